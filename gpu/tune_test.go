@@ -14,7 +14,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // TestMain replaces this machine's tuning file by an empty one.
@@ -37,9 +37,9 @@ func compiling(ctx context.Context, names *[]string) context.Context {
 	}})
 }
 
-func entries(t *testing.T, path string) []tune.Entry {
+func entries(t *testing.T, path string) []tunefile.Entry {
 	t.Helper()
-	list, err := tune.Read(path)
+	list, err := tunefile.Read(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	if !slices.Equal(floats(t, again, c.O), want) {
 		t.Error("another result in another process")
 	}
-	if now := entries(t, path); !slices.EqualFunc(now, list, func(a, b tune.Entry) bool { return a.When.Equal(b.When) }) {
+	if now := entries(t, path); !slices.EqualFunc(now, list, func(a, b tunefile.Entry) bool { return a.When.Equal(b.When) }) {
 		t.Errorf("the file has become %+v", now)
 	}
 }
@@ -163,7 +163,7 @@ func TestTuneAfterALoss(t *testing.T) {
 	}
 	// Another process, an hour later. Within a minute the first one may still measure.
 	list[0].When = list[0].When.Add(-time.Hour)
-	if err := tune.Put(path, list[0]); err != nil {
+	if err := tunefile.Put(path, list[0]); err != nil {
 		t.Fatal(err)
 	}
 	b, _ = faulty(t, opt)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -66,7 +67,7 @@ func (s Shape) typical() Shape {
 }
 
 // unhashed returns the class as the file has it, without Source.
-func (k class) unhashed() Class {
+func (k class) unhashed() tunefile.Class {
 	var features []string
 	for _, f := range []struct {
 		on   bool
@@ -77,12 +78,12 @@ func (k class) unhashed() Class {
 			features = append(features, f.name)
 		}
 	}
-	return Class{DType: k.in.String(), Dim: k.dim, ValueDim: k.valueDim, Features: strings.Join(features, " "), Rows: k.rows}
+	return tunefile.Class{DType: k.in.String(), Dim: k.dim, ValueDim: k.valueDim, Features: strings.Join(features, " "), Rows: k.rows}
 }
 
 // stored returns the class of the shape as the file has it. Source is a hash of the
 // kernel's source and of the candidates' constants.
-func (s Shape) stored() Class {
+func (s Shape) stored() tunefile.Class {
 	s = s.typical()
 	var keys []string
 	for _, v := range s.Candidates() {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // Calls that share a class share its measurement, and no others.
@@ -59,13 +60,12 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// The operands of an exercise have the types of the calls that are tuned.
 // On a GPU each set of options has a class of its own, whose calls have these options. On
 // software drivers all sets share a kernel and a class.
 func TestOptionClasses(t *testing.T) {
 	gpu := soft
 	gpu.Software = false
-	seen := map[Class]Pairs{}
+	seen := map[tunefile.Class]Pairs{}
 	for _, x := range []struct{ pairs, measured Pairs }{
 		{Pairs{}, Pairs{}},
 		{Pairs{Mask: true}, Pairs{Mask: true}},

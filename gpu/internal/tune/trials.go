@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // candidate is one way to compute the calls of a class.
@@ -56,7 +57,7 @@ const (
 // It sets e.Best to the fastest candidate that is not the reference, to the reference
 // when all others failed, and to "" otherwise. It returns the context's error, or that
 // of a lost device. A failure for lack of memory leaves no trial.
-func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duration, keep func(running string)) (err error) {
+func trials(ctx context.Context, list []candidate, e *tunefile.Entry, budget time.Duration, keep func(running string)) (err error) {
 	defer func() {
 		if err != nil {
 			keep("")
@@ -64,7 +65,9 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 	}()
 	began := time.Now()
 	spent := func() bool { return budget > 0 && time.Since(began) > budget }
-	fail := func(c candidate, err error) { e.Trials = append(e.Trials, Trial{Variant: c.name, Failed: err.Error()}) }
+	fail := func(c candidate, err error) {
+		e.Trials = append(e.Trials, tunefile.Trial{Variant: c.name, Failed: err.Error()})
+	}
 	var right []candidate
 	tried, variants := 0, 0 // variants are right and not the reference
 	for _, c := range list {
@@ -120,13 +123,13 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 			keep("")
 		}
 	}
-	var best, reference *Trial
+	var best, reference *tunefile.Trial
 	for i, c := range right {
 		if rounds[i] < 0 {
 			continue
 		}
 		slices.Sort(times[i])
-		t := Trial{Variant: c.name, Seconds: times[i][len(times[i])/2]}
+		t := tunefile.Trial{Variant: c.name, Seconds: times[i][len(times[i])/2]}
 		if e.Trials = append(e.Trials, t); c.reference {
 			reference = &t
 		} else if best == nil || t.Seconds < best.Seconds {
@@ -162,18 +165,18 @@ type MeasureOptions struct {
 //
 // It returns the entry also with the error of a file that could not be written. It
 // returns backend.ErrUnsupported when no variant runs.
-func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions) (Entry, error) {
+func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions) (tunefile.Entry, error) {
 	peak, err := r.Peak(ctx)
 	if err != nil {
-		return Entry{}, err
+		return tunefile.Entry{}, err
 	}
 	return t.measure(ctx, r, s, opt, peak)
 }
 
 // measure is Measure with a known peak; 0 stands for that of earlier measurements.
-func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions, peak float64) (Entry, error) {
+func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions, peak float64) (tunefile.Entry, error) {
 	before := t.stored(s)
-	e := Entry{Device: t.device, Class: s.stored(), Peak: cmp.Or(peak, before.Peak)}
+	e := tunefile.Entry{Device: t.device, Class: s.stored(), Peak: cmp.Or(peak, before.Peak)}
 	list, err := selection(ctx, s.Candidates(), &before, &e, opt)
 	if err != nil {
 		return e, err
@@ -190,19 +193,19 @@ func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 		now := e
 		now.Trials = slices.Clone(e.Trials)
 		if running != "" {
-			t := Trial{Variant: running, Failed: notBack}
+			t := tunefile.Trial{Variant: running, Failed: notBack}
 			if old := before.Trial(running); old != nil && old.Failed == notBack {
 				t.Failed = notBackTwice
 			}
 			now.Trials = append(now.Trials, t)
 		}
-		now.keep(before.Trials)
+		now.Keep(before.Trials)
 		unwritten = t.learn(s, now)
 	}
 	if err := trials(ctx, x.candidates(list, opt.Progress), &e, opt.Budget, keep); err != nil {
 		return e, err
 	}
-	e.keep(before.Trials)
+	e.Keep(before.Trials)
 	for _, v := range list {
 		if v.Label() == e.Best {
 			if e.Code, err = s.code(v); err != nil {
@@ -219,7 +222,7 @@ func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 
 // selection returns the variants to try: the best of the last time, then new ones, then
 // the others. Variants that are not tried again keep their earlier trial, in e.
-func selection(ctx context.Context, all []Variant, before, e *Entry, opt MeasureOptions) ([]Variant, error) {
+func selection(ctx context.Context, all []Variant, before, e *tunefile.Entry, opt MeasureOptions) ([]Variant, error) {
 	var list, again []Variant
 	for _, v := range all {
 		known := before.Trial(v.Label())
@@ -239,7 +242,7 @@ func selection(ctx context.Context, all []Variant, before, e *Entry, opt Measure
 			} else if ctx.Err() != nil {
 				return nil, ctx.Err()
 			} else {
-				e.Trials = append(e.Trials, Trial{Variant: v.Label(), Failed: err.Error()})
+				e.Trials = append(e.Trials, tunefile.Trial{Variant: v.Label(), Failed: err.Error()})
 			}
 		case v.Label() == before.Best:
 			list = slices.Insert(list, 0, v)

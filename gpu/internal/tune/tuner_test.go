@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // fake runs calls on the CPU, whatever the variant.
@@ -92,6 +93,7 @@ var (
 	}
 )
 
+// The operands of an exercise have the types of the calls that are tuned.
 func TestExerciseTypes(t *testing.T) {
 	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8} {
 		s := soft
@@ -132,10 +134,10 @@ func TestWrongResults(t *testing.T) {
 	}
 	defer x.release()
 	right, other := s.Candidates()[0], s.Candidates()[1]
-	measured := func() Entry {
+	measured := func() tunefile.Entry {
 		t.Helper()
 		x.plain, x.first = nil, nil
-		var e Entry
+		var e tunefile.Entry
 		if err := trials(t.Context(), x.candidates([]Variant{right, other}, nil), &e, 0, func(string) {}); err != nil {
 			t.Fatal(err)
 		}
@@ -152,7 +154,7 @@ func TestWrongResults(t *testing.T) {
 		}
 	}
 	isLSE := func(data []float32) bool { return len(data)%24 != 0 }
-	var e Entry
+	var e tunefile.Entry
 	for _, wrong := range []struct {
 		name  string
 		spoil func(data []float32)
@@ -176,7 +178,7 @@ func TestWrongResults(t *testing.T) {
 			t.Errorf("%s: %+v", wrong.name, e)
 		}
 	}
-	tuner := New(Options{Mode: First, Path: temp(t), Info: info})
+	tuner := New(Options{Mode: First, Path: filepath.Join(t.TempDir(), "attn", "tuning.json"), Info: info})
 	e.Device, e.Class, e.When = tuner.device, s.stored(), time.Now()
 	if err := tuner.learn(s, e); err != nil {
 		t.Fatal(err)
@@ -190,7 +192,7 @@ func TestWrongResults(t *testing.T) {
 // use is mentioned in the plan and changes nothing.
 func TestFiles(t *testing.T) {
 	s := soft
-	path := temp(t)
+	path := filepath.Join(t.TempDir(), "attn", "tuning.json")
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -201,44 +203,44 @@ func TestFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := Entry{
+	good := tunefile.Entry{
 		Device: stored().device, Class: s.stored(), When: time.Now().UTC(), Best: last.Label(), Code: code,
-		Trials: []Trial{{Variant: plainName, Seconds: 2e-3}, {Variant: last.Label(), Seconds: 1e-3}},
+		Trials: []tunefile.Trial{{Variant: plainName, Seconds: 2e-3}, {Variant: last.Label(), Seconds: 1e-3}},
 	}
-	change := func(f func(e *Entry)) Entry {
+	change := func(f func(e *tunefile.Entry)) tunefile.Entry {
 		e := good
 		e.Trials = slices.Clone(e.Trials)
 		f(&e)
 		return e
 	}
-	unfinished := change(func(e *Entry) { e.Best, e.Code = "", "" })
+	unfinished := change(func(e *tunefile.Entry) { e.Best, e.Code = "", "" })
 	rule, _ := s.Rule()
 	for _, x := range []struct {
 		name  string
-		entry Entry
+		entry tunefile.Entry
 		file  string // instead
 		taken string
 		why   string
 	}{
 		{name: "ours", entry: good, taken: last.Label(), why: "fastest of 1 variants, 1ms a call of the class against 2ms of the plain kernel"},
-		{name: "the plain kernel", entry: change(func(e *Entry) { e.Best = plainName }), why: "no variant of the register-tiled kernel was right"},
-		{name: "another driver", entry: change(func(e *Entry) { e.Device.Driver = "another" }), taken: rule.Label(), why: "not measured"},
-		{name: "another kernel", entry: change(func(e *Entry) { e.Class.Source = "00" }), taken: rule.Label(), why: "not measured"},
-		{name: "another unroller", entry: change(func(e *Entry) { e.Code = "00" }), taken: rule.Label(), why: "not measured"},
-		{name: "an unknown variant", entry: change(func(e *Entry) { e.Best, e.Trials[1].Variant = "XXL", "XXL" }), taken: rule.Label(), why: "not measured"},
+		{name: "the plain kernel", entry: change(func(e *tunefile.Entry) { e.Best = plainName }), why: "no variant of the register-tiled kernel was right"},
+		{name: "another driver", entry: change(func(e *tunefile.Entry) { e.Device.Driver = "another" }), taken: rule.Label(), why: "not measured"},
+		{name: "another kernel", entry: change(func(e *tunefile.Entry) { e.Class.Source = "00" }), taken: rule.Label(), why: "not measured"},
+		{name: "another unroller", entry: change(func(e *tunefile.Entry) { e.Code = "00" }), taken: rule.Label(), why: "not measured"},
+		{name: "an unknown variant", entry: change(func(e *tunefile.Entry) { e.Best, e.Trials[1].Variant = "XXL", "XXL" }), taken: rule.Label(), why: "not measured"},
 		{name: "another process is measuring", entry: unfinished, taken: rule.Label(), why: "another process"},
-		{name: "another process was measuring", entry: func() Entry { e := unfinished; e.When = e.When.Add(-time.Hour); return e }(), taken: rule.Label(), why: "not measured"},
-		{name: "a process did not survive the rule's", entry: func() Entry {
+		{name: "another process was measuring", entry: func() tunefile.Entry { e := unfinished; e.When = e.When.Add(-time.Hour); return e }(), taken: rule.Label(), why: "not measured"},
+		{name: "a process did not survive the rule's", entry: func() tunefile.Entry {
 			e := unfinished
 			e.When = e.When.Add(-time.Hour)
-			e.Trials = []Trial{{Variant: rule.Label(), Failed: notBack}}
+			e.Trials = []tunefile.Trial{{Variant: rule.Label(), Failed: notBack}}
 			return e
 		}(), taken: list[1].Label(), why: "has failed before"},
-		{name: "all were wrong, with no room for the plain kernel", entry: func() Entry {
+		{name: "all were wrong, with no room for the plain kernel", entry: func() tunefile.Entry {
 			e := unfinished
 			e.Trials = nil
 			for _, v := range list {
-				e.Trials = append(e.Trials, Trial{Variant: v.Label(), Failed: "wrong"})
+				e.Trials = append(e.Trials, tunefile.Trial{Variant: v.Label(), Failed: "wrong"})
 			}
 			return e
 		}(), why: "every variant"},
@@ -252,7 +254,7 @@ func TestFiles(t *testing.T) {
 		if x.file != "" {
 			err = os.WriteFile(path, []byte(x.file), 0o600)
 		} else {
-			err = Put(path, x.entry)
+			err = tunefile.Put(path, x.entry)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -279,9 +281,9 @@ func TestFiles(t *testing.T) {
 // A process measures what earlier ones had no time for. Earlier measurements stay in the
 // choice, also those of variants that only a probe admits.
 func TestProcessesGoOn(t *testing.T) {
-	path := temp(t)
+	path := filepath.Join(t.TempDir(), "attn", "tuning.json")
 	f := newFake(t)
-	process := func() (e Entry, ran bool) {
+	process := func() (e tunefile.Entry, ran bool) {
 		t.Helper()
 		tuner := New(Options{Mode: First, Path: path, Info: info, Budget: 1})
 		f.runs = 0
@@ -293,15 +295,15 @@ func TestProcessesGoOn(t *testing.T) {
 		if tuner.Claim(soft) {
 			t.Error("claimed twice in a process")
 		}
-		entries, err := Read(path)
+		entries, err := tunefile.Read(path)
 		if err != nil || len(entries) != 1 {
 			t.Fatalf("%+v, %v", entries, err)
 		}
 		return entries[0], f.runs > 0
 	}
-	put := func(e Entry) {
+	put := func(e tunefile.Entry) {
 		t.Helper()
-		if err := Put(path, e); err != nil {
+		if err := tunefile.Put(path, e); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -318,7 +320,7 @@ func TestProcessesGoOn(t *testing.T) {
 		for _, v := range soft.Candidates() {
 			if v.risky() {
 				probed = v.Label()
-				e.Trials = append(e.Trials, Trial{Variant: probed, Seconds: 1e-9})
+				e.Trials = append(e.Trials, tunefile.Trial{Variant: probed, Seconds: 1e-9})
 				e.Best = probed
 				var err error
 				if e.Code, err = soft.code(v); err != nil {
@@ -333,7 +335,7 @@ func TestProcessesGoOn(t *testing.T) {
 	}
 	// When a variant is new, the process that measures it tries the probed one too.
 	e, _ := process()
-	e.Trials = slices.DeleteFunc(e.Trials, func(x Trial) bool { return strings.HasPrefix(x.Variant, "M") })
+	e.Trials = slices.DeleteFunc(e.Trials, func(x tunefile.Trial) bool { return strings.HasPrefix(x.Variant, "M") })
 	put(e)
 	if e, _ := process(); e.Trial(probed) == nil || e.Trial(probed).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
 		t.Errorf("%+v", e)
@@ -343,18 +345,18 @@ func TestProcessesGoOn(t *testing.T) {
 // A process that is killed while it measures makes only the variant suspect that ran. The
 // next process tries that one once more.
 func TestKilledWhileMeasuring(t *testing.T) {
-	path := temp(t)
+	path := filepath.Join(t.TempDir(), "attn", "tuning.json")
 	suspect := soft.Candidates()[1].Label()
 	f := newFake(t)
 	// process measures, and goes on from the file as it was at the first run of the suspect.
-	process := func() (survived, killed Entry, tried bool) {
+	process := func() (survived, killed tunefile.Entry, tried bool) {
 		t.Helper()
 		f.before = func(v Variant) {
 			if v.Label() != suspect || tried {
 				return
 			}
 			tried = true
-			entries, err := Read(path)
+			entries, err := tunefile.Read(path)
 			if err != nil || len(entries) != 1 {
 				t.Fatalf("%+v, %v", entries, err)
 			}
@@ -367,7 +369,7 @@ func TestKilledWhileMeasuring(t *testing.T) {
 		if err := tuner.FirstUse(t.Context(), f, soft); err != nil {
 			t.Fatal(err)
 		}
-		entries, err := Read(path)
+		entries, err := tunefile.Read(path)
 		if err != nil || len(entries) != 1 {
 			t.Fatalf("%+v, %v", entries, err)
 		}
@@ -375,26 +377,26 @@ func TestKilledWhileMeasuring(t *testing.T) {
 	}
 	for n, want := range []string{notBack, notBackTwice} {
 		survived, killed, _ := process()
-		if failed := killed.failed(); len(failed) != 1 || failed[0] != suspect || killed.Trial(suspect).Failed != want || killed.Best != "" {
+		if failed := killed.Failed(); len(failed) != 1 || failed[0] != suspect || killed.Trial(suspect).Failed != want || killed.Best != "" {
 			t.Fatalf("killed %d times: %+v", n+1, killed.Trials)
 		}
 		if survived.Best == "" || survived.Trial(suspect).Seconds == 0 {
 			t.Errorf("not killed after all: %+v", survived)
 		}
 		killed.When = killed.When.Add(-time.Hour) // no other process that still measures
-		if err := Put(path, killed); err != nil {
+		if err := tunefile.Put(path, killed); err != nil {
 			t.Fatal(err)
 		}
 	}
 	e, _, tried := process()
-	if tried || e.Best == "" || e.Trial(suspect).Failed != notBackTwice || len(e.failed()) != 1 {
+	if tried || e.Best == "" || e.Trial(suspect).Failed != notBackTwice || len(e.Failed()) != 1 {
 		t.Errorf("tried for the third time: %t, %+v", tried, e)
 	}
 }
 
 // Probes decide on risky variants and on those that failed before.
 func TestMeasureProbes(t *testing.T) {
-	tuner := New(Options{Mode: First, Path: temp(t), Info: info})
+	tuner := New(Options{Mode: First, Path: filepath.Join(t.TempDir(), "attn", "tuning.json"), Info: info})
 	var asked []string
 	opt := MeasureOptions{Probe: func(_ context.Context, variant string) error {
 		asked = append(asked, variant)

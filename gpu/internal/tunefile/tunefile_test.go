@@ -1,4 +1,4 @@
-package tune
+package tunefile
 
 import (
 	"bytes"
@@ -47,7 +47,7 @@ func TestPutAndRead(t *testing.T) {
 	if err != nil || !cmp.Equal(got, want) {
 		t.Errorf("%v\n%s", err, cmp.Diff(want, got))
 	}
-	if e := find(got, want[1].Device, want[1].Class); e == nil || e.Best != "M" || e.Trial("L").Seconds != 2e-3 || e.Trial("S") != nil {
+	if e := Find(got, want[1].Device, want[1].Class); e == nil || e.Best != "M" || e.Trial("L").Seconds != 2e-3 || e.Trial("S") != nil {
 		t.Errorf("found %+v", e)
 	}
 	for _, change := range []func(e *Entry){
@@ -64,7 +64,7 @@ func TestPutAndRead(t *testing.T) {
 	} {
 		other := entry(1)
 		change(&other)
-		if e := find(got, other.Device, other.Class); e != nil {
+		if e := Find(got, other.Device, other.Class); e != nil {
 			t.Errorf("%+v of %+v is taken for %+v", e.Class, e.Device, other)
 		}
 	}
@@ -84,13 +84,13 @@ func TestPutAndRead(t *testing.T) {
 func TestOddNames(t *testing.T) {
 	path := temp(t)
 	e := entry(1)
-	e.Device = newDevice(backend.Info{Device: "GPU", Driver: "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000), Provider: "provider"})
+	e.Device = NewDevice(backend.Info{Device: "GPU", Driver: "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000), Provider: "provider"})
 	e.Trials[2].Failed = "shader:\n\t1 | fn main()"
 	if err := Put(path, e); err != nil {
 		t.Fatal(err)
 	}
 	got, err := Read(path)
-	if err != nil || len(got) != 1 || find(got, e.Device, e.Class) == nil {
+	if err != nil || len(got) != 1 || Find(got, e.Device, e.Class) == nil {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, spoil := range []func(e *Entry){
@@ -280,7 +280,7 @@ func FuzzParse(f *testing.F) {
 				t.Fatal(err)
 			}
 			got, err := Read(path)
-			if err != nil || len(got) != 1 || !got[0].When.Equal(e.When) || find(got, e.Device, e.Class) == nil {
+			if err != nil || len(got) != 1 || !got[0].When.Equal(e.When) || Find(got, e.Device, e.Class) == nil {
 				t.Fatalf("%+v came back as %+v, %v", e, got, err)
 			}
 		}

@@ -1,4 +1,10 @@
-package tune
+// Package tunefile keeps the choices of package tune in a file, for later processes.
+//
+// The file is a cache in JSON that starts with its format. A file that is damaged, of another
+// program or of a newer version counts as none, and an error names the reason; only a damaged
+// one is replaced or removed. Its contents change how fast calls are, never their results:
+// readers look up names in it and run nothing of it.
+package tunefile
 
 import (
 	"context"
@@ -19,11 +25,6 @@ import (
 	"github.com/seed90331342/attn/backend/atomicfile"
 )
 
-// The tuning file is a cache in JSON that starts with its format. A file that is damaged, of
-// another program or of a newer version counts as none, and an error names the reason; only
-// a damaged one is replaced or removed. Its contents change how fast calls are, never their
-// results: readers look up names in it and run nothing of it.
-
 // Errors of Read, Put and Clear in addition to those of the file system.
 var (
 	// ErrForeign reports something else than a tuning file, which is not changed.
@@ -42,7 +43,8 @@ type Device struct {
 	Limits   string `json:"limits"` // with which the device was opened: names and values
 }
 
-func newDevice(info backend.Info) Device {
+// NewDevice returns the device that info describes.
+func NewDevice(info backend.Info) Device {
 	limits := make([]string, len(info.Limits))
 	for i, l := range info.Limits {
 		limits[i] = fmt.Sprintf("%s %d", l.Name, l.Value)
@@ -94,8 +96,8 @@ func (e *Entry) Trial(variant string) *Trial {
 	return &e.Trials[i]
 }
 
-// keep adds those of the earlier trials whose variants have none.
-func (e *Entry) keep(earlier []Trial) {
+// Keep adds those of the earlier trials whose variants have none.
+func (e *Entry) Keep(earlier []Trial) {
 	for _, t := range earlier {
 		if e.Trial(t.Variant) == nil {
 			e.Trials = append(e.Trials, t)
@@ -103,8 +105,8 @@ func (e *Entry) keep(earlier []Trial) {
 	}
 }
 
-// failed returns the variants whose trials failed.
-func (e *Entry) failed() (names []string) {
+// Failed returns the variants whose trials failed.
+func (e *Entry) Failed() (names []string) {
 	for _, t := range e.Trials {
 		if t.Failed != "" {
 			names = append(names, t.Variant)
@@ -234,8 +236,8 @@ func clean(s string) string {
 	return s
 }
 
-// find returns the entry of a class on a device, or nil.
-func find(entries []Entry, d Device, c Class) *Entry {
+// Find returns the entry of a class on a device, or nil.
+func Find(entries []Entry, d Device, c Class) *Entry {
 	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Device == d && e.Class == c })
 	if i < 0 {
 		return nil
@@ -243,9 +245,9 @@ func find(entries []Entry, d Device, c Class) *Entry {
 	return &entries[i]
 }
 
-// with returns entries with e in place of the entry for the same class and device.
-func with(entries []Entry, e Entry) []Entry {
-	if old := find(entries, e.Device, e.Class); old != nil {
+// With returns entries with e in place of the entry for the same class and device.
+func With(entries []Entry, e Entry) []Entry {
+	if old := Find(entries, e.Device, e.Class); old != nil {
 		*old = e
 		return entries
 	}
@@ -268,7 +270,7 @@ func Put(path string, e Entry) error {
 	if err != nil && !errors.Is(err, ErrDamaged) {
 		return err
 	}
-	entries = with(entries, e)
+	entries = With(entries, e)
 	slices.SortStableFunc(entries, func(a, b Entry) int { return b.When.Compare(a.When) })
 	f := file{Format: format, Version: version, Entries: []json.RawMessage{}}
 	kept := 0
