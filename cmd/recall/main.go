@@ -22,7 +22,7 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 
-	"github.com/seed90331342/attn/backend/atomicfile"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -140,7 +140,7 @@ func drawLosses(ctx context.Context, path string, losses []float64) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(ctx, path, func(w io.Writer) error {
+	return output.Write(ctx, path, func(w io.Writer) error {
 		_, err := picture.WriteTo(w)
 		return err
 	})

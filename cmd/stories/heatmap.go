@@ -7,8 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/cmd/internal/picture"
 )
 
@@ -35,7 +35,7 @@ func (w *writer) draw(ctx context.Context, folder string) (err error) {
 		for head := range heads {
 			h.Names = append(h.Names, fmt.Sprintf("head %d", head+1))
 		}
-		err = atomicfile.Write(ctx, filepath.Join(folder, fmt.Sprintf("layer-%d.html", i+1)), func(to io.Writer) error {
+		err = output.Write(ctx, filepath.Join(folder, fmt.Sprintf("layer-%d.html", i+1)), func(to io.Writer) error {
 			return h.WritePage(to, [][2]string{{"model", "stories260K"}, {"device", w.dev.Info().Device}})
 		})
 	}

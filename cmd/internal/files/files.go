@@ -14,8 +14,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/cmd/internal/output"
 )
 
 // MaxText bounds reports, problems, walkthroughs and labels, and all that comes from a
@@ -33,7 +33,7 @@ func Read(ctx context.Context, path string, most int64) ([]byte, error) {
 	done := make(chan result, 1)
 	go func() {
 		text, err := read(path, most)
-		done <- result{text, atomicfile.Reason(err)}
+		done <- result{text, output.Reason(err)}
 	}()
 	select {
 	case r := <-done:
@@ -133,12 +133,12 @@ func Open(path string) (*os.File, int64, error) {
 	info, err := os.Stat(path) // opening a pipe would wait for a writer
 	switch {
 	case err != nil:
-		return nil, 0, atomicfile.Reason(err)
+		return nil, 0, output.Reason(err)
 	case info.Mode()&fs.ModeNamedPipe != 0:
 		return nil, 0, errors.New("not a regular file but a pipe, whose size is unknown: write it into a file first")
 	case !info.Mode().IsRegular():
 		return nil, 0, errors.New("not a regular file")
 	}
 	f, err := os.Open(path)
-	return f, info.Size(), atomicfile.Reason(err)
+	return f, info.Size(), output.Reason(err)
 }

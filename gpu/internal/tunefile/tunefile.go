@@ -7,11 +7,9 @@
 package tunefile
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -22,7 +20,6 @@ import (
 	"unicode"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
 )
 
 // Errors of Read, Put and Clear in addition to those of the file system.
@@ -291,10 +288,38 @@ func Put(path string, e Entry) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil { // the mode of cache folders
 		return err
 	}
-	return atomicfile.Write(context.Background(), path, func(w io.Writer) error {
-		_, err := w.Write(append(data, '\n'))
+	return replace(path, append(data, '\n'))
+}
+
+// replace gives the file its new content, all or nothing. A new file belongs to the user alone.
+func replace(path string, data []byte) error {
+	path = target(path)
+	f, err := os.CreateTemp(filepath.Dir(path), ".attn-")
+	if err != nil {
 		return err
-	})
+	}
+	if info, old := os.Stat(path); old == nil {
+		err = f.Chmod(info.Mode().Perm())
+	}
+	if err == nil {
+		_, err = f.Write(data)
+	}
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+// target follows the symbolic links of a path that exists.
+func target(path string) string {
+	if to, err := filepath.EvalSymlinks(path); err == nil {
+		return to
+	}
+	return path
 }
 
 // Clear removes the file and returns the number of its entries. It returns ErrForeign or
@@ -304,7 +329,7 @@ func Clear(path string) (n int, err error) {
 	if err != nil && !errors.Is(err, ErrDamaged) {
 		return 0, err
 	}
-	if err = atomicfile.Remove(path); errors.Is(err, os.ErrNotExist) {
+	if err = os.Remove(target(path)); errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
 	return len(entries), err

@@ -177,6 +177,36 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 	}
 }
 
+// A link stays: Put replaces the file behind it, with its permissions, and Clear removes that file.
+func TestLink(t *testing.T) {
+	path := temp(t)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := Put(path, entry(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chmod(path, 0o640), os.Symlink(path, link)); err != nil {
+		t.Skip(err)
+	}
+	if err := Put(link, entry(2)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Read(path); err != nil || len(got) != 2 {
+		t.Errorf("behind the link: %v, %v", got, err)
+	}
+	if info, err := os.Stat(path); err != nil || runtime.GOOS != "windows" && info.Mode().Perm() != 0o640 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if n, err := Clear(link); n != 2 || err != nil {
+		t.Errorf("%d entries removed, %v", n, err)
+	}
+	if _, err := os.Lstat(link); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is still there: %v", err)
+	}
+}
+
 func TestPlacesThatTakeNoFile(t *testing.T) {
 	folder := t.TempDir()
 	if _, err := Read(folder); !errors.Is(err, ErrForeign) {

@@ -16,7 +16,7 @@ import (
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem/local" // the default
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
@@ -123,7 +123,7 @@ func open(ctx context.Context, uri string) (f file, size int64, err error) {
 
 // reason returns err without the name of the file, and with advice for a missing one.
 func reason(uri string, err error) error {
-	if err = atomicfile.Reason(err); errors.Is(err, fs.ErrNotExist) {
+	if err = output.Reason(err); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the file is missing, write it or correct the URI: %w", err)
 	}
 	return err

@@ -17,8 +17,8 @@ import (
 	"github.com/x448/float16"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
@@ -32,9 +32,9 @@ import (
 func Write(ctx context.Context, uri string, content func(io.Writer) error) error {
 	if !strings.Contains(uri, "://") {
 		if err := os.MkdirAll(filepath.Dir(uri), 0o755); err != nil {
-			return fmt.Errorf("%s: %w", uri, atomicfile.Reason(err))
+			return fmt.Errorf("%s: %w", uri, output.Reason(err))
 		}
-		return atomicfile.Write(ctx, uri, content)
+		return output.Write(ctx, uri, content)
 	}
 	system, err := filesystem.New(ctx, uri)
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/backend/mapfile"
 	"github.com/seed90331342/attn/cmd/internal/files"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
 	"github.com/seed90331342/attn/kernels/safetensors"
@@ -107,7 +107,7 @@ func open(flag, path string, ints bool) (*File, error) {
 		f.Header, err = npy.ReadHeader(file, size, ints)
 	}
 	if err != nil {
-		return nil, f.Errorf("%w", atomicfile.Reason(err))
+		return nil, f.Errorf("%w", output.Reason(err))
 	}
 	return f, nil
 }
@@ -267,7 +267,7 @@ func read[T any](ctx context.Context, f *File, decode func(dst []T, raw []byte))
 	case errors.Is(err, backend.ErrMemory):
 		err = f.Errorf("%w", err)
 	default:
-		err = f.Errorf("it was cut short while it was read: %w", atomicfile.Reason(err))
+		err = f.Errorf("it was cut short while it was read: %w", output.Reason(err))
 	}
 	return data, err
 }

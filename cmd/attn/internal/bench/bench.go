@@ -16,12 +16,12 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -99,10 +99,10 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	}
 	status := cli.NewStatus(out.Err)
 	cfg.Progress = func(p bench.Progress) { status.Show(describe(p)) }
-	if c.JSON != "" && !c.Plan && !atomicfile.IsStream(c.JSON) {
+	if c.JSON != "" && !c.Plan && !output.IsStream(c.JSON) {
 		// The report survives a crash. The last write returns the error of a file
 		// that cannot be written.
-		cfg.Measured = func(r *report.Report) { _ = atomicfile.Write(ctx, c.JSON, r.WriteJSON) }
+		cfg.Measured = func(r *report.Report) { _ = output.Write(ctx, c.JSON, r.WriteJSON) }
 	}
 	r, err := c.measure(ctx, cfg)
 	status.Clear()
@@ -130,7 +130,7 @@ func (c *Command) checkOutputs() error {
 	if info, err := os.Stat(c.Plot); c.Plot != "" && err == nil && !info.IsDir() {
 		return fmt.Errorf("--plot %s: it is a file, it must be a folder", c.Plot)
 	}
-	var set atomicfile.Set
+	var set output.Set
 	defer set.Discard()
 	for _, f := range []struct{ flag, path string }{{"json", c.JSON}, {"csv", c.CSV}, {"gobench", c.GoBench}, {"html", c.HTML}} {
 		if err := set.Add("--"+f.flag, f.path); err != nil {
@@ -149,11 +149,11 @@ func (c *Command) write(ctx context.Context, r *report.Report) error {
 		write func(io.Writer) error
 	}{{c.JSON, r.WriteJSON}, {c.CSV, r.WriteCSV}, {c.GoBench, r.WriteGoBench}, {c.HTML, r.WritePage}} {
 		if f.path != "" {
-			errs = append(errs, atomicfile.Write(ctx, f.path, f.write))
+			errs = append(errs, output.Write(ctx, f.path, f.write))
 		}
 	}
 	if c.Plot != "" {
-		var pictures atomicfile.Set
+		var pictures output.Set
 		defer pictures.Discard()
 		errs = append(errs, os.MkdirAll(c.Plot, 0o755), r.WritePictures(func(name string, contents func(io.Writer) error) error {
 			return errors.Join(pictures.Add(name, filepath.Join(c.Plot, name)), pictures.Write(ctx, name, contents))

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/cmd/internal/output"
 )
 
 // steady returns the report at path with times of calls that vary by 1%, as on a quiet
@@ -30,7 +30,7 @@ func steady(t *testing.T, path string, factor float64) string {
 		r.Cases[i].Derive(backend.CPU)
 	}
 	to := filepath.Join(t.TempDir(), "steady.json")
-	if err := atomicfile.Write(t.Context(), to, r.WriteJSON); err != nil {
+	if err := output.Write(t.Context(), to, r.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	return to
@@ -64,7 +64,7 @@ func TestCompare(t *testing.T) {
 	wrong.Cases[0].Status, wrong.Cases[0].Note, wrong.Cases[0].Rounds = report.Wrong, "WRONG: o[0,0,0,0]", nil
 	wrong.Cases[0].Derive(backend.CPU)
 	broken := filepath.Join(t.TempDir(), "broken.json")
-	if err := atomicfile.Write(t.Context(), broken, wrong.WriteJSON); err != nil {
+	if err := output.Write(t.Context(), broken, wrong.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	code, out, stderr := attn(t, "compare", path, broken)
@@ -121,7 +121,7 @@ func TestBenchResumes(t *testing.T) {
 	stopped.Cases = append([]report.Measurement(nil), first.Cases...)
 	stopped.Cases[1].Status, stopped.Cases[1].Rounds = report.NotRun, nil
 	stopped.Cases[1].Derive(backend.CPU)
-	if err := atomicfile.Write(t.Context(), path, stopped.WriteJSON); err != nil {
+	if err := output.Write(t.Context(), path, stopped.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	code, out, stderr := benchmark(t.Context(), "--resume", path)
@@ -136,7 +136,7 @@ func TestBenchResumes(t *testing.T) {
 	helpless := second
 	helpless.Environment.Args = []string{"bench", "--help"}
 	help := filepath.Join(t.TempDir(), "help.json")
-	if err := atomicfile.Write(t.Context(), help, helpless.WriteJSON); err != nil {
+	if err := output.Write(t.Context(), help, helpless.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {

@@ -72,7 +72,7 @@ func (l *Logits) Decode(ctx *kong.DecodeContext) error {
 	case path:
 		f, err := array.Open("", s, false)
 		if err == nil {
-			*l, err = f.ToFloat32(context.Background(), func(string, ...any) {}) // a few numbers
+			*l, err = f.Float32s(context.Background(), func(string, ...any) {}) // a few numbers
 		}
 		return err
 	case s == "auto" && ctx.Value.Name == "alibi":

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/cmd/internal/picture"
 )
 
@@ -33,18 +33,18 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Round != nil && c.Grads {
 		return flags.Usagef("--gradients are those of the exact weights: leave --round out")
 	}
-	output := []flags.File{{Flag: "--png", Path: c.PNG}}
-	if err := picture.CheckNames(output); err != nil {
+	outputs := []flags.File{{Flag: "--png", Path: c.PNG}}
+	if err := picture.CheckNames(outputs); err != nil {
 		return err
 	}
-	if err := c.Overwrite.Check([]flags.File{{Flag: "FILE", Path: c.File}}, output); err != nil {
+	if err := c.Overwrite.Check([]flags.File{{Flag: "FILE", Path: c.File}}, outputs); err != nil {
 		return err
 	}
 	wt, err := readWalkthrough(ctx, c.File)
 	if err != nil {
 		return err
 	}
-	var set atomicfile.Set
+	var set output.Set
 	defer set.Discard()
 	if err := set.Add("--png", c.PNG); err != nil {
 		return err

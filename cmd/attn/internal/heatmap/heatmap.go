@@ -10,12 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/files"
 	"github.com/seed90331342/attn/cmd/internal/flags"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/cmd/internal/picture"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -84,7 +84,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := c.Overwrite.Check(append(in.Files(), labels...), outputs); err != nil {
 		return err
 	}
-	var set atomicfile.Set
+	var set output.Set
 	defer set.Discard()
 	for _, f := range outputs {
 		if err := set.Add(f.Flag, f.Path); err != nil {

@@ -6,10 +6,10 @@ import (
 	"io"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 	"github.com/seed90331342/attn/kernels/npy"
@@ -21,7 +21,7 @@ type computation struct {
 	*call.Operands
 	in      *call.Inputs
 	dev     *kernels.Device
-	files   *atomicfile.Set
+	files   *output.Set
 	streams *cli.Streams
 
 	call   *kernels.Call

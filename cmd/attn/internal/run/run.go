@@ -10,12 +10,12 @@ import (
 	"text/tabwriter"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -64,7 +64,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.PrintProblem {
 		return out.PrintJSON(c.Problem)
 	}
-	var set atomicfile.Set
+	var set output.Set
 	defer set.Discard()
 	if !c.Plan {
 		outputs := []flags.File{

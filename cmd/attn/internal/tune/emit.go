@@ -13,9 +13,9 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
+	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/gpu"
 )
 
@@ -125,12 +125,12 @@ func (e *emitted) name() string {
 	return strings.Join(append(parts, length), "-")
 }
 
-// emit writes the kernels of the shapes into the folder, all or none of them.
+// emit writes the kernels of the shapes into the folder, once all of them were rendered.
 func (c *Command) emit(ctx context.Context, out *cli.Streams, shapes []shape) error {
 	if err := os.MkdirAll(c.Emit, 0o755); err != nil {
 		return fmt.Errorf("--emit: %w", err)
 	}
-	var files atomicfile.Set
+	var files output.Set
 	defer files.Discard()
 	write := func(name string, content func(io.Writer) error) error {
 		if err := files.Add(name, filepath.Join(c.Emit, name)); err != nil {

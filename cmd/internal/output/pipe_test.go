@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package atomicfile
+package output
 
 import (
 	"context"
@@ -74,28 +74,5 @@ func TestOwner(t *testing.T) {
 	}
 	if s := info.Sys().(*syscall.Stat_t); s.Uid != 12 || s.Gid != 34 || info.Mode().Perm() != 0o640 {
 		t.Errorf("the file belongs to %d, %d with mode %v", s.Uid, s.Gid, info.Mode())
-	}
-}
-
-// TestStrangersJournal: the hidden files of another user, who may create some in a shared
-// folder, are not followed.
-func TestStrangersJournal(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root has files of two users")
-	}
-	_, target := oldFile(t)
-	prefix := filepath.Join(filepath.Dir(target), ".attn-0123456789abcdef")
-	j := journal{[]entry{{Prefix: prefix, Base: "none", Existed: true}}}
-	for path, text := range map[string]string{prefix: header, prefix + journalSuffix: j.String(), prefix + oldInfix + "none": "theirs"} {
-		if err := errors.Join(os.WriteFile(path, []byte(text), 0o666), os.Chown(path, 12, 34)); err != nil {
-			t.Skip(err)
-		}
-	}
-	if err := os.Chown(prefix, 0, 0); err != nil {
-		t.Fatal(err)
-	}
-	recoverFolder(realDisk{}, filepath.Dir(target))
-	if !missing(filepath.Join(filepath.Dir(target), "none")) {
-		t.Error("the journal of another user was followed")
 	}
 }
