@@ -52,7 +52,6 @@ func Ceilings(ctx context.Context, contenders []Contender, missing ...string) (*
 	}
 	for range ceilingRounds {
 		for i, c := range contenders {
-			c.use()
 			if err := measureCeiling(ctx, &r.Ceilings[i], c.Device.Backend(), tensors[2*i], tensors[2*i+1]); err != nil {
 				return nil, fmt.Errorf("ceilings of %s: %w", c.Name, err)
 			}

@@ -15,17 +15,18 @@ import (
 func TestCeilings(t *testing.T) {
 	var turns []string
 	named := func(name string, be backend.Backend) Contender {
-		return Contender{Name: name, Device: kernels.NewDevice(be), Use: func() { turns = append(turns, name) }}
+		return Contender{Name: name, Device: kernels.NewDevice(be)}
 	}
-	all := &roofed{metered: metered{fake: fake{name: "cpu", threads: 2}, peak: 4e9}, read: 2e9}
-	queued := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0"}, peak: 5e9}, read: 1e9}, launch: 20 * time.Microsecond}
+	turn := func(name string) func() { return func() { turns = append(turns, name) } }
+	all := &roofed{metered: metered{fake: fake{name: "cpu", threads: 2}, peak: 4e9, metered: turn("all")}, read: 2e9}
+	queued := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0"}, peak: 5e9, metered: turn("gpu:0")}, read: 1e9}, launch: 20 * time.Microsecond}
 	r, err := Ceilings(t.Context(), []Contender{
-		named("all", all), named("peak", &metered{fake: fake{name: "cpu", threads: 2}, peak: 3e9}), named("none", &fake{name: "cpu", threads: 2}),
+		named("all", all), named("peak", &metered{fake: fake{name: "cpu", threads: 2}, peak: 3e9, metered: turn("peak")}), named("none", &fake{name: "cpu", threads: 2}),
 		named("gpu:0", queued)}, "npu · none")
 	if err != nil || r.Err() != nil {
 		t.Fatal(err, r.Err())
 	}
-	if len(r.Ceilings) != 4 || strings.Join(turns[:8], " ") != "all peak none gpu:0 all peak none gpu:0" {
+	if len(r.Ceilings) != 4 || strings.Join(turns[:6], " ") != "all peak gpu:0 all peak gpu:0" {
 		t.Fatalf("%+v after %v", r.Ceilings, turns)
 	}
 	c := r.Ceilings[0]

@@ -16,15 +16,6 @@ type Contender struct {
 	Name string
 	// Device computes.
 	Device *kernels.Device
-	// Use, unless nil, is called before anything runs on Device. It sets what is global to
-	// the program and differs between contenders, such as the BLAS of gonum.
-	Use func()
-}
-
-func (c *Contender) use() {
-	if c.Use != nil {
-		c.Use()
-	}
 }
 
 const (
@@ -62,7 +53,6 @@ type entrant struct {
 // turn makes the i-th entrant the one that runs.
 func (r *runner) turn(i int) *bencher {
 	e := &r.entrants[i]
-	e.use()
 	r.costs = &e.costs
 	return e.b
 }

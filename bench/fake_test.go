@@ -218,9 +218,16 @@ func (f *fake) Close() error { return nil }
 type metered struct {
 	fake
 	peak float64 // operations a second
+	// metered, unless nil, is called when the rate is measured: once a turn.
+	metered func()
 }
 
-func (m *metered) PeakFLOPS(context.Context) (float64, error) { return m.peak, nil }
+func (m *metered) PeakFLOPS(context.Context) (float64, error) {
+	if m.metered != nil {
+		m.metered()
+	}
+	return m.peak, nil
+}
 
 // roofed is a fake with a peak rate and a read rate.
 type roofed struct {

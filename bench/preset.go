@@ -51,6 +51,20 @@ func Presets() []Preset {
 			model("Falcon 7B", 71, 1, 64, true),
 			model("Gemma 7B", 16, 16, 256, true),
 		}},
+		{Name: "gpu", About: "the rows of docs/gpu.md", Budget: 20 * time.Minute, Backends: []string{"gpu"}, Series: []Series{
+			{Name: "f32, D=64", Seqs: []int{8 * k}, Heads: 16},
+			{Name: "f32, D=128", Seqs: []int{8 * k}, Heads: 16, Dim: 128},
+			{Name: "f32, D=64, causal", Seqs: []int{8 * k}, Heads: 16, Causal: true},
+			{Name: "f32, D=128, causal", Seqs: []int{8 * k}, Heads: 16, Dim: 128, Causal: true},
+			{Name: "f32, D=80", Seqs: []int{8 * k}, Heads: 16, Dim: 80},
+			{Name: "f32, D=96", Seqs: []int{8 * k}, Heads: 16, Dim: 96},
+			{Name: "f32, D=256", Seqs: []int{8 * k}, Heads: 16, Dim: 256},
+			{Name: "bf16, D=64", Seqs: []int{8 * k}, Heads: 16, DType: backend.BF16},
+			{Name: "bf16, D=128", Seqs: []int{8 * k}, Heads: 16, Dim: 128, DType: backend.BF16},
+			{Name: "decode bf16, H=32, 8 kv heads, D=128", Seqs: []int{64 * k}, SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: backend.BF16},
+			{Name: "one head, D=64", Seqs: []int{1 * M}, Heads: 1},
+			{Name: "16,384 queries, D=64", Seqs: []int{256 * k}, SeqQ: 16 * k, Heads: 1},
+		}},
 		// A single thread gets a processor to itself at times, however busy the machine is,
 		// and calls of a fifth of a millisecond complete within a time slice. The keys of
 		// the decoding case fit the cache of a core, which other processes do not disturb.

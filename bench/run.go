@@ -125,7 +125,6 @@ func (r *runner) group(contenders []Contender, index int) {
 	r.groupIndex, r.groupBegan = index, time.Now()
 	end := r.groupBegan.Add(share(time.Until(r.runBegan.Add(r.cfg.Budget)), r.groups-index))
 	for _, c := range contenders {
-		c.use()
 		r.report.Environment.Backends = append(r.report.Environment.Backends, c.Device.Info())
 	}
 	for i := range r.cfg.Series {

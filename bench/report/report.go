@@ -4,6 +4,7 @@
 //	err = r.WriteTable(os.Stdout)    // text for people
 //	err = r.WriteJSON(file)          // everything; Read reads it
 //	err = r.WriteCSV(file)           // a line a case
+//	err = r.WriteMarkdown(file)      // a table for a page of documentation
 //	err = r.WriteGoBench(file)       // a line a round, for benchstat
 //	err = r.WritePage(file)          // HTML with pictures and tables that sort
 //	err = r.WritePictures(create)    // PNG and SVG

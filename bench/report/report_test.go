@@ -116,6 +116,25 @@ func TestTable(t *testing.T) {
 	}
 }
 
+func TestMarkdown(t *testing.T) {
+	r := sample()
+	r.Cases[1].Note = "a | bar"
+	var out strings.Builder
+	if err := r.WriteMarkdown(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| case | device | S | time | ± | kernel | GFLOP/s | GB/s | ceiling | % | vs stages | memory | error / bound | status |\n| --- | --- |",
+		"| plain | cpu | 256 | 1.23 ms | 1.2% | - | 54.6 | 0.32 | 100 fma | 54.4 | 2.10x | 2.0 MiB | 6.4e-08 / 7.3e-05 | ok, noisy: ",
+		"| 1.0e-07 / 1.0e-04 | ok, a / bar |\n",
+		"| plain | gpu:0 | 64 | 60.0 µs | - | 15.0 µs | 69.9 | 6.55 | 30.0 launch | 50.0 | - | 390.6 KiB | 1.0e-07 / 1.0e-04 | ok |\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("it lacks %q:\n%s", want, &out)
+		}
+	}
+}
+
 func TestNumbersForPeople(t *testing.T) {
 	for _, tc := range []struct{ got, want string }{
 		{format.Duration(0), "0 ns"}, {format.Duration(1.234e-7), "123 ns"}, {format.Duration(9.996e-7), "1.00 µs"},

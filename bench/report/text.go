@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -180,6 +181,38 @@ func headers(b *strings.Builder, table []column) {
 	}
 	line(b, table, cells, "status")
 	b.WriteString(strings.Repeat("─", width) + "\n")
+}
+
+// WriteMarkdown writes the cases as a table in Markdown, with the columns of the text table.
+func (r *Report) WriteMarkdown(w io.Writer) error {
+	var all []*Measurement
+	for i := range r.Cases {
+		all = append(all, &r.Cases[i])
+	}
+	table := slices.DeleteFunc(textColumns(all), func(c column) bool { return c.unit == bar })
+	var b strings.Builder
+	line := func(cells []string) {
+		for i, c := range cells {
+			cells[i] = strings.ReplaceAll(c, "|", "/") // a bar would end the cell
+		}
+		b.WriteString("| " + strings.Join(cells, " | ") + " |\n")
+	}
+	heads := []string{"case", "device"}
+	for _, c := range table {
+		heads = append(heads, c.head)
+	}
+	line(append(heads, "status"))
+	b.WriteString(strings.Repeat("| --- ", len(heads)+1) + "|\n")
+	for _, m := range all {
+		_, figures := m.figures()
+		cells := []string{cmp.Or(m.Series, m.Shape()), m.who()}
+		for _, c := range table {
+			cells = append(cells, c.unit.show(c.of(m, figures)))
+		}
+		line(append(cells, m.outcome()))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // row writes a case. A row without figures has its first keys columns and its note.

@@ -51,10 +51,9 @@ type Command struct {
 	Softcap float64       `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`
 	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores of all heads."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat the flag or separate names with commas. Default: all." placeholder:"NAME"`
-	Compare bool          `name:"compare" help:"With --backend cpu: compare its instruction sets, its gonum path, and the BLAS of the build, in turns."`
+	Compare bool          `name:"compare" help:"With --backend cpu: compare its instruction sets and its gonum path, in turns."`
 	Ceiling bool          `name:"ceilings" help:"Measure only the peak rates of the backends; those of the CPU for each instruction set on 1, 2, 4, ... --threads threads."`
 	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits), and run none."`
-	Table   string        `name:"gpu-table" placeholder:"FILE" type:"path" help:"Print the rows of docs/gpu.md that the results of bench/gpu.sh contain, and measure nothing."`
 	Threads []int         `name:"threads" help:"Threads of the CPU backend; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
 	Memory  cli.Size      `name:"device-memory" placeholder:"SIZE" help:"Limit of the GPU memory in use: 256M, 2G. Tensors beyond it stay in host memory and are streamed. Default: all of it."`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among backends and series; cases beyond it are predicted. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
@@ -63,6 +62,7 @@ type Command struct {
 	JSON    string        `name:"json" help:"Write the report to this file, after each case." placeholder:"FILE"`
 	CSV     string        `name:"csv" help:"Write the figures to this file, one line a case." placeholder:"FILE"`
 	GoBench string        `name:"gobench" help:"Write the rounds to this file as Go benchmark lines, for benchstat." placeholder:"FILE"`
+	Table   string        `name:"markdown" help:"Write the table to this file as Markdown, one row a case." placeholder:"FILE"`
 	HTML    string        `name:"html" help:"Write the report to this file as a web page with pictures and sortable tables; it needs no network." placeholder:"FILE"`
 	Plot    string        `name:"plot" help:"Draw throughput, time, memory, percent of the ceiling and the roofline into this folder as PNG and SVG." placeholder:"DIR"`
 }
@@ -79,9 +79,6 @@ func Vars() kong.Vars {
 // Run measures, prints the table and writes the files. It checks all flags before
 // it measures.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
-	if c.Table != "" {
-		return gpuTable(ctx, c.Table, out.Out)
-	}
 	var before *report.Report
 	if c.Resume != "" {
 		var err error
@@ -132,7 +129,7 @@ func (c *Command) checkOutputs() error {
 	}
 	var set output.Set
 	defer set.Discard()
-	for _, f := range []struct{ flag, path string }{{"json", c.JSON}, {"csv", c.CSV}, {"gobench", c.GoBench}, {"html", c.HTML}} {
+	for _, f := range []struct{ flag, path string }{{"json", c.JSON}, {"csv", c.CSV}, {"gobench", c.GoBench}, {"markdown", c.Table}, {"html", c.HTML}} {
 		if err := set.Add("--"+f.flag, f.path); err != nil {
 			return err
 		}
@@ -147,7 +144,7 @@ func (c *Command) write(ctx context.Context, r *report.Report) error {
 	for _, f := range []struct {
 		path  string
 		write func(io.Writer) error
-	}{{c.JSON, r.WriteJSON}, {c.CSV, r.WriteCSV}, {c.GoBench, r.WriteGoBench}, {c.HTML, r.WritePage}} {
+	}{{c.JSON, r.WriteJSON}, {c.CSV, r.WriteCSV}, {c.GoBench, r.WriteGoBench}, {c.Table, r.WriteMarkdown}, {c.HTML, r.WritePage}} {
 		if f.path != "" {
 			errs = append(errs, output.Write(ctx, f.path, f.write))
 		}
@@ -169,7 +166,7 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report
 		threads = c.Threads[0]
 	}
 	if c.Compare {
-		list := contenders(threads)
+		list := tiers(threads)
 		defer closeAll(list)
 		return bench.Compare(ctx, list, cfg)
 	}
@@ -229,7 +226,7 @@ func (c *Command) config() (bench.Config, error) {
 		{c.Compare && !slices.Equal(c.Backend, []string{"cpu"}), "--compare needs --backend cpu"},
 		{c.Compare && c.Ceiling || c.Compare && c.Plan || c.Ceiling && c.Plan, "--compare, --ceilings and --plan exclude each other"},
 		{len(c.Threads) > 1 && (c.Compare || c.Ceiling), "--threads is a list, --compare and --ceilings take one number"},
-		{c.Plan && c.CSV+c.GoBench+c.HTML+c.Plot != "", "--plan can only be written as --json"},
+		{c.Plan && c.CSV+c.GoBench+c.Table+c.HTML+c.Plot != "", "--plan can only be written as --json"},
 		{c.Ceiling && c.Plot != "", "--ceilings has no pictures"},
 		{c.Resume != "" && (c.Compare || c.Ceiling || c.Plan), "--resume cannot continue --compare, --ceilings or --plan"},
 		{c.Preset != "" && cases, "--preset replaces the flags --seq to --mask"},

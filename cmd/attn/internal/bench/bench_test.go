@@ -208,7 +208,7 @@ func TestBenchCompares(t *testing.T) {
 		}
 	}
 	var want []string
-	for _, c := range contenders(1) {
+	for _, c := range tiers(1) {
 		want = append(want, c.Name)
 		c.Device.Close()
 	}
