@@ -26,7 +26,7 @@ test-peers:
 	@sh .ci/test-peers
 
 soak:
-	ATTN_SOAK=$(or $(DURATION),10m) go test -v -count=1 -timeout 0 ./bench/soak
+	ATTN_SOAK=$(or $(DURATION),10m) go test -v -count=1 -timeout 0 ./bench/internal/soak
 
 bench:
 	go run ./cmd/attn bench

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compares the working tree with another revision: each benchmark of bench/speed whose name
+# Compares the working tree with another revision: each benchmark of bench/internal/speed whose name
 # matches PATTERN runs at both in TURNS turns (7), and benchstat prints the medians.
 #
 #	sh bench/turns.sh REVISION PATTERN [TURNS]
@@ -13,10 +13,11 @@ cd "$(dirname "$0")/.."
 dir=$(mktemp -d)
 trap 'git worktree remove --force "$dir/tree"; rm -rf "$dir"' EXIT
 git worktree add -q --detach "$dir/tree" "$revision"
-rm -rf "$dir/tree/bench/speed"
-cp -R bench/speed "$dir/tree/bench/"
-(cd "$dir/tree" && go test -c -o "$dir/before" ./bench/speed)
-go test -c -o "$dir/after" ./bench/speed
+rm -rf "$dir/tree/bench/internal/speed"
+mkdir -p "$dir/tree/bench/internal"
+cp -R bench/internal/speed "$dir/tree/bench/internal/"
+(cd "$dir/tree" && go test -c -o "$dir/before" ./bench/internal/speed)
+go test -c -o "$dir/after" ./bench/internal/speed
 
 "$dir/after" -test.run '^$' -test.bench "$pattern" -test.benchtime 1x | sed -n 's/^\(Benchmark[^ ]*\)[ 	].*/\1/p' | sed 's/-[0-9]*$//' >"$dir/names"
 [ -s "$dir/names" ] || { echo "no benchmark matches $pattern" >&2; exit 1; }

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/bench/plain"
+	"github.com/seed90331342/attn/internal/plain"
 )
 
 // Limits of what a report contains. No machine exceeds them, and within them nothing that is

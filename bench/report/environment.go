@@ -13,7 +13,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/machine"
-	"github.com/seed90331342/attn/bench/plain"
+	"github.com/seed90331342/attn/internal/plain"
 )
 
 // Environment is what a report was measured on and with.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed90331342/attn/bench/page/pagetest"
+	"github.com/seed90331342/attn/internal/pagetest"
 )
 
 func writePage(t *testing.T, r *Report, path string) {

@@ -13,7 +13,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/stats"
-	"github.com/seed90331342/attn/bench/plain"
+	"github.com/seed90331342/attn/internal/plain"
 )
 
 // WriteTable writes the report as text for people: what ran on what, a row for each case

@@ -26,9 +26,9 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
 
-	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
 	"github.com/seed90331342/attn/cmd/internal/flags"
+	"github.com/seed90331342/attn/internal/plain"
 
 	// Files of object stores, next to local ones.
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem/gcs"

@@ -24,8 +24,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/internal/flags"
+	"github.com/seed90331342/attn/internal/plain"
 )
 
 // Streams are the outputs of a command: results go to Out, which replaces characters that

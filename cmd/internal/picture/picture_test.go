@@ -13,8 +13,8 @@ import (
 	"gonum.org/v1/plot/palette"
 	"gonum.org/v1/plot/plotter"
 
-	"github.com/seed90331342/attn/bench/page/pagetest"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
+	"github.com/seed90331342/attn/internal/pagetest"
 )
 
 // TestHeatMapSizes draws shapes with different layouts: one token, many tokens, long

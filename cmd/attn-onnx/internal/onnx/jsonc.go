@@ -14,9 +14,9 @@ import (
 	"github.com/tidwall/jsonc"
 
 	"github.com/seed90331342/attn/backend/budget"
-	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/files"
+	"github.com/seed90331342/attn/internal/plain"
 	"github.com/seed90331342/attn/kernels"
 )
 

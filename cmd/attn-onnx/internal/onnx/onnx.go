@@ -12,10 +12,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/files"
+	"github.com/seed90331342/attn/internal/plain"
 	"github.com/seed90331342/attn/kernels"
 )
 

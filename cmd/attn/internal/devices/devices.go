@@ -8,8 +8,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/internal/plain"
 )
 
 // Command is attn devices. A family of backends without a device is part of the

@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed90331342/attn/bench/page/pagetest"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/internal/pagetest"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")

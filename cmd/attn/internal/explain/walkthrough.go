@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/internal/files"
+	"github.com/seed90331342/attn/internal/plain"
 )
 
 // walkthrough is a file of attn explain: an input of [S, M] or [B, S, M], the

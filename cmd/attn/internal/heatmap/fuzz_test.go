@@ -6,7 +6,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/seed90331342/attn/bench/plain"
+	"github.com/seed90331342/attn/internal/plain"
 )
 
 // FuzzLabels reads arbitrary labels: they can be drawn, and lines and JSON agree.

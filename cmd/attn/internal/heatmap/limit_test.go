@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/bench/page/pagetest"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/internal/pagetest"
 )
 
 // TestHeatmapLimits: a picture that is too large is refused before it is computed, and a

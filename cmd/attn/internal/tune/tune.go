@@ -18,10 +18,10 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
-	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/internal/plain"
 )
 
 // Command is attn tune.

@@ -26,7 +26,7 @@ const callers = 50
 // wakes that only sleeps, in milliseconds. "throughput" runs the same calls without
 // deadlines: 25 long ones next to 25 times 40 short ones.
 //
-//	go test -run '^$' -bench Deadline -benchtime 5x ./bench/speed
+//	go test -run '^$' -bench Deadline -benchtime 5x ./bench/internal/speed
 func BenchmarkDeadline(b *testing.B) {
 	b.Run("late", func(b *testing.B) {
 		var late, sleeps []float64

@@ -80,8 +80,8 @@ func inference() []row {
 // problems, a step through a cache, and a cancellation, on one thread and on two. The whole
 // table, and the rows of one thread in the instructions of AVX2:
 //
-//	go test -run '^$' -bench Inference ./bench/speed
-//	ATTN_CPU_TIER=avx2 go test -run '^$' -bench Inference/threads1 ./bench/speed
+//	go test -run '^$' -bench Inference ./bench/internal/speed
+//	ATTN_CPU_TIER=avx2 go test -run '^$' -bench Inference/threads1 ./bench/internal/speed
 func BenchmarkInference(b *testing.B) {
 	for threads := 1; threads <= min(2, runtime.GOMAXPROCS(0)); threads++ {
 		b.Run(fmt.Sprintf("threads%d", threads), func(b *testing.B) {

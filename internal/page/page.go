@@ -19,7 +19,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/seed90331342/attn/bench/plain"
+	"github.com/seed90331342/attn/internal/plain"
 )
 
 var (

@@ -112,7 +112,7 @@ func optionRows(r row, want float64) (rows []row) {
 // BenchmarkOptions measures what each option costs a call of 2,048 rows and keys, on one
 // thread and in turns with the plain call. In the instructions of AVX2:
 //
-//	ATTN_CPU_TIER=avx2 go test -run '^$' -bench Options ./bench/speed
+//	ATTN_CPU_TIER=avx2 go test -run '^$' -bench Options ./bench/internal/speed
 func BenchmarkOptions(b *testing.B) {
 	for _, r := range optionRows(row{sq: 2048, dim: 64}, 60) {
 		b.Run(r.label(), func(b *testing.B) { r.bench(b, 1) })
