@@ -44,6 +44,15 @@ func pictured() *Report {
 	return r
 }
 
+// The tests of cmd/attn open the page of this report in a browser.
+func TestPicturedReport(t *testing.T) {
+	var b bytes.Buffer
+	if err := pictured().WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "pictured.golden.json", b.Bytes())
+}
+
 // The first two colours of lines, as pixels and in SVG files.
 var (
 	colours = []color.NRGBA{{0x0b, 0x5c, 0xad, 255}, {0xc2, 0x41, 0x0c, 255}}

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/plain"
+	"github.com/seed90331342/attn/bench/page"
 )
 
 // Limits of what a report contains. No machine exceeds them, and within them nothing that is
@@ -68,7 +68,7 @@ func bounds(path string, leaf reflect.Value) string {
 		if prose.MatchString(path) {
 			allowed = "\n\t"
 		}
-		if strings.ContainsFunc(leaf.String(), func(c rune) bool { return !plain.Safe(c) && !strings.ContainsRune(allowed, c) }) {
+		if strings.ContainsFunc(leaf.String(), func(c rune) bool { return !page.Safe(c) && !strings.ContainsRune(allowed, c) }) {
 			return "have no control or formatting characters"
 		}
 		return ""

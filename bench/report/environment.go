@@ -13,7 +13,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/machine"
-	"github.com/seed90331342/attn/internal/plain"
+	"github.com/seed90331342/attn/bench/page"
 )
 
 // Environment is what a report was measured on and with.
@@ -138,7 +138,7 @@ func details(b *backend.Info, texts ...string) string {
 	if b.Threads > 0 {
 		texts = append(texts, format.Count(b.Threads, "thread"))
 	}
-	return plain.Line(strings.Join(nonEmpty(texts...), " · "))
+	return page.Line(strings.Join(nonEmpty(texts...), " · "))
 }
 
 // limits writes a device's limits as "name=value name=value".

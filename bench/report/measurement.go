@@ -8,7 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/stats"
-	"github.com/seed90331342/attn/internal/plain"
+	"github.com/seed90331342/attn/bench/page"
 )
 
 // Measurement is one case with its figures. Times are in seconds, rates in 10^9 a second,
@@ -275,13 +275,13 @@ func (m *Measurement) unmeasured() bool {
 // outcome describes the status in words.
 func (m *Measurement) outcome() string {
 	if m.Status != OK {
-		return plain.Line(m.Note)
+		return page.Line(m.Note)
 	}
 	words := []string{"ok"}
 	if m.noisy() {
 		words = append(words, fmt.Sprintf("noisy: other processes used %.0f%% of the CPU time", *m.OthersPercent))
 	}
-	return strings.Join(append(words, nonEmpty(plain.Line(m.Note))...), ", ")
+	return strings.Join(append(words, nonEmpty(page.Line(m.Note))...), ", ")
 }
 
 // who names what ran: the contender of a comparison, else the backend.

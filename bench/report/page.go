@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/bench/internal/format"
-	"github.com/seed90331342/attn/internal/page"
+	"github.com/seed90331342/attn/bench/page"
 )
 
 //go:embed page.html

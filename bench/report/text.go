@@ -13,7 +13,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/stats"
-	"github.com/seed90331342/attn/internal/plain"
+	"github.com/seed90331342/attn/bench/page"
 )
 
 // WriteTable writes the report as text for people: what ran on what, a row for each case
@@ -63,7 +63,7 @@ func (r *Report) head(b *strings.Builder) {
 
 func (r *Report) missing(b *strings.Builder) {
 	for _, m := range r.Environment.Missing {
-		fmt.Fprintf(b, "\n%s\n", plain.Line(m))
+		fmt.Fprintf(b, "\n%s\n", page.Line(m))
 	}
 }
 
@@ -417,7 +417,7 @@ func (m *Measurement) writePlan(b *strings.Builder) {
 		name = m.Series + ", " + name
 	}
 	if p == nil {
-		fmt.Fprintf(b, "  %s   %s\n", name, plain.Line(m.Note))
+		fmt.Fprintf(b, "  %s   %s\n", name, page.Line(m.Note))
 		return
 	}
 	fmt.Fprintf(b, "  %s   %s\n", name, p.Path)

@@ -26,9 +26,9 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
 
+	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
 	"github.com/seed90331342/attn/cmd/internal/flags"
-	"github.com/seed90331342/attn/internal/plain"
 
 	// Files of object stores, next to local ones.
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem/gcs"
@@ -56,7 +56,7 @@ func main() {
 // run runs a command line and returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int) {
 	fail := func(err error, code int) int {
-		fmt.Fprintf(stderr, "attn-beam: %s\n", plain.Line(err.Error()))
+		fmt.Fprintf(stderr, "attn-beam: %s\n", page.Line(err.Error()))
 		return code
 	}
 	args, beams := args, []string(nil)

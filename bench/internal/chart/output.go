@@ -15,7 +15,7 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
 
-	"github.com/seed90331342/attn/internal/page"
+	"github.com/seed90331342/attn/bench/page"
 )
 
 // Sizes in points. At 144 dots an inch a file is 1200 dots wide.

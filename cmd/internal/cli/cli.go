@@ -24,8 +24,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/cmd/internal/flags"
-	"github.com/seed90331342/attn/internal/plain"
 )
 
 // Streams are the outputs of a command: results go to Out, which replaces characters that
@@ -92,7 +92,7 @@ func (p Program) Main() {
 func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int) {
 	// fail prints err as one line. No other function prints errors.
 	fail := func(err error, code int) int {
-		fmt.Fprintf(stderr, "%s: %s\n", p.Name, plain.Line(err.Error()))
+		fmt.Fprintf(stderr, "%s: %s\n", p.Name, page.Line(err.Error()))
 		return code
 	}
 	// A bug must not answer bad input with a page of stack.
@@ -103,7 +103,7 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 	}()
 	args = flags.JoinNegative(args)
 	printed := &output{w: stdout}
-	out := &plain.Writer{W: printed}
+	out := &page.Writer{W: printed}
 	// kong calls Exit after it has printed the help, and then goes on parsing.
 	exited := false
 	parser, err := kong.New(p.Grammar(), append(slices.Clip(p.Options),
@@ -147,7 +147,7 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 
 // Note prints a line that is not an error.
 func (s *Streams) Note(format string, args ...any) {
-	fmt.Fprintf(s.Err, "%s: note: %s\n", s.program, plain.Line(fmt.Sprintf(format, args...)))
+	fmt.Fprintf(s.Err, "%s: note: %s\n", s.program, page.Line(fmt.Sprintf(format, args...)))
 }
 
 // PrintJSON prints v as JSON.
@@ -159,7 +159,7 @@ func (s *Streams) PrintJSON(v any) error {
 	if err := e.Encode(v); err != nil {
 		return err
 	}
-	_, err := s.Out.Write(plain.JSON(text.Bytes()))
+	_, err := s.Out.Write(page.JSON(text.Bytes()))
 	return err
 }
 

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/seed90331342/attn/internal/page"
+	"github.com/seed90331342/attn/bench/page"
 )
 
 var (

@@ -21,9 +21,9 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
 
+	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
-	"github.com/seed90331342/attn/internal/page"
 )
 
 // Sizes of the picture. A cell of 44 points holds "0.98" with some padding. Larger

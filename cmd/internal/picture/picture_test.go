@@ -14,7 +14,7 @@ import (
 	"gonum.org/v1/plot/plotter"
 
 	"github.com/seed90331342/attn/cmd/internal/matrix"
-	"github.com/seed90331342/attn/internal/pagetest"
+	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
 
 // TestHeatMapSizes draws shapes with different layouts: one token, many tokens, long

@@ -17,13 +17,13 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/internal/plain"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -349,7 +349,7 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 				names = append(names, info.Name)
 			}
 			if l.Err != nil {
-				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, plain.Line(l.Err.Error())))
+				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, page.Line(l.Err.Error())))
 			}
 		}
 	}
@@ -367,7 +367,7 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 			case err != nil && len(c.Backend) > 0:
 				return devices, missing, fmt.Errorf("--backend: %w", err)
 			case err != nil: // a listed device that does not open: the others are measured
-				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, plain.Line(err.Error())))
+				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, page.Line(err.Error())))
 			case slices.ContainsFunc(devices, func(d *kernels.Device) bool {
 				return d.Info().Name == be.Info().Name && d.Info().Threads == be.Info().Threads
 			}): // "auto" and its own name, or a name twice

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
-	"github.com/seed90331342/attn/internal/pagetest"
+	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/cmd/internal/files"
-	"github.com/seed90331342/attn/internal/plain"
 )
 
 // walkthrough is a file of attn explain: an input of [S, M] or [B, S, M], the
@@ -135,9 +135,9 @@ func (wt *walkthrough) parse(text []byte) error {
 			wt.seq, wt.model, wt.batch, wt.dim, wt.valueDim, n, maxNumbers)
 	}
 	for i, label := range wt.Labels {
-		wt.Labels[i] = plain.Label(label)
+		wt.Labels[i] = page.Label(label)
 	}
-	wt.Title = plain.Text(wt.Title)
+	wt.Title = page.Text(wt.Title)
 	if wt.Labels != nil && len(wt.Labels) != wt.seq {
 		return fmt.Errorf("labels names %d tokens, x has %d", len(wt.Labels), wt.seq)
 	}

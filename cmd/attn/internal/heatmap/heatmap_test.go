@@ -16,7 +16,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
-	"github.com/seed90331342/attn/internal/pagetest"
+	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
 
 // TestPooled compares cells with a plain loop over their weights.

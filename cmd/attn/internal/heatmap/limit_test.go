@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
-	"github.com/seed90331342/attn/internal/pagetest"
+	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
 
 // TestHeatmapLimits: a picture that is too large is refused before it is computed, and a

@@ -18,10 +18,10 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/internal/plain"
 )
 
 // Command is attn tune.
@@ -333,7 +333,7 @@ func printEntry(out io.Writer, e gpu.TuneEntry) error {
 	fmt.Fprintln(w, "  variant\tms\tGFLOP/s\tof FMA peak\t")
 	for _, t := range e.Trials {
 		if t.Failed != "" {
-			fmt.Fprintf(w, "  %s\t-\t-\t-\t%s\n", t.Variant, plain.Line(t.Failed))
+			fmt.Fprintf(w, "  %s\t-\t-\t-\t%s\n", t.Variant, page.Line(t.Failed))
 			continue
 		}
 		note, percent := "", "-"

@@ -1,6 +1,4 @@
-// Package plain makes texts from files, arguments, drivers and errors safe to print on a
-// terminal and to write into SVG and HTML.
-package plain
+package page
 
 import (
 	"io"

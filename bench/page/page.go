@@ -1,5 +1,6 @@
-// Package page writes HTML pages of one file that loads nothing, with drawings, for light and
-// dark themes and for phones.
+// Package page shows results to people: it makes texts from files, arguments, drivers and errors
+// safe to print on a terminal, and writes HTML pages with drawings, for light and dark themes and
+// for phones. A page is one file that loads nothing.
 //
 // The content needs no script. The script adds zoom and tips to drawings, and sorting to
 // tables:
@@ -18,8 +19,6 @@ import (
 	"io"
 	"regexp"
 	"strings"
-
-	"github.com/seed90331342/attn/internal/plain"
 )
 
 var (
@@ -45,7 +44,7 @@ var frameTemplate = template.Must(template.New("page").Parse(frame))
 
 // Write writes the page, with U+FFFD for characters that are not safe in it.
 func Write(w io.Writer, p Page) error {
-	return frameTemplate.Execute(&plain.Writer{W: w}, struct {
+	return frameTemplate.Execute(&Writer{W: w}, struct {
 		Page
 		Style template.CSS
 		JS    template.JS

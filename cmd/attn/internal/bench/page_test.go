@@ -1,6 +1,7 @@
-package report
+package bench
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -10,10 +11,22 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed90331342/attn/internal/pagetest"
+	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
 
-func writePage(t *testing.T, r *Report, path string) {
+// pictured returns the report of two backends over five lengths whose JSON bench/report keeps.
+func pictured(t *testing.T) *report.Report {
+	t.Helper()
+	text, err := os.ReadFile("../../../../bench/report/testdata/pictured.golden.json")
+	r := new(report.Report)
+	if err := errors.Join(err, json.Unmarshal(text, r)); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func writePage(t *testing.T, r *report.Report, path string) {
 	t.Helper()
 	f, err := os.Create(path)
 	if err != nil {
@@ -29,9 +42,9 @@ func writePage(t *testing.T, r *Report, path string) {
 func TestPage(t *testing.T) {
 	browser := pagetest.Start(t)
 	file := filepath.Join(t.TempDir(), "report.html")
-	report := pictured()
-	report.Environment.Args = []string{"bench", "--seq=256..4k", "--title", "<b>&'"}
-	writePage(t, report, file)
+	r := pictured(t)
+	r.Environment.Args = []string{"bench", "--seq=256..4k", "--title", "<b>&'"}
+	writePage(t, r, file)
 	for _, look := range []pagetest.Look{
 		{Width: 360, Height: 740}, {Width: 360, Height: 740, Dark: true, NoScript: true},
 		{Width: 800, Height: 800, NoScript: true}, {Width: 800, Height: 800, Dark: true},
@@ -105,7 +118,7 @@ func checkContrast(t *testing.T, p *pagetest.Page, look pagetest.Look) {
 func TestPageScript(t *testing.T) {
 	browser := pagetest.Start(t)
 	file := filepath.Join(t.TempDir(), "report.html")
-	writePage(t, pictured(), file)
+	writePage(t, pictured(t), file)
 	p := browser.Open(file, pagetest.Look{Width: 1000, Height: 900})
 	p.Hover("[data-tip]", 0.5, 0.5)
 	tip := pagetest.Eval[string](p, `document.querySelector(".tip").hidden ? "" : document.querySelector(".tip").textContent`)
