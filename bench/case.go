@@ -158,7 +158,7 @@ func (c Case) plan(ctx context.Context, dev *kernels.Device) (backend.Plan, erro
 // planOf returns how the case runs: the plan of its call, or that of all three stages.
 func (c Case) planOf(ctx context.Context, call *kernels.Call) (backend.Plan, error) {
 	if c.Variant == Backward {
-		return call.PlanBackward(ctx)
+		return call.PlanBackward(ctx, call.Gradients().Operands())
 	}
 	p, err := call.Plan(ctx)
 	if err != nil || !c.stored() {

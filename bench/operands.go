@@ -78,7 +78,7 @@ func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
 func (op *operands) renew(ctx context.Context) error {
 	s := op.c.shapes()
 	if op.c.Variant == Backward {
-		grads, err := op.call.AllocGradients(ctx, true, false)
+		grads, err := op.call.AllocGradients(ctx, op.call.Gradients().Operands())
 		if err != nil {
 			return err
 		}

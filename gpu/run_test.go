@@ -251,13 +251,13 @@ func TestWarmup(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		grads, err := call.AllocGradients(ctx, true, true)
+		grads, err := call.AllocGradients(ctx, call.Gradients())
 		if err != nil {
 			t.Fatal(err)
 		}
 		compiled = nil
 		if n := submissions(dev, func() {
-			if err := call.WarmupBackward(ctx, true, true); err != nil {
+			if err := call.WarmupBackward(ctx, call.Gradients()); err != nil {
 				t.Fatal(err)
 			}
 		}); n != 0 || len(compiled) == 0 {

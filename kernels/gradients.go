@@ -3,13 +3,17 @@ package kernels
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// Gradients are the gradients of a loss that [Call.Backward] writes, in device memory. The
-// zero Tensor where one is not requested.
+// Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
+// Tensor means that one is not requested.
+//
+// It is also the request for gradients: [Call.Gradients] returns all of a call, without memory,
+// for [Call.AllocGradients], [Call.WarmupBackward] and [Call.PlanBackward].
 type Gradients struct {
 	// Q, K and V have the shapes of the operands, and their dtypes or F32.
 	Q, K, V Tensor
@@ -27,10 +31,24 @@ func (g *Gradients) all() [7]backend.Operand {
 		{Name: "drelativebias", Tensor: g.RelativeBias}, {Name: "dalibi", Tensor: g.ALiBi}, {Name: "dsinks", Tensor: g.Sinks}}
 }
 
+// Operands returns the gradients of Q, K and V of g alone.
+func (g Gradients) Operands() Gradients { return Gradients{Q: g.Q, K: g.K, V: g.V} }
+
+// Options returns g without the gradients of Q, K and V.
+func (g Gradients) Options() Gradients {
+	g.Q, g.K, g.V = Tensor{}, Tensor{}, Tensor{}
+	return g
+}
+
+// pointers returns the tensors in the order of all.
+func (g *Gradients) pointers() [7]*Tensor {
+	return [7]*Tensor{&g.Q, &g.K, &g.V, &g.Bias, &g.RelativeBias, &g.ALiBi, &g.Sinks}
+}
+
 // Release frees all tensors of g.
 func (g Gradients) Release() {
-	for _, o := range g.all() {
-		o.Tensor.Release()
+	for _, t := range g.pointers() {
+		t.Release()
 	}
 }
 
@@ -135,34 +153,42 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 	return c.checkGradients(grads)
 }
 
-// checkGradients checks the shapes and dtypes of grads.
-func (c *Call) checkGradients(grads *Gradients) error {
-	f32 := F32
+// gradientRule is what a gradient of a call must be.
+type gradientRule struct {
+	shape  Shape
+	of     string // what has this shape
+	exists bool
+	dtype  DType // or F32
+}
+
+// gradientRules returns the rules in the order of [Gradients].
+func (c *Call) gradientRules() [7]gradientRule {
 	slopes := Shape{1, c.dims.Heads, 1, 1}
 	sinks := slopes
 	if c.dims.Heads > 0 {
 		slopes[Batch] = max(1, len(c.opt.ALiBi)/c.dims.Heads)
 	}
-	for i, rule := range [7]struct {
-		shape   Shape
-		of      string
-		missing bool
-		dtype   DType
-	}{
-		{c.q.Shape(), "shape of q", false, c.q.DType()},
-		{c.k.Shape(), "shape of k", false, c.k.DType()},
-		{c.v.Shape(), "shape of v", false, c.v.DType()},
-		{c.opt.Bias.Shape(), "shape of Options.Bias", c.opt.Bias.IsZero(), f32},
-		{c.opt.RelativeBias.Shape(), "shape of Options.RelativeBias", c.opt.RelativeBias.IsZero(), f32},
-		{slopes, "one for each slope of Options.ALiBi", c.opt.ALiBi == nil, f32},
-		{sinks, "one for each of Options.Sinks", c.opt.Sinks == nil, f32},
-	} {
-		switch g := grads.all()[i]; {
+	return [7]gradientRule{
+		{c.q.Shape(), "shape of q", true, c.q.DType()},
+		{c.k.Shape(), "shape of k", true, c.k.DType()},
+		{c.v.Shape(), "shape of v", true, c.v.DType()},
+		{c.opt.Bias.Shape(), "shape of Options.Bias", !c.opt.Bias.IsZero(), F32},
+		{c.opt.RelativeBias.Shape(), "shape of Options.RelativeBias", !c.opt.RelativeBias.IsZero(), F32},
+		{slopes, "one for each slope of Options.ALiBi", c.opt.ALiBi != nil, F32},
+		{sinks, "one for each of Options.Sinks", c.opt.Sinks != nil, F32},
+	}
+}
+
+// checkGradients checks the shapes and dtypes of grads.
+func (c *Call) checkGradients(grads *Gradients) error {
+	all := grads.all()
+	for i, rule := range c.gradientRules() {
+		switch g := all[i]; {
 		case g.Tensor.IsZero():
-		case rule.missing:
+		case !rule.exists:
 			return fmt.Errorf("%s is requested, but the call does not have that option: %w", g.Name, ErrOption)
 		default:
-			if err := g.Tensor.CheckShape(g.Name, rule.shape, rule.of, rule.dtype, f32); err != nil {
+			if err := g.Tensor.CheckShape(g.Name, rule.shape, rule.of, rule.dtype, F32); err != nil {
 				return err
 			}
 		}
@@ -227,10 +253,7 @@ func (d *Device) summed(ctx context.Context, grads *Gradients, add func(sums *Gr
 			t.Release()
 		}
 	}()
-	for _, t := range []*Tensor{&sums.Q, &sums.K, &sums.V} {
-		if t.IsZero() || t.DType() == F32 {
-			continue
-		}
+	for _, t := range sums.sums() {
 		sum, err := d.Alloc(ctx, F32, t.Shape())
 		if err != nil {
 			return err
@@ -272,56 +295,49 @@ func (d *Device) clear(ctx context.Context, g *Gradients) error {
 	return d.Copy(ctx, dst, src)
 }
 
-// AllocGradients allocates the gradients of the operands, or of every option of the call that
-// has one, or both, for [Call.Backward]. The caller releases them.
-func (c *Call) AllocGradients(ctx context.Context, operands, options bool) (g Gradients, err error) {
+// Gradients returns the gradients that the call has, those of q, k and v and of each of its
+// options, without memory: a request for [Call.AllocGradients]. They have the dtypes of the
+// operands; those of options are F32. It is zero for a call that was not prepared.
+func (c *Call) Gradients() (g Gradients) {
+	if c.ready() != nil {
+		return g
+	}
+	to := g.pointers()
+	for i, rule := range c.gradientRules() {
+		if rule.exists {
+			*to[i], _ = Meta(rule.dtype, rule.shape) // the shapes of operands are valid
+		}
+	}
+	return g
+}
+
+// AllocGradients allocates a tensor like each of want, such as c.Gradients(), for
+// [Call.Backward]. The caller releases them.
+func (c *Call) AllocGradients(ctx context.Context, want Gradients) (g Gradients, err error) {
 	defer op.Annotate(&err, "backward")
 	if err := c.ready(); err != nil {
 		return g, err
 	}
-	return c.newGradients(operands, options, func(dtype DType, shape Shape) (Tensor, error) {
-		return c.dev.Alloc(ctx, dtype, shape)
-	})
-}
-
-// newGradients is AllocGradients with memory from alloc.
-func (c *Call) newGradients(operands, options bool, alloc func(DType, Shape) (Tensor, error)) (g Gradients, err error) {
-	add := func(to *Tensor, dtype DType, shape Shape) {
-		if err == nil {
-			*to, err = alloc(dtype, shape)
-		}
+	if err := c.checkGradients(&want); err != nil {
+		return g, err
 	}
-	if operands {
-		add(&g.Q, c.q.DType(), c.q.Shape())
-		add(&g.K, c.k.DType(), c.k.Shape())
-		add(&g.V, c.v.DType(), c.v.Shape())
-	}
-	if options {
-		if !c.opt.Bias.IsZero() {
-			add(&g.Bias, F32, c.opt.Bias.Shape())
+	to := g.pointers()
+	for i, o := range want.all() {
+		if o.Tensor.IsZero() {
+			continue
 		}
-		if !c.opt.RelativeBias.IsZero() {
-			add(&g.RelativeBias, F32, c.opt.RelativeBias.Shape())
+		if *to[i], err = c.dev.Alloc(ctx, o.Tensor.DType(), o.Tensor.Shape()); err != nil {
+			g.Release()
+			return Gradients{}, err
 		}
-		heads := Shape{1, c.dims.Heads, 1, 1}
-		if c.opt.Sinks != nil {
-			add(&g.Sinks, F32, heads)
-		}
-		if n := len(c.opt.ALiBi); n > 0 && c.dims.Heads > 0 {
-			heads[Batch] = n / c.dims.Heads
-			add(&g.ALiBi, F32, heads)
-		}
-	}
-	if err != nil {
-		g.Release()
-		return Gradients{}, err
 	}
 	return g, nil
 }
 
-// PlanBackward returns how the device would run Backward for the gradients of the operands:
-// 2.5 times the FLOPs of the forward pass, five products instead of two. It runs nothing.
-func (c *Call) PlanBackward(ctx context.Context) (sum Plan, err error) {
+// PlanBackward returns how the device would run Backward for the gradients of want, which need
+// no memory: for those of q, k and v 2.5 times the FLOPs of the forward pass, five products
+// instead of two. It runs nothing.
+func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err error) {
 	defer op.Annotate(&err, "plan")
 	if err := c.ready(); err != nil {
 		return sum, err
@@ -331,7 +347,7 @@ func (c *Call) PlanBackward(ctx context.Context) (sum Plan, err error) {
 		return sum, err
 	}
 	first := true
-	err = c.rehearse(true, false, func(g *backend.Gradients) error {
+	err = c.rehearse(want, func(g *backend.Gradients) error {
 		p, err := diff.PlanBackward(ctx, g)
 		if first {
 			sum, first = p, false
@@ -347,9 +363,9 @@ func (c *Call) PlanBackward(ctx context.Context) (sum Plan, err error) {
 	return sum, nil
 }
 
-// WarmupBackward compiles what Backward needs for the gradients that [Call.AllocGradients] returns
-// for the same arguments, and runs nothing. In all else it is as [Call.Warmup].
-func (c *Call) WarmupBackward(ctx context.Context, operands, options bool) (err error) {
+// WarmupBackward compiles what Backward needs for the gradients of want, which need no memory,
+// and runs nothing. In all else it is as [Call.Warmup].
+func (c *Call) WarmupBackward(ctx context.Context, want Gradients) (err error) {
 	defer op.Annotate(&err, "warmup")
 	if err := c.ready(); err != nil {
 		return err
@@ -362,11 +378,11 @@ func (c *Call) WarmupBackward(ctx context.Context, operands, options bool) (err 
 	if !ok {
 		return ctx.Err()
 	}
-	return c.rehearse(operands, options, func(g *backend.Gradients) error { return w.WarmupBackward(ctx, g) })
+	return c.rehearse(want, func(g *backend.Gradients) error { return w.WarmupBackward(ctx, g) })
 }
 
 // rehearse calls f with the backward passes of the call, without memory for their results.
-func (c *Call) rehearse(operands, options bool, f func(g *backend.Gradients) error) error {
+func (c *Call) rehearse(want Gradients, f func(g *backend.Gradients) error) error {
 	out, err := c.outputs(Meta)
 	if err != nil {
 		return err
@@ -374,20 +390,19 @@ func (c *Call) rehearse(operands, options bool, f func(g *backend.Gradients) err
 	if out.LSE, err = Meta(F32, Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, 1}); err != nil {
 		return err
 	}
-	grads, err := c.newGradients(operands, options, func(dtype DType, shape Shape) (Tensor, error) {
-		if !c.whole() {
-			dtype = F32 // see summed
-		}
-		return Meta(dtype, shape)
-	})
-	if err != nil {
+	d := Result{O: out.O}
+	if err := c.checkBackward(&want, d, out); err != nil {
 		return err
 	}
-	if err := c.checkBackward(&grads, Result{O: out.O}, out); err != nil {
-		return err
+	if !c.whole() { // see summed
+		for _, t := range want.sums() {
+			if *t, err = Meta(F32, t.Shape()); err != nil {
+				return err
+			}
+		}
 	}
 	for i := range c.subs {
-		g, err := c.gradients(&c.subs[i], &grads, Result{O: out.O}, out)
+		g, err := c.gradients(&c.subs[i], &want, d, out)
 		if err != nil {
 			return err
 		}
@@ -397,4 +412,9 @@ func (c *Call) rehearse(operands, options bool, f func(g *backend.Gradients) err
 		}
 	}
 	return nil
+}
+
+// sums returns the gradients of g that need a sum in F32 before they are rounded.
+func (g *Gradients) sums() []*Tensor {
+	return slices.DeleteFunc([]*Tensor{&g.Q, &g.K, &g.V}, func(t *Tensor) bool { return t.IsZero() || t.DType() == F32 })
 }

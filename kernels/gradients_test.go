@@ -101,7 +101,7 @@ func TestBackwardOfRegions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	grads, err := c.AllocGradients(t.Context(), true, true)
+	grads, err := c.AllocGradients(t.Context(), c.Gradients())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestBackwardOfRegions(t *testing.T) {
 			t.Errorf("call %d replaces the gradients", n)
 		}
 	}
-	plan, err := c.PlanBackward(t.Context())
+	plan, err := c.PlanBackward(t.Context(), c.Gradients().Operands())
 	if want := int64(2*(2*4+3*2)) * 2 * (3*3 + 2*4); err != nil || plan.FLOPs != want {
 		t.Errorf("plan %+v, %v, want %d FLOPs", plan, err, want)
 	}

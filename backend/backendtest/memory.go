@@ -243,7 +243,7 @@ func (x *worker) gradients() {
 		return
 	}
 	defer r.Release()
-	g, err := call.AllocGradients(x.ctx, true, true)
+	g, err := call.AllocGradients(x.ctx, call.Gradients())
 	if !x.must(err) {
 		return
 	}

@@ -217,7 +217,7 @@ func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]kernels.T
 	if b.err != nil {
 		return
 	}
-	if *options, b.err = p.call.AllocGradients(b.ctx, false, true); b.err != nil {
+	if *options, b.err = p.call.AllocGradients(b.ctx, p.call.Gradients().Options()); b.err != nil {
 		return
 	}
 	grads := *options

@@ -166,8 +166,8 @@ func benchRegions(b *testing.B, opt kernels.Options, backward bool) {
 	result := must(call.Run(ctx))
 	plan, run := must(call.Plan(ctx)), func() error { return call.RunInto(ctx, result) }
 	if backward {
-		grads := must(call.AllocGradients(ctx, true, false))
-		plan, run = must(call.PlanBackward(ctx)), func() error { return call.Backward(ctx, grads, kernels.Result{O: c.O}, result) }
+		grads := must(call.AllocGradients(ctx, call.Gradients().Operands()))
+		plan, run = must(call.PlanBackward(ctx, call.Gradients().Operands())), func() error { return call.Backward(ctx, grads, kernels.Result{O: c.O}, result) }
 	}
 	measure(b, be, job{run: run, pairs: float64(plan.Pairs), flops: float64(plan.FLOPs), reads: []backend.Tensor{c.K, c.V}}, &base, 60)
 }

@@ -199,7 +199,7 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 		if s.out.LSE, err = s.dev.Alloc(ctx, backend.F32, backend.Shape{c.Batch, c.Heads, c.Seq, 1}); err != nil {
 			return answer{}, err
 		}
-		if s.grads, err = s.call.AllocGradients(ctx, true, false); err != nil {
+		if s.grads, err = s.call.AllocGradients(ctx, s.call.Gradients().Operands()); err != nil {
 			return answer{}, err
 		}
 		results = []*backend.Tensor{&s.grads.Q, &s.grads.K, &s.grads.V}

@@ -55,7 +55,7 @@ func TestCheckBackward(t *testing.T) {
 		if err != nil {
 			t.Fatal(c.name, err)
 		}
-		grads, err := call.AllocGradients(ctx, true, false)
+		grads, err := call.AllocGradients(ctx, call.Gradients().Operands())
 		if err != nil {
 			t.Fatal(c.name, err)
 		}

@@ -156,7 +156,8 @@ func TestSubcallsTogether(t *testing.T) {
 	if err := prepare(t, kernels.NewDevice(w), q, k, v, opt).Warmup(t.Context()); err != nil || len(w.calls) != 3 || w.calls[1].Q.Shape() != (kernels.Shape{1, 2, 5, 8}) {
 		t.Errorf("warmed %d calls, %v", len(w.calls), err)
 	}
-	if err := prepare(t, kernels.NewDevice(w), q, k, v, opt).WarmupBackward(t.Context(), true, true); err != nil || len(w.gradients) != 3 || !w.gradients[1].Add {
+	call := prepare(t, kernels.NewDevice(w), q, k, v, opt)
+	if err := call.WarmupBackward(t.Context(), call.Gradients()); err != nil || len(w.gradients) != 3 || !w.gradients[1].Add {
 		t.Errorf("warmed %d backward passes, %v", len(w.gradients), err)
 	}
 	// The outputs of the first document overlap the queries of the second one.

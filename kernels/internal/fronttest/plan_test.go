@@ -71,24 +71,25 @@ func TestWarmup(t *testing.T) {
 	if w.calls[0].Visible.Right != 0 {
 		t.Errorf("the call that was warmed up is not causal: %+v", w.calls[0].Visible)
 	}
-	for _, c := range []struct{ operands, options bool }{{true, false}, {true, true}} {
-		call := prepare(t, warm, q, k, v, kernels.Options{Sinks: make([]float32, 4), LSE: true})
-		if err := call.WarmupBackward(t.Context(), c.operands, c.options); err != nil {
+	call := prepare(t, warm, q, k, v, kernels.Options{Sinks: make([]float32, 4), LSE: true})
+	for _, want := range []kernels.Gradients{call.Gradients().Operands(), call.Gradients()} {
+		if err := call.WarmupBackward(t.Context(), want); err != nil {
 			t.Fatal(err)
 		}
 		g := w.gradients[len(w.gradients)-1]
-		if g.DQ.DType() != kernels.F16 || g.DV.Shape() != v.Shape() || g.DSinks.IsZero() == c.options || g.LSE.IsZero() || g.DO.Shape() != g.O.Shape() || g.Add {
-			t.Errorf("%+v: warmed %+v", c, g)
+		if g.DQ.DType() != kernels.F16 || g.DV.Shape() != v.Shape() || g.DSinks.IsZero() != want.Sinks.IsZero() || g.LSE.IsZero() || g.DO.Shape() != g.O.Shape() || g.Add {
+			t.Errorf("%+v: warmed %+v", want, g)
 		}
 	}
-	if err := prepare(t, dev, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), true, true); err != nil {
+	plain := prepare(t, dev, q, k, v, kernels.Options{})
+	if err := plain.WarmupBackward(t.Context(), plain.Gradients()); err != nil {
 		t.Errorf("gradients on a backend that has nothing to compile: %v", err)
 	}
 	w.err = kernels.ErrUnsupported
 	if err := prepare(t, warm, q, k, v, kernels.Options{}).Warmup(t.Context()); !errors.Is(err, kernels.ErrUnsupported) {
 		t.Errorf("the backend's error: %v", err)
 	}
-	if err := prepare(t, warm, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), true, false); !errors.Is(err, kernels.ErrUnsupported) {
+	if err := prepare(t, warm, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), plain.Gradients().Operands()); !errors.Is(err, kernels.ErrUnsupported) {
 		t.Errorf("the backend's error for gradients: %v", err)
 	}
 }

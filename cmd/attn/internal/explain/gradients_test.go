@@ -137,7 +137,7 @@ func TestGradientsAreThoseOfBackward(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		grads, err := call.AllocGradients(t.Context(), true, false)
+		grads, err := call.AllocGradients(t.Context(), call.Gradients().Operands())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -98,7 +98,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	if c.DO != "" {
-		if _, err := prepared.PlanBackward(ctx); err != nil {
+		if _, err := prepared.PlanBackward(ctx, prepared.Gradients().Operands()); err != nil {
 			return err
 		}
 	}
