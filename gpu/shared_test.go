@@ -228,11 +228,12 @@ func TestSharedDefaultLimits(t *testing.T) {
 	b := p.share(t, gpu.Options{})
 	defer b.Close()
 	dev := kernels.NewDevice(b)
+	dev.SetVerify(8)
 	x := make([]float32, 2*70*64)
 	for i := range x {
 		x[i] = float32(i*37%101)/64 - 0.75
 	}
-	o, err := dev.AttentionFloat32(t.Context(), kernels.Dims{Heads: 2, SeqQ: 70, Dim: 64}, x, x, x, kernels.Options{Verify: 8})
+	o, err := dev.AttentionFloat32(t.Context(), kernels.Dims{Heads: 2, SeqQ: 70, Dim: 64}, x, x, x, kernels.Options{})
 	if err != nil || len(o) != len(x) {
 		t.Errorf("%d elements, %v", len(o), err)
 	}

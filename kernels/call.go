@@ -143,13 +143,6 @@ func (c *Call) addAll() error {
 	if err != nil {
 		return err
 	}
-	switch from := c.opt.Resume; {
-	case from == nil:
-	case p.regions != nil:
-		return fmt.Errorf("resume is set with a prefix, segments or offsets that need several calls: %w", ErrOption)
-	case from.Call == "" || from.O.IsZero():
-		return fmt.Errorf("resume is empty, it must be the Partial of a *Interrupted: %w", ErrOption)
-	}
 	c.problem, c.keys = p.Problem, p.dims.SeqK
 	if c.opt.Pages != nil {
 		if err := c.all().CheckPages(); err != nil {
@@ -176,7 +169,7 @@ func (c *Call) add(p *problem, sequence, row, key int) error {
 		x.lo[Dim], x.hi[Dim] = x.lo[Dim]+key, x.hi[Dim]+key
 		c.subs = append(c.subs, subcall{region: x, sequence: sequence})
 		s := &c.subs[len(c.subs)-1]
-		s.Problem, s.Pages, s.Resume = own, pages, c.opt.Resume
+		s.Problem, s.Pages = own, pages
 		return s.bind(c)
 	})
 }
@@ -211,24 +204,14 @@ func (c *Call) bindOutputs(out Result) error {
 	return view.err
 }
 
-// bindRun is bindOutputs for a run, which continues only from a Partial of its own.
-func (c *Call) bindRun(out Result) error {
-	if err := c.bindOutputs(out); err != nil || c.opt.Resume == nil || len(c.calls) == 0 {
-		return err
-	}
-	if was, is := c.opt.Resume.Call, c.calls[0].Signature(); was != is {
-		return fmt.Errorf("resume is of another call, %s, this one is %s: %w", was, is, ErrOption)
-	}
-	return nil
-}
-
-// unbindOutputs drops the outputs, so that c does not keep their memory reachable.
+// unbindOutputs drops the outputs and the Partial of a run, so that c does not keep their memory
+// reachable.
 func (c *Call) unbindOutputs() {
 	if c == nil {
 		return
 	}
 	for i := range c.subs {
-		c.subs[i].O, c.subs[i].LSE = Tensor{}, Tensor{}
+		c.subs[i].O, c.subs[i].LSE, c.subs[i].Resume = Tensor{}, Tensor{}, nil
 	}
 }
 
@@ -349,7 +332,23 @@ func (c *Call) Run(ctx context.Context) (Result, error) {
 // out.LSE and out.Weights unless they are the zero Tensor, whatever Options.LSE and
 // Options.Weights are. It does not allocate. ErrOverlap when an output shares memory with
 // an input or another output.
-func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
+func (c *Call) RunInto(ctx context.Context, out Result) error { return c.run(ctx, out, nil) }
+
+// Resume is RunInto from where an earlier run ended, because its device was lost or its context
+// cancelled: from is the Partial of the [Interrupted] that [errors.As] finds in the error. The
+// earlier call had the same operands and options and may have run on another device.
+//
+// ErrOption when from is of another call, ErrUnsupported for weights and for calls that packed
+// sequences, a prefix, segments or offsets divide into several.
+func (c *Call) Resume(ctx context.Context, out Result, from *Partial) error {
+	if from == nil || from.Call == "" || from.O.IsZero() {
+		return fmt.Errorf("attention: the partial result is empty, it must be the Partial of an Interrupted: %w", ErrOption)
+	}
+	return c.run(ctx, out, from)
+}
+
+// run computes the call into out, and continues from a Partial unless that is nil.
+func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 	defer op.Annotate(&err, "attention")
 	defer c.unbindOutputs()
 	if err := c.checkOutputs(out); err != nil {
@@ -358,8 +357,13 @@ func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 	if empty(c.dims) {
 		return c.dev.noKeys(ctx, out.O, out.LSE, c.opt.Sinks)
 	}
-	if err := c.bindRun(out); err != nil {
+	if err := c.bindOutputs(out); err != nil {
 		return err
+	}
+	if from != nil {
+		if err := c.bindPartial(from, out); err != nil {
+			return err
+		}
 	}
 	if len(c.subs) != 1 || !c.subs[0].whole(c) || !out.Weights.IsZero() {
 		// The output of a backend call may overlap an operand of another one, which
@@ -375,10 +379,22 @@ func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 	if err == nil && !out.Weights.IsZero() {
 		err = c.runWeights(ctx, out.Weights)
 	}
-	if err != nil || c.opt.Verify == 0 {
+	if err != nil {
 		return err
 	}
 	return c.verify(ctx, out)
+}
+
+// bindPartial makes the only backend call of c continue from a Partial of the same call.
+func (c *Call) bindPartial(from *Partial, out Result) error {
+	if len(c.calls) != 1 || c.packed() || !out.Weights.IsZero() {
+		return fmt.Errorf("a call with weights, or one that is divided into several, cannot be resumed: %w", ErrUnsupported)
+	}
+	if is := c.calls[0].Signature(); from.Call != is {
+		return fmt.Errorf("the partial result is of another call, %s, this one is %s: %w", from.Call, is, ErrOption)
+	}
+	c.calls[0].Resume = from
+	return nil
 }
 
 // checkOutputs checks the shapes and dtypes of out.

@@ -76,9 +76,13 @@ func (k *checker) report(rows int) CheckReport {
 	return CheckReport{Rows: rows, MaxError: k.worst.Error, Bound: k.worst.Bound, Off: k.worst.Off, Worst: worst}
 }
 
-// verify returns ErrVerify when rows of out that Options.Verify draws are wrong.
+// verify returns ErrVerify when rows of out that [Device.SetVerify] requests are wrong.
 func (c *Call) verify(ctx context.Context, out Result) error {
-	report, err := c.Check(ctx, out, CheckOptions{Rows: c.opt.Verify, Seed: c.dev.verified.Add(1) - 1})
+	rows := int(c.dev.verify.Load())
+	if rows == 0 {
+		return nil
+	}
+	report, err := c.Check(ctx, out, CheckOptions{Rows: rows, Seed: c.dev.verified.Add(1) - 1})
 	if err == nil && !report.OK() {
 		err = fmt.Errorf("verify: %s: off by %.3g, bound %.3g: %w", report.Worst, report.MaxError, report.Bound, ErrVerify)
 	}

@@ -199,7 +199,6 @@ func (c *Call) checkGradients(grads *Gradients) error {
 // gradients returns the backward pass of s, which writes its part of grads.
 func (c *Call) gradients(s *subcall, grads *Gradients, d, result Result) (backend.Gradients, error) {
 	g := backend.Gradients{Call: s.Call}
-	g.Resume = nil
 	x := &s.region
 	var view slicer
 	g.O, g.LSE = view.rows(result.O, x), view.rows(result.LSE, x)

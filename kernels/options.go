@@ -111,19 +111,6 @@ type Options struct {
 	// the fused kernel, from which O and LSE come as without Weights; they take
 	// B·H·Sq·Sk·4 bytes, that is O(S²) memory.
 	Weights bool
-	// Resume continues from what an earlier call with the same operands and options
-	// finished before its device was lost or its context cancelled: the Partial of the
-	// *Interrupted that errors.As finds in its error. The Partial of a call with
-	// other shapes or options is ErrOption. A Prefix, segments and Offsets that need
-	// several calls cannot be resumed.
-	Resume *Partial
-	// Verify n > 0 recomputes n random rows of each run in float64, as [Call.Check] does,
-	// and returns ErrVerify when a value is off by more than its error bound, for devices
-	// and memory that may be defective. Each run draws other rows; which ones depends only
-	// on the number of runs on the Device before it. It downloads the keys and values of
-	// the rows' heads and computes n·Sk·(D+Dv) products in float64 on one core, about 20 ns
-	// each: 3 ms a row for 1,024 keys and D = Dv = 64. Such a run allocates.
-	Verify int
 }
 
 // Unbounded as a side of a [Window] means that the side has no limit.
@@ -232,9 +219,6 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	}
 	if err := p.Dropout.Check(); err != nil {
 		return p, err
-	}
-	if o.Verify < 0 {
-		return p, fmt.Errorf("verify is %d, it must be 0 (off) or a number of rows: %w", o.Verify, ErrOption)
 	}
 	p.regions, err = o.regions(&p, d.SeqK)
 	return p, err

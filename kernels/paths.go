@@ -72,8 +72,6 @@ var optionTable = []optionRow{
 	{"CuK", func(o *Options) bool { return o.CuK != nil }, stagePath | LayerPath | CachePath},
 	{"LSE", func(o *Options) bool { return o.LSE }, stagePath | slicePath},
 	{"Weights", func(o *Options) bool { return o.Weights }, packedPath | stagePath | slicePath | WindowPath | SharedPath},
-	{"Resume", func(o *Options) bool { return o.Resume != nil }, packedPath | weightPath | stagePath | SharedPath},
-	{"Verify", func(o *Options) bool { return o.Verify != 0 }, stagePath | SharedPath},
 }
 
 // CheckPath returns an error that names the first option that is set although one of the

@@ -18,7 +18,7 @@ func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 		return Plan{}, err
 	}
 	defer c.unbindOutputs()
-	if err := c.bindRun(out); err != nil {
+	if err := c.bindOutputs(out); err != nil {
 		return Plan{}, err
 	}
 	if len(c.calls) == 1 {
@@ -116,7 +116,7 @@ func (c *Call) Warmup(ctx context.Context) (err error) {
 		return ctx.Err()
 	}
 	defer c.unbindOutputs()
-	if err := c.bindRun(out); err != nil {
+	if err := c.bindOutputs(out); err != nil {
 		return err
 	}
 	for _, call := range c.calls {

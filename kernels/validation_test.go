@@ -53,8 +53,6 @@ func TestAttentionRefuses(t *testing.T) {
 		{"no columns of v", q, k, meta(t, f32, 2, 2, 9, 0), Options{}, ErrShape, "v [2 2 9 0] are 16 and 0"},
 		{"no kv heads", q, meta(t, f32, 2, 0, 9, 16), meta(t, f32, 2, 0, 9, 5), Options{}, ErrShape, "k has 0 heads, q has 4"},
 		{"prefix of no rows", meta(t, f32, 2, 4, 0, 16), k, v, Options{Prefix: []int{1, 2, 3}}, ErrShape, "prefix has 3 lengths"},
-		{"negative verify", q, k, v, Options{Verify: -1}, ErrOption, "verify is -1"},
-		{"empty resume", q, k, v, Options{Resume: new(Partial)}, ErrOption, "resume is empty"},
 		{"keys beyond the pages", q, k, v, Options{Pages: &Pages{Table: [][]int32{{0}, {1}}, Keys: 1 << 40}, KLen: []int{1, 1}}, ErrShape, "pages: there are 1099511627776 keys"},
 		{"batches", q, meta(t, f32, 3, 2, 9, 16), v, Options{}, ErrShape, "batches differ: q [2 4 8 16], k [3 2 9 16]"},
 		{"head size", q, meta(t, f32, 2, 2, 9, 15), v, Options{}, ErrShape, "k [2 2 9 15] has head size 15, q [2 4 8 16] has 16"},
@@ -90,7 +88,6 @@ func TestAttentionRefuses(t *testing.T) {
 		{"segments of too few keys", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{make([]int32, 9), make([]int32, 8)}}, ErrShape, "ksegments[1] has 8 ids, there are 9 keys"},
 		{"a segment in two places", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{{0, 0, 7, 7, 7, 2, 7, 7, 2}}}, ErrOption, "segment 7 of batch 0 has keys 2 to 4 and again 6 to 7"},
 		{"a segment inside a block", q, k, v, Options{QSegments: [][]int32{{1, 1, 1, 1, 2, 2, 2, 2}}, KSegments: [][]int32{{1, 1, 1, 2, 2, 2, 2, 2, 2}}, BlockMask: meta(t, Bool, 1, 1, 4, 5), BlockSize: 2}, ErrOption, "begins at key 3, inside a block"},
-		{"resume of parts", q, k, v, Options{Causal: true, Prefix: []int{3}, Resume: new(Partial)}, ErrOption, "resume is set with a prefix, segments or offsets"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := refusing(t).Attention(t.Context(), c.q, c.k, c.v, c.opt)

@@ -166,9 +166,11 @@ func TestOptionsOfTheTable(t *testing.T) {
 		if c.share {
 			continue
 		}
-		r, err := c.cache.Attention(ctx, last, kvcache.CallOptions{Options: kernels.Options{Verify: 2}})
+		dev.SetVerify(2)
+		r, err := c.cache.Attention(ctx, last, kvcache.CallOptions{})
+		dev.SetVerify(0)
 		if err != nil {
-			t.Errorf("%s with Verify: %v", c.name, err)
+			t.Errorf("%s, verified: %v", c.name, err)
 		}
 		r.Release()
 	}

@@ -179,6 +179,9 @@ func (h *history) open(slot int) {
 		return
 	}
 	d.dev = kernels.NewDevice(be)
+	if !h.gpu && rng.IntN(4) == 0 {
+		d.dev.SetVerify(2)
+	}
 	h.mu.Lock()
 	h.opened = append(h.opened, d)
 	h.counts["open"]++

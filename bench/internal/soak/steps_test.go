@@ -98,8 +98,6 @@ func drawCase(rng *rand.Rand, onGPU bool) (c backendtest.Case) {
 		case 2:
 			o.Weights = true
 		case 3:
-			o.Verify = 2
-		case 4:
 			o.CuQ, o.CuK = []int{0, c.SeqQ / 3, c.SeqQ}, []int{0, c.SeqK / 2, c.SeqK}
 		}
 		if _, err := try(func() [][]float32 {
@@ -294,9 +292,7 @@ func runInto(h *history, ctx context.Context, dev *kernels.Device, s *set, c *ke
 	return h.into(ctx, dev, outputs(c), func(t []backend.Tensor) (more [][]float32) {
 		err := c.RunInto(ctx, kernels.Result{O: t[0], LSE: t[1]})
 		if left, resumes := errors.AsType[*backend.Interrupted](err); resumes {
-			opt := s.Options
-			opt.Resume = left.Partial
-			err = must(dev.Prepare(s.Q, s.K, s.V, opt)).RunInto(context.Background(), kernels.Result{O: t[0], LSE: t[1]})
+			err = must(dev.Prepare(s.Q, s.K, s.V, s.Options)).Resume(context.Background(), kernels.Result{O: t[0], LSE: t[1]}, left.Partial)
 		}
 		ok(err)
 		return nil
@@ -320,7 +316,7 @@ func backward(h *history, ctx context.Context, dev *kernels.Device, s *set, c *k
 
 func stages(_ *history, ctx context.Context, dev *kernels.Device, s *set, _ *kernels.Call) [][]float32 {
 	opt := s.Options
-	opt.LSE, opt.Weights, opt.Verify, opt.Scale = false, false, 0, new(0.2)
+	opt.LSE, opt.Weights, opt.Scale = false, false, new(0.2)
 	scores := must(dev.QK(ctx, s.Q, s.K))
 	defer scores.Release()
 	ok(dev.Softmax(ctx, scores, backend.Tensor{}, opt))

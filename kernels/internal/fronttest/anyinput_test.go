@@ -98,7 +98,7 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			opt.Offset, opt.Align = integer(), kernels.Align(rng.IntN(3))
 		}
 		if seldom() {
-			opt.Verify = rng.IntN(4)
+			dev.SetVerify(rng.IntN(4) - 1)
 		}
 		if seldom() {
 			opt.Mask = bools(kernels.Shape{1, 1, sq, max(sk-rng.IntN(2), 0)})

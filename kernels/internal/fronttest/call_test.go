@@ -3,6 +3,7 @@ package fronttest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -197,12 +198,27 @@ func TestResumeOfAnotherCall(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer want.Release()
-		got, err := dev.Attention(ctx, x, x, x, kernels.Options{Resume: own})
+		call := prepare(t, dev, x, x, x, kernels.Options{})
+		got, err := call.Alloc(ctx)
 		if err != nil {
-			t.Fatalf("its own Partial: %v", err)
+			t.Fatal(err)
 		}
 		defer got.Release()
+		if err := call.Resume(ctx, got, own); err != nil {
+			t.Fatalf("its own Partial: %v", err)
+		}
 		sameBits(t, "o", dev, got.O, want.O)
+		resume := func(name string, call *kernels.Call, from *kernels.Partial, want error, text string) {
+			t.Helper()
+			out, err := call.Alloc(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer out.Release()
+			if err := call.Resume(ctx, out, from); !errors.Is(err, want) || !strings.Contains(fmt.Sprint(err), text) {
+				t.Errorf("%s: error is %v", name, err)
+			}
+		}
 		for name, other := range map[string]struct {
 			q, k kernels.Tensor
 			opt  kernels.Options
@@ -214,15 +230,17 @@ func TestResumeOfAnotherCall(t *testing.T) {
 			"a bias by distance": {x, x, kernels.Options{RelativeBias: upload(t, dev, normal(15, 1), kernels.Shape{1, 1, 1, 15})}},
 			"lse":                {x, x, kernels.Options{LSE: true}}, "fewer keys": {x, short, kernels.Options{}}, "fewer rows": {short, x, kernels.Options{}}, "f16": {half, half, kernels.Options{}},
 		} {
-			other.opt.Resume = own
-			call := prepare(t, dev, other.q, other.k, other.k, other.opt)
-			_, run := call.Run(ctx)
-			_, planned := call.Plan(ctx)
-			for what, err := range map[string]error{"run": run, "plan": planned} {
-				if !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "resume is of another call") {
-					t.Errorf("%s, %s: error is %v", name, what, err)
-				}
-			}
+			resume(name, prepare(t, dev, other.q, other.k, other.k, other.opt), own, kernels.ErrOption, "is of another call")
 		}
+		resume("an empty Partial", call, new(kernels.Partial), kernels.ErrOption, "the partial result is empty")
+		divided := prepare(t, dev, x, x, x, kernels.Options{Causal: true, Prefix: []int{3}})
+		resume("a call of parts", divided, own, kernels.ErrUnsupported, "cannot be resumed")
+		packed, err := dev.FromFloat32(ctx, kernels.F32, normal(16, 1), kernels.Shape{1, 2, 1, 8})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer packed.Release()
+		resume("packed sequences", prepare(t, dev, packed, packed, packed, kernels.Options{CuQ: []int{0, 1}}), own, kernels.ErrUnsupported, "cannot be resumed")
+		resume("weights", prepare(t, dev, x, x, x, kernels.Options{Weights: true}), own, kernels.ErrUnsupported, "cannot be resumed")
 	})
 }

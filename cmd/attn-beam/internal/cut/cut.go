@@ -247,7 +247,7 @@ func (b *Block) NoKeys(o kernels.Options) []float32 {
 func (u *Unit) Options(o kernels.Options, heads int) kernels.Options {
 	b := &u.Block
 	v := b.visible(u.Keys)
-	own := kernels.Options{Scale: o.Scale, Softcap: o.Softcap, Offset: v.Offset, LSE: true, Verify: o.Verify}
+	own := kernels.Options{Scale: o.Scale, Softcap: o.Softcap, Offset: v.Offset, LSE: true}
 	if v.Left != kernels.Unbounded || v.Right != kernels.Unbounded {
 		own.Window = &kernels.Window{Left: v.Left, Right: v.Right}
 	}
@@ -279,7 +279,6 @@ func Supported(o *kernels.Options) error {
 		{o.Pages != nil, "pages", "give k and v as they are"},
 		{o.CuQ != nil || o.CuK != nil, "packed sequences (cuQ, cuK)", "give qsegments and ksegments"},
 		{o.Weights, "weights", "take them from a call on one machine"},
-		{o.Resume != nil, "resume of an interrupted call", "leave it out, finished shards are kept"},
 	} {
 		if x.set {
 			return fmt.Errorf("%s cannot be divided over machines: %s: %w", x.name, x.does, backend.ErrUnsupported)

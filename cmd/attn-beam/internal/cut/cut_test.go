@@ -358,7 +358,6 @@ func TestRefused(t *testing.T) {
 		{kernels.Options{Pages: &backend.Pages{}}, Config{}, backend.ErrUnsupported, "pages cannot"},
 		{kernels.Options{CuQ: []int{0, 1}}, Config{}, backend.ErrUnsupported, "packed sequences (cuQ, cuK) cannot"},
 		{kernels.Options{Weights: true}, Config{}, backend.ErrUnsupported, "weights cannot"},
-		{kernels.Options{Resume: &backend.Partial{}}, Config{}, backend.ErrUnsupported, "resume of an interrupted call cannot"},
 		{kernels.Options{KLen: []int{9}}, Config{}, backend.ErrOption, "klen[0] is 9, there are 4 keys"},
 		{kernels.Options{}, Config{Rows: -1}, backend.ErrOption, "rows of a block: -1 is negative"},
 		{kernels.Options{}, Config{Split: -1}, backend.ErrOption, "keys of a split: -1 is negative"},
