@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
@@ -83,11 +84,11 @@ func TestMemoryOfViews(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, err := openView("x", s)
+		v, err := view.Open("x", s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := len(v.memory()); got != c.want {
+		if got := len(v.Memory()); got != c.want {
 			t.Errorf("%s: %d bytes, want %d", c.why, got, c.want)
 		}
 	}

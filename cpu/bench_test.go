@@ -12,6 +12,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // random returns a contiguous tensor of numbers in [-1, 1).
@@ -40,7 +42,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 	if err != nil {
 		tb.Fatal(err)
 	}
-	to, err := openView("y", y)
+	to, err := view.Open("y", y)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -52,7 +54,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 	for b := range shape[backend.Batch] {
 		for h := range shape[backend.Heads] {
 			for s := range shape[backend.Seq] {
-				to.store(from[:n], b, h, s, 0)
+				to.Store(from[:n], b, h, s, 0)
 				from = from[n:]
 			}
 		}
@@ -86,7 +88,7 @@ func BenchmarkRatio(b *testing.B) {
 				var ratios []float64
 				for b.Loop() {
 					start := time.Now()
-					if err := be.run(b.Context(), j, j.tasks, threads); err != nil {
+					if err := workers.Run(b.Context(), j, j.tasks, threads); err != nil {
 						b.Fatal(err)
 					}
 					middle := time.Now()
@@ -115,38 +117,38 @@ func gemm(m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, 
 
 // gemmJob is the two products of attention without the softmax between them.
 type gemmJob struct {
-	q, k     view
+	q, k     view.View
 	seq, dim int
 	tasks    int
 }
 
 func newGemmJob(b testing.TB, heads, seq, dim int) *gemmJob {
 	shape := backend.Shape{1, heads, seq, dim}
-	q, err := openView("q", random(b, 1, shape))
+	q, err := view.Open("q", random(b, 1, shape))
 	if err != nil {
 		b.Fatal(err)
 	}
-	k, err := openView("k", random(b, 2, shape))
+	k, err := view.Open("k", random(b, 2, shape))
 	if err != nil {
 		b.Fatal(err)
 	}
 	return &gemmJob{q: q, k: k, seq: seq, dim: dim, tasks: heads * ceilDiv(seq, gemmRows)}
 }
 
-func (j *gemmJob) size() (floats, rows int) {
-	return gemmRows*keyBlock + keyBlock*j.dim + gemmRows*j.dim, 0
+func (j *gemmJob) Floats() int {
+	return gemmRows*tile.BlockKeys + tile.BlockKeys*j.dim + gemmRows*j.dim
 }
 
-func (j *gemmJob) task(_ *pool.Turn, w *scratch, t int) error {
-	s, vt, acc := w.floats(gemmRows*keyBlock), w.floats(keyBlock*j.dim), w.floats(gemmRows*j.dim)
+func (j *gemmJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {
+	s, vt, acc := w.Floats(gemmRows*tile.BlockKeys), w.Floats(tile.BlockKeys*j.dim), w.Floats(gemmRows*j.dim)
 	blocks := ceilDiv(j.seq, gemmRows)
-	q, ldq := j.q.rowsAt(0, t/blocks, t%blocks*gemmRows)
+	q, ldq := j.q.F32[j.q.Index(0, t/blocks, t%blocks*gemmRows):], j.q.RowStride()
 	clear(s) // scratch may hold NaN
 	clear(vt)
-	for j0 := 0; j0 < j.seq; j0 += keyBlock {
-		k, ldk := j.k.rowsAt(0, t/blocks, j0)
-		gemm(gemmRows, keyBlock, j.dim, q, ldq, k, ldk, s, keyBlock)
-		gemm(gemmRows, j.dim, keyBlock, s, keyBlock, vt, keyBlock, acc, j.dim)
+	for j0 := 0; j0 < j.seq; j0 += tile.BlockKeys {
+		k, ldk := j.k.F32[j.k.Index(0, t/blocks, j0):], j.k.RowStride()
+		gemm(gemmRows, tile.BlockKeys, j.dim, q, ldq, k, ldk, s, tile.BlockKeys)
+		gemm(gemmRows, j.dim, tile.BlockKeys, s, tile.BlockKeys, vt, tile.BlockKeys, acc, j.dim)
 	}
 	return nil
 }

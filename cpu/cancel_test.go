@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
 // writesContext counts the elements of data that change between two looks at the context.
@@ -46,7 +47,7 @@ func testStagesLookAtTheContext(t *testing.T, tier string) {
 		most int
 		do   func(ctx context.Context) error
 	}{
-		{"qk", maxRows * keyBlock, func(ctx context.Context) error { return be.QK(ctx, s, q, k) }},
+		{"qk", tile.MaxRows * tile.BlockKeys, func(ctx context.Context) error { return be.QK(ctx, s, q, k) }},
 		{"scores", keys, func(ctx context.Context) error { return be.Scores(ctx, s, p, backend.Biased) }},
 		{"softmax", keys, func(ctx context.Context) error { return be.Softmax(ctx, s, backend.Tensor{}, p) }},
 	} {

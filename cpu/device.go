@@ -9,7 +9,6 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"gonum.org/v1/gonum/blas/blas32"
 	"gonum.org/v1/gonum/blas/gonum"
@@ -17,6 +16,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cpu/internal/peak"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Info implements backend.Backend.
@@ -93,7 +93,7 @@ func (be *Backend) PeakFLOPS(ctx context.Context) (flops float64, err error) {
 }
 
 // ReadBandwidth implements backend.BandwidthMeter: the best of three measurements
-// of 8 milliseconds each, in which every thread reads its own part of the
+// of 8 milliseconds each, in which every thread reads its own share of the
 // operands with the load instructions of the tier that PeakFLOPS uses.
 func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor) (rate float64, err error) {
 	in := make([]backend.Operand, len(operands))
@@ -108,11 +108,11 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 		defer pinned.Unpin()
 		var spans [][]byte
 		for _, o := range in {
-			v, err := openView(o.Name, o.Tensor)
+			v, err := view.Open(o.Name, o.Tensor)
 			if err != nil {
 				return err
 			}
-			spans = append(spans, v.memory())
+			spans = append(spans, v.Memory())
 		}
 		rate, err = peak.Bandwidth(ctx, be.peakTier(), spans, be.threads())
 		return err
@@ -126,34 +126,4 @@ func (be *Backend) peakTier() string {
 		return ""
 	}
 	return be.kernels.Tier
-}
-
-// memory returns the bytes of v from its first element to its last; nil for no
-// tensor.
-func (v *view) memory() []byte {
-	if v.isZero() {
-		return nil
-	}
-	n := 1
-	for i, l := range v.shape {
-		if l == 0 {
-			return nil
-		}
-		n += (l - 1) * v.stride[i]
-	}
-	switch v.dtype {
-	case backend.F32:
-		return bytesOf(v.f32[:n])
-	case backend.Bool:
-		return bytesOf(v.bools[:n])
-	case backend.Q8:
-		return v.q8[:q8Lead+n]
-	default:
-		return bytesOf(v.bits[:n])
-	}
-}
-
-// bytesOf returns the memory of s.
-func bytesOf[T float32 | uint16 | bool](s []T) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }

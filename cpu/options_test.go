@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
 // TestOptionEdges compares each tier with the reference for options alone and together,
@@ -145,7 +146,7 @@ func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c bac
 			if err != nil {
 				t.Fatal(err)
 			}
-			data[rng.IntN(len(data))] = negInf
+			data[rng.IntN(len(data))] = tile.NegInf
 			c.Relative = typed(t, x, []backend.DType{backend.F32, backend.F16, backend.BF16}[n%3])
 		}},
 		{"blocks", func() {

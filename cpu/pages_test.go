@@ -54,7 +54,7 @@ func testPages(t *testing.T, tier string) {
 		for _, page := range order[:ceilDiv(sk, size)] {
 			paged.Pages.Table[0] = append(paged.Pages.Table[0], int32(page))
 		}
-		if p := newPartition(be.kernels, &paged, 2); !p.keyLanes && !p.loadK && !p.loadV {
+		if l := newPartition(be.kernels, &paged, 2).layout; !l.KeyLanes && !l.LoadK && !l.LoadV {
 			inPlace++
 		}
 		var out [2][2]backend.Tensor

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -52,12 +53,12 @@ func near(t *testing.T, what string, got, want []float32) {
 func TestPartition(t *testing.T) {
 	wide, gonum := &vec.Kernels{Tier: "wide", Lanes: 16, Width: 64}, vec.Tiers()[len(vec.Tiers())-1]
 	for _, c := range []struct {
-		say                 string
-		k                   *vec.Kernels
-		h, hkv, sq, sk, d   int
-		threads             int
-		tasks, tiles, parts int
-		keyLanes            bool
+		say                  string
+		k                    *vec.Kernels
+		h, hkv, sq, sk, d    int
+		threads              int
+		tasks, tiles, chunks int
+		keyLanes             bool
 	}{
 		{"a long head", wide, 1, 1, 65536, 65536, 64, 2, 128, 8, 1, false},
 		{"a short head still fills the threads", wide, 1, 1, 256, 256, 64, 2, 4, 1, 1, false},
@@ -81,17 +82,17 @@ func TestPartition(t *testing.T) {
 		}
 		call := &backend.Call{Q: meta(c.h, c.sq), K: meta(c.hkv, c.sk), V: meta(c.hkv, c.sk), O: meta(c.h, c.sq), Problem: backend.Problem{Visible: backend.Everything()}}
 		x := newPartition(c.k, call, c.threads)
-		if x.tasks != c.tasks || x.taskTiles != c.tiles || x.parts != c.parts || x.keyLanes != c.keyLanes || x.threads != min(c.threads, c.tasks) {
-			t.Errorf("%s: %d tasks of %d tiles, %d ranges of keys, keys as lanes %v, %d threads; want %d, %d, %d, %v, %d",
-				c.say, x.tasks, x.taskTiles, x.parts, x.keyLanes, x.threads, c.tasks, c.tiles, c.parts, c.keyLanes, min(c.threads, c.tasks))
+		if x.tasks != c.tasks || x.chunkTiles != c.tiles || x.keyChunks != c.chunks || x.layout.KeyLanes != c.keyLanes || x.threads != min(c.threads, c.tasks) {
+			t.Errorf("%s: %d tasks of %d tiles, %d chunks of keys, keys as lanes %v, %d threads; want %d, %d, %d, %v, %d",
+				c.say, x.tasks, x.chunkTiles, x.keyChunks, x.layout.KeyLanes, x.threads, c.tasks, c.tiles, c.chunks, c.keyLanes, min(c.threads, c.tasks))
 		}
 		covered := 0
 		for i := range x.tasks {
-			p := x.at(i)
-			covered += (p.to - p.from) * (p.keys.hi - p.keys.lo)
+			p := x.chunk(i)
+			covered += (p.End - p.First) * (p.Keys.Hi - p.Keys.Lo)
 		}
-		if covered != c.hkv*x.tiles*c.sk {
-			t.Errorf("%s: tasks cover %d of %d tiles times keys", c.say, covered, c.hkv*x.tiles*c.sk)
+		if covered != c.hkv*x.layout.Tiles*c.sk {
+			t.Errorf("%s: tasks cover %d of %d tiles times keys", c.say, covered, c.hkv*x.layout.Tiles*c.sk)
 		}
 		for _, tier := range Tiers() {
 			be := open(t, Options{Threads: c.threads, Tier: tier})
@@ -99,9 +100,9 @@ func TestPartition(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a := attention{engine: engine{partition: newPartition(be.kernels, call, c.threads)}}
-			if p.Chunks != a.tasks || p.Cut != a.String() || p.Scratch != a.scratchBytes() || p.Pairs != int64(c.h)*int64(c.sq)*int64(c.sk) || !strings.Contains(p.Path, tier) {
-				t.Errorf("%s: plan %+v is not of %v", c.say, p, &a.partition)
+			x := newPartition(be.kernels, call, c.threads)
+			if p.Chunks != x.tasks || p.Cut != x.String() || p.Scratch != x.scratchBytes() || p.Pairs != int64(c.h)*int64(c.sq)*int64(c.sk) || !strings.Contains(p.Path, tier) {
+				t.Errorf("%s: plan %+v is not of %v", c.say, p, &x)
 			}
 			if c.d <= 512 && p.Scratch > 8*mib*int64(c.threads) {
 				t.Errorf("%s: %d bytes of scratch", c.say, p.Scratch)
@@ -143,9 +144,9 @@ func TestRowLSE(t *testing.T) {
 		sink         float32
 		lse, inverse float64
 	}{
-		{"no sink", 2, 4, negInf, 4 * math.Ln2, 0.25},
-		{"nothing seen, no sink", noScore, 0, negInf, math.Inf(-1), 0},
-		{"nothing seen", noScore, 0, -7, -7, 0},
+		{"no sink", 2, 4, tile.NegInf, 4 * math.Ln2, 0.25},
+		{"nothing seen, no sink", tile.NoScore, 0, tile.NegInf, math.Inf(-1), 0},
+		{"nothing seen", tile.NoScore, 0, -7, -7, 0},
 		{"a sink as large as the scores", 0, 3, 0, 2 * math.Ln2, 0.25},
 		{"a sink above the scores", 0, 1, 10, 10 + math.Log1p(math.Exp(-10)), math.Exp(-10) / (1 + math.Exp(-10))},
 		{"a sink below the scores", 10 * math.Log2E, 1, 0, 10 + math.Log1p(math.Exp(-10)), 1 / (1 + math.Exp(-10))},
@@ -153,7 +154,7 @@ func TestRowLSE(t *testing.T) {
 		{"a sink far below", 0, 2, -big, math.Ln2, 0.5},
 		{"a score far above", big, 1, -big, big * math.Ln2, 1},
 	} {
-		lse, inv := rowLSE(c.m, c.l, c.sink)
+		lse, inv := tile.RowLSE(c.m, c.l, c.sink)
 		near(t, c.say+", lse", []float32{lse}, []float32{float32(c.lse)})
 		near(t, c.say+", inverse", []float32{inv}, []float32{float32(c.inverse)})
 	}

@@ -5,68 +5,52 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
-	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // QK implements backend.Backend: s = q·kᵀ. Errors as for Attention.
 func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	return be.do(ctx, "qk", func() error {
 		j := qkJob{}
-		pinned, err := openOperands(
-			[]operand{{"s", s, &j.s}},
-			[]operand{{"q", q, &j.q}, {"k", k, &j.k}})
+		pinned, err := view.Pin(where,
+			[]view.Operand{{Name: "s", T: s, To: &j.s}},
+			[]view.Operand{{Name: "q", T: q, To: &j.products.Q}, {Name: "k", T: k, To: &j.products.K}})
 		if err != nil {
 			return err
 		}
 		defer pinned.Unpin()
-		j.partition = newPartition(be.kernels, &backend.Call{Q: q, K: k, V: k}, be.threads())
-		j.cutKeys(1) // each chunk of keys is a task: nothing is summed over keys
-		j.scale = 1
-		return be.run(ctx, &j, j.tasks, be.threads())
+		j.plan = newPartition(be.kernels, &backend.Call{Q: q, K: k, V: k}, be.threads())
+		j.plan.shareKeys(1) // nothing is summed over keys
+		j.products.Layout, j.products.Scale = &j.plan.layout, 1
+		return workers.Run(ctx, &j, j.plan.tasks, be.threads())
 	})
 }
 
 // qkJob is one QK call.
 type qkJob struct {
-	engine
-	s view
+	plan     partition
+	products tile.Products
+	s        view.View
 }
 
-func (j *qkJob) size() (floats, rows int) {
-	return j.workspaceFloats() + j.taskTiles*j.queryFloats(), 0
+// Floats implements pool.Job.
+func (j *qkJob) Floats() int {
+	return j.plan.layout.SpaceFloats() + j.plan.chunkTiles*j.plan.layout.QueryFloats()
 }
 
-func (j *qkJob) task(turn *pool.Turn, w *scratch, n int) error {
-	p, b := j.at(n), j.cutWorkspace(w)
-	tiles := j.cutTiles(w, &p)
+// Task implements pool.Job.
+func (j *qkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
+	c, s := j.plan.chunk(n), j.products.Open(w)
+	tiles := j.products.Tiles(s, &c)
 	for n := range tiles {
-		j.packQueries(w, &p, &tiles[n])
-		tiles[n].keys = span{0, j.d.SeqK}
+		j.products.Pack(w, s, &tiles[n])
 	}
-	clear(b.bias)
-	for j0 := p.keys.lo; j0 < p.keys.hi; j0 += keyBlock {
+	for j0 := c.Keys.Lo; j0 < c.Keys.Hi; j0 += tile.BlockKeys {
 		if err := turn.Pause(); err != nil {
 			return err
 		}
-		r := keyRange{span: span{j0, min(j0+keyBlock, p.keys.hi)}, end: p.keys.hi}
-		n := r.hi - r.lo
-		for i := range tiles {
-			t := &tiles[i]
-			if !j.keyLanes {
-				fill(b.mx, 0)
-				runs, ldk := j.keys(&r, b, &p, r.lo, n)
-				j.kernels.Scores(b.s, runs, ldk, t.q, j.d.Dim, b.mx)
-				j.writeTransposed(b, &j.s, &p, t, r.lo, n)
-				continue
-			}
-			j.scoreKeyLanes(b, &p, t, &r, r.span)
-			for row := range t.n {
-				h, i := j.row(t.h, t.i, row)
-				s := b.s[row*keyBlock : row*keyBlock+roundUp(n, j.kernels.Lanes)]
-				j.kernels.Bias(s, b.bias) // adding 0 turns -0 into 0, as in Kernels.Transpose
-				j.s.store(s[:n], p.b, h, i, r.lo)
-			}
-		}
+		j.products.WriteScores(s, &c, tiles, j0, &j.s)
 	}
 	return nil
 }
@@ -77,9 +61,9 @@ func (j *qkJob) task(turn *pool.Turn, w *scratch, n int) error {
 func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	return be.do(ctx, "pv", func() error {
 		j := pvJob{zeroHides: true}
-		pinned, err := openOperands(
-			[]operand{{"o", o, &j.o}},
-			[]operand{{"w", w, &j.w}, {"v", v, &j.v}})
+		pinned, err := view.Pin(where,
+			[]view.Operand{{Name: "o", T: o, To: &j.products.O}},
+			[]view.Operand{{Name: "w", T: w, To: &j.w}, {Name: "v", T: v, To: &j.products.V}})
 		if err != nil {
 			return err
 		}
@@ -90,85 +74,46 @@ func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 
 // pvJob is one PV call, or some columns of a Project call.
 type pvJob struct {
-	engine
-	w         view
+	plan      partition
+	products  tile.Products
+	w         view.View
 	zeroHides bool
-	bias      view // [1, 1, 1, N] where the sums begin, from column c0 on; may be zero
+	bias      view.View // [1, 1, 1, N] where the sums begin, from column c0 on; may be zero
 	c0        int
 }
 
 // run computes the call, whose shape is that of o and v.
 func (j *pvJob) run(ctx context.Context, be *Backend, o, v backend.Tensor) error {
-	j.partition = newPartition(be.kernels, &backend.Call{Q: o, K: v, V: v}, be.threads())
-	j.cutKeys(j.chunks) // otherwise the parts' sums would have to be added
+	j.plan = newPartition(be.kernels, &backend.Call{Q: o, K: v, V: v}, be.threads())
+	l := &j.plan.layout
+	j.plan.shareKeys(l.Sums) // otherwise the sums of chunks would have to be added
 	// The rows of a weight matrix lie so far apart that those of a block share few
 	// sets of the caches: several tiles read a copy.
-	j.loadV = j.loadV || !j.zeroHides && j.tiles > 1
-	return be.run(ctx, j, j.tasks, be.threads())
+	l.LoadV = l.LoadV || !j.zeroHides && l.Tiles > 1
+	j.products.Layout = l
+	return workers.Run(ctx, j, j.plan.tasks, be.threads())
 }
 
-func (j *pvJob) size() (floats, rows int) {
-	return j.workspaceFloats() + j.taskTiles*j.outputFloats(), 0
+// Floats implements pool.Job.
+func (j *pvJob) Floats() int {
+	return j.plan.layout.SpaceFloats() + j.plan.chunkTiles*j.plan.layout.OutputFloats()
 }
 
-// begin sets the outputs of t to the bias, or to 0.
-func (j *pvJob) begin(p *taskRange, t *tile) {
-	o, rows := t.cur.o, j.kernels.Width
-	rowStep, dimStep := 1, rows
-	if j.rowOutputs {
-		rows, rowStep, dimStep = t.n, j.dimV, 1
-	}
-	clear(o)
-	if j.bias.isZero() {
-		return
-	}
-	for c := range j.d.ValueDim {
-		x := j.bias.at(0, 0, 0, j.c0+p.hk*j.d.ValueDim+c)
-		for r := range rows {
-			o[r*rowStep+c*dimStep] = x + 0 // no zero is negative, and then none of the sums is
-		}
-	}
-}
-
-func (j *pvJob) task(turn *pool.Turn, w *scratch, n int) error {
-	p, b, x := j.at(n), j.cutWorkspace(w), j.kernels
-	fill(b.alpha, 1)
-	tiles := j.cutTiles(w, &p)
+// Task implements pool.Job.
+func (j *pvJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
+	c, s := j.plan.chunk(n), j.products.Open(w)
+	tiles := j.products.Tiles(s, &c)
 	for n := range tiles {
-		tiles[n].cur.o = w.floats(j.outputFloats())
-		j.begin(&p, &tiles[n])
+		j.products.BeginSums(w, s, &tiles[n], &j.bias, j.c0)
 	}
-	for j0 := 0; j0 < j.d.SeqK; j0 += keyBlock {
+	for j0 := 0; j0 < j.plan.layout.Dims.SeqK; j0 += tile.BlockKeys {
 		if err := turn.Pause(); err != nil {
 			return err
 		}
-		r := keyRange{span: span{j0, min(j0+keyBlock, j.d.SeqK)}, end: j.d.SeqK}
-		n := r.hi - r.lo
-		for i := range tiles {
-			t := &tiles[i]
-			runs, ldv, replaced := j.values(&r, b, &p, []span{r.span}, j.zeroHides || x.KeyLanes)
-			if j.keyLanes {
-				j.rowsOf(t, 0, t.n, func(row, h, i, rows int) {
-					j.w.pack(b.s[row*keyBlock:], keyBlock, p.b, h, i, rows, r.lo, n)
-				})
-				x.Mix(vec.F32, t.cur.o, j.dimV, runs, ldv, b.s, keyBlock, b.alpha, t.n, j.dimV)
-			} else {
-				j.packTransposed(b, b.s, &j.w, &p, t, r.lo, n)
-				x.Values(t.cur.o, runs, ldv, b.s, j.d.ValueDim, b.alpha)
-			}
-			if replaced {
-				j.addNonFinite(&p, t, r.lo, r.hi, t.cur.o, b.s, func(_, _, _, _ int, weight float32) bool {
-					return weight != 0 || !j.zeroHides
-				})
-			}
-		}
-	}
-	factors := b.alpha
-	if j.rowOutputs {
-		factors = nil
+		j.products.AddValues(s, tiles, j0, &j.w, j.zeroHides)
 	}
 	for n := range tiles {
-		j.writeOutputs(b, &p, &tiles[n], tiles[n].cur.o, factors)
+		j.products.WriteSums(s, &tiles[n])
 	}
 	return nil
 }
@@ -181,22 +126,22 @@ func (j *pvJob) task(turn *pool.Turn, w *scratch, n int) error {
 // the bias.
 func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
 	return be.do(ctx, "project", func() error {
-		var yView, xView, wView, biasView view
-		pinned, err := openOperands(
-			[]operand{{"y", y, &yView}},
-			[]operand{{"x", x, &xView}, {"w", w, &wView}, {"bias", bias, &biasView}})
+		var yView, xView, wView, biasView view.View
+		pinned, err := view.Pin(where,
+			[]view.Operand{{Name: "y", T: y, To: &yView}},
+			[]view.Operand{{Name: "x", T: x, To: &xView}, {Name: "w", T: w, To: &wView}, {Name: "bias", T: bias, To: &biasView}})
 		if err != nil {
 			return err
 		}
 		defer pinned.Unpin()
 		for h := range y.Shape()[backend.Heads] {
-			var part [3]backend.Tensor
+			var head [3]backend.Tensor
 			for i, t := range [3]backend.Tensor{y, x, w} {
-				if part[i], err = t.Slice(backend.Heads, h, h+1); err != nil {
+				if head[i], err = t.Slice(backend.Heads, h, h+1); err != nil {
 					return err
 				}
 			}
-			if err := be.projectHead(ctx, part[0], part[1], part[2], biasView); err != nil {
+			if err := be.projectHead(ctx, head[0], head[1], head[2], biasView); err != nil {
 				return err
 			}
 		}
@@ -210,7 +155,7 @@ func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) er
 const projectCols = 128
 
 // projectHead is Project for one head.
-func (be *Backend) projectHead(ctx context.Context, y, x, w backend.Tensor, bias view) (err error) {
+func (be *Backend) projectHead(ctx context.Context, y, x, w backend.Tensor, bias view.View) (err error) {
 	if y, x, w, err = joinBatches(y, x, w); err != nil {
 		return err
 	}
@@ -249,9 +194,9 @@ func joinBatches(y, x, w backend.Tensor) (_, _, _ backend.Tensor, err error) {
 }
 
 // projectColumns computes columns [c0, c0+n·cols), with cols of them as a head.
-func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, bias view, c0, n, cols int) error {
+func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, bias view.View, c0, n, cols int) error {
 	j := pvJob{bias: bias, c0: c0}
-	heads := func(name string, t *backend.Tensor, to *view) error {
+	heads := func(name string, t *backend.Tensor, to *view.View) error {
 		shape, st := t.Shape(), t.Strides()
 		at := c0 * st[backend.Dim]
 		st[backend.Heads] = cols * st[backend.Dim]
@@ -259,13 +204,13 @@ func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, b
 		if *t, err = t.View(backend.Shape{shape[backend.Batch], n, shape[backend.Seq], cols}, st, at); err != nil {
 			return err
 		}
-		*to, err = openView(name, *t)
+		*to, err = view.Open(name, *t)
 		return err
 	}
-	if err := heads("y", &y, &j.o); err != nil {
+	if err := heads("y", &y, &j.products.O); err != nil {
 		return err
 	}
-	if err := heads("w", &w, &j.v); err != nil {
+	if err := heads("w", &w, &j.products.V); err != nil {
 		return err
 	}
 	shape := x.Shape()
@@ -274,7 +219,7 @@ func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, b
 	if err != nil {
 		return err
 	}
-	if j.w, err = openView("x", x); err != nil {
+	if j.w, err = view.Open("x", x); err != nil {
 		return err
 	}
 	return j.run(ctx, be, y, w)

@@ -6,14 +6,15 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // eachRow calls do for the query rows of c, a call with one batch, and their key heads.
 func eachRow(t *testing.T, c *backend.Call, do func(h, hk, i int, r *oracle.Row)) {
 	t.Helper()
 	d := c.Dims()
-	open := func(x backend.Tensor) *view {
-		v, err := openView("x", x)
+	open := func(x backend.Tensor) *view.View {
+		v, err := view.Open("x", x)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -24,22 +25,22 @@ func eachRow(t *testing.T, c *backend.Call, do func(h, hk, i int, r *oracle.Row)
 	for h := range d.Heads {
 		hk := h / (d.Heads / d.KVHeads)
 		keys, values := make([]float32, d.SeqK*d.Dim), make([]float32, d.SeqK*d.ValueDim)
-		k.pack(keys, d.Dim, 0, hk, 0, d.SeqK, 0, d.Dim)
-		v.pack(values, d.ValueDim, 0, hk, 0, d.SeqK, 0, d.ValueDim)
+		k.Pack(keys, d.Dim, 0, hk, 0, d.SeqK, 0, d.Dim)
+		v.Pack(values, d.ValueDim, 0, hk, 0, d.SeqK, 0, d.ValueDim)
 		for i := range d.SeqQ {
 			lo, hi := c.Visible.Range(0, i, d.SeqK)
 			r := oracle.Row{Q: make([]float32, d.Dim), K: keys, V: values, Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap,
 				Hidden: func(j int) bool {
 					return j < lo || j >= hi ||
-						!mask.isZero() && !mask.bools[mask.index(0, h, i)+j*mask.stride[backend.Dim]] ||
-						!blocks.isZero() && !blocks.bools[blocks.index(0, h, i/c.BlockQ)+j/c.BlockK*blocks.stride[backend.Dim]]
+						!mask.IsZero() && !mask.Bools[mask.Index(0, h, i)+j*mask.Stride[backend.Dim]] ||
+						!blocks.IsZero() && !blocks.Bools[blocks.Index(0, h, i/c.BlockQ)+j/c.BlockK*blocks.Stride[backend.Dim]]
 				}}
-			q.pack(r.Q, d.Dim, 0, h, i, 1, 0, d.Dim)
-			if !bias.isZero() {
-				r.Bias = func(j int) float64 { return float64(bias.at(0, h, i, j)) }
+			q.Pack(r.Q, d.Dim, 0, h, i, 1, 0, d.Dim)
+			if !bias.IsZero() {
+				r.Bias = func(j int) float64 { return float64(bias.At(0, h, i, j)) }
 			}
-			if !relative.isZero() {
-				r.Relative = func(j int) float64 { return float64(relative.at(0, h, 0, j-i+d.SeqQ-1)) }
+			if !relative.IsZero() {
+				r.Relative = func(j int) float64 { return float64(relative.At(0, h, 0, j-i+d.SeqQ-1)) }
 			}
 			if c.Slopes != nil {
 				r.Slope = float64(c.Slope(0, h, d.Heads))

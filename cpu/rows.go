@@ -7,8 +7,101 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
+
+// rowJob is a call that computes the rows of a tensor [B, H, S, N] one at a time. Calls are
+// pooled, so that appending a token to a cache does not allocate.
+type rowJob struct {
+	row     func(j *rowJob, s *tile.Space, mem []float32, b, h, i int)
+	floats  int // of mem
+	pause   int // rows between two looks at the context
+	kernels *vec.Kernels
+
+	heads, seq int
+	taskRows   int
+	headTasks  int
+	tasks      int
+	threads    int
+
+	x        [4]view.View // the operands of row
+	cols     int          // of a row
+	pairs    int          // see Rotate
+	rotation backend.Rotation
+	layout   tile.Layout // kernels and dimensions, for scores
+	scores   tile.Scores
+	problem  *backend.Problem
+}
+
+var rowJobs = sync.Pool{New: func() any { return new(rowJob) }}
+
+// newRowJob returns a call with rows of the given shape, until it is released.
+func (be *Backend) newRowJob(shape backend.Shape, floats, pause int,
+	row func(j *rowJob, s *tile.Space, mem []float32, b, h, i int)) *rowJob {
+	j := rowJobs.Get().(*rowJob)
+	j.row, j.floats, j.pause, j.kernels, j.cols = row, floats, pause, be.kernels, shape[backend.Dim]
+	j.threads = be.threads()
+	if shape.Elements() < copyAlone {
+		j.threads = 1
+	}
+	j.divide(shape)
+	return j
+}
+
+// release forgets the operands.
+func (j *rowJob) release() {
+	*j = rowJob{}
+	rowJobs.Put(j)
+}
+
+// copyAlone is the number of elements that one goroutine copies in about the time that
+// another one takes to wake up.
+const copyAlone = 1 << 14
+
+// rowStep is the multiple of which tasks have rows.
+const rowStep = 64
+
+// divide divides rows of the given shape into tasks of up to tile.MaxRows rows of one head.
+func (j *rowJob) divide(shape backend.Shape) {
+	j.heads, j.seq = shape[backend.Heads], shape[backend.Seq]
+	steps, heads := ceilDiv(j.seq, rowStep), shape[backend.Batch]*j.heads
+	j.taskRows = rowStep * max(1, min(heads*steps/max(1, tasksPerThread*j.threads), tile.MaxRows/rowStep))
+	j.headTasks = ceilDiv(j.seq, j.taskRows)
+	j.tasks = heads * j.headTasks
+}
+
+// run opens the operands and computes the rows.
+func (j *rowJob) run(ctx context.Context, out, in []view.Operand) error {
+	pinned, err := view.Pin(where, out, in)
+	if err != nil {
+		return err
+	}
+	defer pinned.Unpin()
+	return workers.Run(ctx, j, j.tasks, j.threads)
+}
+
+// Floats implements pool.Job.
+func (j *rowJob) Floats() int { return j.floats }
+
+// Task implements pool.Job.
+func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
+	s, mem := tile.SpaceOf(w), w.Floats(j.floats)
+	if j.problem != nil {
+		j.scores.Seed(&s.Draw)
+	}
+	head, from := t/j.headTasks, t%j.headTasks*j.taskRows
+	for i := from; i < min(j.seq, from+j.taskRows); i++ {
+		if i%j.pause == 0 {
+			if err := turn.Pause(); err != nil {
+				return err
+			}
+		}
+		j.row(j, s, mem, head/j.heads, head%j.heads, i)
+	}
+	return nil
+}
 
 // Download implements backend.Backend: host = src, element by element.
 //
@@ -23,42 +116,15 @@ func (be *Backend) Download(ctx context.Context, host, src backend.Tensor) error
 		if host.DType() != src.DType() {
 			return fmt.Errorf("host is %v, src %v, they must be equal: %w", host.DType(), src.DType(), backend.ErrDType)
 		}
-		return be.copy(ctx, operand{name: "host", t: host}, operand{name: "src", t: src})
+		return be.copy(ctx, view.Operand{Name: "host", T: host}, view.Operand{Name: "src", T: src})
 	})
-}
-
-// copyRow copies row s of from, which has the same type and shape, to v.
-func (v *view) copyRow(from *view, b, h, s int) {
-	i, j := v.index(b, h, s), from.index(b, h, s)
-	n, di, dj := v.shape[backend.Dim], v.stride[backend.Dim], from.stride[backend.Dim]
-	switch v.dtype {
-	case backend.Q8:
-		copy(v.q8[i:i+q8Lead+n], from.q8[j:])
-	case backend.F32:
-		copyElements(v.f32[i:], di, from.f32[j:], dj, n)
-	case backend.Bool:
-		copyElements(v.bools[i:], di, from.bools[j:], dj, n)
-	default:
-		copyElements(v.bits[i:], di, from.bits[j:], dj, n)
-	}
-}
-
-// copyElements copies n elements that lie dj apart to where they lie di apart.
-func copyElements[T any](dst []T, di int, src []T, dj, n int) {
-	if di == 1 && dj == 1 {
-		copy(dst[:n], src)
-		return
-	}
-	for c := range n {
-		dst[c*di] = src[c*dj]
-	}
 }
 
 // Copy implements backend.Copier. Errors as for Attention.
 func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	return be.do(ctx, "copy", func() error {
 		for i := range dst {
-			if err := be.copy(ctx, operand{name: "dst", t: dst[i]}, operand{name: "src", t: src[i]}); err != nil {
+			if err := be.copy(ctx, view.Operand{Name: "dst", T: dst[i]}, view.Operand{Name: "src", T: src[i]}); err != nil {
 				return err
 			}
 		}
@@ -67,70 +133,29 @@ func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 }
 
 // copy writes dst = src, rounded to nearest even where dst's type is the narrower one.
-func (be *Backend) copy(ctx context.Context, dst, src operand) error {
-	j := copyJobs.Get().(*copyJob)
-	defer func() {
-		*j = copyJob{} // keeps no memory alive
-		copyJobs.Put(j)
-	}()
-	dst.to, src.to = &j.dst, &j.src
-	pinned, err := openOperands([]operand{dst}, []operand{src})
-	if err != nil {
-		return err
-	}
-	defer pinned.Unpin()
-	shape, threads := dst.t.Shape(), be.threads()
+func (be *Backend) copy(ctx context.Context, dst, src view.Operand) error {
+	shape := dst.T.Shape()
+	j := be.newRowJob(shape, roundUp(shape[backend.Dim], be.kernels.Lanes), rowStep, copyRow)
+	defer j.release()
 	if shape.Elements() == 0 {
-		return nil
+		j.tasks = 0
 	}
-	if shape.Elements() < copyAlone {
-		threads = 1
-	}
-	j.kernels, j.cols, j.rowPartition = be.kernels, shape[backend.Dim], newRowPartition(shape, threads)
-	return be.run(ctx, j, j.tasks, threads)
+	dst.To, src.To = &j.x[0], &j.x[1]
+	return j.run(ctx, []view.Operand{dst}, []view.Operand{src})
 }
 
-// copyAlone is the number of elements that one goroutine copies in about the time that
-// another one takes to wake up.
-const copyAlone = 1 << 14
-
-// copyJobs pools the jobs of calls: appending a token to a cache does not allocate.
-var copyJobs = sync.Pool{New: func() any { return new(copyJob) }}
-
-// copyJob is one Copy call.
-type copyJob struct {
-	rowPartition
-	kernels  *vec.Kernels
-	dst, src view
-	cols     int
-}
-
-func (j *copyJob) size() (floats, rows int) {
-	return roundUp(j.cols, j.kernels.Lanes), 0
-}
-
-func (j *copyJob) task(turn *pool.Turn, w *scratch, t int) error {
-	b, h, from, to := j.at(t)
-	padded, _ := j.size()
-	row := w.floats(padded)
-	for i := from; i < to; i++ {
-		if i%rowStep == rowStep-1 {
-			if err := turn.Pause(); err != nil {
-				return err
-			}
-		}
-		switch {
-		case j.dst.dtype == j.src.dtype:
-			j.dst.copyRow(&j.src, b, h, i)
-		case j.dst.dtype == backend.Q8:
-			j.src.pack(row, padded, b, h, i, 1, 0, j.cols)
-			j.dst.store(row[:j.cols], b, h, i, 0)
-		default:
-			loadRows(j.kernels, &j.src, row, padded, b, h, i, 1)
-			storeRow(j.kernels, &j.dst, row, b, h, i)
-		}
+func copyRow(j *rowJob, _ *tile.Space, row []float32, b, h, i int) {
+	dst, src := &j.x[0], &j.x[1]
+	switch {
+	case dst.DType == src.DType:
+		dst.CopyRow(src, b, h, i)
+	case dst.DType == backend.Q8:
+		src.Pack(row, j.cols, b, h, i, 1, 0, j.cols)
+		dst.Store(row[:j.cols], b, h, i, 0)
+	default:
+		src.LoadRows(j.kernels, row, len(row), b, h, i, 1)
+		dst.StoreRow(j.kernels, row, b, h, i)
 	}
-	return nil
 }
 
 // Rotate implements backend.Rotator, in float32 whatever the types of y and x are:
@@ -140,72 +165,38 @@ func (j *copyJob) task(turn *pool.Turn, w *scratch, t int) error {
 // Errors as for Attention.
 func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
 	return be.do(ctx, "rotate", func() error {
-		j := rotateJobs.Get().(*rotateJob)
-		defer func() {
-			*j = rotateJob{} // keeps no memory alive
-			rotateJobs.Put(j)
-		}()
-		j.dim, j.pairs, j.how, j.inPlace = x.Shape()[backend.Dim], cos.Shape()[backend.Dim], how, y == x
-		out := []operand{{"y", y, &j.y}}
-		in := []operand{{"cos", cos, &j.cos}, {"sin", sin, &j.sin}, {"x", x, &j.x}}
-		if j.inPlace {
-			in = in[:2]
+		shape, pairs := y.Shape(), cos.Shape()[backend.Dim]
+		j := be.newRowJob(shape, shape[backend.Dim]+2*pairs, rowStep, rotateRow)
+		defer j.release()
+		j.pairs, j.rotation = pairs, how
+		in := []view.Operand{{Name: "cos", T: cos, To: &j.x[2]}, {Name: "sin", T: sin, To: &j.x[3]}, {Name: "x", T: x, To: &j.x[1]}}
+		if y == x { // in place: the elements after the pairs do not change
+			in, j.cols = in[:2], 2*pairs
 		}
-		pinned, err := openOperands(out, in)
-		if err != nil {
-			return err
-		}
-		defer pinned.Unpin()
-		if j.inPlace {
-			j.x = j.y
-		}
-		threads := be.threads()
-		if y.Shape().Elements() < copyAlone {
-			threads = 1
-		}
-		j.rowPartition = newRowPartition(y.Shape(), threads)
-		return be.run(ctx, j, j.tasks, threads)
+		return j.run(ctx, []view.Operand{{Name: "y", T: y, To: &j.x[0]}}, in)
 	})
 }
 
-// rotateJobs pools the jobs of calls, as copyJobs does.
-var rotateJobs = sync.Pool{New: func() any { return new(rotateJob) }}
-
-// rotateJob is one Rotate call.
-type rotateJob struct {
-	rowPartition
-	y, x, cos, sin view
-	dim, pairs     int
-	how            backend.Rotation
-	inPlace        bool
-}
-
-func (j *rotateJob) size() (floats, rows int) { return j.dim + 2*j.pairs, 0 }
-
-func (j *rotateJob) task(_ *pool.Turn, w *scratch, t int) error {
-	b, h, from, to := j.at(t)
-	row, cos, sin := w.floats(j.dim), w.floats(j.pairs), w.floats(j.pairs)
-	n := j.dim
-	if j.inPlace {
-		n = 2 * j.pairs // the rest does not change
+func rotateRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
+	n := j.pairs
+	y, x, row, cos, sin := &j.x[0], &j.x[1], mem[2*n:], mem[:n], mem[n:2*n]
+	if x.IsZero() {
+		x = y
 	}
-	for i := from; i < to; i++ {
-		j.x.pack(row, j.dim, b, h, i, 1, 0, n)
-		j.cos.pack(cos, j.pairs, b, h, i, 1, 0, j.pairs)
-		j.sin.pack(sin, j.pairs, b, h, i, 1, 0, j.pairs)
-		if j.how.Inverse {
-			for i := range sin {
-				sin[i] = -sin[i]
-			}
+	x.Pack(row, j.cols, b, h, i, 1, 0, j.cols)
+	j.x[2].Pack(cos, n, b, h, i, 1, 0, n)
+	j.x[3].Pack(sin, n, b, h, i, 1, 0, n)
+	if j.rotation.Inverse {
+		for i := range sin {
+			sin[i] = -sin[i]
 		}
-		if j.how.Interleaved {
-			rotateInterleaved(row[:2*j.pairs], cos, sin)
-		} else {
-			rotateHalves(row[:j.pairs], row[j.pairs:2*j.pairs], cos, sin)
-		}
-		j.y.store(row[:n], b, h, i, 0)
 	}
-	return nil
+	if j.rotation.Interleaved {
+		rotateInterleaved(row[:2*n], cos, sin)
+	} else {
+		rotateHalves(row[:n], row[n:2*n], cos, sin)
+	}
+	y.Store(row[:j.cols], b, h, i, 0)
 }
 
 // rotateHalves rotates the pairs (lo[i], hi[i]). The conversions keep the compiler
@@ -238,49 +229,32 @@ func rotateInterleaved(row, cos, sin []float32) {
 // the result has the bits of the other side. Errors as for Attention.
 func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
 	return be.do(ctx, "merge", func() error {
-		j := mergeJob{dim: o.Shape()[backend.Dim], rowPartition: newRowPartition(o.Shape(), be.threads())}
-		pinned, err := openOperands(
-			[]operand{{"o", o, &j.o}, {"lse", lse, &j.lse}},
-			[]operand{{"the part's o", po, &j.po}, {"the part's lse", plse, &j.plse}})
-		if err != nil {
-			return err
-		}
-		defer pinned.Unpin()
-		return be.run(ctx, &j, j.tasks, be.threads())
+		j := be.newRowJob(o.Shape(), 2*o.Shape()[backend.Dim], rowStep, mergeRow)
+		defer j.release()
+		return j.run(ctx,
+			[]view.Operand{{Name: "o", T: o, To: &j.x[0]}, {Name: "lse", T: lse, To: &j.x[1]}},
+			[]view.Operand{{Name: "the part's o", T: po, To: &j.x[2]}, {Name: "the part's lse", T: plse, To: &j.x[3]}})
 	})
 }
 
-// mergeJob is one Merge call.
-type mergeJob struct {
-	rowPartition
-	o, lse, po, plse view
-	dim              int
-}
-
-func (j *mergeJob) size() (floats, rows int) { return 2 * j.dim, 0 }
-
-func (j *mergeJob) task(_ *pool.Turn, w *scratch, t int) error {
-	b, h, from, to := j.at(t)
-	o, po := w.floats(j.dim), w.floats(j.dim)
-	for i := from; i < to; i++ {
-		at := j.lse.index(b, h, i)
-		lse, plse := j.lse.f32[at], j.plse.at(b, h, i, 0)
-		if plse == negInf {
-			continue
-		}
-		j.po.pack(po, j.dim, b, h, i, 1, 0, j.dim)
-		if lse == negInf {
-			j.o.store(po, b, h, i, 0)
-			j.lse.f32[at] = plse
-			continue
-		}
-		x, y, sum := mergeLSE(lse, plse)
-		j.o.pack(o, j.dim, b, h, i, 1, 0, j.dim)
-		for c := range o {
-			o[c] = float32(x*o[c]) + float32(y*po[c]) + 0 // no zero is negative
-		}
-		j.o.store(o, b, h, i, 0)
-		j.lse.f32[at] = sum
+func mergeRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
+	n := j.cols
+	o, other := mem[:n], mem[n:]
+	lse, otherLSE := &j.x[1].F32[j.x[1].Index(b, h, i)], j.x[3].At(b, h, i, 0)
+	if otherLSE == tile.NegInf {
+		return
 	}
-	return nil
+	j.x[2].Pack(other, n, b, h, i, 1, 0, n)
+	if *lse == tile.NegInf {
+		j.x[0].Store(other, b, h, i, 0)
+		*lse = otherLSE
+		return
+	}
+	x, y, sum := tile.MergeLSE(*lse, otherLSE)
+	j.x[0].Pack(o, n, b, h, i, 1, 0, n)
+	for c := range o {
+		o[c] = float32(x*o[c]) + float32(y*other[c]) + 0 // no zero is negative
+	}
+	j.x[0].Store(o, b, h, i, 0)
+	*lse = sum
 }

@@ -76,13 +76,13 @@ func testSmallProblems(t *testing.T, tier string) {
 				t.Fatal(err)
 			}
 			defer a.release()
-			if a.taskGroups > 0 {
+			if a.plan.taskGroups > 0 {
 				small++
 			}
 			if engine {
-				a.partition = newPartition(be.kernels, &c, 2)
+				a.plan = newPartition(be.kernels, &c, 2)
 			}
-			if err := be.run(t.Context(), a, a.tasks, 2); err != nil {
+			if err := workers.Run(t.Context(), a, a.plan.tasks, 2); err != nil {
 				t.Fatal(err)
 			}
 			return c.O, c.LSE

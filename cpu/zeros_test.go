@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
 // signed returns a contiguous F32 tensor of small multiples of ±unit.
@@ -66,11 +67,11 @@ func testNoNegativeZeros(t *testing.T, tier string) {
 		sink  float32 // scales outputs down
 		left  int
 	}{
-		{backend.F32, 3e-45, 300, 32, negInf, backend.Unbounded},
-		{backend.F32, 3e-45, 40, 20, negInf, backend.Unbounded},
-		{backend.F32, 3e-45, 300, 20, negInf, 30},
-		{backend.F32, 2e-44, 2*chunkKeys + 5, 32, negInf, backend.Unbounded}, // cut for several threads
-		{backend.F32, 1e-43, ShardKeys + 140, 20, negInf, backend.Unbounded}, // merged
+		{backend.F32, 3e-45, 300, 32, tile.NegInf, backend.Unbounded},
+		{backend.F32, 3e-45, 40, 20, tile.NegInf, backend.Unbounded},
+		{backend.F32, 3e-45, 300, 20, tile.NegInf, 30},
+		{backend.F32, 2e-44, 2*tile.SumKeys + 5, 32, tile.NegInf, backend.Unbounded}, // cut for several threads
+		{backend.F32, 1e-43, ShardKeys + 140, 20, tile.NegInf, backend.Unbounded},    // merged
 		{backend.BF16, 1e-40, 300, 32, 16, backend.Unbounded},
 		{backend.F16, 1e-7, 300, 20, 91, backend.Unbounded},
 		{backend.Q8, 1e-36, 300, 32, 26, backend.Unbounded},
@@ -79,14 +80,14 @@ func testNoNegativeZeros(t *testing.T, tier string) {
 		v := typed(t, signed(t, 3, backend.Shape{1, 1, c.keys, c.dv}, c.unit), c.dtype)
 		for _, rows := range []int{1, 2, 4, 8, 16, 33, 64, 100} {
 			threads := 1
-			if c.keys > chunkKeys {
+			if c.keys > tile.SumKeys {
 				if threads = 7; rows != 33 {
 					continue
 				}
 			}
 			be, q := open(t, Options{Tier: tier, Threads: threads}), random(t, 1, backend.Shape{1, 1, rows, d})
 			p := backend.Problem{Scale: 1, Visible: backend.Visibility{Left: c.left, Offset: c.keys - rows}}
-			if c.sink != negInf {
+			if c.sink != tile.NegInf {
 				p.Sinks = []float32{c.sink}
 			}
 			rowsAlone(t, fmt.Sprintf("%v, %d keys, head size %d", c.dtype, c.keys, c.dv), rows, c.dv, func(from, to int, o backend.Tensor) error {

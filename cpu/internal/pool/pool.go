@@ -1,10 +1,10 @@
 // Package pool computes the calls of a process on at most GOMAXPROCS goroutines at a time.
 //
-// A call is a [Job], cut into tasks with disjoint outputs. The goroutine of its caller
-// computes tasks, and workers help:
+// A call is a [Job], divided into tasks with disjoint outputs. The goroutine of its caller
+// computes tasks, and workers help, each with a [Turn] and a [Scratch]:
 //
-//	caller ──► Run ──► Work: Next, Next, ... Pause ...      one Turn each
-//	workers ─────────► Work: Next, Next, ... Pause ...
+//	caller ──► Run ──► Task, Task, ... Pause ...
+//	workers ─────────► Task, Task, ... Pause ...
 //
 // A goroutine computes only while it holds one of GOMAXPROCS cores. Callers that find no
 // free core wait in a queue, first come, first served, and leave it at once when their
@@ -29,12 +29,14 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Job is a call that is cut into tasks.
+// Job is a call that is divided into tasks.
 type Job interface {
-	// Work computes the tasks that t.Next returns until that is -1. Several goroutines
-	// call it at once, each with a Turn of its own. It calls t.Pause between parts of
-	// the work of at most about a millisecond, and returns the error of Pause.
-	Work(t *Turn) error
+	// Floats returns the floats of scratch that one goroutine needs, in at most 48 slices.
+	Floats() int
+	// Task computes task n in w, whose floats are all available. Several goroutines call it
+	// at once, each with a Turn and a Scratch of its own. It calls t.Pause between steps of
+	// at most about a millisecond, and returns the error of Pause.
+	Task(t *Turn, w *Scratch, n int) error
 }
 
 // slice is how long a goroutine holds a core while others wait for it.
@@ -126,7 +128,7 @@ type crew struct {
 // sleeping workers; those that wake up late take the remaining tasks. After the first
 // calls, Run does not allocate.
 //
-// It returns the first error of Work, the context's error, or ErrInternal for a panic.
+// It returns the first error of Task, the context's error, or ErrInternal for a panic.
 func (p *Pool) Run(ctx context.Context, j Job, tasks, threads int) error {
 	c := spare.Get().(*crew)
 	c.pool, c.ctx, c.job, c.err = p, ctx, j, nil
@@ -317,7 +319,7 @@ func (c *crew) compute(t *Turn) {
 				c.pool.invite(c)
 			}
 		}
-		return c.job.Work(t)
+		return c.work(t)
 	}()
 	if err == nil {
 		return
@@ -329,6 +331,25 @@ func (c *crew) compute(t *Turn) {
 	c.mu.Unlock()
 	c.failed.Store(true)
 	c.next.Store(0)
+}
+
+// work computes the tasks that no other goroutine takes.
+func (c *crew) work(t *Turn) error {
+	w, err := takeScratch(c.job.Floats())
+	if err != nil {
+		return err
+	}
+	for n := t.next(); n >= 0; n = t.next() {
+		if err = t.Pause(); err != nil {
+			break
+		}
+		w.Reset()
+		if err = c.job.Task(t, w, n); err != nil {
+			break
+		}
+	}
+	w.giveBack() // not after a panic: it may be in use
+	return err
 }
 
 // Recover, deferred, turns a panic into ErrInternal with the stack.

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"go.uber.org/goleak"
 
@@ -35,20 +36,12 @@ func open(t *testing.T, cores int, slice time.Duration) *Pool {
 	return p
 }
 
-// job calls task for each task, with a pause before.
+// job calls itself for each task.
 type job func(turn *Turn, n int) error
 
-func (j job) Work(turn *Turn) error {
-	for n := turn.Next(); n >= 0; n = turn.Next() {
-		if err := turn.Pause(); err != nil {
-			return err
-		}
-		if err := j(turn, n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (j job) Floats() int { return 0 }
+
+func (j job) Task(turn *Turn, _ *Scratch, n int) error { return j(turn, n) }
 
 var errFail = errors.New("a task failed")
 
@@ -320,6 +313,38 @@ func TestCloseNextToOpen(t *testing.T) {
 		}
 		p.Open()
 		<-closed // the limit of the whole test binary reports a hang
+	}
+}
+
+// TestScratchAligned shows that slices of scratch are disjoint and start on a cache
+// line.
+func TestScratchAligned(t *testing.T) {
+	w, err := takeScratch(1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.giveBack()
+	var sizes = []int{1, 64, 3, 0, 128, 7, 500}
+	var slices [][]float32
+	for _, n := range sizes {
+		p := w.Floats(n)
+		if len(p) != n {
+			t.Fatalf("asked for %d floats, got %d", n, len(p))
+		}
+		if n > 0 && uintptr(unsafe.Pointer(&p[0]))%64 != 0 {
+			t.Errorf("a slice of %d floats is not aligned", n)
+		}
+		for i := range p {
+			p[i] = float32(n)
+		}
+		slices = append(slices, p)
+	}
+	for i, p := range slices {
+		for _, x := range p {
+			if x != float32(sizes[i]) {
+				t.Fatalf("slice %d was overwritten by another", i)
+			}
+		}
 	}
 }
 

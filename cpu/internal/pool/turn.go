@@ -25,9 +25,9 @@ type Turn struct {
 // errStopped is what Pause returns when another goroutine of the call has failed.
 var errStopped = errors.New("another goroutine of the call has failed")
 
-// Next returns a task that no other goroutine computes, or -1. The tasks descend from the
+// next returns a task that no other goroutine computes, or -1. The tasks descend from the
 // last one to 0. It returns -1 to a worker when callers wait for a core.
-func (t *Turn) Next() int {
+func (t *Turn) next() int {
 	if t.worker && t.crew.pool.queued.Load() > 0 {
 		t.leaves = true
 		return -1

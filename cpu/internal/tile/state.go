@@ -1,4 +1,4 @@
-package cpu
+package tile
 
 import (
 	"math"
@@ -6,47 +6,29 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// chunkKeys is the number of keys in one sum. A new sum begins at each multiple of
-// it, counted from key 0, and the sums are folded in the order of their keys. The
-// result therefore has the same bits whether one goroutine takes all keys of a row
-// or several take some of them. With 1,024 keys folding is 0.2% of the work, and a
-// cache of some thousand keys still has a chunk for every core.
-const chunkKeys = 8 * keyBlock
-
-// ShardKeys is the number of keys in a shard. A call over more keys computes (O, LSE) of
-// each shard, which begins at a multiple of ShardKeys, and merges them in order as
-// [Backend.Merge] does. A sequence whose keys are divided between machines at such
-// multiples, and merged there, therefore has the bits of one call. Sinks belong to the
-// first shard.
-const ShardKeys = 32 * chunkKeys
-
-// shardChunks is the number of chunks in a shard.
-const shardChunks = ShardKeys / chunkKeys
-
-// noScore is the largest score of a row that has seen no key. It is finite, because
+// NoScore is the largest score of a row that has seen no key. It is finite, because
 // -Inf - (-Inf) is NaN.
-const noScore = -math.MaxFloat32
+const NoScore = -math.MaxFloat32
 
 // state is the online softmax of some rows over some keys: with m the largest
 // score, in units of log2 e,
 //
 //	l = Σ 2^(s - m)    o = Σ 2^(s - m)·v
 //
-// o is [Dv, Width], or with partition.rowOutputs [rows, Dv rounded up to Lanes].
+// o is [Dv, Width], or with Layout.RowOutputs [rows, DimV].
 type state struct{ o, m, l []float32 }
+
+// stateIn returns a state in mem, which holds o, then m, then l.
+func (l *Layout) stateIn(mem []float32) state {
+	o, rows := l.OutputFloats(), l.TileRows()
+	return state{mem[:o], mem[o : o+rows], mem[o+rows : o+2*rows]}
+}
 
 // reset sets s to the sum over no keys.
 func (s *state) reset() {
 	clear(s.o)
 	clear(s.l)
-	for i := range s.m {
-		s.m[i] = noScore
-	}
-}
-
-// stateIn returns a state in mem, which holds o, then m, then l.
-func stateIn(mem []float32, o, rows int) state {
-	return state{mem[:o], mem[o : o+rows], mem[o+rows : o+2*rows]}
+	fill(s.m, NoScore)
 }
 
 // copy copies t, which has the same size, to s.
@@ -110,12 +92,12 @@ func (f *folder) multiply(o, a []float32) {
 	}
 }
 
-// mergeLSE returns the factors of the outputs of two results in their merge, and its LSE:
+// MergeLSE returns the factors of the outputs of two results in their merge, and its LSE:
 //
 //	m = max(x, y)    sum = exp(x - m) + exp(y - m)
 //	ox = exp(x - m)/sum    oy = exp(y - m)/sum    lse = m + log(sum)
-func mergeLSE(x, y float32) (ox, oy, lse float32) {
-	switch negInf {
+func MergeLSE(x, y float32) (ox, oy, lse float32) {
+	switch NegInf {
 	case y:
 		return 1, 0, x
 	case x:
@@ -126,7 +108,7 @@ func mergeLSE(x, y float32) (ox, oy, lse float32) {
 	return float32(a / (a + b)), float32(b / (a + b)), float32(m + math.Log(a+b))
 }
 
-// rowLSE finishes a row whose scores, in units of log2 e, have the maximum m and the
+// RowLSE finishes a row whose scores, in units of log2 e, have the maximum m and the
 // sum l of the powers 2^(s - m), with a sink, or without one if that is -Inf:
 //
 //	top = max(m, sink·log2 e)    sum = 2^(m - top)·l + 2^(sink·log2 e - top)
@@ -134,11 +116,11 @@ func mergeLSE(x, y float32) (ox, oy, lse float32) {
 // It returns the natural log-sum-exp, and the factor of the row's output:
 // 2^(m - top)/sum, or 1/l without a sink. For a row that has seen no key these are the
 // sink and 0.
-func rowLSE(m float32, l float64, sink float32) (lse, inv float32) {
+func RowLSE(m float32, l float64, sink float32) (lse, inv float32) {
 	switch {
 	case l == 0:
 		return sink, 0
-	case sink == negInf:
+	case sink == NegInf:
 		return float32((float64(m) + math.Log2(l)) * math.Ln2), float32(1 / l)
 	}
 	score, other := float64(m), float64(sink)*math.Log2E
@@ -148,49 +130,49 @@ func rowLSE(m float32, l float64, sink float32) (lse, inv float32) {
 	return float32((top + math.Log2(sum)) * math.Ln2), float32(mine / sum)
 }
 
-// progress is the state of rows between key blocks: cur is the sum over the current
-// chunk, all that over the chunks of its shard before it. merged is the result of the
+// sums are the states of the rows of a tile between blocks: cur is the sum over the last
+// SumKeys keys, all that over the keys of its shard before them. merged is the result of the
 // shards before, with O in o and LSE in m.
-type progress struct {
+type sums struct {
 	cur, all  state
 	merged    state
-	chunk     int  // the chunk of cur
+	at        int  // the index of cur among the sums of a row
 	hasCur    bool // cur has seen keys
 	hasAll    bool // all has seen keys
 	hasMerged bool // merged is set
 }
 
-// enter prepares p for keys of a chunk.
-func (p *progress) enter(chunk int, f *folder) {
-	if p.hasCur && p.chunk != chunk {
-		p.leave(f)
+// enter prepares s for keys of sum at.
+func (s *sums) enter(at int, f *folder) {
+	if s.hasCur && s.at != at {
+		s.leave(f)
 	}
-	if !p.hasCur {
-		p.cur.reset()
-		p.chunk, p.hasCur = chunk, true
+	if !s.hasCur {
+		s.cur.reset()
+		s.at, s.hasCur = at, true
 	}
 }
 
 // leave adds cur to all.
-func (p *progress) leave(f *folder) {
+func (s *sums) leave(f *folder) {
 	switch {
-	case !p.hasCur:
-	case p.hasAll:
-		f.fold(&p.all, &p.cur)
+	case !s.hasCur:
+	case s.hasAll:
+		f.fold(&s.all, &s.cur)
 	default:
-		p.cur, p.all, p.hasAll = p.all, p.cur, true
+		s.cur, s.all, s.hasAll = s.all, s.cur, true
 	}
-	p.hasCur = false
+	s.hasCur = false
 }
 
-// sum returns the sum over all chunks of the shard.
-func (p *progress) sum(f *folder) *state {
+// total returns the sum over all keys of the shard.
+func (s *sums) total(f *folder) *state {
 	switch {
-	case p.hasAll:
-		p.leave(f)
-		return &p.all
-	case !p.hasCur:
-		p.cur.reset()
+	case s.hasAll:
+		s.leave(f)
+		return &s.all
+	case !s.hasCur:
+		s.cur.reset()
 	}
-	return &p.cur
+	return &s.cur
 }

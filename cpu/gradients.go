@@ -1,0 +1,47 @@
+package cpu
+
+import (
+	"context"
+	"sync"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/backward"
+)
+
+// Backward implements backend.Differentiator: package cpu/internal/backward states the formulas
+// and the order of the sums. Errors are those of Attention, and ErrMemory.
+func (be *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
+	return be.do(ctx, "backward", func() error {
+		var pinned backend.Pinned
+		out, in := g.Operands()
+		if err := pinned.Pin(nil, where, out[:], in[:]); err != nil {
+			return err
+		}
+		defer pinned.Unpin()
+		c := gradientPool.Get().(*backward.Call)
+		defer func() {
+			c.Reset()
+			gradientPool.Put(c)
+		}()
+		if err := c.Open(g, be.kernels, be.threads()); err != nil {
+			return err
+		}
+		return c.Run(ctx, workers)
+	})
+}
+
+var gradientPool = sync.Pool{New: func() any { return new(backward.Call) }}
+
+// PlanBackward implements backend.Differentiator.
+func (be *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backend.Plan, error) {
+	if err := be.gate.enter(ctx, "plan"); err != nil {
+		return backend.Plan{}, err
+	}
+	defer be.gate.leave()
+	p := backend.NewGradientsPlan(g)
+	p.Backend = name
+	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
+	x := backward.NewPlan(g, be.kernels, be.threads())
+	x.Describe(&p)
+	return p, nil
+}

@@ -1,0 +1,148 @@
+// Package backward computes the gradients of attention: with P = 2^(S - LSE) from the scores S
+// of package tile,
+//
+//	dP = V·dO    dS = P∘(dP - D)    D = rowsum(dO∘O) - dLSE
+//	dV = P·dO    dK = dS·Q    dQ = Kᵀ·dS
+//
+// block by block (Dao et al. 2022, FlashAttention, algorithm 4). A task computes a chunk, the
+// keys of a span of one key head. It keeps the sums of dK and dV in its cache and takes each tile
+// of query rows over its blocks of 128 keys, in order. The sum of dQ passes from each chunk to the
+// next one, tile by tile, and so do those of biases. Therefore the order of every sum depends
+// on the shapes alone, and so do the bits of a result.
+package backward
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
+)
+
+// Call is one call. It may be opened again after Reset and keeps its memory.
+type Call struct {
+	plan     Plan
+	forward  tile.Attention // o and lse are its results
+	problem  *backend.Problem
+	dO, dLSE view.View
+	dQ, dK,
+	dV view.View
+	add    bool // to the gradients
+	biases biases
+
+	dots []float32      // D of each query row, [B, H, Sq]
+	sums []float32      // dQ of the tiles of each slot, unscaled
+	done []atomic.Int32 // of each task, the tiles whose dQ has its share of the sum
+}
+
+// Open opens the operands of g, which are pinned, and allocates the memory that its tasks
+// share.
+func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err error) {
+	c.plan, c.problem, c.add = NewPlan(g, k, threads), &g.Problem, g.Add
+	if err = c.forward.Open(&c.plan.layout, &g.Call); err != nil {
+		return err
+	}
+	if err = view.OpenAll([]view.Operand{{Name: "do", T: g.DO, To: &c.dO}, {Name: "dlse", T: g.DLSE, To: &c.dLSE},
+		{Name: "dq", T: g.DQ, To: &c.dQ}, {Name: "dk", T: g.DK, To: &c.dK}, {Name: "dv", T: g.DV, To: &c.dV}}); err != nil {
+		return err
+	}
+	if c.dots, err = pool.Resized(c.dots, c.plan.queryRows()); err == nil {
+		c.sums, err = pool.Resized(c.sums, c.plan.sumFloats())
+	}
+	if err == nil {
+		c.done, err = pool.Resized(c.done, c.plan.tasks)
+	}
+	if err == nil {
+		err = c.biases.open(g, c.plan.biasSums)
+	}
+	if err != nil {
+		return fmt.Errorf("sums of %d query rows: %w", c.plan.queryRows(), err)
+	}
+	for i := range c.done {
+		c.done[i].Store(0)
+	}
+	return nil
+}
+
+// Reset forgets the operands.
+func (c *Call) Reset() {
+	*c = Call{dots: c.dots, sums: c.sums, done: c.done, biases: c.biases.emptied()}
+}
+
+// Run computes the gradients on the workers of p.
+func (c *Call) Run(ctx context.Context, p *pool.Pool) error {
+	if err := p.Run(ctx, dotJob{c}, c.plan.dotTasks(), c.plan.threads); err != nil {
+		return err
+	}
+	if c.plan.wantsQ || !c.dK.IsZero() || !c.dV.IsZero() || c.biases.wanted() {
+		if err := p.Run(ctx, chunkJob{c}, c.plan.tasks, c.plan.threads); err != nil {
+			return err
+		}
+	}
+	c.writeBiases()
+	return nil
+}
+
+// dotRows is the most rows of a task of dotJob.
+const dotRows = 64
+
+// dotJob computes D of each query row.
+type dotJob struct{ call *Call }
+
+// Floats implements pool.Job.
+func (j dotJob) Floats() int { return 2 * j.call.plan.layout.DimV }
+
+// Task implements pool.Job.
+func (j dotJob) Task(_ *pool.Turn, w *pool.Scratch, n int) error {
+	c, l := j.call, &j.call.plan.layout
+	d, headTasks := &l.Dims, ceilDiv(l.Dims.SeqQ, dotRows)
+	b, h, from := n/headTasks/d.Heads, n/headTasks%d.Heads, n%headTasks*dotRows
+	o, dO := w.Floats(l.DimV), w.Floats(l.DimV)
+	for i := from; i < min(d.SeqQ, from+dotRows); i++ {
+		c.forward.Products.O.LoadRows(l.Kernels, o, l.DimV, b, h, i, 1)
+		c.dO.LoadRows(l.Kernels, dO, l.DimV, b, h, i, 1)
+		sum := 0.0
+		for c, x := range o {
+			sum += float64(x) * float64(dO[c])
+		}
+		if lse := c.forward.LSE.At(b, h, i, 0); lse != lse {
+			sum = math.NaN() // the row sees a NaN
+		}
+		if !c.dLSE.IsZero() {
+			sum -= float64(c.dLSE.At(b, h, i, 0))
+		}
+		c.dots[(b*d.Heads+h)*d.SeqQ+i] = float32(sum)
+	}
+	return nil
+}
+
+// storeGradient writes scale·row, or adds it, to row i of v unless v is not requested. It
+// overwrites row and old.
+func (c *Call) storeGradient(v *view.View, row, old []float32, scale float32, b, h, i int) {
+	if v.IsZero() {
+		return
+	}
+	if scale != 1 {
+		for n := range row {
+			row[n] *= scale
+		}
+	}
+	k := c.plan.layout.Kernels
+	if c.add {
+		v.LoadRows(k, old, len(row), b, h, i, 1)
+		for n, x := range old[:len(row)] {
+			row[n] += x
+		}
+	}
+	v.StoreRow(k, row, b, h, i)
+}
+
+func ceilDiv(a, b int) int { return (a + b - 1) / b }
+
+// roundUp returns the smallest multiple of step that is at least n.
+func roundUp(n, step int) int { return ceilDiv(n, step) * step }

@@ -1,0 +1,242 @@
+package backward
+
+import (
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/view"
+)
+
+// biases are the gradients of biases and sinks, and the sums over dS from which they
+// follow when the keys of all tasks are done. DBias with rows and keys has no sums: tasks add
+// to it in place, head after head.
+//
+// The order of each sum depends on the shapes alone. Each has the
+// terms of one head. In the chain of tasks of that head, each adds a tile after the task before
+// it: the keys of a row come in order, and so do the rows of a distance. While one task is at a
+// tile, those after it in the chain are at earlier tiles and later keys, at other distances.
+type biases struct {
+	dBias, dRelative, dSlopes, dSinks view.View
+
+	distances []float64 // [B, H, Sq+Sk-1], as Relative
+	byRow     []float64 // [B, H, Sq], for DBias without keys
+	byKey     []float64 // [B, H, Sk], for DBias without rows
+}
+
+// biasSums are the lengths of the sums of biases.
+type biasSums struct{ distances, byRow, byKey int }
+
+func (n biasSums) all() int { return n.distances + n.byRow + n.byKey }
+
+// distances returns the number of distances between rows and keys.
+func distances(d backend.Dims) int { return max(0, d.SeqQ+d.SeqK-1) }
+
+// newBiasSums returns the sums that g needs.
+func newBiasSums(g *backend.Gradients) (n biasSums) {
+	d := g.Dims()
+	heads := d.Batch * d.Heads
+	if !g.DRelative.IsZero() || !g.DSlopes.IsZero() {
+		n.distances = heads * distances(d)
+	}
+	if s := g.DBias.Shape(); !g.DBias.IsZero() {
+		switch {
+		case s[backend.Dim] == 1:
+			n.byRow = heads * d.SeqQ
+		case s[backend.Seq] == 1:
+			n.byKey = heads * d.SeqK
+		}
+	}
+	return n
+}
+
+// open opens the gradients of biases that g requests and allocates their sums.
+func (a *biases) open(g *backend.Gradients, n biasSums) error {
+	if err := view.OpenAll([]view.Operand{{Name: "dbias", T: g.DBias, To: &a.dBias}, {Name: "drelative", T: g.DRelative, To: &a.dRelative},
+		{Name: "dslopes", T: g.DSlopes, To: &a.dSlopes}, {Name: "dsinks", T: g.DSinks, To: &a.dSinks}}); err != nil {
+		return err
+	}
+	for _, of := range []struct {
+		sums *[]float64
+		n    int
+	}{{&a.distances, n.distances}, {&a.byRow, n.byRow}, {&a.byKey, n.byKey}} {
+		var err error
+		if *of.sums, err = pool.Resized(*of.sums, of.n); err != nil {
+			return err
+		}
+		clear(*of.sums)
+	}
+	return nil
+}
+
+// emptied returns biases with the memory of a.
+func (a *biases) emptied() biases {
+	return biases{distances: a.distances[:0], byRow: a.byRow[:0], byKey: a.byKey[:0]}
+}
+
+// direct reports whether tasks add to DBias in place.
+func (a *biases) direct() bool {
+	return !a.dBias.IsZero() && a.dBias.Shape[backend.Seq] > 1 && a.dBias.Shape[backend.Dim] > 1
+}
+
+// shared reports whether several heads add to the same element of DBias in place.
+func (a *biases) shared(l *tile.Layout) bool {
+	return a.direct() && (a.dBias.Shape[backend.Batch] < l.Dims.Batch || a.dBias.Shape[backend.Heads] < l.Dims.Heads)
+}
+
+// wanted reports whether a gradient of a bias needs dS.
+func (a *biases) wanted() bool {
+	return a.direct() || len(a.distances)+len(a.byRow)+len(a.byKey) > 0
+}
+
+// row returns the elements of keys in the row of DBias to which row i adds, and their
+// stride.
+func (a *biases) row(b, h, i int, keys tile.Span) ([]float32, int) {
+	v := &a.dBias
+	step := v.Stride[backend.Dim]
+	at := v.Index(min(b, v.Shape[backend.Batch]-1), min(h, v.Shape[backend.Heads]-1), i) + keys.Lo*step
+	return v.F32[at : at+(keys.Hi-keys.Lo-1)*step+1], step
+}
+
+// clear sets the elements of DBias to zero to which the rows of t are the first that add,
+// for the keys of x. Those of hidden keys stay zero.
+func (a *biases) clear(c *Call, x *chunk, t *tile.Tile) {
+	if c.add || !a.direct() || x.of.Keys.Empty() {
+		return
+	}
+	for r := range t.N {
+		h, i := x.layout.Row(t.H, t.I, r)
+		if t.Batch > 0 && a.dBias.Shape[backend.Batch] == 1 || h > 0 && a.dBias.Shape[backend.Heads] == 1 {
+			continue
+		}
+		to, step := a.row(t.Batch, h, i, x.of.Keys)
+		if step == 1 {
+			clear(to)
+			continue
+		}
+		for c := 0; c < len(to); c += step {
+			to[c] = 0
+		}
+	}
+}
+
+// addBlock adds the gradients of the biased scores of t and the keys of here, in x.ds.
+func (a *biases) addBlock(x *chunk, t *tile.Tile, here tile.Span) {
+	n, ds, l, d := here.Hi-here.Lo, x.ds, x.layout, &x.layout.Dims
+	if k := l.Kernels; !l.KeyLanes {
+		for lane := 0; lane < t.N; lane += k.Lanes {
+			for c := 0; c < n; c += k.Lanes {
+				k.Transpose(x.turned[lane*tile.BlockKeys+c:], tile.BlockKeys, x.ds[c*k.Width+lane:], k.Width, x.space.One)
+			}
+		}
+		ds = x.turned
+	}
+	direct := a.direct()
+	for r := range t.N {
+		h, i := l.Row(t.H, t.I, r)
+		row, head := ds[r*tile.BlockKeys:][:n], t.Batch*d.Heads+h
+		if direct {
+			to, step := a.row(t.Batch, h, i, here)
+			for c, y := range row {
+				to[c*step] += y
+			}
+		}
+		if len(a.byRow) > 0 {
+			sum := 0.0
+			for _, y := range row {
+				sum += float64(y)
+			}
+			a.byRow[head*d.SeqQ+i] += sum
+		}
+		if len(a.byKey) > 0 {
+			addTo(a.byKey[head*d.SeqK+here.Lo:], row)
+		}
+		if len(a.distances) > 0 {
+			addTo(a.distances[head*distances(*d)+here.Lo-i+d.SeqQ-1:], row)
+		}
+	}
+}
+
+// addTo adds row to sums.
+func addTo(sums []float64, row []float32) {
+	sums = sums[:len(row)]
+	for c, y := range row {
+		sums[c] += float64(y)
+	}
+}
+
+// writeBiases writes the gradients that follow from the sums.
+func (c *Call) writeBiases() {
+	a, d := &c.biases, &c.plan.layout.Dims
+	n := distances(*d)
+	c.writeSums(&a.dRelative, n, func(head, at int) float64 { return a.distances[head*n+at] })
+	c.writeSums(&a.dSlopes, 1, func(head, _ int) (slope float64) {
+		for at, x := range a.distances[head*n:][:n] {
+			slope -= math.Abs(float64(c.problem.Visible.Offset-(at-(d.SeqQ-1)))) * x
+		}
+		return slope
+	})
+	c.writeSums(&a.dSinks, 1, c.sinkGradient)
+	switch {
+	case a.dBias.IsZero() || a.direct():
+	case a.dBias.Shape[backend.Dim] > 1:
+		c.writeSums(&a.dBias, d.SeqK, func(head, key int) float64 { return a.byKey[head*d.SeqK+key] })
+	case a.dBias.Shape[backend.Seq] > 1:
+		c.writeSums(&a.dBias, d.SeqQ, func(head, i int) float64 { return a.byRow[head*d.SeqQ+i] })
+	default:
+		c.writeSums(&a.dBias, 1, func(head, _ int) (sum float64) {
+			for _, x := range a.byRow[head*d.SeqQ:][:d.SeqQ] {
+				sum += x
+			}
+			return sum
+		})
+	}
+}
+
+// writeSums writes the first length elements of the heads of v, or adds to them, unless v is not
+// requested: the terms of all heads and batches that share an element, in their order. term
+// returns one of head h of batch b, whose number is b·H + h.
+func (c *Call) writeSums(v *view.View, length int, term func(head, at int) float64) {
+	if v.IsZero() {
+		return
+	}
+	d := &c.plan.layout.Dims
+	batches, heads := v.Shape[backend.Batch], v.Shape[backend.Heads]
+	axis := backend.Dim
+	if v.Shape[backend.Dim] == 1 {
+		axis = backend.Seq
+	}
+	for b := range batches {
+		for h := range heads {
+			for n := range length {
+				sum := 0.0
+				for ob := b; ob < d.Batch; ob += batches {
+					for oh := h; oh < d.Heads; oh += heads {
+						sum += term(ob*d.Heads+oh, n)
+					}
+				}
+				at := v.Index(b, h, 0) + n*v.Stride[axis]
+				if c.add {
+					sum += float64(v.F32[at])
+				}
+				v.F32[at] = float32(sum)
+			}
+		}
+	}
+}
+
+// sinkGradient returns what a head of a batch adds to the gradient of its sink.
+func (c *Call) sinkGradient(head, _ int) (sum float64) {
+	d := &c.plan.layout.Dims
+	sink := c.problem.Sink(head % d.Heads)
+	if sink == tile.NegInf {
+		return 0
+	}
+	for i, dot := range c.dots[head*d.SeqQ:][:d.SeqQ] {
+		if lse := c.forward.LSE.At(head/d.Heads, head%d.Heads, i, 0); lse != tile.NegInf {
+			sum -= math.Exp(float64(sink)-float64(lse)) * float64(dot)
+		}
+	}
+	return sum
+}

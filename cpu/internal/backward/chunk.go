@@ -1,0 +1,394 @@
+package backward
+
+import (
+	"math"
+	"time"
+
+	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+)
+
+// chunkJob computes dQ, dK and dV.
+type chunkJob struct{ call *Call }
+
+// Floats implements pool.Job.
+func (j chunkJob) Floats() int { return j.call.plan.chunkFloats() }
+
+// Task implements pool.Job: it computes a chunk. The tasks of a slot are a chain: each adds
+// to the sums of a tile after the task before it. Where heads share a DBias, each adds to a
+// row of it after the head before it. Tasks begin in an order in which a task waits only for
+// one that runs or has ended.
+func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
+	c, plan := j.call, &j.call.plan
+	l := &plan.layout
+	n = plan.tasks - 1 - n // tasks are handed out in descending order
+	slot, group, at := plan.place(n)
+	if group >= l.Dims.Batch*l.Dims.KVHeads {
+		return nil
+	}
+	var x chunk
+	x.open(c, w, group, at)
+	before, chained := n-plan.slots, plan.wantsQ || c.biases.wanted()
+	last := at+1 == plan.keyChunks
+	for i := range l.Tiles {
+		t := x.tile(i)
+		c.biases.clear(c, &x, t)
+		seen := !t.Keys.Clip(x.of.Keys.Lo, x.of.Keys.Hi).Empty()
+		if !seen && (!plan.wantsQ || at > 0 && !last) {
+			continue
+		}
+		if chained {
+			if err := c.wait(turn, before, i); err != nil {
+				return err
+			}
+		}
+		if c.biases.shared(l) {
+			if err := c.wait(turn, plan.task(group-1, at), plan.lastWith(i)); err != nil {
+				return err
+			}
+		}
+		if plan.wantsQ {
+			x.dQ = c.sums[(slot*l.Tiles+i)*l.QueryFloats():][:l.QueryFloats()]
+			if at == 0 {
+				clear(x.dQ)
+			}
+		}
+		if seen {
+			if err := x.addTile(turn, t); err != nil {
+				return err
+			}
+		}
+		if plan.wantsQ && last {
+			x.writeQueries(t)
+		}
+		if chained {
+			c.done[n].Store(int32(i + 1))
+		}
+	}
+	if chained {
+		if err := c.wait(turn, before, l.Tiles-1); err != nil {
+			return err
+		}
+		c.done[n].Store(int32(l.Tiles))
+	}
+	x.writeKeys()
+	return nil
+}
+
+// spinsBeforeSleep is how often a task looks for the end of a tile, of some 10 microseconds
+// per block of keys, before it sleeps.
+const spinsBeforeSleep = 1000
+
+// wait waits until task n has added to tile at. There is nothing to wait for before task 0.
+func (c *Call) wait(turn *pool.Turn, n, at int) error {
+	if n < 0 {
+		return nil
+	}
+	for spins := 0; int(c.done[n].Load()) <= at; spins++ {
+		if err := turn.Pause(); err != nil {
+			return err
+		}
+		if spins >= spinsBeforeSleep {
+			time.Sleep(20 * time.Microsecond)
+		}
+		if err := turn.Yield(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// chunk is what a task computes, and the memory to compute it in. Elements of Q, K, V and dO
+// that are not finite are 0 there: a hidden one must not reach a sum, and D is NaN in rows that
+// see one.
+type chunk struct {
+	call   *Call
+	layout *tile.Layout
+	of     tile.Chunk
+	space  *tile.Space
+
+	k, v   []float32 // the keys and values, and Lanes rows of zeros
+	loaded bool      // they are
+	dK, dV []float32 // of the keys; dK is yet to be multiplied by Scale
+	dQ     []float32 // of the tile, likewise
+
+	q, dO   []float32 // the tile's rows [rows, DimK], [rows, DimV]
+	qt, dOt []float32 // transposed, q times scale; with keys as lanes [rows, DimK], dO
+	m, dots []float32 // LSE in units of log2 e, and D, of each row
+	sum     []float32 // of weights, not used
+
+	w      []float32 // weights after dropout, dO's factors in dV
+	ds     []float32 // gradients of the biased scores, then of the dot products over Scale
+	turned []float32 // transposed weights or gradients
+	ones   []float32
+	old    []float32 // a row of a gradient to add to
+}
+
+// open cuts the memory of a chunk of a group's keys from scratch.
+func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
+	plan, l := &c.plan, &c.plan.layout
+	s, rows, keys := c.forward.Products.Open(w), plan.tileRows(), plan.cacheKeys+l.Kernels.Lanes
+	*x = chunk{call: c, layout: l, space: s, k: w.Floats(keys * l.DimK), v: w.Floats(keys * l.DimV),
+		dK: w.Floats(plan.chunkKeys * l.DimK), dV: w.Floats(plan.chunkKeys * l.DimV),
+		q: w.Floats(rows * l.DimK), dO: w.Floats(rows * l.DimV), qt: w.Floats(rows * l.DimK), dOt: w.Floats(rows * l.DimV),
+		m: w.Floats(rows), dots: w.Floats(rows), sum: w.Floats(rows), w: s.S,
+		ds: w.Floats(l.ScoreFloats()), ones: w.Floats(max(tile.BlockKeys, rows)), old: w.Floats(max(l.DimK, l.DimV))}
+	x.of = tile.Chunk{Batch: group / l.Dims.KVHeads, KVHead: group % l.Dims.KVHeads}
+	x.of.Keys = tile.Span{Lo: at * plan.chunkKeys, Hi: min((at+1)*plan.chunkKeys, l.Dims.SeqK)}
+	if c.forward.Scores.Drops() {
+		x.w = w.Floats(l.ScoreFloats())
+		c.forward.Scores.Seed(&s.Draw)
+	}
+	if c.forward.Scores.Cap > 0 {
+		s.Capped = w.Floats(l.ScoreFloats())
+	}
+	if l.KeyLanes || c.biases.wanted() {
+		x.turned = w.Floats(rows * tile.BlockKeys)
+	}
+	for i := range x.ones {
+		x.ones[i] = 1
+	}
+	clear(x.sum)
+	clear(x.dK)
+	clear(x.dV)
+}
+
+// tile returns tile at of the key head, with the keys that its rows see.
+func (x *chunk) tile(at int) *tile.Tile {
+	x.of.First, x.of.End = at, at+1
+	t := &x.call.forward.Products.Tiles(x.space, &x.of)[0]
+	x.call.forward.Scores.FindVisible(t)
+	return t
+}
+
+// addTile adds what the rows of t contribute to the sums.
+func (x *chunk) addTile(turn *pool.Turn, t *tile.Tile) error {
+	x.loadKeys()
+	x.loadTile(t)
+	for j0 := x.of.Keys.Lo; j0 < x.of.Keys.Hi; j0 += tile.BlockKeys {
+		if err := turn.Pause(); err != nil {
+			return err
+		}
+		here := x.call.forward.Scores.Trim(t, t.Keys.Clip(j0, min(j0+tile.BlockKeys, x.of.Keys.Hi)))
+		if !here.Empty() {
+			x.scoreGradients(t, here)
+			x.addBlock(t, here)
+		}
+	}
+	return nil
+}
+
+// loadKeys loads the keys and values, once.
+func (x *chunk) loadKeys() {
+	if x.loaded {
+		return
+	}
+	x.loaded = true
+	l, p, n := x.layout, &x.call.forward.Products, x.of.Keys.Hi-x.of.Keys.Lo
+	p.K.LoadRows(l.Kernels, x.k, l.DimK, x.of.Batch, x.of.KVHead, x.of.Keys.Lo, n)
+	p.V.LoadRows(l.Kernels, x.v, l.DimV, x.of.Batch, x.of.KVHead, x.of.Keys.Lo, n)
+	x.clean(x.k, n, l.DimK)
+	x.clean(x.v, n, l.DimV)
+}
+
+// clean replaces NaN and Inf in n adjacent rows of dim elements, and all elements after
+// them, by zero.
+func (x *chunk) clean(rows []float32, n, dim int) {
+	if x.layout.Kernels.NonFinite(rows, dim, n, dim) {
+		tile.ZeroNonFinite(rows[:n*dim])
+	}
+	clear(rows[n*dim:])
+}
+
+// loadTile loads the query rows of t, whose spans are set, and their dO, LSE and D. A row
+// whose LSE is -Inf sees no key.
+func (x *chunk) loadTile(t *tile.Tile) {
+	c, l, s := x.call, x.layout, x.space
+	k := l.Kernels
+	clear(x.m)
+	clear(x.dots)
+	l.RowsOf(t, 0, t.N, func(r, h, i, n int) {
+		c.forward.Products.Q.LoadRows(k, x.q[r*l.DimK:], l.DimK, t.Batch, h, i, n)
+		c.dO.LoadRows(k, x.dO[r*l.DimV:], l.DimV, t.Batch, h, i, n)
+		copy(x.dots[r:r+n], c.dots[(t.Batch*l.Dims.Heads+h)*l.Dims.SeqQ+i:])
+		for m := range n {
+			switch lse := c.forward.LSE.At(t.Batch, h, i+m, 0); {
+			case lse == tile.NegInf:
+				t.Spans[r+m], t.Every = tile.Span{}, tile.Span{}
+			case lse == lse: // with NaN the weights of hidden keys would be NaN
+				x.m[r+m] = float32(float64(lse) * math.Log2E)
+			}
+		}
+	})
+	x.clean(x.q, t.N, l.DimK)
+	x.clean(x.dO, t.N, l.DimV)
+	if l.KeyLanes {
+		copy(x.dOt, x.dO)
+		for i, y := range x.q[:t.N*l.DimK] {
+			x.qt[i] = float32(y*c.forward.Products.Scale) + 0 // no zero is negative, as after Kernels.Transpose
+		}
+		return
+	}
+	for lane := 0; lane < k.Width; lane += k.Lanes {
+		for i := 0; i < l.DimK; i += k.Lanes {
+			k.Transpose(x.qt[i*k.Width+lane:], k.Width, x.q[lane*l.DimK+i:], l.DimK, s.Scale)
+		}
+		for i := 0; i < l.DimV; i += k.Lanes {
+			k.Transpose(x.dOt[i*k.Width+lane:], k.Width, x.dO[lane*l.DimV+i:], l.DimV, s.One)
+		}
+	}
+}
+
+// scoreGradients computes the weights of t and the keys of here, before dropout in space.S and
+// after it in x.w, and the gradients of their biased scores in x.ds. Where the weight is 0 the
+// gradient is 0.
+func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
+	l, s, scores := x.layout, x.space, &x.call.forward.Scores
+	n, first, factor := here.Hi-here.Lo, here.Lo-x.of.Keys.Lo, float32(1)
+	k, v := x.k[first*l.DimK:], x.v[first*l.DimV:]
+	if scores.Drops() {
+		factor = x.call.problem.Dropout.Factor()
+	}
+	if l.KeyLanes {
+		lanes := roundUp(n, l.Kernels.Lanes)
+		l.Kernels.Dots(vec.F32, s.S, tile.BlockKeys, s.Rows(k, l.DimK, lanes, l.DimK), l.DimK, x.qt, l.DimK, t.N, l.DimK)
+		l.Kernels.Dots(vec.F32, x.ds, tile.BlockKeys, s.Rows(v, l.DimV, lanes, l.DimV), l.DimV, x.dOt, l.DimV, t.N, l.DimV)
+		scores.Adjust(s, t, here)
+		for row := range t.N {
+			l.Kernels.Exp2(s.S[row*tile.BlockKeys:][:lanes], x.m[row])
+		}
+		x.drop(t, here, t.N*tile.BlockKeys)
+		for row := range t.N {
+			at := row * tile.BlockKeys
+			w, ds := x.w[at:at+lanes], x.ds[at:at+lanes]
+			for c, weight := range s.S[at : at+lanes] {
+				ds[c] = scoreGradient(weight, w[c], ds[c], factor, x.dots[row])
+			}
+		}
+		return
+	}
+	width, fours := l.Kernels.Width, ceilDiv(n, 4)
+	l.Kernels.Scores(s.S, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.qt, l.Dims.Dim, s.MX)
+	scores.Adjust(s, t, here)
+	for i := n * width; i < fours*4*width; i++ {
+		s.S[i] = tile.NegInf
+	}
+	copy(s.MX, x.m)
+	l.Kernels.Weights(s.S, fours, x.m, s.MX, x.sum, s.Alpha)
+	x.drop(t, here, n*width)
+	l.Kernels.Scores(x.ds, s.Rows(v, l.DimV, n, l.DimV), l.DimV, x.dOt, l.Dims.ValueDim, s.MX)
+	l.Kernels.ScoreGradients(x.ds, s.S, x.w, n, x.dots, factor)
+}
+
+// drop sets x.w to the weights after dropout, n floats.
+func (x *chunk) drop(t *tile.Tile, here tile.Span, n int) {
+	if x.call.forward.Scores.Drops() {
+		copy(x.w, x.space.S[:n])
+		x.call.forward.Scores.Drop(x.space, t, x.w, here)
+	}
+}
+
+// scoreGradient is vec.Kernels.ScoreGradients for one score.
+func scoreGradient(p, w, dp, factor, dot float32) float32 {
+	if p == 0 {
+		return 0
+	}
+	if w == 0 {
+		dp = 0
+	}
+	return p * (float32(dp*factor) - dot)
+}
+
+// addBlock adds what t and the keys of here, whose gradients scoreGradients has computed,
+// contribute to the sums of biases, of dQ, and of dK and dV.
+func (x *chunk) addBlock(t *tile.Tile, here tile.Span) {
+	c, l, s := x.call, x.layout, x.space
+	n, first := here.Hi-here.Lo, here.Lo-x.of.Keys.Lo
+	if !c.dV.IsZero() {
+		x.addOuter(t, n, x.dV[first*l.DimV:], x.dO, l.DimV, x.w)
+	}
+	if c.biases.wanted() {
+		c.biases.addBlock(x, t, here)
+	}
+	if c.forward.Scores.Cap > 0 {
+		x.uncap(t, n)
+	}
+	k := x.k[first*l.DimK:]
+	switch {
+	case !c.plan.wantsQ:
+	case l.KeyLanes:
+		l.Kernels.Mix(vec.F32, x.dQ, l.DimK, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.ds, tile.BlockKeys, x.ones, t.N, l.DimK)
+	default:
+		l.Kernels.Values(x.dQ, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.ds, l.Dims.Dim, x.ones)
+	}
+	if !c.dK.IsZero() {
+		x.addOuter(t, n, x.dK[first*l.DimK:], x.q, l.DimK, x.ds)
+	}
+}
+
+// addOuter adds, for each of n keys, the sum of the rows of t, times their factors:
+//
+//	sums [n, dim]    rows [t.N, dim]
+func (x *chunk) addOuter(t *tile.Tile, n int, sums, rows []float32, dim int, factors []float32) {
+	k := x.layout.Kernels
+	if !x.layout.KeyLanes {
+		k.AddOuter(sums, dim, rows, dim, t.N, factors, n, dim)
+		return
+	}
+	for r := range t.N {
+		for c, y := range factors[r*tile.BlockKeys : r*tile.BlockKeys+n] {
+			x.turned[c*t.N+r] = y
+		}
+	}
+	k.Mix(vec.F32, sums, dim, x.space.Rows(rows, dim, t.N, dim), dim, x.turned, t.N, x.ones, n, dim)
+}
+
+// uncap multiplies gradients of capped scores by the derivative of the softcap, 1 - tanh².
+func (x *chunk) uncap(t *tile.Tile, n int) {
+	rows, cols, ld := n, x.layout.Kernels.Width, x.layout.Kernels.Width
+	if x.layout.KeyLanes {
+		rows, cols, ld = t.N, n, tile.BlockKeys
+	}
+	inv := 1 / x.call.forward.Scores.Cap
+	for r := range rows {
+		ds := x.ds[r*ld : r*ld+cols]
+		for c, y := range x.space.Capped[r*ld : r*ld+cols] {
+			if ds[c] != 0 { // y of a hidden key may be NaN
+				tanh := y * inv
+				ds[c] *= (1 - tanh) * (1 + tanh)
+			}
+		}
+	}
+}
+
+// writeQueries writes the rows of dQ of tile t.
+func (x *chunk) writeQueries(t *tile.Tile) {
+	c, l := x.call, x.layout
+	k, step := l.Kernels, l.Kernels.Lanes
+	if l.KeyLanes {
+		step = t.N
+	}
+	for lane := 0; lane < t.N; lane += step {
+		rows := x.dQ
+		if !l.KeyLanes {
+			rows = x.space.Stage
+			for i := 0; i < l.DimK; i += k.Lanes {
+				k.Transpose(rows[i:], l.DimK, x.dQ[i*k.Width+lane:], k.Width, x.space.One)
+			}
+		}
+		for r := range min(step, t.N-lane) {
+			h, i := l.Row(t.H, t.I, lane+r)
+			c.storeGradient(&c.dQ, rows[r*l.DimK:(r+1)*l.DimK], x.old, c.problem.Scale, t.Batch, h, i)
+		}
+	}
+}
+
+// writeKeys writes the rows of dK and dV.
+func (x *chunk) writeKeys() {
+	c, l, of := x.call, x.layout, &x.of
+	for r := range of.Keys.Hi - of.Keys.Lo {
+		c.storeGradient(&c.dK, x.dK[r*l.DimK:(r+1)*l.DimK], x.old, c.problem.Scale, of.Batch, of.KVHead, of.Keys.Lo+r)
+		c.storeGradient(&c.dV, x.dV[r*l.DimV:(r+1)*l.DimV], x.old, 1, of.Batch, of.KVHead, of.Keys.Lo+r)
+	}
+}

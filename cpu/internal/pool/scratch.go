@@ -1,0 +1,72 @@
+package pool
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/seed90331342/attn/backend/budget"
+)
+
+// Scratch is the memory in which one goroutine computes the tasks of a call. Calls take it
+// from a pool.
+type Scratch struct {
+	// Kept belongs to the package whose tasks set it: memory that is too large to be
+	// allocated for each call. It stays with the scratch.
+	Kept any
+
+	arena []float32
+	used  int
+}
+
+var scratches = sync.Pool{New: func() any { return new(Scratch) }}
+
+// takeScratch returns a scratch of n floats, or ErrMemory. giveBack returns it to the pool.
+func takeScratch(n int) (*Scratch, error) {
+	w := scratches.Get().(*Scratch)
+	arena, err := Resized(w.arena, n+AlignFloats)
+	if err != nil {
+		w.giveBack()
+		return nil, fmt.Errorf("scratch of a thread: %w", err)
+	}
+	w.arena, w.used = arena, 0
+	return w, nil
+}
+
+// AlignFloats is the most floats that the alignment of 48 slices takes.
+const AlignFloats = 48 * 16
+
+// keptFloats is the most floats that a pooled scratch holds: 4 MiB, several times
+// the need of head sizes up to 256. A larger one is left to the garbage collector.
+const keptFloats = 1 << 20
+
+func (w *Scratch) giveBack() {
+	if cap(w.arena) <= keptFloats {
+		scratches.Put(w)
+	}
+}
+
+// Floats returns n floats with unspecified contents on a 64 byte boundary, which no other
+// slice since Reset has. For n = 0 the slice is empty.
+func (w *Scratch) Floats(n int) []float32 {
+	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(w.arena)))/4) % 16
+	at := (w.used+off+15)&^15 - off
+	w.used = at + n
+	return w.arena[at : at+n : at+n]
+}
+
+// Reset makes all floats available again.
+func (w *Scratch) Reset() { w.used = 0 }
+
+// Resized returns s with length n, in other memory where its own is too short. With
+// ErrMemory it returns s.
+func Resized[T any](s []T, n int) ([]T, error) {
+	if cap(s) < n {
+		longer, err := budget.Make[T](n)
+		if err != nil {
+			return s, err
+		}
+		return longer, nil
+	}
+	return s[:n], nil
+}

@@ -1,0 +1,271 @@
+package tile
+
+import (
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
+)
+
+// Attention is a call whose tiles take the online softmax between the two products.
+type Attention struct {
+	Products Products
+	Scores   Scores
+	LSE      view.View
+	Saved    Saved
+}
+
+// Open opens the operands of c, whose tiles have layout l.
+func (a *Attention) Open(l *Layout, c *backend.Call) error {
+	p := &a.Products
+	p.Layout = l
+	if err := a.Scores.Open(l, &c.Problem); err != nil {
+		return err
+	}
+	p.Scale = a.Scores.Scale
+	err := view.OpenAll([]view.Operand{{Name: "q", T: c.Q, To: &p.Q}, {Name: "k", T: c.K, To: &p.K},
+		{Name: "v", T: c.V, To: &p.V}, {Name: "o", T: c.O, To: &p.O}, {Name: "lse", T: c.LSE, To: &a.LSE}})
+	if c.Pages != nil {
+		p.K.Pages, p.V.Pages = c.Pages.Table, c.Pages.Table
+	}
+	return err
+}
+
+// TileFloats returns the floats that Begin takes for each tile: its queries and a state for the
+// current sum, one for the sums before it, and one for the shards before.
+func (l *Layout) TileFloats() int {
+	states := min(2, l.Sums)
+	if l.Sums > shardSums {
+		states = 3
+	}
+	return l.QueryFloats() + states*l.StateFloats
+}
+
+// Begin returns the tiles of c, in memory of w, and the keys that any of their rows sees.
+func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, keys Span) {
+	l := a.Products.Layout
+	a.Scores.Seed(&s.Draw)
+	tiles, keys = a.Products.Tiles(s, c), Span{l.Dims.SeqK, 0}
+	for n := range tiles {
+		t := &tiles[n]
+		t.sums.cur = l.stateIn(w.Floats(l.StateFloats))
+		if l.Sums > 1 {
+			t.sums.all = l.stateIn(w.Floats(l.StateFloats))
+		}
+		if l.Sums > shardSums {
+			t.sums.merged = l.stateIn(w.Floats(l.StateFloats))
+		}
+		a.Scores.FindVisible(t)
+		keys = keys.union(t.Keys)
+		if !t.Keys.Empty() {
+			a.Products.Pack(w, s, t)
+		}
+	}
+	return tiles, keys.Clip(c.Keys.Lo, c.Keys.Hi)
+}
+
+// FindVisible sets the keys that the rows of t see.
+func (sc *Scores) FindVisible(t *Tile) {
+	visible, seqK := &sc.problem.Visible, sc.Layout.Dims.SeqK
+	alike := visible.Left == backend.Unbounded && visible.Right == backend.Unbounded
+	t.Keys, t.Every = Span{seqK, 0}, Span{0, seqK}
+	for r := range t.N {
+		if alike && r > 0 {
+			t.Spans[r] = t.Keys
+			continue
+		}
+		_, i := sc.Layout.Row(t.H, t.I, r)
+		lo, hi := visible.Range(t.Batch, i, seqK)
+		t.Spans[r] = Span{lo, hi}
+		t.Every = t.Every.Clip(lo, hi)
+		t.Keys = t.Keys.union(t.Spans[r])
+	}
+	t.diagonal = false
+	if !alike && !sc.Layout.KeyLanes {
+		sc.Layout.findColumns(t)
+	}
+}
+
+// Block takes tiles over the block of keys from j0 on.
+func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
+	l := a.Products.Layout
+	b, fetched := block{span: Span{j0 + BlockKeys, j0}}, false
+	for n := range tiles {
+		t := &tiles[n]
+		t.here = a.Scores.Trim(t, t.Keys.Clip(j0, j0+BlockKeys))
+		b.span = b.span.union(t.here)
+	}
+	if b.span.Empty() {
+		return
+	}
+	first := 4 // keys of a step begin at a multiple of first
+	if l.KeyLanes && a.Products.K.Pages != nil {
+		first = l.Kernels.Lanes // groups of keys lie in one page
+	}
+	b.span.Lo = b.span.Lo / first * first
+	for n := range tiles {
+		t := &tiles[n]
+		if t.here.Empty() {
+			continue
+		}
+		if t.sums.at != j0/SumKeys && a.Saved.states != nil {
+			a.Save(t)
+		}
+		a.enter(s, t, j0/SumKeys)
+		b.end = 0
+		if !fetched { // one tile fetches the next block for all
+			b.end = min(t.Keys.Hi, c.Keys.Hi)
+			fetched = b.end > j0+BlockKeys
+		}
+		// Tiles that have fewer outputs than the block has values look at those.
+		few := 2*len(tiles)*l.Kernels.Width <= BlockKeys
+		a.step(s, t, &b, Span{t.here.Lo / first * first, t.here.Hi}, few)
+	}
+}
+
+// step takes t over the keys of here, which are in b; here.Lo is a multiple of 4. Both layouts
+// compute the same sums in the same order.
+func (a *Attention) step(s *Space, t *Tile, b *block, here Span, few bool) {
+	x := a.Products.Layout.Kernels
+	if a.Products.Layout.KeyLanes {
+		a.weighKeyLanes(s, t, b, here)
+		if a.Scores.Drops() {
+			a.Scores.Drop(s, t, s.S, here)
+		}
+		// Mix may skip weights of 0, so a table with only this layout always replaces
+		// non-finite values.
+		clean := a.Scores.hiding || a.Scores.Masked || x.KeyLanes || t.cuts(here)
+		a.addValues(s, t, b, s.one(here), clean, !x.KeyLanes, false)
+		return
+	}
+	spans := a.Scores.unhidden(s, t, here)
+	columns := len(spans) == 1 && a.Products.findSteps(s, t, here)
+	edges := a.weighQueryLanes(s, t, b, spans, columns)
+	if a.Scores.Drops() {
+		n := 0
+		for _, span := range spans {
+			a.Scores.Drop(s, t, s.S[n*x.Width:], span)
+			n += span.Hi - span.Lo
+		}
+	}
+	clean := a.Scores.hiding || edges || t.mixed || b.replaced
+	a.addValues(s, t, b, spans, clean, few && len(spans) == 1, columns)
+}
+
+// addValues adds the products of the weights in s.S and the values of spans to the outputs of
+// t. With clean set a weight of 0 hides values that are not finite. Such values leave outputs
+// that are not finite, whatever their weights: with look set the outputs are looked at, because
+// reading values once is cheaper than looking at them first.
+func (a *Attention) addValues(s *Space, t *Tile, b *block, spans []Span, clean, look, columns bool) {
+	p, l := &a.Products, a.Products.Layout
+	inPlace := !l.LoadV
+	if l.KeyLanes {
+		inPlace = l.ReadV
+	}
+	if inPlace && (!clean || look && !b.checked) {
+		o := t.sums.cur.o
+		if l.KeyLanes {
+			o = o[:t.N*l.DimV]
+		}
+		if clean {
+			copy(s.v, o)
+		}
+		s.runs = s.runs[:0]
+		for _, span := range spans {
+			s.appendRuns(&p.V, t.Batch, t.KVHead, span, b.end)
+		}
+		p.multiply(s, t, p.V.Element(), s.runs, p.V.RowStride(), columns)
+		if !clean || !l.Kernels.NonFinite(o, len(o), 1, len(o)) {
+			return
+		}
+		copy(o, s.v)
+	}
+	runs, ldv, replaced := p.values(s, b, t, spans, clean)
+	p.multiply(s, t, vec.F32, runs, ldv, columns)
+	if !replaced {
+		return
+	}
+	n := 0
+	for _, span := range spans {
+		p.addNonFinite(t, span, s.S[n:], func(h, i, j, r int, _ float32) bool {
+			return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) && a.Scores.keeps(t.Batch, h, i, j)
+		})
+		n += (span.Hi - span.Lo) * l.Kernels.Width
+	}
+}
+
+// enter prepares t for keys of sum at.
+func (a *Attention) enter(s *Space, t *Tile, at int) {
+	sums := &t.sums
+	if (sums.hasCur || sums.hasAll) && sums.at/shardSums != at/shardSums {
+		a.mergeShard(s, t)
+	}
+	sums.enter(at, &s.folder)
+}
+
+// complete turns the maxima of t's sums st into LSE, if these are needed, and sets the
+// factors of its outputs. With sinks these count.
+func (a *Attention) complete(t *Tile, st *state, factors []float32, sinks bool) {
+	l := a.Products.Layout
+	clear(factors)
+	if a.LSE.IsZero() && l.Sums <= shardSums && a.Scores.problem.Sinks == nil {
+		for r, sum := range st.l[:t.N] {
+			if sum != 0 {
+				factors[r] = 1 / sum
+			}
+		}
+		return
+	}
+	for r := range t.N {
+		sink := NegInf
+		if sinks {
+			h, _ := l.Row(t.H, t.I, r)
+			sink = a.Scores.problem.Sink(h)
+		}
+		st.m[r], factors[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
+	}
+}
+
+// mergeShard completes the rows of t over the shard of its sum and merges them with the
+// shards before.
+func (a *Attention) mergeShard(s *Space, t *Tile) {
+	sums, fold := &t.sums, &s.folder
+	st, x, y := sums.total(fold), fold.a, fold.b
+	first := sums.at < shardSums
+	a.complete(t, st, x, first)
+	fold.multiply(st.o, x)
+	sums.hasCur, sums.hasAll = false, false
+	if first {
+		sums.merged.copy(st)
+		sums.hasMerged = true
+		return
+	}
+	if !sums.hasMerged { // no row sees the first shard: its result is that of no keys
+		sums.merged.reset()
+		a.complete(t, &sums.merged, x, true)
+		sums.hasMerged = true
+	}
+	for r := range t.N {
+		x[r], y[r], sums.merged.m[r] = MergeLSE(sums.merged.m[r], st.m[r])
+	}
+	fold.add(sums.merged.o, st.o, x, y)
+}
+
+// Write divides the outputs of t's rows by their sums and writes O and LSE.
+func (a *Attention) Write(s *Space, t *Tile) {
+	st, l := &t.sums.merged, a.Products.Layout
+	if l.Sums > shardSums {
+		a.mergeShard(s, t)
+		fill(s.Alpha, 1)
+	} else {
+		st = t.sums.total(&s.folder)
+		a.complete(t, st, s.Alpha, true)
+	}
+	if !a.LSE.IsZero() {
+		for r := range t.N {
+			h, i := l.Row(t.H, t.I, r)
+			a.LSE.F32[a.LSE.Index(t.Batch, h, i)] = st.m[r]
+		}
+	}
+	a.Products.writeOutputs(s, t, st.o, s.Alpha)
+}

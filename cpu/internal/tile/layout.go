@@ -1,0 +1,165 @@
+package tile
+
+import (
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
+)
+
+// Layout is how the tiles of a call lie in memory and which kernels compute them. Shapes,
+// strides and types of the call alone determine it.
+type Layout struct {
+	Kernels    *vec.Kernels
+	Dims       backend.Dims
+	Share      int  // query heads of a group
+	KeyLanes   bool // tiles have keys as lanes, else query rows
+	RowOutputs bool // outputs lie row by row
+	Rows       int  // query rows of a full tile
+	HeadTiles  int  // tiles of a head; 0 where tiles span heads
+	Tiles      int  // tiles of a group
+	Sums       int  // of SumKeys keys
+	DimK, DimV int  // head sizes rounded up to Lanes
+
+	StateFloats  int  // of the sums of a tile
+	LoadK, LoadV bool // keys, values are converted or packed
+	ReadK, ReadV bool // with keys as lanes, kernels read keys, values in place
+}
+
+// NewLayout returns the layout of c with the kernels of k. Tiles have keys as lanes if keyLanes
+// is set, or if k has no others.
+func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
+	d := c.Dims()
+	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes,
+		DimK: roundUp(d.Dim, k.Lanes), DimV: roundUp(d.ValueDim, k.Lanes), Sums: ceilDiv(d.SeqK, SumKeys),
+		LoadK: !InPlace(&c.K, c.Pages), LoadV: !InPlace(&c.V, c.Pages)}
+	if d.SeqQ < k.Width { // tiles span heads
+		group := l.Share * d.SeqQ
+		l.Rows, l.Tiles = min(k.Width, group), ceilDiv(group, k.Width)
+	} else {
+		l.Rows, l.HeadTiles = k.Width, ceilDiv(d.SeqQ, k.Width)
+		l.Tiles = l.HeadTiles * l.Share
+	}
+	l.RowOutputs = l.KeyLanes || k.RowOutputs()
+	if l.KeyLanes {
+		l.LoadK, l.LoadV = l.LoadK || d.Dim != l.DimK, l.LoadV || d.ValueDim != l.DimV
+		l.ReadK, l.ReadV = readInPlace(k, &c.K, c.Pages), readInPlace(k, &c.V, c.Pages)
+		l.StateFloats = l.Rows*l.DimV + 2*l.TileRows()
+	} else {
+		l.StateFloats = (l.DimV + 2) * k.Width
+	}
+	return l
+}
+
+// InPlace reports whether kernels with query rows as lanes read the rows of t in place.
+// Pages of fewer keys, or of odd numbers of them, would take kernels for few keys: they are
+// copied.
+func InPlace(t *backend.Tensor, pages *backend.Pages) bool {
+	return view.InPlace(t) && (pages == nil || t.Shape()[backend.Seq]%16 == 0)
+}
+
+// readInPlace reports whether kernels with keys as lanes read the rows of t in
+// place: whole vectors of adjacent elements in rows of a multiple of 16 bytes, and whole
+// groups of keys in each page.
+func readInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
+	shape, f32 := t.Shape(), t.DType() == backend.F32
+	d := shape[backend.Dim]
+	return d%k.Lanes == 0 && d*t.DType().Size()%16 == 0 && t.Strides()[backend.Dim] == 1 && (f32 || !k.KeyLanes) &&
+		(!f32 || view.InPlace(t)) && (pages == nil || shape[backend.Seq]%k.Lanes == 0)
+}
+
+// TileRows returns the lanes of rows in the vectors of a tile's maxima and sums.
+func (l *Layout) TileRows() int {
+	if l.KeyLanes {
+		return roundUp(l.Rows, l.Kernels.Lanes)
+	}
+	return l.Kernels.Width
+}
+
+// dotRows returns the number of query rows that Dots computes for n of a tile: it takes 8,
+// 4 or 1 at a time, and reads and transposes the keys for each of these again.
+func (l *Layout) dotRows(n int) int {
+	rest := n % 8
+	switch {
+	case rest < 2 || l.Kernels.KeyLanes:
+		return n
+	case rest <= 4:
+		return n - rest + 4
+	}
+	return n - rest + 8
+}
+
+// QueryFloats returns the floats of a tile's packed query rows.
+func (l *Layout) QueryFloats() int {
+	if l.KeyLanes {
+		return l.dotRows(l.Rows) * l.DimK
+	}
+	return l.DimK * l.Kernels.Width
+}
+
+// ScoreFloats returns the floats of a score tile: with query rows as lanes, some
+// rows more, as squares at the end of gathered keys reach beyond them.
+func (l *Layout) ScoreFloats() int {
+	if l.KeyLanes {
+		return l.dotRows(l.Rows) * BlockKeys
+	}
+	return (BlockKeys + l.Kernels.Lanes) * l.Kernels.Width
+}
+
+// OutputFloats returns the floats of a tile's outputs.
+func (l *Layout) OutputFloats() int { return l.StateFloats - 2*l.TileRows() }
+
+// Row returns the head and the index of the r-th row from row (h, i) on.
+func (l *Layout) Row(h, i, r int) (int, int) {
+	i += r
+	if i < l.Dims.SeqQ {
+		return h, i
+	}
+	return h + i/l.Dims.SeqQ, i % l.Dims.SeqQ
+}
+
+// RowsOf calls do for the rows [first, first+n) of t, those of one head at a
+// time: rows r to r+n of them are rows i to i+n of head h.
+func (l *Layout) RowsOf(t *Tile, first, n int, do func(r, h, i, n int)) {
+	for r := 0; r < n; {
+		h, i := l.Row(t.H, t.I, first+r)
+		m := min(n-r, l.Dims.SeqQ-i)
+		do(r, h, i, m)
+		r += m
+	}
+}
+
+// Tile returns tile at of the group of c, without queries and sums.
+func (l *Layout) Tile(s *Space, c *Chunk, at int) Tile {
+	t := Tile{index: c.Tile + at, Batch: c.Batch, KVHead: c.KVHead, H: c.KVHead * l.Share, Spans: s.spans[(at-c.First)*l.Rows:]}
+	if l.HeadTiles == 0 {
+		t.H, t.I = l.Row(t.H, 0, at*l.Rows)
+		t.N = min(l.Rows, l.Share*l.Dims.SeqQ-at*l.Rows)
+	} else {
+		t.H, t.I = t.H+at/l.HeadTiles, at%l.HeadTiles*l.Rows
+		t.N = min(l.Rows, l.Dims.SeqQ-t.I)
+	}
+	return t
+}
+
+// square returns the rows of v, which has a row for each query row, of the vector of query
+// rows of t from lane on, if kernels can transpose them in place: Lanes rows of float32 at
+// a constant distance.
+func (l *Layout) square(v *view.View, t *Tile, lane int) (rows []float32, ld int, ok bool) {
+	if t.N-lane < l.Kernels.Lanes || v.DType != backend.F32 || v.Stride[backend.Dim] != 1 {
+		return nil, 0, false
+	}
+	h, i := l.Row(t.H, t.I, lane)
+	if ld, ok = l.rowDistance(v, i); ok {
+		rows = v.F32[v.Index(t.Batch, h, i):]
+	}
+	return rows, ld, ok
+}
+
+// rowDistance returns the distance in v, which has a row for each query row, between Lanes
+// of them from row i of a head on, if it is constant: they are in one head, or one in each.
+func (l *Layout) rowDistance(v *view.View, i int) (ld int, ok bool) {
+	if l.Dims.SeqQ == 1 {
+		return v.Stride[backend.Heads], true
+	}
+	return v.Stride[backend.Seq], i+l.Kernels.Lanes <= l.Dims.SeqQ
+}

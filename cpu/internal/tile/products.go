@@ -1,0 +1,325 @@
+package tile
+
+import (
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
+)
+
+// Products are the operands of S = scale·Q·Kᵀ and O = P·V. Those that a call lacks are zero.
+type Products struct {
+	Layout     *Layout
+	Q, K, V, O view.View
+	Scale      float32 // of the queries
+}
+
+// Tiles returns the tiles of c. Their queries and sums are not set.
+func (p *Products) Tiles(s *Space, c *Chunk) []Tile {
+	tiles := s.tiles[:c.End-c.First]
+	for n := range tiles {
+		tiles[n] = p.Layout.Tile(s, c, c.First+n)
+	}
+	return tiles
+}
+
+// Pack loads the query rows of t, times scale.
+func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
+	l := p.Layout
+	x := l.Kernels
+	t.q = w.Floats(l.QueryFloats())
+	if l.KeyLanes {
+		l.RowsOf(t, 0, t.N, func(r, h, i, n int) { p.Q.LoadRows(x, t.q[r*l.DimK:], l.DimK, t.Batch, h, i, n) })
+		scaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
+		clear(t.q[t.N*l.DimK:])
+		return
+	}
+	for lane := 0; lane < x.Width; lane += x.Lanes {
+		rows, ld, ok := l.square(&p.Q, t, lane)
+		if !ok || l.Dims.Dim != l.DimK {
+			rows, ld = s.Stage, l.DimK
+			n := max(0, min(x.Lanes, t.N-lane))
+			l.RowsOf(t, lane, n, func(r, h, i, n int) {
+				p.Q.LoadRows(x, rows[r*ld:], ld, t.Batch, h, i, n)
+			})
+			clear(rows[n*ld : x.Lanes*ld])
+		}
+		for c := 0; c < l.DimK; c += x.Lanes {
+			x.Transpose(t.q[c*x.Width+lane:], x.Width, rows[c:], ld, s.Scale)
+		}
+	}
+}
+
+// scaleRows writes scale·src to dst. As after Kernels.Transpose, no zero is negative.
+func scaleRows(dst, src []float32, scale float32) {
+	for c, y := range src {
+		dst[c] = float32(y*scale) + 0
+	}
+}
+
+// WriteScores writes S of t and the keys of c's block from j0 on to dst.
+func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *view.View) {
+	l := p.Layout
+	x := l.Kernels
+	b := block{span: Span{j0, min(j0+BlockKeys, c.Keys.Hi)}, end: c.Keys.Hi}
+	n := b.span.Hi - b.span.Lo
+	clear(s.bias)
+	for i := range tiles {
+		t := &tiles[i]
+		if !l.KeyLanes {
+			fill(s.MX, 0)
+			runs, ldk := p.keys(s, &b, t, b.span)
+			x.Scores(s.S, runs, ldk, t.q, l.Dims.Dim, s.MX)
+			l.writeTransposed(s, dst, t, b.span.Lo, n)
+			continue
+		}
+		p.keyLaneScores(s, &b, t, b.span)
+		for row := range t.N {
+			h, i := l.Row(t.H, t.I, row)
+			scores := s.S[row*BlockKeys : row*BlockKeys+roundUp(n, x.Lanes)]
+			x.Bias(scores, s.bias) // adding 0 turns -0 into 0, as in Kernels.Transpose
+			dst.Store(scores[:n], t.Batch, h, i, b.span.Lo)
+		}
+	}
+}
+
+// keyLaneScores computes the scores of t and the keys of here, and of zeros up to
+// the next multiple of Lanes.
+func (p *Products) keyLaneScores(s *Space, b *block, t *Tile, here Span) {
+	l := p.Layout
+	x, n, rows, done := l.Kernels, here.Hi-here.Lo, l.dotRows(t.N), 0
+	whole := Span{here.Lo, here.Lo + n/x.Lanes*x.Lanes}
+	if shared := l.Tiles > 1; !whole.Empty() && (l.ReadK || shared) { // they share the converted keys
+		done = whole.Hi - whole.Lo
+		e, runs, ldk := vec.F32, []vec.Run(nil), 0
+		if l.ReadK {
+			e, ldk, runs = p.K.Element(), p.K.Stride[backend.Seq], s.Runs(&p.K, t.Batch, t.KVHead, whole, b.end)
+		} else {
+			runs, ldk = p.keys(s, b, t, whole)
+		}
+		x.Dots(e, s.S, BlockKeys, runs, ldk, t.q, l.DimK, rows, l.DimK)
+	}
+	// Convert a few keys at a time, which stay in the first-level cache.
+	step := 2 * x.Lanes
+	if x.KeyLanes {
+		step = BlockKeys // a BLAS call costs more than cache misses
+	}
+	for c := done; c < n; c += step {
+		some := min(step, n-c)
+		padded := roundUp(some, x.Lanes)
+		k := s.k
+		if l.Tiles > 1 {
+			k = s.Stage // s.k has the keys of all tiles
+		}
+		p.K.LoadRows(x, k, l.DimK, t.Batch, t.KVHead, here.Lo+c, some)
+		clear(k[some*l.DimK : padded*l.DimK])
+		x.Dots(vec.F32, s.S[c:], BlockKeys, s.Rows(k, l.DimK, padded, l.DimK), l.DimK, t.q, l.DimK, rows, l.DimK)
+	}
+}
+
+// keys returns the keys of some, which are in b, as float32 rows, ld apart, in place or
+// converted.
+func (p *Products) keys(s *Space, b *block, t *Tile, some Span) (runs []vec.Run, ld int) {
+	l := p.Layout
+	if !l.LoadK {
+		return s.Runs(&p.K, t.Batch, t.KVHead, some, b.end), p.K.RowStride()
+	}
+	if !b.hasK {
+		b.hasK = true
+		p.K.LoadRows(l.Kernels, s.k, l.DimK, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
+	}
+	return s.Rows(s.k[(some.Lo-b.span.Lo)*l.DimK:], l.DimK, some.Hi-some.Lo, l.DimK), l.DimK
+}
+
+// values is keys for the values of spans. With clean set it replaces NaN and Inf by 0,
+// because a weight of 0 must hide them and 0·NaN is NaN, and reports whether it replaced any.
+func (p *Products) values(s *Space, b *block, t *Tile, spans []Span, clean bool) (runs []vec.Run, ld int, replaced bool) {
+	l := p.Layout
+	if l.LoadV && !b.hasV {
+		b.hasV = true
+		p.loadValues(s, b, t)
+	}
+	if clean && !b.checked {
+		b.checked = true
+		if p.anyNonFinite(s, b, t) {
+			if !l.LoadV {
+				p.loadValues(s, b, t)
+			}
+			ZeroNonFinite(s.v[:(b.span.Hi-b.span.Lo)*l.DimV])
+			b.replaced = true
+		}
+	}
+	replaced, s.runs = clean && b.replaced, s.runs[:0]
+	for _, span := range spans {
+		n := span.Hi - span.Lo
+		if l.LoadV || replaced {
+			rows := s.v[(span.Lo-b.span.Lo)*l.DimV:]
+			s.runs = vec.AppendRun(s.runs, rows, l.DimV, n, l.DimV, rows)
+			ld = l.DimV
+			continue
+		}
+		s.appendRuns(&p.V, t.Batch, t.KVHead, span, b.end)
+		ld = p.V.RowStride()
+	}
+	return s.runs, ld, replaced
+}
+
+// loadValues converts the values of b.
+func (p *Products) loadValues(s *Space, b *block, t *Tile) {
+	l := p.Layout
+	p.V.LoadRows(l.Kernels, s.v, l.DimV, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
+}
+
+// anyNonFinite reports whether any of the values of b is NaN or Inf.
+func (p *Products) anyNonFinite(s *Space, b *block, t *Tile) bool {
+	l := p.Layout
+	if l.LoadV {
+		return l.Kernels.NonFinite(s.v, l.DimV, b.span.Hi-b.span.Lo, l.Dims.ValueDim)
+	}
+	for at := b.span.Lo; at < b.span.Hi; {
+		n := p.V.Adjacent(at, b.span.Hi-at)
+		if l.Kernels.NonFinite(p.V.F32[p.V.RowIndex(t.Batch, t.KVHead, at):], p.V.RowStride(), n, l.Dims.ValueDim) {
+			return true
+		}
+		at += n
+	}
+	return false
+}
+
+// ZeroNonFinite replaces NaN and Inf by zero.
+func ZeroNonFinite(s []float32) {
+	for i, x := range s {
+		if !finite(x) {
+			s[i] = 0
+		}
+	}
+}
+
+// addNonFinite adds the products of weights and values for the keys of here and the
+// values that are NaN or Inf, which values replaced. uses reports whether row i of
+// head h takes in key j with the given weight.
+//
+// weights are those of t from the first key of here on.
+func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, uses func(h, i, j, r int, weight float32) bool) {
+	l := p.Layout
+	w := l.Kernels.Width
+	for j := here.Lo; j < here.Hi; j++ {
+		for c := range l.Dims.ValueDim {
+			y := p.V.At(t.Batch, t.KVHead, j, c)
+			if finite(y) {
+				continue
+			}
+			for r := range t.N {
+				weight, out := (j-here.Lo)*w+r, c*w+r
+				if l.KeyLanes {
+					weight = r*BlockKeys + j - here.Lo
+				}
+				if l.RowOutputs {
+					out = r*l.DimV + c
+				}
+				if h, i := l.Row(t.H, t.I, r); uses(h, i, j, r, weights[weight]) {
+					t.sums.cur.o[out] += weights[weight] * y
+				}
+			}
+		}
+	}
+}
+
+// multiply adds the products of the weights in s.S and values of type e to the outputs of t.
+func (p *Products) multiply(s *Space, t *Tile, e vec.Element, runs []vec.Run, ldv int, columns bool) {
+	l, o := p.Layout, t.sums.cur.o
+	switch {
+	case l.KeyLanes:
+		l.Kernels.Mix(e, o, l.DimV, runs, ldv, s.S, BlockKeys, s.Alpha, t.N, l.DimV)
+	case columns && len(runs) == 1:
+		// The columns of a tile leave out keys that none of their rows sees. This does not
+		// change an output: the weights of these keys are 0 and values at an edge are finite, so
+		// each product is a zero, and the sum of it and the sum before differs from the latter
+		// only if both are zeros, and then only in its sign. That sign ends where outputs are
+		// written, which adds 0.
+		l.Kernels.ValuesOf(s.steps[:], o, runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
+	default:
+		l.Kernels.Values(o, runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
+	}
+}
+
+// AddValues adds the products of weights and values of the block from j0 on to the outputs of
+// tiles. If zeroHides is set, weights of exactly 0 hide NaN and Inf.
+//
+//	weights [B, H, Sq, Sk]
+func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View, zeroHides bool) {
+	l := p.Layout
+	b := block{span: Span{j0, min(j0+BlockKeys, l.Dims.SeqK)}, end: l.Dims.SeqK}
+	n := b.span.Hi - j0
+	for i := range tiles {
+		t := &tiles[i]
+		runs, ldv, replaced := p.values(s, &b, t, s.one(b.span), zeroHides || l.Kernels.KeyLanes)
+		if l.KeyLanes {
+			l.RowsOf(t, 0, t.N, func(row, h, i, rows int) {
+				weights.Pack(s.S[row*BlockKeys:], BlockKeys, t.Batch, h, i, rows, j0, n)
+			})
+		} else {
+			l.packTransposed(s, weights, t, j0, n)
+		}
+		p.multiply(s, t, vec.F32, runs, ldv, false)
+		if replaced {
+			p.addNonFinite(t, b.span, s.S, func(_, _, _, _ int, weight float32) bool { return weight != 0 || !zeroHides })
+		}
+	}
+}
+
+// BeginSums sets the outputs of t to start(c) in column c, in memory of w.
+func (p *Products) BeginSums(w *pool.Scratch, s *Space, t *Tile, start *view.View, c0 int) {
+	l := p.Layout
+	o, rows, rowStep, dimStep := w.Floats(l.OutputFloats()), l.Kernels.Width, 1, l.Kernels.Width
+	if l.RowOutputs {
+		rows, rowStep, dimStep = t.N, l.DimV, 1
+	}
+	clear(o)
+	fill(s.Alpha, 1)
+	t.sums.cur.o = o
+	if start.IsZero() {
+		return
+	}
+	for c := range l.Dims.ValueDim {
+		x := start.At(0, 0, 0, c0+t.KVHead*l.Dims.ValueDim+c)
+		for r := range rows {
+			o[r*rowStep+c*dimStep] = x + 0 // no zero is negative, and then none of the sums is
+		}
+	}
+}
+
+// WriteSums writes the outputs of t.
+func (p *Products) WriteSums(s *Space, t *Tile) { p.writeOutputs(s, t, t.sums.cur.o, s.Alpha) }
+
+// writeOutputs writes the outputs o of t, each row times its factor in mul, which
+// covers TileRows rows.
+func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
+	l := p.Layout
+	x := l.Kernels
+	if l.RowOutputs {
+		for r := range t.N {
+			h, i := l.Row(t.H, t.I, r)
+			row := o[r*l.DimV : (r+1)*l.DimV]
+			scaleRows(row, row, mul[r])
+			p.O.StoreRow(x, row, t.Batch, h, i)
+		}
+		return
+	}
+	for lane := 0; lane < t.N; lane += x.Lanes {
+		rows, ld, ok := l.square(&p.O, t, lane)
+		if ok = ok && l.Dims.ValueDim == l.DimV; !ok {
+			rows, ld = s.Stage, l.DimV
+		}
+		for c := 0; c < l.DimV; c += x.Lanes {
+			x.Transpose(rows[c:], ld, o[c*x.Width+lane:], x.Width, mul[lane:])
+		}
+		if ok {
+			continue
+		}
+		for r := range min(x.Lanes, t.N-lane) {
+			h, i := l.Row(t.H, t.I, lane+r)
+			p.O.StoreRow(x, s.Stage[r*l.DimV:(r+1)*l.DimV], t.Batch, h, i)
+		}
+	}
+}

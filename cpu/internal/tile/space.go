@@ -1,0 +1,84 @@
+package tile
+
+import (
+	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+)
+
+// maxLanes is the largest Width of any kernels.
+const maxLanes = 64
+
+// Space is the memory that the tiles of a task share. It stays with the scratch of its
+// goroutine; Products.Open cuts its slices from there.
+type Space struct {
+	S          []float32 // a score tile
+	MX, Alpha  []float32 // a number for each row of a tile
+	before     []float32 // maxima before the current keys
+	Stage      []float32 // some rows between memory and a tile
+	bias       []float32 // of a row
+	table      []float32 // bias of a tile by distance
+	Capped     []float32 // the scores before biases, for the softcap's derivative; may be nil
+	k, v       []float32 // converted, or values with 0 for NaN and Inf
+	Scale, One []float32 // factors of transpositions
+	folder     folder
+	edge       [2][maxLanes]int32
+	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
+	square     [16 * 16]float32     // weights after dropout
+	Draw       vec.Draw
+	Ramp       Ramp
+	runs       []vec.Run
+	steps      columnSteps
+
+	tiles    [MaxTiles]Tile
+	spans    [MaxRows]Span         // that the rows of the tiles see
+	unhidden [BlockKeys/8 + 1]Span // see Scores.unhidden
+}
+
+// SpaceOf returns the space that stays with w. Its slices are those of an earlier call.
+func SpaceOf(w *pool.Scratch) *Space {
+	s, ok := w.Kept.(*Space)
+	if !ok {
+		s = new(Space)
+		w.Kept = s
+	}
+	return s
+}
+
+// SpaceFloats returns the floats that Products.Open takes.
+func (l *Layout) SpaceFloats() int {
+	return BlockKeys*(l.DimK+l.DimV) + 2*l.Kernels.Lanes + l.ScoreFloats() + 3*l.TileRows() +
+		l.Kernels.Lanes*max(l.DimK, l.DimV, BlockKeys) + BlockKeys + l.Kernels.Width
+}
+
+// Open returns the space of a task.
+func (p *Products) Open(w *pool.Scratch) *Space {
+	s, l := SpaceOf(w), p.Layout
+	x := l.Kernels
+	s.k, s.v = w.Floats(BlockKeys*l.DimK), w.Floats(BlockKeys*l.DimV)
+	s.Scale, s.One = w.Floats(x.Lanes), w.Floats(x.Lanes)
+	fill(s.Scale, p.Scale)
+	fill(s.One, 1)
+	s.S = w.Floats(l.ScoreFloats())
+	s.MX, s.Alpha, s.before = w.Floats(l.TileRows()), w.Floats(l.TileRows()), w.Floats(l.TileRows())
+	s.Stage = w.Floats(x.Lanes * max(l.DimK, l.DimV, BlockKeys))
+	s.table = w.Floats(BlockKeys + x.Width)
+	s.bias = s.table[:BlockKeys]
+	s.Capped = nil
+	s.folder = folder{k: x, a: s.Alpha, b: s.before}
+	if l.RowOutputs {
+		s.folder.ld = l.DimV
+	}
+	return s
+}
+
+// Rows returns n rows of float32 as one run.
+func (s *Space) Rows(rows []float32, ld, n, d int) []vec.Run {
+	s.runs = vec.AppendRun(s.runs[:0], rows, ld, n, d, rows)
+	return s.runs
+}
+
+// one returns the list of one span.
+func (s *Space) one(span Span) []Span {
+	s.unhidden[0] = span
+	return s.unhidden[:1]
+}
