@@ -11,7 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/resource"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -202,7 +202,7 @@ func TestLostInFlight(t *testing.T) {
 			}
 		}
 		dev.Lose(0)
-		_, _ = dev.CreateBuffer(16, queue.StorageUsage) // sees it
+		_, _ = dev.CreateBuffer(16, resource.StorageUsage) // sees it
 		for i, named := range []bool{true, false} {
 			err := run(b, c)
 			if !errors.Is(err, backend.ErrDeviceLost) || strings.Contains(err.Error(), name+": qk: ") != named {

@@ -12,6 +12,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/resource"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -64,7 +65,7 @@ func exp2Error(ctx context.Context, dev port.Device, k queue.Kernel) (ulp float6
 		return 0, fmt.Errorf("limits leave no room for a workgroup: %w", backend.ErrUnsupported)
 	}
 	var buffers [3]port.Buffer // arguments, results, and their copy
-	for i, usage := range []gputypes.BufferUsage{queue.StorageUsage, queue.StorageUsage, queue.StagingUsage} {
+	for i, usage := range []gputypes.BufferUsage{resource.StorageUsage, resource.StorageUsage, resource.StagingUsage} {
 		if buffers[i], err = dev.CreateBuffer(uint64(n*exp2Bytes), usage); err != nil {
 			return 0, err
 		}

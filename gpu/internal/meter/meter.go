@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/resource"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -113,11 +114,11 @@ func grid(d *queue.Device, most, size int) (groups int, bytes uint64) {
 func borrow(ctx context.Context, d *queue.Device, n int, bytes uint64, f func(w []cut.Window) (float64, error)) (float64, error) {
 	var windows []cut.Window
 	for range n {
-		buf, err := d.Pool.Get(ctx, bytes, queue.StorageUsage)
+		buf, err := d.Pool.Get(ctx, bytes, resource.StorageUsage)
 		if err != nil {
 			return 0, queue.Translate(fmt.Sprintf("%d bytes", bytes), err)
 		}
-		defer d.Pool.Put(buf, queue.StorageUsage, false)
+		defer d.Pool.Put(buf, resource.StorageUsage, false)
 		windows = append(windows, cut.Window{Buf: buf, Size: bytes})
 	}
 	return f(windows)
@@ -256,11 +257,11 @@ func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err err
 		return 0, err
 	}
 	defer d.Release(peak)
-	uniform, err := d.Pool.Get(ctx, 16, queue.UniformUsage)
+	uniform, err := d.Pool.Get(ctx, 16, resource.UniformUsage)
 	if err != nil {
 		return 0, queue.Translate("launch", err)
 	}
-	defer d.Pool.Put(uniform, queue.UniformUsage, false)
+	defer d.Pool.Put(uniform, resource.UniformUsage, false)
 	if err := d.Port.Write(uniform, 0, make([]byte, 16)); err != nil { // no rounds
 		return 0, queue.Translate("launch", err)
 	}

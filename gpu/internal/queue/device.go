@@ -23,9 +23,9 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/resource"
 )
 
 // Device is an open device. Its methods are safe for concurrent use: the submissions of
@@ -33,7 +33,7 @@ import (
 type Device struct {
 	Port   port.Device
 	Limits gputypes.Limits
-	Pool   *Pool
+	Pool   *resource.Pool
 	// OwnExp2 is that of Config.
 	OwnExp2 bool
 
@@ -53,9 +53,8 @@ type Device struct {
 	blank [port.MaxBindings]port.Buffer
 }
 
-// BlankBytes is the size of the buffers for missing operands: more than a kernel reads
-// of one.
-const BlankBytes = 256
+// BlankBytes is the size of the buffers for missing operands.
+const BlankBytes = resource.MinBytes
 
 // Config configures a Device. Zero values mean the defaults.
 type Config struct {
@@ -93,13 +92,13 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 	if c.MemoryBytes > 0 {
 		keep = min(keep, d.Memory().Pool())
 	}
-	d.Pool = newPool(dev, keep, d.reclaim)
+	d.Pool = resource.NewPool(dev, keep, d.reclaim)
 	var err error
 	if d.sent.ring, err = newRing(dev); err != nil {
 		return nil, d.wrap(err)
 	}
 	for i := range d.blank {
-		if d.blank[i], err = dev.CreateBuffer(BlankBytes, StorageUsage); err != nil {
+		if d.blank[i], err = dev.CreateBuffer(BlankBytes, resource.StorageUsage); err != nil {
 			return nil, d.wrap(err)
 		}
 	}
@@ -153,6 +152,9 @@ func (d *Device) Reserve(bytes int64) error {
 	}
 }
 
+// Forget drops what is known of the memory of a tensor that is freed.
+func (d *Device) Forget(x *cut.Store) { d.sent.calls.forget(x) }
+
 // Alloc returns device memory for a tensor and the function that frees it, or ErrFull.
 func (d *Device) Alloc(ctx context.Context, bytes uint64) (_ *cut.Store, free func(), err error) {
 	if err := d.Reserve(int64(bytes)); err != nil {
@@ -160,14 +162,14 @@ func (d *Device) Alloc(ctx context.Context, bytes uint64) (_ *cut.Store, free fu
 	}
 	s := &cut.Store{Part: d.cutLimits().Part()}
 	free = func() {
-		d.Forget(s)
+		d.sent.calls.forget(s)
 		for _, buf := range s.Parts {
-			d.Pool.Put(buf, StorageUsage, true)
+			d.Pool.Put(buf, resource.StorageUsage, true)
 		}
 		d.tensors.Add(-int64(bytes))
 	}
 	for at := uint64(0); at < bytes || at == 0; at += s.Part {
-		buf, err := d.Pool.Get(ctx, min(s.Part, bytes-at), StorageUsage)
+		buf, err := d.Pool.Get(ctx, min(s.Part, bytes-at), resource.StorageUsage)
 		if err != nil {
 			free()
 			if errors.Is(err, port.ErrMemory) {
@@ -186,7 +188,7 @@ func (d *Device) Alloc(ctx context.Context, bytes uint64) (_ *cut.Store, free fu
 func (d *Device) learnBound() {
 	room := uint64(maxLearned)
 	for ; room > minLearned; room /= 2 {
-		buf, err := d.Port.CreateBuffer(min(room, d.Limits.MaxBufferSize), StorageUsage)
+		buf, err := d.Port.CreateBuffer(min(room, d.Limits.MaxBufferSize), resource.StorageUsage)
 		if err == nil {
 			buf.Release()
 			break
@@ -200,135 +202,6 @@ const (
 	minLearned = 1 << 20
 	maxLearned = 512 << 20
 )
-
-// Write copies data to the bytes of a store from at on; both are multiples of 4. Each time
-// cut.TransferBytes are written it waits for the copies, so that the library frees its own
-// buffers.
-func (d *Device) Write(ctx context.Context, s *cut.Store, at uint64, data []byte) error {
-	n := len(data)
-	err := s.Each(at, at+uint64(n), func(buf cut.Buffer, to, n uint64) error {
-		err := d.Port.Write(buf, to, data[:n])
-		data = data[n:]
-		return d.wrap(err)
-	})
-	if err != nil {
-		return err
-	}
-	if d.written.Add(int64(n)) >= cut.TransferBytes {
-		return d.Submit(ctx, nil)
-	}
-	_, err = d.submit(ctx, nil) // starts the copies: a library may not order those of one submission
-	return err
-}
-
-// Read copies the bytes of a store from at on to dst; at and len(dst) are multiples of 4. It
-// waits for the calls that write to the store, and returns their error.
-func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) (err error) {
-	if len(dst) == 0 {
-		return nil
-	}
-	most := min(cut.TransferBytes, uint64(len(dst)), d.cutLimits().Part())
-	staging, err := d.Pool.Get(ctx, most, StagingUsage)
-	if err != nil {
-		return d.wrap(err)
-	}
-	defer func() { d.Pool.Put(staging, StagingUsage, err != nil) }()
-	return s.Each(at, at+uint64(len(dst)), func(buf cut.Buffer, from, n uint64) error {
-		for n > 0 {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			some := min(n, most)
-			err := d.Submit(ctx, []port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}})
-			if failed := d.sent.errorOf(s); failed != nil {
-				err = failed
-			}
-			if err != nil {
-				return err
-			}
-			if err := d.Port.Read(staging, 0, dst[:some]); err != nil {
-				return d.wrap(err)
-			}
-			from, n, dst = from+some, n-some, dst[some:]
-		}
-		return nil
-	})
-}
-
-// Upload copies the distinct elements of host to a contiguous tensor of the device.
-func (d *Device) Upload(ctx context.Context, t, host backend.Tensor) error {
-	src, err := cut.HostBytes(host)
-	if err != nil {
-		return err
-	}
-	from, err := cut.Words(host)
-	if err != nil {
-		return err
-	}
-	shape := cut.Distinct(from.Shape(), from.Strides())
-	return cut.Pack(ctx, shape.Contiguous(), src, from.Strides(), shape, from.DType().Size(), func(at uint64, data []byte) error {
-		return d.Write(ctx, cut.StoreOf(t), at, data)
-	})
-}
-
-// Download copies a tensor's elements to dst, by strides.
-func (d *Device) Download(ctx context.Context, dst []byte, strides backend.Strides, src backend.Tensor) error {
-	size := src.DType().Size()
-	s := cut.StoreOf(src)
-	first := src.Offset() * size
-	if s.Host != nil {
-		cut.Scatter(dst, strides, s.Host[first:], src.Strides(), src.Shape(), size)
-		return nil
-	}
-	defer Moved(ctx, src.Bytes(), time.Now())
-	lo := first &^ 3
-	hi := (first + cut.Extent(src.Shape(), src.Strides())*size + 3) &^ 3
-	if first == lo && cut.SameOrder(src.Shape(), strides, src.Strides()) && (hi-lo) == src.Shape().Elements()*size {
-		return d.Read(ctx, s, uint64(lo), dst[:hi-lo])
-	}
-	span, err := budget.Make[byte](hi - lo)
-	if err != nil {
-		return err
-	}
-	if err := d.Read(ctx, s, uint64(lo), span); err != nil {
-		return err
-	}
-	cut.Scatter(dst, strides, span[first-lo:], src.Strides(), src.Shape(), size)
-	return nil
-}
-
-// Moved reports a transfer to the context's trace.
-func Moved(ctx context.Context, bytes int64, began time.Time) {
-	if f := backend.TraceOf(ctx).Move; f != nil {
-		f(bytes, time.Since(began))
-	}
-}
-
-// Submit runs commands and waits for them and all that was submitted before.
-func (d *Device) Submit(ctx context.Context, commands []port.Command) error {
-	written := d.written.Load()
-	t, err := d.submit(ctx, commands)
-	if err != nil {
-		return err
-	}
-	if err := d.await(ctx, t); err != nil {
-		return err
-	}
-	d.written.CompareAndSwap(written, 0)
-	return nil
-}
-
-// submit starts commands. Where Submit would block it waits for the running submissions first if
-// ctx has a deadline, because ctx can end that.
-func (d *Device) submit(ctx context.Context, commands []port.Command) (port.Ticket, error) {
-	if _, ok := ctx.Deadline(); ok && d.pacing.blocks {
-		if err := d.Idle(ctx); err != nil {
-			return 0, err
-		}
-	}
-	t, err := d.Port.Submit(commands)
-	return t, d.wrap(err)
-}
 
 // wrap wraps an error of the port for the device.
 func (d *Device) wrap(err error) error { return Translate(d.name, err) }
@@ -353,9 +226,4 @@ func Translate(what string, err error) error {
 		}
 	}
 	return fmt.Errorf("%s: %w", what, err)
-}
-
-// single returns a store of one buffer.
-func single(b port.Buffer) *cut.Store {
-	return &cut.Store{Parts: []cut.Buffer{b}, Part: b.Size()}
 }

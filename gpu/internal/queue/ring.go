@@ -1,6 +1,9 @@
 package queue
 
-import "github.com/seed90331342/attn/gpu/internal/port"
+import (
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/resource"
+)
 
 // ring is the uniform buffer of a device. Parameters follow one another and are overwritten
 // when their submission has ended. One buffer for all lets calls find their bind groups
@@ -22,7 +25,7 @@ const ringStep = 256
 func newRing(dev port.Device) (r ring, err error) {
 	l := dev.Limits()
 	r.size, r.align = min(ringBytes, l.MaxBufferSize&^15), max(int(l.MinUniformBufferOffsetAlignment), 16)
-	r.buf, err = dev.CreateBuffer(r.size, UniformUsage)
+	r.buf, err = dev.CreateBuffer(r.size, resource.UniformUsage)
 	return r, err
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/resource"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -85,7 +86,7 @@ type Output struct {
 // are traced, and of kernels that run for the first time, whose speed is not known. Do returns the
 // error of an earlier call that left an operand incomplete.
 func (d *Device) Do(ctx context.Context, w Work, f func(r *Runner) error) (err error) {
-	c, err := d.sent.begin(w.Name, w.Written, w.Read)
+	c, err := d.sent.calls.begin(w.Name, w.Written, w.Read)
 	if err != nil {
 		return err
 	}
@@ -259,7 +260,7 @@ func (r *Runner) stateOf(size uint64) (port.Buffer, error) {
 
 // hold returns a buffer of at least size bytes that the call keeps to its end.
 func (r *Runner) hold(size uint64) (port.Buffer, error) {
-	buf, err := r.d.Pool.Get(r.ctx, size, StorageUsage)
+	buf, err := r.d.Pool.Get(r.ctx, size, resource.StorageUsage)
 	if err != nil {
 		return nil, Translate(fmt.Sprintf("%s: scratch of %d bytes", r.d.name, size), err)
 	}
@@ -305,7 +306,7 @@ func (r *Runner) land(ctx context.Context) error {
 	r.flights = slices.Delete(r.flights, 0, 1)
 	r.landed++
 	if err == nil {
-		err = r.d.sent.result(r.call)
+		err = r.d.sent.calls.result(r.call)
 	}
 	if err != nil {
 		return err
@@ -379,10 +380,10 @@ func (r *Runner) Finish(err error) {
 		cancel()
 	}
 	d := r.d
-	d.sent.end(r.call, err)
+	d.sent.calls.end(r.call, err)
 	r.endStream(err)
 	for _, buf := range r.held.all {
-		d.Pool.Put(buf, StorageUsage, true)
+		d.Pool.Put(buf, resource.StorageUsage, true)
 	}
 	r.batch.clear()
 	clear(r.needed)

@@ -3,7 +3,6 @@ package queue
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -16,9 +15,6 @@ import (
 const (
 	maxSent  = 512
 	maxAhead = 10 // budgets: what the submissions together are expected to take
-	// maxRetired bounds the memory of released buffers that submissions still use and that
-	// the pool does not keep.
-	maxRetired = 64 << 20
 )
 
 // sent holds the submissions of all calls that are not known to have ended. Calls return
@@ -40,9 +36,7 @@ type sent struct {
 	// at that time.
 	ended time.Time
 	exact bool
-	// writers are the calls that wrote to a tensor last, if they run or failed.
-	writers map[*cut.Store]*call
-	failed  []*failure // that no call has returned
+	calls calls
 }
 
 // flight is a submission.
@@ -56,149 +50,8 @@ type flight struct {
 	due       time.Time
 }
 
-// call is a call with submissions that may still run.
-type call struct {
-	name string
-	out  []Output
-	of   []*call // calls whose results it uses and that ran when it began
-	// left is the number of its submissions that are not known to have ended.
-	left     int
-	returned bool // all submissions are made, and nobody but sent uses it
-	refused  bool // it has returned an error
-	failure  *failure
-}
-
-// failure is the error of a submission, shared by the calls that use its result.
-type failure struct {
-	of   *call
-	err  error
-	told bool // a call has returned it
-}
-
 func newSent() *sent {
-	return &sent{turn: make(chan struct{}, 1), writers: map[*cut.Store]*call{}}
-}
-
-// begin returns a call that writes to out and reads in. It returns the failure of a call
-// that wrote to them.
-func (s *sent) begin(name string, out []Output, in []*cut.Store) (*call, error) {
-	c := &call{name: name, out: out}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	use := func(x *cut.Store, written bool) error {
-		w := s.writers[x]
-		switch {
-		case w == nil:
-		case w.failure == nil:
-			if !slices.Contains(c.of, w) {
-				c.of = append(c.of, w)
-			}
-		case !written || !w.failure.told: // results are overwritten once the program knows
-			return s.report(w.failure)
-		}
-		return nil
-	}
-	for _, x := range in {
-		if err := use(x, false); err != nil {
-			return nil, err
-		}
-	}
-	for _, x := range out {
-		if err := use(x.Store, true); err != nil {
-			return nil, err
-		}
-	}
-	return c, nil
-}
-
-// end notes that c has returned err.
-func (s *sent) end(c *call, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c.returned = true
-	if err != nil {
-		c.refused = true
-		if x := c.failure; x != nil && x.of == c {
-			_ = s.report(x)
-		}
-		return
-	}
-	for _, x := range c.out {
-		if w := s.writers[x.Store]; w == nil || w.failure == nil || x.Whole { // else a part is still incomplete
-			s.writers[x.Store] = c
-		}
-	}
-	s.clean(c)
-}
-
-// clean forgets a call that has succeeded. The caller holds the lock.
-func (s *sent) clean(c *call) {
-	if c.left > 0 {
-		return
-	}
-	c.of = nil
-	if c.returned && c.failure == nil {
-		for _, x := range c.out {
-			if s.writers[x.Store] == c {
-				delete(s.writers, x.Store)
-			}
-		}
-	}
-}
-
-// Forget drops what is known of the memory of a tensor that is freed.
-func (d *Device) Forget(x *cut.Store) {
-	d.sent.mu.Lock()
-	delete(d.sent.writers, x)
-	d.sent.mu.Unlock()
-}
-
-// report returns the error of a failure, which the program then knows. The caller holds the
-// lock.
-func (s *sent) report(x *failure) error {
-	x.told = true
-	s.failed = slices.DeleteFunc(s.failed, func(y *failure) bool { return y == x })
-	return fmt.Errorf("%s: %w", x.of.name, x.err)
-}
-
-// result returns the error of the submissions of c that have ended.
-func (s *sent) result(c *call) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c.failure == nil {
-		return nil
-	}
-	err := s.report(c.failure)
-	if c.failure.of == c {
-		err = c.failure.err // the caller adds the name
-	}
-	return err
-}
-
-// errorOf returns the error of the call that wrote to a tensor last.
-func (s *sent) errorOf(x *cut.Store) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if w := s.writers[x]; w != nil && w.failure != nil {
-		return s.report(w.failure)
-	}
-	return nil
-}
-
-// first returns the first error that no call has returned, and forgets the others: calls
-// that use incomplete results still return theirs.
-func (s *sent) first() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.failed) == 0 {
-		return nil
-	}
-	err := s.report(s.failed[0])
-	for _, x := range s.failed {
-		x.told = true
-	}
-	s.failed = nil
-	return err
+	return &sent{turn: make(chan struct{}, 1), calls: calls{writers: map[*cut.Store]*call{}}}
 }
 
 // last returns the ticket of the newest submission, 0 if there is none.
@@ -277,7 +130,7 @@ func (s *sent) add(f *flight) {
 	s.ring.head = f.hi
 	s.seconds += f.seconds
 	s.list = append(s.list, f)
-	f.call.left++
+	s.calls.submitted(f.call)
 }
 
 // await waits for a submission and those before it. The errors of calls become failures;
@@ -329,7 +182,7 @@ func (d *Device) removed(n int) {
 	s := d.sent
 	if s.list = slices.Delete(s.list, 0, n); len(s.list) == 0 {
 		s.seconds = 0
-		d.Pool.settled()
+		d.Pool.Settled()
 	}
 }
 
@@ -343,7 +196,7 @@ func (d *Device) fail(t port.Ticket, err error) port.Ticket {
 	n, failed := 0, port.Ticket(0)
 	for failed == 0 && n < len(s.list) && s.list[n].ticket <= t {
 		f := s.list[n]
-		if !f.call.refused { // else the program would not see the error, which may be another's
+		if !s.calls.hasFailed(f.call) { // else the program would not see the error, which may be another's
 			failed = f.ticket
 		}
 		d.remove(f, err)
@@ -356,25 +209,12 @@ func (d *Device) fail(t port.Ticket, err error) port.Ticket {
 // remove releases what f used and notes its result. The caller holds the lock and removes f
 // from the list.
 func (d *Device) remove(f *flight, err error) {
-	s, c := d.sent, f.call
-	s.seconds -= f.seconds
+	d.sent.seconds -= f.seconds
 	for _, p := range f.pipelines {
 		d.Release(p)
 	}
-	c.left--
-	if err != nil && c.failure == nil {
-		c.failure = &failure{of: c, err: err, told: c.refused}
-		if !c.refused && len(s.failed) < maxSent {
-			s.failed = append(s.failed, c.failure)
-		}
-	}
-	for _, x := range c.of {
-		if c.failure == nil {
-			c.failure = x.failure
-		}
-	}
-	s.clean(c)
-	s.recycle(f)
+	d.sent.calls.ended(f.call, err)
+	d.sent.recycle(f)
 }
 
 // recycle keeps f and its slices for another submission. The caller holds the lock.
@@ -432,7 +272,7 @@ func (d *Device) Wait(ctx context.Context) error {
 	if ctx.Err() != nil && err != nil {
 		return err
 	}
-	if failed := d.sent.first(); failed != nil {
+	if failed := d.sent.calls.first(); failed != nil {
 		return failed
 	}
 	return err
@@ -447,7 +287,7 @@ func (d *Device) Lost() error {
 	}
 	for t := d.sent.last(); t > 0 && d.fail(t, err) > 0; {
 	}
-	if failed := d.sent.first(); failed != nil {
+	if failed := d.sent.calls.first(); failed != nil {
 		return failed
 	}
 	return err

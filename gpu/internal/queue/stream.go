@@ -8,6 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/resource"
 )
 
 // stream keeps windows of host memory on the device: uploaded when a step needs them,
@@ -43,7 +44,7 @@ func (s *stream) find(a *cut.Staged, step int, evict func(*resident) error) (_ *
 			return w, true, nil
 		}
 	}
-	w := &resident{of: a, size: sizeClass(a.Size(), s.largest), step: step, dirty: writes}
+	w := &resident{of: a, size: resource.SizeClass(a.Size(), s.largest), step: step, dirty: writes}
 	total := w.size
 	for _, x := range s.resident {
 		total += x.size
@@ -163,7 +164,7 @@ func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 	if r.rehearsal {
 		return nil, nil
 	}
-	if w.buf, err = r.d.Pool.Get(r.ctx, a.Size(), StorageUsage); err != nil {
+	if w.buf, err = r.d.Pool.Get(r.ctx, a.Size(), resource.StorageUsage); err != nil {
 		r.stream.resident = slices.DeleteFunc(r.stream.resident, func(x *resident) bool { return x == w })
 		return nil, Translate(fmt.Sprintf("%s: %d bytes to stream %s through (Options.MemoryBytes bounds them)", r.d.name, a.Size(), a.Of.Name), err)
 	}
@@ -195,7 +196,7 @@ func (r *Runner) evict(w *resident) error {
 		err = r.download(w)
 	}
 	if w.buf != nil {
-		r.d.Pool.Put(w.buf, StorageUsage, err != nil)
+		r.d.Pool.Put(w.buf, resource.StorageUsage, err != nil)
 	}
 	return err
 }
@@ -270,7 +271,7 @@ func (r *Runner) endStream(err error) {
 func (r *Runner) dropWindows(err error) {
 	for _, w := range r.stream.resident {
 		if w.buf != nil {
-			r.d.Pool.Put(w.buf, StorageUsage, err != nil)
+			r.d.Pool.Put(w.buf, resource.StorageUsage, err != nil)
 		}
 	}
 	r.stream.resident = nil

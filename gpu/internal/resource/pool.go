@@ -1,4 +1,5 @@
-package queue
+// Package resource holds what the calls of a device share: a [Pool] of released buffers.
+package resource
 
 import (
 	"context"
@@ -39,14 +40,23 @@ type poolKey struct {
 	size  uint64
 }
 
-func newPool(dev port.Device, keep int64, reclaim func(context.Context) error) *Pool {
+// NewPool returns a pool on dev that keeps up to so many bytes. reclaim waits for the submissions
+// that use released memory.
+func NewPool(dev port.Device, keep int64, reclaim func(context.Context) error) *Pool {
 	return &Pool{dev: dev, keep: keep, reclaim: reclaim, free: map[poolKey][]port.Buffer{}}
 }
 
-// sizeClass rounds a size up to the next eighth of a power of two, at most 12.5% more, so
+// MinBytes is the size of the smallest buffer: more than a kernel reads of a missing operand.
+const MinBytes = 256
+
+// maxRetired bounds the memory of released buffers that submissions still use and that the
+// pool does not keep.
+const maxRetired = 64 << 20
+
+// SizeClass rounds a size up to the next eighth of a power of two, at most 12.5% more, so
 // that nearly equal sizes share buffers.
-func sizeClass(size, most uint64) uint64 {
-	size = max(size, BlankBytes)
+func SizeClass(size, most uint64) uint64 {
+	size = max(size, MinBytes)
 	step := uint64(1) << max(bits.Len64(size-1)-3, 8) >> 1
 	class := (size + step - 1) / step * step
 	if class > most {
@@ -62,7 +72,7 @@ func sizeClass(size, most uint64) uint64 {
 // has no room, it waits for retired memory, releases the pool's buffers and tries again.
 // It returns the context's error if that ends first.
 func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
-	key := poolKey{usage, sizeClass(size, p.dev.Limits().MaxBufferSize)}
+	key := poolKey{usage, SizeClass(size, p.dev.Limits().MaxBufferSize)}
 	b, retired := p.take(key)
 	if b != nil {
 		return b, nil
@@ -138,8 +148,8 @@ func (p *Pool) Put(b port.Buffer, usage gputypes.BufferUsage, running bool) {
 	b.Release()
 }
 
-// settled notes that no submission runs.
-func (p *Pool) settled() {
+// Settled notes that no submission runs.
+func (p *Pool) Settled() {
 	p.mu.Lock()
 	p.retired = 0
 	p.mu.Unlock()
