@@ -248,25 +248,16 @@ func (a *attention) newCutter(buffers int) (*cut.Cutter, error) {
 	return c, nil
 }
 
-// withBindings returns k with the bindings that the options and pages need. The Cutter must
-// exist.
-func (a *attention) withBindings(k queue.Kernel) queue.Kernel {
-	k = a.options.withBindings(k)
-	if a.HasTable() {
-		k = k.With("r", "PAGED")
-	}
-	return k
-}
 
 // check returns backend.ErrUnsupported when k has more storage buffers than the device
 // binds, or pages cannot be collected.
-func (a *attention) check(k queue.Kernel) error {
+func (a *attention) check(k shaders.Variant) error {
 	for _, o := range []*cut.Operand{a.K, a.V} {
 		if err := o.Collectable(); err != nil {
 			return err
 		}
 	}
-	need := strings.Count(k.Shader.Bindings, "r") + strings.Count(k.Shader.Bindings, "w")
+	need := len(shaders.Describe(k).Bindings) - 1 // without the uniform
 	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
 	if need <= have {
 		return nil

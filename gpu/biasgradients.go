@@ -51,7 +51,7 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 	}
 	const columns = 64 // decides the tiles alone
 	tile := tilingOf(columns)
-	kernel := x.kernel(in, ofScores, columns)
+	kernel := x.kernel(in, shaders.DS, columns)
 	c := x.b.dev.NewCutter(cut.Sum, 1, append(in.list, out)...)
 	in.limit(c)
 	c.AlignGranules()
@@ -84,7 +84,7 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 				Kind: kind, Rows: rows, Keys: keys, Pitch: pitch(p.Box), Sloped: when(sloped, 1), Chained: when(!x.g.Add, 1),
 				Away: p.Lo[cut.Row] + x.p.Visible.Offset - p.Lo[cut.Col], O: strides(view),
 			}
-			s := queue.Step{Kernel: queue.Kernel{Shader: shaders.Reduce}, Params: w, Windows: []cut.Window{p.State, view.Window}}
+			s := queue.Step{Kernel: shaders.Reduce, Params: w, Windows: []cut.Window{p.State, view.Window}}
 			switch kind {
 			case reducePairs:
 				w.All, s.Each = rows*keys, reduceOps*reduceThreads
@@ -123,7 +123,7 @@ func (x *gradients) zeros(name string, t backend.Tensor) {
 			Kind: reduceZeros, All: rows(part) * dim, Batches: part.Len(cut.Batch), Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Keys: dim,
 			O: strides(v[1]),
 		}
-		return queue.Step{Kernel: queue.Kernel{Shader: shaders.Reduce}, Params: w, Groups: ceil(w.All, reduceThreads), Each: reduceOps * reduceThreads}
+		return queue.Step{Kernel: shaders.Reduce, Params: w, Groups: ceil(w.All, reduceThreads), Each: reduceOps * reduceThreads}
 	}))
 }
 
@@ -144,7 +144,7 @@ func (x *gradients) totals(name string, t backend.Tensor) {
 				Base: v.Base, SBatch: v.Strides[backend.Batch], SHead: v.Strides[backend.Heads], OHeads: s[1], O: strides(o),
 			}
 			return queue.Step{
-				Kernel: queue.Kernel{Shader: shaders.Reduce}, Params: w, Windows: []cut.Window{v.Window, o.Window},
+				Kernel: shaders.Reduce, Params: w, Windows: []cut.Window{v.Window, o.Window},
 				Groups: w.All, Each: reduceOps * float64(w.Batches*w.Heads*w.Rows),
 			}
 		},

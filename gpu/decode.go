@@ -28,8 +28,9 @@ type decode struct {
 	*attention
 	cutter *cut.Cutter
 	tiling tune.Tiling
-	splits queue.Kernel
-	merge  queue.Kernel
+	splits shaders.Variant
+	merge  shaders.Variant
+	wide   bool    // K is read 16 bytes at a time
 	all    cut.Box // the keys that any row sees, in whole splits
 	rows   int     // query rows of a workgroup
 	width  int     // float32 of a row's state for a split
@@ -107,67 +108,43 @@ func (x *decode) variants() error {
 	for ahead*columns > 16 {
 		ahead /= 2
 	}
-	full := x.d.Dim%(4*el) == 0
-	expand := int(shaders.Full)
+	k := shaders.Decode{
+		Expand: shaders.Full, In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Both: x.both(),
+		Wide: wide, Full: x.d.Dim%(4*el) == 0 && (wide || kv == backend.Q8),
+		Extra: x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(),
+		Rows:  x.rows, Split: c.Split, BC: c.Keys, TX: c.Lanes, Chunks: ceil(x.d.Dim, 4*el), Quads: c.Width / 4, Sides: sides, Ahead: ahead,
+	}
 	if x.b.info.Type == backend.CPU {
-		expand = int(shaders.Registers) // compiles in less time
-	}
-	extra := x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero()
-	consts := map[string]int{
-		"EXPAND": expand, "IN": int(x.c.Q.DType()), "KV": int(kv), "WIDE": when(wide, 1), "EXTRA": when(extra, 1),
-		"FULL": when(full && (wide || kv == backend.Q8), 1),
-		"EL":   el, "THREADS": threads, "ROWS": x.rows, "SPLIT": c.Split, "BC": c.Keys, "TX": c.Lanes, "QUADS": c.Width / 4,
-		"CHUNKS": ceil(x.d.Dim, 4*el), "QN": x.rows * el, "KN": 4 * c.Keys, "KLOADS": ceil(4*c.Keys, threads),
-		"PN": x.rows * c.Keys / 16, "SQ": ceil(x.rows*c.Keys/4, threads), "SN": 1, "SG": 1, "GN": 1, "WN": 1, "RN": 1, "UNIT": 1, "KUNIT": when(wide, el-1) + 1,
-		"COLS": columns, "AHEAD": ahead, "LINES": columns, "VN": ahead * columns, "SIDES": sides, "ACC": x.rows / sides * columns, "WIDTH": x.width / 4,
-	}
-	if x.HasTable() {
-		consts["RN"] = 2 * c.Keys
+		k.Expand = shaders.Registers // compiles in less time
 	}
 	// Values of q8 and of aligned 16-bit elements go through workgroup memory. More than 8
 	// words of them in registers would exceed 96 registers where the head size is 64.
 	if kv == backend.Q8 || wide && el == 8 {
-		pack, words := 4, 1 // keys of a word, words of a load
+		pack, loads, words := 4, c.Width/4, 4 // keys of a word, loads of a row, words of a thread's load
 		if wide {
-			pack, words = 2, 4
-			consts["VWIDE"], consts["UNIT"] = 1, el
+			pack, loads, words = 2, c.Width/8, 8
 		}
-		loads := c.Width * kv.Size() / 4 / words
-		for ahead = 32; ; ahead /= 2 {
-			lines := ceil(ahead/pack*loads, threads)
-			consts["PACK"], consts["AHEAD"], consts["LN"], consts["LINES"] = pack, ahead, loads, lines
-			// Room for what all threads load, because RADV would move loads behind a branch.
-			// Where each thread has one load, fewer keys would save nothing.
-			consts["VN"], consts["GN"], consts["WN"] = lines*pack*words, ceil(lines*threads, loads), c.Width/4
-			if kv == backend.Q8 {
-				consts["SN"], consts["SG"] = c.Keys/ahead, ahead/4
-			}
-			fits := consts["VN"] <= 8 && decodeMemory(consts) <= everyMemory
-			if c.Keys%ahead == 0 && (fits || ahead/pack*loads <= threads) {
+		for k.Ahead = 32; ; k.Ahead /= 2 {
+			// All threads have room for what they load, because RADV would move loads behind a
+			// branch. Where each thread has one load, fewer keys would save nothing.
+			fits := words*ceil(k.Ahead/pack*loads, threads) <= 8 && shaders.Describe(k).WorkgroupMemory <= everyMemory
+			if c.Keys%k.Ahead == 0 && (fits || k.Ahead/pack*loads <= threads) {
 				break
 			}
 		}
 	}
-	shader, l := shaders.Decode, &x.b.dev.Limits
-	shader.Threads, shader.WorkgroupMemory = threads, decodeMemory(consts)
-	if threads > int(l.MaxComputeInvocationsPerWorkgroup) || shader.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) {
+	d, l := shaders.Describe(k), &x.b.dev.Limits
+	if threads > int(l.MaxComputeInvocationsPerWorkgroup) || d.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) {
 		if x.rows > 1 && threads <= int(l.MaxComputeInvocationsPerWorkgroup) {
 			x.rows /= 2
 			return x.variants()
 		}
 		return fmt.Errorf("decoding needs %d threads and %d bytes of workgroup memory, %s has %d and %d: %w",
-			threads, shader.WorkgroupMemory, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
+			threads, d.WorkgroupMemory, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
 	}
-	x.splits = x.withBindings(queue.NewKernel(shader, consts))
-	x.merge = queue.NewKernel(shaders.SplitMerge, map[string]int{
-		"EXPAND": expand, "SPLIT": c.Split, "TX": c.Lanes, "QUADS": c.Width / 4, "WIDTH": x.width / 4,
-	})
+	x.splits, x.wide = k, wide
+	x.merge = shaders.SplitMerge{Expand: k.Expand, Split: c.Split, TX: c.Lanes, Quads: c.Width / 4}
 	return nil
-}
-
-// decodeMemory returns the workgroup memory of decode.wgsl in bytes.
-func decodeMemory(consts map[string]int) int {
-	return 16*(consts["KN"]+consts["GN"]*consts["WN"]+consts["CHUNKS"]*consts["QN"]+consts["PN"]+consts["SN"]*consts["SG"]) + 32 + 8*consts["RN"]
 }
 
 func (x *decode) op() *queue.Op {
@@ -225,7 +202,7 @@ func (x *decode) describe(p *backend.Plan, e queue.Extent) {
 	load := "16 bytes a load of K"
 	if x.c.K.DType() == backend.Q8 {
 		load = "4 integers a load"
-	} else if x.splits.Consts["WIDE"] == 0 {
+	} else if !x.wide {
 		load = "element by element, because rows are not aligned to 16 bytes"
 	}
 	rows := x.K.Group * x.d.SeqQ

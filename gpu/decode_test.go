@@ -312,7 +312,7 @@ func TestDecodeFillsADevice(t *testing.T) {
 				}
 				groups := map[string]int{}
 				if err := b.dev.Dispatches(x.op(), func(d queue.Dispatch) error {
-					groups[d.Kernel.Shader.Name] += d.Groups
+					groups[d.Kernel.Name()] += d.Groups
 					return nil
 				}); err != nil {
 					t.Fatal(err)
@@ -369,7 +369,7 @@ func TestDecodeOfLongContexts(t *testing.T) {
 					t.Errorf("%+v: a grid of %v, a dimension has %d workgroups at most", x, d.Grid, most)
 				}
 			}
-			if d.Kernel.Shader.Name == "decode" {
+			if d.Kernel.Name() == "decode" {
 				groups += d.Groups
 				wide = wide || d.Grid[1] > 1
 			}
@@ -435,7 +435,7 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 				Blocks: blocksOf(t, b, 2, 9), BlockQ: 3, BlockK: 128,
 				Relative: upload(t, b, host(t, backend.Shape{1, 1, 1, sq + sk - 1}, wave))},
 		}
-		levels := []uint32{shaders.Looped, shaders.Registers, shaders.Full}
+		levels := []shaders.Expand{shaders.Looped, shaders.Registers, shaders.Full}
 		if dtype == backend.F32 {
 			levels = levels[:2] // the last one takes the longest to compile
 		}
@@ -446,7 +446,9 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 				if err != nil {
 					return nil, err
 				}
-				x.splits.Consts["EXPAND"], x.merge.Consts["EXPAND"] = level, level
+				splits, merge := x.splits.(shaders.Decode), x.merge.(shaders.SplitMerge)
+				splits.Expand, merge.Expand = level, level
+				x.splits, x.merge = splits, merge
 				return x.op(), nil
 			})
 			if err != nil {

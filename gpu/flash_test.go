@@ -89,7 +89,7 @@ func named(t testing.TB, width int, name string) tune.Variant {
 // splits: loops as written, unrolled over registers and fully unrolled, loading one element
 // or four. The smallest variant, which passes the suite, is the reference.
 func TestVariantsGiveTheSameBits(t *testing.T) {
-	as := func(v tune.Variant, expand uint32, scalar bool) tune.Variant {
+	as := func(v tune.Variant, expand shaders.Expand, scalar bool) tune.Variant {
 		v.Expand, v.Scalar = expand, scalar
 		return v
 	}
@@ -289,14 +289,16 @@ func TestPlainUnrolledChangesNoBit(t *testing.T) {
 	defer b.Close()
 	c := problem(t, b)
 	var o, lse [2][]float32
-	for _, level := range []uint32{shaders.Looped, shaders.Registers} {
+	for _, level := range []shaders.Expand{shaders.Looped, shaders.Registers} {
 		pieces := 0
 		err := b.run(context.Background(), "attention", func() (*queue.Op, error) {
 			x, err := b.newPrefill(c, plainOnly)
 			if err != nil {
 				return nil, err
 			}
-			x.kernel.Consts["EXPAND"] = level
+			k := x.kernel.(shaders.Attention)
+			k.Expand = level
+			x.kernel = k
 			x.cutter.Most[cut.Col] = cut.Tile
 			op := x.op()
 			step := op.Step

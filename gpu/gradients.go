@@ -102,14 +102,6 @@ func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (p bac
 	return p, err
 }
 
-// Results of gradient.wgsl.
-const (
-	ofV = iota
-	ofK
-	ofQ
-	ofScores
-)
-
 // gradientBuffers is the number of storage buffers of gradient.wgsl.
 const gradientBuffers = 8
 
@@ -189,10 +181,10 @@ func (x *gradients) build() error {
 		x.totals("dsinks", g.DSinks)
 	}
 	for _, r := range []struct {
-		of   int
+		of   shaders.Result
 		name string
 		t    backend.Tensor
-	}{{ofV, "dv", g.DV}, {ofK, "dk", g.DK}, {ofQ, "dq", g.DQ}} {
+	}{{shaders.DV, "dv", g.DV}, {shaders.DK, "dk", g.DK}, {shaders.DQ, "dq", g.DQ}} {
 		if r.t.IsZero() {
 			continue
 		}
@@ -245,7 +237,7 @@ func (x *gradients) delta() *queue.Op {
 				w.Sinks[h] = g.Problem.Sink(part.Lo[cut.Head] + h)
 			}
 		}
-		return queue.Step{Kernel: queue.Kernel{Shader: shaders.Delta}, Params: w, Groups: rows(part), Each: reduceOps * float64(d.ValueDim)}
+		return queue.Step{Kernel: shaders.Delta, Params: w, Groups: rows(part), Each: reduceOps * float64(d.ValueDim)}
 	})
 	op.Cutter.AtMost(cut.Head, len(shaders.DeltaParams{}.Sinks))
 	return op
@@ -314,41 +306,25 @@ func (t tiling) loops(dim, valueDim int) int {
 }
 
 // kernel returns gradient.wgsl for a result of dim columns.
-func (x *gradients) kernel(in *inputs, of, dim int) queue.Kernel {
+func (x *gradients) kernel(in *inputs, of shaders.Result, dim int) shaders.Variant {
 	t, g, q := tilingOf(dim), x.g, gradientDepths
-	expand, wide := int(shaders.Full), true
+	expand, wide := shaders.Full, true
 	for _, o := range []backend.Tensor{g.Q, g.K, g.V, g.DO} {
 		wide = wide && cut.AlignedRows(o, 4)
 	}
 	if x.b.info.Type == backend.CPU { // compiles in less time
 		expand, wide = shaders.Registers, false
 	}
-	full := wide && x.d.Dim%(4*q) == 0 && x.d.ValueDim%(4*q) == 0 && (of == ofScores || dim%t.columns() == 0)
-	two := func(o backend.Tensor) int { return when(wide && o.DType().Size() == 2, 1) }
-	phases, ka, kb := 2, 1, t.lanes
-	switch of {
-	case ofV:
-		phases = 1
-	case ofScores:
-		ka, kb = 4, 1
+	return shaders.Gradient{
+		Expand: expand, In: shaders.Type(g.Q.DType()), KV: shaders.Type(g.K.DType()), DO: shaders.Type(g.DO.DType()), Vec: wide,
+		Full: wide && x.d.Dim%(4*q) == 0 && x.d.ValueDim%(4*q) == 0 && (of == shaders.DS || dim%t.columns() == 0),
+		Both: in.both(), Paired: in.kinds() != tune.Pairs{}, Of: of, TX: t.lanes, TY: t.ty, QD: q, JJ: t.together(),
 	}
-	up := func(n int) int { return ceil(n, t.threads()) }
-	jj := t.together()
-	sa, sb := 1+max(8*q, 2*jj*t.lanes), 1+max(4*q, 2*jj*t.lanes)
-	shader := shaders.Gradient
-	shader.Threads, shader.WorkgroupMemory = t.threads(), 16*(t.ty*sa+t.lanes*sb)+8*t.owned()+8
-	return in.withBindings(queue.NewKernel(shader, map[string]int{
-		"EXPAND": expand, "IN": int(g.Q.DType()), "KV": int(g.K.DType()), "DO": int(g.DO.DType()),
-		"VEC": when(wide, 1), "Q2": two(g.Q), "KV2": two(g.K), "G2": two(g.DO), "FULL": when(full, 1),
-		"PAIRED": when(in.kinds() != tune.Pairs{}, 1), "OF": of, "KEYS": when(of == ofV || of == ofK, 1), "PHASES": phases, "SCORES": 8 * phases,
-		"TX": t.lanes, "TY": t.ty, "THREADS": t.threads(), "KA": ka, "KB": kb, "QD": q, "JJ": jj, "STEPS": 4 / jj,
-		"SA": sa, "SB": sb, "OWNED": t.owned(), "QN": up(t.owned() * q), "KN": up(t.others() * q), "VN": up(2 * jj * t.lanes * t.lanes),
-	}))
 }
 
 // step returns the step of gradient.wgsl for a piece. The caller sets Groups and Each, and in the
 // parameters what depends on the result.
-func (x *gradients) step(in *inputs, c *cut.Cutter, k queue.Kernel, p queue.Piece) (queue.Step, *shaders.AttentionParams) {
+func (x *gradients) step(in *inputs, c *cut.Cutter, k shaders.Variant, p queue.Piece) (queue.Step, *shaders.AttentionParams) {
 	view := func(o *cut.Operand) cut.View { return o.View(p.Box, c.Align).Granules() }
 	q, kv, v, do, info := view(in.q), view(in.k), view(in.v), view(in.do), in.rows.View(p.Box, c.Align)
 	pairs := in.views(p.Box, c.Align)
@@ -364,9 +340,9 @@ func (x *gradients) step(in *inputs, c *cut.Cutter, k queue.Kernel, p queue.Piec
 }
 
 // sum appends the operation of DV, DK or DQ.
-func (x *gradients) sum(of int, name string, t backend.Tensor) error {
+func (x *gradients) sum(of shaders.Result, name string, t backend.Tensor) error {
 	heads, inner, axes, group := 1, cut.Col, cut.RowAxes, 1
-	if of != ofQ {
+	if of != shaders.DQ {
 		heads, inner, axes, group = x.group, cut.Row, cut.KeyAxes, x.group
 	}
 	in, err := x.inputs(heads)
@@ -385,7 +361,7 @@ func (x *gradients) sum(of int, name string, t backend.Tensor) error {
 	kernel := x.kernel(in, of, dim)
 	// owned returns the heads that workgroups own, and the rows or keys of each.
 	owned := func(box cut.Box) (heads, length int) {
-		if of == ofQ {
+		if of == shaders.DQ {
 			return box.Len(cut.Head), box.Len(cut.Row)
 		}
 		return box.Len(cut.Head) / group, box.Len(cut.Col)
@@ -412,7 +388,7 @@ func (x *gradients) sum(of int, name string, t backend.Tensor) error {
 		Cutter: c, Space: cut.Space(x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK, 1),
 		Sweep: func(box cut.Box, piece int) queue.Sweep {
 			seen := box.VisibleRows(x.p.Visible, tile.others())
-			if of == ofQ {
+			if of == shaders.DQ {
 				seen = box.Visible(x.p.Visible, tile.others())
 			}
 			if seen.Len(inner) == 0 { // results without terms are zeros
@@ -445,7 +421,7 @@ func (x *gradients) finish(t backend.Tensor, to cut.View, p queue.Piece, heads, 
 	}
 	n := p.Len(cut.Batch) * heads * length * units
 	return queue.Step{
-		Kernel: queue.NewKernel(shaders.Convert, map[string]int{"Q8": 0}), Windows: []cut.Window{p.State, to.Window},
+		Kernel: shaders.Convert{}, Windows: []cut.Window{p.State, to.Window},
 		Groups: ceil(n, convertUnits), Each: convertOps * convertUnits,
 		Params: &shaders.ConvertParams{
 			Heads: heads, Rows: length, Units: units, All: n, InType: int(backend.F32), OutType: int(t.DType()),

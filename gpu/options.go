@@ -5,7 +5,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
-	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -54,13 +53,6 @@ func (o *options) windows(v pairViews) (mask, bias cut.Window, more []cut.Window
 	return mask, bias, nil
 }
 
-// withBindings returns k with the bindings that the options need.
-func (o *options) withBindings(k queue.Kernel) queue.Kernel {
-	if o.both() {
-		k = k.With("rr", "BOTH")
-	}
-	return k
-}
 
 // kinds returns the options that change the kernel's loops.
 func (o *options) kinds() tune.Pairs {

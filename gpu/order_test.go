@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"regexp"
 	"testing"
@@ -16,12 +17,13 @@ import (
 // head: it runs the kernel's block_of alone. Blocks have 128 rows, or 64.
 func orderOf(t *testing.T, b *Backend, blocks, rows, row0, keys int, v backend.Visibility) []uint32 {
 	t.Helper()
-	f := regexp.MustCompile(`(?m)^fn block_of\((?s:.*?)^}\n`).FindString(shaders.Flash.Source)
-	source := "const TY: u32 = 16u;\nconst ROWS: u32 = 8u;\n" +
+	text, _ := shaders.Text(shaders.Flash{})
+	f := regexp.MustCompile(`(?m)^fn block_of\((?s:.*?)^}\n`).FindString(text)
+	source := fmt.Sprintf("const TY: u32 = 16u;\nconst ROWS: u32 = %du;\n", rows/16) +
 		"@group(0) @binding(0) var<storage, read_write> o: array<u32>;\n@group(0) @binding(1) var<uniform> p: AttentionParams;\n" + f +
 		"@compute @workgroup_size(64)\nfn main(@builtin(global_invocation_id) i: vec3<u32>) {\n" +
 		"    if (i.x < p.blocks) {\n        o[i.x] = block_of(i.x);\n    }\n}\n"
-	k := queue.NewKernel(shaders.Kernel{Name: "order", Source: source, Bindings: "wu", Threads: 64}, map[string]int{"ROWS": rows / 16})
+	k := shaders.Custom{Title: "order", WGSL: source}
 	o := alloc(t, b, backend.F32, backend.Shape{1, 1, 1, blocks})
 	lo, hi := cut.Bounds(v)
 	p := &shaders.AttentionParams{Blocks: blocks, Row0: row0, AllKeys: keys, Lo: lo, Hi: hi}

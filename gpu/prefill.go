@@ -18,7 +18,7 @@ import (
 type prefill struct {
 	*attention
 	cutter    *cut.Cutter
-	kernel    queue.Kernel
+	kernel    shaders.Variant
 	tiled     bool
 	path, why string // for plans
 	rows      int    // query rows of a workgroup
@@ -63,7 +63,8 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	if err != nil {
 		return "", err
 	}
-	kernel := x.withBindings(s.Kernel(v))
+	kernel := s.Kernel(v)
+	kernel.Both, kernel.Paged = x.both(), x.HasTable()
 	c.Granule, c.StateAbove = v.Keys, v.Split
 	c.AlignGranules()
 	loops := v.Loops(x.d.Dim, x.d.ValueDim) + x.rounds(v.RowsByKeys())
@@ -102,9 +103,10 @@ func (x *prefill) plain(because string) error {
 	}
 	x.path, x.why = "plain WGSL", because
 	x.cutter, x.rows, x.keys = c, cut.Tile, cut.Tile
-	x.kernel = x.withBindings(queue.NewKernel(shaders.Attention, map[string]int{
-		"EXPAND": int(shaders.Registers), "IN": int(x.c.Q.DType()), "KV": int(x.c.K.DType()), "DVB": blocks, "ACC": 4 * blocks,
-	}))
+	x.kernel = shaders.Attention{
+		Expand: shaders.Registers, In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(x.c.K.DType()),
+		Paged: x.HasTable(), Both: x.both(), DVB: blocks,
+	}
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging
 	// and products of a chunk, scores, maxima, exponentials, and the blocks of columns.
 	const product = 8 * (1 + 4)

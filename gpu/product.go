@@ -65,7 +65,7 @@ func (b *Backend) product(m product) *queue.Op {
 		t = *m.tile
 	}
 	// Whether a piece is aligned depends on the cut. It changes loads and stores, but no bit.
-	kernel := func(a, w, y cut.View, x cut.Box) queue.Kernel {
+	kernel := func(a, w, y cut.View, x cut.Box) shaders.Matmul {
 		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip, whole: x.Len(cut.Sum)%(4*productQD) == 0}
 		k.aWide = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
 		if k.along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]; k.along {
@@ -122,7 +122,7 @@ type productTile struct {
 	cv     int // vec4 of columns of a thread
 	ty     int // threads along rows
 	time   int // of a result, relative to other tiles, by the table in docs/gpu.md
-	expand uint32
+	expand shaders.Expand
 	// scalar loads elements one at a time even where four are adjacent.
 	scalar bool
 }
@@ -153,20 +153,9 @@ func (v productTile) tiles(m, n int) int { return ceil(m, v.height()) * ceil(n, 
 // cost is the time that a large GPU takes for these tiles, relative to other tiles.
 func (v productTile) cost(m, n int) int { return v.tiles(m, n) * v.height() * v.width() * v.time }
 
-// together is the number of rows of a thread that are written at once: as many as fit in
-// the memory of its staged rows of a.
-func (v productTile) together() int { return v.rows * productQD / productLanes }
-
-// lengths returns the lengths of the rows of as_ and ws in matmul.wgsl, in vec4. They are
-// odd, to avoid bank conflicts.
-func (v productTile) lengths() (sa, sb int) {
-	return v.rows*productQD | 1, 4*productQD*v.cv | 1
-}
-
 // memory is the workgroup memory in bytes.
 func (v productTile) memory() int {
-	sa, sb := v.lengths()
-	return 16*(v.ty*sa+productLanes*sb) + 4*v.threads()
+	return shaders.Describe(v.kernel(productShape{})).WorkgroupMemory
 }
 
 // loops bounds the loop iterations of a thread for a chunk.
@@ -216,26 +205,11 @@ type productShape struct {
 	skip         bool
 }
 
-// productKey is what the kernel of a product depends on.
-type productKey struct {
-	productTile
-	productShape
-}
-
 // kernel returns the tile's kernel for a shape.
-func (v productTile) kernel(s productShape) queue.Kernel {
-	shader := shaders.Matmul
-	shader.WorkgroupMemory, shader.Threads = v.memory(), v.threads()
-	return queue.Cached(productKey{v, s}, shader, func() map[string]int {
-		sa, sb := v.lengths()
-		a, w := s.aWide && !v.scalar, s.wWide && !v.scalar
-		return map[string]int{
-			"EXPAND": int(v.expand), "A": int(s.a), "W": int(s.w), "AVEC": when(a, 1), "WVEC": when(w, 1), "OVEC": when(s.yWide && !v.scalar, 1),
-			"A2": when(a && s.a != backend.F32, 1), "W2": when(w && s.w != backend.F32, 1), "FULL": when(a && w && s.whole, 1),
-			"ALONG": when(s.along, 1), "SKIP": when(s.skip, 1),
-			"TX": productLanes, "TY": v.ty, "THREADS": v.threads(), "ROWS": v.rows, "CV": v.cv, "QD": productQD,
-			"ER": v.together(), "SA": sa, "SB": sb, "O4": v.rows * v.cv, "W4": 4 * v.cv,
-			"AN": v.rows * productQD / productLanes, "WN": 4 * productQD * v.cv / v.ty,
-		}
-	})
+func (v productTile) kernel(s productShape) shaders.Matmul {
+	a, w := s.aWide && !v.scalar, s.wWide && !v.scalar
+	return shaders.Matmul{
+		Expand: v.expand, A: shaders.Type(s.a), W: shaders.Type(s.w), AVec: a, WVec: w, OVec: s.yWide && !v.scalar,
+		Full: a && w && s.whole, Along: s.along, Skip: s.skip, TX: productLanes, TY: v.ty, Rows: v.rows, CV: v.cv, QD: productQD,
+	}
 }

@@ -43,7 +43,7 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, how backend.Rotation) *q
 		units = pairs
 		ops[0], ops[3] = new(cut.Operand), cut.Updates("y", y, cut.RowAxes)
 	}
-	kernel := queue.NewKernel(shaders.RoPE, map[string]int{"INPLACE": when(inPlace, 1)})
+	var kernel shaders.Variant = shaders.RoPE{InPlace: inPlace}
 	return b.rowOp(sh, ops, func(part cut.Box, v []cut.View) queue.Step {
 		n := rows(part) * units
 		if inPlace {
@@ -79,7 +79,7 @@ func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
 		in, out, dim = backend.F32, backend.F32, to.Shape()[backend.Dim]
 	}
 	quantised := out == backend.Q8
-	kernel := queue.NewKernel(shaders.Convert, map[string]int{"Q8": when(quantised, 1)})
+	var kernel shaders.Variant = shaders.Convert{Q8: quantised}
 	ops := []*cut.Operand{cut.Reads("src", from, cut.RowAxes, 1), cut.Writes("dst", to, cut.RowAxes)}
 	return b.rowOp(dst.Shape(), ops, func(part cut.Box, v []cut.View) queue.Step {
 		rows := rows(part)
@@ -121,7 +121,7 @@ func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) er
 		}
 		return b.rowOp(o.Shape(), ops, func(x cut.Box, v []cut.View) queue.Step {
 			return queue.Step{
-				Kernel: queue.Kernel{Shader: shaders.Merge}, Groups: rows(x), Each: mergeOps * float64(dim),
+				Kernel: shaders.Merge, Groups: rows(x), Each: mergeOps * float64(dim),
 				Params: &shaders.MergeParams{
 					Heads: x.Len(cut.Head), Rows: x.Len(cut.Row), VDim: dim,
 					Po: strides(v[0]), Plse: strides(v[1]), O: strides(v[2]), LSE: strides(v[3]),
@@ -145,20 +145,14 @@ const (
 // few, so that many workgroups run at the same time, or what fits into 16 KiB.
 // softmaxAny reads rows of any length twice.
 var (
-	softmaxHeld = []queue.Kernel{softmaxKernel(1, 1024), softmaxKernel(1, 3840)}
-	softmaxAny  = softmaxKernel(0, softmaxGrain)
+	softmaxHeld = []shaders.Softmax{{Expand: shaders.Registers, Held: true, Row: 1024}, {Expand: shaders.Registers, Held: true, Row: 3840}}
+	softmaxAny  = shaders.Softmax{Expand: shaders.Registers, Row: softmaxGrain}
 )
 
-func softmaxKernel(held, row uint32) queue.Kernel {
-	k := shaders.Softmax
-	k.WorkgroupMemory = 4 * (int(row) + softmaxThreads)
-	return queue.Kernel{Shader: k, Consts: map[string]uint32{"EXPAND": shaders.Registers, "HELD": held, "ROW": row}}
-}
-
 // chooseSoftmax returns the kernel for rows of n keys in one piece.
-func (b *Backend) chooseSoftmax(n int) queue.Kernel {
+func (b *Backend) chooseSoftmax(n int) shaders.Softmax {
 	for _, v := range softmaxHeld {
-		if n <= int(v.Consts["ROW"]) && v.Shader.WorkgroupMemory <= int(b.dev.Limits.MaxComputeWorkgroupStorageSize) {
+		if n <= v.Row && shaders.Describe(v).WorkgroupMemory <= int(b.dev.Limits.MaxComputeWorkgroupStorageSize) {
 			return v
 		}
 	}
@@ -222,9 +216,10 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 				S:     strides(sv), LSE: strides(lv),
 			}
 			opts.params(w, p.Box, pairs, 1)
+			v.Both = opts.both()
 			mask, bias, more := opts.windows(pairs)
 			return queue.Step{
-				Kernel: opts.withBindings(v), Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),
+				Kernel: v, Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),
 				Groups: rows(p.Box), Each: softmaxOps * float64(p.Len(cut.Col)),
 			}
 		},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // TestSoftmaxGivesTheSameBits compares rows held in workgroup memory, rows that are read
@@ -77,8 +78,8 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 				t.Errorf("%d keys: lse [%d] is %v, should be %v", keys, r, got, math.Log(sum))
 			}
 		}
-		if v := b.chooseSoftmax(keys); !b.dev.Compiled(b.dev.Pipeline(v)) || (v.Consts["HELD"] == 1) != (keys <= 3840) {
-			t.Errorf("%d keys: %s is not what ran", keys, v.Key())
+		if v := b.chooseSoftmax(keys); !b.dev.Compiled(b.dev.Pipeline(v)) || v.Held != (keys <= 3840) {
+			t.Errorf("%d keys: %s is not what ran", keys, shaders.Key(v))
 		}
 		for _, o := range []struct {
 			what string

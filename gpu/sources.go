@@ -11,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // KernelSource is a kernel with the constants of a call, and the first dispatch in which the
@@ -157,7 +158,7 @@ func (s *sources) stages(c *backend.Call) error {
 // add adds the kernels of op.
 func (s *sources) add(variant string, op *queue.Op) error {
 	return s.b.dev.Dispatches(op, func(x queue.Dispatch) error {
-		key := variant + " " + x.Kernel.Key()
+		key := variant + " " + shaders.Key(x.Kernel)
 		if s.have[key] {
 			return nil
 		}
@@ -173,15 +174,15 @@ func (s *sources) add(variant string, op *queue.Op) error {
 var bindingName = regexp.MustCompile(`(?m)^@group\(0\) @binding\(\d+\) var<[^>]*> (\w+):`)
 
 func sourceOf(x queue.Dispatch) (k KernelSource, err error) {
-	shader := x.Kernel.Shader
+	about := shaders.Describe(x.Kernel)
 	k = KernelSource{
-		Kernel: shader.Name, Entry: "main", Constants: x.Kernel.Consts, Threads: shader.Threads, Memory: shader.WorkgroupMemory,
+		Kernel: x.Kernel.Name(), Entry: "main", Constants: about.Constants, Threads: about.Threads, Memory: about.WorkgroupMemory,
 		Grid: x.Grid, Groups: x.Groups,
 	}
 	for b := x.Params.Append(nil); len(b) > 0; b = b[4:] {
 		k.Uniform = append(k.Uniform, binary.LittleEndian.Uint32(b))
 	}
-	if k.WGSL, err = shader.Specialise(x.Kernel.Consts); err != nil {
+	if k.WGSL, err = shaders.Render(x.Kernel); err != nil {
 		return k, err
 	}
 	names := bindingName.FindAllStringSubmatch(k.WGSL, -1)
@@ -189,7 +190,7 @@ func sourceOf(x queue.Dispatch) (k KernelSource, err error) {
 		return k, fmt.Errorf("kernel %s declares %d bindings and gets %d: %w", k.Kernel, len(names), len(x.Sizes), backend.ErrUnsupported)
 	}
 	for i, size := range x.Sizes {
-		kind := map[byte]string{'r': "read", 'w': "read_write", 'u': "uniform"}[shader.Bindings[i]]
+		kind := map[byte]string{'r': "read", 'w': "read_write", 'u': "uniform"}[about.Bindings[i]]
 		k.Bindings = append(k.Bindings, KernelBinding{names[i][1], kind, size})
 	}
 	if k.SPIRV, err = port.SPIRV(k.WGSL); err != nil {

@@ -28,15 +28,8 @@
 //
 // Workgroup memory: qs 4,608 + kv 4,608 + ps 4,608 + part 1,024 = 14,848 bytes.
 
-// Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: loops stay loops, 1: marked loops are unrolled
-const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // type of k and v: the same, or 4 q8
-const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
-const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
+const ACC: u32 = 4u * DVB; // of the output
 const EXTRA: u32 = 1u; // see common/options.wgsl
-const DVB: u32 = 2u; // blocks of 32 output columns
-const ACC: u32 = 8u; // 4 · DVB
 
 @group(0) @binding(0) var<storage, read> q: array<u32>;
 @group(0) @binding(1) var<storage, read> k: array<u32>;
@@ -47,9 +40,9 @@ const ACC: u32 = 8u; // 4 · DVB
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<f32>;
 @group(0) @binding(8) var<uniform> p: AttentionParams;
-@group(0) @binding(9) var<storage, read> blocks: array<u32>; // BOTH
-@group(0) @binding(10) var<storage, read> relative: array<u32>; // BOTH
-@group(0) @binding(11) var<storage, read> table: array<u32>; // PAGED
+@if(BOTH == 1u) @group(0) @binding(9) var<storage, read> blocks: array<u32>;
+@if(BOTH == 1u) @group(0) @binding(10) var<storage, read> relative: array<u32>;
+@if(PAGED == 1u) @group(0) @binding(9u + 2u * BOTH) var<storage, read> table: array<u32>;
 
 // Rows of 8 vec4 are padded to 9, which puts lanes on different banks.
 var<workgroup> qs: array<vec4<f32>, 288>; // [row][depth/4]
@@ -58,7 +51,7 @@ var<workgroup> ps: array<vec4<f32>, 288>; // [row][key/4]
 var<workgroup> part: array<f32, 256>; // [tx][row]: maxima, and sums at the end
 
 // load_$x returns element d of the row that begins at element at.
-// each $x: k, v
+@each($x: k, v)
 fn load_$x(at: u32, d: u32) -> f32 {
     if (KV == 4u) {
         return bitcast<f32>($x[at]) * integer($x[at + 1u + d / 4u], d);
@@ -76,7 +69,7 @@ fn stage_q(t: u32, at: u32, r0: u32, d0: u32) {
         if (r0 + row < p.rows) {
             let start = at + (r0 + row) * p.q.s;
             let d = d0 + 4u * quad;
-            for (var e = 0u; e < 4u; e++) { // unroll always
+            @unroll(always) for (var e = 0u; e < 4u; e++) {
                 if (d + e < p.dim) { x[e] = load_q(start + (d + e) * p.q.d); }
             }
         }
@@ -94,7 +87,7 @@ fn stage_k(t: u32, at: u32, b: u32, j0: u32, d0: u32) {
         let j = j0 + 4u * quad;
         var x = vec4<f32>(0.0);
         if (d < p.dim) {
-            for (var e = 0u; e < 4u; e++) { // unroll always
+            @unroll(always) for (var e = 0u; e < 4u; e++) {
                 if (j + e < p.keys) { x[e] = load_k(k_row(at, b, j + e), d); }
             }
         }
@@ -111,7 +104,7 @@ fn stage_v(t: u32, at: u32, b: u32, j0: u32, c0: u32) {
         if (j0 + key < p.keys) {
             let start = v_row(at, b, j0 + key);
             let c = c0 + 4u * quad;
-            for (var e = 0u; e < 4u; e++) { // unroll always
+            @unroll(always) for (var e = 0u; e < 4u; e++) {
                 if (c + e < p.vdim) { x[e] = load_v(start, c + e); }
             }
         }
@@ -177,14 +170,14 @@ fn main(
     var acc: array<vec4<f32>, ACC>; // [block][row]
     let width = DVB * 32u + 16u; // of a row's state: o, 8 parts of l, m
     let state_at = ((b * p.heads + h) * p.rows + r0 + 4u * ty) * width;
-    for (var i = 0u; i < ACC; i++) { // unroll
+    @unroll for (var i = 0u; i < ACC; i++) {
         acc[i] = vec4<f32>(0.0);
     }
     if ((p.flags & GO_ON) != 0u) {
-        for (var r = 0u; r < 4u; r++) { // unroll
+        @unroll for (var r = 0u; r < 4u; r++) {
             if (r0 + 4u * ty + r < p.rows) {
                 let at = state_at + r * width;
-                for (var i = 0u; i < DVB; i++) { // unroll
+                @unroll for (var i = 0u; i < DVB; i++) {
                     let c = at + 32u * i + 4u * tx;
                     acc[4u * i + r] = vec4<f32>(state[c], state[c + 1u], state[c + 2u], state[c + 3u]);
                 }
@@ -223,7 +216,7 @@ fn main(
         let check = paired || tile < all_from || tile + 32 > all_to;
 
         var s: array<vec4<f32>, 4>; // of the thread's rows
-        for (var r = 0u; r < 4u; r++) { // unroll
+        @unroll for (var r = 0u; r < 4u; r++) {
             s[r] = vec4<f32>(0.0);
         }
         for (var d0 = 0u; d0 < p.dim; d0 += 32u) {
@@ -236,7 +229,7 @@ fn main(
                 let b1 = kv[(4u * x + 1u) * 9u + tx];
                 let b2 = kv[(4u * x + 2u) * 9u + tx];
                 let b3 = kv[(4u * x + 3u) * 9u + tx];
-                for (var r = 0u; r < 4u; r++) { // unroll
+                @unroll for (var r = 0u; r < 4u; r++) {
                     let a = qs[(4u * ty + r) * 9u + x];
                     s[r] = add(a.w, b3, add(a.z, b2, add(a.y, b1, add(a.x, b0, s[r]))));
                 }
@@ -244,7 +237,7 @@ fn main(
         }
 
         var w: array<Scores, 4>;
-        for (var r = 0u; r < 4u; r++) { // unroll
+        @unroll for (var r = 0u; r < 4u; r++) {
             w[r] = score(s[r], b, h, r0 + 4u * ty + r, j0 + 4u * tx, cap, check);
             part[tx * 32u + 4u * ty + r] = largest(w[r].s);
         }
@@ -258,7 +251,7 @@ fn main(
         m = top;
 
         var sums = vec4<f32>(0.0);
-        for (var r = 0u; r < 4u; r++) { // unroll
+        @unroll for (var r = 0u; r < 4u; r++) {
             let e = exp2_acc((w[r].s - vec4<f32>(m[r])) * LOG2E);
             sums[r] = dot(select(vec4<f32>(0.0), e, w[r].seen), vec4<f32>(1.0));
             ps[(4u * ty + r) * 9u + tx] = select(vec4<f32>(HIDDEN), e, w[r].seen);
@@ -272,11 +265,11 @@ fn main(
         }
         l = fma(l, rescale, sums);
 
-        for (var i = 0u; i < DVB; i++) { // unroll
+        @unroll for (var i = 0u; i < DVB; i++) {
             workgroupBarrier();
             stage_v(t, v_at, b, j0, 32u * i);
             workgroupBarrier();
-            for (var r = 0u; r < 4u; r++) { // unroll
+            @unroll for (var r = 0u; r < 4u; r++) {
                 acc[4u * i + r] = acc[4u * i + r] * rescale[r];
             }
             for (var x = 0u; x < 8u; x++) {
@@ -284,7 +277,7 @@ fn main(
                 let b1 = kv[(4u * x + 1u) * 9u + tx];
                 let b2 = kv[(4u * x + 2u) * 9u + tx];
                 let b3 = kv[(4u * x + 3u) * 9u + tx];
-                for (var r = 0u; r < 4u; r++) { // unroll
+                @unroll for (var r = 0u; r < 4u; r++) {
                     let a = ps[(4u * ty + r) * 9u + x];
                     let sum = acc[4u * i + r];
                     if (check) {
@@ -298,10 +291,10 @@ fn main(
     }
 
     if ((p.flags & LEAVE) != 0u) {
-        for (var r = 0u; r < 4u; r++) { // unroll
+        @unroll for (var r = 0u; r < 4u; r++) {
             if (r0 + 4u * ty + r < p.rows) {
                 let at = state_at + r * width;
-                for (var i = 0u; i < DVB; i++) { // unroll
+                @unroll for (var i = 0u; i < DVB; i++) {
                     let c = at + 32u * i + 4u * tx;
                     let x = acc[4u * i + r];
                     state[c] = x.x;
@@ -346,7 +339,7 @@ fn main(
     let safe = select(sum, vec4<f32>(1.0), empty);
     let inverse = select(vec4<f32>(1.0) / safe * scale, vec4<f32>(0.0), empty);
     if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
-        for (var r = 0u; r < 4u; r++) { // unroll
+        @unroll for (var r = 0u; r < 4u; r++) {
             let row = r0 + 4u * ty + r;
             if (row < p.rows) {
                 lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
@@ -356,7 +349,7 @@ fn main(
     }
 
     // Through ps, neighbouring threads write neighbouring columns of the output.
-    for (var i = 0u; i < DVB; i++) { // unroll
+    @unroll for (var i = 0u; i < DVB; i++) {
         workgroupBarrier();
         let none = vec4<f32>(0.0);
         ps[(4u * ty) * 9u + tx] = select(acc[4u * i] * inverse.x, none, empty.x);

@@ -51,61 +51,45 @@ func metal(src string) (string, error) {
 // TestKernelsCompileForOtherBackends compiles every kernel to Metal, HLSL and GLSL, for
 // every combination of options in long mode, else for one value of each.
 func TestKernelsCompileForOtherBackends(t *testing.T) {
-	for _, k := range all {
-		seen := map[string]bool{}
-		each(options[k.Name], func(c map[string]uint32) {
-			if testing.Short() && !representative(c, options[k.Name]) {
-				return
-			}
-			src, err := k.Specialise(c)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, text := range wrongSelects(src) {
-				if !seen[text] {
-					t.Errorf("%s %v: name the select, which Metal gets without brackets: %s", k.Name, c, text)
-				}
-				seen[text] = true
-			}
-			out, err := metal(src)
-			if err != nil {
-				t.Errorf("%s %v to Metal: %v", k.Name, c, err)
-			}
-			for _, text := range wrongChecks(out) {
-				if !seen[text] {
-					t.Errorf("%s %v: Metal's bounds check has no brackets or no address: %s", k.Name, c, text)
-				}
-				seen[text] = true
-			}
-			m, err := lowered(src)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, _, err := hlsl.Compile(m, hlsl.DefaultOptions()); err != nil {
-				t.Errorf("%s %v to HLSL: %v", k.Name, c, err)
-			}
-			o := glsl.DefaultOptions()
-			o.LangVersion = glsl.Version450
-			if _, _, err := glsl.Compile(m, o); err != nil {
-				t.Errorf("%s %v to GLSL: %v", k.Name, c, err)
-			}
-		})
-	}
-}
-
-// representative reports whether at most one option differs from its first value.
-func representative(c map[string]uint32, values map[string][]uint32) bool {
-	n := 0
-	for name, v := range c {
-		if v != values[name][0] {
-			n++
+	seen := map[string]bool{}
+	variants(func(v Variant, departures int) {
+		if testing.Short() && departures > 1 {
+			return
 		}
-	}
-	return n <= 1
+		src, err := Render(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		report := func(problem string, lines []string) {
+			for _, line := range lines {
+				if id := v.Name() + line; !seen[id] {
+					t.Errorf("%s: %s: %s", Key(v), problem, line)
+					seen[id] = true
+				}
+			}
+		}
+		report("name the select, which Metal gets without brackets", wrongSelects(src))
+		out, err := metal(src)
+		if err != nil {
+			t.Errorf("%s to Metal: %v", Key(v), err)
+		}
+		report("Metal's bounds check has no brackets or no address", wrongChecks(out))
+		m, err := lowered(src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := hlsl.Compile(m, hlsl.DefaultOptions()); err != nil {
+			t.Errorf("%s to HLSL: %v", Key(v), err)
+		}
+		o := glsl.DefaultOptions()
+		o.LangVersion = glsl.Version450
+		if _, _, err := glsl.Compile(m, o); err != nil {
+			t.Errorf("%s to GLSL: %v", Key(v), err)
+		}
+	})
 }
 
 var (
-	remark     = regexp.MustCompile(`//[^\n]*`)
 	selectCall = regexp.MustCompile(`\bselect\(`)
 	// before and after are what may stand on either side of a select.
 	before = regexp.MustCompile(`(?:\breturn|,|[^=!<>+*/%&|^-]=|[\w>]\(|\[)\s*$`)
@@ -115,7 +99,6 @@ var (
 
 // wrongSelects returns the lines of WGSL in which a select is an operand of an operator.
 func wrongSelects(wgsl string) (lines []string) {
-	wgsl = remark.ReplaceAllStringFunc(wgsl, func(c string) string { return strings.Repeat(" ", len(c)) })
 	for _, at := range selectCall.FindAllStringIndex(wgsl, -1) {
 		end := at[1]
 		for depth := 1; depth > 0; end++ {
@@ -233,8 +216,8 @@ uint atomic_fetch_xor_explicit(atomic_uint *, uint, order);
 	declarations := regexp.MustCompile(`(?m)^(?:struct (?:DefaultConstructible|_mslBufferSizes) \{(?s:.*?)^\}|typedef metal::atomic_uint .*|struct \w+ \{\n\s*(?:metal::atomic_uint|type_\d+) data\S*;\n\}|uint put16_\(|void put16_\((?s:.*?)^\});?\n`)
 	file := filepath.Join(t.TempDir(), "atomics.cc")
 	n := 0
-	for _, k := range all {
-		src, err := k.Specialise(nil)
+	for _, k := range plain() {
+		src, err := Render(k)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,13 +231,13 @@ uint atomic_fetch_xor_explicit(atomic_uint *, uint, order);
 		n++
 		text := header + strings.Join(declarations.FindAllString(out, -1), "")
 		if !strings.Contains(text, "atomic_fetch_xor_explicit(&") || !strings.Contains(text, "struct _mslBufferSizes") {
-			t.Fatalf("%s: no atomic function in\n%s", k.Name, text)
+			t.Fatalf("%s: no atomic function in\n%s", k.Name(), text)
 		}
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if msg, err := exec.Command(clang, "-std=c++14", "-fsyntax-only", file).CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s\n%s", k.Name, err, msg, text)
+			t.Errorf("%s: %v\n%s\n%s", k.Name(), err, msg, text)
 		}
 	}
 	if n == 0 {

@@ -12,8 +12,6 @@
 //
 // Workgroup memory: tops 256 bytes.
 
-// Rewritten for each variant:
-const Q8: u32 = 0u; // 1: o is q8 and src is not
 
 const INTEGERS: u32 = 4u; // the type q8
 

@@ -51,58 +51,41 @@
 //
 // Workgroup memory as it stands: 16·(KN + GN·WN + CHUNKS·QN + PN + SN·SG) + 32 + 8·RN = 5,448 bytes.
 
-// Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unroll deep' too
-const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // type of k and v: the same, or 4 q8
-const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
-const WIDE: u32 = 1u; // 1: k can be read 16 bytes at a time
-const FULL: u32 = 0u; // 1: the head size of q and k fills its chunks
-const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
-const EXTRA: u32 = 1u; // 0: the call has no slopes, block mask, relative bias or dropout
-const EL: u32 = 4u; // elements in 16 bytes
-const KUNIT: u32 = 4u; // elements that a position in k counts: EL where WIDE, else 1
-const VWIDE: u32 = 0u; // 1: WIDE and 16-bit, so that v is read 16 bytes at a time
-const UNIT: u32 = 1u; // elements that a position in v counts: EL where VWIDE, else 1
-const PACK: u32 = 1u; // keys of a word of staged: 4 for q8, 2 where VWIDE, 1 if not staged
-const THREADS: u32 = 64u; // BC, rounded up to a multiple of 32
-const ROWS: u32 = 4u; // query rows of a workgroup
-const SPLIT: u32 = 256u; // keys of a workgroup
-const BC: u32 = 64u; // keys of a tile
-const TX: u32 = 8u; // classes of keys
-const CHUNKS: u32 = 4u; // of K in a tile: D / (4 · EL), rounded up
-const QN: u32 = 16u; // vec4 of q for a chunk: EL · ROWS
-const KN: u32 = 256u; // granules of a chunk of K: 4 · BC
-const GN: u32 = 1u; // LINES · THREADS / LN if values are staged, rounded up, else 1
-const WN: u32 = 1u; // QUADS if they are staged, else 1
-const PN: u32 = 16u; // ROWS · BC / 16
-const SN: u32 = 1u; // BC / AHEAD for q8, else 1
-const SG: u32 = 1u; // AHEAD / 4 for q8, else 1
-const RN: u32 = 1u; // 2 · BC for pages, else 1
-const KLOADS: u32 = 4u; // KN / THREADS, rounded up
-const SQ: u32 = 1u; // vec4 of keys of a thread in the softmax
-const SIDES: u32 = 1u; // 2: half of the threads have the first rows of the output
-const COLS: u32 = 1u; // columns of a thread
-const AHEAD: u32 = 16u; // keys whose values are loaded ahead of their use, a divisor of BC
-const LN: u32 = 1u; // loads of a row of staged values: QUADS for q8, QUADS / 2 where VWIDE
-const LINES: u32 = 1u; // COLS, where staged AHEAD / PACK · LN / THREADS, rounded up
-const VN: u32 = 16u; // words that a thread loads ahead: AHEAD · COLS, 4 · LINES (q8), 8 · LINES
-const ACC: u32 = 4u; // ROWS / SIDES · COLS
-const QUADS: u32 = 16u; // vec4 columns of the output
-const WIDTH: u32 = 21u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
+const EL: u32 = select(select(8u, 16u, KV == 4u), 4u, KV == 0u); // elements in 16 bytes
+const KUNIT: u32 = select(1u, EL, WIDE == 1u); // elements that a position in k counts
+const VWIDE: u32 = select(0u, WIDE, EL == 8u); // 1: v is read 16 bytes at a time
+const UNIT: u32 = select(1u, EL, VWIDE == 1u); // elements that a position in v counts
+const PACK: u32 = select(1u + VWIDE, 4u, KV == 4u); // keys of a word of staged, 1 if values are not staged
+const THREADS: u32 = (BC + 31u) / 32u * 32u;
+const QN: u32 = EL * ROWS; // vec4 of q for a chunk
+const KN: u32 = 4u * BC; // granules of a chunk of K
+const KLOADS: u32 = (KN + THREADS - 1u) / THREADS;
+const COLS: u32 = (4u * QUADS + THREADS / SIDES - 1u) / (THREADS / SIDES); // columns of a thread
+const ACC: u32 = ROWS / SIDES * COLS;
+const LN: u32 = select(1u, QUADS / (1u + VWIDE), PACK > 1u); // loads of a row of staged values
+const LINES: u32 = select(COLS, (AHEAD / PACK * LN + THREADS - 1u) / THREADS, PACK > 1u); // loads of a thread
+const VN: u32 = select(AHEAD * COLS, LINES * select(4u, 8u, VWIDE == 1u), PACK > 1u); // words that a thread loads ahead
+const GN: u32 = select(1u, (LINES * THREADS + LN - 1u) / LN, PACK > 1u);
+const WN: u32 = select(1u, QUADS, PACK > 1u);
+const PN: u32 = ROWS * BC / 16u;
+const SN: u32 = select(1u, BC / AHEAD, KV == 4u);
+const SG: u32 = select(1u, AHEAD / 4u, KV == 4u);
+const RN: u32 = select(1u, 2u * BC, PAGED == 1u);
+const SQ: u32 = (ROWS * BC / 4u + THREADS - 1u) / THREADS; // vec4 of keys of a thread in the softmax
+const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
 @group(0) @binding(0) var<storage, read> q: array<u32>;
-@group(0) @binding(1) var<storage, read> k: array<vec4<u32>>; // WIDE
-@group(0) @binding(1) var<storage, read> k: array<u32>; // !WIDE
-@group(0) @binding(2) var<storage, read> v: array<vec4<u32>>; // VWIDE
-@group(0) @binding(2) var<storage, read> v: array<u32>; // !VWIDE
+@if(WIDE == 1u) @group(0) @binding(1) var<storage, read> k: array<vec4<u32>>;
+@if(WIDE == 0u) @group(0) @binding(1) var<storage, read> k: array<u32>;
+@if(VWIDE == 1u) @group(0) @binding(2) var<storage, read> v: array<vec4<u32>>;
+@if(VWIDE == 0u) @group(0) @binding(2) var<storage, read> v: array<u32>;
 @group(0) @binding(3) var<storage, read> mask: array<u32>;
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
 @group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(6) var<uniform> p: AttentionParams;
-@group(0) @binding(7) var<storage, read> blocks: array<u32>; // BOTH
-@group(0) @binding(8) var<storage, read> relative: array<u32>; // BOTH
-@group(0) @binding(9) var<storage, read> table: array<u32>; // PAGED
+@if(BOTH == 1u) @group(0) @binding(7) var<storage, read> blocks: array<u32>;
+@if(BOTH == 1u) @group(0) @binding(8) var<storage, read> relative: array<u32>;
+@if(PAGED == 1u) @group(0) @binding(7u + 2u * BOTH) var<storage, read> table: array<u32>;
 
 var<workgroup> kv: array<vec4<u32>, KN>; // a chunk of K, then [row][key/4]: dots, then weights
 var<workgroup> staged: array<array<vec4<u32>, WN>, GN>; // values: [key/PACK][column/4], see column_at
@@ -126,10 +109,10 @@ fn pairs(a: u32, b: u32) -> vec4<f32> {
 // variable: compilers would turn j·s + n·s into (j + n)·s, another addition for each n.
 fn key_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
     var row = 0u;
-    if (PAGED == 0u) { // static
+    @if(PAGED == 0u) {
         row = min(start + n * (p.k.s / KUNIT), limit);
     }
-    if (PAGED == 1u) { // static
+    @if(PAGED == 1u) {
         row = rows_k[turn * BC + in_tile] + in_row;
     }
     return row;
@@ -138,10 +121,10 @@ fn key_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) 
 // value_at does so for values.
 fn value_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
     var i = 0u;
-    if (PAGED == 0u) { // static
+    @if(PAGED == 0u) {
         i = min(start + n * (p.v.s / UNIT), limit);
     }
-    if (PAGED == 1u) { // static
+    @if(PAGED == 1u) {
         i = rows_v[turn * BC + in_tile] + in_row;
     }
     return i;
@@ -151,11 +134,11 @@ fn value_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32
 // contiguous, with zeros beyond the row's end.
 fn word_k(at: u32, w: u32) -> u32 {
     var r = 0u;
-    if (WIDE == 0u) { // static
-        if (KV == 0u) { // static
+    @if(WIDE == 0u) {
+        @if(KV == 0u) {
             r = select(0u, k[at + min(w, p.dim - 1u) * p.k.d], w < p.dim);
         }
-        if (EL == 8u) { // static
+        @if(EL == 8u) {
             let i = at + min(2u * w, p.dim - 1u) * p.k.d;
             let i1 = at + min(2u * w + 1u, p.dim - 1u) * p.k.d;
             let lower = select(0u, (k[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu, 2u * w < p.dim);
@@ -175,24 +158,24 @@ struct Chunk {
 // limit are replaced by that one, depths beyond the end by the last ones.
 fn fetch(t: u32, start: u32, limit: u32, turn: u32, d0: u32) -> Chunk {
     var r: Chunk;
-    for (var n = 0u; n < KLOADS; n++) { // unroll
-        if (WIDE == 1u) { // static
+    @unroll for (var n = 0u; n < KLOADS; n++) {
+        @if(WIDE == 1u) {
             var d = d0 + t % 4u * EL;
-            if (FULL == 0u) { // static
+            @if(FULL == 0u) {
                 d = min(d, p.dim - EL);
             }
             let in_tile = min(t / 4u + THREADS / 4u * n, BC - 1u);
             r.x[n] = k[key_at(start + d / EL, THREADS / 4u * n, limit + d / EL, d / EL, turn, in_tile)];
         }
-        if (WIDE == 0u) { // static
-            for (var c = 0u; c < 4u; c++) { // unroll
+        @if(WIDE == 0u) {
+            @unroll for (var c = 0u; c < 4u; c++) {
                 let w = d0 * 4u / EL + t % 16u;
                 let in_tile = min(t / 16u + THREADS / 16u * (4u * n + c), BC - 1u);
-                if (KV == 4u) { // static
+                @if(KV == 4u) {
                     let at = 1u + min(w, (p.dim - 1u) / 4u);
                     r.x[n][c] = k[key_at(start + at, THREADS / 16u * (4u * n + c), limit + at, at, turn, in_tile)];
                 }
-                if (KV != 4u) { // static
+                @if(KV != 4u) {
                     r.x[n][c] = word_k(key_at(start, THREADS / 16u * (4u * n + c), limit, 0u, turn, in_tile), w);
                 }
             }
@@ -210,15 +193,15 @@ fn place(key: u32, g: u32) -> u32 {
 // stage puts a thread's part of a chunk into kv.
 fn stage(t: u32, chunk: Chunk) {
     var r = chunk;
-    for (var n = 0u; n < KLOADS; n++) { // unroll
-        if (WIDE == 1u) { // static
+    @unroll for (var n = 0u; n < KLOADS; n++) {
+        @if(WIDE == 1u) {
             let x = t + THREADS * n;
             if (KN % THREADS == 0u || x < KN) {
                 kv[place(x / 4u, x % 4u)] = r.x[n];
             }
         }
-        if (WIDE == 0u) { // static
-            for (var c = 0u; c < 4u; c++) { // unroll
+        @if(WIDE == 0u) {
+            @unroll for (var c = 0u; c < 4u; c++) {
                 let x = t + THREADS * (4u * n + c);
                 if (KN % THREADS == 0u || x < 4u * KN) {
                     kv[place(x / 16u, x / 4u % 4u)][x % 4u] = r.x[n][c];
@@ -231,7 +214,7 @@ fn stage(t: u32, chunk: Chunk) {
 // value_word returns the word with the element at position i of value_at.
 fn value_word(i: u32) -> u32 {
     var word = 0u;
-    if (PACK == 1u) { // static
+    @if(PACK == 1u) {
         word = v[select(i, i >> 1u, EL == 8u)];
     }
     return word;
@@ -299,7 +282,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     r.seen = vec4<bool>(true);
     let i = i32(p.row0 + row);
     let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
-    if (EXTRA == 1u) { // static
+    @if(EXTRA == 1u) {
         if ((p.flags & (HAS_BIAS | HAS_SLOPES)) == HAS_SLOPES) {
             let away = vec4<f32>(abs(vec4<i32>(i + p.offset) - key));
             r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope_of(b, h)), away, vec4<f32>(0.0)) * LOG2E);
@@ -339,7 +322,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     return any != 0u;
 }
 
-@compute @workgroup_size(64)
+@compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -393,7 +376,7 @@ fn main(
         let row = min(first + x % ROWS, last);
         let at = p.q.base + b * p.q.b + (h0 + row / p.rows) * p.q.h + (row % p.rows) * p.q.s;
         var r = vec4<f32>(0.0);
-        for (var c = 0u; c < 4u; c++) { // unroll
+        @unroll for (var c = 0u; c < 4u; c++) {
             let d = x / ROWS * 4u + c;
             r[c] = select(0.0, load_q(at + min(d, p.dim - 1u) * p.q.d), d < p.dim && first + x % ROWS <= last);
         }
@@ -401,14 +384,14 @@ fn main(
     }
 
     var next = (begin / i32(BC)) * i32(BC); // the next tile that some row sees
-    if (EXTRA == 1u) { // static
+    @if(EXTRA == 1u) {
         while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
             next += i32(BC);
         }
     }
     let last_key = u32(end) - 1u - p.key0;
     var turn = 0u; // of rows_k and rows_v
-    if (PAGED == 1u) { // static
+    @if(PAGED == 1u) {
         if (t < BC) {
             let j = min(u32(next) - p.key0 + t, last_key);
             rows_k[t] = k_row(k_at, b, j) / KUNIT;
@@ -418,7 +401,7 @@ fn main(
     }
     // Positions of the thread's first key of the next tile to load from, and of the last key.
     var key_of_line = t / 16u;
-    if (WIDE == 1u) { // static
+    @if(WIDE == 1u) {
         key_of_line = t / 4u;
     }
     let k_step = p.k.s / KUNIT;
@@ -426,7 +409,7 @@ fn main(
     let k_limit = k_at / KUNIT + last_key * k_step;
     var chunk = fetch(t, k_start, k_limit, turn, 0u);
     var next_scale = 0.0; // of key t of the next tile
-    if (KV == 4u) { // static
+    @if(KV == 4u) {
         let bits = k[key_at(k_at + (u32(next) - p.key0 + t) * k_step, 0u, k_limit, 0u, turn, min(t, BC - 1u))];
         next_scale = bitcast<f32>(bits);
     }
@@ -436,59 +419,59 @@ fn main(
     var lines: array<u32, LINES>; // in a row
     var v_start: array<u32, LINES>;
     var v_limit: array<u32, LINES>;
-    for (var x = 0u; x < LINES; x++) { // unroll
+    @unroll for (var x = 0u; x < LINES; x++) {
         let n = t + THREADS * x;
         var key_of_value = 0u;
-        if (PACK == 1u) { // static
+        @if(PACK == 1u) {
             lines[x] = min(n, p.vdim - 1u) * p.v.d;
         }
-        if (PACK != 1u) { // static
-            lines[x] = select(1u, 0u, VWIDE == 1u) + min(n % LN, (p.vdim - 1u) / (4u * QUADS / LN));
+        @if(PACK != 1u) {
+            lines[x] = min(n % LN, (p.vdim - 1u) / (4u * QUADS / LN)) + (1u - VWIDE); // q8 has its scale first
             key_of_value = n / LN * PACK;
         }
         v_start[x] = v_at + lines[x] + (u32(next) - p.key0 + key_of_value) * v_step;
         v_limit[x] = v_at + lines[x] + last_key * v_step;
     }
     var values: array<u32, VN>; // words of the next values: [key][column] or [line][key % PACK]
-    for (var x = 0u; x < LINES; x++) { // unroll
-        if (PACK != 1u) { // static
-            for (var c = 0u; c < PACK; c++) { // unroll
+    @unroll for (var x = 0u; x < LINES; x++) {
+        @if(PACK != 1u) {
+            @unroll for (var c = 0u; c < PACK; c++) {
                 let in_tile = min((t + THREADS * x) / LN, AHEAD / PACK - 1u) * PACK + c;
                 let loaded = v[value_at(v_start[x], c, v_limit[x], lines[x], turn, in_tile)];
-                if (VWIDE == 0u) { // static
+                @if(VWIDE == 0u) {
                     values[PACK * x + c] = loaded;
                 }
-                if (VWIDE == 1u) { // static
-                    for (var e = 0u; e < 4u; e++) { // unroll
+                @if(VWIDE == 1u) {
+                    @unroll for (var e = 0u; e < 4u; e++) {
                         values[(PACK * x + c) * 4u + e] = loaded[e];
                     }
                 }
             }
         }
-        if (PACK == 1u) { // static
-            for (var n = 0u; n < AHEAD; n++) { // unroll
+        @if(PACK == 1u) {
+            @unroll for (var n = 0u; n < AHEAD; n++) {
                 values[n * COLS + x] = value_word(value_at(v_start[x], n, v_limit[x], lines[x], turn, n));
             }
         }
     }
 
     var row0 = 0u; // of the thread's rows of the output
-    if (SIDES != 1u) { // static
+    @if(SIDES != 1u) {
         row0 = t / (THREADS / SIDES) % SIDES * (ROWS / SIDES);
     }
     var m: array<f32, SQ>; // of the row of vec4 t + THREADS·i of the scores
-    for (var i = 0u; i < SQ; i++) { // unroll
+    @unroll for (var i = 0u; i < SQ; i++) {
         m[i] = LOWEST;
     }
     var l = 0.0; // of row t / TX and class t % TX
     var acc: array<f32, ACC>; // [row][column], rows from row0 on
-    for (var i = 0u; i < ACC; i++) { // unroll
+    @unroll for (var i = 0u; i < ACC; i++) {
         acc[i] = 0.0;
     }
 
     for (var tile = next; tile < end; tile = next) {
         next = tile + i32(BC);
-        if (EXTRA == 1u) { // static
+        @if(EXTRA == 1u) {
             while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
                 next += i32(BC);
             }
@@ -497,11 +480,11 @@ fn main(
         let j1 = u32(next) - p.key0;
         let check = paired || tile < all_from || tile + i32(BC) > all_to;
         var value_scale = 0.0; // of key t
-        if (KV == 4u) { // static
+        @if(KV == 4u) {
             let bits = v[value_at(v_at + (j0 + t) * v_step, 0u, v_at + last_key * v_step, 0u, turn, min(t, BC - 1u))];
             value_scale = bitcast<f32>(bits);
         }
-        if (PAGED == 1u) { // static
+        @if(PAGED == 1u) {
             let j = min(j1 + min(t, BC - 1u), last_key);
             let next_k = k_row(k_at, b, j) / KUNIT;
             let next_v = v_row(v_at * UNIT, b, j) / UNIT;
@@ -515,17 +498,17 @@ fn main(
 
         // With EXTRA tiles are skipped. Else the next tile begins where this one ends.
         var k_next = k_start + BC * k_step;
-        if (EXTRA == 1u) { // static
+        @if(EXTRA == 1u) {
             k_next = k_at / KUNIT + (j1 + key_of_line) * k_step;
         }
         let key_scale = next_scale;
-        if (KV == 4u) { // static
+        @if(KV == 4u) {
             let bits = k[key_at(k_at + (j1 + t) * k_step, 0u, k_limit, 0u, 1u - turn, min(t, BC - 1u))];
             next_scale = bitcast<f32>(bits);
         }
 
         var dots: array<f32, ROWS>; // of key t
-        for (var i = 0u; i < ROWS; i++) { // unroll
+        @unroll for (var i = 0u; i < ROWS; i++) {
             dots[i] = 0.0;
         }
         for (var d0 = 0u; d0 < p.dim; d0 += 4u * EL) {
@@ -542,28 +525,28 @@ fn main(
             }
             chunk = fetch(t, select(k_start, k_next, ends), limit, from_turn, from_depth);
             // In no branch, because RADV moves loads behind branches.
-            for (var g = 0u; g < 4u; g++) { // unroll deep
+            @unroll(deep) for (var g = 0u; g < 4u; g++) {
                 if (FULL == 1u || d0 + g * EL < p.dim) {
                     let x = kv[place(min(t, BC - 1u), g)];
                     let n = d0 / (4u * EL);
-                    if (KV == 0u) { // static
+                    @if(KV == 0u) {
                         let x0 = bitcast<vec4<f32>>(x);
-                        for (var i = 0u; i < ROWS; i++) { // unroll
+                        @unroll for (var i = 0u; i < ROWS; i++) {
                             dots[i] = dot4(qs[n][g * (EL / 4u) * ROWS + i], x0, dots[i]);
                         }
                     }
-                    if (EL == 8u) { // static
+                    @if(EL == 8u) {
                         let x0 = pairs(x.x, x.y);
                         let x1 = pairs(x.z, x.w);
-                        for (var i = 0u; i < ROWS; i++) { // unroll
+                        @unroll for (var i = 0u; i < ROWS; i++) {
                             dots[i] = dot4(qs[n][(g * (EL / 4u) + 1u) * ROWS + i], x1, dot4(qs[n][g * (EL / 4u) * ROWS + i], x0, dots[i]));
                         }
                     }
-                    if (KV == 4u) { // static
-                        for (var e = 0u; e < 4u; e++) { // unroll
+                    @if(KV == 4u) {
+                        @unroll for (var e = 0u; e < 4u; e++) {
                             if (FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
                                 let x0 = integers(x[e]) * key_scale;
-                                for (var i = 0u; i < ROWS; i++) { // unroll
+                                @unroll for (var i = 0u; i < ROWS; i++) {
                                     dots[i] = dot4(qs[n][(g * (EL / 4u) + e) * ROWS + i], x0, dots[i]);
                                 }
                             }
@@ -575,7 +558,7 @@ fn main(
         k_start = k_next;
         workgroupBarrier();
         if (t < BC) {
-            for (var i = 0u; i < ROWS; i++) { // unroll
+            @unroll for (var i = 0u; i < ROWS; i++) {
                 let dot = dots[i];
                 kv[(i * BC + t) / 4u][t % 4u] = bitcast<u32>(dot);
             }
@@ -583,7 +566,7 @@ fn main(
         workgroupBarrier();
 
         var s: array<Scores, SQ>;
-        for (var i = 0u; i < SQ; i++) { // unroll
+        @unroll for (var i = 0u; i < SQ; i++) {
             let x = t + THREADS * i;
             let row = first + x / (BC / 4u);
             if (x < ROWS * BC / 4u && row <= last) {
@@ -593,12 +576,12 @@ fn main(
             }
         }
         workgroupBarrier();
-        for (var i = 0u; i < SQ; i++) { // unroll
+        @unroll for (var i = 0u; i < SQ; i++) {
             let x = t + THREADS * i;
             let row = x / (BC / 4u);
             if (x < ROWS * BC / 4u && first + row <= last) {
                 var tops = vec4<f32>(m[i]);
-                for (var c = 0u; c < BC / 16u; c++) { // unroll deep
+                @unroll(deep) for (var c = 0u; c < BC / 16u; c++) {
                     tops = max(tops, part[row * (BC / 16u) + c]);
                 }
                 let top = largest(tops);
@@ -612,7 +595,7 @@ fn main(
                 }
             }
         }
-        if (KV == 4u) { // static
+        @if(KV == 4u) {
             if (t < BC) {
                 scales[t / AHEAD][t % AHEAD / 4u][t % 4u] = value_scale;
             }
@@ -620,7 +603,7 @@ fn main(
         workgroupBarrier();
         if (t < ROWS * TX) {
             var sum = 0.0;
-            for (var n = 0u; n < BC / TX; n++) { // unroll deep
+            @unroll(deep) for (var n = 0u; n < BC / TX; n++) {
                 let at = t / TX * BC + t % TX + TX * n;
                 let bits = kv[at / 4u][at % 4u];
                 let add = select(bitcast<f32>(bits), 0.0, bits == HIDDEN_BITS);
@@ -628,7 +611,7 @@ fn main(
             }
             l = fma(l, rescales[t / TX], sum);
         }
-        if (EXTRA == 1u) { // static
+        @if(EXTRA == 1u) {
             if ((p.flags & HAS_DROPOUT) != 0u) {
                 workgroupBarrier();
                 for (var x = t; x < ROWS * BC; x += THREADS) {
@@ -641,47 +624,47 @@ fn main(
             }
         }
 
-        for (var i = 0u; i < ROWS / SIDES; i++) { // unroll
-            for (var x = 0u; x < COLS; x++) { // unroll
+        @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
+            @unroll for (var x = 0u; x < COLS; x++) {
                 acc[i * COLS + x] = acc[i * COLS + x] * rescales[row0 + i];
             }
         }
         var stop = BC;
-        if (EXPAND != 2u) { // static
+        @if(EXPAND != 2u) {
             stop = min(BC, u32(end - tile)); // no row sees keys from there on
         }
         var v_next: array<u32, LINES>; // of v_start
-        if (EXTRA == 1u) { // static
-            for (var x = 0u; x < LINES; x++) { // unroll
+        @if(EXTRA == 1u) {
+            @unroll for (var x = 0u; x < LINES; x++) {
                 var key_of_value = 0u;
-                if (PACK != 1u) { // static
+                @if(PACK != 1u) {
                     key_of_value = (t + THREADS * x) / LN * PACK;
                 }
                 v_next[x] = v_at + lines[x] + (j1 + key_of_value) * v_step;
             }
         }
-        for (var hide = 0u; hide < 2u; hide++) { // unroll always
+        @unroll(always) for (var hide = 0u; hide < 2u; hide++) {
             if (check == (hide == 1u)) {
                 for (var j = 0u; j < stop; j += AHEAD) {
                     let ends = j + AHEAD == BC;
                     let after_turn = select(turn, 1u - turn, ends);
                     let after_in = select(j + AHEAD, 0u, ends);
                     var v_here = v_start; // naga 0.13 indexes no array that is a let by a variable
-                    for (var x = 0u; x < LINES; x++) { // unroll
+                    @unroll for (var x = 0u; x < LINES; x++) {
                         v_start[x] = v_start[x] + AHEAD * v_step;
-                        if (EXTRA == 1u) { // static
+                        @if(EXTRA == 1u) {
                             v_start[x] = select(v_start[x], v_next[x], ends);
                         }
                     }
-                    if (PACK != 1u) { // static
+                    @if(PACK != 1u) {
                         workgroupBarrier();
-                        for (var x = 0u; x < LINES; x++) { // unroll
+                        @unroll for (var x = 0u; x < LINES; x++) {
                             let n = t + THREADS * x;
-                            if (PACK == 4u) { // static
+                            @if(PACK == 4u) {
                                 staged[n / LN][n % LN] = transposed(vec4<u32>(values[4u * x], values[4u * x + 1u], values[4u * x + 2u], values[4u * x + 3u]));
                             }
-                            if (PACK == 2u) { // static
-                                for (var e = 0u; e < 2u; e++) { // unroll
+                            @if(PACK == 2u) {
+                                @unroll for (var e = 0u; e < 2u; e++) {
                                     let first_key = vec2<u32>(values[8u * x + 2u * e], values[8u * x + 2u * e + 1u]);
                                     let second_key = vec2<u32>(values[8u * x + 2u * e + 4u], values[8u * x + 2u * e + 5u]);
                                     staged[n / LN][n % LN + e * LN] = transposed_halves(first_key, second_key);
@@ -689,36 +672,36 @@ fn main(
                             }
                         }
                         workgroupBarrier();
-                        for (var x = 0u; x < LINES; x++) { // unroll
-                            for (var c = 0u; c < PACK; c++) { // unroll
+                        @unroll for (var x = 0u; x < LINES; x++) {
+                            @unroll for (var c = 0u; c < PACK; c++) {
                                 let in_block = min((t + THREADS * x) / LN, AHEAD / PACK - 1u) * PACK + c;
                                 let loaded = v[value_at(v_start[x], c, v_limit[x], lines[x], after_turn, after_in + in_block)];
-                                if (VWIDE == 0u) { // static
+                                @if(VWIDE == 0u) {
                                     values[PACK * x + c] = loaded;
                                 }
-                                if (VWIDE == 1u) { // static
-                                    for (var e = 0u; e < 4u; e++) { // unroll
+                                @if(VWIDE == 1u) {
+                                    @unroll for (var e = 0u; e < 4u; e++) {
                                         values[(PACK * x + c) * 4u + e] = loaded[e];
                                     }
                                 }
                             }
                         }
                     }
-                    for (var n = 0u; n < AHEAD / 4u; n++) { // unroll
+                    @unroll for (var n = 0u; n < AHEAD / 4u; n++) {
                         var y: array<vec4<f32>, COLS>; // of four keys
-                        for (var x = 0u; x < COLS; x++) { // unroll
+                        @unroll for (var x = 0u; x < COLS; x++) {
                             let in_row = min(t % (THREADS / SIDES) + THREADS / SIDES * x, 4u * QUADS - 1u);
-                            if (PACK == 4u) { // static
+                            @if(PACK == 4u) {
                                 let word = staged[n][in_row / 4u][in_row % 4u];
                                 y[x] = integers(word) * scales[j / AHEAD][n];
                             }
-                            if (PACK == 2u) { // static
+                            @if(PACK == 2u) {
                                 let word = staged[2u * n][in_row / 4u][in_row % 4u];
                                 let word1 = staged[2u * n + 1u][in_row / 4u][in_row % 4u];
                                 y[x] = pairs(word, word1);
                             }
-                            if (PACK == 1u) { // static
-                                for (var c = 0u; c < 4u; c++) { // unroll
+                            @if(PACK == 1u) {
+                                @unroll for (var c = 0u; c < 4u; c++) {
                                     let at = value_at(v_here[x], 4u * n + c, v_limit[x], lines[x], turn, j + 4u * n + c);
                                     let at_after = value_at(v_start[x], 4u * n + c, v_limit[x], lines[x], after_turn, after_in + 4u * n + c);
                                     y[x][c] = value(values[(4u * n + c) * COLS + x], at);
@@ -726,16 +709,16 @@ fn main(
                                 }
                             }
                         }
-                        for (var i = 0u; i < ROWS / SIDES; i++) { // unroll
+                        @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
                             let bits = kv[(row0 + i) * (BC / 4u) + j / 4u + n];
                             let w = bitcast<vec4<f32>>(bits);
-                            for (var x = 0u; x < COLS; x++) { // unroll
-                                for (var c = 0u; c < 4u; c++) { // unroll
+                            @unroll for (var x = 0u; x < COLS; x++) {
+                                @unroll for (var c = 0u; c < 4u; c++) {
                                     let sum = fma(w[c], y[x][c], acc[i * COLS + x]);
-                                    if (hide == 0u) { // static
+                                    @if(hide == 0u) {
                                         acc[i * COLS + x] = sum;
                                     }
-                                    if (hide == 1u) { // static
+                                    @if(hide == 1u) {
                                         acc[i * COLS + x] = select(sum, acc[i * COLS + x], bits[c] == HIDDEN_BITS);
                                     }
                                 }
@@ -750,8 +733,8 @@ fn main(
 
     // The state of a row: O, the parts of l, m.
     let at = (((b * p.heads + h0) * p.rows + first) * p.splits + p.part0 + split) * WIDTH;
-    for (var i = 0u; i < ROWS / SIDES; i++) { // unroll
-        for (var x = 0u; x < COLS; x++) { // unroll
+    @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
+        @unroll for (var x = 0u; x < COLS; x++) {
             let w = t % (THREADS / SIDES) + THREADS / SIDES * x;
             if (first + row0 + i <= last && w < 4u * QUADS) {
                 state[at + (row0 + i) * p.splits * WIDTH + column_at(w) / 4u][w % 4u] = acc[i * COLS + x];
@@ -761,7 +744,7 @@ fn main(
     if (t < ROWS * TX && first + t / TX <= last) {
         state[at + t / TX * p.splits * WIDTH + QUADS + t % TX / 4u][t % TX % 4u] = l;
     }
-    for (var i = 0u; i < SQ; i++) { // unroll
+    @unroll for (var i = 0u; i < SQ; i++) {
         let x = t + THREADS * i;
         if (x < ROWS * BC / 4u && x % (BC / 4u) == 0u && first + x / (BC / 4u) <= last) {
             state[at + x / (BC / 4u) * p.splits * WIDTH + QUADS + 4u].x = m[i];

@@ -40,7 +40,7 @@ struct DeltaParams {
 var<workgroup> part: array<f32, 64>;
 
 // load_$x returns element i of $x.
-// each $x: g, o
+@each($x: g, o)
 fn load_$x(i: u32) -> f32 {
     return decode($x[select(i >> 1u, i, p.$x_type == 0u)], i, p.$x_type);
 }

@@ -72,68 +72,42 @@
 //
 // Workgroup memory as it stands: 16·(TY·SA + TX·SB + MN) + 4 = 13,700 bytes.
 
-// Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unroll deep' too
-const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // type of k and v: the same, or 4 q8
-const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
-const OUT16: u32 = 0u; // 1: elements of o have 16 bits
-const VEC: u32 = 0u; // 1: q, k and v (unless q8) are contiguous along D, in aligned fours
-const Q2: u32 = 0u; // 1: q is bound as fours of 16-bit elements; needs VEC
-const KV2: u32 = 0u; // the same for k and v
-const FULL: u32 = 0u; // 1: rows of q, k and v fill the chunks of 4·QD and the turns; needs VEC
-const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
+const Q2: u32 = select(0u, VEC, IN == 1u || IN == 2u); // 1: q is bound as fours of 16-bit elements
+const KV2: u32 = select(0u, VEC, KV == 1u || KV == 2u); // the same for k and v
+const PAIRED: u32 = min(MASKS + BLOCKED + BIASES + SLOPED + CAPPED + DROPS, 1u); // 0: the call has none of the options
+const THREADS: u32 = TX * TY;
+const SA: u32 = 1u + max(4u * RV * QD, max(JJ * TX * RV, TX * max(RV, ER))); // length of a row of a, odd
+const SB: u32 = 1u + max(KT * QD, JJ * TX * CV); // length of a row of b, odd
+const S4: u32 = RV * KT; // vec4 of scores of a thread
+const ROWS: u32 = 4u * RV;
+const COLS: u32 = CV * VP;
+const O4: u32 = ROWS * COLS; // vec4 of the output of a thread
+const KEEP: u32 = O4 + 2u * RV; // vec4 of state of a thread
+const QN: u32 = (TY * ROWS * QD + THREADS - 1u) / THREADS; // vec4 of q that a thread stages
+const KN: u32 = (TX * KT * QD + THREADS - 1u) / THREADS; // the same for k
+const VN: u32 = (JJ * TX * TX * CV + THREADS - 1u) / THREADS; // the same for v
+const STEPS: u32 = KT / JJ;
+const MW: u32 = (KT + 32u / TX - 1u) / (32u / TX); // words of a row of the mask
+const MN: u32 = select(1u, TY * RV * MW, MASKS != 0u);
+const MARKS: u32 = (TY * ROWS * MW + THREADS - 1u) / THREADS; // words of the mask that a thread stages
 const EXTRA: u32 = 1u; // see common/options.wgsl
-const PAIRED: u32 = 1u; // 0: the call has no softcap, mask, bias, slopes or dropout
-const MASKS: u32 = 2u; // 0: the call has no mask, 1: it has, 2: see its flags; also the next
-const BLOCKED: u32 = 2u; // block masks
-const BIASES: u32 = 2u; // biases; 1 is an f32 bias without a relative bias or slopes
-const SLOPED: u32 = 2u;
-const CAPPED: u32 = 2u; // softcap
-const DROPS: u32 = 2u; // dropout
-const TX: u32 = 8u;
-const TY: u32 = 16u;
-const THREADS: u32 = 128u; // TX · TY
-const RV: u32 = 2u; // vec4 of rows of a thread
-const KT: u32 = 8u; // keys of a tile of a thread, even
-const CV: u32 = 2u; // vec4 of columns of a thread in a turn
-const VP: u32 = 1u; // turns over the columns
-const QD: u32 = 4u; // vec4 of depths staged at once
-const JJ: u32 = 2u; // keys of a thread staged at once
-const ER: u32 = 4u; // rows of a thread written at once
-const SA: u32 = 33u; // length of a row of a: 1 + max(4·RV·QD, JJ·TX·RV, TX·max(RV, ER))
-const SB: u32 = 33u; // length of a row of b: 1 + max(KT·QD, JJ·TX·CV)
-const S4: u32 = 16u; // RV · KT
-const ROWS: u32 = 8u; // 4 · RV
-const COLS: u32 = 2u; // CV · VP
-const O4: u32 = 16u; // ROWS · COLS
-const KEEP: u32 = 20u; // O4 + 2·RV, vec4 of state of a thread
-const QN: u32 = 4u; // vec4 of q that a thread stages: TY·ROWS·QD / THREADS, rounded up
-const KN: u32 = 2u; // the same for k: TX·KT·QD / THREADS, rounded up
-const VN: u32 = 2u; // the same for v: JJ·TX·TX·CV / THREADS, rounded up
-const AHEAD: u32 = 0u; // 1: v of a step is loaded while the step before is multiplied
-const STEPS: u32 = 4u; // KT / JJ
-const SPLIT: u32 = 256u; // keys of a split
-const MW: u32 = 2u; // words of a row of the mask: KT / (32 / TX), rounded up
-const MN: u32 = 64u; // TY · RV · MW, or 1 without a mask
-const MARKS: u32 = 2u; // words of the mask that a thread stages: TY·ROWS·MW / THREADS, rounded up
 
-@group(0) @binding(0) var<storage, read> q: array<vec4<u32>>; // !Q2
-@group(0) @binding(0) var<storage, read> q: array<vec2<u32>>; // Q2
-@group(0) @binding(1) var<storage, read> k: array<vec4<u32>>; // !KV2
-@group(0) @binding(1) var<storage, read> k: array<vec2<u32>>; // KV2
-@group(0) @binding(2) var<storage, read> v: array<vec4<u32>>; // !KV2
-@group(0) @binding(2) var<storage, read> v: array<vec2<u32>>; // KV2
+@if(Q2 == 0u) @group(0) @binding(0) var<storage, read> q: array<vec4<u32>>;
+@if(Q2 == 1u) @group(0) @binding(0) var<storage, read> q: array<vec2<u32>>;
+@if(KV2 == 0u) @group(0) @binding(1) var<storage, read> k: array<vec4<u32>>;
+@if(KV2 == 1u) @group(0) @binding(1) var<storage, read> k: array<vec2<u32>>;
+@if(KV2 == 0u) @group(0) @binding(2) var<storage, read> v: array<vec4<u32>>;
+@if(KV2 == 1u) @group(0) @binding(2) var<storage, read> v: array<vec2<u32>>;
 @group(0) @binding(3) var<storage, read> mask: array<u32>;
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
-@group(0) @binding(5) var<storage, read_write> o: array<u32>; // !OUT16
-@group(0) @binding(5) var<storage, read_write> o: Words; // OUT16
+@if(OUT16 == 0u) @group(0) @binding(5) var<storage, read_write> o: array<u32>;
+@if(OUT16 == 1u) @group(0) @binding(5) var<storage, read_write> o: Words;
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(8) var<uniform> p: AttentionParams;
-@group(0) @binding(9) var<storage, read> blocks: array<u32>; // BOTH
-@group(0) @binding(10) var<storage, read> relative: array<u32>; // BOTH
-@group(0) @binding(11) var<storage, read> table: array<u32>; // PAGED
+@if(BOTH == 1u) @group(0) @binding(9) var<storage, read> blocks: array<u32>;
+@if(BOTH == 1u) @group(0) @binding(10) var<storage, read> relative: array<u32>;
+@if(PAGED == 1u) @group(0) @binding(9u + 2u * BOTH) var<storage, read> table: array<u32>;
 
 // Used by the products with K and with V in turn, and for maxima, sums and outputs.
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][row/4]
@@ -185,18 +159,18 @@ fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
 // they hide nothing.
 fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) -> Scores {
     var w = given;
-    if (BLOCKED != 0u) { // static
+    @if(BLOCKED != 0u) {
         if (has(BLOCKED, HAS_BLOCKS)) {
             let column = (p.key0 + j) / p.block_k * p.blocked.d;
-            for (var r = 0u; r < 4u; r++) { // unroll deep
+            @unroll(deep) for (var r = 0u; r < 4u; r++) {
                 let base = pairs.blocks[r];
                 let seen = block(base + column) != 0u;
                 w.hidden[r] = w.hidden[r] | !seen;
             }
         }
     }
-    if (BIASES == 1u) { // static
-        for (var r = 0u; r < 4u; r++) { // unroll
+    @if(BIASES == 1u) {
+        @unroll for (var r = 0u; r < 4u; r++) {
             let base = pairs.bias[r];
             let bits = bias[base + j * p.bias.d];
             let y = bounded(bitcast<f32>(bits), MAX_BIAS);
@@ -204,10 +178,10 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
             w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
         }
     }
-    if (BIASES == 2u) { // static
+    @if(BIASES == 2u) {
         if ((p.flags & HAS_BIAS) != 0u) {
             let away = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
-            for (var r = 0u; r < 4u; r++) { // unroll deep
+            @unroll(deep) for (var r = 0u; r < 4u; r++) {
                 let base = pairs.bias[r];
                 let start = pairs.relative[r];
                 let y = biases(base + j * p.bias.d, start + j * p.relative.d, batch, head, away + i32(r));
@@ -228,7 +202,7 @@ fn marks(at: u32, j: u32) -> u32 {
         let first = (at + j) >> 2u;
         let shift = ((at + j) & 3u) * 8u;
         var word = mask[min(first, last)];
-        for (var n = 0u; n < 8u; n++) { // unroll deep
+        @unroll(deep) for (var n = 0u; n < 8u; n++) {
             let next = mask[min(first + n + 1u, last)];
             let four = (word >> shift) | ((next << (31u - shift)) << 1u);
             // The highest bit of each byte that is not 0, then these bits next to each other.
@@ -289,7 +263,7 @@ fn block_of(n: u32) -> u32 {
     return select(first - n / 2u, first + (n + 1u) / 2u, n % 2u == 1u);
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -316,19 +290,19 @@ fn main(
     var m: array<vec4<f32>, RV>;
     var l: array<vec4<f32>, RV>;
     var acc: array<vec4<f32>, O4>; // [row][column]
-    for (var h = 0u; h < RV; h++) { // unroll
+    @unroll for (var h = 0u; h < RV; h++) {
         m[h] = vec4<f32>(LOWEST);
         l[h] = vec4<f32>(0.0);
     }
-    for (var i = 0u; i < O4; i++) { // unroll
+    @unroll for (var i = 0u; i < O4; i++) {
         acc[i] = vec4<f32>(0.0);
     }
     if ((p.flags & GO_ON) != 0u) {
         let from_at = p.running + state_at;
-        for (var i = 0u; i < O4; i++) { // unroll
+        @unroll for (var i = 0u; i < O4; i++) {
             acc[i] = state[from_at + i * THREADS];
         }
-        for (var h = 0u; h < RV; h++) { // unroll
+        @unroll for (var h = 0u; h < RV; h++) {
             l[h] = state[from_at + (O4 + h) * THREADS];
             m[h] = state[from_at + (O4 + RV + h) * THREADS];
         }
@@ -370,7 +344,7 @@ fn main(
         let part_to = min(end, (part + 1) * split_keys);
         for (var tile = (part_from / tile_keys) * tile_keys; tile < part_to; tile += tile_keys) {
             var mixed = false; // the block mask hides some pairs of the tile, but not all
-            if (PAIRED == 1u) { // static
+            @if(PAIRED == 1u) {
                 if (has(BLOCKED, HAS_BLOCKS)) {
                     // Skip to the next tile with a visible pair. A loop of its own, because
                     // a software driver executes the rest of a loop body after a continue.
@@ -388,10 +362,10 @@ fn main(
             let j0 = u32(tile) - p.key0;
             let check = paired_tiles || mixed || tile < all_from || tile + tile_keys > all_to;
 
-            if (MASKS != 0u) { // static
+            @if(MASKS != 0u) {
                 if (has(MASKS, HAS_MASK)) {
                     let mask_at = p.mask.base + batch * p.mask.b + head * p.mask.h;
-                    for (var n = 0u; n < MARKS; n++) { // unroll
+                    @unroll for (var n = 0u; n < MARKS; n++) {
                         let x = t + THREADS * n;
                         if (MARKS * THREADS == TY * ROWS * MW || x < TY * ROWS * MW) {
                             let row = x / MW;
@@ -403,28 +377,28 @@ fn main(
             }
 
             var s: array<vec4<f32>, S4>; // [key][row/4]
-            for (var i = 0u; i < S4; i++) { // unroll
+            @unroll for (var i = 0u; i < S4; i++) {
                 s[i] = vec4<f32>(0.0);
             }
             for (var d0 = 0u; d0 < p.dim; d0 += 4u * QD) {
                 var qr: array<vec4<u32>, QN>;
                 var kr: array<vec4<u32>, KN>;
-                for (var n = 0u; n < QN; n++) { // unroll
+                @unroll for (var n = 0u; n < QN; n++) {
                     let x = t + THREADS * n;
                     qr[n] = stored_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
                 }
-                for (var n = 0u; n < KN; n++) { // unroll
+                @unroll for (var n = 0u; n < KN; n++) {
                     let x = t + THREADS * n;
                     kr[n] = stored_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
                 }
                 workgroupBarrier();
-                for (var n = 0u; n < QN; n++) { // unroll
+                @unroll for (var n = 0u; n < QN; n++) {
                     let x = t + THREADS * n;
                     if (QN * THREADS == TY * ROWS * QD || x < TY * ROWS * QD) {
                         a[x / (QD * ROWS)][x % (QD * ROWS)] = value_q(qr[n]);
                     }
                 }
-                for (var n = 0u; n < KN; n++) { // unroll
+                @unroll for (var n = 0u; n < KN; n++) {
                     let x = t + THREADS * n;
                     if (KN * THREADS == TX * KT * QD || x < TX * KT * QD) {
                         let key = x / QD;
@@ -432,10 +406,10 @@ fn main(
                     }
                 }
                 workgroupBarrier();
-                for (var d = 0u; d < QD; d++) { // unroll deep
+                @unroll(deep) for (var d = 0u; d < QD; d++) {
                     // Transpose four rows of four depths.
                     var w: array<vec4<f32>, ROWS>; // [row/4][depth]
-                    for (var h = 0u; h < RV; h++) { // unroll
+                    @unroll for (var h = 0u; h < RV; h++) {
                         let w0 = a[ty][(4u * h) * QD + d];
                         let w1 = a[ty][(4u * h + 1u) * QD + d];
                         let w2 = a[ty][(4u * h + 2u) * QD + d];
@@ -445,9 +419,9 @@ fn main(
                         w[4u * h + 2u] = vec4<f32>(w0.z, w1.z, w2.z, w3.z);
                         w[4u * h + 3u] = vec4<f32>(w0.w, w1.w, w2.w, w3.w);
                     }
-                    for (var j = 0u; j < KT; j++) { // unroll
+                    @unroll for (var j = 0u; j < KT; j++) {
                         let x = b[tx][j * QD + d];
-                        for (var h = 0u; h < RV; h++) { // unroll
+                        @unroll for (var h = 0u; h < RV; h++) {
                             s[j * RV + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
                                 add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[j * RV + h]))));
                         }
@@ -455,16 +429,16 @@ fn main(
                 }
             }
 
-            if (PAIRED == 1u) { // static
+            @if(PAIRED == 1u) {
                 if (has(CAPPED, HAS_SOFTCAP)) {
-                    for (var i = 0u; i < S4; i++) { // unroll
+                    @unroll for (var i = 0u; i < S4; i++) {
                         s[i] = tanh_acc(s[i] * p.scale / p.softcap);
                     }
                 }
                 if (has(SLOPED, HAS_SLOPES) && !has(BIASES, HAS_BIAS)) {
                     let slope = vec4<f32>(slope_of(batch, head));
-                    for (var h = 0u; h < RV; h++) { // unroll
-                        for (var j = 0u; j < KT; j++) { // unroll
+                    @unroll for (var h = 0u; h < RV; h++) {
+                        @unroll for (var j = 0u; j < KT; j++) {
                             let away = distances(r0 + ty * ROWS + 4u * h, j0 + tx + TX * j);
                             s[j * RV + h] = fma(s[j * RV + h], vec4<f32>(p.unit), fma(-slope, away, vec4<f32>(0.0)) * LOG2E);
                         }
@@ -474,29 +448,29 @@ fn main(
 
             // The largest score of each row, and a bit for each hidden score.
             var most: array<vec4<f32>, RV>;
-            for (var h = 0u; h < RV; h++) { // unroll
+            @unroll for (var h = 0u; h < RV; h++) {
                 most[h] = vec4<f32>(LOWEST);
             }
             var hid: array<u32, 2>;
             if (check) {
                 hid[0] = 0u;
                 hid[1] = 0u;
-                for (var h = 0u; h < RV; h++) { // unroll
+                @unroll for (var h = 0u; h < RV; h++) {
                     let row = r0 + ty * ROWS + 4u * h;
                     let i = vec4<i32>(i32(p.row0 + row)) + vec4<i32>(0, 1, 2, 3);
                     let from_key = i + p.lo;
                     let to_key = min(i + p.hi, vec4<i32>(cap));
                     let pairs = pairs_of(batch, head, row);
-                    for (var j = 0u; j < KT; j++) { // unroll
+                    @unroll for (var j = 0u; j < KT; j++) {
                         let key = vec4<i32>(tile + i32(tx + TX * j));
                         var w = Scores(s[j * RV + h], (key < from_key) | (key >= to_key));
-                        if (MASKS != 0u) { // static
+                        @if(MASKS != 0u) {
                             if (has(MASKS, HAS_MASK)) {
                                 let bits = shown[(ty * RV + h) * MW + j / (32u / TX)] >> vec4<u32>(tx);
                                 w.hidden = w.hidden | ((bits & vec4<u32>(1u << (j % (32u / TX) * TX))) == vec4<u32>(0u));
                             }
                         }
-                        if (PAIRED == 1u) { // static
+                        @if(PAIRED == 1u) {
                             w = paired(w, pairs, batch, head, row, min(j0 + tx + TX * j, p.keys - 1u));
                         }
                         s[j * RV + h] = w.x;
@@ -506,30 +480,30 @@ fn main(
                     }
                 }
             } else {
-                for (var h = 0u; h < RV; h++) { // unroll
-                    for (var j = 0u; j < KT; j++) { // unroll
+                @unroll for (var h = 0u; h < RV; h++) {
+                    @unroll for (var j = 0u; j < KT; j++) {
                         most[h] = max(most[h], s[j * RV + h] * unit);
                     }
                 }
             }
 
             var vr: array<vec4<u32>, VN>;
-            if (AHEAD == 1u) { // static
-                for (var n = 0u; n < VN; n++) { // unroll
+            @if(AHEAD == 1u) {
+                @unroll for (var n = 0u; n < VN; n++) {
                     vr[n] = next_v(v_at, batch, j0, 0u, t + THREADS * n);
                 }
             }
 
             // The maxima of rows over all threads.
             workgroupBarrier();
-            for (var h = 0u; h < RV; h++) { // unroll
+            @unroll for (var h = 0u; h < RV; h++) {
                 a[ty][tx * RV + h] = most[h];
             }
             workgroupBarrier();
             var rescale: array<vec4<f32>, RV>;
-            for (var h = 0u; h < RV; h++) { // unroll
+            @unroll for (var h = 0u; h < RV; h++) {
                 var top = m[h];
-                for (var x = 0u; x < TX; x++) { // unroll deep
+                @unroll(deep) for (var x = 0u; x < TX; x++) {
                     top = max(top, a[ty][x * RV + h]);
                 }
                 rescale[h] = exp2_down(m[h] - top);
@@ -537,9 +511,9 @@ fn main(
             }
 
             // Weights, and their sums over the thread's keys.
-            for (var h = 0u; h < RV; h++) { // unroll
+            @unroll for (var h = 0u; h < RV; h++) {
                 var sum = vec4<f32>(0.0);
-                for (var j = 0u; j < KT; j++) { // unroll
+                @unroll for (var j = 0u; j < KT; j++) {
                     var e = exp2_down(fma(s[j * RV + h], vec4<f32>(unit), -m[h]));
                     if (check) {
                         let bits = hid[(j * RV + h) / 8u] >> (4u * ((j * RV + h) % 8u));
@@ -551,33 +525,33 @@ fn main(
                 }
                 l[h] = fma(l[h], rescale[h], sum);
             }
-            for (var r = 0u; r < ROWS; r++) { // unroll
-                for (var i = 0u; i < COLS; i++) { // unroll
+            @unroll for (var r = 0u; r < ROWS; r++) {
+                @unroll for (var i = 0u; i < COLS; i++) {
                     acc[r * COLS + i] = acc[r * COLS + i] * rescale[r / 4u][r % 4u];
                 }
             }
 
             for (var c = 0u; c < STEPS; c++) {
-                for (var turn = 0u; turn < VP; turn++) { // unroll
+                @unroll for (var turn = 0u; turn < VP; turn++) {
                     let j1 = j0 + c * (JJ * TX);
                     round += 1u;
-                    if (AHEAD == 0u) { // static
-                        for (var n = 0u; n < VN; n++) { // unroll
+                    @if(AHEAD == 0u) {
+                        @unroll for (var n = 0u; n < VN; n++) {
                             vr[n] = next_v(v_at, batch, j1, turn, t + THREADS * n);
                         }
                     }
                     workgroupBarrier();
                     if (turn == 0u) {
-                        for (var y = 0u; y < STEPS; y++) { // unroll
+                        @unroll for (var y = 0u; y < STEPS; y++) {
                             if (c == y) {
-                                for (var j = 0u; j < JJ; j++) { // unroll
-                                    for (var h = 0u; h < RV; h++) { // unroll
+                                @unroll for (var j = 0u; j < JJ; j++) {
+                                    @unroll for (var h = 0u; h < RV; h++) {
                                         a[ty][(j * TX + tx) * RV + h] = s[(y * JJ + j) * RV + h];
                                     }
                                 }
                             }
                         }
-                        if (PAIRED == 1u) { // static
+                        @if(PAIRED == 1u) {
                             if (has(DROPS, HAS_DROPOUT)) {
                                 for (var x = 0u; x < JJ * RV; x++) {
                                     let at = (x / RV * TX + tx) * RV + x % RV;
@@ -587,7 +561,7 @@ fn main(
                             }
                         }
                     }
-                    for (var n = 0u; n < VN; n++) { // unroll
+                    @unroll for (var n = 0u; n < VN; n++) {
                         let x = t + THREADS * n;
                         if (VN * THREADS == JJ * TX * TX * CV || x < JJ * TX * TX * CV) {
                             let quad = x % (TX * CV);
@@ -599,33 +573,33 @@ fn main(
                         }
                     }
                     workgroupBarrier();
-                    if (AHEAD == 1u) { // static
-                        for (var n = 0u; n < VN; n++) { // unroll
+                    @if(AHEAD == 1u) {
+                        @unroll for (var n = 0u; n < VN; n++) {
                             vr[n] = next_v(v_at, batch, j1, turn + 1u, t + THREADS * n);
                         }
                     }
                     if (check && atomicLoad(&special) == round) {
-                        for (var y = 0u; y < JJ * TX; y++) { // unroll deep
+                        @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
                             var w: array<vec4<f32>, RV>;
-                            for (var h = 0u; h < RV; h++) { // unroll
+                            @unroll for (var h = 0u; h < RV; h++) {
                                 w[h] = a[ty][y * RV + h];
                             }
-                            for (var i = 0u; i < CV; i++) { // unroll
+                            @unroll for (var i = 0u; i < CV; i++) {
                                 let x = b[tx][y * CV + i];
-                                for (var r = 0u; r < ROWS; r++) { // unroll
+                                @unroll for (var r = 0u; r < ROWS; r++) {
                                     acc[r * COLS + turn * CV + i] = add_seen(w[r / 4u][r % 4u], x, acc[r * COLS + turn * CV + i]);
                                 }
                             }
                         }
                     } else {
-                        for (var y = 0u; y < JJ * TX; y++) { // unroll deep
+                        @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
                             var w: array<vec4<f32>, RV>;
-                            for (var h = 0u; h < RV; h++) { // unroll
+                            @unroll for (var h = 0u; h < RV; h++) {
                                 w[h] = a[ty][y * RV + h];
                             }
-                            for (var i = 0u; i < CV; i++) { // unroll
+                            @unroll for (var i = 0u; i < CV; i++) {
                                 let x = b[tx][y * CV + i];
-                                for (var r = 0u; r < ROWS; r++) { // unroll
+                                @unroll for (var r = 0u; r < ROWS; r++) {
                                     acc[r * COLS + turn * CV + i] = add(w[r / 4u][r % 4u], x, acc[r * COLS + turn * CV + i]);
                                 }
                             }
@@ -644,7 +618,7 @@ fn main(
             var mine: array<vec4<f32>, RV>; // factor of this split
             var keep: array<vec4<bool>, RV>; // rows that see no key of this split
             var fresh: array<vec4<bool>, RV>; // rows that see no key before this split
-            for (var h = 0u; h < RV; h++) { // unroll
+            @unroll for (var h = 0u; h < RV; h++) {
                 let i = vec4<i32>(i32(p.row0 + r0 + ty * ROWS + 4u * h)) + vec4<i32>(0, 1, 2, 3);
                 let from_key = max(i + p.lo, vec4<i32>(0));
                 keep[h] = (from_key >= vec4<i32>(s0 + split_keys)) | (min(i + p.hi, vec4<i32>(cap)) <= vec4<i32>(s0));
@@ -658,8 +632,8 @@ fn main(
                 l[h] = select(select(sum, l[h], fresh[h]), l_old, keep[h]);
                 m[h] = select(select(top, m[h], fresh[h]), m_old, keep[h]);
             }
-            for (var r = 0u; r < ROWS; r++) { // unroll
-                for (var i = 0u; i < COLS; i++) { // unroll
+            @unroll for (var r = 0u; r < ROWS; r++) {
+                @unroll for (var i = 0u; i < COLS; i++) {
                     let x = acc[r * COLS + i];
                     let x_old = state[state_at + (r * COLS + i) * THREADS];
                     let sum = fma(x, vec4<f32>(mine[r / 4u][r % 4u]), x_old * before[r / 4u][r % 4u]);
@@ -668,11 +642,11 @@ fn main(
             }
         }
         if (part < to_split) {
-            for (var i = 0u; i < O4; i++) { // unroll
+            @unroll for (var i = 0u; i < O4; i++) {
                 state[state_at + i * THREADS] = acc[i];
                 acc[i] = vec4<f32>(0.0);
             }
-            for (var h = 0u; h < RV; h++) { // unroll
+            @unroll for (var h = 0u; h < RV; h++) {
                 state[state_at + (O4 + h) * THREADS] = l[h];
                 state[state_at + (O4 + RV + h) * THREADS] = m[h];
                 l[h] = vec4<f32>(0.0);
@@ -683,10 +657,10 @@ fn main(
 
     if ((p.flags & LEAVE) != 0u) {
         let to_at = p.running + state_at;
-        for (var i = 0u; i < O4; i++) { // unroll
+        @unroll for (var i = 0u; i < O4; i++) {
             state[to_at + i * THREADS] = acc[i];
         }
-        for (var h = 0u; h < RV; h++) { // unroll
+        @unroll for (var h = 0u; h < RV; h++) {
             state[to_at + (O4 + h) * THREADS] = l[h];
             state[to_at + (O4 + RV + h) * THREADS] = m[h];
         }
@@ -695,15 +669,15 @@ fn main(
 
     // The sum over all threads of a row, in a fixed order.
     workgroupBarrier();
-    for (var h = 0u; h < RV; h++) { // unroll
+    @unroll for (var h = 0u; h < RV; h++) {
         a[ty][tx * RV + h] = l[h];
     }
     workgroupBarrier();
     var inverse: array<vec4<f32>, RV>;
     var empty: array<vec4<bool>, RV>;
-    for (var h = 0u; h < RV; h++) { // unroll
+    @unroll for (var h = 0u; h < RV; h++) {
         var sum = vec4<f32>(0.0);
-        for (var x = 0u; x < TX; x++) { // unroll deep
+        @unroll(deep) for (var x = 0u; x < TX; x++) {
             sum = sum + a[ty][x * RV + h];
         }
         var scale = vec4<f32>(p.keep);
@@ -721,7 +695,7 @@ fn main(
         let safe = select(sum, vec4<f32>(1.0), empty[h]);
         inverse[h] = vec4<f32>(1.0) / safe * scale;
         if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
-            for (var r = 0u; r < 4u; r++) { // unroll
+            @unroll for (var r = 0u; r < 4u; r++) {
                 let row = r0 + ty * ROWS + 4u * h + r;
                 if (row < p.rows) {
                     lse[p.lse.base + batch * p.lse.b + head * p.lse.h + row * p.lse.s] =
@@ -734,10 +708,10 @@ fn main(
     // Through a, ER rows of a thread at once, neighbouring threads write neighbouring
     // columns of the output.
     let o_at = p.o.base + batch * p.o.b + head * p.o.h;
-    for (var i = 0u; i < COLS; i++) { // unroll
-        for (var y = 0u; y < ROWS / ER; y++) { // unroll
+    @unroll for (var i = 0u; i < COLS; i++) {
+        @unroll for (var y = 0u; y < ROWS / ER; y++) {
             workgroupBarrier();
-            for (var e = 0u; e < ER; e++) { // unroll
+            @unroll for (var e = 0u; e < ER; e++) {
                 a[ty][e * TX + tx] = select(
                     unsigned_zeros(acc[(y * ER + e) * COLS + i]) * inverse[(y * ER + e) / 4u][(y * ER + e) % 4u],
                     vec4<f32>(0.0), empty[(y * ER + e) / 4u][(y * ER + e) % 4u]);
@@ -750,10 +724,10 @@ fn main(
                 if (row < p.rows && 4u * TX * i + c < p.vdim) {
                     let to = o_at + row * p.o.s + (4u * TX * i + c) * p.o.d;
                     let result = a[x / (4u * TX * ER)][e * TX + c / 4u][c % 4u];
-                    if (OUT16 == 0u) { // static
+                    @if(OUT16 == 0u) {
                         o[to] = bitcast<u32>(result);
                     }
-                    if (OUT16 == 1u) { // static
+                    @if(OUT16 == 1u) {
                         put(to, result);
                     }
                 }

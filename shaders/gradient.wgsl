@@ -34,53 +34,39 @@
 // The binding g is dO, with the strides o. The binding rows has D and LSE of each row, with the
 // strides s.
 
-// Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unroll deep' too
-const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // type of k and v
-const DO: u32 = 0u; // type of dO
-const VEC: u32 = 0u; // 1: q, k, v and dO are contiguous along D, in aligned fours
-const Q2: u32 = 0u; // 1: q is bound as fours of 16-bit elements; needs VEC
-const KV2: u32 = 0u; // the same for k and v
-const G2: u32 = 0u; // the same for dO
-const FULL: u32 = 0u; // 1: rows fill the chunks and the columns of a workgroup; needs VEC
-const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
+const Q2: u32 = select(0u, VEC, IN != 0u); // 1: q is bound as fours of 16-bit elements
+const KV2: u32 = select(0u, VEC, KV != 0u); // the same for k and v
+const G2: u32 = select(0u, VEC, DO != 0u); // the same for dO
+const KEYS: u32 = select(0u, 1u, OF < 2u); // 1: the workgroup owns keys, for dV and dK
+const PHASES: u32 = select(2u, 1u, OF == 0u); // products of a tile: Q·K and, except for dV, dO·V
+const SCORES: u32 = 8u * PHASES;
+const THREADS: u32 = TX * TY;
+const KA: u32 = select(1u, 4u, OF == 3u); // others of a thread are KA·tx + KB·j
+const KB: u32 = select(TX, 1u, OF == 3u);
+const STEPS: u32 = 4u / JJ;
+const SA: u32 = 1u + max(8u * QD, 2u * JJ * TX); // length of a row of a, odd
+const SB: u32 = 1u + max(4u * QD, 2u * JJ * TX); // length of a row of b, odd
+const OWNED: u32 = 8u * TY; // at least 4 · TX
+const QN: u32 = (OWNED * QD + THREADS - 1u) / THREADS; // vec4 of the owned that a thread stages
+const KN: u32 = (4u * TX * QD + THREADS - 1u) / THREADS; // the same for the others
+const VN: u32 = (JJ * TX * TX * 2u + THREADS - 1u) / THREADS; // the same for the product with them
 const EXTRA: u32 = 1u; // see common/options.wgsl
-const PAIRED: u32 = 1u; // 0: the call has no softcap, mask, bias, slopes or dropout
-const OF: u32 = 0u; // the result: 0 dV, 1 dK, 2 dQ, 3 dS
-const KEYS: u32 = 1u; // 1: the workgroup owns keys, for dV and dK
-const PHASES: u32 = 1u; // products of a tile: 1 for dV, else 2
-const SCORES: u32 = 8u; // 8 · PHASES
-const TX: u32 = 8u;
-const TY: u32 = 16u;
-const THREADS: u32 = 128u; // TX · TY
-const KA: u32 = 1u; // others of a thread are KA·tx + KB·j: 1 and TX, for dS 4 and 1
-const KB: u32 = 8u;
-const QD: u32 = 4u; // vec4 of depths staged at once
-const JJ: u32 = 2u; // others of a thread staged at once in the product with them
-const STEPS: u32 = 2u; // 4 / JJ
-const SA: u32 = 33u; // length of a row of a: 1 + max(8·QD, 2·JJ·TX)
-const SB: u32 = 33u; // length of a row of b: 1 + max(4·QD, 2·JJ·TX)
-const OWNED: u32 = 128u; // 8 · TY, at least 4 · TX
-const QN: u32 = 4u; // vec4 of the owned that a thread stages: TY·8·QD / THREADS
-const KN: u32 = 1u; // the same for the others: TX·4·QD / THREADS, rounded up
-const VN: u32 = 2u; // the same for the product with them: JJ·TX·TX·2 / THREADS, rounded up
 
-@group(0) @binding(0) var<storage, read> q: array<vec4<u32>>; // !Q2
-@group(0) @binding(0) var<storage, read> q: array<vec2<u32>>; // Q2
-@group(0) @binding(1) var<storage, read> k: array<vec4<u32>>; // !KV2
-@group(0) @binding(1) var<storage, read> k: array<vec2<u32>>; // KV2
-@group(0) @binding(2) var<storage, read> v: array<vec4<u32>>; // !KV2
-@group(0) @binding(2) var<storage, read> v: array<vec2<u32>>; // KV2
-@group(0) @binding(3) var<storage, read> g: array<vec4<u32>>; // !G2
-@group(0) @binding(3) var<storage, read> g: array<vec2<u32>>; // G2
+@if(Q2 == 0u) @group(0) @binding(0) var<storage, read> q: array<vec4<u32>>;
+@if(Q2 == 1u) @group(0) @binding(0) var<storage, read> q: array<vec2<u32>>;
+@if(KV2 == 0u) @group(0) @binding(1) var<storage, read> k: array<vec4<u32>>;
+@if(KV2 == 1u) @group(0) @binding(1) var<storage, read> k: array<vec2<u32>>;
+@if(KV2 == 0u) @group(0) @binding(2) var<storage, read> v: array<vec4<u32>>;
+@if(KV2 == 1u) @group(0) @binding(2) var<storage, read> v: array<vec2<u32>>;
+@if(G2 == 0u) @group(0) @binding(3) var<storage, read> g: array<vec4<u32>>;
+@if(G2 == 1u) @group(0) @binding(3) var<storage, read> g: array<vec2<u32>>;
 @group(0) @binding(4) var<storage, read> rows: array<f32>;
 @group(0) @binding(5) var<storage, read> mask: array<u32>;
 @group(0) @binding(6) var<storage, read> bias: array<u32>;
 @group(0) @binding(7) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(8) var<uniform> p: AttentionParams;
-@group(0) @binding(9) var<storage, read> blocks: array<u32>; // BOTH
-@group(0) @binding(10) var<storage, read> relative: array<u32>; // BOTH
+@if(BOTH == 1u) @group(0) @binding(9) var<storage, read> blocks: array<u32>;
+@if(BOTH == 1u) @group(0) @binding(10) var<storage, read> relative: array<u32>;
 
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // the owned [row][depth/4], weights [other][owned/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // others [other][depth/4], [other][column/4]
@@ -89,19 +75,19 @@ var<workgroup> dead: atomic<u32>; // the last tile with a row whose LSE is -Inf
 var<workgroup> special: atomic<u32>; // the last round in which the others had a NaN or an infinity
 
 // row_$x returns where row i of the part of $x that begins at element at, or its last row, begins.
-// each $x $s $n: q q rows, g o rows, k k keys, v v keys
+@each($x $s $n: q q rows, g o rows, k k keys, v v keys)
 fn row_$x(at: u32, i: u32) -> u32 {
     return at + min(i, p.$n - 1u) * p.$s.s;
 }
 
-// each $x $s: q q, g o, k k, v v
+@each($x $s: q q, g o, k k, v v)
 fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     return stored_$x(row, d, end, p.$s.d);
 }
 
 // owned_$n returns elements of what is owned in a product of scores: of $k for dV and dK, else of
 // $r. others_$n returns those of the other operand.
-// each $n $r $k: 0 q k, 1 g v
+@each($n $r $k: 0 q k, 1 g v)
 fn owned_$n(row: u32, d: u32, end: u32) -> vec4<u32> {
     if (KEYS == 1u) {
         return four_$k(row, d, end);
@@ -109,7 +95,7 @@ fn owned_$n(row: u32, d: u32, end: u32) -> vec4<u32> {
     return four_$r(row, d, end);
 }
 
-// each $n $r $k: 0 q k, 1 g v
+@each($n $r $k: 0 q k, 1 g v)
 fn others_$n(row: u32, d: u32, end: u32) -> vec4<u32> {
     if (KEYS == 1u) {
         return four_$r(row, d, end);
@@ -118,7 +104,7 @@ fn others_$n(row: u32, d: u32, end: u32) -> vec4<u32> {
 }
 
 // row_owned_$n returns where row i of what is owned begins.
-// each $n $r $k: 0 q k, 1 g v
+@each($n $r $k: 0 q k, 1 g v)
 fn row_owned_$n(r_at: u32, k_at: u32, i: u32) -> u32 {
     if (KEYS == 1u) {
         return row_$k(k_at, i);
@@ -126,7 +112,7 @@ fn row_owned_$n(r_at: u32, k_at: u32, i: u32) -> u32 {
     return row_$r(r_at, i);
 }
 
-// each $n $r $k: 0 q k, 1 g v
+@each($n $r $k: 0 q k, 1 g v)
 fn row_others_$n(r_at: u32, k_at: u32, i: u32) -> u32 {
     if (KEYS == 1u) {
         return row_$r(r_at, i);
@@ -135,7 +121,7 @@ fn row_others_$n(r_at: u32, k_at: u32, i: u32) -> u32 {
 }
 
 // value_owned_$n returns the numbers that owned_$n returned.
-// each $n $r $k: 0 q k, 1 g v
+@each($n $r $k: 0 q k, 1 g v)
 fn value_owned_$n(x: vec4<u32>) -> vec4<f32> {
     if (KEYS == 1u) {
         return value_$k(x);
@@ -143,7 +129,7 @@ fn value_owned_$n(x: vec4<u32>) -> vec4<f32> {
     return value_$r(x);
 }
 
-// each $n $r $k: 0 q k, 1 g v
+@each($n $r $k: 0 q k, 1 g v)
 fn value_others_$n(x: vec4<u32>) -> vec4<f32> {
     if (KEYS == 1u) {
         return value_$r(x);
@@ -151,7 +137,7 @@ fn value_others_$n(x: vec4<u32>) -> vec4<f32> {
     return value_$k(x);
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -208,7 +194,7 @@ fn main(
         let i_last = i32(p.row0 + min(own + OWNED, p.rows)) - 1;
         begin = max(i_first + p.lo, i32(p.key0));
         end = min(i_last + p.hi, cap);
-        if (OF == 3u) { // static
+        @if(OF == 3u) {
             let j_first = i32(p.key0 + part * (4u * TX));
             let j_end = min(j_first + others, cap);
             let empty = max(begin, j_first) >= min(end, j_end);
@@ -219,16 +205,16 @@ fn main(
 
     var acc: array<vec4<f32>, 16>; // [owned][column/4]
     var s: array<vec4<f32>, SCORES>; // [other][owned/4] of q·k and of dO·v; weights replace q·k
-    for (var i = 0u; i < 16u; i++) { // unroll
+    @unroll for (var i = 0u; i < 16u; i++) {
         acc[i] = vec4<f32>(0.0);
     }
-    for (var i = 0u; i < SCORES; i++) { // unroll
+    @unroll for (var i = 0u; i < SCORES; i++) {
         s[i] = vec4<f32>(0.0);
     }
     let state_at = (owner * length + own + 8u * ty) * p.splits + part * (2u * TX) + tx;
-    if (OF != 3u) { // static
+    @if(OF != 3u) {
         if ((p.flags & GO_ON) != 0u) {
-            for (var r = 0u; r < 8u; r++) { // unroll
+            @unroll for (var r = 0u; r < 8u; r++) {
                 if (own + 8u * ty + r < length) {
                     acc[2u * r] = state[state_at + r * p.splits];
                     acc[2u * r + 1u] = state[state_at + r * p.splits + TX];
@@ -264,7 +250,7 @@ fn main(
             let i_last = i32(p.row0 + min(r0 + tile_rows, p.rows)) - 1;
             let key = i32(p.key0 + j0);
             var look = 2u;
-            if (PAIRED == 1u) { // static
+            @if(PAIRED == 1u) {
                 if ((p.flags & HAS_BLOCKS) != 0u) {
                     look = blocks_seen(batch, head, r0, tile_rows, u32(key), tile_keys, u32(cap));
                 }
@@ -287,82 +273,82 @@ fn main(
                     info[x] = vec2<f32>(lse * LOG2E, d);
                 }
 
-                for (var i = 0u; i < SCORES; i++) { // unroll
+                @unroll for (var i = 0u; i < SCORES; i++) {
                     s[i] = vec4<f32>(0.0);
                 }
-                for (var phase = 0u; phase < PHASES; phase++) { // unroll always
+                @unroll(always) for (var phase = 0u; phase < PHASES; phase++) {
                     var depth = p.dim;
-                    if (phase == 1u) { // static
+                    @if(phase == 1u) {
                         depth = p.vdim;
                     }
                     var a_at: array<u32, QN>; // rows that the thread stages
                     var b_at: array<u32, KN>;
-                    for (var n = 0u; n < QN; n++) { // unroll
-                        if (phase == 0u) { // static
+                    @unroll for (var n = 0u; n < QN; n++) {
+                        @if(phase == 0u) {
                             a_at[n] = row_owned_0(q_at, k_at, own + (t + THREADS * n) / QD);
                         }
-                        if (phase == 1u) { // static
+                        @if(phase == 1u) {
                             a_at[n] = row_owned_1(g_at, v_at, own + (t + THREADS * n) / QD);
                         }
                     }
-                    for (var n = 0u; n < KN; n++) { // unroll
-                        if (phase == 0u) { // static
+                    @unroll for (var n = 0u; n < KN; n++) {
+                        @if(phase == 0u) {
                             b_at[n] = row_others_0(q_at, k_at, other0 + (t + THREADS * n) / QD);
                         }
-                        if (phase == 1u) { // static
+                        @if(phase == 1u) {
                             b_at[n] = row_others_1(g_at, v_at, other0 + (t + THREADS * n) / QD);
                         }
                     }
                     for (var d0 = 0u; d0 < depth; d0 += 4u * QD) {
                         var ar: array<vec4<u32>, QN>;
                         var br: array<vec4<u32>, KN>;
-                        for (var n = 0u; n < QN; n++) { // unroll
+                        @unroll for (var n = 0u; n < QN; n++) {
                             let x = t + THREADS * n;
-                            if (phase == 0u) { // static
+                            @if(phase == 0u) {
                                 ar[n] = owned_0(a_at[n], d0 + 4u * (x % QD), depth);
                             }
-                            if (phase == 1u) { // static
+                            @if(phase == 1u) {
                                 ar[n] = owned_1(a_at[n], d0 + 4u * (x % QD), depth);
                             }
                         }
-                        for (var n = 0u; n < KN; n++) { // unroll
+                        @unroll for (var n = 0u; n < KN; n++) {
                             let x = t + THREADS * n;
-                            if (phase == 0u) { // static
+                            @if(phase == 0u) {
                                 br[n] = others_0(b_at[n], d0 + 4u * (x % QD), depth);
                             }
-                            if (phase == 1u) { // static
+                            @if(phase == 1u) {
                                 br[n] = others_1(b_at[n], d0 + 4u * (x % QD), depth);
                             }
                         }
                         workgroupBarrier();
-                        for (var n = 0u; n < QN; n++) { // unroll
+                        @unroll for (var n = 0u; n < QN; n++) {
                             let x = t + THREADS * n;
                             if (QN * THREADS == OWNED * QD || x < OWNED * QD) {
-                                if (phase == 0u) { // static
+                                @if(phase == 0u) {
                                     a[x / (8u * QD)][x % (8u * QD)] = value_owned_0(ar[n]);
                                 }
-                                if (phase == 1u) { // static
+                                @if(phase == 1u) {
                                     a[x / (8u * QD)][x % (8u * QD)] = value_owned_1(ar[n]);
                                 }
                             }
                         }
-                        for (var n = 0u; n < KN; n++) { // unroll
+                        @unroll for (var n = 0u; n < KN; n++) {
                             let x = t + THREADS * n;
                             if (KN * THREADS == 4u * TX * QD || x < 4u * TX * QD) {
                                 let other = x / QD;
                                 let to = other / KB % 4u * QD + x % QD;
-                                if (phase == 0u) { // static
+                                @if(phase == 0u) {
                                     b[other / KA % TX][to] = value_others_0(br[n]);
                                 }
-                                if (phase == 1u) { // static
+                                @if(phase == 1u) {
                                     b[other / KA % TX][to] = value_others_1(br[n]);
                                 }
                             }
                         }
                         workgroupBarrier();
-                        for (var d = 0u; d < QD; d++) { // unroll deep
+                        @unroll(deep) for (var d = 0u; d < QD; d++) {
                             var w: array<vec4<f32>, 8>; // [owned/4][depth]
-                            for (var h = 0u; h < 2u; h++) { // unroll
+                            @unroll for (var h = 0u; h < 2u; h++) {
                                 let w0 = a[ty][(4u * h) * QD + d];
                                 let w1 = a[ty][(4u * h + 1u) * QD + d];
                                 let w2 = a[ty][(4u * h + 2u) * QD + d];
@@ -372,9 +358,9 @@ fn main(
                                 w[4u * h + 2u] = vec4<f32>(w0.z, w1.z, w2.z, w3.z);
                                 w[4u * h + 3u] = vec4<f32>(w0.w, w1.w, w2.w, w3.w);
                             }
-                            for (var j = 0u; j < 4u; j++) { // unroll
+                            @unroll for (var j = 0u; j < 4u; j++) {
                                 let x = b[tx][j * QD + d];
-                                for (var h = 0u; h < 2u; h++) { // unroll
+                                @unroll for (var h = 0u; h < 2u; h++) {
                                     s[phase * 8u + j * 2u + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
                                         add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[phase * 8u + j * 2u + h]))));
                                 }
@@ -385,7 +371,7 @@ fn main(
 
                 let check = paired || key < i_last + p.lo || key + i32(tile_keys) > min(i_first + p.hi, cap) || atomicLoad(&dead) == tiles;
                 var drops = 0u; // bit 4·n + c: dropout takes pair c of the n-th four
-                if (PAIRED == 1u) { // static
+                @if(PAIRED == 1u) {
                     if ((p.flags & HAS_DROPOUT) != 0u) {
                         for (var x = 0u; x < 32u; x++) {
                             let n = x / 4u;
@@ -398,13 +384,13 @@ fn main(
                         }
                     }
                 }
-                for (var n = 0u; n < 8u; n++) { // unroll deep
+                @unroll(deep) for (var n = 0u; n < 8u; n++) {
                     // A row and four keys.
                     var row = 8u * ty + n;
                     var j = j0 + KA * tx;
                     var step = KB;
                     var x = vec4<f32>(s[n / 4u][n % 4u], s[2u + n / 4u][n % 4u], s[4u + n / 4u][n % 4u], s[6u + n / 4u][n % 4u]);
-                    if (KEYS == 1u) { // static
+                    @if(KEYS == 1u) {
                         row = KA * tx + KB * (n / 2u);
                         j = j0 + 8u * ty + 4u * (n % 2u);
                         step = 1u;
@@ -420,7 +406,7 @@ fn main(
                         if (bitcast<u32>(lse) == MINUS_INF) {
                             seen = vec4<bool>(false);
                         }
-                        if (PAIRED == 1u) { // static
+                        @if(PAIRED == 1u) {
                             let options = added(seen, batch, head, r0 + row, j, step, biased);
                             seen = options.seen;
                             more = options.y;
@@ -429,7 +415,7 @@ fn main(
                     }
                     var slope = vec4<f32>(p.scale);
                     var z = fma(x, vec4<f32>(p.unit), vec4<f32>(-lse));
-                    if (PAIRED == 1u) { // static
+                    @if(PAIRED == 1u) {
                         if ((p.flags & HAS_SOFTCAP) != 0u) {
                             x = tanh_acc(x * p.scale / p.softcap);
                             slope = fma(-x, x, vec4<f32>(1.0)) * p.scale;
@@ -443,30 +429,30 @@ fn main(
                     let e = exp2_down(min(z, vec4<f32>(0.0)));
                     let dropped_keys = (vec4<u32>(drops >> (4u * n)) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
                     var y = select(e, vec4<f32>(HIDDEN), hidden);
-                    if (PAIRED == 1u) { // static
+                    @if(PAIRED == 1u) {
                         y = select(e * p.keep, vec4<f32>(HIDDEN), hidden | dropped_keys);
                     }
-                    if (PHASES == 2u) { // static
+                    @if(PHASES == 2u) {
                         var u = vec4<f32>(s[8u + n / 4u][n % 4u], s[10u + n / 4u][n % 4u], s[12u + n / 4u][n % 4u], s[14u + n / 4u][n % 4u]);
-                        if (KEYS == 1u) { // static
+                        @if(KEYS == 1u) {
                             u = s[8u + n];
                         }
                         let d = vec4<f32>(info[row].y);
                         var dp = u - d;
-                        if (PAIRED == 1u) { // static
+                        @if(PAIRED == 1u) {
                             dp = select(fma(u, vec4<f32>(p.keep), -d), -d, dropped_keys);
                         }
-                        if (OF != 3u) { // static
+                        @if(OF != 3u) {
                             y = select(e * dp * slope, vec4<f32>(HIDDEN), hidden);
                         }
-                        if (OF == 3u) { // static
+                        @if(OF == 3u) {
                             y = select(e * dp, vec4<f32>(0.0), hidden);
                         }
                     }
-                    if (KEYS == 1u) { // static
+                    @if(KEYS == 1u) {
                         s[n] = y;
                     }
-                    if (KEYS == 0u) { // static
+                    @if(KEYS == 0u) {
                         s[n / 4u][n % 4u] = y.x;
                         s[2u + n / 4u][n % 4u] = y.y;
                         s[4u + n / 4u][n % 4u] = y.z;
@@ -474,46 +460,46 @@ fn main(
                     }
                 }
 
-                if (OF != 3u) { // static
+                @if(OF != 3u) {
                     for (var c = 0u; c < STEPS; c++) {
                         round += 1u;
                         var vr: array<vec4<u32>, VN>;
-                        for (var n = 0u; n < VN; n++) { // unroll
+                        @unroll for (var n = 0u; n < VN; n++) {
                             let x = t + THREADS * n;
                             let i = other0 + c * (JJ * TX) + x / (2u * TX);
                             let column = 4u * (part * (2u * TX) + x % (2u * TX));
-                            if (OF == 0u) { // static
+                            @if(OF == 0u) {
                                 vr[n] = four_g(row_g(g_at, i), column, p.vdim);
                             }
-                            if (OF == 1u) { // static
+                            @if(OF == 1u) {
                                 vr[n] = four_q(row_q(q_at, i), column, p.dim);
                             }
-                            if (OF == 2u) { // static
+                            @if(OF == 2u) {
                                 vr[n] = four_k(row_k(k_at, i), column, p.dim);
                             }
                         }
                         workgroupBarrier();
-                        for (var y = 0u; y < STEPS; y++) { // unroll
+                        @unroll for (var y = 0u; y < STEPS; y++) {
                             if (c == y) {
-                                for (var j = 0u; j < JJ; j++) { // unroll
-                                    for (var h = 0u; h < 2u; h++) { // unroll
+                                @unroll for (var j = 0u; j < JJ; j++) {
+                                    @unroll for (var h = 0u; h < 2u; h++) {
                                         a[ty][(j * TX + tx) * 2u + h] = s[(y * JJ + j) * 2u + h];
                                     }
                                 }
                             }
                         }
-                        for (var n = 0u; n < VN; n++) { // unroll
+                        @unroll for (var n = 0u; n < VN; n++) {
                             let x = t + THREADS * n;
                             if (VN * THREADS == JJ * TX * TX * 2u || x < JJ * TX * TX * 2u) {
                                 let quad = x % (2u * TX);
                                 var y = vec4<f32>(0.0);
-                                if (OF == 0u) { // static
+                                @if(OF == 0u) {
                                     y = value_g(vr[n]);
                                 }
-                                if (OF == 1u) { // static
+                                @if(OF == 1u) {
                                     y = value_q(vr[n]);
                                 }
-                                if (OF == 2u) { // static
+                                @if(OF == 2u) {
                                     y = value_k(vr[n]);
                                 }
                                 b[quad % TX][x / (2u * TX) * 2u + quad / TX] = y;
@@ -524,24 +510,24 @@ fn main(
                         }
                         workgroupBarrier();
                         if (check && atomicLoad(&special) == round) {
-                            for (var y = 0u; y < JJ * TX; y++) { // unroll deep
-                                for (var h = 0u; h < 2u; h++) { // unroll
+                            @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
+                                @unroll for (var h = 0u; h < 2u; h++) {
                                     let w = a[ty][y * 2u + h];
-                                    for (var i = 0u; i < 2u; i++) { // unroll
+                                    @unroll for (var i = 0u; i < 2u; i++) {
                                         let x = b[tx][y * 2u + i];
-                                        for (var r = 0u; r < 4u; r++) { // unroll
+                                        @unroll for (var r = 0u; r < 4u; r++) {
                                             acc[(4u * h + r) * 2u + i] = add_seen(w[r], x, acc[(4u * h + r) * 2u + i]);
                                         }
                                     }
                                 }
                             }
                         } else {
-                            for (var y = 0u; y < JJ * TX; y++) { // unroll deep
-                                for (var h = 0u; h < 2u; h++) { // unroll
+                            @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
+                                @unroll for (var h = 0u; h < 2u; h++) {
                                     let w = a[ty][y * 2u + h];
-                                    for (var i = 0u; i < 2u; i++) { // unroll
+                                    @unroll for (var i = 0u; i < 2u; i++) {
                                         let x = b[tx][y * 2u + i];
-                                        for (var r = 0u; r < 4u; r++) { // unroll
+                                        @unroll for (var r = 0u; r < 4u; r++) {
                                             acc[(4u * h + r) * 2u + i] = add(w[r], x, acc[(4u * h + r) * 2u + i]);
                                         }
                                     }
@@ -554,16 +540,16 @@ fn main(
         }
     }
 
-    if (OF == 3u) { // static
-        for (var r = 0u; r < 8u; r++) { // unroll
+    @if(OF == 3u) {
+        @unroll for (var r = 0u; r < 8u; r++) {
             if (own + 8u * ty + r < p.rows && part * (4u * TX) + 4u * tx < p.keys) {
                 state[(own + 8u * ty + r) * p.splits + p.part0 + part * TX + tx] =
                     vec4<f32>(s[r / 4u][r % 4u], s[2u + r / 4u][r % 4u], s[4u + r / 4u][r % 4u], s[6u + r / 4u][r % 4u]);
             }
         }
     }
-    if (OF != 3u) { // static
-        for (var r = 0u; r < 8u; r++) { // unroll
+    @if(OF != 3u) {
+        @unroll for (var r = 0u; r < 8u; r++) {
             if (own + 8u * ty + r < length) {
                 state[state_at + r * p.splits] = unsigned_zeros(acc[2u * r]);
                 state[state_at + r * p.splits + TX] = unsigned_zeros(acc[2u * r + 1u]);

@@ -28,31 +28,16 @@
 //
 // Workgroup memory as it stands: 16·(TY·SA + TX·SB) + 4·TX·TY = 13,184 bytes.
 
-// Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unroll deep' too
-const A: u32 = 0u; // type of a: 0 f32, 1 f16, 2 bf16
-const W: u32 = 0u; // type of w
-const AVEC: u32 = 0u; // 1: a is contiguous along x, in aligned fours
-const WVEC: u32 = 0u; // 1: w is contiguous along x or n, in aligned fours
-const A2: u32 = 0u; // 1: a is bound as fours of 16-bit elements; needs AVEC
-const W2: u32 = 0u; // the same for w; needs WVEC
-const OVEC: u32 = 0u; // 1: elements of o have 32 bits and are contiguous along n, in aligned fours
-const FULL: u32 = 0u; // 1: the sums fill the chunks of 4·QD; needs AVEC and WVEC
-const ALONG: u32 = 0u; // 1: w is contiguous along x, else along n
-const SKIP: u32 = 1u; // 1: an a of exactly 0 hides its w, as PV needs (0·NaN is NaN)
-const TX: u32 = 8u;
-const TY: u32 = 16u;
-const THREADS: u32 = 128u; // TX · TY
-const ROWS: u32 = 8u; // rows of a thread
-const CV: u32 = 2u; // vec4 of columns of a thread
-const QD: u32 = 4u; // vec4 along x staged at once
-const ER: u32 = 4u; // rows of a thread written at once
-const SA: u32 = 33u; // length of a row of as_: 1 + max(ROWS·QD, ER·TX)
-const SB: u32 = 33u; // length of a row of ws: 1 + 4·QD·CV
-const O4: u32 = 16u; // ROWS · CV
-const W4: u32 = 8u; // 4 · CV
-const AN: u32 = 4u; // vec4 of a that a thread stages: ROWS·QD/TX, all for one row of as_
-const WN: u32 = 2u; // the same for w: 4·QD·CV/TY
+const A2: u32 = select(0u, AVEC, A != 0u); // 1: a is bound as fours of 16-bit elements
+const W2: u32 = select(0u, WVEC, W != 0u); // the same for w
+const THREADS: u32 = TX * TY;
+const ER: u32 = ROWS * QD / TX; // rows of a thread written at once
+const SA: u32 = 1u + ROWS * QD; // length of a row of as_, odd
+const SB: u32 = 1u + 4u * QD * CV; // length of a row of ws, odd
+const O4: u32 = ROWS * CV;
+const W4: u32 = 4u * CV;
+const AN: u32 = ROWS * QD / TX; // vec4 of a that a thread stages, all for one row of as_
+const WN: u32 = 4u * QD * CV / TY; // the same for w
 
 struct MatmulParams {
     first: u32, // workgroups of the box that earlier dispatches ran
@@ -78,13 +63,13 @@ struct MatmulParams {
     bias_stride: u32,
 }
 
-@group(0) @binding(0) var<storage, read> a: array<vec4<u32>>; // !A2
-@group(0) @binding(0) var<storage, read> a: array<vec2<u32>>; // A2
-@group(0) @binding(1) var<storage, read> w: array<vec4<u32>>; // !W2
-@group(0) @binding(1) var<storage, read> w: array<vec2<u32>>; // W2
+@if(A2 == 0u) @group(0) @binding(0) var<storage, read> a: array<vec4<u32>>;
+@if(A2 == 1u) @group(0) @binding(0) var<storage, read> a: array<vec2<u32>>;
+@if(W2 == 0u) @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;
+@if(W2 == 1u) @group(0) @binding(1) var<storage, read> w: array<vec2<u32>>;
 @group(0) @binding(2) var<storage, read> bias: array<u32>;
-@group(0) @binding(3) var<storage, read_write> o: Words; // !OVEC
-@group(0) @binding(3) var<storage, read_write> o: array<vec4<f32>>; // OVEC
+@if(OVEC == 0u) @group(0) @binding(3) var<storage, read_write> o: Words;
+@if(OVEC == 1u) @group(0) @binding(3) var<storage, read_write> o: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> p: MatmulParams;
 
@@ -97,7 +82,7 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     return select(fma(vec4<f32>(x), v, sum), sum, (bitcast<u32>(x) & 0x7fffffffu) == 0u);
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -124,78 +109,78 @@ fn main(
     let part = t / (QD * TY);
 
     var s: array<vec4<f32>, O4>; // [row][column/4]
-    for (var i = 0u; i < O4; i++) { // unroll
+    @unroll for (var i = 0u; i < O4; i++) {
         s[i] = vec4<f32>(0.0);
     }
     let state_at = id * (O4 * THREADS) + t;
     if ((p.flags & GO_ON) != 0u) {
-        for (var i = 0u; i < O4; i++) { // unroll
+        @unroll for (var i = 0u; i < O4; i++) {
             s[i] = state[state_at + i * THREADS];
         }
     }
     for (var x0 = 0u; x0 < p.depth; x0 += 4u * QD) {
         var ar: array<vec4<u32>, AN>;
         var wr: array<vec4<u32>, WN>;
-        for (var n = 0u; n < AN; n++) { // unroll
+        @unroll for (var n = 0u; n < AN; n++) {
             let row = r0 + ay * ROWS + part * AN + n;
             ar[n] = stored_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * aq, p.depth, p.a.d);
         }
-        for (var n = 0u; n < WN; n++) { // unroll
+        @unroll for (var n = 0u; n < WN; n++) {
             let e = t + THREADS * n;
             wr[n] = vec4<u32>(0u);
-            if (ALONG == 0u) { // static
+            @if(ALONG == 0u) {
                 let x = x0 + e / (TX * CV);
                 let column = min(c0 + 4u * (e % (TX * CV)), (p.cols - 1u) & 0xfffffffcu);
                 if (FULL == 1u || x < p.depth) {
                     wr[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d);
                 }
             }
-            if (ALONG == 1u) { // static
+            @if(ALONG == 1u) {
                 let column = min(c0 + e / QD, p.cols - 1u);
                 wr[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
             }
         }
         workgroupBarrier();
-        for (var n = 0u; n < AN; n++) { // unroll
+        @unroll for (var n = 0u; n < AN; n++) {
             as_[ay][(part * AN + n) * QD + aq] = value_a(ar[n]);
         }
-        for (var n = 0u; n < WN; n++) { // unroll
+        @unroll for (var n = 0u; n < WN; n++) {
             let e = t + THREADS * n;
-            if (ALONG == 0u) { // static
+            @if(ALONG == 0u) {
                 let quad = e % (TX * CV);
                 ws[quad % TX][(e / (TX * CV)) * CV + quad / TX] = value_w(wr[n]);
             }
-            if (ALONG == 1u) { // static
+            @if(ALONG == 1u) {
                 let c = e / QD;
                 ws[(c / 4u) % TX][(4u * (c / (4u * TX)) + c % 4u) * QD + e % QD] = value_w(wr[n]);
             }
         }
-        if (SKIP == 1u) { // static
+        @if(SKIP == 1u) {
             // Where subnormals count as 0, this finds more zeros than add_nonzero.
             var zero = vec4<bool>(false);
-            for (var n = 0u; n < AN; n++) { // unroll
+            @unroll for (var n = 0u; n < AN; n++) {
                 zero = zero | (value_a(ar[n]) == vec4<f32>(0.0));
             }
             zeros[ay][part * QD + aq] = select(0u, 1u, zero.x || zero.y || zero.z || zero.w);
         }
         workgroupBarrier();
         var hidden = 0u; // 1: there is a 0 in the rows of this thread
-        if (SKIP == 1u) { // static
-            for (var i = 0u; i < TX; i++) { // unroll deep
+        @if(SKIP == 1u) {
+            @unroll(deep) for (var i = 0u; i < TX; i++) {
                 hidden = hidden | zeros[ty][i];
             }
         }
-        for (var skip = 0u; skip < 1u + SKIP; skip++) { // unroll always
+        @unroll(always) for (var skip = 0u; skip < 1u + SKIP; skip++) {
             if (hidden == skip) {
-                for (var d = 0u; d < QD; d++) { // unroll deep
+                @unroll(deep) for (var d = 0u; d < QD; d++) {
                     var v: array<vec4<f32>, W4>; // [column/4][x]
-                    for (var i = 0u; i < CV; i++) { // unroll
-                        if (ALONG == 0u) { // static
-                            for (var e = 0u; e < 4u; e++) { // unroll
+                    @unroll for (var i = 0u; i < CV; i++) {
+                        @if(ALONG == 0u) {
+                            @unroll for (var e = 0u; e < 4u; e++) {
                                 v[4u * i + e] = ws[tx][(4u * d + e) * CV + i];
                             }
                         }
-                        if (ALONG == 1u) { // static
+                        @if(ALONG == 1u) {
                             // Transpose four columns of four along x.
                             let v0 = ws[tx][(4u * i) * QD + d];
                             let v1 = ws[tx][(4u * i + 1u) * QD + d];
@@ -207,14 +192,14 @@ fn main(
                             v[4u * i + 3u] = vec4<f32>(v0.w, v1.w, v2.w, v3.w);
                         }
                     }
-                    for (var r = 0u; r < ROWS; r++) { // unroll
+                    @unroll for (var r = 0u; r < ROWS; r++) {
                         let x = as_[ty][r * QD + d];
-                        for (var i = 0u; i < CV; i++) { // unroll
-                            if (skip == 0u) { // static
+                        @unroll for (var i = 0u; i < CV; i++) {
+                            @if(skip == 0u) {
                                 s[r * CV + i] = add(x.w, v[4u * i + 3u], add(x.z, v[4u * i + 2u],
                                     add(x.y, v[4u * i + 1u], add(x.x, v[4u * i], s[r * CV + i]))));
                             }
-                            if (skip == 1u) { // static
+                            @if(skip == 1u) {
                                 s[r * CV + i] = add_nonzero(x.w, v[4u * i + 3u], add_nonzero(x.z, v[4u * i + 2u],
                                     add_nonzero(x.y, v[4u * i + 1u], add_nonzero(x.x, v[4u * i], s[r * CV + i]))));
                             }
@@ -225,30 +210,30 @@ fn main(
         }
     }
     if ((p.flags & LEAVE) != 0u) {
-        for (var i = 0u; i < O4; i++) { // unroll
+        @unroll for (var i = 0u; i < O4; i++) {
             state[state_at + i * THREADS] = s[i];
         }
         return;
     }
 
     let o_at = p.o.base + b * p.o.b + h * p.o.h;
-    if (OVEC == 1u) { // static
+    @if(OVEC == 1u) {
         if (p.bias_type != 0u) {
-            for (var i = 0u; i < CV; i++) { // unroll
+            @unroll for (var i = 0u; i < CV; i++) {
                 var y = vec4<f32>(0.0);
-                for (var e = 0u; e < 4u; e++) { // unroll always
+                @unroll(always) for (var e = 0u; e < 4u; e++) {
                     let c = min(c0 + 4u * (TX * i + tx) + e, p.cols - 1u);
                     y[e] = load_bias(p.bias_base + c * p.bias_stride);
                 }
-                for (var r = 0u; r < ROWS; r++) { // unroll
+                @unroll for (var r = 0u; r < ROWS; r++) {
                     s[r * CV + i] = s[r * CV + i] + y;
                 }
             }
         }
-        for (var r = 0u; r < ROWS; r++) { // unroll
+        @unroll for (var r = 0u; r < ROWS; r++) {
             let row = r0 + ty * ROWS + r;
             if (row < p.rows) {
-                for (var i = 0u; i < CV; i++) { // unroll
+                @unroll for (var i = 0u; i < CV; i++) {
                     let c = c0 + 4u * (TX * i + tx);
                     if (c < p.cols) {
                         o[(o_at + row * p.o.s + c) >> 2u] = s[r * CV + i];
@@ -257,13 +242,13 @@ fn main(
             }
         }
     }
-    if (OVEC == 0u) { // static
+    @if(OVEC == 0u) {
         // Through workgroup memory, ER rows of a thread at once, neighbouring threads write
         // neighbouring columns.
-        for (var i = 0u; i < CV; i++) { // unroll
-            for (var z = 0u; z < ROWS / ER; z++) { // unroll
+        @unroll for (var i = 0u; i < CV; i++) {
+            @unroll for (var z = 0u; z < ROWS / ER; z++) {
                 workgroupBarrier();
-                for (var e = 0u; e < ER; e++) { // unroll
+                @unroll for (var e = 0u; e < ER; e++) {
                     as_[ty][e * TX + tx] = s[(z * ER + e) * CV + i];
                 }
                 workgroupBarrier();

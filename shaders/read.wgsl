@@ -33,7 +33,7 @@ struct ReadParams {
 @group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> p: ReadParams;
 
-// each $n: 0, 1, 2, 3
+@each($n: 0, 1, 2, 3)
 fn read$n(i: u32) -> vec4<f32> {
     let last = p.last$n;
     let a = (src$n[min(i, last)] + src$n[min(i + 64u, last)]) + (src$n[min(i + 128u, last)] + src$n[min(i + 192u, last)]);

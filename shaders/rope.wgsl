@@ -9,8 +9,6 @@
 //
 // Workgroup memory: none.
 
-// Rewritten for each variant:
-const INPLACE: u32 = 0u; // 1: x is in o, and not bound
 
 struct RoPEParams {
     first: u32, // workgroups of the box that earlier dispatches ran

@@ -8,21 +8,20 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 )
 
-func TestSpecialiseRewritesTheHead(t *testing.T) {
-	before, err := RoPE.Specialise(nil)
+func TestFieldsBecomeConstants(t *testing.T) {
+	before, err := Render(RoPE{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	after, err := RoPE.Specialise(map[string]uint32{"INPLACE": 10})
+	after, err := Render(RoPE{InPlace: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := strings.Replace(before, "const INPLACE: u32 = 0u;", "const INPLACE: u32 = 10u;", 1); after != want || after == before {
+	if want := strings.Replace(before, "const INPLACE: u32 = 0u;", "const INPLACE: u32 = 1u;", 1); after != want || after == before {
 		t.Errorf("got\n%s", after)
 	}
 }
@@ -30,82 +29,48 @@ func TestSpecialiseRewritesTheHead(t *testing.T) {
 // Only variants that read pages bind their table and use it.
 func TestPagesComeWithTheirTable(t *testing.T) {
 	named := regexp.MustCompile(`\btable\b[^_]`)
-	for _, k := range []Kernel{Attention, Flash, Decode} {
-		for paged := range uint32(2) {
-			src, err := k.Specialise(map[string]uint32{"PAGED": paged})
+	flash, decode := flash64, decode64
+	flash.Paged, decode.Paged = true, true
+	for _, v := range [][2]Variant{{Attention{DVB: 2}, Attention{DVB: 2, Paged: true}}, {flash64, flash}, {decode64, decode}} {
+		for paged := range 2 {
+			src, err := Render(v[paged])
 			if err != nil {
 				t.Fatal(err)
 			}
-			code := regexp.MustCompile(`//.*`).ReplaceAllString(src, "")
-			if n := len(named.FindAllString(code, -1)); n != 3*int(paged) {
-				t.Errorf("%s with PAGED = %d names the table %d times", k.Name, paged, n)
+			if n := len(named.FindAllString(src, -1)); n != 3*paged {
+				t.Errorf("%s names the table %d times", Key(v[paged]), n)
 			}
-			want := strings.Count(k.Bindings, "r") + strings.Count(k.Bindings, "w") + int(paged)
-			if last := fmt.Sprintf("@binding(%d)", want); !strings.Contains(code, last) || strings.Count(code, "@binding") != want+1 {
-				t.Errorf("%s with PAGED = %d: the last binding is not %s", k.Name, paged, last)
+			want := len(Describe(v[0]).Bindings) - 1 + paged
+			if last := fmt.Sprintf("@binding(%d)", want); !strings.Contains(src, last) || strings.Count(src, "@binding") != want+1 {
+				t.Errorf("%s: the last binding is not %s", Key(v[paged]), last)
 			}
 		}
 	}
 }
 
-func TestSpecialiseNamesAnUnknownConstant(t *testing.T) {
-	_, err := Matmul.Specialise(map[string]uint32{"DVB": 1})
-	if err == nil || !strings.Contains(err.Error(), "DVB") || !strings.Contains(err.Error(), "SKIP") {
-		t.Errorf("got %v", err)
+// Bindings have successive numbers. What Describe returns was once computed by hand.
+func TestDescribe(t *testing.T) {
+	number := regexp.MustCompile(`@binding\((\d+)\)`)
+	want := map[string]Kernel{
+		"attention": {"rrrrrwwwu", 14848, 64, nil}, "flash": {"rrrrrwwwu", 13700, 128, nil}, "decode": {"rrrrrwu", 5448, 64, nil},
+		"splitmerge": {"rwwu", 2112, 128, nil}, "matmul": {"rrrwwu", 13184, 128, nil}, "softmax": {"rrwwwu", 4352, 64, nil},
+		"merge": {"rrwwu", 0, 64, nil}, "rope": {"rrrwu", 0, 64, nil}, "convert": {"rwu", 256, 64, nil}, "delta": {"rrrrwwu", 256, 64, nil},
+		"gradient": {"rrrrrrrwu", 13704, 128, nil}, "reduce": {"rwu", 256, 64, nil}, "peak": {"wu", 0, 64, nil}, "copy": {"rwu", 0, 64, nil},
+		"read": {"rrrrwu", 0, 64, nil}, "banks": {"wu", 4096, 64, nil}, "exponentials": {"rw", 0, 64, nil},
 	}
-}
-
-// Every binding of a variant is in Bindings, in order, with its kind.
-func TestBindingsMatchTheFile(t *testing.T) {
-	binding := regexp.MustCompile(`@group\(0\) @binding\((\d+)\) var<([a-z_, ]+)>`)
-	letter := map[string]string{"storage, read": "r", "storage, read_write": "w", "uniform": "u"}
-	for _, k := range all {
-		src, err := k.Specialise(nil)
+	for _, v := range plain() {
+		got, w := Describe(v), want[v.Name()]
+		if got.Bindings != w.Bindings || got.WorkgroupMemory != w.WorkgroupMemory || got.Threads != w.Threads {
+			t.Errorf("%s has %+v, should be %+v", v.Name(), got, w)
+		}
+		src, err := Render(v)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := ""
-		for i, m := range binding.FindAllStringSubmatch(src, -1) {
+		for i, m := range number.FindAllStringSubmatch(src, -1) {
 			if m[1] != fmt.Sprint(i) {
-				t.Errorf("%s: binding %s stands at %d", k.Name, m[1], i)
+				t.Errorf("%s: binding %s stands at %d", v.Name(), m[1], i)
 			}
-			got += letter[m[2]]
-		}
-		if got != k.Bindings {
-			t.Errorf("%s: bindings are %s, Bindings has %s", k.Name, got, k.Bindings)
-		}
-	}
-}
-
-// WorkgroupMemory and the head comment both state the sum of the declarations.
-func TestWorkgroupMemory(t *testing.T) {
-	decl := regexp.MustCompile(`var<workgroup> \w+: (?:(?:array<)+(vec4<f32>|vec4<u32>|vec2<f32>|f32|u32), (.+)>|(atomic<u32>));`)
-	size := map[string]int{"vec4<f32>": 16, "vec4<u32>": 16, "vec2<f32>": 8, "f32": 4, "u32": 4, "": 4}
-	for _, k := range all {
-		sum := 0
-		for _, m := range decl.FindAllStringSubmatch(k.Source, -1) {
-			bytes := size[m[1]]
-			for length := range strings.SplitSeq(m[2], ">, ") {
-				if length == "" {
-					continue // an atomic
-				}
-				if c, ok := k.Constants()[length]; ok {
-					length = c
-				}
-				n, err := strconv.Atoi(length)
-				if err != nil {
-					t.Errorf("%s: length %s of %q: %v", k.Name, length, m[0], err)
-				}
-				bytes *= n
-			}
-			sum += bytes
-		}
-		if sum != k.WorkgroupMemory {
-			t.Errorf("%s: declares %d bytes, WorkgroupMemory is %d", k.Name, sum, k.WorkgroupMemory)
-		}
-		stated := strings.ReplaceAll(k.Source, ",", "")
-		if sum > 0 && !strings.Contains(stated, fmt.Sprintf("%d bytes", sum)) {
-			t.Errorf("%s: the head comment does not state %d bytes", k.Name, sum)
 		}
 	}
 }
@@ -114,7 +79,7 @@ func TestWorkgroupMemory(t *testing.T) {
 // function stands in two kernels.
 func TestNoFunctionTwice(t *testing.T) {
 	where := map[string]string{}
-	for _, d := range prelude() {
+	for _, d := range library().decls {
 		if have, ok := where[d.name]; ok {
 			t.Errorf("%s declares %s again", have, d.name)
 		}
@@ -124,15 +89,15 @@ func TestNoFunctionTwice(t *testing.T) {
 		t.Errorf("common has %d declarations only", len(where))
 	}
 	body := map[string]string{}
-	for _, k := range all {
-		for _, m := range declared.FindAllStringSubmatch(k.Source, -1) {
-			if name := m[1] + m[2]; where[name] != "" {
-				t.Errorf("%s declares %s, which common has", k.Name, name)
+	for name, s := range sources() {
+		for _, d := range s.decls {
+			if name != "common" && where[d.name] != "" {
+				t.Errorf("%s declares %s, which common has", name, d.name)
 			}
-			if have, ok := body[m[0]]; ok && m[1] != "" {
-				t.Errorf("%s and %s both have %s", have, k.Name, m[1])
+			if have, ok := body[d.text]; ok && strings.HasPrefix(d.text, "fn") {
+				t.Errorf("%s and %s both have %s", have, name, d.name)
 			}
-			body[m[0]] = k.Name
+			body[d.text] = name
 		}
 	}
 }

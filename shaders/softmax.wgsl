@@ -22,12 +22,7 @@
 //
 // Workgroup memory as it stands: 4·ROW + 256 = 4,352 bytes.
 
-// Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: loops stay loops, 1: marked loops are unrolled
-const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
 const EXTRA: u32 = 1u; // see common/options.wgsl
-const HELD: u32 = 1u; // 1: a row has at most ROW keys, in one piece
-const ROW: u32 = 1024u; // a multiple of 256
 
 // The bits of a hidden score: a NaN that no arithmetic produces. Any number and -Inf can
 // be visible scores.
@@ -39,8 +34,8 @@ const UNSEEN: u32 = 0xffc5a3d1u;
 @group(0) @binding(3) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(4) var<storage, read_write> state: array<f32>;
 @group(0) @binding(5) var<uniform> p: AttentionParams;
-@group(0) @binding(6) var<storage, read> blocks: array<u32>; // BOTH
-@group(0) @binding(7) var<storage, read> relative: array<u32>; // BOTH
+@if(BOTH == 1u) @group(0) @binding(6) var<storage, read> blocks: array<u32>;
+@if(BOTH == 1u) @group(0) @binding(7) var<storage, read> relative: array<u32>;
 
 var<workgroup> part: array<f32, 64>; // maxima, then sums
 var<workgroup> row: array<u32, ROW>; // scores
@@ -63,7 +58,7 @@ struct Scores {
 // of products are explicit fma, because a compiler may or may not fuse others.
 fn scores(r: Row, j: u32) -> Scores {
     var w: Scores;
-    for (var c = 0u; c < 4u; c++) { // unroll
+    @unroll for (var c = 0u; c < 4u; c++) {
         let n = j + 64u * c;
         let key = i32(p.key0 + n);
         w.seen[c] = n < p.keys && key >= r.start && key < r.to;
@@ -110,7 +105,7 @@ fn main(
         for (var j = t; j < p.keys; j += 256u) {
             let w = scores(r, j);
             let x = select(vec4<u32>(MINUS_INF), bitcast<vec4<u32>>(w.x), w.seen);
-            for (var c = 0u; c < 4u; c++) { // unroll
+            @unroll for (var c = 0u; c < 4u; c++) {
                 if (j + 64u * c < p.keys) {
                     s[r.s + (j + 64u * c) * p.s.d] = x[c];
                 }
@@ -130,9 +125,9 @@ fn main(
     if ((p.flags & SUMS) != 0u) {
         for (var j = t; j < p.keys; j += 256u) {
             let w = scores(r, j);
-            if (HELD == 1u) { // static
+            @if(HELD == 1u) {
                 let held = select(vec4<u32>(UNSEEN), bitcast<vec4<u32>>(w.x), w.seen);
-                for (var c = 0u; c < 4u; c++) { // unroll
+                @unroll for (var c = 0u; c < 4u; c++) {
                     row[j + 64u * c] = held[c];
                 }
             }
@@ -178,14 +173,14 @@ fn main(
     let inverse = 1.0 / divisor;
     for (var j = t; j < p.keys; j += 256u) {
         var w: Scores;
-        if (HELD == 1u) { // static
-            for (var c = 0u; c < 4u; c++) { // unroll
+        @if(HELD == 1u) {
+            @unroll for (var c = 0u; c < 4u; c++) {
                 let held = row[j + 64u * c];
                 w.x[c] = bitcast<f32>(held);
                 w.seen[c] = held != UNSEEN;
             }
         }
-        if (HELD == 0u) { // static
+        @if(HELD == 0u) {
             w = scores(r, j);
         }
         let e = exp2_acc((w.x - vec4<f32>(top)) * LOG2E) * inverse;
@@ -193,14 +188,14 @@ fn main(
         if ((p.flags & HAS_DROPOUT) != 0u) {
             // A dropped weight is 0, or stays NaN.
             let none = select(vec4<f32>(0.0), weight, is_nan(weight));
-            for (var c = 0u; c < 4u; c++) { // unroll
+            @unroll for (var c = 0u; c < 4u; c++) {
                 if (dropped(b, h, i, j + 64u * c)) {
                     weight[c] = none[c];
                 }
             }
             weight = weight * p.keep;
         }
-        for (var c = 0u; c < 4u; c++) { // unroll
+        @unroll for (var c = 0u; c < 4u; c++) {
             if (j + 64u * c < p.keys) {
                 s[r.s + (j + 64u * c) * p.s.d] = bitcast<u32>(weight[c]);
             }

@@ -17,12 +17,7 @@
 //
 // Workgroup memory: parts 64 + tops 1,024 + factors 1,024 = 2,112 bytes.
 
-// Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: loops stay loops, 1 and 2: marked loops are unrolled
-const SPLIT: u32 = 256u; // keys of a split
-const TX: u32 = 8u; // classes of keys, the parts of l
-const QUADS: u32 = 16u; // vec4 columns of the output
-const WIDTH: u32 = 21u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
+const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
 const BLOCK: u32 = 128u; // splits whose factors are computed at once, one a thread
 const AHEAD: u32 = 16u; // splits loaded at once
@@ -100,10 +95,10 @@ fn main(
         let end = min(from_s + BLOCK, s1);
         for (var x = from_s; x < end; x += AHEAD) {
             var loaded: array<vec4<f32>, AHEAD>;
-            for (var n = 0u; n < AHEAD; n++) { // unroll
+            @unroll for (var n = 0u; n < AHEAD; n++) {
                 loaded[n] = state[at + min(x + n, end - 1u) * WIDTH + quad];
             }
-            for (var n = 0u; n < AHEAD; n++) { // unroll
+            @unroll for (var n = 0u; n < AHEAD; n++) {
                 // No branch: a compiler may move the loads behind it.
                 let f = factors[min(x + n, end - 1u) - from_s];
                 sum = select(sum, fma(vec4<f32>(f.y), loaded[n], sum * f.x), x + n < end);
@@ -140,7 +135,7 @@ fn main(
     if (t < QUADS) {
         let x = select(unsigned_zeros(sum) * inverse, vec4<f32>(0.0), empty);
         let at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
-        for (var c = 0u; c < 4u; c++) { // unroll
+        @unroll for (var c = 0u; c < 4u; c++) {
             if (4u * t + c < p.vdim) {
                 put(at + (4u * t + c) * p.o.d, x[c]);
             }

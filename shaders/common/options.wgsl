@@ -15,10 +15,10 @@ fn load_bias(i: u32) -> f32 {
 fn load_relative(i: u32) -> f32 {
     let at = select(i >> 1u, i, p.relative_type == 1u);
     var word = 0u;
-    if (BOTH == 0u) { // static
+    @if(BOTH == 0u) {
         word = bias[at];
     }
-    if (BOTH == 1u) { // static
+    @if(BOTH == 1u) {
         word = relative[at];
     }
     return decode(word, i, p.relative_type - 1u);
@@ -32,10 +32,10 @@ fn unmasked(i: u32) -> bool {
 // block returns 0 when the block mask hides its element i.
 fn block(i: u32) -> u32 {
     var word = 0u;
-    if (BOTH == 0u) { // static
+    @if(BOTH == 0u) {
         word = mask[i >> 2u];
     }
-    if (BOTH == 1u) { // static
+    @if(BOTH == 1u) {
         word = blocks[i >> 2u];
     }
     return (word >> ((i & 3u) * 8u)) & 0xffu;
@@ -88,7 +88,7 @@ fn biases(bias_at: u32, relative_at: u32, b: u32, h: u32, away: i32) -> f32 {
         hidden = bitcast<u32>(x) == MINUS_INF;
         y = bounded(x, MAX_BIAS);
     }
-    if (EXTRA == 1u) { // static
+    @if(EXTRA == 1u) {
         if (p.relative_type != 0u) {
             let x = load_relative(relative_at);
             hidden = hidden || bitcast<u32>(x) == MINUS_INF;
@@ -113,16 +113,16 @@ fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: 
     var r = Added(vec4<f32>(0.0), seen);
     if ((p.flags & HAS_MASK) != 0u) {
         let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
-        for (var c = 0u; c < 4u; c++) { // unroll
+        @unroll for (var c = 0u; c < 4u; c++) {
             if (r.seen[c]) {
                 r.seen[c] = unmasked(at + (j + c * step) * p.mask.d);
             }
         }
     }
-    if (EXTRA == 1u) { // static
+    @if(EXTRA == 1u) {
         if ((p.flags & HAS_BLOCKS) != 0u) {
             let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.block_q * p.blocked.s;
-            for (var c = 0u; c < 4u; c++) { // unroll
+            @unroll for (var c = 0u; c < 4u; c++) {
                 if (r.seen[c]) {
                     r.seen[c] = block(at + (p.key0 + j + c * step) / p.block_k * p.blocked.d) != 0u;
                 }
@@ -133,7 +133,7 @@ fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: 
         let bias_at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
         let relative_at = p.relative.base + b * p.relative.b + h * p.relative.h + row * p.relative.s;
         let i = i32(p.row0 + row) + p.offset;
-        for (var c = 0u; c < 4u; c++) { // unroll
+        @unroll for (var c = 0u; c < 4u; c++) {
             if (r.seen[c]) {
                 let n = j + c * step;
                 r.y[c] = biases(bias_at + n * p.bias.d, relative_at + n * p.relative.d, b, h, i - i32(p.key0 + n));

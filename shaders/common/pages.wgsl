@@ -11,13 +11,13 @@ fn page_of(key: u32) -> u32 {
 
 // $x_row returns where the row of key j of the piece begins, in a head that begins at
 // element at. For pools, at is where the head begins in the first page of the pool.
-// each $x: k, v
+@each($x: k, v)
 fn $x_row(at: u32, batch: u32, j: u32) -> u32 {
     var row = at;
-    if (PAGED == 0u) { // static
+    @if(PAGED == 0u) {
         row = row + j * p.$x.s;
     }
-    if (PAGED == 1u) { // static
+    @if(PAGED == 1u) {
         let key = p.key0 + j;
         let n = page_of(key);
         row = row + table[p.table_at + batch * p.pages + n] * p.$x.b + (key - n * p.page) * p.$x.s;

@@ -24,7 +24,7 @@ fn load_q(i: u32) -> f32 {
 }
 
 // scalar_$x returns element i of the binding $x: array<vec4<u32>>.
-// each $x $TYPE: q IN, k KV, v KV, g DO, a A, w W
+@each($x $TYPE: q IN, k KV, v KV, g DO, a A, w W)
 fn scalar_$x(i: u32) -> f32 {
     let word = select(i >> 1u, i, $TYPE == 0u);
     return decode($x[word >> 2u][word & 3u], i, $TYPE);
@@ -34,30 +34,30 @@ fn scalar_$x(i: u32) -> f32 {
 // holds them: the bits of four f32, two words of four 16-bit elements, or a word of q8 and
 // the row's scale. Elements beyond the end of the row are 0. Registers hold these until they
 // are converted on their way to workgroup memory, so that loads wait for no conversion.
-// each $x $TYPE $TWO $VEC: q IN Q2 VEC, k KV KV2 VEC, v KV KV2 VEC, g DO G2 VEC, a A A2 AVEC, w W W2 WVEC
+@each($x $TYPE $TWO $VEC: q IN Q2 VEC, k KV KV2 VEC, v KV KV2 VEC, g DO G2 VEC, a A A2 AVEC, w W W2 WVEC)
 fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
     var x = vec4<u32>(0u);
-    if ($TYPE == 4u) { // static
+    @if($TYPE == 4u) {
         if (FULL == 1u || d < end) {
             let i = at + 1u + d / 4u;
             x.x = $x[i >> 2u][i & 3u];
             x.y = $x[at >> 2u][at & 3u];
         }
     }
-    if ($TYPE != 4u) { // static
-        if ($VEC == 1u) { // static
+    @if($TYPE != 4u) {
+        @if($VEC == 1u) {
             if (FULL == 1u || d < end) {
                 let four = $x[(at + d) >> 2u];
-                if ($TWO == 0u) { // static
+                @if($TWO == 0u) {
                     x = four;
                 }
-                if ($TWO == 1u) { // static
+                @if($TWO == 1u) {
                     x = vec4<u32>(four.x, four.y, 0u, 0u);
                 }
             }
         }
-        if ($VEC == 0u) { // static
-            for (var e = 0u; e < 4u; e++) { // unroll always
+        @if($VEC == 0u) {
+            @unroll(always) for (var e = 0u; e < 4u; e++) {
                 if (d + e < end) { x[e] = bitcast<u32>(scalar_$x(at + (d + e) * step)); }
             }
         }
@@ -66,17 +66,17 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
 }
 
 // value_$x returns the elements that stored_$x returned.
-// each $x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2, g DO G2, a A A2, w W W2
+@each($x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2, g DO G2, a A A2, w W W2)
 fn value_$x(x: vec4<u32>) -> vec4<f32> {
     var r = bitcast<vec4<f32>>(x);
-    if ($TYPE == 4u) { // static
+    @if($TYPE == 4u) {
         r = integers(x.x) * bitcast<f32>(x.y);
     }
-    if ($TWO == 1u) { // static
-        if ($TYPE == 1u) { // static
+    @if($TWO == 1u) {
+        @if($TYPE == 1u) {
             r = vec4<f32>(unpack2x16float(x.x), unpack2x16float(x.y));
         }
-        if ($TYPE == 2u) { // static
+        @if($TYPE == 2u) {
             let bits = vec4<u32>(x.x << 16u, x.x & 0xffff0000u, x.y << 16u, x.y & 0xffff0000u);
             r = bitcast<vec4<f32>>(bits);
         }

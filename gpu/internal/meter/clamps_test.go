@@ -41,7 +41,7 @@ func nested(tile string) func(row, col string) string {
 
 // tileProduct returns the kernel of a form: 4 x 4 results a thread of 8 x 8, over
 // and over the same tiles, 1,024 operations a round.
-func tileProduct(form int) shaders.Kernel {
+func tileProduct(form int) shaders.Variant {
 	f := indexForms[form]
 	kind := "array<vec4<f32>, 288>"
 	if strings.HasSuffix(f.name, "nested") {
@@ -81,7 +81,7 @@ func tileProduct(form int) shaders.Kernel {
 		row("x", "r")
 		body.WriteString("}\n}\n")
 	}
-	return shaders.Kernel{Name: "tile product, " + f.name, Bindings: "wu", WorkgroupMemory: 9216, Threads: 64, Source: `
+	return shaders.Custom{Title: "tile product, " + f.name, WGSL: `
 struct Params { rounds: u32 }
 @group(0) @binding(0) var<storage, read_write> out: array<vec4<f32>>;
 @group(0) @binding(1) var<uniform> p: Params;

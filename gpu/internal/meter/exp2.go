@@ -31,7 +31,7 @@ const MaxExp2Error = 2
 //
 // Buffers and the pipeline are released before it returns.
 func Exp2(ctx context.Context, dev port.Device) (ulp float64, err error) {
-	return exp2Error(ctx, dev, queue.Kernel{Shader: shaders.Exponentials, Consts: map[string]uint32{"EXP2": 1}})
+	return exp2Error(ctx, dev, shaders.OwnExp2{Variant: shaders.Exponentials})
 }
 
 // exp2Group is the number of arguments of a workgroup, and exp2Bytes the size of its results.
@@ -40,7 +40,7 @@ const (
 	exp2Bytes = 2 * 4 * exp2Group
 )
 
-func exp2Error(ctx context.Context, dev port.Device, k queue.Kernel) (ulp float64, err error) {
+func exp2Error(ctx context.Context, dev port.Device, k shaders.Variant) (ulp float64, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("exp2: %w", err)
@@ -49,7 +49,7 @@ func exp2Error(ctx context.Context, dev port.Device, k queue.Kernel) (ulp float6
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	desc, err := k.Desc()
+	desc, err := queue.Desc(k)
 	if err != nil {
 		return 0, err
 	}

@@ -8,19 +8,18 @@ import (
 	"testing"
 
 	"github.com/gogpu/gputypes"
-	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
 
 // exponentials returns the kernel of Exp2 in software, with the results r for arguments a of
 // exp2_acc and exp2_down replaced by expressions.
-func exponentials(acc, down string) queue.Kernel {
-	k := shaders.Exponentials
-	k.Source = strings.NewReplacer("= exp2_acc(a);", "= change_acc(a, exp2_acc(a));", "= exp2_down(a);", "= change_down(a, exp2_down(a));").Replace(k.Source)
+func exponentials(acc, down string) shaders.Variant {
+	text, _ := shaders.Text(shaders.Exponentials)
+	source := strings.NewReplacer("= exp2_acc(a);", "= change_acc(a, exp2_acc(a));", "= exp2_down(a);", "= change_down(a, exp2_down(a));").Replace(text)
 	for name, x := range map[string]string{"change_acc": acc, "change_down": down} {
-		k.Source += "\nfn " + name + "(a: vec4<f32>, r: vec4<f32>) -> vec4<f32> {\n    return " + x + ";\n}\n"
+		source += "\nfn " + name + "(a: vec4<f32>, r: vec4<f32>) -> vec4<f32> {\n    return " + x + ";\n}\n"
 	}
-	return queue.Kernel{Shader: k}
+	return shaders.Custom{Title: "exponentials", WGSL: source}
 }
 
 const (
@@ -55,7 +54,7 @@ func TestExp2(t *testing.T) {
 		{"0 for a NaN with a sign", "select(r, " + all + "(0.0), " + bits + "(a) == vec4<u32>(0xffc00000u))", "2^NaN is"},
 		{"0 for -126", "select(r, " + all + "(0.0), a == " + all + "(-126.0))", ""},
 	} {
-		for name, k := range map[string]queue.Kernel{"exp2_acc": exponentials(c.defect, "r"), "exp2_down": exponentials("r", c.defect)} {
+		for name, k := range map[string]shaders.Variant{"exp2_acc": exponentials(c.defect, "r"), "exp2_down": exponentials("r", c.defect)} {
 			ulp, err := exp2Error(t.Context(), d.Port, k)
 			if (err == nil) != (c.message == "") || err != nil && !strings.Contains(err.Error(), c.message) || err == nil && ulp <= MaxExp2Error {
 				t.Errorf("%s with %s is off by %v ulp, %v", name, c.name, ulp, err)

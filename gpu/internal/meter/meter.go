@@ -48,14 +48,14 @@ const (
 
 // probe is a dispatch of a kernel on a row of workgroups.
 type probe struct {
-	kernel  shaders.Kernel
+	kernel  shaders.Variant
 	windows []cut.Window
 	params  shaders.Params
 	groups  int
 }
 
 func (p probe) queue(r *queue.Runner) error {
-	return r.Dispatch(queue.Kernel{Shader: p.kernel}, p.windows, p.params, [3]uint32{uint32(p.groups), 1, 1})
+	return r.Dispatch(p.kernel, p.windows, p.params, [3]uint32{uint32(p.groups), 1, 1})
 }
 
 // fastest runs the probes of a number of rounds. It doubles the rounds until they take
@@ -126,10 +126,10 @@ func borrow(ctx context.Context, d *queue.Device, n int, bytes uint64, f func(w 
 
 // onGrid measures a kernel that reads no buffer and stores size bytes a thread. It
 // returns a rate of units, of which a thread has each in a round.
-func onGrid(ctx context.Context, d *queue.Device, k shaders.Kernel, size, each int, params func(rounds int) shaders.Params) (float64, error) {
+func onGrid(ctx context.Context, d *queue.Device, k shaders.Variant, size, each int, params func(rounds int) shaders.Params) (float64, error) {
 	groups, bytes := grid(d, probeGroups, probeThreads*size)
 	return borrow(ctx, d, 1, bytes, func(out []cut.Window) (float64, error) {
-		return fastest(ctx, d, k.Name, float64(groups*probeThreads*each), cut.MaxLoops, func(rounds int) []probe {
+		return fastest(ctx, d, k.Name(), float64(groups*probeThreads*each), cut.MaxLoops, func(rounds int) []probe {
 			return []probe{{k, out, params(rounds), groups}}
 		})
 	})
@@ -251,7 +251,7 @@ func (part readPart) probe(rounds, groups int) probe {
 // Launch returns the median time from the submission to the end of an empty dispatch of
 // one workgroup, with its pipeline, bindings and parameters in place.
 func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err error) {
-	peak := d.Pipeline(queue.Kernel{Shader: shaders.Peak})
+	peak := d.Pipeline(shaders.Peak)
 	p, err := d.Acquire(ctx, peak)
 	if err != nil {
 		return 0, err

@@ -26,7 +26,7 @@ type Op struct {
 	// Call, unless nil, is a call that continues from Call.Resume and may be interrupted.
 	// Kernel leaves its state.
 	Call   *backend.Call
-	Kernel Kernel
+	Kernel shaders.Variant
 }
 
 // Sweep is how a box is computed.
@@ -51,7 +51,7 @@ type Piece struct {
 
 // Step is a dispatch.
 type Step struct {
-	Kernel  Kernel
+	Kernel  shaders.Variant
 	Windows []cut.Window   // for all bindings but the uniform
 	Params  shaders.Params // contents of the uniform
 	Groups  int            // workgroups

@@ -3,7 +3,6 @@ package queue
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"maps"
 	"slices"
 	"strings"
@@ -16,75 +15,9 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// Kernel is a shader with values for its constants.
-type Kernel struct {
-	Shader shaders.Kernel
-	Consts map[string]uint32
-}
-
-// kernels holds the kernels of Cached by their keys.
-var kernels sync.Map
-
-// Cached returns the kernel of shader that build returned the constants of for an equal key,
-// so that repeated calls do not build them again. The type of the key belongs to one caller.
-func Cached[K comparable](key K, shader shaders.Kernel, build func() map[string]int) Kernel {
-	if k, ok := kernels.Load(key); ok {
-		return k.(Kernel)
-	}
-	k := NewKernel(shader, build())
-	kernels.Store(key, k)
-	return k
-}
-
-// NewKernel returns shader with constants.
-func NewKernel(shader shaders.Kernel, consts map[string]int) Kernel {
-	k := Kernel{shader, make(map[string]uint32, len(consts))}
-	for name, n := range consts {
-		k.Consts[name] = uint32(n)
-	}
-	return k
-}
-
-// Key identifies a kernel: attention ACC=8 DVB=2 ...
-func (k Kernel) Key() string {
-	var s strings.Builder
-	s.WriteString(k.Shader.Name)
-	for _, name := range slices.Sorted(maps.Keys(k.Consts)) {
-		fmt.Fprintf(&s, " %s=%d", name, k.Consts[name])
-	}
-	return s.String()
-}
-
-// With returns k with more bindings, in the order of Shader.Bindings, and a constant set
-// to 1.
-func (k Kernel) With(bindings, name string) Kernel {
-	k.Shader.Bindings += bindings
-	consts := make(map[string]uint32, len(k.Consts)+1)
-	maps.Copy(consts, k.Consts)
-	consts[name] = 1
-	k.Consts = consts
-	return k
-}
-
-var hashSeed = maphash.MakeSeed()
-
-// hash hashes what Key contains without building it: calls look their pipelines up each
-// time.
-func (k Kernel) hash() uint64 {
-	h := maphash.String(hashSeed, k.Shader.Name)
-	for name, value := range k.Consts { // in any order: the terms commute
-		h += maphash.String(hashSeed, name) * (2*uint64(value) + 1)
-	}
-	return h
-}
-
-func (k Kernel) equal(other Kernel) bool {
-	return k.Shader.Name == other.Shader.Name && maps.Equal(k.Consts, other.Consts)
-}
-
 // Pipeline is a kernel on a device, compiled or not, and its speed.
 type Pipeline struct {
-	kernel  Kernel
+	kernel  shaders.Variant
 	kinds   string // of its bindings except the uniform
 	uniform int    // the binding of the uniform
 	pace    pace
@@ -118,20 +51,17 @@ const maxPipelines = 128
 type pipelines struct {
 	most int
 
-	mu     sync.Mutex
-	byHash map[uint64][]*Pipeline
-	live   []*Pipeline // compiled
-	clock  uint64
+	mu    sync.Mutex
+	all   map[shaders.Variant]*Pipeline
+	live  []*Pipeline // compiled
+	clock uint64
 }
 
 // Pipelines returns the pipelines of all kernels that calls asked for.
 func (d *Device) Pipelines() (all []*Pipeline) {
 	d.pipelines.mu.Lock()
 	defer d.pipelines.mu.Unlock()
-	for _, l := range d.pipelines.byHash {
-		all = append(all, l...)
-	}
-	return all
+	return slices.Collect(maps.Values(d.pipelines.all))
 }
 
 // Compiled reports whether p is compiled now.
@@ -142,20 +72,17 @@ func (d *Device) Compiled(p *Pipeline) bool {
 }
 
 // Pipeline returns the pipeline of k, which need not be compiled.
-func (d *Device) Pipeline(k Kernel) *Pipeline {
-	h := k.hash()
+func (d *Device) Pipeline(k shaders.Variant) *Pipeline {
 	c := &d.pipelines
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, p := range c.byHash[h] {
-		if p.kernel.equal(k) {
-			return p
-		}
+	if p, ok := c.all[k]; ok {
+		return p
 	}
-	before, after, _ := strings.Cut(k.Shader.Bindings, "u")
+	before, after, _ := strings.Cut(shaders.Describe(k).Bindings, "u")
 	p := &Pipeline{kernel: k, kinds: before + after, uniform: len(before)}
 	p.pace.set(d.pacing.speed)
-	c.byHash[h] = append(c.byHash[h], p)
+	c.all[k] = p
 	return p
 }
 
@@ -184,7 +111,7 @@ func (d *Device) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error
 			return nil, x.err
 		}
 		if f := backend.TraceOf(ctx).Compile; ours && f != nil {
-			f(p.kernel.Key(), x.took)
+			f(shaders.Key(p.kernel), x.took)
 		}
 		c.mu.Lock()
 	}
@@ -245,12 +172,12 @@ func (d *Device) compile(p *Pipeline, x *compilation) {
 // create compiles p by the driver.
 func (d *Device) create(p *Pipeline) (port.Pipeline, error) {
 	x := d.own(p.kernel)
-	k, l := x.Shader, &d.Limits
+	k, l := shaders.Describe(x), &d.Limits
 	if k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) || k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) {
-		return nil, fmt.Errorf("kernel %s needs %d bytes of workgroup memory and %d threads, %s has %d and %d: %w", k.Name, k.WorkgroupMemory, k.Threads,
+		return nil, fmt.Errorf("kernel %s needs %d bytes of workgroup memory and %d threads, %s has %d and %d: %w", x.Name(), k.WorkgroupMemory, k.Threads,
 			d.name, l.MaxComputeWorkgroupStorageSize, l.MaxComputeInvocationsPerWorkgroup, backend.ErrUnsupported)
 	}
-	desc, err := x.Desc()
+	desc, err := Desc(x)
 	if err != nil {
 		return nil, err
 	}
@@ -262,21 +189,22 @@ func (d *Device) create(p *Pipeline) (port.Pipeline, error) {
 }
 
 // own returns k as it runs on d.
-func (d *Device) own(k Kernel) Kernel {
+func (d *Device) own(k shaders.Variant) shaders.Variant {
 	if d.OwnExp2 {
-		return k.With("", "EXP2")
+		return shaders.OwnExp2{Variant: k}
 	}
 	return k
 }
 
 // Desc returns what compiles k.
-func (k Kernel) Desc() (port.PipelineDesc, error) {
-	src, err := k.Shader.Specialise(k.Consts)
+func Desc(k shaders.Variant) (port.PipelineDesc, error) {
+	src, err := shaders.Render(k)
 	if err != nil {
 		return port.PipelineDesc{}, fmt.Errorf("%w: %w", err, backend.ErrUnsupported)
 	}
-	kinds := make([]port.BindingKind, len(k.Shader.Bindings))
-	for i, c := range k.Shader.Bindings {
+	bindings := shaders.Describe(k).Bindings
+	kinds := make([]port.BindingKind, len(bindings))
+	for i, c := range bindings {
 		switch c {
 		case 'r':
 			kinds[i] = port.ReadOnly
@@ -286,12 +214,12 @@ func (k Kernel) Desc() (port.PipelineDesc, error) {
 			kinds[i] = port.Uniform
 		}
 	}
-	return port.PipelineDesc{Label: k.Key(), WGSL: src, Entry: "main", Bindings: kinds}, nil
+	return port.PipelineDesc{Label: shaders.Key(k), WGSL: src, Entry: "main", Bindings: kinds}, nil
 }
 
 // PieceWork returns the number of operations that one workgroup of k may do in a
 // dispatch: what it does in the time of a submission with all lanes busy.
-func (d *Device) PieceWork(k Kernel) float64 {
+func (d *Device) PieceWork(k shaders.Variant) float64 {
 	p := &d.pacing
 	work := d.Pipeline(k).pace.speed() * p.share(time.Time{}) / float64(p.lanes)
 	if p.maxWork > 0 {
@@ -301,7 +229,7 @@ func (d *Device) PieceWork(k Kernel) float64 {
 }
 
 // Pacing describes for plans how submissions of k are sized.
-func (d *Device) Pacing(k Kernel) string {
+func (d *Device) Pacing(k shaders.Variant) string {
 	p := &d.pacing
 	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxFlight, d.Pipeline(k).pace.speed())
 	if p.maxWork > 0 {

@@ -15,7 +15,7 @@ import (
 func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
 	d := &Device{
 		Limits: l, name: name, pacing: newPacing(kind, c),
-		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: maxPipelines},
+		pipelines: pipelines{all: map[shaders.Variant]*Pipeline{}, most: maxPipelines},
 		streaming: make(chan struct{}, 1), sent: newSent(), OwnExp2: c.OwnExp2,
 	}
 	d.bound.Store(c.MemoryBytes)
@@ -25,7 +25,7 @@ func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Confi
 
 // Dispatch is a dispatch of an operation.
 type Dispatch struct {
-	Kernel Kernel
+	Kernel shaders.Variant
 	Sizes  []uint64       // bytes of the bindings, with the uniform's
 	Params shaders.Params // contents of the uniform
 	Grid   [3]uint32      // workgroups

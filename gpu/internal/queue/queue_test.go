@@ -114,10 +114,10 @@ func TestSplitCoversAllWorkgroups(t *testing.T) {
 			d := &Device{
 				Limits:    gputypes.Limits{MaxComputeWorkgroupsPerDimension: uint32(c.maxDim)},
 				pacing:    pacing{budget: time.Hour, maxWork: c.max, speed: maxSpeed, lanes: 1},
-				pipelines: pipelines{byHash: map[uint64][]*Pipeline{}},
+				pipelines: pipelines{all: map[shaders.Variant]*Pipeline{}},
 			}
 			next := 0
-			err := d.split(Step{Groups: c.total, Each: c.each}, time.Time{}, func(first, n int, grid [3]uint32) error {
+			err := d.split(Step{Kernel: shaders.Peak, Groups: c.total, Each: c.each}, time.Time{}, func(first, n int, grid [3]uint32) error {
 				x, y := int(grid[0]), int(grid[1])
 				if first != next || n < 1 || x*y < n || x > c.maxDim || y > c.maxDim {
 					t.Errorf("range %d+%d in a grid of %d x %d, expected it at %d", first, n, x, y, next)
@@ -166,10 +166,10 @@ func TestPipelinesAreBounded(t *testing.T) {
 	f := &fakePort{}
 	d := &Device{
 		Port: f, Limits: gputypes.Limits{MaxComputeWorkgroupStorageSize: 1 << 20, MaxComputeInvocationsPerWorkgroup: 1024},
-		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: most},
+		pipelines: pipelines{all: map[shaders.Variant]*Pipeline{}, most: most},
 	}
 	pipeline := func(n int) *Pipeline {
-		return d.Pipeline(Kernel{Shader: shaders.Attention, Consts: map[string]uint32{"DVB": 1, "ACC": uint32(n + 4)}})
+		return d.Pipeline(shaders.Attention{DVB: n + 1})
 	}
 	use := func(n int) *Pipeline {
 		t.Helper()

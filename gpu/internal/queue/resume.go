@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // checkpoint keeps on the host what a streamed call has finished, so that another call can
@@ -38,7 +39,7 @@ func (r *Runner) keep(op *Op) error {
 	if c == nil || op.Cutter.Room == 0 && c.Resume == nil {
 		return nil
 	}
-	k := &checkpoint{r: r, call: c, cutter: op.Cutter, kernel: op.Kernel.Key()}
+	k := &checkpoint{r: r, call: c, cutter: op.Cutter, kernel: shaders.Key(op.Kernel)}
 	k.now.Call = c.Signature()
 	old := new(backend.Partial)
 	if c.Resume != nil {

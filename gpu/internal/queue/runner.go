@@ -218,7 +218,7 @@ func (r *Runner) dispatch(s Step) error {
 
 // Dispatch queues one dispatch of a kernel with a grid, whatever time it takes. The
 // probes of the device's ceilings use it.
-func (r *Runner) Dispatch(k Kernel, windows []cut.Window, p shaders.Params, grid [3]uint32) error {
+func (r *Runner) Dispatch(k shaders.Variant, windows []cut.Window, p shaders.Params, grid [3]uint32) error {
 	return r.add(&dispatch{pipeline: r.d.Pipeline(k), windows: windows, params: p, grid: grid})
 }
 
@@ -234,7 +234,7 @@ func (r *Runner) add(x *dispatch) error {
 	}
 	ring := &r.d.sent.ring
 	if size := x.params.Size(); size > ring.most() {
-		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.kernel.Shader.Name, size, ring.most(), backend.ErrUnsupported)
+		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.kernel.Name(), size, ring.most(), backend.ErrUnsupported)
 	}
 	if b := &r.batch; len(b.list) > 0 && (b.holds(x, ring.align) > ring.most() || len(b.list) == maxDispatches || r.d.pacing.full(b.seconds+x.seconds, b.work+x.work, r.deadline)) {
 		if err := r.push(); err != nil {

@@ -87,20 +87,19 @@ func (s Shape) stored() tunefile.Class {
 	s = s.typical()
 	var keys []string
 	for _, v := range s.Candidates() {
-		keys = append(keys, v.Label()+" "+s.Kernel(v).Key())
+		keys = append(keys, v.Label()+" "+shaders.Key(s.Kernel(v)))
 	}
 	slices.Sort(keys) // their order depends on the shape
 	c := s.class().unhashed()
-	c.Source = hash(shaders.Flash.Text() + "\n" + strings.Join(keys, "\n"))
+	kernel, common := shaders.Text(shaders.Flash{})
+	c.Source = hash(kernel + common + "\n" + strings.Join(keys, "\n"))
 	return c
 }
 
-// code returns a hash of the source that is compiled for v. Specialising takes about
+// code returns a hash of the source that is compiled for v. Rendering takes about
 // 50 ms and is done for the best variant only.
 func (s Shape) code(v Variant) (string, error) {
-	s = s.typical()
-	k := s.Kernel(v)
-	src, err := k.Shader.Specialise(k.Consts)
+	src, err := shaders.Render(s.typical().Kernel(v))
 	return hash(src), err
 }
 

@@ -14,7 +14,6 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -53,7 +52,7 @@ type Variant struct {
 	// and takes several turns for more columns.
 	qd, jj, cv int
 	// Expand is the level to which loops are unrolled, as in package shaders.
-	Expand uint32
+	Expand shaders.Expand
 	// Scalar loads elements one at a time even where four are adjacent.
 	Scalar bool
 }
@@ -132,14 +131,6 @@ func (v Variant) together() int {
 	return n
 }
 
-// lengths returns the lengths of the rows of a and b in flash.wgsl, in vec4. They are
-// odd.
-func (v Variant) lengths() (sa, sb int) {
-	sa = max(4*v.rv*v.qd, v.jj*v.Lanes*v.rv, v.Lanes*max(v.rv, v.together()))
-	sb = max(v.kt()*v.qd, v.jj*v.Lanes*v.cv)
-	return sa | 1, sb | 1
-}
-
 // maskWords returns the words that hold a row of a mask of a tile, see flash.wgsl.
 func (v Variant) maskWords() int {
 	keys := 32 / v.Lanes
@@ -154,8 +145,9 @@ func (v Variant) MaskLoops() int { return v.masked() * (1 + 32) }
 
 // memory returns the bytes of workgroup memory with a mask.
 func (v Variant) memory() int {
-	sa, sb := v.lengths()
-	return 16*(v.ty*sa+v.Lanes*sb+v.ty*v.rv*v.maskWords()) + 4
+	k := v.tiles()
+	k.Masks = shaders.Present
+	return shaders.Describe(k).WorkgroupMemory
 }
 
 // keep returns the vec4 of state of a thread: output, maxima and sums.
@@ -192,39 +184,23 @@ func (v Variant) Loops(dim, dv int) int {
 	return rest + chunks*perChunk + steps*perStep
 }
 
-// kernelKey is what a kernel depends on.
-type kernelKey struct {
-	Variant
-	turns              int
-	in, kv             backend.DType
-	paired, wide, half bool
-	full, ownExp2      bool
-	pairs              Pairs
-}
-
-// Values of the constants for options in flash.wgsl.
-const (
-	optionAbsent = iota
-	optionPresent
-	optionFlagged // the parameters have it or not
-)
-
-func (k kernelKey) option(present bool) int {
+// option returns what kernels of v know about an option. Scalar ones look at flags if the call has any option.
+func (s Shape) option(v Variant, present bool) shaders.Option {
 	switch {
-	case k.Scalar && k.paired:
-		return optionFlagged
+	case v.Scalar && s.Pairs != Pairs{}:
+		return shaders.Flagged
 	case present:
-		return optionPresent
+		return shaders.Present
 	}
-	return optionAbsent
+	return shaders.Absent
 }
 
-// biases returns the constant BIASES: only a plain float32 bias has a kernel of its own.
-func (k kernelKey) biases() int {
-	if k.pairs.OtherBias || k.pairs.Bias && k.pairs.Slopes {
-		return optionFlagged
+// biases returns the option for biases: only a plain float32 bias has a kernel of its own.
+func (s Shape) biases(v Variant) shaders.Option {
+	if !v.Scalar && (s.Pairs.OtherBias || s.Pairs.Bias && s.Pairs.Slopes) {
+		return shaders.Flagged
 	}
-	return k.option(k.pairs.Bias)
+	return s.option(v, s.Pairs.Bias)
 }
 
 // full reports whether rows fill what v stages of them, so that it need not look for
@@ -236,54 +212,34 @@ func (s Shape) full(v Variant) bool {
 // ahead reports whether v loads values a step ahead. The registers that this takes pay only
 // where the head size, the exponentials, what is staged and the absence of options leave
 // enough of them. M and S are for devices with fewer registers.
-func (k kernelKey) ahead() bool {
-	if k.rv < 2 || k.risky() || !k.wide || k.paired || k.in != backend.F32 || k.kv != backend.F32 {
+func (s Shape) ahead(v Variant) bool {
+	if v.rv < 2 || v.risky() || !s.Wide || v.Scalar || s.Pairs != (Pairs{}) || s.In != backend.F32 || s.KV != backend.F32 {
 		return false
 	}
-	switch k.Width {
+	switch v.Width {
 	case 96, 128:
 		return true
 	case 64, 256:
-		return k.ownExp2
+		return s.OwnExp2
 	}
 	return false
 }
 
-// Kernel returns the kernel of v for calls of shape s. The caller must not change its
-// constants.
-func (s Shape) Kernel(v Variant) queue.Kernel {
-	key := kernelKey{v, v.turns(s.ValueDim), s.In, s.KV, s.Pairs != (Pairs{}), s.Wide && !v.Scalar, s.Half, s.full(v), s.OwnExp2, s.Pairs}
-	if v.Scalar {
-		key.pairs = Pairs{} // one kernel, which looks at its flags
+// Kernel returns the kernel of v for calls of shape s.
+func (s Shape) Kernel(v Variant) shaders.Flash {
+	k := v.tiles()
+	k.Expand, k.In, k.KV, k.Out16 = v.Expand, shaders.Type(s.In), shaders.Type(s.KV), s.Half
+	k.Vec, k.Full, k.Ahead, k.VP = s.Wide && !v.Scalar, s.full(v), s.ahead(v), v.turns(s.ValueDim)
+	k.Masks, k.Blocked, k.Biases = s.option(v, s.Pairs.Mask), s.option(v, s.Pairs.Blocks), s.biases(v)
+	k.Sloped, k.Capped, k.Drops = s.option(v, s.Pairs.Slopes), s.option(v, s.Pairs.Softcap), s.option(v, s.Pairs.Dropout)
+	return k
+}
+
+// tiles returns the part of the kernel that does not depend on the shape.
+func (v Variant) tiles() shaders.Flash {
+	return shaders.Flash{
+		TX: v.Lanes, TY: v.ty, RV: v.rv, KT: v.kt(), CV: v.cv, QD: v.qd, JJ: v.jj, ER: v.together(), Split: v.Split,
 	}
-	shader := shaders.Flash
-	shader.WorkgroupMemory, shader.Threads = v.memory(), v.threads()
-	return queue.Cached(key, shader, func() map[string]int {
-		turns, rows := key.turns, 4*v.rv
-		sa, sb := v.lengths()
-		up := func(n int) int { return (n + v.threads() - 1) / v.threads() }
-		two := func(t backend.DType) bool { return key.wide && (t == backend.F16 || t == backend.BF16) }
-		flag := func(on bool) int {
-			if on {
-				return 1
-			}
-			return 0
-		}
-		mn := 1
-		if key.option(key.pairs.Mask) != optionAbsent {
-			mn = v.ty * v.rv * v.maskWords()
-		}
-		return map[string]int{
-			"MASKS": key.option(key.pairs.Mask), "BLOCKED": key.option(key.pairs.Blocks), "BIASES": key.biases(), "SLOPED": key.option(key.pairs.Slopes),
-			"CAPPED": key.option(key.pairs.Softcap), "DROPS": key.option(key.pairs.Dropout),
-			"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "Q2": flag(two(s.In)), "KV2": flag(two(s.KV)), "FULL": flag(key.full), "PAIRED": flag(key.paired),
-			"TX": v.Lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,
-			"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.RowsByKeys(), "ROWS": rows,
-			"MW": v.maskWords(), "MN": mn, "MARKS": v.masked(),
-			"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(s.ValueDim), "STEPS": v.kt() / v.jj, "SPLIT": v.Split,
-			"QN": up(v.Rows() * v.qd), "KN": up(v.Keys * v.qd), "VN": up(v.jj * v.Lanes * v.Lanes * v.cv), "AHEAD": flag(key.ahead()),
-		}
-	})
 }
 
 // Limits are the limits of a device that a variant must keep.

@@ -52,20 +52,6 @@ func TestVariants(t *testing.T) {
 			}
 		}
 	}
-	// The constants of the unchanged file are those of L of class 64.
-	s := Shape{Tiling: TilingOf(64, 64), ValueDim: 64, In: backend.F32, KV: backend.F32, Partial: true, Pairs: exercised}
-	v := variants[s.Tiling][0]
-	v.Scalar = true
-	k := s.Kernel(v)
-	have := shaders.Flash.Constants()
-	for name, value := range k.Consts {
-		if name != "EXPAND" && have[name] != fmt.Sprint(value) {
-			t.Errorf("flash.wgsl has %s = %s, L has %d", name, have[name], value)
-		}
-	}
-	if k.Shader.WorkgroupMemory != shaders.Flash.WorkgroupMemory || k.Shader.Threads != shaders.Flash.Threads {
-		t.Errorf("L has %d bytes and %d threads, the file %d and %d", k.Shader.WorkgroupMemory, k.Shader.Threads, shaders.Flash.WorkgroupMemory, shaders.Flash.Threads)
-	}
 }
 
 // Only kernels for rows that fill all stages omit the guards at the ends of rows.
@@ -112,7 +98,7 @@ func TestOptionConstants(t *testing.T) {
 		values := func(v Variant) string {
 			var list []uint32
 			for _, name := range names {
-				list = append(list, s.Kernel(v).Consts[name])
+				list = append(list, shaders.Describe(s.Kernel(v)).Constants[name])
 			}
 			return fmt.Sprint(list)
 		}
@@ -141,8 +127,7 @@ func TestVariantsCompile(t *testing.T) {
 			if i%2 == 1 {
 				s.In, s.KV, s.Wide, s.Half = backend.F16, backend.F16, true, true
 			}
-			k := s.Kernel(v.Quick())
-			src, err := k.Shader.Specialise(k.Consts)
+			src, err := shaders.Render(s.Kernel(v.Quick()))
 			if err == nil {
 				_, err = naga.Compile(src)
 			}

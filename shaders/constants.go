@@ -1,0 +1,248 @@
+package shaders
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Kernel is what a caller must know about a variant.
+type Kernel struct {
+	// Bindings are the kinds of group 0's bindings in order, one letter each: r for read-only
+	// storage, w for storage that is written, u for the uniform.
+	Bindings string
+	// WorkgroupMemory is the workgroup memory in bytes.
+	WorkgroupMemory int
+	// Threads is the size of a workgroup.
+	Threads int
+	// Constants are those of the variant, and those that the kernel computes from them.
+	Constants map[string]uint32
+}
+
+var kernels sync.Map // of *Kernel by Variant
+
+// Describe returns the properties of a variant. The caller must not change them. They are zero for
+// variants that Render does not accept. Repeated calls do not compute them again.
+func Describe(v Variant) *Kernel {
+	if k, ok := kernels.Load(v); ok {
+		return k.(*Kernel)
+	}
+	k, err := describe(v)
+	if err != nil {
+		k = new(Kernel)
+	}
+	kernels.Store(v, k)
+	return k
+}
+
+var (
+	binding = regexp.MustCompile(`@binding\(.*?\) var<(storage, read_write|storage, read|uniform)>`)
+	shared  = regexp.MustCompile(`var<workgroup> \w+: (.*);`)
+	group   = regexp.MustCompile(`@workgroup_size\((.*?)\)`)
+)
+
+func describe(v Variant) (*Kernel, error) {
+	r, file, err := newRenderer(v)
+	if err != nil {
+		return nil, err
+	}
+	k := &Kernel{Threads: 1}
+	for _, d := range file {
+		if m := group.FindStringSubmatch(d.text); m != nil {
+			for _, size := range strings.Split(m[1], ",") {
+				n, err := r.eval(size)
+				if err != nil {
+					return nil, err
+				}
+				k.Threads *= int(n)
+			}
+		} else if strings.Contains(d.text, "var<") || constant.MatchString(d.text) {
+			if err := r.declare(d); err != nil {
+				return nil, err
+			}
+		}
+	}
+	head := r.out.String()
+	for _, m := range binding.FindAllStringSubmatch(head, -1) {
+		k.Bindings += map[string]string{"storage, read": "r", "storage, read_write": "w", "uniform": "u"}[m[1]]
+	}
+	for _, m := range shared.FindAllStringSubmatch(head, -1) {
+		n, err := r.size(m[1])
+		if err != nil {
+			return nil, err
+		}
+		k.WorkgroupMemory += int(n)
+	}
+	k.Constants = maps.Clone(r.consts)
+	return k, nil
+}
+
+// size returns the bytes of a type.
+func (r *renderer) size(wgsl string) (uint32, error) {
+	if of, ok := strings.CutPrefix(wgsl, "array<"); ok {
+		i := strings.LastIndexByte(of, ',')
+		length, err := r.eval(of[i+1 : len(of)-1])
+		if err != nil {
+			return 0, err
+		}
+		n, err := r.size(of[:i])
+		return n * length, err
+	}
+	n, ok := map[string]uint32{"vec4<f32>": 16, "vec4<u32>": 16, "vec2<f32>": 8, "f32": 4, "u32": 4, "atomic<u32>": 4}[wgsl]
+	if !ok {
+		return 0, fmt.Errorf("type %s has no known size", wgsl)
+	}
+	return n, nil
+}
+
+// Key identifies a variant by its kernel and constants, such as softmax EXPAND=1 BOTH=0 HELD=1 ROW=1024.
+func Key(v Variant) string {
+	var s strings.Builder
+	s.WriteString(v.Name())
+	if _, own := v.(OwnExp2); own {
+		s.WriteString(" EXP2=1")
+	}
+	for _, c := range constantsOf(v) {
+		fmt.Fprintf(&s, " %s=%d", c.name, c.value)
+	}
+	return s.String()
+}
+
+type namedConstant struct {
+	name  string
+	value uint32
+}
+
+// constantsOf returns the fields of v.
+func constantsOf(v Variant) (all []namedConstant) {
+	if own, ok := v.(OwnExp2); ok {
+		v = own.Variant
+	}
+	x := reflect.ValueOf(v)
+	if _, custom := v.(Custom); custom || x.Kind() != reflect.Struct {
+		return nil
+	}
+	for i := range x.NumField() {
+		c := namedConstant{name: strings.ToUpper(x.Type().Field(i).Name)}
+		switch f := x.Field(i); {
+		case f.Kind() == reflect.Bool && f.Bool():
+			c.value = 1
+		case f.CanInt():
+			c.value = uint32(f.Int())
+		case f.CanUint():
+			c.value = uint32(f.Uint())
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+var literal = regexp.MustCompile(`\b(\d+)u\b`)
+
+// eval evaluates an expression of literals, constants, operators, max, min and select. Comparisons yield
+// 1 or 0. Except for the suffix of literals and Go's keyword select it reads the same in Go.
+func (r *renderer) eval(s string) (uint32, error) {
+	e, err := parser.ParseExpr(strings.ReplaceAll(literal.ReplaceAllString(s, "$1"), "select(", "selected("))
+	if err != nil {
+		return 0, fmt.Errorf("%q: %w", s, err)
+	}
+	n, err := r.value(e)
+	if err != nil {
+		err = fmt.Errorf("%q: %w", s, err)
+	}
+	return n, err
+}
+
+var errNotConstant = errors.New("no expression of constants")
+
+func (r *renderer) value(e ast.Expr) (uint32, error) {
+	switch e := e.(type) {
+	case *ast.ParenExpr:
+		return r.value(e.X)
+	case *ast.BasicLit:
+		n, err := strconv.ParseUint(e.Value, 10, 32)
+		return uint32(n), err
+	case *ast.Ident:
+		if n, ok := r.consts[e.Name]; ok {
+			return n, nil
+		}
+	case *ast.UnaryExpr:
+		x, err := r.value(e.X)
+		if e.Op == token.NOT {
+			return truth(x == 0), err
+		}
+	case *ast.BinaryExpr:
+		x, err := r.value(e.X)
+		if err != nil {
+			return 0, err
+		}
+		y, err := r.value(e.Y)
+		if err != nil {
+			return 0, err
+		}
+		return operate(e.Op, x, y)
+	case *ast.CallExpr:
+		f, _ := e.Fun.(*ast.Ident)
+		var args []uint32
+		for _, a := range e.Args {
+			n, err := r.value(a)
+			if err != nil {
+				return 0, err
+			}
+			args = append(args, n)
+		}
+		switch {
+		case f == nil:
+		case f.Name == "max" && len(args) == 2:
+			return max(args[0], args[1]), nil
+		case f.Name == "min" && len(args) == 2:
+			return min(args[0], args[1]), nil
+		case f.Name == "selected" && len(args) == 3:
+			return args[args[2]&1], nil
+		}
+	}
+	return 0, errNotConstant
+}
+
+func operate(op token.Token, x, y uint32) (uint32, error) {
+	switch {
+	case op == token.ADD:
+		return x + y, nil
+	case op == token.SUB:
+		return x - y, nil
+	case op == token.MUL:
+		return x * y, nil
+	case op == token.QUO && y != 0:
+		return x / y, nil
+	case op == token.REM && y != 0:
+		return x % y, nil
+	case op == token.EQL:
+		return truth(x == y), nil
+	case op == token.NEQ:
+		return truth(x != y), nil
+	case op == token.GTR:
+		return truth(x > y), nil
+	case op == token.LSS:
+		return truth(x < y), nil
+	case op == token.LAND:
+		return x & y & 1, nil
+	case op == token.LOR:
+		return (x | y) & 1, nil
+	}
+	return 0, errNotConstant
+}
+
+func truth(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
+}

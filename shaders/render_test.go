@@ -1,0 +1,155 @@
+package shaders
+
+import (
+	"strings"
+	"testing"
+)
+
+// lines drops indentation and empty lines.
+func lines(s string) string {
+	var out []string
+	for _, l := range strings.Split(s, "\n") {
+		if l = strings.TrimSpace(l); l != "" {
+			out = append(out, l)
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+func TestAttributes(t *testing.T) {
+	library := "@inline fn twice($f, $x) { $f($x); $f($x + 1u); }"
+	for _, c := range []struct {
+		name      string
+		level     Expand
+		src, want string
+	}{
+		{"text without attributes stays", Full, "for (var i = 0u; i < N; i++) {\nx = y[i];\n}", "for (var i = 0u; i < N; i++) {\nx = y[i];\n}"},
+		{"counters become literals, and indices of literals and constants are evaluated", Full,
+			"@unroll for (var i = 0u; i < N; i++) { s[i * M + 1u] = i; }", "{ s[1u] = 0u; }\n{ s[4u] = 1u; }"},
+		{"loops nest, and a bound may be an expression", Registers,
+			"@unroll for (var i = 0u; i < N / 2u; i++) {\n@unroll for (var j = 1u; j < i + M; j++) {\na[tx + j][(i + j) % 2u] = 0.0;\n}\n}",
+			"{\n{\na[tx + 1u][1u] = 0.0;\n}\n{\na[tx + 2u][0u] = 0.0;\n}\n}"},
+		{"members and longer names are not counters", Registers,
+			"@unroll for (var h = 0u; h < 1u; h++) { x = p.h + hh + h_1 + h; }", "{ x = p.h + hh + h_1 + 0u; }"},
+		{"a deep loop stays a loop at the lower level, but not a loop inside it", Registers,
+			"@unroll(deep) for (var k = 0u; k < N; k++) {\n@unroll for (var i = 0u; i < 1u; i++) { x = b[k][i]; }\n}",
+			"for (var k = 0u; k < N; k++) {\n{ x = b[k][0u]; }\n}"},
+		{"a deep loop is unrolled at the higher level", Full,
+			"@unroll(deep) for (var k = 0u; k < N; k++) { x = b[k][0]; }", "{ x = b[0u][0u]; }\n{ x = b[1u][0u]; }"},
+		{"loops that stay are not changed", Looped,
+			"@unroll for (var i = 0u; i < N; i++) {\n@if(IN == 1u) {\na[N] = i;\n}\n}", "for (var i = 0u; i < N; i++) {\n{\na[N] = i;\n}\n}"},
+		{"a loop marked always is unrolled at every level", Looped,
+			"@unroll(always) for (var i = 0u; i < N; i++) { @if(i == 1u) { a[N] = i; } }", "{  }\n{ { a[N] = 1u; } }"},
+		{"one of two statements or declarations is kept", Registers,
+			"@if(IN == 0u) { a(); } @else b();\n@if(IN != 0u && max(N, M) < 3u) fn c() {}\n@if(!(N > M)) if (x) {} else { d(); } @else e();",
+			"b();\nif (x) {} else { d(); }"},
+		{"conditions nest", Looped, "@if(N == 2u) @if(M == 2u) a(); @else { @if(M == 3u) b(); }", "{ b(); }"},
+		{"an inline function is inserted with its arguments", Registers,
+			"@unroll for (var i = 0u; i < 1u; i++) { @inline twice(put, i); }", "{  put(0u); put(0u + 1u);  }"},
+		{"expressions in attributes of WGSL get their values", Looped, "@binding(N + 1u) @workgroup_size(N, M)", "@binding(3) @workgroup_size(2, 3)"},
+	} {
+		r := &renderer{consts: map[string]uint32{"N": 2, "M": 3, "IN": 1, "EXPAND": uint32(c.level)}, parts: parse(library).parts}
+		err := r.render(c.src, nil)
+		if got := lines(r.evaluated(r.out.String())); err != nil || got != c.want {
+			t.Errorf("%s: %v\n%s\nshould be\n%s", c.name, err, got, c.want)
+		}
+	}
+}
+
+// Copies of a function are declarations, inline functions are not.
+func TestDeclarations(t *testing.T) {
+	s := parse("const A: u32 = 1u; // why\n\n@each($x $T: k KV, a A)\nfn f_$x() -> u32 { return $T; }\n@inline fn g($x) { $x }\n@if(A == 1u) var<private> v: u32;\n")
+	var got []string
+	for _, d := range s.decls {
+		got = append(got, d.name+": "+d.text)
+	}
+	const want = "A: const A: u32 = 1u;|f_k: fn f_k() -> u32 { return KV; }|f_a: fn f_a() -> u32 { return A; }|v: @if(A == 1u) var<private> v: u32;"
+	if g := s.parts["g"]; s.err != nil || strings.Join(got, "|") != want || g.text != " $x " || len(g.params) != 1 {
+		t.Errorf("%v: %q, %+v", s.err, got, g)
+	}
+	for _, wrong := range []string{"fn f() {", "const A: u32 = 1u", "override;", "@each($x $y: a) fn $x() {}", "@each($x a) fn $x() {}"} {
+		if s := parse(wrong); s.err == nil {
+			t.Errorf("%q has the declarations %+v", wrong, s.decls)
+		}
+	}
+}
+
+func TestAttributesRefuse(t *testing.T) {
+	for _, src := range []string{
+		"@unroll for (var i = 0u; i < n; i++) {}",          // no constant
+		"@unroll for (var i = 0u; i < 2u / 0u; i++) {}",    // no number
+		"@unroll for (var i = 0u; i < 2u +; i++) {}",       // no expression
+		"@unroll for (var i = 0u; j < 2u; i++) {}",         // another counter
+		"@unroll for (var i = 0u; i < 2u; i += 2u) {}",     // another step
+		"@unroll for (var i = 0u; i < 2u; i++) { if (x) {", // no end
+		"@if(x == 0u) {}", // no constant
+		"@unroll while (x) {}",
+		"@else {}",
+		"@inline f(1u);", // no such function
+		"@inline f",
+	} {
+		r := &renderer{consts: map[string]uint32{"EXPAND": uint32(Full)}}
+		if err := r.render(src, nil); err == nil {
+			t.Errorf("%q became %q", src, r.out.String())
+		}
+	}
+	for _, v := range []Variant{Fixed("nothing"), Flash{}, Custom{WGSL: "@if(X == 1u) fn f() {}"}} {
+		if got, err := Render(v); err == nil {
+			t.Errorf("%s became %q", Key(v), got)
+		}
+	}
+	if k := Describe(Flash{}); k.Threads != 0 {
+		t.Errorf("a variant without tiles has the properties %+v", k)
+	}
+}
+
+// After unrolling, all indices of private arrays are literals, and so are the inner
+// indices of workgroup memory where the products read it.
+func TestConstantIndices(t *testing.T) {
+	flash, matmul := plain()[1].(Flash), matmulL
+	flash.Expand, flash.Out16, flash.Vec = Full, true, true
+	matmul.Expand, matmul.Skip = Full, true
+	along := matmul
+	along.Along, along.Skip = true, false
+	for _, c := range []struct {
+		variant Variant
+		arrays  []string
+		least   int // indices to look at
+	}{
+		{flash,
+			[]string{"acc[", "s[", "m[", "l[", "w[", "most[", "hid[", "rescale[", "qr[", "kr[", "vr[", "b[tx]["}, 2000},
+		{matmul, []string{"s[", "v[", "ar[", "wr[", "ws[tx]["}, 800},
+		{along, []string{"s[", "v[", "ar[", "wr[", "ws[tx][", "as_[ty]["}, 500},
+	} {
+		src, err := Render(c.variant)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, l := range strings.Split(src, "\n") {
+			for _, array := range c.arrays {
+				for at := 0; ; {
+					i := strings.Index(l[at:], array)
+					if i < 0 {
+						break
+					}
+					at += i + len(array)
+					if i := at - len(array); i > 0 && strings.ContainsAny(l[i-1:i], "abcdefghijklmnopqrstuvwxyz_.") {
+						continue // the end of another name
+					}
+					end := strings.IndexByte(l[at:], ']')
+					if index := l[at : at+end]; strings.Trim(index, "0123456789u") != "" && !strings.HasSuffix(index, "+ tx") { // outputs
+						t.Errorf("%s: %s%s in %q", c.variant.Name(), array, index, strings.TrimSpace(l))
+					}
+					n++
+				}
+			}
+		}
+		if n < c.least {
+			t.Errorf("%s: looked at %d indices only", c.variant.Name(), n)
+		}
+		if c.variant.Name() == "flash" && (!strings.Contains(src, "atomicXor") || !strings.Contains(src, "o: Words")) {
+			t.Error("o does not take 16-bit elements")
+		}
+	}
+}

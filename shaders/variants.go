@@ -1,0 +1,205 @@
+package shaders
+
+// A Variant is one rendering of a kernel. Its fields become constants of the WGSL under their names in
+// upper case: true is 1, false 0. Variants are comparable.
+type Variant interface {
+	// Name returns the name of the kernel, which is that of its file without .wgsl.
+	Name() string
+}
+
+// Type is the type of stored elements.
+type Type uint32
+
+// Types of elements. A row of Q8 is its scale, an f32, and 8-bit integers.
+const (
+	F32  Type = 0
+	F16  Type = 1
+	BF16 Type = 2
+	Q8   Type = 4
+)
+
+// Expand is how far loops are unrolled.
+type Expand uint32
+
+// Levels of Expand.
+const (
+	// Looped leaves loops as they are, except those with the attribute @unroll(always).
+	Looped Expand = iota
+	// Registers also unrolls loops with the attribute @unroll, which index private arrays. A
+	// compiler that does not unroll such loops keeps the arrays in memory.
+	Registers
+	// Full also unrolls loops with the attribute @unroll(deep), whose counters are part of
+	// indices into workgroup memory.
+	Full
+)
+
+// Option is what a variant knows about an option of a call.
+type Option uint32
+
+// Values of Option.
+const (
+	Absent  Option = iota // the call does not have the option
+	Present               // the call has it
+	Flagged               // the parameters contain a flag
+)
+
+// Result is what Gradient computes.
+type Result uint32
+
+// Results of Gradient.
+const (
+	DV Result = iota
+	DK
+	DQ
+	DS // gradients of the scores
+)
+
+// Attention is the plain prefill kernel.
+type Attention struct {
+	Expand Expand
+	In, KV Type // of q; of k and v
+	Paged  bool // k and v are pools of pages
+	Both   bool // the bindings blocks and relative exist
+	DVB    int  // blocks of 32 output columns
+}
+
+// Flash is the register-tiled prefill kernel. A workgroup has TX·TY threads.
+type Flash struct {
+	Expand Expand
+	In, KV Type // of q; of k and v
+	Paged  bool // k and v are pools of pages
+	Out16  bool // elements of o have 16 bits
+	Vec    bool // q, k and v (unless Q8) are contiguous along D, in aligned fours
+	Full   bool // rows of q, k and v fill the chunks of 4·QD and the turns; needs Vec
+	Both   bool // the bindings blocks and relative exist
+	Ahead  bool // v of a step is loaded while the step before is multiplied
+
+	Masks   Option
+	Blocked Option // block masks
+	Biases  Option // Present is an f32 bias without a relative bias or slopes
+	Sloped  Option
+	Capped  Option // softcap
+	Drops   Option // dropout
+
+	TX, TY int // threads along keys or columns, and along rows
+	RV     int // vec4 of rows of a thread
+	KT     int // keys of a tile of a thread, even
+	CV     int // vec4 of columns of a thread in a turn
+	VP     int // turns over the columns
+	QD     int // vec4 of depths staged at once
+	JJ     int // keys of a thread staged at once
+	ER     int // rows of a thread written at once
+	Split  int // keys of a split
+}
+
+// Decode is the first half of decoding. A workgroup has a thread for each key of a tile.
+type Decode struct {
+	Expand Expand
+	In, KV Type // of q; of k and v
+	Paged  bool // k and v are pools of pages
+	Wide   bool // k can be read 16 bytes at a time, and so can v of 16-bit elements
+	Full   bool // the head size of q and k fills its chunks
+	Both   bool // the bindings blocks and relative exist
+	Extra  bool // the call has slopes, a block mask, a relative bias or dropout
+
+	Rows   int // query rows of a workgroup
+	Split  int // keys of a workgroup
+	BC     int // keys of a tile
+	TX     int // classes of keys
+	Chunks int // of K in a tile: D / (4 · EL), rounded up
+	Quads  int // vec4 columns of the output
+	Sides  int // 2: half of the threads have the first rows of the output
+	Ahead  int // keys whose values are loaded ahead of their use, a divisor of BC
+}
+
+// SplitMerge is the second half of decoding.
+type SplitMerge struct {
+	Expand Expand
+	Split  int // keys of a split
+	TX     int // classes of keys, the parts of l
+	Quads  int // vec4 columns of the output
+}
+
+// Matmul is the batched matrix product. A workgroup has TX·TY threads.
+type Matmul struct {
+	Expand Expand
+	A, W   Type // of a and w
+	AVec   bool // a is contiguous along x, in aligned fours
+	WVec   bool // w is contiguous along x or n, in aligned fours
+	OVec   bool // elements of o have 32 bits and are contiguous along n, in aligned fours
+	Full   bool // the sums fill the chunks of 4·QD; needs AVec and WVec
+	Along  bool // w is contiguous along x, else along n
+	Skip   bool // an a of exactly 0 hides its w, as PV needs (0·NaN is NaN)
+
+	TX, TY int
+	Rows   int // rows of a thread
+	CV     int // vec4 of columns of a thread
+	QD     int // vec4 along x staged at once
+}
+
+// Softmax is the softmax stage.
+type Softmax struct {
+	Expand Expand
+	Both   bool // the bindings blocks and relative exist
+	Held   bool // a row has at most Row keys, in one piece
+	Row    int  // a multiple of 256
+}
+
+// Gradient computes one gradient of attention. A workgroup has TX·TY threads.
+type Gradient struct {
+	Expand     Expand
+	In, KV, DO Type // of q; of k and v; of dO
+	Vec        bool // q, k, v and dO are contiguous along D, in aligned fours
+	Full       bool // rows fill the chunks and the columns of a workgroup; needs Vec
+	Both       bool // the bindings blocks and relative exist
+	Paired     bool // the call has softcap, a mask, a bias, slopes or dropout
+	Of         Result
+
+	TX, TY int
+	QD     int // vec4 of depths staged at once
+	JJ     int // others of a thread staged at once in the product with them
+}
+
+// RoPE turns rows by rotary position embedding.
+type RoPE struct {
+	InPlace bool // x is in o, and not bound
+}
+
+// Convert copies between types.
+type Convert struct {
+	Q8 bool // o is Q8 and src is not
+}
+
+// A Fixed kernel has one variant.
+type Fixed string
+
+// The kernels with one variant.
+const (
+	Merge        Fixed = "merge"
+	Delta        Fixed = "delta"
+	Reduce       Fixed = "reduce"
+	Peak         Fixed = "peak"
+	Copy         Fixed = "copy"
+	Read         Fixed = "read"
+	Banks        Fixed = "banks"
+	Exponentials Fixed = "exponentials"
+)
+
+// Custom is a kernel that is not one of this package, such as a probe of a test. It may use what the
+// kernels of this package share.
+type Custom struct{ Title, WGSL string }
+
+// OwnExp2 is a variant that computes exponentials by the device's exp2.
+type OwnExp2 struct{ Variant }
+
+func (Attention) Name() string  { return "attention" }
+func (Flash) Name() string      { return "flash" }
+func (Decode) Name() string     { return "decode" }
+func (SplitMerge) Name() string { return "splitmerge" }
+func (Matmul) Name() string     { return "matmul" }
+func (Softmax) Name() string    { return "softmax" }
+func (Gradient) Name() string   { return "gradient" }
+func (RoPE) Name() string       { return "rope" }
+func (Convert) Name() string    { return "convert" }
+func (k Fixed) Name() string    { return string(k) }
+func (k Custom) Name() string   { return k.Title }
