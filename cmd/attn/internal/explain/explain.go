@@ -81,7 +81,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		out.Note("%s: unknown fields: %s", wt.path, strings.Join(wt.unknown, ", "))
 	}
 	// The steps are printed before the check, as they show the difference.
-	found, err := checkExpected(ctx, wt, st)
+	found, err := wt.check(st)
 	if err != nil {
 		return err
 	}

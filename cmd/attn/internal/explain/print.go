@@ -146,7 +146,7 @@ func printFindings(w io.Writer, found []finding) error {
 		fmt.Fprintf(&buf, "  %s: %d numbers agree %s\n", f.field, f.count, how)
 	}
 	buf.WriteString("The tolerance is half a unit of the last printed digit (the 7th significant one if the file sets no digits),\n" +
-		"plus the uncertainty of printed inputs and of float32 rounding. Whole numbers must agree exactly.\n")
+		"plus the uncertainty of printed inputs and of the last bits of float32. Whole numbers must agree exactly.\n")
 	_, err := w.Write(buf.Bytes())
 	return err
 }
