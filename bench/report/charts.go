@@ -57,85 +57,76 @@ type curve struct {
 	cases  []*Measurement
 }
 
-// Parts of a curve's name: the fifth is the variant.
-const who, threads, series, shape = 0, 1, 2, 3
+// Parts of a curve's name in their order.
+const who, threads, series, shape, variant = 0, 1, 2, 3, 4
 
-// curves sorts the cases into curves. Their names, which are the legend entries, contain
-// only what differs between them.
+// curves sorts the cases into curves. Their names, which are the legend entries, contain no
+// more than what distinguishes them.
 func (r *Report) curves() []curve {
 	var all []curve
 	for i := range r.Cases {
 		m := &r.Cases[i]
-		c := curve{parts: [5]string{m.who(), "", m.Series, m.shape(), m.Variant}, colour: len(all), cases: []*Measurement{m}}
+		c := curve{parts: [5]string{m.who(), "", m.Series, m.shape(), m.Variant}, colour: len(all)}
 		if m.Series == m.shape() || m.Series == m.shape()+" "+m.Variant {
 			c.parts[series] = "" // it repeats the other parts
 		}
 		if m.Threads > 0 {
 			c.parts[threads] = format.Count(m.Threads, "thread")
 		}
-		if at := slices.IndexFunc(all, func(o curve) bool { return o.parts == c.parts }); at >= 0 {
-			all[at].cases = append(all[at].cases, m)
-		} else {
-			all = append(all, c)
+		at := slices.IndexFunc(all, func(o curve) bool { return o.parts == c.parts })
+		if at < 0 {
+			at, all = len(all), append(all, c)
+		}
+		all[at].cases = append(all[at].cases, m)
+	}
+	var shown [5]bool
+	for _, next := range []int{who, threads, series, variant, shape} {
+		shown[next] = next == who || slices.ContainsFunc(all, func(c curve) bool { return c.parts[next] != all[0].parts[next] })
+		names := map[string]bool{}
+		for i := range all {
+			var name []string
+			for part, text := range all[i].parts {
+				if shown[part] {
+					name = append(name, text)
+				}
+			}
+			all[i].name = strings.Join(nonEmpty(name...), " · ")
+			names[all[i].name] = true
+		}
+		if len(names) == len(all) {
+			break
 		}
 	}
-	var varies [5]bool
-	ambiguous := false // a series without a name, or with several shapes
 	for _, c := range all {
-		ambiguous = ambiguous || c.parts[series] == ""
-		for _, o := range all {
-			ambiguous = ambiguous || c.parts[series] == o.parts[series] && c.parts[shape] != o.parts[shape]
-			for i, part := range c.parts {
-				// Another backend may have no threads; only one backend's are compared.
-				varies[i] = varies[i] || part != o.parts[i] && (i != threads || c.parts[who] == o.parts[who])
-			}
-		}
-	}
-	varies[who] = true
-	varies[shape] = varies[shape] && (!varies[series] || ambiguous)
-	for i := range all {
-		c := &all[i]
 		slices.SortStableFunc(c.cases, func(a, b *Measurement) int { return a.SeqK - b.SeqK })
-		var name []string
-		for j, part := range c.parts {
-			repeated := j > series && varies[series] && strings.Contains(c.parts[series], part)
-			if part != "" && varies[j] && !repeated {
-				name = append(name, part)
-			}
-		}
-		c.name = strings.Join(name, " · ")
 	}
 	return all
 }
 
 // tip describes a row's figures for the pointer.
 func (m *Measurement) tip(name string) string {
-	lines := []string{fmt.Sprintf("%s, S = %s", name, format.Length(m.SeqK))}
-	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	head := fmt.Sprintf("%s, S = %s", name, format.Length(m.SeqK))
 	if m.Status == Predicted {
-		add("not run, predicted: %s a call", seconds.show(m.PredictedS))
-		return strings.Join(lines, "\n")
+		return fmt.Sprintf("%s\nnot run, predicted: %s a call", head, seconds.show(m.PredictedS))
 	}
+	var interval, speed, ceiling, host, device string
 	if m.LowS != nil && m.HighS != nil {
-		add("%s (%s to %s) a call", seconds.show(m.MedianS), seconds.show(m.LowS), seconds.show(m.HighS))
-	} else {
-		add("%s a call", seconds.show(m.MedianS))
+		interval = fmt.Sprintf(" (%s to %s)", seconds.show(m.LowS), seconds.show(m.HighS))
 	}
 	if m.GFLOPS != nil && m.FLOPs > 0 {
-		add("%s GFLOP/s, %s GB/s", number.show(m.GFLOPS), number.show(m.GBS))
+		speed = fmt.Sprintf("%s GFLOP/s, %s GB/s", number.show(m.GFLOPS), number.show(m.GBS))
 	}
 	if m.PercentOfBound != nil {
-		add("%.1f%% of the ceiling (%s)", *m.PercentOfBound, m.Bound)
+		ceiling = fmt.Sprintf("%.1f%% of the ceiling (%s)", *m.PercentOfBound, m.Bound)
 	}
-	memory := byteSize.show(m.Memory.Counted()) + " counted"
 	if m.Memory.HostPeak != nil {
-		memory += ", " + byteSize.show(m.Memory.HostPeak) + " measured on the host"
+		host = fmt.Sprintf(", %s measured on the host", byteSize.show(m.Memory.HostPeak))
 	}
 	if m.Memory.DevicePeak != nil {
-		memory += ", " + byteSize.show(m.Memory.DevicePeak) + " on the device"
+		device = fmt.Sprintf(", %s on the device", byteSize.show(m.Memory.DevicePeak))
 	}
-	add("%s", memory)
-	return strings.Join(lines, "\n")
+	return strings.Join(nonEmpty(head, seconds.show(m.MedianS)+interval+" a call", speed, ceiling,
+		byteSize.show(m.Memory.Counted())+" counted"+host+device), "\n")
 }
 
 // quantity is what a chart shows of each case, against the length.
@@ -179,8 +170,9 @@ var quantities = []quantity{
 	}, {
 		Chart: chart.Chart{Name: "percent", Title: "Percent of the ceiling", Y: chart.Axis{Label: "% of the ceiling", Format: format.Plain, Linear: true},
 			About: "The ceiling that limits each case: multiply-adds, reading, or a launch."},
-		of:    func(m *Measurement) *float64 { return m.PercentOfBound },
-		power: -1,
+		of:          func(m *Measurement) *float64 { return m.PercentOfBound },
+		power:       -1,
+		ceilingName: "ceiling",
 	},
 }
 
@@ -192,9 +184,6 @@ func (r *Report) charts() []chart.Chart {
 	for _, q := range quantities {
 		c := q.Chart
 		c.X, c.Lines = lengths, q.lines(curves)
-		if q.Y.Linear {
-			c.Lines = append(c.Lines, at100(c.Lines))
-		}
 		all = append(all, c)
 	}
 	all = slices.DeleteFunc(append(all, r.roofline(curves)), func(c chart.Chart) bool {
@@ -266,7 +255,8 @@ func (q *quantity) point(m *Measurement, y *float64) (chart.Point, bool) {
 // almost coincide are drawn once.
 func (q *quantity) lines(curves []curve) []chart.Line {
 	var drawn, ceilings []chart.Line
-	var owners []string // of the ceilings
+	owners := map[string]int{} // the number of ceilings by backend
+	var owner []string
 	for _, c := range curves {
 		l := chart.Line{Name: c.name, Colour: c.colour}
 		top := chart.Line{Name: c.name, Colour: c.colour, Ceiling: true}
@@ -284,17 +274,18 @@ func (q *quantity) lines(curves []curve) []chart.Line {
 		if same := slices.IndexFunc(ceilings, func(o chart.Line) bool { return coincide(o.Points, top.Points) }); same >= 0 {
 			ceilings[same].Points = union(ceilings[same].Points, top.Points)
 		} else if len(top.Points) > 0 {
-			ceilings, owners = append(ceilings, top), append(owners, c.parts[who])
+			ceilings, owner = append(ceilings, top), append(owner, c.parts[who])
+			owners[c.parts[who]]++
 		}
 	}
 	for i, c := range ceilings {
-		owner := owners[i]
-		if slices.Contains(owners[:i], owner) || slices.Contains(owners[i+1:], owner) { // several curves of one backend
-			owner = c.Name
+		of := owner[i]
+		if owners[of] > 1 { // several curves of one backend
+			of = c.Name
 		}
 		c.Name = q.ceilingName
 		if len(ceilings) > 1 {
-			c.Name += " of " + owner
+			c.Name += " of " + of
 		}
 		drawn = append(drawn, c)
 	}
@@ -307,13 +298,10 @@ func coincide(a, b []chart.Point) bool {
 	common := false
 	for _, p := range a {
 		for _, q := range b {
-			if p.X != q.X {
-				continue
-			}
-			if math.Abs(math.Log(p.Y/q.Y)) > 0.1 {
+			if p.X == q.X && math.Abs(math.Log(p.Y/q.Y)) > 0.1 {
 				return false
 			}
-			common = true
+			common = common || p.X == q.X
 		}
 	}
 	return common
@@ -328,17 +316,6 @@ func union(a, b []chart.Point) []chart.Point {
 	}
 	slices.SortFunc(a, func(p, q chart.Point) int { return cmp.Compare(p.X, q.X) })
 	return a
-}
-
-// at100 is the line at 100% above all points.
-func at100(lines []chart.Line) chart.Line {
-	top := chart.Line{Name: "ceiling", Ceiling: true}
-	for _, l := range lines {
-		for _, p := range l.Points {
-			top.Points = union(top.Points, []chart.Point{{X: p.X, Y: 100}})
-		}
-	}
-	return top
 }
 
 // roofline is the chart of Williams et al. (2009): speed against operations a byte, below
