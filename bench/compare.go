@@ -121,7 +121,7 @@ func (r *runner) rounds() {
 	now := machine.ReadLoad()
 	for _, e := range r.entrants {
 		if others := load.Others(now, e.Device.Info().Threads); others >= 0 {
-			e.b.others = report.Figure(100 * others)
+			e.b.row.OthersPercent = report.Figure(100 * others)
 		}
 	}
 }

@@ -43,6 +43,8 @@ type bencher struct {
 	dev *kernels.Device
 	c   Case
 	row report.Measurement
+	// plain is the row without figures, for a case that fails or is wrong.
+	plain report.Measurement
 	// runs is set when there is no reason against running the case, ready while there is
 	// more to measure.
 	runs, ready bool
@@ -59,7 +61,6 @@ type bencher struct {
 	// staged are op's inputs with outputs for the three stages; nil when they are left out.
 	staged     *operands
 	trace      recorder // of what happens once: uploads and the first call
-	once       traced   // before the first repetition
 	note       string   // what is missing
 	last       context.Context
 	cancelLast context.CancelFunc
@@ -72,17 +73,12 @@ type bencher struct {
 	kernels, clocked []float64
 	allocs           int64
 	check            kernels.CheckReport
-	// hostPeak is the growth of the host's memory by the inputs and first calls, devicePeak
-	// the most memory held on the device until then.
-	hostPeak, devicePeak *int64
-	// others is the percentage of the backend's threads that other processes used.
-	others *float64
 }
 
 // begin draws the inputs, warms the call up and checks its output. The rounds follow if b is
 // ready then.
 func (b *bencher) begin() {
-	b.allocs, b.last, b.cancelLast = math.MaxInt64, b.work, func() {}
+	b.allocs, b.last, b.cancelLast, b.plain = math.MaxInt64, b.work, func() {}, b.row
 	if err := b.warmUp(); err != nil {
 		b.fail(err)
 		return
@@ -122,7 +118,7 @@ func (b *bencher) warmUp() (err error) {
 	if err != nil {
 		return err
 	}
-	b.row.Plan = &plan
+	b.row.Plan, b.plain.Plan = &plan, &plan
 	if err := b.op.before(b.work); err != nil {
 		return err
 	}
@@ -135,10 +131,10 @@ func (b *bencher) warmUp() (err error) {
 		return err
 	}
 	if peak := machine.PeakResident(); reset && before > 0 && peak > 0 {
-		b.hostPeak = new(max(peak-before, 0))
+		b.row.Memory.HostPeak = new(max(peak-before, 0))
 	}
 	if metered {
-		b.devicePeak = new(meter.PeakMemory())
+		b.row.Memory.DevicePeak = new(meter.PeakMemory())
 	}
 	b.step("check")
 	if b.check, err = b.op.check(b.work, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed}); err != nil || !b.check.OK() {
@@ -184,43 +180,37 @@ func (b *bencher) end() error {
 	return err
 }
 
-// record puts the figures of the case into its row and remembers its cost.
+// record completes the row of the case and remembers its cost.
 func (b *bencher) record() {
 	m := &b.row
 	defer func() { m.Derive(b.dev.Info().Type) }()
 	if b.err != nil {
+		*m = b.plain
 		fail(m, b.err)
-		m.Rounds = []report.Round{}
 		return
-	}
-	m.Note = b.note
-	if b.check.Rows > 0 {
-		m.MaxError, m.ErrorBound = report.Figure(b.check.MaxError), report.Figure(b.check.Bound)
 	}
 	if len(b.stages) > 0 {
 		m.StagesS = report.Figure(stats.Median(b.stages))
 	}
 	m.Derive(b.dev.Info().Type)
 	b.learn(m, b.warm)
+	right := b.check.Rows == 0 || b.check.OK()
+	if !right || len(m.Rounds) == 0 {
+		*m = b.plain
+	}
+	if b.check.Rows > 0 {
+		m.MaxError, m.ErrorBound = report.Figure(b.check.MaxError), report.Figure(b.check.Bound)
+	}
 	switch {
-	case b.check.Rows > 0 && !b.check.OK():
-		m.Status, m.Note, m.Rounds, m.StagesS = report.Wrong, "WRONG: "+b.check.Worst, []report.Round{}, nil
-		return
+	case !right:
+		m.Status, m.Note = report.Wrong, "WRONG: "+b.check.Worst
 	case len(m.Rounds) == 0:
-		m.StagesS = nil
 		skip(m, b.note)
-		return
-	}
-	m.Status, m.Allocs, m.OthersPercent = report.OK, &b.allocs, b.others
-	m.Memory.HostPeak, m.Memory.DevicePeak = b.hostPeak, b.devicePeak
-	if len(b.kernels) > 0 {
-		m.KernelS = report.Figure(stats.Median(b.kernels))
-	}
-	if b.once.compiled > 0 {
-		m.CompileS, m.Compiled = report.Figure(b.once.compile.Seconds()), b.once.compiled
-	}
-	if b.once.moved > 0 {
-		m.MoveS, m.MovedBytes = report.Figure(b.once.move.Seconds()), b.once.moved
+	default:
+		m.Status, m.Note, m.Allocs = report.OK, b.note, &b.allocs
+		m.KernelS = report.Positive(stats.Median(b.kernels))
+		m.CompileS, m.Compiled = report.Positive(time.Duration(b.trace.compile.Load()).Seconds()), int(b.trace.compiled.Load())
+		m.MoveS, m.MovedBytes = report.Positive(time.Duration(b.trace.move.Load()).Seconds()), b.trace.moved.Load()
 	}
 }
 
@@ -279,7 +269,7 @@ func (b *bencher) settle() error {
 			last = last[1:]
 		}
 	}
-	b.once, b.warm = b.trace.sums(), stats.Median(last)
+	b.warm = stats.Median(last)
 	b.learn(&b.row, b.warm)
 	return nil
 }

@@ -79,9 +79,9 @@ func share(left time.Duration, of int) time.Duration {
 }
 
 // approach times shorter cases, doubling the length, until a call takes long enough to
-// predict c, which may be thousands of times longer than the case before it. It returns the
-// kernels that they compiled, which c shares.
-func (r *runner) approach(dev *kernels.Device, c Case) (compiled traced) {
+// predict c, which may be thousands of times longer than the case before it. It adds the
+// kernels that they compiled, which c shares, to trace.
+func (r *runner) approach(dev *kernels.Device, c Case, trace *recorder) {
 	for r.stop() == "" && r.call.seconds < probeSeconds {
 		short := r.series.at(max(sweepStart, 2*r.seq))
 		if short.SeqK >= c.SeqK {
@@ -95,10 +95,9 @@ func (r *runner) approach(dev *kernels.Device, c Case) (compiled traced) {
 		if b.probe() != nil {
 			break
 		}
-		compiled.compile += b.once.compile
-		compiled.compiled += b.once.compiled
+		trace.compile.Add(b.trace.compile.Load())
+		trace.compiled.Add(b.trace.compiled.Load())
 	}
-	return compiled
 }
 
 // patience returns how long, in seconds, a case may run rounds that only make its median

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"gonum.org/v1/gonum/floats"
@@ -165,7 +165,7 @@ func meters(ctx context.Context, be backend.Backend, operands ...backend.Tensor)
 // kernel times a call by the device's clock, if it has one. It is a separate call, because
 // reading that clock takes time, and only one if calls are long.
 func (b *bencher) kernel() error {
-	if b.once.pieces == 0 || floats.Sum(b.clocked) > stagesSeconds {
+	if b.trace.pieces.Load() == 0 || floats.Sum(b.clocked) > stagesSeconds {
 		return nil
 	}
 	var trace recorder
@@ -174,47 +174,25 @@ func (b *bencher) kernel() error {
 		return err
 	}
 	b.clocked = append(b.clocked, seconds)
-	if sums := trace.sums(); sums.pieces > 0 {
-		b.kernels = append(b.kernels, sums.kernel.Seconds())
+	if trace.pieces.Load() > 0 {
+		b.kernels = append(b.kernels, time.Duration(trace.kernel.Load()).Seconds())
 	}
 	return nil
 }
 
-// recorder records what a backend reports of its calls (backend.Trace). Timed repetitions
-// are not recorded.
+// recorder sums up what a backend reports of its calls (backend.Trace). Timed repetitions
+// are not recorded. Times are in nanoseconds.
 type recorder struct {
-	mu sync.Mutex
-	traced
-}
-
-// traced are sums over calls.
-type traced struct {
-	kernel time.Duration // by the device's clock
-	pieces int           // number of terms in kernel
-	// compile is the time of compiling, move that of moving moved bytes to the device.
-	compile  time.Duration
-	compiled int
-	move     time.Duration
-	moved    int64
+	kernel, pieces    atomic.Int64 // by the device's clock, and the number of terms
+	compile, compiled atomic.Int64 // the time of compiling and the number of kernels
+	move, moved       atomic.Int64 // the time of moving inputs to the device and their bytes
 }
 
 // record returns a context whose calls are recorded.
 func (h *recorder) record(ctx context.Context) context.Context {
-	add := func(f func(t *traced)) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		f(&h.traced)
-	}
 	return backend.WithTrace(ctx, &backend.Trace{
-		Kernel:  func(took time.Duration) { add(func(t *traced) { t.kernel += took; t.pieces++ }) },
-		Compile: func(_ string, took time.Duration) { add(func(t *traced) { t.compile += took; t.compiled++ }) },
-		Move:    func(bytes int64, took time.Duration) { add(func(t *traced) { t.move += took; t.moved += bytes }) },
+		Kernel:  func(took time.Duration) { h.kernel.Add(int64(took)); h.pieces.Add(1) },
+		Compile: func(_ string, took time.Duration) { h.compile.Add(int64(took)); h.compiled.Add(1) },
+		Move:    func(bytes int64, took time.Duration) { h.move.Add(int64(took)); h.moved.Add(bytes) },
 	})
-}
-
-// sums returns what was recorded.
-func (h *recorder) sums() traced {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.traced
 }

@@ -179,7 +179,7 @@ func (r *runner) prepare(by *Contender, c Case) *bencher {
 			return b
 		}
 	}
-	b.trace.traced = r.approach(by.Device, c)
+	r.approach(by.Device, c, &b.trace)
 	seconds := r.call.predict(m.Weight())
 	b.row.PredictedS = report.Positive(seconds)
 	if why := admit(seconds, limit, r.left()); why != "" {

@@ -73,8 +73,8 @@ func (r *Report) WriteGoBench(w io.Writer) error {
 		config("provider", info.Provider)
 		config("driver", info.Driver)
 		config("limits", limits(info))
-		for j := range r.Cases {
-			if m := &r.Cases[j]; m.on(info) && m.Status == OK {
+		for _, m := range r.on(info) {
+			if m.Status == OK {
 				m.goBench(&b)
 			}
 		}

@@ -78,6 +78,17 @@ func (r *Report) seriesNames() []string {
 	return names
 }
 
+// on returns the cases of a backend; all of them for nil.
+func (r *Report) on(info *backend.Info) []*Measurement {
+	var cases []*Measurement
+	for i := range r.Cases {
+		if c := &r.Cases[i]; info == nil || c.on(info) {
+			cases = append(cases, c)
+		}
+	}
+	return cases
+}
+
 // textColumns returns the columns of the text table for some cases: without the kernel
 // time unless one of them has it.
 func textColumns(cases []*Measurement) []column {
@@ -89,14 +100,11 @@ func textColumns(cases []*Measurement) []column {
 
 // block writes the table of one backend.
 func (r *Report) block(b *strings.Builder, info *backend.Info) {
-	var cases []*Measurement
+	cases := r.on(info)
 	var peaks []float64
-	for i := range r.Cases {
-		if c := &r.Cases[i]; c.on(info) {
-			cases = append(cases, c)
-			if c.CeilingGFLOPS != nil {
-				peaks = append(peaks, *c.CeilingGFLOPS)
-			}
+	for _, c := range cases {
+		if c.CeilingGFLOPS != nil {
+			peaks = append(peaks, *c.CeilingGFLOPS)
 		}
 	}
 	ceiling := "ceiling not measured"
@@ -114,11 +122,7 @@ func (r *Report) block(b *strings.Builder, info *backend.Info) {
 				continue
 			}
 			if first && len(names) > 1 {
-				b.WriteString(name)
-				if shape := c.Shape(); shape != name {
-					b.WriteString(" · " + shape)
-				}
-				b.WriteByte('\n')
+				b.WriteString(strings.Join(slices.Compact([]string{name, c.Shape()}), " · ") + "\n")
 			}
 			first = false
 			row(b, table, c, 1)
@@ -135,11 +139,9 @@ func (r *Report) block(b *strings.Builder, info *backend.Info) {
 // comparison writes the table of contenders: for each length a row for each contender,
 // with its time relative to the first one's.
 func (r *Report) comparison(b *strings.Builder) {
-	var cases []*Measurement
+	cases := r.on(nil)
 	first, width := map[*Measurement]*Measurement{}, len("contender")
-	for i := range r.Cases {
-		m := &r.Cases[i]
-		cases = append(cases, m)
+	for i, m := range cases {
 		first[m] = m
 		if i > 0 && m.SeqK == cases[i-1].SeqK {
 			first[m] = first[cases[i-1]]
@@ -185,13 +187,9 @@ func headers(b *strings.Builder, table []column) {
 
 // WriteMarkdown writes the cases as a table in Markdown, with the columns of the text table.
 func (r *Report) WriteMarkdown(w io.Writer) error {
-	var all []*Measurement
-	for i := range r.Cases {
-		all = append(all, &r.Cases[i])
-	}
-	table := slices.DeleteFunc(textColumns(all), func(c column) bool { return c.unit == bar })
+	table := slices.DeleteFunc(textColumns(r.on(nil)), func(c column) bool { return c.unit == bar })
 	var b strings.Builder
-	line := func(cells []string) {
+	line := func(cells ...string) {
 		for i, c := range cells {
 			cells[i] = strings.ReplaceAll(c, "|", "/") // a bar would end the cell
 		}
@@ -201,18 +199,23 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 	for _, c := range table {
 		heads = append(heads, c.head)
 	}
-	line(append(heads, "status"))
+	line(append(heads, "status")...)
 	b.WriteString(strings.Repeat("| --- ", len(heads)+1) + "|\n")
-	for _, m := range all {
-		_, figures := m.figures()
-		cells := []string{cmp.Or(m.Series, m.Shape()), m.who()}
-		for _, c := range table {
-			cells = append(cells, c.unit.show(c.of(m, figures)))
-		}
-		line(append(cells, m.outcome()))
+	for _, m := range r.on(nil) {
+		line(slices.Concat([]string{cmp.Or(m.Series, m.Shape()), m.who()}, cells(table, m), []string{m.outcome()})...)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// cells returns the figures of a case in columns.
+func cells(table []column, m *Measurement) []string {
+	_, figures := m.figures()
+	all := make([]string, len(table))
+	for i, c := range table {
+		all[i] = c.unit.show(c.of(m, figures))
+	}
+	return all
 }
 
 // row writes a case. A row without figures has its first keys columns and its note.
@@ -220,12 +223,7 @@ func row(b *strings.Builder, table []column, m *Measurement, keys int) {
 	if m.unmeasured() {
 		table = table[:keys]
 	}
-	cells := make([]string, len(table))
-	_, figures := m.figures()
-	for i, c := range table {
-		cells[i] = c.unit.show(c.of(m, figures))
-	}
-	line(b, table, cells, m.outcome())
+	line(b, table, cells(table, m), m.outcome())
 }
 
 // line writes cells into columns, and the status after them.
@@ -247,12 +245,11 @@ func line(b *strings.Builder, table []column, cells []string, status string) {
 
 // preparation writes what cases cost once: compiling, and moving inputs.
 func preparation(b *strings.Builder, cases []*Measurement) {
-	var compile, move float64
+	var compile, move, moved float64
 	var compiled int
-	var moved int64
 	for _, c := range cases {
 		compiled += c.Compiled
-		moved += c.MovedBytes
+		moved += float64(c.MovedBytes)
 		if c.CompileS != nil {
 			compile += *c.CompileS
 		}
@@ -260,15 +257,15 @@ func preparation(b *strings.Builder, cases []*Measurement) {
 			move += *c.MoveS
 		}
 	}
-	var parts []string
+	var once []string
 	if compiled > 0 {
-		parts = append(parts, fmt.Sprintf("%s compiled in %s", format.Count(compiled, "kernel"), format.Duration(compile)))
+		once = append(once, fmt.Sprintf("%s compiled in %s", format.Count(compiled, "kernel"), format.Duration(compile)))
 	}
 	if moved > 0 && move > 0 {
-		parts = append(parts, fmt.Sprintf("%s of inputs moved in %s, %s GB/s", format.Size(float64(moved)), format.Duration(move), format.Number(float64(moved)/move/1e9)))
+		once = append(once, fmt.Sprintf("%s of inputs moved in %s, %s GB/s", format.Size(moved), format.Duration(move), format.Number(moved/move/1e9)))
 	}
-	if len(parts) > 0 {
-		fmt.Fprintf(b, "once, not in these times: %s\n", strings.Join(parts, "; "))
+	if len(once) > 0 {
+		fmt.Fprintf(b, "once, not in these times: %s\n", strings.Join(once, "; "))
 	}
 }
 
@@ -359,22 +356,21 @@ func (r *Report) foot(b *strings.Builder) {
 
 // ceilingsTable writes the ceilings of contenders, and below those of devices with a queue.
 func (r *Report) ceilingsTable(b *strings.Builder) {
-	fmt.Fprintf(b, "\n%8s %8s %16s %18s %17s\n", "tier", "threads", "FMA, GFLOP/s", "read memory, GB/s", "read cache, GB/s")
+	line := func(cells ...any) { fmt.Fprintf(b, "%8s %8s %16s %18s %17s\n", cells...) }
+	b.WriteByte('\n')
+	line("tier", "threads", "FMA, GFLOP/s", "read memory, GB/s", "read cache, GB/s")
 	for _, c := range r.Ceilings {
 		threads := "-"
 		if c.Threads > 0 {
 			threads = strconv.Itoa(c.Threads)
 		}
-		fmt.Fprintf(b, "%8s %8s %16s %18s %17s\n", c.Contender, threads, number.show(c.GFLOPS), number.show(c.MemoryGBS), number.show(c.CacheGBS))
+		line(c.Contender, threads, number.show(c.GFLOPS), number.show(c.MemoryGBS), number.show(c.CacheGBS))
 	}
 	for _, c := range r.Ceilings {
 		if c.LaunchS == nil && len(c.Others) == 0 {
 			continue
 		}
-		info := backend.Info{}
-		if i := slices.IndexFunc(r.Environment.Backends, func(b backend.Info) bool { return b.Name == c.Backend }); i >= 0 {
-			info = r.Environment.Backends[i]
-		}
+		info := r.Environment.backend(&Measurement{Backend: c.Backend, Threads: c.Threads})
 		info.Name, info.Threads = c.Contender, 0
 		fmt.Fprintf(b, "\n%s\n", describe(&info))
 		if c.LaunchS != nil {
@@ -400,10 +396,8 @@ func (r *Report) WritePlans(w io.Writer) error {
 		info := &r.Environment.Backends[i]
 		short := backend.Info{Name: info.Name, Device: info.Device, Provider: info.Provider}
 		fmt.Fprintf(&b, "\n%s\n", describe(&short))
-		for j := range r.Cases {
-			if c := &r.Cases[j]; c.on(info) {
-				c.writePlan(&b)
-			}
+		for _, c := range r.on(info) {
+			c.writePlan(&b)
 		}
 	}
 	r.missing(&b)
