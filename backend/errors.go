@@ -2,8 +2,6 @@ package backend
 
 import (
 	"errors"
-
-	"github.com/seed90331342/attn/backend/budget"
 )
 
 // Sentinel errors. Every error of this module wraps one of them or a context error, for
@@ -34,7 +32,7 @@ var (
 	ErrDeviceLost = errors.New("device lost")
 	// ErrMemory reports that the device or the host has not enough memory, or that a limit
 	// of the process leaves too little: ulimit, a control group or GOMEMLIMIT.
-	ErrMemory = budget.ErrMemory
+	ErrMemory = errors.New("out of memory")
 	// ErrCapacity reports a cache that is full.
 	ErrCapacity = errors.New("cache is full")
 	// ErrVerify reports a result that differs from float64 by more than the error bound of

@@ -5,8 +5,6 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-
-	"github.com/seed90331342/attn/backend/budget"
 )
 
 // Shape is the length of a tensor along each axis. All four are written: Go fills in zeros for
@@ -133,39 +131,24 @@ func hostTensor[T float32 | uint16 | bool | byte](data []T, dtype DType, shape S
 // AllocHost returns a contiguous tensor of zeros in host memory. It returns ErrShape for a
 // shape that is negative or too large, and ErrMemory when there is not enough memory.
 func AllocHost(dtype DType, shape Shape) (Tensor, error) {
-	if dtype == Bool {
-		return allocHost(budget.Make[bool], dtype, shape)
-	}
-	return allocNumbers(dtype, shape, budget.Make[float32], budget.Make[uint16], budget.Make[byte])
-}
-
-// AllocHostUncleared is AllocHost with unspecified contents, for types other than Bool. It
-// takes no time to clear memory.
-func AllocHostUncleared(dtype DType, shape Shape) (Tensor, error) {
-	if dtype == Bool {
-		return AllocHost(dtype, shape)
-	}
-	return allocNumbers(dtype, shape, budget.MakeUncleared[float32], budget.MakeUncleared[uint16], budget.MakeUncleared[byte])
-}
-
-// allocNumbers returns a tensor in memory that one of the functions makes.
-func allocNumbers(dtype DType, shape Shape, words func(int) ([]float32, error), halves func(int) ([]uint16, error), bytes func(int) ([]byte, error)) (Tensor, error) {
 	switch dtype {
+	case Bool:
+		return allocHost[bool](dtype, shape)
 	case F32:
-		return allocHost(words, dtype, shape)
+		return allocHost[float32](dtype, shape)
 	case Q8:
-		return allocHost(bytes, dtype, shape)
+		return allocHost[byte](dtype, shape)
 	default:
-		return allocHost(halves, dtype, shape)
+		return allocHost[uint16](dtype, shape)
 	}
 }
 
-func allocHost[T float32 | uint16 | bool | byte](alloc func(n int) ([]T, error), dtype DType, shape Shape) (Tensor, error) {
+func allocHost[T float32 | uint16 | bool | byte](dtype DType, shape Shape) (Tensor, error) {
 	n := int(dtype.Bytes(shape)) / dtype.Size()
 	if n < 0 {
 		return Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, ErrShape)
 	}
-	data, err := alloc(n)
+	data, err := Make[T](n)
 	if err != nil {
 		return Tensor{}, fmt.Errorf("shape %v of %v: %w", shape, dtype, err)
 	}

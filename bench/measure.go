@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/internal/stats"
@@ -291,7 +290,8 @@ func (b *bencher) runStages(ctx context.Context) error { return b.staged.run(ctx
 
 // prepareStages runs the three stages once, or returns why they are left out.
 func (b *bencher) prepareStages() (note string, err error) {
-	limit := min(float64(maxWeights), float64(budget.Free())/2)
+	free, _ := backend.HostMemory()
+	limit := min(float64(maxWeights), float64(free)/2)
 	bytes, left, stage := 4*b.c.weights(), b.left(), b.stage.predict(int64(b.c.weights()))
 	switch {
 	case bytes > limit:

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/bench/report"
 )
 
@@ -29,7 +28,7 @@ func TestOutOfMemory(t *testing.T) {
 		if n > 20 {
 			n += every - 1
 		}
-		stop := budget.Fail(n)
+		stop := backend.FailMemory(n)
 		r, err := bench()
 		if requests := stop(); requests < n {
 			if err != nil || r.Err() != nil {

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -61,7 +60,7 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 
 // normals draws n standard normal numbers.
 func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
-	data, err := budget.Make[float32](n)
+	data, err := backend.Make[float32](n)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
@@ -167,7 +166,7 @@ func (r *runner) prepare(by *Contender, c Case) *bencher {
 		return b
 	}
 	need := c.hostBytes()
-	if free := budget.Free(); need < 0 || need > free {
+	if free, _ := backend.HostMemory(); need < 0 || need > free {
 		skip(&b.row, fmt.Sprintf("needs %s, %s are free", format.Size(float64(uint64(need))), format.Size(float64(free))))
 		return b
 	}

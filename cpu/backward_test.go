@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 )
@@ -383,7 +382,7 @@ func TestBackwardMemory(t *testing.T) {
 		g := everyGradient(t, be)
 		runtime.GC() // the first leaves the contents of pools where they are found once more
 		runtime.GC()
-		stop := budget.Fail(nth)
+		stop := backend.FailMemory(nth)
 		err := be.Backward(t.Context(), g)
 		requests := stop()
 		be.Close()

@@ -121,7 +121,7 @@ func Open(opt Options) (*Backend, error) {
 // negative or too large to index, and ErrMemory when there is not enough memory.
 func (be *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
 	err = be.do(ctx, "alloc", func() error {
-		t, err = backend.AllocHostUncleared(dtype, shape)
+		t, err = backend.AllocHost(dtype, shape)
 		return err
 	})
 	return t, err

@@ -14,20 +14,20 @@ import (
 	"gonum.org/v1/gonum/blas/gonum"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cpu/internal/peak"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Info implements backend.Backend.
 func (be *Backend) Info() backend.Info {
+	_, memory := backend.HostMemory()
 	return backend.Info{
 		Name:     name,
 		Device:   modelName(),
 		Type:     backend.CPU,
 		Provider: fmt.Sprintf("%s (of %s), %s", be.kernels.Tier, strings.Join(Tiers(), ", "), provider()),
 		Threads:  be.threads(),
-		Limits:   []backend.Limit{{Name: "memory", Value: budget.Limit()}},
+		Limits:   []backend.Limit{{Name: "memory", Value: memory}},
 	}
 }
 

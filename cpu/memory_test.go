@@ -12,7 +12,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/budget"
 )
 
 const (
@@ -210,7 +209,7 @@ func TestAllocTooLarge(t *testing.T) {
 func TestOutOfMemory(t *testing.T) {
 	for _, tier := range Tiers() {
 		t.Run(tier, func(t *testing.T) {
-			backendtest.RunOutOfMemory(t, open(t, Options{Tier: tier, Threads: 2}), backendtest.Memory{Fail: budget.Fail})
+			backendtest.RunOutOfMemory(t, open(t, Options{Tier: tier, Threads: 2}), backendtest.Memory{Fail: backend.FailMemory})
 		})
 	}
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
@@ -366,7 +365,7 @@ func TestOutOfMemory(t *testing.T) {
 				fill(b)
 			}
 			// Tensors move to the host, whose memory is then requested.
-			m := backendtest.Memory{Fail: budget.Fail, Elsewhere: true, Held: func() int {
+			m := backendtest.Memory{Fail: backend.FailMemory, Elsewhere: true, Held: func() int {
 				b.dev.Pool.Drain()
 				return dev.Live().Buffers
 			}}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 )
@@ -78,7 +77,7 @@ func (b *Backend) alloc(ctx context.Context, dtype backend.DType, shape backend.
 		return backend.Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, backend.ErrShape)
 	}
 	bytes := uint64(dtype.Bytes(shape))
-	if bytes > mostMemory || b.info.Type == backend.CPU && budget.Check(int64(bytes)) != nil {
+	if bytes > mostMemory || b.info.Type == backend.CPU && backend.CheckMemory(int64(bytes)) != nil {
 		return backend.Tensor{}, queue.ErrFull // a device that is the processor has the host's memory
 	}
 	s, free, err := b.dev.Alloc(ctx, bytes)

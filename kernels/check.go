@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
@@ -109,7 +108,7 @@ func sample(d Dims, opt CheckOptions) ([]rowIndex, error) {
 		want = 16
 	}
 	total := d.Batch * d.Heads * d.SeqQ
-	rows, err := budget.Make[rowIndex](min(want, total))
+	rows, err := backend.Make[rowIndex](min(want, total))
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +149,7 @@ func (k *checker) row(ctx context.Context, s *subcall, n int, of rowIndex) error
 		return err
 	}
 	// The oracle's scores and weights in float64.
-	if err := budget.Check(16 * int64(len(row.K)/max(len(row.Q), 1))); err != nil {
+	if err := backend.CheckMemory(16 * int64(len(row.K)/max(len(row.Q), 1))); err != nil {
 		return err
 	}
 	ref := oracle.Solve(row)
@@ -174,7 +173,7 @@ func (k *checker) row(ctx context.Context, s *subcall, n int, of rowIndex) error
 		return err
 	}
 	// Weights of keys outside of the subcall are 0.
-	weights, err := budget.Make[float64](k.weights.Shape()[Dim])
+	weights, err := backend.Make[float64](k.weights.Shape()[Dim])
 	if err != nil {
 		return err
 	}
@@ -307,7 +306,7 @@ func (k *checker) keys(ctx context.Context, c *backend.Call, t Tensor, head head
 		return k.download(ctx, t, rowIndex{head.b, head.h, 0}, t.Shape()[Seq])
 	}
 	size, cols := t.Shape()[Seq], t.Shape()[Dim]
-	all, err := budget.Make[float32](Shape{1, 1, c.Pages.Keys, cols}.Elements())
+	all, err := backend.Make[float32](Shape{1, 1, c.Pages.Keys, cols}.Elements())
 	if err != nil {
 		return nil, err
 	}

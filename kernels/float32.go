@@ -5,7 +5,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 )
 
 // AttentionFloat32 computes attention of row-major slices and returns the output
@@ -98,7 +98,7 @@ func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, s
 	case F32:
 		host, err = HostF32(data, shape)
 	case F16, BF16:
-		bits, err := budget.Make[uint16](len(data))
+		bits, err := backend.Make[uint16](len(data))
 		if err != nil {
 			return host, err
 		}
@@ -152,7 +152,7 @@ func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 	if t.DType() == F32 {
 		return host.Float32s()
 	}
-	out, err := budget.Make[float32](t.Shape().Elements())
+	out, err := backend.Make[float32](t.Shape().Elements())
 	if err != nil {
 		return nil, err
 	}

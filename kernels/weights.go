@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
@@ -52,8 +51,8 @@ func (d *Device) topWeights(ctx context.Context, q, k Tensor, n int, opt *Option
 	}
 	defer s.release()
 	size := Shape{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, n}.Elements() // negative when too large
-	if top.Keys, err = budget.Make[int32](size); err == nil {
-		top.Weights, err = budget.Make[float32](size)
+	if top.Keys, err = backend.Make[int32](size); err == nil {
+		top.Weights, err = backend.Make[float32](size)
 	}
 	if err != nil {
 		return Top{}, fmt.Errorf("%d weights for each of %d queries: %w", n, s.dims.Batch*s.dims.Heads*s.dims.SeqQ, err)
@@ -322,7 +321,7 @@ func KeepMask(drop Dropout, d Dims) (Tensor, error) {
 	if shape.Elements() < 1 {
 		return Tensor{}, fmt.Errorf("keep mask: shape %v: every length must be at least 1, and the product must fit: %w", shape, ErrShape)
 	}
-	keep, err := budget.Make[bool](shape.Elements())
+	keep, err := backend.Make[bool](shape.Elements())
 	if err != nil {
 		return Tensor{}, fmt.Errorf("keep mask: %w", err)
 	}

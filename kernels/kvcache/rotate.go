@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -107,7 +107,7 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 func positionsOf(from []int, n int) (positions [][]int, err error) {
 	positions = make([][]int, len(from))
 	for b, first := range from {
-		if positions[b], err = budget.Make[int](n); err != nil {
+		if positions[b], err = backend.Make[int](n); err != nil {
 			return nil, err
 		}
 		for i := range positions[b] {

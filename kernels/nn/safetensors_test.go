@@ -19,7 +19,7 @@ import (
 
 	"github.com/x448/float16"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -447,7 +447,7 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		t.Errorf("a file that shrinks: %v", err)
 	}
 	for n := 1; ; n++ {
-		stop := budget.Fail(n)
+		stop := backend.FailMemory(n)
 		_, err := grouped.LoadSafetensors(bytes.NewReader(whole), int64(len(whole)), "a.")
 		if stop() < n {
 			break

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 )
 
 // file returns a file of a header and data, which may contradict each other.
@@ -159,8 +159,8 @@ func TestReadHeaderRefuses(t *testing.T) {
 			t.Errorf("%d of %d bytes: %v", n, len(content), err)
 		}
 	}
-	defer budget.Fail(1)()
-	if _, err := ReadHeader(bytes.NewReader(content), int64(len(content))); !errors.Is(err, budget.ErrMemory) {
+	defer backend.FailMemory(1)()
+	if _, err := ReadHeader(bytes.NewReader(content), int64(len(content))); !errors.Is(err, backend.ErrMemory) {
 		t.Errorf("no memory: %v", err)
 	}
 }

@@ -20,7 +20,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -220,7 +219,7 @@ func (h *history) run() {
 			a := &actor{h: h, id: id}
 			for i := range steps {
 				if h.refuses { // one request of this step, or of the next ones
-					budget.Fail(1 + (7*i+id)%23)
+					backend.FailMemory(1 + (7*i+id)%23)
 				}
 				if _, err := try(func() [][]float32 { a.step(i); return nil }); err != nil {
 					h.fault("goroutine %d, step %d: %v", id, i, err)
@@ -229,7 +228,7 @@ func (h *history) run() {
 		})
 	}
 	wg.Wait()
-	budget.Fail(0)()
+	backend.FailMemory(0)()
 	for _, d := range h.opened {
 		for range 2 {
 			if err := d.dev.Close(); err != nil {

@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -176,7 +175,7 @@ func (s *soak) round(round int, long time.Duration) {
 	wg.Go(func() { // one goroutine refuses memory of all others
 		rng := rand.New(rand.NewPCG(seed, goroutines))
 		for ctx.Err() == nil && !s.t.Failed() {
-			end := budget.Fail(1 + rng.IntN(200))
+			end := backend.FailMemory(1 + rng.IntN(200))
 			time.Sleep(20 * time.Millisecond)
 			end()
 		}

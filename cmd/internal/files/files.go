@@ -14,7 +14,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/output"
 )
 
@@ -59,7 +59,7 @@ func read(path string, most int64) ([]byte, error) {
 	}
 	if size <= most {
 		// Memory that is not written to is not used.
-		text, err := budget.Make[byte](int(size) + 1)
+		text, err := backend.Make[byte](int(size) + 1)
 		if err != nil {
 			return nil, err
 		}

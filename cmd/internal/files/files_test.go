@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
@@ -20,8 +20,8 @@ func TestRead(t *testing.T) {
 	if text, err := Read(t.Context(), path, 4); err == nil || err.Error() != "it has more than 4 bytes, the most that is read" {
 		t.Errorf("%q, %v", text, err)
 	}
-	stop := budget.Fail(1)
-	if text, err := Read(t.Context(), path, 5); !errors.Is(err, budget.ErrMemory) {
+	stop := backend.FailMemory(1)
+	if text, err := Read(t.Context(), path, 5); !errors.Is(err, backend.ErrMemory) {
 		t.Errorf("without memory: %q, %v", text, err)
 	}
 	stop()

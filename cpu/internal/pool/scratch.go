@@ -5,7 +5,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 )
 
 // Scratch is the memory in which one goroutine computes the tasks of a call. Calls take it
@@ -62,7 +62,7 @@ func (w *Scratch) Reset() { w.used = 0 }
 // ErrMemory it returns s.
 func Resized[T any](s []T, n int) ([]T, error) {
 	if cap(s) < n {
-		longer, err := budget.Make[T](n)
+		longer, err := backend.Make[T](n)
 		if err != nil {
 			return s, err
 		}

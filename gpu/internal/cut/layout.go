@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 )
 
 // TransferBytes is the size of a transfer between host and device: large enough to make
@@ -86,7 +85,7 @@ func Pack(ctx context.Context, ds backend.Strides, src []byte, ss backend.Stride
 		n := (Extent(part, ds)*size + 3) &^ 3
 		if cap(packed) < n {
 			var err error
-			if packed, err = budget.Make[byte](n); err != nil {
+			if packed, err = backend.Make[byte](n); err != nil {
 				return err
 			}
 		}

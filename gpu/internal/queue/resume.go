@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -89,7 +88,7 @@ func (k *checkpoint) restore(to, from backend.Tensor) (backend.Tensor, error) {
 	// The rows may be interleaved with others, so the whole span is read and written.
 	first := to.Offset() * size
 	lo, hi := first&^3, (first+cut.Extent(to.Shape(), to.Strides())*size+3)&^3
-	span, err := budget.Make[byte](hi - lo)
+	span, err := backend.Make[byte](hi - lo)
 	if err != nil {
 		return from, err
 	}
@@ -186,7 +185,7 @@ func (k *checkpoint) Queued(x cut.Box, end bool) error {
 	if !r.rehearsal {
 		defer Moved(r.ctx, int64(r.held.size), time.Now())
 		var err error
-		if w.State, err = budget.Make[byte](int(r.held.size)); err != nil {
+		if w.State, err = backend.Make[byte](int(r.held.size)); err != nil {
 			return err
 		}
 		if err := r.d.Read(r.ctx, single(r.held.state), 0, w.State); err != nil {

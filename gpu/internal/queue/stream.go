@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/resource"
@@ -174,7 +174,7 @@ func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 	defer Moved(r.ctx, int64(a.Size()), time.Now())
 	t := a.Of.T
 	if a.Of.Pages != nil {
-		packed, err := budget.Make[byte](int(a.Size()))
+		packed, err := backend.Make[byte](int(a.Size()))
 		if err != nil {
 			return nil, err
 		}
@@ -229,7 +229,7 @@ func (r *Runner) download(w *resident) error {
 		return nil
 	}
 	defer Moved(r.ctx, int64(a.Size()), time.Now())
-	packed, err := budget.Make[byte](int(a.Size()))
+	packed, err := backend.Make[byte](int(a.Size()))
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/resource"
@@ -96,7 +95,7 @@ func (d *Device) Download(ctx context.Context, dst []byte, strides backend.Strid
 	if first == lo && cut.SameOrder(src.Shape(), strides, src.Strides()) && (hi-lo) == src.Shape().Elements()*size {
 		return d.Read(ctx, s, uint64(lo), dst[:hi-lo])
 	}
-	span, err := budget.Make[byte](hi - lo)
+	span, err := backend.Make[byte](hi - lo)
 	if err != nil {
 		return err
 	}

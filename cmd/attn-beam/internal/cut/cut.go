@@ -27,7 +27,6 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -156,7 +155,7 @@ func New(d kernels.Dims, o kernels.Options, c Config) (*Cut, error) {
 	for _, p := range parts {
 		blocks += (p.Hi[0] - p.Lo[0]) * d.KVHeads * ((p.Hi[1]-p.Lo[1])/x.Config.Rows + 1)
 	}
-	if x.Blocks, err = budget.Make[Block](blocks); err != nil {
+	if x.Blocks, err = backend.Make[Block](blocks); err != nil {
 		return nil, fmt.Errorf("%d blocks of %d rows: %w", blocks, x.Config.Rows, err)
 	}
 	x.Blocks = x.Blocks[:0]

@@ -7,7 +7,6 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -260,6 +259,6 @@ func newTensor(d onnxfile.DataType, shape []int) (*onnxfile.Tensor, error) {
 		}
 		n *= l
 	}
-	data, err := budget.Make[byte](n)
+	data, err := backend.Make[byte](n)
 	return &onnxfile.Tensor{Type: d, Shape: shape, Data: data[:0]}, err
 }

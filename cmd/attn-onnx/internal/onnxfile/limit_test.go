@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 )
 
 // field returns a field of bytes.
@@ -46,8 +46,8 @@ func TestDecodeAsksForMemory(t *testing.T) {
 		{"lengths", field(1, make([]byte, n))},
 		{"an unknown field", field(1000, make([]byte, n))},
 	} {
-		stop := budget.Fail(1)
-		if _, err := DecodeTensor(c.data); !errors.Is(err, budget.ErrMemory) {
+		stop := backend.FailMemory(1)
+		if _, err := DecodeTensor(c.data); !errors.Is(err, backend.ErrMemory) {
 			t.Errorf("%s: without memory: %v", c.name, err)
 		}
 		stop()

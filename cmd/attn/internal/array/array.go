@@ -12,7 +12,6 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/backend/mapfile"
 	"github.com/seed90331342/attn/cmd/internal/files"
 	"github.com/seed90331342/attn/cmd/internal/output"
@@ -81,7 +80,7 @@ func ReadInts(flag, path string) ([][]int32, error) {
 	if err != nil {
 		return nil, err
 	}
-	flat, err := budget.Make[int32](len(all))
+	flat, err := backend.Make[int32](len(all))
 	if err != nil {
 		return nil, f.Errorf("%w", err)
 	}
@@ -320,7 +319,7 @@ func WriteTensor(ctx context.Context, w io.Writer, t backend.Tensor, shape []int
 	if t.DType() == backend.F16 {
 		return npy.Write(w, "<f2", shape, data)
 	}
-	wide, err := budget.Make[uint32](len(data)) // bf16 is the upper half of f4
+	wide, err := backend.Make[uint32](len(data)) // bf16 is the upper half of f4
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
@@ -311,8 +310,8 @@ func (in *Inputs) CheckMemory() error {
 	for _, m := range in.Masks {
 		need += m.Memory(m.DType())
 	}
-	if limit := budget.Limit(); need > limit {
-		return fmt.Errorf("the inputs need %s of memory, the limit is %s: %w", cli.Bytes(need), cli.Bytes(limit), budget.ErrMemory)
+	if _, limit := backend.HostMemory(); need > limit {
+		return fmt.Errorf("the inputs need %s of memory, the limit is %s: %w", cli.Bytes(need), cli.Bytes(limit), backend.ErrMemory)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 )
@@ -51,7 +51,7 @@ func (l *Starts) Decode(ctx *kong.DecodeContext) error {
 	if len(rows) != 1 {
 		return fmt.Errorf("the file has %d rows, it must have one axis", len(rows))
 	}
-	starts, err := budget.Make[int](len(rows[0]))
+	starts, err := backend.Make[int](len(rows[0]))
 	for i := range starts {
 		starts[i] = int(rows[0][i])
 	}
