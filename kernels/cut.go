@@ -31,7 +31,7 @@ func wholeRegion(d Dims) region {
 	return region{hi: [4]int{d.Batch, d.Heads, d.SeqQ, d.SeqK}, limit: d.SeqK}
 }
 
-// regions returns the regions into which Prefix, QSegments, KSegments and Offsets divide p,
+// regions returns the regions into which Prefix, QSegments, KSegments and Offset divide p,
 // nil when one call computes all. keys is Sk, hidden keys included.
 func (o *Options) regions(p *problem, keys int) ([]region, error) {
 	d := p.dims
@@ -51,9 +51,9 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 		x := wholeRegion(d)
 		x.lo[Batch] = b
 		if differ {
-			x.offset = o.Offsets[b]
+			x.offset = o.Offset[b]
 		}
-		for b++; b < d.Batch && o.sameDivision(qs, ks, b) && (!differ || o.Offsets[b] == x.offset); b++ {
+		for b++; b < d.Batch && o.sameDivision(qs, ks, b) && (!differ || o.Offset[b] == x.offset); b++ {
 		}
 		x.hi[Batch] = b
 		segments := []region{x}
@@ -401,8 +401,8 @@ func (c *Call) addSequence(n int) error {
 	if opt.Prefix != nil {
 		opt.Prefix = []int{ofBatch(c.opt.Prefix, n)}
 	}
-	if opt.Offsets != nil {
-		opt.Offsets = c.opt.Offsets[n : n+1]
+	if len(opt.Offset) > 1 {
+		opt.Offset = c.opt.Offset[n : n+1]
 	}
 	if len(opt.ALiBi) > heads {
 		opt.ALiBi = c.opt.ALiBi[n*heads : (n+1)*heads]

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -39,11 +40,9 @@ type Options struct {
 	Window *Window
 	// Align sets the position of the rows, for Causal and Window.
 	Align Align
-	// Offset is added to the position of every row: for keys that continue others, as
-	// in a cache.
-	Offset int
-	// Offsets [B] is added to the positions of the rows of each batch; nil means 0.
-	Offsets []int
+	// Offset [B] or [1] is added to the positions of the rows of each batch: for keys
+	// that continue others, as in a cache. nil means 0.
+	Offset []int
 	// KLen [B] is the number of keys of each batch, 0 to Sk; nil means Sk.
 	KLen []int
 	// Prefix [B] or [1] is the number of leading keys that neither Causal nor the right
@@ -230,8 +229,8 @@ func (o *Options) checkLengths(n, heads int, of string) error {
 	switch {
 	case o.KLen != nil && len(o.KLen) != n:
 		return fmt.Errorf("klen has %d lengths, %s: give one for each: %w", len(o.KLen), thereAre(n, of), ErrShape)
-	case o.Offsets != nil && len(o.Offsets) != n:
-		return fmt.Errorf("offsets has %d, %s: give one for each: %w", len(o.Offsets), thereAre(n, of), ErrShape)
+	case o.Offset != nil && len(o.Offset) != 1 && len(o.Offset) != n:
+		return fmt.Errorf("offset has %d elements, %s: give %s: %w", len(o.Offset), thereAre(n, of), either(1, n), ErrShape)
 	case o.Prefix != nil && len(o.Prefix) != 1 && len(o.Prefix) != n:
 		return fmt.Errorf("prefix has %d lengths, %s: give %s: %w", len(o.Prefix), thereAre(n, of), either(1, n), ErrShape)
 	case o.ALiBi != nil && len(o.ALiBi) != heads && len(o.ALiBi) != n*heads:
@@ -264,13 +263,17 @@ func either(a, b int) string {
 	return fmt.Sprintf("%d or %d", a, b)
 }
 
-// visibility returns Causal, Window, Align, Offset, Offsets and KLen as the one rule of
-// backend.Visibility, as far as it can express them: regions handles the Offsets that
+// visibility returns Causal, Window, Align, Offset and KLen as the one rule of
+// backend.Visibility, as far as it can express them: regions handles the offsets that
 // offsetsDiffer reports.
 func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	vis := backend.Everything()
-	if o.Offset < -maxOffset || o.Offset > maxOffset {
-		return vis, fmt.Errorf("offset is %d, it must lie within ±%d: %w", o.Offset, maxOffset, ErrOption)
+	furthest := 0
+	for b, n := range o.Offset {
+		if n < -maxOffset || n > maxOffset {
+			return vis, fmt.Errorf("offset[%d] is %d, it must lie within ±%d: %w", b, n, maxOffset, ErrOption)
+		}
+		furthest = max(furthest, n, -n)
 	}
 	if w := o.Window; w != nil {
 		if w.Left < 0 || w.Right < 0 {
@@ -283,15 +286,10 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	}
 	switch o.Align {
 	case UpperLeft:
-		vis.Offset = o.Offset
 	case LowerRight:
-		vis.Offset = o.Offset + d.SeqK - d.SeqQ
+		vis.Offset = d.SeqK - d.SeqQ
 	default:
 		return vis, fmt.Errorf("align is %d, it must be UpperLeft or LowerRight: %w", o.Align, ErrOption)
-	}
-	furthest, err := o.checkOffsets(d)
-	if err != nil {
-		return vis, err
 	}
 	// A window wider than the distance of any row to any key hides nothing. Unbounded
 	// lets backends skip the test.
@@ -314,35 +312,24 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	return vis, nil
 }
 
-// checkOffsets checks Offsets and returns the largest magnitude.
-func (o *Options) checkOffsets(d Dims) (furthest int, err error) {
-	for b, n := range o.Offsets {
-		if n < -maxOffset || n > maxOffset {
-			return 0, fmt.Errorf("offsets[%d] is %d, it must lie within ±%d: %w", b, n, maxOffset, ErrOption)
-		}
-		furthest = max(furthest, n, -n)
-	}
-	return furthest, nil
-}
-
-// foldOffsets expresses Offsets by vis, unless batches need calls of their own.
+// foldOffsets expresses Offset by vis, unless batches need calls of their own.
 func (o *Options) foldOffsets(vis *backend.Visibility, d Dims) {
 	switch {
-	case len(o.Offsets) == 0 || o.offsetsDiffer(d):
-	case o.Prefix == nil && o.onlyLastKey(d):
+	case len(o.Offset) == 0 || o.offsetsDiffer(d):
+	case len(o.Offset) > 1 && o.Prefix == nil && o.onlyLastKey(d):
 		if !o.Causal {
 			return
 		}
 		klen := make([]int, d.Batch)
 		for b := range klen {
-			klen[b] = max(0, min(vis.Offset+o.Offsets[b]+1, d.SeqK))
+			klen[b] = max(0, min(vis.Offset+o.Offset[b]+1, d.SeqK))
 			if vis.KLen != nil {
 				klen[b] = min(klen[b], vis.KLen[b])
 			}
 		}
 		vis.Right, vis.KLen = Unbounded, klen
 	default:
-		vis.Offset += o.Offsets[0]
+		vis.Offset += o.Offset[0]
 	}
 }
 
@@ -354,15 +341,10 @@ func (o *Options) onlyLastKey(d Dims) bool {
 
 // offsetsDiffer reports whether batches with different offsets need calls of their own.
 func (o *Options) offsetsDiffer(d Dims) bool {
-	if o.Offsets == nil || o.Prefix == nil && o.onlyLastKey(d) {
+	if o.Prefix == nil && o.onlyLastKey(d) {
 		return false
 	}
-	for _, n := range o.Offsets {
-		if n != o.Offsets[0] {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] })
 }
 
 // tensors fills in the tensors of p and drops the keys that a short Mask or Bias lacks.

@@ -14,7 +14,7 @@ type Part struct {
 // Parts returns the parts of a call with lengths d. Every row of every batch belongs to one
 // part, and the part has all keys that the row may see: programs that distribute a call
 // over machines compute each part, or pieces of it, as a call of its own with a Window, an
-// Offset and a KLen. A call without a Prefix, segments and Offsets is one part; a call
+// Offset and a KLen. A call without a Prefix, segments and different offsets is one part; a call
 // without rows or keys has none. The lengths of packed sequences are not considered.
 //
 // It returns ErrShape and ErrOption as [Device.Prepare] does.

@@ -16,7 +16,7 @@ func setOptions(t *testing.T) map[string]Options {
 	ids := [][]int32{{0}}
 	return map[string]Options{
 		"Scale": {Scale: new(1.0)}, "Softcap": {Softcap: 1}, "Causal": {Causal: true}, "Window": {Window: &Window{}},
-		"Align": {Align: LowerRight}, "Offset": {Offset: 1}, "Offsets": {Offsets: list}, "KLen": {KLen: list}, "Prefix": {Prefix: list},
+		"Align": {Align: LowerRight}, "Offset": {Offset: list}, "KLen": {KLen: list}, "Prefix": {Prefix: list},
 		"QSegments": {QSegments: ids}, "KSegments": {KSegments: ids}, "Mask": {Mask: x}, "Bias": {Bias: x}, "ALiBi": {ALiBi: []float32{1}},
 		"RelativeBias": {RelativeBias: x}, "BlockMask": {BlockMask: x, BlockSize: 1}, "Sinks": {Sinks: []float32{1}},
 		"Dropout": {Dropout: Dropout{P: 0.5}}, "Pages": {Pages: &Pages{}}, "CuQ": {CuQ: list}, "CuK": {CuK: list},

@@ -69,7 +69,7 @@ func TestAttentionRefuses(t *testing.T) {
 		{"softcap that rounds to 0", q, k, v, Options{Softcap: 1e-60}, ErrOption, "softcap is 1e-60"},
 		{"negative window", q, k, v, Options{Window: &Window{-1, 3}}, ErrOption, "window is -1,3"},
 		{"align", q, k, v, Options{Align: 2}, ErrOption, "align is 2"},
-		{"offset", q, k, v, Options{Offset: 1 << 31}, ErrOption, "offset is 2147483648"},
+		{"offset", q, k, v, Options{Offset: []int{1 << 31}}, ErrOption, "offset[0] is 2147483648"},
 		{"klen count", q, k, v, Options{KLen: []int{1}}, ErrShape, "klen has 1 lengths, there are 2 batches"},
 		{"klen range", q, k, v, Options{KLen: []int{9, 10}}, ErrOption, "klen[1] is 10, there are 9 keys"},
 		{"klen negative", q, k, v, Options{KLen: []int{-1, 1}}, ErrOption, "klen[0] is -1"},
@@ -173,7 +173,7 @@ func TestOptionsBecomeTheRule(t *testing.T) {
 		{"nothing", Options{}, backend.Visibility{Left: un, Right: un}},
 		{"causal", Options{Causal: true}, backend.Visibility{Left: un}},
 		{"causal lower right", Options{Causal: true, Align: LowerRight}, backend.Visibility{Left: un, Offset: 2}},
-		{"window lower right with offset", Options{Window: &Window{1, 2}, Align: LowerRight, Offset: 3}, backend.Visibility{Left: 1, Right: 2, Offset: 5}},
+		{"window lower right with offset", Options{Window: &Window{1, 2}, Align: LowerRight, Offset: []int{3}}, backend.Visibility{Left: 1, Right: 2, Offset: 5}},
 		{"window and causal", Options{Window: &Window{1, 2}, Causal: true}, backend.Visibility{Left: 1}},
 		{"a window too wide to matter", Options{Window: &Window{10, 11}}, backend.Visibility{Left: un, Right: un}},
 	} {

@@ -224,7 +224,7 @@ func TestEachWeightRow(t *testing.T) {
 		{"slopes and sinks of each head, bias by distance", Options{ALiBi: []float32{.5, .25, .125, .0625}, Sinks: []float32{0, 1, 2, 3},
 			RelativeBias: tensor(Shape{1, heads, 1, seqQ + seqK - 1}), Align: LowerRight}},
 		{"a bias of fewer keys", Options{Bias: tensor(Shape{1, 1, seqQ, 70})}},
-		{"rows of each batch at a place of their own", Options{Causal: true, Offsets: []int{-30, 20}}},
+		{"rows of each batch at a place of their own", Options{Causal: true, Offset: []int{-30, 20}}},
 		{"slopes of each batch", Options{ALiBi: []float32{.5, .25, .125, .0625, 1, 2, 3, 4}}},
 		{"prefix", Options{Causal: true, Prefix: []int{20, 99}}},
 		{"segments", Options{QSegments: [][]int32{halves(seqQ, 130)}, KSegments: [][]int32{halves(seqK, 80)}}},

@@ -214,7 +214,7 @@ func (c Case) String() string {
 		s += fmt.Sprintf(" window %d,%d", o.Window.Left, o.Window.Right)
 	}
 	if o.Causal || o.Window != nil {
-		s += fmt.Sprintf(" align %d offset %d %v", o.Align, o.Offset, o.Offsets)
+		s += fmt.Sprintf(" align %d offset %v", o.Align, o.Offset)
 	}
 	if o.KLen != nil {
 		s += fmt.Sprintf(" klen %v", o.KLen)

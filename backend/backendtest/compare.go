@@ -123,12 +123,17 @@ func drawCase(t *rapid.T) Case {
 		o.Align = kernels.LowerRight
 	}
 	if seldom("offset?") {
-		o.Offset = n("offset", -40, 40)
+		o.Offset = []int{n("offset", -40, 40)}
 	}
 	if seldom("offsets?") {
+		var all []int
 		for range c.Batch {
-			o.Offsets = append(o.Offsets, n("offsets", -40, 40))
+			all = append(all, n("offsets", -40, 40))
 		}
+		if o.Offset != nil {
+			all = moved(all, o.Offset[0])
+		}
+		o.Offset = all
 	}
 	if seldom("scale?") {
 		o.Scale = new(rapid.SampledFrom([]float64{0, 1, -0.25, 0.1}).Draw(t, "scale"))

@@ -292,7 +292,7 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 // testGradientsAlone requests each gradient without the others.
 func testGradientsAlone(t *testing.T, dev *kernels.Device) {
 	c := Case{Name: "alone", Dims: dims(2, 4, 2, 37, 75, 16, 12), BiasShape: backend.Shape{1, 4, 37, 75}, RelativeShape: backend.Shape{1, 1, 1, 111},
-		Options: kernels.Options{Causal: true, Offset: 30, ALiBi: slopes(4), Sinks: []float32{1, 2, -1, 0}}, Seed: 2}
+		Options: kernels.Options{Causal: true, Offset: []int{30}, ALiBi: slopes(4), Sinks: []float32{1, 2, -1, 0}}, Seed: 2}
 	on := c.build().on(t, dev)
 	defer on.release()
 	x := on.forward(t)
@@ -315,7 +315,7 @@ func testGradientsAlone(t *testing.T, dev *kernels.Device) {
 
 // testGradientsInBatch: a call repeated has the same bits, and so has each batch alone.
 func testGradientsInBatch(t *testing.T, dev *kernels.Device) {
-	c := Case{Name: "in batch", Dims: dims(3, 4, 2, 70, 300, 24, 20), Options: kernels.Options{Causal: true, Offset: 200, Softcap: 9}, Seed: 98}
+	c := Case{Name: "in batch", Dims: dims(3, 4, 2, 70, 300, 24, 20), Options: kernels.Options{Causal: true, Offset: []int{200}, Softcap: 9}, Seed: 98}
 	on := c.build().on(t, dev)
 	defer on.release()
 	x := on.forward(t)
@@ -348,7 +348,7 @@ func testGradientsInBatch(t *testing.T, dev *kernels.Device) {
 // testGradientsOfRanges: with the result over all keys, calls over ranges of the keys have the
 // same bits of dk and dv as one call, and their parts of the other gradients add up.
 func testGradientsOfRanges(t *testing.T, dev *kernels.Device) {
-	c := Case{Name: "ranges", Dims: dims(2, 2, 1, 70, 300, 16, 12), Seed: 4, Options: kernels.Options{Causal: true, Offset: 230,
+	c := Case{Name: "ranges", Dims: dims(2, 2, 1, 70, 300, 16, 12), Seed: 4, Options: kernels.Options{Causal: true, Offset: []int{230},
 		ALiBi: slopes(2), Dropout: backend.Dropout{P: 0.2, Seed: 7}}}
 	var sums [7][]oracle.Sum // of all cuts
 	for _, cuts := range [][]int{{0, 150, 300}, {0, 1, 300}, {0, 128, 299, 300}} {

@@ -19,7 +19,7 @@ func testMerge(t *testing.T, dev *kernels.Device) {
 		return
 	}
 	c := Case{Name: "merge", Dims: kernels.Dims{Batch: 2, Heads: 2, KVHeads: 1, SeqQ: 33, SeqK: 120, Dim: 16, ValueDim: 12},
-		Options: kernels.Options{Causal: true, Offset: 40}, Seed: 5}
+		Options: kernels.Options{Causal: true, Offset: []int{40}}, Seed: 5}
 	for _, cuts := range [][]int{{0, 120}, {0, 1, 120}, {0, 119, 120}, {0, 60, 120}, {0, 40, 80, 120}, {0, 90, 100, 120}} {
 		for _, rightFirst := range []bool{false, true} {
 			t.Run(fmt.Sprintf("cut %v, right first %v", cuts, rightFirst), func(t *testing.T) {
@@ -78,7 +78,7 @@ func (o *onDevice) keys(tb testing.TB, lo, hi int) (k, v backend.Tensor, opt ker
 		tb.Fatal(err)
 	}
 	opt = o.opt
-	opt.Offset -= lo // keys count from the part's first
+	opt.Offset = moved(opt.Offset, -lo) // keys count from the part's first
 	opt.Dropout.First[backend.Dim] += lo
 	opt.LSE = true
 	return k, v, opt

@@ -35,7 +35,7 @@ var mistakes = map[string]mistake{
 	"one key too many after the diagonal": func(b *built, batch, h, i int, r *oracle.Row) {
 		c := *b
 		if c.Options.Causal {
-			c.Options.Offset++
+			c.Options.Offset = moved(c.Options.Offset, 1)
 		}
 		r.Hidden = c.row(batch, h, i).Hidden
 	},

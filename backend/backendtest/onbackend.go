@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -336,6 +337,18 @@ func lacks(s backend.Shape, j int) bool { return s[backend.Dim] > 1 && j >= s[ba
 // forBatch returns the element of a batch, or the only element.
 func forBatch[T any](list []T, batch int) T { return list[batch%len(list)] }
 
+// moved returns the offsets of Options, each greater by n.
+func moved(offsets []int, n int) []int {
+	if offsets == nil {
+		return []int{n}
+	}
+	all := slices.Clone(offsets)
+	for i := range all {
+		all[i] += n
+	}
+	return all
+}
+
 // visibility returns the visibility rule, implemented independently of the code under test.
 func (b *built) visibility() func(batch, i, j int) bool {
 	o := b.Options
@@ -361,9 +374,9 @@ func (b *built) visibility() func(batch, i, j int) bool {
 // position returns the position of row i of a batch among the keys.
 func (b *built) position(batch, i int) int {
 	n, rows, keys := b.sequence(batch, i)
-	i += keys.lo - rows.lo + b.Options.Offset
-	if b.Options.Offsets != nil {
-		i += b.Options.Offsets[n]
+	i += keys.lo - rows.lo
+	if b.Options.Offset != nil {
+		i += forBatch(b.Options.Offset, n)
 	}
 	if b.Options.Align == kernels.LowerRight {
 		i += keys.hi - keys.lo - (rows.hi - rows.lo)

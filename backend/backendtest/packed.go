@@ -33,8 +33,8 @@ func testPacked(t *testing.T, dev *kernels.Device) {
 		}{
 			{"plain", kernels.Options{}},
 			{"causal, lower right, klen", kernels.Options{Causal: true, Align: kernels.LowerRight, KLen: []int{33, 20, 8, 0, 1, 100}}},
-			{"window, offset, softcap", kernels.Options{Window: &kernels.Window{Left: 20, Right: 3}, Offset: 2, Softcap: 5}},
-			{"causal, offsets, klen", kernels.Options{Causal: true, Offsets: []int{3, -4, 0, 50, 1, 9}, KLen: []int{33, 20, 8, 0, 1, 100}}},
+			{"window, offset, softcap", kernels.Options{Window: &kernels.Window{Left: 20, Right: 3}, Offset: []int{2}, Softcap: 5}},
+			{"causal, offsets, klen", kernels.Options{Causal: true, Offset: []int{3, -4, 0, 50, 1, 9}, KLen: []int{33, 20, 8, 0, 1, 100}}},
 			{"causal, prefix of each", kernels.Options{Causal: true, Prefix: []int{3, 20, 0, 0, 1, 90}}},
 			{"causal, one prefix", kernels.Options{Causal: true, Prefix: []int{30}}},
 			{"alibi of heads", kernels.Options{ALiBi: slopes(heads)}},
@@ -120,8 +120,8 @@ func alone(t *testing.T, dev *kernels.Device, r kernels.Result, q, k, v backend.
 	if opt.KLen != nil {
 		opt.KLen = []int{opt.KLen[s]}
 	}
-	if opt.Offsets != nil {
-		opt.Offsets = []int{opt.Offsets[s]}
+	if opt.Offset != nil {
+		opt.Offset = []int{forBatch(opt.Offset, s)}
 	}
 	if opt.Prefix != nil {
 		opt.Prefix = []int{min(forBatch(opt.Prefix, s), keys)}

@@ -70,10 +70,10 @@ func options() []option {
 				c.Options.Window, c.Options.Align = &kernels.Window{Left: 20, Right: 5}, kernels.LowerRight
 			},
 		}},
-		{"offset", []func(*Case){leave, func(c *Case) { c.Options.Offset = 9 }, func(c *Case) { c.Options.Offset = -4 },
+		{"offset", []func(*Case){leave, func(c *Case) { c.Options.Offset = []int{9} }, func(c *Case) { c.Options.Offset = []int{-4} },
 			func(c *Case) {
 				for b := range c.Batch {
-					c.Options.Offsets = append(c.Options.Offsets, 11-20*b)
+					c.Options.Offset = append(c.Options.Offset, 11-20*b)
 				}
 			}}},
 		{"klen", []func(*Case){leave, func(c *Case) {

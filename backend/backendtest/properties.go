@@ -15,7 +15,7 @@ import (
 // testProperties tests properties that need no reference.
 func testProperties(t *testing.T, dev *kernels.Device) {
 	dims := kernels.Dims{Batch: 3, Heads: 4, KVHeads: 2, SeqQ: 70, SeqK: 300, Dim: 24, ValueDim: 20}
-	base := supported(dev, Case{Name: "property", Dims: dims, Options: kernels.Options{Causal: true, Offset: 200, Softcap: 9}, Seed: 99})
+	base := supported(dev, Case{Name: "property", Dims: dims, Options: kernels.Options{Causal: true, Offset: []int{200}, Softcap: 9}, Seed: 99})
 
 	t.Run("same bits again", func(t *testing.T) {
 		on := base.build().on(t, dev)
@@ -56,11 +56,11 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		for _, i := range []int{0, 1, 31, 32, 63, 64, 69} {
 			one := *b
 			one.SeqQ = 1
-			one.Options.Offset += i
+			one.Options.Offset = moved(b.Options.Offset, i)
 			one.q = operand{backend.Shape{1, 1, 1, b.Dim}, b.q.dtype, b.q.data[i*b.Dim : (i+1)*b.Dim]}
-			moved := one.on(t, dev)
-			decode := moved.mustRun(t, fused)
-			moved.release()
+			alone := one.on(t, dev)
+			decode := alone.mustRun(t, fused)
+			alone.release()
 			sameBits(t, answer{o: prefill.o[i*b.ValueDim : (i+1)*b.ValueDim], lse: prefill.lse[i : i+1]}, decode)
 		}
 	})

@@ -121,12 +121,17 @@ func (c *Case) drawLengths(t drawing) {
 		o.Window = &kernels.Window{Left: t.n("left", 0, 9), Right: t.n("right", 0, 9)}
 	}
 	if t.every(5, "offset?") {
-		o.Offset = t.n("offset", -20, 20)
+		o.Offset = []int{t.n("offset", -20, 20)}
 	}
 	if t.every(5, "offsets?") {
+		var all []int
 		for range n {
-			o.Offsets = append(o.Offsets, t.n("offsets", -20, 20))
+			all = append(all, t.n("offsets", -20, 20))
 		}
+		if o.Offset != nil {
+			all = moved(all, o.Offset[0])
+		}
+		o.Offset = all
 	}
 }
 

@@ -76,7 +76,6 @@ type torchProblem struct {
 	IsCausal      bool      `json:"is_causal"` // nothing else hides keys
 	Causal        bool      `json:"causal"`
 	LowerRight    bool      `json:"lower_right"`
-	Offset        int       `json:"offset"`
 	Offsets       []int     `json:"offsets"`
 	Window        []int     `json:"window"`
 	Prefix        []int     `json:"prefix"`
@@ -292,7 +291,7 @@ func (b *built) torchProblem() torchProblem {
 	o, d := b.Options, b.Dims
 	p := torchProblem{
 		Op: "sdpa", Dims: []int{d.Batch, d.Heads, d.KVHeads, d.SeqQ, d.SeqK, d.Dim, d.ValueDim}, Q: raw(b.q.data), K: raw(b.k.data), V: raw(b.v.data),
-		Scale: float64(b.row(0, 0, 0).Scale), Causal: o.Causal, LowerRight: o.Align == kernels.LowerRight, Offset: o.Offset, Offsets: o.Offsets,
+		Scale: float64(b.row(0, 0, 0).Scale), Causal: o.Causal, LowerRight: o.Align == kernels.LowerRight, Offsets: o.Offset,
 		Prefix: o.Prefix, KLen: o.KLen, QSegments: o.QSegments, KSegments: o.KSegments, ALiBi: raw(o.ALiBi), Sinks: raw(o.Sinks),
 		Mask: raw(b.mask), MaskShape: b.MaskShape[:], Blocks: raw(b.blocks), BlocksShape: b.BlockShape[:], BlockSize: b.BlockSize,
 		Bias: raw(b.bias.data), BiasShape: b.BiasShape[:], Relative: raw(b.relative.data), RelativeShape: b.RelativeShape[:],

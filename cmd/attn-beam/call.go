@@ -51,7 +51,13 @@ func (c *callFlags) spec(ctx context.Context) (beamattn.Spec, error) {
 	}
 	o := kernels.Options{
 		Scale: c.Scale, Softcap: c.Softcap, ALiBi: c.ALiBi, Sinks: c.Sinks, Causal: c.Causal, Window: (*kernels.Window)(c.Window),
-		Offset: c.Offset, Offsets: c.Offsets, KLen: c.KLen, Prefix: c.Prefix,
+		Offset: []int{c.Offset}, KLen: c.KLen, Prefix: c.Prefix,
+	}
+	if c.Offsets != nil {
+		o.Offset = nil
+		for _, n := range c.Offsets {
+			o.Offset = append(o.Offset, c.Offset+n)
+		}
 	}
 	if c.Align == "bottom-right" {
 		o.Align = kernels.LowerRight

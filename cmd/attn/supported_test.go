@@ -157,7 +157,7 @@ func supportRows() []supportRow {
 		{"softcap", "`Softcap`", "`--softcap`", with(kernels.Options{Softcap: 2})},
 		{"causal, aligned upper left or lower right", "`Causal`, `Align`", "`--causal`, `--causal-align`", with(kernels.Options{Causal: true, Align: kernels.LowerRight})},
 		{"sliding window", "`Window`", "`--window L,R`", with(kernels.Options{Window: &kernels.Window{Left: 3, Right: 2}})},
-		{"position offset", "`Offset`", "`--offset`", with(kernels.Options{Causal: true, Offset: 3})},
+		{"position offset", "`Offset`", "`--offset`", with(kernels.Options{Causal: true, Offset: []int{3}})},
 		{"keys per batch (right padding)", "`KLen`", "`--klen`", with(kernels.Options{KLen: []int{13, 5}})},
 		{"prefix that all see", "`Prefix`", "`--prefix`", with(kernels.Options{Causal: true, Prefix: []int{4, 2}})},
 		{"packed documents", "`QSegments`, `KSegments`", "`--segments`", with(kernels.Options{

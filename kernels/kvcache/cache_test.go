@@ -160,7 +160,7 @@ func TestOptionsOfTheTable(t *testing.T) {
 			}
 			r.Release()
 		}
-		if refused < 6 {
+		if refused < 5 {
 			t.Errorf("%s: refuses %d options", c.name, refused)
 		}
 		if c.share {
@@ -207,7 +207,7 @@ func TestCallOptions(t *testing.T) {
 		{"batches", plain, tokens(1, 1, 1), options{}, kernels.ErrShape, "q has shape [1 1 1 8], it must have one batch for each of 2 sequences"},
 		{"klen", plain, tokens(2, 1, 1), only(kernels.Options{KLen: []int{1, 1}}), kernels.ErrOption, "KLen is set, but the cache sets it itself"},
 		{"align", plain, tokens(2, 1, 1), only(kernels.Options{Align: kernels.LowerRight}), kernels.ErrOption, "Align is set"},
-		{"offsets", plain, tokens(2, 1, 1), only(kernels.Options{Offsets: []int{1, 1}}), kernels.ErrOption, "Offsets is set"},
+		{"offsets", plain, tokens(2, 1, 1), only(kernels.Options{Offset: []int{1, 1, 1}}), kernels.ErrShape, "offset has 3 elements"},
 		{"counts", plain, tokens(2, 1, 1), options{Count: []int{2, 1}}, kernels.ErrOption, "count[0] is 2, q has 1 rows"},
 		{"rows", plain, tokens(2, 1, 6), options{}, kernels.ErrShape, "q has 6 rows for sequence 0, which has 5 tokens: append their keys first"},
 		{"heads", plain, tokens(2, 1, 1), only(kernels.Options{Sinks: []float32{1, 2}}), kernels.ErrShape, "sinks has 2 logits"},

@@ -13,8 +13,8 @@ import (
 // attention from the last tokens.
 type CallOptions struct {
 	// Options are those of attention over the tokens of the cache, with the length of
-	// the longest sequence as Sk. Causal need not be set. The cache sets KLen, Align,
-	// Offsets and Pages. With a window, options whose shape or meaning depends on the
+	// the longest sequence as Sk. Causal need not be set. The cache sets KLen, Align and
+	// Pages, and adds the positions of the rows to Offset. With a window, options whose shape or meaning depends on the
 	// number of keys are refused.
 	kernels.Options
 	// Count is the number of rows of q that each sequence has, as given to Append; nil
@@ -200,6 +200,9 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q kernels.T
 	if s.count, err = counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
 		return err
 	}
+	if n := len(opt.Offset); n > 1 && n != len(seqs) {
+		return fmt.Errorf("offset has %d elements, it must have 1 or one for each of %d sequences: %w", n, len(seqs), kernels.ErrShape)
+	}
 	s.klen, s.offsets, s.from, s.pages.Table = s.klen[:0], s.offsets[:0], s.from[:0], s.pages.Table[:0]
 	tokens, keys := 0, 1
 	for _, r := range seqs {
@@ -218,13 +221,16 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q kernels.T
 			return fmt.Errorf("q has %d rows for sequence %d, whose tokens before %d are overwritten: attend after each append, from as many rows: %w", n, b, oldest, kernels.ErrOption)
 		}
 		s.klen, s.offsets, s.from = append(s.klen, r.used()), append(s.offsets, from-r.first), append(s.from, from)
+		if n := len(opt.Offset); n > 0 {
+			s.offsets[b] += opt.Offset[min(b, n-1)]
+		}
 		s.pages.Table = append(s.pages.Table, r.pages)
 	}
 	s.opt = opt.Options
-	s.opt.Causal, s.opt.KLen, s.opt.Offsets = !opt.Bidirectional, s.klen, s.offsets
-	if q.Shape()[kernels.Seq] == 1 && p.config.Window == 0 && opt.Window == nil && opt.ALiBi == nil && opt.Prefix == nil && opt.Offset == 0 {
+	s.opt.Causal, s.opt.KLen, s.opt.Offset = !opt.Bidirectional, s.klen, s.offsets
+	if q.Shape()[kernels.Seq] == 1 && p.config.Window == 0 && opt.Window == nil && opt.ALiBi == nil && opt.Prefix == nil && opt.Offset == nil {
 		// The only row sees all keys that KLen leaves. Offsets would make lists.
-		s.opt.Causal, s.opt.Offsets = false, nil
+		s.opt.Causal, s.opt.Offset = false, nil
 	}
 	if w := p.config.Window; w > 0 {
 		s.window = kernels.Window{Left: w - 1}

@@ -104,13 +104,13 @@ func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, keys int
 func (p *pool) afterPrefix(ctx context.Context, s *step, out kernels.Result, pages int) error {
 	keys, opt := pages*p.size, s.opt
 	opt.Pages = &kernels.Pages{Table: slices.Clone(s.pages.Table), Keys: max(1, s.pages.Keys-keys)}
-	opt.KLen, opt.Offsets = slices.Clone(opt.KLen), slices.Clone(opt.Offsets) // nil stays nil
+	opt.KLen, opt.Offset = slices.Clone(opt.KLen), slices.Clone(opt.Offset) // nil stays nil
 	for b := range opt.KLen {
 		opt.Pages.Table[b] = opt.Pages.Table[b][pages:]
 		opt.KLen[b] -= keys
 	}
-	for b := range opt.Offsets {
-		opt.Offsets[b] -= keys
+	for b := range opt.Offset {
+		opt.Offset[b] -= keys
 	}
 	call, err := p.dev.Prepare(s.q, s.k, s.v, opt)
 	if err != nil {

@@ -36,7 +36,7 @@ def scores_bias(r, batch, heads, rows, keys, leaf=array):
     leaf returns the biases, with respect to which PyTorch may differentiate.
     """
     i, j = torch.arange(rows)[:, None], torch.arange(keys)[None, :]
-    offsets = torch.tensor(r["offsets"] or [0] * batch) + r["offset"] + (keys - rows if r["lower_right"] else 0)
+    offsets = torch.tensor(r["offsets"] or [0] * batch) + (keys - rows if r["lower_right"] else 0)
     position = i[None, None] + offsets[:, None, None, None]
     each = lambda a: torch.tensor(a)[:, None, None, None]
     ahead = (j > position) & r["causal"]

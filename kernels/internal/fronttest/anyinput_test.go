@@ -84,7 +84,7 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			}
 			return put(kernels.HostBool(data, s))
 		}
-		opt := kernels.Options{Causal: seldom(), LSE: seldom(), Weights: seldom(), KLen: integers(b), Offsets: integers(b), Prefix: integers(b), CuQ: integers(3), CuK: integers(3)}
+		opt := kernels.Options{Causal: seldom(), LSE: seldom(), Weights: seldom(), KLen: integers(b), Offset: integers(b), Prefix: integers(b), CuQ: integers(3), CuK: integers(3)}
 		if seldom() {
 			opt.Scale = new(number())
 		}
@@ -95,7 +95,7 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			opt.Window = &kernels.Window{Left: integer(), Right: integer()}
 		}
 		if seldom() {
-			opt.Offset, opt.Align = integer(), kernels.Align(rng.IntN(3))
+			opt.Offset, opt.Align = []int{integer()}, kernels.Align(rng.IntN(3))
 		}
 		if seldom() {
 			dev.SetVerify(rng.IntN(4) - 1)

@@ -25,13 +25,13 @@ func TestPreparedCall(t *testing.T) {
 		"segments": {QSegments: [][]int32{{0, 1, 1}}, KSegments: [][]int32{append(make([]int32, 20), 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)}},
 		"weights":  {Causal: true, Weights: true},
 	} {
-		opt.KLen, opt.Offsets, opt.LSE = []int{3, 3}, []int{0, 0}, true
+		opt.KLen, opt.Offset, opt.LSE = []int{3, 3}, []int{0, 0}, true
 		var call *kernels.Call
 		for step, lengths := range []struct{ klen, offsets []int }{
 			{[]int{3, 3}, []int{0, 0}}, {[]int{10, 10}, []int{7, 7}}, {[]int{11, 25}, []int{8, 22}}, {[]int{40, 26}, []int{37, 23}},
 		} {
 			q, k, v := upload(t, dev, normal(qs.Elements(), uint64(step)), qs), upload(t, dev, normal(ks.Elements(), 10+uint64(step)), ks), upload(t, dev, normal(ks.Elements(), 20+uint64(step)), ks)
-			opt.KLen, opt.Offsets = lengths.klen, lengths.offsets
+			opt.KLen, opt.Offset = lengths.klen, lengths.offsets
 			if call == nil {
 				call = prepare(t, dev, q, v, k, opt)
 			} else if err := call.Reset(q, v, k, opt); err != nil {

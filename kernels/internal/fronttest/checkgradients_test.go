@@ -42,9 +42,9 @@ func TestCheckBackward(t *testing.T) {
 		{"plain", kernels.Options{}, false},
 		{"causal with softcap", kernels.Options{Causal: true, Align: kernels.LowerRight, Softcap: 2}, true},
 		{"bias and relative bias", kernels.Options{Bias: tensor(5, 1, heads, seqQ, seqK), RelativeBias: tensor(6, 1, 1, 1, seqQ+seqK-1)}, true},
-		{"ALiBi, sinks and dropout", kernels.Options{ALiBi: []float32{1, .5, .25, .125}, Sinks: []float32{0, 1, -1, 2}, Dropout: kernels.Dropout{P: 0.25, Seed: 3}, Offset: 8}, true},
+		{"ALiBi, sinks and dropout", kernels.Options{ALiBi: []float32{1, .5, .25, .125}, Sinks: []float32{0, 1, -1, 2}, Dropout: kernels.Dropout{P: 0.25, Seed: 3}, Offset: []int{8}}, true},
 		{"blocks", kernels.Options{BlockMask: blocks, BlockSize: 4}, false},
-		{"segments and offsets", kernels.Options{QSegments: segments(seqQ), KSegments: segments(seqK), Offsets: []int{0, 4}, Causal: true}, true},
+		{"segments and offsets", kernels.Options{QSegments: segments(seqQ), KSegments: segments(seqK), Offset: []int{0, 4}, Causal: true}, true},
 		{"key lengths", kernels.Options{KLen: []int{7, 0}}, false},
 		{"no keys in range", kernels.Options{KLen: []int{0, 0}}, true},
 	} {

@@ -11,10 +11,7 @@ import (
 
 // visible is the documentation of Options in code: whether row i of batch b sees key j.
 func visible(o *kernels.Options, d kernels.Dims, b, i, j int) bool {
-	at := i + o.Offset
-	if o.Offsets != nil {
-		at += o.Offsets[b]
-	}
+	at := i + o.Offset[b%len(o.Offset)]
 	if o.Align == kernels.LowerRight {
 		at += d.SeqK - d.SeqQ
 	}
@@ -35,7 +32,7 @@ func TestParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := kernels.Dims{Batch: rapid.IntRange(1, 3).Draw(t, "batch"), Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 4,
 			SeqQ: rapid.IntRange(1, 9).Draw(t, "rows"), SeqK: rapid.IntRange(1, 9).Draw(t, "keys")}
-		o := kernels.Options{Causal: rapid.Bool().Draw(t, "causal"), Offset: rapid.IntRange(-4, 4).Draw(t, "offset"),
+		o := kernels.Options{Causal: rapid.Bool().Draw(t, "causal"), Offset: []int{rapid.IntRange(-4, 4).Draw(t, "offset")},
 			Align: rapid.SampledFrom([]kernels.Align{kernels.UpperLeft, kernels.LowerRight}).Draw(t, "align")}
 		ofEach := func(name string, lo, hi int) (n []int) {
 			if rapid.Bool().Draw(t, "with "+name) {
@@ -43,7 +40,10 @@ func TestParts(t *testing.T) {
 			}
 			return n
 		}
-		o.KLen, o.Prefix, o.Offsets = ofEach("klen", 0, d.SeqK), ofEach("prefix", 0, d.SeqK), ofEach("offsets", -3, 3)
+		o.KLen, o.Prefix = ofEach("klen", 0, d.SeqK), ofEach("prefix", 0, d.SeqK)
+		if each := ofEach("offsets", -6, 6); each != nil {
+			o.Offset = each
+		}
 		if rapid.Bool().Draw(t, "windowed") {
 			sides := []int{0, 1, 3, kernels.Unbounded}
 			o.Window = &kernels.Window{Left: rapid.SampledFrom(sides).Draw(t, "left"), Right: rapid.SampledFrom(sides).Draw(t, "right")}

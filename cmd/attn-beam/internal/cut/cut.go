@@ -246,7 +246,7 @@ func (b *Block) NoKeys(o kernels.Options) []float32 {
 func (u *Unit) Options(o kernels.Options, heads int) kernels.Options {
 	b := &u.Block
 	v := b.visible(u.Keys)
-	own := kernels.Options{Scale: o.Scale, Softcap: o.Softcap, Offset: v.Offset, LSE: true}
+	own := kernels.Options{Scale: o.Scale, Softcap: o.Softcap, Offset: []int{v.Offset}, LSE: true}
 	if v.Left != kernels.Unbounded || v.Right != kernels.Unbounded {
 		own.Window = &kernels.Window{Left: v.Left, Right: v.Right}
 	}

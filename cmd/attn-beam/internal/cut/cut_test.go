@@ -22,7 +22,7 @@ func drawn(t *rapid.T, most int) (d kernels.Dims, o kernels.Options) {
 		SeqQ: rapid.IntRange(1, most).Draw(t, "rows"), SeqK: rapid.IntRange(1, most).Draw(t, "keys")}
 	d.Heads = d.KVHeads * rapid.IntRange(1, 2).Draw(t, "group")
 	maybe := func(what string) bool { return rapid.Bool().Draw(t, what) }
-	o = kernels.Options{Causal: maybe("causal"), Offset: rapid.IntRange(-most/2, most/2).Draw(t, "offset"),
+	o = kernels.Options{Causal: maybe("causal"), Offset: []int{rapid.IntRange(-most/2, most/2).Draw(t, "offset")},
 		Align: rapid.SampledFrom([]kernels.Align{kernels.UpperLeft, kernels.LowerRight}).Draw(t, "align")}
 	lengths := func(name string, lo, hi int) (n []int) {
 		if maybe("with " + name) {
@@ -30,7 +30,10 @@ func drawn(t *rapid.T, most int) (d kernels.Dims, o kernels.Options) {
 		}
 		return n
 	}
-	o.KLen, o.Prefix, o.Offsets = lengths("klen", 0, d.SeqK), lengths("prefix", 0, d.SeqK), lengths("offsets", -3, 3)
+	o.KLen, o.Prefix = lengths("klen", 0, d.SeqK), lengths("prefix", 0, d.SeqK)
+	if each := lengths("offsets", -3-most/2, 3+most/2); each != nil {
+		o.Offset = each
+	}
 	if maybe("windowed") {
 		side := rapid.SampledFrom([]int{0, 1, most / 4, kernels.Unbounded})
 		o.Window = &kernels.Window{Left: side.Draw(t, "left"), Right: side.Draw(t, "right")}
@@ -273,12 +276,12 @@ func TestBitsOfOneCall(t *testing.T) {
 	}{
 		{"all keys", kernels.Options{}},
 		{"sinks and a cap", kernels.Options{Sinks: sinks, Softcap: 3}},
-		{"some rows see the last shard, some do not", kernels.Options{Causal: true, Offset: 2*cpu.ShardKeys - 45, ALiBi: []float32{0.001, 0.002, 0.003, 0.004}}},
-		{"a window in the second shard, with sinks", kernels.Options{Window: &kernels.Window{Left: 3000, Right: 10}, Offset: cpu.ShardKeys + 5000, Sinks: sinks}},
-		{"a window over the border of two shards", kernels.Options{Window: &kernels.Window{Left: 3000, Right: 10}, Offset: cpu.ShardKeys + 1000, Sinks: sinks}},
+		{"some rows see the last shard, some do not", kernels.Options{Causal: true, Offset: []int{2*cpu.ShardKeys - 45}, ALiBi: []float32{0.001, 0.002, 0.003, 0.004}}},
+		{"a window in the second shard, with sinks", kernels.Options{Window: &kernels.Window{Left: 3000, Right: 10}, Offset: []int{cpu.ShardKeys + 5000}, Sinks: sinks}},
+		{"a window over the border of two shards", kernels.Options{Window: &kernels.Window{Left: 3000, Right: 10}, Offset: []int{cpu.ShardKeys + 1000}, Sinks: sinks}},
 		{"segments that begin inside a shard", kernels.Options{QSegments: [][]int32{ofRows}, KSegments: [][]int32{documents}, Sinks: sinks}},
-		{"padding and offsets", kernels.Options{Causal: true, KLen: []int{cpu.ShardKeys + 7}, Offsets: []int{cpu.ShardKeys - 100}}},
-		{"a prefix", kernels.Options{Causal: true, Prefix: []int{cpu.ShardKeys + 100}, Offset: cpu.ShardKeys}},
+		{"padding and offsets", kernels.Options{Causal: true, KLen: []int{cpu.ShardKeys + 7}, Offset: []int{cpu.ShardKeys - 100}}},
+		{"a prefix", kernels.Options{Causal: true, Prefix: []int{cpu.ShardKeys + 100}, Offset: []int{cpu.ShardKeys}}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			d := kernels.Dims{Batch: 1, Heads: 4, KVHeads: 2, SeqQ: rows, SeqK: keys, Dim: 8, ValueDim: 5}

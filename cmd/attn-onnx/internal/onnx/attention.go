@@ -112,11 +112,14 @@ func (op *attentionOp) run(ctx context.Context, dev *kernels.Device, in []*onnxf
 // the last query of each batch is at its last existing key.
 func (c *attentionCall) options() kernels.Options {
 	opt := kernels.Options{
-		Scale: c.scale, Softcap: c.softcap, Causal: c.causal, Window: c.window, Offset: c.past, KLen: c.lens,
+		Scale: c.scale, Softcap: c.softcap, Causal: c.causal, Window: c.window, Offset: []int{c.past}, KLen: c.lens,
 		Weights: c.wantScores,
 	}
+	if c.lens != nil {
+		opt.Offset = nil
+	}
 	for _, n := range c.lens {
-		opt.Offsets = append(opt.Offsets, n-c.dims.SeqQ)
+		opt.Offset = append(opt.Offset, c.past+n-c.dims.SeqQ)
 	}
 	return opt
 }

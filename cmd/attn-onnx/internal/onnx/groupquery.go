@@ -103,7 +103,7 @@ func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnx
 		return nil, "", err
 	}
 	call := fused{q: c.q, heads: op.heads, keys: keys, values: values, mask: c.bias, opt: kernels.Options{
-		Scale: op.scale, Softcap: op.softcap, Causal: true, Offsets: c.starts, KLen: c.lens, Sinks: c.sinks,
+		Scale: op.scale, Softcap: op.softcap, Causal: true, Offset: c.starts, KLen: c.lens, Sinks: c.sinks,
 	}}
 	if op.window > 0 {
 		call.opt.Window = &kernels.Window{Left: op.window - 1}

@@ -110,7 +110,7 @@ func (op *multiHeadOp) run(ctx context.Context, dev *kernels.Device, in []*onnxf
 		past = pastKey.Shape[2]
 	}
 	call := fused{
-		q: q, heads: op.heads, opt: kernels.Options{Scale: op.scale, Causal: op.causal, Offset: past},
+		q: q, heads: op.heads, opt: kernels.Options{Scale: op.scale, Causal: op.causal, Offset: []int{past}},
 		keys: joined(pastKey, k, op.heads, size), values: joined(pastValue, v, op.heads, valueSize),
 	}
 	if call.mask, err = op.mask(in, batch, seq, past, call.keys.Shape[2]); err != nil {

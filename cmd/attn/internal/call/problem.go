@@ -207,7 +207,7 @@ func (p *Problem) resolve(d kernels.Dims, past int) error {
 // options returns the options of the canonical p that need no files.
 func (p *Problem) options() kernels.Options {
 	opt := kernels.Options{
-		Scale: p.Scale, Softcap: p.Softcap, Offset: p.Visible.Offset, KLen: p.Visible.KLen, Prefix: p.Prefix,
+		Scale: p.Scale, Softcap: p.Softcap, Offset: []int{p.Visible.Offset}, KLen: p.Visible.KLen, Prefix: p.Prefix,
 		QSegments: p.Segments, KSegments: p.KVSegments, ALiBi: p.ALiBi, Sinks: p.Sinks, BlockSize: p.BlockSize, CuQ: p.CuQ, CuK: p.CuK,
 	}
 	if v := p.Visible; v.Left != nil || v.Right != nil {
