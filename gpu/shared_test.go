@@ -233,7 +233,7 @@ func TestSharedDefaultLimits(t *testing.T) {
 	for i := range x {
 		x[i] = float32(i*37%101)/64 - 0.75
 	}
-	o, err := dev.AttentionFloat32(t.Context(), kernels.Dims{Heads: 2, SeqQ: 70, Dim: 64}, x, x, x, kernels.Options{})
+	o, err := dev.AttentionFloat32(t.Context(), kernels.Dims{Heads: 2, SeqQ: 70, Dim: 64}, kernels.BHSD, x, x, x, kernels.Options{})
 	if err != nil || len(o) != len(x) {
 		t.Errorf("%d elements, %v", len(o), err)
 	}

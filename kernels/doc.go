@@ -6,7 +6,7 @@
 //
 //	dev, err := kernels.Open("auto") // a hardware GPU if there is one, else the CPU
 //	...
-//	o, err := dev.AttentionFloat32(ctx, kernels.Dims{Heads: 8, SeqQ: 1024, Dim: 64},
+//	o, err := dev.AttentionFloat32(ctx, kernels.Dims{Heads: 8, SeqQ: 1024, Dim: 64}, kernels.BHSD,
 //		q, k, v, kernels.Options{Causal: true})
 //
 // Data that stays on the device between calls is in tensors. [Device.Attention] computes them;

@@ -18,7 +18,7 @@ func Example() {
 
 	x := []float32{1, 0, 0, 1, 1, 1} // three tokens, one head of size 2
 	v := []float32{1, 2, 3, 4, 5, 6}
-	o, err := dev.AttentionFloat32(context.Background(), kernels.Dims{SeqQ: 3, Dim: 2}, x, x, v, kernels.Options{Causal: true})
+	o, err := dev.AttentionFloat32(context.Background(), kernels.Dims{SeqQ: 3, Dim: 2}, kernels.BHSD, x, x, v, kernels.Options{Causal: true})
 	if err != nil {
 		log.Fatal(err)
 	}

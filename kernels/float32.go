@@ -6,79 +6,123 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// AttentionFloat32 computes attention of row-major slices and returns the output
-// [B, H, Sq, Dv]:
+// Layout is the order of the axes of slices in memory, the last one adjacent.
+type Layout int
+
+const (
+	// BHSD is [batch, heads, seq, dim].
+	BHSD Layout = iota
+	// BSHD is [batch, seq, heads, dim], the order of a linear layer's output.
+	BSHD
+)
+
+// AttentionFloat32 computes attention of slices that lie in memory by a layout, and returns the
+// output in the same one. By [BHSD]:
 //
-//	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]
+//	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]    o [B, H, Sq, Dv]
 //
-// Zero lengths in dims have defaults, see [Dims]. Tensors in opt are in host memory here.
-// LSE and Weights are refused, use [Device.Attention] for them. Errors as for Attention,
-// and ErrShape when a slice does not have the elements of its shape.
-func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []float32, opt Options) (o []float32, err error) {
+// Zero lengths in dims mean: Batch 1, Heads 1, KVHeads as Heads, ValueDim as Dim, and SeqK as
+// SeqQ, or no keys when k and v are empty. Tensors in opt are in host memory here, and have the
+// shapes of [Options] in either layout. LSE and Weights are refused, use [Device.Attention] for
+// them. Errors as for Attention, and ErrShape when a slice does not have the elements of its
+// shape.
+func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, layout Layout, q, k, v []float32, opt Options) (o []float32, err error) {
+	defer op.Annotate(&err, "attention")
 	if err := opt.CheckPath(slicePath); err != nil {
-		return nil, fmt.Errorf("attention: %w", err)
+		return nil, err
 	}
-	dims = fillDims(dims)
-	if err := checkDims(dims); err != nil {
-		return nil, fmt.Errorf("attention: %w", err)
+	noKeys := dims.SeqK == 0 && len(k) == 0 && len(v) == 0
+	if dims = fillDims(dims); noKeys {
+		dims.SeqK = 0
 	}
-	var qt, kt, vt Tensor
-	for _, o := range []struct {
-		name  string
-		t     *Tensor
-		data  []float32
-		shape Shape
-	}{
-		{"q", &qt, q, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.Dim}},
-		{"k", &kt, k, Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.Dim}},
-		{"v", &vt, v, Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.ValueDim}},
-		{name: "mask", t: &opt.Mask}, {name: "bias", t: &opt.Bias}, {name: "relative bias", t: &opt.RelativeBias}, {name: "block mask", t: &opt.BlockMask},
-	} {
-		if operand := o.shape != (Shape{}); operand {
-			*o.t, err = HostF32(o.data, o.shape)
-		} else if o.t.IsZero() {
-			continue
+	if err := checkDims(dims, layout); err != nil {
+		return nil, err
+	}
+	var held []Tensor
+	defer func() {
+		for _, t := range held {
+			t.Release()
 		}
-		if err == nil && !o.t.OnHost() {
-			err = fmt.Errorf("the tensor is not in host memory, which a call with slices takes: call Attention, or give a host tensor: %w", ErrDevice)
+	}()
+	upload := func(name string, t *Tensor) {
+		if err != nil || t.IsZero() {
+			return
 		}
-		if err == nil {
-			*o.t, err = d.on(ctx).Upload(ctx, *o.t)
+		if !t.OnHost() {
+			err = fmt.Errorf("%s: the tensor is not in host memory, which a call with slices takes: call Attention, or give a host tensor: %w", name, ErrDevice)
+			return
 		}
+		if *t, err = d.on(ctx).Upload(ctx, *t); err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
+			return
+		}
+		held = append(held, *t)
+	}
+	operand := func(name string, data []float32, heads, seq, dim int) (t Tensor) {
 		if err != nil {
-			return nil, fmt.Errorf("attention: %s: %w", o.name, err)
+			return t
 		}
-		defer o.t.Release()
+		if t, err = HostF32(data, layout.inMemory(Shape{dims.Batch, heads, seq, dim})); err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+		upload(name, &t)
+		return layout.view(t)
+	}
+	qt := operand("q", q, dims.Heads, dims.SeqQ, dims.Dim)
+	kt := operand("k", k, dims.KVHeads, dims.SeqK, dims.Dim)
+	vt := operand("v", v, dims.KVHeads, dims.SeqK, dims.ValueDim)
+	upload("mask", &opt.Mask)
+	upload("bias", &opt.Bias)
+	upload("relative bias", &opt.RelativeBias)
+	upload("block mask", &opt.BlockMask)
+	if err != nil {
+		return nil, err
 	}
 	r, err := d.Attention(ctx, qt, kt, vt, opt)
 	if err != nil {
 		return nil, err
 	}
 	defer r.Release()
-	return d.ToFloat32(ctx, r.O)
+	return d.ToFloat32(ctx, layout.view(r.O))
+}
+
+// inMemory returns the shape in memory of a tensor [B, H, S, D].
+func (l Layout) inMemory(s Shape) Shape {
+	if l == BSHD {
+		s[Heads], s[Seq] = s[Seq], s[Heads]
+	}
+	return s
+}
+
+// view returns t, which lies by the layout, as [B, H, S, D], and the reverse.
+func (l Layout) view(t Tensor) Tensor {
+	if l == BSHD {
+		t, _ = t.Swap(Heads, Seq) // valid axes
+	}
+	return t
 }
 
 // fillDims returns d with the defaults of lengths that are zero.
 func fillDims(d Dims) Dims {
 	d.Batch, d.Heads = cmp.Or(d.Batch, 1), cmp.Or(d.Heads, 1)
 	d.KVHeads, d.SeqK, d.ValueDim = cmp.Or(d.KVHeads, d.Heads), cmp.Or(d.SeqK, d.SeqQ), cmp.Or(d.ValueDim, d.Dim)
-	if d.SeqK == NoKeys {
-		d.SeqK = 0
-	}
 	return d
 }
 
-// checkDims checks the lengths of a call with slices.
-func checkDims(d Dims) error {
+// checkDims checks the lengths and the layout of a call with slices.
+func checkDims(d Dims, l Layout) error {
 	switch {
+	case l != BHSD && l != BSHD:
+		return fmt.Errorf("layout is %d, it must be BHSD or BSHD: %w", l, ErrOption)
 	case d.Dim < 1:
 		return fmt.Errorf("Dims.Dim is %d, set it to the head size: %w", d.Dim, ErrShape)
 	case d.SeqQ < 0:
 		return fmt.Errorf("Dims.SeqQ is %d, it must be at least 0: %w", d.SeqQ, ErrShape)
 	case d.SeqK < 0:
-		return fmt.Errorf("Dims.SeqK is %d, it must be a number of keys, 0 for SeqQ, or NoKeys: %w", d.SeqK, ErrShape)
+		return fmt.Errorf("Dims.SeqK is %d, it must be a number of keys, or 0 for SeqQ: %w", d.SeqK, ErrShape)
 	case min(d.Batch, d.Heads, d.KVHeads, d.ValueDim) < 1:
 		return fmt.Errorf("Dims has Batch %d, Heads %d, KVHeads %d and ValueDim %d: each must be at least 1, or 0 for the default: %w", d.Batch, d.Heads, d.KVHeads, d.ValueDim, ErrShape)
 	}

@@ -19,7 +19,7 @@ func TestMessages(t *testing.T) {
 	}
 	x := make([]float32, 12)
 	slices := func(dev *kernels.Device, d kernels.Dims) error {
-		_, err := dev.AttentionFloat32(ctx, d, x, x, x, kernels.Options{})
+		_, err := dev.AttentionFloat32(ctx, d, kernels.BHSD, x, x, x, kernels.Options{})
 		return err
 	}
 	q, err := kernels.HostF32(x, kernels.Shape{1, 1, 3, 4})
@@ -46,7 +46,7 @@ func TestMessages(t *testing.T) {
 	}{
 		{slices(closed, kernels.Dims{SeqQ: 3, Dim: 4}), kernels.ErrClosed, "attention: q: cpu: upload: backend is closed"},
 		{slices(dev, kernels.Dims{SeqQ: -220, Dim: 40}), kernels.ErrShape, "attention: Dims.SeqQ is -220, it must be at least 0: shapes do not match"},
-		{slices(dev, kernels.Dims{SeqQ: 3, SeqK: -2, Dim: 4}), kernels.ErrShape, "attention: Dims.SeqK is -2, it must be a number of keys, 0 for SeqQ, or NoKeys: shapes do not match"},
+		{slices(dev, kernels.Dims{SeqQ: 3, SeqK: -2, Dim: 4}), kernels.ErrShape, "attention: Dims.SeqK is -2, it must be a number of keys, or 0 for SeqQ: shapes do not match"},
 		{slices(dev, kernels.Dims{SeqQ: 3, Dim: 4, Heads: -1}), kernels.ErrShape, "attention: Dims has Batch 1, Heads -1, KVHeads -1 and ValueDim 4: each must be at least 1, or 0 for the default: shapes do not match"},
 		{short, kernels.ErrShape, "data has 12 elements, shape [3 4 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 4]?): shapes do not match"},
 		{single, kernels.ErrShape, "data has 12 elements, shape [12 0 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 1 12]?): shapes do not match"},
@@ -71,12 +71,12 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// TestNoKeys: NoKeys is a call without keys, whose rows are zeros, or have their sink.
+// TestNoKeys: slices without keys are a call without keys, whose rows are zeros.
 func TestNoKeys(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
 	q := []float32{1, 2, 3, 4}
-	o, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, SeqK: kernels.NoKeys, Dim: 2, ValueDim: 3}, q, nil, nil, kernels.Options{Causal: true})
+	o, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2, ValueDim: 3}, kernels.BHSD, q, nil, nil, kernels.Options{Causal: true})
 	if err != nil || len(o) != 6 {
 		t.Fatalf("%v, %v, want 6 zeros", o, err)
 	}
@@ -85,7 +85,51 @@ func TestNoKeys(t *testing.T) {
 			t.Errorf("the output is %v, want zeros", o)
 		}
 	}
-	if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, SeqK: kernels.NoKeys, Dim: 2}, q, q, q, kernels.Options{}); !errors.Is(err, kernels.ErrShape) {
-		t.Errorf("keys in a call with NoKeys: %v", err)
+	for name, err := range map[string]error{
+		"values without keys": second(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, kernels.BHSD, q, nil, q, kernels.Options{})),
+		"a number of keys":    second(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, SeqK: 2, Dim: 2}, kernels.BHSD, q, nil, nil, kernels.Options{})),
+	} {
+		if !errors.Is(err, kernels.ErrShape) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// TestLayout: data in either layout gives the same numbers, and an output in its layout.
+func TestLayout(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	d := kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 5, Dim: 4, ValueDim: 2}
+	// data returns numbers, and the same ones with heads and positions exchanged.
+	data := func(heads, seq, dim int) (bhsd, bshd []float32) {
+		bhsd, bshd = make([]float32, d.Batch*heads*seq*dim), make([]float32, d.Batch*heads*seq*dim)
+		for i := range bhsd {
+			bhsd[i] = float32(i*37%101)/64 - 0.75
+			b, h, s, x := i/(heads*seq*dim), i/(seq*dim)%heads, i/dim%seq, i%dim
+			bshd[((b*seq+s)*heads+h)*dim+x] = bhsd[i]
+		}
+		return bhsd, bshd
+	}
+	q, qs := data(d.Heads, d.SeqQ, d.Dim)
+	k, ks := data(d.KVHeads, d.SeqK, d.Dim)
+	v, vs := data(d.KVHeads, d.SeqK, d.ValueDim)
+	want, err := dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q, k, v, kernels.Options{Causal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := dev.AttentionFloat32(t.Context(), d, kernels.BSHD, qs, ks, vs, kernels.Options{Causal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, x := range want {
+		b, h, s, e := i/(d.Heads*d.SeqQ*d.ValueDim), i/(d.SeqQ*d.ValueDim)%d.Heads, i/d.ValueDim%d.SeqQ, i%d.ValueDim
+		if y := got[((b*d.SeqQ+s)*d.Heads+h)*d.ValueDim+e]; y != x {
+			t.Fatalf("element %d is %v by BSHD, %v by BHSD", i, y, x)
+		}
+	}
+	if _, err := dev.AttentionFloat32(t.Context(), d, 2, q, k, v, kernels.Options{}); !errors.Is(err, kernels.ErrOption) {
+		t.Errorf("layout 2: %v", err)
 	}
 }

@@ -7,14 +7,9 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Dims are the lengths of an attention call. In [Device.AttentionFloat32] zero values
-// mean: Batch 1, Heads 1, KVHeads as Heads, SeqK as SeqQ, ValueDim as Dim. SeqK [NoKeys] means
-// that there are no keys.
+// Dims are the lengths of an attention call. [Device.AttentionFloat32] and [KeepMask] have
+// defaults for those that are zero.
 type Dims = backend.Dims
-
-// NoKeys as SeqK of [Dims] is a call without keys in [Device.AttentionFloat32], where 0 means as
-// many keys as rows. Its output is zeros.
-const NoKeys = -1
 
 // operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
 // are pools of pages.

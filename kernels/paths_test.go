@@ -80,7 +80,7 @@ func TestPathsRefuse(t *testing.T) {
 		}},
 		slicePath: {"AttentionFloat32": func(o Options) error {
 			one := []float32{1}
-			_, err := dev.AttentionFloat32(ctx, Dims{SeqQ: 1, Dim: 1}, one, one, one, o)
+			_, err := dev.AttentionFloat32(ctx, Dims{SeqQ: 1, Dim: 1}, BHSD, one, one, one, o)
 			return err
 		}},
 	}

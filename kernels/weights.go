@@ -308,7 +308,7 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 
 // KeepMask returns the weights that dropout keeps in a call of lengths d, as a Bool tensor
 // [B, H, Sq, Sk] in host memory: element (b, h, i, j) is drop.Keeps(b, h, i, j). Zero
-// lengths are as in [Device.AttentionFloat32]; head sizes do not matter.
+// lengths mean Batch 1, Heads 1 and SeqK as SeqQ; head sizes do not matter.
 //
 // Errors: ErrOption as for Options.Dropout, ErrShape for lengths that are negative, missing
 // or too large, ErrMemory.

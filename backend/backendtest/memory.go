@@ -256,7 +256,7 @@ func (x *worker) gradients() {
 func (x *worker) slices() {
 	const n = 33
 	data := x.numbers(n * memoryDim)
-	out, err := x.dev.AttentionFloat32(x.ctx, kernels.Dims{SeqQ: n, Dim: memoryDim}, data, data, data, kernels.Options{})
+	out, err := x.dev.AttentionFloat32(x.ctx, kernels.Dims{SeqQ: n, Dim: memoryDim}, kernels.BHSD, data, data, data, kernels.Options{})
 	x.must(err)
 	x.out = out
 	x.yield(x.tensor(x.dtype, backend.Shape{1, 1, n, memoryDim})) // where the slices are no Q8

@@ -285,7 +285,7 @@ func attend(ctx context.Context, dev *kernels.Device, n int) ([]float32, error) 
 		keys = p.dims.SeqQ
 	}
 	kv := batch * kvHeads * keys * p.dims.Dim
-	return dev.AttentionFloat32(ctx, p.dims, numbers(1, batch*p.dims.Heads*p.dims.SeqQ*p.dims.Dim), numbers(2, kv), numbers(3, kv), p.opt)
+	return dev.AttentionFloat32(ctx, p.dims, kernels.BHSD, numbers(1, batch*p.dims.Heads*p.dims.SeqQ*p.dims.Dim), numbers(2, kv), numbers(3, kv), p.opt)
 }
 
 // generate appends a few tokens to a paged cache of two sequences, one of them a fork, and

@@ -160,7 +160,7 @@ func TestEmptySizes(t *testing.T) {
 				r.Release()
 			}
 		}
-		if o, err := dev.AttentionFloat32(ctx, kernels.Dims{Heads: 2, Dim: 4}, nil, nil, nil, kernels.Options{}); err != nil || len(o) != 0 {
+		if o, err := dev.AttentionFloat32(ctx, kernels.Dims{Heads: 2, Dim: 4}, kernels.BHSD, nil, nil, nil, kernels.Options{}); err != nil || len(o) != 0 {
 			t.Errorf("slices: %v, %v", o, err)
 		}
 	})
@@ -170,14 +170,14 @@ func TestEmptySizes(t *testing.T) {
 func TestSlicesRefuse(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		x := make([]float32, 4)
-		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2}, x, x, x, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "Dims.Dim is 0") {
+		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2}, kernels.BHSD, x, x, x, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "Dims.Dim is 0") {
 			t.Errorf("without Dim: %v", err)
 		}
 		meta, err := backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), kernels.Bool, kernels.Shape{1, 1, 2, 2})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, x, x, x, kernels.Options{Mask: meta}); !errors.Is(err, kernels.ErrDevice) || !strings.Contains(err.Error(), "mask: the tensor is not in host memory") {
+		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, kernels.BHSD, x, x, x, kernels.Options{Mask: meta}); !errors.Is(err, kernels.ErrDevice) || !strings.Contains(err.Error(), "mask: the tensor is not in host memory") {
 			t.Errorf("a mask in device memory: %v", err)
 		}
 	})

@@ -80,18 +80,18 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		one, err := dev.AttentionFloat32(t.Context(), d, q, k, v, kernels.Options{Mask: mask})
+		one, err := dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q, k, v, kernels.Options{Mask: mask})
 		if err != nil {
 			t.Fatal(err)
 		}
-		two, err := dev.AttentionFloat32(t.Context(), d, q, k, v, kernels.Options{Bias: bias})
+		two, err := dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q, k, v, kernels.Options{Bias: bias})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(one, two) {
 			t.Errorf("mask gives %v, bias of -Inf gives %v", one, two)
 		}
-		if _, err := dev.AttentionFloat32(t.Context(), d, q[1:], k, v, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "q: data has 39 elements, shape [1 2 5 4] needs 40") {
+		if _, err := dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q[1:], k, v, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "q: data has 39 elements, shape [1 2 5 4] needs 40") {
 			t.Errorf("one element short: %v", err)
 		}
 	})

@@ -262,7 +262,7 @@ func TestMissingBackendAndContext(t *testing.T) {
 			"EachWeightRow": dev.EachWeightRow(ctx, x, x, kernels.WeightRange{Rows: [2]int{0, 1}, Keys: [2]int{0, 1}}, kernels.Options{}, func(int, int, []float32) {}),
 			"Attention":     one(dev.Attention(ctx, x, x, x, kernels.Options{})), "no rows": one(dev.Attention(ctx, empty, x, x, kernels.Options{})),
 			"no keys":          one(dev.Attention(ctx, x, empty, empty, kernels.Options{})),
-			"AttentionFloat32": one(dev.AttentionFloat32(ctx, kernels.Dims{SeqQ: 1, Dim: 1}, []float32{1}, []float32{1}, []float32{1}, kernels.Options{})),
+			"AttentionFloat32": one(dev.AttentionFloat32(ctx, kernels.Dims{SeqQ: 1, Dim: 1}, kernels.BHSD, []float32{1}, []float32{1}, []float32{1}, kernels.Options{})),
 			"FromFloat32":      one(dev.FromFloat32(ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1})), "ToFloat32": one(dev.ToFloat32(ctx, x)),
 			"Run": one(call.Run(ctx)), "RunInto": call.RunInto(ctx, out), "Plan": one(call.Plan(ctx)), "Check": one(call.Check(ctx, out, kernels.CheckOptions{})),
 			"Call.Alloc": one(call.Alloc(ctx)),
