@@ -122,19 +122,19 @@ func (c *Call) packed() bool { return c.opt.CuQ != nil || c.opt.CuK != nil }
 
 // checkPath refuses options that the call cannot have, with or without weights.
 func (c *Call) checkPath(weights bool) error {
-	on := Path(0)
+	on := op.Path(0)
 	if weights {
-		on = weightPath
+		on = op.WeightPath
 		if c.k.DType() == Q8 {
 			return fmt.Errorf("weights are requested, but k is q8, which QK does not take: %w", ErrUnsupported)
 		}
 	}
 	if c.packed() {
-		on |= packedPath
+		on |= op.PackedPath
 	}
 	defer func(was bool) { c.opt.Weights = was }(c.opt.Weights)
 	c.opt.Weights = weights
-	return c.opt.CheckPath(on)
+	return c.opt.checkPath(on)
 }
 
 // addAll validates the options and appends the subcalls of a call that is not packed.

@@ -31,7 +31,7 @@ const (
 // shape.
 func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, layout Layout, q, k, v []float32, opt Options) (o []float32, err error) {
 	defer op.Annotate(&err, "attention")
-	if err := opt.CheckPath(slicePath); err != nil {
+	if err := opt.checkPath(op.SlicePath); err != nil {
 		return nil, err
 	}
 	noKeys := dims.SeqK == 0 && len(k) == 0 && len(v) == 0

@@ -114,6 +114,11 @@ const (
 	Biased = backend.Biased
 )
 
+// Visibility is the rule by which a query row sees keys: row i of batch b sees key j when
+//
+//	-Left <= j - (i + Offset) <= Right   and   j < KLen[b]
+type Visibility = backend.Visibility
+
 // Plan is how a device runs a call: the code path and the reason for it, counts of operations
 // and bytes, and how the work is cut.
 type Plan = backend.Plan

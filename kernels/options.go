@@ -26,7 +26,7 @@ import (
 // an LSE of -Inf (with sinks, an LSE of the sink). A visible NaN makes the output of the
 // rows that see it NaN, and no other.
 //
-// Tensors are in device memory. Some functions take fewer options, see [Path].
+// Tensors are in device memory. Functions that cannot use an option refuse it by name.
 type Options struct {
 	// Scale multiplies Q·Kᵀ; nil means 1/sqrt(D). Set new(1.0) for unscaled scores. It is
 	// 0 or has a magnitude from 2^-60 to 2^60.

@@ -1,14 +1,12 @@
 package kernels
 
-import "github.com/seed90331342/attn/backend"
-
 // Part is a rectangle of the scores of a call in which one visibility rule holds.
 type Part struct {
 	// Lo and Hi are the ranges [Lo, Hi) of batches, query rows and keys.
 	Lo, Hi [3]int
 	// Visible is the rule for the rows and keys of the part, counted from its first ones.
 	// Its KLen, unless nil, has one length for each batch of the part.
-	Visible backend.Visibility
+	Visible Visibility
 }
 
 // Parts returns the parts of a call with lengths d. Every row of every batch belongs to one

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // setOptions returns Options with a single option set, for each option of the table.
@@ -43,7 +45,7 @@ func TestOptionTable(t *testing.T) {
 	for _, p := range paths {
 		for name, opt := range set {
 			i := slices.IndexFunc(optionTable, func(o optionRow) bool { return o.name == name })
-			err := opt.CheckPath(p.Path)
+			err := opt.checkPath(p.Path)
 			if refused := optionTable[i].refused&p.Path != 0; refused != errors.Is(err, p.err) || refused && !strings.Contains(err.Error(), name+" is set, but "+p.reason) {
 				t.Errorf("%s on the path of %q: error is %v, refused %t", name, p.reason, err, refused)
 			}
@@ -56,8 +58,8 @@ func TestOptionTable(t *testing.T) {
 func TestPathsRefuse(t *testing.T) {
 	dev, ctx := refusing(t), t.Context()
 	x := meta(t, F32, 1, 1, 1, 1)
-	calls := map[Path]map[string]func(Options) error{
-		stagePath: {
+	calls := map[op.Path]map[string]func(Options) error{
+		op.StagePath: {
 			"Softmax": func(o Options) error { o.Scale = new(1.0); return dev.Softmax(ctx, x, Tensor{}, o) },
 			"Scores":  func(o Options) error { _, err := dev.Scores(ctx, x, x, Biased, o); return err },
 			"TopWeights": func(o Options) error {
@@ -68,17 +70,17 @@ func TestPathsRefuse(t *testing.T) {
 				return dev.EachWeightRow(ctx, x, x, WeightRange{Rows: [2]int{0, 1}, Keys: [2]int{0, 1}}, o, func(int, int, []float32) {})
 			},
 		},
-		weightPath: {"Prepare": func(o Options) error {
+		op.WeightPath: {"Prepare": func(o Options) error {
 			o.Weights = true
 			_, err := dev.Prepare(x, x, x, o)
 			return err
 		}},
-		packedPath: {"Prepare": func(o Options) error {
+		op.PackedPath: {"Prepare": func(o Options) error {
 			o.CuQ = []int{0, 1}
 			_, err := dev.Prepare(x, x, x, o)
 			return err
 		}},
-		slicePath: {"AttentionFloat32": func(o Options) error {
+		op.SlicePath: {"AttentionFloat32": func(o Options) error {
 			one := []float32{1}
 			_, err := dev.AttentionFloat32(ctx, Dims{SeqQ: 1, Dim: 1}, BHSD, one, one, one, o)
 			return err

@@ -81,7 +81,7 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 
 // stage returns the problem of a stage alone, over scores of lengths d.
 func (o *Options) stage(d Dims) (problem, error) {
-	if err := o.CheckPath(stagePath); err != nil {
+	if err := o.checkPath(op.StagePath); err != nil {
 		return problem{}, err
 	}
 	return o.problem(d)

@@ -11,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -114,13 +115,13 @@ func TestOptionsOfTheTable(t *testing.T) {
 		name  string
 		cache cache
 		share bool
-		path  kernels.Path
+		path  op.Path
 	}{
-		{"cache", contiguous(0), false, kernels.CachePath},
-		{"cache with a window", contiguous(3), false, kernels.CachePath | kernels.WindowPath},
-		{"pages", paged(0), false, kernels.CachePath},
-		{"pages with a window", paged(3), false, kernels.CachePath | kernels.WindowPath},
-		{"shared pages", paged(0), true, kernels.CachePath | kernels.SharedPath},
+		{"cache", contiguous(0), false, op.CachePath},
+		{"cache with a window", contiguous(3), false, op.CachePath | op.WindowPath},
+		{"pages", paged(0), false, op.CachePath},
+		{"pages with a window", paged(3), false, op.CachePath | op.WindowPath},
+		{"shared pages", paged(0), true, op.CachePath | op.SharedPath},
 	} {
 		if err := c.cache.Append(ctx, tokens, tokens, nil); err != nil {
 			t.Fatal(err)
@@ -149,7 +150,7 @@ func TestOptionsOfTheTable(t *testing.T) {
 					t.Fatalf("Options.%s is of kind %v", f.Name, field.Kind())
 				}
 			}
-			want := opt.CheckPath(c.path)
+			want := op.CheckPath(&opt, c.path)
 			if want == nil {
 				continue
 			}

@@ -33,9 +33,9 @@ type CallOptions struct {
 // check refuses options that the cache sets, or that cannot be combined with its window or
 // a shared prefix.
 func (p *pool) check(opt *CallOptions) error {
-	on, share := kernels.CachePath, opt.SharePrefix && p.paged
+	on, share := op.CachePath, opt.SharePrefix && p.paged
 	if p.config.Window > 0 {
-		on |= kernels.WindowPath
+		on |= op.WindowPath
 		switch {
 		case opt.Bidirectional:
 			return fmt.Errorf("option Bidirectional is set, but the cache has a window: %w", kernels.ErrOption)
@@ -44,9 +44,9 @@ func (p *pool) check(opt *CallOptions) error {
 		}
 	}
 	if share {
-		on |= kernels.SharedPath
+		on |= op.SharedPath
 	}
-	return opt.CheckPath(on)
+	return op.CheckPath(&opt.Options, on)
 }
 
 // batch is the sequences that a call appends to or attends to: those of a [Cache] or of a

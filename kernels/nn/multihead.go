@@ -276,7 +276,7 @@ func (l *MultiHeadAttention) dims(x, z kernels.Tensor) (kernels.Dims, error) {
 
 // prepare prepares the call of lengths d before its operands are computed.
 func (l *MultiHeadAttention) prepare(d kernels.Dims, dtype kernels.DType, opt kernels.Options) (*kernels.Call, error) {
-	if err := opt.CheckPath(kernels.LayerPath); err != nil {
+	if err := op.CheckPath(&opt, op.LayerPath); err != nil {
 		return nil, err
 	}
 	var operands [3]kernels.Tensor

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Projections are the linear layers before self-attention:
@@ -107,7 +108,7 @@ func splitHeads(y kernels.Tensor, heads int) (kernels.Tensor, error) {
 //
 // Errors as for [Projections.Apply] and [kernels.Device.Attention].
 func SelfAttention(ctx context.Context, dev *kernels.Device, x kernels.Tensor, p Projections, opt kernels.Options) (kernels.Result, error) {
-	if err := opt.CheckPath(kernels.LayerPath); err != nil {
+	if err := op.CheckPath(&opt, op.LayerPath); err != nil {
 		return kernels.Result{}, fmt.Errorf("self-attention: %w", err)
 	}
 	q, k, v, err := p.Apply(ctx, dev, x)
