@@ -133,8 +133,9 @@ func (a *attention) share() (err error) {
 
 // release forgets the operands.
 func (a *attention) release() {
-	a.tiles.Saved.Reset()
-	*a = attention{tiles: tile.Attention{Saved: a.tiles.Saved}, pending: a.pending}
+	saved, pending := a.tiles.Saved, a.pending
+	*a = attention{pending: pending}
+	a.tiles.Saved = saved.Emptied()
 	attentionPool.Put(a)
 }
 

@@ -30,9 +30,8 @@ type rowJob struct {
 	cols     int          // of a row
 	pairs    int          // see Rotate
 	rotation backend.Rotation
-	layout   tile.Layout // kernels and dimensions, for scores
-	scores   tile.Scores
-	problem  *backend.Problem
+	problem  *backend.Problem // of scores, else nil
+	scores   *tile.Scores
 }
 
 var rowJobs = sync.Pool{New: func() any { return new(rowJob) }}
@@ -93,7 +92,7 @@ func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 	}
 	head, from := t/j.headTasks, t%j.headTasks*j.taskRows
 	for i := from; i < min(j.seq, from+j.taskRows); i++ {
-		if i%j.pause == 0 {
+		if (i+1)%j.pause == 0 {
 			if err := turn.Pause(); err != nil {
 				return err
 			}

@@ -92,12 +92,15 @@ func (x *smallSpace) copyValue(b, hk int) bool {
 // and whose values are not finite, or lie in pages.
 func (x *smallSpace) group(b, hk int) bool {
 	p, l := &x.a.tiles.Products, &x.a.plan.layout
-	kernels, h0 := l.Kernels, hk*l.Share
+	kernels, h0, visible := l.Kernels, hk*l.Share, &x.a.problem.Visible
 	n, least, first := 0, l.Dims.SeqK, 0 // the largest and the smallest end of a row's keys
 	for r := range l.Rows {
 		_, i := l.Row(h0, 0, r)
-		lo, hi := x.a.problem.Visible.Range(b, i, l.Dims.SeqK)
+		lo, hi := visible.Range(b, i, l.Dims.SeqK)
 		n, least, first = max(n, hi), min(least, hi), max(first, lo)
+		if visible.Left == backend.Unbounded && visible.Right == backend.Unbounded {
+			break // all rows see the same
+		}
 	}
 	every := least == n && first == 0 // all rows see the first n keys
 	if n == 0 || !every && !x.finiteValues(b, hk, n) {

@@ -40,15 +40,15 @@ func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *back
 	row func(j *rowJob, s *tile.Space, mem []float32, b, h, i int)) error {
 	j := be.newRowJob(s.Shape(), floats, 1, row)
 	defer j.release()
-	j.problem, j.layout.Kernels = p, be.kernels
-	j.layout.Dims = backend.Dims{Heads: j.heads, SeqQ: j.seq, SeqK: j.cols}
+	j.problem, j.scores = p, new(tile.Scores)
+	layout := tile.Layout{Kernels: be.kernels, Dims: backend.Dims{Heads: j.heads, SeqQ: j.seq, SeqK: j.cols}}
 	var pinned backend.Pinned
 	in := p.Operands()
 	if err := pinned.Pin(nil, where, []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}, in[:]); err != nil {
 		return err
 	}
 	defer pinned.Unpin()
-	if err := j.scores.Open(&j.layout, p); err != nil {
+	if err := j.scores.Open(&layout, p); err != nil {
 		return err
 	}
 	if err := view.OpenAll([]view.Operand{{Name: "s", T: s, To: &j.x[0]}, {Name: "lse", T: lse, To: &j.x[1]}}); err != nil {
@@ -119,7 +119,7 @@ func (r *softmaxRow) softmax() float32 {
 // score turns n dot products, with the keys from key on, into scores in units of
 // log2 e, and the elements of x after them into -Inf. It returns the largest.
 func (r *softmaxRow) score(x []float32, key, n int) float32 {
-	k, sc := r.j.kernels, &r.j.scores
+	k, sc := r.j.kernels, r.j.scores
 	m := k.ScaleMax(x, sc.Scale, r.lanes)
 	if sc.Cap > 0 {
 		k.Softcap(x, sc.Cap)

@@ -28,8 +28,8 @@ func (v *Saved) Open(l *Layout) (err error) {
 	return nil
 }
 
-// Reset forgets the sums and keeps their memory.
-func (v *Saved) Reset() { v.states = nil }
+// Emptied returns a Saved without sums, with the memory of v.
+func (v *Saved) Emptied() Saved { return Saved{set: v.set, memory: v.memory} }
 
 // state returns the place of the sum at of t.
 func (a *Attention) state(t *Tile, at int) (n int, st state) {

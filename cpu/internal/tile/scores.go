@@ -23,10 +23,10 @@ type Scores struct {
 	hiding bool // a mask, a bias or dropout may hide single keys
 }
 
-// Open opens the tensors of p for a call with layout l, of which rows alone need the kernels
+// Open opens the tensors of p in sc, which is zero, for a call with layout l, of which rows alone need the kernels
 // and the numbers of query heads and rows.
 func (sc *Scores) Open(l *Layout, p *backend.Problem) error {
-	*sc = Scores{Layout: l, problem: p, Scale: float32(float64(p.Scale) * math.Log2E)}
+	sc.Layout, sc.problem, sc.Scale = l, p, float32(float64(p.Scale)*math.Log2E)
 	if c := float64(p.Softcap); c > 0 {
 		sc.Scale, sc.Cap = float32(float64(p.Scale)/c), float32(c*math.Log2E)
 	}

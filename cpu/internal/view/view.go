@@ -165,15 +165,17 @@ func (v *View) Pack(dst []float32, ld, b, h, s, n, c0, cols int) {
 	for r := range n {
 		at := v.RowIndex(b, h, s+r) + c0*step
 		row := dst[r*ld : r*ld+cols]
-		switch v.DType {
-		case backend.F32:
+		switch {
+		case v.DType == backend.F32 && step == 1:
+			copy(row, v.F32[at:at+cols])
+		case v.DType == backend.F32:
 			CopyElements(row, 1, v.F32[at:], step, cols)
-		case backend.Q8:
+		case v.DType == backend.Q8:
 			scale := math.Float32frombits(binary.NativeEndian.Uint32(v.q8[at-c0:]))
 			for c, x := range v.q8[at+q8Lead : at+q8Lead+cols] {
 				row[c] = scale * float32(int8(x))
 			}
-		case backend.F16:
+		case v.DType == backend.F16:
 			for c := range row {
 				row[c] = vec.F16ToF32(v.Bits[at+c*step])
 			}
