@@ -28,20 +28,14 @@ func TestOperationOnce(t *testing.T) {
 	if errors.Is(err, backend.ErrNoDevice) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	dev := kernels.NewDevice(be)
 	defer dev.Close()
 	x, err := dev.FromFloat32(t.Context(), backend.F32, make([]float32, 12), backend.Shape{1, 1, 3, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer x.Release()
 	mask, err := backend.AllocHost(backend.Bool, backend.Shape{1, 1, 3, 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	_, err = dev.Attention(t.Context(), x, x, x, kernels.Options{Mask: mask})
 	if !errors.Is(err, backend.ErrDevice) || !regexp.MustCompile(`^attention: mask is in host memory`).MatchString(err.Error()) {
 		t.Errorf("a mask in host memory: %v", err)

@@ -119,9 +119,7 @@ func TestErrorsInFlight(t *testing.T) {
 	out := host(t, backend.Shape{1, 1, 8, 8}, wave)
 	row := func(x backend.Tensor) backend.Tensor {
 		x, err := x.Slice(backend.Seq, 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return x
 	}
 	calls := map[string]func() error{
@@ -136,9 +134,7 @@ func TestErrorsInFlight(t *testing.T) {
 		"wait":      func() error { return b.Wait(ctx) },
 	}
 	for _, name := range []string{"attention", "other", "pv", "merge", "row", "wait"} { // later calls return at once
-		if err := calls[name](); err != nil {
-			t.Fatal(err)
-		}
+		check(t, calls[name]())
 	}
 	// Calls with ! return the failure of the first call.
 	for _, sequence := range []string{
@@ -197,9 +193,7 @@ func TestLostInFlight(t *testing.T) {
 		c := plain(t, b, 8, 8, 8)
 		s := alloc(t, b, backend.F32, backend.Shape{1, 1, 8, 8})
 		for range 2 {
-			if err := b.QK(t.Context(), s, c.Q, c.K); err != nil {
-				t.Fatal(err)
-			}
+			check(t, b.QK(t.Context(), s, c.Q, c.K))
 		}
 		dev.Lose(0)
 		_, _ = dev.CreateBuffer(16, resource.StorageUsage) // sees it
@@ -233,13 +227,9 @@ func TestManyCallsInFlight(t *testing.T) {
 				return err
 			}
 			for range 2 {
-				if err := run(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				check(t, run(t.Context()))
 			}
-			if err := b.Wait(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			check(t, b.Wait(t.Context()))
 			warm = false
 			before, began := d.Live(), time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -286,18 +276,14 @@ func TestReleasedInFlight(t *testing.T) {
 		src := upload(t, b, host(t, backend.Shape{1, 1, 1, 64}, wave))
 		shape := backend.Shape{1, 1, 1 << 16, 64} // 16 MiB
 		src, err := src.Broadcast(shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		retired := int64(0)
 		for range 50 {
 			dst := alloc(t, b, backend.F32, shape)
 			if d.running() == 0 {
 				retired = 0
 			}
-			if err := b.Copy(t.Context(), []backend.Tensor{dst}, []backend.Tensor{src}); err != nil {
-				t.Fatal(err)
-			}
+			check(t, b.Copy(t.Context(), []backend.Tensor{dst}, []backend.Tensor{src}))
 			dst.Release()
 			if retired += dst.Bytes(); retired > 64<<20+dst.Bytes() {
 				t.Fatalf("%d bytes are released and in use", retired)
@@ -318,18 +304,12 @@ func TestChainOfLayers(t *testing.T) {
 		var caches []*kvcache.Cache
 		for i := range layers {
 			w, err := config.Initialise(nn.Initialiser{Seed: uint64(i)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			l, err := nn.NewMultiHeadAttention(t.Context(), device, config, w)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer l.Release()
 			cache, err := kvcache.New(t.Context(), device, kvcache.Config{Batch: 1, KVHeads: heads, Dim: width / heads, ValueDim: width / heads, Capacity: 64})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer cache.Release()
 			list, caches = append(list, l), append(caches, cache)
 		}
@@ -341,14 +321,10 @@ func TestChainOfLayers(t *testing.T) {
 				}
 			})
 			x, err := device.FromFloat32(t.Context(), backend.F32, slices.Repeat([]float32{0.5, -0.25}, width/2), backend.Shape{1, 1, 1, width})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			for i, l := range list {
 				r, err := l.Apply(t.Context(), x, nn.MultiHeadOptions{Cache: caches[i]})
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, err)
 				x.Release()
 				x = r.O
 			}

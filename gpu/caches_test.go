@@ -46,20 +46,8 @@ func attend(t testing.TB, b *Backend, c backend.Call) (o, lse []float32) {
 	d := c.Dims()
 	c.O = alloc(t, b, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})
 	c.LSE = alloc(t, b, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
-	if err := b.Attention(context.Background(), &c); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Attention(context.Background(), &c))
 	return floats(t, b, c.O), floats(t, b, c.LSE)
-}
-
-// copied returns x converted to another type on the device.
-func copied(t testing.TB, b *Backend, dtype backend.DType, x backend.Tensor) backend.Tensor {
-	t.Helper()
-	y := alloc(t, b, dtype, x.Shape())
-	if err := b.Copy(context.Background(), []backend.Tensor{y}, []backend.Tensor{x}); err != nil {
-		t.Fatal(err)
-	}
-	return y
 }
 
 // TestKeysOfAnotherType compares, bit for bit, keys and values of another type than the
@@ -74,9 +62,9 @@ func TestKeysOfAnotherType(t *testing.T) {
 			{backend.F32, backend.BF16, 31, 18}, // no row begins at a word of its own
 		} {
 			const heads, sq, sk = 4, 5, 70
-			q := half(t, b, x.q, backend.Shape{2, heads, sq, x.d}, wave)
-			k := half(t, b, x.kv, backend.Shape{2, 2, sk, x.d}, func(i int) float32 { return wave(i + 5) })
-			v := half(t, b, x.kv, backend.Shape{2, 2, sk, x.dv}, func(i int) float32 { return wave(i + 9) })
+			q := tensor(t, b, x.q, backend.Shape{2, heads, sq, x.d}, wave)
+			k := tensor(t, b, x.kv, backend.Shape{2, 2, sk, x.d}, func(i int) float32 { return wave(i + 5) })
+			v := tensor(t, b, x.kv, backend.Shape{2, 2, sk, x.dv}, func(i int) float32 { return wave(i + 9) })
 			p := backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: sk - sq, Left: backend.Unbounded, KLen: []int{sk, 33}}}
 			o, lse := attend(t, b, backend.Call{Q: q, K: k, V: v, Problem: p})
 			wantO, wantLSE := attend(t, b, backend.Call{Q: q, K: copied(t, b, x.q, k), V: copied(t, b, x.q, v), Problem: p})
@@ -131,22 +119,18 @@ func TestCopy(t *testing.T) {
 					} else if x.spread {
 						src, err = src.Broadcast(shape)
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					check(t, err)
 					before := make([]float32, batch*heads*rows*x.dim)
 					for i := range before {
 						before[i] = float32(i%7) - 3
 					}
 					whole := filled(t, b, to, before, backend.Shape{batch, heads, rows, x.dim})
-					want := numbers(t, b, whole)
+					want := floats(t, b, whole)
 					dst, err := whole.Slice(backend.Seq, x.lo, x.lo+x.n)
-					if err != nil {
-						t.Fatal(err)
-					}
+					check(t, err)
 					// Rounded on the host.
-					in := numbers(t, b, src)
-					host := numbers(t, b, filled(t, b, to, in, shape))
+					in := floats(t, b, src)
+					host := floats(t, b, filled(t, b, to, in, shape))
 					if from == to {
 						host = in
 					}
@@ -156,7 +140,7 @@ func TestCopy(t *testing.T) {
 					if err := b.Copy(context.Background(), []backend.Tensor{dst}, []backend.Tensor{src}); err != nil {
 						t.Fatalf("%s: %v", name, err)
 					}
-					sameRow(t, name, numbers(t, b, whole), want)
+					sameRow(t, name, floats(t, b, whole), want)
 				}
 			}
 		}
@@ -177,8 +161,8 @@ func TestCopyOfOddNumbers(t *testing.T) {
 		-254, 1, 3, 5, // halves go to the even side
 	}
 	shape := backend.Shape{1, 1, len(rows) / 4, 4}
-	got := numbers(t, b, copied(t, b, backend.Q8, filled(t, b, backend.F32, rows, shape)))
-	for i, want := range numbers(t, b, filled(t, b, backend.Q8, rows, shape)) {
+	got := floats(t, b, copied(t, b, backend.Q8, filled(t, b, backend.F32, rows, shape)))
+	for i, want := range floats(t, b, filled(t, b, backend.Q8, rows, shape)) {
 		if g := got[i]; g != want && (g == g || want == want) {
 			t.Errorf("row %v: element %d is %v, the host has %v", rows[i/4*4:i/4*4+4], i%4, g, want)
 		}
@@ -210,23 +194,11 @@ func TestCopyRefuses(t *testing.T) {
 	}
 }
 
-// numbers returns a tensor of any type as float32, row by row.
-func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
-	t.Helper()
-	data, err := kernels.NewDevice(b).ToFloat32(context.Background(), x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
 // filled uploads data as a type.
 func filled(t testing.TB, b *Backend, dtype backend.DType, data []float32, shape backend.Shape) backend.Tensor {
 	t.Helper()
 	x, err := kernels.NewDevice(b).FromFloat32(context.Background(), dtype, data, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(x.Release)
 	return x
 }
@@ -240,9 +212,9 @@ func TestKeysInIntegers(t *testing.T) {
 			{2, 1, 90, 20, 96},
 			{4, 2, 70, 128, 116},
 		} {
-			q := half(t, b, backend.F32, backend.Shape{2, x.heads, x.sq, x.d}, wave)
-			k := copied(t, b, backend.Q8, half(t, b, backend.F32, backend.Shape{2, 2, x.sk, x.d}, func(i int) float32 { return wave(i + 5) }))
-			v := copied(t, b, backend.Q8, half(t, b, backend.BF16, backend.Shape{2, 2, x.sk, x.dv}, func(i int) float32 { return wave(i + 9) }))
+			q := tensor(t, b, backend.F32, backend.Shape{2, x.heads, x.sq, x.d}, wave)
+			k := copied(t, b, backend.Q8, tensor(t, b, backend.F32, backend.Shape{2, 2, x.sk, x.d}, func(i int) float32 { return wave(i + 5) }))
+			v := copied(t, b, backend.Q8, tensor(t, b, backend.BF16, backend.Shape{2, 2, x.sk, x.dv}, func(i int) float32 { return wave(i + 9) }))
 			p := backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: x.sk - x.sq, Left: backend.Unbounded, KLen: []int{x.sk, 33}}}
 			o, lse := attend(t, b, backend.Call{Q: q, K: k, V: v, Problem: p})
 			wantO, wantLSE := attend(t, b, backend.Call{Q: q, K: copied(t, b, backend.F32, k), V: copied(t, b, backend.F32, v), Problem: p})
@@ -283,7 +255,7 @@ func TestPages(t *testing.T) {
 					table[n] = append(table[n], int32(page))
 				}
 			}
-			q := half(t, b, backend.F32, backend.Shape{batch, x.heads, x.sq, x.d}, wave)
+			q := tensor(t, b, backend.F32, backend.Shape{batch, x.heads, x.sq, x.d}, wave)
 			c := backend.Call{Q: q, Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: x.offset, Left: x.left, Right: x.up, KLen: x.klen}}}
 			paged := c
 			paged.Pages = &backend.Pages{Table: table, Keys: x.longest}
@@ -320,21 +292,14 @@ func TestPages(t *testing.T) {
 func TestCachesWithOptions(t *testing.T) {
 	paths(t, func(t *testing.T, b *Backend) {
 		const batch, heads, sq, sk, d, size = 2, 4, 4, 96, 32, 16
-		q := half(t, b, backend.F32, backend.Shape{batch, heads, sq, d}, wave)
+		q := tensor(t, b, backend.F32, backend.Shape{batch, heads, sq, d}, wave)
 		mask, bias := pairs(t, b, heads, sq, sk)
-		seen := make([]bool, 2*6)
-		for i := range seen {
-			seen[i] = i%3 != 1
-		}
-		h, err := backend.HostBool(seen, backend.Shape{1, 1, 2, 6})
-		if err != nil {
-			t.Fatal(err)
-		}
+		blocks := bools(t, b, backend.Shape{1, 1, 2, 6}, func(i int) bool { return i%3 != 1 })
 		sinks, slopes := []float32{0.5, -1, 2, 0}, []float32{0.5, 0.25, 0, 0.125}
 		table := [][]int32{{3, 1, 4, 0, 5, 2}, {3, 6, 2, 1, 0, 4}}
 		var pool, whole [2]backend.Tensor
 		for i := range pool {
-			pool[i] = copied(t, b, backend.Q8, half(t, b, backend.F32, backend.Shape{7, 2, size, d}, func(n int) float32 { return wave(n + 7*i) }))
+			pool[i] = copied(t, b, backend.Q8, tensor(t, b, backend.F32, backend.Shape{7, 2, size, d}, func(n int) float32 { return wave(n + 7*i) }))
 			whole[i] = alloc(t, b, backend.F32, backend.Shape{batch, 2, sk, d})
 			for n, row := range table {
 				for at, page := range row {
@@ -348,7 +313,7 @@ func TestCachesWithOptions(t *testing.T) {
 		}{
 			{"mask, bias, softcap, slopes, sinks, dropout", backend.Problem{Scale: 0.3, Softcap: 5, Mask: mask, Bias: bias, Slopes: slopes, Sinks: sinks,
 				Dropout: backend.Dropout{P: 0.25, Seed: 7}, Visible: backend.Everything()}},
-			{"both masks, both biases, a window and lengths", backend.Problem{Scale: 0.3, Mask: mask, Bias: bias, Blocks: upload(t, b, h), BlockQ: 2, BlockK: 16,
+			{"both masks, both biases, a window and lengths", backend.Problem{Scale: 0.3, Mask: mask, Bias: bias, Blocks: blocks, BlockQ: 2, BlockK: 16,
 				Relative: upload(t, b, host(t, backend.Shape{1, heads, 1, sq + sk - 1}, wave)),
 				Visible:  backend.Visibility{Offset: 70, Left: 60, Right: 9, KLen: []int{96, 75}}}},
 		} {
@@ -373,9 +338,7 @@ func part(t testing.TB, b *Backend, to, pool backend.Tensor, n, row, page int) {
 	if err == nil {
 		err = b.Copy(context.Background(), []backend.Tensor{dst}, []backend.Tensor{pool})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 }
 
 // TestTuneTypesOfKeys checks that trials have the types of the calls that they are for.
@@ -404,14 +367,14 @@ func TestPagesWithinEightBuffers(t *testing.T) {
 	table := [][]int32{{4, 0, 2}, {1, 4}}
 	for rows, turned := range map[int]bool{1: false, decodeRows + 1: false, decodeRows + 2: true} {
 		call := func(b *Backend) backend.Call {
-			pool := half(t, b, backend.F16, backend.Shape{5, 1, 16, 32}, wave)
+			pool := tensor(t, b, backend.F16, backend.Shape{5, 1, 16, 32}, wave)
 			if turned { // depths lie further apart than keys
 				var err error
-				if pool, err = half(t, b, backend.F16, backend.Shape{5, 1, 32, 16}, wave).Swap(backend.Seq, backend.Dim); err != nil {
+				if pool, err = tensor(t, b, backend.F16, backend.Shape{5, 1, 32, 16}, wave).Swap(backend.Seq, backend.Dim); err != nil {
 					t.Fatal(err)
 				}
 			}
-			return backend.Call{Q: half(t, b, backend.F32, backend.Shape{2, 1, rows, 32}, wave), K: pool, V: pool,
+			return backend.Call{Q: tensor(t, b, backend.F32, backend.Shape{2, 1, rows, 32}, wave), K: pool, V: pool,
 				Pages:   &backend.Pages{Table: table, Keys: 40},
 				Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{40, 30}}}}
 		}
@@ -431,8 +394,8 @@ func TestPagesWithinEightBuffers(t *testing.T) {
 		}
 	}
 	// Pages of an odd number of 16-bit elements can only be looked up.
-	pool := half(t, few, backend.F16, backend.Shape{5, 1, 3, 5}, wave)
-	c := backend.Call{Q: half(t, few, backend.F32, backend.Shape{1, 1, decodeRows + 1, 5}, wave), K: pool, V: pool,
+	pool := tensor(t, few, backend.F16, backend.Shape{5, 1, 3, 5}, wave)
+	c := backend.Call{Q: tensor(t, few, backend.F32, backend.Shape{1, 1, decodeRows + 1, 5}, wave), K: pool, V: pool,
 		Pages: &backend.Pages{Table: table[:1], Keys: 9}, Problem: backend.Problem{Visible: backend.Everything()}}
 	c.O = alloc(t, few, backend.F32, c.Q.Shape())
 	err := few.Attention(t.Context(), &c)

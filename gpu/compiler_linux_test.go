@@ -138,9 +138,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 	add := func(suffix string, q, k backend.Shape, in, kv backend.DType, staged bool, change func(c *backend.Call)) {
 		meta := func(dtype backend.DType, s backend.Shape) backend.Tensor {
 			x, err := backend.Meta(dtype, s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			return x
 		}
 		c := &backend.Call{Q: meta(in, q), K: meta(kv, k), V: meta(kv, k), O: meta(in, q), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
@@ -148,9 +146,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 			change(c)
 		}
 		sources, err := kernelSources(c, staged, suffix != softwareExp2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		sources = append(sources, gradientSources(t, c)...)
 		for _, s := range sources {
 			if seen[s.WGSL] {
@@ -213,9 +209,7 @@ func gradientSources(t *testing.T, c *backend.Call) []KernelSource {
 	d := c.Dims()
 	meta := func(s backend.Shape) backend.Tensor {
 		x, err := backend.Meta(backend.F32, s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return x
 	}
 	g := &backend.Gradients{Call: *c, DO: c.O, DQ: c.Q, DK: c.K, DV: c.V, DBias: meta(backend.Shape{1, 1, d.SeqQ, d.SeqK})}
@@ -225,9 +219,7 @@ func gradientSources(t *testing.T, c *backend.Call) []KernelSource {
 	for i := 0; err == nil && i < len(x.ops); i++ {
 		err = s.add("", x.ops[i])
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return s.list
 }
 
@@ -240,9 +232,7 @@ func compileAll(t *testing.T, program string, kernels []*compiledKernel) (versio
 	for i, k := range kernels {
 		var code bytes.Buffer
 		_ = binary.Write(&code, binary.LittleEndian, k.SPIRV) // a buffer takes everything
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), code.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), code.Bytes(), 0o600))
 		fmt.Fprintf(&inputs[i%len(inputs)], "%d ", i)
 		for _, b := range k.Bindings {
 			inputs[i%len(inputs)].WriteByte(map[bool]byte{true: 'u', false: 's'}[b.Kind == "uniform"])
@@ -377,9 +367,7 @@ fn main(@builtin(local_invocation_index) t: u32) {
 }`
 	for index, want := range map[string]bool{"1": false, "t % 4u": true} {
 		words, err := port.SPIRV(strings.ReplaceAll(shader, "INDEX", index))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if n := dynamicIndices(words); n > 0 != want {
 			t.Errorf("a[%s]: %d dynamic indices, want some: %v", index, n, want)
 		}

@@ -54,18 +54,14 @@ func host(t testing.TB, shape backend.Shape, f func(i int) float32) backend.Tens
 		data[i] = f(i)
 	}
 	h, err := backend.HostF32(data, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return h
 }
 
 func upload(t testing.TB, b *Backend, h backend.Tensor) backend.Tensor {
 	t.Helper()
 	d, err := b.Upload(context.Background(), h)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(d.Release)
 	return d
 }
@@ -73,24 +69,51 @@ func upload(t testing.TB, b *Backend, h backend.Tensor) backend.Tensor {
 func alloc(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape) backend.Tensor {
 	t.Helper()
 	d, err := b.Alloc(context.Background(), dtype, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(d.Release)
 	return d
 }
 
+// floats returns the elements of a contiguous tensor as float32.
 func floats(t testing.TB, b *Backend, d backend.Tensor) []float32 {
 	t.Helper()
+	if d.DType() != backend.F32 {
+		d = copied(t, b, backend.F32, d)
+	}
 	data := make([]float32, d.Shape().Elements())
 	h, err := backend.HostF32(data, d.Shape())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Download(context.Background(), h, d); err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	check(t, b.Download(context.Background(), h, d))
 	return data
+}
+
+// tensor uploads the numbers of f as a type.
+func tensor(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, f func(i int) float32) backend.Tensor {
+	t.Helper()
+	x := upload(t, b, host(t, shape, f))
+	if dtype == backend.F32 {
+		return x
+	}
+	return copied(t, b, dtype, x)
+}
+
+// copied returns x converted to another type on the device.
+func copied(t testing.TB, b *Backend, dtype backend.DType, x backend.Tensor) backend.Tensor {
+	t.Helper()
+	y := alloc(t, b, dtype, x.Shape())
+	check(t, b.Copy(context.Background(), []backend.Tensor{y}, []backend.Tensor{x}))
+	return y
+}
+
+func bools(t testing.TB, b *Backend, shape backend.Shape, f func(i int) bool) backend.Tensor {
+	t.Helper()
+	data := make([]bool, shape.Elements())
+	for i := range data {
+		data[i] = f(i)
+	}
+	h, err := backend.HostBool(data, shape)
+	check(t, err)
+	return upload(t, b, h)
 }
 
 // wave is data without a pattern that could hide a cut.
@@ -98,22 +121,10 @@ func wave(i int) float32 { return float32(math.Sin(float64(i)*1.7) + math.Cos(fl
 
 // problem returns a call with every option.
 func problem(t testing.TB, b *Backend) *backend.Call {
-	mask := make([]bool, 70*90)
-	for i := range mask {
-		mask[i] = i%5 != 0
-	}
-	mh, err := backend.HostBool(mask, backend.Shape{1, 1, 70, 90})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := upload(t, b, mh).Broadcast(backend.Shape{2, 4, 70, 90})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m, err := bools(t, b, backend.Shape{1, 1, 70, 90}, func(i int) bool { return i%5 != 0 }).Broadcast(backend.Shape{2, 4, 70, 90})
+	check(t, err)
 	bias, err := upload(t, b, host(t, backend.Shape{1, 4, 70, 90}, wave)).Broadcast(backend.Shape{2, 4, 70, 90})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return &backend.Call{
 		Q: upload(t, b, host(t, backend.Shape{2, 4, 70, 40}, wave)),
 		K: upload(t, b, host(t, backend.Shape{2, 2, 90, 40}, wave)),
@@ -146,25 +157,15 @@ func testCutsChangeNoBit(t *testing.T, problem func(testing.TB, *Backend) *backe
 		b := open(t, opt)
 		defer b.Close()
 		c := problem(t, b)
-		if err := b.Attention(context.Background(), c); err != nil {
-			t.Fatal(err)
-		}
+		check(t, b.Attention(context.Background(), c))
 		plan, err := b.Plan(t.Context(), c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		w, o := alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 90}), alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 33})
 		lse := alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 1})
-		if err := b.QK(context.Background(), w, c.Q, c.K); err != nil {
-			t.Fatal(err)
-		}
+		check(t, b.QK(context.Background(), w, c.Q, c.K))
 		scores := floats(t, b, w)
-		if err := b.Softmax(context.Background(), w, lse, &c.Problem); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.PV(context.Background(), o, w, c.V); err != nil {
-			t.Fatal(err)
-		}
+		check(t, b.Softmax(context.Background(), w, lse, &c.Problem))
+		check(t, b.PV(context.Background(), o, w, c.V))
 		for _, x := range []backend.Tensor{c.O, c.LSE, w, o, lse} {
 			all = append(all, floats(t, b, x))
 		}
@@ -201,9 +202,7 @@ func TestManyKeys(t *testing.T) {
 		O: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, 1}),
 		Problem: backend.Problem{Scale: 1, Visible: backend.Everything()},
 	}
-	if err := b.Attention(context.Background(), c); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Attention(context.Background(), c))
 	if lse := floats(t, b, c.LSE)[0]; !(math.Abs(float64(lse)-math.Log(sk)) <= 1e-5) {
 		t.Errorf("lse is %v, should be log %d = %v", lse, sk, math.Log(sk))
 	}

@@ -48,9 +48,7 @@ func TestSumsOfZeroHaveNoSign(t *testing.T) {
 		shape := backend.Shape{1, 1, rows, d}
 		q := upload(t, b, host(t, shape, func(int) float32 { return 10 }))
 		c := &backend.Call{Q: q, K: k, V: v, O: alloc(t, b, backend.F32, shape), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
-		if err := b.Attention(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		check(t, b.Attention(t.Context(), c))
 		for i, x := range floats(t, b, c.O) {
 			if math.Float32bits(x) != 0 {
 				t.Fatalf("%d rows: element %d is %v (bits %#x), should be +0", rows, i, x, math.Float32bits(x))
@@ -59,49 +57,17 @@ func TestSumsOfZeroHaveNoSign(t *testing.T) {
 	}
 }
 
-// half uploads f(0), f(1), ... rounded to dtype.
-func half(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, f func(i int) float32) backend.Tensor {
-	t.Helper()
-	if dtype == backend.F32 {
-		return upload(t, b, host(t, shape, f))
-	}
-	bits := make([]uint16, shape.Elements())
-	for i := range bits {
-		bits[i] = dtype.Encode(f(i))
-	}
-	h, err := backend.HostBits(bits, dtype, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return upload(t, b, h)
-}
-
 // pairs returns, for all heads, a mask that hides one pair in five and a bias.
 func pairs(t testing.TB, b *Backend, heads, sq, sk int) (mask, bias backend.Tensor) {
 	t.Helper()
-	seen := make([]bool, sq*sk)
-	for i := range seen {
-		seen[i] = i%5 != 0 && i/sk%7 != 3
-	}
-	h, err := backend.HostBool(seen, backend.Shape{1, 1, sq, sk})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return upload(t, b, h), upload(t, b, host(t, backend.Shape{1, heads, sq, sk}, wave))
+	mask = bools(t, b, backend.Shape{1, 1, sq, sk}, func(i int) bool { return i%5 != 0 && i/sk%7 != 3 })
+	return mask, upload(t, b, host(t, backend.Shape{1, heads, sq, sk}, wave))
 }
 
 // blocksOf returns, for all heads, a block mask that hides two blocks in five.
 func blocksOf(t testing.TB, b *Backend, rows, keys int) backend.Tensor {
 	t.Helper()
-	seen := make([]bool, rows*keys)
-	for i := range seen {
-		seen[i] = i*i%5 < 2
-	}
-	h, err := backend.HostBool(seen, backend.Shape{1, 1, rows, keys})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return upload(t, b, h)
+	return bools(t, b, backend.Shape{1, 1, rows, keys}, func(i int) bool { return i*i%5 < 2 })
 }
 
 // sameRow compares rows of two results bit for bit.
@@ -136,9 +102,9 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 		if few && class.d != 64 {
 			continue
 		}
-		q := half(t, b, class.dtype, backend.Shape{2, heads, sq, class.d}, wave)
-		k := half(t, b, class.dtype, backend.Shape{2, 1, sk, class.d}, func(i int) float32 { return wave(i + 5) })
-		v := half(t, b, class.dtype, backend.Shape{2, 1, sk, class.dv}, func(i int) float32 { return wave(i + 9) })
+		q := tensor(t, b, class.dtype, backend.Shape{2, heads, sq, class.d}, wave)
+		k := tensor(t, b, class.dtype, backend.Shape{2, 1, sk, class.d}, func(i int) float32 { return wave(i + 5) })
+		v := tensor(t, b, class.dtype, backend.Shape{2, 1, sk, class.dv}, func(i int) float32 { return wave(i + 9) })
 		mask, bias := pairs(t, b, heads, sq, sk)
 		causal, window, paired := one, one, one
 		causal.Visible = backend.Visibility{Offset: 1020, Left: backend.Unbounded}
@@ -173,23 +139,17 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 					O:   alloc(t, b, backend.F32, backend.Shape{2, heads, n, class.dv}),
 					LSE: alloc(t, b, backend.F32, backend.Shape{2, heads, n, 1})}
 				plan, err := b.Plan(t.Context(), c)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, err)
 				if decoded := strings.Contains(plan.Path, "decode"); decoded != (n == 1) {
 					t.Fatalf("%d rows: the path is %s", n, plan.Path)
 				}
-				if err := b.Attention(context.Background(), c); err != nil {
-					t.Fatal(err)
-				}
+				check(t, b.Attention(context.Background(), c))
 				return floats(t, b, c.O), floats(t, b, c.LSE)
 			}
 			o, lse := call(q, x.p)
 			for _, i := range []int{0, 3, 20} { // of the causal ones, 3 sees whole splits of 256 only
 				row, err := q.Slice(backend.Seq, i, i+1)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, err)
 				p := x.p
 				p.Visible.Offset += i
 				p.Dropout.First[backend.Seq] += i
@@ -237,9 +197,7 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 				return wave(from + i/(width+pad)*width + i%(width+pad))
 			}))
 			x, err := x.Slice(backend.Dim, 0, width)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			return x
 		}
 		c := &backend.Call{
@@ -248,13 +206,9 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 			Problem: backend.Problem{Scale: 0.2, Softcap: 5, Mask: mask, Bias: bias,
 				Visible: backend.Visibility{Offset: 2000, Left: 1990, Right: 250, KLen: []int{2300, 1500}}},
 		}
-		if err := b.Attention(context.Background(), c); err != nil {
-			t.Fatal(err)
-		}
+		check(t, b.Attention(context.Background(), c))
 		plan, err := b.Plan(t.Context(), c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return floats(t, b, c.O), floats(t, b, c.LSE), plan
 	}
 	o, lse, whole := results(Options{}, 0)
@@ -288,9 +242,7 @@ func decodeCall(t *testing.T, dtype backend.DType, batch, heads, kvHeads, keys, 
 	t.Helper()
 	meta := func(dtype backend.DType, heads, rows int) backend.Tensor {
 		x, err := backend.Meta(dtype, backend.Shape{batch, heads, rows, d})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return x
 	}
 	k := meta(dtype, kvHeads, keys)
@@ -307,9 +259,7 @@ func TestDecodeFillsADevice(t *testing.T) {
 			for _, dtype := range []backend.DType{backend.F32, backend.BF16, backend.Q8} {
 				b := newPlanner(false)
 				x, err := b.newDecode(decodeCall(t, dtype, 1, 8*group, 8, 4096, d))
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, err)
 				groups := map[string]int{}
 				if err := b.dev.Dispatches(x.op(), func(d queue.Dispatch) error {
 					groups[d.Kernel.Name()] += d.Groups
@@ -405,9 +355,7 @@ func TestMergeOfManySplits(t *testing.T) {
 		o, lse := attend(t, b, c)
 		for _, i := range []int{0, 9, 16} {
 			row, err := q.Slice(backend.Seq, i, i+1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			c := c
 			c.Q = row
 			c.Visible.Offset += i
@@ -427,8 +375,8 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 	const sq, sk, d = 5, 1100, 64
 	for _, dtype := range []backend.DType{backend.BF16, backend.F32} {
 		c := &backend.Call{
-			Q: half(t, b, dtype, backend.Shape{1, 1, sq, d}, wave), K: half(t, b, dtype, backend.Shape{1, 1, sk, d}, wave),
-			V: half(t, b, dtype, backend.Shape{1, 1, sk, d}, wave), O: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, d}),
+			Q: tensor(t, b, dtype, backend.Shape{1, 1, sq, d}, wave), K: tensor(t, b, dtype, backend.Shape{1, 1, sk, d}, wave),
+			V: tensor(t, b, dtype, backend.Shape{1, 1, sk, d}, wave), O: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, d}),
 			LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, 1}),
 			Problem: backend.Problem{Scale: 0.2, Visible: backend.Visibility{Offset: 1050, Left: backend.Unbounded},
 				Slopes: []float32{0.02}, Sinks: []float32{1}, Dropout: backend.Dropout{P: 0.2, Seed: 1},
@@ -451,9 +399,7 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 				x.splits, x.merge = splits, merge
 				return x.op(), nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			o[level], lse[level] = floats(t, b, c.O), floats(t, b, c.LSE)
 			sameRow(t, fmt.Sprintf("%v, unrolled to level %d", dtype, level), o[level], o[shaders.Looped])
 			sameRow(t, fmt.Sprintf("%v, lse unrolled to level %d", dtype, level), lse[level], lse[shaders.Looped])

@@ -21,21 +21,15 @@ func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 	if errors.Is(err, port.ErrNoAdapter) && os.Getenv("CI") != "true" {
 		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for _, a := range adapters {
 		t.Cleanup(a.Release)
 	}
 	dev, err := adapters[0].Open(opt.lower(adapters[0].Limits()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	f := injectFaults(dev)
 	b, err := newBackend(f, describe("gpu:0", adapters[0].Info(), dev.Limits()), opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	return b, f
 }
@@ -184,9 +178,7 @@ func TestEveryCallMayFail(t *testing.T) {
 func TestLostDevice(t *testing.T) {
 	b, dev := faulty(t, Options{MaxWork: 2e5})
 	want, err := session(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	b.dev.Pool.Drain()
 	blank := dev.Live().Buffers
 	tried := map[string]bool{}

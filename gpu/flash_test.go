@@ -129,9 +129,7 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 			if err != nil || !strings.HasSuffix(plan.Path, "variant "+v.Name) {
 				t.Fatalf("planned %q, %v", plan.Path, err)
 			}
-			if err := b.Attention(context.Background(), call); err != nil {
-				t.Fatal(err)
-			}
+			check(t, b.Attention(context.Background(), call))
 			return [2][]float32{floats(t, b, call.O), floats(t, b, call.LSE)}
 		}
 		want := run(t, as(named(t, tune.TilingOf(c.d, c.dv).Width, "S"), shaders.Registers, true))
@@ -160,15 +158,7 @@ func TestOptionsGiveTheSameBits(t *testing.T) {
 	plain := spread(t, b, 32, 32, backend.F32, false)
 	rows, keys := plain.Q.Shape()[backend.Seq], plain.K.Shape()[backend.Seq]
 	hides := func(key int) bool { return key%7 == 0 }
-	seen := make([]bool, keys)
-	for i := range seen {
-		seen[i] = !hides(i)
-	}
-	h, err := backend.HostBool(seen, backend.Shape{1, 1, 1, keys})
-	if err != nil {
-		t.Fatal(err)
-	}
-	mask := upload(t, b, h)
+	mask := bools(t, b, backend.Shape{1, 1, 1, keys}, func(i int) bool { return !hides(i) })
 	bias := upload(t, b, host(t, backend.Shape{1, 1, rows, keys}, func(i int) float32 {
 		switch {
 		case hides(i % keys):
@@ -197,9 +187,7 @@ func TestOptionsGiveTheSameBits(t *testing.T) {
 		var want [2][]float32
 		for i, v := range []tune.Variant{v.Quick(), v} {
 			b.choose = func(tune.Shape) (tune.Variant, string) { return v, "the test asks for it" }
-			if err := b.Attention(t.Context(), &call); err != nil {
-				t.Fatal(err)
-			}
+			check(t, b.Attention(t.Context(), &call))
 			got := [2][]float32{floats(t, b, call.O), floats(t, b, call.LSE)}
 			if i == 0 {
 				want = got
@@ -230,9 +218,7 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 			bits[i] = dtype.Encode(wave(3*i + from))
 		}
 		half, err := backend.HostBits(bits, dtype, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return upload(t, b, half)
 	}
 	c := &backend.Call{
@@ -242,15 +228,7 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 	}
 	if features {
 		c.Softcap = 3
-		mask := make([]bool, keys)
-		for i := range mask {
-			mask[i] = i%7 != 0
-		}
-		h, err := backend.HostBool(mask, backend.Shape{1, 1, 1, keys})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Mask = upload(t, b, h)
+		c.Mask = bools(t, b, backend.Shape{1, 1, 1, keys}, func(i int) bool { return i%7 != 0 })
 		c.Bias = upload(t, b, host(t, backend.Shape{1, 1, rows, 1}, func(i int) float32 {
 			if i == 70 {
 				return float32(math.Inf(-1))
@@ -308,9 +286,7 @@ func TestPlainUnrolledChangesNoBit(t *testing.T) {
 			}
 			return op, nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if pieces < 2 {
 			t.Errorf("level %d: %d pieces, want several", level, pieces)
 		}

@@ -28,13 +28,9 @@ func turned(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, 
 	if dtype != backend.F32 {
 		h, err = backend.HostBits(bits, dtype, stored)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	x, err := upload(t, b, h).Swap(backend.Seq, backend.Dim)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return x
 }
 
@@ -48,25 +44,17 @@ func TestTransposedOperands(t *testing.T) {
 			b := open(t, opt)
 			defer b.Close()
 			o, err := alloc(t, b, dtype, backend.Shape{1, 1, d, sq}).Swap(backend.Seq, backend.Dim)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			c := &backend.Call{
 				Q: turned(t, b, dtype, backend.Shape{1, 1, sq, d}, wave),
 				K: turned(t, b, dtype, backend.Shape{1, 1, sk, d}, wave),
 				V: turned(t, b, dtype, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i + 1) }),
 				O: o, Problem: backend.Problem{Scale: 0.1, Visible: backend.Everything()},
 			}
-			if err := b.Attention(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
+			check(t, b.Attention(t.Context(), c))
 			host, err := backend.AllocHost(dtype, o.Shape())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := b.Download(t.Context(), host, o); err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
+			check(t, b.Download(t.Context(), host, o))
 			var bits []uint32
 			for i := range sq * d {
 				if dtype == backend.F32 {

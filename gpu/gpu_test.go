@@ -46,3 +46,11 @@ func digests(t testing.TB) string {
 	device := strings.ToLower(strings.NewReplacer(" ", "-", "(", "", ")", "", ",", "", "/", "-").Replace(b.Info().Device))
 	return filepath.Join("testdata", "digests-"+device+".txt")
 }
+
+// check ends the test with an error that is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -24,46 +24,6 @@ type gradientCase struct {
 
 var gradientDims = backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 37, SeqK: 75, Dim: 16, ValueDim: 24}
 
-// uploaded returns a tensor with values of f, stored as dtype.
-func uploaded(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, f func(i int) float32) backend.Tensor {
-	t.Helper()
-	x := upload(t, b, host(t, shape, f))
-	if dtype == backend.F32 {
-		return x
-	}
-	y := alloc(t, b, dtype, shape)
-	if err := b.Copy(context.Background(), []backend.Tensor{y}, []backend.Tensor{x}); err != nil {
-		t.Fatal(err)
-	}
-	return y
-}
-
-// elements returns the elements of a contiguous tensor as float32.
-func elements(t testing.TB, b *Backend, x backend.Tensor) []float32 {
-	t.Helper()
-	if x.DType() != backend.F32 {
-		y := alloc(t, b, backend.F32, x.Shape())
-		if err := b.Copy(context.Background(), []backend.Tensor{y}, []backend.Tensor{x}); err != nil {
-			t.Fatal(err)
-		}
-		x = y
-	}
-	return floats(t, b, x)
-}
-
-func bools(t testing.TB, b *Backend, shape backend.Shape, f func(i int) bool) backend.Tensor {
-	t.Helper()
-	data := make([]bool, shape.Elements())
-	for i := range data {
-		data[i] = f(i)
-	}
-	h, err := backend.HostBool(data, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return upload(t, b, h)
-}
-
 func gradientCases() []gradientCase {
 	causal := func(_ testing.TB, _ *Backend, d backend.Dims, p *backend.Problem) {
 		p.Visible = backend.Visibility{Offset: d.SeqK - d.SeqQ, Left: backend.Unbounded}
@@ -114,33 +74,31 @@ func (c gradientCase) make(t testing.TB, b *Backend) *made {
 	m.g = g
 	qs, ks, vs, os := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim},
 		backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim}, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
-	g.Q, g.K = uploaded(t, b, c.in, qs, wave), uploaded(t, b, c.in, ks, func(i int) float32 { return wave(i + 1000) })
-	g.V, g.DO = uploaded(t, b, c.in, vs, func(i int) float32 { return wave(3*i + 7) }), uploaded(t, b, c.do, os, func(i int) float32 { return wave(5*i + 1) })
+	g.Q, g.K = tensor(t, b, c.in, qs, wave), tensor(t, b, c.in, ks, func(i int) float32 { return wave(i + 1000) })
+	g.V, g.DO = tensor(t, b, c.in, vs, func(i int) float32 { return wave(3*i + 7) }), tensor(t, b, c.do, os, func(i int) float32 { return wave(5*i + 1) })
 	g.O, g.LSE = alloc(t, b, backend.F32, os), alloc(t, b, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
 	g.Problem = backend.Problem{Scale: float32(1 / math.Sqrt(float64(d.Dim))), Visible: backend.Everything()}
 	if c.change != nil {
 		c.change(t, b, d, &g.Problem)
 	}
-	if err := b.Attention(context.Background(), &g.Call); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Attention(context.Background(), &g.Call))
 	if c.dlse {
 		g.DLSE = upload(t, b, host(t, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}, wave))
-		m.dlse = elements(t, b, g.DLSE)
+		m.dlse = floats(t, b, g.DLSE)
 	}
-	m.q, m.k, m.v, m.do = elements(t, b, g.Q), elements(t, b, g.K), elements(t, b, g.V), elements(t, b, g.DO)
+	m.q, m.k, m.v, m.do = floats(t, b, g.Q), floats(t, b, g.K), floats(t, b, g.V), floats(t, b, g.DO)
 	m.mask, m.blockMask = wholeBools(t, b, g.Mask), wholeBools(t, b, g.Blocks)
 	if !g.Bias.IsZero() {
-		m.bias = elements(t, b, g.Bias)
+		m.bias = floats(t, b, g.Bias)
 	}
 	if !g.Relative.IsZero() {
-		m.relative = elements(t, b, g.Relative)
+		m.relative = floats(t, b, g.Relative)
 	}
 	if c.add {
 		m.before = 0.5
 	}
 	gradient := func(dtype backend.DType, shape backend.Shape) backend.Tensor {
-		return uploaded(t, b, dtype, shape, func(int) float32 {
+		return tensor(t, b, dtype, shape, func(int) float32 {
 			if c.add {
 				return m.before
 			}
@@ -170,16 +128,10 @@ func wholeBools(t testing.TB, b *Backend, x backend.Tensor) []float32 {
 		return nil
 	}
 	h, err := backend.AllocHost(backend.Bool, x.Shape())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Download(context.Background(), h, x); err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	check(t, b.Download(context.Background(), h, x))
 	data, err := h.Bools()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	list := make([]float32, len(data))
 	for i, x := range data {
 		if x {
@@ -291,15 +243,13 @@ func TestGradients(t *testing.T) {
 
 func testGradientCase(t *testing.T, b *Backend, c gradientCase) {
 	m := c.make(t, b)
-	if err := b.Backward(context.Background(), m.g); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Backward(context.Background(), m.g))
 	for _, r := range m.results(m.solve()) {
 		if r.got.IsZero() {
 			continue
 		}
 		var worst oracle.Worst
-		for i, x := range elements(t, b, r.got) {
+		for i, x := range floats(t, b, r.got) {
 			want, bound := r.want[i].Value, r.want[i].Bound(r.got.DType())
 			if m.add { // the sum with what was there is rounded as often as there are heads
 				want += float64(m.before)
@@ -358,7 +308,7 @@ func TestGradientsCut(t *testing.T) {
 		for i, c := range cases {
 			m := c.make(t, b)
 			if i == len(o) {
-				o, lse = append(o, elements(t, b, m.g.O)), append(lse, elements(t, b, m.g.LSE))
+				o, lse = append(o, floats(t, b, m.g.O)), append(lse, floats(t, b, m.g.LSE))
 			} else { // limits may change the kernel of the forward pass, and with it the bits
 				m.g.O = upload(t, b, host(t, m.g.O.Shape(), func(n int) float32 { return o[i][n] }))
 				m.g.LSE = upload(t, b, host(t, m.g.LSE.Shape(), func(n int) float32 { return lse[i][n] }))
@@ -370,7 +320,7 @@ func TestGradientsCut(t *testing.T) {
 				if r.got.IsZero() || r.name == "dbias" || r.name == "dslopes" || r.name == "drelative" && c.add {
 					continue
 				}
-				got := elements(t, b, r.got)
+				got := floats(t, b, r.got)
 				if n == len(want) {
 					want = append(want, got)
 				}

@@ -23,9 +23,7 @@ func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []ui
 				data[i] = math.Float32frombits(x)
 			}
 			h, err := backend.HostF32(data, shape)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			return h, func() []uint32 {
 				out := make([]uint32, len(data))
 				for i, x := range data {
@@ -39,9 +37,7 @@ func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []ui
 			data[i] = uint16(x)
 		}
 		h, err := backend.HostBits(data, d, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return h, func() []uint32 {
 			out := make([]uint32, len(data))
 			for i, x := range data {
@@ -54,13 +50,9 @@ func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []ui
 	x := upload(t, b, h)
 	w := upload(t, b, host(t, backend.Shape{1, 1, 1, 1}, func(int) float32 { return 1 }))
 	y := alloc(t, b, to, shape)
-	if err := b.Project(context.Background(), y, x, w, backend.Tensor{}); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Project(context.Background(), y, x, w, backend.Tensor{}))
 	back, bits := read(to, nil)
-	if err := b.Download(context.Background(), back, y); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Download(context.Background(), back, y))
 	return bits()
 }
 

@@ -218,9 +218,7 @@ func simulateOn(t *testing.T, kind backend.DeviceType, opt Options, took func() 
 		opt.exp2 = func(context.Context, port.Device) (float64, error) { return 0, port.ErrShader }
 	}
 	b, err := newBackend(d, backend.Info{Name: "gpu:0", Device: "simulated", Type: kind}, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return b, d
 }
 
@@ -314,9 +312,7 @@ func TestFullWhileRunning(t *testing.T) {
 		src := upload(t, b, host(t, backend.Shape{1, 1, 8, 8}, wave))
 		dst := alloc(t, b, backend.F32, src.Shape())
 		for range 2 { // the first one of a kernel is waited for
-			if err := b.Copy(t.Context(), []backend.Tensor{dst}, []backend.Tensor{src}); err != nil {
-				t.Fatal(err)
-			}
+			check(t, b.Copy(t.Context(), []backend.Tensor{dst}, []backend.Tensor{src}))
 		}
 		dst.Release() // the submission still writes to it
 		d.mu.Lock()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // TestHugeTensors shows that a tensor that no device can have is refused before the driver
@@ -82,9 +83,7 @@ func TestOpensAreFlat(t *testing.T) {
 		use[0] = use[0] * os.Getpagesize() >> 20
 		for i, dir := range []string{"/proc/self/task", "/proc/self/fd"} {
 			all, err := os.ReadDir(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			use[i+1] = len(all)
 		}
 		return use
@@ -102,9 +101,7 @@ func TestOpensAreFlat(t *testing.T) {
 			t.Logf("%d opens: MiB, threads, files %v", i, now())
 		}
 		b := open(t, Options{})
-		if err := b.Attention(t.Context(), plain(t, b, 3, 40, 8)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, b.Attention(t.Context(), plain(t, b, 3, 40, 8)))
 		b.Close()
 	}
 	after := now()
@@ -113,5 +110,29 @@ func TestOpensAreFlat(t *testing.T) {
 		if after[i] > before[i]+most {
 			t.Errorf("MiB, threads, files are %v after %d opens, %v before", after, rounds, before)
 		}
+	}
+}
+
+// TestPeakMemory checks that the peak counts what tensors and calls hold on the device, and
+// starts again when it is read.
+func TestPeakMemory(t *testing.T) {
+	be := open(t, Options{})
+	before := be.PeakMemory()
+	if be.PeakMemory() > before {
+		t.Error("the peak rises without an allocation")
+	}
+	before = be.PeakMemory()
+	shape := backend.Shape{1, 2, 64, 32}
+	bytes := int64(4 * shape.Elements())
+	q := upload(t, be, host(t, shape, wave))
+	r, err := kernels.NewDevice(be).Attention(t.Context(), q, q, q, kernels.Options{})
+	check(t, err)
+	r.Release()
+	// Q and O at the same time, and at most a few times that for transfers.
+	if peak := be.PeakMemory() - before; peak < 2*bytes || peak > 64*bytes {
+		t.Errorf("two tensors of %d bytes held %d", bytes, peak)
+	}
+	if now := be.PeakMemory() - before; now < bytes || now >= 2*bytes {
+		t.Errorf("one tensor of %d bytes is left, %d are held", bytes, now)
 	}
 }

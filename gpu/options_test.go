@@ -112,19 +112,12 @@ func BenchmarkBlocks(b *testing.B) {
 	be := open(b, Options{})
 	defer be.Close()
 	rng := rand.New(rand.NewPCG(1, 2))
-	seen := make([]bool, (s/block)*(s/block))
-	for i := range seen {
-		seen[i] = rng.IntN(10) == 0
-	}
-	h, err := backend.HostBool(seen, backend.Shape{1, 1, s / block, s / block})
-	if err != nil {
-		b.Fatal(err)
-	}
+	seen := bools(b, be, backend.Shape{1, 1, s / block, s / block}, func(int) bool { return rng.IntN(10) == 0 })
 	c := &backend.Call{Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}, O: alloc(b, be, backend.F32, backend.Shape{1, 1, s, d})}
 	for i, x := range []*backend.Tensor{&c.Q, &c.K, &c.V} {
 		*x = upload(b, be, host(b, backend.Shape{1, 1, s, d}, func(n int) float32 { return wave(n + i) }))
 	}
-	for _, blocks := range []backend.Tensor{{}, upload(b, be, h)} {
+	for _, blocks := range []backend.Tensor{{}, seen} {
 		c.Blocks, c.BlockQ, c.BlockK = blocks, block, block
 		name := "all"
 		if !blocks.IsZero() {

@@ -33,13 +33,9 @@ func orderOf(t *testing.T, b *Backend, blocks, rows, row0, keys int, v backend.V
 	err := b.dev.Do(t.Context(), queue.Work{}, func(r *queue.Runner) error {
 		return r.Dispatch(k, []cut.Window{window}, p, [3]uint32{uint32(ceil(blocks, 64)), 1, 1})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	host := make([]byte, 4*blocks)
-	if err := b.dev.Download(t.Context(), host, o.Strides(), o); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.dev.Download(t.Context(), host, o.Strides(), o))
 	order := make([]uint32, blocks)
 	for i := range order {
 		order[i] = binary.LittleEndian.Uint32(host[4*i:])

@@ -76,9 +76,7 @@ func TestAllocationsOfACall(t *testing.T) {
 	defer b.Close()
 	call := small(t, b)
 	many := testing.AllocsPerRun(50, func() {
-		if err := call(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, call())
 	})
 	t.Logf("%g allocations a call", many)
 	if many > 40 {
@@ -114,17 +112,13 @@ func TestManyCalls(t *testing.T) {
 	var want []float32
 	one := func(i int) {
 		r, err := kernels.NewDevice(b).Attention(t.Context(), x, x, x, kernels.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer r.Release()
 		if i%50 != 0 {
 			return
 		}
 		u, err := b.Upload(t.Context(), host(t, backend.Shape{1, 1, 4, 8}, wave))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		u.Release()
 		if got := floats(t, b, r.O); want == nil {
 			want = got

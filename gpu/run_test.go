@@ -19,9 +19,7 @@ import (
 func prepare(t testing.TB, be backend.Backend, q, k, v backend.Tensor, opt kernels.Options) *kernels.Call {
 	t.Helper()
 	c, err := kernels.NewDevice(be).Prepare(q, k, v, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return c
 }
 
@@ -77,9 +75,7 @@ func TestCancelledWithinTheBudget(t *testing.T) {
 func testCancelled(t *testing.T, b *Backend, dev *faultyDevice, o backend.Tensor, call func(context.Context) error) {
 	var want []float32
 	total := submissions(dev, func() {
-		if err := call(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		check(t, call(t.Context()))
 		want = floats(t, b, o)
 	}) - 1 // the download's
 	if total < 5 {
@@ -139,16 +135,12 @@ func TestTwoInFlight(t *testing.T) {
 		}
 	})
 	defer dev.Watch(nil)
-	if err := b.Attention(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Attention(t.Context(), c))
 	if most != queue.MaxFlight || flying != 0 { // the first call of a kernel waits for its speed
 		t.Errorf("at most %d in flight, %d at the end", most, flying)
 	}
 	most = 0
-	if err := b.Attention(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Attention(t.Context(), c))
 	if most != queue.MaxFlight || flying != queue.MaxFlight {
 		t.Errorf("the second call: at most %d in flight, %d at the end", most, flying)
 	}
@@ -183,9 +175,7 @@ func TestProgress(t *testing.T) {
 				t.Errorf("%s: %g of %g are done", x.name, d, of)
 			}
 		}})
-		if err := x.call(ctx); err != nil {
-			t.Fatal(err)
-		}
+		check(t, x.call(ctx))
 		if len(done) < x.least || x.least == 1 && len(done) != 1 {
 			t.Fatalf("%s: told %d times", x.name, len(done))
 		}
@@ -213,17 +203,13 @@ func TestWarmup(t *testing.T) {
 	for _, opt := range []kernels.Options{{Causal: true}, {Weights: true}, {Dropout: backend.Dropout{P: 0.5}}} {
 		meta := func(s int) backend.Tensor {
 			x, err := backend.Meta(backend.F32, backend.Shape{1, 2, s, 24})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			return x
 		}
 		compiled = nil
 		before := dev.Live()
 		if n := submissions(dev, func() {
-			if err := prepare(t, b, meta(50), meta(72), meta(72), opt).Warmup(ctx); err != nil {
-				t.Fatal(err)
-			}
+			check(t, prepare(t, b, meta(50), meta(72), meta(72), opt).Warmup(ctx))
 		}); n != 0 {
 			t.Errorf("%+v: %d submissions", opt, n)
 		}
@@ -234,9 +220,7 @@ func TestWarmup(t *testing.T) {
 		for _, s := range []int{72, 200} { // multiples of 4 both, see Warmup
 			x := upload(t, b, host(t, backend.Shape{1, 2, s, 24}, wave))
 			r, err := kernels.NewDevice(b).Attention(ctx, x, x, x, opt)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			r.Release()
 		}
 		if len(compiled) > 0 {
@@ -248,25 +232,17 @@ func TestWarmup(t *testing.T) {
 		x := upload(t, b, host(t, backend.Shape{1, 2, 72, 24}, wave))
 		call := prepare(t, b, x, x, x, opt)
 		r, err := call.Run(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		grads, err := call.AllocGradients(ctx, call.Gradients())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		compiled = nil
 		if n := submissions(dev, func() {
-			if err := call.WarmupBackward(ctx, call.Gradients()); err != nil {
-				t.Fatal(err)
-			}
+			check(t, call.WarmupBackward(ctx, call.Gradients()))
 		}); n != 0 || len(compiled) == 0 {
 			t.Errorf("%+v: %d submissions, compiled %q for Backward", opt, n, compiled)
 		}
 		compiled = nil
-		if err := call.Backward(ctx, grads, r, r); err != nil {
-			t.Fatal(err)
-		}
+		check(t, call.Backward(ctx, grads, r, r))
 		if len(compiled) > 0 {
 			t.Errorf("%+v: Backward after WarmupBackward compiled %q", opt, compiled)
 		}
@@ -277,9 +253,7 @@ func TestWarmup(t *testing.T) {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	x, err := backend.Meta(backend.F16, backend.Shape{1, 1, 40, 24})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if err := prepare(t, b, x, x, x, kernels.Options{}).Warmup(done); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
@@ -302,9 +276,7 @@ func TestSubmissionsFollowTheBudget(t *testing.T) {
 			p.SetSpeed(speed)
 		}
 		submitted = submissions(dev, func() {
-			if err := b.Attention(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
+			check(t, b.Attention(t.Context(), c))
 		})
 		return submitted, floats(t, b, c.O)
 	}
@@ -328,14 +300,41 @@ func TestTooLong(t *testing.T) {
 	defer b.Close()
 	meta := func(seq int) backend.Tensor {
 		x, err := backend.Meta(backend.F32, backend.Shape{1, 1, seq, 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return x
 	}
 	q, k := meta(1), meta(1<<30)
 	c := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 	if _, err := b.Plan(t.Context(), c); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "k has shape") {
 		t.Errorf("2^30 keys: %v", err)
+	}
+}
+
+// TestBatchSharesSubmissions checks that 40 short documents take a few submissions, and that
+// their progress adds up to the operations of all.
+func TestBatchSharesSubmissions(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	const documents, each, dim = 40, 20, 32
+	s := backend.Shape{1, 1, documents * each, dim}
+	ids := make([]int32, documents*each)
+	for i := range ids {
+		ids[i] = int32(i / each)
+	}
+	x := upload(t, b, host(t, s, func(i int) float32 { return float32(i%23) / 23 }))
+	opt := kernels.Options{QSegments: [][]int32{ids}}
+	check(t, prepare(t, b, x, x, x, opt).Warmup(t.Context()))
+	plan, err := prepare(t, b, x, x, x, opt).Plan(t.Context())
+	check(t, err)
+	told, done, total := 0, 0.0, 0.0
+	ctx := backend.WithTrace(t.Context(), &backend.Trace{Progress: func(d, of float64) { told, done, total = told+1, d, of }})
+	r, err := kernels.NewDevice(b).Attention(ctx, x, x, x, opt)
+	check(t, err)
+	defer r.Release()
+	if told == 0 || told > documents/8 {
+		t.Errorf("%d documents took %d submissions", documents, told)
+	}
+	if want := float64(plan.FLOPs); done != total || total < want*0.999 || total > want*1.001 {
+		t.Errorf("%v of %v operations are done in the end, the plan has %v", done, total, want)
 	}
 }

@@ -21,14 +21,10 @@ const native = false
 func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device) {
 	t.Helper()
 	instance, err := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: wgpu.BackendsVulkan | wgpu.BackendsMetal | wgpu.BackendsDX12})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(instance.Release)
 	adapter, err := instance.RequestAdapter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(adapter.Release)
 	desc := wgpu.DeviceDescriptor{RequiredLimits: adapter.Limits()}
 	if timestamps {
@@ -38,9 +34,7 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 		desc.RequiredLimits.MaxBindingsPerBindGroup = 4
 	}
 	device, err := adapter.RequestDevice(&desc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return adapter, device
 }
 
@@ -50,15 +44,11 @@ func TestSharedMapped(t *testing.T) {
 	b := p.share(t, gpu.Options{})
 	shape := backend.Shape{1, 1, 4, 8}
 	mapped, err := p.device.CreateBuffer(&wgpu.BufferDescriptor{Size: 128, Usage: port.ImportUsage, MappedAtCreation: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer mapped.Release()
 	if _, err := b.Wrap(mapped, backend.F32, shape); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "the buffer is mapped, unmap it first") {
 		t.Errorf("Wrap: %v", err)
 	}
-	if err := mapped.Unmap(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, mapped.Unmap())
 	wrap(t, b, mapped, shape).Release()
 }

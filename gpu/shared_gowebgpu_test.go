@@ -24,9 +24,7 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: wgpu.InstanceBackend_Primary})
 	t.Cleanup(instance.Release)
 	adapter, err := instance.RequestAdapter(&wgpu.RequestAdapterOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(adapter.Release)
 	limits := adapter.GetLimits()
 	desc := wgpu.DeviceDescriptor{RequiredLimits: &wgpu.RequiredLimits{Limits: limits.Limits}}
@@ -37,9 +35,7 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 		desc.RequiredLimits.Limits.MaxBindingsPerBindGroup = 4
 	}
 	device, err := adapter.RequestDevice(&desc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return adapter, device
 }
 

@@ -23,14 +23,10 @@ func TestSharedConformance(t *testing.T) {
 	var wrapped atomic.Int64
 	open := func(t testing.TB) backend.Backend {
 		adapter, dev, release, err := openDevice()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		t.Cleanup(release)
 		b, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: adapter, Device: dev}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		p := &programsBuffers{Backend: b, device: dev, wrapped: &wrapped}
 		t.Cleanup(func() { _ = p.Close() })
 		device = b.Info().Device

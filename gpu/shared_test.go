@@ -34,9 +34,7 @@ func needAdapter(t *testing.T) {
 	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 }
 
 // program is a program with a device of its own.
@@ -60,9 +58,7 @@ func (p *program) share(t *testing.T, opt gpu.Options) *gpu.Backend {
 	t.Helper()
 	opt.Shared, opt.Tune = &gpu.Shared{Adapter: p.adapter, Device: p.device}, gpu.TuneOff
 	b, err := gpu.Open("", opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	return b
 }
@@ -71,9 +67,7 @@ func (p *program) share(t *testing.T, opt gpu.Options) *gpu.Backend {
 func (p *program) buffer(t *testing.T, size uint64, usage gputypes.BufferUsage) (*gpu.SharedBuffer, func()) {
 	t.Helper()
 	b, err := newBuffer(p.device, size, usage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	release := sync.OnceFunc(b.Release)
 	t.Cleanup(release)
 	return b, release
@@ -82,9 +76,7 @@ func (p *program) buffer(t *testing.T, size uint64, usage gputypes.BufferUsage) 
 func wrap(t *testing.T, b *gpu.Backend, buffer *gpu.SharedBuffer, shape backend.Shape) backend.Tensor {
 	t.Helper()
 	x, err := b.Wrap(buffer, backend.F32, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return x
 }
 
@@ -92,9 +84,7 @@ func wrap(t *testing.T, b *gpu.Backend, buffer *gpu.SharedBuffer, shape backend.
 // multiple of 128 bytes.
 func (p *program) fill(t *testing.T, buffer *gpu.SharedBuffer, statement string) {
 	t.Helper()
-	if err := compute(p.device, buffer, statement); err != nil {
-		t.Fatal(err)
-	}
+	check(t, compute(p.device, buffer, statement))
 }
 
 // attend computes o = attention(x, x, x) by the heads and rows of the views.
@@ -123,35 +113,23 @@ func TestShared(t *testing.T) {
 	view := func(whole backend.Tensor) backend.Tensor {
 		t.Helper()
 		v, err := whole.View(shape, strides, first)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return v
 	}
 	run := func(b *gpu.Backend, in, out backend.Tensor) []float32 {
 		t.Helper()
-		if err := attend(t.Context(), b, view(in), view(out)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, attend(t.Context(), b, view(in), view(out)))
 		o, err := kernels.NewDevice(b).ToFloat32(t.Context(), view(out))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return o
 	}
 	own, err := gpu.Open("", gpu.Options{Tune: gpu.TuneOff})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer own.Close()
 	in, err := kernels.NewDevice(own).FromFloat32(t.Context(), backend.F32, x, backend.Shape{1, 1, 1, n})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	out, err := own.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1, n})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	want := run(own, in, out)
 	for _, limits := range []gputypes.Limits{{}, {MaxStorageBufferBindingSize: 36 << 10}, {MaxStorageBufferBindingSize: 36 << 10, MaxBufferSize: 64 << 10}} {
 		b := p.share(t, gpu.Options{Limits: limits})
@@ -188,28 +166,18 @@ func TestSharedTypes(t *testing.T) {
 			if err == nil {
 				err = dev.Copy(t.Context(), []backend.Tensor{kv}, []backend.Tensor{q})
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			r, err := dev.Attention(t.Context(), q, kv, kv, kernels.Options{Causal: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			o, err := dev.ToFloat32(t.Context(), r.O)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			return o
 		}
 		own, err := dev.Alloc(t.Context(), typ, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		buffer, _ := p.buffer(t, uint64(typ.Bytes(shape)+15)&^15, port.ImportUsage)
 		wrapped, err := b.Wrap(buffer, typ, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if !slices.Equal(run(wrapped), run(own)) {
 			t.Errorf("%v: other bits", typ)
 		}
@@ -220,9 +188,7 @@ func TestSharedTypes(t *testing.T) {
 func TestSharedDefaultLimits(t *testing.T) {
 	needAdapter(t)
 	adapter, device, release, err := openDevice()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer release()
 	p := &program{adapter: adapter, device: device}
 	b := p.share(t, gpu.Options{})
@@ -338,22 +304,16 @@ func TestSharedRefused(t *testing.T) {
 	_, err = b.Wrap(good, backend.F32, shape)
 	refused("twice", err, backend.ErrUnsupported, "in use already, make views of that tensor or release it first")
 	own, err := gpu.Open("", gpu.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer own.Close()
 	o, err := own.Alloc(t.Context(), backend.F32, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	refused("tensors of two devices", attend(t.Context(), own, x, o), backend.ErrDevice, "is in gpu:shared, the call runs on gpu:0")
 	_, err = own.Wrap(theirs, backend.F32, shape)
 	refused("a device of the backend's own", err, backend.ErrDevice, "buffer is on another WebGPU device")
 	x.Release()
 	wrap(t, b, good, shape).Release()
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Close())
 	_, err = b.Wrap(good, backend.F32, shape)
 	refused("closed", err, backend.ErrClosed, "gpu:shared")
 }
@@ -374,13 +334,9 @@ func TestSharedLeavesNothing(t *testing.T) {
 		if live := gpu.Port(b).Live(); live.Buffers != blank.Buffers+2 || live.Bytes != blank.Bytes+2*4*64*32 {
 			t.Errorf("%+v with two wrapped buffers, %+v without", live, blank)
 		}
-		if err := attend(t.Context(), b, x, o); err != nil {
-			t.Fatal(err)
-		}
+		check(t, attend(t.Context(), b, x, o))
 		got, err := kernels.NewDevice(b).ToFloat32(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if i == 0 {
 			want = got
 		} else if !slices.Equal(got, want) {
@@ -390,9 +346,7 @@ func TestSharedLeavesNothing(t *testing.T) {
 		if i%2 == 0 {
 			x.Release()
 		} // else Close ends its use
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, b.Close())
 		if live := gpu.Port(b).Live(); live != (port.Live{}) {
 			t.Errorf("round %d left %+v", i, live)
 		}
@@ -410,10 +364,8 @@ func TestSharedReleasedFirst(t *testing.T) {
 	ob, _ := p.buffer(t, 4*64*32, port.ImportUsage)
 	p.fill(t, xb, wave)
 	x, o := wrap(t, b, xb, shape), wrap(t, b, ob, shape)
-	if err := attend(t.Context(), b, x, o); err != nil {
-		t.Fatal(err)
-	}
-	check := func(what string, err, want error) {
+	check(t, attend(t.Context(), b, x, o))
+	expect := func(what string, err, want error) {
 		t.Helper()
 		if native {
 			want = nil
@@ -423,11 +375,11 @@ func TestSharedReleasedFirst(t *testing.T) {
 		}
 	}
 	release()
-	check("a call after the release of the buffer", attend(t.Context(), b, x, o), backend.ErrReleased)
+	expect("a call after the release of the buffer", attend(t.Context(), b, x, o), backend.ErrReleased)
 	x.Release()
 	if !native {
 		_, err := b.Wrap(xb, backend.F32, shape)
-		check("Wrap after the release", err, backend.ErrReleased)
+		expect("Wrap after the release", err, backend.ErrReleased)
 	}
 	yb, _ := p.buffer(t, 4*64*32, port.ImportUsage)
 	y := wrap(t, b, yb, shape)
@@ -435,13 +387,13 @@ func TestSharedReleasedFirst(t *testing.T) {
 		t.Errorf("with another buffer: %v", err)
 	}
 	p.release()
-	check("a call after the release of the device", attend(t.Context(), b, y, o), backend.ErrDeviceLost)
+	expect("a call after the release of the device", attend(t.Context(), b, y, o), backend.ErrDeviceLost)
 	if err := b.Close(); err != nil {
 		t.Errorf("Close after the release of the device: %v", err)
 	}
 	if !native {
 		_, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}})
-		check("Open on a released device", err, backend.ErrDeviceLost)
+		expect("Open on a released device", err, backend.ErrDeviceLost)
 	}
 }
 
@@ -457,11 +409,17 @@ func TestSharedTimestamps(t *testing.T) {
 		x, o := wrap(t, b, xb, shape), wrap(t, b, ob, shape)
 		var times atomic.Int32
 		ctx := backend.WithTrace(t.Context(), &backend.Trace{Kernel: func(time.Duration) { times.Add(1) }})
-		if err := attend(ctx, b, x, o); err != nil {
-			t.Fatal(err)
-		}
+		check(t, attend(ctx, b, x, o))
 		if got := times.Load() > 0; got != timestamps {
 			t.Errorf("with the feature: %v, kernels have times: %v", timestamps, got)
 		}
+	}
+}
+
+// check ends the test with an error that is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -40,15 +40,11 @@ func TestValuesInSlices(t *testing.T) {
 			c := &backend.Call{Q: q, K: k, V: v, Pages: p, Problem: backend.Problem{Scale: 0.05, Visible: backend.Everything()},
 				O: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, n}), LSE: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, 1})}
 			plan, err := b.Plan(t.Context(), c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if strings.Contains(plan.Why, "512 columns of v in 2 slices") != (n == dv) {
 				t.Errorf("%d columns: the plan says %s", n, plan.Why)
 			}
-			if err := b.Attention(context.Background(), c); err != nil {
-				t.Fatal(err)
-			}
+			check(t, b.Attention(context.Background(), c))
 			return floats(t, b, c.O), floats(t, b, c.LSE)
 		}
 		o, lse := run(k, v, nil)
@@ -56,9 +52,7 @@ func TestValuesInSlices(t *testing.T) {
 		sameRow(t, fmt.Sprintf("%d rows in pages", sq), po, o)
 		sameRow(t, fmt.Sprintf("%d rows in pages, lse", sq), plse, lse)
 		some, err := v.Slice(backend.Dim, 256, dv)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		so, slse := run(k, some, nil)
 		sameRow(t, "lse of a slice", slse, lse)
 		for row := range heads * sq {

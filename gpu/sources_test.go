@@ -97,9 +97,7 @@ func TestKernelSources(t *testing.T) {
 			device := func(dtype backend.DType, shape backend.Shape) backend.Tensor { return alloc(t, b, dtype, shape) }
 			meta := func(dtype backend.DType, shape backend.Shape) backend.Tensor {
 				x, err := backend.Meta(dtype, shape)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, err)
 				return x
 			}
 			call := func(alloc func(backend.DType, backend.Shape) backend.Tensor) *backend.Call {
@@ -111,9 +109,7 @@ func TestKernelSources(t *testing.T) {
 				return x
 			}
 			sources, err := KernelSources(call(meta), c.staged)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			x := call(device)
 			if c.staged {
 				s := device(backend.F32, backend.Shape{c.q[0], c.q[1], c.q[2], c.k[2]})
@@ -127,9 +123,7 @@ func TestKernelSources(t *testing.T) {
 			} else {
 				err = b.Attention(t.Context(), x)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if len(r.list) != len(c.kernels) {
 				t.Fatalf("the device ran %d dispatches, want %v", len(r.list), c.kernels)
 			}

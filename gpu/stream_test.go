@@ -61,9 +61,7 @@ func streamedCall(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
 // result runs a call and returns its outputs as bits.
 func result(t testing.TB, ctx context.Context, b *Backend, c *backend.Call) []uint32 {
 	t.Helper()
-	if err := b.Attention(ctx, c); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Attention(ctx, c))
 	return outputs(t, b, c)
 }
 
@@ -98,9 +96,7 @@ func TestStreamedIsResident(t *testing.T) {
 				t.Errorf("%d bytes, full %t: other bits than the resident call's", memory, full)
 			}
 			p, err := b.Plan(t.Context(), c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if p.Streamed != moved || strings.HasPrefix(p.Path, "streamed") != (moved > 0) {
 				t.Errorf("%d bytes, full %t: %q plans to move %d bytes, %d moved", memory, full, p.Path, p.Streamed, moved)
 			}
@@ -116,9 +112,7 @@ func TestStreamedStaysInMemory(t *testing.T) {
 	fixed, most := dev.Live().Bytes, uint64(0)
 	dev.Watch(func(string) { most = max(most, dev.Live().Bytes) })
 	c := streamedCall(t, b, 512, 6000, 64) // 1.5 MiB of keys, as much of values
-	if err := b.Attention(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Attention(t.Context(), c))
 	outputs(t, b, c)
 	t.Logf("%d bytes at most in addition to %d", most-fixed, fixed)
 	if most-fixed > memory {
@@ -131,9 +125,7 @@ func TestPlanOfAMillion(t *testing.T) {
 	const million, d = 1 << 20, 64
 	meta := func(shape backend.Shape) backend.Tensor {
 		x, err := backend.Meta(backend.F32, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return x
 	}
 	x := meta(backend.Shape{1, 1, million, d})

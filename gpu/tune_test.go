@@ -40,9 +40,7 @@ func compiling(ctx context.Context, names *[]string) context.Context {
 func entries(t *testing.T, path string) []tunefile.Entry {
 	t.Helper()
 	list, err := tunefile.Read(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return list
 }
 
@@ -56,9 +54,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tuning.json")
 	off, _ := faulty(t, Options{Tune: TuneOff, TuneFile: path})
 	c := plain(t, off, 100, 70, 24)
-	if err := off.Attention(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	check(t, off.Attention(t.Context(), c))
 	want, wantLSE := floats(t, off, c.O), floats(t, off, c.LSE)
 	if p, err := off.Plan(t.Context(), c); err != nil || !strings.Contains(p.Why, "tuning is off") {
 		t.Errorf("%s, %v", p.Why, err)
@@ -74,9 +70,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	}
 	var compiled []string
 	ctx := compiling(t.Context(), &compiled)
-	if err := on.Attention(ctx, c); err != nil {
-		t.Fatal(err)
-	}
+	check(t, on.Attention(ctx, c))
 	if !slices.Equal(floats(t, on, c.O), want) || !slices.Equal(floats(t, on, c.LSE), wantLSE) {
 		t.Error("another result than with tuning off")
 	}
@@ -104,9 +98,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	compiled = nil
 	longer := plain(t, on, 120, 90, 24)
 	if n := submissions(dev, func() {
-		if err := on.Attention(ctx, longer); err != nil {
-			t.Fatal(err)
-		}
+		check(t, on.Attention(ctx, longer))
 	}); n != 1 || len(compiled) > 0 {
 		t.Errorf("the next call: %d submissions, compiled %q", n, compiled)
 	}
@@ -114,9 +106,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	again, dev := faulty(t, Options{Tune: TuneFirst, TuneFile: path})
 	c = plain(t, again, 100, 70, 24)
 	if n := submissions(dev, func() {
-		if err := again.Attention(compiling(t.Context(), &compiled), c); err != nil {
-			t.Fatal(err)
-		}
+		check(t, again.Attention(compiling(t.Context(), &compiled), c))
 	}); n != 1 || !slices.Equal(compiled, []string{"flash"}) {
 		t.Errorf("another process: %d submissions, compiled %q", n, compiled)
 	}
@@ -163,15 +153,11 @@ func TestTuneAfterALoss(t *testing.T) {
 	}
 	// Another process, an hour later. Within a minute the first one may still measure.
 	list[0].When = list[0].When.Add(-time.Hour)
-	if err := tunefile.Put(path, list[0]); err != nil {
-		t.Fatal(err)
-	}
+	check(t, tunefile.Put(path, list[0]))
 	b, _ = faulty(t, opt)
 	c = plain(t, b, 40, 70, 24)
 	var names []string
-	if err := b.Attention(compiling(t.Context(), &names), c); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Attention(compiling(t.Context(), &names), c))
 	e := entries(t, path)[0]
 	if e.Best == "" || e.Best == failed[0] || e.Trial(failed[0]).Failed == "" || len(names) != len(e.Trials)-1 {
 		t.Errorf("compiled %q, %+v", names, e)

@@ -80,9 +80,7 @@ func TestVulkanFaults(t *testing.T) {
 		"api_version": "1.3.0", "implementation_version": "1", "description": "faults for tests"}}`, layer)
 	page := filepath.Join(dir, "page")
 	for name, data := range map[string][]byte{filepath.Join(dir, "layer.json"): []byte(manifest), page: make([]byte, os.Getpagesize())} {
-		if err := os.WriteFile(name, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(name, data, 0o600))
 	}
 	for i := range 2 * len(vulkanFaults) {
 		kind, shared := i%len(vulkanFaults), i >= len(vulkanFaults)
@@ -145,13 +143,9 @@ func sweepFaults(t *testing.T) {
 		return s
 	}
 	file, err := os.OpenFile(os.Getenv(faultPageEnv), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	data, err := unix.Mmap(int(file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	page := (*faultPage)(unsafe.Pointer(&data[0]))
 	page.disarm() // an earlier process may have ended while a fault was armed
 	want := faultSession(nil, t.Context(), device())

@@ -27,9 +27,7 @@ func onGPU(t *testing.T) *kernels.Device {
 	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skipf("no WebGPU adapter: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { dev.Close() })
 	return dev
 }
@@ -49,9 +47,15 @@ func random(t *testing.T, dev *kernels.Device, seed uint64, shape ...int) kernel
 		data[i] = float32(rng.NormFloat64())
 	}
 	x, err := dev.FromFloat32(t.Context(), kernels.F32, data, s)
+	check(t, err)
+	t.Cleanup(x.Release)
+	return x
+}
+
+// check ends the test with an error that is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(x.Release)
-	return x
 }

@@ -130,13 +130,9 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 	const batch, rows = 2, 7
 	ctx := t.Context()
 	w, err := config.Initialise(nn.Initialiser{Seed: 5})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	l, err := nn.NewMultiHeadAttention(ctx, dev, config, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer l.Release()
 	d := config.Model / config.Heads
 	if config.HeadDim > 0 {
@@ -154,9 +150,7 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 			if err != nil { // not in host memory
 				data, err = dev.ToFloat32(ctx, x)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			for i, x := range data[:n] {
 				y[i] = float64(x)
 			}
@@ -184,14 +178,10 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 		x, dy = withGaps(t, dev, x), withGaps(t, dev, dy)
 	}
 	pass, err := l.Forward(ctx, x, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer pass.Release()
 	g, err := l.Backward(ctx, pass, dy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer g.Release()
 	checks := []struct {
 		name string
@@ -253,16 +243,10 @@ func withGaps(t *testing.T, dev *kernels.Device, from kernels.Tensor) kernels.Te
 	t.Helper()
 	s := from.Shape()
 	mem, err := dev.Alloc(t.Context(), kernels.F32, kernels.Shape{s[0], 1, s[2] + 1, s[3] + 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(mem.Release)
 	view, err := mem.View(s, mem.Strides(), 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dev.Copy(t.Context(), []kernels.Tensor{view}, []kernels.Tensor{from}); err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	check(t, dev.Copy(t.Context(), []kernels.Tensor{view}, []kernels.Tensor{from}))
 	return view
 }

@@ -23,22 +23,16 @@ func TestLinear(t *testing.T) {
 			{[]float32{10, 20}, []float32{8, 18, 14, 30}},
 		} {
 			l, err := nn.NewLinear(t.Context(), dev, 3, weights, c.bias)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer l.Release()
 			if y, err := l.ApplyFloat32(t.Context(), x); err != nil || !slices.Equal(y, c.want) {
 				t.Errorf("with the bias %v, y is %v, %v, should be %v", c.bias, y, err, c.want)
 			}
 			in, err := dev.FromFloat32(t.Context(), kernels.F32, x, kernels.Shape{2, 1, 1, 3})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer in.Release()
 			out, err := l.Apply(t.Context(), in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer out.Release()
 			if y, err := dev.ToFloat32(t.Context(), out); err != nil || out.Shape() != (kernels.Shape{2, 1, 1, 2}) || !slices.Equal(y, c.want) {
 				t.Errorf("with the bias %v, y is %v of shape %v, %v, should be %v", c.bias, y, out.Shape(), err, c.want)
@@ -79,25 +73,17 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 		rope := &nn.RoPE{}
 		config := nn.MultiHeadConfig{Model: 32, Heads: 4, KVHeads: 2, Bias: true, RoPE: rope}
 		w, err := config.Initialise(nn.Initialiser{Seed: 3})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		l, err := nn.NewMultiHeadAttention(t.Context(), kernels.NewDevice(on), config, w)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer l.Release()
 		x := random(t, dev, 1, 2, 1, 9, 32)
 		z := random(t, dev, 2, 2, 1, 13, 32)
 		angles := func(n int) kernels.Angles {
 			positions, err := nn.Positions(0, n)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			a, err := rope.Angles(t.Context(), dev, 8, positions)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			t.Cleanup(a.Release)
 			return a
 		}
@@ -128,9 +114,7 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 			}
 			got, err := dev.ToFloat32(t.Context(), r.O)
 			r.Release()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if *c.same == nil {
 				*c.same = got
 			} else if !slices.Equal(got, *c.same) {

@@ -47,16 +47,12 @@ func loadTransliterator(t *testing.T, dev *kernels.Device) *transliterator {
 	folder := filepath.Join("testdata", "aren-transliteration")
 	read := func(name string) []byte {
 		data, err := os.ReadFile(filepath.Join(folder, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return data
 	}
 	r := bytes.NewReader(read("model.bin"))
 	get := func(to any) {
-		if err := binary.Read(r, binary.LittleEndian, to); err != nil {
-			t.Fatal(err)
-		}
+		check(t, binary.Read(r, binary.LittleEndian, to))
 	}
 	text := func() string {
 		var n uint16

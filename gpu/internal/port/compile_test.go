@@ -14,13 +14,9 @@ import (
 func TestCallsDuringCompilation(t *testing.T) {
 	d := open(t, nil)
 	src, err := d.CreateBuffer(64, storage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	dst, err := d.CreateBuffer(64, staging)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	ran := 0
 	defer port.WhileCompiling(func() {
 		ran++

@@ -17,23 +17,17 @@ func TestLost(t *testing.T) {
 		t.Fatalf("before: %v", err)
 	}
 	p, err := d.CreatePipeline(doublerDesc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	var bufs []port.Buffer
 	for _, usage := range []gputypes.BufferUsage{storage, storage, uniform, staging} {
 		b, err := d.CreateBuffer(256, usage)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		bufs = append(bufs, b)
 	}
 	dispatch := []port.Command{{Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{
 		{Buffer: bufs[0], Size: 256}, {Buffer: bufs[1], Size: 256}, {Buffer: bufs[2], Size: 16}}}}
 	ticket, err := d.Submit(dispatch) // under way, or not, when it happens
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	port.Lose(d)
 	for name, call := range map[string]func() error{
 		"CreateBuffer":   func() error { _, err := d.CreateBuffer(16, storage); return err },
@@ -66,11 +60,7 @@ func TestLost(t *testing.T) {
 func TestSubmissionsElsewhere(t *testing.T) {
 	d := open(t, nil)
 	for range 20 {
-		if err := port.Elsewhere(d, time.Hour); err != nil {
-			t.Fatal(err)
-		}
-		if err := roundTrip(d); err != nil {
-			t.Fatal(err)
-		}
+		check(t, port.Elsewhere(d, time.Hour))
+		check(t, roundTrip(d))
 	}
 }

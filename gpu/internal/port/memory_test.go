@@ -45,21 +45,15 @@ fn main(@builtin(local_invocation_index) t: u32) {
 func run(t *testing.T, d port.Device, desc port.PipelineDesc) port.Pipeline {
 	t.Helper()
 	p, err := d.CreatePipeline(desc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	buf, err := d.CreateBuffer(256, storage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer buf.Release()
 	ticket, err := d.Submit([]port.Command{{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 256}}, Groups: [3]uint32{1, 1, 1}}})
 	if err == nil {
 		_, err = d.Wait(t.Context(), ticket, time.Time{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return p
 }
 
@@ -73,9 +67,7 @@ func usageNow(t *testing.T) usage {
 	pages := statm(t)
 	entries := func(dir string) int {
 		all, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return len(all)
 	}
 	mib := func(pages int) int { return pages * os.Getpagesize() >> 20 }
@@ -97,23 +89,17 @@ func TestMemoryIsReturned(t *testing.T) {
 		{"pipelines released", 40, 500, func(t *testing.T) { run(t, shared, kernel).Release() }},
 		{"buffers released without a submission", 200, 5000, func(t *testing.T) {
 			b, err := shared.CreateBuffer(16<<20, storage)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			b.Release()
 		}},
 		{"devices closed", 40, 500, func(t *testing.T) {
 			all, err := port.Adapters()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			d, err := all[0].Open(all[0].Limits())
 			for _, a := range all {
 				a.Release()
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer d.Close()
 			run(t, d, kernel)
 		}},

@@ -49,9 +49,7 @@ func open(t *testing.T, lower func(*gputypes.Limits)) port.Device {
 		lower(&l)
 	}
 	d, err := a.Open(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -129,9 +127,7 @@ func roundTrip(d port.Device) error {
 
 func TestRoundTrip(t *testing.T) {
 	d := open(t, nil)
-	if err := roundTrip(d); err != nil {
-		t.Fatal(err)
-	}
+	check(t, roundTrip(d))
 	if l := d.Live(); l != (port.Live{}) {
 		t.Errorf("left behind: %+v", l)
 	}
@@ -151,9 +147,7 @@ func TestManyGoroutines(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	check(t, errors.Join(errs...))
 	if l := d.Live(); l != (port.Live{}) {
 		t.Errorf("left behind: %+v", l)
 	}
@@ -164,12 +158,8 @@ func TestReleaseAfterWrite(t *testing.T) {
 	d := open(t, nil)
 	for range 20 {
 		b, err := d.CreateBuffer(1<<16, storage)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := d.Write(b, 0, make([]byte, 1<<16)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
+		check(t, d.Write(b, 0, make([]byte, 1<<16)))
 		b.Release()
 	}
 	if err := roundTrip(d); err != nil {
@@ -187,17 +177,13 @@ func TestCopiesBothWays(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := d.Write(bufs[0], 0, words(1, 2, 3, 4)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, d.Write(bufs[0], 0, words(1, 2, 3, 4)))
 	ticket, err := d.Submit([]port.Command{
 		{Src: bufs[0], Dst: bufs[1], DstOffset: 8, Size: 8},
 		{Src: bufs[1], SrcOffset: 8, Dst: bufs[0], DstOffset: 8, Size: 8},
 		{Src: bufs[0], Dst: bufs[2], Size: 16},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if _, err := d.Wait(t.Context(), ticket, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
@@ -222,9 +208,7 @@ func TestErrorsAreTyped(t *testing.T) {
 		t.Errorf("buffer over the limit: %v", err)
 	}
 	p, err := d.CreatePipeline(doublerDesc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	a, _ := d.CreateBuffer(1<<17, storage)
 	b, _ := d.CreateBuffer(1<<17, storage)
 	u, _ := d.CreateBuffer(256, uniform)
@@ -277,14 +261,10 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 	for (var i = 0u; i < 1000u; i++) { h = h * 1664525u + 1013904223u; }
 	x[id.x] = h;
 }`})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	const groups = 4096
 	buf, err := d.CreateBuffer(4*64*groups, storage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	timed := func(dispatches int) (wall, device time.Duration, ok bool) {
 		t.Helper()
 		var commands []port.Command
@@ -300,9 +280,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 		if err == nil {
 			device, ok, err = d.Took(ticket)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return wall, device, ok
 	}
 	timed(1) // compiles, and starts the clock
@@ -339,9 +317,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 func TestGroupsAreKept(t *testing.T) {
 	d := open(t, nil)
 	p, err := d.CreatePipeline(doublerDesc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	const windows = 600
 	bufs := make([]port.Buffer, 4)
 	for i, usage := range []gputypes.BufferUsage{storage, storage, uniform, staging} {
@@ -351,12 +327,8 @@ func TestGroupsAreKept(t *testing.T) {
 	}
 	in, out, add := bufs[0], bufs[1], bufs[2]
 	for i := range windows {
-		if err := d.Write(in, uint64(256*i), words(uint32(i))); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.Write(add, uint64(256*i), words(uint32(1000*i), 0, 0, 0)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, d.Write(in, uint64(256*i), words(uint32(i))))
+		check(t, d.Write(add, uint64(256*i), words(uint32(1000*i), 0, 0, 0)))
 	}
 	run := func(commands ...port.Command) int {
 		t.Helper()
@@ -364,9 +336,7 @@ func TestGroupsAreKept(t *testing.T) {
 		if err == nil {
 			_, err = d.Wait(t.Context(), ticket, time.Time{})
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return d.Live().Groups
 	}
 	window := func(i int) port.Command {
@@ -395,9 +365,7 @@ func TestGroupsAreKept(t *testing.T) {
 		t.Errorf("%d groups, before %d", n, most)
 	}
 	got := make([]byte, 256*windows)
-	if err := d.Read(bufs[3], 0, got); err != nil {
-		t.Fatal(err)
-	}
+	check(t, d.Read(bufs[3], 0, got))
 	for i := range windows {
 		if x := binary.LittleEndian.Uint32(got[256*i:]); x != uint32(1002*i) {
 			t.Fatalf("window %d gave %d", i, x)
@@ -431,17 +399,11 @@ fn main(@builtin(local_invocation_index) t: u32) {
 	workgroupBarrier();
 	` + body + `
 }`})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		buf, err := d.CreateBuffer(1024, storage)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		out, err := d.CreateBuffer(1024, staging)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		var want []byte
 		for i := range uint32(256) {
 			want = append(want, words(100+i)...)
@@ -461,11 +423,17 @@ fn main(@builtin(local_invocation_index) t: u32) {
 		if err == nil {
 			err = d.Read(out, 0, got)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if string(got) != string(want) {
 			t.Errorf("%s: the first is %v, want %v", what, got[:4], want[:4])
 		}
+	}
+}
+
+// check ends the test with an error that is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -129,18 +129,14 @@ func TestWrongResults(t *testing.T) {
 	s.Pairs.Mask = true
 	f := newFake(t)
 	x, err := newExercise(t.Context(), f, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer x.release()
 	right, other := s.Candidates()[0], s.Candidates()[1]
 	measured := func() tunefile.Entry {
 		t.Helper()
 		x.plain, x.first = nil, nil
 		var e tunefile.Entry
-		if err := trials(t.Context(), x.candidates([]Variant{right, other}, nil), &e, 0, func(string) {}); err != nil {
-			t.Fatal(err)
-		}
+		check(t, trials(t.Context(), x.candidates([]Variant{right, other}, nil), &e, 0, func(string) {}))
 		return e
 	}
 	for _, at := range []int{0, 77} {
@@ -180,9 +176,7 @@ func TestWrongResults(t *testing.T) {
 	}
 	tuner := New(Options{Mode: First, Path: filepath.Join(t.TempDir(), "attn", "tuning.json"), Info: info})
 	e.Device, e.Class, e.When = tuner.device, s.stored(), time.Now()
-	if err := tuner.learn(s, e); err != nil {
-		t.Fatal(err)
-	}
+	check(t, tuner.learn(s, e))
 	if v, why := tuner.Choose(s); v.Name != "" || !strings.Contains(why, "no variant") {
 		t.Errorf("%s: %s", v.Label(), why)
 	}
@@ -193,16 +187,12 @@ func TestWrongResults(t *testing.T) {
 func TestFiles(t *testing.T) {
 	s := soft
 	path := filepath.Join(t.TempDir(), "attn", "tuning.json")
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	stored := func() *Tuner { return New(Options{Mode: Stored, Path: path, Info: info}) }
 	list := s.Candidates()
 	last := list[len(list)-1]
 	code, err := s.code(last)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	good := tunefile.Entry{
 		Device: stored().device, Class: s.stored(), When: time.Now().UTC(), Best: last.Label(), Code: code,
 		Trials: []tunefile.Trial{{Variant: plainName, Seconds: 2e-3}, {Variant: last.Label(), Seconds: 1e-3}},
@@ -256,9 +246,7 @@ func TestFiles(t *testing.T) {
 		} else {
 			err = tunefile.Put(path, x.entry)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		tuner := stored()
 		v, why := tuner.Choose(s)
 		if taken := v.Name != ""; taken != (x.taken != "") || taken && v.Label() != x.taken || !strings.Contains(why, x.why) {
@@ -288,9 +276,7 @@ func TestProcessesGoOn(t *testing.T) {
 		tuner := New(Options{Mode: First, Path: path, Info: info, Budget: 1})
 		f.runs = 0
 		if tuner.Claim(soft) {
-			if err := tuner.FirstUse(t.Context(), f, soft); err != nil {
-				t.Fatal(err)
-			}
+			check(t, tuner.FirstUse(t.Context(), f, soft))
 		}
 		if tuner.Claim(soft) {
 			t.Error("claimed twice in a process")
@@ -303,9 +289,7 @@ func TestProcessesGoOn(t *testing.T) {
 	}
 	put := func(e tunefile.Entry) {
 		t.Helper()
-		if err := tunefile.Put(path, e); err != nil {
-			t.Fatal(err)
-		}
+		check(t, tunefile.Put(path, e))
 	}
 	var probed string
 	for n, want := range []int{alwaysTried, alwaysTried + 1, alwaysTried + 2, alwaysTried + 2} {
@@ -366,9 +350,7 @@ func TestKilledWhileMeasuring(t *testing.T) {
 		if !tuner.Claim(soft) {
 			t.Fatal("nothing to measure")
 		}
-		if err := tuner.FirstUse(t.Context(), f, soft); err != nil {
-			t.Fatal(err)
-		}
+		check(t, tuner.FirstUse(t.Context(), f, soft))
 		entries, err := tunefile.Read(path)
 		if err != nil || len(entries) != 1 {
 			t.Fatalf("%+v, %v", entries, err)
@@ -384,9 +366,7 @@ func TestKilledWhileMeasuring(t *testing.T) {
 			t.Errorf("not killed after all: %+v", survived)
 		}
 		killed.When = killed.When.Add(-time.Hour) // no other process that still measures
-		if err := tunefile.Put(path, killed); err != nil {
-			t.Fatal(err)
-		}
+		check(t, tunefile.Put(path, killed))
 	}
 	e, _, tried := process()
 	if tried || e.Best == "" || e.Trial(suspect).Failed != notBackTwice || len(e.Failed()) != 1 {
@@ -452,5 +432,13 @@ func TestModes(t *testing.T) {
 		if !errors.Is(err, c.err) || err == nil && got != c.want {
 			t.Errorf("%v with %q on %s: %v, %v", c.asked, c.env, c.adapter, got, err)
 		}
+	}
+}
+
+// check ends the test with an error that is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

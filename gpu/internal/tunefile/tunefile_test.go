@@ -39,9 +39,7 @@ func TestPutAndRead(t *testing.T) {
 	again := entry(2)
 	again.Best = "L"
 	for _, e := range []Entry{entry(1), again, entry(2)} {
-		if err := Put(path, e); err != nil {
-			t.Fatal(err)
-		}
+		check(t, Put(path, e))
 	}
 	got, err := Read(path)
 	if err != nil || !cmp.Equal(got, want) {
@@ -86,9 +84,7 @@ func TestOddNames(t *testing.T) {
 	e := entry(1)
 	e.Device = NewDevice(backend.Info{Device: "GPU", Driver: "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000), Provider: "provider"})
 	e.Trials[2].Failed = "shader:\n\t1 | fn main()"
-	if err := Put(path, e); err != nil {
-		t.Fatal(err)
-	}
+	check(t, Put(path, e))
 	got, err := Read(path)
 	if err != nil || len(got) != 1 || Find(got, e.Device, e.Class) == nil {
 		t.Errorf("%+v, %v", got, err)
@@ -111,14 +107,10 @@ func TestOddNames(t *testing.T) {
 func TestFilesThatAreNotOurs(t *testing.T) {
 	good := temp(t)
 	for i := range 2 {
-		if err := Put(good, entry(i)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, Put(good, entry(i)))
 	}
 	whole, err := os.ReadFile(good)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	with := func(old, new string) []byte { return bytes.Replace(whole, []byte(old), []byte(new), 1) }
 	for _, c := range []struct {
 		name    string
@@ -145,12 +137,8 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 		{"too large", append(slices.Clone(whole), make([]byte, maxBytes)...), ErrForeign, 0},
 	} {
 		path := temp(t)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, c.data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		check(t, os.WriteFile(path, c.data, 0o600))
 		got, err := Read(path)
 		if !errors.Is(err, c.is) || len(got) != c.entries || !strings.Contains(fmt.Sprint(err), path) {
 			t.Errorf("%s: %d entries, %v", c.name, len(got), err)
@@ -224,9 +212,7 @@ func TestPlacesThatTakeNoFile(t *testing.T) {
 		}
 	}
 	file := filepath.Join(folder, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(file, nil, 0o600))
 	if err := Put(filepath.Join(file, "tuning.json"), entry(1)); err == nil {
 		t.Error("put below a file")
 	}
@@ -268,9 +254,7 @@ func TestBound(t *testing.T) {
 	}
 	for i := range 60 {
 		e.Class.Rows, e.When = i, entry(i).When
-		if err := Put(path, e); err != nil {
-			t.Fatal(err)
-		}
+		check(t, Put(path, e))
 	}
 	got, err := Read(path)
 	if err != nil || len(got) < 20 || len(got) == 60 {
@@ -306,13 +290,19 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("not valid: %+v", e)
 			}
 			path := filepath.Join(t.TempDir(), "tuning.json")
-			if err := Put(path, e); err != nil {
-				t.Fatal(err)
-			}
+			check(t, Put(path, e))
 			got, err := Read(path)
 			if err != nil || len(got) != 1 || !got[0].When.Equal(e.When) || Find(got, e.Device, e.Class) == nil {
 				t.Fatalf("%+v came back as %+v, %v", e, got, err)
 			}
 		}
 	})
+}
+
+// check ends the test with an error that is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -3,7 +3,10 @@ package gpu
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
@@ -13,14 +16,8 @@ import (
 // ones returns a tensor of n ones on the device.
 func ones(t *testing.T, be backend.Backend, n int) backend.Tensor {
 	t.Helper()
-	data := make([]float32, n)
-	for i := range data {
-		data[i] = 1
-	}
-	x, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, data, backend.Shape{1, 1, 1, n})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, slices.Repeat([]float32{1}, n), backend.Shape{1, 1, 1, n})
+	check(t, err)
 	t.Cleanup(x.Release)
 	return x
 }
@@ -33,9 +30,7 @@ func TestCeilings(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()
 	all, err := b.Ceilings(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	want := []string{"copy", "workgroup memory", "upload", "download"}
 	if len(all) != len(want) {
 		t.Fatalf("%+v", all)
@@ -73,4 +68,37 @@ func TestCeilings(t *testing.T) {
 	if _, err := b.Ceilings(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
+}
+
+// TestKernelTime checks that the pieces of a call take no longer by the device's clock than
+// the call by the host's.
+func TestKernelTime(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	const n, d = 256, 64
+	x := upload(t, b, host(t, backend.Shape{1, 1, n, d}, func(i int) float32 { return float32(i%17) / 17 }))
+	o := alloc(t, b, backend.F32, x.Shape())
+	var kernel atomic.Int64
+	var pieces atomic.Int32
+	ctx := backend.WithTrace(t.Context(), &backend.Trace{Kernel: func(took time.Duration) {
+		kernel.Add(int64(took))
+		pieces.Add(1)
+	}})
+	call := func(ctx context.Context) time.Duration {
+		t.Helper()
+		begin := time.Now()
+		check(t, prepare(t, b, x, x, x, kernels.Options{}).RunInto(ctx, kernels.Result{O: o}))
+		return time.Since(begin)
+	}
+	call(ctx) // compiles, and starts the clock
+	kernel.Store(0)
+	pieces.Store(0)
+	wall := call(ctx)
+	if pieces.Load() == 0 {
+		t.Skip("this device or library has no timestamps")
+	}
+	if k := time.Duration(kernel.Load()); k <= 0 || k > wall+wall/50 {
+		t.Errorf("%d pieces took %v by the device's clock, the call %v", pieces.Load(), k, wall)
+	}
+	t.Logf("%d pieces, %v of %v", pieces.Load(), time.Duration(kernel.Load()), wall)
 }
