@@ -21,6 +21,13 @@ const (
 	ceilingRounds = 5
 )
 
+// Contender is one of several devices whose ceilings are measured.
+type Contender struct {
+	// Name identifies it in a report.
+	Name   string
+	Device *kernels.Device
+}
+
 // Ceilings measures the ceilings of all contenders in turns; missing is as in [Config].
 // The error is that of a measurement, or of ctx.
 func Ceilings(ctx context.Context, contenders []Contender, missing ...string) (*report.Report, error) {

@@ -68,18 +68,6 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// withLengths is withDefaults for runs that do not sweep: a series without lengths gets
-// those of a comparison.
-func (c Config) withLengths() (Config, error) {
-	c, err := c.withDefaults()
-	for i := range c.Series {
-		if len(c.Series[i].Seqs) == 0 {
-			c.Series[i].Seqs = compareSeqs
-		}
-	}
-	return c, err
-}
-
 // Check returns the error of Run for an invalid setting, without running anything:
 // ErrShape, ErrDType or ErrOption.
 func (c Config) Check() error {

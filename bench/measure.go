@@ -39,7 +39,6 @@ const (
 // bencher measures one case on one device. Times are in seconds.
 type bencher struct {
 	*runner
-	dev *kernels.Device
 	c   Case
 	row report.Measurement
 	// plain is the row without figures, for a case that fails or is wrong.
@@ -50,9 +49,7 @@ type bencher struct {
 	err         error
 	// step reports progress.
 	step func(what string)
-	// fixed is the number of rounds in a comparison, which leaves out the three stages. Else
 	// limit is the time of rounds that only make the median more precise.
-	fixed int
 	limit float64
 
 	pace *pacer // nil when the backend has no threads on the host
@@ -83,7 +80,7 @@ func (b *bencher) begin() {
 		return
 	}
 	b.ready = b.check.OK() && b.note == ""
-	if b.ready && len(b.entrants) == 1 && b.c.Variant == Fused {
+	if b.ready && b.c.Variant == Fused {
 		var err error
 		if b.note, err = b.prepareStages(); err != nil {
 			b.fail(err)
@@ -151,9 +148,6 @@ func (b *bencher) warmUp() (err error) {
 
 // finish checks the output of the repetitions, completes the row and releases the tensors.
 func (b *bencher) finish() {
-	if !b.runs {
-		return
-	}
 	defer b.release()
 	if why := b.stop(); b.ready && why != "" && !b.enough() {
 		// Some rows take milliseconds: the check takes no longer than a running call may.

@@ -6,7 +6,6 @@ import (
 
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/kernels"
 )
 
 const (
@@ -81,17 +80,17 @@ func share(left time.Duration, of int) time.Duration {
 // approach times shorter cases, doubling the length, until a call takes long enough to
 // predict c, which may be thousands of times longer than the case before it. It adds the
 // kernels that they compiled, which c shares, to trace.
-func (r *runner) approach(dev *kernels.Device, c Case, trace *recorder) {
+func (r *runner) approach(c Case, trace *recorder) {
 	for r.stop() == "" && r.call.seconds < probeSeconds {
 		short := r.series.at(max(sweepStart, 2*r.seq))
 		if short.SeqK >= c.SeqK {
 			break
 		}
-		m, err := planned(r.work, dev, short)
+		m, err := planned(r.work, r.dev, short)
 		if err != nil || admit(r.call.predict(m.Weight()), 0, r.left()) != "" {
 			break
 		}
-		b := &bencher{runner: r, dev: dev, c: short, row: m, step: r.follow(m.Backend, short)}
+		b := &bencher{runner: r, c: short, row: m, step: r.follow(short)}
 		if b.probe() != nil {
 			break
 		}
@@ -170,7 +169,7 @@ type Progress struct {
 }
 
 // follow returns a function that reports the steps of the case that begins now.
-func (r *runner) follow(name string, c Case) func(step string) {
+func (r *runner) follow(c Case) func(step string) {
 	began := time.Now()
 	return func(step string) {
 		if r.cfg.Progress == nil {
@@ -181,13 +180,10 @@ func (r *runner) follow(name string, c Case) func(step string) {
 		if rest > 0 {
 			r.done = max(r.done, elapsed.Seconds()/(elapsed.Seconds()+rest))
 		}
-		r.cfg.Progress(Progress{Backend: name, Case: c, Step: step, Done: r.done, Cases: r.completed(), Of: r.cases(),
+		r.cfg.Progress(Progress{Backend: r.dev.Info().Name, Case: c, Step: step, Done: r.done, Cases: len(r.report.Cases), Of: r.cases(),
 			Elapsed: elapsed, Remaining: time.Duration(rest * float64(time.Second))})
 	}
 }
-
-// completed returns the number of cases that all contenders have completed.
-func (r *runner) completed() int { return len(r.report.Cases) / max(len(r.entrants), 1) }
 
 // cases returns the number of cases; 0 when unknown.
 func (r *runner) cases() int {
@@ -198,13 +194,13 @@ func (r *runner) cases() int {
 		}
 		n += len(s.Seqs)
 	}
-	return n * r.groups
+	return n * r.devices
 }
 
 // rest predicts the seconds until the end of the run from the middle of a case of length
 // seq; 0 when unknown.
 func (r *runner) rest(seq int, running, elapsed float64) float64 {
-	if r.seq == 0 || len(r.entrants) > 1 { // first case of a series: assume that the fraction done is unchanged
+	if r.seq == 0 { // first case of a series: assume that the fraction done is unchanged
 		if r.done == 0 {
 			return 0
 		}
@@ -217,9 +213,9 @@ func (r *runner) rest(seq int, running, elapsed float64) float64 {
 	if left := r.left(); left >= 0 {
 		rest = min(rest, left.Seconds())
 	}
-	// Later series and groups are assumed to take as long as the current ones.
+	// Later series and devices are assumed to take as long as the current ones.
 	rest += (time.Since(r.seriesBegan).Seconds() + rest) * float64(len(r.cfg.Series)-r.seriesIndex-1)
-	rest += (time.Since(r.groupBegan).Seconds() + rest) * float64(r.groups-r.groupIndex-1)
+	rest += (time.Since(r.devBegan).Seconds() + rest) * float64(r.devices-r.devIndex-1)
 	if r.cfg.Budget > 0 {
 		rest = max(min(rest, r.cfg.Budget.Seconds()-elapsed), 0)
 	}

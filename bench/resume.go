@@ -2,16 +2,16 @@ package bench
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // resumable returns ErrOption unless r.cfg.Resume was measured on this machine with this
 // version and seed: other figures do not belong into one report.
-func (r *runner) resumable(groups [][]Contender) error {
+func (r *runner) resumable(devices []*kernels.Device) error {
 	if r.cfg.Resume == nil {
 		return nil
 	}
@@ -19,8 +19,8 @@ func (r *runner) resumable(groups [][]Contender) error {
 	if was.Commit != now.Commit {
 		return fmt.Errorf("bench: the report to resume has commit %q, this run has %q: start a new one: %w", was.Commit, now.Commit, backend.ErrOption)
 	}
-	for _, c := range slices.Concat(groups...) {
-		now.Backends = append(now.Backends, c.Device.Info())
+	for _, dev := range devices {
+		now.Backends = append(now.Backends, dev.Info())
 	}
 	now.Variables = was.Variables // they may differ
 	if d := was.Differences(&now); len(d) > 0 {

@@ -11,6 +11,7 @@ import (
 	"gonum.org/v1/gonum/floats"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/report"
 )
@@ -68,14 +69,28 @@ func oneRound(seconds float64) float64 {
 	return ceilingSeconds + float64(perRound(seconds))*(seconds+min(max(seconds, paceShortest), paceLongest))
 }
 
-// enough reports whether the rounds may end: in a comparison at a fixed number of them, else
-// when the median is precise, or would take too long to become so.
+// rounds repeats the call until the median is precise, and notes what other processes used
+// meanwhile.
+func (b *bencher) rounds() {
+	b.roundsBegan = time.Now()
+	load := machine.ReadLoad()
+	for round := 1; b.ready && !b.enough() && b.stop() == ""; round++ {
+		b.step(fmt.Sprintf("round %d", round))
+		if err := b.round(); err != nil {
+			b.fail(err) // the output of a cancelled call cannot be checked
+		}
+	}
+	if others := load.Others(machine.ReadLoad(), b.dev.Info().Threads); others >= 0 {
+		b.row.OthersPercent = report.Figure(100 * others)
+	}
+}
+
+// enough reports whether the rounds may end: when the median is precise, or would take too
+// long to become so.
 func (b *bencher) enough() bool {
 	n, took := len(b.row.Rounds), time.Since(b.roundsBegan).Seconds()
 	limit := min(b.limit, max(morePatience*leastSeconds(b.warm), caseSeconds))
 	switch {
-	case b.fixed > 0:
-		return n >= b.fixed
 	case n < leastRounds(b.warm):
 		return false
 	case n >= maxRounds || took+took/float64(n) > limit:

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,22 +30,13 @@ func Run(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.Re
 	if err != nil {
 		return nil, err
 	}
-	groups := make([][]Contender, len(devices))
-	for i, dev := range devices {
-		groups[i] = []Contender{{Device: dev}}
-	}
-	return run(ctx, groups, cfg)
-}
-
-// run measures every series on the groups of contenders, one group after the other.
-func run(ctx context.Context, groups [][]Contender, cfg Config) (*report.Report, error) {
-	r, free := newRunner(ctx, cfg, len(groups))
+	r, free := newRunner(ctx, cfg, len(devices))
 	defer free()
-	if err := r.resumable(groups); err != nil {
+	if err := r.resumable(devices); err != nil {
 		return nil, err
 	}
-	for i, group := range groups {
-		r.group(group, i)
+	for i, dev := range devices {
+		r.device(dev, i)
 	}
 	r.report.Interrupted = ctx.Err() != nil
 	r.report.FitGrowth()
@@ -60,23 +50,23 @@ type runner struct {
 	cfg      Config
 	runBegan time.Time
 	report   *report.Report
-	groups   int     // of contenders, in all
+	devices  int     // in all
 	done     float64 // see Progress
 
-	// State of the current group and series:
-	groupIndex  int
-	groupBegan  time.Time
-	entrants    []entrant
+	// State of the current device and series:
+	dev         *kernels.Device
+	devIndex    int
+	devBegan    time.Time
 	series      *Series
 	seriesIndex int
 	seriesBegan time.Time
 	seriesEnd   time.Time // of the series' share of the budget; zero without one
-	*costs
+	costs
 }
 
 // newRunner begins a run. The caller calls free at its end.
-func newRunner(ctx context.Context, cfg Config, groups int) (r *runner, free func()) {
-	r = &runner{ctx: ctx, cfg: cfg, runBegan: time.Now(), groups: groups, report: newReport(cfg)}
+func newRunner(ctx context.Context, cfg Config, devices int) (r *runner, free func()) {
+	r = &runner{ctx: ctx, cfg: cfg, runBegan: time.Now(), devices: devices, report: newReport(cfg)}
 	budget, spent := context.WithoutCancel(ctx), func() {}
 	if cfg.Budget > 0 {
 		budget, spent = context.WithDeadline(budget, r.runBegan.Add(cfg.Budget))
@@ -118,16 +108,15 @@ func (r *runner) stop() string {
 	return ""
 }
 
-// group measures all series on a group. Each gets an even share of the group's budget that
-// is left, as each group does of the run's.
-func (r *runner) group(contenders []Contender, index int) {
-	r.groupIndex, r.groupBegan = index, time.Now()
-	end := r.groupBegan.Add(share(time.Until(r.runBegan.Add(r.cfg.Budget)), r.groups-index))
-	for _, c := range contenders {
-		r.report.Environment.Backends = append(r.report.Environment.Backends, c.Device.Info())
-	}
+// device measures all series on a device. Each gets an even share of the device's budget that
+// is left, as each device does of the run's.
+func (r *runner) device(dev *kernels.Device, index int) {
+	r.dev, r.devIndex, r.devBegan = dev, index, time.Now()
+	end := r.devBegan.Add(share(time.Until(r.runBegan.Add(r.cfg.Budget)), r.devices-index))
+	r.report.Environment.Backends = append(r.report.Environment.Backends, dev.Info())
 	for i := range r.cfg.Series {
-		r.enter(i, contenders)
+		// The cost of the series' calls is unknown.
+		r.series, r.seriesIndex, r.seriesBegan, r.seriesEnd, r.costs = &r.cfg.Series[i], i, time.Now(), time.Time{}, costs{}
 		if r.cfg.Budget > 0 {
 			r.seriesEnd = time.Now().Add(share(time.Until(end), len(r.cfg.Series)-i))
 		}
@@ -142,21 +131,27 @@ func (r *runner) group(contenders []Contender, index int) {
 	}
 }
 
-// enter begins the i-th series. The cost of its calls is unknown.
-func (r *runner) enter(i int, contenders []Contender) {
-	r.series, r.seriesIndex, r.seriesBegan, r.seriesEnd = &r.cfg.Series[i], i, time.Now(), time.Time{}
-	r.entrants, r.costs = nil, new(costs)
-	for _, c := range contenders {
-		r.entrants = append(r.entrants, entrant{Contender: c})
+// measure runs a case and adds its row. It reports whether it has measured the case.
+func (r *runner) measure(c Case) bool {
+	b := r.prepare(c)
+	if b.runs {
+		b.begin()
+		b.rounds()
+		b.finish()
 	}
+	r.report.Cases = append(r.report.Cases, b.row)
+	if r.cfg.Measured != nil {
+		r.report.FitGrowth()
+		r.cfg.Measured(r.report)
+	}
+	return b.row.Status == report.OK || b.row.Status == report.Wrong
 }
 
-// prepare returns a case on a contender. It runs unless there is a reason against it, which
+// prepare returns a case. It runs unless there is a reason against it, which
 // is in the note, or the report to resume has its figures.
-func (r *runner) prepare(by *Contender, c Case) *bencher {
-	m, err := planned(r.work, by.Device, c)
-	m.Contender = by.Name
-	b := &bencher{runner: r, dev: by.Device, c: c, row: m, step: r.follow(cmp.Or(by.Name, m.Backend), c)}
+func (r *runner) prepare(c Case) *bencher {
+	m, err := planned(r.work, r.dev, c)
+	b := &bencher{runner: r, c: c, row: m, step: r.follow(c)}
 	if r.resumed(&b.row) || err != nil {
 		return b
 	}
@@ -178,7 +173,7 @@ func (r *runner) prepare(by *Contender, c Case) *bencher {
 			return b
 		}
 	}
-	r.approach(by.Device, c, &b.trace)
+	r.approach(c, &b.trace)
 	seconds := r.call.predict(m.Weight())
 	b.row.PredictedS = report.Positive(seconds)
 	if why := admit(seconds, limit, r.left()); why != "" {

@@ -138,18 +138,26 @@ func TestWrongResultsGetNoFigure(t *testing.T) {
 func TestFailuresAreRows(t *testing.T) {
 	broken := errors.New("the device is on fire")
 	be := &fake{name: "cpu"}
-	be.before = func(int64) error { return broken }
-	r := runOn(t, small(16, 32), be)
-	for _, c := range r.Cases {
-		if c.Status != report.Failed || !strings.Contains(c.Note, broken.Error()) {
-			t.Errorf("status %q, note %q", c.Status, c.Note)
+	for _, right := range []int64{0, warmUp + 2} { // calls before that, up to some in a round
+		be.calls.Store(0)
+		be.before = func(call int64) error {
+			if call > right {
+				return broken
+			}
+			return nil
+		}
+		r := runOn(t, small(16, 32), be)
+		for _, c := range r.Cases {
+			if c.Status != report.Failed || !strings.Contains(c.Note, broken.Error()) || c.MedianS != nil || len(c.Rounds) > 0 {
+				t.Errorf("status %q, note %q, median %v", c.Status, c.Note, c.MedianS)
+			}
+		}
+		if err := r.Err(); err == nil || len(r.Cases) != 2 {
+			t.Errorf("%d rows, error %v", len(r.Cases), err)
 		}
 	}
-	if err := r.Err(); err == nil || len(r.Cases) != 2 {
-		t.Errorf("%d rows, error %v", len(r.Cases), err)
-	}
 	be.before = func(int64) error { return fmt.Errorf("head size 4: %w", backend.ErrUnsupported) }
-	r = runOn(t, small(16), be, &fake{name: "other"})
+	r := runOn(t, small(16), be, &fake{name: "other"})
 	if c := r.Cases[0]; c.Status != report.NotRun || r.Err() != nil {
 		t.Errorf("what a backend does not do is not a failure of the run: %q %v", c.Status, r.Err())
 	}

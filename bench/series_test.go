@@ -230,8 +230,7 @@ func TestPatience(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) { // time stands still
-		r := &runner{cfg: cfg}
-		r.enter(0, []Contender{{}})
+		r := &runner{cfg: cfg, series: &cfg.Series[0]}
 		if got := r.patience(1024); got != caseSeconds {
 			t.Errorf("without a budget: %v s", got)
 		}

@@ -45,7 +45,7 @@ func TestPlans(t *testing.T) {
 	cfg := small()
 	cfg.Series[0].Causal, cfg.Missing = true, []string{"npu · none"}
 	r, err := Plans(t.Context(), devices(&fake{name: "cpu"}, &fake{name: "gpu:0"}), cfg)
-	if err != nil || len(r.Cases) != 2*len(compareSeqs) {
+	if err != nil || len(r.Cases) != 2*len(planSeqs) {
 		t.Fatalf("%v, %d plans", err, len(r.Cases))
 	}
 	c := r.Cases[len(r.Cases)-1]

@@ -66,7 +66,7 @@ func (r *Report) curves() []curve {
 	var all []curve
 	for i := range r.Cases {
 		m := &r.Cases[i]
-		c := curve{parts: [5]string{m.who(), "", m.Series, m.shape(), m.Variant}, colour: len(all)}
+		c := curve{parts: [5]string{m.Backend, "", m.Series, m.shape(), m.Variant}, colour: len(all)}
 		if m.Series == m.shape() || m.Series == m.shape()+" "+m.Variant {
 			c.parts[series] = "" // it repeats the other parts
 		}

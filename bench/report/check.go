@@ -52,7 +52,7 @@ func (r *Report) check() (wrong error) {
 	for i := range r.Cases {
 		m := &r.Cases[i]
 		if field, must := m.check(&r.Environment); must != "" {
-			refuse(fmt.Sprintf("cases[%d].%s (%.40s S=%d)", i, field, m.who(), m.SeqK), must)
+			refuse(fmt.Sprintf("cases[%d].%s (%.40s S=%d)", i, field, m.Backend, m.SeqK), must)
 		}
 	}
 	return wrong

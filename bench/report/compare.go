@@ -78,7 +78,7 @@ func Compare(old, new *Report, percent float64) []Change {
 
 // SameCase reports whether m and o are figures of the same call by the same means.
 func (m *Measurement) SameCase(o *Measurement) bool {
-	return m.Backend == o.Backend && m.Contender == o.Contender && m.Variant == o.Variant && m.Threads == o.Threads && m.Name == o.Name
+	return m.Backend == o.Backend && m.Variant == o.Variant && m.Threads == o.Threads && m.Name == o.Name
 }
 
 // judge compares the rows. paced is set when both have compiled the arithmetic between the
@@ -269,7 +269,7 @@ func (c *Change) cells() []string {
 	if m == nil {
 		m = c.Old
 	}
-	name := m.who() + " " + m.Name
+	name := m.Backend + " " + m.Name
 	if m.Variant != Fused {
 		name += " " + m.Variant
 	}

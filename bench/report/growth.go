@@ -12,11 +12,10 @@ import (
 // Time and Memory, by least squares in logarithms.
 type Growth struct {
 	// Backend to Threads are those of the cases.
-	Backend   string `json:"backend"`
-	Contender string `json:"contender"`
-	Series    string `json:"series"`
-	Variant   string `json:"variant"`
-	Threads   int    `json:"threads"`
+	Backend string `json:"backend"`
+	Series  string `json:"series"`
+	Variant string `json:"variant"`
+	Threads int    `json:"threads"`
 	// Lengths is the number of lengths fitted, From the shortest To the longest: the
 	// longer half of those measured, at least three, because the overhead of a call
 	// dominates short ones.
@@ -30,7 +29,7 @@ type Growth struct {
 
 // of reports whether m belongs to the series that g was fitted to.
 func (g *Growth) of(m *Measurement) bool {
-	return g.Backend == m.Backend && g.Contender == m.Contender && g.Series == m.Series && g.Variant == m.Variant && g.Threads == m.Threads
+	return g.Backend == m.Backend && g.Series == m.Series && g.Variant == m.Variant && g.Threads == m.Threads
 }
 
 // minGrowth is the smallest number of lengths that show a power: any two fit a line.
@@ -45,7 +44,7 @@ func (r *Report) FitGrowth() {
 		if m.Status != OK {
 			continue
 		}
-		key := Growth{Backend: m.Backend, Contender: m.Contender, Series: m.Series, Variant: m.Variant, Threads: m.Threads}
+		key := Growth{Backend: m.Backend, Series: m.Series, Variant: m.Variant, Threads: m.Threads}
 		if rows[key] == nil {
 			keys = append(keys, key)
 		}

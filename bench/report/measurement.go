@@ -16,8 +16,6 @@ import (
 type Measurement struct {
 	// Backend is the name that opens the device: "cpu", "gpu:0".
 	Backend string `json:"backend"`
-	// Contender names one of the ways that a comparison runs the case; "" in other runs.
-	Contender string `json:"contender"`
 	// Provider is the library below the backend with its version.
 	Provider string `json:"provider"`
 	// Series names the series of lengths that the case belongs to: "Llama 3 8B"; "" in a
@@ -282,14 +280,6 @@ func (m *Measurement) outcome() string {
 		words = append(words, fmt.Sprintf("noisy: other processes used %.0f%% of the CPU time", *m.OthersPercent))
 	}
 	return strings.Join(append(words, nonEmpty(page.Line(m.Note))...), ", ")
-}
-
-// who names what ran: the contender of a comparison, else the backend.
-func (m *Measurement) who() string {
-	if m.Contender != "" {
-		return m.Contender
-	}
-	return m.Backend
 }
 
 // on reports whether the case ran on a backend.

@@ -89,7 +89,7 @@ func (r *Report) outcome() (measured string, problems []string) {
 		m := &r.Cases[i]
 		n[m.Status]++
 		if m.Status == Wrong || m.Status == Failed {
-			problems = append(problems, fmt.Sprintf("%s at S = %d: %s", m.who(), m.SeqK, m.Note))
+			problems = append(problems, fmt.Sprintf("%s at S = %d: %s", m.Backend, m.SeqK, m.Note))
 		}
 	}
 	if r.Interrupted {
@@ -118,7 +118,7 @@ func (r *Report) growthName(g Growth) string {
 			return l.name
 		}
 	}
-	return strings.Join(nonEmpty(g.Backend, g.Contender, g.Series, g.Variant), " · ")
+	return strings.Join(nonEmpty(g.Backend, g.Series, g.Variant), " · ")
 }
 
 // casesTable is the table of the cases in the order of the report. Columns that no case

@@ -87,9 +87,6 @@ func (r *Report) WriteGoBench(w io.Writer) error {
 // goBench writes the lines of a case.
 func (m *Measurement) goBench(b *strings.Builder) {
 	name := "BenchmarkAttention/backend=" + m.Backend
-	if m.Contender != "" {
-		name += "/contender=" + strings.ReplaceAll(m.Contender, " ", "")
-	}
 	name += "/variant=" + m.Variant + "/" + m.Name
 	if m.Threads > 0 {
 		name += fmt.Sprintf("-%d", m.Threads)

@@ -27,12 +27,12 @@ import (
 )
 
 // Schema is the version of the JSON form of a [Report]. Every change of a field changes it.
-const Schema = 2
+const Schema = 3
 
 // Report is the result of a run. As JSON it is
 //
 //	{
-//	  "schema": 2,
+//	  "schema": 3,
 //	  "interrupted": false,
 //	  "environment": { ... },
 //	  "cases": [ { ... }, ... ],
@@ -100,7 +100,7 @@ func (r *Report) Err() error {
 		}
 	}
 	all := len(r.Cases)
-	name := func(m Measurement) string { return fmt.Sprintf("%s at S = %d", m.who(), m.SeqK) }
+	name := func(m Measurement) string { return fmt.Sprintf("%s at S = %d", m.Backend, m.SeqK) }
 	switch {
 	case r.Interrupted && n[Wrong] > 0:
 		return fmt.Errorf("%w with %d of %d cases measured and %d wrong", ErrInterrupted, n[OK], all, n[Wrong])

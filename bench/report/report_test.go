@@ -259,9 +259,9 @@ func TestCommitIsThisModulesOnly(t *testing.T) {
 }
 
 func TestReadRefuses(t *testing.T) {
-	for name, text := range map[string]string{"no JSON": "abc", "another thing": "{}", "an older form": `{"schema": 1}`, "a newer form": `{"schema": 99}`, "half a file": `{"schema": 2, "cases": [`,
-		"no median": `{"schema": 2, "cases": [{"status": "ok", "rounds": [{"times_s": [1]}]}]}`, "no rounds": `{"schema": 2, "cases": [{"status": "ok", "median_s": 1}]}`,
-		"no time": `{"schema": 2, "cases": [{"status": "ok", "median_s": 1, "rounds": [{"times_s": [0]}]}]}`} {
+	for name, text := range map[string]string{"no JSON": "abc", "another thing": "{}", "an older form": `{"schema": 1}`, "a newer form": `{"schema": 99}`, "half a file": `{"schema": 3, "cases": [`,
+		"no median": `{"schema": 3, "cases": [{"status": "ok", "rounds": [{"times_s": [1]}]}]}`, "no rounds": `{"schema": 3, "cases": [{"status": "ok", "median_s": 1}]}`,
+		"no time": `{"schema": 3, "cases": [{"status": "ok", "median_s": 1, "rounds": [{"times_s": [0]}]}]}`} {
 		if r, err := Read(strings.NewReader(text)); !errors.Is(err, backend.ErrOption) {
 			t.Errorf("%s: %v %v", name, r, err)
 		}

@@ -25,10 +25,6 @@ func (r *Report) WriteTable(w io.Writer) error {
 	switch {
 	case len(r.Cases) == 0 && len(r.Ceilings) > 0:
 		r.ceilingsTable(&b)
-	case r.compared():
-		r.comparison(&b)
-		r.missing(&b)
-		r.foot(&b)
 	default:
 		for i := range r.Environment.Backends {
 			b.WriteByte('\n')
@@ -39,11 +35,6 @@ func (r *Report) WriteTable(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// compared reports whether several contenders ran each case.
-func (r *Report) compared() bool {
-	return slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.Contender != "" })
 }
 
 func (r *Report) head(b *strings.Builder) {
@@ -125,7 +116,7 @@ func (r *Report) block(b *strings.Builder, info *backend.Info) {
 				b.WriteString(strings.Join(slices.Compact([]string{name, c.Shape()}), " · ") + "\n")
 			}
 			first = false
-			row(b, table, c, 1)
+			row(b, table, c)
 		}
 		for _, g := range r.Growth {
 			if g.Backend == info.Name && g.Threads == info.Threads && g.Series == name {
@@ -134,44 +125,6 @@ func (r *Report) block(b *strings.Builder, info *backend.Info) {
 		}
 	}
 	preparation(b, cases)
-}
-
-// comparison writes the table of contenders: for each length a row for each contender,
-// with its time relative to the first one's.
-func (r *Report) comparison(b *strings.Builder) {
-	cases := r.on(nil)
-	first, width := map[*Measurement]*Measurement{}, len("contender")
-	for i, m := range cases {
-		first[m] = m
-		if i > 0 && m.SeqK == cases[i-1].SeqK {
-			first[m] = first[cases[i-1]]
-		}
-		width = max(width, utf8.RuneCountInString(m.Contender))
-	}
-	info := r.Environment.Backends[0]
-	info.Provider, info.Driver = "", ""
-	fmt.Fprintf(b, "\n%s\n", describe(&info))
-	table := slices.Insert(textColumns(cases), 1, column{head: "contender", width: width, value: func(m *Measurement) any { return m.Contender }})
-	table[0].value = func(m *Measurement) any {
-		if first[m] != m {
-			return ""
-		}
-		return m.SeqK
-	}
-	vs := slices.IndexFunc(table, func(c column) bool { return c.head == stagesHead })
-	table[vs].head, table[vs].value = "vs first", func(m *Measurement) any {
-		if f := first[m]; m.MedianS != nil && f.MedianS != nil {
-			return *m.MedianS / *f.MedianS
-		}
-		return nil
-	}
-	headers(b, table)
-	for i, m := range cases {
-		if i > 0 && first[m] == m {
-			b.WriteByte('\n')
-		}
-		row(b, table, m, 2)
-	}
 }
 
 // headers writes the column headers and a rule.
@@ -202,7 +155,7 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 	line(append(heads, "status")...)
 	b.WriteString(strings.Repeat("| --- ", len(heads)+1) + "|\n")
 	for _, m := range r.on(nil) {
-		line(slices.Concat([]string{cmp.Or(m.Series, m.Shape()), m.who()}, cells(table, m), []string{m.outcome()})...)
+		line(slices.Concat([]string{cmp.Or(m.Series, m.Shape()), m.Backend}, cells(table, m), []string{m.outcome()})...)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -218,10 +171,10 @@ func cells(table []column, m *Measurement) []string {
 	return all
 }
 
-// row writes a case. A row without figures has its first keys columns and its note.
-func row(b *strings.Builder, table []column, m *Measurement, keys int) {
+// row writes a case. A row without figures has its length and its note.
+func row(b *strings.Builder, table []column, m *Measurement) {
 	if m.unmeasured() {
-		table = table[:keys]
+		table = table[:1]
 	}
 	line(b, table, cells(table, m), m.outcome())
 }
@@ -319,8 +272,7 @@ func (r *Report) legend() [][2]string {
 		{"ceiling", "the limiting one, measured between the repetitions on all threads of the backend: fma, GFLOP/s of float32 fused " +
 			"multiply-adds (2 operations) in registers; read, GB/s of these operands, from cache if they fit, else from memory", true},
 		{"launch", "a ceiling too: µs of an empty call", some(func(m *Measurement) bool { return m.LaunchS != nil })},
-		{"vs first", "time relative to the first contender; all contenders take turns in every round", r.compared()},
-		{stagesHead, "time of QKᵀ, softmax and PV with all weights in memory, relative to this call", !r.compared()},
+		{stagesHead, "time of QKᵀ, softmax and PV with all weights in memory, relative to this call", true},
 		{"memory", "maximum for the case: growth of the process by operands and first calls, or memory held on the device", true},
 		{"error", fmt.Sprintf("of %s against float64, at the element closest to its bound; WRONG: the bound is exceeded, no figures",
 			format.Count(r.Environment.CheckedRows, "sampled row")), true},

@@ -51,7 +51,6 @@ type Command struct {
 	Softcap float64       `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`
 	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores of all heads."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat the flag or separate names with commas. Default: all." placeholder:"NAME"`
-	Compare bool          `name:"compare" help:"With --backend cpu: compare its instruction sets and its gonum path, in turns."`
 	Ceiling bool          `name:"ceilings" help:"Measure only the peak rates of the backends; those of the CPU for each instruction set on 1, 2, 4, ... --threads threads."`
 	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits), and run none."`
 	Threads []int         `name:"threads" help:"Threads of the CPU backend; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
@@ -165,11 +164,6 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report
 	if len(c.Threads) > 0 {
 		threads = c.Threads[0]
 	}
-	if c.Compare {
-		list := tiers(threads)
-		defer closeAll(list)
-		return bench.Compare(ctx, list, cfg)
-	}
 	devices, missing, err := c.open()
 	defer func() {
 		for _, dev := range devices {
@@ -187,7 +181,11 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report
 				continue
 			}
 			tiers := tiersAndThreads(threads)
-			defer closeAll(tiers)
+			defer func() {
+				for _, c := range tiers {
+					c.Device.Close()
+				}
+			}()
 			list = append(list, tiers...)
 		}
 		return bench.Ceilings(ctx, list, missing...)
@@ -207,7 +205,9 @@ func tiersAndThreads(last int) []bench.Contender {
 	}
 	var list []bench.Contender
 	for n := 1; ; n = min(2*n, last) {
-		list = append(list, tiers(n)...)
+		for _, tier := range cpu.Tiers() {
+			list = append(list, bench.Contender{Name: tier, Device: kernels.NewDevice(cpu.New(cpu.Options{Threads: n, Tier: tier}))})
+		}
 		if n == last {
 			return list
 		}
@@ -223,12 +223,11 @@ func (c *Command) config() (bench.Config, error) {
 		when bool
 		text string
 	}{
-		{c.Compare && !slices.Equal(c.Backend, []string{"cpu"}), "--compare needs --backend cpu"},
-		{c.Compare && c.Ceiling || c.Compare && c.Plan || c.Ceiling && c.Plan, "--compare, --ceilings and --plan exclude each other"},
-		{len(c.Threads) > 1 && (c.Compare || c.Ceiling), "--threads is a list, --compare and --ceilings take one number"},
+		{c.Ceiling && c.Plan, "--ceilings and --plan exclude each other"},
+		{len(c.Threads) > 1 && c.Ceiling, "--threads is a list, --ceilings takes one number"},
 		{c.Plan && c.CSV+c.GoBench+c.Table+c.HTML+c.Plot != "", "--plan can only be written as --json"},
 		{c.Ceiling && c.Plot != "", "--ceilings has no pictures"},
-		{c.Resume != "" && (c.Compare || c.Ceiling || c.Plan), "--resume cannot continue --compare, --ceilings or --plan"},
+		{c.Resume != "" && (c.Ceiling || c.Plan), "--resume cannot continue --ceilings or --plan"},
 		{c.Preset != "" && cases, "--preset replaces the flags --seq to --mask"},
 	} {
 		if refused.when {
@@ -247,7 +246,7 @@ func (c *Command) config() (bench.Config, error) {
 	if cfg.Series, err = c.series(); err != nil {
 		return cfg, err
 	}
-	if c.Seq == "" && cfg.Budget == 0 && !c.Compare {
+	if c.Seq == "" && cfg.Budget == 0 {
 		cfg.Budget = sweepBudget
 	}
 	return cfg, cfg.Check()

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -140,11 +139,9 @@ func TestBenchRefuses(t *testing.T) {
 		{"a mask type", "--dtype is \"bool\"", []string{"--dtype", "bool"}},
 		{"an unknown backend", "--backend: backend \"tpu\" is unknown", []string{"--backend", "tpu"}},
 		{"an unknown backend next to a known one", "backend \"tpu\" is unknown", []string{"--backend", "cpu,tpu"}},
-		{"a comparison of backends", "--compare needs --backend cpu", []string{"--compare"}},
-		{"a plan of a comparison", "exclude each other", []string{"--compare", "--plan", "--backend", "cpu"}},
+		{"a plan of ceilings", "exclude each other", []string{"--ceilings", "--plan", "--backend", "cpu"}},
 		{"ceilings of an unknown backend", "backend \"tpu\" is unknown", []string{"--ceilings", "--backend", "tpu"}},
 		{"a plan of an unknown backend", "backend \"tpu\" is unknown", []string{"--plan", "--backend", "cpu,tpu"}},
-		{"a comparison of two backends", "--compare needs --backend cpu", []string{"--compare", "--backend", "cpu,gpu"}},
 		{"no device memory", "--device-memory", []string{"--device-memory", "0"}},
 		{"device memory of another unit", "is not a size", []string{"--device-memory", "2T"}},
 		{"too much device memory", "is not a size", []string{"--device-memory", "9000000000G"}},
@@ -153,7 +150,7 @@ func TestBenchRefuses(t *testing.T) {
 		{"a preset and an option", "--preset replaces the flags", []string{"--preset", "quick", "--causal"}},
 		{"an unknown variant", "--variant is \"fast\"", []string{"--variant", "fast"}},
 		{"the same series twice", "there are two series", []string{"--dim", "64,64"}},
-		{"a comparison on two numbers of threads", "take one number", []string{"--compare", "--backend", "cpu", "--threads", "1,2"}},
+		{"ceilings on two numbers of threads", "takes one number", []string{"--ceilings", "--backend", "cpu", "--threads", "1,2"}},
 		{"a folder as the table", "is not a regular file", []string{"--csv", dir}},
 		{"no folder for the lines", "does not exist", []string{"--gobench", filepath.Join(dir, "absent", "r")}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
@@ -190,30 +187,6 @@ func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
 	if c.SeqQ != 3 || c.SeqK != 100 || *c.WindowLeft != 20 || c.WindowRight != nil || c.Softcap != 2.5 || c.Mask != "f32" ||
 		c.Bound == "" || c.CeilingGBS == nil || c.PercentOfBound == nil {
 		t.Errorf("%+v", c)
-	}
-}
-
-func TestBenchCompares(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "report.json")
-	code, out, stderr := benchmark(t.Context(), "--compare", "--backend", "cpu", "--seq", "64", "--heads", "1", "--threads", "1", "--json", path)
-	if code != 0 || stderr != "" || !strings.Contains(out, "contender") || !strings.Contains(out, "vs first") {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
-	r := decoded(t, path)
-	var got []string
-	for _, c := range r.Cases {
-		got = append(got, c.Contender)
-		if c.Status != report.OK || c.SeqK != 64 || c.Threads != 1 || c.PercentOfBound == nil {
-			t.Errorf("%+v", c)
-		}
-	}
-	var want []string
-	for _, c := range tiers(1) {
-		want = append(want, c.Name)
-		c.Device.Close()
-	}
-	if !slices.Equal(got, want) || !slices.Contains(want, "gonum") {
-		t.Errorf("%q were compared, want %q", got, want)
 	}
 }
 
