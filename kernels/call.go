@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Result holds the results of an attention call, in device memory.
@@ -165,8 +166,8 @@ func (c *Call) add(p *problem, sequence, row, key int) error {
 		if err != nil {
 			return err
 		}
-		x.lo[Seq], x.hi[Seq] = x.lo[Seq]+row, x.hi[Seq]+row
-		x.lo[Dim], x.hi[Dim] = x.lo[Dim]+key, x.hi[Dim]+key
+		x.Lo[Seq], x.Hi[Seq] = x.Lo[Seq]+row, x.Hi[Seq]+row
+		x.Lo[Dim], x.Hi[Dim] = x.Lo[Dim]+key, x.Hi[Dim]+key
 		c.subs = append(c.subs, subcall{region: x, sequence: sequence})
 		s := &c.subs[len(c.subs)-1]
 		s.Problem, s.Pages = own, pages
@@ -183,25 +184,25 @@ func (s *subcall) bind(c *Call) error {
 		s.Q, s.K, s.V = c.q, c.k, c.v
 		return nil
 	}
-	var view slicer
-	s.Q = view.rows(c.q, &s.region)
-	s.K = view.keys(c.k, c.dims, &s.region, s.Pages != nil)
-	s.V = view.keys(c.v, c.dims, &s.region, s.Pages != nil)
-	return view.err
+	var parts view.Slicer
+	s.Q = parts.Rows(c.q, &s.Box)
+	s.K = parts.Keys(c.k, c.dims, &s.Box, s.Pages != nil)
+	s.V = parts.Keys(c.v, c.dims, &s.Box, s.Pages != nil)
+	return parts.Err
 }
 
 // bindOutputs sets the outputs of the subcalls to their parts of out.
 func (c *Call) bindOutputs(out Result) error {
-	var view slicer
+	var parts view.Slicer
 	for i := range c.subs {
 		s := &c.subs[i]
 		if s.whole(c) {
 			s.O, s.LSE = out.O, out.LSE
 			continue
 		}
-		s.O, s.LSE = view.rows(out.O, &s.region), view.rows(out.LSE, &s.region)
+		s.O, s.LSE = parts.Rows(out.O, &s.Box), parts.Rows(out.LSE, &s.Box)
 	}
-	return view.err
+	return parts.Err
 }
 
 // unbindOutputs drops the outputs and the Partial of a run, so that c does not keep their memory
@@ -435,10 +436,10 @@ func (c *Call) distinct(out Result) error {
 func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 	for i := range c.subs {
 		s := &c.subs[i]
-		var view slicer
-		own := view.scores(w, &s.region)
-		if view.err != nil {
-			return view.err
+		var parts view.Slicer
+		own := parts.Scores(w, &s.Box)
+		if parts.Err != nil {
+			return parts.Err
 		}
 		if err := c.dev.on(ctx).QK(ctx, own, s.Q, s.K); err != nil {
 			return fmt.Errorf("weights: %w", err)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // The visibility rule of a backend.Problem cannot express a prefix, segments, or offsets
@@ -15,8 +16,7 @@ import (
 
 // region is a rectangle of the scores that one backend call computes.
 type region struct {
-	// lo and hi are the ranges [lo, hi) of batches, query heads, rows and keys.
-	lo, hi [4]int
+	view.Box
 	// ahead lets the rows see the keys after their own position, up to limit: the rows
 	// whose position lies before the end of a prefix.
 	ahead bool
@@ -27,9 +27,7 @@ type region struct {
 }
 
 // wholeRegion is all scores of a call.
-func wholeRegion(d Dims) region {
-	return region{hi: [4]int{d.Batch, d.Heads, d.SeqQ, d.SeqK}, limit: d.SeqK}
-}
+func wholeRegion(d Dims) region { return region{Box: view.Whole(d), limit: d.SeqK} }
 
 // regions returns the regions into which Prefix, QSegments, KSegments and Offset divide p,
 // nil when one call computes all. keys is Sk, hidden keys included.
@@ -49,22 +47,22 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 	var all []region
 	for b := 0; b < d.Batch; {
 		x := wholeRegion(d)
-		x.lo[Batch] = b
+		x.Lo[Batch] = b
 		if differ {
 			x.offset = o.Offset[b]
 		}
 		for b++; b < d.Batch && o.sameDivision(qs, ks, b) && (!differ || o.Offset[b] == x.offset); b++ {
 		}
-		x.hi[Batch] = b
+		x.Hi[Batch] = b
 		segments := []region{x}
 		if qs != nil {
-			if segments, err = x.splitSegments(ofBatch(qs, x.lo[Batch]), ofBatch(ks, x.lo[Batch])); err != nil {
+			if segments, err = x.splitSegments(ofBatch(qs, x.Lo[Batch]), ofBatch(ks, x.Lo[Batch])); err != nil {
 				return nil, err
 			}
 		}
 		for _, x := range segments {
 			if o.Prefix != nil && p.Visible.Right != Unbounded {
-				n := min(ofBatch(o.Prefix, x.lo[Batch]), d.SeqK)
+				n := min(ofBatch(o.Prefix, x.Lo[Batch]), d.SeqK)
 				// Row i sees the keys up to i + Offset + Right by the rule. Where that is
 				// before the end of the prefix, the row sees up to that end.
 				early, late := x.splitRows(n - p.Visible.Offset - x.offset - p.Visible.Right)
@@ -150,7 +148,7 @@ func (x region) splitSegments(rows, keys []int32) ([]region, error) {
 	eachRun(keys, func(id int32, lo, hi int) {
 		if was, ok := keysOf[id]; ok && err == nil {
 			err = fmt.Errorf("segment %d of batch %d has keys %d to %d and again %d to %d, the keys of a segment must be adjacent (otherwise use Mask): %w",
-				id, x.lo[Batch], was[0], was[1]-1, lo, hi-1, ErrOption)
+				id, x.Lo[Batch], was[0], was[1]-1, lo, hi-1, ErrOption)
 		}
 		keysOf[id] = [2]int{lo, hi}
 	})
@@ -160,11 +158,11 @@ func (x region) splitSegments(rows, keys []int32) ([]region, error) {
 	var all []region
 	eachRun(rows, func(id int32, lo, hi int) {
 		y := x
-		y.lo[Seq], y.hi[Seq] = lo, hi
+		y.Lo[Seq], y.Hi[Seq] = lo, hi
 		if run, ok := keysOf[id]; ok {
-			y.lo[Dim], y.hi[Dim] = run[0], run[1]
+			y.Lo[Dim], y.Hi[Dim] = run[0], run[1]
 		} else { // a call needs a key, even if no row sees it
-			y.hi[Dim], y.limit = 1, 0
+			y.Hi[Dim], y.limit = 1, 0
 		}
 		all = append(all, y)
 	})
@@ -185,9 +183,9 @@ func eachRun(ids []int32, f func(id int32, lo, hi int)) {
 
 // splitRows cuts the rows of x at row i; either side may be empty.
 func (x region) splitRows(i int) (before, after region) {
-	i = max(x.lo[Seq], min(i, x.hi[Seq]))
+	i = max(x.Lo[Seq], min(i, x.Hi[Seq]))
 	before, after = x, x
-	before.hi[Seq], after.lo[Seq] = i, i
+	before.Hi[Seq], after.Lo[Seq] = i, i
 	return before, after
 }
 
@@ -196,12 +194,12 @@ func (x region) splitRows(i int) (before, after region) {
 func (x region) appendTo(all []region, p *problem) []region {
 	if !p.Blocks.IsZero() {
 		var head region
-		head, x = x.splitRows(ceilDiv(x.lo[Seq], p.BlockQ) * p.BlockQ)
-		if head.lo[Seq] < head.hi[Seq] {
+		head, x = x.splitRows(view.CeilDiv(x.Lo[Seq], p.BlockQ) * p.BlockQ)
+		if head.Lo[Seq] < head.Hi[Seq] {
 			all = append(all, head)
 		}
 	}
-	if x.lo[Seq] < x.hi[Seq] {
+	if x.Lo[Seq] < x.Hi[Seq] {
 		all = append(all, x)
 	}
 	return all
@@ -213,43 +211,12 @@ func alignedToBlocks(p *problem, all []region) error {
 		return nil
 	}
 	for _, x := range all {
-		if k := x.lo[Dim]; k%p.BlockK != 0 {
+		if k := x.Lo[Dim]; k%p.BlockK != 0 {
 			return fmt.Errorf("a segment of batch %d begins at key %d, inside a block of the block mask: segments must begin at multiples of %d (otherwise use Mask): %w",
-				x.lo[Batch], k, p.BlockK, ErrOption)
+				x.Lo[Batch], k, p.BlockK, ErrOption)
 		}
 	}
 	return nil
-}
-
-// rows returns the batches, query heads and rows of x of t [B, H, Sq, any].
-func (s *slicer) rows(t Tensor, x *region) Tensor {
-	for axis := Batch; axis <= Seq; axis++ {
-		t = s.slice(t, axis, x.lo[axis], x.hi[axis])
-	}
-	return t
-}
-
-// scores returns the part x of t [B, H, Sq, Sk].
-func (s *slicer) scores(t Tensor, x *region) Tensor {
-	return s.slice(s.rows(t, x), Dim, x.lo[Dim], x.hi[Dim])
-}
-
-// heads returns the batches and query heads of x of t [B, H, any, any].
-func (s *slicer) heads(t Tensor, x *region) Tensor {
-	t = s.slice(t, Batch, x.lo[Batch], x.hi[Batch])
-	return s.slice(t, Heads, x.lo[Heads], x.hi[Heads])
-}
-
-// keys returns the keys and kv heads of x of t, which is K or V of a call of lengths d, or
-// a pool of pages.
-func (s *slicer) keys(t Tensor, d Dims, x *region, paged bool) Tensor {
-	share := d.Heads / d.KVHeads
-	t = s.slice(t, Heads, x.lo[Heads]/share, ceilDiv(x.hi[Heads], share))
-	if paged {
-		return t
-	}
-	t = s.slice(t, Batch, x.lo[Batch], x.hi[Batch])
-	return s.slice(t, Seq, x.lo[Dim], x.hi[Dim])
 }
 
 // cut returns the canonical problem of part x of p.
@@ -258,18 +225,14 @@ func (p *problem) cut(x region) (backend.Problem, error) {
 	if x == wholeRegion(p.dims) {
 		return q, nil
 	}
-	var s slicer
-	b0, b1, h0, h1 := x.lo[Batch], x.hi[Batch], x.lo[Heads], x.hi[Heads]
-	i0, i1, j0, j1 := x.lo[Seq], x.hi[Seq], x.lo[Dim], x.hi[Dim]
+	var s view.Slicer
+	b0, b1, h0, h1 := x.Lo[Batch], x.Hi[Batch], x.Lo[Heads], x.Hi[Heads]
 	q.Visible = x.visible(p.Visible)
-	q.Mask, q.Bias = s.scores(p.Mask, &x), s.scores(p.Bias, &x)
-	// Row i and key j have element j-i+Sq-1, so that the first element of the part is
-	// that of its last row and first key.
-	first := j0 - i1 + p.dims.SeqQ
-	q.Relative = s.slice(s.heads(p.Relative, &x), Dim, first, first+i1-i0+j1-j0-1)
+	relative := x.Relative(p.dims.SeqQ)
+	q.Mask, q.Bias, q.Relative = s.Scores(p.Mask, &x.Box), s.Scores(p.Bias, &x.Box), s.Scores(p.Relative, &relative)
 	if !p.Blocks.IsZero() {
-		q.Blocks = s.slice(s.heads(p.Blocks, &x), Seq, i0/p.BlockQ, ceilDiv(i1, p.BlockQ))
-		q.Blocks = s.slice(q.Blocks, Dim, j0/p.BlockK, ceilDiv(j1, p.BlockK))
+		blocks := x.Blocks(p.BlockQ, p.BlockK)
+		q.Blocks = s.Scores(p.Blocks, &blocks)
 	}
 	switch n := p.dims.Heads; {
 	case p.Slopes == nil:
@@ -286,27 +249,27 @@ func (p *problem) cut(x region) (backend.Problem, error) {
 	if p.Sinks != nil {
 		q.Sinks = p.Sinks[h0:h1]
 	}
-	for axis := range x.lo {
-		q.Dropout.First[axis] += x.lo[axis]
+	for axis := range x.Lo {
+		q.Dropout.First[axis] += x.Lo[axis]
 	}
-	return q, s.err
+	return q, s.Err
 }
 
 // visible returns the rule v for the rows and keys of x, counted from their first ones.
 func (x region) visible(v backend.Visibility) backend.Visibility {
-	first, keys := x.lo[Dim], x.hi[Dim]-x.lo[Dim]
-	v.Offset += x.lo[Seq] - first + x.offset
+	first, keys := x.Lo[Dim], x.Hi[Dim]-x.Lo[Dim]
+	v.Offset += x.Lo[Seq] - first + x.offset
 	if x.ahead {
 		v.Right = Unbounded
 	}
-	if v.KLen == nil && x.limit >= x.hi[Dim] {
+	if v.KLen == nil && x.limit >= x.Hi[Dim] {
 		return v
 	}
-	n := make([]int, x.hi[Batch]-x.lo[Batch])
+	n := make([]int, x.Hi[Batch]-x.Lo[Batch])
 	for b := range n {
 		n[b] = x.limit
 		if v.KLen != nil {
-			n[b] = min(n[b], v.KLen[x.lo[Batch]+b])
+			n[b] = min(n[b], v.KLen[x.Lo[Batch]+b])
 		}
 		n[b] = max(0, min(n[b]-first, keys))
 	}
@@ -317,7 +280,7 @@ func (x region) visible(v backend.Visibility) backend.Visibility {
 // pages returns the pages of the batches and keys of x; nil stays nil. size is the number of
 // keys of a page.
 func (x region) pages(p *Pages, size int) (*Pages, error) {
-	b0, b1, j0, j1 := x.lo[Batch], x.hi[Batch], x.lo[Dim], x.hi[Dim]
+	b0, b1, j0, j1 := x.Lo[Batch], x.Hi[Batch], x.Lo[Dim], x.Hi[Dim]
 	if p == nil || b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
 		return p, nil
 	}
@@ -423,4 +386,42 @@ func (c *Call) addSequence(n int) error {
 		return err
 	}
 	return c.add(&p, n, row, key)
+}
+
+// Part is a rectangle of the scores of a call in which one visibility rule holds.
+type Part struct {
+	// Lo and Hi are the ranges [Lo, Hi) of batches, query rows and keys.
+	Lo, Hi [3]int
+	// Visible is the rule for the rows and keys of the part, counted from its first ones.
+	// Its KLen, unless nil, has one length for each batch of the part.
+	Visible Visibility
+}
+
+// Parts returns the parts of a call with lengths d. Every row of every batch belongs to one
+// part, and the part has all keys that the row may see: programs that distribute a call
+// over machines compute each part, or pieces of it, as a call of its own with a Window, an
+// Offset and a KLen. A call without a Prefix, segments and different offsets is one part; a call
+// without rows or keys has none. The lengths of packed sequences are not considered.
+//
+// It returns ErrShape and ErrOption as [Device.Prepare] does.
+func (o *Options) Parts(d Dims) ([]Part, error) {
+	if err := divides(d.Heads, d.KVHeads, "k", "q"); err != nil {
+		return nil, err
+	}
+	p, err := o.problem(d)
+	if err != nil || empty(d) {
+		return nil, err
+	}
+	regions := p.regions
+	if regions == nil {
+		regions = []region{wholeRegion(p.dims)}
+	}
+	parts := make([]Part, len(regions))
+	for i, x := range regions {
+		parts[i].Visible = x.visible(p.Visible)
+		for at, axis := range [3]int{Batch, Seq, Dim} {
+			parts[i].Lo[at], parts[i].Hi[at] = x.Lo[axis], x.Hi[axis]
+		}
+	}
+	return parts, nil
 }

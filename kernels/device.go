@@ -3,10 +3,10 @@ package kernels
 import (
 	"context"
 	"fmt"
-	"reflect"
 	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Device computes attention on one device. It validates calls; the backend that it wraps
@@ -33,12 +33,7 @@ func Open(name string) (*Device, error) {
 
 // NewDevice returns a Device that wraps an open backend. Close closes the backend. The calls
 // of a Device without a backend return ErrNoBackend.
-func NewDevice(be backend.Backend) *Device {
-	if v := reflect.ValueOf(be); v.Kind() == reflect.Pointer && v.IsNil() {
-		be = nil
-	}
-	return &Device{be: be}
-}
+func NewDevice(be backend.Backend) *Device { return &Device{be: be} }
 
 // Backend returns the backend, for measurements and tests. Programs do not need it.
 func (d *Device) Backend() backend.Backend { return d.on(context.Background()) }
@@ -47,9 +42,9 @@ func (d *Device) Backend() backend.Backend { return d.on(context.Background()) }
 func (d *Device) on(ctx context.Context) backend.Backend {
 	switch {
 	case d == nil || d.be == nil:
-		return refusal{fmt.Errorf("the Device has no backend, make it with Open: %w", ErrNoBackend)}
+		return op.Refusal{Err: fmt.Errorf("the Device has no backend, make it with Open: %w", ErrNoBackend)}
 	case ctx == nil:
-		return refusal{fmt.Errorf("the context is nil, pass context.Background(): %w", ErrOption)}
+		return op.Refusal{Err: fmt.Errorf("the context is nil, pass context.Background(): %w", ErrOption)}
 	}
 	return d.be
 }
@@ -101,39 +96,3 @@ func (d *Device) Download(ctx context.Context, host, src Tensor) error {
 // device, and calls that return host data wait for it. An error that occurs meanwhile is
 // returned, with the name of the call, by the first call that uses the result.
 func (d *Device) Wait(ctx context.Context) error { return d.on(ctx).Wait(ctx) }
-
-// refusal is a backend whose methods return err.
-type refusal struct{ err error }
-
-func (r refusal) Info() Info   { return Info{} }
-func (r refusal) Close() error { return nil }
-func (r refusal) Alloc(context.Context, DType, Shape) (t Tensor, err error) {
-	return t, r.err
-}
-func (r refusal) Upload(context.Context, Tensor) (t Tensor, err error) {
-	return t, r.err
-}
-func (r refusal) Download(context.Context, Tensor, Tensor) error { return r.err }
-func (r refusal) Wait(context.Context) error                     { return r.err }
-func (r refusal) QK(_ context.Context, _, _, _ Tensor) error     { return r.err }
-func (r refusal) Softmax(_ context.Context, _, _ Tensor, _ *backend.Problem) error {
-	return r.err
-}
-func (r refusal) PV(_ context.Context, _, _, _ Tensor) error         { return r.err }
-func (r refusal) Attention(context.Context, ...*backend.Call) error  { return r.err }
-func (r refusal) Project(_ context.Context, _, _, _, _ Tensor) error { return r.err }
-func (r refusal) Merge(_ context.Context, _, _, _, _ Tensor) error   { return r.err }
-func (r refusal) Copy(_ context.Context, _, _ []Tensor) error        { return r.err }
-func (r refusal) Warmup(context.Context, *backend.Call, bool) error  { return r.err }
-func (r refusal) Rotate(_ context.Context, _, _, _, _ Tensor, _ Rotation) error {
-	return r.err
-}
-func (r refusal) Scores(context.Context, Tensor, *backend.Problem, ScorePoint) error {
-	return r.err
-}
-func (r refusal) Backward(context.Context, *backend.Gradients) error       { return r.err }
-func (r refusal) WarmupBackward(context.Context, *backend.Gradients) error { return r.err }
-func (r refusal) PlanBackward(context.Context, *backend.Gradients) (p Plan, err error) {
-	return p, r.err
-}
-func (r refusal) Plan(context.Context, *backend.Call) (p Plan, err error) { return p, r.err }

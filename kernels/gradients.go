@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
@@ -199,36 +200,20 @@ func (c *Call) checkGradients(grads *Gradients) error {
 // gradients returns the backward pass of s, which writes its part of grads.
 func (c *Call) gradients(s *subcall, grads *Gradients, d, result Result) (backend.Gradients, error) {
 	g := backend.Gradients{Call: s.Call}
-	x := &s.region
-	var view slicer
-	g.O, g.LSE = view.rows(result.O, x), view.rows(result.LSE, x)
-	g.DO, g.DLSE = view.rows(d.O, x), view.rows(d.LSE, x)
-	g.DQ = view.rows(grads.Q, x)
-	g.DK, g.DV = view.keys(grads.K, c.dims, x, false), view.keys(grads.V, c.dims, x, false)
-	g.DBias, g.DRelative = view.part(grads.Bias, x), grads.RelativeBias
-	if !g.DRelative.IsZero() {
-		y := *x // from the element of the last row and the first key on
-		y.lo[Seq], y.hi[Seq] = 0, 1
-		y.lo[Dim] += c.dims.SeqQ - x.hi[Seq]
-		y.hi[Dim] += c.dims.SeqQ - x.lo[Seq] - 1
-		g.DRelative = view.part(g.DRelative, &y)
-	}
+	x := &s.Box
+	var parts view.Slicer
+	g.O, g.LSE = parts.Rows(result.O, x), parts.Rows(result.LSE, x)
+	g.DO, g.DLSE = parts.Rows(d.O, x), parts.Rows(d.LSE, x)
+	g.DQ = parts.Rows(grads.Q, x)
+	g.DK, g.DV = parts.Keys(grads.K, c.dims, x, false), parts.Keys(grads.V, c.dims, x, false)
+	relative := x.Relative(c.dims.SeqQ)
+	g.DBias, g.DRelative = parts.Part(grads.Bias, x), parts.Part(grads.RelativeBias, &relative)
 	y := *x
 	if c.packed() {
-		y.lo[Batch], y.hi[Batch] = s.sequence, s.sequence+1
+		y.Lo[Batch], y.Hi[Batch] = s.sequence, s.sequence+1
 	}
-	g.DSlopes, g.DSinks = view.part(grads.ALiBi, &y), view.part(grads.Sinks, &y)
-	return g, view.err
-}
-
-// part returns the part x of t, whose axes of length 1 stand for all of x.
-func (s *slicer) part(t Tensor, x *region) Tensor {
-	for axis, n := range t.Shape() {
-		if n > 1 {
-			t = s.slice(t, axis, x.lo[axis], x.hi[axis])
-		}
-	}
-	return t
+	g.DSlopes, g.DSinks = parts.Part(grads.ALiBi, &y), parts.Part(grads.Sinks, &y)
+	return g, parts.Err
 }
 
 // distinctGradients returns ErrOverlap when gradients overlap inputs or each other: those of

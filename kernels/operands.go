@@ -62,16 +62,3 @@ var (
 // empty reports whether a call of lengths d has no scores: its result is empty, or its rows
 // have no keys.
 func empty(d Dims) bool { return d.Batch == 0 || d.Heads == 0 || d.SeqQ == 0 || d.SeqK == 0 }
-
-// slicer slices tensors and keeps the first error.
-type slicer struct{ err error }
-
-// slice returns t from lo to hi along axis; the zero Tensor stays one.
-func (s *slicer) slice(t Tensor, axis, lo, hi int) Tensor {
-	if lo == 0 && hi == t.Shape()[axis] || t.IsZero() || s.err != nil {
-		return t
-	}
-	var view Tensor
-	view, s.err = t.Slice(axis, lo, hi)
-	return view
-}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Options are the options of an attention call. The zero value is plain attention: scale
@@ -361,7 +362,7 @@ func (o *Options) tensors(p *problem) (err error) {
 		}
 		n = min(n, max(d.SeqQ, d.SeqK, 1)) // larger ones are the same
 		p.BlockQ, p.BlockK = n, n
-		p.Blocks, err = broadcast("block mask", o.BlockMask, Shape{d.Batch, d.Heads, ceilDiv(d.SeqQ, n), ceilDiv(d.SeqK, n)}, true)
+		p.Blocks, err = broadcast("block mask", o.BlockMask, Shape{d.Batch, d.Heads, view.CeilDiv(d.SeqQ, n), view.CeilDiv(d.SeqK, n)}, true)
 		if err != nil {
 			return fmt.Errorf("%w (a block has %d rows and keys)", err, n)
 		}
@@ -420,5 +421,3 @@ func broadcast(name string, t Tensor, shape Shape, mask bool) (Tensor, error) {
 	}
 	return t, nil
 }
-
-func ceilDiv(a, b int) int { return a/b + min(1, a%b) }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Plan returns how the device would run the call: the code path and the reason for it, the
@@ -67,12 +68,12 @@ func (c *Call) sumOfPlans(out Result) (Plan, error) {
 	all := c.all()
 	all.O, all.LSE = out.O, out.LSE
 	if !c.packed() && !empty(c.dims) && c.keys < c.dims.SeqK { // hidden keys are not read
-		var s slicer
+		var s view.Slicer
 		keys := wholeRegion(c.dims)
-		keys.hi[Dim] = c.keys
-		all.K, all.V = s.keys(c.k, c.dims, &keys, all.Pages != nil), s.keys(c.v, c.dims, &keys, all.Pages != nil)
-		if s.err != nil {
-			return Plan{}, s.err
+		keys.Hi[Dim] = c.keys
+		all.K, all.V = s.Keys(c.k, c.dims, &keys.Box, all.Pages != nil), s.Keys(c.v, c.dims, &keys.Box, all.Pages != nil)
+		if s.Err != nil {
+			return Plan{}, s.Err
 		}
 		var err error
 		if all.Pages, err = keys.pages(all.Pages, c.k.Shape()[Seq]); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // QK computes the first stage and allocates s, for the caller to Release:
@@ -67,10 +68,10 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 		return d.noKeys(ctx, Tensor{}, lse, opt.Sinks)
 	}
 	return p.eachRegion(func(x region, own backend.Problem) error {
-		var view slicer
-		scores, sums := view.scores(s, &x), view.rows(lse, &x)
-		if view.err != nil {
-			return view.err
+		var parts view.Slicer
+		scores, sums := parts.Scores(s, &x.Box), parts.Rows(lse, &x.Box)
+		if parts.Err != nil {
+			return parts.Err
 		}
 		if err := d.on(ctx).Softmax(ctx, scores, sums, &own); err != nil {
 			return err
@@ -167,14 +168,14 @@ func (d *Device) withoutKeys(ctx context.Context, o, lse Tensor, sinks []float32
 // outside calls f with the rows of x of t, [B, H, Sq, Sk], and the keys before and after
 // those of x, and with a problem in which all keys are hidden.
 func outside(t Tensor, x region, f func(rest Tensor, hidden *backend.Problem) error) error {
-	for _, keys := range [2][2]int{{0, x.lo[Dim]}, {x.hi[Dim], t.Shape()[Dim]}} {
+	for _, keys := range [2][2]int{{0, x.Lo[Dim]}, {x.Hi[Dim], t.Shape()[Dim]}} {
 		if keys[0] == keys[1] {
 			continue
 		}
-		var s slicer
-		rest := s.slice(s.rows(t, &x), Dim, keys[0], keys[1])
-		if s.err != nil {
-			return s.err
+		var s view.Slicer
+		rest := s.Slice(s.Rows(t, &x.Box), Dim, keys[0], keys[1])
+		if s.Err != nil {
+			return s.Err
 		}
 		hidden := backend.Problem{Scale: 1, Visible: backend.Everything()}
 		hidden.Visible.KLen = make([]int, rest.Shape()[Batch]) // zeros
@@ -245,10 +246,10 @@ func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Opt
 			return scorer.Scores(ctx, s, &p.Problem, at)
 		}
 		return p.eachRegion(func(x region, own backend.Problem) error {
-			var view slicer
-			inside := view.scores(s, &x)
-			if view.err != nil {
-				return view.err
+			var parts view.Slicer
+			inside := parts.Scores(s, &x.Box)
+			if parts.Err != nil {
+				return parts.Err
 			}
 			if err := scorer.Scores(ctx, inside, &own, at); err != nil {
 				return err

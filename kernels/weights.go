@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Top holds the largest weights of each query row, in host memory.
@@ -62,15 +63,15 @@ func (d *Device) topWeights(ctx context.Context, q, k Tensor, n int, opt *Option
 	}
 	return top, s.problem.eachRegion(func(x region, _ backend.Problem) error {
 		return s.chunks(x, math.MaxInt, func(x region) error {
-			w, _, err := s.weights(ctx, x, x.lo[Dim], x.hi[Dim])
+			w, _, err := s.weights(ctx, x, x.Lo[Dim], x.Hi[Dim])
 			if err != nil {
 				return err
 			}
-			rows, keys := x.hi[Seq]-x.lo[Seq], x.hi[Dim]-x.lo[Dim]
-			inParallel((x.hi[Heads]-x.lo[Heads])*rows, func(r int) {
-				h, i := x.lo[Heads]+r/rows, x.lo[Seq]+r%rows
-				at := ((x.lo[Batch]*s.dims.Heads+h)*s.dims.SeqQ + i) * n
-				pick(w[r*keys:(r+1)*keys], x.lo[Dim], top.Keys[at:at+n], top.Weights[at:at+n])
+			rows, keys := x.Hi[Seq]-x.Lo[Seq], x.Hi[Dim]-x.Lo[Dim]
+			inParallel((x.Hi[Heads]-x.Lo[Heads])*rows, func(r int) {
+				h, i := x.Lo[Heads]+r/rows, x.Lo[Seq]+r%rows
+				at := ((x.Lo[Batch]*s.dims.Heads+h)*s.dims.SeqQ + i) * n
+				pick(w[r*keys:(r+1)*keys], x.Lo[Dim], top.Keys[at:at+n], top.Weights[at:at+n])
 			})
 			return ctx.Err()
 		})
@@ -170,14 +171,14 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 	}
 	return s.problem.eachRegion(func(x region, _ backend.Problem) error {
 		for axis := Batch; axis <= Seq; axis++ {
-			x.lo[axis], x.hi[axis] = max(x.lo[axis], lo[axis]), min(x.hi[axis], hi[axis])
-			if x.lo[axis] >= x.hi[axis] {
+			x.Lo[axis], x.Hi[axis] = max(x.Lo[axis], lo[axis]), min(x.Hi[axis], hi[axis])
+			if x.Lo[axis] >= x.Hi[axis] {
 				return nil
 			}
 		}
 		return s.chunks(x, rangeRows, func(x region) error {
 			x, err := s.visible(x)
-			first, end := max(x.lo[Dim], lo[Dim]), min(x.hi[Dim], hi[Dim])
+			first, end := max(x.Lo[Dim], lo[Dim]), min(x.Hi[Dim], hi[Dim])
 			if err != nil || first >= end {
 				return err
 			}
@@ -185,8 +186,8 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 			if err != nil {
 				return err
 			}
-			for i := x.lo[Seq]; i < x.hi[Seq]; i++ {
-				f(i, first, w[(i-x.lo[Seq])*stride:][:end-first])
+			for i := x.Lo[Seq]; i < x.Hi[Seq]; i++ {
+				f(i, first, w[(i-x.Lo[Seq])*stride:][:end-first])
 			}
 			return ctx.Err()
 		})
@@ -219,28 +220,28 @@ func (s *weightScan) release() { s.buffer.Release() }
 // one head where a row of a group is too large, and at most maxRows rows.
 func (s *weightScan) chunks(x region, maxRows int, f func(x region) error) error {
 	share := s.dims.Heads / s.dims.KVHeads
-	most := s.most / (x.hi[Dim] - x.lo[Dim]) // rows of a head
-	heads := max(1, min(x.hi[Heads]-x.lo[Heads], most/share*share))
+	most := s.most / (x.Hi[Dim] - x.Lo[Dim]) // rows of a head
+	heads := max(1, min(x.Hi[Heads]-x.Lo[Heads], most/share*share))
 	rows := min(max(1, most/heads), maxRows)
-	for b := x.lo[Batch]; b < x.hi[Batch]; b++ {
-		for h := x.lo[Heads]; h < x.hi[Heads]; h += heads {
-			for i := x.lo[Seq]; i < x.hi[Seq]; {
+	for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
+		for h := x.Lo[Heads]; h < x.Hi[Heads]; h += heads {
+			for i := x.Lo[Seq]; i < x.Hi[Seq]; {
 				y := x
-				y.lo[Batch], y.hi[Batch] = b, b+1
-				y.lo[Heads], y.hi[Heads] = h, min(h+heads, x.hi[Heads])
-				y.lo[Seq], y.hi[Seq] = i, min(i+rows, x.hi[Seq])
+				y.Lo[Batch], y.Hi[Batch] = b, b+1
+				y.Lo[Heads], y.Hi[Heads] = h, min(h+heads, x.Hi[Heads])
+				y.Lo[Seq], y.Hi[Seq] = i, min(i+rows, x.Hi[Seq])
 				if block := s.problem.BlockQ; !s.problem.Blocks.IsZero() {
 					// A slice of a block mask begins with a block or lies inside one.
-					if end := y.hi[Seq]; end < x.hi[Seq] && i%block == 0 && rows >= block {
-						y.hi[Seq] = end / block * block
+					if end := y.Hi[Seq]; end < x.Hi[Seq] && i%block == 0 && rows >= block {
+						y.Hi[Seq] = end / block * block
 					} else if i%block != 0 || rows < block {
-						y.hi[Seq] = min(end, (i/block+1)*block)
+						y.Hi[Seq] = min(end, (i/block+1)*block)
 					}
 				}
 				if err := f(y); err != nil {
 					return err
 				}
-				i = y.hi[Seq]
+				i = y.Hi[Seq]
 			}
 		}
 	}
@@ -254,9 +255,9 @@ func (s *weightScan) visible(x region) (region, error) {
 	if err != nil {
 		return x, err
 	}
-	first, keys := x.lo[Dim], x.hi[Dim]-x.lo[Dim]
+	first, keys := x.Lo[Dim], x.Hi[Dim]-x.Lo[Dim]
 	from, to := keys, 0
-	for i := range x.hi[Seq] - x.lo[Seq] {
+	for i := range x.Hi[Seq] - x.Lo[Seq] {
 		if lo, hi := p.Visible.Range(0, i, keys); lo < hi {
 			from, to = min(from, lo), max(to, hi)
 		}
@@ -264,14 +265,14 @@ func (s *weightScan) visible(x region) (region, error) {
 	if !p.Blocks.IsZero() { // a slice of a block mask begins with a block
 		from = from / p.BlockK * p.BlockK
 	}
-	x.lo[Dim], x.hi[Dim] = first+from, first+to
+	x.Lo[Dim], x.Hi[Dim] = first+from, first+to
 	return x, nil
 }
 
 // weights computes the weights of x and returns those of the keys first <= j < end, in host
 // memory. Rows begin stride elements apart.
 func (s *weightScan) weights(ctx context.Context, x region, first, end int) (data []float32, stride int, err error) {
-	shape := Shape{1, x.hi[Heads] - x.lo[Heads], x.hi[Seq] - x.lo[Seq], x.hi[Dim] - x.lo[Dim]}
+	shape := Shape{1, x.Hi[Heads] - x.Lo[Heads], x.Hi[Seq] - x.Lo[Seq], x.Hi[Dim] - x.Lo[Dim]}
 	if have := s.buffer.Shape().Elements(); have < shape.Elements() {
 		s.buffer.Release()
 		if s.buffer, err = s.dev.on(ctx).Alloc(ctx, F32, Shape{1, 1, 1, shape.Elements()}); err != nil {
@@ -286,11 +287,11 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 	if err != nil {
 		return nil, 0, err
 	}
-	var view slicer
-	q, k := view.rows(s.q, &x), view.keys(s.k, s.dims, &x, false)
-	part := view.slice(w, Dim, first-x.lo[Dim], end-x.lo[Dim])
-	if view.err != nil {
-		return nil, 0, view.err
+	var parts view.Slicer
+	q, k := parts.Rows(s.q, &x.Box), parts.Keys(s.k, s.dims, &x.Box, false)
+	part := parts.Slice(w, Dim, first-x.Lo[Dim], end-x.Lo[Dim])
+	if parts.Err != nil {
+		return nil, 0, parts.Err
 	}
 	if err := s.dev.on(ctx).QK(ctx, w, q, k); err != nil {
 		return nil, 0, err

@@ -1,0 +1,430 @@
+// Package check compares rows of the results of a call with the float64 reference of package
+// oracle.
+package check
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels/internal/view"
+)
+
+// Sample is the number of random rows to recompute, 0 for 16, and the seed of their choice.
+type Sample struct {
+	Rows int
+	Seed uint64
+}
+
+// Report is a kernels.CheckReport.
+type Report struct {
+	Rows            int
+	MaxError, Bound float64
+	Off             float64
+	Worst           string
+}
+
+// Sub is a backend call that computes a box of the scores of a call, with its outputs, and its
+// backward pass.
+type Sub struct {
+	view.Box
+	*backend.Call
+	Gradients *backend.Gradients
+}
+
+// Read returns the elements of a tensor in device memory, in row-major order.
+type Read func(ctx context.Context, t backend.Tensor) ([]float32, error)
+
+// Results compares random rows of the outputs of subs, into which a call of lengths d is divided,
+// and of its weights unless they are the zero backend.Tensor.
+func Results(ctx context.Context, read Read, d backend.Dims, subs []Sub, weights backend.Tensor, of Sample) (Report, error) {
+	k := checker{read: read, weights: weights, heads: map[headIndex]headData{}}
+	rows, err := of.draw(d)
+	if err != nil {
+		return Report{}, fmt.Errorf("CheckOptions.Rows is %d: %w", of.Rows, err)
+	}
+	for _, at := range rows {
+		n := slices.IndexFunc(subs, func(s Sub) bool { return s.HasRow(at) })
+		if err := k.row(ctx, &subs[n], n, at); err != nil {
+			return Report{}, err
+		}
+	}
+	return k.report(len(rows)), nil
+}
+
+// report returns the report of a comparison of that many rows.
+func (k *checker) report(rows int) Report {
+	worst := fmt.Sprintf("%s is %v, should be %v", k.worst.Where, k.worst.Got, k.worst.Ref)
+	return Report{Rows: rows, MaxError: k.worst.Error, Bound: k.worst.Bound, Off: k.worst.Off, Worst: worst}
+}
+
+// rowIndex is a query row: batch, head, position.
+type rowIndex = [3]int
+
+// within returns row at of the call as a row of s.
+func (s *Sub) within(at rowIndex) rowIndex {
+	for axis := range at {
+		at[axis] -= s.Lo[axis]
+	}
+	return at
+}
+
+// draw returns distinct random rows, or all if there are fewer than requested.
+func (o Sample) draw(d backend.Dims) ([]rowIndex, error) {
+	want := o.Rows
+	if want <= 0 {
+		want = 16
+	}
+	total := d.Batch * d.Heads * d.SeqQ
+	rows, err := backend.Make[rowIndex](min(want, total))
+	if err != nil {
+		return nil, err
+	}
+	rng := rand.New(rand.NewPCG(o.Seed, 0))
+	seen := map[int]bool{}
+	for i := range rows {
+		n := i
+		for want < total {
+			if n = rng.IntN(total); !seen[n] {
+				seen[n] = true
+				break
+			}
+		}
+		rows[i] = rowIndex{n / d.SeqQ / d.Heads, n / d.SeqQ % d.Heads, n % d.SeqQ}
+	}
+	return rows, nil
+}
+
+// checker compares rows with the oracle.
+type checker struct {
+	read    Read
+	weights backend.Tensor // of the call, or the zero backend.Tensor
+	heads   map[headIndex]headData
+	worst   oracle.Worst
+}
+
+// headIndex is a batch and a kv head of a subcall.
+type headIndex struct{ sub, b, h int }
+
+// headData are the keys and values of a head.
+type headData struct{ k, v []float32 }
+
+// row compares row of, an index in the call, which subcall s with number n computes.
+func (k *checker) row(ctx context.Context, s *Sub, n int, of rowIndex) error {
+	at := s.within(of)
+	row, err := k.reference(ctx, s.Call, n, at)
+	if err != nil {
+		return err
+	}
+	// The oracle's scores and weights in float64.
+	if err := backend.CheckMemory(16 * int64(len(row.K)/max(len(row.Q), 1))); err != nil {
+		return err
+	}
+	ref := oracle.Solve(row)
+	see := func(name string, t backend.Tensor, at rowIndex, refs []float64, bound func(i int) float64) error {
+		if t.IsZero() {
+			return nil
+		}
+		got, err := k.download(ctx, t, at, 1)
+		if err != nil {
+			return err
+		}
+		for i, g := range got {
+			k.worst.See(float64(g), refs[i], bound(i), func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, of[0], of[1], of[2], i) })
+		}
+		return nil
+	}
+	if err := see("o", s.O, at, ref.O, func(i int) float64 { return ref.OBound[i] }); err != nil {
+		return err
+	}
+	if err := see("lse", s.LSE, at, []float64{ref.LSE}, func(int) float64 { return ref.LSEBound }); err != nil {
+		return err
+	}
+	// Weights of keys outside of the subcall are 0.
+	weights, err := backend.Make[float64](k.weights.Shape()[backend.Dim])
+	if err != nil {
+		return err
+	}
+	copy(weights[min(s.Lo[backend.Dim], len(weights)):], ref.Weights)
+	return see("weights", k.weights, of, weights, func(i int) float64 { return ref.WeightBound*weights[i] + 0x1p-125 })
+}
+
+// reference downloads the inputs of row at of c, which is subcall n.
+func (k *checker) reference(ctx context.Context, c *backend.Call, n int, at rowIndex) (oracle.Row, error) {
+	x := view.Row(at[0], at[1], at[2], 1)
+	x.Hi[backend.Dim] = c.Dims().SeqK
+	p, err := k.patch(ctx, c, n, x)
+	if err != nil {
+		return oracle.Row{}, err
+	}
+	return p.row(at[2]), nil
+}
+
+// patch has the inputs of a box, within one query head, of a backend call.
+type patch struct {
+	view.Box
+	call                         *backend.Call
+	q                            []float32
+	head                         headData // all keys
+	mask, blocks, bias, relative []float32
+}
+
+// patch downloads the inputs of x, which is within one head, of c, which is subcall n.
+func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x view.Box) (p patch, err error) {
+	d := c.Dims()
+	b, h := x.Lo[backend.Batch], x.Lo[backend.Heads]
+	p = patch{Box: x, call: c}
+	if p.head, err = k.head(ctx, c, headIndex{n, b, h / (d.Heads / d.KVHeads)}); err != nil {
+		return p, err
+	}
+	blocks, relative := x, x.Relative(d.SeqQ)
+	if !c.Blocks.IsZero() {
+		blocks = x.Blocks(c.BlockQ, c.BlockK)
+	}
+	for _, of := range []struct {
+		to *[]float32
+		t  backend.Tensor
+		x  view.Box
+	}{{&p.mask, c.Mask, x}, {&p.blocks, c.Blocks, blocks}, {&p.bias, c.Bias, x}, {&p.relative, c.Relative, relative}} {
+		if of.t.IsZero() {
+			continue
+		}
+		var parts view.Slicer
+		part := parts.Scores(of.t, &of.x)
+		if parts.Err != nil {
+			return p, parts.Err
+		}
+		if *of.to, err = k.read(ctx, part); err != nil {
+			return p, err
+		}
+	}
+	p.q, err = k.download(ctx, c.Q, rowIndex{b, h, x.Lo[backend.Seq]}, x.Hi[backend.Seq]-x.Lo[backend.Seq])
+	return p, err
+}
+
+// row returns row i of the call with the keys of p.
+func (p *patch) row(i int) oracle.Row {
+	c, d := p.call, p.call.Dims()
+	b, h, first, keys := p.Lo[backend.Batch], p.Lo[backend.Heads], p.Lo[backend.Dim], p.Hi[backend.Dim]-p.Lo[backend.Dim]
+	r := i - p.Lo[backend.Seq]
+	row := oracle.Row{Q: p.q[r*d.Dim:][:d.Dim], K: p.head.k[first*d.Dim:][:keys*d.Dim], V: p.head.v[first*d.ValueDim:][:keys*d.ValueDim],
+		Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType()}
+	ofRow := func(all []float32) []float32 {
+		if all == nil {
+			return nil
+		}
+		return all[r*keys:][:keys]
+	}
+	mask, bias := ofRow(p.mask), ofRow(p.bias)
+	var blocks []float32
+	if p.blocks != nil {
+		perRow := view.CeilDiv(first+keys, c.BlockK) - first/c.BlockK
+		blocks = p.blocks[(i/c.BlockQ-p.Lo[backend.Seq]/c.BlockQ)*perRow:]
+	}
+	lo, hi := c.Visible.Range(b, i, d.SeqK)
+	row.Hidden = func(j int) bool {
+		at := first + j
+		return at < lo || at >= hi || mask != nil && mask[j] == 0 || blocks != nil && blocks[at/c.BlockK-first/c.BlockK] == 0
+	}
+	if bias != nil {
+		row.Bias = func(j int) float64 { return float64(bias[j]) }
+	}
+	if p.relative != nil {
+		row.Relative = func(j int) float64 { return float64(p.relative[j+p.Hi[backend.Seq]-1-i]) }
+	}
+	if c.Slopes != nil {
+		row.Slope = float64(c.Slope(b, h, d.Heads))
+		row.Distance = func(j int) float64 { return math.Abs(float64(i + c.Visible.Offset - first - j)) }
+	}
+	if c.Sinks != nil {
+		row.Sink = &c.Sinks[h]
+	}
+	if c.Dropout.P > 0 {
+		row.Keeps = func(j int) bool { return c.Dropout.Keeps(b, h, i, first+j) }
+		row.KeepFactor = 1 / (1 - float64(c.Dropout.P))
+	}
+	return row
+}
+
+// head returns the keys and values of a head, and keeps those of a few.
+func (k *checker) head(ctx context.Context, c *backend.Call, at headIndex) (headData, error) {
+	if head, ok := k.heads[at]; ok {
+		return head, nil
+	}
+	if len(k.heads) >= 4 {
+		clear(k.heads)
+	}
+	var head headData
+	var err error
+	if head.k, err = k.keys(ctx, c, c.K, at); err != nil {
+		return head, err
+	}
+	head.v, err = k.keys(ctx, c, c.V, at)
+	k.heads[at] = head
+	return head, err
+}
+
+// keys downloads the rows of t, the keys or values of c, of a head. Rows that no page holds
+// are zeros; no query row sees them.
+func (k *checker) keys(ctx context.Context, c *backend.Call, t backend.Tensor, head headIndex) ([]float32, error) {
+	if c.Pages == nil {
+		return k.download(ctx, t, rowIndex{head.b, head.h, 0}, t.Shape()[backend.Seq])
+	}
+	size, cols := t.Shape()[backend.Seq], t.Shape()[backend.Dim]
+	all, err := backend.Make[float32](backend.Shape{1, 1, c.Pages.Keys, cols}.Elements())
+	if err != nil {
+		return nil, err
+	}
+	n := c.Pages.Keys
+	if c.Visible.KLen != nil {
+		n = min(n, c.Visible.KLen[head.b])
+	}
+	for j := 0; j < n; j += size {
+		page, err := k.download(ctx, t, rowIndex{int(c.Pages.Table[head.b][j/size]), head.h, 0}, min(size, n-j))
+		if err != nil {
+			return nil, err
+		}
+		copy(all[j*cols:], page)
+	}
+	return all, nil
+}
+
+// download downloads n rows of t from at on.
+func (k *checker) download(ctx context.Context, t backend.Tensor, at rowIndex, n int) ([]float32, error) {
+	var s view.Slicer
+	x := view.Row(at[0], at[1], at[2], n)
+	if t = s.Rows(t, &x); s.Err != nil {
+		return nil, s.Err
+	}
+	return k.read(ctx, t)
+}
+
+// Gradients compares the gradients of q, k and v that are set, of random rows of q and as many of
+// k and v, with float64.
+func Gradients(ctx context.Context, read Read, d backend.Dims, subs []Sub, grads [3]backend.Tensor, of Sample) (Report, error) {
+	k := checker{read: read, heads: map[headIndex]headData{}}
+	n := 0
+	if !grads[0].IsZero() {
+		rows, err := of.draw(d)
+		if err != nil {
+			return Report{}, err
+		}
+		for _, at := range rows {
+			if err := k.queryGradient(ctx, d, subs, grads[0], at); err != nil {
+				return Report{}, err
+			}
+		}
+		n += len(rows)
+	}
+	if !grads[1].IsZero() || !grads[2].IsZero() {
+		keys, err := of.draw(backend.Dims{Batch: d.Batch, Heads: d.KVHeads, SeqQ: d.SeqK})
+		if err != nil {
+			return Report{}, err
+		}
+		for _, at := range keys {
+			if err := k.keyGradients(ctx, d, subs, grads[1], grads[2], at); err != nil {
+				return Report{}, err
+			}
+		}
+		n += len(keys)
+	}
+	return k.report(n), nil
+}
+
+// queryGradient compares row of dq with the sum over its keys.
+func (k *checker) queryGradient(ctx context.Context, d backend.Dims, subs []Sub, dq backend.Tensor, of rowIndex) error {
+	sums := make([]oracle.Sum, d.Dim)
+	if n := slices.IndexFunc(subs, func(s Sub) bool { return s.HasRow(of) }); n >= 0 { // else there are no keys
+		s := &subs[n]
+		at := s.within(of)
+		row, err := k.reference(ctx, s.Call, n, at)
+		if err != nil {
+			return err
+		}
+		loss, err := k.loss(ctx, s.Gradients, at, 1)
+		if err != nil {
+			return err
+		}
+		oracle.Differentiate(row, loss.dO, loss.dLSE[0], oracle.RowGradients{DQ: sums})
+	}
+	return k.seeGradient(ctx, "dq", dq, of, sums)
+}
+
+// keyGradients compares row of, a key of a key head, of dk and dv with the sums over the query
+// rows of all heads that share the key head.
+func (k *checker) keyGradients(ctx context.Context, d backend.Dims, subs []Sub, dk, dv backend.Tensor, of rowIndex) error {
+	dK, dV := make([]oracle.Sum, d.Dim), make([]oracle.Sum, d.ValueDim)
+	share := d.Heads / d.KVHeads
+	for n := range subs {
+		s := &subs[n]
+		if of[0] < s.Lo[backend.Batch] || of[0] >= s.Hi[backend.Batch] || of[2] < s.Lo[backend.Dim] || of[2] >= s.Hi[backend.Dim] {
+			continue
+		}
+		rows := s.Len(backend.Seq)
+		for h := max(of[1]*share, s.Lo[backend.Heads]); h < min((of[1]+1)*share, s.Hi[backend.Heads]); h++ {
+			at := rowIndex{of[0] - s.Lo[backend.Batch], h - s.Lo[backend.Heads], 0}
+			j := of[2] - s.Lo[backend.Dim]
+			p, err := k.patch(ctx, s.Call, n, view.Box{Lo: [4]int{at[0], at[1], 0, j}, Hi: [4]int{at[0] + 1, at[1] + 1, rows, j + 1}})
+			if err != nil {
+				return err
+			}
+			loss, err := k.loss(ctx, s.Gradients, at, rows)
+			if err != nil {
+				return err
+			}
+			o, err := k.download(ctx, s.O, at, rows)
+			if err != nil {
+				return err
+			}
+			lse, err := k.download(ctx, s.LSE, at, rows)
+			if err != nil {
+				return err
+			}
+			cols := d.ValueDim
+			for i := range rows {
+				oracle.DifferentiatePart(p.row(i), o[i*cols:][:cols], lse[i], loss.dO[i*cols:][:cols], loss.dLSE[i], oracle.RowGradients{DK: dK, DV: dV})
+			}
+		}
+	}
+	if err := k.seeGradient(ctx, "dk", dk, of, dK); err != nil {
+		return err
+	}
+	return k.seeGradient(ctx, "dv", dv, of, dV)
+}
+
+// loss are the gradients of a loss with respect to the results of some rows.
+type loss struct{ dO, dLSE []float32 }
+
+// loss downloads those of n rows from at on.
+func (k *checker) loss(ctx context.Context, g *backend.Gradients, at rowIndex, n int) (l loss, err error) {
+	if l.dO, err = k.download(ctx, g.DO, at, n); err != nil {
+		return l, err
+	}
+	if g.DLSE.IsZero() {
+		l.dLSE = make([]float32, n)
+		return l, nil
+	}
+	l.dLSE, err = k.download(ctx, g.DLSE, at, n)
+	return l, err
+}
+
+// seeGradient compares row at of a gradient, unless it is the zero backend.Tensor.
+func (k *checker) seeGradient(ctx context.Context, name string, t backend.Tensor, at rowIndex, sums []oracle.Sum) error {
+	if t.IsZero() {
+		return nil
+	}
+	got, err := k.download(ctx, t, at, 1)
+	if err != nil {
+		return err
+	}
+	for i, x := range got {
+		if ref := &sums[i]; ref.Value == ref.Value { // NaN is unspecified
+			k.worst.See(float64(x), ref.Value, ref.Bound(t.DType()), func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, at[0], at[1], at[2], i) })
+		}
+	}
+	return nil
+}

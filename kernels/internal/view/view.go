@@ -1,0 +1,103 @@
+// Package view returns the parts of a call's operands that belong to a part of its scores.
+package view
+
+import "github.com/seed90331342/attn/backend"
+
+// Box is a rectangle of the scores of a call: Lo <= index < Hi along batches, query heads, rows
+// and keys.
+type Box struct{ Lo, Hi [4]int }
+
+// Whole is all scores of a call.
+func Whole(d backend.Dims) Box { return Box{Hi: [4]int{d.Batch, d.Heads, d.SeqQ, d.SeqK}} }
+
+// Row is n rows of one head from a row on, without keys.
+func Row(batch, head, row, n int) Box {
+	return Box{Lo: [4]int{batch, head, row}, Hi: [4]int{batch + 1, head + 1, row + n}}
+}
+
+// Len returns the length along an axis.
+func (x Box) Len(axis int) int { return x.Hi[axis] - x.Lo[axis] }
+
+// HasRow reports whether a row of a head belongs to x.
+func (x Box) HasRow(row [3]int) bool {
+	for axis, i := range row {
+		if i < x.Lo[axis] || i >= x.Hi[axis] {
+			return false
+		}
+	}
+	return true
+}
+
+// Relative returns the box of a bias by distance, [B, H, 1, Sq+Sk-1], that x reads in a call of
+// seqQ rows. Row i and key j read element j-i+Sq-1: the first one is that of the last row and the
+// first key.
+func (x Box) Relative(seqQ int) Box {
+	y := x
+	y.Lo[backend.Seq], y.Hi[backend.Seq] = 0, 1
+	y.Lo[backend.Dim] += seqQ - x.Hi[backend.Seq]
+	y.Hi[backend.Dim] += seqQ - x.Lo[backend.Seq] - 1
+	return y
+}
+
+// Blocks returns the box of a mask of blocks of q rows and k keys that x reads.
+func (x Box) Blocks(q, k int) Box {
+	x.Lo[backend.Seq], x.Hi[backend.Seq] = x.Lo[backend.Seq]/q, CeilDiv(x.Hi[backend.Seq], q)
+	x.Lo[backend.Dim], x.Hi[backend.Dim] = x.Lo[backend.Dim]/k, CeilDiv(x.Hi[backend.Dim], k)
+	return x
+}
+
+// CeilDiv returns ⌈a/b⌉.
+func CeilDiv(a, b int) int { return a/b + min(1, a%b) }
+
+// Slicer slices tensors and keeps the first error. The zero Tensor stays one.
+type Slicer struct{ Err error }
+
+// Slice returns t from lo to hi along axis.
+func (s *Slicer) Slice(t backend.Tensor, axis, lo, hi int) backend.Tensor {
+	if lo == 0 && hi == t.Shape()[axis] || t.IsZero() || s.Err != nil {
+		return t
+	}
+	var v backend.Tensor
+	v, s.Err = t.Slice(axis, lo, hi)
+	return v
+}
+
+// axes returns x of t along axes from and to, and those between.
+func (s *Slicer) axes(t backend.Tensor, x *Box, from, to int) backend.Tensor {
+	for axis := from; axis <= to; axis++ {
+		t = s.Slice(t, axis, x.Lo[axis], x.Hi[axis])
+	}
+	return t
+}
+
+// Rows returns the batches, query heads and rows of x of t [B, H, Sq, any].
+func (s *Slicer) Rows(t backend.Tensor, x *Box) backend.Tensor {
+	return s.axes(t, x, backend.Batch, backend.Seq)
+}
+
+// Scores returns x of t [B, H, Sq, Sk].
+func (s *Slicer) Scores(t backend.Tensor, x *Box) backend.Tensor {
+	return s.axes(t, x, backend.Batch, backend.Dim)
+}
+
+// Keys returns the keys and key heads of x of t, which is K or V of a call of lengths d, or a pool
+// of pages.
+func (s *Slicer) Keys(t backend.Tensor, d backend.Dims, x *Box, paged bool) backend.Tensor {
+	share := d.Heads / d.KVHeads
+	t = s.Slice(t, backend.Heads, x.Lo[backend.Heads]/share, CeilDiv(x.Hi[backend.Heads], share))
+	if paged {
+		return t
+	}
+	t = s.Slice(t, backend.Batch, x.Lo[backend.Batch], x.Hi[backend.Batch])
+	return s.Slice(t, backend.Seq, x.Lo[backend.Dim], x.Hi[backend.Dim])
+}
+
+// Part returns x of t, whose axes of length 1 stand for all of x.
+func (s *Slicer) Part(t backend.Tensor, x *Box) backend.Tensor {
+	for axis, n := range t.Shape() {
+		if n > 1 {
+			t = s.Slice(t, axis, x.Lo[axis], x.Hi[axis])
+		}
+	}
+	return t
+}
