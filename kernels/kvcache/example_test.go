@@ -11,6 +11,45 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
+// Each step appends the keys and values of its new tokens, and attends from their queries to all
+// tokens so far.
+func Example() {
+	ctx := context.Background()
+	dev, err := kernels.Open("cpu")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+	cache, err := kvcache.New(ctx, dev, kvcache.Config{Dim: 1, Capacity: 8})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cache.Release()
+	for _, tokens := range [][]float32{{1, 2}, {6}} { // a prompt of two tokens, and one more
+		x, err := dev.FromFloat32(ctx, kernels.F32, tokens, kernels.Shape{1, 1, len(tokens), 1})
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := cache.Append(ctx, x, x, nil); err != nil {
+			log.Fatal(err)
+		}
+		r, err := cache.Attention(ctx, x, kvcache.CallOptions{Options: kernels.Options{Scale: new(0.0)}}) // the mean
+		if err != nil {
+			log.Fatal(err)
+		}
+		o, err := dev.ToFloat32(ctx, r.O)
+		if err != nil {
+			log.Fatal(err)
+		}
+		r.Release()
+		x.Release()
+		fmt.Println(cache.Lens(), o)
+	}
+	// Output:
+	// [2] [1 1.5]
+	// [3] [3]
+}
+
 // A generation loop: the layer takes the prompt, then one token at a time. Each token
 // attends to all tokens before it, which are in the cache.
 func ExampleCache() {

@@ -14,7 +14,7 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-func ExampleMultiHeadAttention() {
+func Example() {
 	ctx := context.Background()
 	dev, err := kernels.Open("auto") // a hardware GPU, else the CPU
 	if err != nil {
