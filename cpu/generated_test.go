@@ -34,7 +34,7 @@ func TestGenerated(t *testing.T) {
 				cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", "GOOS=", "GOARCH=")
 				return cmd.CombinedOutput()
 			}
-			if err := os.CopyFS(filepath.Join(dir, "_generate"), os.DirFS(filepath.Join(c.dir, "_generate"))); err != nil {
+			if err := os.CopyFS(dir, os.DirFS(c.dir)); err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // without a network it may hang

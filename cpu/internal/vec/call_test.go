@@ -28,17 +28,17 @@ func BenchmarkCall(b *testing.B) {
 			f()
 			calls = append(calls, time.Since(start))
 		}
-		timed.tiles = slices.Clone(x.tiles)
-		for i, tile := range x.tiles {
-			timed.tiles[i].scores = func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32) {
+		timed.tile.tiles = slices.Clone(x.tile.tiles)
+		for i, tile := range x.tile.tiles {
+			timed.tile.tiles[i].scores = func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32) {
 				clock(func() { tile.scores(s, k, ldk, run, qt, d, groups, mx) })
 			}
-			timed.tiles[i].values = func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32) {
+			timed.tile.tiles[i].values = func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32) {
 				clock(func() { tile.values(o, runs, n, ldv, p, first, groups, alpha) })
 			}
 		}
-		timed.weights = func(s *float32, fours int, m, mx, l, alpha *float32) {
-			clock(func() { x.weights(s, fours, m, mx, l, alpha) })
+		timed.tile.weights = func(s *float32, fours int, m, mx, l, alpha *float32) {
+			clock(func() { x.tile.weights(s, fours, m, mx, l, alpha) })
 		}
 		timed.softcap = func(s *float32, vectors int, c float32) { clock(func() { x.softcap(s, vectors, c) }) }
 		timed.dots[F32] = func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int) {

@@ -7,7 +7,7 @@ const columnRows = 4
 // and ValuesOf take all of them only. Where no row of a column sees some keys these can leave
 // out the column.
 func (x *Kernels) Columns() int {
-	if x.columns == nil {
+	if x.tile.columns == nil {
 		return 0
 	}
 	return x.Width / x.Lanes
@@ -26,10 +26,10 @@ func (x *Kernels) ValuesOf(steps []int, o []float32, run []Run, ldv int, p []flo
 	c := 0
 	for c+columnRows <= d {
 		some := min(most, (d-c)/columnRows)
-		x.valuesOfColumns(&o[c*w], run[0].words(), &steps[0], 4*ldv, &p[0], 4*c, some, &alpha[0])
+		x.tile.valuesOfColumns(&o[c*w], run[0].words(), &steps[0], 4*ldv, &p[0], 4*c, some, &alpha[0])
 		c += some * columnRows
 	}
 	if c < d {
-		x.tiles[len(x.tiles)-1].values(&o[c*w], run[0].words(), 1, 4*ldv, &p[0], 4*c, d-c, &alpha[0])
+		x.tile.tiles[len(x.tile.tiles)-1].values(&o[c*w], run[0].words(), 1, 4*ldv, &p[0], 4*c, d-c, &alpha[0])
 	}
 }

@@ -116,7 +116,7 @@ func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
 	repeat(&d.wide.base, column)
 	times := (keys + d.columns - 1) / d.columns
 	_ = p[times*d.columns*x.Width-1]
-	x.drop(&p[0], times, &d.wide.rounds[0][0])
+	x.tile.drop(&p[0], times, &d.wide.rounds[0][0])
 }
 
 // DropRow is Drop for one row, with keys as lanes; the length of p is a multiple of

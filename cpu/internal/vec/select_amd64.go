@@ -56,7 +56,7 @@ var assembly = func() (list []*Kernels) {
 
 var kernelsAVX512 = Kernels{
 	Tier: "avx512", Lanes: 16, Width: 64,
-	tileKernels: tileKernels{
+	tile: tileKernels{
 		tiles: []registerTile{{4, scores4AVX512, values4AVX512}, {1, scores1AVX512, values1AVX512}},
 		columns: [][]registerTile{
 			{{16, scores16AVX512Columns1, nil}, {4, scores4AVX512Columns1, nil}, {1, scores1AVX512Columns1, nil}},
@@ -84,7 +84,7 @@ var kernelsAVX512 = Kernels{
 
 var kernelsAVX2 = Kernels{
 	Tier: "avx2", Lanes: 8, Width: 24,
-	tileKernels: tileKernels{
+	tile: tileKernels{
 		tiles:   []registerTile{{4, scores4AVX2, values4AVX2}, {1, scores1AVX2, values1AVX2}},
 		weights: weightsAVX2, edge: edgeAVX2, columnMax: columnMaxAVX2, fold: foldAVX2,
 		biasSquare: biasSquareAVX2, joinSquare: joinSquareAVX2, diagonal: diagonalAVX2, slopes: slopesAVX2,

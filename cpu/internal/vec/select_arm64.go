@@ -6,7 +6,7 @@ var assembly = []*Kernels{&kernelsNEON}
 
 var kernelsNEON = Kernels{
 	Tier: "neon", Lanes: 4, Width: 16,
-	tileKernels: tileKernels{
+	tile: tileKernels{
 		tiles:   []registerTile{{4, scores4NEON, values4NEON}, {1, scores1NEON, values1NEON}},
 		weights: weightsNEON, edge: edgeNEON, columnMax: columnMaxNEON, fold: foldNEON,
 		biasSquare: biasSquareNEON, joinSquare: joinSquareNEON, diagonal: diagonalNEON, slopes: slopesNEON,

@@ -14,7 +14,7 @@ import (
 func newTwin(lanes, width int) *Kernels {
 	t := twin{lanes, width}
 	x := &Kernels{Tier: "go", Lanes: lanes, Width: width,
-		tileKernels: tileKernels{
+		tile: tileKernels{
 			tiles:   []registerTile{{4, t.scores(4), t.values(4)}, {1, t.scores(1), t.values(1)}},
 			weights: t.weights, edge: t.edge, columnMax: t.columnMax, fold: t.fold,
 			biasSquare: t.biasSquare, joinSquare: t.joinSquare, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, drop: t.drop,

@@ -53,16 +53,17 @@ type Kernels struct {
 	// only, and its Mix may skip weights of 0 even if their values are not finite.
 	KeyLanes bool
 
-	tileKernels
+	tile   tileKernels
 	narrow []*Kernels // tables of the same tier with a smaller Width, in ascending order
 
-	exp2, softcap  func(x *float32, vectors int, c float32)
+	exp2           func(x *float32, vectors int, m float32)
+	softcap        func(x *float32, vectors int, c float32)
 	exp2Sum        func(x *float32, vectors int, m float32, sum *float32)
 	scaleMax       func(x *float32, vectors int, c float32, mx *float32)
 	rowWeights     func(s *float32, lds, vectors, rows int, m, l, alpha *float32)
 	bias           func(x, b *float32, vectors int)
 	scoreGradients func(ds, p, w *float32, rows int, dots *float32, factor float32)
-	nonFinite      func(x *float32, ld, rows, vectors int) int32
+	nonFinite      func(x *float32, ld, rows, vectors int) (found int32)
 	join           func(x, b *float32, vectors int)
 	bound          func(x *float32, vectors int, limit float32)
 	hideRow        func(x *float32, mask *bool, vectors int)
@@ -145,10 +146,10 @@ func (x *Kernels) Scores(s []float32, runs []Run, ldk int, qt []float32, d int, 
 
 // ScoresOf is Scores for columns [from, to) of the tile alone.
 func (x *Kernels) ScoresOf(from, to int, s []float32, runs []Run, ldk int, qt []float32, d int, mx []float32) {
-	w, lane, all := x.Width, from*x.Lanes, x.tiles
+	w, lane, all := x.Width, from*x.Lanes, x.tile.tiles
 	_, _ = qt[d*w-1], mx[w-1]
 	if to-from < w/x.Lanes {
-		all = x.columns[to-from-1]
+		all = x.tile.columns[to-from-1]
 	}
 	for i := 0; i < len(runs); i++ {
 		first, n, r := &runs[i], runs[i].n, 0
@@ -156,7 +157,7 @@ func (x *Kernels) ScoresOf(from, to int, s []float32, runs []Run, ldk int, qt []
 			n, i = 2*n, i+1
 		}
 		_ = s[n*w-1]
-		cut(all, n, func(t *registerTile, tiles int) {
+		eachTile(all, n, func(t *registerTile, tiles int) {
 			most := max(1, budget/(t.rows*(to-from)*d))
 			for tiles > 0 {
 				some := min(most, tiles)
@@ -180,7 +181,7 @@ func (x *Kernels) ScoresOf(from, to int, s []float32, runs []Run, ldk int, qt []
 func (x *Kernels) Weights(s []float32, fours int, m, mx, l, alpha []float32) {
 	w := x.Width
 	_, _, _, _, _ = s[4*fours*w-1], m[w-1], mx[w-1], l[w-1], alpha[w-1]
-	x.weights(&s[0], fours, &m[0], &mx[0], &l[0], &alpha[0])
+	x.tile.weights(&s[0], fours, &m[0], &mx[0], &l[0], &alpha[0])
 }
 
 // Values adds a block of values to the outputs:
@@ -198,7 +199,7 @@ func (x *Kernels) Values(o []float32, runs []Run, ldv int, p []float32, d int, a
 		return
 	}
 	c := 0
-	cut(x.tiles, d, func(t *registerTile, tiles int) {
+	eachTile(x.tile.tiles, d, func(t *registerTile, tiles int) {
 		most := max(1, budget/(t.rows*(w/x.Lanes)*n))
 		for tiles > 0 {
 			some := min(most, tiles)
@@ -268,7 +269,7 @@ func (x *Kernels) Bound(s []float32, limit float32) { x.bound(&s[0], len(s)/x.La
 func (x *Kernels) BiasSquare(s, b []float32, ldb int, limit float32, mx []float32) {
 	n := x.Lanes
 	_, _, _ = s[(n-1)*x.Width+n-1], b[(n-1)*ldb+n-1], mx[n-1]
-	x.biasSquare(&s[0], &b[0], 4*ldb, limit, &mx[0])
+	x.tile.biasSquare(&s[0], &b[0], 4*ldb, limit, &mx[0])
 }
 
 // JoinSquare is BiasSquare with the biases Join(b, c), of which c is bounded to ±limit if
@@ -277,7 +278,7 @@ func (x *Kernels) JoinSquare(s, b []float32, ldb int, c []float32, at, ldc int, 
 	n := x.Lanes
 	_, _, _ = s[(n-1)*x.Width+n-1], b[(n-1)*ldb+n-1], mx[n-1]
 	_, _, _ = c[at+n-1], c[at+(n-1)*ldc], c[at+(n-1)*ldc+n-1]
-	x.joinSquare(&s[0], &b[0], 4*ldb, &c[at], 4*ldc, limit, &mx[0])
+	x.tile.joinSquare(&s[0], &b[0], 4*ldb, &c[at], 4*ldc, limit, &mx[0])
 }
 
 // Diagonal is Bias for a score tile with a bias by distance, and computes mx =
@@ -288,7 +289,7 @@ func (x *Kernels) JoinSquare(s, b []float32, ldb int, c []float32, at, ldc int, 
 //	s [rows, Width]    b [rows-1 + Width]    mx [Width]
 func (x *Kernels) Diagonal(s, b []float32, rows int, mx []float32) {
 	_, _, _ = s[rows*x.Width-1], b[rows+x.Width-2], mx[x.Width-1]
-	x.diagonal(&s[0], &b[rows-1], rows, &mx[0])
+	x.tile.diagonal(&s[0], &b[rows-1], rows, &mx[0])
 }
 
 // Slopes adds a bias in proportion to the distance between row and key, which it does not
@@ -302,7 +303,7 @@ func (x *Kernels) Diagonal(s, b []float32, rows int, mx []float32) {
 func (x *Kernels) Slopes(s, d, factors []float32, fours int, mx []float32) {
 	w := x.Width
 	_, _, _, _ = s[4*fours*w-1], d[w-1], factors[w-1], mx[w-1]
-	x.slopes(&s[0], &d[0], &factors[0], fours, &mx[0])
+	x.tile.slopes(&s[0], &d[0], &factors[0], fours, &mx[0])
 }
 
 // Hide hides scores in squares of a tile: where mask[lane][r] is false, S[r][lane] =
@@ -312,7 +313,7 @@ func (x *Kernels) Slopes(s, d, factors []float32, fours int, mx []float32) {
 func (x *Kernels) Hide(s []float32, mask []bool, ld, squares int) {
 	n := x.Lanes
 	_, _ = s[(squares*n-1)*x.Width+n-1], mask[(n-1)*ld+squares*n-1]
-	x.hide(&s[0], &mask[0], ld, squares)
+	x.tile.hide(&s[0], &mask[0], ld, squares)
 }
 
 // HideRow replaces s by -Inf where mask is false. The length of s is a multiple of Lanes.
@@ -326,7 +327,7 @@ func (x *Kernels) HideRow(s []float32, mask []bool) {
 //	s [rows, Width]    lo, hi [Width]
 func (x *Kernels) Edge(s []float32, rows, key int, lo, hi []int32) {
 	_, _, _ = s[rows*x.Width-1], lo[x.Width-1], hi[x.Width-1]
-	x.edge(&s[0], rows, key, &lo[0], &hi[0])
+	x.tile.edge(&s[0], rows, key, &lo[0], &hi[0])
 }
 
 // ColumnMax computes mx = max(mx, S) as Scores does.
@@ -334,7 +335,7 @@ func (x *Kernels) Edge(s []float32, rows, key int, lo, hi []int32) {
 //	s [rows, Width]    mx [Width]
 func (x *Kernels) ColumnMax(s []float32, rows int, mx []float32) {
 	_, _ = s[rows*x.Width-1], mx[x.Width-1]
-	x.columnMax(&s[0], rows, &mx[0])
+	x.tile.columnMax(&s[0], rows, &mx[0])
 }
 
 // Fold computes o = o·a + t·b, with each operation rounded.
@@ -342,7 +343,7 @@ func (x *Kernels) ColumnMax(s []float32, rows int, mx []float32) {
 //	o, t [rows, Width]    a, b [Width]
 func (x *Kernels) Fold(o, t []float32, rows int, a, b []float32) {
 	_, _, _, _ = o[rows*x.Width-1], t[rows*x.Width-1], a[x.Width-1], b[x.Width-1]
-	x.fold(&o[0], &t[0], rows, &a[0], &b[0])
+	x.tile.fold(&o[0], &t[0], rows, &a[0], &b[0])
 }
 
 // AddOuter adds sums over the lanes of a tile, each the same sum as in Mix:

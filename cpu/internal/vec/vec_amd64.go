@@ -4,46 +4,46 @@
 
 package vec
 
-// scores4AVX512 is Kernels.scores4.
+// scores4AVX512 is registerTile.scores for 4 keys.
 func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX512 is Kernels.values4.
+// values4AVX512 is registerTile.values for 4 elements.
 func values4AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX512 is Kernels.scores1.
+// scores1AVX512 is registerTile.scores for 1 keys.
 func scores1AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX512 is Kernels.values1.
+// values1AVX512 is registerTile.values for 1 elements.
 func values1AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// weightsAVX512 is Kernels.weights.
+// weightsAVX512 is tileKernels.weights.
 func weightsAVX512(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
 
-// edgeAVX512 is Kernels.edge.
+// edgeAVX512 is tileKernels.edge.
 func edgeAVX512(s *float32, rows int, key int, lo *int32, hi *int32)
 
-// columnMaxAVX512 is Kernels.columnMax.
+// columnMaxAVX512 is tileKernels.columnMax.
 func columnMaxAVX512(s *float32, rows int, mx *float32)
 
-// biasSquareAVX512 is Kernels.biasSquare.
+// biasSquareAVX512 is tileKernels.biasSquare.
 func biasSquareAVX512(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX512 is Kernels.joinSquare.
+// joinSquareAVX512 is tileKernels.joinSquare.
 func joinSquareAVX512(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
-// diagonalAVX512 is Kernels.diagonal.
+// diagonalAVX512 is tileKernels.diagonal.
 func diagonalAVX512(s *float32, b *float32, rows int, mx *float32)
 
-// slopesAVX512 is Kernels.slopes.
+// slopesAVX512 is tileKernels.slopes.
 func slopesAVX512(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
-// hideAVX512 is Kernels.hide.
+// hideAVX512 is tileKernels.hide.
 func hideAVX512(s *float32, mask *bool, ld int, squares int)
 
-// dropAVX512 is Kernels.drop.
+// dropAVX512 is tileKernels.drop.
 func dropAVX512(s *float32, times int, d *uint64)
 
-// foldAVX512 is Kernels.fold.
+// foldAVX512 is tileKernels.fold.
 func foldAVX512(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // exp2AVX512 is Kernels.exp2.
@@ -64,16 +64,16 @@ func softcapAVX512(x *float32, vectors int, c float32)
 // biasAVX512 is Kernels.bias.
 func biasAVX512(x *float32, b *float32, vectors int)
 
-// outer1x1AVX512 is Kernels.outer1x1.
+// outer1x1AVX512 is Kernels.outer for 1 keys and 1 vectors.
 func outer1x1AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer1x4AVX512 is Kernels.outer1x4.
+// outer1x4AVX512 is Kernels.outer for 1 keys and 4 vectors.
 func outer1x4AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer4x1AVX512 is Kernels.outer4x1.
+// outer4x1AVX512 is Kernels.outer for 4 keys and 1 vectors.
 func outer4x1AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer4x4AVX512 is Kernels.outer4x4.
+// outer4x4AVX512 is Kernels.outer for 4 keys and 4 vectors.
 func outer4x4AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
 // scoreGradientsAVX512 is Kernels.scoreGradients.
@@ -109,142 +109,142 @@ func loadQ8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors i
 // storeF16AVX512 is Kernels.storeF16.
 func storeF16AVX512(dst *uint16, src *float32, vectors int)
 
-// dotsAVX512 is Kernels.dots.
+// dotsAVX512 is Kernels.dots[F32].
 func dotsAVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mix8x2AVX512 is Kernels.mix8x2.
+// mix8x2AVX512 is Kernels.mix[F32] for 8 rows and strips of 2 vectors.
 func mix8x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix8x1AVX512 is Kernels.mix8x1.
+// mix8x1AVX512 is Kernels.mix[F32] for 8 rows and strips of 1 vectors.
 func mix8x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x4AVX512 is Kernels.mix4x4.
+// mix4x4AVX512 is Kernels.mix[F32] for 4 rows and strips of 4 vectors.
 func mix4x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x1AVX512 is Kernels.mix4x1.
+// mix4x1AVX512 is Kernels.mix[F32] for 4 rows and strips of 1 vectors.
 func mix4x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x8AVX512 is Kernels.mix1x8.
+// mix1x8AVX512 is Kernels.mix[F32] for 1 rows and strips of 8 vectors.
 func mix1x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x4AVX512 is Kernels.mix1x4.
+// mix1x4AVX512 is Kernels.mix[F32] for 1 rows and strips of 4 vectors.
 func mix1x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x1AVX512 is Kernels.mix1x1.
+// mix1x1AVX512 is Kernels.mix[F32] for 1 rows and strips of 1 vectors.
 func mix1x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsF16AVX512 is Kernels.dotsF16.
+// dotsF16AVX512 is Kernels.dots[F16].
 func dotsF16AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixF168x2AVX512 is Kernels.mixF168x2.
+// mixF168x2AVX512 is Kernels.mix[F16] for 8 rows and strips of 2 vectors.
 func mixF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF168x1AVX512 is Kernels.mixF168x1.
+// mixF168x1AVX512 is Kernels.mix[F16] for 8 rows and strips of 1 vectors.
 func mixF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x4AVX512 is Kernels.mixF164x4.
+// mixF164x4AVX512 is Kernels.mix[F16] for 4 rows and strips of 4 vectors.
 func mixF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x1AVX512 is Kernels.mixF164x1.
+// mixF164x1AVX512 is Kernels.mix[F16] for 4 rows and strips of 1 vectors.
 func mixF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x8AVX512 is Kernels.mixF161x8.
+// mixF161x8AVX512 is Kernels.mix[F16] for 1 rows and strips of 8 vectors.
 func mixF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x4AVX512 is Kernels.mixF161x4.
+// mixF161x4AVX512 is Kernels.mix[F16] for 1 rows and strips of 4 vectors.
 func mixF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x1AVX512 is Kernels.mixF161x1.
+// mixF161x1AVX512 is Kernels.mix[F16] for 1 rows and strips of 1 vectors.
 func mixF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsBF16AVX512 is Kernels.dotsBF16.
+// dotsBF16AVX512 is Kernels.dots[BF16].
 func dotsBF16AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixBF168x2AVX512 is Kernels.mixBF168x2.
+// mixBF168x2AVX512 is Kernels.mix[BF16] for 8 rows and strips of 2 vectors.
 func mixBF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF168x1AVX512 is Kernels.mixBF168x1.
+// mixBF168x1AVX512 is Kernels.mix[BF16] for 8 rows and strips of 1 vectors.
 func mixBF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x4AVX512 is Kernels.mixBF164x4.
+// mixBF164x4AVX512 is Kernels.mix[BF16] for 4 rows and strips of 4 vectors.
 func mixBF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x1AVX512 is Kernels.mixBF164x1.
+// mixBF164x1AVX512 is Kernels.mix[BF16] for 4 rows and strips of 1 vectors.
 func mixBF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x8AVX512 is Kernels.mixBF161x8.
+// mixBF161x8AVX512 is Kernels.mix[BF16] for 1 rows and strips of 8 vectors.
 func mixBF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x4AVX512 is Kernels.mixBF161x4.
+// mixBF161x4AVX512 is Kernels.mix[BF16] for 1 rows and strips of 4 vectors.
 func mixBF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x1AVX512 is Kernels.mixBF161x1.
+// mixBF161x1AVX512 is Kernels.mix[BF16] for 1 rows and strips of 1 vectors.
 func mixBF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsQ8AVX512 is Kernels.dotsQ8.
+// dotsQ8AVX512 is Kernels.dots[Q8].
 func dotsQ8AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixQ88x2AVX512 is Kernels.mixQ88x2.
+// mixQ88x2AVX512 is Kernels.mix[Q8] for 8 rows and strips of 2 vectors.
 func mixQ88x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ88x1AVX512 is Kernels.mixQ88x1.
+// mixQ88x1AVX512 is Kernels.mix[Q8] for 8 rows and strips of 1 vectors.
 func mixQ88x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x4AVX512 is Kernels.mixQ84x4.
+// mixQ84x4AVX512 is Kernels.mix[Q8] for 4 rows and strips of 4 vectors.
 func mixQ84x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x1AVX512 is Kernels.mixQ84x1.
+// mixQ84x1AVX512 is Kernels.mix[Q8] for 4 rows and strips of 1 vectors.
 func mixQ84x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x8AVX512 is Kernels.mixQ81x8.
+// mixQ81x8AVX512 is Kernels.mix[Q8] for 1 rows and strips of 8 vectors.
 func mixQ81x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x4AVX512 is Kernels.mixQ81x4.
+// mixQ81x4AVX512 is Kernels.mix[Q8] for 1 rows and strips of 4 vectors.
 func mixQ81x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x1AVX512 is Kernels.mixQ81x1.
+// mixQ81x1AVX512 is Kernels.mix[Q8] for 1 rows and strips of 1 vectors.
 func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// scores4AVX2 is Kernels.scores4.
+// scores4AVX2 is registerTile.scores for 4 keys.
 func scores4AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX2 is Kernels.values4.
+// values4AVX2 is registerTile.values for 4 elements.
 func values4AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX2 is Kernels.scores1.
+// scores1AVX2 is registerTile.scores for 1 keys.
 func scores1AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX2 is Kernels.values1.
+// values1AVX2 is registerTile.values for 1 elements.
 func values1AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// weightsAVX2 is Kernels.weights.
+// weightsAVX2 is tileKernels.weights.
 func weightsAVX2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
 
-// edgeAVX2 is Kernels.edge.
+// edgeAVX2 is tileKernels.edge.
 func edgeAVX2(s *float32, rows int, key int, lo *int32, hi *int32)
 
-// columnMaxAVX2 is Kernels.columnMax.
+// columnMaxAVX2 is tileKernels.columnMax.
 func columnMaxAVX2(s *float32, rows int, mx *float32)
 
-// biasSquareAVX2 is Kernels.biasSquare.
+// biasSquareAVX2 is tileKernels.biasSquare.
 func biasSquareAVX2(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX2 is Kernels.joinSquare.
+// joinSquareAVX2 is tileKernels.joinSquare.
 func joinSquareAVX2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
-// diagonalAVX2 is Kernels.diagonal.
+// diagonalAVX2 is tileKernels.diagonal.
 func diagonalAVX2(s *float32, b *float32, rows int, mx *float32)
 
-// slopesAVX2 is Kernels.slopes.
+// slopesAVX2 is tileKernels.slopes.
 func slopesAVX2(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
-// hideAVX2 is Kernels.hide.
+// hideAVX2 is tileKernels.hide.
 func hideAVX2(s *float32, mask *bool, ld int, squares int)
 
-// dropAVX2 is Kernels.drop.
+// dropAVX2 is tileKernels.drop.
 func dropAVX2(s *float32, times int, d *uint64)
 
-// foldAVX2 is Kernels.fold.
+// foldAVX2 is tileKernels.fold.
 func foldAVX2(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // exp2AVX2 is Kernels.exp2.
@@ -265,16 +265,16 @@ func softcapAVX2(x *float32, vectors int, c float32)
 // biasAVX2 is Kernels.bias.
 func biasAVX2(x *float32, b *float32, vectors int)
 
-// outer1x1AVX2 is Kernels.outer1x1.
+// outer1x1AVX2 is Kernels.outer for 1 keys and 1 vectors.
 func outer1x1AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer1x2AVX2 is Kernels.outer1x2.
+// outer1x2AVX2 is Kernels.outer for 1 keys and 2 vectors.
 func outer1x2AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer6x1AVX2 is Kernels.outer6x1.
+// outer6x1AVX2 is Kernels.outer for 6 keys and 1 vectors.
 func outer6x1AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer6x2AVX2 is Kernels.outer6x2.
+// outer6x2AVX2 is Kernels.outer for 6 keys and 2 vectors.
 func outer6x2AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
 // scoreGradientsAVX2 is Kernels.scoreGradients.
@@ -310,361 +310,361 @@ func loadQ8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int
 // storeF16AVX2 is Kernels.storeF16.
 func storeF16AVX2(dst *uint16, src *float32, vectors int)
 
-// dotsAVX2 is Kernels.dots.
+// dotsAVX2 is Kernels.dots[F32].
 func dotsAVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mix8x2AVX2 is Kernels.mix8x2.
+// mix8x2AVX2 is Kernels.mix[F32] for 8 rows and strips of 2 vectors.
 func mix8x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix8x1AVX2 is Kernels.mix8x1.
+// mix8x1AVX2 is Kernels.mix[F32] for 8 rows and strips of 1 vectors.
 func mix8x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x4AVX2 is Kernels.mix4x4.
+// mix4x4AVX2 is Kernels.mix[F32] for 4 rows and strips of 4 vectors.
 func mix4x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x1AVX2 is Kernels.mix4x1.
+// mix4x1AVX2 is Kernels.mix[F32] for 4 rows and strips of 1 vectors.
 func mix4x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x8AVX2 is Kernels.mix1x8.
+// mix1x8AVX2 is Kernels.mix[F32] for 1 rows and strips of 8 vectors.
 func mix1x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x4AVX2 is Kernels.mix1x4.
+// mix1x4AVX2 is Kernels.mix[F32] for 1 rows and strips of 4 vectors.
 func mix1x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x1AVX2 is Kernels.mix1x1.
+// mix1x1AVX2 is Kernels.mix[F32] for 1 rows and strips of 1 vectors.
 func mix1x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsF16AVX2 is Kernels.dotsF16.
+// dotsF16AVX2 is Kernels.dots[F16].
 func dotsF16AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixF168x2AVX2 is Kernels.mixF168x2.
+// mixF168x2AVX2 is Kernels.mix[F16] for 8 rows and strips of 2 vectors.
 func mixF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF168x1AVX2 is Kernels.mixF168x1.
+// mixF168x1AVX2 is Kernels.mix[F16] for 8 rows and strips of 1 vectors.
 func mixF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x4AVX2 is Kernels.mixF164x4.
+// mixF164x4AVX2 is Kernels.mix[F16] for 4 rows and strips of 4 vectors.
 func mixF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x1AVX2 is Kernels.mixF164x1.
+// mixF164x1AVX2 is Kernels.mix[F16] for 4 rows and strips of 1 vectors.
 func mixF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x8AVX2 is Kernels.mixF161x8.
+// mixF161x8AVX2 is Kernels.mix[F16] for 1 rows and strips of 8 vectors.
 func mixF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x4AVX2 is Kernels.mixF161x4.
+// mixF161x4AVX2 is Kernels.mix[F16] for 1 rows and strips of 4 vectors.
 func mixF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x1AVX2 is Kernels.mixF161x1.
+// mixF161x1AVX2 is Kernels.mix[F16] for 1 rows and strips of 1 vectors.
 func mixF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsBF16AVX2 is Kernels.dotsBF16.
+// dotsBF16AVX2 is Kernels.dots[BF16].
 func dotsBF16AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixBF168x2AVX2 is Kernels.mixBF168x2.
+// mixBF168x2AVX2 is Kernels.mix[BF16] for 8 rows and strips of 2 vectors.
 func mixBF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF168x1AVX2 is Kernels.mixBF168x1.
+// mixBF168x1AVX2 is Kernels.mix[BF16] for 8 rows and strips of 1 vectors.
 func mixBF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x4AVX2 is Kernels.mixBF164x4.
+// mixBF164x4AVX2 is Kernels.mix[BF16] for 4 rows and strips of 4 vectors.
 func mixBF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x1AVX2 is Kernels.mixBF164x1.
+// mixBF164x1AVX2 is Kernels.mix[BF16] for 4 rows and strips of 1 vectors.
 func mixBF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x8AVX2 is Kernels.mixBF161x8.
+// mixBF161x8AVX2 is Kernels.mix[BF16] for 1 rows and strips of 8 vectors.
 func mixBF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x4AVX2 is Kernels.mixBF161x4.
+// mixBF161x4AVX2 is Kernels.mix[BF16] for 1 rows and strips of 4 vectors.
 func mixBF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x1AVX2 is Kernels.mixBF161x1.
+// mixBF161x1AVX2 is Kernels.mix[BF16] for 1 rows and strips of 1 vectors.
 func mixBF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsQ8AVX2 is Kernels.dotsQ8.
+// dotsQ8AVX2 is Kernels.dots[Q8].
 func dotsQ8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixQ88x2AVX2 is Kernels.mixQ88x2.
+// mixQ88x2AVX2 is Kernels.mix[Q8] for 8 rows and strips of 2 vectors.
 func mixQ88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ88x1AVX2 is Kernels.mixQ88x1.
+// mixQ88x1AVX2 is Kernels.mix[Q8] for 8 rows and strips of 1 vectors.
 func mixQ88x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x4AVX2 is Kernels.mixQ84x4.
+// mixQ84x4AVX2 is Kernels.mix[Q8] for 4 rows and strips of 4 vectors.
 func mixQ84x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x1AVX2 is Kernels.mixQ84x1.
+// mixQ84x1AVX2 is Kernels.mix[Q8] for 4 rows and strips of 1 vectors.
 func mixQ84x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x8AVX2 is Kernels.mixQ81x8.
+// mixQ81x8AVX2 is Kernels.mix[Q8] for 1 rows and strips of 8 vectors.
 func mixQ81x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x4AVX2 is Kernels.mixQ81x4.
+// mixQ81x4AVX2 is Kernels.mix[Q8] for 1 rows and strips of 4 vectors.
 func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x1AVX2 is Kernels.mixQ81x1.
+// mixQ81x1AVX2 is Kernels.mix[Q8] for 1 rows and strips of 1 vectors.
 func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// scores8AVX512x2 is Kernels.scores8.
+// scores8AVX512x2 is registerTile.scores for 8 keys.
 func scores8AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values8AVX512x2 is Kernels.values8.
+// values8AVX512x2 is registerTile.values for 8 elements.
 func values8AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores4AVX512x2 is Kernels.scores4.
+// scores4AVX512x2 is registerTile.scores for 4 keys.
 func scores4AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX512x2 is Kernels.values4.
+// values4AVX512x2 is registerTile.values for 4 elements.
 func values4AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX512x2 is Kernels.scores1.
+// scores1AVX512x2 is registerTile.scores for 1 keys.
 func scores1AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX512x2 is Kernels.values1.
+// values1AVX512x2 is registerTile.values for 1 elements.
 func values1AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// weightsAVX512x2 is Kernels.weights.
+// weightsAVX512x2 is tileKernels.weights.
 func weightsAVX512x2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
 
-// edgeAVX512x2 is Kernels.edge.
+// edgeAVX512x2 is tileKernels.edge.
 func edgeAVX512x2(s *float32, rows int, key int, lo *int32, hi *int32)
 
-// columnMaxAVX512x2 is Kernels.columnMax.
+// columnMaxAVX512x2 is tileKernels.columnMax.
 func columnMaxAVX512x2(s *float32, rows int, mx *float32)
 
-// biasSquareAVX512x2 is Kernels.biasSquare.
+// biasSquareAVX512x2 is tileKernels.biasSquare.
 func biasSquareAVX512x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX512x2 is Kernels.joinSquare.
+// joinSquareAVX512x2 is tileKernels.joinSquare.
 func joinSquareAVX512x2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
-// diagonalAVX512x2 is Kernels.diagonal.
+// diagonalAVX512x2 is tileKernels.diagonal.
 func diagonalAVX512x2(s *float32, b *float32, rows int, mx *float32)
 
-// slopesAVX512x2 is Kernels.slopes.
+// slopesAVX512x2 is tileKernels.slopes.
 func slopesAVX512x2(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
-// hideAVX512x2 is Kernels.hide.
+// hideAVX512x2 is tileKernels.hide.
 func hideAVX512x2(s *float32, mask *bool, ld int, squares int)
 
-// dropAVX512x2 is Kernels.drop.
+// dropAVX512x2 is tileKernels.drop.
 func dropAVX512x2(s *float32, times int, d *uint64)
 
-// foldAVX512x2 is Kernels.fold.
+// foldAVX512x2 is tileKernels.fold.
 func foldAVX512x2(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// scores16AVX512x1 is Kernels.scores16.
+// scores16AVX512x1 is registerTile.scores for 16 keys.
 func scores16AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values16AVX512x1 is Kernels.values16.
+// values16AVX512x1 is registerTile.values for 16 elements.
 func values16AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores4AVX512x1 is Kernels.scores4.
+// scores4AVX512x1 is registerTile.scores for 4 keys.
 func scores4AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX512x1 is Kernels.values4.
+// values4AVX512x1 is registerTile.values for 4 elements.
 func values4AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX512x1 is Kernels.scores1.
+// scores1AVX512x1 is registerTile.scores for 1 keys.
 func scores1AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX512x1 is Kernels.values1.
+// values1AVX512x1 is registerTile.values for 1 elements.
 func values1AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// weightsAVX512x1 is Kernels.weights.
+// weightsAVX512x1 is tileKernels.weights.
 func weightsAVX512x1(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
 
-// edgeAVX512x1 is Kernels.edge.
+// edgeAVX512x1 is tileKernels.edge.
 func edgeAVX512x1(s *float32, rows int, key int, lo *int32, hi *int32)
 
-// columnMaxAVX512x1 is Kernels.columnMax.
+// columnMaxAVX512x1 is tileKernels.columnMax.
 func columnMaxAVX512x1(s *float32, rows int, mx *float32)
 
-// biasSquareAVX512x1 is Kernels.biasSquare.
+// biasSquareAVX512x1 is tileKernels.biasSquare.
 func biasSquareAVX512x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX512x1 is Kernels.joinSquare.
+// joinSquareAVX512x1 is tileKernels.joinSquare.
 func joinSquareAVX512x1(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
-// diagonalAVX512x1 is Kernels.diagonal.
+// diagonalAVX512x1 is tileKernels.diagonal.
 func diagonalAVX512x1(s *float32, b *float32, rows int, mx *float32)
 
-// slopesAVX512x1 is Kernels.slopes.
+// slopesAVX512x1 is tileKernels.slopes.
 func slopesAVX512x1(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
-// hideAVX512x1 is Kernels.hide.
+// hideAVX512x1 is tileKernels.hide.
 func hideAVX512x1(s *float32, mask *bool, ld int, squares int)
 
-// dropAVX512x1 is Kernels.drop.
+// dropAVX512x1 is tileKernels.drop.
 func dropAVX512x1(s *float32, times int, d *uint64)
 
-// foldAVX512x1 is Kernels.fold.
+// foldAVX512x1 is tileKernels.fold.
 func foldAVX512x1(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// scores6AVX2x2 is Kernels.scores6.
+// scores6AVX2x2 is registerTile.scores for 6 keys.
 func scores6AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values6AVX2x2 is Kernels.values6.
+// values6AVX2x2 is registerTile.values for 6 elements.
 func values6AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores4AVX2x2 is Kernels.scores4.
+// scores4AVX2x2 is registerTile.scores for 4 keys.
 func scores4AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX2x2 is Kernels.values4.
+// values4AVX2x2 is registerTile.values for 4 elements.
 func values4AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX2x2 is Kernels.scores1.
+// scores1AVX2x2 is registerTile.scores for 1 keys.
 func scores1AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX2x2 is Kernels.values1.
+// values1AVX2x2 is registerTile.values for 1 elements.
 func values1AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// weightsAVX2x2 is Kernels.weights.
+// weightsAVX2x2 is tileKernels.weights.
 func weightsAVX2x2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
 
-// edgeAVX2x2 is Kernels.edge.
+// edgeAVX2x2 is tileKernels.edge.
 func edgeAVX2x2(s *float32, rows int, key int, lo *int32, hi *int32)
 
-// columnMaxAVX2x2 is Kernels.columnMax.
+// columnMaxAVX2x2 is tileKernels.columnMax.
 func columnMaxAVX2x2(s *float32, rows int, mx *float32)
 
-// biasSquareAVX2x2 is Kernels.biasSquare.
+// biasSquareAVX2x2 is tileKernels.biasSquare.
 func biasSquareAVX2x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX2x2 is Kernels.joinSquare.
+// joinSquareAVX2x2 is tileKernels.joinSquare.
 func joinSquareAVX2x2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
-// diagonalAVX2x2 is Kernels.diagonal.
+// diagonalAVX2x2 is tileKernels.diagonal.
 func diagonalAVX2x2(s *float32, b *float32, rows int, mx *float32)
 
-// slopesAVX2x2 is Kernels.slopes.
+// slopesAVX2x2 is tileKernels.slopes.
 func slopesAVX2x2(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
-// hideAVX2x2 is Kernels.hide.
+// hideAVX2x2 is tileKernels.hide.
 func hideAVX2x2(s *float32, mask *bool, ld int, squares int)
 
-// dropAVX2x2 is Kernels.drop.
+// dropAVX2x2 is tileKernels.drop.
 func dropAVX2x2(s *float32, times int, d *uint64)
 
-// foldAVX2x2 is Kernels.fold.
+// foldAVX2x2 is tileKernels.fold.
 func foldAVX2x2(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// scores12AVX2x1 is Kernels.scores12.
+// scores12AVX2x1 is registerTile.scores for 12 keys.
 func scores12AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values12AVX2x1 is Kernels.values12.
+// values12AVX2x1 is registerTile.values for 12 elements.
 func values12AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores8AVX2x1 is Kernels.scores8.
+// scores8AVX2x1 is registerTile.scores for 8 keys.
 func scores8AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values8AVX2x1 is Kernels.values8.
+// values8AVX2x1 is registerTile.values for 8 elements.
 func values8AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX2x1 is Kernels.scores1.
+// scores1AVX2x1 is registerTile.scores for 1 keys.
 func scores1AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX2x1 is Kernels.values1.
+// values1AVX2x1 is registerTile.values for 1 elements.
 func values1AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// weightsAVX2x1 is Kernels.weights.
+// weightsAVX2x1 is tileKernels.weights.
 func weightsAVX2x1(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
 
-// edgeAVX2x1 is Kernels.edge.
+// edgeAVX2x1 is tileKernels.edge.
 func edgeAVX2x1(s *float32, rows int, key int, lo *int32, hi *int32)
 
-// columnMaxAVX2x1 is Kernels.columnMax.
+// columnMaxAVX2x1 is tileKernels.columnMax.
 func columnMaxAVX2x1(s *float32, rows int, mx *float32)
 
-// biasSquareAVX2x1 is Kernels.biasSquare.
+// biasSquareAVX2x1 is tileKernels.biasSquare.
 func biasSquareAVX2x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX2x1 is Kernels.joinSquare.
+// joinSquareAVX2x1 is tileKernels.joinSquare.
 func joinSquareAVX2x1(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
-// diagonalAVX2x1 is Kernels.diagonal.
+// diagonalAVX2x1 is tileKernels.diagonal.
 func diagonalAVX2x1(s *float32, b *float32, rows int, mx *float32)
 
-// slopesAVX2x1 is Kernels.slopes.
+// slopesAVX2x1 is tileKernels.slopes.
 func slopesAVX2x1(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
-// hideAVX2x1 is Kernels.hide.
+// hideAVX2x1 is tileKernels.hide.
 func hideAVX2x1(s *float32, mask *bool, ld int, squares int)
 
-// dropAVX2x1 is Kernels.drop.
+// dropAVX2x1 is tileKernels.drop.
 func dropAVX2x1(s *float32, times int, d *uint64)
 
-// foldAVX2x1 is Kernels.fold.
+// foldAVX2x1 is tileKernels.fold.
 func foldAVX2x1(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// scores8AVX512Columns3 is Kernels.scores8.
+// scores8AVX512Columns3 is registerTile.scores for 8 keys.
 func scores8AVX512Columns3(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores4AVX512Columns3 is Kernels.scores4.
+// scores4AVX512Columns3 is registerTile.scores for 4 keys.
 func scores4AVX512Columns3(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores1AVX512Columns3 is Kernels.scores1.
+// scores1AVX512Columns3 is registerTile.scores for 1 keys.
 func scores1AVX512Columns3(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores8AVX512Columns2 is Kernels.scores8.
+// scores8AVX512Columns2 is registerTile.scores for 8 keys.
 func scores8AVX512Columns2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores4AVX512Columns2 is Kernels.scores4.
+// scores4AVX512Columns2 is registerTile.scores for 4 keys.
 func scores4AVX512Columns2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores1AVX512Columns2 is Kernels.scores1.
+// scores1AVX512Columns2 is registerTile.scores for 1 keys.
 func scores1AVX512Columns2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores16AVX512Columns1 is Kernels.scores16.
+// scores16AVX512Columns1 is registerTile.scores for 16 keys.
 func scores16AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores4AVX512Columns1 is Kernels.scores4.
+// scores4AVX512Columns1 is registerTile.scores for 4 keys.
 func scores4AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores1AVX512Columns1 is Kernels.scores1.
+// scores1AVX512Columns1 is registerTile.scores for 1 keys.
 func scores1AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// valuesOfColumnsAVX512 is Kernels.valuesOfColumns.
+// valuesOfColumnsAVX512 is tileKernels.valuesOfColumns.
 func valuesOfColumnsAVX512(o *float32, run *uintptr, steps *int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores16AVX512Half is Kernels.scores16.
+// scores16AVX512Half is registerTile.scores for 16 keys.
 func scores16AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores4AVX512Half is Kernels.scores4.
+// scores4AVX512Half is registerTile.scores for 4 keys.
 func scores4AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores1AVX512Half is Kernels.scores1.
+// scores1AVX512Half is registerTile.scores for 1 keys.
 func scores1AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores32AVX512Half is Kernels.scores32.
+// scores32AVX512Half is registerTile.scores for 32 keys.
 func scores32AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// weightsAVX512Half is Kernels.weights.
+// weightsAVX512Half is tileKernels.weights.
 func weightsAVX512Half(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
 
-// edgeAVX512Half is Kernels.edge.
+// edgeAVX512Half is tileKernels.edge.
 func edgeAVX512Half(s *float32, rows int, key int, lo *int32, hi *int32)
 
-// columnMaxAVX512Half is Kernels.columnMax.
+// columnMaxAVX512Half is tileKernels.columnMax.
 func columnMaxAVX512Half(s *float32, rows int, mx *float32)
 
-// biasSquareAVX512Half is Kernels.biasSquare.
+// biasSquareAVX512Half is tileKernels.biasSquare.
 func biasSquareAVX512Half(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX512Half is Kernels.joinSquare.
+// joinSquareAVX512Half is tileKernels.joinSquare.
 func joinSquareAVX512Half(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
-// diagonalAVX512Half is Kernels.diagonal.
+// diagonalAVX512Half is tileKernels.diagonal.
 func diagonalAVX512Half(s *float32, b *float32, rows int, mx *float32)
 
-// slopesAVX512Half is Kernels.slopes.
+// slopesAVX512Half is tileKernels.slopes.
 func slopesAVX512Half(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
-// hideAVX512Half is Kernels.hide.
+// hideAVX512Half is tileKernels.hide.
 func hideAVX512Half(s *float32, mask *bool, ld int, squares int)
 
-// dropAVX512Half is Kernels.drop.
+// dropAVX512Half is tileKernels.drop.
 func dropAVX512Half(s *float32, times int, d *uint64)
 
 // exp2AVX512Half is Kernels.exp2.
@@ -676,5 +676,5 @@ func rowWeightsAVX512Half(s *float32, lds int, vectors int, rows int, m *float32
 // softcapAVX512Half is Kernels.softcap.
 func softcapAVX512Half(x *float32, vectors int, c float32)
 
-// halfValuesAVX512 is Kernels.halfValues.
+// halfValuesAVX512 is tileKernels.halfValues.
 func halfValuesAVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, alpha *float32)

@@ -4,19 +4,19 @@
 
 package vec
 
-// scores4NEON is Kernels.scores4.
+// scores4NEON is registerTile.scores for 4 keys.
 func scores4NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4NEON is Kernels.values4.
+// values4NEON is registerTile.values for 4 elements.
 func values4NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1NEON is Kernels.scores1.
+// scores1NEON is registerTile.scores for 1 keys.
 func scores1NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1NEON is Kernels.values1.
+// values1NEON is registerTile.values for 1 elements.
 func values1NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// weightsNEON is Kernels.weights.
+// weightsNEON is tileKernels.weights.
 func weightsNEON(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
 
 // exp2NEON is Kernels.exp2.
@@ -37,25 +37,25 @@ func softcapNEON(x *float32, vectors int, c float32)
 // biasNEON is Kernels.bias.
 func biasNEON(x *float32, b *float32, vectors int)
 
-// edgeNEON is Kernels.edge.
+// edgeNEON is tileKernels.edge.
 func edgeNEON(s *float32, rows int, key int, lo *int32, hi *int32)
 
-// columnMaxNEON is Kernels.columnMax.
+// columnMaxNEON is tileKernels.columnMax.
 func columnMaxNEON(s *float32, rows int, mx *float32)
 
-// foldNEON is Kernels.fold.
+// foldNEON is tileKernels.fold.
 func foldNEON(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// outer1x1NEON is Kernels.outer1x1.
+// outer1x1NEON is Kernels.outer for 1 keys and 1 vectors.
 func outer1x1NEON(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer1x4NEON is Kernels.outer1x4.
+// outer1x4NEON is Kernels.outer for 1 keys and 4 vectors.
 func outer1x4NEON(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer4x1NEON is Kernels.outer4x1.
+// outer4x1NEON is Kernels.outer for 4 keys and 1 vectors.
 func outer4x1NEON(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer4x4NEON is Kernels.outer4x4.
+// outer4x4NEON is Kernels.outer for 4 keys and 4 vectors.
 func outer4x4NEON(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
 // scoreGradientsNEON is Kernels.scoreGradients.
@@ -67,16 +67,16 @@ func nonFiniteNEON(x *float32, ld int, rows int, vectors int) (found int32)
 // transposeNEON is Kernels.transpose.
 func transposeNEON(dst *float32, ldd int, src *float32, lds int, mul *float32)
 
-// biasSquareNEON is Kernels.biasSquare.
+// biasSquareNEON is tileKernels.biasSquare.
 func biasSquareNEON(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareNEON is Kernels.joinSquare.
+// joinSquareNEON is tileKernels.joinSquare.
 func joinSquareNEON(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
-// diagonalNEON is Kernels.diagonal.
+// diagonalNEON is tileKernels.diagonal.
 func diagonalNEON(s *float32, b *float32, rows int, mx *float32)
 
-// slopesNEON is Kernels.slopes.
+// slopesNEON is tileKernels.slopes.
 func slopesNEON(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
 // joinNEON is Kernels.join.
@@ -85,13 +85,13 @@ func joinNEON(x *float32, b *float32, vectors int)
 // boundNEON is Kernels.bound.
 func boundNEON(x *float32, vectors int, limit float32)
 
-// hideNEON is Kernels.hide.
+// hideNEON is tileKernels.hide.
 func hideNEON(s *float32, mask *bool, ld int, squares int)
 
 // hideRowNEON is Kernels.hideRow.
 func hideRowNEON(x *float32, mask *bool, vectors int)
 
-// dropNEON is Kernels.drop.
+// dropNEON is tileKernels.drop.
 func dropNEON(s *float32, times int, d *uint64)
 
 // dropRowNEON is Kernels.dropRow.
@@ -109,98 +109,98 @@ func loadQ8NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int
 // storeF16NEON is Kernels.storeF16.
 func storeF16NEON(dst *uint16, src *float32, vectors int)
 
-// dotsNEON is Kernels.dots.
+// dotsNEON is Kernels.dots[F32].
 func dotsNEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mix8x2NEON is Kernels.mix8x2.
+// mix8x2NEON is Kernels.mix[F32] for 8 rows and strips of 2 vectors.
 func mix8x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix8x1NEON is Kernels.mix8x1.
+// mix8x1NEON is Kernels.mix[F32] for 8 rows and strips of 1 vectors.
 func mix8x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x4NEON is Kernels.mix4x4.
+// mix4x4NEON is Kernels.mix[F32] for 4 rows and strips of 4 vectors.
 func mix4x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x1NEON is Kernels.mix4x1.
+// mix4x1NEON is Kernels.mix[F32] for 4 rows and strips of 1 vectors.
 func mix4x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x8NEON is Kernels.mix1x8.
+// mix1x8NEON is Kernels.mix[F32] for 1 rows and strips of 8 vectors.
 func mix1x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x4NEON is Kernels.mix1x4.
+// mix1x4NEON is Kernels.mix[F32] for 1 rows and strips of 4 vectors.
 func mix1x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x1NEON is Kernels.mix1x1.
+// mix1x1NEON is Kernels.mix[F32] for 1 rows and strips of 1 vectors.
 func mix1x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsF16NEON is Kernels.dotsF16.
+// dotsF16NEON is Kernels.dots[F16].
 func dotsF16NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixF168x2NEON is Kernels.mixF168x2.
+// mixF168x2NEON is Kernels.mix[F16] for 8 rows and strips of 2 vectors.
 func mixF168x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF168x1NEON is Kernels.mixF168x1.
+// mixF168x1NEON is Kernels.mix[F16] for 8 rows and strips of 1 vectors.
 func mixF168x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x4NEON is Kernels.mixF164x4.
+// mixF164x4NEON is Kernels.mix[F16] for 4 rows and strips of 4 vectors.
 func mixF164x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x1NEON is Kernels.mixF164x1.
+// mixF164x1NEON is Kernels.mix[F16] for 4 rows and strips of 1 vectors.
 func mixF164x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x8NEON is Kernels.mixF161x8.
+// mixF161x8NEON is Kernels.mix[F16] for 1 rows and strips of 8 vectors.
 func mixF161x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x4NEON is Kernels.mixF161x4.
+// mixF161x4NEON is Kernels.mix[F16] for 1 rows and strips of 4 vectors.
 func mixF161x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x1NEON is Kernels.mixF161x1.
+// mixF161x1NEON is Kernels.mix[F16] for 1 rows and strips of 1 vectors.
 func mixF161x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsBF16NEON is Kernels.dotsBF16.
+// dotsBF16NEON is Kernels.dots[BF16].
 func dotsBF16NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixBF168x2NEON is Kernels.mixBF168x2.
+// mixBF168x2NEON is Kernels.mix[BF16] for 8 rows and strips of 2 vectors.
 func mixBF168x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF168x1NEON is Kernels.mixBF168x1.
+// mixBF168x1NEON is Kernels.mix[BF16] for 8 rows and strips of 1 vectors.
 func mixBF168x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x4NEON is Kernels.mixBF164x4.
+// mixBF164x4NEON is Kernels.mix[BF16] for 4 rows and strips of 4 vectors.
 func mixBF164x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x1NEON is Kernels.mixBF164x1.
+// mixBF164x1NEON is Kernels.mix[BF16] for 4 rows and strips of 1 vectors.
 func mixBF164x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x8NEON is Kernels.mixBF161x8.
+// mixBF161x8NEON is Kernels.mix[BF16] for 1 rows and strips of 8 vectors.
 func mixBF161x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x4NEON is Kernels.mixBF161x4.
+// mixBF161x4NEON is Kernels.mix[BF16] for 1 rows and strips of 4 vectors.
 func mixBF161x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x1NEON is Kernels.mixBF161x1.
+// mixBF161x1NEON is Kernels.mix[BF16] for 1 rows and strips of 1 vectors.
 func mixBF161x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsQ8NEON is Kernels.dotsQ8.
+// dotsQ8NEON is Kernels.dots[Q8].
 func dotsQ8NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixQ88x2NEON is Kernels.mixQ88x2.
+// mixQ88x2NEON is Kernels.mix[Q8] for 8 rows and strips of 2 vectors.
 func mixQ88x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ88x1NEON is Kernels.mixQ88x1.
+// mixQ88x1NEON is Kernels.mix[Q8] for 8 rows and strips of 1 vectors.
 func mixQ88x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x4NEON is Kernels.mixQ84x4.
+// mixQ84x4NEON is Kernels.mix[Q8] for 4 rows and strips of 4 vectors.
 func mixQ84x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x1NEON is Kernels.mixQ84x1.
+// mixQ84x1NEON is Kernels.mix[Q8] for 4 rows and strips of 1 vectors.
 func mixQ84x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x8NEON is Kernels.mixQ81x8.
+// mixQ81x8NEON is Kernels.mix[Q8] for 1 rows and strips of 8 vectors.
 func mixQ81x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x4NEON is Kernels.mixQ81x4.
+// mixQ81x4NEON is Kernels.mix[Q8] for 1 rows and strips of 4 vectors.
 func mixQ81x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x1NEON is Kernels.mixQ81x1.
+// mixQ81x1NEON is Kernels.mix[Q8] for 1 rows and strips of 1 vectors.
 func mixQ81x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)

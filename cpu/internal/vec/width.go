@@ -29,8 +29,8 @@ type registerTile struct {
 	values func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
 }
 
-// cut calls do for each of t with the number of its tiles that n rows are cut into.
-func cut(t []registerTile, n int, do func(t *registerTile, tiles int)) {
+// eachTile calls do for each of t with the number of its tiles that n rows are divided into.
+func eachTile(t []registerTile, n int, do func(t *registerTile, tiles int)) {
 	for i := range t {
 		tiles := n / t[i].rows
 		// One large tile less may leave whole tiles of the next size.
@@ -57,7 +57,7 @@ func (x *Kernels) Narrow(rows int) *Kernels {
 
 // RowOutputs reports whether Values has elements as lanes. A vector that the query rows of
 // the tile do not fill is then used in full.
-func (x *Kernels) RowOutputs() bool { return x.halfValues != nil }
+func (x *Kernels) RowOutputs() bool { return x.tile.halfValues != nil }
 
 // valuesInRows is Values of n keys with RowOutputs.
 func (x *Kernels) valuesInRows(o []float32, runs []Run, ldv int, p []float32, n, d int, alpha []float32) {
@@ -66,13 +66,13 @@ func (x *Kernels) valuesInRows(o []float32, runs []Run, ldv int, p []float32, n,
 	strip := 4 * x.Lanes // two vectors, each of twice as many elements
 	most := max(1, budget/(2*x.Width*n)) * strip
 	for c := 0; c < d; c += most {
-		x.halfValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), &alpha[0])
+		x.tile.halfValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), &alpha[0])
 	}
 }
 
 // narrowed returns x with tiles of the given number of vectors of query rows.
 func (x Kernels) narrowed(vectors int, kernels tileKernels) *Kernels {
-	x.Width, x.tileKernels = vectors*x.Lanes, kernels
+	x.Width, x.tile = vectors*x.Lanes, kernels
 	x.scoreGradients, x.outer = nil, [2][2]outerFunc{}
 	return &x
 }

@@ -12,8 +12,7 @@ import (
 // lanes, groups times. The columns join one after another, and leave in the same order:
 // steps has the number of values that each set of columns takes.
 func (a *isa) valuesOfColumns(rows int) {
-	a.text("valuesOfColumns", "o *float32, run *uintptr, steps *int, ldv int, p *float32, first, groups int, alpha *float32",
-		"is Kernels.valuesOfColumns.")
+	a.kernel("valuesOfColumns")
 	o, run, ld, groups, first := param("o"), param("run"), param("ldv"), param("groups"), argument("first")
 	ld3 := tripled(ld)
 	vp, p, steps := GP64(), GP64(), GP64()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -42,12 +43,15 @@ var elements = []element{
 	}, splitQ8, nil},
 }
 
+// name returns the element's name in package vec.
+func (e element) name() string { return cmp.Or(e.suffix, "F32") }
+
 // mix writes the value product of heads rows with elements as lanes: strips of
 // vectors vectors, o = alpha*o + Σ p·v with the sum from zero. The values are those of
 // n runs.
 func (a *isa) mix(e element, heads, vectors int) {
 	name := fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors)
-	a.text(name, "o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int", "is Kernels."+name+".")
+	a.text(name, "mix", fmt.Sprintf("[%s] for %d rows and strips of %d vectors", e.name(), heads, vectors), NOSPLIT)
 	strips := AllocLocal(8)
 	count := GP64()
 	MOVQ(argument("strips"), count)

@@ -16,7 +16,7 @@ func (a *isa) piece() int { return 2 * a.lanes }
 // afterwards, because shuffles bind: narrow keys need as few a byte as float32. Each score
 // is summed in the same order as in scores.
 func (a *isa) dots(e element) {
-	a.text("dots"+e.suffix, "s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots"+e.suffix+".")
+	a.text("dots"+e.suffix, "dots", "["+e.name()+"]", NOSPLIT)
 	lds, ldk, ldq := argument("lds"), param("ldk"), argument("ldq")
 	s, q, heads, bytes := argument("s"), argument("q"), argument("heads"), argument("chunks")
 	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), bytes) // of a row
@@ -93,188 +93,227 @@ func (d *dotsKernel) allGroups(label string, rows int) {
 	}
 }
 
+// dotsTile is the scores of rows query rows and of groups vectors of keys.
+type dotsTile struct {
+	*dotsKernel
+	label        string
+	rows, groups int
+	acc          [][]reg.VecVirtual // of a group, for each row
+	base         []reg.GPVirtual    // the keys of a group
+	moves        bool               // lines of the following tile move nearer
+	queries      []reg.GPVirtual    // one for each four rows
+	ldq, ldq3    reg.GPVirtual
+	at           reg.GPVirtual // bytes before the piece in a row
+	ahead        *lookahead    // of the run, unless each group has its own
+	pair         int           // groups whose chains alternate
+}
+
 // tile computes the scores of rows query rows and of groups vectors of keys.
 func (d *dotsKernel) tile(label string, rows, groups int) {
-	a := d.isa
-	acc := make([][]reg.VecVirtual, groups)
-	base := make([]reg.GPVirtual, groups)
-	d.scaledDown = rows == 1 && d.lead > 0 && !a.wide() && groups > 1
-	p, zero := GP64(), a.vec()
-	MOVQ(d.kp, p)
-	a.zero(zero)
-	for g := range base {
-		base[g] = GP64()
-		MOVQ(p, base[g])
-		for lane := 0; lane < a.lanes; lane += 4 {
-			if d.lead > 0 {
-				for r := range 4 {
-					scale := GP32()
-					MOVL(rowAt(p, d.ldk, d.ldk3, r, 0), scale)
-					MOVL(scale, d.scales.Offset(g*a.bytes()+4*(lane+r)))
-				}
-			}
-			LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
-		}
-		switch {
-		case rows > 1: // of one run
-		case groups == 1 && a.lanes < pairedRun:
-			TESTQ(U32(1), d.count) // each second group
-			JZ(LabelRef(label + "_first"))
-			ADDQ(d.hop, p)
-			Label(label + "_first")
-		case (g+1)*a.lanes == pairedRun:
-			ADDQ(d.hop, p)
-		}
-		if d.scaledDown {
-			d.scaleDown(d.scales.Offset(g*a.bytes()), label+"_done")
-		}
-		acc[g] = a.vecs(rows)
-		for r := range acc[g] {
-			VMOVAPS(zero, acc[g][r])
-		}
-	}
-	MOVQ(p, d.kp)
-	moves := d.lead == 0 || a.wide() // else conversions bind, and more instructions take longer
-	if moves {
-		CMPQ(d.count, Imm(uint64(groups)))
-		CMOVQEQ(base[0], p)
-		MOVQ(p, d.following)
-	}
-	queries := []reg.GPVirtual{GP64()} // one for each four rows
-	MOVQ(argument("q"), queries[0])
-	var ldq, ldq3 reg.GPVirtual
-	if rows > 1 {
-		ldq = param("ldq")
-		ldq3 = tripled(ldq)
-	}
-	if rows > 4 {
-		queries = append(queries, GP64())
-		LEAQ(Mem{Base: queries[0], Index: ldq, Scale: 4}, queries[1])
-	}
-	at := GP64()
-	XORQ(at, at)
-	var ahead *lookahead
-	prefetch := func(label string, g int) { ahead.prefetch(label, 1) }
-	if rows == 1 && groups > 1 {
-		prefetch = func(label string, g int) {
-			run := argument("run")
-			if g*a.lanes >= pairedRun {
-				run = d.second
-			}
-			ahead := continued(run)
-			ahead.prefetch(label, 1)
-			ahead.save()
-		}
-	} else {
-		ahead = continued(argument("run"))
+	t := &dotsTile{dotsKernel: d, label: label, rows: rows, groups: groups}
+	d.scaledDown = rows == 1 && d.lead > 0 && !d.wide() && groups > 1
+	t.openKeys()
+	t.openQueries()
+	if !(rows == 1 && groups > 1) {
+		t.ahead = continued(argument("run"))
 	}
 	if d.lead > 0 { // the rows are longer than their elements
-		prefetch(label, 0)
+		t.prefetch(label, 0)
 	}
-	// Prefetch as many lines as are read, in steps of four.
-	lines := a.piece() * a.lanes / 64
-	loop := label + "_piece"
 	// Conversions of int8 bind, but a core looks ahead over few of them. Therefore the chains
 	// of two groups alternate; f16 converts two groups at once. Other types are read from
 	// memory more slowly like that.
-	pair := 1
+	t.pair = 1
 	if rows == 1 && (d.lead > 0 || d.splitPairs != nil) {
-		pair = min(groups, 2)
+		t.pair = min(groups, 2)
 	}
-	paired := pair > 1 && d.splitPairs != nil
-	perWord := 4 / d.element.bytes
-	body := func(n int) {
-		var nearer []func()
-		if moves {
-			nearer = d.moveNearer(fmt.Sprintf("%s_nearer%d", loop, n), at, groups*a.lanes*a.piece()/64)
-		}
-		move := among(n*groups/pair, nearer)
-		for first := 0; first < groups; first += pair {
-			var words [][]reg.VecVirtual
-			var next []func()
-			for g := first; g < first+pair; g++ {
-				part := fmt.Sprintf("%s%d_%d", loop, g, n)
-				switch {
-				case lines >= 4:
-					for i := range lines / 4 {
-						next = append(next, func() { prefetch(fmt.Sprint(part, "_", i), g) })
-					}
-				case groups > 1 && g%2 == 0:
-					next = append(next, func() { prefetch(part, g) })
-				case groups == 1:
-					next = append(next, func() {
-						TESTQ(U32(uint32(a.piece())), at)
-						JNZ(LabelRef(part + "_odd"))
-						prefetch(part, g)
-						Label(part + "_odd")
-					})
-				}
-				words = append(words, d.words(n, base[g], at))
-			}
-			fetch := among(n, next)
-			for i := range n {
-				move()
-				fetch()
-				var each []func(int) reg.VecVirtual
-				if paired {
-					each = d.splitPairs(d, words[0][i], words[1][i])
-				} else {
-					for j, w := range words {
-						each = append(each, d.split(d, w[i], d.scales.Offset((first+j)*a.bytes())))
-					}
-				}
-				for n := range perWord {
-					d.multiply(acc[first:first+pair], each, n, func(r int) Mem {
-						return rowAt(queries[r/4], ldq, ldq3, r%4, 4*(i*perWord+n))
-					})
-				}
-			}
-		}
-		ADDQ(U32(uint32(4*n)), at)
+	t.allPieces(label + "_piece")
+	if t.ahead != nil {
+		t.ahead.save()
 	}
-	if d.lead > 0 && a.wide() {
-		CMPQ(d.bytes, Imm(16))
-		JE(LabelRef(loop + "_last"))
-	}
-	Label(loop)
-	body(a.piece() / 4)
-	for _, q := range queries {
-		ADDQ(U32(uint32(4*a.piece()/d.element.bytes)), q)
-	}
-	if d.lead > 0 && a.wide() {
-		left := GP64()
-		MOVQ(d.bytes, left)
-		SUBQ(at, left)
-		CMPQ(left, Imm(16)) // half a piece
-		JG(LabelRef(loop))
-		JL(LabelRef(loop + "_done"))
-		Label(loop + "_last")
-		body(4)
-		Label(loop + "_done")
-	} else {
-		CMPQ(at, d.bytes)
-		JNE(LabelRef(loop))
-	}
-	if ahead != nil {
-		ahead.save()
-	}
-	if paired {
+	if t.paired() {
 		for g := 0; g < groups; g += 2 {
-			acc[g][0], acc[g+1][0] = a.inGroups(acc[g][0], acc[g+1][0])
+			t.acc[g][0], t.acc[g+1][0] = d.inGroups(t.acc[g][0], t.acc[g+1][0])
 		}
 	}
 	sp, lds := GP64(), GP64()
 	MOVQ(d.sp, sp)
 	MOVQ(argument("lds"), lds)
-	ADDQ(U32(uint32(groups*a.bytes())), d.sp)
+	ADDQ(U32(uint32(groups*d.isa.bytes())), d.sp)
 	for r := range rows {
 		for g := range groups {
-			VMOVUPS(acc[g][r], a.at(sp, g))
+			VMOVUPS(t.acc[g][r], d.isa.at(sp, g))
 		}
 		if r < rows-1 {
 			ADDQ(lds, sp)
 		}
 	}
+}
+
+// paired reports whether splitPairs converts the words of two groups.
+func (t *dotsTile) paired() bool { return t.pair > 1 && t.splitPairs != nil }
+
+// openKeys sets the keys of each group, with their scales, and moves kp to the next tile.
+func (t *dotsTile) openKeys() {
+	d, a := t.dotsKernel, t.isa
+	t.acc, t.base = make([][]reg.VecVirtual, t.groups), make([]reg.GPVirtual, t.groups)
+	p, zero := GP64(), a.vec()
+	MOVQ(d.kp, p)
+	a.zero(zero)
+	for g := range t.base {
+		t.base[g] = GP64()
+		MOVQ(p, t.base[g])
+		for lane := 0; lane < a.lanes; lane += 4 {
+			for r := 0; r < 4 && d.lead > 0; r++ {
+				scale := GP32()
+				MOVL(rowAt(p, d.ldk, d.ldk3, r, 0), scale)
+				MOVL(scale, d.scales.Offset(g*a.bytes()+4*(lane+r)))
+			}
+			LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
+		}
+		switch {
+		case t.rows > 1: // of one run
+		case t.groups == 1 && a.lanes < pairedRun:
+			TESTQ(U32(1), d.count) // each second group
+			JZ(LabelRef(t.label + "_first"))
+			ADDQ(d.hop, p)
+			Label(t.label + "_first")
+		case (g+1)*a.lanes == pairedRun:
+			ADDQ(d.hop, p)
+		}
+		if d.scaledDown {
+			d.scaleDown(d.scales.Offset(g*a.bytes()), t.label+"_done")
+		}
+		t.acc[g] = a.vecs(t.rows)
+		for r := range t.acc[g] {
+			VMOVAPS(zero, t.acc[g][r])
+		}
+	}
+	MOVQ(p, d.kp)
+	t.moves = d.lead == 0 || a.wide() // else conversions bind, and more instructions take longer
+	if t.moves {
+		CMPQ(d.count, Imm(uint64(t.groups)))
+		CMOVQEQ(t.base[0], p)
+		MOVQ(p, d.following)
+	}
+}
+
+// openQueries sets the query rows.
+func (t *dotsTile) openQueries() {
+	t.queries = []reg.GPVirtual{GP64()}
+	MOVQ(argument("q"), t.queries[0])
+	if t.rows > 1 {
+		t.ldq = param("ldq")
+		t.ldq3 = tripled(t.ldq)
+	}
+	if t.rows > 4 {
+		t.queries = append(t.queries, GP64())
+		LEAQ(Mem{Base: t.queries[0], Index: t.ldq, Scale: 4}, t.queries[1])
+	}
+	t.at = GP64()
+	XORQ(t.at, t.at)
+}
+
+// prefetch prefetches a line for group g.
+func (t *dotsTile) prefetch(label string, g int) {
+	if t.ahead != nil {
+		t.ahead.prefetch(label, 1)
+		return
+	}
+	run := argument("run")
+	if g*t.lanes >= pairedRun {
+		run = t.second
+	}
+	ahead := continued(run)
+	ahead.prefetch(label, 1)
+	ahead.save()
+}
+
+// allPieces adds the products of all pieces of the rows.
+func (t *dotsTile) allPieces(loop string) {
+	d := t.dotsKernel
+	halves := d.lead > 0 && d.wide() // a row may end with half a piece
+	if halves {
+		CMPQ(d.bytes, Imm(16))
+		JE(LabelRef(loop + "_last"))
+	}
+	Label(loop)
+	t.piece(loop, d.piece()/4)
+	for _, q := range t.queries {
+		ADDQ(U32(uint32(4*d.piece()/d.element.bytes)), q)
+	}
+	if !halves {
+		CMPQ(t.at, d.bytes)
+		JNE(LabelRef(loop))
+		return
+	}
+	left := GP64()
+	MOVQ(d.bytes, left)
+	SUBQ(t.at, left)
+	CMPQ(left, Imm(16))
+	JG(LabelRef(loop))
+	JL(LabelRef(loop + "_done"))
+	Label(loop + "_last")
+	t.piece(loop, 4)
+	Label(loop + "_done")
+}
+
+// piece adds the products of n words of each row.
+func (t *dotsTile) piece(loop string, n int) {
+	d := t.dotsKernel
+	var nearer []func()
+	if t.moves {
+		nearer = d.moveNearer(fmt.Sprintf("%s_nearer%d", loop, n), t.at, t.groups*d.lanes*d.piece()/64)
+	}
+	move := among(n*t.groups/t.pair, nearer)
+	for first := 0; first < t.groups; first += t.pair {
+		var words [][]reg.VecVirtual
+		var next []func()
+		for g := first; g < first+t.pair; g++ {
+			next = append(next, t.prefetches(fmt.Sprintf("%s%d_%d", loop, g, n), g)...)
+			words = append(words, d.words(n, t.base[g], t.at))
+		}
+		fetch, perWord := among(n, next), 4/d.element.bytes
+		for i := range n {
+			move()
+			fetch()
+			var each []func(int) reg.VecVirtual
+			if t.paired() {
+				each = d.splitPairs(d, words[0][i], words[1][i])
+			} else {
+				for j, w := range words {
+					each = append(each, d.split(d, w[i], d.scales.Offset((first+j)*d.isa.bytes())))
+				}
+			}
+			for n := range perWord {
+				d.multiply(t.acc[first:first+t.pair], each, n, func(r int) Mem {
+					return rowAt(t.queries[r/4], t.ldq, t.ldq3, r%4, 4*(i*perWord+n))
+				})
+			}
+		}
+	}
+	ADDQ(U32(uint32(4*n)), t.at)
+}
+
+// prefetches returns functions that prefetch as many lines as a piece of group g has, in steps
+// of four.
+func (t *dotsTile) prefetches(label string, g int) (next []func()) {
+	switch lines := t.dotsKernel.piece() * t.lanes / 64; {
+	case lines >= 4:
+		for i := range lines / 4 {
+			next = append(next, func() { t.prefetch(fmt.Sprint(label, "_", i), g) })
+		}
+	case t.groups > 1 && g%2 == 0:
+		next = append(next, func() { t.prefetch(label, g) })
+	case t.groups == 1:
+		next = append(next, func() {
+			TESTQ(U32(uint32(t.dotsKernel.piece())), t.at)
+			JNZ(LabelRef(label + "_odd"))
+			t.prefetch(label, g)
+			Label(label + "_odd")
+		})
+	}
+	return next
 }
 
 // multiply adds the products of the n-th vectors of keys and of an element of each query row

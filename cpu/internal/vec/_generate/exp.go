@@ -79,7 +79,7 @@ func (a *isa) flush() (restore func()) {
 
 // weights turns a score tile into weights.
 func (a *isa) weights() {
-	a.text("weights", "s *float32, fours int, m, mx, l, alpha *float32", "is Kernels.weights.")
+	a.kernel("weights")
 	s, fours, pm, mx, l, alpha := param("s"), param("fours"), param("m"), param("mx"), param("l"), param("alpha")
 	restore := a.flush()
 	e := a.exponential(a.masks())
@@ -129,7 +129,7 @@ func (a *isa) weights() {
 
 // exp2 replaces vectors of x by 2^(x-m).
 func (a *isa) exp2() {
-	a.text("exp2", "x *float32, vectors int, m float32", "is Kernels.exp2.")
+	a.kernel("exp2")
 	x, vectors := param("x"), param("vectors")
 	restore := a.flush()
 	m, e := a.broadcastParam("m"), a.exponential(a.masks())
@@ -146,7 +146,7 @@ func (a *isa) exp2() {
 
 // softcap replaces vectors of x by c*tanh(x).
 func (a *isa) softcap() {
-	a.text("softcap", "x *float32, vectors int, c float32", "is Kernels.softcap.")
+	a.kernel("softcap")
 	x, vectors := param("x"), param("vectors")
 	c, e := a.broadcastParam("c"), a.exponential(a.masks())
 	loop("next", vectors, 1, func() {
@@ -195,7 +195,7 @@ func (a *isa) softcap() {
 
 // bias adds log2(e)·b to vectors of x; where b is -Inf the result is -Inf.
 func (a *isa) bias() {
-	a.text("bias", "x, b *float32, vectors int", "is Kernels.bias.")
+	a.kernel("bias")
 	x, b, vectors := param("x"), param("b"), param("vectors")
 	scale := a.vec()
 	VMOVUPS(cLog2E.mem(), scale)
@@ -248,7 +248,7 @@ func (a *isa) where(x reg.VecVirtual, m Op, y, s reg.VecVirtual) {
 
 // bound clamps finite elements of vectors of x to ±limit.
 func (a *isa) bound() {
-	a.text("bound", "x *float32, vectors int, limit float32", "is Kernels.bound.")
+	a.kernel("bound")
 	x, vectors := param("x"), param("vectors")
 	within := a.limit()
 	loop("next", vectors, 1, func() {
@@ -279,7 +279,7 @@ func (a *isa) limit() func(y reg.VecVirtual) reg.VecVirtual {
 // join adds vectors of b, which are bounded, to those of x, which it bounds before and
 // after. Infinite elements win over finite ones, and -Inf over +Inf.
 func (a *isa) join() {
-	a.text("join", "x, b *float32, vectors int", "is Kernels.join.")
+	a.kernel("join")
 	x, b, vectors := param("x"), param("b"), param("vectors")
 	loop("next", vectors, 1, func() {
 		y, z := a.vec(), a.vec()
@@ -309,7 +309,7 @@ func (a *isa) joined(y, z, bounded reg.VecVirtual) reg.VecVirtual {
 // scaleMax multiplies vectors of x by c and writes the largest product to mx, which has
 // room for a vector.
 func (a *isa) scaleMax() {
-	a.text("scaleMax", "x *float32, vectors int, c float32, mx *float32", "is Kernels.scaleMax.")
+	a.kernel("scaleMax")
 	x, vectors, mx := param("x"), param("vectors"), param("mx")
 	c, m := a.broadcastParam("c"), a.vec()
 	VMOVUPS(cNegInf.mem(), m)
@@ -327,7 +327,7 @@ func (a *isa) scaleMax() {
 
 // exp2Sum replaces vectors of x by 2^(x-m) and adds them to sum, lane by lane.
 func (a *isa) exp2Sum() {
-	a.text("exp2Sum", "x *float32, vectors int, m float32, sum *float32", "is Kernels.exp2Sum.")
+	a.kernel("exp2Sum")
 	x, vectors, sum := param("x"), param("vectors"), param("sum")
 	restore := a.flush()
 	m, e, s := a.broadcastParam("m"), a.exponential(a.wide()), a.vec()
@@ -367,7 +367,7 @@ func (a *isa) largestLane(m reg.VecVirtual) reg.Register {
 
 // rowWeights is weights for rows of scores with keys as lanes.
 func (a *isa) rowWeights() {
-	a.text("rowWeights", "s *float32, lds, vectors, rows int, m, l, alpha *float32", "is Kernels.rowWeights.")
+	a.kernel("rowWeights")
 	s, lds, vectors, rows, pm, l, alpha := param("s"), param("lds"), argument("vectors"), param("rows"), param("m"), param("l"), param("alpha")
 	restore := a.flush()
 	e := a.exponential(a.masks())

@@ -10,7 +10,7 @@ import (
 // outerSum adds sums over lanes to o, a tile of rows and vectors groups times.
 func (a *isa) outerSum(rows, vectors int) {
 	name := fmt.Sprintf("outer%dx%d", rows, vectors)
-	a.text(name, "o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int", "is Kernels."+name+".")
+	a.text(name, "outer", fmt.Sprintf(" for %d keys and %d vectors", rows, vectors), NOSPLIT)
 	o, ldo, x, ldx, n, p, groups := param("o"), param("ldo"), param("x"), param("ldx"), param("n"), param("p"), param("groups")
 	xp, pp := GP64(), GP64()
 	tile := *a
@@ -58,7 +58,7 @@ func (a *isa) outerTile() (rows, vectors int) {
 
 // scoreGradients replaces rows of all lanes of ds, the gradients of weights, by those of scores.
 func (a *isa) scoreGradients() {
-	a.text("scoreGradients", "ds, p, w *float32, rows int, dots *float32, factor float32", "is Kernels.scoreGradients.")
+	a.kernel("scoreGradients")
 	ds, p, w, rows, dots := param("ds"), param("p"), param("w"), param("rows"), param("dots")
 	factor, zero, dot := a.broadcastParam("factor"), a.vec(), a.vecs(a.cols)
 	a.zero(zero)

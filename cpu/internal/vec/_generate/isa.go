@@ -3,9 +3,12 @@ package main
 import (
 	"log"
 
+	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 // isa is an instruction set with the shapes of its register tiles: rows by cols vectors
@@ -49,10 +52,18 @@ func (a *isa) wide() bool    { return a.lanes == 16 }
 // masks reports whether a has the instructions of AVX-512.
 func (a *isa) masks() bool { return a == half || a.wide() }
 
-// text begins the function base+a.name with the given parameters and doc comment.
-func (a *isa) text(base, signature, doc string) {
-	TEXT(base+a.name, NOSPLIT, "func("+signature+")")
-	Doc(base + a.name + " " + doc)
+// kernel begins the function for the field name of package vec's tables.
+func (a *isa) kernel(name string) { a.text(name, name, "", NOSPLIT) }
+
+// text begins the function base+a.name for the field of package vec's tables. which states which
+// of the field's functions it is.
+func (a *isa) text(base, field, which string, flags attr.Attribute) {
+	field, params, results := tables.Kernel(field)
+	if results != "" {
+		results = " (" + results + ")"
+	}
+	TEXT(base+a.name, flags, "func("+params+")"+results)
+	Doc(base + a.name + " is " + field + which + ".")
 }
 
 func (a *isa) vecs(n int) []reg.VecVirtual {

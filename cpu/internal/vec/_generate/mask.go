@@ -8,7 +8,7 @@ import (
 
 // hide writes -Inf to squares of scores where a mask, whose rows are lanes, is false.
 func (a *isa) hide() {
-	a.text("hide", "s *float32, mask *bool, ld, squares int", "is Kernels.hide.")
+	a.kernel("hide")
 	s, mask, ld, squares := param("s"), param("mask"), param("ld"), param("squares")
 	hidden, bits := a.vec(), AllocLocal(64)
 	VMOVUPS(cNegInf.mem(), hidden)
@@ -63,7 +63,7 @@ func (a *isa) hide() {
 
 // hideRow writes -Inf to vectors of x where mask is false.
 func (a *isa) hideRow() {
-	a.text("hideRow", "x *float32, mask *bool, vectors int", "is Kernels.hideRow.")
+	a.kernel("hideRow")
 	x, mask, vectors := param("x"), param("mask"), param("vectors")
 	hidden, zero := a.vec(), a.vec()
 	VMOVUPS(cNegInf.mem(), hidden)
@@ -94,7 +94,7 @@ const maskAhead = 128
 // diagonal adds biases by distance: each row of scores reads the biases one element
 // before those of the previous row.
 func (a *isa) diagonal() {
-	a.text("diagonal", "s *float32, b *float32, rows int, mx *float32", "is Kernels.diagonal.")
+	a.kernel("diagonal")
 	s, b, rows, mx := param("s"), param("b"), param("rows"), param("mx")
 	scale := a.vec()
 	VMOVUPS(cLog2E.mem(), scale)
@@ -123,7 +123,7 @@ func (a *isa) diagonal() {
 // slopes adds multiples of the distances between rows and keys, d at the first key, four
 // keys at a time.
 func (a *isa) slopes() {
-	a.text("slopes", "s *float32, d, factors *float32, fours int, mx *float32", "is Kernels.slopes.")
+	a.kernel("slopes")
 	s, d, factors, fours, mx := param("s"), param("d"), param("factors"), param("fours"), param("mx")
 	scale, m, at := a.vec(), a.vecs(a.cols), a.vecs(a.cols)
 	VMOVUPS(cLog2E.mem(), scale)

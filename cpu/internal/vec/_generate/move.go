@@ -56,7 +56,7 @@ func (a *isa) transposed(r []reg.VecVirtual, jobs ...func()) []reg.VecVirtual {
 // transpose writes the transpose of a square of lanes x lanes, times mul. It prefetches
 // the rows 16 rows after those of both squares.
 func (a *isa) transpose() {
-	a.text("transpose", "dst *float32, ldd int, src *float32, lds int, mul *float32", "is Kernels.transpose.")
+	a.kernel("transpose")
 	dst, ldd, src, lds, mul := param("dst"), param("ldd"), param("src"), param("lds"), param("mul")
 	m, zero := a.vec(), a.vec()
 	VMOVUPS(a.at(mul, 0), m)
@@ -94,7 +94,7 @@ const biasAhead = 4 * 128
 
 // biasSquare adds the transpose of a square of biases to a square of scores.
 func (a *isa) biasSquare() {
-	a.text("biasSquare", "s *float32, b *float32, ldb int, limit float32, mx *float32", "is Kernels.biasSquare.")
+	a.kernel("biasSquare")
 	rows, within := a.square("b"), a.limit()
 	a.addSquare(rows, within)
 	end()
@@ -102,7 +102,7 @@ func (a *isa) biasSquare() {
 
 // joinSquare is biasSquare for the sums of two squares of biases.
 func (a *isa) joinSquare() {
-	a.text("joinSquare", "s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32", "is Kernels.joinSquare.")
+	a.kernel("joinSquare")
 	rows, within := a.square("b"), a.limit()
 	c, ldc := param("c"), param("ldc")
 	for i, y := range rows {
@@ -150,7 +150,7 @@ func (a *isa) addSquare(rows []reg.VecVirtual, within func(y reg.VecVirtual) reg
 
 // nonFinite returns a number other than 0 when one of rows x vectors has NaN or Inf.
 func (a *isa) nonFinite() {
-	a.text("nonFinite", "x *float32, ld, rows, vectors int) (found int32", "is Kernels.nonFinite.")
+	a.kernel("nonFinite")
 	x, ld, rows, vectors := param("x"), param("ld"), param("rows"), param("vectors")
 	zero, sums := a.vec(), a.vecs(4) // as many as hide the latency of an FMA
 	a.zero(zero)
@@ -187,7 +187,7 @@ func (a *isa) nonFinite() {
 
 // load16 writes rows x vectors of 16-bit numbers as float32.
 func (a *isa) load16(name string, convert func(src Mem, dst reg.VecVirtual)) {
-	a.text(name, "dst *float32, ldd int, src *uint16, lds, rows, vectors int", "is Kernels."+name+".")
+	a.kernel(name)
 	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
 	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
 	loop("row", rows, 1, func() {
@@ -216,7 +216,7 @@ func (a *isa) load16(name string, convert func(src Mem, dst reg.VecVirtual)) {
 // loadQ8 writes rows x vectors of integers as float32, times the scale at the beginning
 // of their row.
 func (a *isa) loadQ8() {
-	a.text("loadQ8", "dst *float32, ldd int, src *byte, lds, rows, vectors int", "is Kernels.loadQ8.")
+	a.kernel("loadQ8")
 	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
 	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
 	loop("row", rows, 1, func() {
@@ -258,7 +258,7 @@ func (a *isa) loadBF16() {
 
 // storeF16 rounds vectors of src to binary16.
 func (a *isa) storeF16() {
-	a.text("storeF16", "dst *uint16, src *float32, vectors int", "is Kernels.storeF16.")
+	a.kernel("storeF16")
 	dst, src, vectors := param("dst"), param("src"), param("vectors")
 	loop("next", vectors, 1, func() {
 		x := a.vec()

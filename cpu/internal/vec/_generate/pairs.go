@@ -18,8 +18,7 @@ const (
 func (a *isa) scorePairs() {
 	const rows = 2 * pairs
 	// The stack frame is too large for NOSPLIT.
-	TEXT("scores32"+a.name, 0, "func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)")
-	Doc("scores32" + a.name + " is Kernels.scores32.")
+	a.text("scores32", "scores", " for 32 keys", 0)
 	index := GLOBL("pairs", RODATA|NOPTR)
 	for i := range 16 {
 		DATA(4*i, U32(uint32(i/2)))

@@ -221,7 +221,7 @@ func (a *isa) drop() {
 		groups++
 	}
 	rows := 2 * groups / a.cols
-	a.text("drop", "s *float32, times int, d *uint64", "is Kernels.drop.")
+	a.kernel("drop")
 	s, times, p := param("s"), param("times"), param("d")
 	x := a.newPhilox(p, groups)
 	loop("row", times, 1, func() {
@@ -249,7 +249,7 @@ func (a *isa) drop() {
 // dropRow applies dropout to vectors, step bytes apart: two groups of counters, one counter
 // for each element, yield one word each.
 func (a *isa) dropRow() {
-	a.text("dropRow", "s *float32, vectors, step int, d *uint64, word int", "is Kernels.dropRow.")
+	a.kernel("dropRow")
 	s, vectors, step, p, word := param("s"), param("vectors"), param("step"), param("d"), param("word")
 	x, nowhere := a.newPhilox(p, 2), GP64()
 	LEAQ(drawAt(p, drawFixed+64*10), nowhere)

@@ -57,8 +57,7 @@ func tripled(ld reg.Register) reg.GPVirtual {
 
 // scores writes the score tile: rows keys against all lanes, groups times.
 func (a *isa) scores(rows int) {
-	a.text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32",
-		fmt.Sprintf("is Kernels.scores%d.", rows))
+	a.text(fmt.Sprintf("scores%d", rows), "scores", fmt.Sprintf(" for %d keys", rows), NOSPLIT)
 	s, k, ld, qt, d, groups := param("s"), param("k"), param("ldk"), argument("qt"), argument("d"), argument("groups")
 	ld3 := tripled(ld)
 	q := GP64()
@@ -129,8 +128,7 @@ func (a *isa) scores(rows int) {
 // values writes the value tile: rows elements of the outputs of all lanes, groups times. The
 // values are those of n runs.
 func (a *isa) values(rows int) {
-	a.text(fmt.Sprintf("values%d", rows), "o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32",
-		fmt.Sprintf("is Kernels.values%d.", rows))
+	a.text(fmt.Sprintf("values%d", rows), "values", fmt.Sprintf(" for %d elements", rows), NOSPLIT)
 	o, ld, groups, first := param("o"), param("ldv"), param("groups"), argument("first")
 	ld3 := tripled(ld)
 	vp, p, ahead := GP64(), GP64(), chainOfRuns()
@@ -184,7 +182,7 @@ func (a *isa) values(rows int) {
 // halfValues writes the values of a tile of b's query rows with elements as lanes: the outputs
 // of all rows, some vectors at a time. Masks end the last ones.
 func (a *isa) halfValues(b *isa, vectors int) {
-	a.text("halfValues", "o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32", "is Kernels.halfValues.")
+	a.kernel("halfValues")
 	o, ld, left, first := param("o"), param("ldv"), param("d"), argument("first")
 	ld3 := tripled(ld)
 	vp, p, ahead := GP64(), GP64(), chainOfRuns()
@@ -261,7 +259,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 
 // fold writes o = o*a + x*b, with three roundings, for rows of all lanes.
 func (a *isa) fold() {
-	a.text("fold", "o, x *float32, rows int, a, b *float32", "is Kernels.fold.")
+	a.kernel("fold")
 	o, x, rows, pa, pb := param("o"), param("x"), param("rows"), param("a"), param("b")
 	va, vb := a.vecs(a.cols), a.vecs(a.cols)
 	for j := range va {
@@ -284,7 +282,7 @@ func (a *isa) fold() {
 
 // columnMax writes mx = max(mx, s) over rows of all lanes.
 func (a *isa) columnMax() {
-	a.text("columnMax", "s *float32, rows int, mx *float32", "is Kernels.columnMax.")
+	a.kernel("columnMax")
 	s, rows, mx := param("s"), param("rows"), param("mx")
 	m := [4][]reg.VecVirtual{} // as many as hide the latency of a maximum
 	for u := range m {
@@ -312,7 +310,7 @@ func (a *isa) columnMax() {
 
 // edge hides the keys outside of each lane's range.
 func (a *isa) edge() {
-	a.text("edge", "s *float32, rows, key int, lo, hi *int32", "is Kernels.edge.")
+	a.kernel("edge")
 	s, rows, lo, hi := param("s"), param("rows"), param("lo"), param("hi")
 	j, one, hidden := a.vec(), a.vec(), a.vec()
 	VMOVUPS(cNegInf.mem(), hidden)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"log"
 	"strings"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 // lanes is the number of float32 in a vector, cols the number of vectors in a row of a
@@ -50,6 +52,7 @@ const (
 // function is the assembly of one function.
 type function struct {
 	name   string
+	doc    string // the field of package vec's tables
 	args   []argument
 	size   int // of the arguments, in bytes
 	lines  []string
@@ -66,9 +69,14 @@ type argument struct {
 
 var functions []*function
 
-// text begins the function base+"NEON" with the given parameters and results.
-func text(base, params, results string) *function {
-	f := &function{name: base}
+// kernel begins the function for the field name of package vec's tables.
+func kernel(name string) *function { return text(name, name, "") }
+
+// text begins the function base+"NEON" for the field of package vec's tables. which states which
+// of the field's functions it is.
+func text(base, field, which string) *function {
+	field, params, results := tables.Kernel(field)
+	f := &function{name: base, doc: field + which}
 	functions = append(functions, f)
 	f.parse(params, false)
 	if results != "" {

@@ -52,7 +52,7 @@ func (f *function) horner(c []vec, x, r, t vec) vec {
 
 // weights turns a score tile into weights.
 func weights() {
-	f := text("weights", "s *float32, fours int, m, mx, l, alpha *float32", "")
+	f := kernel("weights")
 	p := f.params("s", "fours", "m", "mx", "l", "alpha")
 	s, fours, pm, mx, l, alpha := p[0], p[1], p[2], p[3], p[4], p[5]
 	e := f.exponential()
@@ -95,7 +95,7 @@ func weights() {
 
 // exp2 replaces vectors of x by 2^(x-m).
 func exp2() {
-	f := text("exp2", "x *float32, vectors int, m float32", "")
+	f := kernel("exp2")
 	x, vectors := f.param("x"), f.param("vectors")
 	m, e, y := f.broadcastParam("m"), f.exponential(), f.vec()
 	f.loop("next", vectors, func() {
@@ -110,7 +110,7 @@ func exp2() {
 
 // exp2Sum replaces vectors of x by 2^(x-m) and adds them to sum, lane by lane.
 func exp2Sum() {
-	f := text("exp2Sum", "x *float32, vectors int, m float32, sum *float32", "")
+	f := kernel("exp2Sum")
 	p := f.params("x", "vectors", "sum")
 	x, vectors, sum := p[0], p[1], p[2]
 	m, e, y, s := f.broadcastParam("m"), f.exponential(), f.vec(), f.vec()
@@ -129,7 +129,7 @@ func exp2Sum() {
 
 // scaleMax multiplies vectors of x by c and writes the largest product to mx.
 func scaleMax() {
-	f := text("scaleMax", "x *float32, vectors int, c float32, mx *float32", "")
+	f := kernel("scaleMax")
 	p := f.params("x", "vectors", "mx")
 	x, vectors, mx := p[0], p[1], p[2]
 	c, m, y := f.broadcastParam("c"), f.constant(cNegInf), f.vec()
@@ -147,7 +147,7 @@ func scaleMax() {
 
 // rowWeights is weights for rows of scores with keys as lanes.
 func rowWeights() {
-	f := text("rowWeights", "s *float32, lds, vectors, rows int, m, l, alpha *float32", "")
+	f := kernel("rowWeights")
 	p := f.params("s", "lds", "vectors", "rows", "m", "l", "alpha")
 	s, lds, vectors, rows, pm, l, alpha := p[0], p[1], p[2], p[3], p[4], p[5], p[6]
 	e, y, mx, factor, sum := f.exponential(), f.vec(), f.vec(), f.vec(), f.vec()
@@ -198,7 +198,7 @@ func rowWeights() {
 
 // softcap replaces vectors of x by c·tanh(x).
 func softcap() {
-	f := text("softcap", "x *float32, vectors int, c float32", "")
+	f := kernel("softcap")
 	x, vectors := f.param("x"), f.param("vectors")
 	c, e := f.broadcastParam("c"), f.exponential()
 	one := e.c[0]
@@ -265,7 +265,7 @@ func (f *function) addBounded(b bounds, s, y, t vec) {
 
 // bias adds log2(e)·b to vectors of x.
 func bias() {
-	f := text("bias", "x, b *float32, vectors int", "")
+	f := kernel("bias")
 	p := f.params("x", "b", "vectors")
 	x, b, vectors := p[0], p[1], p[2]
 	limits, s, y := f.bounds(), f.vec(), f.vec()
@@ -283,7 +283,7 @@ func bias() {
 // join adds vectors of b, which are bounded, to those of x, which it bounds before and
 // after. Infinite elements win over finite ones, and -Inf over +Inf.
 func join() {
-	f := text("join", "x, b *float32, vectors int", "")
+	f := kernel("join")
 	p := f.params("x", "b", "vectors")
 	x, b, vectors := p[0], p[1], p[2]
 	limits, negInf := f.bounds(), f.constant(cNegInf)
@@ -328,7 +328,7 @@ func (f *function) limit() func(y, z vec) {
 
 // bound clamps finite elements of vectors of x to ±limit.
 func bound() {
-	f := text("bound", "x *float32, vectors int, limit float32", "")
+	f := kernel("bound")
 	x, vectors := f.param("x"), f.param("vectors")
 	within, inf, y, z, is := f.limit(), f.constant(cInf), f.vec(), f.vec(), f.vec()
 	f.loop("next", vectors, func() {
@@ -344,7 +344,7 @@ func bound() {
 
 // biasSquare adds the transpose of a square of biases to a square of scores.
 func biasSquare() {
-	f := text("biasSquare", "s *float32, b *float32, ldb int, limit float32, mx *float32", "")
+	f := kernel("biasSquare")
 	b, ldb, rows := f.param("b"), f.param("ldb"), f.vectors(lanes)
 	for i := range rows {
 		f.ldStep(b, ldb, rows[i])
@@ -354,7 +354,7 @@ func biasSquare() {
 
 // joinSquare is biasSquare for the sums of two squares of biases.
 func joinSquare() {
-	f := text("joinSquare", "s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32", "")
+	f := kernel("joinSquare")
 	p := f.params("b", "ldb", "c", "ldc")
 	b, ldb, c, ldc := p[0], p[1], p[2], p[3]
 	limits, negInf, within, rows := f.bounds(), f.constant(cNegInf), f.limit(), f.vectors(lanes)
@@ -389,7 +389,7 @@ func (f *function) addSquare(limits bounds, rows []vec, within func(y, z vec)) {
 // diagonal adds biases by distance: each row of scores reads the biases one element
 // before those of the previous row.
 func diagonal() {
-	f := text("diagonal", "s *float32, b *float32, rows int, mx *float32", "")
+	f := kernel("diagonal")
 	p := f.params("s", "b", "rows", "mx")
 	s, b, rows, mx := p[0], p[1], p[2], p[3]
 	limits, m, x, y := f.bounds(), f.vectors(cols), f.vectors(cols), f.vectors(cols)
@@ -411,7 +411,7 @@ func diagonal() {
 
 // slopes adds multiples of the distances between rows and keys, d at the first key.
 func slopes() {
-	f := text("slopes", "s *float32, d, factors *float32, fours int, mx *float32", "")
+	f := kernel("slopes")
 	p := f.params("s", "d", "factors", "fours", "mx")
 	s, fours, mx := p[0], p[3], p[4]
 	c, at, factors, m, x, far := f.constants(cOne, cLog2E), f.vectors(cols), f.vectors(cols), f.vectors(cols), f.vectors(cols), f.vec()

@@ -96,7 +96,7 @@ func declarations(pkg string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "//go:build arm64\n\npackage %s\n", pkg)
 	for _, f := range functions {
-		fmt.Fprintf(&b, "\n// %sNEON is Kernels.%s.\nfunc %s\n", f.name, f.name, f.signature())
+		fmt.Fprintf(&b, "\n// %sNEON is %s.\nfunc %s\n", f.name, f.doc, f.signature())
 	}
 	return b.String()
 }

@@ -2,7 +2,7 @@ package main
 
 // transposeMul writes the transpose of a square of lanes x lanes, times mul.
 func transposeMul() {
-	f := text("transpose", "dst *float32, ldd int, src *float32, lds int, mul *float32", "")
+	f := kernel("transpose")
 	p := f.params("dst", "ldd", "src", "lds", "mul")
 	dst, ldd, src, lds := p[0], p[1], p[2], p[3]
 	m, zero, x, rows := f.vec(), f.vec(), f.vec(), f.vectors(lanes)
@@ -25,7 +25,7 @@ func transposeMul() {
 
 // nonFinite returns a number other than 0 when one of rows x vectors has NaN or Inf.
 func nonFinite() {
-	f := text("nonFinite", "x *float32, ld, rows, vectors int", "found int32")
+	f := kernel("nonFinite")
 	args := f.params("x", "ld", "rows", "vectors")
 	x, ld, rows, vectors := args[0], args[1], args[2], args[3]
 	zero, sums, y, p := f.vec(), f.vectors(4), f.vec(), f.gp() // as many sums as hide the latency of an FMA
@@ -63,7 +63,7 @@ func (f *function) ones() vec {
 
 // load16 writes rows x vectors of 16 bit numbers as float32.
 func load16(name string, convert func(f *function, n, d vec)) {
-	f := text(name, "dst *float32, ldd int, src *uint16, lds, rows, vectors int", "")
+	f := kernel(name)
 	f.rows(2, func(src, from, to gp) {
 		x := f.vec()
 		f.ld(from, 0, 2, x)
@@ -99,7 +99,7 @@ func (f *function) rows(size int, body func(src, from, to gp), begin func(src gp
 // loadQ8 writes rows x vectors of integers as float32, times the scale at the beginning
 // of their row.
 func loadQ8() {
-	f := text("loadQ8", "dst *float32, ldd int, src *byte, lds, rows, vectors int", "")
+	f := kernel("loadQ8")
 	scale, x := f.vec(), f.vec()
 	f.rows(1, func(_, from, to gp) {
 		f.ld(from, 4, 1, x)
@@ -113,7 +113,7 @@ func loadQ8() {
 
 // storeF16 rounds vectors of src to binary16.
 func storeF16() {
-	f := text("storeF16", "dst *uint16, src *float32, vectors int", "")
+	f := kernel("storeF16")
 	p := f.params("dst", "src", "vectors")
 	dst, src, vectors := p[0], p[1], p[2]
 	x := f.vec()
@@ -128,7 +128,7 @@ func storeF16() {
 
 // hide writes -Inf to squares of scores where a mask, whose rows are lanes, is false.
 func hide() {
-	f := text("hide", "s *float32, mask *bool, ld, squares int", "")
+	f := kernel("hide")
 	args := f.params("s", "mask", "ld", "squares")
 	s, mask, ld, squares := args[0], args[1], args[2], args[3]
 	hidden, rows, x, p := f.constant(cNegInf), f.vectors(lanes), f.vec(), f.gp()
@@ -156,7 +156,7 @@ func hide() {
 
 // hideRow writes -Inf to vectors of x where mask is false.
 func hideRow() {
-	f := text("hideRow", "x *float32, mask *bool, vectors int", "")
+	f := kernel("hideRow")
 	p := f.params("x", "mask", "vectors")
 	x, mask, vectors := p[0], p[1], p[2]
 	hidden, sees, y := f.constant(cNegInf), f.vec(), f.vec()

@@ -101,7 +101,7 @@ func (d *draw) dropped(words vec, s gp, offset int) {
 
 // drop applies dropout to rows of all lanes: four counters have the words of a row.
 func drop() {
-	f := text("drop", "s *float32, times int, d *uint64", "")
+	f := kernel("drop")
 	p := f.params("s", "times", "d")
 	s, times := p[0], p[1]
 	d := f.draw(p[2])
@@ -119,7 +119,7 @@ func drop() {
 // dropRow applies dropout to vectors, step bytes apart: four counters, one for each element,
 // have one word each.
 func dropRow() {
-	f := text("dropRow", "s *float32, vectors, step int, d *uint64, word int", "")
+	f := kernel("dropRow")
 	p := f.params("s", "vectors", "d", "word", "step")
 	x, vectors, word, step, left := p[0], p[1], p[3], p[4], f.gp()
 	d := f.draw(p[2])

@@ -19,7 +19,7 @@ func (f *function) clear(acc [][]vec) {
 
 // scores writes the score tile: rows keys against all lanes, groups times.
 func scores(rows int) {
-	f := text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32", "")
+	f := text(fmt.Sprintf("scores%d", rows), "scores", fmt.Sprintf(" for %d keys", rows))
 	p := f.params("s", "k", "ldk", "qt", "d", "groups", "mx")
 	s, k, ld, qt, d, groups, mx := p[0], p[1], p[2], p[3], p[4], p[5], p[6]
 	q, kp := f.gp(), make([]gp, rows)
@@ -83,7 +83,7 @@ func (f *function) outer(acc [][]vec, b []vec, lane func(i int) (vec, int)) {
 // values writes the value tile: rows elements of the outputs of all lanes, groups times. The
 // values are those of n runs.
 func values(rows int) {
-	f := text(fmt.Sprintf("values%d", rows), "o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32", "")
+	f := text(fmt.Sprintf("values%d", rows), "values", fmt.Sprintf(" for %d elements", rows))
 	args := f.params("o", "ldv", "first", "groups", "alpha")
 	o, ld, first, groups, alpha := args[0], args[1], args[2], args[3], args[4]
 	run, left, vp, ahead, n, p := f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp()
@@ -127,7 +127,7 @@ func values(rows int) {
 
 // fold writes o = o·a + x·b, with three roundings, for rows of all lanes.
 func fold() {
-	f := text("fold", "o, x *float32, rows int, a, b *float32", "")
+	f := kernel("fold")
 	p := f.params("o", "x", "rows", "a", "b")
 	o, x, rows := p[0], p[1], p[2]
 	a, b, l, r := f.vectors(cols), f.vectors(cols), f.vectors(cols), f.vectors(cols)
@@ -150,7 +150,7 @@ func fold() {
 
 // columnMax writes mx = max(mx, s) over rows of all lanes.
 func columnMax() {
-	f := text("columnMax", "s *float32, rows int, mx *float32", "")
+	f := kernel("columnMax")
 	p := f.params("s", "rows", "mx")
 	s, rows, mx := p[0], p[1], p[2]
 	m, x := f.vectors(cols), f.vectors(cols)
@@ -168,7 +168,7 @@ func columnMax() {
 
 // edge hides the keys outside of each lane's range.
 func edge() {
-	f := text("edge", "s *float32, rows, key int, lo, hi *int32", "")
+	f := kernel("edge")
 	p := f.params("s", "rows", "key", "lo", "hi")
 	s, rows, key := p[0], p[1], p[2]
 	hidden, j, one := f.constant(cNegInf), f.vec(), f.vec()
@@ -196,7 +196,7 @@ func edge() {
 
 // outerSum adds sums over lanes to o, a tile of rows and vectors groups times.
 func outerSum(rows, vectors int) {
-	f := text(fmt.Sprintf("outer%dx%d", rows, vectors), "o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int", "")
+	f := text(fmt.Sprintf("outer%dx%d", rows, vectors), "outer", fmt.Sprintf(" for %d keys and %d vectors", rows, vectors))
 	args := f.params("o", "ldo", "x", "ldx", "n", "p", "groups")
 	o, ldo, x, ldx, n, p, groups := args[0], args[1], args[2], args[3], args[4], args[5], args[6]
 	xp, pp := f.gp(), f.gp()
@@ -232,7 +232,7 @@ func outerSum(rows, vectors int) {
 
 // scoreGradients replaces rows of all lanes of ds, the gradients of weights, by those of scores.
 func scoreGradients() {
-	f := text("scoreGradients", "ds, p, w *float32, rows int, dots *float32, factor float32", "")
+	f := kernel("scoreGradients")
 	args := f.params("ds", "p", "w", "rows", "dots")
 	ds, p, w, rows := args[0], args[1], args[2], args[3]
 	factor, dot := f.broadcastParam("factor"), f.vectors(cols)
