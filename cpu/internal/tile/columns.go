@@ -48,17 +48,16 @@ func (p *Products) findSteps(s *Space, t *Tile, here Span) bool {
 	return s.steps[n-1] < here.Hi-here.Lo
 }
 
-// scoreColumns is Scores for the keys of some, in the steps of s.steps, which begin at key lo.
-// An edge hides what it leaves out.
-func (p *Products) scoreColumns(s *Space, t *Tile, b *block, some Span, lo int, scores []float32) {
-	x := p.Layout.Kernels
+// scoreColumns is Scores for the keys of here, in the steps of s.steps. An edge hides what it
+// leaves out.
+func (p *Products) scoreColumns(s *Space, t *Tile, b *block, here Span, scores []float32) {
+	x, lo := p.Layout.Kernels, here.Lo
 	n := x.Columns()
 	for step, keys := range s.steps[:2*n-1] {
-		now := Span{lo, lo + keys}.Clip(some.Lo, some.Hi)
-		lo += keys
-		if !now.Empty() {
-			runs, ldk := p.keys(s, b, t, now)
-			x.ScoresOf(max(0, step+1-n), min(step+1, n), scores[(now.Lo-some.Lo)*x.Width:], runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
+		if keys > 0 {
+			runs, ldk := p.keys(s, b, t, Span{lo, lo + keys})
+			x.ScoresOf(max(0, step+1-n), min(step+1, n), scores[(lo-here.Lo)*x.Width:], runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
 		}
+		lo += keys
 	}
 }
