@@ -248,7 +248,6 @@ func (a *attention) newCutter(buffers int) (*cut.Cutter, error) {
 	return c, nil
 }
 
-
 // check returns backend.ErrUnsupported when k has more storage buffers than the device
 // binds, or pages cannot be collected.
 func (a *attention) check(k shaders.Variant) error {
@@ -312,7 +311,7 @@ func (a *attention) shape() tune.Shape {
 		Pairs:    a.kinds(),
 		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
 		Half:     c.O.DType() != backend.F32,
-		Software: a.b.info.Type == backend.CPU, OwnExp2: a.b.dev.OwnExp2,
+		Software: a.b.info.Type == backend.CPU, OwnExp2: a.b.dev.Pipelines.OwnExp2,
 		Limits: tune.Limits{
 			Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize), Binding: queue.MaxWindow(*l),
 		},

@@ -47,8 +47,8 @@ func TestChoiceOfExp2(t *testing.T) {
 		{0, port.ErrMemory, false, "exponentials in software (the device's: device out of memory)"},
 	} {
 		b := open(t, Options{exp2: func(context.Context, port.Device) (float64, error) { return c.ulp, c.err }})
-		if b.dev.OwnExp2 != c.own {
-			t.Errorf("%v ulp, %v: the device's exp2 is used: %v", c.ulp, c.err, b.dev.OwnExp2)
+		if b.dev.Pipelines.OwnExp2 != c.own {
+			t.Errorf("%v ulp, %v: the device's exp2 is used: %v", c.ulp, c.err, b.dev.Pipelines.OwnExp2)
 		}
 		for _, rows := range []int{1, 100} {
 			p, err := b.Plan(t.Context(), plain(t, b, rows, 100, 64))

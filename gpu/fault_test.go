@@ -103,8 +103,8 @@ func session(b *Backend) (out []float32, err error) {
 
 // compiled counts the compiled pipelines.
 func (b *Backend) compiled() (n int) {
-	for _, p := range b.dev.Pipelines() {
-		if b.dev.Compiled(p) {
+	for _, p := range b.dev.Pipelines.All() {
+		if b.dev.Pipelines.Compiled(p) {
 			n++
 		}
 	}

@@ -295,8 +295,8 @@ func TestHangWhileOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		b, _ := simulate(t, Options{exp2: meter.Exp2}, func() time.Duration { return -1 })
-		if took := time.Since(began); took > exp2Time+time.Second || b.dev.OwnExp2 {
-			t.Errorf("opened after %v, with the device's exp2: %v", took, b.dev.OwnExp2)
+		if took := time.Since(began); took > exp2Time+time.Second || b.dev.Pipelines.OwnExp2 {
+			t.Errorf("opened after %v, with the device's exp2: %v", took, b.dev.Pipelines.OwnExp2)
 		}
 		if err := b.Close(); !errors.Is(err, backend.ErrDeviceLost) {
 			t.Errorf("Close: %v", err)

@@ -133,7 +133,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 			k := v.kernel(productShape{
 				w: c.dtype, aWide: c.wide, wWide: c.wide, yWide: c.wide, along: c.keys, whole: c.x%(4*productQD) == 0, skip: c.skip,
 			})
-			if !b.dev.Compiled(b.dev.Pipeline(k)) {
+			if !b.dev.Pipelines.Compiled(b.dev.Pipelines.Of(k)) {
 				t.Errorf("%s: %s was not run", c.what, shaders.Key(k))
 			}
 		}

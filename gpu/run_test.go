@@ -272,8 +272,8 @@ func TestSubmissionsFollowTheBudget(t *testing.T) {
 	b, dev := faulty(t, Options{Budget: 40 * time.Millisecond})
 	c := plain(t, b, 512, 512, 64)
 	run := func(speed float64) (submitted int, o []float32) {
-		for _, p := range b.dev.Pipelines() {
-			p.SetSpeed(speed)
+		for _, p := range b.dev.Pipelines.All() {
+			p.Pace.Set(speed)
 		}
 		submitted = submissions(dev, func() {
 			check(t, b.Attention(t.Context(), c))

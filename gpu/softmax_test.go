@@ -78,7 +78,7 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 				t.Errorf("%d keys: lse [%d] is %v, should be %v", keys, r, got, math.Log(sum))
 			}
 		}
-		if v := b.chooseSoftmax(keys); !b.dev.Compiled(b.dev.Pipeline(v)) || v.Held != (keys <= 3840) {
+		if v := b.chooseSoftmax(keys); !b.dev.Pipelines.Compiled(b.dev.Pipelines.Of(v)) || v.Held != (keys <= 3840) {
 			t.Errorf("%d keys: %s is not what ran", keys, shaders.Key(v))
 		}
 		for _, o := range []struct {
@@ -90,7 +90,7 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%d keys %s", keys, o.what), func(t *testing.T) {
 				got, lse, b := run(o.opt)
-				if !b.dev.Compiled(b.dev.Pipeline(softmaxAny)) && (o.opt.MaxWork == 0 || keys > 5*softmaxGrain) {
+				if !b.dev.Pipelines.Compiled(b.dev.Pipelines.Of(softmaxAny)) && (o.opt.MaxWork == 0 || keys > 5*softmaxGrain) {
 					t.Error("the row was held")
 				}
 				for i := range want {

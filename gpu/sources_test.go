@@ -93,7 +93,7 @@ func TestKernelSources(t *testing.T) {
 			b, d := simulate(t, Options{Budget: emitBudget, exp2: precise}, func() time.Duration { return 0 }, func(l *gputypes.Limits) { *l = emitLimits })
 			defer b.Close()
 			r := &recorder{Device: d, written: map[port.Buffer][]byte{}}
-			b.dev.Port = r
+			b.dev.Port, b.dev.Pipelines.Dev = r, r
 			device := func(dtype backend.DType, shape backend.Shape) backend.Tensor { return alloc(t, b, dtype, shape) }
 			meta := func(dtype backend.DType, shape backend.Shape) backend.Tensor {
 				x, err := backend.Meta(dtype, shape)

@@ -11,7 +11,6 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/resource"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -49,7 +48,7 @@ func exp2Error(ctx context.Context, dev port.Device, k shaders.Variant) (ulp flo
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	desc, err := queue.Desc(k)
+	desc, err := resource.Desc(k)
 	if err != nil {
 		return 0, err
 	}

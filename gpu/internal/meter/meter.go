@@ -251,12 +251,12 @@ func (part readPart) probe(rounds, groups int) probe {
 // Launch returns the median time from the submission to the end of an empty dispatch of
 // one workgroup, with its pipeline, bindings and parameters in place.
 func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err error) {
-	peak := d.Pipeline(shaders.Peak)
-	p, err := d.Acquire(ctx, peak)
+	peak := d.Pipelines.Of(shaders.Peak)
+	p, err := d.Pipelines.Acquire(ctx, peak)
 	if err != nil {
 		return 0, err
 	}
-	defer d.Release(peak)
+	defer d.Pipelines.Release(peak)
 	uniform, err := d.Pool.Get(ctx, 16, resource.UniformUsage)
 	if err != nil {
 		return 0, queue.Translate("launch", err)
@@ -266,7 +266,7 @@ func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err err
 		return 0, queue.Translate("launch", err)
 	}
 	empty := []port.Command{{Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{
-		{Buffer: d.Blank(), Size: queue.BlankBytes}, {Buffer: uniform, Size: 16},
+		{Buffer: d.Blank(), Size: resource.MinBytes}, {Buffer: uniform, Size: 16},
 	}}}
 	times := make([]time.Duration, launches)
 	for i := range times {

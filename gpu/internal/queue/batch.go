@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/resource"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -19,7 +20,7 @@ const (
 
 // dispatch is one dispatch of a step.
 type dispatch struct {
-	pipeline *Pipeline
+	pipeline *resource.Pipeline
 	windows  []cut.Window
 	params   shaders.Params
 	grid     [3]uint32
@@ -34,7 +35,7 @@ type dispatch struct {
 // writes reports whether x writes to buf.
 func (x *dispatch) writes(buf cut.Buffer) bool {
 	for j, w := range x.windows {
-		if w.Buf == buf && x.pipeline.kinds[j] == 'w' {
+		if w.Buf == buf && x.pipeline.Kinds[j] == 'w' {
 			return true
 		}
 	}
@@ -85,7 +86,7 @@ func (b *batch) clear() {
 // error.
 func (b *batch) acquire(ctx context.Context, d *Device) error {
 	for i := range b.list {
-		p, err := d.Acquire(ctx, b.list[i].pipeline)
+		p, err := d.Pipelines.Acquire(ctx, b.list[i].pipeline)
 		if err != nil {
 			return err
 		}
@@ -97,7 +98,7 @@ func (b *batch) acquire(ctx context.Context, d *Device) error {
 // release ends the use of the pipelines that acquire has acquired.
 func (b *batch) release(d *Device) {
 	for i := range b.compiled {
-		d.Release(b.list[i].pipeline)
+		d.Pipelines.Release(b.list[i].pipeline)
 	}
 }
 
@@ -114,11 +115,11 @@ func (b *batch) record(d *Device, f *flight) error {
 		from := len(b.bindings)
 		for j, w := range x.windows {
 			if w.Buf == nil {
-				w = cut.Window{Buf: d.blank[j], Size: BlankBytes}
+				w = cut.Window{Buf: d.blank[j], Size: resource.MinBytes}
 			}
 			b.bindings = append(b.bindings, port.Binding{Buffer: w.Buf, Offset: w.Offset, Size: w.Size})
 		}
-		b.bindings = slices.Insert(b.bindings, from+x.pipeline.uniform,
+		b.bindings = slices.Insert(b.bindings, from+x.pipeline.Uniform,
 			port.Binding{Buffer: ring.buf, Offset: f.lo + x.offset, Size: uint64(x.params.Size())})
 		b.commands = append(b.commands, port.Command{Pipeline: b.compiled[i], Bindings: b.bindings[from:len(b.bindings):len(b.bindings)], Groups: x.grid})
 		b.copies(x.after)

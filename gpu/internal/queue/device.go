@@ -34,14 +34,13 @@ type Device struct {
 	Port   port.Device
 	Limits gputypes.Limits
 	Pool   *resource.Pool
-	// OwnExp2 is that of Config.
-	OwnExp2 bool
+	// Pipelines of the kernels that calls asked for.
+	Pipelines *resource.Pipelines
 
-	name      string
-	pacing    pacing
-	pipelines pipelines
-	sent      *sent
-	runners   sync.Pool
+	name    string
+	pacing  pacing
+	sent    *sent
+	runners sync.Pool
 
 	bound     atomic.Int64  // on the memory of tensors and calls; 0 is none
 	tensors   atomic.Int64  // bytes of tensors in device memory
@@ -52,9 +51,6 @@ type Device struct {
 	// buffer, because none may be bound twice in a dispatch that writes one of them.
 	blank [port.MaxBindings]port.Buffer
 }
-
-// BlankBytes is the size of the buffers for missing operands.
-const BlankBytes = resource.MinBytes
 
 // Config configures a Device. Zero values mean the defaults.
 type Config struct {
@@ -75,7 +71,7 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 		name       string
 		has, least uint64
 	}{
-		{"MaxBufferSize", l.MaxBufferSize, BlankBytes},
+		{"MaxBufferSize", l.MaxBufferSize, resource.MinBytes},
 		{"MaxStorageBufferBindingSize", l.MaxStorageBufferBindingSize, cut.GranuleBytes},
 		{"MaxComputeWorkgroupsPerDimension", uint64(l.MaxComputeWorkgroupsPerDimension), 1},
 	} {
@@ -83,8 +79,7 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 			return nil, fmt.Errorf("%s: limit %s is %d, kernels need %d or more: %w", name, x.name, x.has, x.least, backend.ErrUnsupported)
 		}
 	}
-	d := NewPlanner(l, name, kind, c)
-	d.Port = dev
+	d := newDevice(dev, l, name, kind, c)
 	keep := c.PoolBytes
 	if keep == 0 {
 		keep = defaultPoolBytes
@@ -98,14 +93,29 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 		return nil, d.wrap(err)
 	}
 	for i := range d.blank {
-		if d.blank[i], err = dev.CreateBuffer(BlankBytes, resource.StorageUsage); err != nil {
+		if d.blank[i], err = dev.CreateBuffer(resource.MinBytes, resource.StorageUsage); err != nil {
 			return nil, d.wrap(err)
 		}
 	}
 	return d, nil
 }
 
-// Blank returns a buffer of BlankBytes for a missing operand.
+// NewPlanner returns a Device with limits and no device behind it. It plans operations
+// (Count, Dispatches) and must not run any.
+func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
+	return newDevice(nil, l, name, kind, c)
+}
+
+func newDevice(dev port.Device, l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
+	d := &Device{Port: dev, Limits: l, name: name, pacing: newPacing(kind, c), streaming: make(chan struct{}, 1)}
+	d.sent = &sent{turn: make(chan struct{}, 1), calls: calls{writers: map[*cut.Store]*call{}}}
+	d.Pipelines = resource.NewPipelines(dev, resource.PipelineConfig{Name: name, Limits: l, OwnExp2: c.OwnExp2, Speed: d.pacing.speed, Wrap: d.wrap})
+	d.bound.Store(c.MemoryBytes)
+	d.runners.New = func() any { return new(Runner) }
+	return d
+}
+
+// Blank returns a buffer of resource.MinBytes for a missing operand.
 func (d *Device) Blank() port.Buffer { return d.blank[0] }
 
 // Lanes returns the number of workgroups that a busy device runs at the same time.

@@ -1,12 +1,15 @@
 package queue
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/resource"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -117,14 +120,39 @@ func (d *Device) Count(op *Op) (e Extent, err error) {
 	return e, err
 }
 
+// Dispatch is a dispatch of an operation.
+type Dispatch struct {
+	Kernel shaders.Variant
+	Sizes  []uint64       // bytes of the bindings, with the uniform's
+	Params shaders.Params // contents of the uniform
+	Grid   [3]uint32      // workgroups
+	Groups int            // workgroups that compute; those beyond it return at once
+}
+
+// Dispatches calls f for each dispatch of op, in order. The tensors need no memory.
+func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
+	return op.walk(nil, nil, func(_ Piece, s Step) error {
+		x := Dispatch{Kernel: d.Pipelines.Own(s.Kernel), Params: s.Params}
+		for _, w := range s.Windows {
+			x.Sizes = append(x.Sizes, cmp.Or(w.Size, resource.MinBytes))
+		}
+		x.Sizes = slices.Insert(x.Sizes, d.Pipelines.Of(s.Kernel).Uniform, uint64(s.Params.Size()))
+		return d.split(s, time.Time{}, func(first, n int, grid [3]uint32) error {
+			s.Params.(shaders.Ranged).SetRange(first, first+n)
+			x.Grid, x.Groups = grid, n
+			return f(x)
+		})
+	})
+}
+
 // split divides the workgroups of a step into dispatches that respect the time of a
 // submission, by the deadline of its call, and the limit of workgroups a dimension. f gets the
 // first workgroup, their number, and the grid that contains them.
 func (d *Device) split(s Step, deadline time.Time, f func(first, n int, grid [3]uint32) error) error {
-	p := d.Pipeline(s.Kernel)
+	p := d.Pipelines.Of(s.Kernel)
 	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)
 	for first := 0; first < s.Groups; {
-		n := min(s.Groups-first, d.pacing.atOnce(p.pace.speed(), s.Each, deadline), dim*dim)
+		n := min(s.Groups-first, d.pacing.atOnce(p.Pace.Speed(), s.Each, deadline), dim*dim)
 		x := min(n, dim)
 		if err := f(first, n, [3]uint32{uint32(x), uint32((n + x - 1) / x), 1}); err != nil {
 			return err

@@ -1,12 +1,13 @@
 package queue
 
 import (
+	"fmt"
 	"math"
 	"runtime"
-	"sync/atomic"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // defaultBudget is how long a cancelled call may keep the device busy. Watchdogs of
@@ -110,32 +111,23 @@ func (p *pacing) seconds(speed float64, n int, each float64) float64 {
 	return each * float64(max(n, p.lanes)) / speed
 }
 
-// pace is the speed of a pipeline in operations a second: an assumption at first, then
-// what its submissions show.
-type pace struct{ bits atomic.Uint64 }
-
-// Bounds of a speed. No clock that stops or jumps can make submissions endless or single
-// workgroups.
-const (
-	minSpeed = 1e7
-	maxSpeed = 1e15
-)
-
-func (p *pace) set(speed float64) { p.bits.Store(math.Float64bits(speed)) }
-
-func (p *pace) speed() float64 { return math.Float64frombits(p.bits.Load()) }
-
-// maxStep bounds the factor by which one measurement may correct the speed.
-const maxStep = 16
-
-// measured corrects the speed after a submission that took ratio times its expected
-// time. The new speed is the geometric mean of the old and the measured one: three or
-// four submissions correct a factor of 16 to within a fifth, and each halves the effect
-// of a disturbance. Of concurrent corrections one may be lost.
-func (p *pace) measured(ratio float64) {
-	if ratio <= 0 || math.IsNaN(ratio) {
-		return
+// PieceWork returns the number of operations that one workgroup of k may do in a
+// dispatch: what it does in the time of a submission with all lanes busy.
+func (d *Device) PieceWork(k shaders.Variant) float64 {
+	p := &d.pacing
+	work := d.Pipelines.Of(k).Pace.Speed() * p.share(time.Time{}) / float64(p.lanes)
+	if p.maxWork > 0 {
+		work = min(work, p.maxWork)
 	}
-	ratio = min(max(ratio, 1./maxStep), maxStep)
-	p.set(min(max(p.speed()/math.Sqrt(ratio), minSpeed), maxSpeed))
+	return work
+}
+
+// Pacing describes for plans how submissions of k are sized.
+func (d *Device) Pacing(k shaders.Variant) string {
+	p := &d.pacing
+	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxFlight, d.Pipelines.Of(k).Pace.Speed())
+	if p.maxWork > 0 {
+		s += fmt.Sprintf(" and %.3g operations", p.maxWork)
+	}
+	return s
 }

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,13 +39,9 @@ func (r *Runner) keep(op *Op) error {
 	if c == nil || op.Cutter.Room == 0 && c.Resume == nil {
 		return nil
 	}
+	old := cmp.Or(c.Resume, new(backend.Partial))
 	k := &checkpoint{r: r, call: c, cutter: op.Cutter, kernel: shaders.Key(op.Kernel)}
-	k.now.Call = c.Signature()
-	old := new(backend.Partial)
-	if c.Resume != nil {
-		old = c.Resume
-		k.now.Done, k.now.Work = slices.Clone(old.Done), old.Work
-	}
+	k.now = backend.Partial{Call: c.Signature(), Done: slices.Clone(old.Done), Work: old.Work}
 	op.Cutter.Follow(k)
 	if r.rehearsal {
 		return nil
@@ -105,11 +102,7 @@ func (k *checkpoint) restore(to, from backend.Tensor) (backend.Tensor, error) {
 // first element of to and has its strides.
 func (k *checkpoint) copyDone(dst []byte, to, from backend.Tensor) error {
 	for _, rows := range k.now.Done {
-		part, err := slice(from, rows)
-		if err != nil {
-			return err
-		}
-		src, err := cut.HostBytes(part)
+		part, src, err := hostRows(from, rows)
 		if err != nil {
 			return err
 		}
@@ -132,6 +125,14 @@ func slice(t backend.Tensor, rows backend.Rows) (backend.Tensor, error) {
 		}
 	}
 	return t, nil
+}
+
+// hostRows returns the view of some rows of a host tensor and its memory.
+func hostRows(t backend.Tensor, rows backend.Rows) (part backend.Tensor, data []byte, err error) {
+	if part, err = slice(t, rows); err == nil {
+		data, err = cut.HostBytes(part)
+	}
+	return part, data, err
 }
 
 // Done implements cut.Resume.
@@ -211,11 +212,7 @@ func (k *checkpoint) download(rows backend.Rows) error {
 		if k.r.rehearsal {
 			continue
 		}
-		to, err := slice(t.to, rows)
-		if err != nil {
-			return err
-		}
-		dst, err := cut.HostBytes(to)
+		to, dst, err := hostRows(t.to, rows)
 		if err != nil {
 			return err
 		}

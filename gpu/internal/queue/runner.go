@@ -29,7 +29,7 @@ type Runner struct {
 	deadline time.Time
 
 	rehearsal bool
-	needed    []*Pipeline // in a rehearsal
+	needed    []*resource.Pipeline // in a rehearsal
 
 	call       *call
 	first      bool // a kernel runs for the first time on the device
@@ -126,10 +126,10 @@ func (d *Device) Warmup(ctx context.Context, f func(r *Runner) error) (err error
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if _, err := d.Acquire(ctx, p); err != nil {
+		if _, err := d.Pipelines.Acquire(ctx, p); err != nil {
 			return err
 		}
-		d.Release(p)
+		d.Pipelines.Release(p)
 	}
 	return nil
 }
@@ -203,7 +203,7 @@ func (r *Runner) Run(op *Op) error {
 
 // dispatch queues a step. Its parameters are shaders.Ranged.
 func (r *Runner) dispatch(s Step) error {
-	x := dispatch{pipeline: r.d.Pipeline(s.Kernel), windows: s.Windows, params: s.Params}
+	x := dispatch{pipeline: r.d.Pipelines.Of(s.Kernel), windows: s.Windows, params: s.Params}
 	if err := r.stage(&x); err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (r *Runner) dispatch(s Step) error {
 		s.Params.(shaders.Ranged).SetRange(first, first+n)
 		x.grid = grid
 		x.work = float64(n) * s.Each
-		x.seconds = r.d.pacing.seconds(x.pipeline.pace.speed(), n, s.Each)
+		x.seconds = r.d.pacing.seconds(x.pipeline.Pace.Speed(), n, s.Each)
 		return r.add(&x)
 	})
 }
@@ -219,7 +219,7 @@ func (r *Runner) dispatch(s Step) error {
 // Dispatch queues one dispatch of a kernel with a grid, whatever time it takes. The
 // probes of the device's ceilings use it.
 func (r *Runner) Dispatch(k shaders.Variant, windows []cut.Window, p shaders.Params, grid [3]uint32) error {
-	return r.add(&dispatch{pipeline: r.d.Pipeline(k), windows: windows, params: p, grid: grid})
+	return r.add(&dispatch{pipeline: r.d.Pipelines.Of(k), windows: windows, params: p, grid: grid})
 }
 
 // add queues a dispatch, and submits what is queued before it when both together exceed
@@ -234,7 +234,7 @@ func (r *Runner) add(x *dispatch) error {
 	}
 	ring := &r.d.sent.ring
 	if size := x.params.Size(); size > ring.most() {
-		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.kernel.Name(), size, ring.most(), backend.ErrUnsupported)
+		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.Kernel.Name(), size, ring.most(), backend.ErrUnsupported)
 	}
 	if b := &r.batch; len(b.list) > 0 && (b.holds(x, ring.align) > ring.most() || len(b.list) == maxDispatches || r.d.pacing.full(b.seconds+x.seconds, b.work+x.work, r.deadline)) {
 		if err := r.push(); err != nil {
@@ -283,7 +283,7 @@ func (r *Runner) push() error {
 		}
 	}
 	for i := range r.batch.list {
-		r.first = r.first || !r.batch.list[i].pipeline.measured.Load()
+		r.first = r.first || !r.batch.list[i].pipeline.Measured.Load()
 	}
 	t, err := r.batch.send(r.ctx, r.d, r.call, r.trace.Kernel != nil)
 	if err == nil {

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/resource"
 )
 
 // Bounds on the submissions on a device. A call that would exceed one waits for the oldest.
@@ -43,15 +43,11 @@ type sent struct {
 type flight struct {
 	ticket    port.Ticket
 	call      *call
-	lo, hi    uint64      // its parameters in the ring
-	pipelines []*Pipeline // one for each dispatch
+	lo, hi    uint64               // its parameters in the ring
+	pipelines []*resource.Pipeline // one for each dispatch
 	began     time.Time
 	seconds   float64 // expected
 	due       time.Time
-}
-
-func newSent() *sent {
-	return &sent{turn: make(chan struct{}, 1), calls: calls{writers: map[*cut.Store]*call{}}}
 }
 
 // last returns the ticket of the newest submission, 0 if there is none.
@@ -87,7 +83,7 @@ func (s *sent) dueOf(t port.Ticket) (due time.Time) {
 // unmeasured reports whether the newest submission has a kernel that runs for the first time:
 // software drivers compile it then. The caller holds the lock.
 func (s *sent) unmeasured() bool {
-	return slices.ContainsFunc(s.list[len(s.list)-1].pipelines, func(p *Pipeline) bool { return !p.measured.Load() })
+	return slices.ContainsFunc(s.list[len(s.list)-1].pipelines, func(p *resource.Pipeline) bool { return !p.Measured.Load() })
 }
 
 // room returns a flight with room for so many bytes of parameters. The caller has the turn.
@@ -170,7 +166,7 @@ func (d *Device) settle(t port.Ticket, blocked bool) {
 	s.learn(s.list[:n], blocked, time.Now(), d.pacing.share(time.Time{}))
 	for _, f := range s.list[:n] {
 		for _, p := range f.pipelines {
-			p.measured.Store(true)
+			p.Measured.Store(true)
 		}
 		d.remove(f, nil)
 	}
@@ -211,7 +207,7 @@ func (d *Device) fail(t port.Ticket, err error) port.Ticket {
 func (d *Device) remove(f *flight, err error) {
 	d.sent.seconds -= f.seconds
 	for _, p := range f.pipelines {
-		d.Release(p)
+		d.Pipelines.Release(p)
 	}
 	d.sent.calls.ended(f.call, err)
 	d.sent.recycle(f)
@@ -244,11 +240,11 @@ func (s *sent) learn(list []*flight, blocked bool, now time.Time, share float64)
 	if p == nil || !known || expected <= 0 || max(took, expected) <= share/8 || !blocked && took > expected {
 		return
 	}
-	p.pace.measured(took / expected)
+	p.Pace.Measured(took / expected)
 }
 
 // only returns the pipeline of all dispatches of f, nil if there are several.
-func (f *flight) only() *Pipeline {
+func (f *flight) only() *resource.Pipeline {
 	for _, p := range f.pipelines {
 		if p != f.pipelines[0] {
 			return nil
@@ -293,14 +289,10 @@ func (d *Device) Lost() error {
 	return err
 }
 
-// settleTime is how long a request for memory waits for submissions that use released
-// buffers.
-func (d *Device) settleTime() time.Duration { return max(grace, maxAhead*d.pacing.budget) }
-
 // reclaim waits for the submissions that use released memory, for a bounded time: a device
 // that hangs keeps it. It returns the error of ctx alone.
 func (d *Device) reclaim(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, d.settleTime())
+	bounded, cancel := context.WithTimeout(ctx, max(grace, maxAhead*d.pacing.budget))
 	defer cancel()
 	_ = d.Idle(bounded) // the calls have their errors
 	return ctx.Err()

@@ -113,7 +113,7 @@ func (r *Runner) stage(x *dispatch) error {
 	}
 	// WebGPU does not let a dispatch read and write one buffer, not even different parts
 	// of it. The dispatch reads a copy of the part.
-	kinds := x.pipeline.kinds
+	kinds := x.pipeline.Kinds
 	for j, w := range x.windows {
 		if w.Buf == nil || kinds[j] != 'r' || !x.writes(w.Buf) {
 			continue

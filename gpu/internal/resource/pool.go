@@ -1,4 +1,5 @@
-// Package resource holds what the calls of a device share: a [Pool] of released buffers.
+// Package resource holds what the calls of a device share: a [Pool] of released buffers, and
+// the compiled [Pipelines] with their speed.
 package resource
 
 import (

@@ -1,15 +1,17 @@
-package queue
+package resource
 
 import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/shaders"
@@ -17,14 +19,14 @@ import (
 
 // Pipeline is a kernel on a device, compiled or not, and its speed.
 type Pipeline struct {
-	kernel  shaders.Variant
-	kinds   string // of its bindings except the uniform
-	uniform int    // the binding of the uniform
-	pace    pace
-	// measured is set when a submission with it has ended.
-	measured atomic.Bool
+	Kernel  shaders.Variant
+	Kinds   string // of its bindings except the uniform
+	Uniform int    // the binding of the uniform
+	Pace    Pace
+	// Measured is set when a submission with it has ended.
+	Measured atomic.Bool
 
-	// Guarded by the lock of pipelines.
+	// Guarded by the lock of Pipelines.
 	compiled  port.Pipeline
 	compiling *compilation // while it is compiled
 	users     int          // steps that are recorded or run with it
@@ -38,17 +40,25 @@ type compilation struct {
 	err  error
 }
 
-// SetSpeed sets the speed from which the pace of p is corrected, in operations a second.
-func (p *Pipeline) SetSpeed(speed float64) { p.pace.set(speed) }
-
 // maxPipelines bounds the compiled pipelines of a device. A model needs some 20; software
 // drivers keep some MiB of machine code for each, hardware drivers less. The least
 // recently used ones beyond it are released, and compiled again if a call needs them.
 const maxPipelines = 128
 
-// pipelines holds the kernels that calls asked for. Entries stay, with their speed: a
+// PipelineConfig configures Pipelines.
+type PipelineConfig struct {
+	Name    string // of the device in errors
+	Limits  gputypes.Limits
+	OwnExp2 bool                  // kernels use the device's exp2, see package meter
+	Speed   float64               // of a pipeline before its first run, in operations a second
+	Wrap    func(err error) error // of the port
+}
+
+// Pipelines holds the kernels that calls asked for. Entries stay, with their speed: a
 // few hundred bytes for each of a finite number of kernels.
-type pipelines struct {
+type Pipelines struct {
+	PipelineConfig
+	Dev  port.Device
 	most int
 
 	mu    sync.Mutex
@@ -57,31 +67,35 @@ type pipelines struct {
 	clock uint64
 }
 
-// Pipelines returns the pipelines of all kernels that calls asked for.
-func (d *Device) Pipelines() (all []*Pipeline) {
-	d.pipelines.mu.Lock()
-	defer d.pipelines.mu.Unlock()
-	return slices.Collect(maps.Values(d.pipelines.all))
+// NewPipelines returns the pipelines of a device, which is nil if none is compiled.
+func NewPipelines(dev port.Device, c PipelineConfig) *Pipelines {
+	return &Pipelines{PipelineConfig: c, Dev: dev, most: maxPipelines, all: map[shaders.Variant]*Pipeline{}}
+}
+
+// All returns the pipelines of all kernels that calls asked for.
+func (c *Pipelines) All() []*Pipeline {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Values(c.all))
 }
 
 // Compiled reports whether p is compiled now.
-func (d *Device) Compiled(p *Pipeline) bool {
-	d.pipelines.mu.Lock()
-	defer d.pipelines.mu.Unlock()
+func (c *Pipelines) Compiled(p *Pipeline) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return p.compiled != nil
 }
 
-// Pipeline returns the pipeline of k, which need not be compiled.
-func (d *Device) Pipeline(k shaders.Variant) *Pipeline {
-	c := &d.pipelines
+// Of returns the pipeline of k, which need not be compiled.
+func (c *Pipelines) Of(k shaders.Variant) *Pipeline {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p, ok := c.all[k]; ok {
 		return p
 	}
 	before, after, _ := strings.Cut(shaders.Describe(k).Bindings, "u")
-	p := &Pipeline{kernel: k, kinds: before + after, uniform: len(before)}
-	p.pace.set(d.pacing.speed)
+	p := &Pipeline{Kernel: k, Kinds: before + after, Uniform: len(before)}
+	p.Pace.Set(c.Speed)
 	c.all[k] = p
 	return p
 }
@@ -90,8 +104,7 @@ func (d *Device) Pipeline(k shaders.Variant) *Pipeline {
 // backend.ErrUnsupported when the device does not support or accept the kernel, and the
 // error of ctx when that ends first. A compilation cannot be interrupted: it goes on for
 // the next call.
-func (d *Device) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error) {
-	c := &d.pipelines
+func (c *Pipelines) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error) {
 	c.mu.Lock()
 	for p.compiled == nil {
 		x := p.compiling
@@ -99,7 +112,7 @@ func (d *Device) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error
 		if ours {
 			x = &compilation{done: make(chan struct{})}
 			p.compiling = x
-			go d.compile(p, x)
+			go c.compile(p, x)
 		}
 		c.mu.Unlock()
 		select {
@@ -111,7 +124,7 @@ func (d *Device) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error
 			return nil, x.err
 		}
 		if f := backend.TraceOf(ctx).Compile; ours && f != nil {
-			f(shaders.Key(p.kernel), x.took)
+			f(shaders.Key(p.Kernel), x.took)
 		}
 		c.mu.Lock()
 	}
@@ -126,15 +139,15 @@ func (d *Device) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error
 }
 
 // Release ends the use of a pipeline that Acquire returned.
-func (d *Device) Release(p *Pipeline) {
-	d.pipelines.mu.Lock()
+func (c *Pipelines) Release(p *Pipeline) {
+	c.mu.Lock()
 	p.users--
-	d.pipelines.mu.Unlock()
+	c.mu.Unlock()
 }
 
 // trim removes the compiled pipelines beyond the bound that were unused for longest and
 // returns them. The caller holds the lock and releases them after it.
-func (c *pipelines) trim() (unused []port.Pipeline) {
+func (c *Pipelines) trim() (unused []port.Pipeline) {
 	for len(c.live) > c.most {
 		oldest := -1
 		for i, p := range c.live {
@@ -153,11 +166,10 @@ func (c *pipelines) trim() (unused []port.Pipeline) {
 }
 
 // compile compiles p and ends x.
-func (d *Device) compile(p *Pipeline, x *compilation) {
+func (c *Pipelines) compile(p *Pipeline, x *compilation) {
 	start := time.Now()
-	compiled, err := d.create(p)
+	compiled, err := c.create(p)
 	x.took, x.err = time.Since(start), err
-	c := &d.pipelines
 	c.mu.Lock()
 	p.compiling = nil
 	if err == nil {
@@ -170,27 +182,27 @@ func (d *Device) compile(p *Pipeline, x *compilation) {
 }
 
 // create compiles p by the driver.
-func (d *Device) create(p *Pipeline) (port.Pipeline, error) {
-	x := d.own(p.kernel)
-	k, l := shaders.Describe(x), &d.Limits
+func (c *Pipelines) create(p *Pipeline) (port.Pipeline, error) {
+	x := c.Own(p.Kernel)
+	k, l := shaders.Describe(x), &c.Limits
 	if k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) || k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) {
 		return nil, fmt.Errorf("kernel %s needs %d bytes of workgroup memory and %d threads, %s has %d and %d: %w", x.Name(), k.WorkgroupMemory, k.Threads,
-			d.name, l.MaxComputeWorkgroupStorageSize, l.MaxComputeInvocationsPerWorkgroup, backend.ErrUnsupported)
+			c.Name, l.MaxComputeWorkgroupStorageSize, l.MaxComputeInvocationsPerWorkgroup, backend.ErrUnsupported)
 	}
 	desc, err := Desc(x)
 	if err != nil {
 		return nil, err
 	}
-	compiled, err := d.Port.CreatePipeline(desc)
+	compiled, err := c.Dev.CreatePipeline(desc)
 	if err != nil {
-		return nil, d.wrap(err)
+		return nil, c.Wrap(err)
 	}
 	return compiled, nil
 }
 
-// own returns k as it runs on d.
-func (d *Device) own(k shaders.Variant) shaders.Variant {
-	if d.OwnExp2 {
+// Own returns k as it runs on the device.
+func (c *Pipelines) Own(k shaders.Variant) shaders.Variant {
+	if c.OwnExp2 {
 		return shaders.OwnExp2{Variant: k}
 	}
 	return k
@@ -217,23 +229,34 @@ func Desc(k shaders.Variant) (port.PipelineDesc, error) {
 	return port.PipelineDesc{Label: shaders.Key(k), WGSL: src, Entry: "main", Bindings: kinds}, nil
 }
 
-// PieceWork returns the number of operations that one workgroup of k may do in a
-// dispatch: what it does in the time of a submission with all lanes busy.
-func (d *Device) PieceWork(k shaders.Variant) float64 {
-	p := &d.pacing
-	work := d.Pipeline(k).pace.speed() * p.share(time.Time{}) / float64(p.lanes)
-	if p.maxWork > 0 {
-		work = min(work, p.maxWork)
-	}
-	return work
-}
+// Pace is the speed of a pipeline in operations a second: an assumption at first, then
+// what its submissions show.
+type Pace struct{ bits atomic.Uint64 }
 
-// Pacing describes for plans how submissions of k are sized.
-func (d *Device) Pacing(k shaders.Variant) string {
-	p := &d.pacing
-	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxFlight, d.Pipeline(k).pace.speed())
-	if p.maxWork > 0 {
-		s += fmt.Sprintf(" and %.3g operations", p.maxWork)
+// Bounds of a speed. No clock that stops or jumps can make submissions endless or single
+// workgroups.
+const (
+	minSpeed = 1e7
+	maxSpeed = 1e15
+)
+
+// Set sets the speed from which it is corrected.
+func (p *Pace) Set(speed float64) { p.bits.Store(math.Float64bits(speed)) }
+
+// Speed returns the speed.
+func (p *Pace) Speed() float64 { return math.Float64frombits(p.bits.Load()) }
+
+// maxStep bounds the factor by which one measurement may correct the speed.
+const maxStep = 16
+
+// Measured corrects the speed after a submission that took ratio times its expected
+// time. The new speed is the geometric mean of the old and the measured one: three or
+// four submissions correct a factor of 16 to within a fifth, and each halves the effect
+// of a disturbance. Of concurrent corrections one may be lost.
+func (p *Pace) Measured(ratio float64) {
+	if ratio <= 0 || math.IsNaN(ratio) {
+		return
 	}
-	return s
+	ratio = min(max(ratio, 1./maxStep), maxStep)
+	p.Set(min(max(p.Speed()/math.Sqrt(ratio), minSpeed), maxSpeed))
 }
