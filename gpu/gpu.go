@@ -201,17 +201,30 @@ func openOn(dev port.Device, info backend.Info, opt Options) (*Backend, error) {
 	return b, nil
 }
 
+// byRank lists the types of adapters, the best last.
+var byRank = []backend.DeviceType{backend.CPU, backend.Other, backend.Virtual, backend.Integrated, backend.Discrete}
+
+func typeOf(a gputypes.AdapterInfo) backend.DeviceType {
+	switch a.DeviceType {
+	case gputypes.DeviceTypeDiscreteGPU:
+		return backend.Discrete
+	case gputypes.DeviceTypeIntegratedGPU:
+		return backend.Integrated
+	case gputypes.DeviceTypeVirtualGPU:
+		return backend.Virtual
+	case gputypes.DeviceTypeCPU:
+		return backend.CPU
+	}
+	return backend.Other
+}
+
 func pick(selector string, adapters []port.Adapter) (int, error) {
 	names := make([]string, len(adapters))
 	best, rank := 0, -1
 	for i, a := range adapters {
 		info := a.Info()
 		names[i] = info.Name
-		r := map[gputypes.DeviceType]int{
-			gputypes.DeviceTypeDiscreteGPU: 4, gputypes.DeviceTypeIntegratedGPU: 3,
-			gputypes.DeviceTypeVirtualGPU: 2, gputypes.DeviceTypeOther: 1,
-		}[info.DeviceType]
-		if r > rank {
+		if r := slices.Index(byRank, typeOf(info)); r > rank {
 			best, rank = i, r
 		}
 	}
@@ -248,15 +261,8 @@ func (o Options) lower(l gputypes.Limits) gputypes.Limits {
 }
 
 func describe(name string, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
-	t, ok := map[gputypes.DeviceType]backend.DeviceType{
-		gputypes.DeviceTypeDiscreteGPU: backend.Discrete, gputypes.DeviceTypeIntegratedGPU: backend.Integrated,
-		gputypes.DeviceTypeVirtualGPU: backend.Virtual, gputypes.DeviceTypeCPU: backend.CPU,
-	}[a.DeviceType]
-	if !ok {
-		t = backend.Other
-	}
 	return backend.Info{
-		Name: name, Device: a.Name, Type: t, Provider: Provider, Driver: driverName(a),
+		Name: name, Device: a.Name, Type: typeOf(a), Provider: Provider, Driver: driverName(a),
 		Limits: []backend.Limit{
 			{Name: "max buffer bytes", Value: int64(min(l.MaxBufferSize, math.MaxInt64))},
 			{Name: "max binding bytes", Value: int64(min(l.MaxStorageBufferBindingSize, math.MaxInt64))},

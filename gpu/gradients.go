@@ -26,26 +26,27 @@ func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 	if g.Add {
 		o.updated = o.out
 	}
-	var x *gradients
-	defer func() {
-		if x != nil {
-			x.rows.Release()
-			x.sums.Release()
-		}
-	}()
-	of := func(int) (operands, error) { return o, nil }
-	return b.calls(ctx, "backward", 1, of, func(r *queue.Runner, _ int) (err error) {
-		r.Expect(func() float64 { return float64(backend.NewGradientsPlan(g).FLOPs) })
-		if x == nil { // a rehearsal has built it
-			place := func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	x := new(gradients)
+	defer func() { x.release() }()
+	of := func(int) (operands, error) {
+		err := tooLong(o)
+		if err == nil {
+			x, err = b.newGradients(g, func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 				return b.place(ctx, dtype, shape)
-			}
-			if x, err = b.newGradients(g, place); err != nil {
-				return err
-			}
+			})
 		}
+		return o, err
+	}
+	return b.calls(ctx, "backward", 1, of, func(r *queue.Runner, _ int) error {
+		r.Expect(func() float64 { return float64(backend.NewGradientsPlan(g).FLOPs) })
 		return x.run(r)
 	})
+}
+
+// release releases the scratch.
+func (x *gradients) release() {
+	x.rows.Release()
+	x.sums.Release()
 }
 
 // run queues the operations.
@@ -76,15 +77,15 @@ func (b *Backend) WarmupBackward(ctx context.Context, g *backend.Gradients) erro
 }
 
 // PlanBackward describes how Backward would run g.
-func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (p backend.Plan, err error) {
-	err = b.within(ctx, "plan", func() error {
+func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backend.Plan, error) {
+	return within(ctx, b, "plan", func() (p backend.Plan, err error) {
 		out, in := g.Operands()
 		if err := tooLong(operands{out: out[:], in: in[:]}); err != nil {
-			return err
+			return p, err
 		}
 		x, err := b.newGradients(g, backend.Meta)
 		if err != nil {
-			return err
+			return p, err
 		}
 		p = backend.NewGradientsPlan(g)
 		p.Backend, p.Limits = b.info.Name, b.info.Limits
@@ -93,13 +94,12 @@ func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (p bac
 		p.Cut = fmt.Sprintf("%s; 8 rows or keys a thread, of tiles of %d", strings.Join(x.names, ", "), tilingOf(g.Dims().Dim).others())
 		for _, op := range x.ops {
 			if _, err := b.count(&p, op); err != nil {
-				return err
+				return p, err
 			}
 		}
 		p.Scratch += x.rows.Bytes() + x.sums.Bytes()
-		return nil
+		return p, nil
 	})
-	return p, err
 }
 
 // gradientBuffers is the number of storage buffers of gradient.wgsl.
@@ -118,30 +118,23 @@ type gradients struct {
 	names []string // of the results
 }
 
-// newGradients returns the operations of g, with scratch from alloc.
+// newGradients returns the operations of g, with scratch from alloc, for the caller to release
+// also after an error.
 func (b *Backend) newGradients(g *backend.Gradients, alloc func(backend.DType, backend.Shape) (backend.Tensor, error)) (*gradients, error) {
 	d := g.Dims()
 	x := &gradients{b: b, g: g, d: d, p: g.Problem, group: d.Heads / d.KVHeads}
 	x.p.Sinks = nil
-	if err := x.check(); err != nil {
-		return nil, err
+	err := x.check()
+	if err == nil {
+		x.rows, err = alloc(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 2})
 	}
-	var err error
-	if x.rows, err = alloc(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 2}); err != nil {
-		return nil, err
+	if err == nil && (!g.DSinks.IsZero() || !g.DSlopes.IsZero() || one(g.DBias)) {
+		x.sums, err = alloc(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
 	}
-	if !g.DSinks.IsZero() || !g.DSlopes.IsZero() || one(g.DBias) {
-		if x.sums, err = alloc(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}); err != nil {
-			x.rows.Release()
-			return nil, err
-		}
+	if err == nil {
+		err = x.build()
 	}
-	if err := x.build(); err != nil {
-		x.rows.Release()
-		x.sums.Release()
-		return nil, err
-	}
-	return x, nil
+	return x, err
 }
 
 // one reports whether t has one element for each batch and head.

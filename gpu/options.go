@@ -53,7 +53,6 @@ func (o *options) windows(v pairViews) (mask, bias cut.Window, more []cut.Window
 	return mask, bias, nil
 }
 
-
 // kinds returns the options that change the kernel's loops.
 func (o *options) kinds() tune.Pairs {
 	p := o.p

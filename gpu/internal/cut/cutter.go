@@ -2,6 +2,7 @@ package cut
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -121,12 +122,7 @@ func (c *Cutter) AtMost(axis, n int) {
 
 // OnHost reports whether the operand with tensor t is in host memory.
 func (c *Cutter) OnHost(t backend.Tensor) bool {
-	for _, o := range c.Operands {
-		if o.T == t {
-			return o.OnHost
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.Operands, func(o *Operand) bool { return o.OnHost && o.T == t })
 }
 
 // Fits returns the error of Boxes without visiting any box.
@@ -281,7 +277,7 @@ func (c *Cutter) tooLarge(x Box) (*Operand, uint64) {
 		}
 		if o.OnHost {
 			class := 0
-			if o.follows(c.inner) {
+			if slices.Contains(o.Axes[:], c.inner) {
 				class = 1
 			}
 			if sum[class] += v.Size; v.Size > most[class] {

@@ -157,16 +157,6 @@ func (o *Operand) bytes(start, end uint64) Window {
 	return Window{Buf: &Staged{Of: o, size: size, Runs: []Run{{start, end, 0}}}, Size: size}
 }
 
-// follows reports whether one of o's axes is an axis of the index space.
-func (o *Operand) follows(axis int) bool {
-	for _, a := range o.Axes {
-		if a == axis {
-			return true
-		}
-	}
-	return false
-}
-
 // AlignedRows reports whether each row of t begins at a multiple of n elements and
 // consists of whole groups of n neighbours.
 func AlignedRows(t backend.Tensor, n int) bool {
