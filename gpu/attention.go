@@ -14,7 +14,7 @@ import (
 )
 
 // Attention computes each call in one pass over the keys, or one for each 256 columns of V.
-// In addition to the operands it uses O(Sq) memory, none when the keys come in one piece. The
+// In addition to the operands it uses O(Sq) memory, none when the keys come in one chunk. The
 // dispatches of several calls share submissions, so that many short sequences cost a
 // dispatch each instead of a round trip. Errors are those of backend.Backend;
 // backend.ErrUnsupported names options that the device does not support together.
@@ -278,7 +278,7 @@ func (a *attention) pageParams(w *shaders.AttentionParams, x cut.Box) {
 }
 
 // pageWindow appends the window of the page table.
-func (a *attention) pageWindow(w []cut.Window, p queue.Piece) []cut.Window {
+func (a *attention) pageWindow(w []cut.Window, p queue.Chunk) []cut.Window {
 	if a.HasTable() {
 		w = append(w, p.Table)
 	}

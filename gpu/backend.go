@@ -286,7 +286,7 @@ func (b *Backend) rowOp(shape backend.Shape, ops []*cut.Operand, step func(x cut
 	c := b.dev.NewCutter(cut.Sum, cut.Tile, ops...)
 	return &queue.Op{
 		Cutter: c, Space: cut.Space(shape[0], shape[1], shape[2], 1, 1),
-		Step: func(p queue.Piece) queue.Step {
+		Step: func(p queue.Chunk) queue.Step {
 			views, windows := make([]cut.View, len(ops)), make([]cut.Window, len(ops))
 			for i, o := range ops {
 				views[i] = o.View(p.Box, c.Align)

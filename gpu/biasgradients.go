@@ -67,10 +67,10 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 	}
 	x.ops = append(x.ops, &queue.Op{
 		Cutter: c, Space: cut.Space(x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK, 1), Chained: true,
-		Sweep: func(box cut.Box, piece int) queue.Sweep {
-			return queue.Sweep{Box: box, Piece: piece, Passes: 1, Last: true, State: c.State(box)}
+		Sweep: func(box cut.Box, chunk int) queue.Sweep {
+			return queue.Sweep{Box: box, Chunk: chunk, Passes: 1, Last: true, State: c.State(box)}
 		},
-		Step: func(p queue.Piece) queue.Step {
+		Step: func(p queue.Chunk) queue.Step {
 			rows, keys := p.Len(cut.Row), p.Len(cut.Col)
 			if p.Pass < p.Of.Passes {
 				s, w := x.step(in, c, kernel, p)
@@ -118,9 +118,9 @@ func (x *gradients) clear(name string, t backend.Tensor) {
 func (x *gradients) zeros(name string, t backend.Tensor) {
 	dim := t.Shape()[backend.Dim]
 	ops := []*cut.Operand{new(cut.Operand), cut.Writes(name, t, cut.RowAxes)}
-	x.ops = append(x.ops, x.b.rowOp(t.Shape(), ops, func(part cut.Box, v []cut.View) queue.Step {
+	x.ops = append(x.ops, x.b.rowOp(t.Shape(), ops, func(box cut.Box, v []cut.View) queue.Step {
 		w := &shaders.ReduceParams{
-			Kind: reduceZeros, All: rows(part) * dim, Batches: part.Len(cut.Batch), Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Keys: dim,
+			Kind: reduceZeros, All: rows(box) * dim, Batches: box.Len(cut.Batch), Heads: box.Len(cut.Head), Rows: box.Len(cut.Row), Keys: dim,
 			O: strides(v[1]),
 		}
 		return queue.Step{Kernel: shaders.Reduce, Params: w, Groups: ceil(w.All, reduceThreads), Each: reduceOps * reduceThreads}
@@ -137,7 +137,7 @@ func (x *gradients) totals(name string, t backend.Tensor) {
 	x.names = append(x.names, name)
 	x.ops = append(x.ops, &queue.Op{
 		Cutter: c, Space: all,
-		Step: func(p queue.Piece) queue.Step {
+		Step: func(p queue.Chunk) queue.Step {
 			v, o := from.View(p.Box, c.Align), to.View(p.Box, c.Align)
 			w := &shaders.ReduceParams{
 				Kind: reduceTotals, All: s[0] * s[1], Batches: x.d.Batch / s[0], Heads: x.d.Heads / s[1], Rows: x.d.SeqQ,

@@ -24,7 +24,7 @@ var lowered = []struct {
 	{"buffers of 64 KiB cut tensors", Options{Limits: gputypes.Limits{MaxBufferSize: 64 << 10}}},
 	{"a device without room for a tensor streams", Options{MemoryBytes: 540 << 10}},
 	{"an alignment of 1 KiB moves windows", Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: 36 << 10}}},
-	{"a budget that no piece keeps cuts keys by tiles", Options{Budget: time.Nanosecond}},
+	{"a budget that no chunk keeps cuts keys by tiles", Options{Budget: time.Nanosecond}},
 	all,
 }
 

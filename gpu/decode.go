@@ -151,19 +151,19 @@ func (x *decode) op() *queue.Op {
 	return &queue.Op{Cutter: x.cutter, Space: x.all, Sweep: x.sweep, Step: x.step, Table: x.table, Kernel: x.splits}
 }
 
-// sweep narrows a box to the keys that any of its rows sees, in whole splits: pieces of
+// sweep narrows a box to the keys that any of its rows sees, in whole splits: chunks of
 // splits, then one merge. The box may have no keys; then the merge writes zeros.
-func (x *decode) sweep(box cut.Box, piece int) queue.Sweep {
+func (x *decode) sweep(box cut.Box, chunk int) queue.Sweep {
 	n := x.tiling.Split
 	seen := box.Visible(x.c.Visible, n)
 	splits := ceil(seen.Len(cut.Col), n)
 	return queue.Sweep{
-		Box: seen, Piece: max(piece/n*n, n), Passes: 1, Last: true,
+		Box: seen, Chunk: max(chunk/n*n, n), Passes: 1, Last: true,
 		State: uint64(max(rows(seen)*splits, 1)) * uint64(4*x.width),
 	}
 }
 
-func (x *decode) step(p queue.Piece) queue.Step {
+func (x *decode) step(p queue.Chunk) queue.Step {
 	n, box, align := x.tiling.Split, p.Of.Box, x.cutter.Align
 	splits := ceil(box.Len(cut.Col), n)
 	group := x.K.Group

@@ -179,7 +179,7 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 }
 
 // TestDecodeCutsChangeNoBit compares cut and uncut results of the decode path bit for bit:
-// pieces of keys, heads, rows, grids and submissions, and keys that are read one element
+// chunks of keys, heads, rows, grids and submissions, and keys that are read one element
 // at a time.
 func TestDecodeCutsChangeNoBit(t *testing.T) {
 	const heads, kvHeads, sq, sk, d, dv = 6, 2, 9, 2300, 40, 36
@@ -226,7 +226,7 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 		{"tensors of several buffers", Options{Limits: gputypes.Limits{MaxBufferSize: 700 << 10}}, 0},
 		{"a device without room for all tensors", Options{MemoryBytes: 4 << 20}, 0},
 		{"rows that are not on 16 bytes", Options{}, 1},
-		{"rows that are not on 16 bytes, in pieces", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: split*(d+1)/d + 4096}}, 1},
+		{"rows that are not on 16 bytes, in chunks", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: split*(d+1)/d + 4096}}, 1},
 	} {
 		co, clse, plan := results(x.opt, x.pad)
 		if !strings.Contains(plan.Path, "decode") || plan.Chunks <= whole.Chunks && x.pad == 0 {

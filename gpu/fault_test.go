@@ -34,7 +34,7 @@ func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 	return b, f
 }
 
-// session makes every kind of call: upload, alloc, attention in pieces with a trace, gradients, the
+// session makes every kind of call: upload, alloc, attention in chunks with a trace, gradients, the
 // stages, a merge, a rotation, a layer, download. It releases its tensors.
 func session(b *Backend) (out []float32, err error) {
 	ctx := context.Background()

@@ -261,14 +261,14 @@ func TestPlainIsTheLastResort(t *testing.T) {
 }
 
 // TestPlainUnrolledChangesNoBit compares the plain kernel with unrolled loops and as they are
-// written, bit for bit: options, over several pieces of the keys.
+// written, bit for bit: options, over several chunks of the keys.
 func TestPlainUnrolledChangesNoBit(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()
 	c := problem(t, b)
 	var o, lse [2][]float32
 	for _, level := range []shaders.Expand{shaders.Looped, shaders.Registers} {
-		pieces := 0
+		chunks := 0
 		err := b.run(context.Background(), "attention", func() (*queue.Op, error) {
 			x, err := b.newPrefill(c, plainOnly)
 			if err != nil {
@@ -280,15 +280,15 @@ func TestPlainUnrolledChangesNoBit(t *testing.T) {
 			x.cutter.Most[cut.Col] = cut.Tile
 			op := x.op()
 			step := op.Step
-			op.Step = func(p queue.Piece) queue.Step {
-				pieces++
+			op.Step = func(p queue.Chunk) queue.Step {
+				chunks++
 				return step(p)
 			}
 			return op, nil
 		})
 		check(t, err)
-		if pieces < 2 {
-			t.Errorf("level %d: %d pieces, want several", level, pieces)
+		if chunks < 2 {
+			t.Errorf("level %d: %d chunks, want several", level, chunks)
 		}
 		o[level], lse[level] = floats(t, b, c.O), floats(t, b, c.LSE)
 	}

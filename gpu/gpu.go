@@ -13,7 +13,7 @@
 //	be, err := backend.Open("gpu:nvidia") // by a part of its name
 //
 // Calls of any length run. Bindings are windows of tensors, dispatches respect the limits
-// on workgroups, keys come in pieces that continue from each other's state, and a
+// on workgroups, keys come in chunks that continue from each other's state, and a
 // submission takes a bounded time (Options.Budget). Between submissions a call checks its
 // context and reports progress. No cut changes a bit of the results.
 //

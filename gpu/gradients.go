@@ -219,18 +219,18 @@ func (x *gradients) delta() *queue.Op {
 		cut.Reads("do", g.DO, cut.RowAxes, 1), cut.Reads("o", g.O, cut.RowAxes, 1), cut.Reads("lse", g.LSE, cut.RowAxes, 1),
 		cut.Reads("dlse", g.DLSE, cut.RowAxes, 1), cut.Writes("scratch", x.rows, cut.RowAxes), cut.Writes("scratch", sums, cut.RowAxes),
 	}
-	op := x.b.rowOp(backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}, ops, func(part cut.Box, v []cut.View) queue.Step {
+	op := x.b.rowOp(backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}, ops, func(box cut.Box, v []cut.View) queue.Step {
 		w := &shaders.DeltaParams{
-			Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), VDim: d.ValueDim, GType: int(g.DO.DType()), OType: int(g.O.DType()),
+			Heads: box.Len(cut.Head), Rows: box.Len(cut.Row), VDim: d.ValueDim, GType: int(g.DO.DType()), OType: int(g.O.DType()),
 			Shifted: when(!g.DLSE.IsZero(), 1), Sunk: when(!sums.IsZero(), 1),
 			G: strides(v[0]), O: strides(v[1]), LSE: strides(v[2]), DLSE: strides(v[3]), Out: strides(v[4]), Sums: strides(v[5]),
 		}
 		if !sums.IsZero() {
 			for h := range w.Heads {
-				w.Sinks[h] = g.Problem.Sink(part.Lo[cut.Head] + h)
+				w.Sinks[h] = g.Problem.Sink(box.Lo[cut.Head] + h)
 			}
 		}
-		return queue.Step{Kernel: shaders.Delta, Params: w, Groups: rows(part), Each: reduceOps * float64(d.ValueDim)}
+		return queue.Step{Kernel: shaders.Delta, Params: w, Groups: rows(box), Each: reduceOps * float64(d.ValueDim)}
 	})
 	op.Cutter.AtMost(cut.Head, len(shaders.DeltaParams{}.Sinks))
 	return op
@@ -294,8 +294,8 @@ func (t tiling) together() int {
 
 // loops bounds the loop iterations of a thread for one tile, with the loops marked 'unroll deep'.
 func (t tiling) loops(dim, valueDim int) int {
-	chunks := ceil(dim, 4*gradientDepths) + ceil(valueDim, 4*gradientDepths)
-	return 4 + chunks*(1+gradientDepths) + 4/t.together()*(1+t.together()*t.lanes) + 33
+	stages := ceil(dim, 4*gradientDepths) + ceil(valueDim, 4*gradientDepths)
+	return 4 + stages*(1+gradientDepths) + 4/t.together()*(1+t.together()*t.lanes) + 33
 }
 
 // kernel returns gradient.wgsl for a result of dim columns.
@@ -315,9 +315,9 @@ func (x *gradients) kernel(in *inputs, of shaders.Result, dim int) shaders.Varia
 	}
 }
 
-// step returns the step of gradient.wgsl for a piece. The caller sets Groups and Each, and in the
+// step returns the step of gradient.wgsl for a chunk. The caller sets Groups and Each, and in the
 // parameters what depends on the result.
-func (x *gradients) step(in *inputs, c *cut.Cutter, k shaders.Variant, p queue.Piece) (queue.Step, *shaders.AttentionParams) {
+func (x *gradients) step(in *inputs, c *cut.Cutter, k shaders.Variant, p queue.Chunk) (queue.Step, *shaders.AttentionParams) {
 	view := func(o *cut.Operand) cut.View { return o.View(p.Box, c.Align).Granules() }
 	q, kv, v, do, info := view(in.q), view(in.k), view(in.v), view(in.do), in.rows.View(p.Box, c.Align)
 	pairs := in.views(p.Box, c.Align)
@@ -375,11 +375,11 @@ func (x *gradients) sum(of shaders.Result, name string, t backend.Tensor) error 
 	}
 	loops := tile.loops(x.d.Dim, x.d.ValueDim) + in.rounds(17)
 	each := 2 * float64(heads*(x.d.Dim+x.d.ValueDim+tile.columns())*tile.owned()) // for a row, or a key, of the tiles
-	c.Most[inner] = cut.LongestPiece(tile.others(), heads*loops, each*float64(tile.others()), x.b.dev.PieceWork(kernel))
+	c.Most[inner] = cut.LongestChunk(tile.others(), heads*loops, each*float64(tile.others()), x.b.dev.ChunkWork(kernel))
 	x.names = append(x.names, name)
 	x.ops = append(x.ops, &queue.Op{
 		Cutter: c, Space: cut.Space(x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK, 1),
-		Sweep: func(box cut.Box, piece int) queue.Sweep {
+		Sweep: func(box cut.Box, chunk int) queue.Sweep {
 			seen := box.VisibleRows(x.p.Visible, tile.others())
 			if of == shaders.DQ {
 				seen = box.Visible(x.p.Visible, tile.others())
@@ -387,9 +387,9 @@ func (x *gradients) sum(of shaders.Result, name string, t backend.Tensor) error 
 			if seen.Len(inner) == 0 { // results without terms are zeros
 				seen.Hi[inner] = min(seen.Lo[inner]+tile.others(), box.Hi[inner])
 			}
-			return queue.Sweep{Box: seen, Piece: piece, Passes: 1, Last: true, State: c.State(seen)}
+			return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, Last: true, State: c.State(seen)}
 		},
-		Step: func(p queue.Piece) queue.Step {
+		Step: func(p queue.Chunk) queue.Step {
 			heads, length := owned(p.Box)
 			if p.Pass == p.Of.Passes {
 				return x.finish(t, to.View(p.Box, c.Align), p, heads, length, pitch)
@@ -405,7 +405,7 @@ func (x *gradients) sum(of shaders.Result, name string, t backend.Tensor) error 
 }
 
 // finish returns the step that rounds the sums in the state, rows of pitch elements, to t.
-func (x *gradients) finish(t backend.Tensor, to cut.View, p queue.Piece, heads, length, pitch int) queue.Step {
+func (x *gradients) finish(t backend.Tensor, to cut.View, p queue.Chunk, heads, length, pitch int) queue.Step {
 	dim := t.Shape()[backend.Dim]
 	pairs := t.DType().Size() == 2 && inPairs(to, dim)
 	units := dim

@@ -70,7 +70,7 @@ func TestCeilings(t *testing.T) {
 	}
 }
 
-// TestKernelTime checks that the pieces of a call take no longer by the device's clock than
+// TestKernelTime checks that the chunks of a call take no longer by the device's clock than
 // the call by the host's.
 func TestKernelTime(t *testing.T) {
 	b := open(t, Options{})
@@ -79,10 +79,10 @@ func TestKernelTime(t *testing.T) {
 	x := upload(t, b, host(t, backend.Shape{1, 1, n, d}, func(i int) float32 { return float32(i%17) / 17 }))
 	o := alloc(t, b, backend.F32, x.Shape())
 	var kernel atomic.Int64
-	var pieces atomic.Int32
+	var chunks atomic.Int32
 	ctx := backend.WithTrace(t.Context(), &backend.Trace{Kernel: func(took time.Duration) {
 		kernel.Add(int64(took))
-		pieces.Add(1)
+		chunks.Add(1)
 	}})
 	call := func(ctx context.Context) time.Duration {
 		t.Helper()
@@ -92,13 +92,13 @@ func TestKernelTime(t *testing.T) {
 	}
 	call(ctx) // compiles, and starts the clock
 	kernel.Store(0)
-	pieces.Store(0)
+	chunks.Store(0)
 	wall := call(ctx)
-	if pieces.Load() == 0 {
+	if chunks.Load() == 0 {
 		t.Skip("this device or library has no timestamps")
 	}
 	if k := time.Duration(kernel.Load()); k <= 0 || k > wall+wall/50 {
-		t.Errorf("%d pieces took %v by the device's clock, the call %v", pieces.Load(), k, wall)
+		t.Errorf("%d chunks took %v by the device's clock, the call %v", chunks.Load(), k, wall)
 	}
-	t.Logf("%d pieces, %v of %v", pieces.Load(), time.Duration(kernel.Load()), wall)
+	t.Logf("%d chunks, %v of %v", chunks.Load(), time.Duration(kernel.Load()), wall)
 }

@@ -30,7 +30,7 @@ func (o *options) both() bool {
 	return !o.p.Mask.IsZero() && !o.p.Blocks.IsZero() || !o.p.Bias.IsZero() && !o.p.Relative.IsZero()
 }
 
-// pairViews are the views of the pair operands for a piece.
+// pairViews are the views of the pair operands for a chunk.
 type pairViews struct{ mask, blocks, bias, relative cut.View }
 
 func (o *options) views(x cut.Box, align uint64) pairViews {
@@ -97,7 +97,7 @@ func (o *options) rounds(groups int) int {
 	return n
 }
 
-// params sets the parameters that follow from the options, for a piece with views of the
+// params sets the parameters that follow from the options, for a chunk with views of the
 // pair operands. sinks is the unit of the sinks.
 func (o *options) params(w *shaders.AttentionParams, x cut.Box, pairs pairViews, sinks float64) {
 	p, d := o.p, o.p.Dropout

@@ -71,12 +71,12 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	if s.Pairs.Mask {
 		loops += v.MaskLoops()
 	}
-	c.Most[cut.Col] = cut.LongestPiece(v.Keys, loops, x.each*float64(v.Rows()*v.Keys), x.b.dev.PieceWork(kernel))
+	c.Most[cut.Col] = cut.LongestChunk(v.Keys, loops, x.each*float64(v.Rows()*v.Keys), x.b.dev.ChunkWork(kernel))
 	area := 16 * uint64(v.Area(x.d.ValueDim))
 	c.State = func(x cut.Box) uint64 {
 		return uint64(x.Len(cut.Batch)*x.Len(cut.Head)*ceil(x.Len(cut.Row), v.Rows())) * area
 	}
-	// A second area, for the state of pieces, at most doubles it.
+	// A second area, for the state of chunks, at most doubles it.
 	if c.MaxState /= 2; c.Room == 0 {
 		l := &x.b.dev.Limits
 		c.MaxState = min(queue.MaxWindow(*l)/2, l.MaxBufferSize/2, maxFlashState)
@@ -108,10 +108,10 @@ func (x *prefill) plain(because string) error {
 		Paged: x.HasTable(), Both: x.both(), DVB: blocks,
 	}
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging
-	// and products of a chunk, scores, maxima, exponentials, and the blocks of columns.
+	// and products of a stage, scores, maxima, exponentials, and the blocks of columns.
 	const product = 8 * (1 + 4)
 	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + blocks*(1+4+4+product) + x.rounds(16)
-	c.Most[cut.Col] = cut.LongestPiece(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.PieceWork(x.kernel))
+	c.Most[cut.Col] = cut.LongestChunk(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.ChunkWork(x.kernel))
 	// The state of a row is the output, eight parts of the sum, the maximum, and padding.
 	width := uint64(blocks*cut.Tile + 16)
 	c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * width * 4 }
@@ -132,19 +132,19 @@ func (x *prefill) op() *queue.Op {
 
 // sweep narrows a box to the keys that any of its rows sees. One tile stays where no row
 // sees any, because the outputs must be written.
-func (x *prefill) sweep(box cut.Box, piece int) queue.Sweep {
+func (x *prefill) sweep(box cut.Box, chunk int) queue.Sweep {
 	seen := box.Visible(x.c.Visible, x.keys)
 	if seen.Len(cut.Col) == 0 {
 		seen.Hi[cut.Col] = min(seen.Lo[cut.Col]+x.keys, box.Hi[cut.Col])
 	}
 	state := x.totals(seen)
-	if piece < seen.Len(cut.Col) {
+	if chunk < seen.Len(cut.Col) {
 		state += x.cutter.State(seen)
 	}
-	return queue.Sweep{Box: seen, Piece: piece, Passes: 1, State: state}
+	return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, State: state}
 }
 
-func (x *prefill) step(p queue.Piece) queue.Step {
+func (x *prefill) step(p queue.Chunk) queue.Step {
 	align := x.cutter.Align
 	q, k, v := x.Q.View(p.Box, align), x.K.View(p.Box, align), x.V.View(p.Box, align)
 	o, lse, pairs := x.O.View(p.Box, align), x.LSE.View(p.Box, align), x.views(p.Box, align)
@@ -176,6 +176,6 @@ func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 	p.Path = x.path
 	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic, %s; %s",
 		x.why, x.rows, x.storage(), x.b.exponentials, x.b.dev.Pacing(x.kernel))
-	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
-		x.d.Batch, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Pieces, e.MaxPiece, x.keys)
+	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d chunks of up to %d keys, key tiles of %d",
+		x.d.Batch, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Chunks, e.MaxChunk, x.keys)
 }

@@ -64,7 +64,7 @@ func (b *Backend) product(m product) *queue.Op {
 	if m.tile != nil {
 		t = *m.tile
 	}
-	// Whether a piece is aligned depends on the cut. It changes loads and stores, but no bit.
+	// Whether a chunk is aligned depends on the cut. It changes loads and stores, but no bit.
 	kernel := func(a, w, y cut.View, x cut.Box) shaders.Matmul {
 		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip, whole: x.Len(cut.Sum)%(4*productQD) == 0}
 		k.aWide = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
@@ -79,7 +79,7 @@ func (b *Backend) product(m product) *queue.Op {
 	whole := func(t backend.Tensor) cut.View { return cut.View{Base: t.Offset(), Strides: t.Strides()} }
 	all := cut.Space(ys[0], ys[1], ys[2], ys[3], depth)
 	uncut := kernel(whole(m.a), whole(m.w), whole(m.y), all)
-	const chunks = cut.Tile / (4 * productQD)
+	const stages = cut.Tile / (4 * productQD)
 	c := b.dev.NewCutter(cut.Sum, cut.Tile, a, w, bias, y)
 	c.AlignGranules()
 	groups := func(x cut.Box) int {
@@ -87,17 +87,17 @@ func (b *Backend) product(m product) *queue.Op {
 	}
 	c.State = func(x cut.Box) uint64 { return uint64(groups(x)) * uint64(4*t.height()*t.width()) }
 	ops := 2 * float64(t.height()*t.width()) // for each term of the sums
-	c.Most[cut.Sum] = cut.LongestPiece(cut.Tile, chunks*t.loops(), ops*cut.Tile, b.dev.PieceWork(uncut))
+	c.Most[cut.Sum] = cut.LongestChunk(cut.Tile, stages*t.loops(), ops*cut.Tile, b.dev.ChunkWork(uncut))
 	return &queue.Op{
 		Cutter: c, Space: all,
-		Sweep: func(x cut.Box, piece int) queue.Sweep {
-			s := queue.Sweep{Box: x, Piece: piece, Passes: 1}
-			if piece < x.Len(cut.Sum) {
+		Sweep: func(x cut.Box, chunk int) queue.Sweep {
+			s := queue.Sweep{Box: x, Chunk: chunk, Passes: 1}
+			if chunk < x.Len(cut.Sum) {
 				s.State = c.State(x)
 			}
 			return s
 		},
-		Step: func(p queue.Piece) queue.Step {
+		Step: func(p queue.Chunk) queue.Step {
 			av, wv := a.View(p.Box, c.Align).Granules(), w.View(p.Box, c.Align).Granules()
 			bv, yv := bias.View(p.Box, c.Align), y.View(p.Box, c.Align)
 			return queue.Step{
@@ -158,7 +158,7 @@ func (v productTile) memory() int {
 	return shaders.Describe(v.kernel(productShape{})).WorkgroupMemory
 }
 
-// loops bounds the loop iterations of a thread for a chunk.
+// loops bounds the loop iterations of a thread for a stage.
 func (v productTile) loops() int {
 	n := 1
 	if v.expand < shaders.Full { // with the loops marked 'unroll deep'
@@ -201,7 +201,7 @@ type productShape struct {
 	aWide, wWide bool // elements are adjacent in aligned groups of four
 	yWide        bool // the same for y, and its elements are float32
 	along        bool // adjacent elements of w are along the summed axis
-	whole        bool // the summed axis consists of whole chunks
+	whole        bool // the summed axis consists of whole stages
 	skip         bool
 }
 

@@ -14,7 +14,7 @@ import (
 
 // TestProductTilesGiveTheSameBits compares products on both tiles, bit for bit: loops as
 // written, unrolled over registers and fully unrolled, loading one element or four, and in
-// pieces. The reference is S, which passes the suite: a sum by fma in ascending order,
+// chunks. The reference is S, which passes the suite: a sum by fma in ascending order,
 // without the NaN and Inf that weights of exactly 0 hide.
 func TestProductTilesGiveTheSameBits(t *testing.T) {
 	as := func(v productTile, expand shaders.Expand, scalar bool) productTile {
@@ -43,7 +43,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		if testing.Short() && !c.short {
 			continue
 		}
-		b, small := open(t, Options{}), open(t, Options{MaxWork: 1e5}) // which leaves pieces of 32
+		b, small := open(t, Options{}), open(t, Options{MaxWork: 1e5}) // which leaves chunks of 32
 		defer b.Close()
 		defer small.Close()
 		left := func(i int) float32 {
@@ -121,7 +121,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 			}
 		}
 		for _, v := range c.tiles {
-			for name, b := range map[string]*Backend{"whole": b, "pieces": small} {
+			for name, b := range map[string]*Backend{"whole": b, "chunks": small} {
 				t.Run(fmt.Sprintf("%s %s unrolled to %d %s", c.what, v.name, v.expand, name), func(t *testing.T) {
 					for i, got := range run(t, b, v) {
 						if math.Float32bits(got) != math.Float32bits(want[i]) && (got == got || want[i] == want[i]) { // NaN are equal
@@ -141,7 +141,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 }
 
 // perWord returns the multiply-adds of a thread for each word that it reads from workgroup
-// memory. With skip it reads one more word for each thread along columns and chunk.
+// memory. With skip it reads one more word for each thread along columns and stage.
 func (v productTile) perWord(skip bool) float64 {
 	columns, depth := 4*v.cv, 4*productQD
 	read := (v.rows + columns) * depth

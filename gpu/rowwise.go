@@ -44,15 +44,15 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, how backend.Rotation) *q
 		ops[0], ops[3] = new(cut.Operand), cut.Updates("y", y, cut.RowAxes)
 	}
 	var kernel shaders.Variant = shaders.RoPE{InPlace: inPlace}
-	return b.rowOp(sh, ops, func(part cut.Box, v []cut.View) queue.Step {
-		n := rows(part) * units
+	return b.rowOp(sh, ops, func(box cut.Box, v []cut.View) queue.Step {
+		n := rows(box) * units
 		if inPlace {
 			v[0] = v[3]
 		}
 		return queue.Step{
 			Kernel: kernel, Groups: ceil(n, rotateUnits), Each: rotateUnits * rotateOps,
 			Params: &shaders.RoPEParams{
-				Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Pairs: pairs, Units: units, All: n, Interleaved: when(how.Interleaved, 1), Inverse: when(how.Inverse, 1),
+				Heads: box.Len(cut.Head), Rows: box.Len(cut.Row), Pairs: pairs, Units: units, All: n, Interleaved: when(how.Interleaved, 1), Inverse: when(how.Inverse, 1),
 				InType: int(x.DType()), OutType: int(y.DType()), X: strides(v[0]), Cosine: strides(v[1]), Sine: strides(v[2]), O: strides(v[3]),
 			},
 		}
@@ -81,8 +81,8 @@ func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
 	quantised := out == backend.Q8
 	var kernel shaders.Variant = shaders.Convert{Q8: quantised}
 	ops := []*cut.Operand{cut.Reads("src", from, cut.RowAxes, 1), cut.Writes("dst", to, cut.RowAxes)}
-	return b.rowOp(dst.Shape(), ops, func(part cut.Box, v []cut.View) queue.Step {
-		rows := rows(part)
+	return b.rowOp(dst.Shape(), ops, func(box cut.Box, v []cut.View) queue.Step {
+		rows := rows(box)
 		pairs := !quantised && out.Size() == 2 && inPairs(v[1], dim)
 		units, n, each := dim, rows*dim, convertUnits
 		switch {
@@ -95,7 +95,7 @@ func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
 		return queue.Step{
 			Kernel: kernel, Groups: groups, Each: convertOps * float64(rows*dim) / float64(groups),
 			Params: &shaders.ConvertParams{
-				Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Units: units, All: n, InType: int(in), OutType: int(out), Pairs: when(pairs, 1),
+				Heads: box.Len(cut.Head), Rows: box.Len(cut.Row), Units: units, All: n, InType: int(in), OutType: int(out), Pairs: when(pairs, 1),
 				Src: strides(v[0]), O: strides(v[1]),
 			},
 		}
@@ -132,7 +132,7 @@ func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) er
 }
 
 const (
-	// softmaxGrain divides the lengths of pieces.
+	// softmaxGrain divides the lengths of chunks.
 	softmaxGrain = 256
 	// softmaxOps is the approximate cost of a score: an exponential, a few products, and
 	// two or three memory accesses counted as operations.
@@ -149,7 +149,7 @@ var (
 	softmaxAny  = shaders.Softmax{Expand: shaders.Registers, Row: softmaxGrain}
 )
 
-// chooseSoftmax returns the kernel for rows of n keys in one piece.
+// chooseSoftmax returns the kernel for rows of n keys in one chunk.
 func (b *Backend) chooseSoftmax(n int) shaders.Softmax {
 	for _, v := range softmaxHeld {
 		if n <= v.Row && shaders.Describe(v).WorkgroupMemory <= int(b.dev.Limits.MaxComputeWorkgroupStorageSize) {
@@ -183,27 +183,27 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 	s, lse := cut.Updates("s", st, cut.PairAxes), cut.Writes("lse", lt, cut.RowAxes)
 	c := b.dev.NewCutter(cut.Col, softmaxGrain, append(pairs.List(), s, lse)...)
 	opts.limit(c)
-	c.Most[cut.Col] = cut.LongestPiece(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.dev.PieceWork(softmaxAny)) // 2 phases
+	c.Most[cut.Col] = cut.LongestChunk(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.dev.ChunkWork(softmaxAny)) // 2 phases
 	if !scores {
 		c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
 	}
 	return &queue.Op{
 		Cutter: c, Space: cut.Space(sh[0], sh[1], sh[2], sh[3], 1),
-		// A row in pieces takes a pass for its sum and one for its weights.
-		Sweep: func(x cut.Box, piece int) queue.Sweep {
-			w := queue.Sweep{Box: x, Piece: piece, Passes: 1}
-			if !scores && piece < x.Len(cut.Col) {
+		// A row in chunks takes a pass for its sum and one for its weights.
+		Sweep: func(x cut.Box, chunk int) queue.Sweep {
+			w := queue.Sweep{Box: x, Chunk: chunk, Passes: 1}
+			if !scores && chunk < x.Len(cut.Col) {
 				w.Passes, w.State = 2, c.State(x)
 			}
 			return w
 		},
-		Step: func(p queue.Piece) queue.Step {
+		Step: func(p queue.Chunk) queue.Step {
 			phases, v := shaders.Sums|shaders.Weights, softmaxAny
 			switch {
 			case scores:
 				phases = 0
 			case p.Of.Passes == 1:
-				v = b.chooseSoftmax(p.Of.Piece)
+				v = b.chooseSoftmax(p.Of.Chunk)
 			case p.Pass == 0:
 				phases = shaders.Sums
 			default:

@@ -147,7 +147,7 @@ func TestTwoInFlight(t *testing.T) {
 }
 
 // TestProgress checks that progress counts the plan's FLOPs, increases with each submission
-// and ends at the total, for calls of one piece and of many, and for the stages.
+// and ends at the total, for calls of one chunk and of many, and for the stages.
 func TestProgress(t *testing.T) {
 	b := open(t, Options{MaxWork: 4e5})
 	defer b.Close()
@@ -162,7 +162,7 @@ func TestProgress(t *testing.T) {
 		total float64 // 0: not stated by a plan
 	}{
 		{"attention", func(ctx context.Context) error { return b.Attention(ctx, c) }, 3, plan(c)},
-		{"attention of one piece", func(ctx context.Context) error { return b.Attention(ctx, small) }, 1, plan(small)},
+		{"attention of one chunk", func(ctx context.Context) error { return b.Attention(ctx, small) }, 1, plan(small)},
 		{"qk", func(ctx context.Context) error { return b.QK(ctx, s, c.Q, c.K) }, 2, 0},
 		{"softmax", func(ctx context.Context) error { return b.Softmax(ctx, s, c.LSE, &c.Problem) }, 2, 0},
 		{"pv", func(ctx context.Context) error { return b.PV(ctx, c.O, s, c.V) }, 2, 0},

@@ -12,7 +12,7 @@ import (
 )
 
 // TestSoftmaxGivesTheSameBits compares rows held in workgroup memory, rows that are read
-// twice and rows in pieces: equal weights and sums, which agree with the formula.
+// twice and rows in chunks: equal weights and sums, which agree with the formula.
 func TestSoftmaxGivesTheSameBits(t *testing.T) {
 	const rows, scale, softcap = 5, 0.7, 3
 	const right = 40 // keys that a row does not see at its end, and one less each row
@@ -86,7 +86,7 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 			opt  Options
 		}{
 			{"too little workgroup memory", Options{Limits: gputypes.Limits{MaxComputeWorkgroupStorageSize: 4 << 10}}},
-			{"pieces", Options{MaxWork: 5 * softmaxOps * softmaxGrain}},
+			{"chunks", Options{MaxWork: 5 * softmaxOps * softmaxGrain}},
 		} {
 			t.Run(fmt.Sprintf("%d keys %s", keys, o.what), func(t *testing.T) {
 				got, lse, b := run(o.opt)

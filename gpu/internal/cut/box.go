@@ -4,10 +4,10 @@
 // The index space of a call has five axes: batches, query heads, query rows, columns
 // (keys of attention, columns of a product) and the terms of a sum. An [Operand] is a
 // tensor with the axes that it follows. A [Cutter] divides the index space into boxes
-// whose operands all fit into bindings, and each box along one inner axis into pieces:
+// whose operands all fit into bindings, and each box along one inner axis into chunks:
 //
 //	space ──► boxes, independent of one another
-//	box   ──► pieces, each of which continues from the state of the one before
+//	box   ──► chunks, each of which continues from the state of the one before
 //
 // [Operand.View] returns the window that a box needs, with the strides that find an
 // element in it. Elements that are in host memory, or too far apart to be bound, have a

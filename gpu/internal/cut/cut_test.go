@@ -70,7 +70,7 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// TestBoxesCoverTheSpace cuts a product of drawn shapes and strides: pieces contain each
+// TestBoxesCoverTheSpace cuts a product of drawn shapes and strides: chunks contain each
 // index once, and no window exceeds the limits.
 func TestBoxesCoverTheSpace(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -100,10 +100,10 @@ func TestBoxesCoverTheSpace(t *testing.T) {
 		c.MaxState = 4 << 10
 		all := Space(b, h, m, n, x)
 		covered := make([]int, b*h*m*n*x)
-		err := c.Boxes(all, func(box Box, piece int) error {
-			return c.Pieces(box, piece, func(p Box, first, last bool) error {
+		err := c.Boxes(all, func(box Box, chunk int) error {
+			return c.Chunks(box, chunk, func(p Box, first, last bool) error {
 				if first != (p.Lo[Sum] == box.Lo[Sum]) || last != (p.Hi[Sum] == box.Hi[Sum]) {
-					t.Fatalf("piece %+v of %+v: first %t, last %t", p, box, first, last)
+					t.Fatalf("chunk %+v of %+v: first %t, last %t", p, box, first, last)
 				}
 				for _, o := range ops {
 					if v := o.View(p, c.Align); v.Size > l.Binding || v.Offset%l.Align != 0 {
@@ -129,7 +129,7 @@ func TestBoxesCoverTheSpace(t *testing.T) {
 		}
 		for i, times := range covered {
 			if times != 1 {
-				t.Fatalf("index %d of %dx%dx%dx%dx%d is in %d pieces", i, b, h, m, n, x, times)
+				t.Fatalf("index %d of %dx%dx%dx%dx%d is in %d chunks", i, b, h, m, n, x, times)
 			}
 		}
 	}

@@ -11,20 +11,20 @@ import (
 const Tile = 32
 
 // Cutter divides an index space into boxes whose operands fit into bindings, and each
-// box along one inner axis into pieces.
+// box along one inner axis into chunks.
 type Cutter struct {
 	Operands []*Operand
-	// Granule divides the length of every piece along the inner axis but the last.
+	// Granule divides the length of every chunk along the inner axis but the last.
 	Granule int
-	// Most bounds the length of a box along each axis, of a piece along the inner one;
+	// Most bounds the length of a box along each axis, of a chunk along the inner one;
 	// 0 is no bound.
 	Most [axes]int
-	// Share, unless 0, is the share of that bound of a piece that applies.
+	// Share, unless 0, is the share of that bound of a chunk that applies.
 	Share float64
-	// State returns the bytes of state with which pieces of a box continue.
+	// State returns the bytes of state with which chunks of a box continue.
 	State func(Box) uint64
 	// StateAbove is the length along the inner axis above which a box takes state even when
-	// it is one piece; 0 is never, and -1 always.
+	// it is one chunk; 0 is never, and -1 always.
 	StateAbove int
 
 	Align uint64
@@ -45,9 +45,9 @@ type Cutter struct {
 type Resume interface {
 	// Done reports whether a box is finished already.
 	Done(x Box) bool
-	// Start returns the index along the inner axis at which the pieces of a box begin.
+	// Start returns the index along the inner axis at which the chunks of a box begin.
 	Start(x Box) (int, error)
-	// Queued is called after each piece of a box but the last, and with end after each
+	// Queued is called after each chunk of a box but the last, and with end after each
 	// box.
 	Queued(x Box, end bool) error
 }
@@ -61,9 +61,9 @@ func (c *Cutter) Follow(r Resume) { c.resume = r }
 // No hardware has such a limit.
 const MaxLoops = 60000
 
-// LongestPiece returns the largest length of a piece, in whole granules, for which a thread
+// LongestChunk returns the largest length of a chunk, in whole granules, for which a thread
 // makes at most MaxLoops iterations and maxOps operations. Both are given for a granule.
-func LongestPiece(granule, loops int, ops, maxOps float64) int {
+func LongestChunk(granule, loops int, ops, maxOps float64) int {
 	n := MaxLoops / loops
 	if ops > 0 {
 		n = int(min(float64(n), maxOps/ops))
@@ -133,26 +133,26 @@ func (c *Cutter) Fits(x Box) error {
 	return c.Boxes(x, func(Box, int) error { return nil })
 }
 
-// Boxes calls f for each box of x, in a fixed order, with the length of its pieces along
+// Boxes calls f for each box of x, in a fixed order, with the length of its chunks along
 // the inner axis. It returns backend.ErrUnsupported when the smallest box does not fit
 // into bindings, and backend.ErrMemory when it does not fit into the memory for
 // streaming.
-func (c *Cutter) Boxes(x Box, f func(x Box, piece int) error) error {
+func (c *Cutter) Boxes(x Box, f func(x Box, chunk int) error) error {
 	for a, m := range c.Most {
 		if m > 0 && a != c.inner && x.Len(a) > max(m, c.grain(a)) {
 			return c.halve(x, a, f)
 		}
 	}
-	piece := x.Len(c.inner)
+	chunk := x.Len(c.inner)
 	if m := c.Most[c.inner]; m > 0 {
 		if c.Share > 0 {
 			m = int(c.Share * float64(m))
 		}
-		piece = min(piece, max(m/c.Granule*c.Granule, c.Granule))
+		chunk = min(chunk, max(m/c.Granule*c.Granule, c.Granule))
 	}
 	for {
 		probe := x
-		probe.Hi[c.inner] = x.Lo[c.inner] + piece
+		probe.Hi[c.inner] = x.Lo[c.inner] + chunk
 		bad, size := c.tooLarge(probe)
 		if bad == nil {
 			break
@@ -164,9 +164,9 @@ func (c *Cutter) Boxes(x Box, f func(x Box, piece int) error) error {
 		case axis != c.inner:
 			return c.halve(x, axis, f)
 		}
-		piece = max(piece/2/c.Granule*c.Granule, c.Granule)
+		chunk = max(chunk/2/c.Granule*c.Granule, c.Granule)
 	}
-	continues := piece < x.Len(c.inner) || c.StateAbove != 0 && x.Len(c.inner) > c.StateAbove
+	continues := chunk < x.Len(c.inner) || c.StateAbove != 0 && x.Len(c.inner) > c.StateAbove
 	if continues && c.State != nil && c.State(x) > c.MaxState {
 		for _, a := range []int{Batch, Head, Row, Col} {
 			// All rows of a workgroup share its state, so halving may not reduce it.
@@ -178,24 +178,24 @@ func (c *Cutter) Boxes(x Box, f func(x Box, piece int) error) error {
 	if c.resume != nil && c.resume.Done(x) {
 		return nil
 	}
-	if err := f(x, piece); err != nil || c.resume == nil {
+	if err := f(x, chunk); err != nil || c.resume == nil {
 		return err
 	}
 	return c.resume.Queued(x, true)
 }
 
-// Pieces calls f for each piece of x along the inner axis.
-func (c *Cutter) Pieces(x Box, piece int, f func(x Box, first, last bool) error) error {
+// Chunks calls f for each chunk of x along the inner axis.
+func (c *Cutter) Chunks(x Box, chunk int, f func(x Box, first, last bool) error) error {
 	lo := x.Lo[c.inner]
-	if c.resume != nil && piece < x.Len(c.inner) {
+	if c.resume != nil && chunk < x.Len(c.inner) {
 		var err error
 		if lo, err = c.resume.Start(x); err != nil {
 			return err
 		}
 	}
-	for ; lo < x.Hi[c.inner]; lo += piece {
+	for ; lo < x.Hi[c.inner]; lo += chunk {
 		p := x
-		p.Lo[c.inner], p.Hi[c.inner] = lo, min(lo+piece, x.Hi[c.inner])
+		p.Lo[c.inner], p.Hi[c.inner] = lo, min(lo+chunk, x.Hi[c.inner])
 		last := p.Hi[c.inner] == x.Hi[c.inner]
 		if err := f(p, lo == x.Lo[c.inner], last); err != nil {
 			return err
@@ -210,7 +210,7 @@ func (c *Cutter) Pieces(x Box, piece int, f func(x Box, first, last bool) error)
 }
 
 // halve divides x in two along an axis.
-func (c *Cutter) halve(x Box, axis int, f func(x Box, piece int) error) error {
+func (c *Cutter) halve(x Box, axis int, f func(x Box, chunk int) error) error {
 	left, right := c.firstHalf(x, axis), x
 	right.Lo[axis] = left.Hi[axis]
 	if err := c.Boxes(left, f); err != nil {
@@ -262,7 +262,7 @@ func (c *Cutter) smallest(o *Operand) uint64 {
 
 // tooLarge returns the operand with the largest window that does not fit, and the size
 // of that window. Streamed windows have one share of the room for those that stay while
-// a box goes from piece to piece, and one for those of a piece.
+// a box goes from chunk to chunk, and one for those of a chunk.
 func (c *Cutter) tooLarge(x Box) (*Operand, uint64) {
 	var sum, most [2]uint64
 	var widest [2]*Operand
@@ -296,7 +296,7 @@ func (c *Cutter) tooLarge(x Box) (*Operand, uint64) {
 // widest returns the axis of x that adds most to o's window and can be cut, or -1.
 func (c *Cutter) widest(o *Operand, x Box) int {
 	best, most := -1, uint64(0)
-	lo, hi := o.part4(x)
+	lo, hi := o.spans(x)
 	strides := o.T.Strides()
 	if o.OnHost || o.Gathered {
 		strides = o.View(x, c.Align).Strides

@@ -49,8 +49,8 @@ func BoundOf(used, room int64) int64 { return (used + room) / (8 - poolEighths) 
 func (m Memory) Room() uint64 { return uint64(max(m.Bound-m.Pool()-m.Used, 0)) }
 
 // RoomShares is the number of shares of the room for streaming: one each for windows
-// that stay while a box goes through its pieces, for the windows of a piece, for those of
-// the next piece, which are uploaded while the device computes, for the state, for what
+// that stay while a box goes through its chunks, for the windows of a chunk, for those of
+// the next chunk, which are uploaded while the device computes, for the state, for what
 // is downloaded, and for rounding up the sizes of buffers. HeldShares are for windows,
 // with the rounding.
 const (

@@ -67,7 +67,7 @@ func (o *Operand) View(x Box, align uint64) View {
 	if o.T.IsZero() {
 		return View{}
 	}
-	lo, hi := o.part4(x)
+	lo, hi := o.spans(x)
 	v := o.windowOf(lo, hi, align)
 	if o.Block[0] > 0 {
 		v.Base -= lo[backend.Seq]*v.Strides[backend.Seq] + lo[backend.Dim]*v.Strides[backend.Dim]
@@ -79,8 +79,8 @@ func (o *Operand) View(x Box, align uint64) View {
 	return v
 }
 
-// part4 returns the range of each of the tensor's four axes that x needs.
-func (o *Operand) part4(x Box) (lo, hi [4]int) {
+// spans returns the range of each of the tensor's four axes that x needs.
+func (o *Operand) spans(x Box) (lo, hi [4]int) {
 	for i, a := range o.Axes {
 		if a == Whole {
 			hi[i] = o.T.Shape()[i]

@@ -1,7 +1,7 @@
 // Package queue brings the steps of an operation to a device.
 //
 // An [Op] describes an operation: its operands and how they are cut (package cut), and
-// the [Step] that computes a piece. One loop, Op.walk, visits the steps. Running,
+// the [Step] that computes a chunk. One loop, Op.walk, visits the steps. Running,
 // planning and warming up differ only in what they do with each:
 //
 //	Runner.Run     queues it                  (Device.Do)

@@ -17,14 +17,14 @@ import (
 type Op struct {
 	Cutter *cut.Cutter // with the operands
 	Space  cut.Box
-	// Sweep returns how a box with pieces of some length is computed; nil is one pass
-	// over the pieces, without state.
-	Sweep func(x cut.Box, piece int) Sweep
-	// Step returns the step that computes a piece.
-	Step func(p Piece) Step
+	// Sweep returns how a box with chunks of some length is computed; nil is one pass
+	// over the chunks, without state.
+	Sweep func(x cut.Box, chunk int) Sweep
+	// Step returns the step that computes a chunk.
+	Step func(p Chunk) Step
 	// Chained means that boxes update what earlier boxes wrote.
 	Chained bool
-	// Table is the contents of Piece.Table; nil means that no step has it.
+	// Table is the contents of Chunk.Table; nil means that no step has it.
 	Table []byte
 	// Call, unless nil, is a call that continues from Call.Resume and may be interrupted.
 	// Kernel leaves its state.
@@ -35,18 +35,18 @@ type Op struct {
 // Sweep is how a box is computed.
 type Sweep struct {
 	Box    cut.Box // narrowed to the columns that it needs
-	Piece  int     // length of pieces
-	Passes int     // over all pieces
+	Chunk  int     // length of chunks
+	Passes int     // over all chunks
 	Last   bool    // one more step follows, for the whole box
 	State  uint64  // bytes of state that the steps share; 0 is none
 }
 
-// Piece is a part of a box that one step computes.
-type Piece struct {
+// Chunk is a part of a box that one step computes.
+type Chunk struct {
 	cut.Box
 	Of          Sweep
 	Pass        int  // Of.Passes for the last step
-	First, Last bool // of the pieces of the box
+	First, Last bool // of the chunks of the box
 	// State and Table are the windows of the state and of the operation's Table, the zero
 	// Window without. They have no buffer in plans and rehearsals.
 	State, Table cut.Window
@@ -63,11 +63,11 @@ type Step struct {
 
 // walk calls f for each step of op in order. The steps of a box follow one another. table and
 // state provide the buffers of the table and of a state; in plans both are nil.
-func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, error), f func(p Piece, s Step) error) error {
-	return op.Cutter.Boxes(op.Space, func(x cut.Box, piece int) (err error) {
-		p := Piece{Of: Sweep{Box: x, Piece: piece, Passes: 1}, Table: cut.Window{Buf: table, Size: uint64(len(op.Table))}}
+func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, error), f func(p Chunk, s Step) error) error {
+	return op.Cutter.Boxes(op.Space, func(x cut.Box, chunk int) (err error) {
+		p := Chunk{Of: Sweep{Box: x, Chunk: chunk, Passes: 1}, Table: cut.Window{Buf: table, Size: uint64(len(op.Table))}}
 		if op.Sweep != nil {
-			p.Of = op.Sweep(x, piece)
+			p.Of = op.Sweep(x, chunk)
 		}
 		if p.State.Size = p.Of.State; p.State.Size > 0 && state != nil {
 			if p.State.Buf, err = state(p.State.Size); err != nil {
@@ -75,7 +75,7 @@ func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, err
 			}
 		}
 		for ; p.Pass < p.Of.Passes; p.Pass++ {
-			err := op.Cutter.Pieces(p.Of.Box, p.Of.Piece, func(x cut.Box, first, last bool) error {
+			err := op.Cutter.Chunks(p.Of.Box, p.Of.Chunk, func(x cut.Box, first, last bool) error {
 				p.Box, p.First, p.Last = x, first, last
 				return f(p, op.Step(p))
 			})
@@ -93,22 +93,22 @@ func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, err
 
 // Extent counts what running an operation takes.
 type Extent struct {
-	Boxes, Pieces, Dispatches int
-	MaxPiece, MaxBox          int    // columns of the longest piece and box
+	Boxes, Chunks, Dispatches int
+	MaxChunk, MaxBox          int    // columns of the longest chunk and box
 	State                     uint64 // bytes of the largest state
 }
 
 // Count returns the extent of op.
 func (d *Device) Count(op *Op) (e Extent, err error) {
 	var last cut.Box
-	err = op.walk(nil, nil, func(p Piece, s Step) error {
+	err = op.walk(nil, nil, func(p Chunk, s Step) error {
 		if e.Boxes == 0 || p.Of.Box != last {
 			e.Boxes++
 			last = p.Of.Box
 		}
 		if p.Pass < p.Of.Passes {
-			e.Pieces++
-			e.MaxPiece = max(e.MaxPiece, p.Len(cut.Col))
+			e.Chunks++
+			e.MaxChunk = max(e.MaxChunk, p.Len(cut.Col))
 		}
 		e.MaxBox = max(e.MaxBox, p.Of.Box.Len(cut.Col))
 		e.State = max(e.State, p.State.Size)
@@ -131,7 +131,7 @@ type Dispatch struct {
 
 // Dispatches calls f for each dispatch of op, in order. The tensors need no memory.
 func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
-	return op.walk(nil, nil, func(_ Piece, s Step) error {
+	return op.walk(nil, nil, func(_ Chunk, s Step) error {
 		x := Dispatch{Kernel: d.Pipelines.Own(s.Kernel), Params: s.Params}
 		for _, w := range s.Windows {
 			x.Sizes = append(x.Sizes, cmp.Or(w.Size, resource.MinBytes))

@@ -140,7 +140,7 @@ func (k *checkpoint) Done(x cut.Box) bool {
 	return slices.ContainsFunc(k.now.Done, func(r backend.Rows) bool { return r.Has(x.Rows()) })
 }
 
-// Start implements cut.Resume. It uploads the state with which the pieces continue.
+// Start implements cut.Resume. It uploads the state with which the chunks continue.
 func (k *checkpoint) Start(x cut.Box) (int, error) {
 	w, held := k.now.Work, &k.r.held
 	if w == nil || w.Rows != x.Rows() || w.Kernel != k.kernel || uint64(len(w.State)) != held.size ||

@@ -190,7 +190,7 @@ func (r *Runner) Run(op *Op) error {
 		}
 	}
 	var box cut.Box
-	return op.walk(table, r.stateOf, func(p Piece, s Step) error {
+	return op.walk(table, r.stateOf, func(p Chunk, s Step) error {
 		if op.Chained && p.Of.Box != box {
 			if err := r.Separate(); err != nil {
 				return err

@@ -13,7 +13,7 @@ import (
 
 // stream keeps windows of host memory on the device: uploaded when a step needs them,
 // kept while there is room, and copied back after a step wrote them. Keys and values go
-// up piece by piece while queries, outputs and state stay.
+// up chunk by chunk while queries, outputs and state stay.
 type stream struct {
 	room     uint64
 	largest  uint64 // buffer of the device

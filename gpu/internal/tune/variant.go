@@ -166,22 +166,22 @@ func (v Variant) risky() bool { return v.memory() > safeMemory }
 // Loops returns a bound on the rounds of loops that a thread makes for one tile.
 func (v Variant) Loops(dim, dv int) int {
 	turns := v.turns(dv)
-	chunks := (dim + 4*v.qd - 1) / (4 * v.qd)
+	stages := (dim + 4*v.qd - 1) / (4 * v.qd)
 	steps := v.kt() / v.jj
-	perChunk, perStep, rest := 1, 1, 1
+	perStage, perStep, rest := 1, 1, 1
 	if v.Expand < shaders.Full { // with the loops marked 'unroll deep'
-		perChunk += v.qd
+		perStage += v.qd
 		perStep += turns * v.jj * v.Lanes
 		rest += v.rv*v.Lanes + 8*v.rv*v.kt()
 	}
 	if v.Expand < shaders.Registers { // and with the others
 		rows, n := 4*v.rv, v.rv*v.kt()
 		staged := (v.Rows()*v.qd+v.Keys*v.qd+v.jj*v.Lanes*v.Lanes*v.cv)/v.threads() + 3
-		perChunk += 2*staged + v.qd*(v.rv+v.kt()+n)
+		perStage += 2*staged + v.qd*(v.rv+v.kt()+n)
 		perStep += turns * (2*staged + steps + v.jj + v.jj*v.rv + v.jj*v.Lanes*(v.rv+v.cv+v.cv*rows))
 		rest += 2*n + 4*(v.rv+n) + 8*n + 3*(rows+rows*v.cv*turns)
 	}
-	return rest + chunks*perChunk + steps*perStep
+	return rest + stages*perStage + steps*perStep
 }
 
 // option returns what kernels of v know about an option. Scalar ones look at flags if the call has any option.

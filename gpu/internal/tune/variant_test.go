@@ -67,7 +67,7 @@ func TestFull(t *testing.T) {
 		{"L", 64, 64, false, false, false},
 		{"L", 64, 32, false, true, false}, // half a turn of columns
 		{"L", 80, 80, false, true, true},
-		{"L32", 80, 80, false, true, false}, // two chunks and a half
+		{"L32", 80, 80, false, true, false}, // two stages and a half
 		{"L32", 96, 96, false, true, true},
 		{"L32", 256, 256, false, true, true},
 	} {
