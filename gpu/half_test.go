@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"math"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 )
 
 // through multiplies each value by a weight of 1, which decodes it from one type and stores
@@ -16,44 +18,36 @@ import (
 func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []uint32 {
 	t.Helper()
 	shape := backend.Shape{1, 1, len(in), 1}
-	read := func(d backend.DType, bits []uint32) (backend.Tensor, func() []uint32) {
-		if d == backend.F32 {
-			data := make([]float32, len(in))
-			for i, x := range bits {
-				data[i] = math.Float32frombits(x)
-			}
-			h, err := backend.HostF32(data, shape)
-			check(t, err)
-			return h, func() []uint32 {
-				out := make([]uint32, len(data))
-				for i, x := range data {
-					out[i] = math.Float32bits(x)
-				}
-				return out
-			}
-		}
-		data := make([]uint16, len(in))
-		for i, x := range bits {
-			data[i] = uint16(x)
-		}
-		h, err := backend.HostBits(data, d, shape)
+	memory := func(d backend.DType) (h backend.Tensor, data []byte) {
+		h, err := backend.AllocHost(d, shape)
 		check(t, err)
-		return h, func() []uint32 {
-			out := make([]uint32, len(data))
-			for i, x := range data {
-				out[i] = uint32(x)
-			}
-			return out
+		data, err = cut.HostBytes(h)
+		check(t, err)
+		return h, data
+	}
+	h, data := memory(from)
+	for i, x := range in {
+		if from == backend.F32 {
+			binary.LittleEndian.PutUint32(data[4*i:], x)
+		} else {
+			binary.LittleEndian.PutUint16(data[2*i:], uint16(x))
 		}
 	}
-	h, _ := read(from, in)
 	x := upload(t, b, h)
 	w := upload(t, b, host(t, backend.Shape{1, 1, 1, 1}, func(int) float32 { return 1 }))
 	y := alloc(t, b, to, shape)
 	check(t, b.Project(context.Background(), y, x, w, backend.Tensor{}))
-	back, bits := read(to, nil)
-	check(t, b.Download(context.Background(), back, y))
-	return bits()
+	h, data = memory(to)
+	check(t, b.Download(context.Background(), h, y))
+	out := make([]uint32, len(in))
+	for i := range out {
+		if to == backend.F32 {
+			out[i] = binary.LittleEndian.Uint32(data[4*i:])
+		} else {
+			out[i] = uint32(binary.LittleEndian.Uint16(data[2*i:]))
+		}
+	}
+	return out
 }
 
 // TestEveryHalfComesBack reads all 65,536 values of both 16-bit types on the device and
