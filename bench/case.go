@@ -9,19 +9,6 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// What a [Case] may run, as in package report.
-const (
-	Fused    = report.Fused
-	Stages   = report.Stages
-	QK       = report.QK
-	Softmax  = report.Softmax
-	PV       = report.PV
-	Backward = report.Backward
-)
-
-// Variants lists the variants.
-var Variants = report.Variants
-
 // Case is a call that is timed, over inputs drawn by seed: a series at one length.
 type Case struct {
 	Series
@@ -67,15 +54,15 @@ func (c Case) row(info backend.Info) report.Measurement {
 
 // options returns the call's options; bias is the mask.
 func (c Case) options(bias backend.Tensor) kernels.Options {
-	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias, LSE: c.Variant == Backward}
+	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias, LSE: c.Variant == report.Backward}
 }
 
 // stored reports whether the variant stores scores or weights.
-func (c Case) stored() bool { return c.Variant != Fused && c.Variant != Backward }
+func (c Case) stored() bool { return c.Variant != report.Fused && c.Variant != report.Backward }
 
 // stages returns the stages that the variant, which stores scores, consists of.
 func (c Case) stages() []string {
-	if c.Variant == Stages {
+	if c.Variant == report.Stages {
 		return parts
 	}
 	return []string{c.Variant}
@@ -115,7 +102,7 @@ func (c Case) hostBytes() int64 {
 	if c.stored() {
 		all = append(all, s.w)
 	}
-	if c.Variant == Backward {
+	if c.Variant == report.Backward {
 		all = append(all, s.q, s.q, s.k, s.k, s.lse())
 	}
 	var sum int64
@@ -157,7 +144,7 @@ func (c Case) plan(ctx context.Context, dev *kernels.Device) (backend.Plan, erro
 
 // planOf returns how the case runs: the plan of its call, or that of all three stages.
 func (c Case) planOf(ctx context.Context, call *kernels.Call) (backend.Plan, error) {
-	if c.Variant == Backward {
+	if c.Variant == report.Backward {
 		return call.PlanBackward(ctx, call.Gradients().Operands())
 	}
 	p, err := call.Plan(ctx)
@@ -168,7 +155,7 @@ func (c Case) planOf(ctx context.Context, call *kernels.Call) (backend.Plan, err
 	bytes := 4 * int64(shape.Elements())
 	return backend.Plan{
 		Backend: p.Backend, Pairs: p.Pairs, FLOPs: p.FLOPs, Chunks: len(parts),
-		Path:  "three stages: QK, Softmax, PV",
+		Path:  "three stages: report.QK, report.Softmax, report.PV",
 		Why:   fmt.Sprintf("they keep all scores %v: O(S²) memory, and hidden pairs are computed too", shape),
 		Bytes: p.Bytes + 4*bytes, // QK writes them, Softmax reads and writes them, PV reads them
 		Cut:   fmt.Sprintf("3 stages over %d MiB of weights", bytes>>20),

@@ -91,7 +91,7 @@ type Series struct {
 	Batch, Heads, KVHeads, Dim int
 	// DType is the type of Q, K, V and O.
 	DType backend.DType
-	// Variant is one of [Variants]; "" means [Fused].
+	// Variant is one of [report.Variants]; "" means fused.
 	Variant string
 	// Causal hides later keys from a row. The last query is at the position of the last
 	// key, as if the queries followed a cache.
@@ -109,7 +109,7 @@ type Series struct {
 // withDefaults fills in and checks s.
 func (s Series) withDefaults() (Series, error) {
 	s.Batch, s.Heads, s.Dim = cmp.Or(s.Batch, 1), cmp.Or(s.Heads, 8), cmp.Or(s.Dim, 64)
-	s.KVHeads, s.Variant = cmp.Or(s.KVHeads, s.Heads), cmp.Or(s.Variant, Fused)
+	s.KVHeads, s.Variant = cmp.Or(s.KVHeads, s.Heads), cmp.Or(s.Variant, report.Fused)
 	switch {
 	case min(s.Batch, s.Heads, s.KVHeads, s.Dim) < 1:
 		return s, fmt.Errorf("bench: batch %d, heads %d, kv-heads %d, dim %d: all must be at least 1: %w",
@@ -120,8 +120,8 @@ func (s Series) withDefaults() (Series, error) {
 		return s, fmt.Errorf("bench: dtype is %v, it must be f32, f16 or bf16: %w", s.DType, backend.ErrDType)
 	case s.SeqQ < 0 || s.SeqQ > maxSeq:
 		return s, fmt.Errorf("bench: seq-q is %d, it must be 1 to %d, or 0 for as many queries as keys: %w", s.SeqQ, maxSeq, backend.ErrShape)
-	case !slices.Contains(Variants, s.Variant):
-		return s, fmt.Errorf("bench: variant is %q, it must be one of %v: %w", s.Variant, Variants, backend.ErrOption)
+	case !slices.Contains(report.Variants, s.Variant):
+		return s, fmt.Errorf("bench: variant is %q, it must be one of %v: %w", s.Variant, report.Variants, backend.ErrOption)
 	}
 	if w := s.Window; w != nil && min(w.Left, w.Right) < 0 {
 		return s, fmt.Errorf("bench: window is %d,%d: both sides must be at least 0: %w", w.Left, w.Right, backend.ErrOption)

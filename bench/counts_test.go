@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -72,7 +73,7 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 		for _, w := range []*kernels.Window{nil, window(0, 0), window(3, 0), window(0, 2), window(6, 5), window(kernels.Unbounded, 1), window(2, kernels.Unbounded), window(100, 100)} {
 			for _, causal := range []bool{false, true} {
 				for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
-					c := Case{Series{Variant: Fused, DType: dtype, Batch: dims.Batch, Heads: dims.Heads, KVHeads: dims.KVHeads, SeqQ: dims.SeqQ, Dim: dims.Dim,
+					c := Case{Series{Variant: report.Fused, DType: dtype, Batch: dims.Batch, Heads: dims.Heads, KVHeads: dims.KVHeads, SeqQ: dims.SeqQ, Dim: dims.Dim,
 						Causal: causal, Window: w, Mask: n%3 == 0}, dims.SeqK}
 					n++
 					m, err := planned(t.Context(), be, c)
@@ -110,11 +111,11 @@ func TestCountsOfStages(t *testing.T) {
 		variant                    string
 		flops, full, bytes, square int64
 	}{
-		{QK, all * 14, all * 14, q + k + 4*all, mask + 4*all},
-		{Softmax, 0, 0, 2*4*all + mask, mask + 4*all},
-		{PV, all * 14, all * 14, q + k + 4*all, mask + 4*all},
-		{Stages, seen * 28, all * 28, 2*q + 2*k + mask + 4*4*all, mask + 4*all},
-		{Fused, seen * 28, all * 28, 2*q + 2*k + mask, mask},
+		{report.QK, all * 14, all * 14, q + k + 4*all, mask + 4*all},
+		{report.Softmax, 0, 0, 2*4*all + mask, mask + 4*all},
+		{report.PV, all * 14, all * 14, q + k + 4*all, mask + 4*all},
+		{report.Stages, seen * 28, all * 28, 2*q + 2*k + mask + 4*4*all, mask + 4*all},
+		{report.Fused, seen * 28, all * 28, 2*q + 2*k + mask, mask},
 	} {
 		c.Variant = tc.variant
 		m := c.row(backend.Info{})

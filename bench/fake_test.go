@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
 )
 
@@ -356,7 +357,7 @@ type wrongStage struct {
 }
 
 func (f *wrongStage) spoil(stage string, t backend.Tensor) error {
-	if f.stage != stage && (f.stage != Stages || stage != PV) {
+	if f.stage != stage && (f.stage != report.Stages || stage != report.PV) {
 		return nil
 	}
 	x, err := t.Float32s()
@@ -373,21 +374,21 @@ func (f *wrongStage) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	if err := f.fake.QK(ctx, s, q, k); err != nil {
 		return err
 	}
-	return f.spoil(QK, s)
+	return f.spoil(report.QK, s)
 }
 
 func (f *wrongStage) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	if err := f.fake.Softmax(ctx, s, lse, p); err != nil {
 		return err
 	}
-	return f.spoil(Softmax, s)
+	return f.spoil(report.Softmax, s)
 }
 
 func (f *wrongStage) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	if err := f.fake.PV(ctx, o, w, v); err != nil {
 		return err
 	}
-	return f.spoil(PV, o)
+	return f.spoil(report.PV, o)
 }
 
 // differentiator is a fake whose results the CPU backend computes. Gradients take three times as

@@ -80,7 +80,7 @@ func (b *bencher) begin() {
 		return
 	}
 	b.ready = b.check.OK() && b.note == ""
-	if b.ready && b.c.Variant == Fused {
+	if b.ready && b.c.Variant == report.Fused {
 		var err error
 		if b.note, err = b.prepareStages(); err != nil {
 			b.fail(err)
@@ -233,7 +233,7 @@ func (b *bencher) probe() (err error) {
 	if err = b.op.before(b.work); err != nil {
 		return err
 	}
-	if err = b.settle(); err != nil || b.c.Variant != Fused {
+	if err = b.settle(); err != nil || b.c.Variant != report.Fused {
 		return err
 	}
 	if _, err = b.prepareStages(); err != nil || b.staged == nil {
@@ -296,7 +296,7 @@ func (b *bencher) prepareStages() (note string, err error) {
 		return fmt.Sprintf("stages skipped: %s of the budget is left", format.Duration(left.Seconds())), nil
 	}
 	b.step("three stages")
-	b.staged = b.op.inputs(Stages)
+	b.staged = b.op.inputs(report.Stages)
 	if err = b.staged.renew(b.work); err == nil {
 		err = b.runStages(b.work)
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -39,7 +40,7 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 		dtype backend.DType
 		skip  bool
 	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.DType, false}, {&op.v, s.k, c.DType, false}, {&op.bias, s.mask, backend.F32, !c.Mask},
-		{&op.dO, s.q, c.DType, c.Variant != Backward}} {
+		{&op.dO, s.q, c.DType, c.Variant != report.Backward}} {
 		if in.skip {
 			continue
 		}
@@ -76,7 +77,7 @@ func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
 // renew allocates new outputs in place of those that were written.
 func (op *operands) renew(ctx context.Context) error {
 	s := op.c.shapes()
-	if op.c.Variant == Backward {
+	if op.c.Variant == report.Backward {
 		grads, err := op.call.AllocGradients(ctx, op.call.Gradients().Operands())
 		if err != nil {
 			return err
@@ -97,7 +98,7 @@ func (op *operands) renew(ctx context.Context) error {
 	op.o.Release()
 	op.o = o
 	// The input of a single later stage stays.
-	if keep := op.c.Variant == Softmax || op.c.Variant == PV; !op.c.stored() || keep && !op.w.IsZero() {
+	if keep := op.c.Variant == report.Softmax || op.c.Variant == report.PV; !op.c.stored() || keep && !op.w.IsZero() {
 		return nil
 	}
 	op.w.Release()
@@ -129,20 +130,20 @@ func (op *operands) result() kernels.Result {
 }
 
 // parts are the variants that are a single stage, in their order.
-var parts = []string{QK, Softmax, PV}
+var parts = []string{report.QK, report.Softmax, report.PV}
 
 // stages runs some of parts, the softmax in place.
 func (op *operands) stages(ctx context.Context, names ...string) error {
 	for _, name := range names {
 		var err error
 		switch name {
-		case QK:
+		case report.QK:
 			err = op.dev.Backend().QK(ctx, op.w, op.q, op.k)
-		case Softmax:
+		case report.Softmax:
 			opt := op.c.options(op.bias)
 			opt.Scale = new(1 / math.Sqrt(float64(op.c.Dim)))
 			err = op.dev.Softmax(ctx, op.w, backend.Tensor{}, opt)
-		case PV:
+		case report.PV:
 			err = op.dev.Backend().PV(ctx, op.o, op.w, op.v)
 		}
 		if err != nil {
@@ -158,7 +159,7 @@ func (op *operands) run(ctx context.Context) error {
 	switch {
 	case op.c.stored():
 		err = op.stages(ctx, op.c.stages()...)
-	case op.c.Variant == Backward:
+	case op.c.Variant == report.Backward:
 		err = op.call.Backward(ctx, op.grads, kernels.Result{O: op.dO}, op.result())
 	default:
 		err = op.call.RunInto(ctx, op.result())
@@ -171,7 +172,7 @@ func (op *operands) run(ctx context.Context) error {
 
 // before runs what the variant's first call needs: stages, or the forward pass.
 func (op *operands) before(ctx context.Context) error {
-	if op.c.Variant == Backward {
+	if op.c.Variant == report.Backward {
 		return op.call.RunInto(ctx, op.result())
 	}
 	return op.stages(ctx, parts[:max(slices.Index(parts, op.c.Variant), 0)]...)
@@ -183,17 +184,17 @@ func (op *operands) before(ctx context.Context) error {
 func (op *operands) check(ctx context.Context, opt kernels.CheckOptions) (kernels.CheckReport, error) {
 	var err error
 	switch op.c.Variant {
-	case QK:
-		err = op.stages(ctx, Softmax, PV)
-	case Softmax:
+	case report.QK:
+		err = op.stages(ctx, report.Softmax, report.PV)
+	case report.Softmax:
 		err = op.stages(ctx, parts...)
 	}
 	if err != nil {
 		return kernels.CheckReport{}, err
 	}
-	report, err := op.call.Check(ctx, op.result(), opt)
-	if err != nil || op.c.Variant != Backward || !report.OK() {
-		return report, err
+	check, err := op.call.Check(ctx, op.result(), opt)
+	if err != nil || op.c.Variant != report.Backward || !check.OK() {
+		return check, err
 	}
 	return op.call.CheckBackward(ctx, op.grads, kernels.Result{O: op.dO}, op.result(), opt)
 }
@@ -202,13 +203,13 @@ func (op *operands) check(ctx context.Context, opt kernels.CheckOptions) (kernel
 // and V are cut to the number of visible rows: the size decides which cache they fit.
 func (op *operands) reads() []backend.Tensor {
 	switch op.c.Variant {
-	case QK:
+	case report.QK:
 		return []backend.Tensor{op.q, op.k}
-	case Softmax:
+	case report.Softmax:
 		return []backend.Tensor{op.w, op.bias}
-	case PV:
+	case report.PV:
 		return []backend.Tensor{op.w, op.v}
-	case Stages:
+	case report.Stages:
 		return []backend.Tensor{op.q, op.k, op.v, op.bias, op.w}
 	}
 	row := op.c.row(op.dev.Info())
@@ -220,7 +221,7 @@ func (op *operands) reads() []backend.Tensor {
 		return t
 	}
 	read := []backend.Tensor{op.q, seen(op.k), seen(op.v), op.bias}
-	if op.c.Variant == Backward {
+	if op.c.Variant == report.Backward {
 		read = append(read, op.o, op.lse, op.dO)
 	}
 	return read

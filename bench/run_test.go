@@ -60,7 +60,7 @@ func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 	for i, c := range r.Cases {
 		seq := []int{16, 32}[i]
 		if c.SeqQ != seq || c.SeqK != seq || c.Batch != 3 || c.Heads != 2 || c.KVHeads != 1 || c.Dim != 4 || !c.Causal || c.DType != "f32" ||
-			c.Backend != "cpu" || c.Provider != "fake v1" || c.Threads != 0 || c.Variant != Fused || c.Path != "pretended" {
+			c.Backend != "cpu" || c.Provider != "fake v1" || c.Threads != 0 || c.Variant != report.Fused || c.Path != "pretended" {
 			t.Errorf("the case is not the one asked for: %+v", c)
 		}
 		// 1+2+...+S pairs a head.

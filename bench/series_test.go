@@ -87,22 +87,22 @@ func TestSeriesAreRunOneAfterTheOther(t *testing.T) {
 
 // Each single stage is timed and checked; a wrong one has no figure.
 func TestVariants(t *testing.T) {
-	for _, v := range []string{Fused, Stages, QK, Softmax, PV} {
+	for _, v := range []string{report.Fused, report.Stages, report.QK, report.Softmax, report.PV} {
 		cfg := small(24)
 		cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = v, true, true, 1
 		be := &fake{name: "cpu", delay: time.Second}
 		c := runOn(t, cfg, be).Cases[0]
-		if c.Status != report.OK || c.MedianS == nil || c.Variant != v || (c.GFLOPS == nil) != (v == Softmax) || (c.StagesS != nil) != (v == Fused) {
+		if c.Status != report.OK || c.MedianS == nil || c.Variant != v || (c.GFLOPS == nil) != (v == report.Softmax) || (c.StagesS != nil) != (v == report.Fused) {
 			t.Errorf("%s: %+v", v, c)
 		}
-		if n := be.calls.Load(); (n > 0) != (v == Fused) {
+		if n := be.calls.Load(); (n > 0) != (v == report.Fused) {
 			t.Errorf("%s: %d fused calls", v, n)
 		}
 		if c.StagesS != nil && *c.StagesS != 3*callTime.Seconds() { // no fused call, which takes longer
 			t.Errorf("%s: the stages take %v s, should be %v", v, *c.StagesS, 3*callTime.Seconds())
 		}
 	}
-	for _, v := range []string{Stages, QK, Softmax, PV} {
+	for _, v := range []string{report.Stages, report.QK, report.Softmax, report.PV} {
 		cfg := small(24)
 		cfg.Series[0].Variant = v
 		if c := runOn(t, cfg, &wrongStage{fake: fake{name: "cpu"}, stage: v}).Cases[0]; c.Status != report.Wrong || c.MedianS != nil {
@@ -115,7 +115,7 @@ func TestVariants(t *testing.T) {
 // checked. A backend without gradients is named.
 func TestBackward(t *testing.T) {
 	cfg := small(24)
-	cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = Backward, true, true, 1
+	cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = report.Backward, true, true, 1
 	for _, wrong := range []string{"o", "dq", "dk", "dv"} {
 		c := runOn(t, cfg, newDifferentiator(wrong)).Cases[0]
 		if c.Status != report.Wrong || c.MedianS != nil || !strings.Contains(c.Note, " "+wrong+"[") {
@@ -127,7 +127,7 @@ func TestBackward(t *testing.T) {
 	}
 	be := newDifferentiator("")
 	cfg.Series = append(cfg.Series, cfg.Series[0])
-	cfg.Series[1].Variant = Fused
+	cfg.Series[1].Variant = report.Fused
 	r := runOn(t, cfg, be)
 	c := r.Cases[0]
 	if c.Status != report.OK || c.MedianS == nil || c.StagesS != nil || *c.MedianS != 3*callTime.Seconds() {

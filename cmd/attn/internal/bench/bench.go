@@ -315,8 +315,8 @@ func (c *Command) series() ([]bench.Series, error) {
 		dtypes = append(dtypes, d)
 	}
 	for _, v := range c.Variant {
-		if !slices.Contains(bench.Variants, v) {
-			return nil, fmt.Errorf("--variant is %q, it must be one of %s", v, strings.Join(bench.Variants, ", "))
+		if !slices.Contains(report.Variants, v) {
+			return nil, fmt.Errorf("--variant is %q, it must be one of %s", v, strings.Join(report.Variants, ", "))
 		}
 	}
 	all = combined(all, dtypes, func(s *bench.Series, d backend.DType) { s.DType = d })
