@@ -11,14 +11,18 @@ import (
 	"github.com/seed90331342/attn/cpu"
 )
 
-// fake is a plain backend in host memory, F32 only, that misbehaves on demand.
+// computer computes the results of all fakes.
+var computer = cpu.New(cpu.Options{Threads: 1})
+
+// fake is a backend in host memory, F32 only, that misbehaves on demand.
 type fake struct {
 	name string
+	// wrongStage is the stage, or report.Stages for the last, that writes a wrong result.
+	wrongStage string
 	// delay is how long a call takes for each million visible pairs in addition to
 	// callTime; it ends early with its context.
 	delay time.Duration
-	// wrongFrom adds 1 to the first element of every row from that call on,
-	// counted from 1; 0 never.
+	// wrongFrom adds 1 to the output from that call on, counted from 1; 0 never.
 	wrongFrom int64
 	// nan writes NaN instead.
 	nan bool
@@ -65,87 +69,40 @@ func (f *fake) Upload(_ context.Context, host backend.Tensor) (backend.Tensor, e
 	return host.Alias()
 }
 
-func (f *fake) Download(_ context.Context, host, src backend.Tensor) error {
-	to, err := host.Float32s()
-	if err != nil {
-		return err
-	}
-	from, err := src.Float32s()
-	if err != nil {
-		return err
-	}
-	each(host.Shape(), func(at [4]int) {
-		to[index(host, at)] = from[index(src, at)]
-	})
-	return nil
+func (f *fake) Download(ctx context.Context, host, src backend.Tensor) error {
+	return computer.Download(ctx, host, src)
 }
 
 func (f *fake) QK(ctx context.Context, s, q, k backend.Tensor) error {
-	if err := f.take(ctx, 0); err != nil {
-		return err
-	}
-	return f.qk(s, q, k)
+	return f.stage(ctx, report.QK, s, func() error { return computer.QK(ctx, s, q, k) })
 }
-
-func (f *fake) qk(s, q, k backend.Tensor) error { return products(s, q, k, backend.Dim) }
 
 func (f *fake) PV(ctx context.Context, o, w, v backend.Tensor) error {
+	return f.stage(ctx, report.PV, o, func() error { return computer.PV(ctx, o, w, v) })
+}
+
+func (f *fake) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
+	return f.stage(ctx, report.Softmax, s, func() error { return computer.Softmax(ctx, s, lse, p) })
+}
+
+// stage computes a stage. Its result is wrong if it is the one that should be.
+func (f *fake) stage(ctx context.Context, name string, out backend.Tensor, compute func() error) error {
 	if err := f.take(ctx, 0); err != nil {
 		return err
 	}
-	return f.pv(o, w, v)
-}
-
-func (f *fake) pv(o, w, v backend.Tensor) error { return products(o, w, v, backend.Seq) }
-
-func (f *fake) Softmax(ctx context.Context, s, _ backend.Tensor, p *backend.Problem) error {
-	if err := f.take(ctx, 0); err != nil {
+	if err := compute(); err != nil || f.wrongStage != name && (f.wrongStage != report.Stages || name != report.PV) {
 		return err
 	}
-	return f.softmax(s, p)
+	return change(out, func(i int, x float32) float32 { return x + float32(i%3)/2 })
 }
 
-func (f *fake) softmax(s backend.Tensor, p *backend.Problem) error {
-	x, err := s.Float32s()
-	if err != nil {
-		return err
+// change replaces the elements x of a tensor.
+func change(t backend.Tensor, to func(i int, x float32) float32) error {
+	data, err := t.Float32s()
+	for i, x := range data {
+		data[i] = to(i, x)
 	}
-	var bias []float32
-	if !p.Bias.IsZero() {
-		if bias, err = p.Bias.Float32s(); err != nil {
-			return err
-		}
-	}
-	sh := s.Shape()
-	each(backend.Shape{sh[0], sh[1], sh[2], 1}, func(at [4]int) {
-		lo, hi := p.Visible.Range(at[0], at[2], sh[3])
-		row := x[index(s, at):][:sh[3]]
-		for j := range row {
-			y := p.Scale * row[j]
-			if p.Softcap > 0 {
-				y = p.Softcap * float32(math.Tanh(float64(y/p.Softcap)))
-			}
-			if !p.Bias.IsZero() {
-				y += bias[index(p.Bias, [4]int{at[0], at[1], at[2], j})]
-			}
-			row[j] = y
-		}
-		sum, top := 0.0, math.Inf(-1)
-		for _, y := range row[lo:hi] {
-			top = max(top, float64(y))
-		}
-		for j, y := range row {
-			row[j] = 0
-			if lo <= j && j < hi {
-				e := math.Exp(float64(y) - top)
-				row[j], sum = float32(e), sum+e
-			}
-		}
-		for j := range row {
-			row[j] /= float32(sum)
-		}
-	})
-	return nil
+	return err
 }
 
 func (f *fake) Attention(ctx context.Context, calls ...*backend.Call) error {
@@ -174,32 +131,15 @@ func (f *fake) attention(ctx context.Context, c *backend.Call) error {
 	if err := f.take(ctx, c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK)*int64(d.Heads)); err != nil {
 		return err
 	}
-	w, err := backend.AllocHost(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
-	if err != nil {
+	if err := computer.Attention(ctx, c); err != nil || f.wrongFrom == 0 || call < f.wrongFrom {
 		return err
 	}
-	if err := f.qk(w, c.Q, c.K); err != nil {
-		return err
-	}
-	if err := f.softmax(w, &c.Problem); err != nil {
-		return err
-	}
-	if err := f.pv(c.O, w, c.V); err != nil {
-		return err
-	}
-	if f.wrongFrom > 0 && call >= f.wrongFrom {
-		o, err := c.O.Float32s()
-		if err != nil {
-			return err
+	return change(c.O, func(_ int, x float32) float32 {
+		if f.nan {
+			return float32(math.NaN())
 		}
-		sh := c.O.Shape()
-		each(backend.Shape{sh[0], sh[1], sh[2], 1}, func(at [4]int) {
-			if o[index(c.O, at)]++; f.nan {
-				o[index(c.O, at)] = float32(math.NaN())
-			}
-		})
-	}
-	return nil
+		return x + 1
+	})
 }
 
 // kept keeps the allocations of a fake call on the heap.
@@ -299,116 +239,19 @@ func (m *device) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return err
 }
 
-// products writes the sums of products of the elements of a along its last axis and those
-// of b along another.
-func products(out, a, b backend.Tensor, along int) error {
-	group := out.Shape()[backend.Heads] / b.Shape()[backend.Heads]
-	o, err := out.Float32s()
-	if err != nil {
-		return err
-	}
-	x, err := a.Float32s()
-	if err != nil {
-		return err
-	}
-	y, err := b.Float32s()
-	if err != nil {
-		return err
-	}
-	n, stepA, stepB := a.Shape()[backend.Dim], a.Strides()[backend.Dim], b.Strides()[along]
-	each(out.Shape(), func(i [4]int) {
-		first := [4]int{i[0], i[1] / group, i[3], 0}
-		if along == backend.Seq {
-			first = [4]int{i[0], i[1] / group, 0, i[3]}
-		}
-		sum, atA, atB := 0.0, index(a, [4]int{i[0], i[1], i[2], 0}), index(b, first)
-		for k := range n {
-			sum += float64(x[atA+k*stepA]) * float64(y[atB+k*stepB])
-		}
-		o[index(out, i)] = float32(sum)
-	})
-	return nil
-}
-
-func index(t backend.Tensor, at [4]int) int {
-	n := 0
-	for i, s := range t.Strides() {
-		n += at[i] * s
-	}
-	return n
-}
-
-func each(s backend.Shape, visit func(at [4]int)) {
-	for b := range s[0] {
-		for h := range s[1] {
-			for i := range s[2] {
-				for d := range s[3] {
-					visit([4]int{b, h, i, d})
-				}
-			}
-		}
-	}
-}
-
-// wrongStage is a fake with one stage, for Stages the last, that writes a wrong result.
-type wrongStage struct {
-	fake
-	stage string
-}
-
-func (f *wrongStage) spoil(stage string, t backend.Tensor) error {
-	if f.stage != stage && (f.stage != report.Stages || stage != report.PV) {
-		return nil
-	}
-	x, err := t.Float32s()
-	if err != nil {
-		return err
-	}
-	for i := range x {
-		x[i] += float32(i%3) / 2
-	}
-	return nil
-}
-
-func (f *wrongStage) QK(ctx context.Context, s, q, k backend.Tensor) error {
-	if err := f.fake.QK(ctx, s, q, k); err != nil {
-		return err
-	}
-	return f.spoil(report.QK, s)
-}
-
-func (f *wrongStage) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
-	if err := f.fake.Softmax(ctx, s, lse, p); err != nil {
-		return err
-	}
-	return f.spoil(report.Softmax, s)
-}
-
-func (f *wrongStage) PV(ctx context.Context, o, w, v backend.Tensor) error {
-	if err := f.fake.PV(ctx, o, w, v); err != nil {
-		return err
-	}
-	return f.spoil(report.PV, o)
-}
-
-// differentiator is a fake whose results the CPU backend computes. Gradients take three times as
-// long as a call. One of the results may be wrong.
+// differentiator is a fake with gradients, which take three times as long as a call. One of the
+// results may be wrong.
 type differentiator struct {
 	fake
-	cpu   *cpu.Backend
 	wrong string
 }
 
 func newDifferentiator(wrong string) *differentiator {
-	return &differentiator{fake: fake{name: "cpu"}, cpu: cpu.New(cpu.Options{Threads: 1}), wrong: wrong}
+	return &differentiator{fake{name: "cpu"}, wrong}
 }
 
 func (f *differentiator) Attention(ctx context.Context, calls ...*backend.Call) error {
-	f.calls.Add(1)
-	if err := f.take(ctx, 0); err != nil {
-		return err
-	}
-	if err := f.cpu.Attention(ctx, calls...); err != nil {
+	if err := f.fake.Attention(ctx, calls...); err != nil {
 		return err
 	}
 	outputs, _ := calls[0].Operands()
@@ -421,7 +264,7 @@ func (f *differentiator) Backward(ctx context.Context, g *backend.Gradients) err
 			return err
 		}
 	}
-	if err := f.cpu.Backward(ctx, g); err != nil {
+	if err := computer.Backward(ctx, g); err != nil {
 		return err
 	}
 	outputs, _ := g.Operands()
@@ -431,15 +274,8 @@ func (f *differentiator) Backward(ctx context.Context, g *backend.Gradients) err
 // spoil makes the result that is to be wrong wrong.
 func (f *differentiator) spoil(results []backend.Operand) error {
 	for _, o := range results {
-		if o.Name != f.wrong {
-			continue
-		}
-		x, err := o.Tensor.Float32s()
-		if err != nil {
-			return err
-		}
-		for i := range x {
-			x[i] *= 1.001
+		if o.Name == f.wrong {
+			return change(o.Tensor, func(_ int, x float32) float32 { return 1.001 * x })
 		}
 	}
 	return nil

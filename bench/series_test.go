@@ -105,7 +105,7 @@ func TestVariants(t *testing.T) {
 	for _, v := range []string{report.Stages, report.QK, report.Softmax, report.PV} {
 		cfg := small(24)
 		cfg.Series[0].Variant = v
-		if c := runOn(t, cfg, &wrongStage{fake: fake{name: "cpu"}, stage: v}).Cases[0]; c.Status != report.Wrong || c.MedianS != nil {
+		if c := runOn(t, cfg, &fake{name: "cpu", wrongStage: v}).Cases[0]; c.Status != report.Wrong || c.MedianS != nil {
 			t.Errorf("%s: %+v", v, c)
 		}
 	}
