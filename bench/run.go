@@ -39,7 +39,6 @@ func Run(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.Re
 		r.device(dev, i)
 	}
 	r.report.Interrupted = ctx.Err() != nil
-	r.report.FitGrowth()
 	return r.report, nil
 }
 
@@ -83,7 +82,7 @@ func newReport(cfg Config) *report.Report {
 	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
 	env.Missing = append(env.Missing, cfg.Missing...)
 	env.Args = append(env.Args, cfg.Args...)
-	return &report.Report{Schema: report.Schema, Environment: env, Cases: []report.Measurement{}, Ceilings: []report.Ceiling{}, Growth: []report.Growth{}}
+	return &report.Report{Schema: report.Schema, Environment: env, Cases: []report.Measurement{}, Ceilings: []report.Ceiling{}}
 }
 
 // left returns what is left of the series' share of the budget; negative without a budget.
@@ -141,7 +140,6 @@ func (r *runner) measure(c Case) bool {
 	}
 	r.report.Cases = append(r.report.Cases, b.row)
 	if r.cfg.Measured != nil {
-		r.report.FitGrowth()
 		r.cfg.Measured(r.report)
 	}
 	return b.row.Status == report.OK || b.row.Status == report.Wrong

@@ -11,12 +11,10 @@ import (
 
 	"github.com/seed90331342/attn/bench/internal/chart"
 	"github.com/seed90331342/attn/bench/internal/format"
-	"github.com/seed90331342/attn/bench/internal/stats"
 )
 
 // WritePictures draws the report as PNG and SVG files: throughput, time, memory and percent
-// of the ceiling by length, each with the ceilings, and the roofline. write is called with
-// the name of each file and a function that writes its contents. It returns an error for a
+// of the ceiling by length, each with the ceilings. write is called with the name of each file and a function that writes its contents. It returns an error for a
 // report without measured cases.
 func (r *Report) WritePictures(write func(name string, contents func(io.Writer) error) error) error {
 	charts := r.charts()
@@ -186,7 +184,7 @@ func (r *Report) charts() []chart.Chart {
 		c.X, c.Lines = lengths, q.lines(curves)
 		all = append(all, c)
 	}
-	all = slices.DeleteFunc(append(all, r.roofline(curves)), func(c chart.Chart) bool {
+	all = slices.DeleteFunc(all, func(c chart.Chart) bool {
 		return !slices.ContainsFunc(c.Lines, func(l chart.Line) bool { return !l.Ceiling && len(l.Points) > 0 })
 	})
 	for i := range all {
@@ -316,65 +314,6 @@ func union(a, b []chart.Point) []chart.Point {
 	}
 	slices.SortFunc(a, func(p, q chart.Point) int { return cmp.Compare(p.X, q.X) })
 	return a
-}
-
-// roofline is the chart of Williams et al. (2009): speed against operations a byte, below
-// the rates of reading and of multiply-adds.
-func (r *Report) roofline(curves []curve) chart.Chart {
-	c := chart.Chart{Name: "roofline", Title: "Roofline",
-		About: "Speed against arithmetic intensity, below the measured rates of reading and of multiply-adds; a mark for each length.",
-		X:     chart.Axis{Label: "operations a byte", Format: format.Plain}, Y: chart.Axis{Label: "GFLOP/s", Format: format.Plain}}
-	lo, hi := math.Inf(1), 0.0 // half the smallest and twice the largest intensity
-	for _, l := range curves {
-		line := chart.Line{Name: l.name, Colour: l.colour}
-		for _, m := range l.cases {
-			if m.Status == OK && m.Intensity > 0 && positive(m.GFLOPS) != nil {
-				line.Points = append(line.Points, chart.Point{X: m.Intensity, Y: *m.GFLOPS, Tip: m.tip(l.name)})
-				lo, hi = min(lo, m.Intensity/2), max(hi, m.Intensity*2)
-			}
-		}
-		c.Lines = append(c.Lines, line)
-	}
-	if !(hi > 0) {
-		return c
-	}
-	var done []string
-	for _, l := range curves {
-		if !slices.Contains(done, l.parts[who]) {
-			done = append(done, l.parts[who])
-			c.Lines = append(c.Lines, roofs(curves, l, lo, hi)...)
-		}
-	}
-	return c
-}
-
-// roofs returns the roof of the backend of a curve, with the slopes of the highest and the
-// lowest rate at which its cases' operands were read: from a cache and from memory.
-func roofs(curves []curve, of curve, lo, hi float64) []chart.Line {
-	var peaks, reads []float64
-	for _, c := range curves {
-		for _, m := range c.cases {
-			if c.parts[who] == of.parts[who] && m.CeilingGFLOPS != nil && m.CeilingGBS != nil {
-				peaks, reads = append(peaks, *m.CeilingGFLOPS), append(reads, *m.CeilingGBS)
-			}
-		}
-	}
-	if len(peaks) == 0 {
-		return nil
-	}
-	peak, least, most := stats.Median(peaks), slices.Min(reads), slices.Max(reads)
-	slope := func(read float64) chart.Line {
-		ridge := peak / read
-		from := min(lo, ridge/2)
-		return chart.Line{Name: fmt.Sprintf("%s roof, reading %s GB/s", of.parts[who], format.Number(read)), Colour: of.colour, Ceiling: true,
-			Points: []chart.Point{{X: from, Y: from * read}, {X: ridge, Y: peak}}}
-	}
-	roof := slope(most)
-	roof.Points = append(roof.Points, chart.Point{X: max(hi, 2*peak/most), Y: peak})
-	if most < 1.25*least { // one rate
-		return []chart.Line{roof}
-	}
-	return []chart.Line{roof, slope(least)}
 }
 
 // durationTick and sizeTick write round numbers: 20 ms, 4 GiB.

@@ -40,7 +40,6 @@ func pictured() *Report {
 			r.Cases = append(r.Cases, m)
 		}
 	}
-	r.FitGrowth()
 	return r
 }
 
@@ -78,7 +77,7 @@ func TestPictures(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want []string
-	for _, name := range []string{"throughput", "time", "memory", "percent", "roofline"} {
+	for _, name := range []string{"throughput", "time", "memory", "percent"} {
 		want = append(want, name+".png", name+".svg")
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
@@ -120,9 +119,6 @@ func lookAtPNG(t *testing.T, path string, text []byte) {
 		return // one line lies on the other there
 	}
 	for i, least := range []int{size.X / 2, size.X / 6} {
-		if filepath.Base(path) == "roofline.png" {
-			least = size.X / 20
-		}
 		if n := columnsWith(img, colours[i], size.Y*4/5); n < least {
 			t.Errorf("%s: line %d is in %d columns, should be in %d at least", path, i, n, least)
 		}
@@ -213,7 +209,7 @@ func TestPicturesOfLittle(t *testing.T) {
 		name   string
 		report *Report
 		charts int
-	}{{"one case", one, 5}, {"no operations, no ceilings", bare, 2}, {"twice", twice, 5}, {"of every kind", sample(), 5}} {
+	}{{"one case", one, 4}, {"no operations, no ceilings", bare, 2}, {"twice", twice, 4}, {"of every kind", sample(), 4}} {
 		names, _, err := draw(tt.report)
 		if err != nil || len(names) != 2*tt.charts {
 			t.Errorf("%s: %d pictures, %v, should be %d", tt.name, len(names)/2, err, tt.charts)
@@ -286,21 +282,10 @@ func TestCeilingsAreMerged(t *testing.T) {
 		want := map[string][]string{
 			"throughput": {"ceiling of cpu", "ceiling of gpu:0"}, "time": {"ceiling of cpu", "ceiling of gpu:0"},
 			"memory": {"S x S weights"}, "percent": {"ceiling"},
-			"roofline": {"cpu roof, reading 120 GB/s", "cpu roof, reading 40.0 GB/s", "gpu:0 roof, reading 60.0 GB/s", "gpu:0 roof, reading 20.0 GB/s"},
 		}[c.Name]
 		if diff := cmp.Diff(want, names); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.Name, diff)
 		}
-	}
-	// Cases that read at one rate have one roof.
-	for i := range r.Cases {
-		if r.Cases[i].CeilingGBS != nil {
-			r.Cases[i].CeilingGBS = Figure(40)
-		}
-	}
-	charts := r.charts()
-	if lines := charts[len(charts)-1].Lines; len(lines) != 4 {
-		t.Errorf("the roofline has %d lines, should have two and their roofs", len(lines))
 	}
 }
 

@@ -76,7 +76,7 @@ func bounds(path string, leaf reflect.Value) string {
 	x, number := of(leaf.Interface())
 	least, most := 0.0, maxFigure
 	switch {
-	case !number || strings.HasPrefix(path, "growth["): // it is fitted again
+	case !number:
 		return ""
 	case measuredTime.MatchString(path):
 		least = minSeconds

@@ -86,8 +86,8 @@ func TestEditedReports(t *testing.T) {
 	if err := json.Unmarshal(text, &root); err != nil {
 		t.Fatal(err)
 	}
-	derived := strings.Fields(`repetitions median_s min_s low_s high_s confidence q1_s q3_s pairs flops flops_full gflops gflops_full ceiling_gflops percent
-		bytes gbs intensity roof_gflops ceiling_gbs launch_s bound percent_of_bound speedup_vs_stages name path spread_percent
+	derived := strings.Fields(`repetitions median_s min_s low_s high_s confidence pairs flops flops_full gflops gflops_full ceiling_gflops percent
+		bytes gbs intensity ceiling_gbs launch_s bound percent_of_bound speedup_vs_stages name path spread_percent
 		memory_operands memory_scratch memory_square memory_device`)
 	n, refused := 0, 0
 	for _, e := range edits("", root) {
@@ -181,7 +181,7 @@ func FuzzReport(f *testing.F) {
 	}
 	for i := range r.Cases {
 		one := r
-		one.Cases, one.Ceilings, one.Growth = r.Cases[i:i+1:i+1], r.Ceilings[:1], nil
+		one.Cases, one.Ceilings = r.Cases[i:i+1:i+1], r.Ceilings[:1]
 		m := &one.Cases[0]
 		if len(m.Rounds) > 0 {
 			m.Rounds = m.Rounds[:1]

@@ -114,7 +114,7 @@ func (m *Measurement) count(t backend.DeviceType) {
 // summarize sets the statistics of Rounds, which only a measured case has.
 func (m *Measurement) summarize() {
 	m.Repetitions = 0
-	m.MedianS, m.MinS, m.LowS, m.HighS, m.Confidence, m.Q1S, m.Q3S = nil, nil, nil, nil, nil, nil, nil
+	m.MedianS, m.MinS, m.LowS, m.HighS, m.Confidence = nil, nil, nil, nil, nil
 	m.CeilingGFLOPS, m.CeilingGBS, m.LaunchS = nil, nil, nil
 	if len(m.Rounds) == 0 {
 		return
@@ -135,7 +135,6 @@ func (m *Measurement) summarize() {
 	low, high, sure := stats.MedianInterval(m.Medians())
 	m.Repetitions, m.MinS = len(calls), Figure(slices.Min(calls))
 	m.MedianS, m.LowS, m.HighS, m.Confidence = Figure(stats.Median(m.Medians())), Figure(low), Figure(high), Figure(100*sure)
-	m.Q1S, m.Q3S = Figure(stats.Quantile(calls, 0.25)), Figure(stats.Quantile(calls, 0.75))
 	m.CeilingGFLOPS = median(func(r *Round) *float64 { return r.CeilingGFLOPS })
 	m.CeilingGBS = median(func(r *Round) *float64 { return r.CeilingGBS })
 	m.LaunchS = median(func(r *Round) *float64 { return r.LaunchS })
@@ -181,16 +180,13 @@ func (m *Measurement) findBound() {
 // findRates computes the rates and percentages that follow from MedianS, the counts, the
 // ceilings and Bound.
 func (m *Measurement) findRates() {
-	m.GFLOPS, m.GFLOPSFull, m.GBS, m.RoofGFLOPS, m.Percent, m.PercentOfBound, m.SpeedupVsStages = nil, nil, nil, nil, nil, nil, nil
+	m.GFLOPS, m.GFLOPSFull, m.GBS, m.Percent, m.PercentOfBound, m.SpeedupVsStages = nil, nil, nil, nil, nil, nil
 	if m.MedianS == nil {
 		return
 	}
 	s := *m.MedianS
 	m.GFLOPS, m.GFLOPSFull, m.GBS = Positive(float64(m.FLOPs)/s/1e9), Positive(float64(m.FLOPsFull)/s/1e9), Figure(float64(m.Bytes)/s/1e9)
 	m.Percent, m.PercentOfBound = Positive(100*m.least(BoundFMA)/s), Positive(100*m.least(m.Bound)/s)
-	if m.CeilingGFLOPS != nil && m.CeilingGBS != nil {
-		m.RoofGFLOPS = Figure(min(*m.CeilingGFLOPS, m.Intensity**m.CeilingGBS))
-	}
 	if m.StagesS != nil {
 		m.SpeedupVsStages = Figure(*m.StagesS / s)
 	}

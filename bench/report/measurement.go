@@ -67,13 +67,10 @@ type Measurement struct {
 	MedianS *float64 `json:"median_s"`
 	MinS    *float64 `json:"min_s"`
 	// LowS to HighS covers the median with a probability of Confidence percent (at least
-	// 95 from six rounds on), by order statistics of the rounds. Q1S and Q3S are the
-	// quartiles of all calls.
+	// 95 from six rounds on), by order statistics of the rounds.
 	LowS       *float64 `json:"low_s"`
 	HighS      *float64 `json:"high_s"`
 	Confidence *float64 `json:"confidence"`
-	Q1S        *float64 `json:"q1_s"`
-	Q3S        *float64 `json:"q3_s"`
 	// OthersPercent is the share of the backend's threads that other processes and the
 	// hypervisor used while the case ran.
 	OthersPercent *float64 `json:"others_percent"`
@@ -105,10 +102,8 @@ type Measurement struct {
 	// values that a window hides from all rows. GBS is Bytes / MedianS / 10^9.
 	Bytes int64    `json:"bytes"`
 	GBS   *float64 `json:"gbs"`
-	// Intensity is FLOPs / Bytes. RoofGFLOPS is the roofline there, the smaller of
-	// CeilingGFLOPS and Intensity · CeilingGBS.
-	Intensity  float64  `json:"intensity"`
-	RoofGFLOPS *float64 `json:"roof_gflops"`
+	// Intensity is FLOPs / Bytes.
+	Intensity float64 `json:"intensity"`
 	// CeilingGBS is the median rate at which the device reads the operands of this case
 	// repeatedly, from cache where they fit, measured between the repetitions.
 	CeilingGBS *float64 `json:"ceiling_gbs"`

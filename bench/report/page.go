@@ -26,8 +26,6 @@ type pageData struct {
 	Drawings           []pageDrawing
 	Heads              []pageHead
 	Rows               [][]pageCell // of the cases
-	Growth             []Growth
-	Name               func(Growth) string
 	Ceilings           []Ceiling
 	Environment        [][2]string
 	Repeat             string
@@ -59,8 +57,6 @@ func (r *Report) WritePage(w io.Writer) error {
 		Environment: e.table(),
 		Repeat:      "(the report does not contain the command)",
 		Legend:      r.legend(),
-		Growth:      r.Growth,
-		Name:        r.growthName,
 		Ceilings:    r.Ceilings,
 	}
 	data.Heads, data.Rows = r.casesTable()
@@ -109,16 +105,6 @@ func (r *Report) outcome() (measured string, problems []string) {
 		measured += fmt.Sprintf(" Each result was compared with float64 on %s.", format.Count(r.Environment.CheckedRows, "row"))
 	}
 	return measured, problems
-}
-
-// growthName is the name of the curve that g was fitted to.
-func (r *Report) growthName(g Growth) string {
-	for _, l := range r.curves() {
-		if g.of(l.cases[0]) {
-			return l.name
-		}
-	}
-	return strings.Join(nonEmpty(g.Backend, g.Series, g.Variant), " · ")
 }
 
 // casesTable is the table of the cases in the order of the report. Columns that no case

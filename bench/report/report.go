@@ -36,11 +36,10 @@ const Schema = 3
 //	  "interrupted": false,
 //	  "environment": { ... },
 //	  "cases": [ { ... }, ... ],
-//	  "ceilings": [ { ... }, ... ],
-//	  "growth": [ { ... }, ... ]
+//	  "ceilings": [ { ... }, ... ]
 //	}
 //
-// with the fields of [Environment], [Measurement], [Ceiling] and [Growth]. A figure that
+// with the fields of [Environment], [Measurement] and [Ceiling]. A figure that
 // was not measured is null, never 0 and never absent.
 type Report struct {
 	// Schema is the version of this form.
@@ -52,8 +51,6 @@ type Report struct {
 	Cases []Measurement `json:"cases"`
 	// Ceilings is empty except in a measurement of ceilings alone.
 	Ceilings []Ceiling `json:"ceilings"`
-	// Growth has each series with at least three measured lengths.
-	Growth []Growth `json:"growth"`
 }
 
 // Ceiling is the most that a contender reaches, whatever it computes: the best of several
@@ -163,7 +160,6 @@ func Read(from io.Reader) (*Report, error) {
 		info := r.Environment.backend(m)
 		m.Derive(info.Type)
 	}
-	r.FitGrowth()
 	return &r, nil
 }
 

@@ -35,8 +35,8 @@ func sample() *Report {
 	ok.Status, ok.Repetitions = OK, 80
 	ok.MedianS, ok.MinS, ok.GFLOPS, ok.CeilingGFLOPS, ok.Percent = f(0.00123), f(0.0012), f(54.56), f(100.25), f(54.42)
 	ok.Bytes, ok.GBS, ok.CeilingGBS, ok.Bound, ok.PercentOfBound = 393216, f(0.3197), f(200.5), BoundFMA, f(54.42)
-	ok.LowS, ok.HighS, ok.Confidence, ok.Q1S, ok.Q3S, ok.OthersPercent = f(0.00122), f(0.00125), f(96.9), f(0.00121), f(0.00127), f(12.5)
-	ok.GFLOPSFull, ok.Intensity, ok.RoofGFLOPS, ok.Memory.HostPeak = f(109.1), 170.7, f(100.25), n(2<<20)
+	ok.LowS, ok.HighS, ok.Confidence, ok.OthersPercent = f(0.00122), f(0.00125), f(96.9), f(12.5)
+	ok.GFLOPSFull, ok.Intensity, ok.Memory.HostPeak = f(109.1), 170.7, n(2<<20)
 	ok.Rounds = []Round{{TimesS: []float64{0.00122, 0.00124}, PaceS: []float64{3.5e-6, 3.4e-6}, CeilingGFLOPS: f(100.25), CeilingGBS: f(200.5)}}
 	ok.StagesS, ok.SpeedupVsStages, ok.Allocs, ok.MaxError, ok.ErrorBound = f(0.00258), f(2.1), n(3), f(6.4e-8), f(7.25e-5)
 	large := row("cpu", 65536)
@@ -77,7 +77,6 @@ func sample() *Report {
 		Cases: []Measurement{ok, large, read, skipped, short, wrong},
 		Ceilings: []Ceiling{{Contender: "avx2", Backend: "cpu", Threads: 2, GFLOPS: f(234.5), MemoryGBS: f(45.5), Others: []Rate{}},
 			{Contender: "gpu:0", Backend: "gpu:0", GFLOPS: f(60000), LaunchS: f(0.00003), Others: []Rate{{"copy", 3900}}}},
-		Growth: []Growth{{Backend: "cpu", Series: "plain", Variant: "fused", Threads: 2, Lengths: 3, From: 4096, To: 16384, Time: 1.98, Memory: 1}},
 	}
 }
 
@@ -181,8 +180,8 @@ func TestJSONHoldsEveryField(t *testing.T) {
 	for i, c := range loose.Cases {
 		for _, name := range strings.Fields(`backend provider variant dtype batch heads kv_heads seq_q seq_k dim causal threads
 			median_s gflops ceiling_gflops percent max_error error_bound allocs speedup_vs_stages flops
-			bytes gbs ceiling_gbs bound rounds low_s high_s confidence q1_s q3_s others_percent pairs flops_full gflops_full
-			intensity roof_gflops memory series name resumed percent_of_bound kernel_s launch_s compile_s move_s plan window_left window_right softcap mask`) {
+			bytes gbs ceiling_gbs bound rounds low_s high_s confidence others_percent pairs flops_full gflops_full
+			intensity memory series name resumed percent_of_bound kernel_s launch_s compile_s move_s plan window_left window_right softcap mask`) {
 			if _, ok := c[name]; !ok {
 				t.Errorf("case %d has no %s, only %v", i, name, slices.Sorted(maps.Keys(c)))
 			}

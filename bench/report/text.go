@@ -105,24 +105,12 @@ func (r *Report) block(b *strings.Builder, info *backend.Info) {
 	fmt.Fprintf(b, "%s · %s\n", describe(info), ceiling)
 	table := textColumns(cases)
 	headers(b, table)
-	names := r.seriesNames()
-	for _, name := range names {
-		first := true
-		for _, c := range cases {
-			if c.Series != name {
-				continue
-			}
-			if first && len(names) > 1 {
-				b.WriteString(strings.Join(slices.Compact([]string{name, c.Shape()}), " · ") + "\n")
-			}
-			first = false
-			row(b, table, c)
+	several := len(r.seriesNames()) > 1
+	for i, c := range cases {
+		if several && (i == 0 || c.Series != cases[i-1].Series) {
+			b.WriteString(strings.Join(slices.Compact([]string{c.Series, c.Shape()}), " · ") + "\n")
 		}
-		for _, g := range r.Growth {
-			if g.Backend == info.Name && g.Threads == info.Threads && g.Series == name {
-				fmt.Fprintf(b, "          time grows as S^%.2f, memory as S^%.2f (S = %d to %d)\n", g.Time, g.Memory, g.From, g.To)
-			}
-		}
+		row(b, table, c)
 	}
 	preparation(b, cases)
 }

@@ -10,20 +10,13 @@ import (
 
 // Median returns the middle value of xs, or the mean of the two middle values; 0 when
 // xs is empty.
-func Median(xs []float64) float64 { return Quantile(xs, 0.5) }
-
-// Quantile returns the q-quantile of xs by linear interpolation; 0 when xs is empty.
-func Quantile(xs []float64, q float64) float64 {
-	if len(xs) == 0 {
+func Median(xs []float64) float64 {
+	n := len(xs)
+	if n == 0 {
 		return 0
 	}
 	s := slices.Sorted(slices.Values(xs))
-	at := q * float64(len(s)-1)
-	i := min(int(at), len(s)-1)
-	if i == len(s)-1 {
-		return s[i]
-	}
-	return s[i] + (s[i+1]-s[i])*(at-float64(i))
+	return s[(n-1)/2] + (s[n/2]-s[(n-1)/2])/2
 }
 
 // Confidence is the probability that an interval should cover the median with.

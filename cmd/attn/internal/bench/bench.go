@@ -63,7 +63,7 @@ type Command struct {
 	GoBench string        `name:"gobench" help:"Write the rounds to this file as Go benchmark lines, for benchstat." placeholder:"FILE"`
 	Table   string        `name:"markdown" help:"Write the table to this file as Markdown, one row a case." placeholder:"FILE"`
 	HTML    string        `name:"html" help:"Write the report to this file as a web page with pictures and sortable tables; it needs no network." placeholder:"FILE"`
-	Plot    string        `name:"plot" help:"Draw throughput, time, memory, percent of the ceiling and the roofline into this folder as PNG and SVG." placeholder:"DIR"`
+	Plot    string        `name:"plot" help:"Draw throughput, time, memory and percent of the ceiling into this folder as PNG and SVG." placeholder:"DIR"`
 }
 
 // Vars are the variables of the help texts.

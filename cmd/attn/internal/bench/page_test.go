@@ -56,10 +56,10 @@ func TestPage(t *testing.T) {
 			what, count string
 			want        int
 		}{
-			{"pictures", `document.querySelectorAll("figure svg").length`, 5},
+			{"pictures", `document.querySelectorAll("figure svg").length`, 4},
 			{"figures in them", `document.querySelectorAll("figure:first-of-type [data-tip]").length`, 8},
 			{"rows of cases", `document.querySelector("table").tBodies[0].rows.length`, 10},
-			{"tables", `document.querySelectorAll("table").length`, 2},
+			{"tables", `document.querySelectorAll("table").length`, 1},
 		} {
 			if n := pagetest.Eval[int](p, has.count); n != has.want {
 				t.Errorf("%+v: %d %s, should be %d", look, n, has.what, has.want)
