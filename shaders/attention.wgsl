@@ -53,9 +53,7 @@ var<workgroup> part: array<f32, 256>; // [tx][row]: maxima, and sums at the end
 // load_$x returns element d of the row that begins at element at.
 @each($x: k, v)
 fn load_$x(at: u32, d: u32) -> f32 {
-    if (KV == 4u) {
-        return bitcast<f32>($x[at]) * integer($x[at + 1u + d / 4u], d);
-    }
+    if (KV == 4u) { return bitcast<f32>($x[at]) * integer($x[at + 1u + d / 4u], d); }
     let i = at + d * p.$x.d;
     return decode($x[select(i >> 1u, i, KV == 0u)], i, KV);
 }
@@ -124,16 +122,12 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     var r: Scores;
     r.s = dots * p.scale;
     r.seen = vec4<bool>(true);
-    if ((p.flags & HAS_SOFTCAP) != 0u) {
-        r.s = p.softcap * tanh_acc(r.s / p.softcap);
-    }
+    if ((p.flags & HAS_SOFTCAP) != 0u) { r.s = p.softcap * tanh_acc(r.s / p.softcap); }
     if (check) {
         let i = i32(p.row0 + row);
         let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
         r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
-        if (row >= p.rows) {
-            r.seen = vec4<bool>(false);
-        }
+        if (row >= p.rows) { r.seen = vec4<bool>(false); }
         let w = added(r.seen, b, h, row, j, 1u, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
         r.seen = w.seen;
         r.s = r.s + w.y;
@@ -143,15 +137,9 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
 }
 
 @compute @workgroup_size(8, 8)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
     let tx = t % 8u;
     let ty = t / 8u;
     let r0 = (id % p.blocks) * 32u;
@@ -170,9 +158,7 @@ fn main(
     var acc: array<vec4<f32>, ACC>; // [block][row]
     let width = DVB * 32u + 16u; // of a row's state: o, 8 parts of l, m
     let state_at = ((b * p.heads + h) * p.rows + r0 + 4u * ty) * width;
-    @unroll for (var i = 0u; i < ACC; i++) {
-        acc[i] = vec4<f32>(0.0);
-    }
+    @unroll for (var i = 0u; i < ACC; i++) { acc[i] = vec4<f32>(0.0); }
     if ((p.flags & GO_ON) != 0u) {
         @unroll for (var r = 0u; r < 4u; r++) {
             if (r0 + 4u * ty + r < p.rows) {
@@ -191,9 +177,7 @@ fn main(
     let i_first = i32(p.row0 + r0);
     let i_last = i32(p.row0 + min(r0 + 32u, p.rows)) - 1;
     var cap = i32(p.key0 + p.keys);
-    if ((p.flags & HAS_KLEN) != 0u) {
-        cap = min(cap, p.klen[b / 4u][b % 4u]);
-    }
+    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[b / 4u][b % 4u]); }
     let begin = max(i_first + p.lo, i32(p.key0));
     let end = min(i_last + p.hi, cap);
     let all_from = i_last + p.lo;
@@ -208,17 +192,13 @@ fn main(
             while (tile < end && blocks_seen(b, h, r0, 32u, u32(tile), 32u, u32(end)) == 0u) {
                 tile += 32;
             }
-            if (tile >= end) {
-                break;
-            }
+            if (tile >= end) { break; }
         }
         let j0 = u32(tile) - p.key0;
         let check = paired || tile < all_from || tile + 32 > all_to;
 
         var s: array<vec4<f32>, 4>; // of the thread's rows
-        @unroll for (var r = 0u; r < 4u; r++) {
-            s[r] = vec4<f32>(0.0);
-        }
+        @unroll for (var r = 0u; r < 4u; r++) { s[r] = vec4<f32>(0.0); }
         for (var d0 = 0u; d0 < p.dim; d0 += 32u) {
             workgroupBarrier();
             stage_q(t, q_at, r0, d0);
@@ -269,9 +249,7 @@ fn main(
             workgroupBarrier();
             stage_v(t, v_at, b, j0, 32u * i);
             workgroupBarrier();
-            @unroll for (var r = 0u; r < 4u; r++) {
-                acc[4u * i + r] = acc[4u * i + r] * rescale[r];
-            }
+            @unroll for (var r = 0u; r < 4u; r++) { acc[4u * i + r] = acc[4u * i + r] * rescale[r]; }
             for (var x = 0u; x < 8u; x++) {
                 let b0 = kv[(4u * x) * 9u + tx];
                 let b1 = kv[(4u * x + 1u) * 9u + tx];
@@ -303,9 +281,7 @@ fn main(
                     state[c + 3u] = x.w;
                 }
                 state[at + 32u * DVB + tx] = l[r];
-                if (tx == 0u) {
-                    state[at + 32u * DVB + 8u] = m[r];
-                }
+                if (tx == 0u) { state[at + 32u * DVB + 8u] = m[r]; }
             }
         }
         return;

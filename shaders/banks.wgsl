@@ -16,9 +16,7 @@ var<workgroup> tile: array<vec4<f32>, 256>; // [row of 64][thread]
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_index) t: u32) {
-    for (var i = 0u; i < 4u; i++) {
-        tile[64u * i + t] = vec4<f32>(f32(t + i));
-    }
+    for (var i = 0u; i < 4u; i++) { tile[64u * i + t] = vec4<f32>(f32(t + i)); }
     workgroupBarrier();
     var x0 = vec4<f32>(0.0);
     var x1 = vec4<f32>(0.0);

@@ -1,15 +1,13 @@
 package shaders
 
 import (
-	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
+	"go/constant"
 	"go/token"
-	"maps"
+	"go/types"
+	"math"
 	"reflect"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 )
@@ -64,7 +62,7 @@ func describe(v Variant) (*Kernel, error) {
 				}
 				k.Threads *= int(n)
 			}
-		} else if strings.Contains(d.text, "var<") || constant.MatchString(d.text) {
+		} else if strings.Contains(d.text, "var<") || declared.FindString(d.text) == "const "+d.name {
 			if err := r.declare(d); err != nil {
 				return nil, err
 			}
@@ -81,7 +79,12 @@ func describe(v Variant) (*Kernel, error) {
 		}
 		k.WorkgroupMemory += int(n)
 	}
-	k.Constants = maps.Clone(r.consts)
+	k.Constants = map[string]uint32{}
+	for _, name := range r.consts.Scope().Names() {
+		if k.Constants[name], err = r.eval(name); err != nil {
+			return nil, err
+		}
+	}
 	return k, nil
 }
 
@@ -133,8 +136,8 @@ func constantsOf(v Variant) (all []namedConstant) {
 	for i := range x.NumField() {
 		c := namedConstant{name: strings.ToUpper(x.Type().Field(i).Name)}
 		switch f := x.Field(i); {
-		case f.Kind() == reflect.Bool && f.Bool():
-			c.value = 1
+		case f.Kind() == reflect.Bool:
+			c.value = bit(f.Bool())
 		case f.CanInt():
 			c.value = uint32(f.Int())
 		case f.CanUint():
@@ -147,101 +150,31 @@ func constantsOf(v Variant) (all []namedConstant) {
 
 var literal = regexp.MustCompile(`\b(\d+)u\b`)
 
-// eval evaluates an expression of literals, constants, operators, max, min and select. Comparisons yield
-// 1 or 0. Except for the suffix of literals and Go's keyword select it reads the same in Go.
-func (r *renderer) eval(s string) (uint32, error) {
-	e, err := parser.ParseExpr(strings.ReplaceAll(literal.ReplaceAllString(s, "$1"), "select(", "selected("))
+// set gives a constant a value.
+func (r *renderer) set(name string, n uint32) {
+	r.consts.Scope().Insert(types.NewConst(token.NoPos, r.consts, name, types.Typ[types.UntypedInt], constant.MakeInt64(int64(n))))
+}
+
+// eval evaluates a constant expression; true is 1. Except for the suffix of literals it reads the same in
+// Go.
+func (r *renderer) eval(wgsl string) (uint32, error) {
+	x, err := types.Eval(token.NewFileSet(), r.consts, token.NoPos, literal.ReplaceAllString(wgsl, "$1"))
 	if err != nil {
-		return 0, fmt.Errorf("%q: %w", s, err)
+		return 0, fmt.Errorf("%q: %w", wgsl, err)
 	}
-	n, err := r.value(e)
-	if err != nil {
-		err = fmt.Errorf("%q: %w", s, err)
+	if x.Value != nil && x.Value.Kind() == constant.Bool {
+		return bit(constant.BoolVal(x.Value)), nil
 	}
-	return n, err
+	if x.Value != nil {
+		if n, exact := constant.Uint64Val(constant.ToInt(x.Value)); exact && n <= math.MaxUint32 {
+			return uint32(n), nil
+		}
+	}
+	return 0, fmt.Errorf("%q is no constant", wgsl)
 }
 
-var errNotConstant = errors.New("no expression of constants")
-
-func (r *renderer) value(e ast.Expr) (uint32, error) {
-	switch e := e.(type) {
-	case *ast.ParenExpr:
-		return r.value(e.X)
-	case *ast.BasicLit:
-		n, err := strconv.ParseUint(e.Value, 10, 32)
-		return uint32(n), err
-	case *ast.Ident:
-		if n, ok := r.consts[e.Name]; ok {
-			return n, nil
-		}
-	case *ast.UnaryExpr:
-		x, err := r.value(e.X)
-		if e.Op == token.NOT {
-			return truth(x == 0), err
-		}
-	case *ast.BinaryExpr:
-		x, err := r.value(e.X)
-		if err != nil {
-			return 0, err
-		}
-		y, err := r.value(e.Y)
-		if err != nil {
-			return 0, err
-		}
-		return operate(e.Op, x, y)
-	case *ast.CallExpr:
-		f, _ := e.Fun.(*ast.Ident)
-		var args []uint32
-		for _, a := range e.Args {
-			n, err := r.value(a)
-			if err != nil {
-				return 0, err
-			}
-			args = append(args, n)
-		}
-		switch {
-		case f == nil:
-		case f.Name == "max" && len(args) == 2:
-			return max(args[0], args[1]), nil
-		case f.Name == "min" && len(args) == 2:
-			return min(args[0], args[1]), nil
-		case f.Name == "selected" && len(args) == 3:
-			return args[args[2]&1], nil
-		}
-	}
-	return 0, errNotConstant
-}
-
-func operate(op token.Token, x, y uint32) (uint32, error) {
-	switch {
-	case op == token.ADD:
-		return x + y, nil
-	case op == token.SUB:
-		return x - y, nil
-	case op == token.MUL:
-		return x * y, nil
-	case op == token.QUO && y != 0:
-		return x / y, nil
-	case op == token.REM && y != 0:
-		return x % y, nil
-	case op == token.EQL:
-		return truth(x == y), nil
-	case op == token.NEQ:
-		return truth(x != y), nil
-	case op == token.GTR:
-		return truth(x > y), nil
-	case op == token.LSS:
-		return truth(x < y), nil
-	case op == token.LAND:
-		return x & y & 1, nil
-	case op == token.LOR:
-		return (x | y) & 1, nil
-	}
-	return 0, errNotConstant
-}
-
-func truth(b bool) uint32 {
-	if b {
+func bit(on bool) uint32 {
+	if on {
 		return 1
 	}
 	return 0

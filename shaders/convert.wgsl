@@ -44,28 +44,20 @@ fn load(at: u32, d: u32) -> u32 {
         return bitcast<u32>(bitcast<f32>(src[at]) * integer(src[at + 1u + d / 4u], d));
     }
     let i = at + d * p.src.d;
-    if (p.in_type == 0u) {
-        return src[i];
-    }
+    if (p.in_type == 0u) { return src[i]; }
     return (src[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu;
 }
 
 // value returns the number whose bits load returned.
 fn value(bits: u32) -> f32 {
-    if (p.in_type == 1u) {
-        return unpack2x16float(bits).x;
-    }
+    if (p.in_type == 1u) { return unpack2x16float(bits).x; }
     return bitcast<f32>(select(bits, bits << 16u, p.in_type == 2u));
 }
 
 // converted returns the bits of the number in the type of o.
 fn converted(bits: u32) -> u32 {
-    if (p.in_type == p.out_type) {
-        return bits;
-    }
-    if (p.out_type == 0u) {
-        return bitcast<u32>(value(bits));
-    }
+    if (p.in_type == p.out_type) { return bits; }
+    if (p.out_type == 0u) { return bitcast<u32>(value(bits)); }
     return encode16(value(bits), p.out_type);
 }
 
@@ -95,12 +87,8 @@ fn quantise(row: u32, t: u32) {
     }
     tops[t] = top;
     workgroupBarrier();
-    for (var i = 0u; i < 16u; i++) {
-        top = max(top, tops[t - lane + i]);
-    }
-    if (row >= p.all) {
-        return;
-    }
+    for (var i = 0u; i < 16u; i++) { top = max(top, tops[t - lane + i]); }
+    if (row >= p.all) { return; }
     let to = o_row(row);
     let bad = top >= 0x7f800000u;
     let zero = bad || top < 0x04800000u; // 2^-118
@@ -121,24 +109,16 @@ fn quantise(row: u32, t: u32) {
 }
 
 @compute @workgroup_size(64)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
     if (Q8 == 1u) {
         quantise(id * 4u + t / 16u, t);
         return;
     }
     for (var k = 0u; k < 4u; k++) {
         let n = id * 256u + k * 64u + t;
-        if (n >= p.all) {
-            return;
-        }
+        if (n >= p.all) { return; }
         let from_row = src_row(n / p.units);
         let to = o_row(n / p.units);
         let unit = n % p.units;

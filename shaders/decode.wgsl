@@ -51,26 +51,29 @@
 //
 // Workgroup memory as it stands: 16·(KN + GN·WN + CHUNKS·QN + PN + SN·SG) + 32 + 8·RN = 5,448 bytes.
 
-const EL: u32 = select(select(8u, 16u, KV == 4u), 4u, KV == 0u); // elements in 16 bytes
-const KUNIT: u32 = select(1u, EL, WIDE == 1u); // elements that a position in k counts
-const VWIDE: u32 = select(0u, WIDE, EL == 8u); // 1: v is read 16 bytes at a time
-const UNIT: u32 = select(1u, EL, VWIDE == 1u); // elements that a position in v counts
-const PACK: u32 = select(1u + VWIDE, 4u, KV == 4u); // keys of a word of staged, 1 if values are not staged
+const EL: u32 = 4u * (1u + min(KV, 1u) + KV / 4u * 2u); // elements in 16 bytes: 4, 8 or 16
+const KUNIT: u32 = 1u + WIDE * (EL - 1u); // elements that a position in k counts
+const VWIDE: u32 = WIDE * (EL / 8u); // 1: v is read 16 bytes at a time
+const UNIT: u32 = 1u + VWIDE * (EL - 1u); // elements that a position in v counts
+const PACK: u32 = 1u + VWIDE + EL / 16u * 3u; // keys of a word of staged, 1 if values are not staged
+const STAGED: u32 = min(PACK - 1u, 1u);
 const THREADS: u32 = (BC + 31u) / 32u * 32u;
 const QN: u32 = EL * ROWS; // vec4 of q for a chunk
 const KN: u32 = 4u * BC; // granules of a chunk of K
 const KLOADS: u32 = (KN + THREADS - 1u) / THREADS;
 const COLS: u32 = (4u * QUADS + THREADS / SIDES - 1u) / (THREADS / SIDES); // columns of a thread
 const ACC: u32 = ROWS / SIDES * COLS;
-const LN: u32 = select(1u, QUADS / (1u + VWIDE), PACK > 1u); // loads of a row of staged values
-const LINES: u32 = select(COLS, (AHEAD / PACK * LN + THREADS - 1u) / THREADS, PACK > 1u); // loads of a thread
-const VN: u32 = select(AHEAD * COLS, LINES * select(4u, 8u, VWIDE == 1u), PACK > 1u); // words that a thread loads ahead
-const GN: u32 = select(1u, (LINES * THREADS + LN - 1u) / LN, PACK > 1u);
-const WN: u32 = select(1u, QUADS, PACK > 1u);
+const LN: u32 = max(STAGED * QUADS / (1u + VWIDE), 1u); // loads of a row of staged values
+@if(STAGED == 1u) const LINES: u32 = (AHEAD / PACK * LN + THREADS - 1u) / THREADS; // loads of a thread
+@else const LINES: u32 = COLS;
+@if(STAGED == 1u) const VN: u32 = LINES * (4u + 4u * VWIDE); // words that a thread loads ahead
+@else const VN: u32 = AHEAD * COLS;
+const GN: u32 = max(STAGED * (LINES * THREADS + LN - 1u) / LN, 1u);
+const WN: u32 = max(STAGED * QUADS, 1u);
 const PN: u32 = ROWS * BC / 16u;
-const SN: u32 = select(1u, BC / AHEAD, KV == 4u);
-const SG: u32 = select(1u, AHEAD / 4u, KV == 4u);
-const RN: u32 = select(1u, 2u * BC, PAGED == 1u);
+const SN: u32 = max(KV / 4u * BC / AHEAD, 1u);
+const SG: u32 = max(KV / 4u * AHEAD / 4u, 1u);
+const RN: u32 = max(PAGED * 2u * BC, 1u);
 const SQ: u32 = (ROWS * BC / 4u + THREADS - 1u) / THREADS; // vec4 of keys of a thread in the softmax
 const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
@@ -98,9 +101,7 @@ var<workgroup> rows_v: array<u32, RN>; // the same for values
 
 // pairs converts four 16-bit elements.
 fn pairs(a: u32, b: u32) -> vec4<f32> {
-    if (KV == 1u) {
-        return vec4<f32>(unpack2x16float(a), unpack2x16float(b));
-    }
+    if (KV == 1u) { return vec4<f32>(unpack2x16float(a), unpack2x16float(b)); }
     return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
 
@@ -109,24 +110,16 @@ fn pairs(a: u32, b: u32) -> vec4<f32> {
 // variable: compilers would turn j·s + n·s into (j + n)·s, another addition for each n.
 fn key_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
     var row = 0u;
-    @if(PAGED == 0u) {
-        row = min(start + n * (p.k.s / KUNIT), limit);
-    }
-    @if(PAGED == 1u) {
-        row = rows_k[turn * BC + in_tile] + in_row;
-    }
+    @if(PAGED == 0u) row = min(start + n * (p.k.s / KUNIT), limit);
+    @else row = rows_k[turn * BC + in_tile] + in_row;
     return row;
 }
 
 // value_at does so for values.
 fn value_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
     var i = 0u;
-    @if(PAGED == 0u) {
-        i = min(start + n * (p.v.s / UNIT), limit);
-    }
-    @if(PAGED == 1u) {
-        i = rows_v[turn * BC + in_tile] + in_row;
-    }
+    @if(PAGED == 0u) i = min(start + n * (p.v.s / UNIT), limit);
+    @else i = rows_v[turn * BC + in_tile] + in_row;
     return i;
 }
 
@@ -135,9 +128,7 @@ fn value_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32
 fn word_k(at: u32, w: u32) -> u32 {
     var r = 0u;
     @if(WIDE == 0u) {
-        @if(KV == 0u) {
-            r = select(0u, k[at + min(w, p.dim - 1u) * p.k.d], w < p.dim);
-        }
+        @if(KV == 0u) r = select(0u, k[at + min(w, p.dim - 1u) * p.k.d], w < p.dim);
         @if(EL == 8u) {
             let i = at + min(2u * w, p.dim - 1u) * p.k.d;
             let i1 = at + min(2u * w + 1u, p.dim - 1u) * p.k.d;
@@ -161,21 +152,17 @@ fn fetch(t: u32, start: u32, limit: u32, turn: u32, d0: u32) -> Chunk {
     @unroll for (var n = 0u; n < KLOADS; n++) {
         @if(WIDE == 1u) {
             var d = d0 + t % 4u * EL;
-            @if(FULL == 0u) {
-                d = min(d, p.dim - EL);
-            }
+            @if(FULL == 0u) d = min(d, p.dim - EL);
             let in_tile = min(t / 4u + THREADS / 4u * n, BC - 1u);
             r.x[n] = k[key_at(start + d / EL, THREADS / 4u * n, limit + d / EL, d / EL, turn, in_tile)];
-        }
-        @if(WIDE == 0u) {
+        } @else {
             @unroll for (var c = 0u; c < 4u; c++) {
                 let w = d0 * 4u / EL + t % 16u;
                 let in_tile = min(t / 16u + THREADS / 16u * (4u * n + c), BC - 1u);
                 @if(KV == 4u) {
                     let at = 1u + min(w, (p.dim - 1u) / 4u);
                     r.x[n][c] = k[key_at(start + at, THREADS / 16u * (4u * n + c), limit + at, at, turn, in_tile)];
-                }
-                @if(KV != 4u) {
+                } @else {
                     r.x[n][c] = word_k(key_at(start, THREADS / 16u * (4u * n + c), limit, 0u, turn, in_tile), w);
                 }
             }
@@ -196,11 +183,8 @@ fn stage(t: u32, chunk: Chunk) {
     @unroll for (var n = 0u; n < KLOADS; n++) {
         @if(WIDE == 1u) {
             let x = t + THREADS * n;
-            if (KN % THREADS == 0u || x < KN) {
-                kv[place(x / 4u, x % 4u)] = r.x[n];
-            }
-        }
-        @if(WIDE == 0u) {
+            if (KN % THREADS == 0u || x < KN) { kv[place(x / 4u, x % 4u)] = r.x[n]; }
+        } @else {
             @unroll for (var c = 0u; c < 4u; c++) {
                 let x = t + THREADS * (4u * n + c);
                 if (KN % THREADS == 0u || x < 4u * KN) {
@@ -214,21 +198,15 @@ fn stage(t: u32, chunk: Chunk) {
 // value_word returns the word with the element at position i of value_at.
 fn value_word(i: u32) -> u32 {
     var word = 0u;
-    @if(PACK == 1u) {
-        word = v[select(i, i >> 1u, EL == 8u)];
-    }
+    @if(PACK == 1u) word = v[select(i, i >> 1u, EL == 8u)];
     return word;
 }
 
 // value returns the element at position i, given its value_word.
 fn value(word: u32, i: u32) -> f32 {
-    if (KV == 0u) {
-        return bitcast<f32>(word);
-    }
+    if (KV == 0u) { return bitcast<f32>(word); }
     let bits = word >> ((i & 1u) * 16u);
-    if (KV == 1u) {
-        return unpack2x16float(bits).x;
-    }
+    if (KV == 1u) { return unpack2x16float(bits).x; }
     return bitcast<f32>(bits << 16u);
 }
 
@@ -276,9 +254,7 @@ fn unit() -> f32 {
 fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
     var r: Scores;
     r.x = dots;
-    if ((p.flags & HAS_SOFTCAP) != 0u) {
-        r.x = tanh_acc(dots * p.scale / p.softcap);
-    }
+    if ((p.flags & HAS_SOFTCAP) != 0u) { r.x = tanh_acc(dots * p.scale / p.softcap); }
     r.seen = vec4<bool>(true);
     let i = i32(p.row0 + row);
     let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
@@ -293,9 +269,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
         let biased = (p.flags & HAS_BIAS) != 0u;
         let w = added(r.seen, b, h, row, j, 1u, biased);
         r.seen = w.seen;
-        if (biased) {
-            r.x = fma(r.x, vec4<f32>(p.unit), w.y * LOG2E);
-        }
+        if (biased) { r.x = fma(r.x, vec4<f32>(p.unit), w.y * LOG2E); }
     }
     r.s = select(vec4<f32>(LOWEST), r.x * unit(), r.seen);
     return r;
@@ -305,14 +279,10 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
 // rows first to last that read a key head. It returns true when there are too many mask
 // blocks to read. h0 is the first query head of the key head.
 fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> bool {
-    if ((p.flags & HAS_BLOCKS) == 0u) {
-        return true;
-    }
+    if ((p.flags & HAS_BLOCKS) == 0u) { return true; }
     let k0 = tile / p.block_k;
     let nk = (min(tile + BC, end) - 1u) / p.block_k - k0 + 1u;
-    if ((last - first + 1u) * nk > MOST_BLOCKS) {
-        return true;
-    }
+    if ((last - first + 1u) * nk > MOST_BLOCKS) { return true; }
     var any = 0u;
     for (var n = 0u; n < (last - first + 1u) * nk; n++) {
         let row = first + n / nk;
@@ -322,36 +292,29 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     return any != 0u;
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
-    // The rows that read key head kh are numbered head by head. The workgroup has those
-    // from first on.
-    let first = (id % p.blocks) * ROWS;
-    let split = (id / p.blocks) % p.parts;
-    let kh = (id / p.blocks / p.parts) % p.kv_heads;
-    let b = id / p.blocks / p.parts / p.kv_heads;
-    let number = p.head0 / p.group + kh;
-    let h0 = max(number * p.group, p.head0) - p.head0;
-    let h1 = min((number + 1u) * p.group, p.head0 + p.heads) - p.head0;
-    let rows = (h1 - h0) * p.rows;
-    if (first >= rows) {
-        return;
-    }
-    let last = min(first + ROWS, rows) - 1u;
-    let k_batch = select(b * p.k.b, 0u, PAGED == 1u);
-    let v_batch = select(b * p.v.b, 0u, PAGED == 1u);
-    let k_at = p.k.base + k_batch + kh * p.k.h;
-    let v_at = (p.v.base + v_batch + kh * p.v.h) / UNIT;
+// The parts of main, in the order of the formula.
 
-    // The keys of the split that any of the rows sees, and those that all of them see.
+// skip_tiles moves next to the first tile that a row sees.
+@inline fn skip_tiles() {
+    while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) { next += i32(BC); }
+}
+
+// load_line loads a line of values that are staged: key $key of the tile, and the next ones of a word.
+@inline fn load_line($turn, $key) {
+    @unroll for (var c = 0u; c < PACK; c++) {
+        let in_block = min((t + THREADS * x) / LN, AHEAD / PACK - 1u) * PACK + c;
+        let loaded = v[value_at(v_start[x], c, v_limit[x], lines[x], $turn, $key)];
+        @if(VWIDE == 0u) {
+            values[PACK * x + c] = loaded;
+        } @else {
+            @unroll for (var e = 0u; e < 4u; e++) { values[(PACK * x + c) * 4u + e] = loaded[e]; }
+        }
+    }
+}
+
+// visible_keys declares the keys of the split that any of the rows sees, begin to end, and those that all of them
+// see, all_from to all_to.
+@inline fn visible_keys() {
     let several = first / p.rows != last / p.rows;
     let row_first = select(first % p.rows, 0u, several);
     let row_last = select(last % p.rows, p.rows - 1u, several);
@@ -359,19 +322,15 @@ fn main(
     let i_last = i32(p.row0 + row_last);
     let split_key = p.key0 + split * SPLIT;
     var cap = i32(p.key0 + p.keys);
-    if ((p.flags & HAS_KLEN) != 0u) {
-        cap = min(cap, p.klen[b / 4u][b % 4u]);
-    }
+    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[b / 4u][b % 4u]); }
     let begin = max(i_first + p.lo, i32(split_key));
     let end = min(min(i_last + p.hi, cap), i32(split_key + SPLIT));
     let all_from = i_last + p.lo;
     let all_to = min(i_first + p.hi, cap);
-    if (begin >= end) {
-        return; // splitmerge.wgsl does not read this state
-    }
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_DROPOUT)) != 0u;
+}
 
-    // Q, with zeros beyond the rows and the head size.
+// stage_q fills qs, with zeros beyond the rows and the head size.
+@inline fn stage_q() {
     for (var x = t; x < CHUNKS * QN; x += THREADS) {
         let row = min(first + x % ROWS, last);
         let at = p.q.base + b * p.q.b + (h0 + row / p.rows) * p.q.h + (row % p.rows) * p.q.s;
@@ -382,28 +341,13 @@ fn main(
         }
         qs[x / QN][x % QN] = r;
     }
+}
 
-    var next = (begin / i32(BC)) * i32(BC); // the next tile that some row sees
-    @if(EXTRA == 1u) {
-        while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
-            next += i32(BC);
-        }
-    }
-    let last_key = u32(end) - 1u - p.key0;
-    var turn = 0u; // of rows_k and rows_v
-    @if(PAGED == 1u) {
-        if (t < BC) {
-            let j = min(u32(next) - p.key0 + t, last_key);
-            rows_k[t] = k_row(k_at, b, j) / KUNIT;
-            rows_v[t] = v_row(v_at * UNIT, b, j) / UNIT;
-        }
-        workgroupBarrier();
-    }
-    // Positions of the thread's first key of the next tile to load from, and of the last key.
+// first_keys loads the first chunk of K. k_start and k_limit are the positions of the thread's first key of the
+// next tile to load from, and of the last key.
+@inline fn first_keys() {
     var key_of_line = t / 16u;
-    @if(WIDE == 1u) {
-        key_of_line = t / 4u;
-    }
+    @if(WIDE == 1u) key_of_line = t / 4u;
     let k_step = p.k.s / KUNIT;
     var k_start = k_at / KUNIT + (u32(next) - p.key0 + key_of_line) * k_step;
     let k_limit = k_at / KUNIT + last_key * k_step;
@@ -413,8 +357,11 @@ fn main(
         let bits = k[key_at(k_at + (u32(next) - p.key0 + t) * k_step, 0u, k_limit, 0u, turn, min(t, BC - 1u))];
         next_scale = bitcast<f32>(bits);
     }
-    // The same for values: lines begin with the thread's columns, and where values are
-    // staged with loads t % LN of PACK neighbouring keys.
+}
+
+// first_values loads the first values. Lines begin with the thread's columns, and where values are staged with
+// loads t % LN of PACK neighbouring keys.
+@inline fn first_values() {
     let v_step = p.v.s / UNIT;
     var lines: array<u32, LINES>; // in a row
     var v_start: array<u32, LINES>;
@@ -424,8 +371,7 @@ fn main(
         var key_of_value = 0u;
         @if(PACK == 1u) {
             lines[x] = min(n, p.vdim - 1u) * p.v.d;
-        }
-        @if(PACK != 1u) {
+        } @else {
             lines[x] = min(n % LN, (p.vdim - 1u) / (4u * QUADS / LN)) + (1u - VWIDE); // q8 has its scale first
             key_of_value = n / LN * PACK;
         }
@@ -434,304 +380,207 @@ fn main(
     }
     var values: array<u32, VN>; // words of the next values: [key][column] or [line][key % PACK]
     @unroll for (var x = 0u; x < LINES; x++) {
-        @if(PACK != 1u) {
-            @unroll for (var c = 0u; c < PACK; c++) {
-                let in_tile = min((t + THREADS * x) / LN, AHEAD / PACK - 1u) * PACK + c;
-                let loaded = v[value_at(v_start[x], c, v_limit[x], lines[x], turn, in_tile)];
-                @if(VWIDE == 0u) {
-                    values[PACK * x + c] = loaded;
-                }
-                @if(VWIDE == 1u) {
-                    @unroll for (var e = 0u; e < 4u; e++) {
-                        values[(PACK * x + c) * 4u + e] = loaded[e];
-                    }
-                }
-            }
-        }
-        @if(PACK == 1u) {
+        @if(PACK != 1u) { @inline load_line(turn, in_block); } @else {
             @unroll for (var n = 0u; n < AHEAD; n++) {
                 values[n * COLS + x] = value_word(value_at(v_start[x], n, v_limit[x], lines[x], turn, n));
             }
         }
     }
+}
 
-    var row0 = 0u; // of the thread's rows of the output
-    @if(SIDES != 1u) {
-        row0 = t / (THREADS / SIDES) % SIDES * (ROWS / SIDES);
+// next_rows looks up where the rows of the next tile begin in pages.
+@inline fn next_rows() {
+    let j = min(j1 + min(t, BC - 1u), last_key);
+    let next_k = k_row(k_at, b, j) / KUNIT;
+    let next_v = v_row(v_at * UNIT, b, j) / UNIT;
+    workgroupBarrier();
+    if (t < BC) {
+        rows_k[(1u - turn) * BC + t] = next_k;
+        rows_v[(1u - turn) * BC + t] = next_v;
     }
-    var m: array<f32, SQ>; // of the row of vec4 t + THREADS·i of the scores
-    @unroll for (var i = 0u; i < SQ; i++) {
-        m[i] = LOWEST;
-    }
-    var l = 0.0; // of row t / TX and class t % TX
-    var acc: array<f32, ACC>; // [row][column], rows from row0 on
-    @unroll for (var i = 0u; i < ACC; i++) {
-        acc[i] = 0.0;
-    }
+    workgroupBarrier();
+}
 
-    for (var tile = next; tile < end; tile = next) {
-        next = tile + i32(BC);
-        @if(EXTRA == 1u) {
-            while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
-                next += i32(BC);
+// scores puts the dot products of key t with all rows into kv, while the next chunk is loaded.
+@inline fn scores() {
+    var dots: array<f32, ROWS>; // of key t
+    @unroll for (var i = 0u; i < ROWS; i++) { dots[i] = 0.0; }
+    for (var d0 = 0u; d0 < p.dim; d0 += 4u * EL) {
+        let ends = d0 + 4u * EL >= p.dim;
+        let from_turn = select(turn, 1u - turn, ends);
+        let from_depth = select(d0 + 4u * EL, 0u, ends);
+        workgroupBarrier();
+        stage(t, chunk);
+        workgroupBarrier();
+        var limit = k_limit;
+        if (THREADS > BC) { // keys of later tiles are not loaded yet
+            let j = select(j0, j1, ends);
+            limit = min(limit, k_at / KUNIT + (j + BC - 1u) * k_step);
+        }
+        chunk = fetch(t, select(k_start, k_next, ends), limit, from_turn, from_depth);
+        // In no branch, because RADV moves loads behind branches.
+        @unroll(deep) for (var g = 0u; g < 4u; g++) {
+            if (FULL == 1u || d0 + g * EL < p.dim) {
+                let x = kv[place(min(t, BC - 1u), g)];
+                let n = d0 / (4u * EL);
+                @if(KV == 0u) {
+                    let x0 = bitcast<vec4<f32>>(x);
+                    @unroll for (var i = 0u; i < ROWS; i++) {
+                        dots[i] = dot4(qs[n][g * (EL / 4u) * ROWS + i], x0, dots[i]);
+                    }
+                }
+                @if(EL == 8u) {
+                    let x0 = pairs(x.x, x.y);
+                    let x1 = pairs(x.z, x.w);
+                    @unroll for (var i = 0u; i < ROWS; i++) {
+                        dots[i] = dot4(qs[n][(g * (EL / 4u) + 1u) * ROWS + i], x1, dot4(qs[n][g * (EL / 4u) * ROWS + i], x0, dots[i]));
+                    }
+                }
+                @if(KV == 4u) {
+                    @unroll for (var e = 0u; e < 4u; e++) {
+                        if (FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
+                            let x0 = integers(x[e]) * key_scale;
+                            @unroll for (var i = 0u; i < ROWS; i++) {
+                                dots[i] = dot4(qs[n][(g * (EL / 4u) + e) * ROWS + i], x0, dots[i]);
+                            }
+                        }
+                    }
+                }
             }
         }
-        let j0 = u32(tile) - p.key0;
-        let j1 = u32(next) - p.key0;
-        let check = paired || tile < all_from || tile + i32(BC) > all_to;
-        var value_scale = 0.0; // of key t
-        @if(KV == 4u) {
-            let bits = v[value_at(v_at + (j0 + t) * v_step, 0u, v_at + last_key * v_step, 0u, turn, min(t, BC - 1u))];
-            value_scale = bitcast<f32>(bits);
-        }
-        @if(PAGED == 1u) {
-            let j = min(j1 + min(t, BC - 1u), last_key);
-            let next_k = k_row(k_at, b, j) / KUNIT;
-            let next_v = v_row(v_at * UNIT, b, j) / UNIT;
-            workgroupBarrier();
-            if (t < BC) {
-                rows_k[(1u - turn) * BC + t] = next_k;
-                rows_v[(1u - turn) * BC + t] = next_v;
-            }
-            workgroupBarrier();
-        }
-
-        // With EXTRA tiles are skipped. Else the next tile begins where this one ends.
-        var k_next = k_start + BC * k_step;
-        @if(EXTRA == 1u) {
-            k_next = k_at / KUNIT + (j1 + key_of_line) * k_step;
-        }
-        let key_scale = next_scale;
-        @if(KV == 4u) {
-            let bits = k[key_at(k_at + (j1 + t) * k_step, 0u, k_limit, 0u, 1u - turn, min(t, BC - 1u))];
-            next_scale = bitcast<f32>(bits);
-        }
-
-        var dots: array<f32, ROWS>; // of key t
+    }
+    k_start = k_next;
+    workgroupBarrier();
+    if (t < BC) {
         @unroll for (var i = 0u; i < ROWS; i++) {
-            dots[i] = 0.0;
+            let dot = dots[i];
+            kv[(i * BC + t) / 4u][t % 4u] = bitcast<u32>(dot);
         }
-        for (var d0 = 0u; d0 < p.dim; d0 += 4u * EL) {
-            let ends = d0 + 4u * EL >= p.dim;
-            let from_turn = select(turn, 1u - turn, ends);
-            let from_depth = select(d0 + 4u * EL, 0u, ends);
-            workgroupBarrier();
-            stage(t, chunk);
-            workgroupBarrier();
-            var limit = k_limit;
-            if (THREADS > BC) { // keys of later tiles are not loaded yet
-                let j = select(j0, j1, ends);
-                limit = min(limit, k_at / KUNIT + (j + BC - 1u) * k_step);
-            }
-            chunk = fetch(t, select(k_start, k_next, ends), limit, from_turn, from_depth);
-            // In no branch, because RADV moves loads behind branches.
-            @unroll(deep) for (var g = 0u; g < 4u; g++) {
-                if (FULL == 1u || d0 + g * EL < p.dim) {
-                    let x = kv[place(min(t, BC - 1u), g)];
-                    let n = d0 / (4u * EL);
-                    @if(KV == 0u) {
-                        let x0 = bitcast<vec4<f32>>(x);
-                        @unroll for (var i = 0u; i < ROWS; i++) {
-                            dots[i] = dot4(qs[n][g * (EL / 4u) * ROWS + i], x0, dots[i]);
-                        }
-                    }
-                    @if(EL == 8u) {
-                        let x0 = pairs(x.x, x.y);
-                        let x1 = pairs(x.z, x.w);
-                        @unroll for (var i = 0u; i < ROWS; i++) {
-                            dots[i] = dot4(qs[n][(g * (EL / 4u) + 1u) * ROWS + i], x1, dot4(qs[n][g * (EL / 4u) * ROWS + i], x0, dots[i]));
-                        }
-                    }
-                    @if(KV == 4u) {
-                        @unroll for (var e = 0u; e < 4u; e++) {
-                            if (FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
-                                let x0 = integers(x[e]) * key_scale;
-                                @unroll for (var i = 0u; i < ROWS; i++) {
-                                    dots[i] = dot4(qs[n][(g * (EL / 4u) + e) * ROWS + i], x0, dots[i]);
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        k_start = k_next;
-        workgroupBarrier();
-        if (t < BC) {
-            @unroll for (var i = 0u; i < ROWS; i++) {
-                let dot = dots[i];
-                kv[(i * BC + t) / 4u][t % 4u] = bitcast<u32>(dot);
-            }
-        }
-        workgroupBarrier();
-
-        var s: array<Scores, SQ>;
-        @unroll for (var i = 0u; i < SQ; i++) {
-            let x = t + THREADS * i;
-            let row = first + x / (BC / 4u);
-            if (x < ROWS * BC / 4u && row <= last) {
-                let bits = kv[x];
-                s[i] = score(bitcast<vec4<f32>>(bits), b, h0 + row / p.rows, row % p.rows, j0 + 4u * (x % (BC / 4u)), cap, check);
-                part[x / 4u][x % 4u] = max(m[i], largest(s[i].s));
-            }
-        }
-        workgroupBarrier();
-        @unroll for (var i = 0u; i < SQ; i++) {
-            let x = t + THREADS * i;
-            let row = x / (BC / 4u);
-            if (x < ROWS * BC / 4u && first + row <= last) {
-                var tops = vec4<f32>(m[i]);
-                @unroll(deep) for (var c = 0u; c < BC / 16u; c++) {
-                    tops = max(tops, part[row * (BC / 16u) + c]);
-                }
-                let top = largest(tops);
-                let rescale = exp2_down(vec4<f32>(m[i] - top)).x;
-                m[i] = top;
-                let e = exp2_down(fma(s[i].x, vec4<f32>(unit()), vec4<f32>(-top)));
-                let w = select(vec4<f32>(HIDDEN), e, s[i].seen);
-                kv[x] = bitcast<vec4<u32>>(w);
-                if (x % (BC / 4u) == 0u) {
-                    rescales[row] = rescale;
-                }
-            }
-        }
-        @if(KV == 4u) {
-            if (t < BC) {
-                scales[t / AHEAD][t % AHEAD / 4u][t % 4u] = value_scale;
-            }
-        }
-        workgroupBarrier();
-        if (t < ROWS * TX) {
-            var sum = 0.0;
-            @unroll(deep) for (var n = 0u; n < BC / TX; n++) {
-                let at = t / TX * BC + t % TX + TX * n;
-                let bits = kv[at / 4u][at % 4u];
-                let add = select(bitcast<f32>(bits), 0.0, bits == HIDDEN_BITS);
-                sum = sum + add;
-            }
-            l = fma(l, rescales[t / TX], sum);
-        }
-        @if(EXTRA == 1u) {
-            if ((p.flags & HAS_DROPOUT) != 0u) {
-                workgroupBarrier();
-                for (var x = t; x < ROWS * BC; x += THREADS) {
-                    let row = first + x / BC;
-                    if (row <= last && dropped(b, h0 + row / p.rows, row % p.rows, j0 + x % BC)) {
-                        kv[x / 4u][x % 4u] = HIDDEN_BITS;
-                    }
-                }
-                workgroupBarrier();
-            }
-        }
-
-        @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
-            @unroll for (var x = 0u; x < COLS; x++) {
-                acc[i * COLS + x] = acc[i * COLS + x] * rescales[row0 + i];
-            }
-        }
-        var stop = BC;
-        @if(EXPAND != 2u) {
-            stop = min(BC, u32(end - tile)); // no row sees keys from there on
-        }
-        var v_next: array<u32, LINES>; // of v_start
-        @if(EXTRA == 1u) {
-            @unroll for (var x = 0u; x < LINES; x++) {
-                var key_of_value = 0u;
-                @if(PACK != 1u) {
-                    key_of_value = (t + THREADS * x) / LN * PACK;
-                }
-                v_next[x] = v_at + lines[x] + (j1 + key_of_value) * v_step;
-            }
-        }
-        @unroll(always) for (var hide = 0u; hide < 2u; hide++) {
-            if (check == (hide == 1u)) {
-                for (var j = 0u; j < stop; j += AHEAD) {
-                    let ends = j + AHEAD == BC;
-                    let after_turn = select(turn, 1u - turn, ends);
-                    let after_in = select(j + AHEAD, 0u, ends);
-                    var v_here = v_start; // naga 0.13 indexes no array that is a let by a variable
-                    @unroll for (var x = 0u; x < LINES; x++) {
-                        v_start[x] = v_start[x] + AHEAD * v_step;
-                        @if(EXTRA == 1u) {
-                            v_start[x] = select(v_start[x], v_next[x], ends);
-                        }
-                    }
-                    @if(PACK != 1u) {
-                        workgroupBarrier();
-                        @unroll for (var x = 0u; x < LINES; x++) {
-                            let n = t + THREADS * x;
-                            @if(PACK == 4u) {
-                                staged[n / LN][n % LN] = transposed(vec4<u32>(values[4u * x], values[4u * x + 1u], values[4u * x + 2u], values[4u * x + 3u]));
-                            }
-                            @if(PACK == 2u) {
-                                @unroll for (var e = 0u; e < 2u; e++) {
-                                    let first_key = vec2<u32>(values[8u * x + 2u * e], values[8u * x + 2u * e + 1u]);
-                                    let second_key = vec2<u32>(values[8u * x + 2u * e + 4u], values[8u * x + 2u * e + 5u]);
-                                    staged[n / LN][n % LN + e * LN] = transposed_halves(first_key, second_key);
-                                }
-                            }
-                        }
-                        workgroupBarrier();
-                        @unroll for (var x = 0u; x < LINES; x++) {
-                            @unroll for (var c = 0u; c < PACK; c++) {
-                                let in_block = min((t + THREADS * x) / LN, AHEAD / PACK - 1u) * PACK + c;
-                                let loaded = v[value_at(v_start[x], c, v_limit[x], lines[x], after_turn, after_in + in_block)];
-                                @if(VWIDE == 0u) {
-                                    values[PACK * x + c] = loaded;
-                                }
-                                @if(VWIDE == 1u) {
-                                    @unroll for (var e = 0u; e < 4u; e++) {
-                                        values[(PACK * x + c) * 4u + e] = loaded[e];
-                                    }
-                                }
-                            }
-                        }
-                    }
-                    @unroll for (var n = 0u; n < AHEAD / 4u; n++) {
-                        var y: array<vec4<f32>, COLS>; // of four keys
-                        @unroll for (var x = 0u; x < COLS; x++) {
-                            let in_row = min(t % (THREADS / SIDES) + THREADS / SIDES * x, 4u * QUADS - 1u);
-                            @if(PACK == 4u) {
-                                let word = staged[n][in_row / 4u][in_row % 4u];
-                                y[x] = integers(word) * scales[j / AHEAD][n];
-                            }
-                            @if(PACK == 2u) {
-                                let word = staged[2u * n][in_row / 4u][in_row % 4u];
-                                let word1 = staged[2u * n + 1u][in_row / 4u][in_row % 4u];
-                                y[x] = pairs(word, word1);
-                            }
-                            @if(PACK == 1u) {
-                                @unroll for (var c = 0u; c < 4u; c++) {
-                                    let at = value_at(v_here[x], 4u * n + c, v_limit[x], lines[x], turn, j + 4u * n + c);
-                                    let at_after = value_at(v_start[x], 4u * n + c, v_limit[x], lines[x], after_turn, after_in + 4u * n + c);
-                                    y[x][c] = value(values[(4u * n + c) * COLS + x], at);
-                                    values[(4u * n + c) * COLS + x] = value_word(at_after);
-                                }
-                            }
-                        }
-                        @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
-                            let bits = kv[(row0 + i) * (BC / 4u) + j / 4u + n];
-                            let w = bitcast<vec4<f32>>(bits);
-                            @unroll for (var x = 0u; x < COLS; x++) {
-                                @unroll for (var c = 0u; c < 4u; c++) {
-                                    let sum = fma(w[c], y[x][c], acc[i * COLS + x]);
-                                    @if(hide == 0u) {
-                                        acc[i * COLS + x] = sum;
-                                    }
-                                    @if(hide == 1u) {
-                                        acc[i * COLS + x] = select(sum, acc[i * COLS + x], bits[c] == HIDDEN_BITS);
-                                    }
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        turn = 1u - turn;
     }
+    workgroupBarrier();
+}
 
-    // The state of a row: O, the parts of l, m.
+// weights replaces the scores in kv by weights, updates m, and puts 2^(m before - m) into rescales.
+@inline fn weights() {
+    var s: array<Scores, SQ>;
+    @unroll for (var i = 0u; i < SQ; i++) {
+        let x = t + THREADS * i;
+        let row = first + x / (BC / 4u);
+        if (x < ROWS * BC / 4u && row <= last) {
+            let bits = kv[x];
+            s[i] = score(bitcast<vec4<f32>>(bits), b, h0 + row / p.rows, row % p.rows, j0 + 4u * (x % (BC / 4u)), cap, check);
+            part[x / 4u][x % 4u] = max(m[i], largest(s[i].s));
+        }
+    }
+    workgroupBarrier();
+    @unroll for (var i = 0u; i < SQ; i++) {
+        let x = t + THREADS * i;
+        let row = x / (BC / 4u);
+        if (x < ROWS * BC / 4u && first + row <= last) {
+            var tops = vec4<f32>(m[i]);
+            @unroll(deep) for (var c = 0u; c < BC / 16u; c++) {
+                tops = max(tops, part[row * (BC / 16u) + c]);
+            }
+            let top = largest(tops);
+            let rescale = exp2_down(vec4<f32>(m[i] - top)).x;
+            m[i] = top;
+            let e = exp2_down(fma(s[i].x, vec4<f32>(unit()), vec4<f32>(-top)));
+            let w = select(vec4<f32>(HIDDEN), e, s[i].seen);
+            kv[x] = bitcast<vec4<u32>>(w);
+            if (x % (BC / 4u) == 0u) { rescales[row] = rescale; }
+        }
+    }
+}
+
+// sums adds the weights of a row and class to l.
+@inline fn sums() {
+    var sum = 0.0;
+    @unroll(deep) for (var n = 0u; n < BC / TX; n++) {
+        let at = t / TX * BC + t % TX + TX * n;
+        let bits = kv[at / 4u][at % 4u];
+        let add = select(bitcast<f32>(bits), 0.0, bits == HIDDEN_BITS);
+        sum = sum + add;
+    }
+    l = fma(l, rescales[t / TX], sum);
+}
+
+// drop hides the weights that dropout takes.
+@inline fn drop() {
+    workgroupBarrier();
+    for (var x = t; x < ROWS * BC; x += THREADS) {
+        let row = first + x / BC;
+        if (row <= last && dropped(b, h0 + row / p.rows, row % p.rows, j0 + x % BC)) {
+            kv[x / 4u][x % 4u] = HIDDEN_BITS;
+        }
+    }
+    workgroupBarrier();
+}
+
+// stage_values puts the values that were loaded into staged, and loads the next ones.
+@inline fn stage_values() {
+    workgroupBarrier();
+    @unroll for (var x = 0u; x < LINES; x++) {
+        let n = t + THREADS * x;
+        @if(PACK == 4u) {
+            staged[n / LN][n % LN] = transposed(vec4<u32>(values[4u * x], values[4u * x + 1u], values[4u * x + 2u], values[4u * x + 3u]));
+        }
+        @if(PACK == 2u) {
+            @unroll for (var e = 0u; e < 2u; e++) {
+                let first_key = vec2<u32>(values[8u * x + 2u * e], values[8u * x + 2u * e + 1u]);
+                let second_key = vec2<u32>(values[8u * x + 2u * e + 4u], values[8u * x + 2u * e + 5u]);
+                staged[n / LN][n % LN + e * LN] = transposed_halves(first_key, second_key);
+            }
+        }
+    }
+    workgroupBarrier();
+    @unroll for (var x = 0u; x < LINES; x++) { @inline load_line(after_turn, after_in + in_block); }
+}
+
+// four_values declares y, the values of the n-th four keys, and loads the values that follow.
+@inline fn four_values() {
+    var y: array<vec4<f32>, COLS>; // of four keys
+    @unroll for (var x = 0u; x < COLS; x++) {
+        let in_row = min(t % (THREADS / SIDES) + THREADS / SIDES * x, 4u * QUADS - 1u);
+        @if(PACK == 4u) {
+            let word = staged[n][in_row / 4u][in_row % 4u];
+            y[x] = integers(word) * scales[j / AHEAD][n];
+        }
+        @if(PACK == 2u) {
+            let word = staged[2u * n][in_row / 4u][in_row % 4u];
+            let word1 = staged[2u * n + 1u][in_row / 4u][in_row % 4u];
+            y[x] = pairs(word, word1);
+        }
+        @if(PACK == 1u) {
+            @unroll for (var c = 0u; c < 4u; c++) {
+                let at = value_at(v_here[x], 4u * n + c, v_limit[x], lines[x], turn, j + 4u * n + c);
+                let at_after = value_at(v_start[x], 4u * n + c, v_limit[x], lines[x], after_turn, after_in + 4u * n + c);
+                y[x][c] = value(values[(4u * n + c) * COLS + x], at);
+                values[(4u * n + c) * COLS + x] = value_word(at_after);
+            }
+        }
+    }
+}
+
+// output adds the products of the n-th four keys.
+@inline fn output() {
+    @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
+        let bits = kv[(row0 + i) * (BC / 4u) + j / 4u + n];
+        let w = bitcast<vec4<f32>>(bits);
+        @unroll for (var x = 0u; x < COLS; x++) {
+            @unroll for (var c = 0u; c < 4u; c++) {
+                let sum = fma(w[c], y[x][c], acc[i * COLS + x]);
+                @if(hide == 0u) {
+                    acc[i * COLS + x] = sum;
+                } @else {
+                    acc[i * COLS + x] = select(sum, acc[i * COLS + x], bits[c] == HIDDEN_BITS);
+                }
+            }
+        }
+    }
+}
+
+// write writes the state of the rows: O, the parts of l, m.
+@inline fn write() {
     let at = (((b * p.heads + h0) * p.rows + first) * p.splits + p.part0 + split) * WIDTH;
     @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
         @unroll for (var x = 0u; x < COLS; x++) {
@@ -750,4 +599,131 @@ fn main(
             state[at + x / (BC / 4u) * p.splits * WIDTH + QUADS + 4u].x = m[i];
         }
     }
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
+    // The rows that read key head kh are numbered head by head. The workgroup has those
+    // from first on.
+    let first = (id % p.blocks) * ROWS;
+    let split = (id / p.blocks) % p.parts;
+    let kh = (id / p.blocks / p.parts) % p.kv_heads;
+    let b = id / p.blocks / p.parts / p.kv_heads;
+    let number = p.head0 / p.group + kh;
+    let h0 = max(number * p.group, p.head0) - p.head0;
+    let h1 = min((number + 1u) * p.group, p.head0 + p.heads) - p.head0;
+    let rows = (h1 - h0) * p.rows;
+    if (first >= rows) { return; }
+    let last = min(first + ROWS, rows) - 1u;
+    let k_batch = select(b * p.k.b, 0u, PAGED == 1u);
+    let v_batch = select(b * p.v.b, 0u, PAGED == 1u);
+    let k_at = p.k.base + k_batch + kh * p.k.h;
+    let v_at = (p.v.base + v_batch + kh * p.v.h) / UNIT;
+
+    @inline visible_keys();
+    if (begin >= end) {
+        return; // splitmerge.wgsl does not read this state
+    }
+    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_DROPOUT)) != 0u;
+
+    @inline stage_q();
+
+    var next = (begin / i32(BC)) * i32(BC); // the next tile that some row sees
+    @if(EXTRA == 1u) @inline skip_tiles();
+    let last_key = u32(end) - 1u - p.key0;
+    var turn = 0u; // of rows_k and rows_v
+    @if(PAGED == 1u) {
+        if (t < BC) {
+            let j = min(u32(next) - p.key0 + t, last_key);
+            rows_k[t] = k_row(k_at, b, j) / KUNIT;
+            rows_v[t] = v_row(v_at * UNIT, b, j) / UNIT;
+        }
+        workgroupBarrier();
+    }
+    @inline first_keys();
+    @inline first_values();
+
+    var row0 = 0u; // of the thread's rows of the output
+    @if(SIDES != 1u) row0 = t / (THREADS / SIDES) % SIDES * (ROWS / SIDES);
+    var m: array<f32, SQ>; // of the row of vec4 t + THREADS·i of the scores
+    @unroll for (var i = 0u; i < SQ; i++) { m[i] = LOWEST; }
+    var l = 0.0; // of row t / TX and class t % TX
+    var acc: array<f32, ACC>; // [row][column], rows from row0 on
+    @unroll for (var i = 0u; i < ACC; i++) { acc[i] = 0.0; }
+
+    for (var tile = next; tile < end; tile = next) {
+        next = tile + i32(BC);
+        @if(EXTRA == 1u) @inline skip_tiles();
+        let j0 = u32(tile) - p.key0;
+        let j1 = u32(next) - p.key0;
+        let check = paired || tile < all_from || tile + i32(BC) > all_to;
+        var value_scale = 0.0; // of key t
+        @if(KV == 4u) {
+            let bits = v[value_at(v_at + (j0 + t) * v_step, 0u, v_at + last_key * v_step, 0u, turn, min(t, BC - 1u))];
+            value_scale = bitcast<f32>(bits);
+        }
+        @if(PAGED == 1u) { @inline next_rows(); }
+
+        // With EXTRA tiles are skipped. Else the next tile begins where this one ends.
+        var k_next = k_start + BC * k_step;
+        @if(EXTRA == 1u) k_next = k_at / KUNIT + (j1 + key_of_line) * k_step;
+        let key_scale = next_scale;
+        @if(KV == 4u) {
+            let bits = k[key_at(k_at + (j1 + t) * k_step, 0u, k_limit, 0u, 1u - turn, min(t, BC - 1u))];
+            next_scale = bitcast<f32>(bits);
+        }
+
+        @inline scores();
+        @inline weights();
+        @if(KV == 4u) {
+            if (t < BC) { scales[t / AHEAD][t % AHEAD / 4u][t % 4u] = value_scale; }
+        }
+        workgroupBarrier();
+        if (t < ROWS * TX) { @inline sums(); }
+        @if(EXTRA == 1u) {
+            if ((p.flags & HAS_DROPOUT) != 0u) { @inline drop(); }
+        }
+
+        @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
+            @unroll for (var x = 0u; x < COLS; x++) {
+                acc[i * COLS + x] = acc[i * COLS + x] * rescales[row0 + i];
+            }
+        }
+        var stop = BC;
+        @if(EXPAND != 2u) {
+            stop = min(BC, u32(end - tile)); // no row sees keys from there on
+        }
+        var v_next: array<u32, LINES>; // of v_start
+        @if(EXTRA == 1u) {
+            @unroll for (var x = 0u; x < LINES; x++) {
+                var key_of_value = 0u;
+                @if(PACK != 1u) key_of_value = (t + THREADS * x) / LN * PACK;
+                v_next[x] = v_at + lines[x] + (j1 + key_of_value) * v_step;
+            }
+        }
+        @unroll(always) for (var hide = 0u; hide < 2u; hide++) {
+            if (check == (hide == 1u)) {
+                for (var j = 0u; j < stop; j += AHEAD) {
+                    let ends = j + AHEAD == BC;
+                    let after_turn = select(turn, 1u - turn, ends);
+                    let after_in = select(j + AHEAD, 0u, ends);
+                    var v_here = v_start; // naga 0.13 indexes no array that is a let by a variable
+                    @unroll for (var x = 0u; x < LINES; x++) {
+                        v_start[x] = v_start[x] + AHEAD * v_step;
+                        @if(EXTRA == 1u) v_start[x] = select(v_start[x], v_next[x], ends);
+                    }
+                    @if(PACK != 1u) { @inline stage_values(); }
+                    @unroll for (var n = 0u; n < AHEAD / 4u; n++) {
+                        @inline four_values();
+                        @inline output();
+                    }
+                }
+            }
+        }
+        turn = 1u - turn;
+    }
+
+    @inline write();
 }

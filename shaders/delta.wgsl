@@ -46,18 +46,10 @@ fn load_$x(i: u32) -> f32 {
 }
 
 @compute @workgroup_size(64)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
-    let row = id % p.rows;
-    let h = (id / p.rows) % p.heads;
-    let b = id / p.rows / p.heads;
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
+    @inline row_of_id(row);
     let g_at = p.g.base + b * p.g.b + h * p.g.h + row * p.g.s;
     let o_at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
     var sum = 0.0;
@@ -66,13 +58,9 @@ fn main(
     }
     part[t] = sum;
     workgroupBarrier();
-    if (t > 0u) {
-        return;
-    }
+    if (t > 0u) { return; }
     var d = 0.0;
-    for (var x = 0u; x < 64u; x++) {
-        d = d + part[x];
-    }
+    for (var x = 0u; x < 64u; x++) { d = d + part[x]; }
     if (p.shifted == 1u) {
         d = d - dlse[p.dlse.base + b * p.dlse.b + h * p.dlse.h + row * p.dlse.s];
     }

@@ -72,8 +72,8 @@
 //
 // Workgroup memory as it stands: 16·(TY·SA + TX·SB + MN) + 4 = 13,700 bytes.
 
-const Q2: u32 = select(0u, VEC, IN == 1u || IN == 2u); // 1: q is bound as fours of 16-bit elements
-const KV2: u32 = select(0u, VEC, KV == 1u || KV == 2u); // the same for k and v
+const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
+const KV2: u32 = VEC * min(KV % 4u, 1u); // the same for k and v
 const PAIRED: u32 = min(MASKS + BLOCKED + BIASES + SLOPED + CAPPED + DROPS, 1u); // 0: the call has none of the options
 const THREADS: u32 = TX * TY;
 const SA: u32 = 1u + max(4u * RV * QD, max(JJ * TX * RV, TX * max(RV, ER))); // length of a row of a, odd
@@ -88,20 +88,17 @@ const KN: u32 = (TX * KT * QD + THREADS - 1u) / THREADS; // the same for k
 const VN: u32 = (JJ * TX * TX * CV + THREADS - 1u) / THREADS; // the same for v
 const STEPS: u32 = KT / JJ;
 const MW: u32 = (KT + 32u / TX - 1u) / (32u / TX); // words of a row of the mask
-const MN: u32 = select(1u, TY * RV * MW, MASKS != 0u);
+const MN: u32 = max(min(MASKS, 1u) * TY * RV * MW, 1u);
 const MARKS: u32 = (TY * ROWS * MW + THREADS - 1u) / THREADS; // words of the mask that a thread stages
 const EXTRA: u32 = 1u; // see common/options.wgsl
 
-@if(Q2 == 0u) @group(0) @binding(0) var<storage, read> q: array<vec4<u32>>;
-@if(Q2 == 1u) @group(0) @binding(0) var<storage, read> q: array<vec2<u32>>;
-@if(KV2 == 0u) @group(0) @binding(1) var<storage, read> k: array<vec4<u32>>;
-@if(KV2 == 1u) @group(0) @binding(1) var<storage, read> k: array<vec2<u32>>;
-@if(KV2 == 0u) @group(0) @binding(2) var<storage, read> v: array<vec4<u32>>;
-@if(KV2 == 1u) @group(0) @binding(2) var<storage, read> v: array<vec2<u32>>;
+@each($n $x $TWO: 0 q Q2, 1 k KV2, 2 v KV2)
+@if($TWO == 1u) @group(0) @binding($n) var<storage, read> $x: array<vec2<u32>>;
+@else @group(0) @binding($n) var<storage, read> $x: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> mask: array<u32>;
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
-@if(OUT16 == 0u) @group(0) @binding(5) var<storage, read_write> o: array<u32>;
 @if(OUT16 == 1u) @group(0) @binding(5) var<storage, read_write> o: Words;
+@else @group(0) @binding(5) var<storage, read_write> o: array<u32>;
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(8) var<uniform> p: AttentionParams;
@@ -212,9 +209,7 @@ fn marks(at: u32, j: u32) -> u32 {
         }
     } else {
         for (var n = 0u; n < 32u; n++) {
-            if (unmasked(at + min(j + n, p.keys - 1u) * p.mask.d)) {
-                r |= 1u << n;
-            }
+            if (unmasked(at + min(j + n, p.keys - 1u) * p.mask.d)) { r |= 1u << n; }
         }
     }
     return r;
@@ -257,429 +252,297 @@ fn block_of(n: u32) -> u32 {
     let middle = i32(p.all_keys) / 2 - p.hi / 2 - p.lo / 2 - i32(p.row0);
     let first = u32(clamp(middle / i32(TY * ROWS), 0, i32(p.blocks) - 1));
     let both = min(first, p.blocks - 1u - first); // blocks that have a partner on the other side
-    if (n > 2u * both) {
-        return select(first - (n - both), first + (n - both), first == both);
-    }
+    if (n > 2u * both) { return select(first - (n - both), first + (n - both), first == both); }
     return select(first - n / 2u, first + (n + 1u) / 2u, n % 2u == 1u);
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
-    let tx = (t / 2u) % TX;
-    let ty = t / (2u * TX) * 2u + t % 2u;
-    let r0 = block_of(id / p.batch_heads) * (TY * ROWS);
-    let head = (id % p.batch_heads) % p.heads;
-    let batch = (id % p.batch_heads) / p.heads;
-    let kv_head = (p.head0 + head) / p.group - p.head0 / p.group;
-    let q_at = p.q.base + batch * p.q.b + head * p.q.h;
-    let k_batch = select(batch * p.k.b, 0u, PAGED == 1u);
-    let v_batch = select(batch * p.v.b, 0u, PAGED == 1u);
-    let k_at = p.k.base + k_batch + kv_head * p.k.h;
-    let v_at = p.v.base + v_batch + kv_head * p.v.h;
-    let state_at = id * (KEEP * THREADS) + t;
+// The parts of main, in the order of the formula. A thread has rows r0 + ty·ROWS + 4·h + 0..3 of the
+// box, h < RV, and keys j0 + tx + TX·j of the piece, j < KT.
 
-    // The running maximum of the split, this thread's part of the sum, and the output.
-    var m: array<vec4<f32>, RV>;
-    var l: array<vec4<f32>, RV>;
-    var acc: array<vec4<f32>, O4>; // [row][column]
-    @unroll for (var h = 0u; h < RV; h++) {
-        m[h] = vec4<f32>(LOWEST);
-        l[h] = vec4<f32>(0.0);
-    }
-    @unroll for (var i = 0u; i < O4; i++) {
-        acc[i] = vec4<f32>(0.0);
-    }
-    if ((p.flags & GO_ON) != 0u) {
-        let from_at = p.running + state_at;
-        @unroll for (var i = 0u; i < O4; i++) {
-            acc[i] = state[from_at + i * THREADS];
-        }
-        @unroll for (var h = 0u; h < RV; h++) {
-            l[h] = state[from_at + (O4 + h) * THREADS];
-            m[h] = state[from_at + (O4 + RV + h) * THREADS];
-        }
-    }
-
-    // The keys that any row of the block sees, and those that all of them see.
+// visible_keys declares the keys that any row of the block sees, sees_from to sees_to, those of them in the
+// piece, begin to end, and those that all rows see, all_from to all_to.
+@inline fn visible_keys() {
     let i_first = i32(p.row0 + r0);
     let i_last = i32(p.row0 + min(r0 + TY * ROWS, p.rows)) - 1;
     var cap = i32(p.all_keys);
-    if ((p.flags & HAS_KLEN) != 0u) {
-        cap = min(cap, p.klen[batch / 4u][batch % 4u]);
-    }
+    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[batch / 4u][batch % 4u]); }
     let sees_from = max(i_first + p.lo, 0);
     let sees_to = min(i_last + p.hi, cap);
     let all_from = i_last + p.lo;
     let all_to = min(i_first + p.hi, cap);
-    // Those of them in the piece.
     let begin = max(sees_from, i32(p.key0));
     let end = min(sees_to, i32(p.key0 + p.keys));
+}
 
-    // The split that the registers belong to, and the last split of the piece.
-    let tile_keys = i32(TX * KT);
-    let split_keys = i32(SPLIT);
-    let first_split = sees_from / split_keys;
-    let from_split = max(min(i32(p.key0), sees_to) - 1, sees_from) / split_keys;
-    var to_split = from_split;
-    if (end > begin) {
-        to_split = (end - 1) / split_keys;
-    }
-    let unit = select(p.unit, 1.0, has(BIASES, HAS_BIAS) || has(SLOPED, HAS_SLOPES));
-    let paired_tiles = has(MASKS, HAS_MASK) || has(BIASES, HAS_BIAS) || has(DROPS, HAS_DROPOUT);
-
-    var round = 0u; // counts what is staged of v
-    if (t == 0u) {
-        atomicStore(&special, 0u);
-    }
-    for (var part = from_split; part <= to_split; part++) {
-        let part_from = max(begin, part * split_keys);
-        let part_to = min(end, (part + 1) * split_keys);
-        for (var tile = (part_from / tile_keys) * tile_keys; tile < part_to; tile += tile_keys) {
-            var mixed = false; // the block mask hides some pairs of the tile, but not all
-            @if(PAIRED == 1u) {
-                if (has(BLOCKED, HAS_BLOCKS)) {
-                    // Skip to the next tile with a visible pair. A loop of its own, because
-                    // a software driver executes the rest of a loop body after a continue.
-                    var look = blocks_seen(batch, head, r0, TY * ROWS, u32(tile), TX * KT, u32(part_to));
-                    while (look == 0u && tile + tile_keys < part_to) {
-                        tile += tile_keys;
-                        look = blocks_seen(batch, head, r0, TY * ROWS, u32(tile), TX * KT, u32(part_to));
-                    }
-                    if (look == 0u) {
-                        break;
-                    }
-                    mixed = look == 1u;
-                }
-            }
-            let j0 = u32(tile) - p.key0;
-            let check = paired_tiles || mixed || tile < all_from || tile + tile_keys > all_to;
-
-            @if(MASKS != 0u) {
-                if (has(MASKS, HAS_MASK)) {
-                    let mask_at = p.mask.base + batch * p.mask.b + head * p.mask.h;
-                    @unroll for (var n = 0u; n < MARKS; n++) {
-                        let x = t + THREADS * n;
-                        if (MARKS * THREADS == TY * ROWS * MW || x < TY * ROWS * MW) {
-                            let row = x / MW;
-                            shown[row / 4u * MW + x % MW][row % 4u] =
-                                marks(mask_at + min(r0 + row, p.rows - 1u) * p.mask.s, j0 + 32u / TX * TX * (x % MW));
-                        }
-                    }
-                }
-            }
-
-            var s: array<vec4<f32>, S4>; // [key][row/4]
-            @unroll for (var i = 0u; i < S4; i++) {
-                s[i] = vec4<f32>(0.0);
-            }
-            for (var d0 = 0u; d0 < p.dim; d0 += 4u * QD) {
-                var qr: array<vec4<u32>, QN>;
-                var kr: array<vec4<u32>, KN>;
-                @unroll for (var n = 0u; n < QN; n++) {
-                    let x = t + THREADS * n;
-                    qr[n] = stored_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
-                }
-                @unroll for (var n = 0u; n < KN; n++) {
-                    let x = t + THREADS * n;
-                    kr[n] = stored_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
-                }
-                workgroupBarrier();
-                @unroll for (var n = 0u; n < QN; n++) {
-                    let x = t + THREADS * n;
-                    if (QN * THREADS == TY * ROWS * QD || x < TY * ROWS * QD) {
-                        a[x / (QD * ROWS)][x % (QD * ROWS)] = value_q(qr[n]);
-                    }
-                }
-                @unroll for (var n = 0u; n < KN; n++) {
-                    let x = t + THREADS * n;
-                    if (KN * THREADS == TX * KT * QD || x < TX * KT * QD) {
-                        let key = x / QD;
-                        b[key % TX][(key / TX) * QD + x % QD] = value_k(kr[n]);
-                    }
-                }
-                workgroupBarrier();
-                @unroll(deep) for (var d = 0u; d < QD; d++) {
-                    // Transpose four rows of four depths.
-                    var w: array<vec4<f32>, ROWS>; // [row/4][depth]
-                    @unroll for (var h = 0u; h < RV; h++) {
-                        let w0 = a[ty][(4u * h) * QD + d];
-                        let w1 = a[ty][(4u * h + 1u) * QD + d];
-                        let w2 = a[ty][(4u * h + 2u) * QD + d];
-                        let w3 = a[ty][(4u * h + 3u) * QD + d];
-                        w[4u * h] = vec4<f32>(w0.x, w1.x, w2.x, w3.x);
-                        w[4u * h + 1u] = vec4<f32>(w0.y, w1.y, w2.y, w3.y);
-                        w[4u * h + 2u] = vec4<f32>(w0.z, w1.z, w2.z, w3.z);
-                        w[4u * h + 3u] = vec4<f32>(w0.w, w1.w, w2.w, w3.w);
-                    }
-                    @unroll for (var j = 0u; j < KT; j++) {
-                        let x = b[tx][j * QD + d];
-                        @unroll for (var h = 0u; h < RV; h++) {
-                            s[j * RV + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
-                                add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[j * RV + h]))));
-                        }
-                    }
-                }
-            }
-
-            @if(PAIRED == 1u) {
-                if (has(CAPPED, HAS_SOFTCAP)) {
-                    @unroll for (var i = 0u; i < S4; i++) {
-                        s[i] = tanh_acc(s[i] * p.scale / p.softcap);
-                    }
-                }
-                if (has(SLOPED, HAS_SLOPES) && !has(BIASES, HAS_BIAS)) {
-                    let slope = vec4<f32>(slope_of(batch, head));
-                    @unroll for (var h = 0u; h < RV; h++) {
-                        @unroll for (var j = 0u; j < KT; j++) {
-                            let away = distances(r0 + ty * ROWS + 4u * h, j0 + tx + TX * j);
-                            s[j * RV + h] = fma(s[j * RV + h], vec4<f32>(p.unit), fma(-slope, away, vec4<f32>(0.0)) * LOG2E);
-                        }
-                    }
-                }
-            }
-
-            // The largest score of each row, and a bit for each hidden score.
-            var most: array<vec4<f32>, RV>;
-            @unroll for (var h = 0u; h < RV; h++) {
-                most[h] = vec4<f32>(LOWEST);
-            }
-            var hid: array<u32, 2>;
-            if (check) {
-                hid[0] = 0u;
-                hid[1] = 0u;
-                @unroll for (var h = 0u; h < RV; h++) {
-                    let row = r0 + ty * ROWS + 4u * h;
-                    let i = vec4<i32>(i32(p.row0 + row)) + vec4<i32>(0, 1, 2, 3);
-                    let from_key = i + p.lo;
-                    let to_key = min(i + p.hi, vec4<i32>(cap));
-                    let pairs = pairs_of(batch, head, row);
-                    @unroll for (var j = 0u; j < KT; j++) {
-                        let key = vec4<i32>(tile + i32(tx + TX * j));
-                        var w = Scores(s[j * RV + h], (key < from_key) | (key >= to_key));
-                        @if(MASKS != 0u) {
-                            if (has(MASKS, HAS_MASK)) {
-                                let bits = shown[(ty * RV + h) * MW + j / (32u / TX)] >> vec4<u32>(tx);
-                                w.hidden = w.hidden | ((bits & vec4<u32>(1u << (j % (32u / TX) * TX))) == vec4<u32>(0u));
-                            }
-                        }
-                        @if(PAIRED == 1u) {
-                            w = paired(w, pairs, batch, head, row, min(j0 + tx + TX * j, p.keys - 1u));
-                        }
-                        s[j * RV + h] = w.x;
-                        most[h] = max(most[h], select(w.x * unit, vec4<f32>(LOWEST), w.hidden));
-                        let bits = select(vec4<u32>(0u), vec4<u32>(1u, 2u, 4u, 8u), w.hidden);
-                        hid[(j * RV + h) / 8u] |= (bits.x | bits.y | bits.z | bits.w) << (4u * ((j * RV + h) % 8u));
-                    }
-                }
-            } else {
-                @unroll for (var h = 0u; h < RV; h++) {
-                    @unroll for (var j = 0u; j < KT; j++) {
-                        most[h] = max(most[h], s[j * RV + h] * unit);
-                    }
-                }
-            }
-
-            var vr: array<vec4<u32>, VN>;
-            @if(AHEAD == 1u) {
-                @unroll for (var n = 0u; n < VN; n++) {
-                    vr[n] = next_v(v_at, batch, j0, 0u, t + THREADS * n);
-                }
-            }
-
-            // The maxima of rows over all threads.
-            workgroupBarrier();
-            @unroll for (var h = 0u; h < RV; h++) {
-                a[ty][tx * RV + h] = most[h];
-            }
-            workgroupBarrier();
-            var rescale: array<vec4<f32>, RV>;
-            @unroll for (var h = 0u; h < RV; h++) {
-                var top = m[h];
-                @unroll(deep) for (var x = 0u; x < TX; x++) {
-                    top = max(top, a[ty][x * RV + h]);
-                }
-                rescale[h] = exp2_down(m[h] - top);
-                m[h] = top;
-            }
-
-            // Weights, and their sums over the thread's keys.
-            @unroll for (var h = 0u; h < RV; h++) {
-                var sum = vec4<f32>(0.0);
-                @unroll for (var j = 0u; j < KT; j++) {
-                    var e = exp2_down(fma(s[j * RV + h], vec4<f32>(unit), -m[h]));
-                    if (check) {
-                        let bits = hid[(j * RV + h) / 8u] >> (4u * ((j * RV + h) % 8u));
-                        let hidden = (vec4<u32>(bits) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
-                        e = select(e, vec4<f32>(HIDDEN), hidden);
-                    }
-                    sum = sum + e;
-                    s[j * RV + h] = e;
-                }
-                l[h] = fma(l[h], rescale[h], sum);
-            }
-            @unroll for (var r = 0u; r < ROWS; r++) {
-                @unroll for (var i = 0u; i < COLS; i++) {
-                    acc[r * COLS + i] = acc[r * COLS + i] * rescale[r / 4u][r % 4u];
-                }
-            }
-
-            for (var c = 0u; c < STEPS; c++) {
-                @unroll for (var turn = 0u; turn < VP; turn++) {
-                    let j1 = j0 + c * (JJ * TX);
-                    round += 1u;
-                    @if(AHEAD == 0u) {
-                        @unroll for (var n = 0u; n < VN; n++) {
-                            vr[n] = next_v(v_at, batch, j1, turn, t + THREADS * n);
-                        }
-                    }
-                    workgroupBarrier();
-                    if (turn == 0u) {
-                        @unroll for (var y = 0u; y < STEPS; y++) {
-                            if (c == y) {
-                                @unroll for (var j = 0u; j < JJ; j++) {
-                                    @unroll for (var h = 0u; h < RV; h++) {
-                                        a[ty][(j * TX + tx) * RV + h] = s[(y * JJ + j) * RV + h];
-                                    }
-                                }
-                            }
-                        }
-                        @if(PAIRED == 1u) {
-                            if (has(DROPS, HAS_DROPOUT)) {
-                                for (var x = 0u; x < JJ * RV; x++) {
-                                    let at = (x / RV * TX + tx) * RV + x % RV;
-                                    a[ty][at] = without_dropped(a[ty][at], batch, head,
-                                        r0 + ty * ROWS + 4u * (x % RV), j1 + x / RV * TX + tx);
-                                }
-                            }
-                        }
-                    }
-                    @unroll for (var n = 0u; n < VN; n++) {
-                        let x = t + THREADS * n;
-                        if (VN * THREADS == JJ * TX * TX * CV || x < JJ * TX * TX * CV) {
-                            let quad = x % (TX * CV);
-                            let y = value_v(vr[n]);
-                            b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = y;
-                            if (check && !finite(y)) {
-                                atomicStore(&special, round);
-                            }
-                        }
-                    }
-                    workgroupBarrier();
-                    @if(AHEAD == 1u) {
-                        @unroll for (var n = 0u; n < VN; n++) {
-                            vr[n] = next_v(v_at, batch, j1, turn + 1u, t + THREADS * n);
-                        }
-                    }
-                    if (check && atomicLoad(&special) == round) {
-                        @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
-                            var w: array<vec4<f32>, RV>;
-                            @unroll for (var h = 0u; h < RV; h++) {
-                                w[h] = a[ty][y * RV + h];
-                            }
-                            @unroll for (var i = 0u; i < CV; i++) {
-                                let x = b[tx][y * CV + i];
-                                @unroll for (var r = 0u; r < ROWS; r++) {
-                                    acc[r * COLS + turn * CV + i] = add_seen(w[r / 4u][r % 4u], x, acc[r * COLS + turn * CV + i]);
-                                }
-                            }
-                        }
-                    } else {
-                        @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
-                            var w: array<vec4<f32>, RV>;
-                            @unroll for (var h = 0u; h < RV; h++) {
-                                w[h] = a[ty][y * RV + h];
-                            }
-                            @unroll for (var i = 0u; i < CV; i++) {
-                                let x = b[tx][y * CV + i];
-                                @unroll for (var r = 0u; r < ROWS; r++) {
-                                    acc[r * COLS + turn * CV + i] = add(w[r / 4u][r % 4u], x, acc[r * COLS + turn * CV + i]);
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-
-        // The end of a split, or of the piece: add the total of the splits before, unless
-        // the next piece continues this split.
-        let done = part < to_split || (p.flags & LEAVE) == 0u;
-        if (done && part > first_split) {
-            let s0 = part * split_keys;
-            var before: array<vec4<f32>, RV>; // factor of the splits before
-            var mine: array<vec4<f32>, RV>; // factor of this split
-            var keep: array<vec4<bool>, RV>; // rows that see no key of this split
-            var fresh: array<vec4<bool>, RV>; // rows that see no key before this split
-            @unroll for (var h = 0u; h < RV; h++) {
-                let i = vec4<i32>(i32(p.row0 + r0 + ty * ROWS + 4u * h)) + vec4<i32>(0, 1, 2, 3);
-                let from_key = max(i + p.lo, vec4<i32>(0));
-                keep[h] = (from_key >= vec4<i32>(s0 + split_keys)) | (min(i + p.hi, vec4<i32>(cap)) <= vec4<i32>(s0));
-                fresh[h] = from_key >= vec4<i32>(s0);
-                let l_old = state[state_at + (O4 + h) * THREADS];
-                let m_old = state[state_at + (O4 + RV + h) * THREADS];
-                let top = max(m_old, m[h]);
-                before[h] = exp2_down(m_old - top);
-                mine[h] = exp2_down(m[h] - top);
-                let sum = fma(l[h], mine[h], l_old * before[h]);
-                l[h] = select(select(sum, l[h], fresh[h]), l_old, keep[h]);
-                m[h] = select(select(top, m[h], fresh[h]), m_old, keep[h]);
-            }
-            @unroll for (var r = 0u; r < ROWS; r++) {
-                @unroll for (var i = 0u; i < COLS; i++) {
-                    let x = acc[r * COLS + i];
-                    let x_old = state[state_at + (r * COLS + i) * THREADS];
-                    let sum = fma(x, vec4<f32>(mine[r / 4u][r % 4u]), x_old * before[r / 4u][r % 4u]);
-                    acc[r * COLS + i] = select(select(sum, x, fresh[r / 4u][r % 4u]), x_old, keep[r / 4u][r % 4u]);
-                }
-            }
-        }
-        if (part < to_split) {
-            @unroll for (var i = 0u; i < O4; i++) {
-                state[state_at + i * THREADS] = acc[i];
-                acc[i] = vec4<f32>(0.0);
-            }
-            @unroll for (var h = 0u; h < RV; h++) {
-                state[state_at + (O4 + h) * THREADS] = l[h];
-                state[state_at + (O4 + RV + h) * THREADS] = m[h];
-                l[h] = vec4<f32>(0.0);
-                m[h] = vec4<f32>(LOWEST);
-            }
-        }
-    }
-
-    if ((p.flags & LEAVE) != 0u) {
-        let to_at = p.running + state_at;
-        @unroll for (var i = 0u; i < O4; i++) {
-            state[to_at + i * THREADS] = acc[i];
-        }
-        @unroll for (var h = 0u; h < RV; h++) {
-            state[to_at + (O4 + h) * THREADS] = l[h];
-            state[to_at + (O4 + RV + h) * THREADS] = m[h];
-        }
-        return;
-    }
-
-    // The sum over all threads of a row, in a fixed order.
-    workgroupBarrier();
+// load_all reads the output, l and m from state, and save_all writes them.
+@inline fn load_all($at) {
+    @unroll for (var i = 0u; i < O4; i++) { acc[i] = state[$at + i * THREADS]; }
     @unroll for (var h = 0u; h < RV; h++) {
-        a[ty][tx * RV + h] = l[h];
+        l[h] = state[$at + (O4 + h) * THREADS];
+        m[h] = state[$at + (O4 + RV + h) * THREADS];
     }
+}
+
+@inline fn save_all($at) {
+    @unroll for (var i = 0u; i < O4; i++) { state[$at + i * THREADS] = acc[i]; }
+    @unroll for (var h = 0u; h < RV; h++) {
+        state[$at + (O4 + h) * THREADS] = l[h];
+        state[$at + (O4 + RV + h) * THREADS] = m[h];
+    }
+}
+
+// skip_tiles moves tile to the next one of which the block mask shows a pair, and sets mixed if it hides
+// another. It is a loop of its own, because a software driver executes the rest of a loop body after a
+// continue.
+@inline fn skip_tiles() {
+    if (has(BLOCKED, HAS_BLOCKS)) {
+        var look = blocks_seen(batch, head, r0, TY * ROWS, u32(tile), TX * KT, u32(part_to));
+        while (look == 0u && tile + tile_keys < part_to) {
+            tile += tile_keys;
+            look = blocks_seen(batch, head, r0, TY * ROWS, u32(tile), TX * KT, u32(part_to));
+        }
+        if (look == 0u) { break; }
+        mixed = look == 1u;
+    }
+}
+
+// stage_mask fills shown for the tile.
+@inline fn stage_mask() {
+    if (has(MASKS, HAS_MASK)) {
+        let mask_at = p.mask.base + batch * p.mask.b + head * p.mask.h;
+        @unroll for (var n = 0u; n < MARKS; n++) {
+            let x = t + THREADS * n;
+            if (MARKS * THREADS == TY * ROWS * MW || x < TY * ROWS * MW) {
+                let row = x / MW;
+                shown[row / 4u * MW + x % MW][row % 4u] =
+                    marks(mask_at + min(r0 + row, p.rows - 1u) * p.mask.s, j0 + 32u / TX * TX * (x % MW));
+            }
+        }
+    }
+}
+
+// scores adds the products of 4·QD depths, from d0 on, to s.
+@inline fn scores() {
+    var qr: array<vec4<u32>, QN>;
+    var kr: array<vec4<u32>, KN>;
+    @unroll for (var n = 0u; n < QN; n++) {
+        let x = t + THREADS * n;
+        qr[n] = stored_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
+    }
+    @unroll for (var n = 0u; n < KN; n++) {
+        let x = t + THREADS * n;
+        kr[n] = stored_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
+    }
+    workgroupBarrier();
+    @unroll for (var n = 0u; n < QN; n++) {
+        let x = t + THREADS * n;
+        if (QN * THREADS == TY * ROWS * QD || x < TY * ROWS * QD) {
+            a[x / (QD * ROWS)][x % (QD * ROWS)] = value_q(qr[n]);
+        }
+    }
+    @unroll for (var n = 0u; n < KN; n++) {
+        let x = t + THREADS * n;
+        if (KN * THREADS == TX * KT * QD || x < TX * KT * QD) {
+            let key = x / QD;
+            b[key % TX][(key / TX) * QD + x % QD] = value_k(kr[n]);
+        }
+    }
+    workgroupBarrier();
+    @unroll(deep) for (var d = 0u; d < QD; d++) {
+        var w: array<vec4<f32>, ROWS>; // [row/4][depth]
+        @unroll for (var h = 0u; h < RV; h++) { @inline transposed4(w, 4u * h, w, a[ty]); }
+        @unroll for (var j = 0u; j < KT; j++) {
+            let x = b[tx][j * QD + d];
+            @unroll for (var h = 0u; h < RV; h++) {
+                s[j * RV + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
+                    add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[j * RV + h]))));
+            }
+        }
+    }
+}
+
+// bounded_scores applies softcap, and slopes unless there is a bias.
+@inline fn bounded_scores() {
+    if (has(CAPPED, HAS_SOFTCAP)) {
+        @unroll for (var i = 0u; i < S4; i++) { s[i] = tanh_acc(s[i] * p.scale / p.softcap); }
+    }
+    if (has(SLOPED, HAS_SLOPES) && !has(BIASES, HAS_BIAS)) {
+        let slope = vec4<f32>(slope_of(batch, head));
+        @unroll for (var h = 0u; h < RV; h++) {
+            @unroll for (var j = 0u; j < KT; j++) {
+                let away = distances(r0 + ty * ROWS + 4u * h, j0 + tx + TX * j);
+                s[j * RV + h] = fma(s[j * RV + h], vec4<f32>(p.unit), fma(-slope, away, vec4<f32>(0.0)) * LOG2E);
+            }
+        }
+    }
+}
+
+// hide sets most to the largest score of each row, and in hid a bit for each hidden score. It applies the
+// other options, unless all rows see all keys of the tile.
+@inline fn hide() {
+    if (check) {
+        hid[0] = 0u;
+        hid[1] = 0u;
+        @unroll for (var h = 0u; h < RV; h++) {
+            let row = r0 + ty * ROWS + 4u * h;
+            let i = vec4<i32>(i32(p.row0 + row)) + vec4<i32>(0, 1, 2, 3);
+            let from_key = i + p.lo;
+            let to_key = min(i + p.hi, vec4<i32>(cap));
+            let pairs = pairs_of(batch, head, row);
+            @unroll for (var j = 0u; j < KT; j++) {
+                let key = vec4<i32>(tile + i32(tx + TX * j));
+                var w = Scores(s[j * RV + h], (key < from_key) | (key >= to_key));
+                @if(MASKS != 0u) {
+                    if (has(MASKS, HAS_MASK)) {
+                        let bits = shown[(ty * RV + h) * MW + j / (32u / TX)] >> vec4<u32>(tx);
+                        w.hidden = w.hidden | ((bits & vec4<u32>(1u << (j % (32u / TX) * TX))) == vec4<u32>(0u));
+                    }
+                }
+                @if(PAIRED == 1u) w = paired(w, pairs, batch, head, row, min(j0 + tx + TX * j, p.keys - 1u));
+                s[j * RV + h] = w.x;
+                most[h] = max(most[h], select(w.x * unit, vec4<f32>(LOWEST), w.hidden));
+                let bits = select(vec4<u32>(0u), vec4<u32>(1u, 2u, 4u, 8u), w.hidden);
+                hid[(j * RV + h) / 8u] |= (bits.x | bits.y | bits.z | bits.w) << (4u * ((j * RV + h) % 8u));
+            }
+        }
+    } else {
+        @unroll for (var h = 0u; h < RV; h++) {
+            @unroll for (var j = 0u; j < KT; j++) { most[h] = max(most[h], s[j * RV + h] * unit); }
+        }
+    }
+}
+
+// maxima updates m by the maxima of rows over all threads, and declares rescale, 2^(m before - m).
+@inline fn maxima() {
+    workgroupBarrier();
+    @unroll for (var h = 0u; h < RV; h++) { a[ty][tx * RV + h] = most[h]; }
+    workgroupBarrier();
+    var rescale: array<vec4<f32>, RV>;
+    @unroll for (var h = 0u; h < RV; h++) {
+        var top = m[h];
+        @unroll(deep) for (var x = 0u; x < TX; x++) { top = max(top, a[ty][x * RV + h]); }
+        rescale[h] = exp2_down(m[h] - top);
+        m[h] = top;
+    }
+}
+
+// weights replaces s by weights, adds these to l, and rescales l and the output.
+@inline fn weights() {
+    @unroll for (var h = 0u; h < RV; h++) {
+        var sum = vec4<f32>(0.0);
+        @unroll for (var j = 0u; j < KT; j++) {
+            var e = exp2_down(fma(s[j * RV + h], vec4<f32>(unit), -m[h]));
+            if (check) {
+                let bits = hid[(j * RV + h) / 8u] >> (4u * ((j * RV + h) % 8u));
+                let hidden = (vec4<u32>(bits) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
+                e = select(e, vec4<f32>(HIDDEN), hidden);
+            }
+            sum = sum + e;
+            s[j * RV + h] = e;
+        }
+        l[h] = fma(l[h], rescale[h], sum);
+    }
+    @unroll for (var r = 0u; r < ROWS; r++) {
+        @unroll for (var i = 0u; i < COLS; i++) {
+            acc[r * COLS + i] = acc[r * COLS + i] * rescale[r / 4u][r % 4u];
+        }
+    }
+}
+
+// load_v loads the thread's values of a turn over the keys of a step, which begin at j.
+@inline fn load_v($j, $turn) {
+    @unroll for (var n = 0u; n < VN; n++) { vr[n] = next_v(v_at, batch, $j, $turn, t + THREADS * n); }
+}
+
+// stage_weights puts the weights of step c into a, without those that dropout takes.
+@inline fn stage_weights() {
+    @unroll for (var y = 0u; y < STEPS; y++) {
+        if (c == y) {
+            @unroll for (var j = 0u; j < JJ; j++) {
+                @unroll for (var h = 0u; h < RV; h++) { a[ty][(j * TX + tx) * RV + h] = s[(y * JJ + j) * RV + h]; }
+            }
+        }
+    }
+    @if(PAIRED == 1u) {
+        if (has(DROPS, HAS_DROPOUT)) {
+            for (var x = 0u; x < JJ * RV; x++) {
+                let at = (x / RV * TX + tx) * RV + x % RV;
+                a[ty][at] = without_dropped(a[ty][at], batch, head,
+                    r0 + ty * ROWS + 4u * (x % RV), j1 + x / RV * TX + tx);
+            }
+        }
+    }
+}
+
+// stage_v puts the values that load_v loaded into b.
+@inline fn stage_v() {
+    @unroll for (var n = 0u; n < VN; n++) {
+        let x = t + THREADS * n;
+        if (VN * THREADS == JJ * TX * TX * CV || x < JJ * TX * TX * CV) {
+            let quad = x % (TX * CV);
+            let y = value_v(vr[n]);
+            b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = y;
+            if (check && !finite(y)) { atomicStore(&special, round); }
+        }
+    }
+}
+
+// output adds the products of weights and values of a step to the output.
+@inline fn output($add) {
+    @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
+        var w: array<vec4<f32>, RV>;
+        @unroll for (var h = 0u; h < RV; h++) { w[h] = a[ty][y * RV + h]; }
+        @unroll for (var i = 0u; i < CV; i++) {
+            let x = b[tx][y * CV + i];
+            @unroll for (var r = 0u; r < ROWS; r++) {
+                acc[r * COLS + turn * CV + i] = $add(w[r / 4u][r % 4u], x, acc[r * COLS + turn * CV + i]);
+            }
+        }
+    }
+}
+
+// add_splits adds the total of the splits before, which is state, to the registers.
+@inline fn add_splits() {
+    let s0 = part * split_keys;
+    var before: array<vec4<f32>, RV>; // factor of the splits before
+    var mine: array<vec4<f32>, RV>; // factor of this split
+    var keep: array<vec4<bool>, RV>; // rows that see no key of this split
+    var fresh: array<vec4<bool>, RV>; // rows that see no key before this split
+    @unroll for (var h = 0u; h < RV; h++) {
+        let i = vec4<i32>(i32(p.row0 + r0 + ty * ROWS + 4u * h)) + vec4<i32>(0, 1, 2, 3);
+        let from_key = max(i + p.lo, vec4<i32>(0));
+        keep[h] = (from_key >= vec4<i32>(s0 + split_keys)) | (min(i + p.hi, vec4<i32>(cap)) <= vec4<i32>(s0));
+        fresh[h] = from_key >= vec4<i32>(s0);
+        let l_old = state[state_at + (O4 + h) * THREADS];
+        let m_old = state[state_at + (O4 + RV + h) * THREADS];
+        let top = max(m_old, m[h]);
+        before[h] = exp2_down(m_old - top);
+        mine[h] = exp2_down(m[h] - top);
+        let sum = fma(l[h], mine[h], l_old * before[h]);
+        l[h] = select(select(sum, l[h], fresh[h]), l_old, keep[h]);
+        m[h] = select(select(top, m[h], fresh[h]), m_old, keep[h]);
+    }
+    @unroll for (var r = 0u; r < ROWS; r++) {
+        @unroll for (var i = 0u; i < COLS; i++) {
+            let x = acc[r * COLS + i];
+            let x_old = state[state_at + (r * COLS + i) * THREADS];
+            let sum = fma(x, vec4<f32>(mine[r / 4u][r % 4u]), x_old * before[r / 4u][r % 4u]);
+            acc[r * COLS + i] = select(select(sum, x, fresh[r / 4u][r % 4u]), x_old, keep[r / 4u][r % 4u]);
+        }
+    }
+}
+
+// sums adds l over all threads of a row, in a fixed order, writes the log-sum-exp, and declares inverse, the
+// factor of the output, and empty, the rows that see no key.
+@inline fn sums() {
+    workgroupBarrier();
+    @unroll for (var h = 0u; h < RV; h++) { a[ty][tx * RV + h] = l[h]; }
     workgroupBarrier();
     var inverse: array<vec4<f32>, RV>;
     var empty: array<vec4<bool>, RV>;
     @unroll for (var h = 0u; h < RV; h++) {
         var sum = vec4<f32>(0.0);
-        @unroll(deep) for (var x = 0u; x < TX; x++) {
-            sum = sum + a[ty][x * RV + h];
-        }
+        @unroll(deep) for (var x = 0u; x < TX; x++) { sum = sum + a[ty][x * RV + h]; }
         var scale = vec4<f32>(p.keep);
         if ((p.flags & HAS_SINKS) != 0u) {
             let sink = p.sinks[head / 4u][head % 4u];
@@ -704,9 +567,11 @@ fn main(
             }
         }
     }
+}
 
-    // Through a, ER rows of a thread at once, neighbouring threads write neighbouring
-    // columns of the output.
+// write writes the output through a, ER rows of a thread at once: neighbouring threads write neighbouring
+// columns.
+@inline fn write() {
     let o_at = p.o.base + batch * p.o.b + head * p.o.h;
     @unroll for (var i = 0u; i < COLS; i++) {
         @unroll for (var y = 0u; y < ROWS / ER; y++) {
@@ -724,14 +589,113 @@ fn main(
                 if (row < p.rows && 4u * TX * i + c < p.vdim) {
                     let to = o_at + row * p.o.s + (4u * TX * i + c) * p.o.d;
                     let result = a[x / (4u * TX * ER)][e * TX + c / 4u][c % 4u];
-                    @if(OUT16 == 0u) {
-                        o[to] = bitcast<u32>(result);
-                    }
-                    @if(OUT16 == 1u) {
-                        put(to, result);
-                    }
+                    @if(OUT16 == 0u) o[to] = bitcast<u32>(result);
+                    @else put(to, result);
                 }
             }
         }
     }
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
+    let tx = (t / 2u) % TX;
+    let ty = t / (2u * TX) * 2u + t % 2u;
+    let r0 = block_of(id / p.batch_heads) * (TY * ROWS);
+    let head = (id % p.batch_heads) % p.heads;
+    let batch = (id % p.batch_heads) / p.heads;
+    @inline heads(batch, head, kv_head);
+    let state_at = id * (KEEP * THREADS) + t;
+
+    // The running maximum of the split, this thread's part of the sum, and the output.
+    var m: array<vec4<f32>, RV>;
+    var l: array<vec4<f32>, RV>;
+    var acc: array<vec4<f32>, O4>; // [row][column]
+    @unroll for (var h = 0u; h < RV; h++) {
+        m[h] = vec4<f32>(LOWEST);
+        l[h] = vec4<f32>(0.0);
+    }
+    @unroll for (var i = 0u; i < O4; i++) { acc[i] = vec4<f32>(0.0); }
+    if ((p.flags & GO_ON) != 0u) {
+        let from_at = p.running + state_at;
+        @inline load_all(from_at);
+    }
+    @inline visible_keys();
+
+    // The split that the registers belong to, and the last split of the piece.
+    let tile_keys = i32(TX * KT);
+    let split_keys = i32(SPLIT);
+    let first_split = sees_from / split_keys;
+    let from_split = max(min(i32(p.key0), sees_to) - 1, sees_from) / split_keys;
+    var to_split = from_split;
+    if (end > begin) { to_split = (end - 1) / split_keys; }
+    let unit = select(p.unit, 1.0, has(BIASES, HAS_BIAS) || has(SLOPED, HAS_SLOPES));
+    let paired_tiles = has(MASKS, HAS_MASK) || has(BIASES, HAS_BIAS) || has(DROPS, HAS_DROPOUT);
+
+    var round = 0u; // counts what is staged of v
+    if (t == 0u) { atomicStore(&special, 0u); }
+    for (var part = from_split; part <= to_split; part++) {
+        let part_from = max(begin, part * split_keys);
+        let part_to = min(end, (part + 1) * split_keys);
+        for (var tile = (part_from / tile_keys) * tile_keys; tile < part_to; tile += tile_keys) {
+            var mixed = false; // the block mask hides some pairs of the tile, but not all
+            @if(PAIRED == 1u) { @inline skip_tiles(); }
+            let j0 = u32(tile) - p.key0;
+            let check = paired_tiles || mixed || tile < all_from || tile + tile_keys > all_to;
+            @if(MASKS != 0u) { @inline stage_mask(); }
+
+            var s: array<vec4<f32>, S4>; // [key][row/4]
+            @unroll for (var i = 0u; i < S4; i++) { s[i] = vec4<f32>(0.0); }
+            for (var d0 = 0u; d0 < p.dim; d0 += 4u * QD) { @inline scores(); }
+            @if(PAIRED == 1u) { @inline bounded_scores(); }
+
+            var most: array<vec4<f32>, RV>;
+            @unroll for (var h = 0u; h < RV; h++) { most[h] = vec4<f32>(LOWEST); }
+            var hid: array<u32, 2>;
+            @inline hide();
+            var vr: array<vec4<u32>, VN>;
+            @if(AHEAD == 1u) { @inline load_v(j0, 0u); }
+            @inline maxima();
+            @inline weights();
+
+            for (var c = 0u; c < STEPS; c++) {
+                @unroll for (var turn = 0u; turn < VP; turn++) {
+                    let j1 = j0 + c * (JJ * TX);
+                    round += 1u;
+                    @if(AHEAD == 0u) { @inline load_v(j1, turn); }
+                    workgroupBarrier();
+                    if (turn == 0u) { @inline stage_weights(); }
+                    @inline stage_v();
+                    workgroupBarrier();
+                    @if(AHEAD == 1u) { @inline load_v(j1, turn + 1u); }
+                    if (check && atomicLoad(&special) == round) { @inline output(add_seen); } else { @inline output(add); }
+                }
+            }
+        }
+
+        // The end of a split, or of the piece, unless the next piece continues this split.
+        let done = part < to_split || (p.flags & LEAVE) == 0u;
+        if (done && part > first_split) { @inline add_splits(); }
+        if (part < to_split) {
+            @unroll for (var i = 0u; i < O4; i++) {
+                state[state_at + i * THREADS] = acc[i];
+                acc[i] = vec4<f32>(0.0);
+            }
+            @unroll for (var h = 0u; h < RV; h++) {
+                state[state_at + (O4 + h) * THREADS] = l[h];
+                state[state_at + (O4 + RV + h) * THREADS] = m[h];
+                l[h] = vec4<f32>(0.0);
+                m[h] = vec4<f32>(LOWEST);
+            }
+        }
+    }
+    if ((p.flags & LEAVE) != 0u) {
+        let to_at = p.running + state_at;
+        @inline save_all(to_at);
+        return;
+    }
+    @inline sums();
+    @inline write();
 }

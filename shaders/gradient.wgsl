@@ -34,15 +34,16 @@
 // The binding g is dO, with the strides o. The binding rows has D and LSE of each row, with the
 // strides s.
 
-const Q2: u32 = select(0u, VEC, IN != 0u); // 1: q is bound as fours of 16-bit elements
-const KV2: u32 = select(0u, VEC, KV != 0u); // the same for k and v
-const G2: u32 = select(0u, VEC, DO != 0u); // the same for dO
-const KEYS: u32 = select(0u, 1u, OF < 2u); // 1: the workgroup owns keys, for dV and dK
-const PHASES: u32 = select(2u, 1u, OF == 0u); // products of a tile: Q·K and, except for dV, dO·V
+const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
+const KV2: u32 = VEC * min(KV, 1u); // the same for k and v
+const G2: u32 = VEC * min(DO, 1u); // the same for dO
+const KEYS: u32 = 1u - OF / 2u; // 1: the workgroup owns keys, for dV and dK
+const PHASES: u32 = 1u + min(OF, 1u); // products of a tile: Q·K and, except for dV, dO·V
 const SCORES: u32 = 8u * PHASES;
 const THREADS: u32 = TX * TY;
-const KA: u32 = select(1u, 4u, OF == 3u); // others of a thread are KA·tx + KB·j
-const KB: u32 = select(TX, 1u, OF == 3u);
+const KA: u32 = 1u + OF / 3u * 3u; // others of a thread are KA·tx + KB·j
+@if(OF == 3u) const KB: u32 = 1u;
+@else const KB: u32 = TX;
 const STEPS: u32 = 4u / JJ;
 const SA: u32 = 1u + max(8u * QD, 2u * JJ * TX); // length of a row of a, odd
 const SB: u32 = 1u + max(4u * QD, 2u * JJ * TX); // length of a row of b, odd
@@ -52,14 +53,9 @@ const KN: u32 = (4u * TX * QD + THREADS - 1u) / THREADS; // the same for the oth
 const VN: u32 = (JJ * TX * TX * 2u + THREADS - 1u) / THREADS; // the same for the product with them
 const EXTRA: u32 = 1u; // see common/options.wgsl
 
-@if(Q2 == 0u) @group(0) @binding(0) var<storage, read> q: array<vec4<u32>>;
-@if(Q2 == 1u) @group(0) @binding(0) var<storage, read> q: array<vec2<u32>>;
-@if(KV2 == 0u) @group(0) @binding(1) var<storage, read> k: array<vec4<u32>>;
-@if(KV2 == 1u) @group(0) @binding(1) var<storage, read> k: array<vec2<u32>>;
-@if(KV2 == 0u) @group(0) @binding(2) var<storage, read> v: array<vec4<u32>>;
-@if(KV2 == 1u) @group(0) @binding(2) var<storage, read> v: array<vec2<u32>>;
-@if(G2 == 0u) @group(0) @binding(3) var<storage, read> g: array<vec4<u32>>;
-@if(G2 == 1u) @group(0) @binding(3) var<storage, read> g: array<vec2<u32>>;
+@each($n $x $TWO: 0 q Q2, 1 k KV2, 2 v KV2, 3 g G2)
+@if($TWO == 1u) @group(0) @binding($n) var<storage, read> $x: array<vec2<u32>>;
+@else @group(0) @binding($n) var<storage, read> $x: array<vec4<u32>>;
 @group(0) @binding(4) var<storage, read> rows: array<f32>;
 @group(0) @binding(5) var<storage, read> mask: array<u32>;
 @group(0) @binding(6) var<storage, read> bias: array<u32>;
@@ -85,97 +81,16 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     return stored_$x(row, d, end, p.$s.d);
 }
 
-// owned_$n returns elements of what is owned in a product of scores: of $k for dV and dK, else of
-// $r. others_$n returns those of the other operand.
-@each($n $r $k: 0 q k, 1 g v)
-fn owned_$n(row: u32, d: u32, end: u32) -> vec4<u32> {
-    if (KEYS == 1u) {
-        return four_$k(row, d, end);
-    }
-    return four_$r(row, d, end);
-}
+// The parts of main, in the order of the formula.
 
-@each($n $r $k: 0 q k, 1 g v)
-fn others_$n(row: u32, d: u32, end: u32) -> vec4<u32> {
-    if (KEYS == 1u) {
-        return four_$r(row, d, end);
-    }
-    return four_$k(row, d, end);
-}
-
-// row_owned_$n returns where row i of what is owned begins.
-@each($n $r $k: 0 q k, 1 g v)
-fn row_owned_$n(r_at: u32, k_at: u32, i: u32) -> u32 {
-    if (KEYS == 1u) {
-        return row_$k(k_at, i);
-    }
-    return row_$r(r_at, i);
-}
-
-@each($n $r $k: 0 q k, 1 g v)
-fn row_others_$n(r_at: u32, k_at: u32, i: u32) -> u32 {
-    if (KEYS == 1u) {
-        return row_$r(r_at, i);
-    }
-    return row_$k(k_at, i);
-}
-
-// value_owned_$n returns the numbers that owned_$n returned.
-@each($n $r $k: 0 q k, 1 g v)
-fn value_owned_$n(x: vec4<u32>) -> vec4<f32> {
-    if (KEYS == 1u) {
-        return value_$k(x);
-    }
-    return value_$r(x);
-}
-
-@each($n $r $k: 0 q k, 1 g v)
-fn value_others_$n(x: vec4<u32>) -> vec4<f32> {
-    if (KEYS == 1u) {
-        return value_$r(x);
-    }
-    return value_$k(x);
-}
-
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
-    let tx = (t / 2u) % TX;
-    let ty = t / (2u * TX) * 2u + t % 2u;
-    let part = id % p.parts; // of the columns of the result, or the tile of keys of dS
-    let owner = id / p.parts % p.batch_heads; // the head and batch that this workgroup owns
-    // In a causal call the first keys and the last rows see most: they come first.
-    var own = id / p.parts / p.batch_heads;
-    if (KEYS == 0u) {
-        own = p.blocks - 1u - own;
-    }
-    own = own * OWNED;
-
-    // The query heads of the workgroup, their key head, and the tiles that it runs over.
-    var batch = owner / p.heads;
-    var first_head = owner % p.heads;
-    var members = 1u;
-    var length = p.rows; // rows, or keys, that workgroups own in a head
-    if (KEYS == 1u) {
-        batch = owner / p.kv_heads;
-        first_head = owner % p.kv_heads * p.group;
-        members = p.group;
-        length = p.keys;
-    }
+// tiles_of_owner declares the key head of the workgroup, and from which row or key to which it runs over
+// tiles, begin and end.
+@inline fn tiles_of_owner() {
     let kv_head = (p.head0 + first_head) / p.group - p.head0 / p.group;
     let k_at = p.k.base + batch * p.k.b + kv_head * p.k.h;
     let v_at = p.v.base + batch * p.v.b + kv_head * p.v.h;
     var cap = i32(p.key0 + p.keys);
-    if ((p.flags & HAS_KLEN) != 0u) {
-        cap = min(cap, p.klen[batch / 4u][batch % 4u]);
-    }
+    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[batch / 4u][batch % 4u]); }
     let owned = i32(OWNED);
     let others = i32(4u * TX);
     var begin = 0;
@@ -186,9 +101,7 @@ fn main(
         begin = max(j_first - p.hi + 1, i32(p.row0)) / others * others; // tiles order the sums over heads
         begin = max(begin, i32(p.row0));
         end = min(j_end - p.lo, i32(p.row0 + p.rows));
-        if (j_first >= j_end) {
-            end = begin;
-        }
+        if (j_first >= j_end) { end = begin; }
     } else {
         let i_first = i32(p.row0 + own);
         let i_last = i32(p.row0 + min(own + OWNED, p.rows)) - 1;
@@ -202,15 +115,239 @@ fn main(
             end = select(j_end, j_first, empty);
         }
     }
+}
+
+// stage_rows puts D and LSE of the rows of the tile into info. Rows after the last are as if they saw nothing.
+@inline fn stage_rows() {
+    for (var x = t; x < tile_rows; x += THREADS) {
+        var d = 0.0;
+        var lse = negative_infinity();
+        if (r0 + x < p.rows) {
+            let row_at = p.s.base + batch * p.s.b + head * p.s.h + (r0 + x) * p.s.s;
+            d = rows[row_at];
+            lse = rows[row_at + p.s.d];
+        }
+        if (bitcast<u32>(lse) == MINUS_INF) { atomicStore(&dead, tiles); }
+        info[x] = vec2<f32>(lse * LOG2E, d);
+    }
+}
+
+// products sets the part of s from element $s on to the products of what is owned, a head of $own, with the
+// others, a head of $other.
+@inline fn products($s, $own, $own_at, $other, $other_at, $depth) {
+    var depth = $depth;
+    var a_at: array<u32, QN>; // rows that the thread stages
+    var b_at: array<u32, KN>;
+    @unroll for (var n = 0u; n < QN; n++) { a_at[n] = row_$own($own_at, own + (t + THREADS * n) / QD); }
+    @unroll for (var n = 0u; n < KN; n++) { b_at[n] = row_$other($other_at, other0 + (t + THREADS * n) / QD); }
+    for (var d0 = 0u; d0 < depth; d0 += 4u * QD) {
+        var ar: array<vec4<u32>, QN>;
+        var br: array<vec4<u32>, KN>;
+        @unroll for (var n = 0u; n < QN; n++) {
+            let x = t + THREADS * n;
+            ar[n] = four_$own(a_at[n], d0 + 4u * (x % QD), depth);
+        }
+        @unroll for (var n = 0u; n < KN; n++) {
+            let x = t + THREADS * n;
+            br[n] = four_$other(b_at[n], d0 + 4u * (x % QD), depth);
+        }
+        workgroupBarrier();
+        @unroll for (var n = 0u; n < QN; n++) {
+            let x = t + THREADS * n;
+            if (QN * THREADS == OWNED * QD || x < OWNED * QD) {
+                a[x / (8u * QD)][x % (8u * QD)] = value_$own(ar[n]);
+            }
+        }
+        @unroll for (var n = 0u; n < KN; n++) {
+            let x = t + THREADS * n;
+            if (KN * THREADS == 4u * TX * QD || x < 4u * TX * QD) {
+                let other = x / QD;
+                let to = other / KB % 4u * QD + x % QD;
+                b[other / KA % TX][to] = value_$other(br[n]);
+            }
+        }
+        workgroupBarrier();
+        @unroll(deep) for (var d = 0u; d < QD; d++) {
+            var w: array<vec4<f32>, 8>; // [owned/4][depth]
+            @unroll for (var h = 0u; h < 2u; h++) { @inline transposed4(w, 4u * h, w, a[ty]); }
+            @unroll for (var j = 0u; j < 4u; j++) {
+                let x = b[tx][j * QD + d];
+                @unroll for (var h = 0u; h < 2u; h++) {
+                    s[$s + j * 2u + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
+                        add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[$s + j * 2u + h]))));
+                }
+            }
+        }
+    }
+}
+
+// find_dropped sets bit 4·n + c of drops where dropout takes pair c of the n-th four.
+@inline fn find_dropped() {
+    if ((p.flags & HAS_DROPOUT) != 0u) {
+        for (var x = 0u; x < 32u; x++) {
+            let n = x / 4u;
+            let c = x % 4u;
+            let row = select(r0 + 8u * ty + n, r0 + KA * tx + KB * (n / 2u), KEYS == 1u);
+            let j = select(j0 + KA * tx + KB * c, j0 + 8u * ty + 4u * (n % 2u) + c, KEYS == 1u);
+            if (dropped(batch, head, row, j)) { drops |= 1u << x; }
+        }
+    }
+}
+
+// weights replaces the scores of a row with four keys, the n-th of the thread, by keep·P, dX or dS.
+@inline fn weights() {
+    var row = 8u * ty + n;
+    var j = j0 + KA * tx;
+    var step = KB;
+    var x = vec4<f32>(s[n / 4u][n % 4u], s[2u + n / 4u][n % 4u], s[4u + n / 4u][n % 4u], s[6u + n / 4u][n % 4u]);
+    @if(KEYS == 1u) {
+        row = KA * tx + KB * (n / 2u);
+        j = j0 + 8u * ty + 4u * (n % 2u);
+        step = 1u;
+        x = s[n];
+    }
+    let lse = info[row].x;
+    var hidden = vec4<bool>(false);
+    var more = vec4<f32>(0.0);
+    if (check) {
+        let i = i32(p.row0 + r0 + row);
+        let at_key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(i32(step)) * vec4<i32>(0, 1, 2, 3);
+        var seen = (at_key >= vec4<i32>(i + p.lo)) & (at_key < vec4<i32>(min(i + p.hi, cap)));
+        if (bitcast<u32>(lse) == MINUS_INF) { seen = vec4<bool>(false); }
+        @if(PAIRED == 1u) {
+            let options = added(seen, batch, head, r0 + row, j, step, biased);
+            seen = options.seen;
+            more = options.y;
+        }
+        hidden = !seen;
+    }
+    var slope = vec4<f32>(p.scale);
+    var z = fma(x, vec4<f32>(p.unit), vec4<f32>(-lse));
+    @if(PAIRED == 1u) {
+        if ((p.flags & HAS_SOFTCAP) != 0u) {
+            x = tanh_acc(x * p.scale / p.softcap);
+            slope = fma(-x, x, vec4<f32>(1.0)) * p.scale;
+            z = fma(x, vec4<f32>(p.unit), vec4<f32>(-lse));
+        }
+        if (biased) { z = fma(x, vec4<f32>(p.unit), more * LOG2E) - lse; }
+    }
+    // A probability is at most 1, however much a large score is off.
+    let e = exp2_down(min(z, vec4<f32>(0.0)));
+    let dropped_keys = (vec4<u32>(drops >> (4u * n)) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
+    var y = select(e, vec4<f32>(HIDDEN), hidden);
+    @if(PAIRED == 1u) y = select(e * p.keep, vec4<f32>(HIDDEN), hidden | dropped_keys);
+    @if(PHASES == 2u) {
+        var u = vec4<f32>(s[8u + n / 4u][n % 4u], s[10u + n / 4u][n % 4u], s[12u + n / 4u][n % 4u], s[14u + n / 4u][n % 4u]);
+        @if(KEYS == 1u) u = s[8u + n];
+        let d = vec4<f32>(info[row].y);
+        var dp = u - d;
+        @if(PAIRED == 1u) dp = select(fma(u, vec4<f32>(p.keep), -d), -d, dropped_keys);
+        @if(OF != 3u) y = select(e * dp * slope, vec4<f32>(HIDDEN), hidden);
+        @else y = select(e * dp, vec4<f32>(0.0), hidden);
+    }
+    @if(KEYS == 1u) {
+        s[n] = y;
+    } @else {
+        s[n / 4u][n % 4u] = y.x;
+        s[2u + n / 4u][n % 4u] = y.y;
+        s[4u + n / 4u][n % 4u] = y.z;
+        s[6u + n / 4u][n % 4u] = y.w;
+    }
+}
+
+// stage_others stages the weights of step c, and its others, a head of $x with rows of $size elements.
+@inline fn stage_others($x, $x_at, $size) {
+    var vr: array<vec4<u32>, VN>;
+    @unroll for (var n = 0u; n < VN; n++) {
+        let x = t + THREADS * n;
+        let i = other0 + c * (JJ * TX) + x / (2u * TX);
+        let column = 4u * (part * (2u * TX) + x % (2u * TX));
+        vr[n] = four_$x(row_$x($x_at, i), column, $size);
+    }
+    workgroupBarrier();
+    @unroll for (var y = 0u; y < STEPS; y++) {
+        if (c == y) {
+            @unroll for (var j = 0u; j < JJ; j++) {
+                @unroll for (var h = 0u; h < 2u; h++) { a[ty][(j * TX + tx) * 2u + h] = s[(y * JJ + j) * 2u + h]; }
+            }
+        }
+    }
+    @unroll for (var n = 0u; n < VN; n++) {
+        let x = t + THREADS * n;
+        if (VN * THREADS == JJ * TX * TX * 2u || x < JJ * TX * TX * 2u) {
+            let quad = x % (2u * TX);
+            let y = value_$x(vr[n]);
+            b[quad % TX][x / (2u * TX) * 2u + quad / TX] = y;
+            if (check && !finite(y)) { atomicStore(&special, round); }
+        }
+    }
+    workgroupBarrier();
+}
+
+// sums adds the products of weights and others of a step to acc.
+@inline fn sums($add) {
+    @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
+        @unroll for (var h = 0u; h < 2u; h++) {
+            let w = a[ty][y * 2u + h];
+            @unroll for (var i = 0u; i < 2u; i++) {
+                let x = b[tx][y * 2u + i];
+                @unroll for (var r = 0u; r < 4u; r++) {
+                    acc[(4u * h + r) * 2u + i] = $add(w[r], x, acc[(4u * h + r) * 2u + i]);
+                }
+            }
+        }
+    }
+}
+
+// write writes the sums, or dS, to state.
+@inline fn write() {
+    @if(OF == 3u) {
+        @unroll for (var r = 0u; r < 8u; r++) {
+            if (own + 8u * ty + r < p.rows && part * (4u * TX) + 4u * tx < p.keys) {
+                state[(own + 8u * ty + r) * p.splits + p.part0 + part * TX + tx] =
+                    vec4<f32>(s[r / 4u][r % 4u], s[2u + r / 4u][r % 4u], s[4u + r / 4u][r % 4u], s[6u + r / 4u][r % 4u]);
+            }
+        }
+    } @else {
+        @unroll for (var r = 0u; r < 8u; r++) {
+            if (own + 8u * ty + r < length) {
+                state[state_at + r * p.splits] = unsigned_zeros(acc[2u * r]);
+                state[state_at + r * p.splits + TX] = unsigned_zeros(acc[2u * r + 1u]);
+            }
+        }
+    }
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
+    let tx = (t / 2u) % TX;
+    let ty = t / (2u * TX) * 2u + t % 2u;
+    let part = id % p.parts; // of the columns of the result, or the tile of keys of dS
+    let owner = id / p.parts % p.batch_heads; // the head and batch that this workgroup owns
+    // In a causal call the first keys and the last rows see most: they come first.
+    var own = id / p.parts / p.batch_heads;
+    if (KEYS == 0u) { own = p.blocks - 1u - own; }
+    own = own * OWNED;
+
+    // The query heads of the workgroup.
+    var batch = owner / p.heads;
+    var first_head = owner % p.heads;
+    var members = 1u;
+    var length = p.rows; // rows, or keys, that workgroups own in a head
+    if (KEYS == 1u) {
+        batch = owner / p.kv_heads;
+        first_head = owner % p.kv_heads * p.group;
+        members = p.group;
+        length = p.keys;
+    }
+    @inline tiles_of_owner();
 
     var acc: array<vec4<f32>, 16>; // [owned][column/4]
     var s: array<vec4<f32>, SCORES>; // [other][owned/4] of q·k and of dO·v; weights replace q·k
-    @unroll for (var i = 0u; i < 16u; i++) {
-        acc[i] = vec4<f32>(0.0);
-    }
-    @unroll for (var i = 0u; i < SCORES; i++) {
-        s[i] = vec4<f32>(0.0);
-    }
+    @unroll for (var i = 0u; i < 16u; i++) { acc[i] = vec4<f32>(0.0); }
+    @unroll for (var i = 0u; i < SCORES; i++) { s[i] = vec4<f32>(0.0); }
     let state_at = (owner * length + own + 8u * ty) * p.splits + part * (2u * TX) + tx;
     @if(OF != 3u) {
         if ((p.flags & GO_ON) != 0u) {
@@ -259,301 +396,32 @@ fn main(
                 tiles += 1u;
                 let q_at = p.q.base + batch * p.q.b + head * p.q.h;
                 let g_at = p.o.base + batch * p.o.b + head * p.o.h;
-                for (var x = t; x < tile_rows; x += THREADS) { // rows after the last are as if they saw nothing
-                    var d = 0.0;
-                    var lse = negative_infinity();
-                    if (r0 + x < p.rows) {
-                        let row_at = p.s.base + batch * p.s.b + head * p.s.h + (r0 + x) * p.s.s;
-                        d = rows[row_at];
-                        lse = rows[row_at + p.s.d];
-                    }
-                    if (bitcast<u32>(lse) == MINUS_INF) {
-                        atomicStore(&dead, tiles);
-                    }
-                    info[x] = vec2<f32>(lse * LOG2E, d);
-                }
+                @inline stage_rows();
 
-                @unroll for (var i = 0u; i < SCORES; i++) {
-                    s[i] = vec4<f32>(0.0);
-                }
-                @unroll(always) for (var phase = 0u; phase < PHASES; phase++) {
-                    var depth = p.dim;
-                    @if(phase == 1u) {
-                        depth = p.vdim;
-                    }
-                    var a_at: array<u32, QN>; // rows that the thread stages
-                    var b_at: array<u32, KN>;
-                    @unroll for (var n = 0u; n < QN; n++) {
-                        @if(phase == 0u) {
-                            a_at[n] = row_owned_0(q_at, k_at, own + (t + THREADS * n) / QD);
-                        }
-                        @if(phase == 1u) {
-                            a_at[n] = row_owned_1(g_at, v_at, own + (t + THREADS * n) / QD);
-                        }
-                    }
-                    @unroll for (var n = 0u; n < KN; n++) {
-                        @if(phase == 0u) {
-                            b_at[n] = row_others_0(q_at, k_at, other0 + (t + THREADS * n) / QD);
-                        }
-                        @if(phase == 1u) {
-                            b_at[n] = row_others_1(g_at, v_at, other0 + (t + THREADS * n) / QD);
-                        }
-                    }
-                    for (var d0 = 0u; d0 < depth; d0 += 4u * QD) {
-                        var ar: array<vec4<u32>, QN>;
-                        var br: array<vec4<u32>, KN>;
-                        @unroll for (var n = 0u; n < QN; n++) {
-                            let x = t + THREADS * n;
-                            @if(phase == 0u) {
-                                ar[n] = owned_0(a_at[n], d0 + 4u * (x % QD), depth);
-                            }
-                            @if(phase == 1u) {
-                                ar[n] = owned_1(a_at[n], d0 + 4u * (x % QD), depth);
-                            }
-                        }
-                        @unroll for (var n = 0u; n < KN; n++) {
-                            let x = t + THREADS * n;
-                            @if(phase == 0u) {
-                                br[n] = others_0(b_at[n], d0 + 4u * (x % QD), depth);
-                            }
-                            @if(phase == 1u) {
-                                br[n] = others_1(b_at[n], d0 + 4u * (x % QD), depth);
-                            }
-                        }
-                        workgroupBarrier();
-                        @unroll for (var n = 0u; n < QN; n++) {
-                            let x = t + THREADS * n;
-                            if (QN * THREADS == OWNED * QD || x < OWNED * QD) {
-                                @if(phase == 0u) {
-                                    a[x / (8u * QD)][x % (8u * QD)] = value_owned_0(ar[n]);
-                                }
-                                @if(phase == 1u) {
-                                    a[x / (8u * QD)][x % (8u * QD)] = value_owned_1(ar[n]);
-                                }
-                            }
-                        }
-                        @unroll for (var n = 0u; n < KN; n++) {
-                            let x = t + THREADS * n;
-                            if (KN * THREADS == 4u * TX * QD || x < 4u * TX * QD) {
-                                let other = x / QD;
-                                let to = other / KB % 4u * QD + x % QD;
-                                @if(phase == 0u) {
-                                    b[other / KA % TX][to] = value_others_0(br[n]);
-                                }
-                                @if(phase == 1u) {
-                                    b[other / KA % TX][to] = value_others_1(br[n]);
-                                }
-                            }
-                        }
-                        workgroupBarrier();
-                        @unroll(deep) for (var d = 0u; d < QD; d++) {
-                            var w: array<vec4<f32>, 8>; // [owned/4][depth]
-                            @unroll for (var h = 0u; h < 2u; h++) {
-                                let w0 = a[ty][(4u * h) * QD + d];
-                                let w1 = a[ty][(4u * h + 1u) * QD + d];
-                                let w2 = a[ty][(4u * h + 2u) * QD + d];
-                                let w3 = a[ty][(4u * h + 3u) * QD + d];
-                                w[4u * h] = vec4<f32>(w0.x, w1.x, w2.x, w3.x);
-                                w[4u * h + 1u] = vec4<f32>(w0.y, w1.y, w2.y, w3.y);
-                                w[4u * h + 2u] = vec4<f32>(w0.z, w1.z, w2.z, w3.z);
-                                w[4u * h + 3u] = vec4<f32>(w0.w, w1.w, w2.w, w3.w);
-                            }
-                            @unroll for (var j = 0u; j < 4u; j++) {
-                                let x = b[tx][j * QD + d];
-                                @unroll for (var h = 0u; h < 2u; h++) {
-                                    s[phase * 8u + j * 2u + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
-                                        add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[phase * 8u + j * 2u + h]))));
-                                }
-                            }
-                        }
-                    }
+                @unroll for (var i = 0u; i < SCORES; i++) { s[i] = vec4<f32>(0.0); }
+                @if(KEYS == 1u) {
+                    { @inline products(0u, k, k_at, q, q_at, p.dim); }
+                    @if(PHASES == 2u) { @inline products(8u, v, v_at, g, g_at, p.vdim); }
+                } @else {
+                    { @inline products(0u, q, q_at, k, k_at, p.dim); }
+                    { @inline products(8u, g, g_at, v, v_at, p.vdim); }
                 }
 
                 let check = paired || key < i_last + p.lo || key + i32(tile_keys) > min(i_first + p.hi, cap) || atomicLoad(&dead) == tiles;
-                var drops = 0u; // bit 4·n + c: dropout takes pair c of the n-th four
-                @if(PAIRED == 1u) {
-                    if ((p.flags & HAS_DROPOUT) != 0u) {
-                        for (var x = 0u; x < 32u; x++) {
-                            let n = x / 4u;
-                            let c = x % 4u;
-                            let row = select(r0 + 8u * ty + n, r0 + KA * tx + KB * (n / 2u), KEYS == 1u);
-                            let j = select(j0 + KA * tx + KB * c, j0 + 8u * ty + 4u * (n % 2u) + c, KEYS == 1u);
-                            if (dropped(batch, head, row, j)) {
-                                drops |= 1u << x;
-                            }
-                        }
-                    }
-                }
-                @unroll(deep) for (var n = 0u; n < 8u; n++) {
-                    // A row and four keys.
-                    var row = 8u * ty + n;
-                    var j = j0 + KA * tx;
-                    var step = KB;
-                    var x = vec4<f32>(s[n / 4u][n % 4u], s[2u + n / 4u][n % 4u], s[4u + n / 4u][n % 4u], s[6u + n / 4u][n % 4u]);
-                    @if(KEYS == 1u) {
-                        row = KA * tx + KB * (n / 2u);
-                        j = j0 + 8u * ty + 4u * (n % 2u);
-                        step = 1u;
-                        x = s[n];
-                    }
-                    let lse = info[row].x;
-                    var hidden = vec4<bool>(false);
-                    var more = vec4<f32>(0.0);
-                    if (check) {
-                        let i = i32(p.row0 + r0 + row);
-                        let at_key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(i32(step)) * vec4<i32>(0, 1, 2, 3);
-                        var seen = (at_key >= vec4<i32>(i + p.lo)) & (at_key < vec4<i32>(min(i + p.hi, cap)));
-                        if (bitcast<u32>(lse) == MINUS_INF) {
-                            seen = vec4<bool>(false);
-                        }
-                        @if(PAIRED == 1u) {
-                            let options = added(seen, batch, head, r0 + row, j, step, biased);
-                            seen = options.seen;
-                            more = options.y;
-                        }
-                        hidden = !seen;
-                    }
-                    var slope = vec4<f32>(p.scale);
-                    var z = fma(x, vec4<f32>(p.unit), vec4<f32>(-lse));
-                    @if(PAIRED == 1u) {
-                        if ((p.flags & HAS_SOFTCAP) != 0u) {
-                            x = tanh_acc(x * p.scale / p.softcap);
-                            slope = fma(-x, x, vec4<f32>(1.0)) * p.scale;
-                            z = fma(x, vec4<f32>(p.unit), vec4<f32>(-lse));
-                        }
-                        if (biased) {
-                            z = fma(x, vec4<f32>(p.unit), more * LOG2E) - lse;
-                        }
-                    }
-                    // A probability is at most 1, however much a large score is off.
-                    let e = exp2_down(min(z, vec4<f32>(0.0)));
-                    let dropped_keys = (vec4<u32>(drops >> (4u * n)) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
-                    var y = select(e, vec4<f32>(HIDDEN), hidden);
-                    @if(PAIRED == 1u) {
-                        y = select(e * p.keep, vec4<f32>(HIDDEN), hidden | dropped_keys);
-                    }
-                    @if(PHASES == 2u) {
-                        var u = vec4<f32>(s[8u + n / 4u][n % 4u], s[10u + n / 4u][n % 4u], s[12u + n / 4u][n % 4u], s[14u + n / 4u][n % 4u]);
-                        @if(KEYS == 1u) {
-                            u = s[8u + n];
-                        }
-                        let d = vec4<f32>(info[row].y);
-                        var dp = u - d;
-                        @if(PAIRED == 1u) {
-                            dp = select(fma(u, vec4<f32>(p.keep), -d), -d, dropped_keys);
-                        }
-                        @if(OF != 3u) {
-                            y = select(e * dp * slope, vec4<f32>(HIDDEN), hidden);
-                        }
-                        @if(OF == 3u) {
-                            y = select(e * dp, vec4<f32>(0.0), hidden);
-                        }
-                    }
-                    @if(KEYS == 1u) {
-                        s[n] = y;
-                    }
-                    @if(KEYS == 0u) {
-                        s[n / 4u][n % 4u] = y.x;
-                        s[2u + n / 4u][n % 4u] = y.y;
-                        s[4u + n / 4u][n % 4u] = y.z;
-                        s[6u + n / 4u][n % 4u] = y.w;
-                    }
-                }
-
+                var drops = 0u;
+                @if(PAIRED == 1u) { @inline find_dropped(); }
+                @unroll(deep) for (var n = 0u; n < 8u; n++) { @inline weights(); }
                 @if(OF != 3u) {
                     for (var c = 0u; c < STEPS; c++) {
                         round += 1u;
-                        var vr: array<vec4<u32>, VN>;
-                        @unroll for (var n = 0u; n < VN; n++) {
-                            let x = t + THREADS * n;
-                            let i = other0 + c * (JJ * TX) + x / (2u * TX);
-                            let column = 4u * (part * (2u * TX) + x % (2u * TX));
-                            @if(OF == 0u) {
-                                vr[n] = four_g(row_g(g_at, i), column, p.vdim);
-                            }
-                            @if(OF == 1u) {
-                                vr[n] = four_q(row_q(q_at, i), column, p.dim);
-                            }
-                            @if(OF == 2u) {
-                                vr[n] = four_k(row_k(k_at, i), column, p.dim);
-                            }
-                        }
-                        workgroupBarrier();
-                        @unroll for (var y = 0u; y < STEPS; y++) {
-                            if (c == y) {
-                                @unroll for (var j = 0u; j < JJ; j++) {
-                                    @unroll for (var h = 0u; h < 2u; h++) {
-                                        a[ty][(j * TX + tx) * 2u + h] = s[(y * JJ + j) * 2u + h];
-                                    }
-                                }
-                            }
-                        }
-                        @unroll for (var n = 0u; n < VN; n++) {
-                            let x = t + THREADS * n;
-                            if (VN * THREADS == JJ * TX * TX * 2u || x < JJ * TX * TX * 2u) {
-                                let quad = x % (2u * TX);
-                                var y = vec4<f32>(0.0);
-                                @if(OF == 0u) {
-                                    y = value_g(vr[n]);
-                                }
-                                @if(OF == 1u) {
-                                    y = value_q(vr[n]);
-                                }
-                                @if(OF == 2u) {
-                                    y = value_k(vr[n]);
-                                }
-                                b[quad % TX][x / (2u * TX) * 2u + quad / TX] = y;
-                                if (check && !finite(y)) {
-                                    atomicStore(&special, round);
-                                }
-                            }
-                        }
-                        workgroupBarrier();
-                        if (check && atomicLoad(&special) == round) {
-                            @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
-                                @unroll for (var h = 0u; h < 2u; h++) {
-                                    let w = a[ty][y * 2u + h];
-                                    @unroll for (var i = 0u; i < 2u; i++) {
-                                        let x = b[tx][y * 2u + i];
-                                        @unroll for (var r = 0u; r < 4u; r++) {
-                                            acc[(4u * h + r) * 2u + i] = add_seen(w[r], x, acc[(4u * h + r) * 2u + i]);
-                                        }
-                                    }
-                                }
-                            }
-                        } else {
-                            @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
-                                @unroll for (var h = 0u; h < 2u; h++) {
-                                    let w = a[ty][y * 2u + h];
-                                    @unroll for (var i = 0u; i < 2u; i++) {
-                                        let x = b[tx][y * 2u + i];
-                                        @unroll for (var r = 0u; r < 4u; r++) {
-                                            acc[(4u * h + r) * 2u + i] = add(w[r], x, acc[(4u * h + r) * 2u + i]);
-                                        }
-                                    }
-                                }
-                            }
-                        }
+                        @if(OF == 0u) @inline stage_others(g, g_at, p.vdim);
+                        @if(OF == 1u) @inline stage_others(q, q_at, p.dim);
+                        @if(OF == 2u) @inline stage_others(k, k_at, p.dim);
+                        if (check && atomicLoad(&special) == round) { @inline sums(add_seen); } else { @inline sums(add); }
                     }
                 }
             }
         }
     }
-
-    @if(OF == 3u) {
-        @unroll for (var r = 0u; r < 8u; r++) {
-            if (own + 8u * ty + r < p.rows && part * (4u * TX) + 4u * tx < p.keys) {
-                state[(own + 8u * ty + r) * p.splits + p.part0 + part * TX + tx] =
-                    vec4<f32>(s[r / 4u][r % 4u], s[2u + r / 4u][r % 4u], s[4u + r / 4u][r % 4u], s[6u + r / 4u][r % 4u]);
-            }
-        }
-    }
-    @if(OF != 3u) {
-        @unroll for (var r = 0u; r < 8u; r++) {
-            if (own + 8u * ty + r < length) {
-                state[state_at + r * p.splits] = unsigned_zeros(acc[2u * r]);
-                state[state_at + r * p.splits + TX] = unsigned_zeros(acc[2u * r + 1u]);
-            }
-        }
-    }
+    @inline write();
 }

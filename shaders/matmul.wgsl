@@ -28,8 +28,8 @@
 //
 // Workgroup memory as it stands: 16·(TY·SA + TX·SB) + 4·TX·TY = 13,184 bytes.
 
-const A2: u32 = select(0u, AVEC, A != 0u); // 1: a is bound as fours of 16-bit elements
-const W2: u32 = select(0u, WVEC, W != 0u); // the same for w
+const A2: u32 = AVEC * min(A, 1u); // 1: a is bound as fours of 16-bit elements
+const W2: u32 = WVEC * min(W, 1u); // the same for w
 const THREADS: u32 = TX * TY;
 const ER: u32 = ROWS * QD / TX; // rows of a thread written at once
 const SA: u32 = 1u + ROWS * QD; // length of a row of as_, odd
@@ -83,15 +83,9 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
 }
 
 @compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
     let tx = (t / 2u) % TX;
     let ty = t / (2u * TX) * 2u + t % 2u;
     let c0 = (id % p.col_tiles) * (4u * TX * CV);
@@ -109,14 +103,10 @@ fn main(
     let part = t / (QD * TY);
 
     var s: array<vec4<f32>, O4>; // [row][column/4]
-    @unroll for (var i = 0u; i < O4; i++) {
-        s[i] = vec4<f32>(0.0);
-    }
+    @unroll for (var i = 0u; i < O4; i++) { s[i] = vec4<f32>(0.0); }
     let state_at = id * (O4 * THREADS) + t;
     if ((p.flags & GO_ON) != 0u) {
-        @unroll for (var i = 0u; i < O4; i++) {
-            s[i] = state[state_at + i * THREADS];
-        }
+        @unroll for (var i = 0u; i < O4; i++) { s[i] = state[state_at + i * THREADS]; }
     }
     for (var x0 = 0u; x0 < p.depth; x0 += 4u * QD) {
         var ar: array<vec4<u32>, AN>;
@@ -134,23 +124,19 @@ fn main(
                 if (FULL == 1u || x < p.depth) {
                     wr[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d);
                 }
-            }
-            @if(ALONG == 1u) {
+            } @else {
                 let column = min(c0 + e / QD, p.cols - 1u);
                 wr[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
             }
         }
         workgroupBarrier();
-        @unroll for (var n = 0u; n < AN; n++) {
-            as_[ay][(part * AN + n) * QD + aq] = value_a(ar[n]);
-        }
+        @unroll for (var n = 0u; n < AN; n++) { as_[ay][(part * AN + n) * QD + aq] = value_a(ar[n]); }
         @unroll for (var n = 0u; n < WN; n++) {
             let e = t + THREADS * n;
             @if(ALONG == 0u) {
                 let quad = e % (TX * CV);
                 ws[quad % TX][(e / (TX * CV)) * CV + quad / TX] = value_w(wr[n]);
-            }
-            @if(ALONG == 1u) {
+            } @else {
                 let c = e / QD;
                 ws[(c / 4u) % TX][(4u * (c / (4u * TX)) + c % 4u) * QD + e % QD] = value_w(wr[n]);
             }
@@ -158,17 +144,13 @@ fn main(
         @if(SKIP == 1u) {
             // Where subnormals count as 0, this finds more zeros than add_nonzero.
             var zero = vec4<bool>(false);
-            @unroll for (var n = 0u; n < AN; n++) {
-                zero = zero | (value_a(ar[n]) == vec4<f32>(0.0));
-            }
+            @unroll for (var n = 0u; n < AN; n++) { zero = zero | (value_a(ar[n]) == vec4<f32>(0.0)); }
             zeros[ay][part * QD + aq] = select(0u, 1u, zero.x || zero.y || zero.z || zero.w);
         }
         workgroupBarrier();
         var hidden = 0u; // 1: there is a 0 in the rows of this thread
         @if(SKIP == 1u) {
-            @unroll(deep) for (var i = 0u; i < TX; i++) {
-                hidden = hidden | zeros[ty][i];
-            }
+            @unroll(deep) for (var i = 0u; i < TX; i++) { hidden = hidden | zeros[ty][i]; }
         }
         @unroll(always) for (var skip = 0u; skip < 1u + SKIP; skip++) {
             if (hidden == skip) {
@@ -179,8 +161,7 @@ fn main(
                             @unroll for (var e = 0u; e < 4u; e++) {
                                 v[4u * i + e] = ws[tx][(4u * d + e) * CV + i];
                             }
-                        }
-                        @if(ALONG == 1u) {
+                        } @else {
                             // Transpose four columns of four along x.
                             let v0 = ws[tx][(4u * i) * QD + d];
                             let v1 = ws[tx][(4u * i + 1u) * QD + d];
@@ -198,8 +179,7 @@ fn main(
                             @if(skip == 0u) {
                                 s[r * CV + i] = add(x.w, v[4u * i + 3u], add(x.z, v[4u * i + 2u],
                                     add(x.y, v[4u * i + 1u], add(x.x, v[4u * i], s[r * CV + i]))));
-                            }
-                            @if(skip == 1u) {
+                            } @else {
                                 s[r * CV + i] = add_nonzero(x.w, v[4u * i + 3u], add_nonzero(x.z, v[4u * i + 2u],
                                     add_nonzero(x.y, v[4u * i + 1u], add_nonzero(x.x, v[4u * i], s[r * CV + i]))));
                             }
@@ -210,9 +190,7 @@ fn main(
         }
     }
     if ((p.flags & LEAVE) != 0u) {
-        @unroll for (var i = 0u; i < O4; i++) {
-            state[state_at + i * THREADS] = s[i];
-        }
+        @unroll for (var i = 0u; i < O4; i++) { state[state_at + i * THREADS] = s[i]; }
         return;
     }
 
@@ -225,9 +203,7 @@ fn main(
                     let c = min(c0 + 4u * (TX * i + tx) + e, p.cols - 1u);
                     y[e] = load_bias(p.bias_base + c * p.bias_stride);
                 }
-                @unroll for (var r = 0u; r < ROWS; r++) {
-                    s[r * CV + i] = s[r * CV + i] + y;
-                }
+                @unroll for (var r = 0u; r < ROWS; r++) { s[r * CV + i] = s[r * CV + i] + y; }
             }
         }
         @unroll for (var r = 0u; r < ROWS; r++) {
@@ -235,22 +211,17 @@ fn main(
             if (row < p.rows) {
                 @unroll for (var i = 0u; i < CV; i++) {
                     let c = c0 + 4u * (TX * i + tx);
-                    if (c < p.cols) {
-                        o[(o_at + row * p.o.s + c) >> 2u] = s[r * CV + i];
-                    }
+                    if (c < p.cols) { o[(o_at + row * p.o.s + c) >> 2u] = s[r * CV + i]; }
                 }
             }
         }
-    }
-    @if(OVEC == 0u) {
+    } @else {
         // Through workgroup memory, ER rows of a thread at once, neighbouring threads write
         // neighbouring columns.
         @unroll for (var i = 0u; i < CV; i++) {
             @unroll for (var z = 0u; z < ROWS / ER; z++) {
                 workgroupBarrier();
-                @unroll for (var e = 0u; e < ER; e++) {
-                    as_[ty][e * TX + tx] = s[(z * ER + e) * CV + i];
-                }
+                @unroll for (var e = 0u; e < ER; e++) { as_[ty][e * TX + tx] = s[(z * ER + e) * CV + i]; }
                 workgroupBarrier();
                 for (var x = t; x < 4u * ER * THREADS; x += THREADS) {
                     let e = (x / (4u * TX)) % ER;

@@ -30,25 +30,15 @@ struct MergeParams {
 @group(0) @binding(4) var<uniform> p: MergeParams;
 
 @compute @workgroup_size(64)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
-    let row = id % p.rows;
-    let h = (id / p.rows) % p.heads;
-    let b = id / p.rows / p.heads;
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
+    @inline row_of_id(row);
     let lse_at = p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s;
     let x = lse[lse_at];
     let y = plse[p.plse.base + b * p.plse.b + h * p.plse.h + row * p.plse.s];
     storageBarrier(); // all threads read x before one overwrites it
-    if (bitcast<u32>(y) == MINUS_INF) {
-        return;
-    }
+    if (bitcast<u32>(y) == MINUS_INF) { return; }
     let alone = bitcast<u32>(x) == MINUS_INF;
     let m = max(x, y);
     let e = exp2_acc(vec4<f32>((x - m) * LOG2E, (y - m) * LOG2E, 0.0, 0.0));
@@ -60,7 +50,5 @@ fn main(
         let at = o_at + c * p.o.d;
         o[at] = select((e.x * o[at] + e.y * theirs) / sum, theirs, alone);
     }
-    if (t == 0u) {
-        lse[lse_at] = select(m + log_acc(sum), y, alone);
-    }
+    if (t == 0u) { lse[lse_at] = select(m + log_acc(sum), y, alone); }
 }

@@ -42,11 +42,8 @@ fn read$n(i: u32) -> vec4<f32> {
 }
 
 @compute @workgroup_size(64)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
     var sum = vec4<f32>(0.0);
     for (var k = group.x; k < p.all; k += groups.x) {
         let c = k % p.chunks;

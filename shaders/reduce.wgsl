@@ -48,15 +48,9 @@ const ZEROS: u32 = 5u;
 var<workgroup> part: array<f32, 64>;
 
 @compute @workgroup_size(64)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
     var sum = 0.0;
     if (p.kind == ROWS || p.kind == TOTALS) {
         var at = p.o.base + id * p.o.s;
@@ -64,9 +58,7 @@ fn main(
             for (var j = t; j < p.keys; j += 64u) {
                 let x = s[p.base + id * p.pitch + j];
                 var factor = 1.0;
-                if (p.sloped == 1u) {
-                    factor = -f32(abs(p.away + i32(id) - i32(j)));
-                }
+                if (p.sloped == 1u) { factor = -f32(abs(p.away + i32(id) - i32(j))); }
                 sum = fma(x, factor, sum);
             }
         } else {
@@ -84,17 +76,13 @@ fn main(
         workgroupBarrier();
         if (t == 0u) {
             var all = 0.0;
-            for (var x = 0u; x < 64u; x++) {
-                all = all + part[x];
-            }
+            for (var x = 0u; x < 64u; x++) { all = all + part[x]; }
             o[at] = o[at] + all;
         }
         return;
     }
     let n = id * 64u + t;
-    if (n >= p.all) {
-        return;
-    }
+    if (n >= p.all) { return; }
     if (p.kind == ZEROS) {
         let i = (n / p.keys) % p.rows;
         let h = (n / p.keys / p.rows) % p.heads;
@@ -121,14 +109,10 @@ fn main(
     }
     at = at + u32(j) * p.o.d;
     let before = o[at];
-    if (p.chained == 1u) {
-        sum = before;
-    }
+    if (p.chained == 1u) { sum = before; }
     for (var i = from_row; i < to_row; i++) {
         sum = sum + s[p.base + u32(i) * p.pitch + u32(j + i * step)];
     }
-    if (p.chained == 0u) {
-        sum = sum + before;
-    }
+    if (p.chained == 0u) { sum = sum + before; }
     o[at] = sum;
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"go/types"
 	"maps"
 	"regexp"
 	"strconv"
@@ -12,7 +13,7 @@ import (
 
 // A renderer writes the declarations of a variant.
 type renderer struct {
-	consts map[string]uint32
+	consts *types.Package         // holds the constants
 	parts  map[string]declaration // with the attribute @inline
 	out    strings.Builder
 }
@@ -21,7 +22,7 @@ var (
 	attribute  = regexp.MustCompile(`@(if|else|unroll|inline)\b`)
 	loopHeader = regexp.MustCompile(`^@unroll(?:\((deep|always)\))?\s*(for \(var (\w+) = (\d+)u; (\w+) < (.+?); (\w+)\+\+\) \{)`)
 	call       = regexp.MustCompile(`^@inline (\w+)\((.*)\);$`)
-	constant   = regexp.MustCompile(`^const (\w+): u32 = (.*);$`)
+	integer    = regexp.MustCompile(`^const \w+: u32 = ([^0].*|0u);$`) // not the bits of a float
 	number     = regexp.MustCompile(`@(binding|workgroup_size)\(([^)]*)\)`)
 	index      = regexp.MustCompile(`\[([^\[\]]+)\]`)
 	word       = regexp.MustCompile(`\.?\b[A-Za-z_]\w*`)
@@ -55,33 +56,32 @@ func Render(v Variant) (string, error) {
 
 // newRenderer returns a renderer for v and the declarations of its kernel.
 func newRenderer(v Variant) (*renderer, []declaration, error) {
-	r := &renderer{consts: map[string]uint32{"EXP2": 0}}
+	r := &renderer{consts: types.NewPackage("constants", "constants"), parts: maps.Clone(library().parts)}
 	for _, c := range constantsOf(v) {
-		r.consts[c.name] = c.value
+		r.set(c.name, c.value)
 	}
-	if own, ok := v.(OwnExp2); ok {
-		r.consts["EXP2"] = 1
+	own, exp2 := v.(OwnExp2)
+	if exp2 {
 		v = own.Variant
 	}
+	r.set("EXP2", bit(exp2))
 	file, err := fileOf(v)
-	r.parts = maps.Clone(library().parts)
 	maps.Copy(r.parts, file.parts)
 	return r, file.decls, cmp.Or(err, library().err)
 }
 
 // declare writes a declaration of the kernel. Constants that are expressions get their values.
 func (r *renderer) declare(d declaration) error {
-	text := d.text
-	if m := constant.FindStringSubmatch(text); m != nil && !strings.HasPrefix(m[2], "0x") { // not the bits of a float
-		n, err := r.eval(m[2])
-		if err != nil {
-			return err
-		}
-		r.consts[d.name] = n
+	own := &renderer{consts: r.consts, parts: r.parts}
+	err := own.render(d.text, nil)
+	text := own.out.String()
+	if m := integer.FindStringSubmatch(text); m != nil && err == nil {
+		var n uint32
+		n, err = r.eval(m[1])
+		r.set(d.name, n)
 		text = fmt.Sprintf("const %s: u32 = %du;", d.name, n)
 	}
-	err := r.render(text, nil)
-	r.out.WriteByte('\n')
+	r.out.WriteString(text + "\n")
 	return err
 }
 
@@ -140,7 +140,11 @@ func (r *renderer) evaluated(text string) string {
 	})
 }
 
-func (r *renderer) level() Expand { return Expand(r.consts["EXPAND"]) }
+// level returns how far loops are unrolled. Kernels without the constant have no loops to unroll.
+func (r *renderer) level() Expand {
+	n, _ := r.eval("EXPAND")
+	return Expand(n)
+}
 
 // render writes text, without attributes of this package and with counters replaced by their values.
 func (r *renderer) render(text string, counters map[string]uint32) error {

@@ -37,27 +37,17 @@ struct RoPEParams {
 
 fn load_x(i: u32) -> f32 {
     let at = select(i >> 1u, i, p.in_type == 0u);
-    if (INPLACE == 1u) {
-        return decode(atomicLoad(&o.data[at]), i, p.in_type);
-    }
+    if (INPLACE == 1u) { return decode(atomicLoad(&o.data[at]), i, p.in_type); }
     return decode(x[at], i, p.in_type);
 }
 
 @compute @workgroup_size(64)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
     for (var k = 0u; k < 4u; k++) {
         let n = id * 256u + k * 64u + t;
-        if (n >= p.all) {
-            return;
-        }
+        if (n >= p.all) { return; }
         let unit = n % p.units;
         let bhs = n / p.units;
         let row = bhs % p.rows;

@@ -63,9 +63,7 @@ fn scores(r: Row, j: u32) -> Scores {
         let key = i32(p.key0 + n);
         w.seen[c] = n < p.keys && key >= r.start && key < r.to;
         w.x[c] = 0.0;
-        if (w.seen[c]) {
-            w.x[c] = bitcast<f32>(s[r.s + n * p.s.d]);
-        }
+        if (w.seen[c]) { w.x[c] = bitcast<f32>(s[r.s + n * p.s.d]); }
     }
     let options = added(w.seen, r.b, r.h, r.i, j, 64u, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
     w.seen = options.seen;
@@ -79,18 +77,10 @@ fn scores(r: Row, j: u32) -> Scores {
 }
 
 @compute @workgroup_size(64)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
-    let i = id % p.rows;
-    let h = (id / p.rows) % p.heads;
-    let b = id / p.rows / p.heads;
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
+    @inline row_of_id(i);
     var r: Row;
     r.b = b;
     r.h = h;
@@ -98,17 +88,13 @@ fn main(
     r.s = p.s.base + b * p.s.b + h * p.s.h + i * p.s.s;
     r.start = i32(p.row0 + i) + p.lo;
     r.to = i32(p.row0 + i) + p.hi;
-    if ((p.flags & HAS_KLEN) != 0u) {
-        r.to = min(r.to, p.klen[b / 4u][b % 4u]);
-    }
+    if ((p.flags & HAS_KLEN) != 0u) { r.to = min(r.to, p.klen[b / 4u][b % 4u]); }
     if ((p.flags & (SUMS | WEIGHTS)) == 0u) {
         for (var j = t; j < p.keys; j += 256u) {
             let w = scores(r, j);
             let x = select(vec4<u32>(MINUS_INF), bitcast<vec4<u32>>(w.x), w.seen);
             @unroll for (var c = 0u; c < 4u; c++) {
-                if (j + 64u * c < p.keys) {
-                    s[r.s + (j + 64u * c) * p.s.d] = x[c];
-                }
+                if (j + 64u * c < p.keys) { s[r.s + (j + 64u * c) * p.s.d] = x[c]; }
             }
         }
         return;
@@ -127,9 +113,7 @@ fn main(
             let w = scores(r, j);
             @if(HELD == 1u) {
                 let held = select(vec4<u32>(UNSEEN), bitcast<vec4<u32>>(w.x), w.seen);
-                @unroll for (var c = 0u; c < 4u; c++) {
-                    row[j + 64u * c] = held[c];
-                }
+                @unroll for (var c = 0u; c < 4u; c++) { row[j + 64u * c] = held[c]; }
             }
             let most = select(vec4<f32>(LOWEST), w.x, w.seen);
             let top = max(max(m, max(most.x, most.y)), max(most.z, most.w));
@@ -142,32 +126,22 @@ fn main(
             state[state_at + 64u + t] = l;
         }
     }
-    if ((p.flags & WEIGHTS) == 0u) {
-        return;
-    }
+    if ((p.flags & WEIGHTS) == 0u) { return; }
 
     // The row's maximum, in any order, and its sum, in a fixed order.
     part[t] = m;
     workgroupBarrier();
     var top = LOWEST;
-    for (var x = 0u; x < 64u; x++) {
-        top = max(top, part[x]);
-    }
+    for (var x = 0u; x < 64u; x++) { top = max(top, part[x]); }
     let sink = p.sinks[h / 4u][h % 4u];
     let sinks = (p.flags & HAS_SINKS) != 0u && bitcast<u32>(sink) != MINUS_INF;
-    if (sinks) {
-        top = max(top, sink);
-    }
+    if (sinks) { top = max(top, sink); }
     workgroupBarrier();
     part[t] = l * exp2_acc(vec4<f32>((m - top) * LOG2E)).x;
     workgroupBarrier();
     var sum = 0.0;
-    for (var x = 0u; x < 64u; x++) {
-        sum = sum + part[x];
-    }
-    if (sinks) {
-        sum = sum + exp2_acc(vec4<f32>((sink - top) * LOG2E)).x;
-    }
+    for (var x = 0u; x < 64u; x++) { sum = sum + part[x]; }
+    if (sinks) { sum = sum + exp2_acc(vec4<f32>((sink - top) * LOG2E)).x; }
     let empty = bitcast<u32>(sum) == 0u;
     let divisor = select(sum, 1.0, empty);
     let inverse = 1.0 / divisor;
@@ -179,8 +153,7 @@ fn main(
                 w.x[c] = bitcast<f32>(held);
                 w.seen[c] = held != UNSEEN;
             }
-        }
-        @if(HELD == 0u) {
+        } @else {
             w = scores(r, j);
         }
         let e = exp2_acc((w.x - vec4<f32>(top)) * LOG2E) * inverse;
@@ -189,16 +162,12 @@ fn main(
             // A dropped weight is 0, or stays NaN.
             let none = select(vec4<f32>(0.0), weight, is_nan(weight));
             @unroll for (var c = 0u; c < 4u; c++) {
-                if (dropped(b, h, i, j + 64u * c)) {
-                    weight[c] = none[c];
-                }
+                if (dropped(b, h, i, j + 64u * c)) { weight[c] = none[c]; }
             }
             weight = weight * p.keep;
         }
         @unroll for (var c = 0u; c < 4u; c++) {
-            if (j + 64u * c < p.keys) {
-                s[r.s + (j + 64u * c) * p.s.d] = bitcast<u32>(weight[c]);
-            }
+            if (j + 64u * c < p.keys) { s[r.s + (j + 64u * c) * p.s.d] = bitcast<u32>(weight[c]); }
         }
     }
     if (t == 0u && (p.flags & WANT_LSE) != 0u) {

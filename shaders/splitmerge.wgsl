@@ -32,25 +32,15 @@ var<workgroup> tops: array<array<f32, BLOCK>, 2>; // prefix maxima of two rounds
 var<workgroup> factors: array<vec2<f32>, BLOCK>; // a and b
 
 @compute @workgroup_size(128)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) {
-        return;
-    }
-    let row = id % p.rows;
-    let h = (id / p.rows) % p.heads;
-    let b = id / p.rows / p.heads;
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
+    @inline row_of_id(row);
 
     // The splits in which the row sees a key.
     let i = i32(p.row0 + row);
     var cap = i32(p.key0 + p.keys);
-    if ((p.flags & HAS_KLEN) != 0u) {
-        cap = min(cap, p.klen[b / 4u][b % 4u]);
-    }
+    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[b / 4u][b % 4u]); }
     let from_key = max(i + p.lo, i32(p.key0));
     let to_key = min(i + p.hi, cap);
     var s0 = 0u;
@@ -67,25 +57,19 @@ fn main(
     for (var from_s = s0; from_s < s1; from_s += BLOCK) {
         let s = from_s + t;
         var m_s = LOWEST;
-        if (s < s1) {
-            m_s = state[at + s * WIDTH + WIDTH - 1u].x;
-        }
+        if (s < s1) { m_s = state[at + s * WIDTH + WIDTH - 1u].x; }
         var top = m_s;
         var now = 0u;
         tops[now][t] = top;
         for (var back = 1u; back < BLOCK; back *= 2u) {
             workgroupBarrier();
-            if (t >= back) {
-                top = max(tops[now][t - back], top);
-            }
+            if (t >= back) { top = max(tops[now][t - back], top); }
             now = 1u - now;
             tops[now][t] = top;
         }
         workgroupBarrier();
         var before = m;
-        if (t > 0u) {
-            before = max(m, tops[now][t - 1u]);
-        }
+        if (t > 0u) { before = max(m, tops[now][t - 1u]); }
         top = max(m, top);
         let e = exp2_down(vec4<f32>(before - top, m_s - top, 0.0, 0.0));
         factors[t] = select(e.xy, vec2<f32>(0.0, 1.0), s == s0);
@@ -106,14 +90,10 @@ fn main(
         }
     }
 
-    if (t >= QUADS && t < QUADS + 4u) {
-        parts[t - QUADS] = sum;
-    }
+    if (t >= QUADS && t < QUADS + 4u) { parts[t - QUADS] = sum; }
     workgroupBarrier();
     var l = 0.0;
-    for (var c = 0u; c < TX; c++) {
-        l = l + parts[c / 4u][c % 4u];
-    }
+    for (var c = 0u; c < TX; c++) { l = l + parts[c / 4u][c % 4u]; }
     var scale = p.keep;
     if ((p.flags & HAS_SINKS) != 0u) {
         let sink = p.sinks[h / 4u][h % 4u];
@@ -136,9 +116,7 @@ fn main(
         let x = select(unsigned_zeros(sum) * inverse, vec4<f32>(0.0), empty);
         let at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
         @unroll for (var c = 0u; c < 4u; c++) {
-            if (4u * t + c < p.vdim) {
-                put(at + (4u * t + c) * p.o.d, x[c]);
-            }
+            if (4u * t + c < p.vdim) { put(at + (4u * t + c) * p.o.d, x[c]); }
         }
     }
 }

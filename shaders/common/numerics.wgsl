@@ -34,8 +34,7 @@ fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
     var r: vec4<f32>;
     @if(EXP2 == 1u) {
         r = exp2_own(x);
-    }
-    @if(EXP2 == 0u) {
+    } @else {
         let y = clamp(x, vec4<f32>(-126.0), vec4<f32>(127.0));
         let n = floor(y + vec4<f32>(0.5));
         let f = y - n;
@@ -62,8 +61,7 @@ fn exp2_down(x: vec4<f32>) -> vec4<f32> {
     var r: vec4<f32>;
     @if(EXP2 == 1u) {
         r = exp2_own(x);
-    }
-    @if(EXP2 == 0u) {
+    } @else {
         let n = floor(max(x, vec4<f32>(-126.0)) + vec4<f32>(0.5));
         let f = x - n;
         r = fma(vec4<f32>(1.3264727e-3), f, vec4<f32>(9.6715126e-3));

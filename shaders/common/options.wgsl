@@ -15,12 +15,8 @@ fn load_bias(i: u32) -> f32 {
 fn load_relative(i: u32) -> f32 {
     let at = select(i >> 1u, i, p.relative_type == 1u);
     var word = 0u;
-    @if(BOTH == 0u) {
-        word = bias[at];
-    }
-    @if(BOTH == 1u) {
-        word = relative[at];
-    }
+    @if(BOTH == 0u) word = bias[at];
+    @else word = relative[at];
     return decode(word, i, p.relative_type - 1u);
 }
 
@@ -32,12 +28,8 @@ fn unmasked(i: u32) -> bool {
 // block returns 0 when the block mask hides its element i.
 fn block(i: u32) -> u32 {
     var word = 0u;
-    @if(BOTH == 0u) {
-        word = mask[i >> 2u];
-    }
-    @if(BOTH == 1u) {
-        word = blocks[i >> 2u];
-    }
+    @if(BOTH == 0u) word = mask[i >> 2u];
+    @else word = blocks[i >> 2u];
     return (word >> ((i & 3u) * 8u)) & 0xffu;
 }
 
@@ -49,9 +41,7 @@ fn blocks_seen(batch: u32, head: u32, r0: u32, rows: u32, tile: u32, keys: u32, 
     let nq = (p.row0 + min(r0 + rows, p.rows) - 1u) / p.block_q - q0 + 1u;
     let k0 = tile / p.block_k;
     let nk = (min(tile + keys, end) - 1u) / p.block_k - k0 + 1u;
-    if (nq * nk > MOST_BLOCKS) {
-        return 1u;
-    }
+    if (nq * nk > MOST_BLOCKS) { return 1u; }
     let at = p.blocked.base + batch * p.blocked.b + head * p.blocked.h;
     var some = 0u;
     var all = 1u;
@@ -114,9 +104,7 @@ fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: 
     if ((p.flags & HAS_MASK) != 0u) {
         let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
         @unroll for (var c = 0u; c < 4u; c++) {
-            if (r.seen[c]) {
-                r.seen[c] = unmasked(at + (j + c * step) * p.mask.d);
-            }
+            if (r.seen[c]) { r.seen[c] = unmasked(at + (j + c * step) * p.mask.d); }
         }
     }
     @if(EXTRA == 1u) {

@@ -3,9 +3,7 @@
 
 // page_of returns which page of a batch holds a key of the call.
 fn page_of(key: u32) -> u32 {
-    if (p.page_bits == 32u) {
-        return key / p.page;
-    }
+    if (p.page_bits == 32u) { return key / p.page; }
     return key >> (p.page_bits & 31u);
 }
 
@@ -16,8 +14,7 @@ fn $x_row(at: u32, batch: u32, j: u32) -> u32 {
     var row = at;
     @if(PAGED == 0u) {
         row = row + j * p.$x.s;
-    }
-    @if(PAGED == 1u) {
+    } @else {
         let key = p.key0 + j;
         let n = page_of(key);
         row = row + table[p.table_at + batch * p.pages + n] * p.$x.b + (key - n * p.page) * p.$x.s;

@@ -43,20 +43,14 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
             x.x = $x[i >> 2u][i & 3u];
             x.y = $x[at >> 2u][at & 3u];
         }
-    }
-    @if($TYPE != 4u) {
+    } @else {
         @if($VEC == 1u) {
             if (FULL == 1u || d < end) {
                 let four = $x[(at + d) >> 2u];
-                @if($TWO == 0u) {
-                    x = four;
-                }
-                @if($TWO == 1u) {
-                    x = vec4<u32>(four.x, four.y, 0u, 0u);
-                }
+                @if($TWO == 0u) x = four;
+                @else x = vec4<u32>(four.x, four.y, 0u, 0u);
             }
-        }
-        @if($VEC == 0u) {
+        } @else {
             @unroll(always) for (var e = 0u; e < 4u; e++) {
                 if (d + e < end) { x[e] = bitcast<u32>(scalar_$x(at + (d + e) * step)); }
             }
@@ -69,13 +63,9 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
 @each($x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2, g DO G2, a A A2, w W W2)
 fn value_$x(x: vec4<u32>) -> vec4<f32> {
     var r = bitcast<vec4<f32>>(x);
-    @if($TYPE == 4u) {
-        r = integers(x.x) * bitcast<f32>(x.y);
-    }
+    @if($TYPE == 4u) r = integers(x.x) * bitcast<f32>(x.y);
     @if($TWO == 1u) {
-        @if($TYPE == 1u) {
-            r = vec4<f32>(unpack2x16float(x.x), unpack2x16float(x.y));
-        }
+        @if($TYPE == 1u) r = vec4<f32>(unpack2x16float(x.x), unpack2x16float(x.y));
         @if($TYPE == 2u) {
             let bits = vec4<u32>(x.x << 16u, x.x & 0xffff0000u, x.y << 16u, x.y & 0xffff0000u);
             r = bitcast<vec4<f32>>(bits);
