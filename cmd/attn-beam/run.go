@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -15,11 +14,11 @@ import (
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/core/metrics"
-	"golang.org/x/term"
 
 	"github.com/seed90331342/attn/cmd/attn-beam/beamattn"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/plan"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
+	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/kernels"
 
@@ -47,11 +46,19 @@ type runCommand struct {
 }
 
 // Run computes the output.
-func (c *runCommand) Run(ctx context.Context, out *streams) error {
+func (c *runCommand) Run(ctx context.Context, out *cli.Streams, beams beamFlags) error {
+	err := c.run(ctx, out, beams)
+	if err != nil && ctx.Err() != nil {
+		return cli.Interrupted{Err: errors.New("interrupted: the shards that are written stay, --resume continues from them")}
+	}
+	return err
+}
+
+func (c *runCommand) run(ctx context.Context, out *cli.Streams, beams beamFlags) error {
 	if c.Threads < 0 {
 		return flags.Usagef("--threads is %d, it must be at least 1, or 0 for the default", c.Threads)
 	}
-	if err := out.init(); err != nil {
+	if err := beams.init(); err != nil {
 		return err
 	}
 	if !c.Verbose {
@@ -83,13 +90,13 @@ func (c *runCommand) Run(ctx context.Context, out *streams) error {
 	p, s := beam.NewPipelineWithRoot()
 	job.Attention(s)
 	started := time.Now()
-	results, err := c.run(ctx, p, job, out)
+	results, err := c.pipeline(ctx, p, job, out)
 	if err != nil {
 		return explain(context.WithoutCancel(ctx), job, err)
 	}
 	sums := counters(results)
 	seconds := time.Since(started).Seconds()
-	_, err = fmt.Fprintf(out.out, "%d of %d blocks and %d units computed in %.1f s: %d pairs, %.4g GFLOP/s, %d merges, %d bytes read and %d written\n%s\n",
+	_, err = fmt.Fprintf(out.Out, "%d of %d blocks and %d units computed in %.1f s: %d pairs, %.4g GFLOP/s, %d merges, %d bytes read and %d written\n%s\n",
 		len(job.Left), len(job.Cut.Blocks), sums["units"], seconds, sums["pairs"], float64(sums["flops"])/seconds/1e9, sums["merges"], sums["bytes_read"], sums["bytes_written"], job.Manifest)
 	if c.Gather != "" {
 		err = errors.Join(err, job.Gather(ctx, c.Gather))
@@ -97,8 +104,8 @@ func (c *runCommand) Run(ctx context.Context, out *streams) error {
 	return err
 }
 
-// run runs the pipeline.
-func (c *runCommand) run(ctx context.Context, p *beam.Pipeline, job *beamattn.Job, out *streams) (metrics.Results, error) {
+// pipeline runs the pipeline.
+func (c *runCommand) pipeline(ctx context.Context, p *beam.Pipeline, job *beamattn.Job, out *cli.Streams) (metrics.Results, error) {
 	if c.Runner != "prism" {
 		r, err := beam.Run(ctx, c.Runner, p)
 		if err != nil || r == nil {
@@ -111,7 +118,7 @@ func (c *runCommand) run(ctx context.Context, p *beam.Pipeline, job *beamattn.Jo
 		threads = max(1, runtime.GOMAXPROCS(0)/c.Workers)
 	}
 	o := workers.Options{Workers: c.Workers, Env: map[string]string{"GOMAXPROCS": strconv.Itoa(threads)}}
-	if f, ok := out.err.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+	if status := cli.NewStatus(out.Err); status.Active() {
 		var all int64
 		for _, b := range job.Left {
 			all += b.Pairs
@@ -119,9 +126,9 @@ func (c *runCommand) run(ctx context.Context, p *beam.Pipeline, job *beamattn.Jo
 		started := time.Now()
 		o.Progress = func(r metrics.Results) {
 			sums := counters(r)
-			fmt.Fprintf(f, "\r\x1b[K%3.0f%% of %.3g pairs, %.4g GFLOP/s", 100*float64(sums["pairs"])/float64(max(1, all)), float64(all), float64(sums["flops"])/time.Since(started).Seconds()/1e9)
+			status.Show(fmt.Sprintf("%3.0f%% of %.3g pairs, %.4g GFLOP/s", 100*float64(sums["pairs"])/float64(max(1, all)), float64(all), float64(sums["flops"])/time.Since(started).Seconds()/1e9))
 		}
-		defer fmt.Fprint(f, "\r\x1b[K")
+		defer status.Clear()
 	}
 	return workers.Run(ctx, p, o)
 }
@@ -179,7 +186,7 @@ type planCommand struct {
 const assumedSpeed = 100
 
 // Run prints the plan.
-func (c *planCommand) Run(ctx context.Context, out *streams) error {
+func (c *planCommand) Run(ctx context.Context, out *cli.Streams) error {
 	if !(c.Speed >= 0) || !(c.Bandwidth > 0) || c.Overhead < 0 {
 		return flags.Usagef("--speed is %v, --bandwidth %v and --overhead %v: they must be positive", c.Speed, c.Bandwidth, c.Overhead)
 	}
@@ -192,10 +199,10 @@ func (c *planCommand) Run(ctx context.Context, out *streams) error {
 		return err
 	}
 	m := plan.Machine{Workers: c.Workers, Speed: 1e9 * cmp.Or(c.Speed, assumedSpeed), Bandwidth: 1e9 * c.Bandwidth, Overhead: c.Overhead}
-	if err := p.Print(out.out, m); err != nil || c.Speed > 0 {
+	if err := p.Print(out.Out, m); err != nil || c.Speed > 0 {
 		return err
 	}
-	_, err = fmt.Fprintf(out.out, "assumed     %d GFLOP/s a worker: give its measured speed as --speed\n", assumedSpeed)
+	_, err = fmt.Fprintf(out.Out, "assumed     %d GFLOP/s a worker: give its measured speed as --speed\n", assumedSpeed)
 	return err
 }
 

@@ -8,6 +8,8 @@
 package main
 
 import (
+	"os"
+
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnx"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 
@@ -16,7 +18,7 @@ import (
 	_ "github.com/seed90331342/attn/gpu"
 )
 
-func main() { program.Main() }
+func main() { program.Main(os.Args[1:]) }
 
 var program = cli.Program{
 	Name:    "attn-onnx",

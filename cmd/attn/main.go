@@ -20,6 +20,8 @@
 package main
 
 import (
+	"os"
+
 	"github.com/alecthomas/kong"
 
 	"github.com/seed90331342/attn/cmd/attn/internal/bench"
@@ -46,7 +48,7 @@ type commands struct {
 	Tune    tune.Command    `cmd:"" help:"Measure the variants of the GPU kernels and store the fastest for later calls."`
 }
 
-func main() { program.Main() }
+func main() { program.Main(os.Args[1:]) }
 
 var program = cli.Program{
 	Name:    "attn",

@@ -73,8 +73,8 @@ type Program struct {
 	Options []kong.Option
 }
 
-// Main runs the program and exits.
-func (p Program) Main() {
+// Main runs the program and exits. args are those of the process without the program's name.
+func (p Program) Main(args []string) {
 	// Mesa's device selection layer prints a line to standard error on machines without a Wayland
 	// session (over ssh, in a container). With a folder to search, even a missing one, it is silent.
 	if os.Getenv("XDG_RUNTIME_DIR") == "" {
@@ -85,7 +85,7 @@ func (p Program) Main() {
 	// The first signal cancels. A second one ends the program, even where a
 	// device keeps it waiting.
 	context.AfterFunc(ctx, stop)
-	os.Exit(p.Run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(p.Run(ctx, args, os.Stdout, os.Stderr))
 }
 
 // Run parses args, runs the chosen command, and returns the exit code.

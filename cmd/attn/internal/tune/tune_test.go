@@ -32,7 +32,7 @@ var attn, mustRun = clitest.Named(program)
 
 // TestMain runs the command line in place of the tests in processes that tests and
 // attn tune start.
-func TestMain(m *testing.M) { clitest.Main(m, program.Main) }
+func TestMain(m *testing.M) { clitest.Main(m, func() { program.Main(os.Args[1:]) }) }
 
 // TestTune measures a shape as a user does, with what may lose the device in a
 // process of its own; what it keeps is shown, is in use afterwards, and is cleared.
