@@ -7,7 +7,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
-var attnONNX, mustRun = clitest.Named(program)
+var attnONNX, mustRun, _ = clitest.Named(program)
 
 // TestMain runs the program instead of the tests in processes that tests start.
 func TestMain(m *testing.M) { clitest.Main(m, main) }

@@ -10,7 +10,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
-var attn, mustRun = clitest.Named(program)
+var attn, mustRun, mustFail = clitest.Named(program)
 
 // TestMain runs the program instead of the tests in processes that tests start.
 func TestMain(m *testing.M) {
@@ -20,12 +20,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// TestUsage runs the program without a command, with an unknown one, and with --help.
-func TestUsage(t *testing.T) {
-	code, stdout, stderr := attn(t)
-	clitest.WantFailure(t, code, stdout, stderr, "expected one of")
-	code, stdout, stderr = attn(t, "sun")
-	clitest.WantFailure(t, code, stdout, stderr, "sun")
+// TestHelp prints the help of the program and of each command.
+func TestHelp(t *testing.T) {
 	for _, command := range []string{"", "run", "explain", "devices", "heatmap", "bench", "compare", "tune"} {
 		if out := mustRun(t, strings.Fields(command+" --help")...); !strings.HasPrefix(out, "Usage: attn") {
 			t.Errorf("attn %s --help printed %q", command, out)

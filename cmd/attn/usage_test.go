@@ -7,19 +7,20 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // TestExitCodes: wrong usage of any command exits with 2, and files, devices and results that are
-// at fault with 1. Each prints one line.
+// at fault with 1. Each prints one line and writes no file.
 func TestExitCodes(t *testing.T) {
 	t.Chdir(t.TempDir())
 	clitest.Save(t, ".", "x.npy", "<f4", clitest.Normal(1, 24), 6, 4)
 	clitest.Save(t, ".", "y.npy", "<f4", clitest.Normal(2, 30), 6, 5)
 	clitest.WriteFile(t, ".", "x.json", []byte(`{"x": [[1, 0], [0, 1]]}`))
 	clitest.WriteFile(t, ".", "bad.json", []byte(`{`))
+	clitest.WriteFile(t, ".", "two.txt", []byte("a\nb\n"))
 	const run, draw = "run --backend cpu --q x.npy --k x.npy --v x.npy --out o.npy ", "heatmap --backend cpu --q x.npy --k x.npy --png h.png "
+	const tune, emit = "tune --file t.json ", "tune --emit . --seq 64 --dim 32 "
 	for _, c := range []struct {
 		args string
 		code int
@@ -48,13 +49,23 @@ func TestExitCodes(t *testing.T) {
 		{draw + "--head 9", 2, "--head is 9, it must be 0 to 0"},
 		{draw + "--head 0,-1", 2, "--head is -1, it must be 0 to 0"},
 		{draw + "--batch 1", 2, "--batch is 1"},
+		{draw + "--batch=-1", 2, "--batch is -1"},
 		{draw + "--size 0", 2, "--size is 0"},
+		{draw + "--size 4000", 2, "--size is 4000"},
+		{draw + "--pool sum", 2, "--pool"},
+		{draw + "--softcap -1", 2, "softcap is -1"},
 		{draw + "--queries 4:9", 2, "--queries: 4:9 is not within 0:6"},
+		{draw + "--keys 3:3", 2, "--keys: 3:3 is not within 0:6, or is empty"},
+		{draw + "--keys 3", 2, "must be LO:HI"},
+		{draw + "--keys a:", 2, `"a" is not a whole number`},
 		{strings.Replace(draw, "h.png", "h.jpg", 1), 2, "--png h.jpg: the file would be PNG, not JPG: end its name in .png"},
 		{strings.Replace(draw, "--png h.png", "--html h.svg", 1), 2, "--html h.svg: the file would be HTML, not SVG: end its name in .html"},
 		{"explain", 2, "<file>"},
 		{"explain x.json --round 99", 2, "--round is 99"},
-		{"explain x.json --round 2 --gradients", 2, "--gradients"},
+		{"explain x.json --round 16", 2, "--round is 16"},
+		{"explain x.json --round -1", 2, "--round"},
+		{"explain x.json --round 2 --gradients", 2, "leave --round out"},
+		{"explain x.json --backend tpu", 2, `backend "tpu" is unknown`},
 		{"explain x.json --png h.gif", 2, "--png h.gif: the file would be PNG, not GIF"},
 		{"bench --seq abc", 2, `"abc" is not a number`},
 		{"bench --preset foo", 2, `--preset is "foo"`},
@@ -64,13 +75,24 @@ func TestExitCodes(t *testing.T) {
 		{"bench --threads -1", 2, "--threads is -1"},
 		{"compare", 2, "<old> <new>"},
 		{"compare a b --fail-over x", 2, "not a percentage"},
-		{"tune --show --clear", 2, "--show and --clear"},
-		{"tune --dim 0", 2, "--dim is 0"},
-		{"tune --dtype f99", 2, `--dtype is "f99"`},
-		{"tune --seq x", 2, `"x" is not a number`},
-		{"tune --causal", 2, "--emit DIR, which is missing"},
-		{"tune --emit . --q8 --staged", 2, "--q8 and --staged exclude each other"},
-		{"tune --emit . --kv-heads 3 --heads 4", 2, "--kv-heads is 3"},
+		{tune + "--show --clear", 2, "exclude each other"},
+		{tune + "--backend cpu", 2, "only gpu"},
+		{tune + "--dim 0", 2, "--dim is 0, it must be at least 1"},
+		{tune + "--dim 64,x", 2, `"x"`},
+		{tune + "--dtype f99", 2, `--dtype is "f99"`},
+		{tune + "--seq x", 2, `"x" is not a number`},
+		{tune + "--seq 4k..1k", 2, "reverse order"},
+		{tune + "--heads 0", 2, "--heads is 0"},
+		{tune + "--budget -1s", 2, "--budget is -1s"},
+		{tune + "--causal", 2, "--emit DIR, which is missing"},
+		{emit + "--show", 2, "--emit excludes --show"},
+		{emit + "--q8 --staged", 2, "--q8 and --staged exclude each other"},
+		{emit + "--kv-heads 3 --heads 4", 2, "--kv-heads is 3"},
+		{emit + "--seq-q -1", 2, "--seq-q is -1"},
+		{emit + "--q8 --dim 30", 2, "multiple of 4"},
+		{emit + "--q8 --dim 300", 1, "256"},
+		{emit + "--dim 0", 2, "at least 1"},
+		{strings.Replace(emit, "--emit .", "--emit x.npy", 1), 1, "--emit"},
 
 		{strings.Replace(run, "x.npy", "none.npy", 1), 1, "none.npy: no such file"},
 		{strings.Replace(run, "--k x.npy", "--k y.npy", 1), 1, "head size 5"},
@@ -78,7 +100,14 @@ func TestExitCodes(t *testing.T) {
 		{strings.Replace(run, "cpu", "gpu:99", 1), 1, "gpu"},
 		{"run --problem bad.json --out o.npy", 1, "bad.json"},
 		{"explain bad.json", 1, "bad.json"},
+		{"explain none.json", 1, "none.json: no such file"},
+		{"explain x.json --png /none/h.png", 1, "/none does not exist"},
 		{"compare a b", 1, "a: no such file"},
+		{draw + "--k y.npy", 1, "head"},
+		{draw + "--k none.npy", 1, "none.npy: no such file"},
+		{draw + "--png /none/h.png", 1, "/none does not exist"},
+		{draw + "--labels two.txt", 1, "2 labels for 6 tokens"},
+		{draw + "--query-labels /none", 1, "--query-labels /none: no such file"},
 	} {
 		code, stdout, stderr := attn(t, strings.Fields(c.args)...)
 		if code != c.code {
@@ -86,7 +115,7 @@ func TestExitCodes(t *testing.T) {
 		}
 		clitest.WantFailure(t, code, stdout, stderr, c.want)
 	}
-	if got := clitest.Files(t, "."); !slices.Equal(got, []string{"bad.json", "x.json", "x.npy", "y.npy"}) {
+	if got := clitest.Files(t, "."); !slices.Equal(got, []string{"bad.json", "two.txt", "x.json", "x.npy", "y.npy"}) {
 		t.Errorf("the folder holds %v", got)
 	}
 }
@@ -140,11 +169,7 @@ func TestOverwriteInputs(t *testing.T) {
 			return all
 		}
 		before, args := read(), append(strings.Fields(c.args), "--backend=cpu")
-		code, stdout, stderr := attn(t, args...)
-		clitest.WantFailure(t, code, stdout, stderr, c.output+" would replace the input "+c.input+": name another file, or give --overwrite-inputs")
-		if code != cli.ExitUsage {
-			t.Errorf("attn %s: exit code %d, want %d", c.args, code, cli.ExitUsage)
-		}
+		mustFail(t, c.output+" would replace the input "+c.input+": name another file, or give --overwrite-inputs", args...)
 		after := read()
 		for name := range before {
 			if after[name] != before[name] {

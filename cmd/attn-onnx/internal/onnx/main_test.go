@@ -5,4 +5,4 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
-var attn, _ = clitest.Named(cli.Program{Name: "attn-onnx", Grammar: func() any { return &Command{} }})
+var attn, _, mustFail = clitest.Named(cli.Program{Name: "attn-onnx", Grammar: func() any { return &Command{} }})

@@ -150,8 +150,7 @@ func TestONNXFailures(t *testing.T) {
 func TestONNXUsage(t *testing.T) {
 	code, stdout, stderr := attn(t)
 	clitest.WantFailure(t, code, stdout, stderr, "<case>")
-	code, stdout, stderr = attn(t, "--backend", "npu", filepath.Join(publishedONNX, "test_attention_3d"))
-	clitest.WantFailure(t, code, stdout, stderr, `"npu"`)
+	mustFail(t, `"npu"`, "--backend", "npu", filepath.Join(publishedONNX, "test_attention_3d"))
 	file := publishedJSONC(t)[0]
 	code, stdout, stderr = attn(t, "--backend", "cpu", file)
 	if want := "FAIL  " + file + ": it is a file, not a folder: files of operator tests need --jsonc\n0 passed, 1 failed\n"; code != 1 || stdout != want || stderr != "" {

@@ -2,7 +2,7 @@ package explain
 
 import "github.com/seed90331342/attn/cmd/internal/cli/clitest"
 
-var attn, mustRun = clitest.Program(func() any {
+var attn, mustRun, mustFail = clitest.Program(func() any {
 	return &struct {
 		Explain Command `cmd:""`
 	}{}

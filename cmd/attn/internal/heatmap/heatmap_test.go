@@ -264,44 +264,6 @@ func svgElements(t *testing.T, path string) (count map[string]int, text []string
 	}
 }
 
-// TestHeatmapErrors: errors are one line, and no file appears.
-func TestHeatmapErrors(t *testing.T) {
-	dir := t.TempDir()
-	q, k := pointedInputs(t, dir)
-	short := clitest.WriteFile(t, dir, "short.txt", []byte("a\nb\n"))
-	wide := clitest.Save(t, dir, "wide.npy", "<f4", clitest.Normal(1, 40*8), 40, 8)
-	before := clitest.Files(t, dir)
-	for _, tt := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"--head=1"}, "--head is 1, it must be 0 to 0"},
-		{[]string{"--batch=-1"}, "--batch is -1"},
-		{[]string{"--queries=30:50"}, "--queries: 30:50 is not within 0:40"},
-		{[]string{"--keys=7:7"}, "--keys: 7:7 is not within 0:40, or is empty"},
-		{[]string{"--keys=7"}, "must be LO:HI"},
-		{[]string{"--keys=a:"}, `"a" is not a whole number`},
-		{[]string{"--size=0"}, "--size is 0"},
-		{[]string{"--size=4000"}, "--size is 4000"},
-		{[]string{"--pool=sum"}, "--pool"},
-		{[]string{"--labels", short}, "2 labels for 40 tokens"},
-		{[]string{"--query-labels", "/none"}, "--query-labels /none: no such file"},
-		{[]string{"--softcap=-1"}, "softcap is -1"},
-		{[]string{"--k", wide}, "head"},
-		{[]string{"--k", "none.npy"}, "none.npy: no such file"},
-		{[]string{"--png", "/none/h.png"}, "/none does not exist"},
-	} {
-		args := append([]string{"heatmap", "--backend=cpu", "--q", q, "--k", k, "--png", dir + "/h.png"}, tt.args...)
-		code, stdout, stderr := attn(t, args...)
-		clitest.WantFailure(t, code, stdout, stderr, tt.want)
-	}
-	code, stdout, stderr := attn(t, "heatmap", "--backend=cpu", "--q", q, "--k", k)
-	clitest.WantFailure(t, code, stdout, stderr, "missing flags: --png, --svg or --html")
-	if after := clitest.Files(t, dir); !slices.Equal(before, after) {
-		t.Errorf("the folder holds %v, it held %v", after, before)
-	}
-}
-
 // TestHeatmapPage checks the page in a browser: the tip has the number of the cell,
 // also when zoomed; nothing overflows at any width, without scripts or in dark mode.
 func TestHeatmapPage(t *testing.T) {

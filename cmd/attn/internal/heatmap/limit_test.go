@@ -16,12 +16,10 @@ import (
 func TestHeatmapLimits(t *testing.T) {
 	dir := t.TempDir()
 	x := clitest.Save(t, dir, "x.npy", "<f4", make([]float64, 2048), 2048, 1)
-	code, stdout, stderr := attn(t, "heatmap", "--backend=none", "--q", x, "--k", x, "--size=2048", "--png", dir+"/h.png", "--head", strings.Repeat("0,", 199)+"0")
-	clitest.WantFailure(t, code, stdout, stderr, "--head names 200 heads", "at most 16 million")
+	mustFail(t, "--head names 200 heads … at most 16 million", "heatmap", "--backend=none", "--q", x, "--k", x, "--size=2048", "--png", dir+"/h.png", "--head", strings.Repeat("0,", 199)+"0")
 
 	empty := clitest.Save(t, dir, "empty.npy", "<f4", nil, 0, 1)
-	code, stdout, stderr = attn(t, "heatmap", "--backend=none", "--q", x, "--k", empty, "--png", dir+"/h.png")
-	clitest.WantFailure(t, code, stdout, stderr, "2048 queries and 0 keys: there is nothing to draw")
+	mustFail(t, "2048 queries and 0 keys: there is nothing to draw", "heatmap", "--backend=none", "--q", x, "--k", empty, "--png", dir+"/h.png")
 
 	y := clitest.Save(t, dir, "y.npy", "<f4", []float64{1, 2}, 2, 1)
 	labels := clitest.WriteFile(t, dir, "labels", []byte(strings.Repeat("w", 65000)+"\n\x1b[31m\xff\n"))

@@ -11,4 +11,4 @@ var program = cli.Program{Name: "attn", Grammar: func() any {
 	}{}
 }}
 
-var attn, mustRun = clitest.Named(program)
+var attn, mustRun, mustFail = clitest.Named(program)

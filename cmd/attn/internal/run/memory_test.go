@@ -22,8 +22,7 @@ func TestRunBeyondMemory(t *testing.T) {
 	if err := os.Truncate(x, int64(len(head))+1<<42); err != nil {
 		t.Skipf("this file system has no files of 4 TiB: %v", err)
 	}
-	code, stdout, stderr := attn(t, "run", "--backend=cpu", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
-	clitest.WantFailure(t, code, stdout, stderr, "the inputs need 6 TiB of memory, the limit is", "out of memory")
+	mustFail(t, "the inputs need 6 TiB of memory, the limit is … out of memory", "run", "--backend=cpu", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
 }
 
 // TestRunOutputMemory: outputs that do not fit in memory are refused before the call is
@@ -44,8 +43,7 @@ func TestRunOutputMemory(t *testing.T) {
 		{"--dropout 0.5 --keep-mask " + dir + "/M.npy", "--keep-mask: an output of [1 1 8388608 8388608]: 70368744177664 bytes requested"},
 	} {
 		args := append([]string{"run", "--backend=hooked", "--q", x, "--k", x, "--v", x, "--out", dir + "/o.npy"}, strings.Fields(c.args)...)
-		code, stdout, stderr := attn(t, args...)
-		clitest.WantFailure(t, code, stdout, stderr, c.want, "out of memory")
+		mustFail(t, c.want+" … "+"out of memory", args...)
 	}
 }
 
@@ -144,6 +142,5 @@ func TestRunStreamed(t *testing.T) {
 		t.Errorf("the streamed output differs, %v", err)
 	}
 	t.Setenv("ATTN_GPU_MEMORY", "lots")
-	code, stdout, stderr := attn(t, args("o.npy")...)
-	clitest.WantFailure(t, code, stdout, stderr, `ATTN_GPU_MEMORY is "lots"`)
+	mustFail(t, `ATTN_GPU_MEMORY is "lots"`, args("o.npy")...)
 }

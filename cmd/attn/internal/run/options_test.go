@@ -259,14 +259,12 @@ func TestRunPairs(t *testing.T) {
 		flags []string
 		want  string
 	}{
-		{[]string{"--topk=3"}, "--topk has no output"},
 		{[]string{"--topk-keys", c.dir + "/i.npy"}, "--topk is missing"},
 		{[]string{"--topk=-1"}, "--topk is -1, it must be at least 1"},
 		{[]string{"--keep-mask", c.dir + "/k.npy"}, "without a --dropout"},
 		{[]string{"--scores", c.dir + "/s.npy", "--scores-at=softmax"}, "--scores-at must be one of"},
 	} {
-		code, stdout, stderr := attn(t, append(slices.Clone(flags), bad.flags...)...)
-		clitest.WantFailure(t, code, stdout, stderr, bad.want)
+		mustFail(t, bad.want, append(slices.Clone(flags), bad.flags...)...)
 	}
 }
 
@@ -323,8 +321,7 @@ func TestRunPacked(t *testing.T) {
 		{"--cu-k=0,5,5,8", "cuK[3] is 8, there are 9 keys"},
 		{"--weights=" + dir + "/w.npy", "Weights is set, but packed sequences differ in length"},
 	} {
-		code, stdout, stderr := attn(t, append(slices.Clone(flags), bad.flags)...)
-		clitest.WantFailure(t, code, stdout, stderr, bad.want)
+		mustFail(t, bad.want, append(slices.Clone(flags), bad.flags)...)
 	}
 }
 
@@ -374,11 +371,9 @@ func TestRunRoPE(t *testing.T) {
 		{"--rope-dim=4", "without a --rope"},
 		{"--rope=-1", "base"},
 	} {
-		code, stdout, stderr := attn(t, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", bad.flag}, c.files)...)
-		clitest.WantFailure(t, code, stdout, stderr, bad.want)
+		mustFail(t, bad.want, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", bad.flag}, c.files)...)
 	}
-	code, stdout, stderr := attn(t, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", "--rope=100", "--rope-dim=3"}, c.files)...)
-	clitest.WantFailure(t, code, stdout, stderr, "3")
+	mustFail(t, "3", slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", "--rope=100", "--rope-dim=3"}, c.files)...)
 }
 
 // TestRunBadOptions checks the errors of wrong options on good files.
@@ -408,7 +403,6 @@ func TestRunBadOptions(t *testing.T) {
 		{"blocks of numbers", []string{"--block-mask", array("b4.npy", "<f4", 2, 3), "--block-size=3"}, "must be bool"},
 		{"two masks of numbers", []string{"--mask", array("m.npy", "<f4", 5, 7), "--bias", array("m.npy", "<f4", 5, 7)}, "add them up in one file"},
 		{"all dropped", []string{"--dropout=1"}, "dropout is 1, it must be at least 0 and less than 1"},
-		{"a seed for nothing", []string{"--seed=3"}, "--seed is given without a --dropout"},
 		{"ids for half of the rows", []string{"--segments=1,2"}, "segments"},
 		{"ids that come back", []string{"--segments=1,1,1,1,1", "--kv-segments=1,1,2,2,1,1,1"}, "1"},
 		{"ids that are words", []string{"--segments=a,b"}, `"a" is not a whole number of 32 bits`},
@@ -418,8 +412,7 @@ func TestRunBadOptions(t *testing.T) {
 		{"a past of other heads", []string{"--past-k", array("p.npy", "<f4", 2, 4, 3, 8), "--past-v", array("p.npy", "<f4", 2, 4, 3, 8)}, "only the number of keys may differ"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			code, stdout, stderr := attn(t, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy"}, c.files, tt.flags)...)
-			clitest.WantFailure(t, code, stdout, stderr, tt.want)
+			mustFail(t, tt.want, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy"}, c.files, tt.flags)...)
 		})
 	}
 	for _, tt := range []struct{ name, file, want string }{
@@ -439,12 +432,10 @@ func TestRunBadOptions(t *testing.T) {
 		{"other lengths", json("dims.json", strings.Replace(good, `"seq_q": 5`, `"seq_q": 6`, 1)), "those of its files are"},
 	} {
 		t.Run("problem "+tt.name, func(t *testing.T) {
-			code, stdout, stderr := attn(t, "run", "--backend=cpu", "--out", c.dir+"/o.npy", "--problem", tt.file)
-			clitest.WantFailure(t, code, stdout, stderr, tt.want)
+			mustFail(t, tt.want, "run", "--backend=cpu", "--out", c.dir+"/o.npy", "--problem", tt.file)
 		})
 	}
-	code, stdout, stderr := attn(t, "run", "--out", c.dir+"/o.npy", "--causal", "--problem", json("good.json", good))
-	clitest.WantFailure(t, code, stdout, stderr, "excludes the flags of the problem")
+	mustFail(t, "excludes the flags of the problem", "run", "--out", c.dir+"/o.npy", "--causal", "--problem", json("good.json", good))
 }
 
 // TestPrintProblem checks the canonical form: defaults are resolved.

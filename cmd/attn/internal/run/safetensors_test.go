@@ -156,8 +156,7 @@ func TestRunBadSafetensors(t *testing.T) {
 				args = append(args, c.args[i:i+2]...)
 			}
 		}
-		code, stdout, stderr := attn(t, args...)
-		clitest.WantFailure(t, code, stdout, stderr, c.want)
+		mustFail(t, c.want, args...)
 		if got := clitest.Files(t, dir); !slices.Equal(got, before) {
 			t.Errorf("%s: the folder holds %v", c.name, got)
 		}

@@ -5,16 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
+	"github.com/google/go-cmp/cmp"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // TestEmit writes the kernels of some calls and reads them as another program would.
@@ -179,34 +176,4 @@ func checkSimulation(t *testing.T, base string) {
 			t.Errorf("%s: the CUDA has %q", base, metal)
 		}
 	}
-}
-
-// TestEmitRefuses names what is wrong with the flags and writes nothing.
-func TestEmitRefuses(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "out")
-	for _, c := range []struct{ args, says string }{
-		{"--causal", "--emit DIR, which is missing"},
-		{"--emit DIR --show", "--emit excludes --show"},
-		{"--emit DIR --heads 6 --kv-heads 4", "--kv-heads is 4"},
-		{"--emit DIR --seq-q -1", "--seq-q is -1"},
-		{"--emit DIR --q8 --dim 30", "multiple of 4"},
-		{"--emit DIR --q8 --staged", "exclude each other"},
-		{"--emit DIR --dim 0", "at least 1"},
-		{"--emit DIR --q8 --dim 300", "256"},
-	} {
-		code, stdout, stderr := attn(t, append([]string{"tune", "--seq", "64"}, strings.Fields(strings.ReplaceAll(c.args, "DIR", dir))...)...)
-		clitest.WantFailure(t, code, stdout, stderr, c.says)
-	}
-	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-		files, _ := os.ReadDir(dir)
-		if len(files) > 0 {
-			t.Errorf("%d files were written", len(files))
-		}
-	}
-	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	code, stdout, stderr := attn(t, "tune", "--emit", file, "--seq", "64", "--dim", "32")
-	clitest.WantFailure(t, code, stdout, stderr, "--emit")
 }

@@ -2,7 +2,6 @@ package tune
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -28,7 +27,7 @@ func grammar() any {
 
 var program = cli.Program{Name: "attn", Grammar: grammar, Options: []kong.Option{bench.Vars()}}
 
-var attn, mustRun = clitest.Named(program)
+var attn, mustRun, mustFail = clitest.Named(program)
 
 // TestMain runs the command line in place of the tests in processes that tests and
 // attn tune start.
@@ -42,6 +41,7 @@ func TestTune(t *testing.T) {
 		t.Skip("the user's cache folder can be moved on Linux only")
 	}
 	cache := t.TempDir()
+	mustFail(t, "nonesuch", "tune", "--file", filepath.Join(cache, "x.json"), "--backend", "gpu:nonesuch")
 	shaders := os.Getenv("MESA_SHADER_CACHE_DIR")
 	if shaders == "" { // that of compiled shaders stays
 		if dir, err := os.UserCacheDir(); err == nil {
@@ -103,33 +103,7 @@ func TestTuneFiles(t *testing.T) {
 		if err := os.WriteFile(path, []byte(c.data), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		code, stdout, stderr := attn(t, "tune", "--show", "--file", path)
-		clitest.WantFailure(t, code, stdout, stderr, path, c.says)
-	}
-}
-
-// TestTuneRefuses names what is wrong with the flags, before anything is measured.
-func TestTuneRefuses(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "tuning.json")
-	for _, c := range []struct{ args, says string }{
-		{"--backend cpu", "only gpu"},
-		{"--dim 64,x", `"x"`},
-		{"--dim 0", "at least 1"},
-		{"--dtype f64", `"f64"`},
-		{"--seq 4k..1k", "reverse order"},
-		{"--heads 0", "--heads is 0"},
-		{"--budget -1s", "--budget is -1s"},
-		{"--show --clear", "exclude each other"},
-		{"--backend gpu:nonesuch", "nonesuch"},
-	} {
-		if strings.HasPrefix(c.args, "--backend gpu") {
-			clitest.NeedBackend(t, "gpu")
-		}
-		code, stdout, stderr := attn(t, append([]string{"tune", "--file", path}, strings.Fields(c.args)...)...)
-		clitest.WantFailure(t, code, stdout, stderr, c.says)
-	}
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("there is a file, %v", err)
+		mustFail(t, path+" … "+c.says, "tune", "--show", "--file", path)
 	}
 }
 
