@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/mapfile"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/npy"
@@ -236,7 +235,7 @@ func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]f
 // time, until done is called.
 func opened(r io.ReaderAt, h npy.Header, most int) (bytes func(at, n int) ([]byte, error), done func(), err error) {
 	if f, ok := r.(*os.File); ok {
-		if mapped, unmap, err := mapfile.Map(f, h.Start, h.Count*h.Size); err == nil {
+		if mapped, unmap, err := h.Map(f); err == nil {
 			return func(at, n int) ([]byte, error) { return mapped[at : at+n], nil }, unmap, nil
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/mapfile"
 	"github.com/seed90331342/attn/cmd/internal/files"
 	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/kernels"
@@ -213,7 +212,7 @@ func (f *File) mapped(dtype backend.DType, shape backend.Shape) (t backend.Tenso
 		return t, nil, err
 	}
 	defer file.Close()
-	data, unmap, err := mapfile.Map(file, f.Start, f.Count*f.Size)
+	data, unmap, err := f.Map(file)
 	if err != nil {
 		return t, nil, err
 	}

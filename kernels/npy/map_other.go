@@ -1,6 +1,6 @@
 //go:build !unix
 
-package mapfile
+package npy
 
 import (
 	"errors"
@@ -8,6 +8,6 @@ import (
 )
 
 // Map is not available: files are read into memory.
-func Map(*os.File, int64, int) ([]byte, func(), error) {
+func (h *Header) Map(*os.File) ([]byte, func(), error) {
 	return nil, nil, errors.ErrUnsupported
 }

@@ -1,4 +1,4 @@
-package mapfile
+package npy
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ func TestMap(t *testing.T) {
 	}
 	defer f.Close()
 	for _, c := range [][2]int{{0, 1}, {0, 3 * page}, {1, page}, {page - 1, 2}, {page, page}, {2*page + 3, page - 3}} {
-		got, unmap, err := Map(f, int64(c[0]), c[1])
+		got, unmap, err := (&Header{Start: int64(c[0]), Count: c[1], Size: 1}).Map(f)
 		if errors.Is(err, errors.ErrUnsupported) {
 			t.Skip("this system maps no files")
 		}
