@@ -12,7 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels/safetensors"
 )
 
-// models has queries, keys and values of trained models, which package recording wrote. The
+// models has queries, keys and values of trained models, which [Recorder] wrote. The
 // README next to the files describes them.
 //
 //go:embed testdata/models/*.safetensors

@@ -17,7 +17,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/recording"
+	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -403,7 +403,7 @@ func TestStats(t *testing.T) {
 // TestRecording compares the queries, keys and values of the first 128 tokens with those
 // that every backend is tested with.
 func TestRecording(t *testing.T) {
-	dev, recorder := recording.Open(t)
+	dev, recorder := backendtest.Record(t, cpu.New(cpu.Options{}))
 	m, err := loadModel(t.Context(), dev)
 	if err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/recording"
+	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -293,7 +293,7 @@ func TestTransliteration(t *testing.T) {
 // TestRecording compares the queries, keys and values of a word with those that every
 // backend is tested with.
 func TestRecording(t *testing.T) {
-	dev, recorder := recording.Open(t)
+	dev, recorder := backendtest.Record(t, cpu.New(cpu.Options{}))
 	loadTransliterator(t, dev).transliterate("آتزمون", "atzmon")
 	var names []string
 	for i := range translitLayers {

@@ -1,7 +1,4 @@
-// Package recording records the operands of a trained model's attention calls in files that
-// package backendtest reads: random numbers have no outliers, and no keys that many rows
-// attend to.
-package recording
+package backendtest
 
 import (
 	"bytes"
@@ -20,28 +17,24 @@ import (
 	"github.com/x448/float16"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/safetensors"
 )
 
-var update = flag.Bool("update-recordings", false, "write the recorded queries, keys and values instead of comparing them")
+var updateRecordings = flag.Bool("update-recordings", false, "write the recorded queries, keys and values instead of comparing them")
 
-// Recorder is the CPU backend. It keeps the operands of attention calls.
+// Recorder is a backend that keeps the operands of attention calls. Those of trained models are cases of the
+// suite: random numbers have no outliers, and no keys that many rows attend to.
 type Recorder struct {
-	*cpu.Backend
+	*poisoned
 	t     testing.TB
-	calls [][3]tensor // q, k, v
+	calls [][3]operand // q, k, v
 }
 
-type tensor struct {
-	shape backend.Shape
-	data  []float32
-}
-
-// Open returns a recording device, which the test closes.
-func Open(t testing.TB) (*kernels.Device, *Recorder) {
-	r := &Recorder{Backend: cpu.New(cpu.Options{}), t: t}
+// Record returns a device that records the calls on be. The test closes both.
+func Record(t testing.TB, be backend.Backend) (*kernels.Device, *Recorder) {
+	h := Harness{}
+	r := &Recorder{poisoned: h.underTest(t, be).Backend().(*poisoned), t: t}
 	dev := kernels.NewDevice(r)
 	t.Cleanup(func() { dev.Close() })
 	return dev, r
@@ -50,7 +43,7 @@ func Open(t testing.TB) (*kernels.Device, *Recorder) {
 // Attention implements backend.Backend.
 func (r *Recorder) Attention(ctx context.Context, calls ...*backend.Call) error {
 	for _, c := range calls {
-		var call [3]tensor
+		var call [3]operand
 		for i, x := range []backend.Tensor{c.Q, c.K, c.V} {
 			if lens := c.Visible.KLen; i > 0 && lens != nil {
 				var err error
@@ -62,44 +55,44 @@ func (r *Recorder) Attention(ctx context.Context, calls ...*backend.Call) error 
 			if err != nil {
 				r.t.Fatal(err)
 			}
-			call[i] = tensor{x.Shape(), data}
+			call[i] = operand{x.Shape(), x.DType(), data}
 		}
 		r.calls = append(r.calls, call)
 	}
-	return r.Backend.Attention(ctx, calls...)
+	return r.poisoned.Attention(ctx, calls...)
 }
 
 // Check compares the first recorded calls with the tensors name.q, name.k and name.v of a
-// file of package backendtest. They are stored in float16; other CPUs and tiers yield
+// file of testdata/models. They are stored in float16; other CPUs and tiers yield
 // numbers that differ in the last bits of float32.
 func (r *Recorder) Check(file string, names []string) {
 	r.t.Helper()
 	if len(r.calls) < len(names) {
 		r.t.Fatalf("%d calls are recorded, there should be %d", len(r.calls), len(names))
 	}
-	tensors := map[string]tensor{}
+	tensors := map[string]operand{}
 	for i, name := range names {
 		for j, operand := range []string{"q", "k", "v"} {
 			tensors[name+"."+operand] = r.calls[i][j]
 		}
 	}
-	raw := r.File(file, encode(tensors))
+	raw := r.File(file, encodeTensors(tensors))
 	h, err := safetensors.ReadHeader(bytes.NewReader(raw), int64(len(raw)))
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	for name, want := range tensors {
-		if err := compare(raw, h, name, want); err != nil {
+		if err := compareStored(raw, h, name, want); err != nil {
 			r.t.Errorf("%s is stale, run the test with -update-recordings: %v", file, err)
 		}
 	}
 }
 
-// File returns the content of a file of package backendtest, which -update-recordings writes.
+// File returns the content of a file of testdata/models, which -update-recordings writes.
 func (r *Recorder) File(name string, content []byte) []byte {
 	r.t.Helper()
 	path := filepath.Join("..", "..", "backend", "backendtest", "testdata", "models", name)
-	if *update {
+	if *updateRecordings {
 		if err := os.WriteFile(path, content, 0o644); err != nil {
 			r.t.Fatal(err)
 		}
@@ -111,8 +104,8 @@ func (r *Recorder) File(name string, content []byte) []byte {
 	return stored
 }
 
-// compare compares a tensor of a file.
-func compare(raw []byte, h *safetensors.Header, name string, want tensor) error {
+// compareStored compares a tensor of a file.
+func compareStored(raw []byte, h *safetensors.Header, name string, want operand) error {
 	stored, err := h.Tensor(name)
 	if err != nil {
 		return err
@@ -134,8 +127,8 @@ func compare(raw []byte, h *safetensors.Header, name string, want tensor) error 
 	return nil
 }
 
-// encode returns a .safetensors file.
-func encode(tensors map[string]tensor) []byte {
+// encodeTensors returns a .safetensors file.
+func encodeTensors(tensors map[string]operand) []byte {
 	type entry struct {
 		DType   string        `json:"dtype"`
 		Shape   backend.Shape `json:"shape"`
