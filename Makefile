@@ -1,3 +1,4 @@
+# make quick       what has changed since main, on the CPU alone, in at most a minute
 # make test        what must hold before a commit: formatting, vet, staticcheck, the suite once
 # make test-all    what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
 # make test-beam   the module cmd/attn-beam: attention on Apache Beam, with worker processes
@@ -8,7 +9,10 @@
 # make build       one binary, ./attn
 # make update      refresh golden files and generated code
 
-.PHONY: test test-all test-beam test-onnx test-peers soak bench build update
+.PHONY: quick test test-all test-beam test-onnx test-peers soak bench build update
+
+quick:
+	@sh .ci/quick
 
 test:
 	@sh .ci/test
