@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 var updateAPI = flag.Bool("update", false, "write docs/api.txt instead of comparing it")
@@ -38,14 +40,9 @@ func TestAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	if *updateAPI {
-		if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, got.Bytes(), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(os.ReadFile(file))(t)
 	was := strings.Split(string(want), "\n")
 	for i, line := range strings.Split(got.String(), "\n") {
 		if i >= len(was) || line != was[i] {

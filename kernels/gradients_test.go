@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 func TestBackwardRefuses(t *testing.T) {
@@ -87,27 +88,15 @@ func (n *noting) Copy(_ context.Context, dst, src []Tensor) error {
 func TestBackwardOfRegions(t *testing.T) {
 	f32 := F32
 	host := func(s ...int) Tensor {
-		x, err := AllocHost(f32, Shape(s))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(AllocHost(f32, Shape(s)))(t)
 	}
 	be := &noting{noBackend: noBackend{t: t}}
 	// Rows 0 to 1 see keys 0 to 3, rows 2 to 4 keys 4 to 5.
 	opt := Options{QSegments: [][]int32{{7, 7, 8, 8, 8}}, KSegments: [][]int32{{7, 7, 7, 7, 8, 8}}, LSE: true,
 		Bias: host(1, 1, 5, 1), RelativeBias: host(1, 2, 1, 10), ALiBi: []float32{1, 2}, Sinks: []float32{1, 2}}
-	c, err := NewDevice(be).Prepare(host(1, 2, 5, 3), host(1, 1, 6, 3), host(1, 1, 6, 4), opt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	grads, err := c.AllocGradients(t.Context(), c.Gradients())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Backward(t.Context(), grads, Result{O: host(1, 2, 5, 4)}, Result{O: host(1, 2, 5, 4), LSE: host(1, 2, 5, 1)}); err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(NewDevice(be).Prepare(host(1, 2, 5, 3), host(1, 1, 6, 3), host(1, 1, 6, 4), opt))(t)
+	grads := must.Get(c.AllocGradients(t.Context(), c.Gradients()))(t)
+	must.Do(t, c.Backward(t.Context(), grads, Result{O: host(1, 2, 5, 4)}, Result{O: host(1, 2, 5, 4), LSE: host(1, 2, 5, 1)}))
 	type part struct {
 		shape  Shape
 		offset int
@@ -137,9 +126,7 @@ func TestBackwardOfRegions(t *testing.T) {
 		t.Errorf("plan %+v, %v, want %d FLOPs", plan, err, want)
 	}
 	grads.K = grads.Q
-	if c, err = NewDevice(be).Prepare(host(1, 2, 5, 3), host(1, 2, 5, 3), host(1, 2, 5, 4), Options{QSegments: [][]int32{{7, 7, 8, 8, 8}}}); err != nil {
-		t.Fatal(err)
-	}
+	c = must.Get(NewDevice(be).Prepare(host(1, 2, 5, 3), host(1, 2, 5, 3), host(1, 2, 5, 4), Options{QSegments: [][]int32{{7, 7, 8, 8, 8}}}))(t)
 	grads = Gradients{Q: grads.Q, K: grads.Q}
 	if err := c.Backward(t.Context(), grads, Result{O: host(1, 2, 5, 4)}, Result{O: host(1, 2, 5, 4), LSE: host(1, 2, 5, 1)}); !errors.Is(err, ErrOverlap) {
 		t.Errorf("dq and dk in one memory: error %v", err)

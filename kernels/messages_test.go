@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // TestMessages: errors name an operation once, the argument, and what to write instead.
@@ -14,26 +15,15 @@ func TestMessages(t *testing.T) {
 	ctx, dev := t.Context(), kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
 	closed := kernels.NewDevice(cpu.New(cpu.Options{}))
-	if err := closed.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, closed.Close())
 	x := make([]float32, 12)
 	slices := func(dev *kernels.Device, d kernels.Dims) error {
 		_, err := dev.AttentionFloat32(ctx, d, kernels.BHSD, x, x, x, kernels.Options{})
 		return err
 	}
-	q, err := kernels.HostF32(x, kernels.Shape{1, 1, 3, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	flat, err := kernels.AllocHost(kernels.F32, kernels.Shape{3, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	mask, err := kernels.AllocHost(kernels.Bool, kernels.Shape{3, 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := must.Get(kernels.HostF32(x, kernels.Shape{1, 1, 3, 4}))(t)
+	flat := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{3, 4}))(t)
+	mask := must.Get(kernels.AllocHost(kernels.Bool, kernels.Shape{3, 3}))(t)
 	_, short := kernels.HostF32(x, kernels.Shape{3, 4})
 	_, single := kernels.HostF32(x, kernels.Shape{12})
 	_, negative := kernels.HostF32(x, kernels.Shape{1, 4, -220, 40})
@@ -58,14 +48,8 @@ func TestMessages(t *testing.T) {
 			t.Errorf("error is\n%v\nwant\n%s", c.err, c.want)
 		}
 	}
-	call, err := closed.Prepare(q, q, q, kernels.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	o, err := kernels.AllocHost(kernels.F32, q.Shape())
-	if err != nil {
-		t.Fatal(err)
-	}
+	call := must.Get(closed.Prepare(q, q, q, kernels.Options{}))(t)
+	o := must.Get(kernels.AllocHost(kernels.F32, q.Shape()))(t)
 	if err := call.RunInto(ctx, kernels.Result{O: o}); !errors.Is(err, kernels.ErrClosed) || err.Error() != "cpu: attention: backend is closed" {
 		t.Errorf("a closed backend: %v", err)
 	}
@@ -115,14 +99,8 @@ func TestLayout(t *testing.T) {
 	q, qs := data(d.Heads, d.SeqQ, d.Dim)
 	k, ks := data(d.KVHeads, d.SeqK, d.Dim)
 	v, vs := data(d.KVHeads, d.SeqK, d.ValueDim)
-	want, err := dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q, k, v, kernels.Options{Causal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := dev.AttentionFloat32(t.Context(), d, kernels.BSHD, qs, ks, vs, kernels.Options{Causal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q, k, v, kernels.Options{Causal: true}))(t)
+	got := must.Get(dev.AttentionFloat32(t.Context(), d, kernels.BSHD, qs, ks, vs, kernels.Options{Causal: true}))(t)
 	for i, x := range want {
 		b, h, s, e := i/(d.Heads*d.SeqQ*d.ValueDim), i/(d.SeqQ*d.ValueDim)%d.Heads, i/d.ValueDim%d.SeqQ, i%d.ValueDim
 		if y := got[((b*d.SeqQ+s)*d.Heads+h)*d.ValueDim+e]; y != x {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
@@ -100,10 +101,7 @@ func TestPathsRefuse(t *testing.T) {
 		}
 	}
 	// Weights may also be requested by an output.
-	call, err := dev.Prepare(x, x, x, Options{CuQ: []int{0, 1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	call := must.Get(dev.Prepare(x, x, x, Options{CuQ: []int{0, 1}}))(t)
 	if err := call.RunInto(ctx, Result{O: x, Weights: x}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "Weights is set") {
 		t.Errorf("weights of packed sequences: error is %v", err)
 	}

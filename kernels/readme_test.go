@@ -5,19 +5,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // TestReadmeHoldsTheExample: README contains the program of Example, which also imports gpu
 // there: see TestModules.
 func TestReadmeHoldsTheExample(t *testing.T) {
-	example, err := os.ReadFile("example_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	readme, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	example := must.Get(os.ReadFile("example_test.go"))(t)
+	readme := must.Get(os.ReadFile("../README.md"))(t)
 	want := strings.NewReplacer("package kernels_test", "package main", "func Example()", "func main()",
 		" // and attn/gpu, for a GPU\n", "\n\t_ \"github.com/seed90331342/attn/gpu\"\n").Replace(string(example))
 	want = regexp.MustCompile(`(?m)^\t// Output: (.*)$`).ReplaceAllString(want, "\t// prints $1")

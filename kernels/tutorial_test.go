@@ -8,8 +8,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// must stops an example at an error.
-func must[T any](x T, err error) T {
+// check stops an example at an error.
+func check[T any](x T, err error) T {
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -19,11 +19,11 @@ func must[T any](x T, err error) T {
 // Two tokens with two heads of size 1. By BSHD the heads of a token are adjacent, as a linear
 // layer writes them: head 0 has the values 1 and 3, head 1 has 2 and 4.
 func ExampleDevice_AttentionFloat32() {
-	dev := must(kernels.Open("cpu"))
+	dev := check(kernels.Open("cpu"))
 	defer dev.Close()
 	q, k, v := make([]float32, 4), make([]float32, 4), []float32{1, 2, 3, 4}
 	dims := kernels.Dims{Heads: 2, SeqQ: 2, Dim: 1}
-	o := must(dev.AttentionFloat32(context.Background(), dims, kernels.BSHD, q, k, v, kernels.Options{Causal: true}))
+	o := check(dev.AttentionFloat32(context.Background(), dims, kernels.BSHD, q, k, v, kernels.Options{Causal: true}))
 	fmt.Println(o[:2], o[2:])
 	// Output: [1 2] [2 3]
 }
@@ -31,22 +31,22 @@ func ExampleDevice_AttentionFloat32() {
 // A call that runs many times is validated and planned once. With preallocated outputs its runs
 // do not allocate.
 func ExampleDevice_Prepare() {
-	ctx, dev := context.Background(), must(kernels.Open("cpu"))
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
-	x := must(dev.FromFloat32(ctx, kernels.F32, []float32{1, 0, 0, 1, 1, 1}, kernels.Shape{1, 1, 3, 2}))
+	x := check(dev.FromFloat32(ctx, kernels.F32, []float32{1, 0, 0, 1, 1, 1}, kernels.Shape{1, 1, 3, 2}))
 	defer x.Release()
-	call := must(dev.Prepare(x, x, x, kernels.Options{Causal: true, LSE: true}))
-	plan := must(call.Plan(ctx))
+	call := check(dev.Prepare(x, x, x, kernels.Options{Causal: true, LSE: true}))
+	plan := check(call.Plan(ctx))
 	fmt.Println(plan.Pairs, "pairs of a row and a key,", plan.FLOPs, "operations")
-	out := must(call.Alloc(ctx))
+	out := check(call.Alloc(ctx))
 	defer out.Release()
 	for range 3 {
 		if err := call.RunInto(ctx, out); err != nil {
 			log.Fatal(err)
 		}
 	}
-	fmt.Printf("%.2f\n", must(dev.ToFloat32(ctx, out.LSE)))
-	report := must(call.Check(ctx, out, kernels.CheckOptions{}))
+	fmt.Printf("%.2f\n", check(dev.ToFloat32(ctx, out.LSE)))
+	report := check(call.Check(ctx, out, kernels.CheckOptions{}))
 	fmt.Println(report.Rows, "rows are within the bound:", report.OK())
 	// Output:
 	// 6 pairs of a row and a key, 48 operations
@@ -57,15 +57,15 @@ func ExampleDevice_Prepare() {
 // Tensors are views of memory: data that lies as [B, S, H, D] becomes [B, H, S, D] without a copy,
 // and so does a head or the first tokens.
 func ExampleTensor() {
-	ctx, dev := context.Background(), must(kernels.Open("cpu"))
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
 	data := []float32{10, 20, 11, 21, 12, 22} // three tokens of two heads
-	lies := must(dev.FromFloat32(ctx, kernels.F32, data, kernels.Shape{1, 3, 2, 1}))
+	lies := check(dev.FromFloat32(ctx, kernels.F32, data, kernels.Shape{1, 3, 2, 1}))
 	defer lies.Release()
-	x := must(lies.Swap(kernels.Heads, kernels.Seq))
-	fmt.Println(x.Shape(), must(dev.ToFloat32(ctx, x)))
-	second := must(x.Slice(kernels.Heads, 1, 2))
-	fmt.Println(second.Shape(), must(dev.ToFloat32(ctx, must(second.Slice(kernels.Seq, 0, 2)))))
+	x := check(lies.Swap(kernels.Heads, kernels.Seq))
+	fmt.Println(x.Shape(), check(dev.ToFloat32(ctx, x)))
+	second := check(x.Slice(kernels.Heads, 1, 2))
+	fmt.Println(second.Shape(), check(dev.ToFloat32(ctx, check(second.Slice(kernels.Seq, 0, 2)))))
 	// Output:
 	// [1 2 3 1] [10 11 12 20 21 22]
 	// [1 1 3 1] [20 21]
@@ -73,11 +73,11 @@ func ExampleTensor() {
 
 // A mask, a window and slopes hide or weaken keys. The weights show it, in O(S²) memory.
 func ExampleOptions() {
-	ctx, dev := context.Background(), must(kernels.Open("cpu"))
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
-	x := must(dev.FromFloat32(ctx, kernels.F32, make([]float32, 4), kernels.Shape{1, 1, 4, 1}))
+	x := check(dev.FromFloat32(ctx, kernels.F32, make([]float32, 4), kernels.Shape{1, 1, 4, 1}))
 	defer x.Release()
-	mask := must(dev.Upload(ctx, must(kernels.HostBool([]bool{true, false, true, true}, kernels.Shape{1, 1, 1, 4}))))
+	mask := check(dev.Upload(ctx, check(kernels.HostBool([]bool{true, false, true, true}, kernels.Shape{1, 1, 1, 4}))))
 	defer mask.Release()
 	for _, opt := range []kernels.Options{
 		{Mask: mask},
@@ -85,8 +85,8 @@ func ExampleOptions() {
 		{Causal: true, ALiBi: []float32{1}},
 	} {
 		opt.Weights = true
-		r := must(dev.Attention(ctx, x, x, x, opt))
-		w := must(dev.ToFloat32(ctx, r.Weights))
+		r := check(dev.Attention(ctx, x, x, x, opt))
+		w := check(dev.ToFloat32(ctx, r.Weights))
 		r.Release()
 		fmt.Printf("row 1 %.2f, row 3 %.2f\n", w[4:8], w[12:])
 	}
@@ -99,18 +99,18 @@ func ExampleOptions() {
 // Three sequences of 2, 1 and 3 tokens are packed one after the other without padding, with one
 // head of size 2. Each attends only to its own tokens.
 func ExampleOptions_packed() {
-	ctx, dev := context.Background(), must(kernels.Open("cpu"))
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
-	x := must(dev.FromFloat32(ctx, kernels.F32, []float32{
+	x := check(dev.FromFloat32(ctx, kernels.F32, []float32{
 		1, 0, 0, 1, // the first
 		7, 8, // the second
 		1, 1, 0, 2, 2, 0, // the third
 	}, kernels.Shape{1, 6, 1, 2})) // [1, total, H, D]
 	defer x.Release()
-	packed := must(x.Swap(kernels.Heads, kernels.Seq)) // [1, H, total, D]
-	r := must(dev.Attention(ctx, packed, packed, packed, kernels.Options{Causal: true, CuQ: []int{0, 2, 3, 6}}))
+	packed := check(x.Swap(kernels.Heads, kernels.Seq)) // [1, H, total, D]
+	r := check(dev.Attention(ctx, packed, packed, packed, kernels.Options{Causal: true, CuQ: []int{0, 2, 3, 6}}))
 	defer r.Release()
-	o := must(dev.ToFloat32(ctx, r.O))
+	o := check(dev.ToFloat32(ctx, r.O))
 	for i := range 6 {
 		fmt.Printf("%.2f\n", o[2*i:2*i+2])
 	}
@@ -126,41 +126,41 @@ func ExampleOptions_packed() {
 // The gradients of the sum of all outputs with respect to v are the sums of the weights of each
 // key.
 func ExampleCall_Backward() {
-	ctx, dev := context.Background(), must(kernels.Open("cpu"))
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
 	shape := kernels.Shape{1, 1, 3, 1}
-	x := must(dev.FromFloat32(ctx, kernels.F32, make([]float32, 3), shape))
+	x := check(dev.FromFloat32(ctx, kernels.F32, make([]float32, 3), shape))
 	defer x.Release()
-	call := must(dev.Prepare(x, x, x, kernels.Options{Causal: true, LSE: true})) // gradients need the LSE
-	out := must(call.Run(ctx))
+	call := check(dev.Prepare(x, x, x, kernels.Options{Causal: true, LSE: true})) // gradients need the LSE
+	out := check(call.Run(ctx))
 	defer out.Release()
-	grads := must(call.AllocGradients(ctx, call.Gradients())) // or .Operands(), or .Options()
+	grads := check(call.AllocGradients(ctx, call.Gradients())) // or .Operands(), or .Options()
 	defer grads.Release()
-	ones := must(dev.FromFloat32(ctx, kernels.F32, []float32{1, 1, 1}, shape))
+	ones := check(dev.FromFloat32(ctx, kernels.F32, []float32{1, 1, 1}, shape))
 	defer ones.Release()
 	if err := call.Backward(ctx, grads, kernels.Result{O: ones}, out); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("%.3f\n", must(dev.ToFloat32(ctx, grads.V)))
+	fmt.Printf("%.3f\n", check(dev.ToFloat32(ctx, grads.V)))
 	// Output: [1.833 0.833 0.333]
 }
 
 // The three stages of attention, each with its result in memory. Device.Attention fuses them.
 func ExampleDevice_Softmax() {
-	ctx, dev := context.Background(), must(kernels.Open("cpu"))
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
-	x := must(dev.FromFloat32(ctx, kernels.F32, []float32{1, 0, 0, 1}, kernels.Shape{1, 1, 2, 2}))
+	x := check(dev.FromFloat32(ctx, kernels.F32, []float32{1, 0, 0, 1}, kernels.Shape{1, 1, 2, 2}))
 	defer x.Release()
-	s := must(dev.QK(ctx, x, x))
+	s := check(dev.QK(ctx, x, x))
 	defer s.Release()
-	fmt.Println("scores ", must(dev.ToFloat32(ctx, s)))
+	fmt.Println("scores ", check(dev.ToFloat32(ctx, s)))
 	if err := dev.Softmax(ctx, s, kernels.Tensor{}, kernels.Options{Scale: new(1.0)}); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("weights %.2f\n", must(dev.ToFloat32(ctx, s)))
-	o := must(dev.PV(ctx, s, x))
+	fmt.Printf("weights %.2f\n", check(dev.ToFloat32(ctx, s)))
+	o := check(dev.PV(ctx, s, x))
 	defer o.Release()
-	fmt.Printf("output  %.2f\n", must(dev.ToFloat32(ctx, o)))
+	fmt.Printf("output  %.2f\n", check(dev.ToFloat32(ctx, o)))
 	// Output:
 	// scores  [1 0 0 1]
 	// weights [0.73 0.27 0.27 0.73]
@@ -170,13 +170,13 @@ func ExampleDevice_Softmax() {
 // Keys that do not fit together are attended to in parts. Merging the results gives that of all
 // keys.
 func ExampleDevice_Merge() {
-	ctx, dev := context.Background(), must(kernels.Open("cpu"))
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
-	x := must(dev.FromFloat32(ctx, kernels.F32, []float32{0, 1, 2, 3}, kernels.Shape{1, 1, 4, 1}))
+	x := check(dev.FromFloat32(ctx, kernels.F32, []float32{0, 1, 2, 3}, kernels.Shape{1, 1, 4, 1}))
 	defer x.Release()
 	part := func(lo, hi int) kernels.Result {
-		keys := must(x.Slice(kernels.Seq, lo, hi))
-		return must(dev.Attention(ctx, x, keys, keys, kernels.Options{LSE: true}))
+		keys := check(x.Slice(kernels.Seq, lo, hi))
+		return check(dev.Attention(ctx, x, keys, keys, kernels.Options{LSE: true}))
 	}
 	first, second := part(0, 2), part(2, 4)
 	defer first.Release()
@@ -184,10 +184,10 @@ func ExampleDevice_Merge() {
 	if err := dev.Merge(ctx, first, second); err != nil {
 		log.Fatal(err)
 	}
-	whole := must(dev.Attention(ctx, x, x, x, kernels.Options{}))
+	whole := check(dev.Attention(ctx, x, x, x, kernels.Options{}))
 	defer whole.Release()
-	fmt.Printf("merged %.3f\n", must(dev.ToFloat32(ctx, first.O)))
-	fmt.Printf("whole  %.3f\n", must(dev.ToFloat32(ctx, whole.O)))
+	fmt.Printf("merged %.3f\n", check(dev.ToFloat32(ctx, first.O)))
+	fmt.Printf("whole  %.3f\n", check(dev.ToFloat32(ctx, whole.O)))
 	// Output:
 	// merged [1.500 2.493 2.845 2.948]
 	// whole  [1.500 2.493 2.845 2.948]
@@ -195,11 +195,11 @@ func ExampleDevice_Merge() {
 
 // The two keys that each row attends to most, for sequences that are too long to keep all weights.
 func ExampleDevice_TopWeights() {
-	ctx, dev := context.Background(), must(kernels.Open("cpu"))
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
-	x := must(dev.FromFloat32(ctx, kernels.F32, []float32{0, 1, 2, 3}, kernels.Shape{1, 1, 4, 1}))
+	x := check(dev.FromFloat32(ctx, kernels.F32, []float32{0, 1, 2, 3}, kernels.Shape{1, 1, 4, 1}))
 	defer x.Release()
-	top := must(dev.TopWeights(ctx, x, x, 2, kernels.Options{Causal: true}))
+	top := check(dev.TopWeights(ctx, x, x, 2, kernels.Options{Causal: true}))
 	for i := range 4 {
 		fmt.Printf("row %d: keys %d, weights %.2f\n", i, top.Keys[2*i:2*i+2], top.Weights[2*i:2*i+2])
 	}
@@ -213,14 +213,14 @@ func ExampleDevice_TopWeights() {
 // Several goroutines share a device, which is safe for concurrent use. A Call is not: each
 // goroutine prepares its own.
 func ExampleDevice() {
-	dev := must(kernels.Open("cpu"))
+	dev := check(kernels.Open("cpu"))
 	defer dev.Close()
 	results := make(chan float32)
 	for i := range 3 {
 		go func() {
 			x := []float32{float32(i), float32(i)}
 			dims := kernels.Dims{SeqQ: 2, Dim: 1}
-			o := must(dev.AttentionFloat32(context.Background(), dims, kernels.BHSD, x, x, x, kernels.Options{}))
+			o := check(dev.AttentionFloat32(context.Background(), dims, kernels.BHSD, x, x, x, kernels.Options{}))
 			results <- o[0] + o[1]
 		}()
 	}

@@ -8,15 +8,12 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 func meta(t *testing.T, dtype DType, s ...int) Tensor {
 	t.Helper()
-	x, err := Meta(dtype, Shape(s))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x
+	return must.Get(Meta(dtype, Shape(s)))(t)
 }
 
 // noBackend fails the test when an invalid call reaches it.
@@ -118,11 +115,8 @@ func TestOutputsRefused(t *testing.T) {
 		{"lse type", Result{O: o, LSE: meta(t, F16, 1, 2, 8, 1)}, ErrDType, "lse is f16"},
 		{"weights shape", Result{O: o, Weights: meta(t, f32, 1, 2, 8, 8)}, ErrShape, "weights has shape [1 2 8 8], it must be [1 2 8 9]"},
 	} {
-		call, err := refusing(t).Prepare(q, k, v, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = call.RunInto(t.Context(), c.out)
+		call := must.Get(refusing(t).Prepare(q, k, v, Options{}))(t)
+		err := call.RunInto(t.Context(), c.out)
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: error is %q, should be %q and say %q", c.name, err, c.want, c.says)
 		}
@@ -210,17 +204,12 @@ func TestRunIntoDoesNotAllocate(t *testing.T) {
 	opt := Options{Causal: true, Window: &Window{3, 3}, Mask: meta(t, Bool, 1, 1, 8, 9), Bias: meta(t, F32, 1, 4, 8, 9), KLen: []int{7}}
 	dev := NewDevice(idleBackend{})
 	ctx := t.Context()
-	call, err := dev.Prepare(q, k, k, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	call := must.Get(dev.Prepare(q, k, k, opt))(t)
 	weights := out
 	weights.Weights = meta(t, F32, 1, 4, 8, 9)
 	for _, out := range []Result{out, weights} {
 		if n := testing.AllocsPerRun(200, func() {
-			if err := errors.Join(call.RunInto(ctx, out), call.Rebind(q, k, k), call.Reset(q, k, k, opt)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(call.RunInto(ctx, out), call.Rebind(q, k, k), call.Reset(q, k, k, opt)))
 		}); n != 0 {
 			t.Errorf("%v allocations a prepared call, with weights: %v", n, !out.Weights.IsZero())
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // TestTopWeightsInChunks: for every chunk size and every cut by options, the result is the
@@ -25,22 +26,14 @@ func TestTopWeightsInChunks(t *testing.T) {
 		for i := range data {
 			data[i] = float32(rng.NormFloat64())
 		}
-		x, err := HostF32(data, s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(HostF32(data, s))(t)
 	}
 	bools := func(s Shape) Tensor {
 		data := make([]bool, s.Elements())
 		for i := range data {
 			data[i] = rng.IntN(3) > 0
 		}
-		x, err := HostBool(data, s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(HostBool(data, s))(t)
 	}
 	segments := func(n, at int) [][]int32 {
 		ids := make([]int32, n)
@@ -59,14 +52,8 @@ func TestTopWeightsInChunks(t *testing.T) {
 		"no weight": {KLen: []int{0, 0}},
 	} {
 		opt.Weights = true
-		all, err := dev.Attention(t.Context(), q, k, k, opt)
-		if err != nil {
-			t.Fatal(err)
-		}
-		weights, err := all.Weights.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(dev.Attention(t.Context(), q, k, k, opt))(t)
+		weights := must.Get(all.Weights.Float32s())(t)
 		var want Top
 		for r := 0; r < len(weights); r += sk {
 			row := weights[r : r+sk]
@@ -85,10 +72,7 @@ func TestTopWeightsInChunks(t *testing.T) {
 		}
 		for _, chunk := range []int{1, 4 * sk * 3, 4 * sk * h * 9, topChunk} {
 			opt.Weights = false
-			got, err := dev.topWeights(t.Context(), q, k, n, &opt, chunk)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(dev.topWeights(t.Context(), q, k, n, &opt, chunk))(t)
 			if !slices.Equal(got.Keys, want.Keys) || !slices.Equal(got.Weights, want.Weights) {
 				t.Errorf("%s, %d bytes at a time: keys %v..., should be %v...", name, chunk, got.Keys[:4*n], want.Keys[:4*n])
 			}
@@ -148,10 +132,7 @@ func TestTopWeightsRefuses(t *testing.T) {
 func TestKeepMask(t *testing.T) {
 	d := Dims{Batch: 2, Heads: 3, SeqQ: 11, SeqK: 5}
 	for _, drop := range []Dropout{{}, {P: 0.3, Seed: 1 << 50}, {P: 0.8, Seed: 7, First: [4]int{3, 1, 6, 1000}}} {
-		m, err := KeepMask(drop, d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(KeepMask(drop, d))(t)
 		keep, err := m.Bools()
 		if err != nil || m.Shape() != (Shape{2, 3, 11, 5}) {
 			t.Fatal(m.Shape(), err)
@@ -183,11 +164,7 @@ func TestEachWeightRow(t *testing.T) {
 		for i := range data {
 			data[i] = float32(rng.NormFloat64())
 		}
-		x, err := dev.FromFloat32(ctx, F32, data, s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(dev.FromFloat32(ctx, F32, data, s))(t)
 	}
 	q := tensor(Shape{batch, heads, seqQ, dim})
 	k := tensor(Shape{batch, kvHeads, seqK, dim})
@@ -196,14 +173,8 @@ func TestEachWeightRow(t *testing.T) {
 	for i := range bools {
 		bools[i] = i%7 != 3
 	}
-	mask, err := HostBool(bools, Shape{1, heads, 1, seqK})
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks, err := HostBool(bools[:32*19], Shape{1, 1, 32, 19})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mask := must.Get(HostBool(bools, Shape{1, heads, 1, seqK}))(t)
+	blocks := must.Get(HostBool(bools[:32*19], Shape{1, 1, 32, 19}))(t)
 	halves := func(n, at int) []int32 {
 		ids := make([]int32, n)
 		for i := at; i < n; i++ {
@@ -234,14 +205,8 @@ func TestEachWeightRow(t *testing.T) {
 	} {
 		opt := tt.opt
 		opt.Weights = true
-		r, err := dev.Attention(ctx, q, k, k, opt)
-		if err != nil {
-			t.Fatal(err)
-		}
-		whole, err := dev.ToFloat32(ctx, r.Weights)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(dev.Attention(ctx, q, k, k, opt))(t)
+		whole := must.Get(dev.ToFloat32(ctx, r.Weights))(t)
 		r.Release()
 		for _, part := range []WeightRange{
 			{0, 0, [2]int{0, seqQ}, [2]int{0, seqK}},
@@ -275,10 +240,7 @@ func TestEachWeightRow(t *testing.T) {
 func TestEachWeightRowRange(t *testing.T) {
 	dev := NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	q, err := HostF32(make([]float32, 24), Shape{1, 2, 4, 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := must.Get(HostF32(make([]float32, 24), Shape{1, 2, 4, 3}))(t)
 	for _, r := range []WeightRange{{0, 0, [2]int{1, 1}, [2]int{0, 4}}, {0, 2, [2]int{0, 4}, [2]int{0, 4}}, {-1, 0, [2]int{0, 4}, [2]int{0, 4}}, {0, 0, [2]int{0, 4}, [2]int{0, 5}}} {
 		err := dev.EachWeightRow(t.Context(), q, q, r, Options{}, func(int, int, []float32) { t.Errorf("%+v has weights", r) })
 		if !errors.Is(err, ErrShape) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -27,29 +28,16 @@ func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary, lengths []int) {
 	dev := onCPU(t, cpu.Options{Threads: 1})
 	const batch, steps = 2, 200
 	host := func(heads int) kernels.Tensor {
-		x, err := kernels.AllocHost(kernels.F32, kernels.Shape{batch, heads, 1, 16})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{batch, heads, 1, 16}))(t)
 	}
 	k, q, out := host(2), host(4), kernels.Result{O: host(4)}
-	cache, err := kvcache.New(t.Context(), dev, kvcache.Config{Batch: batch, KVHeads: 2, Dim: 16, Capacity: 2*steps + 100, RoPE: rope})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := must.Get(kvcache.New(t.Context(), dev, kvcache.Config{Batch: batch, KVHeads: 2, Dim: 16, Capacity: 2*steps + 100, RoPE: rope}))(t)
 	defer cache.Release()
-	paged, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, PageSize: 16, Pages: 60, RoPE: rope})
-	if err != nil {
-		t.Fatal(err)
-	}
+	paged := must.Get(kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, PageSize: 16, Pages: 60, RoPE: rope}))(t)
 	defer paged.Release()
 	var sequences []*kvcache.Sequence
 	for range batch {
-		s, err := paged.NewSequence()
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(paged.NewSequence())(t)
 		sequences = append(sequences, s)
 	}
 	pages := paged.Batch(sequences...)
@@ -59,9 +47,7 @@ func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary, lengths []int) {
 		for b, n := range lengths {
 			count[b] = min(1, max(0, n-i))
 		}
-		if err := cmp.Or(cache.Append(ctx, k, k, count), pages.Append(ctx, k, k, count)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cmp.Or(cache.Append(ctx, k, k, count), pages.Append(ctx, k, k, count)))
 	}
 	for name, step := range map[string]func() error{
 		"contiguous": func() error {
@@ -78,9 +64,7 @@ func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary, lengths []int) {
 		},
 	} {
 		if n := testing.AllocsPerRun(steps, func() {
-			if err := step(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, step())
 		}); n != 0 {
 			t.Errorf("%s: a step makes %v allocations", name, n)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -77,39 +78,20 @@ func TestConfigs(t *testing.T) {
 func TestOptionsOfTheTable(t *testing.T) {
 	dev := onCPU(t, cpu.Options{})
 	ctx := t.Context()
-	tokens, err := kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 4, 8})
-	if err != nil {
-		t.Fatal(err)
-	}
-	last, err := tokens.Slice(kernels.Seq, 3, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tokens := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 4, 8}))(t)
+	last := must.Get(tokens.Slice(kernels.Seq, 3, 4))(t)
 	type cache interface {
 		Append(ctx context.Context, k, v kernels.Tensor, count []int) error
 		Attention(ctx context.Context, q kernels.Tensor, opt kvcache.CallOptions) (kernels.Result, error)
 	}
 	paged := func(window int) cache {
-		p, err := kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: 8, PageSize: 2, Pages: 8, Window: window})
-		if err != nil {
-			t.Fatal(err)
-		}
-		a, err := p.NewSequence()
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := p.NewSequence()
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: 8, PageSize: 2, Pages: 8, Window: window}))(t)
+		a := must.Get(p.NewSequence())(t)
+		b := must.Get(p.NewSequence())(t)
 		return p.Batch(a, b)
 	}
 	contiguous := func(window int) cache {
-		c, err := kvcache.New(ctx, dev, kvcache.Config{Batch: 2, Dim: 8, Capacity: 16, Window: window})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
+		return must.Get(kvcache.New(ctx, dev, kvcache.Config{Batch: 2, Dim: 8, Capacity: 16, Window: window}))(t)
 	}
 	for _, c := range []struct {
 		name  string
@@ -123,9 +105,7 @@ func TestOptionsOfTheTable(t *testing.T) {
 		{"pages with a window", paged(3), false, op.CachePath | op.WindowPath},
 		{"shared pages", paged(0), true, op.CachePath | op.SharedPath},
 	} {
-		if err := c.cache.Append(ctx, tokens, tokens, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.cache.Append(ctx, tokens, tokens, nil))
 		refused := 0
 		for _, f := range reflect.VisibleFields(reflect.TypeFor[kernels.Options]()) {
 			var opt kernels.Options
@@ -182,16 +162,9 @@ func TestCallOptions(t *testing.T) {
 	dev := onCPU(t, cpu.Options{})
 	ctx := t.Context()
 	tokens := func(batch, heads, n int) kernels.Tensor {
-		x, err := kernels.AllocHost(kernels.F32, kernels.Shape{batch, heads, n, 8})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{batch, heads, n, 8}))(t)
 	}
-	mask, err := kernels.AllocHost(kernels.Bool, kernels.Shape{1, 1, 1, 5})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mask := must.Get(kernels.AllocHost(kernels.Bool, kernels.Shape{1, 1, 1, 5}))(t)
 	plain := kvcache.Config{Batch: 2, Dim: 8, Capacity: 16}
 	window := plain
 	window.Window = 3
@@ -216,22 +189,14 @@ func TestCallOptions(t *testing.T) {
 		{"packed", plain, tokens(2, 1, 1), only(kernels.Options{CuQ: []int{0, 1}}), kernels.ErrOption, "CuQ is set, but the cache sets it itself"},
 		{"window and window", window, tokens(2, 1, 1), only(kernels.Options{Window: &kernels.Window{}}), kernels.ErrOption, "Window is set, but the cache has a window"},
 	} {
-		x, err := kvcache.New(ctx, dev, c.config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := x.Append(ctx, tokens(2, 1, 5), tokens(2, 1, 5), nil); err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(kvcache.New(ctx, dev, c.config))(t)
+		must.Do(t, x.Append(ctx, tokens(2, 1, 5), tokens(2, 1, 5), nil))
 		if _, err := x.Attention(ctx, c.q, c.opt); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
 		}
 		x.Release()
 	}
-	empty, err := kvcache.New(ctx, dev, plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	empty := must.Get(kvcache.New(ctx, dev, plain))(t)
 	defer empty.Release()
 	if _, err := empty.Attention(ctx, tokens(2, 1, 1), options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "the cache is empty") {
 		t.Errorf("empty: %v", err)
@@ -249,15 +214,9 @@ func TestCallOptions(t *testing.T) {
 func TestConcurrent(t *testing.T) {
 	dev := onCPU(t, cpu.Options{Threads: 2})
 	const pages = 64
-	cache, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 2, Dim: 8, PageSize: 4, Pages: pages})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := must.Get(kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 2, Dim: 8, PageSize: 4, Pages: pages}))(t)
 	defer cache.Release()
-	x, err := kernels.AllocHost(kernels.F32, kernels.Shape{1, 2, 5, 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{1, 2, 5, 8}))(t)
 	live := func(ctx context.Context) error {
 		s, err := cache.NewSequence()
 		if err != nil {
@@ -303,30 +262,15 @@ func TestSharePrefixOutputs(t *testing.T) {
 	dev := onCPU(t, cpu.Options{})
 	ctx := t.Context()
 	host := func(dtype kernels.DType, s ...int) kernels.Tensor {
-		x, err := kernels.AllocHost(dtype, kernels.Shape(s))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(kernels.AllocHost(dtype, kernels.Shape(s)))(t)
 	}
-	c, err := kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: 8, PageSize: 4, Pages: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: 8, PageSize: 4, Pages: 8}))(t)
 	defer c.Release()
-	one, err := c.NewSequence()
-	if err != nil {
-		t.Fatal(err)
-	}
+	one := must.Get(c.NewSequence())(t)
 	f32, f16 := kernels.F32, kernels.F16
 	x := host(f32, 1, 1, 9, 8)
-	if err := c.Batch(one).Append(ctx, x, x, nil); err != nil {
-		t.Fatal(err)
-	}
-	two, err := one.Fork()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Batch(one).Append(ctx, x, x, nil))
+	two := must.Get(one.Fork())(t)
 	good, q := host(f16, 2, 2, 1, 8), host(f16, 2, 2, 1, 8)
 	for _, o := range []struct {
 		name string

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
@@ -51,10 +52,7 @@ func newCacheModel(t *rapid.T, be *cpu.Backend) *cacheModel {
 		m.config.Capacity += 12
 	}
 	m.dev = kernels.NewDevice(m.be)
-	var err error
-	if m.cache, err = kvcache.New(context.Background(), m.dev, m.config); err != nil {
-		t.Fatal(err)
-	}
+	m.cache = must.Get(kvcache.New(context.Background(), m.dev, m.config))(t)
 	for range m.config.Batch {
 		m.seqs, m.short = append(m.seqs, new(modelled)), append(m.short, false)
 	}
@@ -127,9 +125,7 @@ func (m *cacheModel) reset(t *rapid.T) {
 	if rapid.IntRange(0, 9).Draw(t, "reset at 9") < 9 {
 		t.Skip("most runs reset rarely")
 	}
-	if err := m.cache.Reset(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.cache.Reset())
 	for _, s := range m.seqs {
 		s.k, s.v = nil, nil
 	}
@@ -165,10 +161,7 @@ func (m *cacheModel) attend(t *rapid.T) {
 		t.Fatal(err)
 	}
 	defer r.Release()
-	got, err := m.dev.ToFloat32(context.Background(), r.O)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(m.dev.ToFloat32(context.Background(), r.O))(t)
 	opt := kernels.Options{Causal: true, Align: kernels.LowerRight}
 	differ := func(a, b float32) bool { return a != b }
 	if w := m.config.Window; w > 0 {
@@ -177,10 +170,7 @@ func (m *cacheModel) attend(t *rapid.T) {
 	}
 	each := len(got) / len(m.seqs)
 	for b, s := range m.seqs {
-		want, err := plain(m.dev, m.config.DType, s, qd[b*each:(b+1)*each], 1, opt)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(plain(m.dev, m.config.DType, s, qd[b*each:(b+1)*each], 1, opt))(t)
 		for i, x := range got[b*each : (b+1)*each] {
 			if differ(x, want[i]) {
 				t.Fatalf("sequence %d, %d tokens: output %d is %v, over the same tokens in one tensor %v", b, m.len(b), i, x, want[i])
@@ -195,21 +185,13 @@ func TestAppendWritesTogether(t *testing.T) {
 	be := cpu.New(cpu.Options{})
 	defer be.Close()
 	counting := &failing{Backend: be, after: -1}
-	c, err := kvcache.New(t.Context(), kernels.NewDevice(counting), kvcache.Config{Batch: 3, Dim: 8, Capacity: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(kvcache.New(t.Context(), kernels.NewDevice(counting), kvcache.Config{Batch: 3, Dim: 8, Capacity: 8}))(t)
 	defer c.Release()
-	x, err := kernels.AllocHost(kernels.F32, kernels.Shape{3, 1, 2, 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{3, 1, 2, 8}))(t)
 	var copies []int
 	for _, count := range [][]int{nil, {2, 2, 1}, nil} {
 		counting.after = -1
-		if err := c.Append(t.Context(), x, x, count); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Append(t.Context(), x, x, count))
 		copies = append(copies, -1-counting.after)
 	}
 	if want := []int{2, 4, 4}; !slices.Equal(copies, want) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
@@ -84,10 +85,7 @@ func newModel(t *rapid.T, be *cpu.Backend) *model {
 		DType:    rapid.SampledFrom([]kernels.DType{kernels.F32, kernels.F16, kernels.Q8}).Draw(t, "type"),
 		PageSize: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "page"), Pages: rapid.IntRange(1, 24).Draw(t, "pages")}}
 	m.dev = kernels.NewDevice(m.be)
-	var err error
-	if m.cache, err = kvcache.NewPaged(context.Background(), m.dev, m.config); err != nil {
-		t.Fatal(err)
-	}
+	m.cache = must.Get(kvcache.NewPaged(context.Background(), m.dev, m.config))(t)
 	return m
 }
 
@@ -95,10 +93,7 @@ func (m *model) add(t *rapid.T) {
 	if len(m.seqs) == 6 {
 		t.Skip("enough sequences")
 	}
-	s, err := m.cache.NewSequence()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(m.cache.NewSequence())(t)
 	m.seqs = append(m.seqs, &modelled{seq: s})
 }
 
@@ -116,10 +111,7 @@ func (m *model) fork(t *rapid.T) {
 	}
 	from := m.seqs[m.one(t)]
 	free := m.cache.FreePages()
-	s, err := from.seq.Fork()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(from.seq.Fork())(t)
 	if n := m.cache.FreePages(); n != free {
 		t.Fatalf("a fork took %d pages", free-n)
 	}
@@ -162,10 +154,7 @@ func tokens(t *rapid.T, sequences, heads, n int) (kernels.Tensor, []float32) {
 			data[i] = 63.5
 		}
 	}
-	x, err := kernels.HostF32(data, kernels.Shape{sequences, heads, n, modelDim})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(kernels.HostF32(data, kernels.Shape{sequences, heads, n, modelDim}))(t)
 	return x, data
 }
 
@@ -236,21 +225,12 @@ func (m *model) attend(t *rapid.T) {
 		qd[i] /= 64
 	}
 	ctx := context.Background()
-	r, err := m.batch(of).Attention(ctx, q, kvcache.CallOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(m.batch(of).Attention(ctx, q, kvcache.CallOptions{}))(t)
 	defer r.Release()
-	got, err := m.dev.ToFloat32(ctx, r.O)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(m.dev.ToFloat32(ctx, r.O))(t)
 	each := len(got) / len(of)
 	for b, s := range of {
-		want, err := plain(m.dev, m.config.DType, s, qd[b*each:(b+1)*each], n, kernels.Options{Causal: true, Align: kernels.LowerRight})
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(plain(m.dev, m.config.DType, s, qd[b*each:(b+1)*each], n, kernels.Options{Causal: true, Align: kernels.LowerRight}))(t)
 		if !slices.Equal(want, got[b*each:(b+1)*each]) {
 			t.Fatalf("sequence %d of %d, %d tokens, %d rows: attention differs from that over the same tokens in one tensor", b, len(of), len(s.k)/(modelHeads*modelDim), n)
 		}
@@ -309,30 +289,13 @@ func (m *model) check(t *rapid.T) {
 // TestLastPageOfForks: when two forks are appended to in one call, the first gets a copy of
 // the page that they share, and the second keeps that page.
 func TestLastPageOfForks(t *testing.T) {
-	c, err := kvcache.NewPaged(t.Context(), onCPU(t, cpu.Options{}), kvcache.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(kvcache.NewPaged(t.Context(), onCPU(t, cpu.Options{}), kvcache.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 2}))(t)
 	defer c.Release()
-	a, err := c.NewSequence()
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 3, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	one, err := x.Slice(kernels.Batch, 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Batch(a).Append(t.Context(), one, one, nil); err != nil {
-		t.Fatal(err)
-	}
-	b, err := a.Fork()
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(c.NewSequence())(t)
+	x := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 3, 4}))(t)
+	one := must.Get(x.Slice(kernels.Batch, 0, 1))(t)
+	must.Do(t, c.Batch(a).Append(t.Context(), one, one, nil))
+	b := must.Get(a.Fork())(t)
 	if err := c.Batch(a, b).Append(t.Context(), x, x, nil); err != nil || c.FreePages() != 0 {
 		t.Errorf("%d pages are free, %v: two sequences of 6 tokens take the two that there are", c.FreePages(), err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -21,25 +22,15 @@ func TestRotaryCache(t *testing.T) {
 	for _, batch := range []int{1, 2} {
 		rng := rand.New(rand.NewPCG(21, uint64(batch)))
 		config := kvcache.Config{Batch: batch, KVHeads: heads, Dim: dim, Capacity: capacity}
-		plain, err := kvcache.New(ctx, dev, config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		plain := must.Get(kvcache.New(ctx, dev, config))(t)
 		config.RoPE = rope
-		rotary, err := kvcache.New(ctx, dev, config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rotary := must.Get(kvcache.New(ctx, dev, config))(t)
 		tensor := func(n int) kernels.Tensor {
 			data := make([]float32, batch*heads*n*dim)
 			for i := range data {
 				data[i] = rng.Float32() - 0.5
 			}
-			x, err := kernels.HostF32(data, kernels.Shape{batch, heads, n, dim})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return x
+			return must.Get(kernels.HostF32(data, kernels.Shape{batch, heads, n, dim}))(t)
 		}
 		rotated := func(x kernels.Tensor, from []int) kernels.Tensor {
 			n := x.Shape()[kernels.Seq]
@@ -49,10 +40,7 @@ func TestRotaryCache(t *testing.T) {
 					positions[b] = append(positions[b], from[b]+i)
 				}
 			}
-			angles, err := rope.Angles(ctx, dev, dim, positions)
-			if err != nil {
-				t.Fatal(err)
-			}
+			angles := must.Get(rope.Angles(ctx, dev, dim, positions))(t)
 			y, err := kernels.AllocHost(kernels.F32, x.Shape())
 			if err == nil {
 				err = dev.Rotate(ctx, y, x, angles)
@@ -78,12 +66,8 @@ func TestRotaryCache(t *testing.T) {
 					count = append(count, n-rng.IntN(2))
 				}
 			}
-			if err := rotary.Append(ctx, k, v, count); err != nil {
-				t.Fatal(err)
-			}
-			if err := plain.Append(ctx, rotated(k, before), v, count); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, rotary.Append(ctx, k, v, count))
+			must.Do(t, plain.Append(ctx, rotated(k, before), v, count))
 			lens := rotary.Lens()
 			rows := min(n, slices.Min(lens))
 			if rows == 0 {
@@ -94,14 +78,8 @@ func TestRotaryCache(t *testing.T) {
 				from[b] -= rows
 			}
 			q := tensor(rows)
-			got, err := rotary.Attention(ctx, q, kvcache.CallOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			want, err := plain.Attention(ctx, rotated(q, from), kvcache.CallOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(rotary.Attention(ctx, q, kvcache.CallOptions{}))(t)
+			want := must.Get(plain.Attention(ctx, rotated(q, from), kvcache.CallOptions{}))(t)
 			g, w := hostFloats(t, got), hostFloats(t, want)
 			if !slices.Equal(g, w) {
 				t.Fatal(fmt.Errorf("batch %d, step %d of %d tokens at %v: %v, should be %v", batch, step, n, before, g[:4], w[:4]))
@@ -110,9 +88,7 @@ func TestRotaryCache(t *testing.T) {
 				b := rng.IntN(batch)
 				back := rng.IntN(min(24, lens[b]))
 				for _, c := range []*kvcache.Cache{rotary, plain} {
-					if err := c.Rewind(b, lens[b]-back); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, c.Rewind(b, lens[b]-back))
 				}
 			}
 		}
@@ -121,9 +97,5 @@ func TestRotaryCache(t *testing.T) {
 
 func hostFloats(t *testing.T, r kernels.Result) []float32 {
 	t.Helper()
-	data, err := r.O.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	return must.Get(r.O.Float32s())(t)
 }

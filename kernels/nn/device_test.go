@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // onCPU returns a device that the test closes.
@@ -24,10 +25,7 @@ func random(t *testing.T, dev *kernels.Device, seed uint64, shape ...int) kernel
 	for i := range data {
 		data[i] = float32(rng.NormFloat64())
 	}
-	x, err := dev.FromFloat32(t.Context(), kernels.F32, data, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(dev.FromFloat32(t.Context(), kernels.F32, data, s))(t)
 	t.Cleanup(x.Release)
 	return x
 }

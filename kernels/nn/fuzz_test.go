@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -58,12 +59,8 @@ func FuzzWeights(f *testing.F) {
 			return // of package nn, or of the archive
 		}
 		var again bytes.Buffer
-		if err := w.WriteNPZ(&again); err != nil {
-			t.Fatal(err)
-		}
-		if archive, err = zip.NewReader(bytes.NewReader(again.Bytes()), int64(again.Len())); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.WriteNPZ(&again))
+		archive = must.Get(zip.NewReader(bytes.NewReader(again.Bytes()), int64(again.Len())))(t)
 		if _, err := small.LoadWeights(archive); err != nil {
 			t.Fatal(err)
 		}

@@ -8,22 +8,17 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // drawn returns the four weights of a layer, which have different shapes.
 func drawn(t *testing.T, in nn.Initialiser) [][]float32 {
 	t.Helper()
-	w, err := nn.MultiHeadConfig{Model: 96, Memory: 150, Heads: 8, KVHeads: 4, HeadDim: 20, ValueDim: 30, Bias: true}.Initialise(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(nn.MultiHeadConfig{Model: 96, Memory: 150, Heads: 8, KVHeads: 4, HeadDim: 20, ValueDim: 30, Bias: true}.Initialise(in))(t)
 	var all [][]float32
 	for _, x := range []kernels.Tensor{w.Wq, w.Wk, w.Wv, w.Wo} {
-		data, err := x.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(x.Float32s())(t)
 		all = append(all, data)
 	}
 	for _, x := range []kernels.Tensor{w.Bq, w.Bk, w.Bv, w.Bo} {
@@ -111,10 +106,7 @@ func TestInitialisersAreSeeded(t *testing.T) {
 			}
 		}
 	}
-	w, err := nn.MultiHeadConfig{Model: 96, Heads: 8, HeadDim: 20}.Initialise(nn.Initialiser{Seed: 7})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(nn.MultiHeadConfig{Model: 96, Heads: 8, HeadDim: 20}.Initialise(nn.Initialiser{Seed: 7}))(t)
 	if wq, err := w.Wq.Float32s(); err != nil || !slices.Equal(wq, one[0]) {
 		t.Errorf("wq depends on the shape of other weights, %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -15,28 +16,15 @@ import (
 func TestSlices(t *testing.T) {
 	dev, ctx := onCPU(t), t.Context()
 	c := nn.MultiHeadConfig{Model: 8, Heads: 2}
-	w, err := c.Initialise(nn.Initialiser{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := nn.NewMultiHeadAttention(ctx, dev, c, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(c.Initialise(nn.Initialiser{}))(t)
+	l := must.Get(nn.NewMultiHeadAttention(ctx, dev, c, w))(t)
 	defer l.Release()
 	in := random(t, dev, 1, 2, 1, 3, 8)
 	opt := nn.MultiHeadOptions{Options: kernels.Options{Causal: true, Weights: true}}
-	want, err := l.Apply(ctx, in, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(l.Apply(ctx, in, opt))(t)
 	defer want.Release()
 	floats := func(t *testing.T, x kernels.Tensor) []float32 {
-		data, err := dev.ToFloat32(ctx, x)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return data
+		return must.Get(dev.ToFloat32(ctx, x))(t)
 	}
 	y, weights, err := l.ApplyFloat32(ctx, floats(t, in), 2, opt)
 	if err != nil || !slices.Equal(y, floats(t, want.O)) || !slices.Equal(weights, floats(t, want.Weights)) {
@@ -52,19 +40,10 @@ func TestSlices(t *testing.T) {
 func TestLinearErrors(t *testing.T) {
 	dev, ctx := onCPU(t), t.Context()
 	c := nn.MultiHeadConfig{Model: 4}
-	w, err := c.Initialise(nn.Initialiser{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	attention, err := nn.NewMultiHeadAttention(ctx, dev, c, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(c.Initialise(nn.Initialiser{}))(t)
+	attention := must.Get(nn.NewMultiHeadAttention(ctx, dev, c, w))(t)
 	defer attention.Release()
-	l, err := nn.NewLinear(ctx, dev, 2, []float32{1, 2, 3, 4}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(nn.NewLinear(ctx, dev, 2, []float32{1, 2, 3, 4}, nil))(t)
 	defer l.Release()
 	apply := func(shape ...int) error {
 		_, err := l.Apply(ctx, random(t, dev, 1, shape...))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -53,14 +54,8 @@ func Example() {
 // layerOf returns a layer with random weights.
 func layerOf(t *testing.T, dev *kernels.Device, c nn.MultiHeadConfig) *nn.MultiHeadAttention {
 	t.Helper()
-	w, err := c.Initialise(nn.Initialiser{Seed: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := nn.NewMultiHeadAttention(t.Context(), dev, c, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(c.Initialise(nn.Initialiser{Seed: 3}))(t)
+	l := must.Get(nn.NewMultiHeadAttention(t.Context(), dev, c, w))(t)
 	t.Cleanup(l.Release)
 	return l
 }
@@ -156,11 +151,7 @@ func TestLayerRefuses(t *testing.T) {
 
 	c := config{Model: 8, Heads: 2, Memory: 6, Bias: true}
 	fresh := func(c config) nn.MultiHeadWeights {
-		w, err := c.Initialise(nn.Initialiser{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return w
+		return must.Get(c.Initialise(nn.Initialiser{}))(t)
 	}
 	square := fresh(config{Model: 8, Bias: true})
 	without := fresh(config{Model: 8, Memory: 6})
@@ -171,10 +162,7 @@ func TestLayerRefuses(t *testing.T) {
 	nowhere := fresh(c)
 	nowhere.Bo = meta(t, kernels.F32, 1, 1, 1, 8)
 	turned := fresh(c)
-	var err error
-	if turned.Wq, err = turned.Wq.Swap(kernels.Seq, kernels.Dim); err != nil {
-		t.Fatal(err)
-	}
+	turned.Wq = must.Get(turned.Wq.Swap(kernels.Seq, kernels.Dim))(t)
 	noBias := c
 	noBias.Bias = false
 	for _, w := range []struct {
@@ -201,10 +189,7 @@ func TestLayerRefuses(t *testing.T) {
 
 	l := layerOf(t, dev, c)
 	x, z := random(t, dev, 1, 2, 1, 5, 8), random(t, dev, 2, 2, 1, 7, 6)
-	short, err := (&nn.RoPE{}).Angles(ctx, dev, 4, positionsOf(t, 0, 4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	short := must.Get((&nn.RoPE{}).Angles(ctx, dev, 4, positionsOf(t, 0, 4)))(t)
 	for _, a := range []struct {
 		name string
 		x    kernels.Tensor
@@ -241,11 +226,7 @@ func TestLayerRefuses(t *testing.T) {
 
 func meta(t *testing.T, dtype kernels.DType, s ...int) kernels.Tensor {
 	t.Helper()
-	x, err := kernels.Meta(dtype, kernels.Shape(s))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x
+	return must.Get(kernels.Meta(dtype, kernels.Shape(s)))(t)
 }
 
 // plainBackend has none of the optional interfaces.
@@ -258,18 +239,12 @@ func TestLayerGradientsRefuse(t *testing.T) {
 		t.Errorf("no pass: error %v", err)
 	}
 	x := random(t, dev, 1, 1, 1, 3, 8)
-	pass, err := l.Forward(t.Context(), x, nn.MultiHeadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pass := must.Get(l.Forward(t.Context(), x, nn.MultiHeadOptions{}))(t)
 	defer pass.Release()
 	if _, err := l.Backward(t.Context(), pass, random(t, dev, 1, 1, 1, 4, 8)); !errors.Is(err, kernels.ErrShape) {
 		t.Errorf("dy of another shape: error %v", err)
 	}
-	y, err := l.Apply(t.Context(), x, nn.MultiHeadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	y := must.Get(l.Apply(t.Context(), x, nn.MultiHeadOptions{}))(t)
 	defer y.Release()
 	a, _ := dev.ToFloat32(t.Context(), y.O)
 	if b, err := dev.ToFloat32(t.Context(), pass.O); err != nil || !slices.Equal(a, b) {

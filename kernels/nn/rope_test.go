@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -60,22 +61,13 @@ func TestAnglesFarOut(t *testing.T) {
 		t.Fatal("2π is not a number")
 	}
 	ids := []int{0, 1, 999, 16_777_217, 1_000_003, 1 << 30, -1_000_003}
-	a, err := (&nn.RoPE{}).Angles(t.Context(), dev, 8, [][]int{ids})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get((&nn.RoPE{}).Angles(t.Context(), dev, 8, [][]int{ids}))(t)
 	defer a.Release()
 	if a.Cos.Shape() != (kernels.Shape{1, 1, len(ids), 4}) || a.Sin.Shape() != a.Cos.Shape() {
 		t.Fatalf("cos is %v, sin %v", a.Cos.Shape(), a.Sin.Shape())
 	}
-	cos, err := a.Cos.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	sin, err := a.Sin.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cos := must.Get(a.Cos.Float32s())(t)
+	sin := must.Get(a.Sin.Float32s())(t)
 	for i, id := range ids {
 		for pair, below := range []int64{1, 10, 100, 1000} {
 			angle := big.NewRat(int64(id), below)
@@ -130,11 +122,7 @@ func TestAnglesRefuse(t *testing.T) {
 
 func positionsOf(t *testing.T, from, n int) [][]int {
 	t.Helper()
-	positions, err := nn.Positions(from, n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return positions
+	return must.Get(nn.Positions(from, n))(t)
 }
 
 // TestPositionsRefuse: more positions than memory holds, and fewer than none, are an error.

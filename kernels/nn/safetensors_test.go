@@ -21,6 +21,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -73,10 +74,7 @@ type module struct {
 // modules returns a layer's weights, which all types represent, and the same for modules.
 func modules(t *testing.T, c nn.MultiHeadConfig) (nn.MultiHeadWeights, module) {
 	t.Helper()
-	w, err := c.Initialise(nn.Initialiser{Seed: 9})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(c.Initialise(nn.Initialiser{Seed: 9}))(t)
 	m := module{t, map[string][]float32{}, c}
 	for i, data := range numbers(t, w) {
 		for j := range data {
@@ -190,13 +188,8 @@ func TestSafetensorsLayouts(t *testing.T) {
 			}
 			content := safetensors(tensors)
 			path := filepath.Join(t.TempDir(), "x.safetensors")
-			if err := os.WriteFile(path, content, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			file, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(path, content, 0o600))
+			file := must.Get(os.Open(path))(t)
 			for kind, r := range map[string]io.ReaderAt{"memory": bytes.NewReader(content), "a file": file} {
 				got, err := c.LoadSafetensors(r, int64(len(content)), l.prefix)
 				if err != nil || !same(numbers(t, got), numbers(t, want)) || got.Wv.Shape() != want.Wv.Shape() || got.Bo.Shape() != want.Bo.Shape() {
@@ -303,20 +296,11 @@ func TestSafetensorsLayers(t *testing.T) {
 		}
 		config := nn.MultiHeadConfig{Model: model, Heads: heads, KVHeads: c.kvHeads, Bias: true, RoPE: c.rope}
 		content := safetensors(tensors)
-		w, err := config.LoadSafetensors(bytes.NewReader(content), int64(len(content)), "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		layer, err := nn.NewMultiHeadAttention(t.Context(), dev, config, w)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(config.LoadSafetensors(bytes.NewReader(content), int64(len(content)), ""))(t)
+		layer := must.Get(nn.NewMultiHeadAttention(t.Context(), dev, config, w))(t)
 		defer layer.Release()
 		x := random(t, dev, uint64(i), 1, 1, tokens, model)
-		r, err := layer.Apply(t.Context(), x, nn.MultiHeadOptions{Options: kernels.Options{Causal: true}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(layer.Apply(t.Context(), x, nn.MultiHeadOptions{Options: kernels.Options{Causal: true}}))(t)
 		defer r.Release()
 		got, errO := dev.ToFloat32(t.Context(), r.O)
 		in, errX := dev.ToFloat32(t.Context(), x)
@@ -375,10 +359,7 @@ func TestSafetensorsBiases(t *testing.T) {
 	delete(tensors, "o_proj.bias")
 	delete(tensors, "k_proj.bias")
 	content := safetensors(tensors)
-	w, err := grouped.LoadSafetensors(bytes.NewReader(content), int64(len(content)), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(grouped.LoadSafetensors(bytes.NewReader(content), int64(len(content)), ""))(t)
 	got := numbers(t, w)
 	if !slices.Equal(got[4], m.data["bq"]) || !slices.Equal(got[5], make([]float32, 18)) || !slices.Equal(got[7], make([]float32, 40)) {
 		t.Errorf("biases are %v", got[4:])
@@ -470,9 +451,7 @@ func FuzzSafetensors(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := w.WriteNPZ(io.Discard); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.WriteNPZ(io.Discard))
 		if w.Wq.Shape() != (kernels.Shape{1, 1, 2, 2}) || w.Bo.Shape() != (kernels.Shape{1, 1, 1, 2}) {
 			t.Fatal(fmt.Sprint(w))
 		}

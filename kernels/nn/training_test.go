@@ -10,6 +10,7 @@ import (
 
 	_ "github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -100,14 +101,8 @@ func ExampleMultiHeadAttention_Backward() {
 
 // TestTrainingPage: docs/training.md has the functions lossOf and step.
 func TestTrainingPage(t *testing.T) {
-	source, err := os.ReadFile("training_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile("../../docs/training.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := must.Get(os.ReadFile("training_test.go"))(t)
+	page := must.Get(os.ReadFile("../../docs/training.md"))(t)
 	_, text, _ := strings.Cut(string(source), "\n// lossOf ")
 	text, _, ok := strings.Cut(text, "\n// The weights of a layer")
 	if want := "```go\n// lossOf " + text + "```\n"; !ok || !strings.Contains(string(page), want) {

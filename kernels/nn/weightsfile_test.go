@@ -18,6 +18,7 @@ import (
 	"gonum.org/v1/gonum/mat"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 	"github.com/seed90331342/attn/kernels/npy"
 )
@@ -28,10 +29,7 @@ var small = nn.MultiHeadConfig{Model: 6, Memory: 4, Heads: 2, ValueDim: 5, Bias:
 // fresh returns new weights with biases that are not 0.
 func fresh(t *testing.T, seed uint64) nn.MultiHeadWeights {
 	t.Helper()
-	w, err := small.Initialise(nn.Initialiser{Seed: seed})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(small.Initialise(nn.Initialiser{Seed: seed}))(t)
 	for i, b := range numbers(t, w)[4:] {
 		for j := range b {
 			b[j] = float32(100*i + j)
@@ -46,10 +44,7 @@ func numbers(t *testing.T, w nn.MultiHeadWeights) (all [][]float32) {
 	for _, x := range []kernels.Tensor{w.Wq, w.Wk, w.Wv, w.Wo, w.Bq, w.Bk, w.Bv, w.Bo} {
 		var data []float32
 		if !x.IsZero() {
-			var err error
-			if data, err = x.Float32s(); err != nil {
-				t.Fatal(err)
-			}
+			data = must.Get(x.Float32s())(t)
 		}
 		all = append(all, data)
 	}
@@ -64,20 +59,14 @@ func same(a, b [][]float32) bool {
 func archived(t *testing.T, w nn.MultiHeadWeights) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := w.WriteNPZ(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.WriteNPZ(&b))
 	return b.Bytes()
 }
 
 // unzip returns the files of an archive.
 func unzip(t *testing.T, archive []byte) *zip.Reader {
 	t.Helper()
-	z, err := zip.NewReader(bytes.NewReader(archive), int64(len(archive)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return z
+	return must.Get(zip.NewReader(bytes.NewReader(archive), int64(len(archive))))(t)
 }
 
 // folder returns the files of an archive as a folder has them.
@@ -85,10 +74,7 @@ func folder(t *testing.T, archive []byte) fstest.MapFS {
 	t.Helper()
 	files, z := fstest.MapFS{}, unzip(t, archive)
 	for _, f := range z.File {
-		data, err := fs.ReadFile(z, f.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(fs.ReadFile(z, f.Name))(t)
 		files[f.Name] = &fstest.MapFile{Data: data}
 	}
 	return files
@@ -116,10 +102,7 @@ func TestWeightsRoundTrip(t *testing.T) {
 func TestWeightsOfOthers(t *testing.T) {
 	w := fresh(t, 3)
 	archive := archived(t, w)
-	r, err := npz.NewReader(bytes.NewReader(archive), int64(len(archive)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(npz.NewReader(bytes.NewReader(archive), int64(len(archive))))(t)
 	all := numbers(t, w)
 	theirs := map[string]any{}
 	for i, name := range []string{"wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"} {
@@ -139,13 +122,8 @@ func TestWeightsOfOthers(t *testing.T) {
 		}
 	}
 	path := filepath.Join(t.TempDir(), "theirs.npz")
-	if err := npz.Write(path, theirs); err != nil {
-		t.Fatal(err)
-	}
-	files, err := zip.OpenReader(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, npz.Write(path, theirs))
+	files := must.Get(zip.OpenReader(path))(t)
 	defer files.Close()
 	if got, err := small.LoadWeights(files); err != nil || !same(numbers(t, got), all) {
 		t.Errorf("loaded %v, %v", got, err)
@@ -173,16 +151,12 @@ func TestLoadWeightsRefuses(t *testing.T) {
 	}
 	array := func(x any) []byte {
 		var b bytes.Buffer
-		if err := npyio.Write(&b, x); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, npyio.Write(&b, x))
 		return b.Bytes()
 	}
 	inside := maps.Clone(good)
 	var large bytes.Buffer
-	if err := npy.Write(&large, "<f4", []int{1 << 40}, []float32{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, npy.Write(&large, "<f4", []int{1 << 40}, []float32{}))
 	inside["wq.npy"] = &fstest.MapFile{Mode: fs.ModeDir}
 	for _, c := range []struct {
 		name   string
@@ -228,13 +202,8 @@ func (f *full) Write(p []byte) (int, error) {
 func TestWriteRefuses(t *testing.T) {
 	released, turned, half := fresh(t, 2), fresh(t, 3), fresh(t, 4)
 	released.Wo.Release()
-	var err error
-	if turned.Wv, err = turned.Wv.Swap(kernels.Seq, kernels.Dim); err != nil {
-		t.Fatal(err)
-	}
-	if half.Bq, err = kernels.AllocHost(kernels.F16, half.Bq.Shape()); err != nil {
-		t.Fatal(err)
-	}
+	turned.Wv = must.Get(turned.Wv.Swap(kernels.Seq, kernels.Dim))(t)
+	half.Bq = must.Get(kernels.AllocHost(kernels.F16, half.Bq.Shape()))(t)
 	for _, c := range []struct {
 		name string
 		w    nn.MultiHeadWeights

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sbinet/npyio/npy"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // FuzzNPY reads arbitrary files: the data agrees with the header, and numbers that were read
@@ -50,14 +51,9 @@ func FuzzNPY(f *testing.F) {
 			if err != nil || h2.Start != h.Start || h2.Count != h.Count {
 				t.Fatalf("opened as %+v, %v, should be %+v", h2, err, h)
 			}
-			data, err := Read(r, h, func(dst []float32, raw []byte) { h.Float32s(dst, raw) })
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := must.Get(Read(r, h, func(dst []float32, raw []byte) { h.Float32s(dst, raw) }))(t)
 			var again bytes.Buffer
-			if err := Write(&again, "<f4", h.Shape, data); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, Write(&again, "<f4", h.Shape, data))
 			h3, r, err := Open(&again, int64(again.Len()))
 			if err != nil || !slices.Equal(h3.Shape, h.Shape) {
 				t.Fatalf("shape %v is written as %v, %v", h.Shape, h3.Shape, err)
@@ -67,10 +63,7 @@ func FuzzNPY(f *testing.F) {
 				t.Fatalf("%v is written as %v, %v", data, back, err)
 			}
 		case 'i', 'u':
-			data, err := Read(raw, h, h.Int64s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := must.Get(Read(raw, h, h.Int64s))(t)
 			if last := data[len(data)-1]; h.Size == 1 && h.Kind == 'u' && last != int64(content[len(content)-1]) ||
 				h.Size == 8 && uint64(last) != h.Order.Uint64(content[len(content)-8:]) ||
 				h.Size == 4 && h.Order == binary.ByteOrder(binary.LittleEndian) && h.Kind == 'i' && last != int64(int32(binary.LittleEndian.Uint32(content[len(content)-4:]))) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sbinet/npyio/npy"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // TestOpenReadsOtherWriters reads files that npyio writes.
@@ -24,9 +25,7 @@ func TestOpenReadsOtherWriters(t *testing.T) {
 		{"f8", []float64{1, -2.5, 1e300, math.Inf(-1)}, 8, []float32{1, -2.5, float32(math.Inf(1)), float32(math.Inf(-1))}, 1},
 	} {
 		var file bytes.Buffer
-		if err := npy.Write(&file, c.data); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, npy.Write(&file, c.data))
 		h, r, err := Open(&file, int64(file.Len()))
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
@@ -49,16 +48,11 @@ func TestWriteIsReadByOthers(t *testing.T) {
 	for _, shape := range [][]int{{6}, {2, 3}, {1, 3, 2}} {
 		want := []float32{1, 2, 3, 4, 5, 6}
 		var file bytes.Buffer
-		if err := Write(&file, "<f4", shape, want); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Write(&file, "<f4", shape, want))
 		if start := file.Len() - 4*len(want); start%64 != 0 {
 			t.Errorf("%v: the data starts at byte %d", shape, start)
 		}
-		r, err := npy.NewReader(&file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(npy.NewReader(&file))(t)
 		var got []float32
 		if err := r.Read(&got); err != nil || !slices.Equal(got, want) || !slices.Equal(r.Header.Descr.Shape, shape) {
 			t.Errorf("%v: read as %v %v, %v", shape, r.Header.Descr.Shape, got, err)
@@ -135,9 +129,7 @@ func TestFortran(t *testing.T) {
 		{"(2, 0)", nil, nil},
 	} {
 		var h Header
-		if err := h.parse("{'descr': '|u1', 'fortran_order': True, 'shape': "+c.shape+", }", true); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.parse("{'descr': '|u1', 'fortran_order': True, 'shape': "+c.shape+", }", true))
 		got, err := Read(bytes.NewReader(c.stored), h, func(dst, raw []byte) { copy(dst, raw) })
 		if err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, %v, want %v", c.shape, got, err, c.want)
@@ -145,17 +137,12 @@ func TestFortran(t *testing.T) {
 	}
 	// More than one chunk.
 	h := Header{Kind: 'u', Size: 1, Fortran: true}
-	if err := h.SetShape([]int{3, chunk}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.SetShape([]int{3, chunk}))
 	stored := make([]byte, h.Count)
 	for i := range stored {
 		stored[i] = byte(i%3*7 + i/3)
 	}
-	got, err := Read(bytes.NewReader(stored), h, func(dst, raw []byte) { copy(dst, raw) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(Read(bytes.NewReader(stored), h, func(dst, raw []byte) { copy(dst, raw) }))(t)
 	for i, x := range got {
 		if x != byte(i/chunk*7+i%chunk) {
 			t.Fatalf("element %d is %d", i, x)

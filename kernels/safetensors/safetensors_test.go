@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // file returns a file of a header and data, which may contradict each other.
@@ -36,10 +37,7 @@ func example() []byte {
 // TestReadHeader reads the tensors of example.
 func TestReadHeader(t *testing.T) {
 	content := example()
-	h, err := ReadHeader(bytes.NewReader(content), int64(len(content)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(ReadHeader(bytes.NewReader(content), int64(len(content))))(t)
 	if got := h.List(""); got != `["a" "b" "c" "e" "ü"]` {
 		t.Errorf("names: %s", got)
 	}
@@ -78,9 +76,7 @@ func TestReadHeader(t *testing.T) {
 		many = append(many, entry(fmt.Sprintf("layer.%02d", i), "U8", "[1]", i, i+1))
 	}
 	content = file("{"+strings.Join(many, ",")+"}", make([]byte, 30)...)
-	if h, err = ReadHeader(bytes.NewReader(content), int64(len(content))); err != nil {
-		t.Fatal(err)
-	}
+	h = must.Get(ReadHeader(bytes.NewReader(content), int64(len(content))))(t)
 	if _, err := h.Tensor("layer"); err == nil || !strings.HasSuffix(err.Error(), `"layer.19"] and 10 more`) {
 		t.Errorf("error is %v", err)
 	}

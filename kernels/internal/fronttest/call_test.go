@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // TestPreparedCall: one call that is rebound or reset has the bits of a new call each time,
@@ -75,14 +76,8 @@ func TestRebindRefuses(t *testing.T) {
 	x := upload(t, dev, normal(64, 1), kernels.Shape{1, 2, 8, 4})
 	call := prepare(t, dev, x, x, x, kernels.Options{})
 	other := upload(t, dev, normal(64, 2), kernels.Shape{1, 4, 4, 4})
-	swapped, err := upload(t, dev, normal(64, 3), kernels.Shape{1, 8, 2, 4}).Swap(kernels.Heads, kernels.Seq)
-	if err != nil {
-		t.Fatal(err)
-	}
-	half, err := dev.FromFloat32(t.Context(), kernels.F16, normal(64, 4), x.Shape())
-	if err != nil {
-		t.Fatal(err)
-	}
+	swapped := must.Get(upload(t, dev, normal(64, 3), kernels.Shape{1, 8, 2, 4}).Swap(kernels.Heads, kernels.Seq))(t)
+	half := must.Get(dev.FromFloat32(t.Context(), kernels.F16, normal(64, 4), x.Shape()))(t)
 	defer half.Release()
 	if err := call.Rebind(other, x, x); !errors.Is(err, kernels.ErrShape) {
 		t.Errorf("another shape: error is %v", err)
@@ -165,44 +160,21 @@ func TestResumeOfAnotherCall(t *testing.T) {
 		ctx := t.Context()
 		s := kernels.Shape{1, 2, 8, 8}
 		x := upload(t, dev, normal(s.Elements(), 1), s)
-		short, err := x.Slice(kernels.Seq, 0, 7)
-		if err != nil {
-			t.Fatal(err)
-		}
-		half, err := dev.FromFloat32(ctx, kernels.F16, normal(s.Elements(), 1), s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		short := must.Get(x.Slice(kernels.Seq, 0, 7))(t)
+		half := must.Get(dev.FromFloat32(ctx, kernels.F16, normal(s.Elements(), 1), s))(t)
 		defer half.Release()
 		be := &signing{Backend: dev.Backend()}
-		r, err := kernels.NewDevice(be).Attention(ctx, x, x, x, kernels.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(kernels.NewDevice(be).Attention(ctx, x, x, x, kernels.Options{}))(t)
 		r.Release()
-		o, err := kernels.AllocHost(kernels.F32, s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		o := must.Get(kernels.AllocHost(kernels.F32, s))(t)
 		own := &kernels.Partial{Call: be.last, O: o}
-		blocks, err := kernels.HostBool([]bool{true}, kernels.Shape{1, 1, 1, 1})
-		if err == nil {
-			blocks, err = dev.Upload(ctx, blocks)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		blocks := must.Get(kernels.HostBool([]bool{true}, kernels.Shape{1, 1, 1, 1}))(t)
+		blocks = must.Get(dev.Upload(ctx, blocks))(t)
 		defer blocks.Release()
-		want, err := dev.Attention(ctx, x, x, x, kernels.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(dev.Attention(ctx, x, x, x, kernels.Options{}))(t)
 		defer want.Release()
 		call := prepare(t, dev, x, x, x, kernels.Options{})
-		got, err := call.Alloc(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(call.Alloc(ctx))(t)
 		defer got.Release()
 		if err := call.Resume(ctx, got, own); err != nil {
 			t.Fatalf("its own Partial: %v", err)
@@ -210,10 +182,7 @@ func TestResumeOfAnotherCall(t *testing.T) {
 		sameBits(t, "o", dev, got.O, want.O)
 		resume := func(name string, call *kernels.Call, from *kernels.Partial, want error, text string) {
 			t.Helper()
-			out, err := call.Alloc(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			out := must.Get(call.Alloc(ctx))(t)
 			defer out.Release()
 			if err := call.Resume(ctx, out, from); !errors.Is(err, want) || !strings.Contains(fmt.Sprint(err), text) {
 				t.Errorf("%s: error is %v", name, err)
@@ -235,10 +204,7 @@ func TestResumeOfAnotherCall(t *testing.T) {
 		resume("an empty Partial", call, new(kernels.Partial), kernels.ErrOption, "the partial result is empty")
 		divided := prepare(t, dev, x, x, x, kernels.Options{Causal: true, Prefix: []int{3}})
 		resume("a call of parts", divided, own, kernels.ErrUnsupported, "cannot be resumed")
-		packed, err := dev.FromFloat32(ctx, kernels.F32, normal(16, 1), kernels.Shape{1, 2, 1, 8})
-		if err != nil {
-			t.Fatal(err)
-		}
+		packed := must.Get(dev.FromFloat32(ctx, kernels.F32, normal(16, 1), kernels.Shape{1, 2, 1, 8}))(t)
 		defer packed.Release()
 		resume("packed sequences", prepare(t, dev, packed, packed, packed, kernels.Options{CuQ: []int{0, 1}}), own, kernels.ErrUnsupported, "cannot be resumed")
 		resume("weights", prepare(t, dev, x, x, x, kernels.Options{Weights: true}), own, kernels.ErrUnsupported, "cannot be resumed")

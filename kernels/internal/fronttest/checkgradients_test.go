@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // TestCheckBackward: gradients with every kind of option pass, and one element that is off by
@@ -23,10 +24,7 @@ func TestCheckBackward(t *testing.T) {
 	for i := range seen {
 		seen[i] = i%3 < 2
 	}
-	blocks, err := kernels.HostBool(seen, kernels.Shape{1, heads, 4, 6})
-	if err != nil {
-		t.Fatal(err)
-	}
+	blocks := must.Get(kernels.HostBool(seen, kernels.Shape{1, heads, 4, 6}))(t)
 	segments := func(n int) [][]int32 {
 		ids := make([]int32, n)
 		for i := range ids {
@@ -75,10 +73,7 @@ func TestCheckBackward(t *testing.T) {
 			t.Errorf("%s, dk alone: %+v, %v", c.name, report, err)
 		}
 		for name, g := range map[string]kernels.Tensor{"dq[1,": grads.Q, "dk[1,": grads.K, "dv[1,": grads.V} {
-			x, err := g.Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
+			x := must.Get(g.Float32s())(t)
 			last := &x[len(x)-1]
 			was := *last
 			*last = was*1.001 + 1e-30 // some are 0

@@ -8,26 +8,19 @@ import (
 
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // cut slices t along an axis.
 func cut(t *testing.T, x kernels.Tensor, axis, lo, hi int) kernels.Tensor {
 	t.Helper()
-	y, err := x.Slice(axis, lo, hi)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return y
+	return must.Get(x.Slice(axis, lo, hi))(t)
 }
 
 // floats downloads x.
 func floats(t *testing.T, dev *kernels.Device, x kernels.Tensor) []float32 {
 	t.Helper()
-	y, err := dev.ToFloat32(t.Context(), x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return y
+	return must.Get(dev.ToFloat32(t.Context(), x))(t)
 }
 
 // sameBits fails unless x and y hold the same bits.
@@ -69,20 +62,14 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 		opt := kernels.Options{Causal: true, Softcap: 20, KLen: []int{150, 110}, LSE: true, QSegments: segmentIDs()}
 		for _, weights := range []bool{false, true} {
 			opt.Weights = weights
-			all, err := dev.Attention(t.Context(), q, k, v, opt)
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := must.Get(dev.Attention(t.Context(), q, k, v, opt))(t)
 			defer all.Release()
 			for _, d := range documents {
 				alone := opt
 				alone.QSegments = nil
 				alone.KLen = []int{d[1] - d[0], max(0, min(110, d[1])-d[0])}
 				part := func(x kernels.Tensor) kernels.Tensor { return cut(t, x, kernels.Seq, d[0], d[1]) }
-				one, err := dev.Attention(t.Context(), part(q), part(k), part(v), alone)
-				if err != nil {
-					t.Fatal(err)
-				}
+				one := must.Get(dev.Attention(t.Context(), part(q), part(k), part(v), alone))(t)
 				defer one.Release()
 				sameBits(t, "o", dev, part(all.O), one.O)
 				sameBits(t, "lse", dev, part(all.LSE), one.LSE)
@@ -112,22 +99,13 @@ func TestCheckSeesSegments(t *testing.T) {
 	s := kernels.Shape{1, 2, 150, 8}
 	q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s), upload(t, dev, normal(s.Elements(), 3), s)
 	opt := kernels.Options{QSegments: segmentIDs(), Weights: true}
-	plain, err := dev.Attention(t.Context(), q, k, v, kernels.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plain := must.Get(dev.Attention(t.Context(), q, k, v, kernels.Options{}))(t)
 	report, err := prepare(t, dev, q, k, v, opt).Check(t.Context(), plain, kernels.CheckOptions{})
 	if err != nil || report.OK() {
 		t.Errorf("a result without segments: %+v, %v", report, err)
 	}
-	r, err := dev.Attention(t.Context(), q, k, v, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := r.Weights.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(dev.Attention(t.Context(), q, k, v, opt))(t)
+	w := must.Get(r.Weights.Float32s())(t)
 	w[(150+80)*150+3] = 1e-3 // head 1, row 80 is of the third document, key 3 of the first
 	report, err = prepare(t, dev, q, k, v, opt).Check(t.Context(), r, kernels.CheckOptions{Rows: 300})
 	if err != nil || report.OK() || !strings.Contains(report.Worst, "weights[0,1,80,3]") {
@@ -163,11 +141,7 @@ func TestSubcallsTogether(t *testing.T) {
 	// The outputs of the first document overlap the queries of the second one.
 	all := upload(t, dev, make([]float32, 2*s.Elements()), kernels.Shape{1, 1, 1, 2 * s.Elements()})
 	view := func(at int) kernels.Tensor {
-		x, err := all.View(kernels.Shape{1, 1, 150, 8}, kernels.Shape{1, 1, 150, 8}.Contiguous(), at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(all.View(kernels.Shape{1, 1, 150, 8}, kernels.Shape{1, 1, 150, 8}.Contiguous(), at))(t)
 	}
 	one := view(0)
 	if err := prepare(t, dev, one, one, one, opt).RunInto(t.Context(), kernels.Result{O: view(75 * 8)}); !errors.Is(err, kernels.ErrOverlap) {
@@ -184,31 +158,18 @@ func TestSoftmaxInRegions(t *testing.T) {
 		for i := range bits {
 			bits[i] = i%3 > 0
 		}
-		mask, err := kernels.HostBool(bits, kernels.Shape{1, 1, 1, 100})
-		if err == nil {
-			mask, err = dev.Upload(t.Context(), mask)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		mask := must.Get(kernels.HostBool(bits, kernels.Shape{1, 1, 1, 100}))(t)
+		mask = must.Get(dev.Upload(t.Context(), mask))(t)
 		defer mask.Release()
 		opt := kernels.Options{Scale: new(0.25), Causal: true, Prefix: []int{90}, QSegments: segmentIDs(), Mask: mask}
 		attention := opt
 		attention.Weights = true
-		want, err := dev.Attention(t.Context(), q, k, k, attention)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(dev.Attention(t.Context(), q, k, k, attention))(t)
 		defer want.Release()
-		w, err := dev.QK(t.Context(), q, k)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(dev.QK(t.Context(), q, k))(t)
 		defer w.Release()
 		lse := upload(t, dev, make([]float32, 300), kernels.Shape{1, 2, 150, 1})
-		if err := dev.Softmax(t.Context(), w, lse, opt); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, dev.Softmax(t.Context(), w, lse, opt))
 		sameBits(t, "weights", dev, w, want.Weights)
 		report, err := prepare(t, dev, q, k, k, attention).Check(t.Context(), kernels.Result{O: want.O, LSE: lse, Weights: w}, kernels.CheckOptions{Rows: 300})
 		if err != nil || !report.OK() || report.Rows != 300 {
@@ -240,20 +201,12 @@ func TestRegionsOfPages(t *testing.T) {
 			}
 			pooled[n], whole[n] = upload(t, dev, data, pool), upload(t, dev, rows, own)
 		}
-		mask, err := kernels.HostBool(make([]bool, 70*40), kernels.Shape{1, 1, 70, 40})
-		if err != nil {
-			t.Fatal(err)
-		}
-		bits, err := mask.Bools()
-		if err != nil {
-			t.Fatal(err)
-		}
+		mask := must.Get(kernels.HostBool(make([]bool, 70*40), kernels.Shape{1, 1, 70, 40}))(t)
+		bits := must.Get(mask.Bools())(t)
 		for i := range bits {
 			bits[i] = i%5 > 0
 		}
-		if mask, err = dev.Upload(t.Context(), mask); err != nil {
-			t.Fatal(err)
-		}
+		mask = must.Get(dev.Upload(t.Context(), mask))(t)
 		defer mask.Release()
 		segments := func(at int) [][]int32 {
 			ids := make([]int32, 70)
@@ -268,10 +221,7 @@ func TestRegionsOfPages(t *testing.T) {
 			"short":    {Mask: mask, Causal: true},
 		} {
 			opt.KLen, opt.LSE = klen, true
-			want, err := dev.Attention(t.Context(), q, whole[0], whole[1], opt)
-			if err != nil {
-				t.Fatal(err)
-			}
+			want := must.Get(dev.Attention(t.Context(), q, whole[0], whole[1], opt))(t)
 			defer want.Release()
 			opt.Pages = &kernels.Pages{Table: table, Keys: keys}
 			got, err := dev.Attention(t.Context(), q, pooled[0], pooled[1], opt)

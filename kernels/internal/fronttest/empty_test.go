@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -110,10 +111,7 @@ func TestEmptySizes(t *testing.T) {
 					continue
 				}
 				is("s", s, scores, zero)
-				lse, err := dev.Alloc(ctx, kernels.F32, sums)
-				if err != nil {
-					t.Fatal(err)
-				}
+				lse := must.Get(dev.Alloc(ctx, kernels.F32, sums))(t)
 				if err := dev.Softmax(ctx, s, lse, kernels.Options{Scale: new(1.0), Sinks: sinks}); err != nil {
 					t.Errorf("%s: %v", c.name, err)
 				}
@@ -141,13 +139,7 @@ func TestEmptySizes(t *testing.T) {
 					continue
 				}
 				// Packed: two sequences that are both empty on this side.
-				one := func(x kernels.Tensor) kernels.Tensor {
-					x, err := x.Slice(kernels.Batch, 0, 1)
-					if err != nil {
-						t.Fatal(err)
-					}
-					return x
-				}
+				one := func(x kernels.Tensor) kernels.Tensor { return must.Get(x.Slice(kernels.Batch, 0, 1))(t) }
 				r, err := dev.Attention(ctx, one(q), one(k), one(v), kernels.Options{CuQ: []int{0, 0, d.SeqQ}, CuK: []int{0, 0, d.SeqK}, LSE: true})
 				if err != nil {
 					t.Errorf("%s, packed: %v", c.name, err)
@@ -217,21 +209,12 @@ func TestEmptyOperations(t *testing.T) {
 			}
 		}
 		config := nn.MultiHeadConfig{Model: 8, Heads: 2, Bias: true, RoPE: &nn.RoPE{}}
-		weights, err := config.Initialise(nn.Initialiser{Seed: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		bias, err := weights.Bo.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
+		weights := must.Get(config.Initialise(nn.Initialiser{Seed: 1}))(t)
+		bias := must.Get(weights.Bo.Float32s())(t)
 		for i := range bias {
 			bias[i] = float32(i + 1)
 		}
-		layer, err := nn.NewMultiHeadAttention(ctx, dev, config, weights)
-		if err != nil {
-			t.Fatal(err)
-		}
+		layer := must.Get(nn.NewMultiHeadAttention(ctx, dev, config, weights))(t)
 		defer layer.Release()
 		for _, l := range []struct{ batch, rows, memory int }{{0, 3, 3}, {2, 0, 0}, {2, 0, 5}, {2, 3, 0}} {
 			opt := nn.MultiHeadOptions{Memory: tensor(l.batch, 1, l.memory, 8)}
@@ -249,10 +232,7 @@ func TestEmptyOperations(t *testing.T) {
 				t.Errorf("layer of %+v: shapes %v, %v, %v", l, o, sums, pairs)
 			}
 			// Without keys the output is the bias.
-			out, err := dev.ToFloat32(ctx, r.O)
-			if err != nil {
-				t.Fatal(err)
-			}
+			out := must.Get(dev.ToFloat32(ctx, r.O))(t)
 			for i, x := range out {
 				if x != bias[i%8] {
 					t.Fatalf("layer of %+v: o[%d] is %v, should be %v", l, i, x, bias[i%8])
@@ -267,14 +247,8 @@ func TestBlocksOfAnySize(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		ctx := t.Context()
 		x := upload(t, dev, normal(5*4, 1), kernels.Shape{1, 1, 5, 4})
-		host, err := kernels.HostBool([]bool{true}, kernels.Shape{1, 1, 1, 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		mask, err := dev.Upload(ctx, host)
-		if err != nil {
-			t.Fatal(err)
-		}
+		host := must.Get(kernels.HostBool([]bool{true}, kernels.Shape{1, 1, 1, 1}))(t)
+		mask := must.Get(dev.Upload(ctx, host))(t)
 		defer mask.Release()
 		for _, size := range []int{5, 6, 1 << 32, math.MaxInt - 1, math.MaxInt} {
 			call := prepare(t, dev, x, x, x, kernels.Options{BlockMask: mask, BlockSize: size})

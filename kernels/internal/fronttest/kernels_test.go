@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // each runs f on the CPU and on the GPU. It skips the GPU without an adapter, except under CI.
@@ -32,11 +33,7 @@ func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 // prepare returns a prepared call.
 func prepare(t testing.TB, dev *kernels.Device, q, k, v kernels.Tensor, opt kernels.Options) *kernels.Call {
 	t.Helper()
-	c, err := dev.Prepare(q, k, v, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return must.Get(dev.Prepare(q, k, v, opt))(t)
 }
 
 func normal(n int, seed uint64) []float32 {
@@ -50,10 +47,7 @@ func normal(n int, seed uint64) []float32 {
 
 func upload(t *testing.T, dev *kernels.Device, x []float32, s kernels.Shape) kernels.Tensor {
 	t.Helper()
-	y, err := dev.FromFloat32(t.Context(), kernels.F32, x, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	y := must.Get(dev.FromFloat32(t.Context(), kernels.F32, x, s))(t)
 	t.Cleanup(y.Release)
 	return y
 }
@@ -72,22 +66,10 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 				floats[i] = float32(math.Inf(-1))
 			}
 		}
-		mask, err := kernels.HostBool(bools, kernels.Shape{1, 1, 5, 7})
-		if err != nil {
-			t.Fatal(err)
-		}
-		bias, err := kernels.HostF32(floats, kernels.Shape{1, 1, 5, 7})
-		if err != nil {
-			t.Fatal(err)
-		}
-		one, err := dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q, k, v, kernels.Options{Mask: mask})
-		if err != nil {
-			t.Fatal(err)
-		}
-		two, err := dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q, k, v, kernels.Options{Bias: bias})
-		if err != nil {
-			t.Fatal(err)
-		}
+		mask := must.Get(kernels.HostBool(bools, kernels.Shape{1, 1, 5, 7}))(t)
+		bias := must.Get(kernels.HostF32(floats, kernels.Shape{1, 1, 5, 7}))(t)
+		one := must.Get(dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q, k, v, kernels.Options{Mask: mask}))(t)
+		two := must.Get(dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q, k, v, kernels.Options{Bias: bias}))(t)
 		if !slices.Equal(one, two) {
 			t.Errorf("mask gives %v, bias of -Inf gives %v", one, two)
 		}
@@ -105,10 +87,7 @@ func TestCheck(t *testing.T) {
 		kv := kernels.Shape{2, 2, 50, 16}
 		q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(kv.Elements(), 2), kv), upload(t, dev, normal(kv.Elements(), 3), kv)
 		opt := kernels.Options{Causal: true, Align: kernels.LowerRight, LSE: true, Weights: true}
-		r, err := dev.Attention(t.Context(), q, k, v, opt)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(dev.Attention(t.Context(), q, k, v, opt))(t)
 		defer r.Release()
 		call := prepare(t, dev, q, k, v, opt)
 		report, err := call.Check(t.Context(), r, kernels.CheckOptions{Rows: 60, Seed: 4})
@@ -119,10 +98,7 @@ func TestCheck(t *testing.T) {
 		if err != nil || !all.OK() || all.Rows != 2*4*40 {
 			t.Errorf("all rows: %+v, %v", all, err)
 		}
-		wrong, err := dev.ToFloat32(t.Context(), r.O)
-		if err != nil {
-			t.Fatal(err)
-		}
+		wrong := must.Get(dev.ToFloat32(t.Context(), r.O))(t)
 		wrong[((1*4+2)*40+39)*16+7] += 0.01
 		bad := kernels.Result{O: upload(t, dev, wrong, s)}
 		report, err = call.Check(t.Context(), bad, kernels.CheckOptions{Rows: 320})
@@ -136,18 +112,9 @@ func TestCheck(t *testing.T) {
 // stages that follow and O(S²) memory.
 func TestPlanOfWeights(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
-		m, err := kernels.Meta(kernels.F32, kernels.Shape{1, 2, 4096, 64})
-		if err != nil {
-			t.Fatal(err)
-		}
-		fused, err := prepare(t, dev, m, m, m, kernels.Options{}).Plan(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		both, err := prepare(t, dev, m, m, m, kernels.Options{Weights: true}).Plan(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(kernels.Meta(kernels.F32, kernels.Shape{1, 2, 4096, 64}))(t)
+		fused := must.Get(prepare(t, dev, m, m, m, kernels.Options{}).Plan(t.Context()))(t)
+		both := must.Get(prepare(t, dev, m, m, m, kernels.Options{Weights: true}).Plan(t.Context()))(t)
 		weights := int64(2 * 4096 * 4096 * 4)
 		if both.Bytes != fused.Bytes+3*weights || both.Scratch != fused.Scratch || both.Chunks != fused.Chunks+2 || !strings.HasPrefix(both.Why, fused.Why) ||
 			!strings.Contains(both.Why, "O(S²)") || both.Path != fused.Path+", QK and Softmax for weights" {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // plainBackend has none of the optional interfaces.
@@ -17,24 +18,15 @@ func TestRotateRefuses(t *testing.T) {
 		be := dev.Backend()
 		ctx := t.Context()
 		tensor := func(dtype kernels.DType, s ...int) kernels.Tensor {
-			x, err := be.Alloc(ctx, dtype, kernels.Shape(s))
-			if err != nil {
-				t.Fatal(err)
-			}
+			x := must.Get(be.Alloc(ctx, dtype, kernels.Shape(s)))(t)
 			t.Cleanup(x.Release)
 			return x
 		}
 		f32 := kernels.F32
 		x, y, angle := tensor(f32, 2, 3, 5, 8), tensor(f32, 2, 3, 5, 8), tensor(f32, 1, 1, 5, 4)
 		good := kernels.Angles{Cos: angle, Sin: tensor(f32, 1, 1, 5, 4)}
-		part, err := x.Slice(kernels.Batch, 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		other, err := x.View(part.Shape(), part.Strides(), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		part := must.Get(x.Slice(kernels.Batch, 0, 1))(t)
+		other := must.Get(x.View(part.Shape(), part.Strides(), 1))(t)
 		for _, c := range []struct {
 			name string
 			be   backend.Backend
@@ -66,9 +58,5 @@ func TestRotateRefuses(t *testing.T) {
 // view returns angles in the memory of x.
 func view(t *testing.T, x kernels.Tensor) kernels.Tensor {
 	t.Helper()
-	y, err := x.View(kernels.Shape{1, 1, 5, 4}, kernels.Strides{0, 0, 4, 1}, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return y
+	return must.Get(x.View(kernels.Shape{1, 1, 5, 4}, kernels.Strides{0, 0, 4, 1}, 0))(t)
 }

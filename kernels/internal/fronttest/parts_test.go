@@ -7,6 +7,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // visible is the documentation of Options in code: whether row i of batch b sees key j.
@@ -61,10 +62,7 @@ func TestParts(t *testing.T) {
 				o.QSegments, o.KSegments = append(o.QSegments, rows), append(o.KSegments, keys)
 			}
 		}
-		parts, err := o.Parts(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		parts := must.Get(o.Parts(d))(t)
 		for b := range d.Batch {
 			for i := range d.SeqQ {
 				owners := 0

@@ -8,6 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // warmer records the calls of Warmup.
@@ -38,11 +39,7 @@ func TestWarmup(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
 	meta := func(heads, seq, dim int) kernels.Tensor {
-		x, err := kernels.Meta(kernels.F16, kernels.Shape{2, heads, seq, dim})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(kernels.Meta(kernels.F16, kernels.Shape{2, heads, seq, dim}))(t)
 	}
 	q, k, v := meta(4, 3, 8), meta(2, 9, 8), meta(2, 9, 5)
 	if err := prepare(t, dev, q, k, v, kernels.Options{}).Warmup(t.Context()); err != nil {
@@ -59,9 +56,7 @@ func TestWarmup(t *testing.T) {
 		t.Errorf("shapes that do not fit: %v after %d calls", err, len(w.calls))
 	}
 	for _, opt := range []kernels.Options{{Causal: true, LSE: true}, {Weights: true}} {
-		if err := prepare(t, warm, q, k, v, opt).Warmup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, prepare(t, warm, q, k, v, opt).Warmup(t.Context()))
 		n := len(w.calls) - 1
 		c := w.calls[n]
 		if c.O.Shape() != (kernels.Shape{2, 4, 3, 5}) || c.O.DType() != kernels.F16 || c.LSE.IsZero() == opt.LSE || w.weights[n] != opt.Weights {
@@ -73,9 +68,7 @@ func TestWarmup(t *testing.T) {
 	}
 	call := prepare(t, warm, q, k, v, kernels.Options{Sinks: make([]float32, 4), LSE: true})
 	for _, want := range []kernels.Gradients{call.Gradients().Operands(), call.Gradients()} {
-		if err := call.WarmupBackward(t.Context(), want); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, call.WarmupBackward(t.Context(), want))
 		g := w.gradients[len(w.gradients)-1]
 		if g.DQ.DType() != kernels.F16 || g.DV.Shape() != v.Shape() || g.DSinks.IsZero() != want.Sinks.IsZero() || g.LSE.IsZero() || g.DO.Shape() != g.O.Shape() || g.Add {
 			t.Errorf("%+v: warmed %+v", want, g)

@@ -11,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -100,27 +101,12 @@ func TestNothingPanics(t *testing.T) {
 	x := upload(t, open, []float32{1}, kernels.Shape{1, 1, 1, 1})
 	prepared := prepare(t, open, x, x, x, kernels.Options{})
 	orphan := prepare(t, nil, x, x, x, kernels.Options{})
-	cache, err := kvcache.New(t.Context(), open, kvcache.Config{Dim: 2, Capacity: 4, RoPE: &nn.RoPE{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	paged, err := kvcache.NewPaged(t.Context(), open, kvcache.PagedConfig{Dim: 2, Pages: 2, PageSize: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	sequence, err := paged.NewSequence()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := must.Get(kvcache.New(t.Context(), open, kvcache.Config{Dim: 2, Capacity: 4, RoPE: &nn.RoPE{}}))(t)
+	paged := must.Get(kvcache.NewPaged(t.Context(), open, kvcache.PagedConfig{Dim: 2, Pages: 2, PageSize: 2}))(t)
+	sequence := must.Get(paged.NewSequence())(t)
 	config := nn.MultiHeadConfig{Model: 2, RoPE: &nn.RoPE{}}
-	weights, err := config.Initialise(nn.Initialiser{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	layer, err := nn.NewMultiHeadAttention(t.Context(), open, config, weights)
-	if err != nil {
-		t.Fatal(err)
-	}
+	weights := must.Get(config.Initialise(nn.Initialiser{}))(t)
+	layer := must.Get(nn.NewMultiHeadAttention(t.Context(), open, config, weights))(t)
 	for name, target := range map[string]any{
 		"a zero Cache": new(kvcache.Cache), "a zero Paged": new(kvcache.Paged), "a zero Sequence": new(kvcache.Sequence), "a zero Batch": new(kvcache.Batch),
 		"a Batch of a zero Paged": new(kvcache.Paged).Batch(new(kvcache.Sequence)), "a Batch of a zero Sequence": paged.Batch(new(kvcache.Sequence)),
@@ -195,14 +181,9 @@ func TestZeroValuesOfCaches(t *testing.T) {
 	out := kernels.Result{O: upload(t, dev, []float32{1, 2}, x.Shape())}
 	one := func(_ any, err error) error { return err }
 	config := kvcache.Config{Dim: 2, Capacity: 4, RoPE: &nn.RoPE{}}
-	cache, err := kvcache.New(ctx, dev, config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := must.Get(kvcache.New(ctx, dev, config))(t)
 	defer cache.Release()
-	if err := cache.Append(ctx, x, x, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cache.Append(ctx, x, x, nil))
 	var missing context.Context
 	zero, batch := new(kvcache.Cache), new(kvcache.Paged).Batch(new(kvcache.Sequence))
 	for name, err := range map[string]error{
@@ -248,10 +229,7 @@ func TestMissingBackendAndContext(t *testing.T) {
 	} {
 		dev, ctx := on.dev, on.ctx
 		call := prepare(t, dev, x, x, x, kernels.Options{})
-		empty, err := x.Slice(kernels.Seq, 0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		empty := must.Get(x.Slice(kernels.Seq, 0, 0))(t)
 		out := kernels.Result{O: upload(t, open, make([]float32, 2), x.Shape())}
 		for name, err := range map[string]error{
 			"Alloc": one(dev.Alloc(ctx, kernels.F32, x.Shape())), "Upload": one(dev.Upload(ctx, x)), "Download": dev.Download(ctx, x, x),
