@@ -180,10 +180,6 @@ func (s *subcall) whole(c *Call) bool { return s.region == wholeRegion(c.dims) }
 
 // bind sets the inputs of s to its parts of c's.
 func (s *subcall) bind(c *Call) error {
-	if s.whole(c) {
-		s.Q, s.K, s.V = c.q, c.k, c.v
-		return nil
-	}
 	var parts view.Slicer
 	s.Q = parts.Rows(c.q, &s.Box)
 	s.K = parts.Keys(c.k, c.dims, &s.Box, s.Pages != nil)
@@ -196,10 +192,6 @@ func (c *Call) bindOutputs(out Result) error {
 	var parts view.Slicer
 	for i := range c.subs {
 		s := &c.subs[i]
-		if s.whole(c) {
-			s.O, s.LSE = out.O, out.LSE
-			continue
-		}
 		s.O, s.LSE = parts.Rows(out.O, &s.Box), parts.Rows(out.LSE, &s.Box)
 	}
 	return parts.Err

@@ -1,17 +1,16 @@
 package kernels
 
 import (
-	"container/heap"
 	"context"
 	"fmt"
 	"math"
 	"runtime"
-	"sort"
 	"sync"
 	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/top"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -37,31 +36,31 @@ const topChunk = 16 << 20
 // is O(Sq·n). A weight of 0, of a key that is hidden, dropped or far below the others, is
 // not listed; NaN counts as the largest. Errors as for [Device.Attention], and ErrOption
 // when n is less than 1.
-func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options) (top Top, err error) {
+func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options) (all Top, err error) {
 	defer op.Annotate(&err, "top weights")
 	return d.topWeights(ctx, q, k, n, &opt, topChunk)
 }
 
-func (d *Device) topWeights(ctx context.Context, q, k Tensor, n int, opt *Options, chunk int) (top Top, err error) {
+func (d *Device) topWeights(ctx context.Context, q, k Tensor, n int, opt *Options, chunk int) (all Top, err error) {
 	if n < 1 {
-		return top, fmt.Errorf("n is %d, it must be at least 1: %w", n, ErrOption)
+		return all, fmt.Errorf("n is %d, it must be at least 1: %w", n, ErrOption)
 	}
 	s, err := d.weightScan(q, k, opt, chunk)
 	if err != nil {
-		return top, err
+		return all, err
 	}
 	defer s.release()
 	size := Shape{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, n}.Elements() // negative when too large
-	if top.Keys, err = backend.Make[int32](size); err == nil {
-		top.Weights, err = backend.Make[float32](size)
+	if all.Keys, err = backend.Make[int32](size); err == nil {
+		all.Weights, err = backend.Make[float32](size)
 	}
 	if err != nil {
 		return Top{}, fmt.Errorf("%d weights for each of %d queries: %w", n, s.dims.Batch*s.dims.Heads*s.dims.SeqQ, err)
 	}
-	for i := range top.Keys {
-		top.Keys[i] = -1
+	for i := range all.Keys {
+		all.Keys[i] = -1
 	}
-	return top, s.problem.eachRegion(func(x region, _ backend.Problem) error {
+	return all, s.problem.eachRegion(func(x region, _ backend.Problem) error {
 		return s.chunks(x, math.MaxInt, func(x region) error {
 			w, _, err := s.weights(ctx, x, x.Lo[Dim], x.Hi[Dim])
 			if err != nil {
@@ -71,61 +70,11 @@ func (d *Device) topWeights(ctx context.Context, q, k Tensor, n int, opt *Option
 			inParallel((x.Hi[Heads]-x.Lo[Heads])*rows, func(r int) {
 				h, i := x.Lo[Heads]+r/rows, x.Lo[Seq]+r%rows
 				at := ((x.Lo[Batch]*s.dims.Heads+h)*s.dims.SeqQ + i) * n
-				pick(w[r*keys:(r+1)*keys], x.Lo[Dim], top.Keys[at:at+n], top.Weights[at:at+n])
+				top.Pick(w[r*keys:(r+1)*keys], x.Lo[Dim], all.Keys[at:at+n], all.Weights[at:at+n])
 			})
 			return ctx.Err()
 		})
 	})
-}
-
-// pick writes the largest weights of row, which begins with key first, in descending order,
-// as many as keys and weights hold.
-func pick(row []float32, first int, keys []int32, weights []float32) {
-	n, top := 0, topHeap{keys, weights}
-	for j, w := range row {
-		switch {
-		case w == 0:
-		case n < len(keys):
-			keys[n], weights[n] = int32(first+j), w
-			if n++; n == len(keys) {
-				heap.Init(top)
-			}
-		case rank(w) > rank(weights[0]): // equal ones came earlier and have lower keys
-			keys[0], weights[0] = int32(first+j), w
-			heap.Fix(top, 0)
-		}
-	}
-	sort.Sort(sort.Reverse(topHeap{keys[:n], weights[:n]}))
-}
-
-// topHeap is a heap of weights with their keys, the smallest on top; of equal weights the one
-// with the highest key. Its size does not change.
-type topHeap struct {
-	keys    []int32
-	weights []float32
-}
-
-func (t topHeap) Len() int { return len(t.keys) }
-
-func (t topHeap) Less(i, j int) bool {
-	a, b := rank(t.weights[i]), rank(t.weights[j])
-	return a < b || a == b && t.keys[i] > t.keys[j]
-}
-
-func (t topHeap) Swap(i, j int) {
-	t.keys[i], t.keys[j] = t.keys[j], t.keys[i]
-	t.weights[i], t.weights[j] = t.weights[j], t.weights[i]
-}
-
-func (topHeap) Push(any) {}
-func (topHeap) Pop() any { return nil }
-
-// rank returns w for comparison, with NaN as the largest.
-func rank(w float32) float32 {
-	if w != w {
-		return float32(math.Inf(1))
-	}
-	return w
 }
 
 // WeightRange selects weights of one query head: the rows Rows[0] <= i < Rows[1] and the
@@ -220,32 +169,38 @@ func (s *weightScan) release() { s.buffer.Release() }
 // one head where a row of a group is too large, and at most maxRows rows.
 func (s *weightScan) chunks(x region, maxRows int, f func(x region) error) error {
 	share := s.dims.Heads / s.dims.KVHeads
-	most := s.most / (x.Hi[Dim] - x.Lo[Dim]) // rows of a head
-	heads := max(1, min(x.Hi[Heads]-x.Lo[Heads], most/share*share))
+	most := s.most / x.Len(Dim) // rows of a head
+	heads := max(1, min(x.Len(Heads), most/share*share))
 	rows := min(max(1, most/heads), maxRows)
 	for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
 		for h := x.Lo[Heads]; h < x.Hi[Heads]; h += heads {
-			for i := x.Lo[Seq]; i < x.Hi[Seq]; {
-				y := x
-				y.Lo[Batch], y.Hi[Batch] = b, b+1
-				y.Lo[Heads], y.Hi[Heads] = h, min(h+heads, x.Hi[Heads])
-				y.Lo[Seq], y.Hi[Seq] = i, min(i+rows, x.Hi[Seq])
-				if block := s.problem.BlockQ; !s.problem.Blocks.IsZero() {
-					// A slice of a block mask begins with a block or lies inside one.
-					if end := y.Hi[Seq]; end < x.Hi[Seq] && i%block == 0 && rows >= block {
-						y.Hi[Seq] = end / block * block
-					} else if i%block != 0 || rows < block {
-						y.Hi[Seq] = min(end, (i/block+1)*block)
-					}
-				}
+			y := x
+			y.Lo[Batch], y.Hi[Batch] = b, b+1
+			y.Lo[Heads], y.Hi[Heads] = h, min(h+heads, x.Hi[Heads])
+			for y.Lo[Seq] < x.Hi[Seq] {
+				y.Hi[Seq] = s.endOfRows(y.Lo[Seq], rows, x.Hi[Seq])
 				if err := f(y); err != nil {
 					return err
 				}
-				i = y.Hi[Seq]
+				y.Lo[Seq] = y.Hi[Seq]
 			}
 		}
 	}
 	return nil
+}
+
+// endOfRows returns the end of a chunk of rows from i on, at most last. With a mask of blocks a
+// chunk is whole blocks or lies inside one.
+func (s *weightScan) endOfRows(i, rows, last int) int {
+	end, block := min(i+rows, last), s.problem.BlockQ
+	switch {
+	case s.problem.Blocks.IsZero():
+	case i%block != 0 || rows < block:
+		end = min(end, (i/block+1)*block)
+	case end < last:
+		end -= end % block
+	}
+	return end
 }
 
 // visible returns x, a part of one batch, with the keys that its rows see by the visibility
