@@ -252,9 +252,10 @@ func (c *Call) Rebind(q, k, v Tensor) (err error) {
 	return nil
 }
 
-// Reset prepares c for another call in place, as for each step of decoding over a growing
-// cache. It validates everything again but does not allocate while one backend call computes
-// the call. Errors as for [Device.Prepare]; after one, c can only be Reset.
+// Reset prepares c for another call in place, for example for each step of decoding over a
+// growing cache. It validates everything again. It does not allocate unless packed sequences, a
+// prefix, segments or offsets divide the call. Errors as for [Device.Prepare]. After an error c
+// can only be Reset.
 func (c *Call) Reset(q, k, v Tensor, opt Options) error {
 	if c == nil {
 		return c.ready()
@@ -322,14 +323,14 @@ func (c *Call) Run(ctx context.Context) (Result, error) {
 }
 
 // RunInto computes the call into preallocated outputs: out.O, of q's dtype or F32, and
-// out.LSE and out.Weights unless they are the zero Tensor, whatever Options.LSE and
-// Options.Weights are. It does not allocate. ErrOverlap when an output shares memory with
-// an input or another output.
+// out.LSE and out.Weights unless they are the zero Tensor. Options.LSE and Options.Weights do not
+// matter. It does not allocate. It returns ErrOverlap when an output shares memory with an input
+// or another output.
 func (c *Call) RunInto(ctx context.Context, out Result) error { return c.run(ctx, out, nil) }
 
-// Resume is RunInto from where an earlier run ended, because its device was lost or its context
-// cancelled: from is the Partial of the [Interrupted] that [errors.As] finds in the error. The
-// earlier call had the same operands and options and may have run on another device.
+// Resume is RunInto that continues a run which ended early, because its device was lost or its
+// context was cancelled. [errors.As] finds the [Interrupted] in the error of that run, and from is
+// its Partial. The earlier call had the same operands and options; its device may be another one.
 //
 // ErrOption when from is of another call, ErrUnsupported for weights and for calls that packed
 // sequences, a prefix, segments or offsets divide into several.

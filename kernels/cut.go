@@ -397,11 +397,11 @@ type Part struct {
 	Visible Visibility
 }
 
-// Parts returns the parts of a call with lengths d. Every row of every batch belongs to one
-// part, and the part has all keys that the row may see: programs that distribute a call
-// over machines compute each part, or pieces of it, as a call of its own with a Window, an
-// Offset and a KLen. A call without a Prefix, segments and different offsets is one part; a call
-// without rows or keys has none. The lengths of packed sequences are not considered.
+// Parts returns the parts of a call with lengths d. It is for programs that distribute a call
+// over machines: they compute each part, or rows and keys of it, as a call of its own with a
+// Window, an Offset and a KLen. Every row of every batch belongs to one part, which has all keys
+// that the row may see. A call without a Prefix, segments and different offsets is one part; a
+// call without rows or keys has none. Parts ignores CuQ and CuK.
 //
 // It returns ErrShape and ErrOption as [Device.Prepare] does.
 func (o *Options) Parts(d Dims) ([]Part, error) {

@@ -55,14 +55,14 @@ func (d *Device) Info() Info { return d.Backend().Info() }
 // Close waits for running calls and frees the device. Later calls return ErrClosed.
 func (d *Device) Close() error { return d.Backend().Close() }
 
-// SetVerify makes each run of a call on d recompute rows random rows in float64, as [Call.Check]
-// does, and return ErrVerify when a value is off by more than its error bound: for devices and
-// memory that may be defective. 0, the default, turns it off.
+// SetVerify makes each later run of a call on d recompute a number of random rows in float64, as
+// [Call.Check] does. The run returns ErrVerify when a value differs by more than its error bound.
+// It is for devices and memory that may be defective. 0, the default, turns it off.
 //
-// Each run draws other rows; which ones depends only on the number of runs before it. It
-// downloads the keys and values of the rows' heads and computes rows·Sk·(D+Dv) products in
-// float64 on one core, about 20 ns each: 3 ms a row for 1,024 keys and D = Dv = 64. Such a run
-// allocates. Stages, gradients and merges are not verified.
+// Each run draws other rows, which depend only on the number of verified runs before it. A row
+// takes Sk·(D+Dv) products in float64 on one core, about 20 ns each: 3 ms for 1,024 keys and
+// D = Dv = 64. The keys and values of its head are downloaded, and the run allocates. Stages,
+// gradients and merges are not verified.
 func (d *Device) SetVerify(rows int) {
 	if d != nil {
 		d.verify.Store(int64(max(rows, 0)))
@@ -92,7 +92,7 @@ func (d *Device) Download(ctx context.Context, host, src Tensor) error {
 // download results need not call it. It returns the first error that occurred after a call
 // had returned, unless another call has returned that error.
 //
-// On a GPU a call returns when it is submitted. Calls that use its result follow it on the
-// device, and calls that return host data wait for it. An error that occurs meanwhile is
-// returned, with the name of the call, by the first call that uses the result.
+// On a GPU a call returns when it is submitted. The device runs calls that use its result after
+// it, and calls that return host data wait for it. When the call fails after it has returned, the
+// first call that uses its result returns the error, with the name of the failed call.
 func (d *Device) Wait(ctx context.Context) error { return d.on(ctx).Wait(ctx) }

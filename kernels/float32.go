@@ -9,7 +9,7 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// Layout is the order of the axes of slices in memory, the last one adjacent.
+// Layout is the order of axes in memory, from the largest stride to the smallest.
 type Layout int
 
 const (
@@ -19,14 +19,14 @@ const (
 	BSHD
 )
 
-// AttentionFloat32 computes attention of slices that lie in memory by a layout, and returns the
-// output in the same one. By [BHSD]:
+// AttentionFloat32 computes attention of slices in host memory and returns the output. All have
+// the same layout, for example [BHSD]:
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]    o [B, H, Sq, Dv]
 //
-// Zero lengths in dims mean: Batch 1, Heads 1, KVHeads as Heads, ValueDim as Dim, and SeqK as
-// SeqQ, or no keys when k and v are empty. Tensors in opt are in host memory here, and have the
-// shapes of [Options] in either layout. LSE and Weights are refused, use [Device.Attention] for
+// Zero lengths in dims have defaults: Batch and Heads are 1, KVHeads is Heads, ValueDim is Dim.
+// SeqK is SeqQ, or no keys when k and v are empty. Tensors in opt are in host memory here; their
+// shapes do not depend on the layout. LSE and Weights are refused, use [Device.Attention] for
 // them. Errors as for Attention, and ErrShape when a slice does not have the elements of its
 // shape.
 func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, layout Layout, q, k, v []float32, opt Options) (o []float32, err error) {

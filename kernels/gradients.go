@@ -13,8 +13,9 @@ import (
 // Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
 // Tensor means that one is not requested.
 //
-// It is also the request for gradients: [Call.Gradients] returns all of a call, without memory,
-// for [Call.AllocGradients], [Call.WarmupBackward] and [Call.PlanBackward].
+// The same type requests gradients: [Call.AllocGradients], [Call.WarmupBackward] and
+// [Call.PlanBackward] take those that are set, with or without memory. [Call.Gradients] returns
+// all that a call has.
 type Gradients struct {
 	// Q, K and V have the shapes of the operands, and their dtypes or F32.
 	Q, K, V Tensor
@@ -58,12 +59,12 @@ func (g Gradients) Release() {
 //
 //	d.O [B, H, Sq, Dv], F32, F16 or BF16    d.LSE [B, H, Sq, 1] F32, or the zero Tensor for 0
 //
-// result has what Run returned with Options.LSE, or the O and LSE over more keys, merged from
-// calls over disjoint sets of keys (see [Device.Merge]). Then the gradients are those of all
-// the keys together: K and V for the keys of this call, Q this call's part of a sum.
+// result is what Run returned with Options.LSE. It may also be the merged result of calls over
+// disjoint sets of keys (see [Device.Merge]). The gradients are then those of the merged result:
+// those of K and V are complete for the keys of this call, and those of Q are summed over the calls.
 //
-// Backward computes the scores again instead of keeping them, in O(Sq + Sk) memory (Dao et
-// al. 2022, FlashAttention, section 3.1). The same call yields the same bits.
+// Backward computes the scores again instead of storing them, and needs O(Sq + Sk) memory (Dao
+// et al. 2022, FlashAttention, section 3.1). The same call yields the same bits.
 // Pages and int8 keys have no gradients. With P = exp(s - LSE) and w as in [Options], and
 // keep = 1 without dropout:
 //
@@ -279,9 +280,9 @@ func (d *Device) clear(ctx context.Context, g *Gradients) error {
 	return d.Copy(ctx, dst, src)
 }
 
-// Gradients returns the gradients that the call has, those of q, k and v and of each of its
-// options, without memory: a request for [Call.AllocGradients]. They have the dtypes of the
-// operands; those of options are F32. It is zero for a call that was not prepared.
+// Gradients returns a request for all gradients of the call: those of q, k and v, in their dtypes,
+// and those of its options, in F32. Its tensors have no memory. The request is empty for a call
+// that was not prepared.
 func (c *Call) Gradients() (g Gradients) {
 	if c.ready() != nil {
 		return g
@@ -295,8 +296,8 @@ func (c *Call) Gradients() (g Gradients) {
 	return g
 }
 
-// AllocGradients allocates a tensor like each of want, such as c.Gradients(), for
-// [Call.Backward]. The caller releases them.
+// AllocGradients allocates a tensor for each gradient that want requests, for the caller to
+// Release.
 func (c *Call) AllocGradients(ctx context.Context, want Gradients) (g Gradients, err error) {
 	defer op.Annotate(&err, "backward")
 	if err := c.ready(); err != nil {
@@ -318,9 +319,9 @@ func (c *Call) AllocGradients(ctx context.Context, want Gradients) (g Gradients,
 	return g, nil
 }
 
-// PlanBackward returns how the device would run Backward for the gradients of want, which need
-// no memory: for those of q, k and v 2.5 times the FLOPs of the forward pass, five products
-// instead of two. It runs nothing.
+// PlanBackward returns how the device would run Backward for the gradients of want, which may be
+// without memory. It runs nothing. The gradients of q, k and v take five products where the
+// forward pass takes two, 2.5 times its FLOPs.
 func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err error) {
 	defer op.Annotate(&err, "plan")
 	if err := c.ready(); err != nil {
@@ -347,8 +348,8 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err 
 	return sum, nil
 }
 
-// WarmupBackward compiles what Backward needs for the gradients of want, which need no memory,
-// and runs nothing. In all else it is as [Call.Warmup].
+// WarmupBackward is [Call.Warmup] for Backward with the gradients of want, which may be without
+// memory.
 func (c *Call) WarmupBackward(ctx context.Context, want Gradients) (err error) {
 	defer op.Annotate(&err, "warmup")
 	if err := c.ready(); err != nil {

@@ -94,11 +94,13 @@ func DequantiseQ8(row []float32, src []byte) { backend.DequantiseQ8(row, src) }
 // that every backend drops the same weights.
 type Dropout = backend.Dropout
 
-// Pages says where the keys and values of each batch are, in pools of pages of a fixed number of
-// keys: the pages of a batch need not be adjacent, and batches may share pages.
+// Pages lists the pages of each batch in a pool of keys and a pool of values. A page has a fixed
+// number of keys. The pages of a batch need not be adjacent, and batches may share pages. Table
+// [B] has the page numbers of each batch, in the order of its keys, and Keys is Sk.
 type Pages = backend.Pages
 
-// Rotation is which elements [Device.Rotate] takes as pairs, and the direction.
+// Rotation selects the pairs of elements that [Device.Rotate] rotates, and the direction:
+// Interleaved pairs (2i, 2i+1) or else (i, i+R/2), rotated back by Inverse.
 type Rotation = backend.Rotation
 
 // ScorePoint is a point between QKᵀ and softmax, for [Device.Scores].
@@ -141,8 +143,7 @@ const (
 	Other      = backend.Other
 )
 
-// Listing lists the devices of one family, such as "cpu" or "gpu", or has the error if there are
-// none.
+// Listing is the devices of one family, such as "cpu" or "gpu", or the error if there are none.
 type Listing = backend.Listing
 
 // Devices lists the devices of all imported families, in alphabetical order.
@@ -164,7 +165,7 @@ func WithTrace(ctx context.Context, t *Trace) context.Context { return backend.W
 // [errors.As].
 type Interrupted = backend.Interrupted
 
-// Partial is what a call had finished when it ended early.
+// Partial is the finished part of a call that ended early.
 type Partial = backend.Partial
 
 // Sentinel errors. Every error of this module wraps one of them or a context error, for

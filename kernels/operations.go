@@ -105,9 +105,9 @@ func (a Angles) Release() {
 //
 //	y_a = x_a·cos - x_b·sin    y_b = x_a·sin + x_b·cos
 //
-//	y, x [B, H, S, D] F32, F16 or BF16, each on its own    R <= D
+//	y, x [B, H, S, D] F32, F16 or BF16, each independently    R <= D
 //
-// y may be x itself, the same view; no other overlap. Any strides.
+// Strides are arbitrary. y may be the same view as x, and must not overlap it otherwise.
 //
 // Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not
 // rotate, and the backend's.
@@ -157,9 +157,9 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 //
 //	r.O, part.O [B, H, Sq, Dv] F32    r.LSE, part.LSE [B, H, Sq, 1] F32
 //
-// Merge is associative up to rounding: the keys of a long sequence can be processed in any
-// parts and on several machines. Give [Call.RunInto] an F32 output to keep parts of 16-bit
-// inputs exact. A part with an LSE of -Inf changes nothing.
+// Merge is associative up to rounding. The keys of a long sequence can be divided in any way, also
+// over several machines. Where the inputs have 16 bits, give [Call.RunInto] an F32 output, so that
+// the results are not rounded before they are merged. A result with an LSE of -Inf changes nothing.
 //
 // Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not
 // merge.

@@ -23,9 +23,9 @@ import (
 //	o_i = Σ w_j·v_j       lse_i = m + log(Σ exp(s - m) + exp(Sink - m))
 //
 // A key that Causal, Window, KLen, the segments, Mask, BlockMask or a bias of -Inf
-// hides does not change the result, whatever it holds. A fully masked row yields zeros and
-// an LSE of -Inf (with sinks, an LSE of the sink). A visible NaN makes the output of the
-// rows that see it NaN, and no other.
+// hides does not change the result, even if it is NaN. A fully masked row yields zeros and
+// an LSE of -Inf (with sinks, an LSE of the sink). A visible NaN makes the outputs NaN of the
+// rows that see it, and no others.
 //
 // Tensors are in device memory. Functions that cannot use an option refuse it by name.
 type Options struct {
@@ -101,15 +101,15 @@ type Options struct {
 	// [1, total, H, D], whose Swap(Heads, Seq) is the [1, H, total, D] of a call.
 	//
 	// The other options hold for each sequence as in a call of its own: positions count
-	// from its first row and key; Offsets, KLen, Prefix and ALiBi have N in place of B;
-	// Dropout counts sequences as batches. So do the bits of the result.
+	// from its first row and key; Offset, KLen, Prefix and ALiBi have N in place of B;
+	// Dropout counts sequences as batches. The results have the bits of those calls.
 	CuQ, CuK []int
 
 	// LSE requests the log-sum-exp of each row's scores (natural logarithm).
 	LSE bool
-	// Weights requests the softmax weights. The stages QK and Softmax compute them after
-	// the fused kernel, from which O and LSE come as without Weights; they take
-	// B·H·Sq·Sk·4 bytes, that is O(S²) memory.
+	// Weights requests the softmax weights, in B·H·Sq·Sk·4 bytes of memory. The stages QK
+	// and Softmax compute them after the fused kernel, which computes O and LSE as without
+	// Weights.
 	Weights bool
 }
 

@@ -213,13 +213,13 @@ func (d *Device) PV(ctx context.Context, w, v Tensor) (o Tensor, err error) {
 	})
 }
 
-// Scores computes the scores as they are at a point before the softmax and allocates them,
-// for the caller to Release:
+// Scores computes the scores at a point before the softmax and allocates them, for the caller to
+// Release:
 //
 //	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
-// At [Scaled] and [Capped] no key is hidden, at [Biased] hidden keys have -Inf. Together with the weights these are the modes of the ONNX operator's
-// qk_matmul_output. s takes O(S²) memory. Errors as for [Device.Attention], and
+// At [Scaled] and [Capped] no key is hidden, at [Biased] hidden keys have -Inf. These points and the weights are the modes of qk_matmul_output in
+// ONNX. s takes O(S²) memory. Errors as for [Device.Attention], and
 // ErrUnsupported when the device returns no scores.
 func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Options) (s Tensor, err error) {
 	defer op.Annotate(&err, "scores")

@@ -26,15 +26,14 @@ type Top struct {
 // topChunk is the number of bytes of weights that TopWeights holds at a time, 16 MiB.
 const topChunk = 16 << 20
 
-// TopWeights computes the n keys that each query row attends to most and their weights, for
-// sequences that are too long to keep all weights:
+// TopWeights computes, for each query row, the n keys with the largest weights. It serves
+// sequences that are too long to store all weights:
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
 // The weights are those of Options.Weights. The stages QK and Softmax compute 16 MiB of them
-// at a time (at least one row of one head), and the host selects the largest, so that memory
-// is O(Sq·n). A weight of 0, of a key that is hidden, dropped or far below the others, is
-// not listed; NaN counts as the largest. Errors as for [Device.Attention], and ErrOption
+// at a time (at least one row of one head), and the host selects the largest. Memory is
+// therefore O(Sq·n). Weights of 0 are not listed, and NaN counts as the largest weight. Errors as for [Device.Attention], and ErrOption
 // when n is less than 1.
 func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options) (all Top, err error) {
 	defer op.Annotate(&err, "top weights")
@@ -92,14 +91,14 @@ const rangeChunk = 64 << 20
 const rangeRows = 256
 
 // EachWeightRow computes a range of the weights of Options.Weights and calls f with each row
-// in ascending order: the weights of the keys from first on. The other weights of the range
-// are 0, and f is not called for rows without others.
+// in ascending order. f receives the weights of consecutive keys from first on; all other weights
+// of the row in the range are 0. f is not called for rows whose weights are all 0.
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
 // The stages QK and Softmax compute the keys that the rows see, at most 256 rows and 64 MiB
-// at a time (at least one row), so that memory is O(chunk) for any range. f must not keep
-// its argument. Errors as for [Device.Attention], and ErrShape for a range that is empty or
+// at a time (at least one row). Memory therefore does not grow with the range. f must not keep
+// the slice. Errors as for [Device.Attention], and ErrShape for a range that is empty or
 // exceeds the operands.
 func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, opt Options, f func(row, first int, weights []float32)) (err error) {
 	defer op.Annotate(&err, "weights")

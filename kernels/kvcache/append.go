@@ -48,8 +48,8 @@ type write struct {
 //
 //	k [B, Hkv, n, D]    v [B, Hkv, n, Dv]    count [B], each 0 to n, or nil for all
 //
-// k and v are in the device's memory, F32, F16 or BF16, each on its own. After an error the
-// sequences have the tokens that they had.
+// k and v are in the device's memory, F32, F16 or BF16, each independently. After an error the
+// sequences are unchanged.
 //
 // Errors: ErrShape and ErrDType for wrong operands, ErrCapacity when a sequence has no room
 // or too few pages are free, ErrReleased for a cache or a sequence that was released,

@@ -14,8 +14,8 @@ import (
 type CallOptions struct {
 	// Options are those of attention over the tokens of the cache, with the length of
 	// the longest sequence as Sk. Causal need not be set. The cache sets KLen, Align and
-	// Pages, and adds the positions of the rows to Offset. With a window, options whose shape or meaning depends on the
-	// number of keys are refused.
+	// Pages, and adds the positions of the rows to Offset. With a window, the cache refuses
+	// options whose shape or meaning depends on the number of keys.
 	kernels.Options
 	// Count is the number of rows of q that each sequence has, as given to Append; nil
 	// means all. The results of further rows are unspecified.
@@ -23,10 +23,10 @@ type CallOptions struct {
 	// Bidirectional lets rows see tokens after their own position too, as in cross
 	// attention. q may then have any number of rows.
 	Bidirectional bool
-	// SharePrefix reads the pages that all sequences begin with once for all of them and
-	// merges the result with that of each sequence's other pages. The last bits may
-	// differ from those without. Options under which rows see a prefix differently are
-	// refused. A [Cache] has no shared pages and ignores it.
+	// SharePrefix reads the pages that all sequences share at their start only once, and
+	// merges the result with that of each sequence's other pages. Results may differ in
+	// the last bits. Options by which rows see different parts of the prefix are refused.
+	// A [Cache] has no shared pages and ignores SharePrefix.
 	SharePrefix bool
 }
 

@@ -50,8 +50,8 @@ func (g *LayerGradients) Release() {
 	g.Attention.Release()
 }
 
-// Forward is Apply that keeps q, k, v and the attention's output for Backward, O(S) memory.
-// The caller releases the Pass. A Cache, which is for generation, is refused with ErrOption.
+// Forward is Apply that keeps what Backward needs: q, k, v and the attention's output, in O(S)
+// memory. The caller releases the Pass. It returns ErrOption for a Cache, which is for generation.
 func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt MultiHeadOptions) (*Pass, error) {
 	if opt.Cache != nil {
 		return nil, fmt.Errorf("multi-head attention: forward: a Cache is set, which is for generation: leave it out: %w", kernels.ErrOption)
@@ -65,9 +65,9 @@ func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt 
 	return p, nil
 }
 
-// Backward computes the gradients of a loss with respect to the input of the pass p and the
-// weights, for the caller to Release, from dy [B, 1, S, M], the gradient of the loss with
-// respect to p.O, F32, F16 or BF16. For a linear layer y = x·W + B these are
+// Backward computes the gradients of a loss with respect to the input of the pass p and to the
+// weights, for the caller to Release. dy [B, 1, S, M], F32, F16 or BF16, is the gradient of the
+// loss with respect to p.O. For a linear layer y = x·W + B the gradients are
 //
 //	dx = dy·Wᵀ    dW = xᵀ·dy    dB = Σ dy
 //

@@ -153,7 +153,7 @@ type MultiHeadOptions struct {
 	// Cache, unless nil, is for generation: the layer appends the keys and values of x to
 	// it and attends from x to all tokens of the cache. Options are then those of
 	// [kvcache.CallOptions]. Count is the number of rows of x that each sequence has; nil
-	// means all. After an error x may be appended already, see Lens.
+	// means all. After an error the cache may have the keys of x already; Lens shows it.
 	Cache KVCache
 	Count []int
 }
