@@ -21,9 +21,7 @@ func backwardOf(t testing.TB, be *Backend, c backend.Call) *backend.Gradients {
 	t.Helper()
 	d := c.Dims()
 	c.O, c.LSE = alloc(t, c.O.Shape()), alloc(t, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
-	if err := be.Attention(t.Context(), &c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, be.Attention(t.Context(), &c))
 	return &backend.Gradients{Call: c, DO: random(t, 20, c.O.Shape()), DLSE: random(t, 21, c.LSE.Shape()),
 		DQ: random(t, 22, c.Q.Shape()), DK: random(t, 23, c.K.Shape()), DV: random(t, 24, c.V.Shape())}
 }
@@ -40,7 +38,7 @@ func withO(t testing.TB, c backend.Call) backend.Call {
 func referenceGradients(t *testing.T, g *backend.Gradients) (grads [7][]float64) {
 	t.Helper()
 	d := g.Dims()
-	dO, dLSE := data(t, g.DO), data(t, g.DLSE)
+	dO, dLSE := floats(t, g.DO), floats(t, g.DLSE)
 	for n, size := range [7]int{d.Heads * d.SeqQ * d.Dim, d.KVHeads * d.SeqK * d.Dim, d.KVHeads * d.SeqK * d.ValueDim,
 		d.Heads * d.SeqQ * d.SeqK, d.Heads * (d.SeqQ + d.SeqK - 1), d.Heads, d.Heads} {
 		grads[n] = make([]float64, size)
@@ -132,22 +130,12 @@ func requestBiases(t *testing.T, rng *rand.Rand, g *backend.Gradients, want *[7]
 		outputs, _ := g.Operands()
 		for k, o := range outputs {
 			if !o.Tensor.IsZero() {
-				for i, x := range data(t, o.Tensor) {
+				for i, x := range floats(t, o.Tensor) {
 					want[k][i] += float64(x)
 				}
 			}
 		}
 	}
-}
-
-// data returns the elements of a contiguous F32 tensor.
-func data(t testing.TB, x backend.Tensor) []float32 {
-	t.Helper()
-	s, err := x.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s[:x.Shape().Elements()]
 }
 
 // TestBackward compares the gradients of each tier with those of float64 for options alone
@@ -169,9 +157,7 @@ func TestBackward(t *testing.T) {
 			requestBiases(t, rng, g, &want)
 			err := be.Backward(t.Context(), g)
 			be.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			outputs, _ := g.Operands()
 			for k, o := range outputs {
 				if o.Tensor.IsZero() {
@@ -184,7 +170,7 @@ func TestBackward(t *testing.T) {
 				if k == 5 { // terms of up to the lengths cancel
 					most += float64(g.Dims().SeqQ + g.Dims().SeqK)
 				}
-				for i, y := range data(t, o.Tensor) {
+				for i, y := range floats(t, o.Tensor) {
 					if x := want[k][i]; !(math.Abs(x-float64(y)) <= 4e-6*max(1, most)) {
 						t.Fatalf("%s, %s, round %d: %s: element %d is %v, should be %v", tier, say, n, o.Name, i, y, x)
 					}
@@ -237,9 +223,7 @@ func TestBackwardBiases(t *testing.T) {
 				if n == 3 {
 					g.DQ, g.DK, g.DV = backend.Tensor{}, backend.Tensor{}, backend.Tensor{}
 				}
-				if err := be.Backward(t.Context(), g); err != nil {
-					t.Fatal(err)
-				}
+				must(t, be.Backward(t.Context(), g))
 				if n == 0 {
 					want = g.DBias
 				}
@@ -257,9 +241,7 @@ func TestPlanBackwardCountsSums(t *testing.T) {
 	g := everyGradient(t, be)
 	scratch := func() int64 {
 		p, err := be.PlanBackward(t.Context(), g)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return p.Scratch
 	}
 	d := g.Dims()
@@ -301,9 +283,7 @@ func TestBackwardThreads(t *testing.T) {
 				g.DBias, g.DRelative = alloc(t, g.DBias.Shape()), alloc(t, g.DRelative.Shape())
 				g.DSlopes, g.DSinks = alloc(t, g.DSlopes.Shape()), alloc(t, g.DSinks.Shape())
 			}
-			if err := be.Backward(t.Context(), g); err != nil {
-				t.Fatal(err)
-			}
+			must(t, be.Backward(t.Context(), g))
 			got, _ := g.Operands()
 			outputs, _ := want.Operands()
 			for i, o := range outputs {
@@ -317,22 +297,14 @@ func TestBackwardThreads(t *testing.T) {
 				one.Visible.KLen, one.Slopes = g.Visible.KLen[b:b+1], g.Slopes
 				one.Dropout.First[backend.Batch] = b
 				for _, x := range []*backend.Tensor{&one.Q, &one.K, &one.V, &one.O, &one.LSE, &one.DO, &one.DLSE, &one.Bias, &one.Relative, &one.Mask, &one.Blocks} {
-					var err error
-					if *x, err = x.Slice(backend.Batch, b, b+1); err != nil {
-						t.Fatal(err)
-					}
+					*x = cut(t, *x, backend.Batch, b, b+1)
 				}
 				one.DQ, one.DK, one.DV = alloc(t, one.Q.Shape()), alloc(t, one.K.Shape()), alloc(t, one.V.Shape())
 				one.DBias, one.DRelative, one.DSlopes, one.DSinks = backend.Tensor{}, backend.Tensor{}, backend.Tensor{}, backend.Tensor{}
-				if err := be.Backward(t.Context(), &one); err != nil {
-					t.Fatal(err)
-				}
+				must(t, be.Backward(t.Context(), &one))
 				got, _ := one.Operands()
 				for i, o := range outputs[:3] {
-					part, err := o.Tensor.Slice(backend.Batch, b, b+1)
-					if err != nil {
-						t.Fatal(err)
-					}
+					part := cut(t, o.Tensor, backend.Batch, b, b+1)
 					sameBits(t, fmt.Sprintf("batch %d alone: %s", b, o.Name), got[i].Tensor, part)
 				}
 			}
@@ -410,9 +382,7 @@ func TestBackwardHidden(t *testing.T) {
 				c := withO(t, backend.Call{Q: random(t, 1, backend.Shape{1, 2, sq, d}), K: random(t, 2, backend.Shape{1, 1, sk, d}), V: random(t, 3, backend.Shape{1, 1, sk, d}),
 					Problem: backend.Problem{Scale: 0.3, Softcap: 3, Visible: backend.Everything(), Mask: flags(t, 4, backend.Shape{1, 2, sq, sk})}})
 				seen, err := c.Mask.Bools()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				for i := range seen {
 					if i%sk%7 == 2 || i/sk == 5 {
 						seen[i] = false
@@ -422,14 +392,12 @@ func TestBackwardHidden(t *testing.T) {
 				if n == 1 {
 					for x := range d {
 						for j := 2; j < sk; j += 7 {
-							data(t, c.K)[j*d+x], data(t, c.V)[j*d+x] = bad, bad
+							floats(t, c.K)[j*d+x], floats(t, c.V)[j*d+x] = bad, bad
 						}
-						data(t, c.Q)[5*d+x], data(t, g.DO)[5*d+x] = bad, bad
+						floats(t, c.Q)[5*d+x], floats(t, g.DO)[5*d+x] = bad, bad
 					}
 				}
-				if err := be.Backward(t.Context(), g); err != nil {
-					t.Fatal(err)
-				}
+				must(t, be.Backward(t.Context(), g))
 				results[n] = g
 			}
 			want, _ := results[0].Operands()

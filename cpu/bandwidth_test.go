@@ -15,9 +15,7 @@ func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
 	var all []backend.Tensor
 	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8} {
 		x, err := be.Alloc(t.Context(), dtype, backend.Shape{1, 4, 1024, 16})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		all = append(all, x, backend.Tensor{}) // the zero Tensor has nothing to read
 	}
 	rate, err := be.ReadBandwidth(t.Context(), all...)
@@ -47,9 +45,7 @@ func TestCeilingsOfEachTier(t *testing.T) {
 			t.Errorf("tier %s: the ceiling is measured in %q", tier, got)
 		}
 		x, err := be.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1024, 64})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if rate, err := be.PeakFLOPS(t.Context()); err != nil || !(rate > 0) {
 			t.Errorf("tier %s: %g operations a second, %v", tier, rate, err)
 		}
@@ -64,9 +60,7 @@ func TestCeilingsOfEachTier(t *testing.T) {
 // strides.
 func TestMemoryOfViews(t *testing.T) {
 	x, err := backend.AllocHost(backend.F32, backend.Shape{1, 2, 3, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, c := range []struct {
 		why     string
 		shape   backend.Shape
@@ -81,13 +75,9 @@ func TestMemoryOfViews(t *testing.T) {
 		{"nothing", backend.Shape{1, 0, 3, 4}, backend.Strides{24, 12, 4, 1}, 0, 0},
 	} {
 		s, err := x.View(c.shape, c.strides, c.offset)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		v, err := view.Open("x", s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got := len(v.Memory()); got != c.want {
 			t.Errorf("%s: %d bytes, want %d", c.why, got, c.want)
 		}

@@ -25,9 +25,7 @@ func TestBatchCuts(t *testing.T) {
 				calls = append(calls, plain(t, 1, n, 16))
 			}
 			var b batch
-			if err := b.open(be, calls); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.open(be, calls))
 			last := b.tasks - b.first[len(b.first)-1]
 			if first := append(b.first, b.tasks)[1]; first > c.first || last < c.least {
 				t.Errorf("%s: the shortest call has %d tasks, the longest %d", c.name, first, last)
@@ -50,9 +48,7 @@ func TestBatchAllocates(t *testing.T) {
 			calls = append(calls, plain(t, 1, seq, 16))
 		}
 		return testing.AllocsPerRun(5, func() {
-			if err := be.Attention(t.Context(), calls...); err != nil {
-				t.Fatal(err)
-			}
+			must(t, be.Attention(t.Context(), calls...))
 		})
 	}
 	if short, long := per(16), per(2000); long > short+4 || long > 8*4 {

@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -15,65 +14,6 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
-
-// random returns a contiguous tensor of numbers in [-1, 1).
-func random(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
-	t.Helper()
-	rng := rand.New(rand.NewPCG(seed, 3))
-	data := make([]float32, shape.Elements())
-	for i := range data {
-		data[i] = rng.Float32()*2 - 1
-	}
-	x, err := backend.HostF32(data, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x
-}
-
-// typed returns x, a contiguous F32 tensor, rounded to dtype.
-func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor {
-	tb.Helper()
-	if dtype == backend.F32 {
-		return x
-	}
-	shape := x.Shape()
-	y, err := backend.AllocHost(dtype, shape)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	to, err := view.Open("y", y)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	from, err := x.Float32s()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	n := shape[backend.Dim]
-	for b := range shape[backend.Batch] {
-		for h := range shape[backend.Heads] {
-			for s := range shape[backend.Seq] {
-				to.Store(from[:n], b, h, s, 0)
-				from = from[n:]
-			}
-		}
-	}
-	return y
-}
-
-// plain returns a call of plain attention over random operands.
-func plain(t testing.TB, heads, seq, dim int) *backend.Call {
-	shape := backend.Shape{1, heads, seq, dim}
-	o, err := backend.AllocHost(backend.F32, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &backend.Call{
-		Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: o,
-		Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()},
-	}
-}
 
 // BenchmarkRatio reports the speed of attention in percent of that of blas32.Gemm alone
 // on the same tiles. The two take turns, so that a busy machine slows both; the median of
@@ -88,13 +28,9 @@ func BenchmarkRatio(b *testing.B) {
 				var ratios []float64
 				for b.Loop() {
 					start := time.Now()
-					if err := workers.Run(b.Context(), j, j.tasks, threads); err != nil {
-						b.Fatal(err)
-					}
+					must(b, workers.Run(b.Context(), j, j.tasks, threads))
 					middle := time.Now()
-					if err := be.Attention(b.Context(), c); err != nil {
-						b.Fatal(err)
-					}
+					must(b, be.Attention(b.Context(), c))
 					ratios = append(ratios, middle.Sub(start).Seconds()/time.Since(middle).Seconds())
 				}
 				slices.Sort(ratios)
@@ -125,13 +61,9 @@ type gemmJob struct {
 func newGemmJob(b testing.TB, heads, seq, dim int) *gemmJob {
 	shape := backend.Shape{1, heads, seq, dim}
 	q, err := view.Open("q", random(b, 1, shape))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	k, err := view.Open("k", random(b, 2, shape))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	return &gemmJob{q: q, k: k, seq: seq, dim: dim, tasks: heads * ceilDiv(seq, gemmRows)}
 }
 

@@ -1,54 +1,18 @@
 package cpu
 
 import (
-	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
-// sameBits fails when the contiguous F32 tensors got and want differ in any bit.
-func sameBits(t *testing.T, what string, got, want backend.Tensor) {
-	t.Helper()
-	g, err := got.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := want.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range want.Shape().Elements() {
-		if math.Float32bits(g[i]) != math.Float32bits(w[i]) {
-			t.Fatalf("%s: element %d is %v, should be %v, bit by bit", what, i, g[i], w[i])
-		}
-	}
-}
-
-func alloc(t testing.TB, shape backend.Shape) backend.Tensor {
-	t.Helper()
-	x, err := backend.AllocHost(backend.F32, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x
-}
-
 // TestThreads shows that every operation yields the same bits on any number of
 // threads, and for any division into tasks.
 func TestThreads(t *testing.T) {
 	eachTier(t, testThreads)
-}
-
-// eachTier runs f on each tier that the machine has.
-func eachTier(t *testing.T, f func(t *testing.T, tier string)) {
-	for _, tier := range Tiers() {
-		t.Run(tier, func(t *testing.T) { f(t, tier) })
-	}
 }
 
 func testThreads(t *testing.T, tier string) {
@@ -64,27 +28,21 @@ func testThreads(t *testing.T, tier string) {
 	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse", "rotated"}
 	all := func(threads int) []backend.Tensor {
 		be, ctx := open(t, Options{Threads: threads, Tier: tier}), t.Context()
-		must := func(err error) {
-			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
 		o, lse := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 1})
-		must(be.Attention(ctx, &backend.Call{Q: q, K: k, V: v, O: o, LSE: lse, Problem: p}))
+		must(t, be.Attention(ctx, &backend.Call{Q: q, K: k, V: v, O: o, LSE: lse, Problem: p}))
 		s, weights, stagedLSE := alloc(t, backend.Shape{b, h, sq, sk}), alloc(t, backend.Shape{b, h, sq, sk}), alloc(t, backend.Shape{b, h, sq, 1})
-		must(be.QK(ctx, s, q, k))
-		must(be.QK(ctx, weights, q, k))
-		must(be.Softmax(ctx, weights, stagedLSE, &p))
+		must(t, be.QK(ctx, s, q, k))
+		must(t, be.QK(ctx, weights, q, k))
+		must(t, be.Softmax(ctx, weights, stagedLSE, &p))
 		staged, y := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 50})
-		must(be.PV(ctx, staged, weights, v))
-		must(be.Project(ctx, y, o, w, bias))
+		must(t, be.PV(ctx, staged, weights, v))
+		must(t, be.Project(ctx, y, o, w, bias))
 		merged, mergedLSE := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 1})
-		must(be.Download(ctx, merged, o))
-		must(be.Download(ctx, mergedLSE, lse))
-		must(be.Merge(ctx, merged, mergedLSE, staged, stagedLSE))
+		must(t, be.Download(ctx, merged, o))
+		must(t, be.Download(ctx, mergedLSE, lse))
+		must(t, be.Merge(ctx, merged, mergedLSE, staged, stagedLSE))
 		rotated := alloc(t, backend.Shape{b, h, sq, dv})
-		must(be.Rotate(ctx, rotated, o, cos, sin, backend.Rotation{Interleaved: true}))
+		must(t, be.Rotate(ctx, rotated, o, cos, sin, backend.Rotation{Interleaved: true}))
 		return []backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE, rotated}
 	}
 	want := all(1)
@@ -107,28 +65,20 @@ func testPlacement(t *testing.T, tier string) {
 		want := alloc(t, shape)
 		c := backend.Call{Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: want,
 			Problem: backend.Problem{Scale: 0.5, Visible: backend.Everything()}}
-		if err := be.Attention(t.Context(), &c); err != nil {
-			t.Fatal(err)
-		}
+		must(t, be.Attention(t.Context(), &c))
 		for offset := range 4 {
 			for _, gap := range []int{0, 1, 4} {
 				placed := func(x backend.Tensor) backend.Tensor {
 					strides := backend.Strides{h * s * (d + gap), s * (d + gap), d + gap, 1}
 					y, err := alloc(t, backend.Shape{1, 1, 1, offset + h*s*(d+gap)}).View(shape, strides, offset)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := be.Download(t.Context(), y, x); err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
+					must(t, be.Download(t.Context(), y, x))
 					return y
 				}
 				got := alloc(t, shape)
 				moved := c
 				moved.Q, moved.K, moved.V, moved.O = placed(c.Q), placed(c.K), placed(c.V), got
-				if err := be.Attention(t.Context(), &moved); err != nil {
-					t.Fatal(err)
-				}
+				must(t, be.Attention(t.Context(), &moved))
 				sameBits(t, fmt.Sprintf("D=%d at offset %d with gaps of %d", d, offset, gap), got, want)
 			}
 		}
@@ -147,48 +97,30 @@ func testDecode(t *testing.T, tier string) {
 	want := alloc(t, shape)
 	q, k, v := random(t, 1, shape), random(t, 2, shape), random(t, 3, shape)
 	causal := backend.Visibility{Left: backend.Unbounded}
-	if err := be.Attention(t.Context(), &backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: causal}}); err != nil {
-		t.Fatal(err)
-	}
-	slice := func(x backend.Tensor, lo, hi int) backend.Tensor {
-		y, err := x.Slice(backend.Seq, lo, hi)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return y
-	}
+	must(t, be.Attention(t.Context(), &backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: causal}}))
 	kNaN, vNaN := alloc(t, shape), alloc(t, shape)
 	for _, x := range []backend.Tensor{kNaN, vNaN} {
-		data, err := x.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := floats(t, x)
 		for i := range data {
 			data[i] = float32(math.NaN())
 		}
 	}
 	for i := range s {
-		if err := be.Download(t.Context(), slice(kNaN, i, i+1), slice(k, i, i+1)); err != nil {
-			t.Fatal(err)
-		}
-		if err := be.Download(t.Context(), slice(vNaN, i, i+1), slice(v, i, i+1)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, be.Download(t.Context(), cut(t, kNaN, backend.Seq, i, i+1), cut(t, k, backend.Seq, i, i+1)))
+		must(t, be.Download(t.Context(), cut(t, vNaN, backend.Seq, i, i+1), cut(t, v, backend.Seq, i, i+1)))
 		for _, how := range []struct {
 			say     string
 			k, v    backend.Tensor
 			visible backend.Visibility
 		}{
-			{"keys absent", slice(k, 0, i+1), slice(v, 0, i+1), backend.Everything()},
+			{"keys absent", cut(t, k, backend.Seq, 0, i+1), cut(t, v, backend.Seq, 0, i+1), backend.Everything()},
 			{"keys beyond the length", kNaN, vNaN, backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{i + 1}}},
 			{"keys beyond the window", kNaN, vNaN, backend.Visibility{Offset: i, Left: backend.Unbounded}},
 		} {
 			got := alloc(t, backend.Shape{1, 1, 1, d})
-			c := backend.Call{Q: slice(q, i, i+1), K: how.k, V: how.v, O: got, Problem: backend.Problem{Scale: 1, Visible: how.visible}}
-			if err := be.Attention(t.Context(), &c); err != nil {
-				t.Fatal(err)
-			}
-			sameBits(t, fmt.Sprintf("row %d, %s", i, how.say), got, slice(want, i, i+1))
+			c := backend.Call{Q: cut(t, q, backend.Seq, i, i+1), K: how.k, V: how.v, O: got, Problem: backend.Problem{Scale: 1, Visible: how.visible}}
+			must(t, be.Attention(t.Context(), &c))
+			sameBits(t, fmt.Sprintf("row %d, %s", i, how.say), got, cut(t, want, backend.Seq, i, i+1))
 		}
 	}
 }
@@ -204,20 +136,11 @@ func testWindows(t *testing.T, tier string) {
 	for _, visible := range []backend.Visibility{{Left: 70, Right: 9}, {Left: 10, Right: 2}, {Left: 150, Offset: -37}, {Left: backend.Unbounded, Right: 5, Offset: 31}, {Right: backend.Unbounded}} {
 		want := alloc(t, shape)
 		c := backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: visible}}
-		if err := be.Attention(t.Context(), &c); err != nil {
-			t.Fatal(err)
-		}
+		must(t, be.Attention(t.Context(), &c))
 		for i := range s {
-			row, errQ := q.Slice(backend.Seq, i, i+1)
-			wantRow, errO := want.Slice(backend.Seq, i, i+1)
-			if err := errors.Join(errQ, errO); err != nil {
-				t.Fatal(err)
-			}
-			c.Q, c.O, c.Visible.Offset = row, alloc(t, backend.Shape{1, 1, 1, d}), visible.Offset+i
-			if err := be.Attention(t.Context(), &c); err != nil {
-				t.Fatal(err)
-			}
-			sameBits(t, fmt.Sprintf("%+v, row %d", visible, i), c.O, wantRow)
+			c.Q, c.O, c.Visible.Offset = cut(t, q, backend.Seq, i, i+1), alloc(t, backend.Shape{1, 1, 1, d}), visible.Offset+i
+			must(t, be.Attention(t.Context(), &c))
+			sameBits(t, fmt.Sprintf("%+v, row %d", visible, i), c.O, cut(t, want, backend.Seq, i, i+1))
 		}
 	}
 }
@@ -255,10 +178,7 @@ func testAnyCompany(t *testing.T, tier string) {
 				continue // the type of the keys does not matter to these
 			}
 			attend := func(threads, from, to int) (o, lse backend.Tensor) {
-				rows, err := q.Slice(backend.Seq, from, to)
-				if err != nil {
-					t.Fatal(err)
-				}
+				rows := cut(t, q, backend.Seq, from, to)
 				c := backend.Call{Q: rows, K: k, V: v, O: alloc(t, backend.Shape{1, share, to - from, dv}), LSE: alloc(t, backend.Shape{1, share, to - from, 1}), Problem: p}
 				c.Visible.Offset += from
 				c.Dropout.First[backend.Seq] += from
@@ -268,26 +188,20 @@ func testAnyCompany(t *testing.T, tier string) {
 						return
 					}
 					if x.Shape()[axis] > 1 {
-						if *x, err = x.Slice(axis, from, to); err != nil {
-							t.Fatal(err)
-						}
+						*x = cut(t, *x, axis, from, to)
 					}
 					shape := backend.Shape{1, share, c.Q.Shape()[backend.Seq], x.Shape()[backend.Dim]}
 					if axis == backend.Dim {
 						shape[backend.Seq] = 1
 					}
-					if *x, err = x.Broadcast(shape); err != nil {
-						t.Fatal(err)
-					}
+					*x = broadcast(t, *x, shape)
 				}
 				part(&c.Bias, backend.Seq, from, to)
 				part(&c.Mask, backend.Seq, from, to)
 				part(&c.Blocks, backend.Seq, from, to)
 				part(&c.Relative, backend.Dim, sq-to, sq-from+sk-1)
 				be := open(t, Options{Tier: tier, Threads: threads})
-				if err := be.Attention(t.Context(), &c); err != nil {
-					t.Fatal(err)
-				}
+				must(t, be.Attention(t.Context(), &c))
 				return c.O, c.LSE
 			}
 			wantO, wantLSE := attend(1, 0, 150)
@@ -309,31 +223,6 @@ func testAnyCompany(t *testing.T, tier string) {
 			}
 		}
 	}
-}
-
-// flags returns a contiguous tensor of which three in four are true.
-func flags(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
-	t.Helper()
-	rng := rand.New(rand.NewPCG(seed, 4))
-	data := make([]bool, shape.Elements())
-	for i := range data {
-		data[i] = rng.IntN(4) > 0
-	}
-	x, err := backend.HostBool(data, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x
-}
-
-// rowsOfHead returns rows [from, to) of head h of a contiguous F32 tensor.
-func rowsOfHead(t *testing.T, x backend.Tensor, h, from, to int) []float32 {
-	data, err := x.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := x.Strides()
-	return data[h*s[1]+from*s[2] : h*s[1]+to*s[2]]
 }
 
 // TestShards shows that a call over many keys has the bits of calls over its shards whose
@@ -371,7 +260,7 @@ func testShards(t *testing.T, tier string) {
 		wantO, wantLSE := alloc(t, o), alloc(t, lse)
 		for lo := 0; lo < keys; lo += ShardKeys {
 			hi := min(lo+ShardKeys, keys)
-			part := backend.Call{Q: q, K: slice(t, k, lo, hi), V: slice(t, v, lo, hi), O: alloc(t, o), LSE: alloc(t, lse), Problem: c.Problem}
+			part := backend.Call{Q: q, K: cut(t, k, backend.Seq, lo, hi), V: cut(t, v, backend.Seq, lo, hi), O: alloc(t, o), LSE: alloc(t, lse), Problem: c.Problem}
 			part.Visible.Offset -= lo
 			if part.Visible.KLen != nil {
 				part.Visible.KLen = []int{max(0, min(c.Visible.KLen[0]-lo, hi-lo))}
@@ -381,32 +270,16 @@ func testShards(t *testing.T, tier string) {
 			} else {
 				part.Sinks = nil
 			}
-			if err := one.Attention(t.Context(), &part); err != nil {
-				t.Fatal(err)
-			}
+			must(t, one.Attention(t.Context(), &part))
 			if lo > 0 {
-				if err := one.Merge(t.Context(), wantO, wantLSE, part.O, part.LSE); err != nil {
-					t.Fatal(err)
-				}
+				must(t, one.Merge(t.Context(), wantO, wantLSE, part.O, part.LSE))
 			}
 		}
 		for _, threads := range []int{1, 7} {
 			whole := backend.Call{Q: q, K: k, V: v, O: alloc(t, o), LSE: alloc(t, lse), Problem: c.Problem}
-			if err := open(t, Options{Threads: threads, Tier: tier}).Attention(t.Context(), &whole); err != nil {
-				t.Fatal(err)
-			}
+			must(t, open(t, Options{Threads: threads, Tier: tier}).Attention(t.Context(), &whole))
 			sameBits(t, fmt.Sprintf("%s, %d threads: o", c.name, threads), whole.O, wantO)
 			sameBits(t, fmt.Sprintf("%s, %d threads: lse", c.name, threads), whole.LSE, wantLSE)
 		}
 	}
-}
-
-// slice returns keys [lo, hi) of x.
-func slice(t *testing.T, x backend.Tensor, lo, hi int) backend.Tensor {
-	t.Helper()
-	y, err := x.Slice(backend.Seq, lo, hi)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return y
 }

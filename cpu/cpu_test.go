@@ -22,14 +22,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// open returns a backend that is closed at the end of the test.
-func open(tb testing.TB, opt Options) *Backend {
-	tb.Helper()
-	be := New(opt)
-	tb.Cleanup(func() { be.Close() })
-	return be
-}
-
 // tierGonum is the tier that every machine has.
 const tierGonum = "gonum"
 
@@ -59,9 +51,7 @@ func TestConformance(t *testing.T) {
 func TestDigestsOfVectorTiers(t *testing.T) {
 	fused := func(tier string) map[string]string {
 		raw, err := os.ReadFile(filepath.Join("testdata", "digests-"+tier+".txt"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		found := map[string]string{}
 		for line := range strings.Lines(string(raw)) {
 			if sum, name, _ := strings.Cut(line, " "); strings.HasSuffix(name, "weights false\n") {
@@ -76,20 +66,10 @@ func TestDigestsOfVectorTiers(t *testing.T) {
 	}
 }
 
-// skipWithRace skips a test of results: the race detector slows it down tenfold and finds
-// nothing that TestConformance and TestThreads do not show.
-func skipWithRace(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector has nothing to find in a test of results")
-	}
-}
-
 // TestOpen shows the names that open the backend, and those that do not.
 func TestOpen(t *testing.T) {
 	be, err := backend.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := be.Close(); err != nil {
 		t.Error(err)
 	}
@@ -137,9 +117,7 @@ func TestParseModel(t *testing.T) {
 func TestCloseWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g gate
-		if err := g.enter(t.Context(), "first"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, g.enter(t.Context(), "first"))
 		closed := make(chan struct{})
 		go func() { g.close(); g.close(); close(closed) }()
 		synctest.Wait()

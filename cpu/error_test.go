@@ -21,9 +21,7 @@ func TestErrorIsFlat(t *testing.T) {
 		q, k, v := random(t, 1, backend.Shape{1, 1, rows, d}), random(t, 2, backend.Shape{1, 1, keys, d}), random(t, 3, backend.Shape{1, 1, keys, d})
 		o := alloc(t, backend.Shape{1, 1, rows, d})
 		c := backend.Call{Q: q, K: k, V: v, O: o, Problem: backend.Problem{Scale: 0.5, Visible: backend.Everything()}}
-		if err := open(t, Options{}).Attention(t.Context(), &c); err != nil {
-			t.Fatal(err)
-		}
+		must(t, open(t, Options{}).Attention(t.Context(), &c))
 		e := relativeL2(t, &c)
 		t.Logf("%6d keys: %.2g", keys, e)
 		if first == 0 {
@@ -40,10 +38,7 @@ func TestErrorIsFlat(t *testing.T) {
 func relativeL2(t *testing.T, c *backend.Call) float64 {
 	var x [4][]float32
 	for i, tensor := range []backend.Tensor{c.Q, c.K, c.V, c.O} {
-		data, err := tensor.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := floats(t, tensor)
 		x[i] = data
 	}
 	q, k, v, o := x[0], x[1], x[2], x[3]

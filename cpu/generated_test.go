@@ -34,9 +34,7 @@ func TestGenerated(t *testing.T) {
 				cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", "GOOS=", "GOARCH=")
 				return cmd.CombinedOutput()
 			}
-			if err := os.CopyFS(dir, os.DirFS(c.dir)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.CopyFS(dir, os.DirFS(c.dir)))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // without a network it may hang
 			defer cancel()
 			if out, err := command(ctx, "mod", "download"); err != nil {
@@ -50,13 +48,9 @@ func TestGenerated(t *testing.T) {
 			}
 			for _, file := range []string{c.file + ".s", c.file + ".go"} {
 				got, err := os.ReadFile(filepath.Join(dir, file))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				want, err := os.ReadFile(filepath.Join(c.dir, file))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if !bytes.Equal(got, want) {
 					t.Errorf("%s is not what the generator writes, run go generate", file)
 				}

@@ -75,9 +75,7 @@ func testGuardPages(t *testing.T, tier string) {
 			}
 			x, err = backend.HostBits(data, dtype, shape)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return x
 	}
 	be := open(t, Options{Tier: tier})
@@ -119,9 +117,7 @@ func testGuardPages(t *testing.T, tier string) {
 				o := tensor(dtype, atEnd, backend.Shape{1, 2, n.sq, n.dv})
 				p := backend.Problem{Scale: 1, Visible: backend.Visibility{Left: 30, Right: 10}}
 				for _, err := range []error{be.QK(t.Context(), s, q, k), be.Softmax(t.Context(), s, backend.Tensor{}, &p), be.PV(t.Context(), o, s, v)} {
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 				}
 			}
 		}

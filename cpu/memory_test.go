@@ -91,28 +91,18 @@ func peakOfThisProcess(t *testing.T, seq, left int) int64 {
 		c.Visible.Right = 0
 	}
 	a, err := be.Plan(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b, err := be.Plan(t.Context(), &everything)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if a.Scratch > b.Scratch || a.Scratch > 4*mib*int64(be.threads()) {
 		t.Fatalf("a window takes %d bytes of scratch, no window %d; at most 4 MiB a thread are expected", a.Scratch, b.Scratch)
 	}
-	if err := be.Attention(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, be.Attention(t.Context(), c))
 	if left != backend.Unbounded {
 		for _, x := range []*backend.Tensor{&everything.Q, &everything.O, &everything.LSE} {
-			if *x, err = x.Slice(backend.Seq, seq-64, seq); err != nil {
-				t.Fatal(err)
-			}
+			*x = cut(t, *x, backend.Seq, seq-64, seq)
 		}
-		if err := be.Attention(t.Context(), &everything); err != nil {
-			t.Fatal(err)
-		}
+		must(t, be.Attention(t.Context(), &everything))
 	}
 	if status, err := os.ReadFile("/proc/self/status"); err == nil {
 		if _, line, ok := bytes.Cut(status, []byte("VmHWM:")); ok {

@@ -74,26 +74,19 @@ func TestOneRowOfManyHeads(t *testing.T) {
 					if x.IsZero() {
 						continue
 					}
-					var err error
-					if *x, err = x.Slice(backend.Heads, from, to); err != nil {
-						t.Fatal(err)
-					}
+					*x = cut(t, *x, backend.Heads, from, to)
 				}
 				if p.Slopes != nil {
 					c.Slopes = p.Slopes[from:to]
 				}
-				if err := be.Attention(t.Context(), &c); err != nil {
-					t.Fatal(err)
-				}
+				must(t, be.Attention(t.Context(), &c))
 				return c.O
 			}
 			for _, together := range []int{8, 16, heads} {
 				got := attend(0, together)
 				for h := range together {
 					one, err := backend.HostF32(rowsOfHead(t, got, h, 0, 1), backend.Shape{1, 1, 1, dim})
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					sameBits(t, fmt.Sprintf("problem %d, head %d of %d", n, h, together), one, attend(h, h+1))
 				}
 			}
@@ -115,13 +108,6 @@ func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c bac
 	const heads = 2
 	c = backend.Call{Q: random(t, uint64(n), backend.Shape{1, heads, sq, 9}), K: random(t, 2, backend.Shape{1, 1, sk, 9}), V: random(t, 3, backend.Shape{1, 1, sk, 7}),
 		Problem: backend.Problem{Scale: 0.7, Visible: backend.Everything()}}
-	broadcast := func(x backend.Tensor, shape backend.Shape) backend.Tensor {
-		y, err := x.Broadcast(shape)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return y
-	}
 	say = fmt.Sprintf("%d x %d", sq, sk)
 	for _, o := range []struct {
 		say string
@@ -130,10 +116,10 @@ func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c bac
 		{"window", func() { c.Visible = backend.Visibility{Offset: sk - sq, Left: one(100, 300), Right: n % 7} }},
 		{"softcap", func() { c.Softcap = 2 }},
 		{"mask", func() {
-			c.Mask = broadcast(flags(t, uint64(n), backend.Shape{1, 1, sq, sk}), backend.Shape{1, heads, sq, sk})
+			c.Mask = broadcast(t, flags(t, uint64(n), backend.Shape{1, 1, sq, sk}), backend.Shape{1, heads, sq, sk})
 		}},
 		{"mask of rows", func() {
-			c.Mask = broadcast(flags(t, uint64(n), backend.Shape{1, heads, sq, 1}), backend.Shape{1, heads, sq, sk})
+			c.Mask = broadcast(t, flags(t, uint64(n), backend.Shape{1, heads, sq, 1}), backend.Shape{1, heads, sq, sk})
 		}},
 		{"bias", func() {
 			x := random(t, uint64(n), backend.Shape{1, heads, sq, sk})
@@ -142,10 +128,7 @@ func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c bac
 		{"slopes", func() { c.Slopes = []float32{0.3, 0.01} }},
 		{"relative", func() {
 			x := random(t, uint64(n), backend.Shape{1, heads, 1, sq + sk - 1})
-			data, err := x.Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := floats(t, x)
 			data[rng.IntN(len(data))] = tile.NegInf
 			c.Relative = typed(t, x, []backend.DType{backend.F32, backend.F16, backend.BF16}[n%3])
 		}},
@@ -153,9 +136,7 @@ func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c bac
 			c.BlockQ, c.BlockK = one(1, 7, 16, 64, 100), one(1, 7, 16, 64, 100)
 			c.Blocks = flags(t, uint64(n), backend.Shape{1, heads, ceilDiv(sq, c.BlockQ), ceilDiv(sk, c.BlockK)})
 			seen, err := c.Blocks.Bools()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for i := range seen { // three in four, or one
 				seen[i] = seen[i] == (n%2 == 0)
 			}

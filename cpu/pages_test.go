@@ -37,10 +37,7 @@ func testPages(t *testing.T, tier string) {
 		c.K = random(t, rng.Uint64(), backend.Shape{1, 1, sk, d})
 		c.V = random(t, rng.Uint64(), backend.Shape{1, 1, sk, dv})
 		if n%3 == 0 && dtype != backend.Q8 {
-			values, err := c.V.Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
+			values := floats(t, c.V)
 			for range 3 { // half of them in the last row of a page
 				row := min(sk-1, rng.IntN(ceilDiv(sk, size))*size+one(size-1, rng.IntN(size)))
 				values[row*dv+rng.IntN(dv)] = float32([]float64{math.Inf(1), math.NaN(), 3e38}[rng.IntN(3)])
@@ -60,9 +57,7 @@ func testPages(t *testing.T, tier string) {
 		var out [2][2]backend.Tensor
 		for i, c := range []*backend.Call{&c, &paged} {
 			c.O, c.LSE = alloc(t, backend.Shape{1, 2, sq, dv}), alloc(t, backend.Shape{1, 2, sq, 1})
-			if err := be.Attention(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
+			must(t, be.Attention(t.Context(), c))
 			out[i] = [2]backend.Tensor{c.O, c.LSE}
 		}
 		say = fmt.Sprintf("%d: %s, head sizes %d and %d of %v, pages of %d, %+v", n, say, d, dv, dtype, size, c.Visible)
@@ -79,14 +74,8 @@ func testPages(t *testing.T, tier string) {
 func inPages(t *testing.T, x backend.Tensor, size int, order []int, dtype backend.DType) backend.Tensor {
 	shape := x.Shape()
 	pool := alloc(t, backend.Shape{len(order), 1, size, shape[backend.Dim]})
-	from, err := x.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	to, err := pool.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
+	from := floats(t, x)
+	to := floats(t, pool)
 	if dtype != backend.Q8 {
 		fill(to, float32(math.NaN()))
 	}
@@ -111,11 +100,11 @@ func testPagesOfNoKeys(t *testing.T, tier string) {
 					Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 				c.Pages = &backend.Pages{Table: [][]int32{[]int32{0, 1}[:ceilDiv(keys, size)], empty}, Keys: keys}
 				c.Visible.KLen = []int{keys, 0}
-				fill(floatsOf(t, c.O), 7)
+				fill(floats(t, c.O), 7)
 				if err := be.Attention(t.Context(), &c); err != nil {
 					t.Fatalf("%d keys in pages of %d, table %v: %v", keys, size, c.Pages.Table, err)
 				}
-				for i, x := range floatsOf(t, c.O) {
+				for i, x := range floats(t, c.O) {
 					if empty := i >= 16; empty != (math.Float32bits(x) == 0) || x == 7 {
 						t.Fatalf("%d keys in pages of %d, table %v: element %d is %v", keys, size, c.Pages.Table, i, x)
 					}

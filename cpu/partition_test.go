@@ -36,18 +36,6 @@ func TestTileEdges(t *testing.T) {
 	}
 }
 
-// near fails when an element of got is 1e-5 or more from that of want, relative to
-// 1 and to it: float32 with sums of a few thousand numbers is 50 times closer,
-// and a wrong index is never.
-func near(t *testing.T, what string, got, want []float32) {
-	t.Helper()
-	for i, x := range want {
-		if y := got[i]; x != y && !(math.Abs(float64(x-y)) < 1e-5*max(1, math.Abs(float64(x)))) {
-			t.Fatalf("%s: element %d is %v, should be %v", what, i, y, x)
-		}
-	}
-}
-
 // TestPartition shows which partitions the shapes lead to, that a partition covers a
 // call once, and that a plan describes the one that is executed.
 func TestPartition(t *testing.T) {
@@ -75,9 +63,7 @@ func TestPartition(t *testing.T) {
 	} {
 		meta := func(heads, seq int) backend.Tensor {
 			x, err := backend.Meta(backend.F32, backend.Shape{1, heads, seq, c.d})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return x
 		}
 		call := &backend.Call{Q: meta(c.h, c.sq), K: meta(c.hkv, c.sk), V: meta(c.hkv, c.sk), O: meta(c.h, c.sq), Problem: backend.Problem{Visible: backend.Everything()}}
@@ -97,9 +83,7 @@ func TestPartition(t *testing.T) {
 		for _, tier := range Tiers() {
 			be := open(t, Options{Threads: c.threads, Tier: tier})
 			p, err := be.Plan(t.Context(), call)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			x := newPartition(be.kernels, call, c.threads)
 			if p.Chunks != x.tasks || p.Cut != x.String() || p.Scratch != x.scratchBytes() || p.Pairs != int64(c.h)*int64(c.sq)*int64(c.sk) || !strings.Contains(p.Path, tier) {
 				t.Errorf("%s: plan %+v is not of %v", c.say, p, &x)
@@ -119,10 +103,7 @@ func TestAbsorbed(t *testing.T) {
 	for _, sq := range []int{1, 5} {
 		const heads, sk = 16, 260
 		kv := random(t, 2, backend.Shape{1, 1, sk, 576})
-		v, err := kv.Slice(backend.Dim, 0, 512)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := cut(t, kv, backend.Dim, 0, 512)
 		c := backend.Call{Q: random(t, 1, backend.Shape{1, heads, sq, 576}), K: kv, V: v, Problem: backend.Problem{Scale: 0.07, Visible: backend.Visibility{Offset: sk - sq, Left: backend.Unbounded}}}
 		for _, tier := range Tiers() {
 			c.O = alloc(t, backend.Shape{1, heads, sq, 512})

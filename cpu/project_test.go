@@ -13,14 +13,9 @@ func project(t testing.TB, opt Options, x, w, bias backend.Tensor) backend.Tenso
 	t.Helper()
 	be := open(t, opt)
 	s := x.Shape()
-	w, err := w.Broadcast(backend.Shape{s[0], s[1], s[3], w.Shape()[backend.Dim]})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w = broadcast(t, w, backend.Shape{s[0], s[1], s[3], w.Shape()[backend.Dim]})
 	y := alloc(t, backend.Shape{s[0], s[1], s[2], w.Shape()[backend.Dim]})
-	if err := be.Project(t.Context(), y, x, w, bias); err != nil {
-		t.Fatal(err)
-	}
+	must(t, be.Project(t.Context(), y, x, w, bias))
 	return y
 }
 
@@ -33,13 +28,6 @@ func TestProjectInAnyCompany(t *testing.T) {
 
 func testProjectInAnyCompany(t *testing.T, tier string) {
 	const batch, s, m, n = 2, 150, 300, 391
-	cut := func(x backend.Tensor, axis, from, to int) backend.Tensor {
-		y, err := x.Slice(axis, from, to)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return y
-	}
 	for _, dtype := range []backend.DType{backend.F32, backend.F16} {
 		x, w := typed(t, random(t, 1, backend.Shape{batch, 1, s, m}), dtype), typed(t, random(t, 2, backend.Shape{1, 1, m, n}), dtype)
 		bias := random(t, 3, backend.Shape{1, 1, 1, n})
@@ -47,20 +35,16 @@ func testProjectInAnyCompany(t *testing.T, tier string) {
 		for _, part := range []struct{ threads, b0, b1, from, to int }{
 			{7, 0, 2, 0, 150}, {1, 1, 2, 0, 150}, {2, 0, 1, 17, 18}, {1, 0, 2, 149, 150}, {3, 0, 2, 20, 41}, {2, 1, 2, 40, 120},
 		} {
-			rows := cut(cut(x, backend.Batch, part.b0, part.b1), backend.Seq, part.from, part.to)
+			rows := cut(t, cut(t, x, backend.Batch, part.b0, part.b1), backend.Seq, part.from, part.to)
 			got := project(t, Options{Tier: tier, Threads: part.threads}, rows, w, bias)
 			want := alloc(t, got.Shape())
-			if err := open(t, Options{}).Download(t.Context(), want, cut(cut(all, backend.Batch, part.b0, part.b1), backend.Seq, part.from, part.to)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, open(t, Options{}).Download(t.Context(), want, cut(t, cut(t, all, backend.Batch, part.b0, part.b1), backend.Seq, part.from, part.to)))
 			sameBits(t, fmt.Sprintf("%v, %+v", dtype, part), got, want)
 		}
 		for _, cols := range [][2]int{{0, 1}, {100, 140}, {128, 256}, {7, 391}} {
-			got := project(t, Options{Tier: tier}, x, cut(w, backend.Dim, cols[0], cols[1]), cut(bias, backend.Dim, cols[0], cols[1]))
+			got := project(t, Options{Tier: tier}, x, cut(t, w, backend.Dim, cols[0], cols[1]), cut(t, bias, backend.Dim, cols[0], cols[1]))
 			want := alloc(t, got.Shape())
-			if err := open(t, Options{}).Download(t.Context(), want, cut(all, backend.Dim, cols[0], cols[1])); err != nil {
-				t.Fatal(err)
-			}
+			must(t, open(t, Options{}).Download(t.Context(), want, cut(t, all, backend.Dim, cols[0], cols[1])))
 			sameBits(t, fmt.Sprintf("%v, columns %v", dtype, cols), got, want)
 		}
 	}
@@ -72,15 +56,10 @@ func TestProjectHidesNothing(t *testing.T) {
 		for _, rows := range []int{1, 200} {
 			const m, n = 140, 150
 			x, w := alloc(t, backend.Shape{1, 1, rows, m}), random(t, 1, backend.Shape{1, 1, m, n})
-			data, err := w.Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := floats(t, w)
 			data[130*n+3], data[7*n+149] = float32(math.NaN()), float32(math.Inf(1))
 			y, err := project(t, Options{Tier: tier}, x, w, backend.Tensor{}).Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for i, got := range y {
 				if want := i%n == 3 || i%n == 149; (got != got) != want || !want && got != 0 {
 					t.Fatalf("%d rows: element %d is %v, 0·NaN and 0·Inf are NaN, all else 0", rows, i, got)
@@ -97,33 +76,17 @@ func TestProjectByHeads(t *testing.T) {
 		const batch, heads, s, m, n = 2, 3, 70, 45, 200
 		x, w := random(t, 1, backend.Shape{batch, heads, s, m}), random(t, 2, backend.Shape{batch, heads, m, n})
 		turned := alloc(t, backend.Shape{batch, heads, n, m})
-		wt, err := turned.Swap(backend.Seq, backend.Dim)
-		if err != nil {
-			t.Fatal(err)
-		}
+		wt := swap(t, turned, backend.Seq, backend.Dim)
 		be := open(t, Options{Tier: tier})
-		if err := be.Download(t.Context(), wt, w); err != nil {
-			t.Fatal(err)
-		}
+		must(t, be.Download(t.Context(), wt, w))
 		all, apart := alloc(t, backend.Shape{batch, heads, s, n}), alloc(t, backend.Shape{batch, heads, s, n})
-		if err := be.Project(t.Context(), all, x, w, backend.Tensor{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := be.Project(t.Context(), apart, x, wt, backend.Tensor{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, be.Project(t.Context(), all, x, w, backend.Tensor{}))
+		must(t, be.Project(t.Context(), apart, x, wt, backend.Tensor{}))
 		sameBits(t, "weights transposed", apart, all)
 		for b := range batch {
 			for h := range heads {
 				one := func(x backend.Tensor) backend.Tensor {
-					x, err := x.Slice(backend.Batch, b, b+1)
-					if err == nil {
-						x, err = x.Slice(backend.Heads, h, h+1)
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-					return x
+					return cut(t, cut(t, x, backend.Batch, b, b+1), backend.Heads, h, h+1)
 				}
 				sameBits(t, fmt.Sprintf("head %d of batch %d", h, b), project(t, Options{Tier: tier}, one(x), one(w), backend.Tensor{}), one(all))
 			}
@@ -137,17 +100,13 @@ func BenchmarkProject(b *testing.B) {
 	for _, tier := range Tiers() {
 		be, ctx := open(b, Options{Tier: tier}), b.Context()
 		peak, err := be.PeakFLOPS(ctx)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		for _, c := range []struct{ s, m, n int }{{1, 4096, 4096}, {64, 1024, 1024}, {512, 1024, 1024}, {1024, 512, 1536}, {300, 768, 200}} {
 			x, w := random(b, 1, backend.Shape{1, 1, c.s, c.m}), random(b, 2, backend.Shape{1, 1, c.m, c.n})
 			y := alloc(b, backend.Shape{1, 1, c.s, c.n})
 			b.Run(fmt.Sprintf("%s/s%dm%dn%d", tier, c.s, c.m, c.n), func(b *testing.B) {
 				for b.Loop() {
-					if err := be.Project(ctx, y, x, w, backend.Tensor{}); err != nil {
-						b.Fatal(err)
-					}
+					must(b, be.Project(ctx, y, x, w, backend.Tensor{}))
 				}
 				rate := 2 * float64(c.s) * float64(c.m) * float64(c.n) * float64(b.N) / b.Elapsed().Seconds()
 				b.ReportMetric(rate/1e9, "GFLOP/s")

@@ -15,9 +15,7 @@ func eachRow(t *testing.T, c *backend.Call, do func(h, hk, i int, r *oracle.Row)
 	d := c.Dims()
 	open := func(x backend.Tensor) *view.View {
 		v, err := view.Open("x", x)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return &v
 	}
 	q, k, v := open(c.Q), open(c.K), open(c.V)
@@ -83,17 +81,9 @@ func compareTiers(t *testing.T, what string, threads int, c backend.Call) {
 		be := New(Options{Tier: tier, Threads: threads})
 		err := be.Attention(t.Context(), &c)
 		be.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		o, err := c.O.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
-		lse, err := c.LSE.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		o := floats(t, c.O)
+		lse := floats(t, c.LSE)
 		near(t, tier+", "+what, o, wantO)
 		near(t, tier+", lse, "+what, lse, wantLSE)
 	}

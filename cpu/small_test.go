@@ -22,19 +22,14 @@ func testSmallProblems(t *testing.T, tier string) {
 		sq, sk, d, dv := pick(1, 1, 2, 4, 5), pick(1, 1, 2, 7, 8, 9, 16, 33, 64, 127, 128), pick(1, 8, 16, 24, 64), pick(1, 3, 8, 16, 40)
 		values := func(batch, heads, seq, dim int) backend.Tensor {
 			x := random(t, rng.Uint64(), backend.Shape{batch, seq, heads, dim}) // heads of a row are adjacent
-			data, err := x.Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := floats(t, x)
 			for i := range data {
 				data[i] *= 8
 				if n%3 == 0 && rng.IntN(30) == 0 {
 					data[i] = float32([]float64{0, math.Copysign(0, -1), 1e-42, 3e38, math.Inf(1), math.Inf(-1), math.NaN()}[rng.IntN(7)])
 				}
 			}
-			if x, err = x.Swap(backend.Heads, backend.Seq); err != nil {
-				t.Fatal(err)
-			}
+			x = swap(t, x, backend.Heads, backend.Seq)
 			return x
 		}
 		c := backend.Call{Q: values(batch, kv*share, sq, d), K: values(batch, kv, sk, d), V: values(batch, kv, sk, dv),
@@ -72,9 +67,7 @@ func testSmallProblems(t *testing.T, tier string) {
 				c.LSE = alloc(t, backend.Shape{batch, kv * share, sq, 1})
 			}
 			a, err := be.openAttention(&c, 2)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer a.release()
 			if a.plan.taskGroups > 0 {
 				small++
@@ -82,9 +75,7 @@ func testSmallProblems(t *testing.T, tier string) {
 			if engine {
 				a.plan = newPartition(be.kernels, &c, 2)
 			}
-			if err := workers.Run(t.Context(), a, a.plan.tasks, 2); err != nil {
-				t.Fatal(err)
-			}
+			must(t, workers.Run(t.Context(), a, a.plan.tasks, 2))
 			return c.O, c.LSE
 		}
 		o, lse := run(false)

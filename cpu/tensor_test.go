@@ -18,16 +18,11 @@ func TestPack(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/%s", dtype, layout), func(t *testing.T) {
 				x := filled(t, dtype, shape)
 				if layout == "columns" {
-					y, err := filled(t, dtype, backend.Shape{2, 3, cols, rows}).Swap(backend.Seq, backend.Dim)
-					if err != nil {
-						t.Fatal(err)
-					}
+					y := swap(t, filled(t, dtype, backend.Shape{2, 3, cols, rows}), backend.Seq, backend.Dim)
 					x = y
 				}
 				v, err := view.Open("x", x)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				const s0, n, c0, c = 2, 9, 3, 4
 				packed := make([]float32, n*8)
 				v.Pack(packed, 8, 1, 2, s0, n, c0, c)
@@ -48,13 +43,9 @@ func TestPack(t *testing.T) {
 // type.
 func filled(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tensor {
 	x, err := backend.AllocHost(dtype, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	v, err := view.Open("x", x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range shape.Elements() {
 		y := float32(i%256) - 128
 		switch dtype {

@@ -26,9 +26,7 @@ func TestWorkersOutliveCalls(t *testing.T) {
 	}
 	c := plain(t, 4, 256, 64)
 	call := func(be *Backend) {
-		if err := be.Attention(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		must(t, be.Attention(t.Context(), c))
 	}
 	running := runtime.NumGoroutine()
 	be, other := New(Options{Threads: 3}), New(Options{Threads: 2})
@@ -87,16 +85,14 @@ func testPanicsBecomeErrors(t *testing.T, tier string) {
 		t.Run(s.name, func(t *testing.T) {
 			run := func(ctx context.Context) error {
 				for _, out := range s.out {
-					fill(floatsOf(t, out), 7)
+					fill(floats(t, out), 7)
 				}
 				return s.do(ctx)
 			}
-			if err := run(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, run(t.Context()))
 			var want [][]float32
 			for _, out := range s.out {
-				want = append(want, slices.Clone(floatsOf(t, out)))
+				want = append(want, slices.Clone(floats(t, out)))
 			}
 			injected := 0
 			for at := int64(2); ; at++ { // the first look is before the call begins
@@ -109,11 +105,9 @@ func testPanicsBecomeErrors(t *testing.T, tier string) {
 					t.Fatalf("panic at look %d: error %v", at, err)
 				}
 				injected++
-				if err := run(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, run(t.Context()))
 				for i, out := range s.out {
-					if !slices.Equal(floatsOf(t, out), want[i]) {
+					if !slices.Equal(floats(t, out), want[i]) {
 						t.Fatalf("after a panic at look %d the next call has other results", at)
 					}
 				}
@@ -189,19 +183,8 @@ func stages(t *testing.T, be *Backend) []stage {
 		return be.Project(ctx, projected, x(13, 1, 1, rows, dim), matrix, backend.Tensor{})
 	})
 	c := &backend.Call{Q: q, K: k, V: v, O: zeros(1, 2, rows, dim), LSE: zeros(1, 2, rows, 1), Problem: p}
-	if err := be.Attention(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, be.Attention(t.Context(), c))
 	g := &backend.Gradients{Call: *c, DO: x(14, 1, 2, rows, dim), DQ: zeros(1, 2, rows, dim), DK: zeros(1, 2, keys, dim), DV: zeros(1, 2, keys, dim)}
 	add("backward", []backend.Tensor{g.DQ, g.DK, g.DV}, func(ctx context.Context) error { return be.Backward(ctx, g) })
 	return all
-}
-
-// floatsOf returns the memory of x.
-func floatsOf(t *testing.T, x backend.Tensor) []float32 {
-	data, err := x.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
 }

@@ -3,26 +3,11 @@ package cpu
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 )
-
-// signed returns a contiguous F32 tensor of small multiples of ±unit.
-func signed(t *testing.T, seed uint64, shape backend.Shape, unit float32) backend.Tensor {
-	t.Helper()
-	rng, x := rand.New(rand.NewPCG(seed, 5)), alloc(t, shape)
-	data, err := x.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range data {
-		data[i] = float32(rng.IntN(9)-4) * unit
-	}
-	return x
-}
 
 // rowsAlone fails unless the rows that compute writes to a tensor with rows [from, to) have
 // the bits of each row alone, and no zero of them is negative.
@@ -30,9 +15,7 @@ func rowsAlone(t *testing.T, what string, rows, cols int, compute func(from, to 
 	t.Helper()
 	run := func(from, to int) []float32 {
 		o := alloc(t, backend.Shape{1, 1, to - from, cols})
-		if err := compute(from, to, o); err != nil {
-			t.Fatal(err)
-		}
+		must(t, compute(from, to, o))
 		return rowsOfHead(t, o, 0, 0, to-from)
 	}
 	zeros, all := 0, run(0, rows)
@@ -91,7 +74,7 @@ func testNoNegativeZeros(t *testing.T, tier string) {
 				p.Sinks = []float32{c.sink}
 			}
 			rowsAlone(t, fmt.Sprintf("%v, %d keys, head size %d", c.dtype, c.keys, c.dv), rows, c.dv, func(from, to int, o backend.Tensor) error {
-				call := backend.Call{Q: slice(t, q, from, to), K: k, V: v, O: o, Problem: p}
+				call := backend.Call{Q: cut(t, q, backend.Seq, from, to), K: k, V: v, O: o, Problem: p}
 				call.Visible.Offset += from
 				return be.Attention(t.Context(), &call)
 			})
@@ -110,13 +93,13 @@ func testNoNegativeZerosOfProducts(t *testing.T, tier string) {
 	for _, rows := range []int{1, 2, 4, 8, 16, 33, 64, 100} {
 		q, w := signed(t, 1, backend.Shape{1, 1, rows, d}, 1e-23), signed(t, 5, backend.Shape{1, 1, rows, n}, 1e-22)
 		rowsAlone(t, "qk", rows, n, func(from, to int, o backend.Tensor) error {
-			return be.QK(ctx, o, slice(t, q, from, to), k)
+			return be.QK(ctx, o, cut(t, q, backend.Seq, from, to), k)
 		})
 		rowsAlone(t, "pv", rows, 24, func(from, to int, o backend.Tensor) error {
-			return be.PV(ctx, o, slice(t, w, from, to), v)
+			return be.PV(ctx, o, cut(t, w, backend.Seq, from, to), v)
 		})
 		rowsAlone(t, "project", rows, 24, func(from, to int, o backend.Tensor) error {
-			return be.Project(ctx, o, slice(t, w, from, to), v, bias)
+			return be.Project(ctx, o, cut(t, w, backend.Seq, from, to), v, bias)
 		})
 	}
 }
