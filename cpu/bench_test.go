@@ -64,7 +64,7 @@ func newGemmJob(b testing.TB, heads, seq, dim int) *gemmJob {
 	must(b, err)
 	k, err := view.Open("k", random(b, 2, shape))
 	must(b, err)
-	return &gemmJob{q: q, k: k, seq: seq, dim: dim, tasks: heads * ceilDiv(seq, gemmRows)}
+	return &gemmJob{q: q, k: k, seq: seq, dim: dim, tasks: heads * tile.CeilDiv(seq, gemmRows)}
 }
 
 func (j *gemmJob) Floats() int {
@@ -73,7 +73,7 @@ func (j *gemmJob) Floats() int {
 
 func (j *gemmJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {
 	s, vt, acc := w.Floats(gemmRows*tile.BlockKeys), w.Floats(tile.BlockKeys*j.dim), w.Floats(gemmRows*j.dim)
-	blocks := ceilDiv(j.seq, gemmRows)
+	blocks := tile.CeilDiv(j.seq, gemmRows)
 	q, ldq := j.q.F32[j.q.Index(0, t/blocks, t%blocks*gemmRows):], j.q.RowStride()
 	clear(s) // scratch may hold NaN
 	clear(vt)

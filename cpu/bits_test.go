@@ -21,7 +21,7 @@ func testThreads(t *testing.T, tier string) {
 	p := backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}),
 		Visible:  backend.Visibility{Offset: -20, Left: 200, Right: 7, KLen: []int{sk, 150}},
 		Relative: random(t, 9, backend.Shape{b, h, 1, sq + sk - 1}), Slopes: []float32{0.1, 0.2, 0, 0.4}, Sinks: []float32{1, tile.NegInf, 0, -3},
-		Mask: flags(t, 10, backend.Shape{b, h, sq, sk}), Blocks: flags(t, 11, backend.Shape{b, h, ceilDiv(sq, 40), ceilDiv(sk, 20)}), BlockQ: 40, BlockK: 20,
+		Mask: flags(t, 10, backend.Shape{b, h, sq, sk}), Blocks: flags(t, 11, backend.Shape{b, h, tile.CeilDiv(sq, 40), tile.CeilDiv(sk, 20)}), BlockQ: 40, BlockK: 20,
 		Dropout: backend.Dropout{P: 0.2, Seed: 8}}
 	w, bias := random(t, 5, backend.Shape{b, h, dv, 50}), random(t, 6, backend.Shape{1, 1, 1, 50})
 	cos, sin := random(t, 7, backend.Shape{b, h, sq, 9}), random(t, 8, backend.Shape{b, h, sq, 9})
@@ -165,10 +165,10 @@ func testAnyCompany(t *testing.T, tier string) {
 		{Scale: 1, Visible: causal, Slopes: []float32{0.1, 0.01, 0.5}, Relative: random(t, 5, backend.Shape{1, share, 1, sq + sk - 1})},
 		{Scale: 1, Visible: causal, Bias: random(t, 4, backend.Shape{1, 1, sq, sk}), Relative: random(t, 5, backend.Shape{1, share, 1, sq + sk - 1})},
 		{Scale: 1, Visible: backend.Everything(), Mask: flags(t, 6, backend.Shape{1, share, sq, sk}), Dropout: backend.Dropout{P: 0.4, Seed: 7}},
-		{Scale: 1, Visible: causal, Blocks: flags(t, 6, backend.Shape{1, share, sq, ceilDiv(sk, 50)}), BlockQ: 1, BlockK: 50, Dropout: backend.Dropout{P: 0.4, Seed: 7, First: [4]int{0, 0, 4}}},
+		{Scale: 1, Visible: causal, Blocks: flags(t, 6, backend.Shape{1, share, sq, tile.CeilDiv(sk, 50)}), BlockQ: 1, BlockK: 50, Dropout: backend.Dropout{P: 0.4, Seed: 7, First: [4]int{0, 0, 4}}},
 		// Gaps in key blocks, which tiles of one head pass over.
-		{Scale: 1, Visible: causal, Blocks: flags(t, 6, backend.Shape{1, share, 1, ceilDiv(sk, 20)}), BlockQ: 1, BlockK: 20, Slopes: []float32{0.1, 0.01, 0.5}, Dropout: backend.Dropout{P: 0.4, Seed: 7}},
-		{Scale: 1, Visible: causal, Blocks: flags(t, 7, backend.Shape{1, share, 1, ceilDiv(sk, 10)}), BlockQ: 1, BlockK: 10, Bias: random(t, 4, backend.Shape{1, 1, sq, sk}), Mask: flags(t, 6, backend.Shape{1, share, sq, sk})},
+		{Scale: 1, Visible: causal, Blocks: flags(t, 6, backend.Shape{1, share, 1, tile.CeilDiv(sk, 20)}), BlockQ: 1, BlockK: 20, Slopes: []float32{0.1, 0.01, 0.5}, Dropout: backend.Dropout{P: 0.4, Seed: 7}},
+		{Scale: 1, Visible: causal, Blocks: flags(t, 7, backend.Shape{1, share, 1, tile.CeilDiv(sk, 10)}), BlockQ: 1, BlockK: 10, Bias: random(t, 4, backend.Shape{1, 1, sq, sk}), Mask: flags(t, 6, backend.Shape{1, share, sq, sk})},
 	}
 	for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
 		q := typed(t, random(t, 1, backend.Shape{1, share, sq, dim}), dtype)

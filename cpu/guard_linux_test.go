@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
 // guarded returns memory for n elements with a page before and one behind it
@@ -104,7 +105,7 @@ func testGuardPages(t *testing.T, tier string) {
 						}
 					case "blocks":
 						c.BlockQ, c.BlockK = 16, 8
-						c.Blocks = tensor(backend.Bool, atEnd, shape(n.heads, ceilDiv(n.sq, 16), ceilDiv(n.sk, 8)))
+						c.Blocks = tensor(backend.Bool, atEnd, shape(n.heads, tile.CeilDiv(n.sq, 16), tile.CeilDiv(n.sk, 8)))
 					case "mask":
 						c.Mask = tensor(backend.Bool, atEnd, shape(n.heads, n.sq, n.sk))
 					}

@@ -134,7 +134,7 @@ func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c bac
 		}},
 		{"blocks", func() {
 			c.BlockQ, c.BlockK = one(1, 7, 16, 64, 100), one(1, 7, 16, 64, 100)
-			c.Blocks = flags(t, uint64(n), backend.Shape{1, heads, ceilDiv(sq, c.BlockQ), ceilDiv(sk, c.BlockK)})
+			c.Blocks = flags(t, uint64(n), backend.Shape{1, heads, tile.CeilDiv(sq, c.BlockQ), tile.CeilDiv(sk, c.BlockK)})
 			seen, err := c.Blocks.Bools()
 			must(t, err)
 			for i := range seen { // three in four, or one

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
 // TestPages compares the bits of calls over pages of any size with those of the same keys in
@@ -39,16 +40,16 @@ func testPages(t *testing.T, tier string) {
 		if n%3 == 0 && dtype != backend.Q8 {
 			values := floats(t, c.V)
 			for range 3 { // half of them in the last row of a page
-				row := min(sk-1, rng.IntN(ceilDiv(sk, size))*size+one(size-1, rng.IntN(size)))
+				row := min(sk-1, rng.IntN(tile.CeilDiv(sk, size))*size+one(size-1, rng.IntN(size)))
 				values[row*dv+rng.IntN(dv)] = float32([]float64{math.Inf(1), math.NaN(), 3e38}[rng.IntN(3)])
 			}
 		}
-		order := rng.Perm(ceilDiv(sk, size) + 2)
+		order := rng.Perm(tile.CeilDiv(sk, size) + 2)
 		paged := c
 		c.K, c.V = typed(t, c.K, dtype), typed(t, c.V, dtype)
 		paged.K, paged.V = inPages(t, paged.K, size, order, dtype), inPages(t, paged.V, size, order, dtype)
 		paged.Pages = &backend.Pages{Table: make([][]int32, 1), Keys: sk}
-		for _, page := range order[:ceilDiv(sk, size)] {
+		for _, page := range order[:tile.CeilDiv(sk, size)] {
 			paged.Pages.Table[0] = append(paged.Pages.Table[0], int32(page))
 		}
 		if l := newPartition(be.kernels, &paged, 2).layout; !l.KeyLanes && !l.LoadK && !l.LoadV {
@@ -77,7 +78,7 @@ func inPages(t *testing.T, x backend.Tensor, size int, order []int, dtype backen
 	from := floats(t, x)
 	to := floats(t, pool)
 	if dtype != backend.Q8 {
-		fill(to, float32(math.NaN()))
+		tile.Fill(to, float32(math.NaN()))
 	}
 	d := shape[backend.Dim]
 	for s := range shape[backend.Seq] {
@@ -98,9 +99,9 @@ func testPagesOfNoKeys(t *testing.T, tier string) {
 				c := backend.Call{Q: random(t, 1, backend.Shape{2, 2, 1, 8}), K: random(t, 2, backend.Shape{2, 1, size, 8}),
 					V: random(t, 3, backend.Shape{2, 1, size, 8}), O: alloc(t, backend.Shape{2, 2, 1, 8}),
 					Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
-				c.Pages = &backend.Pages{Table: [][]int32{[]int32{0, 1}[:ceilDiv(keys, size)], empty}, Keys: keys}
+				c.Pages = &backend.Pages{Table: [][]int32{[]int32{0, 1}[:tile.CeilDiv(keys, size)], empty}, Keys: keys}
 				c.Visible.KLen = []int{keys, 0}
-				fill(floats(t, c.O), 7)
+				tile.Fill(floats(t, c.O), 7)
 				if err := be.Attention(t.Context(), &c); err != nil {
 					t.Fatalf("%d keys in pages of %d, table %v: %v", keys, size, c.Pages.Table, err)
 				}

@@ -52,7 +52,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	d, x := c.Dims(), queryWidth(k, c)
 	rows := d.Heads / d.KVHeads * d.SeqQ
 	decode := rows <= k.Width/2
-	if lanes := roundUp(rows, x.Width); d.SeqK > tile.BlockKeys { // else see smallTask
+	if lanes := tile.RoundUp(rows, x.Width); d.SeqK > tile.BlockKeys { // else see smallTask
 		full := lanes / 2
 		if !tile.InPlace(&c.K, c.Pages) || !tile.InPlace(&c.V, c.Pages) {
 			full = max(12, lanes*3/4) // keys as lanes need no copies
@@ -62,7 +62,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	if decode {
 		x = k
 		few := k.Narrow(1)
-		padded := func(n int) bool { return roundUp(n, k.Lanes) > roundUp(n, few.Lanes) }
+		padded := func(n int) bool { return tile.RoundUp(n, k.Lanes) > tile.RoundUp(n, few.Lanes) }
 		if rows <= few.Width && (d.SeqK <= few.Lanes || padded(d.Dim) || padded(d.ValueDim)) {
 			x = few // with vectors that fit
 		}
@@ -84,9 +84,9 @@ func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 			over = x.Lanes * 3 / 2 // a vector's rows; some columns run slower than all
 		}
 		share := d.Heads / d.KVHeads
-		rows := share * roundUp(d.SeqQ, w)
+		rows := share * tile.RoundUp(d.SeqQ, w)
 		if d.SeqQ < w { // tiles span heads
-			rows = roundUp(share*d.SeqQ, w)
+			rows = tile.RoundUp(share*d.SeqQ, w)
 		}
 		keys := d.SeqK
 		switch {
@@ -125,12 +125,12 @@ func divide(l tile.Layout, decode bool, threads int) partition {
 		most = min(most, l.Tiles)
 	}
 	x.chunkTiles = max(1, min(groups*l.Tiles/want, most))
-	x.groupChunks = ceilDiv(l.Tiles, x.chunkTiles)
+	x.groupChunks = tile.CeilDiv(l.Tiles, x.chunkTiles)
 	// With few rows the sums are a small part of their keys.
 	if tasks := groups * x.groupChunks; tasks < want && (decode || l.SavedFloats() <= maxSavedFloats) {
-		x.keyChunks = min(l.Sums, ceilDiv(want, tasks))
+		x.keyChunks = min(l.Sums, tile.CeilDiv(want, tasks))
 	}
-	x.shareKeys(ceilDiv(l.Sums, x.keyChunks))
+	x.shareKeys(tile.CeilDiv(l.Sums, x.keyChunks))
 	x.threads = max(1, min(threads, x.tasks))
 	return x
 }
@@ -138,7 +138,7 @@ func divide(l tile.Layout, decode bool, threads int) partition {
 // shareKeys sets the number of sums of a chunk.
 func (x *partition) shareKeys(sums int) {
 	l := &x.layout
-	x.chunkSums, x.keyChunks = sums, ceilDiv(l.Sums, sums)
+	x.chunkSums, x.keyChunks = sums, tile.CeilDiv(l.Sums, sums)
 	x.tasks = l.Dims.Batch * l.Dims.KVHeads * x.groupChunks * x.keyChunks
 }
 
@@ -194,7 +194,7 @@ func (x *partition) gatherSmall(c *backend.Call) {
 	groups := d.Batch * d.KVHeads
 	most := smallTaskWork / (smallGroupWork + l.Rows*(smallRowWork+d.SeqK*(d.Dim+d.ValueDim)))
 	x.taskGroups = max(1, min(most, groups/max(1, decodeTasks*x.threads)))
-	x.tasks = ceilDiv(groups, x.taskGroups)
+	x.tasks = tile.CeilDiv(groups, x.taskGroups)
 	x.threads = max(1, min(x.threads, x.tasks))
 }
 
@@ -240,8 +240,3 @@ func (x *partition) why(c *backend.Call) string {
 	}
 	return s
 }
-
-func ceilDiv(a, b int) int { return (a + b - 1) / b }
-
-// roundUp returns the smallest multiple of step that is at least n.
-func roundUp(n, step int) int { return ceilDiv(n, step) * step }

@@ -65,9 +65,9 @@ const rowStep = 64
 // divide divides rows of the given shape into tasks of up to tile.MaxRows rows of one head.
 func (j *rowJob) divide(shape backend.Shape) {
 	j.heads, j.seq = shape[backend.Heads], shape[backend.Seq]
-	steps, heads := ceilDiv(j.seq, rowStep), shape[backend.Batch]*j.heads
+	steps, heads := tile.CeilDiv(j.seq, rowStep), shape[backend.Batch]*j.heads
 	j.taskRows = rowStep * max(1, min(heads*steps/max(1, tasksPerThread*j.threads), tile.MaxRows/rowStep))
-	j.headTasks = ceilDiv(j.seq, j.taskRows)
+	j.headTasks = tile.CeilDiv(j.seq, j.taskRows)
 	j.tasks = heads * j.headTasks
 }
 
@@ -134,7 +134,7 @@ func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 // copy writes dst = src, rounded to nearest even where dst's type is the narrower one.
 func (be *Backend) copy(ctx context.Context, dst, src view.Operand) error {
 	shape := dst.T.Shape()
-	j := be.newRowJob(shape, roundUp(shape[backend.Dim], be.kernels.Lanes), rowStep, copyRow)
+	j := be.newRowJob(shape, tile.RoundUp(shape[backend.Dim], be.kernels.Lanes), rowStep, copyRow)
 	defer j.release()
 	if shape.Elements() == 0 {
 		j.tasks = 0

@@ -30,7 +30,7 @@ type smallSpace struct {
 func (x *smallSpace) open(a *attention, w *pool.Scratch) {
 	w.Reset()
 	l := &a.plan.layout
-	ld := roundUp(l.Dims.SeqK, l.Kernels.Lanes)
+	ld := tile.RoundUp(l.Dims.SeqK, l.Kernels.Lanes)
 	*x = smallSpace{a: a, q: w.Floats(l.Rows * l.DimK), k: w.Floats(ld * l.DimK), v: w.Floats(l.Dims.SeqK * l.DimV),
 		s: w.Floats(l.Rows * ld), ld: ld, o: w.Floats(l.Rows * l.DimV), m: w.Floats(l.Rows), l: w.Floats(l.Rows),
 		alpha: w.Floats(l.Rows), lanes: w.Floats(l.Kernels.Lanes), memory: tile.SpaceOf(w)}
@@ -112,15 +112,15 @@ func (x *smallSpace) group(b, hk int) bool {
 	}
 	kernels.ScaleMax(x.q, p.Scale, x.lanes)
 	x.scores(b, hk, n)
-	lanes := roundUp(n, kernels.Lanes)
+	lanes := tile.RoundUp(n, kernels.Lanes)
 	for r := range l.Rows {
 		s, lo, hi := x.s[r*x.ld:r*x.ld+lanes], 0, n
 		if !every {
 			_, i := l.Row(h0, 0, r)
 			lo, hi = x.a.problem.Visible.Range(b, i, l.Dims.SeqK)
 		}
-		fill(s[:lo], tile.NegInf)
-		fill(s[hi:], tile.NegInf)
+		tile.Fill(s[:lo], tile.NegInf)
+		tile.Fill(s[hi:], tile.NegInf)
 		x.m[r], x.l[r] = tile.NoScore, 0
 	}
 	kernels.RowWeights(x.s, x.ld, lanes, l.Rows, x.m, x.l, x.alpha)
@@ -149,7 +149,7 @@ func (x *smallSpace) scores(b, hk, n int) {
 		}
 	}
 	if done < n {
-		rest := roundUp(n, kernels.Lanes) - done
+		rest := tile.RoundUp(n, kernels.Lanes) - done
 		p.K.LoadRows(kernels, x.k, l.DimK, b, hk, done, n-done)
 		kernels.Dots(vec.F32, x.s[done:], x.ld, x.memory.Rows(x.k, l.DimK, rest, l.DimK), l.DimK, x.q, l.DimK, l.Rows, l.DimK)
 	}
@@ -184,11 +184,4 @@ func (x *smallSpace) finiteValues(b, hk, n int) bool {
 		return false
 	}
 	return !x.a.plan.layout.Kernels.NonFinite(v.F32[v.Index(b, hk, 0):], v.RowStride(), n, x.a.plan.layout.Dims.ValueDim)
-}
-
-// fill sets each element of s to x.
-func fill(s []float32, x float32) {
-	for i := range s {
-		s[i] = x
-	}
 }

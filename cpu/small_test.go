@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
 // TestSmallProblems compares the bits of small problems with those that the engine
@@ -52,7 +53,7 @@ func testSmallProblems(t *testing.T, tier string) {
 		}
 		if batch == 1 && rng.IntN(2) == 0 {
 			size := pick(8, 16, 64)
-			pages := ceilDiv(sk, size) + 3 // more than the call has
+			pages := tile.CeilDiv(sk, size) + 3 // more than the call has
 			c.K, c.V = values(pages, kv, size, d), values(pages, kv, size, dv)
 			c.Pages = &backend.Pages{Table: [][]int32{nil}, Keys: sk}
 			for _, page := range rng.Perm(pages) {

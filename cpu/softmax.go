@@ -90,7 +90,7 @@ func (r *softmaxRow) softmax() float32 {
 	}
 	clear(r.sums)
 	r.each(lo, hi, func(x []float32, _, n int) {
-		fill(x[n:], tile.NegInf)
+		tile.Fill(x[n:], tile.NegInf)
 		k.Exp2Sum(x, m, r.sums)
 	})
 	sum := 0.0
@@ -127,7 +127,7 @@ func (r *softmaxRow) score(x []float32, key, n int) float32 {
 	if sc.Masked || sc.Added {
 		for c := 0; c < n; c += tile.BlockKeys {
 			some := min(tile.BlockKeys, n-c)
-			lanes := roundUp(some, k.Lanes)
+			lanes := tile.RoundUp(some, k.Lanes)
 			if sc.Added {
 				sc.AddedRow(&r.space.Ramp, r.bias[:some], r.b, r.h, r.i, key+c)
 				clear(r.bias[some:lanes])
@@ -141,7 +141,7 @@ func (r *softmaxRow) score(x []float32, key, n int) float32 {
 	if sc.Cap == 0 && !sc.Masked && !sc.Added && n == len(x) {
 		return m
 	}
-	fill(x[n:], tile.NegInf)
+	tile.Fill(x[n:], tile.NegInf)
 	return k.ScaleMax(x, 1, r.lanes)
 }
 
@@ -162,7 +162,7 @@ func (r *softmaxRow) each(lo, hi int, f func(x []float32, key, n int)) {
 			continue
 		}
 		n = min(n, tile.BlockKeys)
-		x := r.row[:roundUp(n, lanes)]
+		x := r.row[:tile.RoundUp(n, lanes)]
 		r.s.Pack(x, n, r.b, r.h, r.i, 1, key, n)
 		f(x, key, n)
 		r.s.Store(x[:n], r.b, r.h, r.i, key)
@@ -186,7 +186,7 @@ func scoresOfRow(j *rowJob, s *tile.Space, mem []float32, b, h, i int) {
 	lo, hi := j.problem.Visible.Range(b, i, j.cols)
 	for j0 := 0; j0 < j.cols; j0 += tile.BlockKeys {
 		x := row[:min(tile.BlockKeys, j.cols-j0)]
-		fill(x, tile.NegInf)
+		tile.Fill(x, tile.NegInf)
 		if first, end := max(lo-j0, 0), min(hi-j0, len(x)); first < end {
 			x := x[first:end]
 			j.x[0].Pack(x, len(x), b, h, i, 1, j0+first, len(x))

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
 // TestWorkersOutliveCalls shows that calls of all backends use the same goroutines once
@@ -85,7 +86,7 @@ func testPanicsBecomeErrors(t *testing.T, tier string) {
 		t.Run(s.name, func(t *testing.T) {
 			run := func(ctx context.Context) error {
 				for _, out := range s.out {
-					fill(floats(t, out), 7)
+					tile.Fill(floats(t, out), 7)
 				}
 				return s.do(ctx)
 			}

@@ -100,7 +100,7 @@ func (j dotJob) Floats() int { return 2 * j.call.plan.layout.DimV }
 // Task implements pool.Job.
 func (j dotJob) Task(_ *pool.Turn, w *pool.Scratch, n int) error {
 	c, l := j.call, &j.call.plan.layout
-	d, headTasks := &l.Dims, ceilDiv(l.Dims.SeqQ, dotRows)
+	d, headTasks := &l.Dims, tile.CeilDiv(l.Dims.SeqQ, dotRows)
 	b, h, from := n/headTasks/d.Heads, n/headTasks%d.Heads, n%headTasks*dotRows
 	o, dO := w.Floats(l.DimV), w.Floats(l.DimV)
 	for i := from; i < min(d.SeqQ, from+dotRows); i++ {
@@ -141,8 +141,3 @@ func (c *Call) storeGradient(v *view.View, row, old []float32, scale float32, b,
 	}
 	v.StoreRow(k, row, b, h, i)
 }
-
-func ceilDiv(a, b int) int { return (a + b - 1) / b }
-
-// roundUp returns the smallest multiple of step that is at least n.
-func roundUp(n, step int) int { return ceilDiv(n, step) * step }

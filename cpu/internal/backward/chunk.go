@@ -146,9 +146,7 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 	if l.KeyLanes || c.biases.wanted() {
 		x.turned = w.Floats(rows * tile.BlockKeys)
 	}
-	for i := range x.ones {
-		x.ones[i] = 1
-	}
+	tile.Fill(x.ones, 1)
 	clear(x.sum)
 	clear(x.dK)
 	clear(x.dV)
@@ -251,7 +249,7 @@ func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 		factor = x.call.problem.Dropout.Factor()
 	}
 	if l.KeyLanes {
-		lanes := roundUp(n, l.Kernels.Lanes)
+		lanes := tile.RoundUp(n, l.Kernels.Lanes)
 		l.Kernels.Dots(vec.F32, s.S, tile.BlockKeys, s.Rows(k, l.DimK, lanes, l.DimK), l.DimK, x.qt, l.DimK, t.N, l.DimK)
 		l.Kernels.Dots(vec.F32, x.ds, tile.BlockKeys, s.Rows(v, l.DimV, lanes, l.DimV), l.DimV, x.dOt, l.DimV, t.N, l.DimV)
 		scores.Adjust(s, t, here)
@@ -268,12 +266,10 @@ func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 		}
 		return
 	}
-	width, fours := l.Kernels.Width, ceilDiv(n, 4)
+	width, fours := l.Kernels.Width, tile.CeilDiv(n, 4)
 	l.Kernels.Scores(s.S, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.qt, l.Dims.Dim, s.MX)
 	scores.Adjust(s, t, here)
-	for i := n * width; i < fours*4*width; i++ {
-		s.S[i] = tile.NegInf
-	}
+	tile.Fill(s.S[n*width:fours*4*width], tile.NegInf)
 	copy(s.MX, x.m)
 	l.Kernels.Weights(s.S, fours, x.m, s.MX, x.sum, s.Alpha)
 	x.drop(t, here, n*width)

@@ -31,16 +31,16 @@ const cacheFloats = 512 << 10 / 4
 func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
 	d := g.Dims()
 	x := Plan{layout: tile.NewLayout(k, d.Heads/d.KVHeads*d.SeqQ <= k.Width/2, &g.Call), wantsQ: !g.DQ.IsZero(), biasSums: newBiasSums(g)}
-	groups, blocks := d.Batch*d.KVHeads, ceilDiv(d.SeqK, tile.BlockKeys)
+	groups, blocks := d.Batch*d.KVHeads, tile.CeilDiv(d.SeqK, tile.BlockKeys)
 	// A task reads K and V and adds to dK and dV for each tile.
 	some := max(1, min(8, cacheFloats/(2*tile.BlockKeys*(x.layout.DimK+x.layout.DimV))))
 	x.cacheKeys = some * tile.BlockKeys
 	if groups < threads {
 		some = max(1, min(some, blocks*groups/(2*threads)))
 	}
-	x.chunkKeys, x.keyChunks = some*tile.BlockKeys, ceilDiv(blocks, some)
+	x.chunkKeys, x.keyChunks = some*tile.BlockKeys, tile.CeilDiv(blocks, some)
 	x.slots = max(1, min(groups, threads))
-	x.tasks = ceilDiv(groups, x.slots) * x.keyChunks * x.slots
+	x.tasks = tile.CeilDiv(groups, x.slots) * x.keyChunks * x.slots
 	x.threads = min(threads, x.tasks)
 	return x
 }
@@ -62,7 +62,7 @@ func (x *Plan) queryRows() int { return x.layout.Dims.Batch * x.layout.Dims.Head
 
 // dotTasks returns the number of tasks of dotJob.
 func (x *Plan) dotTasks() int {
-	return x.layout.Dims.Batch * x.layout.Dims.Heads * ceilDiv(x.layout.Dims.SeqQ, dotRows)
+	return x.layout.Dims.Batch * x.layout.Dims.Heads * tile.CeilDiv(x.layout.Dims.SeqQ, dotRows)
 }
 
 // sumFloats returns the floats in which dQ is summed.

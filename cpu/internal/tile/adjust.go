@@ -29,7 +29,7 @@ func (t *Tile) cuts(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t
 // adjustLanes is Adjust for a row of a tile with keys as lanes.
 func (sc *Scores) adjustLanes(s *Space, t *Tile, row int, here Span) {
 	x, n := sc.Layout.Kernels, here.Hi-here.Lo
-	scores := s.S[row*BlockKeys:][:roundUp(n, x.Lanes)]
+	scores := s.S[row*BlockKeys:][:RoundUp(n, x.Lanes)]
 	if sc.Cap > 0 {
 		x.Softcap(scores, sc.Cap)
 		if s.Capped != nil {
@@ -45,8 +45,8 @@ func (sc *Scores) adjustLanes(s *Space, t *Tile, row int, here Span) {
 	if sc.Masked {
 		sc.MaskRow(scores[:n], t.Batch, h, i, here.Lo)
 	}
-	fill(scores[:max(0, min(n, t.Spans[row].Lo-here.Lo))], NegInf)
-	fill(scores[max(0, min(n, t.Spans[row].Hi-here.Lo)):], NegInf)
+	Fill(scores[:max(0, min(n, t.Spans[row].Lo-here.Lo))], NegInf)
+	Fill(scores[max(0, min(n, t.Spans[row].Hi-here.Lo)):], NegInf)
 }
 
 // adjust is Adjust for query rows as lanes. It computes the maxima of the lanes again, from
@@ -90,7 +90,7 @@ func (sc *Scores) adjust(s *Space, t *Tile, scores []float32, keys Span, edge bo
 func (sc *Scores) add(s *Space, t *Tile, scores []float32, lo, n int) {
 	x := sc.Layout.Kernels
 	// Fours and squares may reach beyond the keys.
-	fill(scores[n*x.Width:roundUp(n, x.Lanes)*x.Width], NegInf)
+	Fill(scores[n*x.Width:RoundUp(n, x.Lanes)*x.Width], NegInf)
 	if sc.addSlopes(s, t, scores, lo, n) {
 		return
 	}
@@ -135,7 +135,7 @@ func (sc *Scores) addSlopes(s *Space, t *Tile, scores []float32, lo, n int) bool
 		}
 		d[r], factors[r] = float32(far), -slope
 	}
-	x.Slopes(scores, d, factors, ceilDiv(n, 4), s.MX)
+	x.Slopes(scores, d, factors, CeilDiv(n, 4), s.MX)
 	return true
 }
 
@@ -181,7 +181,7 @@ func (sc *Scores) stageAdded(s *Space, t *Tile, table []float32, lane, rows, lo,
 			sc.bias.Load(x, s.Stage[r*BlockKeys:], BlockKeys, t.Batch, h, i, m, lo, n)
 		}
 		for q := r; q < r+m; q++ {
-			row := s.Stage[q*BlockKeys:][:roundUp(n, x.Lanes)]
+			row := s.Stage[q*BlockKeys:][:RoundUp(n, x.Lanes)]
 			switch {
 			case !together:
 				sc.AddedRow(&s.Ramp, row[:n], t.Batch, h, i+q-r, lo)
@@ -215,7 +215,7 @@ func (sc *Scores) hideMask(s *Space, t *Tile, scores []float32, lo, n int) {
 				view.CopyElements(s.seen[(r+q)*BlockKeys:], 1, from, step, n-whole)
 			}
 		})
-		x.Hide(scores[whole*x.Width+lane:], s.seen[:], BlockKeys, ceilDiv(n-whole, x.Lanes))
+		x.Hide(scores[whole*x.Width+lane:], s.seen[:], BlockKeys, CeilDiv(n-whole, x.Lanes))
 	}
 }
 
@@ -228,7 +228,7 @@ func (sc *Scores) hideBlocks(t *Tile, scores []float32, keys Span) {
 			end := min(keys.Hi, (block+1)*sc.problem.BlockK)
 			if !sc.sees(t.Batch, h, i, block) {
 				for ; key < end; key++ {
-					fill(scores[(key-keys.Lo)*w+r:(key-keys.Lo)*w+r+m], NegInf)
+					Fill(scores[(key-keys.Lo)*w+r:(key-keys.Lo)*w+r+m], NegInf)
 				}
 			}
 			key = end
@@ -291,7 +291,7 @@ func (sc *Scores) unhidden(s *Space, t *Tile, keys Span) []Span {
 		if some, _ := sc.blockSeen(t, block); !some {
 			continue
 		}
-		span := Span{max(keys.Lo, block*size&^3), min(keys.Hi, roundUp((block+1)*size, 4))}
+		span := Span{max(keys.Lo, block*size&^3), min(keys.Hi, RoundUp((block+1)*size, 4))}
 		if n > 0 && span.Lo <= s.unhidden[n-1].Hi {
 			left += span.Hi - s.unhidden[n-1].Hi
 			s.unhidden[n-1].Hi = span.Hi

@@ -37,7 +37,7 @@ func (p *Products) findSteps(s *Space, t *Tile, here Span) bool {
 	for c := range n {
 		span := &columns[c]
 		span.Lo = max(here.Lo, min(here.Hi, span.Lo&^3))
-		span.Hi = max(here.Lo, min(here.Hi, roundUp(span.Hi, 4)))
+		span.Hi = max(here.Lo, min(here.Hi, RoundUp(span.Hi, 4)))
 	}
 	last := columns[n-1].Lo // no column ends before all have begun
 	s.steps[n-1] = max(columns[0].Hi, last) - last

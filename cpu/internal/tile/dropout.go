@@ -11,7 +11,7 @@ func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
 	case l.KeyLanes:
 		for row := range t.N {
 			h, i := l.Row(t.H, t.I, row)
-			sc.DropRow(&s.Draw, weights[row*BlockKeys:][:roundUp(n, x.Lanes)], t.Batch, h, i, here.Lo)
+			sc.DropRow(&s.Draw, weights[row*BlockKeys:][:RoundUp(n, x.Lanes)], t.Batch, h, i, here.Lo)
 		}
 	case t.I+t.N <= l.Dims.SeqQ && first(backend.Seq, t.I)%4 == 0:
 		s.Draw.Tile(x, first(backend.Batch, t.Batch), first(backend.Heads, t.H), first(backend.Seq, t.I))

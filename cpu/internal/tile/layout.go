@@ -30,13 +30,13 @@ type Layout struct {
 func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	d := c.Dims()
 	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes,
-		DimK: roundUp(d.Dim, k.Lanes), DimV: roundUp(d.ValueDim, k.Lanes), Sums: ceilDiv(d.SeqK, SumKeys),
+		DimK: RoundUp(d.Dim, k.Lanes), DimV: RoundUp(d.ValueDim, k.Lanes), Sums: CeilDiv(d.SeqK, SumKeys),
 		LoadK: !InPlace(&c.K, c.Pages), LoadV: !InPlace(&c.V, c.Pages)}
 	if d.SeqQ < k.Width { // tiles span heads
 		group := l.Share * d.SeqQ
-		l.Rows, l.Tiles = min(k.Width, group), ceilDiv(group, k.Width)
+		l.Rows, l.Tiles = min(k.Width, group), CeilDiv(group, k.Width)
 	} else {
-		l.Rows, l.HeadTiles = k.Width, ceilDiv(d.SeqQ, k.Width)
+		l.Rows, l.HeadTiles = k.Width, CeilDiv(d.SeqQ, k.Width)
 		l.Tiles = l.HeadTiles * l.Share
 	}
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
@@ -70,7 +70,7 @@ func readInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
 // TileRows returns the lanes of rows in the vectors of a tile's maxima and sums.
 func (l *Layout) TileRows() int {
 	if l.KeyLanes {
-		return roundUp(l.Rows, l.Kernels.Lanes)
+		return RoundUp(l.Rows, l.Kernels.Lanes)
 	}
 	return l.Kernels.Width
 }

@@ -57,32 +57,6 @@ func scaleRows(dst, src []float32, scale float32) {
 	}
 }
 
-// WriteScores writes S of t and the keys of c's block from j0 on to dst.
-func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *view.View) {
-	l := p.Layout
-	x := l.Kernels
-	b := block{span: Span{j0, min(j0+BlockKeys, c.Keys.Hi)}, end: c.Keys.Hi}
-	n := b.span.Hi - b.span.Lo
-	clear(s.bias)
-	for i := range tiles {
-		t := &tiles[i]
-		if !l.KeyLanes {
-			fill(s.MX, 0)
-			runs, ldk := p.keys(s, &b, t, b.span)
-			x.Scores(s.S, runs, ldk, t.q, l.Dims.Dim, s.MX)
-			l.writeTransposed(s, dst, t, b.span.Lo, n)
-			continue
-		}
-		p.keyLaneScores(s, &b, t, b.span)
-		for row := range t.N {
-			h, i := l.Row(t.H, t.I, row)
-			scores := s.S[row*BlockKeys : row*BlockKeys+roundUp(n, x.Lanes)]
-			x.Bias(scores, s.bias) // adding 0 turns -0 into 0, as in Kernels.Transpose
-			dst.Store(scores[:n], t.Batch, h, i, b.span.Lo)
-		}
-	}
-}
-
 // keyLaneScores computes the scores of t and the keys of here, and of zeros up to
 // the next multiple of Lanes.
 func (p *Products) keyLaneScores(s *Space, b *block, t *Tile, here Span) {
@@ -106,7 +80,7 @@ func (p *Products) keyLaneScores(s *Space, b *block, t *Tile, here Span) {
 	}
 	for c := done; c < n; c += step {
 		some := min(step, n-c)
-		padded := roundUp(some, x.Lanes)
+		padded := RoundUp(some, x.Lanes)
 		k := s.k
 		if l.Tiles > 1 {
 			k = s.Stage // s.k has the keys of all tiles
@@ -243,55 +217,6 @@ func (p *Products) multiply(s *Space, t *Tile, e vec.Element, runs []vec.Run, ld
 	}
 }
 
-// AddValues adds the products of weights and values of the block from j0 on to the outputs of
-// tiles. If zeroHides is set, weights of exactly 0 hide NaN and Inf.
-//
-//	weights [B, H, Sq, Sk]
-func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View, zeroHides bool) {
-	l := p.Layout
-	b := block{span: Span{j0, min(j0+BlockKeys, l.Dims.SeqK)}, end: l.Dims.SeqK}
-	n := b.span.Hi - j0
-	for i := range tiles {
-		t := &tiles[i]
-		runs, ldv, replaced := p.values(s, &b, t, s.one(b.span), zeroHides || l.Kernels.KeyLanes)
-		if l.KeyLanes {
-			l.RowsOf(t, 0, t.N, func(row, h, i, rows int) {
-				weights.Pack(s.S[row*BlockKeys:], BlockKeys, t.Batch, h, i, rows, j0, n)
-			})
-		} else {
-			l.packTransposed(s, weights, t, j0, n)
-		}
-		p.multiply(s, t, vec.F32, runs, ldv, false)
-		if replaced {
-			p.addNonFinite(t, b.span, s.S, func(_, _, _, _ int, weight float32) bool { return weight != 0 || !zeroHides })
-		}
-	}
-}
-
-// BeginSums sets the outputs of t to start(c) in column c, in memory of w.
-func (p *Products) BeginSums(w *pool.Scratch, s *Space, t *Tile, start *view.View, c0 int) {
-	l := p.Layout
-	o, rows, rowStep, dimStep := w.Floats(l.OutputFloats()), l.Kernels.Width, 1, l.Kernels.Width
-	if l.RowOutputs {
-		rows, rowStep, dimStep = t.N, l.DimV, 1
-	}
-	clear(o)
-	fill(s.Alpha, 1)
-	t.sums.cur.o = o
-	if start.IsZero() {
-		return
-	}
-	for c := range l.Dims.ValueDim {
-		x := start.At(0, 0, 0, c0+t.KVHead*l.Dims.ValueDim+c)
-		for r := range rows {
-			o[r*rowStep+c*dimStep] = x + 0 // no zero is negative, and then none of the sums is
-		}
-	}
-}
-
-// WriteSums writes the outputs of t.
-func (p *Products) WriteSums(s *Space, t *Tile) { p.writeOutputs(s, t, t.sums.cur.o, s.Alpha) }
-
 // writeOutputs writes the outputs o of t, each row times its factor in mul, which
 // covers TileRows rows.
 func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
@@ -322,4 +247,69 @@ func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
 			p.O.StoreRow(x, s.Stage[r*l.DimV:(r+1)*l.DimV], t.Batch, h, i)
 		}
 	}
+}
+
+// Runs returns the rows of keys or values of some, of head h, as the kernels read them in place. The
+// kernels prefetch those of the next block, as far as end.
+func (s *Space) Runs(v *view.View, b, h int, some Span, end int) []vec.Run {
+	s.runs = s.runs[:0]
+	s.appendRuns(v, b, h, some, end)
+	return s.runs
+}
+
+// appendRuns appends the runs that Runs returns to s.runs.
+func (s *Space) appendRuns(v *view.View, b, h int, some Span, end int) {
+	lo, n := some.Lo, some.Hi-some.Lo
+	if v.Pages == nil {
+		later := lo
+		if lo+BlockKeys < end {
+			later += BlockKeys
+		}
+		s.runs = v.AppendRun(s.runs, v.Index(b, h, lo), v.Index(b, h, later), n)
+		return
+	}
+	// Each run prefetches a share of the four quarters of the next block, whose rows are as
+	// many as to lie in one page each.
+	size, ld, stride := v.Shape[backend.Seq], v.Stride[backend.Seq], v.Stride[backend.Batch]
+	most, quarter, bytes := commonDivisor(size, BlockKeys), n/4, v.DType.Size()
+	pages, head, last := v.Pages[b], h*v.Stride[backend.Heads], (end-1)/size
+	from := pagedRow{lo / size, lo % size}
+	var ahead [4]pagedRow
+	for q := range ahead {
+		r := lo + BlockKeys + q*quarter
+		ahead[q] = pagedRow{r / size, r % size}
+	}
+	for m := most - from.row%most; n > 0; m = most {
+		m = min(m, n)
+		at := int(pages[from.page])*stride + head + from.row*ld
+		next := [4]int{at, at, at, at}
+		for q := range ahead {
+			if a := &ahead[q]; a.page <= last {
+				next[q] = int(pages[a.page])*stride + head + a.row*ld
+				a.add(m/4, size)
+			}
+		}
+		s.runs = v.AppendRun(s.runs, at, next[0], m)
+		s.runs[len(s.runs)-1].Spread(bytes*(next[1]-next[0]), bytes*(next[2]-next[0]), bytes*(next[3]-next[0]))
+		from.add(m, size)
+		n -= m
+	}
+	vec.Chain(s.runs)
+}
+
+// pagedRow is a row of a page.
+type pagedRow struct{ page, row int }
+
+// add moves r by n rows, at most the size of a page.
+func (r *pagedRow) add(n, size int) {
+	if r.row += n; r.row >= size {
+		r.page, r.row = r.page+1, r.row-size
+	}
+}
+
+func commonDivisor(a, b int) int {
+	for b > 0 {
+		a, b = b, a%b
+	}
+	return a
 }

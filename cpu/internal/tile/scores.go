@@ -87,7 +87,7 @@ func (sc *Scores) AddedRow(r *Ramp, dst []float32, b, h, i, j int) {
 	sc.bias.Load(k, dst, len(dst), b, h, i, 1, j, len(dst))
 	if !sc.biasAlone() {
 		sc.distances(r, r.terms[:len(dst)], b, h, j-i)
-		k.Join(dst[:roundUp(len(dst), k.Lanes)], r.terms[:])
+		k.Join(dst[:RoundUp(len(dst), k.Lanes)], r.terms[:])
 	}
 }
 
@@ -101,7 +101,7 @@ func (sc *Scores) biasAlone() bool {
 // in AddedRow.
 func (sc *Scores) distances(r *Ramp, dst []float32, b, h, d int) {
 	k, seqQ := sc.Layout.Kernels, sc.Layout.Dims.SeqQ
-	padded := dst[:roundUp(len(dst), k.Lanes)]
+	padded := dst[:RoundUp(len(dst), k.Lanes)]
 	slope := sc.problem.Slope(b, h, sc.Layout.Dims.Heads)
 	if sc.relative.IsZero() {
 		copy(dst, r.from(d-sc.problem.Visible.Offset, len(dst), seqQ))
@@ -167,7 +167,7 @@ func (sc *Scores) MaskRow(s []float32, b, h, i, j int) {
 		block := (j + n) / sc.problem.BlockK
 		end := min(len(s), (block+1)*sc.problem.BlockK-j)
 		if !sc.sees(b, h, i/sc.problem.BlockQ, block) {
-			fill(s[n:end], NegInf)
+			Fill(s[n:end], NegInf)
 		}
 		n = end
 	}
@@ -203,7 +203,7 @@ func (sc *Scores) Drops() bool { return sc.problem.Dropout.P > 0 }
 func (sc *Scores) DropRow(d *vec.Draw, s []float32, b, h, i, j int) {
 	x, first := sc.Layout.Kernels, &sc.problem.Dropout.First
 	d.Row(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i))
-	x.DropRow(s[:roundUp(len(s), x.DropLanes())], d, uint32(first[backend.Dim]+j))
+	x.DropRow(s[:RoundUp(len(s), x.DropLanes())], d, uint32(first[backend.Dim]+j))
 }
 
 // Seed seeds d if the call has dropout.

@@ -56,8 +56,8 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 	x := l.Kernels
 	s.k, s.v = w.Floats(BlockKeys*l.DimK), w.Floats(BlockKeys*l.DimV)
 	s.Scale, s.One = w.Floats(x.Lanes), w.Floats(x.Lanes)
-	fill(s.Scale, p.Scale)
-	fill(s.One, 1)
+	Fill(s.Scale, p.Scale)
+	Fill(s.One, 1)
 	s.S = w.Floats(l.ScoreFloats())
 	s.MX, s.Alpha, s.before = w.Floats(l.TileRows()), w.Floats(l.TileRows()), w.Floats(l.TileRows())
 	s.Stage = w.Floats(x.Lanes * max(l.DimK, l.DimV, BlockKeys))

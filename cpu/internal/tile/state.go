@@ -28,7 +28,7 @@ func (l *Layout) stateIn(mem []float32) state {
 func (s *state) reset() {
 	clear(s.o)
 	clear(s.l)
-	fill(s.m, NoScore)
+	Fill(s.m, NoScore)
 }
 
 // copy copies t, which has the same size, to s.

@@ -108,13 +108,14 @@ type block struct {
 	replaced   bool // they are not: the space has them with 0 for NaN and Inf
 }
 
-func ceilDiv(a, b int) int { return (a + b - 1) / b }
+// CeilDiv returns a/b, rounded up.
+func CeilDiv(a, b int) int { return (a + b - 1) / b }
 
-// roundUp returns the smallest multiple of step that is at least n.
-func roundUp(n, step int) int { return ceilDiv(n, step) * step }
+// RoundUp returns the smallest multiple of step that is at least n.
+func RoundUp(n, step int) int { return CeilDiv(n, step) * step }
 
-// fill sets each element of s to x.
-func fill(s []float32, x float32) {
+// Fill sets each element of s to x.
+func Fill(s []float32, x float32) {
 	for i := range s {
 		s[i] = x
 	}

@@ -88,6 +88,50 @@ type Kernels struct {
 	rowValues func(o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, rows, d int)
 }
 
+// tileKernels are the kernels that depend on Width, less those of gradients.
+type tileKernels struct {
+	tiles      []registerTile // with rows in descending order; the last has 1
+	weights    func(s *float32, fours int, m, mx, l, alpha *float32)
+	edge       func(s *float32, rows, key int, lo, hi *int32)
+	columnMax  func(s *float32, rows int, mx *float32)
+	fold       func(o, x *float32, rows int, a, b *float32)
+	biasSquare func(s, b *float32, ldb int, limit float32, mx *float32)
+	joinSquare func(s, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
+	diagonal   func(s, b *float32, rows int, mx *float32)
+	slopes     func(s, d, factors *float32, fours int, mx *float32)
+	hide       func(s *float32, mask *bool, ld, squares int)
+	drop       func(s *float32, times int, d *uint64)
+	// columns[n-1] computes Scores of n of the tile's columns, and valuesOfColumns takes
+	// columnRows elements of the outputs. Both may be nil.
+	columns         [][]registerTile
+	valuesOfColumns func(o *float32, run *uintptr, steps *int, ldv int, p *float32, first, groups int, alpha *float32)
+	// halfValues is Values with elements as lanes, or nil.
+	halfValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32)
+}
+
+// registerTile is the kernels of Scores and Values for a number of rows: keys, or
+// elements of the outputs.
+type registerTile struct {
+	rows   int
+	scores func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
+	values func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
+}
+
+// eachTile calls do for each of t with the number of its tiles that n rows are divided into.
+func eachTile(t []registerTile, n int, do func(t *registerTile, tiles int)) {
+	for i := range t {
+		tiles := n / t[i].rows
+		// One large tile less may leave whole tiles of the next size.
+		if tiles > 0 && i+2 < len(t) && n%t[i].rows%t[i+1].rows != 0 && (n%t[i].rows+t[i].rows)%t[i+1].rows == 0 {
+			tiles--
+		}
+		if tiles > 0 {
+			do(&t[i], tiles)
+			n -= tiles * t[i].rows
+		}
+	}
+}
+
 // Tiers returns the tables that this machine runs, the fastest first. The gonum
 // table is always there, and last.
 func Tiers() []*Kernels { return tiers }

@@ -1,49 +1,5 @@
 package vec
 
-// tileKernels are the kernels that depend on Width, less those of gradients.
-type tileKernels struct {
-	tiles      []registerTile // with rows in descending order; the last has 1
-	weights    func(s *float32, fours int, m, mx, l, alpha *float32)
-	edge       func(s *float32, rows, key int, lo, hi *int32)
-	columnMax  func(s *float32, rows int, mx *float32)
-	fold       func(o, x *float32, rows int, a, b *float32)
-	biasSquare func(s, b *float32, ldb int, limit float32, mx *float32)
-	joinSquare func(s, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
-	diagonal   func(s, b *float32, rows int, mx *float32)
-	slopes     func(s, d, factors *float32, fours int, mx *float32)
-	hide       func(s *float32, mask *bool, ld, squares int)
-	drop       func(s *float32, times int, d *uint64)
-	// columns[n-1] computes Scores of n of the tile's columns, and valuesOfColumns takes
-	// columnRows elements of the outputs. Both may be nil.
-	columns         [][]registerTile
-	valuesOfColumns func(o *float32, run *uintptr, steps *int, ldv int, p *float32, first, groups int, alpha *float32)
-	// halfValues is Values with elements as lanes, or nil.
-	halfValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32)
-}
-
-// registerTile is the kernels of Scores and Values for a number of rows: keys, or
-// elements of the outputs.
-type registerTile struct {
-	rows   int
-	scores func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
-	values func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
-}
-
-// eachTile calls do for each of t with the number of its tiles that n rows are divided into.
-func eachTile(t []registerTile, n int, do func(t *registerTile, tiles int)) {
-	for i := range t {
-		tiles := n / t[i].rows
-		// One large tile less may leave whole tiles of the next size.
-		if tiles > 0 && i+2 < len(t) && n%t[i].rows%t[i+1].rows != 0 && (n%t[i].rows+t[i].rows)%t[i+1].rows == 0 {
-			tiles--
-		}
-		if tiles > 0 {
-			do(&t[i], tiles)
-			n -= tiles * t[i].rows
-		}
-	}
-}
-
 // Narrow returns the table of x's tier with the smallest Width that is at least rows, or
 // else x. It computes the same numbers, and lacks AddOuter and ScoreGradients.
 func (x *Kernels) Narrow(rows int) *Kernels {
@@ -75,4 +31,38 @@ func (x Kernels) narrowed(vectors int, kernels tileKernels) *Kernels {
 	x.Width, x.tile = vectors*x.Lanes, kernels
 	x.scoreGradients, x.outer = nil, [2][2]outerFunc{}
 	return &x
+}
+
+// columnRows is the number of elements of the outputs that valuesOfColumns computes at once.
+const columnRows = 4
+
+// Columns returns the number of columns of a tile, the vectors of its lanes, or 0 if ScoresOf
+// and ValuesOf take all of them only. Where no row of a column sees some keys these can leave
+// out the column.
+func (x *Kernels) Columns() int {
+	if x.tile.columns == nil {
+		return 0
+	}
+	return x.Width / x.Lanes
+}
+
+// ValuesOf is Values of one run where not all keys have all columns: steps[0] keys have column
+// 0 alone, the steps[1] keys after them columns 0 and 1, and so on until all columns take part;
+// after those keys column 0 leaves, then column 1, and so on. The weights of what is left out
+// must be 0.
+//
+//	steps [2·Columns - 1]
+func (x *Kernels) ValuesOf(steps []int, o []float32, run []Run, ldv int, p []float32, d int, alpha []float32) {
+	w := x.Width
+	_, _, _, _ = o[d*w-1], p[run[0].n*w-1], alpha[w-1], steps[2*x.Columns()-2]
+	most := max(1, budget/(columnRows*x.Columns()*run[0].n))
+	c := 0
+	for c+columnRows <= d {
+		some := min(most, (d-c)/columnRows)
+		x.tile.valuesOfColumns(&o[c*w], run[0].words(), &steps[0], 4*ldv, &p[0], 4*c, some, &alpha[0])
+		c += some * columnRows
+	}
+	if c < d {
+		x.tile.tiles[len(x.tile.tiles)-1].values(&o[c*w], run[0].words(), 1, 4*ldv, &p[0], 4*c, d-c, &alpha[0])
+	}
 }

@@ -11,21 +11,19 @@ import (
 	"strings"
 )
 
-// declared are the types that vec.go and width.go declare.
+// declared are the types that vec.go declares.
 var declared = func() map[string]ast.Expr {
 	found := map[string]ast.Expr{}
-	for _, name := range []string{"../vec.go", "../width.go"} {
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			log.Fatal(err)
-		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			if t, ok := n.(*ast.TypeSpec); ok {
-				found[t.Name.Name] = t.Type
-			}
-			return true
-		})
+	file, err := parser.ParseFile(token.NewFileSet(), "../vec.go", nil, parser.SkipObjectResolution)
+	if err != nil {
+		log.Fatal(err)
 	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if t, ok := n.(*ast.TypeSpec); ok {
+			found[t.Name.Name] = t.Type
+		}
+		return true
+	})
 	return found
 }()
 
