@@ -241,13 +241,23 @@ func TestSoftcap(t *testing.T) {
 	})
 }
 
+// same fails unless x and twin leave the same in copies of s and mx, of which mx may be nil.
+func same(t *testing.T, what string, x, twin *Kernels, s, mx []float32, do func(k *Kernels, s, mx []float32)) {
+	t.Helper()
+	got, want, gotMX, wantMX := clone(s), clone(s), clone(mx), clone(mx)
+	do(x, got, gotMX)
+	do(twin, want, wantMX)
+	within(t, what, got, want, 0)
+	within(t, what+", maxima", gotMX, wantMX, 0)
+}
+
 // TestTileSteps compares the kernels between the two products with their twins.
 func TestTileSteps(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
-		w := x.Width
+		w, n := x.Width, x.Lanes
 		inf, nan := float32(math.Inf(1)), float32(math.NaN())
-		const rows = 7
-		s, b := random(rng, rows*w), random(rng, rows*w)
+		const rows, squares = 7, 3
+		s, b, mx := random(rng, rows*w), random(rng, rows*w), random(rng, w)
 		for i := range b {
 			switch rng.IntN(6) {
 			case 0:
@@ -256,69 +266,43 @@ func TestTileSteps(t *testing.T) {
 				s[i] = []float32{nan, inf, -inf}[rng.IntN(3)]
 			}
 		}
-		s2 := clone(s)
-		n := x.Lanes
-		square, mx := random(rng, n*w), random(rng, n)
+		square := random(rng, n*w)
 		square[0], square[w] = nan, -inf
-		square2, mx2 := clone(square), clone(mx)
 		ld := rows*w/n - 1 // rows of b that lap over
 		for _, limit := range []float32{0x1p127, 3} {
-			x.BiasSquare(square, b, ld, limit, mx)
-			twin.BiasSquare(square2, b, ld, limit, mx2)
-			within(t, "bias square", square, square2, 0)
-			within(t, "its maxima", mx, mx2, 0)
+			same(t, "bias square", x, twin, square, mx[:n], func(k *Kernels, s, mx []float32) { k.BiasSquare(s, b, ld, limit, mx) })
 		}
 		for _, c := range []struct{ at, ld int }{{3, ld - 1}, {n, -1}, {0, 0}} {
-			x.JoinSquare(square, b, ld, b, c.at, c.ld, 0x1p126, mx)
-			twin.JoinSquare(square2, b, ld, b, c.at, c.ld, 0x1p126, mx2)
-			within(t, "square of sums", square, square2, 0)
-			within(t, "its maxima", mx, mx2, 0)
+			same(t, "square of sums", x, twin, square, mx[:n], func(k *Kernels, s, mx []float32) {
+				k.JoinSquare(s, b, ld, b, c.at, c.ld, 0x1p126, mx)
+			})
 		}
+		same(t, "diagonal", x, twin, s, mx, func(k *Kernels, s, mx []float32) { k.Diagonal(s, b[:rows+w-1], rows, mx) })
 
-		table, mx := b[:rows+w-1], random(rng, w)
-		mx2 = clone(mx)
-		x.Diagonal(s, table, rows, mx)
-		twin.Diagonal(s2, table, rows, mx2)
-		within(t, "diagonal", s, s2, 0)
-		within(t, "its maxima", mx, mx2, 0)
-
-		d, factors, far := random(rng, w), random(rng, w), random(rng, 12*w)
+		d, factors := random(rng, w), random(rng, w)
 		for i := range d {
 			d[i] = float32(rng.IntN(1<<20) - 1<<19)
 		}
 		d[0], factors[1] = -5, 0
-		far2 := clone(far)
-		x.Slopes(far, d, factors, 3, mx)
-		twin.Slopes(far2, d, factors, 3, mx2)
-		within(t, "slopes", far, far2, 0)
-		within(t, "their maxima", mx, mx2, 0)
+		same(t, "slopes", x, twin, random(rng, 12*w), mx, func(k *Kernels, s, mx []float32) { k.Slopes(s, d, factors, 3, mx) })
 
-		const squares = 3
-		ld = squares*n + 5
-		mask := make([]bool, n*ld)
+		apart := squares*n + 5
+		mask := make([]bool, n*apart)
 		for i := range mask {
 			mask[i] = rng.IntN(3) > 0
 		}
 		veiled := random(rng, squares*n*w)
 		veiled[1] = nan
-		veiled2 := clone(veiled)
-		x.Hide(veiled, mask, ld, squares)
-		twin.Hide(veiled2, mask, ld, squares)
-		within(t, "hide", veiled, veiled2, 0)
+		same(t, "hide", x, twin, veiled, nil, func(k *Kernels, s, _ []float32) { k.Hide(s, mask, apart, squares) })
 
 		lo, hi := make([]int32, w), make([]int32, w)
 		for i := range lo {
 			lo[i], hi[i] = int32(rng.IntN(rows+6)-3+100), int32(rng.IntN(rows+6)-3+100)
 		}
-		x.Edge(s, rows, 100, lo, hi)
-		twin.Edge(s2, rows, 100, lo, hi)
-		within(t, "edge", s, s2, 0)
+		same(t, "edge", x, twin, s, nil, func(k *Kernels, s, _ []float32) { k.Edge(s, rows, 100, lo, hi) })
 
-		o, u, a := random(rng, rows*w), random(rng, rows*w), random(rng, w)
-		o2 := clone(o)
-		x.Fold(o, u, rows, a, b[:w])
-		twin.Fold(o2, u, rows, a, b[:w])
-		within(t, "fold", o, o2, 0)
+		u, a := random(rng, rows*w), random(rng, w)
+		same(t, "fold", x, twin, random(rng, rows*w), nil, func(k *Kernels, s, _ []float32) { k.Fold(s, u, rows, a, b[:w]) })
 	})
 }
 
@@ -329,12 +313,11 @@ func TestRowSteps(t *testing.T) {
 		for _, vectors := range []int{1, 2, 9} {
 			s := random(rng, vectors*x.Lanes)
 			s[0], s[1] = nan, inf
-			s2, room, room2 := clone(s), make([]float32, x.Lanes), make([]float32, x.Lanes)
-			if m, m2 := x.ScaleMax(s, 3, room), twin.ScaleMax(s2, 3, room2); m != m2 {
-				t.Errorf("%d vectors: the largest is %v, its twin has %v", vectors, m, m2)
-			}
-			within(t, "scaled", s, s2, 0)
-			sum := random(rng, x.Lanes)
+			same(t, "scaled", x, twin, s, []float32{0}, func(k *Kernels, s, mx []float32) {
+				mx[0] = k.ScaleMax(s, 3, make([]float32, k.Lanes))
+			})
+			x.ScaleMax(s, 3, make([]float32, x.Lanes))
+			sum, s2 := random(rng, x.Lanes), clone(s)
 			sum2 := clone(sum)
 			x.Exp2Sum(s, 9, sum)
 			twin.Exp2Sum(s2, 9, sum2)
@@ -356,36 +339,19 @@ func TestRowSteps(t *testing.T) {
 				s[i] = special[rng.IntN(3)]
 			}
 		}
-		s2 := clone(s)
-		x.Bias(s, b)
-		twin.Bias(s2, b)
-		within(t, "bias", s, s2, 0)
-		joined, by := clone(b), random(rng, len(b))
+		by, mask := random(rng, len(b)), make([]bool, len(s))
 		for i := range by {
 			if rng.IntN(4) == 0 {
 				by[i] = []float32{-inf, inf, nan, 0x1p126, -0x1p127}[rng.IntN(5)]
 			}
-		}
-		joined2 := clone(joined)
-		x.Join(joined, by)
-		twin.Join(joined2, by)
-		within(t, "join", joined, joined2, 0)
-		for _, n := range []int{x.Lanes, len(b)} {
-			bounded, bounded2 := clone(b), clone(b)
-			x.Bound(bounded[:n], 0x1p126)
-			twin.Bound(bounded2[:n], 0x1p126)
-			within(t, "bounded", bounded, bounded2, 0)
-		}
-		mask := make([]bool, len(s))
-		for i := range mask {
 			mask[i] = rng.IntN(2) == 0
 		}
-		for _, n := range []int{x.Lanes, len(s)} {
-			x.HideRow(s[:n], mask)
-			twin.HideRow(s2[:n], mask)
-			within(t, "hidden", s, s2, 0)
+		same(t, "bias", x, twin, s, nil, func(k *Kernels, s, _ []float32) { k.Bias(s, b) })
+		same(t, "join", x, twin, b, nil, func(k *Kernels, s, _ []float32) { k.Join(s, by) })
+		for _, n := range []int{x.Lanes, len(b)} {
+			same(t, "bounded", x, twin, b, nil, func(k *Kernels, s, _ []float32) { k.Bound(s[:n], 0x1p126) })
+			same(t, "hidden", x, twin, s, nil, func(k *Kernels, s, _ []float32) { k.HideRow(s[:n], mask) })
 		}
-
 		all := filled(3*x.Lanes, inf)
 		if m := x.ScaleMax(all, 1, make([]float32, x.Lanes)); m != inf {
 			t.Errorf("the largest of -Inf is %v", m)
@@ -415,10 +381,10 @@ func TestMoves(t *testing.T) {
 		for i := range all {
 			all[i] = uint16(i)
 		}
-		got, want := make([]float32, 1<<16), make([]float32, 1<<16)
+		got := make([]float32, 1<<16)
+		same(t, "f16", x, twin, got, nil, func(k *Kernels, s, _ []float32) { k.LoadF16(s, 1<<12, all, 1<<12, 16, 1<<12) })
+		same(t, "bf16", x, twin, got, nil, func(k *Kernels, s, _ []float32) { k.LoadBF16(s, 1<<12, all, 1<<12, 16, 1<<12) })
 		x.LoadF16(got, 1<<12, all, 1<<12, 16, 1<<12)
-		twin.LoadF16(want, 1<<12, all, 1<<12, 16, 1<<12)
-		within(t, "f16", got, want, 0)
 		back := make([]uint16, 1<<16)
 		x.StoreF16(back, got)
 		for i, b := range back {
@@ -426,9 +392,6 @@ func TestMoves(t *testing.T) {
 				t.Fatalf("f16 %#04x came back as %#04x", i, b)
 			}
 		}
-		x.LoadBF16(got, 1<<12, all, 1<<12, 16, 1<<12)
-		twin.LoadBF16(want, 1<<12, all, 1<<12, 16, 1<<12)
-		within(t, "bf16", got, want, 0)
 		in := random(rng, 1<<12)
 		for i := range in {
 			in[i] = float32(math.Ldexp(float64(in[i]), rng.IntN(50)-30))
