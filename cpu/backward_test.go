@@ -181,7 +181,7 @@ func TestBackward(t *testing.T) {
 }
 
 // everyGradient returns a request for all gradients of a call with most options, over more
-// than one range of keys.
+// than one chunk of keys.
 func everyGradient(t testing.TB, be *Backend) *backend.Gradients {
 	t.Helper()
 	const b, h, hkv, sq, sk, d, dv = 2, 4, 2, 70, 1100, 24, 21

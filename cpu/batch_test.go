@@ -6,9 +6,9 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// TestBatchCuts shows that a long call among short ones is cut for all threads, that
+// TestBatchIsDivided shows that a long call among short ones is divided for all threads, that
 // short ones are a task each, and that equal calls share the threads.
-func TestBatchCuts(t *testing.T) {
+func TestBatchIsDivided(t *testing.T) {
 	eachTier(t, func(t *testing.T, tier string) {
 		be := open(t, Options{Threads: 4, Tier: tier})
 		for _, c := range []struct {

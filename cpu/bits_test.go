@@ -125,7 +125,7 @@ func testDecode(t *testing.T, tier string) {
 	}
 }
 
-// TestWindows shows that rows of a window, where parts of a tile leave out keys, have the bits
+// TestWindows shows that rows of a window, where columns of a tile leave out keys, have the bits
 // of each row alone.
 func TestWindows(t *testing.T) { eachTier(t, testWindows) }
 
@@ -182,8 +182,8 @@ func testAnyCompany(t *testing.T, tier string) {
 				c := backend.Call{Q: rows, K: k, V: v, O: alloc(t, backend.Shape{1, share, to - from, dv}), LSE: alloc(t, backend.Shape{1, share, to - from, 1}), Problem: p}
 				c.Visible.Offset += from
 				c.Dropout.First[backend.Seq] += from
-				// part cuts a tensor that is there along an axis and broadcasts it.
-				part := func(x *backend.Tensor, axis, from, to int) {
+				// narrow cuts a tensor that is there along an axis and broadcasts it.
+				narrow := func(x *backend.Tensor, axis, from, to int) {
 					if x.IsZero() {
 						return
 					}
@@ -196,10 +196,10 @@ func testAnyCompany(t *testing.T, tier string) {
 					}
 					*x = broadcast(t, *x, shape)
 				}
-				part(&c.Bias, backend.Seq, from, to)
-				part(&c.Mask, backend.Seq, from, to)
-				part(&c.Blocks, backend.Seq, from, to)
-				part(&c.Relative, backend.Dim, sq-to, sq-from+sk-1)
+				narrow(&c.Bias, backend.Seq, from, to)
+				narrow(&c.Mask, backend.Seq, from, to)
+				narrow(&c.Blocks, backend.Seq, from, to)
+				narrow(&c.Relative, backend.Dim, sq-to, sq-from+sk-1)
 				be := open(t, Options{Tier: tier, Threads: threads})
 				must(t, be.Attention(t.Context(), &c))
 				return c.O, c.LSE

@@ -26,7 +26,7 @@ type smallSpace struct {
 	memory *tile.Space
 }
 
-// open cuts the memory of a task from scratch.
+// open takes the memory of a task from scratch.
 func (x *smallSpace) open(a *attention, w *pool.Scratch) {
 	w.Reset()
 	l := &a.plan.layout

@@ -145,7 +145,7 @@ func stages(t *testing.T, be *Backend) []stage {
 		left         int
 	}{
 		{"tiles", 1, 2, 300, 300, backend.Unbounded},
-		{"cut keys", 1, 1, 1, 5000, backend.Unbounded},
+		{"shared keys", 1, 1, 1, 5000, backend.Unbounded},
 		{"small", 200, 2, 2, 40, backend.Unbounded},
 		{"one key", 200, 2, 1, 1, backend.Unbounded},
 		{"window", 1, 2, 300, 300, 20},

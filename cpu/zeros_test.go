@@ -53,7 +53,7 @@ func testNoNegativeZeros(t *testing.T, tier string) {
 		{backend.F32, 3e-45, 300, 32, tile.NegInf, backend.Unbounded},
 		{backend.F32, 3e-45, 40, 20, tile.NegInf, backend.Unbounded},
 		{backend.F32, 3e-45, 300, 20, tile.NegInf, 30},
-		{backend.F32, 2e-44, 2*tile.SumKeys + 5, 32, tile.NegInf, backend.Unbounded}, // cut for several threads
+		{backend.F32, 2e-44, 2*tile.SumKeys + 5, 32, tile.NegInf, backend.Unbounded}, // divided for several threads
 		{backend.F32, 1e-43, ShardKeys + 140, 20, tile.NegInf, backend.Unbounded},    // merged
 		{backend.BF16, 1e-40, 300, 32, 16, backend.Unbounded},
 		{backend.F16, 1e-7, 300, 20, 91, backend.Unbounded},

@@ -125,7 +125,7 @@ type chunk struct {
 	old    []float32 // a row of a gradient to add to
 }
 
-// open cuts the memory of a chunk of a group's keys from scratch.
+// open takes the memory for a chunk of a group's keys from scratch.
 func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 	plan, l := &c.plan, &c.plan.layout
 	s, rows, keys := c.forward.Products.Open(w), plan.tileRows(), plan.cacheKeys+l.Kernels.Lanes

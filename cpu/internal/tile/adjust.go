@@ -15,7 +15,7 @@ func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
 		}
 		return
 	}
-	if edge := t.cuts(here); edge || sc.changes(t) {
+	if edge := t.edge(here); edge || sc.changes(t) {
 		sc.adjust(s, t, s.S, here, edge)
 	}
 }
@@ -23,8 +23,8 @@ func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
 // changes reports whether scores of t need more than the visibility rule.
 func (sc *Scores) changes(t *Tile) bool { return sc.Cap > 0 || sc.Masked || sc.Added || t.mixed }
 
-// cuts reports whether the visibility rule hides some of keys from some row.
-func (t *Tile) cuts(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t.Every.Hi }
+// edge reports whether the visibility rule hides some of keys from some row.
+func (t *Tile) edge(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t.Every.Hi }
 
 // adjustLanes is Adjust for a row of a tile with keys as lanes.
 func (sc *Scores) adjustLanes(s *Space, t *Tile, row int, here Span) {
@@ -86,7 +86,7 @@ func (sc *Scores) adjust(s *Space, t *Tile, scores []float32, keys Span, edge bo
 
 // add adds the biases to the scores of t for n keys from lo on, and computes the
 // maxima. Biases that depend on the distance between row and key alone come from one
-// short table: each key reads a stretch of it that begins one element earlier.
+// short table: each key reads a span of it that begins one element earlier.
 func (sc *Scores) add(s *Space, t *Tile, scores []float32, lo, n int) {
 	x := sc.Layout.Kernels
 	// Fours and squares may reach beyond the keys.

@@ -134,7 +134,7 @@ func (a *Attention) step(s *Space, t *Tile, b *block, here Span, few bool) {
 		}
 		// Mix may skip weights of 0, so a table with only this layout always replaces
 		// non-finite values.
-		clean := a.Scores.hiding || a.Scores.Masked || x.KeyLanes || t.cuts(here)
+		clean := a.Scores.hiding || a.Scores.Masked || x.KeyLanes || t.edge(here)
 		a.addValues(s, t, b, s.one(here), clean, !x.KeyLanes, false)
 		return
 	}
@@ -160,7 +160,7 @@ func (a *Attention) weighQueryLanes(s *Space, t *Tile, b *block, spans []Span, c
 	n, changes := 0, a.Scores.changes(t)
 	copy(s.MX, cur.m)
 	for _, span := range spans {
-		scores, edge := s.S[n*x.Width:], t.cuts(span)
+		scores, edge := s.S[n*x.Width:], t.edge(span)
 		copy(s.before, s.MX)
 		if columns {
 			p.scoreColumns(s, t, b, span, scores)

@@ -9,7 +9,7 @@ import (
 const maxLanes = 64
 
 // Space is the memory that the tiles of a task share. It stays with the scratch of its
-// goroutine; Products.Open cuts its slices from there.
+// goroutine; Products.Open takes its slices from there.
 type Space struct {
 	S          []float32 // a score tile
 	MX, Alpha  []float32 // a number for each row of a tile

@@ -95,7 +95,7 @@ func (d *dotsKernel) allGroups(label string, rows int) {
 
 // dotsTile is the scores of rows query rows and of groups vectors of keys.
 type dotsTile struct {
-	*dotsKernel
+	d            *dotsKernel
 	label        string
 	rows, groups int
 	acc          [][]reg.VecVirtual // of a group, for each row
@@ -110,7 +110,7 @@ type dotsTile struct {
 
 // tile computes the scores of rows query rows and of groups vectors of keys.
 func (d *dotsKernel) tile(label string, rows, groups int) {
-	t := &dotsTile{dotsKernel: d, label: label, rows: rows, groups: groups}
+	t := &dotsTile{d: d, label: label, rows: rows, groups: groups}
 	d.scaledDown = rows == 1 && d.lead > 0 && !d.wide() && groups > 1
 	t.openKeys()
 	t.openQueries()
@@ -151,11 +151,11 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 }
 
 // paired reports whether splitPairs converts the words of two groups.
-func (t *dotsTile) paired() bool { return t.pair > 1 && t.splitPairs != nil }
+func (t *dotsTile) paired() bool { return t.pair > 1 && t.d.splitPairs != nil }
 
 // openKeys sets the keys of each group, with their scales, and moves kp to the next tile.
 func (t *dotsTile) openKeys() {
-	d, a := t.dotsKernel, t.isa
+	d, a := t.d, t.d.isa
 	t.acc, t.base = make([][]reg.VecVirtual, t.groups), make([]reg.GPVirtual, t.groups)
 	p, zero := GP64(), a.vec()
 	MOVQ(d.kp, p)
@@ -221,8 +221,8 @@ func (t *dotsTile) prefetch(label string, g int) {
 		return
 	}
 	run := argument("run")
-	if g*t.lanes >= pairedRun {
-		run = t.second
+	if g*t.d.lanes >= pairedRun {
+		run = t.d.second
 	}
 	ahead := continued(run)
 	ahead.prefetch(label, 1)
@@ -231,7 +231,7 @@ func (t *dotsTile) prefetch(label string, g int) {
 
 // allPieces adds the products of all pieces of the rows.
 func (t *dotsTile) allPieces(loop string) {
-	d := t.dotsKernel
+	d := t.d
 	halves := d.lead > 0 && d.wide() // a row may end with half a piece
 	if halves {
 		CMPQ(d.bytes, Imm(16))
@@ -260,7 +260,7 @@ func (t *dotsTile) allPieces(loop string) {
 
 // piece adds the products of n words of each row.
 func (t *dotsTile) piece(loop string, n int) {
-	d := t.dotsKernel
+	d := t.d
 	var nearer []func()
 	if t.moves {
 		nearer = d.moveNearer(fmt.Sprintf("%s_nearer%d", loop, n), t.at, t.groups*d.lanes*d.piece()/64)
@@ -298,7 +298,7 @@ func (t *dotsTile) piece(loop string, n int) {
 // prefetches returns functions that prefetch as many lines as a piece of group g has, in steps
 // of four.
 func (t *dotsTile) prefetches(label string, g int) (next []func()) {
-	switch lines := t.dotsKernel.piece() * t.lanes / 64; {
+	switch lines := t.d.piece() * t.d.lanes / 64; {
 	case lines >= 4:
 		for i := range lines / 4 {
 			next = append(next, func() { t.prefetch(fmt.Sprint(label, "_", i), g) })
@@ -307,7 +307,7 @@ func (t *dotsTile) prefetches(label string, g int) (next []func()) {
 		next = append(next, func() { t.prefetch(label, g) })
 	case t.groups == 1:
 		next = append(next, func() {
-			TESTQ(U32(uint32(t.dotsKernel.piece())), t.at)
+			TESTQ(U32(uint32(t.d.piece())), t.at)
 			JNZ(LabelRef(label + "_odd"))
 			t.prefetch(label, g)
 			Label(label + "_odd")
