@@ -33,9 +33,9 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 }
 
 // Warmup compiles the pipelines that Attention needs for c and, with weights, those of QK and
-// Softmax, by a rehearsal of the calls. Stages may need others for keys that are not a
-// multiple of 4, and for much longer rows or more of them.
-// backend.ErrUnsupported when the device does not accept one.
+// Softmax, by a rehearsal of the calls. Stages of other shapes may need other pipelines: keys
+// that are no multiple of 4, much longer rows, or many more of them. It returns
+// backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
 	return b.within(ctx, "warmup", func() error {
 		return b.dev.Warmup(ctx, func(r *queue.Runner) error {

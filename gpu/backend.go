@@ -75,8 +75,8 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, er
 // exp2Time bounds the measurement of exp2, which takes milliseconds, on a device that hangs.
 const exp2Time = 10 * time.Second
 
-// chooseExp2 reports whether kernels use the device's exp2, by what meter.Exp2 returned,
-// and describes the choice. A device on which it cannot be measured has none.
+// chooseExp2 reports whether kernels use the device's exp2, and describes the choice. Its
+// arguments are the results of meter.Exp2.
 func chooseExp2(ulp float64, err error) (own bool, text string) {
 	switch {
 	case err != nil:
@@ -171,12 +171,12 @@ func operandsOf(c *backend.Call) operands {
 	return operands{out: out[:], in: in[:]}
 }
 
-// run runs an operation, which build returns.
+// run runs the operation that build returns.
 func (b *Backend) run(ctx context.Context, name string, build func() (*queue.Op, error)) error {
 	return b.runAll(ctx, name, 1, func(int) (*queue.Op, error) { return build() })
 }
 
-// runAll runs n operations, which build returns, as one call. Their cutters have their operands.
+// runAll runs the n operations that build returns as one call, with the operands of their cutters.
 func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i int) (*queue.Op, error)) error {
 	ops := make([]*queue.Op, n)
 	of := func(i int) (o operands, err error) {
@@ -200,8 +200,8 @@ func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i i
 	return b.calls(ctx, name, n, of, func(r *queue.Runner, i int) error { return r.Run(ops[i]) })
 }
 
-// calls runs n operations, which f queues, as one call: their steps follow one another in shared
-// submissions, and their tensors stay pinned to the end.
+// calls runs the n operations that f queues as one call: their steps follow one another in shared
+// submissions. Their operands are checked and stay pinned to the end.
 func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) (operands, error), f func(r *queue.Runner, i int) error) error {
 	return b.within(ctx, name, func() error {
 		pins := make([]backend.Pinned, n)

@@ -2,9 +2,8 @@
 //
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
-// with the WGSL of package shaders, on any adapter that WebGPU reaches: Vulkan,
-// Metal, DX12, and Vulkan in software on a machine without a GPU. Importing it
-// registers the family "gpu":
+// with the WGSL of package shaders, on any adapter that WebGPU reaches: Vulkan, Metal, DX12,
+// and Vulkan in software on a machine without a GPU. Importing it registers the family "gpu":
 //
 //	import _ "github.com/seed90331342/attn/gpu"
 //
@@ -12,51 +11,46 @@
 //	be, err := backend.Open("gpu:1")      // by number, as backend.Devices lists
 //	be, err := backend.Open("gpu:nvidia") // by a part of its name
 //
-// Calls of any length run. Bindings are windows of tensors, dispatches respect the limits
-// on workgroups, keys come in chunks that continue from each other's state, and a
+// Calls of any length run. Bindings are windows of tensors, dispatches respect the limits on
+// workgroups, the keys are divided into chunks that continue from each other's state, and a
 // submission takes a bounded time (Options.Budget). Between submissions a call checks its
 // context and reports progress. No cut changes a bit of the results.
 //
-// A call returns when its last submission is made. Up to 512 submissions of all calls, and
-// those that are expected to take ten budgets, are on the device at a time: a call that
-// exceeds that waits for the oldest. These calls wait for their own results: those that
-// stream or report progress or kernel times, and the first with each kernel, whose speed is
-// not known. Memory that is released while submissions use it is used again in their order;
-// the device holds at most 64 MiB of it in addition to the pool.
+// A tensor that exceeds the adapter's largest buffer takes several buffers. A tensor for which
+// the device has no room stays in host memory, and calls stream windows of it. Calls that stream
+// have the bits of calls that do not.
 //
-// Waits for the device, for its memory and for a compilation end with the context of their
-// call. Two things cannot be interrupted: a compilation, which goes on for later calls, and a
-// call of the WebGPU library. Submit of Mesa's software driver blocks while an earlier submission
-// runs or compiles. There, calls with a deadline wait for those submissions before their own. Near
-// the deadline a submission takes at most an eighth of the time left, but 1 ms or one tile may
-// pass. A call that is cancelled without a deadline may return one submission late.
+// A call returns when its last submission is made. The first call of each kernel, calls that
+// stream, and traced calls wait for their results. At most 512 submissions of all calls, and at
+// most ten budgets of expected work, are on the device; a call that exceeds that waits for the
+// oldest submission. Released memory is used again in the order of submissions.
 //
-// Tensors larger than the adapter's largest buffer take several buffers. Tensors for
-// which the device has no room stay in host memory: calls stream windows of them, with
-// the same results in every bit.
+// Every wait ends with the context of its call, but two things cannot be interrupted: a
+// compilation, which continues for later calls, and a call of the WebGPU library. Mesa's software
+// driver blocks in Submit while an earlier submission runs or compiles. There, calls with a
+// deadline first wait for those submissions, and a call that is cancelled without a deadline may
+// return one submission late. Near a deadline a submission takes at most an eighth of the time
+// left, or 1 ms.
 //
-// Fused attention runs on a register-tiled kernel with several variants, which compute
-// the same bits at different speeds. On a GPU, the first call of a class of shapes
-// measures them and stores the choice in a file for later programs; Options.Tune or
-// ATTN_GPU_TUNE=off disable that. Where no tile of 32 to 128 keys fits the limits, a
-// plainer kernel with tiles of 32 keys runs, which rounds differently. Plan reports the
-// kernel and the reason.
+// Attention runs on a register-tiled kernel with several variants, which compute the same bits
+// at different speeds. On a GPU, the first call of a class of shapes measures them and stores the
+// choice in a file for later programs; Options.Tune or ATTN_GPU_TUNE=off disables that. A plainer
+// kernel, which rounds differently, runs where no tile of 32 to 128 keys fits the limits. Plan
+// reports the kernel and the reason.
 //
-// Keys and values may be q8 or in pages, with the bits of the same numbers in one float32
-// tensor. Kernels look pages up in a table. Where a pool is in host memory or larger than
-// a binding, or the device has no ninth storage buffer for the table, the pages of a step
-// are collected before it.
+// Keys and values may be q8 or in pages, with the bits of the same numbers in one float32 tensor.
+// Kernels look pages up in a table. The pages of a step are collected before it where a pool is
+// in host memory or larger than a binding, or where no storage buffer is left for the table.
+// Values of more than 256 columns take one pass over the keys for each 256 of them; q8 values
+// have at most 256, because a row has one scale.
 //
-// Values of more than 256 columns take one pass over the keys for each 256 of them; q8
-// values have at most 256, because a row has one scale.
+// WebGPU guarantees eight storage buffers a shader stage. A mask next to a block mask, and a bias
+// next to a relative bias, need ten with more than 16 query rows a key head and for gradients:
+// calls return backend.ErrUnsupported where the device binds fewer. Pages that begin in the
+// middle of a word need one more.
 //
-// Options.Shared takes a device that the program has opened, and [Backend.Wrap] makes tensors
-// of the program's buffers, without a copy: see [Shared].
-//
-// WebGPU guarantees eight storage buffers a shader stage. Calls that combine a mask with a block
-// mask, or a bias with a relative bias, need ten if they have more than 16 query rows a key
-// head or compute gradients: where the device binds fewer they return backend.ErrUnsupported.
-// Pages that begin in the middle of a word need one more than other keys: nine, or eleven.
+// Options.Shared takes a device that the program has opened, and [Backend.Wrap] makes tensors of
+// the program's buffers without a copy: see [Shared].
 package gpu
 
 import (

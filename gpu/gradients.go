@@ -15,11 +15,13 @@ import (
 // Backward computes the gradients that g requests. A workgroup owns the elements of a result
 // that it writes: up to 128 keys for DK and DV, or rows for DQ. It computes the scores of its tiles
 // again: all three take 5·D + 3·Dv multiply-adds for each visible pair. Scratch is 8
-// or 12 bytes for each query row and up to 64 MiB of sums. Errors are those of Attention;
-// backend.ErrUnsupported where a mask meets a block mask, or a bias a relative bias, on a device
-// that binds less than 10 storage buffers, where slopes meet more than 64 query heads a key
-// head, and for more than 3,840,000 rows in the sum of a DSinks, a DSlopes or a DBias of one
-// element a head.
+// or 12 bytes for each query row and up to 64 MiB of sums.
+//
+// Errors are those of Attention. It also returns backend.ErrUnsupported for
+//   - a mask with a block mask, or a bias with a relative bias, on a device that binds less than
+//     10 storage buffers;
+//   - slopes with more than 64 query heads a key head;
+//   - more than 3,840,000 rows in one element of DSinks, DSlopes or DBias.
 func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 	out, in := g.Operands()
 	o := operands{out: out[:], in: in[:]}

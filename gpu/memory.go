@@ -49,9 +49,9 @@ func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
 
 // Alloc returns a contiguous tensor with unspecified contents: in one buffer, in several
 // if it is larger than the adapter's largest, and in host memory if the device or
-// Options.MemoryBytes have no room. Calls stream from and to host memory.
-// backend.ErrMemory when the host has no room either, before the driver is asked if no
-// device could have the room; backend.ErrShape for a negative or overlarge shape.
+// Options.MemoryBytes have no room. Calls stream from and to host memory. It returns
+// backend.ErrMemory when the host has no room either, and backend.ErrShape for a negative or
+// overlarge shape. The driver is not asked for a tensor that no device can hold.
 func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	return within(ctx, b, "alloc", func() (backend.Tensor, error) { return b.place(ctx, dtype, shape) })
 }
@@ -114,8 +114,8 @@ func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
 
 // Upload copies a host tensor to the device, contiguous except for axes of stride zero,
 // which stay so. When the device or Options.MemoryBytes have no room it copies nothing:
-// the result is an alias of the host tensor, from which calls stream. backend.ErrDevice
-// when the argument is not in host memory.
+// the result is an alias of the host tensor, from which calls stream. It returns
+// backend.ErrDevice when the argument is not in host memory.
 func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
 	return within(ctx, b, "upload", func() (backend.Tensor, error) { return b.upload(ctx, host) })
 }

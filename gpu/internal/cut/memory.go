@@ -134,12 +134,10 @@ func Words(t backend.Tensor) (backend.Tensor, error) {
 }
 
 // HostTensor returns the host tensor over the memory of a tensor with a Host store.
-func HostTensor(t backend.Tensor) (backend.Tensor, error) {
+func HostTensor(t backend.Tensor) (all backend.Tensor, err error) {
 	data := StoreOf(t).Host
 	n := len(data) / t.DType().Size()
 	at := unsafe.Pointer(unsafe.SliceData(data))
-	var all backend.Tensor
-	var err error
 	if shape := (backend.Shape{1, 1, 1, n}); t.DType() == backend.F32 {
 		all, err = backend.HostF32(unsafe.Slice((*float32)(at), n), shape)
 	} else {

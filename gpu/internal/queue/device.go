@@ -193,8 +193,8 @@ func (d *Device) Alloc(ctx context.Context, bytes uint64) (_ *cut.Store, free fu
 	return s, free, nil
 }
 
-// learnBound bounds the memory of a device that has refused some: from then on a part of
-// what it has is kept for streaming. It asks for ever less, to find out how much is left.
+// learnBound bounds the memory of a device that has refused some: from then on a share of
+// what it has is kept for streaming. It requests less and less, to find out how much is left.
 func (d *Device) learnBound() {
 	room := uint64(maxLearned)
 	for ; room > minLearned; room /= 2 {

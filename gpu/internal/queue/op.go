@@ -41,7 +41,7 @@ type Sweep struct {
 	State  uint64  // bytes of state that the steps share; 0 is none
 }
 
-// Chunk is a part of a box that one step computes.
+// Chunk is the span of a box along the inner axis that one step computes.
 type Chunk struct {
 	cut.Box
 	Of          Sweep

@@ -59,8 +59,8 @@ func newPacing(kind backend.DeviceType, c Config) pacing {
 	return p
 }
 
-// A submission takes at most a deadlineShare of the time until the deadline of its call, but
-// shortest seconds may pass: on software drivers a submission costs about a tenth of that.
+// A submission takes at most a deadlineShare of the time until the deadline of its call, or
+// shortest seconds: on software drivers a submission costs about a tenth of that.
 const (
 	deadlineShare = 1. / 8
 	shortest      = 1e-3
@@ -80,7 +80,7 @@ func (p *pacing) share(deadline time.Time) float64 {
 }
 
 // ahead is the time in seconds that submissions may be expected to take when a call adds one. No
-// context ends a Submit that blocks. Near its deadline a call therefore waits for them first.
+// context ends a Submit that blocks. Near its deadline a call therefore waits for others first.
 func (p *pacing) ahead(deadline time.Time) float64 {
 	if !p.blocks {
 		deadline = time.Time{}

@@ -14,9 +14,8 @@ import (
 )
 
 // checkpoint keeps on the host what a streamed call has finished, so that another call can
-// continue from it. It does so each time the call has uploaded as many bytes as the room
-// for streaming holds, so what it downloads of the state is at most a share of the
-// uploads.
+// continue from it. It does so each time the call has uploaded as many bytes as the room for
+// streaming holds: the state that it downloads is a small share of the uploads.
 type checkpoint struct {
 	r      *Runner
 	call   *backend.Call

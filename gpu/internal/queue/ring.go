@@ -6,8 +6,7 @@ import (
 )
 
 // ring is the uniform buffer of a device. Parameters follow one another and are overwritten
-// when their submission has ended. One buffer for all lets calls find their bind groups
-// again.
+// when their submission has ended. Calls share it, and therefore find their bind groups again.
 type ring struct {
 	buf   port.Buffer
 	size  uint64
@@ -18,8 +17,8 @@ type ring struct {
 // ringBytes is the size of the ring.
 const ringBytes = 1 << 20
 
-// ringStep is the unit of the parameters of a submission. The bind groups of a provider
-// depend on the rest.
+// ringStep divides where the parameters of a submission begin. With one provider, bind groups
+// depend on the remainder.
 const ringStep = 256
 
 func newRing(dev port.Device) (r ring, err error) {

@@ -15,9 +15,7 @@ import (
 )
 
 // Runner runs the operations of one call. Their steps run in the order in which they are
-// queued.
-//
-// Near the deadline of its context a call takes shorter submissions.
+// queued, in shorter submissions near the deadline of the context.
 //
 // A rehearsal runs nothing on the device: it adds up the work, collects the pipelines
 // that the call needs, and follows what streaming would move.
@@ -64,8 +62,8 @@ type held struct {
 	gathers [port.MaxBindings]port.Buffer // for gathered windows, by binding
 }
 
-// Work is a call as its error messages name it and the memory behind its operands. An
-// operand that is updated in place is listed as written and as read.
+// Work names a call in errors and lists the memory of its operands. An operand that is updated
+// in place is listed as written and as read.
 type Work struct {
 	Name    string
 	Written []Output
@@ -82,9 +80,9 @@ type Output struct {
 // rehearsal first. When the call is interrupted and can be resumed, the error is a
 // backend.Interrupted.
 //
-// Do returns when everything is submitted. It waits for the results of calls that stream or
-// are traced, and of kernels that run for the first time, whose speed is not known. Do returns the
-// error of an earlier call that left an operand incomplete.
+// Do returns when everything is submitted. It waits for the results of calls that stream or are
+// traced, and of kernels that run for the first time, because their speed is not known. It returns
+// the error of an earlier call that left an operand incomplete.
 func (d *Device) Do(ctx context.Context, w Work, f func(r *Runner) error) (err error) {
 	c, err := d.sent.calls.begin(w.Name, w.Written, w.Read)
 	if err != nil {

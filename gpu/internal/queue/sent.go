@@ -18,8 +18,8 @@ const (
 )
 
 // sent holds the submissions of all calls that are not known to have ended. Calls return
-// when their last submission is made. Whoever waits, for a tensor or for room, finds what
-// has ended meanwhile.
+// when their last submission is made. A call that waits, for a tensor or for room, also notes
+// what has ended.
 //
 // Buffers that a call or tensor releases are used again at once: the device runs
 // submissions and writes in their order.
