@@ -39,33 +39,15 @@ func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 func session(b *Backend) (out []float32, err error) {
 	ctx := context.Background()
 	traced := backend.WithTrace(ctx, &backend.Trace{Kernel: func(time.Duration) {}, Progress: func(_, _ float64) {}})
-	var have []backend.Tensor
-	defer func() {
-		for _, t := range have {
-			t.Release()
-		}
-	}()
-	up := func(shape backend.Shape) (d backend.Tensor) {
-		if err == nil {
-			data := make([]float32, shape.Elements())
-			for i := range data {
-				data[i] = wave(i)
-			}
-			var h backend.Tensor
-			if h, err = backend.HostF32(data, shape); err == nil {
-				if d, err = b.Upload(ctx, h); err == nil {
-					have = append(have, d)
-				}
-			}
-		}
-		return d
-	}
+	u := uploads{b: b, ctx: ctx}
+	defer u.release()
+	up := u.up
 	q, k, o := up(backend.Shape{1, 2, 40, 8}), up(backend.Shape{1, 1, 200, 8}), up(backend.Shape{1, 2, 40, 8})
 	po, lse, plse := up(backend.Shape{1, 2, 40, 8}), up(backend.Shape{1, 2, 40, 1}), up(backend.Shape{1, 2, 40, 1})
 	s, w := up(backend.Shape{1, 2, 40, 200}), up(backend.Shape{1, 1, 8, 8})
 	dq, dk := up(backend.Shape{1, 2, 40, 8}), up(backend.Shape{1, 1, 200, 8})
-	if err != nil {
-		return nil, err
+	if u.err != nil {
+		return nil, u.err
 	}
 	w, err = w.Broadcast(backend.Shape{1, 2, 8, 8})
 	if err != nil {
@@ -99,6 +81,38 @@ func session(b *Backend) (out []float32, err error) {
 		}
 	}
 	return out, nil
+}
+
+// uploads uploads waves until one fails.
+type uploads struct {
+	b    *Backend
+	ctx  context.Context
+	have []backend.Tensor
+	err  error
+}
+
+func (u *uploads) up(shape backend.Shape) (d backend.Tensor) {
+	if u.err != nil {
+		return d
+	}
+	data := make([]float32, shape.Elements())
+	for i := range data {
+		data[i] = wave(i)
+	}
+	h, err := backend.HostF32(data, shape)
+	if err == nil {
+		d, err = u.b.Upload(u.ctx, h)
+	}
+	if u.err = err; err == nil {
+		u.have = append(u.have, d)
+	}
+	return d
+}
+
+func (u *uploads) release() {
+	for _, t := range u.have {
+		t.Release()
+	}
 }
 
 // compiled counts the compiled pipelines.

@@ -215,36 +215,18 @@ func faultSession(b *Backend, ctx context.Context, program *Shared) (r faultResu
 			return r
 		}
 	}
-	var tensors []backend.Tensor
+	u := uploads{b: r.b, ctx: ctx}
+	defer u.release()
 	for range 2 { // with memory of their own: the library has other tensors share some
 		x, err := r.b.Alloc(ctx, backend.F32, backend.Shape{1, 1, 1 << 16, 1 << 9})
 		if r.err = err; err != nil {
 			return r
 		}
-		tensors = append(tensors, x)
+		u.have = append(u.have, x)
 	}
-	defer func() {
-		for _, x := range tensors {
-			x.Release()
-		}
-	}()
-	up := func(rows int) (x backend.Tensor) {
-		if r.err == nil {
-			data := make([]float32, rows*d)
-			for i := range data {
-				data[i] = wave(i)
-			}
-			var h backend.Tensor
-			if h, r.err = backend.HostF32(data, backend.Shape{1, 1, rows, d}); r.err == nil {
-				if x, r.err = r.b.Upload(ctx, h); r.err == nil {
-					tensors = append(tensors, x)
-				}
-			}
-		}
-		return x
-	}
+	up := func(rows int) backend.Tensor { return u.up(backend.Shape{1, 1, rows, d}) }
 	q, k, v, o := up(sq), up(sk), up(sk), up(sq)
-	if r.err != nil {
+	if r.err = u.err; r.err != nil {
 		return r
 	}
 	if r.err = r.b.Attention(ctx, &backend.Call{Q: q, K: k, V: v, O: o, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}); r.err != nil {
