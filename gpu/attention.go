@@ -64,7 +64,7 @@ func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) err
 
 // Plan describes how Attention would run c.
 func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	return within(ctx, b, "plan", func() (backend.Plan, error) { return b.plan(c) })
+	return resultWithin(ctx, b, "plan", func() (backend.Plan, error) { return b.plan(c) })
 }
 
 func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {

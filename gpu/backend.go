@@ -138,12 +138,12 @@ func (b *Backend) enter() error {
 
 // within runs f as a call of b: Close waits for it. Errors of f begin with name.
 func (b *Backend) within(ctx context.Context, name string, f func() error) error {
-	_, err := within(ctx, b, name, func() (struct{}, error) { return struct{}{}, f() })
+	_, err := resultWithin(ctx, b, name, func() (struct{}, error) { return struct{}{}, f() })
 	return err
 }
 
-// within is [Backend.within] for calls with a result.
-func within[T any](ctx context.Context, b *Backend, name string, f func() (T, error)) (result T, err error) {
+// resultWithin is within for calls with a result.
+func resultWithin[T any](ctx context.Context, b *Backend, name string, f func() (T, error)) (result T, err error) {
 	if err := ctx.Err(); err != nil {
 		return result, err
 	}

@@ -80,7 +80,7 @@ func (b *Backend) WarmupBackward(ctx context.Context, g *backend.Gradients) erro
 
 // PlanBackward describes how Backward would run g.
 func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backend.Plan, error) {
-	return within(ctx, b, "plan", func() (p backend.Plan, err error) {
+	return resultWithin(ctx, b, "plan", func() (p backend.Plan, err error) {
 		out, in := g.Operands()
 		if err := tooLong(operands{out: out[:], in: in[:]}); err != nil {
 			return p, err

@@ -59,7 +59,7 @@ func ClearTuneFile(path string) (int, error) { return tunefile.Clear(path) }
 // returns backend.ErrUnsupported when the register-tiled kernel cannot run c, and
 // backend.ErrOption when tuning is off.
 func (b *Backend) Tune(ctx context.Context, c *backend.Call, opt TuneOptions) (TuneEntry, error) {
-	return within(ctx, b, "tune", func() (TuneEntry, error) {
+	return resultWithin(ctx, b, "tune", func() (TuneEntry, error) {
 		s, err := b.tunable(c)
 		if err != nil {
 			return TuneEntry{}, err
@@ -155,7 +155,7 @@ var (
 
 // measured returns the result of f, as a call of b.
 func measured[T any](ctx context.Context, b *Backend, name string, f func() (T, error)) (T, error) {
-	return within(ctx, b, name, func() (result T, err error) {
+	return resultWithin(ctx, b, name, func() (result T, err error) {
 		if err := b.dev.Idle(ctx); err != nil { // f measures the device alone
 			return result, err
 		}

@@ -53,7 +53,7 @@ func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
 // backend.ErrMemory when the host has no room either, and backend.ErrShape for a negative or
 // overlarge shape. The driver is not asked for a tensor that no device can hold.
 func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	return within(ctx, b, "alloc", func() (backend.Tensor, error) { return b.place(ctx, dtype, shape) })
+	return resultWithin(ctx, b, "alloc", func() (backend.Tensor, error) { return b.place(ctx, dtype, shape) })
 }
 
 // place is Alloc within a call.
@@ -117,7 +117,7 @@ func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
 // the result is an alias of the host tensor, from which calls stream. It returns
 // backend.ErrDevice when the argument is not in host memory.
 func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
-	return within(ctx, b, "upload", func() (backend.Tensor, error) { return b.upload(ctx, host) })
+	return resultWithin(ctx, b, "upload", func() (backend.Tensor, error) { return b.upload(ctx, host) })
 }
 
 func (b *Backend) upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {

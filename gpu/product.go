@@ -66,15 +66,21 @@ func (b *Backend) product(m product) *queue.Op {
 	}
 	// Whether a chunk is aligned depends on the cut. It changes loads and stores, but no bit.
 	kernel := func(a, w, y cut.View, x cut.Box) shaders.Matmul {
-		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip, whole: x.Len(cut.Sum)%(4*productQD) == 0}
-		k.aWide = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
-		if k.along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]; k.along {
-			k.wWide = w.AlignedAlong(backend.Seq, x.Len(cut.Sum))
-		} else {
-			k.wWide = w.AlignedAlong(backend.Dim, x.Len(cut.Col))
+		k := t.kernel
+		k.A, k.W, k.Skip = shaders.Type(m.a.DType()), shaders.Type(m.w.DType()), m.skip
+		k.Along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]
+		if t.scalar {
+			return k
 		}
-		k.yWide = m.y.DType() == backend.F32 && y.AlignedAlong(backend.Dim, x.Len(cut.Col))
-		return t.kernel(k)
+		k.AVec = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
+		if k.Along {
+			k.WVec = w.AlignedAlong(backend.Seq, x.Len(cut.Sum))
+		} else {
+			k.WVec = w.AlignedAlong(backend.Dim, x.Len(cut.Col))
+		}
+		k.OVec = m.y.DType() == backend.F32 && y.AlignedAlong(backend.Dim, x.Len(cut.Col))
+		k.Full = k.AVec && k.WVec && x.Len(cut.Sum)%(4*productQD) == 0
+		return k
 	}
 	whole := func(t backend.Tensor) cut.View { return cut.View{Base: t.Offset(), Strides: t.Strides()} }
 	all := cut.Space(ys[0], ys[1], ys[2], ys[3], depth)
@@ -118,23 +124,25 @@ func (b *Backend) product(m product) *queue.Op {
 // productTile is one way to divide the results of a matrix product into tiles.
 type productTile struct {
 	name   string
-	rows   int // of a thread
-	cv     int // vec4 of columns of a thread
-	ty     int // threads along rows
-	time   int // of a result, relative to other tiles, by the table in docs/gpu.md
-	expand shaders.Expand
+	time   int            // of a result, relative to other tiles, by the table in docs/gpu.md
+	kernel shaders.Matmul // without what depends on the operands
 	// scalar loads elements one at a time even where four are adjacent.
 	scalar bool
 }
 
 // A thread has 8x8 results in tiles L, 4x8 in tiles M, and 4x4 in tiles S, for small grids.
 var (
-	productL = productTile{name: "L", rows: 8, cv: 2, ty: 16, time: 20, expand: shaders.Full}
-	productM = productTile{name: "M", rows: 4, cv: 2, ty: 8, time: 22, expand: shaders.Full}
-	productS = productTile{name: "S", rows: 4, cv: 1, ty: 8, time: 27, expand: shaders.Full}
+	productL = productTile{"L", 20, matmul(8, 2, 16), false}
+	productM = productTile{"M", 22, matmul(4, 2, 8), false}
+	productS = productTile{"S", 27, matmul(4, 1, 8), false}
 
 	productTiles = []productTile{productL, productM, productS}
 )
+
+// matmul returns the kernel whose threads, ty along rows, have so many rows and vec4 of columns.
+func matmul(rows, columns, ty int) shaders.Matmul {
+	return shaders.Matmul{Expand: shaders.Full, TX: productLanes, TY: ty, Rows: rows, CV: columns, QD: productQD}
+}
 
 // Threads along columns, and vec4 along the summed axis that are staged at once. All
 // tiles share them, so that all add the same zeros beyond the end.
@@ -143,9 +151,9 @@ const (
 	productQD    = 4
 )
 
-func (v productTile) height() int  { return v.rows * v.ty }
-func (v productTile) width() int   { return 4 * v.cv * productLanes }
-func (v productTile) threads() int { return v.ty * productLanes }
+func (v productTile) height() int  { return v.kernel.Rows * v.kernel.TY }
+func (v productTile) width() int   { return 4 * v.kernel.CV * productLanes }
+func (v productTile) threads() int { return v.kernel.TY * productLanes }
 
 // tiles returns the number of tiles that cover m rows and n columns.
 func (v productTile) tiles(m, n int) int { return ceil(m, v.height()) * ceil(n, v.width()) }
@@ -153,20 +161,15 @@ func (v productTile) tiles(m, n int) int { return ceil(m, v.height()) * ceil(n, 
 // cost is the time that a large GPU takes for these tiles, relative to other tiles.
 func (v productTile) cost(m, n int) int { return v.tiles(m, n) * v.height() * v.width() * v.time }
 
-// memory is the workgroup memory in bytes.
-func (v productTile) memory() int {
-	return shaders.Describe(v.kernel(productShape{})).WorkgroupMemory
-}
-
 // loops bounds the loop iterations of a thread for a stage.
 func (v productTile) loops() int {
-	n := 1
-	if v.expand < shaders.Full { // with the loops marked 'unroll deep'
+	n, k := 1, v.kernel
+	if k.Expand < shaders.Full { // with the loops marked 'unroll deep'
 		n += productQD + productLanes
 	}
-	if v.expand < shaders.Registers { // and with the others
-		staged := v.rows*productQD/productLanes + 4*productQD*v.cv/v.ty
-		n += 3*staged + productQD*(v.cv*5+v.rows*(1+v.cv))
+	if k.Expand < shaders.Registers { // and with the others
+		staged := k.Rows*productQD/productLanes + 4*productQD*k.CV/k.TY
+		n += 3*staged + productQD*(k.CV*5+k.Rows*(1+k.CV))
 	}
 	return n
 }
@@ -175,7 +178,7 @@ func (v productTile) loops() int {
 // workgroup in one binding.
 func (v productTile) fits(l gputypes.Limits) bool {
 	return v.threads() <= int(l.MaxComputeInvocationsPerWorkgroup) &&
-		v.memory() <= int(l.MaxComputeWorkgroupStorageSize) &&
+		shaders.Describe(v.kernel).WorkgroupMemory <= int(l.MaxComputeWorkgroupStorageSize) &&
 		uint64(4*v.height()*v.width()) <= queue.MaxWindow(l)
 }
 
@@ -190,26 +193,7 @@ func (b *Backend) chooseProduct(products, m, n int) productTile {
 		}
 	}
 	if b.info.Type == backend.CPU { // compiles in a third of the time, and half as often
-		v.expand, v.scalar = shaders.Registers, true
+		v.kernel.Expand, v.scalar = shaders.Registers, true
 	}
 	return v
-}
-
-// productShape is what the kernel of a product depends on in addition to the tile.
-type productShape struct {
-	a, w         backend.DType
-	aWide, wWide bool // elements are adjacent in aligned groups of four
-	yWide        bool // the same for y, and its elements are float32
-	along        bool // adjacent elements of w are along the summed axis
-	whole        bool // the summed axis consists of whole stages
-	skip         bool
-}
-
-// kernel returns the tile's kernel for a shape.
-func (v productTile) kernel(s productShape) shaders.Matmul {
-	a, w := s.aWide && !v.scalar, s.wWide && !v.scalar
-	return shaders.Matmul{
-		Expand: v.expand, A: shaders.Type(s.a), W: shaders.Type(s.w), AVec: a, WVec: w, OVec: s.yWide && !v.scalar,
-		Full: a && w && s.whole, Along: s.along, Skip: s.skip, TX: productLanes, TY: v.ty, Rows: v.rows, CV: v.cv, QD: productQD,
-	}
 }

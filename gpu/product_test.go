@@ -18,7 +18,7 @@ import (
 // without the NaN and Inf that weights of exactly 0 hide.
 func TestProductTilesGiveTheSameBits(t *testing.T) {
 	as := func(v productTile, expand shaders.Expand, scalar bool) productTile {
-		v.expand, v.scalar = expand, scalar
+		v.kernel.Expand, v.scalar = expand, scalar
 		return v
 	}
 	for _, c := range []struct {
@@ -122,7 +122,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		}
 		for _, v := range c.tiles {
 			for name, b := range map[string]*Backend{"whole": b, "chunks": small} {
-				t.Run(fmt.Sprintf("%s %s unrolled to %d %s", c.what, v.name, v.expand, name), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s %s unrolled to %d %s", c.what, v.name, v.kernel.Expand, name), func(t *testing.T) {
 					for i, got := range run(t, b, v) {
 						if math.Float32bits(got) != math.Float32bits(want[i]) && (got == got || want[i] == want[i]) { // NaN are equal
 							t.Fatalf("y[%d] is %v, S says %v", i, got, want[i])
@@ -130,9 +130,11 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 					}
 				})
 			}
-			k := v.kernel(productShape{
-				w: c.dtype, aWide: c.wide, wWide: c.wide, yWide: c.wide, along: c.keys, whole: c.x%(4*productQD) == 0, skip: c.skip,
-			})
+			k := v.kernel
+			k.W, k.Along, k.Skip = shaders.Type(c.dtype), c.keys, c.skip
+			if c.wide && !v.scalar {
+				k.AVec, k.WVec, k.OVec, k.Full = true, true, true, c.x%(4*productQD) == 0
+			}
 			if !b.dev.Pipelines.Compiled(b.dev.Pipelines.Of(k)) {
 				t.Errorf("%s: %s was not run", c.what, shaders.Key(k))
 			}
@@ -143,12 +145,12 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 // perWord returns the multiply-adds of a thread for each word that it reads from workgroup
 // memory. With skip it reads one more word for each thread along columns and stage.
 func (v productTile) perWord(skip bool) float64 {
-	columns, depth := 4*v.cv, 4*productQD
-	read := (v.rows + columns) * depth
+	rows, columns, depth := v.kernel.Rows, 4*v.kernel.CV, 4*productQD
+	read := (rows + columns) * depth
 	if skip {
 		read += productLanes
 	}
-	return float64(v.rows*columns*depth) / float64(read)
+	return float64(rows*columns*depth) / float64(read)
 }
 
 // TestProductMultiplyAddsPerWord checks that L does about 4 multiply-adds for each word that
@@ -169,10 +171,12 @@ func TestProductMultiplyAddsPerWord(t *testing.T) {
 // their memory.
 func TestProductTilesAreWhole(t *testing.T) {
 	for _, v := range productTiles {
-		k := shaders.Describe(v.kernel(productShape{skip: true}))
+		m := v.kernel
+		m.Skip = true
+		k := shaders.Describe(m)
 		of := func(name string) int { return int(k.Constants[name]) }
-		if of("AN")*productLanes != v.rows*productQD || of("WN")*v.ty != 4*productQD*v.cv || v.rows%of("ER") != 0 ||
-			of("ER")*productLanes > of("SA") || of("SB") < 4*productQD*v.cv || v.memory() > 16<<10 || v.threads() > 256 {
+		if of("AN")*productLanes != m.Rows*productQD || of("WN")*m.TY != 4*productQD*m.CV || m.Rows%of("ER") != 0 ||
+			of("ER")*productLanes > of("SA") || of("SB") < 4*productQD*m.CV || k.WorkgroupMemory > 16<<10 || v.threads() > 256 {
 			t.Errorf("%+v: %v", v, k.Constants)
 		}
 	}

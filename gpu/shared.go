@@ -130,7 +130,7 @@ func tooFew(l gputypes.Limits) error {
 // ErrUnsupported for one that lacks a usage, is mapped, is wrapped already or has another
 // size, ErrDType, and ErrShape for a shape that exceeds the buffer.
 func (b *Backend) Wrap(buffer *SharedBuffer, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	return within(context.Background(), b, "wrap", func() (backend.Tensor, error) { return b.wrap(buffer, dtype, shape) })
+	return resultWithin(context.Background(), b, "wrap", func() (backend.Tensor, error) { return b.wrap(buffer, dtype, shape) })
 }
 
 func (b *Backend) wrap(buffer *SharedBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
