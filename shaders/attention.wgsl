@@ -1,14 +1,14 @@
-// Fused attention with the online softmax (Milakov & Gimelshein 2018, Dao et al. 2022).
-// A workgroup computes a block of 32 query rows of one head:
+// Fused attention with the online softmax (Milakov & Gimelshein 2018, Dao et al. 2022). A workgroup computes a
+// block of 32 query rows of one head:
 //
 //     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       o = Σ p_j·v_j / Σ p_j            lse = m + log Σ p_j
 //
-// A sink adds to Σ p_j only, and dropout affects Σ p_j·v_j only. This is the plain kernel:
-// the oracle of flash.wgsl, and its substitute on devices with too little memory for it.
+// A sink adds to Σ p_j only, and dropout affects Σ p_j·v_j only. This is the plain kernel: the oracle of
+// flash.wgsl, and its substitute on devices with too little memory for it.
 //
-// Key tiles of 32 begin at multiples of 32; a tile that no row of the block sees is
-// skipped. Thread (tx, ty) of 8 x 8 has rows 4·ty + r and
+// Key tiles of 32 begin at multiples of 32; a tile that no row of the block sees is skipped. Thread (tx, ty) of
+// 8 x 8 has rows 4·ty + r and
 //
 //                 keys 4·tx + c             columns 32·i + 4·tx + c
 //            ┌──────┬──────┬─ 8 ─┐        ┌──────┬─ 8 ─┐
@@ -16,15 +16,15 @@
 //     4·ty+r ├──────┼ S,P  ┼     │        ├──────┼ O   │
 //            └──────┴──────┴─────┘        └──────┴─────┘
 //
-// in registers: S from chunks of 32 depths of Q and K, O from the tile of P and chunks of
-// 32 columns of V. Each thread sums the weights of its own keys; the end adds these up.
+// in registers: S from chunks of 32 depths of Q and K, O from the tile of P and chunks of 32 columns of V. Each
+// thread sums the weights of its own keys; the end adds these up.
 //
-// A piece of the keys that is not the last leaves (o, l, m) in state, and the next piece
-// continues from there: cutting the keys changes no bit. Neither does the place of a row
-// in its block, so that prefill and decoding agree to the bit.
+// A piece of the keys that is not the last leaves (o, l, m) in state, and the next piece continues from there:
+// cutting the keys changes no bit. Neither does the place of a row in its block, so that prefill and decoding
+// agree to the bit.
 //
-// Hidden keys never take part. Their scores are not read, and their weight is the marker
-// HIDDEN, which the product with V skips (0·NaN is NaN).
+// Hidden keys never take part. Their scores are not read, and their weight is the marker HIDDEN, which the
+// product with V skips (0·NaN is NaN).
 //
 // Workgroup memory: qs 4,608 + kv 4,608 + ps 4,608 + part 1,024 = 14,848 bytes.
 
@@ -75,8 +75,8 @@ fn stage_q(t: u32, at: u32, r0: u32, d0: u32) {
     }
 }
 
-// stage_k copies 32 depths from d0 of the tile's keys to kv, transposed. The tile begins at
-// key j0 of the piece.
+// stage_k copies 32 depths from d0 of the tile's keys to kv, transposed. The tile begins at key j0 of the
+// piece.
 fn stage_k(t: u32, at: u32, b: u32, j0: u32, d0: u32) {
     let depth = t % 32u;
     let d = d0 + depth;
@@ -116,8 +116,7 @@ struct Scores {
     seen: vec4<bool>,
 }
 
-// score turns the dot products of a row of the box with keys j to j + 3 of the piece into
-// scores.
+// score turns the dot products of a row of the box with keys j to j + 3 of the piece into scores.
 fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
     var r: Scores;
     r.s = dots * p.scale;
@@ -136,44 +135,26 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     return r;
 }
 
-@compute @workgroup_size(8, 8)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
-    let tx = t % 8u;
-    let ty = t / 8u;
-    let r0 = (id % p.blocks) * 32u;
-    let h = (id / p.blocks) % p.heads;
-    let b = id / p.blocks / p.heads;
-    let kh = (p.head0 + h) / p.group - p.head0 / p.group;
-    let q_at = p.q.base + b * p.q.b + h * p.q.h;
-    let k_batch = select(b * p.k.b, 0u, PAGED == 1u);
-    let v_batch = select(b * p.v.b, 0u, PAGED == 1u);
-    let k_at = p.k.base + k_batch + kh * p.k.h;
-    let v_at = p.v.base + v_batch + kh * p.v.h;
+// The parts of main, in the order of the formula.
 
-    // The running maximum, this thread's part of the sum, and the output.
-    var m = vec4<f32>(LOWEST);
-    var l = vec4<f32>(0.0);
-    var acc: array<vec4<f32>, ACC>; // [block][row]
-    let width = DVB * 32u + 16u; // of a row's state: o, 8 parts of l, m
-    let state_at = ((b * p.heads + h) * p.rows + r0 + 4u * ty) * width;
-    @unroll for (var i = 0u; i < ACC; i++) { acc[i] = vec4<f32>(0.0); }
-    if ((p.flags & GO_ON) != 0u) {
-        @unroll for (var r = 0u; r < 4u; r++) {
-            if (r0 + 4u * ty + r < p.rows) {
-                let at = state_at + r * width;
-                @unroll for (var i = 0u; i < DVB; i++) {
-                    let c = at + 32u * i + 4u * tx;
-                    acc[4u * i + r] = vec4<f32>(state[c], state[c + 1u], state[c + 2u], state[c + 3u]);
-                }
-                l[r] = state[at + 32u * DVB + tx];
-                m[r] = state[at + 32u * DVB + 8u];
+// load_state continues from the state that an earlier piece left.
+@inline fn load_state() {
+    @unroll for (var r = 0u; r < 4u; r++) {
+        if (r0 + 4u * ty + r < p.rows) {
+            let at = state_at + r * width;
+            @unroll for (var i = 0u; i < DVB; i++) {
+                let c = at + 32u * i + 4u * tx;
+                acc[4u * i + r] = vec4<f32>(state[c], state[c + 1u], state[c + 2u], state[c + 3u]);
             }
+            l[r] = state[at + 32u * DVB + tx];
+            m[r] = state[at + 32u * DVB + 8u];
         }
     }
+}
 
-    // The keys that any row of the block sees, and those that all of them see.
+// visible_keys declares the keys that any row of the block sees, begin to end, and those that all of them see,
+// all_from to all_to.
+@inline fn visible_keys() {
     let i_first = i32(p.row0 + r0);
     let i_last = i32(p.row0 + min(r0 + 32u, p.rows)) - 1;
     var cap = i32(p.key0 + p.keys);
@@ -182,112 +163,115 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let end = min(i_last + p.hi, cap);
     let all_from = i_last + p.lo;
     let all_to = min(i_first + p.hi, cap);
+}
 
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u;
+// skip_tiles moves tile to the next one of which the block mask shows a pair. It is a loop of its own, because
+// a software driver executes the rest of a loop body after a continue.
+@inline fn skip_tiles() {
+    while (tile < end && blocks_seen(b, h, r0, 32u, u32(tile), 32u, u32(end)) == 0u) {
+        tile += 32;
+    }
+    if (tile >= end) { break; }
+}
 
-    for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
-        if ((p.flags & HAS_BLOCKS) != 0u) {
-            // A loop of its own, because a software driver executes the rest of a loop
-            // body after a continue.
-            while (tile < end && blocks_seen(b, h, r0, 32u, u32(tile), 32u, u32(end)) == 0u) {
-                tile += 32;
-            }
-            if (tile >= end) { break; }
-        }
-        let j0 = u32(tile) - p.key0;
-        let check = paired || tile < all_from || tile + 32 > all_to;
-
-        var s: array<vec4<f32>, 4>; // of the thread's rows
-        @unroll for (var r = 0u; r < 4u; r++) { s[r] = vec4<f32>(0.0); }
-        for (var d0 = 0u; d0 < p.dim; d0 += 32u) {
-            workgroupBarrier();
-            stage_q(t, q_at, r0, d0);
-            stage_k(t, k_at, b, j0, d0);
-            workgroupBarrier();
-            for (var x = 0u; x < 8u; x++) {
-                let b0 = kv[(4u * x) * 9u + tx];
-                let b1 = kv[(4u * x + 1u) * 9u + tx];
-                let b2 = kv[(4u * x + 2u) * 9u + tx];
-                let b3 = kv[(4u * x + 3u) * 9u + tx];
-                @unroll for (var r = 0u; r < 4u; r++) {
-                    let a = qs[(4u * ty + r) * 9u + x];
-                    s[r] = add(a.w, b3, add(a.z, b2, add(a.y, b1, add(a.x, b0, s[r]))));
-                }
-            }
-        }
-
-        var w: array<Scores, 4>;
+// scores adds the products of 32 depths to s.
+@inline fn scores() {
+    workgroupBarrier();
+    stage_q(t, q_at, r0, d0);
+    stage_k(t, k_at, b, j0, d0);
+    workgroupBarrier();
+    for (var x = 0u; x < 8u; x++) {
+        let b0 = kv[(4u * x) * 9u + tx];
+        let b1 = kv[(4u * x + 1u) * 9u + tx];
+        let b2 = kv[(4u * x + 2u) * 9u + tx];
+        let b3 = kv[(4u * x + 3u) * 9u + tx];
         @unroll for (var r = 0u; r < 4u; r++) {
-            w[r] = score(s[r], b, h, r0 + 4u * ty + r, j0 + 4u * tx, cap, check);
-            part[tx * 32u + 4u * ty + r] = largest(w[r].s);
+            let a = qs[(4u * ty + r) * 9u + x];
+            s[r] = add(a.w, b3, add(a.z, b2, add(a.y, b1, add(a.x, b0, s[r]))));
         }
-        workgroupBarrier();
-        var top = m;
-        for (var x = 0u; x < 8u; x++) {
-            let at = x * 32u + 4u * ty;
-            top = max(top, vec4<f32>(part[at], part[at + 1u], part[at + 2u], part[at + 3u]));
-        }
-        let rescale = exp2_acc((m - top) * LOG2E);
-        m = top;
+    }
+}
 
-        var sums = vec4<f32>(0.0);
-        @unroll for (var r = 0u; r < 4u; r++) {
-            let e = exp2_acc((w[r].s - vec4<f32>(m[r])) * LOG2E);
-            sums[r] = dot(select(vec4<f32>(0.0), e, w[r].seen), vec4<f32>(1.0));
-            ps[(4u * ty + r) * 9u + tx] = select(vec4<f32>(HIDDEN), e, w[r].seen);
-            if ((p.flags & HAS_DROPOUT) != 0u) {
-                for (var c = 0u; c < 4u; c++) {
-                    if (dropped(b, h, r0 + 4u * ty + r, j0 + 4u * tx + c)) {
-                        ps[(4u * ty + r) * 9u + tx][c] = HIDDEN;
-                    }
-                }
-            }
-        }
-        l = fma(l, rescale, sums);
+// maxima declares w, the scores with the options applied, and rescale, e^(m before - m), and updates m.
+@inline fn maxima() {
+    var w: array<Scores, 4>;
+    @unroll for (var r = 0u; r < 4u; r++) {
+        w[r] = score(s[r], b, h, r0 + 4u * ty + r, j0 + 4u * tx, cap, check);
+        part[tx * 32u + 4u * ty + r] = largest(w[r].s);
+    }
+    workgroupBarrier();
+    var top = m;
+    for (var x = 0u; x < 8u; x++) {
+        let at = x * 32u + 4u * ty;
+        top = max(top, vec4<f32>(part[at], part[at + 1u], part[at + 2u], part[at + 3u]));
+    }
+    let rescale = exp2_acc((m - top) * LOG2E);
+    m = top;
+}
 
-        @unroll for (var i = 0u; i < DVB; i++) {
-            workgroupBarrier();
-            stage_v(t, v_at, b, j0, 32u * i);
-            workgroupBarrier();
-            @unroll for (var r = 0u; r < 4u; r++) { acc[4u * i + r] = acc[4u * i + r] * rescale[r]; }
-            for (var x = 0u; x < 8u; x++) {
-                let b0 = kv[(4u * x) * 9u + tx];
-                let b1 = kv[(4u * x + 1u) * 9u + tx];
-                let b2 = kv[(4u * x + 2u) * 9u + tx];
-                let b3 = kv[(4u * x + 3u) * 9u + tx];
-                @unroll for (var r = 0u; r < 4u; r++) {
-                    let a = ps[(4u * ty + r) * 9u + x];
-                    let sum = acc[4u * i + r];
-                    if (check) {
-                        acc[4u * i + r] = add_seen(a.w, b3, add_seen(a.z, b2, add_seen(a.y, b1, add_seen(a.x, b0, sum))));
-                    } else {
-                        acc[4u * i + r] = add(a.w, b3, add(a.z, b2, add(a.y, b1, add(a.x, b0, sum))));
-                    }
+// weights puts the weights into ps and adds them to l.
+@inline fn weights() {
+    var sums = vec4<f32>(0.0);
+    @unroll for (var r = 0u; r < 4u; r++) {
+        let e = exp2_acc((w[r].s - vec4<f32>(m[r])) * LOG2E);
+        sums[r] = dot(select(vec4<f32>(0.0), e, w[r].seen), vec4<f32>(1.0));
+        ps[(4u * ty + r) * 9u + tx] = select(vec4<f32>(HIDDEN), e, w[r].seen);
+        if ((p.flags & HAS_DROPOUT) != 0u) {
+            for (var c = 0u; c < 4u; c++) {
+                if (dropped(b, h, r0 + 4u * ty + r, j0 + 4u * tx + c)) {
+                    ps[(4u * ty + r) * 9u + tx][c] = HIDDEN;
                 }
             }
         }
     }
+    l = fma(l, rescale, sums);
+}
 
-    if ((p.flags & LEAVE) != 0u) {
+// output adds the products of the weights with 32 columns of v.
+@inline fn output() {
+    workgroupBarrier();
+    stage_v(t, v_at, b, j0, 32u * i);
+    workgroupBarrier();
+    @unroll for (var r = 0u; r < 4u; r++) { acc[4u * i + r] = acc[4u * i + r] * rescale[r]; }
+    for (var x = 0u; x < 8u; x++) {
+        let b0 = kv[(4u * x) * 9u + tx];
+        let b1 = kv[(4u * x + 1u) * 9u + tx];
+        let b2 = kv[(4u * x + 2u) * 9u + tx];
+        let b3 = kv[(4u * x + 3u) * 9u + tx];
         @unroll for (var r = 0u; r < 4u; r++) {
-            if (r0 + 4u * ty + r < p.rows) {
-                let at = state_at + r * width;
-                @unroll for (var i = 0u; i < DVB; i++) {
-                    let c = at + 32u * i + 4u * tx;
-                    let x = acc[4u * i + r];
-                    state[c] = x.x;
-                    state[c + 1u] = x.y;
-                    state[c + 2u] = x.z;
-                    state[c + 3u] = x.w;
-                }
-                state[at + 32u * DVB + tx] = l[r];
-                if (tx == 0u) { state[at + 32u * DVB + 8u] = m[r]; }
+            let a = ps[(4u * ty + r) * 9u + x];
+            let sum = acc[4u * i + r];
+            if (check) {
+                acc[4u * i + r] = add_seen(a.w, b3, add_seen(a.z, b2, add_seen(a.y, b1, add_seen(a.x, b0, sum))));
+            } else {
+                acc[4u * i + r] = add(a.w, b3, add(a.z, b2, add(a.y, b1, add(a.x, b0, sum))));
             }
         }
-        return;
     }
+}
 
-    // The sum over all threads of a row, in a fixed order.
+// save_state leaves the state for the next piece.
+@inline fn save_state() {
+    @unroll for (var r = 0u; r < 4u; r++) {
+        if (r0 + 4u * ty + r < p.rows) {
+            let at = state_at + r * width;
+            @unroll for (var i = 0u; i < DVB; i++) {
+                let c = at + 32u * i + 4u * tx;
+                let x = acc[4u * i + r];
+                state[c] = x.x;
+                state[c + 1u] = x.y;
+                state[c + 2u] = x.z;
+                state[c + 3u] = x.w;
+            }
+            state[at + 32u * DVB + tx] = l[r];
+            if (tx == 0u) { state[at + 32u * DVB + 8u] = m[r]; }
+        }
+    }
+}
+
+// sums adds l over all threads of a row, in a fixed order, writes the log-sum-exp, and declares inverse, the
+// factor of the output, and empty, the rows that see no key.
+@inline fn sums() {
     workgroupBarrier();
     part[tx * 32u + 4u * ty] = l.x;
     part[tx * 32u + 4u * ty + 1u] = l.y;
@@ -323,23 +307,71 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             }
         }
     }
+}
 
-    // Through ps, neighbouring threads write neighbouring columns of the output.
-    @unroll for (var i = 0u; i < DVB; i++) {
-        workgroupBarrier();
-        let none = vec4<f32>(0.0);
-        ps[(4u * ty) * 9u + tx] = select(acc[4u * i] * inverse.x, none, empty.x);
-        ps[(4u * ty + 1u) * 9u + tx] = select(acc[4u * i + 1u] * inverse.y, none, empty.y);
-        ps[(4u * ty + 2u) * 9u + tx] = select(acc[4u * i + 2u] * inverse.z, none, empty.z);
-        ps[(4u * ty + 3u) * 9u + tx] = select(acc[4u * i + 3u] * inverse.w, none, empty.w);
-        workgroupBarrier();
-        for (var x = t; x < 1024u; x += 64u) {
-            let row = x / 32u;
-            let c = x % 32u;
-            if (r0 + row < p.rows && 32u * i + c < p.vdim) {
-                let at = p.o.base + b * p.o.b + h * p.o.h + (r0 + row) * p.o.s + (32u * i + c) * p.o.d;
-                put(at, ps[row * 9u + c / 4u][c % 4u]);
-            }
+// write writes 32 columns of the output through ps: neighbouring threads write neighbouring columns.
+@inline fn write() {
+    workgroupBarrier();
+    let none = vec4<f32>(0.0);
+    ps[(4u * ty) * 9u + tx] = select(acc[4u * i] * inverse.x, none, empty.x);
+    ps[(4u * ty + 1u) * 9u + tx] = select(acc[4u * i + 1u] * inverse.y, none, empty.y);
+    ps[(4u * ty + 2u) * 9u + tx] = select(acc[4u * i + 2u] * inverse.z, none, empty.z);
+    ps[(4u * ty + 3u) * 9u + tx] = select(acc[4u * i + 3u] * inverse.w, none, empty.w);
+    workgroupBarrier();
+    for (var x = t; x < 1024u; x += 64u) {
+        let row = x / 32u;
+        let c = x % 32u;
+        if (r0 + row < p.rows && 32u * i + c < p.vdim) {
+            let at = p.o.base + b * p.o.b + h * p.o.h + (r0 + row) * p.o.s + (32u * i + c) * p.o.d;
+            put(at, ps[row * 9u + c / 4u][c % 4u]);
         }
     }
+}
+
+@compute @workgroup_size(8, 8)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    @inline workgroup();
+    let tx = t % 8u;
+    let ty = t / 8u;
+    let r0 = (id % p.blocks) * 32u;
+    let h = (id / p.blocks) % p.heads;
+    let b = id / p.blocks / p.heads;
+    @inline heads(b, h, kh);
+
+    // The running maximum, this thread's part of the sum, and the output.
+    var m = vec4<f32>(LOWEST);
+    var l = vec4<f32>(0.0);
+    var acc: array<vec4<f32>, ACC>; // [block][row]
+    let width = DVB * 32u + 16u; // of a row's state: o, 8 parts of l, m
+    let state_at = ((b * p.heads + h) * p.rows + r0 + 4u * ty) * width;
+    @unroll for (var i = 0u; i < ACC; i++) { acc[i] = vec4<f32>(0.0); }
+    if ((p.flags & GO_ON) != 0u) { @inline load_state(); }
+
+    @inline visible_keys();
+
+    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u;
+
+    for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
+        if ((p.flags & HAS_BLOCKS) != 0u) { @inline skip_tiles(); }
+        let j0 = u32(tile) - p.key0;
+        let check = paired || tile < all_from || tile + 32 > all_to;
+
+        var s: array<vec4<f32>, 4>; // of the thread's rows
+        @unroll for (var r = 0u; r < 4u; r++) { s[r] = vec4<f32>(0.0); }
+        for (var d0 = 0u; d0 < p.dim; d0 += 32u) { @inline scores(); }
+
+        @inline maxima();
+        @inline weights();
+
+        @unroll for (var i = 0u; i < DVB; i++) { @inline output(); }
+    }
+
+    if ((p.flags & LEAVE) != 0u) {
+        @inline save_state();
+        return;
+    }
+
+    @inline sums();
+    @unroll for (var i = 0u; i < DVB; i++) { @inline write(); }
 }

@@ -1,7 +1,6 @@
-// Measures the ceiling of workgroup memory: loads of vec4, neighbours by neighbouring
-// threads, and one addition for each word, which costs a device far less than the load.
-// A thread makes 4 loads a round, 64 bytes, each round from another row, so that the
-// compiler cannot reuse the loads of the round before.
+// Measures the ceiling of workgroup memory: loads of vec4, neighbours by neighbouring threads, and one addition
+// for each word, which costs a device far less than the load. A thread makes 4 loads a round, 64 bytes, each
+// round from another row, so that the compiler cannot reuse the loads of the round before.
 //
 // Workgroup memory: 4,096 bytes.
 

@@ -6,9 +6,9 @@
 //
 //     scale = max|x|·(1/127)    n_i = x_i·(1/scale), rounded to nearest even
 //
-// Copies between equal types move bits. Otherwise a unit is an element, or two elements
-// where pairs begin at words of o. A thread copies 4 units, neighbouring threads
-// neighbouring units. A row that becomes q8 has 16 threads.
+// Copies between equal types move bits. Otherwise a unit is an element, or two elements where pairs begin at
+// words of o. A thread copies 4 units, neighbouring threads neighbouring units. A row that becomes q8 has 16
+// threads.
 //
 // Workgroup memory: tops 256 bytes.
 
@@ -71,8 +71,8 @@ fn o_row(row: u32) -> u32 {
     return p.o.base + (row / p.rows / p.heads) * p.o.b + h * p.o.h + (row % p.rows) * p.o.s;
 }
 
-// quantise writes a row of q8. A row with NaN or Inf gets a NaN as its scale, and a row of
-// numbers that are all below 2^-118 becomes zeros.
+// quantise writes a row of q8. A row with NaN or Inf gets a NaN as its scale, and a row of numbers that are all
+// below 2^-118 becomes zeros.
 fn quantise(row: u32, t: u32) {
     let lane = t % 16u;
     let at = src_row(row);

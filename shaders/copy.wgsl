@@ -1,10 +1,9 @@
-// Measures the copy ceiling: every vec4 of one buffer to another. (convert.wgsl copies
-// tensors.)
+// Measures the copy ceiling: every vec4 of one buffer to another. (convert.wgsl copies tensors.)
 //
 //     dst[i] = src[i]
 //
-// A thread copies 4 vec4 a round, neighbouring threads neighbouring ones. Each buffer
-// holds laps · 4 vec4 for each thread of the grid; after the last lap the first follows.
+// A thread copies 4 vec4 a round, neighbouring threads neighbouring ones. Each buffer holds laps · 4 vec4 for
+// each thread of the grid; after the last lap the first follows.
 //
 // Workgroup memory: none.
 

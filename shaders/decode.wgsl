@@ -1,55 +1,46 @@
-// Decoding: few query rows over many keys. A workgroup computes one split of the keys,
-// SPLIT of them from a multiple of SPLIT on, for up to ROWS query rows that read the same
-// key head. It leaves a partial result in state, which splitmerge.wgsl completes:
+// Decoding: few query rows over many keys. A workgroup computes one split of the keys, SPLIT of them from a
+// multiple of SPLIT on, for up to ROWS query rows that read the same key head. It leaves a partial result in
+// state, which splitmerge.wgsl completes:
 //
 //     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       O = Σ p_j·v_j       l_c = Σ p_j over j ≡ c mod TX
 //
-// with scores, m and the exponential in units of log 2. It adds to attention.wgsl: all
-// query heads of a group in one workgroup, so that K and V are read once; loads ahead of
-// their use; and 16-bit elements and integers that stay as they are until a thread uses
-// them.
+// with scores, m and the exponential in units of log 2. It adds to attention.wgsl: all query heads of a group
+// in one workgroup, so that K and V are read once; loads ahead of their use; and 16-bit elements and integers
+// that stay as they are until a thread uses them.
 //
 // Elements of q8 take part as scale·integer, rounded to float32.
 //
-// Key tiles of BC begin at multiples of BC. A tile that no row of the workgroup sees is
-// skipped, and one that all rows see entirely is not checked key by key.
+// Key tiles of BC begin at multiples of BC. A tile that no row of the workgroup sees is skipped, and one that
+// all rows see entirely is not checked key by key.
 //
-// A thread computes the scores of one key of a tile with all rows, then weights of a row
-// with four neighbouring keys, and COLS columns of the output for all rows. Where SIDES is 2,
-// a thread has twice the columns of half of the rows, which reads fewer weights:
+// A thread computes the scores of one key of a tile with all rows, then weights of a row with four neighbouring
+// keys, and COLS columns of the output for all rows. Where SIDES is 2, a thread has twice the columns of half
+// of the rows, which reads fewer weights:
 //
 //                thread t: key t                  column t + THREADS·x
 //            ┌──────┬──────────────────┐        ┌──────┬────────────┐
 //    ROWS    │ S,P  │                  │        │  O   │            │
 //            └──────┴──────────────────┘        └──────┴────────────┘
 //
-// Q stays in workgroup memory. Chunks of K, of four granules (16 bytes) of each key, go
-// through it: neighbouring threads load neighbouring granules, and a thread computes with
-// its key. A key's granules are permuted by place. The scores take the place of the last
-// chunk. Values of q8 and of 16-bit elements in aligned rows go through workgroup memory: a
-// thread loads 4 bytes of four keys, or 16 bytes of two, and transposes them. Then a word
-// holds a column of PACK keys. Other values are loaded by the threads that need them, whose
-// neighbours load the neighbouring columns.
+// Q stays in workgroup memory. Chunks of K, of four granules (16 bytes) of each key, go through it:
+// neighbouring threads load neighbouring granules, and a thread computes with its key. A key's granules are
+// permuted by place. The scores take the place of the last chunk. Values of q8 and of 16-bit elements in
+// aligned rows go through workgroup memory: a thread loads 4 bytes of four keys, or 16 bytes of two, and
+// transposes them. Then a word holds a column of PACK keys. Other values are loaded by the threads that need
+// them, whose neighbours load the neighbouring columns.
 //
-// No load of K or V is conditional. The next chunk of K and the next AHEAD values are under
-// way while a thread computes with those before. Keys after the last key that any row sees
-// are replaced by that one, which may be loaded again: positions are clamped, one operation
-// a key. Whatever hidden keys hold, even NaN, select drops it.
+// No load of K or V is conditional. The next chunk of K and the next AHEAD values are under way while a thread
+// computes with those before. Keys after the last key that any row sees are replaced by that one, which may be
+// loaded again: positions are clamped, one operation a key. Whatever hidden keys hold, even NaN, select drops
+// it.
 //
-// The operations on a row and their order are those of flash.wgsl: both yield the same
-// bits for a row. Dots go along d, the maximum tile by tile, O along the keys of a split,
-// and l in TX parts. All sums of products are explicit fma, because a compiler may or may
-// not fuse others: a score is x·unit() in the maximum and fma(x, unit(), -m) in the
-// exponential.
+// The operations on a row and their order are those of flash.wgsl: both yield the same bits for a row. Dots go
+// along d, the maximum tile by tile, O along the keys of a split, and l in TX parts. All sums of products are
+// explicit fma, because a compiler may or may not fuse others: a score is x·unit() in the maximum and fma(x,
+// unit(), -m) in the exponential.
 //
-// Loops marked 'unroll' index registers, and loops marked 'unroll deep' save the index
-// arithmetic of workgroup memory when unrolled, see flash.wgsl.
-//
-// The file is long because it loads its operands in every type and layout, ahead of their
-// use, and has every option.
-//
-// Workgroup memory as it stands: 16·(KN + GN·WN + CHUNKS·QN + PN + SN·SG) + 32 + 8·RN = 5,448 bytes.
+// Workgroup memory: 16·(KN + GN·WN + CHUNKS·QN + PN + SN·SG) + 32 + 8·RN bytes.
 
 const EL: u32 = 4u * (1u + min(KV, 1u) + KV / 4u * 2u); // elements in 16 bytes: 4, 8 or 16
 const KUNIT: u32 = 1u + WIDE * (EL - 1u); // elements that a position in k counts
@@ -105,9 +96,9 @@ fn pairs(a: u32, b: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
 
-// key_at returns where the row of a key begins, plus in_row: n keys after start but not after
-// limit, which include in_row, and number in_tile of its tile. Callers keep start in a
-// variable: compilers would turn j·s + n·s into (j + n)·s, another addition for each n.
+// key_at returns where the row of a key begins, plus in_row: n keys after start but not after limit, which
+// include in_row, and number in_tile of its tile. Callers keep start in a variable: compilers would turn j·s +
+// n·s into (j + n)·s, another addition for each n.
 fn key_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
     var row = 0u;
     @if(PAGED == 0u) row = min(start + n * (p.k.s / KUNIT), limit);
@@ -123,8 +114,8 @@ fn value_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32
     return i;
 }
 
-// word_k returns word w of the row of k that begins at element at, as if its elements were
-// contiguous, with zeros beyond the row's end.
+// word_k returns word w of the row of k that begins at element at, as if its elements were contiguous, with
+// zeros beyond the row's end.
 fn word_k(at: u32, w: u32) -> u32 {
     var r = 0u;
     @if(WIDE == 0u) {
@@ -145,8 +136,8 @@ struct Chunk {
     x: array<vec4<u32>, KLOADS>,
 }
 
-// fetch returns the thread's part of the chunk of a tile with depths from d0 on. Keys after
-// limit are replaced by that one, depths beyond the end by the last ones.
+// fetch returns the thread's part of the chunk of a tile with depths from d0 on. Keys after limit are replaced
+// by that one, depths beyond the end by the last ones.
 fn fetch(t: u32, start: u32, limit: u32, turn: u32, d0: u32) -> Chunk {
     var r: Chunk;
     @unroll for (var n = 0u; n < KLOADS; n++) {
@@ -171,8 +162,8 @@ fn fetch(t: u32, start: u32, limit: u32, turn: u32, d0: u32) -> Chunk {
     return r;
 }
 
-// place returns where granule g of a key lies in kv. Lanes with neighbouring keys and the
-// same g use different banks, and so do lanes with the same key and different g.
+// place returns where granule g of a key lies in kv. Lanes with neighbouring keys and the same g use different
+// banks, and so do lanes with the same key and different g.
 fn place(key: u32, g: u32) -> u32 {
     return key * 4u + (g ^ ((key >> 1u) & 3u));
 }
@@ -210,8 +201,8 @@ fn value(word: u32, i: u32) -> f32 {
     return bitcast<f32>(bits << 16u);
 }
 
-// column_at returns the column at place w of a row of staged. Neighbouring threads write 16
-// bytes of VWIDE rows next to each other: columns 0 to 3, 8 to 11 and so on, then the others.
+// column_at returns the column at place w of a row of staged. Neighbouring threads write 16 bytes of VWIDE rows
+// next to each other: columns 0 to 3, 8 to 11 and so on, then the others.
 fn column_at(w: u32) -> u32 {
     return select(w, w / 4u % LN * 8u + w / (4u * LN) * 4u + w % 4u, VWIDE == 1u);
 }
@@ -243,14 +234,13 @@ struct Scores {
     seen: vec4<bool>,
 }
 
-// unit returns the factor of Scores.x. It stays a separate factor, so that score minus
-// maximum is one fma everywhere.
+// unit returns the factor of Scores.x. It stays a separate factor, so that score minus maximum is one fma
+// everywhere.
 fn unit() -> f32 {
     return select(p.unit, 1.0, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
 }
 
-// score turns the dot products of a row of the box with keys from j of the piece into
-// scores.
+// score turns the dot products of a row of the box with keys from j of the piece into scores.
 fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
     var r: Scores;
     r.x = dots;
@@ -258,11 +248,9 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     r.seen = vec4<bool>(true);
     let i = i32(p.row0 + row);
     let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
-    @if(EXTRA == 1u) {
-        if ((p.flags & (HAS_BIAS | HAS_SLOPES)) == HAS_SLOPES) {
-            let away = vec4<f32>(abs(vec4<i32>(i + p.offset) - key));
-            r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope_of(b, h)), away, vec4<f32>(0.0)) * LOG2E);
-        }
+    @if(EXTRA == 1u) if ((p.flags & (HAS_BIAS | HAS_SLOPES)) == HAS_SLOPES) {
+        let away = vec4<f32>(abs(vec4<i32>(i + p.offset) - key));
+        r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope_of(b, h)), away, vec4<f32>(0.0)) * LOG2E);
     }
     if (check) {
         r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
@@ -275,9 +263,9 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     return r;
 }
 
-// tile_seen reports whether the block mask shows any key of a tile up to end to any of the
-// rows first to last that read a key head. It returns true when there are too many mask
-// blocks to read. h0 is the first query head of the key head.
+// tile_seen reports whether the block mask shows any key of a tile up to end to any of the rows first to last
+// that read a key head. It returns true when there are too many mask blocks to read. h0 is the first query head
+// of the key head.
 fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> bool {
     if ((p.flags & HAS_BLOCKS) == 0u) { return true; }
     let k0 = tile / p.block_k;
@@ -312,8 +300,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     }
 }
 
-// visible_keys declares the keys of the split that any of the rows sees, begin to end, and those that all of them
-// see, all_from to all_to.
+// visible_keys declares the keys of the split that any of the rows sees, begin to end, and those that all of
+// them see, all_from to all_to.
 @inline fn visible_keys() {
     let several = first / p.rows != last / p.rows;
     let row_first = select(first % p.rows, 0u, several);
@@ -436,13 +424,11 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
                         dots[i] = dot4(qs[n][(g * (EL / 4u) + 1u) * ROWS + i], x1, dot4(qs[n][g * (EL / 4u) * ROWS + i], x0, dots[i]));
                     }
                 }
-                @if(KV == 4u) {
-                    @unroll for (var e = 0u; e < 4u; e++) {
-                        if (FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
-                            let x0 = integers(x[e]) * key_scale;
-                            @unroll for (var i = 0u; i < ROWS; i++) {
-                                dots[i] = dot4(qs[n][(g * (EL / 4u) + e) * ROWS + i], x0, dots[i]);
-                            }
+                @if(KV == 4u) @unroll for (var e = 0u; e < 4u; e++) {
+                    if (FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
+                        let x0 = integers(x[e]) * key_scale;
+                        @unroll for (var i = 0u; i < ROWS; i++) {
+                            dots[i] = dot4(qs[n][(g * (EL / 4u) + e) * ROWS + i], x0, dots[i]);
                         }
                     }
                 }
@@ -524,12 +510,10 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
         @if(PACK == 4u) {
             staged[n / LN][n % LN] = transposed(vec4<u32>(values[4u * x], values[4u * x + 1u], values[4u * x + 2u], values[4u * x + 3u]));
         }
-        @if(PACK == 2u) {
-            @unroll for (var e = 0u; e < 2u; e++) {
-                let first_key = vec2<u32>(values[8u * x + 2u * e], values[8u * x + 2u * e + 1u]);
-                let second_key = vec2<u32>(values[8u * x + 2u * e + 4u], values[8u * x + 2u * e + 5u]);
-                staged[n / LN][n % LN + e * LN] = transposed_halves(first_key, second_key);
-            }
+        @if(PACK == 2u) @unroll for (var e = 0u; e < 2u; e++) {
+            let first_key = vec2<u32>(values[8u * x + 2u * e], values[8u * x + 2u * e + 1u]);
+            let second_key = vec2<u32>(values[8u * x + 2u * e + 4u], values[8u * x + 2u * e + 5u]);
+            staged[n / LN][n % LN + e * LN] = transposed_halves(first_key, second_key);
         }
     }
     workgroupBarrier();
@@ -550,13 +534,11 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
             let word1 = staged[2u * n + 1u][in_row / 4u][in_row % 4u];
             y[x] = pairs(word, word1);
         }
-        @if(PACK == 1u) {
-            @unroll for (var c = 0u; c < 4u; c++) {
-                let at = value_at(v_here[x], 4u * n + c, v_limit[x], lines[x], turn, j + 4u * n + c);
-                let at_after = value_at(v_start[x], 4u * n + c, v_limit[x], lines[x], after_turn, after_in + 4u * n + c);
-                y[x][c] = value(values[(4u * n + c) * COLS + x], at);
-                values[(4u * n + c) * COLS + x] = value_word(at_after);
-            }
+        @if(PACK == 1u) @unroll for (var c = 0u; c < 4u; c++) {
+            let at = value_at(v_here[x], 4u * n + c, v_limit[x], lines[x], turn, j + 4u * n + c);
+            let at_after = value_at(v_start[x], 4u * n + c, v_limit[x], lines[x], after_turn, after_in + 4u * n + c);
+            y[x][c] = value(values[(4u * n + c) * COLS + x], at);
+            values[(4u * n + c) * COLS + x] = value_word(at_after);
         }
     }
 }
@@ -605,8 +587,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) t: u32) {
     @inline workgroup();
-    // The rows that read key head kh are numbered head by head. The workgroup has those
-    // from first on.
+    // The rows that read key head kh are numbered head by head. The workgroup has those from first on.
     let first = (id % p.blocks) * ROWS;
     let split = (id / p.blocks) % p.parts;
     let kh = (id / p.blocks / p.parts) % p.kv_heads;
@@ -677,14 +658,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
         @inline scores();
         @inline weights();
-        @if(KV == 4u) {
-            if (t < BC) { scales[t / AHEAD][t % AHEAD / 4u][t % 4u] = value_scale; }
-        }
+        @if(KV == 4u) if (t < BC) { scales[t / AHEAD][t % AHEAD / 4u][t % 4u] = value_scale; }
         workgroupBarrier();
         if (t < ROWS * TX) { @inline sums(); }
-        @if(EXTRA == 1u) {
-            if ((p.flags & HAS_DROPOUT) != 0u) { @inline drop(); }
-        }
+        @if(EXTRA == 1u) if ((p.flags & HAS_DROPOUT) != 0u) { @inline drop(); }
 
         @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
             @unroll for (var x = 0u; x < COLS; x++) {
@@ -696,12 +673,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             stop = min(BC, u32(end - tile)); // no row sees keys from there on
         }
         var v_next: array<u32, LINES>; // of v_start
-        @if(EXTRA == 1u) {
-            @unroll for (var x = 0u; x < LINES; x++) {
-                var key_of_value = 0u;
-                @if(PACK != 1u) key_of_value = (t + THREADS * x) / LN * PACK;
-                v_next[x] = v_at + lines[x] + (j1 + key_of_value) * v_step;
-            }
+        @if(EXTRA == 1u) @unroll for (var x = 0u; x < LINES; x++) {
+            var key_of_value = 0u;
+            @if(PACK != 1u) key_of_value = (t + THREADS * x) / LN * PACK;
+            v_next[x] = v_at + lines[x] + (j1 + key_of_value) * v_step;
         }
         @unroll(always) for (var hide = 0u; hide < 2u; hide++) {
             if (check == (hide == 1u)) {

@@ -2,8 +2,8 @@
 //
 //     D = Σ_c dO_c·O_c - dLSE        sink = -exp(Sink - LSE)·D
 //
-// rows holds D and a copy of LSE for each row; sums holds the gradient of the head's sink,
-// which is 0 for a row whose LSE is -Inf. A thread sums every 64th column.
+// rows holds D and a copy of LSE for each row; sums holds the gradient of the head's sink, which is 0 for a row
+// whose LSE is -Inf. A thread sums every 64th column.
 //
 // Workgroup memory: part 256 bytes.
 

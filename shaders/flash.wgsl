@@ -1,14 +1,14 @@
-// Fused attention with register tiles: the results of attention.wgsl, computed in tiles of
-// 8x8 in both products instead of 4x4, so that the multiply-adds bound the time and not
-// the reads of workgroup memory. A workgroup computes a block of query rows of one head:
+// Fused attention with register tiles: the results of attention.wgsl, computed in tiles of 8x8 in both products
+// instead of 4x4, so that the multiply-adds bound the time and not the reads of workgroup memory. A workgroup
+// computes a block of query rows of one head:
 //
 //     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       o = Σ p_j·v_j / Σ p_j            lse = m + log Σ p_j
 //
 // A sink adds to Σ p_j only, and dropout affects Σ p_j·v_j only.
 //
-// Thread (tx, ty) of TX x TY has RV vec4 of rows, KT keys of a tile, and CV vec4 of
-// columns in each of VP turns:
+// Thread (tx, ty) of TX x TY has RV vec4 of rows, KT keys of a tile, and CV vec4 of columns in each of VP
+// turns:
 //
 //                keys TX·j + tx            columns 4·(TX·i + tx) + 0..3
 //            ┌──────┬──────┬─ TX ─┐        ┌──────┬─ TX ─┐
@@ -16,61 +16,47 @@
 //   8·ty + r ├──────┼ S,P  ┼      │        ├──────┼ O    │
 //            └──────┴──────┴─ TY ─┘        └──────┴─ TY ─┘
 //
-// For 4 depths of QKᵀ a thread reads 8 vec4 of q and 8 of k and does 256 multiply-adds;
-// for one key of PV it reads 2 vec4 of weights (of 4 rows each) and 2 of v and does 64.
-// Both are 4 multiply-adds a word. A thread reads one row of the array a (q of its rows,
-// later their weights) and one row of b (k of its keys, later v of its columns), at
-// constant places once the loops are unrolled. The length of a row in vec4 is odd, which
-// puts lanes on different banks. Neighbouring threads form pairs: 2i and 2i + 1 have the
-// same tx, 2i and 2i + 2 the same ty, and 16-byte loads of the same words by neighbours
-// merge for both operands. TY is even.
+// For 4 depths of QKᵀ a thread reads 8 vec4 of q and 8 of k and does 256 multiply-adds; for one key of PV it
+// reads 2 vec4 of weights (of 4 rows each) and 2 of v and does 64. Both are 4 multiply-adds a word. A thread
+// reads one row of the array a (q of its rows, later their weights) and one row of b (k of its keys, later v of
+// its columns), at constant places once the loops are unrolled. The length of a row in vec4 is odd, which puts
+// lanes on different banks. Neighbouring threads form pairs: 2i and 2i + 1 have the same tx, 2i and 2i + 2 the
+// same ty, and 16-byte loads of the same words by neighbours merge for both operands. TY is even.
 //
-// Loops marked 'unroll' index registers. A compiler that keeps such a loop puts the
-// registers into memory; EXPAND = 1 unrolls it in the text. EXPAND = 2 also unrolls loops
-// marked 'unroll deep', which saves the index arithmetic of workgroup memory. EXPAND = 0
-// is slow and the oracle of both: all three agree to the bit.
+// The order of operations for a row, which decode.wgsl follows too. Prefill and decoding agree to the bit,
+// whatever other rows the block has:
 //
-// The order of operations for a row, which decode.wgsl follows too. Prefill and decoding
-// agree to the bit, whatever other rows the block has:
-//
-//   - max(D, Dv) puts a head into a class: 32, 64, 80, 96, 128 or 256. The class fixes the
-//     keys of a tile, BC = KT·TX = 32, 64, 80, 96, 128 or 64, and TX = BC/8 (BC/4 for 256).
-//     Variants of a class differ only in RV, TY and in how much they stage at once.
-//   - Tiles of BC keys begin at multiples of BC, and splits of SPLIT keys at multiples of
-//     SPLIT, which is the multiple of BC nearest to 256.
-//   - x = Σ q_d·k_d by fma in ascending order of d, and with softcap tanh(x·scale/cap). The
-//     unit is log2(e)·scale, or log2(e)·cap. A score is x·unit, in units of log 2. With
-//     slopes or a bias it is fma(x, unit, y·log2(e)) and the unit becomes 1; y is the bias
-//     plus the relative bias, then fma(-slope, distance, y). All sums of products are
-//     explicit fma, because a compiler may or may not fuse others.
-//   - A tile: m = max(m, x·unit), from LOWEST; p = exp2_down(fma(x, unit, -m));
-//     r = exp2_down(m before - m); l_c = fma(l_c, r, Σ p over keys j ≡ c mod TX, ascending);
-//     o = o·r, then o = fma(p_j, v_j, o) in ascending order of j. Hidden keys are skipped.
-//     A tile that the row does not see changes no bit.
-//   - At its end a split joins the total. The first split in which the row sees a key, by
-//     position, is copied, and splits in which it sees none are skipped. For others, with
-//     m = max(m_t, m_s), a = exp2_down(m_t - m), b = exp2_down(m_s - m):
-//     o = fma(o_s, b, o_t·a), l_c = fma(l_cs, b, l_ct·a).
+//   - max(D, Dv) puts a head into a class: 32, 64, 80, 96, 128 or 256. The class fixes the keys of a tile, BC =
+//     KT·TX = 32, 64, 80, 96, 128 or 64, and TX = BC/8 (BC/4 for 256). Variants of a class differ only in RV,
+//     TY and in how much they stage at once.
+//   - Tiles of BC keys begin at multiples of BC, and splits of SPLIT keys at multiples of SPLIT, which is the
+//     multiple of BC nearest to 256.
+//   - x = Σ q_d·k_d by fma in ascending order of d, and with softcap tanh(x·scale/cap). The unit is
+//     log2(e)·scale, or log2(e)·cap. A score is x·unit, in units of log 2. With slopes or a bias it is fma(x,
+//     unit, y·log2(e)) and the unit becomes 1; y is the bias plus the relative bias, then fma(-slope, distance,
+//     y). All sums of products are explicit fma, because a compiler may or may not fuse others.
+//   - A tile: m = max(m, x·unit), from LOWEST; p = exp2_down(fma(x, unit, -m)); r = exp2_down(m before - m);
+//     l_c = fma(l_c, r, Σ p over keys j ≡ c mod TX, ascending); o = o·r, then o = fma(p_j, v_j, o) in ascending
+//     order of j. Hidden keys are skipped. A tile that the row does not see changes no bit.
+//   - At its end a split joins the total. The first split in which the row sees a key, by position, is copied,
+//     and splits in which it sees none are skipped. For others, with m = max(m_t, m_s), a = exp2_down(m_t - m),
+//     b = exp2_down(m_s - m): o = fma(o_s, b, o_t·a), l_c = fma(l_cs, b, l_ct·a).
 //   - Dropout hides weights after they were summed.
-//   - At the end l = Σ l_c in ascending order, and a = 1. With a sink, in units of log 2,
-//     m = max(m, sink), a = exp2_down(m before - m), l = fma(l, a, exp2_down(sink - m)).
-//     o = o·(1/l·(keep·a)), lse = fma(m, ln 2, log l). keep is 1/(1-P) for dropout, else 1.
+//   - At the end l = Σ l_c in ascending order, and a = 1. With a sink, in units of log 2, m = max(m, sink), a =
+//     exp2_down(m before - m), l = fma(l, a, exp2_down(sink - m)). o = o·(1/l·(keep·a)), lse = fma(m, ln 2, log
+//     l). keep is 1/(1-P) for dropout, else 1.
 //
-// State holds the registers (o, l, m) of each thread of each workgroup: first the totals of
-// the finished splits, then, when keys come in pieces, those of the unfinished split at the
-// end of the piece. Cutting the keys changes no bit.
+// State holds the registers (o, l, m) of each thread of each workgroup: first the totals of the finished
+// splits, then, when keys come in pieces, those of the unfinished split at the end of the piece. Cutting the
+// keys changes no bit.
 //
 // Elements of q8 take part as scale·integer, rounded to float32.
 //
-// Hidden keys never take part. Their scores are not read, and their weight is the marker
-// HIDDEN, a -0. The product with V multiplies it like any weight as long as the staged values
-// are finite, and skips it otherwise (0·NaN is NaN). Products of 0 can change the sign of a
-// sum that is 0: o has +0 there.
+// Hidden keys never take part. Their scores are not read, and their weight is the marker HIDDEN, a -0. The
+// product with V multiplies it like any weight as long as the staged values are finite, and skips it otherwise
+// (0·NaN is NaN). Products of 0 can change the sign of a sum that is 0: o has +0 there.
 //
-// The file is long because it loads three operands in every type and layout, and has every
-// option, in the one loop over tiles.
-//
-// Workgroup memory as it stands: 16·(TY·SA + TX·SB + MN) + 4 = 13,700 bytes.
+// Workgroup memory: 16·(TY·SA + TX·SB + MN) + 4 bytes.
 
 const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
 const KV2: u32 = VEC * min(KV % 4u, 1u); // the same for k and v
@@ -150,48 +136,41 @@ fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
     return r;
 }
 
-// paired applies block masks, biases and slopes to the scores of four rows of the box, from row
-// on, with key j of the piece. It reads them for hidden pairs too: without branches, a
-// compiler loads many at once. Slopes without a bias are already in the scores, because
-// they hide nothing.
+// paired applies block masks, biases and slopes to the scores of four rows of the box, from row on, with key j
+// of the piece. It reads them for hidden pairs too: without branches, a compiler loads many at once. Slopes
+// without a bias are already in the scores, because they hide nothing.
 fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) -> Scores {
     var w = given;
-    @if(BLOCKED != 0u) {
-        if (has(BLOCKED, HAS_BLOCKS)) {
-            let column = (p.key0 + j) / p.block_k * p.blocked.d;
-            @unroll(deep) for (var r = 0u; r < 4u; r++) {
-                let base = pairs.blocks[r];
-                let seen = block(base + column) != 0u;
-                w.hidden[r] = w.hidden[r] | !seen;
-            }
+    @if(BLOCKED != 0u) if (has(BLOCKED, HAS_BLOCKS)) {
+        let column = (p.key0 + j) / p.block_k * p.blocked.d;
+        @unroll(deep) for (var r = 0u; r < 4u; r++) {
+            let base = pairs.blocks[r];
+            let seen = block(base + column) != 0u;
+            w.hidden[r] = w.hidden[r] | !seen;
         }
     }
-    @if(BIASES == 1u) {
-        @unroll for (var r = 0u; r < 4u; r++) {
+    @if(BIASES == 1u) @unroll for (var r = 0u; r < 4u; r++) {
+        let base = pairs.bias[r];
+        let bits = bias[base + j * p.bias.d];
+        let y = bounded(bitcast<f32>(bits), MAX_BIAS);
+        w.hidden[r] = w.hidden[r] | (bits == MINUS_INF);
+        w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
+    }
+    @if(BIASES == 2u) if ((p.flags & HAS_BIAS) != 0u) {
+        let away = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
+        @unroll(deep) for (var r = 0u; r < 4u; r++) {
             let base = pairs.bias[r];
-            let bits = bias[base + j * p.bias.d];
-            let y = bounded(bitcast<f32>(bits), MAX_BIAS);
-            w.hidden[r] = w.hidden[r] | (bits == MINUS_INF);
+            let start = pairs.relative[r];
+            let y = biases(base + j * p.bias.d, start + j * p.relative.d, batch, head, away + i32(r));
+            w.hidden[r] = w.hidden[r] | (bitcast<u32>(y) == MINUS_INF);
             w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
-        }
-    }
-    @if(BIASES == 2u) {
-        if ((p.flags & HAS_BIAS) != 0u) {
-            let away = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
-            @unroll(deep) for (var r = 0u; r < 4u; r++) {
-                let base = pairs.bias[r];
-                let start = pairs.relative[r];
-                let y = biases(base + j * p.bias.d, start + j * p.relative.d, batch, head, away + i32(r));
-                w.hidden[r] = w.hidden[r] | (bitcast<u32>(y) == MINUS_INF);
-                w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
-            }
         }
     }
     return w;
 }
 
-// marks returns a bit for each of 32 keys of the piece, from j on: 1 where the row of the mask
-// that begins at element at shows the key. Bits after the last key have no meaning.
+// marks returns a bit for each of 32 keys of the piece, from j on: 1 where the row of the mask that begins at
+// element at shows the key. Bits after the last key have no meaning.
 fn marks(at: u32, j: u32) -> u32 {
     var r = 0u;
     if (p.mask.d == 1u) {
@@ -215,8 +194,8 @@ fn marks(at: u32, j: u32) -> u32 {
     return r;
 }
 
-// without_dropped returns the weights of four rows of the box, from row on, with key j of
-// the piece, marked as hidden where dropout takes them.
+// without_dropped returns the weights of four rows of the box, from row on, with key j of the piece, marked as
+// hidden where dropout takes them.
 fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) -> vec4<f32> {
     let n = p.drop_row + row;
     let seed = vec2<u32>(p.seed0, p.seed1);
@@ -236,18 +215,18 @@ fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) 
     return select(weights, vec4<f32>(HIDDEN), x < vec4<u32>(p.threshold));
 }
 
-// next_v loads what is element x, in vec4, of a turn over the keys of a step of v, which begin
-// at j. Keys and turns after the last are clamped, because steps are loaded ahead.
+// next_v loads what is element x, in vec4, of a turn over the keys of a step of v, which begin at j. Keys and
+// turns after the last are clamped, because steps are loaded ahead.
 fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
     let key = min(j + turn / VP * (JJ * TX) + x / (TX * CV), p.keys - 1u);
     return stored_v(v_row(v_at, batch, key), 4u * (turn % VP * (TX * CV) + x % (TX * CV)), p.vdim, p.v.d);
 }
 
-// block_of returns which query block the n-th workgroup of each head computes. Blocks with
-// many visible keys come first, so that the last workgroups to run are short. The number of
-// visible keys of row i, min(i + hi, keys) - max(i + lo, 0), falls with the distance from
-// the middle of the rows that see the most: blocks follow each other outwards from there,
-// upper and lower in turns as long as there are both. Pieces of keys keep the order.
+// block_of returns which query block the n-th workgroup of each head computes. Blocks with many visible keys
+// come first, so that the last workgroups to run are short. The number of visible keys of row i, min(i + hi,
+// keys) - max(i + lo, 0), falls with the distance from the middle of the rows that see the most: blocks follow
+// each other outwards from there, upper and lower in turns as long as there are both. Pieces of keys keep the
+// order.
 fn block_of(n: u32) -> u32 {
     let middle = i32(p.all_keys) / 2 - p.hi / 2 - p.lo / 2 - i32(p.row0);
     let first = u32(clamp(middle / i32(TY * ROWS), 0, i32(p.blocks) - 1));
@@ -256,8 +235,8 @@ fn block_of(n: u32) -> u32 {
     return select(first - n / 2u, first + (n + 1u) / 2u, n % 2u == 1u);
 }
 
-// The parts of main, in the order of the formula. A thread has rows r0 + ty·ROWS + 4·h + 0..3 of the
-// box, h < RV, and keys j0 + tx + TX·j of the piece, j < KT.
+// The parts of main, in the order of the formula. A thread has rows r0 + ty·ROWS + 4·h + 0..3 of the box, h <
+// RV, and keys j0 + tx + TX·j of the piece, j < KT.
 
 // visible_keys declares the keys that any row of the block sees, sees_from to sees_to, those of them in the
 // piece, begin to end, and those that all rows see, all_from to all_to.
@@ -348,17 +327,7 @@ fn block_of(n: u32) -> u32 {
         }
     }
     workgroupBarrier();
-    @unroll(deep) for (var d = 0u; d < QD; d++) {
-        var w: array<vec4<f32>, ROWS>; // [row/4][depth]
-        @unroll for (var h = 0u; h < RV; h++) { @inline transposed4(w, 4u * h, w, a[ty]); }
-        @unroll for (var j = 0u; j < KT; j++) {
-            let x = b[tx][j * QD + d];
-            @unroll for (var h = 0u; h < RV; h++) {
-                s[j * RV + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
-                    add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[j * RV + h]))));
-            }
-        }
-    }
+    @inline products4(j * RV + h, KT, RV, ROWS);
 }
 
 // bounded_scores applies softcap, and slopes unless there is a bias.
@@ -377,8 +346,8 @@ fn block_of(n: u32) -> u32 {
     }
 }
 
-// hide sets most to the largest score of each row, and in hid a bit for each hidden score. It applies the
-// other options, unless all rows see all keys of the tile.
+// hide sets most to the largest score of each row, and in hid a bit for each hidden score. It applies the other
+// options, unless all rows see all keys of the tile.
 @inline fn hide() {
     if (check) {
         hid[0] = 0u;
@@ -392,11 +361,9 @@ fn block_of(n: u32) -> u32 {
             @unroll for (var j = 0u; j < KT; j++) {
                 let key = vec4<i32>(tile + i32(tx + TX * j));
                 var w = Scores(s[j * RV + h], (key < from_key) | (key >= to_key));
-                @if(MASKS != 0u) {
-                    if (has(MASKS, HAS_MASK)) {
-                        let bits = shown[(ty * RV + h) * MW + j / (32u / TX)] >> vec4<u32>(tx);
-                        w.hidden = w.hidden | ((bits & vec4<u32>(1u << (j % (32u / TX) * TX))) == vec4<u32>(0u));
-                    }
+                @if(MASKS != 0u) if (has(MASKS, HAS_MASK)) {
+                    let bits = shown[(ty * RV + h) * MW + j / (32u / TX)] >> vec4<u32>(tx);
+                    w.hidden = w.hidden | ((bits & vec4<u32>(1u << (j % (32u / TX) * TX))) == vec4<u32>(0u));
                 }
                 @if(PAIRED == 1u) w = paired(w, pairs, batch, head, row, min(j0 + tx + TX * j, p.keys - 1u));
                 s[j * RV + h] = w.x;
@@ -456,20 +423,12 @@ fn block_of(n: u32) -> u32 {
 
 // stage_weights puts the weights of step c into a, without those that dropout takes.
 @inline fn stage_weights() {
-    @unroll for (var y = 0u; y < STEPS; y++) {
-        if (c == y) {
-            @unroll for (var j = 0u; j < JJ; j++) {
-                @unroll for (var h = 0u; h < RV; h++) { a[ty][(j * TX + tx) * RV + h] = s[(y * JJ + j) * RV + h]; }
-            }
-        }
-    }
-    @if(PAIRED == 1u) {
-        if (has(DROPS, HAS_DROPOUT)) {
-            for (var x = 0u; x < JJ * RV; x++) {
-                let at = (x / RV * TX + tx) * RV + x % RV;
-                a[ty][at] = without_dropped(a[ty][at], batch, head,
-                    r0 + ty * ROWS + 4u * (x % RV), j1 + x / RV * TX + tx);
-            }
+    @inline stage_weights4(RV);
+    @if(PAIRED == 1u) if (has(DROPS, HAS_DROPOUT)) {
+        for (var x = 0u; x < JJ * RV; x++) {
+            let at = (x / RV * TX + tx) * RV + x % RV;
+            a[ty][at] = without_dropped(a[ty][at], batch, head,
+                r0 + ty * ROWS + 4u * (x % RV), j1 + x / RV * TX + tx);
         }
     }
 }

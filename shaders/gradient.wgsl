@@ -1,15 +1,15 @@
-// Gradients of fused attention, without atomics. With P = exp(s - LSE) and D = rowsum(dO ∘ O) -
-// dLSE, which delta.wgsl computes:
+// Gradients of fused attention, without atomics. With P = exp(s - LSE) and D = rowsum(dO ∘ O) - dLSE, which
+// delta.wgsl computes:
 //
 //     dS = P ∘ (keep·dP - D)    dP = dO·Vᵀ    dX = scale · dS ∘ (1 - tanh²)
 //     dV = (keep·P)ᵀ·dO         dK = dXᵀ·Q    dQ = dX·K
 //
-// OF chooses the result. A workgroup owns 8·TY rows of the result, keys of one key head for dV
-// and dK and rows of one query head for dQ, and loops over tiles of 4·TX others: the rows that see
-// one of its keys, or the keys that one of its rows sees. For dV and dK it takes the query
-// heads that share the key head in turn for each tile. Every sum is a chain of fma in that
-// order. Tiles of rows begin at multiples of 4·TX of the call, so that neither the keys next
-// to a key nor the pieces of a cut change a bit. For dS a workgroup computes one tile.
+// OF chooses the result. A workgroup owns 8·TY rows of the result, keys of one key head for dV and dK and rows
+// of one query head for dQ, and loops over tiles of 4·TX others: the rows that see one of its keys, or the keys
+// that one of its rows sees. For dV and dK it takes the query heads that share the key head in turn for each
+// tile. Every sum is a chain of fma in that order. Tiles of rows begin at multiples of 4·TX of the call, so
+// that neither the keys next to a key nor the pieces of a cut change a bit. For dS a workgroup computes one
+// tile.
 //
 // Thread (tx, ty) of TX x TY has 8 owned rows or keys, 4 others of a tile, and 8 columns:
 //
@@ -19,20 +19,18 @@
 //   8·ty + r ├──────┼ S,dP ┼      │        ├──────┼ sum  │
 //            └──────┴──────┴─ TY ─┘        └──────┴─ TY ─┘
 //
-// The products are those of flash.wgsl, with the owned in place of its rows. Results with more
-// than 8·TX columns take several workgroups, which compute the weights again.
+// The products are those of flash.wgsl, with the owned in place of its rows. Results with more than 8·TX
+// columns take several workgroups, which compute the weights again.
 //
-// The sums are state, in float32: rows of p.splits vec4. convert.wgsl rounds them to their
-// type. dS is [row][key] in state.
+// The sums are state, in float32: rows of p.splits vec4. convert.wgsl rounds them to their type. dS is
+// [row][key] in state.
 //
-// A hidden pair never takes part: its weight is the marker HIDDEN, a -0. The product with the
-// others multiplies it as long as they are finite, and skips it otherwise. Rows whose LSE is
-// -Inf are hidden.
+// A hidden pair never takes part: its weight is the marker HIDDEN, a -0. The product with the others multiplies
+// it as long as they are finite, and skips it otherwise. Rows whose LSE is -Inf are hidden.
 //
-// Workgroup memory as it stands: 16·(TY·SA + TX·SB) + 8·8·TY + 8 = 13,704 bytes.
+// Workgroup memory: 16·(TY·SA + TX·SB) + 8·8·TY + 8 bytes.
 
-// The binding g is dO, with the strides o. The binding rows has D and LSE of each row, with the
-// strides s.
+// The binding g is dO, with the strides o. The binding rows has D and LSE of each row, with the strides s.
 
 const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
 const KV2: u32 = VEC * min(KV, 1u); // the same for k and v
@@ -83,8 +81,8 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
 
 // The parts of main, in the order of the formula.
 
-// tiles_of_owner declares the key head of the workgroup, and from which row or key to which it runs over
-// tiles, begin and end.
+// tiles_of_owner declares the key head of the workgroup, and from which row or key to which it runs over tiles,
+// begin and end.
 @inline fn tiles_of_owner() {
     let kv_head = (p.head0 + first_head) / p.group - p.head0 / p.group;
     let k_at = p.k.base + batch * p.k.b + kv_head * p.k.h;
@@ -167,17 +165,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
             }
         }
         workgroupBarrier();
-        @unroll(deep) for (var d = 0u; d < QD; d++) {
-            var w: array<vec4<f32>, 8>; // [owned/4][depth]
-            @unroll for (var h = 0u; h < 2u; h++) { @inline transposed4(w, 4u * h, w, a[ty]); }
-            @unroll for (var j = 0u; j < 4u; j++) {
-                let x = b[tx][j * QD + d];
-                @unroll for (var h = 0u; h < 2u; h++) {
-                    s[$s + j * 2u + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
-                        add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[$s + j * 2u + h]))));
-                }
-            }
-        }
+        @inline products4($s + j * 2u + h, 4u, 2u, 8u);
     }
 }
 
@@ -265,13 +253,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
         vr[n] = four_$x(row_$x($x_at, i), column, $size);
     }
     workgroupBarrier();
-    @unroll for (var y = 0u; y < STEPS; y++) {
-        if (c == y) {
-            @unroll for (var j = 0u; j < JJ; j++) {
-                @unroll for (var h = 0u; h < 2u; h++) { a[ty][(j * TX + tx) * 2u + h] = s[(y * JJ + j) * 2u + h]; }
-            }
-        }
-    }
+    @inline stage_weights4(2u);
     @unroll for (var n = 0u; n < VN; n++) {
         let x = t + THREADS * n;
         if (VN * THREADS == JJ * TX * TX * 2u || x < JJ * TX * TX * 2u) {
@@ -349,13 +331,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     @unroll for (var i = 0u; i < 16u; i++) { acc[i] = vec4<f32>(0.0); }
     @unroll for (var i = 0u; i < SCORES; i++) { s[i] = vec4<f32>(0.0); }
     let state_at = (owner * length + own + 8u * ty) * p.splits + part * (2u * TX) + tx;
-    @if(OF != 3u) {
-        if ((p.flags & GO_ON) != 0u) {
-            @unroll for (var r = 0u; r < 8u; r++) {
-                if (own + 8u * ty + r < length) {
-                    acc[2u * r] = state[state_at + r * p.splits];
-                    acc[2u * r + 1u] = state[state_at + r * p.splits + TX];
-                }
+    @if(OF != 3u) if ((p.flags & GO_ON) != 0u) {
+        @unroll for (var r = 0u; r < 8u; r++) {
+            if (own + 8u * ty + r < length) {
+                acc[2u * r] = state[state_at + r * p.splits];
+                acc[2u * r + 1u] = state[state_at + r * p.splits + TX];
             }
         }
     }
@@ -387,10 +367,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let i_last = i32(p.row0 + min(r0 + tile_rows, p.rows)) - 1;
             let key = i32(p.key0 + j0);
             var look = 2u;
-            @if(PAIRED == 1u) {
-                if ((p.flags & HAS_BLOCKS) != 0u) {
-                    look = blocks_seen(batch, head, r0, tile_rows, u32(key), tile_keys, u32(cap));
-                }
+            @if(PAIRED == 1u) if ((p.flags & HAS_BLOCKS) != 0u) {
+                look = blocks_seen(batch, head, r0, tile_rows, u32(key), tile_keys, u32(cap));
             }
             if (look != 0u) {
                 tiles += 1u;
@@ -411,14 +389,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
                 var drops = 0u;
                 @if(PAIRED == 1u) { @inline find_dropped(); }
                 @unroll(deep) for (var n = 0u; n < 8u; n++) { @inline weights(); }
-                @if(OF != 3u) {
-                    for (var c = 0u; c < STEPS; c++) {
-                        round += 1u;
-                        @if(OF == 0u) @inline stage_others(g, g_at, p.vdim);
-                        @if(OF == 1u) @inline stage_others(q, q_at, p.dim);
-                        @if(OF == 2u) @inline stage_others(k, k_at, p.dim);
-                        if (check && atomicLoad(&special) == round) { @inline sums(add_seen); } else { @inline sums(add); }
-                    }
+                @if(OF != 3u) for (var c = 0u; c < STEPS; c++) {
+                    round += 1u;
+                    @if(OF == 0u) @inline stage_others(g, g_at, p.vdim);
+                    @if(OF == 1u) @inline stage_others(q, q_at, p.dim);
+                    @if(OF == 2u) @inline stage_others(k, k_at, p.dim);
+                    if (check && atomicLoad(&special) == round) { @inline sums(add_seen); } else { @inline sums(add); }
                 }
             }
         }

@@ -2,31 +2,28 @@
 //
 //     o[b, h, i, n] = Σ_x a[b, h, i, x] · w[b, h/group, x, n] + bias[n]
 //
-// This is QKᵀ (x is the depth, n the key), PV (x is the key, n the column) and the linear
-// layers (x is the input feature): they differ only in strides. Thread (tx, ty) of TX x TY
-// keeps ROWS x 4·CV sums in registers, of rows ROWS·ty + r and columns 4·(TX·i + tx) + c,
-// and reads a and w in chunks of 4·QD along x:
+// This is QKᵀ (x is the depth, n the key), PV (x is the key, n the column) and the linear layers (x is the
+// input feature): they differ only in strides. Thread (tx, ty) of TX x TY keeps ROWS x 4·CV sums in registers,
+// of rows ROWS·ty + r and columns 4·(TX·i + tx) + c, and reads a and w in chunks of 4·QD along x:
 //
 //         x ──► 4·QD                n ──► 4·TX·CV
 //     i ┌────────────┐         x ┌────────────┐
 //       │ as_ [ty]   │           │ ws [tx]    │
 //       └────────────┘           └────────────┘
 //
-// As in flash.wgsl, a thread reads one row of as_ (its rows, four along x to a vec4) and
-// one row of ws (its columns), at constant places once the loops are unrolled, and the
-// length of these rows in vec4 is odd. Threads are in pairs as there. Tiles of 8x8 (variant
-// L) read 16 vec4 for 256 multiply-adds, 4 a word. Tiles of 4x8 (M) and 4x4 (S) do 2.67 and
-// 2 a word and serve grids that would be too small. Where w is contiguous along x (keys of
-// QKᵀ), ws keeps that order and registers transpose four columns.
+// As in flash.wgsl, a thread reads one row of as_ (its rows, four along x to a vec4) and one row of ws (its
+// columns), at constant places once the loops are unrolled, and the length of these rows in vec4 is odd.
+// Threads are in pairs as there. Tiles of 8x8 (variant L) read 16 vec4 for 256 multiply-adds, 4 a word. Tiles
+// of 4x8 (M) and 4x4 (S) do 2.67 and 2 a word and serve grids that would be too small. Where w is contiguous
+// along x (keys of QKᵀ), ws keeps that order and registers transpose four columns.
 //
-// PV must skip weights of exactly 0. The thread that stages weights notes whether there is
-// a 0 among them, and only threads with a 0 in their rows of a chunk check each weight.
+// PV must skip weights of exactly 0. The thread that stages weights notes whether there is a 0 among them, and
+// only threads with a 0 in their rows of a chunk check each weight.
 //
-// Each sum is by fma in ascending order of x in every variant: all yield the same bits. A
-// piece along x that is not the last leaves its sums in state, and the next piece
-// continues from there, which changes no bit.
+// Each sum is by fma in ascending order of x in every variant: all yield the same bits. A piece along x that is
+// not the last leaves its sums in state, and the next piece continues from there, which changes no bit.
 //
-// Workgroup memory as it stands: 16·(TY·SA + TX·SB) + 4·TX·TY = 13,184 bytes.
+// Workgroup memory: 16·(TY·SA + TX·SB) + 4·TX·TY bytes.
 
 const A2: u32 = AVEC * min(A, 1u); // 1: a is bound as fours of 16-bit elements
 const W2: u32 = WVEC * min(W, 1u); // the same for w
@@ -63,10 +60,9 @@ struct MatmulParams {
     bias_stride: u32,
 }
 
-@if(A2 == 0u) @group(0) @binding(0) var<storage, read> a: array<vec4<u32>>;
-@if(A2 == 1u) @group(0) @binding(0) var<storage, read> a: array<vec2<u32>>;
-@if(W2 == 0u) @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;
-@if(W2 == 1u) @group(0) @binding(1) var<storage, read> w: array<vec2<u32>>;
+@each($n $x $TWO: 0 a A2, 1 w W2)
+@if($TWO == 1u) @group(0) @binding($n) var<storage, read> $x: array<vec2<u32>>;
+@else @group(0) @binding($n) var<storage, read> $x: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> bias: array<u32>;
 @if(OVEC == 0u) @group(0) @binding(3) var<storage, read_write> o: Words;
 @if(OVEC == 1u) @group(0) @binding(3) var<storage, read_write> o: array<vec4<f32>>;
@@ -80,6 +76,118 @@ var<workgroup> zeros: array<array<u32, TX>, TY>; // 1: a thread staged a 0 for r
 // add_nonzero returns sum + x·v, or sum where x is 0.
 fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     return select(fma(vec4<f32>(x), v, sum), sum, (bitcast<u32>(x) & 0x7fffffffu) == 0u);
+}
+
+// The parts of main.
+
+// load loads the thread's part of the next 4·QD terms of a and w.
+@inline fn load() {
+    var ar: array<vec4<u32>, AN>;
+    var wr: array<vec4<u32>, WN>;
+    @unroll for (var n = 0u; n < AN; n++) {
+        let row = r0 + ay * ROWS + part * AN + n;
+        ar[n] = stored_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * aq, p.depth, p.a.d);
+    }
+    @unroll for (var n = 0u; n < WN; n++) {
+        let e = t + THREADS * n;
+        wr[n] = vec4<u32>(0u);
+        @if(ALONG == 0u) {
+            let x = x0 + e / (TX * CV);
+            let column = min(c0 + 4u * (e % (TX * CV)), (p.cols - 1u) & 0xfffffffcu);
+            if (FULL == 1u || x < p.depth) {
+                wr[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d);
+            }
+        } @else {
+            let column = min(c0 + e / QD, p.cols - 1u);
+            wr[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
+        }
+    }
+}
+
+// stage puts what load loaded into as_ and ws, and notes the zeros of a.
+@inline fn stage() {
+    @unroll for (var n = 0u; n < AN; n++) { as_[ay][(part * AN + n) * QD + aq] = value_a(ar[n]); }
+    @unroll for (var n = 0u; n < WN; n++) {
+        let e = t + THREADS * n;
+        @if(ALONG == 0u) {
+            let quad = e % (TX * CV);
+            ws[quad % TX][(e / (TX * CV)) * CV + quad / TX] = value_w(wr[n]);
+        } @else {
+            let c = e / QD;
+            ws[(c / 4u) % TX][(4u * (c / (4u * TX)) + c % 4u) * QD + e % QD] = value_w(wr[n]);
+        }
+    }
+    @if(SKIP == 1u) {
+        // Where subnormals count as 0, this finds more zeros than add_nonzero.
+        var zero = vec4<bool>(false);
+        @unroll for (var n = 0u; n < AN; n++) { zero = zero | (value_a(ar[n]) == vec4<f32>(0.0)); }
+        zeros[ay][part * QD + aq] = select(0u, 1u, zero.x || zero.y || zero.z || zero.w);
+    }
+}
+
+// products adds 4·QD terms to the sums.
+@inline fn products($add) {
+    @unroll(deep) for (var d = 0u; d < QD; d++) {
+        var v: array<vec4<f32>, W4>; // [column/4][x]
+        @unroll for (var i = 0u; i < CV; i++) {
+            @if(ALONG == 1u) { @inline transposed4(v, 4u * i, v, ws[tx]); }
+            @else @unroll for (var e = 0u; e < 4u; e++) { v[4u * i + e] = ws[tx][(4u * d + e) * CV + i]; }
+        }
+        @unroll for (var r = 0u; r < ROWS; r++) {
+            let x = as_[ty][r * QD + d];
+            @unroll for (var i = 0u; i < CV; i++) {
+                s[r * CV + i] = $add(x.w, v[4u * i + 3u], $add(x.z, v[4u * i + 2u],
+                    $add(x.y, v[4u * i + 1u], $add(x.x, v[4u * i], s[r * CV + i]))));
+            }
+        }
+    }
+}
+
+// write_fours writes the sums, four columns at a time.
+@inline fn write_fours() {
+    if (p.bias_type != 0u) {
+        @unroll for (var i = 0u; i < CV; i++) {
+            var y = vec4<f32>(0.0);
+            @unroll(always) for (var e = 0u; e < 4u; e++) {
+                let c = min(c0 + 4u * (TX * i + tx) + e, p.cols - 1u);
+                y[e] = load_bias(p.bias_base + c * p.bias_stride);
+            }
+            @unroll for (var r = 0u; r < ROWS; r++) { s[r * CV + i] = s[r * CV + i] + y; }
+        }
+    }
+    @unroll for (var r = 0u; r < ROWS; r++) {
+        let row = r0 + ty * ROWS + r;
+        if (row < p.rows) {
+            @unroll for (var i = 0u; i < CV; i++) {
+                let c = c0 + 4u * (TX * i + tx);
+                if (c < p.cols) { o[(o_at + row * p.o.s + c) >> 2u] = s[r * CV + i]; }
+            }
+        }
+    }
+}
+
+// write writes the sums through workgroup memory, ER rows of a thread at once: neighbouring threads write
+// neighbouring columns.
+@inline fn write() {
+    @unroll for (var i = 0u; i < CV; i++) {
+        @unroll for (var z = 0u; z < ROWS / ER; z++) {
+            workgroupBarrier();
+            @unroll for (var e = 0u; e < ER; e++) { as_[ty][e * TX + tx] = s[(z * ER + e) * CV + i]; }
+            workgroupBarrier();
+            for (var x = t; x < 4u * ER * THREADS; x += THREADS) {
+                let e = (x / (4u * TX)) % ER;
+                let row = r0 + (x / (4u * TX * ER)) * ROWS + z * ER + e;
+                let c = c0 + 4u * TX * i + x % (4u * TX);
+                if (row < p.rows && c < p.cols) {
+                    var v = as_[x / (4u * TX * ER)][e * TX + (x / 4u) % TX][x % 4u];
+                    if (p.bias_type != 0u) {
+                        v = v + load_bias(p.bias_base + c * p.bias_stride);
+                    }
+                    put(o_at + row * p.o.s + c * p.o.d, v);
+                }
+            }
+        }
+    }
 }
 
 @compute @workgroup_size(THREADS)
@@ -109,85 +217,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @unroll for (var i = 0u; i < O4; i++) { s[i] = state[state_at + i * THREADS]; }
     }
     for (var x0 = 0u; x0 < p.depth; x0 += 4u * QD) {
-        var ar: array<vec4<u32>, AN>;
-        var wr: array<vec4<u32>, WN>;
-        @unroll for (var n = 0u; n < AN; n++) {
-            let row = r0 + ay * ROWS + part * AN + n;
-            ar[n] = stored_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * aq, p.depth, p.a.d);
-        }
-        @unroll for (var n = 0u; n < WN; n++) {
-            let e = t + THREADS * n;
-            wr[n] = vec4<u32>(0u);
-            @if(ALONG == 0u) {
-                let x = x0 + e / (TX * CV);
-                let column = min(c0 + 4u * (e % (TX * CV)), (p.cols - 1u) & 0xfffffffcu);
-                if (FULL == 1u || x < p.depth) {
-                    wr[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d);
-                }
-            } @else {
-                let column = min(c0 + e / QD, p.cols - 1u);
-                wr[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
-            }
-        }
+        @inline load();
         workgroupBarrier();
-        @unroll for (var n = 0u; n < AN; n++) { as_[ay][(part * AN + n) * QD + aq] = value_a(ar[n]); }
-        @unroll for (var n = 0u; n < WN; n++) {
-            let e = t + THREADS * n;
-            @if(ALONG == 0u) {
-                let quad = e % (TX * CV);
-                ws[quad % TX][(e / (TX * CV)) * CV + quad / TX] = value_w(wr[n]);
-            } @else {
-                let c = e / QD;
-                ws[(c / 4u) % TX][(4u * (c / (4u * TX)) + c % 4u) * QD + e % QD] = value_w(wr[n]);
-            }
-        }
-        @if(SKIP == 1u) {
-            // Where subnormals count as 0, this finds more zeros than add_nonzero.
-            var zero = vec4<bool>(false);
-            @unroll for (var n = 0u; n < AN; n++) { zero = zero | (value_a(ar[n]) == vec4<f32>(0.0)); }
-            zeros[ay][part * QD + aq] = select(0u, 1u, zero.x || zero.y || zero.z || zero.w);
-        }
+        @inline stage();
         workgroupBarrier();
         var hidden = 0u; // 1: there is a 0 in the rows of this thread
-        @if(SKIP == 1u) {
-            @unroll(deep) for (var i = 0u; i < TX; i++) { hidden = hidden | zeros[ty][i]; }
-        }
-        @unroll(always) for (var skip = 0u; skip < 1u + SKIP; skip++) {
-            if (hidden == skip) {
-                @unroll(deep) for (var d = 0u; d < QD; d++) {
-                    var v: array<vec4<f32>, W4>; // [column/4][x]
-                    @unroll for (var i = 0u; i < CV; i++) {
-                        @if(ALONG == 0u) {
-                            @unroll for (var e = 0u; e < 4u; e++) {
-                                v[4u * i + e] = ws[tx][(4u * d + e) * CV + i];
-                            }
-                        } @else {
-                            // Transpose four columns of four along x.
-                            let v0 = ws[tx][(4u * i) * QD + d];
-                            let v1 = ws[tx][(4u * i + 1u) * QD + d];
-                            let v2 = ws[tx][(4u * i + 2u) * QD + d];
-                            let v3 = ws[tx][(4u * i + 3u) * QD + d];
-                            v[4u * i] = vec4<f32>(v0.x, v1.x, v2.x, v3.x);
-                            v[4u * i + 1u] = vec4<f32>(v0.y, v1.y, v2.y, v3.y);
-                            v[4u * i + 2u] = vec4<f32>(v0.z, v1.z, v2.z, v3.z);
-                            v[4u * i + 3u] = vec4<f32>(v0.w, v1.w, v2.w, v3.w);
-                        }
-                    }
-                    @unroll for (var r = 0u; r < ROWS; r++) {
-                        let x = as_[ty][r * QD + d];
-                        @unroll for (var i = 0u; i < CV; i++) {
-                            @if(skip == 0u) {
-                                s[r * CV + i] = add(x.w, v[4u * i + 3u], add(x.z, v[4u * i + 2u],
-                                    add(x.y, v[4u * i + 1u], add(x.x, v[4u * i], s[r * CV + i]))));
-                            } @else {
-                                s[r * CV + i] = add_nonzero(x.w, v[4u * i + 3u], add_nonzero(x.z, v[4u * i + 2u],
-                                    add_nonzero(x.y, v[4u * i + 1u], add_nonzero(x.x, v[4u * i], s[r * CV + i]))));
-                            }
-                        }
-                    }
-                }
-            }
-        }
+        @if(SKIP == 1u) @unroll(deep) for (var i = 0u; i < TX; i++) { hidden = hidden | zeros[ty][i]; }
+        if (hidden == 0u) { @inline products(add); }
+        @if(SKIP == 1u) if (hidden == 1u) { @inline products(add_nonzero); }
     }
     if ((p.flags & LEAVE) != 0u) {
         @unroll for (var i = 0u; i < O4; i++) { state[state_at + i * THREADS] = s[i]; }
@@ -195,47 +232,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
 
     let o_at = p.o.base + b * p.o.b + h * p.o.h;
-    @if(OVEC == 1u) {
-        if (p.bias_type != 0u) {
-            @unroll for (var i = 0u; i < CV; i++) {
-                var y = vec4<f32>(0.0);
-                @unroll(always) for (var e = 0u; e < 4u; e++) {
-                    let c = min(c0 + 4u * (TX * i + tx) + e, p.cols - 1u);
-                    y[e] = load_bias(p.bias_base + c * p.bias_stride);
-                }
-                @unroll for (var r = 0u; r < ROWS; r++) { s[r * CV + i] = s[r * CV + i] + y; }
-            }
-        }
-        @unroll for (var r = 0u; r < ROWS; r++) {
-            let row = r0 + ty * ROWS + r;
-            if (row < p.rows) {
-                @unroll for (var i = 0u; i < CV; i++) {
-                    let c = c0 + 4u * (TX * i + tx);
-                    if (c < p.cols) { o[(o_at + row * p.o.s + c) >> 2u] = s[r * CV + i]; }
-                }
-            }
-        }
-    } @else {
-        // Through workgroup memory, ER rows of a thread at once, neighbouring threads write
-        // neighbouring columns.
-        @unroll for (var i = 0u; i < CV; i++) {
-            @unroll for (var z = 0u; z < ROWS / ER; z++) {
-                workgroupBarrier();
-                @unroll for (var e = 0u; e < ER; e++) { as_[ty][e * TX + tx] = s[(z * ER + e) * CV + i]; }
-                workgroupBarrier();
-                for (var x = t; x < 4u * ER * THREADS; x += THREADS) {
-                    let e = (x / (4u * TX)) % ER;
-                    let row = r0 + (x / (4u * TX * ER)) * ROWS + z * ER + e;
-                    let c = c0 + 4u * TX * i + x % (4u * TX);
-                    if (row < p.rows && c < p.cols) {
-                        var v = as_[x / (4u * TX * ER)][e * TX + (x / 4u) % TX][x % 4u];
-                        if (p.bias_type != 0u) {
-                            v = v + load_bias(p.bias_base + c * p.bias_stride);
-                        }
-                        put(o_at + row * p.o.s + c * p.o.d, v);
-                    }
-                }
-            }
-        }
-    }
+    @if(OVEC == 1u) @inline write_fours();
+    @else @inline write();
 }

@@ -1,5 +1,5 @@
-// Merges a partial result (po, plse) over other keys into (o, lse), one row a workgroup
-// (Milakov & Gimelshein 2018):
+// Merges a partial result (po, plse) over other keys into (o, lse), one row a workgroup (Milakov & Gimelshein
+// 2018):
 //
 //     m = max(lse, plse)    a = exp(lse-m)    b = exp(plse-m)
 //     o = (a·o + b·po)/(a+b)    lse = m + log(a+b)

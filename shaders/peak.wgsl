@@ -1,6 +1,5 @@
-// Measures the float32 ceiling: independent fused multiply-adds in registers. A thread
-// keeps 8 vec4; each round makes 8 · 4 FMA on them, 64 operations. Storing the results
-// keeps the compiler from removing the work.
+// Measures the float32 ceiling: independent fused multiply-adds in registers. A thread keeps 8 vec4; each round
+// makes 8 · 4 FMA on them, 64 operations. Storing the results keeps the compiler from removing the work.
 //
 // Workgroup memory: none.
 

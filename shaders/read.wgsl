@@ -1,13 +1,13 @@
-// Measures the read ceiling: up to four buffers, read repeatedly as if they were one, in
-// chunks of 8 KiB. The workgroups of a grid of size n take every n-th chunk:
+// Measures the read ceiling: up to four buffers, read repeatedly as if they were one, in chunks of 8 KiB. The
+// workgroups of a grid of size n take every n-th chunk:
 //
 //     chunk  0    1    2   ...  n0-1 | 0    1   ...        then the first again
 //          ┌────┬────┬────┬───┬─────┬────┬────┬───
 //          │ w0 │ w1 │ w2 │   │     │    │    │   src0, then src1, src2, src3
 //          └────┴────┴────┴───┴─────┴────┴────┴───
 //
-// Storing the sum of what was read keeps the compiler from removing the reads. The last
-// chunk of a buffer repeats its last vec4 where the buffer does not fill the chunk.
+// Storing the sum of what was read keeps the compiler from removing the reads. The last chunk of a buffer
+// repeats its last vec4 where the buffer does not fill the chunk.
 //
 // Workgroup memory: none.
 

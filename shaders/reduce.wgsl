@@ -1,6 +1,6 @@
-// Adds sums of dS, the gradients of scores, to the gradient of an operand that is broadcast,
-// without atomics: each element of the gradient has one thread, or one workgroup, which sums
-// in a fixed order. The gradients of a box of one head are [row][key] in s.
+// Adds sums of dS, the gradients of scores, to the gradient of an operand that is broadcast, without atomics:
+// each element of the gradient has one thread, or one workgroup, which sums in a fixed order. The gradients of
+// a box of one head are [row][key] in s.
 //
 //     PAIRS       o[i, j] += dS[i, j]
 //     KEYS        o[j] += Σ_i dS[i, j]
@@ -9,8 +9,8 @@
 //     TOTALS      o[b, h] += Σ s[b', h', i] over the batches and heads that are summed
 //     ZEROS       o[b, h, i, j] = 0
 //
-// A workgroup of ROWS or TOTALS computes one element: a thread sums every 64th term, and the
-// sums of the threads are added in order. A thread of the others computes an element.
+// A workgroup of ROWS or TOTALS computes one element: a thread sums every 64th term, and the sums of the
+// threads are added in order. A thread of the others computes an element.
 //
 // Workgroup memory: part 256 bytes.
 

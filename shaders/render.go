@@ -36,16 +36,16 @@ func Render(v Variant) (string, error) {
 	for i := 0; err == nil && i < len(file); i++ {
 		err = r.declare(file[i])
 	}
-	if err != nil {
-		return "", fmt.Errorf("shader %s: %w", v.Name(), err)
-	}
 	kernel := r.out.String()
 	r.out.Reset()
 	missing := map[string]declaration{}
 	for _, d := range library().decls {
 		missing[d.name] = d
 	}
-	if err := r.join(kernel, missing); err != nil {
+	if err == nil {
+		err = r.join(kernel, missing)
+	}
+	if err != nil {
 		return "", fmt.Errorf("shader %s: %w", v.Name(), err)
 	}
 	for _, c := range constantsOf(v) {
@@ -72,9 +72,7 @@ func newRenderer(v Variant) (*renderer, []declaration, error) {
 
 // declare writes a declaration of the kernel. Constants that are expressions get their values.
 func (r *renderer) declare(d declaration) error {
-	own := &renderer{consts: r.consts, parts: r.parts}
-	err := own.render(d.text, nil)
-	text := own.out.String()
+	text, err := r.rendered(d.text)
 	if m := integer.FindStringSubmatch(text); m != nil && err == nil {
 		var n uint32
 		n, err = r.eval(m[1])
@@ -93,16 +91,23 @@ func (r *renderer) join(text string, missing map[string]declaration) error {
 			continue
 		}
 		delete(missing, name)
-		own := &renderer{consts: r.consts, parts: r.parts}
-		if err := own.render(d.text, nil); err != nil {
+		text, err := r.rendered(d.text)
+		if err == nil {
+			err = r.join(text, missing)
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		if err := r.join(own.out.String(), missing); err != nil {
-			return err
-		}
-		r.out.WriteString(own.out.String() + "\n")
+		r.out.WriteString(text + "\n")
 	}
 	return nil
+}
+
+// rendered returns text without attributes of this package.
+func (r *renderer) rendered(text string) (string, error) {
+	own := &renderer{consts: r.consts, parts: r.parts}
+	err := own.render(text, nil)
+	return own.out.String(), err
 }
 
 // names returns the words of WGSL text.

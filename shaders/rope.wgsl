@@ -1,11 +1,10 @@
-// Rotary position embedding (Su et al. 2021). The first 2·pairs elements of each row are
-// pairs (a, b), which turn by angles given as cosines and sines; the others are copied:
+// Rotary position embedding (Su et al. 2021). The first 2·pairs elements of each row are pairs (a, b), which
+// turn by angles given as cosines and sines; the others are copied:
 //
 //     o_a = x_a·cos_i - x_b·sin_i    o_b = x_a·sin_i + x_b·cos_i
 //
-// Pair i is (i, i + pairs), or (2i, 2i+1) when interleaved. A unit is a pair or a copied
-// element. A thread computes 4 units, neighbouring threads neighbouring units. In place
-// there are only pairs.
+// Pair i is (i, i + pairs), or (2i, 2i+1) when interleaved. A unit is a pair or a copied element. A thread
+// computes 4 units, neighbouring threads neighbouring units. In place there are only pairs.
 //
 // Workgroup memory: none.
 

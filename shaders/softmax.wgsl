@@ -3,8 +3,8 @@
 //     s_j = scale · s_j        s_j = cap · tanh(s_j / cap)        s_j = s_j + bias_j - slope·|i - j|
 //     w_j = exp(s_j - max s) / Σ exp(s - max s)     over the keys that the row sees
 //
-// A sink adds to the sum only, and dropout affects the stored weights only. There are two
-// phases, in which thread t takes every 64th key, four at a time:
+// A sink adds to the sum only, and dropout affects the stored weights only. There are two phases, in which
+// thread t takes every 64th key, four at a time:
 //
 //     SUMS      read the scores: each thread's maximum, and the sum of its weights
 //               relative to that maximum (Milakov & Gimelshein 2018)
@@ -12,20 +12,19 @@
 //
 // With neither flag the kernel writes the scores, -Inf where hidden.
 //
-// A row of up to ROW keys stays in workgroup memory between the phases (HELD = 1): each
-// score is read once and written once. Longer rows are read again and their scores
-// computed again, by the same operations and hence to the same bits.
+// A row of up to ROW keys stays in workgroup memory between the phases (HELD = 1): each score is read once and
+// written once. Longer rows are read again and their scores computed again, by the same operations and hence to
+// the same bits.
 //
-// A row longer than a binding comes in pieces along the keys (LEAVE): all of them for the
-// first phase, then all for the second, with each thread's maximum and sum kept in state.
-// Pieces begin at multiples of 256, so that cutting the row changes no bit.
+// A row longer than a binding comes in pieces along the keys (LEAVE): all of them for the first phase, then all
+// for the second, with each thread's maximum and sum kept in state. Pieces begin at multiples of 256, so that
+// cutting the row changes no bit.
 //
-// Workgroup memory as it stands: 4·ROW + 256 = 4,352 bytes.
+// Workgroup memory: 4·ROW + 256 bytes.
 
 const EXTRA: u32 = 1u; // see common/options.wgsl
 
-// The bits of a hidden score: a NaN that no arithmetic produces. Any number and -Inf can
-// be visible scores.
+// The bits of a hidden score: a NaN that no arithmetic produces. Any number and -Inf can be visible scores.
 const UNSEEN: u32 = 0xffc5a3d1u;
 
 @group(0) @binding(0) var<storage, read> mask: array<u32>;
@@ -54,8 +53,8 @@ struct Scores {
     seen: vec4<bool>,
 }
 
-// scores returns the scores of keys j, j + 64, j + 128 and j + 192 of the piece. All sums
-// of products are explicit fma, because a compiler may or may not fuse others.
+// scores returns the scores of keys j, j + 64, j + 128 and j + 192 of the piece. All sums of products are
+// explicit fma, because a compiler may or may not fuse others.
 fn scores(r: Row, j: u32) -> Scores {
     var w: Scores;
     @unroll for (var c = 0u; c < 4u; c++) {

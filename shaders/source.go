@@ -4,7 +4,6 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
-	"path"
 	"regexp"
 	"strings"
 	"sync"
@@ -36,27 +35,20 @@ var (
 	inline   = regexp.MustCompile(`^@inline fn \w+\((.*)\) \{`)
 )
 
-// sources holds the kernels by name, and common under the name common.
+// sources holds the kernels by name, and common under the name common. Embedded files can always be read.
 var sources = sync.OnceValue(func() map[string]source {
-	all := map[string]source{}
-	text := map[string]string{}
-	err := fs.WalkDir(files, ".", func(name string, e fs.DirEntry, err error) error {
-		if err == nil && !e.IsDir() {
-			var b []byte
-			b, err = files.ReadFile(name)
-			folder := path.Dir(name)
-			if folder == "." {
-				folder = strings.TrimSuffix(name, ".wgsl")
-			}
-			text[folder] += string(b)
+	read := func(pattern string) (text string) {
+		names, _ := fs.Glob(files, pattern)
+		for _, name := range names {
+			b, _ := files.ReadFile(name)
+			text += string(b)
 		}
-		return err
-	})
-	for name, t := range text {
-		all[name] = parse(t)
+		return text
 	}
-	if err != nil {
-		all["common"] = source{err: err}
+	all := map[string]source{"common": parse(read("common/*.wgsl"))}
+	names, _ := fs.Glob(files, "*.wgsl")
+	for _, name := range names {
+		all[strings.TrimSuffix(name, ".wgsl")] = parse(read(name))
 	}
 	return all
 })

@@ -1,19 +1,16 @@
-// The second half of decoding. A workgroup merges, for one row, the results that
-// decode.wgsl left for the splits of its keys, in ascending order (Dao 2023,
-// Flash-Decoding):
+// The second half of decoding. A workgroup merges, for one row, the results that decode.wgsl left for the
+// splits of its keys, in ascending order (Dao 2023, Flash-Decoding):
 //
 //     m' = max(m, m_s)    a = 2^(m-m')    b = 2^(m_s-m')
 //     O = b·O_s + a·O     l_c = b·l_s,c + a·l_c
 //
-// and normalises: o = keep·O / Σ l_c, lse = m·log 2 + log Σ l_c. The sum over c is
-// ascending too and a sink is added last; keep is the factor of dropout. The first split
-// is copied. Splits in which the row sees no key, by position, were not written and are
-// not read. A fully masked row yields zeros and an LSE of -Inf.
+// and normalises: o = keep·O / Σ l_c, lse = m·log 2 + log Σ l_c. The sum over c is ascending too and a sink is
+// added last; keep is the factor of dropout. The first split is copied. Splits in which the row sees no key, by
+// position, were not written and are not read. A fully masked row yields zeros and an LSE of -Inf.
 //
-// m' is a prefix maximum, which is exact in any order. BLOCK splits at a time, a thread
-// computes a and b of one split; then a thread has a vec4 of O or of l and goes through
-// the splits, a product and an fma each. It loads AHEAD of them at once, to overlap the
-// loads: contexts of a million keys have 4,096 splits.
+// m' is a prefix maximum, which is exact in any order. BLOCK splits at a time, a thread computes a and b of one
+// split; then a thread has a vec4 of O or of l and goes through the splits, a product and an fma each. It loads
+// AHEAD of them at once, to overlap the loads: contexts of a million keys have 4,096 splits.
 //
 // Workgroup memory: parts 64 + tops 1,024 + factors 1,024 = 2,112 bytes.
 

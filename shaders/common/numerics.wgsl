@@ -5,8 +5,7 @@ const MINUS_INF: u32 = 0xff800000u; // the bits of -Inf
 const LOG2E: f32 = 1.4426950408889634;
 const LN2: f32 = 0.6931471805599453;
 
-// negative_infinity returns -Inf from a name's value: WGSL rejects constant expressions that are
-// infinite.
+// negative_infinity returns -Inf from a name's value: WGSL rejects constant expressions that are infinite.
 fn negative_infinity() -> f32 {
     let bits = MINUS_INF;
     return bitcast<f32>(bits);
@@ -17,19 +16,18 @@ fn is_nan(x: vec4<f32>) -> vec4<bool> {
     return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
 }
 
-// exp2_own returns 2^x by the device's exp2, where package gpu has found that to be within 2
-// ulp, exactly 1 for 0, 0 below -126 and NaN for a NaN. Above x = 63 the result is finite,
-// at most 2^64: the difference x - 63 may round by 1, and to x from 2^30 on. A min would
-// drop a NaN.
+// exp2_own returns 2^x by the device's exp2, where package gpu has found that to be within 2 ulp, exactly 1 for
+// 0, 0 below -126 and NaN for a NaN. Above x = 63 the result is finite, at most 2^64: the difference x - 63 may
+// round by 1, and to x from 2^30 on. A min would drop a NaN.
 fn exp2_own(x: vec4<f32>) -> vec4<f32> {
     return exp2(x - max(x - vec4<f32>(63.0), vec4<f32>(0.0)));
 }
 
-// exp2_acc returns 2^x to 2 ulp for x <= 127, and 0 below -126 (Cephes exp2f: 2^n times
-// a polynomial of degree 6 on [-1/2, 1/2]; Moshier 1989). exp2_acc(0) is exactly 1.
+// exp2_acc returns 2^x to 2 ulp for x <= 127, and 0 below -126 (Cephes exp2f: 2^n times a polynomial of degree
+// 6 on [-1/2, 1/2]; Moshier 1989). exp2_acc(0) is exactly 1.
 //
-// The exp2 of a driver may be off by 3 + 2|x| ulp, which is too much for weights. EXP2 = 1
-// computes exp2_acc and exp2_down by exp2_own instead.
+// The exp2 of a driver may be off by 3 + 2|x| ulp, which is too much for weights. EXP2 = 1 computes exp2_acc
+// and exp2_down by exp2_own instead.
 fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
     var r: vec4<f32>;
     @if(EXP2 == 1u) {
@@ -51,12 +49,11 @@ fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
     return r;
 }
 
-// exp2_down returns 2^x to 4 ulp for x = score - maximum: exp2_acc with one term less
-// (1 + f·g(f), where g is the minimax polynomial that keeps 2^f within 1.6·2^-24). It
-// returns 0 below -126 and exactly 1 for 0. Rounding may take x above 0 where scores
-// reach 2^30: the result is 2^x up to x = 64 and stays finite, at most 2^65, above that.
-// The cut at -126 compares bits, because a compiler may assume that no comparison meets
-// a NaN. A NaN propagates through f.
+// exp2_down returns 2^x to 4 ulp for x = score - maximum: exp2_acc with one term less (1 + f·g(f), where g is
+// the minimax polynomial that keeps 2^f within 1.6·2^-24). It returns 0 below -126 and exactly 1 for 0.
+// Rounding may take x above 0 where scores reach 2^30: the result is 2^x up to x = 64 and stays finite, at most
+// 2^65, above that. The cut at -126 compares bits, because a compiler may assume that no comparison meets a
+// NaN. A NaN propagates through f.
 fn exp2_down(x: vec4<f32>) -> vec4<f32> {
     var r: vec4<f32>;
     @if(EXP2 == 1u) {
@@ -76,8 +73,8 @@ fn exp2_down(x: vec4<f32>) -> vec4<f32> {
     return r;
 }
 
-// tanh_acc returns tanh(x) to 3 ulp (Cephes tanhf): an odd polynomial below 0.625, and
-// 1 - 2/(e^2x + 1) above. The tanh of a driver may overflow to NaN for large x.
+// tanh_acc returns tanh(x) to 3 ulp (Cephes tanhf): an odd polynomial below 0.625, and 1 - 2/(e^2x + 1) above.
+// The tanh of a driver may overflow to NaN for large x.
 fn tanh_acc(x: vec4<f32>) -> vec4<f32> {
     let a = min(abs(x), vec4<f32>(20.0));
     let z = a * a;
@@ -92,8 +89,8 @@ fn tanh_acc(x: vec4<f32>) -> vec4<f32> {
     return select(r, x, is_nan(x));
 }
 
-// log_acc returns the natural logarithm of a normal x > 0 to 2 ulp (Cephes logf). The
-// log of a driver may be off by 2^-21 near 1, where the sums of many rows lie.
+// log_acc returns the natural logarithm of a normal x > 0 to 2 ulp (Cephes logf). The log of a driver may be
+// off by 2^-21 near 1, where the sums of many rows lie.
 fn log_acc(x: f32) -> f32 {
     let bits = bitcast<u32>(x);
     var e = f32(i32(bits >> 23u) - 126);
@@ -134,8 +131,8 @@ fn add(w: f32, x: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     return fma(vec4<f32>(w), x, sum);
 }
 
-// unsigned_zeros returns x with +0 for -0. The sign of a sum that is 0 depends on whether
-// products of 0 were added to it, and kernels skip them in some tiles only.
+// unsigned_zeros returns x with +0 for -0. The sign of a sum that is 0 depends on whether products of 0 were
+// added to it, and kernels skip them in some tiles only.
 fn unsigned_zeros(x: vec4<f32>) -> vec4<f32> {
     return select(x, vec4<f32>(0.0), bitcast<vec4<u32>>(x) == vec4<u32>(0x80000000u));
 }

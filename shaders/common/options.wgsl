@@ -1,6 +1,6 @@
-// What the options of a call do to a score: masks, biases and slopes. Kernels that call
-// these functions have the bindings mask and bias. A variant with BOTH = 1 also has
-// blocks and relative; without it the block mask is in mask, or the relative bias in bias.
+// What the options of a call do to a score: masks, biases and slopes. Kernels that call these functions have
+// the bindings mask and bias. A variant with BOTH = 1 also has blocks and relative; without it the block mask
+// is in mask, or the relative bias in bias.
 
 const HIDDEN: f32 = -0.0; // marks a hidden key among weights, which never have a sign
 const HIDDEN_BITS: u32 = 0x80000000u;
@@ -33,9 +33,9 @@ fn block(i: u32) -> u32 {
     return (word >> ((i & 3u) * 8u)) & 0xffu;
 }
 
-// blocks_seen reads the block mask for some rows of the box from r0 on and the keys of a
-// tile up to end. It returns 0 when the mask hides all pairs, 2 when it shows all, and 1
-// for both kinds or when there are too many mask blocks to read.
+// blocks_seen reads the block mask for some rows of the box from r0 on and the keys of a tile up to end. It
+// returns 0 when the mask hides all pairs, 2 when it shows all, and 1 for both kinds or when there are too many
+// mask blocks to read.
 fn blocks_seen(batch: u32, head: u32, r0: u32, rows: u32, tile: u32, keys: u32, end: u32) -> u32 {
     let q0 = (p.row0 + r0) / p.block_q;
     let nq = (p.row0 + min(r0 + rows, p.rows) - 1u) / p.block_q - q0 + 1u;
@@ -53,9 +53,8 @@ fn blocks_seen(batch: u32, head: u32, r0: u32, rows: u32, tile: u32, keys: u32, 
     return some + all;
 }
 
-// bounded clamps a finite bias to the number with the bits limit, which keeps log2(e)
-// times a sum of biases finite. It compares bits, because a compiler may assume that no
-// comparison meets a NaN.
+// bounded clamps a finite bias to the number with the bits limit, which keeps log2(e) times a sum of biases
+// finite. It compares bits, because a compiler may assume that no comparison meets a NaN.
 fn bounded(x: f32, limit: u32) -> f32 {
     let bits = bitcast<u32>(x);
     let size = bits & 0x7fffffffu;
@@ -68,8 +67,8 @@ fn slope_of(batch: u32, head: u32) -> f32 {
     return p.slopes[n / 4u][n % 4u];
 }
 
-// biases returns the sum of the biases of a score of head h in batch b, given their
-// positions and the distance that slopes measure, or -Inf where one of them hides the key.
+// biases returns the sum of the biases of a score of head h in batch b, given their positions and the distance
+// that slopes measure, or -Inf where one of them hides the key.
 fn biases(bias_at: u32, relative_at: u32, b: u32, h: u32, away: i32) -> f32 {
     var y = 0.0;
     var hidden = false;
@@ -97,8 +96,8 @@ struct Added {
     seen: vec4<bool>,
 }
 
-// added applies masks and, with biased, biases to a row of the box and the keys j, j + step,
-// j + 2·step and j + 3·step of the piece that are seen so far.
+// added applies masks and, with biased, biases to a row of the box and the keys j, j + step, j + 2·step and j +
+// 3·step of the piece that are seen so far.
 fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: bool) -> Added {
     var r = Added(vec4<f32>(0.0), seen);
     if ((p.flags & HAS_MASK) != 0u) {
@@ -107,13 +106,11 @@ fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: 
             if (r.seen[c]) { r.seen[c] = unmasked(at + (j + c * step) * p.mask.d); }
         }
     }
-    @if(EXTRA == 1u) {
-        if ((p.flags & HAS_BLOCKS) != 0u) {
-            let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.block_q * p.blocked.s;
-            @unroll for (var c = 0u; c < 4u; c++) {
-                if (r.seen[c]) {
-                    r.seen[c] = block(at + (p.key0 + j + c * step) / p.block_k * p.blocked.d) != 0u;
-                }
+    @if(EXTRA == 1u) if ((p.flags & HAS_BLOCKS) != 0u) {
+        let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.block_q * p.blocked.s;
+        @unroll for (var c = 0u; c < 4u; c++) {
+            if (r.seen[c]) {
+                r.seen[c] = block(at + (p.key0 + j + c * step) / p.block_k * p.blocked.d) != 0u;
             }
         }
     }

@@ -1,5 +1,5 @@
-// Where the rows of keys and values begin. A variant with PAGED = 1 reads them from pools
-// of pages; the binding table lists the pages of each batch in order.
+// Where the rows of keys and values begin. A variant with PAGED = 1 reads them from pools of pages; the binding
+// table lists the pages of each batch in order.
 
 // page_of returns which page of a batch holds a key of the call.
 fn page_of(key: u32) -> u32 {
@@ -7,8 +7,8 @@ fn page_of(key: u32) -> u32 {
     return key >> (p.page_bits & 31u);
 }
 
-// $x_row returns where the row of key j of the piece begins, in a head that begins at
-// element at. For pools, at is where the head begins in the first page of the pool.
+// $x_row returns where the row of key j of the piece begins, in a head that begins at element at. For pools, at
+// is where the head begins in the first page of the pool.
 @each($x: k, v)
 fn $x_row(at: u32, batch: u32, j: u32) -> u32 {
     var row = at;

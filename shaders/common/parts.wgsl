@@ -23,6 +23,35 @@
     let v_at = p.v.base + v_batch + $kv_head * p.v.h;
 }
 
+// products4 adds the products of $keys keys and $rows vec4 of rows, for the QD vec4 of depths that are staged
+// in the arrays a and b. Those of key j with the rows of vec4 h are element $at of s.
+@inline fn products4($at, $keys, $rows, $all) {
+    @unroll(deep) for (var d = 0u; d < QD; d++) {
+        var w: array<vec4<f32>, $all>; // [row/4][depth]
+        @unroll for (var h = 0u; h < $rows; h++) { @inline transposed4(w, 4u * h, w, a[ty]); }
+        @unroll for (var j = 0u; j < $keys; j++) {
+            let x = b[tx][j * QD + d];
+            @unroll for (var h = 0u; h < $rows; h++) {
+                s[$at] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
+                    add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[$at]))));
+            }
+        }
+    }
+}
+
+// stage_weights4 puts the weights of step c, JJ keys of s with $rows vec4 of rows each, into the array a.
+@inline fn stage_weights4($rows) {
+    @unroll for (var y = 0u; y < STEPS; y++) {
+        if (c == y) {
+            @unroll for (var j = 0u; j < JJ; j++) {
+                @unroll for (var h = 0u; h < $rows; h++) {
+                    a[ty][(j * TX + tx) * $rows + h] = s[(y * JJ + j) * $rows + h];
+                }
+            }
+        }
+    }
+}
+
 // transposed4 sets four elements of $to, from $i on, to the columns of a matrix. Its rows are elements of
 // $from, depth d of QD of each.
 @inline fn transposed4($to, $i, $w, $from) {

@@ -1,11 +1,11 @@
-// Elements as they are stored. A type is 0 for f32, 1 for f16, 2 for bf16 and 4 for q8.
-// Elements of 16 bits lie two to a word. A row of q8 is its scale, an f32, followed by
-// words of four signed integers each; element d is scale·integer d.
+// Elements as they are stored. A type is 0 for f32, 1 for f16, 2 for bf16 and 4 for q8. Elements of 16 bits lie
+// two to a word. A row of q8 is its scale, an f32, followed by words of four signed integers each; element d is
+// scale·integer d.
 //
 // Kernels that call put or put16 have a binding o: Words.
 
-// Words are words that threads may share. The array is in a structure because of Metal: naga
-// 0.18 and 0.19 take the address of the bounds check of an array's atomic element.
+// Words are words that threads may share. The array is in a structure because of Metal: naga 0.18 and 0.19 take
+// the address of the bounds check of an array's atomic element.
 struct Words {
     data: array<atomic<u32>>,
 }
@@ -30,10 +30,10 @@ fn scalar_$x(i: u32) -> f32 {
     return decode($x[word >> 2u][word & 3u], i, $TYPE);
 }
 
-// stored_$x returns elements d to d + 3 of the row of $x that begins at element at, as $x
-// holds them: the bits of four f32, two words of four 16-bit elements, or a word of q8 and
-// the row's scale. Elements beyond the end of the row are 0. Registers hold these until they
-// are converted on their way to workgroup memory, so that loads wait for no conversion.
+// stored_$x returns elements d to d + 3 of the row of $x that begins at element at, as $x holds them: the bits
+// of four f32, two words of four 16-bit elements, or a word of q8 and the row's scale. Elements beyond the end
+// of the row are 0. Registers hold these until they are converted on their way to workgroup memory, so that
+// loads wait for no conversion.
 @each($x $TYPE $TWO $VEC: q IN Q2 VEC, k KV KV2 VEC, v KV KV2 VEC, g DO G2 VEC, a A A2 AVEC, w W W2 WVEC)
 fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
     var x = vec4<u32>(0u);
@@ -84,8 +84,8 @@ fn integer(w: u32, d: u32) -> f32 {
     return f32(bitcast<i32>(w << (24u - 8u * (d & 3u))) >> 24u);
 }
 
-// encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even.
-// pack2x16float may round either way.
+// encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even. pack2x16float may round either
+// way.
 fn encode16(x: f32, dtype: u32) -> u32 {
     let bits = bitcast<u32>(x);
     let sign = (bits >> 16u) & 0x8000u;
@@ -93,16 +93,16 @@ fn encode16(x: f32, dtype: u32) -> u32 {
     let nan = a > 0x7f800000u;
     let brain = select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, nan);
     var half = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
-    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of the
-    // sum at 2^-24: the addition rounds, and the low bits count the steps.
+    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of the sum at 2^-24: the
+    // addition rounds, and the low bits count the steps.
     half = select(half, bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u, a < 0x38800000u);
     half = select(half, 0x7c00u, a >= 0x477ff000u); // 65520 and above round to infinity
     half = select(half, 0x7e00u, nan);
     return select(sign | half, brain, dtype == 2u);
 }
 
-// put16 stores 16 bits as element i of o. Two rows may share a word, which another thread
-// may be writing: put16 flips the bits that change in its half atomically.
+// put16 stores 16 bits as element i of o. Two rows may share a word, which another thread may be writing: put16
+// flips the bits that change in its half atomically.
 fn put16(i: u32, bits: u32) {
     let shift = (i & 1u) * 16u;
     let old = atomicLoad(&o.data[i >> 1u]) >> shift;
