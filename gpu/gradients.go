@@ -294,7 +294,7 @@ func (t tiling) together() int {
 	return when(t.lanes == 8, 1) + 1
 }
 
-// loops bounds the loop iterations of a thread for one tile, with the loops marked 'unroll deep'.
+// loops bounds the loop iterations of a thread for one tile, with the loops of @unroll(deep).
 func (t tiling) loops(dim, valueDim int) int {
 	stages := ceil(dim, 4*gradientDepths) + ceil(valueDim, 4*gradientDepths)
 	return 4 + stages*(1+gradientDepths) + 4/t.together()*(1+t.together()*t.lanes) + 33

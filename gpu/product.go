@@ -164,7 +164,7 @@ func (v productTile) cost(m, n int) int { return v.tiles(m, n) * v.height() * v.
 // loops bounds the loop iterations of a thread for a stage.
 func (v productTile) loops() int {
 	n, k := 1, v.kernel
-	if k.Expand < shaders.Full { // with the loops marked 'unroll deep'
+	if k.Expand < shaders.Full { // with the loops of @unroll(deep)
 		n += productQD + productLanes
 	}
 	if k.Expand < shaders.Registers { // and with the others

@@ -20,28 +20,34 @@ var (
 	gradient64 = Gradient{TX: 8, TY: 16, QD: 4, JJ: 2, Paired: true}
 )
 
+// with returns f with all options of a call.
+func (f Flash) with(o Option) Flash {
+	f.Masks, f.Blocked, f.Biases, f.Sloped, f.Capped, f.Drops = o, o, o, o, o, o
+	return f
+}
+
 // plain returns one variant of each kernel.
 func plain() []Variant {
-	flash := flash64
-	flash.Masks, flash.Blocked, flash.Biases, flash.Sloped, flash.Capped, flash.Drops = Flagged, Flagged, Flagged, Flagged, Flagged, Flagged
 	decode, matmul := decode64, matmulL
 	decode.Wide, decode.Extra, matmul.Skip = true, true, true
-	list := []Variant{Attention{DVB: 2}, flash, decode, merge64, matmul, Softmax{Held: true, Row: 1024}, gradient64, RoPE{}, Convert{}}
+	list := []Variant{Attention{DVB: 2}, flash64.with(Flagged), decode, merge64, matmul, Softmax{Held: true, Row: 1024}, gradient64, RoPE{}, Convert{}}
 	for _, k := range fixed {
 		list = append(list, k)
 	}
 	return list
 }
 
+func pick[T any](on bool, yes, no T) T {
+	if on {
+		return yes
+	}
+	return no
+}
+
 // variants calls f with the variants that package gpu makes by the options and types of a call and by
 // the device, and how many of their fields are not the first value.
 func variants(f func(v Variant, departures int)) {
-	own := func(v Variant, exp2 bool) Variant {
-		if exp2 {
-			return OwnExp2{v}
-		}
-		return v
-	}
+	own := func(v Variant, exp2 bool) Variant { return pick(exp2, Variant(OwnExp2{v}), v) }
 	each := func(flags int, types []Type, f func(on func(flag int) bool, dtype Type, departures int)) {
 		for set := range 1 << flags {
 			for i, dtype := range types {
@@ -51,77 +57,37 @@ func variants(f func(v Variant, departures int)) {
 	}
 	type flags = func(flag int) bool
 	each(3, []Type{F32, F16, Q8}, func(on flags, kv Type, n int) {
-		v := Attention{Expand: Registers, KV: kv, Paged: on(0), Both: on(1), DVB: 2}
-		if on(2) {
-			v.In = BF16
-		}
-		f(own(v, v.Both), n)
+		f(own(Attention{Expand: Registers, In: pick(on(2), BF16, F32), KV: kv, Paged: on(0), Both: on(1), DVB: 2}, on(1)), n)
 	})
 	each(6, []Type{F32, BF16, Q8}, func(on flags, kv Type, n int) {
-		v := flash64
-		v.KV, v.Paged, v.Both, v.Out16, v.Vec = kv, on(0), on(1), on(2), on(3)
+		v := flash64.with(pick(on(5), Absent, pick(on(2), Present, Flagged)))
+		v.In, v.KV, v.Paged, v.Both, v.Out16, v.Vec = pick(on(4), F16, F32), kv, on(0), on(1), on(2), on(3)
 		v.Full, v.Ahead = v.Vec && v.Out16, v.Out16
-		if on(4) {
-			v.In = F16
-		}
-		if !on(5) {
-			option := Flagged
-			if v.Out16 {
-				option = Present
-			}
-			v.Masks, v.Blocked, v.Biases, v.Sloped, v.Capped, v.Drops = option, option, option, option, option, option
-		}
 		f(own(v, v.Out16), n)
 	})
 	each(6, []Type{F32, BF16, Q8}, func(on flags, kv Type, n int) {
 		v := decode64
-		v.KV, v.Paged, v.Both, v.Wide, v.Full, v.Extra = kv, on(0), on(1), on(2) && kv != Q8, on(3), on(4)
-		if on(5) {
-			v.In = F16
-		}
+		v.In, v.KV, v.Paged, v.Both, v.Wide, v.Full, v.Extra = pick(on(5), F16, F32), kv, on(0), on(1), on(2) && kv != Q8, on(3), on(4)
 		f(own(v, v.Both), n)
 	})
 	each(6, []Type{F32}, func(on flags, _ Type, n int) {
 		v := matmulL
-		v.AVec, v.WVec, v.Along, v.Skip = on(0), on(1), on(2), on(3)
+		v.A, v.W, v.AVec, v.WVec, v.Along, v.Skip = pick(on(4), F16, F32), pick(on(5), BF16, F32), on(0), on(1), on(2), on(3)
 		v.Full, v.OVec = v.AVec && v.WVec && v.Skip, v.AVec
-		if on(4) {
-			v.A = F16
-		}
-		if on(5) {
-			v.W = BF16
-		}
 		f(v, n)
 	})
 	each(5, []Type{F32}, func(on flags, _ Type, n int) {
 		v := gradient64
-		v.Both = on(0)
-		if on(1) {
-			v.Of += DK
-		}
-		if on(2) {
-			v.Of += DQ
-		}
-		if on(3) {
-			v.In = F16
-		}
-		if on(4) {
-			v.Expand = Full
-		}
+		v.Expand, v.In, v.Both = pick(on(4), Full, Looped), pick(on(3), F16, F32), on(0)
+		v.Of = pick(on(1), DK, DV) + pick(on(2), DQ, DV)
 		f(v, n)
 	})
 	each(4, []Type{F32}, func(on flags, _ Type, n int) {
-		v := Softmax{Row: 1024, Both: on(0), Held: on(1)}
-		if on(2) {
-			v.Expand = Registers
-		}
-		f(own(v, on(3)), n)
+		f(own(Softmax{Expand: pick(on(2), Registers, Looped), Row: 1024, Both: on(0), Held: on(1)}, on(3)), n)
 	})
 	each(2, []Type{F32}, func(on flags, _ Type, n int) {
 		v := merge64
-		if on(0) {
-			v.Expand = Full
-		}
+		v.Expand = pick(on(0), Full, Looped)
 		f(own(v, on(1)), n)
 	})
 	each(1, []Type{F32}, func(on flags, _ Type, n int) {
@@ -134,6 +100,17 @@ func variants(f func(v Variant, departures int)) {
 	}
 }
 
+// Rendered calls f with a name and the WGSL of every variant.
+func Rendered(t *testing.T, f func(name, src string)) {
+	variants(func(v Variant, _ int) {
+		src, err := Render(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f(v.Name(), src)
+	})
+}
+
 // TestKernelsCompile compiles every variant with the compiler of the pure Go provider, and checks that
 // each function of common that a variant contains is called.
 func TestKernelsCompile(t *testing.T) {
@@ -143,22 +120,18 @@ func TestKernelsCompile(t *testing.T) {
 		isShared[d.name] = true
 	}
 	count := map[string]int{}
-	variants(func(v Variant, _ int) {
-		count[v.Name()]++
-		src, err := Render(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+	Rendered(t, func(name, src string) {
+		count[name]++
 		if _, err := naga.Compile(src); err != nil {
-			t.Errorf("%s: %v", Key(v), err)
+			t.Errorf("%s, variant %d: %v", name, count[name], err)
 		}
 		used := map[string]int{}
-		for _, name := range names(src) {
-			used[name]++
+		for _, word := range names(src) {
+			used[word]++
 		}
 		for _, m := range function.FindAllStringSubmatch(src, -1) {
 			if isShared[m[1]] && used[m[1]] < 2 {
-				t.Errorf("%s: %s is not used", Key(v), m[1])
+				t.Errorf("%s, variant %d: %s is not used", name, count[name], m[1])
 			}
 		}
 	})

@@ -165,7 +165,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
             }
         }
         workgroupBarrier();
-        @inline products4($s + j * 2u + h, 4u, 2u, 8u);
+        @inline products4($s + j * 2u + h, 4u, 2u, 8);
     }
 }
 

@@ -169,7 +169,7 @@ func (v Variant) Loops(dim, dv int) int {
 	stages := (dim + 4*v.qd - 1) / (4 * v.qd)
 	steps := v.kt() / v.jj
 	perStage, perStep, rest := 1, 1, 1
-	if v.Expand < shaders.Full { // with the loops marked 'unroll deep'
+	if v.Expand < shaders.Full { // with the loops of @unroll(deep)
 		perStage += v.qd
 		perStep += turns * v.jj * v.Lanes
 		rest += v.rv*v.Lanes + 8*v.rv*v.kt()
