@@ -112,7 +112,7 @@ func (x *decode) variants() error {
 		Expand: shaders.Full, In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Both: x.both(),
 		Wide: wide, Full: x.d.Dim%(4*el) == 0 && (wide || kv == backend.Q8),
 		Extra: x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(),
-		Rows:  x.rows, Split: c.Split, BC: c.Keys, TX: c.Lanes, Chunks: ceil(x.d.Dim, 4*el), Quads: c.Width / 4, Sides: sides, Ahead: ahead,
+		Rows:  x.rows, Split: c.Split, BC: c.Keys, TX: c.Lanes, Stages: ceil(x.d.Dim, 4*el), Quads: c.Width / 4, Sides: sides, Ahead: ahead,
 	}
 	if x.b.info.Type == backend.CPU {
 		k.Expand = shaders.Registers // compiles in less time

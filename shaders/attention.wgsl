@@ -16,10 +16,10 @@
 //     4·ty+r ├──────┼ S,P  ┼     │        ├──────┼ O   │
 //            └──────┴──────┴─────┘        └──────┴─────┘
 //
-// in registers: S from chunks of 32 depths of Q and K, O from the tile of P and chunks of 32 columns of V. Each
+// in registers: S from stages of 32 depths of Q and K, O from the tile of P and stages of 32 columns of V. Each
 // thread sums the weights of its own keys; the end adds these up.
 //
-// A piece of the keys that is not the last leaves (o, l, m) in state, and the next piece continues from there:
+// A chunk of the keys that is not the last leaves (o, l, m) in state, and the next chunk continues from there:
 // cutting the keys changes no bit. Neither does the place of a row in its block, so that prefill and decoding
 // agree to the bit.
 //
@@ -76,7 +76,7 @@ fn stage_q(t: u32, at: u32, r0: u32, d0: u32) {
 }
 
 // stage_k copies 32 depths from d0 of the tile's keys to kv, transposed. The tile begins at key j0 of the
-// piece.
+// chunk.
 fn stage_k(t: u32, at: u32, b: u32, j0: u32, d0: u32) {
     let depth = t % 32u;
     let d = d0 + depth;
@@ -116,7 +116,7 @@ struct Scores {
     seen: vec4<bool>,
 }
 
-// score turns the dot products of a row of the box with keys j to j + 3 of the piece into scores.
+// score turns the dot products of a row of the box with keys j to j + 3 of the chunk into scores.
 fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
     var r: Scores;
     r.s = dots * p.scale;
@@ -137,7 +137,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
 
 // The parts of main, in the order of the formula.
 
-// load_state continues from the state that an earlier piece left.
+// load_state continues from the state that an earlier chunk left.
 @inline fn load_state() {
     @unroll for (var r = 0u; r < 4u; r++) {
         if (r0 + 4u * ty + r < p.rows) {
@@ -168,9 +168,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
 // skip_tiles moves tile to the next one of which the block mask shows a pair. It is a loop of its own, because
 // a software driver executes the rest of a loop body after a continue.
 @inline fn skip_tiles() {
-    while (tile < end && blocks_seen(b, h, r0, 32u, u32(tile), 32u, u32(end)) == 0u) {
-        tile += 32;
-    }
+    while (tile < end && blocks_seen(b, h, r0, 32u, u32(tile), 32u, u32(end)) == 0u) { tile += 32; }
     if (tile >= end) { break; }
 }
 
@@ -250,7 +248,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     }
 }
 
-// save_state leaves the state for the next piece.
+// save_state leaves the state for the next chunk.
 @inline fn save_state() {
     @unroll for (var r = 0u; r < 4u; r++) {
         if (r0 + 4u * ty + r < p.rows) {

@@ -23,14 +23,14 @@
 //    ROWS    │ S,P  │                  │        │  O   │            │
 //            └──────┴──────────────────┘        └──────┴────────────┘
 //
-// Q stays in workgroup memory. Chunks of K, of four granules (16 bytes) of each key, go through it:
+// Q stays in workgroup memory. Stages of K, of four granules (16 bytes) of each key, go through it:
 // neighbouring threads load neighbouring granules, and a thread computes with its key. A key's granules are
-// permuted by place. The scores take the place of the last chunk. Values of q8 and of 16-bit elements in
+// permuted by place. The scores take the place of the last stage. Values of q8 and of 16-bit elements in
 // aligned rows go through workgroup memory: a thread loads 4 bytes of four keys, or 16 bytes of two, and
 // transposes them. Then a word holds a column of PACK keys. Other values are loaded by the threads that need
 // them, whose neighbours load the neighbouring columns.
 //
-// No load of K or V is conditional. The next chunk of K and the next AHEAD values are under way while a thread
+// No load of K or V is conditional. The next stage of K and the next AHEAD values are under way while a thread
 // computes with those before. Keys after the last key that any row sees are replaced by that one, which may be
 // loaded again: positions are clamped, one operation a key. Whatever hidden keys hold, even NaN, select drops
 // it.
@@ -40,7 +40,7 @@
 // explicit fma, because a compiler may or may not fuse others: a score is x·unit() in the maximum and fma(x,
 // unit(), -m) in the exponential.
 //
-// Workgroup memory: 16·(KN + GN·WN + CHUNKS·QN + PN + SN·SG) + 32 + 8·RN bytes.
+// Workgroup memory: 16·(KN + GN·WN + STAGES·QN + PN + SN·SG) + 32 + 8·RN bytes.
 
 const EL: u32 = 4u * (1u + min(KV, 1u) + KV / 4u * 2u); // elements in 16 bytes: 4, 8 or 16
 const KUNIT: u32 = 1u + WIDE * (EL - 1u); // elements that a position in k counts
@@ -49,8 +49,8 @@ const UNIT: u32 = 1u + VWIDE * (EL - 1u); // elements that a position in v count
 const PACK: u32 = 1u + VWIDE + EL / 16u * 3u; // keys of a word of staged, 1 if values are not staged
 const STAGED: u32 = min(PACK - 1u, 1u);
 const THREADS: u32 = (BC + 31u) / 32u * 32u;
-const QN: u32 = EL * ROWS; // vec4 of q for a chunk
-const KN: u32 = 4u * BC; // granules of a chunk of K
+const QN: u32 = EL * ROWS; // vec4 of q for a stage
+const KN: u32 = 4u * BC; // granules of a stage of K
 const KLOADS: u32 = (KN + THREADS - 1u) / THREADS;
 const COLS: u32 = (4u * QUADS + THREADS / SIDES - 1u) / (THREADS / SIDES); // columns of a thread
 const ACC: u32 = ROWS / SIDES * COLS;
@@ -81,9 +81,9 @@ const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of 
 @if(BOTH == 1u) @group(0) @binding(8) var<storage, read> relative: array<u32>;
 @if(PAGED == 1u) @group(0) @binding(7u + 2u * BOTH) var<storage, read> table: array<u32>;
 
-var<workgroup> kv: array<vec4<u32>, KN>; // a chunk of K, then [row][key/4]: dots, then weights
+var<workgroup> kv: array<vec4<u32>, KN>; // a stage of K, then [row][key/4]: dots, then weights
 var<workgroup> staged: array<array<vec4<u32>, WN>, GN>; // values: [key/PACK][column/4], see column_at
-var<workgroup> qs: array<array<vec4<f32>, QN>, CHUNKS>; // [chunk][depth/4][row]
+var<workgroup> qs: array<array<vec4<f32>, QN>, STAGES>; // [stage][depth/4][row]
 var<workgroup> part: array<vec4<f32>, PN>; // [row][key/16]: maxima
 var<workgroup> scales: array<array<vec4<f32>, SG>, SN>; // [key/AHEAD][key/4]: of values of q8
 var<workgroup> rescales: array<f32, 8>; // [row]
@@ -131,15 +131,15 @@ fn word_k(at: u32, w: u32) -> u32 {
     return r;
 }
 
-// Chunk is what a thread loads of a chunk of K.
-struct Chunk {
+// Stage is what a thread loads of a stage of K.
+struct Stage {
     x: array<vec4<u32>, KLOADS>,
 }
 
-// fetch returns the thread's part of the chunk of a tile with depths from d0 on. Keys after limit are replaced
+// fetch returns the thread's part of a stage of a tile, the depths from d0 on. Keys after limit are replaced
 // by that one, depths beyond the end by the last ones.
-fn fetch(t: u32, start: u32, limit: u32, turn: u32, d0: u32) -> Chunk {
-    var r: Chunk;
+fn fetch(t: u32, start: u32, limit: u32, turn: u32, d0: u32) -> Stage {
+    var r: Stage;
     @unroll for (var n = 0u; n < KLOADS; n++) {
         @if(WIDE == 1u) {
             var d = d0 + t % 4u * EL;
@@ -168,9 +168,9 @@ fn place(key: u32, g: u32) -> u32 {
     return key * 4u + (g ^ ((key >> 1u) & 3u));
 }
 
-// stage puts a thread's part of a chunk into kv.
-fn stage(t: u32, chunk: Chunk) {
-    var r = chunk;
+// stage puts a thread's part of a stage into kv.
+fn stage(t: u32, next_stage: Stage) {
+    var r = next_stage;
     @unroll for (var n = 0u; n < KLOADS; n++) {
         @if(WIDE == 1u) {
             let x = t + THREADS * n;
@@ -240,7 +240,7 @@ fn unit() -> f32 {
     return select(p.unit, 1.0, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
 }
 
-// score turns the dot products of a row of the box with keys from j of the piece into scores.
+// score turns the dot products of a row of the box with keys from j of the chunk into scores.
 fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
     var r: Scores;
     r.x = dots;
@@ -319,7 +319,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
 
 // stage_q fills qs, with zeros beyond the rows and the head size.
 @inline fn stage_q() {
-    for (var x = t; x < CHUNKS * QN; x += THREADS) {
+    for (var x = t; x < STAGES * QN; x += THREADS) {
         let row = min(first + x % ROWS, last);
         let at = p.q.base + b * p.q.b + (h0 + row / p.rows) * p.q.h + (row % p.rows) * p.q.s;
         var r = vec4<f32>(0.0);
@@ -331,7 +331,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     }
 }
 
-// first_keys loads the first chunk of K. k_start and k_limit are the positions of the thread's first key of the
+// first_keys loads the first stage of K. k_start and k_limit are the positions of the thread's first key of the
 // next tile to load from, and of the last key.
 @inline fn first_keys() {
     var key_of_line = t / 16u;
@@ -339,7 +339,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     let k_step = p.k.s / KUNIT;
     var k_start = k_at / KUNIT + (u32(next) - p.key0 + key_of_line) * k_step;
     let k_limit = k_at / KUNIT + last_key * k_step;
-    var chunk = fetch(t, k_start, k_limit, turn, 0u);
+    var next_stage = fetch(t, k_start, k_limit, turn, 0u);
     var next_scale = 0.0; // of key t of the next tile
     @if(KV == 4u) {
         let bits = k[key_at(k_at + (u32(next) - p.key0 + t) * k_step, 0u, k_limit, 0u, turn, min(t, BC - 1u))];
@@ -389,7 +389,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     workgroupBarrier();
 }
 
-// scores puts the dot products of key t with all rows into kv, while the next chunk is loaded.
+// scores puts the dot products of key t with all rows into kv, while the next stage is loaded.
 @inline fn scores() {
     var dots: array<f32, ROWS>; // of key t
     @unroll for (var i = 0u; i < ROWS; i++) { dots[i] = 0.0; }
@@ -398,14 +398,14 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
         let from_turn = select(turn, 1u - turn, ends);
         let from_depth = select(d0 + 4u * EL, 0u, ends);
         workgroupBarrier();
-        stage(t, chunk);
+        stage(t, next_stage);
         workgroupBarrier();
         var limit = k_limit;
         if (THREADS > BC) { // keys of later tiles are not loaded yet
             let j = select(j0, j1, ends);
             limit = min(limit, k_at / KUNIT + (j + BC - 1u) * k_step);
         }
-        chunk = fetch(t, select(k_start, k_next, ends), limit, from_turn, from_depth);
+        next_stage = fetch(t, select(k_start, k_next, ends), limit, from_turn, from_depth);
         // In no branch, because RADV moves loads behind branches.
         @unroll(deep) for (var g = 0u; g < 4u; g++) {
             if (FULL == 1u || d0 + g * EL < p.dim) {

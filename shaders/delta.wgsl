@@ -61,9 +61,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (t > 0u) { return; }
     var d = 0.0;
     for (var x = 0u; x < 64u; x++) { d = d + part[x]; }
-    if (p.shifted == 1u) {
-        d = d - dlse[p.dlse.base + b * p.dlse.b + h * p.dlse.h + row * p.dlse.s];
-    }
+    if (p.shifted == 1u) { d = d - dlse[p.dlse.base + b * p.dlse.b + h * p.dlse.h + row * p.dlse.s]; }
     let total = lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s];
     let at = p.out.base + b * p.out.b + h * p.out.h + row * p.out.s;
     rows[at] = d;

@@ -47,7 +47,7 @@
 //     l). keep is 1/(1-P) for dropout, else 1.
 //
 // State holds the registers (o, l, m) of each thread of each workgroup: first the totals of the finished
-// splits, then, when keys come in pieces, those of the unfinished split at the end of the piece. Cutting the
+// splits, then, when keys come in chunks, those of the unfinished split at the end of the chunk. Cutting the
 // keys changes no bit.
 //
 // Elements of q8 take part as scale·integer, rounded to float32.
@@ -109,7 +109,7 @@ fn has(option: u32, flag: u32) -> bool {
     return option == 1u || (option == 2u && (p.flags & flag) != 0u);
 }
 
-// distances returns |i - j| for four rows of the box, from row on, and key j of the piece.
+// distances returns |i - j| for four rows of the box, from row on, and key j of the chunk.
 fn distances(row: u32, j: u32) -> vec4<f32> {
     let at = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
     return vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
@@ -137,7 +137,7 @@ fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
 }
 
 // paired applies block masks, biases and slopes to the scores of four rows of the box, from row on, with key j
-// of the piece. It reads them for hidden pairs too: without branches, a compiler loads many at once. Slopes
+// of the chunk. It reads them for hidden pairs too: without branches, a compiler loads many at once. Slopes
 // without a bias are already in the scores, because they hide nothing.
 fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) -> Scores {
     var w = given;
@@ -169,7 +169,7 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
     return w;
 }
 
-// marks returns a bit for each of 32 keys of the piece, from j on: 1 where the row of the mask that begins at
+// marks returns a bit for each of 32 keys of the chunk, from j on: 1 where the row of the mask that begins at
 // element at shows the key. Bits after the last key have no meaning.
 fn marks(at: u32, j: u32) -> u32 {
     var r = 0u;
@@ -194,7 +194,7 @@ fn marks(at: u32, j: u32) -> u32 {
     return r;
 }
 
-// without_dropped returns the weights of four rows of the box, from row on, with key j of the piece, marked as
+// without_dropped returns the weights of four rows of the box, from row on, with key j of the chunk, marked as
 // hidden where dropout takes them.
 fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) -> vec4<f32> {
     let n = p.drop_row + row;
@@ -225,7 +225,7 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
 // block_of returns which query block the n-th workgroup of each head computes. Blocks with many visible keys
 // come first, so that the last workgroups to run are short. The number of visible keys of row i, min(i + hi,
 // keys) - max(i + lo, 0), falls with the distance from the middle of the rows that see the most: blocks follow
-// each other outwards from there, upper and lower in turns as long as there are both. Pieces of keys keep the
+// each other outwards from there, upper and lower in turns as long as there are both. Chunks of keys keep the
 // order.
 fn block_of(n: u32) -> u32 {
     let middle = i32(p.all_keys) / 2 - p.hi / 2 - p.lo / 2 - i32(p.row0);
@@ -236,10 +236,10 @@ fn block_of(n: u32) -> u32 {
 }
 
 // The parts of main, in the order of the formula. A thread has rows r0 + ty·ROWS + 4·h + 0..3 of the box, h <
-// RV, and keys j0 + tx + TX·j of the piece, j < KT.
+// RV, and keys j0 + tx + TX·j of the chunk, j < KT.
 
 // visible_keys declares the keys that any row of the block sees, sees_from to sees_to, those of them in the
-// piece, begin to end, and those that all rows see, all_from to all_to.
+// chunk, begin to end, and those that all rows see, all_from to all_to.
 @inline fn visible_keys() {
     let i_first = i32(p.row0 + r0);
     let i_last = i32(p.row0 + min(r0 + TY * ROWS, p.rows)) - 1;
@@ -583,7 +583,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     @inline visible_keys();
 
-    // The split that the registers belong to, and the last split of the piece.
+    // The split that the registers belong to, and the last split of the chunk.
     let tile_keys = i32(TX * KT);
     let split_keys = i32(SPLIT);
     let first_split = sees_from / split_keys;
@@ -634,7 +634,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             }
         }
 
-        // The end of a split, or of the piece, unless the next piece continues this split.
+        // The end of a split, or of the chunk, unless the next chunk continues this split.
         let done = part < to_split || (p.flags & LEAVE) == 0u;
         if (done && part > first_split) { @inline add_splits(); }
         if (part < to_split) {

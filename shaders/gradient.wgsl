@@ -8,7 +8,7 @@
 // of one query head for dQ, and loops over tiles of 4·TX others: the rows that see one of its keys, or the keys
 // that one of its rows sees. For dV and dK it takes the query heads that share the key head in turn for each
 // tile. Every sum is a chain of fma in that order. Tiles of rows begin at multiples of 4·TX of the call, so
-// that neither the keys next to a key nor the pieces of a cut change a bit. For dS a workgroup computes one
+// that neither the keys next to a key nor the chunks of a cut change a bit. For dS a workgroup computes one
 // tile.
 //
 // Thread (tx, ty) of TX x TY has 8 owned rows or keys, 4 others of a tile, and 8 columns:

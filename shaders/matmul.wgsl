@@ -4,7 +4,7 @@
 //
 // This is QKᵀ (x is the depth, n the key), PV (x is the key, n the column) and the linear layers (x is the
 // input feature): they differ only in strides. Thread (tx, ty) of TX x TY keeps ROWS x 4·CV sums in registers,
-// of rows ROWS·ty + r and columns 4·(TX·i + tx) + c, and reads a and w in chunks of 4·QD along x:
+// of rows ROWS·ty + r and columns 4·(TX·i + tx) + c, and reads a and w in stages of 4·QD along x:
 //
 //         x ──► 4·QD                n ──► 4·TX·CV
 //     i ┌────────────┐         x ┌────────────┐
@@ -18,10 +18,10 @@
 // along x (keys of QKᵀ), ws keeps that order and registers transpose four columns.
 //
 // PV must skip weights of exactly 0. The thread that stages weights notes whether there is a 0 among them, and
-// only threads with a 0 in their rows of a chunk check each weight.
+// only threads with a 0 in their rows of a stage check each weight.
 //
-// Each sum is by fma in ascending order of x in every variant: all yield the same bits. A piece along x that is
-// not the last leaves its sums in state, and the next piece continues from there, which changes no bit.
+// Each sum is by fma in ascending order of x in every variant: all yield the same bits. A chunk along x that is
+// not the last leaves its sums in state, and the next chunk continues from there, which changes no bit.
 //
 // Workgroup memory: 16·(TY·SA + TX·SB) + 4·TX·TY bytes.
 
@@ -46,7 +46,7 @@ struct MatmulParams {
     group: u32, // heads of a for each head of w
     rows: u32,
     cols: u32,
-    depth: u32, // terms of a sum in the piece
+    depth: u32, // terms of a sum in the chunk
     flags: u32, // GO_ON, LEAVE
     bias_type: u32, // 0: no bias, else 1 + its type
     out_type: u32, // type of o
@@ -94,9 +94,7 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
         @if(ALONG == 0u) {
             let x = x0 + e / (TX * CV);
             let column = min(c0 + 4u * (e % (TX * CV)), (p.cols - 1u) & 0xfffffffcu);
-            if (FULL == 1u || x < p.depth) {
-                wr[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d);
-            }
+            if (FULL == 1u || x < p.depth) { wr[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d); }
         } @else {
             let column = min(c0 + e / QD, p.cols - 1u);
             wr[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
@@ -180,9 +178,7 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
                 let c = c0 + 4u * TX * i + x % (4u * TX);
                 if (row < p.rows && c < p.cols) {
                     var v = as_[x / (4u * TX * ER)][e * TX + (x / 4u) % TX][x % 4u];
-                    if (p.bias_type != 0u) {
-                        v = v + load_bias(p.bias_base + c * p.bias_stride);
-                    }
+                    if (p.bias_type != 0u) { v = v + load_bias(p.bias_base + c * p.bias_stride); }
                     put(o_at + row * p.o.s + c * p.o.d, v);
                 }
             }

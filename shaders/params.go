@@ -7,7 +7,7 @@ import "math"
 // Bits of Flags.
 const (
 	GoOn       = 1 // continue from state
-	Leave      = 2 // leave state for the next piece
+	Leave      = 2 // leave state for the next chunk
 	WantLSE    = 4
 	HasKLen    = 8
 	HasMask    = 16
@@ -45,7 +45,7 @@ func (p *Strides) append(b []byte) []byte {
 
 // AttentionParams are the parameters of the kernels that compute scores, each of which
 // reads some of the fields. A call is cut into boxes (ranges of batches, query heads and
-// queries), and a box into pieces (ranges of keys).
+// queries), and a box into chunks (ranges of keys).
 type AttentionParams struct {
 	First        int // workgroups of the box that earlier dispatches ran
 	Total        int // workgroups of the box up to the end of this dispatch
@@ -56,11 +56,11 @@ type AttentionParams struct {
 	KVHeads      int // key heads of the box
 	Rows         int // queries of the box
 	Row0         int // index in the call of the first
-	Keys         int // keys of the piece
+	Keys         int // keys of the chunk
 	Key0         int // index in the call of the first, a multiple of the tile size
 	AllKeys      int // keys of the call
-	Parts        int // splits of the piece
-	Part0        int // splits of the box before the piece
+	Parts        int // splits of the chunk
+	Part0        int // splits of the box before the chunk
 	Splits       int // splits of the box
 	Dim          int // D
 	VDim         int // Dv
@@ -320,7 +320,7 @@ type MatmulParams struct {
 	Group      int // heads of a for each head of w
 	Rows       int
 	Cols       int
-	Depth      int // terms of a sum in the piece
+	Depth      int // terms of a sum in the chunk
 	Flags      int // GO_ON, LEAVE
 	BiasType   int // 0: no bias, else 1 + its type
 	OutType    int // type of o

@@ -16,8 +16,8 @@
 // written once. Longer rows are read again and their scores computed again, by the same operations and hence to
 // the same bits.
 //
-// A row longer than a binding comes in pieces along the keys (LEAVE): all of them for the first phase, then all
-// for the second, with each thread's maximum and sum kept in state. Pieces begin at multiples of 256, so that
+// A row longer than a binding comes in chunks along the keys (LEAVE): all of them for the first phase, then all
+// for the second, with each thread's maximum and sum kept in state. Chunks begin at multiples of 256, so that
 // cutting the row changes no bit.
 //
 // Workgroup memory: 4·ROW + 256 bytes.
@@ -53,7 +53,7 @@ struct Scores {
     seen: vec4<bool>,
 }
 
-// scores returns the scores of keys j, j + 64, j + 128 and j + 192 of the piece. All sums of products are
+// scores returns the scores of keys j, j + 64, j + 128 and j + 192 of the chunk. All sums of products are
 // explicit fma, because a compiler may or may not fuse others.
 fn scores(r: Row, j: u32) -> Scores {
     var w: Scores;

@@ -70,7 +70,7 @@ type Flash struct {
 	Paged  bool // k and v are pools of pages
 	Out16  bool // elements of o have 16 bits
 	Vec    bool // q, k and v (unless Q8) are contiguous along D, in aligned fours
-	Full   bool // rows of q, k and v fill the chunks of 4·QD and the turns; needs Vec
+	Full   bool // rows of q, k and v fill the stages of 4·QD and the turns; needs Vec
 	Both   bool // the bindings blocks and relative exist
 	Ahead  bool // v of a step is loaded while the step before is multiplied
 
@@ -98,7 +98,7 @@ type Decode struct {
 	In, KV Type // of q; of k and v
 	Paged  bool // k and v are pools of pages
 	Wide   bool // k can be read 16 bytes at a time, and so can v of 16-bit elements
-	Full   bool // the head size of q and k fills its chunks
+	Full   bool // the head size of q and k fills its stages
 	Both   bool // the bindings blocks and relative exist
 	Extra  bool // the call has slopes, a block mask, a relative bias or dropout
 
@@ -106,7 +106,7 @@ type Decode struct {
 	Split  int // keys of a workgroup
 	BC     int // keys of a tile
 	TX     int // classes of keys
-	Chunks int // of K in a tile: D / (4 · EL), rounded up
+	Stages int // of K in a tile: D / (4 · EL), rounded up
 	Quads  int // vec4 columns of the output
 	Sides  int // 2: half of the threads have the first rows of the output
 	Ahead  int // keys whose values are loaded ahead of their use, a divisor of BC
@@ -127,7 +127,7 @@ type Matmul struct {
 	AVec   bool // a is contiguous along x, in aligned fours
 	WVec   bool // w is contiguous along x or n, in aligned fours
 	OVec   bool // elements of o have 32 bits and are contiguous along n, in aligned fours
-	Full   bool // the sums fill the chunks of 4·QD; needs AVec and WVec
+	Full   bool // the sums fill the stages of 4·QD; needs AVec and WVec
 	Along  bool // w is contiguous along x, else along n
 	Skip   bool // an a of exactly 0 hides its w, as PV needs (0·NaN is NaN)
 
@@ -141,7 +141,7 @@ type Matmul struct {
 type Softmax struct {
 	Expand Expand
 	Both   bool // the bindings blocks and relative exist
-	Held   bool // a row has at most Row keys, in one piece
+	Held   bool // a row has at most Row keys, in one chunk
 	Row    int  // a multiple of 256
 }
 
@@ -150,7 +150,7 @@ type Gradient struct {
 	Expand     Expand
 	In, KV, DO Type // of q; of k and v; of dO
 	Vec        bool // q, k, v and dO are contiguous along D, in aligned fours
-	Full       bool // rows fill the chunks and the columns of a workgroup; needs Vec
+	Full       bool // rows fill the stages and the columns of a workgroup; needs Vec
 	Both       bool // the bindings blocks and relative exist
 	Paired     bool // the call has softcap, a mask, a bias, slopes or dropout
 	Of         Result

@@ -25,7 +25,7 @@ fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
     return c;
 }
 
-// dropped reports whether dropout drops the weight of a row of the box and key j of the piece.
+// dropped reports whether dropout drops the weight of a row of the box and key j of the chunk.
 fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
     let n = p.drop_row + row;
     let x = philox(vec4<u32>(n / 4u, p.drop_key + j, p.drop_head + head, p.drop_batch + batch), vec2<u32>(p.seed0, p.seed1));

@@ -97,7 +97,7 @@ struct Added {
 }
 
 // added applies masks and, with biased, biases to a row of the box and the keys j, j + step, j + 2·step and j +
-// 3·step of the piece that are seen so far.
+// 3·step of the chunk that are seen so far.
 fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: bool) -> Added {
     var r = Added(vec4<f32>(0.0), seen);
     if ((p.flags & HAS_MASK) != 0u) {

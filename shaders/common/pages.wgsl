@@ -7,7 +7,7 @@ fn page_of(key: u32) -> u32 {
     return key >> (p.page_bits & 31u);
 }
 
-// $x_row returns where the row of key j of the piece begins, in a head that begins at element at. For pools, at
+// $x_row returns where the row of key j of the chunk begins, in a head that begins at element at. For pools, at
 // is where the head begins in the first page of the pool.
 @each($x: k, v)
 fn $x_row(at: u32, batch: u32, j: u32) -> u32 {

@@ -16,7 +16,7 @@ struct Strides {
 
 // AttentionParams are the parameters of the kernels that compute scores, each of which
 // reads some of the fields. A call is cut into boxes (ranges of batches, query heads and
-// queries), and a box into pieces (ranges of keys).
+// queries), and a box into chunks (ranges of keys).
 struct AttentionParams {
     first: u32, // workgroups of the box that earlier dispatches ran
     total: u32, // workgroups of the box up to the end of this dispatch
@@ -27,11 +27,11 @@ struct AttentionParams {
     kv_heads: u32, // key heads of the box
     rows: u32, // queries of the box
     row0: u32, // index in the call of the first
-    keys: u32, // keys of the piece
+    keys: u32, // keys of the chunk
     key0: u32, // index in the call of the first, a multiple of the tile size
     all_keys: u32, // keys of the call
-    parts: u32, // splits of the piece
-    part0: u32, // splits of the box before the piece
+    parts: u32, // splits of the chunk
+    part0: u32, // splits of the box before the chunk
     splits: u32, // splits of the box
     dim: u32, // D
     vdim: u32, // Dv
@@ -79,7 +79,7 @@ struct AttentionParams {
 
 // Bits of flags.
 const GO_ON: u32 = 1u; // continue from state
-const LEAVE: u32 = 2u; // leave state for the next piece
+const LEAVE: u32 = 2u; // leave state for the next chunk
 const WANT_LSE: u32 = 4u;
 const HAS_KLEN: u32 = 8u;
 const HAS_MASK: u32 = 16u;
