@@ -2,12 +2,12 @@ package shaders
 
 import (
 	"fmt"
-	"go/constant"
+	"go/ast"
+	"go/parser"
 	"go/token"
-	"go/types"
-	"math"
 	"reflect"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -79,12 +79,7 @@ func describe(v Variant) (*Kernel, error) {
 		}
 		k.WorkgroupMemory += int(n)
 	}
-	k.Constants = map[string]uint32{}
-	for _, name := range r.consts.Scope().Names() {
-		if k.Constants[name], err = r.eval(name); err != nil {
-			return nil, err
-		}
-	}
+	k.Constants = r.consts
 	return k, nil
 }
 
@@ -150,27 +145,80 @@ func constantsOf(v Variant) (all []namedConstant) {
 
 var literal = regexp.MustCompile(`\b(\d+)u\b`)
 
-// set gives a constant a value.
-func (r *renderer) set(name string, n uint32) {
-	r.consts.Scope().Insert(types.NewConst(token.NoPos, r.consts, name, types.Typ[types.UntypedInt], constant.MakeInt64(int64(n))))
-}
-
 // eval evaluates a constant expression; true is 1. Except for the suffix of literals it reads the same in
 // Go.
 func (r *renderer) eval(wgsl string) (uint32, error) {
-	x, err := types.Eval(token.NewFileSet(), r.consts, token.NoPos, literal.ReplaceAllString(wgsl, "$1"))
+	e, err := parser.ParseExpr(literal.ReplaceAllString(wgsl, "$1"))
 	if err != nil {
 		return 0, fmt.Errorf("%q: %w", wgsl, err)
 	}
-	if x.Value != nil && x.Value.Kind() == constant.Bool {
-		return bit(constant.BoolVal(x.Value)), nil
+	n, ok := r.value(e)
+	if !ok {
+		return 0, fmt.Errorf("%q is no constant", wgsl)
 	}
-	if x.Value != nil {
-		if n, exact := constant.Uint64Val(constant.ToInt(x.Value)); exact && n <= math.MaxUint32 {
-			return uint32(n), nil
+	return n, nil
+}
+
+func (r *renderer) value(e ast.Expr) (n uint32, ok bool) {
+	switch e := e.(type) {
+	case *ast.ParenExpr:
+		return r.value(e.X)
+	case *ast.BasicLit:
+		x, err := strconv.ParseUint(e.Value, 10, 32)
+		return uint32(x), err == nil
+	case *ast.Ident:
+		n, ok = r.consts[e.Name]
+	case *ast.UnaryExpr:
+		n, ok = r.value(e.X)
+		return bit(n == 0), ok && e.Op == token.NOT
+	case *ast.BinaryExpr:
+		return r.apply(e.Op.String(), e.X, e.Y)
+	case *ast.CallExpr:
+		if f, named := e.Fun.(*ast.Ident); named && len(e.Args) == 2 {
+			return r.apply(f.Name, e.Args[0], e.Args[1])
 		}
 	}
-	return 0, fmt.Errorf("%q is no constant", wgsl)
+	return n, ok
+}
+
+// apply evaluates an operation of two operands.
+func (r *renderer) apply(name string, left, right ast.Expr) (n uint32, ok bool) {
+	x, ok := r.value(left)
+	y, also := r.value(right)
+	if !ok || !also || y == 0 && (name == "/" || name == "%") {
+		return 0, false
+	}
+	switch name {
+	case "+":
+		n = x + y
+	case "-":
+		n = x - y
+	case "*":
+		n = x * y
+	case "/":
+		n = x / y
+	case "%":
+		n = x % y
+	case "==":
+		n = bit(x == y)
+	case "!=":
+		n = bit(x != y)
+	case "<":
+		n = bit(x < y)
+	case ">":
+		n = bit(x > y)
+	case "&&":
+		n = x & y
+	case "||":
+		n = x | y
+	case "max":
+		n = max(x, y)
+	case "min":
+		n = min(x, y)
+	default:
+		return 0, false
+	}
+	return n, true
 }
 
 func bit(on bool) uint32 {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"go/types"
 	"maps"
 	"regexp"
 	"strconv"
@@ -13,7 +12,7 @@ import (
 
 // A renderer writes the declarations of a variant.
 type renderer struct {
-	consts *types.Package         // holds the constants
+	consts map[string]uint32
 	parts  map[string]declaration // with the attribute @inline
 	out    strings.Builder
 }
@@ -56,15 +55,15 @@ func Render(v Variant) (string, error) {
 
 // newRenderer returns a renderer for v and the declarations of its kernel.
 func newRenderer(v Variant) (*renderer, []declaration, error) {
-	r := &renderer{consts: types.NewPackage("constants", "constants"), parts: maps.Clone(library().parts)}
+	r := &renderer{consts: map[string]uint32{}, parts: maps.Clone(library().parts)}
 	for _, c := range constantsOf(v) {
-		r.set(c.name, c.value)
+		r.consts[c.name] = c.value
 	}
 	own, exp2 := v.(OwnExp2)
 	if exp2 {
 		v = own.Variant
 	}
-	r.set("EXP2", bit(exp2))
+	r.consts["EXP2"] = bit(exp2)
 	file, err := fileOf(v)
 	maps.Copy(r.parts, file.parts)
 	return r, file.decls, cmp.Or(err, library().err)
@@ -74,10 +73,8 @@ func newRenderer(v Variant) (*renderer, []declaration, error) {
 func (r *renderer) declare(d declaration) error {
 	text, err := r.rendered(d.text)
 	if m := integer.FindStringSubmatch(text); m != nil && err == nil {
-		var n uint32
-		n, err = r.eval(m[1])
-		r.set(d.name, n)
-		text = fmt.Sprintf("const %s: u32 = %du;", d.name, n)
+		r.consts[d.name], err = r.eval(m[1])
+		text = fmt.Sprintf("const %s: u32 = %du;", d.name, r.consts[d.name])
 	}
 	r.out.WriteString(text + "\n")
 	return err
@@ -146,10 +143,7 @@ func (r *renderer) evaluated(text string) string {
 }
 
 // level returns how far loops are unrolled. Kernels without the constant have no loops to unroll.
-func (r *renderer) level() Expand {
-	n, _ := r.eval("EXPAND")
-	return Expand(n)
-}
+func (r *renderer) level() Expand { return Expand(r.consts["EXPAND"]) }
 
 // render writes text, without attributes of this package and with counters replaced by their values.
 func (r *renderer) render(text string, counters map[string]uint32) error {

@@ -1,7 +1,6 @@
 package shaders
 
 import (
-	"go/types"
 	"regexp"
 	"strings"
 	"testing"
@@ -50,10 +49,7 @@ func TestAttributes(t *testing.T) {
 			"@unroll for (var i = 0u; i < 1u; i++) { @inline twice(put, i); }", "{  put(0u); put(0u + 1u);  }"},
 		{"expressions in attributes of WGSL get their values", Looped, "@binding(N + 1u) @workgroup_size(N, M)", "@binding(3) @workgroup_size(2, 3)"},
 	} {
-		r := &renderer{consts: types.NewPackage("", ""), parts: parse(library).parts}
-		for name, n := range map[string]uint32{"N": 2, "M": 3, "IN": 1, "EXPAND": uint32(c.level)} {
-			r.set(name, n)
-		}
+		r := &renderer{consts: map[string]uint32{"N": 2, "M": 3, "IN": 1, "EXPAND": uint32(c.level)}, parts: parse(library).parts}
 		err := r.render(c.src, nil)
 		if got := lines(r.evaluated(r.out.String())); err != nil || got != c.want {
 			t.Errorf("%s: %v\n%s\nshould be\n%s", c.name, err, got, c.want)
@@ -93,8 +89,7 @@ func TestAttributesRefuse(t *testing.T) {
 		"@inline f(1u);", // no such function
 		"@inline f",
 	} {
-		r := &renderer{consts: types.NewPackage("", "")}
-		r.set("EXPAND", uint32(Full))
+		r := &renderer{consts: map[string]uint32{"EXPAND": uint32(Full)}}
 		if err := r.render(src, nil); err == nil {
 			t.Errorf("%q became %q", src, r.out.String())
 		}
