@@ -61,14 +61,11 @@ fn converted(bits: u32) -> u32 {
     return encode16(value(bits), p.out_type);
 }
 
-fn src_row(row: u32) -> u32 {
+// $x_row returns where a row of the box begins in $x.
+@each($x: src, o)
+fn $x_row(row: u32) -> u32 {
     let h = (row / p.rows) % p.heads;
-    return p.src.base + (row / p.rows / p.heads) * p.src.b + h * p.src.h + (row % p.rows) * p.src.s;
-}
-
-fn o_row(row: u32) -> u32 {
-    let h = (row / p.rows) % p.heads;
-    return p.o.base + (row / p.rows / p.heads) * p.o.b + h * p.o.h + (row % p.rows) * p.o.s;
+    return p.$x.base + (row / p.rows / p.heads) * p.$x.b + h * p.$x.h + (row % p.rows) * p.$x.s;
 }
 
 // quantise writes a row of q8. A row with NaN or Inf gets a NaN as its scale, and a row of numbers that are all

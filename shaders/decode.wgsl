@@ -96,22 +96,15 @@ fn pairs(a: u32, b: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
 
-// key_at returns where the row of a key begins, plus in_row: n keys after start but not after limit, which
-// include in_row, and number in_tile of its tile. Callers keep start in a variable: compilers would turn j·s +
-// n·s into (j + n)·s, another addition for each n.
-fn key_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
+// key_at and value_at return where the row of a key begins, plus in_row: n keys after start but not after limit,
+// which include in_row, and number in_tile of its tile. Callers keep start in a variable: compilers would turn
+// j·s + n·s into (j + n)·s, another addition for each n.
+@each($f $x $UNIT: key_at k KUNIT, value_at v UNIT)
+fn $f(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
     var row = 0u;
-    @if(PAGED == 0u) row = min(start + n * (p.k.s / KUNIT), limit);
-    @else row = rows_k[turn * BC + in_tile] + in_row;
+    @if(PAGED == 0u) row = min(start + n * (p.$x.s / $UNIT), limit);
+    @else row = rows_$x[turn * BC + in_tile] + in_row;
     return row;
-}
-
-// value_at does so for values.
-fn value_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
-    var i = 0u;
-    @if(PAGED == 0u) i = min(start + n * (p.v.s / UNIT), limit);
-    @else i = rows_v[turn * BC + in_tile] + in_row;
-    return i;
 }
 
 // word_k returns word w of the row of k that begins at element at, as if its elements were contiguous, with

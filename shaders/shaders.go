@@ -10,14 +10,17 @@
 //	const DVB: u32 = 4u;
 //
 // Constants of a file may be expressions of these. The oldest supported WGSL compiler has neither
-// override declarations nor constant expressions: Render writes their values. It also removes
-// comments and executes four attributes of its own, in conditions of which constants are known:
+// override declarations nor constant expressions, so Render writes the values. Render also removes
+// comments and replaces four attributes that WGSL does not have:
 //
 //	@if(IN == 1u) ... @else ...         keeps one of two declarations or statements; @else is optional
 //	@unroll for (...) { ... }           copies the body for each value of the counter, see [Expand]
 //	@each($x $T: q IN, k KV) fn f_$x    makes a function for each binding: WGSL has no pointers to them
-//	@inline f(a);                       inserts the body of a function @inline fn f($x) { ... } as text:
-//	                                    it sees and declares the variables of its caller
+//	@inline f(a);                       inserts the body of a function @inline fn f($x) { ... } as text
+//
+// Conditions and the bounds of unrolled loops consist of constants. An inline function sees the
+// variables of its caller, and its caller sees those that it declares. The main function of a large
+// kernel is a list of inline functions in the order of the formula.
 //
 // Declarations that several kernels use are in common. Render adds those that a variant uses.
 //
