@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
@@ -65,8 +64,8 @@ func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged
 	if err := p.alloc(ctx, c.Pages); err != nil {
 		return nil, err
 	}
-	if p.refs, err = backend.Make[int32](c.Pages); err == nil {
-		p.free, err = backend.Make[int32](c.Pages)
+	if p.refs, err = op.Make[int32](c.Pages); err == nil {
+		p.free, err = op.Make[int32](c.Pages)
 	}
 	if err != nil {
 		p.release()

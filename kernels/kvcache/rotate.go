@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Rotary is a rotary position embedding, such as nn.RoPE.
@@ -107,7 +107,7 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 func positionsOf(from []int, n int) (positions [][]int, err error) {
 	positions = make([][]int, len(from))
 	for b, first := range from {
-		if positions[b], err = backend.Make[int](n); err != nil {
+		if positions[b], err = op.Make[int](n); err != nil {
 			return nil, err
 		}
 		for i := range positions[b] {

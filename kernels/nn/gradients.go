@@ -183,31 +183,18 @@ func (b *backward) contiguous(t kernels.Tensor) kernels.Tensor {
 
 // flat returns t [B, 1, S, N] as the rows of all batches, [1, 1, B·S, N].
 func (b *backward) flat(t kernels.Tensor) kernels.Tensor {
-	s, st := t.Shape(), t.Strides()
-	if b.err != nil {
-		return t
-	}
-	if s[kernels.Batch] > 1 && st[kernels.Batch] != s[kernels.Seq]*st[kernels.Seq] {
+	s := t.Shape()
+	if st := t.Strides(); s[kernels.Batch] > 1 && st[kernels.Batch] != s[kernels.Seq]*st[kernels.Seq] {
 		t = b.contiguous(t)
-		st = t.Strides()
 	}
-	if b.err != nil {
-		return t
-	}
-	return b.must(t.View(kernels.Shape{1, 1, s[kernels.Batch] * s[kernels.Seq], s[kernels.Dim]}, st, 0))
+	return b.must(t.View(kernels.Shape{1, 1, s[kernels.Batch] * s[kernels.Seq], s[kernels.Dim]}, t.Strides(), 0))
 }
 
 func (b *backward) transposed(t kernels.Tensor) kernels.Tensor {
-	if b.err != nil {
-		return t
-	}
 	return b.must(t.Swap(kernels.Seq, kernels.Dim))
 }
 
 func (b *backward) heads(t kernels.Tensor, heads int) kernels.Tensor {
-	if b.err != nil {
-		return t
-	}
 	return b.must(splitHeads(t, heads))
 }
 
@@ -236,10 +223,7 @@ func (b *backward) linear(dw, dbias *kernels.Tensor, x, dy kernels.Tensor, bias 
 	rows := dy.Shape()[kernels.Seq]
 	one := b.must(b.dev.FromFloat32(b.ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1}))
 	b.temporary = append(b.temporary, one)
-	if b.err == nil {
-		one = b.must(one.Broadcast(kernels.Shape{1, 1, 1, rows}))
-	}
-	b.project(b.kept(dbias, kernels.Shape{1, 1, 1, n}), one, dy)
+	b.project(b.kept(dbias, kernels.Shape{1, 1, 1, n}), b.must(one.Broadcast(kernels.Shape{1, 1, 1, rows})), dy)
 }
 
 // input computes dx = Σ dy·wᵀ over the layers that read x: one product of the gradients of all
@@ -256,9 +240,6 @@ func (b *backward) input(dx *kernels.Tensor, dy, weights []kernels.Tensor) {
 		below = b.alloc(kernels.Shape{1, 1, all, model})
 		at := 0
 		for i, w := range weights {
-			if b.err != nil {
-				return
-			}
 			n := w.Shape()[kernels.Dim]
 			b.copy(b.must(side.Slice(kernels.Dim, at, at+n)), dy[i])
 			b.copy(b.must(below.Slice(kernels.Seq, at, at+n)), b.transposed(w))

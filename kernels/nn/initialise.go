@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
@@ -57,7 +56,7 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 		if p.bias && !c.Bias {
 			continue
 		}
-		data, err := backend.Make[float32](shape.Elements())
+		data, err := op.Make[float32](shape.Elements())
 		if err != nil {
 			return w, fmt.Errorf("%s of shape %v: %w", p.name, shape, err)
 		}

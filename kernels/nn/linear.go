@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
@@ -90,7 +89,7 @@ func Transposed(weights []float32, inputs int) (kernels.Tensor, error) {
 	if inputs < 1 || len(weights)%inputs != 0 {
 		return kernels.Tensor{}, fmt.Errorf("%d weights are not rows of %d inputs: %w", len(weights), inputs, kernels.ErrShape)
 	}
-	data, err := backend.Make[float32](len(weights))
+	data, err := op.Make[float32](len(weights))
 	if err != nil {
 		return kernels.Tensor{}, err
 	}

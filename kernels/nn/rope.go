@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
@@ -37,7 +36,7 @@ func Positions(from, n int) ([][]int, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("positions: n is %d, it must be at least 0: %w", n, kernels.ErrOption)
 	}
-	ids, err := backend.Make[int](n)
+	ids, err := op.Make[int](n)
 	if err != nil {
 		return nil, fmt.Errorf("positions of %d rows: %w", n, err)
 	}
@@ -71,11 +70,11 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 	if shape.Elements() < 0 {
 		return a, fmt.Errorf("%d batches of %d positions for %d pairs are too many: %w", len(positions), seq, pairs, kernels.ErrShape)
 	}
-	cos, err := backend.Make[float32](shape.Elements())
+	cos, err := op.Make[float32](shape.Elements())
 	if err != nil {
 		return a, err
 	}
-	sin, err := backend.Make[float32](shape.Elements())
+	sin, err := op.Make[float32](shape.Elements())
 	if err != nil {
 		return a, err
 	}

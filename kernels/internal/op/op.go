@@ -1,5 +1,5 @@
-// Package op has what the operations of packages kernels, kvcache and nn have in common: their
-// names in errors, and the optional abilities of a backend that they need.
+// Package op has what the operations of package kernels and the packages below it have in common:
+// their names in errors, host memory, and the optional abilities of a backend that they need.
 package op
 
 import (
@@ -49,3 +49,9 @@ func need[T any](be backend.Backend, ability string) (T, error) {
 	}
 	return able, nil
 }
+
+// Make returns make([]T, n), or ErrMemory.
+func Make[T any](n int) ([]T, error) { return backend.Make[T](n) }
+
+// CheckMemory returns ErrMemory unless the host can allocate so many bytes.
+func CheckMemory(bytes int64) error { return backend.CheckMemory(bytes) }
