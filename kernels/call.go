@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -279,15 +280,12 @@ func (c *Call) outputs(alloc func(DType, Shape) (Tensor, error)) (r Result, err 
 		if !want || err != nil {
 			return
 		}
-		d := c.dims
-		if !c.packed() {
-			*t, err = alloc(dtype, Shape{d.Batch, d.Heads, d.SeqQ, last})
-			return
+		layout := BHSD
+		if c.packed() {
+			layout = BSHD // [total, H, Dv]
 		}
-		// In memory the rows of packed sequences lie as [total, H, Dv].
-		if *t, err = alloc(dtype, Shape{1, d.SeqQ, d.Heads, last}); err == nil {
-			*t, err = t.Swap(Heads, Seq)
-		}
+		*t, err = alloc(dtype, layout.inMemory(c.rows(last)))
+		*t = layout.view(*t)
 	}
 	request(&r.O, true, c.q.DType(), c.dims.ValueDim)
 	request(&r.LSE, c.opt.LSE, F32, 1)
@@ -396,25 +394,20 @@ func (c *Call) checkOutputs(out Result) error {
 	if err := c.ready(); err != nil {
 		return err
 	}
-	d := c.dims
-	rows := Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
-	if err := out.O.CheckShape("o", rows, "[B, H, Sq, Dv] of q and v", c.q.DType(), F32); err != nil {
+	if err := cmp.Or(out.O.CheckShape("o", c.rows(c.dims.ValueDim), "[B, H, Sq, Dv] of q and v", c.q.DType(), F32),
+		checkOptional("lse", out.LSE, c.rows(1), "[B, H, Sq, 1] of q", F32),
+		checkOptional("weights", out.Weights, c.rows(c.dims.SeqK), "[B, H, Sq, Sk] of q and k", F32)); err != nil {
 		return err
-	}
-	if !out.LSE.IsZero() {
-		rows[Dim] = 1
-		if err := out.LSE.CheckShape("lse", rows, "[B, H, Sq, 1] of q", F32); err != nil {
-			return err
-		}
 	}
 	if out.Weights.IsZero() {
 		return nil
 	}
-	rows[Dim] = d.SeqK
-	if err := out.Weights.CheckShape("weights", rows, "[B, H, Sq, Sk] of q and k", F32); err != nil {
-		return err
-	}
 	return c.checkPath(true)
+}
+
+// rows returns the shape of a tensor with so many elements for each row.
+func (c *Call) rows(elements int) Shape {
+	return Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, elements}
 }
 
 // distinct returns ErrOverlap when outputs overlap inputs or each other.

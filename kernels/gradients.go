@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -141,18 +142,8 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 	if err := c.checkOutputs(result); err != nil {
 		return err
 	}
-	rows := result.O.Shape()
-	sums := rows
-	sums[Dim] = 1
-	if err := d.O.CheckShape("d.o", rows, "shape of o", floats...); err != nil {
-		return err
-	}
-	if !d.LSE.IsZero() {
-		if err := d.LSE.CheckShape("d.lse", sums, "shape of lse", F32); err != nil {
-			return err
-		}
-	}
-	return c.checkGradients(grads)
+	return cmp.Or(d.O.CheckShape("d.o", c.rows(c.dims.ValueDim), "shape of o", floats...),
+		checkOptional("d.lse", d.LSE, c.rows(1), "shape of lse", F32), c.checkGradients(grads))
 }
 
 // gradientRule is what a gradient of a call must be.
@@ -185,14 +176,12 @@ func (c *Call) gradientRules() [7]gradientRule {
 func (c *Call) checkGradients(grads *Gradients) error {
 	all := grads.all()
 	for i, rule := range c.gradientRules() {
-		switch g := all[i]; {
-		case g.Tensor.IsZero():
-		case !rule.exists:
+		g := all[i]
+		if !rule.exists && !g.Tensor.IsZero() {
 			return fmt.Errorf("%s is requested, but the call does not have that option: %w", g.Name, ErrOption)
-		default:
-			if err := g.Tensor.CheckShape(g.Name, rule.shape, rule.of, rule.dtype, F32); err != nil {
-				return err
-			}
+		}
+		if err := checkOptional(g.Name, g.Tensor, rule.shape, rule.of, rule.dtype, F32); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -372,7 +361,7 @@ func (c *Call) rehearse(want Gradients, f func(g *backend.Gradients) error) erro
 	if err != nil {
 		return err
 	}
-	if out.LSE, err = Meta(F32, Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, 1}); err != nil {
+	if out.LSE, err = Meta(F32, c.rows(1)); err != nil {
 		return err
 	}
 	d := Result{O: out.O}

@@ -61,6 +61,14 @@ var (
 	numbers = []DType{F32, F16, BF16, Q8}
 )
 
+// checkOptional is Tensor.CheckShape unless t is the zero Tensor.
+func checkOptional(name string, t Tensor, shape Shape, rule string, dtypes ...DType) error {
+	if t.IsZero() {
+		return nil
+	}
+	return t.CheckShape(name, shape, rule, dtypes...)
+}
+
 // empty reports whether a call of lengths d has no scores: its result is empty, or its rows
 // have no keys.
 func empty(d Dims) bool { return d.Batch == 0 || d.Heads == 0 || d.SeqQ == 0 || d.SeqK == 0 }

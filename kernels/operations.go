@@ -72,10 +72,8 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) 
 	if err := y.CheckShape("y", Shape{xs[Batch], xs[Heads], xs[Seq], n}, "[B, H, S, N] of x and w", floats...); err != nil {
 		return err
 	}
-	if !bias.IsZero() {
-		if err := bias.CheckShape("bias", Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...); err != nil {
-			return err
-		}
+	if err := checkOptional("bias", bias, Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...); err != nil {
+		return err
 	}
 	if noElements(y) {
 		return d.nothing(ctx)

@@ -58,11 +58,9 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 	if err != nil {
 		return err
 	}
-	if !lse.IsZero() {
-		sh[Dim] = 1
-		if err := lse.CheckShape("lse", sh, "[B, H, Sq, 1] of s", F32); err != nil {
-			return err
-		}
+	sh[Dim] = 1
+	if err := checkOptional("lse", lse, sh, "[B, H, Sq, 1] of s", F32); err != nil {
+		return err
 	}
 	if p.dims.SeqK == 0 && !lse.IsZero() {
 		return d.noKeys(ctx, Tensor{}, lse, opt.Sinks)
