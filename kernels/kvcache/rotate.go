@@ -86,7 +86,7 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 	for b := range from {
 		first[b] = max(0, from[b]-stepTokens)
 	}
-	positions, err := positionsOf(first, tableTokens)
+	positions, err := op.Positions(first, tableTokens)
 	if err != nil {
 		return err
 	}
@@ -101,20 +101,6 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 	t.Release()
 	t.Angles, t.from = a, first
 	return nil
-}
-
-// positionsOf returns the positions of n rows of each batch from from[b] on.
-func positionsOf(from []int, n int) (positions [][]int, err error) {
-	positions = make([][]int, len(from))
-	for b, first := range from {
-		if positions[b], err = op.Make[int](n); err != nil {
-			return nil, err
-		}
-		for i := range positions[b] {
-			positions[b][i] = first + i
-		}
-	}
-	return positions, nil
 }
 
 // rotate returns x rotated, as dtype; row i of batch b is at position from[b]+i. The result
@@ -135,7 +121,7 @@ func (p *pool) rotate(ctx context.Context, name string, x kernels.Tensor, dtype 
 	} else {
 		var positions [][]int
 		var angles kernels.Angles
-		if positions, err = positionsOf(from, n); err != nil {
+		if positions, err = op.Positions(from, n); err != nil {
 			return x, err
 		}
 		if angles, err = p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions); err != nil {

@@ -365,13 +365,9 @@ func (l *MultiHeadAttention) angles(ctx context.Context, given kernels.Angles, t
 	if cache != nil {
 		from = cache.Lens()
 	}
-	var positions [][]int
-	for _, n := range from {
-		of, err := Positions(n, rows)
-		if err != nil {
-			return a, made, err
-		}
-		positions = append(positions, of...)
+	positions, err := op.Positions(from, rows)
+	if err != nil {
+		return a, made, err
 	}
 	made, err = l.config.RoPE.Angles(ctx, l.dev, l.config.HeadDim, positions)
 	return made, made, err

@@ -36,14 +36,11 @@ func Positions(from, n int) ([][]int, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("positions: n is %d, it must be at least 0: %w", n, kernels.ErrOption)
 	}
-	ids, err := op.Make[int](n)
+	positions, err := op.Positions([]int{from}, n)
 	if err != nil {
 		return nil, fmt.Errorf("positions of %d rows: %w", n, err)
 	}
-	for i := range ids {
-		ids[i] = from + i
-	}
-	return [][]int{ids}, nil
+	return positions, nil
 }
 
 // Angles returns the rotation angles of rows at positions, for the caller to Release:

@@ -55,3 +55,17 @@ func Make[T any](n int) ([]T, error) { return backend.Make[T](n) }
 
 // CheckMemory returns ErrMemory unless the host can allocate so many bytes.
 func CheckMemory(bytes int64) error { return backend.CheckMemory(bytes) }
+
+// Positions returns, for each of from, the positions of n rows from there on.
+func Positions(from []int, n int) (positions [][]int, err error) {
+	positions = make([][]int, len(from))
+	for b, first := range from {
+		if positions[b], err = Make[int](n); err != nil {
+			return nil, err
+		}
+		for i := range positions[b] {
+			positions[b][i] = first + i
+		}
+	}
+	return positions, nil
+}
