@@ -54,12 +54,13 @@ func TestAPI(t *testing.T) {
 	}
 }
 
-// writeAPI writes the declarations of the package in dir, if it has one that can be imported.
+// writeAPI writes the declarations of the package in dir, if it has one that can be imported and is
+// not of tests alone.
 func writeAPI(to *bytes.Buffer, dir string) error {
 	platform := build.Default
 	platform.GOOS, platform.GOARCH, platform.CgoEnabled, platform.BuildTags = "linux", "amd64", true, nil
 	found, err := platform.ImportDir(dir, 0)
-	if _, none := err.(*build.NoGoError); none || err == nil && found.Name == "main" {
+	if _, none := err.(*build.NoGoError); none || err == nil && (found.Name == "main" || len(found.GoFiles) == 0) {
 		return nil
 	}
 	if err != nil {
