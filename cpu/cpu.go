@@ -3,12 +3,22 @@
 //
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
-// One engine computes tiles of query rows against blocks of 128 keys, with an online
-// softmax between the two products. The tiles run on one of four tables of
+// Tiles of query rows meet blocks of 128 keys, with an online softmax between the two
+// products. They run on one of four tables of
 // kernels (package vec): generated assembly for AVX-512, AVX2 and NEON, and gonum's
 // blas32.Gemm for all other machines. A program that plugs another BLAS into
 // gonum (blas32.Use) speeds the gonum kernels up. A call needs some hundred KiB
 // of memory a thread in addition to its operands, whatever their lengths.
+//
+// This package decides what a call becomes: its layout, its chunks, one to a task, and what is
+// done after the last of them. The rooms below it know one thing each:
+//
+//	attention.go ──► partition.go ──► internal/pool ──► internal/tile ──► internal/vec
+//	a call           its chunks       workers, tasks    scores, softmax   one product of a
+//	                                  and scratch       and values        tile and a block
+//
+// Package internal/backward stands beside internal/tile, whose scores it takes, and
+// internal/view reads and writes tensors for all of them.
 //
 // Importing the package registers it:
 //
