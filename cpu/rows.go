@@ -91,13 +91,15 @@ func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 		j.scores.Seed(&s.Draw)
 	}
 	head, from := t/j.headTasks, t%j.headTasks*j.taskRows
+	b, h, left := head/j.heads, head%j.heads, j.pause
 	for i := from; i < min(j.seq, from+j.taskRows); i++ {
-		if (i+1)%j.pause == 0 {
+		if left--; left == 0 {
 			if err := turn.Pause(); err != nil {
 				return err
 			}
+			left = j.pause
 		}
-		j.row(j, s, mem, head/j.heads, head%j.heads, i)
+		j.row(j, s, mem, b, h, i)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 type smallSpace struct {
 	a      *attention
 	q      []float32 // [rows, DimK], times scale; the padding is 0
-	k, v   []float32 // rows that the kernels cannot read in place
+	k, v   []float32 // rows that the kernels cannot read in place; the padding of keys is 0
 	s      []float32 // [rows, ld]
 	ld     int
 	o      []float32 // [rows, DimV]
@@ -35,6 +35,9 @@ func (x *smallSpace) open(a *attention, w *pool.Scratch) {
 		s: w.Floats(l.Rows * ld), ld: ld, o: w.Floats(l.Rows * l.DimV), m: w.Floats(l.Rows), l: w.Floats(l.Rows),
 		alpha: w.Floats(l.Rows), lanes: w.Floats(l.Kernels.Lanes), memory: tile.SpaceOf(w)}
 	clear(x.q)
+	if l.Dims.Dim < l.DimK {
+		clear(x.k)
+	}
 }
 
 // smallTask computes the groups of task n.
@@ -150,7 +153,9 @@ func (x *smallSpace) scores(b, hk, n int) {
 	}
 	if done < n {
 		rest := tile.RoundUp(n, kernels.Lanes) - done
-		p.K.LoadRows(kernels, x.k, l.DimK, b, hk, done, n-done)
+		for r := range n - done {
+			copy(x.k[r*l.DimK:], p.K.F32[p.K.RowIndex(b, hk, done+r):][:l.Dims.Dim])
+		}
 		kernels.Dots(vec.F32, x.s[done:], x.ld, x.memory.Rows(x.k, l.DimK, rest, l.DimK), l.DimK, x.q, l.DimK, l.Rows, l.DimK)
 	}
 }

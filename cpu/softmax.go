@@ -59,17 +59,15 @@ func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *back
 
 // softmaxRow is row i of head (b, h) of a Softmax call, and the memory to compute it in.
 type softmaxRow struct {
-	j                      *rowJob
-	space                  *tile.Space
-	s                      *view.View
-	row, bias, lanes, sums []float32
-	b, h, i                int
+	j       *rowJob
+	space   *tile.Space
+	s       *view.View
+	mem     []float32 // a block of scores, one of biases, and the lanes of maxima and sums
+	b, h, i int
 }
 
 func softmaxOfRow(j *rowJob, s *tile.Space, mem []float32, b, h, i int) {
-	const n = tile.BlockKeys
-	r := softmaxRow{j: j, space: s, s: &j.x[0], row: mem[:n], bias: mem[n : 2*n], b: b, h: h, i: i}
-	r.lanes, r.sums = mem[2*n:2*n+j.kernels.Lanes], mem[2*n+j.kernels.Lanes:]
+	r := softmaxRow{j, s, &j.x[0], mem, b, h, i}
 	if lse := r.softmax(); !j.x[1].IsZero() {
 		j.x[1].F32[j.x[1].Index(b, h, i)] = lse
 	}
@@ -79,6 +77,7 @@ func softmaxOfRow(j *rowJob, s *tile.Space, mem []float32, b, h, i int) {
 func (r *softmaxRow) softmax() float32 {
 	j, k := r.j, r.j.kernels
 	lo, hi := j.problem.Visible.Range(r.b, r.i, j.cols)
+	lanes, sums := r.lanes(), r.mem[2*tile.BlockKeys+k.Lanes:]
 	m := tile.NegInf
 	r.each(lo, hi, func(x []float32, key, n int) {
 		if y := r.score(x, key, n); y > m {
@@ -88,18 +87,18 @@ func (r *softmaxRow) softmax() float32 {
 	if m == tile.NegInf { // all hidden, or NaN
 		m = 0
 	}
-	clear(r.sums)
+	clear(sums)
 	r.each(lo, hi, func(x []float32, _, n int) {
 		tile.Fill(x[n:], tile.NegInf)
-		k.Exp2Sum(x, m, r.sums)
+		k.Exp2Sum(x, m, sums)
 	})
 	sum := 0.0
-	for _, y := range r.sums {
+	for _, y := range sums {
 		sum += float64(y)
 	}
 	lse, inv := tile.RowLSE(m, sum, j.problem.Sink(r.h))
 	r.each(lo, hi, func(x []float32, key, n int) {
-		k.ScaleMax(x, inv, r.lanes)
+		k.ScaleMax(x, inv, lanes)
 		if sum != sum { // NaN, except for hidden keys
 			for c := range n {
 				if j.scores.Hides(r.b, r.h, r.i, key+c) {
@@ -116,22 +115,26 @@ func (r *softmaxRow) softmax() float32 {
 	return lse
 }
 
+// lanes returns memory for a vector.
+func (r *softmaxRow) lanes() []float32 { return r.mem[2*tile.BlockKeys:][:r.j.kernels.Lanes] }
+
 // score turns n dot products, with the keys from key on, into scores in units of
 // log2 e, and the elements of x after them into -Inf. It returns the largest.
 func (r *softmaxRow) score(x []float32, key, n int) float32 {
 	k, sc := r.j.kernels, r.j.scores
-	m := k.ScaleMax(x, sc.Scale, r.lanes)
+	lanes, bias := r.lanes(), r.mem[tile.BlockKeys:2*tile.BlockKeys]
+	m := k.ScaleMax(x, sc.Scale, lanes)
 	if sc.Cap > 0 {
 		k.Softcap(x, sc.Cap)
 	}
 	if sc.Masked || sc.Added {
 		for c := 0; c < n; c += tile.BlockKeys {
 			some := min(tile.BlockKeys, n-c)
-			lanes := tile.RoundUp(some, k.Lanes)
+			padded := tile.RoundUp(some, k.Lanes)
 			if sc.Added {
-				sc.AddedRow(&r.space.Ramp, r.bias[:some], r.b, r.h, r.i, key+c)
-				clear(r.bias[some:lanes])
-				k.Bias(x[c:c+lanes], r.bias)
+				sc.AddedRow(&r.space.Ramp, bias[:some], r.b, r.h, r.i, key+c)
+				clear(bias[some:padded])
+				k.Bias(x[c:c+padded], bias)
 			}
 			if sc.Masked {
 				sc.MaskRow(x[c:c+some], r.b, r.h, r.i, key+c)
@@ -142,7 +145,7 @@ func (r *softmaxRow) score(x []float32, key, n int) float32 {
 		return m
 	}
 	tile.Fill(x[n:], tile.NegInf)
-	return k.ScaleMax(x, 1, r.lanes)
+	return k.ScaleMax(x, 1, lanes)
 }
 
 // kernelKeys is the most keys that one kernel call takes: some microseconds.
@@ -162,7 +165,7 @@ func (r *softmaxRow) each(lo, hi int, f func(x []float32, key, n int)) {
 			continue
 		}
 		n = min(n, tile.BlockKeys)
-		x := r.row[:tile.RoundUp(n, lanes)]
+		x := r.mem[:tile.RoundUp(n, lanes)]
 		r.s.Pack(x, n, r.b, r.h, r.i, 1, key, n)
 		f(x, key, n)
 		r.s.Store(x[:n], r.b, r.h, r.i, key)
