@@ -18,7 +18,7 @@ func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
 		x.Drop(weights, n, &s.Draw, first(backend.Dim, here.Lo))
 	case l.Dims.SeqQ == 1:
 		for lane := 0; lane < t.N; lane += x.Lanes {
-			s.Draw.Heads(x, first(backend.Batch, t.Batch), first(backend.Heads, t.H+lane), first(backend.Seq, 0))
+			s.Draw.Rows(x, first(backend.Batch, t.Batch), first(backend.Heads, t.H+lane), first(backend.Seq, 0), x.Lanes)
 			x.DropHeads(weights[lane:], n, &s.Draw, first(backend.Dim, here.Lo))
 		}
 	default:

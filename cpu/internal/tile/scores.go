@@ -202,7 +202,7 @@ func (sc *Scores) Drops() bool { return sc.problem.Dropout.P > 0 }
 // on. s has room for a multiple of DropLanes, which it overwrites, and d is seeded.
 func (sc *Scores) DropRow(d *vec.Draw, s []float32, b, h, i, j int) {
 	x, first := sc.Layout.Kernels, &sc.problem.Dropout.First
-	d.Row(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i))
+	d.Rows(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i), 1)
 	x.DropRow(s[:RoundUp(len(s), x.DropLanes())], d, uint32(first[backend.Dim]+j))
 }
 

@@ -85,14 +85,9 @@ func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
 	d.at(batch, head, row, 0)
 }
 
-// Row prepares d for DropRow.
-func (d *Draw) Row(x *Kernels, batch, head, row uint32) { d.rows(x, batch, head, row, 1) }
-
-// Heads prepares d for DropHeads: lane 0 is head.
-func (d *Draw) Heads(x *Kernels, batch, head, row uint32) { d.rows(x, batch, head, row, x.Lanes) }
-
-// rows prepares d for weights of one row in each of some heads.
-func (d *Draw) rows(x *Kernels, batch, head, row uint32, heads int) {
+// Rows prepares d for DropRow on one row of head, or for DropHeads, with heads = Lanes, where lane
+// 0 is head.
+func (d *Draw) Rows(x *Kernels, batch, head, row uint32, heads int) {
 	d.heads, d.columns = heads, x.DropLanes()/heads
 	for g := range 2 {
 		repeat(&d.wide.counters[g], row/4)

@@ -39,7 +39,7 @@ func TestDrop(t *testing.T) {
 					}
 					for row := range 4 {
 						ones = filled((keys+1)*x.Width, 1)
-						d.Heads(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row))
+						d.Rows(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row), x.Lanes)
 						x.DropHeads(ones[x.Width-x.Lanes:], keys, &d, first(backend.Dim)+key0)
 						for i, got := range ones[:keys*x.Width] {
 							head, key, y := i%x.Width-x.Width+x.Lanes, i/x.Width, float32(1)
@@ -56,7 +56,7 @@ func TestDrop(t *testing.T) {
 				}
 				for row := range 6 {
 					line := filled(5*x.DropLanes(), 1)
-					d.Row(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row))
+					d.Rows(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row), 1)
 					x.DropRow(line, &d, first(backend.Dim)+key0)
 					for j, got := range line {
 						if y := of(row, key0+j); got != y {
@@ -87,11 +87,11 @@ func BenchmarkDrop(b *testing.B) {
 			d.Tile(x, 1, 2, 4)
 			each("tile", func() { x.Drop(s, 128, &d, 0) })
 			narrow := x.Narrow(1)
-			d.Heads(narrow, 1, 2, 4)
+			d.Rows(narrow, 1, 2, 4, narrow.Lanes)
 			s = s[:128*narrow.Width]
 			each("heads", func() { narrow.DropHeads(s, 128, &d, 0) })
 		}
-		d.Row(x, 1, 2, 4)
+		d.Rows(x, 1, 2, 4, 1)
 		each("row", func() { x.DropRow(s, &d, 0) })
 	}
 }

@@ -102,7 +102,7 @@ type tileKernels struct {
 	hide       func(s *float32, mask *bool, ld, squares int)
 	drop       func(s *float32, times int, d *uint64)
 	// columns[n-1] computes Scores of n of the tile's columns, and valuesOfColumns takes
-	// columnRows elements of the outputs. Both may be nil.
+	// 4 elements of the outputs. Both may be nil.
 	columns         [][]registerTile
 	valuesOfColumns func(o *float32, run *uintptr, steps *int, ldv int, p *float32, first, groups int, alpha *float32)
 	// halfValues is Values with elements as lanes, or nil.

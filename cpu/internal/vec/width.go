@@ -33,9 +33,6 @@ func (x Kernels) narrowed(vectors int, kernels tileKernels) *Kernels {
 	return &x
 }
 
-// columnRows is the number of elements of the outputs that valuesOfColumns computes at once.
-const columnRows = 4
-
 // Columns returns the number of columns of a tile, the vectors of its lanes, or 0 if ScoresOf
 // and ValuesOf take all of them only. Where no row of a column sees some keys these can leave
 // out the column.
@@ -55,6 +52,7 @@ func (x *Kernels) Columns() int {
 func (x *Kernels) ValuesOf(steps []int, o []float32, run []Run, ldv int, p []float32, d int, alpha []float32) {
 	w := x.Width
 	_, _, _, _ = o[d*w-1], p[run[0].n*w-1], alpha[w-1], steps[2*x.Columns()-2]
+	const columnRows = 4 // elements that valuesOfColumns computes at once
 	most := max(1, budget/(columnRows*x.Columns()*run[0].n))
 	c := 0
 	for c+columnRows <= d {
