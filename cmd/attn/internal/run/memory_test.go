@@ -69,9 +69,9 @@ func TestRunEmpty(t *testing.T) {
 		if !strings.HasPrefix(out, "check: ") || (c.rows == 0) != strings.Contains(out, "no rows") {
 			t.Errorf("%s: %s", c.name, out)
 		}
-		o, err := os.ReadFile(dir + "/o.npy")
-		if err != nil || !bytes.Contains(o, []byte("'shape': "+c.o)) || !bytes.HasSuffix(o, append([]byte("\n"), make([]byte, 16*c.rows)...)) {
-			t.Errorf("%s: %v, %q, should be zeros of shape %s", c.name, err, o, c.o)
+		o := readFile(t, dir+"/o.npy")
+		if !bytes.Contains(o, []byte("'shape': "+c.o)) || !bytes.HasSuffix(o, append([]byte("\n"), make([]byte, 16*c.rows)...)) {
+			t.Errorf("%s: %q, should be zeros of shape %s", c.name, o, c.o)
 		}
 	}
 }
@@ -105,10 +105,7 @@ func TestRunMapped(t *testing.T) {
 		if code, _, stderr := attn(t, "run", "--backend=cpu", "--dtype=f32", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy"); code != 0 {
 			t.Fatalf("%s: %s", f.name, stderr)
 		}
-		got, err := os.ReadFile(dir + "/o.npy")
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := readFile(t, dir+"/o.npy")
 		if want == nil {
 			want = got
 		}
@@ -133,13 +130,8 @@ func TestRunStreamed(t *testing.T) {
 		t.Errorf("the plan does not say that it streams:\n%s", plan)
 	}
 	mustRun(t, append(args("streamed.npy"), "--check")...)
-	a, err := os.ReadFile(dir + "/resident.npy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(dir + "/streamed.npy")
-	if err != nil || !bytes.Equal(a, b) {
-		t.Errorf("the streamed output differs, %v", err)
+	if !bytes.Equal(readFile(t, dir+"/resident.npy"), readFile(t, dir+"/streamed.npy")) {
+		t.Error("the streamed output differs")
 	}
 	t.Setenv("ATTN_GPU_MEMORY", "lots")
 	mustFail(t, `ATTN_GPU_MEMORY is "lots"`, args("o.npy")...)

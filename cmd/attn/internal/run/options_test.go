@@ -18,21 +18,50 @@ import (
 // runCase is a problem in files, with the result of plain attention.
 type runCase struct {
 	plainAttention
-	dir   string
-	files []string // flags
+	dir, layout string
+	files       []string // flags of q, k and v
+	flags       []string // further ones
 }
 
-func newRunCase(t *testing.T) runCase {
-	c := runCase{plainAttention: plainAttention{b: 2, h: 4, hkv: 2, sq: 5, sk: 7, d: 8, dv: 6, scale: 1 / math.Sqrt(8)}, dir: t.TempDir()}
+func newRunCase(t *testing.T, layout string) *runCase {
+	c := &runCase{plainAttention{b: 2, h: 4, hkv: 2, sq: 5, sk: 7, d: 8, dv: 6, scale: 1 / math.Sqrt(8)}, t.TempDir(), layout, nil, nil}
 	c.q, c.k, c.v = clitest.Normal(1, c.b*c.h*c.sq*c.d), clitest.Normal(2, c.b*c.hkv*c.sk*c.d), clitest.Normal(3, c.b*c.hkv*c.sk*c.dv)
-	c.files = []string{"--q", clitest.Save(t, c.dir, "q.npy", "<f4", c.q, c.b, c.h, c.sq, c.d),
-		"--k", clitest.Save(t, c.dir, "k.npy", "<f4", c.k, c.b, c.hkv, c.sk, c.d),
-		"--v", clitest.Save(t, c.dir, "v.npy", "<f4", c.v, c.b, c.hkv, c.sk, c.dv)}
+	c.files = []string{"--layout", layout, "--q", c.save(t, "q.npy", c.q, c.h, c.sq, c.d),
+		"--k", c.save(t, "k.npy", c.k, c.hkv, c.sk, c.d), "--v", c.save(t, "v.npy", c.v, c.hkv, c.sk, c.dv)}
 	return c
 }
 
-// run runs the problem with more flags, compares output and log-sum-exp with plain
-// attention, and returns the bytes of the output.
+// ordered returns [B,H,S,D] data in the layout, with its shape.
+func (c *runCase) ordered(data []float64, heads, seq, dim int) ([]float64, []int) {
+	if c.layout == "bshd" {
+		return swapHeads(data, c.b, heads, seq, dim), []int{c.b, seq, heads, dim}
+	}
+	return data, []int{c.b, heads, seq, dim}
+}
+
+// save writes [B,H,S,D] data in the layout.
+func (c *runCase) save(t *testing.T, name string, data []float64, heads, seq, dim int) string {
+	data, shape := c.ordered(data, heads, seq, dim)
+	return clitest.Save(t, c.dir, name, "<f4", data, shape...)
+}
+
+// file writes an array and appends it as a flag.
+func (c *runCase) file(t *testing.T, flag, descr string, data []float64, shape ...int) {
+	c.flags = append(c.flags, flag, clitest.Save(t, c.dir, flag[2:]+".npy", descr, data, shape...))
+}
+
+// keys writes keys from to to-1 of k or v.
+func (c *runCase) keys(t *testing.T, name string, data []float64, from, to, dim int) string {
+	var rows []float64
+	for g := range c.b * c.hkv {
+		rows = append(rows, data[(g*c.sk+from)*dim:(g*c.sk+to)*dim]...)
+	}
+	return c.save(t, name, rows, c.hkv, to-from, dim)
+}
+
+// run runs the problem with more flags, compares output, log-sum-exp and, if they are written,
+// weights with plain attention, and returns the bytes of the output. The numbers are a few
+// units at most: float32 keeps them to 1e-6.
 func (c *runCase) run(t *testing.T, flags ...string) []byte {
 	t.Helper()
 	return c.compare(t, slices.Concat(c.files, flags)...)
@@ -41,101 +70,152 @@ func (c *runCase) run(t *testing.T, flags ...string) []byte {
 func (c *runCase) compare(t *testing.T, flags ...string) []byte {
 	t.Helper()
 	args := slices.Concat([]string{"run", "--backend=cpu", "--check", "--out", c.dir + "/o.npy", "--lse", c.dir + "/l.npy"}, flags)
-	mustRun(t, args...)
-	wantO, wantLSE, _ := c.solve()
-	o, _, _ := clitest.Load(t, c.dir+"/o.npy")
-	clitest.Near(t, "output", o, wantO, 1e-5)
-	lse, _, _ := clitest.Load(t, c.dir+"/l.npy")
-	clitest.Near(t, "lse", lse, wantLSE, 1e-5)
-	raw, err := os.ReadFile(c.dir + "/o.npy")
+	if out := mustRun(t, args...); !strings.HasPrefix(out, "check: 16 rows against float64: ") {
+		t.Errorf("--check printed %q", out)
+	}
+	wantO, wantLSE, wantW := c.solve()
+	wantO, shape := c.ordered(wantO, c.h, c.sq, c.dv)
+	wantArray(t, c.dir+"/o.npy", wantO, 1e-5, shape...)
+	wantArray(t, c.dir+"/l.npy", wantLSE, 1e-5, c.b, c.h, c.sq)
+	if slices.Contains(flags, "--weights") {
+		wantArray(t, c.dir+"/w.npy", wantW, 1e-6, c.b, c.h, c.sq, c.sk)
+	}
+	return readFile(t, c.dir+"/o.npy")
+}
+
+func readFile(t *testing.T, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return raw
+	return text
 }
 
-// TestRunMoreOptions compares options from numbers and files with plain attention. It
-// then runs the printed problem of the same flags, which must yield the same bytes.
-func TestRunMoreOptions(t *testing.T) {
+// TestRunOptions compares each option, and those that interact, with plain attention, fused
+// and staged. It then runs the printed problem of the same flags, which must yield the same
+// bytes.
+func TestRunOptions(t *testing.T) {
 	slopes := []float64{.25, .0625, .015625, .00390625} // of 4 heads
+	mask := clitest.Normal(9, 2*4*5*7)
 	for _, tt := range []struct {
-		name  string
-		flags func(t *testing.T, c *runCase) []string
+		name, flags string
+		set         func(t *testing.T, c *runCase)
 	}{
-		{"alibi as in the paper", func(_ *testing.T, c *runCase) []string {
+		{"plain", "", func(*testing.T, *runCase) {}},
+		{"scale 1", "--scale 1", func(_ *testing.T, c *runCase) { c.scale = 1 }},
+		{"scale 0", "--scale=0", func(_ *testing.T, c *runCase) { c.scale = 0 }},
+		{"negative scale", "--scale -.5", func(_ *testing.T, c *runCase) { c.scale = -.5 }},
+		{"softcap", "--softcap 1.5", func(_ *testing.T, c *runCase) { c.softcap = 1.5 }},
+		{"causal from the top left", "--causal", func(_ *testing.T, c *runCase) {
+			c.hidden = func(_, _, i, j int) bool { return j > i }
+		}},
+		{"causal from the bottom right", "--causal --causal-align bottom-right", func(_ *testing.T, c *runCase) {
+			c.hidden = func(_, _, i, j int) bool { return j > i+2 }
+		}},
+		{"offset", "--causal --offset=1", func(_ *testing.T, c *runCase) {
+			c.hidden = func(_, _, i, j int) bool { return j > i+1 }
+		}},
+		{"prefixes", "--causal --prefix=3,0", func(_ *testing.T, c *runCase) {
+			c.hidden = func(b, _, i, j int) bool { return j > i && j >= []int{3, 0}[b] }
+		}},
+		{"window from the top left", "--window 2,1", func(_ *testing.T, c *runCase) {
+			c.hidden = func(_, _, i, j int) bool { return j < i-2 || j > i+1 }
+		}},
+		{"window from the bottom right", "--window 1,0 --causal-align bottom-right", func(_ *testing.T, c *runCase) {
+			c.hidden = func(_, _, i, j int) bool { return j < i+2-1 || j > i+2 }
+		}},
+		{"window without a left side", "--window inf,1", func(_ *testing.T, c *runCase) {
+			c.hidden = func(_, _, i, j int) bool { return j > i+1 }
+		}},
+		{"key lengths, one of them 0", "--klen 0,3", func(_ *testing.T, c *runCase) {
+			c.hidden = func(b, _, _, j int) bool { return j >= []int{0, 3}[b] }
+		}},
+		{"documents", "--segments=1,1,2,2,9", func(t *testing.T, c *runCase) {
+			q, k := []int{1, 1, 2, 2, 9}, []float64{1, 1, 1, 2, 2, 2, 2}
+			c.hidden = func(_, _, i, j int) bool { return q[i] != int(k[j]) }
+			c.file(t, "--kv-segments", "|i1", slices.Concat(k, k), 2, 7)
+		}},
+		{"bool mask [Sq,Sk]", "", func(t *testing.T, c *runCase) {
+			var m []float64
+			for i := range c.sq * c.sk {
+				m = append(m, float64((i+1)%2))
+			}
+			c.hidden = func(_, _, i, j int) bool { return (i*c.sk+j+1)%2 == 0 }
+			c.file(t, "--mask", "|b1", m, c.sq, c.sk)
+		}},
+		{"bool mask [B,1,1,Sk]", "", func(t *testing.T, c *runCase) {
+			var m []float64
+			for i := range c.b * c.sk {
+				m = append(m, float64(i%3))
+			}
+			c.hidden = func(b, _, _, j int) bool { return (b*c.sk+j)%3 == 0 }
+			c.file(t, "--mask", "|b1", m, c.b, 1, 1, c.sk)
+		}},
+		{"float mask [B,H,Sq,Sk]", "", func(t *testing.T, c *runCase) {
+			c.bias = func(b, h, i, j int) float64 { return mask[((b*c.h+h)*c.sq+i)*c.sk+j] }
+			c.file(t, "--mask", "<f4", mask, c.b, c.h, c.sq, c.sk)
+		}},
+		{"half precision mask [H,Sq,1] with causal", "--causal", func(t *testing.T, c *runCase) {
+			c.bias = func(_, h, i, _ int) float64 { return mask[h*c.sq+i] }
+			c.hidden = func(_, _, i, j int) bool { return j > i }
+			c.file(t, "--mask", "<f2", mask[:c.h*c.sq], c.h, c.sq, 1)
+		}},
+		{"a bool mask and a bias", "", func(t *testing.T, c *runCase) {
+			c.bias = func(_, h, i, j int) float64 { return mask[(h*5+i)*7+j] }
+			c.hidden = func(_, _, _, j int) bool { return j%2 == 1 }
+			c.file(t, "--bias", "<f4", mask[:4*5*7], 4, 5, 7)
+			c.file(t, "--mask", "|b1", []float64{1, 0, 1, 0, 1, 0, 1}, 7)
+		}},
+		{"a mask of blocks with a window", "--block-size=3 --window=4,3", func(t *testing.T, c *runCase) {
+			m := []float64{1, 0, 1, 0, 1, 1}
+			c.hidden = func(_, _, i, j int) bool { return m[i/3*3+j/3] == 0 || j < i-4 || j > i+3 }
+			c.file(t, "--block-mask", "|b1", m, 2, 3)
+		}},
+		{"alibi as in the paper", "--alibi auto", func(_ *testing.T, c *runCase) {
 			c.bias = func(_, h, i, j int) float64 { return -slopes[h] * math.Abs(float64(i-j)) }
-			return []string{"--alibi", "auto"}
 		}},
-		{"alibi by batch and head in a file, at the end", func(t *testing.T, c *runCase) []string {
+		{"alibi by batch and head in a file, at the end", "--causal-align bottom-right", func(t *testing.T, c *runCase) {
 			c.bias = func(b, h, i, j int) float64 { return -slopes[h] * float64(1+b) * math.Abs(float64(i+2-j)) }
-			file := clitest.Save(t, c.dir, "a.npy", "<f4", []float64{.25, .0625, .015625, .00390625, .5, .125, .03125, .0078125}, 2, 4)
-			return []string{"--alibi", file, "--causal-align", "bottom-right"}
+			c.file(t, "--alibi", "<f4", []float64{.25, .0625, .015625, .00390625, .5, .125, .03125, .0078125}, 2, 4)
 		}},
-		{"a bias by distance, causal", func(t *testing.T, c *runCase) []string {
+		{"a bias by distance, causal", "--causal", func(t *testing.T, c *runCase) {
 			r := clitest.Normal(5, 4*11)
 			c.bias = func(_, h, i, j int) float64 { return r[h*11+j-i+4] }
 			c.hidden = func(_, _, i, j int) bool { return j > i }
-			return []string{"--relative-bias", clitest.Save(t, c.dir, "r.npy", "<f2", r, 4, 11), "--causal"}
+			c.file(t, "--relative-bias", "<f2", r, 4, 11)
 		}},
-		{"sinks, one of them none", func(_ *testing.T, c *runCase) []string {
+		{"sinks, one of them none", "--sinks 1,-2,-inf,.5", func(_ *testing.T, c *runCase) {
 			c.sinks = []float64{1, -2, math.Inf(-1), .5}
-			return []string{"--sinks", "1,-2,-inf,.5"}
 		}},
-		{"a mask of blocks with a window", func(t *testing.T, c *runCase) []string {
-			m := []float64{1, 0, 1, 0, 1, 1}
-			c.hidden = func(_, _, i, j int) bool { return m[i/3*3+j/3] == 0 || j < i-4 || j > i+3 }
-			return []string{"--block-mask", clitest.Save(t, c.dir, "b.npy", "|b1", m, 2, 3), "--block-size=3", "--window=4,3"}
+		{"dropout", "--dropout=.25 --seed=12", func(_ *testing.T, c *runCase) {
+			c.keeps, c.kept = backend.Dropout{P: .25, Seed: 12}.Keeps, 1/.75
 		}},
-		{"a bool mask and a bias", func(t *testing.T, c *runCase) []string {
-			bias := clitest.Normal(6, 4*5*7)
-			c.bias = func(_, h, i, j int) float64 { return bias[(h*5+i)*7+j] }
-			c.hidden = func(_, _, _, j int) bool { return j%2 == 1 }
-			return []string{"--bias", clitest.Save(t, c.dir, "x.npy", "<f4", bias, 4, 5, 7), "--mask", clitest.Save(t, c.dir, "m.npy", "|b1", []float64{1, 0, 1, 0, 1, 0, 1}, 7)}
-		}},
-		{"prefixes", func(_ *testing.T, c *runCase) []string {
-			c.hidden = func(b, _, i, j int) bool { return j > i && j >= []int{3, 0}[b] }
-			return []string{"--causal", "--prefix=3,0"}
-		}},
-		{"documents", func(t *testing.T, c *runCase) []string {
-			q, k := []int{1, 1, 2, 2, 9}, []int{1, 1, 1, 2, 2, 2, 2}
-			c.hidden = func(_, _, i, j int) bool { return q[i] != k[j] }
-			raw := []byte{1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 2, 2, 2, 2}
-			file := clitest.WriteFile(t, c.dir, "ids.npy", clitest.RawNPY(clitest.Dict("|i1", false, 2, 7), raw))
-			return []string{"--segments=1,1,2,2,9", "--kv-segments", file}
-		}},
-		{"offset", func(_ *testing.T, c *runCase) []string {
-			c.hidden = func(_, _, i, j int) bool { return j > i+1 }
-			return []string{"--causal", "--offset=1"}
-		}},
-		{"dropout", func(_ *testing.T, c *runCase) []string {
-			drop := backend.Dropout{P: .25, Seed: 12}
-			c.keeps = drop.Keeps
-			c.kept = 1 / .75
-			return []string{"--dropout=.25", "--seed=12"}
-		}},
-		{"everything", func(t *testing.T, c *runCase) []string {
+		{"everything", "--window=2,2 --offset=1 --klen=7,3 --softcap=3 --sinks=0,0,1,1 --alibi=0,.25,.5,.75", func(t *testing.T, c *runCase) {
 			r := clitest.Normal(5, 11)
 			c.bias = func(_, h, i, j int) float64 { return r[j-i+4] - float64(h)/4*math.Abs(float64(i+1-j)) }
 			c.hidden = func(b, _, i, j int) bool { return j > i+3 || j < i-1 || j >= []int{7, 3}[b] }
-			c.sinks = []float64{0, 0, 1, 1}
-			c.softcap = 3
-			return []string{"--relative-bias", clitest.Save(t, c.dir, "r.npy", "<f4", r, 11), "--window=2,2", "--offset=1", "--klen=7,3", "--softcap=3",
-				"--sinks=0,0,1,1", "--alibi=0,.25,.5,.75"}
+			c.sinks, c.softcap = []float64{0, 0, 1, 1}, 3
+			c.file(t, "--relative-bias", "<f4", r, 11)
 		}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			c := newRunCase(t)
-			flags := tt.flags(t, &c)
-			direct := c.run(t, flags...)
-			text := mustRun(t, slices.Concat([]string{"run", "--print-problem"}, c.files, flags)...)
-			file := clitest.WriteFile(t, c.dir, "problem.json", []byte(text))
-			if again := c.compare(t, "--problem", file); !bytes.Equal(direct, again) {
-				t.Errorf("the printed problem gives another output:\n%s", text)
-			}
-			if second := mustRun(t, "run", "--print-problem", "--problem", file); second != text {
-				t.Errorf("the problem prints as\n%s\nand read again as\n%s", text, second)
-			}
-		})
+		for _, layout := range []string{"bhsd", "bshd"} {
+			t.Run(tt.name+" "+layout, func(t *testing.T) {
+				c := newRunCase(t, layout)
+				tt.set(t, c)
+				flags := append(c.flags, strings.Fields(tt.flags)...)
+				direct := c.run(t, flags...)
+				c.run(t, append(slices.Clone(flags), "--weights", c.dir+"/w.npy")...)
+				text := mustRun(t, slices.Concat([]string{"run", "--print-problem"}, c.files, flags)...)
+				file := clitest.WriteFile(t, c.dir, "problem.json", []byte(text))
+				if again := c.compare(t, "--problem", file); !bytes.Equal(direct, again) {
+					t.Errorf("the printed problem gives another output:\n%s", text)
+				}
+				if second := mustRun(t, "run", "--print-problem", "--problem", file); second != text {
+					t.Errorf("the problem prints as\n%s\nand read again as\n%s", text, second)
+				}
+			})
+		}
 	}
 }
 
@@ -143,49 +223,23 @@ func TestRunMoreOptions(t *testing.T) {
 // the end, and the present output is the whole.
 func TestRunPast(t *testing.T) {
 	for _, layout := range []string{"bhsd", "bshd"} {
-		c := newRunCase(t)
+		c := newRunCase(t, layout)
 		c.hidden = func(_, _, i, j int) bool { return j > i+2 } // the past has 2 keys
 		const past = 2
-		file := func(name string, data []float64, from, to, d int) string {
-			var part []float64
-			for g := range c.b * c.hkv {
-				part = append(part, data[(g*c.sk+from)*d:(g*c.sk+to)*d]...)
-			}
-			if layout == "bshd" {
-				return clitest.Save(t, c.dir, name, "<f4", swapHeads(part, c.b, c.hkv, to-from, d), c.b, to-from, c.hkv, d)
-			}
-			return clitest.Save(t, c.dir, name, "<f4", part, c.b, c.hkv, to-from, d)
-		}
-		q := clitest.Save(t, c.dir, "q2.npy", "<f4", c.q, c.b, c.h, c.sq, c.d)
-		if layout == "bshd" {
-			q = clitest.Save(t, c.dir, "q2.npy", "<f4", swapHeads(c.q, c.b, c.h, c.sq, c.d), c.b, c.sq, c.h, c.d)
-		}
-		mustRun(t, "run", "--backend=cpu", "--layout", layout, "--causal", "--out", c.dir+"/o.npy", "--q", q,
-			"--past-k", file("pk.npy", c.k, 0, past, c.d), "--k", file("nk.npy", c.k, past, c.sk, c.d),
-			"--past-v", file("pv.npy", c.v, 0, past, c.dv), "--v", file("nv.npy", c.v, past, c.sk, c.dv),
+		c.run(t, "--causal", "--past-k", c.keys(t, "pk.npy", c.k, 0, past, c.d), "--k", c.keys(t, "nk.npy", c.k, past, c.sk, c.d),
+			"--past-v", c.keys(t, "pv.npy", c.v, 0, past, c.dv), "--v", c.keys(t, "nv.npy", c.v, past, c.sk, c.dv),
 			"--present-k", c.dir+"/k3.npy", "--present-v", c.dir+"/v3.npy")
-		want, _, _ := c.solve()
-		wantK, wantV := c.k, c.v
-		if layout == "bshd" {
-			want = swapHeads(want, c.b, c.h, c.sq, c.dv)
-			wantK, wantV = swapHeads(c.k, c.b, c.hkv, c.sk, c.d), swapHeads(c.v, c.b, c.hkv, c.sk, c.dv)
-		}
-		o, _, _ := clitest.Load(t, c.dir+"/o.npy")
-		clitest.Near(t, layout+" output", o, want, 1e-5)
-		k, shape, _ := clitest.Load(t, c.dir+"/k3.npy")
-		clitest.Near(t, layout+" present keys", k, wantK, 0)
-		if shape[2] != map[string]int{"bhsd": c.sk, "bshd": c.hkv}[layout] {
-			t.Errorf("%s: present keys have shape %v", layout, shape)
-		}
-		v, _, _ := clitest.Load(t, c.dir+"/v3.npy")
-		clitest.Near(t, layout+" present values", v, wantV, 0)
+		k, shape := c.ordered(c.k, c.hkv, c.sk, c.d)
+		wantArray(t, c.dir+"/k3.npy", k, 0, shape...)
+		v, shape := c.ordered(c.v, c.hkv, c.sk, c.dv)
+		wantArray(t, c.dir+"/v3.npy", v, 0, shape...)
 	}
 }
 
 // TestRunPairs checks the outputs with an element for each query and key: scores at
 // each stage, largest weights, and the mask of dropout.
 func TestRunPairs(t *testing.T) {
-	c := newRunCase(t)
+	c := newRunCase(t, "bhsd")
 	c.softcap = 2
 	c.hidden = func(_, _, i, j int) bool { return j > i }
 	bias := clitest.Normal(8, 5*7)
@@ -212,24 +266,13 @@ func TestRunPairs(t *testing.T) {
 			}
 			want = append(want, s)
 		}
-		got, shape, _ := clitest.Load(t, c.dir+"/s.npy")
-		if !slices.Equal(shape, []int{c.b, c.h, c.sq, c.sk}) {
-			t.Errorf("scores have shape %v", shape)
-		}
-		clitest.Near(t, "scores "+point, got, want, 1e-5)
+		wantArray(t, c.dir+"/s.npy", want, 1e-5, c.b, c.h, c.sq, c.sk)
 	}
 
 	mustRun(t, append(slices.Clone(flags), "--lse", c.dir+"/l.npy", "--weights", c.dir+"/all.npy", "--scores", c.dir+"/s.npy", "--topk=3", "--topk-keys", c.dir+"/i.npy", "--topk-weights", c.dir+"/w.npy")...)
 	_, _, weights := c.solve()
-	top, shape, _ := clitest.Load(t, c.dir+"/w.npy")
-	if !slices.Equal(shape, []int{c.b, c.h, c.sq, 3}) {
-		t.Errorf("top weights have shape %v", shape)
-	}
-	rows, err := os.ReadFile(c.dir + "/i.npy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	keys := rows[len(rows)-4*len(top):]
+	rows := readFile(t, c.dir+"/i.npy")
+	keys := rows[len(rows)-4*3*c.b*c.h*c.sq:]
 	var want []float64
 	for n := range c.b * c.h * c.sq {
 		row := weights[n*c.sk : (n+1)*c.sk]
@@ -242,13 +285,10 @@ func TestRunPairs(t *testing.T) {
 			}
 		}
 	}
-	clitest.Near(t, "top weights", top, want, 1e-5)
+	wantArray(t, c.dir+"/w.npy", want, 1e-5, c.b, c.h, c.sq, 3)
 
 	mustRun(t, append(slices.Clone(flags), "--dropout=.5", "--seed=3", "--keep-mask", c.dir+"/keep.npy")...)
-	raw, err := os.ReadFile(c.dir + "/keep.npy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := readFile(t, c.dir+"/keep.npy")
 	drop := backend.Dropout{P: .5, Seed: 3}
 	for n, kept := range raw[len(raw)-c.b*c.h*c.sq*c.sk:] {
 		if (kept == 1) != drop.Keeps(n/c.sk/c.sq/c.h, n/c.sk/c.sq%c.h, n/c.sk%c.sq, n%c.sk) {
@@ -292,25 +332,13 @@ func TestRunPacked(t *testing.T) {
 		"--q", clitest.Save(t, dir, "q.npy", "<f4", q, 9, heads, d), "--k", clitest.Save(t, dir, "k.npy", "<f4", k, 9, kvHeads, d),
 		"--v", clitest.Save(t, dir, "v.npy", "<f4", v, 9, kvHeads, dv), "--cu-q", cu, "--cu-k=0,5,5,9"}
 	mustRun(t, flags...)
-	o, shape, _ := clitest.Load(t, dir+"/o.npy")
-	if !slices.Equal(shape, []int{9, heads, dv}) {
-		t.Errorf("the output has shape %v", shape)
-	}
-	clitest.Near(t, "output", o, wantO, 1e-5)
-	lse, shape, _ := clitest.Load(t, dir+"/l.npy")
-	if !slices.Equal(shape, []int{heads, 9}) {
-		t.Errorf("lse has shape %v", shape)
-	}
-	clitest.Near(t, "lse", lse, slices.Concat(wantLSE...), 1e-5)
-	first, err := os.ReadFile(dir + "/o.npy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	wantArray(t, dir+"/o.npy", wantO, 1e-5, 9, heads, dv)
+	wantArray(t, dir+"/l.npy", slices.Concat(wantLSE...), 1e-5, heads, 9)
+	first := readFile(t, dir+"/o.npy")
 	text := mustRun(t, append(slices.Clone(flags), "--print-problem")...)
 	mustRun(t, "run", "--backend=cpu", "--out", dir+"/o.npy", "--problem", clitest.WriteFile(t, dir, "p.json", []byte(text)))
-	again, err := os.ReadFile(dir + "/o.npy")
-	if err != nil || !bytes.Equal(first, again) {
-		t.Errorf("the printed problem gives another output, %v:\n%s", err, text)
+	if !bytes.Equal(first, readFile(t, dir+"/o.npy")) {
+		t.Errorf("the printed problem gives another output:\n%s", text)
 	}
 	if plan := mustRun(t, append(slices.Clone(flags), "--plan")...); !strings.Contains(plan, "path") {
 		t.Errorf("the plan is %s", plan)
@@ -343,7 +371,7 @@ func turnPairs(x []float64, seq, d, from int, base float64) []float64 {
 // TestRunRoPE rotates queries and keys, all of them and those after rotated earlier
 // ones.
 func TestRunRoPE(t *testing.T) {
-	c := newRunCase(t)
+	c := newRunCase(t, "bhsd")
 	q, k := c.q, c.k
 	const base = 100
 	c.q, c.k = turnPairs(q, c.sq, c.d, 0, base), turnPairs(k, c.sk, c.d, 0, base)
@@ -353,16 +381,9 @@ func TestRunRoPE(t *testing.T) {
 	c.compare(t, "--problem", clitest.WriteFile(t, c.dir, "rope.json", []byte(text)))
 
 	const past = 3
-	part := func(name string, data []float64, from, to, d int) string {
-		var rows []float64
-		for g := range c.b * c.hkv {
-			rows = append(rows, data[(g*c.sk+from)*d:(g*c.sk+to)*d]...)
-		}
-		return clitest.Save(t, c.dir, name, "<f4", rows, c.b, c.hkv, to-from, d)
-	}
 	c.q = turnPairs(q, c.sq, c.d, past, base)
-	c.compare(t, "--rope=100", "--q", c.files[1], "--past-k", part("pk.npy", c.k, 0, past, c.d), "--k", part("nk.npy", k, past, c.sk, c.d),
-		"--past-v", part("pv.npy", c.v, 0, past, c.dv), "--v", part("nv.npy", c.v, past, c.sk, c.dv), "--present-k", c.dir+"/present.npy")
+	c.compare(t, "--rope=100", "--q", c.files[3], "--past-k", c.keys(t, "pk.npy", c.k, 0, past, c.d), "--k", c.keys(t, "nk.npy", k, past, c.sk, c.d),
+		"--past-v", c.keys(t, "pv.npy", c.v, 0, past, c.dv), "--v", c.keys(t, "nv.npy", c.v, past, c.sk, c.dv), "--present-k", c.dir+"/present.npy")
 	present, _, _ := clitest.Load(t, c.dir+"/present.npy")
 	clitest.Near(t, "present keys", present, c.k, 1e-5)
 
@@ -376,71 +397,9 @@ func TestRunRoPE(t *testing.T) {
 	mustFail(t, "3", slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", "--rope=100", "--rope-dim=3"}, c.files)...)
 }
 
-// TestRunBadOptions checks the errors of wrong options on good files.
-func TestRunBadOptions(t *testing.T) {
-	c := newRunCase(t)
-	array := func(name, descr string, shape ...int) string {
-		return clitest.Save(t, c.dir, name, descr, clitest.Normal(1, clitest.Elements(shape)), shape...)
-	}
-	json := func(name, text string) string { return clitest.WriteFile(t, c.dir, name, []byte(text)) }
-	block := array("block.npy", "|b1", 2, 3)
-	good := mustRun(t, slices.Concat([]string{"run", "--print-problem"}, c.files)...)
-	for _, tt := range []struct {
-		name  string
-		flags []string
-		want  string
-	}{
-		{"too few slopes", []string{"--alibi=1,2"}, "alibi has 2 slopes, there are 4 heads"},
-		{"a slope that is no number", []string{"--alibi=1,x"}, `--alibi: "x" is not a number`},
-		{"an infinite slope", []string{"--alibi=1,1,1,inf"}, "alibi[3] is +Inf"},
-		{"too many sinks", []string{"--sinks=1,2,3,4,5"}, "sinks has 5 logits, there are 4 heads"},
-		{"a sink of NaN", []string{"--sinks=1,2,3,nan"}, "sinks[3] is NaN"},
-		{"a short table of distances", []string{"--relative-bias", array("r.npy", "<f4", 4, 10)}, "relative bias: shape [1 4 1 10] does not broadcast to [2 4 1 11]"},
-		{"a table with rows", []string{"--relative-bias", array("r4.npy", "<f4", 1, 4, 1, 11)}, "has 4 axes, it must be [Sq+Sk-1]"},
-		{"blocks without a size", []string{"--block-mask", block}, "block size is 0"},
-		{"a size without blocks", []string{"--block-size=4"}, "without a --block-mask"},
-		{"blocks of another size", []string{"--block-mask", block, "--block-size=4"}, "block mask: shape [1 1 2 3] does not broadcast to [2 4 2 2]"},
-		{"blocks of numbers", []string{"--block-mask", array("b4.npy", "<f4", 2, 3), "--block-size=3"}, "must be bool"},
-		{"two masks of numbers", []string{"--mask", array("m.npy", "<f4", 5, 7), "--bias", array("m.npy", "<f4", 5, 7)}, "add them up in one file"},
-		{"all dropped", []string{"--dropout=1"}, "dropout is 1, it must be at least 0 and less than 1"},
-		{"ids for half of the rows", []string{"--segments=1,2"}, "segments"},
-		{"ids that come back", []string{"--segments=1,1,1,1,1", "--kv-segments=1,1,2,2,1,1,1"}, "1"},
-		{"ids that are words", []string{"--segments=a,b"}, `"a" is not a whole number of 32 bits`},
-		{"ids as numbers with a point", []string{"--segments", c.files[1]}, "they must be integers"},
-		{"too many prefixes", []string{"--causal", "--prefix=1,2,3"}, "prefix has 3"},
-		{"a past without values", []string{"--past-k", c.files[3]}, "--past-k and --past-v go together"},
-		{"a past of other heads", []string{"--past-k", array("p.npy", "<f4", 2, 4, 3, 8), "--past-v", array("p.npy", "<f4", 2, 4, 3, 8)}, "only the number of keys may differ"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			mustFail(t, tt.want, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy"}, c.files, tt.flags)...)
-		})
-	}
-	for _, tt := range []struct{ name, file, want string }{
-		{"not there", c.dir + "/none.json", "none.json: no such file"},
-		{"empty", json("empty.json", ""), "the file is cut short"},
-		{"cut", json("cut.json", good[:len(good)/2]), "the file is cut short"},
-		{"two", json("two.json", good+good), "something follows the object"},
-		{"an unknown field", json("field.json", `{"q":"x","colour":1}`), `unknown field "colour"`},
-		{"another layout", json("layout.json", `{"layout":"sbhd"}`), `layout is "sbhd"`},
-		{"another type", json("type.json", `{"dtype":"f64"}`), `dtype is "f64"`},
-		{"no keys", json("keys.json", `{"q":"q.npy","v":"v.npy"}`), "q, k or v is missing"},
-		{"a past without values", json("past.json", strings.Replace(good, `"v":`, `"past_k":"k.npy","v":`, 1)), "--past-k and --past-v go together"},
-		{"a list", json("list.json", "[1]"), "line 1: not a JSON object but an array"},
-		{"a number as a file", json("file.json", "{\n\"q\": 1}"), "line 2: q is a number, it must be a string"},
-		{"a string as a number", json("scale.json", `{"scale":"1"}`), "line 1: scale is a string, it must be a number"},
-		{"a fraction as lengths", json("klen.json", `{"visible":{"klen":[1.5]}}`), "line 1: visible.klen is a number 1.5, it must be a whole number"},
-		{"other lengths", json("dims.json", strings.Replace(good, `"seq_q": 5`, `"seq_q": 6`, 1)), "those of its files are"},
-	} {
-		t.Run("problem "+tt.name, func(t *testing.T) {
-			mustFail(t, tt.want, "run", "--backend=cpu", "--out", c.dir+"/o.npy", "--problem", tt.file)
-		})
-	}
-	mustFail(t, "excludes the flags of the problem", "run", "--out", c.dir+"/o.npy", "--causal", "--problem", json("good.json", good))
-}
-
 // TestPrintProblem checks the canonical form: defaults are resolved.
 func TestPrintProblem(t *testing.T) {
-	c := newRunCase(t)
+	c := newRunCase(t, "bhsd")
 	text := mustRun(t, slices.Concat([]string{"run", "--print-problem", "--causal", "--causal-align=bottom-right", "--window=3,9", "--sinks=-inf,1,2,3"}, c.files)...)
 	var got map[string]any
 	if err := json.Unmarshal([]byte(text), &got); err != nil {

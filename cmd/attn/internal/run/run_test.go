@@ -86,6 +86,23 @@ func (p plainAttention) solve() (o, lse, weights []float64) {
 	return o, lse, weights
 }
 
+// save writes q, k and v, all of one shape, and returns their flags.
+func (p plainAttention) save(t *testing.T, dir, descr string, shape ...int) []string {
+	t.Helper()
+	return []string{"--q", clitest.Save(t, dir, "q.npy", descr, p.q, shape...), "--k", clitest.Save(t, dir, "k.npy", descr, p.k, shape...),
+		"--v", clitest.Save(t, dir, "v.npy", descr, p.v, shape...)}
+}
+
+// wantArray compares a file of f4 elements with numbers and a shape.
+func wantArray(t *testing.T, path string, want []float64, tolerance float64, shape ...int) {
+	t.Helper()
+	got, gotShape, descr := clitest.Load(t, path)
+	if !slices.Equal(gotShape, shape) || descr != "<f4" {
+		t.Errorf("%s is %v %s, should be %v <f4", filepath.Base(path), gotShape, descr, shape)
+	}
+	clitest.Near(t, filepath.Base(path), got, want, tolerance)
+}
+
 // swapHeads turns [B,H,S,D] data into [B,S,H,D].
 func swapHeads(data []float64, b, h, s, d int) []float64 {
 	var out []float64
@@ -100,135 +117,6 @@ func swapHeads(data []float64, b, h, s, d int) []float64 {
 	return out
 }
 
-// TestRunOptions compares each option, and those that interact, with plain attention:
-// output, log-sum-exp and weights, fused and staged.
-func TestRunOptions(t *testing.T) {
-	base := plainAttention{b: 2, h: 4, hkv: 2, sq: 5, sk: 7, d: 8, dv: 6}
-	base.scale = 1 / math.Sqrt(8)
-	maskAt := clitest.Normal(9, base.b*base.h*base.sq*base.sk)
-	at := func(b, h, i, j int) int { return ((b*base.h+h)*base.sq+i)*base.sk + j }
-	tests := []struct {
-		name string
-		args []string
-		mask func(t *testing.T, dir string) string
-		set  func(p *plainAttention)
-	}{
-		{name: "plain"},
-		{name: "scale 1", args: []string{"--scale", "1"}, set: func(p *plainAttention) { p.scale = 1 }},
-		{name: "scale 0", args: []string{"--scale=0"}, set: func(p *plainAttention) { p.scale = 0 }},
-		{name: "negative scale", args: []string{"--scale", "-.5"}, set: func(p *plainAttention) { p.scale = -.5 }},
-		{name: "softcap", args: []string{"--softcap", "1.5"}, set: func(p *plainAttention) { p.softcap = 1.5 }},
-		{name: "causal from the top left", args: []string{"--causal"}, set: func(p *plainAttention) {
-			p.hidden = func(_, _, i, j int) bool { return j > i }
-		}},
-		{name: "causal from the bottom right", args: []string{"--causal", "--causal-align", "bottom-right"}, set: func(p *plainAttention) {
-			p.hidden = func(_, _, i, j int) bool { return j > i+2 }
-		}},
-		{name: "window from the top left", args: []string{"--window", "2,1"}, set: func(p *plainAttention) {
-			p.hidden = func(_, _, i, j int) bool { return j < i-2 || j > i+1 }
-		}},
-		{name: "window from the bottom right", args: []string{"--window", "1,0", "--causal-align", "bottom-right"}, set: func(p *plainAttention) {
-			p.hidden = func(_, _, i, j int) bool { return j < i+2-1 || j > i+2 }
-		}},
-		{name: "window without a left side", args: []string{"--window", "inf,1"}, set: func(p *plainAttention) {
-			p.hidden = func(_, _, i, j int) bool { return j > i+1 }
-		}},
-		{name: "key lengths, one of them 0", args: []string{"--klen", "0,3"}, set: func(p *plainAttention) {
-			p.hidden = func(b, _, _, j int) bool { return j >= []int{0, 3}[b] }
-		}},
-		{name: "bool mask [Sq,Sk]", mask: func(t *testing.T, dir string) string {
-			var m []float64
-			for i := range base.sq * base.sk {
-				m = append(m, float64((i+1)%2))
-			}
-			return clitest.Save(t, dir, "m.npy", "|b1", m, base.sq, base.sk)
-		}, set: func(p *plainAttention) {
-			p.hidden = func(_, _, i, j int) bool { return (i*base.sk+j+1)%2 == 0 }
-		}},
-		{name: "bool mask [B,1,1,Sk]", mask: func(t *testing.T, dir string) string {
-			var m []float64
-			for i := range base.b * base.sk {
-				m = append(m, float64(i%3))
-			}
-			return clitest.Save(t, dir, "m.npy", "|b1", m, base.b, 1, 1, base.sk)
-		}, set: func(p *plainAttention) {
-			p.hidden = func(b, _, _, j int) bool { return (b*base.sk+j)%3 == 0 }
-		}},
-		{name: "float mask [B,H,Sq,Sk]", mask: func(t *testing.T, dir string) string {
-			return clitest.Save(t, dir, "m.npy", "<f4", maskAt, base.b, base.h, base.sq, base.sk)
-		}, set: func(p *plainAttention) {
-			p.bias = func(b, h, i, j int) float64 { return maskAt[at(b, h, i, j)] }
-		}},
-		{name: "half precision mask [H,Sq,1] with causal", args: []string{"--causal"}, mask: func(t *testing.T, dir string) string {
-			return clitest.Save(t, dir, "m.npy", "<f2", maskAt[:base.h*base.sq], base.h, base.sq, 1)
-		}, set: func(p *plainAttention) {
-			p.bias = func(_, h, i, _ int) float64 { return maskAt[h*base.sq+i] }
-			p.hidden = func(_, _, i, j int) bool { return j > i }
-		}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			for _, layout := range []string{"bhsd", "bshd"} {
-				p := base
-				p.q = clitest.Normal(1, p.b*p.h*p.sq*p.d)
-				p.k = clitest.Normal(2, p.b*p.hkv*p.sk*p.d)
-				p.v = clitest.Normal(3, p.b*p.hkv*p.sk*p.dv)
-				if tt.set != nil {
-					tt.set(&p)
-				}
-				dir := t.TempDir()
-				args := []string{"run", "--backend", "cpu", "--check", "--layout", layout, "--out", dir + "/o.npy", "--lse", dir + "/l.npy"}
-				if layout == "bhsd" {
-					args = append(args, "--q", clitest.Save(t, dir, "q.npy", "<f4", p.q, p.b, p.h, p.sq, p.d),
-						"--k", clitest.Save(t, dir, "k.npy", "<f4", p.k, p.b, p.hkv, p.sk, p.d),
-						"--v", clitest.Save(t, dir, "v.npy", "<f4", p.v, p.b, p.hkv, p.sk, p.dv))
-				} else {
-					args = append(args, "--q", clitest.Save(t, dir, "q.npy", "<f4", swapHeads(p.q, p.b, p.h, p.sq, p.d), p.b, p.sq, p.h, p.d),
-						"--k", clitest.Save(t, dir, "k.npy", "<f4", swapHeads(p.k, p.b, p.hkv, p.sk, p.d), p.b, p.sk, p.hkv, p.d),
-						"--v", clitest.Save(t, dir, "v.npy", "<f4", swapHeads(p.v, p.b, p.hkv, p.sk, p.dv), p.b, p.sk, p.hkv, p.dv))
-				}
-				args = append(args, tt.args...)
-				if tt.mask != nil {
-					args = append(args, "--mask", tt.mask(t, dir))
-				}
-				wantO, wantLSE, wantW := p.solve()
-				wantShape := []int{p.b, p.h, p.sq, p.dv}
-				if layout == "bshd" {
-					wantO = swapHeads(wantO, p.b, p.h, p.sq, p.dv)
-					wantShape = []int{p.b, p.sq, p.h, p.dv}
-				}
-				for _, weights := range []bool{false, true} {
-					run := args
-					if weights {
-						run = append(slices.Clone(args), "--weights", dir+"/w.npy")
-					}
-					if out := mustRun(t, run...); !strings.HasPrefix(out, "check: 16 rows against float64: ") {
-						t.Errorf("%s: --check printed %q", layout, out)
-					}
-					// The numbers are a few units at most: float32 keeps them to 1e-6.
-					o, shape, descr := clitest.Load(t, dir+"/o.npy")
-					if !slices.Equal(shape, wantShape) || descr != "<f4" {
-						t.Errorf("%s: output is %v %s, should be %v <f4", layout, shape, descr, wantShape)
-					}
-					clitest.Near(t, layout+" output", o, wantO, 1e-5)
-					lse, shape, _ := clitest.Load(t, dir+"/l.npy")
-					if !slices.Equal(shape, []int{p.b, p.h, p.sq}) {
-						t.Errorf("%s: lse has shape %v, should be [B H Sq]", layout, shape)
-					}
-					clitest.Near(t, layout+" lse", lse, wantLSE, 1e-5)
-					if weights {
-						w, shape, _ := clitest.Load(t, dir+"/w.npy")
-						if !slices.Equal(shape, []int{p.b, p.h, p.sq, p.sk}) {
-							t.Errorf("%s: weights have shape %v, should be [B H Sq Sk]", layout, shape)
-						}
-						clitest.Near(t, layout+" weights", w, wantW, 1e-6)
-					}
-				}
-			}
-		})
-	}
-}
-
 // TestRunRanks: the output has q's rank, and a 3-D mask is [B,Sq,Sk].
 func TestRunRanks(t *testing.T) {
 	p := plainAttention{b: 3, h: 1, hkv: 1, sq: 4, sk: 4, d: 2, dv: 2, scale: 1 / math.Sqrt2}
@@ -238,23 +126,16 @@ func TestRunRanks(t *testing.T) {
 	p.hidden = func(_, _, i, j int) bool { return j > i }
 	want, _, _ := p.solve()
 	dir := t.TempDir()
-	mustRun(t, "run", "--backend=cpu", "--causal", "--out", dir+"/o.npy", "--mask", clitest.Save(t, dir, "m.npy", "<f4", m, 3, 4, 1),
-		"--q", clitest.Save(t, dir, "q.npy", "<f4", p.q, 3, 4, 2), "--k", clitest.Save(t, dir, "k.npy", "<f4", p.k, 3, 4, 2), "--v", clitest.Save(t, dir, "v.npy", "<f4", p.v, 3, 4, 2))
-	o, shape, _ := clitest.Load(t, dir+"/o.npy")
-	if !slices.Equal(shape, []int{3, 4, 2}) {
-		t.Errorf("output has shape %v, should be [3 4 2]", shape)
+	run := func(want []float64, mask []string, shape ...int) {
+		t.Helper()
+		mustRun(t, slices.Concat([]string{"run", "--backend=cpu", "--causal", "--out", dir + "/o.npy"}, mask, p.save(t, dir, "<f4", shape...))...)
+		wantArray(t, dir+"/o.npy", want, 1e-6, shape...)
 	}
-	clitest.Near(t, "output", o, want, 1e-6)
+	run(want, []string{"--mask", clitest.Save(t, dir, "m.npy", "<f4", m, 3, 4, 1)}, 3, 4, 2)
 
 	p.b, p.q, p.k, p.v, p.bias = 1, p.q[:8], p.k[:8], p.v[:8], nil
 	want, _, _ = p.solve()
-	mustRun(t, "run", "--backend=cpu", "--causal", "--out", dir+"/o2.npy",
-		"--q", clitest.Save(t, dir, "q2.npy", "<f4", p.q, 4, 2), "--k", clitest.Save(t, dir, "k2.npy", "<f4", p.k, 4, 2), "--v", clitest.Save(t, dir, "v2.npy", "<f4", p.v, 4, 2))
-	o, shape, _ = clitest.Load(t, dir+"/o2.npy")
-	if !slices.Equal(shape, []int{4, 2}) {
-		t.Errorf("output has shape %v, should be [4 2]", shape)
-	}
-	clitest.Near(t, "output", o, want, 1e-6)
+	run(want, nil, 4, 2)
 }
 
 // TestRunTypes checks the types of the files, of the computation and of the output.
@@ -279,8 +160,8 @@ func TestRunTypes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.descr+" "+tt.dtype, func(t *testing.T) {
 			dir := t.TempDir()
-			code, _, stderr := attn(t, "run", "--backend=cpu", "--check", "--dtype", tt.dtype, "--out", dir+"/o.npy",
-				"--q", clitest.Save(t, dir, "q.npy", tt.descr, p.q, 9, 4), "--k", clitest.Save(t, dir, "k.npy", tt.descr, p.k, 9, 4), "--v", clitest.Save(t, dir, "v.npy", tt.descr, p.v, 9, 4))
+			args := append([]string{"run", "--backend=cpu", "--check", "--dtype", tt.dtype, "--out", dir + "/o.npy"}, p.save(t, dir, tt.descr, 9, 4)...)
+			code, _, stderr := attn(t, args...)
 			notes := 0
 			if tt.note != "" {
 				notes = 3 // one a file
