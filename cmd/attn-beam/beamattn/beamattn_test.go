@@ -149,7 +149,7 @@ func results(t *testing.T, out string, p *problem) (o, lse []float32) {
 		var all []float32
 		for b := range a.Shape[0] {
 			part := make([]float32, a.Shape[1]*a.Shape[2]*a.Shape[3])
-			if err := a.Read(t.Context(), part, b, cut.Range{Hi: a.Shape[1]}, cut.Range{Hi: a.Shape[2]}); err != nil {
+			if err := a.Read(t.Context(), part, b, cut.Span{Hi: a.Shape[1]}, cut.Span{Hi: a.Shape[2]}); err != nil {
 				t.Fatal(err)
 			}
 			all = append(all, part...)

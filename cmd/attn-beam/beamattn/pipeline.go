@@ -167,9 +167,9 @@ func (c *call) attend(ctx context.Context, dev *kernels.Device, u *cut.Unit) err
 	var tensors [3]backend.Tensor
 	for i, x := range []struct {
 		a           *shards.Array
-		heads, rows cut.Range
+		heads, rows cut.Span
 	}{
-		{c.Q, b.Heads, b.Rows}, {c.K, cut.Range{Lo: b.KVHead, Hi: b.KVHead + 1}, u.Keys}, {c.V, cut.Range{Lo: b.KVHead, Hi: b.KVHead + 1}, u.Keys},
+		{c.Q, b.Heads, b.Rows}, {c.K, cut.Span{Lo: b.KVHead, Hi: b.KVHead + 1}, u.Keys}, {c.V, cut.Span{Lo: b.KVHead, Hi: b.KVHead + 1}, u.Keys},
 	} {
 		shape := backend.Shape{1, x.heads.Len(), x.rows.Len(), x.a.Shape[3]}
 		data, err := backend.Make[float32](shape.Elements())

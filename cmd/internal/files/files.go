@@ -74,8 +74,8 @@ func read(path string, most int64) ([]byte, error) {
 	return nil, fmt.Errorf("it has more than %d bytes, the most that is read", most)
 }
 
-// DecodeJSON decodes text, one value, with line numbers in its errors. With strict, a field
-// that is not one of into's is an error.
+// DecodeJSON decodes text, one value, with line numbers in its errors. With strict, an unknown
+// field is an error.
 func DecodeJSON(text []byte, into any, strict bool) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	if strict {

@@ -285,8 +285,8 @@ func rectangle(x, y, w, h vg.Length) vg.Rectangle {
 	return vg.Rectangle{Min: vg.Point{X: x, Y: y}, Max: vg.Point{X: x + w, Y: y + h}}
 }
 
-// corners is a heat map that plot leaves room for by its corner cells: the others do not
-// exceed them, and there may be a million, which plot looks at several times.
+// corners is a heat map that reserves room for its corner cells only. No other cell extends
+// beyond them, and plot would look at each of a million cells several times.
 type corners struct{ *plotter.HeatMap }
 
 // GlyphBoxes implements plot.GlyphBoxer.

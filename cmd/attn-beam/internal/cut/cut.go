@@ -62,11 +62,11 @@ type Config struct {
 	Split int
 }
 
-// Range is the range [Lo, Hi) of rows or keys.
-type Range struct{ Lo, Hi int }
+// Span is the stretch [Lo, Hi) of rows or keys.
+type Span struct{ Lo, Hi int }
 
 // Len returns Hi - Lo.
-func (r Range) Len() int { return r.Hi - r.Lo }
+func (r Span) Len() int { return r.Hi - r.Lo }
 
 // Block is some query rows of the heads that share a key and value head. Row Rows.Lo+i sees
 // key Keys.Lo+j, within Keys, when -Left <= j - (i + Offset) <= Right.
@@ -76,9 +76,9 @@ type Block struct {
 	// Batch is the batch. KVHead is the head of keys and values.
 	Batch, KVHead int
 	// Heads are the query heads that share KVHead.
-	Heads Range
+	Heads Span
 	// Rows are the query rows. Keys are those that the rows may see.
-	Rows, Keys Range
+	Rows, Keys Span
 	// Offset, Left and Right are those of backend.Visibility.
 	Offset, Left, Right int
 	// Split is the number of keys of a split.
@@ -95,7 +95,7 @@ type Unit struct {
 	Split int
 	// Keys are the keys to read, those of the split that rows of the block see, and up to
 	// 1,023 before them.
-	Keys Range
+	Keys Span
 	// Pairs is the number of visible pairs in all heads of the unit.
 	Pairs int64
 }
@@ -162,7 +162,7 @@ func New(d kernels.Dims, o kernels.Options, c Config) (*Cut, error) {
 	for _, p := range parts {
 		for b := p.Lo[0]; b < p.Hi[0]; b++ {
 			for h := range d.KVHeads {
-				x.add(&p, Block{Batch: b, KVHead: h, Heads: Range{h * group, (h + 1) * group}})
+				x.add(&p, Block{Batch: b, KVHead: h, Heads: Span{h * group, (h + 1) * group}})
 			}
 		}
 	}
@@ -182,10 +182,10 @@ func (x *Cut) add(p *kernels.Part, b Block) {
 	if p.Visible.KLen != nil {
 		end = p.Lo[2] + p.Visible.KLen[b.Batch-p.Lo[0]]
 	}
-	b.Keys, b.Split = Range{p.Lo[2], end}, x.Config.Split
+	b.Keys, b.Split = Span{p.Lo[2], end}, x.Config.Split
 	b.Left, b.Right = p.Visible.Left, p.Visible.Right
 	for row := p.Lo[1]; row < p.Hi[1]; row = b.Rows.Hi {
-		b.Rows = Range{row, min(row+x.Config.Rows, p.Hi[1])}
+		b.Rows = Span{row, min(row+x.Config.Rows, p.Hi[1])}
 		if p.Hi[1]-b.Rows.Hi < min(rowStep, x.Config.Rows) {
 			b.Rows.Hi = p.Hi[1]
 		}
@@ -196,24 +196,24 @@ func (x *Cut) add(p *kernels.Part, b Block) {
 }
 
 // visible is the rule for keys, counted from the first one and the first row of the block.
-func (b *Block) visible(keys Range) backend.Visibility {
+func (b *Block) visible(keys Span) backend.Visibility {
 	return backend.Visibility{Offset: b.Offset - (keys.Lo - b.Keys.Lo), Left: b.Left, Right: b.Right}
 }
 
 // pairs returns the number of visible pairs of keys.
-func (b *Block) pairs(keys Range) int64 {
+func (b *Block) pairs(keys Span) int64 {
 	v := b.visible(keys)
 	return v.Pairs(1, b.Rows.Len(), keys.Len()) * int64(b.Heads.Len())
 }
 
 // seen returns the keys, out of keys, that rows of the block see.
-func (b *Block) seen(keys Range) Range {
+func (b *Block) seen(keys Span) Span {
 	// The first row sees the first of them, and the last row the last.
 	first, last := b.visible(keys), b.visible(keys)
 	first.Right, last.Left = backend.Unbounded, backend.Unbounded
 	lo, _ := first.Range(0, 0, keys.Len())
 	_, hi := last.Range(0, b.Rows.Len()-1, keys.Len())
-	return Range{keys.Lo + lo, keys.Lo + hi}
+	return Span{keys.Lo + lo, keys.Lo + hi}
 }
 
 // Units returns the units of the block in the order of their keys.
@@ -223,7 +223,7 @@ func (b Block) Units() []Unit {
 	for split := (seen.Lo - b.Keys.Lo) / b.Split; b.Keys.Lo+split*b.Split < seen.Hi; split++ {
 		start := b.Keys.Lo + split*b.Split
 		u := Unit{Block: b, Split: split}
-		u.Keys = b.seen(Range{start, min(start+b.Split, b.Keys.Hi)})
+		u.Keys = b.seen(Span{start, min(start+b.Split, b.Keys.Hi)})
 		u.Keys.Lo = start + (u.Keys.Lo-start)/keyStep*keyStep
 		if u.Pairs = b.pairs(u.Keys); u.Pairs > 0 {
 			all = append(all, u)

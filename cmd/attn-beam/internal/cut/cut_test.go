@@ -195,8 +195,8 @@ func compare(t tester, d kernels.Dims, o kernels.Options, c Config, equal func(x
 	if err != nil {
 		t.Fatal(err)
 	}
-	part := func(x backend.Tensor, b int, heads, seq Range) backend.Tensor {
-		for axis, r := range []Range{{b, b + 1}, heads, seq} {
+	part := func(x backend.Tensor, b int, heads, seq Span) backend.Tensor {
+		for axis, r := range []Span{{b, b + 1}, heads, seq} {
 			if x, err = x.Slice(axis, r.Lo, r.Hi); err != nil {
 				t.Fatal(err)
 			}
@@ -226,7 +226,7 @@ func compare(t tester, d kernels.Dims, o kernels.Options, c Config, equal func(x
 		if sum.LSE, err = dev.FromFloat32(ctx, backend.F32, start, backend.Shape{1, b.Heads.Len(), b.Rows.Len(), 1}); err != nil {
 			t.Fatal(err)
 		}
-		kv := Range{b.KVHead, b.KVHead + 1}
+		kv := Span{b.KVHead, b.KVHead + 1}
 		for _, u := range b.Units() {
 			r, err := dev.Attention(ctx, part(q, b.Batch, b.Heads, b.Rows), part(k, b.Batch, kv, u.Keys), part(v, b.Batch, kv, u.Keys), u.Options(o, d.Heads))
 			switch {

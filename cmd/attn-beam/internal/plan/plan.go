@@ -61,7 +61,7 @@ func New(x *cut.Cut, sizeQ, sizeKV, sizeO int) *Plan {
 	p := &Plan{Cut: x, FLOPs: 2 * float64(x.Dims.Dim+x.Dims.ValueDim) * float64(x.Pairs), units: map[unit]int64{}, merges: map[merge]int64{}}
 	same := map[cut.Block]int64{} // all heads are cut alike
 	for _, b := range x.Blocks {
-		b.ID, b.KVHead, b.Heads, b.Batch = 0, 0, cut.Range{Hi: b.Heads.Len()}, 0
+		b.ID, b.KVHead, b.Heads, b.Batch = 0, 0, cut.Span{Hi: b.Heads.Len()}, 0
 		same[b]++
 	}
 	for b, count := range same {

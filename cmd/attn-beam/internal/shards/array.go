@@ -44,7 +44,7 @@ type Array struct {
 // Shard is a file and the part of a tensor that it holds.
 type Shard struct {
 	URI                string
-	Batch, Heads, Rows cut.Range
+	Batch, Heads, Rows cut.Span
 	// Start is the offset of the data in the file. Open and Check set it.
 	Start int64 `json:",omitempty"`
 	// BigEndian is the order of the bytes of an element.
@@ -101,7 +101,7 @@ func Open(ctx context.Context, name, uris string) (*Array, error) {
 			return nil, a.wrong(uri, fmt.Errorf("shape %v, that of %s is %v: shards differ only in the number of rows, the third length: %w", shape, files[0], a.first(), backend.ErrShape))
 		}
 		a.Shape[backend.Seq] += rows
-		a.Shards = append(a.Shards, Shard{uri, cut.Range{Hi: shape[0]}, cut.Range{Hi: shape[1]}, cut.Range{Lo: first, Hi: first + rows}, h.Start, h.Order == binary.BigEndian})
+		a.Shards = append(a.Shards, Shard{uri, cut.Span{Hi: shape[0]}, cut.Span{Hi: shape[1]}, cut.Span{Lo: first, Hi: first + rows}, h.Start, h.Order == binary.BigEndian})
 	}
 	return a, nil
 }
@@ -178,7 +178,7 @@ func (a *Array) check(ctx context.Context) []error {
 func (a *Array) covered() error {
 	for b := range a.Shape[0] {
 		for h := range a.Shape[1] {
-			if err := a.overlaps(b, h, cut.Range{Hi: a.Shape[2]}, func(*Shard, cut.Range) error { return nil }); err != nil {
+			if err := a.overlaps(b, h, cut.Span{Hi: a.Shape[2]}, func(*Shard, cut.Span) error { return nil }); err != nil {
 				return err
 			}
 		}
@@ -187,7 +187,7 @@ func (a *Array) covered() error {
 }
 
 // overlaps calls f for each shard with some of the rows of a head, in order.
-func (a *Array) overlaps(b, h int, rows cut.Range, f func(s *Shard, part cut.Range) error) error {
+func (a *Array) overlaps(b, h int, rows cut.Span, f func(s *Shard, part cut.Span) error) error {
 	at := rows.Lo
 	for i := range a.Shards {
 		s := &a.Shards[i]
@@ -197,7 +197,7 @@ func (a *Array) overlaps(b, h int, rows cut.Range, f func(s *Shard, part cut.Ran
 		if max(s.Rows.Lo, rows.Lo) != at {
 			return a.wrong(s.URI, fmt.Errorf("it begins at row %d of head %d of batch %d, row %d is next: each row must be in one shard: %w", s.Rows.Lo, h, b, at, backend.ErrShape))
 		}
-		part := cut.Range{Lo: at, Hi: min(s.Rows.Hi, rows.Hi)}
+		part := cut.Span{Lo: at, Hi: min(s.Rows.Hi, rows.Hi)}
 		if err := f(s, part); err != nil {
 			return err
 		}
@@ -212,7 +212,7 @@ func (a *Array) overlaps(b, h int, rows cut.Range, f func(s *Shard, part cut.Ran
 // piece is some rows of a head that lie in one shard.
 type piece struct {
 	batch, head int
-	rows        cut.Range
+	rows        cut.Span
 	take        func(raw []byte) error // takes the bytes of the rows, whole elements at a time
 }
 
@@ -262,14 +262,14 @@ func (a *Array) size() int { return int(a.Type[1] - '0') }
 
 // Read reads rows of the heads of a batch to dst, [heads, rows, elements]. It opens each shard
 // once.
-func (a *Array) Read(ctx context.Context, dst []float32, batch int, heads, rows cut.Range) error {
+func (a *Array) Read(ctx context.Context, dst []float32, batch int, heads, rows cut.Span) error {
 	if n := heads.Len() * rows.Len() * a.Shape[3]; len(dst) != n || batch >= a.Shape[0] || heads.Hi > a.Shape[1] || rows.Hi > a.Shape[2] {
 		return fmt.Errorf("%s: batch %d, heads %v and rows %v of shape %v into %d numbers: %w", a.Name, batch, heads, rows, a.Shape, len(dst), backend.ErrShape)
 	}
 	var order []*Shard
 	pieces := map[*Shard][]piece{}
 	for h := heads.Lo; h < heads.Hi; h++ {
-		err := a.overlaps(batch, h, rows, func(s *Shard, part cut.Range) error {
+		err := a.overlaps(batch, h, rows, func(s *Shard, part cut.Span) error {
 			code, to := s.code(a), dst[:part.Len()*a.Shape[3]]
 			dst = dst[len(to):]
 			if pieces[s] == nil {

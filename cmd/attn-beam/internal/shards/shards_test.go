@@ -35,7 +35,7 @@ func folders(t *testing.T) []string {
 func value(b, h, i, c int) float32 { return float32(b*512 + h*128 + i*4 + c) }
 
 // write writes rows of a tensor of 2 batches, 3 heads and 4 elements.
-func write(t *testing.T, uri, elements string, rows cut.Range) {
+func write(t *testing.T, uri, elements string, rows cut.Span) {
 	t.Helper()
 	var data []float32
 	for b := range 2 {
@@ -70,7 +70,7 @@ func overJSON(t *testing.T, a *Array) *Array {
 func TestRead(t *testing.T) {
 	for _, dir := range folders(t) {
 		for _, elements := range []string{"f2", "f4"} {
-			for n, rows := range []cut.Range{{Lo: 0, Hi: 3}, {Lo: 3, Hi: 3}, {Lo: 3, Hi: 4}, {Lo: 4, Hi: 9}} {
+			for n, rows := range []cut.Span{{Lo: 0, Hi: 3}, {Lo: 3, Hi: 3}, {Lo: 3, Hi: 4}, {Lo: 4, Hi: 9}} {
 				write(t, fmt.Sprintf("%s/%s/k-%d.npy", dir, elements, 8+n), elements, rows) // 8 to 11
 			}
 			a, err := Open(t.Context(), "k", dir+"/"+elements+"/k-*.npy")
@@ -84,9 +84,9 @@ func TestRead(t *testing.T) {
 			for b := range 2 {
 				for lo := range 9 {
 					for hi := lo; hi <= 9; hi++ {
-						heads := cut.Range{Lo: hi % 3, Hi: hi%3 + 1 + lo%(3-hi%3)}
+						heads := cut.Span{Lo: hi % 3, Hi: hi%3 + 1 + lo%(3-hi%3)}
 						got := make([]float32, heads.Len()*(hi-lo)*4)
-						if err := a.Read(t.Context(), got, b, heads, cut.Range{Lo: lo, Hi: hi}); err != nil {
+						if err := a.Read(t.Context(), got, b, heads, cut.Span{Lo: lo, Hi: hi}); err != nil {
 							t.Fatal(err)
 						}
 						for n, x := range got {
@@ -97,7 +97,7 @@ func TestRead(t *testing.T) {
 					}
 				}
 			}
-			if err := a.Read(t.Context(), make([]float32, 7), 0, cut.Range{Hi: 1}, cut.Range{Hi: 2}); !errors.Is(err, backend.ErrShape) {
+			if err := a.Read(t.Context(), make([]float32, 7), 0, cut.Span{Hi: 1}, cut.Span{Hi: 2}); !errors.Is(err, backend.ErrShape) {
 				t.Errorf("7 numbers for 8: %v", err)
 			}
 		}
@@ -126,7 +126,7 @@ func TestForeignFiles(t *testing.T) {
 		t.Fatalf("%+v, %v", a, err)
 	}
 	got, want := make([]float32, 12), []float32{1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6}
-	if err := overJSON(t, a).Read(ctx, got, 0, cut.Range{Hi: 1}, cut.Range{Hi: 6}); err != nil || !slices.Equal(got, want) {
+	if err := overJSON(t, a).Read(ctx, got, 0, cut.Span{Hi: 1}, cut.Span{Hi: 6}); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
 	if err := a.Gather(ctx, dir+"/all.npy", []int{6, 2}); err != nil {
@@ -151,10 +151,10 @@ func write3(t *testing.T, dir string) string {
 func TestBadShards(t *testing.T) {
 	for _, dir := range folders(t) {
 		at := func(name string) string { return dir + "/" + name }
-		for n, rows := range []cut.Range{{Lo: 0, Hi: 3}, {Lo: 3, Hi: 5}} {
+		for n, rows := range []cut.Span{{Lo: 0, Hi: 3}, {Lo: 3, Hi: 5}} {
 			write(t, at(fmt.Sprintf("good-%d.npy", n)), "f4", rows)
 		}
-		write(t, at("half.npy"), "f2", cut.Range{Hi: 2})
+		write(t, at("half.npy"), "f2", cut.Span{Hi: 2})
 		tensor := func(name, elements string, shape ...int) {
 			n := 1
 			for _, l := range shape {
@@ -211,7 +211,7 @@ func TestBadShards(t *testing.T) {
 			t.Fatal(err)
 		}
 		raw("good-1.npy", func(b []byte) []byte { return b[:200] })
-		err = a.Read(t.Context(), make([]float32, 20), 1, cut.Range{Lo: 1, Hi: 2}, cut.Range{Hi: 5})
+		err = a.Read(t.Context(), make([]float32, 20), 1, cut.Span{Lo: 1, Hi: 2}, cut.Span{Hi: 5})
 		if want := "k: shard " + at("good-1.npy") + ": it ends before or in rows 3 to 4 of head 1 of batch 1"; !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}

@@ -161,7 +161,7 @@ func Output(name, elements string, x *cut.Cut, dim int, uri func(b *cut.Block) s
 	a := &Array{Name: name, Type: elements, Shape: [4]int{x.Dims.Batch, x.Dims.Heads, x.Dims.SeqQ, dim}, Shards: make([]Shard, len(x.Blocks))}
 	for i := range x.Blocks {
 		b := &x.Blocks[i]
-		a.Shards[b.ID] = Shard{URI: uri(b), Batch: cut.Range{Lo: b.Batch, Hi: b.Batch + 1}, Heads: b.Heads, Rows: b.Rows}
+		a.Shards[b.ID] = Shard{URI: uri(b), Batch: cut.Span{Lo: b.Batch, Hi: b.Batch + 1}, Heads: b.Heads, Rows: b.Rows}
 	}
 	return a
 }
@@ -179,7 +179,7 @@ func (a *Array) Gather(ctx context.Context, uri string, shape []int) error {
 		}
 		for b := range a.Shape[0] {
 			for h := range a.Shape[1] {
-				err := a.overlaps(b, h, cut.Range{Hi: a.Shape[2]}, func(s *Shard, part cut.Range) error {
+				err := a.overlaps(b, h, cut.Span{Hi: a.Shape[2]}, func(s *Shard, part cut.Span) error {
 					return a.read(ctx, s, []piece{{b, h, part, func(raw []byte) error {
 						if s.BigEndian {
 							for i := 0; i < len(raw); i += a.size() {

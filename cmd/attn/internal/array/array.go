@@ -30,7 +30,7 @@ type File struct {
 	npy.Header
 }
 
-// extension is that of files of several tensors.
+// extension ends the names of files that hold several tensors.
 const extension = ".safetensors"
 
 // Named reports whether a text is the path of an array rather than a list of numbers.
@@ -44,8 +44,8 @@ func Path(s string) string {
 	return path
 }
 
-// split returns the path of a file, and with tensor the name of a tensor in it. The file may be
-// missing its tensor's name.
+// split cuts FILE.safetensors#NAME into the path and the name of the tensor. tensor reports a
+// .safetensors file, whose name is "" if it is missing.
 func split(s string) (path, name string, tensor bool) {
 	if path, name, ok := strings.Cut(s, extension+"#"); ok {
 		return path + extension, name, true
@@ -174,8 +174,8 @@ func (f *File) mappable(dtype backend.DType) bool {
 }
 
 // Upload returns the data as a tensor of dtype in the device's memory, for the
-// caller to release. A mapped file must stay mapped until then: unmap, which is
-// nil otherwise, ends that. Rounding of f8 is noted.
+// caller to release. If the tensor lies in a mapped file, the caller then calls
+// unmap, which is nil otherwise. Rounding of f8 is noted.
 func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DType, shape backend.Shape, note Note) (t backend.Tensor, unmap func(), err error) {
 	if f.mappable(dtype) {
 		// Where mapping is not available the file is read.

@@ -21,7 +21,7 @@ type Inputs struct {
 	Dims  kernels.Dims
 
 	opt  kernels.Options
-	axes []int // the axis of [B, H, S, D] of each axis of q, k and v
+	axes []int // for each axis of the files, its place in [B, H, S, D]
 }
 
 // Mask is the file of a mask or a bias.
@@ -323,7 +323,7 @@ type Operands struct {
 
 	dev    *kernels.Device
 	held   []backend.Tensor
-	unmaps []func() // of files that tensors lie in
+	unmaps []func() // end the mappings of files that tensors lie in
 }
 
 // Load reads the files into the memory of dev. Rounding of f8 is noted. The

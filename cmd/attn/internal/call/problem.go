@@ -1,4 +1,4 @@
-// Package call makes an attention call of flags, or of a JSON file, and files of arrays.
+// Package call builds an attention call from flags or a JSON file, and from files of arrays.
 package call
 
 import (
@@ -168,7 +168,7 @@ func (p *Problem) decode(text []byte) error {
 	return p.Check()
 }
 
-// resolve makes p canonical for a call of lengths d, past of whose keys are earlier ones.
+// resolve makes p canonical for a call with the lengths d, whose first past keys are earlier ones.
 func (p *Problem) resolve(d kernels.Dims, past int) error {
 	have := Dims(d)
 	if p.Dims != nil { // canonical already

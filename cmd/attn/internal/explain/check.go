@@ -233,7 +233,8 @@ func (wt *walkthrough) roundingDecimals() int {
 // allowed returns the largest allowed difference of the expected value want from the reference:
 // the error of the inputs, and half a unit of the last printed digit of want. That is a decimal
 // where the file sets digits, else the 7th significant digit with two roundings of the float32
-// arithmetic behind it, and nothing for whole numbers. outputs_exact is in float64, and rounded weights are decimals.
+// arithmetic behind it, and nothing for whole numbers. outputs_exact is in float64, and rounded
+// weights are decimals.
 func (wt *walkthrough) allowed(field string, want, ref, radius float64) float64 {
 	whole := want == math.Trunc(want) && ref == math.Trunc(ref)
 	// Decimal fractions have no exact binary form: 1e-12 is far below any printed digit and far
