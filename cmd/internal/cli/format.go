@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/term"
@@ -37,13 +38,25 @@ func Bytes(n int64) string {
 	return fmt.Sprintf("%.1f %s", x, units[0])
 }
 
-// SI formats a number with a decimal prefix: 1.5 GFLOP.
+// SI formats a number with three digits and a decimal prefix: 1.50 GFLOP.
 func SI(x float64, unit string) string {
-	prefixes := []string{"", "k", "M", "G", "T", "P", "E"}
-	for x >= 1000 && len(prefixes) > 1 {
-		x, prefixes = x/1000, prefixes[1:]
+	prefixes := []string{"", "k", "M", "G", "T", "P", "E", "Z"}
+	n := 0
+	for ; x >= 999.5 && n < len(prefixes)-1; n++ {
+		x /= 1000
 	}
-	return fmt.Sprintf("%.4g %s%s", x, prefixes[0], unit)
+	digits := 2
+	for limit := 9.995; x >= limit && digits > 0; limit *= 10 {
+		digits--
+	}
+	if n == 0 && x == float64(int64(x)) {
+		digits = 0
+	}
+	s := strconv.FormatFloat(x, 'f', digits, 64)
+	if unit = prefixes[n] + unit; unit == "" {
+		return s
+	}
+	return s + " " + unit
 }
 
 // Status is a line of progress on a terminal. It writes nothing to a pipe or a file.

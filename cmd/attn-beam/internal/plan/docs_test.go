@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
+	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -34,7 +35,7 @@ func tables(t *testing.T) map[string]string {
 	times.WriteString("| S | workers | CPU: units | merge | efficiency | GPU: units | merge | efficiency |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, l := range lengths {
 		p := planned(t, l.s, 1, causal)
-		fmt.Fprintf(&bytes, "| %s | %s | %s | %s | %s | %s |\n", l.name, si(p.FLOPs, "FLOP"), thousands(p.Units), si(float64(p.Read), "B"), si(float64(p.Partials), "B"), si(float64(p.Output), "B"))
+		fmt.Fprintf(&bytes, "| %s | %s | %s | %s | %s | %s |\n", l.name, cli.SI(p.FLOPs, "FLOP"), thousands(p.Units), cli.SI(float64(p.Read), "B"), cli.SI(float64(p.Partials), "B"), cli.SI(float64(p.Output), "B"))
 		for _, workers := range []int{1, 16, 256, 4096} {
 			p := planned(t, l.s, workers, causal)
 			c, g := p.On(node(workers)), p.On(gpu(workers))

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
+	"github.com/seed90331342/attn/cmd/internal/cli"
 )
 
 // Machine describes workers that are all alike.
@@ -167,8 +168,8 @@ balance     %.1f%%: the workers' mean time, of the time of the last one
 efficiency  %.1f%%: the time of the operations alone, of the whole
 `,
 		thousands(int64(len(x.Blocks))), thousands(int64(x.Config.Rows)), thousands(p.Units), thousands(int64(x.Config.Split)),
-		si(float64(x.Pairs), ""), share, si(p.FLOPs, "FLOP"), si(float64(p.Read), "B"), si(float64(p.Partials), "B"), si(float64(p.Output), "B"),
-		short(t.Units), short(t.Merge), workers(m.Workers), si(m.Speed, "FLOP"), si(m.Bandwidth, "B"), m.Overhead, 100*t.Balance, 100*t.Efficiency)
+		cli.SI(float64(x.Pairs), ""), share, cli.SI(p.FLOPs, "FLOP"), cli.SI(float64(p.Read), "B"), cli.SI(float64(p.Partials), "B"), cli.SI(float64(p.Output), "B"),
+		short(t.Units), short(t.Merge), workers(m.Workers), cli.SI(m.Speed, "FLOP"), cli.SI(m.Bandwidth, "B"), m.Overhead, 100*t.Balance, 100*t.Efficiency)
 	return err
 }
 
@@ -177,27 +178,6 @@ func workers(n int) string {
 		return "1 worker"
 	}
 	return thousands(int64(n)) + " workers"
-}
-
-// si returns x with three digits and a decimal prefix.
-func si(x float64, unit string) string {
-	prefixes := []string{"", "k", "M", "G", "T", "P", "E", "Z"}
-	n := 0
-	for ; x >= 999.5 && n < len(prefixes)-1; n++ {
-		x /= 1000
-	}
-	digits := 2
-	for limit := 9.995; x >= limit && digits > 0; limit *= 10 {
-		digits--
-	}
-	if n == 0 && x == float64(int64(x)) {
-		digits = 0
-	}
-	s := strconv.FormatFloat(x, 'f', digits, 64)
-	if unit = prefixes[n] + unit; unit == "" {
-		return s
-	}
-	return s + " " + unit
 }
 
 // thousands returns n with a comma before each group of three digits.
