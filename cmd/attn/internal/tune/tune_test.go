@@ -27,7 +27,7 @@ func grammar() any {
 
 var program = cli.Program{Name: "attn", Grammar: grammar, Options: []kong.Option{bench.Vars()}}
 
-var attn, mustRun, mustFail = clitest.Named(program)
+var _, mustRun, mustFail = clitest.Named(program)
 
 // TestMain runs the command line in place of the tests in processes that tests and
 // attn tune start.
