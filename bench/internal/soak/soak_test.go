@@ -151,19 +151,14 @@ func (s *soak) open(name string, open func() (backend.Backend, error)) {
 	s.t.Cleanup(func() { d.dev.Close() })
 	s.devices = append(s.devices, d)
 	for i := range problems {
-		for _, do := range []func(context.Context, *kernels.Device, int) ([]float32, error){attend, generate} {
-			out, err := do(s.t.Context(), d.dev, i)
+		for _, j := range jobs[:2] {
+			out, err := j.run(s.t.Context(), d, i, nil)
 			if err != nil {
-				s.t.Fatalf("%s: %s: %v", name, problems[i].name, err)
+				s.t.Fatalf("%s: %v", j.result(d, i), err)
 			}
-			s.want[key(d, i, len(s.want)%2)] = out
+			s.want[j.result(d, i)] = out
 		}
 	}
-}
-
-// key names a result: of attend, or of generate.
-func key(d device, problem, generated int) string {
-	return fmt.Sprintf("%s, %s, %d", d.name, problems[problem].name, generated)
 }
 
 // round runs random jobs in all goroutines for a time, an open first in each.
@@ -190,7 +185,7 @@ func (s *soak) round(round int, long time.Duration) {
 				if i == 0 {
 					d, job = s.devices[g%len(s.devices)], jobs[len(jobs)-1]
 				}
-				out, which, err := job.do(s.t.Context(), d, problem, rng)
+				out, err := job.run(s.t.Context(), d, problem, rng)
 				s.done[job.name].Add(1)
 				switch {
 				case errors.Is(err, backend.ErrMemory):
@@ -198,9 +193,9 @@ func (s *soak) round(round int, long time.Duration) {
 				case job.cancels && errors.Is(err, context.DeadlineExceeded):
 					s.cancelled.Add(1)
 				case err != nil:
-					s.t.Errorf("%s: %s: %v", job.name, key(d, problem, which), err)
-				case !slices.EqualFunc(out, s.want[key(d, problem, which)], func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }):
-					s.t.Errorf("%s: %s: other bits than alone", job.name, key(d, problem, which))
+					s.t.Errorf("%s: %s: %v", job.name, job.result(d, problem), err)
+				case !slices.EqualFunc(out, s.want[job.result(d, problem)], func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }):
+					s.t.Errorf("%s: %s: other bits than alone", job.name, job.result(d, problem))
 				}
 			}
 		})
@@ -208,38 +203,45 @@ func (s *soak) round(round int, long time.Duration) {
 	wg.Wait()
 }
 
-// job is a kind of work, of which each is as frequent as its weight. It returns a result of
-// attend (0) or generate (1).
+// job is a kind of work, of which each is as frequent as its weight.
 type job struct {
-	name    string
-	weight  int
-	cancels bool
-	do      func(ctx context.Context, d device, problem int, rng *rand.Rand) (out []float32, which int, err error)
+	name      string
+	weight    int
+	cancels   bool
+	generates bool // from a cache
+	do        func(ctx context.Context, d device, problem int, rng *rand.Rand) []float32
+}
+
+// run returns what the job computes.
+func (j job) run(ctx context.Context, d device, problem int, rng *rand.Rand) ([]float32, error) {
+	out, err := try(func() [][]float32 { return [][]float32{j.do(ctx, d, problem, rng)} })
+	if err != nil {
+		return nil, err
+	}
+	return out[0], nil
+}
+
+// result names what the job computes.
+func (j job) result(d device, problem int) string {
+	return fmt.Sprintf("%s, %s, from a cache %t", d.name, problems[problem].name, j.generates)
 }
 
 var jobs = []job{
-	{"call", 20, false, func(ctx context.Context, d device, problem int, _ *rand.Rand) ([]float32, int, error) {
-		out, err := attend(ctx, d.dev, problem)
-		return out, 0, err
+	{"call", 20, false, false, func(ctx context.Context, d device, problem int, _ *rand.Rand) []float32 {
+		return attend(ctx, d.dev, problem)
 	}},
-	{"cache", 10, false, func(ctx context.Context, d device, problem int, _ *rand.Rand) ([]float32, int, error) {
-		out, err := generate(ctx, d.dev, problem)
-		return out, 1, err
+	{"cache", 10, false, true, func(ctx context.Context, d device, problem int, _ *rand.Rand) []float32 {
+		return generate(ctx, d.dev, problem)
 	}},
-	{"cancel", 6, true, func(ctx context.Context, d device, problem int, rng *rand.Rand) ([]float32, int, error) {
+	{"cancel", 6, true, false, func(ctx context.Context, d device, problem int, rng *rand.Rand) []float32 {
 		ctx, stop := context.WithTimeout(ctx, time.Duration(rng.IntN(2000))*time.Microsecond)
 		defer stop()
-		out, err := attend(ctx, d.dev, problem)
-		return out, 0, err
+		return attend(ctx, d.dev, problem)
 	}},
-	{"open", 1, false, func(ctx context.Context, d device, problem int, _ *rand.Rand) ([]float32, int, error) {
-		be, err := d.open()
-		if err != nil {
-			return nil, 0, err
-		}
-		dev := kernels.NewDevice(be)
-		out, err := attend(ctx, dev, problem)
-		return out, 0, errors.Join(err, dev.Close())
+	{"open", 1, false, false, func(ctx context.Context, d device, problem int, _ *rand.Rand) []float32 {
+		dev := kernels.NewDevice(must(d.open()))
+		defer func() { ok(dev.Close()) }()
+		return attend(ctx, dev, problem)
 	}},
 }
 
@@ -275,65 +277,37 @@ func numbers(seed uint64, n int) []float32 {
 }
 
 // attend computes a problem.
-func attend(ctx context.Context, dev *kernels.Device, n int) ([]float32, error) {
+func attend(ctx context.Context, dev *kernels.Device, n int) []float32 {
 	p := problems[n]
-	batch, kvHeads, keys := max(p.dims.Batch, 1), p.dims.KVHeads, p.dims.SeqK
-	if kvHeads == 0 {
-		kvHeads = p.dims.Heads
-	}
-	if keys == 0 {
-		keys = p.dims.SeqQ
-	}
-	kv := batch * kvHeads * keys * p.dims.Dim
-	return dev.AttentionFloat32(ctx, p.dims, kernels.BHSD, numbers(1, batch*p.dims.Heads*p.dims.SeqQ*p.dims.Dim), numbers(2, kv), numbers(3, kv), p.opt)
+	batch, keys := max(p.dims.Batch, 1), cmp.Or(p.dims.SeqK, p.dims.SeqQ)
+	kv := batch * cmp.Or(p.dims.KVHeads, p.dims.Heads) * keys * p.dims.Dim
+	return must(dev.AttentionFloat32(ctx, p.dims, kernels.BHSD, numbers(1, batch*p.dims.Heads*p.dims.SeqQ*p.dims.Dim), numbers(2, kv), numbers(3, kv), p.opt))
 }
 
 // generate appends a few tokens to a paged cache of two sequences, one of them a fork, and
 // attends from them.
-func generate(ctx context.Context, dev *kernels.Device, n int) (all []float32, err error) {
+func generate(ctx context.Context, dev *kernels.Device, n int) (all []float32) {
 	heads, dim := problems[n].dims.Heads, problems[n].dims.Dim
-	c, err := kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: heads, Dim: dim, PageSize: 4, Pages: 12})
-	if err != nil {
-		return nil, err
-	}
+	c := must(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: heads, Dim: dim, PageSize: 4, Pages: 12}))
 	defer c.Release()
-	first, err := c.NewSequence()
-	if err != nil {
-		return nil, err
-	}
-	seqs := []*kvcache.Sequence{first}
+	seqs := []*kvcache.Sequence{must(c.NewSequence())}
 	for step, tokens := range []int{6, 1, 3} {
 		shape := backend.Shape{len(seqs), heads, tokens, dim}
 		var x [3]backend.Tensor
 		for i := range x {
-			if x[i], err = dev.FromFloat32(ctx, backend.F32, numbers(uint64(10*step+i), shape.Elements()), shape); err != nil {
-				return nil, err
-			}
+			x[i] = must(dev.FromFloat32(ctx, backend.F32, numbers(uint64(10*step+i), shape.Elements()), shape))
 			defer x[i].Release()
 		}
 		b := c.Batch(seqs...)
-		if err := b.Append(ctx, x[0], x[1], nil); err != nil {
-			return nil, err
-		}
-		r, err := b.Attention(ctx, x[2], kvcache.CallOptions{})
-		if err != nil {
-			return nil, err
-		}
-		out, err := dev.ToFloat32(ctx, r.O)
-		r.Release()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, out...)
+		ok(b.Append(ctx, x[0], x[1], nil))
+		r := must(b.Attention(ctx, x[2], kvcache.CallOptions{}))
+		defer r.Release()
+		all = append(all, must(dev.ToFloat32(ctx, r.O))...)
 		if step == 0 {
-			fork, err := first.Fork()
-			if err != nil {
-				return nil, err
-			}
-			seqs = append(seqs, fork)
+			seqs = append(seqs, must(seqs[0].Fork()))
 		}
 	}
-	return all, nil
+	return all
 }
 
 // held is what the process holds while no work runs.
