@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/bench/report"
@@ -39,10 +38,7 @@ func TestPercentOfTheLimitingCeiling(t *testing.T) {
 		if got := *c.PercentOfBound; got < want*(1-1e-12) || got > want*(1+1e-12) {
 			t.Errorf("Sq=%d: %v%% of what binds, want %v", c.SeqQ, got, want)
 		}
-		var out strings.Builder
-		if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), unit+" ") {
-			t.Errorf("Sq=%d: %v, the table lacks %q:\n%s", c.SeqQ, err, unit, &out)
-		}
+		wantText(t, r.WriteTable, unit+" ")
 	}
 }
 
@@ -68,8 +64,5 @@ func TestOptionsOfACase(t *testing.T) {
 	if want := c.Bytes - 4*2*4*4; be.asked != want {
 		t.Errorf("the ceiling read %d bytes, the call reads %d", be.asked, want)
 	}
-	var out strings.Builder
-	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "D=4 f32 Sq=4 window 8,inf softcap 1.5 + mask f32\n") {
-		t.Errorf("%v, the head lacks the shape:\n%s", err, &out)
-	}
+	wantText(t, r.WriteTable, "D=4 f32 Sq=4 window 8,inf softcap 1.5 + mask f32\n")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"strings"
 	"testing"
@@ -47,6 +48,20 @@ func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *report.Report
 		t.Fatal(err)
 	}
 	return r
+}
+
+// wantText fails the test unless what write writes has all these texts.
+func wantText(t *testing.T, write func(io.Writer) error, texts ...string) {
+	t.Helper()
+	var out strings.Builder
+	if err := write(&out); err != nil {
+		t.Error(err)
+	}
+	for _, want := range texts {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("it lacks %q:\n%s", want, &out)
+		}
+	}
 }
 
 func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
@@ -128,10 +143,7 @@ func TestWrongResultsGetNoFigure(t *testing.T) {
 		if err := r.Err(); err == nil || !strings.Contains(err.Error(), "wrong") {
 			t.Errorf("%s: the report's error is %v", tc.why, err)
 		}
-		var out strings.Builder
-		if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "WRONG: o[") {
-			t.Errorf("%s: %v, the table lacks the error:\n%s", tc.why, err, &out)
-		}
+		wantText(t, r.WriteTable, "WRONG: o[")
 	}
 }
 
@@ -243,10 +255,7 @@ func TestCancelKeepsWhatWasMeasured(t *testing.T) {
 			t.Errorf("%s S=%d: %q %q", c.Backend, c.SeqQ, c.Status, c.Note)
 		}
 	}
-	var out strings.Builder
-	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "interrupted: the cases after that were not measured") {
-		t.Errorf("%v, the table does not mention the interruption:\n%s", err, &out)
-	}
+	wantText(t, r.WriteTable, "interrupted: the cases after that were not measured")
 }
 
 func TestCancelEndsALongCall(t *testing.T) {

@@ -1,8 +1,8 @@
 package bench
 
 import (
+	"bytes"
 	"errors"
-	"io"
 	"math"
 	"strings"
 	"testing"
@@ -70,15 +70,7 @@ func TestSeriesAreRunOneAfterTheOther(t *testing.T) {
 			t.Errorf("case %d is %q, want %q", i, name, want[i%4])
 		}
 	}
-	var out strings.Builder
-	if err := r.WriteTable(&out); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"· 3 series\n", "\nB=1 H=2 D=4 f32\n", "\nB=1 H=2 D=4 f32 causal\n", "\nfew · B=1 H=2 D=4 f32 Sq=3\n"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the table lacks %q:\n%s", want, &out)
-		}
-	}
+	wantText(t, r.WriteTable, "· 3 series\n", "\nB=1 H=2 D=4 f32\n", "\nB=1 H=2 D=4 f32 causal\n", "\nfew · B=1 H=2 D=4 f32 Sq=3\n")
 	cfg.Series[1] = cfg.Series[0]
 	if err := cfg.Check(); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "two series") {
 		t.Errorf("the same series twice: %v", err)
@@ -141,22 +133,17 @@ func TestBackward(t *testing.T) {
 	if want := int64(4*(4*2*24*4+4*24*4+2*24) + 4*24*24); c.Bytes != want || c.Plan.Bytes != want || c.Memory.Operands+c.Memory.Square != want {
 		t.Errorf("%d bytes, %d planned, memory %+v, want %d", c.Bytes, c.Plan.Bytes, c.Memory, want)
 	}
-	for _, form := range []struct {
-		name, want string
-		write      func(io.Writer) error
-	}{
-		{"text", "f32 causal + mask f32 backward", r.WriteTable}, {"legend", "\nbackward   gradients of q, k and v", r.WriteTable}, {"CSV", ",backward,", r.WriteCSV}, {"page", "cpu · backward", r.WritePage},
-		{"gobench", "/variant=backward/f32/b1h2s24d4/kv1/causal/mask", r.WriteGoBench}, {"JSON", `"variant": "backward"`, r.WriteJSON},
-	} {
-		var out strings.Builder
-		if err := form.write(&out); err != nil || !strings.Contains(out.String(), form.want) {
-			t.Errorf("%s: %v, or it lacks %q", form.name, err, form.want)
-		}
-		if form.name == "JSON" {
-			if _, err := report.Read(strings.NewReader(out.String())); err != nil {
-				t.Error(err)
-			}
-		}
+	wantText(t, r.WriteTable, "f32 causal + mask f32 backward", "\nbackward   gradients of q, k and v")
+	wantText(t, r.WriteCSV, ",backward,")
+	wantText(t, r.WritePage, "cpu · backward")
+	wantText(t, r.WriteGoBench, "/variant=backward/f32/b1h2s24d4/kv1/causal/mask")
+	wantText(t, r.WriteJSON, `"variant": "backward"`)
+	var file bytes.Buffer
+	if err := r.WriteJSON(&file); err != nil {
+		t.Error(err)
+	}
+	if _, err := report.Read(&file); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -29,16 +29,8 @@ func TestTracesOfDevices(t *testing.T) {
 	if c.LaunchS == nil || *c.LaunchS != 1e-9 || c.Plan == nil || c.Plan.FLOPs != c.FLOPs {
 		t.Errorf("launch %v, plan %+v", c.LaunchS, c.Plan)
 	}
-	var out strings.Builder
-	if err := r.WriteTable(&out); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"     time      ±    kernel   GFLOP/s", "\nkernel     computing time on the device", "launch     a ceiling too: µs",
-		"\nonce, not in these times: 2 kernels compiled in 3.00 s; 7.5 KiB of inputs moved in 7.68 µs, 1.00 GB/s\n"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the table lacks %q:\n%s", want, &out)
-		}
-	}
+	wantText(t, r.WriteTable, "     time      ±    kernel   GFLOP/s", "\nkernel     computing time on the device", "launch     a ceiling too: µs",
+		"\nonce, not in these times: 2 kernels compiled in 3.00 s; 7.5 KiB of inputs moved in 7.68 µs, 1.00 GB/s\n")
 }
 
 func TestPlans(t *testing.T) {
@@ -55,16 +47,8 @@ func TestPlans(t *testing.T) {
 	}
 	fail(&r.Cases[0], backend.ErrUnsupported)
 	r.Cases[0].Plan = nil
-	var out strings.Builder
-	if err := r.WritePlans(&out); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"D=4 f32 causal\n\ncpu · pretended · fake v1\n  S=256   not run: not supported", "\ngpu:0 · pretended",
-		"  S=4096   pretended\n", "    work    0.2685 GFLOP for 16781312 visible pairs, ", "\nnpu · none\n"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the plans lack %q:\n%s", want, &out)
-		}
-	}
+	wantText(t, r.WritePlans, "D=4 f32 causal\n\ncpu · pretended · fake v1\n  S=256   not run: not supported", "\ngpu:0 · pretended",
+		"  S=4096   pretended\n", "    work    0.2685 GFLOP for 16781312 visible pairs, ", "\nnpu · none\n")
 	if _, err := Plans(t.Context(), nil, of(Series{Dim: -1})); err == nil {
 		t.Error("a negative head size has plans")
 	}

@@ -1,9 +1,9 @@
 package report
 
 import (
+	"io"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"testing"
 )
 
@@ -149,15 +149,12 @@ func TestChangesForPeople(t *testing.T) {
 	if w := Worst(changes, 15); w != nil {
 		t.Errorf("10%% is over 15%%: %+v", w)
 	}
-	var out strings.Builder
-	if err := WriteChanges(&out, was, now, changes, 4); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"they differ in CPU: \"old one\" and \"new one\"\n", "cpu f32/b1h8s256d64  1.00 ms  1.10 ms  +10.0% ", "  slower\n", "\n1 case: 1 slower\n"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("it lacks %q:\n%s", want, &out)
-		}
-	}
+	wantText(t, written(was, now, changes), "they differ in CPU: \"old one\" and \"new one\"\n", "cpu f32/b1h8s256d64  1.00 ms  1.10 ms  +10.0% ", "  slower\n", "\n1 case: 1 slower\n")
+}
+
+// written is WriteChanges of what is compared.
+func written(was, now *Report, changes []Change) func(io.Writer) error {
+	return func(w io.Writer) error { return WriteChanges(w, was, now, changes, 4) }
 }
 
 // The change is that of the figures next to it, of which the fastest calls differ by more.
@@ -173,24 +170,9 @@ func TestChangeIsThatOfTheFigures(t *testing.T) {
 		return 1
 	}
 	was, now := reportOf(195e-6, 10, spread), reportOf(201e-6, 10, calm)
-	changes := Compare(was, now, 4)
-	var out strings.Builder
-	if err := WriteChanges(&out, was, now, changes, 4); err != nil {
-		t.Fatal(err)
-	}
-	if want := "  195 µs  201 µs  +3.1%   +1.0 to +5.1%  same\n"; !strings.Contains(out.String(), want) {
-		t.Errorf("it lacks %q:\n%s", want, &out)
-	}
+	wantText(t, written(was, now, Compare(was, now, 4)), "  195 µs  201 µs  +3.1%   +1.0 to +5.1%  same\n")
 	busy := Compare(noisy(61, was), noisy(73, now), 4)
-	out.Reset()
-	if err := WriteChanges(&out, was, now, busy, 4); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"  unclear, noisy: other processes used 61% (old) and 73% (new) of the CPU time\n", "\n1 case: 1 unclear\n"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("it lacks %q:\n%s", want, &out)
-		}
-	}
+	wantText(t, written(was, now, busy), "  unclear, noisy: other processes used 61% (old) and 73% (new) of the CPU time\n", "\n1 case: 1 unclear\n")
 	if w := Worst(busy, 0); w != nil {
 		t.Errorf("a gate fails for a noisy case: %+v", w)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"os"
@@ -102,6 +103,20 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
+// wantText fails the test unless what write writes has all these texts.
+func wantText(t *testing.T, write func(io.Writer) error, texts ...string) {
+	t.Helper()
+	var out strings.Builder
+	if err := write(&out); err != nil {
+		t.Error(err)
+	}
+	for _, want := range texts {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("it lacks %q:\n%s", want, &out)
+		}
+	}
+}
+
 func TestTable(t *testing.T) {
 	var out bytes.Buffer
 	if err := sample().WriteTable(&out); err != nil {
@@ -118,20 +133,12 @@ func TestTable(t *testing.T) {
 func TestMarkdown(t *testing.T) {
 	r := sample()
 	r.Cases[1].Note = "a | bar"
-	var out strings.Builder
-	if err := r.WriteMarkdown(&out); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
+	wantText(t, r.WriteMarkdown,
 		"| case | device | S | time | ± | kernel | GFLOP/s | GB/s | ceiling | % | vs stages | memory | error / bound | status |\n| --- | --- |",
 		"| plain | cpu | 256 | 1.23 ms | 1.2% | - | 54.6 | 0.32 | 100 fma | 54.4 | 2.10x | 2.0 MiB | 6.4e-08 / 7.3e-05 | ok, noisy: ",
 		"| 1.0e-07 / 1.0e-04 | ok, a / bar |\n",
 		"| plain | gpu:0 | 64 | 60.0 µs | - | 15.0 µs | 69.9 | 6.55 | 30.0 launch | 50.0 | - | 390.6 KiB | 1.0e-07 / 1.0e-04 | ok |\n",
-	} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("it lacks %q:\n%s", want, &out)
-		}
-	}
+	)
 }
 
 func TestNumbersForPeople(t *testing.T) {
