@@ -13,32 +13,15 @@ import (
 // column is a figure of a case in the text table, the page or Go benchmark lines. CSV has
 // all fields.
 type column struct {
-	name string // as in CSV; "" for one with a value of its own
 	head string // in tables for people
-	in   place
+	page bool   // it is on the page
 	unit unit
-	// width of the column in the text table: that of its widest usual figure, so that the
-	// tables of all backends and of two runs are aligned.
+	// width of the column in the text table, 0 if it is not there: that of its widest usual
+	// figure, so that the tables of all backends and of two runs are aligned.
 	width int
 	line  string                   // unit in a Go benchmark line; "" is not there
 	value func(m *Measurement) any // a number, a pointer to one, or a string; nil is "not measured"
 }
-
-// of returns the column's figure of a case with these figures.
-func (c *column) of(m *Measurement, figures map[string]any) any {
-	if c.value != nil {
-		return c.value(m)
-	}
-	return figures[c.name]
-}
-
-// place is a set of tables for people.
-type place int
-
-const (
-	inText place = 1 << iota
-	inPage
-)
 
 // unit is how a value is written for people.
 type unit int
@@ -58,34 +41,34 @@ const (
 )
 
 var columns = []column{
-	{name: "seq_k", head: "S", in: inText | inPage, unit: seqLength, width: 9},
-	{name: "repetitions", head: "calls", in: inPage, unit: integer},
-	{name: "median_s", head: "time", in: inText | inPage, unit: seconds, width: 9, line: "ns/op"},
-	{name: "spread_percent", head: "±", in: inPage, unit: percent},
-	{value: func(m *Measurement) any { return m.spreadText() }, head: "±", in: inText, width: 6},
-	{name: "others_percent", head: "other processes", in: inPage, unit: percent},
-	{name: "kernel_s", head: kernelHead, in: inText | inPage, unit: seconds, width: 9},
-	{name: "compile_s", head: "compiling", in: inPage, unit: seconds},
-	{name: "move_s", head: "upload", in: inPage, unit: seconds},
-	{name: "gflops", head: "GFLOP/s", in: inText | inPage, unit: number, width: 9, line: "GFLOP/s"},
-	{name: "gflops_full", head: "GFLOP/s, all pairs", in: inPage, unit: number},
-	{name: "gbs", head: "GB/s", in: inText | inPage, unit: number, width: 7, line: "GB/s"},
-	{name: "intensity", value: func(m *Measurement) any { return Positive(m.Intensity) }, head: "FLOP/byte", in: inPage, unit: number},
-	{name: "bound", head: "bound by", in: inPage},
-	{value: func(m *Measurement) any { return m.ceilingText() }, head: "ceiling", in: inText, width: 11},
-	{name: "percent_of_bound", head: "% of ceiling", in: inPage, unit: share, line: "%ceiling"},
-	{value: func(m *Measurement) any { return m.PercentOfBound }, head: "%", in: inText, unit: share, width: 6},
-	{value: func(m *Measurement) any { return m.PercentOfBound }, in: inText, unit: bar, width: barWidth},
-	{name: "speedup_vs_stages", head: stagesHead, in: inText | inPage, unit: ratio, width: 9},
-	{value: func(m *Measurement) any { return m.memoryText() }, head: "memory", in: inText, width: 9},
-	{name: "memory_counted", head: "memory", in: inPage, unit: byteSize},
-	{name: "memory_square", head: "part that grows as S²", in: inPage, unit: byteSize},
-	{name: "memory_host_peak", head: "host peak", in: inPage, unit: byteSize},
-	{name: "memory_device_peak", head: "device peak", in: inPage, unit: byteSize},
-	{name: "max_error", head: "error", in: inPage, unit: deviation},
-	{name: "error_bound", head: "error bound", in: inPage, unit: deviation},
-	{value: func(m *Measurement) any { return deviation.show(m.MaxError) + " / " + deviation.show(m.ErrorBound) }, head: "error / bound", in: inText, width: 19},
-	{name: "allocs", head: "allocations", in: inPage, unit: integer, line: "allocs/op"},
+	{head: "S", page: true, unit: seqLength, width: 9, value: func(m *Measurement) any { return m.SeqK }},
+	{head: "calls", page: true, unit: integer, value: func(m *Measurement) any { return m.Repetitions }},
+	{head: "time", page: true, unit: seconds, width: 9, line: "ns/op", value: func(m *Measurement) any { return m.MedianS }},
+	{head: "±", page: true, unit: percent, value: func(m *Measurement) any { return m.spread() }},
+	{head: "±", width: 6, value: func(m *Measurement) any { return m.spreadText() }},
+	{head: "other processes", page: true, unit: percent, value: func(m *Measurement) any { return m.OthersPercent }},
+	{head: kernelHead, page: true, unit: seconds, width: 9, value: func(m *Measurement) any { return m.KernelS }},
+	{head: "compiling", page: true, unit: seconds, value: func(m *Measurement) any { return m.CompileS }},
+	{head: "upload", page: true, unit: seconds, value: func(m *Measurement) any { return m.MoveS }},
+	{head: "GFLOP/s", page: true, unit: number, width: 9, line: "GFLOP/s", value: func(m *Measurement) any { return m.GFLOPS }},
+	{head: "GFLOP/s, all pairs", page: true, unit: number, value: func(m *Measurement) any { return m.GFLOPSFull }},
+	{head: "GB/s", page: true, unit: number, width: 7, line: "GB/s", value: func(m *Measurement) any { return m.GBS }},
+	{head: "FLOP/byte", page: true, unit: number, value: func(m *Measurement) any { return Positive(m.Intensity) }},
+	{head: "bound by", page: true, value: func(m *Measurement) any { return m.Bound }},
+	{head: "ceiling", width: 11, value: func(m *Measurement) any { return m.ceilingText() }},
+	{head: "% of ceiling", page: true, unit: share, line: "%ceiling", value: func(m *Measurement) any { return m.PercentOfBound }},
+	{head: "%", unit: share, width: 6, value: func(m *Measurement) any { return m.PercentOfBound }},
+	{unit: bar, width: barWidth, value: func(m *Measurement) any { return m.PercentOfBound }},
+	{head: stagesHead, page: true, unit: ratio, width: 9, value: func(m *Measurement) any { return m.SpeedupVsStages }},
+	{head: "memory", width: 9, value: func(m *Measurement) any { return m.memoryText() }},
+	{head: "memory", page: true, unit: byteSize, value: func(m *Measurement) any { return m.Memory.Counted() }},
+	{head: "part that grows as S²", page: true, unit: byteSize, value: func(m *Measurement) any { return m.Memory.Square }},
+	{head: "host peak", page: true, unit: byteSize, value: func(m *Measurement) any { return m.Memory.HostPeak }},
+	{head: "device peak", page: true, unit: byteSize, value: func(m *Measurement) any { return m.Memory.DevicePeak }},
+	{head: "error", page: true, unit: deviation, value: func(m *Measurement) any { return m.MaxError }},
+	{head: "error bound", page: true, unit: deviation, value: func(m *Measurement) any { return m.ErrorBound }},
+	{head: "error / bound", width: 19, value: func(m *Measurement) any { return deviation.show(m.MaxError) + " / " + deviation.show(m.ErrorBound) }},
+	{head: "allocations", page: true, unit: integer, line: "allocs/op", value: func(m *Measurement) any { return m.Allocs }},
 }
 
 // Headers that the text table refers to.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed90331342/attn/bench/internal/chart"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/page"
 )
@@ -16,26 +17,20 @@ import (
 var pageBody string
 
 var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
-	"exact": exact, "show": number.show, "duration": seconds.show,
+	"exact": exact, "show": number.show, "duration": seconds.show, "draw": func(c chart.Chart) (template.HTML, error) { return c.Inline() },
 }).Parse(pageBody))
 
 // pageData is the input of the template.
 type pageData struct {
 	Subtitle, Measured string
 	Problems           []string
-	Drawings           []pageDrawing
+	Charts             []chart.Chart
 	Heads              []pageHead
 	Rows               [][]pageCell // of the cases
 	Ceilings           []Ceiling
 	Environment        [][2]string
 	Repeat             string
 	Legend             [][2]string
-}
-
-// pageDrawing is a picture with its title and caption.
-type pageDrawing struct {
-	Title, About string
-	Drawing      template.HTML
 }
 
 // pageHead is a column header. A Text column is aligned left and sorts by words.
@@ -58,18 +53,12 @@ func (r *Report) WritePage(w io.Writer) error {
 		Repeat:      "(the report does not contain the command)",
 		Legend:      r.legend(),
 		Ceilings:    r.Ceilings,
+		Charts:      r.charts(),
 	}
 	data.Heads, data.Rows = r.casesTable()
 	data.Measured, data.Problems = r.outcome()
 	if len(e.Args) > 0 {
 		data.Repeat = e.command()
-	}
-	for _, c := range r.charts() {
-		drawing, err := c.Inline()
-		if err != nil {
-			return fmt.Errorf("page: %s: %w", c.Name, err)
-		}
-		data.Drawings = append(data.Drawings, pageDrawing{c.Title, c.About, drawing})
 	}
 	var body strings.Builder
 	if err := pageTemplate.Execute(&body, data); err != nil {
@@ -110,11 +99,10 @@ func (r *Report) outcome() (measured string, problems []string) {
 // casesTable is the table of the cases in the order of the report. Columns that no case
 // fills are left out.
 func (r *Report) casesTable() (heads []pageHead, rows [][]pageCell) {
-	names, figures := map[*Measurement]string{}, map[*Measurement]map[string]any{}
+	names := map[*Measurement]string{}
 	for _, l := range r.curves() {
 		for _, m := range l.cases {
 			names[m] = l.name
-			_, figures[m] = m.figures()
 		}
 	}
 	rows = make([][]pageCell, len(r.Cases))
@@ -133,11 +121,11 @@ func (r *Report) casesTable() (heads []pageHead, rows [][]pageCell) {
 	}
 	add(pageHead{"series", true}, func(m *Measurement) pageCell { return pageCell{Text: names[m], Class: "text"} })
 	for _, c := range columns {
-		if c.in&inPage == 0 {
+		if !c.page {
 			continue
 		}
 		add(pageHead{c.head, c.unit == word}, func(m *Measurement) pageCell {
-			value := c.of(m, figures[m])
+			value := c.value(m)
 			x, _ := of(value)
 			switch {
 			case c.unit == word:

@@ -94,9 +94,8 @@ func (m *Measurement) goBench(b *strings.Builder) {
 	for i := range m.Rounds {
 		one := m.ofRound(i)
 		fmt.Fprintf(b, "%s %d", name, one.Repetitions)
-		_, figures := one.figures()
 		for _, c := range columns {
-			x, ok := of(c.of(one, figures))
+			x, ok := of(c.value(one))
 			switch {
 			case c.line == "" || !ok:
 			case c.unit == seconds:

@@ -85,7 +85,7 @@ func (r *Report) on(info *backend.Info) []*Measurement {
 func textColumns(cases []*Measurement) []column {
 	timed := slices.ContainsFunc(cases, func(m *Measurement) bool { return m.KernelS != nil })
 	return slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
-		return c.in&inText == 0 || c.head == kernelHead && !timed
+		return c.width == 0 || c.head == kernelHead && !timed
 	})
 }
 
@@ -151,10 +151,9 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 
 // cells returns the figures of a case in columns.
 func cells(table []column, m *Measurement) []string {
-	_, figures := m.figures()
 	all := make([]string, len(table))
 	for i, c := range table {
-		all[i] = c.unit.show(c.of(m, figures))
+		all[i] = c.unit.show(c.value(m))
 	}
 	return all
 }
