@@ -26,9 +26,9 @@ const (
 	// stagesSeconds is the total time of the calls of the three stages, and of those with
 	// the device's clock: enough for a median.
 	stagesSeconds = 0.4
-	// Calls are warmed up for warmSeconds at least and, until the last warmAlike of them
-	// are within settled of their median, for warmLimit at most, but never with more than
-	// warmCalls: then caches and clock rates have settled.
+	// A warm-up lets caches and clock rates settle. It takes at least warmSeconds. It ends
+	// when the last warmAlike calls are within settled of their median, after warmLimit, or
+	// after warmCalls calls.
 	warmSeconds = 0.03
 	warmLimit   = 0.3
 	warmCalls   = 50
@@ -56,16 +56,15 @@ type bencher struct {
 	op   *operands
 	// staged are op's inputs with outputs for the three stages; nil when they are left out.
 	staged     *operands
-	trace      recorder // of what happens once: uploads and the first call
-	note       string   // what is missing
-	last       context.Context
+	trace      recorder        // of what happens once: uploads and the first call
+	note       string          // what is missing
+	last       context.Context // of the check at the end
 	cancelLast context.CancelFunc
 
 	warm        float64 // of a call at the end of the warm-up
 	roundsBegan time.Time
 	stages      []float64
-	// kernels are calls by the device's clock, clocked the same calls by the host's, which
-	// are not repetitions.
+	// kernels are times of separate calls by the device's clock, clocked by the host's.
 	kernels, clocked []float64
 	allocs           int64
 	check            kernels.CheckReport

@@ -16,8 +16,8 @@ type operands struct {
 	dev  *kernels.Device
 	c    Case
 	call *kernels.Call
-	// bias is the zero Tensor without a mask, w (scores, then weights) where the variant
-	// stores none.
+	// bias is zero without a mask. w holds scores, then weights; it is zero in variants that
+	// store none.
 	q, k, v, o, bias, w backend.Tensor
 	// Of Backward: a drawn gradient of o, the result's LSE, and what is measured.
 	dO, lse backend.Tensor

@@ -99,9 +99,9 @@ func (r *runner) approach(c Case, trace *recorder) {
 	}
 }
 
-// patience returns how long, in seconds, a case may run rounds that only make its median
-// more precise: without a budget or without lengths caseSeconds, else an even share of what
-// the longer lengths that still fit leave of the budget.
+// patience returns how many seconds a case may run rounds that only make its median more
+// precise. In a sweep and without a budget that is caseSeconds. Otherwise the longer lengths
+// that fit the budget come first, and the case gets an even share of the rest.
 func (r *runner) patience(seq int) float64 {
 	left := r.left()
 	if left < 0 || len(r.series.Seqs) == 0 {

@@ -24,9 +24,8 @@ const (
 	roundSeconds = 0.05
 	// maxEach is the largest number of calls in a round.
 	maxEach = 50
-	// minRounds is the smallest number of rounds of calls that take seconds, settleRounds
-	// that of short calls: six would cover the median with a probability of 95%, and a rank
-	// test of six and six can just distinguish two reports.
+	// minRounds and settleRounds are the smallest numbers of rounds: of calls that take
+	// seconds, and of short calls. Six rounds cover the median with a probability of 95%.
 	minRounds    = 3
 	settleRounds = 10
 	// Calls of longCall seconds have longRounds rounds: with the warm-up that is as long as

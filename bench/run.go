@@ -145,8 +145,8 @@ func (r *runner) measure(c Case) bool {
 	return b.row.Status == report.OK || b.row.Status == report.Wrong
 }
 
-// prepare returns a case. It runs unless there is a reason against it, which
-// is in the note, or the report to resume has its figures.
+// prepare returns a case with its plan. A case that does not run has the reason as its note, or
+// its figures from the report to resume.
 func (r *runner) prepare(c Case) *bencher {
 	m, err := planned(r.work, r.dev, c)
 	b := &bencher{runner: r, c: c, row: m, step: r.follow(c)}

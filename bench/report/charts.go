@@ -131,9 +131,8 @@ func (m *Measurement) tip(name string) string {
 type quantity struct {
 	chart.Chart
 	of func(*Measurement) *float64
-	// power is that of the time which the quantity is proportional to: its confidence
-	// interval and its ceiling follow from those of the time. 0 means that it does not
-	// depend on the time.
+	// The quantity is proportional to the time of a call to this power, from which its
+	// confidence interval and its ceiling follow. 0 means that it does not depend on it.
 	power float64
 	// ceilingName is the name of a dashed line; "" for none. ceiling, unless nil, replaces
 	// the ceiling that follows from the time's.

@@ -51,7 +51,7 @@ type Measurement struct {
 	// Status is the outcome; Note is the reason for it, or what is missing.
 	Status Status `json:"status"`
 	Note   string `json:"note"`
-	// Path is the code path of Plan, the backend's plan; null when there was none.
+	// Plan is the backend's plan, null when there was none; Path is its code path.
 	Path string        `json:"path"`
 	Plan *backend.Plan `json:"plan"`
 	// Resumed marks a row that was copied from the report that the run resumed.
