@@ -53,10 +53,8 @@ func (r *Report) WriteCSV(w io.Writer) error {
 func (r *Report) WriteGoBench(w io.Writer) error {
 	var b strings.Builder
 	e := &r.Environment
-	config := func(key, value string) {
-		if value = strings.Join(strings.Fields(value), " "); value != "" {
-			fmt.Fprintf(&b, "%s: %s\n", key, value)
-		}
+	config := func(key, value string) { // also an empty value: one holds until the key is set again
+		fmt.Fprintln(&b, strings.TrimSpace(key+": "+strings.Join(strings.Fields(value), " ")))
 	}
 	config("goos", e.OS)
 	config("goarch", e.Arch)
@@ -78,7 +76,6 @@ func (r *Report) WriteGoBench(w io.Writer) error {
 				m.goBench(&b)
 			}
 		}
-		b.WriteString("driver:\nlimits:\n") // a value holds until the key is set again
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

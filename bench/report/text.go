@@ -22,10 +22,9 @@ import (
 func (r *Report) WriteTable(w io.Writer) error {
 	var b strings.Builder
 	r.head(&b)
-	switch {
-	case len(r.Cases) == 0 && len(r.Ceilings) > 0:
+	if len(r.Cases) == 0 && len(r.Ceilings) > 0 {
 		r.ceilingsTable(&b)
-	default:
+	} else {
 		for i := range r.Environment.Backends {
 			b.WriteByte('\n')
 			r.block(&b, &r.Environment.Backends[i])
