@@ -134,10 +134,10 @@ type quantity struct {
 	// The quantity is proportional to the time of a call to this power, from which its
 	// confidence interval and its ceiling follow. 0 means that it does not depend on it.
 	power float64
-	// ceilingName is the name of a dashed line; "" for none. ceiling, unless nil, replaces
-	// the ceiling that follows from the time's.
-	ceilingName string
+	// ceiling, unless nil, replaces the ceiling that follows from the time's; ceilingName, unless
+	// "", the name of the dashed line.
 	ceiling     func(*Measurement) *float64
+	ceilingName string
 	// predicted adds the predicted times of cases that did not run.
 	predicted bool
 }
@@ -146,16 +146,14 @@ var quantities = []quantity{
 	{
 		Chart: chart.Chart{Name: "throughput", Title: "Throughput", Y: chart.Axis{Label: "GFLOP/s", Format: format.Plain},
 			About: "Operations a second on visible pairs; dashed: the limit by the ceilings measured with each case."},
-		of:          func(m *Measurement) *float64 { return positive(m.GFLOPS) },
-		ceilingName: "ceiling",
-		power:       -1,
+		of:    func(m *Measurement) *float64 { return m.GFLOPS },
+		power: -1,
 	}, {
 		Chart: chart.Chart{Name: "time", Title: "Time of a call", Y: chart.Axis{Label: "time", Format: durationTick},
 			About: "Median of the repetitions; dashed: the limit by the ceilings; hollow marks: predicted, not run."},
-		of:          func(m *Measurement) *float64 { return m.MedianS },
-		ceilingName: "ceiling",
-		power:       1,
-		predicted:   true,
+		of:        func(m *Measurement) *float64 { return m.MedianS },
+		power:     1,
+		predicted: true,
 	}, {
 		Chart: chart.Chart{Name: "memory", Title: "Memory of a call", Y: chart.Axis{Label: "memory", Format: sizeTick, Binary: true},
 			About: "Operands and scratch memory, counted; dashed: what the S x S weights alone would take."},
@@ -167,9 +165,8 @@ var quantities = []quantity{
 	}, {
 		Chart: chart.Chart{Name: "percent", Title: "Percent of the ceiling", Y: chart.Axis{Label: "% of the ceiling", Format: format.Plain, Linear: true},
 			About: "The ceiling that limits each case: multiply-adds, reading, or a launch."},
-		of:          func(m *Measurement) *float64 { return m.PercentOfBound },
-		power:       -1,
-		ceilingName: "ceiling",
+		of:    func(m *Measurement) *float64 { return m.PercentOfBound },
+		power: -1,
 	},
 }
 
@@ -209,22 +206,12 @@ func (r *Report) lengths() chart.Axis {
 // maxLengthTicks is the largest number of lengths that all have a tick.
 const maxLengthTicks = 9
 
-// positive returns x if it is positive: a logarithmic axis has no 0.
-func positive(x *float64) *float64 {
-	if x == nil {
-		return nil
-	}
-	return Positive(*x)
-}
-
 // limit returns the ceiling of a case, whose figure is y.
 func (q *quantity) limit(m *Measurement, y *float64) *float64 {
 	switch {
-	case q.ceilingName == "" || m.Status != OK:
-		return nil
-	case q.ceiling != nil:
+	case m.Status == OK && q.ceiling != nil:
 		return q.ceiling(m)
-	case y == nil || positive(m.PercentOfBound) == nil:
+	case m.Status != OK || y == nil || m.PercentOfBound == nil:
 		return nil
 	}
 	return Positive(*y * math.Pow(*m.PercentOfBound/100, q.power))
@@ -280,7 +267,7 @@ func (q *quantity) lines(curves []curve) []chart.Line {
 		if owners[of] > 1 { // several curves of one backend
 			of = c.Name
 		}
-		c.Name = q.ceilingName
+		c.Name = cmp.Or(q.ceilingName, "ceiling")
 		if len(ceilings) > 1 {
 			c.Name += " of " + of
 		}

@@ -201,7 +201,7 @@ func TestPicturesOfLittle(t *testing.T) {
 	for i := range bare.Cases {
 		m := &bare.Cases[i]
 		m.CeilingGFLOPS, m.CeilingGBS, m.PercentOfBound, m.LowS, m.HighS, m.Bound = nil, nil, nil, nil, nil, ""
-		m.FLOPs, m.Intensity, m.GFLOPS = 0, 0, Figure(0)
+		m.FLOPs, m.Intensity, m.GFLOPS = 0, 0, nil
 	}
 	twice := pictured()
 	twice.Cases = append(twice.Cases, twice.Cases...)
