@@ -16,8 +16,8 @@ type Case struct {
 	SeqK int
 }
 
-// Dims returns the lengths of the call.
-func (c Case) Dims() backend.Dims {
+// dims returns the lengths of the call.
+func (c Case) dims() backend.Dims {
 	d := backend.Dims{Batch: c.Batch, Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: c.SeqQ, SeqK: c.SeqK, Dim: c.Dim, ValueDim: c.Dim}
 	if d.SeqQ == 0 {
 		d.SeqQ = d.SeqK
@@ -30,7 +30,7 @@ func (c Case) String() string { return c.row(backend.Info{}).Name }
 
 // row returns what is known of the case on a device before it is planned.
 func (c Case) row(info backend.Info) report.Measurement {
-	d := c.Dims()
+	d := c.dims()
 	m := report.Measurement{
 		Backend: info.Name, Provider: info.Provider, Series: c.Name, Variant: c.Variant, DType: c.DType.String(),
 		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
@@ -73,7 +73,7 @@ func (c Case) stages() []string {
 type shapes struct{ q, k, mask, w backend.Shape }
 
 func (c Case) shapes() shapes {
-	d := c.Dims()
+	d := c.dims()
 	return shapes{
 		q:    backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim},
 		k:    backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim},
@@ -87,7 +87,7 @@ func (s *shapes) lse() backend.Shape { return backend.Shape{s.q[0], s.q[1], s.q[
 
 // weights returns the number of weights, which may exceed an int.
 func (c Case) weights() float64 {
-	d := c.Dims()
+	d := c.dims()
 	return float64(d.Batch) * float64(d.Heads) * float64(d.SeqQ) * float64(d.SeqK)
 }
 

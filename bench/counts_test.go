@@ -15,7 +15,7 @@ import (
 type counted struct{ pairs, flops, full, bytes, operands, square int64 }
 
 func countByLoop(c Case) counted {
-	d := c.Dims()
+	d := c.dims()
 	size := int64(c.DType.Size())
 	var n counted
 	for range d.Batch {

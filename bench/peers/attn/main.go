@@ -68,15 +68,8 @@ type problem struct {
 	DType string `json:"dtype"`
 }
 
-// dtype returns the type by its name.
-func (c problem) dtype() (backend.DType, error) {
-	for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
-		if c.DType == d.String() || c.DType == "" {
-			return d, nil
-		}
-	}
-	return 0, fmt.Errorf("dtype is %q, it must be f32, f16 or bf16", c.DType)
-}
+// dtypes are the types by their names.
+var dtypes = map[string]backend.DType{"": backend.F32, "f32": backend.F32, "f16": backend.F16, "bf16": backend.BF16}
 
 // request is a line of input.
 type request struct {
@@ -160,13 +153,13 @@ func (s *server) do(ctx context.Context, r request) (answer, error) {
 }
 
 // load draws the operands of c and runs the first call.
-func (s *server) load(ctx context.Context, c problem) (answer, error) {
+func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 	if min(c.Heads, c.Seq, c.Dim) < 1 {
 		return answer{}, fmt.Errorf("case is %+v, its lengths must be at least 1", c)
 	}
-	dtype, err := c.dtype()
-	if err != nil {
-		return answer{}, err
+	dtype, ok := dtypes[c.DType]
+	if !ok {
+		return answer{}, fmt.Errorf("dtype is %q, it must be f32, f16 or bf16", c.DType)
 	}
 	c.Batch = max(c.Batch, 1)
 	// The output has been written once, so that the timed calls do not touch new pages.
@@ -208,7 +201,7 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	a := answer{Path: plan.Path}
+	a.Path = plan.Path
 	if a.Extra, err = extraMemory(func() error { return s.attend(ctx) }); err != nil {
 		return answer{}, err
 	}
