@@ -156,9 +156,9 @@ func TestBenchResumes(t *testing.T) {
 // Each combination of lists is a series, and each number of threads a backend.
 func TestBenchSweepsLists(t *testing.T) {
 	dir := t.TempDir()
-	path, lines, table := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.txt"), filepath.Join(dir, "r.csv")
+	path, lines, table, markdown := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.txt"), filepath.Join(dir, "r.csv"), filepath.Join(dir, "r.md")
 	code, out, stderr := benchmark(t.Context(), "--seq", "32", "--heads", "1,2", "--dim", "16", "--dtype", "f32,bf16", "--threads", "1,2", "--backend", "cpu",
-		"--json", path, "--gobench", lines, "--csv", table)
+		"--json", path, "--gobench", lines, "--csv", table, "--markdown", markdown)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
@@ -175,7 +175,11 @@ func TestBenchSweepsLists(t *testing.T) {
 	if len(seen) != 8 || !strings.Contains(out, "\nB=1 H=2 D=16 bf16\n") {
 		t.Errorf("%d cases:\n%s", len(seen), out)
 	}
-	for path, want := range map[string]string{lines: "BenchmarkAttention/backend=cpu/variant=fused/bf16/b1h2s32d16-2 ", table: "\ncpu,B=1 H=2 D=16 bf16,bf16/b1h2s32d16,fused,"} {
+	for path, want := range map[string]string{
+		lines:    "BenchmarkAttention/backend=cpu/variant=fused/bf16/b1h2s32d16-2 ",
+		table:    "\ncpu,B=1 H=2 D=16 bf16,bf16/b1h2s32d16,fused,",
+		markdown: "\n| B=1 H=2 D=16 bf16 | cpu | 32 | ",
+	} {
 		if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%v, %s lacks %q:\n%s", err, path, want, text)
 		}
