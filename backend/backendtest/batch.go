@@ -30,10 +30,7 @@ func testBatch(t *testing.T, dev *kernels.Device) {
 		for n, rows := range []int{1, 130, 3, 70, 2, 64, 1, 33, 90, 6} {
 			keys := [][2]int{{0, 400}, {0, 130}, {399, 400}, {30, 100}, {7, 350}, {0, 64}, {12, 13}, {100, 400}, {0, 400}, {50, 90}}[n]
 			part := func(x backend.Tensor, lo, hi int) backend.Tensor {
-				x, err := x.Slice(backend.Seq, lo, hi)
-				if err != nil {
-					t.Fatal(err)
-				}
+				x = must(x.Slice(backend.Seq, lo, hi))(t)
 				return x
 			}
 			c := &backend.Call{Q: part(on.q.view, at, at+rows), K: part(on.k.view, keys[0], keys[1]), V: part(on.v.view, keys[0], keys[1]),
@@ -54,15 +51,11 @@ func testBatch(t *testing.T, dev *kernels.Device) {
 		return calls
 	}
 	for _, c := range calls(alone, aloneLSE) {
-		if err := b.Attention(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, b.Attention(t.Context(), c))
 	}
 	all := calls(together, togetherLSE)
 	for range 3 {
-		if err := b.Attention(t.Context(), all...); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, b.Attention(t.Context(), all...))
 		sameBits(t, answer{o: read(t, dev, alone), lse: read(t, dev, aloneLSE)}, answer{o: read(t, dev, together), lse: read(t, dev, togetherLSE)})
 	}
 	if err := b.Attention(t.Context()); err != nil {

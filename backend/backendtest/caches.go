@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -85,15 +86,8 @@ func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 			whole := c.build().on(t, dev)
 			defer whole.release()
 			want := whole.mustRun(t, fused)
-			for i, o := range got.o {
-				if !sameNumber(o, want.o[i]) {
-					t.Fatalf("%v: o[%d] is %v in pages, %v without", c, i, o, want.o[i])
-				}
-			}
-			for i, l := range got.lse {
-				if !sameNumber(l, want.lse[i]) {
-					t.Fatalf("%v: lse[%d] is %v in pages, %v without", c, i, l, want.lse[i])
-				}
+			if err := differ(want, got); err != nil {
+				t.Fatalf("%v: in pages: %v", c, err)
 			}
 		})
 	}
@@ -140,28 +134,14 @@ func putQ8(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	for i, n := range wide {
 		size += (n - 1) * st[i]
 	}
-	mem := make([]byte, size+1+8) // some slack after the last row
-	mem = mem[:len(mem)&^3]
-	for i := range mem {
-		mem[i] = 0xff
-	}
+	mem := bytes.Repeat([]byte{0xff}, (size+1+8)&^3) // some slack after the last row
 	n := o.shape[3]
 	for i := 0; i < len(o.data); i += n {
 		backend.QuantiseQ8(mem[offset+index(i/n*wide[3], wide, st):], o.data[i:i+n])
 	}
-	host, err := backend.HostQ8(mem, backend.Shape{1, 1, 1, len(mem) - 4})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	all, err := dev.Upload(tb.Context(), host)
-	if err != nil {
-		tb.Fatalf("upload: %v", err)
-	}
-	view, err := all.View(o.shape, st, offset)
-	if err != nil {
-		tb.Fatalf("view: %v", err)
-	}
-	return flat{all: all, view: view}
+	host := must(backend.HostQ8(mem, backend.Shape{1, 1, 1, len(mem) - 4}))(tb)
+	all := must(dev.Upload(tb.Context(), host))(tb)
+	return flat{all: all, view: must(all.View(o.shape, st, offset))(tb)}
 }
 
 // paged puts k and v into pools: pages in random order, NaN in rows without a key and in unused
@@ -187,11 +167,7 @@ func (o *onDevice) paged(tb testing.TB) {
 	}
 	pool := func(from operand) operand {
 		s := from.shape
-		to := operand{backend.Shape{len(order), s[1], size, s[3]}, from.dtype, nil}
-		to.data = make([]float32, to.shape.Elements())
-		for i := range to.data {
-			to.data[i] = float32(math.NaN())
-		}
+		to := filled(float32(math.NaN()), backend.Shape{len(order), s[1], size, s[3]}, from.dtype)
 		for i, x := range from.data {
 			d, j := i%s[3], i/s[3]%s[2]
 			h, b := i/s[3]/s[2]%s[1], i/s[3]/s[2]/s[1]
@@ -233,12 +209,9 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 			t.Run(fmt.Sprintf("%v to %v", from, to), func(t *testing.T) {
 				x := put(t, dev, src, layouts[n%4])
 				defer x.release()
-				empty := operand{shape, to, make([]float32, shape.Elements())}
-				y := put(t, dev, empty, layouts[n/4%4])
+				y := put(t, dev, filled(0, shape, to), layouts[n/4%4])
 				defer y.release()
-				if err := copyOne(y.view, x.view); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, copyOne(y.view, x.view))
 				if to == backend.Q8 {
 					compareQ8(t, src, read(t, dev, y.view), from)
 					y.gapsOfQ8(t, dev)
@@ -259,15 +232,10 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 		}
 		x := put(t, dev, row, Contiguous)
 		defer x.release()
-		wide, err := x.view.Broadcast(shape)
-		if err != nil {
-			t.Fatal(err)
-		}
-		y := put(t, dev, operand{shape, backend.F16, make([]float32, shape.Elements())}, Padded)
+		wide := must(x.view.Broadcast(shape))(t)
+		y := put(t, dev, filled(0, shape, backend.F16), Padded)
 		defer y.release()
-		if err := copyOne(y.view, wide); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, copyOne(y.view, wide))
 		for i, got := range y.get(t, dev, "dst") {
 			if got != float32(i%60) {
 				t.Fatalf("element %d is %v, should be %v", i, got, i%60)
@@ -311,8 +279,8 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 	})
 	t.Run("in order", func(t *testing.T) { testCopyInOrder(t, dev, c) })
 	t.Run("refused", func(t *testing.T) {
-		x := put(t, dev, operand{shape, backend.F32, make([]float32, shape.Elements())}, Contiguous)
-		y := put(t, dev, operand{backend.Shape{2, 3, 5, 8}, backend.F32, make([]float32, 240)}, Contiguous)
+		x := put(t, dev, filled(0, shape, backend.F32), Contiguous)
+		y := put(t, dev, filled(0, backend.Shape{2, 3, 5, 8}, backend.F32), Contiguous)
 		if err := dev.Copy(t.Context(), []backend.Tensor{x.view}, []backend.Tensor{y.view}); !errors.Is(err, backend.ErrShape) {
 			t.Errorf("another shape: %v", err)
 		}
@@ -351,9 +319,7 @@ func testCopyInOrder(t *testing.T, dev *kernels.Device, c backend.Copier) {
 	for i := range 8 {
 		dst, src = append(dst, row(i+1)), append(src, row(i)) // so that all become the first
 	}
-	if err := c.Copy(t.Context(), dst, src); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.Copy(t.Context(), dst, src))
 	for i, got := range y.get(t, dev, "dst") {
 		want := x.data[i]
 		if i < 9*7 {
@@ -392,17 +358,9 @@ func compareQ8(t *testing.T, src operand, got []float32, from backend.DType) {
 // gapsOfQ8 fails when bytes outside of the rows have changed.
 func (f flat) gapsOfQ8(t *testing.T, dev *kernels.Device) {
 	t.Helper()
-	host, err := backend.AllocHost(backend.Q8, f.all.Shape())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dev.Download(t.Context(), host, f.all); err != nil {
-		t.Fatal(err)
-	}
-	mem, err := host.Q8Rows()
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := must(backend.AllocHost(backend.Q8, f.all.Shape()))(t)
+	noError(t, dev.Download(t.Context(), host, f.all))
+	mem := must(host.Q8Rows())(t)
 	wide := f.view.Shape()
 	wide[3] += 4
 	mine := make([]bool, len(mem))

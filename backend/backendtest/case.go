@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -95,6 +96,20 @@ type operand struct {
 	data  []float32
 }
 
+// drawn returns an operand of normal random numbers.
+func drawn(rng *rand.Rand, shape backend.Shape, dtype backend.DType) operand {
+	o := operand{shape, dtype, make([]float32, shape.Elements())}
+	for i := range o.data {
+		o.data[i] = dtype.Round(float32(rng.NormFloat64()))
+	}
+	return o
+}
+
+// filled returns an operand whose elements are x.
+func filled(x float32, shape backend.Shape, dtype backend.DType) operand {
+	return operand{shape, dtype, slices.Repeat([]float32{x}, shape.Elements())}
+}
+
 // built is a Case with its tensors.
 type built struct {
 	Case
@@ -112,6 +127,7 @@ func (c Case) build() *built {
 	if gain == 0 {
 		gain = 1
 	}
+	// store rounds elements to dtype.
 	store := func(s backend.Shape, dtype backend.DType, element func(i int) float32) operand {
 		o := operand{s, dtype, make([]float32, s.Elements())}
 		for i := range o.data {
@@ -147,22 +163,20 @@ func (c Case) build() *built {
 			b.mask[i] = rng.IntN(4) > 0 && !(c.HideRows && row%3 == 1)
 		}
 	}
-	if c.BiasShape != (backend.Shape{}) {
-		b.bias = draw(c.BiasShape, c.BiasDType, 2)
-		for i := range b.bias.data {
+	biases := func(s backend.Shape) (o operand) {
+		if s == (backend.Shape{}) {
+			return o
+		}
+		o = draw(s, c.BiasDType, 2)
+		for i := range o.data {
 			if c.BiasHides && rng.IntN(8) == 0 {
-				b.bias.data[i] = float32(math.Inf(-1))
+				o.data[i] = float32(math.Inf(-1))
 			}
 		}
+		return o
 	}
-	if c.RelativeShape != (backend.Shape{}) {
-		b.relative = draw(c.RelativeShape, c.BiasDType, 2)
-		for i := range b.relative.data {
-			if c.BiasHides && rng.IntN(8) == 0 {
-				b.relative.data[i] = float32(math.Inf(-1))
-			}
-		}
-	}
+	b.bias = biases(c.BiasShape)
+	b.relative = biases(c.RelativeShape)
 	if c.BlockSize > 0 {
 		b.blocks = make([]bool, c.BlockShape.Elements())
 		for i := range b.blocks {
@@ -193,62 +207,36 @@ func poison(o operand, rows map[int]float32) {
 }
 
 func (c Case) String() string {
-	s := fmt.Sprintf("%s %v b%dh%d/%dq%dk%dd%d/%d %v seed %d", c.Name, c.DType, c.Batch, c.Heads, c.KVHeads, c.SeqQ, c.SeqK, c.Dim, c.ValueDim, c.Layout, c.Seed)
 	o := c.Options
-	if c.Keys != nil {
-		s += fmt.Sprintf(" keys %v", *c.Keys)
+	s := fmt.Sprintf("%s %v b%dh%d/%dq%dk%dd%d/%d %v seed %d", c.Name, c.DType, c.Batch, c.Heads, c.KVHeads, c.SeqQ, c.SeqK, c.Dim, c.ValueDim, c.Layout, c.Seed)
+	add := func(given bool, format string, args ...any) {
+		if given {
+			s += fmt.Sprintf(" "+format, args...)
+		}
 	}
-	if c.PageSize > 0 {
-		s += fmt.Sprintf(" pages of %d", c.PageSize)
-	}
+	none := backend.Shape{}
+	add(c.Keys != nil, "keys %v", c.keyType())
+	add(c.PageSize > 0, "pages of %d", c.PageSize)
 	if o.Scale != nil {
-		s += fmt.Sprintf(" scale %g", *o.Scale)
+		add(true, "scale %g", *o.Scale)
 	}
-	if o.Softcap > 0 {
-		s += fmt.Sprintf(" softcap %g", o.Softcap)
-	}
-	if o.Causal {
-		s += " causal"
-	}
+	add(o.Softcap > 0, "softcap %g", o.Softcap)
+	add(o.Causal, "causal")
 	if o.Window != nil {
-		s += fmt.Sprintf(" window %d,%d", o.Window.Left, o.Window.Right)
+		add(true, "window %d,%d", o.Window.Left, o.Window.Right)
 	}
-	if o.Causal || o.Window != nil {
-		s += fmt.Sprintf(" align %d offset %v", o.Align, o.Offset)
-	}
-	if o.KLen != nil {
-		s += fmt.Sprintf(" klen %v", o.KLen)
-	}
-	if o.Prefix != nil {
-		s += fmt.Sprintf(" prefix %v", o.Prefix)
-	}
-	if o.QSegments != nil {
-		s += fmt.Sprintf(" segments %v of %v", o.QSegments, o.KSegments)
-	}
-	if c.MaskShape != (backend.Shape{}) {
-		s += fmt.Sprintf(" mask %v", c.MaskShape)
-	}
-	if c.BiasShape != (backend.Shape{}) {
-		s += fmt.Sprintf(" bias %v %v", c.BiasDType, c.BiasShape)
-	}
-	if c.RelativeShape != (backend.Shape{}) {
-		s += fmt.Sprintf(" relative %v %v", c.BiasDType, c.RelativeShape)
-	}
-	if c.BlockSize > 0 {
-		s += fmt.Sprintf(" blocks of %d %v", c.BlockSize, c.BlockShape)
-	}
-	if o.ALiBi != nil {
-		s += fmt.Sprintf(" alibi %v", o.ALiBi)
-	}
-	if o.Sinks != nil {
-		s += fmt.Sprintf(" sinks %v", o.Sinks)
-	}
-	if o.CuQ != nil {
-		s += fmt.Sprintf(" packed %v of %v", o.CuQ, o.CuK)
-	}
-	if o.Dropout.P > 0 {
-		s += fmt.Sprintf(" dropout %v seed %d first %v", o.Dropout.P, o.Dropout.Seed, o.Dropout.First)
-	}
+	add(o.Causal || o.Window != nil, "align %d offset %v", o.Align, o.Offset)
+	add(o.KLen != nil, "klen %v", o.KLen)
+	add(o.Prefix != nil, "prefix %v", o.Prefix)
+	add(o.QSegments != nil, "segments %v of %v", o.QSegments, o.KSegments)
+	add(c.MaskShape != none, "mask %v", c.MaskShape)
+	add(c.BiasShape != none, "bias %v %v", c.BiasDType, c.BiasShape)
+	add(c.RelativeShape != none, "relative %v %v", c.BiasDType, c.RelativeShape)
+	add(c.BlockSize > 0, "blocks of %d %v", c.BlockSize, c.BlockShape)
+	add(o.ALiBi != nil, "alibi %v", o.ALiBi)
+	add(o.Sinks != nil, "sinks %v", o.Sinks)
+	add(o.CuQ != nil, "packed %v of %v", o.CuQ, o.CuK)
+	add(o.Dropout.P > 0, "dropout %v seed %d first %v", o.Dropout.P, o.Dropout.Seed, o.Dropout.First)
 	return s
 }
 

@@ -232,9 +232,7 @@ func drawCase(t *rapid.T) Case {
 func check(t *testing.T, n int, property func(rt *rapid.T)) {
 	t.Helper()
 	for _, f := range []struct{ name, value string }{{"rapid.checks", fmt.Sprint(n)}, {"rapid.nofailfile", "true"}} {
-		if err := setFlag(t, f.name, f.value); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, setFlag(t, f.name, f.value))
 	}
 	rapid.Check(t, property)
 }

@@ -67,9 +67,7 @@ func (d *digests) see(t testing.TB, c Case, how how, a answer) {
 func (d *digests) finish(t *testing.T) {
 	switch {
 	case *updateDigests:
-		if err := os.WriteFile(d.file, []byte(d.lines.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(d.file, []byte(d.lines.String()), 0o644))
 	case d.want == nil:
 		t.Skipf("no digests are recorded for this device: -update-digests writes %s", d.file)
 	default:

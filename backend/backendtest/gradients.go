@@ -48,9 +48,8 @@ func (b *built) gradientType(n int) backend.DType {
 func (b *built) loss(lse []float32) (do, dlse operand) {
 	rng := rand.New(rand.NewPCG(b.Seed, 0x67726164))
 	draw := func(last int, dtype backend.DType) operand {
-		o := operand{backend.Shape{b.Batch, b.Heads, b.SeqQ, last}, dtype, make([]float32, len(lse)*last)}
+		o := drawn(rng, backend.Shape{b.Batch, b.Heads, b.SeqQ, last}, dtype)
 		for i := range o.data {
-			o.data[i] = dtype.Round(float32(rng.NormFloat64()))
 			if math.IsInf(float64(lse[i/last]), -1) {
 				o.data[i] = float32(math.NaN())
 			}
@@ -298,10 +297,7 @@ func testGradientsAlone(t *testing.T, dev *kernels.Device) {
 	x := on.forward(t)
 	sums := x.differentiate(x.do, x.dlse)
 	for n := range sums {
-		got, err := x.backward(t, n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must(x.backward(t, n))(t)
 		var alone [7][]oracle.Sum
 		alone[n] = sums[n]
 		if _, err := x.compareGradients(got, alone); err != nil {
@@ -361,10 +357,7 @@ func testGradientsOfRanges(t *testing.T, dev *kernels.Device) {
 			b.SeqK, b.k.shape[backend.Seq], b.v.shape[backend.Seq] = hi-lo, hi-lo, hi-lo
 			k, v, opt := on.keys(t, lo, hi)
 			parts = append(parts, &differentiated{onDevice: &onDevice{built: &b, dev: dev}, call: prepare(t, dev, on.q.view, k, v, opt)})
-			r, err := parts[i].call.Run(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must(parts[i].call.Run(t.Context()))(t)
 			on.held = append(on.held, r.O, r.LSE)
 			if i == 0 {
 				x.r = r
@@ -430,9 +423,7 @@ func testGradientsAdd(t *testing.T, dev *kernels.Device) {
 	diff := dev.Backend().(backend.Differentiator)
 	const times = 3
 	for range times {
-		if err := diff.Backward(t.Context(), &g); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, diff.Backward(t.Context(), &g))
 		g.Add = true
 	}
 	sums := on.differentiate(x.do, x.dlse)

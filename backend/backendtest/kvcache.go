@@ -46,11 +46,7 @@ func (s *history) len(b int) int { return len(s.k[b]) / (s.dims.KVHeads * s.dims
 
 // draw returns n rows of heads for some sequences.
 func (s *history) draw(sequences, heads, n, dim int, dtype backend.DType) operand {
-	o := operand{backend.Shape{sequences, heads, n, dim}, dtype, nil}
-	o.data = make([]float32, o.shape.Elements())
-	for i := range o.data {
-		o.data[i] = dtype.Round(float32(s.rng.NormFloat64()))
-	}
+	o := drawn(s.rng, backend.Shape{sequences, heads, n, dim}, dtype)
 	if dtype == backend.Q8 {
 		o.quantise()
 		o.dtype = backend.F32
@@ -61,10 +57,7 @@ func (s *history) draw(sequences, heads, n, dim int, dtype backend.DType) operan
 // put uploads an operand.
 func (s *history) put(t *testing.T, o operand) backend.Tensor {
 	t.Helper()
-	x, err := s.dev.FromFloat32(t.Context(), o.dtype, o.data, o.shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must(s.dev.FromFloat32(t.Context(), o.dtype, o.data, o.shape))(t)
 	s.held = append(s.held, x)
 	return x
 }
@@ -84,19 +77,11 @@ func (s *history) turned(t *testing.T, o operand, x backend.Tensor, from []int, 
 	for _, p := range from {
 		positions = append(positions, positionsOf(p, o.shape[2])...)
 	}
-	angles, err := s.rope.Angles(t.Context(), s.dev, o.shape[3], positions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	angles := must(s.rope.Angles(t.Context(), s.dev, o.shape[3], positions))(t)
 	defer angles.Release()
-	y, err := s.dev.Alloc(t.Context(), dtype, o.shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	y := must(s.dev.Alloc(t.Context(), dtype, o.shape))(t)
 	defer y.Release()
-	if err := s.dev.Rotate(t.Context(), y, x, angles); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.dev.Rotate(t.Context(), y, x, angles))
 	o.data, o.dtype = s.read(t, y), dtype
 	return o
 }
@@ -160,9 +145,7 @@ func (s *history) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kv
 	if !s.bare {
 		r.LSE = s.alloc(t, backend.F32, rows)
 	}
-	if err := cache.AttentionInto(t.Context(), r, q, opt); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, cache.AttentionInto(t.Context(), r, q, opt))
 	from := make([]int, len(of))
 	for i, b := range of {
 		from[i] = s.len(b) - n
@@ -204,10 +187,7 @@ func (s *history) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kv
 
 func (s *history) alloc(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tensor {
 	t.Helper()
-	x, err := s.dev.Alloc(t.Context(), dtype, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must(s.dev.Alloc(t.Context(), dtype, shape))(t)
 	s.held = append(s.held, x)
 	return x
 }
@@ -229,9 +209,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 	add := func(t *testing.T, s *history, c nn.KVCache, n int, count []int) {
 		t.Helper()
 		k, v, remember := s.next(t, both, n)
-		if err := c.Append(t.Context(), k, v, count); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, c.Append(t.Context(), k, v, count))
 		remember(count)
 	}
 	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}} {
@@ -272,15 +250,11 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		s := newHistory(t, dev, 2, f32, f32, &nn.RoPE{})
 		c := open(t, s, 20, 0)
 		add(t, s, c, 12, nil)
-		if err := c.Rewind(1, 5); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, c.Rewind(1, 5))
 		s.k[1], s.v[1] = s.k[1][:5*2*16], s.v[1][:5*2*8]
 		add(t, s, c, 3, nil)
 		s.attend(t, both, 3, c, kvcache.CallOptions{}, 0)
-		if err := c.Reset(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, c.Reset())
 		s.k, s.v = [][]float32{nil, nil}, [][]float32{nil, nil}
 		add(t, s, c, 20, nil)
 		s.attend(t, both, 2, c, kvcache.CallOptions{}, 0)
@@ -354,19 +328,14 @@ func (s *history) attendAcross(t *testing.T, of []int, n int, c nn.KVCache) {
 	t.Helper()
 	qo := s.draw(len(of), s.dims.Heads, n, s.dims.Dim, s.q)
 	r := kernels.Result{O: s.alloc(t, s.q, backend.Shape{len(of), s.dims.Heads, n, s.dims.ValueDim})}
-	if err := c.AttentionInto(t.Context(), r, s.put(t, qo), kvcache.CallOptions{Bidirectional: true}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.AttentionInto(t.Context(), r, s.put(t, qo), kvcache.CallOptions{Bidirectional: true}))
 	got := operand{r.O.Shape(), s.q, s.read(t, r.O)}
 	for i, b := range of {
 		k, v := s.whole(s.k[b], s.dims.Dim), s.whole(s.v[b], s.dims.ValueDim)
 		one := qo
 		one.shape[0] = 1
 		one.data = qo.data[i*len(qo.data)/len(of):][:len(qo.data)/len(of)]
-		want, err := s.dev.Attention(t.Context(), s.put(t, one), s.put(t, k), s.put(t, v), kernels.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must(s.dev.Attention(t.Context(), s.put(t, one), s.put(t, k), s.put(t, v), kernels.Options{}))(t)
 		for j, x := range s.read(t, want.O) {
 			if y := got.data[i*len(got.data)/len(of)+j]; !sameNumber(x, y) {
 				t.Fatalf("sequence %d: element %d is %v, of the same keys without a cache %v", b, j, y, x)
@@ -398,8 +367,6 @@ func (s *history) result(t *testing.T, c nn.KVCache, q backend.Tensor) []float32
 	shape := q.Shape()
 	shape[3] = s.dims.ValueDim
 	r := kernels.Result{O: s.alloc(t, s.q, shape)}
-	if err := c.AttentionInto(t.Context(), r, q, kvcache.CallOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.AttentionInto(t.Context(), r, q, kvcache.CallOptions{}))
 	return s.read(t, r.O)
 }

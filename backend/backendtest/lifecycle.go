@@ -19,14 +19,8 @@ func testRefused(t *testing.T, dev *kernels.Device) {
 	fresh := func(t *testing.T, s backend.Shape) backend.Tensor {
 		return up(t, dev, make([]float32, s.Elements()), s)
 	}
-	elsewhere, err := backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), backend.F32, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	meta, err := backend.Meta(backend.F32, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	elsewhere := must(backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), backend.F32, shape))(t)
+	meta := must(backend.Meta(backend.F32, shape))(t)
 	for _, c := range []struct {
 		name  string
 		want  error
@@ -34,11 +28,7 @@ func testRefused(t *testing.T, dev *kernels.Device) {
 	}{
 		{"q released", backend.ErrReleased, func(_ *testing.T, q, _, _, _, _ *backend.Tensor) { q.Release() }},
 		{"a view of v released", backend.ErrReleased, func(t *testing.T, _, _, v, _, _ *backend.Tensor) {
-			s, err := v.Slice(backend.Seq, 0, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			s.Release()
+			must(v.Slice(backend.Seq, 0, 1))(t).Release()
 		}},
 		{"o released", backend.ErrReleased, func(_ *testing.T, _, _, _, o, _ *backend.Tensor) { o.Release() }},
 		{"k on another backend", backend.ErrDevice, func(_ *testing.T, _, k, _, _, _ *backend.Tensor) { *k = elsewhere }},
@@ -47,25 +37,14 @@ func testRefused(t *testing.T, dev *kernels.Device) {
 		{"o is q", backend.ErrOverlap, func(_ *testing.T, q, _, _, o, _ *backend.Tensor) { *o = *q }},
 		{"o overlaps v", backend.ErrOverlap, func(t *testing.T, _, _, v, o, _ *backend.Tensor) {
 			all := fresh(t, backend.Shape{1, 1, 1, 2 * shape.Elements()})
-			var err error
-			if *v, err = all.View(shape, shape.Contiguous(), 0); err != nil {
-				t.Fatal(err)
-			}
-			if *o, err = all.View(shape, shape.Contiguous(), shape.Elements()-1); err != nil {
-				t.Fatal(err)
-			}
+			*v = must(all.View(shape, shape.Contiguous(), 0))(t)
+			*o = must(all.View(shape, shape.Contiguous(), shape.Elements()-1))(t)
 		}},
 		{"lse overlaps o", backend.ErrOverlap, func(t *testing.T, _, _, _, o, lse *backend.Tensor) {
-			var err error
-			if *lse, err = o.View(backend.Shape{1, 2, 8, 1}, backend.Strides{16, 8, 1, 1}, 3); err != nil {
-				t.Fatal(err)
-			}
+			*lse = must(o.View(backend.Shape{1, 2, 8, 1}, backend.Strides{16, 8, 1, 1}, 3))(t)
 		}},
 		{"o repeats itself", backend.ErrOverlap, func(t *testing.T, _, _, _, o, _ *backend.Tensor) {
-			var err error
-			if *o, err = o.View(shape, backend.Strides{0, 0, 4, 1}, 0); err != nil {
-				t.Fatal(err)
-			}
+			*o = must(o.View(shape, backend.Strides{0, 0, 4, 1}, 0))(t)
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -80,14 +59,8 @@ func testRefused(t *testing.T, dev *kernels.Device) {
 	}
 	t.Run("v next to o in one memory is fine", func(t *testing.T) {
 		all := fresh(t, backend.Shape{1, 1, 1, 2 * shape.Elements()})
-		v, err := all.View(shape, shape.Contiguous(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		o, err := all.View(shape, shape.Contiguous(), shape.Elements())
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must(all.View(shape, shape.Contiguous(), 0))(t)
+		o := must(all.View(shape, shape.Contiguous(), shape.Elements()))(t)
 		q := fresh(t, shape)
 		if err := runInto(t.Context(), dev, kernels.Result{O: o}, q, q, v, kernels.Options{}); err != nil {
 			t.Error(err)
@@ -118,10 +91,7 @@ func testPlan(t *testing.T, dev *kernels.Device) {
 		}
 		var ts [3]backend.Tensor
 		for i, s := range []backend.Shape{{c.Batch, c.Heads, c.SeqQ, c.Dim}, {c.Batch, c.KVHeads, c.SeqK, c.Dim}, {c.Batch, c.KVHeads, c.SeqK, c.ValueDim}} {
-			var err error
-			if ts[i], err = backend.Meta(c.DType, s); err != nil {
-				t.Fatal(err)
-			}
+			ts[i] = must(backend.Meta(c.DType, s))(t)
 		}
 		p, err := plan(t.Context(), dev, ts[0], ts[1], ts[2], c.Options)
 		if err != nil {
@@ -216,15 +186,9 @@ func testCancel(t *testing.T, dev *kernels.Device) {
 	// Far more work than any machine does in that time: 2·2·8·32768²·64 operations, more
 	// than 10^12.
 	big := backend.Shape{1, 8, 32768, 64}
-	x, err := dev.Alloc(t.Context(), backend.F32, big)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must(dev.Alloc(t.Context(), backend.F32, big))(t)
 	defer x.Release()
-	o, err := dev.Alloc(t.Context(), backend.F32, big)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must(dev.Alloc(t.Context(), backend.F32, big))(t)
 	defer o.Release()
 	ctx, stop := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer stop()
@@ -264,10 +228,7 @@ func testRelease(t *testing.T, dev *kernels.Device) {
 func testClose(t *testing.T, h Harness) {
 	dev := kernels.NewDevice(h.Open(t))
 	s := backend.Shape{1, 1, 256, 16}
-	x, err := dev.FromFloat32(t.Context(), backend.F32, make([]float32, s.Elements()), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must(dev.FromFloat32(t.Context(), backend.F32, make([]float32, s.Elements()), s))(t)
 	done := make(chan error)
 	go func() {
 		_, err := dev.Attention(context.Background(), x, x, x, kernels.Options{})

@@ -71,9 +71,8 @@ func (m Memory) walk(t *testing.T, dev *kernels.Device, dtype backend.DType, do 
 		runtime.GC()
 		runtime.GC() // twice, to empty the pools
 		x := &worker{ctx: t.Context(), dev: dev, dtype: dtype, rng: rand.New(rand.NewPCG(7, 7))}
-		defer x.release()
-		do(x)
-		return x.out, x.err
+		err := x.run(do)
+		return x.out, err
 	}
 	want, err := work()
 	if err == nil {
@@ -123,7 +122,7 @@ func (m Memory) walk(t *testing.T, dev *kernels.Device, dtype backend.DType, do 
 	}
 }
 
-// worker does a kind of work until an error and collects the numbers that it yields.
+// worker does a kind of work and collects the numbers that it yields. It panics with failed at its first error.
 type worker struct {
 	ctx   context.Context
 	dev   *kernels.Device
@@ -131,44 +130,47 @@ type worker struct {
 	rng   *rand.Rand
 	held  []func()
 	out   []float32
-	err   error
 }
 
-func (x *worker) release() {
-	for _, f := range slices.Backward(x.held) {
-		f()
+type failed struct{ err error }
+
+// run does the work, and releases what it holds.
+func (x *worker) run(do func(x *worker)) (err error) {
+	defer func() {
+		for _, f := range slices.Backward(x.held) {
+			f()
+		}
+		if r := recover(); r != nil {
+			f, ok := r.(failed)
+			if !ok {
+				panic(r)
+			}
+			err = f.err
+		}
+	}()
+	do(x)
+	return nil
+}
+
+func end(err error) {
+	if err != nil {
+		panic(failed{err})
 	}
 }
 
-// must keeps the first error, and reports whether there is none.
-func (x *worker) must(err error) bool {
-	if x.err == nil {
-		x.err = err
-	}
-	return x.err == nil
+func try[T any](v T, err error) T {
+	end(err)
+	return v
 }
 
 // hold returns t, which is released in the end.
-func (x *worker) hold(t backend.Tensor, err error) backend.Tensor {
-	if x.must(err) {
-		x.held = append(x.held, t.Release)
-	}
+func (x *worker) hold(t backend.Tensor) backend.Tensor {
+	x.held = append(x.held, t.Release)
 	return t
 }
 
-func (x *worker) numbers(n int) []float32 {
-	data := make([]float32, n)
-	for i := range data {
-		data[i] = float32(x.rng.NormFloat64())
-	}
-	return data
-}
-
 func (x *worker) tensor(dtype backend.DType, shape backend.Shape) backend.Tensor {
-	if x.err != nil {
-		return backend.Tensor{}
-	}
-	return x.hold(x.dev.FromFloat32(x.ctx, dtype, x.numbers(shape.Elements()), shape))
+	return x.hold(try(x.dev.FromFloat32(x.ctx, dtype, drawn(x.rng, shape, backend.F32).data, shape)))
 }
 
 // queries has the dtype of outputs, which is a float's.
@@ -182,22 +184,18 @@ func (x *worker) queries(shape backend.Shape) backend.Tensor {
 // yield downloads tensors.
 func (x *worker) yield(ts ...backend.Tensor) {
 	for _, t := range ts {
-		if x.err != nil || t.IsZero() {
-			continue
-		}
-		data, err := x.dev.ToFloat32(x.ctx, t)
-		if x.must(err) {
-			x.out = append(x.out, data...)
+		if !t.IsZero() {
+			x.out = append(x.out, try(x.dev.ToFloat32(x.ctx, t))...)
 		}
 	}
 }
 
-// result yields and releases the result of a call.
-func (x *worker) result(r kernels.Result, err error) {
-	if x.must(err) {
-		x.yield(r.O, r.LSE, r.Weights)
-		r.Release()
-	}
+// result yields the result of a call, which is released in the end.
+func (x *worker) result(r kernels.Result, err error) kernels.Result {
+	end(err)
+	x.held = append(x.held, r.Release)
+	x.yield(r.O, r.LSE, r.Weights)
+	return r
 }
 
 const memoryHeads, memoryDim = 2, 16
@@ -210,139 +208,71 @@ func (x *worker) operands(sq, sk int) (q, k, v backend.Tensor) {
 
 func (x *worker) attention(sq, sk int, opt kernels.Options) {
 	q, k, v := x.operands(sq, sk)
-	if x.err != nil {
-		return
-	}
-	call, err := x.dev.Prepare(q, k, v, opt)
-	if !x.must(err) {
-		return
-	}
-	r, err := call.Run(x.ctx)
-	if !x.must(err) {
-		return
-	}
-	defer r.Release()
-	x.yield(r.O, r.LSE, r.Weights)
-	if x.err == nil {
-		_, err = call.Check(x.ctx, r, kernels.CheckOptions{Rows: 3})
-		x.must(err)
-	}
+	call := try(x.dev.Prepare(q, k, v, opt))
+	r := x.result(call.Run(x.ctx))
+	try(call.Check(x.ctx, r, kernels.CheckOptions{Rows: 3}))
 }
 
 func (x *worker) gradients() {
 	q, k, v := x.operands(60, 130)
-	if x.err != nil {
-		return
-	}
-	call, err := x.dev.Prepare(q, k, v, kernels.Options{Causal: true, LSE: true, Sinks: []float32{0, 1}, ALiBi: []float32{1, 0.5}})
-	if !x.must(err) {
-		return
-	}
-	r, err := call.Run(x.ctx)
-	if !x.must(err) {
-		return
-	}
+	call := try(x.dev.Prepare(q, k, v, kernels.Options{Causal: true, LSE: true, Sinks: []float32{0, 1}, ALiBi: []float32{1, 0.5}}))
+	r := try(call.Run(x.ctx))
 	defer r.Release()
-	g, err := call.AllocGradients(x.ctx, call.Gradients())
-	if !x.must(err) {
-		return
-	}
+	g := try(call.AllocGradients(x.ctx, call.Gradients()))
 	defer g.Release()
-	if x.must(call.Backward(x.ctx, g, kernels.Result{O: r.O}, r)) {
-		x.yield(g.Q, g.K, g.V, g.ALiBi, g.Sinks)
-	}
+	end(call.Backward(x.ctx, g, kernels.Result{O: r.O}, r))
+	x.yield(g.Q, g.K, g.V, g.ALiBi, g.Sinks)
 }
 
 func (x *worker) slices() {
 	const n = 33
-	data := x.numbers(n * memoryDim)
-	out, err := x.dev.AttentionFloat32(x.ctx, kernels.Dims{SeqQ: n, Dim: memoryDim}, kernels.BHSD, data, data, data, kernels.Options{})
-	x.must(err)
-	x.out = out
+	data := drawn(x.rng, backend.Shape{1, 1, n, memoryDim}, backend.F32).data
+	x.out = try(x.dev.AttentionFloat32(x.ctx, kernels.Dims{SeqQ: n, Dim: memoryDim}, kernels.BHSD, data, data, data, kernels.Options{}))
 	x.yield(x.tensor(x.dtype, backend.Shape{1, 1, n, memoryDim})) // where the slices are no Q8
-	if keep, err := kernels.KeepMask(backend.Dropout{P: 0.5}, kernels.Dims{SeqQ: n}); x.must(err) {
-		keep.Release()
-	}
+	keep := try(kernels.KeepMask(backend.Dropout{P: 0.5}, kernels.Dims{SeqQ: n}))
+	keep.Release()
 }
 
 func (x *worker) scores() {
 	q, k, _ := x.operands(20, 30)
-	if x.err != nil {
-		return
-	}
-	x.yield(x.hold(x.dev.Scores(x.ctx, q, k, backend.Scaled, kernels.Options{})))
-	if x.err != nil {
-		return
-	}
-	top, err := x.dev.TopWeights(x.ctx, q, k, 3, kernels.Options{Causal: true})
-	x.must(err)
+	x.yield(x.hold(try(x.dev.Scores(x.ctx, q, k, backend.Scaled, kernels.Options{}))))
+	top := try(x.dev.TopWeights(x.ctx, q, k, 3, kernels.Options{Causal: true}))
 	x.out = append(x.out, top.Weights...)
 }
 
-// step appends tokens to a cache and attends from them.
-func (x *worker) step(tokens int, add func(k, v backend.Tensor) error, attend func(q backend.Tensor) (kernels.Result, error)) {
-	kv := backend.Shape{2, 1, tokens, memoryDim}
-	k, v, q := x.tensor(x.dtype, kv), x.tensor(x.dtype, kv), x.queries(backend.Shape{2, memoryHeads, tokens, memoryDim})
-	if x.err == nil && x.must(add(k, v)) {
-		x.result(attend(q))
+// generate appends tokens to a cache and attends from them.
+func (x *worker) generate(cache interface {
+	nn.KVCache
+	Attention(ctx context.Context, q backend.Tensor, opt kvcache.CallOptions) (kernels.Result, error)
+}, tokens ...int) {
+	for _, n := range tokens {
+		kv := backend.Shape{2, 1, n, memoryDim}
+		k, v, q := x.tensor(x.dtype, kv), x.tensor(x.dtype, kv), x.queries(backend.Shape{2, memoryHeads, n, memoryDim})
+		end(cache.Append(x.ctx, k, v, nil))
+		x.result(cache.Attention(x.ctx, q, kvcache.CallOptions{}))
 	}
 }
 
 func (x *worker) contiguous() {
-	c, err := kvcache.New(x.ctx, x.dev, kvcache.Config{Batch: 2, KVHeads: 1, Dim: memoryDim, DType: x.dtype, Capacity: 20, RoPE: &nn.RoPE{}})
-	if !x.must(err) {
-		return
-	}
+	c := try(kvcache.New(x.ctx, x.dev, kvcache.Config{Batch: 2, KVHeads: 1, Dim: memoryDim, DType: x.dtype, Capacity: 20, RoPE: &nn.RoPE{}}))
 	defer c.Release()
-	for _, n := range []int{5, 1} {
-		x.step(n, func(k, v backend.Tensor) error { return c.Append(x.ctx, k, v, nil) },
-			func(q backend.Tensor) (kernels.Result, error) { return c.Attention(x.ctx, q, kvcache.CallOptions{}) })
-	}
+	x.generate(c, 5, 1)
 }
 
 func (x *worker) paged() {
-	c, err := kvcache.NewPaged(x.ctx, x.dev, kvcache.PagedConfig{KVHeads: 1, Dim: memoryDim, DType: x.dtype, PageSize: 4, Pages: 8})
-	if !x.must(err) {
-		return
-	}
+	c := try(kvcache.NewPaged(x.ctx, x.dev, kvcache.PagedConfig{KVHeads: 1, Dim: memoryDim, DType: x.dtype, PageSize: 4, Pages: 8}))
 	defer c.Release()
-	var s [2]*kvcache.Sequence
-	for i := range s {
-		if s[i], err = c.NewSequence(); !x.must(err) {
-			return
-		}
-	}
-	for _, n := range []int{6, 1} {
-		b := c.Batch(s[0], s[1])
-		x.step(n, func(k, v backend.Tensor) error { return b.Append(x.ctx, k, v, nil) },
-			func(q backend.Tensor) (kernels.Result, error) { return b.Attention(x.ctx, q, kvcache.CallOptions{}) })
-	}
+	x.generate(c.Batch(try(c.NewSequence()), try(c.NewSequence())), 6, 1)
 }
 
 func (x *worker) layer() {
 	cfg := nn.MultiHeadConfig{Model: 2 * memoryDim, Heads: memoryHeads, Bias: true, RoPE: &nn.RoPE{}, DType: x.dtype}
-	w, err := cfg.Initialise(nn.Initialiser{Seed: 1})
-	if !x.must(err) {
-		return
-	}
+	w := try(cfg.Initialise(nn.Initialiser{Seed: 1}))
 	var file bytes.Buffer
-	if !x.must(w.WriteNPZ(&file)) {
-		return
-	}
-	archive, err := zip.NewReader(bytes.NewReader(file.Bytes()), int64(file.Len()))
-	if !x.must(err) {
-		return
-	}
-	if w, err = cfg.LoadWeights(archive); !x.must(err) {
-		return
-	}
-	l, err := nn.NewMultiHeadAttention(x.ctx, x.dev, cfg, w)
-	if !x.must(err) {
-		return
-	}
+	end(w.WriteNPZ(&file))
+	w = try(cfg.LoadWeights(try(zip.NewReader(bytes.NewReader(file.Bytes()), int64(file.Len())))))
+	l := try(nn.NewMultiHeadAttention(x.ctx, x.dev, cfg, w))
 	defer l.Release()
 	in := x.tensor(x.dtype, backend.Shape{1, 1, 9, cfg.Model})
-	if x.err == nil {
-		x.result(l.Apply(x.ctx, in, nn.MultiHeadOptions{Options: kernels.Options{Causal: true, LSE: true}}))
-	}
+	x.result(l.Apply(x.ctx, in, nn.MultiHeadOptions{Options: kernels.Options{Causal: true, LSE: true}}))
 }

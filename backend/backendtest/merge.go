@@ -41,17 +41,12 @@ func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 	var parts []kernels.Result
 	for i := range len(cuts) - 1 {
 		k, v, opt := on.keys(t, cuts[i], cuts[i+1])
-		r, err := dev.Attention(t.Context(), on.q.view, k, v, opt)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must(dev.Attention(t.Context(), on.q.view, k, v, opt))(t)
 		defer r.Release()
 		parts = append(parts, r)
 	}
 	merge := func(into, part kernels.Result) {
-		if err := dev.Merge(t.Context(), into, part); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, dev.Merge(t.Context(), into, part))
 	}
 	total := parts[0]
 	if rightFirst {
@@ -74,9 +69,7 @@ func (o *onDevice) keys(tb testing.TB, lo, hi int) (k, v backend.Tensor, opt ker
 	tb.Helper()
 	k, errK := o.k.view.Slice(backend.Seq, lo, hi)
 	v, errV := o.v.view.Slice(backend.Seq, lo, hi)
-	if err := cmp.Or(errK, errV); err != nil {
-		tb.Fatal(err)
-	}
+	noError(tb, cmp.Or(errK, errV))
 	opt = o.opt
 	opt.Offset = moved(opt.Offset, -lo) // keys count from the part's first
 	opt.Dropout.First[backend.Dim] += lo

@@ -49,20 +49,11 @@ func modelCases(t *testing.T) (cases []Case) {
 
 // load returns a function that returns the layers of a model.
 func load(t *testing.T, model string) func(layer string) Case {
-	raw, err := models.ReadFile("testdata/models/" + model + ".safetensors")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := safetensors.ReadHeader(bytes.NewReader(raw), int64(len(raw)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must(models.ReadFile("testdata/models/" + model + ".safetensors"))(t)
+	h := must(safetensors.ReadHeader(bytes.NewReader(raw), int64(len(raw))))(t)
 	return func(layer string) Case {
 		read := func(name string) (data []float32, shape []int) {
-			x, err := h.Tensor(layer + "." + name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			x := must(h.Tensor(layer + "." + name))(t)
 			data = make([]float32, x.Count)
 			x.Float32s(data, raw[x.Start:])
 			return data, x.Shape

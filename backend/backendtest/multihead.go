@@ -49,33 +49,20 @@ const batchOfLayers, seqOfLayers = 2, 23
 
 func (c layer) test(t *testing.T, dev *kernels.Device, seed uint64) {
 	ctx := t.Context()
-	w, err := c.config.Initialise(nn.Initialiser{Seed: seed, Gain: 1.5})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must(c.config.Initialise(nn.Initialiser{Seed: seed, Gain: 1.5}))(t)
 	rng := rand.New(rand.NewPCG(seed, 0x6c617965))
 	for _, b := range []backend.Tensor{w.Bq, w.Bk, w.Bv, w.Bo} {
 		if c.config.Bias {
-			data, err := b.Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := must(b.Float32s())(t)
 			for i := range data {
 				data[i] = float32(rng.NormFloat64())
 			}
 		}
 	}
-	l, err := nn.NewMultiHeadAttention(ctx, dev, c.config, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(nn.NewMultiHeadAttention(ctx, dev, c.config, w))(t)
 	defer l.Release()
 	tokens := func(seq, size int) (backend.Tensor, operand) {
-		o := operand{backend.Shape{batchOfLayers, 1, seq, size}, c.dtype, nil}
-		o.data = make([]float32, o.shape.Elements())
-		for i := range o.data {
-			o.data[i] = c.dtype.Round(float32(rng.NormFloat64()))
-		}
+		o := drawn(rng, backend.Shape{batchOfLayers, 1, seq, size}, c.dtype)
 		f := put(t, dev, o, Padded)
 		t.Cleanup(f.release)
 		return f.view, o
@@ -91,15 +78,10 @@ func (c layer) test(t *testing.T, dev *kernels.Device, seed uint64) {
 		opt.Memory, hz = tokens(c.seqK, size)
 	}
 	if c.positions != nil {
-		if opt.Angles, err = (&nn.RoPE{}).Angles(ctx, dev, c.config.Model/c.config.Heads, c.positions); err != nil {
-			t.Fatal(err)
-		}
+		opt.Angles = must((&nn.RoPE{}).Angles(ctx, dev, c.config.Model/c.config.Heads, c.positions))(t)
 		defer opt.Angles.Release()
 	}
-	r, err := l.Apply(ctx, x, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must(l.Apply(ctx, x, opt))(t)
 	defer r.Release()
 	c.compare(t, w, hx, hz, read(t, dev, r.O), read(t, dev, r.LSE))
 	if c.causal {
@@ -111,22 +93,13 @@ func (c layer) test(t *testing.T, dev *kernels.Device, seed uint64) {
 // generate applies a layer with a cache to the tokens of x, a few at a time.
 func (c layer) generate(t *testing.T, dev *kernels.Device, l *nn.MultiHeadAttention, x backend.Tensor) (o, lse []float32) {
 	cfg := c.config
-	cache, err := kvcache.New(t.Context(), dev, kvcache.Config{Batch: batchOfLayers, KVHeads: cfg.KVHeads, Dim: headOf(cfg), ValueDim: cfg.ValueDim, DType: c.dtype, Capacity: seqOfLayers})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := must(kvcache.New(t.Context(), dev, kvcache.Config{Batch: batchOfLayers, KVHeads: cfg.KVHeads, Dim: headOf(cfg), ValueDim: cfg.ValueDim, DType: c.dtype, Capacity: seqOfLayers}))(t)
 	defer cache.Release()
 	o, lse = make([]float32, batchOfLayers*seqOfLayers*cfg.Model), make([]float32, batchOfLayers*cfg.Heads*seqOfLayers)
 	for at, step := 0, 6; at < seqOfLayers; step = 1 + at%3 {
 		n := min(step, seqOfLayers-at)
-		some, err := x.Slice(backend.Seq, at, at+n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := l.Apply(t.Context(), some, nn.MultiHeadOptions{Cache: cache, Options: kernels.Options{LSE: true}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		some := must(x.Slice(backend.Seq, at, at+n))(t)
+		r := must(l.Apply(t.Context(), some, nn.MultiHeadOptions{Cache: cache, Options: kernels.Options{LSE: true}}))(t)
 		for i, y := range read(t, dev, r.O) {
 			b, s, m := i/cfg.Model/n, i/cfg.Model%n, i%cfg.Model
 			o[(b*seqOfLayers+at+s)*cfg.Model+m] = y
@@ -247,10 +220,7 @@ func (c layer) compare(t *testing.T, w nn.MultiHeadWeights, hx, hz operand, got,
 		if x.IsZero() {
 			return make([]float32, 1<<10) // no bias
 		}
-		data, err := x.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must(x.Float32s())(t)
 		for i := range data {
 			data[i] = c.config.DType.Round(data[i])
 		}

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -22,32 +23,19 @@ type flat struct {
 func put(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	tb.Helper()
 	if len(o.data) == 0 {
-		all, err := dev.Alloc(tb.Context(), o.dtype, o.shape)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		all := must(dev.Alloc(tb.Context(), o.dtype, o.shape))(tb)
 		return flat{all: all, view: all}
 	}
 	if o.dtype == backend.Q8 {
 		return putQ8(tb, dev, o, l)
 	}
 	st, offset, size := l.place(o.shape)
-	mem := make([]float32, size)
-	for i := range mem {
-		mem[i] = float32(math.NaN())
-	}
+	mem := slices.Repeat([]float32{float32(math.NaN())}, size)
 	for i, x := range o.data {
 		mem[offset+index(i, o.shape, st)] = x
 	}
-	all, err := dev.FromFloat32(tb.Context(), o.dtype, mem, backend.Shape{1, 1, 1, size})
-	if err != nil {
-		tb.Fatalf("upload: %v", err)
-	}
-	view, err := all.View(o.shape, st, offset)
-	if err != nil {
-		tb.Fatalf("view: %v", err)
-	}
-	return flat{all, view, append([]float32(nil), mem...)}
+	all := must(dev.FromFloat32(tb.Context(), o.dtype, mem, backend.Shape{1, 1, 1, size}))(tb)
+	return flat{all, must(all.View(o.shape, st, offset))(tb), slices.Clone(mem)}
 }
 
 // index returns the position of the i-th element, in row-major order, by strides.
@@ -89,21 +77,13 @@ func sameNumber(a, b float32) bool {
 
 func read(tb testing.TB, dev *kernels.Device, t backend.Tensor) []float32 {
 	tb.Helper()
-	x, err := dev.ToFloat32(tb.Context(), t)
-	if err != nil {
-		tb.Fatalf("download: %v", err)
-	}
-	return x
+	return must(dev.ToFloat32(tb.Context(), t))(tb)
 }
 
 // prepare returns a prepared call.
 func prepare(tb testing.TB, dev *kernels.Device, q, k, v backend.Tensor, opt kernels.Options) *kernels.Call {
 	tb.Helper()
-	c, err := dev.Prepare(q, k, v, opt)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return c
+	return must(dev.Prepare(q, k, v, opt))(tb)
 }
 
 // runInto prepares a call and runs it into out.
@@ -143,27 +123,15 @@ func (b *built) on(tb testing.TB, dev *kernels.Device) *onDevice {
 		o.k, o.v = put(tb, dev, b.k, b.Layout), put(tb, dev, b.v, b.Layout)
 	}
 	o.held = append(o.held, o.q.all, o.k.all, o.v.all)
-	if b.mask != nil {
-		host, err := backend.HostBool(b.mask, b.MaskShape)
-		if err == nil {
-			o.opt.Mask, err = dev.Upload(tb.Context(), host)
+	mask := func(seen []bool, shape backend.Shape) (t backend.Tensor) {
+		if seen != nil {
+			t = must(dev.Upload(tb.Context(), must(backend.HostBool(seen, shape))(tb)))(tb)
+			o.held = append(o.held, t)
 		}
-		if err != nil {
-			tb.Fatalf("mask: %v", err)
-		}
-		o.held = append(o.held, o.opt.Mask)
+		return t
 	}
-	if b.blocks != nil {
-		host, err := backend.HostBool(b.blocks, b.BlockShape)
-		if err == nil {
-			o.opt.BlockMask, err = dev.Upload(tb.Context(), host)
-		}
-		if err != nil {
-			tb.Fatalf("block mask: %v", err)
-		}
-		o.opt.BlockSize = b.BlockSize
-		o.held = append(o.held, o.opt.BlockMask)
-	}
+	o.opt.Mask, o.opt.BlockMask = mask(b.mask, b.MaskShape), mask(b.blocks, b.BlockShape)
+	o.opt.BlockSize = b.BlockSize
 	for _, x := range []struct {
 		from operand
 		to   *backend.Tensor
@@ -187,11 +155,7 @@ func (o *onDevice) release() {
 // blank returns an output full of NaN in the layout of the case.
 func (o *onDevice) blank(tb testing.TB, shape backend.Shape, dtype backend.DType) flat {
 	tb.Helper()
-	x := operand{shape, dtype, make([]float32, shape.Elements())}
-	for i := range x.data {
-		x.data[i] = float32(math.NaN())
-	}
-	return put(tb, o.dev, x, o.Layout)
+	return put(tb, o.dev, filled(float32(math.NaN()), shape, dtype), o.Layout)
 }
 
 // outputs returns the outputs of the case.
@@ -438,10 +402,24 @@ func (b *built) compare(a answer) error {
 			}
 		}
 	})
-	for _, err := range []error{o.Err(), lse.Err(), weights.Err(), leak} {
+	return cmp.Or(o.Err(), lse.Err(), weights.Err(), leak)
+}
+
+// must returns the result of a call, and ends the test when the call failed: must(f())(t).
+func must[T any](x T, err error) func(t testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
+		return x
 	}
-	return nil
+}
+
+// noError ends the test when err is not nil.
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

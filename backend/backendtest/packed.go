@@ -50,10 +50,7 @@ func testPacked(t *testing.T, dev *kernels.Device) {
 				c.opt.LSE = true
 				c.opt.CuQ, c.opt.CuK = cuQ, cuK
 				call := prepare(t, dev, q, k, v, c.opt)
-				r, err := call.Run(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := must(call.Run(t.Context()))(t)
 				defer r.Release()
 				if st := r.O.Strides(); st[backend.Seq] != heads*valueDim || st[backend.Heads] != valueDim {
 					t.Errorf("o has strides %v, it is not packed", st)
@@ -89,10 +86,7 @@ func alone(t *testing.T, dev *kernels.Device, r kernels.Result, q, k, v backend.
 	cuQ, cuK := opt.CuQ, opt.CuK
 	opt.CuQ, opt.CuK = nil, nil
 	part := func(x backend.Tensor, cu []int) backend.Tensor {
-		y, err := x.Slice(backend.Seq, cu[s], cu[s+1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		y := must(x.Slice(backend.Seq, cu[s], cu[s+1]))(t)
 		return y
 	}
 	rows, keys := cuQ[s+1]-cuQ[s], cuK[s+1]-cuK[s]
@@ -129,15 +123,9 @@ func alone(t *testing.T, dev *kernels.Device, r kernels.Result, q, k, v backend.
 	if len(opt.ALiBi) > heads {
 		opt.ALiBi = opt.ALiBi[s*heads : (s+1)*heads]
 	}
-	own, err := dev.Attention(t.Context(), part(q, cuQ), part(k, cuK), part(v, cuK), opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must(dev.Attention(t.Context(), part(q, cuQ), part(k, cuK), part(v, cuK), opt))(t)
 	defer own.Release()
 	sameBits(t, answer{o: read(t, dev, own.O), lse: read(t, dev, own.LSE)}, answer{o: o, lse: lse})
-	p, err := plan(t.Context(), dev, part(q, cuQ), part(k, cuK), part(v, cuK), opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must(plan(t.Context(), dev, part(q, cuQ), part(k, cuK), part(v, cuK), opt))(t)
 	return p.Pairs
 }

@@ -29,19 +29,14 @@ func testPagedCache(t *testing.T, dev *kernels.Device) {
 	t.Run("window", func(t *testing.T) {
 		s := newHistory(t, dev, 2, backend.F32, backend.F32, nil)
 		const w = 9
-		c, err := kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must(kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w}))(t)
 		defer c.Release()
 		a, b := sequence(t, c), sequence(t, c)
 		for i := range 12 {
 			n := 1 + i*5%7
 			k, v, remember := s.next(t, []int{0, 1}, n)
 			count := []int{n, n - n/3}
-			if err := c.Batch(a, b).Append(t.Context(), k, v, count); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, c.Batch(a, b).Append(t.Context(), k, v, count))
 			remember(count)
 			s.attendWindow(t, []int{0, 1}, n, c.Batch(a, b), kvcache.CallOptions{}, count, w)
 		}
@@ -55,27 +50,19 @@ func testPagedCache(t *testing.T, dev *kernels.Device) {
 
 func sequence(t *testing.T, c *kvcache.Paged) *kvcache.Sequence {
 	t.Helper()
-	s, err := c.NewSequence()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must(c.NewSequence())(t)
 	return s
 }
 
 // testForks forks a sequence in the middle of a page, lets the forks diverge, and reads
 // their common prefix once.
 func testForks(t *testing.T, s *history) {
-	c, err := kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must(kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope}))(t)
 	defer c.Release()
 	add := func(of []int, n int, count []int, b *kvcache.Batch) {
 		t.Helper()
 		k, v, remember := s.next(t, of, n)
-		if err := b.Append(t.Context(), k, v, count); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, b.Append(t.Context(), k, v, count))
 		remember(count)
 	}
 	free := func(want int) {
@@ -89,10 +76,7 @@ func testForks(t *testing.T, s *history) {
 	s.attend(t, []int{0}, 37, c.Batch(seqs[0]), kvcache.CallOptions{}, 0)
 	free(6)
 	for i := 1; i < 3; i++ {
-		fork, err := seqs[0].Fork()
-		if err != nil {
-			t.Fatal(err)
-		}
+		fork := must(seqs[0].Fork())(t)
 		seqs = append(seqs, fork)
 		s.k[i], s.v[i] = slices.Clone(s.k[0]), slices.Clone(s.v[0])
 	}

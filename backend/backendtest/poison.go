@@ -22,10 +22,7 @@ type poisoned struct {
 // underTest returns a device that poisons outputs. Closing it closes be.
 func (h *Harness) underTest(t testing.TB, be backend.Backend) *kernels.Device {
 	t.Helper()
-	nan, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, []float32{float32(math.NaN())}, backend.Shape{1, 1, 1, 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nan := must(kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, []float32{float32(math.NaN())}, backend.Shape{1, 1, 1, 1}))(t)
 	return kernels.NewDevice(&poisoned{be, nan, h.Unsupported})
 }
 
@@ -40,13 +37,13 @@ func implements[T any](dev *kernels.Device) bool {
 	return ok
 }
 
-// optional returns p's backend as a T.
-func optional[T any](p *poisoned) (x T, err error) {
-	x, ok := p.Backend.(T)
+// with calls f with p's backend as a T.
+func with[T any](p *poisoned, f func(be T) error) error {
+	be, ok := p.Backend.(T)
 	if !ok {
-		err = fmt.Errorf("%s is no %T: %w", p.Info().Name, &x, backend.ErrUnsupported)
+		return fmt.Errorf("%s is no %T: %w", p.Info().Name, &be, backend.ErrUnsupported)
 	}
-	return x, err
+	return f(be)
 }
 
 // fill fills tensors with NaN as far as it can: the call then names what is wrong with them.
@@ -97,67 +94,47 @@ func (p *poisoned) Attention(ctx context.Context, calls ...*backend.Call) error 
 }
 
 func (p *poisoned) Backward(ctx context.Context, g *backend.Gradients) error {
-	d, err := optional[backend.Differentiator](p)
-	if err != nil {
-		return err
-	}
-	if outputs, _ := g.Operands(); !g.Add {
-		for _, o := range outputs {
-			p.fill(ctx, o.Tensor)
+	return with(p, func(be backend.Differentiator) error {
+		if outputs, _ := g.Operands(); !g.Add {
+			for _, o := range outputs {
+				p.fill(ctx, o.Tensor)
+			}
 		}
-	}
-	return d.Backward(ctx, g)
+		return be.Backward(ctx, g)
+	})
 }
 
-func (p *poisoned) PlanBackward(ctx context.Context, g *backend.Gradients) (backend.Plan, error) {
-	d, err := optional[backend.Differentiator](p)
-	if err != nil {
-		return backend.Plan{}, err
-	}
-	return d.PlanBackward(ctx, g)
+func (p *poisoned) PlanBackward(ctx context.Context, g *backend.Gradients) (plan backend.Plan, err error) {
+	err = with(p, func(be backend.Differentiator) error {
+		plan, err = be.PlanBackward(ctx, g)
+		return err
+	})
+	return plan, err
 }
 
 func (p *poisoned) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
-	be, err := optional[backend.Projector](p)
-	if err != nil {
-		return err
-	}
-	p.fill(ctx, y)
-	return be.Project(ctx, y, x, w, bias)
+	return with(p, func(be backend.Projector) error {
+		p.fill(ctx, y)
+		return be.Project(ctx, y, x, w, bias)
+	})
 }
 
 // Rotate may be in place, and a copy may read what an earlier one wrote.
 
 func (p *poisoned) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
-	be, err := optional[backend.Rotator](p)
-	if err != nil {
-		return err
-	}
-	return be.Rotate(ctx, y, x, cos, sin, how)
+	return with(p, func(be backend.Rotator) error { return be.Rotate(ctx, y, x, cos, sin, how) })
 }
 
 func (p *poisoned) Copy(ctx context.Context, dst, src []backend.Tensor) error {
-	be, err := optional[backend.Copier](p)
-	if err != nil {
-		return err
-	}
-	return be.Copy(ctx, dst, src)
+	return with(p, func(be backend.Copier) error { return be.Copy(ctx, dst, src) })
 }
 
 func (p *poisoned) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
-	be, err := optional[backend.Merger](p)
-	if err != nil {
-		return err
-	}
-	return be.Merge(ctx, o, lse, po, plse)
+	return with(p, func(be backend.Merger) error { return be.Merge(ctx, o, lse, po, plse) })
 }
 
 func (p *poisoned) Scores(ctx context.Context, s backend.Tensor, problem *backend.Problem, at backend.ScorePoint) error {
-	be, err := optional[backend.Scorer](p)
-	if err != nil {
-		return err
-	}
-	return be.Scores(ctx, s, problem, at)
+	return with(p, func(be backend.Scorer) error { return be.Scores(ctx, s, problem, at) })
 }
 
 func (p *poisoned) Warmup(ctx context.Context, c *backend.Call, weights bool) error {

@@ -200,9 +200,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 // sameBits fails when two answers differ in any bit.
 func sameBits(t *testing.T, want, got answer) {
 	t.Helper()
-	if err := differ(want, got); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, differ(want, got))
 }
 
 // differ returns an error when two answers differ in any bit.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -53,26 +52,14 @@ func (c rotation) test(t *testing.T, dev *kernels.Device, seed uint64) {
 	const batch, heads = 2, 3
 	seq := len(c.positions[0])
 	rng := rand.New(rand.NewPCG(seed, 0x726f7065))
-	x := operand{backend.Shape{batch, heads, seq, c.dim}, c.in, nil}
-	x.data = make([]float32, x.shape.Elements())
-	for i := range x.data {
-		x.data[i] = c.in.Round(float32(rng.NormFloat64()))
-	}
-	empty := operand{x.shape, c.out, slices.Clone(x.data)}
-	for i := range empty.data {
-		empty.data[i] = float32(math.NaN())
-	}
-	angles, err := c.rope.Angles(t.Context(), dev, c.dim, c.positions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := drawn(rng, backend.Shape{batch, heads, seq, c.dim}, c.in)
+	empty := filled(float32(math.NaN()), x.shape, c.out)
+	angles := must(c.rope.Angles(t.Context(), dev, c.dim, c.positions))(t)
 	defer angles.Release()
 	from, to := put(t, dev, x, c.layout), put(t, dev, empty, c.layout)
 	defer from.release()
 	defer to.release()
-	if err := dev.Rotate(t.Context(), to.view, from.view, angles); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, dev.Rotate(t.Context(), to.view, from.view, angles))
 	got := to.get(t, dev, "y")
 	if err := c.compare(x, got); err != nil {
 		t.Error(err)
@@ -81,9 +68,7 @@ func (c rotation) test(t *testing.T, dev *kernels.Device, seed uint64) {
 	if c.in != c.out {
 		return
 	}
-	if err := dev.Rotate(t.Context(), from.view, from.view, angles); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, dev.Rotate(t.Context(), from.view, from.view, angles))
 	for i, p := range from.get(t, dev, "x in place") {
 		if p != got[i] {
 			t.Fatalf("in place element %d is %v, from x to y %v", i, p, got[i])
@@ -100,15 +85,10 @@ func (c rotation) testInverse(t *testing.T, dev *kernels.Device, to flat, x back
 			back[b] = append(back[b], -at)
 		}
 	}
-	angles, err := c.rope.Angles(t.Context(), dev, c.dim, back)
-	if err != nil {
-		t.Fatal(err)
-	}
+	angles := must(c.rope.Angles(t.Context(), dev, c.dim, back))(t)
 	defer angles.Release()
 	angles.Inverse = true
-	if err := dev.Rotate(t.Context(), to.view, x, angles); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, dev.Rotate(t.Context(), to.view, x, angles))
 	for i, p := range to.get(t, dev, "y of the inverse") {
 		if p != y[i] {
 			t.Fatalf("element %d is %v by the inverse of the negated angles, %v by the angles", i, p, y[i])

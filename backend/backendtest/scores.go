@@ -102,15 +102,9 @@ func testTopWeights(t *testing.T, dev *kernels.Device) {
 			needs(t, dev, c)
 			on := c.build().on(t, dev)
 			defer on.release()
-			all, err := on.run(t, weighed)
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := must(on.run(t, weighed))(t)
 			const most = 5
-			top, err := dev.TopWeights(t.Context(), on.q.view, on.k.view, most, on.opt)
-			if err != nil {
-				t.Fatal(err)
-			}
+			top := must(dev.TopWeights(t.Context(), on.q.view, on.k.view, most, on.opt))(t)
 			rank := func(w float32) float64 { // NaN first
 				if w != w {
 					return math.Inf(1)

@@ -324,9 +324,7 @@ func drawHistory(t *testing.T, dev *kernels.Device, d drawing) (attended int) {
 		}
 		story += fmt.Sprintf(", append %v of %d", count, n)
 		k, v, remember := s.next(t, all, n)
-		if err := cache.Append(t.Context(), k, v, count); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, cache.Append(t.Context(), k, v, count))
 		remember(count)
 		if x := d.n("cut", 0, 3*sequences); x < sequences && s.len(x) > 0 {
 			y := d.n("other", 0, sequences-1)
@@ -334,17 +332,13 @@ func drawHistory(t *testing.T, dev *kernels.Device, d drawing) (attended int) {
 			case paged == nil:
 				to := d.n("rewind", 0, s.len(x))
 				story += fmt.Sprintf(", rewind %d to %d", x, to)
-				if err := contiguous.Rewind(x, to); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, contiguous.Rewind(x, to))
 				s.k[x], s.v[x] = s.k[x][:to*s.dims.KVHeads*s.dims.Dim], s.v[x][:to*s.dims.KVHeads*s.dims.ValueDim]
 				count[x] = min(count[x], to)
 			case x != y:
 				story += fmt.Sprintf(", fork %d to %d", x, y)
 				of[y].Free()
-				if of[y], err = of[x].Fork(); err != nil {
-					t.Fatal(err)
-				}
+				of[y] = must(of[x].Fork())(t)
 				s.k[y], s.v[y] = slices.Clone(s.k[x]), slices.Clone(s.v[x])
 				count[y] = min(count[y], s.len(y))
 				cache = paged.Batch(of...)

@@ -39,10 +39,7 @@ func testStages(t *testing.T, dev *kernels.Device) {
 		v := []float32{1, 2, float32(math.NaN()), float32(math.Inf(1)), 3, 4}
 		tw := up(t, dev, w, backend.Shape{1, 1, 2, 3})
 		tv := up(t, dev, v, backend.Shape{1, 1, 3, 2})
-		o, err := dev.PV(t.Context(), tw, tv)
-		if err != nil {
-			t.Fatal(err)
-		}
+		o := must(dev.PV(t.Context(), tw, tv))(t)
 		defer o.Release()
 		if got, want := read(t, dev, o), []float32{2, 3, 3, 4}; !slices.Equal(got, want) {
 			t.Errorf("o is %v, should be %v", got, want)
@@ -52,10 +49,7 @@ func testStages(t *testing.T, dev *kernels.Device) {
 
 func up(t testing.TB, dev *kernels.Device, data []float32, s backend.Shape) backend.Tensor {
 	t.Helper()
-	x, err := dev.FromFloat32(t.Context(), backend.F32, data, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must(dev.FromFloat32(t.Context(), backend.F32, data, s))(t)
 	t.Cleanup(x.Release)
 	return x
 }
@@ -64,10 +58,7 @@ func testQKPV(t *testing.T, dev *kernels.Device, c Case) {
 	b := c.build()
 	on := b.on(t, dev)
 	defer on.release()
-	s, err := dev.QK(t.Context(), on.q.view, on.k.view)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must(dev.QK(t.Context(), on.q.view, on.k.view))(t)
 	defer s.Release()
 	scores := read(t, dev, s)
 	var worst oracle.Worst
@@ -83,19 +74,11 @@ func testQKPV(t *testing.T, dev *kernels.Device, c Case) {
 	}
 
 	// Softmax in place, then PV, as a program chains them.
-	lse, err := dev.Alloc(t.Context(), backend.F32, backend.Shape{b.Batch, b.Heads, b.SeqQ, 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lse := must(dev.Alloc(t.Context(), backend.F32, backend.Shape{b.Batch, b.Heads, b.SeqQ, 1}))(t)
 	defer lse.Release()
 	scale := 1 / math.Sqrt(float64(b.Dim))
-	if err := dev.Softmax(t.Context(), s, lse, kernels.Options{Scale: &scale}); err != nil {
-		t.Fatal(err)
-	}
-	o, err := dev.PV(t.Context(), s, on.v.view)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, dev.Softmax(t.Context(), s, lse, kernels.Options{Scale: &scale}))
+	o := must(dev.PV(t.Context(), s, on.v.view))(t)
 	defer o.Release()
 	if err := b.compare(answer{o: read(t, dev, o), lse: read(t, dev, lse), weights: read(t, dev, s)}); err != nil {
 		t.Errorf("softmax, pv: %v", err)
@@ -129,10 +112,7 @@ func testProject(t *testing.T, dev *kernels.Device, dtype backend.DType, bias bo
 	const batch, s, m, heads, kvHeads, d, dv = 2, 37, 29, 4, 2, 5, 3
 	rng := rand.New(rand.NewPCG(7, 7))
 	tensor := func(shape backend.Shape) (backend.Tensor, operand) {
-		o := operand{shape, dtype, make([]float32, shape.Elements())}
-		for i := range o.data {
-			o.data[i] = dtype.Round(float32(rng.NormFloat64()))
-		}
+		o := drawn(rng, shape, dtype)
 		f := put(t, dev, o, Padded)
 		t.Cleanup(f.release)
 		return f.view, o
@@ -181,15 +161,9 @@ func testProject(t *testing.T, dev *kernels.Device, dtype backend.DType, bias bo
 		t.Error(err)
 	}
 
-	self, err := nn.SelfAttention(t.Context(), dev, x, p, kernels.Options{Causal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must(nn.SelfAttention(t.Context(), dev, x, p, kernels.Options{Causal: true}))(t)
 	defer self.Release()
-	apart, err := dev.Attention(t.Context(), q, k, v, kernels.Options{Causal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	apart := must(dev.Attention(t.Context(), q, k, v, kernels.Options{Causal: true}))(t)
 	defer apart.Release()
 	if !slices.Equal(read(t, dev, self.O), read(t, dev, apart.O)) {
 		t.Error("self-attention differs from attention of its projections")

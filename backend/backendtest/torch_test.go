@@ -49,9 +49,7 @@ func startTorch(t *testing.T) *torch {
 	cmd.Stderr = p.stderr
 	in, errIn := cmd.StdinPipe()
 	out, errOut := cmd.StdoutPipe()
-	if err := errors.Join(errIn, errOut, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(errIn, errOut, cmd.Start()))
 	t.Cleanup(func() {
 		in.Close()
 		_ = cmd.Wait() // ends at the end of its input

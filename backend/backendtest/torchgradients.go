@@ -94,9 +94,7 @@ func torchCases() (cases []Case) {
 // testTorchGradients compares gradients with those that PyTorch's autograd computed.
 func testTorchGradients(t *testing.T, dev *kernels.Device) {
 	var records []torchRecord
-	if err := json.Unmarshal(torchFile, &records); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, json.Unmarshal(torchFile, &records))
 	for n, c := range torchCases() {
 		if n >= len(records) || records[n].Case != c.String() {
 			t.Fatalf("%v is not recorded: run TestTorchGradients with -update-torch", c)

@@ -54,16 +54,11 @@ func TestTorchGradients(t *testing.T) {
 	ofDoubles := func(_ int, s *oracle.Sum) float64 { return 2 * toDouble * s.Bound(backend.F32) }
 	ofFloats := func(_ int, s *oracle.Sum) float64 { return s.Bound(backend.F32) }
 	var records, recorded []torchRecord
-	if err := json.Unmarshal(torchFile, &recorded); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, json.Unmarshal(torchFile, &recorded))
 	for n, c := range torchCases() {
 		b := c.build()
 		do, dlse := b.loss(solve(b, nil).lse)
-		a, err := peer.gradients(b, do, dlse)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must(peer.gradients(b, do, dlse))(t)
 		sums := b.differentiate(do, dlse)
 		r := torchRecord{Case: c.String()}
 		var was [7][]float64

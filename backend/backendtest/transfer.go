@@ -18,10 +18,7 @@ func testTransfer(t *testing.T, dev *kernels.Device) {
 		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool} {
 			t.Run(fmt.Sprintf("%v %d", dtype, n), func(t *testing.T) {
 				host := randomHost(t, rng, dtype, backend.Shape{1, 1, n, 3})
-				uploaded, err := dev.Upload(t.Context(), host)
-				if err != nil {
-					t.Fatal(err)
-				}
+				uploaded := must(dev.Upload(t.Context(), host))(t)
 				defer uploaded.Release()
 				if uploaded.Shape() != host.Shape() || uploaded.DType() != dtype {
 					t.Fatalf("uploaded %v %v, got %v %v", dtype, host.Shape(), uploaded.DType(), uploaded.Shape())
@@ -37,20 +34,12 @@ func testTransfer(t *testing.T, dev *kernels.Device) {
 					{backend.Shape{1, 3, 1, n}, backend.Strides{0, 1, 0, 3}, 0},
 					{backend.Shape{2, 1, n, 1}, backend.Strides{0, 0, 3, 1}, 2},
 				} {
-					hv, err := host.View(v.shape, v.strides, v.offset)
-					if err != nil {
-						t.Fatal(err)
-					}
-					dv, err := dev.Upload(t.Context(), hv)
-					if err != nil {
-						t.Fatal(err)
-					}
+					hv := must(host.View(v.shape, v.strides, v.offset))(t)
+					dv := must(dev.Upload(t.Context(), hv))(t)
 					sameElements(t, dev, hv, dv)
 					dv.Release()
 					if uploaded.IsContiguous() {
-						if dv, err = uploaded.View(v.shape, v.strides, v.offset); err != nil {
-							t.Fatal(err)
-						}
+						dv = must(uploaded.View(v.shape, v.strides, v.offset))(t)
 						sameElements(t, dev, hv, dv)
 					}
 				}
@@ -58,23 +47,12 @@ func testTransfer(t *testing.T, dev *kernels.Device) {
 		}
 	}
 	t.Run("into a strided host tensor", func(t *testing.T) {
-		uploaded, err := dev.FromFloat32(t.Context(), backend.F32, []float32{1, 2, 3, 4, 5, 6}, backend.Shape{1, 1, 2, 3})
-		if err != nil {
-			t.Fatal(err)
-		}
+		uploaded := must(dev.FromFloat32(t.Context(), backend.F32, []float32{1, 2, 3, 4, 5, 6}, backend.Shape{1, 1, 2, 3}))(t)
 		defer uploaded.Release()
 		mem := make([]float32, 8)
-		host, err := backend.HostF32(mem, backend.Shape{1, 1, 1, 8})
-		if err != nil {
-			t.Fatal(err)
-		}
-		view, err := host.View(backend.Shape{1, 1, 2, 3}, backend.Strides{0, 0, 1, 2}, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := dev.Download(t.Context(), view, uploaded); err != nil {
-			t.Fatal(err)
-		}
+		host := must(backend.HostF32(mem, backend.Shape{1, 1, 1, 8}))(t)
+		view := must(host.View(backend.Shape{1, 1, 2, 3}, backend.Strides{0, 0, 1, 2}, 1))(t)
+		noError(t, dev.Download(t.Context(), view, uploaded))
 		if want := []float32{0, 1, 4, 2, 5, 3, 6, 0}; !slices.Equal(mem, want) {
 			t.Errorf("memory is %v, should be %v", mem, want)
 		}
@@ -84,10 +62,7 @@ func testTransfer(t *testing.T, dev *kernels.Device) {
 // randomHost returns a tensor with random bits, without NaN.
 func randomHost(t testing.TB, rng *rand.Rand, dtype backend.DType, s backend.Shape) backend.Tensor {
 	t.Helper()
-	host, err := backend.AllocHost(dtype, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := must(backend.AllocHost(dtype, s))(t)
 	switch dtype {
 	case backend.F32:
 		x, _ := host.Float32s()
@@ -111,13 +86,8 @@ func randomHost(t testing.TB, rng *rand.Rand, dtype backend.DType, s backend.Sha
 // sameElements downloads uploaded and compares it with host, element by element.
 func sameElements(t *testing.T, dev *kernels.Device, host, uploaded backend.Tensor) {
 	t.Helper()
-	back, err := backend.AllocHost(host.DType(), host.Shape())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dev.Download(t.Context(), back, uploaded); err != nil {
-		t.Fatal(err)
-	}
+	back := must(backend.AllocHost(host.DType(), host.Shape()))(t)
+	noError(t, dev.Download(t.Context(), back, uploaded))
 	want, got := walk(t, host), walk(t, back)
 	if !slices.Equal(want, got) {
 		t.Errorf("%v %v strides %v: came back different", host.DType(), host.Shape(), host.Strides())
@@ -131,28 +101,19 @@ func walk(t *testing.T, h backend.Tensor) []float32 {
 	at := func(i int) int { return index(i, h.Shape(), h.Strides()) }
 	switch h.DType() {
 	case backend.F32:
-		x, err := h.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must(h.Float32s())(t)
 		for i := range out {
 			out[i] = x[at(i)]
 		}
 	case backend.Bool:
-		x, err := h.Bools()
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must(h.Bools())(t)
 		for i := range out {
 			if x[at(i)] {
 				out[i] = 1
 			}
 		}
 	default:
-		x, err := h.Bits()
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must(h.Bits())(t)
 		for i := range out {
 			out[i] = float32(x[at(i)])
 		}

@@ -31,10 +31,7 @@ func TestOutputsArePoisoned(t *testing.T) {
 	zeros := func(s backend.Shape) backend.Tensor { return up(t, dev, make([]float32, s.Elements()), s) }
 	o, lse, dq, scores, pv, y := zeros(s), zeros(sums), zeros(s), zeros(backend.Shape{1, 2, 3, 3}), zeros(s), zeros(s)
 	before := zeros(s)
-	allocated, err := dev.Alloc(t.Context(), backend.F16, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	allocated := must(dev.Alloc(t.Context(), backend.F16, s))(t)
 	x, be := zeros(s), dev.Backend()
 	c := backend.Call{Q: x, K: x, V: x, O: o, LSE: lse, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 	for _, err := range []error{

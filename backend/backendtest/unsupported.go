@@ -89,10 +89,7 @@ func needsAll(t *testing.T, dev *kernels.Device, options ...string) {
 func testUnsupported(t *testing.T, dev *kernels.Device, list []string) {
 	for _, name := range list {
 		t.Run(name, func(t *testing.T) {
-			why, err := refuses(t, dev, name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			why := must(refuses(t, dev, name))(t)
 			t.Skip(why)
 		})
 	}

@@ -49,14 +49,9 @@ func testWorkedExamples(t *testing.T, dev *kernels.Device) {
 	}
 	for _, f := range files {
 		t.Run(f.Name(), func(t *testing.T) {
-			data, err := workedExamples.ReadFile(path.Join(dir, f.Name()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := must(workedExamples.ReadFile(path.Join(dir, f.Name())))(t)
 			var w workedExample
-			if err := json.Unmarshal(data, &w); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, json.Unmarshal(data, &w))
 			w.test(t, dev)
 		})
 	}
@@ -103,10 +98,7 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 		}
 	}
 
-	s, err := dev.QK(t.Context(), q, k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must(dev.QK(t.Context(), q, k))(t)
 	defer s.Release()
 	scores := read(t, dev, s)
 	for i := range scores {
@@ -116,10 +108,7 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 	same(t, "scores", scores, wantScores, printed+inputs, scoreRel)
 
 	opt := kernels.Options{Scale: &w.Scale, Weights: true}
-	r, err := dev.Attention(t.Context(), q, k, v, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must(dev.Attention(t.Context(), q, k, v, opt))(t)
 	defer r.Release()
 	weights := read(t, dev, r.Weights)
 	wantSoftmax, _ := flatten64(t, w.Softmax)
@@ -127,15 +116,9 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 	// bound).
 	same(t, "softmax", weights, wantSoftmax, printed+inputs, softmaxRel+16*u)
 
-	o, err := dev.PV(t.Context(), r.Weights, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must(dev.PV(t.Context(), r.Weights, v))(t)
 	defer o.Release()
-	fused, err := dev.Attention(t.Context(), q, k, v, kernels.Options{Scale: &w.Scale})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fused := must(dev.Attention(t.Context(), q, k, v, kernels.Options{Scale: &w.Scale}))(t)
 	defer fused.Release()
 	if w.OutputsExact != nil {
 		same(t, "outputs, stages", read(t, dev, o), join(w.OutputsExact), 0, 32*u)
@@ -169,10 +152,7 @@ func (w *workedExample) testRounded(t *testing.T, dev *kernels.Device, weights [
 			}
 		}
 	}
-	o, err := dev.PV(t.Context(), up(t, dev, rounded, backend.Shape{1, 1, n, n}), v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must(dev.PV(t.Context(), up(t, dev, rounded, backend.Shape{1, 1, n, n}), v))(t)
 	defer o.Release()
 	same(t, "outputs_rounded", read(t, dev, o), join(w.OutputsRounded), 0, 4*u)
 }
@@ -242,9 +222,7 @@ func flatten64(t *testing.T, raw json.RawMessage) ([]float64, backend.Shape) {
 	var batches [][][]float64
 	if err := json.Unmarshal(raw, &batches); err != nil {
 		var one [][]float64
-		if err := json.Unmarshal(raw, &one); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, json.Unmarshal(raw, &one))
 		batches = [][][]float64{one}
 	}
 	var all []float64
