@@ -9,11 +9,25 @@
 // within the bounds that are derived there, and tests properties that need no reference: a
 // row yields the same bits in any batch, keys may be permuted, values of 1 yield 1, partial
 // results merge.
+//
+// Read case.go first: a [Case] is one problem, and all tests are lists of them.
+//
+//	the cases                 list.go, pairs.go (every pair of options), small.go (random), published.go
+//	a case on a device        device.go, undertest.go (poisoned outputs, options that a backend lacks)
+//	fused calls               fused.go, parts.go (packed, batched, merged), bits.go (no reference needed)
+//	stages and gradients      stages.go, gradients.go
+//	caches and layers         caches.go (dtypes, pages, copies), kvcache.go, layers.go
+//	errors, memory, closing   lifecycle.go, memory.go
 package backendtest
 
 import (
+	"errors"
+	"flag"
+	"fmt"
 	"slices"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -154,4 +168,92 @@ func draws(n, def int) int {
 		n = max(1, n/10)
 	}
 	return n
+}
+
+// setFlag sets a flag of the test binary until t ends, because rapid has no other way to set
+// the number of checks. A value from the command line has precedence.
+func setFlag(t *testing.T, name, value string) error {
+	f := flag.Lookup(name)
+	if f == nil {
+		return fmt.Errorf("no flag %s", name)
+	}
+	given := false
+	flag.Visit(func(v *flag.Flag) { given = given || v.Name == name })
+	if given {
+		return nil
+	}
+	old := f.Value.String()
+	t.Cleanup(func() { _ = f.Value.Set(old) })
+	return f.Value.Set(value)
+}
+
+// Benchmark measures the named cases of [Cases] on a device as sub-benchmarks of b: prepared
+// calls with preallocated outputs. The cases are short: what differs between them is the
+// cost of an option in a short call. Cases that the device does not support are skipped.
+func Benchmark(b *testing.B, dev *kernels.Device) {
+	for _, c := range Cases() {
+		b.Run(c.Name, func(b *testing.B) {
+			on := c.build().on(b, dev)
+			defer on.release()
+			call := must(dev.Prepare(on.q.view, on.k.view, on.v.view, on.opt))(b)
+			out, err := call.Run(b.Context())
+			if errors.Is(err, backend.ErrUnsupported) {
+				b.Skip(err)
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer out.Release()
+			plan := must(call.Plan(b.Context()))(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				noError(b, call.RunInto(b.Context(), out))
+				noError(b, dev.Wait(b.Context()))
+			}
+			b.ReportMetric(float64(plan.FLOPs)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+		})
+	}
+}
+
+// Draw returns a random case, the same one for the same seed: one in three is small.
+func Draw(seed int) Case {
+	return rapid.Custom(func(t *rapid.T) Case {
+		if seed%3 == 0 {
+			return drawSmall(t, false)
+		}
+		return drawCase(t)
+	}).Example(seed)
+}
+
+// Operands are the operands of a case on a device, for tests that compare calls with each other.
+type Operands struct {
+	Q, K, V backend.Tensor
+	Options kernels.Options
+	memory  [3]flat // of Q, K and V
+}
+
+// Put uploads the operands of c in its layout, with NaN in the gaps.
+func (c Case) Put(tb testing.TB, dev *kernels.Device) Operands {
+	o := c.build().on(tb, dev)
+	return Operands{o.q.view, o.k.view, o.v.view, o.opt, [3]flat{o.q, o.k, o.v}}
+}
+
+// Unchanged returns an error if the F32 operands in host memory, or the gaps between their
+// elements, have changed since Put.
+func (o Operands) Unchanged() error {
+	for i, m := range o.memory {
+		if !m.all.OnHost() || m.all.DType() != backend.F32 {
+			continue
+		}
+		now, err := m.all.Float32s()
+		if err != nil {
+			continue // released
+		}
+		for n, x := range now {
+			if !sameNumber(x, m.before[n]) {
+				return fmt.Errorf("element %d of the memory of %c was %v and is now %v", n, "qkv"[i], m.before[n], x)
+			}
+		}
+	}
+	return nil
 }

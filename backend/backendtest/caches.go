@@ -75,18 +75,13 @@ func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 				return
 			}
 			b := c.build()
-			x := b.on(t, dev)
-			defer x.release()
-			got := x.mustRun(t, fused)
+			got := b.once(t, dev, fused)
 			bits.see(t, c, fused, got)
 			if err := b.compare(got); err != nil {
 				t.Fatalf("%v: %v", c, err)
 			}
 			c.PageSize = 0
-			whole := c.build().on(t, dev)
-			defer whole.release()
-			want := whole.mustRun(t, fused)
-			if err := differ(want, got); err != nil {
+			if err := differ(c.build().once(t, dev, fused), got); err != nil {
 				t.Fatalf("%v: in pages: %v", c, err)
 			}
 		})
@@ -281,12 +276,8 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 	t.Run("refused", func(t *testing.T) {
 		x := put(t, dev, filled(0, shape, backend.F32), Contiguous)
 		y := put(t, dev, filled(0, backend.Shape{2, 3, 5, 8}, backend.F32), Contiguous)
-		if err := dev.Copy(t.Context(), []backend.Tensor{x.view}, []backend.Tensor{y.view}); !errors.Is(err, backend.ErrShape) {
-			t.Errorf("another shape: %v", err)
-		}
-		if err := copyOne(x.view, x.view); !errors.Is(err, backend.ErrOverlap) {
-			t.Errorf("onto itself: %v", err)
-		}
+		wantError(t, "another shape", backend.ErrShape, dev.Copy(t.Context(), []backend.Tensor{x.view}, []backend.Tensor{y.view}))
+		wantError(t, "onto itself", backend.ErrOverlap, copyOne(x.view, x.view))
 		y.release()
 		x.release()
 		if err := copyOne(x.view, x.view); !errors.Is(err, backend.ErrOverlap) && !errors.Is(err, backend.ErrReleased) {
@@ -329,9 +320,7 @@ func testCopyInOrder(t *testing.T, dev *kernels.Device, c backend.Copier) {
 			t.Fatalf("element %d is %v, should be %v", i, got, want)
 		}
 	}
-	if err := dev.Copy(t.Context(), append(dst, y.view), append(src, row(0))); !errors.Is(err, backend.ErrShape) {
-		t.Errorf("a copy of another shape: %v", err)
-	}
+	wantError(t, "a copy of another shape", backend.ErrShape, dev.Copy(t.Context(), append(dst, y.view), append(src, row(0))))
 }
 
 // compareQ8 compares quantised rows with their source: within half a step, and exactly if the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -69,15 +70,9 @@ func testRefused(t *testing.T, dev *kernels.Device) {
 	t.Run("stages", func(t *testing.T) {
 		q := fresh(t, shape)
 		q.Release()
-		if _, err := dev.QK(t.Context(), q, q); !errors.Is(err, backend.ErrReleased) {
-			t.Errorf("qk: error is %v, should be %v", err, backend.ErrReleased)
-		}
-		if err := dev.Softmax(t.Context(), elsewhere, backend.Tensor{}, kernels.Options{Scale: new(1.0)}); !errors.Is(err, backend.ErrDevice) {
-			t.Errorf("softmax: error is %v, should be %v", err, backend.ErrDevice)
-		}
-		if _, err := dev.PV(t.Context(), elsewhere, fresh(t, backend.Shape{1, 2, 4, 4})); !errors.Is(err, backend.ErrDevice) {
-			t.Errorf("pv: error is %v, should be %v", err, backend.ErrDevice)
-		}
+		wantError(t, "qk", backend.ErrReleased, errorOf(dev.QK(t.Context(), q, q)))
+		wantError(t, "softmax", backend.ErrDevice, dev.Softmax(t.Context(), elsewhere, backend.Tensor{}, kernels.Options{Scale: new(1.0)}))
+		wantError(t, "pv", backend.ErrDevice, errorOf(dev.PV(t.Context(), elsewhere, fresh(t, backend.Shape{1, 2, 4, 4}))))
 	})
 }
 
@@ -218,9 +213,7 @@ func testRelease(t *testing.T, dev *kernels.Device) {
 		if err := <-done; err != nil && !errors.Is(err, backend.ErrReleased) {
 			t.Errorf("released in the middle: %v", err)
 		}
-		if err := runInto(t.Context(), dev, kernels.Result{O: o}, q, k, v, kernels.Options{}); !errors.Is(err, backend.ErrReleased) {
-			t.Errorf("after the release: error is %v, should be %v", err, backend.ErrReleased)
-		}
+		wantError(t, "after the release", backend.ErrReleased, runInto(t.Context(), dev, kernels.Result{O: o}, q, k, v, kernels.Options{}))
 	}
 }
 
@@ -240,14 +233,121 @@ func testClose(t *testing.T, h Harness) {
 	if err := <-done; err != nil && !errors.Is(err, backend.ErrClosed) {
 		t.Errorf("a call while the backend closes: %v", err)
 	}
-	if _, err := dev.Alloc(t.Context(), backend.F32, s); !errors.Is(err, backend.ErrClosed) {
-		t.Errorf("alloc after close: error is %v, should be %v", err, backend.ErrClosed)
-	}
-	if _, err := dev.Attention(t.Context(), x, x, x, kernels.Options{}); !errors.Is(err, backend.ErrClosed) {
-		t.Errorf("attention after close: error is %v, should be %v", err, backend.ErrClosed)
-	}
+	wantError(t, "alloc after close", backend.ErrClosed, errorOf(dev.Alloc(t.Context(), backend.F32, s)))
+	wantError(t, "attention after close", backend.ErrClosed, errorOf(dev.Attention(t.Context(), x, x, x, kernels.Options{})))
 	x.Release()
 	if err := dev.Close(); err != nil {
 		t.Errorf("second close: %v", err)
 	}
+}
+
+// testTransfer uploads and downloads tensors of every dtype, size and stride, and compares
+// their bits.
+func testTransfer(t *testing.T, dev *kernels.Device) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	for _, n := range []int{1, 2, 3, 5, 8, 255, 4097} {
+		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool} {
+			t.Run(fmt.Sprintf("%v %d", dtype, n), func(t *testing.T) {
+				host := randomHost(t, rng, dtype, backend.Shape{1, 1, n, 3})
+				uploaded := must(dev.Upload(t.Context(), host))(t)
+				defer uploaded.Release()
+				if uploaded.Shape() != host.Shape() || uploaded.DType() != dtype {
+					t.Fatalf("uploaded %v %v, got %v %v", dtype, host.Shape(), uploaded.DType(), uploaded.Shape())
+				}
+				sameElements(t, dev, host, uploaded)
+				// Views: every second row from row 1 on, the transpose, and one column.
+				for _, v := range []struct {
+					shape   backend.Shape
+					strides backend.Strides
+					offset  int
+				}{
+					{backend.Shape{1, 1, (n + 1) / 2, 2}, backend.Strides{0, 0, 2 * 3, 1}, 1},
+					{backend.Shape{1, 3, 1, n}, backend.Strides{0, 1, 0, 3}, 0},
+					{backend.Shape{2, 1, n, 1}, backend.Strides{0, 0, 3, 1}, 2},
+				} {
+					hv := must(host.View(v.shape, v.strides, v.offset))(t)
+					dv := must(dev.Upload(t.Context(), hv))(t)
+					sameElements(t, dev, hv, dv)
+					dv.Release()
+					if uploaded.IsContiguous() {
+						dv = must(uploaded.View(v.shape, v.strides, v.offset))(t)
+						sameElements(t, dev, hv, dv)
+					}
+				}
+			})
+		}
+	}
+	t.Run("into a strided host tensor", func(t *testing.T) {
+		uploaded := must(dev.FromFloat32(t.Context(), backend.F32, []float32{1, 2, 3, 4, 5, 6}, backend.Shape{1, 1, 2, 3}))(t)
+		defer uploaded.Release()
+		mem := make([]float32, 8)
+		host := must(backend.HostF32(mem, backend.Shape{1, 1, 1, 8}))(t)
+		view := must(host.View(backend.Shape{1, 1, 2, 3}, backend.Strides{0, 0, 1, 2}, 1))(t)
+		noError(t, dev.Download(t.Context(), view, uploaded))
+		if want := []float32{0, 1, 4, 2, 5, 3, 6, 0}; !slices.Equal(mem, want) {
+			t.Errorf("memory is %v, should be %v", mem, want)
+		}
+	})
+}
+
+// randomHost returns a tensor with random bits, without NaN.
+func randomHost(t testing.TB, rng *rand.Rand, dtype backend.DType, s backend.Shape) backend.Tensor {
+	t.Helper()
+	host := must(backend.AllocHost(dtype, s))(t)
+	switch dtype {
+	case backend.F32:
+		x, _ := host.Float32s()
+		for i := range x {
+			x[i] = float32(rng.NormFloat64())
+		}
+	case backend.Bool:
+		x, _ := host.Bools()
+		for i := range x {
+			x[i] = rng.IntN(2) == 0
+		}
+	default:
+		x, _ := host.Bits()
+		for i := range x {
+			x[i] = uint16(rng.IntN(1 << 14))
+		}
+	}
+	return host
+}
+
+// sameElements downloads uploaded and compares it with host, element by element.
+func sameElements(t *testing.T, dev *kernels.Device, host, uploaded backend.Tensor) {
+	t.Helper()
+	back := must(backend.AllocHost(host.DType(), host.Shape()))(t)
+	noError(t, dev.Download(t.Context(), back, uploaded))
+	want, got := walk(t, host), walk(t, back)
+	if !slices.Equal(want, got) {
+		t.Errorf("%v %v strides %v: came back different", host.DType(), host.Shape(), host.Strides())
+	}
+}
+
+// walk returns the elements of a host tensor of any dtype in row-major order.
+func walk(t *testing.T, h backend.Tensor) []float32 {
+	t.Helper()
+	out := make([]float32, h.Shape().Elements())
+	at := func(i int) int { return index(i, h.Shape(), h.Strides()) }
+	switch h.DType() {
+	case backend.F32:
+		x := must(h.Float32s())(t)
+		for i := range out {
+			out[i] = x[at(i)]
+		}
+	case backend.Bool:
+		x := must(h.Bools())(t)
+		for i := range out {
+			if x[at(i)] {
+				out[i] = 1
+			}
+		}
+	default:
+		x := must(h.Bits())(t)
+		for i := range out {
+			out[i] = float32(x[at(i)])
+		}
+	}
+	return out
 }

@@ -32,60 +32,45 @@ var mistakes = map[string]mistake{
 			*r = withBiasOf(b, r, batch, h, 0)
 		}
 	},
-	"one key too many after the diagonal": func(b *built, batch, h, i int, r *oracle.Row) {
-		c := *b
+	"one key too many after the diagonal": hiddenOf(func(c *built) {
 		if c.Options.Causal {
 			c.Options.Offset = moved(c.Options.Offset, 1)
 		}
-		r.Hidden = c.row(batch, h, i).Hidden
-	},
-	"window one too wide to the left": func(b *built, batch, h, i int, r *oracle.Row) {
-		c := *b
+	}),
+	"window one too wide to the left": hiddenOf(func(c *built) {
 		if w := c.Options.Window; w != nil {
 			c.Options.Window = &kernels.Window{Left: w.Left + 1, Right: w.Right}
 		}
-		r.Hidden = c.row(batch, h, i).Hidden
-	},
-	"lower right taken for upper left": func(b *built, batch, h, i int, r *oracle.Row) {
-		c := *b
+	}),
+	"lower right taken for upper left": hiddenOf(func(c *built) {
 		c.Options.Align = kernels.UpperLeft
-		r.Hidden = c.row(batch, h, i).Hidden
-	},
-	"klen of batch 0 for all": func(b *built, batch, h, i int, r *oracle.Row) {
-		c := *b
+	}),
+	"klen of batch 0 for all": hiddenOf(func(c *built) {
 		if k := c.Options.KLen; k != nil {
 			c.Options.KLen = make([]int, len(k))
 			for n := range k {
 				c.Options.KLen[n] = k[0]
 			}
 		}
-		r.Hidden = c.row(batch, h, i).Hidden
-	},
-	"mask forgotten": func(b *built, batch, h, i int, r *oracle.Row) {
-		c := *b
+	}),
+	"mask forgotten": hiddenOf(func(c *built) {
 		c.mask = nil
-		r.Hidden = c.row(batch, h, i).Hidden
-	},
-	"prefix one too long": func(b *built, batch, h, i int, r *oracle.Row) {
-		c := *b
+	}),
+	"prefix one too long": hiddenOf(func(c *built) {
+		prefix := c.Options.Prefix
 		c.Options.Prefix = nil
-		for _, n := range b.Options.Prefix {
+		for _, n := range prefix {
 			c.Options.Prefix = append(c.Options.Prefix, n+1)
 		}
-		r.Hidden = c.row(batch, h, i).Hidden
-	},
-	"prefix of batch 0 for all": func(b *built, batch, h, i int, r *oracle.Row) {
-		c := *b
+	}),
+	"prefix of batch 0 for all": hiddenOf(func(c *built) {
 		if c.Options.Prefix != nil {
 			c.Options.Prefix = c.Options.Prefix[:1]
 		}
-		r.Hidden = c.row(batch, h, i).Hidden
-	},
-	"segments forgotten": func(b *built, batch, h, i int, r *oracle.Row) {
-		c := *b
+	}),
+	"segments forgotten": hiddenOf(func(c *built) {
 		c.Options.QSegments, c.Options.KSegments = nil, nil
-		r.Hidden = c.row(batch, h, i).Hidden
-	},
+	}),
 	"keys that a short mask lacks are seen": func(b *built, batch, h, i int, r *oracle.Row) {
 		if hidden := r.Hidden; lacks(b.MaskShape, b.SeqK-1) {
 			r.Hidden = func(j int) bool { return !lacks(b.MaskShape, j) && hidden(j) }
@@ -173,6 +158,15 @@ var mistakes = map[string]mistake{
 	},
 }
 
+// hiddenOf takes what a row sees from a changed case.
+func hiddenOf(change func(c *built)) mistake {
+	return func(b *built, batch, h, i int, r *oracle.Row) {
+		c := *b
+		change(&c)
+		r.Hidden = c.row(batch, h, i).Hidden
+	}
+}
+
 // hiddenByBlock returns the keys that a block mask hides from a row when the block is looked up
 // at a wrong place.
 func hiddenByBlock(b *built, batch, h, i int, place func(row, column int) (int, int)) func(j int) bool {
@@ -209,26 +203,21 @@ func withBiasOf(b *built, r *oracle.Row, batch, h, i int) oracle.Row {
 }
 
 // solve computes a case as a backend does, with a mistake or without.
-func solve(b *built, wrong mistake) answer {
-	var a answer
-	for batch := range b.Batch {
-		for h := range b.Heads {
-			for i := range b.SeqQ {
-				r := b.row(batch, h, i)
-				if wrong != nil {
-					wrong(b, batch, h, i, &r)
-				}
-				ref := oracle.Solve(r)
-				for _, o := range ref.O {
-					a.o = append(a.o, b.DType.Round(float32(o)))
-				}
-				for _, w := range ref.Weights {
-					a.weights = append(a.weights, float32(w))
-				}
-				a.lse = append(a.lse, float32(ref.LSE))
-			}
+func solve(b *built, wrong mistake) (a answer) {
+	b.rows(func(_, batch, h, i int) {
+		r := b.row(batch, h, i)
+		if wrong != nil {
+			wrong(b, batch, h, i, &r)
 		}
-	}
+		ref := oracle.Solve(r)
+		for _, o := range ref.O {
+			a.o = append(a.o, b.DType.Round(float32(o)))
+		}
+		for _, w := range ref.Weights {
+			a.weights = append(a.weights, float32(w))
+		}
+		a.lse = append(a.lse, float32(ref.LSE))
+	})
 	return a
 }
 

@@ -234,10 +234,7 @@ func testSmallGradients(t *testing.T, dev *kernels.Device, n int) {
 	problems, elements := 0, [7]int{}
 	check(t, n, func(rt *rapid.T) {
 		problems++
-		of, err := checkGradients(t, dev, supported(dev, drawSmall(rt, true)))
-		if err != nil {
-			rt.Fatal(err)
-		}
+		of := must(checkGradients(t, dev, supported(dev, drawSmall(rt, true))))(rt)
 		for i := range of {
 			elements[i] += of[i].Considered
 		}

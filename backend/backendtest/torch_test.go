@@ -213,23 +213,15 @@ func TestTorch(t *testing.T) {
 		b := c.build()
 		on := b.on(t, dev)
 		defer on.release()
-		mine, err := on.run(t, weighed)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		mine := must(on.run(t, weighed))(rt)
 		problem := b.torchProblem()
-		given, err := peer.solve(problem)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		given := must(peer.solve(problem))(rt)
 		// NaN in keys and values that no row sees reaches PyTorch's results. Without it they
 		// are those of the rows that do not see it.
 		clean := given
 		if c.PoisonK != nil || c.PoisonV != nil {
 			problem.K, problem.V = raw(withoutNaN(b.k.data)), raw(withoutNaN(b.v.data))
-			if clean, err = peer.solve(problem); err != nil {
-				rt.Fatal(err)
-			}
+			clean = must(peer.solve(problem))(rt)
 		}
 		problems++
 		if problem.IsCausal {

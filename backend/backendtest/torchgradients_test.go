@@ -94,14 +94,8 @@ func TestTorchGradients(t *testing.T) {
 		on := c.build().on(t, dev)
 		defer on.release()
 		x := on.forward(t)
-		got, err := x.backward(t)
-		if err != nil {
-			rt.Fatal(err)
-		}
-		a, err := peer.gradients(on.built, x.do, x.dlse)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		got := must(x.backward(t))(rt)
+		a := must(peer.gradients(on.built, x.do, x.dlse))(rt)
 		sums := x.differentiate(x.do, x.dlse)
 		for _, of := range []struct {
 			name  string

@@ -29,14 +29,8 @@ func TestTorchMultiheadAttention(t *testing.T) {
 	check(t, draws(500, 500), func(rt *rapid.T) {
 		var here compared
 		l := drawTorchLayer(rt)
-		given, err := peer.solve(l.problem())
-		if err != nil {
-			rt.Fatal(err)
-		}
-		w, err := l.config.LoadSafetensors(bytes.NewReader(given.file), int64(len(given.file)), "")
-		if err != nil {
-			rt.Fatal(err)
-		}
+		given := must(peer.solve(l.problem()))(rt)
+		w := must(l.config.LoadSafetensors(bytes.NewReader(given.file), int64(len(given.file)), ""))(rt)
 		y, mine, err := l.run(t, dev, w)
 		if err != nil {
 			rt.Fatal(err)

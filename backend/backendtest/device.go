@@ -3,6 +3,7 @@ package backendtest
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -366,15 +367,22 @@ func (b *built) sequence(batch, i int) (n int, rows, keys span) {
 
 // eachRow calls f with the oracle's answer for every row; n counts rows.
 func (b *built) eachRow(f func(n, batch, h, i int, ref oracle.Answer)) {
-	n := 0
-	for batch := range b.Batch {
-		for h := range b.Heads {
-			for i := range b.SeqQ {
-				f(n, batch, h, i, oracle.Solve(b.row(batch, h, i)))
-				n++
-			}
-		}
+	b.rows(func(n, batch, h, i int) { f(n, batch, h, i, oracle.Solve(b.row(batch, h, i))) })
+}
+
+// rows calls f for every row; n counts them.
+func (b *built) rows(f func(n, batch, h, i int)) {
+	for n := range b.Batch * b.Heads * b.SeqQ {
+		f(n, n/b.SeqQ/b.Heads, n/b.SeqQ%b.Heads, n%b.SeqQ)
 	}
+}
+
+// once computes the case once.
+func (b *built) once(tb testing.TB, dev *kernels.Device, how how) answer {
+	tb.Helper()
+	on := b.on(tb, dev)
+	defer on.release()
+	return on.mustRun(tb, how)
 }
 
 // compare compares an answer with the oracle.
@@ -405,9 +413,15 @@ func (b *built) compare(a answer) error {
 	return cmp.Or(o.Err(), lse.Err(), weights.Err(), leak)
 }
 
+// ender is a test, a benchmark or a rapid property.
+type ender interface {
+	Helper()
+	Fatal(args ...any)
+}
+
 // must returns the result of a call, and ends the test when the call failed: must(f())(t).
-func must[T any](x T, err error) func(t testing.TB) T {
-	return func(t testing.TB) T {
+func must[T any](x T, err error) func(t ender) T {
+	return func(t ender) T {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -416,8 +430,19 @@ func must[T any](x T, err error) func(t testing.TB) T {
 	}
 }
 
+// errorOf returns the error of a call.
+func errorOf[T any](_ T, err error) error { return err }
+
+// wantError fails when the error of a call is not want.
+func wantError(t testing.TB, call string, want, err error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: error is %v, should be %v", call, err, want)
+	}
+}
+
 // noError ends the test when err is not nil.
-func noError(t testing.TB, err error) {
+func noError(t ender, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

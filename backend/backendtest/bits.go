@@ -1,10 +1,17 @@
 package backendtest
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"flag"
 	"fmt"
+	"io/fs"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -30,17 +37,13 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 
 	t.Run("same row in any batch", func(t *testing.T) {
 		b := base.build()
-		on := b.on(t, dev)
-		defer on.release()
-		whole := on.mustRun(t, fused)
+		whole := b.once(t, dev, fused)
 		rows := dims.Heads * dims.SeqQ
 		for batch := range dims.Batch {
 			alone := *b
 			alone.Batch = 1
 			alone.q, alone.k, alone.v = oneBatch(b.q, batch), oneBatch(b.k, batch), oneBatch(b.v, batch)
-			one := alone.on(t, dev)
-			got := one.mustRun(t, fused)
-			one.release()
+			got := alone.once(t, dev, fused)
 			n := rows * dims.ValueDim
 			sameBits(t, answer{o: whole.o[batch*n : (batch+1)*n], lse: whole.lse[batch*rows : (batch+1)*rows]}, got)
 		}
@@ -50,17 +53,13 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		b := base.build()
 		b.Batch, b.Heads, b.KVHeads = 1, 1, 1
 		b.q, b.k, b.v = oneHead(b.q), oneHead(b.k), oneHead(b.v)
-		on := b.on(t, dev)
-		defer on.release()
-		prefill := on.mustRun(t, fused)
+		prefill := b.once(t, dev, fused)
 		for _, i := range []int{0, 1, 31, 32, 63, 64, 69} {
 			one := *b
 			one.SeqQ = 1
 			one.Options.Offset = moved(b.Options.Offset, i)
 			one.q = operand{backend.Shape{1, 1, 1, b.Dim}, b.q.dtype, b.q.data[i*b.Dim : (i+1)*b.Dim]}
-			alone := one.on(t, dev)
-			decode := alone.mustRun(t, fused)
-			alone.release()
+			decode := one.once(t, dev, fused)
 			sameBits(t, answer{o: prefill.o[i*b.ValueDim : (i+1)*b.ValueDim], lse: prefill.lse[i : i+1]}, decode)
 		}
 	})
@@ -71,9 +70,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 			for _, layout := range []Layout{Contiguous, BSHD, Padded, Transposed} {
 				c := base
 				c.Layout, c.DType = layout, dtype
-				on := c.build().on(t, dev)
-				got := on.mustRun(t, fused)
-				on.release()
+				got := c.build().once(t, dev, fused)
 				if layout == Contiguous {
 					first = got
 				}
@@ -89,43 +86,29 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		dirty := clean
 		dirty.PoisonK = map[int]float32{290: float32(math.NaN()), 299: float32(math.Inf(1))}
 		dirty.PoisonV = map[int]float32{290: float32(math.NaN()), 295: float32(math.Inf(-1))}
-		var got [2]answer
-		for i, c := range []Case{clean, dirty} {
-			on := c.build().on(t, dev)
-			got[i] = on.mustRun(t, fused)
-			on.release()
-		}
-		sameBits(t, got[0], got[1])
+		sameBits(t, clean.build().once(t, dev, fused), dirty.build().once(t, dev, fused))
 	})
 
 	t.Run("keys in another order", func(t *testing.T) {
 		c := base
 		c.Options = kernels.Options{}
 		b := c.build()
-		on := b.on(t, dev)
-		defer on.release()
-		first := on.mustRun(t, fused)
+		first := b.once(t, dev, fused)
 		perm := rand.New(rand.NewPCG(1, 2)).Perm(dims.SeqK)
 		p := *b
 		p.k, p.v = permuteRows(b.k, perm), permuteRows(b.v, perm)
-		moved := p.on(t, dev)
-		defer moved.release()
-		near(t, b, first, moved.mustRun(t, fused), 0)
+		near(t, b, first, p.once(t, dev, fused), 0)
 	})
 
 	t.Run("a constant added to all scores", func(t *testing.T) {
 		needsAll(t, dev, "bias")
 		b := base.build()
-		on := b.on(t, dev)
-		defer on.release()
-		first := on.mustRun(t, fused)
+		first := b.once(t, dev, fused)
 		const constant = 3.5
 		c := *b
 		c.BiasShape = backend.Shape{1, 1, 1, 1}
 		c.bias = operand{c.BiasShape, backend.F32, []float32{constant}}
-		moved := c.on(t, dev)
-		defer moved.release()
-		near(t, &c, first, moved.mustRun(t, fused), constant)
+		near(t, &c, first, c.once(t, dev, fused), constant)
 	})
 
 	t.Run("the largest biases hide nothing", func(t *testing.T) {
@@ -133,18 +116,14 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		// They absorb any score, so that all scores are equal, as with a scale of 0.
 		equal := base
 		equal.Options.Scale, equal.Options.Softcap = new(float64), 0
-		on := equal.build().on(t, dev)
-		defer on.release()
-		want := on.mustRun(t, fused)
+		want := equal.build().once(t, dev, fused)
 		for _, shape := range []backend.Shape{{1, 1, 1, 1}, {1, dims.Heads, dims.SeqQ, dims.SeqK}} {
 			for _, bias := range []float32{-math.MaxFloat32, -backend.MaxBias, math.MaxFloat32} {
 				c := *base.build()
 				c.Options.Softcap = 0
 				c.BiasShape = shape
 				c.bias = operand{shape, backend.F32, slices.Repeat([]float32{bias}, shape.Elements())}
-				moved := c.on(t, dev)
-				got := moved.mustRun(t, fused)
-				moved.release()
+				got := c.once(t, dev, fused)
 				sameBits(t, answer{o: want.o}, answer{o: got.o})
 				for i, lse := range got.lse {
 					if exact := max(-backend.MaxBias, min(float64(bias), backend.MaxBias)); !(math.Abs(float64(lse)-exact) <= 4*0x1p-23*math.Abs(exact)) {
@@ -184,12 +163,10 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		for i := range b.v.data {
 			b.v.data[i] = 1
 		}
-		on := b.on(t, dev)
-		defer on.release()
 		// The errors of the weights cancel. Those of the two sums over the keys and of
 		// the division remain (package oracle).
 		bound := 0x1p-24 * (oracle.Lambda*math.Sqrt(float64(dims.SeqK))*17/4 + 4)
-		for i, x := range on.mustRun(t, fused).o {
+		for i, x := range b.once(t, dev, fused).o {
 			if !(math.Abs(float64(x)-1) <= bound) {
 				t.Fatalf("o[%d] is %v, all values are 1: off by more than %.3g", i, x, bound)
 			}
@@ -269,4 +246,83 @@ func permuteRows(o operand, perm []int) operand {
 		}
 	}
 	return p
+}
+
+var updateDigests = flag.Bool("update-digests", false, "write the digests of output bits instead of comparing them")
+
+// digests holds output bits to the ones recorded in a file of "digest case" lines. It shows
+// that a change meant to keep results keeps them to the bit. The zero value, for backends
+// without a file, compares nothing.
+type digests struct {
+	file  string
+	want  map[string]string // nil when nothing is recorded for this device
+	lines strings.Builder
+	seen  int
+}
+
+func readDigests(t *testing.T, file string) *digests {
+	d := &digests{file: file}
+	if file == "" || *updateDigests {
+		return d
+	}
+	raw, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return d
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.want = make(map[string]string)
+	for line := range strings.Lines(string(raw)) {
+		sum, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		d.want[name] = sum
+	}
+	return d
+}
+
+// see compares the bits of one answer.
+func (d *digests) see(t testing.TB, c Case, how how, a answer) {
+	t.Helper()
+	if d.file == "" {
+		return
+	}
+	name, sum := fmt.Sprintf("%s, weights %v", c.Name, how == staged), a.digest()
+	fmt.Fprintf(&d.lines, "%s %s\n", sum, name)
+	d.seen++
+	switch want, ok := d.want[name]; {
+	case d.want == nil:
+	case !ok:
+		t.Errorf("%s has no digest for %q: run the test with -update-digests", d.file, name)
+	case sum != want:
+		t.Errorf("the output bits changed: digest %s, recorded %s", sum, want)
+	}
+}
+
+// finish writes the file with -update-digests; otherwise it reports whether anything was compared.
+func (d *digests) finish(t *testing.T) {
+	switch {
+	case *updateDigests:
+		noError(t, os.WriteFile(d.file, []byte(d.lines.String()), 0o644))
+	case d.want == nil:
+		t.Skipf("no digests are recorded for this device: -update-digests writes %s", d.file)
+	default:
+		t.Logf("%d of %d recorded digests compared", d.seen, len(d.want))
+	}
+}
+
+// digest returns the first 64 bits of the SHA-256 of all outputs; all NaN count as one.
+func (a answer) digest() string {
+	h := sha256.New()
+	var word [4]byte
+	for _, part := range [][]float32{a.o, a.lse, a.weights} {
+		for _, x := range part {
+			bits := math.Float32bits(x)
+			if x != x {
+				bits = 0x7fc00000
+			}
+			binary.LittleEndian.PutUint32(word[:], bits)
+			h.Write(word[:])
+		}
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)[:8])
 }
