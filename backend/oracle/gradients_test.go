@@ -8,12 +8,16 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// small is a problem of two query heads that share a key head.
+// small is a problem of two query heads that share a key head. Its numbers, and their gradients, are in the
+// order of names; those of an option are nil without it.
 type small struct {
-	q, k, v, bias, relative, slopes, sinks, do, dlse []float32
-	softcap                                          float32
-	causal, drop                                     bool
+	x            [7][]float32
+	do, dlse     []float32
+	softcap      float32
+	causal, drop bool
 }
+
+var names = [7]string{"q", "k", "v", "bias", "relative", "slopes", "sinks"}
 
 const heads, rows, keys, dim, valueDim = 2, 3, 5, 4, 2
 
@@ -28,60 +32,54 @@ func drawSmall(seed uint64) *small {
 		return x
 	}
 	return &small{
-		q: draw(heads * rows * dim), k: draw(keys * dim), v: draw(keys * valueDim),
+		x:  [7][]float32{draw(heads * rows * dim), draw(keys * dim), draw(keys * valueDim)},
 		do: draw(heads * rows * valueDim), dlse: draw(heads * rows),
 	}
 }
 
 // eachRow calls f with every row, and the gradients to which it adds.
-func (s *small) eachRow(g *smallGradients, f func(n int, r Row, to RowGradients)) {
+func (s *small) eachRow(f func(n int, r Row, to RowGradients)) (g [7][]Sum) {
+	for n, x := range s.x {
+		g[n] = make([]Sum, len(x))
+	}
+	bias, relative, slopes, sinks := s.x[3], s.x[4], s.x[5], s.x[6]
 	for n := range heads * rows {
 		h, i := n/rows, n%rows
-		r := Row{Q: s.q[n*dim:][:dim], K: s.k, V: s.v, Dv: valueDim, Scale: 0.75, Softcap: s.softcap}
-		to := RowGradients{DQ: g.q[n*dim:][:dim], DK: g.k, DV: g.v}
+		r := Row{Q: s.x[0][n*dim:][:dim], K: s.x[1], V: s.x[2], Dv: valueDim, Scale: 0.75, Softcap: s.softcap}
+		to := RowGradients{DQ: g[0][n*dim:][:dim], DK: g[1], DV: g[2]}
 		r.Hidden = func(j int) bool { return s.causal && j > i || n == 4 } // row 4 sees nothing
-		if s.bias != nil {                                                 // shared by the rows
-			r.Bias = func(j int) float64 { return float64(s.bias[h*keys+j]) }
-			to.DBias = func(j int) *Sum { return &g.bias[h*keys+j] }
+		if bias != nil {                                                   // shared by the rows
+			r.Bias = func(j int) float64 { return float64(bias[h*keys+j]) }
+			to.DBias = func(j int) *Sum { return &g[3][h*keys+j] }
 		}
-		if s.relative != nil { // shared by the heads
-			r.Relative = func(j int) float64 { return float64(s.relative[j-i+rows-1]) }
-			to.DRelative = func(j int) *Sum { return &g.relative[j-i+rows-1] }
+		if relative != nil { // shared by the heads
+			r.Relative = func(j int) float64 { return float64(relative[j-i+rows-1]) }
+			to.DRelative = func(j int) *Sum { return &g[4][j-i+rows-1] }
 		}
-		if s.slopes != nil {
-			r.Slope, r.Distance = float64(s.slopes[h]), func(j int) float64 { return math.Abs(float64(i - j)) }
-			to.DSlope = &g.slopes[h]
+		if slopes != nil {
+			r.Slope, r.Distance = float64(slopes[h]), func(j int) float64 { return math.Abs(float64(i - j)) }
+			to.DSlope = &g[5][h]
 		}
-		if s.sinks != nil {
-			r.Sink, to.DSink = &s.sinks[h], &g.sinks[h]
+		if sinks != nil {
+			r.Sink, to.DSink = &sinks[h], &g[6][h]
 		}
 		if s.drop {
 			r.Keeps, r.KeepFactor = func(j int) bool { return (n+j)%3 > 0 }, 1.5
 		}
 		f(n, r, to)
 	}
+	return g
 }
 
-type smallGradients struct{ q, k, v, bias, relative, slopes, sinks []Sum }
-
-// zeros returns gradients to which no row has added.
-func (s *small) zeros() smallGradients {
-	sums := func(x []float32) []Sum { return make([]Sum, len(x)) }
-	return smallGradients{sums(s.q), sums(s.k), sums(s.v), sums(s.bias), sums(s.relative), sums(s.slopes), sums(s.sinks)}
-}
-
-func (s *small) differentiate() smallGradients {
-	g := s.zeros()
-	s.eachRow(&g, func(n int, r Row, to RowGradients) {
+func (s *small) differentiate() [7][]Sum {
+	return s.eachRow(func(n int, r Row, to RowGradients) {
 		Differentiate(r, s.do[n*valueDim:][:valueDim], s.dlse[n], to)
 	})
-	return g
 }
 
 // loss returns Σ do·o + dlse·lse.
 func (s *small) loss() (sum float64) {
-	g := s.zeros()
-	s.eachRow(&g, func(n int, r Row, _ RowGradients) {
+	s.eachRow(func(n int, r Row, _ RowGradients) {
 		a := Solve(r)
 		for x, o := range a.O {
 			sum += float64(s.do[n*valueDim+x]) * o
@@ -93,53 +91,39 @@ func (s *small) loss() (sum float64) {
 	return sum
 }
 
-// TestDifferentiate: the gradients are the central differences of Solve, with every combination
-// of the options.
+// TestDifferentiate: the gradients are the central differences of Solve, with every combination of the
+// options.
 func TestDifferentiate(t *testing.T) {
 	const set = 1 << 7
 	for options := range set {
-		has := func(bit int) bool { return options>>bit&1 > 0 }
 		s := drawSmall(uint64(options))
-		extra := drawSmall(set).q
-		s.causal, s.drop = has(0), has(1)
-		if has(2) {
+		extra := drawSmall(set).x[0]
+		s.causal, s.drop = options&1 > 0, options&2 > 0
+		if options&4 > 0 {
 			s.softcap = 1.5
 		}
-		if has(3) {
-			s.bias = extra[:heads*keys]
+		for n, x := range [][]float32{extra[:heads*keys], extra[heads*keys:][:rows+keys-1], {0.5, -0.25}, {0.75, -1.5}} {
+			if options>>(3+n)&1 > 0 {
+				s.x[3+n] = x
+			}
 		}
-		if has(4) {
-			s.relative = extra[heads*keys:][:rows+keys-1]
-		}
-		if has(5) {
-			s.slopes = []float32{0.5, -0.25}
-		}
-		if has(6) {
-			s.sinks = []float32{0.75, -1.5}
-		}
-		g := s.differentiate()
-		for _, of := range []struct {
-			name string
-			x    []float32
-			sums []Sum
-		}{{"dq", s.q, g.q}, {"dk", s.k, g.k}, {"dv", s.v, g.v}, {"dbias", s.bias, g.bias}, {"drelative", s.relative, g.relative},
-			{"dslopes", s.slopes, g.slopes}, {"dsinks", s.sinks, g.sinks}} {
-			for i, at := range of.x {
+		for n, sums := range s.differentiate() {
+			for i, at := range s.x[n] {
 				// The error of this difference is of fourth order in h.
 				const h = 0x1p-10
 				loss := func(steps float32) float64 {
-					of.x[i] = at + steps*h
+					s.x[n][i] = at + steps*h
 					return s.loss()
 				}
 				want := (8*(loss(1)-loss(-1)) - (loss(2) - loss(-2))) / (12 * h)
-				of.x[i] = at
-				if got := of.sums[i].Value; !(math.Abs(got-want) <= 1e-9) {
-					t.Errorf("options %07b: %s[%d] is %v, the difference of the loss %v", options, of.name, i, got, want)
+				s.x[n][i] = at
+				if got := sums[i].Value; !(math.Abs(got-want) <= 1e-9) {
+					t.Errorf("options %07b: d%s[%d] is %v, the difference of the loss %v", options, names[n], i, got, want)
 				}
 				// Where no row adds, the gradient is exactly 0.
-				bound, none := of.sums[i].Bound(backend.F32), of.sums[i] == Sum{}
+				bound, none := sums[i].Bound(backend.F32), sums[i] == Sum{}
 				if none != (bound == 0) || !(bound >= 0 && bound < 1e-3) {
-					t.Errorf("options %07b: the bound of %s[%d] is %v: not what a float32 check can use", options, of.name, i, bound)
+					t.Errorf("options %07b: the bound of d%s[%d] is %v: not what a float32 check can use", options, names[n], i, bound)
 				}
 			}
 		}
@@ -157,13 +141,13 @@ func TestDifferentiateEdges(t *testing.T) {
 	}{
 		{"NaN in a row that sees nothing", func(s *small) {
 			for i := range dim {
-				s.q[4*dim+i] = nan
+				s.x[0][4*dim+i] = nan
 			}
 			s.do[4*valueDim], s.dlse[4] = nan, nan
 		}, false, false},
-		{"NaN in the last key, which only rows 2 and 5 see", func(s *small) { s.k[2*dim] = nan }, false, true},
-		{"NaN in the last value", func(s *small) { s.v[2*valueDim] = nan }, false, true},
-		{"NaN in a key that no row sees", func(s *small) { s.k[4*dim], s.v[4*valueDim] = nan, nan }, false, false},
+		{"NaN in the last key, which only rows 2 and 5 see", func(s *small) { s.x[1][2*dim] = nan }, false, true},
+		{"NaN in the last value", func(s *small) { s.x[2][2*valueDim] = nan }, false, true},
+		{"NaN in a key that no row sees", func(s *small) { s.x[1][4*dim], s.x[2][4*valueDim] = nan, nan }, false, false},
 		{"Inf in do of row 0", func(s *small) { s.do[0] = float32(math.Inf(1)) }, true, true},
 		{"NaN in dlse of row 0", func(s *small) { s.dlse[0] = nan }, true, true},
 	} {
@@ -177,9 +161,9 @@ func TestDifferentiateEdges(t *testing.T) {
 				t.Errorf("%s: %s is %v, %v without it", c.name, name, got, want)
 			}
 		}
-		same("dq", got.q[0], clean.q[0], c.dq)
-		same("dk", got.k[0], clean.k[0], c.dk)
-		if x := got.k[4*dim]; x != (Sum{}) {
+		same("dq", got[0][0], clean[0][0], c.dq)
+		same("dk", got[1][0], clean[1][0], c.dk)
+		if x := got[1][4*dim]; x != (Sum{}) {
 			t.Errorf("%s: dk of a key that no row sees is %v", c.name, x)
 		}
 	}
@@ -204,15 +188,15 @@ func TestBoundOfGradients(t *testing.T) {
 		c := *s
 		wrong(&c)
 		var worst Worst
-		for i, x := range c.differentiate().q {
-			worst.See(x.Value, right.q[i].Value, right.q[i].Bound(backend.F32), func() string { return name })
+		for i, x := range c.differentiate()[0] {
+			worst.See(x.Value, right[0][i].Value, right[0][i].Bound(backend.F32), func() string { return name })
 		}
 		if worst.Err() == nil {
 			t.Errorf("%s is off by %v of the bound", name, worst.Off)
 		}
 	}
 	for _, out := range []backend.DType{backend.F16, backend.BF16} {
-		if x := right.k[0]; x.Bound(out) <= x.Bound(backend.F32) {
+		if x := right[1][0]; x.Bound(out) <= x.Bound(backend.F32) {
 			t.Errorf("the bound of %v is no larger than that of f32", out)
 		}
 	}
