@@ -88,8 +88,8 @@ func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 	}
 }
 
-// quantise rounds rows to Q8 until they no longer change: a scale times 127 divided by 127 may
-// be a neighbour of the scale.
+// quantise rounds rows to Q8 until they no longer change. Once is not enough: 127 times a scale, divided by
+// 127, may differ from the scale in its last bit.
 func (o *operand) quantise() {
 	row, before := make([]byte, 4+o.shape[3]), make([]float32, o.shape[3])
 	for i := 0; i < len(o.data); i += o.shape[3] {

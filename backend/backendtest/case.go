@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Layout is the memory layout of an operand. All but the first have gaps, which are filled
-// with NaN before the call and must not change.
+// Layout is the memory layout of an operand. Gaps between rows are filled with NaN before the call and must
+// not change.
 type Layout int
 
 const (

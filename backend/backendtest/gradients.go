@@ -43,8 +43,8 @@ func (b *built) gradientType(n int) backend.DType {
 	return [3]operand{b.q, b.k, b.v}[n].dtype
 }
 
-// loss draws the gradients of the outputs, NaN in rows whose lse is -Inf. Every third case
-// has no dlse, and every fifth do in float32.
+// loss draws do and dlse, the gradients of the outputs. They are NaN in rows whose lse is -Inf. Every third
+// case has no dlse. Every fifth case has a do in float32, the others have it in the dtype of q.
 func (b *built) loss(lse []float32) (do, dlse operand) {
 	rng := rand.New(rand.NewPCG(b.Seed, 0x67726164))
 	draw := func(last int, dtype backend.DType) operand {
@@ -335,8 +335,8 @@ func testGradientsInBatch(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// testGradientsOfRanges: with the result over all keys, calls over ranges of the keys have the
-// same bits of dk and dv as one call, and their parts of the other gradients add up.
+// testGradientsOfRanges computes gradients over spans of the keys with the result over all keys. dk and dv
+// have the bits of one call, and the other gradients of the spans add up to those of one call.
 func testGradientsOfRanges(t *testing.T, dev *kernels.Device) {
 	c := Case{Name: "ranges", Dims: dims(2, 2, 1, 70, 300, 16, 12), Seed: 4, Options: kernels.Options{Causal: true, Offset: []int{230},
 		ALiBi: slopes(2), Dropout: backend.Dropout{P: 0.2, Seed: 7}}}
@@ -401,7 +401,7 @@ func testGradientsOfRanges(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// testGradientsAdd: Add adds, and errors are those of the contract.
+// testGradientsAdd tests Gradients.Add, and the errors that the contract states.
 func testGradientsAdd(t *testing.T, dev *kernels.Device) {
 	c := Case{Name: "add", Dims: dims(2, 4, 2, 37, 75, 16, 12), Options: kernels.Options{Causal: true}, Seed: 2}
 	on := c.build().on(t, dev)

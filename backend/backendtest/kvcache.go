@@ -15,8 +15,8 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// history is a few sequences with drawn tokens, and a record of the keys and values that a
-// cache should have for them, rotated and rounded.
+// history is a few sequences of random tokens. It records the keys and values that a cache should hold for
+// them, rotated and rounded.
 type history struct {
 	dev   *kernels.Device
 	dims  kernels.Dims // of heads and head sizes
@@ -67,7 +67,7 @@ func (s *history) read(t *testing.T, x backend.Tensor) []float32 {
 	return read(t, s.dev, x)
 }
 
-// turned returns x, a tensor of o, rotated by its positions and rounded to dtype.
+// turned returns o rotated by its positions and rounded to dtype. x is o on the device.
 func (s *history) turned(t *testing.T, o operand, x backend.Tensor, from []int, dtype backend.DType) operand {
 	t.Helper()
 	if s.rope == nil {
@@ -346,8 +346,8 @@ func (s *history) attendWindow(t *testing.T, of []int, n int, c nn.KVCache, opt 
 	s.attend(t, of, n, windowed{c}, kvcache.CallOptions{Options: kernels.Options{Window: &kernels.Window{Left: w - 1}}, Count: count}, 0)
 }
 
-// windowed removes the window, which is for the oracle, from the options of a cache that
-// has one.
+// windowed removes the window from the options of a call: the cache has its own, and attend gives the
+// option to the oracle alone.
 type windowed struct{ nn.KVCache }
 
 func (c windowed) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt kvcache.CallOptions) error {

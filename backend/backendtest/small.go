@@ -21,7 +21,7 @@ import (
 // drawing draws named numbers.
 type drawing struct{ *rapid.T }
 
-// n draws a number from lo to hi, of draws the number at the ends.
+// n draws a number from lo to hi.
 func (t drawing) n(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t.T, name) }
 
 // one draws one of a few values.
@@ -30,7 +30,7 @@ func one[E any](t drawing, name string, of ...E) E { return rapid.SampledFrom(of
 // every is true in one of n draws.
 func (t drawing) every(n int, name string) bool { return t.n(name, 1, n) == n }
 
-// drawSmall draws a small problem, with int8 keys and pages unless it is to be differentiated.
+// drawSmall draws a small problem. One that is not differentiated may have Q8 keys and pages.
 func drawSmall(rt *rapid.T, differentiable bool) Case {
 	t := drawing{rt}
 	f32, f16, bf16 := backend.F32, backend.F16, backend.BF16
@@ -71,7 +71,7 @@ func drawSmall(rt *rapid.T, differentiable bool) Case {
 	return c
 }
 
-// pack makes one batch of packed sequences: they are cut anywhere, or one has everything.
+// pack turns the batch into packed sequences of any lengths. In every other draw one has all rows and keys.
 func (c *Case) pack(t drawing) {
 	c.Batch = 1
 	n := t.n("sequences", 1, 4)

@@ -175,7 +175,7 @@ func testProject(t *testing.T, dev *kernels.Device, dtype backend.DType, bias bo
 // with many options.
 func testScores(t *testing.T, dev *kernels.Device) {
 	if !implements[backend.Scorer](dev) {
-		t.Skip("the backend gives no scores out")
+		t.Skipf("%s has no scores", dev.Info().Name)
 	}
 	var cases []Case
 	for n, c := range append(Cases(), Pairs()...) {

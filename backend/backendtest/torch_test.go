@@ -195,7 +195,7 @@ func (c compared) String() string {
 
 // TestTorch compares the CPU backend and the oracle with PyTorch's scaled_dot_product_attention
 // in float64 on random problems, which have neither a softcap nor dropout: it has no softcap, and
-// other random bits. The CPU backend is within the oracle's bound of PyTorch's result, the oracle
+// different random bits. The CPU backend is within the oracle's bound of PyTorch's result, the oracle
 // within the bound of float64. What PyTorch does differently is required, counted and printed.
 func TestTorch(t *testing.T) {
 	peer := startTorch(t)

@@ -13,9 +13,9 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// poisoned is a backend under test. It fills memory with NaN when it is allocated, and the outputs
-// of a call before the call, so that an element that no call writes is found. It needs a
-// backend.Copier for that.
+// poisoned is a backend under test. It fills new memory with NaN, and the outputs of a call before the
+// call: an element that no call writes stays NaN, and the comparison finds it. Only a backend that
+// implements backend.Copier can be filled.
 type poisoned struct {
 	backend.Backend
 	nan         backend.Tensor // one element
@@ -29,8 +29,8 @@ func (h *Harness) underTest(t testing.TB, be backend.Backend) *kernels.Device {
 	return kernels.NewDevice(&poisoned{be, nan, h.Unsupported})
 }
 
-// implements reports whether the backend of dev implements T. The backend that poisons
-// implements everything.
+// implements reports whether the backend of dev implements T. It asks the backend behind poisoned, which
+// has every method.
 func implements[T any](dev *kernels.Device) bool {
 	be := dev.Backend()
 	if p, ok := be.(*poisoned); ok {
@@ -49,7 +49,7 @@ func with[T any](p *poisoned, f func(be T) error) error {
 	return f(be)
 }
 
-// fill fills tensors with NaN as far as it can: the call then names what is wrong with them.
+// fill fills tensors with NaN. It ignores those that it cannot fill, because the call reports them.
 func (p *poisoned) fill(ctx context.Context, tensors ...backend.Tensor) {
 	c, ok := p.Backend.(backend.Copier)
 	for _, t := range tensors {
@@ -122,7 +122,7 @@ func (p *poisoned) Project(ctx context.Context, y, x, w, bias backend.Tensor) er
 	})
 }
 
-// Rotate may be in place, and a copy may read what an earlier one wrote.
+// Rotate and Copy fill nothing: Rotate may be in place, and a copy may read what an earlier copy wrote.
 
 func (p *poisoned) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
 	return with(p, func(be backend.Rotator) error { return be.Rotate(ctx, y, x, cos, sin, how) })
