@@ -2,8 +2,13 @@ package backend
 
 import (
 	"fmt"
+	"math"
+	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/seed90331342/attn/backend/internal/limits"
 )
 
 // Memory is a span of memory that one device owns and that tensors are views of. Backends
@@ -168,4 +173,90 @@ func (p *Pinned) Unpin() {
 		p.mem[i] = nil
 	}
 	p.n = 0
+}
+
+// Go ends a program whose allocation fails, and Linux kills one that exceeds the memory of its control
+// group. Allocations whose size follows from a caller's input therefore go through Make or CheckMemory.
+//
+// What the process uses is read again after each memoryStep of requests.
+const memoryStep = 16 << 20
+
+// tightest is replaced by tests.
+var tightest = limits.Tightest
+
+// memory is locked until the memory of a request is mapped.
+var memory struct {
+	sync.Mutex
+	granted int64 // since the use was read
+}
+
+// CheckMemory returns ErrMemory when the process cannot have that many bytes more. The error names the
+// bytes, those available and the limit. A negative number is too many.
+func CheckMemory(bytes int64) error {
+	memory.Lock()
+	defer memory.Unlock()
+	return grant(bytes)
+}
+
+// Make returns make([]T, n), or ErrMemory as CheckMemory does. A negative n is too many.
+func Make[T any](n int) ([]T, error) {
+	bytes := int64(-1)
+	if size := int64(max(unsafe.Sizeof(*new(T)), 1)); n >= 0 && int64(n) <= math.MaxInt64/size {
+		bytes = int64(n) * size
+	}
+	memory.Lock()
+	defer memory.Unlock()
+	if err := grant(bytes); err != nil {
+		return nil, err
+	}
+	return make([]T, n), nil
+}
+
+func grant(bytes int64) error {
+	if f := injected.Load(); f != nil && f.requests.Add(1) == f.nth {
+		return fmt.Errorf("%d bytes requested, a test refuses them: %w", bytes, ErrMemory)
+	}
+	if bytes >= 0 && memory.granted+bytes < memoryStep {
+		memory.granted += bytes
+		return nil
+	}
+	l, free := tightest()
+	if 0 <= bytes && free < bytes && bytes < l.Max {
+		debug.FreeOSMemory()
+		l, free = tightest()
+	}
+	if bytes < 0 || free < bytes {
+		count := fmt.Sprint(bytes)
+		if bytes < 0 {
+			count = "2^63 or more"
+		}
+		return fmt.Errorf("%s bytes requested, %d available, %s is %d: %w", count, free, l.Name, l.Max, ErrMemory)
+	}
+	memory.granted = 0
+	return nil
+}
+
+// fault is what FailMemory injects.
+type fault struct {
+	nth      int64
+	requests atomic.Int64
+}
+
+var injected atomic.Pointer[fault]
+
+// FailMemory makes the nth request of Make or CheckMemory from now on fail, for tests; 0 counts requests
+// only. stop ends this and returns the number of requests.
+func FailMemory(nth int) (stop func() int) {
+	f := &fault{nth: int64(nth)}
+	injected.Store(f)
+	return func() int {
+		injected.Store(nil)
+		return int(f.requests.Load())
+	}
+}
+
+// HostMemory returns how many bytes the process can have more, and the lowest limit, whatever is in use.
+func HostMemory() (free, limit int64) {
+	_, free = tightest()
+	return free, limits.Lowest()
 }

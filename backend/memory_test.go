@@ -1,0 +1,178 @@
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend/internal/limits"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// withFree sets a limit of 1 GiB that leaves free bytes.
+func withFree(t *testing.T, free func() int64) {
+	t.Cleanup(func() { tightest, memory.granted = limits.Tightest, 0 })
+	tightest, memory.granted = func() (limits.Limit, int64) { return limits.Limit{Name: "GOMEMLIMIT", Max: gib}, free() }, 0
+}
+
+func TestCheckMemory(t *testing.T) {
+	left := int64(100 * mib)
+	withFree(t, func() int64 { return left })
+	for _, c := range []struct {
+		why   string
+		bytes int64
+		ok    bool
+	}{
+		{"nothing", 0, true}, {"what is there", 100 * mib, true}, {"a byte more", 100*mib + 1, false},
+		{"a negative number", -1, false}, {"any number", math.MaxInt64, false}, {"a small one", memoryStep - 1, true},
+	} {
+		err := CheckMemory(c.bytes)
+		if (err == nil) != c.ok || err != nil && !errors.Is(err, ErrMemory) {
+			t.Errorf("%s: %v", c.why, err)
+		}
+	}
+	want := "2000000000 bytes requested, 104857600 available, GOMEMLIMIT is 1073741824: out of memory"
+	if err := CheckMemory(2_000_000_000); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+
+	// Small requests are compared with the limits once their sum reaches a step.
+	left, memory.granted = 0, 0
+	granted := 0
+	for CheckMemory(mib) == nil {
+		granted++
+	}
+	if granted != memoryStep/mib-1 {
+		t.Errorf("%d small requests granted at a limit that is reached, want %d", granted, memoryStep/mib-1)
+	}
+	left = 100 * mib // for example because a caller released memory
+	if err := CheckMemory(mib); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCheckCollectsGarbage(t *testing.T) {
+	collected := false
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	before := stats.NumForcedGC
+	withFree(t, func() int64 {
+		runtime.ReadMemStats(&stats)
+		if collected = stats.NumForcedGC > before; collected {
+			return 100 * mib
+		}
+		return 0
+	})
+	if err := CheckMemory(100 * mib); err != nil || !collected {
+		t.Errorf("%v, garbage collected: %v", err, collected)
+	}
+}
+
+func TestMake(t *testing.T) {
+	withFree(t, func() int64 { return 100 * mib })
+	for _, n := range []int{-1, math.MinInt, math.MaxInt, math.MaxInt / 8, math.MaxInt/8 + 1, 20 * mib} {
+		if s, err := Make[float64](n); !errors.Is(err, ErrMemory) || s != nil {
+			t.Errorf("%d: %d elements, %v", n, len(s), err)
+		}
+	}
+	for _, n := range []int{0, 1, 3 * mib} {
+		if s, err := Make[float64](n); err != nil || len(s) != n {
+			t.Errorf("%d: %d elements, %v", n, len(s), err)
+		}
+	}
+	if s, err := Make[struct{}](7); err != nil || len(s) != 7 {
+		t.Errorf("no bytes: %d elements, %v", len(s), err)
+	}
+}
+
+func TestFailMemory(t *testing.T) {
+	stop := FailMemory(2)
+	_, first := Make[byte](1)
+	second := CheckMemory(1)
+	third := CheckMemory(1)
+	if first != nil || !errors.Is(second, ErrMemory) || third != nil {
+		t.Errorf("%v, %v, %v, want the second alone to fail", first, second, third)
+	}
+	if n := stop(); n != 3 {
+		t.Errorf("%d requests, want 3", n)
+	}
+	if err := CheckMemory(1); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestGoMemoryLimit shows that a request observes the limit of Go's runtime.
+func TestGoMemoryLimit(t *testing.T) {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(512 * mib))
+	if err := CheckMemory(gib); !errors.Is(err, ErrMemory) || !strings.Contains(err.Error(), "GOMEMLIMIT is 536870912") {
+		t.Errorf("%v, want GOMEMLIMIT", err)
+	}
+	if free, limit := HostMemory(); limit != 512*mib || free > 512*mib {
+		t.Errorf("limit %d, free %d", limit, free)
+	}
+}
+
+const limitedChild = "ATTN_LIMITED_CHILD"
+
+// TestUlimit fills a process that ulimit limits: the requests end with ErrMemory, not with the process, and
+// what is released can be requested again.
+func TestUlimit(t *testing.T) {
+	if os.Getenv(limitedChild) != "" {
+		fill(t)
+		return
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "-race" && s.Value == "true" {
+				t.Skip("the race detector maps more than any limit")
+			}
+		}
+	}
+	for _, limit := range []string{"-v 2500000", "-d 1048576"} {
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", "ulimit "+limit+" && exec \"$0\" -test.run='^TestUlimit$'", os.Args[0])
+		cmd.Env = append(os.Environ(), limitedChild+"=1")
+		out, err := cmd.CombinedOutput()
+		if runtime.GOOS != "linux" {
+			t.Skipf("limits of processes are read on Linux only: %v", err)
+		}
+		if err != nil || !strings.Contains(string(out), "ulimit "+limit[:2]+" is") {
+			t.Errorf("ulimit %s: %v\n%.2000s", limit, err, out)
+		}
+	}
+}
+
+func fill(t *testing.T) {
+	for _, bytes := range []int{4 * mib, 30 * mib, 200 * mib} {
+		var err error
+		var all [2]int
+		for turn := range all {
+			var held [][]byte
+			for err = nil; err == nil; {
+				var b []byte
+				b, err = Make[byte](bytes)
+				held = append(held, b)
+			}
+			all[turn] = len(held) - 1
+		}
+		fmt.Println(bytes, all, err)
+		if !errors.Is(err, ErrMemory) || all[0] == 0 || all[1] < all[0]/2 {
+			t.Errorf("%d bytes: granted %d times, then %d: %v", bytes, all[0], all[1], err)
+		}
+	}
+}
+
+func BenchmarkLimits(b *testing.B) {
+	for b.Loop() {
+		_ = CheckMemory(memoryStep)
+	}
+}
