@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/report"
@@ -16,7 +15,7 @@ import (
 func TestOnTheCPU(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
 	defer dev.Close()
-	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+	for _, dtype := range []kernels.DType{kernels.F32, kernels.F16, kernels.BF16} {
 		r, err := bench.Run(t.Context(), []*kernels.Device{dev}, bench.Config{Series: []bench.Series{{
 			Seqs: []int{64, 100}, Batch: 2, Heads: 2, KVHeads: 1, Dim: 16, Causal: true, DType: dtype}}})
 		if err != nil {
@@ -63,7 +62,7 @@ func BenchmarkAttention(b *testing.B) {
 
 func attention(b *testing.B, be *cpu.Backend, c bench.Case) {
 	ctx, dev := b.Context(), kernels.NewDevice(be)
-	q, err := dev.Alloc(ctx, c.DType, backend.Shape{c.Batch, c.Heads, c.SeqK, c.Dim})
+	q, err := dev.Alloc(ctx, c.DType, kernels.Shape{c.Batch, c.Heads, c.SeqK, c.Dim})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -17,8 +16,8 @@ type Case struct {
 }
 
 // dims returns the lengths of the call.
-func (c Case) dims() backend.Dims {
-	d := backend.Dims{Batch: c.Batch, Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: c.SeqQ, SeqK: c.SeqK, Dim: c.Dim, ValueDim: c.Dim}
+func (c Case) dims() kernels.Dims {
+	d := kernels.Dims{Batch: c.Batch, Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: c.SeqQ, SeqK: c.SeqK, Dim: c.Dim, ValueDim: c.Dim}
 	if d.SeqQ == 0 {
 		d.SeqQ = d.SeqK
 	}
@@ -26,10 +25,10 @@ func (c Case) dims() backend.Dims {
 }
 
 // String returns the case's name in a report.
-func (c Case) String() string { return c.row(backend.Info{}).Name }
+func (c Case) String() string { return c.row(kernels.Info{}).Name }
 
 // row returns what is known of the case on a device before it is planned.
-func (c Case) row(info backend.Info) report.Measurement {
+func (c Case) row(info kernels.Info) report.Measurement {
 	d := c.dims()
 	m := report.Measurement{
 		Backend: info.Name, Provider: info.Provider, Series: c.Name, Variant: c.Variant, DType: c.DType.String(),
@@ -37,7 +36,7 @@ func (c Case) row(info backend.Info) report.Measurement {
 		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
 	}
 	if c.Mask {
-		m.Mask = backend.F32.String()
+		m.Mask = kernels.F32.String()
 	}
 	if w := c.Window; w != nil {
 		limited := func(n int) *int {
@@ -53,7 +52,7 @@ func (c Case) row(info backend.Info) report.Measurement {
 }
 
 // options returns the call's options; bias is the mask.
-func (c Case) options(bias backend.Tensor) kernels.Options {
+func (c Case) options(bias kernels.Tensor) kernels.Options {
 	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias, LSE: c.Variant == report.Backward}
 }
 
@@ -70,20 +69,20 @@ func (c Case) stages() []string {
 
 // shapes are the shapes of a case's tensors: q that of Q and O, k that of K and V, w that of
 // scores and weights.
-type shapes struct{ q, k, mask, w backend.Shape }
+type shapes struct{ q, k, mask, w kernels.Shape }
 
 func (c Case) shapes() shapes {
 	d := c.dims()
 	return shapes{
-		q:    backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim},
-		k:    backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim},
-		mask: backend.Shape{1, 1, d.SeqQ, d.SeqK},
-		w:    backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK},
+		q:    kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim},
+		k:    kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim},
+		mask: kernels.Shape{1, 1, d.SeqQ, d.SeqK},
+		w:    kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK},
 	}
 }
 
 // lse is the shape of the log-sum-exp of each row.
-func (s *shapes) lse() backend.Shape { return backend.Shape{s.q[0], s.q[1], s.q[2], 1} }
+func (s *shapes) lse() kernels.Shape { return kernels.Shape{s.q[0], s.q[1], s.q[2], 1} }
 
 // weights returns the number of weights, which may exceed an int.
 func (c Case) weights() float64 {
@@ -95,7 +94,7 @@ func (c Case) weights() float64 {
 // tensor as float32 and in its own type. It is -1 when a shape is too large for an int.
 func (c Case) hostBytes() int64 {
 	s := c.shapes()
-	all := []backend.Shape{s.q, s.q, s.k, s.k}
+	all := []kernels.Shape{s.q, s.q, s.k, s.k}
 	if c.Mask {
 		all = append(all, s.mask)
 	}
@@ -117,33 +116,33 @@ func (c Case) hostBytes() int64 {
 }
 
 // plan returns how dev would run the case, without allocating its tensors.
-func (c Case) plan(ctx context.Context, dev *kernels.Device) (backend.Plan, error) {
+func (c Case) plan(ctx context.Context, dev *kernels.Device) (kernels.Plan, error) {
 	s := c.shapes()
 	var err error
-	meta := func(dtype backend.DType, shape backend.Shape) backend.Tensor {
-		t, e := backend.Meta(dtype, shape)
+	meta := func(dtype kernels.DType, shape kernels.Shape) kernels.Tensor {
+		t, e := kernels.Meta(dtype, shape)
 		if err == nil {
 			err = e
 		}
 		return t
 	}
 	q, k, v := meta(c.DType, s.q), meta(c.DType, s.k), meta(c.DType, s.k)
-	var bias backend.Tensor
+	var bias kernels.Tensor
 	if c.Mask {
-		bias = meta(backend.F32, s.mask)
+		bias = meta(kernels.F32, s.mask)
 	}
 	if err != nil {
-		return backend.Plan{}, err
+		return kernels.Plan{}, err
 	}
 	call, err := dev.Prepare(q, k, v, c.options(bias))
 	if err != nil {
-		return backend.Plan{}, err
+		return kernels.Plan{}, err
 	}
 	return c.planOf(ctx, call)
 }
 
 // planOf returns how the case runs: the plan of its call, or that of all three stages.
-func (c Case) planOf(ctx context.Context, call *kernels.Call) (backend.Plan, error) {
+func (c Case) planOf(ctx context.Context, call *kernels.Call) (kernels.Plan, error) {
 	if c.Variant == report.Backward {
 		return call.PlanBackward(ctx, call.Gradients().Operands())
 	}
@@ -153,7 +152,7 @@ func (c Case) planOf(ctx context.Context, call *kernels.Call) (backend.Plan, err
 	}
 	shape := c.shapes().w
 	bytes := 4 * int64(shape.Elements())
-	return backend.Plan{
+	return kernels.Plan{
 		Backend: p.Backend, Pairs: p.Pairs, FLOPs: p.FLOPs, Chunks: len(parts),
 		Path:  "three stages: report.QK, report.Softmax, report.PV",
 		Why:   fmt.Sprintf("they keep all scores %v: O(S²) memory, and hidden pairs are computed too", shape),

@@ -32,7 +32,7 @@ type Contender struct {
 // The error is that of a measurement, or of ctx.
 func Ceilings(ctx context.Context, contenders []Contender, missing ...string) (*report.Report, error) {
 	r := newReport(Config{Missing: missing})
-	var tensors []backend.Tensor // for each contender one that fits no cache, and one that does
+	var tensors []kernels.Tensor // for each contender one that fits no cache, and one that does
 	defer func() {
 		for _, t := range tensors {
 			t.Release()
@@ -47,7 +47,7 @@ func Ceilings(ctx context.Context, contenders []Contender, missing ...string) (*
 			sizes[1] = cacheBytes * info.Threads
 		}
 		for _, size := range sizes {
-			var t backend.Tensor
+			var t kernels.Tensor
 			if _, ok := c.Device.Backend().(backend.BandwidthMeter); ok {
 				var err error
 				if t, err = ones(ctx, c.Device, size); err != nil {
@@ -70,13 +70,13 @@ func Ceilings(ctx context.Context, contenders []Contender, missing ...string) (*
 
 // ones returns a tensor of that many bytes filled with ones: pages that are never written
 // may all be the same page of memory.
-func ones(ctx context.Context, dev *kernels.Device, bytes int) (backend.Tensor, error) {
+func ones(ctx context.Context, dev *kernels.Device, bytes int) (kernels.Tensor, error) {
 	data := slices.Repeat([]float32{1}, bytes/4)
-	return dev.FromFloat32(ctx, backend.F32, data, backend.Shape{1, 1, 1, len(data)})
+	return dev.FromFloat32(ctx, kernels.F32, data, kernels.Shape{1, 1, 1, len(data)})
 }
 
 // measureCeiling measures once and keeps the best values.
-func measureCeiling(ctx context.Context, c *report.Ceiling, be backend.Backend, memory, cache backend.Tensor) error {
+func measureCeiling(ctx context.Context, c *report.Ceiling, be backend.Backend, memory, cache kernels.Tensor) error {
 	best := func(to **float64, rate float64) {
 		if rate > 0 && (*to == nil || rate/1e9 > **to) {
 			*to = new(rate / 1e9)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -43,9 +42,9 @@ func (c Config) withDefaults() (Config, error) {
 	c.Rows = cmp.Or(c.Rows, defaultRows)
 	switch {
 	case c.Rows < 1:
-		return c, fmt.Errorf("bench: rows is %d, it must be at least 1: %w", c.Rows, backend.ErrShape)
+		return c, fmt.Errorf("bench: rows is %d, it must be at least 1: %w", c.Rows, kernels.ErrShape)
 	case c.Budget < 0:
-		return c, fmt.Errorf("bench: budget is %v, it must be positive, or 0 for no limit: %w", c.Budget, backend.ErrOption)
+		return c, fmt.Errorf("bench: budget is %v, it must be positive, or 0 for no limit: %w", c.Budget, kernels.ErrOption)
 	}
 	if len(c.Series) == 0 {
 		c.Series = []Series{{}}
@@ -61,7 +60,7 @@ func (c Config) withDefaults() (Config, error) {
 			s.Name = s.String()
 		}
 		if seen[s.Name] {
-			return c, fmt.Errorf("bench: there are two series %q: %w", s.Name, backend.ErrOption)
+			return c, fmt.Errorf("bench: there are two series %q: %w", s.Name, kernels.ErrOption)
 		}
 		seen[s.Name], c.Series[i] = true, s
 	}
@@ -90,7 +89,7 @@ type Series struct {
 	// Batch, Heads and Dim default to 1, 8 and 64. KVHeads divides Heads and defaults to it.
 	Batch, Heads, KVHeads, Dim int
 	// DType is the type of Q, K, V and O.
-	DType backend.DType
+	DType kernels.DType
 	// Variant is one of [report.Variants]; "" means fused.
 	Variant string
 	// Causal hides later keys from a row. The last query is at the position of the last
@@ -113,28 +112,28 @@ func (s Series) withDefaults() (Series, error) {
 	switch {
 	case min(s.Batch, s.Heads, s.KVHeads, s.Dim) < 1:
 		return s, fmt.Errorf("bench: batch %d, heads %d, kv-heads %d, dim %d: all must be at least 1: %w",
-			s.Batch, s.Heads, s.KVHeads, s.Dim, backend.ErrShape)
+			s.Batch, s.Heads, s.KVHeads, s.Dim, kernels.ErrShape)
 	case s.Heads%s.KVHeads != 0:
-		return s, fmt.Errorf("bench: heads is %d, kv-heads is %d: kv-heads must divide heads: %w", s.Heads, s.KVHeads, backend.ErrShape)
+		return s, fmt.Errorf("bench: heads is %d, kv-heads is %d: kv-heads must divide heads: %w", s.Heads, s.KVHeads, kernels.ErrShape)
 	case !s.DType.Float():
-		return s, fmt.Errorf("bench: dtype is %v, it must be f32, f16 or bf16: %w", s.DType, backend.ErrDType)
+		return s, fmt.Errorf("bench: dtype is %v, it must be f32, f16 or bf16: %w", s.DType, kernels.ErrDType)
 	case s.SeqQ < 0 || s.SeqQ > maxSeq:
-		return s, fmt.Errorf("bench: seq-q is %d, it must be 1 to %d, or 0 for as many queries as keys: %w", s.SeqQ, maxSeq, backend.ErrShape)
+		return s, fmt.Errorf("bench: seq-q is %d, it must be 1 to %d, or 0 for as many queries as keys: %w", s.SeqQ, maxSeq, kernels.ErrShape)
 	case !slices.Contains(report.Variants, s.Variant):
-		return s, fmt.Errorf("bench: variant is %q, it must be one of %v: %w", s.Variant, report.Variants, backend.ErrOption)
+		return s, fmt.Errorf("bench: variant is %q, it must be one of %v: %w", s.Variant, report.Variants, kernels.ErrOption)
 	}
 	if w := s.Window; w != nil && min(w.Left, w.Right) < 0 {
-		return s, fmt.Errorf("bench: window is %d,%d: both sides must be at least 0: %w", w.Left, w.Right, backend.ErrOption)
+		return s, fmt.Errorf("bench: window is %d,%d: both sides must be at least 0: %w", w.Left, w.Right, kernels.ErrOption)
 	}
 	if c := s.Softcap; !(c == 0 || c >= 1e-30 && c <= 1e30) { // well within the range of a float32
-		return s, fmt.Errorf("bench: softcap is %v, it must be 0 (off) or 1e-30 to 1e30: %w", c, backend.ErrOption)
+		return s, fmt.Errorf("bench: softcap is %v, it must be 0 (off) or 1e-30 to 1e30: %w", c, kernels.ErrOption)
 	}
 	for _, seq := range s.Seqs {
 		if seq < 1 || seq > maxSeq {
-			return s, fmt.Errorf("bench: sequence length is %d, it must be 1 to %d: %w", seq, maxSeq, backend.ErrShape)
+			return s, fmt.Errorf("bench: sequence length is %d, it must be 1 to %d: %w", seq, maxSeq, kernels.ErrShape)
 		}
 		if at := s.at(seq); at.hostBytes() < 0 {
-			return s, fmt.Errorf("bench: %v is too large for this machine to count: %w", at, backend.ErrShape)
+			return s, fmt.Errorf("bench: %v is too large for this machine to count: %w", at, kernels.ErrShape)
 		}
 	}
 	return s, nil
@@ -145,6 +144,6 @@ func (s *Series) at(seq int) Case { return Case{*s, seq} }
 
 // String describes the series without its lengths: "B=1 H=8 D=64 f32".
 func (s *Series) String() string {
-	m := s.at(0).row(backend.Info{})
+	m := s.at(0).row(kernels.Info{})
 	return m.Shape()
 }

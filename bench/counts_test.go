@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -63,7 +62,7 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 	defer be.Close()
 	window := func(l, r int) *kernels.Window { return &kernels.Window{Left: l, Right: r} }
 	n := 0
-	for _, dims := range []backend.Dims{
+	for _, dims := range []kernels.Dims{
 		{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, SeqK: 1, Dim: 1},
 		{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 17, SeqK: 17, Dim: 3},
 		{Batch: 1, Heads: 3, KVHeads: 1, SeqQ: 5, SeqK: 23, Dim: 8},
@@ -72,7 +71,7 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 	} {
 		for _, w := range []*kernels.Window{nil, window(0, 0), window(3, 0), window(0, 2), window(6, 5), window(kernels.Unbounded, 1), window(2, kernels.Unbounded), window(100, 100)} {
 			for _, causal := range []bool{false, true} {
-				for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
+				for _, dtype := range []kernels.DType{kernels.F32, kernels.BF16} {
 					c := Case{Series{Variant: report.Fused, DType: dtype, Batch: dims.Batch, Heads: dims.Heads, KVHeads: dims.KVHeads, SeqQ: dims.SeqQ, Dim: dims.Dim,
 						Causal: causal, Window: w, Mask: n%3 == 0}, dims.SeqK}
 					n++
@@ -99,7 +98,7 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 
 // The stages compute every pair and store the scores.
 func TestCountsOfStages(t *testing.T) {
-	c := Case{Series{DType: backend.BF16, Causal: true, Mask: true, Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, Dim: 7}, 5}
+	c := Case{Series{DType: kernels.BF16, Causal: true, Mask: true, Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, Dim: 7}, 5}
 	const (
 		all  = 2 * 4 * 3 * 5
 		seen = 2 * 4 * (3 + 4 + 5)
@@ -118,9 +117,9 @@ func TestCountsOfStages(t *testing.T) {
 		{report.Fused, seen * 28, all * 28, 2*q + 2*k + mask, mask},
 	} {
 		c.Variant = tc.variant
-		m := c.row(backend.Info{})
-		m.Plan = &backend.Plan{Scratch: 5}
-		m.Derive(backend.Discrete)
+		m := c.row(kernels.Info{})
+		m.Plan = &kernels.Plan{Scratch: 5}
+		m.Derive(kernels.Discrete)
 		if got, want := fmt.Sprint(m.FLOPs, m.FLOPsFull, m.Bytes, m.Memory.Square), fmt.Sprint(tc.flops, tc.full, tc.bytes, tc.square); got != want {
 			t.Errorf("%s: operations, as if full, bytes, memory %s, want %s", tc.variant, got, want)
 		}

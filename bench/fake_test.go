@@ -9,6 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // computer computes the results of all fakes.
@@ -47,8 +48,8 @@ const (
 	warmUp   = 8
 )
 
-func (f *fake) Info() backend.Info {
-	return backend.Info{Name: f.name, Device: "pretended", Type: backend.CPU, Provider: "fake v1", Threads: f.threads}
+func (f *fake) Info() kernels.Info {
+	return kernels.Info{Name: f.name, Device: "pretended", Type: kernels.CPU, Provider: "fake v1", Threads: f.threads}
 }
 
 // take lets the time of a call pass.
@@ -61,32 +62,32 @@ func (f *fake) take(ctx context.Context, pairs int64) error {
 	}
 }
 
-func (f *fake) Alloc(_ context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	return backend.AllocHost(dtype, shape)
+func (f *fake) Alloc(_ context.Context, dtype kernels.DType, shape kernels.Shape) (kernels.Tensor, error) {
+	return kernels.AllocHost(dtype, shape)
 }
 
-func (f *fake) Upload(_ context.Context, host backend.Tensor) (backend.Tensor, error) {
+func (f *fake) Upload(_ context.Context, host kernels.Tensor) (kernels.Tensor, error) {
 	return host.Alias()
 }
 
-func (f *fake) Download(ctx context.Context, host, src backend.Tensor) error {
+func (f *fake) Download(ctx context.Context, host, src kernels.Tensor) error {
 	return computer.Download(ctx, host, src)
 }
 
-func (f *fake) QK(ctx context.Context, s, q, k backend.Tensor) error {
+func (f *fake) QK(ctx context.Context, s, q, k kernels.Tensor) error {
 	return f.stage(ctx, report.QK, s, func() error { return computer.QK(ctx, s, q, k) })
 }
 
-func (f *fake) PV(ctx context.Context, o, w, v backend.Tensor) error {
+func (f *fake) PV(ctx context.Context, o, w, v kernels.Tensor) error {
 	return f.stage(ctx, report.PV, o, func() error { return computer.PV(ctx, o, w, v) })
 }
 
-func (f *fake) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
+func (f *fake) Softmax(ctx context.Context, s, lse kernels.Tensor, p *backend.Problem) error {
 	return f.stage(ctx, report.Softmax, s, func() error { return computer.Softmax(ctx, s, lse, p) })
 }
 
 // stage computes a stage. Its result is wrong if it is the one that should be.
-func (f *fake) stage(ctx context.Context, name string, out backend.Tensor, compute func() error) error {
+func (f *fake) stage(ctx context.Context, name string, out kernels.Tensor, compute func() error) error {
 	if err := f.take(ctx, 0); err != nil {
 		return err
 	}
@@ -97,7 +98,7 @@ func (f *fake) stage(ctx context.Context, name string, out backend.Tensor, compu
 }
 
 // change replaces the elements x of a tensor.
-func change(t backend.Tensor, to func(i int, x float32) float32) error {
+func change(t kernels.Tensor, to func(i int, x float32) float32) error {
 	data, err := t.Float32s()
 	for i, x := range data {
 		data[i] = to(i, x)
@@ -145,7 +146,7 @@ func (f *fake) attention(ctx context.Context, c *backend.Call) error {
 // kept keeps the allocations of a fake call on the heap.
 var kept *[64]byte
 
-func (f *fake) Plan(_ context.Context, c *backend.Call) (backend.Plan, error) {
+func (f *fake) Plan(_ context.Context, c *backend.Call) (kernels.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend, p.Path = f.name, "pretended"
 	return p, nil
@@ -178,7 +179,7 @@ type roofed struct {
 	asked int64
 }
 
-func (m *roofed) ReadBandwidth(_ context.Context, operands ...backend.Tensor) (float64, error) {
+func (m *roofed) ReadBandwidth(_ context.Context, operands ...kernels.Tensor) (float64, error) {
 	m.asked = 0
 	for _, t := range operands {
 		if !t.IsZero() {
@@ -199,9 +200,9 @@ type device struct {
 	compiled bool
 }
 
-func (m *device) Info() backend.Info {
+func (m *device) Info() kernels.Info {
 	info := m.roofed.Info()
-	info.Threads, info.Type = 0, backend.Discrete
+	info.Threads, info.Type = 0, kernels.Discrete
 	return info
 }
 
@@ -215,7 +216,7 @@ func (m *device) Ceilings(context.Context) ([]backend.Ceiling, error) {
 	return []backend.Ceiling{{Name: "copy", BytesPerSecond: m.rounds * 1e9}, {Name: "upload", BytesPerSecond: 7e9}}, nil
 }
 
-func (m *device) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
+func (m *device) Upload(ctx context.Context, host kernels.Tensor) (kernels.Tensor, error) {
 	if move := backend.TraceOf(ctx).Move; move != nil {
 		move(host.Bytes(), time.Duration(host.Bytes())) // 1 GB/s
 	}
@@ -281,7 +282,7 @@ func (f *differentiator) spoil(results []backend.Operand) error {
 	return nil
 }
 
-func (f *differentiator) PlanBackward(_ context.Context, g *backend.Gradients) (backend.Plan, error) {
+func (f *differentiator) PlanBackward(_ context.Context, g *backend.Gradients) (kernels.Plan, error) {
 	p := backend.NewGradientsPlan(g)
 	p.Backend, p.Path = f.name, "pretended"
 	return p, nil

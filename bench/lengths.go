@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // ParseSeqs reads sequence lengths: a list "256,1k,4096", where k and M stand for 1024 and
@@ -27,7 +27,7 @@ func ParseSeqs(list string) ([]int, error) {
 				return nil, err
 			}
 			if hi < lo {
-				return nil, fmt.Errorf("sequence lengths %q are in reverse order, a range starts with the shorter length: %w", part, backend.ErrOption)
+				return nil, fmt.Errorf("sequence lengths %q are in reverse order, a range starts with the shorter length: %w", part, kernels.ErrOption)
 			}
 		}
 		seqs = append(seqs, doubling(lo, hi)...)
@@ -47,9 +47,9 @@ func parseSeq(text string) (int, error) {
 	n, err := strconv.Atoi(digits)
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("sequence length %q is not a number, write 256, 4k, 1M or a range like 256..4k: %w", text, backend.ErrOption)
+		return 0, fmt.Errorf("sequence length %q is not a number, write 256, 4k, 1M or a range like 256..4k: %w", text, kernels.ErrOption)
 	case n < 1 || n > maxSeq/unit:
-		return 0, fmt.Errorf("sequence length %q must be 1 to %d: %w", text, maxSeq, backend.ErrOption)
+		return 0, fmt.Errorf("sequence length %q must be 1 to %d: %w", text, maxSeq, kernels.ErrOption)
 	}
 	return n * unit, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // TestOutOfMemory refuses requests for memory: each of the first, which differ, and one of
@@ -38,7 +39,7 @@ func TestOutOfMemory(t *testing.T) {
 		}
 		refused++
 		if err != nil {
-			if !errors.Is(err, backend.ErrMemory) {
+			if !errors.Is(err, kernels.ErrMemory) {
 				t.Errorf("request %d refused: %v, want ErrMemory", n, err)
 			}
 			continue

@@ -18,9 +18,9 @@ type operands struct {
 	call *kernels.Call
 	// bias is zero without a mask. w holds scores, then weights; it is zero in variants that
 	// store none.
-	q, k, v, o, bias, w backend.Tensor
+	q, k, v, o, bias, w kernels.Tensor
 	// Of Backward: a drawn gradient of o, the result's LSE, and what is measured.
-	dO, lse backend.Tensor
+	dO, lse kernels.Tensor
 	grads   kernels.Gradients
 }
 
@@ -35,11 +35,11 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 	}()
 	s := c.shapes()
 	for i, in := range []struct {
-		t     *backend.Tensor
-		shape backend.Shape
-		dtype backend.DType
+		t     *kernels.Tensor
+		shape kernels.Shape
+		dtype kernels.DType
 		skip  bool
-	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.DType, false}, {&op.v, s.k, c.DType, false}, {&op.bias, s.mask, backend.F32, !c.Mask},
+	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.DType, false}, {&op.v, s.k, c.DType, false}, {&op.bias, s.mask, kernels.F32, !c.Mask},
 		{&op.dO, s.q, c.DType, c.Variant != report.Backward}} {
 		if in.skip {
 			continue
@@ -87,7 +87,7 @@ func (op *operands) renew(ctx context.Context) error {
 		if !op.lse.IsZero() { // the results of the forward pass stay, they are inputs
 			return nil
 		}
-		if op.lse, err = op.dev.Alloc(ctx, backend.F32, s.lse()); err != nil {
+		if op.lse, err = op.dev.Alloc(ctx, kernels.F32, s.lse()); err != nil {
 			return err
 		}
 	}
@@ -102,7 +102,7 @@ func (op *operands) renew(ctx context.Context) error {
 		return nil
 	}
 	op.w.Release()
-	op.w, err = op.dev.Alloc(ctx, backend.F32, s.w)
+	op.w, err = op.dev.Alloc(ctx, kernels.F32, s.w)
 	return err
 }
 
@@ -115,7 +115,7 @@ func (op *operands) inputs(variant string) *operands {
 
 func (op *operands) release() {
 	op.releaseOutputs()
-	for _, t := range []*backend.Tensor{&op.q, &op.k, &op.v, &op.bias, &op.dO} {
+	for _, t := range []*kernels.Tensor{&op.q, &op.k, &op.v, &op.bias, &op.dO} {
 		t.Release()
 	}
 }
@@ -142,7 +142,7 @@ func (op *operands) stages(ctx context.Context, names ...string) error {
 		case report.Softmax:
 			opt := op.c.options(op.bias)
 			opt.Scale = new(1 / math.Sqrt(float64(op.c.Dim)))
-			err = op.dev.Softmax(ctx, op.w, backend.Tensor{}, opt)
+			err = op.dev.Softmax(ctx, op.w, kernels.Tensor{}, opt)
 		case report.PV:
 			err = op.dev.Backend().PV(ctx, op.o, op.w, op.v)
 		}
@@ -201,26 +201,26 @@ func (op *operands) check(ctx context.Context, opt kernels.CheckOptions) (kernel
 
 // reads returns the operands that a call reads. If a window hides keys from all rows, K
 // and V are cut to the number of visible rows: the size decides which cache they fit.
-func (op *operands) reads() []backend.Tensor {
+func (op *operands) reads() []kernels.Tensor {
 	switch op.c.Variant {
 	case report.QK:
-		return []backend.Tensor{op.q, op.k}
+		return []kernels.Tensor{op.q, op.k}
 	case report.Softmax:
-		return []backend.Tensor{op.w, op.bias}
+		return []kernels.Tensor{op.w, op.bias}
 	case report.PV:
-		return []backend.Tensor{op.w, op.v}
+		return []kernels.Tensor{op.w, op.v}
 	case report.Stages:
-		return []backend.Tensor{op.q, op.k, op.v, op.bias, op.w}
+		return []kernels.Tensor{op.q, op.k, op.v, op.bias, op.w}
 	}
 	row := op.c.row(op.dev.Info())
-	seen := func(t backend.Tensor) backend.Tensor {
-		shape := backend.Shape{1, 1, op.c.Batch * op.c.KVHeads * row.SeenKeys(), op.c.Dim}
+	seen := func(t kernels.Tensor) kernels.Tensor {
+		shape := kernels.Shape{1, 1, op.c.Batch * op.c.KVHeads * row.SeenKeys(), op.c.Dim}
 		if view, err := t.View(shape, shape.Contiguous(), t.Offset()); err == nil {
 			return view
 		}
 		return t
 	}
-	read := []backend.Tensor{op.q, seen(op.k), seen(op.v), op.bias}
+	read := []kernels.Tensor{op.q, seen(op.k), seen(op.v), op.bias}
 	if op.c.Variant == report.Backward {
 		read = append(read, op.o, op.lse, op.dO)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 func TestParseSeqs(t *testing.T) {
@@ -38,7 +38,7 @@ func TestParseSeqs(t *testing.T) {
 func TestParseSeqsRefuses(t *testing.T) {
 	for _, list := range []string{"", "0", "-5", "abc", "k", "256,", "1.5k", "4k..256", "256..", "..256", "2048M", "99999999999999999999", "9999999999999k", "1e3"} {
 		got, err := ParseSeqs(list)
-		if !errors.Is(err, backend.ErrOption) {
+		if !errors.Is(err, kernels.ErrOption) {
 			t.Errorf("%q gives %v and the error %v, it should be refused as an option", list, got, err)
 		} else if strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: the error takes more than a line: %q", list, err)

@@ -3,7 +3,6 @@ package bench
 import (
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -37,7 +36,7 @@ func Presets() []Preset {
 		}},
 		{Name: "decode", About: "one query on 1k to 128k cached keys, 32 heads on 8, f32 and bf16", Budget: 3 * time.Minute, Series: []Series{
 			{Name: "decode f32", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128},
-			{Name: "decode bf16", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: backend.BF16},
+			{Name: "decode bf16", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: kernels.BF16},
 		}},
 		{Name: "shapes", About: "the head shapes of well-known models at 1k and 4k", Budget: 5 * time.Minute, Series: []Series{
 			model("BERT large", 16, 16, 64, false),
@@ -59,9 +58,9 @@ func Presets() []Preset {
 			{Name: "f32, D=80", Seqs: []int{8 * k}, Heads: 16, Dim: 80},
 			{Name: "f32, D=96", Seqs: []int{8 * k}, Heads: 16, Dim: 96},
 			{Name: "f32, D=256", Seqs: []int{8 * k}, Heads: 16, Dim: 256},
-			{Name: "bf16, D=64", Seqs: []int{8 * k}, Heads: 16, DType: backend.BF16},
-			{Name: "bf16, D=128", Seqs: []int{8 * k}, Heads: 16, Dim: 128, DType: backend.BF16},
-			{Name: "decode bf16, H=32, 8 kv heads, D=128", Seqs: []int{64 * k}, SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: backend.BF16},
+			{Name: "bf16, D=64", Seqs: []int{8 * k}, Heads: 16, DType: kernels.BF16},
+			{Name: "bf16, D=128", Seqs: []int{8 * k}, Heads: 16, Dim: 128, DType: kernels.BF16},
+			{Name: "decode bf16, H=32, 8 kv heads, D=128", Seqs: []int{64 * k}, SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: kernels.BF16},
 			{Name: "one head, D=64", Seqs: []int{1 * M}, Heads: 1},
 			{Name: "16,384 queries, D=64", Seqs: []int{256 * k}, SeqQ: 16 * k, Heads: 1},
 		}},
@@ -70,7 +69,7 @@ func Presets() []Preset {
 		// the decoding case fit the cache of a core, which other processes do not disturb.
 		{Name: "ci", About: "short cases on one thread of the CPU, for attn compare", Budget: time.Minute, Backends: []string{"cpu"}, Threads: 1, Series: []Series{
 			{Name: "plain", Seqs: []int{64, 128}, Heads: 4},
-			{Name: "causal bf16", Seqs: []int{256}, Heads: 1, Causal: true, DType: backend.BF16},
+			{Name: "causal bf16", Seqs: []int{256}, Heads: 1, Causal: true, DType: kernels.BF16},
 			{Name: "decode", Seqs: []int{512}, Heads: 4, KVHeads: 1, SeqQ: 1},
 		}},
 	}

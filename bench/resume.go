@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -17,14 +16,14 @@ func (r *runner) resumable(devices []*kernels.Device) error {
 	}
 	was, now := r.cfg.Resume.Environment, r.report.Environment
 	if was.Commit != now.Commit {
-		return fmt.Errorf("bench: the report to resume has commit %q, this run has %q: start a new one: %w", was.Commit, now.Commit, backend.ErrOption)
+		return fmt.Errorf("bench: the report to resume has commit %q, this run has %q: start a new one: %w", was.Commit, now.Commit, kernels.ErrOption)
 	}
 	for _, dev := range devices {
 		now.Backends = append(now.Backends, dev.Info())
 	}
 	now.Variables = was.Variables // they may differ
 	if d := was.Differences(&now); len(d) > 0 {
-		return fmt.Errorf("bench: the report to resume has %s %q, this run has %q: start a new one: %w", d[0].Name, d[0].Old, d[0].New, backend.ErrOption)
+		return fmt.Errorf("bench: the report to resume has %s %q, this run has %q: start a new one: %w", d[0].Name, d[0].Old, d[0].New, kernels.ErrOption)
 	}
 	return nil
 }

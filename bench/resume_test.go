@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // A run that was stopped goes on with the cases that it had not measured, also when the
@@ -80,7 +80,7 @@ func TestResumeRefusesAnotherMachine(t *testing.T) {
 		{"Go version", func(e *report.Environment) { e.GoVersion = "go0" }},
 		{"seed", func(e *report.Environment) { e.Seed++ }},
 		{"fake v1", func(e *report.Environment) {
-			e.Backends = []backend.Info{e.Backends[0]}
+			e.Backends = []kernels.Info{e.Backends[0]}
 			e.Backends[0].Provider = "fake v0"
 		}},
 	} {
@@ -88,7 +88,7 @@ func TestResumeRefusesAnotherMachine(t *testing.T) {
 		tc.change(&was.Environment)
 		cfg := small(16)
 		cfg.Resume = &was
-		if _, err := Run(t.Context(), devices(be), cfg); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), tc.what) {
+		if _, err := Run(t.Context(), devices(be), cfg); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), tc.what) {
 			t.Errorf("%s: %v", tc.what, err)
 		}
 	}

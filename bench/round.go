@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
 const (
@@ -155,7 +156,7 @@ func (b *bencher) round() error {
 
 // meters measures the peak rate in operations a second, the rate of reading operands in
 // bytes a second, and the seconds of an empty call; 0 for what the backend cannot measure.
-func meters(ctx context.Context, be backend.Backend, operands ...backend.Tensor) (peak, read, launch float64, err error) {
+func meters(ctx context.Context, be backend.Backend, operands ...kernels.Tensor) (peak, read, launch float64, err error) {
 	if meter, ok := be.(backend.PeakMeter); ok {
 		if peak, err = meter.PeakFLOPS(ctx); err != nil {
 			return 0, 0, 0, err
@@ -194,7 +195,7 @@ func (b *bencher) kernel() error {
 	return nil
 }
 
-// recorder sums up what a backend reports of its calls (backend.Trace). Timed repetitions
+// recorder sums up what a backend reports of its calls (kernels.Trace). Timed repetitions
 // are not recorded. Times are in nanoseconds.
 type recorder struct {
 	kernel, pieces    atomic.Int64 // by the device's clock, and the number of terms
@@ -204,7 +205,7 @@ type recorder struct {
 
 // record returns a context whose calls are recorded.
 func (h *recorder) record(ctx context.Context) context.Context {
-	return backend.WithTrace(ctx, &backend.Trace{
+	return kernels.WithTrace(ctx, &kernels.Trace{
 		Kernel:  func(took time.Duration) { h.kernel.Add(int64(took)); h.pieces.Add(1) },
 		Compile: func(_ string, took time.Duration) { h.compile.Add(int64(took)); h.compiled.Add(1) },
 		Move:    func(bytes int64, took time.Duration) { h.move.Add(int64(took)); h.moved.Add(bytes) },

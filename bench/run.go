@@ -207,7 +207,7 @@ func skip(m *report.Measurement, why string) {
 // fail notes an error. A case that the backend does not support is not a failure.
 func fail(m *report.Measurement, err error) {
 	m.Status, m.Note = report.Failed, "failed: "+err.Error()
-	if errors.Is(err, backend.ErrUnsupported) {
+	if errors.Is(err, kernels.ErrUnsupported) {
 		m.Status, m.Note = report.NotRun, "not run: "+err.Error()
 	}
 }

@@ -168,7 +168,7 @@ func TestFailuresAreRows(t *testing.T) {
 			t.Errorf("%d rows, error %v", len(r.Cases), err)
 		}
 	}
-	be.before = func(int64) error { return fmt.Errorf("head size 4: %w", backend.ErrUnsupported) }
+	be.before = func(int64) error { return fmt.Errorf("head size 4: %w", kernels.ErrUnsupported) }
 	r := runOn(t, small(16), be, &fake{name: "other"})
 	if c := r.Cases[0]; c.Status != report.NotRun || r.Err() != nil {
 		t.Errorf("what a backend does not do is not a failure of the run: %q %v", c.Status, r.Err())
@@ -282,22 +282,22 @@ func TestConfigRefuses(t *testing.T) {
 		cfg  Config
 		want error
 	}{
-		{of(Series{Dim: -1}), backend.ErrShape},
-		{of(Series{Heads: -8}), backend.ErrShape},
-		{of(Series{Batch: -1}), backend.ErrShape},
-		{of(Series{Heads: 8, KVHeads: 3}), backend.ErrShape},
-		{of(Series{Seqs: []int{256, 0}}), backend.ErrShape},
-		{of(Series{Seqs: []int{maxSeq}, Heads: 1 << 30, Dim: 1 << 30}), backend.ErrShape},
-		{of(Series{DType: backend.Bool}), backend.ErrDType},
-		{Config{Budget: -1}, backend.ErrOption},
-		{Config{Rows: -1}, backend.ErrShape},
-		{of(Series{SeqQ: -1}), backend.ErrShape},
-		{of(Series{SeqQ: maxSeq + 1}), backend.ErrShape},
-		{of(Series{Window: &kernels.Window{Left: -1}}), backend.ErrOption},
-		{of(Series{Window: &kernels.Window{Right: -1}}), backend.ErrOption},
-		{of(Series{Softcap: -1}), backend.ErrOption},
-		{of(Series{Softcap: math.NaN()}), backend.ErrOption},
-		{of(Series{Softcap: math.Inf(1)}), backend.ErrOption},
+		{of(Series{Dim: -1}), kernels.ErrShape},
+		{of(Series{Heads: -8}), kernels.ErrShape},
+		{of(Series{Batch: -1}), kernels.ErrShape},
+		{of(Series{Heads: 8, KVHeads: 3}), kernels.ErrShape},
+		{of(Series{Seqs: []int{256, 0}}), kernels.ErrShape},
+		{of(Series{Seqs: []int{maxSeq}, Heads: 1 << 30, Dim: 1 << 30}), kernels.ErrShape},
+		{of(Series{DType: kernels.Bool}), kernels.ErrDType},
+		{Config{Budget: -1}, kernels.ErrOption},
+		{Config{Rows: -1}, kernels.ErrShape},
+		{of(Series{SeqQ: -1}), kernels.ErrShape},
+		{of(Series{SeqQ: maxSeq + 1}), kernels.ErrShape},
+		{of(Series{Window: &kernels.Window{Left: -1}}), kernels.ErrOption},
+		{of(Series{Window: &kernels.Window{Right: -1}}), kernels.ErrOption},
+		{of(Series{Softcap: -1}), kernels.ErrOption},
+		{of(Series{Softcap: math.NaN()}), kernels.ErrOption},
+		{of(Series{Softcap: math.Inf(1)}), kernels.ErrOption},
 	} {
 		r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), nil, tc.cfg) })
 		if !errors.Is(err, tc.want) || r != nil {
@@ -345,7 +345,7 @@ func TestProgressRisesAndNamesWhatRuns(t *testing.T) {
 }
 
 func TestCaseNames(t *testing.T) {
-	cfg, err := Series{KVHeads: 2, Causal: true, DType: backend.BF16}.withDefaults()
+	cfg, err := Series{KVHeads: 2, Causal: true, DType: kernels.BF16}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
@@ -72,7 +71,7 @@ func TestSeriesAreRunOneAfterTheOther(t *testing.T) {
 	}
 	wantText(t, r.WriteTable, "· 3 series\n", "\nB=1 H=2 D=4 f32\n", "\nB=1 H=2 D=4 f32 causal\n", "\nfew · B=1 H=2 D=4 f32 Sq=3\n")
 	cfg.Series[1] = cfg.Series[0]
-	if err := cfg.Check(); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "two series") {
+	if err := cfg.Check(); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "two series") {
 		t.Errorf("the same series twice: %v", err)
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // The report contains what a device reports of its calls. Timed repetitions are not traced.
@@ -45,7 +45,7 @@ func TestPlans(t *testing.T) {
 		c.Plan.Pairs != 2*4096*4097/2 || c.FLOPs != c.Plan.FLOPs || c.MedianS != nil {
 		t.Errorf("%+v", c)
 	}
-	fail(&r.Cases[0], backend.ErrUnsupported)
+	fail(&r.Cases[0], kernels.ErrUnsupported)
 	r.Cases[0].Plan = nil
 	wantText(t, r.WritePlans, "D=4 f32 causal\n\ncpu · pretended · fake v1\n  S=256   not run: not supported", "\ngpu:0 · pretended",
 		"  S=4096   pretended\n", "    work    0.2685 GFLOP for 16781312 visible pairs, ", "\nnpu · none\n")

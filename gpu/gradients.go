@@ -284,7 +284,6 @@ func tilingOf(columns int) tiling {
 func (t tiling) owned() int   { return 8 * t.ty }
 func (t tiling) others() int  { return 4 * t.lanes }
 func (t tiling) columns() int { return 8 * t.lanes }
-func (t tiling) threads() int { return t.lanes * t.ty }
 
 // together returns the others of a thread that are staged at once: a power of two.
 func (t tiling) together() int {

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Limits of what a report contains. No machine exceeds them, and within them nothing that is
@@ -106,7 +106,7 @@ func (m *Measurement) check(e *Environment) (field, must string) {
 		{"batch, heads, seq_q, seq_k, dim", size <= maxCount, "have a product that can be counted"},
 		{"variant", slices.Contains(Variants, m.Variant), "be one of " + strings.Join(Variants, ", ")},
 		{"dtype", elementSize[m.DType] > 0, "be f32, f16 or bf16"},
-		{"backend", slices.ContainsFunc(e.Backends, func(b backend.Info) bool { return m.on(&b) }), "be in environment.backends, with these threads"},
+		{"backend", slices.ContainsFunc(e.Backends, func(b kernels.Info) bool { return m.on(&b) }), "be in environment.backends, with these threads"},
 		{"status", slices.Contains([]Status{OK, Wrong, Failed, NotRun, Predicted}, m.Status), "be one of ok, wrong, failed, not run, predicted"},
 		{"status", ok == (len(m.Rounds) > 0), `be "ok" exactly if there are rounds`},
 		{"predicted_s", m.Status != Predicted || m.PredictedS != nil, "be a figure, as the case is predicted"},

@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // realReport is a report of cases of the CPU and of a GPU on a busy machine, with some of
@@ -107,7 +107,7 @@ func TestEditedReports(t *testing.T) {
 			got, err := Read(bytes.NewReader(edited))
 			if err != nil {
 				refused++
-				if !errors.Is(err, backend.ErrOption) || len(err.Error()) > 500 {
+				if !errors.Is(err, kernels.ErrOption) || len(err.Error()) > 500 {
 					t.Errorf("%s = %.40v: %v", e.path, x, err)
 				}
 				continue
@@ -148,7 +148,7 @@ func TestReadNamesTheField(t *testing.T) {
 		{`"cpu": "`, `"cpu": "\n`, "environment.cpu"},
 	} {
 		text := strings.Replace(string(realReport(t)), tc.old, tc.new, 1)
-		if _, err := Read(strings.NewReader(text)); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), tc.want) {
+		if _, err := Read(strings.NewReader(text)); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %s", tc.new, err, tc.want)
 		}
 	}
@@ -157,7 +157,7 @@ func TestReadNamesTheField(t *testing.T) {
 // A short text can stand for more objects than fit into memory.
 func TestReadRefusesLargeReports(t *testing.T) {
 	for _, text := range [][]byte{make([]byte, maxText+1), bytes.Repeat([]byte("{},"), maxObjects+1)} {
-		if _, err := Read(bytes.NewReader(text)); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "larger than") {
+		if _, err := Read(bytes.NewReader(text)); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "larger than") {
 			t.Errorf("%d bytes: %v", len(text), err)
 		}
 	}
@@ -177,7 +177,7 @@ func FuzzReport(f *testing.F) {
 			m.Rounds = m.Rounds[:1]
 			m.Rounds[0].TimesS, m.Rounds[0].PaceS = m.Rounds[0].TimesS[:1], nil
 		}
-		m.Derive(backend.CPU)
+		m.Derive(kernels.CPU)
 		text, err := json.Marshal(one)
 		if err != nil {
 			f.Fatal(err)
@@ -187,7 +187,7 @@ func FuzzReport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r, err := Read(bytes.NewReader(text))
 		if err != nil {
-			if !errors.Is(err, backend.ErrOption) {
+			if !errors.Is(err, kernels.ErrOption) {
 				t.Fatal(err)
 			}
 			return

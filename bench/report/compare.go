@@ -8,9 +8,9 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/stats"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Verdict is how a case changed from one report to another.
@@ -252,7 +252,7 @@ func (e *Environment) Differences(o *Environment) []Difference {
 	add("system", e.OS+"/"+e.Arch, o.OS+"/"+o.Arch)
 	add("variables", strings.Join(e.Variables, " "), strings.Join(o.Variables, " "))
 	add("seed", fmt.Sprint(e.Seed), fmt.Sprint(o.Seed))
-	library := func(b backend.Info) string { return strings.Join([]string{b.Device, b.Provider, b.Driver}, " · ") }
+	library := func(b kernels.Info) string { return strings.Join([]string{b.Device, b.Provider, b.Driver}, " · ") }
 	for _, a := range e.Backends {
 		for _, b := range o.Backends {
 			if a.Name == b.Name && a.Threads == b.Threads {

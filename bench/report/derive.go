@@ -6,12 +6,13 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/stats"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Derive computes the figures that follow from others: the name and the counts from the
 // call and Plan, the statistics from Rounds, the rates and percentages from both. t is the
 // type of the device.
-func (m *Measurement) Derive(t backend.DeviceType) {
+func (m *Measurement) Derive(t kernels.DeviceType) {
 	m.Name = m.name()
 	m.count(t)
 	m.summarize()
@@ -45,7 +46,7 @@ func (m *Measurement) name() string {
 }
 
 // visible is the rule that hides keys from rows.
-func (m *Measurement) visible() backend.Visibility {
+func (m *Measurement) visible() kernels.Visibility {
 	v := backend.Everything()
 	v.Offset = m.SeqK - m.SeqQ
 	if w := m.WindowLeft; w != nil && *w < m.SeqQ+m.SeqK { // others hide nothing
@@ -68,11 +69,11 @@ func (m *Measurement) SeenKeys() int {
 }
 
 // elementSize has the sizes in bytes of the types that a case may have.
-var elementSize = map[string]int64{backend.F32.String(): 4, backend.F16.String(): 2, backend.BF16.String(): 2}
+var elementSize = map[string]int64{kernels.F32.String(): 4, kernels.F16.String(): 2, kernels.BF16.String(): 2}
 
 // count sets the figures that follow from the call and its plan, without a measurement:
 // operations, bytes moved and memory.
-func (m *Measurement) count(t backend.DeviceType) {
+func (m *Measurement) count(t kernels.DeviceType) {
 	m.Path, m.Pairs, m.FLOPs, m.FLOPsFull, m.Bytes, m.Intensity = "", 0, 0, 0, 0, 0
 	m.Memory = Memory{HostPeak: m.Memory.HostPeak, DevicePeak: m.Memory.DevicePeak}
 	if m.Plan == nil {
@@ -106,7 +107,7 @@ func (m *Measurement) count(t backend.DeviceType) {
 		m.Memory.Square = mask
 	}
 	m.Intensity = float64(m.FLOPs) / float64(m.Bytes)
-	if t != backend.CPU {
+	if t != kernels.CPU {
 		m.Memory.Device = m.Memory.Counted()
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Environment is what a report was measured on and with.
@@ -49,7 +49,7 @@ type Environment struct {
 	// BudgetS is the time limit of the run in seconds; 0 is no limit.
 	BudgetS float64 `json:"budget_s"`
 	// Backends are the devices that were measured.
-	Backends []backend.Info `json:"backends"`
+	Backends []kernels.Info `json:"backends"`
 	// Missing has a line for each backend that has no device.
 	Missing []string `json:"missing"`
 }
@@ -71,7 +71,7 @@ func ThisMachine(now time.Time) Environment {
 		CPUs:        runtime.NumCPU(),
 		Threads:     runtime.GOMAXPROCS(0),
 		MemoryBytes: machine.Memory(),
-		Backends:    []backend.Info{},
+		Backends:    []kernels.Info{},
 		Missing:     []string{},
 		Args:        []string{},
 		Variables:   []string{},
@@ -109,13 +109,13 @@ func (e *Environment) readBuild(build *debug.BuildInfo) {
 }
 
 // backend returns the backend that m ran on; the zero Info when it is not listed.
-func (e *Environment) backend(m *Measurement) backend.Info {
+func (e *Environment) backend(m *Measurement) kernels.Info {
 	for i := range e.Backends {
 		if m.on(&e.Backends[i]) {
 			return e.Backends[i]
 		}
 	}
-	return backend.Info{Provider: m.Provider}
+	return kernels.Info{Provider: m.Provider}
 }
 
 // revision returns the first digits of the commit with a mark for modified files, or the
@@ -131,10 +131,10 @@ func (e *Environment) revision() string {
 }
 
 // describe writes a device on a line.
-func describe(b *backend.Info) string { return details(b, b.Name, b.Device, b.Provider, b.Driver) }
+func describe(b *kernels.Info) string { return details(b, b.Name, b.Device, b.Provider, b.Driver) }
 
 // details joins texts about a device and its number of threads, if any.
-func details(b *backend.Info, texts ...string) string {
+func details(b *kernels.Info, texts ...string) string {
 	if b.Threads > 0 {
 		texts = append(texts, format.Count(b.Threads, "thread"))
 	}
@@ -142,7 +142,7 @@ func details(b *backend.Info, texts ...string) string {
 }
 
 // limits writes a device's limits as "name=value name=value".
-func limits(b *backend.Info) string {
+func limits(b *kernels.Info) string {
 	var words []string
 	for _, l := range b.Limits {
 		words = append(words, fmt.Sprintf("%s=%d", l.Name, l.Value))

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Measurement is one case with its figures. Times are in seconds, rates in 10^9 a second,
@@ -53,7 +53,7 @@ type Measurement struct {
 	Note   string `json:"note"`
 	// Plan is the backend's plan, null when there was none; Path is its code path.
 	Path string        `json:"path"`
-	Plan *backend.Plan `json:"plan"`
+	Plan *kernels.Plan `json:"plan"`
 	// Resumed marks a row that was copied from the report that the run resumed.
 	Resumed bool `json:"resumed"`
 	// Repetitions is the number of timed calls, in Rounds.
@@ -278,7 +278,7 @@ func (m *Measurement) outcome() string {
 }
 
 // on reports whether the case ran on a backend.
-func (m *Measurement) on(info *backend.Info) bool {
+func (m *Measurement) on(info *kernels.Info) bool {
 	return m.Backend == info.Name && m.Threads == info.Threads
 }
 

@@ -23,7 +23,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Schema is the version of the JSON form of a [Report]. Every change of a field changes it.
@@ -120,7 +120,7 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-func (r refusal) Is(target error) bool { return target == backend.ErrOption }
+func (r refusal) Is(target error) bool { return target == kernels.ErrOption }
 
 // Read reads a report that [Report.WriteJSON] wrote and derives again what follows from other
 // figures. It returns ErrOption for another schema, for an unknown field and for values that no

@@ -19,8 +19,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // sample is a report with a row of every kind.
@@ -64,15 +64,15 @@ func sample() *Report {
 	short.CompileS, short.Compiled, short.MoveS, short.MovedBytes = f(0.25), 2, f(0.001), 294912
 	short.Allocs, short.MaxError, short.ErrorBound = n(9), f(1e-7), f(1e-4)
 	short.Memory.Device, short.Memory.DevicePeak = 385536, n(400000)
-	short.Plan = &backend.Plan{Backend: "gpu:0", Path: "fused WGSL", Why: "it fits", Pairs: 4096, FLOPs: 4194304, Bytes: 393216, Chunks: 1, Cut: "8 heads",
-		Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}}
+	short.Plan = &kernels.Plan{Backend: "gpu:0", Path: "fused WGSL", Why: "it fits", Pairs: 4096, FLOPs: 4194304, Bytes: 393216, Chunks: 1, Cut: "8 heads",
+		Limits: []kernels.Limit{{Name: "binding", Value: 1 << 27}}}
 	return &Report{
 		Schema: Schema,
 		Environment: Environment{Date: "2026-01-02T03:04:05Z", GoVersion: "go1.26.0", OS: "linux", Arch: "amd64", CPU: "Some CPU", CPUs: 4, Threads: 2,
 			Version: "v0.1.0", Commit: "0123456789abcdef", Modified: true, CGO: true, Seed: 1, Args: []string{"bench", "--causal"}, MemoryBytes: 8 << 30, Variables: []string{"GOMAXPROCS=2"}, CheckedRows: 16, BudgetS: 48,
-			Backends: []backend.Info{
-				{Name: "cpu", Device: "Some CPU", Type: backend.CPU, Provider: "gonum v0.17.0", Threads: 2},
-				{Name: "gpu:0", Device: "Some GPU", Type: backend.Discrete, Provider: "wgpu v1", Driver: "driver 2", Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}},
+			Backends: []kernels.Info{
+				{Name: "cpu", Device: "Some CPU", Type: kernels.CPU, Provider: "gonum v0.17.0", Threads: 2},
+				{Name: "gpu:0", Device: "Some GPU", Type: kernels.Discrete, Provider: "wgpu v1", Driver: "driver 2", Limits: []kernels.Limit{{Name: "binding", Value: 1 << 27}}},
 			},
 			Missing: []string{"npu · none: no usable device"}},
 		Cases: []Measurement{ok, large, read, skipped, short, wrong},
@@ -268,7 +268,7 @@ func TestReadRefuses(t *testing.T) {
 	for name, text := range map[string]string{"no JSON": "abc", "another thing": "{}", "an older form": `{"schema": 1}`, "a newer form": `{"schema": 99}`, "half a file": `{"schema": 3, "cases": [`,
 		"no median": `{"schema": 3, "cases": [{"status": "ok", "rounds": [{"times_s": [1]}]}]}`, "no rounds": `{"schema": 3, "cases": [{"status": "ok", "median_s": 1}]}`,
 		"no time": `{"schema": 3, "cases": [{"status": "ok", "median_s": 1, "rounds": [{"times_s": [0]}]}]}`} {
-		if r, err := Read(strings.NewReader(text)); !errors.Is(err, backend.ErrOption) {
+		if r, err := Read(strings.NewReader(text)); !errors.Is(err, kernels.ErrOption) {
 			t.Errorf("%s: %v %v", name, r, err)
 		}
 	}

@@ -10,10 +10,10 @@ import (
 	"text/tabwriter"
 	"unicode/utf8"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // WriteTable writes the report as text for people: what ran on what, a row for each case
@@ -69,7 +69,7 @@ func (r *Report) seriesNames() []string {
 }
 
 // on returns the cases of a backend; all of them for nil.
-func (r *Report) on(info *backend.Info) []*Measurement {
+func (r *Report) on(info *kernels.Info) []*Measurement {
 	var cases []*Measurement
 	for i := range r.Cases {
 		if c := &r.Cases[i]; info == nil || c.on(info) {
@@ -89,7 +89,7 @@ func textColumns(cases []*Measurement) []column {
 }
 
 // block writes the table of one backend.
-func (r *Report) block(b *strings.Builder, info *backend.Info) {
+func (r *Report) block(b *strings.Builder, info *kernels.Info) {
 	cases := r.on(info)
 	var peaks []float64
 	for _, c := range cases {
@@ -332,7 +332,7 @@ func (r *Report) WritePlans(w io.Writer) error {
 	r.head(&b)
 	for i := range r.Environment.Backends {
 		info := &r.Environment.Backends[i]
-		short := backend.Info{Name: info.Name, Device: info.Device, Provider: info.Provider}
+		short := kernels.Info{Name: info.Name, Device: info.Device, Provider: info.Provider}
 		fmt.Fprintf(&b, "\n%s\n", describe(&short))
 		for _, c := range r.on(info) {
 			c.writePlan(&b)

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -31,7 +30,7 @@ func TestHeadSizes(t *testing.T) {
 				sizes = append(sizes, [][2]int{{128, 128}, {256, 256}, {257, 257}, {512, 512}, {512, 256}, {576, 512}, {1000, 3}, {64, 1000}, {1024, 1024}}...)
 			}
 			for i, size := range sizes {
-				for n, dtype := range []backend.DType{backend.F32, backend.BF16} {
+				for n, dtype := range []kernels.DType{kernels.F32, kernels.BF16} {
 					if name == "gpu" && i != n {
 						continue
 					}
@@ -48,10 +47,10 @@ func TestHeadSizes(t *testing.T) {
 			}
 			t.Run("values of int8 with 260 columns", func(t *testing.T) {
 				s := &support{t: t, dev: dev, rng: rand.New(rand.NewPCG(260, 1))}
-				x := s.draw(backend.Q8, backend.Shape{1, 1, 40, 260})
-				r, err := dev.Attention(t.Context(), s.draw(backend.F32, backend.Shape{1, 1, 9, 260}), x, x, kernels.Options{})
+				x := s.draw(kernels.Q8, kernels.Shape{1, 1, 40, 260})
+				r, err := dev.Attention(t.Context(), s.draw(kernels.F32, kernels.Shape{1, 1, 9, 260}), x, x, kernels.Options{})
 				r.Release()
-				if name == "cpu" && err != nil || name == "gpu" && !errors.Is(err, backend.ErrUnsupported) {
+				if name == "cpu" && err != nil || name == "gpu" && !errors.Is(err, kernels.ErrUnsupported) {
 					t.Error(err)
 				}
 			})

@@ -12,12 +12,13 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // started is the CPU backend. It closes file descriptor 3 when a call begins.
 type started struct{ backend.Backend }
 
-func (started) Devices() ([]backend.Info, error) { return nil, backend.ErrNoDevice }
+func (started) Devices() ([]kernels.Info, error) { return nil, kernels.ErrNoDevice }
 
 func (started) Open(string) (backend.Backend, error) {
 	be, err := backend.Open("cpu")

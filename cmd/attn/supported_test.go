@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -28,8 +27,8 @@ type supportRow struct {
 // supportCall is a small call on random operands. Its result is recomputed in float64.
 type supportCall struct {
 	dims  kernels.Dims  // zero: B=2 H=4 Hkv=2 Sq=9 Sk=13 D=16
-	dtype backend.DType // of q, k and v
-	kv    backend.DType // of k and v where they have another
+	dtype kernels.DType // of q, k and v
+	kv    kernels.DType // of k and v where they have another
 	bshd  bool
 	opt   func(s *support) kernels.Options
 	other func(s *support) error // instead of attention
@@ -44,15 +43,15 @@ type support struct {
 }
 
 // draw returns a random tensor.
-func (s *support) draw(dtype backend.DType, shape backend.Shape) backend.Tensor {
-	var t backend.Tensor
+func (s *support) draw(dtype kernels.DType, shape kernels.Shape) kernels.Tensor {
+	var t kernels.Tensor
 	var err error
-	if dtype == backend.Bool {
+	if dtype == kernels.Bool {
 		data := make([]bool, shape.Elements())
 		for i := range data {
 			data[i] = s.rng.IntN(3) > 0
 		}
-		if t, err = backend.HostBool(data, shape); err == nil {
+		if t, err = kernels.HostBool(data, shape); err == nil {
 			t, err = s.dev.Upload(s.t.Context(), t)
 		}
 	} else {
@@ -83,11 +82,11 @@ func (s *support) run(c supportCall) error {
 	if kv == 0 {
 		kv = c.dtype
 	}
-	tensor := func(dtype backend.DType, heads, seq, dim int) backend.Tensor {
+	tensor := func(dtype kernels.DType, heads, seq, dim int) kernels.Tensor {
 		if !c.bshd {
-			return s.draw(dtype, backend.Shape{d.Batch, heads, seq, dim})
+			return s.draw(dtype, kernels.Shape{d.Batch, heads, seq, dim})
 		}
-		t, err := s.draw(dtype, backend.Shape{d.Batch, seq, heads, dim}).Swap(backend.Heads, backend.Seq)
+		t, err := s.draw(dtype, kernels.Shape{d.Batch, seq, heads, dim}).Swap(kernels.Heads, kernels.Seq)
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -128,27 +127,27 @@ func tensorsIn(set func(s *support, o *kernels.Options)) supportCall {
 	}}
 }
 
-func (s *support) scores(b, h int) backend.Shape { return backend.Shape{b, h, s.d.SeqQ, s.d.SeqK} }
+func (s *support) scores(b, h int) kernels.Shape { return kernels.Shape{b, h, s.d.SeqQ, s.d.SeqK} }
 
 func supportRows() []supportRow {
 	head := func(d, dv int) supportCall {
 		return supportCall{dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 20, SeqK: 40, Dim: d, ValueDim: dv}}
 	}
-	mask := func(s *support, o *kernels.Options) { o.Mask = s.draw(backend.Bool, s.scores(1, 4)) }
-	bias := func(s *support, o *kernels.Options) { o.Bias = s.draw(backend.F32, s.scores(2, 1)) }
+	mask := func(s *support, o *kernels.Options) { o.Mask = s.draw(kernels.Bool, s.scores(1, 4)) }
+	bias := func(s *support, o *kernels.Options) { o.Bias = s.draw(kernels.F32, s.scores(2, 1)) }
 	relative := func(s *support, o *kernels.Options) {
-		o.RelativeBias = s.draw(backend.F32, backend.Shape{1, 4, 1, s.d.SeqQ + s.d.SeqK - 1})
+		o.RelativeBias = s.draw(kernels.F32, kernels.Shape{1, 4, 1, s.d.SeqQ + s.d.SeqK - 1})
 	}
 	blocks := func(s *support, o *kernels.Options) {
-		o.BlockMask, o.BlockSize = s.draw(backend.Bool, backend.Shape{1, 4, 3, 4}), 4
+		o.BlockMask, o.BlockSize = s.draw(kernels.Bool, kernels.Shape{1, 4, 3, 4}), 4
 	}
 	both := func(a, b func(*support, *kernels.Options)) supportCall {
 		return tensorsIn(func(s *support, o *kernels.Options) { a(s, o); b(s, o) })
 	}
 	return []supportRow{
 		{"f32", "tensor dtype", "`--dtype`", supportCall{}},
-		{"f16, bf16 (arithmetic in f32)", "tensor dtype", "`--dtype`", supportCall{dtype: backend.F16}},
-		{"k and v of another type than q", "tensor dtype", "", supportCall{kv: backend.BF16}},
+		{"f16, bf16 (arithmetic in f32)", "tensor dtype", "`--dtype`", supportCall{dtype: kernels.F16}},
+		{"k and v of another type than q", "tensor dtype", "", supportCall{kv: kernels.BF16}},
 		{"any strides, `[B,H,S,D]` and `[B,S,H,D]`", "tensor views", "`--layout bshd`", supportCall{bshd: true}},
 		{"any head size, another for v", "shapes", "shapes", head(192, 128)},
 		{"head sizes 576 and 512 (absorbed latent attention)", "shapes", "shapes", head(576, 512)},
@@ -171,18 +170,18 @@ func supportRows() []supportRow {
 		{"mask of blocks, hidden ones not computed", "`BlockMask`", "`--block-mask`", tensorsIn(blocks)},
 		{"mask of blocks and mask", "both", "both", both(blocks, mask)},
 		{"attention sinks", "`Sinks`", "`--sinks`", with(kernels.Options{Sinks: []float32{1, -1, 0, 2}})},
-		{"dropout (Philox 4x32-10)", "`Dropout`", "`--dropout`, `--seed`", with(kernels.Options{Dropout: backend.Dropout{P: .3, Seed: 7}})},
+		{"dropout (Philox 4x32-10)", "`Dropout`", "`--dropout`, `--seed`", with(kernels.Options{Dropout: kernels.Dropout{P: .3, Seed: 7}})},
 		{"log-sum-exp out", "`LSE`", "`--lse`", with(kernels.Options{LSE: true})},
 		{"weights out, by two more stages, O(S²) memory", "`Weights`", "`--weights`", with(kernels.Options{Weights: true})},
 		{"scores out, at three points before the softmax", "`Scores`", "`--scores`, `--scores-at`", supportCall{other: scoresSupport}},
 		{"largest weights of each query, O(S·n) memory", "`TopWeights`", "`--topk`", supportCall{other: topSupport}},
 		{"packed sequences of different lengths", "`CuQ`, `CuK`", "`--cu-q`, `--cu-k`", supportCall{other: packedSupport}},
-		{"cache: f32, f16, bf16", "`kvcache.Cache`", "`--past-k`, `--present-k`, ..", cacheSupport(kvcache.Config{DType: backend.F16, Capacity: 16})},
-		{"cache: int8, each row of each head with a scale of its own", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{DType: backend.Q8, Capacity: 16})},
+		{"cache: f32, f16, bf16", "`kvcache.Cache`", "`--past-k`, `--present-k`, ..", cacheSupport(kvcache.Config{DType: kernels.F16, Capacity: 16})},
+		{"cache: int8, each row of each head with a scale of its own", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{DType: kernels.Q8, Capacity: 16})},
 		{"cache: rolling window", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{Capacity: 20, Window: 6})},
-		{"cache: pages, shared and copied on write", "`kvcache.Paged`", "", pagedSupport(backend.F32, 16, false)},
-		{"cache: pages of int8", "`kvcache.Paged`", "", pagedSupport(backend.Q8, 16, false)},
-		{"cache: a shared prefix computed once", "`SharePrefix`", "", pagedSupport(backend.F32, 4, true)},
+		{"cache: pages, shared and copied on write", "`kvcache.Paged`", "", pagedSupport(kernels.F32, 16, false)},
+		{"cache: pages of int8", "`kvcache.Paged`", "", pagedSupport(kernels.Q8, 16, false)},
+		{"cache: a shared prefix computed once", "`SharePrefix`", "", pagedSupport(kernels.F32, 4, true)},
 		{"merge of partial results", "`Merge`", "", supportCall{other: mergeSupport}},
 		{"rotary embedding, half-split or interleaved, partial", "`Rotate`, `nn.RoPE`", "`--rope`", supportCall{other: rotateSupport}},
 		{"whole layers (`MultiHeadAttention`), weights from `.npz`", "`nn.MultiHeadAttention`", "", supportCall{other: layerSupport}},
@@ -190,16 +189,16 @@ func supportRows() []supportRow {
 }
 
 // drawn returns random q, k and v in f32.
-func (s *support) drawn() (q, k, v backend.Tensor) {
+func (s *support) drawn() (q, k, v kernels.Tensor) {
 	d := s.d
-	return s.draw(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}),
-		s.draw(backend.F32, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim}),
-		s.draw(backend.F32, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
+	return s.draw(kernels.F32, kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}),
+		s.draw(kernels.F32, kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim}),
+		s.draw(kernels.F32, kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
 }
 
 func scoresSupport(s *support) error {
 	q, k, _ := s.drawn()
-	x, err := s.dev.Scores(s.t.Context(), q, k, backend.Biased, kernels.Options{Causal: true})
+	x, err := s.dev.Scores(s.t.Context(), q, k, kernels.Biased, kernels.Options{Causal: true})
 	x.Release()
 	return err
 }
@@ -219,9 +218,9 @@ func packedSupport(s *support) error {
 }
 
 // last returns the last n rows of x.
-func (s *support) last(x backend.Tensor, n int) backend.Tensor {
-	rows := x.Shape()[backend.Seq]
-	x, err := x.Slice(backend.Seq, rows-n, rows)
+func (s *support) last(x kernels.Tensor, n int) kernels.Tensor {
+	rows := x.Shape()[kernels.Seq]
+	x, err := x.Slice(kernels.Seq, rows-n, rows)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -239,8 +238,8 @@ func cacheSupport(c kvcache.Config) supportCall {
 		}
 		defer cache.Release()
 		for j := range s.d.SeqK {
-			row := func(x backend.Tensor) backend.Tensor {
-				part, err := x.Slice(backend.Seq, j, j+1)
+			row := func(x kernels.Tensor) kernels.Tensor {
+				part, err := x.Slice(kernels.Seq, j, j+1)
 				if err != nil {
 					s.t.Fatal(err)
 				}
@@ -257,7 +256,7 @@ func cacheSupport(c kvcache.Config) supportCall {
 }
 
 // pagedSupport appends the keys to a sequence, forks it, and attends with both.
-func pagedSupport(dtype backend.DType, size int, share bool) supportCall {
+func pagedSupport(dtype kernels.DType, size int, share bool) supportCall {
 	return supportCall{other: func(s *support) error {
 		q, k, v := s.drawn()
 		cache, err := kvcache.NewPaged(s.t.Context(), s.dev, kvcache.PagedConfig{KVHeads: s.d.KVHeads, Dim: s.d.Dim, DType: dtype, PageSize: size, Pages: 8})
@@ -269,8 +268,8 @@ func pagedSupport(dtype backend.DType, size int, share bool) supportCall {
 		if err != nil {
 			return err
 		}
-		first := func(x backend.Tensor) backend.Tensor {
-			x, err := x.Slice(backend.Batch, 0, 1)
+		first := func(x kernels.Tensor) kernels.Tensor {
+			x, err := x.Slice(kernels.Batch, 0, 1)
 			if err != nil {
 				s.t.Fatal(err)
 			}
@@ -332,7 +331,7 @@ func layerSupport(s *support) error {
 		return err
 	}
 	defer layer.Release()
-	r, err := layer.Apply(s.t.Context(), s.draw(backend.F32, backend.Shape{2, 1, 9, 32}), nn.MultiHeadOptions{})
+	r, err := layer.Apply(s.t.Context(), s.draw(kernels.F32, kernels.Shape{2, 1, 9, 32}), nn.MultiHeadOptions{})
 	r.Release()
 	return err
 }
@@ -357,7 +356,7 @@ func TestSupportTable(t *testing.T) {
 	answers := map[string][]string{}
 	for _, name := range names {
 		dev, err := kernels.Open(name)
-		if name == "gpu" && errors.Is(err, backend.ErrNoDevice) {
+		if name == "gpu" && errors.Is(err, kernels.ErrNoDevice) {
 			for _, line := range strings.Split(strings.TrimSpace(old), "\n")[min(2, strings.Count(old, "\n")):] {
 				cells := strings.Split(line, " | ")
 				answers[name] = append(answers[name], strings.TrimSuffix(cells[len(cells)-1], " |"))
@@ -374,7 +373,7 @@ func TestSupportTable(t *testing.T) {
 				s := &support{t: t, dev: dev, rng: rand.New(rand.NewPCG(1, 2))}
 				answer := "yes"
 				switch err := s.run(row.call); {
-				case errors.Is(err, backend.ErrUnsupported):
+				case errors.Is(err, kernels.ErrUnsupported):
 					answer = "refused"
 				case err != nil:
 					t.Errorf("%v", err)

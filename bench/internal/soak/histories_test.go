@@ -60,7 +60,7 @@ func TestHistories(t *testing.T) {
 		be, err := gpu.Open("", gpu.Options{})
 		if err == nil {
 			be.Close()
-		} else if hasGPU = false; !errors.Is(err, backend.ErrNoDevice) || os.Getenv("CI") == "true" {
+		} else if hasGPU = false; !errors.Is(err, kernels.ErrNoDevice) || os.Getenv("CI") == "true" {
 			t.Fatal(err)
 		}
 	}
@@ -172,7 +172,7 @@ func (h *history) open(slot int) {
 	}
 	be, err := d.open()
 	if err != nil {
-		if !h.refuses || !errors.Is(err, backend.ErrMemory) {
+		if !h.refuses || !errors.Is(err, kernels.ErrMemory) {
 			h.fault("open %s: %v", d.name, err)
 		}
 		return
@@ -310,7 +310,7 @@ func firstDifference(got, want [][]float32) string {
 // frame is an output inside memory whose other elements no call may change.
 type frame struct {
 	data, after []float32
-	all, t      backend.Tensor
+	all, t      kernels.Tensor
 }
 
 // outside is what the elements around an output hold.
@@ -321,15 +321,15 @@ var errDamage = errors.New("wrong result")
 
 // into runs f with outputs of the shapes, with gaps before, after and between their rows. It
 // reads them whether f fails or not, and fails if anything around them changed.
-func (h *history) into(ctx context.Context, dev *kernels.Device, shapes []backend.Shape, f func(t []backend.Tensor) [][]float32) (out [][]float32) {
+func (h *history) into(ctx context.Context, dev *kernels.Device, shapes []kernels.Shape, f func(t []kernels.Tensor) [][]float32) (out [][]float32) {
 	var frames []*frame
-	var t []backend.Tensor
+	var t []kernels.Tensor
 	for _, shape := range shapes {
 		row := shape[3] + 3
 		head := shape[2]*row + 4
-		strides := backend.Strides{shape[1]*head + 4, head, row, 1}
+		strides := kernels.Strides{shape[1]*head + 4, head, row, 1}
 		f := &frame{data: slices.Repeat([]float32{outside}, shape[0]*strides[0]+32)}
-		f.all = must(dev.Upload(ctx, must(backend.HostF32(f.data, backend.Shape{1, 1, 1, len(f.data)}))))
+		f.all = must(dev.Upload(ctx, must(kernels.HostF32(f.data, kernels.Shape{1, 1, 1, len(f.data)}))))
 		defer f.all.Release()
 		f.t = must(f.all.View(shape, strides, 16))
 		frames, t = append(frames, f), append(t, f.t)
@@ -417,7 +417,7 @@ func endedError(ctx context.Context) error {
 }
 
 // refusals are the errors of calls that are wrong.
-var refusals = []error{backend.ErrShape, backend.ErrDType, backend.ErrOption, backend.ErrDevice, backend.ErrOverlap, backend.ErrUnsupported, backend.ErrReleased}
+var refusals = []error{kernels.ErrShape, kernels.ErrDType, kernels.ErrOption, kernels.ErrDevice, kernels.ErrOverlap, kernels.ErrUnsupported, kernels.ErrReleased}
 
 // do runs a step, f, on d. lives are the objects whose end makes it fail, wrong means that it
 // must be refused. A result is compared with that of alone, unless that is nil.
@@ -430,9 +430,9 @@ func (a *actor) do(rng *rand.Rand, what string, d *opened, lives []*life, wrong 
 	case wrong:
 		must = errors.New("it is wrong")
 	case d.ended.Load():
-		must = backend.ErrClosed
+		must = kernels.ErrClosed
 	case slices.ContainsFunc(lives, func(l *life) bool { return l.ended.Load() }):
-		must = backend.ErrReleased
+		must = kernels.ErrReleased
 	default:
 		must = endedError(ctx)
 	}
@@ -448,17 +448,17 @@ func (a *actor) do(rng *rand.Rand, what string, d *opened, lives []*life, wrong 
 	switch {
 	case err == nil:
 	case errors.Is(err, errDamage):
-	case errors.Is(err, backend.ErrClosed):
+	case errors.Is(err, kernels.ErrClosed):
 		explained = d.began.Load()
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		explained = endedError(ctx) != nil && errors.Is(err, endedError(ctx))
-	case errors.Is(err, backend.ErrMemory):
+	case errors.Is(err, kernels.ErrMemory):
 		explained = a.h.refuses
-	case errors.Is(err, backend.ErrCapacity):
+	case errors.Is(err, kernels.ErrCapacity):
 		explained = strings.HasPrefix(what, "append")
 	case wrong && slices.ContainsFunc(refusals, func(e error) bool { return errors.Is(err, e) }):
 		explained = true
-	case errors.Is(err, backend.ErrReleased):
+	case errors.Is(err, kernels.ErrReleased):
 		explained = slices.ContainsFunc(lives, func(l *life) bool { return l.began.Load() })
 	}
 	verdict, _, _ := strings.Cut(what, " ")

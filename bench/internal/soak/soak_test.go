@@ -140,7 +140,7 @@ type device struct {
 // open opens a shared device and computes each problem alone.
 func (s *soak) open(name string, open func() (backend.Backend, error)) {
 	be, err := open()
-	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		s.t.Logf("%s: %v (CI=true makes that a failure)", name, err)
 		return
 	}
@@ -188,7 +188,7 @@ func (s *soak) round(round int, long time.Duration) {
 				out, err := job.run(s.t.Context(), d, problem, rng)
 				s.done[job.name].Add(1)
 				switch {
-				case errors.Is(err, backend.ErrMemory):
+				case errors.Is(err, kernels.ErrMemory):
 					s.refused.Add(1)
 				case job.cancels && errors.Is(err, context.DeadlineExceeded):
 					s.cancelled.Add(1)
@@ -292,10 +292,10 @@ func generate(ctx context.Context, dev *kernels.Device, n int) (all []float32) {
 	defer c.Release()
 	seqs := []*kvcache.Sequence{must(c.NewSequence())}
 	for step, tokens := range []int{6, 1, 3} {
-		shape := backend.Shape{len(seqs), heads, tokens, dim}
-		var x [3]backend.Tensor
+		shape := kernels.Shape{len(seqs), heads, tokens, dim}
+		var x [3]kernels.Tensor
 		for i := range x {
-			x[i] = must(dev.FromFloat32(ctx, backend.F32, numbers(uint64(10*step+i), shape.Elements()), shape))
+			x[i] = must(dev.FromFloat32(ctx, kernels.F32, numbers(uint64(10*step+i), shape.Elements()), shape))
 			defer x[i].Release()
 		}
 		b := c.Batch(seqs...)

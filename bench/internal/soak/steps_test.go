@@ -10,7 +10,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -89,7 +88,7 @@ func drawCase(rng *rand.Rand, onGPU bool) (c backendtest.Case) {
 		}
 		switch kind {
 		case 0:
-			c.Keys = new(backend.Q8)
+			c.Keys = new(kernels.Q8)
 		case 1:
 			c.PageSize, o.KLen = []int{4, 5, 16, 64}[rng.IntN(4)], nil
 			for range c.Batch {
@@ -235,13 +234,13 @@ func (a *actor) wrong(rng *rand.Rand, d *opened, s *set) {
 		case 1:
 			must(new(kernels.Call).Run(ctx))
 		case 2:
-			must(d.dev.Alloc(ctx, backend.F32, backend.Shape{1, -1, 1, 1}))
+			must(d.dev.Alloc(ctx, kernels.F32, kernels.Shape{1, -1, 1, 1}))
 		case 3:
 			ok(must(d.dev.Prepare(s.Q, s.K, s.V, opt)).RunInto(ctx, kernels.Result{O: s.Q, LSE: s.Q}))
 		case 4:
-			must(d.dev.Attention(ctx, must(backend.Meta(s.Q.DType(), s.Q.Shape())), s.K, s.V, opt))
+			must(d.dev.Attention(ctx, must(kernels.Meta(s.Q.DType(), s.Q.Shape())), s.K, s.V, opt))
 		case 5:
-			ok(d.dev.Softmax(ctx, s.Q, backend.Tensor{}, kernels.Options{}))
+			ok(d.dev.Softmax(ctx, s.Q, kernels.Tensor{}, kernels.Options{}))
 		case 6:
 			opt.Softcap = math.NaN()
 			must(d.dev.Attention(ctx, s.Q, s.K, s.V, opt))
@@ -251,7 +250,7 @@ func (a *actor) wrong(rng *rand.Rand, d *opened, s *set) {
 }
 
 // all downloads tensors.
-func all(ctx context.Context, dev *kernels.Device, tensors ...backend.Tensor) (out [][]float32) {
+func all(ctx context.Context, dev *kernels.Device, tensors ...kernels.Tensor) (out [][]float32) {
 	for _, t := range tensors {
 		if !t.IsZero() {
 			out = append(out, must(dev.ToFloat32(ctx, t)))
@@ -282,16 +281,16 @@ func check(_ *history, ctx context.Context, _ *kernels.Device, _ *set, c *kernel
 }
 
 // outputs returns the shapes of O and LSE.
-func outputs(c *kernels.Call) []backend.Shape {
+func outputs(c *kernels.Call) []kernels.Shape {
 	d := c.Dims()
-	return []backend.Shape{{d.Batch, d.Heads, d.SeqQ, d.ValueDim}, {d.Batch, d.Heads, d.SeqQ, 1}}
+	return []kernels.Shape{{d.Batch, d.Heads, d.SeqQ, d.ValueDim}, {d.Batch, d.Heads, d.SeqQ, 1}}
 }
 
 // runInto runs c into frames. A call that ends early and can be resumed is resumed.
 func runInto(h *history, ctx context.Context, dev *kernels.Device, s *set, c *kernels.Call) [][]float32 {
-	return h.into(ctx, dev, outputs(c), func(t []backend.Tensor) (more [][]float32) {
+	return h.into(ctx, dev, outputs(c), func(t []kernels.Tensor) (more [][]float32) {
 		err := c.RunInto(ctx, kernels.Result{O: t[0], LSE: t[1]})
-		if left, resumes := errors.AsType[*backend.Interrupted](err); resumes {
+		if left, resumes := errors.AsType[*kernels.Interrupted](err); resumes {
 			err = must(dev.Prepare(s.Q, s.K, s.V, s.Options)).Resume(context.Background(), kernels.Result{O: t[0], LSE: t[1]}, left.Partial)
 		}
 		ok(err)
@@ -301,9 +300,9 @@ func runInto(h *history, ctx context.Context, dev *kernels.Device, s *set, c *ke
 
 func backward(h *history, ctx context.Context, dev *kernels.Device, s *set, c *kernels.Call) [][]float32 {
 	shapes := append(outputs(c), s.Q.Shape(), s.K.Shape(), s.V.Shape())
-	do := must(dev.FromFloat32(ctx, backend.F32, numbers(7, shapes[0].Elements()), shapes[0]))
+	do := must(dev.FromFloat32(ctx, kernels.F32, numbers(7, shapes[0].Elements()), shapes[0]))
 	defer do.Release()
-	return h.into(ctx, dev, shapes, func(t []backend.Tensor) [][]float32 {
+	return h.into(ctx, dev, shapes, func(t []kernels.Tensor) [][]float32 {
 		r := kernels.Result{O: t[0], LSE: t[1]}
 		ok(c.RunInto(ctx, r))
 		g := must(c.AllocGradients(ctx, c.Gradients().Options()))
@@ -319,10 +318,10 @@ func stages(_ *history, ctx context.Context, dev *kernels.Device, s *set, _ *ker
 	opt.LSE, opt.Weights, opt.Scale = false, false, new(0.2)
 	scores := must(dev.QK(ctx, s.Q, s.K))
 	defer scores.Release()
-	ok(dev.Softmax(ctx, scores, backend.Tensor{}, opt))
+	ok(dev.Softmax(ctx, scores, kernels.Tensor{}, opt))
 	o := must(dev.PV(ctx, scores, s.V))
 	defer o.Release()
-	biased := must(dev.Scores(ctx, s.Q, s.K, backend.Biased, opt))
+	biased := must(dev.Scores(ctx, s.Q, s.K, kernels.Biased, opt))
 	defer biased.Release()
 	return append(all(ctx, dev, scores, o, biased), must(dev.TopWeights(ctx, s.Q, s.K, 2, opt)).Weights)
 }
@@ -331,10 +330,10 @@ func stages(_ *history, ctx context.Context, dev *kernels.Device, s *set, _ *ker
 func merge(h *history, ctx context.Context, dev *kernels.Device, s *set, _ *kernels.Call) [][]float32 {
 	opt := s.Options
 	opt.Weights = false
-	shapes, n := outputs(must(dev.Prepare(s.Q, s.K, s.V, opt))), s.K.Shape()[backend.Seq]
-	return h.into(ctx, dev, append(shapes, shapes...), func(t []backend.Tensor) [][]float32 {
+	shapes, n := outputs(must(dev.Prepare(s.Q, s.K, s.V, opt))), s.K.Shape()[kernels.Seq]
+	return h.into(ctx, dev, append(shapes, shapes...), func(t []kernels.Tensor) [][]float32 {
 		for i, at := range [2][2]int{{0, n / 2}, {n / 2, n}} {
-			k, v := must(s.K.Slice(backend.Seq, at[0], at[1])), must(s.V.Slice(backend.Seq, at[0], at[1]))
+			k, v := must(s.K.Slice(kernels.Seq, at[0], at[1])), must(s.V.Slice(kernels.Seq, at[0], at[1]))
 			ok(must(dev.Prepare(s.Q, k, v, opt)).RunInto(ctx, kernels.Result{O: t[2*i], LSE: t[2*i+1]}))
 		}
 		ok(dev.Merge(ctx, kernels.Result{O: t[0], LSE: t[1]}, kernels.Result{O: t[2], LSE: t[3]}))
@@ -346,14 +345,14 @@ func merge(h *history, ctx context.Context, dev *kernels.Device, s *set, _ *kern
 func operations(h *history, ctx context.Context, dev *kernels.Device, s *set, _ *kernels.Call) [][]float32 {
 	const n = 24
 	x := s.Q.Shape()
-	var in [3]backend.Tensor
-	for i, shape := range []backend.Shape{{1, 1, x[3], n}, {1, 1, x[2], x[3] / 2}, {1, 1, x[2], x[3] / 2}} {
-		in[i] = must(dev.FromFloat32(ctx, backend.F32, numbers(uint64(i), shape.Elements()), shape))
+	var in [3]kernels.Tensor
+	for i, shape := range []kernels.Shape{{1, 1, x[3], n}, {1, 1, x[2], x[3] / 2}, {1, 1, x[2], x[3] / 2}} {
+		in[i] = must(dev.FromFloat32(ctx, kernels.F32, numbers(uint64(i), shape.Elements()), shape))
 		defer in[i].Release()
 	}
-	return h.into(ctx, dev, []backend.Shape{x, {x[0], x[1], x[2], n}, x}, func(t []backend.Tensor) [][]float32 {
-		ok(dev.Copy(ctx, t[:1], []backend.Tensor{s.Q}))
-		ok(dev.Project(ctx, t[1], s.Q, in[0], backend.Tensor{}))
+	return h.into(ctx, dev, []kernels.Shape{x, {x[0], x[1], x[2], n}, x}, func(t []kernels.Tensor) [][]float32 {
+		ok(dev.Copy(ctx, t[:1], []kernels.Tensor{s.Q}))
+		ok(dev.Project(ctx, t[1], s.Q, in[0], kernels.Tensor{}))
 		ok(dev.Rotate(ctx, t[2], s.Q, kernels.Angles{Cos: in[1], Sin: in[2]}))
 		return nil
 	})
@@ -423,7 +422,7 @@ func (a *actor) chainStep(rng *rand.Rand, d *opened, kind int) {
 			c.tokens = c.tokens[:n]
 			return nil
 		})
-		if err != nil && !(errors.Is(err, backend.ErrReleased) && gone(c)) {
+		if err != nil && !(errors.Is(err, kernels.ErrReleased) && gone(c)) {
 			a.h.fault("goroutine %d, step %d: fork or truncate: %v", a.id, a.at, err)
 		}
 	case kind == 15 && c.own != nil:
@@ -439,7 +438,7 @@ func (a *actor) newChain(rng *rand.Rand, d *opened) {
 	ctx := context.Background()
 	cfg := kvcache.PagedConfig{KVHeads: 2, Dim: 32, PageSize: []int{1, 4, 5, 16}[rng.IntN(4)], Pages: 16 + rng.IntN(100)}
 	if !a.h.gpu {
-		cfg.DType = []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}[rng.IntN(4)]
+		cfg.DType = []kernels.DType{kernels.F32, kernels.F16, kernels.BF16, kernels.Q8}[rng.IntN(4)]
 		if rng.IntN(4) == 0 {
 			cfg.RoPE = &nn.RoPE{}
 		}
@@ -501,9 +500,9 @@ func (a *actor) append(rng *rand.Rand, own []*chain) {
 		}
 	}
 	if a.do(rng, fmt.Sprintf("append %d tokens to %d sequences", n, len(own)), d, lives(own), false, func(ctx context.Context) [][]float32 {
-		var x [2]backend.Tensor
+		var x [2]kernels.Tensor
 		for i := range x {
-			x[i] = must(d.dev.FromFloat32(ctx, backend.F32, data[i], backend.Shape{len(own), own[0].cfg.KVHeads, n, own[0].cfg.Dim}))
+			x[i] = must(d.dev.FromFloat32(ctx, kernels.F32, data[i], kernels.Shape{len(own), own[0].cfg.KVHeads, n, own[0].cfg.Dim}))
 			defer x[i].Release()
 		}
 		ok(batchOf(own).Append(ctx, x[0], x[1], nil))
@@ -533,10 +532,10 @@ func (a *actor) attend(rng *rand.Rand, own []*chain) {
 	size := heads * n * cfg.Dim
 	q := numbers(seed, len(own)*size)
 	attend := func(ctx context.Context, dev *kernels.Device, c nn.KVCache, batch, n int, q []float32, opt kvcache.CallOptions) []float32 {
-		shape := backend.Shape{batch, heads, n, cfg.Dim}
-		x := must(dev.FromFloat32(ctx, backend.F32, q, shape))
+		shape := kernels.Shape{batch, heads, n, cfg.Dim}
+		x := must(dev.FromFloat32(ctx, kernels.F32, q, shape))
 		defer x.Release()
-		return h.into(ctx, dev, []backend.Shape{shape}, func(t []backend.Tensor) [][]float32 {
+		return h.into(ctx, dev, []kernels.Shape{shape}, func(t []kernels.Tensor) [][]float32 {
 			ok(c.AttentionInto(ctx, kernels.Result{O: t[0]}, x, opt))
 			return nil
 		})[0]
@@ -546,22 +545,22 @@ func (a *actor) attend(rng *rand.Rand, own []*chain) {
 	opt := kvcache.CallOptions{Count: count, SharePrefix: cfg.Window == 0 && cfg.RoPE == nil && rng.IntN(3) == 0}
 	alone := func(dev *kernels.Device, i int, q, got []float32) []float32 {
 		ctx, n, tokens := context.Background(), count[i], tokens[i]
-		put := func(dtype backend.DType, data []float32, heads, n int) backend.Tensor {
-			return must(dev.FromFloat32(ctx, dtype, data, backend.Shape{1, heads, n, cfg.Dim}))
+		put := func(dtype kernels.DType, data []float32, heads, n int) kernels.Tensor {
+			return must(dev.FromFloat32(ctx, dtype, data, kernels.Shape{1, heads, n, cfg.Dim}))
 		}
 		k, v := own[i].rows(tokens, 0), own[i].rows(tokens, 1)
 		if !opt.SharePrefix && cfg.Window == 0 {
 			c := must(kvcache.New(ctx, dev, kvcache.Config{KVHeads: cfg.KVHeads, Dim: cfg.Dim, DType: cfg.DType, RoPE: cfg.RoPE, Capacity: len(tokens)}))
 			defer c.Release()
-			ok(c.Append(ctx, put(backend.F32, k, cfg.KVHeads, len(tokens)), put(backend.F32, v, cfg.KVHeads, len(tokens)), nil))
+			ok(c.Append(ctx, put(kernels.F32, k, cfg.KVHeads, len(tokens)), put(kernels.F32, v, cfg.KVHeads, len(tokens)), nil))
 			return attend(ctx, dev, c, 1, n, q, kvcache.CallOptions{})
 		}
 		plain := kernels.Options{Causal: true, Align: kernels.LowerRight}
 		if cfg.Window > 0 {
 			plain.Window = &kernels.Window{Left: cfg.Window - 1}
 		}
-		call := must(dev.Prepare(put(backend.F32, q, heads, n), put(cfg.DType, k, cfg.KVHeads, len(tokens)), put(cfg.DType, v, cfg.KVHeads, len(tokens)), plain))
-		if report := must(call.Check(ctx, kernels.Result{O: put(backend.F32, got, heads, n)}, kernels.CheckOptions{Rows: heads * n})); !report.OK() {
+		call := must(dev.Prepare(put(kernels.F32, q, heads, n), put(cfg.DType, k, cfg.KVHeads, len(tokens)), put(cfg.DType, v, cfg.KVHeads, len(tokens)), plain))
+		if report := must(call.Check(ctx, kernels.Result{O: put(kernels.F32, got, heads, n)}, kernels.CheckOptions{Rows: heads * n})); !report.OK() {
 			ok(errors.New(report.Worst))
 		}
 		return got

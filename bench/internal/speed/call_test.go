@@ -18,7 +18,7 @@ type row struct {
 	batch        int    // 0 is 1
 	heads, kv    int    // query heads, 0 is 8; key and value heads, 0 is as many
 	sq, sk, dim  int    // rows; keys, 0 is as many; elements of a head
-	dtype        backend.DType
+	dtype        kernels.DType
 	pages        int // keys of a page; 0: keys are in one tensor
 	option       option
 	backward     bool                       // measure gradients of q, k and v
@@ -49,7 +49,7 @@ func (r row) label() string {
 
 // plain returns the row's call with float32 keys in one tensor and without options.
 func (r row) plain() row {
-	r.dtype, r.pages, r.option, r.gradients = backend.F32, 0, nil, nil
+	r.dtype, r.pages, r.option, r.gradients = kernels.F32, 0, nil, nil
 	return r
 }
 
@@ -71,7 +71,7 @@ func (r row) job(b *testing.B, be *cpu.Backend) job {
 	plan, run := must(be.Plan(ctx, c)), func() error { return be.Attention(ctx, c) }
 	if r.backward {
 		d := c.Dims()
-		c.LSE = random(4, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
+		c.LSE = random(4, kernels.Shape{d.Batch, d.Heads, d.SeqQ, 1})
 		check(run())
 		g := &backend.Gradients{Call: *c, DO: random(5, c.O.Shape()), DLSE: random(6, c.LSE.Shape()),
 			DQ: random(7, c.Q.Shape()), DK: random(8, c.K.Shape()), DV: random(9, c.V.Shape())}
@@ -80,7 +80,7 @@ func (r row) job(b *testing.B, be *cpu.Backend) job {
 		}
 		plan, run = must(be.PlanBackward(ctx, g)), func() error { return be.Backward(ctx, g) }
 	}
-	j := job{run: run, pairs: float64(plan.Pairs), flops: float64(plan.FLOPs), reads: []backend.Tensor{c.K, c.V}}
+	j := job{run: run, pairs: float64(plan.Pairs), flops: float64(plan.FLOPs), reads: []kernels.Tensor{c.K, c.V}}
 	if !c.Blocks.IsZero() { // plans count what the visibility rule leaves
 		seen := 0
 		for _, sees := range must(c.Blocks.Bools())[:c.Blocks.Shape().Elements()] {
@@ -97,22 +97,22 @@ func (r row) job(b *testing.B, be *cpu.Backend) job {
 // call returns the row's call over random operands.
 func (r row) call(b *testing.B, be *cpu.Backend) *backend.Call {
 	batch, heads, sk := cmp.Or(r.batch, 1), cmp.Or(r.heads, 8), cmp.Or(r.sk, r.sq)
-	q, k := backend.Shape{batch, heads, r.sq, r.dim}, backend.Shape{batch, cmp.Or(r.kv, heads), sk, r.dim}
+	q, k := kernels.Shape{batch, heads, r.sq, r.dim}, kernels.Shape{batch, cmp.Or(r.kv, heads), sk, r.dim}
 	c := &backend.Call{Q: random(1, q), K: random(2, k), V: random(3, k), O: random(4, q),
 		Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}
 	if r.option != nil {
 		r.option(c)
 	}
 	dev := kernels.NewDevice(be)
-	for _, x := range []*backend.Tensor{&c.K, &c.V, &c.Q, &c.O} {
+	for _, x := range []*kernels.Tensor{&c.K, &c.V, &c.Q, &c.O} {
 		dtype := r.dtype
-		if dtype == backend.Q8 && (x == &c.Q || x == &c.O) {
-			dtype = backend.F32
+		if dtype == kernels.Q8 && (x == &c.Q || x == &c.O) {
+			dtype = kernels.F32
 		}
 		*x = must(dev.FromFloat32(b.Context(), dtype, must(x.Float32s()), x.Shape()))
 	}
 	if r.pages > 0 {
-		c.Pages = &backend.Pages{Table: [][]int32{nil}, Keys: sk}
+		c.Pages = &kernels.Pages{Table: [][]int32{nil}, Keys: sk}
 		order := rand.New(rand.NewPCG(7, 7)).Perm((sk + r.pages - 1) / r.pages)
 		for _, p := range order {
 			c.Pages.Table[0] = append(c.Pages.Table[0], int32(p))
@@ -124,33 +124,33 @@ func (r row) call(b *testing.B, be *cpu.Backend) *backend.Call {
 
 // inPages returns x, of one batch, in pages: page i of each head at order[i]. A head's pages
 // are adjacent, as in kvcache.Paged.
-func inPages(b *testing.B, be *cpu.Backend, x backend.Tensor, size int, order []int) backend.Tensor {
+func inPages(b *testing.B, be *cpu.Backend, x kernels.Tensor, size int, order []int) kernels.Tensor {
 	s := x.Shape()
-	pool := must(must(backend.AllocHost(x.DType(), backend.Shape{s[backend.Heads], len(order), size, s[backend.Dim]})).Swap(backend.Batch, backend.Heads))
+	pool := must(must(kernels.AllocHost(x.DType(), kernels.Shape{s[kernels.Heads], len(order), size, s[kernels.Dim]})).Swap(kernels.Batch, kernels.Heads))
 	for i, p := range order {
-		lo, hi := i*size, min((i+1)*size, s[backend.Seq])
-		page := must(must(pool.Slice(backend.Batch, p, p+1)).Slice(backend.Seq, 0, hi-lo))
-		check(be.Copy(b.Context(), []backend.Tensor{page}, []backend.Tensor{must(x.Slice(backend.Seq, lo, hi))}))
+		lo, hi := i*size, min((i+1)*size, s[kernels.Seq])
+		page := must(must(pool.Slice(kernels.Batch, p, p+1)).Slice(kernels.Seq, 0, hi-lo))
+		check(be.Copy(b.Context(), []kernels.Tensor{page}, []kernels.Tensor{must(x.Slice(kernels.Seq, lo, hi))}))
 	}
 	return pool
 }
 
 // random returns a contiguous tensor of numbers in [-1, 1).
-func random(seed uint64, shape backend.Shape) backend.Tensor {
+func random(seed uint64, shape kernels.Shape) kernels.Tensor {
 	rng := rand.New(rand.NewPCG(seed, 3))
 	data := make([]float32, shape.Elements())
 	for i := range data {
 		data[i] = rng.Float32()*2 - 1
 	}
-	return must(backend.HostF32(data, shape))
+	return must(kernels.HostF32(data, shape))
 }
 
 // flags returns flags of which percent are true.
-func flags(percent int, shape backend.Shape) backend.Tensor {
+func flags(percent int, shape kernels.Shape) kernels.Tensor {
 	rng := rand.New(rand.NewPCG(8, 4))
 	data := make([]bool, shape.Elements())
 	for i := range data {
 		data[i] = rng.IntN(100) < percent
 	}
-	return must(backend.HostBool(data, shape))
+	return must(kernels.HostBool(data, shape))
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // The calls that 50 goroutines make at once: half of them long, half of them short.
@@ -82,7 +82,7 @@ func deadlines(b *testing.B) (late, sleeps []float64) {
 		if n%2 == 1 {
 			c = *short
 		}
-		c.O = must(backend.AllocHost(backend.F32, c.O.Shape()))
+		c.O = must(kernels.AllocHost(kernels.F32, c.O.Shape()))
 		all.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(n), 1))
 			for time.Now().Before(end) {

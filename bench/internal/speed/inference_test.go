@@ -22,13 +22,13 @@ func inference() []row {
 	const long = 32768
 	rows := []row{
 		{name: "decode", sq: 1, sk: long, dim: 128, want: [2]float64{88, 92}},
-		{name: "decode/f16", sq: 1, sk: long, dim: 128, dtype: backend.F16, want: [2]float64{85, 90}},
-		{name: "decode/bf16", sq: 1, sk: long, dim: 128, dtype: backend.BF16, want: [2]float64{85, 90}},
+		{name: "decode/f16", sq: 1, sk: long, dim: 128, dtype: kernels.F16, want: [2]float64{85, 90}},
+		{name: "decode/bf16", sq: 1, sk: long, dim: 128, dtype: kernels.BF16, want: [2]float64{85, 90}},
 		{name: "decode", kv: 1, sq: 1, sk: long, dim: 128, want: [2]float64{50, 50}},
 		{name: "decode", kv: 1, sq: 1, sk: 4 * long, dim: 128, want: [2]float64{88, 88}},
 	}
 	for _, dim := range []int{64, 128} {
-		q8 := row{name: "decode/q8", sq: 1, sk: long, dim: dim, dtype: backend.Q8, againstPlain: true, want: [2]float64{300, 300}}
+		q8 := row{name: "decode/q8", sq: 1, sk: long, dim: dim, dtype: kernels.Q8, againstPlain: true, want: [2]float64{300, 300}}
 		rows = append(rows, q8)
 		q8.name, q8.pages, q8.want = q8.name+"/pages16", 16, [2]float64{100, 100}
 		rows = append(rows, q8)
@@ -65,14 +65,14 @@ func inference() []row {
 		row{name: "prefill/causal", sq: 4096, dim: 128, option: causal},
 		row{name: "prefill", sq: 1024, dim: 64, want: [2]float64{86, 85}},
 		row{name: "prefill", sq: 4096, dim: 64, want: [2]float64{86, 85}},
-		row{name: "prefill/f16", sq: 4096, dim: 64, dtype: backend.F16, want: [2]float64{82, 82}},
-		row{name: "prefill/bf16", sq: 4096, dim: 64, dtype: backend.BF16, want: [2]float64{82, 82}},
+		row{name: "prefill/f16", sq: 4096, dim: 64, dtype: kernels.F16, want: [2]float64{82, 82}},
+		row{name: "prefill/bf16", sq: 4096, dim: 64, dtype: kernels.BF16, want: [2]float64{82, 82}},
 		row{name: "prefill", sq: 1024, dim: 128, want: [2]float64{89, 88}},
 		row{name: "prefill", sq: 4096, dim: 128, want: [2]float64{93, 88}},
 		row{name: "prefill", sq: 2048, dim: 80, want: [2]float64{80, 80}},
 		row{name: "prefill", sq: 2048, dim: 96, want: [2]float64{80, 80}},
 		row{name: "prefill", sq: 2048, dim: 256, want: [2]float64{80, 80}},
-		row{name: "prefill/bias", sq: 2048, dim: 64, option: bias(1, backend.F32), want: [2]float64{75, 75}},
+		row{name: "prefill/bias", sq: 2048, dim: 64, option: bias(1, kernels.F32), want: [2]float64{75, 75}},
 		row{name: "prefill/softcap", sq: 2048, dim: 64, option: softcap, want: [2]float64{60, 60}})
 }
 
@@ -155,7 +155,7 @@ func benchStep(b *testing.B, rope kvcache.Rotary) {
 	const heads, dim, tokens = 8, 64, 64
 	dev, ctx := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1})), b.Context()
 	defer dev.Close()
-	host := func(seq int) backend.Tensor { return random(1, backend.Shape{1, heads, seq, dim}) }
+	host := func(seq int) kernels.Tensor { return random(1, kernels.Shape{1, heads, seq, dim}) }
 	k, q, out := host(1), host(1), kernels.Result{O: host(1)}
 	own := []*backend.Call{{Q: q, K: host(tokens), V: host(tokens), O: out.O, Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}}
 	cache := must(kvcache.New(ctx, dev, kvcache.Config{KVHeads: heads, Dim: dim, Capacity: 2 * tokens, RoPE: rope}))
@@ -211,7 +211,7 @@ func benchStep(b *testing.B, rope kvcache.Rotary) {
 func benchCancel(b *testing.B, threads int) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: threads}))
 	defer dev.Close()
-	x := random(1, backend.Shape{1, 8, 2048, 64})
+	x := random(1, kernels.Shape{1, 8, 2048, 64})
 	attend := func(ctx context.Context) error {
 		r, err := dev.Attention(ctx, x, x, x, kernels.Options{Weights: true})
 		r.Release()

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // turn is the least time for which a turn repeats a call.
@@ -20,7 +20,7 @@ type job struct {
 	run   func() error
 	pairs float64          // visible pairs of row and key
 	flops float64          // operations of these pairs
-	reads []backend.Tensor // tensors that must be read
+	reads []kernels.Tensor // tensors that must be read
 }
 
 // medians holds the samples of metrics by their units.

@@ -24,24 +24,24 @@ var options = []namedOption{
 	{"softcap", true, softcap},
 	{"mask/SqSk", true, mask(1)},
 	{"mask/BHSqSk", true, mask(8)},
-	{"bias/f32/SqSk", true, bias(1, backend.F32)},
-	{"bias/f32/BHSqSk", true, bias(8, backend.F32)},
-	{"bias/f16/SqSk", false, bias(1, backend.F16)},
-	{"bias/f16/BHSqSk", false, bias(8, backend.F16)},
+	{"bias/f32/SqSk", true, bias(1, kernels.F32)},
+	{"bias/f32/BHSqSk", true, bias(8, kernels.F32)},
+	{"bias/f16/SqSk", false, bias(1, kernels.F16)},
+	{"bias/f16/BHSqSk", false, bias(8, kernels.F16)},
 	{"alibi", true, alibi},
 	{"alibi+mask", true, func(c *backend.Call) { alibi(c); mask(1)(c) }},
 	{"relative", true, relative},
-	{"relative+bias", true, func(c *backend.Call) { relative(c); bias(1, backend.F32)(c) }},
+	{"relative+bias", true, func(c *backend.Call) { relative(c); bias(1, kernels.F32)(c) }},
 	{"sinks", false, func(c *backend.Call) { c.Sinks = make([]float32, c.Dims().Heads) }},
 	{"blocks64", false, blocks(64, 75)},
-	{"dropout", true, func(c *backend.Call) { c.Dropout = backend.Dropout{P: 0.1, Seed: 1} }},
-	{"dropout/row1", false, func(c *backend.Call) { c.Dropout = backend.Dropout{P: 0.1, Seed: 1, First: [4]int{0, 0, 1}} }},
+	{"dropout", true, func(c *backend.Call) { c.Dropout = kernels.Dropout{P: 0.1, Seed: 1} }},
+	{"dropout/row1", false, func(c *backend.Call) { c.Dropout = kernels.Dropout{P: 0.1, Seed: 1, First: [4]int{0, 0, 1}} }},
 }
 
 func causal(c *backend.Call) { c.Visible.Right = 0 }
 
 func window(keys int) option {
-	return func(c *backend.Call) { c.Visible = backend.Visibility{Left: keys - 1} }
+	return func(c *backend.Call) { c.Visible = kernels.Visibility{Left: keys - 1} }
 }
 
 func softcap(c *backend.Call) { c.Softcap = 20 }
@@ -50,23 +50,23 @@ func softcap(c *backend.Call) { c.Softcap = 20 }
 func mask(heads int) option {
 	return func(c *backend.Call) {
 		d := c.Dims()
-		c.Mask = must(flags(75, backend.Shape{1, heads, d.SeqQ, d.SeqK}).Broadcast(backend.Shape{1, d.Heads, d.SeqQ, d.SeqK}))
+		c.Mask = must(flags(75, kernels.Shape{1, heads, d.SeqQ, d.SeqK}).Broadcast(kernels.Shape{1, d.Heads, d.SeqQ, d.SeqK}))
 	}
 }
 
-func bias(heads int, dtype backend.DType) option {
+func bias(heads int, dtype kernels.DType) option {
 	return func(c *backend.Call) {
 		d := c.Dims()
-		x := random(10, backend.Shape{1, heads, d.SeqQ, d.SeqK})
-		if dtype != backend.F32 {
+		x := random(10, kernels.Shape{1, heads, d.SeqQ, d.SeqK})
+		if dtype != kernels.F32 {
 			from := must(x.Float32s())
 			bits := make([]uint16, len(from))
 			for i, f := range from {
 				bits[i] = dtype.Encode(f)
 			}
-			x = must(backend.HostBits(bits, dtype, x.Shape()))
+			x = must(kernels.HostBits(bits, dtype, x.Shape()))
 		}
-		c.Bias = must(x.Broadcast(backend.Shape{1, d.Heads, d.SeqQ, d.SeqK}))
+		c.Bias = must(x.Broadcast(kernels.Shape{1, d.Heads, d.SeqQ, d.SeqK}))
 	}
 }
 
@@ -78,7 +78,7 @@ func alibi(c *backend.Call) {
 
 func relative(c *backend.Call) {
 	d := c.Dims()
-	c.Relative = random(11, backend.Shape{1, d.Heads, 1, d.SeqQ + d.SeqK - 1})
+	c.Relative = random(11, kernels.Shape{1, d.Heads, 1, d.SeqQ + d.SeqK - 1})
 }
 
 // blocks shows that percentage of the blocks of size rows and keys.
@@ -86,7 +86,7 @@ func blocks(size, percent int) option {
 	return func(c *backend.Call) {
 		d := c.Dims()
 		c.BlockQ, c.BlockK = size, size
-		c.Blocks = flags(percent, backend.Shape{1, d.Heads, (d.SeqQ + size - 1) / size, d.SeqK / size})
+		c.Blocks = flags(percent, kernels.Shape{1, d.Heads, (d.SeqQ + size - 1) / size, d.SeqK / size})
 	}
 }
 
@@ -101,7 +101,7 @@ func optionRows(r row, want float64) (rows []row) {
 	for _, o := range options {
 		rows = append(rows, r.with(o, want))
 	}
-	for _, dtype := range []backend.DType{backend.F16, backend.BF16} {
+	for _, dtype := range []kernels.DType{kernels.F16, kernels.BF16} {
 		r := r.with(namedOption{name: dtype.String()}, want)
 		r.dtype = dtype
 		rows = append(rows, r)
@@ -169,5 +169,5 @@ func benchRegions(b *testing.B, opt kernels.Options, backward bool) {
 		grads := must(call.AllocGradients(ctx, call.Gradients().Operands()))
 		plan, run = must(call.PlanBackward(ctx, call.Gradients().Operands())), func() error { return call.Backward(ctx, grads, kernels.Result{O: c.O}, result) }
 	}
-	measure(b, be, job{run: run, pairs: float64(plan.Pairs), flops: float64(plan.FLOPs), reads: []backend.Tensor{c.K, c.V}}, &base, 60)
+	measure(b, be, job{run: run, pairs: float64(plan.Pairs), flops: float64(plan.FLOPs), reads: []kernels.Tensor{c.K, c.V}}, &base, 60)
 }

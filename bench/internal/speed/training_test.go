@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // BenchmarkBackward measures gradients of q, k and v: 2.5 times the operations of the
@@ -20,9 +21,9 @@ func BenchmarkBackward(b *testing.B) {
 		{name: "causal", sq: 4096, dim: 64, option: causal, want: [2]float64{72, 72}},
 		{name: "causal", sq: 4096, dim: 128, option: causal, want: [2]float64{72, 72}},
 		{heads: 1, sq: 4096, dim: 64},
-		{name: "bias", sq: 2048, dim: 64, option: bias(1, backend.F32)},
+		{name: "bias", sq: 2048, dim: 64, option: bias(1, kernels.F32)},
 		{name: "softcap", sq: 2048, dim: 64, option: softcap},
-		{name: "f16", sq: 2048, dim: 64, dtype: backend.F16},
+		{name: "f16", sq: 2048, dim: 64, dtype: kernels.F16},
 	} {
 		r.backward = true
 		for threads := range min(2, runtime.GOMAXPROCS(0)) {
@@ -42,13 +43,13 @@ func BenchmarkGradients(b *testing.B) {
 		do      option
 		request func(g *backend.Gradients)
 	}{
-		{"dbias/BHSqSk", bias(heads, backend.F32), func(g *backend.Gradients) { g.DBias = random(12, backend.Shape{1, heads, s, s}) }},
-		{"dbias/SqSk", bias(1, backend.F32), func(g *backend.Gradients) { g.DBias = random(12, backend.Shape{1, 1, s, s}) }},
-		{"dbias/HSk", bias(heads, backend.F32), func(g *backend.Gradients) { g.DBias = random(12, backend.Shape{1, heads, 1, s}) }},
-		{"drelative/H", relative, func(g *backend.Gradients) { g.DRelative = random(12, backend.Shape{1, heads, 1, 2*s - 1}) }},
-		{"drelative/1", relative, func(g *backend.Gradients) { g.DRelative = random(12, backend.Shape{1, 1, 1, 2*s - 1}) }},
-		{"dslopes", alibi, func(g *backend.Gradients) { g.DSlopes = random(12, backend.Shape{1, heads, 1, 1}) }},
-		{"dsinks", func(c *backend.Call) { c.Sinks = make([]float32, heads) }, func(g *backend.Gradients) { g.DSinks = random(12, backend.Shape{1, heads, 1, 1}) }},
+		{"dbias/BHSqSk", bias(heads, kernels.F32), func(g *backend.Gradients) { g.DBias = random(12, kernels.Shape{1, heads, s, s}) }},
+		{"dbias/SqSk", bias(1, kernels.F32), func(g *backend.Gradients) { g.DBias = random(12, kernels.Shape{1, 1, s, s}) }},
+		{"dbias/HSk", bias(heads, kernels.F32), func(g *backend.Gradients) { g.DBias = random(12, kernels.Shape{1, heads, 1, s}) }},
+		{"drelative/H", relative, func(g *backend.Gradients) { g.DRelative = random(12, kernels.Shape{1, heads, 1, 2*s - 1}) }},
+		{"drelative/1", relative, func(g *backend.Gradients) { g.DRelative = random(12, kernels.Shape{1, 1, 1, 2*s - 1}) }},
+		{"dslopes", alibi, func(g *backend.Gradients) { g.DSlopes = random(12, kernels.Shape{1, heads, 1, 1}) }},
+		{"dsinks", func(c *backend.Call) { c.Sinks = make([]float32, heads) }, func(g *backend.Gradients) { g.DSinks = random(12, kernels.Shape{1, heads, 1, 1}) }},
 		{"heads8on2", func(c *backend.Call) { shareHeads(c, 2) }, nil},
 		{"heads8on1", func(c *backend.Call) { shareHeads(c, 1) }, nil},
 	} {
@@ -67,6 +68,6 @@ func BenchmarkGradients(b *testing.B) {
 // shareHeads replaces keys and values by those of n heads.
 func shareHeads(c *backend.Call, n int) {
 	shape := c.K.Shape()
-	shape[backend.Heads] = n
+	shape[kernels.Heads] = n
 	c.K, c.V = random(2, shape), random(3, shape)
 }

@@ -69,7 +69,7 @@ type problem struct {
 }
 
 // dtypes are the types by their names.
-var dtypes = map[string]backend.DType{"": backend.F32, "f32": backend.F32, "f16": backend.F16, "bf16": backend.BF16}
+var dtypes = map[string]kernels.DType{"": kernels.F32, "f32": kernels.F32, "f16": kernels.F16, "bf16": kernels.BF16}
 
 // request is a line of input.
 type request struct {
@@ -88,7 +88,7 @@ type answer struct {
 	Seconds []float64 `json:"seconds,omitempty"`
 	// FLOPS is the peak rate in operations a second.
 	FLOPS  float64       `json:"flops,omitempty"`
-	Device *backend.Info `json:"device,omitempty"`
+	Device *kernels.Info `json:"device,omitempty"`
 	Error  string        `json:"error,omitempty"`
 }
 
@@ -117,9 +117,9 @@ func serve(ctx context.Context, dev *kernels.Device, in io.Reader, out io.Writer
 // server holds the operands and the prepared call of the last load.
 type server struct {
 	dev     *kernels.Device
-	q, k, v backend.Tensor
+	q, k, v kernels.Tensor
 	out     kernels.Result
-	dO      backend.Tensor
+	dO      kernels.Tensor
 	grads   kernels.Gradients // empty unless they are measured
 	call    *kernels.Call
 }
@@ -141,7 +141,7 @@ func (s *server) do(ctx context.Context, r request) (answer, error) {
 	case "peak":
 		meter, ok := s.dev.Backend().(backend.PeakMeter)
 		if !ok {
-			return answer{}, fmt.Errorf("%s cannot measure its peak rate: %w", s.dev.Info().Name, backend.ErrUnsupported)
+			return answer{}, fmt.Errorf("%s cannot measure its peak rate: %w", s.dev.Info().Name, kernels.ErrUnsupported)
 		}
 		flops, err := meter.PeakFLOPS(ctx)
 		return answer{FLOPS: flops}, err
@@ -165,11 +165,11 @@ func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 	// The output has been written once, so that the timed calls do not touch new pages.
 	s.grads.Release()
 	s.out.LSE.Release()
-	s.grads, s.out.LSE = kernels.Gradients{}, backend.Tensor{}
-	for stream, t := range []*backend.Tensor{&s.q, &s.k, &s.v, &s.dO, &s.out.O} {
-		shape := backend.Shape{c.Batch, c.Heads, c.Seq, c.Dim}
+	s.grads, s.out.LSE = kernels.Gradients{}, kernels.Tensor{}
+	for stream, t := range []*kernels.Tensor{&s.q, &s.k, &s.v, &s.dO, &s.out.O} {
+		shape := kernels.Shape{c.Batch, c.Heads, c.Seq, c.Dim}
 		if c.Keys > 0 && (t == &s.k || t == &s.v) {
-			shape[backend.Seq] = c.Keys
+			shape[kernels.Seq] = c.Keys
 		}
 		data := make([]float32, shape.Elements())
 		for i := range data {
@@ -187,15 +187,15 @@ func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 	if s.call, err = s.dev.Prepare(s.q, s.k, s.v, opt); err != nil {
 		return answer{}, err
 	}
-	results := []*backend.Tensor{&s.out.O}
+	results := []*kernels.Tensor{&s.out.O}
 	if c.Backward {
-		if s.out.LSE, err = s.dev.Alloc(ctx, backend.F32, backend.Shape{c.Batch, c.Heads, c.Seq, 1}); err != nil {
+		if s.out.LSE, err = s.dev.Alloc(ctx, kernels.F32, kernels.Shape{c.Batch, c.Heads, c.Seq, 1}); err != nil {
 			return answer{}, err
 		}
 		if s.grads, err = s.call.AllocGradients(ctx, s.call.Gradients().Operands()); err != nil {
 			return answer{}, err
 		}
-		results = []*backend.Tensor{&s.grads.Q, &s.grads.K, &s.grads.V}
+		results = []*kernels.Tensor{&s.grads.Q, &s.grads.K, &s.grads.V}
 	}
 	plan, err := s.call.Plan(ctx)
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -79,11 +78,11 @@ func TestServeSixteenBits(t *testing.T) {
 	a := ask(t, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"dtype":"bf16"}}`, `{"do":"device"}`, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"dtype":"f64"}}`)
 	for j, got := range a[0].Sample { // one key: the output is the value
 		_, _, _, d := place(problem{Batch: 1, Heads: 1, Seq: 1, Dim: 4}, j)
-		if want := backend.BF16.Round(element(uint32(d), 2)); got != want {
+		if want := kernels.BF16.Round(element(uint32(d), 2)); got != want {
 			t.Errorf("sample %d is %v, want %v", j, got, want)
 		}
 	}
-	if len(a[0].Sample) != samples || a[1].Device == nil || a[1].Device.Type != backend.CPU || a[1].Device.Name != "cpu" {
+	if len(a[0].Sample) != samples || a[1].Device == nil || a[1].Device.Type != kernels.CPU || a[1].Device.Name != "cpu" {
 		t.Errorf("%+v", a[:2])
 	}
 	if !strings.Contains(a[2].Error, "f64") {
@@ -92,7 +91,7 @@ func TestServeSixteenBits(t *testing.T) {
 }
 
 func TestOpen(t *testing.T) {
-	if _, err := open("tpu", 0); !errors.Is(err, backend.ErrNoBackend) {
+	if _, err := open("tpu", 0); !errors.Is(err, kernels.ErrNoBackend) {
 		t.Errorf("tpu: %v", err)
 	}
 	be, err := open("cpu", 3)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/shards"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
@@ -32,13 +31,13 @@ func TestMain(m *testing.M) {
 // problem is a call with its operands.
 type problem struct {
 	dims    kernels.Dims
-	dtype   backend.DType
+	dtype   kernels.DType
 	q, k, v []float32
 	options kernels.Options
 }
 
 // draw returns a problem whose elements dtype holds exactly.
-func draw(d kernels.Dims, dtype backend.DType, o kernels.Options) *problem {
+func draw(d kernels.Dims, dtype kernels.DType, o kernels.Options) *problem {
 	rng := rand.New(rand.NewPCG(1, uint64(d.SeqK)))
 	tensor := func(n int) []float32 {
 		x := make([]float32, n)
@@ -59,7 +58,7 @@ func (p *problem) spec(t *testing.T, n int) Spec {
 	t.Helper()
 	dir := t.TempDir()
 	elements := "f4"
-	if p.dtype == backend.F16 {
+	if p.dtype == kernels.F16 {
 		elements = "f2"
 	}
 	for _, x := range []struct {
@@ -86,13 +85,13 @@ func (p *problem) direct(t *testing.T) (o, lse []float32) {
 	t.Helper()
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	var tensors [3]backend.Tensor
+	var tensors [3]kernels.Tensor
 	for i, x := range []struct {
 		data  []float32
-		shape backend.Shape
+		shape kernels.Shape
 	}{
-		{p.q, backend.Shape{p.dims.Batch, p.dims.Heads, p.dims.SeqQ, p.dims.Dim}}, {p.k, backend.Shape{p.dims.Batch, p.dims.KVHeads, p.dims.SeqK, p.dims.Dim}},
-		{p.v, backend.Shape{p.dims.Batch, p.dims.KVHeads, p.dims.SeqK, p.dims.ValueDim}},
+		{p.q, kernels.Shape{p.dims.Batch, p.dims.Heads, p.dims.SeqQ, p.dims.Dim}}, {p.k, kernels.Shape{p.dims.Batch, p.dims.KVHeads, p.dims.SeqK, p.dims.Dim}},
+		{p.v, kernels.Shape{p.dims.Batch, p.dims.KVHeads, p.dims.SeqK, p.dims.ValueDim}},
 	} {
 		var err error
 		if tensors[i], err = dev.FromFloat32(t.Context(), p.dtype, x.data, x.shape); err != nil {
@@ -181,23 +180,23 @@ func TestOptions(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		dtype backend.DType
+		dtype kernels.DType
 		o     kernels.Options
 	}{
-		{"plain", backend.F32, kernels.Options{}},
-		{"causal", backend.F32, kernels.Options{Causal: true, Align: kernels.LowerRight}},
-		{"causal from the first key", backend.F32, kernels.Options{Causal: true}},
-		{"window with an offset", backend.F32, kernels.Options{Window: &kernels.Window{Left: 40000, Right: 7}, Offset: []int{2*cpu.ShardKeys - 100}}},
-		{"offsets", backend.F32, kernels.Options{Causal: true, Offset: []int{40000, -100}}},
-		{"klen", backend.F32, kernels.Options{KLen: []int{40000, 0}}},
-		{"softcap and scale", backend.F32, kernels.Options{Softcap: 2, Scale: new(0.3)}},
-		{"sinks", backend.F32, kernels.Options{Sinks: []float32{0.5, 2, inf, -1}, Causal: true, Align: kernels.LowerRight}},
-		{"sinks and rows that see the second split only", backend.F32, kernels.Options{Sinks: []float32{0.5, 2, inf, -1}, Window: &kernels.Window{Left: 100}, Offset: []int{cpu.ShardKeys + 200}}},
-		{"sinks and rows that see nothing", backend.F32, kernels.Options{Sinks: []float32{0.5, 2, inf, -1}, Causal: true, Offset: []int{-150}}},
-		{"alibi", backend.F32, kernels.Options{ALiBi: []float32{0.001, 0.0001, 0.5, 0}, Causal: true, Align: kernels.LowerRight}},
-		{"segments", backend.F32, kernels.Options{QSegments: [][]int32{rows}, KSegments: [][]int32{segments}}},
-		{"f16", backend.F16, kernels.Options{Causal: true, Align: kernels.LowerRight}},
-		{"bf16", backend.BF16, kernels.Options{Causal: true, Align: kernels.LowerRight}},
+		{"plain", kernels.F32, kernels.Options{}},
+		{"causal", kernels.F32, kernels.Options{Causal: true, Align: kernels.LowerRight}},
+		{"causal from the first key", kernels.F32, kernels.Options{Causal: true}},
+		{"window with an offset", kernels.F32, kernels.Options{Window: &kernels.Window{Left: 40000, Right: 7}, Offset: []int{2*cpu.ShardKeys - 100}}},
+		{"offsets", kernels.F32, kernels.Options{Causal: true, Offset: []int{40000, -100}}},
+		{"klen", kernels.F32, kernels.Options{KLen: []int{40000, 0}}},
+		{"softcap and scale", kernels.F32, kernels.Options{Softcap: 2, Scale: new(0.3)}},
+		{"sinks", kernels.F32, kernels.Options{Sinks: []float32{0.5, 2, inf, -1}, Causal: true, Align: kernels.LowerRight}},
+		{"sinks and rows that see the second split only", kernels.F32, kernels.Options{Sinks: []float32{0.5, 2, inf, -1}, Window: &kernels.Window{Left: 100}, Offset: []int{cpu.ShardKeys + 200}}},
+		{"sinks and rows that see nothing", kernels.F32, kernels.Options{Sinks: []float32{0.5, 2, inf, -1}, Causal: true, Offset: []int{-150}}},
+		{"alibi", kernels.F32, kernels.Options{ALiBi: []float32{0.001, 0.0001, 0.5, 0}, Causal: true, Align: kernels.LowerRight}},
+		{"segments", kernels.F32, kernels.Options{QSegments: [][]int32{rows}, KSegments: [][]int32{segments}}},
+		{"f16", kernels.F16, kernels.Options{Causal: true, Align: kernels.LowerRight}},
+		{"bf16", kernels.BF16, kernels.Options{Causal: true, Align: kernels.LowerRight}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.o.LSE = true

@@ -27,7 +27,7 @@ func init() { backend.Register("faulty", faultyDriver{}) }
 
 type faultyDriver struct{}
 
-func (faultyDriver) Devices() ([]backend.Info, error) { return nil, backend.ErrNoDevice }
+func (faultyDriver) Devices() ([]kernels.Info, error) { return nil, kernels.ErrNoDevice }
 
 func (faultyDriver) Open(string) (backend.Backend, error) {
 	return &faulty{Backend: cpu.New(cpu.Options{})}, nil
@@ -56,7 +56,7 @@ func (f *faulty) Attention(ctx context.Context, calls ...*backend.Call) error {
 
 // small is a call of 3 splits whose bits are those of one call.
 func small() *problem {
-	return draw(kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 1100, SeqK: 2*cpu.ShardKeys + 900, Dim: 8, ValueDim: 8}, backend.F32, kernels.Options{Causal: true, Align: kernels.LowerRight, LSE: true})
+	return draw(kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 1100, SeqK: 2*cpu.ShardKeys + 900, Dim: 8, ValueDim: 8}, kernels.F32, kernels.Options{Causal: true, Align: kernels.LowerRight, LSE: true})
 }
 
 // execute runs a job in n worker processes and returns how many units they computed.
@@ -164,7 +164,7 @@ func TestWorkers(t *testing.T) {
 
 // TestPrepare: what is wrong is found before work starts, and named.
 func TestPrepare(t *testing.T) {
-	p := draw(kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 6, SeqK: 9, Dim: 4, ValueDim: 4}, backend.F32, kernels.Options{})
+	p := draw(kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 6, SeqK: 9, Dim: 4, ValueDim: 4}, kernels.F32, kernels.Options{})
 	for _, c := range []struct {
 		name   string
 		change func(t *testing.T, s *Spec, dir string)
@@ -175,26 +175,26 @@ func TestPrepare(t *testing.T) {
 			if err := os.Truncate(dir+"/k-1.npy", 150); err != nil {
 				t.Fatal(err)
 			}
-		}, backend.ErrShape, "k-1.npy"},
+		}, kernels.ErrShape, "k-1.npy"},
 		{"missing shard", func(_ *testing.T, s *Spec, dir string) { s.V = dir + "/v-0.npy," + dir + "/v-7.npy" }, fs.ErrNotExist, "v-7.npy"},
-		{"shard of another shape", func(_ *testing.T, s *Spec, dir string) { s.K += "," + dir + "/q-0.npy" }, backend.ErrShape, "q-0.npy"},
-		{"fewer values than keys", func(_ *testing.T, s *Spec, dir string) { s.V = dir + "/v-0.npy" }, backend.ErrShape, "keys"},
+		{"shard of another shape", func(_ *testing.T, s *Spec, dir string) { s.K += "," + dir + "/q-0.npy" }, kernels.ErrShape, "q-0.npy"},
+		{"fewer values than keys", func(_ *testing.T, s *Spec, dir string) { s.V = dir + "/v-0.npy" }, kernels.ErrShape, "keys"},
 		{"shard of another type", func(t *testing.T, s *Spec, dir string) {
-			half := draw(p.dims, backend.F16, kernels.Options{}).spec(t, 1)
+			half := draw(p.dims, kernels.F16, kernels.Options{}).spec(t, 1)
 			s.K += "," + half.K
-		}, backend.ErrDType, "f2"},
+		}, kernels.ErrDType, "f2"},
 		{"mask", func(_ *testing.T, s *Spec, _ string) {
-			mask, err := backend.HostBool(make([]bool, 54), backend.Shape{1, 1, 6, 9})
+			mask, err := kernels.HostBool(make([]bool, 54), kernels.Shape{1, 1, 6, 9})
 			if err != nil {
 				panic(err)
 			}
 			s.Options.Mask = mask
-		}, backend.ErrUnsupported, "mask"},
-		{"dropout", func(_ *testing.T, s *Spec, _ string) { s.Options.Dropout.P = 0.5 }, backend.ErrUnsupported, "dropout"},
-		{"no output", func(_ *testing.T, s *Spec, _ string) { s.Out = "" }, backend.ErrOption, "out is missing"},
-		{"no keys", func(_ *testing.T, s *Spec, _ string) { s.K = "" }, backend.ErrOption, "k is missing"},
-		{"type", func(_ *testing.T, s *Spec, _ string) { s.DType = "f8" }, backend.ErrOption, `dtype is "f8"`},
-		{"branches", func(_ *testing.T, s *Spec, _ string) { s.Branches = -1 }, backend.ErrOption, "branches is -1"},
+		}, kernels.ErrUnsupported, "mask"},
+		{"dropout", func(_ *testing.T, s *Spec, _ string) { s.Options.Dropout.P = 0.5 }, kernels.ErrUnsupported, "dropout"},
+		{"no output", func(_ *testing.T, s *Spec, _ string) { s.Out = "" }, kernels.ErrOption, "out is missing"},
+		{"no keys", func(_ *testing.T, s *Spec, _ string) { s.K = "" }, kernels.ErrOption, "k is missing"},
+		{"type", func(_ *testing.T, s *Spec, _ string) { s.DType = "f8" }, kernels.ErrOption, `dtype is "f8"`},
+		{"branches", func(_ *testing.T, s *Spec, _ string) { s.Branches = -1 }, kernels.ErrOption, "branches is -1"},
 	} {
 		spec := p.spec(t, 2)
 		dir := filepath.Dir(spec.Out)

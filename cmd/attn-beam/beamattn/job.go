@@ -42,7 +42,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/plan"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/shards"
@@ -140,10 +139,10 @@ func fromBits(b []uint32) (x []float32) {
 // ErrUnsupported as those of kernels.Device.Prepare, or the error of the file system.
 func Prepare(ctx context.Context, s Spec) (*Job, error) {
 	if s.Out == "" {
-		return nil, fmt.Errorf("out is missing: the folder for the results: %w", backend.ErrOption)
+		return nil, fmt.Errorf("out is missing: the folder for the results: %w", kernels.ErrOption)
 	}
 	if s.Branches < 0 {
-		return nil, fmt.Errorf("branches is %d, it must be at least 1, or 0 for 1: %w", s.Branches, backend.ErrOption)
+		return nil, fmt.Errorf("branches is %d, it must be at least 1, or 0 for 1: %w", s.Branches, kernels.ErrOption)
 	}
 	inputs, dims, dtype, err := s.open(ctx)
 	if err != nil {
@@ -215,14 +214,14 @@ func files(arrays ...*shards.Array) (uris []string) {
 }
 
 // open reads the headers of all shards and validates the call.
-func (s *Spec) open(ctx context.Context) (inputs map[string]*shards.Array, d kernels.Dims, dtype backend.DType, err error) {
+func (s *Spec) open(ctx context.Context) (inputs map[string]*shards.Array, d kernels.Dims, dtype kernels.DType, err error) {
 	if err := cut.Supported(&s.Options); err != nil {
 		return nil, d, 0, err
 	}
 	inputs = map[string]*shards.Array{}
 	for _, x := range [][2]string{{"q", s.Q}, {"k", s.K}, {"v", s.V}} {
 		if x[1] == "" {
-			return nil, d, 0, fmt.Errorf("%s is missing: the URIs of its shards: %w", x[0], backend.ErrOption)
+			return nil, d, 0, fmt.Errorf("%s is missing: the URIs of its shards: %w", x[0], kernels.ErrOption)
 		}
 		if inputs[x[0]], err = shards.Open(ctx, x[0], x[1]); err != nil {
 			return nil, d, 0, err
@@ -320,24 +319,24 @@ func (c *call) outputs() map[string]*shards.Array {
 }
 
 // dtypeOf returns the type to compute on, for elements of a file.
-func dtypeOf(name, elements string) (backend.DType, error) {
+func dtypeOf(name, elements string) (kernels.DType, error) {
 	switch {
 	case name == "" && elements == "f2":
-		return backend.F16, nil
+		return kernels.F16, nil
 	case name == "":
-		return backend.F32, nil
+		return kernels.F32, nil
 	}
-	for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+	for _, d := range []kernels.DType{kernels.F32, kernels.F16, kernels.BF16} {
 		if d.String() == name {
 			return d, nil
 		}
 	}
-	return 0, fmt.Errorf("dtype is %q, it must be f32, f16 or bf16: %w", name, backend.ErrOption)
+	return 0, fmt.Errorf("dtype is %q, it must be f32, f16 or bf16: %w", name, kernels.ErrOption)
 }
 
 // elementsOf returns numpy's name of the elements of the output.
-func elementsOf(dtype backend.DType) string {
-	if dtype == backend.F16 {
+func elementsOf(dtype kernels.DType) string {
+	if dtype == kernels.F16 {
 		return "f2"
 	}
 	return "f4"
@@ -348,7 +347,7 @@ func size(elements string) int { return int(elements[1] - '0') }
 
 // described returns the options that decide the result, for a comparison. Segments may be
 // long: their hash stands for them.
-func described(s Spec, dtype backend.DType) map[string]any {
+func described(s Spec, dtype kernels.DType) map[string]any {
 	d := map[string]any{"DType": dtype.String(), "Backend": s.Backend}
 	o := reflect.ValueOf(s.Options)
 	for i := range o.NumField() {

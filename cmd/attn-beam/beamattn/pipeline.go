@@ -164,14 +164,14 @@ func (c *call) attend(ctx context.Context, dev *kernels.Device, u *cut.Unit) err
 	if err != nil {
 		return err
 	}
-	var tensors [3]backend.Tensor
+	var tensors [3]kernels.Tensor
 	for i, x := range []struct {
 		a           *shards.Array
 		heads, rows cut.Span
 	}{
 		{c.Q, b.Heads, b.Rows}, {c.K, cut.Span{Lo: b.KVHead, Hi: b.KVHead + 1}, u.Keys}, {c.V, cut.Span{Lo: b.KVHead, Hi: b.KVHead + 1}, u.Keys},
 	} {
-		shape := backend.Shape{1, x.heads.Len(), x.rows.Len(), x.a.Shape[3]}
+		shape := kernels.Shape{1, x.heads.Len(), x.rows.Len(), x.a.Shape[3]}
 		data, err := backend.Make[float32](shape.Elements())
 		if err == nil {
 			err = x.a.Read(ctx, data, b.Batch, x.heads, x.rows)
@@ -190,10 +190,10 @@ func (c *call) attend(ctx context.Context, dev *kernels.Device, u *cut.Unit) err
 	}
 	var r kernels.Result
 	defer func() { r.Release() }()
-	if r.O, err = dev.Alloc(ctx, backend.F32, backend.Shape{1, heads, rows, width}); err != nil {
+	if r.O, err = dev.Alloc(ctx, kernels.F32, kernels.Shape{1, heads, rows, width}); err != nil {
 		return err
 	}
-	if r.LSE, err = dev.Alloc(ctx, backend.F32, backend.Shape{1, heads, rows, 1}); err != nil {
+	if r.LSE, err = dev.Alloc(ctx, kernels.F32, kernels.Shape{1, heads, rows, 1}); err != nil {
 		return err
 	}
 	if err := call.RunInto(ctx, r); err != nil {
@@ -222,7 +222,7 @@ func (c *call) attend(ctx context.Context, dev *kernels.Device, u *cut.Unit) err
 func (c *call) done(ctx context.Context, u *cut.Unit) (bool, error) {
 	n := u.Block.Heads.Len() * u.Block.Rows.Len()
 	_, err := shards.ReadTensor(ctx, c.partial(u), "f4", []int{n * (c.V.Shape[3] + 1)})
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, backend.ErrShape) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, kernels.ErrShape) {
 		return false, nil
 	}
 	return err == nil, err
@@ -273,7 +273,7 @@ func (c *call) merge(ctx context.Context, dev *kernels.Device, b *cut.Block, uni
 	written := true
 	for _, a := range c.outputs() {
 		_, err := shards.ReadTensor(ctx, a.Shards[b.ID].URI, a.Type, []int{1, heads, rows, a.Shape[3]})
-		if written = written && err == nil; err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, backend.ErrShape) {
+		if written = written && err == nil; err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, kernels.ErrShape) {
 			return err
 		}
 	}
@@ -316,7 +316,7 @@ func (c *call) merge(ctx context.Context, dev *kernels.Device, b *cut.Block, uni
 	if err != nil {
 		return err
 	}
-	if dtype == backend.BF16 {
+	if dtype == kernels.BF16 {
 		for i, x := range sum[:n*width] {
 			sum[i] = dtype.Round(x)
 		}
@@ -334,8 +334,8 @@ func (c *call) merge(ctx context.Context, dev *kernels.Device, b *cut.Block, uni
 // result returns O and LSE, which follow one another in data, as tensors.
 func result(dev *kernels.Device, ctx context.Context, data []float32, heads, rows, width int) (r kernels.Result, err error) {
 	n := heads * rows * width
-	if r.O, err = dev.FromFloat32(ctx, backend.F32, data[:n], backend.Shape{1, heads, rows, width}); err == nil {
-		r.LSE, err = dev.FromFloat32(ctx, backend.F32, data[n:], backend.Shape{1, heads, rows, 1})
+	if r.O, err = dev.FromFloat32(ctx, kernels.F32, data[:n], kernels.Shape{1, heads, rows, width}); err == nil {
+		r.LSE, err = dev.FromFloat32(ctx, kernels.F32, data[n:], kernels.Shape{1, heads, rows, 1})
 	}
 	return r, err
 }

@@ -9,13 +9,12 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
 // Limit formats a limit of a device. Limits in bytes, which their WebGPU names
 // tell apart (maxWorkgroupSizeX counts threads), also get a binary unit.
-func Limit(l backend.Limit) string {
+func Limit(l kernels.Limit) string {
 	name := strings.ToLower(l.Name)
 	for _, part := range []string{"bytes", "memory", "buffersize", "bindingsize", "storagesize"} {
 		if strings.Contains(name, part) && l.Value >= 1024 {

@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/flags"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Percent is a flag of a percentage: 5%, 2.5.
@@ -97,8 +97,8 @@ func (r Span) Within(n int) (lo, hi int, err error) {
 }
 
 // ParseDType returns the type f32, f16 or bf16 of a flag.
-func ParseDType(flag, name string) (backend.DType, error) {
-	for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+func ParseDType(flag, name string) (kernels.DType, error) {
+	for _, d := range []kernels.DType{kernels.F32, kernels.F16, kernels.BF16} {
 		if d.String() == strings.TrimSpace(name) {
 			return d, nil
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // TestRead reads files of at most a number of bytes. A device without an end has a bound too.
@@ -21,7 +22,7 @@ func TestRead(t *testing.T) {
 		t.Errorf("%q, %v", text, err)
 	}
 	stop := backend.FailMemory(1)
-	if text, err := Read(t.Context(), path, 5); !errors.Is(err, backend.ErrMemory) {
+	if text, err := Read(t.Context(), path, 5); !errors.Is(err, kernels.ErrMemory) {
 		t.Errorf("without memory: %q, %v", text, err)
 	}
 	stop()

@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // ExitUsage is the exit code of wrong usage, see [IsUsage].
@@ -33,7 +33,7 @@ func Usagef(format string, args ...any) error { return usage{fmt.Errorf(format, 
 // or the name of a backend that does not exist.
 func IsUsage(err error) bool {
 	_, marked := errors.AsType[usage](err)
-	return marked || errors.Is(err, backend.ErrOption) || errors.Is(err, backend.ErrNoBackend)
+	return marked || errors.Is(err, kernels.ErrOption) || errors.Is(err, kernels.ErrNoBackend)
 }
 
 // kong's errors name Go's types, and the tokens of its scanner.

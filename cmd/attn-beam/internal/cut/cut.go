@@ -79,7 +79,7 @@ type Block struct {
 	Heads Span
 	// Rows are the query rows. Keys are those that the rows may see.
 	Rows, Keys Span
-	// Offset, Left and Right are those of backend.Visibility.
+	// Offset, Left and Right are those of kernels.Visibility.
 	Offset, Left, Right int
 	// Split is the number of keys of a split.
 	Split int
@@ -123,7 +123,7 @@ func New(d kernels.Dims, o kernels.Options, c Config) (*Cut, error) {
 		value int
 	}{{"workers", c.Workers}, {"rows of a block", c.Rows}, {"keys of a split", c.Split}} {
 		if n.value < 0 {
-			return nil, fmt.Errorf("%s: %d is negative, it must be at least 1, or 0 for the default: %w", n.name, n.value, backend.ErrOption)
+			return nil, fmt.Errorf("%s: %d is negative, it must be at least 1, or 0 for the default: %w", n.name, n.value, kernels.ErrOption)
 		}
 	}
 	parts, err := o.Parts(d)
@@ -196,8 +196,8 @@ func (x *Cut) add(p *kernels.Part, b Block) {
 }
 
 // visible is the rule for keys, counted from the first one and the first row of the block.
-func (b *Block) visible(keys Span) backend.Visibility {
-	return backend.Visibility{Offset: b.Offset - (keys.Lo - b.Keys.Lo), Left: b.Left, Right: b.Right}
+func (b *Block) visible(keys Span) kernels.Visibility {
+	return kernels.Visibility{Offset: b.Offset - (keys.Lo - b.Keys.Lo), Left: b.Left, Right: b.Right}
 }
 
 // pairs returns the number of visible pairs of keys.
@@ -210,7 +210,7 @@ func (b *Block) pairs(keys Span) int64 {
 func (b *Block) seen(keys Span) Span {
 	// The first row sees the first of them, and the last row the last.
 	first, last := b.visible(keys), b.visible(keys)
-	first.Right, last.Left = backend.Unbounded, backend.Unbounded
+	first.Right, last.Left = kernels.Unbounded, kernels.Unbounded
 	lo, _ := first.Range(0, 0, keys.Len())
 	_, hi := last.Range(0, b.Rows.Len()-1, keys.Len())
 	return Span{keys.Lo + lo, keys.Lo + hi}
@@ -280,7 +280,7 @@ func Supported(o *kernels.Options) error {
 		{o.Weights, "weights", "take them from a call on one machine"},
 	} {
 		if x.set {
-			return fmt.Errorf("%s cannot be divided over machines: %s: %w", x.name, x.does, backend.ErrUnsupported)
+			return fmt.Errorf("%s cannot be divided over machines: %s: %w", x.name, x.does, kernels.ErrUnsupported)
 		}
 	}
 	return nil

@@ -11,7 +11,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -162,20 +161,20 @@ type tester interface {
 }
 
 // operands returns q, k and v of lengths d with numbers from -2 to 2.
-func operands(t tester, dev *kernels.Device, d kernels.Dims) (q, k, v backend.Tensor) {
-	tensor := func(seed float64, shape backend.Shape) backend.Tensor {
+func operands(t tester, dev *kernels.Device, d kernels.Dims) (q, k, v kernels.Tensor) {
+	tensor := func(seed float64, shape kernels.Shape) kernels.Tensor {
 		data := make([]float32, shape[0]*shape[1]*shape[2]*shape[3])
 		for i := range data {
 			data[i] = float32(2 * math.Sin(seed*float64(i+1)))
 		}
-		x, err := dev.FromFloat32(context.Background(), backend.F32, data, shape)
+		x, err := dev.FromFloat32(context.Background(), kernels.F32, data, shape)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return x
 	}
-	return tensor(1.1, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}),
-		tensor(1.7, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim}), tensor(1.9, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
+	return tensor(1.1, kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}),
+		tensor(1.7, kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim}), tensor(1.9, kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
 }
 
 // compare computes the units of a cut as calls, merges them in order and compares each block
@@ -195,7 +194,7 @@ func compare(t tester, d kernels.Dims, o kernels.Options, c Config, equal func(x
 	if err != nil {
 		t.Fatal(err)
 	}
-	part := func(x backend.Tensor, b int, heads, seq Span) backend.Tensor {
+	part := func(x kernels.Tensor, b int, heads, seq Span) kernels.Tensor {
 		for axis, r := range []Span{{b, b + 1}, heads, seq} {
 			if x, err = x.Slice(axis, r.Lo, r.Hi); err != nil {
 				t.Fatal(err)
@@ -220,10 +219,10 @@ func compare(t tester, d kernels.Dims, o kernels.Options, c Config, equal func(x
 			start = append(start, slices.Repeat([]float32{lse}, b.Rows.Len())...)
 		}
 		var sum kernels.Result
-		if sum.O, err = dev.FromFloat32(ctx, backend.F32, make([]float32, len(start)*d.ValueDim), backend.Shape{1, b.Heads.Len(), b.Rows.Len(), d.ValueDim}); err != nil {
+		if sum.O, err = dev.FromFloat32(ctx, kernels.F32, make([]float32, len(start)*d.ValueDim), kernels.Shape{1, b.Heads.Len(), b.Rows.Len(), d.ValueDim}); err != nil {
 			t.Fatal(err)
 		}
-		if sum.LSE, err = dev.FromFloat32(ctx, backend.F32, start, backend.Shape{1, b.Heads.Len(), b.Rows.Len(), 1}); err != nil {
+		if sum.LSE, err = dev.FromFloat32(ctx, kernels.F32, start, kernels.Shape{1, b.Heads.Len(), b.Rows.Len(), 1}); err != nil {
 			t.Fatal(err)
 		}
 		kv := Span{b.KVHead, b.KVHead + 1}
@@ -343,7 +342,7 @@ func TestKeysOfAWindow(t *testing.T) {
 
 // TestRefused: options that partial results do not carry, and bad numbers, are named.
 func TestRefused(t *testing.T) {
-	mask, err := backend.HostBool([]bool{true}, backend.Shape{1, 1, 1, 1})
+	mask, err := kernels.HostBool([]bool{true}, kernels.Shape{1, 1, 1, 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,18 +352,18 @@ func TestRefused(t *testing.T) {
 		is   error
 		want string
 	}{
-		{kernels.Options{Mask: mask}, Config{}, backend.ErrUnsupported, "mask cannot be divided over machines"},
-		{kernels.Options{Bias: mask}, Config{}, backend.ErrUnsupported, "bias cannot"},
-		{kernels.Options{RelativeBias: mask}, Config{}, backend.ErrUnsupported, "relative bias cannot"},
-		{kernels.Options{BlockMask: mask}, Config{}, backend.ErrUnsupported, "block mask cannot"},
-		{kernels.Options{Dropout: backend.Dropout{P: 0.5}}, Config{}, backend.ErrUnsupported, "dropout cannot"},
-		{kernels.Options{Pages: &backend.Pages{}}, Config{}, backend.ErrUnsupported, "pages cannot"},
-		{kernels.Options{CuQ: []int{0, 1}}, Config{}, backend.ErrUnsupported, "packed sequences (cuQ, cuK) cannot"},
-		{kernels.Options{Weights: true}, Config{}, backend.ErrUnsupported, "weights cannot"},
-		{kernels.Options{KLen: []int{9}}, Config{}, backend.ErrOption, "klen[0] is 9, there are 4 keys"},
-		{kernels.Options{}, Config{Rows: -1}, backend.ErrOption, "rows of a block: -1 is negative"},
-		{kernels.Options{}, Config{Split: -1}, backend.ErrOption, "keys of a split: -1 is negative"},
-		{kernels.Options{}, Config{Workers: -1}, backend.ErrOption, "workers: -1 is negative"},
+		{kernels.Options{Mask: mask}, Config{}, kernels.ErrUnsupported, "mask cannot be divided over machines"},
+		{kernels.Options{Bias: mask}, Config{}, kernels.ErrUnsupported, "bias cannot"},
+		{kernels.Options{RelativeBias: mask}, Config{}, kernels.ErrUnsupported, "relative bias cannot"},
+		{kernels.Options{BlockMask: mask}, Config{}, kernels.ErrUnsupported, "block mask cannot"},
+		{kernels.Options{Dropout: kernels.Dropout{P: 0.5}}, Config{}, kernels.ErrUnsupported, "dropout cannot"},
+		{kernels.Options{Pages: &kernels.Pages{}}, Config{}, kernels.ErrUnsupported, "pages cannot"},
+		{kernels.Options{CuQ: []int{0, 1}}, Config{}, kernels.ErrUnsupported, "packed sequences (cuQ, cuK) cannot"},
+		{kernels.Options{Weights: true}, Config{}, kernels.ErrUnsupported, "weights cannot"},
+		{kernels.Options{KLen: []int{9}}, Config{}, kernels.ErrOption, "klen[0] is 9, there are 4 keys"},
+		{kernels.Options{}, Config{Rows: -1}, kernels.ErrOption, "rows of a block: -1 is negative"},
+		{kernels.Options{}, Config{Split: -1}, kernels.ErrOption, "keys of a split: -1 is negative"},
+		{kernels.Options{}, Config{Workers: -1}, kernels.ErrOption, "workers: -1 is negative"},
 	} {
 		_, err := New(kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 4, SeqK: 4, Dim: 1, ValueDim: 1}, c.o, c.c)
 		if !errors.Is(err, c.is) || !strings.Contains(fmt.Sprint(err), c.want) {
@@ -377,7 +376,7 @@ func TestRefused(t *testing.T) {
 func TestTooManyBlocks(t *testing.T) {
 	d := kernels.Dims{Batch: 1 << 20, Heads: 64, KVHeads: 64, SeqQ: 1 << 20, SeqK: 1 << 20, Dim: 64, ValueDim: 64}
 	_, err := New(d, kernels.Options{Causal: true}, Config{Rows: 1})
-	if !errors.Is(err, backend.ErrMemory) || !strings.Contains(err.Error(), "blocks of 1 rows") {
+	if !errors.Is(err, kernels.ErrMemory) || !strings.Contains(err.Error(), "blocks of 1 rows") {
 		t.Errorf("error %v, want ErrMemory", err)
 	}
 }

@@ -23,7 +23,6 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -67,7 +66,7 @@ func Open(ctx context.Context, name, uris string) (*Array, error) {
 		}
 		a := m.Outputs["o"]
 		if a == nil {
-			return nil, fmt.Errorf("%s: the manifest %s has no output o: %w", name, uris, backend.ErrShape)
+			return nil, fmt.Errorf("%s: the manifest %s has no output o: %w", name, uris, kernels.ErrShape)
 		}
 		a.Name = name
 		return a, a.Check(ctx)
@@ -90,17 +89,17 @@ func Open(ctx context.Context, name, uris string) (*Array, error) {
 		}
 		if n == 0 {
 			a.Type, a.Shape = h.TypeName(), shape
-			a.Shape[backend.Seq] = 0
+			a.Shape[kernels.Seq] = 0
 		}
 		if h.TypeName() != a.Type {
-			return nil, a.wrong(uri, fmt.Errorf("elements are %s, those of %s are %s: convert one of them: %w", h.TypeName(), files[0], a.Type, backend.ErrDType))
+			return nil, a.wrong(uri, fmt.Errorf("elements are %s, those of %s are %s: convert one of them: %w", h.TypeName(), files[0], a.Type, kernels.ErrDType))
 		}
-		first, rows := a.Shape[backend.Seq], shape[backend.Seq]
-		if shape[backend.Seq] = first; shape != a.Shape {
-			shape[backend.Seq] = rows
-			return nil, a.wrong(uri, fmt.Errorf("shape %v, that of %s is %v: shards differ only in the number of rows, the third length: %w", shape, files[0], a.first(), backend.ErrShape))
+		first, rows := a.Shape[kernels.Seq], shape[kernels.Seq]
+		if shape[kernels.Seq] = first; shape != a.Shape {
+			shape[kernels.Seq] = rows
+			return nil, a.wrong(uri, fmt.Errorf("shape %v, that of %s is %v: shards differ only in the number of rows, the third length: %w", shape, files[0], a.first(), kernels.ErrShape))
 		}
-		a.Shape[backend.Seq] += rows
+		a.Shape[kernels.Seq] += rows
 		a.Shards = append(a.Shards, Shard{uri, cut.Span{Hi: shape[0]}, cut.Span{Hi: shape[1]}, cut.Span{Lo: first, Hi: first + rows}, h.Start, h.Order == binary.BigEndian})
 	}
 	return a, nil
@@ -109,7 +108,7 @@ func Open(ctx context.Context, name, uris string) (*Array, error) {
 // first is the shape of the first shard.
 func (a *Array) first() [4]int {
 	shape := a.Shape
-	shape[backend.Seq] = a.Shards[0].Rows.Hi
+	shape[kernels.Seq] = a.Shards[0].Rows.Hi
 	return shape
 }
 
@@ -128,7 +127,7 @@ func fourAxes(shape []int) (four [4]int, err error) {
 	case 4:
 		return [4]int(shape), nil
 	}
-	return four, fmt.Errorf("shape %v, it must be [B, H, rows, D], [B, rows, D] or [rows, D]: %w", shape, backend.ErrShape)
+	return four, fmt.Errorf("shape %v, it must be [B, H, rows, D], [B, rows, D] or [rows, D]: %w", shape, kernels.ErrShape)
 }
 
 // Check reads the headers of all shards again and compares them with a. It finds shards that
@@ -148,7 +147,7 @@ func (a *Array) Unfinished(ctx context.Context) (all []int, err error) {
 	for n, err := range a.check(ctx) {
 		switch {
 		case err == nil:
-		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, backend.ErrShape) || errors.Is(err, backend.ErrDType):
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, kernels.ErrShape) || errors.Is(err, kernels.ErrDType):
 			all = append(all, n)
 		default:
 			return nil, a.wrong(a.Shards[n].URI, err)
@@ -164,9 +163,9 @@ func (a *Array) check(ctx context.Context) []error {
 		s := &a.Shards[n]
 		h, err := header(ctx, s.URI)
 		if err == nil {
-			want := [4]int{s.Batch.Len(), s.Heads.Len(), s.Rows.Len(), a.Shape[backend.Dim]}
+			want := [4]int{s.Batch.Len(), s.Heads.Len(), s.Rows.Len(), a.Shape[kernels.Dim]}
 			if shape, wrong := fourAxes(h.Shape); wrong != nil || shape != want || h.TypeName() != a.Type {
-				err = fmt.Errorf("%s of shape %v, it must be %s of shape %v: write it again: %w", h.TypeName(), h.Shape, a.Type, want, backend.ErrShape)
+				err = fmt.Errorf("%s of shape %v, it must be %s of shape %v: write it again: %w", h.TypeName(), h.Shape, a.Type, want, kernels.ErrShape)
 			}
 		}
 		s.Start, s.BigEndian, failures[n] = h.Start, h.Order == binary.BigEndian, err
@@ -195,7 +194,7 @@ func (a *Array) overlaps(b, h int, rows cut.Span, f func(s *Shard, part cut.Span
 			continue
 		}
 		if max(s.Rows.Lo, rows.Lo) != at {
-			return a.wrong(s.URI, fmt.Errorf("it begins at row %d of head %d of batch %d, row %d is next: each row must be in one shard: %w", s.Rows.Lo, h, b, at, backend.ErrShape))
+			return a.wrong(s.URI, fmt.Errorf("it begins at row %d of head %d of batch %d, row %d is next: each row must be in one shard: %w", s.Rows.Lo, h, b, at, kernels.ErrShape))
 		}
 		part := cut.Span{Lo: at, Hi: min(s.Rows.Hi, rows.Hi)}
 		if err := f(s, part); err != nil {
@@ -204,7 +203,7 @@ func (a *Array) overlaps(b, h int, rows cut.Span, f func(s *Shard, part cut.Span
 		at = part.Hi
 	}
 	if at < rows.Hi {
-		return fmt.Errorf("%s: rows %d to %d of head %d of batch %d are in no shard: %w", a.Name, at, rows.Hi-1, h, b, backend.ErrShape)
+		return fmt.Errorf("%s: rows %d to %d of head %d of batch %d are in no shard: %w", a.Name, at, rows.Hi-1, h, b, kernels.ErrShape)
 	}
 	return nil
 }
@@ -230,7 +229,7 @@ func (a *Array) read(ctx context.Context, s *Shard, pieces []piece) error {
 			err = takeAll(r, a.Bytes(p.rows.Len()), p.take)
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			err = fmt.Errorf("it ends before or in rows %d to %d of head %d of batch %d, it was changed after the job began: start again: %w", p.rows.Lo, p.rows.Hi-1, p.head, p.batch, backend.ErrShape)
+			err = fmt.Errorf("it ends before or in rows %d to %d of head %d of batch %d, it was changed after the job began: start again: %w", p.rows.Lo, p.rows.Hi-1, p.head, p.batch, kernels.ErrShape)
 		}
 		if at = start + a.Bytes(p.rows.Len()); err != nil {
 			break
@@ -264,7 +263,7 @@ func (a *Array) size() int { return int(a.Type[1] - '0') }
 // once.
 func (a *Array) Read(ctx context.Context, dst []float32, batch int, heads, rows cut.Span) error {
 	if n := heads.Len() * rows.Len() * a.Shape[3]; len(dst) != n || batch >= a.Shape[0] || heads.Hi > a.Shape[1] || rows.Hi > a.Shape[2] {
-		return fmt.Errorf("%s: batch %d, heads %v and rows %v of shape %v into %d numbers: %w", a.Name, batch, heads, rows, a.Shape, len(dst), backend.ErrShape)
+		return fmt.Errorf("%s: batch %d, heads %v and rows %v of shape %v into %d numbers: %w", a.Name, batch, heads, rows, a.Shape, len(dst), kernels.ErrShape)
 	}
 	var order []*Shard
 	pieces := map[*Shard][]piece{}
@@ -310,14 +309,14 @@ func (a *Array) Bytes(n int) int64 { return int64(n) * int64(a.Shape[3]) * int64
 // Dims returns the lengths of a call of q, k and v with the options o. It validates all of
 // them as kernels.Device.Prepare does, without data.
 func Dims(q, k, v *Array, o kernels.Options) (kernels.Dims, error) {
-	tensors := make([]backend.Tensor, 3)
+	tensors := make([]kernels.Tensor, 3)
 	for i, a := range []*Array{q, k, v} {
-		one, err := backend.HostF32(make([]float32, 1), backend.Shape{1, 1, 1, 1})
+		one, err := kernels.HostF32(make([]float32, 1), kernels.Shape{1, 1, 1, 1})
 		if a.Type == "f2" {
-			one, err = backend.HostBits(make([]uint16, 1), backend.F16, backend.Shape{1, 1, 1, 1})
+			one, err = kernels.HostBits(make([]uint16, 1), kernels.F16, kernels.Shape{1, 1, 1, 1})
 		}
 		if err == nil {
-			tensors[i], err = one.Broadcast(backend.Shape(a.Shape))
+			tensors[i], err = one.Broadcast(kernels.Shape(a.Shape))
 		}
 		if err != nil {
 			return kernels.Dims{}, fmt.Errorf("%s: %w", a.Name, err)

@@ -15,8 +15,8 @@ import (
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem"
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem/local" // the default
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/output"
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
@@ -25,7 +25,7 @@ func expand(ctx context.Context, name, uris string) (files []string, err error) 
 	for _, uri := range strings.Split(uris, ",") {
 		if !strings.ContainsAny(uri, "*?[") {
 			if uri == "" {
-				return nil, fmt.Errorf("%s: %q has an empty URI, give the URI of a .npy file: %w", name, uris, backend.ErrOption)
+				return nil, fmt.Errorf("%s: %q has an empty URI, give the URI of a .npy file: %w", name, uris, kernels.ErrOption)
 			}
 			files = append(files, uri)
 			continue
@@ -80,11 +80,11 @@ func header(ctx context.Context, uri string) (h npy.Header, err error) {
 		return h, err
 	}
 	if h, _, err = npy.Open(r, size); err != nil {
-		err = fmt.Errorf("%w: %w", err, backend.ErrShape)
+		err = fmt.Errorf("%w: %w", err, kernels.ErrShape)
 	} else if h.Fortran && len(h.Shape) > 1 {
-		err = fmt.Errorf("stored in Fortran order, whose rows do not lie together: save it in C order (numpy.ascontiguousarray): %w", backend.ErrShape)
+		err = fmt.Errorf("stored in Fortran order, whose rows do not lie together: save it in C order (numpy.ascontiguousarray): %w", kernels.ErrShape)
 	} else if h.Kind != 'f' || h.Size > 4 {
-		err = fmt.Errorf("elements are %s, they must be f2 or f4: convert them (numpy's astype): %w", h.TypeName(), backend.ErrDType)
+		err = fmt.Errorf("elements are %s, they must be f2 or f4: convert them (numpy's astype): %w", h.TypeName(), kernels.ErrDType)
 	}
 	return h, errors.Join(err, r.Close())
 }

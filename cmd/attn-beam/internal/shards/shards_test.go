@@ -20,7 +20,6 @@ import (
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem"
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem/memfs"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
@@ -97,7 +96,7 @@ func TestRead(t *testing.T) {
 					}
 				}
 			}
-			if err := a.Read(t.Context(), make([]float32, 7), 0, cut.Span{Hi: 1}, cut.Span{Hi: 2}); !errors.Is(err, backend.ErrShape) {
+			if err := a.Read(t.Context(), make([]float32, 7), 0, cut.Span{Hi: 1}, cut.Span{Hi: 2}); !errors.Is(err, kernels.ErrShape) {
 				t.Errorf("7 numbers for 8: %v", err)
 			}
 		}
@@ -187,15 +186,15 @@ func TestBadShards(t *testing.T) {
 		}{
 			{at("good-0.npy,") + at("good-7.npy"), fs.ErrNotExist, []string{at("good-7.npy"), "the file is missing, write it or correct the URI"}},
 			{at("none-*.npy"), fs.ErrNotExist, []string{"no file matches " + at("none-*.npy")}},
-			{at("good-0.npy,") + at("truncated.npy"), backend.ErrShape, []string{at("truncated.npy"), "truncated: shape [2 3 3 4] of f4 needs 288 bytes of data, the file has 283"}},
-			{at("long.npy"), backend.ErrShape, []string{at("long.npy"), "needs 288 bytes of data, the file has 289"}},
-			{at("empty.npy"), backend.ErrShape, []string{at("empty.npy"), "not a .npy file"}},
-			{at("double.npy"), backend.ErrDType, []string{at("double.npy"), "elements are f8, they must be f2 or f4: convert them"}},
-			{at("good-*.npy,") + at("half.npy"), backend.ErrDType, []string{at("half.npy"), "elements are f2, those of " + at("good-0.npy") + " are f4: convert one of them"}},
-			{at("good-*.npy,") + at("heads.npy"), backend.ErrShape, []string{at("heads.npy"), "shape [2 4 3 4], that of " + at("good-0.npy") + " is [2 3 3 4]: shards differ only in the number of rows"}},
-			{at("good-*.npy,") + at("dim.npy"), backend.ErrShape, []string{at("dim.npy"), "shape [2 3 3 5]"}},
-			{at("five.npy"), backend.ErrShape, []string{at("five.npy"), "shape [1 2 3 3 5], it must be [B, H, rows, D]"}},
-			{at("good-0.npy,"), backend.ErrOption, []string{"has an empty URI"}},
+			{at("good-0.npy,") + at("truncated.npy"), kernels.ErrShape, []string{at("truncated.npy"), "truncated: shape [2 3 3 4] of f4 needs 288 bytes of data, the file has 283"}},
+			{at("long.npy"), kernels.ErrShape, []string{at("long.npy"), "needs 288 bytes of data, the file has 289"}},
+			{at("empty.npy"), kernels.ErrShape, []string{at("empty.npy"), "not a .npy file"}},
+			{at("double.npy"), kernels.ErrDType, []string{at("double.npy"), "elements are f8, they must be f2 or f4: convert them"}},
+			{at("good-*.npy,") + at("half.npy"), kernels.ErrDType, []string{at("half.npy"), "elements are f2, those of " + at("good-0.npy") + " are f4: convert one of them"}},
+			{at("good-*.npy,") + at("heads.npy"), kernels.ErrShape, []string{at("heads.npy"), "shape [2 4 3 4], that of " + at("good-0.npy") + " is [2 3 3 4]: shards differ only in the number of rows"}},
+			{at("good-*.npy,") + at("dim.npy"), kernels.ErrShape, []string{at("dim.npy"), "shape [2 3 3 5]"}},
+			{at("five.npy"), kernels.ErrShape, []string{at("five.npy"), "shape [1 2 3 3 5], it must be [B, H, rows, D]"}},
+			{at("good-0.npy,"), kernels.ErrOption, []string{"has an empty URI"}},
 			{"nowhere://x.npy", nil, []string{"nowhere://x.npy", "not registered"}},
 		} {
 			_, err := Open(t.Context(), "k", c.uris)
@@ -212,10 +211,10 @@ func TestBadShards(t *testing.T) {
 		}
 		raw("good-1.npy", func(b []byte) []byte { return b[:200] })
 		err = a.Read(t.Context(), make([]float32, 20), 1, cut.Span{Lo: 1, Hi: 2}, cut.Span{Hi: 5})
-		if want := "k: shard " + at("good-1.npy") + ": it ends before or in rows 3 to 4 of head 1 of batch 1"; !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), want) {
+		if want := "k: shard " + at("good-1.npy") + ": it ends before or in rows 3 to 4 of head 1 of batch 1"; !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
-		if err := a.Check(t.Context()); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "shard "+at("good-1.npy")) {
+		if err := a.Check(t.Context()); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "shard "+at("good-1.npy")) {
 			t.Errorf("Check of the changed shard: %v", err)
 		}
 	}
@@ -289,7 +288,7 @@ func TestOutput(t *testing.T) {
 			t.Errorf("gathered %v, %v", got, err)
 		}
 		a.Shards = slices.Delete(a.Shards, 3, 4)
-		if err := a.Check(t.Context()); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "row") {
+		if err := a.Check(t.Context()); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "row") {
 			t.Errorf("without a shard: %v", err)
 		}
 	}
@@ -352,11 +351,11 @@ func TestDims(t *testing.T) {
 		is   error
 		want string
 	}{
-		{array("k", "f2", 1, 2, 9, 32), v, kernels.Options{}, backend.ErrShape, "head size"},
-		{array("k", "f2", 1, 2, 9, 64), v, kernels.Options{}, backend.ErrShape, "same heads and keys"},
-		{array("k", "f2", 1, 3, 9, 64), array("v", "f2", 1, 3, 9, 64), kernels.Options{}, backend.ErrShape, "must divide"},
-		{array("k", "f4", 1, 2, 90_000_000, 64), v, kernels.Options{}, backend.ErrDType, "must have one dtype"},
-		{k, v, kernels.Options{KLen: []int{1, 2}}, backend.ErrShape, "klen has 2 lengths"},
+		{array("k", "f2", 1, 2, 9, 32), v, kernels.Options{}, kernels.ErrShape, "head size"},
+		{array("k", "f2", 1, 2, 9, 64), v, kernels.Options{}, kernels.ErrShape, "same heads and keys"},
+		{array("k", "f2", 1, 3, 9, 64), array("v", "f2", 1, 3, 9, 64), kernels.Options{}, kernels.ErrShape, "must divide"},
+		{array("k", "f4", 1, 2, 90_000_000, 64), v, kernels.Options{}, kernels.ErrDType, "must have one dtype"},
+		{k, v, kernels.Options{KLen: []int{1, 2}}, kernels.ErrShape, "klen has 2 lengths"},
 	} {
 		if _, err := Dims(q, c.k, c.v, c.o); !errors.Is(err, c.is) || !strings.Contains(fmt.Sprint(err), c.want) {
 			t.Errorf("error %v, want %v with %q", err, c.is, c.want)

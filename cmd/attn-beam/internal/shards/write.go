@@ -16,9 +16,9 @@ import (
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem"
 	"github.com/x448/float16"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/cmd/internal/output"
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
@@ -90,10 +90,10 @@ func ReadTensor(ctx context.Context, uri, elements string, shape []int) (data []
 	}()
 	h, from, err := npy.Open(r, size)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", err, backend.ErrShape)
+		return nil, fmt.Errorf("%w: %w", err, kernels.ErrShape)
 	}
 	if h.TypeName() != elements || !slices.Equal(h.Shape, shape) {
-		return nil, fmt.Errorf("%s of shape %v, it must be %s of shape %v: %w", h.TypeName(), h.Shape, elements, shape, backend.ErrShape)
+		return nil, fmt.Errorf("%s of shape %v, it must be %s of shape %v: %w", h.TypeName(), h.Shape, elements, shape, kernels.ErrShape)
 	}
 	return npy.Read(from, h, func(dst []float32, raw []byte) { h.Float32s(dst, raw) })
 }

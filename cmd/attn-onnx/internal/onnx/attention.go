@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -56,7 +55,7 @@ func newAttention(n *node, a *attributes) operator {
 		op.softcap = *x
 	}
 	if d := onnxfile.DataType(a.integer("softmax_precision", int64(onnxfile.Float), 0, math.MaxInt32)); !d.Float() {
-		a.fail("attribute softmax_precision is %d (%v), it must be the number of a floating point type: %w", int32(d), d, backend.ErrOption)
+		a.fail("attribute softmax_precision is %d (%v), it must be the number of a floating point type: %w", int32(d), d, kernels.ErrOption)
 	}
 	if n.opset >= 25 {
 		side := func(name string) int {
@@ -74,7 +73,7 @@ func newAttention(n *node, a *attributes) operator {
 type attentionCall struct {
 	*attentionOp
 	in   [numInputs]*onnxfile.Tensor
-	dims backend.Dims // SeqK includes past keys
+	dims kernels.Dims // SeqK includes past keys
 	past int          // past keys
 	flat bool         // 3-D: [batch, sequence, heads·size]
 	lens []int        // existing keys of each batch; nil is all
@@ -131,15 +130,15 @@ func (c *attentionCall) options() kernels.Options {
 func (c *attentionCall) fullMask(t *onnxfile.Tensor) (*onnxfile.Tensor, error) {
 	n := len(t.Shape)
 	if n < 1 || n > 4 {
-		return nil, fmt.Errorf("attn_mask has shape %v, it must have 1 to 4 axes: %w", t.Shape, backend.ErrShape)
+		return nil, fmt.Errorf("attn_mask has shape %v, it must have 1 to 4 axes: %w", t.Shape, kernels.ErrShape)
 	}
 	shape := []int{1, 1, 1, 1}
 	copy(shape[4-n:], t.Shape)
 	full := &onnxfile.Tensor{Type: t.Type, Shape: shape, Data: t.Data}
-	if c.opset == 23 || shape[backend.Dim] != 1 || c.dims.SeqK == 1 {
+	if c.opset == 23 || shape[kernels.Dim] != 1 || c.dims.SeqK == 1 {
 		return full, nil
 	}
-	shape[backend.Dim], full.Data = 2, nil
+	shape[kernels.Dim], full.Data = 2, nil
 	for i := range t.Elements() {
 		full.Data = appendNumber(full.Data, t.Type, t.At(i))
 		full.Data = appendNumber(full.Data, t.Type, math.Inf(-1))
@@ -165,7 +164,7 @@ func (c *attentionCall) checkTypes() error {
 		}
 		if !ok {
 			return fmt.Errorf("%s is %v, Q is %v, V is %v: Q and V must be f32, f16, bf16 or f64, K as Q, past as present, attn_mask one of these or bool, nonpad_kv_seqlen int64: %w",
-				inputNames[i], t.Type, c.in[inQ].Type, c.in[inV].Type, backend.ErrDType)
+				inputNames[i], t.Type, c.in[inQ].Type, c.in[inV].Type, kernels.ErrDType)
 		}
 	}
 	return nil
@@ -174,7 +173,7 @@ func (c *attentionCall) checkTypes() error {
 func (c *attentionCall) checkShapes() error {
 	q, k, v := c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape
 	if len(q) != len(k) || len(q) != len(v) || len(q) != 3 && len(q) != 4 {
-		return fmt.Errorf("shapes Q %v, K %v and V %v must all have 3 axes or all 4: %w", q, k, v, backend.ErrShape)
+		return fmt.Errorf("shapes Q %v, K %v and V %v must all have 3 axes or all 4: %w", q, k, v, kernels.ErrShape)
 	}
 	c.flat = len(q) == 3
 	var err error
@@ -192,15 +191,15 @@ func (c *attentionCall) checkShapes() error {
 	}{{"K", k, []int{q[0], k[1], k[2], q[3]}}, {"V", v, []int{q[0], k[1], k[2], v[3]}}} {
 		if !slices.Equal(t.have, t.want) {
 			return fmt.Errorf("%s is %v, [batch heads sequence size], it must be %v: shapes Q %v, K %v and V %v must have the same batch, Q and K the same size, K and V the same heads and sequence: %w",
-				t.name, t.have, t.want, c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape, backend.ErrShape)
+				t.name, t.have, t.want, c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape, kernels.ErrShape)
 		}
 	}
-	c.dims = backend.Dims{Batch: q[0], Heads: q[1], KVHeads: k[1], SeqQ: q[2], SeqK: k[2], Dim: q[3], ValueDim: v[3]}
+	c.dims = kernels.Dims{Batch: q[0], Heads: q[1], KVHeads: k[1], SeqQ: q[2], SeqK: k[2], Dim: q[3], ValueDim: v[3]}
 	if err := c.checkPast(k, v); err != nil {
 		return err
 	}
 	if d := c.dims; min(d.Batch, d.Heads, d.KVHeads, d.SeqQ, d.SeqK, d.Dim, d.ValueDim) < 1 {
-		return fmt.Errorf("shapes Q %v, K %v and V %v with a past of %d: every length must be at least 1: %w", c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape, c.past, backend.ErrShape)
+		return fmt.Errorf("shapes Q %v, K %v and V %v with a past of %d: every length must be at least 1: %w", c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape, c.past, kernels.ErrShape)
 	}
 	return nil
 }
@@ -210,7 +209,7 @@ func (c *attentionCall) checkShapes() error {
 func (c *attentionCall) checkPast(k, v []int) error {
 	pk, pv := c.in[inPastKey], c.in[inPastValue]
 	if (pk == nil) != (pv == nil) {
-		return fmt.Errorf("past_key and past_value need each other: %w", backend.ErrShape)
+		return fmt.Errorf("past_key and past_value need each other: %w", kernels.ErrShape)
 	}
 	if pk == nil {
 		return nil
@@ -220,7 +219,7 @@ func (c *attentionCall) checkPast(k, v []int) error {
 		past, own []int
 	}{{"past_key", pk.Shape, k}, {"past_value", pv.Shape, v}} {
 		if len(p.past) != 4 || p.past[0] != p.own[0] || p.past[1] != p.own[1] || p.past[3] != p.own[3] || p.past[2] != pk.Shape[2] {
-			return fmt.Errorf("%s has shape %v, it must be [%d %d past %d] with one past for keys and values: %w", p.name, p.past, p.own[0], p.own[1], p.own[3], backend.ErrShape)
+			return fmt.Errorf("%s has shape %v, it must be [%d %d past %d] with one past for keys and values: %w", p.name, p.past, p.own[0], p.own[1], p.own[3], kernels.ErrShape)
 		}
 	}
 	c.past = pk.Shape[2]
@@ -233,12 +232,12 @@ func (c *attentionCall) checkPast(k, v []int) error {
 func (c *attentionCall) headed(name string, shape []int, attribute string, heads int) ([]int, error) {
 	if !c.flat {
 		if heads != 0 && heads != shape[1] {
-			return nil, fmt.Errorf("%s %v has %d heads, %s says %d: %w", name, shape, shape[1], attribute, heads, backend.ErrShape)
+			return nil, fmt.Errorf("%s %v has %d heads, %s says %d: %w", name, shape, shape[1], attribute, heads, kernels.ErrShape)
 		}
 		return shape, nil
 	}
 	if heads == 0 || shape[2]%heads != 0 {
-		return nil, fmt.Errorf("%s has shape %v and %s is %d: with 3 axes the last must be a multiple of it: %w", name, shape, attribute, heads, backend.ErrShape)
+		return nil, fmt.Errorf("%s has shape %v and %s is %d: with 3 axes the last must be a multiple of it: %w", name, shape, attribute, heads, kernels.ErrShape)
 	}
 	return []int{shape[0], heads, shape[1], shape[2] / heads}, nil
 }
@@ -250,18 +249,18 @@ func (c *attentionCall) checkLengths() error {
 		return nil
 	}
 	if c.opset == 23 {
-		return fmt.Errorf("nonpad_kv_seqlen is given in opset 23, it came with opset 24: %w", backend.ErrUnsupported)
+		return fmt.Errorf("nonpad_kv_seqlen is given in opset 23, it came with opset 24: %w", kernels.ErrUnsupported)
 	}
 	if !slices.Equal(t.Shape, []int{c.dims.Batch}) {
-		return fmt.Errorf("nonpad_kv_seqlen has shape %v, it must be [%d], one number a batch: %w", t.Shape, c.dims.Batch, backend.ErrShape)
+		return fmt.Errorf("nonpad_kv_seqlen has shape %v, it must be [%d], one number a batch: %w", t.Shape, c.dims.Batch, kernels.ErrShape)
 	}
 	if c.in[inPastKey] != nil {
-		return fmt.Errorf("nonpad_kv_seqlen and past_key exclude each other: %w", backend.ErrOption)
+		return fmt.Errorf("nonpad_kv_seqlen and past_key exclude each other: %w", kernels.ErrOption)
 	}
 	for b := range c.dims.Batch {
 		n := t.Int(b)
 		if n < 0 || n > int64(c.dims.SeqK) {
-			return fmt.Errorf("nonpad_kv_seqlen[%d] is %d, there are %d keys: %w", b, n, c.dims.SeqK, backend.ErrOption)
+			return fmt.Errorf("nonpad_kv_seqlen[%d] is %d, there are %d keys: %w", b, n, c.dims.SeqK, kernels.ErrOption)
 		}
 		c.lens = append(c.lens, int(n))
 	}

@@ -5,9 +5,9 @@ import (
 	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // tolerance is the allowed error of a result: f32, and f64, which is computed in float32,
@@ -31,10 +31,10 @@ var (
 // differs.
 func (tol tolerance) compare(name string, got, want *onnxfile.Tensor) (float64, error) {
 	if got.Type != want.Type {
-		return 0, fmt.Errorf("%s is %v, should be %v: %w", name, got.Type, want.Type, backend.ErrDType)
+		return 0, fmt.Errorf("%s is %v, should be %v: %w", name, got.Type, want.Type, kernels.ErrDType)
 	}
 	if !slices.Equal(got.Shape, want.Shape) {
-		return 0, fmt.Errorf("%s has shape %v, should have %v: %w", name, got.Shape, want.Shape, backend.ErrShape)
+		return 0, fmt.Errorf("%s has shape %v, should have %v: %w", name, got.Shape, want.Shape, kernels.ErrShape)
 	}
 	worst, wrong, first := 0.0, 0, -1
 	for i := range got.Elements() {

@@ -35,13 +35,13 @@ func (c *fused) run(ctx context.Context, dev *kernels.Device) (y, scores *onnxfi
 	up := uploader{ctx: ctx, dev: dev}
 	defer up.release()
 	q := up.rows("Q", c.q, c.dtype(), c.heads)
-	k := up.upload("K", c.keys, c.dtype(), backend.Shape(c.keys.Shape))
-	v := up.upload("V", c.values, c.dtype(), backend.Shape(c.values.Shape))
+	k := up.upload("K", c.keys, c.dtype(), kernels.Shape(c.keys.Shape))
+	v := up.upload("V", c.values, c.dtype(), kernels.Shape(c.values.Shape))
 	opt := c.opt
 	if c.mask != nil {
-		shape := backend.Shape(c.mask.Shape)
+		shape := kernels.Shape(c.mask.Shape)
 		if c.mask.Type == onnxfile.Bool {
-			opt.Mask = up.upload("attn_mask", c.mask, backend.Bool, shape)
+			opt.Mask = up.upload("attn_mask", c.mask, kernels.Bool, shape)
 		} else {
 			opt.Bias = up.upload("attn_mask", c.mask, dtypeOf(c.mask.Type), shape)
 		}
@@ -57,7 +57,7 @@ func (c *fused) run(ctx context.Context, dev *kernels.Device) (y, scores *onnxfi
 	if opt.Weights {
 		s := r.Weights
 		if opt.Weights = false; c.scores != scoresSoftmax {
-			at := map[int]backend.ScorePoint{scoresRaw: backend.Scaled, scoresCapped: backend.Capped, scoresBiased: backend.Biased}[c.scores]
+			at := map[int]kernels.ScorePoint{scoresRaw: kernels.Scaled, scoresCapped: kernels.Capped, scoresBiased: kernels.Biased}[c.scores]
 			if s, err = dev.Scores(ctx, q, k, at, opt); err != nil {
 				return nil, nil, err
 			}
@@ -74,16 +74,16 @@ func (c *fused) run(ctx context.Context, dev *kernels.Device) (y, scores *onnxfi
 
 // dtype returns the element type on the device. f64 is rounded to f32, and types that
 // differ are widened to it, which is exact.
-func (c *fused) dtype() backend.DType {
+func (c *fused) dtype() kernels.DType {
 	if c.q.Type == c.values.Type {
 		return dtypeOf(c.q.Type)
 	}
-	return backend.F32
+	return kernels.F32
 }
 
 // dtypeOf returns the element type on the device of a tensor of floating point numbers.
-func dtypeOf(t onnxfile.DataType) backend.DType {
-	return map[onnxfile.DataType]backend.DType{onnxfile.Float16: backend.F16, onnxfile.BFloat16: backend.BF16}[t] // else F32
+func dtypeOf(t onnxfile.DataType) kernels.DType {
+	return map[onnxfile.DataType]kernels.DType{onnxfile.Float16: kernels.F16, onnxfile.BFloat16: kernels.BF16}[t] // else F32
 }
 
 // how describes the computation.
@@ -96,7 +96,7 @@ func (c *fused) how() string {
 }
 
 // typeText describes the type of an operand and the type that it has on the device.
-func typeText(t onnxfile.DataType, d backend.DType) string {
+func typeText(t onnxfile.DataType, d kernels.DType) string {
 	if t.String() == d.String() {
 		return d.String()
 	}
@@ -144,9 +144,9 @@ func appendNumber(b []byte, d onnxfile.DataType, x float64) []byte {
 		}
 		return append(b, 0)
 	case onnxfile.Float16:
-		return binary.LittleEndian.AppendUint16(b, backend.F16.Encode(float32(x)))
+		return binary.LittleEndian.AppendUint16(b, kernels.F16.Encode(float32(x)))
 	case onnxfile.BFloat16:
-		return binary.LittleEndian.AppendUint16(b, backend.BF16.Encode(float32(x)))
+		return binary.LittleEndian.AppendUint16(b, kernels.BF16.Encode(float32(x)))
 	case onnxfile.Double:
 		return binary.LittleEndian.AppendUint64(b, math.Float64bits(x))
 	}
@@ -157,7 +157,7 @@ func appendNumber(b []byte, d onnxfile.DataType, x float64) []byte {
 type uploader struct {
 	ctx  context.Context
 	dev  *kernels.Device
-	held []backend.Tensor
+	held []kernels.Tensor
 	err  error
 }
 
@@ -168,17 +168,17 @@ func (u *uploader) release() {
 }
 
 // upload returns a tensor as dtype, its own type or F32, in the device's memory.
-func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype backend.DType, shape backend.Shape) (up backend.Tensor) {
+func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype kernels.DType, shape kernels.Shape) (up kernels.Tensor) {
 	if u.err != nil {
 		return up
 	}
 	var err error
-	if dtype == backend.Bool {
+	if dtype == kernels.Bool {
 		data := make([]bool, t.Elements())
 		for i := range data {
 			data[i] = t.Int(i) != 0
 		}
-		if up, err = backend.HostBool(data, shape); err == nil {
+		if up, err = kernels.HostBool(data, shape); err == nil {
 			up, err = u.dev.Upload(u.ctx, up)
 		}
 	} else {
@@ -190,7 +190,7 @@ func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype backend.DType, 
 				x = min(max(x, -backend.MaxBias), backend.MaxBias)
 			}
 			if data[i] = float32(x); err == nil && math.IsInf(float64(data[i]), 0) && !math.IsInf(x, 0) {
-				err = fmt.Errorf("%v is beyond the range of float32, in which f64 is computed: %w", x, backend.ErrDType)
+				err = fmt.Errorf("%v is beyond the range of float32, in which f64 is computed: %w", x, kernels.ErrDType)
 			}
 		}
 		if err == nil {
@@ -199,7 +199,7 @@ func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype backend.DType, 
 	}
 	if err != nil {
 		u.err = fmt.Errorf("%s: %w", name, err)
-		return backend.Tensor{}
+		return kernels.Tensor{}
 	}
 	u.held = append(u.held, up)
 	return up
@@ -207,27 +207,27 @@ func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype backend.DType, 
 
 // rows is upload for a tensor of 4 axes or of the 3 axes [batch, sequence, heads·size].
 // It returns [batch, heads, sequence, size].
-func (u *uploader) rows(name string, t *onnxfile.Tensor, dtype backend.DType, heads int) backend.Tensor {
+func (u *uploader) rows(name string, t *onnxfile.Tensor, dtype kernels.DType, heads int) kernels.Tensor {
 	s := t.Shape
 	if len(s) == 4 {
-		return u.upload(name, t, dtype, backend.Shape(s))
+		return u.upload(name, t, dtype, kernels.Shape(s))
 	}
-	x := u.upload(name, t, dtype, backend.Shape{s[0], s[1], heads, s[2] / heads})
+	x := u.upload(name, t, dtype, kernels.Shape{s[0], s[1], heads, s[2] / heads})
 	if u.err == nil {
-		x, u.err = x.Swap(backend.Heads, backend.Seq)
+		x, u.err = x.Swap(kernels.Heads, kernels.Seq)
 	}
 	return x
 }
 
 // unrows downloads x [batch, heads, sequence, size] in the type and the layout of a tensor
 // that rows accepts.
-func unrows(ctx context.Context, dev *kernels.Device, x backend.Tensor, as *onnxfile.Tensor) (*onnxfile.Tensor, error) {
+func unrows(ctx context.Context, dev *kernels.Device, x kernels.Tensor, as *onnxfile.Tensor) (*onnxfile.Tensor, error) {
 	s := x.Shape()
 	shape := s[:]
 	if len(as.Shape) == 3 {
 		shape = []int{s[0], s[2], s[1] * s[3]}
 		var err error
-		if x, err = x.Swap(backend.Heads, backend.Seq); err != nil {
+		if x, err = x.Swap(kernels.Heads, kernels.Seq); err != nil {
 			return nil, err
 		}
 	}
@@ -235,7 +235,7 @@ func unrows(ctx context.Context, dev *kernels.Device, x backend.Tensor, as *onnx
 }
 
 // download downloads a tensor as one of type d.
-func download(ctx context.Context, dev *kernels.Device, x backend.Tensor, d onnxfile.DataType, shape []int) (*onnxfile.Tensor, error) {
+func download(ctx context.Context, dev *kernels.Device, x kernels.Tensor, d onnxfile.DataType, shape []int) (*onnxfile.Tensor, error) {
 	data, err := dev.ToFloat32(ctx, x)
 	if err != nil {
 		return nil, err
@@ -255,7 +255,7 @@ func newTensor(d onnxfile.DataType, shape []int) (*onnxfile.Tensor, error) {
 	n := d.Size()
 	for _, l := range shape {
 		if l > 0 && n > math.MaxInt/l {
-			return nil, fmt.Errorf("shape %v is too large: %w", shape, backend.ErrShape)
+			return nil, fmt.Errorf("shape %v is too large: %w", shape, kernels.ErrShape)
 		}
 		n *= l
 	}

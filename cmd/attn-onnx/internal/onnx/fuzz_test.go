@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -60,7 +59,7 @@ func FuzzONNXCase(f *testing.F) {
 // has.
 func wantKnown(t *testing.T, err error) {
 	t.Helper()
-	for _, known := range []error{nil, backend.ErrShape, backend.ErrDType, backend.ErrOption, backend.ErrUnsupported, backend.ErrMemory, onnxfile.ErrMalformed, onnxfile.ErrUnsupported} {
+	for _, known := range []error{nil, kernels.ErrShape, kernels.ErrDType, kernels.ErrOption, kernels.ErrUnsupported, kernels.ErrMemory, onnxfile.ErrMalformed, onnxfile.ErrUnsupported} {
 		if errors.Is(err, known) {
 			return
 		}

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -57,13 +56,13 @@ func newGroupQuery(n *node, a *attributes) operator {
 		op.softcap = *x
 	}
 	if op.window == 0 {
-		a.fail("attribute local_window_size is 0, it counts the current key: it must be at least 1, or -1 for none: %w", backend.ErrOption)
+		a.fail("attribute local_window_size is 0, it counts the current key: it must be at least 1, or -1 for none: %w", kernels.ErrOption)
 	}
 	if op.heads%op.kvHeads != 0 {
-		a.fail("num_heads is %d and kv_num_heads %d: num_heads must be a multiple of it: %w", op.heads, op.kvHeads, backend.ErrOption)
+		a.fail("num_heads is %d and kv_num_heads %d: num_heads must be a multiple of it: %w", op.heads, op.kvHeads, kernels.ErrOption)
 	}
 	if mode := a.integer("qk_output", 0, math.MinInt32, math.MaxInt32); mode != 0 || n.has(outScores) {
-		a.fail("attribute qk_output is %d and output_qk is requested: attn does not compute it for GroupQueryAttention: leave both out: %w", mode, backend.ErrUnsupported)
+		a.fail("attribute qk_output is %d and output_qk is requested: attn does not compute it for GroupQueryAttention: leave both out: %w", mode, kernels.ErrUnsupported)
 	}
 	return op
 }
@@ -115,23 +114,23 @@ func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnx
 func (c *groupQueryCall) checkTypes(in []*onnxfile.Tensor) error {
 	query := in[gqQuery].Type
 	if !query.Float() {
-		return fmt.Errorf("query is %v, it must be f32, f16, bf16 or f64: %w", query, backend.ErrDType)
+		return fmt.Errorf("query is %v, it must be f32, f16, bf16 or f64: %w", query, kernels.ErrDType)
 	}
 	for i, name := range schemas["GroupQueryAttention"].inputs {
 		t := in[i]
 		switch {
 		case t == nil:
 			if i == gqLengths || i == gqTotal {
-				return fmt.Errorf("input %s is missing: %w", name, backend.ErrShape)
+				return fmt.Errorf("input %s is missing: %w", name, kernels.ErrShape)
 			}
 		case i == gqKeyScale || i == gqValueScale:
-			return fmt.Errorf("input %s is given, attn does not support quantized caches here: leave it out: %w", name, backend.ErrUnsupported)
+			return fmt.Errorf("input %s is given, attn does not support quantized caches here: leave it out: %w", name, kernels.ErrUnsupported)
 		case (i == gqLengths || i == gqTotal) && t.Type != onnxfile.Int32:
-			return fmt.Errorf("%s is %v, it must be int32: %w", name, t.Type, backend.ErrDType)
+			return fmt.Errorf("%s is %v, it must be int32: %w", name, t.Type, kernels.ErrDType)
 		case i == gqPositions && t.Type != onnxfile.Int64:
-			return fmt.Errorf("%s is %v, it must be int64: %w", name, t.Type, backend.ErrDType)
+			return fmt.Errorf("%s is %v, it must be int64: %w", name, t.Type, kernels.ErrDType)
 		case i != gqLengths && i != gqTotal && i != gqPositions && t.Type != query:
-			return fmt.Errorf("%s is %v and query %v: they must have the same type: %w", name, t.Type, query, backend.ErrDType)
+			return fmt.Errorf("%s is %v and query %v: they must have the same type: %w", name, t.Type, query, kernels.ErrDType)
 		}
 	}
 	return nil
@@ -148,7 +147,7 @@ func (c *groupQueryCall) checkOperands(in []*onnxfile.Tensor) error {
 	}
 	s := c.q.Shape
 	if len(s) != 3 || c.q.Elements() == 0 || s[2]%heads != 0 {
-		return fmt.Errorf("query has shape %v, it must be [batch sequence %d·size] for num_heads %d and kv_num_heads %d (with key and value packed into it when both are missing), without a length of 0: %w", s, heads, c.heads, c.kvHeads, backend.ErrShape)
+		return fmt.Errorf("query has shape %v, it must be [batch sequence %d·size] for num_heads %d and kv_num_heads %d (with key and value packed into it when both are missing), without a length of 0: %w", s, heads, c.heads, c.kvHeads, kernels.ErrShape)
 	}
 	c.batch, c.seq, c.size, c.added = s[0], s[1], s[2]/heads, s[1]
 	hidden, kvHidden := c.heads*c.size, c.kvHeads*c.size
@@ -159,14 +158,14 @@ func (c *groupQueryCall) checkOperands(in []*onnxfile.Tensor) error {
 		c.v = columns(q, row, hidden+kvHidden, row, []int{c.batch, c.seq, kvHidden})
 	}
 	if c.k == nil || c.v == nil {
-		return fmt.Errorf("key has shape %v and value %v: they need each other, or pack both into query: %w", shapeOf(c.k), shapeOf(c.v), backend.ErrShape)
+		return fmt.Errorf("key has shape %v and value %v: they need each other, or pack both into query: %w", shapeOf(c.k), shapeOf(c.v), kernels.ErrShape)
 	}
 	if len(c.k.Shape) == 3 && c.k.Shape[1] == 0 {
 		c.added = 0
 	}
 	for i, t := range []*onnxfile.Tensor{c.k, c.v} {
 		if want := []int{c.batch, c.added, kvHidden}; !slices.Equal(t.Shape, want) {
-			return fmt.Errorf("%s has shape %v, it must be %v, [batch sequence kv_num_heads·size] with the sequence of query or 0 for key and value: %w", []string{"key", "value"}[i], t.Shape, want, backend.ErrShape)
+			return fmt.Errorf("%s has shape %v, it must be %v, [batch sequence kv_num_heads·size] with the sequence of query or 0 for key and value: %w", []string{"key", "value"}[i], t.Shape, want, kernels.ErrShape)
 		}
 	}
 	if err := checkPasts(c.pastKey, c.pastValue, c.batch, c.kvHeads, c.size, c.size); err != nil {
@@ -182,18 +181,18 @@ func (c *groupQueryCall) checkOperands(in []*onnxfile.Tensor) error {
 func (c *groupQueryCall) checkLengths(in []*onnxfile.Tensor) error {
 	t := in[gqTotal]
 	if len(t.Shape) > 1 || t.Elements() != 1 {
-		return fmt.Errorf("total_sequence_length has shape %v, it must be one number: %w", t.Shape, backend.ErrShape)
+		return fmt.Errorf("total_sequence_length has shape %v, it must be one number: %w", t.Shape, kernels.ErrShape)
 	}
 	n := t.Int(0)
 	if n < 1 || n > int64(c.past+c.added) {
-		return fmt.Errorf("total_sequence_length is %d, it must be positive and at most %d: past_key has %d rows and key %d: %w", n, c.past+c.added, c.past, c.added, backend.ErrOption)
+		return fmt.Errorf("total_sequence_length is %d, it must be positive and at most %d: past_key has %d rows and key %d: %w", n, c.past+c.added, c.past, c.added, kernels.ErrOption)
 	}
 	total := int(n)
 	c.prompt = c.seq == total
 	c.present = max(c.past, total)
 	lens := in[gqLengths]
 	if s := lens.Shape; len(s) < 1 || len(s) > 2 || lens.Elements() != c.batch || len(s) == 2 && s[0] != 1 && s[1] != 1 {
-		return fmt.Errorf("seqlens_k has shape %v, it must be [%d], [%d 1] or [1 %d], one number for each batch: %w", s, c.batch, c.batch, c.batch, backend.ErrShape)
+		return fmt.Errorf("seqlens_k has shape %v, it must be [%d], [%d 1] or [1 %d], one number for each batch: %w", s, c.batch, c.batch, c.batch, kernels.ErrShape)
 	}
 	most := c.present - 1
 	if c.prompt {
@@ -202,17 +201,17 @@ func (c *groupQueryCall) checkLengths(in []*onnxfile.Tensor) error {
 	for b := range c.batch {
 		n := lens.Int(b)
 		if n < 0 || n > int64(most) {
-			return fmt.Errorf("seqlens_k[%d] is %d, it must be 0 to %d: one less than the keys of the batch, of which present_key has %d: %w", b, n, most, c.present, backend.ErrOption)
+			return fmt.Errorf("seqlens_k[%d] is %d, it must be 0 to %d: one less than the keys of the batch, of which present_key has %d: %w", b, n, most, c.present, kernels.ErrOption)
 		}
 		keys, start := int(n)+1, int(n)+1-c.seq
 		if c.prompt {
 			keys, start = total, 0
 		}
 		if start < 0 {
-			return fmt.Errorf("seqlens_k[%d] is %d, which is too small for a query sequence of %d: it must be at least %d unless total_sequence_length is %d: %w", b, n, c.seq, c.seq-1, c.seq, backend.ErrOption)
+			return fmt.Errorf("seqlens_k[%d] is %d, which is too small for a query sequence of %d: it must be at least %d unless total_sequence_length is %d: %w", b, n, c.seq, c.seq-1, c.seq, kernels.ErrOption)
 		}
 		if keys-c.added > c.past {
-			return fmt.Errorf("seqlens_k[%d] is %d, past_key has %d rows and key %d: it must be at most %d: %w", b, n, c.past, c.added, c.past+c.added-1, backend.ErrOption)
+			return fmt.Errorf("seqlens_k[%d] is %d, past_key has %d rows and key %d: it must be at most %d: %w", b, n, c.past, c.added, c.past+c.added-1, kernels.ErrOption)
 		}
 		c.lens, c.starts = append(c.lens, keys), append(c.starts, start)
 	}
@@ -230,7 +229,7 @@ func (c *groupQueryCall) checkSinks(in []*onnxfile.Tensor) error {
 		return nil
 	}
 	if !slices.Equal(t.Shape, []int{c.heads}) {
-		return fmt.Errorf("head_sink has shape %v, it must be [%d], one logit a head: %w", t.Shape, c.heads, backend.ErrShape)
+		return fmt.Errorf("head_sink has shape %v, it must be [%d], one logit a head: %w", t.Shape, c.heads, kernels.ErrShape)
 	}
 	c.sinks = nil
 	for h := range c.heads {
@@ -245,7 +244,7 @@ func (c *groupQueryCall) checkSinks(in []*onnxfile.Tensor) error {
 func (c *groupQueryCall) rotate(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) error {
 	cos, sin := in[gqCos], in[gqSin]
 	if cos == nil || sin == nil || len(cos.Shape) != 2 || !slices.Equal(cos.Shape, sin.Shape) || cos.Shape[1] < 1 || 2*cos.Shape[1] > c.size {
-		return fmt.Errorf("cos_cache has shape %v and sin_cache %v: do_rotary needs both as [positions pairs] with at most %d pairs, half of the head size: %w", shapeOf(cos), shapeOf(sin), c.size/2, backend.ErrShape)
+		return fmt.Errorf("cos_cache has shape %v and sin_cache %v: do_rotary needs both as [positions pairs] with at most %d pairs, half of the head size: %w", shapeOf(cos), shapeOf(sin), c.size/2, kernels.ErrShape)
 	}
 	var at []int
 	for _, start := range c.starts {

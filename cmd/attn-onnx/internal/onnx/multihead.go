@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -50,7 +49,7 @@ func newMultiHead(n *node, a *attributes) operator {
 		op.filter = *x
 	}
 	if n.has(outScores) {
-		a.fail("the node has the output qk, which attn does not compute for MultiHeadAttention: leave it out: %w", backend.ErrUnsupported)
+		a.fail("the node has the output qk, which attn does not compute for MultiHeadAttention: leave it out: %w", kernels.ErrUnsupported)
 	}
 	return op
 }
@@ -58,7 +57,7 @@ func newMultiHead(n *node, a *attributes) operator {
 // headCount reads a required number of heads.
 func headCount(a *attributes, name string) int {
 	if a.list[name] == nil {
-		a.fail("attribute %s is missing, it must be at least 1: %w", name, backend.ErrOption)
+		a.fail("attribute %s is missing, it must be at least 1: %w", name, kernels.ErrOption)
 	}
 	return a.integer(name, 1, 1, math.MaxInt32)
 }
@@ -73,7 +72,7 @@ func scaleOf(a *attributes) *float64 {
 
 func (op *multiHeadOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) ([]*onnxfile.Tensor, string, error) {
 	if !in[mhQuery].Type.Float() {
-		return nil, "", fmt.Errorf("query is %v, it must be f32, f16, bf16 or f64: %w", in[mhQuery].Type, backend.ErrDType)
+		return nil, "", fmt.Errorf("query is %v, it must be f32, f16, bf16 or f64: %w", in[mhQuery].Type, kernels.ErrDType)
 	}
 	for i, name := range schemas["MultiHeadAttention"].inputs {
 		t, want := in[i], in[mhQuery].Type
@@ -83,9 +82,9 @@ func (op *multiHeadOp) run(ctx context.Context, dev *kernels.Device, in []*onnxf
 		switch {
 		case t == nil:
 		case i >= mhPastLength:
-			return nil, "", fmt.Errorf("input %s is given, attn does not support it: leave it out: %w", name, backend.ErrUnsupported)
+			return nil, "", fmt.Errorf("input %s is given, attn does not support it: leave it out: %w", name, kernels.ErrUnsupported)
 		case t.Type != want:
-			return nil, "", fmt.Errorf("%s is %v and query %v: key_padding_mask must be int32, the others must have the type of query: %w", name, t.Type, in[mhQuery].Type, backend.ErrDType)
+			return nil, "", fmt.Errorf("%s is %v and query %v: key_padding_mask must be int32, the others must have the type of query: %w", name, t.Type, in[mhQuery].Type, kernels.ErrDType)
 		}
 	}
 	q, k, v, err := op.operands(in)
@@ -134,13 +133,13 @@ func (op *multiHeadOp) operands(in []*onnxfile.Tensor) (q, k, v *onnxfile.Tensor
 	case len(q.Shape) == 3 && k != nil && v != nil && len(k.Shape) == len(v.Shape) && (len(k.Shape) == 3 || len(k.Shape) == 4):
 	default:
 		return nil, nil, nil, fmt.Errorf("query has shape %v, key %v and value %v: they must be [B S H·D], [B L H·D] and [B L H·Dv], or [B S H·D] with [B H L D] and [B H L Dv], or [B S H·D] with key [B L H 2 D] alone, or query [B S H 3 D] alone, with H = num_heads = %d: %w",
-			shapeOf(in[mhQuery]), shapeOf(in[mhKey]), shapeOf(in[mhValue]), op.heads, backend.ErrShape)
+			shapeOf(in[mhQuery]), shapeOf(in[mhKey]), shapeOf(in[mhValue]), op.heads, kernels.ErrShape)
 	}
 	for i, t := range []*onnxfile.Tensor{q, k, v} {
 		what := []string{"query", "key", "value"}[i]
 		s := t.Shape
 		if t.Elements() == 0 || s[0] != q.Shape[0] || len(s) == 3 && s[2]%op.heads != 0 || len(s) == 4 && s[1] != op.heads {
-			return nil, nil, nil, fmt.Errorf("%s has shape %v for %d batches and num_heads %d: its heads must be as many, and no length 0: %w", what, s, q.Shape[0], op.heads, backend.ErrShape)
+			return nil, nil, nil, fmt.Errorf("%s has shape %v for %d batches and num_heads %d: its heads must be as many, and no length 0: %w", what, s, q.Shape[0], op.heads, kernels.ErrShape)
 		}
 	}
 	if len(in) <= mhBias || in[mhBias] == nil {
@@ -149,7 +148,7 @@ func (op *multiHeadOp) operands(in []*onnxfile.Tensor) (q, k, v *onnxfile.Tensor
 	bias, at := in[mhBias], 0
 	hidden := func(t *onnxfile.Tensor) int { return t.Elements() / (t.Shape[0] * seqOf(t)) }
 	if want := hidden(q) + hidden(k) + hidden(v); !slices.Equal(bias.Shape, []int{want}) {
-		return nil, nil, nil, fmt.Errorf("bias has shape %v, it must be [%d], the hidden sizes of query, key and value together: %w", bias.Shape, want, backend.ErrShape)
+		return nil, nil, nil, fmt.Errorf("bias has shape %v, it must be [%d], the hidden sizes of query, key and value together: %w", bias.Shape, want, kernels.ErrShape)
 	}
 	for _, t := range []**onnxfile.Tensor{&q, &k, &v} {
 		n := hidden(*t)
@@ -168,7 +167,7 @@ func (op *multiHeadOp) checkOperands(q, k, v *onnxfile.Tensor) error {
 		size /= op.heads
 	}
 	if size != q.Shape[2]/op.heads || seqOf(k) != seqOf(v) {
-		return fmt.Errorf("query has shape %v, key %v and value %v with %d heads: key must have the head size of query, value the sequence of key: %w", q.Shape, k.Shape, v.Shape, op.heads, backend.ErrShape)
+		return fmt.Errorf("query has shape %v, key %v and value %v with %d heads: key must have the head size of query, value the sequence of key: %w", q.Shape, k.Shape, v.Shape, op.heads, kernels.ErrShape)
 	}
 	return nil
 }
@@ -213,7 +212,7 @@ func added(t, bias *onnxfile.Tensor, at, n int) *onnxfile.Tensor {
 // checkPasts checks past_key and past_value, [batch, heads, past, size].
 func checkPasts(pk, pv *onnxfile.Tensor, batch, heads, size, valueSize int) error {
 	if (pk == nil) != (pv == nil) {
-		return fmt.Errorf("past_key has shape %v and past_value %v: they need each other: %w", shapeOf(pk), shapeOf(pv), backend.ErrShape)
+		return fmt.Errorf("past_key has shape %v and past_value %v: they need each other: %w", shapeOf(pk), shapeOf(pv), kernels.ErrShape)
 	}
 	if pk == nil {
 		return nil
@@ -225,7 +224,7 @@ func checkPasts(pk, pv *onnxfile.Tensor, batch, heads, size, valueSize int) erro
 	}{{"past_key", pk, size}, {"past_value", pv, valueSize}} {
 		s := p.t.Shape
 		if len(s) != 4 || len(pk.Shape) != 4 || !slices.Equal(s, []int{batch, heads, pk.Shape[2], p.size}) {
-			return fmt.Errorf("%s has shape %v, it must be [%d %d past %d] with one past for keys and values: %w", p.name, s, batch, heads, p.size, backend.ErrShape)
+			return fmt.Errorf("%s has shape %v, it must be [%d %d past %d] with one past for keys and values: %w", p.name, s, batch, heads, p.size, kernels.ErrShape)
 		}
 	}
 	return nil
@@ -277,7 +276,7 @@ func checkBias(t *onnxfile.Tensor, batch, heads, seq, total int) error {
 		return nil
 	}
 	if s := t.Shape; len(s) != 4 || s[0] != 1 && s[0] != batch || s[1] != 1 && s[1] != heads || s[2] != seq || s[3] != total {
-		return fmt.Errorf("attention_bias has shape %v, it must be [%d or 1, %d or 1, %d, %d], [batch heads sequence keys]: %w", s, batch, heads, seq, total, backend.ErrShape)
+		return fmt.Errorf("attention_bias has shape %v, it must be [%d or 1, %d or 1, %d, %d], [batch heads sequence keys]: %w", s, batch, heads, seq, total, kernels.ErrShape)
 	}
 	return nil
 }
@@ -293,7 +292,7 @@ func (op *multiHeadOp) padding(t *onnxfile.Tensor, batch, seq, past, total int) 
 	case slices.Equal(s, []int{batch}), slices.Equal(s, []int{3*batch + 2}):
 		for b := range batch {
 			if n := t.Int(b); n < 0 || n > int64(total) {
-				return nil, 0, fmt.Errorf("key_padding_mask[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, total, total, backend.ErrOption)
+				return nil, 0, fmt.Errorf("key_padding_mask[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, total, total, kernels.ErrOption)
 			}
 		}
 		return func(b, _, j int) bool { return int64(j) >= t.Int(b) }, 1, nil
@@ -305,6 +304,6 @@ func (op *multiHeadOp) padding(t *onnxfile.Tensor, batch, seq, past, total int) 
 		return func(b, i, j int) bool { return t.Int((b*seq+i)*total+j) <= 0 }, seq, nil
 	default:
 		return nil, 0, fmt.Errorf("key_padding_mask has shape %v, it must be [%d], [%d], [%d %d], [%d %d] or [%d %d %d]: %w",
-			s, batch, 3*batch+2, batch, total-past, batch, total, batch, seq, total, backend.ErrShape)
+			s, batch, 3*batch+2, batch, total-past, batch, total, batch, seq, total, kernels.ErrShape)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -76,7 +75,7 @@ type node struct {
 // newNode returns the model's one node.
 func newNode(m *onnxfile.Model) (*node, error) {
 	if n := len(m.Nodes); n != 1 {
-		return nil, fmt.Errorf("the graph has %d nodes, it must have one: %w", n, backend.ErrUnsupported)
+		return nil, fmt.Errorf("the graph has %d nodes, it must have one: %w", n, kernels.ErrUnsupported)
 	}
 	p := m.Nodes[0]
 	s := schemas[p.OpType]
@@ -86,27 +85,27 @@ func newNode(m *onnxfile.Model) (*node, error) {
 			known = append(known, strings.TrimPrefix(s.domain+"."+name, "."))
 		}
 		slices.Sort(known)
-		return nil, fmt.Errorf("the node is %q of domain %q, it must be one of %s: %w", p.OpType, p.Domain, strings.Join(known, ", "), backend.ErrUnsupported)
+		return nil, fmt.Errorf("the node is %q of domain %q, it must be one of %s: %w", p.OpType, p.Domain, strings.Join(known, ", "), kernels.ErrUnsupported)
 	}
 	n := &node{schema: s, name: p.OpType, opset: m.Opsets[s.domain], inputs: p.Input, outputs: p.Output}
 	if n.opset < s.first || n.opset > s.last {
-		return nil, fmt.Errorf("the model imports opset %d, %s is known from %d to %d: %w", n.opset, n.name, s.first, s.last, backend.ErrUnsupported)
+		return nil, fmt.Errorf("the model imports opset %d, %s is known from %d to %d: %w", n.opset, n.name, s.first, s.last, kernels.ErrUnsupported)
 	}
 	if len(n.inputs) > len(s.inputs) || len(n.outputs) > len(s.outputs) {
 		return nil, fmt.Errorf("the node has %d inputs and %d outputs, %s has up to %d and %d: %w",
-			len(n.inputs), len(n.outputs), n.name, len(s.inputs), len(s.outputs), backend.ErrUnsupported)
+			len(n.inputs), len(n.outputs), n.name, len(s.inputs), len(s.outputs), kernels.ErrUnsupported)
 	}
 	a := &attributes{list: map[string]*onnxfile.AttributeProto{}}
 	for _, x := range p.Attribute {
 		if a.list[x.Name] != nil {
-			a.fail("attribute %q is given twice: %w", x.Name, backend.ErrOption)
+			a.fail("attribute %q is given twice: %w", x.Name, kernels.ErrOption)
 		}
 		a.list[x.Name] = x
 	}
 	n.op = s.decode(n, a)
 	for _, x := range p.Attribute {
 		if a.list[x.Name] != nil && a.err == nil {
-			a.err = fmt.Errorf("attribute %q is none of %s in opset %d: %w", x.Name, n.name, n.opset, backend.ErrUnsupported)
+			a.err = fmt.Errorf("attribute %q is none of %s in opset %d: %w", x.Name, n.name, n.opset, kernels.ErrUnsupported)
 		}
 	}
 	return n, a.err
@@ -125,10 +124,10 @@ func (n *node) run(ctx context.Context, dev *kernels.Device, tensors map[string]
 		}
 		switch t := tensors[name]; {
 		case name == "" && i < n.required:
-			return nil, "", fmt.Errorf("input %s is missing: %w", what, backend.ErrShape)
+			return nil, "", fmt.Errorf("input %s is missing: %w", what, kernels.ErrShape)
 		case name == "":
 		case t == nil:
-			return nil, "", fmt.Errorf("%s is %q, which the graph does not have: %w", what, name, backend.ErrShape)
+			return nil, "", fmt.Errorf("%s is %q, which the graph does not have: %w", what, name, kernels.ErrShape)
 		default:
 			in[i] = t
 		}
@@ -185,7 +184,7 @@ func (a *attributes) take(name string, want onnxfile.AttributeProto_AttributeTyp
 	x := a.list[name]
 	delete(a.list, name)
 	if x != nil && x.Type != want {
-		a.fail("attribute %s is a %v, it must be a %v: %w", name, kindName(x.Type), kindName(want), backend.ErrOption)
+		a.fail("attribute %s is a %v, it must be a %v: %w", name, kindName(x.Type), kindName(want), kernels.ErrOption)
 		return nil
 	}
 	return x
@@ -208,7 +207,7 @@ func (a *attributes) integer(name string, missing, low, high int64) int {
 		return int(missing)
 	}
 	if x.I < low || x.I > high {
-		a.fail("attribute %s is %d, it must be %d to %d: %w", name, x.I, low, high, backend.ErrOption)
+		a.fail("attribute %s is %d, it must be %d to %d: %w", name, x.I, low, high, kernels.ErrOption)
 		return int(missing)
 	}
 	return int(x.I)
@@ -233,7 +232,7 @@ func (a *attributes) word(name string, words ...string) string {
 		return words[0]
 	}
 	if !slices.Contains(words, string(x.S)) {
-		a.fail("attribute %s is %q, it must be one of %s: %w", name, x.S, strings.Join(words, ", "), backend.ErrOption)
+		a.fail("attribute %s is %q, it must be one of %s: %w", name, x.S, strings.Join(words, ", "), kernels.ErrOption)
 	}
 	return string(x.S)
 }

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -39,10 +38,10 @@ func (op *rotaryOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile
 	case len(s) == 3 && heads > 0 && s[2]%heads == 0:
 		seq = s[1]
 	default:
-		return nil, "", fmt.Errorf("input X has shape %v and num_heads is %d: it must be [batch heads sequence size], or [batch sequence heads·size] with num_heads: %w", s, heads, backend.ErrShape)
+		return nil, "", fmt.Errorf("input X has shape %v and num_heads is %d: it must be [batch heads sequence size], or [batch sequence heads·size] with num_heads: %w", s, heads, kernels.ErrShape)
 	}
 	if x.Elements() == 0 {
-		return nil, "", fmt.Errorf("input X has shape %v, every length must be at least 1: %w", x.Shape, backend.ErrShape)
+		return nil, "", fmt.Errorf("input X has shape %v, every length must be at least 1: %w", x.Shape, kernels.ErrShape)
 	}
 	r := rotation{x: x, heads: heads, cos: cos, sin: sin, interleaved: op.interleaved}
 	batch, size := x.Shape[0], x.Elements()/(x.Shape[0]*heads*seq)
@@ -51,7 +50,7 @@ func (op *rotaryOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile
 		dim = size
 	}
 	if dim%2 != 0 || dim > size {
-		return nil, "", fmt.Errorf("rotary_embedding_dim is %d, it must be even and at most the head size %d: %w", dim, size, backend.ErrOption)
+		return nil, "", fmt.Errorf("rotary_embedding_dim is %d, it must be even and at most the head size %d: %w", dim, size, kernels.ErrOption)
 	}
 	rule := "[batch sequence rotary_embedding_dim/2] without position_ids"
 	want := []int{batch, seq, dim / 2}
@@ -64,7 +63,7 @@ func (op *rotaryOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile
 	}
 	for i, t := range []*onnxfile.Tensor{cos, sin} {
 		if !slices.Equal(t.Shape, want) {
-			return nil, "", fmt.Errorf("%s has shape %v, it must be %v: %s: %w", []string{"cos_cache", "sin_cache"}[i], t.Shape, want, rule, backend.ErrShape)
+			return nil, "", fmt.Errorf("%s has shape %v, it must be %v: %s: %w", []string{"cos_cache", "sin_cache"}[i], t.Shape, want, rule, kernels.ErrShape)
 		}
 	}
 	y, err := r.run(ctx, dev)
@@ -74,10 +73,10 @@ func (op *rotaryOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile
 // positions returns the elements of position_ids, [batch, seq].
 func positions(ids *onnxfile.Tensor, batch, seq int) ([]int, error) {
 	if ids.Type.Float() || ids.Type == onnxfile.Bool {
-		return nil, fmt.Errorf("position_ids is %v, it must be int64: %w", ids.Type, backend.ErrDType)
+		return nil, fmt.Errorf("position_ids is %v, it must be int64: %w", ids.Type, kernels.ErrDType)
 	}
 	if !slices.Equal(ids.Shape, []int{batch, seq}) {
-		return nil, fmt.Errorf("position_ids has shape %v, it must be [%d %d], [batch sequence]: %w", ids.Shape, batch, seq, backend.ErrShape)
+		return nil, fmt.Errorf("position_ids has shape %v, it must be [%d %d], [batch sequence]: %w", ids.Shape, batch, seq, kernels.ErrShape)
 	}
 	list := make([]int, ids.Elements())
 	for i := range list {
@@ -103,28 +102,28 @@ func (r *rotation) run(ctx context.Context, dev *kernels.Device) (*onnxfile.Tens
 	defer up.release()
 	for _, t := range []*onnxfile.Tensor{r.x, r.cos, r.sin} {
 		if !t.Type.Float() {
-			return nil, fmt.Errorf("input X is %v, cos_cache %v and sin_cache %v: they must be f32, f16, bf16 or f64: %w", r.x.Type, r.cos.Type, r.sin.Type, backend.ErrDType)
+			return nil, fmt.Errorf("input X is %v, cos_cache %v and sin_cache %v: they must be f32, f16, bf16 or f64: %w", r.x.Type, r.cos.Type, r.sin.Type, kernels.ErrDType)
 		}
 	}
 	x := up.rows("X", r.x, dtypeOf(r.x.Type), r.heads)
 	s := x.Shape()
-	angles := func(name string, cache *onnxfile.Tensor) (backend.Tensor, error) {
+	angles := func(name string, cache *onnxfile.Tensor) (kernels.Tensor, error) {
 		if r.positions != nil {
 			rows := cache.Shape[0]
 			size := pairs * cache.Type.Size()
 			data := cache.Data
 			var err error
 			if cache, err = newTensor(cache.Type, []int{len(r.positions), pairs}); err != nil {
-				return backend.Tensor{}, err
+				return kernels.Tensor{}, err
 			}
 			for i, p := range r.positions {
 				if p < 0 || p >= rows {
-					return backend.Tensor{}, fmt.Errorf("position %d (element %d) has no row in %s, it must be 0 to %d: %w", p, i, name, rows-1, backend.ErrOption)
+					return kernels.Tensor{}, fmt.Errorf("position %d (element %d) has no row in %s, it must be 0 to %d: %w", p, i, name, rows-1, kernels.ErrOption)
 				}
 				cache.Data = append(cache.Data, data[p*size:(p+1)*size]...)
 			}
 		}
-		return up.upload(name, cache, backend.F32, backend.Shape{s[backend.Batch], 1, s[backend.Seq], pairs}), up.err
+		return up.upload(name, cache, kernels.F32, kernels.Shape{s[kernels.Batch], 1, s[kernels.Seq], pairs}), up.err
 	}
 	if up.err != nil {
 		return nil, up.err
@@ -137,7 +136,7 @@ func (r *rotation) run(ctx context.Context, dev *kernels.Device) (*onnxfile.Tens
 	if err != nil {
 		return nil, err
 	}
-	if err := dev.Rotate(ctx, x, x, kernels.Angles{Cos: cos, Sin: sin, Rotation: backend.Rotation{Interleaved: r.interleaved}}); err != nil {
+	if err := dev.Rotate(ctx, x, x, kernels.Angles{Cos: cos, Sin: sin, Rotation: kernels.Rotation{Interleaved: r.interleaved}}); err != nil {
 		return nil, err
 	}
 	return unrows(ctx, dev, x, r.x)

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -30,26 +29,26 @@ func (op *scatterOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfil
 		axis += len(shape)
 	}
 	if axis < 1 || axis >= len(shape) {
-		return nil, "", fmt.Errorf("axis is %d, past_cache has shape %v: it must be one of its axes and not 0, which is the batch: %w", op.axis, shape, backend.ErrOption)
+		return nil, "", fmt.Errorf("axis is %d, past_cache has shape %v: it must be one of its axes and not 0, which is the batch: %w", op.axis, shape, kernels.ErrOption)
 	}
 	if cache.Type != update.Type || !cache.Type.Float() || cache.Type == onnxfile.Double {
-		return nil, "", fmt.Errorf("past_cache is %v and update %v: attn has caches of f32, f16 and bf16, for both: %w", cache.Type, update.Type, backend.ErrDType)
+		return nil, "", fmt.Errorf("past_cache is %v and update %v: attn has caches of f32, f16 and bf16, for both: %w", cache.Type, update.Type, kernels.ErrDType)
 	}
 	want := slices.Clone(shape)
 	if len(update.Shape) == len(shape) {
 		want[axis] = min(update.Shape[axis], shape[axis])
 	}
 	if !slices.Equal(update.Shape, want) {
-		return nil, "", fmt.Errorf("update has shape %v, past_cache %v: they must be equal but for axis %d, where the update must not be longer: %w", update.Shape, shape, axis, backend.ErrShape)
+		return nil, "", fmt.Errorf("update has shape %v, past_cache %v: they must be equal but for axis %d, where the update must not be longer: %w", update.Shape, shape, axis, kernels.ErrShape)
 	}
 	if cache.Elements() == 0 {
-		return nil, "", fmt.Errorf("past_cache has shape %v, every length must be at least 1: %w", shape, backend.ErrShape)
+		return nil, "", fmt.Errorf("past_cache has shape %v, every length must be at least 1: %w", shape, kernels.ErrShape)
 	}
 	batch, rows, added := shape[0], shape[axis], update.Shape[axis]
 	starts := make([]int, batch)
 	if indices != nil {
 		if !slices.Equal(indices.Shape, []int{batch}) || indices.Type != onnxfile.Int64 {
-			return nil, "", fmt.Errorf("write_indices has shape %v of %v, it must be [%d] of int64, one for each batch: %w", indices.Shape, indices.Type, batch, backend.ErrShape)
+			return nil, "", fmt.Errorf("write_indices has shape %v of %v, it must be [%d] of int64, one for each batch: %w", indices.Shape, indices.Type, batch, kernels.ErrShape)
 		}
 		for b := range starts {
 			last := rows - added
@@ -58,7 +57,7 @@ func (op *scatterOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfil
 			}
 			n := indices.Int(b)
 			if n < 0 || n > int64(last) {
-				return nil, "", fmt.Errorf("write_indices[%d] is %d, it must be 0 to %d for %d rows in a cache of %d: %w", b, n, last, added, rows, backend.ErrOption)
+				return nil, "", fmt.Errorf("write_indices[%d] is %d, it must be 0 to %d for %d rows in a cache of %d: %w", b, n, last, added, rows, kernels.ErrOption)
 			}
 			starts[b] = int(n)
 		}
@@ -70,12 +69,12 @@ func (op *scatterOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfil
 	outer := cache.Elements() / (batch * rows * inner)
 	up := uploader{ctx: ctx, dev: dev}
 	defer up.release()
-	to := up.upload("past_cache", cache, dtypeOf(cache.Type), backend.Shape{batch, outer, rows, inner})
-	from := up.upload("update", update, dtypeOf(cache.Type), backend.Shape{batch, outer, added, inner})
+	to := up.upload("past_cache", cache, dtypeOf(cache.Type), kernels.Shape{batch, outer, rows, inner})
+	from := up.upload("update", update, dtypeOf(cache.Type), kernels.Shape{batch, outer, added, inner})
 	if up.err != nil {
 		return nil, "", up.err
 	}
-	var dst, src []backend.Tensor
+	var dst, src []kernels.Tensor
 	for b, start := range starts {
 		// The rows up to the end of the cache, and those after it.
 		first := min(added, rows-start)
@@ -99,10 +98,10 @@ func (op *scatterOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfil
 }
 
 // window returns n rows of batch b.
-func window(t backend.Tensor, b, row, n int) (backend.Tensor, error) {
-	t, err := t.Slice(backend.Batch, b, b+1)
+func window(t kernels.Tensor, b, row, n int) (kernels.Tensor, error) {
+	t, err := t.Slice(kernels.Batch, b, b+1)
 	if err != nil {
 		return t, err
 	}
-	return t.Slice(backend.Seq, row, row+n)
+	return t.Slice(kernels.Seq, row, row+n)
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // field returns a field of bytes.
@@ -47,7 +48,7 @@ func TestDecodeAsksForMemory(t *testing.T) {
 		{"an unknown field", field(1000, make([]byte, n))},
 	} {
 		stop := backend.FailMemory(1)
-		if _, err := DecodeTensor(c.data); !errors.Is(err, backend.ErrMemory) {
+		if _, err := DecodeTensor(c.data); !errors.Is(err, kernels.ErrMemory) {
 			t.Errorf("%s: without memory: %v", c.name, err)
 		}
 		stop()

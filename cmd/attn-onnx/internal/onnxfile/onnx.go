@@ -8,7 +8,7 @@
 // It decodes the fields that describe one node of an attention operator and its data
 // (onnx.proto) and skips the others. A decoded tensor has the elements of its shape. Every
 // input yields a value or an error that wraps [ErrMalformed], [ErrUnsupported] or
-// backend.ErrMemory, never a panic.
+// kernels.ErrMemory, never a panic.
 package onnxfile
 
 import (

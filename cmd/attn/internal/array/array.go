@@ -141,25 +141,25 @@ func (f *File) Errorf(format string, args ...any) error {
 }
 
 // DType returns the type of the elements in memory: that of the file, F32 for f8.
-func (f *File) DType() backend.DType {
+func (f *File) DType() kernels.DType {
 	switch {
 	case f.Kind == 'b':
-		return backend.Bool
+		return kernels.Bool
 	case f.Kind == 'w':
-		return backend.BF16
+		return kernels.BF16
 	case f.Size == 2:
-		return backend.F16
+		return kernels.F16
 	}
-	return backend.F32
+	return kernels.F32
 }
 
 // Memory returns the bytes of memory that Upload needs: 0 for a mapped file, otherwise
 // those of bools or of float32 numbers.
-func (f *File) Memory(dtype backend.DType) int64 {
+func (f *File) Memory(dtype kernels.DType) int64 {
 	switch {
 	case f.mappable(dtype):
 		return 0
-	case dtype == backend.Bool:
+	case dtype == kernels.Bool:
 		return int64(f.Count)
 	}
 	return 4 * int64(f.Count)
@@ -167,16 +167,16 @@ func (f *File) Memory(dtype backend.DType) int64 {
 
 // mappable reports whether the bytes of the file are elements of dtype, aligned
 // to their size.
-func (f *File) mappable(dtype backend.DType) bool {
+func (f *File) mappable(dtype kernels.DType) bool {
 	one := []byte{1, 0}
-	return f.DType() == dtype && dtype != backend.Bool && f.Size == dtype.Size() && int(f.Start)%f.Size == 0 &&
+	return f.DType() == dtype && dtype != kernels.Bool && f.Size == dtype.Size() && int(f.Start)%f.Size == 0 &&
 		f.Order.Uint16(one) == binary.NativeEndian.Uint16(one)
 }
 
 // Upload returns the data as a tensor of dtype in the device's memory, for the
 // caller to release. If the tensor lies in a mapped file, the caller then calls
 // unmap, which is nil otherwise. Rounding of f8 is noted.
-func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DType, shape backend.Shape, note Note) (t backend.Tensor, unmap func(), err error) {
+func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype kernels.DType, shape kernels.Shape, note Note) (t kernels.Tensor, unmap func(), err error) {
 	if f.mappable(dtype) {
 		// Where mapping is not available the file is read.
 		if host, unmap, err := f.mapped(dtype, shape); err == nil {
@@ -188,7 +188,7 @@ func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DT
 			return t, unmap, err
 		}
 	}
-	if dtype != backend.Bool {
+	if dtype != kernels.Bool {
 		data, err := f.Float32s(ctx, note)
 		if err == nil {
 			t, err = dev.FromFloat32(ctx, dtype, data, shape)
@@ -197,7 +197,7 @@ func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DT
 	}
 	data, err := read(ctx, f, decodeBools)
 	if err == nil {
-		t, err = backend.HostBool(data, shape)
+		t, err = kernels.HostBool(data, shape)
 	}
 	if err == nil {
 		t, err = dev.Upload(ctx, t)
@@ -206,7 +206,7 @@ func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DT
 }
 
 // mapped returns the data as a host tensor that lies in the mapped file.
-func (f *File) mapped(dtype backend.DType, shape backend.Shape) (t backend.Tensor, unmap func(), err error) {
+func (f *File) mapped(dtype kernels.DType, shape kernels.Shape) (t kernels.Tensor, unmap func(), err error) {
 	file, _, err := files.Open(Path(f.Path))
 	if err != nil {
 		return t, nil, err
@@ -217,13 +217,13 @@ func (f *File) mapped(dtype backend.DType, shape backend.Shape) (t backend.Tenso
 		return t, nil, err
 	}
 	at := unsafe.Pointer(unsafe.SliceData(data))
-	if dtype == backend.F32 {
-		t, err = backend.HostF32(unsafe.Slice((*float32)(at), f.Count), shape)
+	if dtype == kernels.F32 {
+		t, err = kernels.HostF32(unsafe.Slice((*float32)(at), f.Count), shape)
 	} else {
-		t, err = backend.HostBits(unsafe.Slice((*uint16)(at), f.Count), dtype, shape)
+		t, err = kernels.HostBits(unsafe.Slice((*uint16)(at), f.Count), dtype, shape)
 	}
 	if err == nil && f.Fortran {
-		t, err = t.View(shape, backend.Strides{1, shape[0], shape[0] * shape[1], shape[0] * shape[1] * shape[2]}, 0)
+		t, err = t.View(shape, kernels.Strides{1, shape[0], shape[0] * shape[1], shape[0] * shape[1] * shape[2]}, 0)
 	}
 	if err != nil {
 		unmap()
@@ -262,7 +262,7 @@ func read[T any](ctx context.Context, f *File, decode func(dst []T, raw []byte))
 	data, err := npy.Read(interruptible{ctx, io.NewSectionReader(file, f.Start, int64(f.Count)*int64(f.Size)), nil}, f.Header, decode)
 	switch {
 	case err == nil || ctx.Err() != nil:
-	case errors.Is(err, backend.ErrMemory):
+	case errors.Is(err, kernels.ErrMemory):
 		err = f.Errorf("%w", err)
 	default:
 		err = f.Errorf("it was cut short while it was read: %w", output.Reason(err))
@@ -295,16 +295,16 @@ func (i interruptible) Write(p []byte) (int, error) {
 
 // WriteTensor writes a contiguous host tensor as an array of the given shape.
 // bf16, which numpy lacks, becomes f4.
-func WriteTensor(ctx context.Context, w io.Writer, t backend.Tensor, shape []int) error {
+func WriteTensor(ctx context.Context, w io.Writer, t kernels.Tensor, shape []int) error {
 	w = interruptible{ctx, nil, w}
 	switch t.DType() {
-	case backend.F32:
+	case kernels.F32:
 		data, err := t.Float32s()
 		if err != nil {
 			return err
 		}
 		return npy.Write(w, "<f4", shape, data)
-	case backend.Bool:
+	case kernels.Bool:
 		data, err := t.Bools()
 		if err != nil {
 			return err
@@ -315,7 +315,7 @@ func WriteTensor(ctx context.Context, w io.Writer, t backend.Tensor, shape []int
 	if err != nil {
 		return err
 	}
-	if t.DType() == backend.F16 {
+	if t.DType() == kernels.F16 {
 		return npy.Write(w, "<f2", shape, data)
 	}
 	wide, err := backend.Make[uint32](len(data)) // bf16 is the upper half of f4

@@ -306,7 +306,7 @@ func (c *Command) series() ([]bench.Series, error) {
 		}
 		all = combined(all, f.values, f.set)
 	}
-	var dtypes []backend.DType
+	var dtypes []kernels.DType
 	for _, name := range c.DType {
 		d, err := cli.ParseDType("--dtype", name)
 		if err != nil {
@@ -319,7 +319,7 @@ func (c *Command) series() ([]bench.Series, error) {
 			return nil, fmt.Errorf("--variant is %q, it must be one of %s", v, strings.Join(report.Variants, ", "))
 		}
 	}
-	all = combined(all, dtypes, func(s *bench.Series, d backend.DType) { s.DType = d })
+	all = combined(all, dtypes, func(s *bench.Series, d kernels.DType) { s.DType = d })
 	return combined(all, c.Variant, func(s *bench.Series, v string) { s.Variant = v }), nil
 }
 
@@ -343,7 +343,7 @@ func combined[T any](all []bench.Series, values []T, set func(s *bench.Series, v
 func (c *Command) open() (devices []*kernels.Device, missing []string, err error) {
 	names := c.Backend
 	if len(names) == 0 {
-		for _, l := range backend.Devices() {
+		for _, l := range kernels.Devices() {
 			for _, info := range l.Infos {
 				names = append(names, info.Name)
 			}
@@ -354,7 +354,7 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 	}
 	for _, name := range names {
 		if name == "auto" {
-			name, _ = backend.Auto()
+			name, _ = kernels.Auto()
 		}
 		threads := c.Threads
 		if name != "cpu" || len(threads) == 0 {

@@ -229,7 +229,7 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 			t.Skipf("needs a WebGPU adapter: %v", err)
 		}
 		defer be.Close()
-		x, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, make([]float32, 1<<19), backend.Shape{1, 1, 1, 1 << 19})
+		x, err := kernels.NewDevice(be).FromFloat32(t.Context(), kernels.F32, make([]float32, 1<<19), kernels.Shape{1, 1, 1, 1 << 19})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,7 +270,7 @@ type interrupting struct {
 	calls  int
 }
 
-func (b *interrupting) Info() backend.Info {
+func (b *interrupting) Info() kernels.Info {
 	info := b.Backend.Info()
 	info.Name = "interrupting"
 	return info
@@ -291,7 +291,7 @@ func (wrong) Attention(context.Context, ...*backend.Call) error { return nil }
 // one is a driver of a single backend.
 type one struct{ be backend.Backend }
 
-func (d one) Devices() ([]backend.Info, error)     { return nil, nil } // not among the defaults
+func (d one) Devices() ([]kernels.Info, error)     { return nil, nil } // not among the defaults
 func (d one) Open(string) (backend.Backend, error) { return d.be, nil }
 
 func openCPU(t *testing.T) backend.Backend {

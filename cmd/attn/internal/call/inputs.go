@@ -17,7 +17,7 @@ type Inputs struct {
 	QKV   []*array.File  // without v when only the weights are wanted
 	Past  [3]*array.File // earlier k and v, else nil
 	Masks []*Mask
-	DType backend.DType // to compute on
+	DType kernels.DType // to compute on
 	Dims  kernels.Dims
 
 	opt  kernels.Options
@@ -27,8 +27,8 @@ type Inputs struct {
 // Mask is the file of a mask or a bias.
 type Mask struct {
 	*array.File
-	Shape backend.Shape
-	field func(opt *kernels.Options) *backend.Tensor
+	Shape kernels.Shape
+	field func(opt *kernels.Options) *kernels.Tensor
 }
 
 // Open opens the files of p and makes p canonical. It checks the ranks and types
@@ -56,15 +56,15 @@ func (p *Problem) Open() (*Inputs, error) {
 	}
 	switch rank := len(in.QKV[0].Shape); {
 	case p.CuQ != nil:
-		in.axes = []int{backend.Seq, backend.Heads, backend.Dim}
+		in.axes = []int{kernels.Seq, kernels.Heads, kernels.Dim}
 	case rank == 2:
-		in.axes = []int{backend.Seq, backend.Dim}
+		in.axes = []int{kernels.Seq, kernels.Dim}
 	case rank == 3:
-		in.axes = []int{backend.Batch, backend.Seq, backend.Dim}
+		in.axes = []int{kernels.Batch, kernels.Seq, kernels.Dim}
 	case p.Layout == "bshd":
-		in.axes = []int{backend.Batch, backend.Seq, backend.Heads, backend.Dim}
+		in.axes = []int{kernels.Batch, kernels.Seq, kernels.Heads, kernels.Dim}
 	default:
-		in.axes = []int{backend.Batch, backend.Heads, backend.Seq, backend.Dim}
+		in.axes = []int{kernels.Batch, kernels.Heads, kernels.Seq, kernels.Dim}
 	}
 	if err := in.agree(p.DType != ""); err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func (in *Inputs) agree(typed bool) error {
 		if i < len(in.QKV)-1 {
 			continue
 		}
-		next, seq := in.QKV[i-len(in.QKV)+2], slices.Index(in.axes, backend.Seq)
+		next, seq := in.QKV[i-len(in.QKV)+2], slices.Index(in.axes, kernels.Seq)
 		want := slices.Clone(next.Shape)
 		want[seq] = f.Shape[seq]
 		if !slices.Equal(want, f.Shape) {
@@ -151,13 +151,13 @@ func (in *Inputs) openMasks(p *Problem) error {
 	for _, m := range []struct {
 		flag, path string
 		bools      bool
-		shape      func(f *array.File, rank int) (backend.Shape, error)
-		field      func(opt *kernels.Options) *backend.Tensor
+		shape      func(f *array.File, rank int) (kernels.Shape, error)
+		field      func(opt *kernels.Options) *kernels.Tensor
 	}{
-		{"mask", p.Mask, true, maskShape, func(opt *kernels.Options) *backend.Tensor { return &opt.Mask }},
-		{biasFlag, p.Bias, false, maskShape, func(opt *kernels.Options) *backend.Tensor { return &opt.Bias }},
-		{"relative-bias", p.RelativeBias, false, distanceShape, func(opt *kernels.Options) *backend.Tensor { return &opt.RelativeBias }},
-		{"block-mask", p.BlockMask, true, maskShape, func(opt *kernels.Options) *backend.Tensor { return &opt.BlockMask }},
+		{"mask", p.Mask, true, maskShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.Mask }},
+		{biasFlag, p.Bias, false, maskShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.Bias }},
+		{"relative-bias", p.RelativeBias, false, distanceShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.RelativeBias }},
+		{"block-mask", p.BlockMask, true, maskShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.BlockMask }},
 	} {
 		if m.path == "" {
 			continue
@@ -181,34 +181,34 @@ func (in *Inputs) openMasks(p *Problem) error {
 // maskShape returns the shape of a mask as [B, H, Sq, Sk]. Its axes are those of
 // scores of q's rank, [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk], from the right as in
 // numpy. A 4-D mask has all four axes whatever q's rank is.
-func maskShape(f *array.File, rank int) (backend.Shape, error) {
+func maskShape(f *array.File, rank int) (kernels.Shape, error) {
 	n := len(f.Shape)
 	if n < 1 || n > 4 || n == 3 && rank == 2 {
 		scores := [...]string{2: "[Sq,Sk]", 3: "[B,Sq,Sk]", 4: "[B,H,Sq,Sk]"}[rank]
-		return backend.Shape{}, f.Errorf("shape %v has %d axes, it must broadcast to %s", f.Shape, n, scores)
+		return kernels.Shape{}, f.Errorf("shape %v has %d axes, it must broadcast to %s", f.Shape, n, scores)
 	}
-	shape := backend.Shape{1, 1, 1, 1}
+	shape := kernels.Shape{1, 1, 1, 1}
 	copy(shape[4-n:], f.Shape)
 	if n == 3 && rank == 3 { // [B,Sq,Sk] has no axis of heads
-		shape[backend.Batch], shape[backend.Heads] = f.Shape[0], 1
+		shape[kernels.Batch], shape[kernels.Heads] = f.Shape[0], 1
 	}
 	return shape, nil
 }
 
 // distanceShape returns the shape of a bias by distance as [B, H, 1, Sq+Sk-1].
-func distanceShape(f *array.File, _ int) (backend.Shape, error) {
+func distanceShape(f *array.File, _ int) (kernels.Shape, error) {
 	n := len(f.Shape)
 	if n < 1 || n > 3 {
-		return backend.Shape{}, f.Errorf("shape %v has %d axes, it must be [Sq+Sk-1], [H,Sq+Sk-1] or [B,H,Sq+Sk-1]", f.Shape, n)
+		return kernels.Shape{}, f.Errorf("shape %v has %d axes, it must be [Sq+Sk-1], [H,Sq+Sk-1] or [B,H,Sq+Sk-1]", f.Shape, n)
 	}
-	shape := backend.Shape{1, 1, 1, f.Shape[n-1]}
+	shape := kernels.Shape{1, 1, 1, f.Shape[n-1]}
 	copy(shape[3-n:2], f.Shape)
 	return shape, nil
 }
 
 // shape returns the shape of a file as [B, H, S, D].
-func (in *Inputs) shape(f *array.File) backend.Shape {
-	shape := backend.Shape{1, 1, 1, 1}
+func (in *Inputs) shape(f *array.File) kernels.Shape {
+	shape := kernels.Shape{1, 1, 1, 1}
 	for i, axis := range in.axes {
 		shape[axis] = f.Shape[i]
 	}
@@ -216,10 +216,10 @@ func (in *Inputs) shape(f *array.File) backend.Shape {
 }
 
 // whole returns the shape of operand i together with its past.
-func (in *Inputs) whole(i int) backend.Shape {
+func (in *Inputs) whole(i int) kernels.Shape {
 	s := in.shape(in.QKV[i])
 	if past := in.Past[i]; past != nil {
-		s[backend.Seq] += in.shape(past)[backend.Seq]
+		s[kernels.Seq] += in.shape(past)[kernels.Seq]
 	}
 	return s
 }
@@ -229,32 +229,32 @@ func (in *Inputs) PastKeys() int {
 	if in.Past[1] == nil {
 		return 0
 	}
-	return in.shape(in.Past[1])[backend.Seq]
+	return in.shape(in.Past[1])[kernels.Seq]
 }
 
 // swapped reports whether the sequence comes before the heads in the files.
 func (in *Inputs) swapped() bool {
-	return slices.Index(in.axes, backend.Heads) > slices.Index(in.axes, backend.Seq)
+	return slices.Index(in.axes, kernels.Heads) > slices.Index(in.axes, kernels.Seq)
 }
 
 // BHSD views a tensor in the order of the files as [B, H, S, D], and the reverse.
-func (in *Inputs) BHSD(t backend.Tensor) (backend.Tensor, error) {
+func (in *Inputs) BHSD(t kernels.Tensor) (kernels.Tensor, error) {
 	if !in.swapped() {
 		return t, nil
 	}
-	return t.Swap(backend.Heads, backend.Seq)
+	return t.Swap(kernels.Heads, kernels.Seq)
 }
 
 // stored returns a shape [B, H, S, D] in the order of the files.
-func (in *Inputs) stored(s backend.Shape) backend.Shape {
+func (in *Inputs) stored(s kernels.Shape) kernels.Shape {
 	if in.swapped() {
-		s[backend.Heads], s[backend.Seq] = s[backend.Seq], s[backend.Heads]
+		s[kernels.Heads], s[kernels.Seq] = s[kernels.Seq], s[kernels.Heads]
 	}
 	return s
 }
 
 // FileShape returns the shape of a file with the axes of q for a shape [B, H, S, D].
-func (in *Inputs) FileShape(s backend.Shape) (shape []int) {
+func (in *Inputs) FileShape(s kernels.Shape) (shape []int) {
 	for _, axis := range in.axes {
 		shape = append(shape, s[axis])
 	}
@@ -262,9 +262,9 @@ func (in *Inputs) FileShape(s backend.Shape) (shape []int) {
 }
 
 // meta returns q, k and v without memory, as [B, H, S, D].
-func (in *Inputs) meta() (t [3]backend.Tensor, err error) {
+func (in *Inputs) meta() (t [3]kernels.Tensor, err error) {
 	for i, f := range in.QKV {
-		if t[i], err = backend.Meta(in.DType, in.stored(in.whole(i))); err == nil {
+		if t[i], err = kernels.Meta(in.DType, in.stored(in.whole(i))); err == nil {
 			t[i], err = in.BHSD(t[i])
 		}
 		if err != nil {
@@ -272,7 +272,7 @@ func (in *Inputs) meta() (t [3]backend.Tensor, err error) {
 		}
 	}
 	if len(in.QKV) < len(t) { // the first column of the keys stands for the values
-		if t[2], err = t[1].Slice(backend.Dim, 0, 1); err != nil {
+		if t[2], err = t[1].Slice(kernels.Dim, 0, 1); err != nil {
 			return t, in.QKV[1].Errorf("%w", err)
 		}
 	}
@@ -290,7 +290,7 @@ func (in *Inputs) Prepare(dev *kernels.Device, lse, weights bool) (*kernels.Call
 	opt := in.opt
 	opt.LSE, opt.Weights = lse, weights
 	for _, m := range in.Masks {
-		if *m.field(&opt), err = backend.Meta(m.DType(), m.Shape); err != nil {
+		if *m.field(&opt), err = kernels.Meta(m.DType(), m.Shape); err != nil {
 			return nil, m.Errorf("%w", err)
 		}
 	}
@@ -311,18 +311,18 @@ func (in *Inputs) CheckMemory() error {
 		need += m.Memory(m.DType())
 	}
 	if _, limit := backend.HostMemory(); need > limit {
-		return fmt.Errorf("the inputs need %s of memory, the limit is %s: %w", cli.Bytes(need), cli.Bytes(limit), backend.ErrMemory)
+		return fmt.Errorf("the inputs need %s of memory, the limit is %s: %w", cli.Bytes(need), cli.Bytes(limit), kernels.ErrMemory)
 	}
 	return nil
 }
 
 // Operands are inputs in the memory of a device.
 type Operands struct {
-	Q, K, V backend.Tensor // [B, H, S, D], views of tensors in the order of the files
+	Q, K, V kernels.Tensor // [B, H, S, D], views of tensors in the order of the files
 	Options kernels.Options
 
 	dev    *kernels.Device
-	held   []backend.Tensor
+	held   []kernels.Tensor
 	unmaps []func() // end the mappings of files that tensors lie in
 }
 
@@ -338,7 +338,7 @@ func (in *Inputs) Load(ctx context.Context, dev *kernels.Device, note array.Note
 }
 
 func (in *Inputs) load(ctx context.Context, o *Operands, note array.Note) (err error) {
-	for i, to := range []*backend.Tensor{&o.Q, &o.K, &o.V}[:len(in.QKV)] {
+	for i, to := range []*kernels.Tensor{&o.Q, &o.K, &o.V}[:len(in.QKV)] {
 		if in.Past[i] != nil {
 			*to, err = in.join(ctx, o, i, note)
 		} else {
@@ -366,7 +366,7 @@ func (o *Operands) Release() {
 	}
 }
 
-func (o *Operands) upload(ctx context.Context, f *array.File, dtype backend.DType, shape backend.Shape, note array.Note) (backend.Tensor, error) {
+func (o *Operands) upload(ctx context.Context, f *array.File, dtype kernels.DType, shape kernels.Shape, note array.Note) (kernels.Tensor, error) {
 	t, unmap, err := f.Upload(ctx, o.dev, dtype, shape, note)
 	if unmap != nil {
 		o.unmaps = append(o.unmaps, unmap)
@@ -378,7 +378,7 @@ func (o *Operands) upload(ctx context.Context, f *array.File, dtype backend.DTyp
 }
 
 // upload uploads a file of q, k or v as [B, H, S, D].
-func (in *Inputs) upload(ctx context.Context, o *Operands, f *array.File, note array.Note) (backend.Tensor, error) {
+func (in *Inputs) upload(ctx context.Context, o *Operands, f *array.File, note array.Note) (kernels.Tensor, error) {
 	t, err := o.upload(ctx, f, in.DType, in.stored(in.shape(f)), note)
 	if err != nil {
 		return t, err
@@ -399,7 +399,7 @@ func (in *Inputs) Bias() *Mask {
 
 // LoadRows reads a further file with the shape of the output, in its own type, as [B, H, Sq,
 // Dv]. Release of o frees it.
-func (in *Inputs) LoadRows(ctx context.Context, o *Operands, f *array.File, note array.Note) (backend.Tensor, error) {
+func (in *Inputs) LoadRows(ctx context.Context, o *Operands, f *array.File, note array.Note) (kernels.Tensor, error) {
 	t, err := o.upload(ctx, f, f.DType(), in.stored(in.shape(f)), note)
 	if err != nil {
 		return t, err
@@ -408,7 +408,7 @@ func (in *Inputs) LoadRows(ctx context.Context, o *Operands, f *array.File, note
 }
 
 // Alloc allocates a tensor [B, H, S, D] in the order of the files, which Release releases.
-func (in *Inputs) Alloc(ctx context.Context, o *Operands, shape backend.Shape) (backend.Tensor, error) {
+func (in *Inputs) Alloc(ctx context.Context, o *Operands, shape kernels.Shape) (kernels.Tensor, error) {
 	t, err := o.dev.Alloc(ctx, in.DType, in.stored(shape))
 	if err != nil {
 		return t, err
@@ -418,7 +418,7 @@ func (in *Inputs) Alloc(ctx context.Context, o *Operands, shape backend.Shape) (
 }
 
 // join uploads operand i after its past.
-func (in *Inputs) join(ctx context.Context, o *Operands, i int, note array.Note) (backend.Tensor, error) {
+func (in *Inputs) join(ctx context.Context, o *Operands, i int, note array.Note) (kernels.Tensor, error) {
 	all, err := in.Alloc(ctx, o, in.whole(i))
 	if err != nil {
 		return all, err
@@ -429,10 +429,10 @@ func (in *Inputs) join(ctx context.Context, o *Operands, i int, note array.Note)
 		if err != nil {
 			return all, err
 		}
-		keys := part.Shape()[backend.Seq]
-		to, err := all.Slice(backend.Seq, first, first+keys)
+		keys := part.Shape()[kernels.Seq]
+		to, err := all.Slice(kernels.Seq, first, first+keys)
 		if err == nil {
-			err = o.dev.Copy(ctx, []backend.Tensor{to}, []backend.Tensor{part})
+			err = o.dev.Copy(ctx, []kernels.Tensor{to}, []kernels.Tensor{part})
 		}
 		if err != nil {
 			return all, err

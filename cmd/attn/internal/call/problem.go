@@ -8,7 +8,6 @@ import (
 	"math"
 	"reflect"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/files"
 	"github.com/seed90331342/attn/cmd/internal/flags"
@@ -58,7 +57,7 @@ type Options struct {
 	Visible Visible       `json:"visible" embed:""`
 }
 
-// Visible is backend.Visibility: row i sees key j when -left <= j - (i+offset) <=
+// Visible is kernels.Visibility: row i sees key j when -left <= j - (i+offset) <=
 // right and j < klen[b]; null is no limit. Align is part of the canonical form of
 // packed sequences only, each of which has its own offset.
 type Visible struct {
@@ -76,7 +75,7 @@ type RoPE struct {
 	Interleaved bool     `json:"interleaved,omitempty" name:"rope-interleaved" group:"Positions" help:"Pair neighbours (2i, 2i+1), as RoFormer and GPT-J, instead of (i, i+R/2)."`
 }
 
-// Dropout is backend.Dropout.
+// Dropout is kernels.Dropout.
 type Dropout struct {
 	P    *float64 `json:"p" name:"dropout" placeholder:"P" group:"Dropout" help:"Drop this share of the weights."`
 	Seed uint64   `json:"seed" name:"seed" placeholder:"N" group:"Dropout" help:"Seed of the dropped weights, which are the same on every backend."`
@@ -223,7 +222,7 @@ func (p *Problem) options() kernels.Options {
 		opt.Align = kernels.LowerRight
 	}
 	if d := p.Dropout; d.P != nil {
-		opt.Dropout = backend.Dropout{P: float32(*d.P), Seed: d.Seed}
+		opt.Dropout = kernels.Dropout{P: float32(*d.P), Seed: d.Seed}
 	}
 	return opt
 }

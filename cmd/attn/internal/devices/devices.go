@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"text/tabwriter"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Command is attn devices. A family of backends without a device is part of the
@@ -30,16 +30,16 @@ type Report struct {
 // Family is a family of backends. Error is the reason for an empty Devices.
 type Family struct {
 	Family  string         `json:"family"`
-	Devices []backend.Info `json:"devices"`
+	Devices []kernels.Info `json:"devices"`
 	Error   string         `json:"error,omitempty"`
 }
 
 // Run prints the devices.
 func (c *Command) Run(_ context.Context, out *cli.Streams) error {
 	r := Report{Families: []Family{}}
-	r.Auto.Name, r.Auto.Why = backend.Auto()
-	for _, l := range backend.Devices() {
-		f := Family{Family: l.Family, Devices: append([]backend.Info{}, l.Infos...)}
+	r.Auto.Name, r.Auto.Why = kernels.Auto()
+	for _, l := range kernels.Devices() {
+		f := Family{Family: l.Family, Devices: append([]kernels.Info{}, l.Infos...)}
 		if l.Err != nil {
 			f.Error = l.Err.Error()
 		}

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // gradients are the steps of the backward pass, as the device computes their products:
@@ -84,10 +84,10 @@ func (st *steps) differentiate(ctx context.Context, wt *walkthrough) (*gradients
 }
 
 // transposedProduct computes aᵀ·b.
-func (st *steps) transposedProduct(ctx context.Context, a, b backend.Tensor) (matrix.Matrix, error) {
+func (st *steps) transposedProduct(ctx context.Context, a, b kernels.Tensor) (matrix.Matrix, error) {
 	shape, strides := a.Shape(), a.Strides()
-	shape[backend.Seq], shape[backend.Dim] = shape[backend.Dim], shape[backend.Seq]
-	strides[backend.Seq], strides[backend.Dim] = strides[backend.Dim], strides[backend.Seq]
+	shape[kernels.Seq], shape[kernels.Dim] = shape[kernels.Dim], shape[kernels.Seq]
+	strides[kernels.Seq], strides[kernels.Dim] = strides[kernels.Dim], strides[kernels.Seq]
 	turned, err := a.View(shape, strides, a.Offset())
 	if err != nil {
 		return matrix.Matrix{}, err

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/kernels"
@@ -147,7 +146,7 @@ func TestGradientsAreThoseOfBackward(t *testing.T) {
 		}
 		for name, of := range map[string]struct {
 			got  matrix.Matrix
-			want backend.Tensor
+			want kernels.Tensor
 		}{"dQ": {g.dQ, grads.Q}, "dK": {g.dK, grads.K}, "dV": {g.dV, grads.V}} {
 			data, err := dev.ToFloat32(t.Context(), of.want)
 			if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -18,9 +17,9 @@ type steps struct {
 	output          matrix.Matrix
 
 	dev           *kernels.Device
-	device        [3]backend.Tensor // q, k and v
-	deviceWeights backend.Tensor
-	release       []backend.Tensor
+	device        [3]kernels.Tensor // q, k and v
+	deviceWeights kernels.Tensor
+	release       []kernels.Tensor
 }
 
 // computeSteps computes a walk-through stage by stage. The caller calls close.
@@ -74,7 +73,7 @@ func (st *steps) run(ctx context.Context, wt *walkthrough) error {
 			st.capped.Data[i] = float32(c * math.Tanh(float64(x)/c))
 		}
 	}
-	if err := st.dev.Softmax(ctx, s, backend.Tensor{}, kernels.Options{Scale: &st.scale, Softcap: wt.Softcap}); err != nil {
+	if err := st.dev.Softmax(ctx, s, kernels.Tensor{}, kernels.Options{Scale: &st.scale, Softcap: wt.Softcap}); err != nil {
 		return err
 	}
 	if st.weights, err = st.download(ctx, s); err != nil {
@@ -86,7 +85,7 @@ func (st *steps) run(ctx context.Context, wt *walkthrough) error {
 }
 
 // project computes x·w + b, with the identity for a missing w.
-func (st *steps) project(ctx context.Context, x backend.Tensor, p projection, wt *walkthrough) (y backend.Tensor, err error) {
+func (st *steps) project(ctx context.Context, x kernels.Tensor, p projection, wt *walkthrough) (y kernels.Tensor, err error) {
 	n := p.columns(wt.model)
 	weight := matrix.Matrix{Batch: 1, Rows: wt.model, Cols: n}
 	if p.w != nil {
@@ -101,13 +100,13 @@ func (st *steps) project(ctx context.Context, x backend.Tensor, p projection, wt
 	if err != nil {
 		return y, err
 	}
-	var b backend.Tensor
+	var b kernels.Tensor
 	if p.b != nil {
 		if b, err = st.upload(ctx, matrix.Matrix{Batch: 1, Rows: 1, Cols: n, Data: p.b.float32s()}); err != nil {
 			return y, err
 		}
 	}
-	if y, err = st.dev.Alloc(ctx, backend.F32, backend.Shape{wt.batch, 1, wt.seq, n}); err != nil {
+	if y, err = st.dev.Alloc(ctx, kernels.F32, kernels.Shape{wt.batch, 1, wt.seq, n}); err != nil {
 		return y, err
 	}
 	st.release = append(st.release, y)
@@ -115,7 +114,7 @@ func (st *steps) project(ctx context.Context, x backend.Tensor, p projection, wt
 }
 
 // product computes a·b.
-func (st *steps) product(ctx context.Context, a, b backend.Tensor) (matrix.Matrix, error) {
+func (st *steps) product(ctx context.Context, a, b kernels.Tensor) (matrix.Matrix, error) {
 	o, err := st.dev.PV(ctx, a, b)
 	if err != nil {
 		return matrix.Matrix{}, err
@@ -160,8 +159,8 @@ func weighted(weights, values matrix.Matrix) []float32 {
 	return out
 }
 
-func (st *steps) upload(ctx context.Context, s matrix.Matrix) (backend.Tensor, error) {
-	t, err := st.dev.FromFloat32(ctx, backend.F32, s.Data, backend.Shape{s.Batch, 1, s.Rows, s.Cols})
+func (st *steps) upload(ctx context.Context, s matrix.Matrix) (kernels.Tensor, error) {
+	t, err := st.dev.FromFloat32(ctx, kernels.F32, s.Data, kernels.Shape{s.Batch, 1, s.Rows, s.Cols})
 	if err == nil {
 		st.release = append(st.release, t)
 	}
@@ -169,8 +168,8 @@ func (st *steps) upload(ctx context.Context, s matrix.Matrix) (backend.Tensor, e
 }
 
 // download copies a tensor [B, 1, rows, cols].
-func (st *steps) download(ctx context.Context, t backend.Tensor) (matrix.Matrix, error) {
+func (st *steps) download(ctx context.Context, t kernels.Tensor) (matrix.Matrix, error) {
 	s := t.Shape()
 	data, err := st.dev.ToFloat32(ctx, t)
-	return matrix.Matrix{Batch: s[backend.Batch], Rows: s[backend.Seq], Cols: s[backend.Dim], Data: data}, err
+	return matrix.Matrix{Batch: s[kernels.Batch], Rows: s[kernels.Seq], Cols: s[kernels.Dim], Data: data}, err
 }

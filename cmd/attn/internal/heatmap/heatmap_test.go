@@ -17,6 +17,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // TestPooled compares cells with a plain loop over their weights.
@@ -74,7 +75,7 @@ func TestPooled(t *testing.T) {
 type allocDriver struct{ largest *int64 }
 
 // Devices implements backend.Driver.
-func (allocDriver) Devices() ([]backend.Info, error) { return nil, backend.ErrNoDevice }
+func (allocDriver) Devices() ([]kernels.Info, error) { return nil, kernels.ErrNoDevice }
 
 // Open implements backend.Driver.
 func (d allocDriver) Open(string) (backend.Backend, error) {
@@ -88,7 +89,7 @@ type allocating struct {
 }
 
 // Alloc implements backend.Backend.
-func (a allocating) Alloc(ctx context.Context, d backend.DType, s backend.Shape) (backend.Tensor, error) {
+func (a allocating) Alloc(ctx context.Context, d kernels.DType, s kernels.Shape) (kernels.Tensor, error) {
 	*a.largest = max(*a.largest, int64(s.Elements())*int64(d.Size()))
 	return a.Backend.Alloc(ctx, d, s)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // TestRunBadFiles gives each of the three inputs every kind of bad file: the error
@@ -213,7 +214,7 @@ func TestRunFailuresLeaveNothing(t *testing.T) {
 		want  string
 	}{
 		{"a device that is lost", func(func()) clitest.HookDriver {
-			return clitest.HookDriver{Before: func(context.Context, *backend.Call) error { return fmt.Errorf("x: %w", backend.ErrDeviceLost) }}
+			return clitest.HookDriver{Before: func(context.Context, *backend.Call) error { return fmt.Errorf("x: %w", kernels.ErrDeviceLost) }}
 		}, cli.ExitFailed, "device lost"},
 		{"a wrong result under --check", func(func()) clitest.HookDriver {
 			return clitest.HookDriver{After: func(c *backend.Call) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/internal/cli"
@@ -37,8 +36,8 @@ func (r *computation) rotate(ctx context.Context) error {
 	}
 	rope := &nn.RoPE{Base: *r.RoPE.Base, Dim: r.RoPE.Dim, Interleaved: r.RoPE.Interleaved}
 	past := r.in.PastKeys()
-	for i, t := range []*backend.Tensor{&r.Q, &r.K} {
-		seq := t.Shape()[backend.Seq]
+	for i, t := range []*kernels.Tensor{&r.Q, &r.K} {
+		seq := t.Shape()[kernels.Seq]
 		first := i * past // row to rotate
 		positions, err := nn.Positions(past, seq-first)
 		if err != nil {
@@ -53,14 +52,14 @@ func (r *computation) rotate(ctx context.Context) error {
 				positions[0][row] = row - cu[n]
 			}
 		}
-		angles, err := rope.Angles(ctx, r.dev, t.Shape()[backend.Dim], positions)
+		angles, err := rope.Angles(ctx, r.dev, t.Shape()[kernels.Dim], positions)
 		if err != nil {
 			return err
 		}
 		defer angles.Release()
 		from := *t
 		if first > 0 { // the joined tensor is a copy of the files: rotate in place
-			if from, err = t.Slice(backend.Seq, first, seq); err != nil {
+			if from, err = t.Slice(kernels.Seq, first, seq); err != nil {
 				return err
 			}
 			if err := r.dev.Rotate(ctx, from, from, angles); err != nil {
@@ -92,7 +91,7 @@ func (r *computation) attend(ctx context.Context) error {
 	defer status.Clear()
 	traced := ctx
 	if status.Active() {
-		traced = backend.WithTrace(ctx, &backend.Trace{Progress: func(done, total float64) {
+		traced = kernels.WithTrace(ctx, &kernels.Trace{Progress: func(done, total float64) {
 			status.Show(fmt.Sprintf("%s: %3.0f%% of %s", r.dev.Info().Name, 100*done/total, cli.SI(total, "FLOP")))
 		}})
 	}
@@ -128,7 +127,7 @@ func (r *computation) writeOperands(ctx context.Context) error {
 	}
 	for _, f := range []struct {
 		flag string
-		t    backend.Tensor
+		t    kernels.Tensor
 	}{{"out", r.result.O}, {"present-k", r.K}, {"present-v", r.V}} {
 		t, err := r.in.BHSD(f.t) // in the order of the files again
 		if err == nil {
@@ -154,7 +153,7 @@ func (r *computation) pairs() []int {
 func (r *computation) writePairs(ctx context.Context) error {
 	d := r.in.Dims
 	if r.Scores != "" {
-		at := map[string]backend.ScorePoint{"scaled": backend.Scaled, "capped": backend.Capped, "biased": backend.Biased}[r.ScoresAt]
+		at := map[string]kernels.ScorePoint{"scaled": kernels.Scaled, "capped": kernels.Capped, "biased": kernels.Biased}[r.ScoresAt]
 		s, err := r.dev.Scores(ctx, r.Q, r.K, at, r.Options)
 		if err != nil {
 			return err
@@ -189,10 +188,10 @@ func (r *computation) writePairs(ctx context.Context) error {
 }
 
 // write writes a tensor to the file of a flag, if it is given.
-func (r *computation) write(ctx context.Context, flag string, t backend.Tensor, shape []int) error {
+func (r *computation) write(ctx context.Context, flag string, t kernels.Tensor, shape []int) error {
 	return r.files.Write(ctx, "--"+flag, func(w io.Writer) error {
 		if !t.OnHost() || !t.IsContiguous() {
-			host, err := backend.AllocHost(t.DType(), t.Shape())
+			host, err := kernels.AllocHost(t.DType(), t.Shape())
 			if err != nil {
 				return err
 			}

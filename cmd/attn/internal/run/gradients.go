@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/internal/flags"
@@ -50,7 +49,7 @@ func (c *Command) checkGradients(in *call.Inputs) (err error) {
 		return err
 	}
 	d := in.Dims
-	want := in.FileShape(backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})
+	want := in.FileShape(kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})
 	if !slices.Equal(c.do.Shape, want) {
 		return c.do.Errorf("shape is %v, the output has %v: they must be equal", c.do.Shape, want)
 	}
@@ -70,16 +69,16 @@ func (r *computation) differentiate(ctx context.Context) error {
 	defer func() { grads.Release() }()
 	outputs := []struct {
 		flag, path string
-		to         *backend.Tensor
-		dtype      backend.DType
-		shape      backend.Shape
+		to         *kernels.Tensor
+		dtype      kernels.DType
+		shape      kernels.Shape
 		file       []int // its shape
 	}{
 		{"dq", r.DQ, &grads.Q, r.in.DType, r.Q.Shape(), nil},
 		{"dk", r.DK, &grads.K, r.in.DType, r.K.Shape(), nil},
 		{"dv", r.DV, &grads.V, r.in.DType, r.V.Shape(), nil},
-		{"dbias", r.DBias, &grads.Bias, backend.F32, r.Options.Bias.Shape(), nil},
-		{"dsinks", r.DSinks, &grads.Sinks, backend.F32, backend.Shape{1, r.in.Dims.Heads, 1, 1}, []int{r.in.Dims.Heads}},
+		{"dbias", r.DBias, &grads.Bias, kernels.F32, r.Options.Bias.Shape(), nil},
+		{"dsinks", r.DSinks, &grads.Sinks, kernels.F32, kernels.Shape{1, r.in.Dims.Heads, 1, 1}, []int{r.in.Dims.Heads}},
 	}
 	if bias := r.in.Bias(); bias != nil {
 		outputs[3].file = bias.File.Shape

@@ -11,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // TestRunBeyondMemory reads sparse files that are larger than the memory of any
@@ -82,7 +83,7 @@ func TestRunMapped(t *testing.T) {
 	dir := t.TempDir()
 	data := clitest.Normal(3, 40*8)
 	for i := range data {
-		data[i] = float64(backend.F16.Round(float32(data[i])))
+		data[i] = float64(kernels.F16.Round(float32(data[i])))
 	}
 	head := func(descr string, start int) []byte {
 		text := clitest.Dict(descr, false, 40, 8)
@@ -99,8 +100,8 @@ func TestRunMapped(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (n.Memory(backend.F32) == 0) != f.mapped || int(n.Start) != f.start {
-			t.Errorf("%s: begins at %d, mappable %t", f.name, n.Start, (n.Memory(backend.F32) == 0))
+		if (n.Memory(kernels.F32) == 0) != f.mapped || int(n.Start) != f.start {
+			t.Errorf("%s: begins at %d, mappable %t", f.name, n.Start, (n.Memory(kernels.F32) == 0))
 		}
 		if code, _, stderr := attn(t, "run", "--backend=cpu", "--dtype=f32", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy"); code != 0 {
 			t.Fatalf("%s: %s", f.name, stderr)

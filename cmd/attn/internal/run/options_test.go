@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // runCase is a problem in files, with the result of plain attention.
@@ -189,7 +189,7 @@ func TestRunOptions(t *testing.T) {
 			c.sinks = []float64{1, -2, math.Inf(-1), .5}
 		}},
 		{"dropout", "--dropout=.25 --seed=12", func(_ *testing.T, c *runCase) {
-			c.keeps, c.kept = backend.Dropout{P: .25, Seed: 12}.Keeps, 1/.75
+			c.keeps, c.kept = kernels.Dropout{P: .25, Seed: 12}.Keeps, 1/.75
 		}},
 		{"everything", "--window=2,2 --offset=1 --klen=7,3 --softcap=3 --sinks=0,0,1,1 --alibi=0,.25,.5,.75", func(t *testing.T, c *runCase) {
 			r := clitest.Normal(5, 11)
@@ -289,7 +289,7 @@ func TestRunPairs(t *testing.T) {
 
 	mustRun(t, append(slices.Clone(flags), "--dropout=.5", "--seed=3", "--keep-mask", c.dir+"/keep.npy")...)
 	raw := readFile(t, c.dir+"/keep.npy")
-	drop := backend.Dropout{P: .5, Seed: 3}
+	drop := kernels.Dropout{P: .5, Seed: 3}
 	for n, kept := range raw[len(raw)-c.b*c.h*c.sq*c.sk:] {
 		if (kept == 1) != drop.Keeps(n/c.sk/c.sq/c.h, n/c.sk/c.sq%c.h, n/c.sk%c.sq, n%c.sk) {
 			t.Fatalf("element %d of the keep mask is %d", n, kept)

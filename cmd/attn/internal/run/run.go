@@ -198,7 +198,7 @@ func (c *Command) checkMemory(d kernels.Dims) error {
 		if !f.given {
 			continue
 		}
-		bytes := backend.Shape{d.Batch, d.Heads, d.SeqQ * f.size, f.columns}.Elements() // negative when too large
+		bytes := kernels.Shape{d.Batch, d.Heads, d.SeqQ * f.size, f.columns}.Elements() // negative when too large
 		if err := backend.CheckMemory(int64(bytes)); err != nil {
 			return fmt.Errorf("%s: an output of %v: %w", f.flag, []int{d.Batch, d.Heads, d.SeqQ, f.columns}, err)
 		}
@@ -207,7 +207,7 @@ func (c *Command) checkMemory(d kernels.Dims) error {
 }
 
 // printPlan prints how a call would run.
-func printPlan(out io.Writer, dev *kernels.Device, in *call.Inputs, p backend.Plan) error {
+func printPlan(out io.Writer, dev *kernels.Device, in *call.Inputs, p kernels.Plan) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))

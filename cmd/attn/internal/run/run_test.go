@@ -11,8 +11,8 @@ import (
 	"github.com/sbinet/npyio/npy"
 	"gonum.org/v1/gonum/mat"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // plainAttention is attention by its definition in float64, over [B,H,S,D] data.
@@ -148,14 +148,14 @@ func TestRunTypes(t *testing.T) {
 		note                  string
 		roundoff              float64
 	}{
-		{"<f4", "", "<f4", "", backend.F32.UnitRoundoff()},
-		{">f4", "", "<f4", "", backend.F32.UnitRoundoff()},
-		{"<f2", "", "<f2", "", backend.F16.UnitRoundoff()},
-		{">f2", "f32", "<f4", "", backend.F32.UnitRoundoff()},
-		{"<f8", "", "<f4", "is f8, rounded to f4", backend.F32.UnitRoundoff()},
-		{">f8", "f16", "<f2", "is f8, rounded to f4", backend.F16.UnitRoundoff()},
-		{"<f4", "f16", "<f2", "", backend.F16.UnitRoundoff()},
-		{"<f4", "bf16", "<f4", "", backend.BF16.UnitRoundoff()},
+		{"<f4", "", "<f4", "", kernels.F32.UnitRoundoff()},
+		{">f4", "", "<f4", "", kernels.F32.UnitRoundoff()},
+		{"<f2", "", "<f2", "", kernels.F16.UnitRoundoff()},
+		{">f2", "f32", "<f4", "", kernels.F32.UnitRoundoff()},
+		{"<f8", "", "<f4", "is f8, rounded to f4", kernels.F32.UnitRoundoff()},
+		{">f8", "f16", "<f2", "is f8, rounded to f4", kernels.F16.UnitRoundoff()},
+		{"<f4", "f16", "<f2", "", kernels.F16.UnitRoundoff()},
+		{"<f4", "bf16", "<f4", "", kernels.BF16.UnitRoundoff()},
 	}
 	for _, tt := range tests {
 		t.Run(tt.descr+" "+tt.dtype, func(t *testing.T) {

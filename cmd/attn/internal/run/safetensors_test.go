@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // tensor is a tensor of a .safetensors file; its type is one of the format.
@@ -100,7 +100,7 @@ func TestRunSafetensors(t *testing.T) {
 		}
 		dtype := x.DType()
 		if slices.Contains(c.args, "--dtype=f32") {
-			dtype = backend.F32
+			dtype = kernels.F32
 		}
 		if (x.Memory(dtype) == 0) != c.mapped {
 			t.Errorf("%s %v with %d bytes more: mapped %t", c.dtype, c.args, c.odd, !c.mapped)

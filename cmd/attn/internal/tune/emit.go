@@ -17,6 +17,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Emission holds the flags that select the calls of --emit, next to those of Command.
@@ -39,8 +40,8 @@ func (e *Emission) check() error {
 
 // emittedCall describes the call of an emitted kernel.
 type emittedCall struct {
-	Q       backend.Shape `json:"q"`
-	K       backend.Shape `json:"k"`
+	Q       kernels.Shape `json:"q"`
+	K       kernels.Shape `json:"k"`
 	DType   string        `json:"dtype"`    // of queries and output
 	KVDType string        `json:"kv_dtype"` // of keys and values
 	Scale   float64       `json:"scale"`
@@ -79,14 +80,14 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 		seqQ = e.SeqQ
 	}
 	if e.Q8 {
-		kv = backend.Q8
+		kv = kernels.Q8
 	}
 	about := emittedCall{
-		Q: backend.Shape{1, s.heads, seqQ, s.dim}, K: backend.Shape{1, kvHeads, s.seq, s.dim}, DType: s.dtype.String(), KVDType: kv.String(),
+		Q: kernels.Shape{1, s.heads, seqQ, s.dim}, K: kernels.Shape{1, kvHeads, s.seq, s.dim}, DType: s.dtype.String(), KVDType: kv.String(),
 		Scale: 1 / math.Sqrt(float64(s.dim)), Causal: e.Causal, Mask: s.Mask, Bias: s.Bias, ALiBi: s.ALiBi, Softcap: s.Softcap,
 	}
-	q, err := backend.Meta(s.dtype, about.Q)
-	k, kerr := backend.Meta(kv, about.K)
+	q, err := kernels.Meta(s.dtype, about.Q)
+	k, kerr := kernels.Meta(kv, about.K)
 	if err = errors.Join(err, kerr); err != nil {
 		return nil, about, err
 	}
@@ -101,7 +102,7 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 // options and the lengths, such as flash-064-L-f32-causal-2048.
 func (e *emitted) name() string {
 	c := &e.Call
-	parts := []string{e.Kernel, fmt.Sprintf("%03d", c.Q[backend.Dim])}
+	parts := []string{e.Kernel, fmt.Sprintf("%03d", c.Q[kernels.Dim])}
 	add := func(on bool, part string) {
 		if on {
 			parts = append(parts, part)
@@ -118,9 +119,9 @@ func (e *emitted) name() string {
 	add(c.Bias, "bias")
 	add(c.ALiBi, "alibi")
 	add(c.Softcap, "softcap")
-	length := fmt.Sprint(c.K[backend.Seq])
-	if c.Q[backend.Seq] != c.K[backend.Seq] {
-		length = fmt.Sprintf("%dx%d", c.Q[backend.Seq], c.K[backend.Seq])
+	length := fmt.Sprint(c.K[kernels.Seq])
+	if c.Q[kernels.Seq] != c.K[kernels.Seq] {
+		length = fmt.Sprintf("%dx%d", c.Q[kernels.Seq], c.K[kernels.Seq])
 	}
 	return strings.Join(append(parts, length), "-")
 }

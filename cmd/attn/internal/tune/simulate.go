@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // simulation holds the inputs of a simulator of NVIDIA GPUs: the arguments of the kernel in
@@ -87,7 +87,7 @@ func (e *emitted) simulate() (string, error) {
 // work chooses the workgroup to simulate, one with average work, and sets its work.
 func (e *emitted) work() {
 	x, c := e.simulation, &e.Call
-	heads, rows, keys, dim := c.Q[backend.Heads], c.Q[backend.Seq], c.K[backend.Seq], c.Q[backend.Dim]
+	heads, rows, keys, dim := c.Q[kernels.Heads], c.Q[kernels.Seq], c.K[kernels.Seq], c.Q[kernels.Dim]
 	x.Group = x.Total / 2
 	perGroup := func(n int) float64 { return float64(n) / float64(x.Total) }
 	switch e.Kernel {

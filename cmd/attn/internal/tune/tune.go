@@ -22,6 +22,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Command is attn tune.
@@ -122,7 +123,7 @@ func (c *Command) show(out *cli.Streams) error {
 // shape is a call to measure.
 type shape struct {
 	seq, heads, dim int
-	dtype           backend.DType
+	dtype           kernels.DType
 	Pairs
 }
 
@@ -137,13 +138,13 @@ type Pairs struct {
 // apply sets the options of c, on tensors without memory.
 func (p Pairs) apply(c *backend.Call) error {
 	d := c.Dims()
-	shape := backend.Shape{1, 1, d.SeqQ, d.SeqK}
+	shape := kernels.Shape{1, 1, d.SeqQ, d.SeqK}
 	var err, err2 error
 	if p.Mask {
-		c.Mask, err = backend.Meta(backend.Bool, shape)
+		c.Mask, err = kernels.Meta(kernels.Bool, shape)
 	}
 	if p.Bias {
-		c.Bias, err2 = backend.Meta(backend.F32, shape)
+		c.Bias, err2 = kernels.Meta(kernels.F32, shape)
 	}
 	if p.ALiBi {
 		c.Slopes = make([]float32, d.Heads)
@@ -189,7 +190,7 @@ func (c *Command) shapes() ([]shape, error) {
 
 // call returns a call of the shape, on tensors without memory.
 func (s shape) call() (*backend.Call, error) {
-	x, err := backend.Meta(s.dtype, backend.Shape{1, s.heads, s.seq, s.dim})
+	x, err := kernels.Meta(s.dtype, kernels.Shape{1, s.heads, s.seq, s.dim})
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +282,7 @@ func (t *tuning) measure(ctx context.Context, s shape, budget time.Duration) (gp
 	}
 	for n := 1; ; n++ {
 		e, err := t.be.Tune(ctx, call, opt)
-		if !errors.Is(err, backend.ErrDeviceLost) || n == maxLosses {
+		if !errors.Is(err, kernels.ErrDeviceLost) || n == maxLosses {
 			return e, err
 		}
 		t.be.Close()

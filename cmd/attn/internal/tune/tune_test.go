@@ -16,6 +16,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 func grammar() any {
@@ -118,7 +119,7 @@ func TestProbe(t *testing.T) {
 		return []string{"tune", "--file", filepath.Join(t.TempDir(), "x"), "--dim", "32", "--seq", "64", "--probe", variant}
 	}
 	variant := "L"
-	if gpuType(t) == backend.CPU {
+	if gpuType(t) == kernels.CPU {
 		variant = "L/registers"
 	}
 	if err := probe(t.Context(), args(variant)); err != nil {
@@ -137,7 +138,7 @@ func TestProbe(t *testing.T) {
 }
 
 // gpuType returns what kind of adapter gpu is.
-func gpuType(t *testing.T) backend.DeviceType {
+func gpuType(t *testing.T) kernels.DeviceType {
 	t.Helper()
 	be, err := backend.Open("gpu")
 	if err != nil {

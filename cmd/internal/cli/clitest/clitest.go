@@ -21,6 +21,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/kernels"
 
 	// Register the backends.
 	_ "github.com/seed90331342/attn/cpu"
@@ -239,7 +240,7 @@ type HookDriver struct {
 }
 
 // Devices implements backend.Driver.
-func (HookDriver) Devices() ([]backend.Info, error) { return nil, backend.ErrNoDevice }
+func (HookDriver) Devices() ([]kernels.Info, error) { return nil, kernels.ErrNoDevice }
 
 // Open implements backend.Driver.
 func (d HookDriver) Open(string) (backend.Backend, error) {
@@ -280,7 +281,7 @@ func NeedBackend(t *testing.T, name string) {
 		if err := be.Close(); err != nil {
 			t.Fatal(err)
 		}
-	case errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true":
+	case errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true":
 		t.Skipf("%s has no device here: %v", name, err)
 	default:
 		t.Fatal(err)
