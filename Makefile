@@ -40,5 +40,6 @@ build:
 
 update:
 	go generate ./...
+	go test ./kernels -run TestAPI -update
 	go test ./cmd/attn ./cmd/attn/internal/explain -update
 	go test ./cmd/attn-onnx ./cmd/attn-onnx/internal/onnx -run 'Notice|Generated' -update
