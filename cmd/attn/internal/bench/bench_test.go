@@ -57,8 +57,8 @@ func TestBenchPictures(t *testing.T) {
 	if code != 0 || stderr != "" {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	if got := clitest.Files(t, dir+"/plots"); len(got) != 10 {
-		t.Errorf("the folder holds %v, should hold five pictures in two forms", got)
+	if got := clitest.Files(t, dir+"/plots"); len(got) != 8 {
+		t.Errorf("the folder holds %v, should hold four pictures in two forms", got)
 	}
 	text, err := os.ReadFile(dir + "/r.html")
 	if err != nil {
