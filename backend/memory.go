@@ -184,18 +184,21 @@ const memoryStep = 16 << 20
 // tightest is replaced by tests.
 var tightest = limits.Tightest
 
-// memory is locked until the memory of a request is mapped.
+// memory is locked from reading the use until the memory of a large request is mapped.
 var memory struct {
 	sync.Mutex
-	granted int64 // since the use was read
+	granted atomic.Int64 // since the use was read
 }
 
 // CheckMemory returns ErrMemory when the process cannot have that many bytes more. The error names the
 // bytes, those available and the limit. A negative number is too many.
 func CheckMemory(bytes int64) error {
+	if granted, err := small(bytes); granted || err != nil {
+		return err
+	}
 	memory.Lock()
 	defer memory.Unlock()
-	return grant(bytes)
+	return large(bytes)
 }
 
 // Make returns make([]T, n), or ErrMemory as CheckMemory does. A negative n is too many.
@@ -204,22 +207,31 @@ func Make[T any](n int) ([]T, error) {
 	if size := int64(max(unsafe.Sizeof(*new(T)), 1)); n >= 0 && int64(n) <= math.MaxInt64/size {
 		bytes = int64(n) * size
 	}
-	memory.Lock()
-	defer memory.Unlock()
-	if err := grant(bytes); err != nil {
+	granted, err := small(bytes)
+	if err != nil {
 		return nil, err
+	}
+	if !granted {
+		memory.Lock()
+		defer memory.Unlock()
+		if err := large(bytes); err != nil {
+			return nil, err
+		}
 	}
 	return make([]T, n), nil
 }
 
-func grant(bytes int64) error {
+// small grants requests without the lock until their sum reaches a step: no request waits while another
+// goroutine clears gigabytes.
+func small(bytes int64) (granted bool, err error) {
 	if f := injected.Load(); f != nil && f.requests.Add(1) == f.nth {
-		return fmt.Errorf("%d bytes requested, a test refuses them: %w", bytes, ErrMemory)
+		return false, fmt.Errorf("%d bytes requested, a test refuses them: %w", bytes, ErrMemory)
 	}
-	if bytes >= 0 && memory.granted+bytes < memoryStep {
-		memory.granted += bytes
-		return nil
-	}
+	return 0 <= bytes && bytes < memoryStep && memory.granted.Add(bytes) < memoryStep, nil
+}
+
+// large compares a request with the limits, a second time after a garbage collection.
+func large(bytes int64) error {
 	l, free := tightest()
 	if 0 <= bytes && free < bytes && bytes < l.Max {
 		debug.FreeOSMemory()
@@ -232,7 +244,7 @@ func grant(bytes int64) error {
 		}
 		return fmt.Errorf("%s bytes requested, %d available, %s is %d: %w", count, free, l.Name, l.Max, ErrMemory)
 	}
-	memory.granted = 0
+	memory.granted.Store(0)
 	return nil
 }
 

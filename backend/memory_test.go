@@ -21,8 +21,9 @@ const (
 
 // withFree sets a limit of 1 GiB that leaves free bytes.
 func withFree(t *testing.T, free func() int64) {
-	t.Cleanup(func() { tightest, memory.granted = limits.Tightest, 0 })
-	tightest, memory.granted = func() (limits.Limit, int64) { return limits.Limit{Name: "GOMEMLIMIT", Max: gib}, free() }, 0
+	t.Cleanup(func() { tightest = limits.Tightest; memory.granted.Store(0) })
+	tightest = func() (limits.Limit, int64) { return limits.Limit{Name: "GOMEMLIMIT", Max: gib}, free() }
+	memory.granted.Store(0)
 }
 
 func TestCheckMemory(t *testing.T) {
@@ -34,7 +35,7 @@ func TestCheckMemory(t *testing.T) {
 		ok    bool
 	}{
 		{"nothing", 0, true}, {"what is there", 100 * mib, true}, {"a byte more", 100*mib + 1, false},
-		{"a negative number", -1, false}, {"any number", math.MaxInt64, false}, {"a small one", memoryStep - 1, true},
+		{"a negative number", -1, false}, {"a byte", 1, true}, {"any number", math.MaxInt64, false}, {"a small one", memoryStep - 1, true},
 	} {
 		err := CheckMemory(c.bytes)
 		if (err == nil) != c.ok || err != nil && !errors.Is(err, ErrMemory) {
@@ -47,7 +48,8 @@ func TestCheckMemory(t *testing.T) {
 	}
 
 	// Small requests are compared with the limits once their sum reaches a step.
-	left, memory.granted = 0, 0
+	left = 0
+	memory.granted.Store(0)
 	granted := 0
 	for CheckMemory(mib) == nil {
 		granted++
