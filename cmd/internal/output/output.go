@@ -171,7 +171,13 @@ func (s *Set) Commit(ctx context.Context) error {
 		if !f.written || f.temporary == nil {
 			continue
 		}
-		err := os.Rename(f.temporary.Name(), f.target)
+		var err error
+		if info, missing := os.Lstat(f.target); missing == nil && !info.Mode().IsRegular() {
+			err = errors.New("it is no longer a regular file")
+		}
+		if err == nil {
+			err = os.Rename(f.temporary.Name(), f.target)
+		}
 		if err == nil {
 			f.temporary = nil
 			err = syncFolder(filepath.Dir(f.target))
