@@ -33,11 +33,10 @@ func (wt *walkthrough) radius(a *numbers, i int) float64 {
 }
 
 // wrong reports a number of the device outside the bound of float32 arithmetic around the
-// reference. Numbers beyond the range of float32 are printed as they are; a bound is NaN for
-// scores so large that their rounding decides the weights.
-func wrong(step string, got float32, want, bound float64) error {
-	g := float64(got)
-	if math.IsInf(g, 0) || math.IsNaN(g) || math.IsNaN(bound) || oracle.Off(g, want, bound) <= 1 {
+// reference. size is the largest intermediate number: beyond the range of float32 results are
+// printed as they are. A bound is NaN for scores so large that their rounding decides the weights.
+func wrong(step string, got float32, want, bound, size float64) error {
+	if math.IsNaN(bound) || !(size < math.MaxFloat32) || oracle.Off(float64(got), want, bound) <= 1 {
 		return nil
 	}
 	return fmt.Errorf("%s has %v, which is %v in float64: the difference may be %.2g", step, got, want, bound)
@@ -52,6 +51,7 @@ func (wt *walkthrough) project(p projection, got []float32) (*reference, error) 
 			at := i * wt.model
 			if p.w == nil {
 				sum, radius = wt.x.data[at+c], wt.radius(wt.x, at+c)
+				size = math.Abs(sum)
 			} else {
 				for m := range wt.model {
 					x, w := wt.x.data[at+m], p.w.data[m*cols+c]
@@ -69,7 +69,7 @@ func (wt *walkthrough) project(p projection, got []float32) (*reference, error) 
 			r.add(sum, radius)
 			// A sum of n terms in any order has n roundings, and loses subnormal terms.
 			bound := radius + float64(wt.model+2)*(u*size+tiny)
-			if err := wrong(p.name, got[i*cols+c], sum, bound); err != nil {
+			if err := wrong(p.name, got[i*cols+c], sum, bound, size); err != nil {
 				return nil, err
 			}
 		}
@@ -142,7 +142,7 @@ func (wt *walkthrough) attend(st *steps, b, i int, radius [3]float64, refs map[s
 	row := oracle.Row{Q: q, K: k.Data, V: v.Data, Dv: v.Cols, Scale: float32(st.scale), Softcap: float32(wt.Softcap)}
 	answer := oracle.Solve(row)
 	row.V, row.Softcap = nil, 0
-	moved := 0.0 // the largest error of a score
+	moved, largest := 0.0, 0.0 // the largest error of a score, and the largest number before one
 	for j, s := range oracle.Solve(row).Scores {
 		var size, r float64
 		for d, y := range k.Row(j) {
@@ -151,11 +151,11 @@ func (wt *walkthrough) attend(st *steps, b, i int, radius [3]float64, refs map[s
 			r += x*radius[1] + y*radius[0] + radius[0]*radius[1]
 		}
 		r = math.Abs(st.scale)*r + math.Abs(st.scale-float64(row.Scale))*size
-		moved = max(moved, r)
+		moved, largest = max(moved, r), max(largest, size*max(1, math.Abs(st.scale)))
 		refs["scores"].add(s, r)
 		bound := u * (oracle.Lambda*math.Sqrt(float64(len(q))) + 3) * math.Abs(st.scale) * size
 		bound += tiny * (1 + math.Abs(st.scale)*float64(len(q)))
-		if err := wrong("a score", st.scores.At(b).Row(i)[j], s, bound); err != nil {
+		if err := wrong("a score", st.scores.At(b).Row(i)[j], s, bound, size*max(1, math.Abs(st.scale))); err != nil {
 			return nil, err
 		}
 	}
@@ -164,17 +164,18 @@ func (wt *walkthrough) attend(st *steps, b, i int, radius [3]float64, refs map[s
 	change := func(w float64) float64 { return w * (1 - w) * math.Expm1(2*moved) }
 	for j, w := range answer.Weights {
 		refs["softmax"].add(w, change(w))
-		if err := wrong("the softmax", st.weights.At(b).Row(i)[j], w, answer.WeightBound*w+tiny); err != nil {
+		if err := wrong("the softmax", st.weights.At(b).Row(i)[j], w, answer.WeightBound*w+tiny, largest); err != nil {
 			return nil, err
 		}
 	}
 	for c, o := range answer.O {
-		r := radius[2]
+		r, size := radius[2], largest
 		for j, w := range answer.Weights {
+			size = max(size, math.Abs(float64(v.Row(j)[c]))*float64(v.Rows))
 			r += change(w) * (math.Abs(float64(v.Row(j)[c])) + radius[2])
 		}
 		refs["outputs_exact"].add(o, r)
-		if err := wrong("the output", st.output.At(b).Row(i)[c], o, answer.OBound[c]); err != nil {
+		if err := wrong("the output", st.output.At(b).Row(i)[c], o, answer.OBound[c], size); err != nil {
 			return nil, err
 		}
 	}
@@ -245,8 +246,10 @@ func (wt *walkthrough) allowed(field string, want, ref, radius float64) float64 
 		return exact
 	case wt.Digits != nil:
 		return exact + 0.5*math.Pow10(-*wt.Digits)
-	case whole || want == 0:
+	case whole:
 		return radius
+	case want == 0:
+		return radius + tiny
 	}
-	return exact + 2*u*math.Abs(want) + 0.5*math.Pow10(int(math.Floor(math.Log10(math.Abs(want))))-6)
+	return radius + 2*u*math.Abs(want) + 0.5*math.Pow10(int(math.Floor(math.Log10(math.Abs(want))))-6)
 }

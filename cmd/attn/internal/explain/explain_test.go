@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"image"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,6 +78,23 @@ func TestExplainProjectionBias(t *testing.T) {
 	for _, want := range []string{"w_query", "b_query", "Queries = x · w_query + b_query", "Keys = x + b_key", "  query one\n", "scores: 4 numbers agree"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("it does not say %q:\n%s", want, out)
+		}
+	}
+}
+
+// TestExplainRounding: rounding that float32 cannot avoid is no difference, and weights that
+// underflow are 0.
+func TestExplainRounding(t *testing.T) {
+	for _, text := range []string{`{"x": [[1000]], "b_query": [0.1]}`, `{"x": [[0], [15]], "scale": 1, "softmax": [[0.5, 0.5], [0, 1]]}`} {
+		mustRun(t, "explain", "--backend=cpu", clitest.WriteFile(t, t.TempDir(), "x.json", []byte(text)))
+	}
+}
+
+// TestExplainWrongDevice: a device's NaN or infinity is a difference.
+func TestExplainWrongDevice(t *testing.T) {
+	for _, got := range []float32{float32(math.NaN()), float32(math.Inf(1)), 2} {
+		if err := wrong("a score", got, 1, 1e-6, 1); err == nil {
+			t.Errorf("%v passes for 1", got)
 		}
 	}
 }
