@@ -208,9 +208,9 @@ func (r *renderer) apply(name string, left, right ast.Expr) (n uint32, ok bool) 
 	case ">":
 		n = bit(x > y)
 	case "&&":
-		n = x & y
+		n = bit(x != 0 && y != 0)
 	case "||":
-		n = x | y
+		n = bit(x != 0 || y != 0)
 	case "max":
 		n = max(x, y)
 	case "min":

@@ -83,7 +83,7 @@ func (a *pureAdapter) Open(l gputypes.Limits) (Device, error) {
 func newLibrary(dev *wgpu.Device, api gputypes.Backend) *library {
 	return &library{
 		dev: dev, queue: dev.Queue(), spirv: api == gputypes.BackendVulkan,
-		unwritten: map[rawBuffer]bool{}, copied: map[rawBuffer]bool{}, filled: map[rawBuffer]bool{},
+		unwritten: map[rawBuffer]span{}, copied: map[rawBuffer]bool{}, filled: map[rawBuffer]bool{},
 	}
 }
 

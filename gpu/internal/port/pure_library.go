@@ -20,9 +20,10 @@ type library struct {
 	shared bool
 	spirv  bool // shaders are compiled by compile
 
-	// unwritten holds the buffers with writes that wait for the next submission. The
+	// unwritten holds the buffers with writes that wait for the next submission, and a span
+	// that contains these writes. The
 	// library copies to them then, even if they are released.
-	unwritten map[rawBuffer]bool
+	unwritten map[rawBuffer]span
 	released  []released
 	last      uint64 // submission
 	ended     uint64 // the last submission that poll found ended
@@ -89,7 +90,7 @@ func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuff
 }
 
 func (l *library) releaseBuffer(b rawBuffer) {
-	if l.unwritten[b] {
+	if _, waits := l.unwritten[b]; waits {
 		l.flush()
 	}
 	l.released = append(l.released, released{b, l.last})
@@ -125,9 +126,20 @@ func (l *library) free() {
 	})
 }
 
+// span is the bytes [lo, hi) of a buffer.
+type span struct{ lo, hi uint64 }
+
 func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
 	growStack()
-	l.unwritten[b] = true
+	s := span{offset, offset + uint64(len(data))}
+	if w, waits := l.unwritten[b]; waits {
+		if w.lo < s.hi && s.lo < w.hi { // the library does not order copies of one submission
+			l.flush()
+		} else {
+			s = span{min(w.lo, s.lo), max(w.hi, s.hi)}
+		}
+	}
+	l.unwritten[b] = s
 	return translate(l.queue.WriteBuffer(b, offset, data), ErrInvalid)
 }
 

@@ -202,6 +202,10 @@ func (r *Runner) Run(op *Op) error {
 // dispatch queues a step. Its parameters are shaders.Ranged.
 func (r *Runner) dispatch(s Step) error {
 	x := dispatch{pipeline: r.d.Pipelines.Of(s.Kernel), windows: s.Windows, params: s.Params}
+	if n := len(x.pipeline.Kinds); n < len(s.Windows) {
+		_, err := shaders.Render(s.Kernel)
+		return fmt.Errorf("a kernel binds %d buffers and gets %d (%v): %w", n, len(s.Windows), err, backend.ErrUnsupported)
+	}
 	if err := r.stage(&x); err != nil {
 		return err
 	}

@@ -41,7 +41,14 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 	if err != nil {
 		return d.wrap(err)
 	}
-	defer func() { d.Pool.Put(staging, resource.StagingUsage, err != nil) }()
+	unmapped := true
+	defer func() {
+		if unmapped {
+			d.Pool.Put(staging, resource.StagingUsage, err != nil)
+		} else {
+			d.Pool.Drop(staging)
+		}
+	}()
 	return s.Each(at, at+uint64(len(dst)), func(buf cut.Buffer, from, n uint64) error {
 		for n > 0 {
 			if err := ctx.Err(); err != nil {
@@ -56,6 +63,7 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 				return err
 			}
 			if err := d.Port.Read(staging, 0, dst[:some]); err != nil {
+				unmapped = false // a buffer whose map has failed may stay mapped
 				return d.wrap(err)
 			}
 			from, n, dst = from+some, n-some, dst[some:]

@@ -85,6 +85,9 @@ func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage)
 	}
 	b, err := p.dev.CreateBuffer(key.size, usage)
 	if errors.Is(err, port.ErrMemory) {
+		p.mu.Lock()
+		retired = p.retired // others may have released more since
+		p.mu.Unlock()
 		if retired > 0 {
 			if err := p.reclaim(ctx); err != nil {
 				return nil, err
@@ -100,6 +103,14 @@ func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage)
 		p.mu.Unlock()
 	}
 	return b, err
+}
+
+// Drop releases a buffer that must not be used again.
+func (p *Pool) Drop(b port.Buffer) {
+	p.mu.Lock()
+	p.count(-int64(b.Size()))
+	p.mu.Unlock()
+	b.Release()
 }
 
 // take returns a buffer that the pool keeps, if there is one, and the bytes that are retired.

@@ -308,6 +308,10 @@ func replace(path string, data []byte) error {
 	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}
+	if dir, open := os.Open(filepath.Dir(path)); open == nil {
+		_ = dir.Sync() // the name, too, outlives a trial that stops the machine; not every system can
+		_ = dir.Close()
+	}
 	if err != nil {
 		_ = os.Remove(f.Name())
 	}
