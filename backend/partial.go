@@ -65,8 +65,8 @@ type Work struct {
 	Kernel string
 }
 
-// Interrupted is the error of a call that ended early and can be resumed. Find it with
-// [errors.As].
+// Interrupted is the error of a call that ended early. A prepared call can be resumed; calls of
+// caches and layers run again from the start. Find it with [errors.As].
 type Interrupted struct {
 	Partial *Partial
 	Err     error // the reason: ErrDeviceLost or the context's error

@@ -181,6 +181,10 @@ func (s *subcall) whole(c *Call) bool { return s.region == wholeRegion(c.dims) }
 
 // bind sets the inputs of s to its parts of c's.
 func (s *subcall) bind(c *Call) error {
+	if s.whole(c) { // steps of generation are short: slicing takes half a microsecond
+		s.Q, s.K, s.V = c.q, c.k, c.v
+		return nil
+	}
 	var parts view.Slicer
 	s.Q = parts.Rows(c.q, &s.Box)
 	s.K = parts.Keys(c.k, c.dims, &s.Box, s.Pages != nil)
@@ -193,6 +197,10 @@ func (c *Call) bindOutputs(out Result) error {
 	var parts view.Slicer
 	for i := range c.subs {
 		s := &c.subs[i]
+		if s.whole(c) {
+			s.O, s.LSE = out.O, out.LSE
+			continue
+		}
 		s.O, s.LSE = parts.Rows(out.O, &s.Box), parts.Rows(out.LSE, &s.Box)
 	}
 	return parts.Err
@@ -254,9 +262,9 @@ func (c *Call) Rebind(q, k, v Tensor) (err error) {
 }
 
 // Reset prepares c for another call in place, for example for each step of decoding over a
-// growing cache. It validates everything again. It does not allocate unless packed sequences, a
-// prefix, segments or offsets divide the call. Errors as for [Device.Prepare]. After an error c
-// can only be Reset.
+// growing cache. It validates everything again. It does not allocate without packed sequences, a
+// prefix, segments, an Offset of several batches, and a Mask or Bias with fewer keys. Errors as
+// for [Device.Prepare]. After an error c can only be Reset.
 func (c *Call) Reset(q, k, v Tensor, opt Options) error {
 	if c == nil {
 		return c.ready()
@@ -365,7 +373,7 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 		}
 	}
 	err = c.dev.on(ctx).Attention(ctx, c.calls...)
-	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || !out.Weights.IsZero()) {
+	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || c.packed() || !out.Weights.IsZero()) {
 		return left.Err // neither one of several calls nor one with weights can be resumed
 	}
 	if err == nil && !out.Weights.IsZero() {

@@ -3,6 +3,7 @@ package kernels
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
@@ -33,7 +34,12 @@ func Open(name string) (*Device, error) {
 
 // NewDevice returns a Device that wraps an open backend. Close closes the backend. The calls
 // of a Device without a backend return ErrNoBackend.
-func NewDevice(be backend.Backend) *Device { return &Device{be: be} }
+func NewDevice(be backend.Backend) *Device {
+	if v := reflect.ValueOf(be); v.Kind() == reflect.Pointer && v.IsNil() { // of a failed Open
+		be = nil
+	}
+	return &Device{be: be}
+}
 
 // Backend returns the backend, for measurements and tests. Programs do not need it.
 func (d *Device) Backend() backend.Backend { return d.on(context.Background()) }

@@ -161,8 +161,8 @@ type Trace = backend.Trace
 // WithTrace returns a context whose calls run the functions of t.
 func WithTrace(ctx context.Context, t *Trace) context.Context { return backend.WithTrace(ctx, t) }
 
-// Interrupted is the error of a call that ended early and can be resumed. Find it with
-// [errors.As].
+// Interrupted is the error of a call that ended early. A prepared call can be resumed; calls of
+// caches and layers run again from the start. Find it with [errors.As].
 type Interrupted = backend.Interrupted
 
 // Partial is the finished part of a call that ended early.

@@ -211,6 +211,11 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q kernels.T
 	if tokens == 0 {
 		return fmt.Errorf("the cache is empty, append keys first: %w", kernels.ErrShape)
 	}
+	for b, n := range opt.Offset {
+		if n < -maxLength || n > maxLength {
+			return fmt.Errorf("offset[%d] is %d, it must lie within ±%d: %w", b, n, maxLength, kernels.ErrOption)
+		}
+	}
 	for b, r := range seqs {
 		n := s.count[b]
 		from := r.n - n // position of the first row of q

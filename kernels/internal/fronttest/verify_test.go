@@ -115,7 +115,8 @@ func TestNothingPanics(t *testing.T) {
 		"a zero layer's config": nn.MultiHeadConfig{}, "a layer's config": config, "zero weights": nn.MultiHeadWeights{}, "weights": weights,
 		"the package's functions": functions{},
 		"a nil Device":            (*kernels.Device)(nil), "a zero Device": new(kernels.Device), "a Device of nil": kernels.NewDevice(nil),
-		"a closed Device": closed, "an open Device": open,
+		"a Device of a nil pointer": kernels.NewDevice((*cpu.Backend)(nil)),
+		"a closed Device":           closed, "an open Device": open,
 		"a nil Call": (*kernels.Call)(nil), "a zero Call": new(kernels.Call), "a Call": prepared, "a Call of a nil Device": orphan,
 	} {
 		of := reflect.ValueOf(target)
