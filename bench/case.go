@@ -154,7 +154,7 @@ func (c Case) planOf(ctx context.Context, call *kernels.Call) (kernels.Plan, err
 	bytes := 4 * int64(shape.Elements())
 	return kernels.Plan{
 		Backend: p.Backend, Pairs: p.Pairs, FLOPs: p.FLOPs, Chunks: len(parts),
-		Path:  "three stages: report.QK, report.Softmax, report.PV",
+		Path:  "three stages: QK, Softmax, PV",
 		Why:   fmt.Sprintf("they keep all scores %v: O(S²) memory, and hidden pairs are computed too", shape),
 		Bytes: p.Bytes + 4*bytes, // QK writes them, Softmax reads and writes them, PV reads them
 		Cut:   fmt.Sprintf("3 stages over %d MiB of weights", bytes>>20),

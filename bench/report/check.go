@@ -16,7 +16,7 @@ import (
 // computed from a report overflows.
 const (
 	maxText    = 64 << 20 // of the file, in bytes
-	maxObjects = 50_000   // "{" in the file, each at most a case
+	maxObjects = 500_000  // "{" in the file, each at most a case
 	maxCount   = 1 << 60
 	minSeconds = 1e-15 // of what was measured
 	maxFigure  = 1e30
