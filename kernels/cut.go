@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -424,4 +425,32 @@ func (o *Options) Parts(d Dims) ([]Part, error) {
 		}
 	}
 	return parts, nil
+}
+
+// eachRegion calls f with each region of p and its problem, unless p has no scores.
+func (p *problem) eachRegion(f func(x region, own backend.Problem) error) error {
+	if empty(p.dims) {
+		return nil
+	}
+	whole := [1]region{wholeRegion(p.dims)}
+	regions := p.regions
+	if regions == nil {
+		regions = whole[:]
+	}
+	for _, x := range regions {
+		own, err := p.cut(x)
+		if err != nil {
+			return err
+		}
+		if err := f(x, own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either
+// may be the zero Tensor.
+func (d *Device) noKeys(ctx context.Context, o, lse Tensor, sinks []float32) error {
+	return d.withoutKeys(ctx, o, lse, sinks, func(c *backend.Call) error { return d.on(ctx).Attention(ctx, c) })
 }

@@ -86,40 +86,12 @@ func (o *Options) stage(d Dims) (problem, error) {
 	return o.problem(d)
 }
 
-// eachRegion calls f with each region of p and its problem, unless p has no scores.
-func (p *problem) eachRegion(f func(x region, own backend.Problem) error) error {
-	if empty(p.dims) {
-		return nil
-	}
-	whole := [1]region{wholeRegion(p.dims)}
-	regions := p.regions
-	if regions == nil {
-		regions = whole[:]
-	}
-	for _, x := range regions {
-		own, err := p.cut(x)
-		if err != nil {
-			return err
-		}
-		if err := f(x, own); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // hideOutside writes zeros to the weights w, [B, H, Sq, Sk], of the rows of x and the keys
 // outside of x.
 func (d *Device) hideOutside(ctx context.Context, w Tensor, x region) error {
 	return outside(w, x, func(rest Tensor, hidden *backend.Problem) error {
 		return d.on(ctx).Softmax(ctx, rest, Tensor{}, hidden)
 	})
-}
-
-// noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either
-// may be the zero Tensor.
-func (d *Device) noKeys(ctx context.Context, o, lse Tensor, sinks []float32) error {
-	return d.withoutKeys(ctx, o, lse, sinks, func(c *backend.Call) error { return d.on(ctx).Attention(ctx, c) })
 }
 
 // withoutKeys calls f with the backend call of rows without keys, whose results are o and lse.
