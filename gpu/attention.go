@@ -135,7 +135,8 @@ func slicesOf(c *backend.Call) ([]*backend.Call, error) {
 	return calls, err
 }
 
-// attention queues c. resumable calls may continue from c.Resume and be interrupted.
+// attention chooses a kernel for c, measures its variants first where the tuner wants that, and
+// queues c. resumable calls may continue from c.Resume and be interrupted.
 func (b *Backend) attention(r *queue.Runner, c *backend.Call, resumable bool) error {
 	calls, err := slicesOf(c)
 	if err != nil {

@@ -200,8 +200,8 @@ func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i i
 	return b.calls(ctx, name, n, of, func(r *queue.Runner, i int) error { return r.Run(ops[i]) })
 }
 
-// calls runs the n operations that f queues as one call: their steps follow one another in shared
-// submissions. Their operands are checked and stay pinned to the end.
+// calls checks and pins the operands of n operations, calls f for each of them in one Do, and
+// unpins them when Do returns. Their steps follow one another in shared submissions.
 func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) (operands, error), f func(r *queue.Runner, i int) error) error {
 	return b.within(ctx, name, func() error {
 		pins := make([]backend.Pinned, n)

@@ -152,9 +152,10 @@ func (a *Attention) step(s *Space, t *Tile, b *block, here Span, few bool) {
 	a.addValues(s, t, b, spans, clean, few && len(spans) == 1, columns)
 }
 
-// weighQueryLanes sets s.S to the weights of t, with query rows as lanes, for the keys of
-// spans, without gaps between these, and updates its maxima and sums. With columns set they
-// leave out keys as s.steps states. It reports whether the visibility rule hides some of them.
+// weighQueryLanes multiplies queries and keys, hides keys, and turns the scores into weights.
+// Query rows are lanes. It writes the weights for the keys of spans to s.S, without gaps, and
+// updates the maxima and sums of t. With columns set it leaves out keys as s.steps states. It
+// reports whether the visibility rule hid a key.
 func (a *Attention) weighQueryLanes(s *Space, t *Tile, b *block, spans []Span, columns bool) (edges bool) {
 	x, p, cur := a.Products.Layout.Kernels, &a.Products, &t.sums.cur
 	n, changes := 0, a.Scores.changes(t)

@@ -6,7 +6,8 @@ const maxColumns = 4
 // columnSteps is the number of keys of each step of vec.Kernels.ValuesOf.
 type columnSteps [2*maxColumns - 1]int
 
-// findColumns sets the keys that any row of each column of t sees. It sets t.diagonal where
+// findColumns finds the keys that each column of t sees. A column is one vector of query rows;
+// only AVX-512 tiles have columns, and without them this does nothing. It sets t.diagonal where
 // some columns see fewer than t and they begin and end one after another.
 func (l *Layout) findColumns(t *Tile) {
 	before := Span{t.Keys.Lo, t.Keys.Lo}

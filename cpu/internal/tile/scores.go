@@ -23,8 +23,8 @@ type Scores struct {
 	hiding bool // a mask, a bias or dropout may hide single keys
 }
 
-// Open opens the tensors of p in sc, which is zero, for a call with layout l, of which rows alone need the kernels
-// and the numbers of query heads and rows.
+// Open opens the mask and bias tensors of p; sc must be zero. AdjustRow and the other methods of
+// rows read only the kernels and the numbers of query heads and rows of l.
 func (sc *Scores) Open(l *Layout, p *backend.Problem) error {
 	sc.Layout, sc.problem, sc.Scale = l, p, float32(float64(p.Scale)*math.Log2E)
 	if c := float64(p.Softcap); c > 0 {

@@ -171,7 +171,8 @@ func (r *Runner) Expect(total func() float64) {
 	}
 }
 
-// Run queues op.
+// Run cuts op into dispatches and adds them to the batch. It submits a batch that is full; Do
+// submits the last one.
 func (r *Runner) Run(op *Op) error {
 	if err := r.keep(op); err != nil {
 		return err
