@@ -75,6 +75,15 @@ func TestKeysOfAnotherType(t *testing.T) {
 	})
 }
 
+// numbers returns the elements of x as float32, decoded on the host: the device's conversion is
+// under test.
+func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
+	t.Helper()
+	data, err := kernels.NewDevice(b).ToFloat32(context.Background(), x)
+	check(t, err)
+	return data
+}
+
 // TestCopy copies between every two types, from tensors with different layouts and
 // broadcasts to parts of a larger tensor whose other elements must not change. The results
 // are those of rounding on the host.
@@ -125,12 +134,12 @@ func TestCopy(t *testing.T) {
 						before[i] = float32(i%7) - 3
 					}
 					whole := filled(t, b, to, before, backend.Shape{batch, heads, rows, x.dim})
-					want := floats(t, b, whole)
+					want := numbers(t, b, whole)
 					dst, err := whole.Slice(backend.Seq, x.lo, x.lo+x.n)
 					check(t, err)
 					// Rounded on the host.
-					in := floats(t, b, src)
-					host := floats(t, b, filled(t, b, to, in, shape))
+					in := numbers(t, b, src)
+					host := numbers(t, b, filled(t, b, to, in, shape))
 					if from == to {
 						host = in
 					}
@@ -140,7 +149,7 @@ func TestCopy(t *testing.T) {
 					if err := b.Copy(context.Background(), []backend.Tensor{dst}, []backend.Tensor{src}); err != nil {
 						t.Fatalf("%s: %v", name, err)
 					}
-					sameRow(t, name, floats(t, b, whole), want)
+					sameRow(t, name, numbers(t, b, whole), want)
 				}
 			}
 		}
@@ -161,8 +170,8 @@ func TestCopyOfOddNumbers(t *testing.T) {
 		-254, 1, 3, 5, // halves go to the even side
 	}
 	shape := backend.Shape{1, 1, len(rows) / 4, 4}
-	got := floats(t, b, copied(t, b, backend.Q8, filled(t, b, backend.F32, rows, shape)))
-	for i, want := range floats(t, b, filled(t, b, backend.Q8, rows, shape)) {
+	got := numbers(t, b, copied(t, b, backend.Q8, filled(t, b, backend.F32, rows, shape)))
+	for i, want := range numbers(t, b, filled(t, b, backend.Q8, rows, shape)) {
 		if g := got[i]; g != want && (g == g || want == want) {
 			t.Errorf("row %v: element %d is %v, the host has %v", rows[i/4*4:i/4*4+4], i%4, g, want)
 		}

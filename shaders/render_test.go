@@ -80,6 +80,7 @@ func TestAttributesRefuse(t *testing.T) {
 		"@unroll for (var i = 0u; i < n; i++) {}",          // no constant
 		"@unroll for (var i = 0u; i < 2u / 0u; i++) {}",    // no number
 		"@unroll for (var i = 0u; i < 2u +; i++) {}",       // no expression
+		"@unroll for (var i = 0u; i < (2u; i++) {}",        // no expression
 		"@unroll for (var i = 0u; j < 2u; i++) {}",         // another counter
 		"@unroll for (var i = 0u; i < 2u; i += 2u) {}",     // another step
 		"@unroll for (var i = 0u; i < 2u; i++) { if (x) {", // no end

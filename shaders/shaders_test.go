@@ -45,6 +45,7 @@ func TestPagesComeWithTheirTable(t *testing.T) {
 // Bindings have successive numbers. What Describe returns was once computed by hand.
 func TestDescribe(t *testing.T) {
 	number := regexp.MustCompile(`@binding\((\d+)\)`)
+	stated := regexp.MustCompile(`// Workgroup memory: [^·\n]*?([\d,]+) bytes\.`)
 	want := map[string]Kernel{
 		"attention": {"rrrrrwwwu", 14848, 64, nil}, "flash": {"rrrrrwwwu", 13700, 128, nil}, "decode": {"rrrrrwu", 5448, 64, nil},
 		"splitmerge": {"rwwu", 2112, 128, nil}, "matmul": {"rrrwwu", 13184, 128, nil}, "softmax": {"rrwwwu", 4352, 64, nil},
@@ -56,6 +57,10 @@ func TestDescribe(t *testing.T) {
 		got, w := Describe(v), want[v.Name()]
 		if got.Bindings != w.Bindings || got.WorkgroupMemory != w.WorkgroupMemory || got.Threads != w.Threads {
 			t.Errorf("%s has %+v, should be %+v", v.Name(), got, w)
+		}
+		text, err := files.ReadFile(v.Name() + ".wgsl")
+		if m := stated.FindSubmatch(text); err != nil || m != nil && strings.ReplaceAll(string(m[1]), ",", "") != fmt.Sprint(got.WorkgroupMemory) {
+			t.Errorf("%s: the head comment does not state %d bytes, %v", v.Name(), got.WorkgroupMemory, err)
 		}
 		src, err := Render(v)
 		if err != nil {

@@ -314,7 +314,9 @@ func TestRowSteps(t *testing.T) {
 			s := random(rng, vectors*x.Lanes)
 			s[0], s[1] = nan, inf
 			same(t, "scaled", x, twin, s, []float32{0}, func(k *Kernels, s, mx []float32) {
-				mx[0] = k.ScaleMax(s, 3, make([]float32, k.Lanes))
+				if mx[0] = k.ScaleMax(s, 3, make([]float32, k.Lanes)); mx[0] != mx[0] {
+					t.Errorf("%s, %d vectors: NaN counts as a maximum", k.Tier, vectors)
+				}
 			})
 			x.ScaleMax(s, 3, make([]float32, x.Lanes))
 			sum, s2 := random(rng, x.Lanes), clone(s)
