@@ -91,7 +91,14 @@ func (r *Recorder) Check(file string, names []string) {
 // File returns the content of a file of testdata/models, which -update-recordings writes.
 func (r *Recorder) File(name string, content []byte) []byte {
 	r.t.Helper()
-	path := filepath.Join("..", "..", "backend", "backendtest", "testdata", "models", name)
+	root := ".."
+	for range 5 { // tests run in the folder of their package
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			break
+		}
+		root = filepath.Join(root, "..")
+	}
+	path := filepath.Join(root, "backend", "backendtest", "testdata", "models", name)
 	if *updateRecordings {
 		if err := os.WriteFile(path, content, 0o644); err != nil {
 			r.t.Fatal(err)
