@@ -1,6 +1,6 @@
 // Package limits reads how much memory the process may have: on Linux the machine's memory, ulimit -v and -d
-// and the control groups, everywhere GOMEMLIMIT. They are read each time: other processes end, and
-// containers are resized.
+// and the control groups, everywhere GOMEMLIMIT. The limits, and what other processes use of them, are read
+// once. What this process uses is read each time.
 package limits
 
 import (
@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // Each limit keeps a reserve for memory that is allocated without a request, such as the stacks of threads.
@@ -93,8 +94,8 @@ func Lowest() int64 {
 	return lowest
 }
 
-// known returns the limits of the process: 0.1 ms, once for 16 MiB of requests.
-var known = func() []Limit { return slices.Clip(readLimits(os.DirFS("/"), readUsage())) }
+// known returns the limits of the process.
+var known = sync.OnceValue(func() []Limit { return slices.Clip(readLimits(os.DirFS("/"), readUsage())) })
 
 // readLimits reads the limits from the files of a root directory. u is what the process has. Files that a
 // system does not have are no limits.
