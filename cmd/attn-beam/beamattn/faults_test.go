@@ -100,6 +100,11 @@ func TestFaults(t *testing.T) {
 			if _, err := os.Stat(spec.Out + "/manifest.json"); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("there is a manifest (%v)", err)
 			}
+			// A worker that is killed leaves the file that it would have renamed.
+			leftover := fmt.Sprintf("%s/partial/.attn-0-%06d-0000.npy", spec.Out, job.Cut.Blocks[len(job.Cut.Blocks)-1].ID)
+			if err := os.WriteFile(leftover, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
 			spec.Resume = true
 			units, _, err := execute(t, spec, 2, nil)
 			if err != nil {

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
@@ -340,15 +342,24 @@ func result(dev *kernels.Device, ctx context.Context, data []float32, heads, row
 	return r, err
 }
 
-// remove removes the partial results of a block whose shards are written.
+// remove removes the partial results of a block whose shards are written, and in a local folder
+// what killed workers left of them.
 func (c *call) remove(ctx context.Context, units []cut.Unit) error {
 	system, err := filesystem.New(ctx, c.Scratch)
 	if err != nil {
 		return err
 	}
 	if r, ok := system.(filesystem.Remover); ok {
+		var names []string
 		for i := range units {
-			if e := r.Remove(ctx, c.partial(&units[i])); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			name := c.partial(&units[i])
+			if names = append(names, name); !strings.Contains(name, "://") {
+				left, _ := filepath.Glob(filepath.Join(c.Scratch, ".attn-*-"+filepath.Base(name)))
+				names = append(names, left...)
+			}
+		}
+		for _, name := range names {
+			if e := r.Remove(ctx, name); e != nil && !errors.Is(e, fs.ErrNotExist) {
 				err = errors.Join(err, e)
 			}
 		}
