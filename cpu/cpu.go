@@ -17,7 +17,7 @@
 //	a call           its chunks       workers, tasks    scores, softmax   one product of a
 //	                                  and scratch       and values        tile and a block
 //
-// Package internal/backward stands beside internal/tile, whose scores it takes, and
+// Package internal/backward uses the scores of internal/tile, and
 // internal/view reads and writes tensors for all of them.
 //
 // Importing the package registers it:

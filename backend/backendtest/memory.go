@@ -134,7 +134,7 @@ type worker struct {
 
 type failed struct{ err error }
 
-// run does the work, and releases what it holds.
+// run calls do and releases the resources that x holds.
 func (x *worker) run(do func(x *worker)) (err error) {
 	defer func() {
 		for _, f := range slices.Backward(x.held) {

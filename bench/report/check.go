@@ -89,7 +89,7 @@ func bounds(path string, leaf reflect.Value) string {
 	return ""
 }
 
-// check returns the first field of m that is not what it must be; "" for none.
+// check returns the first field of m that breaks a rule, and the rule; "" for none.
 func (m *Measurement) check(e *Environment) (field, must string) {
 	ok := m.Status == OK
 	size := 32.0 // more than the operations, and than the bytes, of all pairs

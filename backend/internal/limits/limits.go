@@ -33,7 +33,7 @@ type Limit struct {
 
 // Kinds of memory.
 const (
-	goHeap  = iota // of Go, less what it returned to the system
+	goHeap  = iota // Go's heap without the memory returned to the system
 	used           // resident in the process, or allocated by Go and not yet written to
 	mapped         // address space
 	private        // mapped and not shared
