@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -61,7 +60,7 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 
 // normals draws n standard normal numbers.
 func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
-	data, err := backend.Make[float32](n)
+	data, err := kernels.Make[float32](n)
 	if err != nil {
 		return nil, err
 	}

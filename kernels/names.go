@@ -74,6 +74,13 @@ func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.HostQ8(da
 // that is negative or too large, and ErrMemory when there is not enough memory.
 func AllocHost(dtype DType, shape Shape) (Tensor, error) { return backend.AllocHost(dtype, shape) }
 
+// Make returns make([]T, n), or ErrMemory when the process cannot have so much memory, where make
+// would end the program. A negative n is too many.
+func Make[T any](n int) ([]T, error) { return backend.Make[T](n) }
+
+// CheckMemory returns ErrMemory as [Make] does, for memory that is allocated in another way.
+func CheckMemory(bytes int64) error { return backend.CheckMemory(bytes) }
+
 // Meta returns a tensor that has a dtype and a shape but no memory, for [Call.Plan] and
 // [Call.Warmup]. It returns ErrShape for a shape that is negative or too large.
 func Meta(dtype DType, shape Shape) (Tensor, error) { return backend.Meta(dtype, shape) }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -47,7 +46,7 @@ func (m *Measurement) name() string {
 
 // visible is the rule that hides keys from rows.
 func (m *Measurement) visible() kernels.Visibility {
-	v := backend.Everything()
+	v := kernels.Visibility{Left: kernels.Unbounded, Right: kernels.Unbounded}
 	v.Offset = m.SeqK - m.SeqQ
 	if w := m.WindowLeft; w != nil && *w < m.SeqQ+m.SeqK { // others hide nothing
 		v.Left = *w

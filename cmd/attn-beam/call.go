@@ -8,7 +8,6 @@ import (
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/beamattn"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/kernels"
@@ -94,14 +93,14 @@ func readIDs(ctx context.Context, name, uri string) (rows [][]int32, err error) 
 	if n := len(h.Shape); n < 1 || n > 2 {
 		return nil, fmt.Errorf("shape %v has %d axes, it must have 1 or 2: [S] or [B,S]", h.Shape, n)
 	}
-	all, err := backend.Make[int64](h.Count)
+	all, err := kernels.Make[int64](h.Count)
 	if err != nil {
 		return nil, err
 	}
 	h.Int64s(all, content[h.Start:])
 	width := h.Shape[len(h.Shape)-1]
 	for lo := 0; lo < h.Count; lo += width {
-		row, err := backend.Make[int32](width)
+		row, err := kernels.Make[int32](width)
 		if err != nil {
 			return nil, err
 		}

@@ -64,8 +64,8 @@ func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged
 	if err := p.alloc(ctx, c.Pages); err != nil {
 		return nil, err
 	}
-	if p.refs, err = op.Make[int32](c.Pages); err == nil {
-		p.free, err = op.Make[int32](c.Pages)
+	if p.refs, err = kernels.Make[int32](c.Pages); err == nil {
+		p.free, err = kernels.Make[int32](c.Pages)
 	}
 	if err != nil {
 		p.release()

@@ -56,7 +56,7 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 		if p.bias && !c.Bias {
 			continue
 		}
-		data, err := op.Make[float32](shape.Elements())
+		data, err := kernels.Make[float32](shape.Elements())
 		if err != nil {
 			return w, fmt.Errorf("%s of shape %v: %w", p.name, shape, err)
 		}

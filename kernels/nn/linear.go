@@ -89,7 +89,7 @@ func Transposed(weights []float32, inputs int) (kernels.Tensor, error) {
 	if inputs < 1 || len(weights)%inputs != 0 {
 		return kernels.Tensor{}, fmt.Errorf("%d weights are not rows of %d inputs: %w", len(weights), inputs, kernels.ErrShape)
 	}
-	data, err := op.Make[float32](len(weights))
+	data, err := kernels.Make[float32](len(weights))
 	if err != nil {
 		return kernels.Tensor{}, err
 	}

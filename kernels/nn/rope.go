@@ -67,11 +67,11 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 	if shape.Elements() < 0 {
 		return a, fmt.Errorf("%d batches of %d positions for %d pairs are too many: %w", len(positions), seq, pairs, kernels.ErrShape)
 	}
-	cos, err := op.Make[float32](shape.Elements())
+	cos, err := kernels.Make[float32](shape.Elements())
 	if err != nil {
 		return a, err
 	}
-	sin, err := op.Make[float32](shape.Elements())
+	sin, err := kernels.Make[float32](shape.Elements())
 	if err != nil {
 		return a, err
 	}

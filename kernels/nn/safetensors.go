@@ -188,11 +188,11 @@ func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]f
 		line, end, width = p.first, p.first+p.columns, p.rows
 	}
 	const block = 16 // lines: whole cache lines of the transpose
-	data, err := op.Make[float32](p.rows * p.columns)
+	data, err := kernels.Make[float32](p.rows * p.columns)
 	if err != nil {
 		return nil, err
 	}
-	lines, err := op.Make[float32](min(block, end-line) * width)
+	lines, err := kernels.Make[float32](min(block, end-line) * width)
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +238,7 @@ func opened(r io.ReaderAt, h npy.Header, most int) (bytes func(at, n int) ([]byt
 			return func(at, n int) ([]byte, error) { return mapped[at : at+n], nil }, unmap, nil
 		}
 	}
-	buf, err := op.Make[byte](most)
+	buf, err := kernels.Make[byte](most)
 	return func(at, n int) ([]byte, error) {
 		got, err := r.ReadAt(buf[:n], h.Start+int64(at))
 		if got == n {

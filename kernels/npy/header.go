@@ -18,8 +18,9 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Header describes the data of a .npy file, or of a tensor of package safetensors.
@@ -254,7 +255,7 @@ const chunk = 64 << 10
 // Read reads the data of an array from r and returns it in C order. decode converts the bytes of
 // a chunk, such as [Header.Float32s]. It returns kernels.ErrMemory when there is not enough memory.
 func Read[T any](r io.Reader, h Header, decode func(dst []T, raw []byte)) ([]T, error) {
-	data, err := op.Make[T](h.Count)
+	data, err := kernels.Make[T](h.Count)
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
@@ -71,7 +71,7 @@ func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
 		return nil, fmt.Errorf("truncated: the .safetensors header ends at byte %d, the file at %d", start+int64(length), size)
 	}
 	// Small entries take 10 times the memory of their text while they are read.
-	if err := op.CheckMemory(12 * int64(length)); err != nil {
+	if err := kernels.CheckMemory(12 * int64(length)); err != nil {
 		return nil, err
 	}
 	text := make([]byte, length)

@@ -15,7 +15,6 @@ import (
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem"
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/register"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/shards"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
@@ -174,7 +173,7 @@ func (c *call) attend(ctx context.Context, dev *kernels.Device, u *cut.Unit) err
 		{c.Q, b.Heads, b.Rows}, {c.K, cut.Span{Lo: b.KVHead, Hi: b.KVHead + 1}, u.Keys}, {c.V, cut.Span{Lo: b.KVHead, Hi: b.KVHead + 1}, u.Keys},
 	} {
 		shape := kernels.Shape{1, x.heads.Len(), x.rows.Len(), x.a.Shape[3]}
-		data, err := backend.Make[float32](shape.Elements())
+		data, err := kernels.Make[float32](shape.Elements())
 		if err == nil {
 			err = x.a.Read(ctx, data, b.Batch, x.heads, x.rows)
 		}
@@ -282,7 +281,7 @@ func (c *call) merge(ctx context.Context, dev *kernels.Device, b *cut.Block, uni
 	if written {
 		return nil
 	}
-	sum, err := backend.Make[float32](n * (width + 1))
+	sum, err := kernels.Make[float32](n * (width + 1))
 	if err != nil {
 		return err
 	}

@@ -14,8 +14,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/output"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // MaxText bounds reports, problems, walkthroughs and labels, and all that comes from a
@@ -59,7 +59,7 @@ func read(path string, most int64) ([]byte, error) {
 	}
 	if size <= most {
 		// Memory that is not written to is not used.
-		text, err := backend.Make[byte](int(size) + 1)
+		text, err := kernels.Make[byte](int(size) + 1)
 		if err != nil {
 			return nil, err
 		}

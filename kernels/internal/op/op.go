@@ -1,5 +1,5 @@
 // Package op has what the operations of package kernels and the packages below it have in common:
-// their names in errors, host memory, and the optional abilities of a backend that they need.
+// their names in errors, and the optional abilities of a backend that they need.
 package op
 
 import (
@@ -50,17 +50,11 @@ func need[T any](be backend.Backend, ability string) (T, error) {
 	return able, nil
 }
 
-// Make returns make([]T, n), or ErrMemory.
-func Make[T any](n int) ([]T, error) { return backend.Make[T](n) }
-
-// CheckMemory returns ErrMemory unless the host can allocate so many bytes.
-func CheckMemory(bytes int64) error { return backend.CheckMemory(bytes) }
-
 // Positions returns, for each of from, the positions of n rows from there on.
 func Positions(from []int, n int) (positions [][]int, err error) {
 	positions = make([][]int, len(from))
 	for b, first := range from {
-		if positions[b], err = Make[int](n); err != nil {
+		if positions[b], err = backend.Make[int](n); err != nil {
 			return nil, err
 		}
 		for i := range positions[b] {

@@ -26,7 +26,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -131,7 +130,7 @@ func New(d kernels.Dims, o kernels.Options, c Config) (*Cut, error) {
 		return nil, err
 	}
 	if d.SeqK == 0 && d.SeqQ > 0 { // its rows are fully masked
-		parts = []kernels.Part{{Hi: [3]int{d.Batch, d.SeqQ, 0}, Visible: backend.Everything()}}
+		parts = []kernels.Part{{Hi: [3]int{d.Batch, d.SeqQ, 0}, Visible: kernels.Visibility{Left: kernels.Unbounded, Right: kernels.Unbounded}}}
 	}
 	x := &Cut{Dims: d, Config: c}
 	x.Config.Workers, x.Config.Split = max(1, c.Workers), c.Split
@@ -155,7 +154,7 @@ func New(d kernels.Dims, o kernels.Options, c Config) (*Cut, error) {
 	for _, p := range parts {
 		blocks += (p.Hi[0] - p.Lo[0]) * d.KVHeads * ((p.Hi[1]-p.Lo[1])/x.Config.Rows + 1)
 	}
-	if x.Blocks, err = backend.Make[Block](blocks); err != nil {
+	if x.Blocks, err = kernels.Make[Block](blocks); err != nil {
 		return nil, fmt.Errorf("%d blocks of %d rows: %w", blocks, x.Config.Rows, err)
 	}
 	x.Blocks = x.Blocks[:0]

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -187,7 +186,7 @@ func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype kernels.DType, 
 			x := t.At(i)
 			if name == "attn_mask" && !math.IsInf(x, 0) {
 				// Backends clamp biases, too. An infinite one would hide the key.
-				x = min(max(x, -backend.MaxBias), backend.MaxBias)
+				x = min(max(x, -0x1p127), 0x1p127)
 			}
 			if data[i] = float32(x); err == nil && math.IsInf(float64(data[i]), 0) && !math.IsInf(x, 0) {
 				err = fmt.Errorf("%v is beyond the range of float32, in which f64 is computed: %w", x, kernels.ErrDType)
@@ -259,6 +258,6 @@ func newTensor(d onnxfile.DataType, shape []int) (*onnxfile.Tensor, error) {
 		}
 		n *= l
 	}
-	data, err := backend.Make[byte](n)
+	data, err := kernels.Make[byte](n)
 	return &onnxfile.Tensor{Type: d, Shape: shape, Data: data[:0]}, err
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/tidwall/jsonc"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/files"
@@ -53,7 +52,7 @@ type jsoncTensor struct {
 func jsoncTests(text []byte) ([]json.RawMessage, error) {
 	// Decoded, dims take the most memory for their bytes: two become eight, in a list that
 	// grows. Lists of objects are bounded by maxElements.
-	if err := backend.CheckMemory(24 * int64(len(text))); err != nil {
+	if err := kernels.CheckMemory(24 * int64(len(text))); err != nil {
 		return nil, err
 	}
 	text = jsonc.ToJSONInPlace(text)

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 //go:generate protoc --go_out=. --go_opt=paths=source_relative onnx.proto
@@ -139,7 +139,7 @@ func decode(name string, data []byte, m proto.Message) error {
 	if parts > maxMessages {
 		return fmt.Errorf("%s: it has more than %d parts (nodes, tensors, attributes), a case of one node has fewer: %w", name, maxMessages, ErrUnsupported)
 	}
-	if err := backend.CheckMemory(bytes); err != nil {
+	if err := kernels.CheckMemory(bytes); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if proto.Unmarshal(data, m) != nil { // the text of the error is not stable

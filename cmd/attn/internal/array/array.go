@@ -11,7 +11,6 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/files"
 	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/kernels"
@@ -79,7 +78,7 @@ func ReadInts(flag, path string) ([][]int32, error) {
 	if err != nil {
 		return nil, err
 	}
-	flat, err := backend.Make[int32](len(all))
+	flat, err := kernels.Make[int32](len(all))
 	if err != nil {
 		return nil, f.Errorf("%w", err)
 	}
@@ -318,7 +317,7 @@ func WriteTensor(ctx context.Context, w io.Writer, t kernels.Tensor, shape []int
 	if t.DType() == kernels.F16 {
 		return npy.Write(w, "<f2", shape, data)
 	}
-	wide, err := backend.Make[uint32](len(data)) // bf16 is the upper half of f4
+	wide, err := kernels.Make[uint32](len(data)) // bf16 is the upper half of f4
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
@@ -84,7 +83,8 @@ func (p *Problem) Open() (*Inputs, error) {
 	if err != nil {
 		return nil, err
 	}
-	in.Dims = (&backend.Call{Q: t[0], K: t[1], V: t[2]}).Dims()
+	q, k, v := t[0].Shape(), t[1].Shape(), t[2].Shape()
+	in.Dims = kernels.Dims{Batch: q[0], Heads: q[1], KVHeads: k[1], SeqQ: q[2], SeqK: k[2], Dim: q[3], ValueDim: v[3]}
 	if err := p.resolve(in.Dims, in.PastKeys()); err != nil {
 		return nil, err
 	}
@@ -310,8 +310,8 @@ func (in *Inputs) CheckMemory() error {
 	for _, m := range in.Masks {
 		need += m.Memory(m.DType())
 	}
-	if _, limit := backend.HostMemory(); need > limit {
-		return fmt.Errorf("the inputs need %s of memory, the limit is %s: %w", cli.Bytes(need), cli.Bytes(limit), kernels.ErrMemory)
+	if err := kernels.CheckMemory(need); err != nil {
+		return fmt.Errorf("the inputs need %s of memory: %w", cli.Bytes(need), err)
 	}
 	return nil
 }

@@ -11,9 +11,9 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // IDs is a flag of rows of integers: N,N,... is one row, a file has one or two axes.
@@ -51,7 +51,7 @@ func (l *Starts) Decode(ctx *kong.DecodeContext) error {
 	if len(rows) != 1 {
 		return fmt.Errorf("the file has %d rows, it must have one axis", len(rows))
 	}
-	starts, err := backend.Make[int](len(rows[0]))
+	starts, err := kernels.Make[int](len(rows[0]))
 	for i := range starts {
 		starts[i] = int(rows[0][i])
 	}

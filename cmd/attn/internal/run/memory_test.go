@@ -23,7 +23,7 @@ func TestRunBeyondMemory(t *testing.T) {
 	if err := os.Truncate(x, int64(len(head))+1<<42); err != nil {
 		t.Skipf("this file system has no files of 4 TiB: %v", err)
 	}
-	mustFail(t, "the inputs need 6 TiB of memory, the limit is … out of memory", "run", "--backend=cpu", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
+	mustFail(t, "the inputs need 6 TiB of memory: … out of memory", "run", "--backend=cpu", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
 }
 
 // TestRunOutputMemory: outputs that do not fit in memory are refused before the call is

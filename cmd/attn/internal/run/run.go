@@ -9,7 +9,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/internal/cli"
@@ -199,7 +198,7 @@ func (c *Command) checkMemory(d kernels.Dims) error {
 			continue
 		}
 		bytes := kernels.Shape{d.Batch, d.Heads, d.SeqQ * f.size, f.columns}.Elements() // negative when too large
-		if err := backend.CheckMemory(int64(bytes)); err != nil {
+		if err := kernels.CheckMemory(int64(bytes)); err != nil {
 			return fmt.Errorf("%s: an output of %v: %w", f.flag, []int{d.Batch, d.Heads, d.SeqQ, f.columns}, err)
 		}
 	}
