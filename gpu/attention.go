@@ -49,7 +49,7 @@ func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) err
 			}
 			op, err := b.qk(w, c.Q, c.K)
 			if err == nil {
-				err = r.Run(op)
+				err = r.Queue(op)
 			}
 			if err != nil {
 				return err
@@ -57,7 +57,7 @@ func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) err
 			if op, err = b.softmax(w, backend.Tensor{}, &c.Problem, false); err != nil {
 				return err
 			}
-			return r.Run(op)
+			return r.Queue(op)
 		})
 	})
 }
@@ -159,7 +159,7 @@ func (b *Backend) attention(r *queue.Runner, c *backend.Call, resumable bool) er
 		if resumable && len(calls) == 1 {
 			op.Call = c
 		}
-		if err := r.Run(op); err != nil {
+		if err := r.Queue(op); err != nil {
 			return err
 		}
 	}

@@ -197,7 +197,7 @@ func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i i
 		}
 		return o, nil
 	}
-	return b.calls(ctx, name, n, of, func(r *queue.Runner, i int) error { return r.Run(ops[i]) })
+	return b.calls(ctx, name, n, of, func(r *queue.Runner, i int) error { return r.Queue(ops[i]) })
 }
 
 // calls checks and pins the operands of n operations, calls f for each of them in one Do, and

@@ -59,7 +59,7 @@ func (x *gradients) run(r *queue.Runner) error {
 				return err
 			}
 		}
-		if err := r.Run(op); err != nil {
+		if err := r.Queue(op); err != nil {
 			return err
 		}
 	}

@@ -133,7 +133,7 @@ func (r tuneRunner) Run(ctx context.Context, c *backend.Call, v tune.Variant, ro
 	defer func() { run.Finish(err) }()
 	began := time.Now()
 	for range rounds {
-		if err := run.Run(a.op()); err != nil {
+		if err := run.Queue(a.op()); err != nil {
 			return 0, err
 		}
 	}

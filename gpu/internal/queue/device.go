@@ -4,7 +4,7 @@
 // the [Step] that computes a chunk. One loop, Op.walk, visits the steps. Running,
 // planning and warming up differ only in what they do with each:
 //
-//	Runner.Run     queues it                  (Device.Do)
+//	Runner.Queue   submits it with others     (Device.Do)
 //	Device.Count   counts it, for a plan
 //	a rehearsal    adds up its work and finds the pipelines that it needs (Device.Warmup)
 //

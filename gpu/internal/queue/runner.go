@@ -142,7 +142,7 @@ func (d *Device) Streamed(op *Op) (moved, memory uint64, err error) {
 	r.rehearsal = true
 	s := &stream{room: op.Cutter.Room, largest: d.Limits.MaxBufferSize}
 	r.stream = s
-	if err = r.Run(op); err == nil {
+	if err = r.Queue(op); err == nil {
 		err = r.writeBack(r.staged)
 	}
 	r.stream = nil // it holds no buffers
@@ -171,9 +171,9 @@ func (r *Runner) Expect(total func() float64) {
 	}
 }
 
-// Run cuts op into dispatches and adds them to the batch. It submits a batch that is full; Do
+// Queue cuts op into dispatches and adds them to the batch. It submits a batch that is full; Do
 // submits the last one.
-func (r *Runner) Run(op *Op) error {
+func (r *Runner) Queue(op *Op) error {
 	if err := r.keep(op); err != nil {
 		return err
 	}
