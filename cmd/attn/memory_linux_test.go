@@ -40,8 +40,6 @@ func TestInputsBeyondMemory(t *testing.T) {
 		{"sequences of 8 TiB", with(run, "--cu-q", ids), "--cu-q: " + ids + ": 8796093022208 bytes requested"},
 		{"tensors with a header of 95 MB", with(run, "--bias", tensors+"#b"), "--bias " + tensors + "#b: malformed .safetensors header: it does not start with {"},
 		{"2^31-1 largest weights", with(run, "--topk=2147483647", "--topk-keys", dir+"/I.npy"), "--topk: an output of [1 1 8 2147483647]: 137438953408 bytes requested"},
-		{"a problem without an end", with(run[:2], "--problem", endless, "--out", dir+"/o.npy"), "--problem /dev/zero: it has more than 67108864 bytes"},
-		{"a problem of 20 GiB", with(run[:2], "--problem", sparse, "--out", dir+"/o.npy"), "--problem " + sparse + ": it has more than 67108864 bytes"},
 		{"labels without an end", with(heat, "--labels", endless), "--labels /dev/zero: it has more than 67108864 bytes"},
 		{"labels of 20 GiB", with(heat, "--labels", sparse), "--labels " + sparse + ": it has more than 67108864 bytes"},
 		{"labels of queries of 20 GiB", with(heat, "--query-labels", sparse), "--query-labels " + sparse + ": it has more than 67108864 bytes"},

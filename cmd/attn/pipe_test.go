@@ -21,7 +21,6 @@ func TestInterruptPipe(t *testing.T) {
 		mode int // of the other end
 		args []string
 	}{
-		{"a problem", os.O_WRONLY, []string{"run", "--out", dir + "/o.npy", "--problem", pipe}},
 		{"a walkthrough", os.O_WRONLY, []string{"explain", pipe}},
 		{"a report", os.O_WRONLY, []string{"compare", pipe, pipe}},
 		{"a report to resume", os.O_WRONLY, []string{"bench", "--resume", pipe}},

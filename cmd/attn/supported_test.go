@@ -176,7 +176,7 @@ func supportRows() []supportRow {
 		{"scores out, at three points before the softmax", "`Scores`", "`--scores`, `--scores-at`", supportCall{other: scoresSupport}},
 		{"largest weights of each query, O(S·n) memory", "`TopWeights`", "`--topk`", supportCall{other: topSupport}},
 		{"packed sequences of different lengths", "`CuQ`, `CuK`", "`--cu-q`, `--cu-k`", supportCall{other: packedSupport}},
-		{"cache: f32, f16, bf16", "`kvcache.Cache`", "`--past-k`, `--present-k`, ..", cacheSupport(kvcache.Config{DType: kernels.F16, Capacity: 16})},
+		{"cache: f32, f16, bf16", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{DType: kernels.F16, Capacity: 16})},
 		{"cache: int8, each row of each head with a scale of its own", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{DType: kernels.Q8, Capacity: 16})},
 		{"cache: rolling window", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{Capacity: 20, Window: 6})},
 		{"cache: pages, shared and copied on write", "`kvcache.Paged`", "", pagedSupport(kernels.F32, 16, false)},

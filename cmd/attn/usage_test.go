@@ -29,9 +29,8 @@ func TestExitCodes(t *testing.T) {
 		{"", 2, "expected one of"},
 		{"sun", 2, "sun"},
 		{"devices --foo", 2, "unknown flag --foo"},
-		{"run", 2, "missing flags: --q, --k, --v (or --problem FILE), --out"},
-		{"run --k x.npy", 2, "missing flags: --q, --v, --out"},
-		{"run --problem x.json", 2, "missing flags: --out"},
+		{"run", 2, "missing flags: --k=K.npy, --q=Q.npy, --v=V.npy"},
+		{"run --k x.npy", 2, "missing flags: --q=Q.npy, --v=V.npy"},
 		{"run --q x.npy --k x.npy --v x.npy", 2, "missing flags: --out"},
 		{run + "--softcap -1", 2, "softcap is -1, it must be positive"},
 		{run + "--klen -1", 2, "klen[0] is -1"},
@@ -42,7 +41,6 @@ func TestExitCodes(t *testing.T) {
 		{run + "--seed 1", 2, "--seed is given without a --dropout"},
 		{run + "--topk 3", 2, "--topk has no output"},
 		{run + "--dq d.npy", 2, "--dq is given without --do"},
-		{run + "--problem p.json", 2, "--problem p.json excludes"},
 		{strings.Replace(run, "cpu", "foo", 1), 2, `backend "foo" is unknown`},
 		{"heatmap", 2, "missing flags: --k=K.npy, --q=Q.npy"},
 		{"heatmap --q x.npy --k x.npy", 2, "missing flags: --png, --svg or --html"},
@@ -98,7 +96,6 @@ func TestExitCodes(t *testing.T) {
 		{strings.Replace(run, "--k x.npy", "--k y.npy", 1), 1, "head size 5"},
 		{strings.Replace(run, "o.npy", "none/o.npy", 1), 1, "none does not exist"},
 		{strings.Replace(run, "cpu", "gpu:99", 1), 1, "gpu"},
-		{"run --problem bad.json --out o.npy", 1, "bad.json"},
 		{"explain bad.json", 1, "bad.json"},
 		{"explain none.json", 1, "none.json: no such file"},
 		{"explain x.json --png /none/h.png", 1, "/none does not exist"},
@@ -133,9 +130,6 @@ func TestOverwriteInputs(t *testing.T) {
 		{"run --q q.npy --k k.npy --v v.npy --segments ids.npy --out ids.npy", "--out ids.npy", "--segments ids.npy"},
 		{"run --q q.npy --k k.npy --v v.npy --sinks=s.npy --out s.npy", "--out s.npy", "--sinks s.npy"},
 		{"run --q q.npy --k k.npy --v v.npy --do do.npy --dq do.npy", "--dq do.npy", "--do do.npy"},
-		{"run --q q.npy --k k.npy --v v.npy --past-k k.npy --past-v v.npy --out o.npy --present-k k.npy", "--present-k k.npy", "--k k.npy"},
-		{"run --problem p.json --out v.npy", "--out v.npy", "--v v.npy"},
-		{"run --problem p.json --out p.json", "--out p.json", "--problem p.json"},
 		{"heatmap --q q.npy --k k.npy --svg q.npy", "--svg q.npy", "--q q.npy"},
 		{"heatmap --q q.npy --k k.npy --labels l.txt --html l.txt", "--html l.txt", "--labels l.txt"},
 		{"explain x.json --png x.json", "--png x.json", "FILE x.json"},
@@ -148,7 +142,6 @@ func TestOverwriteInputs(t *testing.T) {
 		clitest.Save(t, dir, "m.npy", "|b1", []float64{1, 0, 1, 1}, 2, 2)
 		clitest.Save(t, dir, "s.npy", "<f4", []float64{1}, 1)
 		clitest.WriteFile(t, dir, "ids.npy", clitest.RawNPY(clitest.Dict("<i4", false, 2), ids))
-		clitest.WriteFile(t, dir, "p.json", []byte(`{"q":"q.npy","k":"k.npy","v":"v.npy","visible":{}}`))
 		clitest.WriteFile(t, dir, "x.json", []byte(`{"x": [[1, 0], [0, 1]]}`))
 		clitest.WriteFile(t, dir, "l.txt", []byte("a\nb\n"))
 		if err := os.Symlink(filepath.Join(dir, "k.npy"), "soft.npy"); err != nil {

@@ -19,7 +19,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -34,18 +33,6 @@ type Streams struct {
 	Out, Err io.Writer
 	Args     []string // the arguments, starting with the command's name
 	program  string
-}
-
-// Given returns the last value of a flag as it was written, for flags whose value does not keep it.
-func (s *Streams) Given(flag string) (value string) {
-	for i, arg := range s.Args {
-		if name, text, joined := strings.Cut(arg, "="); name == flag && joined {
-			value = text
-		} else if name == flag && i+1 < len(s.Args) {
-			value = s.Args[i+1]
-		}
-	}
-	return value
 }
 
 // Exit codes. 130 is the shells' code for a program that Ctrl-C ended (128 + SIGINT).

@@ -43,18 +43,6 @@ func (n *Size) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// ParseList parses words between commas. want describes a word in errors.
-func ParseList[T any](s, want string, parse func(word string) (T, error)) (list []T, err error) {
-	for word := range strings.SplitSeq(s, ",") {
-		x, err := parse(strings.TrimSpace(word))
-		if err != nil {
-			return nil, fmt.Errorf("%q is not %s", word, want)
-		}
-		list = append(list, x)
-	}
-	return list, nil
-}
-
 // Span is a flag of a range LO:HI, either end of which may be missing.
 type Span struct{ lo, hi *int }
 

@@ -13,14 +13,13 @@ import (
 
 // Inputs are the files of a problem, of which only the headers are read.
 type Inputs struct {
-	QKV   []*array.File  // without v when only the weights are wanted
-	Past  [3]*array.File // earlier k and v, else nil
+	QKV   []*array.File // without v when only the weights are wanted
 	Masks []*Mask
 	DType kernels.DType // to compute on
 	Dims  kernels.Dims
 
-	opt  kernels.Options
-	axes []int // for each axis of the files, its place in [B, H, S, D]
+	options kernels.Options
+	axes    []int // for each axis of the files, its place in [B, H, S, D]
 }
 
 // Mask is the file of a mask or a bias.
@@ -30,23 +29,19 @@ type Mask struct {
 	field func(opt *kernels.Options) *kernels.Tensor
 }
 
-// Open opens the files of p and makes p canonical. It checks the ranks and types
-// of the files; package kernels checks the lengths.
+// Open opens the files of p. It checks their ranks and types; package kernels checks the lengths.
 func (p *Problem) Open() (*Inputs, error) {
 	in := &Inputs{}
-	for i, f := range [3]struct{ flag, path, past string }{{"q", p.Q, ""}, {"k", p.K, p.PastK}, {"v", p.V, p.PastV}} {
-		if f.path == "" && f.flag == "v" {
+	for _, f := range [][2]string{{"q", p.Q}, {"k", p.K}, {"v", p.V}} {
+		if f[1] == "" && f[0] == "v" {
 			continue
 		}
-		file, err := array.Open(f.flag, f.path, false)
-		if err == nil && f.past != "" {
-			in.Past[i], err = array.Open("past-"+f.flag, f.past, false)
-		}
+		file, err := array.Open(f[0], f[1], false)
 		if err != nil {
 			return nil, err
 		}
 		switch rank := len(file.Shape); {
-		case p.CuQ != nil && rank != 3:
+		case p.packed() && rank != 3:
 			return nil, file.Errorf("shape %v has %d axes, packed sequences have 3: [total,H,D]", file.Shape, rank)
 		case rank < 2 || rank > 4:
 			return nil, file.Errorf("shape %v has %d axes, it must have 2, 3 or 4: [S,D], [B,S,D] or [B,H,S,D]", file.Shape, rank)
@@ -54,7 +49,7 @@ func (p *Problem) Open() (*Inputs, error) {
 		in.QKV = append(in.QKV, file)
 	}
 	switch rank := len(in.QKV[0].Shape); {
-	case p.CuQ != nil:
+	case p.packed():
 		in.axes = []int{kernels.Seq, kernels.Heads, kernels.Dim}
 	case rank == 2:
 		in.axes = []int{kernels.Seq, kernels.Dim}
@@ -65,17 +60,22 @@ func (p *Problem) Open() (*Inputs, error) {
 	default:
 		in.axes = []int{kernels.Batch, kernels.Heads, kernels.Seq, kernels.Dim}
 	}
-	if err := in.agree(p.DType != ""); err != nil {
-		return nil, err
+	q := in.QKV[0]
+	for _, f := range in.QKV[1:] {
+		if len(f.Shape) != len(q.Shape) {
+			return nil, f.Errorf("shape is %v, that of --q %s is %v: they must have as many axes", f.Shape, q.Path, q.Shape)
+		}
+		if p.DType == "" && f.TypeName() != q.TypeName() {
+			return nil, f.Errorf("elements are %s, those of --q %s are %s: choose a type with --dtype", f.TypeName(), q.Path, q.TypeName())
+		}
 	}
-	in.DType = in.QKV[0].DType()
+	in.DType = q.DType()
 	if p.DType != "" {
 		var err error
 		if in.DType, err = cli.ParseDType("--dtype", p.DType); err != nil {
 			return nil, err
 		}
 	}
-	p.DType = in.DType.String()
 	if err := in.openMasks(p); err != nil {
 		return nil, err
 	}
@@ -83,58 +83,27 @@ func (p *Problem) Open() (*Inputs, error) {
 	if err != nil {
 		return nil, err
 	}
-	q, k, v := t[0].Shape(), t[1].Shape(), t[2].Shape()
-	in.Dims = kernels.Dims{Batch: q[0], Heads: q[1], KVHeads: k[1], SeqQ: q[2], SeqK: k[2], Dim: q[3], ValueDim: v[3]}
-	if err := p.resolve(in.Dims, in.PastKeys()); err != nil {
-		return nil, err
-	}
-	in.opt = p.options()
-	return in, nil
+	qs, ks, vs := t[0].Shape(), t[1].Shape(), t[2].Shape()
+	in.Dims = kernels.Dims{Batch: qs[0], Heads: qs[1], KVHeads: ks[1], SeqQ: qs[2], SeqK: ks[2], Dim: qs[3], ValueDim: vs[3]}
+	in.options, err = p.options(in.Dims)
+	return in, err
 }
 
 // Files returns the files of the operands, masks and biases.
 func (in *Inputs) Files() (files []flags.File) {
-	operands := slices.Concat(in.QKV, in.Past[:])
+	operands := slices.Clone(in.QKV)
 	for _, m := range in.Masks {
 		operands = append(operands, m.File)
 	}
 	for _, f := range operands {
-		if f != nil {
-			files = append(files, flags.File{Flag: "--" + f.Flag, Path: array.Path(f.Path)})
-		}
+		files = append(files, flags.File{Flag: "--" + f.Flag, Path: array.Path(f.Path)})
 	}
 	return files
 }
 
-// agree checks that the files have one rank and, unless typed, one type.
-func (in *Inputs) agree(typed bool) error {
-	q := in.QKV[0]
-	for i, f := range slices.Concat(in.QKV[1:], in.Past[1:]) {
-		if f == nil {
-			continue
-		}
-		if len(f.Shape) != len(q.Shape) {
-			return f.Errorf("shape is %v, that of --q %s is %v: they must have as many axes", f.Shape, q.Path, q.Shape)
-		}
-		if !typed && f.TypeName() != q.TypeName() {
-			return f.Errorf("elements are %s, those of --q %s are %s: choose a type with --dtype", f.TypeName(), q.Path, q.TypeName())
-		}
-		if i < len(in.QKV)-1 {
-			continue
-		}
-		next, seq := in.QKV[i-len(in.QKV)+2], slices.Index(in.axes, kernels.Seq)
-		want := slices.Clone(next.Shape)
-		want[seq] = f.Shape[seq]
-		if !slices.Equal(want, f.Shape) {
-			return f.Errorf("shape is %v, that of --%s %s is %v: only the number of keys may differ", f.Shape, next.Flag, next.Path, next.Shape)
-		}
-	}
-	return nil
-}
-
-// openMasks opens the masks and biases. It moves a float mask to the bias.
+// openMasks opens the masks and biases. A mask of numbers is a bias.
 func (in *Inputs) openMasks(p *Problem) error {
-	biasFlag := "bias"
+	mask, bias, biasFlag := p.Mask, p.Bias, "bias"
 	if p.Mask != "" {
 		f, err := array.Open("mask", p.Mask, true)
 		if err != nil {
@@ -144,7 +113,7 @@ func (in *Inputs) openMasks(p *Problem) error {
 			if p.Bias != "" {
 				return f.Errorf("it holds numbers and --bias %s is given too: add them up in one file", p.Bias)
 			}
-			p.Mask, p.Bias, biasFlag = "", p.Mask, "mask"
+			mask, bias, biasFlag = "", p.Mask, "mask"
 		}
 	}
 	rank := len(in.QKV[0].Shape)
@@ -154,8 +123,8 @@ func (in *Inputs) openMasks(p *Problem) error {
 		shape      func(f *array.File, rank int) (kernels.Shape, error)
 		field      func(opt *kernels.Options) *kernels.Tensor
 	}{
-		{"mask", p.Mask, true, maskShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.Mask }},
-		{biasFlag, p.Bias, false, maskShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.Bias }},
+		{"mask", mask, true, maskShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.Mask }},
+		{biasFlag, bias, false, maskShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.Bias }},
 		{"relative-bias", p.RelativeBias, false, distanceShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.RelativeBias }},
 		{"block-mask", p.BlockMask, true, maskShape, func(opt *kernels.Options) *kernels.Tensor { return &opt.BlockMask }},
 	} {
@@ -215,23 +184,6 @@ func (in *Inputs) shape(f *array.File) kernels.Shape {
 	return shape
 }
 
-// whole returns the shape of operand i together with its past.
-func (in *Inputs) whole(i int) kernels.Shape {
-	s := in.shape(in.QKV[i])
-	if past := in.Past[i]; past != nil {
-		s[kernels.Seq] += in.shape(past)[kernels.Seq]
-	}
-	return s
-}
-
-// PastKeys returns the number of earlier keys.
-func (in *Inputs) PastKeys() int {
-	if in.Past[1] == nil {
-		return 0
-	}
-	return in.shape(in.Past[1])[kernels.Seq]
-}
-
 // swapped reports whether the sequence comes before the heads in the files.
 func (in *Inputs) swapped() bool {
 	return slices.Index(in.axes, kernels.Heads) > slices.Index(in.axes, kernels.Seq)
@@ -264,7 +216,7 @@ func (in *Inputs) FileShape(s kernels.Shape) (shape []int) {
 // meta returns q, k and v without memory, as [B, H, S, D].
 func (in *Inputs) meta() (t [3]kernels.Tensor, err error) {
 	for i, f := range in.QKV {
-		if t[i], err = kernels.Meta(in.DType, in.stored(in.whole(i))); err == nil {
+		if t[i], err = kernels.Meta(in.DType, in.stored(in.shape(f))); err == nil {
 			t[i], err = in.BHSD(t[i])
 		}
 		if err != nil {
@@ -279,6 +231,17 @@ func (in *Inputs) meta() (t [3]kernels.Tensor, err error) {
 	return t, nil
 }
 
+// Bias returns the file of the bias, or nil.
+func (in *Inputs) Bias() *Mask {
+	var opt kernels.Options
+	for _, m := range in.Masks {
+		if m.field(&opt) == &opt.Bias {
+			return m
+		}
+	}
+	return nil
+}
+
 // Prepare prepares the call with the outputs lse and weights on tensors without
 // memory, which validates everything but the data. It returns an error for files
 // beyond the memory of the machine.
@@ -287,7 +250,7 @@ func (in *Inputs) Prepare(dev *kernels.Device, lse, weights bool) (*kernels.Call
 	if err != nil {
 		return nil, err
 	}
-	opt := in.opt
+	opt := in.options
 	opt.LSE, opt.Weights = lse, weights
 	for _, m := range in.Masks {
 		if *m.field(&opt), err = kernels.Meta(m.DType(), m.Shape); err != nil {
@@ -301,10 +264,7 @@ func (in *Inputs) Prepare(dev *kernels.Device, lse, weights bool) (*kernels.Call
 // read.
 func (in *Inputs) CheckMemory() error {
 	var need int64
-	for i, f := range in.QKV {
-		if past := in.Past[i]; past != nil {
-			need += past.Memory(in.DType) + int64(f.Count+past.Count)*int64(in.DType.Size())
-		}
+	for _, f := range in.QKV {
 		need += f.Memory(in.DType)
 	}
 	for _, m := range in.Masks {
@@ -318,10 +278,12 @@ func (in *Inputs) CheckMemory() error {
 
 // Operands are inputs in the memory of a device.
 type Operands struct {
+	*Inputs
 	Q, K, V kernels.Tensor // [B, H, S, D], views of tensors in the order of the files
 	Options kernels.Options
 
 	dev    *kernels.Device
+	note   array.Note
 	held   []kernels.Tensor
 	unmaps []func() // end the mappings of files that tensors lie in
 }
@@ -329,27 +291,22 @@ type Operands struct {
 // Load reads the files into the memory of dev. Rounding of f8 is noted. The
 // caller calls Release.
 func (in *Inputs) Load(ctx context.Context, dev *kernels.Device, note array.Note) (*Operands, error) {
-	o := &Operands{Options: in.opt, dev: dev}
-	err := in.load(ctx, o, note)
+	o := &Operands{Inputs: in, Options: in.options, dev: dev, note: note}
+	err := o.load(ctx)
 	if err != nil {
 		o.Release()
 	}
 	return o, err
 }
 
-func (in *Inputs) load(ctx context.Context, o *Operands, note array.Note) (err error) {
-	for i, to := range []*kernels.Tensor{&o.Q, &o.K, &o.V}[:len(in.QKV)] {
-		if in.Past[i] != nil {
-			*to, err = in.join(ctx, o, i, note)
-		} else {
-			*to, err = in.upload(ctx, o, in.QKV[i], note)
-		}
-		if err != nil {
+func (o *Operands) load(ctx context.Context) (err error) {
+	for i, to := range []*kernels.Tensor{&o.Q, &o.K, &o.V}[:len(o.QKV)] {
+		if *to, err = o.Upload(ctx, o.QKV[i], o.DType); err != nil {
 			return err
 		}
 	}
-	for _, m := range in.Masks {
-		if *m.field(&o.Options), err = o.upload(ctx, m.File, m.DType(), m.Shape, note); err != nil {
+	for _, m := range o.Masks {
+		if *m.field(&o.Options), err = o.upload(ctx, m.File, m.DType(), m.Shape); err != nil {
 			return err
 		}
 	}
@@ -366,8 +323,8 @@ func (o *Operands) Release() {
 	}
 }
 
-func (o *Operands) upload(ctx context.Context, f *array.File, dtype kernels.DType, shape kernels.Shape, note array.Note) (kernels.Tensor, error) {
-	t, unmap, err := f.Upload(ctx, o.dev, dtype, shape, note)
+func (o *Operands) upload(ctx context.Context, f *array.File, dtype kernels.DType, shape kernels.Shape) (kernels.Tensor, error) {
+	t, unmap, err := f.Upload(ctx, o.dev, dtype, shape, o.note)
 	if unmap != nil {
 		o.unmaps = append(o.unmaps, unmap)
 	}
@@ -377,67 +334,21 @@ func (o *Operands) upload(ctx context.Context, f *array.File, dtype kernels.DTyp
 	return t, err
 }
 
-// upload uploads a file of q, k or v as [B, H, S, D].
-func (in *Inputs) upload(ctx context.Context, o *Operands, f *array.File, note array.Note) (kernels.Tensor, error) {
-	t, err := o.upload(ctx, f, in.DType, in.stored(in.shape(f)), note)
+// Upload uploads a file with the axes of q, which Release frees, as [B, H, S, D].
+func (o *Operands) Upload(ctx context.Context, f *array.File, dtype kernels.DType) (kernels.Tensor, error) {
+	t, err := o.upload(ctx, f, dtype, o.stored(o.shape(f)))
 	if err != nil {
 		return t, err
 	}
-	return in.BHSD(t)
+	return o.BHSD(t)
 }
 
-// Bias returns the file of the bias, or nil.
-func (in *Inputs) Bias() *Mask {
-	var opt kernels.Options
-	for _, m := range in.Masks {
-		if m.field(&opt) == &opt.Bias {
-			return m
-		}
-	}
-	return nil
-}
-
-// LoadRows reads a further file with the shape of the output, in its own type, as [B, H, Sq,
-// Dv]. Release of o frees it.
-func (in *Inputs) LoadRows(ctx context.Context, o *Operands, f *array.File, note array.Note) (kernels.Tensor, error) {
-	t, err := o.upload(ctx, f, f.DType(), in.stored(in.shape(f)), note)
-	if err != nil {
-		return t, err
-	}
-	return in.BHSD(t)
-}
-
-// Alloc allocates a tensor [B, H, S, D] in the order of the files, which Release releases.
-func (in *Inputs) Alloc(ctx context.Context, o *Operands, shape kernels.Shape) (kernels.Tensor, error) {
-	t, err := o.dev.Alloc(ctx, in.DType, in.stored(shape))
+// Alloc allocates a tensor [B, H, S, D] in the order of the files, which Release frees.
+func (o *Operands) Alloc(ctx context.Context, shape kernels.Shape) (kernels.Tensor, error) {
+	t, err := o.dev.Alloc(ctx, o.DType, o.stored(shape))
 	if err != nil {
 		return t, err
 	}
 	o.held = append(o.held, t)
-	return in.BHSD(t)
-}
-
-// join uploads operand i after its past.
-func (in *Inputs) join(ctx context.Context, o *Operands, i int, note array.Note) (kernels.Tensor, error) {
-	all, err := in.Alloc(ctx, o, in.whole(i))
-	if err != nil {
-		return all, err
-	}
-	first := 0
-	for _, f := range []*array.File{in.Past[i], in.QKV[i]} {
-		part, err := in.upload(ctx, o, f, note)
-		if err != nil {
-			return all, err
-		}
-		keys := part.Shape()[kernels.Seq]
-		to, err := all.Slice(kernels.Seq, first, first+keys)
-		if err == nil {
-			err = o.dev.Copy(ctx, []kernels.Tensor{to}, []kernels.Tensor{part})
-		}
-		if err != nil {
-			return all, err
-		}
-		first += keys
-	}
-	return all, nil
+	return o.BHSD(t)
 }

@@ -262,16 +262,16 @@ func (c *Command) facts(dev *kernels.Device, in *call.Inputs, rows, keys span) [
 		add("softcap", "%v", c.Softcap)
 	}
 	if c.Causal {
-		add("causal", "%s", c.Visible.Align)
+		add("causal", "%s", c.Align)
 	}
 	if c.Window != nil {
 		add("window", "%v", c.Window)
 	}
-	if c.Visible.Offset != 0 {
-		add("offset", "%d", c.Visible.Offset)
+	if c.Offset != 0 {
+		add("offset", "%d", c.Offset)
 	}
-	if c.Visible.KLen != nil {
-		add("existing keys", "%d", c.Visible.KLen[c.Batch])
+	if c.KLen != nil {
+		add("existing keys", "%d", c.KLen[c.Batch])
 	}
 	if c.Mask != "" {
 		add("mask", "%s", c.Mask)

@@ -148,9 +148,7 @@ func TestRunBadOptions(t *testing.T) {
 	array := func(name, descr string, shape ...int) string {
 		return clitest.Save(t, c.dir, name, descr, clitest.Normal(1, clitest.Elements(shape)), shape...)
 	}
-	json := func(name, text string) string { return clitest.WriteFile(t, c.dir, name, []byte(text)) }
 	block := array("block.npy", "|b1", 2, 3)
-	good := mustRun(t, slices.Concat([]string{"run", "--print-problem"}, c.files)...)
 	for _, tt := range []struct {
 		name  string
 		flags []string
@@ -160,6 +158,7 @@ func TestRunBadOptions(t *testing.T) {
 		{"a slope that is no number", []string{"--alibi=1,x"}, `--alibi: "x" is not a number`},
 		{"an infinite slope", []string{"--alibi=1,1,1,inf"}, "alibi[3] is +Inf"},
 		{"too many sinks", []string{"--sinks=1,2,3,4,5"}, "sinks has 5 logits, there are 4 heads"},
+		{"automatic sinks", []string{"--sinks=auto"}, `--sinks: "auto" is not a number`},
 		{"a sink of NaN", []string{"--sinks=1,2,3,nan"}, "sinks[3] is NaN"},
 		{"a short table of distances", []string{"--relative-bias", array("r.npy", "<f4", 4, 10)}, "relative bias: shape [1 4 1 10] does not broadcast to [2 4 1 11]"},
 		{"a table with rows", []string{"--relative-bias", array("r4.npy", "<f4", 1, 4, 1, 11)}, "has 4 axes, it must be [Sq+Sk-1]"},
@@ -174,34 +173,11 @@ func TestRunBadOptions(t *testing.T) {
 		{"ids that are words", []string{"--segments=a,b"}, `"a" is not a whole number of 32 bits`},
 		{"ids as numbers with a point", []string{"--segments", c.files[3]}, "they must be integers"},
 		{"too many prefixes", []string{"--causal", "--prefix=1,2,3"}, "prefix has 3"},
-		{"a past without values", []string{"--past-k", c.files[5]}, "--past-k and --past-v go together"},
-		{"a past of other heads", []string{"--past-k", array("p.npy", "<f4", 2, 4, 3, 8), "--past-v", array("p.npy", "<f4", 2, 4, 3, 8)}, "only the number of keys may differ"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			mustFail(t, tt.want, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy"}, c.files, tt.flags)...)
 		})
 	}
-	for _, tt := range []struct{ name, file, want string }{
-		{"not there", c.dir + "/none.json", "none.json: no such file"},
-		{"empty", json("empty.json", ""), "the file is cut short"},
-		{"cut", json("cut.json", good[:len(good)/2]), "the file is cut short"},
-		{"two", json("two.json", good+good), "something follows the object"},
-		{"an unknown field", json("field.json", `{"q":"x","colour":1}`), `unknown field "colour"`},
-		{"another layout", json("layout.json", `{"layout":"sbhd"}`), `layout is "sbhd"`},
-		{"another type", json("type.json", `{"dtype":"f64"}`), `dtype is "f64"`},
-		{"no keys", json("keys.json", `{"q":"q.npy","v":"v.npy"}`), "q, k or v is missing"},
-		{"a past without values", json("past.json", strings.Replace(good, `"v":`, `"past_k":"k.npy","v":`, 1)), "--past-k and --past-v go together"},
-		{"a list", json("list.json", "[1]"), "line 1: not a JSON object but an array"},
-		{"a number as a file", json("file.json", "{\n\"q\": 1}"), "line 2: q is a number, it must be a string"},
-		{"a string as a number", json("scale.json", `{"scale":"1"}`), "line 1: scale is a string, it must be a number"},
-		{"a fraction as lengths", json("klen.json", `{"visible":{"klen":[1.5]}}`), "line 1: visible.klen is a number 1.5, it must be a whole number"},
-		{"other lengths", json("dims.json", strings.Replace(good, `"seq_q": 5`, `"seq_q": 6`, 1)), "those of its files are"},
-	} {
-		t.Run("problem "+tt.name, func(t *testing.T) {
-			mustFail(t, tt.want, "run", "--backend=cpu", "--out", c.dir+"/o.npy", "--problem", tt.file)
-		})
-	}
-	mustFail(t, "excludes the flags of the problem", "run", "--out", c.dir+"/o.npy", "--causal", "--problem", json("good.json", good))
 }
 
 // TestRunFailuresLeaveNothing fails during the call: the output of an earlier run

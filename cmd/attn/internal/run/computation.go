@@ -18,7 +18,6 @@ import (
 type computation struct {
 	*Command
 	*call.Operands
-	in      *call.Inputs
 	dev     *kernels.Device
 	files   *output.Set
 	streams *cli.Streams
@@ -27,26 +26,23 @@ type computation struct {
 	result kernels.Result
 }
 
-// rotate applies the rotary embedding to queries and keys. Positions continue
-// after the earlier keys, which are rotated already, and start at 0 in each packed
+// rotate applies the rotary embedding to queries and keys. Positions start at 0 in each packed
 // sequence.
 func (r *computation) rotate(ctx context.Context) error {
 	if r.RoPE.Base == nil {
 		return nil
 	}
 	rope := &nn.RoPE{Base: *r.RoPE.Base, Dim: r.RoPE.Dim, Interleaved: r.RoPE.Interleaved}
-	past := r.in.PastKeys()
+	cuK := r.Options.CuK
+	if cuK == nil {
+		cuK = r.Options.CuQ
+	}
 	for i, t := range []*kernels.Tensor{&r.Q, &r.K} {
-		seq := t.Shape()[kernels.Seq]
-		first := i * past // row to rotate
-		positions, err := nn.Positions(past, seq-first)
+		positions, err := nn.Positions(0, t.Shape()[kernels.Seq])
 		if err != nil {
 			return err
 		}
-		cu := [][]int{r.Options.CuQ, r.Options.CuK}[i]
-		if cu == nil {
-			cu = r.Options.CuQ
-		}
+		cu := [][]int{r.Options.CuQ, cuK}[i]
 		for n := range max(len(cu)-1, 0) {
 			for row := cu[n]; row < cu[n+1]; row++ {
 				positions[0][row] = row - cu[n]
@@ -57,21 +53,11 @@ func (r *computation) rotate(ctx context.Context) error {
 			return err
 		}
 		defer angles.Release()
-		from := *t
-		if first > 0 { // the joined tensor is a copy of the files: rotate in place
-			if from, err = t.Slice(kernels.Seq, first, seq); err != nil {
-				return err
-			}
-			if err := r.dev.Rotate(ctx, from, from, angles); err != nil {
-				return err
-			}
-			continue
+		from := *t // may lie in the file itself
+		if *t, err = r.Alloc(ctx, from.Shape()); err == nil {
+			err = r.dev.Rotate(ctx, *t, from, angles)
 		}
-		// The tensor may lie in the file itself.
-		if *t, err = r.in.Alloc(ctx, r.Operands, t.Shape()); err != nil {
-			return err
-		}
-		if err := r.dev.Rotate(ctx, *t, from, angles); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -119,23 +105,18 @@ func (r *computation) checked(rows string, report kernels.CheckReport) error {
 	return err
 }
 
-// writeOperands writes the results and operands of the call.
-func (r *computation) writeOperands(ctx context.Context) error {
-	lse := []int{r.in.Dims.Batch, r.in.Dims.Heads, r.in.Dims.SeqQ}
-	if r.CuQ != nil {
-		lse = lse[1:]
+// writeRows writes the output, and the results with numbers for each row.
+func (r *computation) writeRows(ctx context.Context) error {
+	o, err := r.BHSD(r.result.O) // in the order of the files again
+	if err == nil {
+		err = r.write(ctx, "out", o, r.FileShape(r.result.O.Shape()))
 	}
-	for _, f := range []struct {
-		flag string
-		t    kernels.Tensor
-	}{{"out", r.result.O}, {"present-k", r.K}, {"present-v", r.V}} {
-		t, err := r.in.BHSD(f.t) // in the order of the files again
-		if err == nil {
-			err = r.write(ctx, f.flag, t, r.in.FileShape(f.t.Shape()))
-		}
-		if err != nil {
-			return err
-		}
+	if err != nil {
+		return err
+	}
+	lse := []int{r.Dims.Batch, r.Dims.Heads, r.Dims.SeqQ}
+	if r.Options.CuQ != nil {
+		lse = lse[1:]
 	}
 	if err := r.write(ctx, "lse", r.result.LSE, lse); err != nil {
 		return err
@@ -145,13 +126,13 @@ func (r *computation) writeOperands(ctx context.Context) error {
 
 // pairs is the shape of an output with an element for each query and key.
 func (r *computation) pairs() []int {
-	d := r.in.Dims
+	d := r.Dims
 	return []int{d.Batch, d.Heads, d.SeqQ, d.SeqK}
 }
 
 // writePairs computes and writes scores, largest weights and the mask of dropout.
 func (r *computation) writePairs(ctx context.Context) error {
-	d := r.in.Dims
+	d := r.Dims
 	if r.Scores != "" {
 		at := map[string]kernels.ScorePoint{"scaled": kernels.Scaled, "capped": kernels.Capped, "biased": kernels.Biased}[r.ScoresAt]
 		s, err := r.dev.Scores(ctx, r.Q, r.K, at, r.Options)

@@ -38,11 +38,11 @@ func (c *Command) checkGradients(in *call.Inputs) (err error) {
 		return nil
 	case requested == "":
 		return flags.Usagef("--do has no output: give one of --dq, --dk, --dv, --dbias, --dsinks")
-	case c.RoPE.Base != nil || c.PastK != "":
-		return flags.Usagef("--do cannot be given with a --rope or with earlier keys (--past-k): rotate and join the files before")
+	case c.RoPE.Base != nil:
+		return flags.Usagef("--do cannot be given with a --rope: rotate the files before")
 	case c.DBias != "" && in.Bias() == nil:
 		return flags.Usagef("--dbias is given without a --bias")
-	case c.DSinks != "" && c.Sinks == nil:
+	case c.DSinks != "" && c.Sinks.Values == nil:
 		return flags.Usagef("--dsinks is given without --sinks")
 	}
 	if c.do, err = array.Open("do", c.DO, false); err != nil {
@@ -61,7 +61,7 @@ func (r *computation) differentiate(ctx context.Context) error {
 	if r.DO == "" {
 		return nil
 	}
-	do, err := r.in.LoadRows(ctx, r.Operands, r.do, r.streams.Note)
+	do, err := r.Upload(ctx, r.do, r.do.DType())
 	if err != nil {
 		return err
 	}
@@ -74,13 +74,13 @@ func (r *computation) differentiate(ctx context.Context) error {
 		shape      kernels.Shape
 		file       []int // its shape
 	}{
-		{"dq", r.DQ, &grads.Q, r.in.DType, r.Q.Shape(), nil},
-		{"dk", r.DK, &grads.K, r.in.DType, r.K.Shape(), nil},
-		{"dv", r.DV, &grads.V, r.in.DType, r.V.Shape(), nil},
+		{"dq", r.DQ, &grads.Q, r.Operands.DType, r.Q.Shape(), nil},
+		{"dk", r.DK, &grads.K, r.Operands.DType, r.K.Shape(), nil},
+		{"dv", r.DV, &grads.V, r.Operands.DType, r.V.Shape(), nil},
 		{"dbias", r.DBias, &grads.Bias, kernels.F32, r.Options.Bias.Shape(), nil},
-		{"dsinks", r.DSinks, &grads.Sinks, kernels.F32, kernels.Shape{1, r.in.Dims.Heads, 1, 1}, []int{r.in.Dims.Heads}},
+		{"dsinks", r.DSinks, &grads.Sinks, kernels.F32, kernels.Shape{1, r.Dims.Heads, 1, 1}, []int{r.Dims.Heads}},
 	}
-	if bias := r.in.Bias(); bias != nil {
+	if bias := r.Operands.Bias(); bias != nil {
 		outputs[3].file = bias.File.Shape
 	}
 	for _, o := range outputs {
@@ -107,8 +107,8 @@ func (r *computation) differentiate(ctx context.Context) error {
 	for _, o := range outputs {
 		t, shape := *o.to, o.file
 		if shape == nil {
-			shape = r.in.FileShape(o.shape)
-			if t, err = r.in.BHSD(t); err != nil {
+			shape = r.FileShape(o.shape)
+			if t, err = r.BHSD(t); err != nil {
 				return err
 			}
 		}

@@ -66,7 +66,7 @@ func TestRunEmpty(t *testing.T) {
 		q := clitest.Save(t, dir, "q.npy", "<f4", clitest.Normal(1, clitest.Elements(c.q)), c.q...)
 		k := clitest.Save(t, dir, "k.npy", "<f4", clitest.Normal(2, clitest.Elements(c.k)), c.k...)
 		out := mustRun(t, "run", "--backend=cpu", "--check", "--q", q, "--k", k, "--v", k, "--out", dir+"/o.npy", "--lse", dir+"/l.npy", "--weights", dir+"/w.npy",
-			"--scores", dir+"/s.npy", "--topk=2", "--topk-keys", dir+"/t.npy", "--present-k", dir+"/p.npy", "--rope=10000")
+			"--scores", dir+"/s.npy", "--topk=2", "--topk-keys", dir+"/t.npy", "--rope=10000")
 		if !strings.HasPrefix(out, "check: ") || (c.rows == 0) != strings.Contains(out, "no rows") {
 			t.Errorf("%s: %s", c.name, out)
 		}

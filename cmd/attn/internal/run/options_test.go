@@ -1,10 +1,7 @@
 package run
 
 import (
-	"bytes"
 	"encoding/binary"
-	"encoding/json"
-	"fmt"
 	"math"
 	"os"
 	"slices"
@@ -50,26 +47,12 @@ func (c *runCase) file(t *testing.T, flag, descr string, data []float64, shape .
 	c.flags = append(c.flags, flag, clitest.Save(t, c.dir, flag[2:]+".npy", descr, data, shape...))
 }
 
-// keys writes keys from to to-1 of k or v.
-func (c *runCase) keys(t *testing.T, name string, data []float64, from, to, dim int) string {
-	var rows []float64
-	for g := range c.b * c.hkv {
-		rows = append(rows, data[(g*c.sk+from)*dim:(g*c.sk+to)*dim]...)
-	}
-	return c.save(t, name, rows, c.hkv, to-from, dim)
-}
-
-// run runs the problem with more flags, compares output, log-sum-exp and, if they are written,
-// weights with plain attention, and returns the bytes of the output. The numbers are a few
-// units at most: float32 keeps them to 1e-6.
-func (c *runCase) run(t *testing.T, flags ...string) []byte {
+// run runs the problem with more flags, and compares output, log-sum-exp and, if they are
+// written, weights with plain attention. The numbers are a few units at most: float32 keeps
+// them to 1e-6.
+func (c *runCase) run(t *testing.T, flags ...string) {
 	t.Helper()
-	return c.compare(t, slices.Concat(c.files, flags)...)
-}
-
-func (c *runCase) compare(t *testing.T, flags ...string) []byte {
-	t.Helper()
-	args := slices.Concat([]string{"run", "--backend=cpu", "--check", "--out", c.dir + "/o.npy", "--lse", c.dir + "/l.npy"}, flags)
+	args := slices.Concat([]string{"run", "--backend=cpu", "--check", "--out", c.dir + "/o.npy", "--lse", c.dir + "/l.npy"}, c.files, flags)
 	if out := mustRun(t, args...); !strings.HasPrefix(out, "check: 16 rows against float64: ") {
 		t.Errorf("--check printed %q", out)
 	}
@@ -80,7 +63,6 @@ func (c *runCase) compare(t *testing.T, flags ...string) []byte {
 	if slices.Contains(flags, "--weights") {
 		wantArray(t, c.dir+"/w.npy", wantW, 1e-6, c.b, c.h, c.sq, c.sk)
 	}
-	return readFile(t, c.dir+"/o.npy")
 }
 
 func readFile(t *testing.T, path string) []byte {
@@ -93,8 +75,7 @@ func readFile(t *testing.T, path string) []byte {
 }
 
 // TestRunOptions compares each option, and those that interact, with plain attention, fused
-// and staged. It then runs the printed problem of the same flags, which must yield the same
-// bytes.
+// and staged.
 func TestRunOptions(t *testing.T) {
 	slopes := []float64{.25, .0625, .015625, .00390625} // of 4 heads
 	mask := clitest.Normal(9, 2*4*5*7)
@@ -204,35 +185,10 @@ func TestRunOptions(t *testing.T) {
 				c := newRunCase(t, layout)
 				tt.set(t, c)
 				flags := append(c.flags, strings.Fields(tt.flags)...)
-				direct := c.run(t, flags...)
-				c.run(t, append(slices.Clone(flags), "--weights", c.dir+"/w.npy")...)
-				text := mustRun(t, slices.Concat([]string{"run", "--print-problem"}, c.files, flags)...)
-				file := clitest.WriteFile(t, c.dir, "problem.json", []byte(text))
-				if again := c.compare(t, "--problem", file); !bytes.Equal(direct, again) {
-					t.Errorf("the printed problem gives another output:\n%s", text)
-				}
-				if second := mustRun(t, "run", "--print-problem", "--problem", file); second != text {
-					t.Errorf("the problem prints as\n%s\nand read again as\n%s", text, second)
-				}
+				c.run(t, flags...)
+				c.run(t, append(flags, "--weights", c.dir+"/w.npy")...)
 			})
 		}
-	}
-}
-
-// TestRunPast splits keys and values into earlier and new ones: causal queries are at
-// the end, and the present output is the whole.
-func TestRunPast(t *testing.T) {
-	for _, layout := range []string{"bhsd", "bshd"} {
-		c := newRunCase(t, layout)
-		c.hidden = func(_, _, i, j int) bool { return j > i+2 } // the past has 2 keys
-		const past = 2
-		c.run(t, "--causal", "--past-k", c.keys(t, "pk.npy", c.k, 0, past, c.d), "--k", c.keys(t, "nk.npy", c.k, past, c.sk, c.d),
-			"--past-v", c.keys(t, "pv.npy", c.v, 0, past, c.dv), "--v", c.keys(t, "nv.npy", c.v, past, c.sk, c.dv),
-			"--present-k", c.dir+"/k3.npy", "--present-v", c.dir+"/v3.npy")
-		k, shape := c.ordered(c.k, c.hkv, c.sk, c.d)
-		wantArray(t, c.dir+"/k3.npy", k, 0, shape...)
-		v, shape := c.ordered(c.v, c.hkv, c.sk, c.dv)
-		wantArray(t, c.dir+"/v3.npy", v, 0, shape...)
 	}
 }
 
@@ -334,17 +290,12 @@ func TestRunPacked(t *testing.T) {
 	mustRun(t, flags...)
 	wantArray(t, dir+"/o.npy", wantO, 1e-5, 9, heads, dv)
 	wantArray(t, dir+"/l.npy", slices.Concat(wantLSE...), 1e-5, heads, 9)
-	first := readFile(t, dir+"/o.npy")
-	text := mustRun(t, append(slices.Clone(flags), "--print-problem")...)
-	mustRun(t, "run", "--backend=cpu", "--out", dir+"/o.npy", "--problem", clitest.WriteFile(t, dir, "p.json", []byte(text)))
-	if !bytes.Equal(first, readFile(t, dir+"/o.npy")) {
-		t.Errorf("the printed problem gives another output:\n%s", text)
-	}
 	if plan := mustRun(t, append(slices.Clone(flags), "--plan")...); !strings.Contains(plan, "path") {
 		t.Errorf("the plan is %s", plan)
 	}
 	for _, bad := range []struct{ flags, want string }{
 		{"--cu-k=0,5,9", "cuK has 3 entries, cuQ has 4"},
+		{"--cu-k=" + clitest.WriteFile(t, dir, "two.npy", clitest.RawNPY(clitest.Dict("|i1", false, 2, 2), []byte{0, 9, 0, 9})), "--cu-k: the file has 2 rows, it must have one axis"},
 		{"--cu-k=0,6,5,9", "cuK[2] is 5, less than cuK[1]"},
 		{"--cu-k=0,5,5,8", "cuK[3] is 8, there are 9 keys"},
 		{"--weights=" + dir + "/w.npy", "Weights is set, but packed sequences differ in length"},
@@ -354,12 +305,12 @@ func TestRunPacked(t *testing.T) {
 }
 
 // turnPairs is the definition of rotary embedding of half-split pairs, over [.., S, D]
-// data whose row i has position from+i.
-func turnPairs(x []float64, seq, d, from int, base float64) []float64 {
+// data whose row i has position i.
+func turnPairs(x []float64, seq, d int, base float64) []float64 {
 	y := slices.Clone(x)
 	for row := range len(x) / d {
 		for i := range d / 2 {
-			angle := float64(from+row%seq) * math.Pow(base, -2*float64(i)/float64(d))
+			angle := float64(row%seq) * math.Pow(base, -2*float64(i)/float64(d))
 			sin, cos := math.Sincos(angle)
 			a, b := x[row*d+i], x[row*d+i+d/2]
 			y[row*d+i], y[row*d+i+d/2] = a*cos-b*sin, a*sin+b*cos
@@ -368,50 +319,18 @@ func turnPairs(x []float64, seq, d, from int, base float64) []float64 {
 	return y
 }
 
-// TestRunRoPE rotates queries and keys, all of them and those after rotated earlier
-// ones.
+// TestRunRoPE rotates queries and keys.
 func TestRunRoPE(t *testing.T) {
 	c := newRunCase(t, "bhsd")
-	q, k := c.q, c.k
 	const base = 100
-	c.q, c.k = turnPairs(q, c.sq, c.d, 0, base), turnPairs(k, c.sk, c.d, 0, base)
+	c.q, c.k = turnPairs(c.q, c.sq, c.d, base), turnPairs(c.k, c.sk, c.d, base)
 	c.run(t, "--rope=100")
-	c.run(t, "--rope=100", "--problem=") // an empty name is none
-	text := mustRun(t, slices.Concat([]string{"run", "--print-problem", "--rope=100"}, c.files)...)
-	c.compare(t, "--problem", clitest.WriteFile(t, c.dir, "rope.json", []byte(text)))
-
-	const past = 3
-	c.q = turnPairs(q, c.sq, c.d, past, base)
-	c.compare(t, "--rope=100", "--q", c.files[3], "--past-k", c.keys(t, "pk.npy", c.k, 0, past, c.d), "--k", c.keys(t, "nk.npy", k, past, c.sk, c.d),
-		"--past-v", c.keys(t, "pv.npy", c.v, 0, past, c.dv), "--v", c.keys(t, "nv.npy", c.v, past, c.sk, c.dv), "--present-k", c.dir+"/present.npy")
-	present, _, _ := clitest.Load(t, c.dir+"/present.npy")
-	clitest.Near(t, "present keys", present, c.k, 1e-5)
-
-	for _, bad := range []struct{ flag, want string }{
+	for _, bad := range []struct{ flags, want string }{
 		{"--rope=0", "--rope is 0"},
 		{"--rope-dim=4", "without a --rope"},
 		{"--rope=-1", "base"},
+		{"--rope=100 --rope-dim=3", "3"},
 	} {
-		mustFail(t, bad.want, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", bad.flag}, c.files)...)
-	}
-	mustFail(t, "3", slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", "--rope=100", "--rope-dim=3"}, c.files)...)
-}
-
-// TestPrintProblem checks the canonical form: defaults are resolved.
-func TestPrintProblem(t *testing.T) {
-	c := newRunCase(t, "bhsd")
-	text := mustRun(t, slices.Concat([]string{"run", "--print-problem", "--causal", "--causal-align=bottom-right", "--window=3,9", "--sinks=-inf,1,2,3"}, c.files)...)
-	var got map[string]any
-	if err := json.Unmarshal([]byte(text), &got); err != nil {
-		t.Fatalf("%v:\n%s", err, text)
-	}
-	// 7 keys, 5 queries: the diagonal starts at key 2.
-	for key, want := range map[string]string{
-		"scale": "0.35355339059327373", "dtype": "f32", "layout": "bhsd", "sinks": "[-Inf 1 2 3]",
-		"visible": "map[left:3 offset:2 right:0]", "dims": "map[batch:2 dim:8 heads:4 kv_heads:2 seq_k:7 seq_q:5 value_dim:6]",
-	} {
-		if s := fmt.Sprint(got[key]); s != want {
-			t.Errorf("%s is %s, should be %s", key, s, want)
-		}
+		mustFail(t, bad.want, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy"}, c.files, strings.Fields(bad.flags))...)
 	}
 }

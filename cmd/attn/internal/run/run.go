@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
@@ -23,10 +22,7 @@ type Command struct {
 	call.Problem    `embed:""`
 	flags.Overwrite `embed:""`
 
-	ProblemFile  string `name:"problem" placeholder:"FILE.json" group:"Inputs" help:"Read the problem from a file of --print-problem instead of from flags."`
-	PrintProblem bool   `name:"print-problem" help:"Print the problem as JSON, in canonical form, and stop. Reads only the headers of the files."`
-
-	Out         string `name:"out" placeholder:"O.npy" group:"Outputs" help:"Output, in q's rank and layout: f4, or f2 for f16. bf16 is written as f4, as numpy has no such type. Required without --plan or --print-problem."`
+	Out         string `name:"out" placeholder:"O.npy" group:"Outputs" help:"Output, in q's rank and layout: f4, or f2 for f16. bf16 is written as f4, as numpy has no such type. Required without --plan."`
 	LSE         string `name:"lse" placeholder:"L.npy" group:"Outputs" help:"Also write the log-sum-exp of the rows, [B,H,Sq] of f4; [H,total] of packed sequences."`
 	Weights     string `name:"weights" placeholder:"W.npy" group:"Outputs" help:"Also write the softmax weights, [B,H,Sq,Sk] of f4; takes that much memory."`
 	Scores      string `name:"scores" placeholder:"S.npy" group:"Outputs" help:"Also write the scores, [B,H,Sq,Sk] of f4; takes that much memory."`
@@ -35,8 +31,6 @@ type Command struct {
 	TopKKeys    string `name:"topk-keys" placeholder:"I.npy" group:"Outputs" help:"Write the keys of these weights, [B,H,Sq,N] of i4, largest first; -1 where there are fewer."`
 	TopKWeights string `name:"topk-weights" placeholder:"W.npy" group:"Outputs" help:"Write these weights, [B,H,Sq,N] of f4."`
 	KeepMask    string `name:"keep-mask" placeholder:"M.npy" group:"Outputs" help:"Also write the weights that --dropout keeps, [B,H,Sq,Sk] of bool."`
-	PresentK    string `name:"present-k" placeholder:"K.npy" group:"Outputs" help:"Also write the keys after the earlier ones, in the layout of --k."`
-	PresentV    string `name:"present-v" placeholder:"V.npy" group:"Outputs" help:"Also write the values after the earlier ones, in the layout of --v."`
 
 	gradients `embed:""`
 
@@ -46,10 +40,13 @@ type Command struct {
 
 // Run computes, plans or prints the call.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
-	if err := c.checkMissing(); err != nil {
+	if c.Out == "" && c.DO == "" && !c.Plan {
+		return flags.Usagef("missing flags: --out")
+	}
+	if err := c.Problem.Check(); err != nil {
 		return err
 	}
-	in, err := c.open(ctx)
+	in, err := c.Problem.Open()
 	if err != nil {
 		return err
 	}
@@ -59,20 +56,16 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := c.checkGradients(in); err != nil {
 		return err
 	}
-	if c.PrintProblem {
-		return out.PrintJSON(c.Problem)
-	}
 	var set output.Set
 	defer set.Discard()
 	if !c.Plan {
 		outputs := []flags.File{
 			{Flag: "--out", Path: c.Out}, {Flag: "--lse", Path: c.LSE}, {Flag: "--weights", Path: c.Weights},
-			{Flag: "--present-k", Path: c.PresentK}, {Flag: "--present-v", Path: c.PresentV},
 			{Flag: "--scores", Path: c.Scores}, {Flag: "--topk-keys", Path: c.TopKKeys}, {Flag: "--topk-weights", Path: c.TopKWeights},
 			{Flag: "--keep-mask", Path: c.KeepMask}, {Flag: "--dq", Path: c.DQ}, {Flag: "--dk", Path: c.DK}, {Flag: "--dv", Path: c.DV},
 			{Flag: "--dbias", Path: c.DBias}, {Flag: "--dsinks", Path: c.DSinks},
 		}
-		if err := c.Overwrite.Check(append(in.Files(), c.otherInputs(out)...), outputs); err != nil {
+		if err := c.Overwrite.Check(append(in.Files(), c.otherInputs()...), outputs); err != nil {
 			return err
 		}
 		for _, f := range outputs {
@@ -111,9 +104,9 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	defer operands.Release()
-	r := &computation{Command: c, in: in, Operands: operands, dev: dev, files: &set, streams: out}
+	r := &computation{Command: c, Operands: operands, dev: dev, files: &set, streams: out}
 	defer func() { r.result.Release() }()
-	for _, step := range []func(context.Context) error{r.rotate, r.attend, r.writeOperands, r.writePairs, r.differentiate, set.Commit} {
+	for _, step := range []func(context.Context) error{r.rotate, r.attend, r.writeRows, r.writePairs, r.differentiate, set.Commit} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -121,47 +114,16 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	return nil
 }
 
-// checkMissing names all flags that are missing.
-func (c *Command) checkMissing() error {
-	var missing []string
-	if c.ProblemFile == "" {
-		if missing = c.Missing(); len(missing) == 3 {
-			missing = []string{"--q, --k, --v (or --problem FILE)"}
-		}
+// otherInputs returns the input files that are not operands: lists and --do.
+func (c *Command) otherInputs() []flags.File {
+	files := []flags.File{
+		{Flag: "--segments", Path: c.Segments.File}, {Flag: "--kv-segments", Path: c.KVSegments.File}, {Flag: "--cu-q", Path: c.CuQ.File},
+		{Flag: "--cu-k", Path: c.CuK.File}, {Flag: "--alibi", Path: c.ALiBi.File}, {Flag: "--sinks", Path: c.Sinks.File}, {Flag: "--do", Path: c.DO},
 	}
-	if c.Out == "" && c.DO == "" && !c.Plan && !c.PrintProblem {
-		missing = append(missing, "--out")
-	}
-	if missing == nil {
-		return nil
-	}
-	return flags.Usagef("missing flags: %s", strings.Join(missing, ", "))
-}
-
-// otherInputs returns the input files that are not operands: the problem, lists, and --do.
-func (c *Command) otherInputs(out *cli.Streams) []flags.File {
-	files := []flags.File{{Flag: "--problem", Path: c.ProblemFile}, {Flag: "--do", Path: array.Path(c.DO)}}
-	for _, flag := range []string{"--segments", "--kv-segments", "--cu-q", "--cu-k", "--alibi", "--sinks"} {
-		files = append(files, flags.File{Flag: flag, Path: array.Path(out.Given(flag))})
+	for i := range files {
+		files[i].Path = array.Path(files[i].Path)
 	}
 	return files
-}
-
-// open reads the problem from flags or from a file, and opens its files.
-func (c *Command) open(ctx context.Context) (*call.Inputs, error) {
-	var err error
-	switch {
-	case c.ProblemFile == "":
-		err = c.Problem.Check()
-	case c.Given():
-		err = flags.Usagef("--problem %s excludes the flags of the problem", c.ProblemFile)
-	default:
-		err = c.Read(ctx, c.ProblemFile)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return c.Problem.Open()
 }
 
 // checkPairs checks the outputs with an element for each query and key.
@@ -176,7 +138,7 @@ func (c *Command) checkPairs() error {
 		return flags.Usagef("--topk has no output: give --topk-keys or --topk-weights")
 	case c.KeepMask != "" && c.Dropout.P == nil:
 		return flags.Usagef("--keep-mask is given without a --dropout")
-	case c.CuQ != nil && (top || c.Scores != "" || c.KeepMask != ""):
+	case c.CuQ.Rows != nil && (top || c.Scores != "" || c.KeepMask != ""):
 		return flags.Usagef("--scores, --topk and --keep-mask cannot be given for packed sequences, whose lengths differ")
 	}
 	return nil
@@ -214,11 +176,6 @@ func printPlan(out io.Writer, dev *kernels.Device, in *call.Inputs, p kernels.Pl
 	line("backend", "%s (%s)", p.Backend, dev.Info().Device)
 	for _, f := range in.QKV {
 		line(f.Flag, "%v %s, computed as %v", f.Shape, f.TypeName(), in.DType)
-	}
-	for _, f := range in.Past {
-		if f != nil {
-			line(f.Flag, "%v %s", f.Shape, f.TypeName())
-		}
 	}
 	for _, f := range in.Masks {
 		line(f.Flag, "%v %s, as %v", f.File.Shape, f.TypeName(), f.Shape)

@@ -67,8 +67,7 @@ func TestRunSafetensors(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		tensors := map[string]tensor{
-			"q": {c.dtype, []int{1, 4, 6, 8}, clitest.Normal(1, 192)}, "k": {c.dtype, []int{1, 2, 5, 8}, clitest.Normal(2, 80)}, "v": {c.dtype, []int{1, 2, 5, 8}, clitest.Normal(3, 80)},
-			"past.k": {c.dtype, []int{1, 2, 3, 8}, clitest.Normal(4, 48)}, "past.v": {c.dtype, []int{1, 2, 3, 8}, clitest.Normal(5, 48)},
+			"q": {c.dtype, []int{1, 4, 6, 8}, clitest.Normal(1, 192)}, "k": {c.dtype, []int{1, 2, 8, 8}, clitest.Normal(2, 128)}, "v": {c.dtype, []int{1, 2, 8, 8}, clitest.Normal(3, 128)},
 			"mask": {"BOOL", []int{6, 8}, slices.Repeat([]float64{1, 0, 1, 1}, 12)}, "bias": {c.dtype, []int{4, 6, 8}, clitest.Normal(6, 192)},
 			"sinks": {c.dtype, []int{4}, clitest.Normal(7, 4)}, "rows": {"U8", []int{6}, []float64{0, 0, 1, 1, 1, 1}}, "keys": {"U8", []int{8}, []float64{0, 0, 0, 0, 0, 1, 1, 1}},
 		}
@@ -78,7 +77,7 @@ func TestRunSafetensors(t *testing.T) {
 		if c.dtype == "BF16" && c.mapped {
 			st = slices.Delete(st, len(st)-1, len(st)) // bf16 is the type of the files
 		}
-		for _, f := range [][2]string{{"q", "q"}, {"k", "k"}, {"v", "v"}, {"past-k", "past.k"}, {"past-v", "past.v"}, {"mask", "mask"}, {"bias", "bias"},
+		for _, f := range [][2]string{{"q", "q"}, {"k", "k"}, {"v", "v"}, {"mask", "mask"}, {"bias", "bias"},
 			{"sinks", "sinks"}, {"segments", "rows"}, {"kv-segments", "keys"}} {
 			x := tensors[f[1]]
 			npy = append(npy, "--"+f[0], clitest.Save(t, dir, f[1]+".npy", descrs[x.dtype], x.data, x.shape...))
