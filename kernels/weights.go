@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
+	"sort"
 	"sync"
 	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/top"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -33,8 +34,8 @@ const topChunk = 16 << 20
 //
 // The weights are those of Options.Weights. The stages QK and Softmax compute 16 MiB of them
 // at a time (at least one row of one head), and the host selects the largest. Memory is
-// therefore O(Sq·n). Weights of 0 are not listed, and NaN counts as the largest weight. Errors as for [Device.Attention], and ErrOption
-// when n is less than 1.
+// therefore O(Sq·n). Weights of 0 are not listed, and NaN counts as the largest weight. Errors
+// as for [Device.Attention], and ErrOption when n is less than 1.
 func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options) (all Top, err error) {
 	defer op.Annotate(&err, "top weights")
 	return d.topWeights(ctx, q, k, n, &opt, topChunk)
@@ -44,36 +45,49 @@ func (d *Device) topWeights(ctx context.Context, q, k Tensor, n int, opt *Option
 	if n < 1 {
 		return all, fmt.Errorf("n is %d, it must be at least 1: %w", n, ErrOption)
 	}
-	s, err := d.weightScan(q, k, opt, chunk)
+	s, err := d.weightScan(q, k, opt)
 	if err != nil {
 		return all, err
 	}
-	defer s.release()
-	size := Shape{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, n}.Elements() // negative when too large
-	if all.Keys, err = backend.Make[int32](size); err == nil {
-		all.Weights, err = backend.Make[float32](size)
+	s.most, s.rows = chunk/4, math.MaxInt
+	heads, seq := s.dims.Heads, s.dims.SeqQ
+	size := Shape{s.dims.Batch, heads, seq, n}.Elements() // negative when too large
+	if err := backend.CheckMemory(8 * int64(size)); err != nil {
+		return all, fmt.Errorf("%d weights for each of %d queries: %w", n, s.dims.Batch*heads*seq, err)
 	}
-	if err != nil {
-		return Top{}, fmt.Errorf("%d weights for each of %d queries: %w", n, s.dims.Batch*s.dims.Heads*s.dims.SeqQ, err)
-	}
-	for i := range all.Keys {
-		all.Keys[i] = -1
-	}
-	return all, s.problem.eachRegion(func(x region, _ backend.Problem) error {
-		return s.chunks(x, math.MaxInt, func(x region) error {
-			w, _, err := s.weights(ctx, x, x.Lo[Dim], x.Hi[Dim])
-			if err != nil {
-				return err
-			}
-			rows, keys := x.Hi[Seq]-x.Lo[Seq], x.Hi[Dim]-x.Lo[Dim]
-			inParallel((x.Hi[Heads]-x.Lo[Heads])*rows, func(r int) {
-				h, i := x.Lo[Heads]+r/rows, x.Lo[Seq]+r%rows
-				at := ((x.Lo[Batch]*s.dims.Heads+h)*s.dims.SeqQ + i) * n
-				top.Pick(w[r*keys:(r+1)*keys], x.Lo[Dim], all.Keys[at:at+n], all.Weights[at:at+n])
-			})
-			return ctx.Err()
+	all = Top{Keys: slices.Repeat([]int32{-1}, size), Weights: make([]float32, size)}
+	return all, s.scan(ctx, view.Whole(s.dims), func(x region, w []float32, stride int) {
+		rows := x.Len(Seq)
+		inParallel(x.Len(Heads)*rows, func(r int) {
+			h, i := x.Lo[Heads]+r/rows, x.Lo[Seq]+r%rows
+			at := ((x.Lo[Batch]*heads+h)*seq + i) * n
+			pick(w[r*stride:][:x.Len(Dim)], x.Lo[Dim], all.Keys[at:at+n], all.Weights[at:at+n])
 		})
 	})
+}
+
+// pick writes the largest weights of row, which begins with key first, in descending order, as
+// many as keys and weights hold. Of equal weights the lower key comes first.
+func pick(row []float32, first int, keys []int32, weights []float32) {
+	n := 0
+	for j, w := range row {
+		if w == 0 || n == len(keys) && rank(w) <= rank(weights[n-1]) {
+			continue
+		}
+		at := sort.Search(n, func(i int) bool { return rank(weights[i]) < rank(w) })
+		n = min(n+1, len(keys))
+		copy(keys[at+1:n], keys[at:])
+		copy(weights[at+1:n], weights[at:])
+		keys[at], weights[at] = int32(first+j), w
+	}
+}
+
+// rank returns w for comparison, with NaN as the largest.
+func rank(w float32) float32 {
+	if w != w {
+		return float32(math.Inf(1))
+	}
+	return w
 }
 
 // WeightRange selects weights of one query head: the rows Rows[0] <= i < Rows[1] and the
@@ -105,40 +119,21 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 	if f == nil {
 		return fmt.Errorf("f is nil, give a function that takes the rows: %w", ErrOption)
 	}
-	s, err := d.weightScan(q, k, &opt, rangeChunk)
+	s, err := d.weightScan(q, k, &opt)
 	if err != nil {
 		return err
 	}
-	defer s.release()
-	lo := [4]int{r.Batch, r.Head, r.Rows[0], r.Keys[0]}
-	hi := [4]int{r.Batch + 1, r.Head + 1, r.Rows[1], r.Keys[1]}
-	for axis, n := range [4]int{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, s.dims.SeqK} {
-		if lo[axis] < 0 || lo[axis] >= hi[axis] || hi[axis] > n {
+	s.most, s.rows, s.narrow = rangeChunk/4, rangeRows, true
+	box := view.Box{Lo: [4]int{r.Batch, r.Head, r.Rows[0], r.Keys[0]}, Hi: [4]int{r.Batch + 1, r.Head + 1, r.Rows[1], r.Keys[1]}}
+	for axis, n := range view.Whole(s.dims).Hi {
+		if box.Lo[axis] < 0 || box.Lo[axis] >= box.Hi[axis] || box.Hi[axis] > n {
 			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.dims, ErrShape)
 		}
 	}
-	return s.problem.eachRegion(func(x region, _ backend.Problem) error {
-		for axis := Batch; axis <= Seq; axis++ {
-			x.Lo[axis], x.Hi[axis] = max(x.Lo[axis], lo[axis]), min(x.Hi[axis], hi[axis])
-			if x.Lo[axis] >= x.Hi[axis] {
-				return nil
-			}
+	return s.scan(ctx, box, func(x region, w []float32, stride int) {
+		for i := range x.Len(Seq) {
+			f(x.Lo[Seq]+i, x.Lo[Dim], w[i*stride:][:x.Len(Dim)])
 		}
-		return s.chunks(x, rangeRows, func(x region) error {
-			x, err := s.visible(x)
-			first, end := max(x.Lo[Dim], lo[Dim]), min(x.Hi[Dim], hi[Dim])
-			if err != nil || first >= end {
-				return err
-			}
-			w, stride, err := s.weights(ctx, x, first, end)
-			if err != nil {
-				return err
-			}
-			for i := x.Lo[Seq]; i < x.Hi[Seq]; i++ {
-				f(i, first, w[(i-x.Lo[Seq])*stride:][:end-first])
-			}
-			return ctx.Err()
-		})
 	})
 }
 
@@ -146,46 +141,51 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 type weightScan struct {
 	dev     *Device
 	dims    Dims
-	most    int // weights of a chunk
 	q, k    Tensor
 	problem problem
-	buffer  Tensor // of a chunk
+	most    int  // weights of a chunk
+	rows    int  // of a head in a chunk, at most
+	narrow  bool // compute only the keys between the first and the last that rows of the chunk see
 }
 
-// weightScan checks the operands. bytes bounds the weights of a chunk.
-func (d *Device) weightScan(q, k Tensor, opt *Options, bytes int) (*weightScan, error) {
+// weightScan checks the operands.
+func (d *Device) weightScan(q, k Tensor, opt *Options) (*weightScan, error) {
 	dims, err := scoreDims(q, k)
 	if err != nil {
 		return nil, err
 	}
 	p, err := opt.stage(dims)
-	return &weightScan{dev: d, dims: dims, most: bytes / 4, q: q, k: k, problem: p}, err
+	return &weightScan{dev: d, dims: dims, q: q, k: k, problem: p}, err
 }
 
-func (s *weightScan) release() { s.buffer.Release() }
-
-// chunks calls f with the chunks of x: whole groups of query heads that share their keys, or
-// one head where a row of a group is too large, and at most maxRows rows.
-func (s *weightScan) chunks(x region, maxRows int, f func(x region) error) error {
-	share := s.dims.Heads / s.dims.KVHeads
-	most := s.most / x.Len(Dim) // rows of a head
-	heads := max(1, min(x.Len(Heads), most/share*share))
-	rows := min(max(1, most/heads), maxRows)
-	for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
-		for h := x.Lo[Heads]; h < x.Hi[Heads]; h += heads {
-			y := x
-			y.Lo[Batch], y.Hi[Batch] = b, b+1
-			y.Lo[Heads], y.Hi[Heads] = h, min(h+heads, x.Hi[Heads])
-			for y.Lo[Seq] < x.Hi[Seq] {
-				y.Hi[Seq] = s.endOfRows(y.Lo[Seq], rows, x.Hi[Seq])
-				if err := f(y); err != nil {
-					return err
+// scan calls f with the weights of box, a chunk x of consecutive rows of one batch at a time: w has
+// a row of keys for each head and row of x, and rows begin stride elements apart. A chunk has whole
+// groups of query heads that share their keys, or one head where a row of a group is too large.
+func (s *weightScan) scan(ctx context.Context, box view.Box, f func(x region, w []float32, stride int)) error {
+	return s.problem.eachRegion(func(x region, _ backend.Problem) error {
+		for axis := Batch; axis <= Seq; axis++ {
+			x.Lo[axis], x.Hi[axis] = max(x.Lo[axis], box.Lo[axis]), min(x.Hi[axis], box.Hi[axis])
+		}
+		share := s.dims.Heads / s.dims.KVHeads
+		most := s.most / x.Len(Dim) // rows of a head
+		heads := max(1, min(x.Len(Heads), most/share*share))
+		rows := min(max(1, most/heads), s.rows)
+		for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
+			for h := x.Lo[Heads]; h < x.Hi[Heads]; h += heads {
+				y := x
+				y.Lo[Batch], y.Hi[Batch] = b, b+1
+				y.Lo[Heads], y.Hi[Heads] = h, min(h+heads, x.Hi[Heads])
+				for y.Lo[Seq] < x.Hi[Seq] {
+					y.Hi[Seq] = s.endOfRows(y.Lo[Seq], rows, x.Hi[Seq])
+					if err := s.chunk(ctx, y, box.Lo[Dim], box.Hi[Dim], f); err != nil {
+						return err
+					}
+					y.Lo[Seq] = y.Hi[Seq]
 				}
-				y.Lo[Seq] = y.Hi[Seq]
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // endOfRows returns the end of a chunk of rows from i on, at most last. With a mask of blocks a
@@ -202,16 +202,63 @@ func (s *weightScan) endOfRows(i, rows, last int) int {
 	return end
 }
 
-// visible returns x, a part of one batch, with the keys that its rows see by the visibility
-// rule; none when they see no key.
-func (s *weightScan) visible(x region) (region, error) {
+// chunk computes the weights of x and calls f with those of the keys from lo to hi.
+func (s *weightScan) chunk(ctx context.Context, x region, lo, hi int, f func(x region, w []float32, stride int)) error {
+	if s.narrow {
+		if err := s.hideUnseen(&x); err != nil {
+			return err
+		}
+	}
+	if lo, hi = max(x.Lo[Dim], lo), min(x.Hi[Dim], hi); lo >= hi {
+		return nil
+	}
 	p, err := s.problem.cut(x)
 	if err != nil {
-		return x, err
+		return err
 	}
-	first, keys := x.Lo[Dim], x.Hi[Dim]-x.Lo[Dim]
+	var parts view.Slicer
+	q, k := parts.Rows(s.q, &x.Box), parts.Keys(s.k, s.dims, &x.Box, false)
+	if parts.Err != nil {
+		return parts.Err
+	}
+	on, stride := s.dev.on(ctx), x.Len(Dim)
+	w, err := on.Alloc(ctx, F32, Shape{1, x.Len(Heads), x.Len(Seq), stride})
+	if err != nil {
+		return err
+	}
+	defer w.Release()
+	if err := on.QK(ctx, w, q, k); err != nil {
+		return err
+	}
+	if err := on.Softmax(ctx, w, Tensor{}, &p); err != nil {
+		return err
+	}
+	part, err := w.Slice(Dim, lo-x.Lo[Dim], hi-x.Lo[Dim])
+	if err != nil {
+		return err
+	}
+	x.Lo[Dim], x.Hi[Dim] = lo, hi
+	var data []float32
+	if part.OnHost() {
+		data, err = part.Float32s()
+	} else {
+		stride = hi - lo
+		data, err = s.dev.ToFloat32(ctx, part)
+	}
+	if err != nil {
+		return err
+	}
+	f(x, data, stride)
+	return ctx.Err()
+}
+
+// hideUnseen limits x, rows of one batch, to the keys that they see by the visibility rule; none
+// when they see no key.
+func (s *weightScan) hideUnseen(x *region) error {
+	p, err := s.problem.cut(*x)
+	first, keys := x.Lo[Dim], x.Len(Dim)
 	from, to := keys, 0
-	for i := range x.Hi[Seq] - x.Lo[Seq] {
+	for i := range x.Len(Seq) {
 		if lo, hi := p.Visible.Range(0, i, keys); lo < hi {
 			from, to = min(from, lo), max(to, hi)
 		}
@@ -220,45 +267,7 @@ func (s *weightScan) visible(x region) (region, error) {
 		from = from / p.BlockK * p.BlockK
 	}
 	x.Lo[Dim], x.Hi[Dim] = first+from, first+to
-	return x, nil
-}
-
-// weights computes the weights of x and returns those of the keys first <= j < end, in host
-// memory. Rows begin stride elements apart.
-func (s *weightScan) weights(ctx context.Context, x region, first, end int) (data []float32, stride int, err error) {
-	shape := Shape{1, x.Hi[Heads] - x.Lo[Heads], x.Hi[Seq] - x.Lo[Seq], x.Hi[Dim] - x.Lo[Dim]}
-	if have := s.buffer.Shape().Elements(); have < shape.Elements() {
-		s.buffer.Release()
-		if s.buffer, err = s.dev.on(ctx).Alloc(ctx, F32, Shape{1, 1, 1, shape.Elements()}); err != nil {
-			return nil, 0, err
-		}
-	}
-	w, err := s.buffer.View(shape, shape.Contiguous(), 0)
-	if err != nil {
-		return nil, 0, err
-	}
-	p, err := s.problem.cut(x)
-	if err != nil {
-		return nil, 0, err
-	}
-	var parts view.Slicer
-	q, k := parts.Rows(s.q, &x.Box), parts.Keys(s.k, s.dims, &x.Box, false)
-	part := parts.Slice(w, Dim, first-x.Lo[Dim], end-x.Lo[Dim])
-	if parts.Err != nil {
-		return nil, 0, parts.Err
-	}
-	if err := s.dev.on(ctx).QK(ctx, w, q, k); err != nil {
-		return nil, 0, err
-	}
-	if err := s.dev.on(ctx).Softmax(ctx, w, Tensor{}, &p); err != nil {
-		return nil, 0, err
-	}
-	if part.OnHost() {
-		data, err = part.Float32s()
-		return data, shape[Dim], err
-	}
-	data, err = s.dev.ToFloat32(ctx, part)
-	return data, end - first, err
+	return err
 }
 
 // KeepMask returns the weights that dropout keeps in a call of lengths d, as a Bool tensor
@@ -280,22 +289,10 @@ func KeepMask(drop Dropout, d Dims) (Tensor, error) {
 	if err != nil {
 		return Tensor{}, fmt.Errorf("keep mask: %w", err)
 	}
-	least := drop.Threshold()
-	key := [2]uint32{uint32(drop.Seed), uint32(drop.Seed >> 32)}
-	inParallel(d.Batch*d.Heads, func(n int) {
-		b, h := drop.First[Batch]+n/d.Heads, drop.First[Heads]+n%d.Heads
-		head := keep[n*d.SeqQ*d.SeqK:]
-		for i := 0; i < d.SeqQ; {
-			// The generator returns the words of four rows.
-			row := drop.First[Seq] + i
-			rows := min(4-row%4, d.SeqQ-i)
-			for j := range d.SeqK {
-				x := backend.Philox([4]uint32{uint32(row) / 4, uint32(drop.First[Dim] + j), uint32(h), uint32(b)}, key)
-				for r := range rows {
-					head[(i+r)*d.SeqK+j] = x[(row+r)%4] >= least
-				}
-			}
-			i += rows
+	inParallel(d.Batch*d.Heads*d.SeqQ, func(n int) {
+		row := keep[n*d.SeqK:][:d.SeqK]
+		for j := range row {
+			row[j] = drop.Keeps(n/d.SeqQ/d.Heads, n/d.SeqQ%d.Heads, n%d.SeqQ, j)
 		}
 	})
 	return HostBool(keep, shape)
