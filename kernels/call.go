@@ -72,10 +72,7 @@ type Call struct {
 	opt     Options
 	q, k, v Tensor
 	dims    Dims
-	// problem is the canonical problem of the call, unless sequences are packed, and keys
-	// how many keys take part in it.
-	problem backend.Problem
-	keys    int
+	problem backend.Problem // of the whole call, unless sequences are packed
 	// subs are the backend calls that compute the call; each row belongs to one.
 	subs  []subcall
 	calls []*backend.Call // of subs
@@ -145,7 +142,7 @@ func (c *Call) addAll() error {
 	if err != nil {
 		return err
 	}
-	c.problem, c.keys = p.Problem, p.dims.SeqK
+	c.problem = p.Problem
 	if c.opt.Pages != nil {
 		if err := c.all().CheckPages(); err != nil {
 			return err

@@ -1,7 +1,6 @@
 package kernels
 
 import (
-	"context"
 	"fmt"
 	"slices"
 
@@ -447,10 +446,4 @@ func (p *problem) eachRegion(f func(x region, own backend.Problem) error) error 
 		}
 	}
 	return nil
-}
-
-// noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either
-// may be the zero Tensor.
-func (d *Device) noKeys(ctx context.Context, o, lse Tensor, sinks []float32) error {
-	return d.withoutKeys(ctx, o, lse, sinks, func(c *backend.Call) error { return d.on(ctx).Attention(ctx, c) })
 }

@@ -14,9 +14,8 @@ import (
 // Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
 // Tensor means that one is not requested.
 //
-// The same type requests gradients: [Call.AllocGradients], [Call.WarmupBackward] and
-// [Call.PlanBackward] take those that are set, with or without memory. [Call.Gradients] returns
-// all that a call has.
+// The same type requests gradients: [Call.AllocGradients] and [Call.PlanBackward] take those that
+// are set, with or without memory. [Call.Gradients] returns all that a call has.
 type Gradients struct {
 	// Q, K and V have the shapes of the operands, and their dtypes or F32.
 	Q, K, V Tensor
@@ -28,10 +27,15 @@ type Gradients struct {
 	ALiBi, Sinks Tensor
 }
 
-// all returns the gradients in the order of [backend.Gradients].
-func (g *Gradients) all() [7]backend.Operand {
-	return [7]backend.Operand{{Name: "dq", Tensor: g.Q}, {Name: "dk", Tensor: g.K}, {Name: "dv", Tensor: g.V}, {Name: "dbias", Tensor: g.Bias},
-		{Name: "drelativebias", Tensor: g.RelativeBias}, {Name: "dalibi", Tensor: g.ALiBi}, {Name: "dsinks", Tensor: g.Sinks}}
+// named returns the gradients in the order of [backend.Gradients], with their names in errors.
+func (g *Gradients) named() [7]namedGradient {
+	return [7]namedGradient{{"dq", &g.Q}, {"dk", &g.K}, {"dv", &g.V}, {"dbias", &g.Bias},
+		{"drelativebias", &g.RelativeBias}, {"dalibi", &g.ALiBi}, {"dsinks", &g.Sinks}}
+}
+
+type namedGradient struct {
+	name string
+	t    *Tensor
 }
 
 // Operands returns the gradients of Q, K and V of g alone.
@@ -43,15 +47,10 @@ func (g Gradients) Options() Gradients {
 	return g
 }
 
-// pointers returns the tensors in the order of all.
-func (g *Gradients) pointers() [7]*Tensor {
-	return [7]*Tensor{&g.Q, &g.K, &g.V, &g.Bias, &g.RelativeBias, &g.ALiBi, &g.Sinks}
-}
-
 // Release frees all tensors of g.
 func (g Gradients) Release() {
-	for _, t := range g.pointers() {
-		t.Release()
+	for _, o := range g.named() {
+		o.t.Release()
 	}
 }
 
@@ -82,7 +81,7 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 	if err := c.checkBackward(&grads, d, result); err != nil {
 		return err
 	}
-	diff, err := op.Differentiator(c.dev.on(ctx))
+	diff, err := op.Need[backend.Differentiator](c.dev.on(ctx), "gradients")
 	if err != nil {
 		return err
 	}
@@ -174,13 +173,13 @@ func (c *Call) gradientRules() [7]gradientRule {
 
 // checkGradients checks the shapes and dtypes of grads.
 func (c *Call) checkGradients(grads *Gradients) error {
-	all := grads.all()
-	for i, rule := range c.gradientRules() {
-		g := all[i]
-		if !rule.exists && !g.Tensor.IsZero() {
-			return fmt.Errorf("%s is requested, but the call does not have that option: %w", g.Name, ErrOption)
+	rules := c.gradientRules()
+	for i, g := range grads.named() {
+		rule := rules[i]
+		if !rule.exists && !g.t.IsZero() {
+			return fmt.Errorf("%s is requested, but the call does not have that option: %w", g.name, ErrOption)
 		}
-		if err := checkOptional(g.Name, g.Tensor, rule.shape, rule.of, rule.dtype, F32); err != nil {
+		if err := checkOptional(g.name, *g.t, rule.shape, rule.of, rule.dtype, F32); err != nil {
 			return err
 		}
 	}
@@ -213,8 +212,11 @@ func (c *Call) distinctGradients(grads *Gradients, d, result Result) error {
 	all.O, all.LSE = result.O, result.LSE
 	g := backend.Gradients{Call: *all, DO: d.O, DLSE: d.LSE}
 	_, inputs := g.Operands()
-	outputs := grads.all()
-	return backend.Distinct(outputs[:], inputs[:])
+	var outputs []backend.Operand
+	for _, o := range grads.named() {
+		outputs = append(outputs, backend.Operand{Name: o.name, Tensor: *o.t})
+	}
+	return backend.Distinct(outputs, inputs[:])
 }
 
 // summed calls add with grads set to zeros, in F32. Gradients of other dtypes are summed in
@@ -246,25 +248,21 @@ func (d *Device) summed(ctx context.Context, grads *Gradients, add func(sums *Gr
 
 // clear sets all gradients of g to zeros.
 func (d *Device) clear(ctx context.Context, g *Gradients) error {
-	host, err := HostF32(make([]float32, 1), Shape{1, 1, 1, 1})
-	if err != nil {
-		return err
-	}
-	zero, err := d.Upload(ctx, host)
+	zero, err := d.zero(ctx, F32)
 	if err != nil {
 		return err
 	}
 	defer zero.Release()
 	var dst, src []Tensor
-	for _, o := range g.all() {
-		if o.Tensor.IsZero() || noElements(o.Tensor) {
+	for _, o := range g.named() {
+		if o.t.IsZero() || noElements(*o.t) {
 			continue
 		}
-		zeros, err := zero.Broadcast(o.Tensor.Shape())
+		zeros, err := zero.Broadcast(o.t.Shape())
 		if err != nil {
 			return err
 		}
-		dst, src = append(dst, o.Tensor), append(src, zeros)
+		dst, src = append(dst, *o.t), append(src, zeros)
 	}
 	return d.Copy(ctx, dst, src)
 }
@@ -276,10 +274,10 @@ func (c *Call) Gradients() (g Gradients) {
 	if c.ready() != nil {
 		return g
 	}
-	to := g.pointers()
+	to := g.named()
 	for i, rule := range c.gradientRules() {
 		if rule.exists {
-			*to[i], _ = Meta(rule.dtype, rule.shape) // the shapes of operands are valid
+			*to[i].t, _ = Meta(rule.dtype, rule.shape) // the shapes of operands are valid
 		}
 	}
 	return g
@@ -295,12 +293,12 @@ func (c *Call) AllocGradients(ctx context.Context, want Gradients) (g Gradients,
 	if err := c.checkGradients(&want); err != nil {
 		return g, err
 	}
-	to := g.pointers()
-	for i, o := range want.all() {
-		if o.Tensor.IsZero() {
+	to := g.named()
+	for i, o := range want.named() {
+		if o.t.IsZero() {
 			continue
 		}
-		if *to[i], err = c.dev.Alloc(ctx, o.Tensor.DType(), o.Tensor.Shape()); err != nil {
+		if *to[i].t, err = c.dev.Alloc(ctx, o.t.DType(), o.t.Shape()); err != nil {
 			g.Release()
 			return Gradients{}, err
 		}
@@ -316,76 +314,46 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err 
 	if err := c.ready(); err != nil {
 		return sum, err
 	}
-	diff, err := op.Differentiator(c.dev.on(ctx))
+	diff, err := op.Need[backend.Differentiator](c.dev.on(ctx), "gradients")
 	if err != nil {
 		return sum, err
 	}
-	first := true
-	err = c.rehearse(want, func(g *backend.Gradients) error {
-		p, err := diff.PlanBackward(ctx, g)
-		if first {
-			sum, first = p, false
-			return err
-		}
-		sum.Pairs, sum.FLOPs, sum.Bytes = sum.Pairs+p.Pairs, sum.FLOPs+p.FLOPs, sum.Bytes+p.Bytes
-		sum.Scratch, sum.Chunks, sum.Streamed = max(sum.Scratch, p.Scratch), sum.Chunks+p.Chunks, sum.Streamed+p.Streamed
-		return err
-	})
-	if err != nil {
-		return Plan{}, err
-	}
-	return sum, nil
-}
-
-// WarmupBackward is [Call.Warmup] for Backward with the gradients of want, which may be without
-// memory.
-func (c *Call) WarmupBackward(ctx context.Context, want Gradients) (err error) {
-	defer op.Annotate(&err, "warmup")
-	if err := c.ready(); err != nil {
-		return err
-	}
-	on := c.dev.on(ctx)
-	if _, err := op.Differentiator(on); err != nil {
-		return err
-	}
-	w, ok := on.(backend.Warmer)
-	if !ok {
-		return ctx.Err()
-	}
-	return c.rehearse(want, func(g *backend.Gradients) error { return w.WarmupBackward(ctx, g) })
-}
-
-// rehearse calls f with the backward passes of the call, without memory for their results.
-func (c *Call) rehearse(want Gradients, f func(g *backend.Gradients) error) error {
 	out, err := c.outputs(Meta)
 	if err != nil {
-		return err
+		return sum, err
 	}
 	if out.LSE, err = Meta(F32, c.rows(1)); err != nil {
-		return err
+		return sum, err
 	}
 	d := Result{O: out.O}
 	if err := c.checkBackward(&want, d, out); err != nil {
-		return err
+		return sum, err
 	}
 	if !c.whole() { // see summed
 		for _, t := range want.sums() {
 			if *t, err = Meta(F32, t.Shape()); err != nil {
-				return err
+				return sum, err
 			}
 		}
 	}
 	for i := range c.subs {
 		g, err := c.gradients(&c.subs[i], &want, d, out)
 		if err != nil {
-			return err
+			return Plan{}, err
 		}
 		g.Add = !c.whole()
-		if err := f(&g); err != nil {
-			return err
+		p, err := diff.PlanBackward(ctx, &g)
+		if err != nil {
+			return Plan{}, err
+		}
+		if i == 0 {
+			sum = p
+		} else {
+			sum.Bytes += p.Bytes
+			addPlan(&sum, p)
 		}
 	}
-	return nil
+	return sum, nil
 }
 
 // sums returns the gradients of g that need a sum in F32 before they are rounded.

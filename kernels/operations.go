@@ -17,7 +17,7 @@ import (
 // device does not copy.
 func (d *Device) Copy(ctx context.Context, dst, src []Tensor) (err error) {
 	defer op.Annotate(&err, "copy")
-	c, err := op.Copier(d.on(ctx))
+	c, err := op.Need[backend.Copier](d.on(ctx), "copies")
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (d *Device) nothing(ctx context.Context) error { return d.on(ctx).Attention
 // projections.
 func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) {
 	defer op.Annotate(&err, "project")
-	p, err := op.Projector(d.on(ctx))
+	p, err := op.Need[backend.Projector](d.on(ctx), "projections")
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (a Angles) Release() {
 // rotate, and the backend's.
 func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) {
 	defer op.Annotate(&err, "rotate")
-	r, err := op.Rotator(d.on(ctx))
+	r, err := op.Need[backend.Rotator](d.on(ctx), "rotary embedding")
 	if err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 // merge.
 func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 	defer op.Annotate(&err, "merge")
-	m, err := op.Merger(d.on(ctx))
+	m, err := op.Need[backend.Merger](d.on(ctx), "merge")
 	if err != nil {
 		return err
 	}

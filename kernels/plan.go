@@ -6,7 +6,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Plan returns how the device would run the call: the code path and the reason for it, the
@@ -35,10 +34,10 @@ func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 
 // planTogether returns the plan of a call that several backend calls compute, or none.
 func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
-	sum, err := c.sumOfPlans(out)
-	if err != nil {
-		return sum, err
-	}
+	all := c.all()
+	all.O, all.LSE = out.O, out.LSE
+	sum := backend.NewPlan(all) // Bytes are those of the whole operands
+	sum.Pairs, sum.FLOPs = 0, 0
 	if len(c.calls) == 0 {
 		sum.Backend, sum.Path, sum.Why = c.dev.Info().Name, "none", "there are no scores: the output is empty or zeros"
 		return sum, nil
@@ -54,40 +53,18 @@ func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
 			sum.Path, sum.Why, sum.Cut = p.Path, p.Why, p.Cut
 		}
 		sum.Backend, sum.Limits = p.Backend, p.Limits
-		sum.Scratch = max(sum.Scratch, p.Scratch) // they share it
-		sum.Streamed += p.Streamed
-		sum.Chunks += p.Chunks
+		addPlan(&sum, p)
 	}
 	sum.Why = fmt.Sprintf("%d calls over slices of the operands, run together; the counts are their sums; the largest: %s", len(c.calls), sum.Why)
 	sum.Cut = fmt.Sprintf("%d calls; the largest: %s", len(c.calls), sum.Cut)
 	return sum, nil
 }
 
-// sumOfPlans returns a plan with the bytes of c's operands and the pairs of its subcalls.
-func (c *Call) sumOfPlans(out Result) (Plan, error) {
-	all := c.all()
-	all.O, all.LSE = out.O, out.LSE
-	if !c.packed() && !empty(c.dims) && c.keys < c.dims.SeqK { // hidden keys are not read
-		var s view.Slicer
-		keys := wholeRegion(c.dims)
-		keys.Hi[Dim] = c.keys
-		all.K, all.V = s.Keys(c.k, c.dims, &keys.Box, all.Pages != nil), s.Keys(c.v, c.dims, &keys.Box, all.Pages != nil)
-		if s.Err != nil {
-			return Plan{}, s.Err
-		}
-		var err error
-		if all.Pages, err = keys.pages(all.Pages, c.k.Shape()[Seq]); err != nil {
-			return Plan{}, err
-		}
-	}
-	sum := backend.NewPlan(all)
-	sum.Pairs, sum.FLOPs = 0, 0
-	for _, call := range c.calls {
-		p := backend.NewPlan(call)
-		sum.Pairs += p.Pairs
-		sum.FLOPs += p.FLOPs
-	}
-	return sum, nil
+// addPlan adds the counts of p to sum, except for Bytes.
+func addPlan(sum *Plan, p Plan) {
+	sum.Pairs, sum.FLOPs = sum.Pairs+p.Pairs, sum.FLOPs+p.FLOPs
+	sum.Scratch = max(sum.Scratch, p.Scratch) // calls share it
+	sum.Streamed, sum.Chunks = sum.Streamed+p.Streamed, sum.Chunks+p.Chunks
 }
 
 // addWeights adds the stages that compute the weights to the plan p of the other results.

@@ -94,15 +94,15 @@ func (d *Device) hideOutside(ctx context.Context, w Tensor, x region) error {
 	})
 }
 
+// noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either
+// may be the zero Tensor.
+func (d *Device) noKeys(ctx context.Context, o, lse Tensor, sinks []float32) error {
+	return d.withoutKeys(ctx, o, lse, sinks, func(c *backend.Call) error { return d.on(ctx).Attention(ctx, c) })
+}
+
 // withoutKeys calls f with the backend call of rows without keys, whose results are o and lse.
 // Either may be the zero Tensor. A backend call needs a key, even if no row sees it.
 func (d *Device) withoutKeys(ctx context.Context, o, lse Tensor, sinks []float32, f func(c *backend.Call) error) (err error) {
-	var made [3]Tensor // o where it is missing, q, and one row of k and v
-	defer func() {
-		for _, t := range made {
-			t.Release()
-		}
-	}()
 	rows := o.Shape()
 	if o.IsZero() {
 		rows = lse.Shape()
@@ -111,28 +111,31 @@ func (d *Device) withoutKeys(ctx context.Context, o, lse Tensor, sinks []float32
 		return d.nothing(ctx)
 	}
 	if o.IsZero() {
-		if made[0], err = d.on(ctx).Alloc(ctx, F32, rows); err != nil {
+		if o, err = d.on(ctx).Alloc(ctx, F32, rows); err != nil {
 			return err
 		}
-		o = made[0]
+		defer o.Release()
 	}
-	if made[1], err = d.on(ctx).Alloc(ctx, o.DType(), Shape{rows[0], rows[1], rows[2], 1}); err != nil {
-		return err
-	}
-	if made[2], err = d.on(ctx).Alloc(ctx, o.DType(), Shape{1, 1, 1, rows[3]}); err != nil {
-		return err
-	}
-	v, err := made[2].Broadcast(Shape{rows[0], 1, 1, rows[3]})
+	zero, err := d.zero(ctx, o.DType())
 	if err != nil {
 		return err
 	}
-	k, err := v.Slice(Dim, 0, 1)
+	defer zero.Release()
+	c := backend.Call{O: o, LSE: lse, Problem: backend.Problem{Scale: 1, Visible: backend.Everything(), Sinks: sinks}}
+	c.Visible.KLen = make([]int, rows[Batch])                    // zeros
+	c.Q, _ = zero.Broadcast(Shape{rows[0], rows[1], rows[2], 1}) // a single element broadcasts to any shape
+	c.K, _ = zero.Broadcast(Shape{rows[0], 1, 1, 1})
+	c.V, _ = zero.Broadcast(Shape{rows[0], 1, 1, rows[3]})
+	return f(&c)
+}
+
+// zero returns a tensor of one zero, for the caller to Release.
+func (d *Device) zero(ctx context.Context, dtype DType) (Tensor, error) {
+	host, err := AllocHost(dtype, Shape{1, 1, 1, 1})
 	if err != nil {
-		return err
+		return host, err
 	}
-	hidden := backend.Problem{Scale: 1, Visible: backend.Everything(), Sinks: sinks}
-	hidden.Visible.KLen = make([]int, rows[0]) // zeros
-	return f(&backend.Call{Q: made[1], K: k, V: v, O: o, LSE: lse, Problem: hidden})
+	return d.on(ctx).Upload(ctx, host)
 }
 
 // outside calls f with the rows of x of t, [B, H, Sq, Sk], and the keys before and after
@@ -204,7 +207,7 @@ func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Opt
 	if err != nil {
 		return s, err
 	}
-	scorer, err := op.Scorer(d.on(ctx))
+	scorer, err := op.Need[backend.Scorer](d.on(ctx), "scores")
 	if err != nil {
 		return s, err
 	}

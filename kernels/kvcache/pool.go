@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
@@ -66,13 +67,13 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 	if c.DType == kernels.Q8 && (c.Dim%4 != 0 || c.ValueDim%4 != 0) {
 		return fmt.Errorf("config: head sizes are %d and %d, they must be multiples of 4 for q8: %w", c.Dim, c.ValueDim, kernels.ErrOption)
 	}
-	if _, err := op.Copier(p.dev.Backend()); err != nil {
+	if _, err := op.Need[backend.Copier](p.dev.Backend(), "copies"); err != nil {
 		return err
 	}
 	if c.RoPE == nil {
 		return nil
 	}
-	if _, err := op.Rotator(p.dev.Backend()); err != nil {
+	if _, err := op.Need[backend.Rotator](p.dev.Backend(), "rotary embedding"); err != nil {
 		return err
 	}
 	// Find a wrong embedding now and not at the first append.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -93,10 +94,10 @@ func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHead
 	if err := w.check(c); err != nil {
 		return nil, err
 	}
-	if _, err := op.Projector(dev.Backend()); err != nil {
+	if _, err := op.Need[backend.Projector](dev.Backend(), "projections"); err != nil {
 		return nil, err
 	}
-	if _, err := op.Rotator(dev.Backend()); err != nil && c.RoPE != nil {
+	if _, err := op.Need[backend.Rotator](dev.Backend(), "rotary embedding"); err != nil && c.RoPE != nil {
 		return nil, err
 	}
 	var on MultiHeadWeights

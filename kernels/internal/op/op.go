@@ -23,26 +23,9 @@ func Annotate(err *error, operation string) {
 	}
 }
 
-// Copier returns be as a Copier, or ErrUnsupported. So do the functions below.
-func Copier(be backend.Backend) (backend.Copier, error) { return need[backend.Copier](be, "copies") }
-
-func Projector(be backend.Backend) (backend.Projector, error) {
-	return need[backend.Projector](be, "projections")
-}
-
-func Rotator(be backend.Backend) (backend.Rotator, error) {
-	return need[backend.Rotator](be, "rotary embedding")
-}
-
-func Merger(be backend.Backend) (backend.Merger, error) { return need[backend.Merger](be, "merge") }
-
-func Scorer(be backend.Backend) (backend.Scorer, error) { return need[backend.Scorer](be, "scores") }
-
-func Differentiator(be backend.Backend) (backend.Differentiator, error) {
-	return need[backend.Differentiator](be, "gradients")
-}
-
-func need[T any](be backend.Backend, ability string) (T, error) {
+// Need returns be with an optional ability, such as a backend.Copier, or ErrUnsupported with the
+// ability's name.
+func Need[T any](be backend.Backend, ability string) (T, error) {
 	able, ok := be.(T)
 	if !ok {
 		return able, fmt.Errorf("%s has no %s: %w", be.Info().Name, ability, backend.ErrUnsupported)
