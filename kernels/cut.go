@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -32,37 +33,43 @@ func wholeRegion(d Dims) region { return region{Box: view.Whole(d), limit: d.Seq
 // regions returns the regions into which Prefix, QSegments, KSegments and Offset divide p,
 // nil when one call computes all. keys is Sk, hidden keys included.
 func (o *Options) regions(p *problem, keys int) ([]region, error) {
-	d := p.dims
-	differ := o.offsetsDiffer(d)
+	d, differ := p.dims, o.offsetsDiffer()
 	if o.Prefix == nil && o.QSegments == nil && o.KSegments == nil && !differ {
 		return nil, nil
 	}
-	if err := o.checkPrefix(keys); err != nil {
-		return nil, err
+	for b, n := range o.Prefix {
+		if n < 0 || n > keys {
+			return nil, fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, ErrOption)
+		}
 	}
 	qs, ks, err := o.segmentIDs(d, keys)
 	if err != nil || empty(d) {
 		return nil, err
 	}
 	var all []region
-	for b := 0; b < d.Batch; {
+	first := 0 // region of the batch before
+	for b := range d.Batch {
+		if b > 0 && sameAsBefore(o.Prefix, b) && sameListAsBefore(qs, b) && sameListAsBefore(ks, b) && (!differ || sameAsBefore(o.Offset, b)) {
+			for i := first; i < len(all); i++ {
+				all[i].Hi[Batch]++
+			}
+			continue
+		}
+		first = len(all)
 		x := wholeRegion(d)
-		x.Lo[Batch] = b
+		x.Lo[Batch], x.Hi[Batch] = b, b+1
 		if differ {
 			x.offset = o.Offset[b]
 		}
-		for b++; b < d.Batch && o.sameDivision(qs, ks, b) && (!differ || o.Offset[b] == x.offset); b++ {
-		}
-		x.Hi[Batch] = b
 		segments := []region{x}
 		if qs != nil {
-			if segments, err = x.splitSegments(ofBatch(qs, x.Lo[Batch]), ofBatch(ks, x.Lo[Batch])); err != nil {
+			if segments, err = x.splitSegments(p, ofBatch(qs, b), ofBatch(ks, b)); err != nil {
 				return nil, err
 			}
 		}
 		for _, x := range segments {
 			if o.Prefix != nil && p.Visible.Right != Unbounded {
-				n := min(ofBatch(o.Prefix, x.Lo[Batch]), d.SeqK)
+				n := min(ofBatch(o.Prefix, b), d.SeqK)
 				// Row i sees the keys up to i + Offset + Right by the rule. Where that is
 				// before the end of the prefix, the row sees up to that end.
 				early, late := x.splitRows(n - p.Visible.Offset - x.offset - p.Visible.Right)
@@ -75,43 +82,26 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 	if len(all) == 1 && all[0] == wholeRegion(d) {
 		return nil, nil
 	}
-	return all, alignedToBlocks(p, all)
+	return all, nil
 }
 
 // ofBatch returns the element of batch b of a list with one for each batch, or one for all.
-func ofBatch[T any](all []T, b int) T {
-	if len(all) == 1 {
-		return all[0]
-	}
-	return all[b]
+func ofBatch[T any](all []T, b int) T { return all[min(b, len(all)-1)] }
+
+// sameAsBefore reports whether batch b has the element of the one before.
+func sameAsBefore(all []int, b int) bool { return len(all) <= 1 || all[b] == all[b-1] }
+
+func sameListAsBefore(all [][]int32, b int) bool {
+	return len(all) <= 1 || slices.Equal(all[b], all[b-1])
 }
 
-// sameDivision reports whether batch b has the prefix and the segments of the one before.
-func (o *Options) sameDivision(qs, ks [][]int32, b int) bool {
-	return (len(o.Prefix) <= 1 || o.Prefix[b] == o.Prefix[b-1]) &&
-		(len(qs) <= 1 || slices.Equal(qs[b], qs[b-1])) && (len(ks) <= 1 || slices.Equal(ks[b], ks[b-1]))
-}
-
-func (o *Options) checkPrefix(keys int) error {
-	for b, n := range o.Prefix {
-		if n < 0 || n > keys {
-			return fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, ErrOption)
-		}
-	}
-	return nil
-}
-
-// segmentIDs checks the segment ids and returns those of the rows and of the keys that take
-// part.
+// segmentIDs checks the segment ids and returns those of the rows and of the keys.
 func (o *Options) segmentIDs(d Dims, keys int) (qs, ks [][]int32, err error) {
-	if o.QSegments == nil && o.KSegments == nil {
-		return nil, nil, nil
-	}
 	qs, ks = o.QSegments, o.KSegments
-	if qs == nil {
+	switch {
+	case qs == nil && ks != nil:
 		return nil, nil, fmt.Errorf("ksegments are given without qsegments: rows need ids too: %w", ErrShape)
-	}
-	if ks == nil {
+	case qs != nil && ks == nil:
 		if ks = qs; d.SeqQ != keys {
 			return nil, nil, fmt.Errorf("qsegments have ids for %d rows, there are %d keys: give ksegments too: %w", d.SeqQ, keys, ErrShape)
 		}
@@ -122,33 +112,30 @@ func (o *Options) segmentIDs(d Dims, keys int) (qs, ks [][]int32, err error) {
 		n    int
 		of   string
 	}{{"qsegments", qs, d.SeqQ, "rows"}, {"ksegments", ks, keys, "keys"}} {
-		if n := len(s.ids); n != 1 && n != d.Batch {
-			return nil, nil, fmt.Errorf("%s has %d lists, there are %d batches: give %s: %w", s.name, n, d.Batch, either(1, d.Batch), ErrShape)
+		if n := len(s.ids); s.ids != nil && n != 1 && n != d.Batch {
+			return nil, nil, wrongLength(s.name, n, "batches", 1, d.Batch)
 		}
 		for b, ids := range s.ids {
 			if len(ids) != s.n {
-				return nil, nil, fmt.Errorf("%s[%d] has %d ids, there are %d %s: give one for each: %w", s.name, b, len(ids), s.n, s.of, ErrShape)
+				return nil, nil, wrongLength(fmt.Sprintf("%s[%d]", s.name, b), len(ids), s.of, s.n)
 			}
 		}
-	}
-	if d.SeqK < keys {
-		short := make([][]int32, len(ks))
-		for b := range ks {
-			short[b] = ks[b][:d.SeqK]
-		}
-		ks = short
 	}
 	return qs, ks, nil
 }
 
 // splitSegments returns a region for each run of rows with one id, over the keys with that id.
-func (x region) splitSegments(rows, keys []int32) ([]region, error) {
+func (x region) splitSegments(p *problem, rows, keys []int32) ([]region, error) {
 	keysOf := make(map[int32][2]int)
 	var err error
-	eachRun(keys, func(id int32, lo, hi int) {
+	eachRun(keys[:x.Hi[Dim]], func(id int32, lo, hi int) {
 		if was, ok := keysOf[id]; ok && err == nil {
 			err = fmt.Errorf("segment %d of batch %d has keys %d to %d and again %d to %d, the keys of a segment must be adjacent (otherwise use Mask): %w",
 				id, x.Lo[Batch], was[0], was[1]-1, lo, hi-1, ErrOption)
+		}
+		if !p.Blocks.IsZero() && lo%p.BlockK != 0 && err == nil {
+			err = fmt.Errorf("a segment of batch %d begins at key %d, inside a block of the block mask: segments must begin at multiples of %d (otherwise use Mask): %w",
+				x.Lo[Batch], lo, p.BlockK, ErrOption)
 		}
 		keysOf[id] = [2]int{lo, hi}
 	})
@@ -205,20 +192,6 @@ func (x region) appendTo(all []region, p *problem) []region {
 	return all
 }
 
-// alignedToBlocks refuses regions whose first key lies inside a block of a block mask.
-func alignedToBlocks(p *problem, all []region) error {
-	if p.Blocks.IsZero() {
-		return nil
-	}
-	for _, x := range all {
-		if k := x.Lo[Dim]; k%p.BlockK != 0 {
-			return fmt.Errorf("a segment of batch %d begins at key %d, inside a block of the block mask: segments must begin at multiples of %d (otherwise use Mask): %w",
-				x.Lo[Batch], k, p.BlockK, ErrOption)
-		}
-	}
-	return nil
-}
-
 // cut returns the canonical problem of part x of p.
 func (p *problem) cut(x region) (backend.Problem, error) {
 	q := p.Problem
@@ -235,16 +208,10 @@ func (p *problem) cut(x region) (backend.Problem, error) {
 		q.Blocks = s.Scores(p.Blocks, &blocks)
 	}
 	switch n := p.dims.Heads; {
-	case p.Slopes == nil:
-	case len(p.Slopes) == n:
+	case len(p.Slopes) > n: // heads are cut within one batch only
+		q.Slopes = p.Slopes[b0*n+h0 : (b1-1)*n+h1]
+	case p.Slopes != nil:
 		q.Slopes = p.Slopes[h0:h1]
-	case h1-h0 == n:
-		q.Slopes = p.Slopes[b0*n : b1*n]
-	default:
-		q.Slopes = nil
-		for b := b0; b < b1; b++ {
-			q.Slopes = append(q.Slopes, p.Slopes[b*n+h0:b*n+h1]...)
-		}
 	}
 	if p.Sinks != nil {
 		q.Sinks = p.Sinks[h0:h1]
@@ -300,51 +267,34 @@ func (c *Call) addSequences() error {
 	if c.opt.CuK == nil {
 		c.opt.CuK = c.opt.CuQ
 	}
-	if err := c.checkPacked(); err != nil {
+	opt, d := &c.opt, c.dims
+	n := len(opt.CuQ) - 1
+	if d.Batch != 1 {
+		return fmt.Errorf("q has shape %v, packed sequences have 1 batch: %w", c.q.Shape(), ErrShape)
+	}
+	if len(opt.CuK) != len(opt.CuQ) || n < 1 {
+		return fmt.Errorf("cuQ has %d entries and cuK %d: both have 0 and then the end of each sequence: %w", len(opt.CuQ), len(opt.CuK), ErrShape)
+	}
+	if err := cmp.Or(checkCumulative("cuQ", opt.CuQ, d.SeqQ, "rows"), checkCumulative("cuK", opt.CuK, d.SeqK, "keys"),
+		opt.checkLengths(n, d.Heads, "sequences")); err != nil {
 		return err
 	}
-	for n := range len(c.opt.CuQ) - 1 {
-		if c.opt.CuQ[n] == c.opt.CuQ[n+1] {
+	for i := range n {
+		if opt.CuQ[i] == opt.CuQ[i+1] {
 			continue
 		}
-		if err := c.addSequence(n); err != nil {
-			return fmt.Errorf("sequence %d: %w", n, err)
+		if err := c.addSequence(i); err != nil {
+			return fmt.Errorf("sequence %d: %w", i, err)
 		}
 	}
 	return nil
 }
 
-// checkPacked checks the lengths of sequences and of the options that have one value for
-// each.
-func (c *Call) checkPacked() error {
-	opt, d := &c.opt, c.dims
-	if d.Batch != 1 {
-		return fmt.Errorf("q has shape %v, packed sequences have 1 batch: %w", c.q.Shape(), ErrShape)
-	}
-	if err := checkCumulative("cuQ", opt.CuQ, d.SeqQ, "rows"); err != nil {
-		return err
-	}
-	if err := checkCumulative("cuK", opt.CuK, d.SeqK, "keys"); err != nil {
-		return err
-	}
-	n := len(opt.CuQ) - 1
-	if len(opt.CuK) != len(opt.CuQ) {
-		return fmt.Errorf("cuK has %d entries, cuQ has %d: both have one more than there are sequences: %w", len(opt.CuK), len(opt.CuQ), ErrShape)
-	}
-	return opt.checkLengths(n, d.Heads, "sequences")
-}
-
 // checkCumulative checks a list of cumulative lengths.
 func checkCumulative(name string, cu []int, total int, of string) error {
-	if len(cu) < 2 {
-		return fmt.Errorf("%s has %d entries, it must have 0 and then the end of each sequence: %w", name, len(cu), ErrShape)
-	}
 	for n, at := range cu {
-		switch {
-		case n == 0 && at != 0:
-			return fmt.Errorf("%s[0] is %d, it must be 0: %w", name, at, ErrOption)
-		case n > 0 && at < cu[n-1]:
-			return fmt.Errorf("%s[%d] is %d, less than %s[%d], which is %d: a sequence cannot end before it begins: %w", name, n, at, name, n-1, cu[n-1], ErrOption)
+		if before := cu[max(n-1, 0)]; n == 0 && at != 0 || at < before {
+			return fmt.Errorf("%s[%d] is %d, after %d: the list must begin with 0 and never fall: %w", name, n, at, before, ErrOption)
 		}
 	}
 	if last := cu[len(cu)-1]; last != total {

@@ -41,7 +41,7 @@ func TestMessages(t *testing.T) {
 		{short, kernels.ErrShape, "data has 12 elements, shape [3 4 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 4]?): shapes do not match"},
 		{single, kernels.ErrShape, "data has 12 elements, shape [12 0 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 1 12]?): shapes do not match"},
 		{negative, kernels.ErrShape, "shape [1 4 -220 40] is negative or too large: shapes do not match"},
-		{other, kernels.ErrShape, "attention: mask: shape [3 3 0 0] does not broadcast to [1 1 3 3] (each length must be equal or 1, keys may be fewer) (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 3]?): shapes do not match"},
+		{other, kernels.ErrShape, "attention: mask: shape [3 3 0 0] does not broadcast to [1 1 3 3] (each length must be equal or 1) (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 3]?): shapes do not match"},
 		{missing, kernels.ErrShape, "attention: the head sizes of q [3 4 0 0] and v [1 1 3 4] are 0 and 4: both must be at least 1 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 4]?): shapes do not match"},
 	} {
 		if !errors.Is(c.err, c.is) || c.err.Error() != c.want {

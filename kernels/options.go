@@ -1,10 +1,10 @@
 package kernels
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/view"
@@ -210,7 +210,7 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 		}
 	}
 	if p.Sinks != nil && len(p.Sinks) != d.Heads {
-		return p, fmt.Errorf("sinks has %d logits, %s: give one for each: %w", len(p.Sinks), thereAre(d.Heads, "heads"), ErrShape)
+		return p, wrongLength("sinks", len(p.Sinks), "heads", d.Heads)
 	}
 	for i, x := range p.Sinks {
 		if x != x || math.IsInf(float64(x), 1) {
@@ -229,39 +229,21 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 func (o *Options) checkLengths(n, heads int, of string) error {
 	switch {
 	case o.KLen != nil && len(o.KLen) != n:
-		return fmt.Errorf("klen has %d lengths, %s: give one for each: %w", len(o.KLen), thereAre(n, of), ErrShape)
+		return wrongLength("klen", len(o.KLen), of, n)
 	case o.Offset != nil && len(o.Offset) != 1 && len(o.Offset) != n:
-		return fmt.Errorf("offset has %d elements, %s: give %s: %w", len(o.Offset), thereAre(n, of), either(1, n), ErrShape)
+		return wrongLength("offset", len(o.Offset), of, 1, n)
 	case o.Prefix != nil && len(o.Prefix) != 1 && len(o.Prefix) != n:
-		return fmt.Errorf("prefix has %d lengths, %s: give %s: %w", len(o.Prefix), thereAre(n, of), either(1, n), ErrShape)
+		return wrongLength("prefix", len(o.Prefix), of, 1, n)
 	case o.ALiBi != nil && len(o.ALiBi) != heads && len(o.ALiBi) != n*heads:
-		return fmt.Errorf("alibi has %d slopes, %s in %s: give %s: %w", len(o.ALiBi), thereAre(heads, "heads"), count(n, of), either(heads, n*heads), ErrShape)
+		return wrongLength("alibi", len(o.ALiBi), "heads, or of heads in all "+of, heads, n*heads)
 	}
 	return nil
 }
 
-// count returns a number of things: 1 head, 2 heads.
-func count(n int, plural string) string {
-	if n == 1 {
-		return "1 " + map[string]string{"heads": "head", "batches": "batch", "sequences": "sequence"}[plural]
-	}
-	return fmt.Sprintf("%d %s", n, plural)
-}
-
-// thereAre is count with its verb.
-func thereAre(n int, plural string) string {
-	if n == 1 {
-		return "there is " + count(n, plural)
-	}
-	return "there are " + count(n, plural)
-}
-
-// either names two numbers that are accepted, or the one that they are.
-func either(a, b int) string {
-	if a == b {
-		return fmt.Sprint(a)
-	}
-	return fmt.Sprintf("%d or %d", a, b)
+// wrongLength is the error of a list of n elements that has none of the lengths want.
+func wrongLength(name string, n int, of string, want ...int) error {
+	lengths := strings.ReplaceAll(strings.Trim(fmt.Sprint(slices.Compact(want)), "[]"), " ", " or ")
+	return fmt.Errorf("%s has %d elements, it must have %s, the number of %s: %w", name, n, lengths, of, ErrShape)
 }
 
 // visibility returns Causal, Window, Align, Offset and KLen as the one rule of
@@ -309,40 +291,15 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 		}
 		vis.KLen = o.KLen
 	}
-	o.foldOffsets(&vis, d)
+	if len(o.Offset) > 0 && !o.offsetsDiffer() {
+		vis.Offset += o.Offset[0]
+	}
 	return vis, nil
 }
 
-// foldOffsets expresses Offset by vis, unless batches need calls of their own.
-func (o *Options) foldOffsets(vis *backend.Visibility, d Dims) {
-	switch {
-	case len(o.Offset) == 0 || o.offsetsDiffer(d):
-	case len(o.Offset) > 1 && o.Prefix == nil && o.onlyLastKey(d):
-		if !o.Causal {
-			return
-		}
-		klen := make([]int, d.Batch)
-		for b := range klen {
-			klen[b] = max(0, min(vis.Offset+o.Offset[b]+1, d.SeqK))
-			if vis.KLen != nil {
-				klen[b] = min(klen[b], vis.KLen[b])
-			}
-		}
-		vis.Right, vis.KLen = Unbounded, klen
-	default:
-		vis.Offset += o.Offset[0]
-	}
-}
-
-// onlyLastKey reports whether the position of a batch's rows decides nothing but their last
-// visible key, and this is the same for all of them. KLen can express that.
-func (o *Options) onlyLastKey(d Dims) bool {
-	return (d.SeqQ == 1 || !o.Causal) && o.Window == nil && o.ALiBi == nil
-}
-
 // offsetsDiffer reports whether batches with different offsets need calls of their own.
-func (o *Options) offsetsDiffer(d Dims) bool {
-	if o.Prefix == nil && o.onlyLastKey(d) {
+func (o *Options) offsetsDiffer() bool {
+	if !o.Causal && o.Window == nil && o.ALiBi == nil { // positions decide nothing
 		return false
 	}
 	return slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] })
@@ -352,7 +309,7 @@ func (o *Options) offsetsDiffer(d Dims) bool {
 func (o *Options) tensors(p *problem) (err error) {
 	d := p.dims
 	scores := Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-	if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false); err != nil {
+	if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false, false); err != nil {
 		return err
 	}
 	if !o.BlockMask.IsZero() {
@@ -362,7 +319,7 @@ func (o *Options) tensors(p *problem) (err error) {
 		}
 		n = min(n, max(d.SeqQ, d.SeqK, 1)) // larger ones are the same
 		p.BlockQ, p.BlockK = n, n
-		p.Blocks, err = broadcast("block mask", o.BlockMask, Shape{d.Batch, d.Heads, view.CeilDiv(d.SeqQ, n), view.CeilDiv(d.SeqK, n)}, true)
+		p.Blocks, err = broadcast("block mask", o.BlockMask, Shape{d.Batch, d.Heads, view.CeilDiv(d.SeqQ, n), view.CeilDiv(d.SeqK, n)}, true, false)
 		if err != nil {
 			return fmt.Errorf("%w (a block has %d rows and keys)", err, n)
 		}
@@ -370,10 +327,10 @@ func (o *Options) tensors(p *problem) (err error) {
 	if o.Mask.IsZero() && o.Bias.IsZero() {
 		return nil
 	}
-	if p.Mask, err = broadcastShort("mask", o.Mask, scores, true); err != nil {
+	if p.Mask, err = broadcast("mask", o.Mask, scores, true, true); err != nil {
 		return err
 	}
-	if p.Bias, err = broadcastShort("bias", o.Bias, scores, false); err != nil {
+	if p.Bias, err = broadcast("bias", o.Bias, scores, false, true); err != nil {
 		return err
 	}
 	keys := d.SeqK
@@ -392,21 +349,8 @@ func (o *Options) tensors(p *problem) (err error) {
 	return err
 }
 
-// broadcastShort is broadcast for a tensor that may have fewer keys than shape.
-func broadcastShort(name string, t Tensor, shape Shape, mask bool) (Tensor, error) {
-	short := shape
-	if n := t.Shape()[Dim]; n > 1 && n < short[Dim] {
-		short[Dim] = n
-	}
-	b, err := broadcast(name, t, short, mask)
-	if errors.Is(err, ErrShape) {
-		return b, fmt.Errorf("%s: shape %v does not broadcast to %v (each length must be equal or 1, keys may be fewer)%s: %w", name, t.Shape(), shape, t.Shape().Hint(), ErrShape)
-	}
-	return b, err
-}
-
-// broadcast repeats a mask (Bool) or a bias to shape.
-func broadcast(name string, t Tensor, shape Shape, mask bool) (Tensor, error) {
+// broadcast repeats a mask (Bool) or a bias to shape. With short, it may have fewer keys.
+func broadcast(name string, t Tensor, shape Shape, mask, short bool) (Tensor, error) {
 	switch {
 	case t.IsZero():
 		return t, nil
@@ -414,6 +358,9 @@ func broadcast(name string, t Tensor, shape Shape, mask bool) (Tensor, error) {
 		return t, fmt.Errorf("%s is %v, it must be bool (give a float mask as Bias): %w", name, t.DType(), ErrDType)
 	case !mask && !t.DType().Float():
 		return t, fmt.Errorf("%s is %v, it must be f32, f16 or bf16 (give a bool mask as Mask): %w", name, t.DType(), ErrDType)
+	}
+	if n := t.Shape()[Dim]; short && n > 1 {
+		shape[Dim] = min(shape[Dim], n)
 	}
 	t, err := t.Broadcast(shape)
 	if err != nil {

@@ -178,7 +178,7 @@ func TestRefused(t *testing.T) {
 		{append(good, "--k", "half.npy"), "half.npy", 1},
 		{append(good, "--q", "fortran.npy"), "fortran.npy: stored in Fortran order", 1},
 		{append(good, "--segments", "half.npy"), "--segments half.npy", 1},
-		{append(good, "--sinks", "1,-2"), "sinks has 2 logits, there is 1 head", 1},
+		{append(good, "--sinks", "1,-2"), "sinks has 2 elements, it must have 1, the number of heads", 1},
 		{[]string{"plan"}, "missing flags: --q, --k and --v, or --seq", 2},
 		{[]string{"plan", "--dim", "64"}, "missing flags: --q, --k and --v, or --seq", 2},
 		{append(plan, "--q", "q.npy"), "--q, --k and --v exclude --seq", 2},

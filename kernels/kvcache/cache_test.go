@@ -184,7 +184,7 @@ func TestCallOptions(t *testing.T) {
 		{"offsets", plain, tokens(2, 1, 1), only(kernels.Options{Offset: []int{1, 1, 1}}), kernels.ErrShape, "offset has 3 elements"},
 		{"counts", plain, tokens(2, 1, 1), options{Count: []int{2, 1}}, kernels.ErrOption, "count[0] is 2, q has 1 rows"},
 		{"rows", plain, tokens(2, 1, 6), options{}, kernels.ErrShape, "q has 6 rows for sequence 0, which has 5 tokens: append their keys first"},
-		{"heads", plain, tokens(2, 1, 1), only(kernels.Options{Sinks: []float32{1, 2}}), kernels.ErrShape, "sinks has 2 logits"},
+		{"heads", plain, tokens(2, 1, 1), only(kernels.Options{Sinks: []float32{1, 2}}), kernels.ErrShape, "sinks has 2 elements"},
 		{"mask and window", window, tokens(2, 1, 1), only(kernels.Options{Mask: mask}), kernels.ErrOption, "Mask is set, but the cache has a window"},
 		{"packed", plain, tokens(2, 1, 1), only(kernels.Options{CuQ: []int{0, 1}}), kernels.ErrOption, "CuQ is set, but the cache sets it itself"},
 		{"window and window", window, tokens(2, 1, 1), only(kernels.Options{Window: &kernels.Window{}}), kernels.ErrOption, "Window is set, but the cache has a window"},

@@ -113,7 +113,7 @@ func TestRunBadCalls(t *testing.T) {
 		{"a window of words", with("--window", "all,3"), "neither a whole number of keys nor inf"},
 		{"another alignment", with("--causal-align", "middle"), "--causal-align must be one of"},
 		{"key lengths beyond the keys", with("--klen", "5,6"), "klen[1] is 6, there are 5 keys"},
-		{"too few key lengths", with("--klen", "5"), "klen has 1 lengths, there are 2 batches"},
+		{"too few key lengths", with("--klen", "5"), "klen has 1 elements, it must have 2, the number of batches"},
 		{"key lengths that are words", with("--klen", "5,five"), `--klen: expected a whole number of 64 bits but got "five"`},
 		{"a mask that does not broadcast", with("--mask", array("m.npy", "|b1", 6, 6)), "does not broadcast"},
 		{"a mask of integers", with("--mask", array("mi.npy", "|i1", 6, 5)), `elements are "|i1"`},
@@ -154,10 +154,10 @@ func TestRunBadOptions(t *testing.T) {
 		flags []string
 		want  string
 	}{
-		{"too few slopes", []string{"--alibi=1,2"}, "alibi has 2 slopes, there are 4 heads"},
+		{"too few slopes", []string{"--alibi=1,2"}, "alibi has 2 elements, it must have 4"},
 		{"a slope that is no number", []string{"--alibi=1,x"}, `--alibi: "x" is not a number`},
 		{"an infinite slope", []string{"--alibi=1,1,1,inf"}, "alibi[3] is +Inf"},
-		{"too many sinks", []string{"--sinks=1,2,3,4,5"}, "sinks has 5 logits, there are 4 heads"},
+		{"too many sinks", []string{"--sinks=1,2,3,4,5"}, "sinks has 5 elements, it must have 4, the number of heads"},
 		{"automatic sinks", []string{"--sinks=auto"}, `--sinks: "auto" is not a number`},
 		{"a sink of NaN", []string{"--sinks=1,2,3,nan"}, "sinks[3] is NaN"},
 		{"a short table of distances", []string{"--relative-bias", array("r.npy", "<f4", 4, 10)}, "relative bias: shape [1 4 1 10] does not broadcast to [2 4 1 11]"},
