@@ -1,7 +1,6 @@
 package backendtest
 
 import (
-	"archive/zip"
 	"bytes"
 	"context"
 	"errors"
@@ -269,8 +268,8 @@ func (x *worker) layer() {
 	cfg := nn.MultiHeadConfig{Model: 2 * memoryDim, Heads: memoryHeads, Bias: true, RoPE: &nn.RoPE{}, DType: x.dtype}
 	w := try(cfg.Initialise(nn.Initialiser{Seed: 1}))
 	var file bytes.Buffer
-	end(w.WriteNPZ(&file))
-	w = try(cfg.LoadWeights(try(zip.NewReader(bytes.NewReader(file.Bytes()), int64(file.Len())))))
+	end(w.WriteSafetensors(&file))
+	w = try(cfg.LoadSafetensors(bytes.NewReader(file.Bytes()), int64(file.Len()), ""))
 	l := try(nn.NewMultiHeadAttention(x.ctx, x.dev, cfg, w))
 	defer l.Release()
 	in := x.tensor(x.dtype, backend.Shape{1, 1, 9, cfg.Model})

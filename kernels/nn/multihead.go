@@ -79,8 +79,8 @@ type MultiHeadAttention struct {
 }
 
 // NewMultiHeadAttention returns a layer with weights w, rounded to c.DType, in the device's
-// memory, for the caller to Release. The weights come from [MultiHeadConfig.Initialise],
-// [MultiHeadConfig.LoadWeights] or [MultiHeadConfig.LoadSafetensors]. A device that computes in host memory uses F32 weights
+// memory, for the caller to Release. The weights come from [MultiHeadConfig.Initialise] or
+// [MultiHeadConfig.LoadSafetensors]. A device that computes in host memory uses F32 weights
 // without a copy.
 //
 // Errors: ErrOption for a config out of range, ErrShape and ErrDType for weights that do

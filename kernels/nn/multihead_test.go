@@ -25,7 +25,7 @@ func Example() {
 
 	// Eight query heads share two heads of keys and values, as in Llama.
 	config := nn.MultiHeadConfig{Model: 64, Heads: 8, KVHeads: 2, RoPE: &nn.RoPE{}}
-	weights, err := config.Initialise(nn.Initialiser{Seed: 1}) // or LoadWeights
+	weights, err := config.Initialise(nn.Initialiser{Seed: 1}) // or LoadSafetensors
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/npy"
 	"github.com/seed90331342/attn/kernels/safetensors"
 )
 
@@ -66,11 +64,11 @@ var layouts = []layout{
 // Heads are adjacent rows of [out, in] and columns of [in, out]; grouped heads are fewer
 // rows of k and v. Llama's rotary embedding pairs element i of a head with i+D/2, as [RoPE]
 // does; the weights of Meta need [RoPE].Interleaved. Elements are F16, BF16, F32 or F64. With
-// Bias, projections whose bias is not in the file have zeros, but one bias must exist. Where r
-// is an [os.File], the system maps its tensors if it can, otherwise some rows at a time are
-// read. Other tensors, such as norms of q and k, are ignored.
+// Bias, projections whose bias is not in the file have zeros, but one bias must exist. Other
+// tensors, such as norms of q and k, are ignored.
 //
-// Errors are those of [MultiHeadConfig.LoadWeights].
+// Errors: ErrFile for a file that is damaged or lacks a tensor, ErrShape and ErrDType for a tensor
+// that does not match c, ErrOption for the config, ErrMemory, and those of r.
 func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix string) (w MultiHeadWeights, err error) {
 	defer op.Annotate(&err, "weights")
 	if c, err = c.withDefaults(); err != nil {
@@ -188,39 +186,28 @@ func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]f
 		line, end, width = p.first, p.first+p.columns, p.rows
 	}
 	const block = 16 // lines: whole cache lines of the transpose
-	data, err := kernels.Make[float32](p.rows * p.columns)
-	if err != nil {
+	most := min(block, end-line) * width
+	if err := kernels.CheckMemory(4*int64(p.rows)*int64(p.columns) + int64(most)*int64(4+h.Size)); err != nil {
 		return nil, err
 	}
-	lines, err := kernels.Make[float32](min(block, end-line) * width)
-	if err != nil {
-		return nil, err
-	}
-	bytes, done, err := opened(r, h, len(lines)*h.Size)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
+	data, lines, raw := make([]float32, p.rows*p.columns), make([]float32, most), make([]byte, most*h.Size)
 	overflows := 0
 	for ; line < end; line += block {
 		n := min(block, end-line)
-		raw, err := bytes(line*width*h.Size, n*width*h.Size)
-		if err != nil {
+		if got, err := r.ReadAt(raw[:n*width*h.Size], h.Start+int64(line*width*h.Size)); got < n*width*h.Size {
 			return nil, fmt.Errorf("%w: %w", err, kernels.ErrFile)
 		}
 		overflows += h.Float32s(lines[:n*width], raw)
-		for i := range n {
-			from := lines[i*width:][:width]
-			if !p.transposed {
-				copy(data[(line+i)*p.columns:][:p.columns], from[p.first:])
+		if !p.transposed {
+			for i := range n {
+				copy(data[(line+i)*p.columns:][:p.columns], lines[i*width+p.first:])
 			}
+			continue
 		}
-		if p.transposed {
-			for row := range p.rows {
-				to := data[row*p.columns+line-p.first:][:n]
-				for i := range to {
-					to[i] = lines[i*width+row]
-				}
+		for row := range p.rows {
+			to := data[row*p.columns+line-p.first:][:n]
+			for i := range to {
+				to[i] = lines[i*width+row]
 			}
 		}
 	}
@@ -228,22 +215,4 @@ func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]f
 		return nil, fmt.Errorf("numbers out of the range of float32: %d: %w", overflows, kernels.ErrDType)
 	}
 	return data, nil
-}
-
-// opened returns a function that returns bytes of the tensor h, at most a number of them at a
-// time, until done is called.
-func opened(r io.ReaderAt, h npy.Header, most int) (bytes func(at, n int) ([]byte, error), done func(), err error) {
-	if f, ok := r.(*os.File); ok {
-		if mapped, unmap, err := h.Map(f); err == nil {
-			return func(at, n int) ([]byte, error) { return mapped[at : at+n], nil }, unmap, nil
-		}
-	}
-	buf, err := kernels.Make[byte](most)
-	return func(at, n int) ([]byte, error) {
-		got, err := r.ReadAt(buf[:n], h.Start+int64(at))
-		if got == n {
-			err = nil
-		}
-		return buf[:n], err
-	}, func() {}, err
 }
