@@ -6,10 +6,10 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// Projections are the linear layers before self-attention:
+// Projections are the linear layers before self-attention, which [kernels.Device.Attention] then
+// computes:
 //
 //	q = x·Wq + Bq    k = x·Wk + Bk    v = x·Wv + Bv
 //
@@ -99,24 +99,4 @@ func splitHeads(y kernels.Tensor, heads int) (kernels.Tensor, error) {
 	shape, st := y.Shape(), y.Strides()
 	d := shape[kernels.Dim] / heads
 	return y.View(kernels.Shape{shape[0], heads, shape[2], d}, kernels.Strides{st[0], d * st[3], st[2], st[3]}, 0)
-}
-
-// SelfAttention computes attention of x [B, 1, S, M] with itself through p, for the caller
-// to Release:
-//
-//	O = softmax(scale·(x·Wq)(x·Wk)ᵀ + bias)·(x·Wv)    [B, Heads, S, Dv]
-//
-// Errors as for [Projections.Apply] and [kernels.Device.Attention].
-func SelfAttention(ctx context.Context, dev *kernels.Device, x kernels.Tensor, p Projections, opt kernels.Options) (kernels.Result, error) {
-	if err := op.CheckPath(&opt, op.LayerPath); err != nil {
-		return kernels.Result{}, fmt.Errorf("self-attention: %w", err)
-	}
-	q, k, v, err := p.Apply(ctx, dev, x)
-	if err != nil {
-		return kernels.Result{}, fmt.Errorf("self-attention: %w", err)
-	}
-	defer q.Release()
-	defer k.Release()
-	defer v.Release()
-	return dev.Attention(ctx, q, k, v, opt)
 }

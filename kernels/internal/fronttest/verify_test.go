@@ -168,11 +168,6 @@ func (functions) NewMultiHeadAttention(ctx context.Context, dev *kernels.Device,
 	return err
 }
 
-func (functions) SelfAttention(ctx context.Context, dev *kernels.Device, x kernels.Tensor, p nn.Projections, opt kernels.Options) error {
-	_, err := nn.SelfAttention(ctx, dev, x, p, opt)
-	return err
-}
-
 // TestZeroValuesOfCaches: zero values and a nil context are errors that name the way out.
 func TestZeroValuesOfCaches(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
