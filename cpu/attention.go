@@ -106,13 +106,12 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 	a := attentionPool.Get().(*attention)
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
 	a.plan.gatherSmall(c)
-	err := a.tiles.Open(&a.plan.layout, c)
-	if err == nil && a.plan.keyChunks > 1 {
-		err = a.share()
-	}
-	if err != nil {
-		a.release()
-		return nil, err
+	a.tiles.Open(&a.plan.layout, c)
+	if a.plan.keyChunks > 1 {
+		if err := a.share(); err != nil {
+			a.release()
+			return nil, err
+		}
 	}
 	return a, nil
 }

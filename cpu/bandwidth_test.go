@@ -76,8 +76,7 @@ func TestMemoryOfViews(t *testing.T) {
 	} {
 		s, err := x.View(c.shape, c.strides, c.offset)
 		must(t, err)
-		v, err := view.Open("x", s)
-		must(t, err)
+		v := view.Of(&s)
 		if got := len(v.Memory()); got != c.want {
 			t.Errorf("%s: %d bytes, want %d", c.why, got, c.want)
 		}

@@ -60,11 +60,8 @@ type gemmJob struct {
 
 func newGemmJob(b testing.TB, heads, seq, dim int) *gemmJob {
 	shape := backend.Shape{1, heads, seq, dim}
-	q, err := view.Open("q", random(b, 1, shape))
-	must(b, err)
-	k, err := view.Open("k", random(b, 2, shape))
-	must(b, err)
-	return &gemmJob{q: q, k: k, seq: seq, dim: dim, tasks: heads * tile.CeilDiv(seq, gemmRows)}
+	q, k := random(b, 1, shape), random(b, 2, shape)
+	return &gemmJob{q: view.Of(&q), k: view.Of(&k), seq: seq, dim: dim, tasks: heads * tile.CeilDiv(seq, gemmRows)}
 }
 
 func (j *gemmJob) Floats() int {

@@ -108,10 +108,7 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 		defer pinned.Unpin()
 		var spans [][]byte
 		for _, o := range in {
-			v, err := view.Open(o.Name, o.Tensor)
-			if err != nil {
-				return err
-			}
+			v := view.Of(&o.Tensor)
 			spans = append(spans, v.Memory())
 		}
 		rate, err = peak.Bandwidth(ctx, be.peakTier(), spans, be.threads())

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -117,14 +118,13 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 	shape := x.Shape()
 	y, err := backend.AllocHost(dtype, shape)
 	must(tb, err)
-	to, err := view.Open("y", y)
-	must(tb, err)
+	to := view.Of(&y)
 	from := floats(tb, x)
 	n := shape[backend.Dim]
 	for b := range shape[backend.Batch] {
 		for h := range shape[backend.Heads] {
 			for s := range shape[backend.Seq] {
-				to.Store(from[:n], b, h, s, 0)
+				to.Store(vec.Tiers()[0], from[:n], b, h, s, 0)
 				from = from[n:]
 			}
 		}

@@ -12,14 +12,13 @@ import (
 // QK implements backend.Backend: s = q·kᵀ. Errors as for Attention.
 func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	return be.do(ctx, "qk", func() error {
-		j := qkJob{}
-		pinned, err := view.Pin(where,
-			[]view.Operand{{Name: "s", T: s, To: &j.s}},
-			[]view.Operand{{Name: "q", T: q, To: &j.products.Q}, {Name: "k", T: k, To: &j.products.K}})
-		if err != nil {
+		var pinned backend.Pinned
+		if err := pinned.Pin(nil, where, []backend.Operand{{Name: "s", Tensor: s}},
+			[]backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}); err != nil {
 			return err
 		}
 		defer pinned.Unpin()
+		j := qkJob{s: view.Of(&s), products: tile.Products{Q: view.Of(&q), K: view.Of(&k)}}
 		j.plan = newPartition(be.kernels, &backend.Call{Q: q, K: k, V: k}, be.threads())
 		j.plan.shareKeys(1) // nothing is summed over keys
 		j.products.Layout, j.products.Scale = &j.plan.layout, 1
@@ -60,14 +59,13 @@ func (j *qkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 // Attention.
 func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	return be.do(ctx, "pv", func() error {
-		j := pvJob{zeroHides: true}
-		pinned, err := view.Pin(where,
-			[]view.Operand{{Name: "o", T: o, To: &j.products.O}},
-			[]view.Operand{{Name: "w", T: w, To: &j.w}, {Name: "v", T: v, To: &j.products.V}})
-		if err != nil {
+		var pinned backend.Pinned
+		if err := pinned.Pin(nil, where, []backend.Operand{{Name: "o", Tensor: o}},
+			[]backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}); err != nil {
 			return err
 		}
 		defer pinned.Unpin()
+		j := pvJob{w: view.Of(&w), zeroHides: true, products: tile.Products{V: view.Of(&v), O: view.Of(&o)}}
 		return j.run(ctx, be, o, v)
 	})
 }
@@ -126,22 +124,21 @@ func (j *pvJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 // the bias.
 func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
 	return be.do(ctx, "project", func() error {
-		var yView, xView, wView, biasView view.View
-		pinned, err := view.Pin(where,
-			[]view.Operand{{Name: "y", T: y, To: &yView}},
-			[]view.Operand{{Name: "x", T: x, To: &xView}, {Name: "w", T: w, To: &wView}, {Name: "bias", T: bias, To: &biasView}})
-		if err != nil {
+		var pinned backend.Pinned
+		if err := pinned.Pin(nil, where, []backend.Operand{{Name: "y", Tensor: y}},
+			[]backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}); err != nil {
 			return err
 		}
 		defer pinned.Unpin()
 		for h := range y.Shape()[backend.Heads] {
 			var head [3]backend.Tensor
 			for i, t := range [3]backend.Tensor{y, x, w} {
+				var err error
 				if head[i], err = t.Slice(backend.Heads, h, h+1); err != nil {
 					return err
 				}
 			}
-			if err := be.projectHead(ctx, head[0], head[1], head[2], biasView); err != nil {
+			if err := be.projectHead(ctx, head[0], head[1], head[2], view.Of(&bias)); err != nil {
 				return err
 			}
 		}
@@ -195,32 +192,24 @@ func joinBatches(y, x, w backend.Tensor) (_, _, _ backend.Tensor, err error) {
 
 // projectColumns computes columns [c0, c0+n·cols), with cols of them as a head.
 func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, bias view.View, c0, n, cols int) error {
-	j := pvJob{bias: bias, c0: c0}
-	heads := func(name string, t *backend.Tensor, to *view.View) error {
-		shape, st := t.Shape(), t.Strides()
-		at := c0 * st[backend.Dim]
-		st[backend.Heads] = cols * st[backend.Dim]
-		var err error
-		if *t, err = t.View(backend.Shape{shape[backend.Batch], n, shape[backend.Seq], cols}, st, at); err != nil {
-			return err
-		}
-		*to, err = view.Open(name, *t)
+	heads := func(t backend.Tensor) (backend.Tensor, error) {
+		shape, strides := t.Shape(), t.Strides()
+		at := c0 * strides[backend.Dim]
+		strides[backend.Heads] = cols * strides[backend.Dim]
+		return t.View(backend.Shape{shape[backend.Batch], n, shape[backend.Seq], cols}, strides, at)
+	}
+	y, err := heads(y)
+	if err != nil {
 		return err
 	}
-	if err := heads("y", &y, &j.products.O); err != nil {
-		return err
-	}
-	if err := heads("w", &w, &j.products.V); err != nil {
+	if w, err = heads(w); err != nil {
 		return err
 	}
 	shape := x.Shape()
 	shape[backend.Heads] = n
-	x, err := x.Broadcast(shape)
-	if err != nil {
+	if x, err = x.Broadcast(shape); err != nil {
 		return err
 	}
-	if j.w, err = view.Open("x", x); err != nil {
-		return err
-	}
+	j := pvJob{w: view.Of(&x), bias: bias, c0: c0, products: tile.Products{V: view.Of(&w), O: view.Of(&y)}}
 	return j.run(ctx, be, y, w)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -14,17 +15,17 @@ func eachRow(t *testing.T, c *backend.Call, do func(h, hk, i int, r *oracle.Row)
 	t.Helper()
 	d := c.Dims()
 	open := func(x backend.Tensor) *view.View {
-		v, err := view.Open("x", x)
-		must(t, err)
+		v := view.Of(&x)
 		return &v
 	}
+	kernels := vec.Tiers()[0]
 	q, k, v := open(c.Q), open(c.K), open(c.V)
 	mask, bias, relative, blocks := open(c.Mask), open(c.Bias), open(c.Relative), open(c.Blocks)
 	for h := range d.Heads {
 		hk := h / (d.Heads / d.KVHeads)
 		keys, values := make([]float32, d.SeqK*d.Dim), make([]float32, d.SeqK*d.ValueDim)
-		k.Pack(keys, d.Dim, 0, hk, 0, d.SeqK, 0, d.Dim)
-		v.Pack(values, d.ValueDim, 0, hk, 0, d.SeqK, 0, d.ValueDim)
+		k.Load(kernels, keys, d.Dim, 0, hk, 0, d.SeqK, 0, d.Dim)
+		v.Load(kernels, values, d.ValueDim, 0, hk, 0, d.SeqK, 0, d.ValueDim)
 		for i := range d.SeqQ {
 			lo, hi := c.Visible.Range(0, i, d.SeqK)
 			r := oracle.Row{Q: make([]float32, d.Dim), K: keys, V: values, Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap,
@@ -33,7 +34,7 @@ func eachRow(t *testing.T, c *backend.Call, do func(h, hk, i int, r *oracle.Row)
 						!mask.IsZero() && !mask.Bools[mask.Index(0, h, i)+j*mask.Stride[backend.Dim]] ||
 						!blocks.IsZero() && !blocks.Bools[blocks.Index(0, h, i/c.BlockQ)+j/c.BlockK*blocks.Stride[backend.Dim]]
 				}}
-			q.Pack(r.Q, d.Dim, 0, h, i, 1, 0, d.Dim)
+			q.Load(kernels, r.Q, d.Dim, 0, h, i, 1, 0, d.Dim)
 			if !bias.IsZero() {
 				r.Bias = func(j int) float64 { return float64(bias.At(0, h, i, j)) }
 			}

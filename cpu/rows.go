@@ -26,7 +26,7 @@ type rowJob struct {
 	tasks      int
 	threads    int
 
-	x        [4]view.View // the operands of row
+	x        [6]view.View // the operands, see run
 	cols     int          // of a row
 	pairs    int          // see Rotate
 	rotation backend.Rotation
@@ -71,13 +71,19 @@ func (j *rowJob) divide(shape backend.Shape) {
 	j.tasks = heads * j.headTasks
 }
 
-// run opens the operands and computes the rows.
-func (j *rowJob) run(ctx context.Context, out, in []view.Operand) error {
-	pinned, err := view.Pin(where, out, in)
-	if err != nil {
+// run pins the operands, sets x to their views, the outputs first, and computes the rows.
+func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
+	var pinned backend.Pinned
+	if err := pinned.Pin(nil, where, out, in); err != nil {
 		return err
 	}
 	defer pinned.Unpin()
+	x := j.x[:0]
+	for _, list := range [2][]backend.Operand{out, in} {
+		for i := range list {
+			x = append(x, view.Of(&list[i].Tensor))
+		}
+	}
 	return workers.Run(ctx, j, j.tasks, j.threads)
 }
 
@@ -117,7 +123,7 @@ func (be *Backend) Download(ctx context.Context, host, src backend.Tensor) error
 		if host.DType() != src.DType() {
 			return fmt.Errorf("host is %v, src %v, they must be equal: %w", host.DType(), src.DType(), backend.ErrDType)
 		}
-		return be.copy(ctx, view.Operand{Name: "host", T: host}, view.Operand{Name: "src", T: src})
+		return be.copy(ctx, backend.Operand{Name: "host", Tensor: host}, backend.Operand{Name: "src", Tensor: src})
 	})
 }
 
@@ -125,7 +131,7 @@ func (be *Backend) Download(ctx context.Context, host, src backend.Tensor) error
 func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	return be.do(ctx, "copy", func() error {
 		for i := range dst {
-			if err := be.copy(ctx, view.Operand{Name: "dst", T: dst[i]}, view.Operand{Name: "src", T: src[i]}); err != nil {
+			if err := be.copy(ctx, backend.Operand{Name: "dst", Tensor: dst[i]}, backend.Operand{Name: "src", Tensor: src[i]}); err != nil {
 				return err
 			}
 		}
@@ -134,29 +140,24 @@ func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 }
 
 // copy writes dst = src, rounded to nearest even where dst's type is the narrower one.
-func (be *Backend) copy(ctx context.Context, dst, src view.Operand) error {
-	shape := dst.T.Shape()
-	j := be.newRowJob(shape, tile.RoundUp(shape[backend.Dim], be.kernels.Lanes), rowStep, copyRow)
+func (be *Backend) copy(ctx context.Context, dst, src backend.Operand) error {
+	shape := dst.Tensor.Shape()
+	j := be.newRowJob(shape, shape[backend.Dim], rowStep, copyRow)
 	defer j.release()
 	if shape.Elements() == 0 {
 		j.tasks = 0
 	}
-	dst.To, src.To = &j.x[0], &j.x[1]
-	return j.run(ctx, []view.Operand{dst}, []view.Operand{src})
+	return j.run(ctx, []backend.Operand{dst}, []backend.Operand{src})
 }
 
 func copyRow(j *rowJob, _ *tile.Space, row []float32, b, h, i int) {
 	dst, src := &j.x[0], &j.x[1]
-	switch {
-	case dst.DType == src.DType:
+	if dst.DType == src.DType {
 		dst.CopyRow(src, b, h, i)
-	case dst.DType == backend.Q8:
-		src.Pack(row, j.cols, b, h, i, 1, 0, j.cols)
-		dst.Store(row[:j.cols], b, h, i, 0)
-	default:
-		src.LoadRows(j.kernels, row, len(row), b, h, i, 1)
-		dst.StoreRow(j.kernels, row, b, h, i)
+		return
 	}
+	src.LoadRows(j.kernels, row, j.cols, b, h, i, 1)
+	dst.Store(j.kernels, row, b, h, i, 0)
 }
 
 // Rotate implements backend.Rotator, in float32 whatever the types of y and x are:
@@ -170,23 +171,23 @@ func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, ho
 		j := be.newRowJob(shape, shape[backend.Dim]+2*pairs, rowStep, rotateRow)
 		defer j.release()
 		j.pairs, j.rotation = pairs, how
-		in := []view.Operand{{Name: "cos", T: cos, To: &j.x[2]}, {Name: "sin", T: sin, To: &j.x[3]}, {Name: "x", T: x, To: &j.x[1]}}
+		in := []backend.Operand{{Name: "cos", Tensor: cos}, {Name: "sin", Tensor: sin}, {Name: "x", Tensor: x}}
 		if y == x { // in place: the elements after the pairs do not change
 			in, j.cols = in[:2], 2*pairs
 		}
-		return j.run(ctx, []view.Operand{{Name: "y", T: y, To: &j.x[0]}}, in)
+		return j.run(ctx, []backend.Operand{{Name: "y", Tensor: y}}, in)
 	})
 }
 
 func rotateRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
 	n := j.pairs
-	y, x, row, cos, sin := &j.x[0], &j.x[1], mem[2*n:], mem[:n], mem[n:2*n]
+	y, x, row, cos, sin := &j.x[0], &j.x[3], mem[2*n:], mem[:n], mem[n:2*n]
 	if x.IsZero() {
 		x = y
 	}
-	x.Pack(row, j.cols, b, h, i, 1, 0, j.cols)
-	j.x[2].Pack(cos, n, b, h, i, 1, 0, n)
-	j.x[3].Pack(sin, n, b, h, i, 1, 0, n)
+	x.Load(j.kernels, row, j.cols, b, h, i, 1, 0, j.cols)
+	j.x[1].LoadRows(j.kernels, cos, n, b, h, i, 1)
+	j.x[2].LoadRows(j.kernels, sin, n, b, h, i, 1)
 	if j.rotation.Inverse {
 		for i := range sin {
 			sin[i] = -sin[i]
@@ -197,7 +198,7 @@ func rotateRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
 	} else {
 		rotateHalves(row[:n], row[n:2*n], cos, sin)
 	}
-	y.Store(row[:j.cols], b, h, i, 0)
+	y.Store(j.kernels, row[:j.cols], b, h, i, 0)
 }
 
 // rotateHalves rotates the pairs (lo[i], hi[i]). The conversions keep the compiler
@@ -233,8 +234,8 @@ func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) e
 		j := be.newRowJob(o.Shape(), 2*o.Shape()[backend.Dim], rowStep, mergeRow)
 		defer j.release()
 		return j.run(ctx,
-			[]view.Operand{{Name: "o", T: o, To: &j.x[0]}, {Name: "lse", T: lse, To: &j.x[1]}},
-			[]view.Operand{{Name: "the part's o", T: po, To: &j.x[2]}, {Name: "the part's lse", T: plse, To: &j.x[3]}})
+			[]backend.Operand{{Name: "o", Tensor: o}, {Name: "lse", Tensor: lse}},
+			[]backend.Operand{{Name: "the part's o", Tensor: po}, {Name: "the part's lse", Tensor: plse}})
 	})
 }
 
@@ -245,17 +246,17 @@ func mergeRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
 	if otherLSE == tile.NegInf {
 		return
 	}
-	j.x[2].Pack(other, n, b, h, i, 1, 0, n)
+	j.x[2].LoadRows(j.kernels, other, n, b, h, i, 1)
 	if *lse == tile.NegInf {
-		j.x[0].Store(other, b, h, i, 0)
+		j.x[0].Store(j.kernels, other, b, h, i, 0)
 		*lse = otherLSE
 		return
 	}
 	x, y, sum := tile.MergeLSE(*lse, otherLSE)
-	j.x[0].Pack(o, n, b, h, i, 1, 0, n)
+	j.x[0].LoadRows(j.kernels, o, n, b, h, i, 1)
 	for c := range o {
 		o[c] = float32(x*o[c]) + float32(y*other[c]) + 0 // no zero is negative
 	}
-	j.x[0].Store(o, b, h, i, 0)
+	j.x[0].Store(j.kernels, o, b, h, i, 0)
 	*lse = sum
 }

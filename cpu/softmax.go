@@ -42,19 +42,9 @@ func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *back
 	defer j.release()
 	j.problem, j.scores = p, new(tile.Scores)
 	layout := tile.Layout{Kernels: be.kernels, Dims: backend.Dims{Heads: j.heads, SeqQ: j.seq, SeqK: j.cols}}
-	var pinned backend.Pinned
+	j.scores.Open(&layout, p)
 	in := p.Operands()
-	if err := pinned.Pin(nil, where, []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}, in[:]); err != nil {
-		return err
-	}
-	defer pinned.Unpin()
-	if err := j.scores.Open(&layout, p); err != nil {
-		return err
-	}
-	if err := view.OpenAll([]view.Operand{{Name: "s", T: s, To: &j.x[0]}, {Name: "lse", T: lse, To: &j.x[1]}}); err != nil {
-		return err
-	}
-	return workers.Run(ctx, j, j.tasks, j.threads)
+	return j.run(ctx, []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}, in[:])
 }
 
 // softmaxRow is row i of head (b, h) of a Softmax call, and the memory to compute it in.
@@ -166,9 +156,9 @@ func (r *softmaxRow) each(lo, hi int, f func(x []float32, key, n int)) {
 		}
 		n = min(n, tile.BlockKeys)
 		x := r.mem[:tile.RoundUp(n, lanes)]
-		r.s.Pack(x, n, r.b, r.h, r.i, 1, key, n)
+		r.s.Load(r.j.kernels, x, n, r.b, r.h, r.i, 1, key, n)
 		f(x, key, n)
-		r.s.Store(x[:n], r.b, r.h, r.i, key)
+		r.s.Store(r.j.kernels, x[:n], r.b, r.h, r.i, key)
 		key += n
 	}
 }
@@ -192,9 +182,9 @@ func scoresOfRow(j *rowJob, s *tile.Space, mem []float32, b, h, i int) {
 		tile.Fill(x, tile.NegInf)
 		if first, end := max(lo-j0, 0), min(hi-j0, len(x)); first < end {
 			x := x[first:end]
-			j.x[0].Pack(x, len(x), b, h, i, 1, j0+first, len(x))
+			j.x[0].Load(j.kernels, x, len(x), b, h, i, 1, j0+first, len(x))
 			j.scores.AdjustRow(&s.Ramp, x, b, h, i, j0+first, bias)
 		}
-		j.x[0].Store(x, b, h, i, j0)
+		j.x[0].Store(j.kernels, x, b, h, i, j0)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -21,16 +22,17 @@ func TestPack(t *testing.T) {
 					y := swap(t, filled(t, dtype, backend.Shape{2, 3, cols, rows}), backend.Seq, backend.Dim)
 					x = y
 				}
-				v, err := view.Open("x", x)
-				must(t, err)
+				v := view.Of(&x)
 				const s0, n, c0, c = 2, 9, 3, 4
 				packed := make([]float32, n*8)
-				v.Pack(packed, 8, 1, 2, s0, n, c0, c)
-				for r := range n {
-					for j := range c {
-						want := v.At(1, 2, s0+r, c0+j)
-						if packed[r*8+j] != want {
-							t.Fatalf("element (%d,%d) is %g packed, should be %g", r, j, packed[r*8+j], want)
+				for _, k := range vec.Tiers() {
+					v.Load(k, packed, 8, 1, 2, s0, n, c0, c)
+					for r := range n {
+						for j := range c {
+							want := v.At(1, 2, s0+r, c0+j)
+							if packed[r*8+j] != want {
+								t.Fatalf("%s: element (%d,%d) is %g packed, should be %g", k.Tier, r, j, packed[r*8+j], want)
+							}
 						}
 					}
 				}
@@ -44,8 +46,7 @@ func TestPack(t *testing.T) {
 func filled(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tensor {
 	x, err := backend.AllocHost(dtype, shape)
 	must(t, err)
-	v, err := view.Open("x", x)
-	must(t, err)
+	v := view.Of(&x)
 	for i := range shape.Elements() {
 		y := float32(i%256) - 128
 		switch dtype {

@@ -44,13 +44,9 @@ type Call struct {
 // share.
 func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err error) {
 	c.plan, c.problem, c.add = NewPlan(g, k, threads), &g.Problem, g.Add
-	if err = c.forward.Open(&c.plan.layout, &g.Call); err != nil {
-		return err
-	}
-	if err = view.OpenAll([]view.Operand{{Name: "do", T: g.DO, To: &c.dO}, {Name: "dlse", T: g.DLSE, To: &c.dLSE},
-		{Name: "dq", T: g.DQ, To: &c.dQ}, {Name: "dk", T: g.DK, To: &c.dK}, {Name: "dv", T: g.DV, To: &c.dV}}); err != nil {
-		return err
-	}
+	c.forward.Open(&c.plan.layout, &g.Call)
+	c.dO, c.dLSE = view.Of(&g.DO), view.Of(&g.DLSE)
+	c.dQ, c.dK, c.dV = view.Of(&g.DQ), view.Of(&g.DK), view.Of(&g.DV)
 	if c.dots, err = pool.Resized(c.dots, c.plan.queryRows()); err == nil {
 		c.sums, err = pool.Resized(c.sums, c.plan.sumFloats())
 	}
@@ -139,5 +135,5 @@ func (c *Call) storeGradient(v *view.View, row, old []float32, scale float32, b,
 			row[n] += x
 		}
 	}
-	v.StoreRow(k, row, b, h, i)
+	v.Store(k, row[:v.Shape[backend.Dim]], b, h, i, 0)
 }

@@ -53,10 +53,7 @@ func newBiasSums(g *backend.Gradients) (n biasSums) {
 
 // open opens the gradients of biases that g requests and allocates their sums.
 func (a *biases) open(g *backend.Gradients, n biasSums) error {
-	if err := view.OpenAll([]view.Operand{{Name: "dbias", T: g.DBias, To: &a.dBias}, {Name: "drelative", T: g.DRelative, To: &a.dRelative},
-		{Name: "dslopes", T: g.DSlopes, To: &a.dSlopes}, {Name: "dsinks", T: g.DSinks, To: &a.dSinks}}); err != nil {
-		return err
-	}
+	a.dBias, a.dRelative, a.dSlopes, a.dSinks = view.Of(&g.DBias), view.Of(&g.DRelative), view.Of(&g.DSlopes), view.Of(&g.DSinks)
 	for _, of := range []struct {
 		sums *[]float64
 		n    int

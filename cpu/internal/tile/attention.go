@@ -16,19 +16,13 @@ type Attention struct {
 }
 
 // Open opens the operands of c, whose tiles have layout l.
-func (a *Attention) Open(l *Layout, c *backend.Call) error {
-	p := &a.Products
-	p.Layout = l
-	if err := a.Scores.Open(l, &c.Problem); err != nil {
-		return err
-	}
-	p.Scale = a.Scores.Scale
-	err := view.OpenAll([]view.Operand{{Name: "q", T: c.Q, To: &p.Q}, {Name: "k", T: c.K, To: &p.K},
-		{Name: "v", T: c.V, To: &p.V}, {Name: "o", T: c.O, To: &p.O}, {Name: "lse", T: c.LSE, To: &a.LSE}})
+func (a *Attention) Open(l *Layout, c *backend.Call) {
+	a.Scores.Open(l, &c.Problem)
+	a.Products = Products{Layout: l, Q: view.Of(&c.Q), K: view.Of(&c.K), V: view.Of(&c.V), O: view.Of(&c.O), Scale: a.Scores.Scale}
+	a.LSE = view.Of(&c.LSE)
 	if c.Pages != nil {
-		p.K.Pages, p.V.Pages = c.Pages.Table, c.Pages.Table
+		a.Products.K.Pages, a.Products.V.Pages = c.Pages.Table, c.Pages.Table
 	}
-	return err
 }
 
 // TileFloats returns the floats that Begin takes for each tile: its queries and a state for the

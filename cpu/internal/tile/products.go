@@ -227,7 +227,7 @@ func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
 			h, i := l.Row(t.H, t.I, r)
 			row := o[r*l.DimV : (r+1)*l.DimV]
 			scaleRows(row, row, mul[r])
-			p.O.StoreRow(x, row, t.Batch, h, i)
+			p.O.Store(x, row[:l.Dims.ValueDim], t.Batch, h, i, 0)
 		}
 		return
 	}
@@ -244,7 +244,7 @@ func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
 		}
 		for r := range min(x.Lanes, t.N-lane) {
 			h, i := l.Row(t.H, t.I, lane+r)
-			p.O.StoreRow(x, s.Stage[r*l.DimV:(r+1)*l.DimV], t.Batch, h, i)
+			p.O.Store(x, s.Stage[r*l.DimV:][:l.Dims.ValueDim], t.Batch, h, i, 0)
 		}
 	}
 }

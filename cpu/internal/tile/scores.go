@@ -25,17 +25,15 @@ type Scores struct {
 
 // Open opens the mask and bias tensors of p; sc must be zero. AdjustRow and the other methods of
 // rows read only the kernels and the numbers of query heads and rows of l.
-func (sc *Scores) Open(l *Layout, p *backend.Problem) error {
+func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 	sc.Layout, sc.problem, sc.Scale = l, p, float32(float64(p.Scale)*math.Log2E)
 	if c := float64(p.Softcap); c > 0 {
 		sc.Scale, sc.Cap = float32(float64(p.Scale)/c), float32(c*math.Log2E)
 	}
-	err := view.OpenAll([]view.Operand{{Name: "mask", T: p.Mask, To: &sc.mask}, {Name: "blocks", T: p.Blocks, To: &sc.seen},
-		{Name: "bias", T: p.Bias, To: &sc.bias}, {Name: "relative", T: p.Relative, To: &sc.relative}})
+	sc.mask, sc.seen, sc.bias, sc.relative = view.Of(&p.Mask), view.Of(&p.Blocks), view.Of(&p.Bias), view.Of(&p.Relative)
 	sc.Masked = !sc.mask.IsZero() || !sc.seen.IsZero()
 	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || p.Dropout.P > 0
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
-	return err
 }
 
 // NegInf is the score of a hidden key.

@@ -27,7 +27,7 @@ func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *vi
 			h, i := l.Row(t.H, t.I, row)
 			scores := s.S[row*BlockKeys : row*BlockKeys+RoundUp(n, x.Lanes)]
 			x.Bias(scores, s.bias) // adding 0 turns -0 into 0, as in Kernels.Transpose
-			dst.Store(scores[:n], t.Batch, h, i, b.span.Lo)
+			dst.Store(x, scores[:n], t.Batch, h, i, b.span.Lo)
 		}
 	}
 }
@@ -45,7 +45,7 @@ func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View,
 		runs, ldv, replaced := p.values(s, &b, t, s.one(b.span), zeroHides || l.Kernels.KeyLanes)
 		if l.KeyLanes {
 			l.RowsOf(t, 0, t.N, func(row, h, i, rows int) {
-				weights.Pack(s.S[row*BlockKeys:], BlockKeys, t.Batch, h, i, rows, j0, n)
+				weights.Load(l.Kernels, s.S[row*BlockKeys:], BlockKeys, t.Batch, h, i, rows, j0, n)
 			})
 		} else {
 			l.packTransposed(s, weights, t, j0, n)
@@ -99,7 +99,7 @@ func (l *Layout) packTransposed(s *Space, src *view.View, t *Tile, lo, n int) {
 		}
 		for r := range rows {
 			h, i := l.Row(t.H, t.I, lane+r)
-			src.Pack(s.Stage[r*BlockKeys:], BlockKeys, t.Batch, h, i, 1, lo+done, n-done)
+			src.Load(x, s.Stage[r*BlockKeys:], BlockKeys, t.Batch, h, i, 1, lo+done, n-done)
 		}
 		for c := done; c < n; c += x.Lanes {
 			x.Transpose(s.S[c*x.Width+lane:], x.Width, s.Stage[c-done:], BlockKeys, s.One)
@@ -126,7 +126,7 @@ func (l *Layout) writeTransposed(s *Space, dst *view.View, t *Tile, lo, n int) {
 		}
 		for r := range rows {
 			h, i := l.Row(t.H, t.I, lane+r)
-			dst.Store(s.Stage[r*BlockKeys:r*BlockKeys+n-done], t.Batch, h, i, lo+done)
+			dst.Store(x, s.Stage[r*BlockKeys:r*BlockKeys+n-done], t.Batch, h, i, lo+done)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package view
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 	"unsafe"
 
@@ -27,90 +26,28 @@ type View struct {
 // q8Lead is the size in bytes of the scale in front of a Q8 row.
 const q8Lead = 4
 
-// Operand is a tensor of a call, its name in errors, and the view of it to open.
-type Operand struct {
-	Name string
-	T    backend.Tensor
-	To   *View
-}
-
-// Pin pins the operands of a call, whose memory has the name where in errors, and opens
-// their views. The caller unpins them when it returns no error.
-func Pin(where string, out, in []Operand) (pinned backend.Pinned, err error) {
-	var named [2][8]backend.Operand
-	for i, list := range [2][]Operand{out, in} {
-		for n, o := range list {
-			named[i][n] = backend.Operand{Name: o.Name, Tensor: o.T}
-		}
-	}
-	if err := pinned.Pin(nil, where, named[0][:len(out)], named[1][:len(in)]); err != nil {
-		return pinned, err
-	}
-	for _, list := range [2][]Operand{out, in} {
-		if err = OpenAll(list); err != nil {
-			pinned.Unpin()
-			return pinned, err
-		}
-	}
-	return pinned, nil
-}
-
-// OpenAll opens the views of operands that are pinned.
-func OpenAll(list []Operand) error {
-	for i := range list {
-		if err := list[i].To.open(list[i].Name, &list[i].T); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Open returns the view of t, zero for the zero Tensor. Errors name the tensor: they are
-// ErrDevice and ErrReleased.
-func Open(name string, t backend.Tensor) (v View, err error) {
-	err = v.open(name, &t)
-	return v, err
-}
-
-func (v *View) open(name string, t *backend.Tensor) (err error) {
+// Of returns the view of t, which is in host memory; zero for the zero Tensor. Call
+// [backend.Pinned.Pin], which refuses other tensors, before you use its elements.
+func Of(t *backend.Tensor) (v View) {
 	if t.IsZero() {
-		return nil
+		return v
 	}
 	v.DType, v.Shape, v.Stride = t.DType(), t.Shape(), t.Strides()
-	switch v.DType {
-	case backend.F32:
-		if v.F32 = hostData[float32](t); v.F32 == nil {
-			v.F32, err = t.Float32s()
-		}
-	case backend.F16, backend.BF16:
-		if v.Bits = hostData[uint16](t); v.Bits == nil {
-			v.Bits, err = t.Bits()
-		}
-	case backend.Bool:
-		if v.Bools = hostData[bool](t); v.Bools == nil {
-			v.Bools, err = t.Bools()
-		}
-	default:
-		v.q8, err = t.Q8Rows()
+	switch memory := t.Memory().Handle().(type) {
+	case []float32:
+		v.F32 = from(memory, t.Offset())
+	case []uint16:
+		v.Bits = from(memory, t.Offset())
+	case []bool:
+		v.Bools = from(memory, t.Offset())
+	case []byte:
+		v.q8 = from(memory, t.Offset()-q8Lead)
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
+	return v
 }
 
-// hostData returns the memory of t from its first element on when that is host
-// memory of type T, else nil. Unlike Tensor.Float32s it does not allocate.
-func hostData[T any](t *backend.Tensor) []T {
-	if !t.OnHost() {
-		return nil
-	}
-	data, ok := t.Memory().Handle().([]T)
-	if !ok {
-		return nil
-	}
-	return data[min(t.Offset(), len(data)):]
-}
+// from returns the elements from one on that may be the end of an empty tensor.
+func from[T any](memory []T, at int) []T { return memory[min(at, len(memory)):] }
 
 // IsZero reports whether the tensor is absent.
 func (v *View) IsZero() bool { return v.Shape == backend.Shape{} }
@@ -127,16 +64,6 @@ func (v *View) RowIndex(b, h, s int) int {
 	}
 	size := v.Shape[backend.Seq]
 	return v.Index(int(v.Pages[b][s/size]), h, s%size)
-}
-
-// Adjacent returns the number of the n rows from s on that lie one stride apart: n, or those
-// of the page of row s.
-func (v *View) Adjacent(s, n int) int {
-	if v.Pages == nil {
-		return n
-	}
-	size := v.Shape[backend.Seq]
-	return min(n, size-s%size)
 }
 
 // InPlace reports whether the kernels can read and write the rows of t in place:
@@ -158,40 +85,74 @@ func (v *View) RowStride() int {
 	return max(v.Stride[backend.Seq], v.Shape[backend.Dim])
 }
 
-// Pack copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose
-// rows are ld apart.
-func (v *View) Pack(dst []float32, ld, b, h, s, n, c0, cols int) {
-	step := v.Stride[backend.Dim]
-	for r := range n {
-		at := v.RowIndex(b, h, s+r) + c0*step
-		row := dst[r*ld : r*ld+cols]
-		switch {
-		case v.DType == backend.F32 && step == 1:
-			copy(row, v.F32[at:at+cols])
-		case v.DType == backend.F32:
-			CopyElements(row, 1, v.F32[at:], step, cols)
-		case v.DType == backend.Q8:
-			scale := math.Float32frombits(binary.NativeEndian.Uint32(v.q8[at-c0:]))
-			for c, x := range v.q8[at+q8Lead : at+q8Lead+cols] {
-				row[c] = scale * float32(int8(x))
-			}
-		case v.DType == backend.F16:
-			for c := range row {
-				row[c] = vec.F16ToF32(v.Bits[at+c*step])
-			}
-		default:
-			for c := range row {
-				row[c] = vec.BF16ToF32(v.Bits[at+c*step])
-			}
+// Load copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose rows are ld
+// apart, and zeros what follows them there. k converts whole vectors. Of Q8 rows c0 is 0.
+func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
+	for n > 0 {
+		m := v.Adjacent(s, n)
+		v.loadAdjacent(k, dst, ld, b, h, s, m, c0, cols)
+		if n -= m; n > 0 {
+			dst, s = dst[m*ld:], s+m
 		}
 	}
 }
 
+// Adjacent returns the number of the n rows from s on that lie one stride apart: n, or those
+// of the page of row s.
+func (v *View) Adjacent(s, n int) int {
+	if v.Pages == nil {
+		return n
+	}
+	size := v.Shape[backend.Seq]
+	return min(n, size-s%size)
+}
+
+// loadAdjacent is Load for rows that lie one stride apart.
+func (v *View) loadAdjacent(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
+	at, apart, step, whole := v.RowIndex(b, h, s)+c0*v.Stride[backend.Dim], v.Stride[backend.Seq], v.Stride[backend.Dim], 0
+	if v.DType != backend.F32 && step == 1 {
+		whole = cols / k.Lanes * k.Lanes
+	}
+	switch {
+	case whole == 0:
+	case v.DType == backend.F16:
+		k.LoadF16(dst, ld, v.Bits[at:], apart, n, whole)
+	case v.DType == backend.BF16:
+		k.LoadBF16(dst, ld, v.Bits[at:], apart, n, whole)
+	default:
+		k.LoadQ8(dst, ld, v.q8[at:], apart, n, whole)
+	}
+	for r := range n {
+		row := dst[r*ld : (r+1)*ld]
+		if v.DType == backend.F32 {
+			CopyElements(row, 1, v.F32[at+r*apart:], step, cols)
+		} else {
+			for c := whole; c < cols; c++ {
+				row[c] = v.At(b, h, s+r, c0+c)
+			}
+		}
+		clear(row[cols:])
+	}
+}
+
+// LoadRows is Load for whole rows.
+func (v *View) LoadRows(k *vec.Kernels, dst []float32, ld, b, h, s, n int) {
+	v.Load(k, dst, ld, b, h, s, n, 0, v.Shape[backend.Dim])
+}
+
 // At returns element (b, h, s, c) as float32.
 func (v *View) At(b, h, s, c int) float32 {
-	var x [1]float32
-	v.Pack(x[:], 1, b, h, s, 1, c, 1)
-	return x[0]
+	row := v.RowIndex(b, h, s)
+	at := row + c*v.Stride[backend.Dim]
+	switch v.DType {
+	case backend.F32:
+		return v.F32[at]
+	case backend.F16:
+		return vec.F16ToF32(v.Bits[at])
+	case backend.BF16:
+		return vec.BF16ToF32(v.Bits[at])
+	}
+	return math.Float32frombits(binary.NativeEndian.Uint32(v.q8[row:])) * float32(int8(v.q8[at+q8Lead]))
 }
 
 // CopyElements copies n elements that lie dj apart to where they lie di apart.
@@ -223,75 +184,24 @@ func (v *View) CopyRow(from *View, b, h, s int) {
 
 // Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For
 // Q8 they must be the whole row.
-func (v *View) Store(row []float32, b, h, s, c0 int) {
+func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	step := v.Stride[backend.Dim]
 	i := v.Index(b, h, s) + c0*step
 	switch v.DType {
 	case backend.F32:
 		CopyElements(v.F32[i:], step, row, 1, len(row))
+		return
 	case backend.Q8:
 		backend.QuantiseQ8(v.q8[i:i+q8Lead+len(row)], row)
-	default:
-		for _, x := range row {
-			v.Bits[i] = v.DType.Encode(x)
-			i += step
-		}
+		return
 	}
-}
-
-// LoadRows copies rows [s, s+n) of v as float32 to dst, whose rows are ld apart,
-// and zeros the elements between the row's own and ld.
-func (v *View) LoadRows(k *vec.Kernels, dst []float32, ld, b, h, s, n int) {
-	cols := v.Shape[backend.Dim]
-	for n > 0 {
-		m := v.Adjacent(s, n)
-		v.Load(k, dst, ld, b, h, s, m, 0, cols)
-		if cols < ld {
-			for r := range m {
-				clear(dst[r*ld+cols : (r+1)*ld])
-			}
-		}
-		if n -= m; n > 0 {
-			dst, s = dst[m*ld:], s+m
-		}
+	if whole := len(row) / k.Lanes * k.Lanes; whole > 0 && step == 1 && v.DType == backend.F16 {
+		k.StoreF16(v.Bits[i:], row[:whole])
+		i, row = i+whole, row[whole:]
 	}
-}
-
-// Load is Pack for rows that lie one stride apart, with the kernels where they can
-// convert whole vectors. Of Q8 rows c0 must be 0.
-func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
-	whole := 0 // columns that the kernels convert
-	if v.F32 == nil && v.Stride[backend.Dim] == 1 {
-		whole = cols / k.Lanes * k.Lanes
-	}
-	if whole > 0 {
-		i, apart := v.RowIndex(b, h, s)+c0, v.Stride[backend.Seq]
-		switch v.DType {
-		case backend.F16:
-			k.LoadF16(dst, ld, v.Bits[i:], apart, n, whole)
-		case backend.BF16:
-			k.LoadBF16(dst, ld, v.Bits[i:], apart, n, whole)
-		default:
-			k.LoadQ8(dst, ld, v.q8[i:], apart, n, whole)
-		}
-	}
-	if whole < cols {
-		v.Pack(dst[whole:], ld, b, h, s, n, c0+whole, cols-whole)
-	}
-}
-
-// StoreRow writes row to row s of v, rounded to v's type. len(row) is a multiple of
-// k.Lanes; the elements after those of v's row are padding.
-func (v *View) StoreRow(k *vec.Kernels, row []float32, b, h, s int) {
-	cols := v.Shape[backend.Dim]
-	whole := 0
-	if v.DType == backend.F16 && v.Stride[backend.Dim] == 1 {
-		if whole = cols / k.Lanes * k.Lanes; whole > 0 {
-			k.StoreF16(v.Bits[v.Index(b, h, s):], row[:whole])
-		}
-	}
-	if whole < cols {
-		v.Store(row[whole:cols], b, h, s, whole)
+	for _, x := range row {
+		v.Bits[i] = v.DType.Encode(x)
+		i += step
 	}
 }
 
