@@ -160,13 +160,8 @@ func (a *attention) tilesTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 		}
 		a.tiles.Block(s, &c, tiles, j0)
 	}
-	if shared {
-		for n := range tiles {
-			a.tiles.Save(&tiles[n])
-		}
-		if a.pending[n/a.plan.keyChunks].Add(-1) > 0 {
-			return nil
-		}
+	if shared && a.pending[n/a.plan.keyChunks].Add(-1) > 0 {
+		return nil
 	}
 	for n := range tiles {
 		if shared { // this is the last chunk over these tiles

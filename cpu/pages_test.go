@@ -52,7 +52,7 @@ func testPages(t *testing.T, tier string) {
 		for _, page := range order[:tile.CeilDiv(sk, size)] {
 			paged.Pages.Table[0] = append(paged.Pages.Table[0], int32(page))
 		}
-		if l := newPartition(be.kernels, &paged, 2).layout; !l.KeyLanes && !l.LoadK && !l.LoadV {
+		if l := newPartition(be.kernels, &paged, 2).layout; !l.KeyLanes && l.ReadK && l.ReadV {
 			inPlace++
 		}
 		var out [2][2]backend.Tensor

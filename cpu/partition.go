@@ -232,7 +232,7 @@ func (x *partition) why(c *backend.Call) string {
 	}
 	if l.ReadK && l.ReadV {
 		s += "; keys and values are read in place"
-	} else if l.LoadK || l.LoadV {
+	} else if !l.ReadK || !l.ReadV {
 		s += "; keys or values are not float32 rows of whole vectors and are converted block by block"
 	}
 	if x.keyChunks > 1 {

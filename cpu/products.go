@@ -19,11 +19,16 @@ func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 		}
 		defer pinned.Unpin()
 		j := qkJob{s: view.Of(&s), products: tile.Products{Q: view.Of(&q), K: view.Of(&k)}}
-		j.plan = newPartition(be.kernels, &backend.Call{Q: q, K: k, V: k}, be.threads())
+		j.plan = be.divideStage(q, k)
 		j.plan.shareKeys(1) // nothing is summed over keys
 		j.products.Layout, j.products.Scale = &j.plan.layout, 1
 		return workers.Run(ctx, &j, j.plan.tasks, be.threads())
 	})
+}
+
+// divideStage divides a product of rows of q and k among the threads. Tiles have keys as lanes.
+func (be *Backend) divideStage(q, k backend.Tensor) partition {
+	return divide(tile.NewLayout(be.kernels, true, &backend.Call{Q: q, K: k, V: k}), false, be.threads())
 }
 
 // qkJob is one QK call.
@@ -82,12 +87,12 @@ type pvJob struct {
 
 // run computes the call, whose shape is that of o and v.
 func (j *pvJob) run(ctx context.Context, be *Backend, o, v backend.Tensor) error {
-	j.plan = newPartition(be.kernels, &backend.Call{Q: o, K: v, V: v}, be.threads())
+	j.plan = be.divideStage(o, v)
 	l := &j.plan.layout
 	j.plan.shareKeys(l.Sums) // otherwise the sums of chunks would have to be added
 	// The rows of a weight matrix lie so far apart that those of a block share few
 	// sets of the caches: several tiles read a copy.
-	l.LoadV = l.LoadV || !j.zeroHides && l.Tiles > 1
+	l.ReadV = l.ReadV && (j.zeroHides || l.Tiles == 1)
 	j.products.Layout = l
 	return workers.Run(ctx, j, j.plan.tasks, be.threads())
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -122,12 +123,12 @@ func (r *softmaxRow) score(x []float32, key, n int) float32 {
 			some := min(tile.BlockKeys, n-c)
 			padded := tile.RoundUp(some, k.Lanes)
 			if sc.Added {
-				sc.AddedRow(&r.space.Ramp, bias[:some], r.b, r.h, r.i, key+c)
+				sc.AddedRow(r.space, bias[:some], r.b, r.h, r.i, key+c)
 				clear(bias[some:padded])
 				k.Bias(x[c:c+padded], bias)
 			}
 			if sc.Masked {
-				sc.MaskRow(x[c:c+some], r.b, r.h, r.i, key+c)
+				sc.MaskRow(r.space, x[c:c+some], r.b, r.h, r.i, key+c)
 			}
 		}
 	}
@@ -183,8 +184,38 @@ func scoresOfRow(j *rowJob, s *tile.Space, mem []float32, b, h, i int) {
 		if first, end := max(lo-j0, 0), min(hi-j0, len(x)); first < end {
 			x := x[first:end]
 			j.x[0].Load(j.kernels, x, len(x), b, h, i, 1, j0+first, len(x))
-			j.scores.AdjustRow(&s.Ramp, x, b, h, i, j0+first, bias)
+			scoreRow(j, s, x, b, h, i, j0+first, bias)
 		}
 		j.x[0].Store(j.kernels, x, b, h, i, j0)
+	}
+}
+
+// scoreRow turns dot products of query row i with the keys from key on into scores, in place:
+//
+//	x = scale·x    x = softcap·tanh(x/softcap)    x = x + bias    hidden: -Inf
+//
+// x and bias have room for whole vectors.
+func scoreRow(j *rowJob, s *tile.Space, x []float32, b, h, i, key int, bias []float32) {
+	for n := range x {
+		x[n] *= j.problem.Scale
+	}
+	if c := j.problem.Softcap; c > 0 {
+		for n, y := range x {
+			x[n] = c * vec.Tanh(y/c)
+		}
+	}
+	if j.scores.Added {
+		bias = bias[:len(x)]
+		j.scores.AddedRow(s, bias, b, h, i, key)
+		for n, y := range bias {
+			if y == tile.NegInf {
+				x[n] = tile.NegInf // not x+y: x may be NaN or +Inf
+			} else {
+				x[n] += backend.Bound(y, backend.MaxBias)
+			}
+		}
+	}
+	if j.scores.Masked {
+		j.scores.MaskRow(s, x, b, h, i, key)
 	}
 }

@@ -3,7 +3,6 @@ package tile
 import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
-	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -80,6 +79,9 @@ func (sc *Scores) FindVisible(t *Tile) {
 	}
 }
 
+// maxFirst is the most keys of which the first key of a step may have to be a multiple.
+const maxFirst = 16
+
 // Block takes tiles over the block of keys from j0 on.
 func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 	l := a.Products.Layout
@@ -102,137 +104,99 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 		if t.here.Empty() {
 			continue
 		}
-		if t.sums.at != j0/SumKeys && a.Saved.states != nil {
-			a.Save(t)
-		}
 		a.enter(s, t, j0/SumKeys)
 		b.end = 0
 		if !fetched { // one tile fetches the next block for all
 			b.end = min(t.Keys.Hi, c.Keys.Hi)
 			fetched = b.end > j0+BlockKeys
 		}
-		// Tiles that have fewer outputs than the block has values look at those.
-		few := 2*len(tiles)*l.Kernels.Width <= BlockKeys
-		a.step(s, t, &b, Span{t.here.Lo / first * first, t.here.Hi}, few)
+		t.here.Lo = t.here.Lo / first * first
+		// Tiles that have fewer outputs than the block has values look at those. The gonum
+		// kernels may skip weights of 0, so they always look at the values.
+		a.step(s, t, &b, !l.Kernels.KeyLanes && (l.KeyLanes || 2*len(tiles)*l.Kernels.Width <= BlockKeys))
 	}
 }
 
-// step takes t over the keys of here, which are in b; here.Lo is a multiple of 4. Both layouts
-// compute the same sums in the same order.
-func (a *Attention) step(s *Space, t *Tile, b *block, here Span, few bool) {
-	x := a.Products.Layout.Kernels
-	if a.Products.Layout.KeyLanes {
-		a.weighKeyLanes(s, t, b, here)
-		if a.Scores.Drops() {
-			a.Scores.Drop(s, t, s.S, here)
-		}
-		// Mix may skip weights of 0, so a table with only this layout always replaces
-		// non-finite values.
-		clean := a.Scores.hiding || a.Scores.Masked || x.KeyLanes || t.edge(here)
-		a.addValues(s, t, b, s.one(here), clean, !x.KeyLanes, false)
-		return
-	}
-	spans := a.Scores.unhidden(s, t, here)
-	columns := len(spans) == 1 && a.Products.findSteps(s, t, here)
-	edges := a.weighQueryLanes(s, t, b, spans, columns)
-	if a.Scores.Drops() {
-		n := 0
-		for _, span := range spans {
-			a.Scores.Drop(s, t, s.S[n*x.Width:], span)
-			n += span.Hi - span.Lo
-		}
-	}
-	clean := a.Scores.hiding || edges || t.mixed || b.replaced
-	a.addValues(s, t, b, spans, clean, few && len(spans) == 1, columns)
-}
-
-// weighQueryLanes multiplies queries and keys, hides keys, and turns the scores into weights.
-// Query rows are lanes. It writes the weights for the keys of spans to s.S, without gaps, and
-// updates the maxima and sums of t. With columns set it leaves out keys as s.steps states. It
-// reports whether the visibility rule hid a key.
-func (a *Attention) weighQueryLanes(s *Space, t *Tile, b *block, spans []Span, columns bool) (edges bool) {
-	x, p, cur := a.Products.Layout.Kernels, &a.Products, &t.sums.cur
-	n, changes := 0, a.Scores.changes(t)
-	copy(s.MX, cur.m)
-	for _, span := range spans {
-		scores, edge := s.S[n*x.Width:], t.edge(span)
-		copy(s.before, s.MX)
-		if columns {
-			p.scoreColumns(s, t, b, span, scores)
+// step takes t over its keys in b. Both layouts compute the same sums in the same order. With
+// look set the outputs are looked at for values that are not finite, see addValues.
+func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
+	x, p, cur, n := a.Products.Layout.Kernels, &a.Products, &t.sums.cur, t.here.Hi-t.here.Lo
+	columns := false
+	if p.Layout.KeyLanes {
+		p.dots(s, b, t, t.here)
+		a.Scores.Adjust(s, t, t.here)
+		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
+	} else {
+		copy(s.MX, cur.m)
+		if columns = p.findSteps(s, t, t.here); columns {
+			p.scoreColumns(s, t, b, t.here, s.S)
 		} else {
-			runs, ldk := p.keys(s, b, t, span)
-			x.Scores(scores, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
+			runs, ldk := p.keys(s, b, t, t.here)
+			x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
 		}
-		if edge || changes {
-			a.Scores.adjust(s, t, scores, span, edge)
-		}
-		n += span.Hi - span.Lo
-		edges = edges || edge
+		a.Scores.Adjust(s, t, t.here)
+		fours := CeilDiv(n, 4)
+		Fill(s.S[n*x.Width:fours*4*x.Width], NegInf)
+		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 	}
-	fours := CeilDiv(n, 4)
-	Fill(s.S[n*x.Width:fours*4*x.Width], NegInf)
-	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-	return edges
+	if a.Scores.Drops() {
+		a.Scores.Drop(s, t, s.S, t.here)
+	}
+	clean := a.Scores.hiding || t.mixed || b.replaced || x.KeyLanes || t.edge(t.here)
+	a.addValues(s, t, b, clean, look, columns)
 }
 
-// weighKeyLanes sets s.S to the weights of t, with keys as lanes, for the keys of here, and
-// updates its maxima and sums.
-func (a *Attention) weighKeyLanes(s *Space, t *Tile, b *block, here Span) {
-	x, cur := a.Products.Layout.Kernels, &t.sums.cur
-	a.Products.keyLaneScores(s, b, t, here)
-	a.Scores.Adjust(s, t, here)
-	x.RowWeights(s.S, BlockKeys, RoundUp(here.Hi-here.Lo, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
-}
-
-// addValues adds the products of the weights in s.S and the values of spans to the outputs of
-// t. With clean set a weight of 0 hides values that are not finite. Such values leave outputs
-// that are not finite, whatever their weights: with look set the outputs are looked at, because
-// reading values once is cheaper than looking at them first.
-func (a *Attention) addValues(s *Space, t *Tile, b *block, spans []Span, clean, look, columns bool) {
-	p, l := &a.Products, a.Products.Layout
-	inPlace := !l.LoadV
+// addValues adds the products of the weights in s.S and the values of t's keys in b to the
+// outputs of t. With clean set a weight of 0 hides values that are not finite. Such values
+// leave outputs that are not finite, whatever their weights: with look set the outputs are
+// looked at, because reading values once is cheaper than looking at them first.
+func (a *Attention) addValues(s *Space, t *Tile, b *block, clean, look, columns bool) {
+	p, l, o := &a.Products, a.Products.Layout, t.sums.cur.o
 	if l.KeyLanes {
-		inPlace = l.ReadV
+		o = o[:t.N*l.DimV]
 	}
-	if inPlace && (!clean || look && !b.checked) {
-		o := t.sums.cur.o
-		if l.KeyLanes {
-			o = o[:t.N*l.DimV]
-		}
-		if clean {
-			copy(s.v, o)
-		}
-		s.runs = s.runs[:0]
-		for _, span := range spans {
-			s.appendRuns(&p.V, t.Batch, t.KVHead, span, b.end)
-		}
-		p.multiply(s, t, p.V.Element(), s.runs, p.V.RowStride(), columns)
-		if !clean || !l.Kernels.NonFinite(o, len(o), 1, len(o)) {
-			return
-		}
+	if look = look && clean && !b.checked && l.ReadV; look {
+		copy(s.v, o)
+		clean = false
+	}
+	e, ld := p.values(s, b, t, t.here, clean)
+	p.multiply(s, t, e, ld, columns)
+	if look && l.Kernels.NonFinite(o, len(o), 1, len(o)) {
 		copy(o, s.v)
+		e, ld = p.values(s, b, t, t.here, true)
+		p.multiply(s, t, e, ld, columns)
 	}
-	runs, ldv, replaced := p.values(s, b, t, spans, clean)
-	p.multiply(s, t, vec.F32, runs, ldv, columns)
-	if !replaced {
-		return
-	}
-	n := 0
-	for _, span := range spans {
-		p.addNonFinite(t, span, s.S[n:], func(h, i, j, r int, _ float32) bool {
+	if b.replaced {
+		p.addNonFinite(t, t.here, s.S, func(h, i, j, r int, _ float32) bool {
 			return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) && a.Scores.keeps(t.Batch, h, i, j)
 		})
-		n += (span.Hi - span.Lo) * l.Kernels.Width
 	}
 }
 
 // enter prepares t for keys of sum at.
 func (a *Attention) enter(s *Space, t *Tile, at int) {
 	sums := &t.sums
+	if sums.hasCur && sums.at == at {
+		return
+	}
+	if a.Saved.states == nil {
+		a.leave(s, t, at)
+	} else { // another task folds the sums
+		var set *bool
+		sums.cur, set = a.saved(t, at)
+		*set = true
+	}
+	sums.cur.reset()
+	sums.at, sums.hasCur = at, true
+}
+
+// leave adds the current sum of t to those before it. The next one is at.
+func (a *Attention) leave(s *Space, t *Tile, at int) {
+	sums := &t.sums
 	if (sums.hasCur || sums.hasAll) && sums.at/shardSums != at/shardSums {
 		a.mergeShard(s, t)
 	}
-	sums.enter(at, &s.folder)
+	sums.leave(&s.folder)
 }
 
 // complete turns the maxima of t's sums st into LSE, if these are needed, and sets the

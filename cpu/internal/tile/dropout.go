@@ -4,49 +4,28 @@ import "github.com/seed90331342/attn/backend"
 
 // Drop applies dropout to weights of t for the keys of here. The draw of s is seeded.
 func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
-	l, d, n := sc.Layout, &sc.problem.Dropout, here.Hi-here.Lo
-	x := l.Kernels
-	first := func(axis, n int) uint32 { return uint32(d.First[axis] + n) }
+	l, n, first := sc.Layout, here.Hi-here.Lo, &sc.problem.Dropout.First
+	x, batch, row, column := l.Kernels, uint32(first[backend.Batch]+t.Batch), uint32(first[backend.Seq]+t.I), uint32(first[backend.Dim]+here.Lo)
 	switch {
 	case l.KeyLanes:
 		for row := range t.N {
 			h, i := l.Row(t.H, t.I, row)
 			sc.DropRow(&s.Draw, weights[row*BlockKeys:][:RoundUp(n, x.Lanes)], t.Batch, h, i, here.Lo)
 		}
-	case t.I+t.N <= l.Dims.SeqQ && first(backend.Seq, t.I)%4 == 0:
-		s.Draw.Tile(x, first(backend.Batch, t.Batch), first(backend.Heads, t.H), first(backend.Seq, t.I))
-		x.Drop(weights, n, &s.Draw, first(backend.Dim, here.Lo))
 	case l.Dims.SeqQ == 1:
 		for lane := 0; lane < t.N; lane += x.Lanes {
-			s.Draw.Rows(x, first(backend.Batch, t.Batch), first(backend.Heads, t.H+lane), first(backend.Seq, 0), x.Lanes)
-			x.DropHeads(weights[lane:], n, &s.Draw, first(backend.Dim, here.Lo))
+			s.Draw.Rows(x, batch, uint32(first[backend.Heads]+t.H+lane), row, x.Lanes)
+			x.DropHeads(weights[lane:], n, &s.Draw, column)
 		}
 	default:
-		sc.dropRows(s, t, weights, here)
+		s.Draw.Tile(x, batch, uint32(first[backend.Heads]+t.H), row)
+		x.Drop(weights, n, &s.Draw, column)
 	}
 }
 
-// dropRows is Drop one row at a time, for tiles whose rows begin elsewhere than at a multiple
-// of 4.
-func (sc *Scores) dropRows(s *Space, t *Tile, weights []float32, here Span) {
-	x, n := sc.Layout.Kernels, here.Hi-here.Lo
-	for lane := 0; lane < t.N; lane += x.Lanes {
-		for j := 0; j < n; j += x.Lanes {
-			x.Transpose(s.Stage[j:], BlockKeys, weights[j*x.Width+lane:], x.Width, s.One)
-		}
-		for r := range min(x.Lanes, t.N-lane) {
-			h, i := sc.Layout.Row(t.H, t.I, lane+r)
-			sc.DropRow(&s.Draw, s.Stage[r*BlockKeys:][:n], t.Batch, h, i, here.Lo)
-		}
-		for j := 0; j < n; j += x.Lanes {
-			if n-j >= x.Lanes {
-				x.Transpose(weights[j*x.Width+lane:], x.Width, s.Stage[j:], BlockKeys, s.One)
-				continue
-			}
-			x.Transpose(s.square[:], x.Lanes, s.Stage[j:], BlockKeys, s.One)
-			for c := range n - j { // elements after the keys do not change
-				copy(weights[(j+c)*x.Width+lane:], s.square[c*x.Lanes:(c+1)*x.Lanes])
-			}
-		}
-	}
+// dropsByRow reports whether query rows of c cannot be lanes because of dropout: the kernel for
+// tiles of width rows takes those of one head, from a multiple of 4 on.
+func dropsByRow(c *backend.Call, width int) bool {
+	d := c.Dims()
+	return c.Dropout.P > 0 && d.SeqQ > 1 && (c.Dropout.First[backend.Seq]%4 != 0 || d.SeqQ < width && d.Heads > d.KVHeads)
 }

@@ -21,17 +21,16 @@ type Layout struct {
 	DimK, DimV int  // head sizes rounded up to Lanes
 
 	StateFloats  int  // of the sums of a tile
-	LoadK, LoadV bool // keys, values are converted or packed
-	ReadK, ReadV bool // with keys as lanes, kernels read keys, values in place
+	ReadK, ReadV bool // kernels read keys, values in place; others are converted
 }
 
 // NewLayout returns the layout of c with the kernels of k. Tiles have keys as lanes if keyLanes
-// is set, or if k has no others.
+// is set, or if no other kernels compute c.
 func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	d := c.Dims()
-	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes,
+	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes || dropsByRow(c, k.Width),
 		DimK: RoundUp(d.Dim, k.Lanes), DimV: RoundUp(d.ValueDim, k.Lanes), Sums: CeilDiv(d.SeqK, SumKeys),
-		LoadK: !InPlace(&c.K, c.Pages), LoadV: !InPlace(&c.V, c.Pages)}
+		ReadK: InPlace(&c.K, c.Pages), ReadV: InPlace(&c.V, c.Pages)}
 	if d.SeqQ < k.Width { // tiles span heads
 		group := l.Share * d.SeqQ
 		l.Rows, l.Tiles = min(k.Width, group), CeilDiv(group, k.Width)
@@ -41,7 +40,6 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	}
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
 	if l.KeyLanes {
-		l.LoadK, l.LoadV = l.LoadK || d.Dim != l.DimK, l.LoadV || d.ValueDim != l.DimV
 		l.ReadK, l.ReadV = readInPlace(k, &c.K, c.Pages), readInPlace(k, &c.V, c.Pages)
 		l.StateFloats = l.Rows*l.DimV + 2*l.TileRows()
 	} else {

@@ -57,107 +57,68 @@ func scaleRows(dst, src []float32, scale float32) {
 	}
 }
 
-// keyLaneScores computes the scores of t and the keys of here, and of zeros up to
-// the next multiple of Lanes.
-func (p *Products) keyLaneScores(s *Space, b *block, t *Tile, here Span) {
-	l := p.Layout
+// dots computes the scores of t and the keys of here, with keys as lanes. Those of the keys up
+// to the next multiple of Lanes become unspecified.
+func (p *Products) dots(s *Space, b *block, t *Tile, here Span) {
+	l, k := p.Layout, s.k
 	x, n, rows, done := l.Kernels, here.Hi-here.Lo, l.dotRows(t.N), 0
-	whole := Span{here.Lo, here.Lo + n/x.Lanes*x.Lanes}
-	if shared := l.Tiles > 1; !whole.Empty() && (l.ReadK || shared) { // they share the converted keys
-		done = whole.Hi - whole.Lo
-		e, runs, ldk := vec.F32, []vec.Run(nil), 0
-		if l.ReadK {
-			e, ldk, runs = p.K.Element(), p.K.Stride[backend.Seq], s.Runs(&p.K, t.Batch, t.KVHead, whole, b.end)
-		} else {
-			runs, ldk = p.keys(s, b, t, whole)
+	if l.ReadK {
+		if done = n / x.Lanes * x.Lanes; done > 0 {
+			runs := s.Runs(&p.K, t.Batch, t.KVHead, Span{here.Lo, here.Lo + done}, b.end)
+			x.Dots(p.K.Element(), s.S, BlockKeys, runs, p.K.Stride[backend.Seq], t.q, l.DimK, rows, l.DimK)
 		}
-		x.Dots(e, s.S, BlockKeys, runs, ldk, t.q, l.DimK, rows, l.DimK)
-	}
-	// Convert a few keys at a time, which stay in the first-level cache.
-	step := 2 * x.Lanes
-	if x.KeyLanes {
-		step = BlockKeys // a BLAS call costs more than cache misses
-	}
-	for c := done; c < n; c += step {
-		some := min(step, n-c)
-		padded := RoundUp(some, x.Lanes)
-		k := s.k
-		if l.Tiles > 1 {
-			k = s.Stage // s.k has the keys of all tiles
+		if done == n {
+			return
 		}
-		p.K.LoadRows(x, k, l.DimK, t.Batch, t.KVHead, here.Lo+c, some)
-		clear(k[some*l.DimK : padded*l.DimK])
-		x.Dots(vec.F32, s.S[c:], BlockKeys, s.Rows(k, l.DimK, padded, l.DimK), l.DimK, t.q, l.DimK, rows, l.DimK)
+		p.K.LoadRows(x, k, l.DimK, t.Batch, t.KVHead, here.Lo+done, n-done)
+	} else {
+		p.loadKeys(s, b, t)
+		k = k[(here.Lo-b.span.Lo)*l.DimK:]
+	}
+	rest := RoundUp(n-done, x.Lanes)
+	x.Dots(vec.F32, s.S[done:], BlockKeys, s.Rows(k, l.DimK, rest, l.DimK), l.DimK, t.q, l.DimK, rows, l.DimK)
+}
+
+// loadKeys converts the keys of b to s.k, once.
+func (p *Products) loadKeys(s *Space, b *block, t *Tile) {
+	if !b.hasK {
+		b.hasK = true
+		p.K.LoadRows(p.Layout.Kernels, s.k, p.Layout.DimK, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
 	}
 }
 
 // keys returns the keys of some, which are in b, as float32 rows, ld apart, in place or
-// converted.
+// converted. Query rows are lanes.
 func (p *Products) keys(s *Space, b *block, t *Tile, some Span) (runs []vec.Run, ld int) {
 	l := p.Layout
-	if !l.LoadK {
+	if l.ReadK {
 		return s.Runs(&p.K, t.Batch, t.KVHead, some, b.end), p.K.RowStride()
 	}
-	if !b.hasK {
-		b.hasK = true
-		p.K.LoadRows(l.Kernels, s.k, l.DimK, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
-	}
+	p.loadKeys(s, b, t)
 	return s.Rows(s.k[(some.Lo-b.span.Lo)*l.DimK:], l.DimK, some.Hi-some.Lo, l.DimK), l.DimK
 }
 
-// values is keys for the values of spans. With clean set it replaces NaN and Inf by 0,
-// because a weight of 0 must hide them and 0·NaN is NaN, and reports whether it replaced any.
-func (p *Products) values(s *Space, b *block, t *Tile, spans []Span, clean bool) (runs []vec.Run, ld int, replaced bool) {
-	l := p.Layout
-	if l.LoadV && !b.hasV {
+// values sets s.runs to the values of here, which are in b, as rows of type e that are ld
+// apart, in place or converted. With clean set NaN and Inf are replaced by 0, because a weight
+// of 0 must hide them and 0·NaN is NaN. If there are any, b.replaced is set.
+func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e vec.Element, ld int) {
+	l, check := p.Layout, clean && !b.checked
+	if (check || !l.ReadV) && !b.hasV {
 		b.hasV = true
-		p.loadValues(s, b, t)
+		p.V.LoadRows(l.Kernels, s.v, l.DimV, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
 	}
-	if clean && !b.checked {
+	if rows := b.span.Hi - b.span.Lo; check {
 		b.checked = true
-		if p.anyNonFinite(s, b, t) {
-			if !l.LoadV {
-				p.loadValues(s, b, t)
-			}
-			ZeroNonFinite(s.v[:(b.span.Hi-b.span.Lo)*l.DimV])
-			b.replaced = true
+		if b.replaced = l.Kernels.NonFinite(s.v, l.DimV, rows, l.Dims.ValueDim); b.replaced {
+			ZeroNonFinite(s.v[:rows*l.DimV])
 		}
 	}
-	replaced, s.runs = clean && b.replaced, s.runs[:0]
-	for _, span := range spans {
-		n := span.Hi - span.Lo
-		if l.LoadV || replaced {
-			rows := s.v[(span.Lo-b.span.Lo)*l.DimV:]
-			s.runs = vec.AppendRun(s.runs, rows, l.DimV, n, l.DimV, rows)
-			ld = l.DimV
-			continue
-		}
-		s.appendRuns(&p.V, t.Batch, t.KVHead, span, b.end)
-		ld = p.V.RowStride()
+	if l.ReadV && !b.replaced {
+		s.Runs(&p.V, t.Batch, t.KVHead, here, b.end)
+		return p.V.Element(), p.V.RowStride()
 	}
-	return s.runs, ld, replaced
-}
-
-// loadValues converts the values of b.
-func (p *Products) loadValues(s *Space, b *block, t *Tile) {
-	l := p.Layout
-	p.V.LoadRows(l.Kernels, s.v, l.DimV, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
-}
-
-// anyNonFinite reports whether any of the values of b is NaN or Inf.
-func (p *Products) anyNonFinite(s *Space, b *block, t *Tile) bool {
-	l := p.Layout
-	if l.LoadV {
-		return l.Kernels.NonFinite(s.v, l.DimV, b.span.Hi-b.span.Lo, l.Dims.ValueDim)
-	}
-	for at := b.span.Lo; at < b.span.Hi; {
-		n := p.V.Adjacent(at, b.span.Hi-at)
-		if l.Kernels.NonFinite(p.V.F32[p.V.RowIndex(t.Batch, t.KVHead, at):], p.V.RowStride(), n, l.Dims.ValueDim) {
-			return true
-		}
-		at += n
-	}
-	return false
+	s.Rows(s.v[(here.Lo-b.span.Lo)*l.DimV:], l.DimV, here.Hi-here.Lo, l.DimV)
+	return vec.F32, l.DimV
 }
 
 // ZeroNonFinite replaces NaN and Inf by zero.
@@ -170,7 +131,7 @@ func ZeroNonFinite(s []float32) {
 }
 
 // addNonFinite adds the products of weights and values for the keys of here and the
-// values that are NaN or Inf, which values replaced. uses reports whether row i of
+// values that are NaN or Inf, which values has replaced. uses reports whether row i of
 // head h takes in key j with the given weight.
 //
 // weights are those of t from the first key of here on.
@@ -199,21 +160,22 @@ func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, uses func
 	}
 }
 
-// multiply adds the products of the weights in s.S and values of type e to the outputs of t.
-func (p *Products) multiply(s *Space, t *Tile, e vec.Element, runs []vec.Run, ldv int, columns bool) {
+// multiply adds the products of the weights in s.S and the values of s.runs, of type e, to the
+// outputs of t.
+func (p *Products) multiply(s *Space, t *Tile, e vec.Element, ldv int, columns bool) {
 	l, o := p.Layout, t.sums.cur.o
 	switch {
 	case l.KeyLanes:
-		l.Kernels.Mix(e, o, l.DimV, runs, ldv, s.S, BlockKeys, s.Alpha, t.N, l.DimV)
-	case columns && len(runs) == 1:
+		l.Kernels.Mix(e, o, l.DimV, s.runs, ldv, s.S, BlockKeys, s.Alpha, t.N, l.DimV)
+	case columns && len(s.runs) == 1:
 		// The columns of a tile leave out keys that none of their rows sees. This does not
 		// change an output: the weights of these keys are 0 and values at an edge are finite, so
 		// each product is a zero, and the sum of it and the sum before differs from the latter
 		// only if both are zeros, and then only in its sign. That sign ends where outputs are
 		// written, which adds 0.
-		l.Kernels.ValuesOf(s.steps[:], o, runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
+		l.Kernels.ValuesOf(s.steps[:], o, s.runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
 	default:
-		l.Kernels.Values(o, runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
+		l.Kernels.Values(o, s.runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
 	}
 }
 
@@ -249,16 +211,10 @@ func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
 	}
 }
 
-// Runs returns the rows of keys or values of some, of head h, as the kernels read them in place. The
-// kernels prefetch those of the next block, as far as end.
+// Runs sets s.runs to the rows of some of head h, keys or values that the kernels read in place, and
+// returns them. The kernels prefetch those of the next block, as far as end.
 func (s *Space) Runs(v *view.View, b, h int, some Span, end int) []vec.Run {
 	s.runs = s.runs[:0]
-	s.appendRuns(v, b, h, some, end)
-	return s.runs
-}
-
-// appendRuns appends the runs that Runs returns to s.runs.
-func (s *Space) appendRuns(v *view.View, b, h int, some Span, end int) {
 	lo, n := some.Lo, some.Hi-some.Lo
 	if v.Pages == nil {
 		later := lo
@@ -266,7 +222,7 @@ func (s *Space) appendRuns(v *view.View, b, h int, some Span, end int) {
 			later += BlockKeys
 		}
 		s.runs = v.AppendRun(s.runs, v.Index(b, h, lo), v.Index(b, h, later), n)
-		return
+		return s.runs
 	}
 	// Each run prefetches a share of the four quarters of the next block, whose rows are as
 	// many as to lie in one page each.
@@ -295,6 +251,7 @@ func (s *Space) appendRuns(v *view.View, b, h int, some Span, end int) {
 		n -= m
 	}
 	vec.Chain(s.runs)
+	return s.runs
 }
 
 // pagedRow is a row of a page.

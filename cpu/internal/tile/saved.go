@@ -5,7 +5,7 @@ import "github.com/seed90331342/attn/cpu/internal/pool"
 // Saved is the sums of a call over whose keys several tasks go. The last of these folds them.
 type Saved struct {
 	states []float32 // StateFloats for each tile and sum; nil where one task takes all keys
-	set    []bool    // the states that are set
+	set    []bool    // the states that have seen keys
 	memory []float32 // for states
 }
 
@@ -31,31 +31,20 @@ func (v *Saved) Open(l *Layout) (err error) {
 // Emptied returns a Saved without sums, with the memory of v.
 func (v *Saved) Emptied() Saved { return Saved{set: v.set, memory: v.memory} }
 
-// state returns the place of the sum at of t.
-func (a *Attention) state(t *Tile, at int) (n int, st state) {
+// saved returns the state of the sum at of t.
+func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
 	l := a.Products.Layout
-	n = t.index*l.Sums + at
-	return n, l.stateIn(a.Saved.states[n*l.StateFloats : (n+1)*l.StateFloats])
-}
-
-// Save stores the current sum of t for the task that folds the sums of all keys.
-func (a *Attention) Save(t *Tile) {
-	if !t.sums.hasCur {
-		return
-	}
-	n, st := a.state(t, t.sums.at)
-	st.copy(&t.sums.cur)
-	a.Saved.set[n] = true
-	t.sums.hasCur = false
+	n := t.index*l.Sums + at
+	return l.stateIn(a.Saved.states[n*l.StateFloats:]), &a.Saved.set[n]
 }
 
 // Fold folds the saved sums of t into it, one after another.
 func (a *Attention) Fold(s *Space, t *Tile) {
 	t.sums.hasCur = false
 	for at := range a.Products.Layout.Sums {
-		if n, st := a.state(t, at); a.Saved.set[n] {
-			a.enter(s, t, at)
-			t.sums.cur.copy(&st)
+		if st, set := a.saved(t, at); *set {
+			a.leave(s, t, at)
+			t.sums.cur, t.sums.at, t.sums.hasCur = st, at, true
 		}
 	}
 }

@@ -11,9 +11,9 @@ import (
 // Scores turns dot products into scores: scale, softcap, biases and masks. The methods in this
 // file take rows, those in adjust.go tiles.
 type Scores struct {
-	Layout                     *Layout
-	problem                    *backend.Problem
-	mask, seen, bias, relative view.View // seen is the block mask
+	Layout                       *Layout
+	problem                      *backend.Problem
+	mask, blocks, bias, relative view.View
 	// Scale is the factor of dot products, Cap that of the softcap's tanh, or 0. They yield
 	// scores in units of log2 e: s·Scale, or tanh(s·Scale)·Cap.
 	Scale, Cap float32
@@ -23,15 +23,15 @@ type Scores struct {
 	hiding bool // a mask, a bias or dropout may hide single keys
 }
 
-// Open opens the mask and bias tensors of p; sc must be zero. AdjustRow and the other methods of
-// rows read only the kernels and the numbers of query heads and rows of l.
+// Open opens the mask and bias tensors of p; sc must be zero. The methods that take rows read only
+// the kernels and the numbers of query heads and rows of l.
 func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 	sc.Layout, sc.problem, sc.Scale = l, p, float32(float64(p.Scale)*math.Log2E)
 	if c := float64(p.Softcap); c > 0 {
 		sc.Scale, sc.Cap = float32(float64(p.Scale)/c), float32(c*math.Log2E)
 	}
-	sc.mask, sc.seen, sc.bias, sc.relative = view.Of(&p.Mask), view.Of(&p.Blocks), view.Of(&p.Bias), view.Of(&p.Relative)
-	sc.Masked = !sc.mask.IsZero() || !sc.seen.IsZero()
+	sc.mask, sc.blocks, sc.bias, sc.relative = view.Of(&p.Mask), view.Of(&p.Blocks), view.Of(&p.Bias), view.Of(&p.Relative)
+	sc.Masked = !sc.mask.IsZero() || !sc.blocks.IsZero()
 	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || p.Dropout.P > 0
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
 }
@@ -39,53 +39,22 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 // NegInf is the score of a hidden key.
 var NegInf = float32(math.Inf(-1))
 
-// AdjustRow turns dot products of query row i with the keys from j on into scores,
-// in place:
-//
-//	s = scale·s    s = softcap·tanh(s/softcap)    s = s + bias    hidden: -Inf
-//
-// bias has room for whole vectors.
-func (sc *Scores) AdjustRow(r *Ramp, s []float32, b, h, i, j int, bias []float32) {
-	for n := range s {
-		s[n] *= sc.problem.Scale
-	}
-	if c := sc.problem.Softcap; c > 0 {
-		for n, x := range s {
-			s[n] = c * vec.Tanh(x/c)
-		}
-	}
-	if sc.Added {
-		bias = bias[:len(s)]
-		sc.AddedRow(r, bias, b, h, i, j)
-		for n, x := range bias {
-			if x == NegInf {
-				s[n] = NegInf // not s+x: s may be NaN or +Inf
-			} else {
-				s[n] += backend.Bound(x, backend.MaxBias)
-			}
-		}
-	}
-	if sc.Masked {
-		sc.MaskRow(s, b, h, i, j)
-	}
-}
-
 // AddedRow writes the sum of the biases of a row from key j on: the bias, and the terms
 // that depend on the distance, bounded as in backend.Problem. It does not bound a bias
 // that is the only term: the kernels do that when they add it.
 //
 // dst has at most BlockKeys elements and room for whole vectors. The elements up to there
 // become unspecified.
-func (sc *Scores) AddedRow(r *Ramp, dst []float32, b, h, i, j int) {
+func (sc *Scores) AddedRow(s *Space, dst []float32, b, h, i, j int) {
 	if sc.bias.IsZero() {
-		sc.distances(r, dst, b, h, j-i)
+		sc.distances(dst, b, h, j-i)
 		return
 	}
 	k := sc.Layout.Kernels
 	sc.bias.Load(k, dst, len(dst), b, h, i, 1, j, len(dst))
 	if !sc.biasAlone() {
-		sc.distances(r, r.terms[:len(dst)], b, h, j-i)
-		k.Join(dst[:RoundUp(len(dst), k.Lanes)], r.terms[:])
+		sc.distances(s.terms[:len(dst)], b, h, j-i)
+		k.Join(dst[:RoundUp(len(dst), k.Lanes)], s.terms[:])
 	}
 }
 
@@ -97,90 +66,35 @@ func (sc *Scores) biasAlone() bool {
 // distances writes the terms that depend on the distance between row and key, for
 // distances from d on; 0 for distances that no pair has. dst has room for whole vectors, as
 // in AddedRow.
-func (sc *Scores) distances(r *Ramp, dst []float32, b, h, d int) {
-	k, seqQ := sc.Layout.Kernels, sc.Layout.Dims.SeqQ
-	padded := dst[:RoundUp(len(dst), k.Lanes)]
-	slope := sc.problem.Slope(b, h, sc.Layout.Dims.Heads)
+func (sc *Scores) distances(dst []float32, b, h, d int) {
+	slope, far := sc.problem.Slope(b, h, sc.Layout.Dims.Heads), d-sc.problem.Visible.Offset
 	if sc.relative.IsZero() {
-		copy(dst, r.from(d-sc.problem.Visible.Offset, len(dst), seqQ))
-		k.ScaleMax(padded, slope, r.lanes[:])
+		for n := range dst {
+			dst[n] = slope * float32(min(far+n, -far-n))
+		}
 		return
 	}
-	at := d + seqQ - 1
+	k, at := sc.Layout.Kernels, d+sc.Layout.Dims.SeqQ-1
 	lo := min(len(dst), max(0, -at))
 	hi := max(lo, min(len(dst), sc.relative.Shape[backend.Dim]-at))
 	clear(dst[:lo])
 	clear(dst[hi:])
-	sc.relative.Load(k, dst[lo:hi], hi-lo, b, h, 0, 1, at+lo, hi-lo)
-	k.Bound(padded, backend.MaxRelative)
+	if lo < hi {
+		sc.relative.Load(k, dst[lo:hi], hi-lo, b, h, 0, 1, at+lo, hi-lo)
+	}
+	k.Bound(dst[:RoundUp(len(dst), k.Lanes)], backend.MaxRelative)
 	if slope != 0 {
-		for n, far := range r.from(d-sc.problem.Visible.Offset, len(dst), seqQ) {
-			dst[n] += float32(slope * far)
+		for n := range dst {
+			dst[n] += float32(slope * float32(min(far+n, -far-n)))
 		}
 	}
-}
-
-// Ramp holds -|d| for adjacent distances d, which the rows of a tile share.
-type Ramp struct {
-	first, n int // values holds those of n distances from first on
-	values   [BlockKeys + 2*maxLanes]float32
-	terms    [BlockKeys]float32 // of a row
-	lanes    [maxLanes]float32
-}
-
-// from returns -|d| for n distances from d on. The next rows of the head, of which there
-// are fewer than rows, begin at smaller distances.
-func (r *Ramp) from(d, n, rows int) []float32 {
-	if d < r.first || d+n > r.first+r.n {
-		before := min(rows, maxLanes) - 1
-		r.first, r.n = d-before, n+before
-		for i := range r.n {
-			r.values[i] = float32(min(r.first+i, -r.first-i))
-		}
-	}
-	return r.values[d-r.first:][:n]
-}
-
-// MaskRow writes -Inf to the elements of a row, from key j on, that the mask or the
-// block mask hides.
-func (sc *Scores) MaskRow(s []float32, b, h, i, j int) {
-	if !sc.mask.IsZero() {
-		k := sc.Layout.Kernels
-		step, whole := sc.mask.Stride[backend.Dim], 0
-		at := sc.mask.Index(b, h, i) + j*step
-		if step == 1 && len(s) >= k.Lanes {
-			whole = len(s) / k.Lanes * k.Lanes
-			k.HideRow(s[:whole], sc.mask.Bools[at:])
-		}
-		for n := whole; n < len(s); n++ {
-			if !sc.mask.Bools[at+n*step] {
-				s[n] = NegInf
-			}
-		}
-	}
-	if sc.seen.IsZero() {
-		return
-	}
-	for n := 0; n < len(s); {
-		block := (j + n) / sc.problem.BlockK
-		end := min(len(s), (block+1)*sc.problem.BlockK-j)
-		if !sc.sees(b, h, i/sc.problem.BlockQ, block) {
-			Fill(s[n:end], NegInf)
-		}
-		n = end
-	}
-}
-
-// sees reports whether the block mask shows a block of keys to a block of rows.
-func (sc *Scores) sees(b, h, rows, keys int) bool {
-	return sc.seen.Bools[sc.seen.Index(b, h, rows)+keys*sc.seen.Stride[backend.Dim]]
 }
 
 // Hides reports whether a mask or an infinite bias hides key j from row i.
 func (sc *Scores) Hides(b, h, i, j int) bool {
 	switch {
 	case !sc.mask.IsZero() && !sc.mask.Bools[sc.mask.Index(b, h, i)+j*sc.mask.Stride[backend.Dim]],
-		!sc.seen.IsZero() && !sc.sees(b, h, i/sc.problem.BlockQ, j/sc.problem.BlockK),
+		!sc.blocks.IsZero() && !sc.sees(b, h, i/sc.problem.BlockQ, j/sc.problem.BlockK),
 		!sc.bias.IsZero() && sc.bias.At(b, h, i, j) == NegInf,
 		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == NegInf:
 		return true

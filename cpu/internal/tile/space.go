@@ -5,33 +5,30 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// maxLanes is the largest Width of any kernels.
-const maxLanes = 64
+// maxWidth is the largest Width of any kernels.
+const maxWidth = 64
 
 // Space is the memory that the tiles of a task share. It stays with the scratch of its
 // goroutine; Products.Open takes its slices from there.
 type Space struct {
 	S          []float32 // a score tile
 	MX, Alpha  []float32 // a number for each row of a tile
-	before     []float32 // maxima before the current keys
 	Stage      []float32 // some rows between memory and a tile
 	bias       []float32 // of a row
 	table      []float32 // bias of a tile by distance
 	Capped     []float32 // the scores before biases, for the softcap's derivative; may be nil
-	k, v       []float32 // converted, or values with 0 for NaN and Inf
+	k, v       []float32 // converted, or values with 0 for NaN and Inf, or outputs
 	Scale, One []float32 // factors of transpositions
 	folder     folder
-	edge       [2][maxLanes]int32
+	edge       [2][maxWidth]int32
+	terms      [BlockKeys]float32   // of the biases of a row
 	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
-	square     [16 * 16]float32     // weights after dropout
 	Draw       vec.Draw
-	Ramp       Ramp
 	runs       []vec.Run
 	steps      columnSteps
 
-	tiles    [MaxTiles]Tile
-	spans    [MaxRows]Span         // that the rows of the tiles see
-	unhidden [BlockKeys/8 + 1]Span // see Scores.unhidden
+	tiles [MaxTiles]Tile
+	spans [MaxRows]Span // that the rows of the tiles see
 }
 
 // SpaceOf returns the space that stays with w. Its slices are those of an earlier call.
@@ -46,7 +43,7 @@ func SpaceOf(w *pool.Scratch) *Space {
 
 // SpaceFloats returns the floats that Products.Open takes.
 func (l *Layout) SpaceFloats() int {
-	return BlockKeys*(l.DimK+l.DimV) + 2*l.Kernels.Lanes + l.ScoreFloats() + 3*l.TileRows() +
+	return (BlockKeys+l.Kernels.Lanes)*l.DimK + BlockKeys*l.DimV + 2*l.Kernels.Lanes + l.ScoreFloats() + 3*l.TileRows() +
 		l.Kernels.Lanes*max(l.DimK, l.DimV, BlockKeys) + BlockKeys + l.Kernels.Width
 }
 
@@ -54,17 +51,17 @@ func (l *Layout) SpaceFloats() int {
 func (p *Products) Open(w *pool.Scratch) *Space {
 	s, l := SpaceOf(w), p.Layout
 	x := l.Kernels
-	s.k, s.v = w.Floats(BlockKeys*l.DimK), w.Floats(BlockKeys*l.DimV)
+	s.k, s.v = w.Floats((BlockKeys+x.Lanes)*l.DimK), w.Floats(BlockKeys*l.DimV)
 	s.Scale, s.One = w.Floats(x.Lanes), w.Floats(x.Lanes)
 	Fill(s.Scale, p.Scale)
 	Fill(s.One, 1)
 	s.S = w.Floats(l.ScoreFloats())
-	s.MX, s.Alpha, s.before = w.Floats(l.TileRows()), w.Floats(l.TileRows()), w.Floats(l.TileRows())
+	s.MX, s.Alpha = w.Floats(l.TileRows()), w.Floats(l.TileRows())
 	s.Stage = w.Floats(x.Lanes * max(l.DimK, l.DimV, BlockKeys))
 	s.table = w.Floats(BlockKeys + x.Width)
 	s.bias = s.table[:BlockKeys]
 	s.Capped = nil
-	s.folder = folder{k: x, a: s.Alpha, b: s.before}
+	s.folder = folder{k: x, a: s.Alpha, b: w.Floats(l.TileRows())}
 	if l.RowOutputs {
 		s.folder.ld = l.DimV
 	}
@@ -75,10 +72,4 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 func (s *Space) Rows(rows []float32, ld, n, d int) []vec.Run {
 	s.runs = vec.AppendRun(s.runs[:0], rows, ld, n, d, rows)
 	return s.runs
-}
-
-// one returns the list of one span.
-func (s *Space) one(span Span) []Span {
-	s.unhidden[0] = span
-	return s.unhidden[:1]
 }

@@ -142,17 +142,6 @@ type sums struct {
 	hasMerged bool // merged is set
 }
 
-// enter prepares s for keys of sum at.
-func (s *sums) enter(at int, f *folder) {
-	if s.hasCur && s.at != at {
-		s.leave(f)
-	}
-	if !s.hasCur {
-		s.cur.reset()
-		s.at, s.hasCur = at, true
-	}
-}
-
 // leave adds cur to all.
 func (s *sums) leave(f *folder) {
 	switch {
