@@ -10,7 +10,7 @@
 //
 // Optional abilities are small interfaces, found by type assertion: [Projector], [Rotator],
 // [Merger], [Scorer], [Copier] and [Warmer] compute; [PeakMeter], [BandwidthMeter],
-// [LaunchMeter], [CeilingMeter] and [MemoryMeter] measure. A [Trace] in a context observes
+// [LaunchMeter] and [MemoryMeter] measure. A [Trace] in a context observes
 // calls.
 //
 // A program chooses its backends by importing them, and opens one through package kernels:
@@ -254,20 +254,4 @@ type MemoryMeter interface {
 	// PeakMemory returns the largest number of bytes of device memory that tensors and
 	// calls held at once since the previous call of PeakMemory.
 	PeakMemory() int64
-}
-
-// Ceiling is the highest rate that a device reaches in one respect.
-type Ceiling struct {
-	// Name is the operation: "copy", "upload".
-	Name string `json:"name"`
-	// BytesPerSecond is the best of a few measurements.
-	BytesPerSecond float64 `json:"bytes_per_second"`
-}
-
-// CeilingMeter is implemented by backends with ceilings in addition to those of [PeakMeter]
-// and [BandwidthMeter]. They explain figures but do not limit a call.
-type CeilingMeter interface {
-	// Ceilings measures each ceiling once, always in the same order. It takes some
-	// hundreds of milliseconds.
-	Ceilings(ctx context.Context) ([]Ceiling, error)
 }

@@ -41,7 +41,7 @@ func Ceilings(ctx context.Context, contenders []Contender, missing ...string) (*
 	for _, c := range contenders {
 		info := c.Device.Info()
 		r.Environment.Backends = append(r.Environment.Backends, info)
-		r.Ceilings = append(r.Ceilings, report.Ceiling{Contender: c.Name, Backend: info.Name, Threads: info.Threads, Others: []report.Rate{}})
+		r.Ceilings = append(r.Ceilings, report.Ceiling{Contender: c.Name, Backend: info.Name, Threads: info.Threads})
 		sizes := [2]int{memoryBytes, deviceCacheBytes}
 		if info.Threads > 0 {
 			sizes[1] = cacheBytes * info.Threads
@@ -97,20 +97,6 @@ func measureCeiling(ctx context.Context, c *report.Ceiling, be backend.Backend, 
 			return err
 		}
 		best(&c.CacheGBS, read)
-	}
-	if meter, ok := be.(backend.CeilingMeter); ok {
-		all, err := meter.Ceilings(ctx)
-		if err != nil {
-			return err
-		}
-		for _, o := range all {
-			i := slices.IndexFunc(c.Others, func(r report.Rate) bool { return r.Name == o.Name })
-			if i < 0 {
-				i = len(c.Others)
-				c.Others = append(c.Others, report.Rate{Name: o.Name})
-			}
-			c.Others[i].GBS = max(c.Others[i].GBS, o.BytesPerSecond/1e9)
-		}
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -36,14 +35,13 @@ func TestCeilings(t *testing.T) {
 	if c := r.Ceilings[1]; *c.GFLOPS != 3 || c.MemoryGBS != nil || c.CacheGBS != nil {
 		t.Errorf("%+v: what no one measured must be null", c)
 	}
-	if c := r.Ceilings[3]; *c.GFLOPS != 5 || *c.LaunchS != 20e-6 || len(c.Others) != 2 || c.Others[0] != (report.Rate{Name: "copy", GBS: ceilingRounds}) ||
-		c.Others[1] != (report.Rate{Name: "upload", GBS: 7}) || queued.asked != deviceCacheBytes {
+	if c := r.Ceilings[3]; *c.GFLOPS != 5 || *c.LaunchS != 20e-6 || queued.asked != deviceCacheBytes {
 		t.Errorf("the best of what a device measures is %+v; %d bytes were read last", c, queued.asked)
 	}
 	wantText(t, r.WriteTable, "     all        2             4.00               2.00              2.00\n",
 		"    none        2                -                  -                 -\n",
 		"   gpu:0        -             5.00               1.00              1.00\n",
-		"\ngpu:0 · pretended · fake v1\n  empty launch         20.0 µs\n  copy                    5.00 GB/s\n  upload                  7.00 GB/s\n")
+		"\ngpu:0 · pretended · fake v1\n  empty launch   20.0 µs\n")
 }
 
 // broken is a fake whose ceiling cannot be measured.

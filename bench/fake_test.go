@@ -193,7 +193,6 @@ func (m *roofed) ReadBandwidth(_ context.Context, operands ...kernels.Tensor) (f
 type device struct {
 	roofed
 	launch time.Duration
-	rounds float64
 	// part is the fraction of a call that its clock counts as computing; 0: no clock.
 	part float64
 	// compiled is set by the first call.
@@ -210,11 +209,6 @@ func (m *device) Info() kernels.Info {
 func (m *device) PeakMemory() int64 { return 12345 }
 
 func (m *device) LaunchTime(context.Context) (time.Duration, error) { return m.launch, nil }
-
-func (m *device) Ceilings(context.Context) ([]backend.Ceiling, error) {
-	m.rounds++
-	return []backend.Ceiling{{Name: "copy", BytesPerSecond: m.rounds * 1e9}, {Name: "upload", BytesPerSecond: 7e9}}, nil
-}
 
 func (m *device) Upload(ctx context.Context, host kernels.Tensor) (kernels.Tensor, error) {
 	if move := backend.TraceOf(ctx).Move; move != nil {

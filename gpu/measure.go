@@ -150,7 +150,6 @@ var (
 	_ backend.PeakMeter      = (*Backend)(nil)
 	_ backend.BandwidthMeter = (*Backend)(nil)
 	_ backend.LaunchMeter    = (*Backend)(nil)
-	_ backend.CeilingMeter   = (*Backend)(nil)
 )
 
 // measured returns the result of f, as a call of b.
@@ -191,32 +190,4 @@ func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor)
 // workgroup, with its pipeline, bindings and parameters in place.
 func (b *Backend) LaunchTime(ctx context.Context) (time.Duration, error) {
 	return measured(ctx, b, "launch", func() (time.Duration, error) { return meter.Launch(ctx, b.dev) })
-}
-
-// Ceilings measures, in bytes a second: "copy", reads and writes of device memory, each
-// byte counted twice; "workgroup memory", vec4 loads; "upload" and "download", between
-// host memory and the device.
-func (b *Backend) Ceilings(ctx context.Context) ([]backend.Ceiling, error) {
-	ctx = backend.WithTrace(ctx, &backend.Trace{}) // these are no calls of the caller's
-	var all []backend.Ceiling
-	within := func(measure func() (float64, error)) func() (float64, error) {
-		return func() (float64, error) { return measured(ctx, b, "ceilings", measure) }
-	}
-	for _, c := range []struct {
-		name    string
-		measure func() (float64, error)
-	}{
-		{"copy", within(func() (float64, error) { return meter.Copy(ctx, b.dev, b.info.Type == backend.CPU) })},
-		{"workgroup memory", within(func() (float64, error) { return meter.WorkgroupMemory(ctx, b.dev) })},
-		// Upload and Download of b are calls of their own.
-		{"upload", func() (float64, error) { return meter.Upload(ctx, b.dev, b) }},
-		{"download", func() (float64, error) { return meter.Download(ctx, b.dev, b) }},
-	} {
-		rate, err := c.measure()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, backend.Ceiling{Name: c.name, BytesPerSecond: rate})
-	}
-	return all, nil
 }

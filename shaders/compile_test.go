@@ -9,7 +9,7 @@ import (
 )
 
 // fixed are the kernels with one variant.
-var fixed = []Fixed{Merge, Delta, Reduce, Peak, Copy, Read, Banks, Exponentials}
+var fixed = []Fixed{Merge, Delta, Reduce, Peak, Read, Exponentials}
 
 // Tiles of package gpu for head size 64.
 var (

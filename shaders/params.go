@@ -180,23 +180,6 @@ func (p *AttentionParams) Append(b []byte) []byte {
 // SetRange implements Ranged.
 func (p *AttentionParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
-// BanksParams are the parameters of banks.wgsl.
-type BanksParams struct {
-	Rounds int
-}
-
-// Size implements Params.
-func (p *BanksParams) Size() int { return 16 }
-
-// Append implements Params.
-func (p *BanksParams) Append(b []byte) []byte {
-	b = put32(b, uint32(p.Rounds))
-	b = put32(b, 0)
-	b = put32(b, 0)
-	b = put32(b, 0)
-	return b
-}
-
 // ConvertParams are the parameters of convert.wgsl.
 type ConvertParams struct {
 	First   int // workgroups of the box that earlier dispatches ran
@@ -237,25 +220,6 @@ func (p *ConvertParams) Append(b []byte) []byte {
 
 // SetRange implements Ranged.
 func (p *ConvertParams) SetRange(first, total int) { p.First, p.Total = first, total }
-
-// CopyParams are the parameters of copy.wgsl.
-type CopyParams struct {
-	Rounds  int
-	Laps    int
-	Threads int // of the grid
-}
-
-// Size implements Params.
-func (p *CopyParams) Size() int { return 16 }
-
-// Append implements Params.
-func (p *CopyParams) Append(b []byte) []byte {
-	b = put32(b, uint32(p.Rounds))
-	b = put32(b, uint32(p.Laps))
-	b = put32(b, uint32(p.Threads))
-	b = put32(b, 0)
-	return b
-}
 
 // DeltaParams are the parameters of delta.wgsl.
 type DeltaParams struct {

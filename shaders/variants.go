@@ -179,9 +179,7 @@ const (
 	Delta        Fixed = "delta"
 	Reduce       Fixed = "reduce"
 	Peak         Fixed = "peak"
-	Copy         Fixed = "copy"
 	Read         Fixed = "read"
-	Banks        Fixed = "banks"
 	Exponentials Fixed = "exponentials"
 )
 

@@ -70,14 +70,6 @@ type Ceiling struct {
 	CacheGBS  *float64 `json:"cache_gbs"`
 	// LaunchS is the time of an empty call in seconds.
 	LaunchS *float64 `json:"launch_s"`
-	// Others are ceilings that only this backend has.
-	Others []Rate `json:"others"`
-}
-
-// Rate is a named ceiling, in 10^9 bytes a second.
-type Rate struct {
-	Name string  `json:"name"`
-	GBS  float64 `json:"gbs"`
 }
 
 // ErrInterrupted reports a run that stopped before its end; its report has what it

@@ -305,18 +305,12 @@ func (r *Report) ceilingsTable(b *strings.Builder) {
 		line(c.Contender, threads, number.show(c.GFLOPS), number.show(c.MemoryGBS), number.show(c.CacheGBS))
 	}
 	for _, c := range r.Ceilings {
-		if c.LaunchS == nil && len(c.Others) == 0 {
+		if c.LaunchS == nil {
 			continue
 		}
 		info := r.Environment.backend(&Measurement{Backend: c.Backend, Threads: c.Threads})
 		info.Name, info.Threads = c.Contender, 0
-		fmt.Fprintf(b, "\n%s\n", describe(&info))
-		if c.LaunchS != nil {
-			fmt.Fprintf(b, "  %-18s %9s\n", "empty launch", seconds.show(c.LaunchS))
-		}
-		for _, o := range c.Others {
-			fmt.Fprintf(b, "  %-18s %9s GB/s\n", o.Name, number.show(o.GBS))
-		}
+		fmt.Fprintf(b, "\n%s\n  empty launch %9s\n", describe(&info), seconds.show(c.LaunchS))
 	}
 	r.missing(b)
 	b.WriteString(`

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,7 +31,10 @@ const MaxExp2Error = 2
 //
 // Buffers and the pipeline are released before it returns.
 func Exp2(ctx context.Context, dev port.Device) (ulp float64, err error) {
-	return exp2Error(ctx, dev, shaders.OwnExp2{Variant: shaders.Exponentials})
+	if ulp, err = exp2Error(ctx, dev, shaders.OwnExp2{Variant: shaders.Exponentials}); err != nil {
+		return 0, fmt.Errorf("exp2: %w", err)
+	}
+	return ulp, nil
 }
 
 // exp2Group is the number of arguments of a workgroup, and exp2Bytes the size of its results.
@@ -40,11 +44,6 @@ const (
 )
 
 func exp2Error(ctx context.Context, dev port.Device, k shaders.Variant) (ulp float64, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("exp2: %w", err)
-		}
-	}()
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -57,48 +56,44 @@ func exp2Error(ctx context.Context, dev port.Device, k shaders.Variant) (ulp flo
 		return 0, err
 	}
 	defer p.Release()
-	args := exp2Arguments()
-	l := dev.Limits()
+	args, l := exp2Arguments(), dev.Limits()
 	n := int(min(uint64(len(args)/exp2Group), uint64(l.MaxComputeWorkgroupsPerDimension), l.MaxStorageBufferBindingSize/exp2Bytes, l.MaxBufferSize/exp2Bytes))
 	if n == 0 {
 		return 0, fmt.Errorf("limits leave no room for a workgroup: %w", backend.ErrUnsupported)
 	}
+	bytes := uint64(n * exp2Bytes)
 	var buffers [3]port.Buffer // arguments, results, and their copy
 	for i, usage := range []gputypes.BufferUsage{resource.StorageUsage, resource.StorageUsage, resource.StagingUsage} {
-		if buffers[i], err = dev.CreateBuffer(uint64(n*exp2Bytes), usage); err != nil {
+		if buffers[i], err = dev.CreateBuffer(bytes, usage); err != nil {
 			return 0, err
 		}
 		defer buffers[i].Release()
 	}
-	in, out := make([]byte, 4*exp2Group*n), make([]byte, exp2Bytes*n)
-	for ; len(args) > 0; args = args[min(n*exp2Group, len(args)):] {
-		some := args[:min(n*exp2Group, len(args))]
-		for i, x := range some {
-			binary.LittleEndian.PutUint32(in[4*i:], math.Float32bits(x))
-		}
-		if err := dev.Write(buffers[0], 0, in); err != nil {
-			return 0, err
-		}
-		t, err := dev.Submit([]port.Command{
-			{Pipeline: p, Groups: [3]uint32{uint32(n), 1, 1}, Bindings: []port.Binding{
-				{Buffer: buffers[0], Size: uint64(len(in))}, {Buffer: buffers[1], Size: uint64(len(out))},
-			}},
-			{Src: buffers[1], Dst: buffers[2], Size: uint64(len(out))},
-		})
+	commands := []port.Command{
+		{Pipeline: p, Groups: [3]uint32{uint32(n), 1, 1}, Bindings: []port.Binding{{Buffer: buffers[0], Size: bytes / 2}, {Buffer: buffers[1], Size: bytes}}},
+		{Src: buffers[1], Dst: buffers[2], Size: bytes},
+	}
+	out, results := make([]byte, bytes), make([]float32, bytes/4)
+	for some := range slices.Chunk(args, n*exp2Group) {
+		in, err := binary.Append(nil, binary.LittleEndian, some)
 		if err == nil {
-			_, err = dev.Wait(ctx, t, time.Now())
+			err = dev.Write(buffers[0], 0, in)
+		}
+		if err == nil {
+			err = submit(ctx, dev, commands)
 		}
 		if err == nil {
 			err = dev.Read(buffers[2], 0, out)
+		}
+		if err == nil {
+			_, err = binary.Decode(out, binary.LittleEndian, results)
 		}
 		if err != nil {
 			return 0, err
 		}
 		for i, x := range some {
-			at := i/4*8 + i%4 // of exp2_acc; exp2_down follows after a vec4
-			exact := math.Exp2(float64(x))
-			for down := range 2 {
-				got := math.Float32frombits(binary.LittleEndian.Uint32(out[4*(at+4*down):]))
+			at, exact := i/4*8+i%4, math.Exp2(float64(x)) // of exp2_acc; exp2_down follows after a vec4
+			for down, got := range []float32{results[at], results[at+4]} {
 				off, ok := exp2Off(x, got, exact, down == 1)
 				if !ok {
 					return 0, fmt.Errorf("2^%v is %v", x, got)
@@ -108,6 +103,15 @@ func exp2Error(ctx context.Context, dev port.Device, k shaders.Variant) (ulp flo
 		}
 	}
 	return ulp, nil
+}
+
+// submit runs commands and waits for them.
+func submit(ctx context.Context, dev port.Device, commands []port.Command) error {
+	t, err := dev.Submit(commands)
+	if err == nil {
+		_, err = dev.Wait(ctx, t, time.Now())
+	}
+	return err
 }
 
 // mostExp2 is the argument up to which results are exact to the bound; greater ones are finite.

@@ -1,6 +1,6 @@
-// Package meter measures what a device can do at most: multiply-adds, reads and copies
-// of device memory, loads of workgroup memory, transfers, and the time of an empty
-// dispatch. Benchmarks report kernels as a share of these ceilings.
+// Package meter measures what a device can do at most: multiply-adds, reads of device memory,
+// and the time of an empty dispatch. Benchmarks report kernels as a share of these ceilings. It
+// also measures how precise the device's exp2 is.
 package meter
 
 import (
@@ -21,16 +21,10 @@ import (
 const (
 	probeTime    = 20 * time.Millisecond // long compared with a submission, 0.1 to 0.5 ms
 	probeRepeats = 3
-	probeThreads = 64   // of a workgroup, in all the kernels below
-	probeGroups  = 4096 // workgroups: 30 for each of the 132 SMs of the largest GPUs, evenly
+	probeThreads = 64 // of a workgroup, in all the kernels below
 
-	peakOps = 64 // operations of a thread in a round of peak.wgsl
-
-	// copyBytes is several times the last cache of GPUs (50 MiB in an H100).
-	// copyBytesCPU keeps a software driver's share of the machine's memory small.
-	copyBytes    = 256 << 20
-	copyBytesCPU = 64 << 20
-	moveBytes    = 64 // of a thread in a round of copy.wgsl and banks.wgsl
+	peakGroups = 4096 // workgroups: 30 for each of the 132 SMs of the largest GPUs, evenly
+	peakOps    = 64   // operations of a thread in a round of peak.wgsl
 
 	readChunk   = 8192 // bytes of a chunk in read.wgsl
 	readWindows = 4    // that read.wgsl binds
@@ -41,54 +35,55 @@ const (
 	readLeast = 1 << 20
 
 	launches = 32 // of which Launch returns the median
-	// transferBytes is the size of a transfer: two pieces, so that one is prepared while
-	// the other is copied, and no more than the pool keeps.
-	transferBytes = 2 * cut.TransferBytes
 )
 
-// probe is a dispatch of a kernel on a row of workgroups.
-type probe struct {
-	kernel  shaders.Variant
-	windows []cut.Window
-	params  shaders.Params
-	groups  int
+// output returns a buffer to which a row of workgroups, as many as the limits allow up to most,
+// store size bytes a thread.
+func output(ctx context.Context, d *queue.Device, most, size int) (groups int, out cut.Window, release func(), err error) {
+	size *= probeThreads
+	groups = max(min(most, int(d.Limits.MaxComputeWorkgroupsPerDimension), int(queue.MaxWindow(d.Limits)/uint64(size))), 1)
+	out.Size = uint64(groups * size)
+	buf, err := d.Pool.Get(ctx, out.Size, resource.StorageUsage)
+	if err != nil {
+		return 0, out, nil, queue.Translate(fmt.Sprintf("%d bytes", out.Size), err)
+	}
+	out.Buf = buf
+	return groups, out, func() { d.Pool.Put(buf, resource.StorageUsage, false) }, nil
 }
 
-func (p probe) queue(r *queue.Runner) error {
-	return r.Dispatch(p.kernel, p.windows, p.params, [3]uint32{uint32(p.groups), 1, 1})
+// dispatch queues a kernel on a row of workgroups.
+func dispatch(r *queue.Runner, k shaders.Variant, windows []cut.Window, params shaders.Params, groups int) error {
+	return r.Dispatch(k, windows, params, [3]uint32{uint32(groups), 1, 1})
 }
 
-// fastest runs the probes of a number of rounds. It doubles the rounds until they take
-// probeTime, or most is reached, and repeats them. It returns the highest rate of units,
-// of which a round has each.
-func fastest(ctx context.Context, d *queue.Device, name string, each float64, most int, probes func(rounds int) []probe) (rate float64, err error) {
+// fastest calls run, which queues dispatches of a number of rounds. It doubles the rounds until
+// they take probeTime, or most is reached, and repeats them. It returns the highest rate of
+// units, of which a round has each.
+func fastest(ctx context.Context, d *queue.Device, name string, each float64, most int, run func(r *queue.Runner, rounds int) error) (rate float64, err error) {
+	var kernel time.Duration
+	r := d.NewRunner(backend.WithTrace(ctx, &backend.Trace{Kernel: func(took time.Duration) { kernel += took }}))
 	defer func() {
-		if err != nil {
+		if r.Finish(err); err != nil {
 			err = fmt.Errorf("%s: %w", name, err)
 		}
 	}()
-	var kernel time.Duration
-	r := d.NewRunner(backend.WithTrace(ctx, &backend.Trace{Kernel: func(took time.Duration) { kernel += took }}))
-	defer func() { r.Finish(err) }()
-	run := func(rounds int) (time.Duration, error) {
+	timed := func(rounds int) (time.Duration, error) {
 		kernel = 0
 		begin := time.Now()
-		for _, p := range probes(rounds) {
-			if err := p.queue(r); err != nil {
-				return 0, err
-			}
+		err := run(r, rounds)
+		if err == nil {
+			err = r.Flush()
 		}
-		err := r.Flush()
 		if kernel > 0 {
 			return kernel, err
 		}
 		return time.Since(begin), err
 	}
-	if _, err := run(1); err != nil { // compiles
+	if _, err := timed(1); err != nil { // compiles
 		return 0, err
 	}
 	for n, rounds := 0, 1; n < probeRepeats; {
-		took, err := run(rounds)
+		took, err := timed(rounds)
 		if err != nil {
 			return 0, err
 		}
@@ -102,64 +97,15 @@ func fastest(ctx context.Context, d *queue.Device, name string, each float64, mo
 	return rate, nil
 }
 
-// grid returns the number of workgroups, up to most, that store size bytes each within
-// the limits, and the bytes of all of them.
-func grid(d *queue.Device, most, size int) (groups int, bytes uint64) {
-	groups = min(most, int(d.Limits.MaxComputeWorkgroupsPerDimension), int(queue.MaxWindow(d.Limits)/uint64(size)))
-	groups = max(groups, 1)
-	return groups, uint64(groups * size)
-}
-
-// borrow calls f with windows on n buffers of so many bytes.
-func borrow(ctx context.Context, d *queue.Device, n int, bytes uint64, f func(w []cut.Window) (float64, error)) (float64, error) {
-	var windows []cut.Window
-	for range n {
-		buf, err := d.Pool.Get(ctx, bytes, resource.StorageUsage)
-		if err != nil {
-			return 0, queue.Translate(fmt.Sprintf("%d bytes", bytes), err)
-		}
-		defer d.Pool.Put(buf, resource.StorageUsage, false)
-		windows = append(windows, cut.Window{Buf: buf, Size: bytes})
-	}
-	return f(windows)
-}
-
-// onGrid measures a kernel that reads no buffer and stores size bytes a thread. It
-// returns a rate of units, of which a thread has each in a round.
-func onGrid(ctx context.Context, d *queue.Device, k shaders.Variant, size, each int, params func(rounds int) shaders.Params) (float64, error) {
-	groups, bytes := grid(d, probeGroups, probeThreads*size)
-	return borrow(ctx, d, 1, bytes, func(out []cut.Window) (float64, error) {
-		return fastest(ctx, d, k.Name(), float64(groups*probeThreads*each), cut.MaxLoops, func(rounds int) []probe {
-			return []probe{{k, out, params(rounds), groups}}
-		})
-	})
-}
-
 // Peak returns the float32 operations a second of a kernel of multiply-adds.
 func Peak(ctx context.Context, d *queue.Device) (float64, error) {
-	return onGrid(ctx, d, shaders.Peak, 4, peakOps, func(rounds int) shaders.Params {
-		return &shaders.PeakParams{Rounds: rounds, Factor: 0.999, Addend: 0.001}
-	})
-}
-
-// WorkgroupMemory returns the bytes a second of vec4 loads from workgroup memory.
-func WorkgroupMemory(ctx context.Context, d *queue.Device) (float64, error) {
-	return onGrid(ctx, d, shaders.Banks, 16, moveBytes, func(rounds int) shaders.Params { return &shaders.BanksParams{Rounds: rounds} })
-}
-
-// Copy returns the bytes a second that are read and written in a copy of device memory.
-// Each byte counts twice.
-func Copy(ctx context.Context, d *queue.Device, software bool) (float64, error) {
-	most := min(copyBytes, queue.MaxWindow(d.Limits), d.Limits.MaxBufferSize)
-	if software {
-		most = min(most, copyBytesCPU)
+	groups, out, release, err := output(ctx, d, peakGroups, 4)
+	if err != nil {
+		return 0, err
 	}
-	groups, lap := grid(d, probeGroups, probeThreads*moveBytes)
-	laps := max(most/lap, 1)
-	return borrow(ctx, d, 2, laps*lap, func(w []cut.Window) (float64, error) {
-		return fastest(ctx, d, "copy", 2*float64(lap), cut.MaxLoops, func(rounds int) []probe {
-			return []probe{{shaders.Copy, w, &shaders.CopyParams{Rounds: rounds, Laps: int(laps), Threads: groups * probeThreads}, groups}}
-		})
+	defer release()
+	return fastest(ctx, d, "peak", float64(groups*probeThreads*peakOps), cut.MaxLoops, func(r *queue.Runner, rounds int) error {
+		return dispatch(r, shaders.Peak, []cut.Window{out}, &shaders.PeakParams{Rounds: rounds, Factor: 0.999, Addend: 0.001}, groups)
 	})
 }
 
@@ -177,23 +123,24 @@ func Read(ctx context.Context, d *queue.Device, operands []backend.Tensor) (floa
 	if bytes < readLeast {
 		return 0, nil
 	}
-	groups, size := grid(d, readGroups, probeThreads*16)
-	return borrow(ctx, d, 1, size, func(out []cut.Window) (float64, error) {
-		var parts []readPart
-		most := cut.MaxLoops
-		for some := range slices.Chunk(all, readWindows) {
-			p := newReadPart(some, out[0])
-			parts = append(parts, p)
-			// The numbers of a thread's chunks have 32 bits.
-			most = min(most, min(cut.MaxLoops, math.MaxUint32/groups-1)*groups/p.params.Chunks)
-		}
-		return fastest(ctx, d, "bandwidth", float64(bytes), max(most, 1), func(rounds int) []probe {
-			probes := make([]probe, len(parts))
-			for i, p := range parts {
-				probes[i] = p.probe(rounds, groups)
+	groups, out, release, err := output(ctx, d, readGroups, 16)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	parts := slices.Collect(slices.Chunk(all, readWindows))
+	most := cut.MaxLoops
+	for _, part := range parts {
+		// The numbers of a thread's chunks have 32 bits.
+		most = min(most, min(cut.MaxLoops, math.MaxUint32/groups-1)*groups/readParams(part, 1).Chunks)
+	}
+	return fastest(ctx, d, "bandwidth", float64(bytes), max(most, 1), func(r *queue.Runner, rounds int) error {
+		for _, part := range parts {
+			if err := read(r, part, out, groups, rounds); err != nil {
+				return err
 			}
-			return probes
-		})
+		}
+		return nil
 	})
 }
 
@@ -220,32 +167,27 @@ func spans(d *queue.Device, t backend.Tensor) []cut.Window {
 	return all
 }
 
-// readPart is one dispatch of read.wgsl.
-type readPart struct {
-	windows []cut.Window // readWindows, and the output
-	params  shaders.ReadParams
-}
-
-func newReadPart(some []cut.Window, out cut.Window) readPart {
-	windows := make([]cut.Window, readWindows, readWindows+1)
-	copy(windows, some)
+// readParams returns the parameters of a dispatch of read.wgsl, which binds some windows.
+func readParams(windows []cut.Window, rounds int) *shaders.ReadParams {
 	chunks := 0
 	var ends, last [readWindows]int // last is in vec4
-	for i, w := range windows {
-		if w.Size > 0 {
-			chunks += int((w.Size + readChunk - 1) / readChunk)
-			last[i] = int(w.Size/16) - 1
+	for i := range ends {
+		if i < len(windows) {
+			chunks += int((windows[i].Size + readChunk - 1) / readChunk)
+			last[i] = int(windows[i].Size/16) - 1
 		}
 		ends[i] = chunks
 	}
-	return readPart{append(windows, out), shaders.ReadParams{
-		Chunks: chunks, End0: ends[0], End1: ends[1], End2: ends[2], Last0: last[0], Last1: last[1], Last2: last[2], Last3: last[3],
-	}}
+	return &shaders.ReadParams{
+		All: rounds * chunks, Chunks: chunks, End0: ends[0], End1: ends[1], End2: ends[2], Last0: last[0], Last1: last[1], Last2: last[2], Last3: last[3],
+	}
 }
 
-func (part readPart) probe(rounds, groups int) probe {
-	part.params.All = rounds * part.params.Chunks
-	return probe{shaders.Read, part.windows, &part.params, groups}
+// read queues a dispatch of read.wgsl.
+func read(r *queue.Runner, windows []cut.Window, out cut.Window, groups, rounds int) error {
+	bound := make([]cut.Window, readWindows, readWindows+1)
+	copy(bound, windows)
+	return dispatch(r, shaders.Read, append(bound, out), readParams(windows, rounds), groups)
 }
 
 // Launch returns the median time from the submission to the end of an empty dispatch of
@@ -281,51 +223,4 @@ func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err err
 	}
 	slices.Sort(times)
 	return times[len(times)/2], nil
-}
-
-// Upload returns the bytes a second of [backend.Backend.Upload] to d.
-func Upload(ctx context.Context, d *queue.Device, be backend.Backend) (float64, error) {
-	return transfer(d, func(host backend.Tensor) (time.Duration, error) {
-		begin := time.Now()
-		t, err := be.Upload(ctx, host)
-		if err != nil {
-			return 0, err
-		}
-		defer t.Release()
-		err = d.Submit(ctx, nil) // the last piece starts with the next submission
-		return time.Since(begin), err
-	})
-}
-
-// Download returns the bytes a second of [backend.Backend.Download] from d.
-func Download(ctx context.Context, d *queue.Device, be backend.Backend) (float64, error) {
-	return transfer(d, func(host backend.Tensor) (time.Duration, error) {
-		t, err := be.Alloc(ctx, host.DType(), host.Shape())
-		if err != nil {
-			return 0, err
-		}
-		defer t.Release()
-		begin := time.Now()
-		err = be.Download(ctx, host, t)
-		return time.Since(begin), err
-	})
-}
-
-// transfer returns the rate of the fastest of a few transfers. The first one creates
-// buffers.
-func transfer(d *queue.Device, move func(host backend.Tensor) (time.Duration, error)) (float64, error) {
-	bytes := int(min(transferBytes, d.Limits.MaxBufferSize) &^ 3)
-	host, err := backend.HostF32(make([]float32, bytes/4), backend.Shape{1, 1, 1, bytes / 4})
-	if err != nil {
-		return 0, err
-	}
-	best := time.Duration(math.MaxInt64)
-	for range 1 + probeRepeats {
-		took, err := move(host)
-		if err != nil {
-			return 0, err
-		}
-		best = max(min(best, took), 1)
-	}
-	return float64(bytes) / best.Seconds(), nil
 }

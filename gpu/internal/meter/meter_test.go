@@ -13,7 +13,6 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
-	"github.com/seed90331342/attn/shaders"
 )
 
 // open opens the first adapter, with the limits that are not zero.
@@ -76,31 +75,11 @@ func elements(t *testing.T, d *queue.Device, s *cut.Store, n int) []float32 {
 	return all
 }
 
-// run runs probes and waits for them.
-func run(t *testing.T, d *queue.Device, probes ...probe) {
-	t.Helper()
-	r := d.NewRunner(t.Context())
-	var err error
-	for _, p := range probes {
-		if err == nil {
-			err = p.queue(r)
-		}
-	}
-	if err == nil {
-		err = r.Flush()
-	}
-	if r.Finish(err); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// The rates count what the kernels do: that many reads and copies, no fewer.
-func TestProbesDoWhatTheyCount(t *testing.T) {
+// The rate counts what the kernel does: that many reads, no fewer.
+func TestReadsWhatItCounts(t *testing.T) {
 	d := open(t, gputypes.Limits{MaxStorageBufferBindingSize: 128 << 10, MaxComputeWorkgroupsPerDimension: 31})
-	whole := func(s *cut.Store, n int) cut.Window { return cut.Window{Buf: s.Parts[0], Size: uint64(4 * n)} }
-
 	// 5.5 windows of whole chunks are two dispatches, each three times.
-	const rounds, groups, count = 3, 31, 11 * (64 << 10) / 4
+	const rounds, groups, count, sums = 3, 31, 11 * (64 << 10) / 4, 31 * probeThreads * 4
 	x, err := backend.NewTensor(backend.NewMemory(nil, "gpu", 4*count, filled(t, d, count, 1), nil), backend.F32, backend.Shape{1, 1, 1, count})
 	if err != nil {
 		t.Fatal(err)
@@ -111,38 +90,20 @@ func TestProbesDoWhatTheyCount(t *testing.T) {
 	}
 	total := 0.0
 	for _, in := range [][]cut.Window{windows[:4], windows[4:]} {
-		out := filled(t, d, groups*probeThreads*4, 1)
-		part := newReadPart(in, whole(out, groups*probeThreads*4))
-		run(t, d, part.probe(rounds, groups))
-		for _, v := range elements(t, d, out, groups*probeThreads*4) {
+		out := filled(t, d, sums, 1)
+		r := d.NewRunner(t.Context())
+		err := read(r, in, cut.Window{Buf: out.Parts[0], Size: 4 * sums}, groups, rounds)
+		if err == nil {
+			err = r.Flush()
+		}
+		if r.Finish(err); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range elements(t, d, out, sums) {
 			total += float64(v)
 		}
 	}
 	if total != rounds*count {
 		t.Errorf("%v elements were read, want %v", total, rounds*count)
-	}
-
-	const some, laps, moved = 15, 2, 2 * 15 * probeThreads * moveBytes / 4
-	from, to, zero := filled(t, d, moved, 1), filled(t, d, moved, 1), filled(t, d, moved, 0)
-	copying := func(to *cut.Store, rounds int) probe {
-		return probe{shaders.Copy, []cut.Window{whole(from, moved), whole(to, moved)}, &shaders.CopyParams{Rounds: rounds, Laps: laps, Threads: some * probeThreads}, some}
-	}
-	run(t, d, probe{shaders.Banks, []cut.Window{whole(from, moved)}, &shaders.BanksParams{Rounds: 5}, some})
-	for i, got := range elements(t, d, from, 4*probeThreads) {
-		want := 0
-		for r := range 5 {
-			at := (i/4 + r) % 64
-			want += 4*at + 0 + 1 + 2 + 3
-		}
-		if int(got) != want {
-			t.Fatalf("the loads of thread %d add up to %v, want %v", i/4, got, want)
-		}
-	}
-	run(t, d, copying(zero, 1), copying(to, 2))
-	half, all := elements(t, d, zero, moved), elements(t, d, to, moved)
-	for i, want := range elements(t, d, from, moved) {
-		if all[i] != want || i < moved/2 && half[i] != want {
-			t.Fatalf("element %d was copied as %v and %v, want %v", i, half[i], all[i], want)
-		}
 	}
 }

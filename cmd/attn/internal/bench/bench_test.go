@@ -253,11 +253,11 @@ func TestBenchCeilingsOfAGPU(t *testing.T) {
 	be.Close()
 	path := filepath.Join(t.TempDir(), "report.json")
 	code, out, stderr := benchmark(t.Context(), "--ceilings", "--backend", name, "--json", path)
-	if code != 0 || stderr != "" || !strings.Contains(out, "  empty launch ") || !strings.Contains(out, "  workgroup memory ") {
+	if code != 0 || stderr != "" || !strings.Contains(out, "  empty launch ") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
 	r := decoded(t, path)
-	if len(r.Ceilings) != 1 || r.Ceilings[0].GFLOPS == nil || r.Ceilings[0].MemoryGBS == nil || r.Ceilings[0].LaunchS == nil || len(r.Ceilings[0].Others) != 4 {
+	if len(r.Ceilings) != 1 || r.Ceilings[0].GFLOPS == nil || r.Ceilings[0].MemoryGBS == nil || r.Ceilings[0].LaunchS == nil {
 		t.Errorf("%+v", r.Ceilings)
 	}
 }
