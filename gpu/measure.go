@@ -9,7 +9,6 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/tune"
-	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // Tuning selects how a device's choice among the variants of the prefill kernel is made.
@@ -33,22 +32,21 @@ const (
 
 type (
 	// TuneEntry is the choice for a class of shapes on a device.
-	TuneEntry = tunefile.Entry
+	TuneEntry = tune.Entry
 	// TuneOptions are the options of [Backend.Tune].
 	TuneOptions = tune.MeasureOptions
 )
 
 // TuneFile returns the default path of the tuning file: attn/tuning.json in the user's
 // cache folder. It returns an error where the system names no such folder.
-func TuneFile() (string, error) { return tunefile.Path() }
+func TuneFile() (string, error) { return tune.FilePath() }
 
-// ReadTuneFile returns the entries of a tuning file, none when it does not exist. With
-// an error for a file that is damaged it returns the undamaged entries.
-func ReadTuneFile(path string) ([]TuneEntry, error) { return tunefile.Read(path) }
+// ReadTuneFile returns the entries of a tuning file, none when it does not exist.
+func ReadTuneFile(path string) ([]TuneEntry, error) { return tune.ReadFile(path) }
 
 // ClearTuneFile removes a tuning file and returns the number of its entries. It leaves
-// the file of a newer version of attn, with an error.
-func ClearTuneFile(path string) (int, error) { return tunefile.Clear(path) }
+// any other file, with an error.
+func ClearTuneFile(path string) (int, error) { return tune.ClearFile(path) }
 
 // Tune measures the variants for calls like c, even if that was done before, and keeps
 // the choice in Options.TuneFile and for later calls. A variant counts if its results

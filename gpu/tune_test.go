@@ -14,7 +14,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/gpu/internal/tunefile"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 )
 
 // TestMain replaces this machine's tuning file by an empty one.
@@ -37,9 +37,9 @@ func compiling(ctx context.Context, names *[]string) context.Context {
 	}})
 }
 
-func entries(t *testing.T, path string) []tunefile.Entry {
+func entries(t *testing.T, path string) []tune.Entry {
 	t.Helper()
-	list, err := tunefile.Read(path)
+	list, err := tune.ReadFile(path)
 	check(t, err)
 	return list
 }
@@ -113,7 +113,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	if !slices.Equal(floats(t, again, c.O), want) {
 		t.Error("another result in another process")
 	}
-	if now := entries(t, path); !slices.EqualFunc(now, list, func(a, b tunefile.Entry) bool { return a.When.Equal(b.When) }) {
+	if now := entries(t, path); !slices.EqualFunc(now, list, func(a, b tune.Entry) bool { return a.When.Equal(b.When) }) {
 		t.Errorf("the file has become %+v", now)
 	}
 }
@@ -153,7 +153,7 @@ func TestTuneAfterALoss(t *testing.T) {
 	}
 	// Another process, an hour later. Within a minute the first one may still measure.
 	list[0].When = list[0].When.Add(-time.Hour)
-	check(t, tunefile.Put(path, list[0]))
+	check(t, tune.PutFile(path, list[0]))
 	b, _ = faulty(t, opt)
 	c = plain(t, b, 40, 70, 24)
 	var names []string
@@ -258,7 +258,7 @@ func TestTuneFailures(t *testing.T) {
 	c := plain(t, b, 40, 70, 24)
 	b.dev.Pool.Drain()
 	before := dev.Live()
-	tune := func(file string) error {
+	attempt := func(file string) error {
 		b.tuner = newTuner(Options{Tune: TuneFirst, TuneFile: filepath.Join(t.TempDir(), file), TuneBudget: time.Millisecond}, b.info)
 		b.choose = b.tuner.Choose
 		return b.Attention(t.Context(), c)
@@ -266,7 +266,7 @@ func TestTuneFailures(t *testing.T) {
 	failed := map[string]bool{}
 	for n := 0; n < 60; n += 1 + n/8 {
 		dev.Fail(n, port.ErrMemory)
-		err := tune(fmt.Sprintf("tuning%d.json", n))
+		err := attempt(fmt.Sprintf("tuning%d.json", n))
 		if failed[dev.Failed()] = true; err != nil && !errors.Is(err, backend.ErrMemory) {
 			t.Errorf("%s failed: %v", dev.Failed(), err)
 		}
@@ -281,7 +281,7 @@ func TestTuneFailures(t *testing.T) {
 			t.Errorf("%s has not failed, %v", call, failed)
 		}
 	}
-	if err := tune("tuning.json"); err != nil {
+	if err := attempt("tuning.json"); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
 }

@@ -3,46 +3,73 @@ package tune
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/tunefile"
 	"github.com/seed90331342/attn/shaders"
 )
 
-// class is what calls that share a choice have in common: the constants of their kernel
+// Class is what calls that share a choice have in common: the constants of their kernel
 // and the size of their grid. The number of keys is not part of it, because a workgroup
 // takes the tiles of keys one after the other with any variant.
-type class struct {
-	dim, valueDim int
-	in, kv        backend.DType
-	pairs         Pairs // of the calls that are measured
-	wide, half    bool
-	partial       bool
-	rows          int  // the most rows of all heads; 0 is no bound
-	short         bool // at most shortRows a head, so that large tiles are partly empty
+type Class struct {
+	In       string `json:"dtype"`
+	KV       string `json:"kv"` // dtype of keys and values
+	Dim      int    `json:"dim"`
+	ValueDim int    `json:"value_dim"`
+	Rows     int    `json:"rows"`  // the most query rows of all heads; 0 is no bound
+	Pairs    Pairs  `json:"pairs"` // of the calls that are measured
+	Scalar   bool   `json:"scalar,omitempty"`
+	Half     bool   `json:"half,omitempty"`
+	Short    bool   `json:"short,omitempty"` // at most shortRows a head, so that large tiles are partly empty
+	Partial  bool   `json:"partial,omitempty"`
+	// Source is a hash of the kernel and of its variants' constants, "" until it is needed.
+	Source string `json:"source"`
 }
 
-// rowClasses are the bounds of class.rows. In workgroups of 128 rows they are 4, 32 and
+// String describes c for a reader.
+func (c Class) String() string {
+	rows := "more rows"
+	if c.Rows > 0 {
+		rows = fmt.Sprintf("up to %d rows", c.Rows)
+	}
+	text := fmt.Sprintf("%s · D=%d Dv=%d · %s", c.In, c.Dim, c.ValueDim, rows)
+	features := []string{}
+	for _, f := range []struct {
+		on   bool
+		name string
+	}{
+		{c.KV != c.In, "kv-" + c.KV}, {c.Pairs.Mask, "mask"}, {c.Pairs.Bias, "bias"}, {c.Pairs.Slopes, "alibi"}, {c.Pairs.Softcap, "softcap"},
+		{c.Pairs.Dropout, "dropout"}, {c.Scalar, "scalar"}, {c.Half, "half-out"}, {c.Short, "short"}, {c.Partial, "partial"},
+	} {
+		if f.on {
+			features = append(features, f.name)
+		}
+	}
+	if len(features) > 0 {
+		text += " · " + strings.Join(features, " ")
+	}
+	return text
+}
+
+// rowClasses are the bounds of Class.Rows. In workgroups of 128 rows they are 4, 32 and
 // 256, the last of which keeps a large GPU busy.
 var rowClasses = []int{512, 4096, 32768}
 
 const shortRows = 64
 
-func (s Shape) class() class {
+// class returns the class of s without Source.
+func (s Shape) class() Class {
 	columns := 4 * s.Tiling.Lanes
-	k := class{
-		dim: s.Tiling.Width, valueDim: (s.ValueDim + columns - 1) / columns * columns,
-		in: s.In, kv: s.KV, pairs: s.measured(), wide: s.Wide, half: s.Half, short: s.SeqQ <= shortRows, partial: s.Partial,
+	c := Class{
+		Dim: s.Tiling.Width, ValueDim: (s.ValueDim + columns - 1) / columns * columns, In: s.In.String(), KV: s.KV.String(),
+		Pairs: s.measured(), Scalar: !s.Wide, Half: s.Half, Short: s.SeqQ <= shortRows, Partial: s.Partial,
 	}
-	for _, n := range rowClasses {
-		if s.Heads*s.SeqQ <= n {
-			k.rows = n
-			break
-		}
+	if i := slices.IndexFunc(rowClasses, func(n int) bool { return s.Heads*s.SeqQ <= n }); i >= 0 {
+		c.Rows = rowClasses[i]
 	}
-	return k
+	return c
 }
 
 // exercised are the options of the calls that are measured for all calls with options on
@@ -61,36 +88,20 @@ func (s Shape) measured() Pairs {
 
 // typical returns the shape that stands for those of its class.
 func (s Shape) typical() Shape {
-	k := s.class()
-	s.ValueDim, s.Pairs = k.valueDim, k.pairs
+	c := s.class()
+	s.ValueDim, s.Pairs = c.ValueDim, c.Pairs
 	return s
 }
 
-// unhashed returns the class as the file has it, without Source.
-func (k class) unhashed() tunefile.Class {
-	var features []string
-	for _, f := range []struct {
-		on   bool
-		name string
-	}{{k.kv != k.in, "kv-" + k.kv.String()}, {k.pairs.Mask, "mask"}, {k.pairs.Bias, "bias"}, {k.pairs.Slopes, "alibi"}, {k.pairs.Softcap, "softcap"},
-		{k.pairs.Dropout, "dropout"}, {!k.wide, "scalar"}, {k.half, "half-out"}, {k.short, "short"}, {k.partial, "partial"}} {
-		if f.on {
-			features = append(features, f.name)
-		}
-	}
-	return tunefile.Class{DType: k.in.String(), Dim: k.dim, ValueDim: k.valueDim, Features: strings.Join(features, " "), Rows: k.rows}
-}
-
-// stored returns the class of the shape as the file has it. Source is a hash of the
-// kernel's source and of the candidates' constants.
-func (s Shape) stored() tunefile.Class {
+// stored returns the class of the shape with its Source.
+func (s Shape) stored() Class {
 	s = s.typical()
 	var keys []string
 	for _, v := range s.Candidates() {
 		keys = append(keys, v.Label()+" "+shaders.Key(s.Kernel(v)))
 	}
 	slices.Sort(keys) // their order depends on the shape
-	c := s.class().unhashed()
+	c := s.class()
 	kernel, common := shaders.Text(shaders.Flash{})
 	c.Source = hash(kernel + common + "\n" + strings.Join(keys, "\n"))
 	return c

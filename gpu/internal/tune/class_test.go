@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // Calls that share a class share its measurement, and no others.
@@ -65,7 +64,7 @@ func TestClasses(t *testing.T) {
 func TestOptionClasses(t *testing.T) {
 	gpu := soft
 	gpu.Software = false
-	seen := map[tunefile.Class]Pairs{}
+	seen := map[Class]Pairs{}
 	for _, x := range []struct{ pairs, measured Pairs }{
 		{Pairs{}, Pairs{}},
 		{Pairs{Mask: true}, Pairs{Mask: true}},

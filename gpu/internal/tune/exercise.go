@@ -75,11 +75,11 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 	}()
 	k := s.class()
 	rows := 4 * workgroupRows * r.Lanes()
-	if k.rows > 0 {
-		rows = min(k.rows, rows)
+	if k.Rows > 0 {
+		rows = min(k.Rows, rows)
 	}
 	perHead := min(rows, longRows)
-	if k.short {
+	if k.Short {
 		perHead = shortRows
 	}
 	heads := max(rows/perHead, 1)
@@ -89,24 +89,24 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 	}
 	most := keys + s.Tiling.Split + s.Tiling.Keys + edgeExtra
 	out := backend.F32
-	if k.half {
-		if out = k.in; k.in == backend.F32 {
+	if k.Half {
+		if out = s.In; s.In == backend.F32 {
 			out = backend.F16
 		}
 	}
-	dim, valueDim := k.dim, k.valueDim
-	if k.partial {
+	dim, valueDim := k.Dim, k.ValueDim
+	if k.Partial {
 		dim, valueDim = dim-4, valueDim-4
 	}
-	x.long.Scale = float32(1 / math.Sqrt(float64(k.dim)))
+	x.long.Scale = float32(1 / math.Sqrt(float64(k.Dim)))
 	x.long.Visible = backend.Everything()
-	if k.pairs.Slopes {
+	if k.Pairs.Slopes {
 		x.long.Slopes = slices.Repeat([]float32{slope}, heads)
 	}
-	if k.pairs.Softcap {
+	if k.Pairs.Softcap {
 		x.long.Softcap = 20
 	}
-	if k.pairs.Dropout {
+	if k.Pairs.Dropout {
 		x.long.Dropout = backend.Dropout{P: 0.25, Seed: 1}
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -117,11 +117,11 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 		wide  bool
 		skip  bool
 	}{
-		{&x.long.Q, k.in, backend.Shape{1, 1, perHead, dim}, k.wide, false},
-		{&x.long.K, k.kv, backend.Shape{1, 1, most, dim}, k.wide, false},
-		{&x.long.V, k.kv, backend.Shape{1, 1, most, valueDim}, k.wide, false},
-		{&x.long.Bias, backend.F32, backend.Shape{1, 1, perHead, most}, true, !k.pairs.Bias},
-		{&x.long.Mask, backend.Bool, backend.Shape{1, 1, perHead, most}, true, !k.pairs.Mask},
+		{&x.long.Q, s.In, backend.Shape{1, 1, perHead, dim}, s.Wide, false},
+		{&x.long.K, s.KV, backend.Shape{1, 1, most, dim}, s.Wide, false},
+		{&x.long.V, s.KV, backend.Shape{1, 1, most, valueDim}, s.Wide, false},
+		{&x.long.Bias, backend.F32, backend.Shape{1, 1, perHead, most}, true, !k.Pairs.Bias},
+		{&x.long.Mask, backend.Bool, backend.Shape{1, 1, perHead, most}, true, !k.Pairs.Mask},
 	} {
 		if t.skip {
 			continue
@@ -230,16 +230,16 @@ func (x *exercise) alloc(ctx context.Context, dtype backend.DType, shape backend
 // bounds sets the largest difference of two right results: twice package oracle's bound
 // for a row in which every magnitude is the largest of upload. The bound grows with each
 // magnitude and with the number of keys.
-func (x *exercise) bounds(k class, keys int, out backend.DType) {
-	ones := slices.Repeat([]float32{1}, keys*k.dim)
-	row := oracle.Row{Q: ones[:k.dim], K: ones, V: ones[:keys], Dv: 1, Scale: x.long.Scale, Softcap: x.long.Softcap, Out: out}
-	if k.pairs.Bias {
+func (x *exercise) bounds(k Class, keys int, out backend.DType) {
+	ones := slices.Repeat([]float32{1}, keys*k.Dim)
+	row := oracle.Row{Q: ones[:k.Dim], K: ones, V: ones[:keys], Dv: 1, Scale: x.long.Scale, Softcap: x.long.Softcap, Out: out}
+	if k.Pairs.Bias {
 		row.Bias = func(int) float64 { return 1 }
 	}
-	if k.pairs.Slopes {
+	if k.Pairs.Slopes {
 		row.Slope, row.Distance = slope, func(int) float64 { return float64(keys) }
 	}
-	if k.pairs.Dropout {
+	if k.Pairs.Dropout {
 		row.Keeps, row.KeepFactor = func(int) bool { return true }, 1/(1-float64(x.long.Dropout.P))
 	}
 	a := oracle.Solve(row)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // candidate is one way to compute the calls of a class.
@@ -51,13 +50,13 @@ const (
 // trials tries the candidates and times those that are right. The first alwaysTried are
 // always tried, and the others until one is right and the budget is spent; a budget of 0
 // is no bound. Candidates with a trial in e, such as an earlier failure, are skipped.
-// keep is called with the name of a candidate before it runs for the first time, and for
-// the first time in a number of rounds, and with "" when none of that is ahead.
+// keep is called with the name of a candidate before it runs for the first time, and with ""
+// when all have.
 //
 // It sets e.Best to the fastest candidate that is not the reference, to the reference
 // when all others failed, and to "" otherwise. It returns the context's error, or that
 // of a lost device. A failure for lack of memory leaves no trial.
-func trials(ctx context.Context, list []candidate, e *tunefile.Entry, budget time.Duration, keep func(running string)) (err error) {
+func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duration, keep func(running string)) (err error) {
 	defer func() {
 		if err != nil {
 			keep("")
@@ -65,83 +64,88 @@ func trials(ctx context.Context, list []candidate, e *tunefile.Entry, budget tim
 	}()
 	began := time.Now()
 	spent := func() bool { return budget > 0 && time.Since(began) > budget }
-	fail := func(c candidate, err error) {
-		e.Trials = append(e.Trials, tunefile.Trial{Variant: c.name, Failed: err.Error()})
+	type timed struct {
+		candidate
+		rounds int
+		times  []float64 // nil when it has failed
 	}
-	var right []candidate
-	tried, variants := 0, 0 // variants are right and not the reference
+	run := func(c *timed) error {
+		took, err := c.time(ctx, c.rounds)
+		c.times = append(c.times, max(took, 1).Seconds()/float64(c.rounds))
+		return err
+	}
+	begin := func(c *timed) error {
+		if err := c.try(ctx); err != nil {
+			return err
+		}
+		took, err := c.time(ctx, 1) // a warm-up that finds the number of rounds
+		if err != nil {
+			return err
+		}
+		c.rounds = int(min(max(trialTime/max(took, 1), 1), maxRounds))
+		return run(c)
+	}
+	fail := func(c *timed, err error) error {
+		c.times = nil
+		lost := errors.Is(err, backend.ErrDeviceLost)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if lost || !errors.Is(err, backend.ErrMemory) { // other programs may hold the memory
+			e.Trials = append(e.Trials, failed(c.name, err))
+		}
+		if lost {
+			return err
+		}
+		return nil
+	}
+	var tried []*timed
+	right := 0 // variants that are, without the reference
 	for _, c := range list {
-		if e.Trial(c.name) != nil || tried >= alwaysTried && variants > 0 && spent() {
+		if e.Trial(c.name) != nil || len(tried) >= alwaysTried && right > 0 && spent() {
 			continue
 		}
-		tried++
+		x := &timed{candidate: c}
+		tried = append(tried, x)
 		keep(c.name)
-		err := c.try(ctx)
-		switch lost := errors.Is(err, backend.ErrDeviceLost); {
-		case err == nil:
-			right = append(right, c)
-			if !c.reference {
-				variants++
-			}
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case lost || !errors.Is(err, backend.ErrMemory): // other programs may hold the memory
-			if fail(c, err); lost {
+		if err := begin(x); err != nil {
+			if err := fail(x, err); err != nil {
 				return err
 			}
+		} else if !c.reference {
+			right++
 		}
 	}
-	rounds := make([]int, len(right)) // -1 for candidates that failed
-	times := make([][]float64, len(right))
-	for n := range trialRepeats + 1 {
-		if n > minTrialRepeats && spent() {
-			break
-		}
-		for i, c := range right {
-			if rounds[i] < 0 {
+	keep("")
+	for n := 1; n < trialRepeats && (n < minTrialRepeats || !spent()); n++ {
+		for _, c := range tried {
+			if c.times == nil {
 				continue
 			}
-			if n == 1 {
-				keep(c.name)
-			}
-			took, err := c.time(ctx, max(rounds[i], 1))
-			switch {
-			case err != nil && ctx.Err() != nil:
-				return ctx.Err()
-			case err != nil:
-				if fail(c, err); errors.Is(err, backend.ErrDeviceLost) {
+			if err := run(c); err != nil {
+				if err := fail(c, err); err != nil {
 					return err
 				}
-				rounds[i] = -1
-			case n == 0: // a warm-up that finds the number of rounds
-				rounds[i] = int(min(max(trialTime/max(took, 1), 1), maxRounds))
-			default:
-				times[i] = append(times[i], max(took, 1).Seconds()/float64(rounds[i]))
 			}
 		}
-		if n == 1 {
-			keep("")
-		}
 	}
-	var best, reference *tunefile.Trial
-	for i, c := range right {
-		if rounds[i] < 0 {
+	var best, reference Trial
+	for _, c := range tried {
+		if c.times == nil {
 			continue
 		}
-		slices.Sort(times[i])
-		t := tunefile.Trial{Variant: c.name, Seconds: times[i][len(times[i])/2]}
+		slices.Sort(c.times)
+		t := Trial{Variant: c.name, Seconds: c.times[len(c.times)/2]}
 		if e.Trials = append(e.Trials, t); c.reference {
-			reference = &t
-		} else if best == nil || t.Seconds < best.Seconds {
-			best = &t
+			reference = t
+		} else if best.Variant == "" || t.Seconds < best.Seconds {
+			best = t
 		}
 	}
-	if best == nil && !slices.ContainsFunc(list, func(c candidate) bool { return e.Trial(c.name) == nil }) {
+	if best.Variant == "" && !slices.ContainsFunc(list, func(c candidate) bool { return e.Trial(c.name) == nil }) {
 		best = reference
 	}
-	if best != nil {
-		e.Best = best.Variant
-	}
+	e.Best = best.Variant
 	return nil
 }
 
@@ -165,18 +169,18 @@ type MeasureOptions struct {
 //
 // It returns the entry also with the error of a file that could not be written. It
 // returns backend.ErrUnsupported when no variant runs.
-func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions) (tunefile.Entry, error) {
+func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions) (Entry, error) {
 	peak, err := r.Peak(ctx)
 	if err != nil {
-		return tunefile.Entry{}, err
+		return Entry{}, err
 	}
 	return t.measure(ctx, r, s, opt, peak)
 }
 
 // measure is Measure with a known peak; 0 stands for that of earlier measurements.
-func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions, peak float64) (tunefile.Entry, error) {
+func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions, peak float64) (Entry, error) {
 	before := t.stored(s)
-	e := tunefile.Entry{Device: t.device, Class: s.stored(), Peak: cmp.Or(peak, before.Peak)}
+	e := Entry{Device: t.device, Class: s.stored(), Peak: cmp.Or(peak, before.Peak)}
 	list, err := selection(ctx, s.Candidates(), &before, &e, opt)
 	if err != nil {
 		return e, err
@@ -193,19 +197,19 @@ func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 		now := e
 		now.Trials = slices.Clone(e.Trials)
 		if running != "" {
-			t := tunefile.Trial{Variant: running, Failed: notBack}
+			t := Trial{Variant: running, Failed: notBack}
 			if old := before.Trial(running); old != nil && old.Failed == notBack {
 				t.Failed = notBackTwice
 			}
 			now.Trials = append(now.Trials, t)
 		}
-		now.Keep(before.Trials)
+		now.keep(before.Trials)
 		unwritten = t.learn(s, now)
 	}
 	if err := trials(ctx, x.candidates(list, opt.Progress), &e, opt.Budget, keep); err != nil {
 		return e, err
 	}
-	e.Keep(before.Trials)
+	e.keep(before.Trials)
 	for _, v := range list {
 		if v.Label() == e.Best {
 			if e.Code, err = s.code(v); err != nil {
@@ -222,15 +226,15 @@ func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 
 // selection returns the variants to try: the best of the last time, then new ones, then
 // the others. Variants that are not tried again keep their earlier trial, in e.
-func selection(ctx context.Context, all []Variant, before, e *tunefile.Entry, opt MeasureOptions) ([]Variant, error) {
+func selection(ctx context.Context, all []Variant, before, e *Entry, opt MeasureOptions) ([]Variant, error) {
 	var list, again []Variant
 	for _, v := range all {
 		known := before.Trial(v.Label())
-		failed := known != nil && known.Failed != "" && (known.Failed != notBack || v.risky() || opt.Probe != nil)
+		bad := known != nil && known.Failed != "" && (known.Failed != notBack || v.risky() || opt.Probe != nil)
 		switch {
-		case failed && opt.Probe == nil:
+		case bad && opt.Probe == nil:
 			e.Trials = append(e.Trials, *known)
-		case failed || known == nil && v.risky():
+		case bad || known == nil && v.risky():
 			if opt.Probe == nil {
 				continue
 			}
@@ -242,7 +246,7 @@ func selection(ctx context.Context, all []Variant, before, e *tunefile.Entry, op
 			} else if ctx.Err() != nil {
 				return nil, ctx.Err()
 			} else {
-				e.Trials = append(e.Trials, tunefile.Trial{Variant: v.Label(), Failed: err.Error()})
+				e.Trials = append(e.Trials, failed(v.Label(), err))
 			}
 		case v.Label() == before.Best:
 			list = slices.Insert(list, 0, v)

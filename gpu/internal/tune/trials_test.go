@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/tunefile"
 	"testing/synctest"
 )
 
@@ -45,7 +44,7 @@ func TestTrials(t *testing.T) {
 	plain := made{name: plainName, reference: true, took: 4 * ms}
 	for _, c := range []struct {
 		name    string
-		before  []tunefile.Trial
+		before  []Trial
 		list    []made
 		best    string
 		failed  map[string]string
@@ -60,7 +59,7 @@ func TestTrials(t *testing.T) {
 			failed: map[string]string{"M": wrong.Error()}},
 		{name: "one fails when it is timed", list: []made{plain, {name: "L", slow: errors.New("stuck")}, {name: "M", took: 9 * ms}}, best: "M",
 			failed: map[string]string{"L": "stuck"}},
-		{name: "one failed before", before: []tunefile.Trial{{Variant: "M", Failed: "lost the device"}},
+		{name: "one failed before", before: []Trial{{Variant: "M", Failed: "lost the device"}},
 			list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", took: ms}}, best: "L",
 			failed: map[string]string{"M": "lost the device"}, untried: []string{"M"}},
 		{name: "there is no room", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", wrong: fmt.Errorf("2 GiB: %w", backend.ErrMemory)}}, best: "L"},
@@ -69,7 +68,7 @@ func TestTrials(t *testing.T) {
 		{name: "the device is lost", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", wrong: lost}, {name: "S", took: ms}},
 			err: backend.ErrDeviceLost, failed: map[string]string{"M": lost.Error()}, untried: []string{"S"}},
 		{name: "the device is lost while one is timed", list: []made{plain, {name: "L", slow: lost}, {name: "S", took: ms}},
-			err: backend.ErrDeviceLost, failed: map[string]string{"L": lost.Error()}},
+			err: backend.ErrDeviceLost, failed: map[string]string{"L": lost.Error()}, untried: []string{"S"}},
 		{name: "nothing runs", list: []made{{name: plainName, reference: true, wrong: wrong}, {name: "L", wrong: wrong}},
 			failed: map[string]string{plainName: wrong.Error(), "L": wrong.Error()}},
 	} {
@@ -79,7 +78,7 @@ func TestTrials(t *testing.T) {
 			for _, m := range c.list {
 				list = append(list, m.candidate(&log))
 			}
-			e := tunefile.Entry{Trials: c.before}
+			e := Entry{Trials: c.before}
 			err := trials(t.Context(), list, &e, 0, func(running string) { log = append(log, "keep "+running) })
 			if !errors.Is(err, c.err) || (err == nil) != (c.err == nil) || e.Best != c.best {
 				t.Errorf("best %q, %v", e.Best, err)
@@ -124,7 +123,7 @@ func TestTrialsWithinABudget(t *testing.T) {
 		for i := 1; i < 4; i++ {
 			wrong[i].try = func(context.Context) error { time.Sleep(time.Second); return errWrong }
 		}
-		var last tunefile.Entry
+		var last Entry
 		if err := trials(t.Context(), wrong, &last, time.Millisecond, func(string) {}); err != nil || last.Best != "L32" {
 			t.Errorf("the last one alone is right: best %q, %v", last.Best, err)
 		}
@@ -138,7 +137,7 @@ func TestTrialsWithinABudget(t *testing.T) {
 			{time.Millisecond, alwaysTried, 1 + minTrialRepeats},
 		} {
 			clear(timed)
-			var e tunefile.Entry
+			var e Entry
 			if err := trials(t.Context(), list, &e, c.budget, func(string) {}); err != nil || e.Best == "" {
 				t.Errorf("%v: best %q, %v", c.budget, e.Best, err)
 			}
@@ -168,8 +167,8 @@ func TestTrialsCancelled(t *testing.T) {
 			took, err := timing(ctx, rounds)
 			return took, errors.Join(err, stop())
 		}
-		e := tunefile.Entry{Trials: []tunefile.Trial{{Variant: "S", Failed: "lost"}}}
-		var kept []tunefile.Trial
+		e := Entry{Trials: []Trial{{Variant: "S", Failed: "lost"}}}
+		var kept []Trial
 		err := trials(ctx, []candidate{made{name: "L", took: time.Millisecond}.candidate(&log), m}, &e, 0, func(string) { kept = slices.Clone(e.Trials) })
 		if !errors.Is(err, context.Canceled) || len(kept) != 1 || kept[0].Variant != "S" {
 			t.Errorf("%s: kept %+v, %v", when, kept, err)
@@ -193,7 +192,7 @@ func TestTrialsTakeMedians(t *testing.T) {
 				return time.Duration(rounds) * 2 * c.took, nil
 			}}
 		var log []string
-		e := tunefile.Entry{}
+		e := Entry{}
 		steady := made{name: "steady", took: c.took}
 		if err := trials(t.Context(), []candidate{lucky, steady.candidate(&log)}, &e, 0, func(string) {}); err != nil {
 			t.Fatal(err)

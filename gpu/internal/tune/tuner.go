@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // Mode selects how a device's choice among the variants of a kernel is made. It changes
@@ -70,13 +69,13 @@ type Options struct {
 // Tuner holds the choices for a device. Its methods are safe for concurrent use.
 type Tuner struct {
 	Options
-	device tunefile.Device
+	device Device
 
 	mu       sync.Mutex
 	read     bool
-	entries  []tunefile.Entry // of the file
-	unusable string           // why the file is of no use, or ""
-	known    map[class]*decision
+	entries  []Entry // of the file
+	unusable string  // why the file is of no use, or ""
+	known    map[Class]*decision
 }
 
 // decision is the choice for a class.
@@ -92,7 +91,7 @@ type decision struct {
 
 // New returns a tuner.
 func New(o Options) *Tuner {
-	t := &Tuner{Options: o, device: tunefile.NewDevice(o.Info), known: map[class]*decision{}}
+	t := &Tuner{Options: o, device: deviceOf(o.Info), known: map[Class]*decision{}}
 	if t.Budget <= 0 {
 		t.Budget = defaultBudget
 	}
@@ -136,7 +135,7 @@ func (t *Tuner) decide(s Shape) *decision {
 	if !t.read && t.Path != "" {
 		t.read = true
 		var err error
-		if t.entries, err = tunefile.Read(t.Path); err != nil {
+		if t.entries, err = ReadFile(t.Path); err != nil {
 			t.unusable = fmt.Sprintf("the tuning file was ignored (%v)", err)
 		}
 	}
@@ -146,8 +145,8 @@ func (t *Tuner) decide(s Shape) *decision {
 	}
 	t.known[k] = d
 	// Hashing the candidates takes a while and is not done for other classes.
-	if slices.ContainsFunc(t.entries, func(e tunefile.Entry) bool { e.Class.Source = ""; return e.Class == k.unhashed() }) {
-		if e := tunefile.Find(t.entries, t.device, s.stored()); e != nil {
+	if slices.ContainsFunc(t.entries, func(e Entry) bool { e.Class.Source = ""; return e.Class == k }) {
+		if e := find(t.entries, t.device, s.stored()); e != nil {
 			d.settle(s, e, time.Now())
 		}
 	}
@@ -159,10 +158,10 @@ func (t *Tuner) decide(s Shape) *decision {
 const underWay = time.Minute
 
 // settle turns an entry into a decision, if it still applies.
-func (d *decision) settle(s Shape, e *tunefile.Entry, now time.Time) {
+func (d *decision) settle(s Shape, e *Entry, now time.Time) {
 	switch e.Best {
 	case "":
-		d.bad = e.Failed()
+		d.bad = e.failed()
 		if age := now.Sub(e.When); age >= 0 && age < underWay {
 			d.open, d.why = false, "another process is measuring this shape"
 		}
@@ -247,19 +246,19 @@ func (t *Tuner) FirstUse(ctx context.Context, r Runner, s Shape) error {
 
 // learn keeps an entry for s's class, in memory and in the file. An entry without a
 // choice is a measurement under way.
-func (t *Tuner) learn(s Shape, e tunefile.Entry) (err error) {
+func (t *Tuner) learn(s Shape, e Entry) (err error) {
 	if t.Path != "" {
-		err = tunefile.Put(t.Path, e)
+		err = PutFile(t.Path, e)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	d := t.decide(s)
-	t.entries = tunefile.With(t.entries, e)
+	t.entries = with(t.entries, e)
 	if err != nil {
 		t.unusable = fmt.Sprintf("the tuning file was not written (%v)", err)
 	}
 	if d.rule {
-		d.bad = e.Failed()
+		d.bad = e.failed()
 	}
 	if e.Best != "" {
 		d.settle(s, &e, e.When)
@@ -272,12 +271,12 @@ func (t *Tuner) learn(s Shape, e tunefile.Entry) (err error) {
 }
 
 // stored returns what was measured of s's class, a zero entry if nothing was.
-func (t *Tuner) stored(s Shape) tunefile.Entry {
+func (t *Tuner) stored(s Shape) Entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.decide(s) // reads the file
-	if e := tunefile.Find(t.entries, t.device, s.stored()); e != nil {
+	if e := find(t.entries, t.device, s.stored()); e != nil {
 		return *e
 	}
-	return tunefile.Entry{}
+	return Entry{}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
-	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // fake runs calls on the CPU, whatever the variant.
@@ -132,10 +131,10 @@ func TestWrongResults(t *testing.T) {
 	check(t, err)
 	defer x.release()
 	right, other := s.Candidates()[0], s.Candidates()[1]
-	measured := func() tunefile.Entry {
+	measured := func() Entry {
 		t.Helper()
 		x.plain, x.first = nil, nil
-		var e tunefile.Entry
+		var e Entry
 		check(t, trials(t.Context(), x.candidates([]Variant{right, other}, nil), &e, 0, func(string) {}))
 		return e
 	}
@@ -150,7 +149,7 @@ func TestWrongResults(t *testing.T) {
 		}
 	}
 	isLSE := func(data []float32) bool { return len(data)%24 != 0 }
-	var e tunefile.Entry
+	var e Entry
 	for _, wrong := range []struct {
 		name  string
 		spoil func(data []float32)
@@ -193,50 +192,50 @@ func TestFiles(t *testing.T) {
 	last := list[len(list)-1]
 	code, err := s.code(last)
 	check(t, err)
-	good := tunefile.Entry{
+	good := Entry{
 		Device: stored().device, Class: s.stored(), When: time.Now().UTC(), Best: last.Label(), Code: code,
-		Trials: []tunefile.Trial{{Variant: plainName, Seconds: 2e-3}, {Variant: last.Label(), Seconds: 1e-3}},
+		Trials: []Trial{{Variant: plainName, Seconds: 2e-3}, {Variant: last.Label(), Seconds: 1e-3}},
 	}
-	change := func(f func(e *tunefile.Entry)) tunefile.Entry {
+	change := func(f func(e *Entry)) Entry {
 		e := good
 		e.Trials = slices.Clone(e.Trials)
 		f(&e)
 		return e
 	}
-	unfinished := change(func(e *tunefile.Entry) { e.Best, e.Code = "", "" })
+	unfinished := change(func(e *Entry) { e.Best, e.Code = "", "" })
 	rule, _ := s.Rule()
 	for _, x := range []struct {
 		name  string
-		entry tunefile.Entry
+		entry Entry
 		file  string // instead
 		taken string
 		why   string
 	}{
 		{name: "ours", entry: good, taken: last.Label(), why: "fastest of 1 variants, 1ms a call of the class against 2ms of the plain kernel"},
-		{name: "the plain kernel", entry: change(func(e *tunefile.Entry) { e.Best = plainName }), why: "no variant of the register-tiled kernel was right"},
-		{name: "another driver", entry: change(func(e *tunefile.Entry) { e.Device.Driver = "another" }), taken: rule.Label(), why: "not measured"},
-		{name: "another kernel", entry: change(func(e *tunefile.Entry) { e.Class.Source = "00" }), taken: rule.Label(), why: "not measured"},
-		{name: "another unroller", entry: change(func(e *tunefile.Entry) { e.Code = "00" }), taken: rule.Label(), why: "not measured"},
-		{name: "an unknown variant", entry: change(func(e *tunefile.Entry) { e.Best, e.Trials[1].Variant = "XXL", "XXL" }), taken: rule.Label(), why: "not measured"},
+		{name: "the plain kernel", entry: change(func(e *Entry) { e.Best = plainName }), why: "no variant of the register-tiled kernel was right"},
+		{name: "another driver", entry: change(func(e *Entry) { e.Device.Driver = "another" }), taken: rule.Label(), why: "not measured"},
+		{name: "another kernel", entry: change(func(e *Entry) { e.Class.Source = "00" }), taken: rule.Label(), why: "not measured"},
+		{name: "another unroller", entry: change(func(e *Entry) { e.Code = "00" }), taken: rule.Label(), why: "not measured"},
+		{name: "an unknown variant", entry: change(func(e *Entry) { e.Best, e.Trials[1].Variant = "XXL", "XXL" }), taken: rule.Label(), why: "not measured"},
 		{name: "another process is measuring", entry: unfinished, taken: rule.Label(), why: "another process"},
-		{name: "another process was measuring", entry: func() tunefile.Entry { e := unfinished; e.When = e.When.Add(-time.Hour); return e }(), taken: rule.Label(), why: "not measured"},
-		{name: "a process did not survive the rule's", entry: func() tunefile.Entry {
+		{name: "another process was measuring", entry: func() Entry { e := unfinished; e.When = e.When.Add(-time.Hour); return e }(), taken: rule.Label(), why: "not measured"},
+		{name: "a process did not survive the rule's", entry: func() Entry {
 			e := unfinished
 			e.When = e.When.Add(-time.Hour)
-			e.Trials = []tunefile.Trial{{Variant: rule.Label(), Failed: notBack}}
+			e.Trials = []Trial{{Variant: rule.Label(), Failed: notBack}}
 			return e
 		}(), taken: list[1].Label(), why: "has failed before"},
-		{name: "all were wrong, with no room for the plain kernel", entry: func() tunefile.Entry {
+		{name: "all were wrong, with no room for the plain kernel", entry: func() Entry {
 			e := unfinished
 			e.Trials = nil
 			for _, v := range list {
-				e.Trials = append(e.Trials, tunefile.Trial{Variant: v.Label(), Failed: "wrong"})
+				e.Trials = append(e.Trials, Trial{Variant: v.Label(), Failed: "wrong"})
 			}
 			return e
 		}(), why: "every variant"},
 		{name: "damaged", file: "{", taken: rule.Label(), why: "ignored"},
 		{name: "foreign", file: `{"name": "left-pad"}`, taken: rule.Label(), why: "ignored"},
-		{name: "newer", file: `{"format": "attn tuning", "version": 99}`, taken: rule.Label(), why: "newer version"},
+		{name: "newer", file: `{"format": "attn tuning", "version": 99}`, taken: rule.Label(), why: "another version"},
 	} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
@@ -244,7 +243,7 @@ func TestFiles(t *testing.T) {
 		if x.file != "" {
 			err = os.WriteFile(path, []byte(x.file), 0o600)
 		} else {
-			err = tunefile.Put(path, x.entry)
+			err = PutFile(path, x.entry)
 		}
 		check(t, err)
 		tuner := stored()
@@ -271,7 +270,7 @@ func TestFiles(t *testing.T) {
 func TestProcessesGoOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "attn", "tuning.json")
 	f := newFake(t)
-	process := func() (e tunefile.Entry, ran bool) {
+	process := func() (e Entry, ran bool) {
 		t.Helper()
 		tuner := New(Options{Mode: First, Path: path, Info: info, Budget: 1})
 		f.runs = 0
@@ -281,15 +280,15 @@ func TestProcessesGoOn(t *testing.T) {
 		if tuner.Claim(soft) {
 			t.Error("claimed twice in a process")
 		}
-		entries, err := tunefile.Read(path)
+		entries, err := ReadFile(path)
 		if err != nil || len(entries) != 1 {
 			t.Fatalf("%+v, %v", entries, err)
 		}
 		return entries[0], f.runs > 0
 	}
-	put := func(e tunefile.Entry) {
+	put := func(e Entry) {
 		t.Helper()
-		check(t, tunefile.Put(path, e))
+		check(t, PutFile(path, e))
 	}
 	var probed string
 	for n, want := range []int{alwaysTried, alwaysTried + 1, alwaysTried + 2, alwaysTried + 2} {
@@ -304,7 +303,7 @@ func TestProcessesGoOn(t *testing.T) {
 		for _, v := range soft.Candidates() {
 			if v.risky() {
 				probed = v.Label()
-				e.Trials = append(e.Trials, tunefile.Trial{Variant: probed, Seconds: 1e-9})
+				e.Trials = append(e.Trials, Trial{Variant: probed, Seconds: 1e-9})
 				e.Best = probed
 				var err error
 				if e.Code, err = soft.code(v); err != nil {
@@ -319,7 +318,7 @@ func TestProcessesGoOn(t *testing.T) {
 	}
 	// When a variant is new, the process that measures it tries the probed one too.
 	e, _ := process()
-	e.Trials = slices.DeleteFunc(e.Trials, func(x tunefile.Trial) bool { return strings.HasPrefix(x.Variant, "M") })
+	e.Trials = slices.DeleteFunc(e.Trials, func(x Trial) bool { return strings.HasPrefix(x.Variant, "M") })
 	put(e)
 	if e, _ := process(); e.Trial(probed) == nil || e.Trial(probed).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
 		t.Errorf("%+v", e)
@@ -333,14 +332,14 @@ func TestKilledWhileMeasuring(t *testing.T) {
 	suspect := soft.Candidates()[1].Label()
 	f := newFake(t)
 	// process measures, and goes on from the file as it was at the first run of the suspect.
-	process := func() (survived, killed tunefile.Entry, tried bool) {
+	process := func() (survived, killed Entry, tried bool) {
 		t.Helper()
 		f.before = func(v Variant) {
 			if v.Label() != suspect || tried {
 				return
 			}
 			tried = true
-			entries, err := tunefile.Read(path)
+			entries, err := ReadFile(path)
 			if err != nil || len(entries) != 1 {
 				t.Fatalf("%+v, %v", entries, err)
 			}
@@ -351,7 +350,7 @@ func TestKilledWhileMeasuring(t *testing.T) {
 			t.Fatal("nothing to measure")
 		}
 		check(t, tuner.FirstUse(t.Context(), f, soft))
-		entries, err := tunefile.Read(path)
+		entries, err := ReadFile(path)
 		if err != nil || len(entries) != 1 {
 			t.Fatalf("%+v, %v", entries, err)
 		}
@@ -359,17 +358,17 @@ func TestKilledWhileMeasuring(t *testing.T) {
 	}
 	for n, want := range []string{notBack, notBackTwice} {
 		survived, killed, _ := process()
-		if failed := killed.Failed(); len(failed) != 1 || failed[0] != suspect || killed.Trial(suspect).Failed != want || killed.Best != "" {
+		if failed := killed.failed(); len(failed) != 1 || failed[0] != suspect || killed.Trial(suspect).Failed != want || killed.Best != "" {
 			t.Fatalf("killed %d times: %+v", n+1, killed.Trials)
 		}
 		if survived.Best == "" || survived.Trial(suspect).Seconds == 0 {
 			t.Errorf("not killed after all: %+v", survived)
 		}
 		killed.When = killed.When.Add(-time.Hour) // no other process that still measures
-		check(t, tunefile.Put(path, killed))
+		check(t, PutFile(path, killed))
 	}
 	e, _, tried := process()
-	if tried || e.Best == "" || e.Trial(suspect).Failed != notBackTwice || len(e.Failed()) != 1 {
+	if tried || e.Best == "" || e.Trial(suspect).Failed != notBackTwice || len(e.failed()) != 1 {
 		t.Errorf("tried for the third time: %t, %+v", tried, e)
 	}
 }

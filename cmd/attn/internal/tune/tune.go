@@ -100,24 +100,27 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	return t.run(ctx, shapes)
 }
 
-// show prints the entries of the tuning file, of a damaged one those that can be read.
+// show prints the entries of the tuning file.
 func (c *Command) show(out *cli.Streams) error {
-	entries, unreadable := gpu.ReadTuneFile(c.File)
-	if len(entries) == 0 && unreadable == nil {
+	entries, err := gpu.ReadTuneFile(c.File)
+	if err != nil {
+		return err
+	}
+	if len(entries) == 0 {
 		_, err := fmt.Fprintf(out.Out, "%s: no measurements\n", c.File)
 		return err
 	}
 	var last gpu.TuneEntry
 	for _, e := range entries {
 		if e.Device != last.Device {
-			fmt.Fprintf(out.Out, "%s · %s · %s\n", e.Device.Adapter, e.Device.Driver, e.Device.Provider)
+			fmt.Fprintln(out.Out, page.Line(e.Device.Adapter+" · "+e.Device.Driver+" · "+e.Device.Provider))
 		}
 		last = e
 		if err := printEntry(out.Out, e); err != nil {
 			return err
 		}
 	}
-	return unreadable
+	return nil
 }
 
 // shape is a call to measure.
@@ -321,20 +324,12 @@ func probe(ctx context.Context, args []string) error {
 
 // printEntry prints the measurements of a class of shapes.
 func printEntry(out io.Writer, e gpu.TuneEntry) error {
-	rows := "more rows"
-	if e.Class.Rows > 0 {
-		rows = fmt.Sprintf("up to %d rows", e.Class.Rows)
-	}
-	fmt.Fprintf(out, "\n%s · D=%d Dv=%d · %s", e.Class.DType, e.Class.Dim, e.Class.ValueDim, rows)
-	if e.Class.Features != "" {
-		fmt.Fprintf(out, " · %s", e.Class.Features)
-	}
-	fmt.Fprintf(out, " · %s\n", e.When.Format("2006-01-02 15:04 UTC"))
+	fmt.Fprintf(out, "\n%s · %s\n", page.Line(e.Class.String()), e.When.Format("2006-01-02 15:04 UTC"))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "  variant\tms\tGFLOP/s\tof FMA peak\t")
 	for _, t := range e.Trials {
 		if t.Failed != "" {
-			fmt.Fprintf(w, "  %s\t-\t-\t-\t%s\n", t.Variant, page.Line(t.Failed))
+			fmt.Fprintf(w, "  %s\t-\t-\t-\t%s\n", page.Line(t.Variant), page.Line(t.Failed))
 			continue
 		}
 		note, percent := "", "-"
@@ -344,7 +339,7 @@ func printEntry(out io.Writer, e gpu.TuneEntry) error {
 		if e.Peak > 0 {
 			percent = fmt.Sprintf("%.1f%%", 100*e.FLOPs/t.Seconds/e.Peak)
 		}
-		fmt.Fprintf(w, "  %s\t%.3f\t%.1f\t%s\t%s\n", t.Variant, 1e3*t.Seconds, e.FLOPs/t.Seconds/1e9, percent, note)
+		fmt.Fprintf(w, "  %s\t%.3f\t%.1f\t%s\t%s\n", page.Line(t.Variant), 1e3*t.Seconds, e.FLOPs/t.Seconds/1e9, percent, note)
 	}
 	return w.Flush()
 }

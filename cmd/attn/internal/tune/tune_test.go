@@ -98,7 +98,7 @@ func TestTuneFiles(t *testing.T) {
 	for _, c := range []struct{ name, data, says string }{
 		{"damaged", `{"format": "attn tuning"`, "damaged"},
 		{"foreign", `{"name": "left-pad"}`, "not a tuning file"},
-		{"newer", `{"format": "attn tuning", "version": 99}`, "newer version"},
+		{"newer", `{"format": "attn tuning", "version": 99}`, "another version"},
 	} {
 		path := filepath.Join(t.TempDir(), "tuning.json")
 		if err := os.WriteFile(path, []byte(c.data), 0o600); err != nil {

@@ -1,0 +1,274 @@
+package tune
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/seed90331342/attn/backend"
+)
+
+// entry returns an entry like those of a tuner, for a class with number n.
+func entry(n int) Entry {
+	return Entry{
+		Device: Device{"llvmpipe (LLVM 19)", "Vulkan llvmpipe", "go-webgpu 0.17.1", "workgroup memory bytes 32768"},
+		Class:  Class{In: "f32", KV: "f16", Dim: 64, ValueDim: 64, Pairs: Pairs{Mask: true}, Scalar: true, Rows: 256 + n, Source: "5f1c"},
+		When:   time.Date(2026, 5, 1, 12, 0, n, 0, time.UTC),
+		Best:   "M", Code: "77aa", FLOPs: 1e9, Peak: 1e11,
+		Trials: []Trial{{Variant: "L", Seconds: 2e-3}, {Variant: "M", Seconds: 1e-3}, {Variant: "L48", Failed: "lost the device"}},
+	}
+}
+
+func temp(t testing.TB) string { return filepath.Join(t.TempDir(), "attn", "tuning.json") }
+
+func TestPutAndRead(t *testing.T) {
+	path := temp(t)
+	if got, err := ReadFile(path); got != nil || err != nil {
+		t.Errorf("without a file: %v, %v", got, err)
+	}
+	want := []Entry{entry(2), entry(1)} // the newest first
+	again := entry(2)
+	again.Best = "L"
+	for _, e := range []Entry{entry(1), again, entry(2)} {
+		check(t, PutFile(path, e))
+	}
+	got, err := ReadFile(path)
+	if err != nil || !cmp.Equal(got, want) {
+		t.Errorf("%v\n%s", err, cmp.Diff(want, got))
+	}
+	if e := find(got, want[1].Device, want[1].Class); e == nil || e.Best != "M" || e.Trial("L").Seconds != 2e-3 || e.Trial("S") != nil {
+		t.Errorf("found %+v", e)
+	}
+	for _, change := range []func(e *Entry){
+		func(e *Entry) { e.Device.Adapter = "another" },
+		func(e *Entry) { e.Device.Driver = "another" },
+		func(e *Entry) { e.Device.Provider = "another" },
+		func(e *Entry) { e.Device.Limits = "others" },
+		func(e *Entry) { e.Class.In = "f16" },
+		func(e *Entry) { e.Class.KV = "f32" },
+		func(e *Entry) { e.Class.Dim = 80 },
+		func(e *Entry) { e.Class.ValueDim = 32 },
+		func(e *Entry) { e.Class.Scalar = false },
+		func(e *Entry) { e.Class.Pairs.Bias = true },
+		func(e *Entry) { e.Class.Rows = 0 },
+		func(e *Entry) { e.Class.Source = "another" },
+	} {
+		other := entry(1)
+		change(&other)
+		if e := find(got, other.Device, other.Class); e != nil {
+			t.Errorf("%+v of %+v is taken for %+v", e.Class, e.Device, other)
+		}
+	}
+	names, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(names) != 1 {
+		t.Errorf("the folder holds %v, %v", names, err)
+	}
+	if n, err := ClearFile(path); n != 2 || err != nil {
+		t.Errorf("cleared %d, %v", n, err)
+	}
+	if n, err := ClearFile(path); n != 0 || err != nil {
+		t.Errorf("cleared %d of nothing, %v", n, err)
+	}
+}
+
+// Names of drivers may contain any bytes, and their entries are found again.
+func TestOddNames(t *testing.T) {
+	path := temp(t)
+	e := entry(1)
+	e.Device = deviceOf(backend.Info{Device: "GPU", Driver: "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000), Provider: "provider"})
+	e.Trials[2] = failed("L48", errors.New("shader:\n\t1 | fn main()\xff"+strings.Repeat("ä", 1000)))
+	check(t, PutFile(path, e))
+	got, err := ReadFile(path)
+	if err != nil || len(got) != 1 || find(got, e.Device, e.Class) == nil || len(got[0].Trials[2].Failed) > 700 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// A damaged file counts as none, and is replaced or removed. Files of others stay as they are.
+func TestFilesThatAreNotOurs(t *testing.T) {
+	good := temp(t)
+	for i := range 2 {
+		check(t, PutFile(good, entry(i)))
+	}
+	whole, err := os.ReadFile(good)
+	check(t, err)
+	with := func(old, new string) []byte { return bytes.Replace(whole, []byte(old), []byte(new), 1) }
+	for _, c := range []struct {
+		name string
+		data []byte
+		is   error
+	}{
+		{"empty", nil, errForeign},
+		{"cut short", whole[:len(whole)/2], errDamaged},
+		{"no JSON", []byte("\x7fELF"), errForeign},
+		{"JSON of somebody else", []byte(`{"name": "left-pad", "version": 1}`), errForeign},
+		{"a list", []byte(`[]`), errForeign},
+		{"no version", with(`"version": 2`, `"version": 0`), errDamaged},
+		{"a newer version", with(`"version": 2`, `"version": 3`), errDamaged},
+		{"a field that we do not know", with(`"version": 2`, `"version": 2, "more": {}`), errDamaged},
+		{"entries that are none", []byte(`{"format": "attn tuning", "version": 2, "entries": 3}`), errDamaged},
+		{"an entry of another kind", with(`"dim": 64`, `"dim": "64"`), errDamaged},
+		{"an infinite time", with(`0.002`, `1e999`), errDamaged},
+		{"a negative time", with(`0.002`, `-0.002`), errDamaged},
+		{"a best that was not tried", with(`"best": "M"`, `"best": "X"`), errDamaged},
+		{"a best that failed", with(`"best": "M"`, `"best": "L48"`), errDamaged},
+		{"too large", with(`"failed": "`, `"failed": "`+strings.Repeat("x", maxBytes)), errDamaged},
+	} {
+		path := temp(t)
+		check(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		check(t, os.WriteFile(path, c.data, 0o600))
+		if got, err := ReadFile(path); !errors.Is(err, c.is) || len(got) > 0 || !strings.Contains(fmt.Sprint(err), path) {
+			t.Errorf("%s: %d entries, %v", c.name, len(got), err)
+		}
+		put := PutFile(path, entry(7))
+		if c.is == errForeign {
+			if _, err := ClearFile(path); !errors.Is(put, c.is) || !errors.Is(err, c.is) {
+				t.Errorf("%s: put: %v, clear: %v", c.name, put, err)
+			}
+			if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, c.data) {
+				t.Errorf("%s: the file is %.99q now, %v", c.name, now, err)
+			}
+			continue
+		}
+		if got, err := ReadFile(path); put != nil || err != nil || len(got) != 1 {
+			t.Errorf("%s: %d entries after put, %v, %v", c.name, len(got), put, err)
+		}
+		check(t, os.WriteFile(path, c.data, 0o600))
+		if _, err := ClearFile(path); err != nil {
+			t.Errorf("%s: clear: %v", c.name, err)
+		}
+	}
+}
+
+// A link stays: Put replaces the file behind it, with its permissions, and Clear removes that file.
+func TestLink(t *testing.T) {
+	path := temp(t)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := PutFile(path, entry(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chmod(path, 0o640), os.Symlink(path, link)); err != nil {
+		t.Skip(err)
+	}
+	if err := PutFile(link, entry(2)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadFile(path); err != nil || len(got) != 2 {
+		t.Errorf("behind the link: %v, %v", got, err)
+	}
+	if info, err := os.Stat(path); err != nil || runtime.GOOS != "windows" && info.Mode().Perm() != 0o640 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if n, err := ClearFile(link); n != 2 || err != nil {
+		t.Errorf("%d entries removed, %v", n, err)
+	}
+	if _, err := os.Lstat(link); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is still there: %v", err)
+	}
+}
+
+func TestPlacesThatTakeNoFile(t *testing.T) {
+	folder := t.TempDir()
+	if _, err := ReadFile(folder); err == nil {
+		t.Error("a folder was read")
+	}
+	if err := PutFile(folder, entry(1)); err == nil {
+		t.Error("put in place of a folder")
+	}
+	if _, err := ClearFile(folder); err == nil {
+		t.Error("an empty folder was cleared")
+	}
+	if _, err := os.Stat(os.DevNull); err == nil {
+		if err := PutFile(os.DevNull, entry(1)); !errors.Is(err, errForeign) {
+			t.Errorf("put into a device: %v", err)
+		}
+	}
+	file := filepath.Join(folder, "file")
+	check(t, os.WriteFile(file, nil, 0o600))
+	if err := PutFile(filepath.Join(file, "tuning.json"), entry(1)); err == nil {
+		t.Error("put below a file")
+	}
+	if names, err := os.ReadDir(folder); err != nil || len(names) != 1 {
+		t.Errorf("left behind: %v, %v", names, err)
+	}
+}
+
+// Concurrent writers may lose entries, but never the file. Readers always see a complete
+// one.
+func TestManyWriters(t *testing.T) {
+	path := temp(t)
+	const writers, each = 4, 6
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			for i := range each {
+				if err := PutFile(path, entry(w*each+i)); err != nil && runtime.GOOS != "windows" {
+					t.Error(err) // Windows renames over no file that is open
+				}
+				if got, err := ReadFile(path); err != nil || len(got) == 0 {
+					t.Errorf("%d entries, %v", len(got), err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if names, err := os.ReadDir(filepath.Dir(path)); err != nil || len(names) != 1 {
+		t.Errorf("left behind: %v, %v", names, err)
+	}
+}
+
+// The file keeps its bound and drops the oldest entries.
+func TestBound(t *testing.T) {
+	path := temp(t)
+	var list []Entry
+	for i := range maxEntries {
+		list = append(list, entry(i+1))
+	}
+	check(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	data, err := json.MarshalIndent(file{"attn tuning", version, list}, "", "  ")
+	check(t, errors.Join(err, os.WriteFile(path, data, 0o600)))
+	check(t, PutFile(path, entry(maxEntries+1)))
+	got, err := ReadFile(path)
+	if err != nil || len(got) != maxEntries || got[0].Class.Rows != 256+maxEntries+1 || got[maxEntries-1].Class.Rows != 256+2 {
+		t.Errorf("%d entries, %v", len(got), err)
+	}
+}
+
+// The entries of any file can be written and read again without a change.
+func FuzzParse(f *testing.F) {
+	path := temp(f)
+	check(f, PutFile(path, entry(1)))
+	data, err := os.ReadFile(path)
+	check(f, err)
+	f.Add(data)
+	f.Add(data[:len(data)-9])
+	f.Add(bytes.Replace(data, []byte("64"), []byte("1e400"), 1))
+	f.Add([]byte(`{"format": "attn tuning", "version": 2, "entries": [null, {}, {"class": {"source": "x"}}]}`))
+	f.Add([]byte(`{"format": "attn tuning", "version": 9}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		entries, err := parse(data)
+		if err != nil && !errors.Is(err, errForeign) && !errors.Is(err, errDamaged) {
+			t.Fatalf("an error of another kind: %v", err)
+		}
+		for _, e := range entries {
+			path := filepath.Join(t.TempDir(), "tuning.json")
+			check(t, PutFile(path, e))
+			got, err := ReadFile(path)
+			if err != nil || len(got) != 1 || !got[0].When.Equal(e.When) || find(got, e.Device, e.Class) == nil {
+				t.Fatalf("%+v came back as %+v, %v", e, got, err)
+			}
+		}
+	})
+}
