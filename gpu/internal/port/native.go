@@ -16,24 +16,8 @@ package port
 // callbacks are C functions that write to C memory. The declarations are those of
 // webgpu.h in wgpu-native v0.17.
 
-typedef struct {
-	uint32_t maxTextureDimension1D, maxTextureDimension2D, maxTextureDimension3D, maxTextureArrayLayers;
-	uint32_t maxBindGroups, maxBindingsPerBindGroup;
-	uint32_t maxDynamicUniformBuffersPerPipelineLayout, maxDynamicStorageBuffersPerPipelineLayout;
-	uint32_t maxSampledTexturesPerShaderStage, maxSamplersPerShaderStage;
-	uint32_t maxStorageBuffersPerShaderStage, maxStorageTexturesPerShaderStage, maxUniformBuffersPerShaderStage;
-	uint64_t maxUniformBufferBindingSize, maxStorageBufferBindingSize;
-	uint32_t minUniformBufferOffsetAlignment, minStorageBufferOffsetAlignment, maxVertexBuffers;
-	uint64_t maxBufferSize;
-	uint32_t maxVertexAttributes, maxVertexBufferArrayStride;
-	uint32_t maxInterStageShaderComponents, maxInterStageShaderVariables;
-	uint32_t maxColorAttachments, maxColorAttachmentBytesPerSample;
-	uint32_t maxComputeWorkgroupStorageSize, maxComputeInvocationsPerWorkgroup;
-	uint32_t maxComputeWorkgroupSizeX, maxComputeWorkgroupSizeY, maxComputeWorkgroupSizeZ;
-	uint32_t maxComputeWorkgroupsPerDimension;
-} port_limits;
-
-typedef struct { void *next; port_limits limits; } port_required_limits;
+// The limits have the fields of the binding's type Limits, in the same order.
+typedef struct { void *next; uint64_t limits[24]; } port_required_limits;
 typedef void (*port_lost_fn)(int reason, char const *message, void *userdata);
 typedef void (*port_error_fn)(int type, char const *message, void *userdata);
 typedef struct {
@@ -105,8 +89,9 @@ static void port_unmap(void *buffer, port_state *state) {
 }
 
 static port_state *port_new_state(void) { return calloc(1, sizeof(port_state)); }
-static void *port_open(void *adapter, port_limits const *limits, int timestamps, port_state *state, int *status, char *message, size_t n) {
-	port_required_limits required = { NULL, *limits };
+static void *port_open(void *adapter, void const *limits, size_t size, int timestamps, port_state *state, int *status, char *message, size_t n) {
+	port_required_limits required = { 0 };
+	memcpy(required.limits, limits, size);
 	int const timestamp_query = 3; // WGPUFeatureName
 	port_device_desc desc = { .label = "attn", .features_count = timestamps, .features = &timestamp_query, .required_limits = &required, .lost = port_on_lost, .lost_userdata = state };
 	port_opened *o = calloc(1, sizeof *o);
@@ -142,7 +127,6 @@ static void port_notify(void *queue, port_state *state) { wgpuQueueOnSubmittedWo
 import "C"
 
 import (
-	"fmt"
 	"reflect"
 	"sync"
 	"unsafe"
@@ -174,37 +158,22 @@ func deviceOf(ref unsafe.Pointer) *wgpu.Device {
 // quiet runs before the driver has threads that read the environment.
 var quiet = sync.OnceFunc(func() { C.port_quiet() })
 
-// Adapters lists the adapters in the library's order, best first. The caller
-// releases them. It returns ErrNoAdapter when there are none.
+// enumerate lists the adapters in the library's order, best first.
 //
 // Each call makes an instance, and its adapters and devices keep it alive. The
 // library destroys a device, with its compiled pipelines and its driver thread, only
 // together with the instance. One instance for the whole process would therefore
 // leak every device that a program closes.
-func Adapters() ([]Adapter, error) {
+func enumerate() ([]*NativeAdapter, error) {
 	quiet()
 	wgpu.SetLogLevel(wgpu.LogLevel_Off) // all errors are returned as values
 	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
 	defer instance.Release()
-	var all []Adapter
-	for _, a := range instance.EnumerateAdapters(&wgpu.InstanceEnumerateAdapterOptons{Backends: nativeBackends}) {
-		all = append(all, &nativeAdapter{a: a})
-	}
-	if len(all) == 0 {
-		return nil, fmt.Errorf("there is no Vulkan, Metal or DX12 driver: %w", ErrNoAdapter)
-	}
-	return all, nil
+	return instance.EnumerateAdapters(&wgpu.InstanceEnumerateAdapterOptons{Backends: nativeBackends}), nil
 }
 
-type nativeAdapter struct {
-	once sync.Once
-	a    *wgpu.Adapter
-}
-
-func (a *nativeAdapter) Release() { a.once.Do(a.a.Release) }
-
-func (a *nativeAdapter) Info() gputypes.AdapterInfo {
-	p := a.a.GetProperties()
+func infoOf(a *NativeAdapter) gputypes.AdapterInfo {
+	p := a.GetProperties()
 	kinds := map[wgpu.AdapterType]gputypes.DeviceType{ // others are the zero, DeviceTypeOther
 		wgpu.AdapterType_DiscreteGPU: gputypes.DeviceTypeDiscreteGPU, wgpu.AdapterType_IntegratedGPU: gputypes.DeviceTypeIntegratedGPU,
 		wgpu.AdapterType_CPU: gputypes.DeviceTypeCPU,
@@ -218,76 +187,48 @@ func (a *nativeAdapter) Info() gputypes.AdapterInfo {
 	}
 }
 
-// limitsOf copies the fields by name. The libraries' structures differ in their order and
-// in a few fields that compute does not use.
-func (a *nativeAdapter) Limits() gputypes.Limits { return limitsOf(a.a.GetLimits().Limits) }
-
-func limitsOf(has wgpu.Limits) (l gputypes.Limits) {
-	from, to := reflect.ValueOf(has), reflect.ValueOf(&l).Elem()
-	for i := range to.NumField() {
-		if f := from.FieldByName(to.Type().Field(i).Name); f.IsValid() {
-			to.Field(i).Set(f)
-		}
-	}
+// limitsOf returns the limits of an adapter or a device.
+func limitsOf(a interface{ GetLimits() wgpu.SupportedLimits }) (l gputypes.Limits) {
+	has := a.GetLimits().Limits
+	copyFields(&l, &has)
 	return l
 }
 
-func (a *nativeAdapter) Open(l gputypes.Limits) (Device, error) {
-	undefined := C.uint32_t(wgpu.LimitU32Undefined) // the library's default
-	required := C.port_limits{
-		maxTextureDimension1D:                     C.uint32_t(l.MaxTextureDimension1D),
-		maxTextureDimension2D:                     C.uint32_t(l.MaxTextureDimension2D),
-		maxTextureDimension3D:                     C.uint32_t(l.MaxTextureDimension3D),
-		maxTextureArrayLayers:                     C.uint32_t(l.MaxTextureArrayLayers),
-		maxBindGroups:                             C.uint32_t(l.MaxBindGroups),
-		maxBindingsPerBindGroup:                   C.uint32_t(l.MaxBindingsPerBindGroup),
-		maxDynamicUniformBuffersPerPipelineLayout: C.uint32_t(l.MaxDynamicUniformBuffersPerPipelineLayout),
-		maxDynamicStorageBuffersPerPipelineLayout: C.uint32_t(l.MaxDynamicStorageBuffersPerPipelineLayout),
-		maxSampledTexturesPerShaderStage:          C.uint32_t(l.MaxSampledTexturesPerShaderStage),
-		maxSamplersPerShaderStage:                 C.uint32_t(l.MaxSamplersPerShaderStage),
-		maxStorageBuffersPerShaderStage:           C.uint32_t(l.MaxStorageBuffersPerShaderStage),
-		maxStorageTexturesPerShaderStage:          C.uint32_t(l.MaxStorageTexturesPerShaderStage),
-		maxUniformBuffersPerShaderStage:           C.uint32_t(l.MaxUniformBuffersPerShaderStage),
-		maxUniformBufferBindingSize:               C.uint64_t(l.MaxUniformBufferBindingSize),
-		maxStorageBufferBindingSize:               C.uint64_t(l.MaxStorageBufferBindingSize),
-		minUniformBufferOffsetAlignment:           C.uint32_t(l.MinUniformBufferOffsetAlignment),
-		minStorageBufferOffsetAlignment:           C.uint32_t(l.MinStorageBufferOffsetAlignment),
-		maxVertexBuffers:                          C.uint32_t(l.MaxVertexBuffers),
-		maxBufferSize:                             C.uint64_t(l.MaxBufferSize),
-		maxVertexAttributes:                       C.uint32_t(l.MaxVertexAttributes),
-		maxVertexBufferArrayStride:                C.uint32_t(l.MaxVertexBufferArrayStride),
-		maxInterStageShaderComponents:             undefined,
-		maxInterStageShaderVariables:              C.uint32_t(l.MaxInterStageShaderVariables),
-		maxColorAttachments:                       C.uint32_t(l.MaxColorAttachments),
-		maxColorAttachmentBytesPerSample:          C.uint32_t(l.MaxColorAttachmentBytesPerSample),
-		maxComputeWorkgroupStorageSize:            C.uint32_t(l.MaxComputeWorkgroupStorageSize),
-		maxComputeInvocationsPerWorkgroup:         C.uint32_t(l.MaxComputeInvocationsPerWorkgroup),
-		maxComputeWorkgroupSizeX:                  C.uint32_t(l.MaxComputeWorkgroupSizeX),
-		maxComputeWorkgroupSizeY:                  C.uint32_t(l.MaxComputeWorkgroupSizeY),
-		maxComputeWorkgroupSizeZ:                  C.uint32_t(l.MaxComputeWorkgroupSizeZ),
-		maxComputeWorkgroupsPerDimension:          C.uint32_t(l.MaxComputeWorkgroupsPerDimension),
+// copyFields copies the fields that two structures have both. Those of the libraries differ in
+// their order and in a few fields that compute does not use.
+func copyFields(to, from any) {
+	dst, src := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
+	for i := range dst.NumField() {
+		if f := src.FieldByName(dst.Type().Field(i).Name); f.IsValid() {
+			dst.Field(i).Set(f)
+		}
 	}
+}
+
+func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
+	required := wgpu.Limits{MaxInterStageShaderComponents: wgpu.LimitU32Undefined} // the library's default
+	copyFields(&required, &l)
 	// The state is never freed, because the library may report a loss after the device's
 	// release. It has about 1 KB.
 	lib := &library{state: C.port_new_state()}
-	var status C.int
-	message := make([]byte, 1024)
 	timestamps := C.int(0)
-	if lib.clock.there = a.a.HasFeature(wgpu.FeatureName_TimestampQuery); lib.clock.there {
+	if lib.clock.there = a.HasFeature(wgpu.FeatureName_TimestampQuery); lib.clock.there {
 		timestamps = 1
 	}
+	var status C.int
+	message := make([]byte, 1024)
 	text := (*C.char)(unsafe.Pointer(&message[0]))
-	lib.devRef = C.port_open(handleOf(a.a), &required, timestamps, lib.state, &status, text, C.size_t(len(message)))
+	lib.devRef = C.port_open(handleOf(a), unsafe.Pointer(&required), C.size_t(unsafe.Sizeof(required)), timestamps, lib.state,
+		&status, text, C.size_t(len(message)))
 	if lib.devRef == nil {
 		kind := ErrInvalid
 		if status == 0 { // the library panicked, and its instance is unsound
 			kind = ErrLost
-			a.once.Do(func() {})
 		}
-		return nil, fmt.Errorf("open device on %q: %w", a.Info().Name, fault(C.GoString(text), kind))
+		return nil, fault(C.GoString(text), kind)
 	}
 	lib.use(deviceOf(lib.devRef))
-	return newDevice(lib, l), nil
+	return lib, nil
 }
 
 // use sets the device and its queue.
@@ -303,20 +244,14 @@ type (
 	NativeBuffer  = wgpu.Buffer
 )
 
-// Share returns a Device over a device that the program has opened on an adapter, and its
-// queue. Close releases what was created through it and its reference to the device. lower
-// returns the limits to keep, of those of the device. Share returns ErrInvalid for limits
-// beyond those.
-func Share(a *NativeAdapter, dev *NativeDevice, lower func(gputypes.Limits) gputypes.Limits) (Device, gputypes.AdapterInfo, error) {
-	info, most := (&nativeAdapter{a: a}).Info(), limitsOf(dev.GetLimits().Limits)
-	l := lower(most)
-	if err := within(l, most); err != nil {
-		return nil, info, err
-	}
+func shareable(*NativeDevice) error { return nil }
+
+// shareLibrary keeps a reference to the program's device until close.
+func shareLibrary(dev *NativeDevice, _ gputypes.Backend) *library {
 	lib := &library{state: C.port_share(handleOf(dev))}
 	lib.use(dev)
 	lib.clock.there = dev.HasFeature(wgpu.FeatureName_TimestampQuery)
-	return newDevice(lib, l), info, nil
+	return lib
 }
 
 // importBuffer returns a program's buffer, its size and its usages. The library does not

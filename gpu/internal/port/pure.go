@@ -21,63 +21,48 @@ var instance = sync.OnceValues(func() (*wgpu.Instance, error) {
 	})
 })
 
-// Adapters lists the adapters. The caller releases them. It returns ErrNoAdapter when
-// there are none. The library has no list: this one has the adapters that three kinds of
-// request return, and only one of several equal cards. Without XDG_RUNTIME_DIR, a layer of
-// Mesa prints a line to standard error for each request.
-func Adapters() ([]Adapter, error) {
+// enumerate lists the adapters that three kinds of request return: the library has no list.
+// Of several equal cards it finds one. Without XDG_RUNTIME_DIR, a layer of Mesa prints a line to
+// standard error for each request.
+func enumerate() (all []*NativeAdapter, err error) {
 	growStack()
 	inst, err := instance()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", err.Error(), ErrNoAdapter)
+		return nil, err
 	}
-	requests := []*wgpu.RequestAdapterOptions{
+	seen := map[gputypes.AdapterInfo]bool{}
+	for _, w := range []*wgpu.RequestAdapterOptions{
 		{PowerPreference: wgpu.PowerPreferenceHighPerformance},
 		{PowerPreference: wgpu.PowerPreferenceLowPower},
 		{ForceFallbackAdapter: true},
-	}
-	var all []Adapter
-	seen := map[gputypes.AdapterInfo]bool{}
-	for _, w := range requests {
+	} {
 		a, err := inst.RequestAdapter(w)
-		if err != nil {
-			continue // there is no such adapter
-		}
-		if seen[a.Info()] {
+		switch {
+		case err != nil: // there is no such adapter
+		case seen[a.Info()]:
 			a.Release()
-			continue
+		default:
+			seen[a.Info()] = true
+			all = append(all, a)
 		}
-		seen[a.Info()] = true
-		all = append(all, &pureAdapter{a: a})
-	}
-	if len(all) == 0 {
-		return nil, fmt.Errorf("there is no Vulkan, Metal or DX12 driver: %w", ErrNoAdapter)
 	}
 	return all, nil
 }
 
-type pureAdapter struct {
-	once sync.Once
-	a    *wgpu.Adapter
-}
+func infoOf(a *NativeAdapter) gputypes.AdapterInfo { return a.Info() }
 
-func (a *pureAdapter) Release()                   { a.once.Do(a.a.Release) }
-func (a *pureAdapter) Info() gputypes.AdapterInfo { return a.a.Info() }
-func (a *pureAdapter) Limits() gputypes.Limits    { return a.a.Limits() }
+// limitsOf returns the limits of an adapter or a device.
+func limitsOf(a interface{ Limits() gputypes.Limits }) gputypes.Limits { return a.Limits() }
 
-// Open checks the limits that compute uses, because the library accepts any.
-func (a *pureAdapter) Open(l gputypes.Limits) (Device, error) {
+func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 	growStack()
-	if err := within(l, a.a.Limits()); err != nil {
-		return nil, fmt.Errorf("open device on %q: %w", a.a.Info().Name, err)
-	}
-	dev, err := a.a.RequestDevice(&wgpu.DeviceDescriptor{Label: "attn", RequiredLimits: l})
+	dev, err := a.RequestDevice(&wgpu.DeviceDescriptor{Label: "attn", RequiredLimits: l})
 	if err != nil {
-		return nil, fmt.Errorf("open device on %q: %w", a.a.Info().Name, translate(err, ErrInvalid))
+		return nil, translate(err, ErrInvalid)
 	}
-	lib := newLibrary(dev, a.a.Info().Backend)
+	lib := newLibrary(dev, a.Info().Backend)
 	lib.clock.there = true
-	return newDevice(lib, l), nil
+	return lib, nil
 }
 
 func newLibrary(dev *wgpu.Device, api gputypes.Backend) *library {
@@ -110,27 +95,22 @@ type (
 	NativeBuffer  = wgpu.Buffer
 )
 
-// Share returns a Device over a device that the program has opened on an adapter, and its
-// queue. Close releases what was created through it and neither the device nor the adapter.
-// lower returns the limits to keep, of those of the device. Share returns ErrInvalid for
-// limits beyond those and ErrLost for a device that was released.
-func Share(a *NativeAdapter, dev *NativeDevice, lower func(gputypes.Limits) gputypes.Limits) (Device, gputypes.AdapterInfo, error) {
-	growStack()
-	info := a.Info()
-	lib := newLibrary(dev, info.Backend)
+// shareable returns why a program's device cannot be used, or nil.
+func shareable(dev *NativeDevice) error {
+	if err := (&library{dev: dev, shared: true}).lost(); err != nil {
+		return err
+	}
+	if dev.Queue() == nil {
+		return fmt.Errorf("the device has no queue: %w", ErrInvalid)
+	}
+	return nil
+}
+
+func shareLibrary(dev *NativeDevice, api gputypes.Backend) *library {
+	lib := newLibrary(dev, api)
 	lib.shared = true
-	if err := lib.lost(); err != nil {
-		return nil, info, err
-	}
-	if lib.queue == nil {
-		return nil, info, fmt.Errorf("the device has no queue: %w", ErrInvalid)
-	}
 	lib.clock.there = dev.Features().Contains(gputypes.FeatureTimestampQuery)
-	l := lower(dev.Limits())
-	if err := within(l, dev.Limits()); err != nil {
-		return nil, info, err
-	}
-	return newDevice(lib, l), info, nil
+	return lib
 }
 
 // importBuffer returns a program's buffer, its size and its usages.

@@ -7,27 +7,6 @@ import (
 	"github.com/gogpu/gputypes"
 )
 
-// within returns ErrInvalid when limits that compute uses exceed those of an adapter or of
-// a program's device.
-func within(limits, most gputypes.Limits) error {
-	for _, c := range []struct {
-		name      string
-		want, has uint64
-	}{
-		{"MaxBufferSize", limits.MaxBufferSize, most.MaxBufferSize},
-		{"MaxStorageBufferBindingSize", limits.MaxStorageBufferBindingSize, most.MaxStorageBufferBindingSize},
-		{"MaxComputeWorkgroupStorageSize", uint64(limits.MaxComputeWorkgroupStorageSize), uint64(most.MaxComputeWorkgroupStorageSize)},
-		{"MaxComputeInvocationsPerWorkgroup", uint64(limits.MaxComputeInvocationsPerWorkgroup), uint64(most.MaxComputeInvocationsPerWorkgroup)},
-		{"MaxComputeWorkgroupsPerDimension", uint64(limits.MaxComputeWorkgroupsPerDimension), uint64(most.MaxComputeWorkgroupsPerDimension)},
-		{"MaxStorageBuffersPerShaderStage", uint64(limits.MaxStorageBuffersPerShaderStage), uint64(most.MaxStorageBuffersPerShaderStage)},
-	} {
-		if c.want > c.has {
-			return fmt.Errorf("%s of %d is over the limit of %d: %w", c.name, c.want, c.has, ErrInvalid)
-		}
-	}
-	return nil
-}
-
 func (d *device) Import(b *NativeBuffer) (Buffer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

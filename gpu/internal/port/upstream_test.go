@@ -51,7 +51,7 @@ func TestUpstreamHasNoShaderF16(t *testing.T) {
 	}
 	for _, each := range all {
 		t.Cleanup(each.Release)
-		a := each.(*pureAdapter).a
+		a := each.(*adapter).raw
 		if a.Info().Backend == gputypes.BackendVulkan && a.Features().Contains(gputypes.FeatureShaderF16) {
 			fixed(t, "offers shader-f16", "the unpacking of f16 in kernels of such devices")
 		}
@@ -79,7 +79,7 @@ func openRaw(t *testing.T, limits func(*gputypes.Limits)) (*wgpu.Device, error) 
 		limits(&l)
 	}
 	growStack()
-	d, err := all[0].(*pureAdapter).a.RequestDevice(&wgpu.DeviceDescriptor{RequiredLimits: l})
+	d, err := all[0].(*adapter).raw.RequestDevice(&wgpu.DeviceDescriptor{RequiredLimits: l})
 	if err == nil {
 		t.Cleanup(d.Release)
 	}
