@@ -35,7 +35,7 @@ type device struct {
 	last      Ticket    // the last submission
 	ended     Ticket    // the last submission that is known to have ended
 	progress  time.Time // when that was seen, or the first of the others was started
-	groups    *groups
+	groups    map[groupKey]*group
 	key       groupKey // of the dispatch that is being recorded
 }
 
@@ -83,8 +83,7 @@ func fault(message string, kind error) error {
 
 func newDevice(lib *library, limits gputypes.Limits) *device {
 	return &device{
-		lib: lib, limits: limits, buffers: map[*buffer]struct{}{}, pipelines: map[*pipeline]struct{}{},
-		groups: newGroups(lib.releaseGroup),
+		lib: lib, limits: limits, buffers: map[*buffer]struct{}{}, pipelines: map[*pipeline]struct{}{}, groups: map[groupKey]*group{},
 	}
 }
 
@@ -94,7 +93,7 @@ func (d *device) Live() Live {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	live := d.live
-	live.Buffers, live.Pipelines, live.Groups = len(d.buffers), len(d.pipelines), len(d.groups.byKey)
+	live.Buffers, live.Pipelines, live.Groups = len(d.buffers), len(d.pipelines), len(d.groups)
 	return live
 }
 
@@ -172,7 +171,7 @@ func (b *buffer) Release() {
 func (d *device) releaseBuffer(b *buffer) {
 	delete(d.buffers, b)
 	d.live.Bytes -= b.size
-	d.groups.dropBuffer(b.id)
+	d.dropGroups(func(k groupKey) bool { return k.binds(b.id) })
 	if b.imported {
 		d.lib.dereference(b.raw)
 		return
@@ -226,7 +225,7 @@ func (p *pipeline) Release() {
 
 func (d *device) releasePipeline(p *pipeline) {
 	delete(d.pipelines, p)
-	d.groups.dropPipeline(p.id)
+	d.dropGroups(func(k groupKey) bool { return k.pipeline == p.id })
 	d.lib.releasePipeline(p.raw)
 }
 
@@ -305,7 +304,7 @@ func (d *device) submit(commands []Command, timed bool) (Ticket, error) {
 		}
 	}
 	t, err := d.lib.submit(timed)
-	d.groups.trim()
+	d.trimGroups()
 	if err != nil {
 		return 0, d.note(err)
 	}
@@ -367,12 +366,13 @@ func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint6
 		}
 		d.key.add(x.id, at, b.Size)
 	}
-	if g, ok := d.groups.get(&d.key); ok {
-		return g, offset, nil
+	if known := d.groups[d.key]; known != nil {
+		known.used = d.last
+		return known.raw, offset, nil
 	}
-	g, err = d.lib.createGroup(p.raw, bindings, p.dynamic)
+	g, err = d.lib.createGroup(p.raw, bindings, d.key.spans[:])
 	if err == nil {
-		d.groups.put(&d.key, g)
+		d.groups[d.key] = &group{g, d.last}
 	}
 	return g, offset, err
 }

@@ -1,7 +1,8 @@
 package port
 
 import (
-	"container/list"
+	"cmp"
+	"maps"
 	"slices"
 )
 
@@ -28,68 +29,38 @@ func (k *groupKey) add(buffer, offset, size uint64) {
 	k.n++
 }
 
-// groups keeps bind groups, because creating one costs more than the rest of a dispatch.
-// The device's lock guards it.
-type groups struct {
-	byKey map[groupKey]*list.Element
-	used  *list.List // of *group, the one used last first
-	free  func(rawGroup)
+// binds reports whether a group with key k binds a buffer.
+func (k groupKey) binds(buffer uint64) bool {
+	return slices.ContainsFunc(k.spans[:k.n], func(s groupSpan) bool { return s.buffer == buffer })
 }
 
+// group is a bind group. A device keeps some, because creating one costs more than the rest of
+// a dispatch.
 type group struct {
-	key groupKey
-	raw rawGroup
+	raw  rawGroup
+	used Ticket // the last submission before it was used
 }
 
-func newGroups(free func(rawGroup)) *groups {
-	return &groups{byKey: map[groupKey]*list.Element{}, used: list.New(), free: free}
-}
-
-// get returns the group with key k.
-func (c *groups) get(k *groupKey) (g rawGroup, ok bool) {
-	x := c.byKey[*k]
-	if x == nil {
-		return g, false
+// trimGroups releases half of the groups, those that were unused for longest, when there are
+// too many. It is called after a submission only, because one submission may use more.
+func (d *device) trimGroups() {
+	if len(d.groups) <= maxGroups {
+		return
 	}
-	c.used.MoveToFront(x)
-	return x.Value.(*group).raw, true
-}
-
-// put keeps g with key k.
-func (c *groups) put(k *groupKey, g rawGroup) { c.byKey[*k] = c.used.PushFront(&group{*k, g}) }
-
-// trim releases the groups that were unused for longest. It is called after a submission
-// only, because one submission may use more groups than are kept.
-func (c *groups) trim() {
-	for len(c.byKey) > maxGroups {
-		c.remove(c.used.Back())
+	keys := slices.SortedFunc(maps.Keys(d.groups), func(a, b groupKey) int { return cmp.Compare(d.groups[a].used, d.groups[b].used) })
+	for _, k := range keys[:len(keys)-maxGroups/2] {
+		d.lib.releaseGroup(d.groups[k].raw)
+		delete(d.groups, k)
 	}
 }
 
-// dropBuffer releases the groups that bind a buffer.
-func (c *groups) dropBuffer(id uint64) {
-	c.drop(func(k *groupKey) bool {
-		return slices.ContainsFunc(k.spans[:k.n], func(s groupSpan) bool { return s.buffer == id })
-	})
-}
-
-// dropPipeline releases the groups with a pipeline's layout.
-func (c *groups) dropPipeline(id uint64) {
-	c.drop(func(k *groupKey) bool { return k.pipeline == id })
-}
-
-func (c *groups) drop(is func(k *groupKey) bool) {
-	for x := c.used.Front(); x != nil; {
-		next := x.Next()
-		if is(&x.Value.(*group).key) {
-			c.remove(x)
+// dropGroups releases the groups with keys that match.
+func (d *device) dropGroups(match func(k groupKey) bool) {
+	maps.DeleteFunc(d.groups, func(k groupKey, g *group) bool {
+		old := match(k)
+		if old {
+			d.lib.releaseGroup(g.raw)
 		}
-		x = next
-	}
-}
-
-func (c *groups) remove(x *list.Element) {
-	g := c.used.Remove(x).(*group)
-	delete(c.byKey, g.key)
-	c.free(g.raw)
+		return old
+	})
 }

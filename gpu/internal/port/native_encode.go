@@ -188,15 +188,10 @@ func (l *library) submitTo(slot *timedSlot) (Ticket, error) {
 	return Ticket(l.submitted), nil
 }
 
-func (l *library) createGroup(p rawPipeline, bindings []Binding, dynamic int) (rawGroup, error) {
-	for i := range bindings {
-		b := &bindings[i]
-		offset := b.Offset
-		if i == dynamic {
-			offset %= dynamicStep
-		}
+func (l *library) createGroup(p rawPipeline, bindings []Binding, spans []groupSpan) (rawGroup, error) {
+	for i, b := range bindings {
 		l.encoder.entries[i] = C.port_entry{
-			binding: C.uint32_t(i), buffer: b.Buffer.(*buffer).raw.ref, offset: C.uint64_t(offset), size: C.uint64_t(b.Size),
+			binding: C.uint32_t(i), buffer: b.Buffer.(*buffer).raw.ref, offset: C.uint64_t(spans[i].offset), size: C.uint64_t(b.Size),
 		}
 	}
 	defer l.scoped()()

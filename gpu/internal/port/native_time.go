@@ -11,16 +11,12 @@ import (
 )
 
 const (
-	// The clock's unit is measured between two readings, each the narrowest of
-	// calibrateTries. They are calibrateTime apart, or longer on a busy machine: until
-	// the width of the readings, 50 µs on an idle machine, is below calibrateError of
-	// the time between them.
-	calibrateTime  = 20 * time.Millisecond
-	calibrateMost  = time.Second
+	// The clock's unit is measured between two readings that are calibrateTime apart, each the
+	// narrowest of calibrateTries: some 50 µs wide on an idle machine. A unit within nanosecond
+	// of 1 ns counts as exactly that, the unit of most drivers.
+	calibrateTime  = 50 * time.Millisecond
 	calibrateTries = 5
-	calibrateError = 0.005
-	// A unit within nanosecond of 1 ns counts as exactly that, the unit of most drivers.
-	nanosecond = 0.01
+	nanosecond     = 0.05
 )
 
 // rawClock has two timestamps for each slot.
@@ -66,22 +62,14 @@ func (l *library) startClock() (err error) {
 			return err
 		}
 	}
-	t0, width0, ticks0, err := l.tick()
+	t0, ticks0, err := l.tick()
 	if err != nil {
 		return err
 	}
-	var t1 time.Time
-	var ticks1 uint64
-	for wait := calibrateTime; ; wait *= 2 {
-		time.Sleep(wait)
-		var width1 time.Duration
-		if t1, width1, ticks1, err = l.tick(); err != nil {
-			return err
-		}
-		gap := t1.Sub(t0)
-		if gap >= calibrateMost || float64(width0+width1)/2 <= calibrateError*float64(gap) {
-			break
-		}
+	time.Sleep(calibrateTime)
+	t1, ticks1, err := l.tick()
+	if err != nil {
+		return err
 	}
 	if ticks1 <= ticks0 {
 		c.there = false // the clock does not advance
@@ -96,34 +84,34 @@ func (l *library) startClock() (err error) {
 }
 
 // tick returns a time of the host's clock and the device's ticks at that time. They are
-// those of the shortest of some empty submissions; least is its length.
-func (l *library) tick() (at time.Time, least time.Duration, ticks uint64, err error) {
-	least = math.MaxInt64
+// those of the shortest of some empty submissions.
+func (l *library) tick() (at time.Time, ticks uint64, err error) {
+	least := time.Duration(math.MaxInt64)
 	s := &l.clock.slots[0]
 	for range calibrateTries {
 		before := time.Now()
 		t, err := l.submitTo(s)
 		if err != nil {
-			return at, 0, 0, err
+			return at, 0, err
 		}
 		for start := time.Now(); Ticket(l.state.done) < t; { // pausing would widen the reading
 			if _, err := l.poll(); err != nil {
-				return at, 0, 0, err
+				return at, 0, err
 			}
 			if time.Since(start) > hangLimit {
-				return at, 0, 0, ErrLost
+				return at, 0, ErrLost
 			}
 		}
 		width := time.Since(before)
 		_, end, err := l.stamps(s)
 		if err != nil {
-			return at, 0, 0, err
+			return at, 0, err
 		}
 		if width < least {
 			least, at, ticks = width, before.Add(width/2), end
 		}
 	}
-	return at, least, ticks, nil
+	return at, ticks, nil
 }
 
 // release releases the queries and buffers of startClock.

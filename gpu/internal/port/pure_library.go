@@ -20,10 +20,9 @@ type library struct {
 	shared bool
 	spirv  bool // shaders are compiled by compile
 
-	// unwritten holds the buffers with writes that wait for the next submission, and a span
-	// that contains these writes. The
+	// unwritten holds the buffers with a write that waits for the next submission. The
 	// library copies to them then, even if they are released.
-	unwritten map[rawBuffer]span
+	unwritten map[rawBuffer]bool
 	released  []released
 	last      uint64 // submission
 	ended     uint64 // the last submission that poll found ended
@@ -90,7 +89,7 @@ func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuff
 }
 
 func (l *library) releaseBuffer(b rawBuffer) {
-	if _, waits := l.unwritten[b]; waits {
+	if l.unwritten[b] {
 		l.flush()
 	}
 	l.released = append(l.released, released{b, l.last})
@@ -126,20 +125,12 @@ func (l *library) free() {
 	})
 }
 
-// span is the bytes [lo, hi) of a buffer.
-type span struct{ lo, hi uint64 }
-
 func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
 	growStack()
-	s := span{offset, offset + uint64(len(data))}
-	if w, waits := l.unwritten[b]; waits {
-		if w.lo < s.hi && s.lo < w.hi { // the library does not order copies of one submission
-			l.flush()
-		} else {
-			s = span{min(w.lo, s.lo), max(w.hi, s.hi)}
-		}
+	if l.unwritten[b] { // the library does not order the copies of one submission
+		l.flush()
 	}
-	l.unwritten[b] = s
+	l.unwritten[b] = true
 	return translate(l.queue.WriteBuffer(b, offset, data), ErrInvalid)
 }
 
@@ -211,15 +202,11 @@ func (l *library) releasePipeline(p rawPipeline) {
 	}
 }
 
-func (l *library) createGroup(p rawPipeline, bindings []Binding, dynamic int) (rawGroup, error) {
+func (l *library) createGroup(p rawPipeline, bindings []Binding, spans []groupSpan) (rawGroup, error) {
 	growStack()
 	entries := make([]wgpu.BindGroupEntry, len(bindings))
 	for i, b := range bindings {
-		offset := b.Offset
-		if i == dynamic {
-			offset %= dynamicStep
-		}
-		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: b.Buffer.(*buffer).raw, Offset: offset, Size: b.Size}
+		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: b.Buffer.(*buffer).raw, Offset: spans[i].offset, Size: b.Size}
 	}
 	g, err := l.dev.CreateBindGroup(&wgpu.BindGroupDescriptor{Layout: p.layout, Entries: entries})
 	return g, translate(err, ErrInvalid)
