@@ -20,7 +20,7 @@ func orderOf(t *testing.T, b *Backend, blocks, rows, row0, keys int, v backend.V
 	text, _ := shaders.Text(shaders.Flash{})
 	f := regexp.MustCompile(`(?m)^fn block_of\((?s:.*?)^}\n`).FindString(text)
 	source := fmt.Sprintf("const TY: u32 = 16u;\nconst ROWS: u32 = %du;\n", rows/16) +
-		"@group(0) @binding(0) var<storage, read_write> o: array<u32>;\n@group(0) @binding(1) var<uniform> p: AttentionParams;\n" + f +
+		"@binding var<storage, read_write> o: array<u32>;\n@binding var<uniform> p: AttentionParams;\n" + f +
 		"@compute @workgroup_size(64)\nfn main(@builtin(global_invocation_id) i: vec3<u32>) {\n" +
 		"    if (i.x < p.blocks) {\n        o[i.x] = block_of(i.x);\n    }\n}\n"
 	k := shaders.Custom{Title: "order", WGSL: source}

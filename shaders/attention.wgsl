@@ -29,20 +29,16 @@
 // Workgroup memory: qs 4,608 + kv 4,608 + ps 4,608 + part 1,024 = 14,848 bytes.
 
 const ACC: u32 = 4u * DVB; // of the output
-const EXTRA: u32 = 1u; // see common/options.wgsl
 
-@group(0) @binding(0) var<storage, read> q: array<u32>;
-@group(0) @binding(1) var<storage, read> k: array<u32>;
-@group(0) @binding(2) var<storage, read> v: array<u32>;
-@group(0) @binding(3) var<storage, read> mask: array<u32>;
-@group(0) @binding(4) var<storage, read> bias: array<u32>;
-@group(0) @binding(5) var<storage, read_write> o: Words;
-@group(0) @binding(6) var<storage, read_write> lse: array<f32>;
-@group(0) @binding(7) var<storage, read_write> state: array<f32>;
-@group(0) @binding(8) var<uniform> p: AttentionParams;
-@if(BOTH == 1u) @group(0) @binding(9) var<storage, read> blocks: array<u32>;
-@if(BOTH == 1u) @group(0) @binding(10) var<storage, read> relative: array<u32>;
-@if(PAGED == 1u) @group(0) @binding(9u + 2u * BOTH) var<storage, read> table: array<u32>;
+@binding var<storage, read> q: array<u32>;
+@binding var<storage, read> k: array<u32>;
+@binding var<storage, read> v: array<u32>;
+@binding var<storage, read> mask: array<u32>;
+@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read_write> o: Words;
+@binding var<storage, read_write> lse: array<f32>;
+@binding var<storage, read_write> state: array<f32>;
+@binding var<uniform> p: AttentionParams;
 
 // Rows of 8 vec4 are padded to 9, which puts lanes on different banks.
 var<workgroup> qs: array<vec4<f32>, 288>; // [row][depth/4]
@@ -326,10 +322,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     }
 }
 
-@compute @workgroup_size(8, 8)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(64) {
     let tx = t % 8u;
     let ty = t / 8u;
     let r0 = (id % p.blocks) * 32u;

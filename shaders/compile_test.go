@@ -119,7 +119,7 @@ func Rendered(t *testing.T, f func(name, src string)) {
 func TestKernelsCompile(t *testing.T) {
 	function := regexp.MustCompile(`(?m)^fn (\w+)\(`)
 	isShared := map[string]bool{}
-	for _, d := range library().decls {
+	for _, d := range sources()["common"].decls {
 		isShared[d.name] = true
 	}
 	count := map[string]int{}
@@ -129,7 +129,7 @@ func TestKernelsCompile(t *testing.T) {
 			t.Errorf("%s, variant %d: %v", name, count[name], err)
 		}
 		used := map[string]int{}
-		for _, word := range names(src) {
+		for _, word := range word.FindAllString(src, -1) {
 			used[word]++
 		}
 		for _, m := range function.FindAllStringSubmatch(src, -1) {

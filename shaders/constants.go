@@ -4,110 +4,16 @@ import (
 	"fmt"
 	"go/ast"
 	"go/parser"
-	"go/token"
 	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 )
-
-// Kernel is what a caller must know about a variant.
-type Kernel struct {
-	// Bindings are the kinds of group 0's bindings in order, one letter each: r for read-only
-	// storage, w for storage that is written, u for the uniform.
-	Bindings string
-	// WorkgroupMemory is the workgroup memory in bytes.
-	WorkgroupMemory int
-	// Threads is the size of a workgroup.
-	Threads int
-	// Constants are those of the variant, and those that the kernel computes from them.
-	Constants map[string]uint32
-}
-
-var kernels sync.Map // of *Kernel by Variant
-
-// Describe returns the properties of a variant. The caller must not change them. They are zero for
-// variants that Render does not accept. Repeated calls do not compute them again.
-func Describe(v Variant) *Kernel {
-	if k, ok := kernels.Load(v); ok {
-		return k.(*Kernel)
-	}
-	k, err := describe(v)
-	if err != nil {
-		k = new(Kernel)
-	}
-	kernels.Store(v, k)
-	return k
-}
-
-var (
-	binding = regexp.MustCompile(`@binding\(.*?\) var<(storage, read_write|storage, read|uniform)>`)
-	shared  = regexp.MustCompile(`var<workgroup> \w+: (.*);`)
-	group   = regexp.MustCompile(`@workgroup_size\((.*?)\)`)
-)
-
-func describe(v Variant) (*Kernel, error) {
-	r, file, err := newRenderer(v)
-	if err != nil {
-		return nil, err
-	}
-	k := &Kernel{Threads: 1}
-	for _, d := range file {
-		if m := group.FindStringSubmatch(d.text); m != nil {
-			for _, size := range strings.Split(m[1], ",") {
-				n, err := r.eval(size)
-				if err != nil {
-					return nil, err
-				}
-				k.Threads *= int(n)
-			}
-		} else if strings.Contains(d.text, "var<") || declared.FindString(d.text) == "const "+d.name {
-			if err := r.declare(d); err != nil {
-				return nil, err
-			}
-		}
-	}
-	head := r.out.String()
-	for _, m := range binding.FindAllStringSubmatch(head, -1) {
-		k.Bindings += map[string]string{"storage, read": "r", "storage, read_write": "w", "uniform": "u"}[m[1]]
-	}
-	for _, m := range shared.FindAllStringSubmatch(head, -1) {
-		n, err := r.size(m[1])
-		if err != nil {
-			return nil, err
-		}
-		k.WorkgroupMemory += int(n)
-	}
-	k.Constants = r.consts
-	return k, nil
-}
-
-// size returns the bytes of a type.
-func (r *renderer) size(wgsl string) (uint32, error) {
-	if of, ok := strings.CutPrefix(wgsl, "array<"); ok {
-		i := strings.LastIndexByte(of, ',')
-		length, err := r.eval(of[i+1 : len(of)-1])
-		if err != nil {
-			return 0, err
-		}
-		n, err := r.size(of[:i])
-		return n * length, err
-	}
-	n, ok := map[string]uint32{"vec4<f32>": 16, "vec4<u32>": 16, "vec2<f32>": 8, "f32": 4, "u32": 4, "atomic<u32>": 4}[wgsl]
-	if !ok {
-		return 0, fmt.Errorf("type %s has no known size", wgsl)
-	}
-	return n, nil
-}
 
 // Key identifies a variant by its kernel and constants, such as softmax EXPAND=1 BOTH=0 HELD=1 ROW=1024.
 func Key(v Variant) string {
 	var s strings.Builder
 	s.WriteString(v.Name())
-	if _, own := v.(OwnExp2); own {
-		s.WriteString(" EXP2=1")
-	}
 	for _, c := range constantsOf(v) {
 		fmt.Fprintf(&s, " %s=%d", c.name, c.value)
 	}
@@ -122,7 +28,7 @@ type namedConstant struct {
 // constantsOf returns the fields of v.
 func constantsOf(v Variant) (all []namedConstant) {
 	if own, ok := v.(OwnExp2); ok {
-		v = own.Variant
+		return append([]namedConstant{{"EXP2", 1}}, constantsOf(own.Variant)...)
 	}
 	x := reflect.ValueOf(v)
 	if _, custom := v.(Custom); custom || x.Kind() != reflect.Struct {
@@ -145,80 +51,59 @@ func constantsOf(v Variant) (all []namedConstant) {
 
 var literal = regexp.MustCompile(`\b(\d+)u\b`)
 
-// eval evaluates a constant expression; true is 1. Except for the suffix of literals it reads the same in
-// Go.
-func (r *renderer) eval(wgsl string) (uint32, error) {
+// evaluate returns the value of a constant expression; true is 1. Except for the suffix of literals it reads
+// the same in Go.
+func evaluate(wgsl string, consts map[string]uint32) (n uint32, ok bool) {
 	e, err := parser.ParseExpr(literal.ReplaceAllString(wgsl, "$1"))
 	if err != nil {
-		return 0, fmt.Errorf("%q: %w", wgsl, err)
+		return 0, false
 	}
-	n, ok := r.value(e)
-	if !ok {
-		return 0, fmt.Errorf("%q is no constant", wgsl)
-	}
-	return n, nil
+	return valueOf(e, consts)
 }
 
-func (r *renderer) value(e ast.Expr) (n uint32, ok bool) {
+func valueOf(e ast.Expr, consts map[string]uint32) (n uint32, ok bool) {
+	var name string
+	var operands []ast.Expr
 	switch e := e.(type) {
 	case *ast.ParenExpr:
-		return r.value(e.X)
+		return valueOf(e.X, consts)
 	case *ast.BasicLit:
 		x, err := strconv.ParseUint(e.Value, 10, 32)
 		return uint32(x), err == nil
 	case *ast.Ident:
-		n, ok = r.consts[e.Name]
-	case *ast.UnaryExpr:
-		n, ok = r.value(e.X)
-		return bit(n == 0), ok && e.Op == token.NOT
+		n, ok = consts[e.Name]
+		return n, ok
 	case *ast.BinaryExpr:
-		return r.apply(e.Op.String(), e.X, e.Y)
+		name, operands = e.Op.String(), []ast.Expr{e.X, e.Y}
 	case *ast.CallExpr:
-		if f, named := e.Fun.(*ast.Ident); named && len(e.Args) == 2 {
-			return r.apply(f.Name, e.Args[0], e.Args[1])
+		f, _ := e.Fun.(*ast.Ident)
+		if f == nil {
+			return 0, false
 		}
+		name, operands = f.Name, e.Args
 	}
-	return n, ok
-}
-
-// apply evaluates an operation of two operands.
-func (r *renderer) apply(name string, left, right ast.Expr) (n uint32, ok bool) {
-	x, ok := r.value(left)
-	y, also := r.value(right)
+	operation := operations[name]
+	if operation == nil || len(operands) != 2 {
+		return 0, false
+	}
+	x, ok := valueOf(operands[0], consts)
+	y, also := valueOf(operands[1], consts)
 	if !ok || !also || y == 0 && (name == "/" || name == "%") {
 		return 0, false
 	}
-	switch name {
-	case "+":
-		n = x + y
-	case "-":
-		n = x - y
-	case "*":
-		n = x * y
-	case "/":
-		n = x / y
-	case "%":
-		n = x % y
-	case "==":
-		n = bit(x == y)
-	case "!=":
-		n = bit(x != y)
-	case "<":
-		n = bit(x < y)
-	case ">":
-		n = bit(x > y)
-	case "&&":
-		n = bit(x != 0 && y != 0)
-	case "||":
-		n = bit(x != 0 || y != 0)
-	case "max":
-		n = max(x, y)
-	case "min":
-		n = min(x, y)
-	default:
-		return 0, false
-	}
-	return n, true
+	return operation(x, y), true
+}
+
+var operations = map[string]func(x, y uint32) uint32{
+	"+":   func(x, y uint32) uint32 { return x + y },
+	"-":   func(x, y uint32) uint32 { return x - y },
+	"*":   func(x, y uint32) uint32 { return x * y },
+	"/":   func(x, y uint32) uint32 { return x / y },
+	"%":   func(x, y uint32) uint32 { return x % y },
+	"==":  func(x, y uint32) uint32 { return bit(x == y) },
+	"!=":  func(x, y uint32) uint32 { return bit(x != y) },
+	"max": func(x, y uint32) uint32 { return max(x, y) },
+	"min": func(x, y uint32) uint32 { return min(x, y) },
 }
 
 func bit(on bool) uint32 {

@@ -32,9 +32,9 @@ struct ConvertParams {
     o: Strides,
 }
 
-@group(0) @binding(0) var<storage, read> src: array<u32>;
-@group(0) @binding(1) var<storage, read_write> o: Words;
-@group(0) @binding(2) var<uniform> p: ConvertParams;
+@binding var<storage, read> src: array<u32>;
+@binding var<storage, read_write> o: Words;
+@binding var<uniform> p: ConvertParams;
 
 var<workgroup> tops: array<u32, 64>; // bits of each thread's largest |x|
 
@@ -105,10 +105,7 @@ fn quantise(row: u32, t: u32) {
     }
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(64) {
     if (Q8 == 1u) {
         quantise(id * 4u + t / 16u, t);
         return;

@@ -68,18 +68,15 @@ const RN: u32 = max(PAGED * 2u * BC, 1u);
 const SQ: u32 = (ROWS * BC / 4u + THREADS - 1u) / THREADS; // vec4 of keys of a thread in the softmax
 const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
-@group(0) @binding(0) var<storage, read> q: array<u32>;
-@if(WIDE == 1u) @group(0) @binding(1) var<storage, read> k: array<vec4<u32>>;
-@if(WIDE == 0u) @group(0) @binding(1) var<storage, read> k: array<u32>;
-@if(VWIDE == 1u) @group(0) @binding(2) var<storage, read> v: array<vec4<u32>>;
-@if(VWIDE == 0u) @group(0) @binding(2) var<storage, read> v: array<u32>;
-@group(0) @binding(3) var<storage, read> mask: array<u32>;
-@group(0) @binding(4) var<storage, read> bias: array<u32>;
-@group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>;
-@group(0) @binding(6) var<uniform> p: AttentionParams;
-@if(BOTH == 1u) @group(0) @binding(7) var<storage, read> blocks: array<u32>;
-@if(BOTH == 1u) @group(0) @binding(8) var<storage, read> relative: array<u32>;
-@if(PAGED == 1u) @group(0) @binding(7u + 2u * BOTH) var<storage, read> table: array<u32>;
+@binding var<storage, read> q: array<u32>;
+@if(WIDE == 1u) @binding var<storage, read> k: array<vec4<u32>>;
+@if(WIDE == 0u) @binding var<storage, read> k: array<u32>;
+@if(VWIDE == 1u) @binding var<storage, read> v: array<vec4<u32>>;
+@if(VWIDE == 0u) @binding var<storage, read> v: array<u32>;
+@binding var<storage, read> mask: array<u32>;
+@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read_write> state: array<vec4<f32>>;
+@binding var<uniform> p: AttentionParams;
 
 var<workgroup> kv: array<vec4<u32>, KN>; // a stage of K, then [row][key/4]: dots, then weights
 var<workgroup> staged: array<array<vec4<u32>, WN>, GN>; // values: [key/PACK][column/4], see column_at
@@ -576,10 +573,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(THREADS) {
     // The rows that read key head kh are numbered head by head. The workgroup has those from first on.
     let first = (id % p.blocks) * ROWS;
     let split = (id / p.blocks) % p.parts;
@@ -605,7 +599,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     @inline stage_q();
 
     var next = (begin / i32(BC)) * i32(BC); // the next tile that some row sees
-    @if(EXTRA == 1u) @inline skip_tiles();
+    @if(EXTRA == 1u) { @inline skip_tiles(); }
     let last_key = u32(end) - 1u - p.key0;
     var turn = 0u; // of rows_k and rows_v
     @if(PAGED == 1u) {
@@ -629,7 +623,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
     for (var tile = next; tile < end; tile = next) {
         next = tile + i32(BC);
-        @if(EXTRA == 1u) @inline skip_tiles();
+        @if(EXTRA == 1u) { @inline skip_tiles(); }
         let j0 = u32(tile) - p.key0;
         let j1 = u32(next) - p.key0;
         let check = paired || tile < all_from || tile + i32(BC) > all_to;

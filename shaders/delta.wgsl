@@ -29,13 +29,13 @@ struct DeltaParams {
     sinks: array<vec4<f32>, 16>, // of up to 64 heads
 }
 
-@group(0) @binding(0) var<storage, read> g: array<u32>;
-@group(0) @binding(1) var<storage, read> o: array<u32>;
-@group(0) @binding(2) var<storage, read> lse: array<f32>;
-@group(0) @binding(3) var<storage, read> dlse: array<f32>;
-@group(0) @binding(4) var<storage, read_write> rows: array<f32>;
-@group(0) @binding(5) var<storage, read_write> sums: array<f32>;
-@group(0) @binding(6) var<uniform> p: DeltaParams;
+@binding var<storage, read> g: array<u32>;
+@binding var<storage, read> o: array<u32>;
+@binding var<storage, read> lse: array<f32>;
+@binding var<storage, read> dlse: array<f32>;
+@binding var<storage, read_write> rows: array<f32>;
+@binding var<storage, read_write> sums: array<f32>;
+@binding var<uniform> p: DeltaParams;
 
 var<workgroup> part: array<f32, 64>;
 
@@ -45,10 +45,7 @@ fn load_$x(i: u32) -> f32 {
     return decode($x[select(i >> 1u, i, p.$x_type == 0u)], i, p.$x_type);
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(64) {
     @inline row_of_id(row);
     let g_at = p.g.base + b * p.g.b + h * p.g.h + row * p.g.s;
     let o_at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;

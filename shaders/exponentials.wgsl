@@ -4,8 +4,8 @@
 //
 // A thread has four arguments. Workgroup memory: none.
 
-@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read_write> y: array<vec4<f32>>;
+@binding var<storage, read> x: array<vec4<f32>>;
+@binding var<storage, read_write> y: array<vec4<f32>>;
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {

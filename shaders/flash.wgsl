@@ -76,21 +76,17 @@ const STEPS: u32 = KT / JJ;
 const MW: u32 = (KT + 32u / TX - 1u) / (32u / TX); // words of a row of the mask
 const MN: u32 = max(min(MASKS, 1u) * TY * RV * MW, 1u);
 const MARKS: u32 = (TY * ROWS * MW + THREADS - 1u) / THREADS; // words of the mask that a thread stages
-const EXTRA: u32 = 1u; // see common/options.wgsl
 
-@each($n $x $TWO: 0 q Q2, 1 k KV2, 2 v KV2)
-@if($TWO == 1u) @group(0) @binding($n) var<storage, read> $x: array<vec2<u32>>;
-@else @group(0) @binding($n) var<storage, read> $x: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> mask: array<u32>;
-@group(0) @binding(4) var<storage, read> bias: array<u32>;
-@if(OUT16 == 1u) @group(0) @binding(5) var<storage, read_write> o: Words;
-@else @group(0) @binding(5) var<storage, read_write> o: array<u32>;
-@group(0) @binding(6) var<storage, read_write> lse: array<f32>;
-@group(0) @binding(7) var<storage, read_write> state: array<vec4<f32>>;
-@group(0) @binding(8) var<uniform> p: AttentionParams;
-@if(BOTH == 1u) @group(0) @binding(9) var<storage, read> blocks: array<u32>;
-@if(BOTH == 1u) @group(0) @binding(10) var<storage, read> relative: array<u32>;
-@if(PAGED == 1u) @group(0) @binding(9u + 2u * BOTH) var<storage, read> table: array<u32>;
+@each($x $TWO: q Q2, k KV2, v KV2)
+@if($TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
+@else @binding var<storage, read> $x: array<vec4<u32>>;
+@binding var<storage, read> mask: array<u32>;
+@binding var<storage, read> bias: array<u32>;
+@if(OUT16 == 1u) @binding var<storage, read_write> o: Words;
+@else @binding var<storage, read_write> o: array<u32>;
+@binding var<storage, read_write> lse: array<f32>;
+@binding var<storage, read_write> state: array<vec4<f32>>;
+@binding var<uniform> p: AttentionParams;
 
 // Used by the products with K and with V in turn, and for maxima, sums and outputs.
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][row/4]
@@ -556,10 +552,7 @@ fn block_of(n: u32) -> u32 {
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(THREADS) {
     let tx = (t / 2u) % TX;
     let ty = t / (2u * TX) * 2u + t % 2u;
     let r0 = block_of(id / p.batch_heads) * (TY * ROWS);

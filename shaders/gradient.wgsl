@@ -49,18 +49,15 @@ const OWNED: u32 = 8u * TY; // at least 4 · TX
 const QN: u32 = (OWNED * QD + THREADS - 1u) / THREADS; // vec4 of the owned that a thread stages
 const KN: u32 = (4u * TX * QD + THREADS - 1u) / THREADS; // the same for the others
 const VN: u32 = (JJ * TX * TX * 2u + THREADS - 1u) / THREADS; // the same for the product with them
-const EXTRA: u32 = 1u; // see common/options.wgsl
 
-@each($n $x $TWO: 0 q Q2, 1 k KV2, 2 v KV2, 3 g G2)
-@if($TWO == 1u) @group(0) @binding($n) var<storage, read> $x: array<vec2<u32>>;
-@else @group(0) @binding($n) var<storage, read> $x: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read> rows: array<f32>;
-@group(0) @binding(5) var<storage, read> mask: array<u32>;
-@group(0) @binding(6) var<storage, read> bias: array<u32>;
-@group(0) @binding(7) var<storage, read_write> state: array<vec4<f32>>;
-@group(0) @binding(8) var<uniform> p: AttentionParams;
-@if(BOTH == 1u) @group(0) @binding(9) var<storage, read> blocks: array<u32>;
-@if(BOTH == 1u) @group(0) @binding(10) var<storage, read> relative: array<u32>;
+@each($x $TWO: q Q2, k KV2, v KV2, g G2)
+@if($TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
+@else @binding var<storage, read> $x: array<vec4<u32>>;
+@binding var<storage, read> rows: array<f32>;
+@binding var<storage, read> mask: array<u32>;
+@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read_write> state: array<vec4<f32>>;
+@binding var<uniform> p: AttentionParams;
 
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // the owned [row][depth/4], weights [other][owned/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // others [other][depth/4], [other][column/4]
@@ -300,10 +297,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(THREADS) {
     let tx = (t / 2u) % TX;
     let ty = t / (2u * TX) * 2u + t % 2u;
     let part = id % p.parts; // of the columns of the result, or the tile of keys of dS
@@ -391,9 +385,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
                 @unroll(deep) for (var n = 0u; n < 8u; n++) { @inline weights(); }
                 @if(OF != 3u) for (var c = 0u; c < STEPS; c++) {
                     round += 1u;
-                    @if(OF == 0u) @inline stage_others(g, g_at, p.vdim);
-                    @if(OF == 1u) @inline stage_others(q, q_at, p.dim);
-                    @if(OF == 2u) @inline stage_others(k, k_at, p.dim);
+                    @if(OF == 0u) { @inline stage_others(g, g_at, p.vdim); }
+                    @if(OF == 1u) { @inline stage_others(q, q_at, p.dim); }
+                    @if(OF == 2u) { @inline stage_others(k, k_at, p.dim); }
                     if (check && atomicLoad(&special) == round) { @inline sums(add_seen); } else { @inline sums(add); }
                 }
             }

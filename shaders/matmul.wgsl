@@ -60,14 +60,14 @@ struct MatmulParams {
     bias_stride: u32,
 }
 
-@each($n $x $TWO: 0 a A2, 1 w W2)
-@if($TWO == 1u) @group(0) @binding($n) var<storage, read> $x: array<vec2<u32>>;
-@else @group(0) @binding($n) var<storage, read> $x: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read> bias: array<u32>;
-@if(OVEC == 0u) @group(0) @binding(3) var<storage, read_write> o: Words;
-@if(OVEC == 1u) @group(0) @binding(3) var<storage, read_write> o: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>;
-@group(0) @binding(5) var<uniform> p: MatmulParams;
+@each($x $TWO: a A2, w W2)
+@if($TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
+@else @binding var<storage, read> $x: array<vec4<u32>>;
+@binding var<storage, read> bias: array<u32>;
+@if(OVEC == 0u) @binding var<storage, read_write> o: Words;
+@if(OVEC == 1u) @binding var<storage, read_write> o: array<vec4<f32>>;
+@binding var<storage, read_write> state: array<vec4<f32>>;
+@binding var<uniform> p: MatmulParams;
 
 var<workgroup> as_: array<array<vec4<f32>, SA>, TY>; // [row][x/4]
 var<workgroup> ws: array<array<vec4<f32>, SB>, TX>; // [x][n/4], or [n][x/4] with ALONG
@@ -186,10 +186,7 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(THREADS) {
     let tx = (t / 2u) % TX;
     let ty = t / (2u * TX) * 2u + t % 2u;
     let c0 = (id % p.col_tiles) * (4u * TX * CV);
@@ -228,6 +225,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
 
     let o_at = p.o.base + b * p.o.b + h * p.o.h;
-    @if(OVEC == 1u) @inline write_fours();
-    @else @inline write();
+    @if(OVEC == 1u) { @inline write_fours(); }
+    @else { @inline write(); }
 }

@@ -23,16 +23,13 @@ struct MergeParams {
     plse: Strides,
 }
 
-@group(0) @binding(0) var<storage, read> po: array<f32>;
-@group(0) @binding(1) var<storage, read> plse: array<f32>;
-@group(0) @binding(2) var<storage, read_write> o: array<f32>;
-@group(0) @binding(3) var<storage, read_write> lse: array<f32>;
-@group(0) @binding(4) var<uniform> p: MergeParams;
+@binding var<storage, read> po: array<f32>;
+@binding var<storage, read> plse: array<f32>;
+@binding var<storage, read_write> o: array<f32>;
+@binding var<storage, read_write> lse: array<f32>;
+@binding var<uniform> p: MergeParams;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(64) {
     @inline row_of_id(row);
     let lse_at = p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s;
     let x = lse[lse_at];

@@ -9,8 +9,8 @@ struct PeakParams {
     addend: f32,
 }
 
-@group(0) @binding(0) var<storage, read_write> out: array<f32>;
-@group(0) @binding(1) var<uniform> p: PeakParams;
+@binding var<storage, read_write> out: array<f32>;
+@binding var<uniform> p: PeakParams;
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {

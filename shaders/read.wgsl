@@ -26,12 +26,12 @@ struct ReadParams {
     pad2: u32,
 }
 
-@group(0) @binding(0) var<storage, read> src0: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read> src1: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read> src2: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> src3: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
-@group(0) @binding(5) var<uniform> p: ReadParams;
+@binding var<storage, read> src0: array<vec4<f32>>;
+@binding var<storage, read> src1: array<vec4<f32>>;
+@binding var<storage, read> src2: array<vec4<f32>>;
+@binding var<storage, read> src3: array<vec4<f32>>;
+@binding var<storage, read_write> out: array<vec4<f32>>;
+@binding var<uniform> p: ReadParams;
 
 @each($n: 0, 1, 2, 3)
 fn read$n(i: u32) -> vec4<f32> {

@@ -41,16 +41,13 @@ const DIAGONALS: u32 = 3u;
 const TOTALS: u32 = 4u;
 const ZEROS: u32 = 5u;
 
-@group(0) @binding(0) var<storage, read> s: array<f32>;
-@group(0) @binding(1) var<storage, read_write> o: array<f32>;
-@group(0) @binding(2) var<uniform> p: ReduceParams;
+@binding var<storage, read> s: array<f32>;
+@binding var<storage, read_write> o: array<f32>;
+@binding var<uniform> p: ReduceParams;
 
 var<workgroup> part: array<f32, 64>;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(64) {
     var sum = 0.0;
     if (p.kind == ROWS || p.kind == TOTALS) {
         var at = p.o.base + id * p.o.s;

@@ -28,11 +28,11 @@ struct RoPEParams {
     o: Strides,
 }
 
-@group(0) @binding(0) var<storage, read> x: array<u32>;
-@group(0) @binding(1) var<storage, read> cosine: array<f32>;
-@group(0) @binding(2) var<storage, read> sine: array<f32>;
-@group(0) @binding(3) var<storage, read_write> o: Words;
-@group(0) @binding(4) var<uniform> p: RoPEParams;
+@binding var<storage, read> x: array<u32>;
+@binding var<storage, read> cosine: array<f32>;
+@binding var<storage, read> sine: array<f32>;
+@binding var<storage, read_write> o: Words;
+@binding var<uniform> p: RoPEParams;
 
 fn load_x(i: u32) -> f32 {
     let at = select(i >> 1u, i, p.in_type == 0u);
@@ -40,10 +40,7 @@ fn load_x(i: u32) -> f32 {
     return decode(x[at], i, p.in_type);
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(64) {
     for (var k = 0u; k < 4u; k++) {
         let n = id * 256u + k * 64u + t;
         if (n >= p.all) { return; }

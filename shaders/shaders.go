@@ -11,8 +11,10 @@
 //
 // Constants of a file may be expressions of these. The oldest supported WGSL compiler has neither
 // override declarations nor constant expressions, so Render writes the values. Render also removes
-// comments and replaces four attributes that WGSL does not have:
+// comments and replaces attributes that WGSL does not have:
 //
+//	@binding var<...> x: T;             numbers the bindings of group 0 in their order
+//	@main(n) { ... }                    the entry point, for n threads; it has t, the thread, and id, see [Ranged]
 //	@if(IN == 1u) ... @else ...         keeps one of two declarations or statements; @else is optional
 //	@unroll for (...) { ... }           copies the body for each value of the counter, see [Expand]
 //	@each($x $T: q IN, k KV) fn f_$x    makes a function for each binding: WGSL has no pointers to them

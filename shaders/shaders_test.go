@@ -78,7 +78,7 @@ func TestDescribe(t *testing.T) {
 // function stands in two kernels.
 func TestNoFunctionTwice(t *testing.T) {
 	where := map[string]string{}
-	for _, d := range library().decls {
+	for _, d := range sources()["common"].decls {
 		if have, ok := where[d.name]; ok {
 			t.Errorf("%s declares %s again", have, d.name)
 		}

@@ -22,19 +22,16 @@
 //
 // Workgroup memory: 4·ROW + 256 bytes.
 
-const EXTRA: u32 = 1u; // see common/options.wgsl
 
 // The bits of a hidden score: a NaN that no arithmetic produces. Any number and -Inf can be visible scores.
 const UNSEEN: u32 = 0xffc5a3d1u;
 
-@group(0) @binding(0) var<storage, read> mask: array<u32>;
-@group(0) @binding(1) var<storage, read> bias: array<u32>;
-@group(0) @binding(2) var<storage, read_write> s: array<u32>;
-@group(0) @binding(3) var<storage, read_write> lse: array<f32>;
-@group(0) @binding(4) var<storage, read_write> state: array<f32>;
-@group(0) @binding(5) var<uniform> p: AttentionParams;
-@if(BOTH == 1u) @group(0) @binding(6) var<storage, read> blocks: array<u32>;
-@if(BOTH == 1u) @group(0) @binding(7) var<storage, read> relative: array<u32>;
+@binding var<storage, read> mask: array<u32>;
+@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read_write> s: array<u32>;
+@binding var<storage, read_write> lse: array<f32>;
+@binding var<storage, read_write> state: array<f32>;
+@binding var<uniform> p: AttentionParams;
 
 var<workgroup> part: array<f32, 64>; // maxima, then sums
 var<workgroup> row: array<u32, ROW>; // scores
@@ -75,10 +72,7 @@ fn scores(r: Row, j: u32) -> Scores {
     return w;
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(64) {
     @inline row_of_id(i);
     var r: Row;
     r.b = b;

@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"maps"
 	"regexp"
 	"strings"
 	"sync"
@@ -12,74 +13,83 @@ import (
 //go:embed *.wgsl common/*.wgsl
 var files embed.FS
 
-// A source is the parsed text of one or several files.
+// A source is the text of one or several files, without comments and calls of inline functions.
 type source struct {
-	text  string // without comments
+	text  string
 	decls []declaration
-	parts map[string]declaration // with the attribute @inline, by name
+	parts map[string]part // by name
 	err   error
 }
 
-// A declaration is a function, structure, constant or variable. The text of one with the attribute
-// @inline is its body.
-type declaration struct {
-	name, text string
-	params     []string // of an inline function
+// A declaration is a function (kind fn), structure, constant or variable.
+type declaration struct{ kind, name, text string }
+
+// A part is a function with the attribute @inline.
+type part struct {
+	params []string
+	body   string
 }
 
 var (
 	remark   = regexp.MustCompile(`[ \t]*//.*`)
 	blank    = regexp.MustCompile(`\n\s*\n`)
-	declared = regexp.MustCompile(`\b(?:fn|struct|const|var(?:<[^>]*>)?) (\w+)`)
+	declared = regexp.MustCompile(`\b(fn|struct|const|var)(?:<[^>]*>)? (\w+)`)
 	copies   = regexp.MustCompile(`^@each\(([^:]*):(.*)\)\s*`)
 	inline   = regexp.MustCompile(`^@inline fn \w+\((.*)\) \{`)
+	call     = regexp.MustCompile(`@inline (\w+)\((.*?)\);`)
+	entry    = regexp.MustCompile(`@main\((\w+)\) \{`)
 )
+
+// The entry point of most kernels, see [Ranged].
+const mainFunction = `@compute @workgroup_size($1)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32) {
+    let id = p.first + group.y * groups.x + group.x;
+    if (id >= p.total) { return; }`
 
 // sources holds the kernels by name, and common under the name common. Embedded files can always be read.
 var sources = sync.OnceValue(func() map[string]source {
-	read := func(pattern string) (text string) {
-		names, _ := fs.Glob(files, pattern)
-		for _, name := range names {
-			b, _ := files.ReadFile(name)
-			text += string(b)
-		}
-		return text
-	}
-	all := map[string]source{"common": parse(read("common/*.wgsl"))}
-	names, _ := fs.Glob(files, "*.wgsl")
+	var common strings.Builder
+	all := map[string]source{}
+	names, _ := fs.Glob(files, "*/*.wgsl")
 	for _, name := range names {
-		all[strings.TrimSuffix(name, ".wgsl")] = parse(read(name))
+		b, _ := files.ReadFile(name)
+		common.Write(b)
+	}
+	all["common"] = parse(common.String(), nil)
+	names, _ = fs.Glob(files, "*.wgsl")
+	for _, name := range names {
+		b, _ := files.ReadFile(name)
+		all[strings.TrimSuffix(name, ".wgsl")] = parse(string(b), all["common"].parts)
 	}
 	return all
 })
 
-func library() source { return sources()["common"] }
-
-// fileOf returns the kernel of v.
-func fileOf(v Variant) (source, error) {
-	f, ok := sources()[v.Name()]
-	if c, custom := v.(Custom); custom {
-		f, ok = parse(c.WGSL), true
+// sourceOf returns the kernel of v.
+func sourceOf(v Variant) source {
+	if own, ok := v.(OwnExp2); ok {
+		v = own.Variant
 	}
+	if c, ok := v.(Custom); ok {
+		return parse(c.WGSL, sources()["common"].parts)
+	}
+	f, ok := sources()[v.Name()]
 	if !ok {
 		f.err = fmt.Errorf("no kernel has the name %s", v.Name())
 	}
-	return f, f.err
+	return f
 }
 
 // Text returns what the variants of a kernel are rendered from, without comments: its file and common.
-func Text(v Variant) (kernel, common string) {
-	f, _ := fileOf(v)
-	return f.text, library().text
-}
+func Text(v Variant) (kernel, common string) { return sourceOf(v).text, sources()["common"].text }
 
-// parse divides text into its declarations.
-func parse(text string) (s source) {
-	s.parts = map[string]declaration{}
-	s.text = blank.ReplaceAllString(remark.ReplaceAllString(text, ""), "\n")
-	for text = strings.TrimSpace(s.text); text != "" && s.err == nil; text = strings.TrimSpace(text) {
-		list := [][]string{nil}
-		var params []string
+// parse divides text into its declarations. They may call the inline functions shared.
+func parse(text string, shared map[string]part) source {
+	s := source{text: blank.ReplaceAllString(remark.ReplaceAllString(text, ""), "\n"), parts: map[string]part{}}
+	maps.Copy(s.parts, shared)
+	text = strings.TrimSpace(entry.ReplaceAllString(s.text, mainFunction))
+	for text != "" && s.err == nil {
+		list, params := [][]string{nil}, []string(nil)
 		if m := copies.FindStringSubmatch(text); m != nil {
 			text = text[len(m[0]):]
 			params, list = strings.Fields(m[1]), nil
@@ -87,41 +97,50 @@ func parse(text string) (s source) {
 				list = append(list, strings.Fields(c))
 			}
 		}
-		n, err := item(text)
-		if err != nil {
-			s.err = err
-			break
-		}
+		n := item(text)
 		for _, args := range list {
-			if len(args) != len(params) {
-				s.err = fmt.Errorf("@each has %d names for %d parameters, before %.80q", len(args), len(params), text)
-				break
-			}
-			s.add(replaced(text[:n], params, args))
+			s.add(s.replaced(text[:n], params, args))
 		}
-		text = text[n:]
+		text = strings.TrimSpace(text[n:])
+	}
+	for i := range s.decls {
+		s.decls[i].text = s.expanded(s.decls[i].text)
 	}
 	return s
 }
 
-// add adds a declaration.
+// add adds a declaration or an inline function.
 func (s *source) add(text string) {
 	m := declared.FindStringSubmatch(text)
-	if m == nil {
+	brackets := func(kinds string) int { return strings.Count(text, kinds[:1]) + strings.Count(text, kinds[1:]) }
+	if m == nil || !strings.ContainsAny(text[len(text)-1:], ";}") || brackets("({") != brackets(")}") {
 		s.err = fmt.Errorf("no declaration: %.80q", text)
-		return
+	} else if f := inline.FindStringSubmatch(text); f != nil {
+		s.parts[m[2]] = part{params: arguments(f[1]), body: text[len(f[0]) : len(text)-1]}
+	} else {
+		s.decls = append(s.decls, declaration{m[1], m[2], text})
 	}
-	d := declaration{name: m[1], text: text}
-	if m := inline.FindStringSubmatch(text); m != nil {
-		d.params, d.text = arguments(m[1]), text[len(m[0]):len(text)-1]
-		s.parts[d.name] = d
-		return
-	}
-	s.decls = append(s.decls, d)
+}
+
+// expanded returns text with the bodies of inline functions instead of their calls.
+func (s *source) expanded(text string) string {
+	return call.ReplaceAllStringFunc(text, func(c string) string {
+		m := call.FindStringSubmatch(c)
+		f, ok := s.parts[m[1]]
+		if !ok {
+			s.err = fmt.Errorf("no inline function %s", m[1])
+			return ""
+		}
+		return s.expanded(s.replaced(f.body, f.params, arguments(m[2])))
+	})
 }
 
 // replaced returns text with parameters such as $x replaced by arguments.
-func replaced(text string, params, args []string) string {
+func (s *source) replaced(text string, params, args []string) string {
+	if len(params) != len(args) {
+		s.err = fmt.Errorf("%d arguments for %d parameters of %.80q", len(args), len(params), text)
+		return text
+	}
 	var pairs []string
 	for i := range params {
 		pairs = append(pairs, params[i], args[i])
@@ -130,67 +149,57 @@ func replaced(text string, params, args []string) string {
 }
 
 // arguments returns the items of a list.
-func arguments(list string) (all []string) {
+func arguments(list string) []string {
 	if list == "" {
 		return nil
 	}
-	for _, a := range strings.Split(list, ",") {
-		all = append(all, strings.TrimSpace(a))
-	}
-	return all
+	return strings.Split(strings.ReplaceAll(list, ", ", ","), ",")
 }
 
 // item returns the length of the declaration or statement at the start of text. It ends with a semicolon
 // or a closing brace; an alternative belongs to it.
-func item(text string) (n int, err error) {
+func item(text string) (n int) {
 	otherwise := "else"
 	if strings.HasPrefix(text, "@if") {
 		otherwise = "@else"
-		if n, err = closing(text, len("@if")); err != nil {
-			return 0, err
-		}
-		for n < len(text) && (text[n] == ' ' || text[n] == '\n') {
-			n++
-		}
-		m, err := item(text[n:])
-		if n += m; err != nil || !strings.HasPrefix(strings.TrimSpace(text[n:]), otherwise) {
-			return n, err
-		}
-		n += strings.Index(text[n:], otherwise) + len(otherwise)
-		m, err = item(text[n:])
-		return n + m, err
-	}
-	for n < len(text) {
-		switch text[n] {
-		case ';':
-			return n + 1, nil
-		case '(', '{':
-			block := text[n] == '{'
-			if n, err = closing(text, n); err != nil || block && !strings.HasPrefix(strings.TrimSpace(text[n:]), otherwise) {
-				return n, err
+		n = closing(text, len("@if"))
+		n = space(text, n)
+		n += item(text[n:])
+	} else {
+		for n < len(text) && text[n] != ';' && text[n] != '{' {
+			if text[n] == '(' {
+				n = closing(text, n)
+			} else {
+				n++
 			}
-		default:
-			n++
 		}
+		if n == len(text) || text[n] == ';' {
+			return min(n+1, len(text))
+		}
+		n = closing(text, n)
 	}
-	return 0, fmt.Errorf("no end of %.80q", text)
+	if next := space(text, n); strings.HasPrefix(text[next:], otherwise) {
+		n = space(text, next+len(otherwise))
+		n += item(text[n:])
+	}
+	return n
 }
 
-// closing returns the position after the bracket that closes the one at text[n].
-func closing(text string, n int) (int, error) {
+// space returns the position of the first character from text[n] on that is no space.
+func space(text string, n int) int { return len(text) - len(strings.TrimLeft(text[n:], " \n\t")) }
+
+// closing returns the position after the bracket that closes the first one from text[n] on, or the end.
+func closing(text string, n int) int {
 	depth := 0
-	for i := n; i < len(text); i++ {
-		switch text[i] {
+	for ; n < len(text); n++ {
+		switch text[n] {
 		case '(', '{':
 			depth++
 		case ')', '}':
 			if depth--; depth == 0 {
-				return i + 1, nil
+				return n + 1
 			}
 		}
-		if depth == 0 {
-			break
-		}
 	}
-	return 0, fmt.Errorf("no closing bracket in %.80q", text)
+	return n
 }

@@ -19,19 +19,16 @@ const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of 
 const BLOCK: u32 = 128u; // splits whose factors are computed at once, one a thread
 const AHEAD: u32 = 16u; // splits loaded at once
 
-@group(0) @binding(0) var<storage, read> state: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read_write> o: Words;
-@group(0) @binding(2) var<storage, read_write> lse: array<f32>;
-@group(0) @binding(3) var<uniform> p: AttentionParams;
+@binding var<storage, read> state: array<vec4<f32>>;
+@binding var<storage, read_write> o: Words;
+@binding var<storage, read_write> lse: array<f32>;
+@binding var<uniform> p: AttentionParams;
 
 var<workgroup> parts: array<vec4<f32>, 4>; // of l
 var<workgroup> tops: array<array<f32, BLOCK>, 2>; // prefix maxima of two rounds in turn
 var<workgroup> factors: array<vec2<f32>, BLOCK>; // a and b
 
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) t: u32) {
-    @inline workgroup();
+@main(128) {
     @inline row_of_id(row);
 
     // The splits in which the row sees a key.

@@ -1,6 +1,9 @@
 // What the options of a call do to a score: masks, biases and slopes. Kernels that call these functions have
 // the bindings mask and bias. A variant with BOTH = 1 also has blocks and relative; without it the block mask
-// is in mask, or the relative bias in bias.
+// is in mask, or the relative bias in bias. EXTRA = 0 leaves out block masks, relative biases and slopes.
+
+@if(BOTH == 1u) @binding var<storage, read> blocks: array<u32>;
+@if(BOTH == 1u) @binding var<storage, read> relative: array<u32>;
 
 const HIDDEN: f32 = -0.0; // marks a hidden key among weights, which never have a sign
 const HIDDEN_BITS: u32 = 0x80000000u;

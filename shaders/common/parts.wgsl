@@ -1,11 +1,5 @@
 // Parts of main that several kernels share.
 
-// workgroup declares id, the number of the workgroup in the box, and ends workgroups after the last.
-@inline fn workgroup() {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) { return; }
-}
-
 // row_of_id declares the row of the box, head h and batch b of a workgroup that has one row.
 @inline fn row_of_id($row) {
     let $row = id % p.rows;
