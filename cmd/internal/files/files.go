@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/cmd/internal/output"
@@ -74,13 +73,9 @@ func read(path string, most int64) ([]byte, error) {
 	return nil, fmt.Errorf("it has more than %d bytes, the most that is read", most)
 }
 
-// DecodeJSON decodes text, one value, with line numbers in its errors. With strict, an unknown
-// field is an error.
-func DecodeJSON(text []byte, into any, strict bool) error {
+// DecodeJSON decodes text, one value, with line numbers in its errors.
+func DecodeJSON(text []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(text))
-	if strict {
-		d.DisallowUnknownFields()
-	}
 	err := d.Decode(into)
 	if err == nil && len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
 		err = errors.New("something follows the object")
@@ -97,9 +92,7 @@ func DecodeJSON(text []byte, into any, strict bool) error {
 	case errors.As(err, &kind) && kind.Field == "":
 		return fmt.Errorf("line %d: not a JSON object but %s", line(kind.Offset), article(kind.Value))
 	case errors.As(err, &kind):
-		embedded := func(name string) bool { return name != strings.ToLower(name) }
-		field := strings.Join(slices.DeleteFunc(strings.Split(kind.Field, "."), embedded), ".")
-		return fmt.Errorf("line %d: %s is %s, it must be %s", line(kind.Offset), field, article(kind.Value), kindName(kind.Type.Kind()))
+		return fmt.Errorf("line %d: %s is %s, it must be %s", line(kind.Offset), kind.Field, article(kind.Value), kindName(kind.Type.Kind()))
 	}
 	return fmt.Errorf("line %d: %s", line(d.InputOffset()), strings.TrimPrefix(err.Error(), "json: "))
 }
@@ -116,14 +109,10 @@ func kindName(k reflect.Kind) string {
 	switch k {
 	case reflect.String:
 		return "a string"
-	case reflect.Bool:
-		return "true or false"
-	case reflect.Float32, reflect.Float64:
+	case reflect.Float64:
 		return "a number"
 	case reflect.Slice:
 		return "an array"
-	case reflect.Struct, reflect.Map:
-		return "an object"
 	}
 	return "a whole number"
 }

@@ -59,7 +59,7 @@ func jsoncTests(text []byte) ([]json.RawMessage, error) {
 	if first := bytes.TrimLeft(text, " \t\r\n"); len(first) == 0 || first[0] != '[' {
 		return nil, fmt.Errorf("not a list of tests: the file must begin with [, after comments: %w", onnxfile.ErrMalformed)
 	}
-	if err := files.DecodeJSON(text, new(anything), false); err != nil {
+	if err := files.DecodeJSON(text, new(anything)); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, onnxfile.ErrMalformed)
 	}
 	tests, err := elements(text)

@@ -20,19 +20,12 @@ type Command struct {
 	flags.Overwrite `embed:""`
 
 	File  string `arg:"" name:"file" placeholder:"FILE.json" help:"The example: x, and optionally w_query, w_key, w_value, b_query, b_key, b_value, scale, softcap, labels, d_outputs, and expected values, which are checked."`
-	Round *int   `name:"round" placeholder:"N" help:"Round the weights to N decimals before they multiply the values. Each row still adds up to 1."`
 	Grads bool   `name:"gradients" help:"Also print each step of the backward pass, from the gradient of the outputs (d_outputs in the file, else 1) to those of queries, keys and values."`
 	PNG   string `name:"png" placeholder:"H.png" help:"Draw the weights as a heat map: queries down, keys across."`
 }
 
 // Run prints the steps, checks the expected values, and draws.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
-	if c.Round != nil && (*c.Round < 0 || *c.Round > 15) {
-		return flags.Usagef("--round is %d, it must be 0 to 15 decimals", *c.Round)
-	}
-	if c.Round != nil && c.Grads {
-		return flags.Usagef("--gradients are those of the exact weights: leave --round out")
-	}
 	outputs := []flags.File{{Flag: "--png", Path: c.PNG}}
 	if err := picture.CheckNames(outputs); err != nil {
 		return err
@@ -59,13 +52,6 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return fmt.Errorf("%s: %w", wt.path, err)
 	}
 	defer st.close()
-	shown := variant{weights: st.weights, output: st.output}
-	if c.Round != nil {
-		shown.rounded, shown.decimals = true, *c.Round
-		if shown.weights, shown.output, err = st.rounded(ctx, *c.Round); err != nil {
-			return err
-		}
-	}
 	var grads *gradients
 	if c.Grads {
 		if grads, err = st.differentiate(ctx, wt); err != nil {
@@ -73,7 +59,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		}
 	}
 	var text bytes.Buffer
-	explanation{&text, wt, st, shown, grads, dev.Info().Name}.print()
+	explanation{&text, wt, st, grads, dev.Info().Name}.print()
 	if _, err := out.Out.Write(text.Bytes()); err != nil {
 		return err
 	}
@@ -88,11 +74,8 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := printFindings(out.Out, found); err != nil {
 		return err
 	}
-	heat := picture.HeatMap{Title: wt.Title, Weights: shown.weights}
-	if shown.rounded {
-		heat.Title = strings.TrimSpace(heat.Title + fmt.Sprintf(" (weights rounded to %s)", decimalsText(shown.decimals)))
-	}
-	heat.Query.Labels, heat.Key.Labels = wt.labels(), wt.labels()
+	heat := picture.HeatMap{Title: wt.Title, Weights: st.weights}
+	heat.Query.Labels, heat.Key.Labels = wt.Labels, wt.Labels
 	for b := range wt.batch {
 		heat.Names = append(heat.Names, fmt.Sprintf("batch %d", b+1))
 	}

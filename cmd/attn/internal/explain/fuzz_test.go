@@ -24,7 +24,7 @@ func FuzzWalkthrough(f *testing.F) {
 		}
 		f.Add(text)
 	}
-	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "scale": 0.5, "digits": 2, "labels": ["a", "b"], "title": "t", "b_query": [1, 2]}`))
+	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "scale": 0.5, "digits": 2, "labels": ["a", "b"], "title": "t", "w_query": [[1, 0], [0, 1]], "b_query": [1, 2]}`))
 	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "softcap": 2, "d_outputs": [[1, 0], [0, -1]]}`))
 	dev, err := kernels.Open("cpu")
 	if err != nil {
@@ -32,7 +32,7 @@ func FuzzWalkthrough(f *testing.F) {
 	}
 	f.Cleanup(func() { dev.Close() })
 	f.Fuzz(func(t *testing.T, text []byte) {
-		wt := &walkthrough{path: "x.json", expected: map[string]*numbers{}}
+		wt := &walkthrough{path: "x.json"}
 		if err := wt.parse(text); err != nil || wt.largest() > 1000 {
 			return
 		}
@@ -46,7 +46,7 @@ func FuzzWalkthrough(f *testing.F) {
 		if err != nil {
 			t.Error(err)
 		}
-		explanation{&out, wt, st, variant{weights: st.weights, output: st.output}, grads, "cpu"}.print()
+		explanation{&out, wt, st, grads, "cpu"}.print()
 		if !utf8.Valid(out.Bytes()) {
 			t.Errorf("printed %q", &out)
 		}

@@ -24,7 +24,7 @@ type gradients struct {
 func (st *steps) differentiate(ctx context.Context, wt *walkthrough) (*gradients, error) {
 	g := &gradients{dO: st.output}
 	if wt.dOutputs != nil {
-		g.dO.Data = wt.dOutputs.float32s()
+		g.dO = wt.dOutputs.matrix()
 	} else {
 		g.dO.Data = slices.Repeat([]float32{1}, len(st.output.Data))
 	}
@@ -32,11 +32,10 @@ func (st *steps) differentiate(ctx context.Context, wt *walkthrough) (*gradients
 	if err != nil {
 		return nil, err
 	}
-	q, k, v := st.device[0], st.device[1], st.device[2]
 	if g.dV, err = st.transposedProduct(ctx, st.deviceWeights, dO); err != nil {
 		return nil, err
 	}
-	dP, err := st.dev.QK(ctx, dO, v)
+	dP, err := st.dev.QK(ctx, dO, st.device[2])
 	if err != nil {
 		return nil, err
 	}
@@ -69,15 +68,15 @@ func (st *steps) differentiate(ctx context.Context, wt *walkthrough) (*gradients
 	if err != nil {
 		return nil, err
 	}
-	if g.dQ, err = st.product(ctx, dX, k); err != nil {
+	if g.dQ, err = st.product(ctx, dX, st.device[1]); err != nil {
 		return nil, err
 	}
-	if g.dK, err = st.transposedProduct(ctx, dX, q); err != nil {
+	if g.dK, err = st.transposedProduct(ctx, dX, st.device[0]); err != nil {
 		return nil, err
 	}
 	for _, m := range []matrix.Matrix{g.dQ, g.dK} {
 		for i := range m.Data {
-			m.Data[i] *= float32(st.scale)
+			m.Data[i] *= float32(wt.scale())
 		}
 	}
 	return g, nil
@@ -85,10 +84,7 @@ func (st *steps) differentiate(ctx context.Context, wt *walkthrough) (*gradients
 
 // transposedProduct computes aᵀ·b.
 func (st *steps) transposedProduct(ctx context.Context, a, b kernels.Tensor) (matrix.Matrix, error) {
-	shape, strides := a.Shape(), a.Strides()
-	shape[kernels.Seq], shape[kernels.Dim] = shape[kernels.Dim], shape[kernels.Seq]
-	strides[kernels.Seq], strides[kernels.Dim] = strides[kernels.Dim], strides[kernels.Seq]
-	turned, err := a.View(shape, strides, a.Offset())
+	turned, err := a.Swap(kernels.Seq, kernels.Dim)
 	if err != nil {
 		return matrix.Matrix{}, err
 	}
@@ -98,10 +94,7 @@ func (st *steps) transposedProduct(ctx context.Context, a, b kernels.Tensor) (ma
 // gradients prints the backward pass of one batch.
 func (e explanation) gradients(b int) {
 	g := e.grads
-	if g == nil {
-		return
-	}
-	tokens := e.wt.labels()
+	tokens := e.wt.Labels
 	fmt.Fprintf(e, "\nGradients of a loss: dY has its derivative with respect to each number of Y\n")
 	from := "1, as the loss is the sum of the outputs"
 	if e.wt.dOutputs != nil {
@@ -112,11 +105,11 @@ func (e explanation) gradients(b int) {
 	e.step(b, g.dP, tokens, "dP = dO·Vᵀ")
 	e.step(b, g.dots, nil, "D, for each query the sum of dO ∘ O")
 	e.step(b, g.dS, tokens, "dS = P ∘ (dP - D), of the scores after the scale%s", map[bool]string{true: " and the softcap"}[e.wt.Softcap > 0])
-	of := "dS"
+	of, scale := "dS", float32(e.wt.scale())
 	if e.wt.Softcap > 0 {
 		of = "dX"
 		e.step(b, g.dX, tokens, "dX = dS ∘ (1 - tanh²(scores/%v)), of the scores before the softcap", e.wt.Softcap)
 	}
-	e.step(b, g.dQ, nil, "dQ = %v · %s·K", float32(e.st.scale), of)
-	e.step(b, g.dK, nil, "dK = %v · %sᵀ·Q", float32(e.st.scale), of)
+	e.step(b, g.dQ, nil, "dQ = %v · %s·K", scale, of)
+	e.step(b, g.dK, nil, "dK = %v · %sᵀ·Q", scale, of)
 }

@@ -14,7 +14,7 @@ import (
 // differentiated parses a file and computes all its steps.
 func differentiated(t *testing.T, dev *kernels.Device, text string) (*walkthrough, *steps, *gradients) {
 	t.Helper()
-	wt := &walkthrough{expected: map[string]*numbers{}}
+	wt := &walkthrough{}
 	if err := wt.parse([]byte(text)); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestGradientsAreThoseOfBackward(t *testing.T) {
 	defer dev.Close()
 	for _, text := range texts {
 		wt, st, g := differentiated(t, dev, text)
-		call, err := dev.Prepare(st.device[0], st.device[1], st.device[2], kernels.Options{Scale: &st.scale, Softcap: wt.Softcap, LSE: true})
+		call, err := dev.Prepare(st.device[0], st.device[1], st.device[2], kernels.Options{Scale: new(wt.scale()), Softcap: wt.Softcap, LSE: true})
 		if err != nil {
 			t.Fatal(err)
 		}

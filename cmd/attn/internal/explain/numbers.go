@@ -8,16 +8,18 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
 
 // numbers is a rectangular nested JSON array of numbers, row by row.
 type numbers struct {
 	shape    []int
 	data     []float64
-	decimals []int // of each number in the file
+	decimals int // the most of a number in the file
 }
 
-// maxAxes is the most axes of an array: those of weighted_values_rounded in batches.
+// maxAxes bounds the axes of an array. The shape of one with four is refused by name.
 const maxAxes = 4
 
 // parseNumbers parses the array in a field of the file.
@@ -48,7 +50,7 @@ func (a *numbers) append(at string, value any, axes int) (shape []int, err error
 		if err != nil || math.Abs(x) > math.MaxFloat32 {
 			return nil, fmt.Errorf("%s is %.40s, beyond the range of float32", at, value)
 		}
-		a.data, a.decimals = append(a.data, x), append(a.decimals, decimalsOf(string(value)))
+		a.data, a.decimals = append(a.data, x), max(a.decimals, decimalsOf(string(value)))
 		return nil, nil
 	case []any:
 		if axes == 0 {
@@ -80,23 +82,15 @@ func decimalsOf(text string) int {
 	mantissa, exponent, _ := strings.Cut(strings.ToLower(text), "e")
 	_, frac, _ := strings.Cut(mantissa, ".")
 	exp, _ := strconv.Atoi(exponent) // 0 without one
-	return max(0, len(frac)-exp)
+	return len(frac) - exp
 }
 
-// maxDecimals returns the most decimals of a number, without trailing zeros.
-func (a *numbers) maxDecimals() int {
-	most := 0
-	for i, d := range a.decimals {
-		most = max(most, min(d, decimalsOf(strconv.FormatFloat(a.data[i], 'f', -1, 64))))
+// matrix returns the numbers rounded to float32. A vector is one row.
+func (a *numbers) matrix() matrix.Matrix {
+	s := append([]int{1, 1}, a.shape...)[len(a.shape)-1:] // the last three axes
+	m := matrix.Matrix{Batch: s[0], Rows: s[1], Cols: s[2]}
+	for _, x := range a.data {
+		m.Data = append(m.Data, float32(x))
 	}
-	return most
-}
-
-// float32s returns the numbers rounded to float32.
-func (a *numbers) float32s() []float32 {
-	out := make([]float32, len(a.data))
-	for i, x := range a.data {
-		out[i] = float32(x)
-	}
-	return out
+	return m
 }

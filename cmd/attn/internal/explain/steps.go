@@ -3,6 +3,7 @@ package explain
 import (
 	"context"
 	"math"
+	"slices"
 
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/kernels"
@@ -10,7 +11,6 @@ import (
 
 // steps are the tensors from the input to the output, as the device computes them.
 type steps struct {
-	scale           float64
 	x, q, k, v      matrix.Matrix
 	scores, weights matrix.Matrix // scores include the scale
 	capped          matrix.Matrix // scores after the softcap, if there is one
@@ -24,10 +24,7 @@ type steps struct {
 
 // computeSteps computes a walk-through stage by stage. The caller calls close.
 func computeSteps(ctx context.Context, dev *kernels.Device, wt *walkthrough) (*steps, error) {
-	st := &steps{dev: dev, scale: 1 / math.Sqrt(float64(wt.dim))}
-	if wt.Scale != nil {
-		st.scale = *wt.Scale
-	}
+	st := &steps{dev: dev}
 	err := st.run(ctx, wt)
 	if err != nil {
 		st.close()
@@ -42,13 +39,13 @@ func (st *steps) close() {
 }
 
 func (st *steps) run(ctx context.Context, wt *walkthrough) error {
-	st.x = matrix.Matrix{Batch: wt.batch, Rows: wt.seq, Cols: wt.model, Data: wt.x.float32s()}
+	st.x = wt.x.matrix()
 	x, err := st.upload(ctx, st.x)
 	if err != nil {
 		return err
 	}
 	for i, to := range []*matrix.Matrix{&st.q, &st.k, &st.v} {
-		if st.device[i], err = st.project(ctx, x, wt.projections[i], wt); err != nil {
+		if st.device[i], err = st.project(ctx, x, wt.projections[i]); err != nil {
 			return err
 		}
 		if *to, err = st.download(ctx, st.device[i]); err != nil {
@@ -63,17 +60,18 @@ func (st *steps) run(ctx context.Context, wt *walkthrough) error {
 	if st.scores, err = st.download(ctx, s); err != nil {
 		return err
 	}
+	scale := wt.scale()
 	for i := range st.scores.Data {
-		st.scores.Data[i] *= float32(st.scale)
+		st.scores.Data[i] *= float32(scale)
 	}
 	if c := wt.Softcap; c > 0 {
 		st.capped = st.scores
-		st.capped.Data = make([]float32, len(st.scores.Data))
-		for i, x := range st.scores.Data {
+		st.capped.Data = slices.Clone(st.scores.Data)
+		for i, x := range st.capped.Data {
 			st.capped.Data[i] = float32(c * math.Tanh(float64(x)/c))
 		}
 	}
-	if err := st.dev.Softmax(ctx, s, kernels.Tensor{}, kernels.Options{Scale: &st.scale, Softcap: wt.Softcap}); err != nil {
+	if err := st.dev.Softmax(ctx, s, kernels.Tensor{}, kernels.Options{Scale: &scale, Softcap: wt.Softcap}); err != nil {
 		return err
 	}
 	if st.weights, err = st.download(ctx, s); err != nil {
@@ -85,28 +83,24 @@ func (st *steps) run(ctx context.Context, wt *walkthrough) error {
 }
 
 // project computes x·w + b, with the identity for a missing w.
-func (st *steps) project(ctx context.Context, x kernels.Tensor, p projection, wt *walkthrough) (y kernels.Tensor, err error) {
-	n := p.columns(wt.model)
-	weight := matrix.Matrix{Batch: 1, Rows: wt.model, Cols: n}
-	if p.w != nil {
-		weight.Data = p.w.float32s()
-	} else {
-		weight.Data = make([]float32, n*n)
-		for i := range n {
-			weight.Data[i*n+i] = 1
-		}
+func (st *steps) project(ctx context.Context, x kernels.Tensor, p projection) (y kernels.Tensor, err error) {
+	if p.w == nil {
+		return x, nil
 	}
+	weight := p.w.matrix()
 	w, err := st.upload(ctx, weight)
 	if err != nil {
 		return y, err
 	}
 	var b kernels.Tensor
 	if p.b != nil {
-		if b, err = st.upload(ctx, matrix.Matrix{Batch: 1, Rows: 1, Cols: n, Data: p.b.float32s()}); err != nil {
+		if b, err = st.upload(ctx, p.b.matrix()); err != nil {
 			return y, err
 		}
 	}
-	if y, err = st.dev.Alloc(ctx, kernels.F32, kernels.Shape{wt.batch, 1, wt.seq, n}); err != nil {
+	shape := x.Shape()
+	shape[kernels.Dim] = weight.Cols
+	if y, err = st.dev.Alloc(ctx, kernels.F32, shape); err != nil {
 		return y, err
 	}
 	st.release = append(st.release, y)
@@ -121,42 +115,6 @@ func (st *steps) product(ctx context.Context, a, b kernels.Tensor) (matrix.Matri
 	}
 	defer o.Release()
 	return st.download(ctx, o)
-}
-
-// rounded returns the weights rounded to so many decimals (see roundRow), and
-// their output.
-func (st *steps) rounded(ctx context.Context, decimals int) (weights, output matrix.Matrix, err error) {
-	weights = st.weights
-	weights.Data = make([]float32, 0, len(st.weights.Data))
-	row := make([]float64, weights.Cols)
-	for at := 0; at < len(st.weights.Data); at += weights.Cols {
-		for j := range row {
-			row[j] = float64(st.weights.Data[at+j])
-		}
-		for _, w := range roundRow(row, decimals) {
-			weights.Data = append(weights.Data, float32(w))
-		}
-	}
-	w, err := st.upload(ctx, weights)
-	if err == nil {
-		output, err = st.product(ctx, w, st.device[2])
-	}
-	return weights, output, err
-}
-
-// weighted returns weight times value of each key, query and channel of a batch:
-// [key][query][channel].
-func weighted(weights, values matrix.Matrix) []float32 {
-	out := make([]float32, 0, weights.Cols*weights.Rows*values.Cols)
-	for key := range weights.Cols {
-		for query := range weights.Rows {
-			w := weights.Row(query)[key]
-			for _, v := range values.Row(key) {
-				out = append(out, w*v)
-			}
-		}
-	}
-	return out
 }
 
 func (st *steps) upload(ctx context.Context, s matrix.Matrix) (kernels.Tensor, error) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/seed90331342/attn/bench/page"
@@ -16,11 +17,11 @@ import (
 type walkthrough struct {
 	path   string
 	Title  string   `json:"title"`
-	Labels []string `json:"labels"` // one for each token
+	Labels []string `json:"labels"` // of the tokens
 	Scale  *float64 `json:"scale"`  // nil: 1/sqrt(D)
 	// Softcap c > 0 replaces scaled scores s by c·tanh(s/c).
 	Softcap float64 `json:"softcap"`
-	Digits  *int    `json:"digits"` // decimals of printed scores and softmax
+	Digits  *int    `json:"digits"` // decimals of expected values
 
 	batched           bool // x and all expected values have a batch axis
 	batch, seq, model int
@@ -35,7 +36,7 @@ type walkthrough struct {
 // projection is one linear layer: y = x·w + b.
 type projection struct {
 	name string   // query, key, value
-	w    *numbers // [M, N]; nil: the identity
+	w    *numbers // [M, N]; nil: y is x
 	b    *numbers // [N]; nil: none
 }
 
@@ -51,31 +52,27 @@ func (p projection) columns(model int) int {
 const maxNumbers = 1 << 20
 
 // largest returns the numbers of the largest step: the weighted values, of which each query
-// has one for each key and column, the queries, or the identity for a missing projection. It
-// is a float64, as the products may overflow.
+// has one for each key and column, or the queries. It is a float64, as the products may overflow.
 func (wt *walkthrough) largest() float64 {
-	rows, model := float64(wt.batch)*float64(wt.seq), float64(wt.model)
-	n := rows * max(float64(wt.seq)*float64(wt.valueDim), float64(wt.dim))
-	for _, p := range wt.projections {
-		if p.w == nil {
-			n = max(n, model*model)
-		}
+	rows := float64(wt.batch) * float64(wt.seq)
+	return rows * max(float64(wt.seq)*float64(wt.valueDim), float64(wt.dim))
+}
+
+// scale returns the factor of the scores.
+func (wt *walkthrough) scale() float64 {
+	if wt.Scale != nil {
+		return *wt.Scale
 	}
-	return n
+	return 1 / math.Sqrt(float64(wt.dim))
 }
 
 // The fields with expected values, in the order of the steps.
-var expectedFields = []string{
-	"queries", "keys", "values", "scores", "softmax", "softmax_rounded",
-	"weighted_values_rounded", "outputs_rounded", "outputs_exact",
-}
+var expectedFields = []string{"queries", "keys", "values", "scores", "softmax", "outputs_exact"}
 
-// dOutputs is the field with the gradient of the outputs.
-const dOutputs = "d_outputs"
-
-// wordFields are text.
-var wordFields = []string{
-	"title", "note", "documents", "labels", "scale", "softcap", "digits", "module_shown", "weighted_values_layout",
+// otherFields are further fields of published examples.
+var otherFields = []string{
+	"title", "note", "documents", "labels", "scale", "softcap", "digits", "module_shown",
+	"softmax_rounded", "weighted_values_rounded", "weighted_values_layout", "outputs_rounded",
 }
 
 // readWalkthrough reads and checks a file.
@@ -84,7 +81,7 @@ func readWalkthrough(ctx context.Context, path string) (*walkthrough, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	wt := &walkthrough{path: path, expected: map[string]*numbers{}}
+	wt := &walkthrough{path: path}
 	if err := wt.parse(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -93,14 +90,14 @@ func readWalkthrough(ctx context.Context, path string) (*walkthrough, error) {
 
 func (wt *walkthrough) parse(text []byte) error {
 	var raw map[string]json.RawMessage
-	if err := files.DecodeJSON(text, &raw, false); err != nil {
+	if err := files.DecodeJSON(text, &raw); err != nil {
 		return err
 	}
-	if err := files.DecodeJSON(text, wt, false); err != nil {
+	if err := files.DecodeJSON(text, wt); err != nil {
 		return err
 	}
 	arrays := map[string]*numbers{}
-	for _, field := range slices.Concat([]string{"x", "w_query", "w_key", "w_value", "b_query", "b_key", "b_value", dOutputs}, expectedFields) {
+	for _, field := range slices.Concat([]string{"x", "w_query", "w_key", "w_value", "b_query", "b_key", "b_value", "d_outputs"}, expectedFields) {
 		if r, ok := raw[field]; ok {
 			a, err := parseNumbers(field, r)
 			if err != nil {
@@ -111,14 +108,20 @@ func (wt *walkthrough) parse(text []byte) error {
 		}
 	}
 	for field := range raw {
-		if !slices.Contains(wordFields, field) {
+		if !slices.Contains(otherFields, field) {
 			wt.unknown = append(wt.unknown, field)
 		}
 	}
 	slices.Sort(wt.unknown)
-	if err := wt.takeInput(arrays["x"]); err != nil {
-		return err
+	wt.x = arrays["x"]
+	switch {
+	case wt.x == nil:
+		return errors.New("x is missing: the input, [S, dModel] or [B, S, dModel]")
+	case len(wt.x.shape) != 2 && len(wt.x.shape) != 3:
+		return fmt.Errorf("x has shape %v, it must be [S, dModel] or [B, S, dModel]", wt.x.shape)
 	}
+	m := wt.x.matrix()
+	wt.batched, wt.batch, wt.seq, wt.model = len(wt.x.shape) == 3, m.Batch, m.Rows, m.Cols
 	for i, name := range []string{"query", "key", "value"} {
 		p := projection{name, arrays["w_"+name], arrays["b_"+name]}
 		if err := wt.checkProjection(p); err != nil {
@@ -134,83 +137,62 @@ func (wt *walkthrough) parse(text []byte) error {
 		return fmt.Errorf("x has %d tokens of %d columns in %d batches, queries have %d columns and values %d: a step would have %.3g numbers, at most %d are printed; give a smaller example, or use attn heatmap",
 			wt.seq, wt.model, wt.batch, wt.dim, wt.valueDim, n, maxNumbers)
 	}
-	for i, label := range wt.Labels {
-		wt.Labels[i] = page.Label(label)
-	}
-	wt.Title = page.Text(wt.Title)
-	if wt.Labels != nil && len(wt.Labels) != wt.seq {
-		return fmt.Errorf("labels names %d tokens, x has %d", len(wt.Labels), wt.seq)
-	}
 	if wt.Digits != nil && (*wt.Digits < 0 || *wt.Digits > 15) {
 		return fmt.Errorf("digits is %d, it must be 0 to 15", *wt.Digits)
 	}
-	for _, field := range append([]string{dOutputs}, expectedFields...) {
-		if a := arrays[field]; a != nil {
-			if want := wt.expectedShape(field); !slices.Equal(a.shape, want) {
-				return fmt.Errorf("%s has shape %v, it must be %v", field, a.shape, want)
-			}
-			wt.expected[field] = a
-		}
+	if err := wt.takeExpected(arrays); err != nil {
+		return err
 	}
-	wt.dOutputs = wt.expected[dOutputs]
-	delete(wt.expected, dOutputs)
-	return nil
-}
-
-func (wt *walkthrough) takeInput(x *numbers) error {
-	if x == nil {
-		return errors.New("x is missing: the input, [S, dModel] or [B, S, dModel]")
-	}
-	wt.x = x
-	switch s := x.shape; len(s) {
-	case 2:
-		wt.batch, wt.seq, wt.model = 1, s[0], s[1]
-	case 3:
-		wt.batched = true
-		wt.batch, wt.seq, wt.model = s[0], s[1], s[2]
-	default:
-		return fmt.Errorf("x has shape %v, it must be [S, dModel] or [B, S, dModel]", s)
-	}
-	return nil
+	return wt.checkWords()
 }
 
 func (wt *walkthrough) checkProjection(p projection) error {
-	if w := p.w; w != nil && (len(w.shape) != 2 || w.shape[0] != wt.model) {
+	switch w := p.w; {
+	case w == nil && p.b != nil:
+		return fmt.Errorf("b_%s is given without w_%s", p.name, p.name)
+	case w == nil:
+	case len(w.shape) != 2 || w.shape[0] != wt.model:
 		return fmt.Errorf("w_%s has shape %v, x has %d columns: it must be [%d, D]", p.name, w.shape, wt.model, wt.model)
-	}
-	if n := p.columns(wt.model); p.b != nil && !slices.Equal(p.b.shape, []int{n}) {
-		return fmt.Errorf("b_%s has shape %v, it must be [%d], a number for each column of %s", p.name, p.b.shape, n, p.name)
+	case p.b != nil && !slices.Equal(p.b.shape, w.shape[1:]):
+		return fmt.Errorf("b_%s has shape %v, it must be %v, a number for each column of %s", p.name, p.b.shape, w.shape[1:], p.name)
 	}
 	return nil
 }
 
-// expectedShape returns the required shape of a field with expected values.
-func (wt *walkthrough) expectedShape(field string) []int {
-	var s []int
-	switch field {
-	case "queries", "keys":
-		s = []int{wt.seq, wt.dim}
-	case "scores", "softmax", "softmax_rounded":
-		s = []int{wt.seq, wt.seq}
-	case "weighted_values_rounded":
-		s = []int{wt.seq, wt.seq, wt.valueDim} // [key][query][channel]
-	default:
-		s = []int{wt.seq, wt.valueDim}
+// takeExpected checks the shapes of the expected values and of the gradient of the outputs.
+func (wt *walkthrough) takeExpected(arrays map[string]*numbers) error {
+	wt.dOutputs, wt.expected = arrays["d_outputs"], map[string]*numbers{}
+	columns := []int{wt.valueDim, wt.dim, wt.dim, wt.valueDim, wt.seq, wt.seq, wt.valueDim}
+	for i, field := range append([]string{"d_outputs"}, expectedFields...) {
+		a := arrays[field]
+		if a == nil {
+			continue
+		}
+		want := []int{wt.batch, wt.seq, columns[i]}
+		if !wt.batched {
+			want = want[1:]
+		}
+		if !slices.Equal(a.shape, want) {
+			return fmt.Errorf("%s has shape %v, it must be %v", field, a.shape, want)
+		}
+		wt.expected[field] = a
 	}
-	if wt.batched {
-		s = append([]int{wt.batch}, s...)
-	}
-	return s
+	return nil
 }
 
-// labels returns the names of the tokens.
-func (wt *walkthrough) labels() []string {
-	if wt.Labels != nil {
-		return wt.Labels
+// checkWords makes the title and the labels safe to print. Tokens without labels are x1, x2, ...
+func (wt *walkthrough) checkWords() error {
+	wt.Title = page.Text(wt.Title)
+	if wt.Labels == nil {
+		for i := range wt.seq {
+			wt.Labels = append(wt.Labels, fmt.Sprintf("x%d", i+1))
+		}
 	}
-	names := make([]string, wt.seq)
-	for i := range names {
-		names[i] = fmt.Sprintf("x%d", i+1)
+	if len(wt.Labels) != wt.seq {
+		return fmt.Errorf("labels names %d tokens, x has %d", len(wt.Labels), wt.seq)
 	}
-	return names
+	for i, label := range wt.Labels {
+		wt.Labels[i] = page.Label(label)
+	}
+	return nil
 }
