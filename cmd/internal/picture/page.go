@@ -1,6 +1,7 @@
 package picture
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/base64"
 	"encoding/binary"
@@ -70,7 +71,7 @@ func (h *HeatMap) WritePage(w io.Writer, facts [][2]string) error {
 	for j := range h.Weights.Cols {
 		data.Key = append(data.Key, h.Key.tokens(j))
 	}
-	for _, r := range d.data {
+	for _, r := range d.cells {
 		data.Data = append(data.Data, [4]float64{float64(r.Min.X), float64(d.height - r.Max.Y), float64(r.Size().X), float64(r.Size().Y)})
 	}
 	raw := make([]byte, 0, 4*len(h.Weights.Data))
@@ -107,7 +108,7 @@ func (a Axis) tokens(i int) string {
 }
 
 // largest returns the largest cells in descending order.
-func (h *HeatMap) largest(data pageData) []listedWeight {
+func (h *HeatMap) largest(data pageData) (listed []listedWeight) {
 	// Sorting all indices would take more memory than the weights.
 	var top []int
 	values := h.Weights.Data
@@ -115,16 +116,10 @@ func (h *HeatMap) largest(data pageData) []listedWeight {
 		if !(w > 0) || len(top) == largestListed && w <= values[top[len(top)-1]] {
 			continue
 		}
-		at, _ := slices.BinarySearchFunc(top, w, func(j int, w float32) int {
-			if values[j] >= w {
-				return -1
-			}
-			return 1
-		})
-		top = slices.Insert(top, at, i)
+		top = append(top, i)
+		slices.SortStableFunc(top, func(i, j int) int { return cmp.Compare(values[j], values[i]) })
 		top = top[:min(len(top), largestListed)]
 	}
-	var listed []listedWeight
 	for _, i := range top {
 		cell := i % (data.Rows * data.Cols)
 		listed = append(listed, listedWeight{

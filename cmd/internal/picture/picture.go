@@ -3,6 +3,7 @@ package picture
 
 import (
 	"fmt"
+	"image"
 	"image/color"
 	"io"
 	"math"
@@ -13,8 +14,6 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/palette"
-	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
@@ -26,21 +25,21 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
 
-// Sizes of the picture. A cell of 44 points holds "0.98" with some padding. Larger
-// matrices shrink it until the data is mapWidth wide, and have no numbers above
-// maxNumbered tokens.
+// Sizes of the picture. A cell of 44 points holds "0.98" with some padding. Longer axes
+// shrink it until the data is mapSide long; with more than maxNumbered tokens cells have no
+// numbers.
 const (
-	cellSize    = vg.Length(44)
-	pixel       = vg.Length(72) / pictureDPI
-	mapWidth    = vg.Length(560)
-	minSide     = vg.Length(120) // of the shorter side and of the colour bar
-	maxNumbered = 12
-	maxNames    = 40   // with more tokens, some have no name
-	maxDrawn    = 4096 // more cells are the pixels of an image
+	largestCell = vg.Length(44)
+	mapSide     = vg.Length(560)
+	minSide     = vg.Length(120) // of a map with square cells, and of the colour bar
+	barWidth    = vg.Length(14)
 	gap         = vg.Length(16)
-	barWidth    = vg.Length(72)
-	widestLabel = vg.Length(64 * 16) // 64 characters that are 1.6 times as wide as high
-	pictureDPI  = 144
+	pad         = gap / 4
+	small, big  = vg.Length(10), vg.Length(12) // sizes of the font
+	maxNumbered = 12
+	maxNames    = 40 // with more tokens, some have no name
+	dpi         = 144
+	pixel       = vg.Length(72) / dpi
 	maxPixels   = 16_000_000 // 4000 x 4000
 )
 
@@ -69,14 +68,23 @@ func (a Axis) label(i int) string {
 	return a.Labels[i]
 }
 
-// drawing is the layout of a picture, with the origin in the lower left corner.
-type drawing struct {
-	width, height vg.Length
-	heading       string
-	panels        []*plot.Plot
-	data          []vg.Rectangle // of each panel
-	bar           *plot.Plot
-	barData       vg.Rectangle
+// ticks returns the labels of n rows or columns, which are counted from 0: all or, for many
+// labels, every few. Many numbered tokens get at most ten round numbers.
+func (a Axis) ticks(n int) (ticks []plot.Tick) {
+	if a.Labels != nil || n <= maxNumbered {
+		for i := 0; i < n; i += (n + maxNames - 1) / maxNames {
+			ticks = append(ticks, plot.Tick{Value: float64(i), Label: a.label(i)})
+		}
+		return ticks
+	}
+	round := 1
+	for i := 1; (a.End-a.First)/round > 10; i++ {
+		round = []int{1, 2, 5}[i%3] * int(math.Pow10(i/3))
+	}
+	for token := (a.First + round - 1) / round * round; token < a.End; token += round {
+		ticks = append(ticks, plot.Tick{Value: (float64(token-a.First)+0.5)/float64(a.Step) - 0.5, Label: strconv.Itoa(token)})
+	}
+	return ticks
 }
 
 // WritePNG writes the picture as PNG.
@@ -85,7 +93,7 @@ func (h *HeatMap) WritePNG(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	canvas := vgimg.NewWith(vgimg.UseWH(d.width, d.height), vgimg.UseDPI(pictureDPI), vgimg.UseBackgroundColor(color.White))
+	canvas := vgimg.NewWith(vgimg.UseWH(d.width, d.height), vgimg.UseDPI(dpi), vgimg.UseBackgroundColor(color.White))
 	d.draw(draw.New(canvas))
 	_, err = vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
 	return err
@@ -113,33 +121,23 @@ func (d *drawing) writeSVG(w io.Writer, ground bool) error {
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return err
 	}
-	// Scaled pictures must not get soft edges or seams between cells.
-	_, err := strings.NewReplacer(
-		"<image ", `<image preserveAspectRatio="none" style="image-rendering:pixelated" `,
-		"<path ", `<path shape-rendering="crispEdges" `,
-	).WriteString(w, page.Fonts(b.String()))
+	// Enlarged cells must not get soft edges.
+	_, err := strings.NewReplacer("<image ", `<image preserveAspectRatio="none" style="image-rendering:pixelated" `).WriteString(w, page.Fonts(b.String()))
 	return err
 }
 
-// cell returns the size of a cell: square, unless the matrix would be a thin strip.
-func cell(rows, cols int) vg.Point {
+// cellSize returns the size of a cell: square, unless the matrix would be a thin strip.
+func cellSize(rows, cols int) vg.Point {
 	fit := func(n int) vg.Length {
-		size := min(cellSize, mapWidth/vg.Length(n))
-		if size < cellSize { // whole pixels avoid seams
-			size = max(1, vg.Length(math.Floor(float64(size/pixel)))) * pixel
+		if size := mapSide / vg.Length(n); size < largestCell { // whole pixels avoid seams
+			return max(1, vg.Length(math.Floor(float64(size/pixel)))) * pixel
 		}
-		return size
+		return largestCell
 	}
-	square := fit(max(rows, cols))
-	size := vg.Point{X: square, Y: square}
-	widen := func(side *vg.Length, n int) {
-		if *side*vg.Length(n) < minSide {
-			*side = max(*side, min(fit(n), minSide/vg.Length(n)))
-		}
+	if side := fit(max(rows, cols)); side*vg.Length(min(rows, cols)) >= minSide {
+		return vg.Point{X: side, Y: side}
 	}
-	widen(&size.X, cols)
-	widen(&size.Y, rows)
-	return size
+	return vg.Point{X: fit(cols), Y: fit(rows)}
 }
 
 // CheckNames returns an error for a file whose name ends as that of another format: --png h.jpg.
@@ -159,287 +157,170 @@ func CheckNames(outputs []flags.File) error {
 
 // CheckSize returns an error for panels of rows x cols cells that are too many to draw.
 func CheckSize(rows, cols, panels int) error {
-	size := cell(rows, cols)
-	pixels := (size.X * vg.Length(cols)).Dots(pictureDPI) * (size.Y * vg.Length(rows)).Dots(pictureDPI) * float64(panels)
+	cell := cellSize(rows, cols)
+	pixels := (cell.X * vg.Length(cols)).Dots(dpi) * (cell.Y * vg.Length(rows)).Dots(dpi) * float64(panels)
 	if pixels > maxPixels {
 		return fmt.Errorf("the heat map would have %.0f million pixels, at most %d million are drawn", pixels/1e6, maxPixels/1_000_000)
 	}
 	return nil
 }
 
+// drawing is the layout of a picture, with the origin in the lower left corner.
+type drawing struct {
+	*HeatMap
+	scale
+	width, height vg.Length
+	heading       string
+	cells         []vg.Rectangle // of each panel
+	bar           vg.Rectangle
+	left, bottom  vg.Length // margins of a panel, for its labels
+	turned        bool      // labels of the keys run upwards
+}
+
 // layout places the panels on the picture, with or without the heading.
 func (h *HeatMap) layout(heading bool) (*drawing, error) {
 	w := h.Weights
-	shades := h.shades()
-	size := cell(w.Rows, w.Cols)
-	data := vg.Point{X: size.X * vg.Length(w.Cols), Y: size.Y * vg.Length(w.Rows)}
 	if err := CheckSize(w.Rows, w.Cols, w.Batch); err != nil {
 		return nil, err
 	}
-	d := &drawing{}
-	var around margins // of all panels
-	for b := range w.Batch {
-		name := ""
-		if w.Batch > 1 {
-			name = h.Names[b]
+	d := &drawing{HeatMap: h, scale: h.scale()}
+	cell := cellSize(w.Rows, w.Cols)
+	data := vg.Point{X: cell.X * vg.Length(w.Cols), Y: cell.Y * vg.Length(w.Rows)}
+	label := style(small, 0, 0)
+	widest := func(a Axis, n int) (width vg.Length) {
+		for _, t := range a.ticks(n) {
+			width = max(width, label.Width(t.Label))
 		}
-		p, err := h.panel(name, w.At(b), shades, size)
-		if err != nil {
-			return nil, err
-		}
-		d.panels = append(d.panels, p)
-		m := marginsOf(p, data)
-		around = margins{max(around.left, m.left), max(around.right, m.right), max(around.bottom, m.bottom), max(around.top, m.top)}
+		return width
 	}
-	width, height := around.left+data.X+around.right, around.bottom+data.Y+around.top
-	columns := int(math.Ceil(math.Sqrt(float64(len(d.panels)))))
-	rows := (len(d.panels) + columns - 1) / columns
-	inner := vg.Point{X: vg.Length(columns) * (width + gap), Y: max(vg.Length(rows)*(height+gap), around.top+minSide+gap)}
-	d.width = inner.X + barWidth + 2*gap
-	headHeight := gap / 2
+	keys, title := widest(h.Key, w.Cols), 2*big
+	d.turned = h.Key.Labels != nil && keys > cell.X*0.95
+	right := keys / 2
+	d.left, d.bottom = title+max(widest(h.Query, w.Rows)+pad, right), title+small+pad
+	if d.turned {
+		d.left, d.bottom, right = title+widest(h.Query, w.Rows)+pad, title+keys+pad, 0
+	}
+	top := vg.Length(0)
+	if w.Batch > 1 {
+		top = big + pad
+	}
+	width, height := d.left+data.X+right+gap, d.bottom+data.Y+top+gap // of a panel
+	columns := int(math.Ceil(math.Sqrt(float64(w.Batch))))
+	rows := (w.Batch + columns - 1) / columns
+	bars := vg.Length(0) // width of the labels of the bar
+	for _, t := range d.scale.ticks() {
+		bars = max(bars, label.Width(t.Label))
+	}
+	barX := gap + vg.Length(columns)*width
+	d.width = barX + barWidth + pad + bars + title + gap
+	d.height = gap + max(vg.Length(rows)*height, top+minSide+gap)
+	upper := d.height - gap // of the panels
 	if heading {
-		style := titleStyle()
-		d.heading = wrapTitle(h.Title, style, d.width-2*gap)
-		headHeight = gap + style.Height(d.heading)
+		large := style(big, 0, 0)
+		d.heading = wrapTitle(h.Title, large, d.width-2*gap)
+		d.height += large.Height(d.heading)
 	}
-	d.height = inner.Y + headHeight + gap
-
-	// Cells start at whole pixels.
-	top := d.height - headHeight - gap/2
-	snap := func(x vg.Length) vg.Length { return vg.Length(math.Floor(float64(x/pixel))) * pixel }
-	for b := range d.panels {
-		left := snap(gap + vg.Length(b%columns)*(width+gap) + around.left)
-		bottom := snap(top - vg.Length(b/columns)*(height+gap) - height + around.bottom)
-		d.data = append(d.data, rectangle(left, bottom, data.X, data.Y))
+	snap := func(x vg.Length) vg.Length { return vg.Length(math.Floor(float64(x/pixel))) * pixel } // avoids seams
+	for b := range w.Batch {
+		left := snap(gap + vg.Length(b%columns)*width + d.left)
+		lower := snap(upper - vg.Length(b/columns)*height - top - data.Y)
+		d.cells = append(d.cells, rectangle(left, lower, data.X, data.Y))
 	}
-	d.bar = h.colourBar(shades)
-	highest := top - around.top
-	lowest := min(top-vg.Length(rows)*(height+gap)+gap+around.bottom, highest-minSide)
-	d.barData = rectangle(gap+inner.X, lowest, barWidth, highest-lowest)
+	first, last := d.cells[0], d.cells[w.Batch-1]
+	long := max(first.Max.Y-last.Min.Y, minSide)
+	d.bar = rectangle(barX, first.Max.Y-long, barWidth, long)
 	return d, nil
-}
-
-// logDecades is the range of logarithmic shades below the largest weight. The eye
-// sees no difference below a millionth.
-const logDecades = 6
-
-// shades returns the colours of the levels from 0, or from logDecades below the
-// largest weight, to the largest weight.
-func (h *HeatMap) shades() palette.ColorMap {
-	largest := 0.0
-	for _, x := range h.Weights.Data {
-		largest = max(largest, float64(x)) // NaN stays
-	}
-	if !(largest > 0) || math.IsInf(largest, 0) { // all 0, or NaN
-		largest = 1
-	}
-	if h.Log {
-		return blues(math.Log10(largest)-logDecades, math.Log10(largest))
-	}
-	return blues(0, largest)
-}
-
-// level returns the position of a weight on the scale of shades.
-func (h *HeatMap) level(weight float32, shades palette.ColorMap) float64 {
-	if !h.Log {
-		return float64(weight)
-	}
-	return max(math.Log10(float64(weight)), shades.Min())
-}
-
-// draw draws the picture without its background.
-func (d *drawing) draw(dc draw.Canvas) {
-	dc.FillText(titleStyle(), vg.Point{X: d.width / 2, Y: d.height - gap}, d.heading)
-	// Each panel has its own margins, which aligns the data of all panels.
-	for b, p := range d.panels {
-		at := d.data[b]
-		m := marginsOf(p, at.Size())
-		p.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(at.Min.X-m.left, at.Min.Y-m.bottom,
-			m.left+at.Size().X+m.right, m.bottom+at.Size().Y+m.top)})
-	}
-	m := marginsOf(d.bar, d.barData.Size())
-	d.bar.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(d.barData.Min.X, d.barData.Min.Y-m.bottom,
-		d.barData.Size().X, d.barData.Size().Y+m.bottom+m.top)})
-}
-
-// margins is the space for a plot's axes and titles around its data.
-type margins struct{ left, right, bottom, top vg.Length }
-
-// marginsOf measures the margins around data of the given size. They depend a
-// little on the size of the plot, as labels may exceed the ends of an axis. The
-// first iteration has room for any label, the third measures at the final size.
-func marginsOf(p *plot.Plot, data vg.Point) margins {
-	var m margins
-	for range 3 {
-		w, h := m.left+data.X+m.right, m.bottom+data.Y+m.top
-		if m == (margins{}) {
-			w, h = w+widestLabel, h+widestLabel
-		}
-		inner := p.DataCanvas(draw.NewCanvas(vgimg.New(1, 1), w, h))
-		m = margins{inner.Min.X, w - inner.Max.X, inner.Min.Y, h - inner.Max.Y}
-	}
-	return m
 }
 
 func rectangle(x, y, w, h vg.Length) vg.Rectangle {
 	return vg.Rectangle{Min: vg.Point{X: x, Y: y}, Max: vg.Point{X: x + w, Y: y + h}}
 }
 
-// corners is a heat map that reserves room for its corner cells only. No other cell extends
-// beyond them, and plot would look at each of a million cells several times.
-type corners struct{ *plotter.HeatMap }
-
-// GlyphBoxes implements plot.GlyphBoxer.
-func (c corners) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
-	cols, rows := c.GridXYZ.Dims()
-	room := vg.Rectangle{Min: vg.Point{X: -5, Y: -5}, Max: vg.Point{X: 5, Y: 5}} // as plotter.HeatMap
-	for _, at := range [][2]int{{0, 0}, {cols - 1, rows - 1}} {
-		boxes = append(boxes, plot.GlyphBox{X: p.X.Norm(c.GridXYZ.X(at[0])), Y: p.Y.Norm(c.GridXYZ.Y(at[1])), Rectangle: room})
+// draw draws the picture without its background.
+func (d *drawing) draw(c draw.Canvas) {
+	c.FillText(style(big, draw.XCenter, draw.YTop), vg.Point{X: d.width / 2, Y: d.height - gap/2}, d.heading)
+	for b := range d.cells {
+		d.panel(c, b)
 	}
-	return boxes
+	gradient := image.NewPaletted(image.Rect(0, 0, 1, len(blues)-1), blues)
+	for i := range gradient.Pix {
+		gradient.Pix[i] = uint8(len(gradient.Pix) - 1 - i)
+	}
+	c.DrawImage(d.bar, gradient)
+	height := d.bar.Size().Y
+	for _, t := range d.scale.ticks() {
+		at := vg.Point{X: d.bar.Max.X + pad, Y: d.bar.Min.Y + vg.Length((t.Value-d.lo)/(d.hi-d.lo))*height}
+		c.FillText(style(small, draw.XLeft, draw.YCenter), at, t.Label)
+	}
+	name := "attention weight"
+	if slices.ContainsFunc(d.Weights.Data, func(w float32) bool { return w != w }) {
+		name = "weight, grey: NaN"
+	}
+	upwards(c, vg.Point{X: d.width - gap, Y: d.bar.Min.Y + height/2}, name)
 }
 
-// panel returns the plot of one matrix.
-func (h *HeatMap) panel(name string, m matrix.Matrix, shades palette.ColorMap, size vg.Point) (*plot.Plot, error) {
-	p := sansPlot()
-	p.Title.Text = name
-	levels := grid{Matrix: m, at: func(w float32) float64 { return h.level(w, shades) }, perCol: 1, perRow: 1}
-	cells := plotter.NewHeatMap(levels, shades.Palette(256))
-	if cells.Rasterized = m.Rows*m.Cols > maxDrawn; cells.Rasterized {
-		// Viewers smooth enlarged images, so the image has the resolution of the picture.
-		levels.perCol, levels.perRow = int(math.Round(float64(size.X/pixel))), int(math.Round(float64(size.Y/pixel)))
-		cells.GridXYZ = levels
+// panel draws the matrix of batch b.
+func (d *drawing) panel(c draw.Canvas, b int) {
+	m, at := d.Weights.At(b), d.cells[b]
+	size, middle := at.Size(), at.Min.Add(at.Size().Scale(0.5))
+	if d.Weights.Batch > 1 {
+		c.FillText(style(big, draw.XCenter, draw.YBottom), vg.Point{X: middle.X, Y: at.Max.Y + pad}, d.Names[b])
 	}
-	cells.Min, cells.Max = shades.Min(), shades.Max()
-	cells.NaN, cells.Underflow, cells.Overflow = notANumber, notANumber, notANumber
-	p.Add(corners{cells})
-	p.X.Label.Text, p.Y.Label.Text = "key", "query"
-	p.X.Tick.Marker, p.Y.Tick.Marker = h.Key.ticks(m.Cols, false), h.Query.ticks(m.Rows, true)
-	// Package plot sets labels too high by their descent; the padding corrects it.
-	p.X.Padding, p.Y.Padding = p.X.Tick.Label.FontExtents().Descent+1, 2
-	p.X.LineStyle.Width, p.Y.LineStyle.Width = 0, 0
-	p.X.Tick.LineStyle.Width, p.Y.Tick.LineStyle.Width = 0, 0
-	if h.Key.Labels != nil {
-		// Labels wider than their cells are rotated.
-		for j := range m.Cols {
-			if p.X.Tick.Label.Width(h.Key.label(j)) > size.X*0.95 {
-				p.X.Tick.Label.Rotation = math.Pi / 2
-				p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = draw.XRight, draw.YCenter
-				break
-			}
+	// Viewers smooth enlarged images, so the image has the resolution of the picture.
+	dots := image.NewPaletted(image.Rect(0, 0, int(math.Round(size.X.Dots(dpi))), int(math.Round(size.Y.Dots(dpi)))), blues)
+	for y := range dots.Rect.Max.Y {
+		row := m.Row(y * m.Rows / dots.Rect.Max.Y)
+		for x := range dots.Rect.Max.X {
+			dots.Pix[y*dots.Stride+x] = d.shade(row[x*m.Cols/dots.Rect.Max.X])
 		}
 	}
+	c.DrawImage(at, dots)
+	x := func(j float64) vg.Length { return at.Min.X + vg.Length(j+0.5)*size.X/vg.Length(m.Cols) }
+	y := func(i float64) vg.Length { return at.Max.Y - vg.Length(i+0.5)*size.Y/vg.Length(m.Rows) }
+	key := style(small, draw.XCenter, draw.YTop)
+	if d.turned {
+		key = style(small, draw.XRight, draw.YCenter)
+		key.Rotation = math.Pi / 2
+	}
+	for _, t := range d.Key.ticks(m.Cols) {
+		c.FillText(key, vg.Point{X: x(t.Value), Y: at.Min.Y - pad}, t.Label)
+	}
+	for _, t := range d.Query.ticks(m.Rows) {
+		c.FillText(style(small, draw.XRight, draw.YCenter), vg.Point{X: at.Min.X - pad, Y: y(t.Value)}, t.Label)
+	}
+	c.FillText(style(big, draw.XCenter, draw.YBottom), vg.Point{X: middle.X, Y: at.Min.Y - d.bottom}, "key")
+	upwards(c, vg.Point{X: at.Min.X - d.left + big, Y: middle.Y}, "query")
 	if max(m.Rows, m.Cols) > maxNumbered {
-		return p, nil
+		return
 	}
-	numbers, err := cellNumbers(levels, shades)
-	if err != nil {
-		return nil, err
-	}
-	p.Add(numbers)
-	return p, nil
-}
-
-// notANumber is the colour of NaN cells, onLight that of text on light cells. It is
-// not black, which a page replaces by the colour of its theme.
-var (
-	notANumber = color.Gray{Y: 128}
-	onLight    = color.Gray{Y: 0x11}
-)
-
-// cellNumbers prints the weights in their cells, in white on dark cells.
-func cellNumbers(m grid, shades palette.ColorMap) (*plotter.Labels, error) {
-	var at plotter.XYLabels
 	for i := range m.Rows {
 		for j, w := range m.Row(i) {
-			at.XYs = append(at.XYs, plotter.XY{X: float64(j), Y: float64(m.Rows - 1 - i)})
-			at.Labels = append(at.Labels, fmt.Sprintf("%.2f", w))
-		}
-	}
-	l, err := plotter.NewLabels(at)
-	if err != nil {
-		return nil, err
-	}
-	for n := range l.TextStyle {
-		s := &l.TextStyle[n]
-		sans(s)
-		s.XAlign, s.YAlign = draw.XCenter, draw.YCenter
-		s.Color = onLight
-		// White has the larger contrast above 0.63, where the luminance falls below
-		// 0.18 (4.6:1 for both).
-		if m.at(m.Data[n])-shades.Min() > 0.63*(shades.Max()-shades.Min()) {
-			s.Color = color.White
-		}
-	}
-	return l, nil
-}
-
-// ticks returns the labels of the axis: all or, for many labels, every few. Many
-// numbered tokens get about eight round numbers.
-func (a Axis) ticks(n int, down bool) plot.ConstantTicks {
-	var ticks plot.ConstantTicks
-	add := func(at float64, label string) {
-		if down {
-			at = float64(n-1) - at
-		}
-		ticks = append(ticks, plot.Tick{Value: at, Label: label})
-	}
-	if a.Labels != nil || n <= maxNumbered {
-		for i, step := 0, (n+maxNames-1)/maxNames; i < n; i += step {
-			add(float64(i), a.label(i))
-		}
-		return ticks
-	}
-	tokens := a.End - a.First
-	round := 1
-	for power := 1; power*8 <= tokens; power *= 10 {
-		for _, digit := range []int{1, 2, 5} {
-			if digit*power*8 <= tokens {
-				round = digit * power
+			number := style(small, draw.XCenter, draw.YCenter)
+			number.Color = onLight
+			// White has the larger contrast above 0.63, where the luminance falls below
+			// 0.18 (4.6:1 for both).
+			if d.share(w) > 0.63 {
+				number.Color = color.White
 			}
+			c.FillText(number, vg.Point{X: x(float64(j)), Y: y(float64(i))}, fmt.Sprintf("%.2f", w))
 		}
 	}
-	for token := (a.First + round - 1) / round * round; token < a.End; token += round {
-		add((float64(token-a.First)+0.5)/float64(a.Step)-0.5, strconv.Itoa(token))
-	}
-	return ticks
 }
 
-// grid gives the levels of a matrix to the plotter, whose rows count upwards. It
-// repeats each level perCol and perRow times along the axes.
-type grid struct {
-	matrix.Matrix
-	at             func(weight float32) float64
-	perCol, perRow int
+// onLight is the colour of text on light cells. It is not black, which a page replaces by the
+// colour of its theme.
+var onLight = color.Gray{Y: 0x11}
+
+// style returns the style of a text of that size and alignment.
+func style(size vg.Length, x text.XAlignment, y text.YAlignment) text.Style {
+	return text.Style{Color: color.Black, Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}, XAlign: x, YAlign: y, Handler: plot.DefaultTextHandler}
 }
 
-func (g grid) Dims() (c, r int)   { return g.Cols * g.perCol, g.Rows * g.perRow }
-func (g grid) Z(c, r int) float64 { return g.at(g.Row(g.Rows - 1 - r/g.perRow)[c/g.perCol]) }
-func (g grid) X(c int) float64    { return (float64(c)+0.5)/float64(g.perCol) - 0.5 }
-func (g grid) Y(r int) float64    { return (float64(r)+0.5)/float64(g.perRow) - 0.5 }
-
-// colourBar returns the legend of the shades.
-func (h *HeatMap) colourBar(shades palette.ColorMap) *plot.Plot {
-	p := sansPlot()
-	p.Add(&plotter.ColorBar{ColorMap: shades, Vertical: true, Colors: 256})
-	p.HideX()
-	p.Y.Label.Text = "attention weight"
-	if slices.ContainsFunc(h.Weights.Data, func(w float32) bool { return w != w }) {
-		p.Y.Label.Text = "weight, grey: NaN"
-	}
-	p.Y.Padding = 0
-	if h.Log {
-		var ticks plot.ConstantTicks
-		for exponent := math.Ceil(shades.Min()); exponent <= shades.Max(); exponent++ {
-			label := fmt.Sprintf("1e%.0f", exponent)
-			if exponent > -3 {
-				label = strconv.FormatFloat(math.Pow(10, exponent), 'g', 3, 64)
-			}
-			ticks = append(ticks, plot.Tick{Value: exponent, Label: label})
-		}
-		p.Y.Tick.Marker = ticks
-	}
-	return p
+// upwards draws the name of an axis whose right end, seen from its beginning, is at a point.
+func upwards(c draw.Canvas, at vg.Point, name string) {
+	s := style(big, draw.XCenter, draw.YBottom)
+	s.Rotation = math.Pi / 2
+	c.FillText(s, at, name)
 }
 
 // wrapTitle breaks a title into lines that fit width.
@@ -456,25 +337,4 @@ func wrapTitle(title string, style text.Style, width vg.Length) string {
 	}
 	out = append(out, line)
 	return strings.Join(out, "\n")
-}
-
-// sansPlot returns an empty plot with a sans-serif font.
-func sansPlot() *plot.Plot {
-	p := plot.New()
-	p.BackgroundColor = nil // the picture or the page draws it
-	for _, s := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label} {
-		sans(s)
-	}
-	return p
-}
-
-func sans(s *text.Style) { s.Font.Variant = "Sans" }
-
-// titleStyle is the style of a plot's title, centred at the top.
-func titleStyle() text.Style {
-	s := plot.New().Title.TextStyle
-	sans(&s)
-	s.Font.Size = font.Length(11)
-	s.XAlign, s.YAlign = draw.XCenter, draw.YTop
-	return s
 }

@@ -9,10 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/palette"
-	"gonum.org/v1/plot/plotter"
-
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
@@ -52,36 +48,6 @@ func TestHeatMapSizes(t *testing.T) {
 	huge := HeatMap{Weights: matrix.Matrix{Batch: 1, Rows: 30000, Cols: 30000}}
 	if err := huge.WritePNG(nil); err == nil || !strings.Contains(err.Error(), "million pixels") {
 		t.Errorf("a map of 30000 tokens: %v", err)
-	}
-}
-
-// TestCorners compares the room for a heat map's corner cells with that for all cells.
-func TestCorners(t *testing.T) {
-	for _, tt := range []struct{ rows, cols int }{{1, 1}, {1, 9}, {9, 1}, {5, 7}, {81, 81}} {
-		p := plot.New()
-		m := matrix.Matrix{Batch: 1, Rows: tt.rows, Cols: tt.cols, Data: make([]float32, tt.rows*tt.cols)}
-		level := func(w float32) float64 { return float64(w) }
-		cells := plotter.NewHeatMap(grid{Matrix: m, at: level, perCol: 1, perRow: 1}, palette.Heat(2, 1))
-		cells.Min, cells.Max = 0, 1
-		p.Add(cells)
-		bounds := func(boxes []plot.GlyphBox) (b [8]float64) {
-			for i, box := range boxes {
-				l := [8]float64{-box.X, box.X, -box.Y, box.Y, -float64(box.Min.X), float64(box.Max.X), -float64(box.Min.Y), float64(box.Max.Y)}
-				for j := range b {
-					if i == 0 || l[j] > b[j] {
-						b[j] = l[j]
-					}
-				}
-			}
-			return b
-		}
-		all, corner := cells.GlyphBoxes(p), corners{cells}.GlyphBoxes(p)
-		if len(all) != tt.rows*tt.cols || len(corner) != 2 {
-			t.Errorf("%d x %d cells have %d boxes, %d with corners", tt.rows, tt.cols, len(all), len(corner))
-		}
-		if got, want := bounds(corner), bounds(all); got != want {
-			t.Errorf("%d x %d cells: corners leave room for %v, should be %v", tt.rows, tt.cols, got, want)
-		}
 	}
 }
 

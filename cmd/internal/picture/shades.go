@@ -1,25 +1,94 @@
 package picture
 
 import (
+	"fmt"
 	"image/color"
+	"math"
+	"strconv"
 
-	"gonum.org/v1/plot/palette"
+	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/palette/moreland"
 )
 
-// bluesAnchors are ColorBrewer's sequential scheme Blues, from dark to light.
-var bluesAnchors = []color.Color{
-	color.NRGBA{0x08, 0x30, 0x6b, 0xff}, color.NRGBA{0x21, 0x71, 0xb5, 0xff}, color.NRGBA{0x6b, 0xae, 0xd6, 0xff}, color.NRGBA{0xc6, 0xdb, 0xef, 0xff}, color.NRGBA{0xf7, 0xfb, 0xff, 0xff},
+// blues are shades from almost white to dark blue, ColorBrewer's sequential scheme Blues with
+// lightness in equal steps, and last the grey of NaN.
+var blues = func() (list color.Palette) {
+	colours, err := moreland.NewLuminance([]color.Color{ // from dark to light
+		color.NRGBA{0x08, 0x30, 0x6b, 0xff}, color.NRGBA{0x21, 0x71, 0xb5, 0xff}, color.NRGBA{0x6b, 0xae, 0xd6, 0xff},
+		color.NRGBA{0xc6, 0xdb, 0xef, 0xff}, color.NRGBA{0xf7, 0xfb, 0xff, 0xff},
+	})
+	if err != nil {
+		panic(err) // they become lighter
+	}
+	colours.SetMax(254)
+	for level := 254; level >= 0; level-- {
+		shade, err := colours.At(float64(level))
+		if err != nil {
+			panic(err) // it is in the range
+		}
+		list = append(list, shade)
+	}
+	return append(list, color.Gray{Y: 128})
+}()
+
+// scale gives weights between lo and hi, or their logarithms, shades from light to dark.
+type scale struct {
+	lo, hi float64
+	log    bool
 }
 
-// blues returns a colour map of the levels lo to hi, from almost white to dark blue,
-// whose lightness is linear in the level.
-func blues(lo, hi float64) palette.ColorMap {
-	colours, err := moreland.NewLuminance(bluesAnchors)
-	if err != nil {
-		panic(err) // the anchors become lighter
+// logDecades is the range of logarithmic shades below the largest weight. The eye
+// sees no difference below a millionth.
+const logDecades = 6
+
+func (h *HeatMap) scale() scale {
+	largest := 0.0
+	for _, x := range h.Weights.Data {
+		largest = max(largest, float64(x)) // NaN stays
 	}
-	colours.SetMin(lo)
-	colours.SetMax(hi)
-	return palette.Reverse(colours)
+	if !(largest > 0) || math.IsInf(largest, 0) { // all 0, or NaN
+		largest = 1
+	}
+	if h.Log {
+		return scale{math.Log10(largest) - logDecades, math.Log10(largest), true}
+	}
+	return scale{0, largest, false}
+}
+
+// share returns the position of a weight on the scale, from 0 to 1.
+func (s scale) share(weight float32) float64 {
+	level := float64(weight)
+	if s.log {
+		level = max(math.Log10(level), s.lo)
+	}
+	return (level - s.lo) / (s.hi - s.lo)
+}
+
+// shade returns the index in blues of a weight.
+func (s scale) shade(weight float32) uint8 {
+	grey := len(blues) - 1
+	if share := s.share(weight); share >= 0 && share <= 1 {
+		return uint8(math.Round(share * float64(grey-1)))
+	}
+	return uint8(grey)
+}
+
+// ticks returns the labels of the scale.
+func (s scale) ticks() (ticks []plot.Tick) {
+	if !s.log {
+		for _, t := range (plot.DefaultTicks{}).Ticks(s.lo, s.hi) {
+			if !t.IsMinor() {
+				ticks = append(ticks, t)
+			}
+		}
+		return ticks
+	}
+	for exponent := math.Ceil(s.lo); exponent <= s.hi; exponent++ {
+		label := fmt.Sprintf("1e%.0f", exponent)
+		if exponent > -3 {
+			label = strconv.FormatFloat(math.Pow(10, exponent), 'g', 3, 64)
+		}
+		ticks = append(ticks, plot.Tick{Value: exponent, Label: label})
+	}
+	return ticks
 }
