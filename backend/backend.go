@@ -219,6 +219,9 @@ type Warmer interface {
 	// Calls of other sequence lengths usually need the same code. The errors are those
 	// of the calls.
 	Warmup(ctx context.Context, c *Call, weights bool) error
+	// WarmupBackward compiles what Backward of a [Differentiator] needs for g, in the
+	// same way.
+	WarmupBackward(ctx context.Context, g *Gradients) error
 }
 
 // PeakMeter is implemented by backends that can measure their peak arithmetic rate.

@@ -66,6 +66,18 @@ func (x *gradients) run(r *queue.Runner) error {
 	return nil
 }
 
+// WarmupBackward compiles the pipelines that Backward needs for g, by a rehearsal of the call.
+// Errors are those of Warmup.
+func (b *Backend) WarmupBackward(ctx context.Context, g *backend.Gradients) error {
+	return b.within(ctx, "warmup", func() error {
+		x, err := b.newGradients(g, backend.Meta)
+		if err != nil {
+			return err
+		}
+		return b.dev.Warmup(ctx, x.run)
+	})
+}
+
 // PlanBackward describes how Backward would run g.
 func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backend.Plan, error) {
 	return resultWithin(ctx, b, "plan", func() (p backend.Plan, err error) {

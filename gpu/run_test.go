@@ -227,6 +227,28 @@ func TestWarmup(t *testing.T) {
 			t.Errorf("%+v: calls after Warmup compiled %q", opt, compiled)
 		}
 	}
+	// Backward has a warmup of its own, of the gradients that it names.
+	for _, opt := range []kernels.Options{{Causal: true, LSE: true}, {LSE: true, ALiBi: []float32{1, 2}, Sinks: []float32{0, 1}}} {
+		x := upload(t, b, host(t, backend.Shape{1, 2, 72, 24}, wave))
+		call := prepare(t, b, x, x, x, opt)
+		r, err := call.Run(ctx)
+		check(t, err)
+		grads, err := call.AllocGradients(ctx, call.Gradients())
+		check(t, err)
+		compiled = nil
+		if n := submissions(dev, func() {
+			check(t, call.WarmupBackward(ctx, call.Gradients()))
+		}); n != 0 || len(compiled) == 0 {
+			t.Errorf("%+v: %d submissions, compiled %q for Backward", opt, n, compiled)
+		}
+		compiled = nil
+		check(t, call.Backward(ctx, grads, r, r))
+		if len(compiled) > 0 {
+			t.Errorf("%+v: Backward after WarmupBackward compiled %q", opt, compiled)
+		}
+		grads.Release()
+		r.Release()
+	}
 	// Cancelled or refused, it returns the error.
 	done, cancel := context.WithCancel(ctx)
 	cancel()

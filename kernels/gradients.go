@@ -14,8 +14,9 @@ import (
 // Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
 // Tensor means that one is not requested.
 //
-// The same type requests gradients: [Call.AllocGradients] and [Call.PlanBackward] take those that
-// are set, with or without memory. [Call.Gradients] returns all that a call has.
+// The same type requests gradients: [Call.AllocGradients], [Call.WarmupBackward] and
+// [Call.PlanBackward] take those that are set, with or without memory. [Call.Gradients] returns
+// all that a call has.
 type Gradients struct {
 	// Q, K and V have the shapes of the operands, and their dtypes or F32.
 	Q, K, V Tensor
@@ -318,42 +319,75 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err 
 	if err != nil {
 		return sum, err
 	}
+	first := true
+	err = c.rehearse(want, func(g *backend.Gradients) error {
+		p, err := diff.PlanBackward(ctx, g)
+		if err != nil {
+			return err
+		}
+		if first {
+			sum, first = p, false
+			return nil
+		}
+		sum.Bytes += p.Bytes
+		addPlan(&sum, p)
+		return nil
+	})
+	if err != nil {
+		return Plan{}, err
+	}
+	return sum, nil
+}
+
+// WarmupBackward is [Call.Warmup] for Backward with the gradients of want, which may be without
+// memory.
+func (c *Call) WarmupBackward(ctx context.Context, want Gradients) (err error) {
+	defer op.Annotate(&err, "warmup")
+	if err := c.ready(); err != nil {
+		return err
+	}
+	on := c.dev.on(ctx)
+	if _, err := op.Need[backend.Differentiator](on, "gradients"); err != nil {
+		return err
+	}
+	w, ok := on.(backend.Warmer)
+	if !ok {
+		return ctx.Err()
+	}
+	return c.rehearse(want, func(g *backend.Gradients) error { return w.WarmupBackward(ctx, g) })
+}
+
+// rehearse calls f with the backward passes of the call, without memory for their results.
+func (c *Call) rehearse(want Gradients, f func(g *backend.Gradients) error) error {
 	out, err := c.outputs(Meta)
 	if err != nil {
-		return sum, err
+		return err
 	}
 	if out.LSE, err = Meta(F32, c.rows(1)); err != nil {
-		return sum, err
+		return err
 	}
 	d := Result{O: out.O}
 	if err := c.checkBackward(&want, d, out); err != nil {
-		return sum, err
+		return err
 	}
 	if !c.whole() { // see summed
 		for _, t := range want.sums() {
 			if *t, err = Meta(F32, t.Shape()); err != nil {
-				return sum, err
+				return err
 			}
 		}
 	}
 	for i := range c.subs {
 		g, err := c.gradients(&c.subs[i], &want, d, out)
 		if err != nil {
-			return Plan{}, err
+			return err
 		}
 		g.Add = !c.whole()
-		p, err := diff.PlanBackward(ctx, &g)
-		if err != nil {
-			return Plan{}, err
-		}
-		if i == 0 {
-			sum = p
-		} else {
-			sum.Bytes += p.Bytes
-			addPlan(&sum, p)
+		if err := f(&g); err != nil {
+			return err
 		}
 	}
-	return sum, nil
+	return nil
 }
 
 // sums returns the gradients of g that need a sum in F32 before they are rounded.

@@ -147,6 +147,13 @@ func (p *poisoned) Warmup(ctx context.Context, c *backend.Call, weights bool) er
 	return ctx.Err()
 }
 
+func (p *poisoned) WarmupBackward(ctx context.Context, g *backend.Gradients) error {
+	if be, ok := p.Backend.(backend.Warmer); ok {
+		return be.WarmupBackward(ctx, g)
+	}
+	return ctx.Err()
+}
+
 // optionals are the options that Harness.Unsupported may name.
 var optionals = []struct {
 	name string
