@@ -8,6 +8,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +17,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/x448/float16"
 
@@ -112,10 +112,8 @@ func ReadHeader(r io.ReaderAt, size int64, ints bool) (Header, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return h, err
 	}
-	if magic := "\x93NUMPY"; !bytes.HasPrefix(lead[:got], []byte(magic)) {
-		if got > 0 && strings.HasPrefix(magic, string(lead[:got])) {
-			return h, fmt.Errorf("truncated: it ends after %d bytes, inside the .npy header", got)
-		}
+	const magic = "\x93NUMPY"
+	if n := min(got, len(magic)); n == 0 || string(lead[:n]) != magic[:n] {
 		return h, errors.New("not a .npy file: it does not start with \\x93NUMPY")
 	}
 	if got < len(lead) {
@@ -171,15 +169,17 @@ func Open(r io.Reader, size int64) (Header, io.Reader, error) {
 	return h, b, err
 }
 
-// The dict of a header: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }. The
-// descr of records is a list. Python 2 wrote lengths as 3L.
-var (
-	dictEntry = `\s*['"](\w+)['"]\s*:\s*(?:['"]([^'"]*)['"]|(\[.*\])|(True|False)|\(\s*((?:-?\d+L?\s*,\s*)*(?:-?\d+L?\s*)?)\))\s*`
-	wholeDict = regexp.MustCompile(`(?s)^\s*\{(?:` + dictEntry + `,)*(?:` + dictEntry + `)?\s*\}\s*$`)
-	anEntry   = regexp.MustCompile(`(?s)` + dictEntry + `[,}]`)
-)
+// trailing is a comma at the end of a dict or a tuple, and the L of a length by Python 2.
+var trailing = regexp.MustCompile(`,\s*([\]}])|\b(\d+)L\b`)
 
-// parse reads the dict of a header.
+type dict struct {
+	Descr   any   `json:"descr"`
+	Fortran *bool `json:"fortran_order"`
+	Shape   []int `json:"shape"`
+}
+
+// parse reads the dict of a header, {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }, as
+// JSON. The descr of records is a list.
 func (h *Header) parse(text string, ints bool) error {
 	must := "f2, f4 or f8 numbers (bool for a mask)"
 	types := []string{"<f2", "<f4", "<f8", ">f2", ">f4", ">f8", "|b1"}
@@ -187,49 +187,27 @@ func (h *Header) parse(text string, ints bool) error {
 		must = "integers, i1 to i8 or u1 to u8"
 		types = []string{"|i1", "|u1", "<i2", "<u2", ">i2", ">u2", "<i4", "<u4", ">i4", ">u4", "<i8", "<u8", ">i8", ">u8"}
 	}
-	if !wholeDict.MatchString(text) {
-		return errors.New("malformed .npy header: it is not a dict of descr, fortran_order and shape")
+	text = strings.NewReplacer("'", `"`, "(", "[", ")", "]", "True", "true", "False", "false").Replace(text)
+	var dict dict
+	if err := json.Unmarshal([]byte(trailing.ReplaceAllString(text, "$1$2")), &dict); err != nil {
+		return fmt.Errorf("malformed .npy header: %w", err)
 	}
-	var descr, records, fortran, shape string
-	seen := map[string]bool{}
-	for _, e := range anEntry.FindAllStringSubmatch(text, -1) {
-		switch seen[e[1]] = true; e[1] {
-		case "descr":
-			descr, records = e[2], e[3]
-		case "fortran_order":
-			fortran = e[4]
-		case "shape":
-			shape = e[5]
-		}
-	}
-	for _, key := range []string{"descr", "fortran_order", "shape"} {
-		if !seen[key] {
-			return fmt.Errorf("malformed .npy header: it has no %q", key)
-		}
-	}
+	descr, named := dict.Descr.(string)
 	switch {
-	case records != "":
+	case dict.Descr == nil || dict.Fortran == nil || dict.Shape == nil:
+		return errors.New("malformed .npy header: it must have descr, fortran_order and shape")
+	case !named:
 		return fmt.Errorf("elements are records, they must be %s", must)
 	case !slices.Contains(types, descr):
 		return fmt.Errorf("elements are %q, they must be %s", descr, must)
-	case fortran == "":
-		return errors.New("malformed .npy header: fortran_order is neither True nor False")
 	}
-	h.Fortran = fortran == "True"
+	h.Fortran = *dict.Fortran
 	h.Order = binary.ByteOrder(binary.LittleEndian)
 	if descr[0] == '>' {
 		h.Order = binary.BigEndian
 	}
 	h.Kind, h.Size = descr[1], int(descr[2]-'0')
-	var lengths []int
-	for _, word := range strings.FieldsFunc(shape, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
-		l, err := strconv.Atoi(strings.TrimSuffix(word, "L"))
-		if err != nil {
-			return fmt.Errorf("malformed .npy header: length %q is not an integer", word)
-		}
-		lengths = append(lengths, l)
-	}
-	return h.SetShape(lengths)
+	return h.SetShape(dict.Shape)
 }
 
 // SetShape sets Shape and Count. It returns an error for a negative length, and for a shape

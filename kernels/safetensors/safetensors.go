@@ -70,8 +70,8 @@ func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
 	case start+int64(length) > size:
 		return nil, fmt.Errorf("truncated: the .safetensors header ends at byte %d, the file at %d", start+int64(length), size)
 	}
-	// Small entries take 10 times the memory of their text while they are read.
-	if err := kernels.CheckMemory(12 * int64(length)); err != nil {
+	// Small entries take 20 times the memory of their text while they are read.
+	if err := kernels.CheckMemory(24 * int64(length)); err != nil {
 		return nil, err
 	}
 	text := make([]byte, length)
@@ -80,11 +80,7 @@ func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
 	}
 	start += int64(length)
 	h := &Header{map[string]tensor{}}
-	err := h.parse(text, start)
-	switch {
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return nil, errors.New("malformed .safetensors header: it ends inside an object")
-	case err != nil:
+	if err := h.parse(text, start); err != nil {
 		return nil, fmt.Errorf("malformed .safetensors header: %w", err)
 	}
 	return h, h.place(start, size)
@@ -98,74 +94,43 @@ func (h *Header) parse(text []byte, start int64) error {
 	if !utf8.Valid(text) { // otherwise names could become equal
 		return errors.New("it is not UTF-8")
 	}
-	d := json.NewDecoder(bytes.NewReader(text))
-	err := object(d, func(name string, value json.RawMessage) error {
+	var entries map[string]json.RawMessage // of equal names the last one counts
+	if err := json.Unmarshal(text, &entries); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(entries)) {
 		if name == "__metadata__" {
-			if json.Unmarshal(value, new(map[string]string)) != nil {
+			if json.Unmarshal(entries[name], new(map[string]string)) != nil {
 				return errors.New("__metadata__ is not an object of strings")
 			}
-			return nil
+			continue
 		}
 		t := tensor{Header: npy.Header{Order: binary.LittleEndian}}
-		if err := t.parse(value, start); err != nil {
+		if err := t.parse(entries[name], start); err != nil {
 			return fmt.Errorf("tensor %.200q: %w", name, err)
 		}
 		h.tensors[name] = t
-		return nil
-	})
-	if rest := bytes.TrimSpace(text[d.InputOffset():]); err == nil && len(rest) > 0 {
-		return fmt.Errorf("%.20q follows its end", rest)
 	}
-	return err
-}
-
-// object reads an object of keys that all differ; encoding/json takes the last of equal keys.
-func object(d *json.Decoder, see func(key string, value json.RawMessage) error) error {
-	open, err := d.Token()
-	if err != nil {
-		return err
-	}
-	if open != json.Delim('{') {
-		return errors.New("it is not an object")
-	}
-	seen := map[string]bool{}
-	for d.More() {
-		token, err := d.Token()
-		if err != nil {
-			return err
-		}
-		key := token.(string) // the decoder accepts no other
-		if seen[key] {
-			return fmt.Errorf("%.200q is there twice", key)
-		}
-		seen[key] = true
-		var value json.RawMessage
-		if err := d.Decode(&value); err != nil {
-			return err
-		}
-		if err := see(key, value); err != nil {
-			return err
-		}
-	}
-	_, err = d.Token()
-	return err
+	return nil
 }
 
 // parse reads the entry of a tensor in a file whose data starts at a byte. Keys that the
 // format does not define are ignored.
 func (t *tensor) parse(text json.RawMessage, start int64) error {
+	var entry map[string]json.RawMessage // a struct would accept keys in capitals
+	if json.Unmarshal(text, &entry) != nil {
+		return errors.New("it is not an object")
+	}
 	var shape []int
 	var offsets []int64
-	err := object(json.NewDecoder(bytes.NewReader(text)), func(key string, value json.RawMessage) error {
-		field := map[string]any{"dtype": &t.dtype, "shape": &shape, "data_offsets": &offsets}[key]
-		if field != nil && json.Unmarshal(value, field) != nil {
-			must := map[string]string{"dtype": "a string", "shape": "lengths of at most 63 bits", "data_offsets": "two numbers of at most 63 bits"}[key]
-			return fmt.Errorf("%s is %.40q, it must be %s", key, value, must)
+	for _, field := range []struct {
+		key  string
+		to   any
+		must string
+	}{{"dtype", &t.dtype, "a string"}, {"shape", &shape, "lengths of at most 63 bits"}, {"data_offsets", &offsets, "two numbers of at most 63 bits"}} {
+		if value, ok := entry[field.key]; ok && json.Unmarshal(value, field.to) != nil {
+			return fmt.Errorf("%s is %.40q, it must be %s", field.key, value, field.must)
 		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
 	if t.dtype == "" || shape == nil || len(offsets) != 2 {
 		return errors.New("it must have a dtype, a shape and two data_offsets")
@@ -179,10 +144,7 @@ func (t *tensor) parse(text json.RawMessage, start int64) error {
 	t.Start, t.end = start+offsets[0], start+offsets[1]
 	if known, ok := types[t.dtype]; ok {
 		t.Kind, t.Size = known.kind, known.bits/8
-		want, have := int64(t.Count)*int64(t.Size), offsets[1]-offsets[0]
-		if t.Size == 0 {
-			want = (int64(t.Count)*int64(known.bits) + 7) / 8
-		}
+		want, have := (int64(t.Count)*int64(known.bits)+7)/8, offsets[1]-offsets[0]
 		if want != have {
 			return fmt.Errorf("shape %v of %s needs %d bytes, data_offsets %v have %d", shape, t.dtype, want, offsets, have)
 		}

@@ -36,7 +36,7 @@ func TestRunBadFiles(t *testing.T) {
 		{"a version to come", append([]byte("\x93NUMPY\x04\x00"), make([]byte, 64)...), ".npy version 4.0"},
 		{"a header length that lies", append([]byte("\x93NUMPY\x02\x00\xff\xff\xff\xff"), make([]byte, 64)...), "at most 65536 are read"},
 		{"a header that is no dict", clitest.RawNPY("[1, 2, 3]", good), "malformed .npy header"},
-		{"a header without a shape", clitest.RawNPY("{'descr': '<f4', 'fortran_order': False, }", good), `it has no "shape"`},
+		{"a header without a shape", clitest.RawNPY("{'descr': '<f4', 'fortran_order': False, }", good), "it must have descr, fortran_order and shape"},
 		{"a header that does not end", clitest.RawNPY("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3", good), "malformed .npy header"},
 		{"a shape that is not numbers", clitest.RawNPY("{'descr': '<f4', 'fortran_order': False, 'shape': (2, x), }", good), "malformed .npy header"},
 		{"integers", clitest.RawNPY(clitest.Dict("<i4", false, 2, 3, 4), good), `elements are "<i4", they must be f2, f4 or f8`},
