@@ -9,7 +9,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Result holds the results of an attention call, in device memory.
@@ -169,7 +168,8 @@ func (c *Call) add(p *problem, sequence, row, key int) error {
 		c.subs = append(c.subs, subcall{region: x, sequence: sequence})
 		s := &c.subs[len(c.subs)-1]
 		s.Problem, s.Pages = own, pages
-		return s.bind(c)
+		s.bind(c)
+		return nil
 	})
 }
 
@@ -177,30 +177,23 @@ func (c *Call) add(p *problem, sequence, row, key int) error {
 func (s *subcall) whole(c *Call) bool { return s.region == wholeRegion(c.dims) }
 
 // bind sets the inputs of s to its parts of c's.
-func (s *subcall) bind(c *Call) error {
+func (s *subcall) bind(c *Call) {
 	if s.whole(c) { // steps of generation are short: slicing takes half a microsecond
 		s.Q, s.K, s.V = c.q, c.k, c.v
-		return nil
+		return
 	}
-	var parts view.Slicer
-	s.Q = parts.Rows(c.q, &s.Box)
-	s.K = parts.Keys(c.k, c.dims, &s.Box, s.Pages != nil)
-	s.V = parts.Keys(c.v, c.dims, &s.Box, s.Pages != nil)
-	return parts.Err
+	paged := s.Pages != nil
+	s.Q, s.K, s.V = s.Rows(c.q), s.Keys(c.k, c.dims, paged), s.Keys(c.v, c.dims, paged)
 }
 
 // bindOutputs sets the outputs of the subcalls to their parts of out.
-func (c *Call) bindOutputs(out Result) error {
-	var parts view.Slicer
+func (c *Call) bindOutputs(out Result) {
 	for i := range c.subs {
 		s := &c.subs[i]
-		if s.whole(c) {
-			s.O, s.LSE = out.O, out.LSE
-			continue
+		if s.O, s.LSE = out.O, out.LSE; !s.whole(c) {
+			s.O, s.LSE = s.Rows(out.O), s.Rows(out.LSE)
 		}
-		s.O, s.LSE = parts.Rows(out.O, &s.Box), parts.Rows(out.LSE, &s.Box)
 	}
-	return parts.Err
 }
 
 // unbindOutputs drops the outputs and the Partial of a run, so that c does not keep their memory
@@ -251,9 +244,7 @@ func (c *Call) Rebind(q, k, v Tensor) (err error) {
 	}
 	c.q, c.k, c.v = q, k, v
 	for i := range c.subs {
-		if err := c.subs[i].bind(c); err != nil {
-			return err
-		}
+		c.subs[i].bind(c)
 	}
 	return nil
 }
@@ -354,9 +345,7 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 	if empty(c.dims) {
 		return c.dev.noKeys(ctx, out.O, out.LSE, c.opt.Sinks)
 	}
-	if err := c.bindOutputs(out); err != nil {
-		return err
-	}
+	c.bindOutputs(out)
 	if from != nil {
 		if err := c.bindPartial(from, out); err != nil {
 			return err
@@ -427,11 +416,7 @@ func (c *Call) distinct(out Result) error {
 func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 	for i := range c.subs {
 		s := &c.subs[i]
-		var parts view.Slicer
-		own := parts.Scores(w, &s.Box)
-		if parts.Err != nil {
-			return parts.Err
-		}
+		own := s.Scores(w)
 		if err := c.dev.on(ctx).QK(ctx, own, s.Q, s.K); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}

@@ -193,19 +193,18 @@ func (x region) appendTo(all []region, p *problem) []region {
 }
 
 // cut returns the canonical problem of part x of p.
-func (p *problem) cut(x region) (backend.Problem, error) {
+func (p *problem) cut(x region) backend.Problem {
 	q := p.Problem
 	if x == wholeRegion(p.dims) {
-		return q, nil
+		return q
 	}
-	var s view.Slicer
 	b0, b1, h0, h1 := x.Lo[Batch], x.Hi[Batch], x.Lo[Heads], x.Hi[Heads]
 	q.Visible = x.visible(p.Visible)
 	relative := x.Relative(p.dims.SeqQ)
-	q.Mask, q.Bias, q.Relative = s.Scores(p.Mask, &x.Box), s.Scores(p.Bias, &x.Box), s.Scores(p.Relative, &relative)
+	q.Mask, q.Bias, q.Relative = x.Scores(p.Mask), x.Scores(p.Bias), relative.Scores(p.Relative)
 	if !p.Blocks.IsZero() {
 		blocks := x.Blocks(p.BlockQ, p.BlockK)
-		q.Blocks = s.Scores(p.Blocks, &blocks)
+		q.Blocks = blocks.Scores(p.Blocks)
 	}
 	switch n := p.dims.Heads; {
 	case len(p.Slopes) > n: // heads are cut within one batch only
@@ -219,7 +218,7 @@ func (p *problem) cut(x region) (backend.Problem, error) {
 	for axis := range x.Lo {
 		q.Dropout.First[axis] += x.Lo[axis]
 	}
-	return q, s.Err
+	return q
 }
 
 // visible returns the rule v for the rows and keys of x, counted from their first ones.
@@ -387,11 +386,7 @@ func (p *problem) eachRegion(f func(x region, own backend.Problem) error) error 
 		regions = whole[:]
 	}
 	for _, x := range regions {
-		own, err := p.cut(x)
-		if err != nil {
-			return err
-		}
-		if err := f(x, own); err != nil {
+		if err := f(x, p.cut(x)); err != nil {
 			return err
 		}
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
@@ -87,10 +86,7 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 		return err
 	}
 	if c.whole() {
-		g, err := c.gradients(&c.subs[0], &grads, d, result)
-		if err != nil {
-			return err
-		}
+		g := c.gradients(&c.subs[0], &grads, d, result)
 		return diff.Backward(ctx, &g)
 	}
 	if err := c.distinctGradients(&grads, d, result); err != nil {
@@ -98,10 +94,7 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 	}
 	return c.dev.summed(ctx, &grads, func(sums *Gradients) error {
 		for i := range c.subs {
-			g, err := c.gradients(&c.subs[i], sums, d, result)
-			if err != nil {
-				return err
-			}
+			g := c.gradients(&c.subs[i], sums, d, result)
 			g.Add = true
 			if err := diff.Backward(ctx, &g); err != nil {
 				return err
@@ -188,22 +181,18 @@ func (c *Call) checkGradients(grads *Gradients) error {
 }
 
 // gradients returns the backward pass of s, which writes its part of grads.
-func (c *Call) gradients(s *subcall, grads *Gradients, d, result Result) (backend.Gradients, error) {
-	g := backend.Gradients{Call: s.Call}
-	x := &s.Box
-	var parts view.Slicer
-	g.O, g.LSE = parts.Rows(result.O, x), parts.Rows(result.LSE, x)
-	g.DO, g.DLSE = parts.Rows(d.O, x), parts.Rows(d.LSE, x)
-	g.DQ = parts.Rows(grads.Q, x)
-	g.DK, g.DV = parts.Keys(grads.K, c.dims, x, false), parts.Keys(grads.V, c.dims, x, false)
-	relative := x.Relative(c.dims.SeqQ)
-	g.DBias, g.DRelative = parts.Part(grads.Bias, x), parts.Part(grads.RelativeBias, &relative)
-	y := *x
+func (c *Call) gradients(s *subcall, grads *Gradients, d, result Result) backend.Gradients {
+	g := backend.Gradients{Call: s.Call, DO: s.Rows(d.O), DLSE: s.Rows(d.LSE)}
+	g.O, g.LSE = s.Rows(result.O), s.Rows(result.LSE)
+	g.DQ, g.DK, g.DV = s.Rows(grads.Q), s.Keys(grads.K, c.dims, false), s.Keys(grads.V, c.dims, false)
+	relative := s.Box.Relative(c.dims.SeqQ)
+	g.DBias, g.DRelative = s.Part(grads.Bias), relative.Part(grads.RelativeBias)
+	heads := s.Box
 	if c.packed() {
-		y.Lo[Batch], y.Hi[Batch] = s.sequence, s.sequence+1
+		heads.Lo[Batch], heads.Hi[Batch] = s.sequence, s.sequence+1
 	}
-	g.DSlopes, g.DSinks = parts.Part(grads.ALiBi, &y), parts.Part(grads.Sinks, &y)
-	return g, parts.Err
+	g.DSlopes, g.DSinks = heads.Part(grads.ALiBi), heads.Part(grads.Sinks)
+	return g
 }
 
 // distinctGradients returns ErrOverlap when gradients overlap inputs or each other: those of
@@ -378,10 +367,7 @@ func (c *Call) rehearse(want Gradients, f func(g *backend.Gradients) error) erro
 		}
 	}
 	for i := range c.subs {
-		g, err := c.gradients(&c.subs[i], &want, d, out)
-		if err != nil {
-			return err
-		}
+		g := c.gradients(&c.subs[i], &want, d, out)
 		g.Add = !c.whole()
 		if err := f(&g); err != nil {
 			return err

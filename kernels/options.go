@@ -343,10 +343,8 @@ func (o *Options) tensors(p *problem) (err error) {
 		return nil
 	}
 	p.dims.SeqK = keys
-	first := wholeRegion(p.dims)
-	short := problem{Problem: p.Problem, dims: d}
-	p.Problem, err = short.cut(first)
-	return err
+	p.Problem = (&problem{Problem: p.Problem, dims: d}).cut(wholeRegion(p.dims))
+	return nil
 }
 
 // broadcast repeats a mask (Bool) or a bias to shape. With short, it may have fewer keys.

@@ -66,12 +66,7 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 		return d.noKeys(ctx, Tensor{}, lse, opt.Sinks)
 	}
 	return p.eachRegion(func(x region, own backend.Problem) error {
-		var parts view.Slicer
-		scores, sums := parts.Scores(s, &x.Box), parts.Rows(lse, &x.Box)
-		if parts.Err != nil {
-			return parts.Err
-		}
-		if err := d.on(ctx).Softmax(ctx, scores, sums, &own); err != nil {
+		if err := d.on(ctx).Softmax(ctx, x.Scores(s), x.Rows(lse), &own); err != nil {
 			return err
 		}
 		return d.hideOutside(ctx, s, x)
@@ -145,11 +140,7 @@ func outside(t Tensor, x region, f func(rest Tensor, hidden *backend.Problem) er
 		if keys[0] == keys[1] {
 			continue
 		}
-		var s view.Slicer
-		rest := s.Slice(s.Rows(t, &x.Box), Dim, keys[0], keys[1])
-		if s.Err != nil {
-			return s.Err
-		}
+		rest := view.Slice(x.Rows(t), Dim, keys[0], keys[1])
 		hidden := backend.Problem{Scale: 1, Visible: backend.Everything()}
 		hidden.Visible.KLen = make([]int, rest.Shape()[Batch]) // zeros
 		if err := f(rest, &hidden); err != nil {
@@ -219,12 +210,7 @@ func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Opt
 			return scorer.Scores(ctx, s, &p.Problem, at)
 		}
 		return p.eachRegion(func(x region, own backend.Problem) error {
-			var parts view.Slicer
-			inside := parts.Scores(s, &x.Box)
-			if parts.Err != nil {
-				return parts.Err
-			}
-			if err := scorer.Scores(ctx, inside, &own, at); err != nil {
+			if err := scorer.Scores(ctx, x.Scores(s), &own, at); err != nil {
 				return err
 			}
 			return outside(s, x, func(rest Tensor, hidden *backend.Problem) error {

@@ -205,38 +205,25 @@ func (s *weightScan) endOfRows(i, rows, last int) int {
 // chunk computes the weights of x and calls f with those of the keys from lo to hi.
 func (s *weightScan) chunk(ctx context.Context, x region, lo, hi int, f func(x region, w []float32, stride int)) error {
 	if s.narrow {
-		if err := s.hideUnseen(&x); err != nil {
-			return err
-		}
+		x = s.seen(x)
 	}
 	if lo, hi = max(x.Lo[Dim], lo), min(x.Hi[Dim], hi); lo >= hi {
 		return nil
 	}
-	p, err := s.problem.cut(x)
-	if err != nil {
-		return err
-	}
-	var parts view.Slicer
-	q, k := parts.Rows(s.q, &x.Box), parts.Keys(s.k, s.dims, &x.Box, false)
-	if parts.Err != nil {
-		return parts.Err
-	}
+	p := s.problem.cut(x)
 	on, stride := s.dev.on(ctx), x.Len(Dim)
 	w, err := on.Alloc(ctx, F32, Shape{1, x.Len(Heads), x.Len(Seq), stride})
 	if err != nil {
 		return err
 	}
 	defer w.Release()
-	if err := on.QK(ctx, w, q, k); err != nil {
+	if err := on.QK(ctx, w, x.Rows(s.q), x.Keys(s.k, s.dims, false)); err != nil {
 		return err
 	}
 	if err := on.Softmax(ctx, w, Tensor{}, &p); err != nil {
 		return err
 	}
-	part, err := w.Slice(Dim, lo-x.Lo[Dim], hi-x.Lo[Dim])
-	if err != nil {
-		return err
-	}
+	part := view.Slice(w, Dim, lo-x.Lo[Dim], hi-x.Lo[Dim])
 	x.Lo[Dim], x.Hi[Dim] = lo, hi
 	var data []float32
 	if part.OnHost() {
@@ -252,10 +239,10 @@ func (s *weightScan) chunk(ctx context.Context, x region, lo, hi int, f func(x r
 	return ctx.Err()
 }
 
-// hideUnseen limits x, rows of one batch, to the keys that they see by the visibility rule; none
-// when they see no key.
-func (s *weightScan) hideUnseen(x *region) error {
-	p, err := s.problem.cut(*x)
+// seen returns x, rows of one batch, with the keys that they see by the visibility rule; none when
+// they see no key.
+func (s *weightScan) seen(x region) region {
+	p := s.problem.cut(x)
 	first, keys := x.Lo[Dim], x.Len(Dim)
 	from, to := keys, 0
 	for i := range x.Len(Seq) {
@@ -267,7 +254,7 @@ func (s *weightScan) hideUnseen(x *region) error {
 		from = from / p.BlockK * p.BlockK
 	}
 	x.Lo[Dim], x.Hi[Dim] = first+from, first+to
-	return err
+	return x
 }
 
 // KeepMask returns the weights that dropout keeps in a call of lengths d, as a Bool tensor

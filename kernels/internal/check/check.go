@@ -193,12 +193,7 @@ func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x view.Box)
 		if of.t.IsZero() {
 			continue
 		}
-		var parts view.Slicer
-		part := parts.Scores(of.t, &of.x)
-		if parts.Err != nil {
-			return p, parts.Err
-		}
-		if *of.to, err = k.read(ctx, part); err != nil {
+		if *of.to, err = k.read(ctx, of.x.Scores(of.t)); err != nil {
 			return p, err
 		}
 	}
@@ -295,12 +290,8 @@ func (k *checker) keys(ctx context.Context, c *backend.Call, t backend.Tensor, h
 
 // download downloads n rows of t from at on.
 func (k *checker) download(ctx context.Context, t backend.Tensor, at rowIndex, n int) ([]float32, error) {
-	var s view.Slicer
 	x := view.Row(at[0], at[1], at[2], n)
-	if t = s.Rows(t, &x); s.Err != nil {
-		return nil, s.Err
-	}
-	return k.read(ctx, t)
+	return k.read(ctx, x.Rows(t))
 }
 
 // Gradients compares the gradients of q, k and v that are set, of random rows of q and as many of

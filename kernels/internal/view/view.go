@@ -49,54 +49,50 @@ func (x Box) Blocks(q, k int) Box {
 // CeilDiv returns ⌈a/b⌉.
 func CeilDiv(a, b int) int { return a/b + min(1, a%b) }
 
-// Slicer slices tensors and keeps the first error. The zero Tensor stays one.
-type Slicer struct{ Err error }
-
-// Slice returns t from lo to hi along axis.
-func (s *Slicer) Slice(t backend.Tensor, axis, lo, hi int) backend.Tensor {
-	if lo == 0 && hi == t.Shape()[axis] || t.IsZero() || s.Err != nil {
+// Slice returns t from lo to hi along axis. The zero Tensor stays one. Boxes lie within operands that
+// are checked, so that slicing them cannot fail.
+func Slice(t backend.Tensor, axis, lo, hi int) backend.Tensor {
+	if lo == 0 && hi == t.Shape()[axis] || t.IsZero() {
 		return t
 	}
-	var v backend.Tensor
-	v, s.Err = t.Slice(axis, lo, hi)
+	v, err := t.Slice(axis, lo, hi)
+	if err != nil {
+		panic("attn: a part exceeds its operand: " + err.Error())
+	}
 	return v
 }
 
 // axes returns x of t along axes from and to, and those between.
-func (s *Slicer) axes(t backend.Tensor, x *Box, from, to int) backend.Tensor {
+func (x *Box) axes(t backend.Tensor, from, to int) backend.Tensor {
 	for axis := from; axis <= to; axis++ {
-		t = s.Slice(t, axis, x.Lo[axis], x.Hi[axis])
+		t = Slice(t, axis, x.Lo[axis], x.Hi[axis])
 	}
 	return t
 }
 
 // Rows returns the batches, query heads and rows of x of t [B, H, Sq, any].
-func (s *Slicer) Rows(t backend.Tensor, x *Box) backend.Tensor {
-	return s.axes(t, x, backend.Batch, backend.Seq)
-}
+func (x *Box) Rows(t backend.Tensor) backend.Tensor { return x.axes(t, backend.Batch, backend.Seq) }
 
 // Scores returns x of t [B, H, Sq, Sk].
-func (s *Slicer) Scores(t backend.Tensor, x *Box) backend.Tensor {
-	return s.axes(t, x, backend.Batch, backend.Dim)
-}
+func (x *Box) Scores(t backend.Tensor) backend.Tensor { return x.axes(t, backend.Batch, backend.Dim) }
 
 // Keys returns the keys and key heads of x of t, which is K or V of a call of lengths d, or a pool
 // of pages.
-func (s *Slicer) Keys(t backend.Tensor, d backend.Dims, x *Box, paged bool) backend.Tensor {
+func (x *Box) Keys(t backend.Tensor, d backend.Dims, paged bool) backend.Tensor {
 	share := d.Heads / d.KVHeads
-	t = s.Slice(t, backend.Heads, x.Lo[backend.Heads]/share, CeilDiv(x.Hi[backend.Heads], share))
+	t = Slice(t, backend.Heads, x.Lo[backend.Heads]/share, CeilDiv(x.Hi[backend.Heads], share))
 	if paged {
 		return t
 	}
-	t = s.Slice(t, backend.Batch, x.Lo[backend.Batch], x.Hi[backend.Batch])
-	return s.Slice(t, backend.Seq, x.Lo[backend.Dim], x.Hi[backend.Dim])
+	t = Slice(t, backend.Batch, x.Lo[backend.Batch], x.Hi[backend.Batch])
+	return Slice(t, backend.Seq, x.Lo[backend.Dim], x.Hi[backend.Dim])
 }
 
 // Part returns x of t, whose axes of length 1 stand for all of x.
-func (s *Slicer) Part(t backend.Tensor, x *Box) backend.Tensor {
+func (x *Box) Part(t backend.Tensor) backend.Tensor {
 	for axis, n := range t.Shape() {
 		if n > 1 {
-			t = s.Slice(t, axis, x.Lo[axis], x.Hi[axis])
+			t = Slice(t, axis, x.Lo[axis], x.Hi[axis])
 		}
 	}
 	return t
