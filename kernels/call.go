@@ -121,17 +121,17 @@ func (c *Call) packed() bool { return c.opt.CuQ != nil || c.opt.CuK != nil }
 // checkPath refuses options that the call cannot have, with or without weights.
 func (c *Call) checkPath(weights bool) error {
 	on := op.Path(0)
-	if weights {
-		on = op.WeightPath
-		if c.k.DType() == Q8 {
-			return fmt.Errorf("weights are requested, but k is q8, which QK does not take: %w", ErrUnsupported)
-		}
-	}
 	if c.packed() {
-		on |= op.PackedPath
+		on = op.PackedPath
 	}
-	defer func(was bool) { c.opt.Weights = was }(c.opt.Weights)
-	c.opt.Weights = weights
+	switch {
+	case weights && c.k.DType() == Q8:
+		return fmt.Errorf("weights are requested, but k is q8, which QK does not take: %w", ErrUnsupported)
+	case weights && c.packed():
+		return (&Options{Weights: true}).checkPath(on)
+	case weights:
+		on |= op.WeightPath
+	}
 	return c.opt.checkPath(on)
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
@@ -41,47 +40,32 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, layout Layout,
 	if err := checkDims(dims, layout); err != nil {
 		return nil, err
 	}
-	var held []Tensor
-	defer func() {
-		for _, t := range held {
-			t.Release()
+	var t [3]Tensor
+	for i, o := range [3]struct {
+		name            string
+		data            []float32
+		heads, seq, dim int
+	}{{"q", q, dims.Heads, dims.SeqQ, dims.Dim}, {"k", k, dims.KVHeads, dims.SeqK, dims.Dim}, {"v", v, dims.KVHeads, dims.SeqK, dims.ValueDim}} {
+		if t[i], err = HostF32(o.data, layout.inMemory(Shape{dims.Batch, o.heads, o.seq, o.dim})); err != nil {
+			return nil, fmt.Errorf("%s: %w", o.name, err)
 		}
-	}()
-	upload := func(name string, t *Tensor) {
-		if err != nil || t.IsZero() {
-			return
-		}
-		if !t.OnHost() {
-			err = fmt.Errorf("%s: the tensor is not in host memory, which a call with slices takes: call Attention, or give a host tensor: %w", name, ErrDevice)
-			return
-		}
-		if *t, err = d.on(ctx).Upload(ctx, *t); err != nil {
-			err = fmt.Errorf("%s: %w", name, err)
-			return
-		}
-		held = append(held, *t)
 	}
-	operand := func(name string, data []float32, heads, seq, dim int) (t Tensor) {
-		if err != nil {
-			return t
+	for _, o := range [7]struct {
+		name string
+		t    *Tensor
+	}{{"q", &t[0]}, {"k", &t[1]}, {"v", &t[2]}, {"mask", &opt.Mask}, {"bias", &opt.Bias}, {"relative bias", &opt.RelativeBias}, {"block mask", &opt.BlockMask}} {
+		if o.t.IsZero() {
+			continue
 		}
-		if t, err = HostF32(data, layout.inMemory(Shape{dims.Batch, heads, seq, dim})); err != nil {
-			err = fmt.Errorf("%s: %w", name, err)
+		if !o.t.OnHost() {
+			return nil, fmt.Errorf("%s: the tensor is not in host memory, which a call with slices takes: call Attention, or give a host tensor: %w", o.name, ErrDevice)
 		}
-		upload(name, &t)
-		return layout.view(t)
+		if *o.t, err = d.on(ctx).Upload(ctx, *o.t); err != nil {
+			return nil, fmt.Errorf("%s: %w", o.name, err)
+		}
+		defer o.t.Release()
 	}
-	qt := operand("q", q, dims.Heads, dims.SeqQ, dims.Dim)
-	kt := operand("k", k, dims.KVHeads, dims.SeqK, dims.Dim)
-	vt := operand("v", v, dims.KVHeads, dims.SeqK, dims.ValueDim)
-	upload("mask", &opt.Mask)
-	upload("bias", &opt.Bias)
-	upload("relative bias", &opt.RelativeBias)
-	upload("block mask", &opt.BlockMask)
-	if err != nil {
-		return nil, err
-	}
-	r, err := d.Attention(ctx, qt, kt, vt, opt)
+	r, err := d.Attention(ctx, layout.view(t[0]), layout.view(t[1]), layout.view(t[2]), opt)
 	if err != nil {
 		return nil, err
 	}
@@ -135,52 +119,45 @@ func checkDims(d Dims, l Layout) error {
 //
 // Errors: ErrShape when data does not have the elements of shape, ErrDType for another
 // dtype, ErrMemory.
-func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, shape Shape) (Tensor, error) {
-	var host Tensor
-	var err error
-	switch dtype {
-	case F32:
+func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, shape Shape) (host Tensor, err error) {
+	switch n := shape.Elements(); {
+	case dtype == F32:
 		host, err = HostF32(data, shape)
-	case F16, BF16:
-		bits, err := backend.Make[uint16](len(data))
-		if err != nil {
-			return host, err
-		}
-		for i, x := range data {
-			bits[i] = dtype.Encode(x)
-		}
-		if host, err = HostBits(bits, dtype, shape); err != nil {
-			return host, err
-		}
-	case Q8:
-		host, err = quantised(data, shape)
-	default:
+	case !dtype.Float() && dtype != Q8:
 		err = fmt.Errorf("numbers cannot be %v, only f32, f16, bf16 or q8: %w", dtype, ErrDType)
+	case len(data) != n:
+		err = fmt.Errorf("data has %d elements, shape %v needs %d: %w", len(data), shape, n, ErrShape)
+	default:
+		if host, err = AllocHost(dtype, shape); err == nil {
+			err = encode(host, data)
+		}
 	}
 	if err != nil {
-		return host, err
+		return Tensor{}, err
 	}
 	return d.on(ctx).Upload(ctx, host)
 }
 
-// quantised returns data as a Q8 tensor in host memory.
-func quantised(data []float32, shape Shape) (Tensor, error) {
-	if n := shape.Elements(); len(data) != n {
-		return Tensor{}, fmt.Errorf("data has %d elements, shape %v needs %d: %w", len(data), shape, n, ErrShape)
+// encode writes data to a contiguous tensor in host memory, of dtype F16, BF16 or Q8.
+func encode(host Tensor, data []float32) error {
+	if host.DType() == Q8 {
+		return eachQ8(host, data, func(row []float32, stored []byte) { QuantiseQ8(stored, row) })
 	}
-	host, err := AllocHost(Q8, shape)
-	if err != nil {
-		return host, err
+	bits, err := host.Bits()
+	for i := range bits {
+		bits[i] = host.DType().Encode(data[i])
 	}
+	return err
+}
+
+// eachQ8 calls f with the numbers of each row of a Q8 tensor in host memory.
+func eachQ8(host Tensor, numbers []float32, f func(row []float32, stored []byte)) error {
 	rows, err := host.Q8Rows()
-	if err != nil {
-		return host, err
+	cols, stride := host.Shape()[Dim], host.Strides()[Seq]
+	for ; err == nil && len(numbers) > 0; numbers, rows = numbers[cols:], rows[stride:] {
+		f(numbers[:cols], rows)
 	}
-	cols, stride := shape[Dim], host.Strides()[Seq]
-	for ; len(data) > 0; data, rows = data[cols:], rows[stride:] {
-		QuantiseQ8(rows, data[:cols])
-	}
-	return host, nil
+	return err
 }
 
 // ToFloat32 returns the elements of t, of any dtype and any strides, in row-major order. A true
@@ -196,7 +173,7 @@ func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 	if t.DType() == F32 {
 		return host.Float32s()
 	}
-	out, err := backend.Make[float32](t.Shape().Elements())
+	out, err := Make[float32](t.Shape().Elements())
 	if err != nil {
 		return nil, err
 	}
@@ -210,15 +187,7 @@ func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 		}
 		return out, err
 	case Q8:
-		rows, err := host.Q8Rows()
-		if err != nil {
-			return nil, err
-		}
-		cols, stride := t.Shape()[Dim], host.Strides()[Seq]
-		for rest := out; len(rest) > 0; rest, rows = rest[cols:], rows[stride:] {
-			DequantiseQ8(rest[:cols], rows)
-		}
-		return out, nil
+		return out, eachQ8(host, out, DequantiseQ8)
 	}
 	bits, err := host.Bits()
 	for i, b := range bits {

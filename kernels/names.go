@@ -39,17 +39,11 @@ const (
 type DType = backend.DType
 
 const (
-	// F32 is IEEE 754 binary32.
-	F32 = backend.F32
-	// F16 is IEEE 754 binary16, stored as its bits.
-	F16 = backend.F16
-	// BF16 is the upper half of a binary32, stored as its bits.
-	BF16 = backend.BF16
-	// Bool is one byte per element, 0 or 1, for masks. True means visible.
-	Bool = backend.Bool
-	// Q8 is one signed byte per element and one float32 scale per row, for keys and values.
-	// See [QuantiseQ8].
-	Q8 = backend.Q8
+	F32  = backend.F32  // IEEE 754 binary32
+	F16  = backend.F16  // IEEE 754 binary16, stored as its bits
+	BF16 = backend.BF16 // the upper half of a binary32, stored as its bits
+	Bool = backend.Bool // one byte per element, 0 or 1, for masks; true means visible
+	Q8   = backend.Q8   // keys and values as a signed byte per element, a float32 scale per row: see [QuantiseQ8]
 )
 
 // HostF32 returns data as a tensor in host memory, without copying it. It returns ErrShape when
@@ -114,13 +108,9 @@ type Rotation = backend.Rotation
 type ScorePoint = backend.ScorePoint
 
 const (
-	// Scaled scores are Scale·q·k.
-	Scaled = backend.Scaled
-	// Capped scores are scaled and softcapped.
-	Capped = backend.Capped
-	// Biased scores have all biases added, and -Inf for hidden keys: the input of the
-	// softmax. Sinks and Dropout come later.
-	Biased = backend.Biased
+	Scaled = backend.Scaled // Scale·q·k
+	Capped = backend.Capped // scaled and softcapped
+	Biased = backend.Biased // with all biases, and -Inf for hidden keys: the input of the softmax, before Sinks and Dropout
 )
 
 // Visibility is the rule by which a query row sees keys: row i of batch b sees key j when
@@ -178,42 +168,20 @@ type Partial = backend.Partial
 // Sentinel errors. Every error of this module wraps one of them or a context error, for
 // [errors.Is]. The text of the error names the argument, the shapes and the violated rule.
 var (
-	// ErrShape reports shapes that do not match each other or the operation.
-	ErrShape = backend.ErrShape
-	// ErrDType reports an element type that the operation does not accept.
-	ErrDType = backend.ErrDType
-	// ErrOption reports an option outside its range, such as a NaN scale, a negative
-	// window or a KLen greater than Sk.
-	ErrOption = backend.ErrOption
-	// ErrDevice reports a tensor whose memory belongs to another device or to none.
-	ErrDevice = backend.ErrDevice
-	// ErrReleased reports a tensor used after its memory was released.
-	ErrReleased = backend.ErrReleased
-	// ErrOverlap reports an output that shares memory with an input, another output or
-	// itself.
-	ErrOverlap = backend.ErrOverlap
-	// ErrUnsupported reports a valid request that the device does not support.
-	ErrUnsupported = backend.ErrUnsupported
-	// ErrNoBackend reports the name of a backend that is not imported.
-	ErrNoBackend = backend.ErrNoBackend
-	// ErrNoDevice reports a backend without a usable device: no driver, no adapter.
-	ErrNoDevice = backend.ErrNoDevice
-	// ErrDeviceLost reports a device that was lost before or during the call, with all
-	// its memory. Open the device again.
-	ErrDeviceLost = backend.ErrDeviceLost
-	// ErrMemory reports that the device or the host has not enough memory, or that a limit
-	// of the process leaves too little: ulimit, a control group or GOMEMLIMIT.
-	ErrMemory = backend.ErrMemory
-	// ErrCapacity reports a cache that is full.
-	ErrCapacity = backend.ErrCapacity
-	// ErrVerify reports a result that differs from float64 by more than the error bound of
-	// its arithmetic: a defect of the device, its driver or its memory.
-	ErrVerify = backend.ErrVerify
-	// ErrInternal reports a defect of this module: a panic while a call was computed. The text
-	// contains the stack; please report it. Other calls and the device are not affected.
-	ErrInternal = backend.ErrInternal
-	// ErrFile reports a file that is damaged or has other contents than expected.
-	ErrFile = backend.ErrFile
-	// ErrClosed reports a device used after Close.
-	ErrClosed = backend.ErrClosed
+	ErrShape       = backend.ErrShape       // shapes that do not match each other or the operation
+	ErrDType       = backend.ErrDType       // an element type that the operation does not accept
+	ErrOption      = backend.ErrOption      // an option out of range: a NaN scale, a negative window, a KLen over Sk
+	ErrDevice      = backend.ErrDevice      // a tensor whose memory belongs to another device or to none
+	ErrReleased    = backend.ErrReleased    // a tensor used after its memory was released
+	ErrOverlap     = backend.ErrOverlap     // an output that shares memory with an input, another output or itself
+	ErrUnsupported = backend.ErrUnsupported // a valid request that the device does not support
+	ErrNoBackend   = backend.ErrNoBackend   // the name of a backend that is not imported
+	ErrNoDevice    = backend.ErrNoDevice    // a backend without a usable device: no driver, no adapter
+	ErrDeviceLost  = backend.ErrDeviceLost  // a device that was lost with all its memory: open it again
+	ErrMemory      = backend.ErrMemory      // too little memory, or a ulimit, control group or GOMEMLIMIT that is too low
+	ErrCapacity    = backend.ErrCapacity    // a cache that is full
+	ErrVerify      = backend.ErrVerify      // a result beyond its error bound: a defect of device, driver or memory
+	ErrInternal    = backend.ErrInternal    // a defect of this module, with the stack; other calls are not affected
+	ErrFile        = backend.ErrFile        // a file that is damaged or has other contents than expected
+	ErrClosed      = backend.ErrClosed      // a device used after Close
 )

@@ -5,22 +5,14 @@ package op
 type Path uint
 
 const (
-	// CachePath is attention to a cache of keys and values.
-	CachePath Path = 1 << iota
-	// WindowPath is attention to a cache with a window.
-	WindowPath
-	// SharedPath is attention to a prefix that several sequences of a cache share.
-	SharedPath
-	// LayerPath is attention of a layer, which computes q, k and v.
-	LayerPath
-	// PackedPath is attention of packed sequences.
-	PackedPath
-	// WeightPath is attention that returns weights.
-	WeightPath
-	// StagePath is a stage alone.
-	StagePath
-	// SlicePath is attention of slices in host memory.
-	SlicePath
+	CachePath  Path = 1 << iota // attention to a cache of keys and values
+	WindowPath                  // attention to a cache with a window
+	SharedPath                  // attention to a prefix that several sequences of a cache share
+	LayerPath                   // attention of a layer, which computes q, k and v
+	PackedPath                  // attention of packed sequences
+	WeightPath                  // attention that returns weights
+	StagePath                   // a stage alone
+	SlicePath                   // attention of slices in host memory
 )
 
 // CheckPath returns an error that names the first option, of a *kernels.Options, that is set
