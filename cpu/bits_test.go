@@ -125,7 +125,7 @@ func testDecode(t *testing.T, tier string) {
 	}
 }
 
-// TestWindows shows that rows of a window, where columns of a tile leave out keys, have the bits
+// TestWindows shows that rows of a window have the bits
 // of each row alone.
 func TestWindows(t *testing.T) { eachTier(t, testWindows) }
 

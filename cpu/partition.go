@@ -79,10 +79,6 @@ func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 	for w := 0; w < k.Width; {
 		x := k.Narrow(w + 1)
 		w = x.Width
-		over := w // the keys that a tile computes only because some of its rows see them
-		if x.Columns() > 0 {
-			over = x.Lanes * 3 / 2 // a vector's rows; some columns run slower than all
-		}
 		share := d.Heads / d.KVHeads
 		rows := share * tile.RoundUp(d.SeqQ, w)
 		if d.SeqQ < w { // tiles span heads
@@ -91,9 +87,9 @@ func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 		keys := d.SeqK
 		switch {
 		case v.Left != backend.Unbounded && v.Right != backend.Unbounded:
-			keys = min(keys, v.Left+v.Right+over)
+			keys = min(keys, v.Left+v.Right+w) // a tile computes w keys only because some of its rows see them
 		case v.Left != v.Right: // about half of them, if the rows are as many
-			keys -= max(0, min(d.SeqQ, keys)-over) / 2
+			keys -= max(0, min(d.SeqQ, keys)-w) / 2
 		}
 		time := float64(rows) * float64(keys)
 		// Measured with windows: the shorter a tile's products, the more its other steps count.

@@ -73,10 +73,6 @@ func (sc *Scores) FindVisible(t *Tile) {
 		t.Every = t.Every.Clip(lo, hi)
 		t.Keys = t.Keys.union(t.Spans[r])
 	}
-	t.diagonal = false
-	if !alike && !sc.Layout.KeyLanes {
-		sc.Layout.findColumns(t)
-	}
 }
 
 // maxFirst is the most keys of which the first key of a step may have to be a multiple.
@@ -121,19 +117,14 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 // look set the outputs are looked at for values that are not finite, see addValues.
 func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 	x, p, cur, n := a.Products.Layout.Kernels, &a.Products, &t.sums.cur, t.here.Hi-t.here.Lo
-	columns := false
 	if p.Layout.KeyLanes {
 		p.dots(s, b, t, t.here)
 		a.Scores.Adjust(s, t, t.here)
 		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
 	} else {
 		copy(s.MX, cur.m)
-		if columns = p.findSteps(s, t, t.here); columns {
-			p.scoreColumns(s, t, b, t.here, s.S)
-		} else {
-			runs, ldk := p.keys(s, b, t, t.here)
-			x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
-		}
+		runs, ldk := p.keys(s, b, t, t.here)
+		x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
 		a.Scores.Adjust(s, t, t.here)
 		fours := CeilDiv(n, 4)
 		Fill(s.S[n*x.Width:fours*4*x.Width], NegInf)
@@ -143,14 +134,14 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 		a.Scores.Drop(s, t, s.S, t.here)
 	}
 	clean := a.Scores.hiding || t.mixed || b.replaced || x.KeyLanes || t.edge(t.here)
-	a.addValues(s, t, b, clean, look, columns)
+	a.addValues(s, t, b, clean, look)
 }
 
 // addValues adds the products of the weights in s.S and the values of t's keys in b to the
 // outputs of t. With clean set a weight of 0 hides values that are not finite. Such values
 // leave outputs that are not finite, whatever their weights: with look set the outputs are
 // looked at, because reading values once is cheaper than looking at them first.
-func (a *Attention) addValues(s *Space, t *Tile, b *block, clean, look, columns bool) {
+func (a *Attention) addValues(s *Space, t *Tile, b *block, clean, look bool) {
 	p, l, o := &a.Products, a.Products.Layout, t.sums.cur.o
 	if l.KeyLanes {
 		o = o[:t.N*l.DimV]
@@ -160,11 +151,11 @@ func (a *Attention) addValues(s *Space, t *Tile, b *block, clean, look, columns 
 		clean = false
 	}
 	e, ld := p.values(s, b, t, t.here, clean)
-	p.multiply(s, t, e, ld, columns)
+	p.multiply(s, t, e, ld)
 	if look && l.Kernels.NonFinite(o, len(o), 1, len(o)) {
 		copy(o, s.v)
 		e, ld = p.values(s, b, t, t.here, true)
-		p.multiply(s, t, e, ld, columns)
+		p.multiply(s, t, e, ld)
 	}
 	if b.replaced {
 		p.addNonFinite(t, t.here, s.S, func(h, i, j, r int, _ float32) bool {

@@ -162,19 +162,11 @@ func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, uses func
 
 // multiply adds the products of the weights in s.S and the values of s.runs, of type e, to the
 // outputs of t.
-func (p *Products) multiply(s *Space, t *Tile, e vec.Element, ldv int, columns bool) {
+func (p *Products) multiply(s *Space, t *Tile, e vec.Element, ldv int) {
 	l, o := p.Layout, t.sums.cur.o
-	switch {
-	case l.KeyLanes:
+	if l.KeyLanes {
 		l.Kernels.Mix(e, o, l.DimV, s.runs, ldv, s.S, BlockKeys, s.Alpha, t.N, l.DimV)
-	case columns && len(s.runs) == 1:
-		// The columns of a tile leave out keys that none of their rows sees. This does not
-		// change an output: the weights of these keys are 0 and values at an edge are finite, so
-		// each product is a zero, and the sum of it and the sum before differs from the latter
-		// only if both are zeros, and then only in its sign. That sign ends where outputs are
-		// written, which adds 0.
-		l.Kernels.ValuesOf(s.steps[:], o, s.runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
-	default:
+	} else {
 		l.Kernels.Values(o, s.runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
 	}
 }

@@ -25,7 +25,6 @@ type Space struct {
 	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
 	Draw       vec.Draw
 	runs       []vec.Run
-	steps      columnSteps
 
 	tiles [MaxTiles]Tile
 	spans [MaxRows]Span // that the rows of the tiles see

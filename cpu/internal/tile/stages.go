@@ -57,7 +57,7 @@ func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View,
 			weights.Load(l.Kernels, s.S[row*BlockKeys:], BlockKeys, t.Batch, h, i, rows, j0, b.span.Hi-j0)
 		})
 		e, ld := p.values(s, &b, t, b.span, zeroHides || l.Kernels.KeyLanes)
-		p.multiply(s, t, e, ld, false)
+		p.multiply(s, t, e, ld)
 		if b.replaced {
 			p.addNonFinite(t, b.span, s.S, func(_, _, _, _ int, weight float32) bool { return weight != 0 || !zeroHides })
 		}

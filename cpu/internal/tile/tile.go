@@ -88,13 +88,11 @@ type Tile struct {
 	index         int // among all tiles of the call
 	Batch, KVHead int
 	H, I, N       int
-	Spans         []Span // the keys that each row sees
-	Keys          Span   // the keys that any row sees
-	Every         Span   // the keys that every row sees
-	here          Span   // the keys of the current block that any row sees
-	mixed         bool   // the block mask hides some of here from some of the rows
-	diagonal      bool   // columns see fewer keys, and begin and end one after another
-	columns       [maxColumns]Span
+	Spans         []Span    // the keys that each row sees
+	Keys          Span      // the keys that any row sees
+	Every         Span      // the keys that every row sees
+	here          Span      // the keys of the current block that any row sees
+	mixed         bool      // the block mask hides some of here from some of the rows
 	q             []float32 // the query rows, times scale
 	sums          sums
 }

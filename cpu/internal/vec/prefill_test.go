@@ -15,17 +15,13 @@ import (
 //	go test -run '^$' -bench Prefill -benchtime 9x ./cpu/internal/vec
 func BenchmarkPrefill(b *testing.B) {
 	for _, x := range assembly {
-		together := x.Width // rows that leave out the same keys
-		if x.Columns() > 0 {
-			together = x.Lanes
-		}
 		for _, c := range []prefill{
 			{"s256d64", 64, 256, 256, 256},
 			{"s1024d64", 64, 1024, 1024, 1024},
 			{"s4096d64", 64, 4096, 4096, 4096},
 			{"s4096d128", 128, 4096, 4096, 4096},
-			{"window256d64", 64, 8192, (255 + together + 3) / 4 * 4, 256},
-			{"causal1024d64", 64, 1024, 512 + together/2, 512},
+			{"window256d64", 64, 8192, (255 + x.Width + 3) / 4 * 4, 256},
+			{"causal1024d64", 64, 1024, 512 + x.Width/2, 512},
 		} {
 			b.Run(x.Tier+"/"+c.name, func(b *testing.B) { c.bench(b, x) })
 		}

@@ -17,7 +17,7 @@ func newTwin(lanes, width int) *Kernels {
 		tile: tileKernels{
 			tiles:   []registerTile{{4, t.scores(4), t.values(4)}, {1, t.scores(1), t.values(1)}},
 			weights: t.weights, edge: t.edge, columnMax: t.columnMax, fold: t.fold,
-			biasSquare: t.biasSquare, joinSquare: t.joinSquare, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, drop: t.drop,
+			biasSquare: t.biasSquare, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, drop: t.drop,
 		},
 		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, scoreGradients: t.scoreGradients,
 		outerRows: 3, outerVectors: 2, outer: [2][2]outerFunc{{t.outer(1, 1), t.outer(1, 2)}, {t.outer(3, 1), t.outer(3, 2)}},
@@ -199,16 +199,6 @@ func joined(x, y float32) float32 {
 		return float32(inf)
 	}
 	return max(-0x1p127, min(max(-0x1p127, min(x, 0x1p127))+y, 0x1p127))
-}
-
-func (t twin) joinSquare(s, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32) {
-	sums := make([]float32, t.lanes*t.lanes)
-	for lane := range t.lanes {
-		for r, y := range floats(c, ldc, lane, t.lanes) {
-			sums[lane*t.lanes+r] = joined(floats(b, ldb, lane, t.lanes)[r], backend.Bound(y, limit))
-		}
-	}
-	t.biasSquare(s, &sums[0], 4*t.lanes, 0x1p127, mx)
 }
 
 func (t twin) slopes(s, d, factors *float32, fours int, mx *float32) {

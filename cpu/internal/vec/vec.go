@@ -47,7 +47,7 @@ type Kernels struct {
 	// a tile, a multiple of Lanes.
 	Lanes, Width int
 	// KeyLanes is set in a table for tiles that always have keys as lanes. It lacks
-	// the kernels of the other layout: Scores, Weights, Values, BiasSquare, JoinSquare,
+	// the kernels of the other layout: Scores, Weights, Values, BiasSquare,
 	// Diagonal, Slopes, Hide, Edge, ColumnMax, Fold, Drop, Transpose, AddOuter and
 	// ScoreGradients. Its Dots and Mix read F32
 	// only, and its Mix may skip weights of 0 even if their values are not finite.
@@ -96,15 +96,10 @@ type tileKernels struct {
 	columnMax  func(s *float32, rows int, mx *float32)
 	fold       func(o, x *float32, rows int, a, b *float32)
 	biasSquare func(s, b *float32, ldb int, limit float32, mx *float32)
-	joinSquare func(s, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 	diagonal   func(s, b *float32, rows int, mx *float32)
 	slopes     func(s, d, factors *float32, fours int, mx *float32)
 	hide       func(s *float32, mask *bool, ld, squares int)
 	drop       func(s *float32, times int, d *uint64)
-	// columns[n-1] computes Scores of n of the tile's columns, and valuesOfColumns takes
-	// 4 elements of the outputs. Both may be nil.
-	columns         [][]registerTile
-	valuesOfColumns func(o *float32, run *uintptr, steps *int, ldv int, p *float32, first, groups int, alpha *float32)
 	// halfValues is Values with elements as lanes, or nil.
 	halfValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32)
 }
@@ -185,16 +180,8 @@ const budget = 1 << 15
 // The n keys are those of all runs, of any length. A NaN among the scores of a lane leaves mx
 // unspecified in that lane.
 func (x *Kernels) Scores(s []float32, runs []Run, ldk int, qt []float32, d int, mx []float32) {
-	x.ScoresOf(0, x.Width/x.Lanes, s, runs, ldk, qt, d, mx)
-}
-
-// ScoresOf is Scores for columns [from, to) of the tile alone.
-func (x *Kernels) ScoresOf(from, to int, s []float32, runs []Run, ldk int, qt []float32, d int, mx []float32) {
-	w, lane, all := x.Width, from*x.Lanes, x.tile.tiles
+	w, all := x.Width, x.tile.tiles
 	_, _ = qt[d*w-1], mx[w-1]
-	if to-from < w/x.Lanes {
-		all = x.tile.columns[to-from-1]
-	}
 	for i := 0; i < len(runs); i++ {
 		first, n, r := &runs[i], runs[i].n, 0
 		if all[0].rows == 2*pairedRun && paired(runs[i:]) {
@@ -202,10 +189,10 @@ func (x *Kernels) ScoresOf(from, to int, s []float32, runs []Run, ldk int, qt []
 		}
 		_ = s[n*w-1]
 		eachTile(all, n, func(t *registerTile, tiles int) {
-			most := max(1, budget/(t.rows*(to-from)*d))
+			most := max(1, budget/(t.rows*(w/x.Lanes)*d))
 			for tiles > 0 {
 				some := min(most, tiles)
-				t.scores(&s[r*w+lane], (*float32)(unsafe.Add(unsafe.Pointer(first.rows), 4*r*ldk)), 4*ldk, first.words(), &qt[lane], d, some, &mx[lane])
+				t.scores(&s[r*w], (*float32)(unsafe.Add(unsafe.Pointer(first.rows), 4*r*ldk)), 4*ldk, first.words(), &qt[0], d, some, &mx[0])
 				r, tiles = r+some*t.rows, tiles-some
 			}
 		})
@@ -314,15 +301,6 @@ func (x *Kernels) BiasSquare(s, b []float32, ldb int, limit float32, mx []float3
 	n := x.Lanes
 	_, _, _ = s[(n-1)*x.Width+n-1], b[(n-1)*ldb+n-1], mx[n-1]
 	x.tile.biasSquare(&s[0], &b[0], 4*ldb, limit, &mx[0])
-}
-
-// JoinSquare is BiasSquare with the biases Join(b, c), of which c is bounded to ±limit if
-// finite. The first row of c begins at element at; ldc may be negative.
-func (x *Kernels) JoinSquare(s, b []float32, ldb int, c []float32, at, ldc int, limit float32, mx []float32) {
-	n := x.Lanes
-	_, _, _ = s[(n-1)*x.Width+n-1], b[(n-1)*ldb+n-1], mx[n-1]
-	_, _, _ = c[at+n-1], c[at+(n-1)*ldc], c[at+(n-1)*ldc+n-1]
-	x.tile.joinSquare(&s[0], &b[0], 4*ldb, &c[at], 4*ldc, limit, &mx[0])
 }
 
 // Diagonal is Bias for a score tile with a bias by distance, and computes mx =

@@ -28,9 +28,6 @@ func columnMaxAVX512(s *float32, rows int, mx *float32)
 // biasSquareAVX512 is tileKernels.biasSquare.
 func biasSquareAVX512(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX512 is tileKernels.joinSquare.
-func joinSquareAVX512(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
-
 // diagonalAVX512 is tileKernels.diagonal.
 func diagonalAVX512(s *float32, b *float32, rows int, mx *float32)
 
@@ -228,9 +225,6 @@ func columnMaxAVX2(s *float32, rows int, mx *float32)
 
 // biasSquareAVX2 is tileKernels.biasSquare.
 func biasSquareAVX2(s *float32, b *float32, ldb int, limit float32, mx *float32)
-
-// joinSquareAVX2 is tileKernels.joinSquare.
-func joinSquareAVX2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX2 is tileKernels.diagonal.
 func diagonalAVX2(s *float32, b *float32, rows int, mx *float32)
@@ -436,9 +430,6 @@ func columnMaxAVX512x2(s *float32, rows int, mx *float32)
 // biasSquareAVX512x2 is tileKernels.biasSquare.
 func biasSquareAVX512x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX512x2 is tileKernels.joinSquare.
-func joinSquareAVX512x2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
-
 // diagonalAVX512x2 is tileKernels.diagonal.
 func diagonalAVX512x2(s *float32, b *float32, rows int, mx *float32)
 
@@ -483,9 +474,6 @@ func columnMaxAVX512x1(s *float32, rows int, mx *float32)
 
 // biasSquareAVX512x1 is tileKernels.biasSquare.
 func biasSquareAVX512x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
-
-// joinSquareAVX512x1 is tileKernels.joinSquare.
-func joinSquareAVX512x1(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX512x1 is tileKernels.diagonal.
 func diagonalAVX512x1(s *float32, b *float32, rows int, mx *float32)
@@ -532,9 +520,6 @@ func columnMaxAVX2x2(s *float32, rows int, mx *float32)
 // biasSquareAVX2x2 is tileKernels.biasSquare.
 func biasSquareAVX2x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX2x2 is tileKernels.joinSquare.
-func joinSquareAVX2x2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
-
 // diagonalAVX2x2 is tileKernels.diagonal.
 func diagonalAVX2x2(s *float32, b *float32, rows int, mx *float32)
 
@@ -580,9 +565,6 @@ func columnMaxAVX2x1(s *float32, rows int, mx *float32)
 // biasSquareAVX2x1 is tileKernels.biasSquare.
 func biasSquareAVX2x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareAVX2x1 is tileKernels.joinSquare.
-func joinSquareAVX2x1(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
-
 // diagonalAVX2x1 is tileKernels.diagonal.
 func diagonalAVX2x1(s *float32, b *float32, rows int, mx *float32)
 
@@ -597,36 +579,6 @@ func dropAVX2x1(s *float32, times int, d *uint64)
 
 // foldAVX2x1 is tileKernels.fold.
 func foldAVX2x1(o *float32, x *float32, rows int, a *float32, b *float32)
-
-// scores8AVX512Columns3 is registerTile.scores for 8 keys.
-func scores8AVX512Columns3(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
-
-// scores4AVX512Columns3 is registerTile.scores for 4 keys.
-func scores4AVX512Columns3(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
-
-// scores1AVX512Columns3 is registerTile.scores for 1 keys.
-func scores1AVX512Columns3(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
-
-// scores8AVX512Columns2 is registerTile.scores for 8 keys.
-func scores8AVX512Columns2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
-
-// scores4AVX512Columns2 is registerTile.scores for 4 keys.
-func scores4AVX512Columns2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
-
-// scores1AVX512Columns2 is registerTile.scores for 1 keys.
-func scores1AVX512Columns2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
-
-// scores16AVX512Columns1 is registerTile.scores for 16 keys.
-func scores16AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
-
-// scores4AVX512Columns1 is registerTile.scores for 4 keys.
-func scores4AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
-
-// scores1AVX512Columns1 is registerTile.scores for 1 keys.
-func scores1AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
-
-// valuesOfColumnsAVX512 is tileKernels.valuesOfColumns.
-func valuesOfColumnsAVX512(o *float32, run *uintptr, steps *int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores16AVX512Half is registerTile.scores for 16 keys.
 func scores16AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
@@ -651,9 +603,6 @@ func columnMaxAVX512Half(s *float32, rows int, mx *float32)
 
 // biasSquareAVX512Half is tileKernels.biasSquare.
 func biasSquareAVX512Half(s *float32, b *float32, ldb int, limit float32, mx *float32)
-
-// joinSquareAVX512Half is tileKernels.joinSquare.
-func joinSquareAVX512Half(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX512Half is tileKernels.diagonal.
 func diagonalAVX512Half(s *float32, b *float32, rows int, mx *float32)

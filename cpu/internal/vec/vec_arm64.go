@@ -70,9 +70,6 @@ func transposeNEON(dst *float32, ldd int, src *float32, lds int, mul *float32)
 // biasSquareNEON is tileKernels.biasSquare.
 func biasSquareNEON(s *float32, b *float32, ldb int, limit float32, mx *float32)
 
-// joinSquareNEON is tileKernels.joinSquare.
-func joinSquareNEON(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
-
 // diagonalNEON is tileKernels.diagonal.
 func diagonalNEON(s *float32, b *float32, rows int, mx *float32)
 

@@ -272,11 +272,6 @@ func TestTileSteps(t *testing.T) {
 		for _, limit := range []float32{0x1p127, 3} {
 			same(t, "bias square", x, twin, square, mx[:n], func(k *Kernels, s, mx []float32) { k.BiasSquare(s, b, ld, limit, mx) })
 		}
-		for _, c := range []struct{ at, ld int }{{3, ld - 1}, {n, -1}, {0, 0}} {
-			same(t, "square of sums", x, twin, square, mx[:n], func(k *Kernels, s, mx []float32) {
-				k.JoinSquare(s, b, ld, b, c.at, c.ld, 0x1p126, mx)
-			})
-		}
 		same(t, "diagonal", x, twin, s, mx, func(k *Kernels, s, mx []float32) { k.Diagonal(s, b[:rows+w-1], rows, mx) })
 
 		d, factors := random(rng, w), random(rng, w)

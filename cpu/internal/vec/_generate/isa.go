@@ -19,34 +19,27 @@ type isa struct {
 	name  string
 	lanes int
 	cols  int
-	apart int   // vectors from a row of a tile in memory to the next, if more than cols
 	rows  []int // of the register tiles, in descending order
 	temps int   // registers for broadcasts; 0: FMAs broadcast from memory
 	vec   func() reg.VecVirtual
 }
 
 var (
-	avx512 = &isa{"AVX512", 16, 4, 0, []int{4, 1}, 3, ZMM}
-	avx2   = &isa{"AVX2", 8, 3, 0, []int{4, 1}, 1, YMM}
+	avx512 = &isa{"AVX512", 16, 4, []int{4, 1}, 3, ZMM}
+	avx2   = &isa{"AVX2", 8, 3, []int{4, 1}, 1, YMM}
 	// half is AVX-512 with vectors of 8 query rows.
-	half = &isa{"AVX512Half", 8, 1, 0, []int{16, 4, 1}, 0, YMM}
+	half = &isa{"AVX512Half", 8, 1, []int{16, 4, 1}, 0, YMM}
 	// narrow are instruction sets with narrower query tiles.
 	narrow = []*isa{
-		{"AVX512x2", 16, 2, 0, []int{8, 4, 1}, 3, ZMM},
-		{"AVX512x1", 16, 1, 0, []int{16, 4, 1}, 0, ZMM},
-		{"AVX2x2", 8, 2, 0, []int{6, 4, 1}, 2, YMM},
-		{"AVX2x1", 8, 1, 0, []int{12, 8, 1}, 3, YMM},
-	}
-	// columns are some adjacent vectors of the rows of a wide tile.
-	columns = []*isa{
-		{"AVX512Columns3", 16, 3, 4, []int{8, 4, 1}, 3, ZMM},
-		{"AVX512Columns2", 16, 2, 4, []int{8, 4, 1}, 3, ZMM},
-		{"AVX512Columns1", 16, 1, 4, []int{16, 4, 1}, 0, ZMM},
+		{"AVX512x2", 16, 2, []int{8, 4, 1}, 3, ZMM},
+		{"AVX512x1", 16, 1, []int{16, 4, 1}, 0, ZMM},
+		{"AVX2x2", 8, 2, []int{6, 4, 1}, 2, YMM},
+		{"AVX2x1", 8, 1, []int{12, 8, 1}, 3, YMM},
 	}
 )
 
 func (a *isa) bytes() int    { return 4 * a.lanes }
-func (a *isa) rowBytes() int { return max(a.cols, a.apart) * a.bytes() }
+func (a *isa) rowBytes() int { return a.cols * a.bytes() }
 func (a *isa) wide() bool    { return a.lanes == 16 }
 
 // masks reports whether a has the instructions of AVX-512.
@@ -84,11 +77,6 @@ func (a *isa) zero(r reg.VecVirtual) {
 
 // at addresses the i-th vector after a pointer.
 func (a *isa) at(base reg.Register, i int) Mem { return Mem{Base: base, Disp: i * a.bytes()} }
-
-// vector addresses vector j of row i of a tile in memory.
-func (a *isa) vector(base reg.Register, i, j int) Mem {
-	return Mem{Base: base, Disp: i*a.rowBytes() + j*a.bytes()}
-}
 
 // param loads an argument into a register.
 func param(name string) reg.GPVirtual { return Load(Param(name), GP64()).(reg.GPVirtual) }

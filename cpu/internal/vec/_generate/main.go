@@ -55,12 +55,6 @@ func main() {
 	for _, a := range narrow {
 		a.tile()
 	}
-	for _, a := range columns {
-		for _, rows := range a.rows {
-			a.scores(rows)
-		}
-	}
-	avx512.valuesOfColumns(4)
 	for _, rows := range half.rows {
 		half.scores(rows)
 	}
@@ -90,7 +84,6 @@ func (a *isa) softmax() {
 	a.edge()
 	a.columnMax()
 	a.biasSquare()
-	a.joinSquare()
 	a.diagonal()
 	a.slopes()
 	a.hide()

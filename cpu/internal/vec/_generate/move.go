@@ -100,24 +100,6 @@ func (a *isa) biasSquare() {
 	end()
 }
 
-// joinSquare is biasSquare for the sums of two squares of biases.
-func (a *isa) joinSquare() {
-	a.kernel("joinSquare")
-	rows, within := a.square("b"), a.limit()
-	c, ldc := param("c"), param("ldc")
-	for i, y := range rows {
-		z := a.vec()
-		VMOVUPS(a.at(c, 0), z)
-		PREFETCHT1(Mem{Base: c, Disp: biasAhead})
-		rows[i] = a.joined(y, z, within(z))
-		if i < len(rows)-1 {
-			ADDQ(ldc, c)
-		}
-	}
-	a.addSquare(rows, a.bounded)
-	end()
-}
-
 // square loads the square at the parameter name, whose rows are ld+name apart.
 func (a *isa) square(name string) []reg.VecVirtual {
 	b, ld, rows := param(name), param("ld"+name), a.vecs(a.lanes)

@@ -85,7 +85,7 @@ func (a *isa) scores(rows int) {
 		keepUp := ahead.keepUp("dim", left, n, rows)
 		for u := range n {
 			for j := range b {
-				VMOVUPS(a.vector(q, u, j), b[j])
+				VMOVUPS(a.at(q, u*a.cols+j), b[j])
 			}
 			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(kp[i/4], ld, ld3, i%4, 4*u) })
 			keepUp()
@@ -97,7 +97,7 @@ func (a *isa) scores(rows int) {
 	})
 	for i := range acc {
 		for j := range b {
-			VMOVUPS(acc[i][j], a.vector(s, i, j))
+			VMOVUPS(acc[i][j], a.at(s, i*a.cols+j))
 		}
 	}
 	for step := 1; step < rows; step *= 2 {

@@ -352,24 +352,6 @@ func biasSquare() {
 	f.addSquare(f.bounds(), rows, f.limit())
 }
 
-// joinSquare is biasSquare for the sums of two squares of biases.
-func joinSquare() {
-	f := kernel("joinSquare")
-	p := f.params("b", "ldb", "c", "ldc")
-	b, ldb, c, ldc := p[0], p[1], p[2], p[3]
-	limits, negInf, within, rows := f.bounds(), f.constant(cNegInf), f.limit(), f.vectors(lanes)
-	f.scope(func() {
-		y, z, t := f.vec(), f.vec(), f.vec()
-		for i := range rows {
-			f.ldStep(b, ldb, y)
-			f.ldStep(c, ldc, z)
-			within(z, t)
-			f.joined(limits, negInf, y, z, t, rows[i])
-		}
-	})
-	f.addSquare(limits, rows, func(y, z vec) { f.bounded(limits, y, z) })
-}
-
 // addSquare adds the transpose of rows, with bounds, to a square of scores, and returns.
 func (f *function) addSquare(limits bounds, rows []vec, within func(y, z vec)) {
 	s, mx, m, x, z := f.param("s"), f.param("mx"), f.vec(), f.vec(), f.vec()

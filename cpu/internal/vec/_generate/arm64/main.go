@@ -43,7 +43,6 @@ func main() {
 	nonFinite()
 	transposeMul()
 	biasSquare()
-	joinSquare()
 	diagonal()
 	slopes()
 	join()
