@@ -57,24 +57,23 @@ type Pool struct {
 	slice time.Duration
 
 	// Read without the lock: the cores that exist and that are held, the goroutines in
-	// the queue, the places of all crews, and the workers that sleep or are about to.
-	cores, held, queued, places, asleep atomic.Int32
+	// the queue, and the crews with places left.
+	cores, held, queued, open atomic.Int32
 
 	mu      sync.Mutex
 	queue   []*Turn
 	crews   []*crew   // with places left, oldest first
 	work    sync.Cond // a worker may find work, or users is 0
-	decoy   sync.Cond // see idleDecoy
-	ended   sync.Cond // a worker or the decoy has ended, or there is a user again
+	ended   sync.Cond // a worker has ended, or there is a user again
 	users   int
 	started int // workers
-	decoys  int // 0 or 1
+	asleep  int // of them
 }
 
 // New returns a pool without users.
 func New() *Pool {
 	p := &Pool{slice: slice}
-	p.work.L, p.decoy.L, p.ended.L = &p.mu, &p.mu, &p.mu
+	p.work.L, p.ended.L = &p.mu, &p.mu
 	return p
 }
 
@@ -93,8 +92,7 @@ func (p *Pool) Close() {
 	defer p.mu.Unlock()
 	p.users--
 	p.work.Broadcast()
-	p.decoy.Broadcast()
-	for p.users == 0 && p.started+p.decoys > 0 {
+	for p.users == 0 && p.started > 0 {
 		p.ended.Wait()
 	}
 }
@@ -115,8 +113,7 @@ type crew struct {
 	inside sync.WaitGroup
 
 	failed atomic.Bool
-	mu     sync.Mutex
-	err    error // the first one
+	err    error // the first one, which the goroutine that sets failed writes
 }
 
 // Run computes tasks tasks of j on the caller's goroutine and up to threads-1
@@ -141,14 +138,17 @@ func (p *Pool) Run(ctx context.Context, j Job, tasks, threads int) error {
 	c.next.Store(int64(tasks))
 	c.compute(&c.caller)
 	if c.helpers > 0 {
-		p.dismiss(c)
+		p.mu.Lock()
+		p.offer(c, 0)
+		p.mu.Unlock()
+		// The workers may end soon.
+		for n := 0; n < c.spins && c.busy.Load() > 0 && c.caller.holds && p.queued.Load() == 0; n++ {
+		}
 	}
 	if c.caller.holds {
 		p.release(&c.caller)
 	}
-	if c.helpers > 0 {
-		c.inside.Wait()
-	}
+	c.inside.Wait()
 	err := c.err
 	c.pool, c.ctx, c.job, c.err = nil, nil, nil, nil
 	spare.Put(c)
@@ -170,67 +170,43 @@ func (p *Pool) invite(c *crew) {
 	if c.helpers < int(p.cores.Load()) { // otherwise spinning takes a core from another goroutine
 		c.spins = maxSpins
 	}
-	c.places = c.helpers
-	p.crews = append(p.crews, c)
-	p.places.Add(int32(c.helpers))
-	if p.decoys == 0 {
-		p.decoys++
-		go p.idleDecoy()
-	}
+	p.offer(c, c.helpers)
 	for ; p.started < c.helpers; p.started++ {
 		go p.help()
 	}
 	p.wake()
 }
 
+// offer sets the places of c. The caller holds the lock.
+func (p *Pool) offer(c *crew, places int) {
+	if c.places == 0 && places > 0 {
+		p.crews = append(p.crews, c)
+	} else if c.places > 0 && places == 0 {
+		i := slices.Index(p.crews, c)
+		p.crews = slices.Delete(p.crews, i, i+1)
+	}
+	c.places = places
+	p.open.Store(int32(len(p.crews)))
+}
+
 // wake wakes workers for the open places, as far as cores are free. The caller holds the
 // lock.
 func (p *Pool) wake() {
-	n := min(p.places.Load(), p.asleep.Load(), p.cores.Load()-p.held.Load())
+	places := 0
+	for _, c := range p.crews {
+		places += c.places
+	}
+	n := min(places, p.asleep, int(p.cores.Load()-p.held.Load()))
 	if n <= 0 {
 		return
 	}
 	for range n {
 		p.work.Signal()
 	}
-	p.decoy.Signal()
-}
-
-// dismiss withdraws c's open places and waits for its workers as long as they may end soon.
-func (p *Pool) dismiss(c *crew) {
-	p.mu.Lock()
-	p.withdraw(c)
-	if c.busy.Load() > 0 {
-		p.promote(c)
-	}
-	p.mu.Unlock()
-	for n := 0; n < c.spins && c.busy.Load() > 0 && c.caller.holds && p.queued.Load() == 0; n++ {
-	}
-}
-
-// promote puts the workers of c that wait in the middle of a task before all others: c's
-// caller has nothing left to do but to leave its core to one of them. The caller holds the
-// lock.
-func (p *Pool) promote(c *crew) {
-	slices.SortStableFunc(p.queue, func(x, y *Turn) int {
-		switch {
-		case x.crew == c && y.crew != c:
-			return -1
-		case x.crew != c && y.crew == c:
-			return 1
-		}
-		return 0
-	})
-}
-
-// withdraw takes c from the list, with its places. The caller holds the lock.
-func (p *Pool) withdraw(c *crew) {
-	if c.places > 0 {
-		p.places.Add(-int32(c.places))
-		i := slices.Index(p.crews, c)
-		p.crews = slices.Delete(p.crews, i, i+1)
-		c.places = 0
-	}
+	// The Go scheduler puts the goroutine that became ready last into the slot that the
+	// caller's thread runs next, and other threads steal from that slot only after a sleep,
+	// a seventh of a call of S=256. An empty goroutine keeps the workers out of the slot.
+	go func() {}()
 }
 
 // help is a worker: it computes the tasks of crews until the pool has no users.
@@ -241,7 +217,11 @@ func (p *Pool) help() {
 		c := t.crew
 		c.compute(t)
 		if spins = c.spins; t.leaves {
-			p.rejoin(c)
+			p.mu.Lock()
+			if c.next.Load() > 0 {
+				p.offer(c, c.places+1)
+			}
+			p.mu.Unlock()
 		}
 		if t.holds {
 			p.release(t)
@@ -255,86 +235,50 @@ func (p *Pool) help() {
 // join takes a core and a place in the oldest crew. It looks that often before it sleeps,
 // and returns false once the pool has no users.
 func (p *Pool) join(t *Turn, spins int) bool {
-	for n := 0; n < spins && p.places.Load() == 0 && p.held.Load() < p.cores.Load(); n++ {
+	for n := 0; n < spins && p.open.Load() == 0 && p.held.Load() < p.cores.Load(); n++ {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.asleep.Add(1) // before the look at held: see release
-	defer p.asleep.Add(-1)
 	for len(p.crews) == 0 || !p.tryAcquire(t) {
 		if p.users == 0 {
 			p.started--
 			p.ended.Broadcast()
 			return false
 		}
+		p.asleep++
 		p.work.Wait()
+		p.asleep--
 	}
 	c := p.crews[0]
 	t.crew, t.leaves = c, false
 	c.busy.Add(1)
 	c.inside.Add(1)
-	if c.places--; c.places == 0 {
-		p.crews = slices.Delete(p.crews, 0, 1)
-	}
-	p.places.Add(-1)
+	p.offer(c, c.places-1)
 	return true
-}
-
-// rejoin gives back a place of c that a worker leaves before the tasks end.
-func (p *Pool) rejoin(c *crew) {
-	p.mu.Lock()
-	if c.next.Load() > 0 {
-		if c.places++; c.places == 1 {
-			p.crews = append(p.crews, c)
-		}
-		p.places.Add(1)
-	}
-	p.mu.Unlock()
-}
-
-// idleDecoy is a goroutine that does nothing. The Go scheduler puts the goroutine
-// that was woken last into the slot that the caller's thread runs next, and other
-// threads steal from that slot only after a sleep, a seventh of a call of S=256.
-// Waking the decoy last keeps a worker out of that slot.
-func (p *Pool) idleDecoy() {
-	p.mu.Lock()
-	for p.users > 0 {
-		p.decoy.Wait()
-	}
-	p.decoys--
-	p.ended.Broadcast()
-	p.mu.Unlock()
 }
 
 // compute computes tasks of c with a core. It keeps the first error, after which no
 // goroutine begins a task.
 func (c *crew) compute(t *Turn) {
-	err := func() (err error) {
-		defer Recover(&err)
-		if !t.worker {
-			if err := c.pool.acquire(t); err != nil {
-				return err
-			}
-			if c.helpers > 0 {
-				c.pool.invite(c)
-			}
+	if err := c.work(t); err != nil {
+		if c.failed.CompareAndSwap(false, true) {
+			c.err = err
 		}
-		return c.work(t)
-	}()
-	if err == nil {
-		return
+		c.next.Store(0)
 	}
-	c.mu.Lock()
-	if c.err == nil {
-		c.err = err
-	}
-	c.mu.Unlock()
-	c.failed.Store(true)
-	c.next.Store(0)
 }
 
 // work computes the tasks that no other goroutine takes.
-func (c *crew) work(t *Turn) error {
+func (c *crew) work(t *Turn) (err error) {
+	defer Recover(&err)
+	if !t.worker {
+		if err := c.pool.acquire(t); err != nil {
+			return err
+		}
+		if c.helpers > 0 {
+			c.pool.invite(c)
+		}
+	}
 	w, err := takeScratch(c.job.Floats())
 	if err != nil {
 		return err

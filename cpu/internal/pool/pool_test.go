@@ -28,9 +28,9 @@ func open(t *testing.T, cores int, slice time.Duration) *Pool {
 	t.Cleanup(func() {
 		p.Close()
 		runtime.GOMAXPROCS(before)
-		if n := p.held.Load(); n != 0 || len(p.crews) != 0 || len(p.queue) != 0 || p.places.Load() != 0 || p.queued.Load() != 0 || p.started != 0 {
-			t.Errorf("left behind: %d held cores, %d crews, %d in the queue, %d places, %d queued, %d workers",
-				n, len(p.crews), len(p.queue), p.places.Load(), p.queued.Load(), p.started)
+		if n := p.held.Load(); n != 0 || len(p.crews) != 0 || len(p.queue) != 0 || p.open.Load() != 0 || p.queued.Load() != 0 || p.started != 0 {
+			t.Errorf("left behind: %d held cores, %d crews, %d in the queue, %d with places, %d queued, %d workers",
+				n, len(p.crews), len(p.queue), p.open.Load(), p.queued.Load(), p.started)
 		}
 	})
 	return p
@@ -156,7 +156,7 @@ func TestTurns(t *testing.T) {
 	p := open(t, 1, 0)
 	release := occupy(t, p, 1)
 	var calls sync.WaitGroup
-	const tasks = 20 * firstStride
+	const tasks = 20 * stride
 	var done [3]int
 	for n := range done {
 		calls.Go(func() {
@@ -284,8 +284,8 @@ func TestUsers(t *testing.T) {
 			t.Errorf("%d workers for calls of 3 threads", p.started)
 		}
 		p.Close()
-		if p.started != 0 || p.decoys != 0 {
-			t.Errorf("%d workers are left", p.started+p.decoys)
+		if p.started != 0 {
+			t.Errorf("%d workers are left", p.started)
 		}
 	}
 	for runtime.NumGoroutine() > goroutines { // they are about to return

@@ -16,10 +16,8 @@ type Turn struct {
 	leaves bool          // the crew, before its tasks end
 	ready  chan struct{} // receives when the queue gives it a core
 
-	since  time.Duration // when its slice of time began; -1: Pause has not looked since
-	looked time.Duration // when Pause last read the clock
-	stride int           // pauses from one reading of the clock to the next
-	skip   int           // pauses until the next reading
+	since time.Duration // when its slice of time began; -1: Pause has not looked since
+	skip  int           // pauses until Pause reads the clock
 }
 
 // errStopped is what Pause returns when another goroutine of the call has failed.
@@ -47,29 +45,26 @@ func (t *Turn) Pause() error {
 	if t.skip--; t.skip > 0 {
 		return nil
 	}
-	return t.look()
+	t.skip = stride
+	now := time.Since(start)
+	if t.since < 0 {
+		t.since = now
+	}
+	if now-t.since < t.crew.pool.slice {
+		return nil
+	}
+	return t.Yield()
 }
 
-// Reading the clock takes as long as some of the shortest blocks. Pause reads it about
-// every 100 microseconds, and first at its eighth call: short calls never read it.
-const often, seldom, firstStride, maxStride = 50 * time.Microsecond, 200 * time.Microsecond, 8, 1 << 10
+// stride is the number of pauses from one reading of the clock to the next. A reading takes as
+// long as some of the shortest blocks, and short calls never read it.
+const stride = 8
 
-// look reads the clock, and yields when the slice of time is over.
-func (t *Turn) look() error {
-	p, now := t.crew.pool, time.Since(start)
-	switch passed := now - t.looked; {
-	case t.since < 0:
-		t.since = now
-	case passed < often:
-		t.stride = min(2*t.stride, maxStride)
-	case passed > seldom:
-		t.stride = max(t.stride/2, 1)
-	}
-	t.skip, t.looked = t.stride, now
-	switch {
-	case now-t.since < p.slice:
-		return nil
-	case p.queued.Load() > 0:
+var start = time.Now()
+
+// Yield lets other goroutines run, and returns when it holds a core again.
+func (t *Turn) Yield() error {
+	if p := t.crew.pool; p.queued.Load() > 0 {
 		return p.wait(t)
 	}
 	runtime.Gosched()
@@ -77,19 +72,8 @@ func (t *Turn) look() error {
 	return nil
 }
 
-var start = time.Now()
-
-// Yield lets other goroutines run while the caller has nothing to compute.
-func (t *Turn) Yield() error {
-	if t.crew.pool.queued.Load() > 0 {
-		return t.crew.pool.wait(t)
-	}
-	runtime.Gosched()
-	return nil
-}
-
 // begin starts a slice of time.
-func (t *Turn) begin() { t.since, t.stride, t.skip = -1, firstStride, firstStride }
+func (t *Turn) begin() { t.since, t.skip = -1, stride }
 
 // tryAcquire takes a free core unless others wait for one.
 func (p *Pool) tryAcquire(t *Turn) bool {
@@ -103,24 +87,18 @@ func (p *Pool) tryAcquire(t *Turn) bool {
 
 // take takes a free core.
 func (p *Pool) take() bool {
-	for {
-		n := p.held.Load()
-		if n >= p.cores.Load() {
-			return false
-		}
+	for n := p.held.Load(); n < p.cores.Load(); n = p.held.Load() {
 		if p.held.CompareAndSwap(n, n+1) {
 			return true
 		}
 	}
+	return false
 }
 
 // acquire waits for a core, or for the end of the context.
 func (p *Pool) acquire(t *Turn) error {
-	if err := t.crew.ctx.Err(); err != nil {
+	if err := t.crew.ctx.Err(); err != nil || p.tryAcquire(t) {
 		return err
-	}
-	if p.tryAcquire(t) {
-		return nil
 	}
 	return p.wait(t)
 }
@@ -173,12 +151,13 @@ func (p *Pool) wait(t *Turn) error {
 	return ctx.Err()
 }
 
-// release gives t's core back. Whoever waits for one counts itself in queued or asleep
-// before it looks at held, so that it sees the core or release sees it.
+// release gives t's core back. A goroutine that waits for a core has counted itself in queued,
+// and a crew with places itself in open, before anyone looks at held for them. Either they see
+// the core, or release sees them.
 func (p *Pool) release(t *Turn) {
 	t.holds = false
 	p.held.Add(-1)
-	if p.queued.Load() > 0 || p.places.Load() > 0 && p.asleep.Load() > 0 {
+	if p.queued.Load() > 0 || p.open.Load() > 0 {
 		p.mu.Lock()
 		p.dispatch()
 		p.mu.Unlock()
