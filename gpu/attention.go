@@ -26,7 +26,7 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 		return flops
 	}
 	of := func(i int) (operands, error) { return operandsOf(calls[i]), nil }
-	return b.calls(ctx, "attention", len(calls), of, func(r *queue.Runner, i int) error {
+	return b.do(ctx, "attention", len(calls), of, func(r *queue.Runner, i int) ([]*queue.Op, error) {
 		r.Expect(total)
 		return b.attention(r, calls[i], len(calls) == 1)
 	})
@@ -37,29 +37,28 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 // that are no multiple of 4, much longer rows, or many more of them. It returns
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
-	return b.within(ctx, "warmup", func() error {
-		return b.dev.Warmup(ctx, func(r *queue.Runner) error {
-			if err := b.attention(r, c, true); err != nil || !weights {
-				return err
-			}
-			d := c.Dims()
-			w, err := backend.Meta(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
-			if err != nil {
-				return err
-			}
-			op, err := b.qk(w, c.Q, c.K)
-			if err == nil {
-				err = r.Queue(op)
-			}
-			if err != nil {
-				return err
-			}
-			if op, err = b.softmax(w, backend.Tensor{}, &c.Problem, false); err != nil {
-				return err
-			}
-			return r.Queue(op)
-		})
+	return b.warmup(ctx, func(r *queue.Runner) ([]*queue.Op, error) {
+		ops, err := b.attention(r, c, true)
+		if err != nil || !weights {
+			return ops, err
+		}
+		w, err := weightsOf(c)
+		if err != nil {
+			return nil, err
+		}
+		qk, err := b.qk(w, c.Q, c.K)
+		if err != nil {
+			return nil, err
+		}
+		softmax, err := b.softmax(w, backend.Tensor{}, &c.Problem, false)
+		return append(ops, qk, softmax), err
 	})
+}
+
+// weightsOf returns a tensor for the weights of c, without memory.
+func weightsOf(c *backend.Call) (backend.Tensor, error) {
+	d := c.Dims()
+	return backend.Meta(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 }
 
 // Plan describes how Attention would run c.
@@ -68,22 +67,19 @@ func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, erro
 }
 
 func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
-	if err := tooLong(operandsOf(c)); err != nil {
-		return backend.Plan{}, err
-	}
 	p := backend.NewPlan(c)
 	p.Backend, p.Limits = b.info.Name, b.info.Limits
-	calls, err := slicesOf(c)
+	parts, err := cut.Slices(c)
 	if err != nil {
 		return p, err
 	}
-	for _, c := range calls {
-		x, err := b.path(c)
+	for _, part := range parts {
+		x, err := b.path(part)
 		if err != nil {
 			return p, err
 		}
 		op := x.op()
-		if len(calls) == 1 {
+		if len(parts) == 1 {
 			op.Call = c
 		}
 		e, err := b.count(&p, op)
@@ -97,8 +93,8 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 				strings.Join(onHost(op.Cutter), ", "), op.Cutter.Room>>10)
 		}
 	}
-	if len(calls) > 1 {
-		p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", c.V.Shape()[backend.Dim], len(calls))
+	if len(parts) > 1 {
+		p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", c.V.Shape()[backend.Dim], len(parts))
 	}
 	return p, nil
 }
@@ -126,44 +122,28 @@ func onHost(c *cut.Cutter) (names []string) {
 	return names
 }
 
-// slicesOf returns the calls that compute c: c alone, or slices of V's columns.
-func slicesOf(c *backend.Call) ([]*backend.Call, error) {
-	calls, err := cut.Slices(c)
-	if calls == nil {
-		calls = []*backend.Call{c}
-	}
-	return calls, err
-}
-
-// attention chooses a kernel for c, measures its variants first where the tuner wants that, and
-// queues c. resumable calls may continue from c.Resume and be interrupted.
-func (b *Backend) attention(r *queue.Runner, c *backend.Call, resumable bool) error {
-	calls, err := slicesOf(c)
+// attention returns the operations of c: one, or one for each slice of V's columns. It measures
+// the variants of the kernel first where the tuner wants that. resumable calls may continue from
+// c.Resume and be interrupted.
+func (b *Backend) attention(r *queue.Runner, c *backend.Call, resumable bool) ([]*queue.Op, error) {
+	parts, err := cut.Slices(c)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for i, part := range calls {
-		if i > 0 {
-			if err := r.Separate(); err != nil {
-				return err
-			}
-		}
+	ops := make([]*queue.Op, len(parts))
+	for i, part := range parts {
 		x, err := b.path(part)
+		if err == nil {
+			x, err = b.tuned(r, x)
+		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if x, err = b.tuned(r, x); err != nil {
-			return err
-		}
-		op := x.op()
-		if resumable && len(calls) == 1 {
-			op.Call = c
-		}
-		if err := r.Queue(op); err != nil {
-			return err
+		if ops[i] = x.op(); resumable && len(parts) == 1 {
+			ops[i].Call = c
 		}
 	}
-	return nil
+	return ops, nil
 }
 
 // path is a way to compute an attention call.
@@ -208,12 +188,16 @@ type attention struct {
 	c *backend.Call
 	d backend.Dims
 	*cut.Call
-	options
-	each  float64 // operations for one row and one key
-	table []byte  // of pages, nil when kernels do not look pages up
+	scoreOptions
+	cutter *cut.Cutter
+	each   float64 // operations for one row and one key
+	table  []byte  // of pages, nil when kernels do not look pages up
 }
 
 func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
+	if err := tooLong(operandsOf(c)); err != nil {
+		return nil, err
+	}
 	d := c.Dims()
 	if d.ValueDim > cut.MaxValueDim {
 		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, cut.MaxValueDim, backend.ErrUnsupported)
@@ -223,30 +207,29 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		return nil, err
 	}
 	return &attention{
-		b: b, c: c, d: d, Call: ops, options: options{p: &c.Problem, heads: d.Heads, pairs: &ops.Pairs},
+		b: b, c: c, d: d, Call: ops, scoreOptions: scoreOptions{p: &c.Problem, heads: d.Heads, pairs: &ops.Pairs},
 		each: 2 * float64(d.Dim+d.ValueDim),
 	}, nil
 }
 
-// newCutter returns a Cutter for a kernel with so many storage buffers in addition to
+// newCutter sets the Cutter for a kernel with so many storage buffers in addition to
 // the page table and the options, and decides whether kernels look pages up.
-func (a *attention) newCutter(buffers int) (*cut.Cutter, error) {
+func (a *attention) newCutter(buffers int) error {
 	if a.both() {
 		buffers += 2
 	}
-	c := a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
-	a.limit(c)
+	a.cutter = a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
+	a.limit(a.cutter)
 	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
-	a.table = nil
-	if !a.HasTable() {
-		return c, nil
+	if a.table = nil; !a.HasTable() {
+		return nil
 	}
 	a.table = a.Pages.Bytes()
 	if most := queue.MaxWindow(a.b.dev.Limits); uint64(len(a.table)) > most {
-		return nil, fmt.Errorf("the table of %d batches of %d pages takes %d bytes, a binding holds %d: larger pages make it smaller: %w",
+		return fmt.Errorf("the table of %d batches of %d pages takes %d bytes, a binding holds %d: larger pages make it smaller: %w",
 			len(a.Pages.Table), a.Pages.Width, len(a.table), most, backend.ErrUnsupported)
 	}
-	return c, nil
+	return nil
 }
 
 // check returns backend.ErrUnsupported when k has more storage buffers than the device
@@ -266,24 +249,19 @@ func (a *attention) check(k shaders.Variant) error {
 		a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
 }
 
-// pageParams sets where the pages of a box's batches are, when kernels look them up.
-func (a *attention) pageParams(w *shaders.AttentionParams, x cut.Box) {
+// bind is that of the options for a chunk. It also sets where the pages of its batches are and
+// returns the window of their table, when kernels look pages up.
+func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk, sinks float64) (mask, bias cut.Window, more []cut.Window) {
+	mask, bias, more = a.scoreOptions.bind(w, p.Box, a.cutter.Align, sinks)
 	if !a.HasTable() {
-		return
+		return mask, bias, more
 	}
-	p := a.Pages
-	w.Page, w.Pages, w.TableAt, w.PageBits = p.Size, p.Width, x.Lo[cut.Batch]*p.Width, 32
-	if p.Size&(p.Size-1) == 0 {
-		w.PageBits = bits.TrailingZeros(uint(p.Size))
+	size, width := a.Pages.Size, a.Pages.Width
+	w.Page, w.Pages, w.TableAt, w.PageBits = size, width, p.Lo[cut.Batch]*width, 32
+	if size&(size-1) == 0 {
+		w.PageBits = bits.TrailingZeros(uint(size))
 	}
-}
-
-// pageWindow appends the window of the page table.
-func (a *attention) pageWindow(w []cut.Window, p queue.Chunk) []cut.Window {
-	if a.HasTable() {
-		w = append(w, p.Table)
-	}
-	return w
+	return mask, bias, append(more, p.Table)
 }
 
 // storage describes how operands are stored and pages are found.

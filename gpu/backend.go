@@ -30,11 +30,10 @@ type Backend struct {
 	// exponentials describes for plans which exp2 the kernels use.
 	exponentials string
 
-	life     sync.Mutex
-	closed   bool
-	calling  sync.WaitGroup // Close waits for it; calls begin while closed is not set
-	closing  sync.Once
-	closeErr error
+	life    sync.Mutex
+	closed  bool
+	calling sync.WaitGroup // Close waits for it; calls begin while closed is not set
+	close   func() error
 }
 
 var (
@@ -51,13 +50,12 @@ var (
 
 func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, err error) {
 	b = &Backend{info: info, decodeRows: cmp.Or(opt.decodeRows, decodeRows)}
+	b.close = sync.OnceValue(b.shut)
 	if opt.exp2 == nil {
 		opt.exp2 = meter.Exp2
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), exp2Time)
-	own := false
-	own, b.exponentials = chooseExp2(opt.exp2(ctx, dev))
-	cancel()
+	own, about := chooseExp2(dev, opt.exp2)
+	b.exponentials = about
 	b.dev, err = queue.New(dev, info.Name, info.Type, queue.Config{
 		Budget: opt.Budget, MaxWork: opt.MaxWork, PoolBytes: opt.PoolBytes, MemoryBytes: opt.MemoryBytes, OwnExp2: own,
 	})
@@ -67,17 +65,26 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, er
 	if opt.Tune, err = opt.Tune.Or(info.Type); err != nil {
 		return nil, err
 	}
-	b.tuner = newTuner(opt, info)
+	if opt.TuneFile == "" {
+		opt.TuneFile, _ = tuningPath() // "" if there is none; then plans mention it
+	}
+	b.tuner = tune.New(tune.Options{Mode: opt.Tune, Budget: opt.TuneBudget, Path: opt.TuneFile, Info: info})
 	b.choose = b.tuner.Choose
 	return b, nil
 }
 
+// tuningPath is TuneFile, except in tests.
+var tuningPath = TuneFile
+
 // exp2Time bounds the measurement of exp2, which takes milliseconds, on a device that hangs.
 const exp2Time = 10 * time.Second
 
-// chooseExp2 reports whether kernels use the device's exp2, and describes the choice. Its
-// arguments are the results of meter.Exp2.
-func chooseExp2(ulp float64, err error) (own bool, text string) {
+// chooseExp2 reports whether kernels use the device's exp2, and describes the choice. measure
+// is meter.Exp2, except in tests.
+func chooseExp2(dev port.Device, measure func(context.Context, port.Device) (ulp float64, err error)) (own bool, about string) {
+	ctx, cancel := context.WithTimeout(context.Background(), exp2Time)
+	defer cancel()
+	ulp, err := measure(ctx, dev)
 	switch {
 	case err != nil:
 		return false, fmt.Sprintf("exponentials in software (the device's: %v)", err)
@@ -93,32 +100,31 @@ func (b *Backend) Info() backend.Info { return b.info }
 // Close waits for the submissions of all calls and releases everything on the device. When the device
 // hangs, calls that wait for it return backend.ErrClosed, its memory is left to the driver,
 // and Close returns backend.ErrDeviceLost.
-func (b *Backend) Close() error {
-	b.closing.Do(func() {
-		b.life.Lock()
-		b.closed = true // later calls do not begin
-		b.life.Unlock()
-		idle := make(chan struct{})
-		go func() {
-			b.calling.Wait()
-			close(idle)
-		}()
-		tick := time.NewTicker(hangPoll)
-		defer tick.Stop()
-		for running := true; running && !b.dev.Port.Hung(); {
-			select {
-			case <-idle:
-				running = false
-			case <-tick.C:
-			}
+func (b *Backend) Close() error { return b.close() }
+
+func (b *Backend) shut() error {
+	b.life.Lock()
+	b.closed = true // later calls do not begin
+	b.life.Unlock()
+	idle := make(chan struct{})
+	go func() {
+		b.calling.Wait()
+		close(idle)
+	}()
+	tick := time.NewTicker(hangPoll)
+	defer tick.Stop()
+	for running := true; running && !b.dev.Port.Hung(); {
+		select {
+		case <-idle:
+			running = false
+		case <-tick.C:
 		}
-		if b.closeErr = b.dev.Port.Close(); b.closeErr != nil {
-			b.closeErr = queue.Translate(b.info.Name, b.closeErr)
-			return
-		}
-		<-idle
-	})
-	return b.closeErr
+	}
+	if err := b.dev.Port.Close(); err != nil {
+		return queue.Translate(b.info.Name, err)
+	}
+	<-idle
+	return nil
 }
 
 // hangPoll is the time between two looks at whether the device hangs. Close does not wait
@@ -197,12 +203,12 @@ func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i i
 		}
 		return o, nil
 	}
-	return b.calls(ctx, name, n, of, func(r *queue.Runner, i int) error { return r.Queue(ops[i]) })
+	return b.do(ctx, name, n, of, func(_ *queue.Runner, i int) ([]*queue.Op, error) { return ops[i : i+1], nil })
 }
 
-// calls checks and pins the operands of n operations, calls f for each of them in one Do, and
-// unpins them when Do returns. Their steps follow one another in shared submissions.
-func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) (operands, error), f func(r *queue.Runner, i int) error) error {
+// do runs one call of n parts. It checks and pins the operands of each, and then queues the
+// operations that build returns for each. Their steps follow one another in shared submissions.
+func (b *Backend) do(ctx context.Context, name string, n int, of func(i int) (operands, error), build func(r *queue.Runner, i int) ([]*queue.Op, error)) error {
 	return b.within(ctx, name, func() error {
 		pins := make([]backend.Pinned, n)
 		defer func() {
@@ -216,30 +222,44 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 			if err == nil {
 				err = tooLong(o)
 			}
-			if err != nil {
-				return err
+			if err == nil {
+				err = pins[i].Pin(b, b.info.Name, o.out, o.in)
 			}
-			if err := pins[i].Pin(b, b.info.Name, o.out, o.in); err != nil {
+			if err != nil {
 				return err
 			}
 			w.Written, w.Read = slices.Grow(w.Written, len(o.out)), slices.Grow(w.Read, len(o.in)+1)
 			for _, x := range o.out {
 				if s := cut.StoreOf(x.Tensor); s != nil {
-					whole := x.Tensor.Memory().Bytes() <= x.Tensor.Bytes()
-					w.Written = append(w.Written, queue.Output{Store: s, Whole: whole})
+					w.Written = append(w.Written, queue.Output{Store: s, Whole: x.Tensor.Memory().Bytes() <= x.Tensor.Bytes()})
 				}
 			}
-			w.Read = stores(stores(w.Read, o.in), o.updated)
-		}
-		return b.dev.Do(ctx, w, func(r *queue.Runner) error {
-			for i := range n {
-				if i > 0 {
-					if err := r.Separate(); err != nil {
-						return err
+			for _, list := range [][]backend.Operand{o.in, o.updated} {
+				for _, x := range list {
+					if s := cut.StoreOf(x.Tensor); s != nil {
+						w.Read = append(w.Read, s)
 					}
 				}
-				if err := f(r, i); err != nil {
+			}
+		}
+		return b.dev.Do(ctx, w, func(r *queue.Runner) error {
+			queued := false
+			for i := range n {
+				ops, err := build(r, i)
+				if err != nil {
 					return err
+				}
+				for _, op := range ops {
+					if queued {
+						err = r.Separate()
+					}
+					if err == nil {
+						err = r.Queue(op)
+					}
+					if err != nil {
+						return err
+					}
+					queued = true
 				}
 			}
 			return nil
@@ -247,14 +267,19 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 	})
 }
 
-// stores appends the memory of tensors to a list.
-func stores(list []*cut.Store, of []backend.Operand) []*cut.Store {
-	for _, x := range of {
-		if s := cut.StoreOf(x.Tensor); s != nil {
-			list = append(list, s)
-		}
-	}
-	return list
+// warmup compiles the pipelines of the operations that build returns.
+func (b *Backend) warmup(ctx context.Context, build func(r *queue.Runner) ([]*queue.Op, error)) error {
+	return b.within(ctx, "warmup", func() error {
+		return b.dev.Warmup(ctx, func(r *queue.Runner) error {
+			ops, err := build(r)
+			for _, op := range ops {
+				if err == nil {
+					err = r.Queue(op)
+				}
+			}
+			return err
+		})
+	})
 }
 
 // Wait waits until the device has ended all calls. It returns the error of a call that
@@ -308,14 +333,3 @@ func ceil(n, by int) int { return (n + by - 1) / by }
 // chooser picks a variant for a shape and returns the reason. The zero Variant stands
 // for the plain kernel.
 type chooser func(tune.Shape) (v tune.Variant, why string)
-
-// tuningPath is TuneFile, except in tests.
-var tuningPath = TuneFile
-
-func newTuner(opt Options, info backend.Info) *tune.Tuner {
-	path := opt.TuneFile
-	if path == "" {
-		path, _ = tuningPath() // "" if there is none; then plans mention it
-	}
-	return tune.New(tune.Options{Mode: opt.Tune, Budget: opt.TuneBudget, Path: path, Info: info})
-}

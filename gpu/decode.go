@@ -26,7 +26,6 @@ const (
 // (Flash-Decoding, Dao 2023): K and V are read once for all query heads that share them.
 type decode struct {
 	*attention
-	cutter *cut.Cutter
 	tiling tune.Tiling
 	splits shaders.Variant
 	merge  shaders.Variant
@@ -61,7 +60,7 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 		x.rows = 8
 	}
 	x.width = x.tiling.Width + 4*decodeParts + 4
-	if x.cutter, err = a.newCutter(decodeBuffers); err != nil {
+	if err := a.newCutter(decodeBuffers); err != nil {
 		return nil, err
 	}
 	if err := x.variants(); err != nil {
@@ -170,15 +169,12 @@ func (x *decode) step(p queue.Chunk) queue.Step {
 	kvHeads := (box.Hi[cut.Head]-1)/group + 1 - box.Lo[cut.Head]/group
 	blocks := ceil(min(group, box.Len(cut.Head))*box.Len(cut.Row), x.rows)
 	w := &shaders.AttentionParams{
-		Blocks: blocks, Heads: p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: group, KVHeads: kvHeads,
-		Rows: p.Len(cut.Row), Row0: p.Lo[cut.Row], Keys: p.Len(cut.Col), Key0: p.Lo[cut.Col],
-		Parts: ceil(p.Len(cut.Col), n), Part0: (p.Lo[cut.Col] - box.Lo[cut.Col]) / n, Splits: splits, Dim: x.d.Dim, VDim: x.d.ValueDim,
-		Flags: when(!x.c.LSE.IsZero(), shaders.WantLSE), OutType: int(x.c.O.DType()),
+		Blocks: blocks, Group: group, KVHeads: kvHeads, Parts: ceil(p.Len(cut.Col), n), Part0: (p.Lo[cut.Col] - box.Lo[cut.Col]) / n, Splits: splits,
+		Dim: x.d.Dim, VDim: x.d.ValueDim, Flags: when(!x.c.LSE.IsZero(), shaders.WantLSE), OutType: int(x.c.O.DType()),
 	}
-	x.pageParams(w, p.Box)
 	if p.Pass == p.Of.Passes {
 		o, lse := x.O.View(box, align), x.LSE.View(box, align)
-		x.params(w, p.Box, pairViews{}, math.Log2E)
+		x.params(w, p.Box, math.Log2E)
 		w.O, w.LSE = strides(o), strides(lse)
 		return queue.Step{
 			Kernel: x.merge, Params: w, Windows: []cut.Window{p.State, o.Window, lse.Window},
@@ -186,15 +182,11 @@ func (x *decode) step(p queue.Chunk) queue.Step {
 		}
 	}
 	q, k, v := x.Q.View(p.Box, align), x.K.View(p.Box, align).Granules(), x.V.View(p.Box, align).Granules()
-	pairs := x.views(p.Box, align)
-	x.params(w, p.Box, pairs, math.Log2E)
 	w.Q, w.K, w.V = strides(q), strides(k), strides(v)
-	mask, bias, more := x.windows(pairs)
+	mask, bias, more := x.bind(w, p, math.Log2E)
 	return queue.Step{
-		Kernel: x.splits, Params: w,
-		Windows: x.pageWindow(append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, p.State}, more...), p),
-		Groups:  p.Len(cut.Batch) * kvHeads * w.Parts * blocks,
-		Each:    x.each * float64(x.rows*n),
+		Kernel: x.splits, Params: w, Windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, p.State}, more...),
+		Groups: p.Len(cut.Batch) * kvHeads * w.Parts * blocks, Each: x.each * float64(x.rows*n),
 	}
 }
 

@@ -39,9 +39,9 @@ func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 		}
 		return o, err
 	}
-	return b.calls(ctx, "backward", 1, of, func(r *queue.Runner, _ int) error {
+	return b.do(ctx, "backward", 1, of, func(r *queue.Runner, _ int) ([]*queue.Op, error) {
 		r.Expect(func() float64 { return float64(backend.NewGradientsPlan(g).FLOPs) })
-		return x.run(r)
+		return x.ops, nil
 	})
 }
 
@@ -51,30 +51,12 @@ func (x *gradients) release() {
 	x.sums.Release()
 }
 
-// run queues the operations.
-func (x *gradients) run(r *queue.Runner) error {
-	for i, op := range x.ops {
-		if i > 0 {
-			if err := r.Separate(); err != nil {
-				return err
-			}
-		}
-		if err := r.Queue(op); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // WarmupBackward compiles the pipelines that Backward needs for g, by a rehearsal of the call.
 // Errors are those of Warmup.
 func (b *Backend) WarmupBackward(ctx context.Context, g *backend.Gradients) error {
-	return b.within(ctx, "warmup", func() error {
+	return b.warmup(ctx, func(*queue.Runner) ([]*queue.Op, error) {
 		x, err := b.newGradients(g, backend.Meta)
-		if err != nil {
-			return err
-		}
-		return b.dev.Warmup(ctx, x.run)
+		return x.ops, err
 	})
 }
 
@@ -146,7 +128,7 @@ func one(t backend.Tensor) bool {
 
 // check returns the reason why the device cannot compute the gradients.
 func (x *gradients) check() error {
-	both := (&options{p: &x.p}).both()
+	both := (&scoreOptions{p: &x.p}).both()
 	if have := int(x.b.dev.Limits.MaxStorageBuffersPerShaderStage); have < gradientBuffers+2*when(both, 1) {
 		return fmt.Errorf("a mask next to a block mask, or a bias next to a relative bias: the kernel of their gradients has %d storage buffers, %s binds %d: %w",
 			gradientBuffers+2, x.b.info.Name, have, backend.ErrUnsupported)
@@ -241,7 +223,7 @@ func (x *gradients) delta() *queue.Op {
 // inputs are the operands of gradient.wgsl.
 type inputs struct {
 	q, k, v, do, rows *cut.Operand
-	options
+	scoreOptions
 	list []*cut.Operand
 }
 
@@ -255,7 +237,7 @@ func (x *gradients) inputs(heads int) (*inputs, error) {
 	in := &inputs{
 		q: cut.Reads("q", g.Q, cut.RowAxes, 1), k: cut.Reads("k", g.K, cut.KeyAxes, x.group), v: cut.Reads("v", g.V, cut.KeyAxes, x.group),
 		do: cut.Reads("do", g.DO, cut.RowAxes, 1), rows: cut.Reads("scratch", x.rows, cut.RowAxes, 1),
-		options: options{p: &x.p, heads: d.Heads, pairs: &pairs},
+		scoreOptions: scoreOptions{p: &x.p, heads: d.Heads, pairs: &pairs},
 	}
 	in.list = append(pairs.List(), in.q, in.do, in.rows)
 	for _, o := range in.list {
@@ -321,14 +303,11 @@ func (x *gradients) kernel(in *inputs, of shaders.Result, dim int) shaders.Varia
 func (x *gradients) step(in *inputs, c *cut.Cutter, k shaders.Variant, p queue.Chunk) (queue.Step, *shaders.AttentionParams) {
 	view := func(o *cut.Operand) cut.View { return o.View(p.Box, c.Align).Granules() }
 	q, kv, v, do, info := view(in.q), view(in.k), view(in.v), view(in.do), in.rows.View(p.Box, c.Align)
-	pairs := in.views(p.Box, c.Align)
 	w := &shaders.AttentionParams{
-		Heads: p.Len(cut.Head), KVHeads: ceil(p.Len(cut.Head), x.group), Head0: p.Lo[cut.Head], Group: x.group,
-		Rows: p.Len(cut.Row), Row0: p.Lo[cut.Row], Keys: p.Len(cut.Col), Key0: p.Lo[cut.Col], AllKeys: x.d.SeqK, Dim: x.d.Dim, VDim: x.d.ValueDim,
+		KVHeads: ceil(p.Len(cut.Head), x.group), Group: x.group, AllKeys: x.d.SeqK, Dim: x.d.Dim, VDim: x.d.ValueDim,
 		Flags: when(!p.First, shaders.GoOn), Q: strides(q), K: strides(kv), V: strides(v), O: strides(do), S: strides(info),
 	}
-	in.params(w, p.Box, pairs, 1)
-	mask, bias, more := in.windows(pairs)
+	mask, bias, more := in.bind(w, p.Box, c.Align, 1)
 	windows := append([]cut.Window{q.Window, kv.Window, v.Window, do.Window, info.Window, mask, bias, p.State}, more...)
 	return queue.Step{Kernel: k, Params: w, Windows: windows}, w
 }

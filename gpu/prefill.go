@@ -17,7 +17,6 @@ import (
 // fallback where no tile fits the device.
 type prefill struct {
 	*attention
-	cutter    *cut.Cutter
 	kernel    shaders.Variant
 	tiled     bool
 	path, why string // for plans
@@ -59,10 +58,10 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	if v.Name == "" {
 		return why, nil
 	}
-	c, err := x.newCutter(prefillBuffers)
-	if err != nil {
+	if err := x.newCutter(prefillBuffers); err != nil {
 		return "", err
 	}
+	c := x.cutter
 	kernel := s.Kernel(v)
 	kernel.Both, kernel.Paged = x.both(), x.HasTable()
 	c.Granule, c.StateAbove = v.Keys, v.Split
@@ -87,22 +86,22 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 		return err.Error(), nil
 	}
 	x.path, x.why = "register-tiled WGSL, variant "+v.Name, why
-	x.kernel, x.cutter, x.rows, x.keys, x.split, x.tiled = kernel, c, v.Rows(), v.Keys, v.Split, true
+	x.kernel, x.rows, x.keys, x.split, x.tiled = kernel, v.Rows(), v.Keys, v.Split, true
 	return "", nil
 }
 
 // plain sets x to the plain kernel.
 func (x *prefill) plain(because string) error {
-	c, err := x.newCutter(prefillBuffers)
-	if err != nil {
+	if err := x.newCutter(prefillBuffers); err != nil {
 		return err
 	}
+	c := x.cutter
 	blocks := 1 // of 32 columns: a power of two, so that there are four variants instead of eight
 	for blocks*cut.Tile < x.d.ValueDim {
 		blocks *= 2
 	}
 	x.path, x.why = "plain WGSL", because
-	x.cutter, x.rows, x.keys = c, cut.Tile, cut.Tile
+	x.rows, x.keys = cut.Tile, cut.Tile
 	x.kernel = shaders.Attention{
 		Expand: shaders.Registers, In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(x.c.K.DType()),
 		Paged: x.HasTable(), Both: x.both(), DVB: blocks,
@@ -147,27 +146,24 @@ func (x *prefill) sweep(box cut.Box, chunk int) queue.Sweep {
 func (x *prefill) step(p queue.Chunk) queue.Step {
 	align := x.cutter.Align
 	q, k, v := x.Q.View(p.Box, align), x.K.View(p.Box, align), x.V.View(p.Box, align)
-	o, lse, pairs := x.O.View(p.Box, align), x.LSE.View(p.Box, align), x.views(p.Box, align)
+	o, lse := x.O.View(p.Box, align), x.LSE.View(p.Box, align)
 	sinks := 1.0 // unit
 	if x.tiled {
 		q, k, v = q.Granules(), k.Granules(), v.Granules()
 		sinks = math.Log2E
 	}
-	blocks := ceil(p.Len(cut.Row), x.rows)
+	heads, blocks := p.Len(cut.Batch)*p.Len(cut.Head), ceil(p.Len(cut.Row), x.rows)
 	w := &shaders.AttentionParams{
-		Blocks: blocks, Heads: p.Len(cut.Head), BatchHeads: p.Len(cut.Batch) * p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: max(x.K.Group, 1),
-		Rows: p.Len(cut.Row), Row0: p.Lo[cut.Row], Keys: p.Len(cut.Col), Key0: p.Lo[cut.Col], AllKeys: x.d.SeqK, Dim: x.d.Dim, VDim: x.d.ValueDim,
+		Blocks: blocks, BatchHeads: heads, Group: max(x.K.Group, 1), AllKeys: x.d.SeqK, Dim: x.d.Dim, VDim: x.d.ValueDim,
 		Flags:   when(!p.First, shaders.GoOn) | when(!p.Last, shaders.Leave) | when(!x.c.LSE.IsZero(), shaders.WantLSE),
 		OutType: int(x.c.O.DType()), Running: int(x.totals(p.Of.Box) / 16),
 		Q: strides(q), K: strides(k), V: strides(v), O: strides(o), LSE: strides(lse),
 	}
-	x.params(w, p.Box, pairs, sinks)
-	x.pageParams(w, p.Box)
-	mask, bias, more := x.windows(pairs)
+	mask, bias, more := x.bind(w, p, sinks)
 	return queue.Step{
 		Kernel: x.kernel, Params: w,
-		Windows: x.pageWindow(append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, p.State}, more...), p),
-		Groups:  p.Len(cut.Batch) * p.Len(cut.Head) * blocks,
+		Windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, p.State}, more...),
+		Groups:  heads * blocks,
 		Each:    x.each * float64(x.rows*p.Len(cut.Col)),
 	}
 }

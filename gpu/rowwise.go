@@ -179,7 +179,7 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 	if err != nil {
 		return nil, err
 	}
-	opts := options{p: p, heads: sh[backend.Heads], pairs: &pairs}
+	opts := scoreOptions{p: p, heads: sh[backend.Heads], pairs: &pairs}
 	s, lse := cut.Updates("s", st, cut.PairAxes), cut.Writes("lse", lt, cut.RowAxes)
 	c := b.dev.NewCutter(cut.Col, softmaxGrain, append(pairs.List(), s, lse)...)
 	opts.limit(c)
@@ -209,15 +209,13 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 			default:
 				phases = shaders.Weights
 			}
-			sv, lv, pairs := s.View(p.Box, c.Align), lse.View(p.Box, c.Align), opts.views(p.Box, c.Align)
+			sv, lv := s.View(p.Box, c.Align), lse.View(p.Box, c.Align)
 			w := &shaders.AttentionParams{
-				Heads: p.Len(cut.Head), Rows: p.Len(cut.Row), Row0: p.Lo[cut.Row], Keys: p.Len(cut.Col), Key0: p.Lo[cut.Col],
 				Flags: phases | when(p.Of.State > 0, shaders.Leave) | when(!lt.IsZero(), shaders.WantLSE),
 				S:     strides(sv), LSE: strides(lv),
 			}
-			opts.params(w, p.Box, pairs, 1)
 			v.Both = opts.both()
-			mask, bias, more := opts.windows(pairs)
+			mask, bias, more := opts.bind(w, p.Box, c.Align, 1)
 			return queue.Step{
 				Kernel: v, Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),
 				Groups: rows(p.Box), Each: softmaxOps * float64(p.Len(cut.Col)),

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
@@ -78,15 +79,12 @@ func KernelSources(c *backend.Call, staged bool) ([]KernelSource, error) {
 }
 
 func kernelSources(c *backend.Call, staged, ownExp2 bool) ([]KernelSource, error) {
-	if err := tooLong(operandsOf(c)); err != nil {
-		return nil, err
-	}
 	s := newSources(ownExp2)
 	if staged {
 		err := s.stages(c)
 		return s.list, err
 	}
-	calls, err := slicesOf(c)
+	calls, err := cut.Slices(c)
 	if err == nil {
 		err = s.attention(calls[0]) // the others have the same kernels
 	}
@@ -131,8 +129,10 @@ func (s *sources) attention(c *backend.Call) error {
 
 // stages adds the kernels of the three stages.
 func (s *sources) stages(c *backend.Call) error {
-	d := c.Dims()
-	w, err := backend.Meta(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+	if err := tooLong(operandsOf(c)); err != nil {
+		return err
+	}
+	w, err := weightsOf(c)
 	if err != nil {
 		return err
 	}

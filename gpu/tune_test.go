@@ -259,7 +259,7 @@ func TestTuneFailures(t *testing.T) {
 	b.dev.Pool.Drain()
 	before := dev.Live()
 	attempt := func(file string) error {
-		b.tuner = newTuner(Options{Tune: TuneFirst, TuneFile: filepath.Join(t.TempDir(), file), TuneBudget: time.Millisecond}, b.info)
+		b.tuner = tune.New(tune.Options{Mode: TuneFirst, Path: filepath.Join(t.TempDir(), file), Budget: time.Millisecond, Info: b.info})
 		b.choose = b.tuner.Choose
 		return b.Attention(t.Context(), c)
 	}

@@ -109,13 +109,13 @@ func (o *Call) Collect(bound bool) {
 }
 
 // Slices divides c along the columns of V and O into calls whose values have at most
-// MaxValueDim columns. Each computes the scores again, so the bits of a row are those of
-// a call with these columns alone. The first one also computes LSE. A call with few
-// enough columns yields nil.
+// MaxValueDim columns: c itself if it has few enough. Each computes the scores again, so
+// the bits of a row are those of a call with these columns alone. The first one also
+// computes LSE.
 func Slices(c *backend.Call) ([]*backend.Call, error) {
 	dv := c.V.Shape()[backend.Dim]
 	if dv <= MaxValueDim {
-		return nil, nil
+		return []*backend.Call{c}, nil
 	}
 	if c.V.DType() == backend.Q8 {
 		return nil, fmt.Errorf("v of q8 has head size %d, the fused kernel takes up to %d of q8: store v as f16 or bf16: %w", dv, MaxValueDim, backend.ErrUnsupported)

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"math"
 
 	"github.com/seed90331342/attn/backend"
@@ -9,11 +10,11 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// options are a problem's options in the form that kernels need. One binding holds the
-// mask or the block mask, one the bias or the relative bias. With both of either, the
+// scoreOptions are the options of a problem in the form that kernels need. One binding holds
+// the mask or the block mask, one the bias or the relative bias. With both of either, the
 // block mask and the relative bias have bindings of their own. Slopes and sinks are in
 // the uniform.
-type options struct {
+type scoreOptions struct {
 	p     *backend.Problem
 	heads int // of the call
 	pairs *cut.Pairs
@@ -26,35 +27,12 @@ const (
 )
 
 // both reports whether both operands of a shared binding are present.
-func (o *options) both() bool {
+func (o *scoreOptions) both() bool {
 	return !o.p.Mask.IsZero() && !o.p.Blocks.IsZero() || !o.p.Bias.IsZero() && !o.p.Relative.IsZero()
 }
 
-// pairViews are the views of the pair operands for a chunk.
-type pairViews struct{ mask, blocks, bias, relative cut.View }
-
-func (o *options) views(x cut.Box, align uint64) pairViews {
-	return pairViews{o.pairs.Mask.View(x, align), o.pairs.Blocks.View(x, align), o.pairs.Bias.View(x, align), o.pairs.Relative.View(x, align)}
-}
-
-// windows returns the windows of the shared bindings, and those of the bindings that
-// kernels have for both operands.
-func (o *options) windows(v pairViews) (mask, bias cut.Window, more []cut.Window) {
-	if o.both() {
-		return v.mask.Window, v.bias.Window, []cut.Window{v.blocks.Window, v.relative.Window}
-	}
-	mask, bias = v.mask.Window, v.bias.Window
-	if !o.p.Blocks.IsZero() {
-		mask = v.blocks.Window
-	}
-	if !o.p.Relative.IsZero() {
-		bias = v.relative.Window
-	}
-	return mask, bias, nil
-}
-
 // kinds returns the options that change the kernel's loops.
-func (o *options) kinds() tune.Pairs {
+func (o *scoreOptions) kinds() tune.Pairs {
 	p := o.p
 	plain := !p.Bias.IsZero() && p.Bias.DType() == backend.F32 && p.Relative.IsZero()
 	return tune.Pairs{
@@ -64,7 +42,7 @@ func (o *options) kinds() tune.Pairs {
 }
 
 // flags returns the flags of the options, without HasKLen.
-func (o *options) flags() int {
+func (o *scoreOptions) flags() int {
 	p := o.p
 	return when(!p.Mask.IsZero(), shaders.HasMask) | when(!p.Blocks.IsZero(), shaders.HasBlocks) |
 		when(!p.Bias.IsZero() || !p.Relative.IsZero(), shaders.HasBias) | when(p.Slopes != nil, shaders.HasSlopes) |
@@ -72,7 +50,7 @@ func (o *options) flags() int {
 }
 
 // limit bounds boxes to what the tables hold.
-func (o *options) limit(c *cut.Cutter) {
+func (o *scoreOptions) limit(c *cut.Cutter) {
 	if o.p.Visible.KLen != nil {
 		c.AtMost(cut.Batch, klenBatches)
 	}
@@ -86,7 +64,7 @@ func (o *options) limit(c *cut.Cutter) {
 
 // rounds bounds the loop iterations that the options add to a thread that computes its
 // weights of a tile in groups, each with its own Philox counter.
-func (o *options) rounds(groups int) int {
+func (o *scoreOptions) rounds(groups int) int {
 	n := 0
 	if !o.p.Blocks.IsZero() {
 		n += 65
@@ -97,15 +75,31 @@ func (o *options) rounds(groups int) int {
 	return n
 }
 
-// params sets the parameters that follow from the options, for a chunk with views of the
+// bind sets the parameters of the options for a box, with the places of the pair operands. It
+// returns the windows of the shared bindings, and those of the bindings that kernels have for
+// both operands.
+func (o *scoreOptions) bind(w *shaders.AttentionParams, x cut.Box, align uint64, sinks float64) (mask, bias cut.Window, more []cut.Window) {
+	o.params(w, x, sinks)
+	m, b := o.pairs.Mask.View(x, align), o.pairs.Bias.View(x, align)
+	blocks, relative := o.pairs.Blocks.View(x, align), o.pairs.Relative.View(x, align)
+	w.Mask, w.Bias, w.Blocked, w.Relative = strides(m), strides(b), strides(blocks), strides(relative)
+	if o.both() {
+		return m.Window, b.Window, []cut.Window{blocks.Window, relative.Window}
+	}
+	return cmp.Or(m.Window, blocks.Window), cmp.Or(b.Window, relative.Window), nil
+}
+
+// params sets the place of a box in the call, and the parameters of the options that are no
 // pair operands. sinks is the unit of the sinks.
-func (o *options) params(w *shaders.AttentionParams, x cut.Box, pairs pairViews, sinks float64) {
+func (o *scoreOptions) params(w *shaders.AttentionParams, x cut.Box, sinks float64) {
 	p, d := o.p, o.p.Dropout
+	heads := x.Len(cut.Head)
+	w.Heads, w.Head0, w.Rows, w.Row0, w.Keys, w.Key0 = heads, x.Lo[cut.Head], x.Len(cut.Row), x.Lo[cut.Row], x.Len(cut.Col), x.Lo[cut.Col]
 	w.Scale, w.Softcap, w.Unit = p.Scale, p.Softcap, scoreUnit(p)
 	w.Lo, w.Hi = cut.Bounds(p.Visible)
+	w.Offset = p.Visible.Offset
 	w.Flags |= o.flags() | when(p.Visible.KLen != nil, shaders.HasKLen)
 	w.BiasType, w.RelativeType = biasType(o.pairs.Bias.T), biasType(o.pairs.Relative.T)
-	w.Offset = p.Visible.Offset
 	w.BlockQ, w.BlockK = o.pairs.Blocks.Block[0], o.pairs.Blocks.Block[1]
 	w.Threshold, w.Seed0, w.Seed1, w.Keep = int(d.Threshold()), int(uint32(d.Seed)), int(uint32(d.Seed>>32)), 1
 	if d.P > 0 {
@@ -113,13 +107,11 @@ func (o *options) params(w *shaders.AttentionParams, x cut.Box, pairs pairViews,
 	}
 	w.DropBatch, w.DropHead = d.First[backend.Batch]+x.Lo[cut.Batch], d.First[backend.Heads]+x.Lo[cut.Head]
 	w.DropRow, w.DropKey = d.First[backend.Seq]+x.Lo[cut.Row], d.First[backend.Dim]+x.Lo[cut.Col]
-	w.Mask, w.Bias, w.Blocked, w.Relative = strides(pairs.mask), strides(pairs.bias), strides(pairs.blocks), strides(pairs.relative)
 	if p.Visible.KLen != nil {
 		for b := range x.Len(cut.Batch) {
 			w.KLen[b] = int32(p.Visible.KLen[x.Lo[cut.Batch]+b])
 		}
 	}
-	heads := x.Len(cut.Head)
 	if p.Sinks != nil {
 		for h := range heads {
 			w.Sinks[h] = float32(sinks * float64(p.Sink(x.Lo[cut.Head]+h)))
