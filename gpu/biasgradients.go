@@ -36,10 +36,6 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 		to = x.sums
 		x.zeros(name, to)
 	}
-	in, err := x.inputs(1)
-	if err != nil {
-		return err
-	}
 	out := cut.Updates(name, to, cut.PairAxes)
 	for i, n := range to.Shape() {
 		if n == 1 {
@@ -50,57 +46,40 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 		out.Axes[backend.Seq], out.Axes[backend.Dim], out.Diagonal = cut.Whole, cut.Col, x.d.SeqQ
 	}
 	const columns = 64 // decides the tiles alone
-	tile := tilingOf(columns)
-	kernel := x.kernel(in, shaders.DS, columns)
-	c := x.b.dev.NewCutter(cut.Sum, 1, append(in.list, out)...)
-	in.limit(c)
-	c.AlignGranules()
+	s, err := x.newPass(shaders.DS, columns, cut.Sum, 1, 1, out)
+	if err != nil {
+		return err
+	}
+	tile, c := s.tile, s.cutter
 	c.AtMost(cut.Batch, 1)
 	c.AtMost(cut.Head, 1)
 	c.AtMost(cut.Row, mostReduceRows)
 	c.AtMost(cut.Col, mostReduceKeys)
 	pitch := func(box cut.Box) int { return 4 * ceil(box.Len(cut.Col), 4) }
-	c.StateAbove = -1
 	c.State = func(box cut.Box) uint64 { return uint64(box.Len(cut.Row)) * uint64(4*pitch(box)) }
-	if !scratch {
-		x.names = append(x.names, name)
-	}
-	x.ops = append(x.ops, &queue.Op{
-		Cutter: c, Space: cut.Space(x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK, 1), Chained: true,
-		Sweep: func(box cut.Box, chunk int) queue.Sweep {
-			return queue.Sweep{Box: box, Chunk: chunk, Passes: 1, Last: true, State: c.State(box)}
-		},
-		Step: func(p queue.Chunk) queue.Step {
-			rows, keys := p.Len(cut.Row), p.Len(cut.Col)
-			if p.Pass < p.Of.Passes {
-				s, w := x.step(in, c, kernel, p)
-				w.Blocks, w.Parts, w.Splits, w.BatchHeads = ceil(rows, tile.owned()), ceil(keys, tile.others()), pitch(p.Box)/4, 1
-				s.Groups = w.Blocks * w.Parts
-				s.Each = 2 * float64((x.d.Dim+x.d.ValueDim)*tile.owned()*tile.others())
-				return s
-			}
-			view := out.View(p.Box, c.Align)
-			w := &shaders.ReduceParams{
-				Kind: kind, Rows: rows, Keys: keys, Pitch: pitch(p.Box), Sloped: when(sloped, 1), Chained: when(!x.g.Add, 1),
-				Away: p.Lo[cut.Row] + x.p.Visible.Offset - p.Lo[cut.Col], O: strides(view),
-			}
-			s := queue.Step{Kernel: shaders.Reduce, Params: w, Windows: []cut.Window{p.State, view.Window}}
-			switch kind {
-			case reducePairs:
-				w.All, s.Each = rows*keys, reduceOps*reduceThreads
-			case reduceKeys:
-				w.All, s.Each = keys, reduceOps*reduceThreads*float64(rows)
-			case reduceDiagonals:
-				w.All, s.Each = rows+keys-1, reduceOps*reduceThreads*float64(min(rows, keys))
-			case reduceRows:
-				w.All, s.Each = rows, reduceOps*float64(keys)
-			}
-			s.Groups = ceil(w.All, reduceThreads)
-			if kind == reduceRows {
-				s.Groups = rows
-			}
-			return s
-		},
+	s.add(true, func(box cut.Box) cut.Box { return box }, func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step) {
+		w.Blocks, w.Parts, w.Splits, w.BatchHeads = ceil(p.Len(cut.Row), tile.owned()), ceil(p.Len(cut.Col), tile.others()), pitch(p.Box)/4, 1
+		step.Groups, step.Each = w.Blocks*w.Parts, 2*float64((x.d.Dim+x.d.ValueDim)*tile.owned()*tile.others())
+	}, func(p queue.Chunk) queue.Step {
+		rows, keys, view := p.Len(cut.Row), p.Len(cut.Col), out.View(p.Box, c.Align)
+		w := &shaders.ReduceParams{
+			Kind: kind, Rows: rows, Keys: keys, Pitch: pitch(p.Box), Sloped: when(sloped, 1), Chained: when(!x.g.Add, 1),
+			Away: p.Lo[cut.Row] + x.p.Visible.Offset - p.Lo[cut.Col], O: strides(view),
+		}
+		terms := 1
+		switch kind {
+		case reducePairs:
+			w.All = rows * keys
+		case reduceKeys:
+			w.All, terms = keys, rows
+		case reduceRows:
+			w.All, terms = rows, keys
+		case reduceDiagonals:
+			w.All, terms = rows+keys-1, min(rows, keys)
+		}
+		step := reduce(w, terms)
+		step.Windows = []cut.Window{p.State, view.Window}
+		return step
 	})
 	if scratch {
 		x.totals(name, t)
@@ -119,34 +98,33 @@ func (x *gradients) zeros(name string, t backend.Tensor) {
 	dim := t.Shape()[backend.Dim]
 	ops := []*cut.Operand{new(cut.Operand), cut.Writes(name, t, cut.RowAxes)}
 	x.ops = append(x.ops, x.b.rowOp(t.Shape(), ops, func(box cut.Box, v []cut.View) queue.Step {
-		w := &shaders.ReduceParams{
+		return reduce(&shaders.ReduceParams{
 			Kind: reduceZeros, All: rows(box) * dim, Batches: box.Len(cut.Batch), Heads: box.Len(cut.Head), Rows: box.Len(cut.Row), Keys: dim,
 			O: strides(v[1]),
-		}
-		return queue.Step{Kernel: shaders.Reduce, Params: w, Groups: ceil(w.All, reduceThreads), Each: reduceOps * reduceThreads}
+		}, 1)
 	}))
 }
 
 // totals appends the operation that adds the sums of rows to t [B or 1, H or 1, 1, 1].
 func (x *gradients) totals(name string, t backend.Tensor) {
 	whole := [4]int{cut.Whole, cut.Whole, cut.Whole, cut.Whole}
-	from, to := cut.Reads("scratch", x.sums, whole, 1), cut.Updates(name, t, whole)
-	c := x.b.dev.NewCutter(cut.Sum, 1, from, to)
+	ops := []*cut.Operand{cut.Reads("scratch", x.sums, whole, 1), cut.Updates(name, t, whole)}
 	s := t.Shape()
-	all := cut.Space(1, 1, 1, 1, 1)
-	x.names = append(x.names, name)
-	x.ops = append(x.ops, &queue.Op{
-		Cutter: c, Space: all,
-		Step: func(p queue.Chunk) queue.Step {
-			v, o := from.View(p.Box, c.Align), to.View(p.Box, c.Align)
-			w := &shaders.ReduceParams{
-				Kind: reduceTotals, All: s[0] * s[1], Batches: x.d.Batch / s[0], Heads: x.d.Heads / s[1], Rows: x.d.SeqQ,
-				Base: v.Base, SBatch: v.Strides[backend.Batch], SHead: v.Strides[backend.Heads], OHeads: s[1], O: strides(o),
-			}
-			return queue.Step{
-				Kernel: shaders.Reduce, Params: w, Windows: []cut.Window{v.Window, o.Window},
-				Groups: w.All, Each: reduceOps * float64(w.Batches*w.Heads*w.Rows),
-			}
-		},
-	})
+	x.ops = append(x.ops, x.b.rowOp(backend.Shape{1, 1, 1, 1}, ops, func(_ cut.Box, v []cut.View) queue.Step {
+		w := &shaders.ReduceParams{
+			Kind: reduceTotals, All: s[0] * s[1], Batches: x.d.Batch / s[0], Heads: x.d.Heads / s[1], Rows: x.d.SeqQ,
+			Base: v[0].Base, SBatch: v[0].Strides[backend.Batch], SHead: v[0].Strides[backend.Heads], OHeads: s[1], O: strides(v[1]),
+		}
+		return reduce(w, w.Batches*w.Heads*w.Rows)
+	}))
+}
+
+// reduce returns a step of reduce.wgsl, without windows, that adds so many terms for each
+// element. A thread adds those of an element, or a workgroup those of a row.
+func reduce(w *shaders.ReduceParams, terms int) queue.Step {
+	groups, threads := ceil(w.All, reduceThreads), reduceThreads
+	if w.Kind == reduceRows || w.Kind == reduceTotals {
+		groups, threads = w.All, 1
+	}
+	return queue.Step{Kernel: shaders.Reduce, Params: w, Groups: groups, Each: reduceOps * float64(threads) * float64(terms)}
 }

@@ -11,26 +11,21 @@
 //	be, err := backend.Open("gpu:1")      // by number, as backend.Devices lists
 //	be, err := backend.Open("gpu:nvidia") // by a part of its name
 //
-// Calls of any length run. Bindings are windows of tensors, dispatches respect the limits on
-// workgroups, the keys are divided into chunks that continue from each other's state, and a
-// submission takes a bounded time (Options.Budget). Between submissions a call checks its
-// context and reports progress. No cut changes a bit of the results.
-//
-// A tensor that exceeds the adapter's largest buffer takes several buffers. A tensor for which
-// the device has no room stays in host memory, and calls stream windows of it. Calls that stream
-// have the bits of calls that do not.
+// Calls of any length run, in submissions of a bounded time (Options.Budget). Between them a call
+// checks its context and reports progress. A tensor that exceeds the adapter's largest buffer
+// takes several buffers. A tensor for which the device has no room stays in host memory, and
+// calls stream windows of it. No cut changes a bit of the results.
 //
 // A call returns when its last submission is made. The first call of each kernel, calls that
 // stream, and traced calls wait for their results. At most 512 submissions of all calls, and at
 // most ten budgets of expected work, are on the device; a call that exceeds that waits for the
-// oldest submission. Released memory is used again in the order of submissions.
+// oldest submission.
 //
 // Every wait ends with the context of its call, but two things cannot be interrupted: a
 // compilation, which continues for later calls, and a call of the WebGPU library. Mesa's software
 // driver blocks in Submit while an earlier submission runs or compiles. There, calls with a
 // deadline first wait for those submissions, and a call that is cancelled without a deadline may
-// return one submission late. Near a deadline a submission takes at most an eighth of the time
-// left, or 1 ms.
+// return one submission late.
 //
 // Attention runs on a register-tiled kernel with several variants, which compute the same bits
 // at different speeds. On a GPU, the first call of a class of shapes measures them and stores the
@@ -39,8 +34,6 @@
 // reports the kernel and the reason.
 //
 // Keys and values may be q8 or in pages, with the bits of the same numbers in one float32 tensor.
-// Kernels look pages up in a table. The pages of a step are collected before it where a pool is
-// in host memory or larger than a binding, or where no storage buffer is left for the table.
 // Values of more than 256 columns take one pass over the keys for each 256 of them; q8 values
 // have at most 256, because a row has one scale.
 //
@@ -80,17 +73,13 @@ type Options struct {
 	// selector of Open is then empty, and Limits lower those of the device.
 	Shared *Shared
 	// Limits replace the adapter's where they are not zero: maxima lower them, minimal
-	// alignments raise them. Tests use them to reach every branch that cuts work. These
-	// have an effect: MaxBufferSize, MaxStorageBufferBindingSize,
-	// MaxStorageBuffersPerShaderStage, MaxComputeWorkgroupStorageSize,
-	// MaxComputeInvocationsPerWorkgroup, MaxComputeWorkgroupsPerDimension,
-	// MinStorageBufferOffsetAlignment and MinUniformBufferOffsetAlignment.
+	// alignments raise them. Tests use them to reach every branch that cuts work. Those of
+	// buffers, bindings, workgroups and alignment have an effect.
 	Limits gputypes.Limits
 	// Budget is how long a cancelled call may keep the device busy; 0 means 200 ms.
-	// Two submissions of a call are on the device at a time, so each is sized to half of
-	// it, by the speed of its kernel as measured while it runs. One tile of one workgroup
-	// cannot be cut and may take longer. Calls that have returned may be queued before
-	// them.
+	// Two submissions of a call are on the device at a time, each sized to half of it by the
+	// measured speed of its kernel. One tile of one workgroup cannot be cut and may take
+	// longer.
 	Budget time.Duration
 	// MaxWork also bounds the floating point operations of one submission; 0 is no
 	// bound. Tests set it to cut work the same way on any machine.
@@ -147,7 +136,7 @@ func (d Driver) Devices() ([]backend.Info, error) {
 func (d Driver) Open(selector string) (backend.Backend, error) {
 	b, err := Open(selector, d.Options)
 	if err != nil {
-		return nil, err
+		return nil, err // not a nil *Backend
 	}
 	return b, nil
 }

@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
@@ -23,19 +24,17 @@ import (
 //   - slopes with more than 64 query heads a key head;
 //   - more than 3,840,000 rows in one element of DSinks, DSlopes or DBias.
 func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
-	out, in := g.Operands()
-	o := operands{out: out[:], in: in[:]}
-	if g.Add {
-		o.updated = o.out
-	}
 	x := new(gradients)
-	defer func() { x.release() }()
-	of := func(int) (operands, error) {
-		err := tooLong(o)
-		if err == nil {
-			x, err = b.newGradients(g, func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-				return b.place(ctx, dtype, shape)
-			})
+	defer func() {
+		x.rows.Release()
+		x.sums.Release()
+	}()
+	of := func(int) (o operands, err error) {
+		x, err = b.newGradients(g, func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+			return b.place(ctx, dtype, shape)
+		})
+		if o = gradientOperands(g); g.Add {
+			o.updated = o.out
 		}
 		return o, err
 	}
@@ -45,10 +44,9 @@ func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 	})
 }
 
-// release releases the scratch.
-func (x *gradients) release() {
-	x.rows.Release()
-	x.sums.Release()
+func gradientOperands(g *backend.Gradients) operands {
+	out, in := g.Operands()
+	return operands{out: out[:], in: in[:]}
 }
 
 // WarmupBackward compiles the pipelines that Backward needs for g, by a rehearsal of the call.
@@ -63,10 +61,6 @@ func (b *Backend) WarmupBackward(ctx context.Context, g *backend.Gradients) erro
 // PlanBackward describes how Backward would run g.
 func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backend.Plan, error) {
 	return resultWithin(ctx, b, "plan", func() (p backend.Plan, err error) {
-		out, in := g.Operands()
-		if err := tooLong(operands{out: out[:], in: in[:]}); err != nil {
-			return p, err
-		}
 		x, err := b.newGradients(g, backend.Meta)
 		if err != nil {
 			return p, err
@@ -75,7 +69,13 @@ func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backe
 		p.Backend, p.Limits = b.info.Name, b.info.Limits
 		p.Path = "WGSL by key blocks and query blocks"
 		p.Why = fmt.Sprintf("each workgroup computes the scores of its tiles again, %s storage, float32 sums in a fixed order", cut.Storage(&g.Call))
-		p.Cut = fmt.Sprintf("%s; 8 rows or keys a thread, of tiles of %d", strings.Join(x.names, ", "), tilingOf(g.Dims().Dim).others())
+		var names []string
+		for _, o := range gradientOperands(g).out {
+			if !o.Tensor.IsZero() {
+				names = append(names, o.Name)
+			}
+		}
+		p.Cut = fmt.Sprintf("%s; 8 rows or keys a thread, of tiles of %d", strings.Join(names, ", "), tilingOf(x.d.Dim).others())
 		for _, op := range x.ops {
 			if _, err := b.count(&p, op); err != nil {
 				return p, err
@@ -99,7 +99,6 @@ type gradients struct {
 	rows  backend.Tensor  // [B, H, Sq, 2] F32: D and LSE, see delta.wgsl
 	sums  backend.Tensor  // [B, H, Sq, 1] F32: a term of each row, zero if none is needed
 	ops   []*queue.Op
-	names []string // of the results
 }
 
 // newGradients returns the operations of g, with scratch from alloc, for the caller to release
@@ -108,7 +107,10 @@ func (b *Backend) newGradients(g *backend.Gradients, alloc func(backend.DType, b
 	d := g.Dims()
 	x := &gradients{b: b, g: g, d: d, p: g.Problem, group: d.Heads / d.KVHeads}
 	x.p.Sinks = nil
-	err := x.check()
+	err := tooLong(gradientOperands(g))
+	if err == nil {
+		err = x.check()
+	}
 	if err == nil {
 		x.rows, err = alloc(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 2})
 	}
@@ -152,7 +154,7 @@ func (x *gradients) check() error {
 // build appends the operations.
 func (x *gradients) build() error {
 	g := x.g
-	x.ops = append(x.ops, x.delta())
+	x.delta()
 	if !g.DSinks.IsZero() {
 		x.clear("dsinks", g.DSinks)
 		x.totals("dsinks", g.DSinks)
@@ -192,8 +194,8 @@ func (x *gradients) build() error {
 	return nil
 }
 
-// delta returns the operation that fills rows, and sums for the sinks.
-func (x *gradients) delta() *queue.Op {
+// delta appends the operation that fills rows, and sums for the sinks.
+func (x *gradients) delta() {
 	g, d := x.g, x.d
 	sums := backend.Tensor{}
 	if !g.DSinks.IsZero() {
@@ -217,73 +219,71 @@ func (x *gradients) delta() *queue.Op {
 		return queue.Step{Kernel: shaders.Delta, Params: w, Groups: rows(box), Each: reduceOps * float64(d.ValueDim)}
 	})
 	op.Cutter.AtMost(cut.Head, len(shaders.DeltaParams{}.Sinks))
-	return op
+	x.ops = append(x.ops, op)
 }
 
-// inputs are the operands of gradient.wgsl.
-type inputs struct {
-	q, k, v, do, rows *cut.Operand
-	scoreOptions
-	list []*cut.Operand
-}
+// tiling is how gradient.wgsl divides its tiles among the threads of a workgroup. together are
+// the others of a thread that are staged at once, a power of two.
+type tiling struct{ lanes, ty, together int }
 
-// inputs returns the operands for workgroups that need so many query heads together.
-func (x *gradients) inputs(heads int) (*inputs, error) {
-	d, g := x.d, x.g
-	pairs, err := cut.PairsOf(&x.p, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
-	if err != nil {
-		return nil, err
-	}
-	in := &inputs{
-		q: cut.Reads("q", g.Q, cut.RowAxes, 1), k: cut.Reads("k", g.K, cut.KeyAxes, x.group), v: cut.Reads("v", g.V, cut.KeyAxes, x.group),
-		do: cut.Reads("do", g.DO, cut.RowAxes, 1), rows: cut.Reads("scratch", x.rows, cut.RowAxes, 1),
-		scoreOptions: scoreOptions{p: &x.p, heads: d.Heads, pairs: &pairs},
-	}
-	in.list = append(pairs.List(), in.q, in.do, in.rows)
-	for _, o := range in.list {
-		o.Heads = heads
-	}
-	in.list = append(in.list, in.k, in.v)
-	return in, nil
-}
+// tilings are those for results of up to 8 columns for each lane.
+var tilings = []tiling{{4, 16, 4}, {8, 16, 2}, {10, 12, 1}, {12, 10, 1}, {16, 8, 1}}
 
-// tiling is how gradient.wgsl divides its tiles among the threads of a workgroup.
-type tiling struct{ lanes, ty int }
-
-// Vec4 of depths that gradient.wgsl stages at once.
+// gradientDepths are the vec4 of depths that gradient.wgsl stages at once.
 const gradientDepths = 4
 
-// tilingOf returns the tiling for a result with so many columns: 8 for each lane, up to 128.
+// tilingOf returns the tiling for a result with so many columns. Wider ones take several parts.
 func tilingOf(columns int) tiling {
-	for _, t := range []tiling{{4, 16}, {8, 16}, {10, 12}, {12, 10}} {
-		if columns <= t.columns() {
-			return t
-		}
+	i := slices.IndexFunc(tilings[:4], func(t tiling) bool { return columns <= t.columns() })
+	if i < 0 {
+		i = 4
 	}
-	return tiling{16, 8}
+	return tilings[i]
 }
 
 func (t tiling) owned() int   { return 8 * t.ty }
 func (t tiling) others() int  { return 4 * t.lanes }
 func (t tiling) columns() int { return 8 * t.lanes }
 
-// together returns the others of a thread that are staged at once: a power of two.
-func (t tiling) together() int {
-	if t.lanes < 8 {
-		return 4
-	}
-	return when(t.lanes == 8, 1) + 1
-}
-
 // loops bounds the loop iterations of a thread for one tile, with the loops of @unroll(deep).
 func (t tiling) loops(dim, valueDim int) int {
 	stages := ceil(dim, 4*gradientDepths) + ceil(valueDim, 4*gradientDepths)
-	return 4 + stages*(1+gradientDepths) + 4/t.together()*(1+t.together()*t.lanes) + 33
+	return 4 + stages*(1+gradientDepths) + 4/t.together*(1+t.together*t.lanes) + 33
 }
 
-// kernel returns gradient.wgsl for a result of dim columns.
-func (x *gradients) kernel(in *inputs, of shaders.Result, dim int) shaders.Variant {
-	t, g, q := tilingOf(dim), x.g, gradientDepths
+// pass is an operation of gradient.wgsl: workgroups compute the scores of their tiles again and
+// leave sums in the state of a box. Another kernel then reads them.
+type pass struct {
+	x *gradients
+	scoreOptions
+	q, k, v, do, info *cut.Operand
+	cutter            *cut.Cutter
+	tile              tiling
+	kernel            shaders.Variant
+}
+
+// newPass returns the pass for a result of so many columns, which is added to operand to.
+// Workgroups need so many query heads together.
+func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads int, to *cut.Operand) (*pass, error) {
+	d, g := x.d, x.g
+	pairs, err := cut.PairsOf(&x.p, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+	if err != nil {
+		return nil, err
+	}
+	s := &pass{
+		x: x, scoreOptions: scoreOptions{p: &x.p, heads: d.Heads, pairs: &pairs}, tile: tilingOf(columns),
+		q: cut.Reads("q", g.Q, cut.RowAxes, 1), k: cut.Reads("k", g.K, cut.KeyAxes, x.group), v: cut.Reads("v", g.V, cut.KeyAxes, x.group),
+		do: cut.Reads("do", g.DO, cut.RowAxes, 1), info: cut.Reads("scratch", x.rows, cut.RowAxes, 1),
+	}
+	list := append(pairs.List(), s.q, s.do, s.info)
+	for _, o := range list {
+		o.Heads = heads
+	}
+	s.cutter = x.b.dev.NewCutter(inner, granule, append(list, s.k, s.v, to)...)
+	s.limit(s.cutter)
+	s.cutter.AlignGranules()
+	s.cutter.StateAbove = -1
+
 	expand, wide := shaders.Full, true
 	for _, o := range []backend.Tensor{g.Q, g.K, g.V, g.DO} {
 		wide = wide && cut.AlignedRows(o, 4)
@@ -291,53 +291,65 @@ func (x *gradients) kernel(in *inputs, of shaders.Result, dim int) shaders.Varia
 	if x.b.info.Type == backend.CPU { // compiles in less time
 		expand, wide = shaders.Registers, false
 	}
-	return shaders.Gradient{
+	s.kernel = shaders.Gradient{
 		Expand: expand, In: shaders.Type(g.Q.DType()), KV: shaders.Type(g.K.DType()), DO: shaders.Type(g.DO.DType()), Vec: wide,
-		Full: wide && x.d.Dim%(4*q) == 0 && x.d.ValueDim%(4*q) == 0 && (of == shaders.DS || dim%t.columns() == 0),
-		Both: in.both(), Paired: in.kinds() != tune.Pairs{}, Of: of, TX: t.lanes, TY: t.ty, QD: q, JJ: t.together(),
+		Full: wide && d.Dim%(4*gradientDepths) == 0 && d.ValueDim%(4*gradientDepths) == 0 && (of == shaders.DS || columns%s.tile.columns() == 0),
+		Both: s.both(), Paired: s.kinds() != tune.Pairs{}, Of: of, TX: s.tile.lanes, TY: s.tile.ty, QD: gradientDepths, JJ: s.tile.together,
 	}
+	return s, nil
 }
 
-// step returns the step of gradient.wgsl for a chunk. The caller sets Groups and Each, and in the
-// parameters what depends on the result.
-func (x *gradients) step(in *inputs, c *cut.Cutter, k shaders.Variant, p queue.Chunk) (queue.Step, *shaders.AttentionParams) {
-	view := func(o *cut.Operand) cut.View { return o.View(p.Box, c.Align).Granules() }
-	q, kv, v, do, info := view(in.q), view(in.k), view(in.v), view(in.do), in.rows.View(p.Box, c.Align)
-	w := &shaders.AttentionParams{
-		KVHeads: ceil(p.Len(cut.Head), x.group), Group: x.group, AllKeys: x.d.SeqK, Dim: x.d.Dim, VDim: x.d.ValueDim,
-		Flags: when(!p.First, shaders.GoOn), Q: strides(q), K: strides(kv), V: strides(v), O: strides(do), S: strides(info),
-	}
-	mask, bias, more := in.bind(w, p.Box, c.Align, 1)
-	windows := append([]cut.Window{q.Window, kv.Window, v.Window, do.Window, info.Window, mask, bias, p.State}, more...)
-	return queue.Step{Kernel: k, Params: w, Windows: windows}, w
+// add appends the operation. narrow leaves the part of a box that is computed. dispatch sets the
+// parameters of a step that depend on the result, and the step's Groups and Each. last returns the
+// step that reads the sums.
+func (s *pass) add(chained bool, narrow func(box cut.Box) cut.Box, dispatch func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step), last func(p queue.Chunk) queue.Step) {
+	d, c := s.x.d, s.cutter
+	s.x.ops = append(s.x.ops, &queue.Op{
+		Cutter: c, Space: cut.Space(d.Batch, d.Heads, d.SeqQ, d.SeqK, 1), Chained: chained,
+		Sweep: func(box cut.Box, chunk int) queue.Sweep {
+			seen := narrow(box)
+			return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, Last: true, State: c.State(seen)}
+		},
+		Step: func(p queue.Chunk) queue.Step {
+			if p.Pass == p.Of.Passes {
+				return last(p)
+			}
+			view := func(o *cut.Operand) cut.View { return o.View(p.Box, c.Align).Granules() }
+			q, k, v, do, info := view(s.q), view(s.k), view(s.v), view(s.do), s.info.View(p.Box, c.Align)
+			w := &shaders.AttentionParams{
+				KVHeads: ceil(p.Len(cut.Head), s.x.group), Group: s.x.group, AllKeys: d.SeqK, Dim: d.Dim, VDim: d.ValueDim,
+				Flags: when(!p.First, shaders.GoOn), Q: strides(q), K: strides(k), V: strides(v), O: strides(do), S: strides(info),
+			}
+			mask, bias, more := s.bind(w, p.Box, c.Align, 1)
+			windows := append([]cut.Window{q.Window, k.Window, v.Window, do.Window, info.Window, mask, bias, p.State}, more...)
+			step := queue.Step{Kernel: s.kernel, Params: w, Windows: windows}
+			dispatch(p, w, &step)
+			return step
+		},
+	})
 }
 
 // sum appends the operation of DV, DK or DQ.
 func (x *gradients) sum(of shaders.Result, name string, t backend.Tensor) error {
-	heads, inner, axes, group := 1, cut.Col, cut.RowAxes, 1
+	heads, inner, axes := 1, cut.Col, cut.RowAxes
 	if of != shaders.DQ {
-		heads, inner, axes, group = x.group, cut.Row, cut.KeyAxes, x.group
-	}
-	in, err := x.inputs(heads)
-	if err != nil {
-		return err
+		heads, inner, axes = x.group, cut.Row, cut.KeyAxes
 	}
 	to := cut.Writes(name, t, axes)
 	if x.g.Add {
 		to = cut.Updates(name, t, axes)
 	}
-	to.Group = group
+	to.Group = heads
 	dim := t.Shape()[backend.Dim]
 	tile := tilingOf(dim)
 	parts := ceil(dim, tile.columns())
 	pitch := parts * tile.columns()
-	kernel := x.kernel(in, of, dim)
 	// owned returns the heads that workgroups own, and the rows or keys of each.
-	owned := func(box cut.Box) (heads, length int) {
+	owned := func(box cut.Box) (owners, length int) {
 		if of == shaders.DQ {
 			return box.Len(cut.Head), box.Len(cut.Row)
 		}
-		return box.Len(cut.Head) / group, box.Len(cut.Col)
+		return box.Len(cut.Head) / heads, box.Len(cut.Col)
 	}
 	// The order of sums over several heads is that of whole tiles, unless a binding cannot hold
 	// a tile of all heads that share a key head.
@@ -345,41 +357,34 @@ func (x *gradients) sum(of shaders.Result, name string, t backend.Tensor) error 
 	for granule > 1 && uint64(4*heads*granule*max(x.d.Dim, x.d.ValueDim)) > queue.MaxWindow(x.b.dev.Limits)/2 {
 		granule /= 2
 	}
-	c := x.b.dev.NewCutter(inner, granule, append(in.list, to)...)
-	in.limit(c)
-	c.AlignGranules()
-	c.StateAbove = -1
-	c.State = func(box cut.Box) uint64 {
-		heads, length := owned(box)
-		return uint64(box.Len(cut.Batch)*heads*length) * uint64(4*pitch)
+	s, err := x.newPass(of, dim, inner, granule, heads, to)
+	if err != nil {
+		return err
 	}
-	loops := tile.loops(x.d.Dim, x.d.ValueDim) + in.rounds(17)
+	c := s.cutter
+	c.State = func(box cut.Box) uint64 {
+		owners, length := owned(box)
+		return uint64(box.Len(cut.Batch)*owners*length) * uint64(4*pitch)
+	}
+	loops := tile.loops(x.d.Dim, x.d.ValueDim) + s.rounds(17)
 	each := 2 * float64(heads*(x.d.Dim+x.d.ValueDim+tile.columns())*tile.owned()) // for a row, or a key, of the tiles
-	c.Most[inner] = cut.LongestChunk(tile.others(), heads*loops, each*float64(tile.others()), x.b.dev.ChunkWork(kernel))
-	x.names = append(x.names, name)
-	x.ops = append(x.ops, &queue.Op{
-		Cutter: c, Space: cut.Space(x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK, 1),
-		Sweep: func(box cut.Box, chunk int) queue.Sweep {
-			seen := box.VisibleRows(x.p.Visible, tile.others())
-			if of == shaders.DQ {
-				seen = box.Visible(x.p.Visible, tile.others())
-			}
-			if seen.Len(inner) == 0 { // results without terms are zeros
-				seen.Hi[inner] = min(seen.Lo[inner]+tile.others(), box.Hi[inner])
-			}
-			return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, Last: true, State: c.State(seen)}
-		},
-		Step: func(p queue.Chunk) queue.Step {
-			heads, length := owned(p.Box)
-			if p.Pass == p.Of.Passes {
-				return x.finish(t, to.View(p.Box, c.Align), p, heads, length, pitch)
-			}
-			s, w := x.step(in, c, kernel, p)
-			w.Blocks, w.Parts, w.Splits, w.BatchHeads = ceil(length, tile.owned()), parts, pitch/4, p.Len(cut.Batch)*heads
-			s.Groups = w.BatchHeads * w.Blocks * parts
-			s.Each = each * float64(p.Len(inner))
-			return s
-		},
+	c.Most[inner] = cut.LongestChunk(tile.others(), heads*loops, each*float64(tile.others()), x.b.dev.ChunkWork(s.kernel))
+	s.add(false, func(box cut.Box) cut.Box {
+		seen := box.VisibleRows(x.p.Visible, tile.others())
+		if of == shaders.DQ {
+			seen = box.Visible(x.p.Visible, tile.others())
+		}
+		if seen.Len(inner) == 0 { // results without terms are zeros
+			seen.Hi[inner] = min(seen.Lo[inner]+tile.others(), box.Hi[inner])
+		}
+		return seen
+	}, func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step) {
+		owners, length := owned(p.Box)
+		w.Blocks, w.Parts, w.Splits, w.BatchHeads = ceil(length, tile.owned()), parts, pitch/4, p.Len(cut.Batch)*owners
+		step.Groups, step.Each = w.BatchHeads*w.Blocks*parts, each*float64(p.Len(inner))
+	}, func(p queue.Chunk) queue.Step {
+		owners, length := owned(p.Box)
+		return x.finish(t, to.View(p.Box, c.Align), p, owners, length, pitch)
 	})
 	return nil
 }

@@ -84,14 +84,21 @@ func (b *Backend) alloc(ctx context.Context, dtype backend.DType, shape backend.
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("%v of %v, %d bytes: %w", shape, dtype, bytes, err)
 	}
+	return b.tensorOn(s, int64(bytes), free, dtype, shape)
+}
+
+// tensorOn returns a contiguous tensor on the device memory s. free frees the memory after the
+// last use of the tensor, also when a program forgets it, or after an error.
+func (b *Backend) tensorOn(s *cut.Store, bytes int64, free func(), dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	free = sync.OnceFunc(free)
-	mem := backend.NewMemory(b, b.info.Name, int64(bytes), s, free)
-	runtime.AddCleanup(mem, func(free func()) { free() }, free) // of tensors that a program forgets
+	mem := backend.NewMemory(b, b.info.Name, bytes, s, free)
+	runtime.AddCleanup(mem, func(free func()) { free() }, free)
 	t, err := backend.NewTensor(mem, dtype, shape)
 	if err != nil {
 		free()
+		return backend.Tensor{}, err
 	}
-	return t, err
+	return t, nil
 }
 
 // onHost returns a tensor of this backend over the memory of a host tensor.
@@ -168,14 +175,15 @@ func (b *Backend) download(ctx context.Context, host, src backend.Tensor) error 
 		return fmt.Errorf("host is %v, src %v: %w", host.DType(), src.DType(), backend.ErrDType)
 	}
 	var pins, hostPins backend.Pinned
-	if err := pins.Pin(b, b.info.Name, nil, []backend.Operand{{Name: "src", Tensor: src}}); err != nil {
-		return err
-	}
 	defer pins.Unpin()
-	if err := hostPins.Pin(nil, "the host", []backend.Operand{{Name: "host", Tensor: host}}, nil); err != nil {
+	defer hostPins.Unpin()
+	err := pins.Pin(b, b.info.Name, nil, []backend.Operand{{Name: "src", Tensor: src}})
+	if err == nil {
+		err = hostPins.Pin(nil, "the host", []backend.Operand{{Name: "host", Tensor: host}}, nil)
+	}
+	if err != nil {
 		return err
 	}
-	defer hostPins.Unpin()
 	if src.Shape().Elements() == 0 {
 		return nil
 	}

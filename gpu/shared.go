@@ -3,8 +3,6 @@ package gpu
 import (
 	"context"
 	"fmt"
-	"runtime"
-	"sync"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
@@ -33,18 +31,16 @@ import (
 //
 // # Order
 //
-// A WebGPU device has one queue, and the backend submits to it. A call therefore sees the
-// results of everything that the program submitted before the call, and what the program
-// submits after the call has returned sees the results of the call; neither side has to wait
-// for the other, and neither needs to call Wait. During a call the program must not submit
-// work that writes its operands or uses its outputs.
+// A WebGPU device has one queue. A call sees the results of everything that the program submitted
+// before the call, and what the program submits after the call has returned sees the results of
+// the call; neither side needs to wait. During a call the program must not submit work that writes
+// its operands or uses its outputs.
 //
 // # Goroutines
 //
-// With gogpu/wgpu, other goroutines may use the device and its queue during calls. With
-// go-webgpu they may too, but its error scopes belong to the device: an error of one
-// goroutine may be returned to another. There, polls of the backend also run the program's
-// callbacks, in the goroutine of a call, and callbacks must not call the backend.
+// Other goroutines may use the device and its queue during calls. The error scopes of go-webgpu
+// belong to the device: an error of one goroutine may be returned to another. Its polls also run
+// the program's callbacks, in the goroutine of a call; callbacks must not call the backend.
 //
 // # Errors
 //
@@ -58,10 +54,8 @@ import (
 //
 // The backend keeps the limits with which the device was opened, and errors name the limit
 // that a call exceeds. With WebGPU's default limits these are calls that need more than 8
-// storage buffers, see the package's comment, and some with pages of an odd number of 16-bit
-// elements. Kernels have times
-// ([backend.Trace]) where the device was opened with timestamp queries. Measured choices of
-// kernels are stored by adapter and limits, as for other devices.
+// storage buffers, see the package's comment. Kernels have times ([backend.Trace]) where the
+// device was opened with timestamp queries.
 type Shared struct {
 	Adapter *SharedAdapter
 	Device  *SharedDevice
@@ -141,27 +135,23 @@ func (b *Backend) wrap(buffer *SharedBuffer, dtype backend.DType, shape backend.
 	if err != nil {
 		return t, queue.Translate(b.info.Name, err)
 	}
-	store := &cut.Store{Parts: []cut.Buffer{buf}, Part: buf.Size()}
-	free := sync.OnceFunc(func() {
-		b.dev.Forget(store)
+	size := buf.Size()
+	if size%cut.GranuleBytes != 0 || size == 0 {
 		buf.Release()
-	})
-	defer func() {
-		if err != nil {
-			free()
-		}
-	}()
-	if size := buf.Size(); size%cut.GranuleBytes != 0 || size == 0 {
 		return t, fmt.Errorf("the buffer has %d bytes, kernels read %d at a time: create it with %d: %w",
 			size, cut.GranuleBytes, cut.AlignUp(max(int(size), 1), cut.GranuleBytes), backend.ErrUnsupported)
 	}
-	mem := backend.NewMemory(b, b.info.Name, int64(buf.Size()), store, free)
-	if t, err = backend.NewTensor(mem, dtype, shape); err != nil {
-		return backend.Tensor{}, err
+	s := &cut.Store{Parts: []cut.Buffer{buf}, Part: size}
+	free := func() {
+		b.dev.Forget(s)
+		buf.Release()
+	}
+	if t, err = b.tensorOn(s, int64(size), free, dtype, shape); err != nil {
+		return t, err
 	}
 	if err = t.CheckDType("the buffer", backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8); err != nil {
+		t.Release()
 		return backend.Tensor{}, err
 	}
-	runtime.AddCleanup(mem, func(free func()) { free() }, free) // of tensors that a program forgets
 	return t, nil
 }

@@ -80,14 +80,11 @@ func KernelSources(c *backend.Call, staged bool) ([]KernelSource, error) {
 
 func kernelSources(c *backend.Call, staged, ownExp2 bool) ([]KernelSource, error) {
 	s := newSources(ownExp2)
+	add := s.attention
 	if staged {
-		err := s.stages(c)
-		return s.list, err
+		add = s.stages
 	}
-	calls, err := cut.Slices(c)
-	if err == nil {
-		err = s.attention(calls[0]) // the others have the same kernels
-	}
+	err := add(c)
 	return s.list, err
 }
 
@@ -104,6 +101,11 @@ func newSources(ownExp2 bool) *sources {
 
 // attention adds the kernels of an attention call.
 func (s *sources) attention(c *backend.Call) error {
+	parts, err := cut.Slices(c)
+	if err != nil {
+		return err
+	}
+	c = parts[0] // the others have the same kernels
 	if s.b.decodes(c) {
 		x, err := s.b.newDecode(c)
 		if err != nil {
