@@ -175,6 +175,12 @@ func (p *Pool) invite(c *crew) {
 		go p.help()
 	}
 	p.wake()
+	if p.asleep > 0 {
+		// The Go scheduler puts the goroutine that became ready last into the slot that the
+		// caller's thread runs next, and other threads steal from that slot only after a
+		// sleep, a seventh of a call of S=256. An empty goroutine keeps a worker out of it.
+		go func() {}()
+	}
 }
 
 // offer sets the places of c. The caller holds the lock.
@@ -196,17 +202,9 @@ func (p *Pool) wake() {
 	for _, c := range p.crews {
 		places += c.places
 	}
-	n := min(places, p.asleep, int(p.cores.Load()-p.held.Load()))
-	if n <= 0 {
-		return
-	}
-	for range n {
+	for range min(places, p.asleep, int(p.cores.Load()-p.held.Load())) {
 		p.work.Signal()
 	}
-	// The Go scheduler puts the goroutine that became ready last into the slot that the
-	// caller's thread runs next, and other threads steal from that slot only after a sleep,
-	// a seventh of a call of S=256. An empty goroutine keeps the workers out of the slot.
-	go func() {}()
 }
 
 // help is a worker: it computes the tasks of crews until the pool has no users.
