@@ -47,27 +47,33 @@ func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err erro
 	c.forward.Open(&c.plan.layout, &g.Call)
 	c.dO, c.dLSE = view.Of(&g.DO), view.Of(&g.DLSE)
 	c.dQ, c.dK, c.dV = view.Of(&g.DQ), view.Of(&g.DK), view.Of(&g.DV)
-	if c.dots, err = pool.Resized(c.dots, c.plan.queryRows()); err == nil {
-		c.sums, err = pool.Resized(c.sums, c.plan.sumFloats())
-	}
-	if err == nil {
-		c.done, err = pool.Resized(c.done, c.plan.tasks)
-	}
-	if err == nil {
-		err = c.biases.open(g, c.plan.biasSums)
-	}
+	c.biases.open(g)
+	resize(&c.dots, c.plan.queryRows(), &err)
+	resize(&c.sums, c.plan.sumFloats(), &err)
+	resize(&c.done, c.plan.tasks, &err)
+	resize(&c.biases.distances, c.plan.biasDistances, &err)
+	resize(&c.biases.lines, c.plan.biasLines, &err)
 	if err != nil {
 		return fmt.Errorf("sums of %d query rows: %w", c.plan.queryRows(), err)
 	}
+	clear(c.biases.distances)
+	clear(c.biases.lines)
 	for i := range c.done {
 		c.done[i].Store(0)
 	}
 	return nil
 }
 
+// resize gives s the length n unless there is an error.
+func resize[T any](s *[]T, n int, err *error) {
+	if *err == nil {
+		*s, *err = pool.Resized(*s, n)
+	}
+}
+
 // Reset forgets the operands.
 func (c *Call) Reset() {
-	*c = Call{dots: c.dots, sums: c.sums, done: c.done, biases: c.biases.emptied()}
+	*c = Call{dots: c.dots, sums: c.sums, done: c.done, biases: biases{distances: c.biases.distances[:0], lines: c.biases.lines[:0]}}
 }
 
 // Run computes the gradients on the workers of p.

@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
@@ -21,55 +20,32 @@ type biases struct {
 	dBias, dRelative, dSlopes, dSinks view.View
 
 	distances []float64 // [B, H, Sq+Sk-1], as Relative
-	byRow     []float64 // [B, H, Sq], for DBias without keys
-	byKey     []float64 // [B, H, Sk], for DBias without rows
+	lines     []float64 // [B, H, Sq] for DBias without keys, or [B, H, Sk] for DBias without rows
 }
 
-// biasSums are the lengths of the sums of biases.
-type biasSums struct{ distances, byRow, byKey int }
-
-func (n biasSums) all() int { return n.distances + n.byRow + n.byKey }
-
 // distances returns the number of distances between rows and keys.
-func distances(d backend.Dims) int { return max(0, d.SeqQ+d.SeqK-1) }
+func distances(d *backend.Dims) int { return max(0, d.SeqQ+d.SeqK-1) }
 
-// newBiasSums returns the sums that g needs.
-func newBiasSums(g *backend.Gradients) (n biasSums) {
+// biasSums returns the lengths of the sums that g needs.
+func biasSums(g *backend.Gradients) (biasDistances, biasLines int) {
 	d := g.Dims()
-	heads := d.Batch * d.Heads
 	if !g.DRelative.IsZero() || !g.DSlopes.IsZero() {
-		n.distances = heads * distances(d)
+		biasDistances = d.Batch * d.Heads * distances(&d)
 	}
 	if s := g.DBias.Shape(); !g.DBias.IsZero() {
 		switch {
 		case s[backend.Dim] == 1:
-			n.byRow = heads * d.SeqQ
+			biasLines = d.Batch * d.Heads * d.SeqQ
 		case s[backend.Seq] == 1:
-			n.byKey = heads * d.SeqK
+			biasLines = d.Batch * d.Heads * d.SeqK
 		}
 	}
-	return n
+	return biasDistances, biasLines
 }
 
-// open opens the gradients of biases that g requests and allocates their sums.
-func (a *biases) open(g *backend.Gradients, n biasSums) error {
+// open opens the gradients of biases that g requests.
+func (a *biases) open(g *backend.Gradients) {
 	a.dBias, a.dRelative, a.dSlopes, a.dSinks = view.Of(&g.DBias), view.Of(&g.DRelative), view.Of(&g.DSlopes), view.Of(&g.DSinks)
-	for _, of := range []struct {
-		sums *[]float64
-		n    int
-	}{{&a.distances, n.distances}, {&a.byRow, n.byRow}, {&a.byKey, n.byKey}} {
-		var err error
-		if *of.sums, err = pool.Resized(*of.sums, of.n); err != nil {
-			return err
-		}
-		clear(*of.sums)
-	}
-	return nil
-}
-
-// emptied returns biases with the memory of a.
-func (a *biases) emptied() biases {
-	return biases{distances: a.distances[:0], byRow: a.byRow[:0], byKey: a.byKey[:0]}
 }
 
 // direct reports whether tasks add to DBias in place.
@@ -84,7 +60,7 @@ func (a *biases) shared(l *tile.Layout) bool {
 
 // wanted reports whether a gradient of a bias needs dS.
 func (a *biases) wanted() bool {
-	return a.direct() || len(a.distances)+len(a.byRow)+len(a.byKey) > 0
+	return a.direct() || len(a.distances)+len(a.lines) > 0
 }
 
 // row returns the elements of keys in the row of DBias to which row i adds, and their
@@ -139,18 +115,19 @@ func (a *biases) addBlock(x *chunk, t *tile.Tile, here tile.Span) {
 				to[c*step] += y
 			}
 		}
-		if len(a.byRow) > 0 {
+		switch {
+		case len(a.lines) == 0:
+		case a.dBias.Shape[backend.Dim] > 1:
+			addTo(a.lines[head*d.SeqK+here.Lo:], row)
+		default:
 			sum := 0.0
 			for _, y := range row {
 				sum += float64(y)
 			}
-			a.byRow[head*d.SeqQ+i] += sum
-		}
-		if len(a.byKey) > 0 {
-			addTo(a.byKey[head*d.SeqK+here.Lo:], row)
+			a.lines[head*d.SeqQ+i] += sum
 		}
 		if len(a.distances) > 0 {
-			addTo(a.distances[head*distances(*d)+here.Lo-i+d.SeqQ-1:], row)
+			addTo(a.distances[head*distances(d)+here.Lo-i+d.SeqQ-1:], row)
 		}
 	}
 }
@@ -166,7 +143,7 @@ func addTo(sums []float64, row []float32) {
 // writeBiases writes the gradients that follow from the sums.
 func (c *Call) writeBiases() {
 	a, d := &c.biases, &c.plan.layout.Dims
-	n := distances(*d)
+	n := distances(d)
 	c.writeSums(&a.dRelative, n, func(head, at int) float64 { return a.distances[head*n+at] })
 	c.writeSums(&a.dSlopes, 1, func(head, _ int) (slope float64) {
 		for at, x := range a.distances[head*n:][:n] {
@@ -175,20 +152,20 @@ func (c *Call) writeBiases() {
 		return slope
 	})
 	c.writeSums(&a.dSinks, 1, c.sinkGradient)
-	switch {
-	case a.dBias.IsZero() || a.direct():
-	case a.dBias.Shape[backend.Dim] > 1:
-		c.writeSums(&a.dBias, d.SeqK, func(head, key int) float64 { return a.byKey[head*d.SeqK+key] })
-	case a.dBias.Shape[backend.Seq] > 1:
-		c.writeSums(&a.dBias, d.SeqQ, func(head, i int) float64 { return a.byRow[head*d.SeqQ+i] })
-	default:
-		c.writeSums(&a.dBias, 1, func(head, _ int) (sum float64) {
-			for _, x := range a.byRow[head*d.SeqQ:][:d.SeqQ] {
-				sum += x
-			}
-			return sum
-		})
+	if len(a.lines) == 0 {
+		return
 	}
+	n = len(a.lines) / (d.Batch * d.Heads)
+	if shape := &a.dBias.Shape; shape[backend.Seq] > 1 || shape[backend.Dim] > 1 {
+		c.writeSums(&a.dBias, n, func(head, at int) float64 { return a.lines[head*n+at] })
+		return
+	}
+	c.writeSums(&a.dBias, 1, func(head, _ int) (sum float64) {
+		for _, x := range a.lines[head*n:][:n] {
+			sum += x
+		}
+		return sum
+	})
 }
 
 // writeSums writes the first length elements of the heads of v, or adds to them, unless v is not

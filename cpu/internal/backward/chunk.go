@@ -76,20 +76,13 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	return nil
 }
 
-// spinsBeforeSleep is how often a task looks for the end of a tile, of some 10 microseconds
-// per block of keys, before it sleeps.
-const spinsBeforeSleep = 1000
-
 // wait waits until task n has added to tile at. There is nothing to wait for before task 0.
 func (c *Call) wait(turn *pool.Turn, n, at int) error {
-	if n < 0 {
-		return nil
-	}
-	for spins := 0; int(c.done[n].Load()) <= at; spins++ {
+	for spins := 0; n >= 0 && int(c.done[n].Load()) <= at; spins++ {
 		if err := turn.Pause(); err != nil {
 			return err
 		}
-		if spins >= spinsBeforeSleep {
+		if spins >= 1000 { // a block of keys takes some 10 microseconds
 			time.Sleep(20 * time.Microsecond)
 		}
 		if err := turn.Yield(); err != nil {
@@ -206,19 +199,18 @@ func (x *chunk) loadTile(t *tile.Tile) {
 	k := l.Kernels
 	clear(x.m)
 	clear(x.dots)
-	l.RowsOf(t, 0, t.N, func(r, h, i, n int) {
-		c.forward.Products.Q.LoadRows(k, x.q[r*l.DimK:], l.DimK, t.Batch, h, i, n)
-		c.dO.LoadRows(k, x.dO[r*l.DimV:], l.DimV, t.Batch, h, i, n)
-		copy(x.dots[r:r+n], c.dots[(t.Batch*l.Dims.Heads+h)*l.Dims.SeqQ+i:])
-		for m := range n {
-			switch lse := c.forward.LSE.At(t.Batch, h, i+m, 0); {
-			case lse == tile.NegInf:
-				t.Spans[r+m], t.Every = tile.Span{}, tile.Span{}
-			case lse == lse: // with NaN the weights of hidden keys would be NaN
-				x.m[r+m] = float32(float64(lse) * math.Log2E)
-			}
+	for r := range t.N {
+		h, i := l.Row(t.H, t.I, r)
+		c.forward.Products.Q.LoadRows(k, x.q[r*l.DimK:], l.DimK, t.Batch, h, i, 1)
+		c.dO.LoadRows(k, x.dO[r*l.DimV:], l.DimV, t.Batch, h, i, 1)
+		x.dots[r] = c.dots[(t.Batch*l.Dims.Heads+h)*l.Dims.SeqQ+i]
+		switch lse := c.forward.LSE.At(t.Batch, h, i, 0); {
+		case lse == tile.NegInf:
+			t.Spans[r], t.Every = tile.Span{}, tile.Span{}
+		case lse == lse: // with NaN the weights of hidden keys would be NaN
+			x.m[r] = float32(float64(lse) * math.Log2E)
 		}
-	})
+	}
 	x.clean(x.q, t.N, l.DimK)
 	x.clean(x.dO, t.N, l.DimV)
 	if l.KeyLanes {
@@ -260,8 +252,15 @@ func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 		for row := range t.N {
 			at := row * tile.BlockKeys
 			w, ds := x.w[at:at+lanes], x.ds[at:at+lanes]
-			for c, weight := range s.S[at : at+lanes] {
-				ds[c] = scoreGradient(weight, w[c], ds[c], factor, x.dots[row])
+			for c, p := range s.S[at : at+lanes] { // as vec.Kernels.ScoreGradients
+				switch dp := ds[c]; {
+				case p == 0:
+					ds[c] = 0
+				case w[c] == 0:
+					ds[c] = p * (0 - x.dots[row])
+				default:
+					ds[c] = p * (float32(dp*factor) - x.dots[row])
+				}
 			}
 		}
 		return
@@ -283,17 +282,6 @@ func (x *chunk) drop(t *tile.Tile, here tile.Span, n int) {
 		copy(x.w, x.space.S[:n])
 		x.call.forward.Scores.Drop(x.space, t, x.w, here)
 	}
-}
-
-// scoreGradient is vec.Kernels.ScoreGradients for one score.
-func scoreGradient(p, w, dp, factor, dot float32) float32 {
-	if p == 0 {
-		return 0
-	}
-	if w == 0 {
-		dp = 0
-	}
-	return p * (float32(dp*factor) - dot)
 }
 
 // addBlock adds what t and the keys of here, whose gradients scoreGradients has computed,
@@ -360,24 +348,10 @@ func (x *chunk) uncap(t *tile.Tile, n int) {
 
 // writeQueries writes the rows of dQ of tile t.
 func (x *chunk) writeQueries(t *tile.Tile) {
-	c, l := x.call, x.layout
-	k, step := l.Kernels, l.Kernels.Lanes
-	if l.KeyLanes {
-		step = t.N
-	}
-	for lane := 0; lane < t.N; lane += step {
-		rows := x.dQ
-		if !l.KeyLanes {
-			rows = x.space.Stage
-			for i := 0; i < l.DimK; i += k.Lanes {
-				k.Transpose(rows[i:], l.DimK, x.dQ[i*k.Width+lane:], k.Width, x.space.One)
-			}
-		}
-		for r := range min(step, t.N-lane) {
-			h, i := l.Row(t.H, t.I, lane+r)
-			c.storeGradient(&c.dQ, rows[r*l.DimK:(r+1)*l.DimK], x.old, c.problem.Scale, t.Batch, h, i)
-		}
-	}
+	c := x.call
+	x.layout.EachRow(x.space, t, 0, x.dQ, x.layout.DimK, x.ones, func(row []float32, h, i int) {
+		c.storeGradient(&c.dQ, row, x.old, c.problem.Scale, t.Batch, h, i)
+	})
 }
 
 // writeKeys writes the rows of dK and dV.

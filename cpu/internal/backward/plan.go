@@ -20,7 +20,8 @@ type Plan struct {
 	keyChunks int // tasks of a key head
 	slots     int // key heads whose dQ is summed at the same time
 	tasks     int
-	biasSums  biasSums
+
+	biasDistances, biasLines int // lengths of the sums of biases
 }
 
 // cacheFloats is the share of a core's second-level cache that a task uses, as in package cpu.
@@ -30,7 +31,8 @@ const cacheFloats = 512 << 10 / 4
 // the query rows of a tile depend on their number.
 func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
 	d := g.Dims()
-	x := Plan{layout: tile.NewLayout(k, d.Heads/d.KVHeads*d.SeqQ <= k.Width/2, &g.Call), wantsQ: !g.DQ.IsZero(), biasSums: newBiasSums(g)}
+	x := Plan{layout: tile.NewLayout(k, d.Heads/d.KVHeads*d.SeqQ <= k.Width/2, &g.Call), wantsQ: !g.DQ.IsZero()}
+	x.biasDistances, x.biasLines = biasSums(g)
 	groups, blocks := d.Batch*d.KVHeads, tile.CeilDiv(d.SeqK, tile.BlockKeys)
 	// A task reads K and V and adds to dK and dV for each tile.
 	some := max(1, min(8, cacheFloats/(2*tile.BlockKeys*(x.layout.DimK+x.layout.DimV))))
@@ -54,7 +56,7 @@ func (x *Plan) Describe(p *backend.Plan) {
 		x.tasks, l.Dims.Batch, l.Dims.KVHeads, x.keyChunks, x.chunkKeys, l.Tiles, x.threads)
 	p.Chunks = x.tasks
 	p.Scratch = 4*(int64(x.threads)*int64(x.chunkFloats()+pool.AlignFloats)+int64(x.sumFloats()+x.queryRows()+x.tasks)) +
-		8*int64(x.biasSums.all())
+		8*int64(x.biasDistances+x.biasLines)
 }
 
 // queryRows returns the number of query rows of all heads and batches.

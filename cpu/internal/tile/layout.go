@@ -115,17 +115,6 @@ func (l *Layout) Row(h, i, r int) (int, int) {
 	return h + i/l.Dims.SeqQ, i % l.Dims.SeqQ
 }
 
-// RowsOf calls do for the rows [first, first+n) of t, those of one head at a
-// time: rows r to r+n of them are rows i to i+n of head h.
-func (l *Layout) RowsOf(t *Tile, first, n int, do func(r, h, i, n int)) {
-	for r := 0; r < n; {
-		h, i := l.Row(t.H, t.I, first+r)
-		m := min(n-r, l.Dims.SeqQ-i)
-		do(r, h, i, m)
-		r += m
-	}
-}
-
 // Tile returns tile at of the group of c, without queries and sums.
 func (l *Layout) Tile(s *Space, c *Chunk, at int) Tile {
 	t := Tile{index: c.Tile + at, Batch: c.Batch, KVHead: c.KVHead, H: c.KVHead * l.Share, Spans: s.spans[(at-c.First)*l.Rows:]}

@@ -29,7 +29,7 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 	x := l.Kernels
 	t.q = w.Floats(l.QueryFloats())
 	if l.KeyLanes {
-		l.RowsOf(t, 0, t.N, func(r, h, i, n int) { p.Q.LoadRows(x, t.q[r*l.DimK:], l.DimK, t.Batch, h, i, n) })
+		p.loadQueries(t.q, t, 0, t.N)
 		scaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
 		clear(t.q[t.N*l.DimK:])
 		return
@@ -39,14 +39,20 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 		if !ok || l.Dims.Dim != l.DimK {
 			rows, ld = s.Stage, l.DimK
 			n := max(0, min(x.Lanes, t.N-lane))
-			l.RowsOf(t, lane, n, func(r, h, i, n int) {
-				p.Q.LoadRows(x, rows[r*ld:], ld, t.Batch, h, i, n)
-			})
+			p.loadQueries(rows, t, lane, n)
 			clear(rows[n*ld : x.Lanes*ld])
 		}
 		for c := 0; c < l.DimK; c += x.Lanes {
 			x.Transpose(t.q[c*x.Width+lane:], x.Width, rows[c:], ld, s.Scale)
 		}
+	}
+}
+
+// loadQueries loads n query rows of t, from one on, to rows.
+func (p *Products) loadQueries(rows []float32, t *Tile, from, n int) {
+	for r := range n {
+		h, i := p.Layout.Row(t.H, t.I, from+r)
+		p.Q.LoadRows(p.Layout.Kernels, rows[r*p.Layout.DimK:], p.Layout.DimK, t.Batch, h, i, 1)
 	}
 }
 
@@ -174,32 +180,37 @@ func (p *Products) multiply(s *Space, t *Tile, e vec.Element, ldv int) {
 // writeOutputs writes the outputs o of t, each row times its factor in mul, which
 // covers TileRows rows.
 func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
-	l := p.Layout
-	x := l.Kernels
-	if l.RowOutputs {
-		for r := range t.N {
-			h, i := l.Row(t.H, t.I, r)
-			row := o[r*l.DimV : (r+1)*l.DimV]
-			scaleRows(row, row, mul[r])
-			p.O.Store(x, row[:l.Dims.ValueDim], t.Batch, h, i, 0)
-		}
-		return
-	}
-	for lane := 0; lane < t.N; lane += x.Lanes {
-		rows, ld, ok := l.square(&p.O, t, lane)
-		if ok = ok && l.Dims.ValueDim == l.DimV; !ok {
-			rows, ld = s.Stage, l.DimV
+	l, done := p.Layout, 0
+	for x := l.Kernels; !l.RowOutputs && l.Dims.ValueDim == l.DimV && done < t.N; done += x.Lanes {
+		rows, ld, ok := l.square(&p.O, t, done)
+		if !ok {
+			break
 		}
 		for c := 0; c < l.DimV; c += x.Lanes {
-			x.Transpose(rows[c:], ld, o[c*x.Width+lane:], x.Width, mul[lane:])
+			x.Transpose(rows[c:], ld, o[c*x.Width+done:], x.Width, mul[done:])
 		}
-		if ok {
-			continue
+	}
+	l.EachRow(s, t, done, o, l.DimV, mul, func(row []float32, h, i int) {
+		p.O.Store(l.Kernels, row[:l.Dims.ValueDim], t.Batch, h, i, 0)
+	})
+}
+
+// EachRow calls do with the rows of t from one on that is a multiple of Lanes. They are those of
+// o, outputs of dim elements, each times its factor in mul.
+func (l *Layout) EachRow(s *Space, t *Tile, from int, o []float32, dim int, mul []float32, do func(row []float32, h, i int)) {
+	x := l.Kernels
+	for r := from; r < t.N; r++ {
+		row := s.Stage[r%x.Lanes*dim:][:dim]
+		switch {
+		case l.RowOutputs:
+			scaleRows(row, o[r*dim:(r+1)*dim], mul[r])
+		case r%x.Lanes == 0:
+			for c := 0; c < dim; c += x.Lanes {
+				x.Transpose(s.Stage[c:], dim, o[c*x.Width+r:], x.Width, mul[r:])
+			}
 		}
-		for r := range min(x.Lanes, t.N-lane) {
-			h, i := l.Row(t.H, t.I, lane+r)
-			p.O.Store(x, s.Stage[r*l.DimV:][:l.Dims.ValueDim], t.Batch, h, i, 0)
-		}
+		h, i := l.Row(t.H, t.I, r)
+		do(row, h, i)
 	}
 }
 

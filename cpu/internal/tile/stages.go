@@ -53,9 +53,10 @@ func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View,
 	b := block{span: Span{j0, min(j0+BlockKeys, l.Dims.SeqK)}, end: l.Dims.SeqK}
 	for i := range tiles {
 		t := &tiles[i]
-		l.RowsOf(t, 0, t.N, func(row, h, i, rows int) {
-			weights.Load(l.Kernels, s.S[row*BlockKeys:], BlockKeys, t.Batch, h, i, rows, j0, b.span.Hi-j0)
-		})
+		for r := range t.N {
+			h, i := l.Row(t.H, t.I, r)
+			weights.Load(l.Kernels, s.S[r*BlockKeys:], BlockKeys, t.Batch, h, i, 1, j0, b.span.Hi-j0)
+		}
 		e, ld := p.values(s, &b, t, b.span, zeroHides || l.Kernels.KeyLanes)
 		p.multiply(s, t, e, ld)
 		if b.replaced {
