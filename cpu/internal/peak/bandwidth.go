@@ -37,7 +37,11 @@ func Bandwidth(ctx context.Context, tier string, spans [][]byte, threads int) (f
 	if err != nil {
 		return 0, err
 	}
-	return best(ctx, readWindows, threads, k.readWork(split(spans, threads)))
+	var works []work
+	for _, part := range split(spans, threads) {
+		works = append(works, k.reads(part))
+	}
+	return best(ctx, readWindows, works)
 }
 
 // split divides every span into equal parts, one for each of threads goroutines, and
@@ -65,25 +69,18 @@ func split(spans [][]byte, threads int) [][]read {
 	return parts
 }
 
-// readWork returns the work that Bandwidth measures, in bytes.
-func (k kernel) readWork(parts [][]read) func(thread int) float64 {
-	// position is the index of a goroutine's next call, on a cache line of its own.
-	type position struct {
-		call int
-		_    [lineBytes - unsafe.Sizeof(int(0))]byte
-	}
-	next := make([]position, len(parts))
-	return func(thread int) float64 {
-		part, at, bytes := parts[thread], &next[thread].call, 0
+// reads returns the work that Bandwidth measures: it reads some of part, which it begins again
+// at its end, and returns the bytes.
+func (k kernel) reads(part []read) work {
+	next := 0
+	return func() (bytes float64) {
 		// Two calls take so long that reading the clock between them costs nothing.
 		for len(part) > 0 && bytes < 2*callBytes {
-			r := part[*at]
+			r := part[next]
 			k.read(r.p, r.apart, r.turns)
-			bytes += r.bytes()
-			if *at++; *at == len(part) {
-				*at = 0
-			}
+			bytes += float64(r.bytes())
+			next = (next + 1) % len(part)
 		}
-		return float64(bytes)
+		return bytes
 	}
 }

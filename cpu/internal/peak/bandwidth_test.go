@@ -62,12 +62,12 @@ func TestSplitStaysInside(t *testing.T) {
 func TestReadLoops(t *testing.T) {
 	data := make([]byte, 4<<20)
 	for _, k := range kernels() {
-		work := k.readWork(split([][]byte{data}, 1))
-		if got := work(0); got != 2*callBytes {
+		do := k.reads(split([][]byte{data}, 1)[0])
+		if got := do(); got != 2*callBytes {
 			t.Errorf("%s counts %g bytes, want %d", k.tier, got, 2*callBytes)
 		}
-		if rate := measure(1, work); !(rate > 0) {
-			t.Errorf("%s reads %g bytes a second", k.tier, rate)
+		if rate, err := best(t.Context(), 1, []work{do}); err != nil || !(rate > 0) {
+			t.Errorf("%s reads %g bytes a second, %v", k.tier, rate, err)
 		}
 	}
 }

@@ -20,17 +20,15 @@ func fmaGeneric(n int, x, y float32) {
 	runtime.KeepAlive(c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7) // else the compiler drops the loop
 }
 
-// readGeneric loads n·turnBytes bytes from each of p, p+apart, p+2·apart and p+3·apart on.
+// readGeneric loads n·turnBytes bytes from each of p, p+apart, p+2·apart and p+3·apart on, one after another.
 //
 //go:noinline
 func readGeneric(p *byte, apart, n int) {
-	var c0, c1, c2, c3 uint64
-	length := 3*apart + n*turnBytes
-	all := unsafe.Slice((*uint64)(unsafe.Pointer(p)), length/8)
-	words, apart := n*turnBytes/8, apart/8
-	w0, w1, w2, w3 := all[:words], all[apart:][:words], all[2*apart:][:words], all[3*apart:][:words]
-	for i := range w0 {
-		c0, c1, c2, c3 = c0|w0[i], c1|w1[i], c2|w2[i], c3|w3[i]
+	var seen [streams]uint64
+	for stream := range streams {
+		for _, word := range unsafe.Slice((*uint64)(unsafe.Add(unsafe.Pointer(p), stream*apart)), n*turnBytes/8) {
+			seen[stream] |= word
+		}
 	}
-	runtime.KeepAlive(c0 | c1 | c2 | c3) // else the compiler drops the loop
+	runtime.KeepAlive(seen) // else the compiler drops the loop
 }

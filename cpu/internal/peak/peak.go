@@ -47,94 +47,75 @@ const (
 // ErrTier reports a tier that the machine does not have.
 var ErrTier = errors.New("this machine has no such instructions")
 
-// Tiers returns the names of the machine's tiers, the widest first: "avx512", "avx2" and
-// "neon" where the machine has them, and always "go".
-func Tiers() []string {
-	var names []string
-	for _, k := range kernels() {
-		names = append(names, k.tier)
-	}
-	return names
-}
-
 // find returns the loops of a tier, "" for the widest.
 func find(tier string) (kernel, error) {
-	list := kernels()
-	if tier == "" {
-		return list[0], nil
+	var names []string
+	for _, k := range kernels() {
+		if tier == "" || k.tier == tier {
+			return k, nil
+		}
+		names = append(names, k.tier)
 	}
-	i := slices.IndexFunc(list, func(k kernel) bool { return k.tier == tier })
-	if i < 0 {
-		return kernel{}, fmt.Errorf("tier is %q, there are %v: %w", tier, Tiers(), ErrTier)
-	}
-	return list[i], nil
+	return kernel{}, fmt.Errorf("tier is %q, there are %v: %w", tier, names, ErrTier)
 }
 
 // FLOPS returns the float32 operations a second of threads concurrent goroutines, in the
-// instructions of tier ("" for the widest). It takes 40 milliseconds. Errors: ErrTier, and
-// the context's.
+// instructions of tier ("" for the widest): "avx512", "avx2" or "neon" where the machine has
+// them, and always "go". It takes 40 milliseconds. Errors: ErrTier, and the context's.
 func FLOPS(ctx context.Context, tier string, threads int) (float64, error) {
 	k, err := find(tier)
 	if err != nil {
 		return 0, err
 	}
-	return best(ctx, fmaWindows, threads, k.fmaWork())
+	return best(ctx, fmaWindows, slices.Repeat([]work{k.operations}, threads))
 }
 
-// fmaWork returns the work that FLOPS measures, in operations.
-func (k kernel) fmaWork() func(int) float64 {
-	return func(int) float64 {
-		const calls = 8 // between two readings of the clock
-		for range calls {
-			k.fma(fmaTurns, 0.5, 1)
-		}
-		return calls * fmaTurns * float64(k.flops)
+// operations is the work that FLOPS measures.
+func (k kernel) operations() float64 {
+	const calls = 8 // between two readings of the clock
+	for range calls {
+		k.fma(fmaTurns, 0.5, 1)
 	}
+	return calls * fmaTurns * float64(k.flops)
 }
 
-// best returns the highest of n rates that measure returns, or the context's error.
-func best(ctx context.Context, n, threads int, work func(thread int) float64) (float64, error) {
-	var rate float64
+// work does some work of one goroutine and returns how much.
+type work func() float64
+
+// best returns the highest rate of n windows, or the context's error. In each, a goroutine does
+// each of the works. Their rates, each counted from the common start, are added.
+func best(ctx context.Context, n int, works []work) (rate float64, err error) {
 	for range n {
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		rate = max(rate, measure(threads, work))
+		rates := make([]float64, len(works))
+		var ready, done sync.WaitGroup
+		ready.Add(len(works))
+		var start time.Time
+		begin := make(chan struct{})
+		for i, do := range works {
+			done.Go(func() {
+				do() // the processor powers wide units up on first use
+				ready.Done()
+				<-begin
+				did, took := 0.0, time.Duration(0)
+				for took < window {
+					did += do()
+					took = time.Since(start)
+				}
+				rates[i] = did / took.Seconds()
+			})
+		}
+		ready.Wait()
+		start = time.Now()
+		close(begin)
+		done.Wait()
+		sum := 0.0
+		for _, r := range rates {
+			sum += r
+		}
+		rate = max(rate, sum)
 	}
 	return rate, nil
-}
-
-// measure runs work on threads goroutines for one window and returns the sum of their
-// rates, each counted from the common start. work gets the number of its goroutine and
-// returns the amount of work it did.
-func measure(threads int, work func(thread int) float64) float64 {
-	rates := make([]float64, threads)
-	var ready, done sync.WaitGroup
-	ready.Add(threads)
-	var start time.Time
-	begin := make(chan struct{})
-	for i := range threads {
-		done.Go(func() {
-			work(i) // the processor powers wide units up on first use
-			ready.Done()
-			<-begin
-			did := 0.0
-			for {
-				did += work(i)
-				if took := time.Since(start); took >= window {
-					rates[i] = did / took.Seconds()
-					return
-				}
-			}
-		})
-	}
-	ready.Wait()
-	start = time.Now()
-	close(begin)
-	done.Wait()
-	var sum float64
-	for _, r := range rates {
-		sum += r
-	}
-	return sum
 }
