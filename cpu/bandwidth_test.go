@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
@@ -76,8 +75,7 @@ func TestMemoryOfViews(t *testing.T) {
 	} {
 		s, err := x.View(c.shape, c.strides, c.offset)
 		must(t, err)
-		v := view.Of(&s)
-		if got := len(v.Memory()); got != c.want {
+		if got := len(memoryOf(&s)); got != c.want {
 			t.Errorf("%s: %d bytes, want %d", c.why, got, c.want)
 		}
 	}

@@ -71,11 +71,11 @@ func (j *gemmJob) Floats() int {
 func (j *gemmJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {
 	s, vt, acc := w.Floats(gemmRows*tile.BlockKeys), w.Floats(tile.BlockKeys*j.dim), w.Floats(gemmRows*j.dim)
 	blocks := tile.CeilDiv(j.seq, gemmRows)
-	q, ldq := j.q.F32[j.q.Index(0, t/blocks, t%blocks*gemmRows):], j.q.RowStride()
+	q, ldq := j.q.F32[j.q.Index(0, t/blocks, t%blocks*gemmRows):], j.q.Stride[backend.Seq]
 	clear(s) // scratch may hold NaN
 	clear(vt)
 	for j0 := 0; j0 < j.seq; j0 += tile.BlockKeys {
-		k, ldk := j.k.F32[j.k.Index(0, t/blocks, j0):], j.k.RowStride()
+		k, ldk := j.k.F32[j.k.Index(0, t/blocks, j0):], j.k.Stride[backend.Seq]
 		gemm(gemmRows, tile.BlockKeys, j.dim, q, ldq, k, ldk, s, tile.BlockKeys)
 		gemm(gemmRows, j.dim, tile.BlockKeys, s, tile.BlockKeys, vt, tile.BlockKeys, acc, j.dim)
 	}

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"gonum.org/v1/gonum/blas/blas32"
 	"gonum.org/v1/gonum/blas/gonum"
@@ -52,33 +52,15 @@ func parseModel(info []byte) string {
 	return runtime.GOARCH
 }
 
-// provider names the BLAS behind blas32. For gonum's own it adds the version if the
-// binary has build information.
+// provider names the BLAS behind blas32.
 func provider() string {
 	if impl := blas32.Implementation(); impl != blas32Default {
 		return fmt.Sprintf("blas32 of %T", impl)
 	}
-	return "gonum blas32" + gonumVersion()
+	return "gonum blas32"
 }
 
 var blas32Default any = gonum.Implementation{}
-
-// gonumVersion returns for example " v0.17.0", or "" without build information.
-var gonumVersion = sync.OnceValue(func() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	for _, m := range info.Deps {
-		if m.Path == "gonum.org/v1/gonum" {
-			if m.Replace != nil {
-				m = m.Replace
-			}
-			return " " + m.Version
-		}
-	}
-	return ""
-})
 
 // PeakFLOPS implements backend.PeakMeter: the best of five measurements of 8
 // milliseconds each, in the instructions of the backend's tier. For the gonum tier
@@ -108,8 +90,7 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 		defer pinned.Unpin()
 		var spans [][]byte
 		for _, o := range in {
-			v := view.Of(&o.Tensor)
-			spans = append(spans, v.Memory())
+			spans = append(spans, memoryOf(&o.Tensor))
 		}
 		rate, err = peak.Bandwidth(ctx, be.peakTier(), spans, be.threads())
 		return err
@@ -123,4 +104,30 @@ func (be *Backend) peakTier() string {
 		return ""
 	}
 	return be.kernels.Tier
+}
+
+// memoryOf returns the bytes of t from its first element to its last; nil for no tensor.
+func memoryOf(t *backend.Tensor) []byte {
+	n, shape, strides := 1, t.Shape(), t.Strides()
+	for i, length := range shape {
+		if length == 0 {
+			return nil
+		}
+		n += (length - 1) * strides[i]
+	}
+	switch v := view.Of(t); v.DType {
+	case backend.F32:
+		return bytesOf(v.F32[:n])
+	case backend.Bool:
+		return bytesOf(v.Bools[:n])
+	case backend.Q8:
+		return v.Q8[:view.Q8Lead+n]
+	default:
+		return bytesOf(v.Bits[:n])
+	}
+}
+
+// bytesOf returns the memory of s.
+func bytesOf[T float32 | uint16 | bool](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }

@@ -127,7 +127,7 @@ func (x *smallSpace) group(b, hk int) bool {
 		x.m[r], x.l[r] = tile.NoScore, 0
 	}
 	kernels.RowWeights(x.s, x.ld, lanes, l.Rows, x.m, x.l, x.alpha)
-	runs, ldv := []vec.Run(nil), p.V.RowStride()
+	runs, ldv := []vec.Run(nil), p.V.Stride[backend.Seq]
 	if l.Dims.ValueDim == l.DimV {
 		runs = x.memory.Runs(&p.V, b, hk, tile.Span{Lo: 0, Hi: n}, n)
 	} else {
@@ -188,5 +188,5 @@ func (x *smallSpace) finiteValues(b, hk, n int) bool {
 	if v.Pages != nil {
 		return false
 	}
-	return !x.a.plan.layout.Kernels.NonFinite(v.F32[v.Index(b, hk, 0):], v.RowStride(), n, x.a.plan.layout.Dims.ValueDim)
+	return !x.a.plan.layout.Kernels.NonFinite(v.F32[v.Index(b, hk, 0):], v.Stride[backend.Seq], n, x.a.plan.layout.Dims.ValueDim)
 }

@@ -223,7 +223,7 @@ func (a *Attention) mergeShard(s *Space, t *Tile) {
 	fold.multiply(st.o, x)
 	sums.hasCur, sums.hasAll = false, false
 	if first {
-		sums.merged.copy(st)
+		sums.merged, *st = *st, sums.merged
 		sums.hasMerged = true
 		return
 	}

@@ -98,7 +98,7 @@ func (p *Products) loadKeys(s *Space, b *block, t *Tile) {
 func (p *Products) keys(s *Space, b *block, t *Tile, some Span) (runs []vec.Run, ld int) {
 	l := p.Layout
 	if l.ReadK {
-		return s.Runs(&p.K, t.Batch, t.KVHead, some, b.end), p.K.RowStride()
+		return s.Runs(&p.K, t.Batch, t.KVHead, some, b.end), p.K.Stride[backend.Seq]
 	}
 	p.loadKeys(s, b, t)
 	return s.Rows(s.k[(some.Lo-b.span.Lo)*l.DimK:], l.DimK, some.Hi-some.Lo, l.DimK), l.DimK
@@ -121,7 +121,7 @@ func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e
 	}
 	if l.ReadV && !b.replaced {
 		s.Runs(&p.V, t.Batch, t.KVHead, here, b.end)
-		return p.V.Element(), p.V.RowStride()
+		return p.V.Element(), p.V.Stride[backend.Seq]
 	}
 	s.Rows(s.v[(here.Lo-b.span.Lo)*l.DimV:], l.DimV, here.Hi-here.Lo, l.DimV)
 	return vec.F32, l.DimV
@@ -230,7 +230,7 @@ func (s *Space) Runs(v *view.View, b, h int, some Span, end int) []vec.Run {
 	// Each run prefetches a share of the four quarters of the next block, whose rows are as
 	// many as to lie in one page each.
 	size, ld, stride := v.Shape[backend.Seq], v.Stride[backend.Seq], v.Stride[backend.Batch]
-	most, quarter, bytes := commonDivisor(size, BlockKeys), n/4, v.DType.Size()
+	most, quarter, bytes := min(size&-size, BlockKeys), n/4, v.DType.Size()
 	pages, head, last := v.Pages[b], h*v.Stride[backend.Heads], (end-1)/size
 	from := pagedRow{lo / size, lo % size}
 	var ahead [4]pagedRow
@@ -265,11 +265,4 @@ func (r *pagedRow) add(n, size int) {
 	if r.row += n; r.row >= size {
 		r.page, r.row = r.page+1, r.row-size
 	}
-}
-
-func commonDivisor(a, b int) int {
-	for b > 0 {
-		a, b = b, a%b
-	}
-	return a
 }

@@ -31,13 +31,6 @@ func (s *state) reset() {
 	Fill(s.m, NoScore)
 }
 
-// copy copies t, which has the same size, to s.
-func (s *state) copy(t *state) {
-	copy(s.o, t.o)
-	copy(s.m, t.m)
-	copy(s.l, t.l)
-}
-
 // folder folds states of one call.
 type folder struct {
 	k    *vec.Kernels

@@ -4,7 +4,6 @@ package view
 import (
 	"encoding/binary"
 	"math"
-	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/vec"
@@ -17,14 +16,14 @@ type View struct {
 	F32    []float32
 	Bits   []uint16 // F16, BF16
 	Bools  []bool
-	q8     []byte // from the scale of the first row on
+	Q8     []byte // from the scale of the first row on
 	Shape  backend.Shape
 	Stride backend.Strides
 	Pages  [][]int32 // of a pool of pages: row s of batch b is in page Pages[b][s/Shape[Seq]]
 }
 
-// q8Lead is the size in bytes of the scale in front of a Q8 row.
-const q8Lead = 4
+// Q8Lead is the size in bytes of the scale in front of a Q8 row.
+const Q8Lead = 4
 
 // Of returns the view of t, which is in host memory; zero for the zero Tensor. Call
 // [backend.Pinned.Pin], which refuses other tensors, before you use its elements.
@@ -33,6 +32,9 @@ func Of(t *backend.Tensor) (v View) {
 		return v
 	}
 	v.DType, v.Shape, v.Stride = t.DType(), t.Shape(), t.Strides()
+	if v.Shape[backend.Seq] == 1 && v.DType == backend.F32 {
+		v.Stride[backend.Seq] = v.Shape[backend.Dim] // that of one row may be anything; kernels want this
+	}
 	switch memory := t.Memory().Handle().(type) {
 	case []float32:
 		v.F32 = from(memory, t.Offset())
@@ -41,7 +43,7 @@ func Of(t *backend.Tensor) (v View) {
 	case []bool:
 		v.Bools = from(memory, t.Offset())
 	case []byte:
-		v.q8 = from(memory, t.Offset()-q8Lead)
+		v.Q8 = from(memory, t.Offset()-Q8Lead)
 	}
 	return v
 }
@@ -74,15 +76,6 @@ func InPlace(t *backend.Tensor) bool {
 	return t.DType() == backend.F32 &&
 		(shape[backend.Dim] == 1 || stride[backend.Dim] == 1) &&
 		(shape[backend.Seq] == 1 || stride[backend.Seq] >= shape[backend.Dim])
-}
-
-// RowStride returns the distance between rows as the kernels take it. The stride of one row of
-// float32 may be anything.
-func (v *View) RowStride() int {
-	if v.F32 == nil {
-		return v.Stride[backend.Seq]
-	}
-	return max(v.Stride[backend.Seq], v.Shape[backend.Dim])
 }
 
 // Load copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose rows are ld
@@ -120,7 +113,7 @@ func (v *View) loadAdjacent(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, c
 	case v.DType == backend.BF16:
 		k.LoadBF16(dst, ld, v.Bits[at:], apart, n, whole)
 	default:
-		k.LoadQ8(dst, ld, v.q8[at:], apart, n, whole)
+		k.LoadQ8(dst, ld, v.Q8[at:], apart, n, whole)
 	}
 	for r := range n {
 		row := dst[r*ld : (r+1)*ld]
@@ -152,7 +145,7 @@ func (v *View) At(b, h, s, c int) float32 {
 	case backend.BF16:
 		return vec.BF16ToF32(v.Bits[at])
 	}
-	return math.Float32frombits(binary.NativeEndian.Uint32(v.q8[row:])) * float32(int8(v.q8[at+q8Lead]))
+	return math.Float32frombits(binary.NativeEndian.Uint32(v.Q8[row:])) * float32(int8(v.Q8[at+Q8Lead]))
 }
 
 // CopyElements copies n elements that lie dj apart to where they lie di apart.
@@ -172,7 +165,7 @@ func (v *View) CopyRow(from *View, b, h, s int) {
 	n, di, dj := v.Shape[backend.Dim], v.Stride[backend.Dim], from.Stride[backend.Dim]
 	switch v.DType {
 	case backend.Q8:
-		copy(v.q8[i:i+q8Lead+n], from.q8[j:])
+		copy(v.Q8[i:i+Q8Lead+n], from.Q8[j:])
 	case backend.F32:
 		CopyElements(v.F32[i:], di, from.F32[j:], dj, n)
 	case backend.Bool:
@@ -192,7 +185,7 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 		CopyElements(v.F32[i:], step, row, 1, len(row))
 		return
 	case backend.Q8:
-		backend.QuantiseQ8(v.q8[i:i+q8Lead+len(row)], row)
+		backend.QuantiseQ8(v.Q8[i:i+Q8Lead+len(row)], row)
 		return
 	}
 	if whole := len(row) / k.Lanes * k.Lanes; whole > 0 && step == 1 && v.DType == backend.F16 {
@@ -228,35 +221,5 @@ func (v *View) AppendRun(runs []vec.Run, i, next, n int) []vec.Run {
 	case v.Bits != nil:
 		return vec.AppendRun(runs, v.Bits[i:], ld, n, d, v.Bits[next:])
 	}
-	return vec.AppendRun(runs, v.q8[i:], ld, n, d, v.q8[next:])
-}
-
-// Memory returns the bytes of v from its first element to its last; nil for no
-// tensor.
-func (v *View) Memory() []byte {
-	if v.IsZero() {
-		return nil
-	}
-	n := 1
-	for i, l := range v.Shape {
-		if l == 0 {
-			return nil
-		}
-		n += (l - 1) * v.Stride[i]
-	}
-	switch v.DType {
-	case backend.F32:
-		return bytesOf(v.F32[:n])
-	case backend.Bool:
-		return bytesOf(v.Bools[:n])
-	case backend.Q8:
-		return v.q8[:q8Lead+n]
-	default:
-		return bytesOf(v.Bits[:n])
-	}
-}
-
-// bytesOf returns the memory of s.
-func bytesOf[T float32 | uint16 | bool](s []T) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
+	return vec.AppendRun(runs, v.Q8[i:], ld, n, d, v.Q8[next:])
 }
