@@ -187,18 +187,13 @@ func openOn(dev port.Device, info backend.Info, opt Options) (*Backend, error) {
 // byRank lists the types of adapters, the best last.
 var byRank = []backend.DeviceType{backend.CPU, backend.Other, backend.Virtual, backend.Integrated, backend.Discrete}
 
+var deviceTypes = map[gputypes.DeviceType]backend.DeviceType{
+	gputypes.DeviceTypeDiscreteGPU: backend.Discrete, gputypes.DeviceTypeIntegratedGPU: backend.Integrated,
+	gputypes.DeviceTypeVirtualGPU: backend.Virtual, gputypes.DeviceTypeCPU: backend.CPU,
+}
+
 func typeOf(a gputypes.AdapterInfo) backend.DeviceType {
-	switch a.DeviceType {
-	case gputypes.DeviceTypeDiscreteGPU:
-		return backend.Discrete
-	case gputypes.DeviceTypeIntegratedGPU:
-		return backend.Integrated
-	case gputypes.DeviceTypeVirtualGPU:
-		return backend.Virtual
-	case gputypes.DeviceTypeCPU:
-		return backend.CPU
-	}
-	return backend.Other
+	return cmp.Or(deviceTypes[a.DeviceType], backend.Other)
 }
 
 func pick(selector string, adapters []port.Adapter) (int, error) {
@@ -220,13 +215,12 @@ func pick(selector string, adapters []port.Adapter) (int, error) {
 		}
 		return n, nil
 	}
-	i := slices.IndexFunc(names, func(n string) bool {
-		return strings.Contains(strings.ToLower(n), strings.ToLower(selector))
-	})
-	if i < 0 {
-		return 0, fmt.Errorf("gpu:%s: no adapter's name contains that, there are %q: %w", selector, names, backend.ErrNoDevice)
+	for i, name := range names {
+		if strings.Contains(strings.ToLower(name), strings.ToLower(selector)) {
+			return i, nil
+		}
 	}
-	return i, nil
+	return 0, fmt.Errorf("gpu:%s: no adapter's name contains that, there are %q: %w", selector, names, backend.ErrNoDevice)
 }
 
 // lower returns l with the limits of o.

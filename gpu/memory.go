@@ -21,24 +21,23 @@ import (
 // grants parts of it until its memory is full.
 const mostMemory = 1 << 40
 
-// memoryEnv bounds the device's memory where Options do not.
-const memoryEnv = "ATTN_GPU_MEMORY"
-
-// memoryFromEnv reads memoryEnv: bytes, or KiB, MiB or GiB; 0 when it is not set.
+// memoryFromEnv reads the bound on the device's memory where Options have none: bytes, or KiB,
+// MiB or GiB; 0 when it is not set.
 func memoryFromEnv() (int64, error) {
-	text := os.Getenv(memoryEnv)
+	const env = "ATTN_GPU_MEMORY"
+	text := os.Getenv(env)
 	if text == "" {
 		return 0, nil
 	}
 	number, shift := text, 0
-	for unit, bits := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
+	for i, unit := range []string{"KiB", "MiB", "GiB"} {
 		if n, ok := strings.CutSuffix(text, unit); ok {
-			number, shift = n, bits
+			number, shift = n, 10*(i+1)
 		}
 	}
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n <= 0 || n > math.MaxInt64>>shift {
-		return 0, fmt.Errorf("%s is %q, it must be a whole number of bytes, KiB, MiB or GiB, such as 256MiB: %w", memoryEnv, text, backend.ErrOption)
+		return 0, fmt.Errorf("%s is %q, it must be a whole number of bytes, KiB, MiB or GiB, such as 256MiB: %w", env, text, backend.ErrOption)
 	}
 	return n << shift, nil
 }
@@ -133,9 +132,8 @@ func (b *Backend) upload(ctx context.Context, host backend.Tensor) (backend.Tens
 		return backend.Tensor{}, err
 	}
 	defer pins.Unpin()
-	shape, strides := host.Shape(), host.Strides()
-	stored := cut.Distinct(shape, strides)
-	t, err := b.alloc(ctx, host.DType(), stored)
+	shape := host.Shape()
+	t, err := b.alloc(ctx, host.DType(), cut.Distinct(shape, host.Strides()))
 	if errors.Is(err, queue.ErrFull) {
 		return b.onHost(host)
 	}
@@ -148,17 +146,7 @@ func (b *Backend) upload(ctx context.Context, host backend.Tensor) (backend.Tens
 		return t, err
 	}
 	queue.Moved(ctx, t.Bytes(), began)
-	to := t.Strides()
-	for i := range stored {
-		if stored[i] != shape[i] {
-			to[i] = 0
-		}
-	}
-	v, err := t.View(shape, to, 0)
-	if err != nil {
-		t.Release()
-	}
-	return v, err
+	return t.Broadcast(shape)
 }
 
 // Download copies src to host: same shape (backend.ErrShape), same dtype
@@ -191,12 +179,11 @@ func (b *Backend) download(ctx context.Context, host, src backend.Tensor) error 
 	if err != nil {
 		return err
 	}
-	to, err := cut.Words(host)
-	if err == nil {
-		src, err = cut.Words(src)
-	}
-	if err != nil {
+	if host, err = cut.Words(host); err != nil {
 		return err
 	}
-	return b.dev.Download(ctx, dst, to.Strides(), src)
+	if src, err = cut.Words(src); err != nil {
+		return err
+	}
+	return b.dev.Download(ctx, dst, host.Strides(), src)
 }
