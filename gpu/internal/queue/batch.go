@@ -55,18 +55,10 @@ type batch struct {
 	bindings []port.Binding
 }
 
-// holds returns the bytes of parameters of b with x.
-func (b *batch) holds(x *dispatch, align int) int {
-	return cut.AlignUp(len(b.data), align) + x.params.Size()
-}
-
 // add adds x with its present parameters.
 func (b *batch) add(x dispatch, align int) {
-	at := cut.AlignUp(len(b.data), align)
-	for len(b.data) < at {
-		b.data = append(b.data, 0)
-	}
-	x.offset = uint64(at)
+	x.offset = uint64(cut.AlignUp(len(b.data), align))
+	b.data = append(b.data, make([]byte, int(x.offset)-len(b.data))...)
 	b.data = x.params.Append(b.data)
 	b.list = append(b.list, x)
 	b.work += x.work
@@ -80,26 +72,6 @@ func (b *batch) clear() {
 	clear(b.commands)
 	clear(b.bindings)
 	*b = batch{list: b.list[:0], data: b.data[:0], compiled: b.compiled[:0], commands: b.commands[:0], bindings: b.bindings[:0]}
-}
-
-// acquire compiles the pipelines of b. It returns those that it has acquired, also with an
-// error.
-func (b *batch) acquire(ctx context.Context, d *Device) error {
-	for i := range b.list {
-		p, err := d.Pipelines.Acquire(ctx, b.list[i].pipeline)
-		if err != nil {
-			return err
-		}
-		b.compiled = append(b.compiled, p)
-	}
-	return nil
-}
-
-// release ends the use of the pipelines that acquire has acquired.
-func (b *batch) release(d *Device) {
-	for i := range b.compiled {
-		d.Pipelines.Release(b.list[i].pipeline)
-	}
 }
 
 // record writes the parameters to f's part of the ring and makes the commands of b.
@@ -137,12 +109,18 @@ func (b *batch) copies(list []cut.Copy) {
 // send submits b for c.
 func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t port.Ticket, err error) {
 	defer func() {
-		if err != nil {
-			b.release(d)
+		for i := range b.compiled {
+			if err != nil { // else they are released when the submission has ended
+				d.Pipelines.Release(b.list[i].pipeline)
+			}
 		}
 	}()
-	if err := b.acquire(ctx, d); err != nil {
-		return 0, err
+	for i := range b.list {
+		p, err := d.Pipelines.Acquire(ctx, b.list[i].pipeline)
+		if err != nil {
+			return 0, err
+		}
+		b.compiled = append(b.compiled, p)
 	}
 	s := d.sent
 	select {

@@ -3,19 +3,9 @@ package queue
 import (
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/seed90331342/attn/gpu/internal/cut"
 )
-
-// calls holds the calls whose results may be incomplete, because their submissions run or have
-// failed.
-type calls struct {
-	mu sync.Mutex
-	// writers are the calls that wrote to a tensor last, if they run or failed.
-	writers map[*cut.Store]*call
-	failed  []*failure // that no call has returned
-}
 
 // call is a call with submissions that may still run.
 type call struct {
@@ -38,7 +28,7 @@ type failure struct {
 
 // begin returns a call that writes to out and reads in. It returns the failure of a call
 // that wrote to them.
-func (s *calls) begin(name string, out []Output, in []*cut.Store) (*call, error) {
+func (s *sent) begin(name string, out []Output, in []*cut.Store) (*call, error) {
 	c := &call{name: name, out: out}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +59,7 @@ func (s *calls) begin(name string, out []Output, in []*cut.Store) (*call, error)
 }
 
 // end notes that c has returned err.
-func (s *calls) end(c *call, err error) {
+func (s *sent) end(c *call, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.returned = true
@@ -89,7 +79,7 @@ func (s *calls) end(c *call, err error) {
 }
 
 // clean forgets a call that has succeeded. The caller holds the lock.
-func (s *calls) clean(c *call) {
+func (s *sent) clean(c *call) {
 	if c.left > 0 {
 		return
 	}
@@ -103,17 +93,8 @@ func (s *calls) clean(c *call) {
 	}
 }
 
-// submitted notes a submission of c.
-func (s *calls) submitted(c *call) {
-	s.mu.Lock()
-	c.left++
-	s.mu.Unlock()
-}
-
-// ended notes that a submission of c has ended, or failed with err.
-func (s *calls) ended(c *call, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// landed notes that a submission of c has ended, or failed with err. The caller holds the lock.
+func (s *sent) landed(c *call, err error) {
 	c.left--
 	if err != nil && c.failure == nil {
 		c.failure = &failure{of: c, err: err, told: c.refused}
@@ -129,30 +110,16 @@ func (s *calls) ended(c *call, err error) {
 	s.clean(c)
 }
 
-// hasFailed reports whether c has returned an error.
-func (s *calls) hasFailed(c *call) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return c.refused
-}
-
-// forget drops what is known of the memory of a tensor that is freed.
-func (s *calls) forget(x *cut.Store) {
-	s.mu.Lock()
-	delete(s.writers, x)
-	s.mu.Unlock()
-}
-
 // report returns the error of a failure, which the program then knows. The caller holds the
 // lock.
-func (s *calls) report(x *failure) error {
+func (s *sent) report(x *failure) error {
 	x.told = true
 	s.failed = slices.DeleteFunc(s.failed, func(y *failure) bool { return y == x })
 	return fmt.Errorf("%s: %w", x.of.name, x.err)
 }
 
 // result returns the error of the submissions of c that have ended.
-func (s *calls) result(c *call) error {
+func (s *sent) result(c *call) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.failure == nil {
@@ -166,7 +133,7 @@ func (s *calls) result(c *call) error {
 }
 
 // errorOf returns the error of the call that wrote to a tensor last.
-func (s *calls) errorOf(x *cut.Store) error {
+func (s *sent) errorOf(x *cut.Store) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.writers[x]; w != nil && w.failure != nil {
@@ -177,7 +144,7 @@ func (s *calls) errorOf(x *cut.Store) error {
 
 // first returns the first error that no call has returned, and forgets the others: calls
 // that use incomplete results still return theirs.
-func (s *calls) first() error {
+func (s *sent) first() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.failed) == 0 {

@@ -108,7 +108,7 @@ func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Confi
 
 func newDevice(dev port.Device, l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
 	d := &Device{Port: dev, Limits: l, name: name, pacing: newPacing(kind, c), streaming: make(chan struct{}, 1)}
-	d.sent = &sent{turn: make(chan struct{}, 1), calls: calls{writers: map[*cut.Store]*call{}}}
+	d.sent = &sent{turn: make(chan struct{}, 1), writers: map[*cut.Store]*call{}}
 	d.Pipelines = resource.NewPipelines(dev, resource.PipelineConfig{Name: name, Limits: l, OwnExp2: c.OwnExp2, Speed: d.pacing.speed, Wrap: d.wrap})
 	d.bound.Store(c.MemoryBytes)
 	d.runners.New = func() any { return new(Runner) }
@@ -163,7 +163,11 @@ func (d *Device) Reserve(bytes int64) error {
 }
 
 // Forget drops what is known of the memory of a tensor that is freed.
-func (d *Device) Forget(x *cut.Store) { d.sent.calls.forget(x) }
+func (d *Device) Forget(x *cut.Store) {
+	d.sent.mu.Lock()
+	delete(d.sent.writers, x)
+	d.sent.mu.Unlock()
+}
 
 // Alloc returns device memory for a tensor and the function that frees it, or ErrFull.
 func (d *Device) Alloc(ctx context.Context, bytes uint64) (_ *cut.Store, free func(), err error) {
@@ -172,7 +176,7 @@ func (d *Device) Alloc(ctx context.Context, bytes uint64) (_ *cut.Store, free fu
 	}
 	s := &cut.Store{Part: d.cutLimits().Part()}
 	free = func() {
-		d.sent.calls.forget(s)
+		d.Forget(s)
 		for _, buf := range s.Parts {
 			d.Pool.Put(buf, resource.StorageUsage, true)
 		}

@@ -84,7 +84,7 @@ type Output struct {
 // traced, and of kernels that run for the first time, because their speed is not known. It returns
 // the error of an earlier call that left an operand incomplete.
 func (d *Device) Do(ctx context.Context, w Work, f func(r *Runner) error) (err error) {
-	c, err := d.sent.calls.begin(w.Name, w.Written, w.Read)
+	c, err := d.sent.begin(w.Name, w.Written, w.Read)
 	if err != nil {
 		return err
 	}
@@ -180,8 +180,7 @@ func (r *Runner) Queue(op *Op) error {
 	op.Cutter.Share = r.d.pacing.share(r.deadline) / r.d.pacing.share(time.Time{})
 	var table port.Buffer
 	if op.Table != nil && !r.rehearsal {
-		var err error
-		if table, err = r.hold(uint64(len(op.Table))); err != nil {
+		if err := r.hold(&table, uint64(len(op.Table))); err != nil {
 			return err
 		}
 		if err := r.d.wrap(r.d.Port.Write(table, 0, op.Table)); err != nil {
@@ -239,12 +238,14 @@ func (r *Runner) add(x *dispatch) error {
 	if size := x.params.Size(); size > ring.most() {
 		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.Kernel.Name(), size, ring.most(), backend.ErrUnsupported)
 	}
-	if b := &r.batch; len(b.list) > 0 && (b.holds(x, ring.align) > ring.most() || len(b.list) == maxDispatches || r.d.pacing.full(b.seconds+x.seconds, b.work+x.work, r.deadline)) {
+	b := &r.batch
+	if len(b.list) > 0 && (cut.AlignUp(len(b.data), ring.align)+x.params.Size() > ring.most() || len(b.list) == maxDispatches ||
+		r.d.pacing.full(b.seconds+x.seconds, b.work+x.work, r.deadline)) {
 		if err := r.push(); err != nil {
 			return err
 		}
 	}
-	r.batch.add(*x, ring.align)
+	b.add(*x, ring.align)
 	return nil
 }
 
@@ -253,22 +254,25 @@ func (r *Runner) add(x *dispatch) error {
 func (r *Runner) stateOf(size uint64) (port.Buffer, error) {
 	h := &r.held
 	h.size = size
-	if r.rehearsal || h.state != nil && h.state.Size() >= size {
-		return h.state, nil
+	if r.rehearsal {
+		return nil, nil
 	}
-	var err error
-	h.state, err = r.hold(size)
+	err := r.hold(&h.state, size)
 	return h.state, err
 }
 
-// hold returns a buffer of at least size bytes that the call keeps to its end.
-func (r *Runner) hold(size uint64) (port.Buffer, error) {
-	buf, err := r.d.Pool.Get(r.ctx, size, resource.StorageUsage)
-	if err != nil {
-		return nil, Translate(fmt.Sprintf("%s: scratch of %d bytes", r.d.name, size), err)
+// hold makes buf a buffer of at least size bytes that the call keeps to its end.
+func (r *Runner) hold(buf *port.Buffer, size uint64) error {
+	if *buf != nil && (*buf).Size() >= size {
+		return nil
 	}
-	r.held.all = append(r.held.all, buf)
-	return buf, nil
+	b, err := r.d.Pool.Get(r.ctx, size, resource.StorageUsage)
+	if err != nil {
+		return Translate(fmt.Sprintf("%s: scratch of %d bytes", r.d.name, size), err)
+	}
+	*buf = b
+	r.held.all = append(r.held.all, b)
+	return nil
 }
 
 // push submits what is queued.
@@ -309,7 +313,7 @@ func (r *Runner) land(ctx context.Context) error {
 	r.flights = slices.Delete(r.flights, 0, 1)
 	r.landed++
 	if err == nil {
-		err = r.d.sent.calls.result(r.call)
+		err = r.d.sent.result(r.call)
 	}
 	if err != nil {
 		return err
@@ -375,16 +379,17 @@ const grace = time.Second
 // submissions, except those of a call that streams, because the next such call takes the same
 // memory: at most for the grace or the budget. The Runner must not be used afterwards.
 func (r *Runner) Finish(err error) {
+	d := r.d
 	if r.stream != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), max(grace, r.d.pacing.budget))
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), max(grace, d.pacing.budget))
 		for len(r.flights) > 0 && ctx.Err() == nil {
 			_ = r.land(ctx) // the call has its error
 		}
 		cancel()
+		r.dropWindows(err)
+		<-d.streaming
 	}
-	d := r.d
-	d.sent.calls.end(r.call, err)
-	r.endStream(err)
+	d.sent.end(r.call, err)
 	for _, buf := range r.held.all {
 		d.Pool.Put(buf, resource.StorageUsage, true)
 	}

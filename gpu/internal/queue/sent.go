@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/resource"
 )
@@ -36,7 +37,10 @@ type sent struct {
 	// at that time.
 	ended time.Time
 	exact bool
-	calls calls
+
+	// writers are the calls that wrote to a tensor last, if they run or failed.
+	writers map[*cut.Store]*call
+	failed  []*failure // that no call has returned
 }
 
 // flight is a submission.
@@ -126,7 +130,7 @@ func (s *sent) add(f *flight) {
 	s.ring.head = f.hi
 	s.seconds += f.seconds
 	s.list = append(s.list, f)
-	s.calls.submitted(f.call)
+	f.call.left++
 }
 
 // await waits for a submission and those before it. The errors of calls become failures;
@@ -151,15 +155,20 @@ func (d *Device) await(ctx context.Context, t port.Ticket) error {
 	}
 }
 
+// through returns the number of submissions up to t. The caller holds the lock.
+func (s *sent) through(t port.Ticket) int {
+	if n := slices.IndexFunc(s.list, func(f *flight) bool { return f.ticket > t }); n >= 0 {
+		return n
+	}
+	return len(s.list)
+}
+
 // settle notes that a submission and those before it have ended.
 func (d *Device) settle(t port.Ticket, blocked bool) {
 	s := d.sent
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
-	for n < len(s.list) && s.list[n].ticket <= t {
-		n++
-	}
+	n := s.through(t)
 	if n == 0 {
 		return
 	}
@@ -168,49 +177,42 @@ func (d *Device) settle(t port.Ticket, blocked bool) {
 		for _, p := range f.pipelines {
 			p.Measured.Store(true)
 		}
-		d.remove(f, nil)
 	}
-	d.removed(n)
-}
-
-// removed drops the oldest flights from the list. The caller holds the lock.
-func (d *Device) removed(n int) {
-	s := d.sent
-	if s.list = slices.Delete(s.list, 0, n); len(s.list) == 0 {
-		s.seconds = 0
-		d.Pool.Settled()
-	}
+	d.drop(n, nil)
 }
 
 // fail notes that the oldest submission up to t of a call that has returned no error has
 // failed, and those before it. It returns the ticket, 0 if there is none.
-func (d *Device) fail(t port.Ticket, err error) port.Ticket {
+func (d *Device) fail(t port.Ticket, err error) (failed port.Ticket) {
 	s := d.sent
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.exact = false
-	n, failed := 0, port.Ticket(0)
-	for failed == 0 && n < len(s.list) && s.list[n].ticket <= t {
-		f := s.list[n]
-		if !s.calls.hasFailed(f.call) { // else the program would not see the error, which may be another's
-			failed = f.ticket
-		}
-		d.remove(f, err)
-		n++
+	n := s.through(t)
+	// Of other calls the program would not see the error, which may be another's.
+	if i := slices.IndexFunc(s.list[:n], func(f *flight) bool { return !f.call.refused }); i >= 0 {
+		n, failed = i+1, s.list[i].ticket
 	}
-	d.removed(n)
+	d.drop(n, err)
 	return failed
 }
 
-// remove releases what f used and notes its result. The caller holds the lock and removes f
-// from the list.
-func (d *Device) remove(f *flight, err error) {
-	d.sent.seconds -= f.seconds
-	for _, p := range f.pipelines {
-		d.Pipelines.Release(p)
+// drop removes the n oldest submissions, with their result, and releases what they used. The
+// caller holds the lock.
+func (d *Device) drop(n int, err error) {
+	s := d.sent
+	for _, f := range s.list[:n] {
+		s.seconds -= f.seconds
+		for _, p := range f.pipelines {
+			d.Pipelines.Release(p)
+		}
+		s.landed(f.call, err)
+		s.recycle(f)
 	}
-	d.sent.calls.ended(f.call, err)
-	d.sent.recycle(f)
+	if s.list = slices.Delete(s.list, 0, n); len(s.list) == 0 {
+		s.seconds = 0
+		d.Pool.Settled()
+	}
 }
 
 // recycle keeps f and its slices for another submission. The caller holds the lock.
@@ -268,7 +270,7 @@ func (d *Device) Wait(ctx context.Context) error {
 	if ctx.Err() != nil && err != nil {
 		return err
 	}
-	if failed := d.sent.calls.first(); failed != nil {
+	if failed := d.sent.first(); failed != nil {
 		return failed
 	}
 	return err
@@ -283,7 +285,7 @@ func (d *Device) Lost() error {
 	}
 	for t := d.sent.last(); t > 0 && d.fail(t, err) > 0; {
 	}
-	if failed := d.sent.calls.first(); failed != nil {
+	if failed := d.sent.first(); failed != nil {
 		return failed
 	}
 	return err

@@ -94,14 +94,14 @@ func (r *Runner) stage(x *dispatch) error {
 		case a.Of.OnHost:
 			x.windows[j].Buf, err = r.upload(a)
 		case !r.rehearsal:
-			var buf port.Buffer
-			if buf, err = r.gathered(j, a.Size()); err != nil {
+			buf := &r.held.gathers[j]
+			if err = r.hold(buf, a.Size()); err != nil {
 				break
 			}
-			x.windows[j].Buf = buf
-			x.before = append(x.before, a.Copies(buf, false)...)
+			x.windows[j].Buf = *buf
+			x.before = append(x.before, a.Copies(*buf, false)...)
 			if a.Of.Use != cut.Read {
-				x.after = append(x.after, a.Copies(buf, true)...)
+				x.after = append(x.after, a.Copies(*buf, true)...)
 			}
 		}
 		if err != nil {
@@ -118,25 +118,14 @@ func (r *Runner) stage(x *dispatch) error {
 		if w.Buf == nil || kinds[j] != 'r' || !x.writes(w.Buf) {
 			continue
 		}
-		buf, err := r.gathered(j, w.Size)
-		if err != nil {
+		buf := &r.held.gathers[j]
+		if err := r.hold(buf, w.Size); err != nil {
 			return err
 		}
-		x.windows[j] = cut.Window{Buf: buf, Size: w.Size}
-		x.before = append(x.before, cut.Copy{Src: w.Buf, SrcOffset: w.Offset, Dst: buf, Size: w.Size})
+		x.windows[j] = cut.Window{Buf: *buf, Size: w.Size}
+		x.before = append(x.before, cut.Copy{Src: w.Buf, SrcOffset: w.Offset, Dst: *buf, Size: w.Size})
 	}
 	return nil
-}
-
-// gathered returns a buffer of at least size bytes that binding j keeps for the whole call.
-func (r *Runner) gathered(j int, size uint64) (port.Buffer, error) {
-	buf := &r.held.gathers[j]
-	if *buf != nil && (*buf).Size() >= size {
-		return *buf, nil
-	}
-	var err error
-	*buf, err = r.hold(size)
-	return *buf, err
 }
 
 // upload returns a buffer with a window of host memory. Buffers of queued steps stay. A
@@ -189,9 +178,15 @@ func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 	})
 }
 
-// evict copies a window back if it was written and releases its buffer.
-func (r *Runner) evict(w *resident) error {
-	err := r.await(w)
+// evict waits until no queued or running step uses a window, copies it back if it was written,
+// and releases its buffer. Later submissions continue.
+func (r *Runner) evict(w *resident) (err error) {
+	if r.landed+len(r.flights) < w.push {
+		err = r.push()
+	}
+	for err == nil && r.landed < w.push && len(r.flights) > 0 {
+		err = r.land(r.ctx)
+	}
 	if err == nil {
 		err = r.download(w)
 	}
@@ -199,21 +194,6 @@ func (r *Runner) evict(w *resident) error {
 		r.d.Pool.Put(w.buf, resource.StorageUsage, err != nil)
 	}
 	return err
-}
-
-// await waits until no queued or running step uses w. Later submissions continue.
-func (r *Runner) await(w *resident) error {
-	if r.landed+len(r.flights) < w.push {
-		if err := r.push(); err != nil {
-			return err
-		}
-	}
-	for r.landed < w.push && len(r.flights) > 0 {
-		if err := r.land(r.ctx); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // download copies what steps wrote to w to the host, or counts it in a rehearsal. The
@@ -255,16 +235,6 @@ func (r *Runner) writeBack(step int) error {
 		}
 	}
 	return nil
-}
-
-// endStream releases the buffers of a call's stream.
-func (r *Runner) endStream(err error) {
-	if r.stream == nil {
-		return
-	}
-	r.dropWindows(err)
-	r.stream = nil
-	<-r.d.streaming
 }
 
 // dropWindows releases the windows on the device. err is that of the call.

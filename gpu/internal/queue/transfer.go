@@ -56,7 +56,7 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 			}
 			some := min(n, most)
 			err := d.Submit(ctx, []port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}})
-			if failed := d.sent.calls.errorOf(s); failed != nil {
+			if failed := d.sent.errorOf(s); failed != nil {
 				err = failed
 			}
 			if err != nil {
