@@ -1,6 +1,7 @@
 package resource
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -130,7 +131,11 @@ func (c *Pipelines) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, er
 	}
 	c.clock++
 	p.users, p.used = p.users+1, c.clock
-	compiled, unused := p.compiled, c.trim()
+	compiled := p.compiled
+	var unused []port.Pipeline
+	if len(c.live) > c.most {
+		unused = c.trim()
+	}
 	c.mu.Unlock()
 	for _, u := range unused {
 		u.Release()
@@ -148,20 +153,15 @@ func (c *Pipelines) Release(p *Pipeline) {
 // trim removes the compiled pipelines beyond the bound that were unused for longest and
 // returns them. The caller holds the lock and releases them after it.
 func (c *Pipelines) trim() (unused []port.Pipeline) {
-	for len(c.live) > c.most {
-		oldest := -1
-		for i, p := range c.live {
-			if p.users == 0 && (oldest < 0 || p.used < c.live[oldest].used) {
-				oldest = i
-			}
+	slices.SortFunc(c.live, func(a, b *Pipeline) int { return cmp.Compare(a.used, b.used) })
+	c.live = slices.DeleteFunc(c.live, func(p *Pipeline) bool {
+		old := p.users == 0 && len(c.live)-len(unused) > c.most
+		if old {
+			unused = append(unused, p.compiled)
+			p.compiled = nil
 		}
-		if oldest < 0 {
-			break
-		}
-		unused = append(unused, c.live[oldest].compiled)
-		c.live[oldest].compiled = nil
-		c.live = slices.Delete(c.live, oldest, oldest+1)
-	}
+		return old
+	})
 	return unused
 }
 
@@ -214,19 +214,12 @@ func Desc(k shaders.Variant) (port.PipelineDesc, error) {
 	if err != nil {
 		return port.PipelineDesc{}, fmt.Errorf("%w: %w", err, backend.ErrUnsupported)
 	}
-	bindings := shaders.Describe(k).Bindings
-	kinds := make([]port.BindingKind, len(bindings))
-	for i, c := range bindings {
-		switch c {
-		case 'r':
-			kinds[i] = port.ReadOnly
-		case 'w':
-			kinds[i] = port.ReadWrite
-		case 'u':
-			kinds[i] = port.Uniform
-		}
+	d := port.PipelineDesc{Label: shaders.Key(k), WGSL: src, Entry: "main"}
+	for _, c := range shaders.Describe(k).Bindings {
+		kind := map[rune]port.BindingKind{'r': port.ReadOnly, 'w': port.ReadWrite, 'u': port.Uniform}[c]
+		d.Bindings = append(d.Bindings, kind)
 	}
-	return port.PipelineDesc{Label: shaders.Key(k), WGSL: src, Entry: "main", Bindings: kinds}, nil
+	return d, nil
 }
 
 // Pace is the speed of a pipeline in operations a second: an assumption at first, then

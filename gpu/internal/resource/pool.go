@@ -98,18 +98,14 @@ func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage)
 		}
 	}
 	if err == nil {
-		p.mu.Lock()
 		p.count(int64(b.Size()))
-		p.mu.Unlock()
 	}
 	return b, err
 }
 
 // Drop releases a buffer that must not be used again.
 func (p *Pool) Drop(b port.Buffer) {
-	p.mu.Lock()
 	p.count(-int64(b.Size()))
-	p.mu.Unlock()
 	b.Release()
 }
 
@@ -121,13 +117,16 @@ func (p *Pool) take(key poolKey) (b port.Buffer, retired int64) {
 		b = l[len(l)-1]
 		p.free[key] = l[:len(l)-1]
 		p.idle -= int64(b.Size())
-		p.count(int64(b.Size()))
+		p.used += int64(b.Size())
+		p.peak = max(p.peak, p.used)
 	}
 	return b, p.retired
 }
 
-// count adds bytes to what is in use. The caller holds the lock.
+// count adds bytes to what is in use.
 func (p *Pool) count(bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.used += bytes
 	p.peak = max(p.peak, p.used)
 }
@@ -147,7 +146,7 @@ func (p *Pool) Put(b port.Buffer, usage gputypes.BufferUsage, running bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	size := int64(b.Size())
-	p.count(-size)
+	p.used -= size
 	switch {
 	case p.idle+size <= p.keep:
 		p.idle += size
