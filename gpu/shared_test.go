@@ -296,7 +296,7 @@ func TestSharedRefused(t *testing.T) {
 		text   string
 	}{
 		"no buffer":      {nil, backend.F32, shape, backend.ErrOption, "wrap: the buffer is nil"},
-		"usage":          {storage, backend.F32, shape, backend.ErrUnsupported, "the buffer has no usage CopySrc, CopyDst, create it with Storage, CopySrc and CopyDst"},
+		"usage":          {storage, backend.F32, shape, backend.ErrUnsupported, "the buffer lacks a usage, create it with Storage, CopySrc and CopyDst"},
 		"size":           {odd, backend.F32, shape, backend.ErrUnsupported, "the buffer has 132 bytes, kernels read 16 at a time: create it with 144"},
 		"shape":          {good, backend.F32, backend.Shape{1, 1, 5, 8}, backend.ErrShape, "shape [1 1 5 8] of f32 needs 160 bytes, the memory has 128"},
 		"negative shape": {good, backend.F32, backend.Shape{1, 1, -1, 8}, backend.ErrShape, "negative"},

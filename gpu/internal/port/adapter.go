@@ -70,20 +70,3 @@ func within(limits, most gputypes.Limits) error {
 	}
 	return nil
 }
-
-// Share returns a Device over a device that the program has opened on an adapter, and its
-// queue. Close releases what was created through it, and leaves the device and the adapter to the
-// program. lower returns the limits to keep, of those of the device. Share returns ErrInvalid for
-// limits beyond those and ErrLost for a device that was released.
-func Share(a *NativeAdapter, dev *NativeDevice, lower func(gputypes.Limits) gputypes.Limits) (Device, gputypes.AdapterInfo, error) {
-	info := infoOf(a)
-	if err := shareable(dev); err != nil {
-		return nil, info, err
-	}
-	most := limitsOf(dev)
-	l := lower(most)
-	if err := within(l, most); err != nil {
-		return nil, info, err
-	}
-	return newDevice(shareLibrary(dev, info.Backend), l), info, nil
-}

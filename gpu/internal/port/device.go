@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -191,12 +192,7 @@ func (d *device) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
 	if err != nil {
 		return nil, err
 	}
-	dynamic := -1
-	for i, k := range desc.Bindings {
-		if k == Uniform && dynamic < 0 {
-			dynamic = i
-		}
-	}
+	dynamic := slices.Index(desc.Bindings, Uniform)
 	raw, err := createPipeline(d.lib, desc, dynamic)
 	d.mu.Lock()
 	defer d.mu.Unlock()

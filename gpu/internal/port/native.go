@@ -301,7 +301,7 @@ func (l *library) notify() { C.port_notify(l.queueRef, l.state) }
 func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
 	defer l.scoped()()
 	b := rawBuffer{C.port_create_buffer(C.uint64_t(size), C.uint32_t(usage), l.state)}
-	if err := l.outcome(nil, ErrInvalid); err != nil {
+	if err := l.outcome(); err != nil {
 		if b.ref != nil {
 			b.free()
 		}
@@ -324,7 +324,7 @@ func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
 	copy(dst, unsafe.Slice((*byte)(C.wgpuBufferGetMappedRange(b.ref, C.size_t(offset), C.size_t(len(dst)))), len(dst)))
 	defer l.scoped()()
 	C.port_unmap(b.ref, l.state)
-	return l.outcome(nil, ErrInvalid)
+	return l.outcome()
 }
 
 // startMap starts to map a buffer for reading.

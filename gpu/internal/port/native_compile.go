@@ -135,7 +135,7 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, e
 		l.broken.Store(true)
 	}
 	p := rawPipeline{c.pipeline, c.layout}
-	if err := outcome(c.state, nil, ErrShader); err != nil {
+	if err := outcome(c.state, ErrShader); err != nil {
 		l.releasePipeline(p)
 		return rawPipeline{}, err
 	}

@@ -99,11 +99,9 @@ static void port_do_run(void *submission) {
 	if (commands) wgpuCommandBufferRelease(commands);
 }
 
-// port_run reports whether the commands were submitted.
-static int port_run(void *device, void *queue, port_command const *c, size_t n, port_stamps const *stamps, port_state *state) {
+static void port_run(void *device, void *queue, port_command const *c, size_t n, port_stamps const *stamps, port_state *state) {
 	port_submission s = { device, queue, c, n, stamps, state };
 	port_guard(state, port_do_run, &s);
-	return state->error == 0 && state->lost == 0;
 }
 
 typedef struct { void *queue, *buffer; uint64_t offset; void const *data; size_t size; port_state *state; } port_write_args;
@@ -120,10 +118,7 @@ static void port_write(void *queue, void *buffer, uint64_t offset, void const *d
 */
 import "C"
 
-import (
-	"fmt"
-	"unsafe"
-)
+import "unsafe"
 
 // nativeEncoder collects a submission. Its memory is used again by the next one.
 type nativeEncoder struct {
@@ -173,11 +168,8 @@ func (l *library) submitTo(slot *timedSlot) (Ticket, error) {
 			resolved: slot.resolved.ref, staging: slot.staging.ref, size: stampBytes,
 		}
 	}
-	var err error
-	if C.port_run(l.devRef, l.queueRef, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, l.state) == 0 {
-		err = fmt.Errorf("submission of %d commands", len(e.commands))
-	}
-	if err := l.outcome(err, ErrInvalid); err != nil {
+	C.port_run(l.devRef, l.queueRef, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, l.state)
+	if err := l.outcome(); err != nil {
 		return 0, err
 	}
 	l.submitted++
@@ -196,7 +188,7 @@ func (l *library) createGroup(p rawPipeline, bindings []Binding, spans []groupSp
 	}
 	defer l.scoped()()
 	g := C.port_make_group(p.layoutRef, &l.encoder.entries[0], C.size_t(len(bindings)), l.state)
-	if err := l.outcome(nil, ErrInvalid); err != nil {
+	if err := l.outcome(); err != nil {
 		C.wgpuBindGroupRelease(g)
 		return nil, err
 	}
@@ -213,5 +205,5 @@ func (l *library) releaseGroup(g rawGroup) {
 func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
 	defer l.scoped()()
 	C.port_write(l.queueRef, b.ref, C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)), l.state)
-	return l.outcome(nil, ErrInvalid)
+	return l.outcome()
 }

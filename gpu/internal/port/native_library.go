@@ -45,26 +45,22 @@ const (
 	errorDeviceLost  = 5
 )
 
-// outcome returns the error of a call of the library: err itself, or one that callbacks
-// have noted since the last call. kind is the sentinel of all but lost devices and lack
-// of memory.
-func (l *library) outcome(err, kind error) error { return outcome(l.state, err, kind) }
+// outcome returns the error that callbacks have noted since the last call.
+func (l *library) outcome() error { return outcome(l.state, ErrInvalid) }
 
-func outcome(s *portState, err, kind error) error {
+// outcome returns the error that callbacks have noted in s since the last call. kind is the
+// sentinel of all but lost devices and lack of memory.
+func outcome(s *portState, kind error) error {
 	noted := s.error
 	s.error = 0
 	switch {
 	case s.lost != 0 || noted == errorDeviceLost:
 		s.lost = 1
 		return lossOf(s)
+	case noted == 0:
+		return nil
 	case noted == errorOutOfMemory:
 		kind = ErrMemory
-	case noted == 0 && err == nil:
-		return nil
-	case noted == 0:
-		return fault(err.Error(), kind)
-	case err != nil:
-		return fault(err.Error()+": "+message(s), kind)
 	}
 	return fault(message(s), kind)
 }
@@ -74,7 +70,7 @@ func lossOf(s *portState) error { return fmt.Errorf("%s: %w", message(s), ErrLos
 // poll runs the callbacks that are due and returns the last submission that has ended.
 func (l *library) poll() (Ticket, error) {
 	l.update()
-	return Ticket(l.state.done), l.outcome(nil, ErrInvalid)
+	return Ticket(l.state.done), l.outcome()
 }
 
 // mapped reports whether the map of startMap has ended.
@@ -82,7 +78,7 @@ func (l *library) mapped() (bool, error) {
 	if l.state.mapped == 0 {
 		l.update()
 	}
-	if err := l.outcome(nil, ErrInvalid); err != nil {
+	if err := l.outcome(); err != nil {
 		return false, err
 	}
 	if s := l.state.mapped - 1; s > 0 {

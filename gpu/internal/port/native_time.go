@@ -48,7 +48,10 @@ func (l *library) startClock() (err error) {
 	})
 	if err != nil {
 		c.queries = nil // the binding has released it
-		return l.outcome(err, ErrInvalid)
+		if noted := l.outcome(); noted != nil {
+			return noted
+		}
+		return fault(err.Error(), ErrInvalid)
 	}
 	for i := range c.slots {
 		s := &c.slots[i]

@@ -2,10 +2,26 @@ package port
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/gogpu/gputypes"
 )
+
+// Share returns a Device over a device that the program has opened on an adapter, and its
+// queue. Close releases what was created through it, and leaves the device and the adapter to the
+// program. lower returns the limits to keep, of those of the device. Share returns ErrInvalid for
+// limits beyond those and ErrLost for a device that was released.
+func Share(a *NativeAdapter, dev *NativeDevice, lower func(gputypes.Limits) gputypes.Limits) (Device, gputypes.AdapterInfo, error) {
+	info := infoOf(a)
+	if err := shareable(dev); err != nil {
+		return nil, info, err
+	}
+	most := limitsOf(dev)
+	l := lower(most)
+	if err := within(l, most); err != nil {
+		return nil, info, err
+	}
+	return newDevice(shareLibrary(dev, info.Backend), l), info, nil
+}
 
 func (d *device) Import(b *NativeBuffer) (Buffer, error) {
 	d.mu.Lock()
@@ -17,8 +33,8 @@ func (d *device) Import(b *NativeBuffer) (Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if missing := ImportUsage &^ usage; missing != 0 {
-		return nil, fmt.Errorf("the buffer has no usage %s, create it with Storage, CopySrc and CopyDst: %w", usageNames(missing), ErrInvalid)
+	if !usage.Contains(ImportUsage) {
+		return nil, fmt.Errorf("the buffer lacks a usage, create it with Storage, CopySrc and CopyDst: %w", ErrInvalid)
 	}
 	for x := range d.buffers {
 		if x.raw == raw {
@@ -27,18 +43,4 @@ func (d *device) Import(b *NativeBuffer) (Buffer, error) {
 	}
 	d.lib.reference(raw)
 	return d.keep(&buffer{raw: raw, size: size, imported: true}), nil
-}
-
-// usageNames returns the names of the usages that Import needs.
-func usageNames(u gputypes.BufferUsage) string {
-	var names []string
-	for _, x := range []struct {
-		bit  gputypes.BufferUsage
-		name string
-	}{{gputypes.BufferUsageStorage, "Storage"}, {gputypes.BufferUsageCopySrc, "CopySrc"}, {gputypes.BufferUsageCopyDst, "CopyDst"}} {
-		if u&x.bit != 0 {
-			names = append(names, x.name)
-		}
-	}
-	return strings.Join(names, ", ")
 }

@@ -3,6 +3,7 @@ package port
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -41,21 +42,15 @@ func (c *clock) slot(timed bool, ended Ticket) *timedSlot {
 }
 
 func (l *library) took(t Ticket) (time.Duration, bool, error) {
-	if t > l.endedTicket() {
+	i := slices.IndexFunc(l.clock.slots[:], func(s timedSlot) bool { return s.ticket == t })
+	if i < 0 || t == 0 || t > l.endedTicket() {
 		return 0, false, nil
 	}
-	for i := range l.clock.slots {
-		s := &l.clock.slots[i]
-		if s.ticket != t || t == 0 {
-			continue
-		}
-		begin, end, err := l.stamps(s)
-		if err != nil || end < begin { // the counter wrapped around
-			return 0, false, err
-		}
-		return time.Duration(math.Round(float64(end-begin) * l.clock.unit)), true, nil
+	begin, end, err := l.stamps(&l.clock.slots[i])
+	if err != nil || end < begin { // the counter wrapped around
+		return 0, false, err
 	}
-	return 0, false, nil
+	return time.Duration(math.Round(float64(end-begin) * l.clock.unit)), true, nil
 }
 
 // stamps reads a slot's two timestamps, in ticks.
