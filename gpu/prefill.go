@@ -66,10 +66,7 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	kernel.Both, kernel.Paged = x.both(), x.HasTable()
 	c.Granule, c.StateAbove = v.Keys, v.Split
 	c.AlignGranules()
-	loops := v.Loops(x.d.Dim, x.d.ValueDim) + x.rounds(v.RowsByKeys())
-	if s.Pairs.Mask {
-		loops += v.MaskLoops()
-	}
+	loops := v.Loops(x.d.Dim, x.d.ValueDim, s.Pairs.Mask) + x.rounds(v.RowsByKeys())
 	c.Most[cut.Col] = cut.LongestChunk(v.Keys, loops, x.each*float64(v.Rows()*v.Keys), x.b.dev.ChunkWork(kernel))
 	area := 16 * uint64(v.Area(x.d.ValueDim))
 	c.State = func(x cut.Box) uint64 {

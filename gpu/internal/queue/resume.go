@@ -82,8 +82,7 @@ func (k *checkpoint) restore(to, from backend.Tensor) (backend.Tensor, error) {
 		return backend.AllocHost(to.DType(), to.Shape())
 	}
 	// The rows may be interleaved with others, so the whole span is read and written.
-	first := to.Offset() * size
-	lo, hi := first&^3, (first+cut.Extent(to.Shape(), to.Strides())*size+3)&^3
+	lo, hi := words(to)
 	span, err := backend.Make[byte](hi - lo)
 	if err != nil {
 		return from, err
@@ -91,7 +90,7 @@ func (k *checkpoint) restore(to, from backend.Tensor) (backend.Tensor, error) {
 	if err := k.r.d.Read(k.r.ctx, s, uint64(lo), span); err != nil {
 		return from, err
 	}
-	if err := k.copyDone(span[first-lo:], to, from); err != nil {
+	if err := k.copyDone(span[to.Offset()*size-lo:], to, from); err != nil {
 		return from, err
 	}
 	return from, k.r.d.Write(k.r.ctx, s, uint64(lo), span)

@@ -41,12 +41,11 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 	if err != nil {
 		return d.wrap(err)
 	}
-	unmapped := true
 	defer func() {
-		if unmapped {
-			d.Pool.Put(staging, resource.StagingUsage, err != nil)
-		} else {
+		if err != nil { // it may be in use, or still mapped
 			d.Pool.Drop(staging)
+		} else {
+			d.Pool.Put(staging, resource.StagingUsage, false)
 		}
 	}()
 	return s.Each(at, at+uint64(len(dst)), func(buf cut.Buffer, from, n uint64) error {
@@ -63,7 +62,6 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 				return err
 			}
 			if err := d.Port.Read(staging, 0, dst[:some]); err != nil {
-				unmapped = false // a buffer whose map has failed may stay mapped
 				return d.wrap(err)
 			}
 			from, n, dst = from+some, n-some, dst[some:]
@@ -98,8 +96,7 @@ func (d *Device) Download(ctx context.Context, dst []byte, strides backend.Strid
 		return nil
 	}
 	defer Moved(ctx, src.Bytes(), time.Now())
-	lo := first &^ 3
-	hi := (first + cut.Extent(src.Shape(), src.Strides())*size + 3) &^ 3
+	lo, hi := words(src)
 	if first == lo && cut.SameOrder(src.Shape(), strides, src.Strides()) && (hi-lo) == src.Shape().Elements()*size {
 		return d.Read(ctx, s, uint64(lo), dst[:hi-lo])
 	}
@@ -112,6 +109,13 @@ func (d *Device) Download(ctx context.Context, dst []byte, strides backend.Strid
 	}
 	cut.Scatter(dst, strides, span[first-lo:], src.Strides(), src.Shape(), size)
 	return nil
+}
+
+// words returns the span of bytes, of whole words, that contains the elements of t.
+func words(t backend.Tensor) (lo, hi int) {
+	size := t.DType().Size()
+	first := t.Offset() * size
+	return first &^ 3, (first + cut.Extent(t.Shape(), t.Strides())*size + 3) &^ 3
 }
 
 // Moved reports a transfer to the context's trace.

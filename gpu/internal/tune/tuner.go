@@ -1,10 +1,10 @@
 package tune
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"slices"
 	"sync"
@@ -92,9 +92,7 @@ type decision struct {
 // New returns a tuner.
 func New(o Options) *Tuner {
 	t := &Tuner{Options: o, device: deviceOf(o.Info), known: map[Class]*decision{}}
-	if t.Budget <= 0 {
-		t.Budget = defaultBudget
-	}
+	t.Budget = cmp.Or(max(t.Budget, 0), defaultBudget)
 	if t.Path == "" {
 		t.unusable = "the system names no folder for a tuning file"
 	}
@@ -198,11 +196,9 @@ func (d *decision) settle(s Shape, e *Entry, now time.Time) {
 	}
 }
 
-// seconds rounds a time to three digits.
+// seconds returns a time to the microsecond.
 func seconds(s float64) time.Duration {
-	d := time.Duration(s * float64(time.Second))
-	digits := max(math.Floor(math.Log10(max(float64(d), 1)))-2, 0)
-	return d.Round(time.Duration(math.Pow(10, digits)))
+	return time.Duration(s * float64(time.Second)).Round(time.Microsecond)
 }
 
 // Claim reports whether the caller must measure s's class with [Tuner.FirstUse]: in mode

@@ -131,18 +131,6 @@ func (v Variant) together() int {
 	return n
 }
 
-// maskWords returns the words that hold a row of a mask of a tile, see flash.wgsl.
-func (v Variant) maskWords() int {
-	keys := 32 / v.Lanes
-	return (v.kt() + keys - 1) / keys
-}
-
-// masked returns the words of a mask that a thread stages for a tile.
-func (v Variant) masked() int { return (v.Rows()*v.maskWords() + v.threads() - 1) / v.threads() }
-
-// MaskLoops returns what a mask adds to Loops.
-func (v Variant) MaskLoops() int { return v.masked() * (1 + 32) }
-
 // memory returns the bytes of workgroup memory with a mask.
 func (v Variant) memory() int {
 	k := v.tiles()
@@ -164,7 +152,7 @@ const safeMemory = 16 << 10
 func (v Variant) risky() bool { return v.memory() > safeMemory }
 
 // Loops returns a bound on the rounds of loops that a thread makes for one tile.
-func (v Variant) Loops(dim, dv int) int {
+func (v Variant) Loops(dim, dv int, mask bool) int {
 	turns := v.turns(dv)
 	stages := (dim + 4*v.qd - 1) / (4 * v.qd)
 	steps := v.kt() / v.jj
@@ -180,6 +168,11 @@ func (v Variant) Loops(dim, dv int) int {
 		perStage += 2*staged + v.qd*(v.rv+v.kt()+n)
 		perStep += turns * (2*staged + steps + v.jj + v.jj*v.rv + v.jj*v.Lanes*(v.rv+v.cv+v.cv*rows))
 		rest += 2*n + 4*(v.rv+n) + 8*n + 3*(rows+rows*v.cv*turns)
+	}
+	if mask { // each thread stages some words, see MW in flash.wgsl
+		each := 32 / v.Lanes
+		words := v.Rows() * ((v.kt() + each - 1) / each)
+		rest += (words + v.threads() - 1) / v.threads() * (1 + 32)
 	}
 	return rest + stages*perStage + steps*perStep
 }
