@@ -13,10 +13,7 @@ import (
 // A compilation holds up no other call of the device: each would wait forever here.
 func TestCallsDuringCompilation(t *testing.T) {
 	d := open(t, nil)
-	src, err := d.CreateBuffer(64, storage)
-	check(t, err)
-	dst, err := d.CreateBuffer(64, staging)
-	check(t, err)
+	src, dst := buffer(t, d, 64, storage), buffer(t, d, 64, staging)
 	ran := 0
 	defer port.WhileCompiling(func() {
 		ran++

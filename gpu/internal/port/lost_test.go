@@ -20,9 +20,7 @@ func TestLost(t *testing.T) {
 	check(t, err)
 	var bufs []port.Buffer
 	for _, usage := range []gputypes.BufferUsage{storage, storage, uniform, staging} {
-		b, err := d.CreateBuffer(256, usage)
-		check(t, err)
-		bufs = append(bufs, b)
+		bufs = append(bufs, buffer(t, d, 256, usage))
 	}
 	dispatch := []port.Command{{Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{
 		{Buffer: bufs[0], Size: 256}, {Buffer: bufs[1], Size: 256}, {Buffer: bufs[2], Size: 16}}}}

@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
@@ -46,14 +45,9 @@ func run(t *testing.T, d port.Device, desc port.PipelineDesc) port.Pipeline {
 	t.Helper()
 	p, err := d.CreatePipeline(desc)
 	check(t, err)
-	buf, err := d.CreateBuffer(256, storage)
-	check(t, err)
+	buf := buffer(t, d, 256, storage)
 	defer buf.Release()
-	ticket, err := d.Submit([]port.Command{{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 256}}, Groups: [3]uint32{1, 1, 1}}})
-	if err == nil {
-		_, err = d.Wait(t.Context(), ticket, time.Time{})
-	}
-	check(t, err)
+	submit(t, d, port.Command{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 256}}, Groups: [3]uint32{1, 1, 1}})
 	return p
 }
 
@@ -88,9 +82,7 @@ func TestMemoryIsReturned(t *testing.T) {
 	}{
 		{"pipelines released", 40, 500, func(t *testing.T) { run(t, shared, kernel).Release() }},
 		{"buffers released without a submission", 200, 5000, func(t *testing.T) {
-			b, err := shared.CreateBuffer(16<<20, storage)
-			check(t, err)
-			b.Release()
+			buffer(t, shared, 16<<20, storage).Release()
 		}},
 		{"devices closed", 40, 500, func(t *testing.T) {
 			all, err := port.Adapters()

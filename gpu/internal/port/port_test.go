@@ -54,6 +54,32 @@ func open(t *testing.T, lower func(*gputypes.Limits)) port.Device {
 	return d
 }
 
+// buffer returns a buffer of d.
+func buffer(t *testing.T, d port.Device, size uint64, usage gputypes.BufferUsage) port.Buffer {
+	t.Helper()
+	b, err := d.CreateBuffer(size, usage)
+	check(t, err)
+	return b
+}
+
+// submit runs commands and waits for them.
+func submit(t *testing.T, d port.Device, commands ...port.Command) {
+	t.Helper()
+	ticket, err := d.Submit(commands)
+	if err == nil {
+		_, err = d.Wait(t.Context(), ticket, time.Time{})
+	}
+	check(t, err)
+}
+
+// read returns the bytes of a buffer that can be mapped.
+func read(t *testing.T, d port.Device, b port.Buffer) []byte {
+	t.Helper()
+	got := make([]byte, b.Size())
+	check(t, d.Read(b, 0, got))
+	return got
+}
+
 const doubler = `
 @group(0) @binding(0) var<storage, read> a: array<u32>;
 @group(0) @binding(1) var<storage, read_write> b: array<u32>;
@@ -157,8 +183,7 @@ func TestManyGoroutines(t *testing.T) {
 func TestReleaseAfterWrite(t *testing.T) {
 	d := open(t, nil)
 	for range 20 {
-		b, err := d.CreateBuffer(1<<16, storage)
-		check(t, err)
+		b := buffer(t, d, 1<<16, storage)
 		check(t, d.Write(b, 0, make([]byte, 1<<16)))
 		b.Release()
 	}
@@ -170,26 +195,14 @@ func TestReleaseAfterWrite(t *testing.T) {
 // TestCopiesBothWays copies from one buffer to another and back in one submission.
 func TestCopiesBothWays(t *testing.T) {
 	d := open(t, nil)
-	var bufs [3]port.Buffer
-	for i, usage := range []gputypes.BufferUsage{storage, storage, staging} {
-		var err error
-		if bufs[i], err = d.CreateBuffer(16, usage); err != nil {
-			t.Fatal(err)
-		}
-	}
-	check(t, d.Write(bufs[0], 0, words(1, 2, 3, 4)))
-	ticket, err := d.Submit([]port.Command{
-		{Src: bufs[0], Dst: bufs[1], DstOffset: 8, Size: 8},
-		{Src: bufs[1], SrcOffset: 8, Dst: bufs[0], DstOffset: 8, Size: 8},
-		{Src: bufs[0], Dst: bufs[2], Size: 16},
-	})
-	check(t, err)
-	if _, err := d.Wait(t.Context(), ticket, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
-	got := make([]byte, 16)
-	if err := d.Read(bufs[2], 0, got); err != nil || string(got) != string(words(1, 2, 1, 2)) {
-		t.Errorf("read %v, %v", got, err)
+	x, y, out := buffer(t, d, 16, storage), buffer(t, d, 16, storage), buffer(t, d, 16, staging)
+	check(t, d.Write(x, 0, words(1, 2, 3, 4)))
+	submit(t, d,
+		port.Command{Src: x, Dst: y, DstOffset: 8, Size: 8},
+		port.Command{Src: y, SrcOffset: 8, Dst: x, DstOffset: 8, Size: 8},
+		port.Command{Src: x, Dst: out, Size: 16})
+	if got := read(t, d, out); string(got) != string(words(1, 2, 1, 2)) {
+		t.Errorf("read %v", got)
 	}
 }
 
@@ -209,9 +222,7 @@ func TestErrorsAreTyped(t *testing.T) {
 	}
 	p, err := d.CreatePipeline(doublerDesc)
 	check(t, err)
-	a, _ := d.CreateBuffer(1<<17, storage)
-	b, _ := d.CreateBuffer(1<<17, storage)
-	u, _ := d.CreateBuffer(256, uniform)
+	a, b, u := buffer(t, d, 1<<17, storage), buffer(t, d, 1<<17, storage), buffer(t, d, 256, uniform)
 	submit := func(groups uint32, size uint64) error {
 		_, err := d.Submit([]port.Command{{Pipeline: p, Groups: [3]uint32{groups, 1, 1}, Bindings: []port.Binding{
 			{Buffer: a, Size: size}, {Buffer: b, Size: size}, {Buffer: u, Size: 16}}}})
@@ -263,8 +274,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 }`})
 	check(t, err)
 	const groups = 4096
-	buf, err := d.CreateBuffer(4*64*groups, storage)
-	check(t, err)
+	buf := buffer(t, d, 4*64*groups, storage)
 	timed := func(dispatches int) (wall, device time.Duration, ok bool) {
 		t.Helper()
 		var commands []port.Command
@@ -319,24 +329,15 @@ func TestGroupsAreKept(t *testing.T) {
 	p, err := d.CreatePipeline(doublerDesc)
 	check(t, err)
 	const windows = 600
-	bufs := make([]port.Buffer, 4)
-	for i, usage := range []gputypes.BufferUsage{storage, storage, uniform, staging} {
-		if bufs[i], err = d.CreateBuffer(256*windows, usage); err != nil {
-			t.Fatal(err)
-		}
-	}
-	in, out, add := bufs[0], bufs[1], bufs[2]
+	in, out := buffer(t, d, 256*windows, storage), buffer(t, d, 256*windows, storage)
+	add, copied := buffer(t, d, 256*windows, uniform), buffer(t, d, 256*windows, staging)
 	for i := range windows {
 		check(t, d.Write(in, uint64(256*i), words(uint32(i))))
 		check(t, d.Write(add, uint64(256*i), words(uint32(1000*i), 0, 0, 0)))
 	}
 	run := func(commands ...port.Command) int {
 		t.Helper()
-		ticket, err := d.Submit(commands)
-		if err == nil {
-			_, err = d.Wait(t.Context(), ticket, time.Time{})
-		}
-		check(t, err)
+		submit(t, d, commands...)
 		return d.Live().Groups
 	}
 	window := func(i int) port.Command {
@@ -361,11 +362,10 @@ func TestGroupsAreKept(t *testing.T) {
 	if most < 100 || most >= windows {
 		t.Errorf("%d groups kept of %d", most, windows)
 	}
-	if n := run(append(all, port.Command{Src: out, Dst: bufs[3], Size: out.Size()})...); n != most {
+	if n := run(append(all, port.Command{Src: out, Dst: copied, Size: out.Size()})...); n != most {
 		t.Errorf("%d groups, before %d", n, most)
 	}
-	got := make([]byte, 256*windows)
-	check(t, d.Read(bufs[3], 0, got))
+	got := read(t, d, copied)
 	for i := range windows {
 		if x := binary.LittleEndian.Uint32(got[256*i:]); x != uint32(1002*i) {
 			t.Fatalf("window %d gave %d", i, x)
@@ -400,30 +400,16 @@ fn main(@builtin(local_invocation_index) t: u32) {
 	` + body + `
 }`})
 		check(t, err)
-		buf, err := d.CreateBuffer(1024, storage)
-		check(t, err)
-		out, err := d.CreateBuffer(1024, staging)
-		check(t, err)
+		buf, out := buffer(t, d, 1024, storage), buffer(t, d, 1024, staging)
 		var want []byte
 		for i := range uint32(256) {
 			want = append(want, words(100+i)...)
 		}
-		err = d.Write(buf, 0, want)
-		var ticket port.Ticket
-		if err == nil {
-			ticket, err = d.Submit([]port.Command{
-				{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 1024}}, Groups: [3]uint32{1, 1, 1}},
-				{Src: buf, Dst: out, Size: 1024},
-			})
-		}
-		if err == nil {
-			_, err = d.Wait(t.Context(), ticket, time.Time{})
-		}
-		got := make([]byte, 1024)
-		if err == nil {
-			err = d.Read(out, 0, got)
-		}
-		check(t, err)
+		check(t, d.Write(buf, 0, want))
+		submit(t, d,
+			port.Command{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 1024}}, Groups: [3]uint32{1, 1, 1}},
+			port.Command{Src: buf, Dst: out, Size: 1024})
+		got := read(t, d, out)
 		if string(got) != string(want) {
 			t.Errorf("%s: the first is %v, want %v", what, got[:4], want[:4])
 		}
