@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,24 +35,20 @@ type Runner struct {
 	batch      batch
 	flights    []sentWork // the submissions that the call has not waited for, oldest first
 	landed     int        // how many it has waited for
-	progress   progress
 	held       held
 	stream     *stream     // nil until a step needs host memory
 	staged     int         // steps that had staged windows
 	checkpoint *checkpoint // nil unless the call may be interrupted
+
+	// Operations of the call: all of them, known after a rehearsal, those that are done, and
+	// all as its plan counts them, 0 if it has none.
+	total, done, plan float64
 }
 
 // sentWork is a submission and its operations.
 type sentWork struct {
 	ticket port.Ticket
 	work   float64
-}
-
-// progress is the work of a call in operations.
-type progress struct {
-	total float64 // 0 without a rehearsal
-	done  float64
-	plan  float64 // the total that is reported, 0 for total
 }
 
 // held are the buffers that a call keeps to its end.
@@ -167,7 +164,7 @@ func (r *Runner) Context() context.Context { return r.ctx }
 // only where progress is traced.
 func (r *Runner) Expect(total func() float64) {
 	if r.rehearsal && r.trace.Progress != nil {
-		r.progress.plan = total()
+		r.plan = total()
 	}
 }
 
@@ -228,7 +225,7 @@ func (r *Runner) Dispatch(k shaders.Variant, windows []cut.Window, p shaders.Par
 // a submission.
 func (r *Runner) add(x *dispatch) error {
 	if r.rehearsal {
-		r.progress.total += x.work
+		r.total += x.work
 		if !slices.Contains(r.needed, x.pipeline) {
 			r.needed = append(r.needed, x.pipeline)
 		}
@@ -304,7 +301,7 @@ func (r *Runner) push() error {
 func (r *Runner) land(ctx context.Context) error {
 	t, work := r.flights[0].ticket, r.flights[0].work
 	var err error
-	if r.d.sent.runs(t) {
+	if running, _ := r.d.sent.runs(t); running {
 		err = r.d.await(ctx, t)
 	}
 	if err != nil && errors.Is(err, ctx.Err()) {
@@ -327,14 +324,10 @@ func (r *Runner) land(ctx context.Context) error {
 			r.trace.Kernel(took)
 		}
 	}
-	p := &r.progress
-	p.done += work
-	if r.trace.Progress != nil {
-		scale := 1.0
-		if p.plan > 0 && p.total > 0 {
-			scale = p.plan / p.total
-		}
-		r.trace.Progress(p.done*scale, max(p.total, p.done)*scale)
+	r.done += work
+	if r.trace.Progress != nil && r.total > 0 {
+		scale := cmp.Or(r.plan, r.total) / r.total
+		r.trace.Progress(r.done*scale, max(r.total, r.done)*scale)
 	}
 	return nil
 }

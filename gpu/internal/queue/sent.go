@@ -64,24 +64,15 @@ func (s *sent) last() port.Ticket {
 	return 0
 }
 
-// runs reports whether a submission is not known to have ended.
-func (s *sent) runs(t port.Ticket) bool {
+// runs reports whether a submission is not known to have ended, and when it is expected to.
+func (s *sent) runs(t port.Ticket) (running bool, due time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.list) > 0 && s.list[0].ticket <= t
-}
-
-// dueOf returns when a submission is expected to end.
-func (s *sent) dueOf(t port.Ticket) (due time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range s.list {
-		if f.ticket > t {
-			break
-		}
-		due = f.due
+	n := s.through(t)
+	if n == 0 {
+		return false, due
 	}
-	return due
+	return true, s.list[n-1].due
 }
 
 // unmeasured reports whether the newest submission has a kernel that runs for the first time:
@@ -137,7 +128,8 @@ func (s *sent) add(f *flight) {
 // await returns the context's error and those that belong to no call.
 func (d *Device) await(ctx context.Context, t port.Ticket) error {
 	for {
-		blocked, err := d.Port.Wait(ctx, t, d.sent.dueOf(t))
+		_, due := d.sent.runs(t)
+		blocked, err := d.Port.Wait(ctx, t, due)
 		if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			return err
 		}
@@ -168,17 +160,10 @@ func (d *Device) settle(t port.Ticket, blocked bool) {
 	s := d.sent
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := s.through(t)
-	if n == 0 {
-		return
+	if n := s.through(t); n > 0 {
+		s.learn(s.list[:n], blocked, time.Now(), d.pacing.share(time.Time{}))
+		d.drop(n, nil)
 	}
-	s.learn(s.list[:n], blocked, time.Now(), d.pacing.share(time.Time{}))
-	for _, f := range s.list[:n] {
-		for _, p := range f.pipelines {
-			p.Measured.Store(true)
-		}
-	}
-	d.drop(n, nil)
 }
 
 // fail notes that the oldest submission up to t of a call that has returned no error has
@@ -204,6 +189,9 @@ func (d *Device) drop(n int, err error) {
 	for _, f := range s.list[:n] {
 		s.seconds -= f.seconds
 		for _, p := range f.pipelines {
+			if err == nil {
+				p.Measured.Store(true)
+			}
 			d.Pipelines.Release(p)
 		}
 		s.landed(f.call, err)
