@@ -90,9 +90,7 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 	most := keys + s.Tiling.Split + s.Tiling.Keys + edgeExtra
 	out := backend.F32
 	if k.Half {
-		if out = s.In; s.In == backend.F32 {
-			out = backend.F16
-		}
+		out = backend.F16
 	}
 	dim, valueDim := k.Dim, k.ValueDim
 	if k.Partial {
@@ -253,30 +251,24 @@ func (x *exercise) release() {
 	}
 }
 
-// candidates returns the plain kernel and then the variants of list. progress, unless nil,
-// is called with the name of each before its trial.
-func (x *exercise) candidates(list []Variant, progress func(variant string)) []candidate {
-	var all []candidate
+// candidates returns the plain kernel and then the variants of list.
+func (x *exercise) candidates(list []Variant) (all []candidate) {
 	for _, v := range append([]Variant{{}}, list...) {
-		c := candidate{name: v.Label(), reference: v.Name == ""}
-		c.try = func(ctx context.Context) error {
-			if progress != nil {
-				progress(c.name)
-			}
-			got, err := x.results(ctx, v)
-			switch {
-			case err != nil:
-				return err
-			case c.reference:
-				x.plain = got
-				return nil
-			}
-			return x.compare(got)
-		}
-		c.time = func(ctx context.Context, rounds int) (time.Duration, error) {
-			return x.r.Run(ctx, &x.long, v, rounds)
-		}
-		all = append(all, c)
+		all = append(all, candidate{
+			name: v.Label(),
+			try: func(ctx context.Context) error {
+				got, err := x.results(ctx, v)
+				switch {
+				case err != nil:
+					return err
+				case v.Name == "":
+					x.plain = got
+					return nil
+				}
+				return x.compare(got)
+			},
+			time: func(ctx context.Context, rounds int) (time.Duration, error) { return x.r.Run(ctx, &x.long, v, rounds) },
+		})
 	}
 	return all
 }

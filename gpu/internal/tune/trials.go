@@ -11,12 +11,10 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// candidate is one way to compute the calls of a class.
+// candidate is one way to compute the calls of a class. The plain kernel is the reference: it
+// is timed for comparison and chosen only when all others fail.
 type candidate struct {
 	name string
-	// reference is set for the plain kernel, which is timed for comparison and chosen
-	// only when all others fail.
-	reference bool
 	// try runs it once and returns an error when it does not run or is wrong.
 	try func(ctx context.Context) error
 	// time returns how long so many rounds took.
@@ -112,7 +110,7 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 			if err := fail(x, err); err != nil {
 				return err
 			}
-		} else if !c.reference {
+		} else if c.name != plainName {
 			right++
 		}
 	}
@@ -136,7 +134,7 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 		}
 		slices.Sort(c.times)
 		t := Trial{Variant: c.name, Seconds: c.times[len(c.times)/2]}
-		if e.Trials = append(e.Trials, t); c.reference {
+		if e.Trials = append(e.Trials, t); c.name == plainName {
 			reference = t
 		} else if best.Variant == "" || t.Seconds < best.Seconds {
 			best = t
@@ -197,6 +195,9 @@ func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 		now := e
 		now.Trials = slices.Clone(e.Trials)
 		if running != "" {
+			if opt.Progress != nil {
+				opt.Progress(running)
+			}
 			t := Trial{Variant: running, Failed: notBack}
 			if old := before.Trial(running); old != nil && old.Failed == notBack {
 				t.Failed = notBackTwice
@@ -206,7 +207,7 @@ func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 		now.keep(before.Trials)
 		unwritten = t.learn(s, now)
 	}
-	if err := trials(ctx, x.candidates(list, opt.Progress), &e, opt.Budget, keep); err != nil {
+	if err := trials(ctx, x.candidates(list), &e, opt.Budget, keep); err != nil {
 		return e, err
 	}
 	e.keep(before.Trials)
@@ -271,7 +272,7 @@ func Probe(ctx context.Context, r Runner, s Shape, variant string) error {
 		return err
 	}
 	defer x.release()
-	for _, c := range x.candidates(list, nil) {
+	for _, c := range x.candidates(list) {
 		if err := c.try(ctx); err != nil {
 			return fmt.Errorf("variant %s: %w", c.name, err)
 		}

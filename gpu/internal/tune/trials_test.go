@@ -17,14 +17,13 @@ import (
 // made describes a candidate with a time for a round and optional failures.
 type made struct {
 	name        string
-	reference   bool
 	took        time.Duration
 	wrong, slow error // of try and of time
 }
 
 func (m made) candidate(log *[]string) candidate {
 	return candidate{
-		name: m.name, reference: m.reference,
+		name: m.name,
 		try: func(context.Context) error {
 			*log = append(*log, "try "+m.name)
 			return m.wrong
@@ -41,7 +40,7 @@ func TestTrials(t *testing.T) {
 	const ms = time.Millisecond
 	lost := fmt.Errorf("gone: %w", backend.ErrDeviceLost)
 	wrong := fmt.Errorf("o[3]: %w", errWrong)
-	plain := made{name: plainName, reference: true, took: 4 * ms}
+	plain := made{name: plainName, took: 4 * ms}
 	for _, c := range []struct {
 		name    string
 		before  []Trial
@@ -52,7 +51,7 @@ func TestTrials(t *testing.T) {
 		err     error
 	}{
 		{name: "the fastest", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", took: 2 * ms}, {name: "S", took: 5 * ms}}, best: "M"},
-		{name: "a reference never wins against another variant", list: []made{{name: plainName, reference: true, took: ms}, {name: "L", took: 3 * ms}}, best: "L"},
+		{name: "a reference never wins against another variant", list: []made{{name: plainName, took: ms}, {name: "L", took: 3 * ms}}, best: "L"},
 		{name: "a reference alone does", list: []made{plain, {name: "L", wrong: wrong}}, best: plainName,
 			failed: map[string]string{"L": wrong.Error()}},
 		{name: "the fastest is wrong", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", took: ms, wrong: wrong}}, best: "L",
@@ -69,7 +68,7 @@ func TestTrials(t *testing.T) {
 			err: backend.ErrDeviceLost, failed: map[string]string{"M": lost.Error()}, untried: []string{"S"}},
 		{name: "the device is lost while one is timed", list: []made{plain, {name: "L", slow: lost}, {name: "S", took: ms}},
 			err: backend.ErrDeviceLost, failed: map[string]string{"L": lost.Error()}, untried: []string{"S"}},
-		{name: "nothing runs", list: []made{{name: plainName, reference: true, wrong: wrong}, {name: "L", wrong: wrong}},
+		{name: "nothing runs", list: []made{{name: plainName, wrong: wrong}, {name: "L", wrong: wrong}},
 			failed: map[string]string{plainName: wrong.Error(), "L": wrong.Error()}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -109,8 +108,8 @@ func TestTrialsWithinABudget(t *testing.T) {
 		timed := map[string]int{}
 		slow := func(name string) candidate {
 			return candidate{
-				name: name, reference: name == plainName,
-				try: func(context.Context) error { time.Sleep(time.Second); return nil },
+				name: name,
+				try:  func(context.Context) error { time.Sleep(time.Second); return nil },
 				time: func(_ context.Context, rounds int) (time.Duration, error) {
 					timed[name]++
 					time.Sleep(10 * time.Millisecond)

@@ -135,7 +135,7 @@ func TestWrongResults(t *testing.T) {
 		t.Helper()
 		x.plain, x.first = nil, nil
 		var e Entry
-		check(t, trials(t.Context(), x.candidates([]Variant{right, other}, nil), &e, 0, func(string) {}))
+		check(t, trials(t.Context(), x.candidates([]Variant{right, other}), &e, 0, func(string) {}))
 		return e
 	}
 	for _, at := range []int{0, 77} {

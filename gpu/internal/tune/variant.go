@@ -4,7 +4,7 @@
 // All variants compute the same bits. Which one is the fastest depends on the device and
 // on the [Shape] of the call. [Shape.Rule] estimates it from the shape and the device's
 // limits; a [Tuner] measures it, compares the results of each variant with those of the
-// plain kernel, and keeps its choice in a file (package tunefile) for later processes.
+// plain kernel, and keeps its choice in a file for later processes.
 //
 // The package runs calls through a small interface, [Runner], and knows no device.
 package tune
