@@ -37,6 +37,8 @@ extern void wgpuBufferMapAsync(void *buffer, uint32_t mode, size_t offset, size_
 extern void wgpuDeviceReference(void *device);
 extern void wgpuDeviceRelease(void *device);
 extern void wgpuBufferReference(void *buffer);
+extern void *wgpuDeviceGetQueue(void *device);
+extern void wgpuQueueRelease(void *queue);
 extern void wgpuQueueOnSubmittedWorkDone(void *queue, void (*cb)(int, void *), void *userdata);
 
 static void port_on_lost(int reason, char const *message, void *ud) { port_note(ud, message); ((port_state *)ud)->lost = 1; }
@@ -127,8 +129,10 @@ static void port_notify(void *queue, port_state *state) { wgpuQueueOnSubmittedWo
 import "C"
 
 import (
+	"fmt"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/gogpu/gputypes"
@@ -142,17 +146,29 @@ const Provider = "go-webgpu v0.17.1 (wgpu-native)"
 // without a display.
 const nativeBackends = wgpu.InstanceBackend_Vulkan | wgpu.InstanceBackend_Metal | wgpu.InstanceBackend_DX12
 
+// library is a device of wgpu-native. ref and Ref fields are the C objects.
+type library struct {
+	devRef, queueRef unsafe.Pointer
+	state            *C.port_state
+	scopes           sync.Mutex  // see scoped
+	broken           atomic.Bool // a compilation panicked, see unsound
+	submitted        uint64
+	encoder          nativeEncoder
+	clock            clock
+}
+
+type rawBuffer struct{ ref unsafe.Pointer }
+
+type rawGroup = unsafe.Pointer
+
+// dynamicStep is the unit of the offset that a dispatch sets for a pipeline's first uniform.
+// The rest of the offset is part of the bind group.
+const dynamicStep = 1
+
 // handleOf returns the C object of one of the binding's types, which have it in an
 // unexported field.
 func handleOf(object any) unsafe.Pointer {
 	return reflect.ValueOf(object).Elem().FieldByName("ref").UnsafePointer()
-}
-
-// deviceOf returns the binding's Device of a C object.
-func deviceOf(ref unsafe.Pointer) *wgpu.Device {
-	d := new(wgpu.Device)
-	*(*unsafe.Pointer)(unsafe.Pointer(d)) = ref
-	return d
 }
 
 // quiet runs before the driver has threads that read the environment.
@@ -227,14 +243,8 @@ func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 		}
 		return nil, fault(C.GoString(text), kind)
 	}
-	lib.use(deviceOf(lib.devRef))
+	lib.queueRef = C.wgpuDeviceGetQueue(lib.devRef)
 	return lib, nil
-}
-
-// use sets the device and its queue.
-func (l *library) use(dev *wgpu.Device) {
-	l.dev, l.devRef, l.queue = dev, handleOf(dev), dev.GetQueue()
-	l.queueRef = handleOf(l.queue)
 }
 
 // The library's types, of which programs have objects.
@@ -248,8 +258,8 @@ func shareable(*NativeDevice) error { return nil }
 
 // shareLibrary keeps a reference to the program's device until close.
 func shareLibrary(dev *NativeDevice, _ gputypes.Backend) *library {
-	lib := &library{state: C.port_share(handleOf(dev))}
-	lib.use(dev)
+	lib := &library{state: C.port_share(handleOf(dev)), devRef: handleOf(dev)}
+	lib.queueRef = C.wgpuDeviceGetQueue(lib.devRef)
 	lib.clock.there = dev.HasFeature(wgpu.FeatureName_TimestampQuery)
 	return lib
 }
@@ -266,12 +276,7 @@ func (l *library) importBuffer(b *NativeBuffer) (raw rawBuffer, size uint64, usa
 // reference keeps a program's buffer until dereference, even if the program releases it.
 func (l *library) reference(b rawBuffer) { C.wgpuBufferReference(b.ref) }
 
-func (l *library) dereference(b rawBuffer) {
-	if !l.unsound() {
-		b.free()
-		l.update()
-	}
-}
+func (l *library) dereference(b rawBuffer) { l.releaseBuffer(b) }
 
 // scoped takes the lock of the error scopes of a program's device and returns the function
 // that frees it. A compilation may run next to another call of the library, and the scopes
@@ -283,17 +288,6 @@ func (l *library) scoped() func() {
 	l.scopes.Lock()
 	return l.scopes.Unlock
 }
-
-// catch calls f, in which the binding's errors go to the state and not to the program.
-func (l *library) catch(f func()) {
-	defer l.scoped()()
-	C.port_enter(l.state)
-	f()
-	C.port_leave(l.state)
-}
-
-// portState is the C structure in which callbacks leave their results.
-type portState = C.port_state
 
 // notify asks for a callback when all earlier submissions have ended.
 func (l *library) notify() { C.port_notify(l.queueRef, l.state) }
@@ -346,9 +340,64 @@ func (l *library) close() {
 		return
 	}
 	l.clock.release()
-	l.queue.Release()
+	C.wgpuQueueRelease(l.queueRef)
 	C.port_release(l.devRef, l.state)
 }
 
+func (l *library) lost() error {
+	if l.state.lost == 0 {
+		return nil
+	}
+	return lossOf(l.state)
+}
+
+// Error types of webgpu.h.
+const (
+	errorOutOfMemory = 2
+	errorDeviceLost  = 5
+)
+
+// outcome returns the error that callbacks have noted since the last call.
+func (l *library) outcome() error { return outcome(l.state, ErrInvalid) }
+
+// outcome returns the error that callbacks have noted in s since the last call. kind is the
+// sentinel of all but lost devices and lack of memory.
+func outcome(s *C.port_state, kind error) error {
+	noted := s.error
+	s.error = 0
+	switch {
+	case s.lost != 0 || noted == errorDeviceLost:
+		s.lost = 1
+		return lossOf(s)
+	case noted == 0:
+		return nil
+	case noted == errorOutOfMemory:
+		kind = ErrMemory
+	}
+	return fault(message(s), kind)
+}
+
+func lossOf(s *C.port_state) error { return fmt.Errorf("%s: %w", message(s), ErrLost) }
+
 // message returns the text of the last callback.
-func message(s *portState) string { return C.GoString(&s.message[0]) }
+func message(s *C.port_state) string { return C.GoString(&s.message[0]) }
+
+// poll runs the callbacks that are due and returns the last submission that has ended.
+func (l *library) poll() (Ticket, error) {
+	l.update()
+	return Ticket(l.state.done), l.outcome()
+}
+
+// mapped reports whether the map of startMap has ended.
+func (l *library) mapped() (bool, error) {
+	if l.state.mapped == 0 {
+		l.update()
+	}
+	if err := l.outcome(); err != nil {
+		return false, err
+	}
+	if s := l.state.mapped - 1; s > 0 {
+		return false, fmt.Errorf("map ended with status %d: %w", s, ErrInvalid)
+	}
+	return l.state.mapped != 0, nil
+}

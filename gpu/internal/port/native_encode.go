@@ -164,7 +164,7 @@ func (l *library) submitTo(slot *timedSlot) (Ticket, error) {
 	e.stamps = C.port_stamps{}
 	if slot != nil {
 		e.stamps = C.port_stamps{
-			queries: handleOf(l.clock.queries), first: C.uint32_t(slot.first),
+			queries: l.clock.queries, first: C.uint32_t(slot.first),
 			resolved: slot.resolved.ref, staging: slot.staging.ref, size: stampBytes,
 		}
 	}

@@ -2,12 +2,29 @@
 
 package port
 
+/*
+#include "native.h"
+
+typedef struct { void const *next; char const *label; int type; uint32_t count; void const *statistics; size_t n; } port_queries_desc;
+extern void *wgpuDeviceCreateQuerySet(void *device, port_queries_desc const *desc);
+extern void wgpuQuerySetRelease(void *queries);
+
+static void *port_create_queries(uint32_t count, port_state *state) {
+	port_queries_desc desc = { .type = 2, .count = count }; // timestamps
+	port_enter(state);
+	void *queries = wgpuDeviceCreateQuerySet(state->device, &desc);
+	port_leave(state);
+	return queries;
+}
+*/
+import "C"
+
 import (
 	"math"
 	"time"
+	"unsafe"
 
 	"github.com/gogpu/gputypes"
-	"github.com/rajveermalviya/go-webgpu/wgpu"
 )
 
 const (
@@ -20,7 +37,7 @@ const (
 )
 
 // rawClock has two timestamps for each slot.
-type rawClock struct{ queries *wgpu.QuerySet }
+type rawClock struct{ queries unsafe.Pointer }
 
 // rawStamps is where the timestamps of a slot are resolved, and copied for reading.
 type rawStamps struct {
@@ -43,20 +60,16 @@ func (l *library) startClock() (err error) {
 			c.release()
 		}
 	}()
-	l.catch(func() {
-		c.queries, err = l.dev.CreateQuerySet(&wgpu.QuerySetDescriptor{Type: wgpu.QueryType_Timestamp, Count: 2 * timedSlots})
-	})
-	if err != nil {
-		c.queries = nil // the binding has released it
-		if noted := l.outcome(); noted != nil {
-			return noted
-		}
-		return fault(err.Error(), ErrInvalid)
+	unlock := l.scoped()
+	c.queries = C.port_create_queries(2*timedSlots, l.state)
+	unlock()
+	if err := l.outcome(); err != nil {
+		return err
 	}
 	for i := range c.slots {
 		s := &c.slots[i]
 		*s = timedSlot{first: uint32(2 * i)}
-		resolved, err := l.createBuffer(stampBytes, gputypes.BufferUsage(wgpu.BufferUsage_QueryResolve|wgpu.BufferUsage_CopySrc))
+		resolved, err := l.createBuffer(stampBytes, gputypes.BufferUsageQueryResolve|gputypes.BufferUsageCopySrc)
 		if err != nil {
 			return err
 		}
@@ -128,7 +141,7 @@ func (c *clock) release() {
 		c.slots[i] = timedSlot{}
 	}
 	if c.queries != nil {
-		c.queries.Release()
+		C.wgpuQuerySetRelease(c.queries)
 		c.queries = nil
 	}
 	c.unit = 0
