@@ -79,7 +79,8 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 			return nil, fmt.Errorf("%s: limit %s is %d, kernels need %d or more: %w", name, x.name, x.has, x.least, backend.ErrUnsupported)
 		}
 	}
-	d := newDevice(dev, l, name, kind, c)
+	d := NewPlanner(l, name, kind, c)
+	d.Port, d.Pipelines.Dev = dev, dev
 	keep := c.PoolBytes
 	if keep == 0 {
 		keep = defaultPoolBytes
@@ -103,13 +104,9 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 // NewPlanner returns a Device with limits and no device behind it. It plans operations
 // (Count, Dispatches) and must not run any.
 func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
-	return newDevice(nil, l, name, kind, c)
-}
-
-func newDevice(dev port.Device, l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
-	d := &Device{Port: dev, Limits: l, name: name, pacing: newPacing(kind, c), streaming: make(chan struct{}, 1)}
+	d := &Device{Limits: l, name: name, pacing: newPacing(kind, c), streaming: make(chan struct{}, 1)}
 	d.sent = &sent{turn: make(chan struct{}, 1), writers: map[*cut.Store]*call{}}
-	d.Pipelines = resource.NewPipelines(dev, resource.PipelineConfig{Name: name, Limits: l, OwnExp2: c.OwnExp2, Speed: d.pacing.speed, Wrap: d.wrap})
+	d.Pipelines = resource.NewPipelines(nil, resource.PipelineConfig{Name: name, Limits: l, OwnExp2: c.OwnExp2, Speed: d.pacing.speed, Wrap: d.wrap})
 	d.bound.Store(c.MemoryBytes)
 	d.runners.New = func() any { return new(Runner) }
 	return d

@@ -280,15 +280,7 @@ func TestProcessesGoOn(t *testing.T) {
 		if tuner.Claim(soft) {
 			t.Error("claimed twice in a process")
 		}
-		entries, err := ReadFile(path)
-		if err != nil || len(entries) != 1 {
-			t.Fatalf("%+v, %v", entries, err)
-		}
-		return entries[0], f.runs > 0
-	}
-	put := func(e Entry) {
-		t.Helper()
-		check(t, PutFile(path, e))
+		return only(t, path), f.runs > 0
 	}
 	var probed string
 	for n, want := range []int{alwaysTried, alwaysTried + 1, alwaysTried + 2, alwaysTried + 2} {
@@ -311,7 +303,7 @@ func TestProcessesGoOn(t *testing.T) {
 				}
 			}
 		}
-		put(e)
+		check(t, PutFile(path, e))
 	}
 	if probed == "" {
 		t.Fatal("the shape has no risky variant")
@@ -319,7 +311,7 @@ func TestProcessesGoOn(t *testing.T) {
 	// When a variant is new, the process that measures it tries the probed one too.
 	e, _ := process()
 	e.Trials = slices.DeleteFunc(e.Trials, func(x Trial) bool { return strings.HasPrefix(x.Variant, "M") })
-	put(e)
+	check(t, PutFile(path, e))
 	if e, _ := process(); e.Trial(probed) == nil || e.Trial(probed).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
 		t.Errorf("%+v", e)
 	}
@@ -339,22 +331,14 @@ func TestKilledWhileMeasuring(t *testing.T) {
 				return
 			}
 			tried = true
-			entries, err := ReadFile(path)
-			if err != nil || len(entries) != 1 {
-				t.Fatalf("%+v, %v", entries, err)
-			}
-			killed = entries[0]
+			killed = only(t, path)
 		}
 		tuner := New(Options{Mode: First, Path: path, Info: info})
 		if !tuner.Claim(soft) {
 			t.Fatal("nothing to measure")
 		}
 		check(t, tuner.FirstUse(t.Context(), f, soft))
-		entries, err := ReadFile(path)
-		if err != nil || len(entries) != 1 {
-			t.Fatalf("%+v, %v", entries, err)
-		}
-		return entries[0], killed, tried
+		return only(t, path), killed, tried
 	}
 	for n, want := range []string{notBack, notBackTwice} {
 		survived, killed, _ := process()
@@ -432,6 +416,16 @@ func TestModes(t *testing.T) {
 			t.Errorf("%v with %q on %s: %v, %v", c.asked, c.env, c.adapter, got, err)
 		}
 	}
+}
+
+// only returns the entry of a file that has one.
+func only(t *testing.T, path string) Entry {
+	t.Helper()
+	entries, err := ReadFile(path)
+	if err != nil || len(entries) != 1 {
+		t.Fatalf("%+v, %v", entries, err)
+	}
+	return entries[0]
 }
 
 // check ends the test with an error that is not nil.
