@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/bits"
 	"strings"
 
@@ -251,8 +252,8 @@ func (a *attention) check(k shaders.Variant) error {
 
 // bind is that of the options for a chunk. It also sets where the pages of its batches are and
 // returns the window of their table, when kernels look pages up.
-func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk, sinks float64) (mask, bias cut.Window, more []cut.Window) {
-	mask, bias, more = a.scoreOptions.bind(w, p.Box, a.cutter.Align, sinks)
+func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
+	mask, bias, more = a.scoreOptions.bind(w, p.Box, a.cutter.Align, math.Log2E)
 	if !a.HasTable() {
 		return mask, bias, more
 	}

@@ -183,7 +183,7 @@ func (x *decode) step(p queue.Chunk) queue.Step {
 	}
 	q, k, v := x.Q.View(p.Box, align), x.K.View(p.Box, align).Granules(), x.V.View(p.Box, align).Granules()
 	w.Q, w.K, w.V = strides(q), strides(k), strides(v)
-	mask, bias, more := x.bind(w, p, math.Log2E)
+	mask, bias, more := x.bind(w, p)
 	return queue.Step{
 		Kernel: x.splits, Params: w, Windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, p.State}, more...),
 		Groups: p.Len(cut.Batch) * kvHeads * w.Parts * blocks, Each: x.each * float64(x.rows*n),

@@ -3,7 +3,6 @@ package gpu
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -68,10 +67,8 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	c.AlignGranules()
 	loops := v.Loops(x.d.Dim, x.d.ValueDim, s.Pairs.Mask) + x.rounds(v.RowsByKeys())
 	c.Most[cut.Col] = cut.LongestChunk(v.Keys, loops, x.each*float64(v.Rows()*v.Keys), x.b.dev.ChunkWork(kernel))
-	area := 16 * uint64(v.Area(x.d.ValueDim))
-	c.State = func(x cut.Box) uint64 {
-		return uint64(x.Len(cut.Batch)*x.Len(cut.Head)*ceil(x.Len(cut.Row), v.Rows())) * area
-	}
+	x.rows = v.Rows()
+	x.leave(16 * uint64(v.Area(x.d.ValueDim)))
 	// A second area, for the state of chunks, at most doubles it.
 	if c.MaxState /= 2; c.Room == 0 {
 		l := &x.b.dev.Limits
@@ -83,8 +80,15 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 		return err.Error(), nil
 	}
 	x.path, x.why = "register-tiled WGSL, variant "+v.Name, why
-	x.kernel, x.rows, x.keys, x.split, x.tiled = kernel, v.Rows(), v.Keys, v.Split, true
+	x.kernel, x.keys, x.split, x.tiled = kernel, v.Keys, v.Split, true
 	return "", nil
+}
+
+// leave sets the cutter's state: workgroups leave area bytes each.
+func (x *prefill) leave(area uint64) {
+	x.cutter.State = func(box cut.Box) uint64 {
+		return uint64(box.Len(cut.Batch)*box.Len(cut.Head)*ceil(box.Len(cut.Row), x.rows)) * area
+	}
 }
 
 // plain sets x to the plain kernel.
@@ -103,14 +107,11 @@ func (x *prefill) plain(because string) error {
 		Expand: shaders.Registers, In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(x.c.K.DType()),
 		Paged: x.HasTable(), Both: x.both(), DVB: blocks,
 	}
-	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging
-	// and products of a stage, scores, maxima, exponentials, and the blocks of columns.
-	const product = 8 * (1 + 4)
-	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + blocks*(1+4+4+product) + x.rounds(16)
+	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging and
+	// products of a stage, options, maxima, exponentials, and the blocks of columns.
+	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4*(1+4)+8*(2+2*4)) + 4*(1+4+4) + 10 + 4*(1+4+4) + blocks*(9+4*(1+4)+32*(3+4)) + x.rounds(16)
 	c.Most[cut.Col] = cut.LongestChunk(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.ChunkWork(x.kernel))
-	// The state of a row is the output, eight parts of the sum, the maximum, and padding.
-	width := uint64(blocks*cut.Tile + 16)
-	c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * width * 4 }
+	x.leave(16 * 64 * uint64(4*blocks+2)) // output, sums and maxima of 64 threads
 	return nil
 }
 
@@ -144,10 +145,8 @@ func (x *prefill) step(p queue.Chunk) queue.Step {
 	align := x.cutter.Align
 	q, k, v := x.Q.View(p.Box, align), x.K.View(p.Box, align), x.V.View(p.Box, align)
 	o, lse := x.O.View(p.Box, align), x.LSE.View(p.Box, align)
-	sinks := 1.0 // unit
 	if x.tiled {
 		q, k, v = q.Granules(), k.Granules(), v.Granules()
-		sinks = math.Log2E
 	}
 	heads, blocks := p.Len(cut.Batch)*p.Len(cut.Head), ceil(p.Len(cut.Row), x.rows)
 	w := &shaders.AttentionParams{
@@ -156,7 +155,7 @@ func (x *prefill) step(p queue.Chunk) queue.Step {
 		OutType: int(x.c.O.DType()), Running: int(x.totals(p.Of.Box) / 16),
 		Q: strides(q), K: strides(k), V: strides(v), O: strides(o), LSE: strides(lse),
 	}
-	mask, bias, more := x.bind(w, p, sinks)
+	mask, bias, more := x.bind(w, p)
 	return queue.Step{
 		Kernel: x.kernel, Params: w,
 		Windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, p.State}, more...),

@@ -69,10 +69,9 @@ const SQ: u32 = (ROWS * BC / 4u + THREADS - 1u) / THREADS; // vec4 of keys of a 
 const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
 @binding var<storage, read> q: array<u32>;
-@if(WIDE == 1u) @binding var<storage, read> k: array<vec4<u32>>;
-@if(WIDE == 0u) @binding var<storage, read> k: array<u32>;
-@if(VWIDE == 1u) @binding var<storage, read> v: array<vec4<u32>>;
-@if(VWIDE == 0u) @binding var<storage, read> v: array<u32>;
+@each($x $FOURS: k WIDE, v VWIDE)
+@if($FOURS == 1u) @binding var<storage, read> $x: array<vec4<u32>>;
+@else @binding var<storage, read> $x: array<u32>;
 @binding var<storage, read> mask: array<u32>;
 @binding var<storage, read> bias: array<u32>;
 @binding var<storage, read_write> state: array<vec4<f32>>;
@@ -86,136 +85,6 @@ var<workgroup> scales: array<array<vec4<f32>, SG>, SN>; // [key/AHEAD][key/4]: o
 var<workgroup> rescales: array<f32, 8>; // [row]
 var<workgroup> rows_k: array<u32, RN>; // [tile % 2][key]: where keys of pages begin
 var<workgroup> rows_v: array<u32, RN>; // the same for values
-
-// pairs converts four 16-bit elements.
-fn pairs(a: u32, b: u32) -> vec4<f32> {
-    if (KV == 1u) { return vec4<f32>(unpack2x16float(a), unpack2x16float(b)); }
-    return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
-}
-
-// key_at and value_at return where the row of a key begins, plus in_row: n keys after start but not after limit,
-// which include in_row, and number in_tile of its tile. Callers keep start in a variable: compilers would turn
-// j·s + n·s into (j + n)·s, another addition for each n.
-@each($f $x $UNIT: key_at k KUNIT, value_at v UNIT)
-fn $f(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
-    var row = 0u;
-    @if(PAGED == 0u) row = min(start + n * (p.$x.s / $UNIT), limit);
-    @else row = rows_$x[turn * BC + in_tile] + in_row;
-    return row;
-}
-
-// word_k returns word w of the row of k that begins at element at, as if its elements were contiguous, with
-// zeros beyond the row's end.
-fn word_k(at: u32, w: u32) -> u32 {
-    var r = 0u;
-    @if(WIDE == 0u) {
-        @if(KV == 0u) r = select(0u, k[at + min(w, p.dim - 1u) * p.k.d], w < p.dim);
-        @if(EL == 8u) {
-            let i = at + min(2u * w, p.dim - 1u) * p.k.d;
-            let i1 = at + min(2u * w + 1u, p.dim - 1u) * p.k.d;
-            let lower = select(0u, (k[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu, 2u * w < p.dim);
-            let upper = select(0u, (k[i1 >> 1u] >> ((i1 & 1u) * 16u)) << 16u, 2u * w + 1u < p.dim);
-            r = lower | upper;
-        }
-    }
-    return r;
-}
-
-// Stage is what a thread loads of a stage of K.
-struct Stage {
-    x: array<vec4<u32>, KLOADS>,
-}
-
-// fetch returns the thread's part of a stage of a tile, the depths from d0 on. Keys after limit are replaced
-// by that one, depths beyond the end by the last ones.
-fn fetch(t: u32, start: u32, limit: u32, turn: u32, d0: u32) -> Stage {
-    var r: Stage;
-    @unroll for (var n = 0u; n < KLOADS; n++) {
-        @if(WIDE == 1u) {
-            var d = d0 + t % 4u * EL;
-            @if(FULL == 0u) d = min(d, p.dim - EL);
-            let in_tile = min(t / 4u + THREADS / 4u * n, BC - 1u);
-            r.x[n] = k[key_at(start + d / EL, THREADS / 4u * n, limit + d / EL, d / EL, turn, in_tile)];
-        } @else {
-            @unroll for (var c = 0u; c < 4u; c++) {
-                let w = d0 * 4u / EL + t % 16u;
-                let in_tile = min(t / 16u + THREADS / 16u * (4u * n + c), BC - 1u);
-                @if(KV == 4u) {
-                    let at = 1u + min(w, (p.dim - 1u) / 4u);
-                    r.x[n][c] = k[key_at(start + at, THREADS / 16u * (4u * n + c), limit + at, at, turn, in_tile)];
-                } @else {
-                    r.x[n][c] = word_k(key_at(start, THREADS / 16u * (4u * n + c), limit, 0u, turn, in_tile), w);
-                }
-            }
-        }
-    }
-    return r;
-}
-
-// place returns where granule g of a key lies in kv. Lanes with neighbouring keys and the same g use different
-// banks, and so do lanes with the same key and different g.
-fn place(key: u32, g: u32) -> u32 {
-    return key * 4u + (g ^ ((key >> 1u) & 3u));
-}
-
-// stage puts a thread's part of a stage into kv.
-fn stage(t: u32, next_stage: Stage) {
-    var r = next_stage;
-    @unroll for (var n = 0u; n < KLOADS; n++) {
-        @if(WIDE == 1u) {
-            let x = t + THREADS * n;
-            if (KN % THREADS == 0u || x < KN) { kv[place(x / 4u, x % 4u)] = r.x[n]; }
-        } @else {
-            @unroll for (var c = 0u; c < 4u; c++) {
-                let x = t + THREADS * (4u * n + c);
-                if (KN % THREADS == 0u || x < 4u * KN) {
-                    kv[place(x / 16u, x / 4u % 4u)][x % 4u] = r.x[n][c];
-                }
-            }
-        }
-    }
-}
-
-// value_word returns the word with the element at position i of value_at.
-fn value_word(i: u32) -> u32 {
-    var word = 0u;
-    @if(PACK == 1u) word = v[select(i, i >> 1u, EL == 8u)];
-    return word;
-}
-
-// value returns the element at position i, given its value_word.
-fn value(word: u32, i: u32) -> f32 {
-    if (KV == 0u) { return bitcast<f32>(word); }
-    let bits = word >> ((i & 1u) * 16u);
-    if (KV == 1u) { return unpack2x16float(bits).x; }
-    return bitcast<f32>(bits << 16u);
-}
-
-// column_at returns the column at place w of a row of staged. Neighbouring threads write 16 bytes of VWIDE rows
-// next to each other: columns 0 to 3, 8 to 11 and so on, then the others.
-fn column_at(w: u32) -> u32 {
-    return select(w, w / 4u % LN * 8u + w / (4u * LN) * 4u + w % 4u, VWIDE == 1u);
-}
-
-// transposed_halves returns the words of columns 2n to 2n + 3, given words n and n + 1 of two keys.
-fn transposed_halves(a: vec2<u32>, b: vec2<u32>) -> vec4<u32> {
-    let even = (a & vec2<u32>(0xffffu)) | (b << vec2<u32>(16u));
-    let odd = (a >> vec2<u32>(16u)) | (b & vec2<u32>(0xffff0000u));
-    return vec4<u32>(even.x, odd.x, even.y, odd.y);
-}
-
-// transposed returns words whose bytes are byte 0, 1, 2 and 3 of the four words.
-fn transposed(w: vec4<u32>) -> vec4<u32> {
-    let even = (w.xz & vec2<u32>(0x00ff00ffu)) | ((w.yw & vec2<u32>(0x00ff00ffu)) << vec2<u32>(8u));
-    let odd = ((w.xz >> vec2<u32>(8u)) & vec2<u32>(0x00ff00ffu)) | (w.yw & vec2<u32>(0xff00ff00u));
-    return vec4<u32>((even.x & 0xffffu) | (even.y << 16u), (odd.x & 0xffffu) | (odd.y << 16u),
-        (even.x >> 16u) | (even.y & 0xffff0000u), (odd.x >> 16u) | (odd.y & 0xffff0000u));
-}
-
-// dot4 adds four depths to a dot product, in ascending order.
-fn dot4(a: vec4<f32>, x: vec4<f32>, sum: f32) -> f32 {
-    return fma(a.w, x.w, fma(a.z, x.z, fma(a.y, x.y, fma(a.x, x.x, sum))));
-}
 
 // Scores of a row with four neighbouring keys.
 struct Scores {
@@ -277,19 +146,6 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) { next += i32(BC); }
 }
 
-// load_line loads a line of values that are staged: key $key of the tile, and the next ones of a word.
-@inline fn load_line($turn, $key) {
-    @unroll for (var c = 0u; c < PACK; c++) {
-        let in_block = min((t + THREADS * x) / LN, AHEAD / PACK - 1u) * PACK + c;
-        let loaded = v[value_at(v_start[x], c, v_limit[x], lines[x], $turn, $key)];
-        @if(VWIDE == 0u) {
-            values[PACK * x + c] = loaded;
-        } @else {
-            @unroll for (var e = 0u; e < 4u; e++) { values[(PACK * x + c) * 4u + e] = loaded[e]; }
-        }
-    }
-}
-
 // visible_keys declares the keys of the split that any of the rows sees, begin to end, and those that all of
 // them see, all_from to all_to.
 @inline fn visible_keys() {
@@ -321,64 +177,6 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     }
 }
 
-// first_keys loads the first stage of K. k_start and k_limit are the positions of the thread's first key of the
-// next tile to load from, and of the last key.
-@inline fn first_keys() {
-    var key_of_line = t / 16u;
-    @if(WIDE == 1u) key_of_line = t / 4u;
-    let k_step = p.k.s / KUNIT;
-    var k_start = k_at / KUNIT + (u32(next) - p.key0 + key_of_line) * k_step;
-    let k_limit = k_at / KUNIT + last_key * k_step;
-    var next_stage = fetch(t, k_start, k_limit, turn, 0u);
-    var next_scale = 0.0; // of key t of the next tile
-    @if(KV == 4u) {
-        let bits = k[key_at(k_at + (u32(next) - p.key0 + t) * k_step, 0u, k_limit, 0u, turn, min(t, BC - 1u))];
-        next_scale = bitcast<f32>(bits);
-    }
-}
-
-// first_values loads the first values. Lines begin with the thread's columns, and where values are staged with
-// loads t % LN of PACK neighbouring keys.
-@inline fn first_values() {
-    let v_step = p.v.s / UNIT;
-    var lines: array<u32, LINES>; // in a row
-    var v_start: array<u32, LINES>;
-    var v_limit: array<u32, LINES>;
-    @unroll for (var x = 0u; x < LINES; x++) {
-        let n = t + THREADS * x;
-        var key_of_value = 0u;
-        @if(PACK == 1u) {
-            lines[x] = min(n, p.vdim - 1u) * p.v.d;
-        } @else {
-            lines[x] = min(n % LN, (p.vdim - 1u) / (4u * QUADS / LN)) + (1u - VWIDE); // q8 has its scale first
-            key_of_value = n / LN * PACK;
-        }
-        v_start[x] = v_at + lines[x] + (u32(next) - p.key0 + key_of_value) * v_step;
-        v_limit[x] = v_at + lines[x] + last_key * v_step;
-    }
-    var values: array<u32, VN>; // words of the next values: [key][column] or [line][key % PACK]
-    @unroll for (var x = 0u; x < LINES; x++) {
-        @if(PACK != 1u) { @inline load_line(turn, in_block); } @else {
-            @unroll for (var n = 0u; n < AHEAD; n++) {
-                values[n * COLS + x] = value_word(value_at(v_start[x], n, v_limit[x], lines[x], turn, n));
-            }
-        }
-    }
-}
-
-// next_rows looks up where the rows of the next tile begin in pages.
-@inline fn next_rows() {
-    let j = min(j1 + min(t, BC - 1u), last_key);
-    let next_k = k_row(k_at, b, j) / KUNIT;
-    let next_v = v_row(v_at * UNIT, b, j) / UNIT;
-    workgroupBarrier();
-    if (t < BC) {
-        rows_k[(1u - turn) * BC + t] = next_k;
-        rows_v[(1u - turn) * BC + t] = next_v;
-    }
-    workgroupBarrier();
-}
-
 // scores puts the dot products of key t with all rows into kv, while the next stage is loaded.
 @inline fn scores() {
     var dots: array<f32, ROWS>; // of key t
@@ -401,24 +199,17 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
             if (FULL == 1u || d0 + g * EL < p.dim) {
                 let x = kv[place(min(t, BC - 1u), g)];
                 let n = d0 / (4u * EL);
-                @if(KV == 0u) {
-                    let x0 = bitcast<vec4<f32>>(x);
-                    @unroll for (var i = 0u; i < ROWS; i++) {
-                        dots[i] = dot4(qs[n][g * (EL / 4u) * ROWS + i], x0, dots[i]);
-                    }
-                }
-                @if(EL == 8u) {
-                    let x0 = pairs(x.x, x.y);
-                    let x1 = pairs(x.z, x.w);
-                    @unroll for (var i = 0u; i < ROWS; i++) {
-                        dots[i] = dot4(qs[n][(g * (EL / 4u) + 1u) * ROWS + i], x1, dot4(qs[n][g * (EL / 4u) * ROWS + i], x0, dots[i]));
-                    }
-                }
-                @if(KV == 4u) @unroll for (var e = 0u; e < 4u; e++) {
-                    if (FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
-                        let x0 = integers(x[e]) * key_scale;
+                @unroll for (var e = 0u; e < EL / 4u; e++) {
+                    if (KV != 4u || FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
+                        var y = bitcast<vec4<f32>>(x);
+                        @if(EL == 8u) {
+                            let word = x[2u * e];
+                            let word1 = x[2u * e + 1u];
+                            @inline halves(y, word, word1, KV);
+                        }
+                        @if(KV == 4u) y = integers(x[e]) * key_scale;
                         @unroll for (var i = 0u; i < ROWS; i++) {
-                            dots[i] = dot4(qs[n][(g * (EL / 4u) + e) * ROWS + i], x0, dots[i]);
+                            dots[i] = dot4(qs[n][(g * (EL / 4u) + e) * ROWS + i], y, dots[i]);
                         }
                     }
                 }
@@ -492,47 +283,6 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     workgroupBarrier();
 }
 
-// stage_values puts the values that were loaded into staged, and loads the next ones.
-@inline fn stage_values() {
-    workgroupBarrier();
-    @unroll for (var x = 0u; x < LINES; x++) {
-        let n = t + THREADS * x;
-        @if(PACK == 4u) {
-            staged[n / LN][n % LN] = transposed(vec4<u32>(values[4u * x], values[4u * x + 1u], values[4u * x + 2u], values[4u * x + 3u]));
-        }
-        @if(PACK == 2u) @unroll for (var e = 0u; e < 2u; e++) {
-            let first_key = vec2<u32>(values[8u * x + 2u * e], values[8u * x + 2u * e + 1u]);
-            let second_key = vec2<u32>(values[8u * x + 2u * e + 4u], values[8u * x + 2u * e + 5u]);
-            staged[n / LN][n % LN + e * LN] = transposed_halves(first_key, second_key);
-        }
-    }
-    workgroupBarrier();
-    @unroll for (var x = 0u; x < LINES; x++) { @inline load_line(after_turn, after_in + in_block); }
-}
-
-// four_values declares y, the values of the n-th four keys, and loads the values that follow.
-@inline fn four_values() {
-    var y: array<vec4<f32>, COLS>; // of four keys
-    @unroll for (var x = 0u; x < COLS; x++) {
-        let in_row = min(t % (THREADS / SIDES) + THREADS / SIDES * x, 4u * QUADS - 1u);
-        @if(PACK == 4u) {
-            let word = staged[n][in_row / 4u][in_row % 4u];
-            y[x] = integers(word) * scales[j / AHEAD][n];
-        }
-        @if(PACK == 2u) {
-            let word = staged[2u * n][in_row / 4u][in_row % 4u];
-            let word1 = staged[2u * n + 1u][in_row / 4u][in_row % 4u];
-            y[x] = pairs(word, word1);
-        }
-        @if(PACK == 1u) @unroll for (var c = 0u; c < 4u; c++) {
-            let at = value_at(v_here[x], 4u * n + c, v_limit[x], lines[x], turn, j + 4u * n + c);
-            let at_after = value_at(v_start[x], 4u * n + c, v_limit[x], lines[x], after_turn, after_in + 4u * n + c);
-            y[x][c] = value(values[(4u * n + c) * COLS + x], at);
-            values[(4u * n + c) * COLS + x] = value_word(at_after);
-        }
-    }
-}
-
 // output adds the products of the n-th four keys.
 @inline fn output() {
     @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
@@ -602,14 +352,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     @if(EXTRA == 1u) { @inline skip_tiles(); }
     let last_key = u32(end) - 1u - p.key0;
     var turn = 0u; // of rows_k and rows_v
-    @if(PAGED == 1u) {
-        if (t < BC) {
-            let j = min(u32(next) - p.key0 + t, last_key);
-            rows_k[t] = k_row(k_at, b, j) / KUNIT;
-            rows_v[t] = v_row(v_at * UNIT, b, j) / UNIT;
-        }
-        workgroupBarrier();
-    }
+    let tile_start = u32(next) - p.key0;
+    @if(PAGED == 1u) { @inline look_up_rows(tile_start, turn); }
     @inline first_keys();
     @inline first_values();
 
@@ -628,20 +372,14 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
         let j1 = u32(next) - p.key0;
         let check = paired || tile < all_from || tile + i32(BC) > all_to;
         var value_scale = 0.0; // of key t
-        @if(KV == 4u) {
-            let bits = v[value_at(v_at + (j0 + t) * v_step, 0u, v_at + last_key * v_step, 0u, turn, min(t, BC - 1u))];
-            value_scale = bitcast<f32>(bits);
-        }
-        @if(PAGED == 1u) { @inline next_rows(); }
+        @if(KV == 4u) { @inline load_scale(value_scale, v, value_at, v_at, j0, v_step, turn); }
+        @if(PAGED == 1u) { @inline look_up_rows(j1, (1u - turn)); }
 
         // With EXTRA tiles are skipped. Else the next tile begins where this one ends.
         var k_next = k_start + BC * k_step;
         @if(EXTRA == 1u) k_next = k_at / KUNIT + (j1 + key_of_line) * k_step;
         let key_scale = next_scale;
-        @if(KV == 4u) {
-            let bits = k[key_at(k_at + (j1 + t) * k_step, 0u, k_limit, 0u, 1u - turn, min(t, BC - 1u))];
-            next_scale = bitcast<f32>(bits);
-        }
+        @if(KV == 4u) { @inline load_scale(next_scale, k, key_at, k_at, j1, k_step, 1u - turn); }
 
         @inline scores();
         @inline weights();

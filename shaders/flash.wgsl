@@ -94,123 +94,6 @@ var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][
 var<workgroup> shown: array<vec4<u32>, MN>; // [row/4][word]: bits of keys that a mask shows
 var<workgroup> special: atomic<u32>; // the last round in which v had a NaN or an infinity
 
-// Scores are the scores of four rows with one key, before their unit.
-struct Scores {
-    x: vec4<f32>,
-    hidden: vec4<bool>,
-}
-
-// has reports whether the call has the option with a constant and a flag.
-fn has(option: u32, flag: u32) -> bool {
-    return option == 1u || (option == 2u && (p.flags & flag) != 0u);
-}
-
-// distances returns |i - j| for four rows of the box, from row on, and key j of the chunk.
-fn distances(row: u32, j: u32) -> vec4<f32> {
-    let at = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
-    return vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
-}
-
-// Pairs holds where four rows of block masks and biases begin.
-struct Pairs {
-    blocks: vec4<u32>,
-    bias: vec4<u32>,
-    relative: vec4<u32>,
-}
-
-// pairs_of clamps rows to those of the box, because hidden pairs are read too.
-fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
-    let rows = min(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.rows - 1u));
-    var r: Pairs;
-    r.bias = vec4<u32>(p.bias.base + batch * p.bias.b + head * p.bias.h) + rows * vec4<u32>(p.bias.s);
-    r.relative = vec4<u32>(p.relative.base + batch * p.relative.b + head * p.relative.h) + rows * vec4<u32>(p.relative.s);
-    r.blocks = vec4<u32>(0u);
-    if (has(BLOCKED, HAS_BLOCKS)) {
-        r.blocks = vec4<u32>(p.blocked.base + batch * p.blocked.b + head * p.blocked.h)
-            + (rows + vec4<u32>(p.row0)) / vec4<u32>(p.block_q) * vec4<u32>(p.blocked.s);
-    }
-    return r;
-}
-
-// paired applies block masks, biases and slopes to the scores of four rows of the box, from row on, with key j
-// of the chunk. It reads them for hidden pairs too: without branches, a compiler loads many at once. Slopes
-// without a bias are already in the scores, because they hide nothing.
-fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) -> Scores {
-    var w = given;
-    @if(BLOCKED != 0u) if (has(BLOCKED, HAS_BLOCKS)) {
-        let column = (p.key0 + j) / p.block_k * p.blocked.d;
-        @unroll(deep) for (var r = 0u; r < 4u; r++) {
-            let base = pairs.blocks[r];
-            let seen = block(base + column) != 0u;
-            w.hidden[r] = w.hidden[r] | !seen;
-        }
-    }
-    @if(BIASES == 1u) @unroll for (var r = 0u; r < 4u; r++) {
-        let base = pairs.bias[r];
-        let bits = bias[base + j * p.bias.d];
-        let y = bounded(bitcast<f32>(bits), MAX_BIAS);
-        w.hidden[r] = w.hidden[r] | (bits == MINUS_INF);
-        w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
-    }
-    @if(BIASES == 2u) if ((p.flags & HAS_BIAS) != 0u) {
-        let away = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
-        @unroll(deep) for (var r = 0u; r < 4u; r++) {
-            let base = pairs.bias[r];
-            let start = pairs.relative[r];
-            let y = biases(base + j * p.bias.d, start + j * p.relative.d, batch, head, away + i32(r));
-            w.hidden[r] = w.hidden[r] | (bitcast<u32>(y) == MINUS_INF);
-            w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
-        }
-    }
-    return w;
-}
-
-// marks returns a bit for each of 32 keys of the chunk, from j on: 1 where the row of the mask that begins at
-// element at shows the key. Bits after the last key have no meaning.
-fn marks(at: u32, j: u32) -> u32 {
-    var r = 0u;
-    if (p.mask.d == 1u) {
-        let last = (at + p.keys - 1u) >> 2u;
-        let first = (at + j) >> 2u;
-        let shift = ((at + j) & 3u) * 8u;
-        var word = mask[min(first, last)];
-        @unroll(deep) for (var n = 0u; n < 8u; n++) {
-            let next = mask[min(first + n + 1u, last)];
-            let four = (word >> shift) | ((next << (31u - shift)) << 1u);
-            // The highest bit of each byte that is not 0, then these bits next to each other.
-            let high = (((four & 0x7f7f7f7fu) + 0x7f7f7f7fu) | four) & 0x80808080u;
-            r |= (((high >> 7u) * 0x01020408u) >> 24u) << (4u * n);
-            word = next;
-        }
-    } else {
-        for (var n = 0u; n < 32u; n++) {
-            if (unmasked(at + min(j + n, p.keys - 1u) * p.mask.d)) { r |= 1u << n; }
-        }
-    }
-    return r;
-}
-
-// without_dropped returns the weights of four rows of the box, from row on, with key j of the chunk, marked as
-// hidden where dropout takes them.
-fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) -> vec4<f32> {
-    let n = p.drop_row + row;
-    let seed = vec2<u32>(p.seed0, p.seed1);
-    let counter = vec4<u32>(n / 4u, p.drop_key + j, p.drop_head + head, p.drop_batch + batch);
-    // A counter yields the words of four rows that begin at a multiple of 4.
-    var x = philox(counter, seed);
-    if ((n & 3u) != 0u) {
-        let y = philox(counter + vec4<u32>(1u, 0u, 0u, 0u), seed);
-        if ((n & 3u) == 1u) {
-            x = vec4<u32>(x.y, x.z, x.w, y.x);
-        } else if ((n & 3u) == 2u) {
-            x = vec4<u32>(x.z, x.w, y.x, y.y);
-        } else {
-            x = vec4<u32>(x.w, y.x, y.y, y.z);
-        }
-    }
-    return select(weights, vec4<f32>(HIDDEN), x < vec4<u32>(p.threshold));
-}
-
 // next_v loads what is element x, in vec4, of a turn over the keys of a step of v, which begin at j. Keys and
 // turns after the last are clamped, because steps are loaded ahead.
 fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
@@ -233,38 +116,6 @@ fn block_of(n: u32) -> u32 {
 
 // The parts of main, in the order of the formula. A thread has rows r0 + ty·ROWS + 4·h + 0..3 of the box, h <
 // RV, and keys j0 + tx + TX·j of the chunk, j < KT.
-
-// visible_keys declares the keys that any row of the block sees, sees_from to sees_to, those of them in the
-// chunk, begin to end, and those that all rows see, all_from to all_to.
-@inline fn visible_keys() {
-    let i_first = i32(p.row0 + r0);
-    let i_last = i32(p.row0 + min(r0 + TY * ROWS, p.rows)) - 1;
-    var cap = i32(p.all_keys);
-    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[batch / 4u][batch % 4u]); }
-    let sees_from = max(i_first + p.lo, 0);
-    let sees_to = min(i_last + p.hi, cap);
-    let all_from = i_last + p.lo;
-    let all_to = min(i_first + p.hi, cap);
-    let begin = max(sees_from, i32(p.key0));
-    let end = min(sees_to, i32(p.key0 + p.keys));
-}
-
-// load_all reads the output, l and m from state, and save_all writes them.
-@inline fn load_all($at) {
-    @unroll for (var i = 0u; i < O4; i++) { acc[i] = state[$at + i * THREADS]; }
-    @unroll for (var h = 0u; h < RV; h++) {
-        l[h] = state[$at + (O4 + h) * THREADS];
-        m[h] = state[$at + (O4 + RV + h) * THREADS];
-    }
-}
-
-@inline fn save_all($at) {
-    @unroll for (var i = 0u; i < O4; i++) { state[$at + i * THREADS] = acc[i]; }
-    @unroll for (var h = 0u; h < RV; h++) {
-        state[$at + (O4 + h) * THREADS] = l[h];
-        state[$at + (O4 + RV + h) * THREADS] = m[h];
-    }
-}
 
 // skip_tiles moves tile to the next one of which the block mask shows a pair, and sets mixed if it hides
 // another. It is a loop of its own, because a software driver executes the rest of a loop body after a
@@ -323,7 +174,7 @@ fn block_of(n: u32) -> u32 {
         }
     }
     workgroupBarrier();
-    @inline products4(j * RV + h, KT, RV, ROWS);
+    @inline dots(0u);
 }
 
 // bounded_scores applies softcap, and slopes unless there is a bias.
@@ -375,20 +226,6 @@ fn block_of(n: u32) -> u32 {
     }
 }
 
-// maxima updates m by the maxima of rows over all threads, and declares rescale, 2^(m before - m).
-@inline fn maxima() {
-    workgroupBarrier();
-    @unroll for (var h = 0u; h < RV; h++) { a[ty][tx * RV + h] = most[h]; }
-    workgroupBarrier();
-    var rescale: array<vec4<f32>, RV>;
-    @unroll for (var h = 0u; h < RV; h++) {
-        var top = m[h];
-        @unroll(deep) for (var x = 0u; x < TX; x++) { top = max(top, a[ty][x * RV + h]); }
-        rescale[h] = exp2_down(m[h] - top);
-        m[h] = top;
-    }
-}
-
 // weights replaces s by weights, adds these to l, and rescales l and the output.
 @inline fn weights() {
     @unroll for (var h = 0u; h < RV; h++) {
@@ -417,9 +254,8 @@ fn block_of(n: u32) -> u32 {
     @unroll for (var n = 0u; n < VN; n++) { vr[n] = next_v(v_at, batch, $j, $turn, t + THREADS * n); }
 }
 
-// stage_weights puts the weights of step c into a, without those that dropout takes.
-@inline fn stage_weights() {
-    @inline stage_weights4(RV);
+// drop hides the staged weights that dropout takes.
+@inline fn drop() {
     @if(PAIRED == 1u) if (has(DROPS, HAS_DROPOUT)) {
         for (var x = 0u; x < JJ * RV; x++) {
             let at = (x / RV * TX + tx) * RV + x % RV;
@@ -438,20 +274,6 @@ fn block_of(n: u32) -> u32 {
             let y = value_v(vr[n]);
             b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = y;
             if (check && !finite(y)) { atomicStore(&special, round); }
-        }
-    }
-}
-
-// output adds the products of weights and values of a step to the output.
-@inline fn output($add) {
-    @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
-        var w: array<vec4<f32>, RV>;
-        @unroll for (var h = 0u; h < RV; h++) { w[h] = a[ty][y * RV + h]; }
-        @unroll for (var i = 0u; i < CV; i++) {
-            let x = b[tx][y * CV + i];
-            @unroll for (var r = 0u; r < ROWS; r++) {
-                acc[r * COLS + turn * CV + i] = $add(w[r / 4u][r % 4u], x, acc[r * COLS + turn * CV + i]);
-            }
         }
     }
 }
@@ -487,71 +309,6 @@ fn block_of(n: u32) -> u32 {
     }
 }
 
-// sums adds l over all threads of a row, in a fixed order, writes the log-sum-exp, and declares inverse, the
-// factor of the output, and empty, the rows that see no key.
-@inline fn sums() {
-    workgroupBarrier();
-    @unroll for (var h = 0u; h < RV; h++) { a[ty][tx * RV + h] = l[h]; }
-    workgroupBarrier();
-    var inverse: array<vec4<f32>, RV>;
-    var empty: array<vec4<bool>, RV>;
-    @unroll for (var h = 0u; h < RV; h++) {
-        var sum = vec4<f32>(0.0);
-        @unroll(deep) for (var x = 0u; x < TX; x++) { sum = sum + a[ty][x * RV + h]; }
-        var scale = vec4<f32>(p.keep);
-        if ((p.flags & HAS_SINKS) != 0u) {
-            let sink = p.sinks[head / 4u][head % 4u];
-            if (bitcast<u32>(sink) != MINUS_INF) {
-                let top = max(m[h], vec4<f32>(sink));
-                let before = exp2_down(m[h] - top);
-                sum = fma(sum, before, exp2_down(vec4<f32>(sink) - top));
-                scale = scale * before;
-                m[h] = top;
-            }
-        }
-        empty[h] = (bitcast<vec4<u32>>(sum) & vec4<u32>(0x7fffffffu)) == vec4<u32>(0u);
-        let safe = select(sum, vec4<f32>(1.0), empty[h]);
-        inverse[h] = vec4<f32>(1.0) / safe * scale;
-        if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
-            @unroll for (var r = 0u; r < 4u; r++) {
-                let row = r0 + ty * ROWS + 4u * h + r;
-                if (row < p.rows) {
-                    lse[p.lse.base + batch * p.lse.b + head * p.lse.h + row * p.lse.s] =
-                        select(fma(m[h][r], LN2, log_acc(safe[r])), negative_infinity(), empty[h][r]);
-                }
-            }
-        }
-    }
-}
-
-// write writes the output through a, ER rows of a thread at once: neighbouring threads write neighbouring
-// columns.
-@inline fn write() {
-    let o_at = p.o.base + batch * p.o.b + head * p.o.h;
-    @unroll for (var i = 0u; i < COLS; i++) {
-        @unroll for (var y = 0u; y < ROWS / ER; y++) {
-            workgroupBarrier();
-            @unroll for (var e = 0u; e < ER; e++) {
-                a[ty][e * TX + tx] = select(
-                    unsigned_zeros(acc[(y * ER + e) * COLS + i]) * inverse[(y * ER + e) / 4u][(y * ER + e) % 4u],
-                    vec4<f32>(0.0), empty[(y * ER + e) / 4u][(y * ER + e) % 4u]);
-            }
-            workgroupBarrier();
-            for (var x = t; x < 4u * ER * THREADS; x += THREADS) {
-                let c = x % (4u * TX);
-                let e = (x / (4u * TX)) % ER;
-                let row = r0 + (x / (4u * TX * ER)) * ROWS + y * ER + e;
-                if (row < p.rows && 4u * TX * i + c < p.vdim) {
-                    let to = o_at + row * p.o.s + (4u * TX * i + c) * p.o.d;
-                    let result = a[x / (4u * TX * ER)][e * TX + c / 4u][c % 4u];
-                    @if(OUT16 == 0u) o[to] = bitcast<u32>(result);
-                    @else put(to, result);
-                }
-            }
-        }
-    }
-}
-
 @main(THREADS) {
     let tx = (t / 2u) % TX;
     let ty = t / (2u * TX) * 2u + t % 2u;
@@ -561,18 +318,10 @@ fn block_of(n: u32) -> u32 {
     @inline heads(batch, head, kv_head);
     let state_at = id * (KEEP * THREADS) + t;
 
-    // The running maximum of the split, this thread's part of the sum, and the output.
-    var m: array<vec4<f32>, RV>;
-    var l: array<vec4<f32>, RV>;
-    var acc: array<vec4<f32>, O4>; // [row][column]
-    @unroll for (var h = 0u; h < RV; h++) {
-        m[h] = vec4<f32>(LOWEST);
-        l[h] = vec4<f32>(0.0);
-    }
-    @unroll for (var i = 0u; i < O4; i++) { acc[i] = vec4<f32>(0.0); }
+    @inline registers(); // of the split
     if ((p.flags & GO_ON) != 0u) {
         let from_at = p.running + state_at;
-        @inline load_all(from_at);
+        @inline load_state(from_at);
     }
     @inline visible_keys();
 
@@ -618,11 +367,14 @@ fn block_of(n: u32) -> u32 {
                     round += 1u;
                     @if(AHEAD == 0u) { @inline load_v(j1, turn); }
                     workgroupBarrier();
-                    if (turn == 0u) { @inline stage_weights(); }
+                    if (turn == 0u) {
+                        @inline stage_weights();
+                        @inline drop();
+                    }
                     @inline stage_v();
                     workgroupBarrier();
                     @if(AHEAD == 1u) { @inline load_v(j1, turn + 1u); }
-                    if (check && atomicLoad(&special) == round) { @inline output(add_seen); } else { @inline output(add); }
+                    if (check && atomicLoad(&special) == round) { @inline output(add_seen, turn * CV); } else { @inline output(add, turn * CV); }
                 }
             }
         }
@@ -631,23 +383,15 @@ fn block_of(n: u32) -> u32 {
         let done = part < to_split || (p.flags & LEAVE) == 0u;
         if (done && part > first_split) { @inline add_splits(); }
         if (part < to_split) {
-            @unroll for (var i = 0u; i < O4; i++) {
-                state[state_at + i * THREADS] = acc[i];
-                acc[i] = vec4<f32>(0.0);
-            }
-            @unroll for (var h = 0u; h < RV; h++) {
-                state[state_at + (O4 + h) * THREADS] = l[h];
-                state[state_at + (O4 + RV + h) * THREADS] = m[h];
-                l[h] = vec4<f32>(0.0);
-                m[h] = vec4<f32>(LOWEST);
-            }
+            @inline save_state(state_at);
+            @inline clear();
         }
     }
     if ((p.flags & LEAVE) != 0u) {
         let to_at = p.running + state_at;
-        @inline save_all(to_at);
+        @inline save_state(to_at);
         return;
     }
-    @inline sums();
-    @inline write();
+    @inline totals();
+    @inline write_output();
 }

@@ -37,6 +37,11 @@ const KV2: u32 = VEC * min(KV, 1u); // the same for k and v
 const G2: u32 = VEC * min(DO, 1u); // the same for dO
 const KEYS: u32 = 1u - OF / 2u; // 1: the workgroup owns keys, for dV and dK
 const PHASES: u32 = 1u + min(OF, 1u); // products of a tile: Q·K and, except for dV, dO·V
+const RV: u32 = 2u; // vec4 of owned rows or keys of a thread
+const ROWS: u32 = 8u;
+const KT: u32 = 4u; // others of a tile, of a thread
+const CV: u32 = 2u; // vec4 of columns of a thread
+const COLS: u32 = CV;
 const SCORES: u32 = 8u * PHASES;
 const THREADS: u32 = TX * TY;
 const KA: u32 = 1u + OF / 3u * 3u; // others of a thread are KA·tx + KB·j
@@ -127,9 +132,9 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     }
 }
 
-// products sets the part of s from element $s on to the products of what is owned, a head of $own, with the
+// scores sets the part of s from element $s on to the products of what is owned, a head of $own, with the
 // others, a head of $other.
-@inline fn products($s, $own, $own_at, $other, $other_at, $depth) {
+@inline fn scores($s, $own, $own_at, $other, $other_at, $depth) {
     var depth = $depth;
     var a_at: array<u32, QN>; // rows that the thread stages
     var b_at: array<u32, KN>;
@@ -162,7 +167,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
             }
         }
         workgroupBarrier();
-        @inline products4($s + j * 2u + h, 4u, 2u, 8);
+        @inline dots($s);
     }
 }
 
@@ -250,7 +255,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
         vr[n] = four_$x(row_$x($x_at, i), column, $size);
     }
     workgroupBarrier();
-    @inline stage_weights4(2u);
+    @inline stage_weights();
     @unroll for (var n = 0u; n < VN; n++) {
         let x = t + THREADS * n;
         if (VN * THREADS == JJ * TX * TX * 2u || x < JJ * TX * TX * 2u) {
@@ -261,21 +266,6 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
         }
     }
     workgroupBarrier();
-}
-
-// sums adds the products of weights and others of a step to acc.
-@inline fn sums($add) {
-    @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
-        @unroll for (var h = 0u; h < 2u; h++) {
-            let w = a[ty][y * 2u + h];
-            @unroll for (var i = 0u; i < 2u; i++) {
-                let x = b[tx][y * 2u + i];
-                @unroll for (var r = 0u; r < 4u; r++) {
-                    acc[(4u * h + r) * 2u + i] = $add(w[r], x, acc[(4u * h + r) * 2u + i]);
-                }
-            }
-        }
-    }
 }
 
 // write writes the sums, or dS, to state.
@@ -372,11 +362,11 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
 
                 @unroll for (var i = 0u; i < SCORES; i++) { s[i] = vec4<f32>(0.0); }
                 @if(KEYS == 1u) {
-                    { @inline products(0u, k, k_at, q, q_at, p.dim); }
-                    @if(PHASES == 2u) { @inline products(8u, v, v_at, g, g_at, p.vdim); }
+                    { @inline scores(0u, k, k_at, q, q_at, p.dim); }
+                    @if(PHASES == 2u) { @inline scores(8u, v, v_at, g, g_at, p.vdim); }
                 } @else {
-                    { @inline products(0u, q, q_at, k, k_at, p.dim); }
-                    { @inline products(8u, g, g_at, v, v_at, p.vdim); }
+                    { @inline scores(0u, q, q_at, k, k_at, p.dim); }
+                    { @inline scores(8u, g, g_at, v, v_at, p.vdim); }
                 }
 
                 let check = paired || key < i_last + p.lo || key + i32(tile_keys) > min(i_first + p.hi, cap) || atomicLoad(&dead) == tiles;
@@ -388,7 +378,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
                     @if(OF == 0u) { @inline stage_others(g, g_at, p.vdim); }
                     @if(OF == 1u) { @inline stage_others(q, q_at, p.dim); }
                     @if(OF == 2u) { @inline stage_others(k, k_at, p.dim); }
-                    if (check && atomicLoad(&special) == round) { @inline sums(add_seen); } else { @inline sums(add); }
+                    if (check && atomicLoad(&special) == round) { @inline output(add_seen, 0u); } else { @inline output(add, 0u); }
                 }
             }
         }

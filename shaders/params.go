@@ -103,7 +103,7 @@ type AttentionParams struct {
 	Relative     Strides     // of the relative bias; s is -d
 	KLen         [64]int32   // of up to 64 batches
 	Slopes       [64]float32 // of up to 64 heads, batch by batch unless slope_b is 0
-	Sinks        [64]float32 // of up to 64 heads, -Inf where there is none; decode and flash take units of log 2
+	Sinks        [64]float32 // of up to 64 heads, -Inf where there is none, in units of log 2 but for softmax
 }
 
 // Size implements Params.

@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-//go:embed *.wgsl common/*.wgsl
+//go:embed *.wgsl */*.wgsl
 var files embed.FS
 
 // A source is the text of one or several files, without comments and calls of inline functions.
@@ -47,20 +47,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let id = p.first + group.y * groups.x + group.x;
     if (id >= p.total) { return; }`
 
-// sources holds the kernels by name, and common under the name common. Embedded files can always be read.
+// sources holds the kernels by name, and common under the name common. A kernel may have more files in a folder
+// of its name.
 var sources = sync.OnceValue(func() map[string]source {
-	var common strings.Builder
-	all := map[string]source{}
-	names, _ := fs.Glob(files, "*/*.wgsl")
-	for _, name := range names {
-		b, _ := files.ReadFile(name)
-		common.Write(b)
+	texts := map[string]string{}
+	for _, pattern := range []string{"*.wgsl", "*/*.wgsl"} {
+		names, _ := fs.Glob(files, pattern)
+		for _, file := range names {
+			b, _ := files.ReadFile(file) // embedded files can be read
+			name, _, _ := strings.Cut(strings.TrimSuffix(file, ".wgsl"), "/")
+			texts[name] += string(b)
+		}
 	}
-	all["common"] = parse(common.String(), nil)
-	names, _ = fs.Glob(files, "*.wgsl")
-	for _, name := range names {
-		b, _ := files.ReadFile(name)
-		all[strings.TrimSuffix(name, ".wgsl")] = parse(string(b), all["common"].parts)
+	all := map[string]source{"common": parse(texts["common"], nil)}
+	delete(texts, "common")
+	for name, text := range texts {
+		all[name] = parse(text, all["common"].parts)
 	}
 	return all
 })

@@ -33,3 +33,24 @@ fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
     let drawn = select(two.x, two.y, (n & 1u) != 0u);
     return drawn < p.threshold;
 }
+
+// without_dropped returns the weights of four rows of the box, from row on, with key j of the chunk, marked as
+// hidden where dropout takes them.
+fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) -> vec4<f32> {
+    let n = p.drop_row + row;
+    let seed = vec2<u32>(p.seed0, p.seed1);
+    let counter = vec4<u32>(n / 4u, p.drop_key + j, p.drop_head + head, p.drop_batch + batch);
+    // A counter yields the words of four rows that begin at a multiple of 4.
+    var x = philox(counter, seed);
+    if ((n & 3u) != 0u) {
+        let y = philox(counter + vec4<u32>(1u, 0u, 0u, 0u), seed);
+        if ((n & 3u) == 1u) {
+            x = vec4<u32>(x.y, x.z, x.w, y.x);
+        } else if ((n & 3u) == 2u) {
+            x = vec4<u32>(x.z, x.w, y.x, y.y);
+        } else {
+            x = vec4<u32>(x.w, y.x, y.y, y.z);
+        }
+    }
+    return select(weights, vec4<f32>(HIDDEN), x < vec4<u32>(p.threshold));
+}

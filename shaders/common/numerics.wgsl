@@ -136,3 +136,8 @@ fn add(w: f32, x: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
 fn unsigned_zeros(x: vec4<f32>) -> vec4<f32> {
     return select(x, vec4<f32>(0.0), bitcast<vec4<u32>>(x) == vec4<u32>(0x80000000u));
 }
+
+// dot4 adds four depths to a dot product, in ascending order.
+fn dot4(a: vec4<f32>, x: vec4<f32>, sum: f32) -> f32 {
+    return fma(a.w, x.w, fma(a.z, x.z, fma(a.y, x.y, fma(a.x, x.x, sum))));
+}

@@ -74,7 +74,7 @@ struct AttentionParams {
     relative: Strides, // of the relative bias; s is -d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch unless slope_b is 0
-    sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none; decode and flash take units of log 2
+    sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none, in units of log 2 but for softmax
 }
 
 // Bits of flags.

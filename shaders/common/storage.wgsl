@@ -64,41 +64,8 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
 fn value_$x(x: vec4<u32>) -> vec4<f32> {
     var r = bitcast<vec4<f32>>(x);
     @if($TYPE == 4u) r = integers(x.x) * bitcast<f32>(x.y);
-    @if($TWO == 1u) {
-        @if($TYPE == 1u) r = vec4<f32>(unpack2x16float(x.x), unpack2x16float(x.y));
-        @if($TYPE == 2u) {
-            let bits = vec4<u32>(x.x << 16u, x.x & 0xffff0000u, x.y << 16u, x.y & 0xffff0000u);
-            r = bitcast<vec4<f32>>(bits);
-        }
-    }
+    @if($TWO == 1u) { @inline halves(r, x.x, x.y, $TYPE); }
     return r;
-}
-
-// integers returns the four integers of a word of q8.
-fn integers(w: u32) -> vec4<f32> {
-    return vec4<f32>(vec4<i32>(bitcast<i32>(w << 24u), bitcast<i32>(w << 16u), bitcast<i32>(w << 8u), bitcast<i32>(w)) >> vec4<u32>(24u));
-}
-
-// integer returns integer d of a row of q8, given the word that holds it.
-fn integer(w: u32, d: u32) -> f32 {
-    return f32(bitcast<i32>(w << (24u - 8u * (d & 3u))) >> 24u);
-}
-
-// encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even. pack2x16float may round either
-// way.
-fn encode16(x: f32, dtype: u32) -> u32 {
-    let bits = bitcast<u32>(x);
-    let sign = (bits >> 16u) & 0x8000u;
-    let a = bits & 0x7fffffffu;
-    let nan = a > 0x7f800000u;
-    let brain = select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, nan);
-    var half = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
-    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of the sum at 2^-24: the
-    // addition rounds, and the low bits count the steps.
-    half = select(half, bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u, a < 0x38800000u);
-    half = select(half, 0x7c00u, a >= 0x477ff000u); // 65520 and above round to infinity
-    half = select(half, 0x7e00u, nan);
-    return select(sign | half, brain, dtype == 2u);
 }
 
 // put16 stores 16 bits as element i of o. Two rows may share a word, which another thread may be writing: put16
