@@ -50,14 +50,12 @@ struct MatmulParams {
     flags: u32, // GO_ON, LEAVE
     bias_type: u32, // 0: no bias, else 1 + its type
     out_type: u32, // type of o
+    bias_base: u32,
+    bias_stride: u32,
     pad0: u32,
-    pad1: u32,
-    pad2: u32,
     a: Strides,
     w: Strides, // s along x, d along n
     o: Strides,
-    bias_base: u32,
-    bias_stride: u32,
 }
 
 @each($x $TWO: a A2, w W2)

@@ -288,15 +288,15 @@ type MatmulParams struct {
 	Flags      int // GO_ON, LEAVE
 	BiasType   int // 0: no bias, else 1 + its type
 	OutType    int // type of o
+	BiasBase   int
+	BiasStride int
 	A          Strides
 	W          Strides // s along x, d along n
 	O          Strides
-	BiasBase   int
-	BiasStride int
 }
 
 // Size implements Params.
-func (p *MatmulParams) Size() int { return 176 }
+func (p *MatmulParams) Size() int { return 160 }
 
 // Append implements Params.
 func (p *MatmulParams) Append(b []byte) []byte {
@@ -313,16 +313,12 @@ func (p *MatmulParams) Append(b []byte) []byte {
 	b = put32(b, uint32(p.Flags))
 	b = put32(b, uint32(p.BiasType))
 	b = put32(b, uint32(p.OutType))
-	b = put32(b, 0)
-	b = put32(b, 0)
+	b = put32(b, uint32(p.BiasBase))
+	b = put32(b, uint32(p.BiasStride))
 	b = put32(b, 0)
 	b = p.A.append(b)
 	b = p.W.append(b)
 	b = p.O.append(b)
-	b = put32(b, uint32(p.BiasBase))
-	b = put32(b, uint32(p.BiasStride))
-	b = put32(b, 0)
-	b = put32(b, 0)
 	return b
 }
 
