@@ -9,8 +9,6 @@
 // in one workgroup, so that K and V are read once; loads ahead of their use; and 16-bit elements and integers
 // that stay as they are until a thread uses them.
 //
-// Elements of q8 take part as scale·integer, rounded to float32.
-//
 // Key tiles of BC begin at multiples of BC. A tile that no row of the workgroup sees is skipped, and one that
 // all rows see entirely is not checked key by key.
 //
@@ -32,13 +30,9 @@
 //
 // No load of K or V is conditional. The next stage of K and the next AHEAD values are under way while a thread
 // computes with those before. Keys after the last key that any row sees are replaced by that one, which may be
-// loaded again: positions are clamped, one operation a key. Whatever hidden keys hold, even NaN, select drops
-// it.
+// loaded again. Whatever hidden keys hold, even NaN, select drops it.
 //
-// The operations on a row and their order are those of flash.wgsl: both yield the same bits for a row. Dots go
-// along d, the maximum tile by tile, O along the keys of a split, and l in TX parts. All sums of products are
-// explicit fma, because a compiler may or may not fuse others: a score is x·unit() in the maximum and fma(x,
-// unit(), -m) in the exponential.
+// The operations on a row and their order are those of flash.wgsl: both yield the same bits for a row.
 //
 // Workgroup memory: 16·(KN + GN·WN + STAGES·QN + PN + SN·SG) + 32 + 8·RN bytes.
 
@@ -93,8 +87,7 @@ struct Scores {
     seen: vec4<bool>,
 }
 
-// unit returns the factor of Scores.x. It stays a separate factor, so that score minus maximum is one fma
-// everywhere.
+// unit returns the factor of Scores.x. It stays a factor: score minus maximum is one fma everywhere.
 fn unit() -> f32 {
     return select(p.unit, 1.0, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
 }

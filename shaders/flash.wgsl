@@ -160,12 +160,7 @@ fn block_of(n: u32) -> u32 {
         kr[n] = stored_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
     }
     workgroupBarrier();
-    @unroll for (var n = 0u; n < QN; n++) {
-        let x = t + THREADS * n;
-        if (QN * THREADS == TY * ROWS * QD || x < TY * ROWS * QD) {
-            a[x / (QD * ROWS)][x % (QD * ROWS)] = value_q(qr[n]);
-        }
-    }
+    @inline stage_rows(value_q, qr);
     @unroll for (var n = 0u; n < KN; n++) {
         let x = t + THREADS * n;
         if (KN * THREADS == TX * KT * QD || x < TX * KT * QD) {
@@ -265,19 +260,6 @@ fn block_of(n: u32) -> u32 {
     }
 }
 
-// stage_v puts the values that load_v loaded into b.
-@inline fn stage_v() {
-    @unroll for (var n = 0u; n < VN; n++) {
-        let x = t + THREADS * n;
-        if (VN * THREADS == JJ * TX * TX * CV || x < JJ * TX * TX * CV) {
-            let quad = x % (TX * CV);
-            let y = value_v(vr[n]);
-            b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = y;
-            if (check && !finite(y)) { atomicStore(&special, round); }
-        }
-    }
-}
-
 // add_splits adds the total of the splits before, which is state, to the registers.
 @inline fn add_splits() {
     let s0 = part * split_keys;
@@ -371,7 +353,7 @@ fn block_of(n: u32) -> u32 {
                         @inline stage_weights();
                         @inline drop();
                     }
-                    @inline stage_v();
+                    @inline stage_columns(value_v);
                     workgroupBarrier();
                     @if(AHEAD == 1u) { @inline load_v(j1, turn + 1u); }
                     if (check && atomicLoad(&special) == round) { @inline output(add_seen, turn * CV); } else { @inline output(add, turn * CV); }

@@ -117,8 +117,8 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     }
 }
 
-// stage_rows puts D and LSE of the rows of the tile into info. Rows after the last are as if they saw nothing.
-@inline fn stage_rows() {
+// stage_info puts D and LSE of the rows of the tile into info. Rows after the last are as if they saw nothing.
+@inline fn stage_info() {
     for (var x = t; x < tile_rows; x += THREADS) {
         var d = 0.0;
         var lse = negative_infinity();
@@ -152,12 +152,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
             br[n] = four_$other(b_at[n], d0 + 4u * (x % QD), depth);
         }
         workgroupBarrier();
-        @unroll for (var n = 0u; n < QN; n++) {
-            let x = t + THREADS * n;
-            if (QN * THREADS == OWNED * QD || x < OWNED * QD) {
-                a[x / (8u * QD)][x % (8u * QD)] = value_$own(ar[n]);
-            }
-        }
+        @inline stage_rows(value_$own, ar);
         @unroll for (var n = 0u; n < KN; n++) {
             let x = t + THREADS * n;
             if (KN * THREADS == 4u * TX * QD || x < 4u * TX * QD) {
@@ -256,15 +251,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     }
     workgroupBarrier();
     @inline stage_weights();
-    @unroll for (var n = 0u; n < VN; n++) {
-        let x = t + THREADS * n;
-        if (VN * THREADS == JJ * TX * TX * 2u || x < JJ * TX * TX * 2u) {
-            let quad = x % (2u * TX);
-            let y = value_$x(vr[n]);
-            b[quad % TX][x / (2u * TX) * 2u + quad / TX] = y;
-            if (check && !finite(y)) { atomicStore(&special, round); }
-        }
-    }
+    @inline stage_columns(value_$x);
     workgroupBarrier();
 }
 
@@ -358,7 +345,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
                 tiles += 1u;
                 let q_at = p.q.base + batch * p.q.b + head * p.q.h;
                 let g_at = p.o.base + batch * p.o.b + head * p.o.h;
-                @inline stage_rows();
+                @inline stage_info();
 
                 @unroll for (var i = 0u; i < SCORES; i++) { s[i] = vec4<f32>(0.0); }
                 @if(KEYS == 1u) {

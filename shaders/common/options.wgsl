@@ -17,9 +17,8 @@ fn load_bias(i: u32) -> f32 {
 
 fn load_relative(i: u32) -> f32 {
     let at = select(i >> 1u, i, p.relative_type == 1u);
-    var word = 0u;
-    @if(BOTH == 0u) word = bias[at];
-    @else word = relative[at];
+    @if(BOTH == 0u) let word = bias[at];
+    @else let word = relative[at];
     return decode(word, i, p.relative_type - 1u);
 }
 
@@ -30,9 +29,8 @@ fn unmasked(i: u32) -> bool {
 
 // block returns 0 when the block mask hides its element i.
 fn block(i: u32) -> u32 {
-    var word = 0u;
-    @if(BOTH == 0u) word = mask[i >> 2u];
-    @else word = blocks[i >> 2u];
+    @if(BOTH == 0u) let word = mask[i >> 2u];
+    @else let word = blocks[i >> 2u];
     return (word >> ((i & 3u) * 8u)) & 0xffu;
 }
 

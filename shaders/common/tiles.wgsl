@@ -40,6 +40,16 @@
     }
 }
 
+// stage_rows puts QN vec4 of depths of rows, which $from holds as stored, into a.
+@inline fn stage_rows($value, $from) {
+    @unroll for (var n = 0u; n < QN; n++) {
+        let x = t + THREADS * n;
+        if (QN * THREADS == TY * ROWS * QD || x < TY * ROWS * QD) {
+            a[x / (QD * ROWS)][x % (QD * ROWS)] = $value($from[n]);
+        }
+    }
+}
+
 // dots adds the products of KT keys with the rows to s, from element $at on, for the QD vec4 of depths that
 // are staged in a and b.
 @inline fn dots($at) {
@@ -92,6 +102,19 @@
                     a[ty][(j * TX + tx) * RV + h] = s[(y * JJ + j) * RV + h];
                 }
             }
+        }
+    }
+}
+
+// stage_columns puts VN vec4 of columns of a step, which vr holds as stored, into b.
+@inline fn stage_columns($value) {
+    @unroll for (var n = 0u; n < VN; n++) {
+        let x = t + THREADS * n;
+        if (VN * THREADS == JJ * TX * TX * CV || x < JJ * TX * TX * CV) {
+            let quad = x % (TX * CV);
+            let y = $value(vr[n]);
+            b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = y;
+            if (check && !finite(y)) { atomicStore(&special, round); }
         }
     }
 }

@@ -5,10 +5,8 @@
 // j·s + n·s into (j + n)·s, another addition for each n.
 @each($f $x $UNIT: key_at k KUNIT, value_at v UNIT)
 fn $f(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
-    var row = 0u;
-    @if(PAGED == 0u) row = min(start + n * (p.$x.s / $UNIT), limit);
-    @else row = rows_$x[turn * BC + in_tile] + in_row;
-    return row;
+    @if(PAGED == 0u) return min(start + n * (p.$x.s / $UNIT), limit);
+    @else return rows_$x[turn * BC + in_tile] + in_row;
 }
 
 // word_k returns word w of the row of k that begins at element at, as if its elements were contiguous, with

@@ -2,9 +2,8 @@
 
 // value_word returns the word with the element at position i of value_at.
 fn value_word(i: u32) -> u32 {
-    var word = 0u;
-    @if(PACK == 1u) word = v[select(i, i >> 1u, EL == 8u)];
-    return word;
+    @if(PACK == 1u) return v[select(i, i >> 1u, EL == 8u)];
+    @else return 0u;
 }
 
 // value returns the element at position i, given its value_word.
