@@ -18,10 +18,8 @@
 // S from stages of 32 depths of Q and K, O from the tile of P and stages of 32 columns of V.
 //
 // A chunk of the keys that is not the last leaves its registers in state, and the next chunk continues from
-// there: cutting the keys changes no bit. Neither does the place of a row in its block.
-//
-// Hidden keys never take part. Their scores are not read, and their weight is the marker HIDDEN, which the
-// product with V skips (0·NaN is NaN).
+// there: cutting the keys changes no bit. Neither does the place of a row in its block. The product with V
+// skips the weights of hidden keys, HIDDEN (0·NaN is NaN).
 //
 // Workgroup memory: a 4,224 + b 4,224 = 8,448 bytes.
 

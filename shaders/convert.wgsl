@@ -12,7 +12,6 @@
 //
 // Workgroup memory: tops 256 bytes.
 
-
 const INTEGERS: u32 = 4u; // the type q8
 
 struct ConvertParams {
@@ -48,11 +47,8 @@ fn load(at: u32, d: u32) -> u32 {
     return (src[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu;
 }
 
-// value returns the number whose bits load returned.
-fn value(bits: u32) -> f32 {
-    if (p.in_type == 1u) { return unpack2x16float(bits).x; }
-    return bitcast<f32>(select(bits, bits << 16u, p.in_type == 2u));
-}
+// value returns the number whose bits load returned, which are those of an f32 for q8.
+fn value(bits: u32) -> f32 { return decode(bits, 0u, p.in_type % INTEGERS); }
 
 // converted returns the bits of the number in the type of o.
 fn converted(bits: u32) -> u32 {

@@ -181,7 +181,8 @@ fn block_of(n: u32) -> u32 {
         let slope = vec4<f32>(slope_of(batch, head));
         @unroll for (var h = 0u; h < RV; h++) {
             @unroll for (var j = 0u; j < KT; j++) {
-                let away = distances(r0 + ty * ROWS + 4u * h, j0 + tx + TX * j);
+                let at = i32(p.row0 + r0 + ty * ROWS + 4u * h) + p.offset - i32(p.key0 + j0 + tx + TX * j);
+                let away = vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
                 s[j * RV + h] = fma(s[j * RV + h], vec4<f32>(p.unit), fma(-slope, away, vec4<f32>(0.0)) * LOG2E);
             }
         }
@@ -301,10 +302,7 @@ fn block_of(n: u32) -> u32 {
     let state_at = id * (KEEP * THREADS) + t;
 
     @inline registers(); // of the split
-    if ((p.flags & GO_ON) != 0u) {
-        let from_at = p.running + state_at;
-        @inline load_state(from_at);
-    }
+    if ((p.flags & GO_ON) != 0u) { @inline load_state(p.running + state_at); }
     @inline visible_keys();
 
     // The split that the registers belong to, and the last split of the chunk.
@@ -370,8 +368,7 @@ fn block_of(n: u32) -> u32 {
         }
     }
     if ((p.flags & LEAVE) != 0u) {
-        let to_at = p.running + state_at;
-        @inline save_state(to_at);
+        @inline save_state(p.running + state_at);
         return;
     }
     @inline totals();

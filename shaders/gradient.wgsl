@@ -8,8 +8,7 @@
 // of one query head for dQ, and loops over tiles of 4·TX others: the rows that see one of its keys, or the keys
 // that one of its rows sees. For dV and dK it takes the query heads that share the key head in turn for each
 // tile. Every sum is a chain of fma in that order. Tiles of rows begin at multiples of 4·TX of the call, so
-// that neither the keys next to a key nor the chunks of a cut change a bit. For dS a workgroup computes one
-// tile.
+// that the chunks of a cut change no bit. For dS a workgroup computes one tile.
 //
 // Thread (tx, ty) of TX x TY has 8 owned rows or keys, 4 others of a tile, and 8 columns:
 //
@@ -25,8 +24,7 @@
 // The sums are state, in float32: rows of p.splits vec4. convert.wgsl rounds them to their type. dS is
 // [row][key] in state.
 //
-// A hidden pair never takes part: its weight is the marker HIDDEN, a -0. The product with the others multiplies
-// it as long as they are finite, and skips it otherwise. Rows whose LSE is -Inf are hidden.
+// Hidden pairs never take part, as in flash.wgsl. Rows whose LSE is -Inf are hidden.
 //
 // Workgroup memory: 16·(TY·SA + TX·SB) + 8·8·TY + 8 bytes.
 
@@ -37,10 +35,10 @@ const KV2: u32 = VEC * min(KV, 1u); // the same for k and v
 const G2: u32 = VEC * min(DO, 1u); // the same for dO
 const KEYS: u32 = 1u - OF / 2u; // 1: the workgroup owns keys, for dV and dK
 const PHASES: u32 = 1u + min(OF, 1u); // products of a tile: Q·K and, except for dV, dO·V
-const RV: u32 = 2u; // vec4 of owned rows or keys of a thread
+const RV: u32 = 2u; // of the owned, see common/tiles.wgsl
 const ROWS: u32 = 8u;
-const KT: u32 = 4u; // others of a tile, of a thread
-const CV: u32 = 2u; // vec4 of columns of a thread
+const KT: u32 = 4u; // others
+const CV: u32 = 2u;
 const COLS: u32 = CV;
 const SCORES: u32 = 8u * PHASES;
 const THREADS: u32 = TX * TY;
@@ -135,21 +133,20 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
 // scores sets the part of s from element $s on to the products of what is owned, a head of $own, with the
 // others, a head of $other.
 @inline fn scores($s, $own, $own_at, $other, $other_at, $depth) {
-    var depth = $depth;
     var a_at: array<u32, QN>; // rows that the thread stages
     var b_at: array<u32, KN>;
     @unroll for (var n = 0u; n < QN; n++) { a_at[n] = row_$own($own_at, own + (t + THREADS * n) / QD); }
     @unroll for (var n = 0u; n < KN; n++) { b_at[n] = row_$other($other_at, other0 + (t + THREADS * n) / QD); }
-    for (var d0 = 0u; d0 < depth; d0 += 4u * QD) {
+    for (var d0 = 0u; d0 < $depth; d0 += 4u * QD) {
         var ar: array<vec4<u32>, QN>;
         var br: array<vec4<u32>, KN>;
         @unroll for (var n = 0u; n < QN; n++) {
             let x = t + THREADS * n;
-            ar[n] = four_$own(a_at[n], d0 + 4u * (x % QD), depth);
+            ar[n] = four_$own(a_at[n], d0 + 4u * (x % QD), $depth);
         }
         @unroll for (var n = 0u; n < KN; n++) {
             let x = t + THREADS * n;
-            br[n] = four_$other(b_at[n], d0 + 4u * (x % QD), depth);
+            br[n] = four_$other(b_at[n], d0 + 4u * (x % QD), $depth);
         }
         workgroupBarrier();
         @inline stage_rows(value_$own, ar);

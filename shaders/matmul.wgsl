@@ -11,17 +11,15 @@
 //       │ as_ [ty]   │           │ ws [tx]    │
 //       └────────────┘           └────────────┘
 //
-// As in flash.wgsl, a thread reads one row of as_ (its rows, four along x to a vec4) and one row of ws (its
-// columns), at constant places once the loops are unrolled, and the length of these rows in vec4 is odd.
-// Threads are in pairs as there. Tiles of 8x8 (variant L) read 16 vec4 for 256 multiply-adds, 4 a word. Tiles
+// Threads read one row of as_ and one of ws, and are in pairs, as in flash.wgsl. Tiles of 8x8 (variant L) read 16 vec4 for 256 multiply-adds, 4 a word. Tiles
 // of 4x8 (M) and 4x4 (S) do 2.67 and 2 a word and serve grids that would be too small. Where w is contiguous
 // along x (keys of QKᵀ), ws keeps that order and registers transpose four columns.
 //
 // PV must skip weights of exactly 0. The thread that stages weights notes whether there is a 0 among them, and
 // only threads with a 0 in their rows of a stage check each weight.
 //
-// Each sum is by fma in ascending order of x in every variant: all yield the same bits. A chunk along x that is
-// not the last leaves its sums in state, and the next chunk continues from there, which changes no bit.
+// Each sum is by fma in ascending order of x in every variant: all yield the same bits. Chunks along x continue
+// from the sums that the chunk before left in state, which changes no bit.
 //
 // Workgroup memory: 16·(TY·SA + TX·SB) + 4·TX·TY bytes.
 

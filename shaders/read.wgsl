@@ -21,9 +21,6 @@ struct ReadParams {
     last1: u32,
     last2: u32,
     last3: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
 }
 
 @binding var<storage, read> src0: array<vec4<f32>>;

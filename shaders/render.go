@@ -32,7 +32,7 @@ func Describe(v Variant) *Kernel {
 	}
 	k := new(Kernel)
 	if r := newRenderer(v); r.err == nil {
-		k = &r.Kernel
+		*k = r.Kernel
 	}
 	kernels.Store(v, k)
 	return k
@@ -178,7 +178,7 @@ func (r *renderer) unrolled(text string) string {
 		return ""
 	}
 	body := text[len(m[0]) : len(text)-1]
-	if r.level() < map[string]Expand{"always": Looped, "": Registers, "deep": Full}[m[1]] {
+	if Expand(r.Constants["EXPAND"]) < map[string]Expand{"always": Looped, "": Registers, "deep": Full}[m[1]] {
 		return m[2] + r.render(body) + "}"
 	}
 	// The text between the uses of the counter. Members of the same name, as in p.h, are no uses.
@@ -201,7 +201,7 @@ func (r *renderer) unrolled(text string) string {
 // evaluated returns text with the values of indices in unrolled code: naga 0.13 omits the clamp only for
 // indices that are literals.
 func (r *renderer) evaluated(text string) string {
-	if r.level() == Looped {
+	if Expand(r.Constants["EXPAND"]) == Looped {
 		return text
 	}
 	known := map[string]string{}
@@ -215,9 +215,6 @@ func (r *renderer) evaluated(text string) string {
 		return known[s]
 	})
 }
-
-// level returns how far loops are unrolled. Kernels without the constant have no loops to unroll.
-func (r *renderer) level() Expand { return Expand(r.Constants["EXPAND"]) }
 
 // eval returns the value of a constant expression.
 func (r *renderer) eval(wgsl string) uint32 {

@@ -8,7 +8,6 @@
 //
 // Workgroup memory: none.
 
-
 struct RoPEParams {
     first: u32, // workgroups of the box that earlier dispatches ran
     total: u32, // workgroups of the box up to the end of this dispatch

@@ -50,8 +50,7 @@ struct Scores {
     seen: vec4<bool>,
 }
 
-// scores returns the scores of keys j, j + 64, j + 128 and j + 192 of the chunk. All sums of products are
-// explicit fma, because a compiler may or may not fuse others.
+// scores returns the scores of keys j, j + 64, j + 128 and j + 192 of the chunk.
 fn scores(r: Row, j: u32) -> Scores {
     var w: Scores;
     @unroll for (var c = 0u; c < 4u; c++) {
@@ -74,13 +73,8 @@ fn scores(r: Row, j: u32) -> Scores {
 
 @main(64) {
     @inline row_of_id(i);
-    var r: Row;
-    r.b = b;
-    r.h = h;
-    r.i = i;
-    r.s = p.s.base + b * p.s.b + h * p.s.h + i * p.s.s;
-    r.start = i32(p.row0 + i) + p.lo;
-    r.to = i32(p.row0 + i) + p.hi;
+    let scores_at = p.s.base + b * p.s.b + h * p.s.h + i * p.s.s;
+    var r = Row(b, h, i, scores_at, i32(p.row0 + i) + p.lo, i32(p.row0 + i) + p.hi);
     if ((p.flags & HAS_KLEN) != 0u) { r.to = min(r.to, p.klen[b / 4u][b % 4u]); }
     if ((p.flags & (SUMS | WEIGHTS)) == 0u) {
         for (var j = t; j < p.keys; j += 256u) {

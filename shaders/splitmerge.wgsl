@@ -15,7 +15,6 @@
 // Workgroup memory: parts 64 + tops 1,024 + factors 1,024 = 2,112 bytes.
 
 const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
-
 const BLOCK: u32 = 128u; // splits whose factors are computed at once, one a thread
 const AHEAD: u32 = 16u; // splits loaded at once
 

@@ -11,17 +11,15 @@ fn $f(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u
 
 // word_k returns word w of the row of k that begins at element at, as if its elements were contiguous, with
 // zeros beyond the row's end.
-fn word_k(at: u32, w: u32) -> u32 {
+@if(WIDE == 0u) fn word_k(at: u32, w: u32) -> u32 {
     var r = 0u;
-    @if(WIDE == 0u) {
-        @if(KV == 0u) r = select(0u, k[at + min(w, p.dim - 1u) * p.k.d], w < p.dim);
-        @if(EL == 8u) {
-            let i = at + min(2u * w, p.dim - 1u) * p.k.d;
-            let i1 = at + min(2u * w + 1u, p.dim - 1u) * p.k.d;
-            let lower = select(0u, (k[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu, 2u * w < p.dim);
-            let upper = select(0u, (k[i1 >> 1u] >> ((i1 & 1u) * 16u)) << 16u, 2u * w + 1u < p.dim);
-            r = lower | upper;
-        }
+    @if(KV == 0u) r = select(0u, k[at + min(w, p.dim - 1u) * p.k.d], w < p.dim);
+    @if(EL == 8u) {
+        let i = at + min(2u * w, p.dim - 1u) * p.k.d;
+        let i1 = at + min(2u * w + 1u, p.dim - 1u) * p.k.d;
+        let lower = select(0u, (k[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu, 2u * w < p.dim);
+        let upper = select(0u, (k[i1 >> 1u] >> ((i1 & 1u) * 16u)) << 16u, 2u * w + 1u < p.dim);
+        r = lower | upper;
     }
     return r;
 }

@@ -1,10 +1,7 @@
 // How decode.wgsl loads values.
 
 // value_word returns the word with the element at position i of value_at.
-fn value_word(i: u32) -> u32 {
-    @if(PACK == 1u) return v[select(i, i >> 1u, EL == 8u)];
-    @else return 0u;
-}
+@if(PACK == 1u) fn value_word(i: u32) -> u32 { return v[select(i, i >> 1u, EL == 8u)]; }
 
 // value returns the element at position i, given its value_word.
 fn value(word: u32, i: u32) -> f32 {

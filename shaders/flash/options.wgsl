@@ -11,12 +11,6 @@ fn has(option: u32, flag: u32) -> bool {
     return option == 1u || (option == 2u && (p.flags & flag) != 0u);
 }
 
-// distances returns |i - j| for four rows of the box, from row on, and key j of the chunk.
-fn distances(row: u32, j: u32) -> vec4<f32> {
-    let at = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
-    return vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
-}
-
 // Pairs holds where four rows of block masks and biases begin.
 struct Pairs {
     blocks: vec4<u32>,
