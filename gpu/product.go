@@ -64,27 +64,9 @@ func (b *Backend) product(m product) *queue.Op {
 	if m.tile != nil {
 		t = *m.tile
 	}
-	// Whether a chunk is aligned depends on the cut. It changes loads and stores, but no bit.
-	kernel := func(a, w, y cut.View, x cut.Box) shaders.Matmul {
-		k := t.kernel
-		k.A, k.W, k.Skip = shaders.Type(m.a.DType()), shaders.Type(m.w.DType()), m.skip
-		k.Along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]
-		if t.scalar {
-			return k
-		}
-		k.AVec = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
-		if k.Along {
-			k.WVec = w.AlignedAlong(backend.Seq, x.Len(cut.Sum))
-		} else {
-			k.WVec = w.AlignedAlong(backend.Dim, x.Len(cut.Col))
-		}
-		k.OVec = m.y.DType() == backend.F32 && y.AlignedAlong(backend.Dim, x.Len(cut.Col))
-		k.Full = k.AVec && k.WVec && x.Len(cut.Sum)%(4*productQD) == 0
-		return k
-	}
-	whole := func(t backend.Tensor) cut.View { return cut.View{Base: t.Offset(), Strides: t.Strides()} }
 	all := cut.Space(ys[0], ys[1], ys[2], ys[3], depth)
-	uncut := kernel(whole(m.a), whole(m.w), whole(m.y), all)
+	whole := func(t backend.Tensor) cut.View { return cut.View{Base: t.Offset(), Strides: t.Strides()} }
+	uncut := t.of(&m, whole(m.a), whole(m.w), whole(m.y), all)
 	const stages = cut.Tile / (4 * productQD)
 	c := b.dev.NewCutter(cut.Sum, cut.Tile, a, w, bias, y)
 	c.AlignGranules()
@@ -107,7 +89,7 @@ func (b *Backend) product(m product) *queue.Op {
 			av, wv := a.View(p.Box, c.Align).Granules(), w.View(p.Box, c.Align).Granules()
 			bv, yv := bias.View(p.Box, c.Align), y.View(p.Box, c.Align)
 			return queue.Step{
-				Kernel: kernel(av, wv, yv, p.Box),
+				Kernel: t.of(&m, av, wv, yv, p.Box),
 				Params: &shaders.MatmulParams{
 					RowTiles: t.tiles(p.Len(cut.Row), 1), ColTiles: t.tiles(1, p.Len(cut.Col)), Heads: p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: group,
 					Rows: p.Len(cut.Row), Cols: p.Len(cut.Col), Depth: p.Len(cut.Sum), Flags: when(!p.First, shaders.GoOn) | when(!p.Last, shaders.Leave),
@@ -132,17 +114,12 @@ type productTile struct {
 
 // A thread has 8x8 results in tiles L, 4x8 in tiles M, and 4x4 in tiles S, for small grids.
 var (
-	productL = productTile{"L", 20, matmul(8, 2, 16), false}
-	productM = productTile{"M", 22, matmul(4, 2, 8), false}
-	productS = productTile{"S", 27, matmul(4, 1, 8), false}
+	productL = productTile{name: "L", time: 20, kernel: shaders.Matmul{Expand: shaders.Full, TX: productLanes, TY: 16, Rows: 8, CV: 2, QD: productQD}}
+	productM = productTile{name: "M", time: 22, kernel: shaders.Matmul{Expand: shaders.Full, TX: productLanes, TY: 8, Rows: 4, CV: 2, QD: productQD}}
+	productS = productTile{name: "S", time: 27, kernel: shaders.Matmul{Expand: shaders.Full, TX: productLanes, TY: 8, Rows: 4, CV: 1, QD: productQD}}
 
 	productTiles = []productTile{productL, productM, productS}
 )
-
-// matmul returns the kernel whose threads, ty along rows, have so many rows and vec4 of columns.
-func matmul(rows, columns, ty int) shaders.Matmul {
-	return shaders.Matmul{Expand: shaders.Full, TX: productLanes, TY: ty, Rows: rows, CV: columns, QD: productQD}
-}
 
 // Threads along columns, and vec4 along the summed axis that are staged at once. All
 // tiles share them, so that all add the same zeros beyond the end.
@@ -154,6 +131,24 @@ const (
 func (v productTile) height() int  { return v.kernel.Rows * v.kernel.TY }
 func (v productTile) width() int   { return 4 * v.kernel.CV * productLanes }
 func (v productTile) threads() int { return v.kernel.TY * productLanes }
+
+// of returns the kernel for a box of a product. Whether the box is aligned depends on the cut. It
+// changes loads and stores, but no bit.
+func (v productTile) of(m *product, a, w, y cut.View, x cut.Box) shaders.Matmul {
+	k := v.kernel
+	k.A, k.W, k.Skip = shaders.Type(m.a.DType()), shaders.Type(m.w.DType()), m.skip
+	k.Along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]
+	if v.scalar {
+		return k
+	}
+	if k.WVec = w.AlignedAlong(backend.Dim, x.Len(cut.Col)); k.Along {
+		k.WVec = w.AlignedAlong(backend.Seq, x.Len(cut.Sum))
+	}
+	k.AVec = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
+	k.OVec = m.y.DType() == backend.F32 && y.AlignedAlong(backend.Dim, x.Len(cut.Col))
+	k.Full = k.AVec && k.WVec && x.Len(cut.Sum)%(4*productQD) == 0
+	return k
+}
 
 // tiles returns the number of tiles that cover m rows and n columns.
 func (v productTile) tiles(m, n int) int { return ceil(m, v.height()) * ceil(n, v.width()) }
