@@ -328,9 +328,8 @@ func TestChainOfLayers(t *testing.T) {
 				x.Release()
 				x = r.O
 			}
-			if bits, err = device.ToFloat32(t.Context(), x); err != nil {
-				t.Fatal(err)
-			}
+			bits, err = device.ToFloat32(t.Context(), x)
+			check(t, err)
 			x.Release()
 			dev.Watch(nil)
 		}

@@ -31,7 +31,6 @@ func paths(t *testing.T, f func(t *testing.T, b *Backend)) {
 		}
 		t.Run(p.name, func(t *testing.T) {
 			b := open(t, p.opt)
-			defer b.Close()
 			if p.choose != nil {
 				b.choose = p.choose
 			}
@@ -50,6 +49,15 @@ func attend(t testing.TB, b *Backend, c backend.Call) (o, lse []float32) {
 	return floats(t, b, c.O), floats(t, b, c.LSE)
 }
 
+// sameAttention compares the results of two calls bit for bit.
+func sameAttention(t testing.TB, b *Backend, name string, got, want backend.Call) {
+	t.Helper()
+	o, lse := attend(t, b, got)
+	wantO, wantLSE := attend(t, b, want)
+	sameRow(t, name+": o", o, wantO)
+	sameRow(t, name+": lse", lse, wantLSE)
+}
+
 // TestKeysOfAnotherType compares, bit for bit, keys and values of another type than the
 // queries' with the same numbers in the queries' type.
 func TestKeysOfAnotherType(t *testing.T) {
@@ -66,11 +74,7 @@ func TestKeysOfAnotherType(t *testing.T) {
 			k := tensor(t, b, x.kv, backend.Shape{2, 2, sk, x.d}, func(i int) float32 { return wave(i + 5) })
 			v := tensor(t, b, x.kv, backend.Shape{2, 2, sk, x.dv}, func(i int) float32 { return wave(i + 9) })
 			p := backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: sk - sq, Left: backend.Unbounded, KLen: []int{sk, 33}}}
-			o, lse := attend(t, b, backend.Call{Q: q, K: k, V: v, Problem: p})
-			wantO, wantLSE := attend(t, b, backend.Call{Q: q, K: copied(t, b, x.q, k), V: copied(t, b, x.q, v), Problem: p})
-			name := x.q.String() + " to " + x.kv.String()
-			sameRow(t, name+": o", o, wantO)
-			sameRow(t, name+": lse", lse, wantLSE)
+			sameAttention(t, b, x.q.String()+" to "+x.kv.String(), backend.Call{Q: q, K: k, V: v, Problem: p}, backend.Call{Q: q, K: copied(t, b, x.q, k), V: copied(t, b, x.q, v), Problem: p})
 		}
 	})
 }
@@ -91,7 +95,6 @@ func TestCopy(t *testing.T) {
 	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
 	for _, opt := range []Options{{}, all.opt, {MemoryBytes: 64 << 10}} {
 		b := open(t, opt)
-		defer b.Close()
 		for _, from := range types {
 			for _, to := range types {
 				for _, x := range []struct {
@@ -159,7 +162,6 @@ func TestCopy(t *testing.T) {
 // TestCopyOfOddNumbers quantises rows with NaN, Inf, zeros and the smallest numbers to q8.
 func TestCopyOfOddNumbers(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	rows := []float32{
 		1, nan, 2, 3,
@@ -183,7 +185,6 @@ func TestCopyOfOddNumbers(t *testing.T) {
 func TestCopyRefuses(t *testing.T) {
 	b := open(t, Options{})
 	dev := kernels.NewDevice(b)
-	defer dev.Close()
 	x := alloc(t, b, backend.F32, backend.Shape{1, 1, 3, 4})
 	for _, c := range []struct {
 		name string
@@ -225,11 +226,7 @@ func TestKeysInIntegers(t *testing.T) {
 			k := copied(t, b, backend.Q8, tensor(t, b, backend.F32, backend.Shape{2, 2, x.sk, x.d}, func(i int) float32 { return wave(i + 5) }))
 			v := copied(t, b, backend.Q8, tensor(t, b, backend.BF16, backend.Shape{2, 2, x.sk, x.dv}, func(i int) float32 { return wave(i + 9) }))
 			p := backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: x.sk - x.sq, Left: backend.Unbounded, KLen: []int{x.sk, 33}}}
-			o, lse := attend(t, b, backend.Call{Q: q, K: k, V: v, Problem: p})
-			wantO, wantLSE := attend(t, b, backend.Call{Q: q, K: copied(t, b, backend.F32, k), V: copied(t, b, backend.F32, v), Problem: p})
-			name := fmt.Sprintf("%+v", x)
-			sameRow(t, name+": o", o, wantO)
-			sameRow(t, name+": lse", lse, wantLSE)
+			sameAttention(t, b, fmt.Sprintf("%+v", x), backend.Call{Q: q, K: k, V: v, Problem: p}, backend.Call{Q: q, K: copied(t, b, backend.F32, k), V: copied(t, b, backend.F32, v), Problem: p})
 		}
 	})
 }
@@ -284,14 +281,10 @@ func TestPages(t *testing.T) {
 					}
 				}
 				var err error
-				if *to.through, err = whole.Slice(backend.Seq, 0, x.longest); err != nil {
-					t.Fatal(err)
-				}
+				*to.through, err = whole.Slice(backend.Seq, 0, x.longest)
+				check(t, err)
 			}
-			o, lse := attend(t, b, paged)
-			wantO, wantLSE := attend(t, b, c)
-			sameRow(t, x.name+": o", o, wantO)
-			sameRow(t, x.name+": lse", lse, wantLSE)
+			sameAttention(t, b, x.name, paged, c)
 		}
 	})
 }
@@ -326,10 +319,7 @@ func TestCachesWithOptions(t *testing.T) {
 				Relative: upload(t, b, host(t, backend.Shape{1, heads, 1, sq + sk - 1}, wave)),
 				Visible:  backend.Visibility{Offset: 70, Left: 60, Right: 9, KLen: []int{96, 75}}}},
 		} {
-			o, lse := attend(t, b, backend.Call{Q: q, K: pool[0], V: pool[1], Problem: x.p, Pages: &backend.Pages{Table: table, Keys: sk}})
-			wantO, wantLSE := attend(t, b, backend.Call{Q: q, K: whole[0], V: whole[1], Problem: x.p})
-			sameRow(t, x.name+": o", o, wantO)
-			sameRow(t, x.name+": lse", lse, wantLSE)
+			sameAttention(t, b, x.name, backend.Call{Q: q, K: pool[0], V: pool[1], Problem: x.p, Pages: &backend.Pages{Table: table, Keys: sk}}, backend.Call{Q: q, K: whole[0], V: whole[1], Problem: x.p})
 		}
 	})
 }
@@ -353,7 +343,6 @@ func part(t testing.TB, b *Backend, to, pool backend.Tensor, n, row, page int) {
 // TestTuneTypesOfKeys checks that trials have the types of the calls that they are for.
 func TestTuneTypesOfKeys(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	for _, kv := range []backend.DType{backend.F16, backend.Q8} {
 		s := tune.Shape{
 			Tiling: tune.TilingOf(32, 32), ValueDim: 32, Heads: 2, SeqQ: 40, In: backend.F32, KV: kv, Software: true,
@@ -370,18 +359,15 @@ func TestTuneTypesOfKeys(t *testing.T) {
 // collected, with one that has more.
 func TestPagesWithinEightBuffers(t *testing.T) {
 	few := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
-	defer few.Close()
 	b := open(t, Options{})
-	defer b.Close()
 	table := [][]int32{{4, 0, 2}, {1, 4}}
 	for rows, turned := range map[int]bool{1: false, decodeRows + 1: false, decodeRows + 2: true} {
 		call := func(b *Backend) backend.Call {
 			pool := tensor(t, b, backend.F16, backend.Shape{5, 1, 16, 32}, wave)
 			if turned { // depths lie further apart than keys
 				var err error
-				if pool, err = tensor(t, b, backend.F16, backend.Shape{5, 1, 32, 16}, wave).Swap(backend.Seq, backend.Dim); err != nil {
-					t.Fatal(err)
-				}
+				pool, err = tensor(t, b, backend.F16, backend.Shape{5, 1, 32, 16}, wave).Swap(backend.Seq, backend.Dim)
+				check(t, err)
 			}
 			return backend.Call{Q: tensor(t, b, backend.F32, backend.Shape{2, 1, rows, 32}, wave), K: pool, V: pool,
 				Pages:   &backend.Pages{Table: table, Keys: 40},
@@ -416,9 +402,7 @@ func TestPagesWithinEightBuffers(t *testing.T) {
 // TestCachesInHostMemory streams keys in host memory, in q8 and in pages too.
 func TestCachesInHostMemory(t *testing.T) {
 	b := open(t, Options{MemoryBytes: 600 << 10})
-	defer b.Close()
 	all := open(t, Options{})
-	defer all.Close()
 	const sq, sk, d, size = 3, 4000, 32, 16
 	row := func(i int) []float32 {
 		data := make([]float32, sk*d)

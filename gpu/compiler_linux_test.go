@@ -136,12 +136,8 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 	t.Helper()
 	seen := map[string]bool{}
 	add := func(suffix string, q, k backend.Shape, in, kv backend.DType, staged bool, change func(c *backend.Call)) {
-		meta := func(dtype backend.DType, s backend.Shape) backend.Tensor {
-			x, err := backend.Meta(dtype, s)
-			check(t, err)
-			return x
-		}
-		c := &backend.Call{Q: meta(in, q), K: meta(kv, k), V: meta(kv, k), O: meta(in, q), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+		x, kept := metaOf(t, in, q), metaOf(t, kv, k)
+		c := &backend.Call{Q: x, K: kept, V: kept, O: x, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 		if change != nil {
 			change(c)
 		}
@@ -207,13 +203,8 @@ func gradientSources(t *testing.T, c *backend.Call) []KernelSource {
 		return nil
 	}
 	d := c.Dims()
-	meta := func(s backend.Shape) backend.Tensor {
-		x, err := backend.Meta(backend.F32, s)
-		check(t, err)
-		return x
-	}
-	g := &backend.Gradients{Call: *c, DO: c.O, DQ: c.Q, DK: c.K, DV: c.V, DBias: meta(backend.Shape{1, 1, d.SeqQ, d.SeqK})}
-	g.LSE = meta(backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
+	g := &backend.Gradients{Call: *c, DO: c.O, DQ: c.Q, DK: c.K, DV: c.V, DBias: metaOf(t, backend.F32, backend.Shape{1, 1, d.SeqQ, d.SeqK})}
+	g.LSE = metaOf(t, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
 	s := newSources(true)
 	x, err := s.b.newGradients(g, backend.Meta)
 	for i := 0; err == nil && i < len(x.ops); i++ {

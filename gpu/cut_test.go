@@ -36,15 +36,7 @@ var all = struct {
 
 // TestConformanceOfCuts runs the suite with limits that cut everything.
 func TestConformanceOfCuts(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short: TestCutsChangeNoBit compares calls that are cut with whole ones")
-	}
-	backendtest.Run(t, backendtest.Harness{
-		PairsEvery: 4,
-		Lowered:    true,
-		Open:       func(t testing.TB) backend.Backend { return open(t, all.opt) },
-		Draws:      10,
-	})
+	conform(t, "TestCutsChangeNoBit compares calls that are cut with whole ones", all.opt, nil, backendtest.Harness{Lowered: true})
 }
 
 func host(t testing.TB, shape backend.Shape, f func(i int) float32) backend.Tensor {
@@ -155,7 +147,7 @@ func TestCutsChangeNoBit(t *testing.T) {
 func testCutsChangeNoBit(t *testing.T, problem func(testing.TB, *Backend) *backend.Call) {
 	results := func(opt Options) (all [][]float32, chunks int) {
 		b := open(t, opt)
-		defer b.Close()
+		defer b.Close() // before the next one is opened
 		c := problem(t, b)
 		check(t, b.Attention(context.Background(), c))
 		plan, err := b.Plan(t.Context(), c)
@@ -179,12 +171,7 @@ func testCutsChangeNoBit(t *testing.T, problem func(testing.TB, *Backend) *backe
 			t.Errorf("%s: one chunk, nothing was cut", l.name)
 		}
 		for i := range got {
-			for j := range got[i] {
-				if math.Float32bits(got[i][j]) != math.Float32bits(want[i][j]) {
-					t.Errorf("%s: %s[%d] is %v, uncut %v", l.name, names[i], j, got[i][j], want[i][j])
-					break
-				}
-			}
+			sameRow(t, l.name+": "+names[i], got[i], want[i])
 		}
 	}
 }
@@ -193,7 +180,6 @@ func testCutsChangeNoBit(t *testing.T, problem func(testing.TB, *Backend) *backe
 // each row is 1 and its log-sum-exp is log Sk.
 func TestManyKeys(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	const sk, d = 400_000, 8
 	one := func(int) float32 { return 1 }
 	k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, one))

@@ -25,9 +25,7 @@ func TestBlockingSubmit(t *testing.T) {
 				c := plain(t, b, 4096, 4096, 64)
 				h := host(t, c.Q.Shape(), wave)
 				if measured {
-					if err := b.Attention(t.Context(), c); err != nil {
-						t.Fatal(err)
-					}
+					check(t, b.Attention(t.Context(), c))
 				}
 				d.mu.Lock()
 				took, d.blocks = 3*time.Second, true
@@ -111,11 +109,8 @@ func BenchmarkDeadline(b *testing.B) {
 	for _, rows := range []int{4096, 32768} {
 		b.Run(fmt.Sprintf("rows=%d", rows), func(b *testing.B) {
 			be := open(b, Options{})
-			defer be.Close()
 			c := plain(b, be, rows, rows, 64)
-			if err := be.Warmup(b.Context(), c, false); err != nil {
-				b.Fatal(err)
-			}
+			check(b, be.Warmup(b.Context(), c, false))
 			var late []time.Duration
 			for b.Loop() {
 				ctx, cancel := context.WithTimeout(b.Context(), within)

@@ -21,21 +21,13 @@ const everyRow = 1 << 20
 
 // TestConformanceOfDecode runs the suite with every call on the decode path.
 func TestConformanceOfDecode(t *testing.T) {
-	if testing.Short() {
-		t.Skip("TestConformance decodes what has few rows")
-	}
-	backendtest.Run(t, backendtest.Harness{
-		PairsEvery: 4,
-		Open:       func(t testing.TB) backend.Backend { return open(t, Options{decodeRows: everyRow}) },
-		Draws:      10,
-	})
+	conform(t, "TestConformance decodes what has few rows", Options{decodeRows: everyRow}, nil, backendtest.Harness{})
 }
 
 // Sums of 0 have no sign. Only the first tile has values other than -0, and its weights
 // round to 0 next to those of the next.
 func TestSumsOfZeroHaveNoSign(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	const d, tile, keys = 32, 32, 96
 	k := upload(t, b, host(t, backend.Shape{1, 1, keys, d}, func(i int) float32 { return float32(min(i/(tile*d), 1)) }))
 	v := upload(t, b, host(t, backend.Shape{1, 1, keys, d}, func(i int) float32 {
@@ -47,9 +39,8 @@ func TestSumsOfZeroHaveNoSign(t *testing.T) {
 	for _, rows := range []int{1, 40} { // decoding, and prefill
 		shape := backend.Shape{1, 1, rows, d}
 		q := upload(t, b, host(t, shape, func(int) float32 { return 10 }))
-		c := &backend.Call{Q: q, K: k, V: v, O: alloc(t, b, backend.F32, shape), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
-		check(t, b.Attention(t.Context(), c))
-		for i, x := range floats(t, b, c.O) {
+		o, _ := attend(t, b, backend.Call{Q: q, K: k, V: v, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}})
+		for i, x := range o {
 			if math.Float32bits(x) != 0 {
 				t.Fatalf("%d rows: element %d is %v (bits %#x), should be +0", rows, i, x, math.Float32bits(x))
 			}
@@ -92,7 +83,6 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 // head size 64.
 func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 	b := open(t, opt)
-	defer b.Close()
 	const heads, sq, sk = 6, 21, 2300
 	one := backend.Problem{Scale: 0.3, Visible: backend.Everything()}
 	for _, class := range []struct {
@@ -163,9 +153,8 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 					if s.t.IsZero() {
 						continue
 					}
-					if *s.t, err = s.t.Slice(s.axis, s.lo, s.hi); err != nil {
-						t.Fatal(err)
-					}
+					*s.t, err = s.t.Slice(s.axis, s.lo, s.hi)
+					check(t, err)
 				}
 				ro, rlse := call(row, p)
 				for n := range 2 * heads {
@@ -186,7 +175,7 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 	results := func(opt Options, pad int) (o, lse []float32, plan backend.Plan) {
 		opt.decodeRows = everyRow
 		b := open(t, opt)
-		defer b.Close()
+		defer b.Close() // before the next one is opened
 		mask, bias := pairs(t, b, heads, sq, sk)
 		// Rows with padding. The data of a key is the same.
 		keys := func(width, from int) backend.Tensor {
@@ -240,13 +229,8 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 // decodeCall returns a call of one query row a head, without memory.
 func decodeCall(t *testing.T, dtype backend.DType, batch, heads, kvHeads, keys, d int) *backend.Call {
 	t.Helper()
-	meta := func(dtype backend.DType, heads, rows int) backend.Tensor {
-		x, err := backend.Meta(dtype, backend.Shape{batch, heads, rows, d})
-		check(t, err)
-		return x
-	}
-	k := meta(dtype, kvHeads, keys)
-	return &backend.Call{Q: meta(backend.F32, heads, 1), K: k, V: k, O: meta(backend.F32, heads, 1),
+	k, q := metaOf(t, dtype, backend.Shape{batch, kvHeads, keys, d}), metaOf(t, backend.F32, backend.Shape{batch, heads, 1, d})
+	return &backend.Call{Q: q, K: k, V: k, O: q,
 		Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 }
 
@@ -338,7 +322,6 @@ func TestDecodeOfLongContexts(t *testing.T) {
 // that see the first splits, the last ones, all or one.
 func TestMergeOfManySplits(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	const sq, sk, d = 17, 300 * 256, 8
 	size := []float32{1, 3, 3, 0.5, 2, 9, 0.1}
 	q := upload(t, b, host(t, backend.Shape{1, 1, sq, d}, wave))
@@ -371,7 +354,6 @@ func TestMergeOfManySplits(t *testing.T) {
 // written, bit for bit: values that pass through workgroup memory, and values that do not.
 func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 	b := open(t, Options{decodeRows: everyRow})
-	defer b.Close()
 	const sq, sk, d = 5, 1100, 64
 	for _, dtype := range []backend.DType{backend.BF16, backend.F32} {
 		c := &backend.Call{

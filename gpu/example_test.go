@@ -83,9 +83,7 @@ func attendInOwnBuffers() ([]float32, error) {
 func TestExampleShared(t *testing.T) {
 	needAdapter(t)
 	got, err := attendInOwnBuffers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	const tokens, dim = 4, 8
 	x := func(row, i int) float64 { return float64((row*dim+i)*5%8) / 4 }
 	for row := range tokens {

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/port"
@@ -20,14 +19,7 @@ func precise(context.Context, port.Device) (ulp float64, err error) { return met
 func TestOwnExp2(t *testing.T) {
 	compareDecodeWithPrefill(t, Options{exp2: precise}, true)
 	t.Run("bound", func(t *testing.T) {
-		if testing.Short() {
-			t.Skip("-short: runs a part of the suite again")
-		}
-		backendtest.Run(t, backendtest.Harness{
-			PairsEvery: 4,
-			Open:       func(t testing.TB) backend.Backend { return open(t, Options{exp2: precise}) },
-			Draws:      10,
-		})
+		conform(t, "runs a part of the suite again", Options{exp2: precise}, nil, backendtest.Harness{})
 	})
 }
 

@@ -345,7 +345,6 @@ func TestNothingGrows(t *testing.T) {
 
 func TestPeak(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	f, err := b.PeakFLOPS(context.Background())
 	if err != nil || f < 1e9 {
 		t.Errorf("peak %.3g, %v", f, err)

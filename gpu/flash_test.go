@@ -22,17 +22,7 @@ func plainOnly(tune.Shape) (tune.Variant, string) { return tune.Variant{}, "aske
 // TestConformanceOfPlain runs the suite on the plain kernel, and compares the
 // register-tiled kernel with it on drawn problems, within both bounds.
 func TestConformanceOfPlain(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short: TestVariantsGiveTheSameBits compares the plain kernel with the one that the suite runs on")
-	}
-	backendtest.Run(t, backendtest.Harness{
-		PairsEvery: 4,
-		Open: func(t testing.TB) backend.Backend {
-			b := open(t, Options{decodeRows: -1})
-			b.choose = plainOnly
-			return b
-		},
-		Draws:        10,
+	conform(t, "TestVariantsGiveTheSameBits compares the plain kernel with the one that the suite runs on", Options{decodeRows: -1}, plainOnly, backendtest.Harness{
 		Against:      func(t testing.TB) backend.Backend { return open(t, Options{}) },
 		AgainstDraws: 50,
 	})
@@ -41,9 +31,6 @@ func TestConformanceOfPlain(t *testing.T) {
 // TestConformanceOfVariants runs the suite on each variant that a head's class has and the
 // device supports, including calls that would be decoded.
 func TestConformanceOfVariants(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short: TestVariantsGiveTheSameBits compares them with the one that the suite runs on")
-	}
 	for _, name := range []string{"S", "M", "L", "L32"} {
 		t.Run(name, func(t *testing.T) {
 			var taken atomic.Int64
@@ -56,15 +43,7 @@ func TestConformanceOfVariants(t *testing.T) {
 				}
 				return s.Rule()
 			}
-			backendtest.Run(t, backendtest.Harness{
-				PairsEvery: 4,
-				Open: func(t testing.TB) backend.Backend {
-					b := open(t, Options{decodeRows: -1})
-					b.choose = only
-					return b
-				},
-				Draws: 10,
-			})
+			conform(t, "TestVariantsGiveTheSameBits compares them with the one that the suite runs on", Options{decodeRows: -1}, only, backendtest.Harness{})
 			if taken.Load() < 100 {
 				t.Errorf("%s was taken %d times", name, taken.Load())
 			}
@@ -115,7 +94,6 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 			continue
 		}
 		b := open(t, Options{})
-		defer b.Close()
 		call := spread(t, b, c.d, c.dv, c.dtype, c.features)
 		run := func(t *testing.T, v tune.Variant) [2][]float32 {
 			t.Helper()
@@ -136,13 +114,8 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 		for _, v := range c.variants {
 			t.Run(fmt.Sprintf("d%d,%d %v %s unrolled to %d", c.d, c.dv, c.dtype, v.Name, v.Expand), func(t *testing.T) {
 				got := run(t, v)
-				for i, name := range []string{"o", "lse"} {
-					for j := range want[i] {
-						if math.Float32bits(got[i][j]) != math.Float32bits(want[i][j]) {
-							t.Fatalf("%s[%d] is %v, the smallest variant says %v", name, j, got[i][j], want[i][j])
-						}
-					}
-				}
+				sameRow(t, "o", got[0], want[0])
+				sameRow(t, "lse", got[1], want[1])
 			})
 		}
 	}
@@ -152,7 +125,6 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 // that looks at its flags, which the suite runs on a software driver.
 func TestOptionsGiveTheSameBits(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	v := named(t, 32, "S")
 	v.Expand = shaders.Registers
 	plain := spread(t, b, 32, 32, backend.F32, false)
@@ -191,15 +163,9 @@ func TestOptionsGiveTheSameBits(t *testing.T) {
 			got := [2][]float32{floats(t, b, call.O), floats(t, b, call.LSE)}
 			if i == 0 {
 				want = got
-				continue
 			}
-			for i := range got {
-				for j := range got[i] {
-					if math.Float32bits(got[i][j]) != math.Float32bits(want[i][j]) {
-						t.Fatalf("%s: element %d of output %d is %v, should be %v", c.name, j, i, got[i][j], want[i][j])
-					}
-				}
-			}
+			sameRow(t, c.name, got[0], want[0])
+			sameRow(t, c.name+": lse", got[1], want[1])
 		}
 	}
 }
@@ -248,7 +214,6 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 // runs the plain kernel, and that the plan has the reason.
 func TestPlainIsTheLastResort(t *testing.T) {
 	b := open(t, Options{Limits: gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 64}})
-	defer b.Close()
 	c := problem(t, b)
 	c.Q, c.K = upload(t, b, host(t, backend.Shape{2, 4, 70, 80}, wave)), upload(t, b, host(t, backend.Shape{2, 2, 90, 80}, wave))
 	p, err := b.Plan(t.Context(), c)
@@ -264,7 +229,6 @@ func TestPlainIsTheLastResort(t *testing.T) {
 // written, bit for bit: options, over several chunks of the keys.
 func TestPlainUnrolledChangesNoBit(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	c := problem(t, b)
 	var o, lse [2][]float32
 	for _, level := range []shaders.Expand{shaders.Looped, shaders.Registers} {

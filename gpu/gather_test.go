@@ -15,21 +15,12 @@ import (
 func turned(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, f func(i int) float32) backend.Tensor {
 	t.Helper()
 	stored := backend.Shape{shape[0], shape[1], shape[3], shape[2]}
-	bits := make([]uint16, stored.Elements())
 	data := make([]float32, stored.Elements())
 	for i := range data {
 		column, row := i/stored[3]%stored[2], i%stored[3]
 		data[i] = f(row*stored[2] + column)
-		if dtype != backend.F32 {
-			bits[i] = dtype.Encode(data[i])
-		}
 	}
-	h, err := backend.HostF32(data, stored)
-	if dtype != backend.F32 {
-		h, err = backend.HostBits(bits, dtype, stored)
-	}
-	check(t, err)
-	x, err := upload(t, b, h).Swap(backend.Seq, backend.Dim)
+	x, err := filled(t, b, dtype, data, stored).Swap(backend.Seq, backend.Dim)
 	check(t, err)
 	return x
 }
@@ -42,7 +33,7 @@ func TestTransposedOperands(t *testing.T) {
 	for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
 		run := func(opt Options) []uint32 {
 			b := open(t, opt)
-			defer b.Close()
+			defer b.Close() // before the next one is opened
 			o, err := alloc(t, b, dtype, backend.Shape{1, 1, d, sq}).Swap(backend.Seq, backend.Dim)
 			check(t, err)
 			c := &backend.Call{

@@ -12,18 +12,25 @@ import (
 	"github.com/seed90331342/attn/cpu"
 )
 
-// open opens the default adapter. Without one the test is skipped, or fails where
-// CI promises that there is one.
+// open opens the default adapter until the test ends. Without one the test is skipped, or fails
+// where CI promises that there is one.
 func open(t testing.TB, opt Options) *Backend {
 	t.Helper()
 	b, err := Open("", opt)
 	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	t.Cleanup(func() { _ = b.Close() })
 	return b
+}
+
+// metaOf returns a tensor without memory.
+func metaOf(t testing.TB, dtype backend.DType, shape backend.Shape) backend.Tensor {
+	t.Helper()
+	x, err := backend.Meta(dtype, shape)
+	check(t, err)
+	return x
 }
 
 // TestConformance waits where it reads results and, the second time, after each call. It also
@@ -39,10 +46,26 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// conform runs the suite on devices opened with opt, with fewer pairs and random problems.
+// choose, unless nil, picks variants. With -short it is skipped, because of what else is tested.
+func conform(t *testing.T, instead string, opt Options, choose chooser, h backendtest.Harness) {
+	if testing.Short() {
+		t.Skip("-short: " + instead)
+	}
+	h.PairsEvery, h.Draws = 4, 10
+	h.Open = func(t testing.TB) backend.Backend {
+		b := open(t, opt)
+		if choose != nil {
+			b.choose = choose
+		}
+		return b
+	}
+	backendtest.Run(t, h)
+}
+
 // digests returns the file with the recorded bits of the default adapter.
 func digests(t testing.TB) string {
 	b := open(t, Options{})
-	defer b.Close()
 	device := strings.ToLower(strings.NewReplacer(" ", "-", "(", "", ")", "", ",", "", "/", "-").Replace(b.Info().Device))
 	return filepath.Join("testdata", "digests-"+device+".txt")
 }

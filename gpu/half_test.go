@@ -55,7 +55,6 @@ func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []ui
 // zero, which a product's sum loses.
 func TestEveryHalfComesBack(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	all := make([]uint32, 1<<16)
 	for i := range all {
 		all[i] = uint32(i)
@@ -79,7 +78,6 @@ func TestEveryHalfComesBack(t *testing.T) {
 // rounding to nearest, ties to even.
 func TestRoundingToHalf(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	var in []uint32
 	for _, exp := range []int{-30, -26, -25, -24, -23, -16, -15, -14, -13, -1, 0, 1, 14, 15, 16, 100} {
 		for _, m := range []uint32{0, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0x17fff, 0x18000, 0x3fffff, 0x400000, 0x400001, 0x7fdfff, 0x7fe000, 0x7fefff, 0x7ff000, 0x7fffff} {

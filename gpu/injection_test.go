@@ -105,7 +105,6 @@ func forward[T any](d *faultyDevice, call string, f func() (T, error)) (result T
 	return f()
 }
 
-// CreateBuffer implements port.Device.
 func (d *faultyDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
 	return forward(d, "CreateBuffer", func() (port.Buffer, error) {
 		if used := d.Live().Bytes; d.room > 0 && used+size > d.room {
@@ -115,22 +114,18 @@ func (d *faultyDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (po
 	})
 }
 
-// CreatePipeline implements port.Device.
 func (d *faultyDevice) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) {
 	return forward(d, "CreatePipeline", func() (port.Pipeline, error) { return d.Device.CreatePipeline(desc) })
 }
 
-// Submit implements port.Device.
 func (d *faultyDevice) Submit(commands []port.Command) (port.Ticket, error) {
 	return forward(d, "Submit", func() (port.Ticket, error) { return d.Device.Submit(commands) })
 }
 
-// SubmitTimed implements port.Device.
 func (d *faultyDevice) SubmitTimed(commands []port.Command) (port.Ticket, error) {
 	return forward(d, "SubmitTimed", func() (port.Ticket, error) { return d.Device.SubmitTimed(commands) })
 }
 
-// Took implements port.Device.
 func (d *faultyDevice) Took(t port.Ticket) (time.Duration, bool, error) {
 	if err := d.check("Took"); err != nil {
 		return 0, false, err
@@ -138,7 +133,6 @@ func (d *faultyDevice) Took(t port.Ticket) (time.Duration, bool, error) {
 	return d.Device.Took(t)
 }
 
-// Write implements port.Device.
 func (d *faultyDevice) Write(b port.Buffer, offset uint64, data []byte) error {
 	if err := d.check("Write"); err != nil {
 		return err
@@ -158,7 +152,6 @@ func (d *faultyDevice) Wait(ctx context.Context, t port.Ticket, due time.Time) (
 	return blocked, err
 }
 
-// Read implements port.Device.
 func (d *faultyDevice) Read(b port.Buffer, offset uint64, dst []byte) error {
 	if err := d.check("Read"); err != nil {
 		return err

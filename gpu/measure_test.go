@@ -28,7 +28,6 @@ func plausible(rate float64) bool { return rate > 1e6 && rate < 1e16 }
 
 func TestCeilings(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	launch, err := b.LaunchTime(t.Context())
 	if err != nil || launch <= 0 || launch.Seconds() > 1 {
 		t.Errorf("launch %v, %v", launch, err)
@@ -62,7 +61,6 @@ func TestCeilings(t *testing.T) {
 // the call by the host's.
 func TestKernelTime(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	const n, d = 256, 64
 	x := upload(t, b, host(t, backend.Shape{1, 1, n, d}, func(i int) float32 { return float32(i%17) / 17 }))
 	o := alloc(t, b, backend.F32, x.Shape())

@@ -47,7 +47,6 @@ func orderOf(t *testing.T, b *Backend, blocks, rows, row0, keys int, v backend.V
 // visible keys first, and that causal calls then keep a GPU busy to the end.
 func TestHeavyBlocksFirst(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	causal := backend.Visibility{Left: backend.Unbounded}
 	for _, c := range []struct {
 		name          string

@@ -35,7 +35,6 @@ func small(t testing.TB, b *Backend) func() error {
 // in turns. The time includes the kernel.
 func BenchmarkCallOverhead(b *testing.B) {
 	be := open(b, Options{})
-	defer be.Close()
 	call := small(b, be)
 	if err := call(); err != nil { // compiles
 		b.Fatal(err)
@@ -44,16 +43,12 @@ func BenchmarkCallOverhead(b *testing.B) {
 	var calls, launches []time.Duration
 	for b.Loop() {
 		start := time.Now()
-		if err := call(); err != nil {
-			b.Fatal(err)
-		}
+		check(b, call())
 		calls = append(calls, time.Since(start))
 		if len(calls)%100 == 1 {
 			b.StopTimer()
 			empty, err := be.LaunchTime(b.Context())
-			if err != nil {
-				b.Fatal(err)
-			}
+			check(b, err)
 			launches = append(launches, empty)
 			b.StartTimer()
 		}
@@ -73,7 +68,6 @@ func TestAllocationsOfACall(t *testing.T) {
 		t.Skip("the pure Go library allocates for each submission")
 	}
 	b := open(t, Options{})
-	defer b.Close()
 	call := small(t, b)
 	many := testing.AllocsPerRun(50, func() {
 		check(t, call())

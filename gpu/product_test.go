@@ -45,7 +45,6 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		}
 		b, small := open(t, Options{}), open(t, Options{MaxWork: 1e5}) // which leaves chunks of 32
 		defer b.Close()
-		defer small.Close()
 		left := func(i int) float32 {
 			// Rows 8 to 15 of each 16 have no 0: a tile contains both kinds of rows.
 			if c.skip && i/c.x%16 < 8 && i%3 == 0 {
@@ -76,23 +75,15 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 			if c.keys {
 				shape, at = backend.Shape{1, 1, c.n, c.x}, func(i int) int { return i%c.x*c.n + i/c.x }
 			}
-			h := host(t, shape, func(i int) float32 { return right(at(i)) })
-			if c.dtype != backend.F32 {
-				bits := make([]uint16, shape.Elements())
-				for i := range bits {
-					bits[i] = c.dtype.Encode(right(at(i)))
-				}
-				var err error
-				if h, err = backend.HostBits(bits, c.dtype, shape); err != nil {
-					t.Fatal(err)
-				}
+			data := make([]float32, shape.Elements())
+			for i := range data {
+				data[i] = right(at(i))
 			}
-			w := upload(t, b, h)
+			w := filled(t, b, c.dtype, data, shape)
 			if c.keys {
 				var err error
-				if w, err = w.Swap(backend.Seq, backend.Dim); err != nil {
-					t.Fatal(err)
-				}
+				w, err = w.Swap(backend.Seq, backend.Dim)
+				check(t, err)
 			}
 			var bias backend.Tensor
 			if c.bias {
@@ -102,9 +93,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 			err := b.run(context.Background(), "product", func() (*queue.Op, error) {
 				return b.product(product{y: y, a: a, w: w, bias: bias, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v}), nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			return floats(t, b, y)
 		}
 		want := run(t, b, as(productS, shaders.Registers, true))

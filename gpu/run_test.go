@@ -150,7 +150,6 @@ func TestTwoInFlight(t *testing.T) {
 // and ends at the total, for calls of one chunk and of many, and for the stages.
 func TestProgress(t *testing.T) {
 	b := open(t, Options{MaxWork: 4e5})
-	defer b.Close()
 	c := plain(t, b, 100, 300, 16)
 	s := alloc(t, b, backend.F32, backend.Shape{1, 1, 100, 300})
 	small := plain(t, b, 5, 7, 8)
@@ -201,11 +200,7 @@ func TestWarmup(t *testing.T) {
 		compiled = append(compiled, kernel)
 	}})
 	for _, opt := range []kernels.Options{{Causal: true}, {Weights: true}, {Dropout: backend.Dropout{P: 0.5}}} {
-		meta := func(s int) backend.Tensor {
-			x, err := backend.Meta(backend.F32, backend.Shape{1, 2, s, 24})
-			check(t, err)
-			return x
-		}
+		meta := func(s int) backend.Tensor { return metaOf(t, backend.F32, backend.Shape{1, 2, s, 24}) }
 		compiled = nil
 		before := dev.Live()
 		if n := submissions(dev, func() {
@@ -252,8 +247,7 @@ func TestWarmup(t *testing.T) {
 	// Cancelled or refused, it returns the error.
 	done, cancel := context.WithCancel(ctx)
 	cancel()
-	x, err := backend.Meta(backend.F16, backend.Shape{1, 1, 40, 24})
-	check(t, err)
+	x := metaOf(t, backend.F16, backend.Shape{1, 1, 40, 24})
 	if err := prepare(t, b, x, x, x, kernels.Options{}).Warmup(done); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
@@ -297,13 +291,7 @@ func TestSubmissionsFollowTheBudget(t *testing.T) {
 // TestTooLong refuses lengths beyond the 32-bit positions of kernels.
 func TestTooLong(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
-	meta := func(seq int) backend.Tensor {
-		x, err := backend.Meta(backend.F32, backend.Shape{1, 1, seq, 1})
-		check(t, err)
-		return x
-	}
-	q, k := meta(1), meta(1<<30)
+	q, k := metaOf(t, backend.F32, backend.Shape{1, 1, 1, 1}), metaOf(t, backend.F32, backend.Shape{1, 1, 1 << 30, 1})
 	c := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 	if _, err := b.Plan(t.Context(), c); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "k has shape") {
 		t.Errorf("2^30 keys: %v", err)
@@ -314,7 +302,6 @@ func TestTooLong(t *testing.T) {
 // their progress adds up to the operations of all.
 func TestBatchSharesSubmissions(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	const documents, each, dim = 40, 20, 32
 	s := backend.Shape{1, 1, documents * each, dim}
 	ids := make([]int32, documents*each)

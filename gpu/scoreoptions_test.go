@@ -16,7 +16,6 @@ import (
 // tables hold with calls of these heads alone: slopes for each batch, sinks, and dropout.
 func TestOptionsOfManyHeads(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	const batch, heads, sk, d = 2, 70, 40, 8
 	slopes, sinks := make([]float32, batch*heads), make([]float32, heads)
 	for i := range slopes {
@@ -26,32 +25,22 @@ func TestOptionsOfManyHeads(t *testing.T) {
 		q := upload(t, b, host(t, backend.Shape{batch, heads, sq, d}, wave))
 		k := upload(t, b, host(t, backend.Shape{batch, heads, sk, d}, func(i int) float32 { return wave(i + 5) }))
 		v := upload(t, b, host(t, backend.Shape{batch, heads, sk, d}, func(i int) float32 { return wave(i + 9) }))
-		run := func(q, k, v backend.Tensor, p backend.Problem) (o, lse []float32) {
-			s := q.Shape()
-			c := &backend.Call{Q: q, K: k, V: v, Problem: p,
-				O: alloc(t, b, backend.F32, s), LSE: alloc(t, b, backend.F32, backend.Shape{s[0], s[1], s[2], 1})}
-			if err := b.Attention(context.Background(), c); err != nil {
-				t.Fatal(err)
-			}
-			return floats(t, b, c.O), floats(t, b, c.LSE)
-		}
 		p := backend.Problem{Scale: 0.3, Visible: backend.Everything(), Slopes: slopes, Sinks: sinks, Dropout: backend.Dropout{P: 0.3, Seed: 5}}
-		o, lse := run(q, k, v, p)
+		o, lse := attend(t, b, backend.Call{Q: q, K: k, V: v, Problem: p})
 		for _, at := range [][2]int{{0, 0}, {0, 63}, {1, 34}, {1, 35}, {1, 69}} {
 			n, h := at[0], at[1]
 			one := func(x backend.Tensor) backend.Tensor {
 				for axis, i := range at {
 					var err error
-					if x, err = x.Slice(axis, i, i+1); err != nil {
-						t.Fatal(err)
-					}
+					x, err = x.Slice(axis, i, i+1)
+					check(t, err)
 				}
 				return x
 			}
 			alone := p
 			alone.Slopes, alone.Sinks = slopes[n*heads+h:][:1], sinks[h:h+1]
 			alone.Dropout.First = [4]int{n, h, 0, 0}
-			ao, alse := run(one(q), one(k), one(v), alone)
+			ao, alse := attend(t, b, backend.Call{Q: one(q), K: one(k), V: one(v), Problem: alone})
 			first := (n*heads + h) * sq
 			what := fmt.Sprintf("%d rows, batch %d, head %d", sq, n, h)
 			sameRow(t, what, ao, o[first*d:(first+sq)*d])
@@ -71,7 +60,6 @@ func TestFewBindings(t *testing.T) {
 
 func testFewBindings(t *testing.T, binds uint32) {
 	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: binds}})
-	defer b.Close()
 	c := problem(t, b)
 	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
 	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 9, 12), 8, 8
@@ -96,9 +84,8 @@ func testFewBindings(t *testing.T, binds uint32) {
 		n    int
 	}{{&c.Q, backend.Seq, 3}, {&c.O, backend.Seq, 3}, {&c.LSE, backend.Seq, 3}, {&c.Mask, backend.Seq, 3}, {&c.Bias, backend.Seq, 3},
 		{&c.Blocks, backend.Seq, 1}, {&c.Relative, backend.Dim, 3 + 90 - 1}} {
-		if *x.t, err = x.t.Slice(x.axis, 0, x.n); err != nil {
-			t.Fatal(err)
-		}
+		*x.t, err = x.t.Slice(x.axis, 0, x.n)
+		check(t, err)
 	}
 	if err := b.Attention(context.Background(), c); err != nil {
 		t.Errorf("few rows: %v", err)
@@ -110,7 +97,6 @@ func testFewBindings(t *testing.T, binds uint32) {
 func BenchmarkBlocks(b *testing.B) {
 	const s, d, block = 2048, 64, 64
 	be := open(b, Options{})
-	defer be.Close()
 	rng := rand.New(rand.NewPCG(1, 2))
 	seen := bools(b, be, backend.Shape{1, 1, s / block, s / block}, func(int) bool { return rng.IntN(10) == 0 })
 	c := &backend.Call{Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}, O: alloc(b, be, backend.F32, backend.Shape{1, 1, s, d})}
@@ -125,9 +111,7 @@ func BenchmarkBlocks(b *testing.B) {
 		}
 		b.Run(fmt.Sprintf("gpu/f32/b1h1s%dd%d/%s", s, d, name), func(b *testing.B) {
 			for b.Loop() {
-				if err := be.Attention(context.Background(), c); err != nil {
-					b.Fatal(err)
-				}
+				check(b, be.Attention(context.Background(), c))
 				if err := be.Wait(context.Background()); err != nil {
 					b.Fatal(err)
 				}

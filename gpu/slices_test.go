@@ -16,7 +16,6 @@ import (
 // the columns. Q8 values cannot be sliced.
 func TestValuesInSlices(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
 	const heads, sk, d, dv, page = 3, 100, 576, 512, 16
 	const pages = (sk + page - 1) / page
 	at := func(key, i, width int) float32 { return wave(key*width+i) / 8 }

@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"testing"
@@ -25,7 +24,6 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 		}
 		run := func(opt Options) (w, lse []float32, b *Backend) {
 			b = open(t, opt)
-			t.Cleanup(func() { b.Close() })
 			s := upload(t, b, host(t, backend.Shape{1, 1, rows, keys}, func(i int) float32 {
 				if i == 2*keys {
 					return float32(math.Inf(-1)) // seen, and of no weight
@@ -38,12 +36,9 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 				p.Softcap = softcap
 			}
 			var err error
-			if p.Bias, err = upload(t, b, host(t, backend.Shape{1, 1, 1, keys}, bias)).Broadcast(backend.Shape{1, 1, rows, keys}); err != nil {
-				t.Fatal(err)
-			}
-			if err := b.Softmax(context.Background(), s, l, p); err != nil {
-				t.Fatal(err)
-			}
+			p.Bias, err = upload(t, b, host(t, backend.Shape{1, 1, 1, keys}, bias)).Broadcast(backend.Shape{1, 1, rows, keys})
+			check(t, err)
+			check(t, b.Softmax(t.Context(), s, l, p))
 			return floats(t, b, s), floats(t, b, l), b
 		}
 		want, wantLSE, b := run(Options{})
@@ -93,16 +88,8 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 				if !b.dev.Pipelines.Compiled(b.dev.Pipelines.Of(softmaxAny)) && (o.opt.MaxWork == 0 || keys > 5*softmaxGrain) {
 					t.Error("the row was held")
 				}
-				for i := range want {
-					if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
-						t.Fatalf("weight %d of %d a row is %v, held %v", i, keys, got[i], want[i])
-					}
-				}
-				for i := range lse {
-					if math.Float32bits(lse[i]) != math.Float32bits(wantLSE[i]) {
-						t.Fatalf("lse %d is %v, held %v", i, lse[i], wantLSE[i])
-					}
-				}
+				sameRow(t, "weights", got, want)
+				sameRow(t, "lse", lse, wantLSE)
 			})
 		}
 	}

@@ -95,11 +95,7 @@ func TestKernelSources(t *testing.T) {
 			r := &recorder{Device: d, written: map[port.Buffer][]byte{}}
 			b.dev.Port, b.dev.Pipelines.Dev = r, r
 			device := func(dtype backend.DType, shape backend.Shape) backend.Tensor { return alloc(t, b, dtype, shape) }
-			meta := func(dtype backend.DType, shape backend.Shape) backend.Tensor {
-				x, err := backend.Meta(dtype, shape)
-				check(t, err)
-				return x
-			}
+			meta := func(dtype backend.DType, shape backend.Shape) backend.Tensor { return metaOf(t, dtype, shape) }
 			call := func(alloc func(backend.DType, backend.Shape) backend.Tensor) *backend.Call {
 				x := &backend.Call{Q: alloc(c.in, c.q), K: alloc(c.kv, c.k), V: alloc(c.kv, c.k), O: alloc(c.in, c.q),
 					Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}

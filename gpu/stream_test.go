@@ -80,7 +80,6 @@ func outputs(t testing.TB, b *Backend, c *backend.Call) []uint32 {
 func TestStreamedIsResident(t *testing.T) {
 	const sq, sk, d = 200, 700, 24
 	b := open(t, Options{})
-	defer b.Close()
 	want := result(t, t.Context(), b, streamedCall(t, b, sq, sk, d))
 	for _, memory := range []int64{160 << 10, 1 << 20} {
 		for _, full := range []bool{true, false} {
@@ -123,13 +122,8 @@ func TestStreamedStaysInMemory(t *testing.T) {
 // TestPlanOfAMillion plans calls that are too long to run here.
 func TestPlanOfAMillion(t *testing.T) {
 	const million, d = 1 << 20, 64
-	meta := func(shape backend.Shape) backend.Tensor {
-		x, err := backend.Meta(backend.F32, shape)
-		check(t, err)
-		return x
-	}
-	x := meta(backend.Shape{1, 1, million, d})
-	c := &backend.Call{Q: x, K: x, V: x, O: x, LSE: meta(backend.Shape{1, 1, million, 1}), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+	x, lse := metaOf(t, backend.F32, backend.Shape{1, 1, million, d}), metaOf(t, backend.F32, backend.Shape{1, 1, million, 1})
+	c := &backend.Call{Q: x, K: x, V: x, O: x, LSE: lse, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 	for _, l := range []struct {
 		name     string
 		opt      Options

@@ -223,7 +223,6 @@ func TestTuneCancelled(t *testing.T) {
 func TestTuneConcurrently(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tuning.json")
 	b := open(t, Options{Tune: TuneFirst, TuneFile: path})
-	defer b.Close()
 	var wg sync.WaitGroup
 	results := make([][]float32, 4)
 	for i := range results {

@@ -136,9 +136,8 @@ func sweepFaults(t *testing.T) {
 	device := func() (s *Shared) {
 		if shared {
 			var err error
-			if s, err = OpenProgram(); err != nil {
-				t.Fatal(err)
-			}
+			s, err = OpenProgram()
+			check(t, err)
 		}
 		return s
 	}

@@ -44,7 +44,8 @@ func (b *built) gradientType(n int) backend.DType {
 }
 
 // loss draws do and dlse, the gradients of the outputs. They are NaN in rows whose lse is -Inf. Every third
-// case has no dlse. Every fifth case has a do in float32, the others have it in the dtype of q.
+// case has no dlse. Every fifth case has a do in float32, some in the other 16-bit type, and the
+// others in the dtype of q.
 func (b *built) loss(lse []float32) (do, dlse operand) {
 	rng := rand.New(rand.NewPCG(b.Seed, 0x67726164))
 	draw := func(last int, dtype backend.DType) operand {
@@ -57,8 +58,13 @@ func (b *built) loss(lse []float32) (do, dlse operand) {
 		return o
 	}
 	dtype := b.DType
-	if b.Seed%5 == 0 {
+	switch {
+	case b.Seed%5 == 0:
 		dtype = backend.F32
+	case b.Seed%5 == 1 && dtype == backend.F16:
+		dtype = backend.BF16
+	case b.Seed%5 == 4 && dtype == backend.BF16:
+		dtype = backend.F16
 	}
 	do = draw(b.ValueDim, dtype)
 	if b.Seed%3 > 0 {
@@ -199,6 +205,13 @@ func checkGradients(tb testing.TB, dev *kernels.Device, c Case) (worst [7]oracle
 		err = fmt.Errorf("%v: %w", c, err)
 	}
 	return worst, err
+}
+
+// CheckGradients runs the case forward and backward. It returns an error when a gradient is off by
+// more than its bound.
+func CheckGradients(tb testing.TB, dev *kernels.Device, c Case) error {
+	_, err := checkGradients(tb, dev, c)
+	return err
 }
 
 // testGradients compares the gradients of all cases and pairs of options, and of n random
