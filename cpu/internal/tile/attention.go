@@ -24,15 +24,9 @@ func (a *Attention) Open(l *Layout, c *backend.Call) {
 	}
 }
 
-// TileFloats returns the floats that Begin takes for each tile: its queries and a state for the
-// current sum, one for the sums before it, and one for the shards before.
-func (l *Layout) TileFloats() int {
-	states := min(2, l.Sums)
-	if l.Sums > shardSums {
-		states = 3
-	}
-	return l.QueryFloats() + states*l.StateFloats
-}
+// TileFloats returns the floats that Begin takes for each tile: its queries, and the states of
+// its sums.
+func (l *Layout) TileFloats() int { return l.QueryFloats() + 3*l.StateFloats }
 
 // Begin returns the tiles of c, in memory of w, and the keys that any of their rows sees.
 func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, keys Span) {
@@ -41,12 +35,11 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 	tiles, keys = a.Products.Tiles(s, c), Span{l.Dims.SeqK, 0}
 	for n := range tiles {
 		t := &tiles[n]
-		t.sums.cur = l.stateIn(w.Floats(l.StateFloats))
-		if l.Sums > 1 {
-			t.sums.all = l.stateIn(w.Floats(l.StateFloats))
-		}
-		if l.Sums > shardSums {
-			t.sums.merged = l.stateIn(w.Floats(l.StateFloats))
+		t.sums = sums{l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), -1, false}
+		t.sums.all.reset()
+		if l.Sums > shardSums { // what no row sees has the result of no keys
+			t.sums.merged.reset()
+			a.complete(t, &t.sums.merged, s.Alpha, true)
 		}
 		a.Scores.FindVisible(t)
 		keys = keys.union(t.Keys)
@@ -166,28 +159,26 @@ func (a *Attention) addValues(s *Space, t *Tile, b *block, clean, look bool) {
 
 // enter prepares t for keys of sum at.
 func (a *Attention) enter(s *Space, t *Tile, at int) {
-	sums := &t.sums
-	if sums.hasCur && sums.at == at {
+	if t.sums.at == at {
 		return
 	}
 	if a.Saved.states == nil {
 		a.leave(s, t, at)
 	} else { // another task folds the sums
 		var set *bool
-		sums.cur, set = a.saved(t, at)
+		t.sums.cur, set = a.saved(t, at)
 		*set = true
 	}
-	sums.cur.reset()
-	sums.at, sums.hasCur = at, true
+	t.sums.cur.reset()
+	t.sums.at = at
 }
 
 // leave adds the current sum of t to those before it. The next one is at.
 func (a *Attention) leave(s *Space, t *Tile, at int) {
-	sums := &t.sums
-	if (sums.hasCur || sums.hasAll) && sums.at/shardSums != at/shardSums {
+	a.Products.Layout.close(s, &t.sums)
+	if t.sums.at >= 0 && t.sums.at/shardSums != at/shardSums {
 		a.mergeShard(s, t)
 	}
-	sums.leave(&s.folder)
 }
 
 // complete turns the maxima of t's sums st into LSE, if these are needed, and sets the
@@ -213,39 +204,33 @@ func (a *Attention) complete(t *Tile, st *state, factors []float32, sinks bool) 
 	}
 }
 
-// mergeShard completes the rows of t over the shard of its sum and merges them with the
-// shards before.
+// mergeShard completes the rows of t over its shard and merges them with the shards before.
 func (a *Attention) mergeShard(s *Space, t *Tile) {
-	sums, fold := &t.sums, &s.folder
-	st, x, y := sums.total(fold), fold.a, fold.b
-	first := sums.at < shardSums
-	a.complete(t, st, x, first)
-	fold.multiply(st.o, x)
-	sums.hasCur, sums.hasAll = false, false
+	l, st, merged := a.Products.Layout, &t.sums.all, &t.sums.merged
+	first := t.sums.at < shardSums
+	a.complete(t, st, s.Alpha, first)
+	l.multiply(st.o, s.Alpha)
 	if first {
-		sums.merged, *st = *st, sums.merged
-		sums.hasMerged = true
-		return
+		*merged, *st = *st, *merged
+	} else {
+		for r := range t.N {
+			s.Alpha[r], s.beta[r], merged.m[r] = MergeLSE(merged.m[r], st.m[r])
+		}
+		l.add(merged.o, st.o, s.Alpha, s.beta)
 	}
-	if !sums.hasMerged { // no row sees the first shard: its result is that of no keys
-		sums.merged.reset()
-		a.complete(t, &sums.merged, x, true)
-		sums.hasMerged = true
-	}
-	for r := range t.N {
-		x[r], y[r], sums.merged.m[r] = MergeLSE(sums.merged.m[r], st.m[r])
-	}
-	fold.add(sums.merged.o, st.o, x, y)
+	st.reset()
+	t.sums.hasAll = false
 }
 
 // Write divides the outputs of t's rows by their sums and writes O and LSE.
 func (a *Attention) Write(s *Space, t *Tile) {
-	st, l := &t.sums.merged, a.Products.Layout
+	st, l := &t.sums.all, a.Products.Layout
+	l.close(s, &t.sums)
 	if l.Sums > shardSums {
 		a.mergeShard(s, t)
+		st = &t.sums.merged
 		Fill(s.Alpha, 1)
 	} else {
-		st = t.sums.total(&s.folder)
 		a.complete(t, st, s.Alpha, true)
 	}
 	if !a.LSE.IsZero() {

@@ -13,13 +13,13 @@ const maxWidth = 64
 type Space struct {
 	S          []float32 // a score tile
 	MX, Alpha  []float32 // a number for each row of a tile
+	beta       []float32 // likewise
 	Stage      []float32 // some rows between memory and a tile
 	bias       []float32 // of a row
 	table      []float32 // bias of a tile by distance
 	Capped     []float32 // the scores before biases, for the softcap's derivative; may be nil
 	k, v       []float32 // converted, or values with 0 for NaN and Inf, or outputs
 	Scale, One []float32 // factors of transpositions
-	folder     folder
 	edge       [2][maxWidth]int32
 	terms      [BlockKeys]float32   // of the biases of a row
 	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
@@ -55,15 +55,11 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 	Fill(s.Scale, p.Scale)
 	Fill(s.One, 1)
 	s.S = w.Floats(l.ScoreFloats())
-	s.MX, s.Alpha = w.Floats(l.TileRows()), w.Floats(l.TileRows())
+	s.MX, s.Alpha, s.beta = w.Floats(l.TileRows()), w.Floats(l.TileRows()), w.Floats(l.TileRows())
 	s.Stage = w.Floats(x.Lanes * max(l.DimK, l.DimV, BlockKeys))
 	s.table = w.Floats(BlockKeys + x.Width)
 	s.bias = s.table[:BlockKeys]
 	s.Capped = nil
-	s.folder = folder{k: x, a: s.Alpha, b: w.Floats(l.TileRows())}
-	if l.RowOutputs {
-		s.folder.ld = l.DimV
-	}
 	return s
 }
 

@@ -3,7 +3,7 @@ package tile
 import (
 	"math"
 
-	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/pool"
 )
 
 // NoScore is the largest score of a row that has seen no key. It is finite, because
@@ -31,56 +31,47 @@ func (s *state) reset() {
 	Fill(s.m, NoScore)
 }
 
-// folder folds states of one call.
-type folder struct {
-	k    *vec.Kernels
-	ld   int       // between rows; 0 if o is [Dv, Width]
-	a, b []float32 // memory for a factor of each row, rounded up to Lanes
-}
-
-// fold adds t, the sums over later keys, to s:
+// fold adds y, the sums over later keys, to x:
 //
-//	m = max(s.m, t.m)    a = 2^(s.m - m)    b = 2^(t.m - m)
-//	s.o = a·s.o + b·t.o    s.l = a·s.l + b·t.l    s.m = m
+//	m = max(x.m, y.m)    a = 2^(x.m - m)    b = 2^(y.m - m)
+//	x.o = a·x.o + b·y.o    x.l = a·x.l + b·y.l    x.m = m
 //
 // with each operation rounded. When one side has seen no key, the result has the
 // bits of the other side.
-func (f *folder) fold(s, t *state) {
-	a, b := f.a[:len(s.m)], f.b[:len(s.m)]
-	for i, x := range s.m {
-		m := max(x, t.m[i])
-		a[i], b[i] = x-m, t.m[i]-m
-		s.m[i] = m
+func (l *Layout) fold(s *Space, x, y *state) {
+	a, b := s.Alpha, s.beta
+	for i, m := range x.m {
+		x.m[i] = max(m, y.m[i])
+		a[i], b[i] = m-x.m[i], y.m[i]-x.m[i]
 	}
-	f.k.Exp2(a, 0)
-	f.k.Exp2(b, 0)
-	for i := range s.l {
-		s.l[i] = float32(a[i]*s.l[i]) + float32(b[i]*t.l[i])
+	l.Kernels.Exp2(a, 0)
+	l.Kernels.Exp2(b, 0)
+	for i := range x.l {
+		x.l[i] = float32(a[i]*x.l[i]) + float32(b[i]*y.l[i])
 	}
-	f.add(s.o, t.o, a, b)
+	l.add(x.o, y.o, a, b)
 }
 
-// add computes o = a·o + b·t for each row.
-func (f *folder) add(o, t, a, b []float32) {
-	if f.ld == 0 {
-		f.k.Fold(o, t, len(o)/f.k.Width, a, b)
+// add computes x = a·x + b·y for each row of outputs.
+func (l *Layout) add(x, y, a, b []float32) {
+	if !l.RowOutputs {
+		l.Kernels.Fold(x, y, len(x)/l.Kernels.Width, a, b)
 		return
 	}
-	for r := range len(o) / f.ld {
-		x, y := o[r*f.ld:(r+1)*f.ld], t[r*f.ld:(r+1)*f.ld]
-		for c := range x {
-			x[c] = float32(a[r]*x[c]) + float32(b[r]*y[c])
+	for r := range len(x) / l.DimV {
+		for i := r * l.DimV; i < (r+1)*l.DimV; i++ {
+			x[i] = float32(a[r]*x[i]) + float32(b[r]*y[i])
 		}
 	}
 }
 
-// multiply computes o = a·o for each row.
-func (f *folder) multiply(o, a []float32) {
-	for i := range o {
-		if f.ld == 0 {
-			o[i] *= a[i%f.k.Width]
+// multiply computes x = a·x for each row of outputs.
+func (l *Layout) multiply(x, a []float32) {
+	for i := range x {
+		if l.RowOutputs {
+			x[i] *= a[i/l.DimV]
 		} else {
-			o[i] *= a[i/f.ld]
+			x[i] *= a[i%l.Kernels.Width]
 		}
 	}
 }
@@ -125,36 +116,67 @@ func RowLSE(m float32, l float64, sink float32) (lse, inv float32) {
 
 // sums are the states of the rows of a tile between blocks: cur is the sum over the last
 // SumKeys keys, all that over the keys of its shard before them. merged is the result of the
-// shards before, with O in o and LSE in m.
+// shards before, with O in o and LSE in m, if a call has several.
 type sums struct {
-	cur, all  state
-	merged    state
-	at        int  // the index of cur among the sums of a row
-	hasCur    bool // cur has seen keys
-	hasAll    bool // all has seen keys
-	hasMerged bool // merged is set
+	cur, all, merged state
+	at               int  // the index of cur among the sums of a row; -1 before the first
+	hasAll           bool // all has seen keys
 }
 
-// leave adds cur to all.
-func (s *sums) leave(f *folder) {
+// close adds cur to all.
+func (l *Layout) close(s *Space, u *sums) {
 	switch {
-	case !s.hasCur:
-	case s.hasAll:
-		f.fold(&s.all, &s.cur)
+	case u.at < 0:
+	case u.hasAll:
+		l.fold(s, &u.all, &u.cur)
 	default:
-		s.cur, s.all, s.hasAll = s.all, s.cur, true
+		u.cur, u.all, u.hasAll = u.all, u.cur, true
 	}
-	s.hasCur = false
 }
 
-// total returns the sum over all keys of the shard.
-func (s *sums) total(f *folder) *state {
-	switch {
-	case s.hasAll:
-		s.leave(f)
-		return &s.all
-	case !s.hasCur:
-		s.cur.reset()
+// Saved is the sums of a call over whose keys several tasks go. The last of these folds them.
+type Saved struct {
+	states []float32 // StateFloats for each tile and sum; nil where one task takes all keys
+	set    []bool    // the states that have seen keys
+	memory []float32 // for states
+}
+
+// SavedFloats returns the floats of the sums that Saved holds.
+func (l *Layout) SavedFloats() int {
+	return l.Dims.Batch * l.Dims.KVHeads * l.Tiles * l.Sums * l.StateFloats
+}
+
+// Open allocates the sums of a call with layout l, or returns ErrMemory.
+func (v *Saved) Open(l *Layout) (err error) {
+	n := l.SavedFloats()
+	if v.memory, err = pool.Resized(v.memory, n); err != nil {
+		return err
 	}
-	return &s.cur
+	if v.set, err = pool.Resized(v.set, n/l.StateFloats); err != nil {
+		return err
+	}
+	v.states = v.memory
+	clear(v.set)
+	return nil
+}
+
+// Emptied returns a Saved without sums, with the memory of v.
+func (v *Saved) Emptied() Saved { return Saved{set: v.set, memory: v.memory} }
+
+// saved returns the state of the sum at of t.
+func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
+	l := a.Products.Layout
+	n := t.index*l.Sums + at
+	return l.stateIn(a.Saved.states[n*l.StateFloats:]), &a.Saved.set[n]
+}
+
+// Fold folds the saved sums of t into it, one after another.
+func (a *Attention) Fold(s *Space, t *Tile) {
+	t.sums.at = -1
+	for at := range a.Products.Layout.Sums {
+		if st, set := a.saved(t, at); *set {
+			a.leave(s, t, at)
+			t.sums.cur, t.sums.at = st, at
+		}
+	}
 }
