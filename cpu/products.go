@@ -46,7 +46,7 @@ func (j *qkJob) Floats() int {
 // Task implements pool.Job.
 func (j *qkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	c, s := j.plan.chunk(n), j.products.Open(w)
-	tiles := j.products.Tiles(s, &c)
+	tiles := j.plan.layout.TilesOf(s, &c)
 	for n := range tiles {
 		j.products.Pack(w, s, &tiles[n])
 	}
@@ -105,7 +105,7 @@ func (j *pvJob) Floats() int {
 // Task implements pool.Job.
 func (j *pvJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	c, s := j.plan.chunk(n), j.products.Open(w)
-	tiles := j.products.Tiles(s, &c)
+	tiles := j.plan.layout.TilesOf(s, &c)
 	for n := range tiles {
 		j.products.BeginSums(w, s, &tiles[n], &j.bias, j.c0)
 	}

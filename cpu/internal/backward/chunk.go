@@ -121,7 +121,7 @@ type chunk struct {
 // open takes the memory for a chunk of a group's keys from scratch.
 func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 	plan, l := &c.plan, &c.plan.layout
-	s, rows, keys := c.forward.Products.Open(w), plan.tileRows(), plan.cacheKeys+l.Kernels.Lanes
+	s, rows, keys := c.forward.Products.Open(w), l.Kernels.Width, plan.cacheKeys+l.Kernels.Lanes
 	*x = chunk{call: c, layout: l, space: s, k: w.Floats(keys * l.DimK), v: w.Floats(keys * l.DimV),
 		dK: w.Floats(plan.chunkKeys * l.DimK), dV: w.Floats(plan.chunkKeys * l.DimV),
 		q: w.Floats(rows * l.DimK), dO: w.Floats(rows * l.DimV), qt: w.Floats(rows * l.DimK), dOt: w.Floats(rows * l.DimV),
@@ -148,7 +148,7 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 // tile returns tile at of the key head, with the keys that its rows see.
 func (x *chunk) tile(at int) *tile.Tile {
 	x.of.First, x.of.End = at, at+1
-	t := &x.call.forward.Products.Tiles(x.space, &x.of)[0]
+	t := &x.layout.TilesOf(x.space, &x.of)[0]
 	x.call.forward.Scores.FindVisible(t)
 	return t
 }

@@ -75,12 +75,9 @@ func (x *Plan) sumFloats() int {
 	return x.slots * x.layout.Tiles * x.layout.QueryFloats()
 }
 
-// tileRows returns the rows of a tile in memory.
-func (x *Plan) tileRows() int { return max(x.layout.Kernels.Width, x.layout.TileRows()) }
-
 // chunkFloats returns the floats of scratch that a task needs.
 func (x *Plan) chunkFloats() int {
-	l, rows := &x.layout, x.tileRows()
+	l, rows := &x.layout, x.layout.Kernels.Width
 	dims := l.DimK + l.DimV
 	return l.SpaceFloats() + (x.cacheKeys+l.Kernels.Lanes+2*rows+x.chunkKeys)*dims + 3*rows +
 		4*max(l.ScoreFloats(), rows*tile.BlockKeys) + max(tile.BlockKeys, rows) + max(l.DimK, l.DimV)

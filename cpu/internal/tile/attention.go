@@ -26,16 +26,16 @@ func (a *Attention) Open(l *Layout, c *backend.Call) {
 
 // TileFloats returns the floats that Begin takes for each tile: its queries, and the states of
 // its sums.
-func (l *Layout) TileFloats() int { return l.QueryFloats() + 3*l.StateFloats }
+func (l *Layout) TileFloats() int { return l.QueryFloats() + 3*l.stateFloats() }
 
 // Begin returns the tiles of c, in memory of w, and the keys that any of their rows sees.
 func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, keys Span) {
 	l := a.Products.Layout
 	a.Scores.Seed(&s.Draw)
-	tiles, keys = a.Products.Tiles(s, c), Span{l.Dims.SeqK, 0}
+	tiles, keys = l.TilesOf(s, c), Span{l.Dims.SeqK, 0}
 	for n := range tiles {
 		t := &tiles[n]
-		t.sums = sums{l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), -1, false}
+		t.sums = sums{l.stateIn(w.Floats(l.stateFloats())), l.stateIn(w.Floats(l.stateFloats())), l.stateIn(w.Floats(l.stateFloats())), -1, false}
 		t.sums.all.reset()
 		if l.Sums > shardSums { // what no row sees has the result of no keys
 			t.sums.merged.reset()
@@ -152,7 +152,8 @@ func (a *Attention) addValues(s *Space, t *Tile, b *block, clean, look bool) {
 	}
 	if b.replaced {
 		p.addNonFinite(t, t.here, s.S, func(h, i, j, r int, _ float32) bool {
-			return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) && a.Scores.keeps(t.Batch, h, i, j)
+			return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) &&
+				(!a.Scores.Drops() || a.Scores.problem.Dropout.Keeps(t.Batch, h, i, j))
 		})
 	}
 }

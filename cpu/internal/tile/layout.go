@@ -20,7 +20,6 @@ type Layout struct {
 	Sums       int  // of SumKeys keys
 	DimK, DimV int  // head sizes rounded up to Lanes
 
-	StateFloats  int  // of the sums of a tile
 	ReadK, ReadV bool // kernels read keys, values in place; others are converted
 }
 
@@ -41,9 +40,6 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
 	if l.KeyLanes {
 		l.ReadK, l.ReadV = readInPlace(k, &c.K, c.Pages), readInPlace(k, &c.V, c.Pages)
-		l.StateFloats = l.Rows*l.DimV + 2*l.TileRows()
-	} else {
-		l.StateFloats = (l.DimV + 2) * k.Width
 	}
 	return l
 }
@@ -65,14 +61,6 @@ func readInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
 		(!f32 || view.InPlace(t)) && (pages == nil || shape[backend.Seq]%k.Lanes == 0)
 }
 
-// TileRows returns the lanes of rows in the vectors of a tile's maxima and sums.
-func (l *Layout) TileRows() int {
-	if l.KeyLanes {
-		return RoundUp(l.Rows, l.Kernels.Lanes)
-	}
-	return l.Kernels.Width
-}
-
 // dotRows returns the number of query rows that Dots computes for n of a tile: it takes 8,
 // 4 or 1 at a time, and reads and transposes the keys for each of these again.
 func (l *Layout) dotRows(n int) int {
@@ -87,24 +75,22 @@ func (l *Layout) dotRows(n int) int {
 }
 
 // QueryFloats returns the floats of a tile's packed query rows.
-func (l *Layout) QueryFloats() int {
+func (l *Layout) QueryFloats() int { return l.Kernels.Width * l.DimK }
+
+// ScoreFloats returns the floats of a score tile: some rows more, as squares at the end of
+// gathered keys reach beyond them.
+func (l *Layout) ScoreFloats() int { return (BlockKeys + l.Kernels.Lanes) * l.Kernels.Width }
+
+// OutputFloats returns the floats of a tile's outputs. Tiles with keys as lanes may have few rows.
+func (l *Layout) OutputFloats() int {
 	if l.KeyLanes {
-		return l.dotRows(l.Rows) * l.DimK
+		return l.Rows * l.DimV
 	}
-	return l.DimK * l.Kernels.Width
+	return l.Kernels.Width * l.DimV
 }
 
-// ScoreFloats returns the floats of a score tile: with query rows as lanes, some
-// rows more, as squares at the end of gathered keys reach beyond them.
-func (l *Layout) ScoreFloats() int {
-	if l.KeyLanes {
-		return l.dotRows(l.Rows) * BlockKeys
-	}
-	return (BlockKeys + l.Kernels.Lanes) * l.Kernels.Width
-}
-
-// OutputFloats returns the floats of a tile's outputs.
-func (l *Layout) OutputFloats() int { return l.StateFloats - 2*l.TileRows() }
+// stateFloats returns the floats of a state of a tile.
+func (l *Layout) stateFloats() int { return l.OutputFloats() + 2*l.Kernels.Width }
 
 // Row returns the head and the index of the r-th row from row (h, i) on.
 func (l *Layout) Row(h, i, r int) (int, int) {
@@ -115,17 +101,22 @@ func (l *Layout) Row(h, i, r int) (int, int) {
 	return h + i/l.Dims.SeqQ, i % l.Dims.SeqQ
 }
 
-// Tile returns tile at of the group of c, without queries and sums.
-func (l *Layout) Tile(s *Space, c *Chunk, at int) Tile {
-	t := Tile{index: c.Tile + at, Batch: c.Batch, KVHead: c.KVHead, H: c.KVHead * l.Share, Spans: s.spans[(at-c.First)*l.Rows:]}
-	if l.HeadTiles == 0 {
-		t.H, t.I = l.Row(t.H, 0, at*l.Rows)
-		t.N = min(l.Rows, l.Share*l.Dims.SeqQ-at*l.Rows)
-	} else {
-		t.H, t.I = t.H+at/l.HeadTiles, at%l.HeadTiles*l.Rows
-		t.N = min(l.Rows, l.Dims.SeqQ-t.I)
+// TilesOf returns the tiles of c, without queries and sums.
+func (l *Layout) TilesOf(s *Space, c *Chunk) []Tile {
+	tiles := s.tiles[:c.End-c.First]
+	for n := range tiles {
+		at, h := c.First+n, c.KVHead*l.Share
+		t := Tile{index: c.Tile + at, Batch: c.Batch, KVHead: c.KVHead, Spans: s.spans[n*l.Rows:]}
+		if l.HeadTiles == 0 {
+			t.H, t.I = l.Row(h, 0, at*l.Rows)
+			t.N = min(l.Rows, l.Share*l.Dims.SeqQ-at*l.Rows)
+		} else {
+			t.H, t.I = h+at/l.HeadTiles, at%l.HeadTiles*l.Rows
+			t.N = min(l.Rows, l.Dims.SeqQ-t.I)
+		}
+		tiles[n] = t
 	}
-	return t
+	return tiles
 }
 
 // square returns the rows of v, which has a row for each query row, of the vector of query

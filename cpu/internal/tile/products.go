@@ -14,15 +14,6 @@ type Products struct {
 	Scale      float32 // of the queries
 }
 
-// Tiles returns the tiles of c. Their queries and sums are not set.
-func (p *Products) Tiles(s *Space, c *Chunk) []Tile {
-	tiles := s.tiles[:c.End-c.First]
-	for n := range tiles {
-		tiles[n] = p.Layout.Tile(s, c, c.First+n)
-	}
-	return tiles
-}
-
 // Pack loads the query rows of t, times scale.
 func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 	l := p.Layout
@@ -31,7 +22,7 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 	if l.KeyLanes {
 		p.loadQueries(t.q, t, 0, t.N)
 		scaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
-		clear(t.q[t.N*l.DimK:])
+		clear(t.q[t.N*l.DimK : l.dotRows(t.N)*l.DimK])
 		return
 	}
 	for lane := 0; lane < x.Width; lane += x.Lanes {
@@ -178,7 +169,7 @@ func (p *Products) multiply(s *Space, t *Tile, e vec.Element, ldv int) {
 }
 
 // writeOutputs writes the outputs o of t, each row times its factor in mul, which
-// covers TileRows rows.
+// covers Width rows.
 func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
 	l, done := p.Layout, 0
 	for x := l.Kernels; !l.RowOutputs && l.Dims.ValueDim == l.DimV && done < t.N; done += x.Lanes {

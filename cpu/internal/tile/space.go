@@ -42,7 +42,7 @@ func SpaceOf(w *pool.Scratch) *Space {
 
 // SpaceFloats returns the floats that Products.Open takes.
 func (l *Layout) SpaceFloats() int {
-	return (BlockKeys+l.Kernels.Lanes)*l.DimK + BlockKeys*l.DimV + 2*l.Kernels.Lanes + l.ScoreFloats() + 3*l.TileRows() +
+	return (BlockKeys+l.Kernels.Lanes)*l.DimK + BlockKeys*l.DimV + 2*l.Kernels.Lanes + l.ScoreFloats() + 3*l.Kernels.Width +
 		l.Kernels.Lanes*max(l.DimK, l.DimV, BlockKeys) + BlockKeys + l.Kernels.Width
 }
 
@@ -55,7 +55,7 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 	Fill(s.Scale, p.Scale)
 	Fill(s.One, 1)
 	s.S = w.Floats(l.ScoreFloats())
-	s.MX, s.Alpha, s.beta = w.Floats(l.TileRows()), w.Floats(l.TileRows()), w.Floats(l.TileRows())
+	s.MX, s.Alpha, s.beta = w.Floats(x.Width), w.Floats(x.Width), w.Floats(x.Width)
 	s.Stage = w.Floats(x.Lanes * max(l.DimK, l.DimV, BlockKeys))
 	s.table = w.Floats(BlockKeys + x.Width)
 	s.bias = s.table[:BlockKeys]

@@ -20,7 +20,7 @@ type state struct{ o, m, l []float32 }
 
 // stateIn returns a state in mem, which holds o, then m, then l.
 func (l *Layout) stateIn(mem []float32) state {
-	o, rows := l.OutputFloats(), l.TileRows()
+	o, rows := l.OutputFloats(), l.Kernels.Width
 	return state{mem[:o], mem[o : o+rows], mem[o+rows : o+2*rows]}
 }
 
@@ -136,14 +136,14 @@ func (l *Layout) close(s *Space, u *sums) {
 
 // Saved is the sums of a call over whose keys several tasks go. The last of these folds them.
 type Saved struct {
-	states []float32 // StateFloats for each tile and sum; nil where one task takes all keys
+	states []float32 // stateFloats for each tile and sum; nil where one task takes all keys
 	set    []bool    // the states that have seen keys
 	memory []float32 // for states
 }
 
 // SavedFloats returns the floats of the sums that Saved holds.
 func (l *Layout) SavedFloats() int {
-	return l.Dims.Batch * l.Dims.KVHeads * l.Tiles * l.Sums * l.StateFloats
+	return l.Dims.Batch * l.Dims.KVHeads * l.Tiles * l.Sums * l.stateFloats()
 }
 
 // Open allocates the sums of a call with layout l, or returns ErrMemory.
@@ -152,7 +152,7 @@ func (v *Saved) Open(l *Layout) (err error) {
 	if v.memory, err = pool.Resized(v.memory, n); err != nil {
 		return err
 	}
-	if v.set, err = pool.Resized(v.set, n/l.StateFloats); err != nil {
+	if v.set, err = pool.Resized(v.set, n/l.stateFloats()); err != nil {
 		return err
 	}
 	v.states = v.memory
@@ -167,7 +167,7 @@ func (v *Saved) Emptied() Saved { return Saved{set: v.set, memory: v.memory} }
 func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
 	l := a.Products.Layout
 	n := t.index*l.Sums + at
-	return l.stateIn(a.Saved.states[n*l.StateFloats:]), &a.Saved.set[n]
+	return l.stateIn(a.Saved.states[n*l.stateFloats():]), &a.Saved.set[n]
 }
 
 // Fold folds the saved sums of t into it, one after another.
