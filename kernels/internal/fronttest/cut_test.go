@@ -130,9 +130,13 @@ func TestSubcallsTogether(t *testing.T) {
 		}
 	}
 	opt.Weights = false
-	w := &warmer{Backend: dev.Backend()}
+	w := &warmer{differentiator: dev.Backend().(differentiator)}
 	if err := prepare(t, kernels.NewDevice(w), q, k, v, opt).Warmup(t.Context()); err != nil || len(w.calls) != 3 || w.calls[1].Q.Shape() != (kernels.Shape{1, 2, 5, 8}) {
 		t.Errorf("warmed %d calls, %v", len(w.calls), err)
+	}
+	call := prepare(t, kernels.NewDevice(w), q, k, v, opt)
+	if err := call.WarmupBackward(t.Context(), call.Gradients()); err != nil || len(w.gradients) != 3 || !w.gradients[1].Add {
+		t.Errorf("warmed %d backward passes, %v", len(w.gradients), err)
 	}
 	// The outputs of the first document overlap the queries of the second one.
 	all := upload(t, dev, make([]float32, 2*s.Elements()), kernels.Shape{1, 1, 1, 2 * s.Elements()})

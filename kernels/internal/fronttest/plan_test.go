@@ -13,10 +13,21 @@ import (
 
 // warmer records the calls of Warmup.
 type warmer struct {
+	differentiator
+	calls     []backend.Call
+	weights   []bool
+	gradients []backend.Gradients
+	err       error
+}
+
+type differentiator interface {
 	backend.Backend
-	calls   []backend.Call
-	weights []bool
-	err     error
+	backend.Differentiator
+}
+
+func (w *warmer) WarmupBackward(_ context.Context, g *backend.Gradients) error {
+	w.gradients = append(w.gradients, *g)
+	return w.err
 }
 
 func (w *warmer) Warmup(_ context.Context, c *backend.Call, weights bool) error {
@@ -39,7 +50,7 @@ func TestWarmup(t *testing.T) {
 	if err := prepare(t, dev, q, k, v, kernels.Options{}).Warmup(done); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	w := &warmer{Backend: dev.Backend()}
+	w := &warmer{differentiator: dev.Backend().(differentiator)}
 	warm := kernels.NewDevice(w)
 	if _, err := warm.Prepare(q, v, k, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || len(w.calls) > 0 {
 		t.Errorf("shapes that do not fit: %v after %d calls", err, len(w.calls))
@@ -55,8 +66,23 @@ func TestWarmup(t *testing.T) {
 	if w.calls[0].Visible.Right != 0 {
 		t.Errorf("the call that was warmed up is not causal: %+v", w.calls[0].Visible)
 	}
+	call := prepare(t, warm, q, k, v, kernels.Options{Sinks: make([]float32, 4), LSE: true})
+	for _, want := range []kernels.Gradients{call.Gradients().Operands(), call.Gradients()} {
+		must.Do(t, call.WarmupBackward(t.Context(), want))
+		g := w.gradients[len(w.gradients)-1]
+		if g.DQ.DType() != kernels.F16 || g.DV.Shape() != v.Shape() || g.DSinks.IsZero() != want.Sinks.IsZero() || g.LSE.IsZero() || g.DO.Shape() != g.O.Shape() || g.Add {
+			t.Errorf("%+v: warmed %+v", want, g)
+		}
+	}
+	plain := prepare(t, dev, q, k, v, kernels.Options{})
+	if err := plain.WarmupBackward(t.Context(), plain.Gradients()); err != nil {
+		t.Errorf("gradients on a backend that has nothing to compile: %v", err)
+	}
 	w.err = kernels.ErrUnsupported
 	if err := prepare(t, warm, q, k, v, kernels.Options{}).Warmup(t.Context()); !errors.Is(err, kernels.ErrUnsupported) {
 		t.Errorf("the backend's error: %v", err)
+	}
+	if err := prepare(t, warm, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), plain.Gradients().Operands()); !errors.Is(err, kernels.ErrUnsupported) {
+		t.Errorf("the backend's error for gradients: %v", err)
 	}
 }
