@@ -416,14 +416,11 @@ func (c *Call) distinct(out Result) error {
 func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 	for i := range c.subs {
 		s := &c.subs[i]
-		own := s.Scores(w)
-		if err := c.dev.on(ctx).QK(ctx, own, s.Q, s.K); err != nil {
-			return fmt.Errorf("weights: %w", err)
+		err := c.dev.on(ctx).QK(ctx, s.Scores(w), s.Q, s.K)
+		if err == nil {
+			err = c.dev.softmax(ctx, w, Tensor{}, s.region, &s.Problem)
 		}
-		if err := c.dev.on(ctx).Softmax(ctx, own, Tensor{}, &s.Problem); err != nil {
-			return fmt.Errorf("weights: %w", err)
-		}
-		if err := c.dev.hideOutside(ctx, w, s.region); err != nil {
+		if err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
 	}

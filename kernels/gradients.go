@@ -311,21 +311,15 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err 
 	first := true
 	err = c.rehearse(want, func(g *backend.Gradients) error {
 		p, err := diff.PlanBackward(ctx, g)
-		if err != nil {
-			return err
-		}
 		if first {
 			sum, first = p, false
-			return nil
+			return err
 		}
 		sum.Bytes += p.Bytes
 		addPlan(&sum, p)
-		return nil
+		return err
 	})
-	if err != nil {
-		return Plan{}, err
-	}
-	return sum, nil
+	return sum, err
 }
 
 // WarmupBackward is [Call.Warmup] for Backward with the gradients of want, which may be without

@@ -9,8 +9,7 @@ import (
 
 // Dims are the lengths of an attention call: Batch (B), Heads (H, query heads), KVHeads (Hkv, key
 // and value heads), SeqQ (Sq), SeqK (Sk), Dim (D, of a query and a key) and ValueDim (Dv, of a
-// value and an output). [Device.AttentionFloat32] and [KeepMask] have defaults for those that are
-// zero.
+// value and an output). [Device.AttentionFloat32] has defaults for those that are zero.
 type Dims = backend.Dims
 
 // operandDims checks q, k and v and returns the lengths of the call. With pages, k and v

@@ -115,7 +115,7 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(x.Check("x", floats...), a.Cos.Check("cos", F32)); err != nil {
+	if err := cmp.Or(x.Check("x", floats...), a.Cos.Check("cos", F32), a.Sin.Check("sin", F32)); err != nil {
 		return err
 	}
 	shape := x.Shape()
@@ -127,24 +127,22 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 	if 2*angles[Dim] > shape[Dim] {
 		return fmt.Errorf("cos %v rotates %d elements of a row, rows of x %v have %d: %w", a.Cos.Shape(), 2*angles[Dim], shape, shape[Dim], ErrShape)
 	}
-	var parts [2]Tensor
-	if err := a.Sin.Check("sin", F32); err != nil {
-		return err
+	// Angles are not broadcast over the pairs of a row.
+	if n := a.Sin.Shape()[Dim]; n != angles[Dim] {
+		return fmt.Errorf("sin has %d angles a row, cos has %d: %w", n, angles[Dim], ErrShape)
 	}
-	for i, o := range []backend.Operand{{Name: "cos", Tensor: a.Cos}, {Name: "sin", Tensor: a.Sin}} {
-		// Angles are not broadcast over the pairs of a row.
-		if got := o.Tensor.Shape()[Dim]; got != angles[Dim] {
-			return fmt.Errorf("%s has %d angles a row, cos has %d: %w", o.Name, got, angles[Dim], ErrShape)
-		}
-		var err error
-		if parts[i], err = o.Tensor.Broadcast(angles); err != nil {
-			return fmt.Errorf("%s: %w", o.Name, err)
-		}
+	cos, err := a.Cos.Broadcast(angles)
+	if err != nil {
+		return fmt.Errorf("cos: %w", err)
+	}
+	sin, err := a.Sin.Broadcast(angles)
+	if err != nil {
+		return fmt.Errorf("sin: %w", err)
 	}
 	if noElements(y) {
 		return d.nothing(ctx)
 	}
-	return r.Rotate(ctx, y, x, parts[0], parts[1], a.Rotation)
+	return r.Rotate(ctx, y, x, cos, sin, a.Rotation)
 }
 
 // Merge combines results over two disjoint sets of keys into the result over their union,

@@ -69,9 +69,6 @@ func addPlan(sum *Plan, p Plan) {
 func (c *Call) addWeights(p *Plan, weights Tensor) {
 	p.Path += ", QK and Softmax for weights"
 	p.Why += fmt.Sprintf("; weights are requested, which keeps all scores %v: O(S²) memory, and two stages compute the scores again", weights.Shape())
-	if n := len(c.calls); n > 1 {
-		p.Why += fmt.Sprintf(", in %d regions; the rest is zeros", n)
-	}
 	p.Bytes += 3 * weights.Bytes() // QK writes them, Softmax reads and writes them
 	p.Chunks += 2 * len(c.calls)
 	p.Cut += fmt.Sprintf("; 2 stages over %d MiB of weights", weights.Bytes()>>20)

@@ -66,10 +66,7 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 		return d.noKeys(ctx, Tensor{}, lse, opt.Sinks)
 	}
 	return p.eachRegion(func(x region, own backend.Problem) error {
-		if err := d.on(ctx).Softmax(ctx, x.Scores(s), x.Rows(lse), &own); err != nil {
-			return err
-		}
-		return d.hideOutside(ctx, s, x)
+		return d.softmax(ctx, s, x.Rows(lse), x, &own)
 	})
 }
 
@@ -81,10 +78,13 @@ func (o *Options) stage(d Dims) (problem, error) {
 	return o.problem(d)
 }
 
-// hideOutside writes zeros to the weights w, [B, H, Sq, Sk], of the rows of x and the keys
-// outside of x.
-func (d *Device) hideOutside(ctx context.Context, w Tensor, x region) error {
-	return outside(w, x, func(rest Tensor, hidden *backend.Problem) error {
+// softmax turns x of the scores s, [B, H, Sq, Sk], into weights by p, and the other keys of its rows
+// into zeros.
+func (d *Device) softmax(ctx context.Context, s, lse Tensor, x region, p *backend.Problem) error {
+	if err := d.on(ctx).Softmax(ctx, x.Scores(s), lse, p); err != nil {
+		return err
+	}
+	return outside(s, x, func(rest Tensor, hidden *backend.Problem) error {
 		return d.on(ctx).Softmax(ctx, rest, Tensor{}, hidden)
 	})
 }
@@ -182,9 +182,9 @@ func (d *Device) PV(ctx context.Context, w, v Tensor) (o Tensor, err error) {
 //
 //	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
-// At [Scaled] and [Capped] no key is hidden, at [Biased] hidden keys have -Inf. These points and the weights are the modes of qk_matmul_output in
-// ONNX. s takes O(S²) memory. Errors as for [Device.Attention], and
-// ErrUnsupported when the device returns no scores.
+// At [Scaled] and [Capped] no key is hidden, at [Biased] hidden keys have -Inf. These points and the
+// weights are the modes of qk_matmul_output in ONNX. s takes O(S²) memory. Errors as for
+// [Device.Attention], and ErrUnsupported when the device returns no scores.
 func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Options) (s Tensor, err error) {
 	defer op.Annotate(&err, "scores")
 	dims, err := scoreDims(q, k)

@@ -24,8 +24,8 @@ type Top struct {
 	Weights []float32
 }
 
-// topChunk is the number of bytes of weights that TopWeights holds at a time, 16 MiB.
-const topChunk = 16 << 20
+// weightChunk is the number of weights that are held at a time, 16 MiB of them. Tests lower it.
+var weightChunk = 4 << 20
 
 // TopWeights computes, for each query row, the n keys with the largest weights. It serves
 // sequences that are too long to store all weights:
@@ -38,18 +38,13 @@ const topChunk = 16 << 20
 // as for [Device.Attention], and ErrOption when n is less than 1.
 func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options) (all Top, err error) {
 	defer op.Annotate(&err, "top weights")
-	return d.topWeights(ctx, q, k, n, &opt, topChunk)
-}
-
-func (d *Device) topWeights(ctx context.Context, q, k Tensor, n int, opt *Options, chunk int) (all Top, err error) {
 	if n < 1 {
 		return all, fmt.Errorf("n is %d, it must be at least 1: %w", n, ErrOption)
 	}
-	s, err := d.weightScan(q, k, opt)
+	s, err := d.weightScan(q, k, &opt)
 	if err != nil {
 		return all, err
 	}
-	s.most, s.rows = chunk/4, math.MaxInt
 	heads, seq := s.dims.Heads, s.dims.SeqQ
 	size := Shape{s.dims.Batch, heads, seq, n}.Elements() // negative when too large
 	if err := backend.CheckMemory(8 * int64(size)); err != nil {
@@ -97,9 +92,6 @@ type WeightRange struct {
 	Rows, Keys  [2]int
 }
 
-// rangeChunk is the number of bytes of weights that EachWeightRow holds at a time, 64 MiB.
-const rangeChunk = 64 << 20
-
 // rangeRows is the number of rows that EachWeightRow computes at a time: enough to fill the
 // tiles of QK, and few enough that a sliding window leaves most keys out.
 const rangeRows = 256
@@ -110,7 +102,7 @@ const rangeRows = 256
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
-// The stages QK and Softmax compute the keys that the rows see, at most 256 rows and 64 MiB
+// The stages QK and Softmax compute the keys that the rows see, at most 256 rows and 16 MiB
 // at a time (at least one row). Memory therefore does not grow with the range. f must not keep
 // the slice. Errors as for [Device.Attention], and ErrShape for a range that is empty or
 // exceeds the operands.
@@ -123,7 +115,7 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 	if err != nil {
 		return err
 	}
-	s.most, s.rows, s.narrow = rangeChunk/4, rangeRows, true
+	s.rows, s.narrow = rangeRows, true
 	box := view.Box{Lo: [4]int{r.Batch, r.Head, r.Rows[0], r.Keys[0]}, Hi: [4]int{r.Batch + 1, r.Head + 1, r.Rows[1], r.Keys[1]}}
 	for axis, n := range view.Whole(s.dims).Hi {
 		if box.Lo[axis] < 0 || box.Lo[axis] >= box.Hi[axis] || box.Hi[axis] > n {
@@ -143,7 +135,6 @@ type weightScan struct {
 	dims    Dims
 	q, k    Tensor
 	problem problem
-	most    int  // weights of a chunk
 	rows    int  // of a head in a chunk, at most
 	narrow  bool // compute only the keys between the first and the last that rows of the chunk see
 }
@@ -155,7 +146,7 @@ func (d *Device) weightScan(q, k Tensor, opt *Options) (*weightScan, error) {
 		return nil, err
 	}
 	p, err := opt.stage(dims)
-	return &weightScan{dev: d, dims: dims, q: q, k: k, problem: p}, err
+	return &weightScan{dev: d, dims: dims, q: q, k: k, problem: p, rows: math.MaxInt}, err
 }
 
 // scan calls f with the weights of box, a chunk x of consecutive rows of one batch at a time: w has
@@ -167,7 +158,7 @@ func (s *weightScan) scan(ctx context.Context, box view.Box, f func(x region, w 
 			x.Lo[axis], x.Hi[axis] = max(x.Lo[axis], box.Lo[axis]), min(x.Hi[axis], box.Hi[axis])
 		}
 		share := s.dims.Heads / s.dims.KVHeads
-		most := s.most / x.Len(Dim) // rows of a head
+		most := weightChunk / x.Len(Dim) // rows of a head
 		heads := max(1, min(x.Len(Heads), most/share*share))
 		rows := min(max(1, most/heads), s.rows)
 		for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
@@ -255,34 +246,6 @@ func (s *weightScan) seen(x region) region {
 	}
 	x.Lo[Dim], x.Hi[Dim] = first+from, first+to
 	return x
-}
-
-// KeepMask returns the weights that dropout keeps in a call of lengths d, as a Bool tensor
-// [B, H, Sq, Sk] in host memory: element (b, h, i, j) is drop.Keeps(b, h, i, j). Zero
-// lengths mean Batch 1, Heads 1 and SeqK as SeqQ; head sizes do not matter.
-//
-// Errors: ErrOption as for Options.Dropout, ErrShape for lengths that are negative, missing
-// or too large, ErrMemory.
-func KeepMask(drop Dropout, d Dims) (Tensor, error) {
-	d = fillDims(d)
-	shape := Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-	if err := drop.Check(); err != nil {
-		return Tensor{}, fmt.Errorf("keep mask: %w", err)
-	}
-	if shape.Elements() < 1 {
-		return Tensor{}, fmt.Errorf("keep mask: shape %v: every length must be at least 1, and the product must fit: %w", shape, ErrShape)
-	}
-	keep, err := backend.Make[bool](shape.Elements())
-	if err != nil {
-		return Tensor{}, fmt.Errorf("keep mask: %w", err)
-	}
-	inParallel(d.Batch*d.Heads*d.SeqQ, func(n int) {
-		row := keep[n*d.SeqK:][:d.SeqK]
-		for j := range row {
-			row[j] = drop.Keeps(n/d.SeqQ/d.Heads, n/d.SeqQ%d.Heads, n%d.SeqQ, j)
-		}
-	})
-	return HostBool(keep, shape)
 }
 
 // inParallel calls f once for each of 0 to n-1, on GOMAXPROCS goroutines.

@@ -70,11 +70,12 @@ func TestTopWeightsInChunks(t *testing.T) {
 				want.Keys, want.Weights = append(want.Keys, key), append(want.Weights, row[j])
 			}
 		}
-		for _, chunk := range []int{1, 4 * sk * 3, 4 * sk * h * 9, topChunk} {
-			opt.Weights = false
-			got := must.Get(dev.topWeights(t.Context(), q, k, n, &opt, chunk))(t)
+		for _, chunk := range []int{1, sk * 3, sk * h * 9, weightChunk} {
+			defer func(was int) { weightChunk = was }(weightChunk)
+			weightChunk, opt.Weights = chunk, false
+			got := must.Get(dev.TopWeights(t.Context(), q, k, n, opt))(t)
 			if !slices.Equal(got.Keys, want.Keys) || !slices.Equal(got.Weights, want.Weights) {
-				t.Errorf("%s, %d bytes at a time: keys %v..., should be %v...", name, chunk, got.Keys[:4*n], want.Keys[:4*n])
+				t.Errorf("%s, %d weights at a time: keys %v..., should be %v...", name, chunk, got.Keys[:4*n], want.Keys[:4*n])
 			}
 		}
 	}
@@ -97,29 +98,6 @@ func TestTopWeightsRefuses(t *testing.T) {
 	cancel()
 	if _, err := dev.TopWeights(dead, q, k, 3, Options{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, should be %v", err, context.Canceled)
-	}
-}
-
-// TestKeepMask: the mask equals Keeps, for any first row.
-func TestKeepMask(t *testing.T) {
-	d := Dims{Batch: 2, Heads: 3, SeqQ: 11, SeqK: 5}
-	for _, drop := range []Dropout{{}, {P: 0.3, Seed: 1 << 50}, {P: 0.8, Seed: 7, First: [4]int{3, 1, 6, 1000}}} {
-		m := must.Get(KeepMask(drop, d))(t)
-		keep, err := m.Bools()
-		if err != nil || m.Shape() != (Shape{2, 3, 11, 5}) {
-			t.Fatal(m.Shape(), err)
-		}
-		for n, got := range keep {
-			if want := drop.Keeps(n/165, n/55%3, n/5%11, n%5); got != want {
-				t.Fatalf("%+v: element %d is %t, should be %t", drop, n, got, want)
-			}
-		}
-	}
-	if _, err := KeepMask(Dropout{P: 1}, d); !errors.Is(err, ErrOption) {
-		t.Errorf("P 1: error is %v, should be %v", err, ErrOption)
-	}
-	if _, err := KeepMask(Dropout{}, Dims{SeqQ: 3, SeqK: -1}); !errors.Is(err, ErrShape) {
-		t.Errorf("-1 keys: error is %v, should be %v", err, ErrShape)
 	}
 }
 

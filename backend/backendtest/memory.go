@@ -228,8 +228,6 @@ func (x *worker) slices() {
 	data := drawn(x.rng, backend.Shape{1, 1, n, memoryDim}, backend.F32).data
 	x.out = try(x.dev.AttentionFloat32(x.ctx, kernels.Dims{SeqQ: n, Dim: memoryDim}, kernels.BHSD, data, data, data, kernels.Options{}))
 	x.yield(x.tensor(x.dtype, backend.Shape{1, 1, n, memoryDim})) // where the slices are no Q8
-	keep := try(kernels.KeepMask(backend.Dropout{P: 0.5}, kernels.Dims{SeqQ: n}))
-	keep.Release()
 }
 
 func (x *worker) scores() {

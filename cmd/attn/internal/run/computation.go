@@ -159,9 +159,17 @@ func (r *computation) writePairs(ctx context.Context) error {
 		}
 	}
 	if r.KeepMask != "" {
-		keep, err := kernels.KeepMask(r.Options.Dropout, d)
+		keep, err := kernels.AllocHost(kernels.Bool, kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 		if err != nil {
 			return err
+		}
+		kept, err := keep.Bools()
+		if err != nil {
+			return err
+		}
+		for n := range kept {
+			i := n / d.SeqK
+			kept[n] = r.Options.Dropout.Keeps(i/d.SeqQ/d.Heads, i/d.SeqQ%d.Heads, i%d.SeqQ, n%d.SeqK)
 		}
 		return r.write(ctx, "keep-mask", keep, r.pairs())
 	}
