@@ -42,14 +42,14 @@ type Read func(ctx context.Context, t backend.Tensor) ([]float32, error)
 // Results compares random rows of the outputs of subs, into which a call of lengths d is divided,
 // and of its weights unless they are the zero backend.Tensor.
 func Results(ctx context.Context, read Read, d backend.Dims, subs []Sub, weights backend.Tensor, of Sample) (Report, error) {
-	k := checker{read: read, weights: weights, heads: map[headIndex]headData{}}
+	k := checker{read: read, heads: map[headIndex]headData{}}
 	rows, err := of.draw(d)
 	if err != nil {
 		return Report{}, fmt.Errorf("CheckOptions.Rows is %d: %w", of.Rows, err)
 	}
 	for _, at := range rows {
 		n := slices.IndexFunc(subs, func(s Sub) bool { return s.HasRow(at) })
-		if err := k.row(ctx, &subs[n], n, at); err != nil {
+		if err := k.row(ctx, &subs[n], n, weights, at); err != nil {
 			return Report{}, err
 		}
 	}
@@ -101,10 +101,9 @@ func (o Sample) draw(d backend.Dims) ([]rowIndex, error) {
 
 // checker compares rows with the oracle.
 type checker struct {
-	read    Read
-	weights backend.Tensor // of the call, or the zero backend.Tensor
-	heads   map[headIndex]headData
-	worst   oracle.Worst
+	read  Read
+	heads map[headIndex]headData
+	worst oracle.Worst
 }
 
 // headIndex is a batch and a kv head of a subcall.
@@ -113,8 +112,9 @@ type headIndex struct{ sub, b, h int }
 // headData are the keys and values of a head.
 type headData struct{ k, v []float32 }
 
-// row compares row of, an index in the call, which subcall s with number n computes.
-func (k *checker) row(ctx context.Context, s *Sub, n int, of rowIndex) error {
+// row compares row of, an index in the call, which subcall s with number n computes. weights are those
+// of the call.
+func (k *checker) row(ctx context.Context, s *Sub, n int, weights backend.Tensor, of rowIndex) error {
 	at := s.within(of)
 	row, err := k.reference(ctx, s.Call, n, at)
 	if err != nil {
@@ -124,33 +124,37 @@ func (k *checker) row(ctx context.Context, s *Sub, n int, of rowIndex) error {
 	if err := backend.CheckMemory(16 * int64(len(row.K)/max(len(row.Q), 1))); err != nil {
 		return err
 	}
-	ref := oracle.Solve(row)
-	see := func(name string, t backend.Tensor, at rowIndex, refs []float64, bound func(i int) float64) error {
-		if t.IsZero() {
-			return nil
-		}
-		got, err := k.download(ctx, t, at, 1)
-		if err != nil {
-			return err
-		}
-		for i, g := range got {
-			k.worst.See(float64(g), refs[i], bound(i), func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, of[0], of[1], of[2], i) })
-		}
-		return nil
+	a := oracle.Solve(row)
+	err = k.see(ctx, "o", s.O, at, of, func(i int) (ref, bound float64) { return a.O[i], a.OBound[i] })
+	if err == nil {
+		err = k.see(ctx, "lse", s.LSE, at, of, func(int) (ref, bound float64) { return a.LSE, a.LSEBound })
 	}
-	if err := see("o", s.O, at, ref.O, func(i int) float64 { return ref.OBound[i] }); err != nil {
-		return err
-	}
-	if err := see("lse", s.LSE, at, []float64{ref.LSE}, func(int) float64 { return ref.LSEBound }); err != nil {
-		return err
-	}
-	// Weights of keys outside of the subcall are 0.
-	weights, err := backend.Make[float64](k.weights.Shape()[backend.Dim])
 	if err != nil {
 		return err
 	}
-	copy(weights[min(s.Lo[backend.Dim], len(weights)):], ref.Weights)
-	return see("weights", k.weights, of, weights, func(i int) float64 { return ref.WeightBound*weights[i] + 0x1p-125 })
+	return k.see(ctx, "weights", weights, of, of, func(i int) (ref, bound float64) {
+		if j := i - s.Lo[backend.Dim]; j >= 0 && j < len(a.Weights) { // other keys are outside of the subcall
+			ref = a.Weights[j]
+		}
+		return ref, a.WeightBound*ref + 0x1p-125
+	})
+}
+
+// see compares row at of t, row of in the call, with references and their bounds, unless t is the zero
+// Tensor. An element with a negative bound is not compared.
+func (k *checker) see(ctx context.Context, name string, t backend.Tensor, at, of rowIndex, reference func(i int) (ref, bound float64)) error {
+	if t.IsZero() {
+		return nil
+	}
+	got, err := k.download(ctx, t, at, 1)
+	for i, x := range got {
+		ref, bound := reference(i)
+		if bound < 0 {
+			continue
+		}
+		k.worst.See(float64(x), ref, bound, func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, of[0], of[1], of[2], i) })
+	}
+	return err
 }
 
 // reference downloads the inputs of row at of c, which is subcall n.
@@ -340,7 +344,7 @@ func (k *checker) queryGradient(ctx context.Context, d backend.Dims, subs []Sub,
 		if err != nil {
 			return err
 		}
-		oracle.Differentiate(row, loss.dO, loss.dLSE[0], oracle.RowGradients{DQ: sums})
+		oracle.Differentiate(row, loss.o, loss.lse[0], oracle.RowGradients{DQ: sums})
 	}
 	return k.seeGradient(ctx, "dq", dq, of, sums)
 }
@@ -367,17 +371,13 @@ func (k *checker) keyGradients(ctx context.Context, d backend.Dims, subs []Sub, 
 			if err != nil {
 				return err
 			}
-			o, err := k.download(ctx, s.O, at, rows)
-			if err != nil {
-				return err
-			}
-			lse, err := k.download(ctx, s.LSE, at, rows)
+			result, err := k.loss(ctx, &backend.Gradients{DO: s.O, DLSE: s.LSE}, at, rows)
 			if err != nil {
 				return err
 			}
 			cols := d.ValueDim
 			for i := range rows {
-				oracle.DifferentiatePart(p.row(i), o[i*cols:][:cols], lse[i], loss.dO[i*cols:][:cols], loss.dLSE[i], oracle.RowGradients{DK: dK, DV: dV})
+				oracle.DifferentiatePart(p.row(i), result.o[i*cols:][:cols], result.lse[i], loss.o[i*cols:][:cols], loss.lse[i], oracle.RowGradients{DK: dK, DV: dV})
 			}
 		}
 	}
@@ -387,35 +387,28 @@ func (k *checker) keyGradients(ctx context.Context, d backend.Dims, subs []Sub, 
 	return k.seeGradient(ctx, "dv", dv, of, dV)
 }
 
-// loss are the gradients of a loss with respect to the results of some rows.
-type loss struct{ dO, dLSE []float32 }
+// results are the o and lse of some rows, or their gradients.
+type results struct{ o, lse []float32 }
 
-// loss downloads those of n rows from at on.
-func (k *checker) loss(ctx context.Context, g *backend.Gradients, at rowIndex, n int) (l loss, err error) {
-	if l.dO, err = k.download(ctx, g.DO, at, n); err != nil {
+// loss downloads the gradients of the results of n rows from at on.
+func (k *checker) loss(ctx context.Context, g *backend.Gradients, at rowIndex, n int) (l results, err error) {
+	if l.o, err = k.download(ctx, g.DO, at, n); err != nil {
 		return l, err
 	}
 	if g.DLSE.IsZero() {
-		l.dLSE = make([]float32, n)
+		l.lse = make([]float32, n)
 		return l, nil
 	}
-	l.dLSE, err = k.download(ctx, g.DLSE, at, n)
+	l.lse, err = k.download(ctx, g.DLSE, at, n)
 	return l, err
 }
 
-// seeGradient compares row at of a gradient, unless it is the zero backend.Tensor.
+// seeGradient compares row at of a gradient, unless it is the zero Tensor.
 func (k *checker) seeGradient(ctx context.Context, name string, t backend.Tensor, at rowIndex, sums []oracle.Sum) error {
-	if t.IsZero() {
-		return nil
-	}
-	got, err := k.download(ctx, t, at, 1)
-	if err != nil {
-		return err
-	}
-	for i, x := range got {
-		if ref := &sums[i]; ref.Value == ref.Value { // NaN is unspecified
-			k.worst.See(float64(x), ref.Value, ref.Bound(t.DType()), func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, at[0], at[1], at[2], i) })
+	return k.see(ctx, name, t, at, at, func(i int) (ref, bound float64) {
+		if x := &sums[i]; x.Value == x.Value {
+			return x.Value, x.Bound(t.DType())
 		}
-	}
-	return nil
+		return 0, -1 // NaN is unspecified
+	})
 }
