@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // appendPlan is an append before anything is written: the copies to make and the state of the
@@ -241,19 +242,9 @@ func (p *pool) compact(ctx context.Context, seqs []*placement) error {
 }
 
 // copyPlanned makes moves and then writes from k and v, in one call of the device.
-func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k, v kernels.Tensor) (err error) {
+func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k, v kernels.Tensor) error {
 	a := &p.next
 	a.dst, a.src = a.dst[:0], a.src[:0]
-	// block returns rows [lo, lo+n) of batches [b, b+batch) of t.
-	block := func(t kernels.Tensor, b, batch, lo, n int) kernels.Tensor {
-		if err == nil {
-			t, err = t.Slice(kernels.Batch, b, b+batch)
-		}
-		if err == nil {
-			t, err = t.Slice(kernels.Seq, lo, lo+n)
-		}
-		return t
-	}
 	for _, m := range moves {
 		if m.n == 0 {
 			continue
@@ -262,10 +253,7 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 			// Heads one by one: the rows of one lie between those of another, which the
 			// device would take for an overlap.
 			for h := range p.config.KVHeads {
-				head := t
-				if err == nil {
-					head, err = t.Slice(kernels.Heads, h, h+1)
-				}
+				head := view.Slice(t, kernels.Heads, h, h+1)
 				a.dst = append(a.dst, block(head, int(m.to), 1, 0, m.n))
 				a.src = append(a.src, block(head, int(m.from), 1, m.lo, m.n))
 			}
@@ -277,13 +265,18 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 			a.src = append(a.src, block(t[1], w.b, w.batch, w.from, w.n))
 		}
 	}
-	if err != nil || len(a.dst) == 0 {
-		return err
+	if len(a.dst) == 0 {
+		return nil
 	}
-	err = p.dev.Copy(ctx, a.dst, a.src)
+	err := p.dev.Copy(ctx, a.dst, a.src)
 	clear(a.dst) // so that they do not keep the caller's memory alive
 	clear(a.src)
 	return err
+}
+
+// block returns rows [lo, lo+n) of batches [b, b+batch) of t.
+func block(t kernels.Tensor, b, batch, lo, n int) kernels.Tensor {
+	return view.Slice(view.Slice(t, kernels.Batch, b, b+batch), kernels.Seq, lo, lo+n)
 }
 
 // commit makes the tokens that were written part of the sequences.

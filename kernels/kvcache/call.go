@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // CallOptions are the options of an attention call to a cache. The zero value is causal
@@ -211,11 +212,6 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q kernels.T
 	if tokens == 0 {
 		return fmt.Errorf("the cache is empty, append keys first: %w", kernels.ErrShape)
 	}
-	for b, n := range opt.Offset {
-		if n < -maxLength || n > maxLength {
-			return fmt.Errorf("offset[%d] is %d, it must lie within ±%d: %w", b, n, maxLength, kernels.ErrOption)
-		}
-	}
 	for b, r := range seqs {
 		n := s.count[b]
 		from := r.n - n // position of the first row of q
@@ -246,12 +242,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q kernels.T
 		s.pages.Keys = keys
 		s.opt.Pages = &s.pages
 	} else {
-		if s.k, err = p.k.Slice(kernels.Seq, 0, keys); err != nil {
-			return err
-		}
-		if s.v, err = p.v.Slice(kernels.Seq, 0, keys); err != nil {
-			return err
-		}
+		s.k, s.v = view.Slice(p.k, kernels.Seq, 0, keys), view.Slice(p.v, kernels.Seq, 0, keys)
 	}
 	s.q, err = p.rotate(ctx, "q", q, q.DType(), s.from, &s.rotated)
 	return err

@@ -64,13 +64,11 @@ func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged
 	if err := p.alloc(ctx, c.Pages); err != nil {
 		return nil, err
 	}
-	if p.refs, err = kernels.Make[int32](c.Pages); err == nil {
-		p.free, err = kernels.Make[int32](c.Pages)
-	}
-	if err != nil {
+	if err := kernels.CheckMemory(8 * int64(c.Pages)); err != nil {
 		p.release()
 		return nil, err
 	}
+	p.refs, p.free = make([]int32, c.Pages), make([]int32, c.Pages)
 	for i := range p.free {
 		p.free[i] = int32(c.Pages - 1 - i)
 	}

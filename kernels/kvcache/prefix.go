@@ -43,12 +43,12 @@ func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pag
 	if !out.LSE.IsZero() && out.LSE.DType() != kernels.F32 {
 		return fmt.Errorf("lse is %v, it must be f32: %w", out.LSE.DType(), kernels.ErrDType)
 	}
-	whole, held, err := p.partial(ctx, s.q.Shape(), out)
+	whole, err := p.partial(ctx, s.q.Shape())
 	if err != nil {
 		return err
 	}
-	defer held.Release()
-	begin, _, err := p.partial(ctx, s.q.Shape(), kernels.Result{})
+	defer whole.Release()
+	begin, err := p.partial(ctx, s.q.Shape())
 	if err != nil {
 		return err
 	}
@@ -63,10 +63,11 @@ func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pag
 	if err := p.dev.Merge(ctx, whole, begin); err != nil {
 		return err
 	}
-	if held.O.IsZero() {
-		return nil
+	dst, src := []kernels.Tensor{out.O, out.LSE}, []kernels.Tensor{whole.O, whole.LSE}
+	if out.LSE.IsZero() {
+		dst, src = dst[:1], src[:1]
 	}
-	return p.dev.Copy(ctx, []kernels.Tensor{out.O}, []kernels.Tensor{whole.O})
+	return p.dev.Copy(ctx, dst, src)
 }
 
 // prefix attends from all rows of s to its first keys. Row i of all sequences is one call.
@@ -74,17 +75,9 @@ func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, keys int
 	opt := kernels.Options{Scale: s.opt.Scale, Softcap: s.opt.Softcap, Pages: &kernels.Pages{Table: s.pages.Table[:1], Keys: keys}}
 	var call *kernels.Call
 	for i := range s.q.Shape()[kernels.Seq] {
-		q, err := acrossBatches(s.q, i)
-		if err != nil {
-			return err
-		}
-		var row kernels.Result
-		if row.O, err = acrossBatches(out.O, i); err != nil {
-			return err
-		}
-		if row.LSE, err = acrossBatches(out.LSE, i); err != nil {
-			return err
-		}
+		q := acrossBatches(s.q, i)
+		row := kernels.Result{O: acrossBatches(out.O, i), LSE: acrossBatches(out.LSE, i)}
+		var err error
 		if call == nil {
 			call, err = p.dev.Prepare(q, s.k, s.v, opt)
 		} else {
@@ -119,28 +112,22 @@ func (p *pool) afterPrefix(ctx context.Context, s *step, out kernels.Result, pag
 	return call.RunInto(ctx, out)
 }
 
-// partial returns a result in F32 for rows of shape, which can be merged: out's tensors
-// where they are F32, else new ones, which held has too.
-func (p *pool) partial(ctx context.Context, shape kernels.Shape, out kernels.Result) (r, held kernels.Result, err error) {
-	r = kernels.Result{O: out.O, LSE: out.LSE}
-	alloc := func(t, held *kernels.Tensor, dim int) {
-		if err != nil || !t.IsZero() && t.DType() == kernels.F32 {
-			return
-		}
-		shape[kernels.Dim] = dim
-		*held, err = p.dev.Alloc(ctx, kernels.F32, shape)
-		*t = *held
+// partial returns a new result in F32 for rows of shape, which can be merged.
+func (p *pool) partial(ctx context.Context, shape kernels.Shape) (r kernels.Result, err error) {
+	shape[kernels.Dim] = p.config.ValueDim
+	if r.O, err = p.dev.Alloc(ctx, kernels.F32, shape); err == nil {
+		shape[kernels.Dim] = 1
+		r.LSE, err = p.dev.Alloc(ctx, kernels.F32, shape)
 	}
-	alloc(&r.O, &held.O, p.config.ValueDim)
-	alloc(&r.LSE, &held.LSE, 1)
 	if err != nil {
-		held.Release()
+		r.Release()
 	}
-	return r, held, err
+	return r, err
 }
 
 // acrossBatches returns row i of each batch of t as the rows of one batch.
-func acrossBatches(t kernels.Tensor, i int) (kernels.Tensor, error) {
+func acrossBatches(t kernels.Tensor, i int) kernels.Tensor {
 	n, by := t.Shape(), t.Strides()
-	return t.View(kernels.Shape{1, n[1], n[0], n[3]}, kernels.Strides{0, by[1], by[0], by[3]}, i*by[2])
+	v, _ := t.View(kernels.Shape{1, n[1], n[0], n[3]}, kernels.Strides{0, by[1], by[0], by[3]}, i*by[2]) // elements of t
+	return v
 }

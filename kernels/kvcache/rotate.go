@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Rotary is a rotary position embedding, such as nn.RoPE.
@@ -91,7 +92,8 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 		return err
 	}
 	a, err := p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions)
-	if err != nil || a.Cos.Shape()[kernels.Seq] != tableTokens || a.Sin.Shape()[kernels.Seq] != tableTokens {
+	cos, sin := a.Cos.Shape(), a.Sin.Shape()
+	if err != nil || cos != sin || cos[kernels.Seq] != tableTokens || cos[kernels.Batch] != len(first) {
 		a.Release()
 		if errors.Is(err, kernels.ErrMemory) {
 			return err
@@ -138,29 +140,23 @@ func (p *pool) rotate(ctx context.Context, name string, x kernels.Tensor, dtype 
 
 // rotateByTable rotates x by the angles of the table, sequences with the same rows of it
 // together.
-func (p *pool) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []int) (err error) {
+func (p *pool) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []int) error {
 	t, n := &p.angles, x.Shape()[kernels.Seq]
-	slice := func(x kernels.Tensor, axis, lo, hi int) kernels.Tensor {
-		if err == nil {
-			x, err = x.Slice(axis, lo, hi)
-		}
-		return x
-	}
-	for b, end := 0, 0; b < len(from) && err == nil; b = end {
+	for b, end := 0, 0; b < len(from); b = end {
 		row := t.row(b, from[b])
 		for end = b + 1; end < len(from) && t.row(end, from[end]) == row; end++ {
 		}
 		a := t.Angles
-		a.Cos, a.Sin = slice(a.Cos, kernels.Seq, row, row+n), slice(a.Sin, kernels.Seq, row, row+n)
-		if len(t.from) > 1 {
-			a.Cos, a.Sin = slice(a.Cos, kernels.Batch, b, end), slice(a.Sin, kernels.Batch, b, end)
+		first, last := b, end
+		if len(t.from) == 1 {
+			first, last = 0, 1
 		}
-		dst, src := slice(y, kernels.Batch, b, end), slice(x, kernels.Batch, b, end)
-		if err == nil {
-			err = p.dev.Rotate(ctx, dst, src, a)
+		a.Cos, a.Sin = block(a.Cos, first, last-first, row, n), block(a.Sin, first, last-first, row, n)
+		if err := p.dev.Rotate(ctx, view.Slice(y, kernels.Batch, b, end), view.Slice(x, kernels.Batch, b, end), a); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // releaseRotated releases memory of rotate, unless it is that of a step in host memory: a

@@ -67,14 +67,10 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 	if shape.Elements() < 0 {
 		return a, fmt.Errorf("%d batches of %d positions for %d pairs are too many: %w", len(positions), seq, pairs, kernels.ErrShape)
 	}
-	cos, err := kernels.Make[float32](shape.Elements())
-	if err != nil {
+	if err := kernels.CheckMemory(8 * int64(shape.Elements())); err != nil {
 		return a, err
 	}
-	sin, err := kernels.Make[float32](shape.Elements())
-	if err != nil {
-		return a, err
-	}
+	cos, sin := make([]float32, shape.Elements()), make([]float32, shape.Elements())
 	at := 0
 	for b, ids := range positions {
 		if len(ids) != seq {
