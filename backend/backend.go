@@ -13,15 +13,7 @@
 // [LaunchMeter] and [MemoryMeter] measure. A [Trace] in a context observes
 // calls.
 //
-// A program chooses its backends by importing them, and opens one through package kernels:
-//
-//	import (
-//		_ "github.com/seed90331342/attn/cpu"
-//		_ "github.com/seed90331342/attn/gpu"
-//		"github.com/seed90331342/attn/kernels"
-//	)
-//
-//	dev, err := kernels.Open("auto")
+// A program chooses its backends by importing them, and opens one with Open of package kernels.
 //
 // The methods of a Backend expect operands that package kernels has validated. They check
 // ownership, release and overlap, which can change at any time ([Pinned.Pin]).
@@ -127,8 +119,7 @@ type Projector interface {
 // Rotator is implemented by backends that rotate pairs of elements, as rotary position
 // embedding does (Su et al. 2021, RoFormer), in place or from one tensor to another.
 type Rotator interface {
-	// Rotate rotates R/2 pairs (a, b) of elements of each row by angles, given as
-	// cosines and sines, and copies the elements from R on:
+	// Rotate rotates R/2 pairs (a, b) of elements of each row and copies the elements from R on:
 	//
 	//	y_a = x_a·cos_i - x_b·sin_i    y_b = x_a·sin_i + x_b·cos_i
 	//
@@ -180,13 +171,9 @@ type Merger interface {
 type ScorePoint int
 
 const (
-	// Scaled scores are Scale·q·k.
-	Scaled ScorePoint = iota
-	// Capped scores are scaled and softcapped.
-	Capped
-	// Biased scores have all biases added, and -Inf for hidden keys: the input of the
-	// softmax. Sinks and Dropout come later.
-	Biased
+	Scaled ScorePoint = iota // Scale·q·k
+	Capped                   // scaled and softcapped
+	Biased                   // with all biases, and -Inf for hidden keys: the input of the softmax, before Sinks and Dropout
 )
 
 // Scorer is implemented by backends that return scores.

@@ -11,14 +11,10 @@ import (
 type DType uint8
 
 const (
-	// F32 is IEEE 754 binary32.
-	F32 DType = iota
-	// F16 is IEEE 754 binary16, stored as its bits.
-	F16
-	// BF16 is the upper half of a binary32, stored as its bits.
-	BF16
-	// Bool is one byte per element, 0 or 1, for masks. True means visible.
-	Bool
+	F32  DType = iota // IEEE 754 binary32
+	F16               // IEEE 754 binary16, stored as its bits
+	BF16              // the upper half of a binary32, stored as its bits
+	Bool              // one byte per element, 0 or 1, for masks; true means visible
 	// Q8 is one signed byte per element and one float32 scale per row of D elements, in
 	// the 4 bytes before the row: x = scale·integer. Only keys and values have it. D is a
 	// multiple of 4; strides and offsets are in bytes and multiples of 4. The offset is

@@ -20,24 +20,14 @@ type Partial struct {
 // Signature describes c without the contents of its operands: a [Partial] of a call with
 // another signature cannot be continued.
 func (c *Call) Signature() string {
-	s := fmt.Sprintf("%+v of %v, keys and values %v, to %v, lse %t, mask %t, bias %t, scale %v, softcap %v, visible %+v", c.Dims(), c.Q.DType(), c.K.DType(), c.O.DType(),
-		!c.LSE.IsZero(), !c.Mask.IsZero(), !c.Bias.IsZero(), c.Scale, c.Softcap, c.Visible)
-	for _, o := range []struct {
-		is   bool
-		text string
-	}{
-		{c.Pages != nil, fmt.Sprintf("pages of %d", c.K.Shape()[Seq])},
-		{c.Slopes != nil, fmt.Sprintf("slopes %v", c.Slopes)},
-		{!c.Relative.IsZero(), "relative"},
-		{!c.Blocks.IsZero(), fmt.Sprintf("blocks of %d by %d", c.BlockQ, c.BlockK)},
-		{c.Sinks != nil, fmt.Sprintf("sinks %v", c.Sinks)},
-		{c.Dropout.P > 0, fmt.Sprintf("dropout %+v", c.Dropout)},
-	} {
-		if o.is {
-			s += ", " + o.text
-		}
+	page := 0
+	if c.Pages != nil {
+		page = c.K.Shape()[Seq]
 	}
-	return s
+	return fmt.Sprintf("%+v of %v, keys and values %v, pages of %d, to %v, lse %t, mask %t, bias %t, relative %t, blocks %t of %d by %d, "+
+		"scale %v, softcap %v, visible %+v, slopes %v, sinks %v, dropout %+v",
+		c.Dims(), c.Q.DType(), c.K.DType(), page, c.O.DType(), !c.LSE.IsZero(), !c.Mask.IsZero(), !c.Bias.IsZero(), !c.Relative.IsZero(),
+		!c.Blocks.IsZero(), c.BlockQ, c.BlockK, c.Scale, c.Softcap, c.Visible, c.Slopes, c.Sinks, c.Dropout)
 }
 
 // Rows are query rows of some batches and heads: Lo <= index < Hi along [Batch],

@@ -100,8 +100,7 @@ func Meta(dtype DType, shape Shape) (Tensor, error) { return NewTensor(nil, dtyp
 // when data does not have exactly the elements of shape.
 func HostF32(data []float32, shape Shape) (Tensor, error) { return hostTensor(data, F32, shape) }
 
-// HostBits returns data, the bits of F16 or BF16 numbers, as a tensor in host memory, without
-// copying it. It returns ErrDType for another dtype and ErrShape as HostF32.
+// HostBits is HostF32 for the bits of F16 or BF16 numbers. It returns ErrDType for another dtype.
 func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 	if dtype != F16 && dtype != BF16 {
 		return Tensor{}, fmt.Errorf("16-bit data cannot be %v, only f16 or bf16: %w", dtype, ErrDType)
@@ -109,12 +108,10 @@ func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 	return hostTensor(data, dtype, shape)
 }
 
-// HostBool returns data as a mask in host memory, without copying it; true means visible. It
-// returns ErrShape as HostF32.
+// HostBool is HostF32 for a mask; true means visible.
 func HostBool(data []bool, shape Shape) (Tensor, error) { return hostTensor(data, Bool, shape) }
 
-// HostQ8 returns data, rows in the format of [QuantiseQ8], as a tensor in host memory, without
-// copying it. It returns ErrShape when data does not have exactly the rows of shape.
+// HostQ8 is HostF32 for rows in the format of [QuantiseQ8].
 func HostQ8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q8, shape) }
 
 func hostTensor[T float32 | uint16 | bool | byte](data []T, dtype DType, shape Shape) (Tensor, error) {

@@ -50,18 +50,15 @@ const (
 // data does not have exactly the elements of shape.
 func HostF32(data []float32, shape Shape) (Tensor, error) { return backend.HostF32(data, shape) }
 
-// HostBits returns data, the bits of F16 or BF16 numbers, as a tensor in host memory, without
-// copying it. It returns ErrDType for another dtype and ErrShape as HostF32.
+// HostBits is [HostF32] for the bits of F16 or BF16 numbers. It returns ErrDType for another dtype.
 func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 	return backend.HostBits(data, dtype, shape)
 }
 
-// HostBool returns data as a mask in host memory, without copying it; true means visible. It
-// returns ErrShape as HostF32.
+// HostBool is [HostF32] for a mask; true means visible.
 func HostBool(data []bool, shape Shape) (Tensor, error) { return backend.HostBool(data, shape) }
 
-// HostQ8 returns data, rows in the format of [QuantiseQ8], as a tensor in host memory, without
-// copying it. It returns ErrShape when data does not have exactly the rows of shape.
+// HostQ8 is [HostF32] for rows in the format of [QuantiseQ8].
 func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.HostQ8(data, shape) }
 
 // AllocHost returns a contiguous tensor of zeros in host memory. It returns ErrShape for a shape
