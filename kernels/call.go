@@ -199,9 +199,6 @@ func (c *Call) bindOutputs(out Result) {
 // unbindOutputs drops the outputs and the Partial of a run, so that c does not keep their memory
 // reachable.
 func (c *Call) unbindOutputs() {
-	if c == nil {
-		return
-	}
 	for i := range c.subs {
 		c.subs[i].O, c.subs[i].LSE, c.subs[i].Resume = Tensor{}, Tensor{}, nil
 	}
@@ -249,10 +246,9 @@ func (c *Call) Rebind(q, k, v Tensor) (err error) {
 	return nil
 }
 
-// Reset prepares c for another call in place, for example for each step of decoding over a
-// growing cache. It validates everything again. It does not allocate without packed sequences, a
-// prefix, segments, an Offset of several batches, and a Mask or Bias with fewer keys. Errors as
-// for [Device.Prepare]. After an error c can only be Reset.
+// Reset prepares c for another call in place, for example for each step of decoding over a growing
+// cache. It validates everything again. Calls that are not divided do not allocate. Errors as for
+// [Device.Prepare]. After an error c can only be Reset.
 func (c *Call) Reset(q, k, v Tensor, opt Options) error {
 	if c == nil {
 		return c.ready()
@@ -338,10 +334,10 @@ func (c *Call) Resume(ctx context.Context, out Result, from *Partial) error {
 // run computes the call into out, and continues from a Partial unless that is nil.
 func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 	defer op.Annotate(&err, "attention")
-	defer c.unbindOutputs()
 	if err := c.checkOutputs(out); err != nil {
 		return err
 	}
+	defer c.unbindOutputs()
 	if empty(c.dims) {
 		return c.dev.noKeys(ctx, out.O, out.LSE, c.opt.Sinks)
 	}

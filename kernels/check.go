@@ -11,24 +11,19 @@ import (
 
 // CheckOptions choose the rows that [Call.Check] recomputes.
 type CheckOptions struct {
-	// Rows is the number of random query rows; 0 means 16.
-	Rows int
-	// Seed is the seed of their choice.
-	Seed uint64
+	Rows int    // number of random query rows; 0 means 16
+	Seed uint64 // of their choice
 }
 
 // CheckReport compares a result with float64.
 type CheckReport struct {
-	// Rows is the number of rows that were recomputed: all, if there are fewer than
-	// requested.
-	Rows int
-	// MaxError is |o - ref| of the element that is worst relative to its bound, and
-	// Bound is that bound, which package oracle derives.
+	Rows int // that were recomputed: all, if there are fewer than requested
+	// MaxError is |o - ref| of the element that is worst relative to its bound, and Bound is
+	// that bound, which package oracle derives. Worst describes the element.
 	MaxError, Bound float64
 	// Off is MaxError/Bound; at most 1 is correct. It is +Inf for an element that is
 	// wrongly NaN or wrongly not NaN.
-	Off float64
-	// Worst describes that element.
+	Off   float64
 	Worst string
 }
 
@@ -41,10 +36,10 @@ func (r CheckReport) OK() bool { return r.Off <= 1 }
 // is not an error, see [CheckReport.OK].
 func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report CheckReport, err error) {
 	defer op.Annotate(&err, "check")
-	defer c.unbindOutputs()
 	if err := c.checkOutputs(out); err != nil {
 		return CheckReport{}, err
 	}
+	defer c.unbindOutputs()
 	c.bindOutputs(out)
 	subs := c.checked()
 	if empty(c.dims) { // rows without keys

@@ -62,13 +62,11 @@ func (d *Device) Info() Info { return d.Backend().Info() }
 func (d *Device) Close() error { return d.Backend().Close() }
 
 // SetVerify makes each later run of a call on d recompute a number of random rows in float64, as
-// [Call.Check] does. The run returns ErrVerify when a value differs by more than its error bound.
-// It is for devices and memory that may be defective. 0, the default, turns it off.
+// [Call.Check] does, other rows in each run. The run returns ErrVerify when a value differs by more
+// than its error bound, as on defective devices and memory. 0, the default, turns it off.
 //
-// Each run draws other rows, which depend only on the number of verified runs before it. A row
-// takes Sk·(D+Dv) products in float64 on one core, about 20 ns each: 3 ms for 1,024 keys and
-// D = Dv = 64. The keys and values of its head are downloaded, and the run allocates. Stages,
-// gradients and merges are not verified.
+// A row takes the download of the keys and values of its head, and Sk·(D+Dv) products on one core
+// of about 20 ns each. Stages, gradients and merges are not verified.
 func (d *Device) SetVerify(rows int) {
 	if d != nil {
 		d.verify.Store(int64(max(rows, 0)))
@@ -94,11 +92,10 @@ func (d *Device) Download(ctx context.Context, host, src Tensor) error {
 	return d.on(ctx).Download(ctx, host, src)
 }
 
-// Wait waits until all calls of the device are complete, as measurements need. Programs that
-// download results need not call it. It returns the first error that occurred after a call
-// had returned, unless another call has returned that error.
+// Wait waits until all calls of the device are complete, as measurements need. It returns the first
+// error that occurred after a call had returned and that no other call has returned.
 //
-// On a GPU a call returns when it is submitted. The device runs calls that use its result after
-// it, and calls that return host data wait for it. When the call fails after it has returned, the
-// first call that uses its result returns the error, with the name of the failed call.
+// On a GPU a call returns when it is submitted. Calls that use its result follow it on the device,
+// and those that return host data wait for it. An error of the device is then returned, with the
+// name of the failed call, by the first call that uses its result.
 func (d *Device) Wait(ctx context.Context) error { return d.on(ctx).Wait(ctx) }

@@ -59,14 +59,13 @@ func (g Gradients) Release() {
 //
 //	d.O [B, H, Sq, Dv], F32, F16 or BF16    d.LSE [B, H, Sq, 1] F32, or the zero Tensor for 0
 //
-// result is what Run returned with Options.LSE. It may also be the merged result of calls over
-// disjoint sets of keys (see [Device.Merge]). The gradients are then those of the merged result:
-// those of K and V are complete for the keys of this call, and those of Q are summed over the calls.
+// result is what Run returned with Options.LSE, or the merged result of calls over disjoint sets of
+// keys (see [Device.Merge]). The gradients of K and V are then complete for the keys of this call,
+// and those of Q are summed over the calls.
 //
 // Backward computes the scores again instead of storing them, and needs O(Sq + Sk) memory (Dao
-// et al. 2022, FlashAttention, section 3.1). The same call yields the same bits.
-// Pages and int8 keys have no gradients. With P = exp(s - LSE) and w as in [Options], and
-// keep = 1 without dropout:
+// et al. 2022, FlashAttention, section 3.1). The same call yields the same bits. Pages and int8
+// keys have no gradients. With P = exp(s - LSE), w as in [Options], and keep = 1 without dropout:
 //
 //	dP_ij = keep_ij/(1-Dropout.P) · dO_i·v_j
 //	dS_ij = P_ij · (dP_ij - dO_i·O_i + dLSE_i)        gradient of the biased score

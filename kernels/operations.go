@@ -81,8 +81,7 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) 
 	return p.Project(ctx, y, x, w, bias)
 }
 
-// Angles are rotation angles in device memory, as cosines and sines. Angles of a position
-// embedding come from nn.RoPE; those of any other one can be filled in directly. Layers
+// Angles are rotation angles in device memory, as cosines and sines, for example of nn.RoPE. Layers
 // whose rows have the same positions can share them.
 type Angles struct {
 	// Cos and Sin are [B, H, S, R/2] F32. The first three lengths are those of the
@@ -153,9 +152,9 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 //
 //	r.O, part.O [B, H, Sq, Dv] F32    r.LSE, part.LSE [B, H, Sq, 1] F32
 //
-// Merge is associative up to rounding. The keys of a long sequence can be divided in any way, also
-// over several machines. Where the inputs have 16 bits, give [Call.RunInto] an F32 output, so that
-// the results are not rounded before they are merged. A result with an LSE of -Inf changes nothing.
+// Merge is associative up to rounding: the keys of a long sequence can be divided in any way, also
+// over several machines. [Call.RunInto] with an F32 output rounds nothing before the merge. A result
+// with an LSE of -Inf changes nothing.
 //
 // Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not
 // merge.

@@ -56,12 +56,11 @@ type Options struct {
 	//	1 1 1 0     1 1 1 0
 	//	1 1 1 1     1 1 1 1
 	Prefix []int
-	// QSegments [B or 1][Sq] and KSegments [B or 1][Sk] are segment ids: a row sees only
-	// keys with its own id, such as the documents that are packed into one sequence. The
-	// keys of a segment must be adjacent (otherwise use Mask), and pairs of different
-	// segments are not computed. Positions still count from the first row and key of
-	// the batch. KSegments nil means QSegments. With a BlockMask the keys of a segment
-	// must begin at multiples of BlockSize.
+	// QSegments [B or 1][Sq] and KSegments [B or 1][Sk] are segment ids: a row sees only keys
+	// with its own id, such as those of its document, and no others are computed. The keys of
+	// a segment must be adjacent (otherwise use Mask), and with a BlockMask begin at multiples
+	// of BlockSize. Positions count from the first row and key of the batch. KSegments nil
+	// means QSegments.
 	QSegments, KSegments [][]int32
 
 	// Mask is Bool [B or 1, H or 1, Sq or 1, Sk or 1]; true means that the row may see
@@ -97,8 +96,7 @@ type Options struct {
 	// (FlashAttention's flash_attn_varlen_func, Dao 2023): q, k and v have one batch,
 	// sequence n has the rows CuQ[n] to CuQ[n+1] of q and the keys CuK[n] to CuK[n+1] of
 	// k and v, and sees nothing else. Both begin with 0, never fall and end with Sq and
-	// Sk. CuK nil means CuQ. Memory that lies as [total, H, D] is a tensor of shape
-	// [1, total, H, D], whose Swap(Heads, Seq) is the [1, H, total, D] of a call.
+	// Sk. CuK nil means CuQ. Swap(Heads, Seq) of [1, total, H, D] is the q of a call.
 	//
 	// The other options hold for each sequence as in a call of its own: positions count
 	// from its first row and key; Offset, KLen, Prefix and ALiBi have N in place of B;
@@ -108,8 +106,7 @@ type Options struct {
 	// LSE requests the log-sum-exp of each row's scores (natural logarithm).
 	LSE bool
 	// Weights requests the softmax weights, in B·H·Sq·Sk·4 bytes of memory. The stages QK
-	// and Softmax compute them after the fused kernel, which computes O and LSE as without
-	// Weights.
+	// and Softmax compute them after the fused kernel has computed O and LSE.
 	Weights bool
 }
 
@@ -121,30 +118,23 @@ const Unbounded = backend.Unbounded
 type Window struct{ Left, Right int }
 
 // Align sets the diagonal of a causal mask or a window when there are more keys than
-// queries, or fewer. The names are PyTorch's (torch.nn.attention.bias:
-// causal_upper_left, causal_lower_right). For Sq = 2, Sk = 4 and Causal (1 is visible):
+// queries, or fewer. The names are PyTorch's (torch.nn.attention.bias: causal_upper_left,
+// causal_lower_right). For Causal (1 is visible):
 //
-//	UpperLeft    LowerRight
-//	1 0 0 0      1 1 1 0
-//	1 1 0 0      1 1 1 1
+//	Sq = 2, Sk = 4             Sq = 4, Sk = 2
+//	UpperLeft   LowerRight     UpperLeft   LowerRight
+//	1 0 0 0     1 1 1 0        1 0         0 0
+//	1 1 0 0     1 1 1 1        1 1         0 0
+//	                           1 1         1 0
+//	                           1 1         1 1
 //
-// and for Sq = 4, Sk = 2:
-//
-//	UpperLeft    LowerRight
-//	1 0          0 0
-//	1 1          0 0
-//	1 1          1 0
-//	1 1          1 1
-//
-// FlashAttention (since 2.1) aligns to the lower right, PyTorch's is_causal to the upper
-// left.
+// FlashAttention (since 2.1) aligns to the lower right, PyTorch's is_causal to the upper left.
 type Align int
 
 const (
 	// UpperLeft gives row i the position of key i.
 	UpperLeft Align = iota
-	// LowerRight gives the last row the position of the last key: row i has the position
-	// of key i + Sk - Sq. Sk is the length of the key tensor, whatever KLen is.
+	// LowerRight gives row i the position of key i + Sk - Sq, whatever KLen is.
 	LowerRight
 )
 
@@ -188,10 +178,10 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
 		return p, err
 	}
-	if p.Softcap < 0 {
+	switch c := float64(p.Softcap); {
+	case c < 0:
 		return p, fmt.Errorf("softcap is %v, it must be positive, or 0 for none: %w", o.Softcap, ErrOption)
-	}
-	if math.Abs(float64(p.Scale)) > backend.MaxFactor*float64(p.Softcap) && p.Softcap > 0 {
+	case c > 0 && math.Abs(float64(p.Scale)) > backend.MaxFactor*c:
 		return p, fmt.Errorf("softcap is %v with a scale of %v, it must be at least |scale|/2^60: %w", o.Softcap, p.Scale, ErrOption)
 	}
 	if err := o.checkLengths(d.Batch, d.Heads, "batches"); err != nil {
@@ -283,14 +273,12 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	if vis.Right >= reach {
 		vis.Right = Unbounded
 	}
-	if o.KLen != nil {
-		for b, n := range o.KLen {
-			if n < 0 || n > d.SeqK {
-				return vis, fmt.Errorf("klen[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, d.SeqK, d.SeqK, ErrOption)
-			}
+	for b, n := range o.KLen {
+		if n < 0 || n > d.SeqK {
+			return vis, fmt.Errorf("klen[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, d.SeqK, d.SeqK, ErrOption)
 		}
-		vis.KLen = o.KLen
 	}
+	vis.KLen = o.KLen
 	if len(o.Offset) > 0 && !o.offsetsDiffer() {
 		vis.Offset += o.Offset[0]
 	}
