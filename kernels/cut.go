@@ -3,6 +3,7 @@ package kernels
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
@@ -127,44 +128,43 @@ func (o *Options) segmentIDs(d Dims, keys int) (qs, ks [][]int32, err error) {
 // splitSegments returns a region for each run of rows with one id, over the keys with that id.
 func (x region) splitSegments(p *problem, rows, keys []int32) ([]region, error) {
 	keysOf := make(map[int32][2]int)
-	var err error
-	eachRun(keys[:x.Hi[Dim]], func(id int32, lo, hi int) {
-		if was, ok := keysOf[id]; ok && err == nil {
-			err = fmt.Errorf("segment %d of batch %d has keys %d to %d and again %d to %d, the keys of a segment must be adjacent (otherwise use Mask): %w",
-				id, x.Lo[Batch], was[0], was[1]-1, lo, hi-1, ErrOption)
-		}
-		if !p.Blocks.IsZero() && lo%p.BlockK != 0 && err == nil {
-			err = fmt.Errorf("a segment of batch %d begins at key %d, inside a block of the block mask: segments must begin at multiples of %d (otherwise use Mask): %w",
+	for lo, hi := range runs(keys[:x.Hi[Dim]]) {
+		was, twice := keysOf[keys[lo]]
+		switch {
+		case twice:
+			return nil, fmt.Errorf("segment %d of batch %d has keys %d to %d and again %d to %d, the keys of a segment must be adjacent (otherwise use Mask): %w",
+				keys[lo], x.Lo[Batch], was[0], was[1]-1, lo, hi-1, ErrOption)
+		case !p.Blocks.IsZero() && lo%p.BlockK != 0:
+			return nil, fmt.Errorf("a segment of batch %d begins at key %d, inside a block of the block mask: segments must begin at multiples of %d (otherwise use Mask): %w",
 				x.Lo[Batch], lo, p.BlockK, ErrOption)
 		}
-		keysOf[id] = [2]int{lo, hi}
-	})
-	if err != nil {
-		return nil, err
+		keysOf[keys[lo]] = [2]int{lo, hi}
 	}
 	var all []region
-	eachRun(rows, func(id int32, lo, hi int) {
+	for lo, hi := range runs(rows) {
 		y := x
 		y.Lo[Seq], y.Hi[Seq] = lo, hi
-		if run, ok := keysOf[id]; ok {
-			y.Lo[Dim], y.Hi[Dim] = run[0], run[1]
+		if own, ok := keysOf[rows[lo]]; ok {
+			y.Lo[Dim], y.Hi[Dim] = own[0], own[1]
 		} else { // a call needs a key, even if no row sees it
 			y.Hi[Dim], y.limit = 1, 0
 		}
 		all = append(all, y)
-	})
+	}
 	return all, nil
 }
 
-// eachRun calls f for each run of equal ids.
-func eachRun(ids []int32, f func(id int32, lo, hi int)) {
-	for lo := 0; lo < len(ids); {
-		hi := lo + 1
-		for hi < len(ids) && ids[hi] == ids[lo] {
-			hi++
+// runs yields the bounds of each run of equal ids.
+func runs(ids []int32) iter.Seq2[int, int] {
+	return func(yield func(lo, hi int) bool) {
+		for lo, hi := 0, 1; hi <= len(ids); hi++ {
+			if hi == len(ids) || ids[hi] != ids[lo] {
+				if !yield(lo, hi) {
+					return
+				}
+				lo = hi
+			}
 		}
-		f(ids[lo], lo, hi)
-		lo = hi
 	}
 }
 
