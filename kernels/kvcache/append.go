@@ -102,7 +102,7 @@ func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) (e
 
 // plan plans an append of up to n tokens to each sequence in p.next. It changes nothing
 // that another call can see.
-func (p *pool) plan(seqs []*placement, n int, count []int) (err error) {
+func (p *pool) plan(seqs []*Sequence, n int, count []int) (err error) {
 	a := &p.next
 	a.taken, a.from, a.after, a.unshared, a.moves, a.writes = 0, a.from[:0], a.after[:0], a.unshared[:0], a.moves[:0], a.writes[:0]
 	if a.count, err = counts(a.count, count, len(seqs), n, "k"); err != nil {
@@ -110,7 +110,7 @@ func (p *pool) plan(seqs []*placement, n int, count []int) (err error) {
 	}
 	for b, s := range seqs {
 		a.from = append(a.from, s.n)
-		a.after = append(a.after, growth{placement: *s, copied: -1})
+		a.after = append(a.after, growth{placement: s.placement, copied: -1})
 		g, n := &a.after[b], a.count[b]
 		if n == 0 {
 			continue
@@ -225,7 +225,7 @@ func (a *appendPlan) write(b, n, size int, g *growth) {
 
 // compact makes the moves of a plan within a rolling window. It commits them before
 // anything is appended, because the append may overwrite the rows that they came from.
-func (p *pool) compact(ctx context.Context, seqs []*placement) error {
+func (p *pool) compact(ctx context.Context, seqs []*Sequence) error {
 	for _, m := range p.next.moves {
 		// Sequence b owns page b.
 		seqs[m.to].stale = max(seqs[m.to].stale, m.n)
@@ -280,7 +280,7 @@ func block(t kernels.Tensor, b, batch, lo, n int) kernels.Tensor {
 }
 
 // commit makes the tokens that were written part of the sequences.
-func (p *pool) commit(seqs []*placement) {
+func (p *pool) commit(seqs []*Sequence) {
 	a := &p.next
 	for _, page := range p.free[len(p.free)-a.taken:] {
 		p.refs[page] = 1
@@ -294,7 +294,7 @@ func (p *pool) commit(seqs []*placement) {
 			g.pages[last-g.dropped] = g.copied
 		}
 		p.drop(s.pages[:g.dropped])
-		*s = g.placement
+		s.placement = g.placement
 	}
 }
 

@@ -59,7 +59,7 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err erro
 	}
 	x = &Cache{batch{pool: p}}
 	for b := range c.Batch {
-		x.seqs = append(x.seqs, &placement{pages: []int32{int32(b)}})
+		x.seqs = append(x.seqs, &Sequence{of: p, placement: placement{pages: []int32{int32(b)}}})
 	}
 	return x, nil
 }

@@ -53,9 +53,8 @@ func (p *pool) check(opt *CallOptions) error {
 // batch is the sequences that a call appends to or attends to: those of a [Cache] or of a
 // [Batch].
 type batch struct {
-	pool      *pool
-	seqs      []*placement
-	sequences []*Sequence // of a Batch: seqs are theirs
+	pool *pool
+	seqs []*Sequence
 }
 
 // Rotates reports whether the cache has a rotary embedding.
@@ -80,21 +79,24 @@ func (x *batch) Lens() []int {
 // them once only.
 func (x *batch) check(once bool) error {
 	p := x.pool.orNone()
-	if len(x.seqs) == 0 && p != none {
+	if err := p.released(); err != nil {
+		return err
+	}
+	if len(x.seqs) == 0 {
 		return fmt.Errorf("the batch has no sequences: %w", kernels.ErrShape)
 	}
-	for i, s := range x.sequences {
+	for i, s := range x.seqs {
 		if s == nil {
 			return fmt.Errorf("sequence %d is nil, make it with NewSequence: %w", i, kernels.ErrOption)
 		}
 		if err := s.usable(p); err != nil {
 			return fmt.Errorf("sequence %d: %w", i, err)
 		}
-		if j := slices.Index(x.sequences, s); once && j < i {
-			return fmt.Errorf("sequences %d and %d are the same, to continue it in two ways Fork it: %w", j, i, kernels.ErrOption)
+		if once && p.paged && slices.Index(x.seqs, s) < i {
+			return fmt.Errorf("sequence %d is there twice, to continue it in two ways Fork it: %w", i, kernels.ErrOption)
 		}
 	}
-	return p.released()
+	return nil
 }
 
 // step is one attention call to a cache. It is kept for the next one, which does not
@@ -112,7 +114,7 @@ type step struct {
 }
 
 // step returns the call that attends from q to seqs, for the caller to put back.
-func (p *pool) step(ctx context.Context, seqs []*placement, q kernels.Tensor, opt *CallOptions) (*step, error) {
+func (p *pool) step(ctx context.Context, seqs []*Sequence, q kernels.Tensor, opt *CallOptions) (*step, error) {
 	s, _ := p.steps.Get().(*step)
 	if s == nil {
 		s = new(step)
@@ -190,7 +192,7 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 }
 
 // fill sets the operands and options of s.
-func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q kernels.Tensor) (err error) {
+func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Tensor) (err error) {
 	opt := &s.asked
 	if n := q.Shape()[kernels.Batch]; n != len(seqs) {
 		return fmt.Errorf("q has shape %v, it must have one batch for each of %d sequences: %w", q.Shape(), len(seqs), kernels.ErrShape)

@@ -44,7 +44,7 @@ type Paged struct{ pool *pool }
 
 // Sequence is one sequence of a [Paged].
 type Sequence struct {
-	cache *Paged
+	of *pool
 	placement
 	freed bool
 }
@@ -95,7 +95,7 @@ func (c *Paged) NewSequence() (*Sequence, error) {
 	if err := p.released(); err != nil {
 		return nil, fmt.Errorf("sequence: %w", err)
 	}
-	return &Sequence{cache: c}, nil
+	return &Sequence{of: p}, nil
 }
 
 // Fork returns a sequence with the tokens that s has now, for the caller to Free. It takes
@@ -108,7 +108,7 @@ func (s *Sequence) Fork() (*Sequence, error) {
 	if err := s.usable(p); err != nil {
 		return nil, fmt.Errorf("fork: %w", err)
 	}
-	return &Sequence{cache: s.cache, placement: placement{pages: p.share(s.pages), first: s.first, n: s.n}}, nil
+	return &Sequence{of: p, placement: placement{pages: p.share(s.pages), first: s.first, n: s.n}}, nil
 }
 
 // Free releases the sequence's references to its pages. A second Free does nothing.
@@ -130,13 +130,7 @@ func (s *Sequence) Len() int {
 	return s.n
 }
 
-// pool returns the pool of the cache of s.
-func (s *Sequence) pool() *pool {
-	if s.cache == nil {
-		return none
-	}
-	return s.cache.pool.orNone()
-}
+func (s *Sequence) pool() *pool { return s.of.orNone() }
 
 // usable returns an error when s is not a sequence of the cache of p, or no longer one.
 func (s *Sequence) usable(p *pool) error {
@@ -157,11 +151,5 @@ type Batch struct{ batch }
 // Batch returns sequences of c as a batch. The batch's calls return an error for a
 // sequence that cannot be one.
 func (c *Paged) Batch(sequences ...*Sequence) *Batch {
-	b := &Batch{batch{pool: c.pool, sequences: sequences, seqs: make([]*placement, len(sequences))}}
-	for i, s := range sequences {
-		if s != nil {
-			b.seqs[i] = &s.placement
-		}
-	}
-	return b
+	return &Batch{batch{pool: c.pool, seqs: sequences}}
 }
