@@ -9,10 +9,8 @@
 //	err = set.Commit(ctx) // the files have their new content
 //
 // Write puts the content of a regular file into a temporary file next to it, whose name starts with
-// .attn-, and synchronises it with the disk. Commit renames the temporary files one after the other, in
-// the order of Add. The new file has the permissions and, where the system permits it, the owner of the
-// old one. A symbolic link stays and its target is replaced. Access control lists, extended attributes and
-// other hard links stay with the old file.
+// .attn-, and synchronises it with the disk. Commit renames the temporary files one after the other. The
+// new file has the permissions of the old one. A symbolic link stays and its target is replaced.
 //
 // A pipe or a character device is written in place by Write. Anything else is refused, and so are two
 // outputs that are one file.
@@ -32,9 +30,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"syscall"
 )
 
 // Set is a set of output files. The zero value is an empty set.
@@ -105,7 +101,6 @@ func (s *Set) add(f *file) (err error) {
 		return fmt.Errorf("cannot write in the folder %s: %w", filepath.Clean(dir), Reason(err))
 	}
 	if err == nil && f.info != nil {
-		keepOwner(name, f.info)
 		if err = f.temporary.Chmod(f.info.Mode().Perm()); err != nil {
 			f.discard()
 		}
@@ -113,32 +108,20 @@ func (s *Set) add(f *file) (err error) {
 	return err
 }
 
-// follow returns the path of a file after its symbolic links, also of one that does not exist, whose info
-// is nil.
+// follow returns the path of a file after its symbolic links, and what it is; nil for a new file.
 func follow(path string) (string, fs.FileInfo, error) {
-	// The links of /dev/stdout may end in no path.
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return path, info, nil
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Lstat(path); err == nil {
+			return path, nil, errors.New("it is a link to a file that does not exist")
+		}
+		return path, nil, nil
+	case err != nil || !info.Mode().IsRegular(): // the links of /dev/stdout may end in no path
+		return path, info, err
 	}
-	for range 40 {
-		info, err := os.Lstat(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return path, nil, nil
-		}
-		if err != nil || info.Mode()&fs.ModeSymlink == 0 {
-			return path, info, err
-		}
-		to, err := os.Readlink(path)
-		if err != nil {
-			return "", nil, err
-		}
-		if !filepath.IsAbs(to) {
-			dir, _ := filepath.Split(path)
-			to = dir + to // Join would drop links before ".."
-		}
-		path = to
-	}
-	return "", nil, errors.New("too many symbolic links")
+	path, err = filepath.EvalSymlinks(path)
+	return path, info, err
 }
 
 // Write writes the content of an output. Without that output it does nothing.
@@ -178,30 +161,12 @@ func (s *Set) Commit(ctx context.Context) error {
 		if err == nil {
 			err = os.Rename(f.temporary.Name(), f.target)
 		}
-		if err == nil {
-			f.temporary = nil
-			err = syncFolder(filepath.Dir(f.target))
-		}
 		if err != nil {
 			return f.failed(err)
 		}
+		f.temporary = nil
 	}
 	return nil
-}
-
-// syncFolder writes the names in a folder to the disk. It does nothing where folders cannot be opened or
-// synchronised.
-func syncFolder(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return nil
-	}
-	defer dir.Close()
-	err = dir.Sync()
-	if runtime.GOOS == "windows" || errors.Is(err, syscall.EINVAL) || errors.Is(err, errors.ErrUnsupported) {
-		return nil
-	}
-	return err
 }
 
 // Discard removes what was not committed.

@@ -55,24 +55,3 @@ func TestPipes(t *testing.T) {
 	}
 	f.Close()
 }
-
-// TestOwner: root replaces a file of another user with one of that user.
-func TestOwner(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root has files of two users")
-	}
-	_, target := oldFile(t)
-	if err := os.Chown(target, 12, 34); err != nil {
-		t.Skip(err)
-	}
-	if err := Write(t.Context(), target, put("new")); err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.Stat(target)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := info.Sys().(*syscall.Stat_t); s.Uid != 12 || s.Gid != 34 || info.Mode().Perm() != 0o640 {
-		t.Errorf("the file belongs to %d, %d with mode %v", s.Uid, s.Gid, info.Mode())
-	}
-}
