@@ -32,7 +32,7 @@ func TestHelp(t *testing.T) {
 
 // hostile is a family with a device whose texts would erase the screen, turn the direction
 // of the text, and start a line of their own.
-type hostile struct{ clitest.HookDriver }
+type hostile struct{ started }
 
 const hostileText = "evil\x1b[2J\u202e\xff\ngpu: fast"
 
@@ -44,7 +44,7 @@ func (hostile) Devices() ([]kernels.Info, error) {
 // TestDevicesPlain lists a device with hostile texts.
 func TestDevicesPlain(t *testing.T) {
 	backend.Register("hostile", hostile{})
-	defer backend.Register("hostile", clitest.HookDriver{})
+	defer backend.Register("hostile", started{})
 	const plain = "evil\ufffd[2J\ufffd\ufffd; gpu: fast"
 	out := mustRun(t, "devices")
 	for _, want := range []string{"\nhostile: " + plain + "\n", "  driver  " + plain + "\n"} {
@@ -61,7 +61,7 @@ func TestDevicesPlain(t *testing.T) {
 // TestDevices lists the families of backends in both forms, including one without a
 // device.
 func TestDevices(t *testing.T) {
-	backend.Register("none", clitest.HookDriver{})
+	backend.Register("none", started{})
 	out := mustRun(t, "devices")
 	for _, want := range []string{"cpu: ", "  threads", "  provider", "\nnone: none (no usable device)\n", "\nauto: "} {
 		if !strings.Contains(out, want) {

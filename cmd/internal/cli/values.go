@@ -43,47 +43,6 @@ func (n *Size) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Span is a flag of a range LO:HI, either end of which may be missing.
-type Span struct{ lo, hi *int }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (r *Span) UnmarshalText(text []byte) error {
-	lo, hi, ok := strings.Cut(string(text), ":")
-	if !ok {
-		return fmt.Errorf("%q must be LO:HI, either of which may be missing", text)
-	}
-	*r = Span{}
-	for _, end := range []struct {
-		text string
-		to   **int
-	}{{lo, &r.lo}, {hi, &r.hi}} {
-		if end.text == "" {
-			continue
-		}
-		n, err := strconv.Atoi(end.text)
-		if err != nil {
-			return fmt.Errorf("%q is not a whole number", end.text)
-		}
-		*end.to = &n
-	}
-	return nil
-}
-
-// Within returns lo and hi, which must select at least one of the numbers 0 to n-1.
-func (r Span) Within(n int) (lo, hi int, err error) {
-	lo, hi = 0, n
-	if r.lo != nil {
-		lo = *r.lo
-	}
-	if r.hi != nil {
-		hi = *r.hi
-	}
-	if lo < 0 || hi > n || lo >= hi {
-		return lo, hi, fmt.Errorf("%d:%d is not within 0:%d, or is empty", lo, hi, n)
-	}
-	return lo, hi, nil
-}
-
 // ParseDType returns the type f32, f16 or bf16 of a flag.
 func ParseDType(flag, name string) (kernels.DType, error) {
 	for _, d := range []kernels.DType{kernels.F32, kernels.F16, kernels.BF16} {

@@ -4,7 +4,10 @@ package pagetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"image"
+	"image/png"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,9 +25,6 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// names are the commands of Chromium in distributions.
-var names = []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"}
-
 // timeout limits a test, including the start of the browser, which can take a minute on a
 // busy machine.
 const timeout = 5 * time.Minute
@@ -39,40 +39,28 @@ type Browser struct {
 // except with CI=true, if Chromium does not start.
 func Start(t testing.TB) *Browser {
 	t.Helper()
-	var path string
-	for _, name := range names {
-		if found, err := exec.LookPath(name); err == nil {
-			path = found
-			break
-		}
-	}
-	if path == "" {
-		t.Skip("Chromium is not installed, pages are not tested in a browser (on Debian: apt-get install chromium)")
-	}
-	options := append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.ExecPath(path),
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewExecAllocator(ctx, append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.NoSandbox, // root has none, as in containers
-		chromedp.WSURLReadTimeout(timeout),
-	)
-	ctx, cancelTimeout := context.WithTimeout(t.Context(), timeout)
-	t.Cleanup(cancelTimeout)
-	ctx, cancelProcess := chromedp.NewExecAllocator(ctx, options...)
-	t.Cleanup(cancelProcess)
-	ctx, cancelBrowser := chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
-	t.Cleanup(cancelBrowser)
-	if err := chromedp.Do(ctx); err != nil {
-		// A distribution may have a placeholder command for a missing package.
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("%s does not start: %v", path, err)
-		}
-		t.Skipf("%s does not start, pages are not tested in a browser: %s", path, strings.Join(strings.Fields(err.Error()), " "))
+		chromedp.WSURLReadTimeout(timeout))...)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
+	t.Cleanup(cancel)
+	switch err := chromedp.Do(ctx); {
+	case errors.Is(err, exec.ErrNotFound):
+		t.Skip("Chromium is not installed, pages are not tested in a browser (on Debian: apt-get install chromium)")
+	case err != nil && os.Getenv("CI") == "true":
+		t.Fatalf("Chromium does not start: %v", err)
+	case err != nil: // a distribution may have a placeholder command for a missing package
+		t.Skipf("Chromium does not start, pages are not tested in a browser: %s", strings.Join(strings.Fields(err.Error()), " "))
 	}
 	return &Browser{t, ctx}
 }
 
 // Look is the window and theme of a page. Its zero value is 800 x 800, light, with scripts.
 type Look struct {
-	Width, Height int
+	Width, Height int64
 	Dark          bool
 	NoScript      bool
 }
@@ -103,14 +91,11 @@ func (b *Browser) Open(file string, look Look) *Page {
 	if err := chromedp.Listen(ctx, func(event any) { p.listen(event, url) }); err != nil {
 		b.t.Fatalf("in the browser: %v", err)
 	}
-	scheme := "light"
-	if look.Dark {
-		scheme = "dark"
-	}
+	scheme := map[bool]string{false: "light", true: "dark"}[look.Dark]
 	call(p, log.Enable, cdp.Empty{})
 	call(p, network.Enable, network.EnableParams{})
 	call(p, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{
-		Width: int64(look.Width), Height: int64(look.Height), DeviceScaleFactor: 1, Mobile: look.Width < 500})
+		Width: look.Width, Height: look.Height, DeviceScaleFactor: 1, Mobile: look.Width < 500})
 	call(p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
 	call(p, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: look.NoScript})
@@ -220,4 +205,31 @@ func (p *Page) Quiet() {
 	for _, problem := range p.problems {
 		p.t.Error(problem)
 	}
+}
+
+// ReadPNG reads a picture. No part of it may be cut off: its border must be white.
+func ReadPNG(t *testing.T, path string) image.Image {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	img, err := png.Decode(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := img.Bounds().Size()
+	for y := range size.Y {
+		step := size.X - 1
+		if y == 0 || y == size.Y-1 {
+			step = 1
+		}
+		for x := 0; x < size.X; x += step {
+			if r, g, b, _ := img.At(x, y).RGBA(); r != 0xffff || g != 0xffff || b != 0xffff {
+				t.Fatalf("%s: something reaches the border at %d,%d", path, x, y)
+			}
+		}
+	}
+	return img
 }

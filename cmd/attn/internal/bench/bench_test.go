@@ -24,7 +24,7 @@ type grammar struct {
 	Compare Compare `cmd:""`
 }
 
-var attn, _, _ = clitest.Program(func() any { return &grammar{} }, Vars())
+var attn, _, _ = clitest.Named(cli.Program{Name: "attn", Grammar: func() any { return &grammar{} }, Options: []kong.Option{Vars()}})
 
 // benchmark runs attn bench with args and returns what a shell would see.
 func benchmark(ctx context.Context, args ...string) (code int, stdout, stderr string) {

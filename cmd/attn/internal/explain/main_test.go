@@ -1,9 +1,12 @@
 package explain
 
-import "github.com/seed90331342/attn/cmd/internal/cli/clitest"
+import (
+	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+)
 
-var attn, mustRun, mustFail = clitest.Program(func() any {
+var attn, mustRun, mustFail = clitest.Named(cli.Program{Name: "attn", Grammar: func() any {
 	return &struct {
 		Explain Command `cmd:""`
 	}{}
-})
+}})

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/seed90331342/attn/bench/page"
@@ -33,16 +34,16 @@ type Command struct {
 	SVG  string `name:"svg" placeholder:"H.svg" help:"The same as SVG."`
 	HTML string `name:"html" placeholder:"H.html" help:"The same as a web page that shows the weight under the pointer; it needs no network."`
 
-	Batch       int      `name:"batch" default:"0" help:"Batch, from 0."`
-	Head        []int    `name:"head" default:"0" placeholder:"N,N" help:"Query heads, from 0, a panel for each. Default: 0."`
-	Queries     cli.Span `name:"queries" placeholder:"LO:HI" help:"Rows LO to HI-1, as in Python. Default: all."`
-	Keys        cli.Span `name:"keys" placeholder:"LO:HI" help:"Keys LO to HI-1. Default: all. The softmax is always over all keys."`
-	Labels      string   `name:"labels" placeholder:"FILE" help:"Tokens of the keys, and of the queries if there are as many: one a line, or a JSON array of strings."`
-	QueryLabels string   `name:"query-labels" placeholder:"FILE" help:"Tokens of the queries."`
-	Pool        string   `name:"pool" enum:"max,mean" default:"max" help:"Value of a cell that joins several weights, where the range is longer than --size: their maximum (max) or mean."`
-	Size        int      `name:"size" default:"1024" help:"Maximum number of cells along an axis, 1 to 2048."`
-	Log         bool     `name:"log" help:"Logarithmic shades, down to a millionth of the largest weight."`
-	Title       string   `name:"title" placeholder:"TEXT" help:"Title of the picture. Default: the names of the files."`
+	Batch       int    `name:"batch" default:"0" help:"Batch, from 0."`
+	Head        []int  `name:"head" default:"0" placeholder:"N,N" help:"Query heads, from 0, a panel for each. Default: 0."`
+	Queries     string `name:"queries" placeholder:"LO:HI" help:"Rows LO to HI-1, as in Python. Default: all."`
+	Keys        string `name:"keys" placeholder:"LO:HI" help:"Keys LO to HI-1. Default: all. The softmax is always over all keys."`
+	Labels      string `name:"labels" placeholder:"FILE" help:"Tokens of the keys, and of the queries if there are as many: one a line, or a JSON array of strings."`
+	QueryLabels string `name:"query-labels" placeholder:"FILE" help:"Tokens of the queries."`
+	Pool        string `name:"pool" enum:"max,mean" default:"max" help:"Value of a cell that joins several weights, where the range is longer than --size: their maximum (max) or mean."`
+	Size        int    `name:"size" default:"1024" help:"Maximum number of cells along an axis, 1 to 2048."`
+	Log         bool   `name:"log" help:"Logarithmic shades, down to a millionth of the largest weight."`
+	Title       string `name:"title" placeholder:"TEXT" help:"Title of the picture. Default: the names of the files."`
 
 	call.Options    `embed:""`
 	flags.Overwrite `embed:""`
@@ -133,13 +134,35 @@ func (c *Command) ranges(d kernels.Dims) (rows, keys span, err error) {
 			return rows, keys, flags.Usagef("--head is %d, it must be 0 to %d", h, d.Heads-1)
 		}
 	}
-	if rows.lo, rows.hi, err = c.Queries.Within(d.SeqQ); err != nil {
-		return rows, keys, flags.Usagef("--queries: %w", err)
+	if rows, err = parseSpan("--queries", c.Queries, d.SeqQ); err == nil {
+		keys, err = parseSpan("--keys", c.Keys, d.SeqK)
 	}
-	if keys.lo, keys.hi, err = c.Keys.Within(d.SeqK); err != nil {
-		return rows, keys, flags.Usagef("--keys: %w", err)
+	return rows, keys, err
+}
+
+// parseSpan parses LO:HI, either end of which may be missing, of the indices 0 to n-1; all for "".
+func parseSpan(flag, text string, n int) (span, error) {
+	s := span{0, n}
+	lo, hi, ok := strings.Cut(text, ":")
+	if !ok && text != "" {
+		return s, flags.Usagef("%s: %q must be LO:HI, either of which may be missing", flag, text)
 	}
-	return rows, keys, nil
+	for _, end := range []struct {
+		text string
+		to   *int
+	}{{lo, &s.lo}, {hi, &s.hi}} {
+		var err error
+		if end.text != "" {
+			*end.to, err = strconv.Atoi(end.text)
+		}
+		if err != nil {
+			return s, flags.Usagef("%s: %q is not a whole number", flag, end.text)
+		}
+	}
+	if s.lo < 0 || s.hi > n || s.lo >= s.hi {
+		return s, flags.Usagef("%s: %d:%d is not within 0:%d, or is empty", flag, s.lo, s.hi, n)
+	}
+	return s, nil
 }
 
 // axes reads the labels and returns the axes of the picture.

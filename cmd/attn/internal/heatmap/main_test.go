@@ -1,9 +1,12 @@
 package heatmap
 
-import "github.com/seed90331342/attn/cmd/internal/cli/clitest"
+import (
+	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+)
 
-var _, mustRun, mustFail = clitest.Program(func() any {
+var _, mustRun, mustFail = clitest.Named(cli.Program{Name: "attn", Grammar: func() any {
 	return &struct {
 		HeatMap Command `cmd:"" name:"heatmap"`
 	}{}
-})
+}})

@@ -184,30 +184,30 @@ func TestRunBadOptions(t *testing.T) {
 // stays as it was.
 func TestRunFailuresLeaveNothing(t *testing.T) {
 	tests := []struct {
-		name  string
-		hooks func(cancel func()) clitest.HookDriver
-		code  int
-		want  string
+		name   string
+		driver func(cancel func()) hooks
+		code   int
+		want   string
 	}{
-		{"a device that is lost", func(func()) clitest.HookDriver {
-			return clitest.HookDriver{Before: func(context.Context, *backend.Call) error { return fmt.Errorf("x: %w", kernels.ErrDeviceLost) }}
+		{"a device that is lost", func(func()) hooks {
+			return hooks{before: func(context.Context, *backend.Call) error { return fmt.Errorf("x: %w", kernels.ErrDeviceLost) }}
 		}, cli.ExitFailed, "device lost"},
-		{"a wrong result under --check", func(func()) clitest.HookDriver {
-			return clitest.HookDriver{After: func(c *backend.Call) {
+		{"a wrong result under --check", func(func()) hooks {
+			return hooks{after: func(c *backend.Call) {
 				o, err := c.O.Float32s()
 				if err == nil {
 					o[7] += 1e-3
 				}
 			}}
 		}, cli.ExitFailed, "check failed, nothing was written: o[0,0,0,7] is"},
-		{"Ctrl-C before the call", func(cancel func()) clitest.HookDriver {
-			return clitest.HookDriver{Before: func(context.Context, *backend.Call) error { cancel(); return nil }}
+		{"Ctrl-C before the call", func(cancel func()) hooks {
+			return hooks{before: func(context.Context, *backend.Call) error { cancel(); return nil }}
 		}, cli.ExitInterrupted, "interrupted"},
-		{"Ctrl-C after the call", func(cancel func()) clitest.HookDriver {
-			return clitest.HookDriver{After: func(*backend.Call) { cancel() }}
+		{"Ctrl-C after the call", func(cancel func()) hooks {
+			return hooks{after: func(*backend.Call) { cancel() }}
 		}, cli.ExitInterrupted, "interrupted"},
-		{"an error with lines in it", func(func()) clitest.HookDriver {
-			return clitest.HookDriver{Before: func(context.Context, *backend.Call) error { return errors.Join(errors.New("one"), errors.New("two")) }}
+		{"an error with lines in it", func(func()) hooks {
+			return hooks{before: func(context.Context, *backend.Call) error { return errors.Join(errors.New("one"), errors.New("two")) }}
 		}, cli.ExitFailed, "one; two"},
 	}
 	for _, tt := range tests {
@@ -217,7 +217,7 @@ func TestRunFailuresLeaveNothing(t *testing.T) {
 			old := clitest.WriteFile(t, dir, "o.npy", []byte("old"))
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			backend.Register("hooked", tt.hooks(cancel))
+			backend.Register("hooked", tt.driver(cancel))
 			var out, stderr strings.Builder
 			code := program.Run(ctx, []string{"run", "--backend=hooked", "--check",
 				"--q", x, "--k", x, "--v", x, "--out", old, "--lse", dir + "/l.npy"}, &out, &stderr)

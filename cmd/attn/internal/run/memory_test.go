@@ -36,7 +36,7 @@ func TestRunOutputMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	computed := errors.New("the call was computed")
-	backend.Register("hooked", clitest.HookDriver{Before: func(context.Context, *backend.Call) error { return computed }})
+	backend.Register("hooked", hooks{before: func(context.Context, *backend.Call) error { return computed }})
 	for _, c := range []struct{ args, want string }{
 		{"--scores " + dir + "/S.npy", "--scores: an output of [1 1 8388608 8388608]: 281474976710656 bytes requested"},
 		{"--topk 2147483647 --topk-keys " + dir + "/I.npy", "--topk: an output of [1 1 8388608 2147483647]: 144115188008747008 bytes requested"},

@@ -3,7 +3,6 @@ package clitest
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,10 +11,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/alecthomas/kong"
 	"github.com/sbinet/npyio/npy"
 	"github.com/x448/float16"
 
@@ -28,47 +27,33 @@ import (
 	_ "github.com/seed90331342/attn/gpu"
 )
 
-func init() {
-	// See cli.Program.Main.
-	if os.Getenv("XDG_RUNTIME_DIR") == "" {
-		os.Setenv("XDG_RUNTIME_DIR", "/nonexistent")
-	}
-}
-
-// Program returns functions that run attn with a grammar, see Named.
-func Program(grammar func() any, options ...kong.Option) (attn Run, mustRun MustRun, mustFail MustFail) {
-	return Named(cli.Program{Name: "attn", Grammar: grammar, Options: options})
-}
-
-// Run runs a program and returns its exit code and output.
-type Run func(t *testing.T, args ...string) (code int, stdout, stderr string)
-
-// MustRun fails the test unless the program succeeds with no output to standard error.
-type MustRun func(t *testing.T, args ...string) (stdout string)
-
-// MustFail fails the test unless the program fails as WantFailure requires.
-type MustFail func(t *testing.T, want string, args ...string)
-
-// Named returns functions that run a program.
-func Named(p cli.Program) (Run, MustRun, MustFail) {
-	run := func(t *testing.T, args ...string) (int, string, string) {
+// Named returns functions that run a program. attn returns its exit code and output; mustRun fails
+// the test unless it succeeds with no output to standard error, and mustFail unless it fails as
+// WantFailure requires.
+func Named(p cli.Program) (
+	attn func(t *testing.T, args ...string) (code int, stdout, stderr string),
+	mustRun func(t *testing.T, args ...string) (stdout string),
+	mustFail func(t *testing.T, want string, args ...string),
+) {
+	attn = func(t *testing.T, args ...string) (int, string, string) {
 		var out, err bytes.Buffer
 		code := p.Run(t.Context(), args, &out, &err)
 		return code, out.String(), err.String()
 	}
-	mustRun := func(t *testing.T, args ...string) string {
+	mustRun = func(t *testing.T, args ...string) string {
 		t.Helper()
-		code, stdout, stderr := run(t, args...)
+		code, stdout, stderr := attn(t, args...)
 		if code != 0 || stderr != "" {
 			t.Fatalf("%s %s: exit code %d, %s", p.Name, strings.Join(args, " "), code, stderr)
 		}
 		return stdout
 	}
-	return run, mustRun, func(t *testing.T, want string, args ...string) {
+	mustFail = func(t *testing.T, want string, args ...string) {
 		t.Helper()
-		code, stdout, stderr := run(t, args...)
+		code, stdout, stderr := attn(t, args...)
 		WantFailure(t, code, stdout, stderr, want)
 	}
+	return attn, mustRun, mustFail
 }
 
 // line is an error of attn or of attn-onnx.
@@ -130,24 +115,21 @@ func Dict(descr string, fortran bool, shape ...int) string {
 }
 
 // Encode encodes numbers as a numpy type.
-func Encode(descr string, data []float64) []byte {
-	order := binary.ByteOrder(binary.LittleEndian)
+func Encode(descr string, data []float64) (b []byte) {
+	var order binary.AppendByteOrder = binary.LittleEndian
 	if descr[0] == '>' {
 		order = binary.BigEndian
 	}
-	size := int(descr[2] - '0')
-	b := make([]byte, len(data)*size)
-	for i, x := range data {
-		at := b[i*size:]
+	for _, x := range data {
 		switch descr[1:] {
 		case "f2":
-			order.PutUint16(at, float16.Fromfloat32(float32(x)).Bits())
+			b = order.AppendUint16(b, float16.Fromfloat32(float32(x)).Bits())
 		case "f4":
-			order.PutUint32(at, math.Float32bits(float32(x)))
+			b = order.AppendUint32(b, math.Float32bits(float32(x)))
 		case "f8":
-			order.PutUint64(at, math.Float64bits(x))
+			b = order.AppendUint64(b, math.Float64bits(x))
 		default: // bool and one-byte integers
-			at[0] = byte(x)
+			b = append(b, byte(x))
 		}
 	}
 	return b
@@ -186,38 +168,27 @@ func Save(t *testing.T, dir, name, descr string, data []float64, shape ...int) s
 	return WriteFile(t, dir, name, RawNPY(Dict(descr, false, shape...), Encode(descr, data)))
 }
 
-// Load reads an f4 or f2 array with another reader than the program's.
+// Load reads an f4 or f2 array, its header with another reader than the program's.
 func Load(t *testing.T, path string) (data []float64, shape []int, descr string) {
 	t.Helper()
-	f, err := os.Open(path)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	r, err := npy.NewReader(f)
+	r, err := npy.NewReader(bytes.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	descr = r.Header.Descr.Type
-	if descr == "<f4" {
-		var x []float32
-		if err := r.Read(&x); err != nil {
-			t.Fatal(err)
+	descr, shape = r.Header.Descr.Type, r.Header.Descr.Shape
+	size := int(descr[2] - '0')
+	for raw := range slices.Chunk(text[len(text)-size*Elements(shape):], size) {
+		if descr == "<f4" {
+			data = append(data, float64(math.Float32frombits(binary.LittleEndian.Uint32(raw))))
+		} else {
+			data = append(data, float64(float16.Frombits(binary.LittleEndian.Uint16(raw)).Float32()))
 		}
-		for _, v := range x {
-			data = append(data, float64(v))
-		}
-		return data, r.Header.Descr.Shape, descr
 	}
-	raw, err := os.ReadFile(path) // npyio reads no f2
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := Elements(r.Header.Descr.Shape)
-	for i := range n {
-		data = append(data, float64(float16.Frombits(binary.LittleEndian.Uint16(raw[len(raw)-2*(n-i):])).Float32()))
-	}
-	return data, r.Header.Descr.Shape, descr
+	return data, shape, descr
 }
 
 // Near checks numbers against a reference.
@@ -231,44 +202,6 @@ func Near(t *testing.T, what string, got, want []float64, tolerance float64) {
 			t.Fatalf("%s: number %d is %v, should be %v", what, i, got[i], want[i])
 		}
 	}
-}
-
-// HookDriver is a family of backends: the CPU, with hooks around fused calls.
-type HookDriver struct {
-	Before func(ctx context.Context, c *backend.Call) error
-	After  func(c *backend.Call)
-}
-
-// Devices implements backend.Driver.
-func (HookDriver) Devices() ([]kernels.Info, error) { return nil, kernels.ErrNoDevice }
-
-// Open implements backend.Driver.
-func (d HookDriver) Open(string) (backend.Backend, error) {
-	be, err := backend.Open("cpu")
-	return hooked{be, d}, err
-}
-
-type hooked struct {
-	backend.Backend
-	HookDriver
-}
-
-// Attention implements backend.Backend.
-func (h hooked) Attention(ctx context.Context, calls ...*backend.Call) error {
-	for _, c := range calls {
-		if h.Before != nil {
-			if err := h.Before(ctx, c); err != nil {
-				return err
-			}
-		}
-	}
-	err := h.Backend.Attention(ctx, calls...)
-	for _, c := range calls {
-		if h.After != nil {
-			h.After(c)
-		}
-	}
-	return err
 }
 
 // NeedBackend skips a test whose backend has no device here, or fails it on a CI
