@@ -15,7 +15,7 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-var update = flag.Bool("update", false, "write the table of docs/options.md and NOTICE again")
+var update = flag.Bool("update", false, "write the table of docs/options.md again")
 
 // supportRow is a row of the table in docs/options.md: an option, its names, and a
 // call with it.

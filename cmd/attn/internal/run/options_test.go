@@ -294,9 +294,9 @@ func TestRunPacked(t *testing.T) {
 		t.Errorf("the plan is %s", plan)
 	}
 	for _, bad := range []struct{ flags, want string }{
-		{"--cu-k=0,5,9", "cuK has 3 entries, cuQ has 4"},
+		{"--cu-k=0,5,9", "cuQ has 4 entries and cuK 3"},
 		{"--cu-k=" + clitest.WriteFile(t, dir, "two.npy", clitest.RawNPY(clitest.Dict("|i1", false, 2, 2), []byte{0, 9, 0, 9})), "--cu-k: the file has 2 rows, it must have one axis"},
-		{"--cu-k=0,6,5,9", "cuK[2] is 5, less than cuK[1]"},
+		{"--cu-k=0,6,5,9", "cuK[2] is 5, after 6"},
 		{"--cu-k=0,5,5,8", "cuK[3] is 8, there are 9 keys"},
 		{"--weights=" + dir + "/w.npy", "Weights is set, but packed sequences differ in length"},
 	} {
