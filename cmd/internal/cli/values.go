@@ -28,15 +28,10 @@ type Size int64
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (n *Size) UnmarshalText(text []byte) error {
-	digits, shift := string(text), 0
-	for i, unit := range []string{"k", "M", "G"} {
-		if d, ok := strings.CutSuffix(digits, unit); ok {
-			digits, shift = d, 10*(i+1)
-			break
-		}
-	}
+	digits := strings.TrimRight(string(text), "kMG")
+	shift, ok := map[string]int{"": 0, "k": 10, "M": 20, "G": 30}[string(text[len(digits):])]
 	x, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil || x < 1 || x > math.MaxInt64>>shift {
+	if !ok || err != nil || x < 1 || x > math.MaxInt64>>shift {
 		return fmt.Errorf("%q is not a size, write a number of bytes of at least 1, or 512k, 256M, 2G", text)
 	}
 	*n = Size(x << shift)

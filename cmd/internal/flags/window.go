@@ -14,27 +14,22 @@ type Window kernels.Window
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (w *Window) UnmarshalText(text []byte) error {
-	left, right, ok := strings.Cut(string(text), ",")
-	if !ok || strings.Contains(right, ",") {
+	sides := strings.Split(string(text), ",")
+	if len(sides) != 2 {
 		return fmt.Errorf("%q must be L,R: the keys visible before and after a row's own position", text)
 	}
-	for _, side := range []struct {
-		text string
-		to   *int
-	}{{left, &w.Left}, {right, &w.Right}} {
-		s := strings.TrimSpace(side.text)
-		if s == "inf" {
-			*side.to = kernels.Unbounded
-			continue
-		}
-		n, err := strconv.ParseInt(s, 10, 32)
-		if err != nil {
-			return fmt.Errorf("the side %q is neither a whole number of keys nor inf", s)
-		}
-		if n < 0 {
+	for i, to := range []*int{&w.Left, &w.Right} {
+		side := strings.TrimSpace(sides[i])
+		n, err := strconv.ParseInt(side, 10, 32)
+		switch {
+		case side == "inf":
+			n = kernels.Unbounded
+		case err != nil:
+			return fmt.Errorf("the side %q is neither a whole number of keys nor inf", side)
+		case n < 0:
 			return fmt.Errorf("the side %d is negative, it must be at least 0, or inf for no limit", n)
 		}
-		*side.to = int(n)
+		*to = int(n)
 	}
 	return nil
 }

@@ -249,7 +249,7 @@ func (d *drawing) draw(c draw.Canvas) {
 	c.DrawImage(d.bar, gradient)
 	height := d.bar.Size().Y
 	for _, t := range d.scale.ticks() {
-		at := vg.Point{X: d.bar.Max.X + pad, Y: d.bar.Min.Y + vg.Length((t.Value-d.lo)/(d.hi-d.lo))*height}
+		at := vg.Point{X: d.bar.Max.X + pad, Y: d.bar.Min.Y + vg.Length(d.share(t.Value))*height}
 		c.FillText(style(small, draw.XLeft, draw.YCenter), at, t.Label)
 	}
 	name := "attention weight"
@@ -299,7 +299,7 @@ func (d *drawing) panel(c draw.Canvas, b int) {
 			number.Color = onLight
 			// White has the larger contrast above 0.63, where the luminance falls below
 			// 0.18 (4.6:1 for both).
-			if d.share(w) > 0.63 {
+			if d.share(float64(w)) > 0.63 {
 				number.Color = color.White
 			}
 			c.FillText(number, vg.Point{X: x(float64(j)), Y: y(float64(i))}, fmt.Sprintf("%.2f", w))

@@ -1,10 +1,8 @@
 package picture
 
 import (
-	"fmt"
 	"image/color"
 	"math"
-	"strconv"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/palette/moreland"
@@ -31,15 +29,14 @@ var blues = func() (list color.Palette) {
 	return append(list, color.Gray{Y: 128})
 }()
 
-// scale gives weights between lo and hi, or their logarithms, shades from light to dark.
+// scale gives weights from lo to hi shades from light to dark.
 type scale struct {
 	lo, hi float64
-	log    bool
+	log    bool // equal ratios of weights are equal steps
 }
 
-// logDecades is the range of logarithmic shades below the largest weight. The eye
-// sees no difference below a millionth.
-const logDecades = 6
+// logRange is the range of logarithmic shades. The eye sees no difference below a millionth.
+const logRange = 1e6
 
 func (h *HeatMap) scale() scale {
 	largest := 0.0
@@ -50,24 +47,23 @@ func (h *HeatMap) scale() scale {
 		largest = 1
 	}
 	if h.Log {
-		return scale{math.Log10(largest) - logDecades, math.Log10(largest), true}
+		return scale{largest / logRange, largest, true}
 	}
 	return scale{0, largest, false}
 }
 
 // share returns the position of a weight on the scale, from 0 to 1.
-func (s scale) share(weight float32) float64 {
-	level := float64(weight)
+func (s scale) share(weight float64) float64 {
 	if s.log {
-		level = max(math.Log10(level), s.lo)
+		return max(0, 1+math.Log(weight/s.hi)/math.Log(logRange))
 	}
-	return (level - s.lo) / (s.hi - s.lo)
+	return weight / s.hi
 }
 
 // shade returns the index in blues of a weight.
 func (s scale) shade(weight float32) uint8 {
 	grey := len(blues) - 1
-	if share := s.share(weight); share >= 0 && share <= 1 {
+	if share := s.share(float64(weight)); share >= 0 && share <= 1 {
 		return uint8(math.Round(share * float64(grey-1)))
 	}
 	return uint8(grey)
@@ -75,20 +71,14 @@ func (s scale) shade(weight float32) uint8 {
 
 // ticks returns the labels of the scale.
 func (s scale) ticks() (ticks []plot.Tick) {
-	if !s.log {
-		for _, t := range (plot.DefaultTicks{}).Ticks(s.lo, s.hi) {
-			if !t.IsMinor() {
-				ticks = append(ticks, t)
-			}
-		}
-		return ticks
+	var ticker plot.Ticker = plot.DefaultTicks{}
+	if s.log {
+		ticker = plot.LogTicks{Prec: 1}
 	}
-	for exponent := math.Ceil(s.lo); exponent <= s.hi; exponent++ {
-		label := fmt.Sprintf("1e%.0f", exponent)
-		if exponent > -3 {
-			label = strconv.FormatFloat(math.Pow(10, exponent), 'g', 3, 64)
+	for _, t := range ticker.Ticks(s.lo, s.hi) {
+		if !t.IsMinor() && t.Value >= s.lo && t.Value <= s.hi {
+			ticks = append(ticks, t)
 		}
-		ticks = append(ticks, plot.Tick{Value: exponent, Label: label})
 	}
 	return ticks
 }
