@@ -21,6 +21,18 @@ func TestHeadSizes(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer dev.Close()
+			rng := rand.New(rand.NewPCG(1, 1))
+			draw := func(dtype kernels.DType, shape kernels.Shape) kernels.Tensor {
+				data := make([]float32, shape.Elements())
+				for i := range data {
+					data[i] = float32(rng.NormFloat64())
+				}
+				x, err := dev.FromFloat32(t.Context(), dtype, data, shape)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return x
+			}
 			// A GPU compiles kernels for each; the conformance suite has 576 and smaller ones.
 			sizes := [][2]int{{320, 64}, {640, 640}}
 			if name == "cpu" {
@@ -35,20 +47,28 @@ func TestHeadSizes(t *testing.T) {
 						continue
 					}
 					t.Run(fmt.Sprintf("%v %d %d", dtype, size[0], size[1]), func(t *testing.T) {
-						c := with(kernels.Options{Causal: true, Align: kernels.LowerRight})
-						c.dtype = dtype
-						c.dims = kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 9, SeqK: 40, Dim: size[0], ValueDim: size[1]}
-						s := &support{t: t, dev: dev, rng: rand.New(rand.NewPCG(uint64(size[0]), 1))}
-						if err := s.run(c); err != nil {
-							t.Error(err)
+						q, k, v := draw(dtype, kernels.Shape{1, 2, 9, size[0]}), draw(dtype, kernels.Shape{1, 1, 40, size[0]}), draw(dtype, kernels.Shape{1, 1, 40, size[1]})
+						call, err := dev.Prepare(q, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight})
+						if err != nil {
+							t.Fatal(err)
+						}
+						r, err := call.Run(t.Context())
+						if err != nil {
+							t.Fatal(err)
+						}
+						report, err := call.Check(t.Context(), r, kernels.CheckOptions{Rows: 1 << 20})
+						if err != nil || !report.OK() {
+							t.Errorf("%s, %v", report.Worst, err)
+						}
+						for _, x := range []kernels.Tensor{q, k, v, r.O} {
+							x.Release()
 						}
 					})
 				}
 			}
 			t.Run("values of int8 with 260 columns", func(t *testing.T) {
-				s := &support{t: t, dev: dev, rng: rand.New(rand.NewPCG(260, 1))}
-				x := s.draw(kernels.Q8, kernels.Shape{1, 1, 40, 260})
-				r, err := dev.Attention(t.Context(), s.draw(kernels.F32, kernels.Shape{1, 1, 9, 260}), x, x, kernels.Options{})
+				x := draw(kernels.Q8, kernels.Shape{1, 1, 40, 260})
+				r, err := dev.Attention(t.Context(), draw(kernels.F32, kernels.Shape{1, 1, 9, 260}), x, x, kernels.Options{})
 				r.Release()
 				if name == "cpu" && err != nil || name == "gpu" && !errors.Is(err, kernels.ErrUnsupported) {
 					t.Error(err)
