@@ -2,7 +2,7 @@
 // of a key and a value, and asked for the value of one key. It shows how a program trains
 // with attn: forward, backward, and weights that an optimiser changes between the steps.
 //
-//	go run ./cmd/recall --loss loss.png
+//	go run ./cmd/recall
 //
 // The losses are the same numbers in every run with the same seed, on any number of threads.
 package main
@@ -16,13 +16,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
-	"path/filepath"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-
-	"github.com/seed90331342/attn/cmd/internal/output"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -31,8 +25,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second signal ends the program
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	if err != nil {
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "recall:", err)
 		os.Exit(1)
 	}
@@ -43,7 +36,6 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	device := f.String("backend", "cpu", "`device` that computes: auto, cpu, gpu, gpu:1")
 	steps := f.Int("steps", 1000, "largest `number` of training steps")
 	seed := f.Uint64("seed", 1, "`number` that determines the weights and the problems")
-	loss := f.String("loss", "", "`file` for a picture of the loss, .png or .svg")
 	f.SetOutput(io.Discard)
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
 		f.SetOutput(messages)
@@ -52,32 +44,21 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	} else if err != nil {
 		return fmt.Errorf("%w; recall --help lists the flags", err)
 	}
-	switch format := filepath.Ext(*loss); {
+	switch {
 	case f.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case *steps < 1 || *steps > 1_000_000:
 		return fmt.Errorf("--steps is %d, it must be 1 to 1000000", *steps)
-	case *loss != "" && format != ".png" && format != ".svg":
-		return fmt.Errorf("--loss is %q, its name must end in .png or .svg", *loss)
 	}
 	dev, err := kernels.Open(*device)
 	if err != nil {
 		return fmt.Errorf("--backend: %w", err)
 	}
 	defer dev.Close()
-	losses, solved, err := train(ctx, dev, *seed, *steps, out)
-	if err != nil {
+	if _, solved, err := train(ctx, dev, *seed, *steps, out); solved || err != nil {
 		return err
 	}
-	if *loss != "" {
-		if err := drawLosses(ctx, *loss, losses); err != nil {
-			return err
-		}
-	}
-	if !solved {
-		return fmt.Errorf("not solved after %d steps: allow more with --steps", *steps)
-	}
-	return nil
+	return fmt.Errorf("not solved after %d steps: allow more with --steps", *steps)
 }
 
 const (
@@ -120,28 +101,3 @@ func train(ctx context.Context, dev *kernels.Device, seed uint64, steps int, out
 
 // newRand returns the source of the problems.
 func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }
-
-// drawLosses draws the loss of each step to a file.
-func drawLosses(ctx context.Context, path string, losses []float64) error {
-	p := plot.New()
-	p.Title.Text = "Associative recall"
-	p.X.Label.Text, p.Y.Label.Text = "step", "loss (nats)"
-	p.Y.Min = 0
-	points := make(plotter.XYs, len(losses))
-	for i, y := range losses {
-		points[i] = plotter.XY{X: float64(i + 1), Y: y}
-	}
-	line, err := plotter.NewLine(points)
-	if err != nil {
-		return err
-	}
-	p.Add(plotter.NewGrid(), line)
-	picture, err := p.WriterTo(6*vg.Inch, 4*vg.Inch, filepath.Ext(path)[1:])
-	if err != nil {
-		return err
-	}
-	return output.Write(ctx, path, func(w io.Writer) error {
-		_, err := picture.WriteTo(w)
-		return err
-	})
-}

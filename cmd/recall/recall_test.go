@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -97,19 +96,12 @@ func TestTrainOnGPU(t *testing.T) {
 }
 
 func TestRun(t *testing.T) {
-	for _, name := range []string{"loss.png", "loss.svg"} {
-		path := filepath.Join(t.TempDir(), name)
-		var out bytes.Buffer
-		if err := run(t.Context(), []string{"--loss", path}, &out, io.Discard); err != nil || !strings.HasSuffix(out.String(), "512 of 512 right\n") {
-			t.Fatalf("%v, printed:\n%s", err, out.String())
-		}
-		file, err := os.ReadFile(path)
-		if err != nil || len(file) < 1000 {
-			t.Errorf("%s has %d bytes, %v", name, len(file), err)
-		}
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"--seed", "2"}, &out, io.Discard); err != nil || !strings.HasSuffix(out.String(), "512 of 512 right\n") {
+		t.Errorf("%v, printed:\n%s", err, out.String())
 	}
 	for _, c := range []struct{ args, says string }{
-		{"--steps 0", "--steps is 0, it must be 1 to 1000000"}, {"--loss a.gif", "must end in .png or .svg"}, {"--steps 1", "not solved after 1 steps"},
+		{"--steps 0", "--steps is 0, it must be 1 to 1000000"}, {"--steps 1", "not solved after 1 steps"},
 		{"now", `unexpected argument "now"`}, {"--backend tpu", "--backend: "}, {"--rate 1", "recall --help lists the flags"},
 	} {
 		if err := run(t.Context(), strings.Fields(c.args), io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), c.says) {
