@@ -74,7 +74,7 @@ func train(ctx context.Context, dev *kernels.Device, seed uint64, steps int, out
 	if err != nil {
 		return nil, false, err
 	}
-	rng := newRand(seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
 	for n := 1; n <= steps; n++ {
 		loss, _, err := m.run(ctx, draw(rng, batch), true)
 		if err != nil {
@@ -98,6 +98,3 @@ func train(ctx context.Context, dev *kernels.Device, seed uint64, steps int, out
 	}
 	return losses, false, nil
 }
-
-// newRand returns the source of the problems.
-func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }

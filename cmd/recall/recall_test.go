@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -49,7 +50,7 @@ func TestNeedsAttention(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := draw(newRand(1), batch)
+	list := draw(rand.New(rand.NewPCG(1, 1)), batch)
 	for n := 1; n <= 200; n++ {
 		clear(wv)
 		if _, _, err := m.run(t.Context(), list, true); err != nil {
@@ -58,7 +59,7 @@ func TestNeedsAttention(t *testing.T) {
 		m.update(n)
 	}
 	clear(wv)
-	if _, right, err := m.run(t.Context(), draw(newRand(2), tests), false); err != nil || right > tests/4 {
+	if _, right, err := m.run(t.Context(), draw(rand.New(rand.NewPCG(2, 1)), tests), false); err != nil || right > tests/4 {
 		t.Errorf("%d of %d right without values, %v", right, tests, err)
 	}
 }

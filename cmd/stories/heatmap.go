@@ -17,12 +17,7 @@ const maxDrawn = 96
 
 // draw writes a page for each layer with the attention weights of its heads, computed
 // again over the beginning of the first story.
-func (w *writer) draw(ctx context.Context, folder string) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("--heatmap: %w", err)
-		}
-	}()
+func (w *writer) draw(ctx context.Context, folder string) error {
 	tokens := w.stories[0].tokens[:min(len(w.stories[0].tokens), maxDrawn)]
 	_, weights, err := w.forward(ctx, [][]int{tokens}, whole)
 	if err == nil {

@@ -89,7 +89,9 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 		w.report(messages)
 	}
 	if err == nil && *heatmap != "" {
-		err = w.draw(ctx, *heatmap)
+		if err = w.draw(ctx, *heatmap); err != nil {
+			err = fmt.Errorf("--heatmap: %w", err)
+		}
 	}
 	return err
 }

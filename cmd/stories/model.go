@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -40,7 +39,6 @@ type model struct {
 	attention    [layers]*nn.MultiHeadAttention
 	gateUp, down [layers]*nn.Linear
 	classifier   *nn.Linear
-	attending    time.Duration // in attention layers
 }
 
 func loadModel(ctx context.Context, dev *kernels.Device) (*model, error) {
@@ -79,12 +77,10 @@ func (m *model) forward(ctx context.Context, tokens [][]int, options func(layer 
 		x = append(x, m.Embedding[t*dim:][:dim]...)
 	}
 	for i := range layers {
-		began := time.Now()
 		attended, w, err := m.attention[i].ApplyFloat32(ctx, norm(x, m.Norm[i][:]), len(tokens), options(i))
 		if err != nil {
 			return nil, nil, err
 		}
-		m.attending += time.Since(began)
 		weights = append(weights, w)
 		add(x, attended)
 		gateUp, err := m.gateUp[i].ApplyFloat32(ctx, norm(x, m.FeedNorm[i][:]))

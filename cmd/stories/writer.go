@@ -123,6 +123,5 @@ func (w *writer) report(to io.Writer) {
 	fmt.Fprintf(to, "\ndevice    %s, %s\n", info.Name, info.Device)
 	fmt.Fprintf(to, "prefill   %4d tokens, %.0f a second\n", w.prompted, float64(w.prompted)/prefill)
 	fmt.Fprintf(to, "decode    %4d tokens, %.0f a second\n", w.decoded, float64(w.decoded)/decoding)
-	fmt.Fprintf(to, "attention %3.0f%% of the time, with its projections\n", 100*w.attending.Seconds()/(prefill+decoding))
 	fmt.Fprintf(to, "cache     %d bytes in %d pages\n", w.pages*pageSize*2*kvHeads*headDim*4, w.pages)
 }
