@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem"
 
@@ -32,8 +33,7 @@ type callFlags struct {
 
 	Causal     bool          `name:"causal" group:"Visibility" help:"Hide the keys after a row's own position."`
 	Window     *flags.Window `name:"window" placeholder:"L,R" group:"Visibility" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
-	Offset     int           `name:"offset" placeholder:"N" group:"Visibility" help:"Move every row's position by N keys."`
-	Offsets    []int         `name:"offsets" placeholder:"N,N" group:"Visibility" help:"Move the positions of the rows of each batch."`
+	Offset     []int         `name:"offset" placeholder:"N,N" group:"Visibility" help:"Move every row's position by N keys, one number for all batches or for each."`
 	KLen       []int         `name:"klen" placeholder:"N,N" group:"Visibility" help:"Number of existing keys, one for each batch."`
 	Prefix     []int         `name:"prefix" placeholder:"N,N" group:"Visibility" help:"Number of first keys that --causal and the right side of --window do not hide."`
 	Segments   string        `name:"segments" placeholder:"URI" group:"Visibility" help:"Document ids of the rows, a .npy file of integers, [S] or [B,S]: a row sees only keys of its own id, which are adjacent."`
@@ -50,13 +50,7 @@ func (c *callFlags) spec(ctx context.Context) (beamattn.Spec, error) {
 	}
 	o := kernels.Options{
 		Scale: c.Scale, Softcap: c.Softcap, ALiBi: c.ALiBi, Sinks: c.Sinks, Causal: c.Causal, Window: (*kernels.Window)(c.Window),
-		Offset: []int{c.Offset}, KLen: c.KLen, Prefix: c.Prefix,
-	}
-	if c.Offsets != nil {
-		o.Offset = nil
-		for _, n := range c.Offsets {
-			o.Offset = append(o.Offset, c.Offset+n)
-		}
+		Offset: c.Offset, KLen: c.KLen, Prefix: c.Prefix,
 	}
 	if c.Align == "bottom-right" {
 		o.Align = kernels.LowerRight
@@ -94,22 +88,18 @@ func readIDs(ctx context.Context, name, uri string) (rows [][]int32, err error) 
 		return nil, fmt.Errorf("shape %v has %d axes, it must have 1 or 2: [S] or [B,S]", h.Shape, n)
 	}
 	all, err := kernels.Make[int64](h.Count)
-	if err != nil {
+	if err != nil || h.Count == 0 {
 		return nil, err
 	}
 	h.Int64s(all, content[h.Start:])
-	width := h.Shape[len(h.Shape)-1]
-	for lo := 0; lo < h.Count; lo += width {
-		row, err := kernels.Make[int32](width)
-		if err != nil {
-			return nil, err
-		}
-		for i, x := range all[lo : lo+width] {
-			if row[i] = int32(x); int64(row[i]) != x {
-				return nil, fmt.Errorf("element %d is %d, ids must be numbers of 32 bits", lo+i, x)
-			}
-		}
-		rows = append(rows, row)
+	ids, err := kernels.Make[int32](h.Count)
+	if err != nil {
+		return nil, err
 	}
-	return rows, nil
+	for i, x := range all {
+		if ids[i] = int32(x); int64(ids[i]) != x {
+			return nil, fmt.Errorf("element %d is %d, ids must be numbers of 32 bits", i, x)
+		}
+	}
+	return slices.Collect(slices.Chunk(ids, h.Shape[len(h.Shape)-1])), nil
 }

@@ -40,7 +40,7 @@ type Options struct {
 	Mask    string        `name:"mask" placeholder:"M.npy" group:"Scores" help:"Bool (true is visible) or float (added to the scores) array that broadcasts, as in numpy, to the scores of q's rank: [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk]. A 4-D one is always [B,H,Sq,Sk]. Keys beyond its last axis are hidden."`
 	Causal  bool          `name:"causal" group:"Visibility" help:"Hide the keys after a row's own position."`
 	Window  *flags.Window `name:"window" placeholder:"L,R" group:"Visibility" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
-	Offset  int           `name:"offset" placeholder:"N" group:"Visibility" help:"Move every row's position by N keys."`
+	Offset  []int         `name:"offset" placeholder:"N,N" group:"Visibility" help:"Move every row's position by N keys, one number for all batches or for each."`
 	KLen    []int         `name:"klen" placeholder:"N,N" group:"Visibility" help:"Number of existing keys, one for each batch, 0 to Sk."`
 	Align   string        `name:"causal-align" enum:"top-left,bottom-right" default:"top-left" group:"Visibility" help:"Origin of the positions, for --causal, --window and --alibi: the first query is at the first key (top-left, as PyTorch's is_causal), or the last query at the last key (bottom-right)."`
 }
@@ -83,7 +83,7 @@ func (p *Problem) packed() bool { return p.CuQ.Rows != nil }
 // options returns the options that need no files, for a call with the lengths d.
 func (p *Problem) options(d kernels.Dims) (kernels.Options, error) {
 	opt := kernels.Options{
-		Scale: p.Scale, Softcap: p.Softcap, Causal: p.Causal, Window: (*kernels.Window)(p.Window), Offset: []int{p.Offset}, KLen: p.KLen, Prefix: p.Prefix,
+		Scale: p.Scale, Softcap: p.Softcap, Causal: p.Causal, Window: (*kernels.Window)(p.Window), Offset: p.Offset, KLen: p.KLen, Prefix: p.Prefix,
 		QSegments: p.Segments.Rows, KSegments: p.KVSegments.Rows, ALiBi: p.ALiBi.Values, Sinks: p.Sinks.Values, BlockSize: p.BlockSize,
 	}
 	if p.ALiBi.Auto {

@@ -290,7 +290,7 @@ func (c *Command) facts(dev *kernels.Device, in *call.Inputs, rows, keys span) [
 	if c.Window != nil {
 		add("window", "%v", c.Window)
 	}
-	if c.Offset != 0 {
+	if c.Offset != nil {
 		add("offset", "%d", c.Offset)
 	}
 	if c.KLen != nil {

@@ -97,6 +97,9 @@ func TestRunOptions(t *testing.T) {
 		{"offset", "--causal --offset=1", func(_ *testing.T, c *runCase) {
 			c.hidden = func(_, _, i, j int) bool { return j > i+1 }
 		}},
+		{"offsets of batches", "--causal --offset -1,2", func(_ *testing.T, c *runCase) {
+			c.hidden = func(b, _, i, j int) bool { return j > i+[]int{-1, 2}[b] }
+		}},
 		{"prefixes", "--causal --prefix=3,0", func(_ *testing.T, c *runCase) {
 			c.hidden = func(b, _, i, j int) bool { return j > i && j >= []int{3, 0}[b] }
 		}},
