@@ -25,8 +25,7 @@
 // empty call (backend.LaunchMeter). The report has a figure in percent of the ceiling that
 // limits it: usually the first in prefill, the second in decoding, the third in short calls.
 //
-// In addition to Run there are [Ceilings] for the ceilings alone and [Plans] for how cases
-// would run.
+// [Plans] returns how cases would run.
 //
 // A series without lengths doubles the length for as long as the cost of the previous case
 // predicts an affordable call. Cases that exceed the budget or the memory are reported as

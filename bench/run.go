@@ -82,7 +82,7 @@ func newReport(cfg Config) *report.Report {
 	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
 	env.Missing = append(env.Missing, cfg.Missing...)
 	env.Args = append(env.Args, cfg.Args...)
-	return &report.Report{Schema: report.Schema, Environment: env, Cases: []report.Measurement{}, Ceilings: []report.Ceiling{}}
+	return &report.Report{Schema: report.Schema, Environment: env, Cases: []report.Measurement{}}
 }
 
 // left returns what is left of the series' share of the budget; negative without a budget.

@@ -171,7 +171,7 @@ func FuzzReport(f *testing.F) {
 	}
 	for i := range r.Cases {
 		one := r
-		one.Cases, one.Ceilings = r.Cases[i:i+1:i+1], r.Ceilings[:1]
+		one.Cases = r.Cases[i : i+1 : i+1]
 		m := &one.Cases[0]
 		if len(m.Rounds) > 0 {
 			m.Rounds = m.Rounds[:1]

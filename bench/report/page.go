@@ -17,7 +17,7 @@ import (
 var pageBody string
 
 var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
-	"exact": exact, "show": number.show, "duration": seconds.show, "draw": func(c chart.Chart) (template.HTML, error) { return c.Inline() },
+	"draw": func(c chart.Chart) (template.HTML, error) { return c.Inline() },
 }).Parse(pageBody))
 
 // pageData is the input of the template.
@@ -27,7 +27,6 @@ type pageData struct {
 	Charts             []chart.Chart
 	Heads              []pageHead
 	Rows               [][]pageCell // of the cases
-	Ceilings           []Ceiling
 	Environment        [][2]string
 	Repeat             string
 	Legend             [][2]string
@@ -52,7 +51,6 @@ func (r *Report) WritePage(w io.Writer) error {
 		Environment: e.table(),
 		Repeat:      "(the report does not contain the command)",
 		Legend:      r.legend(),
-		Ceilings:    r.Ceilings,
 		Charts:      r.charts(),
 	}
 	data.Heads, data.Rows = r.casesTable()
@@ -79,9 +77,6 @@ func (r *Report) outcome() (measured string, problems []string) {
 	}
 	if r.Interrupted {
 		problems = append(problems, "The run was interrupted; the cases after that were not measured.")
-	}
-	if len(r.Cases) == 0 {
-		return fmt.Sprintf("The ceilings of %s.", format.Count(len(r.Ceilings), "contender")), problems
 	}
 	parts := []string{fmt.Sprintf("%d of %s measured", n[OK], format.Count(len(r.Cases), "case"))}
 	for _, s := range []Status{Wrong, Failed, Predicted, NotRun} {

@@ -27,7 +27,7 @@ import (
 )
 
 // Schema is the version of the JSON form of a [Report]. Every change of a field changes it.
-const Schema = 3
+const Schema = 4
 
 // Report is the result of a run. As JSON it is
 //
@@ -35,12 +35,11 @@ const Schema = 3
 //	  "schema": 3,
 //	  "interrupted": false,
 //	  "environment": { ... },
-//	  "cases": [ { ... }, ... ],
-//	  "ceilings": [ { ... }, ... ]
+//	  "cases": [ { ... }, ... ]
 //	}
 //
-// with the fields of [Environment], [Measurement] and [Ceiling]. A figure that
-// was not measured is null, never 0 and never absent.
+// with the fields of [Environment] and [Measurement]. A figure that was not measured is
+// null, never 0 and never absent.
 type Report struct {
 	// Schema is the version of this form.
 	Schema int `json:"schema"`
@@ -49,27 +48,6 @@ type Report struct {
 	Environment Environment `json:"environment"`
 	// Cases has a row for every case, including those that did not run.
 	Cases []Measurement `json:"cases"`
-	// Ceilings is empty except in a measurement of ceilings alone.
-	Ceilings []Ceiling `json:"ceilings"`
-}
-
-// Ceiling is the most that a contender reaches, whatever it computes: the best of several
-// measurements; null means that it cannot be measured.
-type Ceiling struct {
-	// Contender is its name, Backend the name of its device.
-	Contender string `json:"contender"`
-	Backend   string `json:"backend"`
-	// Threads is the number of CPU threads that compute; 0 on other devices.
-	Threads int `json:"threads"`
-	// GFLOPS is the peak rate of fused multiply-adds in registers, in 10^9 operations a
-	// second.
-	GFLOPS *float64 `json:"gflops"`
-	// MemoryGBS and CacheGBS are the rates of repeatedly reading a tensor that fits no
-	// cache, and one that fits a cache, in 10^9 bytes a second.
-	MemoryGBS *float64 `json:"memory_gbs"`
-	CacheGBS  *float64 `json:"cache_gbs"`
-	// LaunchS is the time of an empty call in seconds.
-	LaunchS *float64 `json:"launch_s"`
 }
 
 // ErrInterrupted reports a run that stopped before its end; its report has what it
@@ -101,7 +79,7 @@ func (r *Report) Err() error {
 		return fmt.Errorf("%d of %d cases failed, the first is %s: %s", n[Failed], all, name(first), first.Note)
 	case n[OK] == 0 && all > 0:
 		return fmt.Errorf("no case was measured, %s: %s", name(r.Cases[0]), r.Cases[0].Note)
-	case n[OK] == 0 && len(r.Ceilings) == 0:
+	case n[OK] == 0:
 		return errors.New("no case was measured: there is no backend")
 	}
 	return nil

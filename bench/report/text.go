@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
@@ -17,21 +16,16 @@ import (
 )
 
 // WriteTable writes the report as text for people: what ran on what, a row for each case
-// below its backend, and the meaning of the columns. A report of ceilings alone has a row
-// for each contender.
+// below its backend, and the meaning of the columns.
 func (r *Report) WriteTable(w io.Writer) error {
 	var b strings.Builder
 	r.head(&b)
-	if len(r.Cases) == 0 && len(r.Ceilings) > 0 {
-		r.ceilingsTable(&b)
-	} else {
-		for i := range r.Environment.Backends {
-			b.WriteByte('\n')
-			r.block(&b, &r.Environment.Backends[i])
-		}
-		r.missing(&b)
-		r.foot(&b)
+	for i := range r.Environment.Backends {
+		b.WriteByte('\n')
+		r.block(&b, &r.Environment.Backends[i])
 	}
+	r.missing(&b)
+	r.foot(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -290,34 +284,6 @@ func (r *Report) foot(b *strings.Builder) {
 	if r.Interrupted {
 		b.WriteString("\ninterrupted: the cases after that were not measured\n")
 	}
-}
-
-// ceilingsTable writes the ceilings of contenders, and below those of devices with a queue.
-func (r *Report) ceilingsTable(b *strings.Builder) {
-	line := func(cells ...any) { fmt.Fprintf(b, "%8s %8s %16s %18s %17s\n", cells...) }
-	b.WriteByte('\n')
-	line("tier", "threads", "FMA, GFLOP/s", "read memory, GB/s", "read cache, GB/s")
-	for _, c := range r.Ceilings {
-		threads := "-"
-		if c.Threads > 0 {
-			threads = strconv.Itoa(c.Threads)
-		}
-		line(c.Contender, threads, number.show(c.GFLOPS), number.show(c.MemoryGBS), number.show(c.CacheGBS))
-	}
-	for _, c := range r.Ceilings {
-		if c.LaunchS == nil {
-			continue
-		}
-		info := r.Environment.backend(&Measurement{Backend: c.Backend, Threads: c.Threads})
-		info.Name, info.Threads = c.Contender, 0
-		fmt.Fprintf(b, "\n%s\n  empty launch %9s\n", describe(&info), seconds.show(c.LaunchS))
-	}
-	r.missing(b)
-	b.WriteString(`
-FMA        float32 fused multiply-adds (2 operations) in registers
-memory     a tensor larger than the caches, read repeatedly; cache: one that fits into the cache of each core, or of a device
-All figures are the best of several rounds, in which the contenders take turns.
-`)
 }
 
 // WritePlans writes the plans of the cases as text for people.

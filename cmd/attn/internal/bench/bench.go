@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -51,7 +50,6 @@ type Command struct {
 	Softcap float64       `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`
 	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores of all heads."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat the flag or separate names with commas. Default: all." placeholder:"NAME"`
-	Ceiling bool          `name:"ceilings" help:"Measure only the peak rates of the backends; those of the CPU for each instruction set on 1, 2, 4, ... --threads threads."`
 	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits), and run none."`
 	Threads []int         `name:"threads" help:"Threads of the CPU backend; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
 	Memory  cli.Size      `name:"device-memory" placeholder:"SIZE" help:"Limit of the GPU memory in use: 256M, 2G. Tensors beyond it stay in host memory and are streamed. Default: all of it."`
@@ -160,58 +158,20 @@ func (c *Command) write(ctx context.Context, r *report.Report) error {
 
 // measure runs the cases, or plans them.
 func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report, error) {
-	threads := 0 // GOMAXPROCS
-	if len(c.Threads) > 0 {
-		threads = c.Threads[0]
-	}
 	devices, missing, err := c.open()
 	defer func() {
 		for _, dev := range devices {
 			dev.Close()
 		}
 	}()
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case c.Ceiling:
-		var list []bench.Contender
-		for _, dev := range devices {
-			if name := dev.Info().Name; name != "cpu" {
-				list = append(list, bench.Contender{Name: name, Device: dev})
-				continue
-			}
-			tiers := tiersAndThreads(threads)
-			defer func() {
-				for _, c := range tiers {
-					c.Device.Close()
-				}
-			}()
-			list = append(list, tiers...)
-		}
-		return bench.Ceilings(ctx, list, missing...)
 	}
 	cfg.Missing = missing
 	if c.Plan {
 		return bench.Plans(ctx, devices, cfg)
 	}
 	return bench.Run(ctx, devices, cfg)
-}
-
-// tiersAndThreads returns the instruction sets of the CPU backend on 1, 2, 4, ...
-// and last threads; 0 is GOMAXPROCS.
-func tiersAndThreads(last int) []bench.Contender {
-	if last == 0 {
-		last = runtime.GOMAXPROCS(0)
-	}
-	var list []bench.Contender
-	for n := 1; ; n = min(2*n, last) {
-		for _, tier := range cpu.Tiers() {
-			list = append(list, bench.Contender{Name: tier, Device: kernels.NewDevice(cpu.New(cpu.Options{Threads: n, Tier: tier}))})
-		}
-		if n == last {
-			return list
-		}
-	}
 }
 
 // config returns the configuration that the flags describe.
@@ -223,11 +183,8 @@ func (c *Command) config() (bench.Config, error) {
 		when bool
 		text string
 	}{
-		{c.Ceiling && c.Plan, "--ceilings and --plan exclude each other"},
-		{len(c.Threads) > 1 && c.Ceiling, "--threads is a list, --ceilings takes one number"},
 		{c.Plan && c.CSV+c.GoBench+c.Table+c.HTML+c.Plot != "", "--plan can only be written as --json"},
-		{c.Ceiling && c.Plot != "", "--ceilings has no pictures"},
-		{c.Resume != "" && (c.Ceiling || c.Plan), "--resume cannot continue --ceilings or --plan"},
+		{c.Resume != "" && c.Plan, "--resume cannot continue --plan"},
 		{c.Preset != "" && cases, "--preset replaces the flags --seq to --mask"},
 	} {
 		if refused.when {

@@ -15,7 +15,6 @@ import (
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
-	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -71,8 +70,6 @@ func TestBenchPictures(t *testing.T) {
 	}
 	code, stdout, stderr := benchmark(t.Context(), "--seq", "64", "--html", dir)
 	clitest.WantFailure(t, code, stdout, stderr, "is not a regular file")
-	code, stdout, stderr = benchmark(t.Context(), "--ceilings", "--plot", dir)
-	clitest.WantFailure(t, code, stdout, stderr, "--ceilings has no pictures")
 	code, stdout, stderr = benchmark(t.Context(), "--plan", "--seq", "64", "--html", dir+"/x.html")
 	clitest.WantFailure(t, code, stdout, stderr, "--plan can only be written as --json")
 }
@@ -139,8 +136,6 @@ func TestBenchRefuses(t *testing.T) {
 		{"a mask type", "--dtype is \"bool\"", []string{"--dtype", "bool"}},
 		{"an unknown backend", "--backend: backend \"tpu\" is unknown", []string{"--backend", "tpu"}},
 		{"an unknown backend next to a known one", "backend \"tpu\" is unknown", []string{"--backend", "cpu,tpu"}},
-		{"a plan of ceilings", "exclude each other", []string{"--ceilings", "--plan", "--backend", "cpu"}},
-		{"ceilings of an unknown backend", "backend \"tpu\" is unknown", []string{"--ceilings", "--backend", "tpu"}},
 		{"a plan of an unknown backend", "backend \"tpu\" is unknown", []string{"--plan", "--backend", "cpu,tpu"}},
 		{"no device memory", "--device-memory", []string{"--device-memory", "0"}},
 		{"device memory of another unit", "is not a size", []string{"--device-memory", "2T"}},
@@ -150,12 +145,10 @@ func TestBenchRefuses(t *testing.T) {
 		{"a preset and an option", "--preset replaces the flags", []string{"--preset", "quick", "--causal"}},
 		{"an unknown variant", "--variant is \"fast\"", []string{"--variant", "fast"}},
 		{"the same series twice", "there are two series", []string{"--dim", "64,64"}},
-		{"ceilings on two numbers of threads", "takes one number", []string{"--ceilings", "--backend", "cpu", "--threads", "1,2"}},
 		{"a folder as the table", "is not a regular file", []string{"--csv", dir}},
 		{"no folder for the lines", "does not exist", []string{"--gobench", filepath.Join(dir, "absent", "r")}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
 		{"more threads than memory", "it must be 1 to 4096", []string{"--threads=9223372036854775807"}},
-		{"ceilings of more threads than memory", "it must be 1 to 4096", []string{"--ceilings", "--threads=9223372036854775807"}},
 		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
 		{"pictures in a file", "it is a file, it must be a folder", []string{"--plot", os.Args[0]}},
 		{"no value", "--seq: a value is missing", []string{"--seq"}},
@@ -190,23 +183,6 @@ func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
 	}
 }
 
-func TestBenchCeilings(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "report.json")
-	code, out, stderr := benchmark(t.Context(), "--ceilings", "--backend", "cpu", "--threads", "1", "--json", path)
-	if code != 0 || stderr != "" || !strings.Contains(out, "read memory, GB/s") {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
-	r := decoded(t, path)
-	if len(r.Ceilings) != len(cpu.Tiers()) {
-		t.Errorf("%d ceilings, there are the tiers %v", len(r.Ceilings), cpu.Tiers())
-	}
-	for _, c := range r.Ceilings {
-		if c.Threads != 1 || c.GFLOPS == nil || c.MemoryGBS == nil || c.CacheGBS == nil {
-			t.Errorf("%+v", c)
-		}
-	}
-}
-
 func TestBenchPlans(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
 	code, out, stderr := benchmark(t.Context(), "--plan", "--backend", "cpu", "--seq", "256,1M", "--heads", "1", "--window", "100,0", "--json", path)
@@ -238,27 +214,6 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 		if err != nil || (rate == 0) != tc.onHost {
 			t.Errorf("of %d bytes: 2 MiB are read at %v B/s, %v", tc.memory, rate, err)
 		}
-	}
-}
-
-func TestBenchCeilingsOfAGPU(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes several seconds on a software driver")
-	}
-	be, err := backend.Open("gpu")
-	if err != nil {
-		t.Skipf("needs a WebGPU adapter: %v", err)
-	}
-	name := be.Info().Name
-	be.Close()
-	path := filepath.Join(t.TempDir(), "report.json")
-	code, out, stderr := benchmark(t.Context(), "--ceilings", "--backend", name, "--json", path)
-	if code != 0 || stderr != "" || !strings.Contains(out, "  empty launch ") {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
-	r := decoded(t, path)
-	if len(r.Ceilings) != 1 || r.Ceilings[0].GFLOPS == nil || r.Ceilings[0].MemoryGBS == nil || r.Ceilings[0].LaunchS == nil {
-		t.Errorf("%+v", r.Ceilings)
 	}
 }
 

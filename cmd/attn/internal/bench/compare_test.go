@@ -83,7 +83,7 @@ func TestCompareRefuses(t *testing.T) {
 		}
 		return path
 	}
-	empty := write("empty.json", `{"schema": 3}`)
+	empty := write("empty.json", `{"schema": 4}`)
 	for _, tc := range []struct {
 		why, want string
 		args      []string
@@ -92,8 +92,8 @@ func TestCompareRefuses(t *testing.T) {
 		{"no JSON", "text: this is not a report of attn bench (line 1: invalid character 'a' looking for beginning of value)\n", []string{empty, write("text", "abc")}},
 		{"other JSON", "other.json: this is not a report of attn bench (no \"schema\" field)\n", []string{empty, write("other.json", `{"name": "x"}`)}},
 		{"a list", "list.json: this is not a report of attn bench (line 2: the text is of type array)\n", []string{write("list.json", "\n[1]"), empty}},
-		{"a word instead of a number", "(line 1: cases.seq_k is of type string)\n", []string{write("word.json", `{"schema": 3, "cases": [{"seq_k": "4k"}]}`), empty}},
-		{"an older form", "old.json: the report has schema 1, this program reads 3: measure again\n", []string{write("old.json", `{"schema": 1}`), empty}},
+		{"a word instead of a number", "(line 1: cases.seq_k is of type string)\n", []string{write("word.json", `{"schema": 4, "cases": [{"seq_k": "4k"}]}`), empty}},
+		{"an older form", "old.json: the report has schema 1, this program reads 4: measure again\n", []string{write("old.json", `{"schema": 1}`), empty}},
 		{"no file", "no such file", []string{filepath.Join(dir, "absent"), empty}},
 		{"nothing in common", "no measured case in common", []string{empty, empty}},
 		{"no percentage", "is not a percentage", []string{empty, empty, "--fail-over", "much"}},
