@@ -31,7 +31,7 @@ func (c Case) String() string { return c.row(kernels.Info{}).Name }
 func (c Case) row(info kernels.Info) report.Measurement {
 	d := c.dims()
 	m := report.Measurement{
-		Backend: info.Name, Provider: info.Provider, Series: c.Name, Variant: c.Variant, DType: c.DType.String(),
+		Backend: info.Name, Series: c.Name, Variant: c.Variant, DType: c.DType.String(),
 		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
 		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
 	}

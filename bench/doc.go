@@ -5,8 +5,8 @@
 //	...
 //	report.WriteTable(os.Stdout)
 //
-// Package report has the report and its forms: text, JSON, CSV, Go benchmark lines, pictures
-// and a page.
+// Package report has the report and its forms: text, JSON, Markdown, Go benchmark lines and
+// a page with charts.
 //
 // A [Case] is a call of certain lengths and options, a [Series] is a case at several
 // lengths, [Presets] are named sets of series. For each case, Run draws the inputs by seed,

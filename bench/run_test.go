@@ -75,14 +75,14 @@ func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 	for i, c := range r.Cases {
 		seq := []int{16, 32}[i]
 		if c.SeqQ != seq || c.SeqK != seq || c.Batch != 3 || c.Heads != 2 || c.KVHeads != 1 || c.Dim != 4 || !c.Causal || c.DType != "f32" ||
-			c.Backend != "cpu" || c.Provider != "fake v1" || c.Threads != 0 || c.Variant != report.Fused || c.Path != "pretended" {
+			c.Backend != "cpu" || c.Threads != 0 || c.Variant != report.Fused || c.Plan.Path != "pretended" {
 			t.Errorf("the case is not the one asked for: %+v", c)
 		}
 		// 1+2+...+S pairs a head.
 		if want := int64(3 * 2 * seq * (seq + 1) / 2 * 4 * 4); c.FLOPs != want {
 			t.Errorf("S=%d: %d FLOPs of visible pairs, want %d", seq, c.FLOPs, want)
 		}
-		if c.MedianS == nil || c.MinS == nil || c.GFLOPS == nil || c.CeilingGFLOPS == nil || c.Percent == nil ||
+		if c.MedianS == nil || c.MinS == nil || c.GFLOPS == nil || c.CeilingGFLOPS == nil || c.PercentOfBound == nil ||
 			c.SpeedupVsStages == nil || c.StagesS == nil || c.MaxError == nil || c.ErrorBound == nil || c.Allocs == nil {
 			t.Fatalf("S=%d: a figure is missing: %+v", seq, c)
 		}
@@ -93,7 +93,7 @@ func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 		}
 		close("GFLOP/s", *c.GFLOPS, float64(c.FLOPs) / *c.MedianS / 1e9)
 		close("ceiling", *c.CeilingGFLOPS, 2)
-		close("percent", *c.Percent, *c.GFLOPS/2*100)
+		close("percent", *c.PercentOfBound, *c.GFLOPS/2*100)
 		close("speed-up", *c.SpeedupVsStages, *c.StagesS / *c.MedianS)
 		if *c.MinS > *c.MedianS || c.Repetitions < minRounds {
 			t.Errorf("S=%d: min %v s, median %v s of %d", seq, *c.MinS, *c.MedianS, c.Repetitions)
@@ -106,8 +106,8 @@ func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 
 func TestNoMeterNoCeiling(t *testing.T) {
 	c := runOn(t, small(16), &fake{name: "cpu"}).Cases[0]
-	if c.Status != report.OK || c.CeilingGFLOPS != nil || c.Percent != nil {
-		t.Errorf("status %q, ceiling %v, percent %v: what no one measured must be null", c.Status, c.CeilingGFLOPS, c.Percent)
+	if c.Status != report.OK || c.CeilingGFLOPS != nil || c.PercentOfBound != nil {
+		t.Errorf("status %q, ceiling %v, percent %v: what no one measured must be null", c.Status, c.CeilingGFLOPS, c.PercentOfBound)
 	}
 }
 
@@ -134,7 +134,7 @@ func TestWrongResultsGetNoFigure(t *testing.T) {
 		if c.Status != report.Wrong || !strings.HasPrefix(c.Note, "WRONG") {
 			t.Errorf("%s: status %q, note %q", tc.why, c.Status, c.Note)
 		}
-		if c.MedianS != nil || c.MinS != nil || c.GFLOPS != nil || c.Percent != nil || c.SpeedupVsStages != nil {
+		if c.MedianS != nil || c.MinS != nil || c.GFLOPS != nil || c.PercentOfBound != nil || c.SpeedupVsStages != nil {
 			t.Errorf("%s: a wrong result has figures: %+v", tc.why, c)
 		}
 		if !tc.be.nan && (c.MaxError == nil || *c.MaxError <= *c.ErrorBound) {

@@ -29,8 +29,8 @@ func TestTracesOfDevices(t *testing.T) {
 	if c.LaunchS == nil || *c.LaunchS != 1e-9 || c.Plan == nil || c.Plan.FLOPs != c.FLOPs {
 		t.Errorf("launch %v, plan %+v", c.LaunchS, c.Plan)
 	}
-	wantText(t, r.WriteTable, "     time      ±    kernel   GFLOP/s", "\nkernel     computing time on the device", "launch     a ceiling too: µs",
-		"\nonce, not in these times: 2 kernels compiled in 3.00 s; 7.5 KiB of inputs moved in 7.68 µs, 1.00 GB/s\n")
+	wantText(t, r.WriteTable, "     time      ±    kernel   GFLOP/s")
+	wantText(t, r.WritePage, ">compiling<", ">3.00 s<", ">upload<")
 }
 
 func TestPlans(t *testing.T) {
@@ -62,7 +62,7 @@ func TestNoClockNoKernelTime(t *testing.T) {
 		t.Errorf("kernel %v, bound %q, %v%%", c.KernelS, c.Bound, *c.PercentOfBound)
 	}
 	var out strings.Builder
-	if err := r.WriteTable(&out); err != nil || strings.Contains(out.String(), "kernel  ") || !strings.Contains(out.String(), "1000000 launch") {
+	if err := r.WriteTable(&out); err != nil || strings.Contains(out.String(), "kernel   GFLOP/s") || !strings.Contains(out.String(), "1000000 launch") {
 		t.Errorf("%v, the table:\n%s", err, &out)
 	}
 }

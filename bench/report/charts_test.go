@@ -3,17 +3,14 @@ package report
 import (
 	"bytes"
 	"encoding/xml"
-	"errors"
-	"image"
-	"image/color"
-	"image/png"
+	"fmt"
 	"io"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed90331342/attn/bench/internal/chart"
 )
 
 // pictured is a report with two backends over five lengths, of which the second one
@@ -25,13 +22,12 @@ func pictured() *Report {
 			seconds := 1e-9 * float64(seq) * float64(seq) * float64(1+4*b)
 			m := Measurement{Backend: name, Variant: "fused", DType: "f32", Batch: 1, Heads: 8, KVHeads: 8, SeqQ: seq, SeqK: seq, Dim: 64,
 				Status: OK, Bound: BoundFMA, Repetitions: 10, Rounds: []Round{}, Memory: Memory{Operands: int64(seq) * 8192}}
+			m.FLOPs, m.Bytes = int64(seq)*int64(seq)*2048, int64(seq)*8192
 			if b == 1 && i >= 3 {
 				m.Status, m.Note, m.PredictedS = Predicted, "predicted, 1.00 s of the budget is left", Figure(seconds)
 				r.Cases = append(r.Cases, m)
 				continue
 			}
-			m.FLOPs, m.Bytes = int64(seq)*int64(seq)*2048, int64(seq)*8192
-			m.FLOPsFull, m.Intensity = m.FLOPs, float64(m.FLOPs)/float64(m.Bytes)
 			m.MedianS, m.LowS, m.HighS = Figure(seconds), Figure(seconds*0.7), Figure(seconds*1.2)
 			m.GFLOPS, m.GBS = Figure(float64(m.FLOPs)/seconds/1e9), Figure(float64(m.Bytes)/seconds/1e9)
 			m.CeilingGFLOPS, m.CeilingGBS = Figure(2560/float64(1+b)), Figure(40/float64(1+b)*float64(1+(i+1)%3))
@@ -52,141 +48,70 @@ func TestPicturedReport(t *testing.T) {
 	golden(t, "pictured.golden.json", b.Bytes())
 }
 
-// The first two colours of lines, as pixels and in SVG files.
-var (
-	colours = []color.NRGBA{{0x0b, 0x5c, 0xad, 255}, {0xc2, 0x41, 0x0c, 255}}
-	hexes   = []string{"#0B5CAD", "#C2410C"}
-)
-
-// draw returns the pictures of a report by name.
-func draw(r *Report) (names []string, files map[string][]byte, err error) {
-	files = map[string][]byte{}
-	err = r.WritePictures(func(name string, contents func(io.Writer) error) error {
-		var b bytes.Buffer
-		err := contents(&b)
-		names, files[name] = append(names, name), b.Bytes()
-		return err
-	})
-	return names, files, err
-}
-
-// TestPictures draws a report and decodes the pictures.
+// TestPictures draws a report: a solid line through the measured points of each curve, dots
+// through the predicted ones, dashes for its ceiling, a spot for each point, and the names.
 func TestPictures(t *testing.T) {
-	names, files, err := draw(pictured())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var want []string
-	for _, name := range []string{"throughput", "time", "memory", "percent"} {
-		want = append(want, name+".png", name+".svg")
-	}
-	if diff := cmp.Diff(want, names); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
-	for name, text := range files {
-		if filepath.Ext(name) == ".png" {
-			lookAtPNG(t, name, text)
-		} else {
-			lookAtSVG(t, name, string(text))
+	charts := pictured().charts()
+	var titles []string
+	for _, c := range charts {
+		titles = append(titles, c.Title)
+		solid, dashed, marks, spots, words := look(t, &c)
+		want := "[4 2] [4 2]"
+		if c.Title == "Memory of a call" { // whose limit follows from the lengths
+			want = "[4 2] [4 4]"
 		}
-	}
-	full := errors.New("disk full")
-	if err := pictured().WritePictures(func(string, func(io.Writer) error) error { return full }); !errors.Is(err, full) {
-		t.Errorf("an error of a file: %v", err)
-	}
-}
-
-// lookAtPNG checks size, margins, and that both lines are there: their colours,
-// over most of the width for the longer one.
-func lookAtPNG(t *testing.T, path string, text []byte) {
-	t.Helper()
-	img, err := png.Decode(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	size := img.Bounds().Size()
-	if size.X != 1200 || size.Y < 660 {
-		t.Errorf("%s is %v, should be 1200 wide and at least 660 high", path, size)
-	}
-	for x := range size.X {
-		for _, y := range []int{0, size.Y - 1} {
-			if color.NRGBAModel.Convert(img.At(x, y)) != color.Color(color.NRGBA{255, 255, 255, 255}) {
-				t.Fatalf("%s: something reaches the border at %d,%d", path, x, y)
+		if got := fmt.Sprint(solid, dashed); got != want {
+			t.Errorf("%s: lines and ceilings have %s pieces, want %s", c.Title, got, want)
+		}
+		if marks != 10 || spots != 10 {
+			t.Errorf("%s: %d marks and %d spots, want 10", c.Title, marks, spots)
+		}
+		for _, word := range []string{"cpu", "gpu:0", "256", "4k", "S, sequence length", c.Y.Label} {
+			if !words[word] {
+				t.Errorf("%s: %q is not in %v", c.Title, word, words)
 			}
 		}
 	}
-	if filepath.Base(path) == "memory.png" {
-		return // one line lies on the other there
-	}
-	for i, least := range []int{size.X / 2, size.X / 6} {
-		if n := columnsWith(img, colours[i], size.Y*4/5); n < least {
-			t.Errorf("%s: line %d is in %d columns, should be in %d at least", path, i, n, least)
-		}
+	if diff := cmp.Diff([]string{"Throughput", "Time of a call", "Memory of a call"}, titles); diff != "" {
+		t.Errorf("pictures (-want +got):\n%s", diff)
 	}
 }
 
-// columnsWith counts the columns that hold a colour above the legend.
-func columnsWith(img image.Image, c color.NRGBA, to int) int {
-	n := 0
-	for x := range img.Bounds().Dx() {
-		for y := range to {
-			if color.NRGBAModel.Convert(img.At(x, y)) == color.Color(c) {
-				n++
-				break
-			}
-		}
-	}
-	return n
-}
-
-// lookAtSVG parses it: one solid path through the points of each line, a dashed
-// one for its ceiling, and the names of both.
-func lookAtSVG(t *testing.T, path, text string) {
+// look parses a drawing: the straight pieces of the solid and of the dashed path of each line,
+// the numbers of marks and spots, and the texts.
+func look(t *testing.T, c *chart.Chart) (solid, dashed []int, marks, spots int, words map[string]bool) {
 	t.Helper()
-	d := xml.NewDecoder(strings.NewReader(text))
-	through, dashed := map[string]int{}, map[string]int{}
-	var words []string
+	words = map[string]bool{}
+	d := xml.NewDecoder(strings.NewReader(string(c.Draw())))
 	for {
 		token, err := d.Token()
 		if err == io.EOF {
-			break
+			return solid, dashed, marks, spots, words
 		}
 		if err != nil {
-			t.Fatalf("%s: %v", path, err)
+			t.Fatalf("%s: %v", c.Title, err)
 		}
-		switch e := token.(type) {
-		case xml.CharData:
-			words = append(words, strings.TrimSpace(string(e)))
-		case xml.StartElement:
-			attr := map[string]string{}
-			for _, a := range e.Attr {
-				attr[a.Name.Local] = a.Value
-			}
-			for i := range 2 {
-				colour := "stroke:" + hexes[i]
-				switch {
-				case e.Name.Local != "path" || !strings.Contains(attr["style"], colour):
-				case strings.Contains(attr["style"], "stroke-dasharray"):
-					dashed[colour] = max(dashed[colour], strings.Count(attr["d"], "L"))
-				case strings.Contains(attr["style"], "stroke-width:1.6"):
-					through[colour] = max(through[colour], strings.Count(attr["d"], "L"))
-				}
-			}
+		if text, ok := token.(xml.CharData); ok {
+			words[string(text)] = true
 		}
-	}
-	if !strings.Contains(text, "font-family:'Liberation Sans',Arimo,Arial,Helvetica,sans-serif;") {
-		t.Errorf("%s names one font only", path)
-	}
-	cpu, gpu := "stroke:"+hexes[0], "stroke:"+hexes[1]
-	if through[cpu] != 4 || through[gpu] != 2 {
-		t.Errorf("%s: the lines have %v pieces, should have 4 and 2", path, through)
-	}
-	if dashed[cpu] < 1 {
-		t.Errorf("%s: no ceiling, %v", path, dashed)
-	}
-	for _, word := range []string{"cpu", "gpu:0", "B=1 H=8 D=64 f32 · Some CPU"} {
-		if !slices.Contains(words, word) {
-			t.Errorf("%s: %q is not in %q", path, word, words)
+		e, ok := token.(xml.StartElement)
+		if !ok {
+			continue
+		}
+		attr := map[string]string{}
+		for _, a := range e.Attr {
+			attr[a.Name.Local] = a.Value
+		}
+		pieces := strings.Count(attr["d"], "L")
+		switch {
+		case e.Name.Local == "circle" && attr["data-tip"] != "":
+			spots++
+		case attr["class"] == "mark":
+			marks++
+		case attr["stroke-dasharray"] == "5 3":
+			dashed = append(dashed, pieces)
+		case attr["stroke-dasharray"] == "none":
+			solid = append(solid, pieces)
 		}
 	}
 }
@@ -201,97 +126,51 @@ func TestPicturesOfLittle(t *testing.T) {
 	for i := range bare.Cases {
 		m := &bare.Cases[i]
 		m.CeilingGFLOPS, m.CeilingGBS, m.PercentOfBound, m.LowS, m.HighS, m.Bound = nil, nil, nil, nil, nil, ""
-		m.FLOPs, m.Intensity, m.GFLOPS = 0, 0, nil
+		m.FLOPs, m.GFLOPS = 0, nil
 	}
 	twice := pictured()
 	twice.Cases = append(twice.Cases, twice.Cases...)
-	for _, tt := range []struct {
-		name   string
-		report *Report
-		charts int
-	}{{"one case", one, 4}, {"no operations, no ceilings", bare, 2}, {"twice", twice, 4}, {"of every kind", sample(), 4}} {
-		names, _, err := draw(tt.report)
-		if err != nil || len(names) != 2*tt.charts {
-			t.Errorf("%s: %d pictures, %v, should be %d", tt.name, len(names)/2, err, tt.charts)
-		}
-	}
 	none := pictured()
 	for i := range none.Cases {
 		none.Cases[i] = Measurement{Backend: "cpu", Status: Wrong, SeqK: 256}
 	}
-	if _, _, err := draw(none); err == nil || !strings.Contains(err.Error(), "nothing to draw") {
-		t.Errorf("nothing measured: %v", err)
-	}
-	// A page has tables at least.
-	var page strings.Builder
-	if err := none.WritePage(&page); err != nil || !strings.Contains(page.String(), "<table") || strings.Contains(page.String(), "<svg") {
-		t.Errorf("a page without pictures: %v", err)
-	}
-}
-
-// TestLineNames: the names of lines contain what differs between them.
-func TestLineNames(t *testing.T) {
-	row := func(who, series, variant string, heads int) Measurement {
-		return Measurement{Backend: who, Series: series, Variant: variant, DType: "f32", Batch: 1, Heads: heads, KVHeads: heads, Dim: 64}
-	}
 	for _, tt := range []struct {
-		rows []Measurement
-		want []string
-	}{
-		{[]Measurement{row("cpu", "", "fused", 8), row("cpu", "", "fused", 8)}, []string{"cpu"}},
-		{[]Measurement{row("cpu", "", "fused", 8), row("gpu:0", "", "fused", 8)}, []string{"cpu", "gpu:0"}},
-		{[]Measurement{row("cpu", "", "fused", 8), row("cpu", "", "qk", 8)}, []string{"cpu · fused", "cpu · qk"}},
-		{[]Measurement{row("cpu", "A", "fused", 8), row("cpu", "B", "fused", 16)}, []string{"cpu · A", "cpu · B"}},
-		{[]Measurement{row("cpu", "", "fused", 8), row("cpu", "", "fused", 16)}, []string{"cpu · B=1 H=8 D=64 f32", "cpu · B=1 H=16 D=64 f32"}},
-		{[]Measurement{row("cpu", "B=1 H=8 D=64 f32", "fused", 8), row("cpu", "B=1 H=8 D=64 f32 qk", "qk", 8)}, []string{"cpu · fused", "cpu · qk"}},
-		{[]Measurement{row("cpu", "A", "fused", 8), row("cpu", "A", "fused", 16), row("cpu", "B", "fused", 8)},
-			[]string{"cpu · A · B=1 H=8 D=64 f32", "cpu · A · B=1 H=16 D=64 f32", "cpu · B · B=1 H=8 D=64 f32"}},
-		{nil, nil},
-	} {
-		var got []string
-		for _, l := range (&Report{Cases: tt.rows}).curves() {
-			got = append(got, l.name)
-		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
-	}
-}
-
-// TestCommandLine: what is printed is what a shell runs.
-func TestCommandLine(t *testing.T) {
-	e := Environment{Variables: []string{"GOMAXPROCS=2", "A=b c"}, Args: []string{"bench", "--seq=256..4k", "--title", "it's", ""}}
-	got := e.command()
-	if want := `GOMAXPROCS=2 A='b c' attn bench --seq=256..4k --title 'it'\''s' ''`; got != want {
-		t.Errorf("%s, should be %s", got, want)
-	}
-}
-
-// TestCeilingsAreMerged: what two backends' cases share is one line.
-func TestCeilingsAreMerged(t *testing.T) {
-	r := pictured()
-	for _, c := range r.charts() {
-		var names []string
-		for _, l := range c.Lines {
-			if l.Ceiling {
-				names = append(names, l.Name)
+		name   string
+		report *Report
+		charts int
+	}{{"one case", one, 3}, {"no operations, no ceilings", bare, 2}, {"twice", twice, 3}, {"of every kind", sample(), 3}, {"nothing measured", none, 0}} {
+		charts := tt.report.charts()
+		for _, c := range charts {
+			look(t, &c)
+			if drawn := string(c.Draw()); strings.Contains(drawn, "NaN") || strings.Contains(drawn, "Inf") {
+				t.Errorf("%s: %s", tt.name, drawn)
 			}
 		}
-		want := map[string][]string{
-			"throughput": {"ceiling of cpu", "ceiling of gpu:0"}, "time": {"ceiling of cpu", "ceiling of gpu:0"},
-			"memory": {"S x S weights"}, "percent": {"ceiling"},
-		}[c.Name]
-		if diff := cmp.Diff(want, names); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", c.Name, diff)
+		var page strings.Builder // has a table at least
+		if err := tt.report.WritePage(&page); err != nil || !strings.Contains(page.String(), "<table") || strings.Count(page.String(), "<svg") != tt.charts {
+			t.Errorf("%s: %d pictures, %v, should be %d", tt.name, len(charts), err, tt.charts)
 		}
+	}
+}
+
+// TestLineNames: the cases of a device and a series are one line.
+func TestLineNames(t *testing.T) {
+	r := &Report{Cases: []Measurement{{Backend: "cpu", Threads: 2}, {Backend: "cpu", Threads: 2, SeqK: 7}, {Backend: "cpu", Threads: 1}, {Backend: "gpu:0", Series: "A"}, {Backend: "gpu:0", Series: "B"}}}
+	var got []string
+	for _, l := range r.curves() {
+		got = append(got, l.name)
+	}
+	if diff := cmp.Diff([]string{"cpu · 2 threads", "cpu · 1 thread", "gpu:0 · A", "gpu:0 · B"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 // TestTicks: axes have round numbers with units.
 func TestTicks(t *testing.T) {
+	duration, size := quantities[1].Y.Format, quantities[2].Y.Format
 	for _, tc := range []struct{ got, want string }{
-		{durationTick(2), "2 s"}, {durationTick(0.02), "20 ms"}, {durationTick(1e-6), "1 µs"}, {durationTick(5e-8), "50 ns"},
-		{sizeTick(4 << 30), "4 GiB"}, {sizeTick(1536), "1.5 KiB"},
+		{duration(2), "2 s"}, {duration(0.02), "20 ms"}, {duration(1e-6), "1 µs"}, {duration(5e-8), "50 ns"},
+		{size(4 << 30), "4 GiB"}, {size(1536), "1.5 KiB"},
 	} {
 		if tc.got != tc.want {
 			t.Errorf("%q, want %q", tc.got, tc.want)

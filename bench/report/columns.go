@@ -2,24 +2,19 @@ package report
 
 import (
 	"fmt"
-	"math"
 	"reflect"
 	"strconv"
-	"strings"
 
 	"github.com/seed90331342/attn/bench/internal/format"
 )
 
-// column is a figure of a case in the text table, the page or Go benchmark lines. CSV has
-// all fields.
+// column is a figure of a case in the tables for people.
 type column struct {
-	head string // in tables for people
-	page bool   // it is on the page
+	head string
 	unit unit
-	// width of the column in the text table, 0 if it is not there: that of its widest usual
-	// figure, so that the tables of all backends and of two runs are aligned.
+	// width of the column in the text table: that of its widest usual figure, so that the
+	// tables of all backends and of two runs are aligned. With 0 it is on the page only.
 	width int
-	line  string                   // unit in a Go benchmark line; "" is not there
 	value func(m *Measurement) any // a number, a pointer to one, or a string; nil is "not measured"
 }
 
@@ -28,57 +23,56 @@ type unit int
 
 const (
 	word unit = iota
-	bar
 	number
 	integer
-	seqLength
 	seconds
 	byteSize
-	percent // 12.5%
-	share   // 12.5, below a header with the sign
+	percent
 	ratio
 	deviation
 )
 
+// kernelHead is the column that the text table has only for devices with a clock.
+const kernelHead = "kernel"
+
 var columns = []column{
-	{head: "S", page: true, unit: seqLength, width: 9, value: func(m *Measurement) any { return m.SeqK }},
-	{head: "calls", page: true, unit: integer, value: func(m *Measurement) any { return m.Repetitions }},
-	{head: "time", page: true, unit: seconds, width: 9, line: "ns/op", value: func(m *Measurement) any { return m.MedianS }},
-	{head: "±", page: true, unit: percent, value: func(m *Measurement) any { return m.spread() }},
-	{head: "±", width: 6, value: func(m *Measurement) any { return m.spreadText() }},
-	{head: "other processes", page: true, unit: percent, value: func(m *Measurement) any { return m.OthersPercent }},
-	{head: kernelHead, page: true, unit: seconds, width: 9, value: func(m *Measurement) any { return m.KernelS }},
-	{head: "compiling", page: true, unit: seconds, value: func(m *Measurement) any { return m.CompileS }},
-	{head: "upload", page: true, unit: seconds, value: func(m *Measurement) any { return m.MoveS }},
-	{head: "GFLOP/s", page: true, unit: number, width: 9, line: "GFLOP/s", value: func(m *Measurement) any { return m.GFLOPS }},
-	{head: "GFLOP/s, all pairs", page: true, unit: number, value: func(m *Measurement) any { return m.GFLOPSFull }},
-	{head: "GB/s", page: true, unit: number, width: 7, line: "GB/s", value: func(m *Measurement) any { return m.GBS }},
-	{head: "FLOP/byte", page: true, unit: number, value: func(m *Measurement) any { return Positive(m.Intensity) }},
-	{head: "bound by", page: true, value: func(m *Measurement) any { return m.Bound }},
-	{head: "ceiling", width: 11, value: func(m *Measurement) any { return m.ceilingText() }},
-	{head: "% of ceiling", page: true, unit: share, line: "%ceiling", value: func(m *Measurement) any { return m.PercentOfBound }},
-	{head: "%", unit: share, width: 6, value: func(m *Measurement) any { return m.PercentOfBound }},
-	{unit: bar, width: barWidth, value: func(m *Measurement) any { return m.PercentOfBound }},
-	{head: stagesHead, page: true, unit: ratio, width: 9, value: func(m *Measurement) any { return m.SpeedupVsStages }},
-	{head: "memory", width: 9, value: func(m *Measurement) any { return m.memoryText() }},
-	{head: "memory", page: true, unit: byteSize, value: func(m *Measurement) any { return m.Memory.Counted() }},
-	{head: "part that grows as S²", page: true, unit: byteSize, value: func(m *Measurement) any { return m.Memory.Square }},
-	{head: "host peak", page: true, unit: byteSize, value: func(m *Measurement) any { return m.Memory.HostPeak }},
-	{head: "device peak", page: true, unit: byteSize, value: func(m *Measurement) any { return m.Memory.DevicePeak }},
-	{head: "error", page: true, unit: deviation, value: func(m *Measurement) any { return m.MaxError }},
-	{head: "error bound", page: true, unit: deviation, value: func(m *Measurement) any { return m.ErrorBound }},
-	{head: "error / bound", width: 19, value: func(m *Measurement) any { return deviation.show(m.MaxError) + " / " + deviation.show(m.ErrorBound) }},
-	{head: "allocations", page: true, unit: integer, line: "allocs/op", value: func(m *Measurement) any { return m.Allocs }},
+	{"S", integer, 9, func(m *Measurement) any { return m.SeqK }},
+	{"calls", integer, 0, func(m *Measurement) any { return m.Repetitions }},
+	{"time", seconds, 9, func(m *Measurement) any { return m.MedianS }},
+	{"±", percent, 6, func(m *Measurement) any { return m.spread() }},
+	{"other processes", percent, 0, func(m *Measurement) any { return m.OthersPercent }},
+	{kernelHead, seconds, 9, func(m *Measurement) any { return m.KernelS }},
+	{"compiling", seconds, 0, func(m *Measurement) any { return m.CompileS }},
+	{"upload", seconds, 0, func(m *Measurement) any { return m.MoveS }},
+	{"GFLOP/s", number, 9, func(m *Measurement) any { return m.GFLOPS }},
+	{"GB/s", number, 7, func(m *Measurement) any { return m.GBS }},
+	{"ceiling", word, 11, func(m *Measurement) any { return m.ceilingText() }},
+	{"reached", percent, 7, func(m *Measurement) any { return m.PercentOfBound }},
+	{"vs stages", ratio, 9, func(m *Measurement) any { return m.SpeedupVsStages }},
+	{"memory", byteSize, 9, func(m *Measurement) any { return m.peak() }},
+	{"part that grows as S²", byteSize, 0, func(m *Measurement) any { return Positive(float64(m.Memory.Square)) }},
+	{"host peak", byteSize, 0, func(m *Measurement) any { return m.Memory.HostPeak }},
+	{"device peak", byteSize, 0, func(m *Measurement) any { return m.Memory.DevicePeak }},
+	{"error", deviation, 8, func(m *Measurement) any { return m.MaxError }},
+	{"bound", deviation, 8, func(m *Measurement) any { return m.ErrorBound }},
+	{"allocations", integer, 0, func(m *Measurement) any { return m.Allocs }},
 }
 
-// Headers that the text table refers to.
-const (
-	kernelHead = "kernel"
-	stagesHead = "vs stages"
-)
-
-// barWidth is the number of characters that stand for 100% of the ceiling.
-const barWidth = 10
+// legend explains the columns. A text has at most 119 characters a line.
+var legend = [][2]string{
+	{"time", "median of a call with inputs and outputs in the backend's memory; ±: half of its 95% confidence interval"},
+	{"kernel", "computing time on the device by its own clock, measured in separate calls"},
+	{"GFLOP/s", "2·(D+Dv) operations for each visible pair of query and key, of gradients 2·(3·D+2·Dv); softmax is not counted"},
+	{"GB/s", "each operand and output once, except keys and values that no row sees"},
+	{"ceiling", "the limiting one, measured between the repetitions on all threads of the backend:\n" +
+		"fma, GFLOP/s of float32 fused multiply-adds (2 operations) in registers;\n" +
+		"read, GB/s of these operands, from cache if they fit, else from memory; launch, µs of an empty call"},
+	{"reached", "GFLOP/s, GB/s or the launch in percent of the ceiling"},
+	{"vs stages", "time of QKᵀ, softmax and PV with all weights in memory, relative to this call"},
+	{"memory", "maximum for the case: growth of the process by operands and first calls, or memory held on the device"},
+	{"error", "of sampled rows against float64, at the element closest to its bound; WRONG: the bound is exceeded, no figures"},
+	{"noisy", "other processes used that share of the backend's CPU time: measure again on a quiet machine"},
+}
 
 // of returns a number as a float64; false for strings and null.
 func of(value any) (x float64, ok bool) {
@@ -92,34 +86,17 @@ func of(value any) (x float64, ok bool) {
 	return 0, false
 }
 
-// exact writes a value for programs: null is "".
-func exact(value any) string {
-	x, ok := of(value)
-	switch v := reflect.ValueOf(value); {
-	case v.Kind() == reflect.String || v.Kind() == reflect.Bool:
-		return fmt.Sprint(value)
-	case !ok:
-		return ""
-	case x == math.Trunc(x) && math.Abs(x) < 1<<53:
-		return strconv.FormatInt(int64(x), 10)
-	}
-	return strconv.FormatFloat(x, 'g', -1, 64)
-}
-
 // show writes a value for people: null is "-".
 func (u unit) show(value any) string {
-	if text := reflect.ValueOf(value); text.Kind() == reflect.String {
-		return text.String()
+	if text, ok := value.(string); ok {
+		return text
 	}
 	x, ok := of(value)
-	if u == bar {
-		return drawBar(x)
-	}
 	if !ok {
 		return "-"
 	}
 	switch u {
-	case integer, seqLength:
+	case integer:
 		return strconv.Itoa(int(x))
 	case seconds:
 		return format.Duration(x)
@@ -127,8 +104,6 @@ func (u unit) show(value any) string {
 		return format.Size(x)
 	case percent:
 		return fmt.Sprintf("%.1f%%", x)
-	case share:
-		return fmt.Sprintf("%.1f", x)
 	case ratio:
 		return format.Number(x) + "x"
 	case deviation:
@@ -137,12 +112,40 @@ func (u unit) show(value any) string {
 	return format.Number(x)
 }
 
-// drawBar draws a percentage in eighths of a character.
-func drawBar(percent float64) string {
-	eighths := int(math.Round(min(max(percent, 0), 100) / 100 * barWidth * 8))
-	s := strings.Repeat("█", eighths/8)
-	if rest := eighths % 8; rest > 0 {
-		s += string(rune('█' + 8 - rest)) // the characters after U+2588 lose an eighth each
+// spread is half the interval of the median in percent of the median.
+func (m *Measurement) spread() *float64 {
+	if m.MedianS == nil || m.LowS == nil || m.HighS == nil {
+		return nil
 	}
-	return s
+	return Figure(50 * (*m.HighS - *m.LowS) / *m.MedianS)
+}
+
+// ceilingText is the ceiling that limits the case with its kind.
+func (m *Measurement) ceilingText() string {
+	ceiling := m.CeilingGFLOPS
+	switch {
+	case m.Bound == BoundRead:
+		ceiling = m.CeilingGBS
+	case m.Bound == BoundLaunch && m.LaunchS != nil:
+		ceiling = Figure(*m.LaunchS * 1e6)
+	}
+	if ceiling == nil {
+		return "-"
+	}
+	return format.Number(*ceiling) + " " + string(m.Bound)
+}
+
+// peak is the memory of a case that gave a right result: as measured, if that is more than
+// counted.
+func (m *Measurement) peak() *float64 {
+	bytes := m.Memory.Counted()
+	switch {
+	case m.Status != OK:
+		return nil
+	case m.Memory.Device > 0 && m.Memory.DevicePeak != nil:
+		bytes = *m.Memory.DevicePeak
+	case m.Memory.Device == 0 && m.Memory.HostPeak != nil: // a small case may fit in memory that the process has already
+		bytes = max(bytes, *m.Memory.HostPeak)
+	}
+	return Figure(float64(bytes))
 }

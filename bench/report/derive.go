@@ -73,7 +73,7 @@ var elementSize = map[string]int64{kernels.F32.String(): 4, kernels.F16.String()
 // count sets the figures that follow from the call and its plan, without a measurement:
 // operations, bytes moved and memory.
 func (m *Measurement) count(t kernels.DeviceType) {
-	m.Path, m.Pairs, m.FLOPs, m.FLOPsFull, m.Bytes, m.Intensity = "", 0, 0, 0, 0, 0
+	m.Pairs, m.FLOPs, m.Bytes = 0, 0, 0
 	m.Memory = Memory{HostPeak: m.Memory.HostPeak, DevicePeak: m.Memory.DevicePeak}
 	if m.Plan == nil {
 		return
@@ -87,25 +87,24 @@ func (m *Measurement) count(t kernels.DeviceType) {
 	if m.Mask != "" {
 		mask = 4 * int64(m.SeqQ) * int64(m.SeqK)
 	}
-	m.Path, m.Pairs = m.Plan.Path, m.visible().Pairs(m.Batch, m.SeqQ, m.SeqK)*int64(m.Heads)
-	m.FLOPs, m.FLOPsFull = m.Pairs*2*stage, all*2*stage
+	m.Pairs = m.visible().Pairs(m.Batch, m.SeqQ, m.SeqK) * int64(m.Heads)
+	m.FLOPs = m.Pairs * 2 * stage
 	m.Memory.Operands, m.Memory.Scratch, m.Memory.Square = operands, m.Plan.Scratch, mask+scores
 	switch m.Variant {
 	case QK, PV:
-		m.FLOPs, m.FLOPsFull, m.Bytes = all*stage, all*stage, q+k+scores
+		m.FLOPs, m.Bytes = all*stage, q+k+scores
 	case Softmax:
-		m.FLOPs, m.FLOPsFull, m.Bytes = 0, 0, 2*scores+mask
+		m.FLOPs, m.Bytes = 0, 2*scores+mask
 	case Stages: // the scores are written, read and written, and read
 		m.Bytes = operands + mask + 4*scores
 	case Backward: // five products; as large as the operands are their gradients
-		m.FLOPs, m.FLOPsFull = m.Pairs*5*stage, all*5*stage
+		m.FLOPs = m.Pairs * 5 * stage
 		m.Memory.Operands = 2*operands + 4*rows
 		m.Bytes, m.Memory.Square = m.Memory.Operands+mask-unseen, mask
 	default: // without the keys and values that no row sees
 		m.Bytes = operands + mask - unseen
 		m.Memory.Square = mask
 	}
-	m.Intensity = float64(m.FLOPs) / float64(m.Bytes)
 	if t != kernels.CPU {
 		m.Memory.Device = m.Memory.Counted()
 	}
@@ -180,23 +179,14 @@ func (m *Measurement) findBound() {
 // findRates computes the rates and percentages that follow from MedianS, the counts, the
 // ceilings and Bound.
 func (m *Measurement) findRates() {
-	m.GFLOPS, m.GFLOPSFull, m.GBS, m.Percent, m.PercentOfBound, m.SpeedupVsStages = nil, nil, nil, nil, nil, nil
+	m.GFLOPS, m.GBS, m.PercentOfBound, m.SpeedupVsStages = nil, nil, nil, nil
 	if m.MedianS == nil {
 		return
 	}
 	s := *m.MedianS
-	m.GFLOPS, m.GFLOPSFull, m.GBS = Positive(float64(m.FLOPs)/s/1e9), Positive(float64(m.FLOPsFull)/s/1e9), Figure(float64(m.Bytes)/s/1e9)
-	m.Percent, m.PercentOfBound = Positive(100*m.least(BoundFMA)/s), Positive(100*m.least(m.Bound)/s)
+	m.GFLOPS, m.GBS = Positive(float64(m.FLOPs)/s/1e9), Figure(float64(m.Bytes)/s/1e9)
+	m.PercentOfBound = Positive(100 * m.least(m.Bound) / s)
 	if m.StagesS != nil {
 		m.SpeedupVsStages = Figure(*m.StagesS / s)
 	}
-}
-
-// ofRound returns m with the figures of one of its rounds.
-func (m *Measurement) ofRound(i int) *Measurement {
-	one := *m
-	one.Rounds = m.Rounds[i : i+1]
-	one.summarize()
-	one.findRates()
-	return &one
 }

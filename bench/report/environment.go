@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -115,7 +114,7 @@ func (e *Environment) backend(m *Measurement) kernels.Info {
 			return e.Backends[i]
 		}
 	}
-	return kernels.Info{Provider: m.Provider}
+	return kernels.Info{}
 }
 
 // revision returns the first digits of the commit with a mark for modified files, or the
@@ -131,92 +130,10 @@ func (e *Environment) revision() string {
 }
 
 // describe writes a device on a line.
-func describe(b *kernels.Info) string { return details(b, b.Name, b.Device, b.Provider, b.Driver) }
-
-// details joins texts about a device and its number of threads, if any.
-func details(b *kernels.Info, texts ...string) string {
+func describe(b *kernels.Info) string {
+	threads := ""
 	if b.Threads > 0 {
-		texts = append(texts, format.Count(b.Threads, "thread"))
+		threads = format.Count(b.Threads, "thread")
 	}
-	return page.Line(strings.Join(nonEmpty(texts...), " · "))
-}
-
-// limits writes a device's limits as "name=value name=value".
-func limits(b *kernels.Info) string {
-	var words []string
-	for _, l := range b.Limits {
-		words = append(words, fmt.Sprintf("%s=%d", l.Name, l.Value))
-	}
-	return strings.Join(words, " ")
-}
-
-// table lists the environment by name and value.
-func (e *Environment) table() [][2]string {
-	var rows [][2]string
-	add := func(name, value string) {
-		if value != "" {
-			rows = append(rows, [2]string{name, value})
-		}
-	}
-	add("date", e.Date)
-	add("CPU", fmt.Sprintf("%s, %s, %s for Go", e.CPU, format.Count(e.CPUs, "CPU"), format.Count(e.Threads, "thread")))
-	if e.MemoryBytes > 0 {
-		add("memory", format.Size(float64(e.MemoryBytes)))
-	}
-	for _, b := range e.Backends {
-		add("backend "+b.Name, details(&b, b.Device, string(b.Type), b.Provider, b.Driver))
-		var limits []string
-		for _, l := range b.Limits {
-			value := strconv.FormatInt(l.Value, 10)
-			if l.Value >= 1<<20 { // bytes: limits of other kinds are at most 65,535
-				value = format.Size(float64(l.Value))
-			}
-			limits = append(limits, l.Name+" "+value)
-		}
-		add("limits of "+b.Name, strings.Join(limits, " · "))
-	}
-	for _, m := range e.Missing {
-		add("missing", m)
-	}
-	add("system", e.OS+"/"+e.Arch)
-	cgo := "without cgo"
-	if e.CGO {
-		cgo = "with cgo"
-	}
-	add("Go", e.GoVersion+", "+cgo)
-	add("version", e.Version)
-	if e.Commit != "" {
-		add("commit", e.revision())
-	}
-	add("variables", strings.Join(e.Variables, " "))
-	add("seed", strconv.FormatUint(e.Seed, 10))
-	if e.BudgetS > 0 {
-		add("budget", format.Duration(e.BudgetS))
-	}
-	return rows
-}
-
-// command returns the command that repeats the run, quoted for a shell.
-func (e *Environment) command() string {
-	var words []string
-	for _, v := range e.Variables {
-		name, value, _ := strings.Cut(v, "=")
-		words = append(words, name+"="+quoted(value))
-	}
-	words = append(words, "attn")
-	for _, a := range e.Args {
-		words = append(words, quoted(a))
-	}
-	return strings.Join(words, " ")
-}
-
-// quoted quotes a word unless a shell reads it unchanged.
-func quoted(word string) string {
-	special := func(c rune) bool {
-		return !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("-_=.,:/+@%", c))
-	}
-	if word != "" && !strings.ContainsFunc(word, special) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	return page.Line(strings.Join(nonEmpty(b.Name, b.Device, b.Provider, b.Driver, threads), " · "))
 }

@@ -27,21 +27,3 @@ func leaves(v reflect.Value, path string, visit func(path string, leaf reflect.V
 		visit(path, v)
 	}
 }
-
-// figures returns the fields of m, without those of its plan and its rounds, by their JSON
-// names, and the order of the names. Those of nested structs are joined: "memory_operands".
-func (m *Measurement) figures() (names []string, values map[string]any) {
-	row := *m
-	row.Plan, row.Rounds = nil, nil
-	values = map[string]any{}
-	add := func(name string, value any) { names, values[name] = append(names, name), value }
-	leaves(reflect.ValueOf(row), "", func(path string, leaf reflect.Value) {
-		if path == "provider" { // it belongs to the device
-			return
-		}
-		add(strings.ReplaceAll(path, ".", "_"), leaf.Interface())
-	})
-	add("spread_percent", m.spread())
-	add("memory_counted", m.Memory.Counted())
-	return names, values
-}

@@ -16,8 +16,6 @@ import (
 type Measurement struct {
 	// Backend is the name that opens the device: "cpu", "gpu:0".
 	Backend string `json:"backend"`
-	// Provider is the library below the backend with its version.
-	Provider string `json:"provider"`
 	// Series names the series of lengths that the case belongs to: "Llama 3 8B"; "" in a
 	// report of one series.
 	Series string `json:"series"`
@@ -51,8 +49,7 @@ type Measurement struct {
 	// Status is the outcome; Note is the reason for it, or what is missing.
 	Status Status `json:"status"`
 	Note   string `json:"note"`
-	// Plan is the backend's plan, null when there was none; Path is its code path.
-	Path string        `json:"path"`
+	// Plan is the backend's plan, null when there was none.
 	Plan *kernels.Plan `json:"plan"`
 	// Resumed marks a row that was copied from the report that the run resumed.
 	Resumed bool `json:"resumed"`
@@ -87,23 +84,17 @@ type Measurement struct {
 	Pairs int64 `json:"pairs"`
 	// FLOPs counts 2·(D+Dv) operations a visible pair, and "backward" 2·(3·D+2·Dv);
 	// softmax is not counted. "qk" and "pv" compute hidden pairs too and count 2·D and
-	// 2·Dv for every pair. FLOPsFull counts every pair in any case.
-	FLOPs     int64 `json:"flops"`
-	FLOPsFull int64 `json:"flops_full"`
-	// GFLOPS is FLOPs / MedianS / 10^9. GFLOPSFull is the same of FLOPsFull, which other
-	// programs report as the speed of a causal call.
-	GFLOPS     *float64 `json:"gflops"`
-	GFLOPSFull *float64 `json:"gflops_full"`
+	// 2·Dv for every pair.
+	FLOPs int64 `json:"flops"`
+	// GFLOPS is FLOPs / MedianS / 10^9.
+	GFLOPS *float64 `json:"gflops"`
 	// CeilingGFLOPS is the median of the device's peak rate of fused multiply-adds,
-	// measured between the repetitions. Percent is GFLOPS in percent of it.
+	// measured between the repetitions.
 	CeilingGFLOPS *float64 `json:"ceiling_gflops"`
-	Percent       *float64 `json:"percent"`
 	// Bytes is the least that a call moves: each operand and output once, except keys and
 	// values that a window hides from all rows. GBS is Bytes / MedianS / 10^9.
 	Bytes int64    `json:"bytes"`
 	GBS   *float64 `json:"gbs"`
-	// Intensity is FLOPs / Bytes.
-	Intensity float64 `json:"intensity"`
 	// CeilingGBS is the median rate at which the device reads the operands of this case
 	// repeatedly, from cache where they fit, measured between the repetitions.
 	CeilingGBS *float64 `json:"ceiling_gbs"`
@@ -160,17 +151,6 @@ type Memory struct {
 
 // Counted returns the sum of what is counted.
 func (m Memory) Counted() int64 { return m.Operands + m.Scratch + m.Square }
-
-// peak returns the memory of the text table: as measured, if that is more.
-func (m Memory) peak() int64 {
-	switch {
-	case m.Device > 0 && m.DevicePeak != nil:
-		return *m.DevicePeak
-	case m.Device == 0 && m.HostPeak != nil:
-		return max(m.Counted(), *m.HostPeak) // a small case may fit in memory that the process has already
-	}
-	return m.Counted()
-}
 
 // Status is the outcome of a case.
 type Status string
@@ -239,19 +219,6 @@ func Positive(x float64) *float64 {
 	return Figure(x)
 }
 
-// spread is half the interval of the median in percent of the median.
-func (m *Measurement) spread() *float64 {
-	if m.MedianS == nil || m.LowS == nil || m.HighS == nil {
-		return nil
-	}
-	return Figure(50 * (*m.HighS - *m.LowS) / *m.MedianS)
-}
-
-// unsure reports whether the interval covers the median with less than the usual confidence.
-func (m *Measurement) unsure() bool {
-	return m.Confidence != nil && *m.Confidence < 100*stats.Confidence
-}
-
 // noisyPercent is the share of the threads that other processes may use before figures are
 // doubtful.
 const noisyPercent = 5
@@ -274,7 +241,11 @@ func (m *Measurement) outcome() string {
 	if m.noisy() {
 		words = append(words, fmt.Sprintf("noisy: other processes used %.0f%% of the CPU time", *m.OthersPercent))
 	}
-	return strings.Join(append(words, nonEmpty(page.Line(m.Note))...), ", ")
+	words = append(words, nonEmpty(page.Line(m.Note))...)
+	if m.Confidence != nil && *m.Confidence < 100*stats.Confidence { // fewer than six rounds
+		words = append(words, fmt.Sprintf("± with %.0f%% confidence", *m.Confidence))
+	}
+	return strings.Join(words, ", ")
 }
 
 // on reports whether the case ran on a backend.

@@ -6,29 +6,30 @@ import (
 	"html/template"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/seed90331342/attn/bench/internal/chart"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/kernels"
 )
 
 //go:embed page.html
 var pageBody string
 
 var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
-	"draw": func(c chart.Chart) (template.HTML, error) { return c.Inline() },
+	"join": strings.Join, "describe": func(b kernels.Info) string { return describe(&b) },
 }).Parse(pageBody))
 
 // pageData is the input of the template.
 type pageData struct {
+	*Environment
 	Subtitle, Measured string
 	Problems           []string
 	Charts             []chart.Chart
 	Heads              []pageHead
 	Rows               [][]pageCell // of the cases
-	Environment        [][2]string
-	Repeat             string
 	Legend             [][2]string
 }
 
@@ -47,17 +48,13 @@ type pageCell struct{ Text, Key, Class string }
 func (r *Report) WritePage(w io.Writer) error {
 	e := &r.Environment
 	data := pageData{
+		Environment: e,
 		Subtitle:    strings.Join(nonEmpty(e.CPU, format.Count(e.CPUs, "CPU"), e.OS+"/"+e.Arch, e.GoVersion, e.revision(), e.Date), " · "),
-		Environment: e.table(),
-		Repeat:      "(the report does not contain the command)",
-		Legend:      r.legend(),
+		Legend:      legend,
 		Charts:      r.charts(),
 	}
 	data.Heads, data.Rows = r.casesTable()
 	data.Measured, data.Problems = r.outcome()
-	if len(e.Args) > 0 {
-		data.Repeat = e.command()
-	}
 	var body strings.Builder
 	if err := pageTemplate.Execute(&body, data); err != nil {
 		return fmt.Errorf("page: %w", err)
@@ -68,8 +65,7 @@ func (r *Report) WritePage(w io.Writer) error {
 // outcome returns how many cases were measured, and what went wrong.
 func (r *Report) outcome() (measured string, problems []string) {
 	n := map[Status]int{}
-	for i := range r.Cases {
-		m := &r.Cases[i]
+	for _, m := range r.on(nil) {
 		n[m.Status]++
 		if m.Status == Wrong || m.Status == Failed {
 			problems = append(problems, fmt.Sprintf("%s at S = %d: %s", m.Backend, m.SeqK, m.Note))
@@ -94,51 +90,34 @@ func (r *Report) outcome() (measured string, problems []string) {
 // casesTable is the table of the cases in the order of the report. Columns that no case
 // fills are left out.
 func (r *Report) casesTable() (heads []pageHead, rows [][]pageCell) {
-	names := map[*Measurement]string{}
-	for _, l := range r.curves() {
-		for _, m := range l.cases {
-			names[m] = l.name
-		}
+	cases := r.on(nil)
+	rows = make([][]pageCell, len(cases))
+	for i, m := range cases {
+		rows[i] = append(rows[i], pageCell{Text: m.curve(), Class: "text"})
 	}
-	rows = make([][]pageCell, len(r.Cases))
-	add := func(head pageHead, cell func(m *Measurement) pageCell) {
-		var cells []pageCell
-		for i := range r.Cases {
-			cells = append(cells, cell(&r.Cases[i]))
-		}
-		if !slices.ContainsFunc(cells, func(c pageCell) bool { return c.Text != "" && c.Text != "-" }) {
-			return
-		}
-		heads = append(heads, head)
-		for i, c := range cells {
-			rows[i] = append(rows[i], c)
-		}
-	}
-	add(pageHead{"series", true}, func(m *Measurement) pageCell { return pageCell{Text: names[m], Class: "text"} })
+	heads = append(heads, pageHead{"series", true})
 	for _, c := range columns {
-		if !c.page {
+		if !slices.ContainsFunc(cases, func(m *Measurement) bool { return c.unit.show(c.value(m)) != "-" }) {
 			continue
 		}
-		add(pageHead{c.head, c.unit == word}, func(m *Measurement) pageCell {
-			value := c.value(m)
-			x, _ := of(value)
-			switch {
-			case c.unit == word:
-				return pageCell{Text: c.unit.show(value), Class: "text"}
-			case c.unit == seqLength:
-				return pageCell{Text: format.Length(m.SeqK), Key: exact(value)}
-			case x == 0 && (c.unit == byteSize || c.unit == integer && m.Status != OK):
-				value = nil
+		heads = append(heads, pageHead{c.head, c.unit == word})
+		for i, m := range cases {
+			cell := pageCell{Text: c.unit.show(c.value(m))}
+			if x, ok := of(c.value(m)); ok {
+				cell.Key = strconv.FormatFloat(x, 'g', -1, 64)
+			} else if c.unit == word {
+				cell.Class = "text"
 			}
-			return pageCell{Text: c.unit.show(value), Key: exact(value)}
-		})
+			rows[i] = append(rows[i], cell)
+		}
 	}
-	add(pageHead{"status", true}, func(m *Measurement) pageCell {
+	heads = append(heads, pageHead{"status", true})
+	for i, m := range cases {
 		class := "note"
 		if m.Status == Wrong || m.Status == Failed {
 			class = "note bad"
 		}
-		return pageCell{Text: m.outcome(), Class: class}
-	})
+		rows[i] = append(rows[i], pageCell{Text: m.outcome(), Class: class})
+	}
 	return heads, rows
 }

@@ -1,44 +1,10 @@
 package report
 
 import (
-	"encoding/csv"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 )
-
-// environment are the last columns of CSV by name: what a case was measured on.
-func (r *Report) environment(m *Measurement) [][2]string {
-	e, info := &r.Environment, r.Environment.backend(m)
-	return [][2]string{
-		{"date", e.Date}, {"cpu", e.CPU}, {"cpus", strconv.Itoa(e.CPUs)}, {"os", e.OS + "/" + e.Arch}, {"go_version", e.GoVersion},
-		{"version", e.Version}, {"commit", e.Commit}, {"seed", strconv.FormatUint(e.Seed, 10)},
-		{"device", info.Device}, {"provider", info.Provider}, {"driver", info.Driver}, {"limits", limits(&info)},
-	}
-}
-
-// WriteCSV writes the cases as CSV (RFC 4180): a line of names, then a line a case. A
-// figure that was not measured is empty.
-func (r *Report) WriteCSV(w io.Writer) error {
-	names, _ := new(Measurement).figures()
-	lines := [][]string{names}
-	for _, c := range r.environment(&Measurement{}) {
-		lines[0] = append(lines[0], c[0])
-	}
-	for i := range r.Cases {
-		_, figures := r.Cases[i].figures()
-		var values []string
-		for _, name := range names {
-			values = append(values, exact(figures[name]))
-		}
-		for _, c := range r.environment(&r.Cases[i]) {
-			values = append(values, c[1])
-		}
-		lines = append(lines, values)
-	}
-	return csv.NewWriter(w).WriteAll(lines)
-}
 
 // WriteGoBench writes the rounds in the format of Go benchmarks (proposal 14313), which
 // benchstat reads: a line for each round of a case with the median of its calls, below
@@ -70,7 +36,6 @@ func (r *Report) WriteGoBench(w io.Writer) error {
 		config("device", info.Device)
 		config("provider", info.Provider)
 		config("driver", info.Driver)
-		config("limits", limits(info))
 		for _, m := range r.on(info) {
 			if m.Status == OK {
 				m.goBench(&b)
@@ -83,22 +48,22 @@ func (r *Report) WriteGoBench(w io.Writer) error {
 
 // goBench writes the lines of a case.
 func (m *Measurement) goBench(b *strings.Builder) {
-	name := "BenchmarkAttention/backend=" + m.Backend
-	name += "/variant=" + m.Variant + "/" + m.Name
+	name := fmt.Sprintf("BenchmarkAttention/backend=%s/variant=%s/%s", m.Backend, m.Variant, m.Name)
 	if m.Threads > 0 {
 		name += fmt.Sprintf("-%d", m.Threads)
 	}
 	for i := range m.Rounds {
-		one := m.ofRound(i)
-		fmt.Fprintf(b, "%s %d", name, one.Repetitions)
-		for _, c := range columns {
-			x, ok := of(c.value(one))
-			switch {
-			case c.line == "" || !ok:
-			case c.unit == seconds:
-				fmt.Fprintf(b, " %.1f %s", x*1e9, c.line)
-			default:
-				fmt.Fprintf(b, " %.6g %s", x, c.line)
+		one := *m // with the figures of one round
+		one.Rounds = m.Rounds[i : i+1]
+		one.summarize()
+		one.findRates()
+		fmt.Fprintf(b, "%s %d %.1f ns/op", name, one.Repetitions, *one.MedianS*1e9)
+		for _, f := range []struct {
+			figure any
+			unit   string
+		}{{one.GFLOPS, "GFLOP/s"}, {one.GBS, "GB/s"}, {one.PercentOfBound, "%ceiling"}, {one.Allocs, "allocs/op"}} {
+			if x, ok := of(f.figure); ok {
+				fmt.Fprintf(b, " %.6g %s", x, f.unit)
 			}
 		}
 		b.WriteByte('\n')

@@ -3,11 +3,9 @@
 //	r, err := report.Read(file)
 //	err = r.WriteTable(os.Stdout)    // text for people
 //	err = r.WriteJSON(file)          // everything; Read reads it
-//	err = r.WriteCSV(file)           // a line a case
 //	err = r.WriteMarkdown(file)      // a table for a page of documentation
 //	err = r.WriteGoBench(file)       // a line a round, for benchstat
 //	err = r.WritePage(file)          // HTML with pictures and tables that sort
-//	err = r.WritePictures(create)    // PNG and SVG
 //
 //	changes := report.Compare(old, new, 4)
 //	err = report.WriteChanges(os.Stdout, old, new, changes, 4)

@@ -97,31 +97,30 @@ func (r *Report) block(b *strings.Builder, info *kernels.Info) {
 	}
 	fmt.Fprintf(b, "%s · %s\n", describe(info), ceiling)
 	table := textColumns(cases)
-	headers(b, table)
+	var heads []string
+	width := len("  status")
+	for _, c := range table {
+		heads = append(heads, c.head)
+		width += c.width + 1
+	}
+	line(b, table, heads, "status")
+	b.WriteString(strings.Repeat("─", width) + "\n")
 	several := len(r.seriesNames()) > 1
 	for i, c := range cases {
 		if several && (i == 0 || c.Series != cases[i-1].Series) {
 			b.WriteString(strings.Join(slices.Compact([]string{c.Series, c.Shape()}), " · ") + "\n")
 		}
-		row(b, table, c)
+		shown := table
+		if c.unmeasured() { // its length and its note
+			shown = table[:1]
+		}
+		line(b, shown, cells(shown, c), c.outcome())
 	}
-	preparation(b, cases)
-}
-
-// headers writes the column headers and a rule.
-func headers(b *strings.Builder, table []column) {
-	cells, width := make([]string, len(table)), len("   status")
-	for i, c := range table {
-		cells[i] = c.head
-		width += c.width + 1
-	}
-	line(b, table, cells, "status")
-	b.WriteString(strings.Repeat("─", width) + "\n")
 }
 
 // WriteMarkdown writes the cases as a table in Markdown, with the columns of the text table.
 func (r *Report) WriteMarkdown(w io.Writer) error {
-	table := slices.DeleteFunc(textColumns(r.on(nil)), func(c column) bool { return c.unit == bar })
+	table := textColumns(r.on(nil))
 	var b strings.Builder
 	line := func(cells ...string) {
 		for i, c := range cells {
@@ -151,135 +150,19 @@ func cells(table []column, m *Measurement) []string {
 	return all
 }
 
-// row writes a case. A row without figures has its length and its note.
-func row(b *strings.Builder, table []column, m *Measurement) {
-	if m.unmeasured() {
-		table = table[:1]
-	}
-	line(b, table, cells(table, m), m.outcome())
-}
-
 // line writes cells into columns, and the status after them.
 func line(b *strings.Builder, table []column, cells []string, status string) {
-	var l strings.Builder
-	for i, c := range table {
-		pad := strings.Repeat(" ", max(c.width-utf8.RuneCountInString(cells[i]), 0))
-		if i > 0 {
-			l.WriteByte(' ')
-		}
-		if c.unit == bar { // aligned left
-			l.WriteString(" " + cells[i] + pad)
-		} else {
-			l.WriteString(pad + cells[i])
-		}
+	for i, text := range cells {
+		b.WriteString(strings.Repeat(" ", max(table[i].width-utf8.RuneCountInString(text), 0)) + text + " ")
 	}
-	fmt.Fprintf(b, "%s   %s\n", strings.TrimRight(l.String(), " "), status)
-}
-
-// preparation writes what cases cost once: compiling, and moving inputs.
-func preparation(b *strings.Builder, cases []*Measurement) {
-	var compile, move, moved float64
-	var compiled int
-	for _, c := range cases {
-		compiled += c.Compiled
-		moved += float64(c.MovedBytes)
-		if c.CompileS != nil {
-			compile += *c.CompileS
-		}
-		if c.MoveS != nil {
-			move += *c.MoveS
-		}
-	}
-	var once []string
-	if compiled > 0 {
-		once = append(once, fmt.Sprintf("%s compiled in %s", format.Count(compiled, "kernel"), format.Duration(compile)))
-	}
-	if moved > 0 && move > 0 {
-		once = append(once, fmt.Sprintf("%s of inputs moved in %s, %s GB/s", format.Size(moved), format.Duration(move), format.Number(moved/move/1e9)))
-	}
-	if len(once) > 0 {
-		fmt.Fprintf(b, "once, not in these times: %s\n", strings.Join(once, "; "))
-	}
-}
-
-// spreadText is the spread with a question mark where the interval is unsure.
-func (m *Measurement) spreadText() string {
-	text := percent.show(m.spread())
-	if m.spread() != nil && m.unsure() {
-		text += "?"
-	}
-	return text
-}
-
-// ceilingText is the ceiling that limits the case with its kind.
-func (m *Measurement) ceilingText() string {
-	ceiling := m.CeilingGFLOPS
-	switch {
-	case m.Bound == BoundRead:
-		ceiling = m.CeilingGBS
-	case m.Bound == BoundLaunch && m.LaunchS != nil:
-		ceiling = Figure(*m.LaunchS * 1e6)
-	}
-	return strings.Join(nonEmpty(number.show(ceiling), string(m.Bound)), " ")
-}
-
-// memoryText is the memory of a case that gave a right result.
-func (m *Measurement) memoryText() any {
-	if m.Status != OK {
-		return nil
-	}
-	return byteSize.show(m.Memory.peak())
-}
-
-// legend returns the columns of the tables with their meanings, without those that no
-// case needs.
-func (r *Report) legend() [][2]string {
-	some := func(f func(m *Measurement) bool) bool {
-		return slices.ContainsFunc(r.Cases, func(m Measurement) bool { return f(&m) })
-	}
-	var entries [][2]string
-	for _, e := range []struct {
-		name, text string
-		ok         bool
-	}{
-		{"time", "median of a call with inputs and outputs in the backend's memory; ±: half of its 95% confidence interval", true},
-		{"?", "of fewer than 6 rounds, with less confidence", some((*Measurement).unsure)},
-		{kernelHead, "computing time on the device by its own clock, measured in separate calls", some(func(m *Measurement) bool { return m.KernelS != nil })},
-		{"GFLOP/s", "2·(D+Dv) operations for each visible pair of query and key; softmax is not counted", true},
-		{Backward, "gradients of q, k and v from the result of a forward call, which is not timed; 2·(3·D+2·Dv) operations for each visible pair",
-			some(func(m *Measurement) bool { return m.Variant == Backward })},
-		{"GB/s", "each operand and output once, except keys and values that no row sees", true},
-		{"ceiling", "the limiting one, measured between the repetitions on all threads of the backend: fma, GFLOP/s of float32 fused " +
-			"multiply-adds (2 operations) in registers; read, GB/s of these operands, from cache if they fit, else from memory", true},
-		{"launch", "a ceiling too: µs of an empty call", some(func(m *Measurement) bool { return m.LaunchS != nil })},
-		{stagesHead, "time of QKᵀ, softmax and PV with all weights in memory, relative to this call", true},
-		{"memory", "maximum for the case: growth of the process by operands and first calls, or memory held on the device", true},
-		{"error", fmt.Sprintf("of %s against float64, at the element closest to its bound; WRONG: the bound is exceeded, no figures",
-			format.Count(r.Environment.CheckedRows, "sampled row")), true},
-		{"noisy", "other processes used that share of the backend's CPU time: measure again on a quiet machine",
-			some(func(m *Measurement) bool { return m.Status == OK && m.noisy() })},
-	} {
-		if e.ok {
-			entries = append(entries, [2]string{e.name, e.text})
-		}
-	}
-	return entries
+	b.WriteString("  " + status + "\n")
 }
 
 // foot writes the legend, and that the run was interrupted.
 func (r *Report) foot(b *strings.Builder) {
-	const indent, width = 11, 130
 	b.WriteByte('\n')
-	for _, e := range r.legend() {
-		line := fmt.Sprintf("%-*s", indent-1, e[0])
-		for _, word := range strings.Fields(e[1]) {
-			if utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
-				b.WriteString(line + "\n")
-				line = strings.Repeat(" ", indent-1)
-			}
-			line += " " + word
-		}
-		b.WriteString(line + "\n")
+	for _, e := range legend {
+		fmt.Fprintf(b, "%-10s %s\n", e[0], strings.ReplaceAll(e[1], "\n", "\n           "))
 	}
 	if r.Interrupted {
 		b.WriteString("\ninterrupted: the cases after that were not measured\n")
@@ -318,7 +201,7 @@ func (m *Measurement) writePlan(b *strings.Builder) {
 		fmt.Fprintf(w, "    %s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 	line("why", "%s", p.Why)
-	line("work", "%.4g GFLOP for %d visible pairs, %.4g a byte", float64(m.FLOPs)/1e9, m.Pairs, m.Intensity)
+	line("work", "%.4g GFLOP for %d visible pairs, %.4g a byte", float64(m.FLOPs)/1e9, m.Pairs, float64(m.FLOPs)/float64(m.Bytes))
 	line("moves", "at least %s", byteSize.show(m.Bytes))
 	line("memory", "%s of operands, %s of scratch memory, %s that grow with S²",
 		byteSize.show(m.Memory.Operands), byteSize.show(m.Memory.Scratch), byteSize.show(m.Memory.Square))

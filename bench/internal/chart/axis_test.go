@@ -18,8 +18,6 @@ func TestAxis(t *testing.T) {
 		{Axis{Format: format.Plain}, 1, 100, "[1 2 3 5 10 20 30 50 100]"},
 		{Axis{Format: format.Plain}, 190, 211, "[150 200 300]"},
 		{Axis{Format: format.Plain}, 1e-3, 1e9, "[0.01 1 100 10000 1000000 1e+08]"},
-		{Axis{Format: format.Plain, Linear: true}, 3, 90, "[0 20 40 60 80]"},
-		{Axis{Format: format.Plain, Linear: true}, 3, 3.5, "[0 1 2 3]"},
 		{Axis{Format: format.Size, Binary: true}, 1 << 20, 1 << 30, "[1.0 MiB 4.0 MiB 16.0 MiB 64.0 MiB 256.0 MiB 1.0 GiB]"},
 		{Axis{Format: format.Duration}, 4e-7, 8, "[1.00 µs 10.0 µs 100 µs 1.00 ms 10.0 ms 100 ms 1.00 s 10.0 s]"},
 	} {

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -57,11 +55,9 @@ type Command struct {
 	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the choice of checked rows."`
 	Resume  string        `name:"resume" placeholder:"FILE" type:"path" help:"Continue an interrupted run from its --json report FILE, with the flags of that run, and update the file."`
 	JSON    string        `name:"json" help:"Write the report to this file, after each case." placeholder:"FILE"`
-	CSV     string        `name:"csv" help:"Write the figures to this file, one line a case." placeholder:"FILE"`
 	GoBench string        `name:"gobench" help:"Write the rounds to this file as Go benchmark lines, for benchstat." placeholder:"FILE"`
 	Table   string        `name:"markdown" help:"Write the table to this file as Markdown, one row a case." placeholder:"FILE"`
 	HTML    string        `name:"html" help:"Write the report to this file as a web page with pictures and sortable tables; it needs no network." placeholder:"FILE"`
-	Plot    string        `name:"plot" help:"Draw throughput, time, memory and percent of the ceiling into this folder as PNG and SVG." placeholder:"DIR"`
 }
 
 // Vars are the variables of the help texts.
@@ -121,12 +117,9 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 
 // checkOutputs checks that the files of the report can be written.
 func (c *Command) checkOutputs() error {
-	if info, err := os.Stat(c.Plot); c.Plot != "" && err == nil && !info.IsDir() {
-		return fmt.Errorf("--plot %s: it is a file, it must be a folder", c.Plot)
-	}
 	var set output.Set
 	defer set.Discard()
-	for _, f := range []struct{ flag, path string }{{"json", c.JSON}, {"csv", c.CSV}, {"gobench", c.GoBench}, {"markdown", c.Table}, {"html", c.HTML}} {
+	for _, f := range []struct{ flag, path string }{{"json", c.JSON}, {"gobench", c.GoBench}, {"markdown", c.Table}, {"html", c.HTML}} {
 		if err := set.Add("--"+f.flag, f.path); err != nil {
 			return err
 		}
@@ -134,24 +127,16 @@ func (c *Command) checkOutputs() error {
 	return nil
 }
 
-// write writes the files of the report, each alone, and the pictures together. ctx ends
-// the wait for the reader of a pipe.
+// write writes the files of the report. ctx ends the wait for the reader of a pipe.
 func (c *Command) write(ctx context.Context, r *report.Report) error {
 	var errs []error
 	for _, f := range []struct {
 		path  string
 		write func(io.Writer) error
-	}{{c.JSON, r.WriteJSON}, {c.CSV, r.WriteCSV}, {c.GoBench, r.WriteGoBench}, {c.Table, r.WriteMarkdown}, {c.HTML, r.WritePage}} {
+	}{{c.JSON, r.WriteJSON}, {c.GoBench, r.WriteGoBench}, {c.Table, r.WriteMarkdown}, {c.HTML, r.WritePage}} {
 		if f.path != "" {
 			errs = append(errs, output.Write(ctx, f.path, f.write))
 		}
-	}
-	if c.Plot != "" {
-		var pictures output.Set
-		defer pictures.Discard()
-		errs = append(errs, os.MkdirAll(c.Plot, 0o755), r.WritePictures(func(name string, contents func(io.Writer) error) error {
-			return errors.Join(pictures.Add(name, filepath.Join(c.Plot, name)), pictures.Write(ctx, name, contents))
-		}), pictures.Commit(context.WithoutCancel(ctx)))
 	}
 	return errors.Join(errs...)
 }
@@ -183,7 +168,7 @@ func (c *Command) config() (bench.Config, error) {
 		when bool
 		text string
 	}{
-		{c.Plan && c.CSV+c.GoBench+c.Table+c.HTML+c.Plot != "", "--plan can only be written as --json"},
+		{c.Plan && c.GoBench+c.Table+c.HTML != "", "--plan can only be written as --json"},
 		{c.Resume != "" && c.Plan, "--resume cannot continue --plan"},
 		{c.Preset != "" && cases, "--preset replaces the flags --seq to --mask"},
 	} {

@@ -48,22 +48,19 @@ func decoded(t *testing.T, path string) report.Report {
 	return r
 }
 
-// TestBenchPictures: a run leaves the pictures and the page.
-func TestBenchPictures(t *testing.T) {
+// TestBenchPage: a run leaves the page.
+func TestBenchPage(t *testing.T) {
 	dir := t.TempDir()
 	code, _, stderr := benchmark(t.Context(), "--seq", "64,128", "--heads", "1", "--backend", "cpu", "--threads", "1",
-		"--plot", dir+"/plots", "--html", dir+"/r.html")
+		"--html", dir+"/r.html")
 	if code != 0 || stderr != "" {
 		t.Fatalf("exit code %d: %s", code, stderr)
-	}
-	if got := clitest.Files(t, dir+"/plots"); len(got) != 8 {
-		t.Errorf("the folder holds %v, should hold four pictures in two forms", got)
 	}
 	text, err := os.ReadFile(dir + "/r.html")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"2 of 2 cases measured", "attn bench --seq 64,128 --heads 1 --backend cpu --threads 1</pre>", "<svg "} {
+	for _, want := range []string{"2 of 2 cases measured", "attn bench --seq 64,128 --heads 1 --backend cpu --threads 1", "<svg "} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the page lacks %q", want)
 		}
@@ -145,12 +142,11 @@ func TestBenchRefuses(t *testing.T) {
 		{"a preset and an option", "--preset replaces the flags", []string{"--preset", "quick", "--causal"}},
 		{"an unknown variant", "--variant is \"fast\"", []string{"--variant", "fast"}},
 		{"the same series twice", "there are two series", []string{"--dim", "64,64"}},
-		{"a folder as the table", "is not a regular file", []string{"--csv", dir}},
+		{"a folder as the table", "is not a regular file", []string{"--markdown", dir}},
 		{"no folder for the lines", "does not exist", []string{"--gobench", filepath.Join(dir, "absent", "r")}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
 		{"more threads than memory", "it must be 1 to 4096", []string{"--threads=9223372036854775807"}},
 		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
-		{"pictures in a file", "it is a file, it must be a folder", []string{"--plot", os.Args[0]}},
 		{"no value", "--seq: a value is missing", []string{"--seq"}},
 		{"a budget without a unit", "--budget: expected a duration such as 90s or 5m", []string{"--budget", "10"}},
 		{"a folder that does not exist", "does not exist", []string{"--json", filepath.Join(dir, "absent", "r.json")}},

@@ -157,9 +157,9 @@ func TestBenchResumes(t *testing.T) {
 // Each combination of lists is a series, and each number of threads a backend.
 func TestBenchSweepsLists(t *testing.T) {
 	dir := t.TempDir()
-	path, lines, table, markdown := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.txt"), filepath.Join(dir, "r.csv"), filepath.Join(dir, "r.md")
+	path, lines, markdown := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.txt"), filepath.Join(dir, "r.md")
 	code, out, stderr := benchmark(t.Context(), "--seq", "32", "--heads", "1,2", "--dim", "16", "--dtype", "f32,bf16", "--threads", "1,2", "--backend", "cpu",
-		"--json", path, "--gobench", lines, "--csv", table, "--markdown", markdown)
+		"--json", path, "--gobench", lines, "--markdown", markdown)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
@@ -178,7 +178,6 @@ func TestBenchSweepsLists(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		lines:    "BenchmarkAttention/backend=cpu/variant=fused/bf16/b1h2s32d16-2 ",
-		table:    "\ncpu,B=1 H=2 D=16 bf16,bf16/b1h2s32d16,fused,",
 		markdown: "\n| B=1 H=2 D=16 bf16 | cpu | 32 | ",
 	} {
 		if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), want) {

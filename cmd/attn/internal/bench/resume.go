@@ -15,7 +15,7 @@ import (
 // caseArgs returns the arguments without the flags of output files and their
 // values: those that determine the cases.
 func caseArgs(args []string) []string {
-	files := []string{"--json", "--csv", "--gobench", "--markdown", "--html", "--plot", "--resume"}
+	files := []string{"--json", "--gobench", "--markdown", "--html", "--resume"}
 	var words []string
 	for i := 0; i < len(args); i++ {
 		name, _, joined := strings.Cut(args[i], "=")
@@ -56,7 +56,7 @@ func (c *Command) resume(ctx context.Context, out *cli.Streams) (*report.Report,
 	}
 	now := *c
 	*c = earlier.Bench
-	c.Resume, c.JSON, c.CSV, c.GoBench, c.Table, c.HTML, c.Plot = now.Resume, now.JSON, now.CSV, now.GoBench, now.Table, now.HTML, now.Plot
+	c.Resume, c.JSON, c.GoBench, c.Table, c.HTML = now.Resume, now.JSON, now.GoBench, now.Table, now.HTML
 	if now.Budget != 0 {
 		c.Budget = now.Budget
 	}
