@@ -146,10 +146,10 @@ func (f *fake) attention(ctx context.Context, c *backend.Call) error {
 // kept keeps the allocations of a fake call on the heap.
 var kept *[64]byte
 
-func (f *fake) Plan(_ context.Context, c *backend.Call) (kernels.Plan, error) {
+func (f *fake) Plan(ctx context.Context, c *backend.Call) (kernels.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend, p.Path = f.name, "pretended"
-	return p, nil
+	return p, ctx.Err()
 }
 
 func (f *fake) Wait(ctx context.Context) error { return ctx.Err() }

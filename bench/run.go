@@ -148,7 +148,7 @@ func (r *runner) measure(c Case) bool {
 // prepare returns a case with its plan. A case that does not run has the reason as its note, or
 // its figures from the report to resume.
 func (r *runner) prepare(c Case) *bencher {
-	m, err := planned(r.work, r.dev, c)
+	m, err := planned(context.WithoutCancel(r.ctx), r.dev, c) // a spent budget is no failure
 	b := &bencher{runner: r, c: c, row: m, step: r.follow(c)}
 	if r.resumed(&b.row) || err != nil {
 		return b

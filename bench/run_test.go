@@ -227,6 +227,13 @@ func TestBudgetIsKeptAndSaid(t *testing.T) {
 	if r.Interrupted || r.Err() != nil {
 		t.Errorf("a spent budget is neither an interruption nor an error: %v", r.Err())
 	}
+	cfg = small(16, 32)
+	cfg.Budget = 5 * callTime // spent in the first warm-up
+	for _, c := range runOn(t, cfg, &fake{name: "cpu"}).Cases {
+		if c.Status == report.Failed || c.Status == report.OK || !strings.Contains(c.Note, "the budget is spent") {
+			t.Errorf("S=%d without budget: %q %q", c.SeqQ, c.Status, c.Note)
+		}
+	}
 }
 
 func TestCancelKeepsWhatWasMeasured(t *testing.T) {
