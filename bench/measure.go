@@ -222,28 +222,6 @@ func (b *bencher) release() {
 	}
 }
 
-// probe times the call and, for the fused one, the three stages, to predict longer cases.
-func (b *bencher) probe() (err error) {
-	b.step("probe")
-	if b.op, err = b.c.load(b.work, b.dev, b.cfg.Seed); err != nil {
-		return err
-	}
-	defer b.release()
-	if err = b.op.before(b.work); err != nil {
-		return err
-	}
-	if err = b.settle(); err != nil || b.c.Variant != report.Fused {
-		return err
-	}
-	if _, err = b.prepareStages(); err != nil || b.staged == nil {
-		return err
-	}
-	seconds, err := timed(b.work, b.runStages)
-	b.row.StagesS = report.Figure(seconds)
-	b.learn(&b.row, b.warm)
-	return err
-}
-
 // settle runs the call until its time settles and sets b.warm to the median of the last ones.
 func (b *bencher) settle() error {
 	var last []float64

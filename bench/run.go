@@ -49,17 +49,12 @@ type runner struct {
 	cfg      Config
 	runBegan time.Time
 	report   *report.Report
-	devices  int     // in all
-	done     float64 // see Progress
+	devices  int // in all
 
 	// State of the current device and series:
-	dev         *kernels.Device
-	devIndex    int
-	devBegan    time.Time
-	series      *Series
-	seriesIndex int
-	seriesBegan time.Time
-	seriesEnd   time.Time // of the series' share of the budget; zero without one
+	dev       *kernels.Device
+	series    *Series
+	seriesEnd time.Time // of the series' share of the budget; zero without one
 	costs
 }
 
@@ -110,12 +105,11 @@ func (r *runner) stop() string {
 // device measures all series on a device. Each gets an even share of the device's budget that
 // is left, as each device does of the run's.
 func (r *runner) device(dev *kernels.Device, index int) {
-	r.dev, r.devIndex, r.devBegan = dev, index, time.Now()
-	end := r.devBegan.Add(share(time.Until(r.runBegan.Add(r.cfg.Budget)), r.devices-index))
+	r.dev = dev
+	end := time.Now().Add(share(time.Until(r.runBegan.Add(r.cfg.Budget)), r.devices-index))
 	r.report.Environment.Backends = append(r.report.Environment.Backends, dev.Info())
 	for i := range r.cfg.Series {
-		// The cost of the series' calls is unknown.
-		r.series, r.seriesIndex, r.seriesBegan, r.seriesEnd, r.costs = &r.cfg.Series[i], i, time.Now(), time.Time{}, costs{}
+		r.series, r.seriesEnd, r.costs = &r.cfg.Series[i], time.Time{}, costs{} // what its calls cost is unknown
 		if r.cfg.Budget > 0 {
 			r.seriesEnd = time.Now().Add(share(time.Until(end), len(r.cfg.Series)-i))
 		}
@@ -171,10 +165,7 @@ func (r *runner) prepare(c Case) *bencher {
 			return b
 		}
 	}
-	r.approach(c, &b.trace)
-	seconds := r.call.predict(m.Weight())
-	b.row.PredictedS = report.Positive(seconds)
-	if why := admit(seconds, limit, r.left()); why != "" {
+	if why := admit(r.call.predict(m.Weight()), limit, r.left()); why != "" {
 		b.row.Status, b.row.Note = report.Predicted, why
 		return b
 	}

@@ -321,22 +321,15 @@ func TestMoreThanTheMachineHolds(t *testing.T) {
 	}
 }
 
-func TestProgressRisesAndNamesWhatRuns(t *testing.T) {
+func TestProgressNamesWhatRuns(t *testing.T) {
 	cfg := small(16, 32)
-	last, steps, seen := 0.0, 0, map[string]bool{}
+	steps, seen := 0, map[string]bool{}
 	elapsed, cases := time.Duration(0), map[string]int{"af32/b1h2s16d4": 0, "af32/b1h2s32d4": 1, "bf32/b1h2s16d4": 2, "bf32/b1h2s32d4": 3}
 	cfg.Progress = func(p Progress) {
 		if p.Of != 4 || p.Cases != cases[p.Backend+p.Case.String()] || p.Elapsed < elapsed {
 			t.Errorf("%s of %s: %d of %d cases done, %v after %v", p.Step, p.Backend, p.Cases, p.Of, p.Elapsed, elapsed)
 		}
 		elapsed = p.Elapsed
-		if p.Step != "inputs" && p.Step != "warm-up" && p.Step != "probe" && p.Remaining == 0 && p.Done == 0 {
-			t.Errorf("%s of %s: the time that remains follows from the warm-up", p.Step, p.Backend)
-		}
-		if p.Done < last || p.Done > 1 || p.Remaining < 0 {
-			t.Errorf("%s of %s at %v: done %v after %v, %v remain", p.Step, p.Backend, p.Case, p.Done, last, p.Remaining)
-		}
-		last = p.Done
 		steps++
 		seen[p.Backend+" "+p.Case.String()] = true
 	}

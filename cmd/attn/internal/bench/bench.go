@@ -141,6 +141,16 @@ func (c *Command) write(ctx context.Context, r *report.Report) error {
 	return errors.Join(errs...)
 }
 
+// describe returns the number of the case, the case with its step, and the elapsed time.
+func describe(p bench.Progress) string {
+	of := ""
+	if p.Of > 0 {
+		of = fmt.Sprintf(" of %d", p.Of)
+	}
+	s := int(p.Elapsed.Seconds())
+	return fmt.Sprintf("case %d%s · %-5s S=%-7d %-12s %d:%02d", p.Cases+1, of, p.Backend, p.Case.SeqK, p.Step, s/60, s%60)
+}
+
 // measure runs the cases, or plans them.
 func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report, error) {
 	devices, missing, err := c.open()
