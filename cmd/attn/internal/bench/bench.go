@@ -2,6 +2,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,7 @@ type Command struct {
 	Memory  cli.Size      `name:"device-memory" placeholder:"SIZE" help:"Limit of the GPU memory in use: 256M, 2G. Tensors beyond it stay in host memory and are streamed. Default: all of it."`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among backends and series; cases beyond it are predicted. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
 	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the choice of checked rows."`
-	Resume  string        `name:"resume" placeholder:"FILE" type:"path" help:"Continue an interrupted run from its --json report FILE, with the flags of that run, and update the file."`
+	Resume  string        `name:"resume" placeholder:"FILE" type:"path" help:"Continue an interrupted run: cases that its --json report FILE has are not measured again. The other flags are those of that run; --json defaults to FILE."`
 	JSON    string        `name:"json" help:"Write the report to this file, after each case." placeholder:"FILE"`
 	GoBench string        `name:"gobench" help:"Write the rounds to this file as Go benchmark lines, for benchstat." placeholder:"FILE"`
 	Table   string        `name:"markdown" help:"Write the table to this file as Markdown, one row a case." placeholder:"FILE"`
@@ -72,18 +73,17 @@ func Vars() kong.Vars {
 // Run measures, prints the table and writes the files. It checks all flags before
 // it measures.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
-	var before *report.Report
-	if c.Resume != "" {
-		var err error
-		if before, err = c.resume(ctx, out); err != nil {
-			return err
-		}
-	}
 	cfg, err := c.config()
 	if err != nil {
 		return flags.Usage(err)
 	}
-	cfg.Resume, cfg.Args = before, caseArgs(out.Args)
+	cfg.Args = out.Args
+	if c.Resume != "" {
+		if cfg.Resume, err = readReport(ctx, c.Resume); err != nil {
+			return fmt.Errorf("--resume: %w", err)
+		}
+		c.JSON = cmp.Or(c.JSON, c.Resume)
+	}
 	if err := c.checkOutputs(); err != nil {
 		return err
 	}
