@@ -74,7 +74,7 @@ function pinned(threads, command, args) {
 function peers(attn, threads) {
   const n = String(threads);
   const start = (command, args, env = {}) => () => new Child(...pinned(threads, command, args), env);
-  const list = [{ name: "attn", start: start(attn, ["-threads", n]), takes: () => true }];
+  const list = [{ name: "attn", start: start(attn, [], { GOMAXPROCS: n }), takes: () => true }];
   if (existsSync(join(here, "node_modules", "onnxruntime-node"))) {
     for (const op of Object.keys(operators)) {
       list.push({

@@ -1,7 +1,7 @@
 // Command attn serves attention to bench/peers/run.mjs, which measures it and its peers
 // in turns:
 //
-//	go run ./bench/peers/attn -threads 2
+//	GOMAXPROCS=2 go run ./bench/peers/attn
 //	go run ./bench/peers/attn -backend gpu
 //
 // It reads a request from each line and answers with a line, in the protocol of
@@ -21,35 +21,22 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/machine"
-	"github.com/seed90331342/attn/cpu"
+	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
 func main() {
-	threads := flag.Int("threads", 0, "threads of a call on the CPU; 0 for GOMAXPROCS")
 	name := flag.String("backend", "cpu", "cpu, gpu, gpu:N or gpu:NAME")
 	flag.Parse()
-	if err := run(*name, *threads); err != nil {
+	dev, err := kernels.Open(*name)
+	if err == nil {
+		err = serve(context.Background(), dev, os.Stdin, os.Stdout)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-}
-
-func run(name string, threads int) error {
-	dev, err := open(name, threads)
-	if err != nil {
-		return err
-	}
-	defer dev.Close()
-	return serve(context.Background(), dev, os.Stdin, os.Stdout)
-}
-
-func open(name string, threads int) (*kernels.Device, error) {
-	if name == "cpu" {
-		return kernels.NewDevice(cpu.New(cpu.Options{Threads: threads})), nil
-	}
-	return kernels.Open(name)
 }
 
 // problem is the case to measure.
@@ -84,7 +71,6 @@ type answer struct {
 	// null when unknown.
 	Extra   *int64    `json:"extra,omitempty"`
 	Sample  []float32 `json:"sample,omitempty"`
-	Path    string    `json:"path,omitempty"`
 	Seconds []float64 `json:"seconds,omitempty"`
 	// FLOPS is the peak rate in operations a second.
 	FLOPS  float64       `json:"flops,omitempty"`
@@ -116,56 +102,66 @@ func serve(ctx context.Context, dev *kernels.Device, in io.Reader, out io.Writer
 
 // server holds the operands and the prepared call of the last load.
 type server struct {
-	dev     *kernels.Device
-	q, k, v kernels.Tensor
-	out     kernels.Result
-	dO      kernels.Tensor
-	grads   kernels.Gradients // empty unless they are measured
-	call    *kernels.Call
+	dev         *kernels.Device
+	q, k, v, dO kernels.Tensor
+	out         kernels.Result
+	grads       kernels.Gradients // empty unless they are measured
+	call        *kernels.Call
 }
 
 // attend runs the call once, and its backward pass if that is measured.
 func (s *server) attend(ctx context.Context) error {
-	if err := s.call.RunInto(ctx, s.out); err != nil || s.grads.Q.IsZero() {
-		return err
+	err := s.call.RunInto(ctx, s.out)
+	if err == nil && !s.grads.Q.IsZero() {
+		err = s.call.Backward(ctx, s.grads, kernels.Result{O: s.dO}, s.out)
 	}
-	return s.call.Backward(ctx, s.grads, kernels.Result{O: s.dO}, s.out)
+	return err
 }
 
-func (s *server) do(ctx context.Context, r request) (answer, error) {
+func (s *server) do(ctx context.Context, r request) (a answer, err error) {
 	switch r.Do {
 	case "load":
 		return s.load(ctx, r.Case)
 	case "run":
-		return s.run(ctx, r.Calls)
+		if s.call == nil {
+			return a, errors.New("there is nothing to run before the first load")
+		}
+		for range r.Calls {
+			begin := time.Now()
+			if err := errors.Join(s.attend(ctx), s.dev.Wait(ctx)); err != nil {
+				return a, err
+			}
+			a.Seconds = append(a.Seconds, time.Since(begin).Seconds())
+		}
+		return a, nil
 	case "peak":
 		meter, ok := s.dev.Backend().(backend.PeakMeter)
 		if !ok {
-			return answer{}, fmt.Errorf("%s cannot measure its peak rate: %w", s.dev.Info().Name, kernels.ErrUnsupported)
+			return a, fmt.Errorf("%s cannot measure its peak rate: %w", s.dev.Info().Name, kernels.ErrUnsupported)
 		}
-		flops, err := meter.PeakFLOPS(ctx)
-		return answer{FLOPS: flops}, err
+		a.FLOPS, err = meter.PeakFLOPS(ctx)
+		return a, err
 	case "device":
-		info := s.dev.Info()
-		return answer{Device: &info}, nil
+		a.Device = new(s.dev.Info())
+		return a, nil
 	}
-	return answer{}, fmt.Errorf("request is %q, it must be load, run, peak or device", r.Do)
+	return a, fmt.Errorf("request is %q, it must be load, run, peak or device", r.Do)
 }
 
 // load draws the operands of c and runs the first call.
 func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 	if min(c.Heads, c.Seq, c.Dim) < 1 {
-		return answer{}, fmt.Errorf("case is %+v, its lengths must be at least 1", c)
+		return a, fmt.Errorf("case is %+v, its lengths must be at least 1", c)
 	}
 	dtype, ok := dtypes[c.DType]
 	if !ok {
-		return answer{}, fmt.Errorf("dtype is %q, it must be f32, f16 or bf16", c.DType)
+		return a, fmt.Errorf("dtype is %q, it must be f32, f16 or bf16", c.DType)
 	}
 	c.Batch = max(c.Batch, 1)
-	// The output has been written once, so that the timed calls do not touch new pages.
+	s.out.Release()
 	s.grads.Release()
-	s.out.LSE.Release()
-	s.grads, s.out.LSE = kernels.Gradients{}, kernels.Tensor{}
+	s.out, s.grads = kernels.Result{}, kernels.Gradients{}
+	// The output has been written once, so that the timed calls do not touch new pages.
 	for stream, t := range []*kernels.Tensor{&s.q, &s.k, &s.v, &s.dO, &s.out.O} {
 		shape := kernels.Shape{c.Batch, c.Heads, c.Seq, c.Dim}
 		if c.Keys > 0 && (t == &s.k || t == &s.v) {
@@ -177,7 +173,7 @@ func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 		}
 		t.Release()
 		if *t, err = s.dev.FromFloat32(ctx, dtype, data, shape); err != nil {
-			return answer{}, err
+			return a, err
 		}
 	}
 	opt := kernels.Options{Causal: c.Causal, LSE: c.Backward}
@@ -185,56 +181,36 @@ func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 		opt.Window = &kernels.Window{Left: c.Window - 1}
 	}
 	if s.call, err = s.dev.Prepare(s.q, s.k, s.v, opt); err != nil {
-		return answer{}, err
+		return a, err
 	}
-	results := []*kernels.Tensor{&s.out.O}
+	sampled := []*kernels.Tensor{&s.out.O}
 	if c.Backward {
 		if s.out.LSE, err = s.dev.Alloc(ctx, kernels.F32, kernels.Shape{c.Batch, c.Heads, c.Seq, 1}); err != nil {
-			return answer{}, err
+			return a, err
 		}
 		if s.grads, err = s.call.AllocGradients(ctx, s.call.Gradients().Operands()); err != nil {
-			return answer{}, err
+			return a, err
 		}
-		results = []*kernels.Tensor{&s.grads.Q, &s.grads.K, &s.grads.V}
+		sampled = []*kernels.Tensor{&s.grads.Q, &s.grads.K, &s.grads.V}
 	}
-	plan, err := s.call.Plan(ctx)
-	if err != nil {
-		return answer{}, err
+	before, reset := machine.Resident(), machine.ResetPeak()
+	if err := s.attend(ctx); err != nil {
+		return a, err
 	}
-	a.Path = plan.Path
-	if a.Extra, err = extraMemory(func() error { return s.attend(ctx) }); err != nil {
-		return answer{}, err
+	if reset && before > 0 {
+		a.Extra = new(max(0, machine.PeakResident()-before))
 	}
 	var data [][]float32
-	for _, t := range results {
+	for _, t := range sampled {
 		x, err := s.dev.ToFloat32(ctx, *t)
 		if err != nil {
-			return answer{}, err
+			return a, err
 		}
 		data = append(data, x)
 	}
 	for j := range samples {
 		b, h, row, d := place(c, j)
 		a.Sample = append(a.Sample, data[j%len(data)][((b*c.Heads+h)*c.Seq+row)*c.Dim+d])
-	}
-	return a, nil
-}
-
-// run times calls.
-func (s *server) run(ctx context.Context, calls int) (answer, error) {
-	if s.call == nil {
-		return answer{}, errors.New("there is nothing to run before the first load")
-	}
-	var a answer
-	for range calls {
-		begin := time.Now()
-		if err := s.attend(ctx); err != nil {
-			return a, err
-		}
-		if err := s.dev.Wait(ctx); err != nil {
-			return a, err
-		}
-		a.Seconds = append(a.Seconds, time.Since(begin).Seconds())
 	}
 	return a, nil
 }
@@ -253,16 +229,4 @@ func element(i, stream uint32) float32 {
 	x = (x ^ x>>15) * 739982445
 	x ^= x >> 13
 	return float32(x>>8)/(1<<22) - 2
-}
-
-// extraMemory runs call and returns by how many bytes the resident memory of the process
-// rose above its value before; nil when unknown.
-func extraMemory(call func() error) (*int64, error) {
-	before := machine.Resident()
-	reset := machine.ResetPeak()
-	if err := call(); err != nil || !reset || before == 0 {
-		return nil, err
-	}
-	extra := max(0, machine.PeakResident()-before)
-	return &extra, nil
 }
