@@ -47,7 +47,7 @@ func (c Case) row(info kernels.Info) report.Measurement {
 		}
 		m.WindowLeft, m.WindowRight = limited(w.Left), limited(w.Right)
 	}
-	m.Derive(info.Type)
+	m.Derive()
 	return m
 }
 

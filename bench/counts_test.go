@@ -83,7 +83,7 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 					if got != want {
 						t.Errorf("%v: %+v, the loop counts %+v", c, got, want)
 					}
-					if m.Memory.Scratch != m.Plan.Scratch || m.Memory.Device != 0 || m.Memory.Counted() != got.operands+got.square+m.Plan.Scratch {
+					if m.Memory.Scratch != m.Plan.Scratch || m.Memory.Counted() != got.operands+got.square+m.Plan.Scratch {
 						t.Errorf("%v: memory %+v, the plan's scratch is %d", c, m.Memory, m.Plan.Scratch)
 					}
 				}
@@ -115,11 +115,11 @@ func TestCountsOfStages(t *testing.T) {
 		c.Variant = tc.variant
 		m := c.row(kernels.Info{})
 		m.Plan = &kernels.Plan{Scratch: 5}
-		m.Derive(kernels.Discrete)
+		m.Derive()
 		if got, want := fmt.Sprint(m.FLOPs, m.Bytes, m.Memory.Square), fmt.Sprint(tc.flops, tc.bytes, tc.square); got != want {
 			t.Errorf("%s: operations, bytes, memory %s, want %s", tc.variant, got, want)
 		}
-		if m := m.Memory; m.Scratch != 5 || m.Device != m.Counted() || m.Operands != 2*q+2*k {
+		if m := m.Memory; m.Scratch != 5 || m.Operands != 2*q+2*k {
 			t.Errorf("%s: %+v", tc.variant, m)
 		}
 	}

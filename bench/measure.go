@@ -175,7 +175,7 @@ func (b *bencher) end() error {
 // record completes the row of the case and remembers its cost.
 func (b *bencher) record() {
 	m := &b.row
-	defer func() { m.Derive(b.dev.Info().Type) }()
+	defer m.Derive()
 	if b.err != nil {
 		*m = b.plain
 		fail(m, b.err)
@@ -184,7 +184,7 @@ func (b *bencher) record() {
 	if len(b.stages) > 0 {
 		m.StagesS = report.Figure(stats.Median(b.stages))
 	}
-	m.Derive(b.dev.Info().Type)
+	m.Derive()
 	b.learn(m, b.warm)
 	right := b.check.Rows == 0 || b.check.OK()
 	if !right || len(m.Rounds) == 0 {

@@ -182,7 +182,7 @@ func planned(ctx context.Context, dev *kernels.Device, c Case) (report.Measureme
 		return m, err
 	}
 	m.Plan = &plan
-	m.Derive(dev.Info().Type)
+	m.Derive()
 	return m, nil
 }
 

@@ -142,9 +142,9 @@ func (m *Measurement) peak() *float64 {
 	switch {
 	case m.Status != OK:
 		return nil
-	case m.Memory.Device > 0 && m.Memory.DevicePeak != nil:
+	case m.Memory.DevicePeak != nil:
 		bytes = *m.Memory.DevicePeak
-	case m.Memory.Device == 0 && m.Memory.HostPeak != nil: // a small case may fit in memory that the process has already
+	case m.Threads > 0 && m.Memory.HostPeak != nil: // a small case may fit in memory that the process has already
 		bytes = max(bytes, *m.Memory.HostPeak)
 	}
 	return Figure(float64(bytes))

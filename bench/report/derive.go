@@ -9,11 +9,10 @@ import (
 )
 
 // Derive computes the figures that follow from others: the name and the counts from the
-// call and Plan, the statistics from Rounds, the rates and percentages from both. t is the
-// type of the device.
-func (m *Measurement) Derive(t kernels.DeviceType) {
+// call and Plan, the statistics from Rounds, the rates and percentages from both.
+func (m *Measurement) Derive() {
 	m.Name = m.name()
-	m.count(t)
+	m.count()
 	m.summarize()
 	m.findBound()
 	m.findRates()
@@ -72,7 +71,7 @@ var elementSize = map[string]int64{kernels.F32.String(): 4, kernels.F16.String()
 
 // count sets the figures that follow from the call and its plan, without a measurement:
 // operations, bytes moved and memory.
-func (m *Measurement) count(t kernels.DeviceType) {
+func (m *Measurement) count() {
 	m.Pairs, m.FLOPs, m.Bytes = 0, 0, 0
 	m.Memory = Memory{HostPeak: m.Memory.HostPeak, DevicePeak: m.Memory.DevicePeak}
 	if m.Plan == nil {
@@ -104,9 +103,6 @@ func (m *Measurement) count(t kernels.DeviceType) {
 	default: // without the keys and values that no row sees
 		m.Bytes = operands + mask - unseen
 		m.Memory.Square = mask
-	}
-	if t != kernels.CPU {
-		m.Memory.Device = m.Memory.Counted()
 	}
 }
 

@@ -107,16 +107,6 @@ func (e *Environment) readBuild(build *debug.BuildInfo) {
 	}
 }
 
-// backend returns the backend that m ran on; the zero Info when it is not listed.
-func (e *Environment) backend(m *Measurement) kernels.Info {
-	for i := range e.Backends {
-		if m.on(&e.Backends[i]) {
-			return e.Backends[i]
-		}
-	}
-	return kernels.Info{}
-}
-
 // revision returns the first digits of the commit with a mark for modified files, or the
 // module's version.
 func (e *Environment) revision() string {

@@ -142,10 +142,8 @@ type Memory struct {
 	// HostPeak is the growth of the process's resident memory from before the inputs to
 	// its maximum during the first calls.
 	HostPeak *int64 `json:"host_peak"`
-	// Device is the part of the counted memory on a device with its own memory; 0 for a
-	// backend that computes in host memory. DevicePeak is the maximum that tensors and
-	// the first calls held there.
-	Device     int64  `json:"device"`
+	// DevicePeak is the maximum that tensors and the first calls held on a device with its
+	// own memory.
 	DevicePeak *int64 `json:"device_peak"`
 }
 

@@ -98,8 +98,8 @@ func Read(from io.Reader) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("report: %w", err)
 	}
-	if err := checkSize(text); err != nil {
-		return nil, err
+	if len(text) > maxText || bytes.Count(text, []byte("{")) > maxObjects { // a short text can stand for much memory
+		return nil, refusal(fmt.Sprintf("the report is larger than %d MiB, or than %d objects", maxText>>20, maxObjects))
 	}
 	var version struct {
 		Schema int `json:"schema"`
@@ -124,9 +124,7 @@ func Read(from io.Reader) (*Report, error) {
 		return nil, err
 	}
 	for i := range r.Cases {
-		m := &r.Cases[i]
-		info := r.Environment.backend(m)
-		m.Derive(info.Type)
+		r.Cases[i].Derive()
 	}
 	return &r, nil
 }

@@ -63,7 +63,7 @@ func sample() *Report {
 	short.Bytes, short.GBS, short.CeilingGBS, short.LaunchS, short.Bound, short.PercentOfBound = 393216, f(6.55), f(3000), f(0.00003), BoundLaunch, f(50)
 	short.CompileS, short.Compiled, short.MoveS, short.MovedBytes = f(0.25), 2, f(0.001), 294912
 	short.Allocs, short.MaxError, short.ErrorBound = n(9), f(1e-7), f(1e-4)
-	short.Memory.Device, short.Memory.DevicePeak = 385536, n(400000)
+	short.Memory.DevicePeak = n(400000)
 	short.Plan = &kernels.Plan{Backend: "gpu:0", Path: "fused WGSL", Why: "it fits", Pairs: 4096, FLOPs: 4194304, Bytes: 393216, Chunks: 1, Cut: "8 heads",
 		Limits: []kernels.Limit{{Name: "binding", Value: 1 << 27}}}
 	return &Report{

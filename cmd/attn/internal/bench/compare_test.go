@@ -9,7 +9,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/output"
-	"github.com/seed90331342/attn/kernels"
 )
 
 // steady returns the report at path with times of calls that vary by 1%, as on a quiet
@@ -28,7 +27,7 @@ func steady(t *testing.T, path string, factor float64) string {
 			}
 		}
 		r.Cases[i].OthersPercent = nil
-		r.Cases[i].Derive(kernels.CPU)
+		r.Cases[i].Derive()
 	}
 	to := filepath.Join(t.TempDir(), "steady.json")
 	if err := output.Write(t.Context(), to, r.WriteJSON); err != nil {
@@ -63,7 +62,7 @@ func TestCompare(t *testing.T) {
 
 	wrong := decoded(t, path)
 	wrong.Cases[0].Status, wrong.Cases[0].Note, wrong.Cases[0].Rounds = report.Wrong, "WRONG: o[0,0,0,0]", nil
-	wrong.Cases[0].Derive(kernels.CPU)
+	wrong.Cases[0].Derive()
 	broken := filepath.Join(t.TempDir(), "broken.json")
 	if err := output.Write(t.Context(), broken, wrong.WriteJSON); err != nil {
 		t.Fatal(err)
@@ -121,7 +120,7 @@ func TestBenchResumes(t *testing.T) {
 	stopped.Interrupted = true
 	stopped.Cases = append([]report.Measurement(nil), first.Cases...)
 	stopped.Cases[1].Status, stopped.Cases[1].Rounds = report.NotRun, nil
-	stopped.Cases[1].Derive(kernels.CPU)
+	stopped.Cases[1].Derive()
 	if err := output.Write(t.Context(), path, stopped.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
