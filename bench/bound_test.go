@@ -64,5 +64,5 @@ func TestOptionsOfACase(t *testing.T) {
 	if want := c.Bytes - 4*2*4*4; be.asked != want {
 		t.Errorf("the ceiling read %d bytes, the call reads %d", be.asked, want)
 	}
-	wantText(t, r.WriteTable, "D=4 f32 Sq=4 window 8,inf softcap 1.5 + mask f32\n")
+	wantText(t, r.WriteTable, "D=4 f32 kv1 q4 window8,inf softcap1.5 mask\n")
 }

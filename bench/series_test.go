@@ -68,7 +68,7 @@ func TestSeriesAreRunOneAfterTheOther(t *testing.T) {
 			t.Errorf("case %d is %q, want %q", i, name, want[i%4])
 		}
 	}
-	wantText(t, r.WriteTable, "· 3 series\n", "\nB=1 H=2 D=4 f32\n", "\nB=1 H=2 D=4 f32 causal\n", "\nfew · B=1 H=2 D=4 f32 Sq=3\n")
+	wantText(t, r.WriteTable, "· 3 series\n", "\nB=1 H=2 D=4 f32\n", "\nB=1 H=2 D=4 f32 causal\n", "\nfew · B=1 H=2 D=4 f32 q3\n")
 	cfg.Series[1] = cfg.Series[0]
 	if err := cfg.Check(); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "two series") {
 		t.Errorf("the same series twice: %v", err)
@@ -131,8 +131,8 @@ func TestBackward(t *testing.T) {
 	if want := int64(4*(4*2*24*4+4*24*4+2*24) + 4*24*24); c.Bytes != want || c.Plan.Bytes != want || c.Memory.Operands+c.Memory.Square != want {
 		t.Errorf("%d bytes, %d planned, memory %+v, want %d", c.Bytes, c.Plan.Bytes, c.Memory, want)
 	}
-	wantText(t, r.WriteTable, "f32 causal + mask f32 backward\n")
-	wantText(t, r.WritePage, "cpu · B=1 H=2 Hkv=1 D=4 f32 causal + mask f32 backward")
+	wantText(t, r.WriteTable, "f32 kv1 causal mask backward\n")
+	wantText(t, r.WritePage, "cpu · B=1 H=2 D=4 f32 kv1 causal mask backward")
 	wantText(t, r.WriteGoBench, "/variant=backward/f32/b1h2s24d4/kv1/causal/mask")
 	wantText(t, r.WriteJSON, `"variant": "backward"`)
 	var file bytes.Buffer

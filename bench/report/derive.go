@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/seed90331342/attn/bench/internal/stats"
@@ -16,31 +15,6 @@ func (m *Measurement) Derive() {
 	m.summarize()
 	m.findBound()
 	m.findRates()
-}
-
-// name is the case in the form of a Go benchmark: f32/b1h8s1024d64, followed by what
-// differs from plain self-attention.
-func (m *Measurement) name() string {
-	name := fmt.Sprintf("%s/b%dh%ds%dd%d", m.DType, m.Batch, m.Heads, m.SeqK, m.Dim)
-	if m.KVHeads != m.Heads {
-		name += fmt.Sprintf("/kv%d", m.KVHeads)
-	}
-	if m.SeqQ != m.SeqK {
-		name += fmt.Sprintf("/q%d", m.SeqQ)
-	}
-	if m.Causal {
-		name += "/causal"
-	}
-	if m.WindowLeft != nil || m.WindowRight != nil {
-		name += fmt.Sprintf("/window%s,%s", side(m.WindowLeft), side(m.WindowRight))
-	}
-	if m.Softcap > 0 {
-		name += fmt.Sprintf("/softcap%v", m.Softcap)
-	}
-	if m.Mask != "" {
-		name += "/mask"
-	}
-	return name
 }
 
 // visible is the rule that hides keys from rows.

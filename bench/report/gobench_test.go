@@ -40,7 +40,7 @@ func TestBenchstatReadsGoBench(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for _, want := range []string{
-		`cpu: Some CPU`, `goos: linux`, `provider: gonum v0\.17\.0`,
+		`cpu: Some CPU`, `goos: linux`, `device: cpu · Some CPU · gonum v0\.17\.0`,
 		`Attention/backend=cpu/variant=fused/f32/b1h8s256d64/kv2/causal-2 +1\.20\dm ± 0% +1\.3[12]\dm ± 0% +\+10\.\d+% \(p=0\.000 n=10\)`,
 		`GFLOP/s`, `%ceiling`,
 	} {

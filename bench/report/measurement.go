@@ -251,39 +251,36 @@ func (m *Measurement) on(info *kernels.Info) bool {
 	return m.Backend == info.Name && m.Threads == info.Threads
 }
 
-// shape is Shape without the variant.
-func (m *Measurement) shape() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "B=%d H=%d", m.Batch, m.Heads)
-	if m.KVHeads != m.Heads {
-		fmt.Fprintf(&b, " Hkv=%d", m.KVHeads)
-	}
-	fmt.Fprintf(&b, " D=%d %s", m.Dim, m.DType)
-	if m.SeqQ != m.SeqK {
-		fmt.Fprintf(&b, " Sq=%d", m.SeqQ)
-	}
-	if m.Causal {
-		b.WriteString(" causal")
-	}
-	if m.WindowLeft != nil || m.WindowRight != nil {
-		fmt.Fprintf(&b, " window %s,%s", side(m.WindowLeft), side(m.WindowRight))
-	}
-	if m.Softcap > 0 {
-		fmt.Fprintf(&b, " softcap %v", m.Softcap)
-	}
-	if m.Mask != "" {
-		fmt.Fprintf(&b, " + mask %s", m.Mask)
-	}
-	return b.String()
+// name is the case in the form of a Go benchmark: f32/b1h8s1024d64, followed by what
+// differs from plain self-attention.
+func (m *Measurement) name() string {
+	return strings.Join(append([]string{fmt.Sprintf("%s/b%dh%ds%dd%d", m.DType, m.Batch, m.Heads, m.SeqK, m.Dim)}, m.differences()...), "/")
 }
 
 // Shape describes the case without its length: "B=1 H=8 D=64 f32 causal qk". The variant is
 // left out for the fused call.
 func (m *Measurement) Shape() string {
-	if m.Variant == Fused {
-		return m.shape()
+	words := append([]string{fmt.Sprintf("B=%d H=%d D=%d %s", m.Batch, m.Heads, m.Dim, m.DType)}, m.differences()...)
+	if m.Variant != Fused {
+		words = append(words, m.Variant)
 	}
-	return m.shape() + " " + m.Variant
+	return strings.Join(words, " ")
+}
+
+// differences lists what differs from plain self-attention.
+func (m *Measurement) differences() (all []string) {
+	add := func(differs bool, format string, args ...any) {
+		if differs {
+			all = append(all, fmt.Sprintf(format, args...))
+		}
+	}
+	add(m.KVHeads != m.Heads, "kv%d", m.KVHeads)
+	add(m.SeqQ != m.SeqK, "q%d", m.SeqQ)
+	add(m.Causal, "causal")
+	add(m.WindowLeft != nil || m.WindowRight != nil, "window%s,%s", side(m.WindowLeft), side(m.WindowRight))
+	add(m.Softcap > 0, "softcap%v", m.Softcap)
+	add(m.Mask != "", "mask")
+	return all
 }
 
 // side writes one side of a window.

@@ -25,12 +25,11 @@ var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 // pageData is the input of the template.
 type pageData struct {
 	*Environment
-	Subtitle, Measured string
-	Problems           []string
-	Charts             []chart.Chart
-	Heads              []pageHead
-	Rows               [][]pageCell // of the cases
-	Legend             [][2]string
+	Subtitle, Measured, Problem string
+	Charts                      []chart.Chart
+	Heads                       []pageHead
+	Rows                        [][]pageCell // of the cases
+	Legend                      [][2]string
 }
 
 // pageHead is a column header. A Text column is aligned left and sorts by words.
@@ -50,11 +49,14 @@ func (r *Report) WritePage(w io.Writer) error {
 	data := pageData{
 		Environment: e,
 		Subtitle:    strings.Join(nonEmpty(e.CPU, format.Count(e.CPUs, "CPU"), e.OS+"/"+e.Arch, e.GoVersion, e.revision(), e.Date), " · "),
+		Measured:    r.measured(),
 		Legend:      legend,
 		Charts:      r.charts(),
 	}
 	data.Heads, data.Rows = r.casesTable()
-	data.Measured, data.Problems = r.outcome()
+	if err := r.Err(); err != nil {
+		data.Problem = err.Error()
+	}
 	var body strings.Builder
 	if err := pageTemplate.Execute(&body, data); err != nil {
 		return fmt.Errorf("page: %w", err)
@@ -62,17 +64,11 @@ func (r *Report) WritePage(w io.Writer) error {
 	return page.Write(w, page.Page{Title: "attn bench", Body: template.HTML(body.String())})
 }
 
-// outcome returns how many cases were measured, and what went wrong.
-func (r *Report) outcome() (measured string, problems []string) {
+// measured returns how many cases have which outcome.
+func (r *Report) measured() string {
 	n := map[Status]int{}
-	for _, m := range r.on(nil) {
-		n[m.Status]++
-		if m.Status == Wrong || m.Status == Failed {
-			problems = append(problems, fmt.Sprintf("%s at S = %d: %s", m.Backend, m.SeqK, m.Note))
-		}
-	}
-	if r.Interrupted {
-		problems = append(problems, "The run was interrupted; the cases after that were not measured.")
+	for i := range r.Cases {
+		n[r.Cases[i].Status]++
 	}
 	parts := []string{fmt.Sprintf("%d of %s measured", n[OK], format.Count(len(r.Cases), "case"))}
 	for _, s := range []Status{Wrong, Failed, Predicted, NotRun} {
@@ -80,11 +76,7 @@ func (r *Report) outcome() (measured string, problems []string) {
 			parts = append(parts, fmt.Sprintf("%d %s", n[s], s))
 		}
 	}
-	measured = strings.Join(parts, ", ") + "."
-	if n[OK] > 0 {
-		measured += fmt.Sprintf(" Each result was compared with float64 on %s.", format.Count(r.Environment.CheckedRows, "row"))
-	}
-	return measured, problems
+	return fmt.Sprintf("%s. Results were compared with float64 on %s.", strings.Join(parts, ", "), format.Count(r.Environment.CheckedRows, "row"))
 }
 
 // casesTable is the table of the cases in the order of the report. Columns that no case

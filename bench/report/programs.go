@@ -26,16 +26,11 @@ func (r *Report) WriteGoBench(w io.Writer) error {
 	config("goarch", e.Arch)
 	config("cpu", e.CPU)
 	config("pkg", modulePath+"/bench")
-	config("go-version", e.GoVersion)
-	config("attn-version", e.Version)
-	config("attn-commit", e.Commit)
-	config("attn-args", strings.Join(e.Args, " "))
+	config("attn", strings.Join(nonEmpty(e.GoVersion, e.revision()), " "))
 	for i := range e.Backends {
 		info := &e.Backends[i]
 		fmt.Fprintln(&b)
-		config("device", info.Device)
-		config("provider", info.Provider)
-		config("driver", info.Driver)
+		config("device", describe(info))
 		for _, m := range r.on(info) {
 			if m.Status == OK {
 				m.goBench(&b)

@@ -169,7 +169,7 @@ func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
 	code, out, stderr := benchmark(t.Context(), "--seq", "100", "--seq-q", "3", "--window", "20,inf", "--softcap", "2.5", "--mask",
 		"--heads", "2", "--dim", "64", "--backend", "cpu", "--json", path)
-	if code != 0 || !strings.Contains(out, "Sq=3 window 20,inf softcap 2.5 + mask f32") {
+	if code != 0 || !strings.Contains(out, "q3 window20,inf softcap2.5 mask") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
 	c := decoded(t, path).Cases[0]
