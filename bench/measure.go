@@ -43,10 +43,8 @@ type bencher struct {
 	row report.Measurement
 	// plain is the row without figures, for a case that fails or is wrong.
 	plain report.Measurement
-	// runs is set when there is no reason against running the case, ready while there is
-	// more to measure.
-	runs, ready bool
-	err         error
+	// runs is set when there is no reason against running the case.
+	runs bool
 	// step reports progress.
 	step func(what string)
 	// limit is the time of rounds that only make the median more precise.
@@ -55,49 +53,33 @@ type bencher struct {
 	pace *pacer // nil when the backend has no threads on the host
 	op   *operands
 	// staged are op's inputs with outputs for the three stages; nil when they are left out.
-	staged     *operands
-	trace      recorder        // of what happens once: uploads and the first call
-	note       string          // what is missing
-	last       context.Context // of the check at the end
-	cancelLast context.CancelFunc
+	staged *operands
+	trace  recorder // of what happens once: uploads and the first call
+	note   string   // what is missing
 
 	warm        float64 // of a call at the end of the warm-up
 	roundsBegan time.Time
 	stages      []float64
-	// kernels are times of separate calls by the device's clock, clocked by the host's.
-	kernels, clocked []float64
-	allocs           int64
-	check            kernels.CheckReport
+	kernels     []float64 // times of separate calls by the device's clock
+	allocs      int64
+	check       kernels.CheckReport
 }
 
-// begin draws the inputs, warms the call up and checks its output. The rounds follow if b is
-// ready then.
-func (b *bencher) begin() {
-	b.allocs, b.last, b.cancelLast, b.plain = math.MaxInt64, b.work, func() {}, b.row
-	if err := b.warmUp(); err != nil {
-		b.fail(err)
-		return
+// run measures the case, completes its row and releases the tensors.
+func (b *bencher) run() {
+	defer b.release()
+	b.allocs, b.plain = math.MaxInt64, b.row
+	err := b.warmUp()
+	if err == nil && b.check.OK() && b.note == "" {
+		err = b.repeat()
 	}
-	b.ready = b.check.OK() && b.note == ""
-	if b.ready && b.c.Variant == report.Fused {
-		var err error
-		if b.note, err = b.prepareStages(); err != nil {
-			b.fail(err)
-		}
+	if why := b.stop(); err != nil && why != "" && b.work.Err() != nil { // it results from stopping
+		b.note, err = why, nil
 	}
+	b.record(err)
 }
 
-// fail ends the measurement with err, or with a note of the reason when err results from
-// stopping.
-func (b *bencher) fail(err error) {
-	b.ready = false
-	if why := b.stop(); why != "" && b.work.Err() != nil {
-		b.note = why
-		return
-	}
-	b.err = err
-}
-
+// warmUp draws the inputs, runs the call until its time settles and checks its output.
 func (b *bencher) warmUp() (err error) {
 	b.step("inputs")
 	before := machine.Resident()
@@ -145,25 +127,40 @@ func (b *bencher) warmUp() (err error) {
 	return b.op.renew(b.work)
 }
 
-// finish checks the output of the repetitions, completes the row and releases the tensors.
-func (b *bencher) finish() {
-	defer b.release()
-	if why := b.stop(); b.ready && why != "" && !b.enough() {
+// repeat runs rounds until the median is precise, notes what other processes used meanwhile,
+// and checks the output on other rows than before.
+func (b *bencher) repeat() (err error) {
+	if b.c.Variant == report.Fused {
+		if b.note, err = b.prepareStages(); err != nil {
+			return err
+		}
+	}
+	b.roundsBegan = time.Now()
+	load := machine.ReadLoad()
+	for err == nil && !b.enough() && b.stop() == "" {
+		b.step(fmt.Sprintf("round %d", len(b.row.Rounds)+1))
+		err = b.round()
+	}
+	if others := load.Others(machine.ReadLoad(), b.dev.Info().Threads); others >= 0 {
+		b.row.OthersPercent = report.Figure(100 * others)
+	}
+	if err != nil { // the output of a cancelled call cannot be checked
+		return err
+	}
+	ctx := b.work
+	if why := b.stop(); why != "" && !b.enough() {
 		// Some rows take milliseconds: the check takes no longer than a running call may.
 		b.note = strings.TrimPrefix(b.note+", "+why, ", ")
-		b.last, b.cancelLast = context.WithTimeout(context.WithoutCancel(b.work), grace)
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), grace)
+		defer cancel()
 	}
-	if b.ready && len(b.row.Rounds) > 0 {
-		b.err = b.end()
+	if len(b.row.Rounds) == 0 {
+		return nil
 	}
-	b.record()
-}
-
-// end checks the output of the repetitions on other rows than before.
-func (b *bencher) end() error {
 	b.step("check")
-	check, err := b.op.check(b.last, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed + 1})
-	if err != nil && b.last.Err() != nil {
+	check, err := b.op.check(ctx, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed + 1})
+	if err != nil && ctx.Err() != nil {
 		return nil // no time is left; the output of the warm-up was checked
 	}
 	if check.Off > b.check.Off || math.IsNaN(check.Off) {
@@ -173,12 +170,12 @@ func (b *bencher) end() error {
 }
 
 // record completes the row of the case and remembers its cost.
-func (b *bencher) record() {
+func (b *bencher) record(err error) {
 	m := &b.row
 	defer m.Derive()
-	if b.err != nil {
+	if err != nil {
 		*m = b.plain
-		fail(m, b.err)
+		fail(m, err)
 		return
 	}
 	if len(b.stages) > 0 {
@@ -207,12 +204,8 @@ func (b *bencher) record() {
 }
 
 func (b *bencher) release() {
-	if b.cancelLast != nil {
-		b.cancelLast()
-	}
 	if b.pace != nil {
 		b.pace.close()
-		b.pace = nil
 	}
 	if b.op != nil {
 		b.op.release()
@@ -256,9 +249,6 @@ func timed(ctx context.Context, call func(context.Context) error) (float64, erro
 	return time.Since(begin).Seconds(), err
 }
 
-// runStages runs the three stages once.
-func (b *bencher) runStages(ctx context.Context) error { return b.staged.run(ctx) }
-
 // prepareStages runs the three stages once, or returns why they are left out.
 func (b *bencher) prepareStages() (note string, err error) {
 	free, _ := backend.HostMemory()
@@ -275,7 +265,7 @@ func (b *bencher) prepareStages() (note string, err error) {
 	b.step("three stages")
 	b.staged = b.op.inputs(report.Stages)
 	if err = b.staged.renew(b.work); err == nil {
-		err = b.runStages(b.work)
+		err = b.staged.run(b.work)
 	}
 	if err == nil {
 		return "", nil

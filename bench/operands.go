@@ -15,12 +15,13 @@ type operands struct {
 	dev  *kernels.Device
 	c    Case
 	call *kernels.Call
-	// bias is zero without a mask. w holds scores, then weights; it is zero in variants that
-	// store none.
-	q, k, v, o, bias, w kernels.Tensor
-	// Of Backward: a drawn gradient of o, the result's LSE, and what is measured.
-	dO, lse kernels.Tensor
-	grads   kernels.Gradients
+	// bias is zero without a mask.
+	q, k, v, bias kernels.Tensor
+	// out.Weights holds scores, then weights; it is zero in variants that store none.
+	out kernels.Result
+	// Of Backward: a drawn gradient of the output, and what is measured.
+	dO    kernels.Tensor
+	grads kernels.Gradients
 }
 
 // load draws Q, K, V, the mask and dO from the standard normal distribution, uploads them,
@@ -75,7 +76,6 @@ func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
 
 // renew allocates new outputs in place of those that were written.
 func (op *operands) renew(ctx context.Context) error {
-	s := op.c.shapes()
 	if op.c.Variant == report.Backward {
 		grads, err := op.call.AllocGradients(ctx, op.call.Gradients().Operands())
 		if err != nil {
@@ -83,25 +83,22 @@ func (op *operands) renew(ctx context.Context) error {
 		}
 		op.grads.Release()
 		op.grads = grads
-		if !op.lse.IsZero() { // the results of the forward pass stay, they are inputs
+		if !op.out.O.IsZero() { // the results of the forward pass stay, they are inputs
 			return nil
 		}
-		if op.lse, err = op.dev.Alloc(ctx, kernels.F32, s.lse()); err != nil {
-			return err
-		}
 	}
-	o, err := op.dev.Alloc(ctx, op.c.DType, s.q)
+	out, err := op.call.Alloc(ctx)
 	if err != nil {
 		return err
 	}
-	op.o.Release()
-	op.o = o
+	op.out.O.Release()
+	op.out.O, op.out.LSE = out.O, out.LSE
 	// The input of a single later stage stays.
-	if keep := op.c.Variant == report.Softmax || op.c.Variant == report.PV; !op.c.stored() || keep && !op.w.IsZero() {
+	if keep := op.c.Variant == report.Softmax || op.c.Variant == report.PV; !op.c.stored() || keep && !op.out.Weights.IsZero() {
 		return nil
 	}
-	op.w.Release()
-	op.w, err = op.dev.Alloc(ctx, kernels.F32, s.w)
+	op.out.Weights.Release()
+	op.out.Weights, err = op.dev.Alloc(ctx, kernels.F32, op.c.shapes().w)
 	return err
 }
 
@@ -120,12 +117,8 @@ func (op *operands) release() {
 }
 
 func (op *operands) releaseOutputs() {
-	op.result().Release()
+	op.out.Release()
 	op.grads.Release()
-}
-
-func (op *operands) result() kernels.Result {
-	return kernels.Result{O: op.o, LSE: op.lse, Weights: op.w}
 }
 
 // parts are the variants that are a single stage, in their order.
@@ -137,13 +130,13 @@ func (op *operands) stages(ctx context.Context, names ...string) error {
 		var err error
 		switch name {
 		case report.QK:
-			err = op.dev.Backend().QK(ctx, op.w, op.q, op.k)
+			err = op.dev.Backend().QK(ctx, op.out.Weights, op.q, op.k)
 		case report.Softmax:
 			opt := op.c.options(op.bias)
 			opt.Scale = new(1 / math.Sqrt(float64(op.c.Dim)))
-			err = op.dev.Softmax(ctx, op.w, kernels.Tensor{}, opt)
+			err = op.dev.Softmax(ctx, op.out.Weights, kernels.Tensor{}, opt)
 		case report.PV:
-			err = op.dev.Backend().PV(ctx, op.o, op.w, op.v)
+			err = op.dev.Backend().PV(ctx, op.out.O, op.out.Weights, op.v)
 		}
 		if err != nil {
 			return err
@@ -159,9 +152,9 @@ func (op *operands) run(ctx context.Context) error {
 	case op.c.stored():
 		err = op.stages(ctx, op.c.stages()...)
 	case op.c.Variant == report.Backward:
-		err = op.call.Backward(ctx, op.grads, kernels.Result{O: op.dO}, op.result())
+		err = op.call.Backward(ctx, op.grads, kernels.Result{O: op.dO}, op.out)
 	default:
-		err = op.call.RunInto(ctx, op.result())
+		err = op.call.RunInto(ctx, op.out)
 	}
 	if err != nil {
 		return err
@@ -172,7 +165,7 @@ func (op *operands) run(ctx context.Context) error {
 // before runs what the variant's first call needs: stages, or the forward pass.
 func (op *operands) before(ctx context.Context) error {
 	if op.c.Variant == report.Backward {
-		return op.call.RunInto(ctx, op.result())
+		return op.call.RunInto(ctx, op.out)
 	}
 	return op.stages(ctx, parts[:max(slices.Index(parts, op.c.Variant), 0)]...)
 }
@@ -191,11 +184,11 @@ func (op *operands) check(ctx context.Context, opt kernels.CheckOptions) (kernel
 	if err != nil {
 		return kernels.CheckReport{}, err
 	}
-	check, err := op.call.Check(ctx, op.result(), opt)
+	check, err := op.call.Check(ctx, op.out, opt)
 	if err != nil || op.c.Variant != report.Backward || !check.OK() {
 		return check, err
 	}
-	return op.call.CheckBackward(ctx, op.grads, kernels.Result{O: op.dO}, op.result(), opt)
+	return op.call.CheckBackward(ctx, op.grads, kernels.Result{O: op.dO}, op.out, opt)
 }
 
 // reads returns the operands that a call reads. If a window hides keys from all rows, K
@@ -205,11 +198,11 @@ func (op *operands) reads() []kernels.Tensor {
 	case report.QK:
 		return []kernels.Tensor{op.q, op.k}
 	case report.Softmax:
-		return []kernels.Tensor{op.w, op.bias}
+		return []kernels.Tensor{op.out.Weights, op.bias}
 	case report.PV:
-		return []kernels.Tensor{op.w, op.v}
+		return []kernels.Tensor{op.out.Weights, op.v}
 	case report.Stages:
-		return []kernels.Tensor{op.q, op.k, op.v, op.bias, op.w}
+		return []kernels.Tensor{op.q, op.k, op.v, op.bias, op.out.Weights}
 	}
 	row := op.c.row(op.dev.Info())
 	seen := func(t kernels.Tensor) kernels.Tensor {
@@ -221,7 +214,7 @@ func (op *operands) reads() []kernels.Tensor {
 	}
 	read := []kernels.Tensor{op.q, seen(op.k), seen(op.v), op.bias}
 	if op.c.Variant == report.Backward {
-		read = append(read, op.o, op.lse, op.dO)
+		read = append(read, op.out.O, op.out.LSE, op.dO)
 	}
 	return read
 }

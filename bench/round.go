@@ -11,7 +11,6 @@ import (
 	"gonum.org/v1/gonum/floats"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
@@ -67,22 +66,6 @@ func leastSeconds(seconds float64) float64 {
 // oneRound returns the seconds of a round.
 func oneRound(seconds float64) float64 {
 	return ceilingSeconds + float64(perRound(seconds))*(seconds+min(max(seconds, paceShortest), paceLongest))
-}
-
-// rounds repeats the call until the median is precise, and notes what other processes used
-// meanwhile.
-func (b *bencher) rounds() {
-	b.roundsBegan = time.Now()
-	load := machine.ReadLoad()
-	for round := 1; b.ready && !b.enough() && b.stop() == ""; round++ {
-		b.step(fmt.Sprintf("round %d", round))
-		if err := b.round(); err != nil {
-			b.fail(err) // the output of a cancelled call cannot be checked
-		}
-	}
-	if others := load.Others(machine.ReadLoad(), b.dev.Info().Threads); others >= 0 {
-		b.row.OthersPercent = report.Figure(100 * others)
-	}
 }
 
 // enough reports whether the rounds may end: when the median is precise, or would take too
@@ -146,7 +129,7 @@ func (b *bencher) round() error {
 	if b.staged == nil || b.stop() != "" || floats.Sum(b.stages) > stagesSeconds {
 		return nil // the comparison needs fewer digits than the figure
 	}
-	seconds, err := timed(b.work, b.runStages)
+	seconds, err := timed(b.work, b.staged.run)
 	if err != nil {
 		return fmt.Errorf("three stages: %w", err)
 	}
@@ -180,15 +163,13 @@ func meters(ctx context.Context, be backend.Backend, operands ...kernels.Tensor)
 // kernel times a call by the device's clock, if it has one. It is a separate call, because
 // reading that clock takes time, and only one if calls are long.
 func (b *bencher) kernel() error {
-	if b.trace.pieces.Load() == 0 || floats.Sum(b.clocked) > stagesSeconds {
+	if b.trace.pieces.Load() == 0 || float64(len(b.kernels))*b.warm > stagesSeconds {
 		return nil
 	}
 	var trace recorder
-	seconds, err := timed(trace.record(b.work), b.op.run)
-	if err != nil {
+	if err := b.op.run(trace.record(b.work)); err != nil {
 		return err
 	}
-	b.clocked = append(b.clocked, seconds)
 	if trace.pieces.Load() > 0 {
 		b.kernels = append(b.kernels, time.Duration(trace.kernel.Load()).Seconds())
 	}

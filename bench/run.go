@@ -128,9 +128,7 @@ func (r *runner) device(dev *kernels.Device, index int) {
 func (r *runner) measure(c Case) bool {
 	b := r.prepare(c)
 	if b.runs {
-		b.begin()
-		b.rounds()
-		b.finish()
+		b.run()
 	}
 	r.report.Cases = append(r.report.Cases, b.row)
 	if r.cfg.Measured != nil {
