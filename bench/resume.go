@@ -15,8 +15,8 @@ func (r *runner) resumable(devices []*kernels.Device) error {
 		return nil
 	}
 	was, now := r.cfg.Resume.Environment, r.report.Environment
-	if was.Commit != now.Commit {
-		return fmt.Errorf("bench: the report to resume has commit %q, this run has %q: start a new one: %w", was.Commit, now.Commit, kernels.ErrOption)
+	if was.Version != now.Version {
+		return fmt.Errorf("bench: the report to resume has version %q, this run has %q: start a new one: %w", was.Version, now.Version, kernels.ErrOption)
 	}
 	for _, dev := range devices {
 		now.Backends = append(now.Backends, dev.Info())

@@ -76,7 +76,7 @@ func TestResumeRefusesAnotherMachine(t *testing.T) {
 		change func(e *report.Environment)
 	}{
 		{"CPU", func(e *report.Environment) { e.CPU = "another" }},
-		{"commit", func(e *report.Environment) { e.Commit = "another" }},
+		{"version", func(e *report.Environment) { e.Version = "another" }},
 		{"Go version", func(e *report.Environment) { e.GoVersion = "go0" }},
 		{"seed", func(e *report.Environment) { e.Seed++ }},
 		{"fake v1", func(e *report.Environment) {

@@ -211,7 +211,7 @@ func Worst(changes []Change, limit float64) *Change {
 func WriteChanges(w io.Writer, old, new *Report, changes []Change, percent float64) error {
 	var b strings.Builder
 	for i, e := range []*Environment{&old.Environment, &new.Environment} {
-		fmt.Fprintf(&b, "%s  %s\n", [...]string{"old", "new"}[i], strings.Join(nonEmpty(e.Date, e.CPU, e.GoVersion, e.revision()), " · "))
+		fmt.Fprintf(&b, "%s  %s\n", [...]string{"old", "new"}[i], strings.Join(nonEmpty(e.Date, e.CPU, e.GoVersion, e.Version), " · "))
 	}
 	for _, f := range old.Environment.Differences(&new.Environment) {
 		fmt.Fprintf(&b, "they differ in %s: %q and %q\n", f.Name, f.Old, f.New)

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -28,15 +27,11 @@ type Environment struct {
 	// CPUs is the number of logical processors, Threads is GOMAXPROCS.
 	CPUs    int `json:"cpus"`
 	Threads int `json:"threads"`
-	// Version is this module's version, Commit the revision of the build and Modified
-	// whether files differed from it; "" when unknown.
-	Version  string `json:"version"`
-	Commit   string `json:"commit"`
-	Modified bool   `json:"modified"`
+	// Version is this module's version. In a build of its repository it has the revision, and
+	// "+dirty" where files differed from it.
+	Version string `json:"version"`
 	// Args are the command-line arguments that repeat the run, without "attn".
 	Args []string `json:"args"`
-	// MemoryBytes is the machine's memory; 0 when unknown.
-	MemoryBytes int64 `json:"memory_bytes"`
 	// Variables are the environment variables that affect speed, as NAME=VALUE.
 	Variables []string `json:"variables"`
 	// CGO is set for programs built with cgo.
@@ -62,18 +57,17 @@ var affecting = []string{"ATTN_", "GOMAXPROCS=", "GOGC=", "GOMEMLIMIT=", "GODEBU
 // ThisMachine returns the environment of the process at a time.
 func ThisMachine(now time.Time) Environment {
 	e := Environment{
-		Date:        now.UTC().Format(time.RFC3339),
-		GoVersion:   runtime.Version(),
-		OS:          runtime.GOOS,
-		Arch:        runtime.GOARCH,
-		CPU:         machine.CPU(),
-		CPUs:        runtime.NumCPU(),
-		Threads:     runtime.GOMAXPROCS(0),
-		MemoryBytes: machine.Memory(),
-		Backends:    []kernels.Info{},
-		Missing:     []string{},
-		Args:        []string{},
-		Variables:   []string{},
+		Date:      now.UTC().Format(time.RFC3339),
+		GoVersion: runtime.Version(),
+		OS:        runtime.GOOS,
+		Arch:      runtime.GOARCH,
+		CPU:       machine.CPU(),
+		CPUs:      runtime.NumCPU(),
+		Threads:   runtime.GOMAXPROCS(0),
+		Backends:  []kernels.Info{},
+		Missing:   []string{},
+		Args:      []string{},
+		Variables: []string{},
 	}
 	for _, v := range os.Environ() {
 		if slices.ContainsFunc(affecting, func(prefix string) bool { return strings.HasPrefix(v, prefix) }) {
@@ -91,32 +85,12 @@ func ThisMachine(now time.Time) Environment {
 }
 
 func (e *Environment) readBuild(build *debug.BuildInfo) {
-	settings := map[string]string{}
-	for _, s := range build.Settings {
-		settings[s.Key] = s.Value
-	}
-	e.CGO = settings["CGO_ENABLED"] == "1"
-	if build.Main.Path == modulePath { // otherwise the revision is that of another repository
-		e.Version, e.Commit, e.Modified = build.Main.Version, settings["vcs.revision"], settings["vcs.modified"] == "true"
-		return
-	}
-	for _, m := range build.Deps {
+	e.CGO = slices.Contains(build.Settings, debug.BuildSetting{Key: "CGO_ENABLED", Value: "1"})
+	for _, m := range append(build.Deps, &build.Main) {
 		if m.Path == modulePath {
 			e.Version = m.Version
 		}
 	}
-}
-
-// revision returns the first digits of the commit with a mark for modified files, or the
-// module's version.
-func (e *Environment) revision() string {
-	switch {
-	case e.Commit == "":
-		return e.Version
-	case e.Modified:
-		return fmt.Sprintf("%.10s+", e.Commit)
-	}
-	return fmt.Sprintf("%.10s", e.Commit)
 }
 
 // describe writes a device on a line.

@@ -48,7 +48,7 @@ func (r *Report) WritePage(w io.Writer) error {
 	e := &r.Environment
 	data := pageData{
 		Environment: e,
-		Subtitle:    strings.Join(nonEmpty(e.CPU, format.Count(e.CPUs, "CPU"), e.OS+"/"+e.Arch, e.GoVersion, e.revision(), e.Date), " · "),
+		Subtitle:    strings.Join(nonEmpty(e.CPU, format.Count(e.CPUs, "CPU"), e.OS+"/"+e.Arch, e.GoVersion, e.Version, e.Date), " · "),
 		Measured:    r.measured(),
 		Legend:      legend,
 		Charts:      r.charts(),

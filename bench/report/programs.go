@@ -26,7 +26,7 @@ func (r *Report) WriteGoBench(w io.Writer) error {
 	config("goarch", e.Arch)
 	config("cpu", e.CPU)
 	config("pkg", modulePath+"/bench")
-	config("attn", strings.Join(nonEmpty(e.GoVersion, e.revision()), " "))
+	config("attn", strings.Join(nonEmpty(e.GoVersion, e.Version), " "))
 	for i := range e.Backends {
 		info := &e.Backends[i]
 		fmt.Fprintln(&b)

@@ -32,10 +32,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 
 func (r *Report) head(b *strings.Builder) {
 	e := &r.Environment
-	fmt.Fprintf(b, "attn bench · %s · %s · %s/%s · %s", e.CPU, format.Count(e.CPUs, "CPU"), e.OS, e.Arch, e.GoVersion)
-	if e.Commit != "" {
-		b.WriteString(" · " + e.revision())
-	}
+	b.WriteString(strings.Join(nonEmpty("attn bench", e.CPU, format.Count(e.CPUs, "CPU"), e.OS+"/"+e.Arch, e.GoVersion, e.Version), " · "))
 	b.WriteString("\nsoftmax(QKᵀ/√D)·V · ")
 	if names := r.seriesNames(); len(names) == 1 {
 		b.WriteString(r.Cases[0].Shape())

@@ -9,9 +9,6 @@ import (
 	"strings"
 )
 
-// Memory returns the machine's memory in bytes; 0 when unknown.
-func Memory() int64 { return kibibytes("/proc/meminfo", "MemTotal") }
-
 // Resident returns the process's resident memory in bytes without garbage; 0 when unknown.
 func Resident() int64 {
 	debug.FreeOSMemory()
