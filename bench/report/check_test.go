@@ -139,7 +139,7 @@ func TestReadNamesTheField(t *testing.T) {
 	for _, tc := range []struct{ old, new, want string }{
 		{`"low_s": `, `"low_s": 0, "x": `, `unknown field "x"`},
 		{`"heads": 4`, `"heads": 0`, "cases[0].batch, heads, kv_heads, seq_q, seq_k, dim (cpu S=32)"},
-		{`"heads": 4`, `"heads": "four"`, "line 104"},
+		{`"heads": 4`, `"heads": "four"`, "line 101"},
 		{`"dtype": "f32"`, `"dtype": "f64"`, "cases[0].dtype"},
 		{`"status": "ok"`, `"status": "wrong"`, "cases[0].status"},
 		{`"backend": "cpu"`, `"backend": "npu"`, "environment.backends"},

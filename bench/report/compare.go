@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -84,7 +83,7 @@ func (m *Measurement) SameCase(o *Measurement) bool {
 // judge compares the rows. paced is set when both have compiled the arithmetic between the
 // calls to the same code.
 func (c *Change) judge(percent float64, paced bool) {
-	ok := func(m *Measurement) bool { return m != nil && m.Status == OK && len(m.Rounds) > 0 }
+	ok := func(m *Measurement) bool { return m != nil && m.Status == OK && m.MinS != nil }
 	bad := func(m *Measurement) bool { return m != nil && (m.Status == Wrong || m.Status == Failed) }
 	switch {
 	case ok(c.Old) && bad(c.New):
@@ -110,7 +109,11 @@ func (c *Change) judge(percent float64, paced bool) {
 		remains := 100 * (ratio - 1)
 		return !(remains*c.Percent > 0 && math.Abs(remains) >= percent/2) // true for NaN
 	}
-	pace, ceiling := relative(c.New, inPaces)/relative(c.Old, inPaces), relative(c.New, inCeilings)/relative(c.Old, inCeilings)
+	inUnits := func(rate func(r *Round) *float64) float64 { return relative(c.New, rate) / relative(c.Old, rate) }
+	pace := inUnits(func(r *Round) *float64 { return Positive(1 / stats.Median(r.PaceS)) }) // of no paces +Inf: nil
+	ceiling := inUnits(func(r *Round) *float64 {
+		return map[Bound]*float64{BoundFMA: r.CeilingGFLOPS, BoundRead: r.CeilingGBS}[c.New.Bound]
+	})
 	c.Verdict = Unclear
 	switch {
 	case c.Old.noisy() || c.New.noisy():
@@ -121,7 +124,7 @@ func (c *Change) judge(percent float64, paced bool) {
 		c.Why = fmt.Sprintf("the interval is wider than ±%g%%", percent)
 	case !changed:
 		c.Verdict = Same
-	case explains(fastest(c.New) / fastest(c.Old)):
+	case explains(*c.New.MinS / *c.Old.MinS):
 		// Other work slows most calls down, but hardly ever all of them.
 		c.Why = "the fastest call did not change"
 	case paced && !math.IsNaN(pace) && explains(pace):
@@ -149,44 +152,19 @@ func (c *Change) noise() string {
 	return fmt.Sprintf("noisy: other processes used %s of the CPU time", strings.Join(shares, " and "))
 }
 
-// fastest is the shortest time of a call.
-func fastest(m *Measurement) float64 {
-	least := math.Inf(1)
-	for _, r := range m.Rounds {
-		least = min(least, slices.Min(r.TimesS))
-	}
-	return least
-}
-
 // relative is the median over rounds of the time of a call in a unit that was measured in the
-// same round; NaN when a round has none.
-func relative(m *Measurement, in func(by Bound, r *Round) *float64) float64 {
+// same round: the arithmetic between the calls, or the calls that the ceiling allows. It is NaN
+// when a round has none.
+func relative(m *Measurement, rate func(r *Round) *float64) float64 {
 	var all []float64
 	for i := range m.Rounds {
-		rate := in(m.Bound, &m.Rounds[i])
-		if rate == nil {
+		x := rate(&m.Rounds[i])
+		if x == nil {
 			return math.NaN()
 		}
-		all = append(all, stats.Median(m.Rounds[i].TimesS)**rate)
+		all = append(all, stats.Median(m.Rounds[i].TimesS)**x)
 	}
 	return stats.Median(all)
-}
-
-// inPaces is the rate of the arithmetic between the calls.
-func inPaces(_ Bound, r *Round) *float64 {
-	if len(r.PaceS) == 0 {
-		return nil
-	}
-	return new(1 / stats.Median(r.PaceS))
-}
-
-// inCeilings is the ceiling that limits the call: the time becomes that of its operations, or
-// of reading its operands.
-func inCeilings(by Bound, r *Round) *float64 {
-	if by == BoundFMA {
-		return r.CeilingGFLOPS
-	}
-	return r.CeilingGBS
 }
 
 // Worst returns the change that a gate fails for: the first broken case, else the one with
