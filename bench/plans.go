@@ -2,7 +2,9 @@ package bench
 
 import (
 	"context"
+	"fmt"
 
+	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -11,8 +13,8 @@ import (
 var planSeqs = []int{256, 1024, 4096}
 
 // Plans returns how every case would run on every device, without allocating tensors: rows
-// of status report.NotRun with a Plan, or with the reason why there is none. Without
-// lengths it plans planSeqs. The error is that of [Config.Check].
+// of status report.NotRun with a Plan, which the note describes, or with the reason why there
+// is none. Without lengths it plans planSeqs. The error is that of [Config.Check].
 func Plans(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.Report, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -26,10 +28,24 @@ func Plans(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.
 				s.Seqs = planSeqs
 			}
 			for _, seq := range s.Seqs {
-				m, _ := planned(ctx, dev, s.at(seq))
+				m, err := planned(ctx, dev, s.at(seq))
+				if err == nil {
+					m.Note = describe(m.Plan, m.Memory)
+				}
 				r.Cases = append(r.Cases, m)
 			}
 		}
 	}
 	return r, nil
+}
+
+// describe writes a plan on a line.
+func describe(p *kernels.Plan, memory report.Memory) string {
+	size := func(bytes int64) string { return format.Size(float64(bytes)) }
+	text := fmt.Sprintf("%s, %s: %d visible pairs, moves at least %s, %d chunks (%s); memory: %s of operands, %s of scratch, %s that grow with S²",
+		p.Path, p.Why, p.Pairs, size(p.Bytes), p.Chunks, p.Cut, size(memory.Operands), size(memory.Scratch), size(memory.Square))
+	for _, l := range p.Limits {
+		text += fmt.Sprintf("; limit %s %d", l.Name, l.Value)
+	}
+	return text
 }

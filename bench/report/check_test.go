@@ -32,7 +32,7 @@ func realReport(t testing.TB) []byte {
 // use writes a report in all forms of text and lays out its pictures.
 func use(r *Report) error {
 	_, _ = r.charts(), r.Err()
-	return errors.Join(r.WriteTable(io.Discard), r.WritePlans(io.Discard), r.WriteGoBench(io.Discard), r.WriteJSON(io.Discard))
+	return errors.Join(r.WriteTable(io.Discard), r.WriteGoBench(io.Discard), r.WriteJSON(io.Discard))
 }
 
 // useSlowly compares a report with itself and draws it, which takes longer.

@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"unicode/utf8"
 
 	"github.com/seed90331342/attn/bench/internal/format"
@@ -164,47 +163,4 @@ func (r *Report) foot(b *strings.Builder) {
 	if r.Interrupted {
 		b.WriteString("\ninterrupted: the cases after that were not measured\n")
 	}
-}
-
-// WritePlans writes the plans of the cases as text for people.
-func (r *Report) WritePlans(w io.Writer) error {
-	var b strings.Builder
-	r.head(&b)
-	for i := range r.Environment.Backends {
-		info := &r.Environment.Backends[i]
-		short := kernels.Info{Name: info.Name, Device: info.Device, Provider: info.Provider}
-		fmt.Fprintf(&b, "\n%s\n", describe(&short))
-		for _, c := range r.on(info) {
-			c.writePlan(&b)
-		}
-	}
-	r.missing(&b)
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-func (m *Measurement) writePlan(b *strings.Builder) {
-	name, p := fmt.Sprintf("S=%d", m.SeqK), m.Plan
-	if m.Series != "" {
-		name = m.Series + ", " + name
-	}
-	if p == nil {
-		fmt.Fprintf(b, "  %s   %s\n", name, page.Line(m.Note))
-		return
-	}
-	fmt.Fprintf(b, "  %s   %s\n", name, p.Path)
-	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
-	line := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "    %s\t%s\n", name, fmt.Sprintf(format, args...))
-	}
-	line("why", "%s", p.Why)
-	line("work", "%.4g GFLOP for %d visible pairs, %.4g a byte", float64(m.FLOPs)/1e9, m.Pairs, float64(m.FLOPs)/float64(m.Bytes))
-	line("moves", "at least %s", byteSize.show(m.Bytes))
-	line("memory", "%s of operands, %s of scratch memory, %s that grow with S²",
-		byteSize.show(m.Memory.Operands), byteSize.show(m.Memory.Scratch), byteSize.show(m.Memory.Square))
-	line("chunks", "%d (%s)", p.Chunks, p.Cut)
-	for _, l := range p.Limits {
-		line("limit", "%s %d", l.Name, l.Value)
-	}
-	w.Flush()
 }

@@ -101,11 +101,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	}
 	// An interrupted or wrong report is written too, and a file that fails does
 	// not keep the others from being written.
-	table := r.WriteTable
-	if c.Plan {
-		table = r.WritePlans
-	}
-	err = errors.Join(table(out.Out), c.write(ctx, r))
+	err = errors.Join(r.WriteTable(out.Out), c.write(ctx, r))
 	if c.Plan {
 		return err
 	}
@@ -178,7 +174,6 @@ func (c *Command) config() (bench.Config, error) {
 		when bool
 		text string
 	}{
-		{c.Plan && c.GoBench+c.Table+c.HTML != "", "--plan can only be written as --json"},
 		{c.Resume != "" && c.Plan, "--resume cannot continue --plan"},
 		{c.Preset != "" && cases, "--preset replaces the flags --seq to --mask"},
 	} {

@@ -194,7 +194,7 @@ func TestBenchPredicts(t *testing.T) {
 // A preset brings its cases, and the backends and threads that it is for.
 func TestBenchPresets(t *testing.T) {
 	code, out, stderr := benchmark(t.Context(), "--preset", "long", "--plan", "--backend", "cpu")
-	if code != 0 || !strings.Contains(out, "\n  full, S=65536   ") || !strings.Contains(out, "\n  window of 4096, S=1048576   ") {
+	if code != 0 || !strings.Contains(out, "\nfull · B=1 ") || !strings.Contains(out, "\nwindow of 4096 · B=1 ") || !strings.Contains(out, "\n  1048576   fused ") {
 		t.Errorf("exit code %d: %s%s", code, out, stderr)
 	}
 	path := filepath.Join(t.TempDir(), "r.json")
