@@ -16,7 +16,7 @@ func TestPercentOfTheLimitingCeiling(t *testing.T) {
 		{0, report.BoundFMA},  // 32 queries: 8 operations a byte
 		{1, report.BoundRead}, // half an operation a byte
 	} {
-		be := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 4e9}, read: 2e9}
+		be := &roofed{fake: fake{name: "cpu"}, peak: 4e9, read: 2e9}
 		cfg := small(32)
 		cfg.Series[0].SeqQ = tc.seqQ
 		r := runOn(t, cfg, be)
@@ -45,7 +45,7 @@ func TestPercentOfTheLimitingCeiling(t *testing.T) {
 // Every option reaches the call, whose rows are checked in float64 with the same options,
 // and the report.
 func TestOptionsOfACase(t *testing.T) {
-	be := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 1e9}, read: 1e9}
+	be := &roofed{fake: fake{name: "cpu"}, peak: 1e9, read: 1e9}
 	cfg := small(48)
 	cfg.Series[0].SeqQ, cfg.Series[0].Window, cfg.Series[0].Softcap, cfg.Series[0].Mask, cfg.Series[0].KVHeads = 4, &kernels.Window{Left: 8, Right: kernels.Unbounded}, 1.5, true, 1
 	r := runOn(t, cfg, be)

@@ -156,28 +156,16 @@ func (f *fake) Wait(ctx context.Context) error { return ctx.Err() }
 
 func (f *fake) Close() error { return nil }
 
-// metered is a fake with a peak rate.
-type metered struct {
+// roofed is a fake with a peak rate and a read rate; 0 is not measured.
+type roofed struct {
 	fake
 	peak float64 // operations a second
-	// metered, unless nil, is called when the rate is measured: once a turn.
-	metered func()
-}
-
-func (m *metered) PeakFLOPS(context.Context) (float64, error) {
-	if m.metered != nil {
-		m.metered()
-	}
-	return m.peak, nil
-}
-
-// roofed is a fake with a peak rate and a read rate.
-type roofed struct {
-	metered
 	read float64 // bytes a second
 	// asked is how many bytes were to be read, in the last measurement.
 	asked int64
 }
+
+func (m *roofed) PeakFLOPS(context.Context) (float64, error) { return m.peak, nil }
 
 func (m *roofed) ReadBandwidth(_ context.Context, operands ...kernels.Tensor) (float64, error) {
 	m.asked = 0

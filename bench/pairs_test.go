@@ -4,11 +4,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -20,16 +18,13 @@ import (
 )
 
 var (
-	pairs      = flag.Int("pairs", 1, "pairs of runs of the same program that BenchmarkPairsOfRuns compares")
-	slowedDown = flag.Int("slowed", 1, "further pairs, of which the later run is slowed down")
-	shift      = flag.Float64("shift", 5, "percent that the slowed runs take longer")
-	load       = flag.Int("load", 0, "processes that compute meanwhile")
-	pairPreset = flag.String("pair-preset", "", "preset that they measure; by default three of the cases of ci")
+	pairs = flag.Int("pairs", 1, "pairs of runs of the same program that BenchmarkPairsOfRuns compares, and as many slowed ones")
+	shift = flag.Float64("shift", 5, "percent that the later run of a slowed pair takes longer")
 )
 
-// role is the environment variable that makes a process a helper of BenchmarkPairsOfRuns: it
-// computes if the value is "load", else it writes a report to the file of that name.
-const role = "ATTN_PAIR_ROLE"
+// pairReport is the environment variable that has the file to which a process of
+// BenchmarkPairsOfRuns writes its report.
+const pairReport = "ATTN_PAIR_REPORT"
 
 // slowed is the CPU backend with calls that take longer by a fraction.
 type slowed struct {
@@ -47,85 +42,46 @@ func (s slowed) Attention(ctx context.Context, calls ...*backend.Call) error {
 
 // BenchmarkPairsOfRuns measures pairs of short runs, each in a process of its own, and counts
 // the verdicts of report.Compare. It fails if a case of the same program is called slower or
-// faster, under -load in more than one of 20 pairs, or if the gate of attn compare --fail-over
-// passes for more than one of 10 slowed pairs:
+// faster, or if the gate of attn compare --fail-over passes for more than one of 10 slowed pairs:
 //
-//	go test -run '^$' -bench PairsOfRuns -benchtime 1x -timeout 0 ./bench -pairs 40 -slowed 10
-//	go test -run '^$' -bench PairsOfRuns -benchtime 1x -timeout 0 ./bench -pairs 40 -slowed 0 -load 4
+//	go test -run '^$' -bench PairsOfRuns -benchtime 1x -timeout 0 ./bench -pairs 40
 //
 // TestPairsOfRuns of package report asserts the same on simulated machines.
 func BenchmarkPairsOfRuns(b *testing.B) {
-	switch path := os.Getenv(role); path {
-	case "":
-	case "load":
-		go func() {
-			_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark ends
-			os.Exit(0)
-		}()
-		for x := 1.0; ; x = x*0.5 + 1 {
-		}
-	default:
+	if path := os.Getenv(pairReport); path != "" {
 		measurePair(b, path)
 		return
 	}
-	for range *load {
-		c := helper(b, "load", 0)
-		stdin, err := c.StdinPipe()
-		if err == nil {
-			err = c.Start()
-		}
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer func() { _ = stdin.Close(); _ = c.Wait() }()
-	}
-	// The log of a benchmark is cut after ten lines.
-	count := func(name string, pairs int, shift float64) (n map[report.Verdict]int, caught int) {
-		n = map[report.Verdict]int{}
-		for pair := range pairs {
-			changes := report.Compare(runApart(b, 0), runApart(b, shift), 4)
-			if report.Worst(changes, 0) != nil {
-				caught++
-			}
-			for _, c := range changes {
-				n[c.Verdict]++
-				fmt.Printf("%s %d: %+.1f%% (%+.1f to %+.1f%%) %s %s\n", name, pair+1, c.Percent, c.Low, c.High, c.Verdict, c.Why)
-			}
-		}
-		fmt.Printf("%s: verdicts %v; the gate fails for %d of %d pairs\n", name, n, caught, pairs)
-		return n, caught
-	}
 	for b.Loop() {
-		same, _ := count("same", *pairs, 0)
-		wrong, allowed := same[report.Slower]+same[report.Faster], 0
-		if *load > 0 {
-			allowed = *pairs / 20
+		wrong, missed := 0, 0
+		for pair := range *pairs {
+			for _, by := range []float64{0, *shift} {
+				changes := report.Compare(runApart(b, 0), runApart(b, by), 4)
+				for _, c := range changes { // the log of a benchmark is cut after ten lines
+					fmt.Printf("pair %d, slowed by %g%%: %+.1f%% (%+.1f to %+.1f%%) %s %s\n", pair+1, by, c.Percent, c.Low, c.High, c.Verdict, c.Why)
+					if by == 0 && (c.Verdict == report.Slower || c.Verdict == report.Faster) {
+						wrong++
+					}
+				}
+				if by > 0 && report.Worst(changes, 0) == nil {
+					missed++
+				}
+			}
 		}
-		if wrong > allowed {
-			b.Errorf("%d verdicts report a change where there is none, of %d pairs", wrong, *pairs)
-		}
-		later, caught := count("slowed", *slowedDown, *shift)
-		if missed := *slowedDown - caught; missed > *slowedDown/10 {
-			b.Errorf("%d of %d slowed pairs pass the gate", missed, *slowedDown)
+		if wrong > 0 || missed > *pairs/10 {
+			b.Errorf("of %d pairs, %d verdicts report a change where there is none; %d slowed pairs pass the gate", *pairs, wrong, missed)
 		}
 		b.ReportMetric(float64(wrong), "false-verdicts")
-		b.ReportMetric(float64(caught), "slowed-pairs-caught")
-		b.ReportMetric(float64(later[report.Slower]), "slowed-cases-found")
+		b.ReportMetric(float64(*pairs-missed), "slowed-pairs-caught")
 	}
-}
-
-// helper returns the command of a process with a role.
-func helper(b *testing.B, does string, shift float64) *exec.Cmd {
-	c := exec.CommandContext(b.Context(), os.Args[0], "-test.run=^$", "-test.bench=PairsOfRuns", "-test.benchtime=1x", "-test.timeout=0",
-		fmt.Sprint("-shift=", shift), "-pair-preset="+*pairPreset)
-	c.Env = append(os.Environ(), role+"="+does)
-	return c
 }
 
 // runApart returns the report of another process, whose calls take longer by shift percent.
 func runApart(b *testing.B, shift float64) *report.Report {
 	path := filepath.Join(b.TempDir(), "report.json")
-	if out, err := helper(b, path, shift).CombinedOutput(); err != nil {
+	c := exec.CommandContext(b.Context(), os.Args[0], "-test.run=^$", "-test.bench=PairsOfRuns", "-test.benchtime=1x", "-test.timeout=0", fmt.Sprint("-shift=", shift))
+	c.Env = append(os.Environ(), pairReport+"="+path)
+	if out, err := c.CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, out)
 	}
 	f, err := os.Open(path)
@@ -146,13 +102,6 @@ func measurePair(b *testing.B, path string) {
 		{Name: "plain", Seqs: []int{64, 128}, Heads: 4},
 		{Name: "decode", Seqs: []int{512}, Heads: 4, KVHeads: 1, SeqQ: 1},
 	}}
-	if *pairPreset != "" {
-		i := slices.IndexFunc(bench.Presets(), func(p bench.Preset) bool { return p.Name == *pairPreset })
-		if i < 0 {
-			b.Fatalf("there is no preset %q", *pairPreset)
-		}
-		cfg.Series, cfg.Budget = bench.Presets()[i].Series, bench.Presets()[i].Budget
-	}
 	be := cpu.New(cpu.Options{Threads: 1})
 	defer be.Close()
 	r, err := bench.Run(b.Context(), []*kernels.Device{kernels.NewDevice(slowed{be, *shift / 100})}, cfg)

@@ -65,7 +65,7 @@ func wantText(t *testing.T, write func(io.Writer) error, texts ...string) {
 }
 
 func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
-	be := &metered{fake: fake{name: "cpu"}, peak: 2e9}
+	be := &roofed{fake: fake{name: "cpu"}, peak: 2e9}
 	cfg := small(16, 32)
 	cfg.Series[0].KVHeads, cfg.Series[0].Causal, cfg.Series[0].Batch = 1, true, 3
 	r := runOn(t, cfg, be)

@@ -11,7 +11,7 @@ import (
 
 // The report contains what a device reports of its calls. Timed repetitions are not traced.
 func TestTracesOfDevices(t *testing.T) {
-	be := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0", delay: 10 * time.Second}, peak: 1e9}, read: 1e9}, launch: time.Nanosecond, part: 0.5}
+	be := &device{roofed: roofed{fake: fake{name: "gpu:0", delay: 10 * time.Second}, peak: 1e9, read: 1e9}, launch: time.Nanosecond, part: 0.5}
 	r := runOn(t, small(32, 48), be)
 	c, next := r.Cases[0], r.Cases[1]
 	if c.Status != report.OK || c.KernelS == nil || *c.KernelS <= 0 || *c.KernelS > 0.8**c.MedianS || *c.KernelS < 0.2**c.MinS {
@@ -55,7 +55,7 @@ func TestPlans(t *testing.T) {
 }
 
 func TestNoClockNoKernelTime(t *testing.T) {
-	be := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0"}, peak: 1e12}, read: 1e12}, launch: time.Second}
+	be := &device{roofed: roofed{fake: fake{name: "gpu:0"}, peak: 1e12, read: 1e12}, launch: time.Second}
 	r := runOn(t, small(16), be)
 	c := r.Cases[0]
 	if c.Status != report.OK || c.KernelS != nil || c.Bound != report.BoundLaunch || *c.PercentOfBound != 100 / *c.MedianS {
