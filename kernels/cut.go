@@ -353,26 +353,23 @@ type Part struct {
 // call without rows or keys has none. Parts ignores CuQ and CuK.
 //
 // It returns ErrShape and ErrOption as [Device.Prepare] does.
-func (o *Options) Parts(d Dims) ([]Part, error) {
+func (o *Options) Parts(d Dims) (parts []Part, err error) {
 	if err := divides(d.Heads, d.KVHeads, "k", "q"); err != nil {
 		return nil, err
 	}
 	p, err := o.problem(d)
-	if err != nil || empty(d) {
+	if err != nil {
 		return nil, err
 	}
-	regions := p.regions
-	if regions == nil {
-		regions = []region{wholeRegion(p.dims)}
-	}
-	parts := make([]Part, len(regions))
-	for i, x := range regions {
-		parts[i].Visible = x.visible(p.Visible)
-		for at, axis := range [3]int{Batch, Seq, Dim} {
-			parts[i].Lo[at], parts[i].Hi[at] = x.Lo[axis], x.Hi[axis]
-		}
-	}
-	return parts, nil
+	err = p.eachRegion(func(x region, own backend.Problem) error {
+		parts = append(parts, Part{
+			Lo:      [3]int{x.Lo[Batch], x.Lo[Seq], x.Lo[Dim]},
+			Hi:      [3]int{x.Hi[Batch], x.Hi[Seq], x.Hi[Dim]},
+			Visible: own.Visible,
+		})
+		return nil
+	})
+	return parts, err
 }
 
 // eachRegion calls f with each region of p and its problem, unless p has no scores.

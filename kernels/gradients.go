@@ -41,12 +41,6 @@ type namedGradient struct {
 // Operands returns the gradients of Q, K and V of g alone.
 func (g Gradients) Operands() Gradients { return Gradients{Q: g.Q, K: g.K, V: g.V} }
 
-// Options returns g without the gradients of Q, K and V.
-func (g Gradients) Options() Gradients {
-	g.Q, g.K, g.V = Tensor{}, Tensor{}, Tensor{}
-	return g
-}
-
 // Release frees all tensors of g.
 func (g Gradients) Release() {
 	for _, o := range g.named() {

@@ -134,7 +134,7 @@ func ExampleCall_Backward() {
 	call := check(dev.Prepare(x, x, x, kernels.Options{Causal: true, LSE: true})) // gradients need the LSE
 	out := check(call.Run(ctx))
 	defer out.Release()
-	grads := check(call.AllocGradients(ctx, call.Gradients())) // or .Operands(), or .Options()
+	grads := check(call.AllocGradients(ctx, call.Gradients())) // or .Operands()
 	defer grads.Release()
 	ones := check(dev.FromFloat32(ctx, kernels.F32, []float32{1, 1, 1}, shape))
 	defer ones.Release()

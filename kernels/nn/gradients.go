@@ -204,7 +204,9 @@ func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]kernels.T
 	if b.err != nil {
 		return
 	}
-	if *options, b.err = p.call.AllocGradients(b.ctx, p.call.Gradients().Options()); b.err != nil {
+	want := p.call.Gradients()
+	want.Q, want.K, want.V = kernels.Tensor{}, kernels.Tensor{}, kernels.Tensor{}
+	if *options, b.err = p.call.AllocGradients(b.ctx, want); b.err != nil {
 		return
 	}
 	grads := *options

@@ -305,7 +305,9 @@ func backward(h *history, ctx context.Context, dev *kernels.Device, s *set, c *k
 	return h.into(ctx, dev, shapes, func(t []kernels.Tensor) [][]float32 {
 		r := kernels.Result{O: t[0], LSE: t[1]}
 		ok(c.RunInto(ctx, r))
-		g := must(c.AllocGradients(ctx, c.Gradients().Options()))
+		want := c.Gradients()
+		want.Q, want.K, want.V = kernels.Tensor{}, kernels.Tensor{}, kernels.Tensor{}
+		g := must(c.AllocGradients(ctx, want))
 		defer g.Release()
 		g.Q, g.K, g.V = t[2], t[3], t[4]
 		ok(c.Backward(ctx, g, kernels.Result{O: do}, r))
