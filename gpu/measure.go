@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/meter"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 )
 
@@ -108,14 +108,10 @@ func (r tuneRunner) Upload(ctx context.Context, dst, host backend.Tensor) error 
 }
 
 func (r tuneRunner) Download(ctx context.Context, host, src backend.Tensor) error {
-	dst, err := cut.HostBytes(host)
-	if err != nil {
-		return err
-	}
-	return r.b.dev.Download(ctx, dst, host.Strides(), src)
+	return r.b.read(ctx, host, src)
 }
 
-func (r tuneRunner) Run(ctx context.Context, c *backend.Call, v tune.Variant, rounds int) (took time.Duration, err error) {
+func (r tuneRunner) Run(ctx context.Context, c *backend.Call, v tune.Variant, rounds int) (time.Duration, error) {
 	a, err := r.b.newPrefill(c, func(tune.Shape) (tune.Variant, string) { return v, "asked for" })
 	if err != nil {
 		return 0, err
@@ -123,25 +119,14 @@ func (r tuneRunner) Run(ctx context.Context, c *backend.Call, v tune.Variant, ro
 	if a.tiled != (v.Name != "") {
 		return 0, fmt.Errorf("another kernel would run: %s", a.why)
 	}
-	var kernel time.Duration
-	run := r.b.dev.NewRunner(backend.WithTrace(ctx, &backend.Trace{
-		Kernel:  func(took time.Duration) { kernel += took },
-		Compile: backend.TraceOf(ctx).Compile,
-	}))
-	defer func() { run.Finish(err) }()
-	began := time.Now()
-	for range rounds {
-		if err := run.Queue(a.op()); err != nil {
-			return 0, err
+	return meter.Time(ctx, r.b.dev, func(run *queue.Runner) error {
+		for range rounds {
+			if err := run.Queue(a.op()); err != nil {
+				return err
+			}
 		}
-	}
-	if err := run.Flush(); err != nil {
-		return 0, err
-	}
-	if kernel > 0 {
-		return kernel, nil
-	}
-	return time.Since(began), nil
+		return nil
+	})
 }
 
 var (

@@ -123,58 +123,55 @@ func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
 // the result is an alias of the host tensor, from which calls stream. It returns
 // backend.ErrDevice when the argument is not in host memory.
 func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
-	return resultWithin(ctx, b, "upload", func() (backend.Tensor, error) { return b.upload(ctx, host) })
-}
-
-func (b *Backend) upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
-	var pins backend.Pinned
-	if err := pins.Pin(nil, "the host", nil, []backend.Operand{{Name: "host", Tensor: host}}); err != nil {
-		return backend.Tensor{}, err
-	}
-	defer pins.Unpin()
-	shape := host.Shape()
-	t, err := b.alloc(ctx, host.DType(), cut.Distinct(shape, host.Strides()))
-	if errors.Is(err, queue.ErrFull) {
-		return b.onHost(host)
-	}
-	if err != nil {
-		return t, err
-	}
-	began := time.Now()
-	if err := b.dev.Upload(ctx, t, host); err != nil {
-		t.Release()
-		return t, err
-	}
-	queue.Moved(ctx, t.Bytes(), began)
-	return t.Broadcast(shape)
+	return resultWithin(ctx, b, "upload", func() (t backend.Tensor, err error) {
+		var pins backend.Pinned
+		defer pins.Unpin()
+		if err := pins.Pin(nil, "the host", nil, []backend.Operand{{Name: "host", Tensor: host}}); err != nil {
+			return t, err
+		}
+		shape := host.Shape()
+		if t, err = b.alloc(ctx, host.DType(), cut.Distinct(shape, host.Strides())); errors.Is(err, queue.ErrFull) {
+			return b.onHost(host)
+		}
+		if err != nil {
+			return t, err
+		}
+		began := time.Now()
+		if err := b.dev.Upload(ctx, t, host); err != nil {
+			t.Release()
+			return t, err
+		}
+		queue.Moved(ctx, t.Bytes(), began)
+		return t.Broadcast(shape)
+	})
 }
 
 // Download copies src to host: same shape (backend.ErrShape), same dtype
 // (backend.ErrDType), any strides on both sides.
 func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error {
-	return b.within(ctx, "download", func() error { return b.download(ctx, host, src) })
+	return b.within(ctx, "download", func() error {
+		if host.Shape() != src.Shape() {
+			return fmt.Errorf("host has shape %v, src %v: %w", host.Shape(), src.Shape(), backend.ErrShape)
+		}
+		if host.DType() != src.DType() {
+			return fmt.Errorf("host is %v, src %v: %w", host.DType(), src.DType(), backend.ErrDType)
+		}
+		var pins, hostPins backend.Pinned
+		defer pins.Unpin()
+		defer hostPins.Unpin()
+		err := pins.Pin(b, b.info.Name, nil, []backend.Operand{{Name: "src", Tensor: src}})
+		if err == nil {
+			err = hostPins.Pin(nil, "the host", []backend.Operand{{Name: "host", Tensor: host}}, nil)
+		}
+		if err != nil || src.Shape().Elements() == 0 {
+			return err
+		}
+		return b.read(ctx, host, src)
+	})
 }
 
-func (b *Backend) download(ctx context.Context, host, src backend.Tensor) error {
-	if host.Shape() != src.Shape() {
-		return fmt.Errorf("host has shape %v, src %v: %w", host.Shape(), src.Shape(), backend.ErrShape)
-	}
-	if host.DType() != src.DType() {
-		return fmt.Errorf("host is %v, src %v: %w", host.DType(), src.DType(), backend.ErrDType)
-	}
-	var pins, hostPins backend.Pinned
-	defer pins.Unpin()
-	defer hostPins.Unpin()
-	err := pins.Pin(b, b.info.Name, nil, []backend.Operand{{Name: "src", Tensor: src}})
-	if err == nil {
-		err = hostPins.Pin(nil, "the host", []backend.Operand{{Name: "host", Tensor: host}}, nil)
-	}
-	if err != nil {
-		return err
-	}
-	if src.Shape().Elements() == 0 {
-		return nil
-	}
+// read copies src, which is pinned, to host.
+func (b *Backend) read(ctx context.Context, host, src backend.Tensor) error {
 	dst, err := cut.HostBytes(host)
 	if err != nil {
 		return err

@@ -124,34 +124,32 @@ func tooFew(l gputypes.Limits) error {
 // ErrUnsupported for one that lacks a usage, is mapped, is wrapped already or has another
 // size, ErrDType, and ErrShape for a shape that exceeds the buffer.
 func (b *Backend) Wrap(buffer *SharedBuffer, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	return resultWithin(context.Background(), b, "wrap", func() (backend.Tensor, error) { return b.wrap(buffer, dtype, shape) })
-}
-
-func (b *Backend) wrap(buffer *SharedBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
-	if buffer == nil {
-		return t, fmt.Errorf("the buffer is nil: %w", backend.ErrOption)
-	}
-	buf, err := b.dev.Port.Import(buffer)
-	if err != nil {
-		return t, queue.Translate(b.info.Name, err)
-	}
-	size := buf.Size()
-	if size%cut.GranuleBytes != 0 || size == 0 {
-		buf.Release()
-		return t, fmt.Errorf("the buffer has %d bytes, kernels read %d at a time: create it with %d: %w",
-			size, cut.GranuleBytes, cut.AlignUp(max(int(size), 1), cut.GranuleBytes), backend.ErrUnsupported)
-	}
-	s := &cut.Store{Parts: []cut.Buffer{buf}, Part: size}
-	free := func() {
-		b.dev.Forget(s)
-		buf.Release()
-	}
-	if t, err = b.tensorOn(s, int64(size), free, dtype, shape); err != nil {
-		return t, err
-	}
-	if err = t.CheckDType("the buffer", backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8); err != nil {
-		t.Release()
-		return backend.Tensor{}, err
-	}
-	return t, nil
+	return resultWithin(context.Background(), b, "wrap", func() (t backend.Tensor, err error) {
+		if buffer == nil {
+			return t, fmt.Errorf("the buffer is nil: %w", backend.ErrOption)
+		}
+		buf, err := b.dev.Port.Import(buffer)
+		if err != nil {
+			return t, queue.Translate(b.info.Name, err)
+		}
+		size := buf.Size()
+		if size%cut.GranuleBytes != 0 || size == 0 {
+			buf.Release()
+			return t, fmt.Errorf("the buffer has %d bytes, kernels read %d at a time: create it with %d: %w",
+				size, cut.GranuleBytes, cut.AlignUp(max(int(size), 1), cut.GranuleBytes), backend.ErrUnsupported)
+		}
+		s := &cut.Store{Parts: []cut.Buffer{buf}, Part: size}
+		free := func() {
+			b.dev.Forget(s)
+			buf.Release()
+		}
+		if t, err = b.tensorOn(s, int64(size), free, dtype, shape); err != nil {
+			return t, err
+		}
+		if err = t.CheckDType("the buffer", backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8); err != nil {
+			t.Release()
+			return backend.Tensor{}, err
+		}
+		return t, nil
+	})
 }

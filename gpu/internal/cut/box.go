@@ -59,17 +59,6 @@ func (x Box) Rows() backend.Rows {
 	return r
 }
 
-// firstHalf returns the first half of x along an axis. It ends between tiles when x is
-// longer than two tiles.
-func (x Box) firstHalf(axis int) Box {
-	n := x.Len(axis) / 2
-	if n > Tile {
-		n = n / Tile * Tile
-	}
-	x.Hi[axis] = x.Lo[axis] + n
-	return x
-}
-
 // AlignUp returns the smallest multiple of align that is at least n.
 func AlignUp(n, align int) int { return (n + align - 1) / align * align }
 
@@ -93,14 +82,12 @@ func Bounds(v backend.Visibility) (lo, hi int) {
 // keys. The result has no keys when no row sees any.
 func (x Box) Visible(v backend.Visibility, tile int) Box {
 	lo, hi := Bounds(v)
-	first := max(x.Lo[Col], x.Lo[Row]+lo)
-	last := min(x.Hi[Col], x.Hi[Row]-1+hi, x.longest(v))
+	first, last := max(x.Lo[Col], x.Lo[Row]+lo), min(x.Hi[Col], x.Hi[Row]-1+hi, x.longest(v))
 	if first >= last {
 		x.Hi[Col] = x.Lo[Col]
 		return x
 	}
-	x.Lo[Col] = first / tile * tile
-	x.Hi[Col] = min(AlignUp(last, tile), x.Hi[Col])
+	x.Lo[Col], x.Hi[Col] = first/tile*tile, min(AlignUp(last, tile), x.Hi[Col])
 	return x
 }
 
@@ -109,8 +96,7 @@ func (x Box) Visible(v backend.Visibility, tile int) Box {
 func (x Box) VisibleRows(v backend.Visibility, tile int) Box {
 	lo, hi := Bounds(v)
 	end := min(x.Hi[Col], x.longest(v))
-	first := max(x.Lo[Row], x.Lo[Col]-hi+1)
-	last := min(x.Hi[Row], end-lo)
+	first, last := max(x.Lo[Row], x.Lo[Col]-hi+1), min(x.Hi[Row], end-lo)
 	if x.Lo[Col] >= end || first >= last {
 		first, last = x.Lo[Row], x.Lo[Row]
 	}

@@ -90,7 +90,7 @@ func CallOf(c *backend.Call) (*Call, error) {
 
 // List returns the operands in the order in which memory is planned for them.
 func (o *Call) List() []*Operand {
-	return []*Operand{o.Mask, o.Blocks, o.Bias, o.Relative, o.Q, o.K, o.V, o.O, o.LSE}
+	return append(o.Pairs.List(), o.Q, o.K, o.V, o.O, o.LSE)
 }
 
 // HasTable reports whether kernels look pages up in a table. Otherwise the pages of a step

@@ -219,14 +219,18 @@ func (c *Cutter) halve(x Box, axis int, f func(x Box, chunk int) error) error {
 	return c.Boxes(right, f)
 }
 
-// firstHalf returns the first half of x along an axis, which keeps together the heads that
-// a workgroup needs.
+// firstHalf returns the first half of x along an axis. It keeps together the heads that a
+// workgroup needs, and ends between tiles when x is longer than two tiles.
 func (c *Cutter) firstHalf(x Box, axis int) Box {
-	half := x.firstHalf(axis)
-	if axis == Head {
-		half.Hi[Head] = x.Lo[Head] + max(half.Len(Head)/c.heads, 1)*c.heads
+	n := x.Len(axis) / 2
+	if n > Tile {
+		n = n / Tile * Tile
 	}
-	return half
+	if axis == Head {
+		n = max(n/c.heads, 1) * c.heads
+	}
+	x.Hi[axis] = x.Lo[axis] + n
+	return x
 }
 
 // grain is the length along an axis below which a box cannot be cut.

@@ -1,6 +1,7 @@
 package cut
 
 import (
+	"iter"
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
@@ -97,18 +98,18 @@ func StoreOf(t backend.Tensor) *Store {
 	return s
 }
 
-// Each calls f for the span of each buffer that contains bytes of [lo, hi): its offset in
-// the buffer and its length.
-func (s *Store) Each(lo, hi uint64, f func(buf Buffer, at, n uint64) error) error {
-	for lo < hi {
-		i := lo / s.Part
-		n := min(hi, (i+1)*s.Part) - lo
-		if err := f(s.Parts[i], lo-i*s.Part, n); err != nil {
-			return err
+// Spans yields the span of each buffer that contains bytes of [lo, hi).
+func (s *Store) Spans(lo, hi uint64) iter.Seq[Window] {
+	return func(yield func(Window) bool) {
+		for lo < hi {
+			i := lo / s.Part
+			n := min(hi, (i+1)*s.Part) - lo
+			if !yield(Window{s.Parts[i], lo - i*s.Part, n}) {
+				return
+			}
+			lo += n
 		}
-		lo += n
 	}
-	return nil
 }
 
 // Words returns t as it is copied and as kernels see it. Only Q8 differs: its rows become

@@ -56,15 +56,14 @@ func (a *Staged) Copies(buf Buffer, back bool) []Copy {
 	s := StoreOf(a.Of.T)
 	for _, r := range a.Runs {
 		to := r.To
-		_ = s.Each(r.Lo, r.Hi, func(part Buffer, at, n uint64) error { // f never fails
-			c := Copy{Src: part, SrcOffset: at, Dst: buf, DstOffset: to, Size: n}
+		for w := range s.Spans(r.Lo, r.Hi) {
+			c := Copy{Src: w.Buf, SrcOffset: w.Offset, Dst: buf, DstOffset: to, Size: w.Size}
 			if back {
-				c = Copy{Src: buf, SrcOffset: to, Dst: part, DstOffset: at, Size: n}
+				c = Copy{Src: buf, SrcOffset: to, Dst: w.Buf, DstOffset: w.Offset, Size: w.Size}
 			}
 			list = append(list, c)
-			to += n
-			return nil
-		})
+			to += w.Size
+		}
 	}
 	return list
 }

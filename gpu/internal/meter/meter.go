@@ -56,43 +56,42 @@ func dispatch(r *queue.Runner, k shaders.Variant, windows []cut.Window, params s
 	return r.Dispatch(k, windows, params, [3]uint32{uint32(groups), 1, 1})
 }
 
+// Time returns how long what run queues takes by the device's clock, or by the host's where the
+// device has none. Of the trace of ctx it keeps Compile alone.
+func Time(ctx context.Context, d *queue.Device, run func(r *queue.Runner) error) (took time.Duration, err error) {
+	r := d.NewRunner(backend.WithTrace(ctx, &backend.Trace{
+		Kernel:  func(kernel time.Duration) { took += kernel },
+		Compile: backend.TraceOf(ctx).Compile,
+	}))
+	defer func() { r.Finish(err) }()
+	began := time.Now()
+	if err = run(r); err == nil {
+		err = r.Flush()
+	}
+	if took == 0 {
+		took = time.Since(began)
+	}
+	return took, err
+}
+
 // fastest calls run, which queues dispatches of a number of rounds. It doubles the rounds until
 // they take probeTime, or most is reached, and repeats them. It returns the highest rate of
 // units, of which a round has each.
 func fastest(ctx context.Context, d *queue.Device, name string, each float64, most int, run func(r *queue.Runner, rounds int) error) (rate float64, err error) {
-	var kernel time.Duration
-	r := d.NewRunner(backend.WithTrace(ctx, &backend.Trace{Kernel: func(took time.Duration) { kernel += took }}))
-	defer func() {
-		if r.Finish(err); err != nil {
-			err = fmt.Errorf("%s: %w", name, err)
-		}
-	}()
-	timed := func(rounds int) (time.Duration, error) {
-		kernel = 0
-		begin := time.Now()
-		err := run(r, rounds)
-		if err == nil {
-			err = r.Flush()
-		}
-		if kernel > 0 {
-			return kernel, err
-		}
-		return time.Since(begin), err
-	}
-	if _, err := timed(1); err != nil { // compiles
-		return 0, err
-	}
-	for n, rounds := 0, 1; n < probeRepeats; {
-		took, err := timed(rounds)
-		if err != nil {
-			return 0, err
-		}
-		if took < probeTime && 2*rounds <= most {
+	ctx = backend.WithTrace(ctx, &backend.Trace{}) // this is no call of the caller's
+	for n, rounds := -1, 1; n < probeRepeats; {
+		took, err := Time(ctx, d, func(r *queue.Runner) error { return run(r, rounds) })
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("%s: %w", name, err)
+		case n < 0: // compiles
+			n = 0
+		case took < probeTime && 2*rounds <= most:
 			rounds *= 2
-			continue
+		default:
+			rate = max(rate, each*float64(rounds)/max(took, 1).Seconds())
+			n++
 		}
-		rate = max(rate, each*float64(rounds)/max(took, 1).Seconds())
-		n++
 	}
 	return rate, nil
 }
@@ -156,14 +155,13 @@ func spans(d *queue.Device, t backend.Tensor) []cut.Window {
 	align := max(uint64(d.Limits.MinStorageBufferOffsetAlignment), 16)
 	most := queue.MaxWindow(d.Limits) / align * align
 	var all []cut.Window
-	_ = cut.StoreOf(t).Each(first/align*align, end, func(buf cut.Buffer, at, n uint64) error { // f never fails
-		for stop := at + n; at < stop; at += most {
-			if n := min(stop-at, most) &^ 15; n > 0 {
-				all = append(all, cut.Window{Buf: buf, Offset: at, Size: n})
+	for w := range cut.StoreOf(t).Spans(first/align*align, end) {
+		for stop := w.Offset + w.Size; w.Offset < stop; w.Offset += most {
+			if w.Size = min(stop-w.Offset, most) &^ 15; w.Size > 0 {
+				all = append(all, w)
 			}
 		}
-		return nil
-	})
+	}
 	return all
 }
 

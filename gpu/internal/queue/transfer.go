@@ -15,18 +15,16 @@ import (
 // buffers.
 func (d *Device) Write(ctx context.Context, s *cut.Store, at uint64, data []byte) error {
 	n := len(data)
-	err := s.Each(at, at+uint64(n), func(buf cut.Buffer, to, n uint64) error {
-		err := d.Port.Write(buf, to, data[:n])
-		data = data[n:]
-		return d.wrap(err)
-	})
-	if err != nil {
-		return err
+	for w := range s.Spans(at, at+uint64(n)) {
+		if err := d.wrap(d.Port.Write(w.Buf, w.Offset, data[:w.Size])); err != nil {
+			return err
+		}
+		data = data[w.Size:]
 	}
 	if d.written.Add(int64(n)) >= cut.TransferBytes {
 		return d.Submit(ctx, nil)
 	}
-	_, err = d.submit(ctx, nil) // starts the copies: a library may not order those of one submission
+	_, err := d.submit(ctx, nil) // starts the copies: a library may not order those of one submission
 	return err
 }
 
@@ -48,13 +46,13 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 			d.Pool.Put(staging, resource.StagingUsage, false)
 		}
 	}()
-	return s.Each(at, at+uint64(len(dst)), func(buf cut.Buffer, from, n uint64) error {
-		for n > 0 {
+	for w := range s.Spans(at, at+uint64(len(dst))) {
+		for w.Size > 0 {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			some := min(n, most)
-			err := d.Submit(ctx, []port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}})
+			some := min(w.Size, most)
+			err := d.Submit(ctx, []port.Command{{Src: w.Buf, SrcOffset: w.Offset, Dst: staging, Size: some}})
 			if failed := d.sent.errorOf(s); failed != nil {
 				err = failed
 			}
@@ -64,10 +62,10 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 			if err := d.Port.Read(staging, 0, dst[:some]); err != nil {
 				return d.wrap(err)
 			}
-			from, n, dst = from+some, n-some, dst[some:]
+			w.Offset, w.Size, dst = w.Offset+some, w.Size-some, dst[some:]
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // Upload copies the distinct elements of host to a contiguous tensor of the device.
