@@ -257,9 +257,7 @@ func TestManyCallsInFlight(t *testing.T) {
 			if err != nil || highest > most {
 				t.Errorf("%d calls, up to %d submissions: %v", made, highest, err)
 			}
-			if err := b.Wait(t.Context()); err != nil {
-				t.Error(err)
-			}
+			check(t, b.Wait(t.Context()))
 			if err := b.Close(); err != nil {
 				t.Error(err)
 			}

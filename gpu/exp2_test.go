@@ -48,9 +48,7 @@ func TestChoiceOfExp2(t *testing.T) {
 				t.Errorf("%v ulp, %v: %d rows are planned as %q, %v", c.ulp, c.err, rows, p.Why, err)
 			}
 		}
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, b.Close())
 	}
 }
 

@@ -335,19 +335,9 @@ func TestNothingGrows(t *testing.T) {
 	if first != last {
 		t.Errorf("%+v after the first, %+v after the last", first, last)
 	}
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
+	check(t, b.Close())
 	if l := dev.Live(); l != (port.Live{}) {
 		t.Errorf("Close left %+v", l)
-	}
-}
-
-func TestPeak(t *testing.T) {
-	b := open(t, Options{})
-	f, err := b.PeakFLOPS(context.Background())
-	if err != nil || f < 1e9 {
-		t.Errorf("peak %.3g, %v", f, err)
 	}
 }
 

@@ -220,9 +220,7 @@ func TestPlainIsTheLastResort(t *testing.T) {
 	if err != nil || p.Path != "plain WGSL" || !strings.Contains(p.Why, "80 threads") {
 		t.Errorf("%s: %s, %v", p.Path, p.Why, err)
 	}
-	if err := b.Attention(context.Background(), c); err != nil {
-		t.Error(err)
-	}
+	check(t, b.Attention(context.Background(), c))
 }
 
 // TestPlainUnrolledChangesNoBit compares the plain kernel with unrolled loops and as they are

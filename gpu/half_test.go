@@ -124,12 +124,8 @@ func TestOpenBySelector(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := Open("", Options{Limits: limitsOver()}); !errors.Is(err, backend.ErrUnsupported) {
+	over := gputypes.Limits{MaxComputeWorkgroupsPerDimension: math.MaxUint32 - 1} // all ones asks wgpu-native for its default
+	if _, err := Open("", Options{Limits: over}); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("limits over the adapter's: %v", err)
 	}
-}
-
-func limitsOver() (l gputypes.Limits) {
-	l.MaxComputeWorkgroupsPerDimension = math.MaxUint32 - 1 // all ones asks wgpu-native for its default
-	return l
 }

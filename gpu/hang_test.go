@@ -353,9 +353,7 @@ func TestSlowCompiler(t *testing.T) {
 			go func() { ended <- attention(t.Context()) }()
 		}
 		for range 3 {
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
+			check(t, <-ended)
 		}
 		if took := time.Since(began); took != 57*time.Second {
 			t.Errorf("the calls waited for %v, the compilation had 57s left", took)
@@ -363,9 +361,7 @@ func TestSlowCompiler(t *testing.T) {
 		if len(d.compiled) != 1 {
 			t.Errorf("compiled %q, want one kernel once", d.compiled)
 		}
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, b.Close())
 	})
 }
 
@@ -381,9 +377,7 @@ func TestLateCompletions(t *testing.T) {
 			c := plain(t, b, 64, 4096, 64)
 			before := d.Live().Buffers
 			out := host(t, backend.Shape{1, 1, 64, 64}, wave)
-			if err := b.Attention(t.Context(), c); err != nil {
-				t.Error(err)
-			}
+			check(t, b.Attention(t.Context(), c))
 			if err := b.Download(t.Context(), out, c.O); err != nil {
 				t.Error(err)
 			}

@@ -33,7 +33,7 @@ func TestCeilings(t *testing.T) {
 		t.Errorf("launch %v, %v", launch, err)
 	}
 	peak, err := b.PeakFLOPS(t.Context())
-	if err != nil || !plausible(peak) {
+	if err != nil || !plausible(peak) || peak < 1e9 {
 		t.Errorf("peak %v, %v", peak, err)
 	}
 	x, y := ones(t, b, 1<<21), ones(t, b, 1000)

@@ -211,9 +211,7 @@ func TestTuneCancelled(t *testing.T) {
 	if l := dev.Live(); l.Buffers != before.Buffers || l.Bytes != before.Bytes {
 		t.Errorf("%+v are left, %+v before", l, before)
 	}
-	if err := b.Attention(t.Context(), c); err != nil {
-		t.Error(err)
-	}
+	check(t, b.Attention(t.Context(), c))
 	if p, err := b.Plan(t.Context(), c); err != nil || !strings.Contains(p.Why, "cancelled") {
 		t.Errorf("%s, %v", p.Why, err)
 	}
