@@ -66,18 +66,6 @@ func (b *Backend) Tune(ctx context.Context, c *backend.Call, opt TuneOptions) (T
 	})
 }
 
-// Probe runs one variant for calls like c and compares it with the plain kernel, as Tune
-// does, and keeps nothing. A lost device may end the process.
-func (b *Backend) Probe(ctx context.Context, c *backend.Call, variant string) error {
-	return b.within(ctx, "tune", func() error {
-		s, err := b.tunable(c)
-		if err == nil {
-			err = tune.Probe(ctx, tuneRunner{b}, s, variant)
-		}
-		return err
-	})
-}
-
 // tunable returns the shape of c.
 func (b *Backend) tunable(c *backend.Call) (tune.Shape, error) {
 	if b.tuner.Mode == tune.Off {

@@ -42,7 +42,7 @@ func TestClasses(t *testing.T) {
 			t.Errorf("%s: %s is tried first, the rule takes %s", x.name, list[0].Label(), first.Label())
 		}
 	}
-	// A GPU has variants with more than the safe memory, which only a probe admits.
+	// A GPU has variants with more than the safe memory, which are measured on request only.
 	s := base
 	s.Software, s.Limits.Memory = false, 48<<10
 	risky := 0

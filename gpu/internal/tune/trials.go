@@ -151,11 +151,9 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 type MeasureOptions struct {
 	// Budget ends the trials early; 0 is no bound.
 	Budget time.Duration
-	// Probe is called before a trial of a variant that may lose the device, or that the
-	// last process did not survive. It tries the variant elsewhere, for example in
-	// another process with [Probe]; its error excludes the variant. Without Probe
-	// these variants, and variants that failed before, are not tried.
-	Probe func(ctx context.Context, variant string) error
+	// All also measures variants that may lose the device, and those that failed before, unless
+	// the process did not survive them twice.
+	All bool
 	// Progress, unless nil, is called with the name of each variant before its trial.
 	Progress func(variant string)
 }
@@ -179,10 +177,7 @@ func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions, peak float64) (Entry, error) {
 	before := t.stored(s)
 	e := Entry{Device: t.device, Class: s.stored(), Peak: cmp.Or(peak, before.Peak)}
-	list, err := selection(ctx, s.Candidates(), &before, &e, opt)
-	if err != nil {
-		return e, err
-	}
+	list := selection(s.Candidates(), &before, &e, opt.All)
 	x, err := newExercise(ctx, r, s)
 	if err != nil {
 		return e, err
@@ -227,55 +222,22 @@ func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 
 // selection returns the variants to try: the best of the last time, then new ones, then
 // the others. Variants that are not tried again keep their earlier trial, in e.
-func selection(ctx context.Context, all []Variant, before, e *Entry, opt MeasureOptions) ([]Variant, error) {
+func selection(candidates []Variant, before, e *Entry, all bool) []Variant {
 	var list, again []Variant
-	for _, v := range all {
+	for _, v := range candidates {
 		known := before.Trial(v.Label())
-		bad := known != nil && known.Failed != "" && (known.Failed != notBack || v.risky() || opt.Probe != nil)
+		bad := known != nil && known.Failed != ""
 		switch {
-		case bad && opt.Probe == nil:
+		case bad && (known.Failed == notBackTwice || !all && (known.Failed != notBack || v.risky())):
 			e.Trials = append(e.Trials, *known)
-		case bad || known == nil && v.risky():
-			if opt.Probe == nil {
-				continue
-			}
-			if opt.Progress != nil {
-				opt.Progress(v.Label())
-			}
-			if err := opt.Probe(ctx, v.Label()); err == nil {
-				list = append(list, v)
-			} else if ctx.Err() != nil {
-				return nil, ctx.Err()
-			} else {
-				e.Trials = append(e.Trials, failed(v.Label(), err))
-			}
+		case known == nil && v.risky() && !all:
 		case v.Label() == before.Best:
 			list = slices.Insert(list, 0, v)
-		case known == nil || known.Failed != "":
+		case known == nil || bad:
 			list = append(list, v)
 		default:
 			again = append(again, v)
 		}
 	}
-	return append(list, again...), nil
-}
-
-// Probe runs one variant for calls of shape s and compares it with the plain kernel, as
-// [Tuner.Measure] does, and keeps nothing. A lost device may end the process.
-func Probe(ctx context.Context, r Runner, s Shape, variant string) error {
-	list := slices.DeleteFunc(s.Candidates(), func(v Variant) bool { return v.Label() != variant })
-	if len(list) == 0 {
-		return fmt.Errorf("no variant %q for this shape: %w", variant, backend.ErrOption)
-	}
-	x, err := newExercise(ctx, r, s)
-	if err != nil {
-		return err
-	}
-	defer x.release()
-	for _, c := range x.candidates(list) {
-		if err := c.try(ctx); err != nil {
-			return fmt.Errorf("variant %s: %w", c.name, err)
-		}
-	}
-	return nil
+	return append(list, again...)
 }

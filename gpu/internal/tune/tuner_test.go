@@ -266,7 +266,7 @@ func TestFiles(t *testing.T) {
 }
 
 // A process measures what earlier ones had no time for. Earlier measurements stay in the
-// choice, also those of variants that only a probe admits.
+// choice, also those of variants that are measured on request only.
 func TestProcessesGoOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "attn", "tuning.json")
 	f := newFake(t)
@@ -282,7 +282,7 @@ func TestProcessesGoOn(t *testing.T) {
 		}
 		return only(t, path), f.runs > 0
 	}
-	var probed string
+	var risky string
 	for n, want := range []int{alwaysTried, alwaysTried + 1, alwaysTried + 2, alwaysTried + 2} {
 		e, ran := process()
 		if len(e.Trials) != want || e.Best == "" || ran != (n < 2) {
@@ -291,12 +291,12 @@ func TestProcessesGoOn(t *testing.T) {
 		if n != 1 {
 			continue
 		}
-		// A probe has admitted a risky variant, and it is the best.
+		// A risky variant was measured on request, and it is the best.
 		for _, v := range soft.Candidates() {
 			if v.risky() {
-				probed = v.Label()
-				e.Trials = append(e.Trials, Trial{Variant: probed, Seconds: 1e-9})
-				e.Best = probed
+				risky = v.Label()
+				e.Trials = append(e.Trials, Trial{Variant: risky, Seconds: 1e-9})
+				e.Best = risky
 				var err error
 				if e.Code, err = soft.code(v); err != nil {
 					t.Fatal(err)
@@ -305,14 +305,14 @@ func TestProcessesGoOn(t *testing.T) {
 		}
 		check(t, PutFile(path, e))
 	}
-	if probed == "" {
+	if risky == "" {
 		t.Fatal("the shape has no risky variant")
 	}
-	// When a variant is new, the process that measures it tries the probed one too.
+	// When a variant is new, the process that measures it tries that one too.
 	e, _ := process()
 	e.Trials = slices.DeleteFunc(e.Trials, func(x Trial) bool { return strings.HasPrefix(x.Variant, "M") })
 	check(t, PutFile(path, e))
-	if e, _ := process(); e.Trial(probed) == nil || e.Trial(probed).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
+	if e, _ := process(); e.Trial(risky) == nil || e.Trial(risky).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
 		t.Errorf("%+v", e)
 	}
 }
@@ -357,36 +357,45 @@ func TestKilledWhileMeasuring(t *testing.T) {
 	}
 }
 
-// Probes decide on risky variants and on those that failed before.
-func TestMeasureProbes(t *testing.T) {
+// Variants that may lose the device, or have failed, are measured on request only.
+func TestMeasureAll(t *testing.T) {
 	tuner := New(Options{Mode: First, Path: filepath.Join(t.TempDir(), "attn", "tuning.json"), Info: info})
-	var asked []string
-	opt := MeasureOptions{Probe: func(_ context.Context, variant string) error {
-		asked = append(asked, variant)
-		return errors.New("lost")
-	}}
-	e, err := tuner.Measure(t.Context(), newFake(t), soft, opt)
-	if err != nil || len(asked) == 0 || e.Best == "" || e.Peak != 1e12 || e.FLOPs <= 0 {
-		t.Fatalf("%+v, %v", e, err)
-	}
-	for _, v := range asked {
-		if x := e.Trial(v); x == nil || x.Failed != "lost" {
-			t.Errorf("%s: %+v", v, x)
+	var risky []string
+	f := newFake(t)
+	f.spoil = func(v Variant, data []float32) {
+		if v.Name != "" && v.risky() {
+			data[0] = float32(math.NaN())
+			risky = append(risky, v.Label())
 		}
 	}
-	opt.Probe = nil // without it, they stay failed
-	if e, err = tuner.Measure(t.Context(), newFake(t), soft, opt); err != nil || e.Trial(asked[0]).Failed != "lost" {
-		t.Errorf("%+v, %v", e, err)
+	measured := func(all bool) Entry {
+		t.Helper()
+		risky = nil
+		e, err := tuner.Measure(t.Context(), f, soft, MeasureOptions{All: all})
+		if err != nil || e.Best == "" || e.Peak != 1e12 || e.FLOPs <= 0 {
+			t.Fatalf("%+v, %v", e, err)
+		}
+		return e
 	}
-	opt.Probe = func(context.Context, string) error { return nil }
-	if e, err = tuner.Measure(t.Context(), newFake(t), soft, opt); err != nil || e.Trial(asked[0]).Seconds <= 0 {
-		t.Errorf("%+v, %v", e, err)
+	if measured(false); len(risky) > 0 {
+		t.Errorf("measured without a request: %q", risky)
 	}
-	if err := Probe(t.Context(), newFake(t), soft, asked[0]); err != nil {
-		t.Error(err)
+	e := measured(true)
+	if len(risky) == 0 || !strings.Contains(e.Trial(risky[0]).Failed, errWrong.Error()) {
+		t.Fatalf("%q: %+v", risky, e)
 	}
-	if err := Probe(t.Context(), newFake(t), soft, "XXL"); !errors.Is(err, backend.ErrOption) {
-		t.Errorf("an unknown variant: %v", err)
+	name := risky[0]
+	if e = measured(false); len(risky) > 0 || e.Trial(name).Failed == "" {
+		t.Errorf("%q was measured again: %+v", risky, e)
+	}
+	f.spoil = nil
+	if e = measured(true); e.Trial(name).Seconds <= 0 {
+		t.Errorf("%+v", e)
+	}
+	e.Trial(name).Seconds, e.Trial(name).Failed = 0, notBackTwice
+	check(t, tuner.learn(soft, e))
+	if e = measured(true); e.Trial(name).Failed != notBackTwice {
+		t.Errorf("tried for the third time: %+v", e)
 	}
 }
 

@@ -147,8 +147,7 @@ func (v Variant) keep(dv int) int {
 // over kernels with more, even within their own limits.
 const safeMemory = 16 << 10
 
-// risky reports whether a variant may lose the device and must be tried in a process of
-// its own first.
+// risky reports whether a variant may lose the device. It is measured on request only.
 func (v Variant) risky() bool { return v.memory() > safeMemory }
 
 // Loops returns a bound on the rounds of loops that a thread makes for one tile.

@@ -2,16 +2,12 @@
 package tune
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -38,12 +34,7 @@ type Command struct {
 	Show   bool          `name:"show" help:"Print the tuning file and measure nothing."`
 	Clear  bool          `name:"clear" help:"Remove the tuning file."`
 	Emission
-	Probe string `name:"probe" hidden:"" help:"Run and check this variant only. attn tune starts itself with it to try variants that may lose the device."`
 }
-
-// probeLimit bounds the time of a variant in a process of its own. Most of it is
-// for the compiler.
-const probeLimit = 2 * time.Minute
 
 // Run measures, shows, clears or emits.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
@@ -54,8 +45,8 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	if c.Emit != "" {
-		if c.Show || c.Clear || c.Probe != "" {
-			return flags.Usagef("--emit excludes --show, --clear and --probe")
+		if c.Show || c.Clear {
+			return flags.Usagef("--emit excludes --show and --clear")
 		}
 		shapes, err := c.shapes()
 		if err != nil {
@@ -90,13 +81,6 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	defer func() { t.be.Close() }()
-	if c.Probe != "" {
-		call, err := shapes[0].call()
-		if err != nil {
-			return err
-		}
-		return t.be.Probe(ctx, call, c.Probe)
-	}
 	return t.run(ctx, shapes)
 }
 
@@ -201,20 +185,6 @@ func (s shape) call() (*backend.Call, error) {
 	return c, s.apply(c)
 }
 
-// args are the flags that select the shape alone.
-func (s shape) args() []string {
-	args := []string{"--seq", strconv.Itoa(s.seq), "--heads", strconv.Itoa(s.heads), "--dim", strconv.Itoa(s.dim), "--dtype", s.dtype.String()}
-	for _, f := range []struct {
-		on   bool
-		name string
-	}{{s.Mask, "--mask"}, {s.Bias, "--bias"}, {s.ALiBi, "--alibi"}, {s.Softcap, "--softcap"}} {
-		if f.on {
-			args = append(args, f.name)
-		}
-	}
-	return args
-}
-
 // tuning is a run of attn tune.
 type tuning struct {
 	*Command
@@ -263,11 +233,8 @@ func (t *tuning) run(ctx context.Context, shapes []shape) error {
 	return err
 }
 
-// maxLosses is how often a shape may lose the device. After each loss one more
-// variant is tried in a process of its own first.
-const maxLosses = 3
-
-// measure measures a shape. It opens the device again after a loss.
+// measure measures a shape. When it loses the device, it opens that again and leaves out the
+// variants that have failed or may lose it.
 func (t *tuning) measure(ctx context.Context, s shape, budget time.Duration) (gpu.TuneEntry, error) {
 	call, err := s.call()
 	if err != nil {
@@ -275,51 +242,18 @@ func (t *tuning) measure(ctx context.Context, s shape, budget time.Duration) (gp
 	}
 	status := cli.NewStatus(t.out.Err)
 	defer status.Clear()
-	name := t.be.Info().Name
-	opt := gpu.TuneOptions{
-		Budget:   budget,
+	e, err := t.be.Tune(ctx, call, gpu.TuneOptions{
+		Budget: budget, All: true,
 		Progress: func(variant string) { status.Show(fmt.Sprintf("%s, %d rows: %s", s.dtype, s.seq*s.heads, variant)) },
-		Probe: func(ctx context.Context, variant string) error {
-			return probe(ctx, append([]string{"tune", "--backend", name, "--file", t.File, "--probe", variant}, s.args()...))
-		},
+	})
+	if !errors.Is(err, kernels.ErrDeviceLost) {
+		return e, err
 	}
-	for n := 1; ; n++ {
-		e, err := t.be.Tune(ctx, call, opt)
-		if !errors.Is(err, kernels.ErrDeviceLost) || n == maxLosses {
-			return e, err
-		}
-		t.be.Close()
-		if err := t.open(); err != nil {
-			return e, err
-		}
+	t.be.Close()
+	if err := t.open(); err != nil {
+		return e, err
 	}
-}
-
-// executable returns the path of this program. Tests replace it.
-var executable = os.Executable
-
-// probe runs this program with args: a lost device affects that process only.
-func probe(ctx context.Context, args []string) error {
-	self, err := executable()
-	if err != nil {
-		return err
-	}
-	limited, cancel := context.WithTimeout(ctx, probeLimit)
-	defer cancel()
-	cmd := exec.CommandContext(limited, self, args...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	err = cmd.Run()
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case limited.Err() != nil:
-		return fmt.Errorf("no result after %v in a separate process", probeLimit)
-	}
-	lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
-	return fmt.Errorf("in a separate process: %w: %s", err, strings.TrimPrefix(lines[len(lines)-1], "attn: "))
+	return t.be.Tune(ctx, call, gpu.TuneOptions{Budget: budget})
 }
 
 // printEntry prints the measurements of a class of shapes.

@@ -11,12 +11,10 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/bench"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/kernels"
 )
 
 func grammar() any {
@@ -106,44 +104,4 @@ func TestTuneFiles(t *testing.T) {
 		}
 		mustFail(t, path+" … "+c.says, "tune", "--show", "--file", path)
 	}
-}
-
-// TestProbe shows what is known of a process in which a variant is tried: that it is
-// right, that it is not, that the process did not live.
-func TestProbe(t *testing.T) {
-	clitest.NeedBackend(t, "gpu")
-	was := executable
-	defer func() { executable = was }()
-	t.Setenv(clitest.IsProgram, "1")
-	args := func(variant string) []string {
-		return []string{"tune", "--file", filepath.Join(t.TempDir(), "x"), "--dim", "32", "--seq", "64", "--probe", variant}
-	}
-	variant := "L"
-	if gpuType(t) == kernels.CPU {
-		variant = "L/registers"
-	}
-	if err := probe(t.Context(), args(variant)); err != nil {
-		t.Errorf("%s: %v", variant, err)
-	}
-	if err := probe(t.Context(), args("XXL")); err == nil || !strings.Contains(err.Error(), `no variant "XXL"`) {
-		t.Errorf("a variant that there is not: %v", err)
-	}
-	if runtime.GOOS == "windows" {
-		return
-	}
-	executable = func() (string, error) { return "/bin/sh", nil }
-	if err := probe(t.Context(), []string{"-c", "kill -9 $$"}); err == nil || !strings.Contains(err.Error(), "killed") {
-		t.Errorf("a process that dies: %v", err)
-	}
-}
-
-// gpuType returns what kind of adapter gpu is.
-func gpuType(t *testing.T) kernels.DeviceType {
-	t.Helper()
-	be, err := backend.Open("gpu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer be.Close()
-	return be.Info().Type
 }
