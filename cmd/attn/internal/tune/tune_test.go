@@ -28,12 +28,11 @@ var program = cli.Program{Name: "attn", Grammar: grammar, Options: []kong.Option
 
 var _, mustRun, mustFail = clitest.Named(program)
 
-// TestMain runs the command line in place of the tests in processes that tests and
-// attn tune start.
+// TestMain runs the command line in place of the tests in processes that tests start.
 func TestMain(m *testing.M) { clitest.Main(m, func() { program.Main(os.Args[1:]) }) }
 
-// TestTune measures a shape as a user does, with what may lose the device in a
-// process of its own; what it keeps is shown, is in use afterwards, and is cleared.
+// TestTune measures a shape as a user does; what it keeps is shown, is in use afterwards, and
+// is cleared.
 func TestTune(t *testing.T) {
 	clitest.NeedBackend(t, "gpu")
 	if runtime.GOOS != "linux" {
