@@ -142,7 +142,7 @@ func (x *decode) variants() error {
 			threads, d.WorkgroupMemory, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
 	}
 	x.splits, x.wide = k, wide
-	x.merge = shaders.SplitMerge{Expand: k.Expand, Split: c.Split, TX: c.Lanes, Quads: c.Width / 4}
+	x.merge = shaders.SplitMerge{Split: c.Split, TX: c.Lanes, Quads: c.Width / 4}
 	return nil
 }
 

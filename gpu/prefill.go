@@ -104,7 +104,7 @@ func (x *prefill) plain(because string) error {
 	x.path, x.why = "plain WGSL", because
 	x.rows, x.keys = cut.Tile, cut.Tile
 	x.kernel = shaders.Attention{
-		Expand: shaders.Registers, In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(x.c.K.DType()),
+		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(x.c.K.DType()),
 		Paged: x.HasTable(), Both: x.both(), DVB: blocks,
 	}
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging and

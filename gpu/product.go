@@ -158,13 +158,9 @@ func (v productTile) cost(m, n int) int { return v.tiles(m, n) * v.height() * v.
 
 // loops bounds the loop iterations of a thread for a stage.
 func (v productTile) loops() int {
-	n, k := 1, v.kernel
-	if k.Expand < shaders.Full { // with the loops of @unroll(deep)
+	n := 1
+	if v.kernel.Expand < shaders.Full { // with the loops of @unroll(deep)
 		n += productQD + productLanes
-	}
-	if k.Expand < shaders.Registers { // and with the others
-		staged := k.Rows*productQD/productLanes + 4*productQD*k.CV/k.TY
-		n += 3*staged + productQD*(k.CV*5+k.Rows*(1+k.CV))
 	}
 	return n
 }

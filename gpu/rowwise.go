@@ -145,8 +145,8 @@ const (
 // few, so that many workgroups run at the same time, or what fits into 16 KiB.
 // softmaxAny reads rows of any length twice.
 var (
-	softmaxHeld = []shaders.Softmax{{Expand: shaders.Registers, Held: true, Row: 1024}, {Expand: shaders.Registers, Held: true, Row: 3840}}
-	softmaxAny  = shaders.Softmax{Expand: shaders.Registers, Row: softmaxGrain}
+	softmaxHeld = []shaders.Softmax{{Held: true, Row: 1024}, {Held: true, Row: 3840}}
+	softmaxAny  = shaders.Softmax{Row: softmaxGrain}
 )
 
 // chooseSoftmax returns the kernel for rows of n keys in one chunk.

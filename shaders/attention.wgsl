@@ -77,7 +77,7 @@ fn load_$x(at: u32, d: u32) -> f32 {
         let d = d0 + 4u * (t % 8u);
         var x = vec4<f32>(0.0);
         var y = vec4<f32>(0.0);
-        @unroll(always) for (var e = 0u; e < 4u; e++) {
+        @unroll for (var e = 0u; e < 4u; e++) {
             if (d + e < p.dim && r0 + n < p.rows) { x[e] = load_q(q_at + (r0 + n) * p.q.s + (d + e) * p.q.d); }
             if (d + e < p.dim && j0 + n < p.keys) { y[e] = load_k(k_row(k_at, batch, j0 + n), d + e); }
         }
@@ -140,7 +140,7 @@ fn load_$x(at: u32, d: u32) -> f32 {
         let n = t / 8u + 8u * i;
         let column = 32u * turn + 4u * (t % 8u);
         var x = vec4<f32>(0.0);
-        @unroll(always) for (var e = 0u; e < 4u; e++) {
+        @unroll for (var e = 0u; e < 4u; e++) {
             if (column + e < p.vdim && j0 + n < p.keys) { x[e] = load_v(v_row(v_at, batch, j0 + n), column + e); }
         }
         b[t % 8u][n] = x;

@@ -57,7 +57,7 @@ func variants(f func(v Variant, departures int)) {
 	}
 	type flags = func(flag int) bool
 	each(3, []Type{F32, F16, Q8}, func(on flags, kv Type, n int) {
-		f(own(Attention{Expand: Registers, In: pick(on(2), BF16, F32), KV: kv, Paged: on(0), Both: on(1), DVB: 2}, on(1)), n)
+		f(own(Attention{In: pick(on(2), BF16, F32), KV: kv, Paged: on(0), Both: on(1), DVB: 2}, on(1)), n)
 	})
 	each(6, []Type{F32, BF16, Q8}, func(on flags, kv Type, n int) {
 		v := flash64.with(pick(on(5), Absent, pick(on(2), Present, Flagged)))
@@ -78,22 +78,18 @@ func variants(f func(v Variant, departures int)) {
 	})
 	each(5, []Type{F32}, func(on flags, _ Type, n int) {
 		v := gradient64
-		v.Expand, v.In, v.Both = pick(on(4), Full, Looped), pick(on(3), F16, F32), on(0)
+		v.Expand, v.In, v.Both = pick(on(4), Full, Registers), pick(on(3), F16, F32), on(0)
 		v.Of = pick(on(1), DK, DV) + pick(on(2), DQ, DV)
 		if v.Of == DS {
 			n-- // one field, set by two flags
 		}
 		f(v, n)
 	})
-	each(4, []Type{F32}, func(on flags, _ Type, n int) {
-		f(own(Softmax{Expand: pick(on(2), Registers, Looped), Row: 1024, Both: on(0), Held: on(1)}, on(3)), n)
-	})
-	each(2, []Type{F32}, func(on flags, _ Type, n int) {
-		v := merge64
-		v.Expand = pick(on(0), Full, Looped)
-		f(own(v, on(1)), n)
+	each(3, []Type{F32}, func(on flags, _ Type, n int) {
+		f(own(Softmax{Row: 1024, Both: on(0), Held: on(1)}, on(2)), n)
 	})
 	each(1, []Type{F32}, func(on flags, _ Type, n int) {
+		f(own(merge64, on(0)), n)
 		f(own(Merge, on(0)), n)
 		f(RoPE{on(0)}, n)
 		f(Convert{on(0)}, n)

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Key identifies a variant by its kernel and constants, such as softmax EXPAND=1 BOTH=0 HELD=1 ROW=1024.
+// Key identifies a variant by its kernel and constants, such as softmax BOTH=0 HELD=1 ROW=1024.
 func Key(v Variant) string {
 	var s strings.Builder
 	s.WriteString(v.Name())

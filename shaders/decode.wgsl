@@ -396,7 +396,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
             @if(PACK != 1u) key_of_value = (t + THREADS * x) / LN * PACK;
             v_next[x] = v_at + lines[x] + (j1 + key_of_value) * v_step;
         }
-        @unroll(always) for (var hide = 0u; hide < 2u; hide++) {
+        @unroll for (var hide = 0u; hide < 2u; hide++) {
             if (check == (hide == 1u)) {
                 for (var j = 0u; j < stop; j += AHEAD) {
                     let ends = j + AHEAD == BC;

@@ -142,7 +142,7 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     if (p.bias_type != 0u) {
         @unroll for (var i = 0u; i < CV; i++) {
             var y = vec4<f32>(0.0);
-            @unroll(always) for (var e = 0u; e < 4u; e++) {
+            @unroll for (var e = 0u; e < 4u; e++) {
                 let c = min(c0 + 4u * (TX * i + tx) + e, p.cols - 1u);
                 y[e] = load_bias(p.bias_base + c * p.bias_stride);
             }

@@ -74,7 +74,7 @@ type renderer struct {
 
 var (
 	attribute = regexp.MustCompile(`@(?:if|else|unroll|inline)\b`)
-	loop      = regexp.MustCompile(`^@unroll(?:\((deep|always)\))?\s*(for \(var (\w+) = 0u; (\w+) < (.+?); (\w+)\+\+\) \{)`)
+	loop      = regexp.MustCompile(`^@unroll(\(deep\))?\s*(for \(var (\w+) = 0u; (\w+) < (.+?); (\w+)\+\+\) \{)`)
 	integer   = regexp.MustCompile(`^const \w+: u32 = ([^0].*|0u);$`) // not the bits of a float
 	binding   = regexp.MustCompile(`^@binding (var<(storage, read_write|storage, read|uniform)>.*)`)
 	shared    = regexp.MustCompile(`^var<workgroup> \w+: (?:array<)*(?:vec(\d))?[^,]*(.*);`)
@@ -178,7 +178,7 @@ func (r *renderer) unrolled(text string) string {
 		return ""
 	}
 	body := text[len(m[0]) : len(text)-1]
-	if Expand(r.Constants["EXPAND"]) < map[string]Expand{"always": Looped, "": Registers, "deep": Full}[m[1]] {
+	if m[1] != "" && Expand(r.Constants["EXPAND"]) != Full {
 		return m[2] + r.render(body) + "}"
 	}
 	// The text between the uses of the counter. Members of the same name, as in p.h, are no uses.
@@ -198,12 +198,8 @@ func (r *renderer) unrolled(text string) string {
 	return out.String()
 }
 
-// evaluated returns text with the values of indices in unrolled code: naga 0.13 omits the clamp only for
-// indices that are literals.
+// evaluated returns text with the values of constant indices: naga 0.13 omits the clamp only for literals.
 func (r *renderer) evaluated(text string) string {
-	if Expand(r.Constants["EXPAND"]) == Looped {
-		return text
-	}
 	known := map[string]string{}
 	return index.ReplaceAllStringFunc(text, func(s string) string {
 		if _, ok := known[s]; !ok {

@@ -22,7 +22,6 @@
 //
 // Workgroup memory: 4·ROW + 256 bytes.
 
-
 // The bits of a hidden score: a NaN that no arithmetic produces. Any number and -Inf can be visible scores.
 const UNSEEN: u32 = 0xffc5a3d1u;
 

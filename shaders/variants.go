@@ -23,11 +23,9 @@ type Expand uint32
 
 // Levels of Expand.
 const (
-	// Looped leaves loops as they are, except those with the attribute @unroll(always).
-	Looped Expand = iota
-	// Registers also unrolls loops with the attribute @unroll, which index private arrays. A
+	// Registers unrolls loops with the attribute @unroll, which index private arrays. A
 	// compiler that does not unroll such loops keeps the arrays in memory.
-	Registers
+	Registers Expand = 1 + iota
 	// Full also unrolls loops with the attribute @unroll(deep), whose counters are part of
 	// indices into workgroup memory.
 	Full
@@ -56,7 +54,6 @@ const (
 
 // Attention is the plain prefill kernel.
 type Attention struct {
-	Expand Expand
 	In, KV Type // of q; of k and v
 	Paged  bool // k and v are pools of pages
 	Both   bool // the bindings blocks and relative exist
@@ -114,10 +111,9 @@ type Decode struct {
 
 // SplitMerge is the second half of decoding.
 type SplitMerge struct {
-	Expand Expand
-	Split  int // keys of a split
-	TX     int // classes of keys, the parts of l
-	Quads  int // vec4 columns of the output
+	Split int // keys of a split
+	TX    int // classes of keys, the parts of l
+	Quads int // vec4 columns of the output
 }
 
 // Matmul is the batched matrix product. A workgroup has TX·TY threads.
@@ -139,10 +135,9 @@ type Matmul struct {
 
 // Softmax is the softmax stage.
 type Softmax struct {
-	Expand Expand
-	Both   bool // the bindings blocks and relative exist
-	Held   bool // a row has at most Row keys, in one chunk
-	Row    int  // a multiple of 256
+	Both bool // the bindings blocks and relative exist
+	Held bool // a row has at most Row keys, in one chunk
+	Row  int  // a multiple of 256
 }
 
 // Gradient computes one gradient of attention. A workgroup has TX·TY threads.

@@ -51,7 +51,7 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
                 @else x = vec4<u32>(four.x, four.y, 0u, 0u);
             }
         } @else {
-            @unroll(always) for (var e = 0u; e < 4u; e++) {
+            @unroll for (var e = 0u; e < 4u; e++) {
                 if (d + e < end) { x[e] = bitcast<u32>(scalar_$x(at + (d + e) * step)); }
             }
         }

@@ -161,13 +161,6 @@ func (v Variant) Loops(dim, dv int, mask bool) int {
 		perStep += turns * v.jj * v.Lanes
 		rest += v.rv*v.Lanes + 8*v.rv*v.kt()
 	}
-	if v.Expand < shaders.Registers { // and with the others
-		rows, n := 4*v.rv, v.rv*v.kt()
-		staged := (v.Rows()*v.qd+v.Keys*v.qd+v.jj*v.Lanes*v.Lanes*v.cv)/v.threads() + 3
-		perStage += 2*staged + v.qd*(v.rv+v.kt()+n)
-		perStep += turns * (2*staged + steps + v.jj + v.jj*v.rv + v.jj*v.Lanes*(v.rv+v.cv+v.cv*rows))
-		rest += 2*n + 4*(v.rv+n) + 8*n + 3*(rows+rows*v.cv*turns)
-	}
 	if mask { // each thread stages some words, see MW in flash.wgsl
 		each := 32 / v.Lanes
 		words := v.Rows() * ((v.kt() + each - 1) / each)
