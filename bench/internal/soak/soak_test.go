@@ -12,9 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +20,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -339,20 +338,7 @@ func (h held) String() string {
 // not report them.
 func hold() held {
 	runtime.GC() // forgotten tensors are freed after the collection that finds them
-	debug.FreeOSMemory()
-	h := held{goroutines: runtime.NumGoroutine()}
-	status, _ := os.ReadFile("/proc/self/status")
-	for line := range strings.Lines(string(status)) {
-		name, value, _ := strings.Cut(line, ":")
-		n, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
-		switch name {
-		case "VmRSS":
-			h.bytes = int64(n) << 10
-		case "Threads":
-			h.threads = n
-		}
-	}
+	threads, _ := os.ReadDir("/proc/self/task")
 	files, _ := os.ReadDir("/proc/self/fd")
-	h.files = len(files)
-	return h
+	return held{bytes: machine.Resident(), threads: len(threads), goroutines: runtime.NumGoroutine(), files: len(files)}
 }
