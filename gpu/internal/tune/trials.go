@@ -1,7 +1,6 @@
 package tune
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -151,8 +150,8 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 type MeasureOptions struct {
 	// Budget ends the trials early; 0 is no bound.
 	Budget time.Duration
-	// All also measures variants that may lose the device, and those that failed before, unless
-	// the process did not survive them twice.
+	// All also measures the device's peak, variants that may lose the device, and those that
+	// failed before, unless the process did not survive them twice.
 	All bool
 	// Progress, unless nil, is called with the name of each variant before its trial.
 	Progress func(variant string)
@@ -165,18 +164,14 @@ type MeasureOptions struct {
 //
 // It returns the entry also with the error of a file that could not be written. It
 // returns backend.ErrUnsupported when no variant runs.
-func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions) (Entry, error) {
-	peak, err := r.Peak(ctx)
-	if err != nil {
-		return Entry{}, err
-	}
-	return t.measure(ctx, r, s, opt, peak)
-}
-
-// measure is Measure with a known peak; 0 stands for that of earlier measurements.
-func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions, peak float64) (Entry, error) {
+func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions) (e Entry, err error) {
 	before := t.stored(s)
-	e := Entry{Device: t.device, Class: s.stored(), Peak: cmp.Or(peak, before.Peak)}
+	e = Entry{Device: t.device, Class: s.stored(), Peak: before.Peak}
+	if opt.All {
+		if e.Peak, err = r.Peak(ctx); err != nil {
+			return e, err
+		}
+	}
 	list := selection(s.Candidates(), &before, &e, opt.All)
 	x, err := newExercise(ctx, r, s)
 	if err != nil {

@@ -222,7 +222,7 @@ func (t *Tuner) Claim(s Shape) bool {
 // FirstUse measures the variants for calls of shape s within the budget. It returns only
 // errors that end the call that asked: its context's, and a lost device.
 func (t *Tuner) FirstUse(ctx context.Context, r Runner, s Shape) error {
-	_, err := t.measure(ctx, r, s, MeasureOptions{Budget: t.Budget}, 0)
+	_, err := t.Measure(ctx, r, s, MeasureOptions{Budget: t.Budget})
 	why := fmt.Sprintf("measuring failed: %v", err)
 	switch {
 	case err == nil || errors.Is(err, backend.ErrDeviceLost) && ctx.Err() == nil:

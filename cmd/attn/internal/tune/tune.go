@@ -242,10 +242,11 @@ func (t *tuning) measure(ctx context.Context, s shape, budget time.Duration) (gp
 	}
 	status := cli.NewStatus(t.out.Err)
 	defer status.Clear()
-	e, err := t.be.Tune(ctx, call, gpu.TuneOptions{
+	opt := gpu.TuneOptions{
 		Budget: budget, All: true,
 		Progress: func(variant string) { status.Show(fmt.Sprintf("%s, %d rows: %s", s.dtype, s.seq*s.heads, variant)) },
-	})
+	}
+	e, err := t.be.Tune(ctx, call, opt)
 	if !errors.Is(err, kernels.ErrDeviceLost) {
 		return e, err
 	}
@@ -253,7 +254,8 @@ func (t *tuning) measure(ctx context.Context, s shape, budget time.Duration) (gp
 	if err := t.open(); err != nil {
 		return e, err
 	}
-	return t.be.Tune(ctx, call, gpu.TuneOptions{Budget: budget})
+	opt.All = false
+	return t.be.Tune(ctx, call, opt)
 }
 
 // printEntry prints the measurements of a class of shapes.
