@@ -109,8 +109,11 @@ func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy kernels.Tensor, g
 	dq := b.alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.HeadDim})
 	dk := b.alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.HeadDim})
 	dv := b.alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.ValueDim})
-	q, k := b.heads(dq, c.Heads), b.heads(dk, c.KVHeads)
-	b.attention(&g.Attention, p, [3]kernels.Tensor{q, k, b.heads(dv, c.KVHeads)}, b.heads(dJoined, c.Heads))
+	if b.err != nil {
+		return
+	}
+	q, k := splitHeads(dq, c.Heads), splitHeads(dk, c.KVHeads)
+	b.attention(&g.Attention, p, [3]kernels.Tensor{q, k, splitHeads(dv, c.KVHeads)}, splitHeads(dJoined, c.Heads))
 	if b.err == nil {
 		b.err = l.rotate(b.ctx, q, k, &p.opt, true)
 	}
@@ -194,16 +197,8 @@ func (b *backward) transposed(t kernels.Tensor) kernels.Tensor {
 	return b.must(t.Swap(kernels.Seq, kernels.Dim))
 }
 
-func (b *backward) heads(t kernels.Tensor, heads int) kernels.Tensor {
-	return b.must(splitHeads(t, heads))
-}
-
 // attention computes the gradients d of q, k and v, and those of the options.
 func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]kernels.Tensor, dO kernels.Tensor) {
-	o := b.heads(p.joined, p.call.Dims().Heads)
-	if b.err != nil {
-		return
-	}
 	want := p.call.Gradients()
 	want.Q, want.K, want.V = kernels.Tensor{}, kernels.Tensor{}, kernels.Tensor{}
 	if *options, b.err = p.call.AllocGradients(b.ctx, want); b.err != nil {
@@ -211,7 +206,8 @@ func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]kernels.T
 	}
 	grads := *options
 	grads.Q, grads.K, grads.V = d[0], d[1], d[2]
-	b.err = p.call.Backward(b.ctx, grads, kernels.Result{O: dO}, kernels.Result{O: o, LSE: p.LSE})
+	b.err = p.call.Backward(b.ctx, grads, kernels.Result{O: dO},
+		kernels.Result{O: splitHeads(p.joined, p.call.Dims().Heads), LSE: p.LSE})
 }
 
 // linear computes the gradients of the weight and the bias of y = x·w + bias.

@@ -225,10 +225,6 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	if p.joined, err = l.dev.Alloc(ctx, x.DType(), kernels.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim}); err != nil {
 		return err
 	}
-	var out kernels.Result
-	if out.O, err = splitHeads(p.joined, d.Heads); err != nil {
-		return err
-	}
 	rows := kernels.Shape{d.Batch, d.Heads, d.SeqQ, 1}
 	if opt.LSE {
 		if p.LSE, err = l.dev.Alloc(ctx, kernels.F32, rows); err != nil {
@@ -241,7 +237,7 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 			return err
 		}
 	}
-	out.LSE, out.Weights = p.LSE, p.Weights
+	out := kernels.Result{O: splitHeads(p.joined, d.Heads), LSE: p.LSE, Weights: p.Weights}
 	if opt.Cache == nil {
 		if err = p.call.Rebind(p.q, p.k, p.v); err == nil {
 			err = p.call.RunInto(ctx, out)
@@ -283,12 +279,10 @@ func (l *MultiHeadAttention) prepare(d kernels.Dims, dtype kernels.DType, opt ke
 	var operands [3]kernels.Tensor
 	for i, o := range [3]struct{ rows, heads, dim int }{{d.SeqQ, d.Heads, d.Dim}, {d.SeqK, d.KVHeads, d.Dim}, {d.SeqK, d.KVHeads, d.ValueDim}} {
 		t, err := kernels.Meta(dtype, kernels.Shape{d.Batch, 1, o.rows, o.heads * o.dim})
-		if err == nil {
-			operands[i], err = splitHeads(t, o.heads)
-		}
 		if err != nil {
 			return nil, err
 		}
+		operands[i] = splitHeads(t, o.heads)
 	}
 	return l.dev.Prepare(operands[0], operands[1], operands[2], opt)
 }

@@ -81,22 +81,19 @@ func project(ctx context.Context, dev *kernels.Device, name string, x, w, b kern
 	if err != nil {
 		return none, err
 	}
-	split, err := splitHeads(y, heads)
-	if err == nil {
-		err = dev.Project(ctx, y, x, w, b)
-	}
-	if err != nil {
+	if err := dev.Project(ctx, y, x, w, b); err != nil {
 		y.Release()
 		return none, fmt.Errorf("%s: %w", name, err)
 	}
-	return split, nil
+	return splitHeads(y, heads), nil
 }
 
 var floats = []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
 
 // splitHeads returns [B, 1, S, heads·D] memory as [B, heads, S, D].
-func splitHeads(y kernels.Tensor, heads int) (kernels.Tensor, error) {
+func splitHeads(y kernels.Tensor, heads int) kernels.Tensor {
 	shape, st := y.Shape(), y.Strides()
 	d := shape[kernels.Dim] / heads
-	return y.View(kernels.Shape{shape[0], heads, shape[2], d}, kernels.Strides{st[0], d * st[3], st[2], st[3]}, 0)
+	split, _ := y.View(kernels.Shape{shape[0], heads, shape[2], d}, kernels.Strides{st[0], d * st[3], st[2], st[3]}, 0) // elements of y
+	return split
 }
