@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
@@ -41,20 +40,11 @@ func (r Result) Release() {
 // rule; ErrDevice, ErrReleased, ErrMemory, ErrUnsupported, ErrDeviceLost and context
 // errors come from the backend.
 func (d *Device) Attention(ctx context.Context, q, k, v Tensor, opt Options) (Result, error) {
-	c := callPool.Get().(*Call)
-	defer c.recycle()
-	if err := c.prepare(d, q, k, v, &opt); err != nil {
+	c, err := d.Prepare(q, k, v, opt)
+	if err != nil {
 		return Result{}, err
 	}
 	return c.Run(ctx)
-}
-
-var callPool = sync.Pool{New: func() any { return new(Call) }}
-
-// recycle puts c into the pool.
-func (c *Call) recycle() {
-	c.clear()
-	callPool.Put(c)
 }
 
 // clear makes c empty, without the memory that it refers to.

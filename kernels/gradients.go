@@ -238,14 +238,10 @@ func (d *Device) clear(ctx context.Context, g *Gradients) error {
 	defer zero.Release()
 	var dst, src []Tensor
 	for _, o := range g.named() {
-		if o.t.IsZero() || noElements(*o.t) {
-			continue
+		if !o.t.IsZero() {
+			zeros, _ := zero.Broadcast(o.t.Shape()) // a single element broadcasts to any shape
+			dst, src = append(dst, *o.t), append(src, zeros)
 		}
-		zeros, err := zero.Broadcast(o.t.Shape())
-		if err != nil {
-			return err
-		}
-		dst, src = append(dst, *o.t), append(src, zeros)
 	}
 	return d.Copy(ctx, dst, src)
 }
