@@ -124,8 +124,8 @@ func (x *decode) variants() error {
 			pack, loads, words = 2, c.Width/8, 8
 		}
 		for k.Ahead = 32; ; k.Ahead /= 2 {
-			// All threads have room for what they load, because RADV would move loads behind a
-			// branch. Where each thread has one load, fewer keys would save nothing.
+			// Every thread loads into registers without a branch: RADV delays loads behind one.
+			// With one load a thread, fewer keys would not save registers.
 			fits := words*ceil(k.Ahead/pack*loads, threads) <= 8 && shaders.Describe(k).WorkgroupMemory <= everyMemory
 			if c.Keys%k.Ahead == 0 && (fits || k.Ahead/pack*loads <= threads) {
 				break

@@ -194,8 +194,8 @@ func (d *Device) Alloc(ctx context.Context, bytes uint64) (_ *cut.Store, free fu
 	return s, free, nil
 }
 
-// learnBound bounds the memory of a device that has refused some: from then on a share of
-// what it has is kept for streaming. It requests less and less, to find out how much is left.
+// learnBound sets a limit on the memory of a device after its first refusal, which reserves a
+// share for streaming. It finds how much is free by smaller and smaller requests.
 func (d *Device) learnBound() {
 	room := uint64(maxLearned)
 	for ; room > minLearned; room /= 2 {

@@ -111,8 +111,8 @@ func (p *pacing) seconds(speed float64, n int, each float64) float64 {
 	return each * float64(max(n, p.lanes)) / speed
 }
 
-// ChunkWork returns the number of operations that one workgroup of k may do in a
-// dispatch: what it does in the time of a submission with all lanes busy.
+// ChunkWork returns the most operations that one workgroup of k may do in a dispatch. With
+// all lanes busy they take the time of one submission.
 func (d *Device) ChunkWork(k shaders.Variant) float64 {
 	p := &d.pacing
 	work := d.Pipelines.Of(k).Pace.Speed() * p.share(time.Time{}) / float64(p.lanes)

@@ -52,8 +52,8 @@ func Limited(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	cmd := Process(args...)
 	cmd.Args = append([]string{"sh", "-c", `ulimit -v 4194304 && exec "$0" "$@"`, cmd.Path}, args...)
 	cmd.Path = "/bin/sh"
-	// Linux counts the peak of the process that starts another as that of the other. This sets
-	// that of the tests back to what they use now (proc_pid_clear_refs(5)).
+	// On Linux a new process inherits the peak of its parent: reset the peak of this process first
+	// (proc_pid_clear_refs(5)).
 	debug.FreeOSMemory()
 	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
 		t.Fatal(err)
