@@ -125,8 +125,8 @@ func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, s
 		host, err = HostF32(data, shape)
 	case !dtype.Float() && dtype != Q8:
 		err = fmt.Errorf("numbers cannot be %v, only f32, f16, bf16 or q8: %w", dtype, ErrDType)
-	case len(data) != n:
-		err = fmt.Errorf("data has %d elements, shape %v needs %d: %w", len(data), shape, n, ErrShape)
+	case n >= 0 && len(data) != n: // AllocHost refuses other shapes
+		err = fmt.Errorf("data has %d elements, shape %v needs %d%s: %w", len(data), shape, n, shape.Hint(), ErrShape)
 	default:
 		if host, err = AllocHost(dtype, shape); err == nil {
 			err = encode(host, data)
