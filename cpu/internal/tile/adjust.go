@@ -84,18 +84,19 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 	if sc.addSlopes(s, t, lo, n) {
 		return
 	}
-	// A term that is the only one, and has a row for each query row, is read in place.
-	term, limit, alone := &sc.bias, float32(backend.MaxBias), sc.biasAlone()
-	if sc.bias.IsZero() {
-		if t.I+t.N <= l.Dims.SeqQ {
-			// The terms of one head depend on the distance between row and key. Each key
-			// reads a span of one table that begins one element earlier.
-			table := s.table[:n-1+x.Width]
-			sc.distances(table, t.Batch, t.H, lo-t.I-(x.Width-1))
+	var table []float32 // the terms of a tile of one head that depend on the distance alone
+	if t.I+t.N <= l.Dims.SeqQ && !sc.biasAlone() {
+		table = s.table[:n-1+x.Width]
+		sc.distances(table, t.Batch, t.H, lo-t.I-(x.Width-1))
+		if sc.bias.IsZero() { // each key reads a span of it that begins one element earlier
 			slices.Reverse(table)
 			x.Diagonal(s.S, table, n, s.MX)
 			return
 		}
+	}
+	// A term that is the only one, and has a row for each query row, is read in place.
+	term, limit, alone := &sc.bias, float32(backend.MaxBias), sc.biasAlone()
+	if sc.bias.IsZero() {
 		term, limit, alone = &sc.relative, backend.MaxRelative, l.Dims.SeqQ == 1 && sc.problem.Slopes == nil
 	}
 	for lane := 0; lane < x.Width; lane += x.Lanes {
@@ -109,11 +110,23 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 		if whole == n {
 			continue
 		}
-		for r := range max(0, min(x.Lanes, t.N-lane)) {
+		rows, padded := max(0, min(x.Lanes, t.N-lane)), RoundUp(n-whole, x.Lanes)
+		for r, m := 0, 0; r < rows; r += m {
 			h, i := l.Row(t.H, t.I, lane+r)
-			row := s.Stage[r*BlockKeys:][:n-whole]
-			sc.AddedRow(s, row, t.Batch, h, i, lo+whole)
-			clear(row[len(row):RoundUp(len(row), x.Lanes)])
+			row := s.Stage[r*BlockKeys:]
+			if m = 1; table == nil && !sc.biasAlone() {
+				sc.AddedRow(s, row[:n-whole], t.Batch, h, i, lo+whole)
+			} else {
+				m = min(rows-r, l.Dims.SeqQ-i)
+				sc.bias.Load(x, row, BlockKeys, t.Batch, h, i, m, lo+whole, n-whole)
+			}
+			for q := range m {
+				row := row[q*BlockKeys:][:padded]
+				if table != nil {
+					x.Join(row, table[x.Width-1-lane-r-q+whole:])
+				}
+				clear(row[n-whole:])
+			}
 		}
 		for j := whole; j < n; j += x.Lanes {
 			x.BiasSquare(s.S[j*x.Width+lane:], s.Stage[j-whole:], BlockKeys, backend.MaxBias, s.MX[lane:])
@@ -160,9 +173,17 @@ func (sc *Scores) hide(s *Space, t *Tile, lo, n int) {
 		if whole == n {
 			continue
 		}
-		for r := range rows {
+		for r, before := 0, [2]int{-1}; r < rows; r++ {
 			h, i := l.Row(t.H, t.I, lane+r)
-			sc.seenRow(s.seen[r*BlockKeys:][:n-whole], t.Batch, h, i, lo+whole)
+			seen := s.seen[r*BlockKeys:][:n-whole]
+			if sc.mask.IsZero() && before == [2]int{h, i / sc.problem.BlockQ} {
+				copy(seen, s.seen[(r-1)*BlockKeys:]) // rows of one block see the same
+				continue
+			}
+			sc.seenRow(seen, t.Batch, h, i, lo+whole)
+			if t.mixed {
+				before = [2]int{h, i / sc.problem.BlockQ}
+			}
 		}
 		x.Hide(s.S[whole*x.Width+lane:], s.seen[:], BlockKeys, CeilDiv(n-whole, x.Lanes))
 	}

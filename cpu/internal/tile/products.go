@@ -99,23 +99,39 @@ func (p *Products) keys(s *Space, b *block, t *Tile, some Span) (runs []vec.Run,
 // apart, in place or converted. With clean set NaN and Inf are replaced by 0, because a weight
 // of 0 must hide them and 0·NaN is NaN. If there are any, b.replaced is set.
 func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e vec.Element, ld int) {
-	l, check := p.Layout, clean && !b.checked
-	if (check || !l.ReadV) && !b.hasV {
-		b.hasV = true
-		p.V.LoadRows(l.Kernels, s.v, l.DimV, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
-	}
-	if rows := b.span.Hi - b.span.Lo; check {
+	l := p.Layout
+	if clean && !b.checked {
 		b.checked = true
-		if b.replaced = l.Kernels.NonFinite(s.v, l.DimV, rows, l.Dims.ValueDim); b.replaced {
-			ZeroNonFinite(s.v[:rows*l.DimV])
+		if b.replaced = p.anyNonFinite(s, b, t); b.replaced {
+			p.loadValues(s, b, t)
+			ZeroNonFinite(s.v[:(b.span.Hi-b.span.Lo)*l.DimV])
 		}
 	}
 	if l.ReadV && !b.replaced {
 		s.Runs(&p.V, t.Batch, t.KVHead, here, b.end)
 		return p.V.Element(), p.V.Stride[backend.Seq]
 	}
+	p.loadValues(s, b, t)
 	s.Rows(s.v[(here.Lo-b.span.Lo)*l.DimV:], l.DimV, here.Hi-here.Lo, l.DimV)
 	return vec.F32, l.DimV
+}
+
+// loadValues converts the values of b to s.v, once.
+func (p *Products) loadValues(s *Space, b *block, t *Tile) {
+	if !b.hasV {
+		b.hasV = true
+		p.V.LoadRows(p.Layout.Kernels, s.v, p.Layout.DimV, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
+	}
+}
+
+// anyNonFinite reports whether any of the values of b is NaN or Inf.
+func (p *Products) anyNonFinite(s *Space, b *block, t *Tile) bool {
+	x, dv, n := p.Layout.Kernels, p.Layout.Dims.ValueDim, b.span.Hi-b.span.Lo
+	if p.Layout.ReadV && p.V.DType == backend.F32 && p.V.Pages == nil {
+		return x.NonFinite(p.V.F32[p.V.Index(t.Batch, t.KVHead, b.span.Lo):], p.V.Stride[backend.Seq], n, dv)
+	}
+	p.loadValues(s, b, t)
+	return x.NonFinite(s.v, p.Layout.DimV, n, dv)
 }
 
 // ZeroNonFinite replaces NaN and Inf by zero.
