@@ -57,31 +57,23 @@ func ClearTuneFile(path string) (int, error) { return tune.ClearFile(path) }
 // returns backend.ErrUnsupported when the register-tiled kernel cannot run c, and
 // backend.ErrOption when tuning is off.
 func (b *Backend) Tune(ctx context.Context, c *backend.Call, opt TuneOptions) (TuneEntry, error) {
-	return resultWithin(ctx, b, "tune", func() (TuneEntry, error) {
-		s, err := b.tunable(c)
+	return resultWithin(ctx, b, "tune", func() (e TuneEntry, err error) {
+		if b.tuner.Mode == tune.Off {
+			return e, fmt.Errorf("tuning of %s is off: %w", b.info.Name, backend.ErrOption)
+		}
+		a, err := b.newPrefill(c, b.choose)
 		if err != nil {
-			return TuneEntry{}, err
+			return e, err
+		}
+		s := a.shape()
+		if len(s.Candidates()) == 0 {
+			return e, fmt.Errorf("no variant of the register-tiled kernel fits (%s): %w", a.why, backend.ErrUnsupported)
 		}
 		return b.tuner.Measure(ctx, tuneRunner{b}, s, opt)
 	})
 }
 
-// tunable returns the shape of c.
-func (b *Backend) tunable(c *backend.Call) (tune.Shape, error) {
-	if b.tuner.Mode == tune.Off {
-		return tune.Shape{}, fmt.Errorf("tuning of %s is off: %w", b.info.Name, backend.ErrOption)
-	}
-	a, err := b.newPrefill(c, b.choose)
-	if err != nil {
-		return tune.Shape{}, err
-	}
-	if s := a.shape(); len(s.Candidates()) > 0 {
-		return s, nil
-	}
-	return tune.Shape{}, fmt.Errorf("no variant of the register-tiled kernel fits (%s): %w", a.why, backend.ErrUnsupported)
-}
-
-// tuneRunner runs the calls of package tune, between enter and leave.
+// tuneRunner runs the calls of package tune within a call of b.
 type tuneRunner struct{ b *Backend }
 
 func (r tuneRunner) Lanes() int                                { return r.b.dev.Lanes() }
