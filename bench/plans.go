@@ -39,10 +39,10 @@ func Plans(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.
 	return r, nil
 }
 
-// describe writes a plan on a line.
+// describe writes a plan; the text table starts a line after each semicolon.
 func describe(p *kernels.Plan, memory report.Memory) string {
 	size := func(bytes int64) string { return format.Size(float64(bytes)) }
-	text := fmt.Sprintf("%s, %s: %d visible pairs, moves at least %s, %d chunks (%s); memory: %s of operands, %s of scratch, %s that grow with S²",
+	text := fmt.Sprintf("%s; %s; %d visible pairs, moves at least %s; %d chunks (%s); %s of operands, %s of scratch memory, %s that grow with S²",
 		p.Path, p.Why, p.Pairs, size(p.Bytes), p.Chunks, p.Cut, size(memory.Operands), size(memory.Scratch), size(memory.Square))
 	for _, l := range p.Limits {
 		text += fmt.Sprintf("; limit %s %d", l.Name, l.Value)

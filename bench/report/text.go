@@ -106,11 +106,11 @@ func (r *Report) block(b *strings.Builder, info *kernels.Info) {
 		if several && (i == 0 || c.Series != cases[i-1].Series) {
 			b.WriteString(strings.Join(slices.Compact([]string{c.Series, c.Shape()}), " · ") + "\n")
 		}
-		shown := table
+		shown, status := table, c.outcome()
 		if c.unmeasured() { // its length and its note
-			shown = table[:1]
+			shown, status = table[:1], strings.ReplaceAll(status, "; ", "\n"+strings.Repeat(" ", table[0].width+3))
 		}
-		line(b, shown, cells(shown, c), c.outcome())
+		line(b, shown, cells(shown, c), status)
 	}
 }
 
