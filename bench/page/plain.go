@@ -11,16 +11,16 @@ import (
 // maxLabel is the length of a name in tables and pictures, in characters.
 const maxLabel = 64
 
-// Safe reports whether c can be printed: it is not a control or a formatting character, such
-// as an escape or a mark that changes the direction of the text.
-func Safe(c rune) bool { return !unicode.IsControl(c) && !unicode.Is(unicode.Cf, c) }
+// safe reports whether c is neither a control nor a formatting character.
+func safe(c rune) bool { return !unicode.IsControl(c) && !unicode.Is(unicode.Cf, c) }
 
-// Text replaces each character that is not [Safe], and each byte that is not UTF-8, by U+FFFD.
+// Text replaces each control or formatting character, such as an escape or a mark that changes
+// the direction of the text, and each byte that is not UTF-8, by U+FFFD.
 func Text(text string) string { return replaced(text, "") }
 
 func replaced(text, except string) string {
 	return strings.Map(func(c rune) rune {
-		if Safe(c) || strings.ContainsRune(except, c) {
+		if safe(c) || strings.ContainsRune(except, c) {
 			return c
 		}
 		return unicode.ReplacementChar
@@ -41,11 +41,11 @@ func Label(text string) string {
 	return string(runes)
 }
 
-// JSON returns JSON with escapes for the characters in strings that are not [Safe].
+// JSON returns JSON with escapes for the characters in strings that [Text] replaces.
 func JSON(text []byte) []byte {
 	var out []byte
 	for _, c := range string(text) {
-		if Safe(c) || c == '\n' {
+		if safe(c) || c == '\n' {
 			out = utf8.AppendRune(out, c)
 			continue
 		}
