@@ -82,12 +82,7 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 	for i, t := range operands {
 		in[i] = backend.Operand{Name: fmt.Sprintf("operand %d", i), Tensor: t}
 	}
-	err = be.do(ctx, "bandwidth", func() error {
-		var pinned backend.Pinned
-		if err := pinned.Pin(nil, where, nil, in); err != nil {
-			return err
-		}
-		defer pinned.Unpin()
+	err = be.doPinned(ctx, "bandwidth", nil, in, func() error {
 		var spans [][]byte
 		for _, o := range in {
 			spans = append(spans, memoryOf(&o.Tensor))

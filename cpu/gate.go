@@ -78,6 +78,18 @@ func (be *Backend) do(ctx context.Context, what string, f func() error) error {
 	return nil
 }
 
+// doPinned is do for a call with operands, which it pins.
+func (be *Backend) doPinned(ctx context.Context, what string, out, in []backend.Operand, f func() error) error {
+	return be.do(ctx, what, func() error {
+		var pinned backend.Pinned
+		if err := pinned.Pin(nil, where, out, in); err != nil {
+			return err
+		}
+		defer pinned.Unpin()
+		return f()
+	})
+}
+
 // threads returns the maximum number of goroutines for a call that starts now.
 func (be *Backend) threads() int {
 	if be.opt.Threads > 0 {

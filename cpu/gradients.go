@@ -11,13 +11,8 @@ import (
 // Backward implements backend.Differentiator: package cpu/internal/backward states the formulas
 // and the order of the sums. Errors are those of Attention, and ErrMemory.
 func (be *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
-	return be.do(ctx, "backward", func() error {
-		var pinned backend.Pinned
-		out, in := g.Operands()
-		if err := pinned.Pin(nil, where, out[:], in[:]); err != nil {
-			return err
-		}
-		defer pinned.Unpin()
+	out, in := g.Operands()
+	return be.doPinned(ctx, "backward", out[:], in[:], func() error {
 		c := gradientPool.Get().(*backward.Call)
 		defer func() {
 			c.Reset()

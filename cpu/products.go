@@ -11,13 +11,8 @@ import (
 
 // QK implements backend.Backend: s = q·kᵀ. Errors as for Attention.
 func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
-	return be.do(ctx, "qk", func() error {
-		var pinned backend.Pinned
-		if err := pinned.Pin(nil, where, []backend.Operand{{Name: "s", Tensor: s}},
-			[]backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}); err != nil {
-			return err
-		}
-		defer pinned.Unpin()
+	out, in := []backend.Operand{{Name: "s", Tensor: s}}, []backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}
+	return be.doPinned(ctx, "qk", out, in, func() error {
 		j := qkJob{s: view.Of(&s), products: tile.Products{Q: view.Of(&q), K: view.Of(&k)}}
 		j.plan = be.divideStage(q, k)
 		j.plan.shareKeys(1) // nothing is summed over keys
@@ -63,13 +58,8 @@ func (j *qkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 // 128 keys. A weight of exactly 0 hides NaN and Inf in its value. Errors as for
 // Attention.
 func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
-	return be.do(ctx, "pv", func() error {
-		var pinned backend.Pinned
-		if err := pinned.Pin(nil, where, []backend.Operand{{Name: "o", Tensor: o}},
-			[]backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}); err != nil {
-			return err
-		}
-		defer pinned.Unpin()
+	out, in := []backend.Operand{{Name: "o", Tensor: o}}, []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}
+	return be.doPinned(ctx, "pv", out, in, func() error {
 		j := pvJob{w: view.Of(&w), zeroHides: true, products: tile.Products{V: view.Of(&v), O: view.Of(&o)}}
 		return j.run(ctx, be, o, v)
 	})
@@ -128,13 +118,8 @@ func (j *pvJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 // It is PV with columns as heads, but a zero in x hides nothing, and sums begin at
 // the bias.
 func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
-	return be.do(ctx, "project", func() error {
-		var pinned backend.Pinned
-		if err := pinned.Pin(nil, where, []backend.Operand{{Name: "y", Tensor: y}},
-			[]backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}); err != nil {
-			return err
-		}
-		defer pinned.Unpin()
+	out, in := []backend.Operand{{Name: "y", Tensor: y}}, []backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}
+	return be.doPinned(ctx, "project", out, in, func() error {
 		for h := range y.Shape()[backend.Heads] {
 			var head [3]backend.Tensor
 			for i, t := range [3]backend.Tensor{y, x, w} {

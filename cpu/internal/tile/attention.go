@@ -144,14 +144,14 @@ func (a *Attention) addValues(s *Space, t *Tile, b *block, clean, look bool) {
 		clean = false
 	}
 	e, ld := p.values(s, b, t, t.here, clean)
-	p.multiply(s, t, e, ld)
+	p.multiply(s, t, e, ld, s.S, BlockKeys)
 	if look && l.Kernels.NonFinite(o, len(o), 1, len(o)) {
 		copy(o, s.v)
 		e, ld = p.values(s, b, t, t.here, true)
-		p.multiply(s, t, e, ld)
+		p.multiply(s, t, e, ld, s.S, BlockKeys)
 	}
 	if b.replaced {
-		p.addNonFinite(t, t.here, s.S, func(h, i, j, r int, _ float32) bool {
+		p.addNonFinite(t, t.here, s.S, BlockKeys, func(h, i, j, r int, _ float32) bool {
 			return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) &&
 				(!a.Scores.Drops() || a.Scores.problem.Dropout.Keeps(t.Batch, h, i, j))
 		})

@@ -147,8 +147,8 @@ func ZeroNonFinite(s []float32) {
 // values that are NaN or Inf, which values has replaced. uses reports whether row i of
 // head h takes in key j with the given weight.
 //
-// weights are those of t from the first key of here on.
-func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, uses func(h, i, j, r int, weight float32) bool) {
+// weights are those of t from the first key of here on, as in multiply.
+func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, ldw int, uses func(h, i, j, r int, weight float32) bool) {
 	l := p.Layout
 	w := l.Kernels.Width
 	for j := here.Lo; j < here.Hi; j++ {
@@ -160,7 +160,7 @@ func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, uses func
 			for r := range t.N {
 				weight, out := (j-here.Lo)*w+r, c*w+r
 				if l.KeyLanes {
-					weight = r*BlockKeys + j - here.Lo
+					weight = r*ldw + j - here.Lo
 				}
 				if l.RowOutputs {
 					out = r*l.DimV + c
@@ -173,14 +173,14 @@ func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, uses func
 	}
 }
 
-// multiply adds the products of the weights in s.S and the values of s.runs, of type e, to the
-// outputs of t.
-func (p *Products) multiply(s *Space, t *Tile, e vec.Element, ldv int) {
+// multiply adds the products of weights and the values of s.runs, of type e, to the outputs of t.
+// With keys as lanes the weights of a row are ldw apart from those of the row before.
+func (p *Products) multiply(s *Space, t *Tile, e vec.Element, ldv int, weights []float32, ldw int) {
 	l, o := p.Layout, t.sums.cur.o
 	if l.KeyLanes {
-		l.Kernels.Mix(e, o, l.DimV, s.runs, ldv, s.S, BlockKeys, s.Alpha, t.N, l.DimV)
+		l.Kernels.Mix(e, o, l.DimV, s.runs, ldv, weights, ldw, s.Alpha, t.N, l.DimV)
 	} else {
-		l.Kernels.Values(o, s.runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
+		l.Kernels.Values(o, s.runs, ldv, weights, l.Dims.ValueDim, s.Alpha)
 	}
 }
 

@@ -1,6 +1,7 @@
 package tile
 
 import (
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
@@ -53,14 +54,20 @@ func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View,
 	b := block{span: Span{j0, min(j0+BlockKeys, l.Dims.SeqK)}, end: l.Dims.SeqK}
 	for i := range tiles {
 		t := &tiles[i]
-		for r := range t.N {
-			h, i := l.Row(t.H, t.I, r)
-			weights.Load(l.Kernels, s.S[r*BlockKeys:], BlockKeys, t.Batch, h, i, 1, j0, b.span.Hi-j0)
+		w, ldw := s.S, BlockKeys
+		if h, i := l.Row(t.H, t.I, 0); i+t.N <= l.Dims.SeqQ && weights.DType == backend.F32 &&
+			weights.Stride[backend.Dim] == 1 && weights.Stride[backend.Seq] >= l.Dims.SeqK {
+			w, ldw = weights.F32[weights.Index(t.Batch, h, i)+j0:], weights.Stride[backend.Seq]
+		} else {
+			for r := range t.N {
+				h, i := l.Row(t.H, t.I, r)
+				weights.Load(l.Kernels, w[r*ldw:], ldw, t.Batch, h, i, 1, j0, b.span.Hi-j0)
+			}
 		}
 		e, ld := p.values(s, &b, t, b.span, zeroHides || l.Kernels.KeyLanes)
-		p.multiply(s, t, e, ld)
+		p.multiply(s, t, e, ld, w, ldw)
 		if b.replaced {
-			p.addNonFinite(t, b.span, s.S, func(_, _, _, _ int, weight float32) bool { return weight != 0 || !zeroHides })
+			p.addNonFinite(t, b.span, w, ldw, func(_, _, _, _ int, weight float32) bool { return weight != 0 || !zeroHides })
 		}
 	}
 }
