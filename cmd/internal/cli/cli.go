@@ -6,7 +6,7 @@
 //	Run(ctx context.Context, out *cli.Streams) error
 //
 // ctx ends on Ctrl-C and SIGTERM. Run returns errors and prints none. Errors of the command line
-// are marked by flags.Usage.
+// are those of flags.Usagef.
 package cli
 
 import (

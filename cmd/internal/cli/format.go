@@ -4,22 +4,21 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strconv"
-	"strings"
 
 	"golang.org/x/term"
 
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Limit formats a limit of a device. Limits in bytes, which their WebGPU names
-// tell apart (maxWorkgroupSizeX counts threads), also get a binary unit.
+// inBytes matches the WebGPU names of limits in bytes; maxWorkgroupSizeX counts threads.
+var inBytes = regexp.MustCompile(`(?i)bytes|memory|(buffer|binding|storage)size`)
+
+// Limit formats a limit of a device, in bytes also with a binary unit.
 func Limit(l kernels.Limit) string {
-	name := strings.ToLower(l.Name)
-	for _, part := range []string{"bytes", "memory", "buffersize", "bindingsize", "storagesize"} {
-		if strings.Contains(name, part) && l.Value >= 1024 {
-			return fmt.Sprintf("%d (%s)", l.Value, Bytes(l.Value))
-		}
+	if l.Value >= 1024 && inBytes.MatchString(l.Name) {
+		return fmt.Sprintf("%d (%s)", l.Value, Bytes(l.Value))
 	}
 	return fmt.Sprint(l.Value)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// MaxText bounds reports, problems, walkthroughs and labels, and all that comes from a
+// MaxText bounds reports, walkthroughs and labels, and all that comes from a
 // pipe or a device, which may have no end.
 const MaxText = 64 << 20
 
@@ -25,18 +25,16 @@ const MaxText = 64 << 20
 // bytes. It returns when ctx ends, also while a pipe has no writer: that wait then ends
 // with the process.
 func Read(ctx context.Context, path string, most int64) ([]byte, error) {
-	type result struct {
-		text []byte
-		err  error
-	}
-	done := make(chan result, 1)
+	var text []byte
+	var err error
+	done := make(chan struct{})
 	go func() {
-		text, err := read(path, most)
-		done <- result{text, output.Reason(err)}
+		text, err = read(path, most)
+		close(done)
 	}()
 	select {
-	case r := <-done:
-		return r.text, r.err
+	case <-done:
+		return text, output.Reason(err)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -56,21 +54,22 @@ func read(path string, most int64) ([]byte, error) {
 	if size == 0 || !info.Mode().IsRegular() { // unknown
 		size, most = MaxText, min(most, MaxText)
 	}
-	if size <= most {
-		// Memory that is not written to is not used.
-		text, err := kernels.Make[byte](int(size) + 1)
-		if err != nil {
-			return nil, err
-		}
-		n, err := io.ReadFull(f, text)
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return text[:n], nil
-		}
-		if err != nil {
-			return nil, err
-		}
+	tooLong := fmt.Errorf("it has more than %d bytes, the most that is read", most)
+	if size > most {
+		return nil, tooLong
 	}
-	return nil, fmt.Errorf("it has more than %d bytes, the most that is read", most)
+	text, err := kernels.Make[byte](int(size) + 1) // memory that is not written to is not used
+	if err != nil {
+		return nil, err
+	}
+	n, err := io.ReadFull(f, text)
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return text[:n], nil
+	case err == nil:
+		return nil, tooLong
+	}
+	return nil, err
 }
 
 // DecodeJSON decodes text, one value, with line numbers in its errors.

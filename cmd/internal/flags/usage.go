@@ -18,18 +18,10 @@ type usage struct{ error }
 // Unwrap returns the error itself.
 func (u usage) Unwrap() error { return u.error }
 
-// Usage marks err, unless it is nil, as wrong usage.
-func Usage(err error) error {
-	if err == nil {
-		return nil
-	}
-	return usage{err}
-}
-
-// Usagef is Usage of fmt.Errorf.
+// Usagef returns an error of the command line.
 func Usagef(format string, args ...any) error { return usage{fmt.Errorf(format, args...)} }
 
-// IsUsage reports whether err is wrong usage: one that Usage marked, an option out of its range,
+// IsUsage reports whether err is wrong usage: one of Usagef, an option out of its range,
 // or the name of a backend that does not exist.
 func IsUsage(err error) bool {
 	_, marked := errors.AsType[usage](err)
@@ -50,7 +42,7 @@ var (
 
 // Reworded returns an error of kong's parser in the words of a user, as wrong usage.
 func Reworded(err error) error {
-	return Usage(errors.New(reworded.Replace(noValue.ReplaceAllString(err.Error(), "a value is missing"))))
+	return Usagef("%s", reworded.Replace(noValue.ReplaceAllString(err.Error(), "a value is missing")))
 }
 
 // negative matches values that kong would parse as short flags, alone or in a list: -0.5 and 0.3,-1.

@@ -33,8 +33,3 @@ func (w *Window) UnmarshalText(text []byte) error {
 	}
 	return nil
 }
-
-// String formats w as the flag.
-func (w Window) String() string {
-	return strings.ReplaceAll(fmt.Sprintf("%d,%d", w.Left, w.Right), strconv.Itoa(kernels.Unbounded), "inf")
-}

@@ -187,18 +187,18 @@ func (h *HeatMap) layout(heading bool) (*drawing, error) {
 	cell := cellSize(w.Rows, w.Cols)
 	data := vg.Point{X: cell.X * vg.Length(w.Cols), Y: cell.Y * vg.Length(w.Rows)}
 	label := style(small, 0, 0)
-	widest := func(a Axis, n int) (width vg.Length) {
-		for _, t := range a.ticks(n) {
+	widest := func(ticks []plot.Tick) (width vg.Length) {
+		for _, t := range ticks {
 			width = max(width, label.Width(t.Label))
 		}
 		return width
 	}
-	keys, title := widest(h.Key, w.Cols), 2*big
+	keys, queries, title := widest(h.Key.ticks(w.Cols)), widest(h.Query.ticks(w.Rows)), 2*big
 	d.turned = h.Key.Labels != nil && keys > cell.X*0.95
 	right := keys / 2
-	d.left, d.bottom = title+max(widest(h.Query, w.Rows)+pad, right), title+small+pad
+	d.left, d.bottom = title+max(queries+pad, right), title+small+pad
 	if d.turned {
-		d.left, d.bottom, right = title+widest(h.Query, w.Rows)+pad, title+keys+pad, 0
+		d.left, d.bottom, right = title+queries+pad, title+keys+pad, 0
 	}
 	top := vg.Length(0)
 	if w.Batch > 1 {
@@ -207,12 +207,8 @@ func (h *HeatMap) layout(heading bool) (*drawing, error) {
 	width, height := d.left+data.X+right+gap, d.bottom+data.Y+top+gap // of a panel
 	columns := int(math.Ceil(math.Sqrt(float64(w.Batch))))
 	rows := (w.Batch + columns - 1) / columns
-	bars := vg.Length(0) // width of the labels of the bar
-	for _, t := range d.scale.ticks() {
-		bars = max(bars, label.Width(t.Label))
-	}
 	barX := gap + vg.Length(columns)*width
-	d.width = barX + barWidth + pad + bars + title + gap
+	d.width = barX + barWidth + pad + widest(d.scale.ticks()) + title + gap
 	d.height = gap + max(vg.Length(rows)*height, top+minSide+gap)
 	upper := d.height - gap // of the panels
 	if heading {

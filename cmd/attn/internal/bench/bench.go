@@ -75,7 +75,7 @@ func Vars() kong.Vars {
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	cfg, err := c.config()
 	if err != nil {
-		return flags.Usage(err)
+		return flags.Usagef("%w", err)
 	}
 	cfg.Args = out.Args
 	if c.Resume != "" {

@@ -18,7 +18,6 @@ import (
 	"github.com/sbinet/npyio/npy"
 	"github.com/x448/float16"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/kernels"
 
@@ -204,19 +203,17 @@ func Near(t *testing.T, what string, got, want []float64, tolerance float64) {
 	}
 }
 
-// NeedBackend skips a test whose backend has no device here, or fails it on a CI
-// machine.
+// NeedBackend skips a test whose backend has no device here, or fails it on a CI machine.
 func NeedBackend(t *testing.T, name string) {
 	t.Helper()
-	be, err := backend.Open(name)
-	switch {
-	case err == nil:
-		if err := be.Close(); err != nil {
-			t.Fatal(err)
-		}
-	case errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true":
+	dev, err := kernels.Open(name)
+	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skipf("%s has no device here: %v", name, err)
-	default:
+	}
+	if err == nil {
+		err = dev.Close()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 }
