@@ -23,12 +23,10 @@
 // What changes belongs to one goroutine: a Space is the memory that the tiles of a task
 // share, a Tile the rows of one of them with their sums. A task is computed as
 //
-//	space := a.Open(scratch)
+//	space := a.Products.Open(scratch)
 //	tiles, keys := a.Begin(scratch, space, &chunk)
 //	a.Block(space, &chunk, tiles, j0)    for each block of keys
-//	a.Write(space, &tiles[n])            or Save, where other tasks have the other keys
-//
-// Package backward takes the scores of Attention, too.
+//	a.Write(space, &tiles[n])            after Fold, where several tasks have the keys
 package tile
 
 // BlockKeys is the number of keys in one step. Blocks start at multiples of it, whatever the
