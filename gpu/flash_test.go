@@ -11,6 +11,8 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -219,4 +221,36 @@ func TestPlainIsTheLastResort(t *testing.T) {
 		t.Errorf("%s: %s, %v", p.Path, p.Why, err)
 	}
 	check(t, b.Attention(context.Background(), c))
+}
+
+// TestPlainInChunksChangesNoBit compares the plain kernel over many chunks of the keys with one
+// chunk, bit for bit.
+func TestPlainInChunksChangesNoBit(t *testing.T) {
+	b := open(t, Options{})
+	c := problem(t, b)
+	var o, lse [2][]float32
+	for i, most := range []int{1 << 20, cut.Tile} {
+		chunks := 0
+		err := b.run(context.Background(), "attention", func() (*queue.Op, error) {
+			x, err := b.newPrefill(c, plainOnly)
+			if err != nil {
+				return nil, err
+			}
+			x.cutter.Most[cut.Col] = most
+			op := x.op()
+			step := op.Step
+			op.Step = func(p queue.Chunk) queue.Step {
+				chunks++
+				return step(p)
+			}
+			return op, nil
+		})
+		check(t, err)
+		if chunks < 1+i {
+			t.Errorf("up to %d keys: %d chunks", most, chunks)
+		}
+		o[i], lse[i] = floats(t, b, c.O), floats(t, b, c.LSE)
+	}
+	sameRow(t, "o in chunks", o[1], o[0])
+	sameRow(t, "lse in chunks", lse[1], lse[0])
 }
