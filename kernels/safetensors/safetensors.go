@@ -94,8 +94,8 @@ func (h *Header) parse(text []byte, start int64) error {
 	if !utf8.Valid(text) { // otherwise names could become equal
 		return errors.New("it is not UTF-8")
 	}
-	var entries map[string]json.RawMessage // of equal names the last one counts
-	if err := json.Unmarshal(text, &entries); err != nil {
+	entries, err := members(text)
+	if err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
@@ -114,12 +114,32 @@ func (h *Header) parse(text []byte, start int64) error {
 	return nil
 }
 
+// members returns the members of a JSON object. It refuses two of one name, of which
+// encoding/json takes the last.
+func members(text []byte) (m map[string]json.RawMessage, err error) {
+	if !bytes.HasPrefix(text, []byte("{")) {
+		return nil, errors.New("it is not an object")
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return nil, err
+	}
+	d, seen := json.NewDecoder(bytes.NewReader(text)), map[json.Token]bool{}
+	for _, err = d.Token(); err == nil && d.More(); err = d.Decode(new(json.RawMessage)) {
+		name, _ := d.Token() // the text is valid
+		if seen[name] {
+			return nil, fmt.Errorf("%.200q is there twice", name)
+		}
+		seen[name] = true
+	}
+	return m, err
+}
+
 // parse reads the entry of a tensor in a file whose data starts at a byte. Keys that the
 // format does not define are ignored.
 func (t *tensor) parse(text json.RawMessage, start int64) error {
-	var entry map[string]json.RawMessage // a struct would accept keys in capitals
-	if json.Unmarshal(text, &entry) != nil {
-		return errors.New("it is not an object")
+	entry, err := members(text) // a struct would accept keys in capitals
+	if err != nil {
+		return err
 	}
 	var shape []int
 	var offsets []int64
