@@ -38,15 +38,14 @@ type Streams struct {
 // Exit codes. 130 is the shells' code for a program that Ctrl-C ended (128 + SIGINT).
 const (
 	ExitFailed      = 1
-	ExitUsage       = flags.ExitUsage
+	ExitUsage       = 2
 	ExitInterrupted = 130
 )
 
 // ErrReported fails a command whose output has described the failure already.
 var ErrReported = errors.New("failed")
 
-// Interrupted is the error of an interrupted command that kept part of its
-// results. Other commands write nothing when they are interrupted.
+// Interrupted is the error of an interrupted command that kept part of its results.
 type Interrupted struct{ Err error }
 
 // Error implements error.

@@ -9,9 +9,6 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// ExitUsage is the exit code of wrong usage, see [IsUsage].
-const ExitUsage = 2
-
 // usage is an error of the command line.
 type usage struct{ error }
 

@@ -292,7 +292,7 @@ func (d *drawing) panel(c draw.Canvas, b int) {
 	for i := range m.Rows {
 		for j, w := range m.Row(i) {
 			number := style(small, draw.XCenter, draw.YCenter)
-			number.Color = onLight
+			number.Color = color.Gray{Y: 0x11} // not black, for which a page has the colour of its theme
 			// White has the larger contrast above 0.63, where the luminance falls below
 			// 0.18 (4.6:1 for both).
 			if d.share(float64(w)) > 0.63 {
@@ -303,13 +303,10 @@ func (d *drawing) panel(c draw.Canvas, b int) {
 	}
 }
 
-// onLight is the colour of text on light cells. It is not black, which a page replaces by the
-// colour of its theme.
-var onLight = color.Gray{Y: 0x11}
-
 // style returns the style of a text of that size and alignment.
 func style(size vg.Length, x text.XAlignment, y text.YAlignment) text.Style {
-	return text.Style{Color: color.Black, Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}, XAlign: x, YAlign: y, Handler: plot.DefaultTextHandler}
+	sans := font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}
+	return text.Style{Color: color.Black, Font: sans, XAlign: x, YAlign: y, Handler: plot.DefaultTextHandler}
 }
 
 // upwards draws the name of an axis whose right end, seen from its beginning, is at a point.
