@@ -41,5 +41,5 @@ build:
 update:
 	go generate ./...
 	go test ./kernels -run TestAPI -update
-	go test ./cmd/attn ./cmd/attn/internal/explain -update
-	go test ./cmd/attn-onnx ./cmd/attn-onnx/internal/onnx -run 'Notice|Generated' -update
+	go test ./cmd/attn/internal/explain ./cmd/internal/notice -update
+	go test ./cmd/attn-onnx/internal/onnx -run Generated -update
