@@ -227,7 +227,7 @@ func TestMissingBackendAndContext(t *testing.T) {
 		call := prepare(t, dev, x, x, x, kernels.Options{})
 		empty := must.Get(x.Slice(kernels.Seq, 0, 0))(t)
 		out := kernels.Result{O: upload(t, open, make([]float32, 2), x.Shape())}
-		for name, err := range map[string]error{
+		errs := map[string]error{
 			"Alloc": one(dev.Alloc(ctx, kernels.F32, x.Shape())), "Upload": one(dev.Upload(ctx, x)), "Download": dev.Download(ctx, x, x),
 			"Copy": dev.Copy(ctx, []kernels.Tensor{s}, []kernels.Tensor{s}), "Project": dev.Project(ctx, s, s, s, kernels.Tensor{}),
 			"Rotate": dev.Rotate(ctx, x, x, kernels.Angles{Cos: s, Sin: s}), "Merge": dev.Merge(ctx, kernels.Result{O: x, LSE: s}, kernels.Result{O: x, LSE: s}),
@@ -239,8 +239,12 @@ func TestMissingBackendAndContext(t *testing.T) {
 			"AttentionFloat32": one(dev.AttentionFloat32(ctx, kernels.Dims{SeqQ: 1, Dim: 1}, kernels.BHSD, []float32{1}, []float32{1}, []float32{1}, kernels.Options{})),
 			"FromFloat32":      one(dev.FromFloat32(ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1})), "ToFloat32": one(dev.ToFloat32(ctx, x)),
 			"Run": one(call.Run(ctx)), "RunInto": call.RunInto(ctx, out), "Plan": one(call.Plan(ctx)), "Check": one(call.Check(ctx, out, kernels.CheckOptions{})),
-			"Call.Alloc": one(call.Alloc(ctx)),
-		} {
+			"Call.Alloc": one(call.Alloc(ctx)), "PlanBackward": one(call.PlanBackward(ctx, call.Gradients())),
+		}
+		if on.dev != closed { // the CPU compiles nothing, also when it is closed
+			errs["Warmup"], errs["WarmupBackward"] = call.Warmup(ctx), call.WarmupBackward(ctx, call.Gradients())
+		}
+		for name, err := range errs {
 			if !errors.Is(err, on.want) || !strings.Contains(err.Error(), on.text) {
 				t.Errorf("%s: %s: error is %v, should be %v", on.name, name, err, on.want)
 			}

@@ -35,7 +35,8 @@ func (r Refusal) Rotate(_ context.Context, _, _, _, _ backend.Tensor, _ backend.
 func (r Refusal) Scores(context.Context, backend.Tensor, *backend.Problem, backend.ScorePoint) error {
 	return r.Err
 }
-func (r Refusal) Backward(context.Context, *backend.Gradients) error { return r.Err }
+func (r Refusal) WarmupBackward(context.Context, *backend.Gradients) error { return r.Err }
+func (r Refusal) Backward(context.Context, *backend.Gradients) error       { return r.Err }
 func (r Refusal) PlanBackward(context.Context, *backend.Gradients) (p backend.Plan, err error) {
 	return p, r.Err
 }

@@ -355,7 +355,7 @@ func TestDims(t *testing.T) {
 		{array("k", "f2", 1, 2, 9, 64), v, kernels.Options{}, kernels.ErrShape, "same heads and keys"},
 		{array("k", "f2", 1, 3, 9, 64), array("v", "f2", 1, 3, 9, 64), kernels.Options{}, kernels.ErrShape, "must divide"},
 		{array("k", "f4", 1, 2, 90_000_000, 64), v, kernels.Options{}, kernels.ErrDType, "must have one dtype"},
-		{k, v, kernels.Options{KLen: []int{1, 2}}, kernels.ErrShape, "klen has 2 lengths"},
+		{k, v, kernels.Options{KLen: []int{1, 2}}, kernels.ErrShape, "klen has 2 elements, it must have 1"},
 	} {
 		if _, err := Dims(q, c.k, c.v, c.o); !errors.Is(err, c.is) || !strings.Contains(fmt.Sprint(err), c.want) {
 			t.Errorf("error %v, want %v with %q", err, c.is, c.want)
