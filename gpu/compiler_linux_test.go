@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/source"
 )
 
 // radv is the manifest of Mesa's driver for AMD GPUs in Debian. It contains a compiler and
@@ -367,7 +368,7 @@ fn main(@builtin(local_invocation_index) t: u32) {
 
 // waits counts loads of K and V alone, and waits within two instructions.
 func TestWaits(t *testing.T) {
-	k := compiledKernel{KernelSource: KernelSource{Bindings: []KernelBinding{{Name: "q"}, {Name: "k"}, {Name: "v"}, {Name: "p"}}}}
+	k := compiledKernel{KernelSource: KernelSource{Bindings: []source.Binding{{Name: "q"}, {Name: "k"}, {Name: "v"}, {Name: "p"}}}}
 	load := func(binding string, rest ...string) []string {
 		return append([]string{"\ts_load_dwordx4 s[36:39], s[2:3], " + binding, "\tbuffer_load_dwordx4 v[16:19], v3, s[36:39], 0 offen"}, rest...)
 	}

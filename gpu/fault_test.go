@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/gpu/internal/adapter"
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
@@ -28,7 +29,7 @@ func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 	dev, err := adapters[0].Open(opt.lower(adapters[0].Limits()))
 	check(t, err)
 	f := injectFaults(dev)
-	b, err := newBackend(f, describe("gpu:0", adapters[0].Info(), dev.Limits()), opt)
+	b, err := newBackend(f, adapter.Describe("gpu:0", adapters[0].Info(), dev.Limits()), opt)
 	check(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	return b, f

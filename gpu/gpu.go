@@ -49,15 +49,12 @@ package gpu
 import (
 	"cmp"
 	"context"
-	"fmt"
-	"math"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/adapter"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 )
@@ -124,7 +121,7 @@ func (d Driver) Devices() ([]backend.Info, error) {
 	}
 	infos := make([]backend.Info, len(adapters))
 	for i, a := range adapters {
-		infos[i] = describe("gpu:"+strconv.Itoa(i), a.Info(), d.Options.lower(a.Limits()))
+		infos[i] = adapter.Describe("gpu:"+strconv.Itoa(i), a.Info(), d.Options.lower(a.Limits()))
 		a.Release()
 	}
 	return infos, nil
@@ -161,7 +158,7 @@ func Open(selector string, opt Options) (*Backend, error) {
 			a.Release()
 		}
 	}()
-	i, err := pick(selector, adapters)
+	i, err := adapter.Pick(selector, adapters)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +168,7 @@ func Open(selector string, opt Options) (*Backend, error) {
 	if err != nil {
 		return nil, queue.Translate(name, err)
 	}
-	return openOn(dev, describe(name, a.Info(), limits), opt)
+	return openOn(dev, adapter.Describe(name, a.Info(), limits), opt)
 }
 
 // openOn returns a Backend on an open device, which it closes when that fails.
@@ -182,45 +179,6 @@ func openOn(dev port.Device, info backend.Info, opt Options) (*Backend, error) {
 		return nil, err
 	}
 	return b, nil
-}
-
-// byRank lists the types of adapters, the best last.
-var byRank = []backend.DeviceType{backend.CPU, backend.Other, backend.Virtual, backend.Integrated, backend.Discrete}
-
-var deviceTypes = map[gputypes.DeviceType]backend.DeviceType{
-	gputypes.DeviceTypeDiscreteGPU: backend.Discrete, gputypes.DeviceTypeIntegratedGPU: backend.Integrated,
-	gputypes.DeviceTypeVirtualGPU: backend.Virtual, gputypes.DeviceTypeCPU: backend.CPU,
-}
-
-func typeOf(a gputypes.AdapterInfo) backend.DeviceType {
-	return cmp.Or(deviceTypes[a.DeviceType], backend.Other)
-}
-
-func pick(selector string, adapters []port.Adapter) (int, error) {
-	names := make([]string, len(adapters))
-	best, rank := 0, -1
-	for i, a := range adapters {
-		info := a.Info()
-		names[i] = info.Name
-		if r := slices.Index(byRank, typeOf(info)); r > rank {
-			best, rank = i, r
-		}
-	}
-	if selector == "" {
-		return best, nil
-	}
-	if n, err := strconv.Atoi(selector); err == nil {
-		if n < 0 || n >= len(adapters) {
-			return 0, fmt.Errorf("gpu:%d: there is no such adapter, the last one is gpu:%d: %w", n, len(adapters)-1, backend.ErrNoDevice)
-		}
-		return n, nil
-	}
-	for i, name := range names {
-		if strings.Contains(strings.ToLower(name), strings.ToLower(selector)) {
-			return i, nil
-		}
-	}
-	return 0, fmt.Errorf("gpu:%s: no adapter's name contains that, there are %q: %w", selector, names, backend.ErrNoDevice)
 }
 
 // lower returns l with the limits of o.
@@ -235,30 +193,4 @@ func (o Options) lower(l gputypes.Limits) gputypes.Limits {
 	l.MinStorageBufferOffsetAlignment = cmp.Or(m.MinStorageBufferOffsetAlignment, l.MinStorageBufferOffsetAlignment)
 	l.MinUniformBufferOffsetAlignment = cmp.Or(m.MinUniformBufferOffsetAlignment, l.MinUniformBufferOffsetAlignment)
 	return l
-}
-
-func describe(name string, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
-	return backend.Info{
-		Name: name, Device: a.Name, Type: typeOf(a), Provider: Provider, Driver: driverName(a),
-		Limits: []backend.Limit{
-			{Name: "max buffer bytes", Value: int64(min(l.MaxBufferSize, math.MaxInt64))},
-			{Name: "max binding bytes", Value: int64(min(l.MaxStorageBufferBindingSize, math.MaxInt64))},
-			{Name: "max workgroups a dimension", Value: int64(l.MaxComputeWorkgroupsPerDimension)},
-			{Name: "workgroup memory bytes", Value: int64(l.MaxComputeWorkgroupStorageSize)},
-			{Name: "binding alignment bytes", Value: int64(l.MinStorageBufferOffsetAlignment)},
-		},
-	}
-}
-
-// driverName joins the names of the API and the driver. In gogpu the driver's begins with
-// the API's.
-func driverName(a gputypes.AdapterInfo) string {
-	api := a.Backend.String()
-	name := api
-	for _, s := range []string{a.Driver, a.DriverInfo} {
-		if s = strings.TrimSpace(strings.TrimPrefix(s, api)); s != "" {
-			name += " " + s
-		}
-	}
-	return name
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/adapter"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
@@ -83,7 +84,7 @@ func openShared(selector string, opt Options) (*Backend, error) {
 		_ = dev.Close() // nothing was made on it
 		return nil, fmt.Errorf("Options.Shared: %s: %w", name, few)
 	}
-	return openOn(dev, describe(name, info, dev.Limits()), opt)
+	return openOn(dev, adapter.Describe(name, info, dev.Limits()), opt)
 }
 
 // tooFew returns ErrUnsupported when a program's device was opened with a limit that is too
