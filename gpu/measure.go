@@ -9,6 +9,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // Tuning selects how a device's choice among the variants of the prefill kernel is made.
@@ -39,14 +40,14 @@ type (
 
 // TuneFile returns the default path of the tuning file: attn/tuning.json in the user's
 // cache folder. It returns an error where the system names no such folder.
-func TuneFile() (string, error) { return tune.FilePath() }
+func TuneFile() (string, error) { return tunefile.Path() }
 
 // ReadTuneFile returns the entries of a tuning file, none when it does not exist.
-func ReadTuneFile(path string) ([]TuneEntry, error) { return tune.ReadFile(path) }
+func ReadTuneFile(path string) ([]TuneEntry, error) { return tunefile.Read(path) }
 
 // ClearTuneFile removes a tuning file and returns the number of its entries. It leaves
 // any other file, with an error.
-func ClearTuneFile(path string) (int, error) { return tune.ClearFile(path) }
+func ClearTuneFile(path string) (int, error) { return tunefile.Clear(path) }
 
 // Tune measures the variants for calls like c, even if that was done before, and keeps
 // the choice in Options.TuneFile and for later calls. A variant counts if its results

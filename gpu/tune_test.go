@@ -15,6 +15,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // TestMain replaces this machine's tuning file by an empty one.
@@ -39,7 +40,7 @@ func compiling(ctx context.Context, names *[]string) context.Context {
 
 func entries(t *testing.T, path string) []tune.Entry {
 	t.Helper()
-	list, err := tune.ReadFile(path)
+	list, err := tunefile.Read(path)
 	check(t, err)
 	return list
 }
@@ -153,7 +154,7 @@ func TestTuneAfterALoss(t *testing.T) {
 	}
 	// Another process, an hour later. Within a minute the first one may still measure.
 	list[0].When = list[0].When.Add(-time.Hour)
-	check(t, tune.PutFile(path, list[0]))
+	check(t, tunefile.Put(path, list[0]))
 	b, _ = faulty(t, opt)
 	c = plain(t, b, 40, 70, 24)
 	var names []string

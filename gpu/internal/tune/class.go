@@ -3,55 +3,20 @@ package tune
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 	"github.com/seed90331342/attn/shaders"
 )
 
-// Class is what calls that share a choice have in common: the constants of their kernel
-// and the size of their grid. The number of keys is not part of it, because a workgroup
-// takes the tiles of keys one after the other with any variant.
-type Class struct {
-	In       string `json:"dtype"`
-	KV       string `json:"kv"` // dtype of keys and values
-	Dim      int    `json:"dim"`
-	ValueDim int    `json:"value_dim"`
-	Rows     int    `json:"rows"`  // the most query rows of all heads; 0 is no bound
-	Pairs    Pairs  `json:"pairs"` // of the calls that are measured
-	Scalar   bool   `json:"scalar,omitempty"`
-	Half     bool   `json:"half,omitempty"`
-	Short    bool   `json:"short,omitempty"` // at most shortRows a head, so that large tiles are partly empty
-	Partial  bool   `json:"partial,omitempty"`
-	// Source is a hash of the kernel and of its variants' constants, "" until it is needed.
-	Source string `json:"source"`
-}
-
-// String describes c for a reader.
-func (c Class) String() string {
-	rows := "more rows"
-	if c.Rows > 0 {
-		rows = fmt.Sprintf("up to %d rows", c.Rows)
-	}
-	text := fmt.Sprintf("%s · D=%d Dv=%d · %s", c.In, c.Dim, c.ValueDim, rows)
-	features := []string{}
-	for _, f := range []struct {
-		on   bool
-		name string
-	}{
-		{c.KV != c.In, "kv-" + c.KV}, {c.Pairs.Mask, "mask"}, {c.Pairs.Bias, "bias"}, {c.Pairs.Slopes, "alibi"}, {c.Pairs.Softcap, "softcap"},
-		{c.Pairs.Dropout, "dropout"}, {c.Scalar, "scalar"}, {c.Half, "half-out"}, {c.Short, "short"}, {c.Partial, "partial"},
-	} {
-		if f.on {
-			features = append(features, f.name)
-		}
-	}
-	if len(features) > 0 {
-		text += " · " + strings.Join(features, " ")
-	}
-	return text
-}
+// What the tuning file holds.
+type (
+	Class = tunefile.Class
+	Pairs = tunefile.Pairs
+	Trial = tunefile.Trial
+	Entry = tunefile.Entry
+)
 
 // rowClasses are the bounds of Class.Rows. In workgroups of 128 rows they are 4, 32 and
 // 256, the last of which keeps a large GPU busy.

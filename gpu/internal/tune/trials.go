@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // candidate is one way to compute the calls of a class. The plain kernel is the reference: it
@@ -89,7 +90,7 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 			return ctx.Err()
 		}
 		if lost || !errors.Is(err, backend.ErrMemory) { // other programs may hold the memory
-			e.Trials = append(e.Trials, failed(c.name, err))
+			e.Trials = append(e.Trials, tunefile.Failure(c.name, err))
 		}
 		if lost {
 			return err
@@ -194,13 +195,13 @@ func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 			}
 			now.Trials = append(now.Trials, t)
 		}
-		now.keep(before.Trials)
+		now.Keep(before.Trials)
 		unwritten = t.learn(s, now)
 	}
 	if err := trials(ctx, x.candidates(list), &e, opt.Budget, keep); err != nil {
 		return e, err
 	}
-	e.keep(before.Trials)
+	e.Keep(before.Trials)
 	for _, v := range list {
 		if v.Label() == e.Best {
 			if e.Code, err = s.code(v); err != nil {

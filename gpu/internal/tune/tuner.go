@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // Mode selects how a device's choice among the variants of a kernel is made. It changes
@@ -69,7 +70,7 @@ type Options struct {
 // Tuner holds the choices for a device. Its methods are safe for concurrent use.
 type Tuner struct {
 	Options
-	device Device
+	device tunefile.Device
 
 	mu       sync.Mutex
 	read     bool
@@ -91,7 +92,7 @@ type decision struct {
 
 // New returns a tuner.
 func New(o Options) *Tuner {
-	t := &Tuner{Options: o, device: deviceOf(o.Info), known: map[Class]*decision{}}
+	t := &Tuner{Options: o, device: tunefile.DeviceOf(o.Info), known: map[Class]*decision{}}
 	t.Budget = cmp.Or(max(t.Budget, 0), defaultBudget)
 	if t.Path == "" {
 		t.unusable = "the system names no folder for a tuning file"
@@ -133,7 +134,7 @@ func (t *Tuner) decide(s Shape) *decision {
 	if !t.read && t.Path != "" {
 		t.read = true
 		var err error
-		if t.entries, err = ReadFile(t.Path); err != nil {
+		if t.entries, err = tunefile.Read(t.Path); err != nil {
 			t.unusable = fmt.Sprintf("the tuning file was ignored (%v)", err)
 		}
 	}
@@ -144,7 +145,7 @@ func (t *Tuner) decide(s Shape) *decision {
 	t.known[k] = d
 	// Hashing the candidates takes a while and is not done for other classes.
 	if slices.ContainsFunc(t.entries, func(e Entry) bool { e.Class.Source = ""; return e.Class == k }) {
-		if e := find(t.entries, t.device, s.stored()); e != nil {
+		if e := tunefile.Find(t.entries, t.device, s.stored()); e != nil {
 			d.settle(s, e, time.Now())
 		}
 	}
@@ -159,7 +160,7 @@ const underWay = time.Minute
 func (d *decision) settle(s Shape, e *Entry, now time.Time) {
 	switch e.Best {
 	case "":
-		d.bad = e.failed()
+		d.bad = e.Failed()
 		if age := now.Sub(e.When); age >= 0 && age < underWay {
 			d.open, d.why = false, "another process is measuring this shape"
 		}
@@ -244,17 +245,17 @@ func (t *Tuner) FirstUse(ctx context.Context, r Runner, s Shape) error {
 // choice is a measurement under way.
 func (t *Tuner) learn(s Shape, e Entry) (err error) {
 	if t.Path != "" {
-		err = PutFile(t.Path, e)
+		err = tunefile.Put(t.Path, e)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	d := t.decide(s)
-	t.entries = with(t.entries, e)
+	t.entries = tunefile.With(t.entries, e)
 	if err != nil {
 		t.unusable = fmt.Sprintf("the tuning file was not written (%v)", err)
 	}
 	if d.rule {
-		d.bad = e.failed()
+		d.bad = e.Failed()
 	}
 	if e.Best != "" {
 		d.settle(s, &e, e.When)
@@ -271,7 +272,7 @@ func (t *Tuner) stored(s Shape) Entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.decide(s) // reads the file
-	if e := find(t.entries, t.device, s.stored()); e != nil {
+	if e := tunefile.Find(t.entries, t.device, s.stored()); e != nil {
 		return *e
 	}
 	return Entry{}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
 // fake runs calls on the CPU, whatever the variant.
@@ -243,7 +244,7 @@ func TestFiles(t *testing.T) {
 		if x.file != "" {
 			err = os.WriteFile(path, []byte(x.file), 0o600)
 		} else {
-			err = PutFile(path, x.entry)
+			err = tunefile.Put(path, x.entry)
 		}
 		check(t, err)
 		tuner := stored()
@@ -303,7 +304,7 @@ func TestProcessesGoOn(t *testing.T) {
 				}
 			}
 		}
-		check(t, PutFile(path, e))
+		check(t, tunefile.Put(path, e))
 	}
 	if risky == "" {
 		t.Fatal("the shape has no risky variant")
@@ -311,7 +312,7 @@ func TestProcessesGoOn(t *testing.T) {
 	// When a variant is new, the process that measures it tries that one too.
 	e, _ := process()
 	e.Trials = slices.DeleteFunc(e.Trials, func(x Trial) bool { return strings.HasPrefix(x.Variant, "M") })
-	check(t, PutFile(path, e))
+	check(t, tunefile.Put(path, e))
 	if e, _ := process(); e.Trial(risky) == nil || e.Trial(risky).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
 		t.Errorf("%+v", e)
 	}
@@ -342,17 +343,17 @@ func TestKilledWhileMeasuring(t *testing.T) {
 	}
 	for n, want := range []string{notBack, notBackTwice} {
 		survived, killed, _ := process()
-		if failed := killed.failed(); len(failed) != 1 || failed[0] != suspect || killed.Trial(suspect).Failed != want || killed.Best != "" {
+		if failed := killed.Failed(); len(failed) != 1 || failed[0] != suspect || killed.Trial(suspect).Failed != want || killed.Best != "" {
 			t.Fatalf("killed %d times: %+v", n+1, killed.Trials)
 		}
 		if survived.Best == "" || survived.Trial(suspect).Seconds == 0 {
 			t.Errorf("not killed after all: %+v", survived)
 		}
 		killed.When = killed.When.Add(-time.Hour) // no other process that still measures
-		check(t, PutFile(path, killed))
+		check(t, tunefile.Put(path, killed))
 	}
 	e, _, tried := process()
-	if tried || e.Best == "" || e.Trial(suspect).Failed != notBackTwice || len(e.failed()) != 1 {
+	if tried || e.Best == "" || e.Trial(suspect).Failed != notBackTwice || len(e.Failed()) != 1 {
 		t.Errorf("tried for the third time: %t, %+v", tried, e)
 	}
 }
@@ -430,7 +431,7 @@ func TestModes(t *testing.T) {
 // only returns the entry of a file that has one.
 func only(t *testing.T, path string) Entry {
 	t.Helper()
-	entries, err := ReadFile(path)
+	entries, err := tunefile.Read(path)
 	if err != nil || len(entries) != 1 {
 		t.Fatalf("%+v, %v", entries, err)
 	}

@@ -234,15 +234,6 @@ type Limits struct {
 	Binding uint64 // bytes of a storage buffer binding
 }
 
-// Pairs are the options of a call that apply to each pair of a row and a key.
-type Pairs struct {
-	Mask, Blocks     bool
-	Bias             bool // float32, and no relative bias
-	OtherBias        bool // any other bias
-	Slopes           bool
-	Softcap, Dropout bool
-}
-
 // Shape is the part of a call that the choice of a variant depends on.
 type Shape struct {
 	Tiling   Tiling

@@ -1,4 +1,4 @@
-package tune
+package tunefile
 
 import (
 	"bytes"
@@ -32,20 +32,20 @@ func temp(t testing.TB) string { return filepath.Join(t.TempDir(), "attn", "tuni
 
 func TestPutAndRead(t *testing.T) {
 	path := temp(t)
-	if got, err := ReadFile(path); got != nil || err != nil {
+	if got, err := Read(path); got != nil || err != nil {
 		t.Errorf("without a file: %v, %v", got, err)
 	}
 	want := []Entry{entry(2), entry(1)} // the newest first
 	again := entry(2)
 	again.Best = "L"
 	for _, e := range []Entry{entry(1), again, entry(2)} {
-		check(t, PutFile(path, e))
+		check(t, Put(path, e))
 	}
-	got, err := ReadFile(path)
+	got, err := Read(path)
 	if err != nil || !cmp.Equal(got, want) {
 		t.Errorf("%v\n%s", err, cmp.Diff(want, got))
 	}
-	if e := find(got, want[1].Device, want[1].Class); e == nil || e.Best != "M" || e.Trial("L").Seconds != 2e-3 || e.Trial("S") != nil {
+	if e := Find(got, want[1].Device, want[1].Class); e == nil || e.Best != "M" || e.Trial("L").Seconds != 2e-3 || e.Trial("S") != nil {
 		t.Errorf("found %+v", e)
 	}
 	for _, change := range []func(e *Entry){
@@ -64,7 +64,7 @@ func TestPutAndRead(t *testing.T) {
 	} {
 		other := entry(1)
 		change(&other)
-		if e := find(got, other.Device, other.Class); e != nil {
+		if e := Find(got, other.Device, other.Class); e != nil {
 			t.Errorf("%+v of %+v is taken for %+v", e.Class, e.Device, other)
 		}
 	}
@@ -72,10 +72,10 @@ func TestPutAndRead(t *testing.T) {
 	if err != nil || len(names) != 1 {
 		t.Errorf("the folder holds %v, %v", names, err)
 	}
-	if n, err := ClearFile(path); n != 2 || err != nil {
+	if n, err := Clear(path); n != 2 || err != nil {
 		t.Errorf("cleared %d, %v", n, err)
 	}
-	if n, err := ClearFile(path); n != 0 || err != nil {
+	if n, err := Clear(path); n != 0 || err != nil {
 		t.Errorf("cleared %d of nothing, %v", n, err)
 	}
 }
@@ -84,11 +84,11 @@ func TestPutAndRead(t *testing.T) {
 func TestOddNames(t *testing.T) {
 	path := temp(t)
 	e := entry(1)
-	e.Device = deviceOf(backend.Info{Device: "GPU", Driver: "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000), Provider: "provider"})
-	e.Trials[2] = failed("L48", errors.New("shader:\n\t1 | fn main()\xff"+strings.Repeat("ä", 1000)))
-	check(t, PutFile(path, e))
-	got, err := ReadFile(path)
-	if err != nil || len(got) != 1 || find(got, e.Device, e.Class) == nil || len(got[0].Trials[2].Failed) > 700 {
+	e.Device = DeviceOf(backend.Info{Device: "GPU", Driver: "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000), Provider: "provider"})
+	e.Trials[2] = Failure("L48", errors.New("shader:\n\t1 | fn main()\xff"+strings.Repeat("ä", 1000)))
+	check(t, Put(path, e))
+	got, err := Read(path)
+	if err != nil || len(got) != 1 || Find(got, e.Device, e.Class) == nil || len(got[0].Trials[2].Failed) > 700 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -97,7 +97,7 @@ func TestOddNames(t *testing.T) {
 func TestFilesThatAreNotOurs(t *testing.T) {
 	good := temp(t)
 	for i := range 2 {
-		check(t, PutFile(good, entry(i)))
+		check(t, Put(good, entry(i)))
 	}
 	whole, err := os.ReadFile(good)
 	check(t, err)
@@ -126,12 +126,12 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 		path := temp(t)
 		check(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		check(t, os.WriteFile(path, c.data, 0o600))
-		if got, err := ReadFile(path); !errors.Is(err, c.is) || len(got) > 0 || !strings.Contains(fmt.Sprint(err), path) {
+		if got, err := Read(path); !errors.Is(err, c.is) || len(got) > 0 || !strings.Contains(fmt.Sprint(err), path) {
 			t.Errorf("%s: %d entries, %v", c.name, len(got), err)
 		}
-		put := PutFile(path, entry(7))
+		put := Put(path, entry(7))
 		if c.is == errForeign {
-			if _, err := ClearFile(path); !errors.Is(put, c.is) || !errors.Is(err, c.is) {
+			if _, err := Clear(path); !errors.Is(put, c.is) || !errors.Is(err, c.is) {
 				t.Errorf("%s: put: %v, clear: %v", c.name, put, err)
 			}
 			if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, c.data) {
@@ -139,11 +139,11 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 			}
 			continue
 		}
-		if got, err := ReadFile(path); put != nil || err != nil || len(got) != 1 {
+		if got, err := Read(path); put != nil || err != nil || len(got) != 1 {
 			t.Errorf("%s: %d entries after put, %v, %v", c.name, len(got), put, err)
 		}
 		check(t, os.WriteFile(path, c.data, 0o600))
-		if _, err := ClearFile(path); err != nil {
+		if _, err := Clear(path); err != nil {
 			t.Errorf("%s: clear: %v", c.name, err)
 		}
 	}
@@ -153,22 +153,22 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 func TestLink(t *testing.T) {
 	path := temp(t)
 	link := filepath.Join(t.TempDir(), "link")
-	if err := PutFile(path, entry(1)); err != nil {
+	if err := Put(path, entry(1)); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(os.Chmod(path, 0o640), os.Symlink(path, link)); err != nil {
 		t.Skip(err)
 	}
-	if err := PutFile(link, entry(2)); err != nil {
+	if err := Put(link, entry(2)); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := ReadFile(path); err != nil || len(got) != 2 {
+	if got, err := Read(path); err != nil || len(got) != 2 {
 		t.Errorf("behind the link: %v, %v", got, err)
 	}
 	if info, err := os.Stat(path); err != nil || runtime.GOOS != "windows" && info.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	if n, err := ClearFile(link); n != 2 || err != nil {
+	if n, err := Clear(link); n != 2 || err != nil {
 		t.Errorf("%d entries removed, %v", n, err)
 	}
 	if _, err := os.Lstat(link); err != nil {
@@ -181,23 +181,23 @@ func TestLink(t *testing.T) {
 
 func TestPlacesThatTakeNoFile(t *testing.T) {
 	folder := t.TempDir()
-	if _, err := ReadFile(folder); err == nil {
+	if _, err := Read(folder); err == nil {
 		t.Error("a folder was read")
 	}
-	if err := PutFile(folder, entry(1)); err == nil {
+	if err := Put(folder, entry(1)); err == nil {
 		t.Error("put in place of a folder")
 	}
-	if _, err := ClearFile(folder); err == nil {
+	if _, err := Clear(folder); err == nil {
 		t.Error("an empty folder was cleared")
 	}
 	if _, err := os.Stat(os.DevNull); err == nil {
-		if err := PutFile(os.DevNull, entry(1)); !errors.Is(err, errForeign) {
+		if err := Put(os.DevNull, entry(1)); !errors.Is(err, errForeign) {
 			t.Errorf("put into a device: %v", err)
 		}
 	}
 	file := filepath.Join(folder, "file")
 	check(t, os.WriteFile(file, nil, 0o600))
-	if err := PutFile(filepath.Join(file, "tuning.json"), entry(1)); err == nil {
+	if err := Put(filepath.Join(file, "tuning.json"), entry(1)); err == nil {
 		t.Error("put below a file")
 	}
 	if names, err := os.ReadDir(folder); err != nil || len(names) != 1 {
@@ -214,10 +214,10 @@ func TestManyWriters(t *testing.T) {
 	for w := range writers {
 		wg.Go(func() {
 			for i := range each {
-				if err := PutFile(path, entry(w*each+i)); err != nil && runtime.GOOS != "windows" {
+				if err := Put(path, entry(w*each+i)); err != nil && runtime.GOOS != "windows" {
 					t.Error(err) // Windows renames over no file that is open
 				}
-				if got, err := ReadFile(path); err != nil || len(got) == 0 {
+				if got, err := Read(path); err != nil || len(got) == 0 {
 					t.Errorf("%d entries, %v", len(got), err)
 				}
 			}
@@ -239,8 +239,8 @@ func TestBound(t *testing.T) {
 	check(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	data, err := json.MarshalIndent(file{"attn tuning", version, list}, "", "  ")
 	check(t, errors.Join(err, os.WriteFile(path, data, 0o600)))
-	check(t, PutFile(path, entry(maxEntries+1)))
-	got, err := ReadFile(path)
+	check(t, Put(path, entry(maxEntries+1)))
+	got, err := Read(path)
 	if err != nil || len(got) != maxEntries || got[0].Class.Rows != 256+maxEntries+1 || got[maxEntries-1].Class.Rows != 256+2 {
 		t.Errorf("%d entries, %v", len(got), err)
 	}
@@ -249,7 +249,7 @@ func TestBound(t *testing.T) {
 // The entries of any file can be written and read again without a change.
 func FuzzParse(f *testing.F) {
 	path := temp(f)
-	check(f, PutFile(path, entry(1)))
+	check(f, Put(path, entry(1)))
 	data, err := os.ReadFile(path)
 	check(f, err)
 	f.Add(data)
@@ -264,11 +264,18 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, e := range entries {
 			path := filepath.Join(t.TempDir(), "tuning.json")
-			check(t, PutFile(path, e))
-			got, err := ReadFile(path)
-			if err != nil || len(got) != 1 || !got[0].When.Equal(e.When) || find(got, e.Device, e.Class) == nil {
+			check(t, Put(path, e))
+			got, err := Read(path)
+			if err != nil || len(got) != 1 || !got[0].When.Equal(e.When) || Find(got, e.Device, e.Class) == nil {
 				t.Fatalf("%+v came back as %+v, %v", e, got, err)
 			}
 		}
 	})
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -1,4 +1,7 @@
-package tune
+// Package tunefile keeps choices of variants for later processes, in a file. It is a cache in JSON. Its
+// contents change how fast calls are, never their results: readers look up names in it and run
+// nothing of it.
+package tunefile
 
 import (
 	"bytes"
@@ -16,9 +19,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// The tuning file keeps choices for later processes. It is a cache in JSON. Its contents change
-// how fast calls are, never their results: readers look up names in it and run nothing of it.
-
 // Errors of files in addition to those of the file system.
 var (
 	// errForeign reports something else than a tuning file, which is not changed.
@@ -35,14 +35,66 @@ type Device struct {
 	Limits   string `json:"limits"` // with which the device was opened: names and values
 }
 
-// deviceOf returns the device that info describes. JSON keeps valid UTF-8 alone.
-func deviceOf(info backend.Info) Device {
+// DeviceOf returns the device that info describes. JSON keeps valid UTF-8 alone.
+func DeviceOf(info backend.Info) Device {
 	limits := make([]string, len(info.Limits))
 	for i, l := range info.Limits {
 		limits[i] = fmt.Sprintf("%s %d", l.Name, l.Value)
 	}
 	valid := func(s string) string { return strings.ToValidUTF8(s, " ") }
 	return Device{valid(info.Device), valid(info.Driver), valid(info.Provider), valid(strings.Join(limits, ", "))}
+}
+
+// Class is what calls that share a choice have in common: the constants of their kernel
+// and the size of their grid. The number of keys is not part of it, because a workgroup
+// takes the tiles of keys one after the other with any variant.
+type Class struct {
+	In       string `json:"dtype"`
+	KV       string `json:"kv"` // dtype of keys and values
+	Dim      int    `json:"dim"`
+	ValueDim int    `json:"value_dim"`
+	Rows     int    `json:"rows"`  // the most query rows of all heads; 0 is no bound
+	Pairs    Pairs  `json:"pairs"` // of the calls that are measured
+	Scalar   bool   `json:"scalar,omitempty"`
+	Half     bool   `json:"half,omitempty"`
+	Short    bool   `json:"short,omitempty"` // at most shortRows a head, so that large tiles are partly empty
+	Partial  bool   `json:"partial,omitempty"`
+	// Source is a hash of the kernel and of its variants' constants, "" until it is needed.
+	Source string `json:"source"`
+}
+
+// String describes c for a reader.
+func (c Class) String() string {
+	rows := "more rows"
+	if c.Rows > 0 {
+		rows = fmt.Sprintf("up to %d rows", c.Rows)
+	}
+	text := fmt.Sprintf("%s · D=%d Dv=%d · %s", c.In, c.Dim, c.ValueDim, rows)
+	features := []string{}
+	for _, f := range []struct {
+		on   bool
+		name string
+	}{
+		{c.KV != c.In, "kv-" + c.KV}, {c.Pairs.Mask, "mask"}, {c.Pairs.Bias, "bias"}, {c.Pairs.Slopes, "alibi"}, {c.Pairs.Softcap, "softcap"},
+		{c.Pairs.Dropout, "dropout"}, {c.Scalar, "scalar"}, {c.Half, "half-out"}, {c.Short, "short"}, {c.Partial, "partial"},
+	} {
+		if f.on {
+			features = append(features, f.name)
+		}
+	}
+	if len(features) > 0 {
+		text += " · " + strings.Join(features, " ")
+	}
+	return text
+}
+
+// Pairs are the options of a call that apply to each pair of a row and a key.
+type Pairs struct {
+	Mask, Blocks     bool
+	Bias             bool // float32, and no relative bias
+	OtherBias        bool // any other bias
+	Slopes           bool
+	Softcap, Dropout bool
 }
 
 // Trial is the result of measuring a variant.
@@ -52,8 +104,8 @@ type Trial struct {
 	Failed  string  `json:"failed,omitempty"`  // why there is no time
 }
 
-// failed returns the trial of a variant that failed.
-func failed(variant string, err error) Trial {
+// Failure returns the trial of a variant that failed.
+func Failure(variant string, err error) Trial {
 	return Trial{Variant: variant, Failed: fmt.Sprintf("%.300s", err.Error())} // compilers write pages
 }
 
@@ -82,8 +134,8 @@ func (e *Entry) Trial(variant string) *Trial {
 	return &e.Trials[i]
 }
 
-// keep adds those of the earlier trials whose variants have none.
-func (e *Entry) keep(earlier []Trial) {
+// Keep adds those of the earlier trials whose variants have none.
+func (e *Entry) Keep(earlier []Trial) {
 	for _, t := range earlier {
 		if e.Trial(t.Variant) == nil {
 			e.Trials = append(e.Trials, t)
@@ -91,8 +143,8 @@ func (e *Entry) keep(earlier []Trial) {
 	}
 }
 
-// failed returns the variants whose trials failed.
-func (e *Entry) failed() (names []string) {
+// Failed returns the variants whose trials failed.
+func (e *Entry) Failed() (names []string) {
 	for _, t := range e.Trials {
 		if t.Failed != "" {
 			names = append(names, t.Variant)
@@ -112,8 +164,8 @@ func (e *Entry) valid() bool {
 	return e.Best == "" || best != nil && best.Failed == ""
 }
 
-// find returns the entry of a class on a device, or nil.
-func find(entries []Entry, d Device, c Class) *Entry {
+// Find returns the entry of a class on a device, or nil.
+func Find(entries []Entry, d Device, c Class) *Entry {
 	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Device == d && e.Class == c })
 	if i < 0 {
 		return nil
@@ -121,9 +173,9 @@ func find(entries []Entry, d Device, c Class) *Entry {
 	return &entries[i]
 }
 
-// with returns entries with e in place of the entry for the same class and device.
-func with(entries []Entry, e Entry) []Entry {
-	if old := find(entries, e.Device, e.Class); old != nil {
+// With returns entries with e in place of the entry for the same class and device.
+func With(entries []Entry, e Entry) []Entry {
+	if old := Find(entries, e.Device, e.Class); old != nil {
 		*old = e
 		return entries
 	}
@@ -147,15 +199,15 @@ type file struct {
 	Entries []Entry `json:"entries"`
 }
 
-// FilePath returns the default path of the file: attn/tuning.json in the user's cache
+// Path returns the default path of the file: attn/tuning.json in the user's cache
 // folder. It returns an error where the system names no such folder.
-func FilePath() (string, error) {
+func Path() (string, error) {
 	dir, err := os.UserCacheDir()
 	return filepath.Join(dir, "attn", "tuning.json"), err
 }
 
-// ReadFile returns the entries of a file, none when it does not exist.
-func ReadFile(path string) ([]Entry, error) {
+// Read returns the entries of a file, none when it does not exist.
+func Read(path string) ([]Entry, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -191,16 +243,16 @@ func parse(data []byte) ([]Entry, error) {
 	return f.Entries, nil
 }
 
-// PutFile writes e into the file at path, in place of the entry for the same class and
+// Put writes e into the file at path, in place of the entry for the same class and
 // device, and drops the oldest entries when there are too many. It leaves a file that is no
 // tuning file, with an error. The file is replaced as a whole; of two processes that put at
 // the same time, one may lose its entry.
-func PutFile(path string, e Entry) error {
-	entries, err := ReadFile(path)
+func Put(path string, e Entry) error {
+	entries, err := Read(path)
 	if err != nil && !errors.Is(err, errDamaged) {
 		return err
 	}
-	entries = with(entries, e)
+	entries = With(entries, e)
 	slices.SortStableFunc(entries, func(a, b Entry) int { return b.When.Compare(a.When) })
 	data, err := json.MarshalIndent(file{"attn tuning", version, entries[:min(len(entries), maxEntries)]}, "", "  ")
 	if err != nil {
@@ -242,10 +294,10 @@ func target(path string) string {
 	return path
 }
 
-// ClearFile removes the file and returns the number of its entries. It leaves a file that is
+// Clear removes the file and returns the number of its entries. It leaves a file that is
 // no tuning file, with an error.
-func ClearFile(path string) (n int, err error) {
-	entries, err := ReadFile(path)
+func Clear(path string) (n int, err error) {
+	entries, err := Read(path)
 	if err != nil && !errors.Is(err, errDamaged) {
 		return 0, err
 	}
