@@ -2,8 +2,8 @@ package backend
 
 import "errors"
 
-// Sentinel errors. Every error of this module wraps one of them or a context error, for [errors.Is]. The text of
-// the error names the argument, the shapes and the violated rule. Package kernels says what each reports.
+// Sentinel errors. Every error of this module wraps one of them or a context error, for [errors.Is]. Its
+// text names the argument, the shapes and the rule. Package kernels documents each of them.
 var (
 	ErrShape       = errors.New("shapes do not match")
 	ErrDType       = errors.New("element type not accepted")

@@ -42,8 +42,8 @@ func (r *Report) check() error {
 	return nil
 }
 
-// outside returns the path in the JSON form of the first number of v that no run can have,
-// "rounds[2].times_s[0]", and what it must be; "" for none.
+// outside finds the first number of v that no run can have. It returns the path of that number in
+// the JSON, such as "rounds[2].times_s[0]", and its valid values, or "" when all numbers are valid.
 func outside(v reflect.Value, path string) (at, must string) {
 	switch v = reflect.Indirect(v); v.Kind() {
 	case reflect.Struct:

@@ -108,7 +108,8 @@ func (s *Set) add(f *file) (err error) {
 	return err
 }
 
-// follow returns the path of a file after its symbolic links, and what it is; nil for a new file.
+// follow resolves the symbolic links of a path. It returns the path of the file and its information,
+// which is nil for a new file.
 func follow(path string) (string, fs.FileInfo, error) {
 	info, err := os.Stat(path)
 	switch {

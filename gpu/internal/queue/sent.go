@@ -182,7 +182,7 @@ func (d *Device) fail(t port.Ticket, err error) (failed port.Ticket) {
 	return failed
 }
 
-// drop removes the n oldest submissions, with their result, and releases what they used. The
+// drop removes the n oldest submissions, which ended with err, and releases their resources. The
 // caller holds the lock.
 func (d *Device) drop(n int, err error) {
 	s := d.sent

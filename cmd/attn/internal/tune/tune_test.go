@@ -31,8 +31,7 @@ var _, mustRun, mustFail = clitest.Named(program)
 // TestMain runs the command line in place of the tests in processes that tests start.
 func TestMain(m *testing.M) { clitest.Main(m, func() { program.Main(os.Args[1:]) }) }
 
-// TestTune measures a shape as a user does; what it keeps is shown, is in use afterwards, and
-// is cleared.
+// TestTune measures a shape. It then shows the kept choice, uses it and clears it.
 func TestTune(t *testing.T) {
 	clitest.NeedBackend(t, "gpu")
 	if runtime.GOOS != "linux" {
