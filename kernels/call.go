@@ -47,12 +47,6 @@ func (d *Device) Attention(ctx context.Context, q, k, v Tensor, opt Options) (Re
 	return c.Run(ctx)
 }
 
-// clear makes c empty, without the memory that it refers to.
-func (c *Call) clear() {
-	clear(c.subs)
-	*c = Call{subs: c.subs[:0], calls: c.calls[:0]}
-}
-
 // Call is a prepared attention call: validated once, it can run any number of times, also
 // with other operands of the same shapes ([Call.Rebind]). A Call is not safe for concurrent
 // use.
@@ -78,17 +72,15 @@ type subcall struct {
 // tensors, which Plan and Warmup accept. The slices in opt must not change while the Call
 // is used. The errors are the validation errors of [Device.Attention].
 func (d *Device) Prepare(q, k, v Tensor, opt Options) (*Call, error) {
-	c := new(Call)
-	if err := c.prepare(d, q, k, v, &opt); err != nil {
+	c := &Call{dev: d}
+	if err := c.Reset(q, k, v, opt); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-func (c *Call) prepare(d *Device, q, k, v Tensor, opt *Options) (err error) {
-	defer op.Annotate(&err, "attention")
-	c.dev, c.opt = d, *opt
-	c.q, c.k, c.v = q, k, v
+func (c *Call) prepare(q, k, v Tensor, opt *Options) (err error) {
+	c.opt, c.q, c.k, c.v = *opt, q, k, v
 	if c.dims, err = operandDims(q, k, v, opt.Pages); err != nil {
 		return err
 	}
@@ -176,21 +168,14 @@ func (s *subcall) bind(c *Call) {
 	s.Q, s.K, s.V = s.Rows(c.q), s.Keys(c.k, c.dims, paged), s.Keys(c.v, c.dims, paged)
 }
 
-// bindOutputs sets the outputs of the subcalls to their parts of out.
+// bindOutputs sets the outputs of the subcalls to their parts of out. Those of an empty result
+// drop what a run has bound, so that c does not keep its memory reachable.
 func (c *Call) bindOutputs(out Result) {
 	for i := range c.subs {
 		s := &c.subs[i]
-		if s.O, s.LSE = out.O, out.LSE; !s.whole(c) {
+		if s.O, s.LSE, s.Resume = out.O, out.LSE, nil; !s.whole(c) {
 			s.O, s.LSE = s.Rows(out.O), s.Rows(out.LSE)
 		}
-	}
-}
-
-// unbindOutputs drops the outputs and the Partial of a run, so that c does not keep their memory
-// reachable.
-func (c *Call) unbindOutputs() {
-	for i := range c.subs {
-		c.subs[i].O, c.subs[i].LSE, c.subs[i].Resume = Tensor{}, Tensor{}, nil
 	}
 }
 
@@ -239,21 +224,25 @@ func (c *Call) Rebind(q, k, v Tensor) (err error) {
 // Reset prepares c for another call in place, for example for each step of decoding over a growing
 // cache. It validates everything again. Calls that are not divided do not allocate. Errors as for
 // [Device.Prepare]. After an error c can only be Reset.
-func (c *Call) Reset(q, k, v Tensor, opt Options) error {
+func (c *Call) Reset(q, k, v Tensor, opt Options) (err error) {
+	defer op.Annotate(&err, "attention")
 	if c == nil {
 		return c.ready()
 	}
-	d := c.dev
 	c.clear()
-	err := c.prepare(d, q, k, v, &opt)
-	if err != nil {
+	if err = c.prepare(q, k, v, &opt); err != nil {
 		c.clear()
-		c.dev = d
 	}
 	return err
 }
 
-// outputs returns the results that the call's options request, made by alloc.
+// clear makes c empty but for its device, so that it keeps no other memory reachable.
+func (c *Call) clear() {
+	clear(c.subs)
+	*c = Call{dev: c.dev, subs: c.subs[:0], calls: c.calls[:0]}
+}
+
+// outputs returns the results that the call's options request, made by alloc, or none and an error.
 func (c *Call) outputs(alloc func(DType, Shape) (Tensor, error)) (r Result, err error) {
 	if err := c.ready(); err != nil {
 		return r, err
@@ -272,21 +261,18 @@ func (c *Call) outputs(alloc func(DType, Shape) (Tensor, error)) (r Result, err 
 	request(&r.O, true, c.q.DType(), c.dims.ValueDim)
 	request(&r.LSE, c.opt.LSE, F32, 1)
 	request(&r.Weights, c.opt.Weights, F32, c.dims.SeqK)
-	return r, err
+	if err != nil {
+		r.Release()
+		return Result{}, err
+	}
+	return r, nil
 }
 
 // Alloc allocates the outputs that the call's options request, for [Call.RunInto]. The caller
 // releases them.
 func (c *Call) Alloc(ctx context.Context) (r Result, err error) {
 	defer op.Annotate(&err, "attention")
-	r, err = c.outputs(func(dtype DType, shape Shape) (Tensor, error) {
-		return c.dev.on(ctx).Alloc(ctx, dtype, shape)
-	})
-	if err != nil {
-		r.Release()
-		return Result{}, err
-	}
-	return r, nil
+	return c.outputs(func(dtype DType, shape Shape) (Tensor, error) { return c.dev.Alloc(ctx, dtype, shape) })
 }
 
 // Run computes the call and allocates the result, for the caller to Release.
@@ -327,7 +313,7 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 	if err := c.checkOutputs(out); err != nil {
 		return err
 	}
-	defer c.unbindOutputs()
+	defer c.bindOutputs(Result{})
 	if empty(c.dims) {
 		return c.dev.noKeys(ctx, out.O, out.LSE, c.opt.Sinks)
 	}
@@ -379,10 +365,7 @@ func (c *Call) checkOutputs(out Result) error {
 		checkOptional("weights", out.Weights, c.rows(c.dims.SeqK), "[B, H, Sq, Sk] of q and k", F32)); err != nil {
 		return err
 	}
-	if out.Weights.IsZero() {
-		return nil
-	}
-	return c.checkPath(true)
+	return c.checkPath(!out.Weights.IsZero())
 }
 
 // rows returns the shape of a tensor with so many elements for each row.

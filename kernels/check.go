@@ -39,7 +39,7 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 	if err := c.checkOutputs(out); err != nil {
 		return CheckReport{}, err
 	}
-	defer c.unbindOutputs()
+	defer c.bindOutputs(Result{})
 	c.bindOutputs(out)
 	subs := c.checked()
 	if empty(c.dims) { // rows without keys

@@ -50,7 +50,8 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 	var all []region
 	first := 0 // region of the batch before
 	for b := range d.Batch {
-		if b > 0 && sameAsBefore(o.Prefix, b) && sameListAsBefore(qs, b) && sameListAsBefore(ks, b) && (!differ || sameAsBefore(o.Offset, b)) {
+		if b > 0 && ofBatch(o.Prefix, b) == ofBatch(o.Prefix, b-1) && slices.Equal(ofBatch(qs, b), ofBatch(qs, b-1)) &&
+			slices.Equal(ofBatch(ks, b), ofBatch(ks, b-1)) && (!differ || ofBatch(o.Offset, b) == ofBatch(o.Offset, b-1)) {
 			for i := first; i < len(all); i++ {
 				all[i].Hi[Batch]++
 			}
@@ -86,14 +87,12 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 	return all, nil
 }
 
-// ofBatch returns the element of batch b of a list with one for each batch, or one for all.
-func ofBatch[T any](all []T, b int) T { return all[min(b, len(all)-1)] }
-
-// sameAsBefore reports whether batch b has the element of the one before.
-func sameAsBefore(all []int, b int) bool { return len(all) <= 1 || all[b] == all[b-1] }
-
-func sameListAsBefore(all [][]int32, b int) bool {
-	return len(all) <= 1 || slices.Equal(all[b], all[b-1])
+// ofBatch returns the element of batch b of a list with one for each batch, one for all, or none.
+func ofBatch[T any](all []T, b int) (x T) {
+	if len(all) > 0 {
+		x = all[min(b, len(all)-1)]
+	}
+	return x
 }
 
 // segmentIDs checks the segment ids and returns those of the rows and of the keys.
@@ -254,8 +253,7 @@ func (x region) pages(p *Pages, size int) (*Pages, error) {
 		return nil, fmt.Errorf("a segment of batch %d begins at key %d, inside a page: with pages, segments must begin at multiples of %d: %w", b0, j0, size, ErrUnsupported)
 	}
 	own := &Pages{Table: make([][]int32, b1-b0), Keys: j1 - j0}
-	for b := range own.Table {
-		row := p.Table[b0+b]
+	for b, row := range p.Table[b0:b1] {
 		own.Table[b] = row[min(j0/size, len(row)):]
 	}
 	return own, nil

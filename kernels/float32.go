@@ -33,9 +33,10 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, layout Layout,
 	if err := opt.checkPath(op.SlicePath); err != nil {
 		return nil, err
 	}
-	noKeys := dims.SeqK == 0 && len(k) == 0 && len(v) == 0
-	if dims = fillDims(dims); noKeys {
-		dims.SeqK = 0
+	dims.Batch, dims.Heads = cmp.Or(dims.Batch, 1), cmp.Or(dims.Heads, 1)
+	dims.KVHeads, dims.ValueDim = cmp.Or(dims.KVHeads, dims.Heads), cmp.Or(dims.ValueDim, dims.Dim)
+	if len(k)+len(v) > 0 {
+		dims.SeqK = cmp.Or(dims.SeqK, dims.SeqQ)
 	}
 	if err := checkDims(dims, layout); err != nil {
 		return nil, err
@@ -89,13 +90,6 @@ func (l Layout) view(t Tensor) Tensor {
 	return t
 }
 
-// fillDims returns d with the defaults of lengths that are zero.
-func fillDims(d Dims) Dims {
-	d.Batch, d.Heads = cmp.Or(d.Batch, 1), cmp.Or(d.Heads, 1)
-	d.KVHeads, d.SeqK, d.ValueDim = cmp.Or(d.KVHeads, d.Heads), cmp.Or(d.SeqK, d.SeqQ), cmp.Or(d.ValueDim, d.Dim)
-	return d
-}
-
 // checkDims checks the lengths and the layout of a call with slices.
 func checkDims(d Dims, l Layout) error {
 	switch {
@@ -103,10 +97,8 @@ func checkDims(d Dims, l Layout) error {
 		return fmt.Errorf("layout is %d, it must be BHSD or BSHD: %w", l, ErrOption)
 	case d.Dim < 1:
 		return fmt.Errorf("Dims.Dim is %d, set it to the head size: %w", d.Dim, ErrShape)
-	case d.SeqQ < 0:
-		return fmt.Errorf("Dims.SeqQ is %d, it must be at least 0: %w", d.SeqQ, ErrShape)
-	case d.SeqK < 0:
-		return fmt.Errorf("Dims.SeqK is %d, it must be a number of keys, or 0 for SeqQ: %w", d.SeqK, ErrShape)
+	case min(d.SeqQ, d.SeqK) < 0:
+		return fmt.Errorf("Dims has SeqQ %d and SeqK %d: each must be at least 0: %w", d.SeqQ, d.SeqK, ErrShape)
 	case min(d.Batch, d.Heads, d.KVHeads, d.ValueDim) < 1:
 		return fmt.Errorf("Dims has Batch %d, Heads %d, KVHeads %d and ValueDim %d: each must be at least 1, or 0 for the default: %w", d.Batch, d.Heads, d.KVHeads, d.ValueDim, ErrShape)
 	}

@@ -191,15 +191,11 @@ func (c *Call) gradients(s *subcall, grads *Gradients, d, result Result) backend
 // distinctGradients returns ErrOverlap when gradients overlap inputs or each other: those of
 // one backend call may overlap an operand of another one.
 func (c *Call) distinctGradients(grads *Gradients, d, result Result) error {
-	all := c.all()
-	all.O, all.LSE = result.O, result.LSE
-	g := backend.Gradients{Call: *all, DO: d.O, DLSE: d.LSE}
-	_, inputs := g.Operands()
-	var outputs []backend.Operand
-	for _, o := range grads.named() {
-		outputs = append(outputs, backend.Operand{Name: o.name, Tensor: *o.t})
-	}
-	return backend.Distinct(outputs, inputs[:])
+	g := backend.Gradients{Call: *c.all(), DO: d.O, DLSE: d.LSE, DQ: grads.Q, DK: grads.K, DV: grads.V,
+		DBias: grads.Bias, DRelative: grads.RelativeBias, DSlopes: grads.ALiBi, DSinks: grads.Sinks}
+	g.O, g.LSE = result.O, result.LSE
+	outputs, inputs := g.Operands()
+	return backend.Distinct(outputs[:], inputs[:])
 }
 
 // summed calls add with grads set to zeros, in F32. Gradients of other dtypes are summed in
@@ -238,7 +234,7 @@ func (d *Device) clear(ctx context.Context, g *Gradients) error {
 	defer zero.Release()
 	var dst, src []Tensor
 	for _, o := range g.named() {
-		if !o.t.IsZero() {
+		if o.t.Shape().Elements() > 0 {
 			zeros, _ := zero.Broadcast(o.t.Shape()) // a single element broadcasts to any shape
 			dst, src = append(dst, *o.t), append(src, zeros)
 		}

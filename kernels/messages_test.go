@@ -35,8 +35,8 @@ func TestMessages(t *testing.T) {
 		want string
 	}{
 		{slices(closed, kernels.Dims{SeqQ: 3, Dim: 4}), kernels.ErrClosed, "attention: q: cpu: upload: backend is closed"},
-		{slices(dev, kernels.Dims{SeqQ: -220, Dim: 40}), kernels.ErrShape, "attention: Dims.SeqQ is -220, it must be at least 0: shapes do not match"},
-		{slices(dev, kernels.Dims{SeqQ: 3, SeqK: -2, Dim: 4}), kernels.ErrShape, "attention: Dims.SeqK is -2, it must be a number of keys, or 0 for SeqQ: shapes do not match"},
+		{slices(dev, kernels.Dims{SeqQ: -220, Dim: 40}), kernels.ErrShape, "attention: Dims has SeqQ -220 and SeqK -220: each must be at least 0: shapes do not match"},
+		{slices(dev, kernels.Dims{SeqQ: 3, SeqK: -2, Dim: 4}), kernels.ErrShape, "attention: Dims has SeqQ 3 and SeqK -2: each must be at least 0: shapes do not match"},
 		{slices(dev, kernels.Dims{SeqQ: 3, Dim: 4, Heads: -1}), kernels.ErrShape, "attention: Dims has Batch 1, Heads -1, KVHeads -1 and ValueDim 4: each must be at least 1, or 0 for the default: shapes do not match"},
 		{short, kernels.ErrShape, "data has 12 elements, shape [3 4 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 4]?): shapes do not match"},
 		{single, kernels.ErrShape, "data has 12 elements, shape [12 0 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 1 12]?): shapes do not match"},

@@ -267,11 +267,10 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	// A window wider than the distance of any row to any key hides nothing. Unbounded
 	// lets backends skip the test.
 	reach := d.SeqQ + d.SeqK + max(vis.Offset, -vis.Offset) + furthest
-	if vis.Left >= reach {
-		vis.Left = Unbounded
-	}
-	if vis.Right >= reach {
-		vis.Right = Unbounded
+	for _, side := range [2]*int{&vis.Left, &vis.Right} {
+		if *side >= reach {
+			*side = Unbounded
+		}
 	}
 	for b, n := range o.KLen {
 		if n < 0 || n > d.SeqK {

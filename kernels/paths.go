@@ -22,15 +22,12 @@ var paths = []struct {
 	{op.SharedPath, "with it a shared prefix would not be the same for all rows", ErrOption},
 }
 
-// optionRow is an option with the paths that refuse it.
-type optionRow struct {
+// optionTable has every option, with the paths that refuse it.
+var optionTable = []struct {
 	name    string
 	isSet   func(*Options) bool
 	refused op.Path
-}
-
-// optionTable has a row for every option.
-var optionTable = []optionRow{
+}{
 	{"Scale", func(o *Options) bool { return o.Scale != nil }, 0},
 	{"Softcap", func(o *Options) bool { return o.Softcap != 0 }, 0},
 	{"Causal", func(o *Options) bool { return o.Causal }, 0},
@@ -62,9 +59,6 @@ func init() {
 // checkPath is [op.CheckPath]. The error is ErrUnsupported, or ErrOption for the paths of a
 // cache.
 func (o *Options) checkPath(on op.Path) error {
-	if on == 0 {
-		return nil
-	}
 	for _, option := range optionTable {
 		if option.refused&on == 0 || !option.isSet(o) {
 			continue

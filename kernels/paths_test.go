@@ -45,7 +45,7 @@ func TestOptionTable(t *testing.T) {
 	}
 	for _, p := range paths {
 		for name, opt := range set {
-			i := slices.IndexFunc(optionTable, func(o optionRow) bool { return o.name == name })
+			i := slices.Index(names, name)
 			err := opt.checkPath(p.Path)
 			if refused := optionTable[i].refused&p.Path != 0; refused != errors.Is(err, p.err) || refused && !strings.Contains(err.Error(), name+" is set, but "+p.reason) {
 				t.Errorf("%s on the path of %q: error is %v, refused %t", name, p.reason, err, refused)
@@ -87,10 +87,11 @@ func TestPathsRefuse(t *testing.T) {
 			return err
 		}},
 	}
-	for name, opt := range setOptions(t) {
-		i := slices.IndexFunc(optionTable, func(o optionRow) bool { return o.name == name })
+	set := setOptions(t)
+	for _, option := range optionTable {
+		name, opt := option.name, set[option.name]
 		for path, functions := range calls {
-			if optionTable[i].refused&path == 0 {
+			if option.refused&path == 0 {
 				continue
 			}
 			for function, call := range functions {

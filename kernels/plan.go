@@ -17,15 +17,19 @@ func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	defer c.unbindOutputs()
+	defer c.bindOutputs(Result{})
 	c.bindOutputs(out)
 	if len(c.calls) == 1 {
 		sum, err = c.dev.on(ctx).Plan(ctx, c.calls[0])
 	} else {
 		sum, err = c.planTogether(ctx, out)
 	}
-	if err == nil && c.opt.Weights && len(c.calls) > 0 {
-		c.addWeights(&sum, out.Weights)
+	if w := out.Weights; err == nil && c.opt.Weights && len(c.calls) > 0 {
+		sum.Path += ", QK and Softmax for weights"
+		sum.Why += fmt.Sprintf("; weights are requested, which keeps all scores %v: O(S²) memory, and two stages compute the scores again", w.Shape())
+		sum.Bytes += 3 * w.Bytes() // QK writes them, Softmax reads and writes them
+		sum.Chunks += 2 * len(c.calls)
+		sum.Cut += fmt.Sprintf("; 2 stages over %d MiB of weights", w.Bytes()>>20)
 	}
 	return sum, err
 }
@@ -65,15 +69,6 @@ func addPlan(sum *Plan, p Plan) {
 	sum.Streamed, sum.Chunks = sum.Streamed+p.Streamed, sum.Chunks+p.Chunks
 }
 
-// addWeights adds the stages that compute the weights to the plan p of the other results.
-func (c *Call) addWeights(p *Plan, weights Tensor) {
-	p.Path += ", QK and Softmax for weights"
-	p.Why += fmt.Sprintf("; weights are requested, which keeps all scores %v: O(S²) memory, and two stages compute the scores again", weights.Shape())
-	p.Bytes += 3 * weights.Bytes() // QK writes them, Softmax reads and writes them
-	p.Chunks += 2 * len(c.calls)
-	p.Cut += fmt.Sprintf("; 2 stages over %d MiB of weights", weights.Bytes()>>20)
-}
-
 // Warmup compiles what the call needs and runs nothing, so that the first call takes no
 // longer than the next. Head sizes, dtypes, strides and options decide what is compiled;
 // calls of other lengths usually need the same code. On a device that compiles nothing it does
@@ -88,7 +83,7 @@ func (c *Call) Warmup(ctx context.Context) (err error) {
 	if !ok {
 		return ctx.Err()
 	}
-	defer c.unbindOutputs()
+	defer c.bindOutputs(Result{})
 	c.bindOutputs(out)
 	for _, call := range c.calls {
 		if err := w.Warmup(ctx, call, c.opt.Weights); err != nil {

@@ -150,12 +150,6 @@ func TestStagesRefuse(t *testing.T) {
 	}
 }
 
-func TestDimsFillIn(t *testing.T) {
-	if got, want := fillDims(Dims{Heads: 6, SeqQ: 9, Dim: 4}), (Dims{Batch: 1, Heads: 6, KVHeads: 6, SeqQ: 9, SeqK: 9, Dim: 4, ValueDim: 4}); got != want {
-		t.Errorf("got %+v, should be %+v", got, want)
-	}
-}
-
 func TestOptionsBecomeTheRule(t *testing.T) {
 	d := Dims{Batch: 1, Heads: 1, SeqQ: 4, SeqK: 6, Dim: 4}
 	un := Unbounded

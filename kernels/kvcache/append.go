@@ -246,9 +246,6 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 	a := &p.next
 	a.dst, a.src = a.dst[:0], a.src[:0]
 	for _, m := range moves {
-		if m.n == 0 {
-			continue
-		}
 		for _, t := range [2]kernels.Tensor{p.k, p.v} {
 			// Heads one by one: the rows of one lie between those of another, which the
 			// device would take for an overlap.

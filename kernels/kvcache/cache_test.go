@@ -198,8 +198,10 @@ func TestCallOptions(t *testing.T) {
 	}
 	empty := must.Get(kvcache.New(ctx, dev, plain))(t)
 	defer empty.Release()
-	if _, err := empty.Attention(ctx, tokens(2, 1, 1), options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "the cache is empty") {
-		t.Errorf("empty: %v", err)
+	for want, opt := range map[string]options{"which has 0 tokens: append their keys first": {}, "the cache is empty": {Bidirectional: true}} {
+		if _, err := empty.Attention(ctx, tokens(2, 1, 1), opt); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), want) {
+			t.Errorf("empty: %v", err)
+		}
 	}
 	if err := empty.Rewind(2, 0); !errors.Is(err, kernels.ErrOption) {
 		t.Errorf("rewind of a sequence that does not exist: %v", err)

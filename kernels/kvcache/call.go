@@ -207,14 +207,9 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 		return fmt.Errorf("offset has %d elements, it must have 1 or one for each of %d sequences: %w", n, len(seqs), kernels.ErrShape)
 	}
 	s.klen, s.offsets, s.from, s.pages.Table = s.klen[:0], s.offsets[:0], s.from[:0], s.pages.Table[:0]
-	tokens, keys := 0, 1
-	for _, r := range seqs {
-		tokens, keys = max(tokens, r.n), max(keys, r.used())
-	}
-	if tokens == 0 {
-		return fmt.Errorf("the cache is empty, append keys first: %w", kernels.ErrShape)
-	}
+	keys := 0
 	for b, r := range seqs {
+		keys = max(keys, r.used())
 		n := s.count[b]
 		from := r.n - n // position of the first row of q
 		if from < 0 && !opt.Bidirectional {
@@ -228,6 +223,9 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 			s.offsets[b] += opt.Offset[min(b, n-1)]
 		}
 		s.pages.Table = append(s.pages.Table, r.pages)
+	}
+	if keys == 0 {
+		return fmt.Errorf("the cache is empty, append keys first: %w", kernels.ErrShape)
 	}
 	s.opt = opt.Options
 	s.opt.Causal, s.opt.KLen, s.opt.Offset = !opt.Bidirectional, s.klen, s.offsets

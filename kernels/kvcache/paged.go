@@ -61,11 +61,10 @@ func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged
 	if c.PageSize < 1 || c.Pages < 1 || c.Pages > math.MaxInt32 || c.PageSize > maxLength/c.Pages {
 		return nil, fmt.Errorf("config: Pages is %d and PageSize is %d, both must be at least 1 and their product at most %d: %w", c.Pages, c.PageSize, maxLength, kernels.ErrOption)
 	}
-	if err := p.alloc(ctx, c.Pages); err != nil {
+	if err := kernels.CheckMemory(8 * int64(c.Pages)); err != nil {
 		return nil, err
 	}
-	if err := kernels.CheckMemory(8 * int64(c.Pages)); err != nil {
-		p.release()
+	if err := p.alloc(ctx, c.Pages); err != nil {
 		return nil, err
 	}
 	p.refs, p.free = make([]int32, c.Pages), make([]int32, c.Pages)
@@ -102,7 +101,7 @@ func (c *Paged) NewSequence() (*Sequence, error) {
 // no page: each of the two copies a shared page when it first writes to it. It returns
 // ErrReleased after Free or Release.
 func (s *Sequence) Fork() (*Sequence, error) {
-	p := s.pool()
+	p := s.of.orNone()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := s.usable(p); err != nil {
@@ -113,7 +112,7 @@ func (s *Sequence) Fork() (*Sequence, error) {
 
 // Free releases the sequence's references to its pages. A second Free does nothing.
 func (s *Sequence) Free() {
-	p := s.pool()
+	p := s.of.orNone()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !s.freed {
@@ -124,18 +123,16 @@ func (s *Sequence) Free() {
 
 // Len returns the number of tokens appended, including those that a window has dropped.
 func (s *Sequence) Len() int {
-	p := s.pool()
+	p := s.of.orNone()
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return s.n
 }
 
-func (s *Sequence) pool() *pool { return s.of.orNone() }
-
 // usable returns an error when s is not a sequence of the cache of p, or no longer one.
 func (s *Sequence) usable(p *pool) error {
 	switch {
-	case s.pool() != p:
+	case s.of.orNone() != p:
 		return fmt.Errorf("the sequence is of another cache: %w", kernels.ErrOption)
 	case s.freed:
 		return fmt.Errorf("the sequence was freed, make a new one: %w", kernels.ErrReleased)

@@ -84,29 +84,24 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 
 // alloc allocates the memory of so many pages.
 func (p *pool) alloc(ctx context.Context, pages int) (err error) {
-	heads := p.config.KVHeads
-	alloc := func(dim int) (t kernels.Tensor) {
+	dims := [2]int{p.config.Dim, p.config.ValueDim}
+	for i, t := range [2]*kernels.Tensor{&p.k, &p.v} {
+		shape := kernels.Shape{pages, p.config.KVHeads, p.size, dims[i]}
+		if p.paged {
+			// The pages of a head are adjacent. With the heads of a page adjacent, the pages
+			// of one head would lie a power of two apart and compete for the same lines of a
+			// processor's cache, and prefetching past a page would miss the next one.
+			shape[0], shape[1] = shape[1], shape[0]
+		}
+		if *t, err = p.dev.Alloc(ctx, p.config.DType, shape); err == nil && p.paged {
+			*t, err = t.Swap(kernels.Batch, kernels.Heads)
+		}
 		if err != nil {
-			return t
+			p.release()
+			return err
 		}
-		if !p.paged {
-			t, err = p.dev.Alloc(ctx, p.config.DType, kernels.Shape{pages, heads, p.size, dim})
-			return t
-		}
-		// The pages of a head are adjacent. With the heads of a page adjacent, the pages
-		// of one head would lie a power of two apart and compete for the same lines of a
-		// processor's cache, and prefetching past a page would miss the next one.
-		if t, err = p.dev.Alloc(ctx, p.config.DType, kernels.Shape{heads, pages, p.size, dim}); err == nil {
-			t, err = t.Swap(kernels.Batch, kernels.Heads)
-		}
-		return t
 	}
-	p.k = alloc(p.config.Dim)
-	p.v = alloc(p.config.ValueDim)
-	if err != nil {
-		p.release()
-	}
-	return err
+	return nil
 }
 
 func (p *pool) release() {

@@ -23,10 +23,9 @@ func (p *pool) sharedPages(s *step) int {
 	n := len(table[0])
 	for b, pages := range table {
 		n = min(n, max(0, s.offsets[b])/p.size)
-		for i := range n {
+		for i := 0; i < n; i++ {
 			if pages[i] != table[0][i] {
 				n = i
-				break
 			}
 		}
 	}
@@ -73,20 +72,12 @@ func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pag
 // prefix attends from all rows of s to its first keys. Row i of all sequences is one call.
 func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, keys int) error {
 	opt := kernels.Options{Scale: s.opt.Scale, Softcap: s.opt.Softcap, Pages: &kernels.Pages{Table: s.pages.Table[:1], Keys: keys}}
-	var call *kernels.Call
 	for i := range s.q.Shape()[kernels.Seq] {
-		q := acrossBatches(s.q, i)
-		row := kernels.Result{O: acrossBatches(out.O, i), LSE: acrossBatches(out.LSE, i)}
-		var err error
-		if call == nil {
-			call, err = p.dev.Prepare(q, s.k, s.v, opt)
-		} else {
-			err = call.Rebind(q, s.k, s.v)
+		call, err := p.dev.Prepare(acrossBatches(s.q, i), s.k, s.v, opt)
+		if err == nil {
+			err = call.RunInto(ctx, kernels.Result{O: acrossBatches(out.O, i), LSE: acrossBatches(out.LSE, i)})
 		}
 		if err != nil {
-			return err
-		}
-		if err := call.RunInto(ctx, row); err != nil {
 			return err
 		}
 	}

@@ -39,10 +39,7 @@ type angleTable struct {
 // row returns the row of t with the angles of position at of sequence b; negative for a
 // position before them.
 func (t *angleTable) row(b, at int) int {
-	if len(t.from) == 1 {
-		b = 0
-	}
-	return at - t.from[b]
+	return at - t.from[min(b, len(t.from)-1)]
 }
 
 // has reports whether t has the angles of n positions of each sequence, from from[b] on.
@@ -147,10 +144,7 @@ func (p *pool) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []in
 		for end = b + 1; end < len(from) && t.row(end, from[end]) == row; end++ {
 		}
 		a := t.Angles
-		first, last := b, end
-		if len(t.from) == 1 {
-			first, last = 0, 1
-		}
+		first, last := min(b, len(t.from)-1), min(end, len(t.from))
 		a.Cos, a.Sin = block(a.Cos, first, last-first, row, n), block(a.Sin, first, last-first, row, n)
 		if err := p.dev.Rotate(ctx, view.Slice(y, kernels.Batch, b, end), view.Slice(x, kernels.Batch, b, end), a); err != nil {
 			return err

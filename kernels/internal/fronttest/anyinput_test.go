@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/kernels"
 )
 
-// TestAnyOptions prepares, plans, runs and checks small calls, and computes their stages, with options that are valid,
-// invalid and at the ends of their types. None panics, and what runs is right.
+// TestAnyOptions prepares, plans, runs and checks small calls, and computes their stages and gradients, with options
+// that are valid, invalid and at the ends of their types. None panics, and what runs is right.
 func TestAnyOptions(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		calls := 10000
@@ -189,6 +190,11 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 				t.Errorf("check of %v, %v: %+v, %v\n%+v, pages %+v", q.Shape(), k.Shape(), report, err, opt, opt.Pages)
 			}
 			ran++
+			stage = "backward"
+			far := slices.ContainsFunc(opt.Offset, func(n int) bool { return max(n, -n) > 1000 })
+			if opt.LSE && opt.Pages == nil && !(far && opt.ALiBi != nil) { // an LSE of 10^9 has no digits after the point
+				anyGradients(t, call, r, opt)
+			}
 		}()
 		for _, x := range held {
 			x.Release()
@@ -199,5 +205,26 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 	}
 	if ran < calls/10 {
 		t.Errorf("only %d calls ran", ran)
+	}
+}
+
+// anyGradients computes and checks all gradients of a call that has run, with its own output as dO.
+func anyGradients(t *testing.T, call *kernels.Call, r kernels.Result, opt kernels.Options) {
+	ctx := t.Context()
+	if _, err := call.PlanBackward(ctx, call.Gradients()); err != nil {
+		t.Errorf("plan of gradients: %v\n%+v", err, opt)
+	}
+	grads, err := call.AllocGradients(ctx, call.Gradients())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer grads.Release()
+	d := kernels.Result{O: r.O}
+	if err := call.Backward(ctx, grads, d, r); err != nil {
+		t.Errorf("gradients of %+v: %v\n%+v", call.Dims(), err, opt)
+		return
+	}
+	if report, err := call.CheckBackward(ctx, grads, d, r, kernels.CheckOptions{Rows: 4}); err != nil || !report.OK() {
+		t.Errorf("check of gradients of %+v: %+v, %v\n%+v", call.Dims(), report, err, opt)
 	}
 }

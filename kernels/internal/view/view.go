@@ -49,8 +49,9 @@ func (x Box) Blocks(q, k int) Box {
 // CeilDiv returns ⌈a/b⌉.
 func CeilDiv(a, b int) int { return a/b + min(1, a%b) }
 
-// Slice returns t from lo to hi along axis. The zero Tensor stays one. Boxes lie within operands that
-// are checked, so that slicing them cannot fail.
+// Slice returns t from lo to hi along axis. The zero Tensor stays one. It cannot fail: boxes come
+// from that of the whole call by cuts and intersections, operands have the lengths of the call, and
+// both are checked before (TestAnyOptions tries calls of all kinds).
 func Slice(t backend.Tensor, axis, lo, hi int) backend.Tensor {
 	if lo == 0 && hi == t.Shape()[axis] || t.IsZero() {
 		return t
