@@ -96,7 +96,11 @@ type attention struct {
 	plan    partition
 	tiles   tile.Attention
 	problem *backend.Problem
-	pending []atomic.Int32 // unfinished chunks over the tiles of each, where they share the keys
+	// Where several chunks share the keys of tiles, pending is how many of the chunks are
+	// unfinished, and saved and set are memory of tile.Attention.
+	pending []atomic.Int32
+	saved   []float32
+	set     []bool
 }
 
 var attentionPool = sync.Pool{New: func() any { return new(attention) }}
@@ -118,12 +122,18 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 
 // share allocates the sums of a call whose keys are shared among chunks.
 func (a *attention) share() (err error) {
-	if err = a.tiles.Saved.Open(&a.plan.layout); err == nil {
+	n, floats := a.plan.layout.SavedSums()
+	if a.saved, err = pool.Resized(a.saved, floats); err == nil {
+		a.set, err = pool.Resized(a.set, n)
+	}
+	if err == nil {
 		a.pending, err = pool.Resized(a.pending, a.plan.tasks/a.plan.keyChunks)
 	}
 	if err != nil {
 		return fmt.Errorf("sums of %d tasks: %w", a.plan.tasks, err)
 	}
+	a.tiles.Saved, a.tiles.Set = a.saved, a.set
+	clear(a.set)
 	for i := range a.pending {
 		a.pending[i].Store(int32(a.plan.keyChunks))
 	}
@@ -132,9 +142,7 @@ func (a *attention) share() (err error) {
 
 // release forgets the operands.
 func (a *attention) release() {
-	saved, pending := a.tiles.Saved, a.pending
-	*a = attention{pending: pending}
-	a.tiles.Saved = saved.Emptied()
+	*a = attention{pending: a.pending, saved: a.saved, set: a.set}
 	attentionPool.Put(a)
 }
 

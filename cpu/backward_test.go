@@ -13,6 +13,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // backwardOf returns a request for gradients of c, with random DO and DLSE, after a forward
@@ -188,7 +189,7 @@ func everyGradient(t testing.TB, be *Backend) *backend.Gradients {
 	g := backwardOf(t, be, withO(t, backend.Call{Q: random(t, 1, backend.Shape{b, h, sq, d}), K: random(t, 2, backend.Shape{b, hkv, sk, d}), V: random(t, 3, backend.Shape{b, hkv, sk, dv}),
 		Problem: backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}),
 			Visible:  backend.Visibility{Offset: 600, Left: 900, Right: 70, KLen: []int{sk, 650}},
-			Relative: random(t, 9, backend.Shape{b, h, 1, sq + sk - 1}), Slopes: []float32{0.1, 0.2, 0, 0.4}, Sinks: []float32{1, tile.NegInf, 0, -3},
+			Relative: random(t, 9, backend.Shape{b, h, 1, sq + sk - 1}), Slopes: []float32{0.1, 0.2, 0, 0.4}, Sinks: []float32{1, vec.NegInf, 0, -3},
 			Mask: flags(t, 10, backend.Shape{b, h, sq, sk}), Blocks: flags(t, 11, backend.Shape{b, h, tile.CeilDiv(sq, 40), tile.CeilDiv(sk, 20)}), BlockQ: 40, BlockK: 20,
 			Dropout: backend.Dropout{P: 0.2, Seed: 8}}}))
 	g.DBias, g.DRelative = alloc(t, backend.Shape{b, h, 1, sk}), alloc(t, backend.Shape{b, 1, 1, sq + sk - 1})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // TestThreads shows that every operation yields the same bits on any number of
@@ -20,7 +21,7 @@ func testThreads(t *testing.T, tier string) {
 	q, k, v := random(t, 1, backend.Shape{b, h, sq, d}), random(t, 2, backend.Shape{b, hkv, sk, d}), random(t, 3, backend.Shape{b, hkv, sk, dv})
 	p := backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}),
 		Visible:  backend.Visibility{Offset: -20, Left: 200, Right: 7, KLen: []int{sk, 150}},
-		Relative: random(t, 9, backend.Shape{b, h, 1, sq + sk - 1}), Slopes: []float32{0.1, 0.2, 0, 0.4}, Sinks: []float32{1, tile.NegInf, 0, -3},
+		Relative: random(t, 9, backend.Shape{b, h, 1, sq + sk - 1}), Slopes: []float32{0.1, 0.2, 0, 0.4}, Sinks: []float32{1, vec.NegInf, 0, -3},
 		Mask: flags(t, 10, backend.Shape{b, h, sq, sk}), Blocks: flags(t, 11, backend.Shape{b, h, tile.CeilDiv(sq, 40), tile.CeilDiv(sk, 20)}), BlockQ: 40, BlockK: 20,
 		Dropout: backend.Dropout{P: 0.2, Seed: 8}}
 	w, bias := random(t, 5, backend.Shape{b, h, dv, 50}), random(t, 6, backend.Shape{1, 1, 1, 50})
@@ -158,7 +159,7 @@ func testAnyCompany(t *testing.T, tier string) {
 	causal := backend.Visibility{Offset: 900, Left: backend.Unbounded}
 	options := []backend.Problem{
 		{Scale: 1, Visible: backend.Everything()},
-		{Scale: 1, Softcap: 3, Visible: backend.Visibility{Offset: 2300, Left: 1500}, Sinks: []float32{3, -5, tile.NegInf}},
+		{Scale: 1, Softcap: 3, Visible: backend.Visibility{Offset: 2300, Left: 1500}, Sinks: []float32{3, -5, vec.NegInf}},
 		{Scale: 1, Visible: causal, Bias: random(t, 4, backend.Shape{1, 1, 1, sk})},
 		{Scale: 1, Visible: backend.Everything(), Bias: random(t, 4, backend.Shape{1, 1, 1, sk})},
 		{Scale: 1, Visible: causal, Slopes: []float32{0.1, 0.01, 0.5}},
@@ -239,7 +240,7 @@ func testShards(t *testing.T, tier string) {
 	straddling.Offset = 2*ShardKeys - 45 // some rows see the last shard, some do not
 	all := backend.Everything()
 	all.KLen = []int{keys - 7}
-	slopes, sinks := []float32{0.1, 0.002, 0, 0.4}, []float32{1, tile.NegInf, 0, 3}
+	slopes, sinks := []float32{0.1, 0.002, 0, 0.4}, []float32{1, vec.NegInf, 0, 3}
 	for _, c := range []struct {
 		name string
 		rows int

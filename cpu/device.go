@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/peak"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -116,7 +117,7 @@ func memoryOf(t *backend.Tensor) []byte {
 	case backend.Bool:
 		return bytesOf(v.Bools[:n])
 	case backend.Q8:
-		return v.Q8[:view.Q8Lead+n]
+		return v.Q8[:vec.Q8Lead+n]
 	default:
 		return bytesOf(v.Bits[:n])
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // TestOptionEdges compares each tier with the reference for options alone and together,
@@ -129,7 +130,7 @@ func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c bac
 		{"relative", func() {
 			x := random(t, uint64(n), backend.Shape{1, heads, 1, sq + sk - 1})
 			data := floats(t, x)
-			data[rng.IntN(len(data))] = tile.NegInf
+			data[rng.IntN(len(data))] = vec.NegInf
 			c.Relative = typed(t, x, []backend.DType{backend.F32, backend.F16, backend.BF16}[n%3])
 		}},
 		{"blocks", func() {

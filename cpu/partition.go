@@ -123,7 +123,8 @@ func divide(l tile.Layout, decode bool, threads int) partition {
 	x.chunkTiles = max(1, min(groups*l.Tiles/want, most))
 	x.groupChunks = tile.CeilDiv(l.Tiles, x.chunkTiles)
 	// With few rows the sums are a small part of their keys.
-	if tasks := groups * x.groupChunks; tasks < want && (decode || l.SavedFloats() <= maxSavedFloats) {
+	_, saved := l.SavedSums()
+	if tasks := groups * x.groupChunks; tasks < want && (decode || saved <= maxSavedFloats) {
 		x.keyChunks = min(l.Sums, tile.CeilDiv(want, tasks))
 	}
 	x.shareKeys(tile.CeilDiv(l.Sums, x.keyChunks))
@@ -156,7 +157,8 @@ func (x *partition) floats() int { return x.layout.SpaceFloats() + x.chunkTiles*
 func (x *partition) scratchBytes() int64 {
 	n := int64(x.threads) * int64(x.floats()+pool.AlignFloats)
 	if x.keyChunks > 1 {
-		n += int64(x.layout.SavedFloats())
+		_, saved := x.layout.SavedSums()
+		n += int64(saved)
 	}
 	return 4 * n
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -125,9 +124,9 @@ func TestRowLSE(t *testing.T) {
 		sink         float32
 		lse, inverse float64
 	}{
-		{"no sink", 2, 4, tile.NegInf, 4 * math.Ln2, 0.25},
-		{"nothing seen, no sink", tile.NoScore, 0, tile.NegInf, math.Inf(-1), 0},
-		{"nothing seen", tile.NoScore, 0, -7, -7, 0},
+		{"no sink", 2, 4, vec.NegInf, 4 * math.Ln2, 0.25},
+		{"nothing seen, no sink", vec.NoScore, 0, vec.NegInf, math.Inf(-1), 0},
+		{"nothing seen", vec.NoScore, 0, -7, -7, 0},
 		{"a sink as large as the scores", 0, 3, 0, 2 * math.Ln2, 0.25},
 		{"a sink above the scores", 0, 1, 10, 10 + math.Log1p(math.Exp(-10)), math.Exp(-10) / (1 + math.Exp(-10))},
 		{"a sink below the scores", 10 * math.Log2E, 1, 0, 10 + math.Log1p(math.Exp(-10)), 1 / (1 + math.Exp(-10))},
@@ -135,7 +134,7 @@ func TestRowLSE(t *testing.T) {
 		{"a sink far below", 0, 2, -big, math.Ln2, 0.5},
 		{"a score far above", big, 1, -big, big * math.Ln2, 1},
 	} {
-		lse, inv := tile.RowLSE(c.m, c.l, c.sink)
+		lse, inv := vec.RowLSE(c.m, c.l, c.sink)
 		near(t, c.say+", lse", []float32{lse}, []float32{float32(c.lse)})
 		near(t, c.say+", inverse", []float32{inv}, []float32{float32(c.inverse)})
 	}

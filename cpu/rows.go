@@ -152,12 +152,21 @@ func (be *Backend) copy(ctx context.Context, dst, src backend.Operand) error {
 
 func copyRow(j *rowJob, _ *tile.Space, row []float32, b, h, i int) {
 	dst, src := &j.x[0], &j.x[1]
-	if dst.DType == src.DType {
-		dst.CopyRow(src, b, h, i)
-		return
+	to, from := dst.Index(b, h, i), src.Index(b, h, i)
+	n, step, steps := j.cols, dst.Stride[backend.Dim], src.Stride[backend.Dim]
+	switch {
+	case dst.DType != src.DType:
+		src.LoadRows(j.kernels, row, n, b, h, i, 1)
+		dst.Store(j.kernels, row, b, h, i, 0)
+	case dst.DType == backend.Q8:
+		copy(dst.Q8[to:to+vec.Q8Lead+n], src.Q8[from:])
+	case dst.DType == backend.F32:
+		view.CopyElements(dst.F32[to:], step, src.F32[from:], steps, n)
+	case dst.DType == backend.Bool:
+		view.CopyElements(dst.Bools[to:], step, src.Bools[from:], steps, n)
+	default:
+		view.CopyElements(dst.Bits[to:], step, src.Bits[from:], steps, n)
 	}
-	src.LoadRows(j.kernels, row, j.cols, b, h, i, 1)
-	dst.Store(j.kernels, row, b, h, i, 0)
 }
 
 // Rotate implements backend.Rotator, in float32 whatever the types of y and x are:
@@ -243,16 +252,16 @@ func mergeRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
 	n := j.cols
 	o, other := mem[:n], mem[n:]
 	lse, otherLSE := &j.x[1].F32[j.x[1].Index(b, h, i)], j.x[3].At(b, h, i, 0)
-	if otherLSE == tile.NegInf {
+	if otherLSE == vec.NegInf {
 		return
 	}
 	j.x[2].LoadRows(j.kernels, other, n, b, h, i, 1)
-	if *lse == tile.NegInf {
+	if *lse == vec.NegInf {
 		j.x[0].Store(j.kernels, other, b, h, i, 0)
 		*lse = otherLSE
 		return
 	}
-	x, y, sum := tile.MergeLSE(*lse, otherLSE)
+	x, y, sum := vec.MergeLSE(*lse, otherLSE)
 	j.x[0].LoadRows(j.kernels, o, n, b, h, i, 1)
 	for c := range o {
 		o[c] = float32(x*o[c]) + float32(y*other[c]) + 0 // no zero is negative

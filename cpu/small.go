@@ -122,9 +122,9 @@ func (x *smallSpace) group(b, hk int) bool {
 			_, i := l.Row(h0, 0, r)
 			lo, hi = x.a.problem.Visible.Range(b, i, l.Dims.SeqK)
 		}
-		tile.Fill(s[:lo], tile.NegInf)
-		tile.Fill(s[hi:], tile.NegInf)
-		x.m[r], x.l[r] = tile.NoScore, 0
+		tile.Fill(s[:lo], vec.NegInf)
+		tile.Fill(s[hi:], vec.NegInf)
+		x.m[r], x.l[r] = vec.NoScore, 0
 	}
 	kernels.RowWeights(x.s, x.ld, lanes, l.Rows, x.m, x.l, x.alpha)
 	runs, ldv := []vec.Run(nil), p.V.Stride[backend.Seq]
@@ -166,8 +166,8 @@ func (x *smallSpace) write(b, h0 int) {
 	for r := range l.Rows {
 		h, i := l.Row(h0, 0, r)
 		lse, inv := float32(0), float32(0)
-		if sink := x.a.problem.Sink(h); !lses.IsZero() || sink != tile.NegInf {
-			lse, inv = tile.RowLSE(x.m[r], float64(x.l[r]), sink)
+		if sink := x.a.problem.Sink(h); !lses.IsZero() || sink != vec.NegInf {
+			lse, inv = vec.RowLSE(x.m[r], float64(x.l[r]), sink)
 		} else if x.l[r] != 0 {
 			inv = float32(1 / float64(x.l[r]))
 		}

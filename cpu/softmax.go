@@ -69,25 +69,25 @@ func (r *softmaxRow) softmax() float32 {
 	j, k := r.j, r.j.kernels
 	lo, hi := j.problem.Visible.Range(r.b, r.i, j.cols)
 	lanes, sums := r.lanes(), r.mem[2*tile.BlockKeys+k.Lanes:]
-	m := tile.NegInf
+	m := vec.NegInf
 	r.each(lo, hi, func(x []float32, key, n int) {
 		if y := r.score(x, key, n); y > m {
 			m = y
 		}
 	})
-	if m == tile.NegInf { // all hidden, or NaN
+	if m == vec.NegInf { // all hidden, or NaN
 		m = 0
 	}
 	clear(sums)
 	r.each(lo, hi, func(x []float32, _, n int) {
-		tile.Fill(x[n:], tile.NegInf)
+		tile.Fill(x[n:], vec.NegInf)
 		k.Exp2Sum(x, m, sums)
 	})
 	sum := 0.0
 	for _, y := range sums {
 		sum += float64(y)
 	}
-	lse, inv := tile.RowLSE(m, sum, j.problem.Sink(r.h))
+	lse, inv := vec.RowLSE(m, sum, j.problem.Sink(r.h))
 	r.each(lo, hi, func(x []float32, key, n int) {
 		k.ScaleMax(x, inv, lanes)
 		if sum != sum { // NaN, except for hidden keys
@@ -135,7 +135,7 @@ func (r *softmaxRow) score(x []float32, key, n int) float32 {
 	if sc.Cap == 0 && !sc.Masked && !sc.Added && n == len(x) {
 		return m
 	}
-	tile.Fill(x[n:], tile.NegInf)
+	tile.Fill(x[n:], vec.NegInf)
 	return k.ScaleMax(x, 1, lanes)
 }
 
@@ -180,7 +180,7 @@ func scoresOfRow(j *rowJob, s *tile.Space, mem []float32, b, h, i int) {
 	lo, hi := j.problem.Visible.Range(b, i, j.cols)
 	for j0 := 0; j0 < j.cols; j0 += tile.BlockKeys {
 		x := row[:min(tile.BlockKeys, j.cols-j0)]
-		tile.Fill(x, tile.NegInf)
+		tile.Fill(x, vec.NegInf)
 		if first, end := max(lo-j0, 0), min(hi-j0, len(x)); first < end {
 			x := x[first:end]
 			j.x[0].Load(j.kernels, x, len(x), b, h, i, 1, j0+first, len(x))
@@ -208,8 +208,8 @@ func scoreRow(j *rowJob, s *tile.Space, x []float32, b, h, i, key int, bias []fl
 		bias = bias[:len(x)]
 		j.scores.AddedRow(s, bias, b, h, i, key)
 		for n, y := range bias {
-			if y == tile.NegInf {
-				x[n] = tile.NegInf // not x+y: x may be NaN or +Inf
+			if y == vec.NegInf {
+				x[n] = vec.NegInf // not x+y: x may be NaN or +Inf
 			} else {
 				x[n] += backend.Bound(y, backend.MaxBias)
 			}

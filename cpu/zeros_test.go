@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // rowsAlone fails unless the rows that compute writes to a tensor with rows [from, to) have
@@ -50,11 +51,11 @@ func testNoNegativeZeros(t *testing.T, tier string) {
 		sink  float32 // scales outputs down
 		left  int
 	}{
-		{backend.F32, 3e-45, 300, 32, tile.NegInf, backend.Unbounded},
-		{backend.F32, 3e-45, 40, 20, tile.NegInf, backend.Unbounded},
-		{backend.F32, 3e-45, 300, 20, tile.NegInf, 30},
-		{backend.F32, 2e-44, 2*tile.SumKeys + 5, 32, tile.NegInf, backend.Unbounded}, // divided for several threads
-		{backend.F32, 1e-43, ShardKeys + 140, 20, tile.NegInf, backend.Unbounded},    // merged
+		{backend.F32, 3e-45, 300, 32, vec.NegInf, backend.Unbounded},
+		{backend.F32, 3e-45, 40, 20, vec.NegInf, backend.Unbounded},
+		{backend.F32, 3e-45, 300, 20, vec.NegInf, 30},
+		{backend.F32, 2e-44, 2*tile.SumKeys + 5, 32, vec.NegInf, backend.Unbounded}, // divided for several threads
+		{backend.F32, 1e-43, ShardKeys + 140, 20, vec.NegInf, backend.Unbounded},    // merged
 		{backend.BF16, 1e-40, 300, 32, 16, backend.Unbounded},
 		{backend.F16, 1e-7, 300, 20, 91, backend.Unbounded},
 		{backend.Q8, 1e-36, 300, 32, 26, backend.Unbounded},
@@ -70,7 +71,7 @@ func testNoNegativeZeros(t *testing.T, tier string) {
 			}
 			be, q := open(t, Options{Tier: tier, Threads: threads}), random(t, 1, backend.Shape{1, 1, rows, d})
 			p := backend.Problem{Scale: 1, Visible: backend.Visibility{Left: c.left, Offset: c.keys - rows}}
-			if c.sink != tile.NegInf {
+			if c.sink != vec.NegInf {
 				p.Sinks = []float32{c.sink}
 			}
 			rowsAlone(t, fmt.Sprintf("%v, %d keys, head size %d", c.dtype, c.keys, c.dv), rows, c.dv, func(from, to int, o backend.Tensor) error {

@@ -81,6 +81,9 @@ func (c *Call) Run(ctx context.Context, p *pool.Pool) error {
 	if err := p.Run(ctx, dotJob{c}, c.plan.dotTasks(), c.plan.threads); err != nil {
 		return err
 	}
+	if c.biases.direct() && !c.add {
+		c.biases.clear(c.plan.layout.Kernels)
+	}
 	if c.plan.wantsQ || !c.dK.IsZero() || !c.dV.IsZero() || c.biases.wanted() {
 		if err := p.Run(ctx, chunkJob{c}, c.plan.tasks, c.plan.threads); err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -63,33 +64,15 @@ func (a *biases) wanted() bool {
 	return a.direct() || len(a.distances)+len(a.lines) > 0
 }
 
-// row returns the elements of keys in the row of DBias to which row i adds, and their
-// stride.
-func (a *biases) row(b, h, i int, keys tile.Span) ([]float32, int) {
+// clear sets DBias to zero, to which tasks add in place.
+func (a *biases) clear(k *vec.Kernels) {
 	v := &a.dBias
-	step := v.Stride[backend.Dim]
-	at := v.Index(min(b, v.Shape[backend.Batch]-1), min(h, v.Shape[backend.Heads]-1), i) + keys.Lo*step
-	return v.F32[at : at+(keys.Hi-keys.Lo-1)*step+1], step
-}
-
-// clear sets the elements of DBias to zero to which the rows of t are the first that add,
-// for the keys of x. Those of hidden keys stay zero.
-func (a *biases) clear(c *Call, x *chunk, t *tile.Tile) {
-	if c.add || !a.direct() || x.of.Keys.Empty() {
-		return
-	}
-	for r := range t.N {
-		h, i := x.layout.Row(t.H, t.I, r)
-		if t.Batch > 0 && a.dBias.Shape[backend.Batch] == 1 || h > 0 && a.dBias.Shape[backend.Heads] == 1 {
-			continue
-		}
-		to, step := a.row(t.Batch, h, i, x.of.Keys)
-		if step == 1 {
-			clear(to)
-			continue
-		}
-		for c := 0; c < len(to); c += step {
-			to[c] = 0
+	zeros := make([]float32, v.Shape[backend.Dim])
+	for b := range v.Shape[backend.Batch] {
+		for h := range v.Shape[backend.Heads] {
+			for i := range v.Shape[backend.Seq] {
+				v.Store(k, zeros, b, h, i, 0)
+			}
 		}
 	}
 }
@@ -110,9 +93,10 @@ func (a *biases) addBlock(x *chunk, t *tile.Tile, here tile.Span) {
 		h, i := l.Row(t.H, t.I, r)
 		row, head := ds[r*tile.BlockKeys:][:n], t.Batch*d.Heads+h
 		if direct {
-			to, step := a.row(t.Batch, h, i, here)
+			v := &a.dBias
+			to, step := v.F32[v.Index(min(t.Batch, v.Shape[backend.Batch]-1), min(h, v.Shape[backend.Heads]-1), i):], v.Stride[backend.Dim]
 			for c, y := range row {
-				to[c*step] += y
+				to[(here.Lo+c)*step] += y
 			}
 		}
 		switch {
@@ -204,11 +188,11 @@ func (c *Call) writeSums(v *view.View, length int, term func(head, at int) float
 func (c *Call) sinkGradient(head, _ int) (sum float64) {
 	d := &c.plan.layout.Dims
 	sink := c.problem.Sink(head % d.Heads)
-	if sink == tile.NegInf {
+	if sink == vec.NegInf {
 		return 0
 	}
 	for i, dot := range c.dots[head*d.SeqQ:][:d.SeqQ] {
-		if lse := c.forward.LSE.At(head/d.Heads, head%d.Heads, i, 0); lse != tile.NegInf {
+		if lse := c.forward.LSE.At(head/d.Heads, head%d.Heads, i, 0); lse != vec.NegInf {
 			sum -= math.Exp(float64(sink)-float64(lse)) * float64(dot)
 		}
 	}

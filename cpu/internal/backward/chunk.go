@@ -33,7 +33,6 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	last := at+1 == plan.keyChunks
 	for i := range l.Tiles {
 		t := x.tile(i)
-		c.biases.clear(c, &x, t)
 		seen := !t.Keys.Clip(x.of.Keys.Lo, x.of.Keys.Hi).Empty()
 		if !seen && (!plan.wantsQ || at > 0 && !last) {
 			continue
@@ -205,7 +204,7 @@ func (x *chunk) loadTile(t *tile.Tile) {
 		c.dO.LoadRows(k, x.dO[r*l.DimV:], l.DimV, t.Batch, h, i, 1)
 		x.dots[r] = c.dots[(t.Batch*l.Dims.Heads+h)*l.Dims.SeqQ+i]
 		switch lse := c.forward.LSE.At(t.Batch, h, i, 0); {
-		case lse == tile.NegInf:
+		case lse == vec.NegInf:
 			t.Spans[r], t.Every = tile.Span{}, tile.Span{}
 		case lse == lse: // with NaN the weights of hidden keys would be NaN
 			x.m[r] = float32(float64(lse) * math.Log2E)
@@ -268,7 +267,7 @@ func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 	width, fours := l.Kernels.Width, tile.CeilDiv(n, 4)
 	l.Kernels.Scores(s.S, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.qt, l.Dims.Dim, s.MX)
 	scores.Adjust(s, t, here)
-	tile.Fill(s.S[n*width:fours*4*width], tile.NegInf)
+	tile.Fill(s.S[n*width:fours*4*width], vec.NegInf)
 	copy(s.MX, x.m)
 	l.Kernels.Weights(s.S, fours, x.m, s.MX, x.sum, s.Alpha)
 	x.drop(t, here, n*width)

@@ -270,7 +270,10 @@ func (c *crew) compute(t *Turn) {
 func (c *crew) work(t *Turn) (err error) {
 	defer Recover(&err)
 	if !t.worker {
-		if err := c.pool.acquire(t); err != nil {
+		if err = c.ctx.Err(); err == nil && !c.pool.tryAcquire(t) {
+			err = c.pool.wait(t)
+		}
+		if err != nil {
 			return err
 		}
 		if c.helpers > 0 {

@@ -95,14 +95,6 @@ func (p *Pool) take() bool {
 	return false
 }
 
-// acquire waits for a core, or for the end of the context.
-func (p *Pool) acquire(t *Turn) error {
-	if err := t.crew.ctx.Err(); err != nil || p.tryAcquire(t) {
-		return err
-	}
-	return p.wait(t)
-}
-
 // dispatch gives free cores to the queue, then to workers. The caller holds the lock.
 func (p *Pool) dispatch() {
 	for len(p.queue) > 0 && p.take() {

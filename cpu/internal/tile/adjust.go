@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -71,8 +72,8 @@ func (sc *Scores) adjustRow(s *Space, t *Tile, row int, here Span) {
 	if !sc.mask.IsZero() || t.mixed {
 		sc.MaskRow(s, scores[:n], t.Batch, h, i, here.Lo)
 	}
-	Fill(scores[:max(0, min(n, t.Spans[row].Lo-here.Lo))], NegInf)
-	Fill(scores[max(0, min(n, t.Spans[row].Hi-here.Lo)):], NegInf)
+	Fill(scores[:max(0, min(n, t.Spans[row].Lo-here.Lo))], vec.NegInf)
+	Fill(scores[max(0, min(n, t.Spans[row].Hi-here.Lo)):], vec.NegInf)
 }
 
 // add adds the biases to the scores of t for n keys from lo on, and computes the maxima.
@@ -80,7 +81,7 @@ func (sc *Scores) adjustRow(s *Space, t *Tile, row int, here Span) {
 func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 	l := sc.Layout
 	x := l.Kernels
-	Fill(s.S[n*x.Width:RoundUp(n, x.Lanes)*x.Width], NegInf) // fours and squares may reach there
+	Fill(s.S[n*x.Width:RoundUp(n, x.Lanes)*x.Width], vec.NegInf) // fours and squares may reach there
 	if sc.addSlopes(s, t, lo, n) {
 		return
 	}

@@ -3,6 +3,7 @@ package tile
 import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -11,7 +12,10 @@ type Attention struct {
 	Products Products
 	Scores   Scores
 	LSE      view.View
-	Saved    Saved
+	// Where several tasks go over the keys of a tile, Saved has the sums of all tiles, and Set the
+	// sums that have seen keys. The last of the tasks folds them.
+	Saved []float32
+	Set   []bool
 }
 
 // Open opens the operands of c, whose tiles have layout l.
@@ -53,13 +57,8 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 // FindVisible sets the keys that the rows of t see.
 func (sc *Scores) FindVisible(t *Tile) {
 	visible, seqK := &sc.problem.Visible, sc.Layout.Dims.SeqK
-	alike := visible.Left == backend.Unbounded && visible.Right == backend.Unbounded
 	t.Keys, t.Every = Span{seqK, 0}, Span{0, seqK}
 	for r := range t.N {
-		if alike && r > 0 {
-			t.Spans[r] = t.Keys
-			continue
-		}
 		_, i := sc.Layout.Row(t.H, t.I, r)
 		lo, hi := visible.Range(t.Batch, i, seqK)
 		t.Spans[r] = Span{lo, hi}
@@ -120,7 +119,7 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 		x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
 		a.Scores.Adjust(s, t, t.here)
 		fours := CeilDiv(n, 4)
-		Fill(s.S[n*x.Width:fours*4*x.Width], NegInf)
+		Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 	}
 	if a.Scores.Drops() {
@@ -163,7 +162,7 @@ func (a *Attention) enter(s *Space, t *Tile, at int) {
 	if t.sums.at == at {
 		return
 	}
-	if a.Saved.states == nil {
+	if a.Saved == nil {
 		a.leave(s, t, at)
 	} else { // another task folds the sums
 		var set *bool
@@ -196,12 +195,12 @@ func (a *Attention) complete(t *Tile, st *state, factors []float32, sinks bool) 
 		return
 	}
 	for r := range t.N {
-		sink := NegInf
+		sink := vec.NegInf
 		if sinks {
 			h, _ := l.Row(t.H, t.I, r)
 			sink = a.Scores.problem.Sink(h)
 		}
-		st.m[r], factors[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
+		st.m[r], factors[r] = vec.RowLSE(st.m[r], float64(st.l[r]), sink)
 	}
 }
 
@@ -215,7 +214,7 @@ func (a *Attention) mergeShard(s *Space, t *Tile) {
 		*merged, *st = *st, *merged
 	} else {
 		for r := range t.N {
-			s.Alpha[r], s.beta[r], merged.m[r] = MergeLSE(merged.m[r], st.m[r])
+			s.Alpha[r], s.beta[r], merged.m[r] = vec.MergeLSE(merged.m[r], st.m[r])
 		}
 		l.add(merged.o, st.o, s.Alpha, s.beta)
 	}

@@ -36,9 +36,6 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
 }
 
-// NegInf is the score of a hidden key.
-var NegInf = float32(math.Inf(-1))
-
 // AddedRow writes the sum of the biases of a row from key j on: the bias, and the terms
 // that depend on the distance, bounded as in backend.Problem. It does not bound a bias
 // that is the only term: the kernels do that when they add it.
@@ -95,8 +92,8 @@ func (sc *Scores) Hides(b, h, i, j int) bool {
 	switch {
 	case !sc.mask.IsZero() && !sc.mask.Bools[sc.mask.Index(b, h, i)+j*sc.mask.Stride[backend.Dim]],
 		!sc.blocks.IsZero() && !sc.sees(b, h, i/sc.problem.BlockQ, j/sc.problem.BlockK),
-		!sc.bias.IsZero() && sc.bias.At(b, h, i, j) == NegInf,
-		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == NegInf:
+		!sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf,
+		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf:
 		return true
 	}
 	return false

@@ -1,14 +1,6 @@
 package tile
 
-import (
-	"math"
-
-	"github.com/seed90331342/attn/cpu/internal/pool"
-)
-
-// NoScore is the largest score of a row that has seen no key. It is finite, because
-// -Inf - (-Inf) is NaN.
-const NoScore = -math.MaxFloat32
+import "github.com/seed90331342/attn/cpu/internal/vec"
 
 // state is the online softmax of some rows over some keys: with m the largest
 // score, in units of log2 e,
@@ -28,7 +20,7 @@ func (l *Layout) stateIn(mem []float32) state {
 func (s *state) reset() {
 	clear(s.o)
 	clear(s.l)
-	Fill(s.m, NoScore)
+	Fill(s.m, vec.NoScore)
 }
 
 // fold adds y, the sums over later keys, to x:
@@ -76,44 +68,6 @@ func (l *Layout) multiply(x, a []float32) {
 	}
 }
 
-// MergeLSE returns the factors of the outputs of two results in their merge, and its LSE:
-//
-//	m = max(x, y)    sum = exp(x - m) + exp(y - m)
-//	ox = exp(x - m)/sum    oy = exp(y - m)/sum    lse = m + log(sum)
-func MergeLSE(x, y float32) (ox, oy, lse float32) {
-	switch NegInf {
-	case y:
-		return 1, 0, x
-	case x:
-		return 0, 1, y
-	}
-	m := float64(max(x, y)) // NaN when either is
-	a, b := math.Exp(float64(x)-m), math.Exp(float64(y)-m)
-	return float32(a / (a + b)), float32(b / (a + b)), float32(m + math.Log(a+b))
-}
-
-// RowLSE finishes a row whose scores, in units of log2 e, have the maximum m and the
-// sum l of the powers 2^(s - m), with a sink, or without one if that is -Inf:
-//
-//	top = max(m, sink·log2 e)    sum = 2^(m - top)·l + 2^(sink·log2 e - top)
-//
-// It returns the natural log-sum-exp, and the factor of the row's output:
-// 2^(m - top)/sum, or 1/l without a sink. For a row that has seen no key these are the
-// sink and 0.
-func RowLSE(m float32, l float64, sink float32) (lse, inv float32) {
-	switch {
-	case l == 0:
-		return sink, 0
-	case sink == NegInf:
-		return float32((float64(m) + math.Log2(l)) * math.Ln2), float32(1 / l)
-	}
-	score, other := float64(m), float64(sink)*math.Log2E
-	top := max(score, other)
-	mine := math.Exp2(score - top)
-	sum := mine*l + math.Exp2(other-top)
-	return float32((top + math.Log2(sum)) * math.Ln2), float32(mine / sum)
-}
-
 // sums are the states of the rows of a tile between blocks: cur is the sum over the last
 // SumKeys keys, all that over the keys of its shard before them. merged is the result of the
 // shards before, with O in o and LSE in m, if a call has several.
@@ -134,40 +88,17 @@ func (l *Layout) close(s *Space, u *sums) {
 	}
 }
 
-// Saved is the sums of a call over whose keys several tasks go. The last of these folds them.
-type Saved struct {
-	states []float32 // stateFloats for each tile and sum; nil where one task takes all keys
-	set    []bool    // the states that have seen keys
-	memory []float32 // for states
+// SavedSums returns the number of sums in Attention.Saved, and the floats of them all.
+func (l *Layout) SavedSums() (n, floats int) {
+	n = l.Dims.Batch * l.Dims.KVHeads * l.Tiles * l.Sums
+	return n, n * l.stateFloats()
 }
-
-// SavedFloats returns the floats of the sums that Saved holds.
-func (l *Layout) SavedFloats() int {
-	return l.Dims.Batch * l.Dims.KVHeads * l.Tiles * l.Sums * l.stateFloats()
-}
-
-// Open allocates the sums of a call with layout l, or returns ErrMemory.
-func (v *Saved) Open(l *Layout) (err error) {
-	n := l.SavedFloats()
-	if v.memory, err = pool.Resized(v.memory, n); err != nil {
-		return err
-	}
-	if v.set, err = pool.Resized(v.set, n/l.stateFloats()); err != nil {
-		return err
-	}
-	v.states = v.memory
-	clear(v.set)
-	return nil
-}
-
-// Emptied returns a Saved without sums, with the memory of v.
-func (v *Saved) Emptied() Saved { return Saved{set: v.set, memory: v.memory} }
 
 // saved returns the state of the sum at of t.
 func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
 	l := a.Products.Layout
 	n := t.index*l.Sums + at
-	return l.stateIn(a.Saved.states[n*l.stateFloats():]), &a.Saved.set[n]
+	return l.stateIn(a.Saved[n*l.stateFloats():]), &a.Set[n]
 }
 
 // Fold folds the saved sums of t into it, one after another.

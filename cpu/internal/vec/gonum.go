@@ -261,9 +261,9 @@ func loadBF16Gonum(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
 func loadQ8Gonum(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
 	for r := range rows {
 		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
-		row := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(src), r*lds)), q8Lead+4*vectors)
+		row := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(src), r*lds)), Q8Lead+4*vectors)
 		scale := math.Float32frombits(binary.NativeEndian.Uint32(row))
-		for i, x := range row[q8Lead:] {
+		for i, x := range row[Q8Lead:] {
 			to[i] = scale * float32(int8(x))
 		}
 	}

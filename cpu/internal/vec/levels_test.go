@@ -31,7 +31,7 @@ func BenchmarkLevels(b *testing.B) {
 			for e, name := range []string{"", "f16", "bf16", "q8"} {
 				e, ld := Element(e), d
 				if e == Q8 {
-					ld += q8Lead
+					ld += Q8Lead
 				}
 				rows := func(at, next []float32) []Run {
 					switch e {

@@ -31,7 +31,7 @@ const stagger = 512
 func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, next []T) []Run {
 	size := int(unsafe.Sizeof(rows[0]))
 	if size == 1 {
-		d += q8Lead
+		d += Q8Lead
 	}
 	_ = rows[(n-1)*ld+d-1]
 	quarter := n / 4 * ld * size

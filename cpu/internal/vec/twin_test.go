@@ -377,7 +377,7 @@ func (e Element) row(p *byte, first, n int) []float32 {
 		copy(out, unsafe.Slice((*float32)(unsafe.Add(at, first)), n))
 	case Q8:
 		scale := *(*float32)(at)
-		for i, x := range unsafe.Slice((*int8)(unsafe.Add(at, q8Lead+first)), n) {
+		for i, x := range unsafe.Slice((*int8)(unsafe.Add(at, Q8Lead+first)), n) {
 			out[i] = scale * float32(x)
 		}
 	default:

@@ -161,8 +161,8 @@ const (
 	elements
 )
 
-// q8Lead is the size in bytes of the scale of a Q8 row.
-const q8Lead = 4
+// Q8Lead is the size in bytes of the scale of a Q8 row.
+const Q8Lead = 4
 
 // size returns the size of an element in bytes.
 func (e Element) size() int { return [...]int{4, 2, 2, 1}[e] }
@@ -465,6 +465,6 @@ func (x *Kernels) StoreF16(dst []uint16, src []float32) {
 // LoadQ8 is LoadF16 for Q8. src begins with the scale of the first row, and lds is in
 // bytes.
 func (x *Kernels) LoadQ8(dst []float32, ldd int, src []byte, lds, rows, cols int) {
-	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+q8Lead+cols-1]
+	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+Q8Lead+cols-1]
 	x.loadQ8(&dst[0], 4*ldd, &src[0], lds, rows, cols/x.Lanes)
 }

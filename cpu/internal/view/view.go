@@ -22,9 +22,6 @@ type View struct {
 	Pages  [][]int32 // of a pool of pages: row s of batch b is in page Pages[b][s/Shape[Seq]]
 }
 
-// Q8Lead is the size in bytes of the scale in front of a Q8 row.
-const Q8Lead = 4
-
 // Of returns the view of t, which is in host memory; zero for the zero Tensor. Call
 // [backend.Pinned.Pin], which refuses other tensors, before you use its elements.
 func Of(t *backend.Tensor) (v View) {
@@ -43,7 +40,7 @@ func Of(t *backend.Tensor) (v View) {
 	case []bool:
 		v.Bools = from(memory, t.Offset())
 	case []byte:
-		v.Q8 = from(memory, t.Offset()-Q8Lead)
+		v.Q8 = from(memory, t.Offset()-vec.Q8Lead)
 	}
 	return v
 }
@@ -81,12 +78,10 @@ func InPlace(t *backend.Tensor) bool {
 // Load copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose rows are ld
 // apart, and zeros what follows them there. k converts whole vectors. Of Q8 rows c0 is 0.
 func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
-	for n > 0 {
-		m := v.Adjacent(s, n)
+	for m := 0; n > 0; n, s = n-m, s+m {
+		m = v.Adjacent(s, n)
 		v.loadAdjacent(k, dst, ld, b, h, s, m, c0, cols)
-		if n -= m; n > 0 {
-			dst, s = dst[m*ld:], s+m
-		}
+		dst = dst[min(m*ld, len(dst)):]
 	}
 }
 
@@ -145,7 +140,7 @@ func (v *View) At(b, h, s, c int) float32 {
 	case backend.BF16:
 		return vec.BF16ToF32(v.Bits[at])
 	}
-	return math.Float32frombits(binary.NativeEndian.Uint32(v.Q8[row:])) * float32(int8(v.Q8[at+Q8Lead]))
+	return math.Float32frombits(binary.NativeEndian.Uint32(v.Q8[row:])) * float32(int8(v.Q8[at+vec.Q8Lead]))
 }
 
 // CopyElements copies n elements that lie dj apart to where they lie di apart.
@@ -159,22 +154,6 @@ func CopyElements[T any](dst []T, di int, src []T, dj, n int) {
 	}
 }
 
-// CopyRow copies row s of from, which has the same type and shape, to v.
-func (v *View) CopyRow(from *View, b, h, s int) {
-	i, j := v.Index(b, h, s), from.Index(b, h, s)
-	n, di, dj := v.Shape[backend.Dim], v.Stride[backend.Dim], from.Stride[backend.Dim]
-	switch v.DType {
-	case backend.Q8:
-		copy(v.Q8[i:i+Q8Lead+n], from.Q8[j:])
-	case backend.F32:
-		CopyElements(v.F32[i:], di, from.F32[j:], dj, n)
-	case backend.Bool:
-		CopyElements(v.Bools[i:], di, from.Bools[j:], dj, n)
-	default:
-		CopyElements(v.Bits[i:], di, from.Bits[j:], dj, n)
-	}
-}
-
 // Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For
 // Q8 they must be the whole row.
 func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
@@ -185,7 +164,7 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 		CopyElements(v.F32[i:], step, row, 1, len(row))
 		return
 	case backend.Q8:
-		backend.QuantiseQ8(v.Q8[i:i+Q8Lead+len(row)], row)
+		backend.QuantiseQ8(v.Q8[i:i+vec.Q8Lead+len(row)], row)
 		return
 	}
 	if whole := len(row) / k.Lanes * k.Lanes; whole > 0 && step == 1 && v.DType == backend.F16 {
@@ -199,17 +178,9 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 }
 
 // Element returns the kernels' name of v's type.
-func (v *View) Element() vec.Element {
-	switch v.DType {
-	case backend.F16:
-		return vec.F16
-	case backend.BF16:
-		return vec.BF16
-	case backend.Q8:
-		return vec.Q8
-	}
-	return vec.F32
-}
+func (v *View) Element() vec.Element { return elements[v.DType] }
+
+var elements = [...]vec.Element{backend.F32: vec.F32, backend.F16: vec.F16, backend.BF16: vec.BF16, backend.Q8: vec.Q8}
 
 // AppendRun appends the n rows from index i on; the kernels prefetch those from index next
 // on.
