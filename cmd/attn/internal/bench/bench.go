@@ -13,7 +13,6 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/bench/report"
@@ -308,30 +307,32 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 			threads = []int{0} // the backend's choice
 		}
 		for _, n := range threads {
-			be, err := c.openOne(name, n)
+			dev, err := c.openOne(name, n)
 			switch {
 			case err != nil && len(c.Backend) > 0:
 				return devices, missing, fmt.Errorf("--backend: %w", err)
 			case err != nil: // a listed device that does not open: the others are measured
 				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, page.Line(err.Error())))
 			case slices.ContainsFunc(devices, func(d *kernels.Device) bool {
-				return d.Info().Name == be.Info().Name && d.Info().Threads == be.Info().Threads
+				return d.Info().Name == dev.Info().Name && d.Info().Threads == dev.Info().Threads
 			}): // "auto" and its own name, or a name twice
-				be.Close()
+				dev.Close()
 			default:
-				devices = append(devices, kernels.NewDevice(be))
+				devices = append(devices, dev)
 			}
 		}
 	}
 	return devices, missing, nil
 }
 
-func (c *Command) openOne(name string, threads int) (backend.Backend, error) {
+func (c *Command) openOne(name string, threads int) (*kernels.Device, error) {
 	if name == "cpu" && threads > 0 {
-		return cpu.Open(cpu.Options{Threads: threads})
+		be, err := cpu.Open(cpu.Options{Threads: threads})
+		return kernels.NewDevice(be), err
 	}
 	if family, selector, _ := strings.Cut(name, ":"); family == "gpu" && c.Memory > 0 {
-		return gpu.Open(selector, gpu.Options{MemoryBytes: int64(c.Memory)})
+		be, err := gpu.Open(selector, gpu.Options{MemoryBytes: int64(c.Memory)})
+		return kernels.NewDevice(be), err
 	}
-	return backend.Open(name)
+	return kernels.Open(name)
 }

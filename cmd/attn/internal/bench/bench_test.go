@@ -194,17 +194,17 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 		memory cli.Size
 		onHost bool // what stays there has no rate at which the device reads it
 	}{{0, false}, {1 << 20, true}} {
-		be, err := (&Command{Memory: tc.memory}).openOne("gpu", 0)
+		dev, err := (&Command{Memory: tc.memory}).openOne("gpu", 0)
 		if err != nil {
 			t.Skipf("needs a WebGPU adapter: %v", err)
 		}
-		defer be.Close()
-		x, err := kernels.NewDevice(be).FromFloat32(t.Context(), kernels.F32, make([]float32, 1<<19), kernels.Shape{1, 1, 1, 1 << 19})
+		defer dev.Close()
+		x, err := dev.FromFloat32(t.Context(), kernels.F32, make([]float32, 1<<19), kernels.Shape{1, 1, 1, 1 << 19})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer x.Release()
-		rate, err := be.(backend.BandwidthMeter).ReadBandwidth(t.Context(), x)
+		rate, err := dev.Backend().(backend.BandwidthMeter).ReadBandwidth(t.Context(), x)
 		if err != nil || (rate == 0) != tc.onHost {
 			t.Errorf("of %d bytes: 2 MiB are read at %v B/s, %v", tc.memory, rate, err)
 		}
