@@ -76,9 +76,11 @@ func Time(ctx context.Context, d *queue.Device, run func(r *queue.Runner) error)
 
 // fastest calls run, which queues dispatches of a number of rounds. It doubles the rounds until
 // they take probeTime, or most is reached, and repeats them. It returns the highest rate of
-// units, of which a round has each.
+// units, of which a round has each. Where twice the rounds take less than 1.5 times as long, as
+// on a busy machine, the launch of the dispatches dominates, and it goes on to 8·probeTime.
 func fastest(ctx context.Context, d *queue.Device, name string, each float64, most int, run func(r *queue.Runner, rounds int) error) (rate float64, err error) {
 	ctx = backend.WithTrace(ctx, &backend.Trace{}) // this is no call of the caller's
+	before := probeTime                            // of half the rounds
 	for n, rounds := -1, 1; n < probeRepeats; {
 		took, err := Time(ctx, d, func(r *queue.Runner) error { return run(r, rounds) })
 		switch {
@@ -86,8 +88,8 @@ func fastest(ctx context.Context, d *queue.Device, name string, each float64, mo
 			return 0, fmt.Errorf("%s: %w", name, err)
 		case n < 0: // compiles
 			n = 0
-		case took < probeTime && 2*rounds <= most:
-			rounds *= 2
+		case 2*rounds <= most && (took < probeTime || 2*took < 3*before && took < 8*probeTime):
+			rounds, before = 2*rounds, took
 		default:
 			rate = max(rate, each*float64(rounds)/max(took, 1).Seconds())
 			n++
