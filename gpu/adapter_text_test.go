@@ -41,3 +41,11 @@ func TestOperationOnce(t *testing.T) {
 		t.Errorf("a mask in host memory: %v", err)
 	}
 }
+
+// check ends the test with an error that is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,3 +1,5 @@
+//go:build !js
+
 package gpu_test
 
 import (
@@ -418,13 +420,5 @@ func TestSharedTimestamps(t *testing.T) {
 		if got := times.Load() > 0; got != timestamps {
 			t.Errorf("with the feature: %v, kernels have times: %v", timestamps, got)
 		}
-	}
-}
-
-// check ends the test with an error that is not nil.
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -19,7 +19,7 @@
 //
 // A chunk of the keys that is not the last leaves its registers in state, and the next chunk continues from
 // there: cutting the keys changes no bit. Neither does the place of a row in its block. The product with V
-// skips the weights of hidden keys, HIDDEN (0·NaN is NaN).
+// skips the weights of hidden keys, hidden_weight() (0·NaN is NaN).
 //
 // Workgroup memory: a 4,224 + b 4,224 = 8,448 bytes.
 
@@ -120,12 +120,12 @@ fn load_$x(at: u32, d: u32) -> f32 {
     @unroll for (var j = 0u; j < 4u; j++) {
         s[j] = exp2_down(s[j] - m[0u]);
         @unroll for (var r = 0u; r < 4u; r++) {
-            if (!seen[r][j]) { s[j][r] = HIDDEN; }
+            if (!seen[r][j]) { s[j][r] = hidden_weight(); }
         }
         sum = sum + s[j];
         if ((p.flags & HAS_DROPOUT) != 0u) {
             @unroll for (var r = 0u; r < 4u; r++) {
-                if (dropped(batch, head, r0 + 4u * ty + r, j0 + tx + 8u * j)) { s[j][r] = HIDDEN; }
+                if (dropped(batch, head, r0 + 4u * ty + r, j0 + tx + 8u * j)) { s[j][r] = hidden_weight(); }
             }
         }
     }

@@ -245,7 +245,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
             let rescale = exp2_down(vec4<f32>(m[i] - top)).x;
             m[i] = top;
             let e = exp2_down(fma(s[i].x, vec4<f32>(unit()), vec4<f32>(-top)));
-            let w = select(vec4<f32>(HIDDEN), e, s[i].seen);
+            let w = select(vec4<f32>(hidden_weight()), e, s[i].seen);
             kv[x] = bitcast<vec4<u32>>(w);
             if (x % (BC / 4u) == 0u) { rescales[row] = rescale; }
         }

@@ -52,7 +52,7 @@
 //
 // Elements of q8 take part as scale·integer, rounded to float32.
 //
-// Hidden keys never take part. Their scores are not read, and their weight is the marker HIDDEN, a -0. The
+// Hidden keys never take part. Their scores are not read, and their weight is a marker, hidden_weight(). The
 // product with V multiplies it like any weight as long as the staged values are finite, and skips it otherwise
 // (0·NaN is NaN). Products of 0 can change the sign of a sum that is 0: o has +0 there.
 //
@@ -231,7 +231,7 @@ fn block_of(n: u32) -> u32 {
             if (check) {
                 let bits = hid[(j * RV + h) / 8u] >> (4u * ((j * RV + h) % 8u));
                 let hidden = (vec4<u32>(bits) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
-                e = select(e, vec4<f32>(HIDDEN), hidden);
+                e = select(e, vec4<f32>(hidden_weight()), hidden);
             }
             sum = sum + e;
             s[j * RV + h] = e;

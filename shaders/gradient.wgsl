@@ -216,15 +216,15 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     // A probability is at most 1, however much a large score is off.
     let e = exp2_down(min(z, vec4<f32>(0.0)));
     let dropped_keys = (vec4<u32>(drops >> (4u * n)) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
-    var y = select(e, vec4<f32>(HIDDEN), hidden);
-    @if(PAIRED == 1u) y = select(e * p.keep, vec4<f32>(HIDDEN), hidden | dropped_keys);
+    var y = select(e, vec4<f32>(hidden_weight()), hidden);
+    @if(PAIRED == 1u) y = select(e * p.keep, vec4<f32>(hidden_weight()), hidden | dropped_keys);
     @if(PHASES == 2u) {
         var u = vec4<f32>(s[8u + n / 4u][n % 4u], s[10u + n / 4u][n % 4u], s[12u + n / 4u][n % 4u], s[14u + n / 4u][n % 4u]);
         @if(KEYS == 1u) u = s[8u + n];
         let d = vec4<f32>(info[row].y);
         var dp = u - d;
         @if(PAIRED == 1u) dp = select(fma(u, vec4<f32>(p.keep), -d), -d, dropped_keys);
-        @if(OF != 3u) y = select(e * dp * slope, vec4<f32>(HIDDEN), hidden);
+        @if(OF != 3u) y = select(e * dp * slope, vec4<f32>(hidden_weight()), hidden);
         @else y = select(e * dp, vec4<f32>(0.0), hidden);
     }
     @if(KEYS == 1u) {

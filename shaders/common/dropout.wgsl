@@ -52,5 +52,5 @@ fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) 
             x = vec4<u32>(x.w, y.x, y.y, y.z);
         }
     }
-    return select(weights, vec4<f32>(HIDDEN), x < vec4<u32>(p.threshold));
+    return select(weights, vec4<f32>(hidden_weight()), x < vec4<u32>(p.threshold));
 }

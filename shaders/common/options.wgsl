@@ -5,11 +5,17 @@
 @if(BOTH == 1u) @binding var<storage, read> blocks: array<u32>;
 @if(BOTH == 1u) @binding var<storage, read> relative: array<u32>;
 
-const HIDDEN: f32 = -0.0; // marks a hidden key among weights, which never have a sign
-const HIDDEN_BITS: u32 = 0x80000000u;
+const HIDDEN_BITS: u32 = 0x80000000u; // of hidden_weight
 const MOST_BLOCKS: u32 = 64u; // mask blocks that are read at most to skip a tile
 const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
 const MAX_RELATIVE: u32 = 0x7e800000u; // the bits of 2^126
+
+// hidden_weight returns -0, which marks a hidden key among weights: these never have a sign. It is computed from
+// its bits, because a compiler may drop the sign of a constant zero.
+fn hidden_weight() -> f32 {
+    let bits = HIDDEN_BITS;
+    return bitcast<f32>(bits);
+}
 
 fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);

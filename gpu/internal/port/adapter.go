@@ -8,7 +8,8 @@ import (
 	"github.com/gogpu/gputypes"
 )
 
-// adapter implements Adapter. Each build has its own enumerate, infoOf, limitsOf and openLibrary.
+// adapter implements Adapter. Each build has its own enumerate, infoOf, limitsOf,
+// openLibrary and releaseAdapter.
 type adapter struct {
 	raw  *NativeAdapter
 	once sync.Once
@@ -19,7 +20,7 @@ type adapter struct {
 func Adapters() ([]Adapter, error) {
 	list, err := enumerate()
 	if err == nil && len(list) == 0 {
-		err = errors.New("there is no Vulkan, Metal or DX12 driver")
+		err = errors.New(noAdapter)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", err.Error(), ErrNoAdapter)
@@ -33,7 +34,7 @@ func Adapters() ([]Adapter, error) {
 
 func (a *adapter) Info() gputypes.AdapterInfo { return infoOf(a.raw) }
 func (a *adapter) Limits() gputypes.Limits    { return limitsOf(a.raw) }
-func (a *adapter) Release()                   { a.once.Do(a.raw.Release) }
+func (a *adapter) Release()                   { a.once.Do(func() { releaseAdapter(a.raw) }) }
 
 func (a *adapter) Open(l gputypes.Limits) (Device, error) {
 	var lib *library

@@ -232,8 +232,8 @@ func (d *device) Write(b Buffer, offset uint64, data []byte) error {
 		return err
 	}
 	x, ok := d.has(b)
-	if !ok {
-		return fmt.Errorf("write to a released buffer: %w", ErrInvalid)
+	if !ok || offset+uint64(len(data)) > x.size {
+		return fmt.Errorf("write %d bytes at %d: %w", len(data), offset, ErrInvalid)
 	}
 	if len(data) == 0 {
 		return nil
@@ -258,24 +258,6 @@ func (d *device) Read(b Buffer, offset uint64, dst []byte) error {
 		return nil
 	}
 	return d.note(d.lib.read(x.raw, offset, dst))
-}
-
-// read copies bytes of a mappable buffer to dst. The buffer is idle, so the map takes a few
-// polls, and other calls of the device can wait for it.
-func (l *library) read(b rawBuffer, offset uint64, dst []byte) error {
-	if err := l.startMap(b, offset, uint64(len(dst))); err != nil {
-		return err
-	}
-	for start, polls := time.Now(), 0; ; pause(start, time.Time{}) {
-		if done, err := l.mapped(); err != nil {
-			return err
-		} else if done {
-			return l.copyMapped(b, offset, dst)
-		}
-		if polls++; polls > mapPolls && time.Since(start) > mapLimit {
-			return fmt.Errorf("map of an idle buffer did not end within %v: %w", mapLimit, ErrLost)
-		}
-	}
 }
 
 func (d *device) Submit(commands []Command) (Ticket, error) { return d.submit(commands, false) }
@@ -383,10 +365,10 @@ func (d *device) Took(t Ticket) (time.Duration, bool, error) {
 	return took, ok, d.note(err)
 }
 
-// Wait polls instead of blocking in the library. The wait of wgpu-native gives up after
-// 5 s and then reports work as done that is not.
+// Wait looks whether the submission has ended, and pauses between looks, instead of blocking in the
+// library. The wait of wgpu-native gives up after 5 s and then reports work as done that is not.
 func (d *device) Wait(ctx context.Context, t Ticket, due time.Time) (blocked bool, err error) {
-	for start := time.Now(); ; pause(start, due) {
+	for start := time.Now(); ; d.lib.pause(ctx, start, due) {
 		if done, err := d.done(t); done || err != nil {
 			return blocked, err
 		}
@@ -447,7 +429,7 @@ func (d *device) Close() error {
 			return d.note(fmt.Errorf("submission %d did not end within %v, its memory remains with the driver: %w", d.ended+1, hangLimit, ErrLost))
 		}
 		d.mu.Unlock()
-		pause(start, time.Time{})
+		d.lib.pause(context.Background(), start, time.Time{})
 		d.mu.Lock()
 	}
 	d.mu.Unlock()

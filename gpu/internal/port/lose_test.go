@@ -1,6 +1,9 @@
 package port
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Lose puts a device into the state that follows its loss.
 func Lose(d Device) {
@@ -26,6 +29,7 @@ func Elsewhere(d Device, ago time.Duration) error {
 	defer x.mu.Unlock()
 	t, err := x.lib.submit(false)
 	for err == nil && x.ended < t {
+		x.lib.pause(context.Background(), time.Now(), time.Time{})
 		err = x.poll()
 	}
 	x.progress = time.Now().Add(-ago)

@@ -3,6 +3,7 @@ package port_test
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -71,6 +72,9 @@ func usageNow(t *testing.T) usage {
 // Closing a device and releasing a pipeline or a buffer return what they took: a program
 // that does one of them again and again does not grow.
 func TestMemoryIsReturned(t *testing.T) {
+	if runtime.GOOS == "js" {
+		t.Skip("Dawn frees buffers at the next submission, and pipelines and devices when JavaScript collects them")
+	}
 	kernel := longKernel()
 	shared := open(t, nil)
 	// For Go's heap and threads, and for what the driver caches, whatever the rounds.

@@ -142,6 +142,8 @@ import (
 // Provider names the library behind the port.
 const Provider = "go-webgpu v0.17.1 (wgpu-native)"
 
+const noAdapter = "there is no Vulkan, Metal or DX12 driver"
+
 // nativeBackends excludes OpenGL, whose loader prints to standard error on machines
 // without a display.
 const nativeBackends = wgpu.InstanceBackend_Vulkan | wgpu.InstanceBackend_Metal | wgpu.InstanceBackend_DX12
@@ -220,6 +222,8 @@ func copyFields(to, from any) {
 		}
 	}
 }
+
+func releaseAdapter(a *NativeAdapter) { a.Release() }
 
 func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 	required := wgpu.Limits{MaxInterStageShaderComponents: wgpu.LimitU32Undefined} // the library's default

@@ -2,17 +2,18 @@
 // adapters, open a device, create buffers and compute pipelines, submit dispatches and
 // copies, wait, read back, release.
 //
-// Each binary contains one of two libraries:
+// Each binary contains one of three libraries:
 //
 //   - github.com/rajveermalviya/go-webgpu/wgpu, through cgo, on linux/amd64,
 //     darwin and windows/amd64;
+//   - the browser's own, with GOOS=js;
 //   - github.com/gogpu/wgpu, pure Go, everywhere else, with CGO_ENABLED=0, and
 //     with the build tag gogpu.
 //
-// They cannot be linked together: the second needs Go's own linker, and the static
-// library of the first an external one. The package hides their differences: callbacks
+// The first and the last cannot be linked together: gogpu needs Go's own linker, and the static
+// library of go-webgpu an external one. The package hides their differences: callbacks
 // that panic by default, maps that need polling, waits that give up, objects that must
-// be released in order.
+// be released in order, a browser in which nothing may block.
 //
 // Every failure is an error that wraps one of the sentinels of this package.
 package port
@@ -20,7 +21,6 @@ package port
 import (
 	"context"
 	"errors"
-	"runtime"
 	"time"
 
 	"github.com/gogpu/gputypes"
@@ -56,13 +56,6 @@ const stallLimit = 2 * time.Minute
 
 // hangLimit is the time for which Close waits for a device that ends no submission.
 const hangLimit = 20 * time.Second
-
-// mapLimit is the time after which a device that does not map an idle buffer counts as
-// lost, if it was asked mapPolls times: the process may have been stopped meanwhile.
-const (
-	mapLimit = 5 * time.Second
-	mapPolls = 100
-)
 
 // Adapter is a device that can be opened.
 type Adapter interface {
@@ -198,33 +191,4 @@ type Live struct {
 	Groups int
 	// Bytes is the sum of the buffers' sizes.
 	Bytes uint64
-}
-
-// spinTime is the time for which a wait only yields between polls, when it begins and around
-// its expected end: about that of a short kernel. The shortest sleep is a millisecond where
-// timers are coarse.
-const spinTime = 200 * time.Microsecond
-
-// pause passes the time between two polls of a wait that began at start and is expected to
-// end at due. Waits for short kernels poll often. Waits for long ones leave the processor to
-// a software driver.
-func pause(start, due time.Time) {
-	if d := pauseOf(time.Since(start), time.Until(due)); d > 0 {
-		time.Sleep(d)
-		return
-	}
-	runtime.Gosched()
-}
-
-// pauseOf returns the time between two polls, 0 to only yield, by the time since the
-// beginning and that to the expected end, which is negative once it has passed.
-func pauseOf(waited, left time.Duration) time.Duration {
-	if waited < spinTime || -spinTime < left && left < spinTime {
-		return 0
-	}
-	d := min(waited/8, time.Millisecond)
-	if left > 0 {
-		d = min(d, left-spinTime)
-	}
-	return d
 }

@@ -1,4 +1,4 @@
-//go:build !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
+//go:build !js && !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
 
 package port
 
@@ -14,6 +14,8 @@ import (
 
 // Provider names the library behind the port.
 const Provider = "gogpu/wgpu v0.34.5 (pure Go)"
+
+const noAdapter = "there is no Vulkan, Metal or DX12 driver"
 
 var instance = sync.OnceValues(func() (*wgpu.Instance, error) {
 	return wgpu.CreateInstance(&wgpu.InstanceDescriptor{
@@ -53,6 +55,8 @@ func infoOf(a *NativeAdapter) gputypes.AdapterInfo { return a.Info() }
 
 // limitsOf returns the limits of an adapter or a device.
 func limitsOf(a interface{ Limits() gputypes.Limits }) gputypes.Limits { return a.Limits() }
+
+func releaseAdapter(a *NativeAdapter) { a.Release() }
 
 func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 	growStack()

@@ -1,0 +1,66 @@
+//go:build !js
+
+package port
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+)
+
+// spinTime is the time for which a wait only yields between polls, when it begins and around
+// its expected end: about that of a short kernel. The shortest sleep is a millisecond where
+// timers are coarse.
+const spinTime = 200 * time.Microsecond
+
+func (l *library) pause(_ context.Context, start, due time.Time) { pause(start, due) }
+
+// pause passes the time between two polls of a wait that began at start and is expected to
+// end at due. Waits for short kernels poll often. Waits for long ones leave the processor to
+// a software driver.
+func pause(start, due time.Time) {
+	if d := pauseOf(time.Since(start), time.Until(due)); d > 0 {
+		time.Sleep(d)
+		return
+	}
+	runtime.Gosched()
+}
+
+// pauseOf returns the time between two polls, 0 to only yield, by the time since the
+// beginning and that to the expected end, which is negative once it has passed.
+func pauseOf(waited, left time.Duration) time.Duration {
+	if waited < spinTime || -spinTime < left && left < spinTime {
+		return 0
+	}
+	d := min(waited/8, time.Millisecond)
+	if left > 0 {
+		d = min(d, left-spinTime)
+	}
+	return d
+}
+
+// mapLimit is the time after which a device that does not map an idle buffer counts as
+// lost, if it was asked mapPolls times: the process may have been stopped meanwhile.
+const (
+	mapLimit = 5 * time.Second
+	mapPolls = 100
+)
+
+// read copies bytes of a mappable buffer to dst. The buffer is idle, so the map takes a few
+// polls, and other calls of the device can wait for it.
+func (l *library) read(b rawBuffer, offset uint64, dst []byte) error {
+	if err := l.startMap(b, offset, uint64(len(dst))); err != nil {
+		return err
+	}
+	for start, polls := time.Now(), 0; ; pause(start, time.Time{}) {
+		if done, err := l.mapped(); err != nil {
+			return err
+		} else if done {
+			return l.copyMapped(b, offset, dst)
+		}
+		if polls++; polls > mapPolls && time.Since(start) > mapLimit {
+			return fmt.Errorf("map of an idle buffer did not end within %v: %w", mapLimit, ErrLost)
+		}
+	}
+}

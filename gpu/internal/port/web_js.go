@@ -1,0 +1,185 @@
+package port
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"syscall/js"
+
+	"github.com/gogpu/gputypes"
+)
+
+// Provider names the library behind the port.
+const Provider = "WebGPU of the browser"
+
+const noAdapter = "the browser has none, or none for a page that comes neither from localhost nor by https"
+
+// The objects of a browser have no types in Go.
+type (
+	NativeAdapter = js.Value
+	NativeDevice  = js.Value
+	NativeBuffer  = js.Value
+)
+
+// await waits for a promise. Callbacks run only while every goroutine waits.
+func await(promise js.Value) (v js.Value, err error) {
+	done := make(chan struct{})
+	settled := func(set func(js.Value)) js.Func {
+		return js.FuncOf(func(_ js.Value, args []js.Value) any {
+			set(append(args, js.Undefined())[0])
+			close(done)
+			return nil
+		})
+	}
+	fulfilled := settled(func(x js.Value) { v = x })
+	defer fulfilled.Release()
+	rejected := settled(func(x js.Value) { err = errors.New(text(x)) })
+	defer rejected.Release()
+	promise.Call("then", fulfilled, rejected)
+	<-done
+	return v, err
+}
+
+// text returns the message of an error, or v as a string.
+func text(v js.Value) string {
+	if v.Type() == js.TypeObject && v.Get("message").Type() == js.TypeString {
+		v = v.Get("message")
+	}
+	return js.Global().Get("String").Invoke(v).String()
+}
+
+// try returns what f throws, as an error of a kind.
+func try(kind error, f func()) (err error) {
+	defer func() {
+		switch x := recover().(type) {
+		case nil:
+		case js.Error:
+			err = fault(text(x.Value), kind)
+		default:
+			panic(x)
+		}
+	}()
+	f()
+	return nil
+}
+
+// enumerate lists the adapters of two kinds of request: browsers have no list.
+func enumerate() (all []*NativeAdapter, err error) {
+	gpu := js.Global().Get("navigator")
+	if gpu.Truthy() {
+		gpu = gpu.Get("gpu")
+	}
+	if !gpu.Truthy() {
+		return nil, nil
+	}
+	seen := map[gputypes.AdapterInfo]bool{}
+	for _, preference := range []string{"high-performance", "low-power"} {
+		a, err := await(gpu.Call("requestAdapter", map[string]any{"powerPreference": preference}))
+		if err == nil && a.Truthy() && !seen[infoOf(&a)] {
+			seen[infoOf(&a)] = true
+			all = append(all, &a)
+		}
+	}
+	return all, nil
+}
+
+// infoOf describes an adapter. Browsers hide the type of a device: hardware is of type Other.
+func infoOf(a *NativeAdapter) gputypes.AdapterInfo {
+	from := a.Get("info")
+	field := func(name string) string {
+		if v := from.Get(name); v.Type() == js.TypeString {
+			return v.String()
+		}
+		return ""
+	}
+	info := gputypes.AdapterInfo{
+		Name: field("description"), Vendor: field("vendor"), Driver: field("architecture"),
+		DeviceType: gputypes.DeviceTypeOther, Backend: gputypes.BackendBrowserWebGPU,
+	}
+	if info.Name == "" {
+		info.Name = strings.Join(strings.Fields(info.Vendor+" "+info.Driver+" "+field("device")), " ")
+	}
+	software := from.Get("isFallbackAdapter").Truthy()
+	for _, name := range []string{"swiftshader", "llvmpipe"} {
+		software = software || strings.Contains(strings.ToLower(info.Name+info.Driver), name)
+	}
+	if software {
+		info.DeviceType = gputypes.DeviceTypeCPU
+	}
+	return info
+}
+
+// limits32 and limits64 are the limits that attn reads, by their names in a browser.
+func limits32(l *gputypes.Limits) map[string]*uint32 {
+	return map[string]*uint32{
+		"maxBindGroups":                             &l.MaxBindGroups,
+		"maxBindingsPerBindGroup":                   &l.MaxBindingsPerBindGroup,
+		"maxDynamicUniformBuffersPerPipelineLayout": &l.MaxDynamicUniformBuffersPerPipelineLayout,
+		"maxUniformBuffersPerShaderStage":           &l.MaxUniformBuffersPerShaderStage,
+		"maxStorageBuffersPerShaderStage":           &l.MaxStorageBuffersPerShaderStage,
+		"minUniformBufferOffsetAlignment":           &l.MinUniformBufferOffsetAlignment,
+		"minStorageBufferOffsetAlignment":           &l.MinStorageBufferOffsetAlignment,
+		"maxComputeWorkgroupStorageSize":            &l.MaxComputeWorkgroupStorageSize,
+		"maxComputeInvocationsPerWorkgroup":         &l.MaxComputeInvocationsPerWorkgroup,
+		"maxComputeWorkgroupSizeX":                  &l.MaxComputeWorkgroupSizeX,
+		"maxComputeWorkgroupSizeY":                  &l.MaxComputeWorkgroupSizeY,
+		"maxComputeWorkgroupSizeZ":                  &l.MaxComputeWorkgroupSizeZ,
+		"maxComputeWorkgroupsPerDimension":          &l.MaxComputeWorkgroupsPerDimension,
+	}
+}
+
+func limits64(l *gputypes.Limits) map[string]*uint64 {
+	return map[string]*uint64{
+		"maxUniformBufferBindingSize": &l.MaxUniformBufferBindingSize,
+		"maxStorageBufferBindingSize": &l.MaxStorageBufferBindingSize,
+		"maxBufferSize":               &l.MaxBufferSize,
+	}
+}
+
+// limitsOf returns the limits of an adapter or a device.
+func limitsOf(a *js.Value) (l gputypes.Limits) {
+	from := a.Get("limits")
+	for name, to := range limits32(&l) {
+		*to = uint32(from.Get(name).Float())
+	}
+	for name, to := range limits64(&l) {
+		*to = uint64(from.Get(name).Float())
+	}
+	return l
+}
+
+const timestampQuery = "timestamp-query"
+
+func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
+	limits, features := map[string]any{}, []any{}
+	for name, n := range limits32(&l) {
+		limits[name] = *n
+	}
+	for name, n := range limits64(&l) {
+		limits[name] = float64(*n)
+	}
+	timed := a.Get("features").Call("has", timestampQuery).Bool()
+	if timed {
+		features = append(features, timestampQuery)
+	}
+	dev, err := await(a.Call("requestDevice", map[string]any{"label": "attn", "requiredLimits": limits, "requiredFeatures": features}))
+	if err != nil {
+		return nil, fault(err.Error(), ErrInvalid)
+	}
+	lib := newLibrary(dev)
+	lib.clock.there = timed
+	return lib, nil
+}
+
+// releaseAdapter does nothing: the browser collects adapters.
+func releaseAdapter(*NativeAdapter) {}
+
+var errNotShared = fmt.Errorf("devices of a page cannot be shared: %w", ErrInvalid)
+
+func shareable(*NativeDevice) error                         { return errNotShared }
+func shareLibrary(*NativeDevice, gputypes.Backend) *library { return nil }
+func (l *library) importBuffer(*NativeBuffer) (raw rawBuffer, size uint64, usage gputypes.BufferUsage, err error) {
+	return raw, 0, 0, errNotShared
+}
+func (l *library) reference(rawBuffer)   {}
+func (l *library) dereference(rawBuffer) {}
