@@ -111,8 +111,8 @@ func openNamed(name string) (Backend, error) {
 }
 
 // Auto returns the name that "auto" opens and the reason: the first hardware GPU, discrete
-// before integrated before virtual, otherwise "cpu". It never chooses a software GPU driver,
-// because the CPU backend uses the same cores and is faster.
+// before integrated before virtual before one of a kind that a browser hides, otherwise "cpu".
+// It never chooses a software GPU driver, because the CPU backend uses the same cores and is faster.
 func Auto() (name, why string) {
 	best, rank := Info{}, 0
 	software := 0
@@ -122,7 +122,7 @@ func Auto() (name, why string) {
 			failed = append(failed, l.Err.Error())
 		}
 		for _, info := range l.Infos {
-			r := map[DeviceType]int{Discrete: 3, Integrated: 2, Virtual: 1}[info.Type]
+			r := map[DeviceType]int{Discrete: 4, Integrated: 3, Virtual: 2, Other: 1}[info.Type] // browsers hide the kind
 			if r > rank {
 				best, rank = info, r
 			}

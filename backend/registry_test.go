@@ -36,6 +36,7 @@ func TestOpenAndAuto(t *testing.T) {
 		gpuAsked string
 	}{
 		{"a discrete GPU after an integrated one", []Info{{Name: "gpu:0", Type: Integrated, Device: "small"}, {Name: "gpu:1", Type: Discrete, Device: "large"}}, nil, "gpu:1", "large", "1"},
+		{"a GPU whose kind a browser hides", []Info{{Name: "gpu:0", Type: Other, Device: "hidden"}}, nil, "gpu:0", "hidden", "0"},
 		{"a software driver", []Info{{Name: "gpu:0", Type: CPU}}, nil, "cpu", "software", ""},
 		{"no adapter", nil, ErrNoDevice, "cpu", "no usable device", ""},
 	} {

@@ -3,7 +3,8 @@
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
 // with the WGSL of package shaders, on any adapter that WebGPU reaches: Vulkan, Metal, DX12,
-// and Vulkan in software on a machine without a GPU. Importing it registers the family "gpu":
+// Vulkan in software on a machine without a GPU, and what a browser offers to a program built
+// with GOOS=js. Importing it registers the family "gpu":
 //
 //	import _ "github.com/seed90331342/attn/gpu"
 //
@@ -43,7 +44,11 @@
 // middle of a word need one more.
 //
 // Options.Shared takes a device that the program has opened, and [Backend.Wrap] makes tensors of
-// the program's buffers without a copy: see [Shared].
+// the program's buffers without a copy: see [Shared]. A page's own device cannot be shared yet.
+//
+// In a browser every wait is one for a promise, so that timers and events of the page go on while
+// a call runs; between waits the host part of a call occupies its thread. Run it in a Worker, where
+// navigator.gpu exists as well. Kernels compile side by side there.
 package gpu
 
 import (

@@ -144,8 +144,8 @@ type Listing = backend.Listing
 func Devices() []Listing { return backend.Devices() }
 
 // Auto returns the name that "auto" opens and the reason: the first hardware GPU, discrete
-// before integrated before virtual, otherwise "cpu". It never chooses a software GPU driver,
-// because the CPU backend uses the same cores and is faster.
+// before integrated before virtual before one of a kind that a browser hides, otherwise "cpu".
+// It never chooses a software GPU driver, because the CPU backend uses the same cores and is faster.
 func Auto() (name, why string) { return backend.Auto() }
 
 // Trace is a set of functions that calls with its context run at certain events, as in
