@@ -25,7 +25,7 @@ type device struct {
 	lib    *library
 	limits gputypes.Limits
 
-	compiling sync.Mutex // held around a compilation and taken before mu
+	compiling sync.RWMutex // held around a compilation and taken before mu
 	mu        sync.Mutex
 	closed    bool
 	lost      error
@@ -184,8 +184,12 @@ func (d *device) releaseBuffer(b *buffer) {
 var createPipeline = (*library).createPipeline
 
 func (d *device) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
-	d.compiling.Lock()
-	defer d.compiling.Unlock()
+	var one sync.Locker = &d.compiling
+	if compilesTogether {
+		one = d.compiling.RLocker()
+	}
+	one.Lock()
+	defer one.Unlock()
 	d.mu.Lock()
 	err := d.usable()
 	d.mu.Unlock()

@@ -9,6 +9,10 @@ import (
 	"time"
 )
 
+// compilesTogether means that a device compiles several pipelines at a time. Errors of wgpu-native
+// reach one state of the device.
+const compilesTogether = false
+
 // spinTime is the time for which a wait only yields between polls, when it begins and around
 // its expected end: about that of a short kernel. The shortest sleep is a millisecond where
 // timers are coarse.

@@ -38,6 +38,9 @@ type (
 // the largest that a device may require.
 const dynamicStep = 256
 
+// compilesTogether means that a device compiles several pipelines at a time.
+const compilesTogether = true
+
 // stagedBytes is the most bytes that a write copies at a time.
 const stagedBytes = 1 << 20
 

@@ -116,6 +116,9 @@ func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t por
 		}
 	}()
 	for i := range b.list {
+		d.Pipelines.Start(b.list[i].pipeline)
+	}
+	for i := range b.list {
 		p, err := d.Pipelines.Acquire(ctx, b.list[i].pipeline)
 		if err != nil {
 			return 0, err

@@ -117,10 +117,13 @@ func (d *Device) Warmup(ctx context.Context, f func(r *Runner) error) (err error
 	if err := f(r); err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	for _, p := range r.needed {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+		d.Pipelines.Start(p)
+	}
+	for _, p := range r.needed {
 		if _, err := d.Pipelines.Acquire(ctx, p); err != nil {
 			return err
 		}

@@ -39,6 +39,7 @@ type compilation struct {
 	done chan struct{} // closed at its end
 	took time.Duration
 	err  error
+	told atomic.Bool // the trace of a call
 }
 
 // maxPipelines bounds the compiled pipelines of a device. A model needs some 20; software
@@ -101,6 +102,23 @@ func (c *Pipelines) Of(k shaders.Variant) *Pipeline {
 	return p
 }
 
+// Start begins to compile p unless it is compiled. Where the library can, several compile side by side.
+func (c *Pipelines) Start(p *Pipeline) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.start(p)
+}
+
+// start returns the compilation of p, which it begins if there is none; nil when p is compiled. The
+// caller holds the lock.
+func (c *Pipelines) start(p *Pipeline) *compilation {
+	if p.compiled == nil && p.compiling == nil {
+		p.compiling = &compilation{done: make(chan struct{})}
+		go c.compile(p, p.compiling)
+	}
+	return p.compiling
+}
+
 // Acquire returns p compiled. It stays so until Release. Acquire returns
 // backend.ErrUnsupported when the device does not support or accept the kernel, and the
 // error of ctx when that ends first. A compilation cannot be interrupted: it goes on for
@@ -108,13 +126,7 @@ func (c *Pipelines) Of(k shaders.Variant) *Pipeline {
 func (c *Pipelines) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error) {
 	c.mu.Lock()
 	for p.compiled == nil {
-		x := p.compiling
-		ours := x == nil
-		if ours {
-			x = &compilation{done: make(chan struct{})}
-			p.compiling = x
-			go c.compile(p, x)
-		}
+		x := c.start(p)
 		c.mu.Unlock()
 		select {
 		case <-x.done:
@@ -122,9 +134,14 @@ func (c *Pipelines) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, er
 			return nil, ctx.Err()
 		}
 		if x.err != nil {
+			c.mu.Lock()
+			if p.compiling == x {
+				p.compiling = nil // the next call tries again
+			}
+			c.mu.Unlock()
 			return nil, x.err
 		}
-		if f := backend.TraceOf(ctx).Compile; ours && f != nil {
+		if f := backend.TraceOf(ctx).Compile; f != nil && x.told.CompareAndSwap(false, true) {
 			f(shaders.Key(p.Kernel), x.took)
 		}
 		c.mu.Lock()
@@ -171,8 +188,8 @@ func (c *Pipelines) compile(p *Pipeline, x *compilation) {
 	compiled, err := c.create(p)
 	x.took, x.err = time.Since(start), err
 	c.mu.Lock()
-	p.compiling = nil
 	if err == nil {
+		p.compiling = nil
 		c.clock++
 		p.compiled, p.used = compiled, c.clock
 		c.live = append(c.live, p)
