@@ -3,13 +3,14 @@
 # make test-all    what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
 # make test-beam   the module cmd/attn-beam: attention on Apache Beam, with worker processes
 # make test-onnx   the module cmd/attn-onnx: published cases of ONNX and ONNX Runtime
+# make test-web    WebGPU as browsers have it: the backend as wasm in Node, and the page of cmd/attn-web
 # make test-peers  results next to those of PyTorch, which Debian has as python3-torch
 # make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
 # make bench       the main job: attention on every backend, with its ceiling in the same run
 # make build       one binary, ./attn
 # make update      refresh golden files and generated code
 
-.PHONY: quick test test-all test-beam test-onnx test-peers soak bench build update
+.PHONY: quick test test-all test-beam test-onnx test-web test-peers soak bench build update
 
 quick:
 	@sh .ci/quick
@@ -25,6 +26,9 @@ test-beam:
 
 test-onnx:
 	@sh .ci/test-onnx
+
+test-web:
+	@sh .ci/test-web
 
 test-peers:
 	@sh .ci/test-peers
