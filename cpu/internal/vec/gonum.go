@@ -3,6 +3,7 @@ package vec
 import (
 	"encoding/binary"
 	"math"
+	"runtime"
 	"sync"
 	"unsafe"
 
@@ -41,6 +42,10 @@ const (
 //
 //	a [m, k]    b [k, n] or [n, k]    c [m, n]
 func gemm(tb blas.Transpose, m, n, k int, a []float32, lda int, b []float32, ldb int, beta float32, c []float32, ldc int) {
+	if runtime.GOARCH == "wasm" {
+		plainGemm(tb, m, n, k, a, lda, b, ldb, beta, c, ldc)
+		return
+	}
 	for i := 0; i < m; i += gemmRows {
 		rows := min(gemmRows, m-i)
 		for j := 0; j < n; j += gemmCols {
