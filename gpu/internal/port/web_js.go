@@ -86,6 +86,9 @@ func enumerate() (all []*NativeAdapter, err error) {
 // infoOf describes an adapter. Browsers hide the type of a device: hardware is of type Other.
 func infoOf(a *NativeAdapter) gputypes.AdapterInfo {
 	from := a.Get("info")
+	if !from.Truthy() { // an old browser
+		from = js.Global().Get("Object").New()
+	}
 	field := func(name string) string {
 		if v := from.Get(name); v.Type() == js.TypeString {
 			return v.String()
