@@ -21,6 +21,8 @@ type Config struct {
 	Rows int
 	// Seed draws the inputs and the rows.
 	Seed uint64
+	// NoStages leaves out the comparison with the three stages, which keep all weights in memory.
+	NoStages bool
 	// Args are the arguments of a command line that repeats the run, and Missing has a line
 	// for each backend without a device. The report contains both.
 	Args, Missing []string

@@ -31,6 +31,8 @@ const (
 	paceApart = 200e-6
 	// paceTrial is the number of pieces of the run that calibrates the length.
 	paceTrial = 50
+	// pacePiece is less than the time of a piece: clocks of browsers advance by up to 1 ms.
+	pacePiece = 1e-6
 )
 
 // newPacer returns a pacer with runs of about the length of a call. The caller closes it.
@@ -48,6 +50,7 @@ func newPacer(threads int, seconds float64) *pacer {
 	for range 10 {
 		piece = min(piece, p.run()/paceTrial)
 	}
+	piece = max(piece, pacePiece)
 	p.pieces = pacePieces(threads, seconds, piece)
 	return p
 }

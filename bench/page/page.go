@@ -40,11 +40,12 @@ type Page struct {
 	Script template.JS
 }
 
-var frameTemplate = template.Must(template.New("page").Parse(frame))
+// Templates are parsed when a page is written: a program that writes none is linked without them.
+func frameTemplate() *template.Template { return template.Must(template.New("page").Parse(frame)) }
 
 // Write writes the page, with U+FFFD for characters that are not safe in it.
 func Write(w io.Writer, p Page) error {
-	return frameTemplate.Execute(&Writer{W: w}, struct {
+	return frameTemplate().Execute(&Writer{W: w}, struct {
 		Page
 		Style template.CSS
 		JS    template.JS

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/browser"
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/input"
@@ -36,14 +37,24 @@ type Browser struct {
 }
 
 // Start starts Chromium until the end of the test. It skips the test without Chromium, or,
-// except with CI=true, if Chromium does not start.
-func Start(t testing.TB) *Browser {
+// except with CI=true, if Chromium does not start. flags are additional flags of Chromium: "name"
+// or "name=value".
+func Start(t testing.TB, flags ...string) *Browser {
 	t.Helper()
+	options := append(chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.NoSandbox, // root has none, as in containers
+		chromedp.WSURLReadTimeout(timeout))
+	for _, f := range flags {
+		name, value, valued := strings.Cut(f, "=")
+		if valued {
+			options = append(options, chromedp.Flag(name, value))
+		} else {
+			options = append(options, chromedp.Flag(name, true))
+		}
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewExecAllocator(ctx, append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.NoSandbox, // root has none, as in containers
-		chromedp.WSURLReadTimeout(timeout))...)
+	ctx, cancel = chromedp.NewExecAllocator(ctx, options...)
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
 	t.Cleanup(cancel)
@@ -65,7 +76,7 @@ type Look struct {
 	NoScript      bool
 }
 
-// Page is a file opened in a tab.
+// Page is opened in a tab.
 type Page struct {
 	t   testing.TB
 	ctx context.Context
@@ -77,18 +88,25 @@ type Page struct {
 // Open opens a file in a tab of its own until the end of the test.
 func (b *Browser) Open(file string, look Look) *Page {
 	b.t.Helper()
-	if look.Width == 0 {
-		look.Width, look.Height = 800, 800
-	}
 	path, err := filepath.Abs(file)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	url := "file://" + filepath.ToSlash(path)
+	return b.Visit(url, url, look)
+}
+
+// Visit opens the page of a URL in a tab of its own until the end of the test. The page may request
+// only what begins with own.
+func (b *Browser) Visit(url, own string, look Look) *Page {
+	b.t.Helper()
+	if look.Width == 0 {
+		look.Width, look.Height = 800, 800
+	}
 	ctx, cancel := chromedp.NewContext(b.ctx)
 	b.t.Cleanup(cancel)
 	p := &Page{t: b.t, ctx: ctx}
-	if err := chromedp.Listen(ctx, func(event any) { p.listen(event, url) }); err != nil {
+	if err := chromedp.Listen(ctx, func(event any) { p.listen(event, own) }); err != nil {
 		b.t.Fatalf("in the browser: %v", err)
 	}
 	scheme := map[bool]string{false: "light", true: "dark"}[look.Dark]
@@ -104,7 +122,7 @@ func (b *Browser) Open(file string, look Look) *Page {
 }
 
 // listen records what a page must not do.
-func (p *Page) listen(event any, url string) {
+func (p *Page) listen(event any, own string) {
 	problem := ""
 	switch e := event.(type) {
 	case *runtime.EventConsoleAPICalled:
@@ -124,7 +142,7 @@ func (p *Page) listen(event any, url string) {
 			problem = "log: " + e.Entry.Text
 		}
 	case *network.EventRequestWillBeSent:
-		if e.Request.URL != url && !strings.HasPrefix(e.Request.URL, "data:") {
+		if !strings.HasPrefix(e.Request.URL, own) && !strings.HasPrefix(e.Request.URL, "data:") {
 			problem = "request: " + e.Request.URL
 		}
 	}
@@ -157,6 +175,27 @@ func call[P, R any](p *Page, command cdp.Command[P, R], params P) {
 func Eval[T any](p *Page, expression string) T {
 	p.t.Helper()
 	return run(p, chromedp.Evaluate[T](expression))
+}
+
+// Await waits until a JavaScript expression is true.
+func (p *Page) Await(expression string) {
+	p.t.Helper()
+	for !Eval[bool](p, expression) {
+		time.Sleep(50 * time.Millisecond) // run fails when the time of the test is over
+	}
+}
+
+// Downloads makes the browser save the files that it downloads in a folder.
+func (p *Page) Downloads(dir string) {
+	p.t.Helper()
+	call(p, browser.SetDownloadBehavior, browser.SetDownloadBehaviorParams{
+		Behavior: browser.SetDownloadBehaviorBehaviorAllow, DownloadPath: dir})
+}
+
+// Screenshot returns what the window shows, as a PNG file.
+func (p *Page) Screenshot() []byte {
+	p.t.Helper()
+	return run(p, chromedp.CaptureScreenshot())
 }
 
 // place scrolls the first match of the selector into view and returns the position of

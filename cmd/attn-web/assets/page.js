@@ -1,0 +1,204 @@
+"use strict";
+// The page around the worker: worker.js runs the program of attn-web, whose messages are the
+// events of its package measure.
+
+const $ = id => document.getElementById(id);
+const form = $("form");
+let worker, devices = [], rows = [], report = "", running = false, watch = 0;
+
+// The events that a worker sends.
+const on = {
+  devices(e) {
+    devices = e.devices || [];
+    form.device.replaceChildren(...devices.map(d => new Option(d.name, d.name)));
+    trouble(e.text || "");
+    choose();
+    if (e.text && !report) start({device: ""}); // no GPU: the CPU's figures at once
+  },
+  progress(e) { $("progress").textContent = e.text; },
+  row(e) {
+    rows.push(e.row);
+    report = e.report;
+    show(e.row);
+  },
+  done(e) {
+    report = e.report || report;
+    if (e.text) trouble(e.text);
+    ended("Done.");
+  },
+  failed(e) {
+    trouble(e.text);
+    ended("");
+    $("start").disabled = true; // without a program
+  },
+};
+
+// load starts a worker; its first message is the list of devices.
+function load() {
+  worker = new Worker("worker.js");
+  worker.onmessage = m => {
+    const e = JSON.parse(m.data);
+    on[e.type](e);
+  };
+  worker.onerror = e => on.failed({text: "The program does not load: " + (e.message || "worker.js is missing") + "."});
+}
+
+function trouble(text) {
+  $("trouble").textContent = text;
+  $("trouble").hidden = !text;
+}
+
+// software reports whether a device computes on the CPU: its defaults are short.
+const software = d => !d || d.type === "cpu";
+
+// choose shows the chosen device, and ticks the cases that it can compute in the time limit.
+function choose() {
+  const d = devices.find(d => d.name === form.device.value);
+  if (!d) return;
+  const limit = l => l.name + " " + (/bytes|memory/.test(l.name) && l.value >= 1024 ? bytes(l.value) : l.value);
+  const facts = [["device", d.device], ["reached through", [d.provider, d.driver].filter(Boolean).join(" · ")],
+    ["limits", (d.limits || []).map(limit).join(" · ")], ["browser", browser()]];
+  $("device").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
+  const slow = software(d);
+  const defaults = {
+    seqs: d.name === "cpu" ? ["256", "1024"] : slow ? ["256", "1024", "2048"] : ["1024", "2048", "4096", "8192"],
+    kinds: ["full", "causal", "decode"], dims: ["64"], dtypes: slow ? ["f32"] : ["f32", "f16"],
+  };
+  for (const box of form.querySelectorAll("input[type=checkbox]")) box.checked = defaults[box.name].includes(box.value);
+  form.heads.value = slow ? 1 : 8;
+  form.seconds.value = slow ? 60 : 180;
+  $("start").disabled = running;
+}
+
+// start measures a request, by default that of the form.
+function start(request) {
+  const ticked = name => [...form.querySelectorAll(`input[name=${name}]:checked`)].map(box => box.value);
+  request ??= {
+    device: form.device.value, seqs: ticked("seqs").map(Number), dims: ticked("dims").map(Number), kinds: ticked("kinds"),
+    dtypes: ticked("dtypes"), heads: Number(form.heads.value), seconds: Number(form.seconds.value),
+  };
+  request.browser = browser();
+  [rows, report, running] = [[], "", true];
+  if (request.device) trouble("");
+  $("rows").replaceChildren();
+  $("line").value = $("copied").textContent = "";
+  for (const id of ["start", "download", "copy"]) $(id).disabled = true;
+  $("stop").disabled = false;
+  $("progress").textContent = "Starting.";
+  worker.postMessage(JSON.stringify({type: "start", request}));
+}
+
+// stop lets the running call end. A program that does not answer is ended: a call of the CPU, or of
+// a GPU that hangs.
+function stop() {
+  $("stop").disabled = true;
+  $("progress").textContent = "Stopping.";
+  worker.postMessage(JSON.stringify({type: "stop"}));
+  watch = setTimeout(() => {
+    worker.terminate();
+    ended("Stopped in the middle of a case.");
+    load();
+  }, 10000);
+}
+
+function ended(text) {
+  clearTimeout(watch);
+  running = false;
+  $("stop").disabled = true;
+  $("start").disabled = false;
+  $("download").disabled = !report;
+  $("line").value = line();
+  $("copy").disabled = !$("line").value;
+  $("progress").textContent = text;
+}
+
+// show adds a row to the table. Cases without figures have their reason.
+function show(m) {
+  const tr = document.createElement("tr");
+  const name = element("th", m.backend + " · " + kind(m) + " · H=" + m.heads + " D=" + m.dim + " " + m.dtype);
+  name.scope = "row";
+  const wrong = m.status === "wrong";
+  const status = element("td", wrong ? "WRONG" + m.note.replace("WRONG", "") : m.note ? (m.status === "ok" ? "ok, " : "") + m.note : m.status);
+  status.className = wrong || m.status === "failed" ? "note bad" : "note";
+  tr.append(name, ...[
+    String(m.seq_k), m.median_s == null ? "" : seconds(m.median_s), digits(m.gflops), percent(m.gflops, m.ceiling_gflops),
+    digits(m.gbs), percent(m.gbs, m.ceiling_gbs), m.max_error == null ? "" : m.max_error.toExponential(1),
+    m.error_bound == null ? "" : m.error_bound.toExponential(1),
+  ].map(text => element("td", text || "–")), status);
+  $("rows").append(tr);
+  $("results").hidden = false;
+}
+
+// line describes the best prefill and decode of the report in Markdown.
+function line() {
+  const right = rows.filter(m => m.status === "ok" && m.gflops);
+  const best = (of, by) => of.reduce((a, b) => !a || b[by] > a[by] ? b : a, undefined);
+  const prefill = best(right.filter(m => m.seq_q > 1), "gflops"), decode = best(right.filter(m => m.seq_q === 1), "gbs");
+  if (!prefill && !decode) return "";
+  const e = JSON.parse(report).environment;
+  const of = (prefill || decode).backend;
+  const d = e.backends.find(b => b.name === of);
+  const name = m => `${kind(m)} S=${m.seq_k} H=${m.heads} D=${m.dim} ${m.dtype}`;
+  const worst = Math.max(...right.filter(m => m.error_bound).map(m => m.max_error / m.error_bound));
+  return "| " + [
+    d.device, browser(),
+    prefill ? `${digits(prefill.gflops)} GFLOP/s, ${percent(prefill.gflops, prefill.ceiling_gflops)} of FMA (${name(prefill)})` : "–",
+    decode ? `${digits(decode.gbs)} GB/s, ${percent(decode.gbs, decode.ceiling_gbs)} of read (${name(decode)})` : "–",
+    `${right.length} of ${rows.length} cases right, error at most ${(100 * worst).toPrecision(2)}% of its bound`, e.version, e.date.slice(0, 10),
+  ].map(text => text.replaceAll("|", "/")).join(" | ") + " |";
+}
+
+const kind = m => m.seq_q === 1 ? "decode" : m.causal ? "causal" : "full";
+const digits = x => x == null ? "" : x >= 100 ? x.toFixed(0) : x.toPrecision(3);
+const percent = (x, of) => x == null || !of ? "" : (100 * x / of).toFixed(1) + "%";
+const seconds = s => s >= 1 ? s.toPrecision(3) + " s" : s >= 1e-3 ? (s * 1e3).toPrecision(3) + " ms" : (s * 1e6).toPrecision(3) + " µs";
+
+function bytes(n) {
+  const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+  let i = 0;
+  for (; n >= 1024 && i < units.length - 1; i++) n /= 1024;
+  return Number(n.toPrecision(3)) + " " + units[i];
+}
+
+// browser names the browser, its version and system.
+function browser() {
+  const agent = navigator.userAgent;
+  const [, name, version] = /(Edg|OPR|Firefox|Chrome|Version)\/(\d+)/.exec(agent) || [, "browser", ""];
+  const system = navigator.userAgentData?.platform || navigator.platform;
+  return ({Edg: "Edge", OPR: "Opera", Version: "Safari"}[name] || name) + " " + version + (system && ", " + system);
+}
+
+function element(tag, text) {
+  const e = document.createElement(tag);
+  e.textContent = text;
+  return e;
+}
+
+// save offers the report as a file.
+function save() {
+  const a = document.createElement("a");
+  a.href = URL.createObjectURL(new Blob([report], {type: "application/json"}));
+  a.download = "attn-web.json";
+  a.click();
+  setTimeout(() => URL.revokeObjectURL(a.href), 60000); // the download has begun
+}
+
+async function copy() {
+  try {
+    await navigator.clipboard.writeText($("line").value);
+    $("copied").textContent = "Copied.";
+  } catch { // not allowed: the line is selected, for the visitor to copy
+    $("line").select();
+    $("copied").textContent = "Selected, press Ctrl-C.";
+  }
+}
+
+form.addEventListener("submit", e => {
+  e.preventDefault();
+  start();
+});
+form.device.addEventListener("change", choose);
+$("stop").addEventListener("click", stop);
+$("download").addEventListener("click", save);
+$("copy").addEventListener("click", copy);
+load();

@@ -1,0 +1,268 @@
+//go:build !js
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/cmd/internal/pagetest"
+)
+
+// site builds the page once for all tests.
+var site = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "attn-web"); err != nil {
+		return "", err
+	}
+	var messages strings.Builder
+	if err = build(context.Background(), dir, &messages); err == nil && !strings.HasPrefix(messages.String(), "attn.wasm has ") {
+		err = fmt.Errorf("the messages are %q", messages.String())
+	}
+	return dir, err
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := site(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// at serves the page below a path, as static hosts do, and returns its URL.
+func at(t *testing.T, path string) string {
+	t.Helper()
+	dir, err := site()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle(path+"/", http.StripPrefix(path, handler(dir)))
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return server.URL + path + "/"
+}
+
+// webgpu are the flags with which Chromium offers WebGPU on its own software driver.
+var webgpu = []string{"enable-unsafe-webgpu", "use-webgpu-adapter=swiftshader"}
+
+// choose ticks exactly the given cases.
+func choose(p *pagetest.Page, seqs, kinds, dtypes string, heads int) {
+	pagetest.Eval[bool](p, fmt.Sprintf(`(() => {
+		const want = {seqs: %q, kinds: %q, dims: "64", dtypes: %q};
+		for (const box of form.querySelectorAll("input[type=checkbox]")) {
+			if (box.checked !== want[box.name].split(",").includes(box.value)) box.click();
+		}
+		[form.seconds.value, form.heads.value] = [0, %d];
+		return true;
+	})()`, seqs, kinds, dtypes, heads))
+}
+
+// downloaded returns the report that the page offers.
+func downloaded(t *testing.T, p *pagetest.Page) *report.Report {
+	t.Helper()
+	dir := t.TempDir()
+	p.Downloads(dir)
+	p.Click("#download")
+	name := filepath.Join(dir, "attn-web.json")
+	for t.Context().Err() == nil {
+		time.Sleep(50 * time.Millisecond)
+		if f, err := os.Open(name); err == nil { // renamed when it is complete
+			defer f.Close()
+			r, err := report.Read(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+	}
+	t.Fatal("no file was downloaded")
+	return nil
+}
+
+// TestMeasure: the page measures on a GPU, and its file is a report that programs read and compare.
+func TestMeasure(t *testing.T) {
+	browser := pagetest.Start(t, webgpu...)
+	url := at(t, "/a/path")
+	p := browser.Visit(url, url, pagetest.Look{Width: 1100, Height: 900})
+	p.Await(`!document.querySelector("#start").disabled`)
+	if name := pagetest.Eval[string](p, "form.device.value"); name != "gpu:0" {
+		t.Fatalf("the first device is %q: %s", name, pagetest.Eval[string](p, `document.querySelector("#trouble").textContent`))
+	}
+	choose(p, "256", "causal,decode", "f32,f16", 8) // f32 has 1 MiB to read, which a rate needs
+	p.Click("#start")
+	p.Await("!running")
+	r := downloaded(t, p)
+	if err := r.Err(); err != nil || len(r.Cases) != 4 || len(r.Environment.Backends) != 1 {
+		t.Fatalf("%d cases on %d devices: %v", len(r.Cases), len(r.Environment.Backends), err)
+	}
+	for _, c := range r.Cases {
+		if c.Status != report.OK || !(*c.MaxError <= *c.ErrorBound) || c.GFLOPS == nil || c.CeilingGFLOPS == nil || (c.CeilingGBS == nil) != (c.DType == "f16") {
+			t.Errorf("%+v", c)
+		}
+	}
+	for _, change := range report.Compare(r, r, 4) {
+		if change.Verdict != report.Same && change.Verdict != report.Unclear { // of noisy times
+			t.Errorf("compared with itself: %+v", change)
+		}
+	}
+	if err := r.WritePage(io.Discard); err != nil {
+		t.Error(err)
+	}
+	rows := pagetest.Eval[[]string](p, `[...document.querySelectorAll("#rows tr")].map(row => row.innerText)`)
+	figures := regexp.MustCompile(`^gpu:0 · (causal|decode) · H=8 D=64 (f32|f16)\t256\t.* (s|ms|µs)\t[0-9.]+\t[0-9.]+%\t[0-9.]+\t([0-9.]+%|–)\t\d\.\de-\d+\t\d\.\de-\d+\tok`)
+	for _, row := range rows {
+		if !figures.MatchString(row) {
+			t.Errorf("row %q", row)
+		}
+	}
+	line := pagetest.Eval[string](p, `document.querySelector("#line").value`)
+	if len(rows) != 4 || !strings.Contains(line, " of FMA (causal S=256 ") || !strings.Contains(line, " of read (decode S=256 ") {
+		t.Errorf("%d rows, line %q", len(rows), line)
+	}
+	p.Quiet()
+	pagetest.Eval[bool](p, "scrollTo(0, 0), true")
+	if name := os.Getenv("ATTN_WEB_SCREENSHOT"); name != "" {
+		if err := os.WriteFile(name, p.Screenshot(), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestStop: a run ends with what it has measured, and another one can begin.
+func TestStop(t *testing.T) {
+	browser := pagetest.Start(t, webgpu...)
+	url := at(t, "")
+	p := browser.Visit(url, url, pagetest.Look{Width: 360, Height: 740, Dark: true})
+	p.Await(`!document.querySelector("#start").disabled`)
+	choose(p, "256,32768", "causal", "f32", 1) // the longer one takes minutes
+	p.Click("#start")
+	p.Await("rows.length === 1")
+	p.Click("#stop")
+	p.Await("!running")
+	r := downloaded(t, p)
+	if r.Cases[0].Status != report.OK || len(r.Cases) > 1 && r.Cases[1].Status == report.OK {
+		t.Errorf("%+v", r.Cases)
+	}
+	p.Await(`!document.querySelector("#start").disabled`)
+	choose(p, "256", "decode", "f32", 1)
+	p.Click("#start")
+	p.Await("!running")
+	if r := downloaded(t, p); len(r.Cases) != 1 || r.Cases[0].Status != report.OK || r.Cases[0].SeqQ != 1 {
+		t.Errorf("%+v", r.Cases)
+	}
+	p.Quiet()
+}
+
+// TestNoGPU: without WebGPU, and without an adapter, there is a sentence and the CPU's figures.
+func TestNoGPU(t *testing.T) {
+	browser := pagetest.Start(t) // without its software driver
+	sentence := func(p *pagetest.Page) {
+		t.Helper()
+		p.Await("rows.length > 0")
+		if s := pagetest.Eval[string](p, `document.querySelector("#trouble").innerText`); !strings.HasPrefix(s, "The browser offers no GPU to this page: ") {
+			t.Errorf("the page says %q", s)
+		}
+	}
+	url := at(t, "")
+	sentence(browser.Visit(url, url, pagetest.Look{})) // not quiet: Chromium itself warns of a missing adapter
+
+	dir, err := site()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/worker.js" {
+			handler(dir).ServeHTTP(w, r)
+			return
+		}
+		text, err := assets.ReadFile("assets/worker.js")
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Type", "text/javascript")
+		w.Header().Set("Cross-Origin-Embedder-Policy", "require-corp")
+		fmt.Fprintf(w, "delete WorkerNavigator.prototype.gpu;\n%s", text)
+	}))
+	t.Cleanup(server.Close)
+	p := browser.Visit(server.URL, server.URL, pagetest.Look{})
+	sentence(p)
+	p.Await("!running")
+	r := downloaded(t, p)
+	if err := r.Err(); err != nil || len(r.Cases) != 6 || len(r.Environment.Missing) != 1 {
+		t.Errorf("%d cases, missing %q: %v", len(r.Cases), r.Environment.Missing, err)
+	}
+	for _, c := range r.Cases {
+		if c.Backend != "cpu" || c.GFLOPS == nil {
+			t.Errorf("%+v", c)
+		}
+	}
+	p.Quiet()
+}
+
+// TestHandler: the types of files, and what is not there.
+func TestHandler(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"index.html", "page.js", "attn.wasm", "style.css"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", handler(dir))
+	mux.Handle("/sub/path/", http.StripPrefix("/sub/path", handler(dir)))
+	for url, want := range map[string]string{
+		"/": "200 text/html; charset=utf-8", "/page.js": "200 text/javascript; charset=utf-8", "/style.css": "200 text/css; charset=utf-8",
+		"/attn.wasm": "200 application/wasm", "/sub/path/attn.wasm": "200 application/wasm", "/sub/path/": "200 text/html; charset=utf-8",
+		"/absent.html": "404 text/plain; charset=utf-8", "/sub/path/..%2f..%2fmain.go": "404 text/plain; charset=utf-8",
+	} {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, url, nil))
+		if got := fmt.Sprint(w.Code, " ", w.Header().Get("Content-Type")); got != want || w.Header().Get("Content-Security-Policy") == "" {
+			t.Errorf("%s: %s, want %s", url, got, want)
+		}
+	}
+}
+
+// external matches addresses that a page would load.
+var external = regexp.MustCompile(`(src|href)="(/|https?:|//)|url\(|import\s`)
+
+// TestAssets: the page refers to its own files by relative addresses only; links are not loaded.
+func TestAssets(t *testing.T) {
+	files, err := assets.ReadDir("assets")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		text, err := assets.ReadFile("assets/" + f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range external.FindAllString(strings.ReplaceAll(string(text), `<a href="https://github.com/`, ""), -1) {
+			t.Errorf("%s has %q", f.Name(), found)
+		}
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	for want, args := range map[string][]string{
+		"unexpected argument \"x\"": {"x"},
+		"--help lists the flags":    {"--absent"},
+		"--listen: ":                {"--listen", "nowhere:none"},
+	} {
+		if err := run(t.Context(), args, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+}
