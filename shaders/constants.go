@@ -2,8 +2,6 @@ package shaders
 
 import (
 	"fmt"
-	"go/ast"
-	"go/parser"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -49,50 +47,68 @@ func constantsOf(v Variant) (all []namedConstant) {
 	return all
 }
 
-var literal = regexp.MustCompile(`\b(\d+)u\b`)
-
-// evaluate returns the value of a constant expression; true is 1. Except for the suffix of literals it reads
-// the same in Go.
+// evaluate returns the value of a constant expression; true is 1.
 func evaluate(wgsl string, consts map[string]uint32) (n uint32, ok bool) {
-	e, err := parser.ParseExpr(literal.ReplaceAllString(wgsl, "$1"))
-	if err != nil {
-		return 0, false
-	}
-	return valueOf(e, consts)
+	e := expression{token.FindAllString(wgsl, -1), consts}
+	n, ok = e.value(0)
+	return n, ok && len(e.rest) == 0
 }
 
-func valueOf(e ast.Expr, consts map[string]uint32) (n uint32, ok bool) {
-	var name string
-	var operands []ast.Expr
-	switch e := e.(type) {
-	case *ast.ParenExpr:
-		return valueOf(e.X, consts)
-	case *ast.BasicLit:
-		x, err := strconv.ParseUint(e.Value, 10, 32)
-		return uint32(x), err == nil
-	case *ast.Ident:
-		n, ok = consts[e.Name]
-		return n, ok
-	case *ast.BinaryExpr:
-		name, operands = e.Op.String(), []ast.Expr{e.X, e.Y}
-	case *ast.CallExpr:
-		f, _ := e.Fun.(*ast.Ident)
-		if f == nil {
+// token matches a literal, a name or an operator of an expression, or another character.
+var token = regexp.MustCompile(`\w+|[=!]=|\S`)
+
+// expression is the rest of a constant expression, in tokens. go/parser would read it too, but is
+// a twentieth of a program for wasm.
+type expression struct {
+	rest   []string
+	consts map[string]uint32
+}
+
+// next removes the next token; "" at the end.
+func (e *expression) next() (t string) {
+	if len(e.rest) > 0 {
+		t, e.rest = e.rest[0], e.rest[1:]
+	}
+	return t
+}
+
+// value evaluates an operand, and the operators that bind more closely than the rank.
+func (e *expression) value(rank int) (n uint32, ok bool) {
+	n, ok = e.operand()
+	for ok && len(e.rest) > 0 && ranks[e.rest[0]] > rank {
+		name := e.next()
+		y, also := e.value(ranks[name])
+		if !also || y == 0 && (name == "/" || name == "%") {
 			return 0, false
 		}
-		name, operands = f.Name, e.Args
+		n = operations[name](n, y)
 	}
-	operation := operations[name]
-	if operation == nil || len(operands) != 2 {
-		return 0, false
-	}
-	x, ok := valueOf(operands[0], consts)
-	y, also := valueOf(operands[1], consts)
-	if !ok || !also || y == 0 && (name == "/" || name == "%") {
-		return 0, false
-	}
-	return operation(x, y), true
+	return n, ok
 }
+
+// operand evaluates a literal, a constant, min(x, y), max(x, y) or an expression in parentheses.
+func (e *expression) operand() (n uint32, ok bool) {
+	switch t := e.next(); t {
+	case "(":
+		n, ok = e.value(0)
+		return n, ok && e.next() == ")"
+	case "min", "max":
+		open := e.next() == "("
+		x, ok := e.value(0)
+		comma := e.next() == ","
+		y, also := e.value(0)
+		return operations[t](x, y), open && ok && comma && also && e.next() == ")"
+	default:
+		if n, ok = e.consts[t]; ok {
+			return n, true
+		}
+		x, err := strconv.ParseUint(strings.TrimSuffix(t, "u"), 10, 32)
+		return uint32(x), err == nil
+	}
+}
+
+// ranks of operators: higher ones bind more closely.
+var ranks = map[string]int{"==": 1, "!=": 1, "+": 2, "-": 2, "*": 3, "/": 3, "%": 3}
 
 var operations = map[string]func(x, y uint32) uint32{
 	"+":   func(x, y uint32) uint32 { return x + y },
