@@ -1,3 +1,5 @@
+//go:build !js
+
 // Package page shows results to people: it makes texts from files, arguments, drivers and errors
 // safe to print on a terminal, and writes HTML pages with drawings, for light and dark themes and
 // for phones. A page is one file that loads nothing.
@@ -40,12 +42,11 @@ type Page struct {
 	Script template.JS
 }
 
-// Templates are parsed when a page is written: a program that writes none is linked without them.
-func frameTemplate() *template.Template { return template.Must(template.New("page").Parse(frame)) }
+var frameTemplate = template.Must(template.New("page").Parse(frame))
 
 // Write writes the page, with U+FFFD for characters that are not safe in it.
 func Write(w io.Writer, p Page) error {
-	return frameTemplate().Execute(&Writer{W: w}, struct {
+	return frameTemplate.Execute(&Writer{W: w}, struct {
 		Page
 		Style template.CSS
 		JS    template.JS

@@ -1,3 +1,7 @@
+//go:build !js
+
+// Browsers have the page of attn-web instead; the templates are a twentieth of a program for wasm.
+
 package report
 
 import (
@@ -18,11 +22,9 @@ import (
 //go:embed page.html
 var pageBody string
 
-func pageTemplate() *template.Template {
-	return template.Must(template.New("report").Funcs(template.FuncMap{
-		"join": strings.Join, "describe": func(b kernels.Info) string { return describe(&b) },
-	}).Parse(pageBody))
-}
+var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
+	"join": strings.Join, "describe": func(b kernels.Info) string { return describe(&b) },
+}).Parse(pageBody))
 
 // pageData is the input of the template.
 type pageData struct {
@@ -60,7 +62,7 @@ func (r *Report) WritePage(w io.Writer) error {
 		data.Problem = err.Error()
 	}
 	var body strings.Builder
-	if err := pageTemplate().Execute(&body, data); err != nil {
+	if err := pageTemplate.Execute(&body, data); err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
 	return page.Write(w, page.Page{Title: "attn bench", Body: template.HTML(body.String())})
