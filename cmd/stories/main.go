@@ -12,7 +12,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -20,16 +19,11 @@ import (
 	"os"
 	"os/signal"
 
+	"github.com/seed90331342/attn/cmd/internal/llama"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
-
-//go:embed stories260K/checkpoint_legacy.bin
-var checkpointFile []byte
-
-//go:embed stories260K/tokenizer.bin
-var tokenizerFile []byte
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -46,7 +40,7 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, out, messages io.Writer) error {
-	w := writer{out: out, tokenizer: loadTokenizer(tokenizerFile)}
+	w := writer{out: out, Tokenizer: llama.LoadTokenizer(llama.TokenizerFile)}
 	f := flag.NewFlagSet("stories", flag.ContinueOnError)
 	device := f.String("backend", "auto", "`device` that computes: auto, cpu, gpu, gpu:1")
 	prompt := f.String("prompt", "", "`text` that the stories begin with")
@@ -64,14 +58,14 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	} else if err != nil {
 		return fmt.Errorf("%w; stories --help lists the flags", err)
 	}
-	tokens := w.encode(*prompt)
+	tokens := w.Encode(*prompt)
 	switch {
 	case f.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q: quote the prompt, as in --prompt \"The little dog\"", f.Arg(0))
-	case len(tokens) > positions:
-		return fmt.Errorf("--prompt has %d tokens, the model takes %d: shorten it", len(tokens), positions)
-	case w.steps < len(tokens) || w.steps > positions:
-		return fmt.Errorf("--steps is %d, it must be %d, for the prompt and one more token, to %d", w.steps, len(tokens), positions)
+	case len(tokens) > llama.Positions:
+		return fmt.Errorf("--prompt has %d tokens, the model takes %d: shorten it", len(tokens), llama.Positions)
+	case w.steps < len(tokens) || w.steps > llama.Positions:
+		return fmt.Errorf("--steps is %d, it must be %d, for the prompt and one more token, to %d", w.steps, len(tokens), llama.Positions)
 	case w.batch < 1 || w.batch > 1024:
 		return fmt.Errorf("--batch is %d, it must be 1 to 1024", w.batch)
 	case !(w.temperature >= 0 && w.temperature <= 100):
@@ -82,7 +76,7 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 		return fmt.Errorf("--backend: %w", err)
 	}
 	defer dev.Close()
-	if w.model, err = loadModel(ctx, dev); err != nil {
+	if w.Model, err = llama.Load(ctx, dev, llama.CheckpointFile); err != nil {
 		return err
 	}
 	if err = w.write(ctx, tokens); err == nil && *stats {

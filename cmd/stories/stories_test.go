@@ -3,13 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/cmd/internal/llama"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -69,8 +68,8 @@ func eachTier(t *testing.T, f func(t *testing.T)) {
 func TestGreedy(t *testing.T) {
 	greedy := func(t *testing.T, device string, batch, prompted int) {
 		t.Helper()
-		tokens := loadTokenizer(tokenizerFile)
-		prompt := tokens.decode(tokens.encode(expected)[:prompted+1])
+		tokens := llama.LoadTokenizer(llama.TokenizerFile)
+		prompt := tokens.Decode(tokens.Encode(expected)[:prompted+1])
 		out, _ := write(t, "--temperature", "0", "--steps", "200", "--backend", device, "--batch", strconv.Itoa(batch), "--prompt", prompt)
 		if out != expected+"\n"+strings.Repeat("\n"+expected+"\n", batch-1) {
 			t.Errorf("with a prompt of %d tokens it writes %q", prompted, out)
@@ -123,13 +122,13 @@ func TestCaches(t *testing.T) {
 }
 
 func testCaches(t *testing.T, dev *kernels.Device, steps int) {
-	m, err := loadModel(t.Context(), dev)
+	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tokens := loadTokenizer(tokenizerFile).encode(expected)[:steps]
+	tokens := llama.LoadTokenizer(llama.TokenizerFile).Encode(expected)[:steps]
 	forward := func(tokens []int, options func(layer int) nn.MultiHeadOptions) []float32 {
-		logits, _, err := m.forward(t.Context(), [][]int{tokens}, options)
+		logits, _, err := m.Forward(t.Context(), [][]int{tokens}, options)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +149,7 @@ func testCaches(t *testing.T, dev *kernels.Device, steps int) {
 			logits := forward(tokens[i:i+1], func(layer int) nn.MultiHeadOptions { return nn.MultiHeadOptions{Cache: caches[layer]} })
 			if len(want) == i { // the first cache
 				want = append(want, logits)
-				if i%8 == 7 && !slices.Equal(forward(tokens[:i+1], whole), logits) {
+				if i%8 == 7 && !slices.Equal(forward(tokens[:i+1], llama.Whole), logits) {
 					t.Errorf("logits differ between %d tokens in one call and one a call", i+1)
 				}
 			}
@@ -170,9 +169,9 @@ func testCaches(t *testing.T, dev *kernels.Device, steps int) {
 
 // cachesOf returns a cache for each layer.
 func cachesOf(t *testing.T, dev *kernels.Device, dtype kernels.DType, paged bool) (list []nn.KVCache) {
-	for range layers {
+	for range llama.Layers {
 		if paged {
-			c, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: kvHeads, Dim: headDim, DType: dtype, PageSize: pageSize, Pages: 256 / pageSize})
+			c, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, PageSize: pageSize, Pages: 256 / pageSize})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -184,7 +183,7 @@ func cachesOf(t *testing.T, dev *kernels.Device, dtype kernels.DType, paged bool
 			list = append(list, c.Batch(s))
 			continue
 		}
-		c, err := kvcache.New(t.Context(), dev, kvcache.Config{KVHeads: kvHeads, Dim: headDim, DType: dtype, Capacity: 256})
+		c, err := kvcache.New(t.Context(), dev, kvcache.Config{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, Capacity: 256})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,61 +218,21 @@ func TestSampling(t *testing.T) {
 	}
 }
 
-// TestSampleFrequencies compares frequencies of drawn tokens with their probabilities,
-// within five standard deviations.
-func TestSampleFrequencies(t *testing.T) {
-	const n, temperature = 20000, 0.5
-	logits := []float32{1, -1, 0.5, float32(math.Inf(-1)), 1}
-	count, sum := make([]int, len(logits)), 0.
-	rng := rand.New(rand.NewPCG(1, 2))
-	for range n {
-		count[sample(logits, temperature, rng)]++
-	}
-	for _, x := range logits {
-		sum += math.Exp(float64(x) / temperature)
-	}
-	for i, x := range logits {
-		p := math.Exp(float64(x)/temperature) / sum
-		if off := math.Abs(float64(count[i]) - n*p); off > 5*math.Sqrt(n*p) {
-			t.Errorf("token %d is drawn %d times of %d, its probability is %v", i, count[i], n, p)
-		}
-	}
-}
-
 // TestTokenizer encodes and decodes texts. Control characters are not printed.
 func TestTokenizer(t *testing.T) {
-	tokens := loadTokenizer(tokenizerFile)
+	tokens := llama.LoadTokenizer(llama.TokenizerFile)
 	for _, text := range []string{"", "Once upon a time", "naïve 東京 😀", "two\nlines\tand tabs", expected} {
-		if got := tokens.decode(tokens.encode(text)); got != text {
+		if got := tokens.Decode(tokens.Encode(text)); got != text {
 			t.Errorf("%q becomes %q", text, got)
 		}
 	}
 	for text, want := range map[string]string{"\x1b[2J": "\uFFFD[2J", "a\x7f": "a\uFFFD", "\xff": "\uFFFD"} {
-		if got := tokens.decode(tokens.encode(text)); got != want {
+		if got := tokens.Decode(tokens.Encode(text)); got != want {
 			t.Errorf("%q becomes %q, should be %q", text, got, want)
 		}
 	}
-	if n := len(tokens.encode(expected)); n != 201 {
+	if n := len(tokens.Encode(expected)); n != 201 {
 		t.Errorf("the expected text has %d tokens", n)
-	}
-}
-
-// TestModel compares the lengths with those in the checkpoint.
-func TestModel(t *testing.T) {
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dev.Close()
-	m, err := loadModel(t.Context(), dev)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := [7]int32{dim, hidden, layers, heads, kvHeads, vocab, positions}; m.Header != want {
-		t.Errorf("the checkpoint has lengths %d, not %d", m.Header, want)
-	}
-	if rest := len(checkpointFile) - binary.Size(m.checkpoint); rest != positions*headDim*4 {
-		t.Errorf("%d bytes follow the weights, should be cosines and sines of %d positions", rest, positions)
 	}
 }
 
@@ -344,7 +303,7 @@ func (f writeFunc) Write(p []byte) (int, error) { return f(p) }
 func TestHeatmap(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "pages")
 	write(t, "--backend", "cpu", "--temperature", "0", "--steps", "12", "--heatmap", dir)
-	for i := range layers {
+	for i := range llama.Layers {
 		page, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("layer-%d.html", i+1)))
 		if err != nil {
 			t.Fatal(err)
@@ -360,17 +319,17 @@ func TestHeatmap(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	m, err := loadModel(t.Context(), dev)
+	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const n = 12
-	_, weights, err := m.forward(t.Context(), [][]int{loadTokenizer(tokenizerFile).encode(expected)[:n]}, whole)
+	_, weights, err := m.Forward(t.Context(), [][]int{llama.LoadTokenizer(llama.TokenizerFile).Encode(expected)[:n]}, llama.Whole)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for layer, w := range weights {
-		for row := range heads * n {
+		for row := range llama.Heads * n {
 			sum := 0.
 			for j, x := range w[row*n:][:n] {
 				if sum += float64(x); j > row%n && x != 0 {
@@ -387,12 +346,12 @@ func TestHeatmap(t *testing.T) {
 // TestStats compares the figures that do not depend on time: 4 stories of 64 tokens share
 // the pages that the prompt fills.
 func TestStats(t *testing.T) {
-	tokens := loadTokenizer(tokenizerFile)
-	prompt := tokens.decode(tokens.encode(expected)[:40])
+	tokens := llama.LoadTokenizer(llama.TokenizerFile)
+	prompt := tokens.Decode(tokens.Encode(expected)[:40])
 	_, messages := write(t, "--backend", "cpu", "--temperature", "0", "--steps", "64", "--batch", "4", "--stats", "--prompt", prompt)
 	// 40 positions of the prompt fill 2 pages and begin a third; each story has 64.
-	pages := layers * (2 + 4*2)
-	cache := fmt.Sprintf("%d bytes in %d pages\n", pages*pageSize*2*kvHeads*headDim*4, pages)
+	pages := llama.Layers * (2 + 4*2)
+	cache := fmt.Sprintf("%d bytes in %d pages\n", pages*pageSize*2*llama.KVHeads*llama.HeadDim*4, pages)
 	for _, want := range []string{"device    ", "prefill     40 tokens, ", "decode      96 tokens, ", cache} {
 		if !strings.Contains(messages, want) {
 			t.Errorf("the figures are\n%s without %q", messages, want)
@@ -404,21 +363,21 @@ func TestStats(t *testing.T) {
 // that every backend is tested with.
 func TestRecording(t *testing.T) {
 	dev, recorder := backendtest.Record(t, cpu.New(cpu.Options{}))
-	m, err := loadModel(t.Context(), dev)
+	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pieces := loadTokenizer(tokenizerFile)
-	tokens := pieces.encode(expected)[:128]
-	if _, _, err := m.forward(t.Context(), [][]int{tokens}, whole); err != nil {
+	pieces := llama.LoadTokenizer(llama.TokenizerFile)
+	tokens := pieces.Encode(expected)[:128]
+	if _, _, err := m.Forward(t.Context(), [][]int{tokens}, llama.Whole); err != nil {
 		t.Fatal(err)
 	}
 	var names []string
-	for i := range layers {
+	for i := range llama.Layers {
 		names = append(names, fmt.Sprintf("layer-%d", i+1))
 	}
 	recorder.Check("stories260K.safetensors", names)
-	labels, err := json.Marshal(append([]string{"(start)"}, pieces.texts(tokens)...))
+	labels, err := json.Marshal(append([]string{"(start)"}, pieces.Texts(tokens)...))
 	if err != nil {
 		t.Fatal(err)
 	}

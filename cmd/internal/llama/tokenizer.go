@@ -1,25 +1,26 @@
-package main
+package llama
 
 import (
 	"encoding/binary"
 	"math"
+	"math/rand/v2"
 	"strings"
 )
 
 // Tokens with a meaning. The 256 bytes follow.
-const beginning, ending, firstByte = 1, 2, 3
+const Beginning, Ending, firstByte = 1, 2, 3
 
-// tokenizer splits texts into the tokens of a byte pair encoding (Sennrich et al. 2016).
-type tokenizer struct {
+// Tokenizer splits texts into the tokens of a byte pair encoding (Sennrich et al. 2016).
+type Tokenizer struct {
 	pieces []string
 	scores []float32 // pairs with the highest are merged first
 	ids    map[string]int
 }
 
-// loadTokenizer reads a tokenizer of llama2.c: the length of the longest piece, then a
+// LoadTokenizer reads a file like TokenizerFile, a tokenizer of llama2.c: the length of the longest piece, then a
 // score, a length and the bytes of each piece.
-func loadTokenizer(data []byte) *tokenizer {
-	t := &tokenizer{ids: map[string]int{}}
+func LoadTokenizer(data []byte) *Tokenizer {
+	t := &Tokenizer{ids: map[string]int{}}
 	for at := 4; at < len(data); {
 		score, n := binary.LittleEndian.Uint32(data[at:]), int(binary.LittleEndian.Uint32(data[at+4:]))
 		piece := string(data[at+8 : at+8+n])
@@ -30,10 +31,10 @@ func loadTokenizer(data []byte) *tokenizer {
 	return t
 }
 
-// encode returns the tokens of text after the token beginning. Text begins with a space,
+// Encode returns the tokens of text after the token Beginning. Text begins with a space,
 // as in training.
-func (t *tokenizer) encode(text string) []int {
-	tokens := []int{beginning}
+func (t *Tokenizer) Encode(text string) []int {
+	tokens := []int{Beginning}
 	if text != "" {
 		text = " " + strings.ToValidUTF8(text, "\uFFFD")
 	}
@@ -60,15 +61,15 @@ func (t *tokenizer) encode(text string) []int {
 	}
 }
 
-// texts returns the text of each token but the first, which the others continue.
-func (t *tokenizer) texts(tokens []int) (list []string) {
+// Texts returns the text of each token but the first, which the others continue.
+func (t *Tokenizer) Texts(tokens []int) (list []string) {
 	for i, token := range tokens[1:] {
 		piece := t.pieces[token]
 		if b := token - firstByte; b >= 0 && b < 256 {
 			if piece = string([]byte{byte(b)}); b < ' ' && b != '\n' && b != '\t' || b == 0x7f {
 				piece = "\uFFFD" // control characters are not for terminals
 			}
-		} else if tokens[i] == beginning {
+		} else if tokens[i] == Beginning {
 			piece = strings.TrimPrefix(piece, " ")
 		}
 		list = append(list, piece)
@@ -76,4 +77,17 @@ func (t *tokenizer) texts(tokens []int) (list []string) {
 	return list
 }
 
-func (t *tokenizer) decode(tokens []int) string { return strings.Join(t.texts(tokens), "") }
+// Decode returns the text of tokens without the first one.
+func (t *Tokenizer) Decode(tokens []int) string { return strings.Join(t.Texts(tokens), "") }
+
+// Sample draws a token from softmax(logits/temperature): the largest logit after Gumbel
+// noise times the temperature is added (Gumbel 1954). At 0 it is the most probable token.
+func Sample(logits []float32, temperature float64, rng *rand.Rand) (token int) {
+	best := math.Inf(-1)
+	for i, x := range logits {
+		if y := float64(x) - temperature*math.Log(rng.ExpFloat64()); y > best {
+			best, token = y, i
+		}
+	}
+	return token
+}

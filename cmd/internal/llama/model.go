@@ -1,7 +1,11 @@
-package main
+// Package llama has stories260K of llama2.c, a decoder of 260,000 parameters that was trained on
+// TinyStories (Eldan & Li 2023). A program may have its files from elsewhere than this package,
+// which then is linked without them.
+package llama
 
 import (
 	"context"
+	_ "embed"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -10,40 +14,55 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// The lengths of stories260K: positions is the largest number of tokens of a text.
-const dim, hidden, layers, heads, headDim, kvHeads, vocab, positions = 64, 172, 5, 8, dim / heads, 4, 512, 512
+// The files of the model.
+var (
+	//go:embed stories260K/checkpoint_legacy.bin
+	CheckpointFile []byte
+	//go:embed stories260K/tokenizer.bin
+	TokenizerFile []byte
+)
+
+// The lengths of the model: Positions is the largest number of tokens of a text.
+const (
+	Layers, Heads, HeadDim, KVHeads, Positions = 5, 8, dim / Heads, 4, 512
+
+	dim, hidden, vocab = 64, 172, 512
+)
 
 // checkpoint is a file of llama2.c, version 0, with weights as [outputs][inputs]. What
 // follows in the file are cosines and sines, which package nn computes.
 type checkpoint struct {
 	Header         [7]int32
 	Embedding      [vocab * dim]float32
-	Norm           [layers][dim]float32
-	Wq             [layers][dim * dim]float32
-	Wk, Wv         [layers][kvHeads * headDim * dim]float32
-	Wo             [layers][dim * dim]float32
-	FeedNorm       [layers][dim]float32
-	Gate, Down, Up [layers][hidden * dim]float32
+	Norm           [Layers][dim]float32
+	Wq             [Layers][dim * dim]float32
+	Wk, Wv         [Layers][KVHeads * HeadDim * dim]float32
+	Wo             [Layers][dim * dim]float32
+	FeedNorm       [Layers][dim]float32
+	Gate, Down, Up [Layers][hidden * dim]float32
 	LastNorm       [dim]float32
 }
 
-// model is a decoder of the Llama family (Touvron et al. 2023). Each layer computes
+// Model is a decoder of the Llama family (Touvron et al. 2023). Each layer computes
 //
 //	x += attention(norm(x))    x += down(silu(gate(h))·up(h)), h = norm(x)
 //
 // Attention and matrix products run on the device, the rest on the host. Closing the device
 // frees the weights.
-type model struct {
+type Model struct {
 	checkpoint
-	dev          *kernels.Device
-	attention    [layers]*nn.MultiHeadAttention
-	gateUp, down [layers]*nn.Linear
+	// Dev is the device that computes.
+	Dev          *kernels.Device
+	attention    [Layers]*nn.MultiHeadAttention
+	gateUp, down [Layers]*nn.Linear
 	classifier   *nn.Linear
 }
 
-func loadModel(ctx context.Context, dev *kernels.Device) (*model, error) {
-	m := &model{dev: dev}
-	_, err := binary.Decode(checkpointFile, binary.LittleEndian, &m.checkpoint)
+// Load reads the model from a file like CheckpointFile and moves its weights to a device. It returns
+// an error for a file that is too short and of the device.
+func Load(ctx context.Context, dev *kernels.Device, file []byte) (*Model, error) {
+	m := &Model{Dev: dev}
+	_, err := binary.Decode(file, binary.LittleEndian, &m.checkpoint)
 	transposed := func(w []float32) (t kernels.Tensor) {
 		if err == nil {
 			t, err = nn.Transposed(w, dim)
@@ -56,8 +75,8 @@ func loadModel(ctx context.Context, dev *kernels.Device) (*model, error) {
 		}
 		return l
 	}
-	c := nn.MultiHeadConfig{Model: dim, Heads: heads, KVHeads: kvHeads, RoPE: &nn.RoPE{Interleaved: true}}
-	for i := range layers {
+	c := nn.MultiHeadConfig{Model: dim, Heads: Heads, KVHeads: KVHeads, RoPE: &nn.RoPE{Interleaved: true}}
+	for i := range Layers {
 		w := nn.MultiHeadWeights{Wq: transposed(m.Wq[i][:]), Wk: transposed(m.Wk[i][:]), Wv: transposed(m.Wv[i][:]), Wo: transposed(m.Wo[i][:])}
 		if err == nil {
 			m.attention[i], err = nn.NewMultiHeadAttention(ctx, dev, c, w)
@@ -68,15 +87,15 @@ func loadModel(ctx context.Context, dev *kernels.Device) (*model, error) {
 	return m, err
 }
 
-// forward appends the same number of tokens to each sequence and returns the logits of its
-// next token, [B][vocab]. options returns those of a layer: its cache, or whole. For whole
-// sequences, weights are the attention weights of each layer, [B][heads][S][S].
-func (m *model) forward(ctx context.Context, tokens [][]int, options func(layer int) nn.MultiHeadOptions) (logits, weights [][]float32, err error) {
+// Forward appends the same number of tokens to each sequence and returns the logits of its
+// next token, [B][512]. options returns those of a layer: its cache, or [Whole]. For whole
+// sequences, weights are the attention weights of each layer, [B][Heads][S][S].
+func (m *Model) Forward(ctx context.Context, tokens [][]int, options func(layer int) nn.MultiHeadOptions) (logits, weights [][]float32, err error) {
 	var x, last []float32
 	for _, t := range slices.Concat(tokens...) {
 		x = append(x, m.Embedding[t*dim:][:dim]...)
 	}
-	for i := range layers {
+	for i := range Layers {
 		attended, w, err := m.attention[i].ApplyFloat32(ctx, norm(x, m.Norm[i][:]), len(tokens), options(i))
 		if err != nil {
 			return nil, nil, err
@@ -106,8 +125,8 @@ func (m *model) forward(ctx context.Context, tokens [][]int, options func(layer 
 	return slices.Collect(slices.Chunk(all, vocab)), weights, err
 }
 
-// whole returns the options of a layer for whole sequences.
-func whole(int) nn.MultiHeadOptions {
+// Whole returns the options of a layer for whole sequences.
+func Whole(int) nn.MultiHeadOptions {
 	return nn.MultiHeadOptions{Options: kernels.Options{Causal: true, Weights: true}}
 }
 
