@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -134,6 +135,45 @@ func TestMeasure(t *testing.T) {
 	p.Quiet()
 	pagetest.Eval[bool](p, "scrollTo(0, 0), true")
 	if name := os.Getenv("ATTN_WEB_SCREENSHOT"); name != "" {
+		if err := os.WriteFile(name, p.Screenshot(), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestSee: the model writes, a word shows its weights, and stop works.
+func TestSee(t *testing.T) {
+	browser := pagetest.Start(t, webgpu...)
+	url := at(t, "")
+	p := browser.Visit(url, url, pagetest.Look{Width: 360, Height: 740})
+	p.Await(`!document.querySelector("#write").disabled`)
+	pagetest.Eval[bool](p, `see.temperature.value = 0, true`)
+	p.Click("#write")
+	p.Await("words.length >= 12")
+	p.Click("#halt")
+	p.Await("!running")
+	story := pagetest.Eval[string](p, `document.querySelector("#story").textContent`)
+	if want := "Once upon a time, there was a little girl named Lily."; !strings.HasPrefix(story, want[:30]) || !strings.HasPrefix(want, story) && !strings.HasPrefix(story, want) {
+		t.Errorf("the story is %q", story)
+	}
+	p.Click("#story button:nth-child(5)")
+	p.Await(`!document.querySelector("#attention").hidden`)
+	rows := pagetest.Eval[[]float64](p, `[...document.querySelectorAll("#heads tr")].map(row =>
+		[...row.querySelectorAll("td")].reduce((sum, cell) => sum + Number(cell.style.getPropertyValue("--weight")), 0))`)
+	columns := pagetest.Eval[int](p, `document.querySelectorAll("#keys th").length`)
+	if len(rows) != 8 || columns != 7 { // the special token, five words and the head
+		t.Fatalf("%d rows, %d columns", len(rows), columns)
+	}
+	for _, sum := range rows {
+		if !(math.Abs(sum-1) <= 1e-5) {
+			t.Errorf("the weights of a row sum to %v", sum)
+		}
+	}
+	if rate := pagetest.Eval[string](p, `document.querySelector("#rate").textContent`); !strings.Contains(rate, " a second on gpu:0") {
+		t.Errorf("the page says %q", rate)
+	}
+	p.Quiet()
+	if name := os.Getenv("ATTN_WEB_STORY"); name != "" {
 		if err := os.WriteFile(name, p.Screenshot(), 0o644); err != nil {
 			t.Error(err)
 		}

@@ -16,6 +16,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"github.com/seed90331342/attn/cmd/internal/llama"
 )
 
 //go:embed assets
@@ -24,8 +26,8 @@ var assets embed.FS
 // worker is this package, which GOOS=js builds as the program of the worker.
 const worker = "github.com/seed90331342/attn/cmd/attn-web"
 
-// build writes the page to a folder: the assets, the program for wasm, and wasm_exec.js of the
-// same Go. It prints the size of the program to messages.
+// build writes the page to a folder: the assets, the model, the program for wasm, and wasm_exec.js
+// of the same Go. It prints the size of the program to messages.
 func build(ctx context.Context, dir string, messages io.Writer) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -44,6 +46,11 @@ func build(ctx context.Context, dir string, messages io.Writer) error {
 			return err
 		}
 		if err := os.WriteFile(filepath.Join(dir, f.Name()), text, 0o644); err != nil {
+			return err
+		}
+	}
+	for name, text := range map[string][]byte{"checkpoint.bin": llama.CheckpointFile, "tokenizer.bin": llama.TokenizerFile} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
 			return err
 		}
 	}

@@ -4,7 +4,9 @@
 
 const $ = id => document.getElementById(id);
 const form = $("form");
-let worker, devices = [], rows = [], report = "", running = false, watch = 0;
+const see = $("see");
+let worker, devices = [], rows = [], report = "", running = false, watch = 0, first = true;
+let words = [], weights, writing = ""; // the buttons of a story, the weights of one, the device
 
 // The events that a worker sends.
 const on = {
@@ -13,7 +15,8 @@ const on = {
     form.device.replaceChildren(...devices.map(d => new Option(d.name, d.name)));
     trouble(e.text || "");
     choose();
-    if (e.text && !report) start({device: ""}); // no GPU: the CPU's figures at once
+    if (e.text && first) start({device: ""}); // no GPU: the CPU's figures at once
+    first = false;
   },
   progress(e) { $("progress").textContent = e.text; },
   row(e) {
@@ -26,10 +29,31 @@ const on = {
     if (e.text) trouble(e.text);
     ended("Done.");
   },
+  tokens(e) {
+    for (const text of e.texts || []) {
+      const button = element("button", text);
+      button.type = "button";
+      button.setAttribute("aria-pressed", "false");
+      words.push(button);
+      const token = words.length; // 0 is the special one at the beginning
+      button.addEventListener("click", () => attend(token));
+      $("story").append(button);
+    }
+    $("rate").textContent = e.rate ? `${words.length} tokens, ${digits(e.rate)} a second on ${writing}` : `Reading the beginning on ${writing}.`;
+  },
+  wrote(e) {
+    if (e.text) trouble(e.text);
+    free(true);
+    if (!words.length) $("rate").textContent = "";
+  },
+  weights(e) {
+    weights = e;
+    drawMap();
+  },
   failed(e) {
     trouble(e.text);
     ended("");
-    $("start").disabled = true; // without a program
+    $("start").disabled = $("write").disabled = true; // without a program
   },
 };
 
@@ -67,7 +91,16 @@ function choose() {
   for (const box of form.querySelectorAll("input[type=checkbox]")) box.checked = defaults[box.name].includes(box.value);
   form.heads.value = slow ? 1 : 8;
   form.seconds.value = slow ? 60 : 180;
-  $("start").disabled = running;
+  $("start").disabled = $("write").disabled = running;
+}
+
+// free allows or prevents another run; the worker does one thing at a time.
+function free(yes) {
+  running = !yes;
+  clearTimeout(watch);
+  for (const id of ["start", "write"]) $(id).disabled = !yes;
+  $("stop").disabled = $("halt").disabled = true;
+  for (const button of words) button.disabled = !yes;
 }
 
 // start measures a request, by default that of the form.
@@ -78,11 +111,12 @@ function start(request) {
     dtypes: ticked("dtypes"), heads: Number(form.heads.value), seconds: Number(form.seconds.value),
   };
   request.browser = browser();
-  [rows, report, running] = [[], "", true];
+  free(false);
+  [rows, report] = [[], ""];
   if (request.device) trouble("");
   $("rows").replaceChildren();
   $("line").value = $("copied").textContent = "";
-  for (const id of ["start", "download", "copy"]) $(id).disabled = true;
+  for (const id of ["download", "copy"]) $(id).disabled = true;
   $("stop").disabled = false;
   $("progress").textContent = "Starting.";
   worker.postMessage(JSON.stringify({type: "start", request}));
@@ -91,7 +125,7 @@ function start(request) {
 // stop lets the running call end. A program that does not answer is ended: a call of the CPU, or of
 // a GPU that hangs.
 function stop() {
-  $("stop").disabled = true;
+  $("stop").disabled = $("halt").disabled = true;
   $("progress").textContent = "Stopping.";
   worker.postMessage(JSON.stringify({type: "stop"}));
   watch = setTimeout(() => {
@@ -102,10 +136,7 @@ function stop() {
 }
 
 function ended(text) {
-  clearTimeout(watch);
-  running = false;
-  $("stop").disabled = true;
-  $("start").disabled = false;
+  free(true);
   $("download").disabled = !report;
   $("line").value = line();
   $("copy").disabled = !$("line").value;
@@ -146,6 +177,48 @@ function line() {
     decode ? `${digits(decode.gbs)} GB/s, ${percent(decode.gbs, decode.ceiling_gbs)} of read (${name(decode)})` : "–",
     `${right.length} of ${rows.length} cases right, error at most ${(100 * worst).toPrecision(2)}% of its bound`, e.version, e.date.slice(0, 10),
   ].map(text => text.replaceAll("|", "/")).join(" | ") + " |";
+}
+
+// write writes a story.
+function write() {
+  const [beginning, temperature] = [see.prompt.value, Number(see.temperature.value)];
+  writing = form.device.value;
+  trouble("");
+  words = [];
+  $("story").replaceChildren();
+  $("attention").hidden = true;
+  $("rate").textContent = "Loading the model.";
+  free(false);
+  $("halt").disabled = false;
+  const seed = Math.floor(Math.random() * 2 ** 31);
+  worker.postMessage(JSON.stringify({type: "write", story: {device: writing, prompt: beginning, steps: 256, temperature, seed}}));
+}
+
+// attend asks for the weights of a token.
+function attend(token) {
+  worker.postMessage(JSON.stringify({type: "weights", token}));
+  words.forEach((button, i) => button.setAttribute("aria-pressed", String(i + 1 === token)));
+}
+
+// drawMap shows the weights of a token in a layer: a row for each head, a column for each token.
+function drawMap() {
+  const layers = weights.weights, layer = $("layer");
+  if (!layer.options.length) layer.replaceChildren(...layers.map((_, i) => new Option(i + 1, i)));
+  const names = ["(start)", ...words.slice(0, weights.token).map(button => button.textContent.replace("\n", "↵"))];
+  $("word").textContent = names.at(-1).trim();
+  const head = (text, scope) => Object.assign(element("th", text), {scope});
+  $("keys").replaceChildren(head("head", "col"), ...names.map(name => head(name, "col")));
+  $("heads").replaceChildren(...layers[layer.value].map((row, i) => {
+    const tr = document.createElement("tr");
+    tr.append(head(String(i + 1), "row"), ...row.map(w => {
+      const td = element("td", w < 0.01 ? "" : (100 * w).toFixed(0));
+      td.style.setProperty("--weight", w);
+      td.className = w > 0.5 ? "strong" : "";
+      return td;
+    }));
+    return tr;
+  }));
+  $("attention").hidden = false;
 }
 
 const kind = m => m.seq_q === 1 ? "decode" : m.causal ? "causal" : "full";
@@ -198,7 +271,13 @@ form.addEventListener("submit", e => {
   start();
 });
 form.device.addEventListener("change", choose);
+see.addEventListener("submit", e => {
+  e.preventDefault();
+  write();
+});
+$("layer").addEventListener("change", drawMap);
 $("stop").addEventListener("click", stop);
+$("halt").addEventListener("click", stop);
 $("download").addEventListener("click", save);
 $("copy").addEventListener("click", copy);
 load();

@@ -2,6 +2,17 @@
 // Runs the program in a worker: a call never blocks the page. Messages are JSON texts.
 importScripts("wasm_exec.js");
 
+// load passes the bytes of a file beside the page, or a problem, to the program.
+async function load(name, done) {
+  try {
+    const response = await fetch(name);
+    if (!response.ok) throw new Error(response.status + " " + response.statusText);
+    done(new Uint8Array(await response.arrayBuffer()), "");
+  } catch (e) {
+    done(null, e.message);
+  }
+}
+
 (async () => {
   const go = new Go();
   go.env = {GOMEMLIMIT: "3GiB"}; // of the 4 GiB of wasm; tensors beyond it are refused with an error
