@@ -137,7 +137,10 @@ func Read(ctx context.Context, d *queue.Device, operands []backend.Tensor) (floa
 	}
 	return fastest(ctx, d, "bandwidth", float64(bytes), max(most, 1), func(r *queue.Runner, rounds int) error {
 		for _, part := range parts {
-			if err := read(r, part, out, groups, rounds); err != nil {
+			// 8 chunks or more a workgroup: to start one takes a software driver as long as to read some.
+			// An odd number of workgroups takes turns at the chunks.
+			some := min(groups, readParams(part, rounds).All/8|1)
+			if err := read(r, part, out, some, rounds); err != nil {
 				return err
 			}
 		}
