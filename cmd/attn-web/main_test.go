@@ -132,9 +132,15 @@ func TestMeasure(t *testing.T) {
 	if len(rows) != 4 || !strings.Contains(line, " of FMA (causal S=256 ") || !strings.Contains(line, " of read (decode S=256 ") {
 		t.Errorf("%d rows, line %q", len(rows), line)
 	}
+	wrong := pagetest.Eval[string](p, `show({...rows[0], status: "wrong", note: "WRONG: o[0,0,0,0]", median_s: null, gflops: null, gbs: null}),
+		document.querySelector("#rows tr:last-child").innerText`)
+	if !strings.Contains(wrong, "\t256\t–\t–\t–\t–\t–\t") || !strings.HasSuffix(wrong, "\tWRONG: o[0,0,0,0]") {
+		t.Errorf("a wrong case is %q", wrong)
+	}
+	pagetest.Eval[bool](p, `document.querySelector("#rows tr:last-child").remove(), true`)
 	p.Quiet()
 	pagetest.Eval[bool](p, "scrollTo(0, 0), true")
-	if name := os.Getenv("ATTN_WEB_SCREENSHOT"); name != "" {
+	if name := os.Getenv("ATTN_WEB_SCREENSHOT"); name != "" { // for the README
 		if err := os.WriteFile(name, p.Screenshot(), 0o644); err != nil {
 			t.Error(err)
 		}
@@ -173,11 +179,6 @@ func TestSee(t *testing.T) {
 		t.Errorf("the page says %q", rate)
 	}
 	p.Quiet()
-	if name := os.Getenv("ATTN_WEB_STORY"); name != "" {
-		if err := os.WriteFile(name, p.Screenshot(), 0o644); err != nil {
-			t.Error(err)
-		}
-	}
 }
 
 // TestStop: a run ends with what it has measured, and another one can begin.
@@ -218,22 +219,27 @@ func TestNoGPU(t *testing.T) {
 	url := at(t, "")
 	sentence(browser.Visit(url, url, pagetest.Look{})) // not quiet: Chromium itself warns of a missing adapter
 
+	// A host without headers that does not know wasm.
 	dir, err := site()
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/worker.js" {
-			handler(dir).ServeHTTP(w, r)
-			return
+		name := strings.TrimPrefix(r.URL.Path, "/")
+		if name == "" {
+			name = "index.html"
 		}
-		text, err := assets.ReadFile("assets/worker.js")
+		text, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
 			t.Error(err)
 		}
-		w.Header().Set("Content-Type", "text/javascript")
-		w.Header().Set("Cross-Origin-Embedder-Policy", "require-corp")
-		fmt.Fprintf(w, "delete WorkerNavigator.prototype.gpu;\n%s", text)
+		if name == "worker.js" {
+			text = append([]byte("delete WorkerNavigator.prototype.gpu;\n"), text...)
+		}
+		if w.Header().Set("Content-Type", types[filepath.Ext(name)]); name == "attn.wasm" {
+			w.Header().Set("Content-Type", "application/octet-stream")
+		}
+		w.Write(text)
 	}))
 	t.Cleanup(server.Close)
 	p := browser.Visit(server.URL, server.URL, pagetest.Look{})
@@ -249,6 +255,22 @@ func TestNoGPU(t *testing.T) {
 		}
 	}
 	p.Quiet()
+}
+
+// TestBroken: a folder without the program has a sentence.
+func TestBroken(t *testing.T) {
+	browser := pagetest.Start(t)
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, assets); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(handler(filepath.Join(dir, "assets")))
+	t.Cleanup(server.Close)
+	p := browser.Visit(server.URL, server.URL, pagetest.Look{})
+	p.Await(`!document.querySelector("#trouble").hidden`)
+	if s := pagetest.Eval[string](p, `document.querySelector("#trouble").innerText`); !strings.Contains(s, "wasm_exec.js") {
+		t.Errorf("the page says %q", s)
+	}
 }
 
 // TestHandler: the types of files, and what is not there.

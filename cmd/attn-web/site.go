@@ -72,11 +72,11 @@ func build(ctx context.Context, dir string, messages io.Writer) error {
 	if err := os.Chmod(program, 0o644); err != nil {
 		return err
 	}
-	bytes, compressed, err := sizes(program)
+	size, compressed, err := sizes(program)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(messages, "attn.wasm has %.1f MB, %.1f MB compressed by gzip\n", float64(bytes)/1e6, float64(compressed)/1e6)
+	_, err = fmt.Fprintf(messages, "attn.wasm has %.1f MB, %.1f MB compressed by gzip\n", float64(size)/1e6, float64(compressed)/1e6)
 	return err
 }
 

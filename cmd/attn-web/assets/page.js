@@ -18,7 +18,7 @@ const on = {
     if (e.text && first) start({device: ""}); // no GPU: the CPU's figures at once
     first = false;
   },
-  progress(e) { $("progress").textContent = e.text; },
+  progress(e) { state(e.text, e.step); },
   row(e) {
     rows.push(e.row);
     report = e.report;
@@ -44,6 +44,7 @@ const on = {
   wrote(e) {
     if (e.text) trouble(e.text);
     free(true);
+    state("");
     if (!words.length) $("rate").textContent = "";
   },
   weights(e) {
@@ -94,6 +95,12 @@ function choose() {
   $("start").disabled = $("write").disabled = running;
 }
 
+// state shows what is done. Screen readers read the text, not the many steps of it.
+function state(text, step = "") {
+  if ($("progress").textContent !== text) $("progress").textContent = text;
+  $("step").textContent = step;
+}
+
 // free allows or prevents another run; the worker does one thing at a time.
 function free(yes) {
   running = !yes;
@@ -118,7 +125,7 @@ function start(request) {
   $("line").value = $("copied").textContent = "";
   for (const id of ["download", "copy"]) $(id).disabled = true;
   $("stop").disabled = false;
-  $("progress").textContent = "Starting.";
+  state("Starting.");
   worker.postMessage(JSON.stringify({type: "start", request}));
 }
 
@@ -126,7 +133,7 @@ function start(request) {
 // a GPU that hangs.
 function stop() {
   $("stop").disabled = $("halt").disabled = true;
-  $("progress").textContent = "Stopping.";
+  state("Stopping.");
   worker.postMessage(JSON.stringify({type: "stop"}));
   watch = setTimeout(() => {
     worker.terminate();
@@ -140,7 +147,7 @@ function ended(text) {
   $("download").disabled = !report;
   $("line").value = line();
   $("copy").disabled = !$("line").value;
-  $("progress").textContent = text;
+  state(text);
 }
 
 // show adds a row to the table. Cases without figures have their reason.
@@ -175,7 +182,7 @@ function line() {
     d.device, browser(),
     prefill ? `${digits(prefill.gflops)} GFLOP/s, ${percent(prefill.gflops, prefill.ceiling_gflops)} of FMA (${name(prefill)})` : "–",
     decode ? `${digits(decode.gbs)} GB/s, ${percent(decode.gbs, decode.ceiling_gbs)} of read (${name(decode)})` : "–",
-    `${right.length} of ${rows.length} cases right, error at most ${(100 * worst).toPrecision(2)}% of its bound`, e.version, e.date.slice(0, 10),
+    `${right.length} of ${rows.filter(m => ["ok", "wrong", "failed"].includes(m.status)).length} cases right, error at most ${(100 * worst).toPrecision(2)}% of its bound`, e.version, e.date.slice(0, 10),
   ].map(text => text.replaceAll("|", "/")).join(" | ") + " |";
 }
 

@@ -38,9 +38,10 @@ type Event struct {
 	Type string `json:"type"`
 	// Devices are those of "devices", the one to prefer first.
 	Devices []kernels.Info `json:"devices,omitempty"`
-	// Text is the step of "progress". In other events it is a sentence about what is missing or
-	// failed, and empty if all is well.
+	// Text is the case of "progress", Step what is done with it. In other events Text is a sentence
+	// about what is missing or failed, and empty if all is well.
 	Text string `json:"text,omitempty"`
+	Step string `json:"step,omitempty"`
 	// Row is the case of "row".
 	Row *report.Measurement `json:"row,omitempty"`
 	// Report is the JSON report so far, of "row" and "done".
@@ -50,8 +51,8 @@ type Event struct {
 // maxHeads keeps the operands of the longest case within the 4 GiB of a program in wasm.
 const maxHeads = 32
 
-// instead are the cases of the CPU where no GPU computes right results: wasm computes about
-// 0.5 GFLOP/s, with which they take some seconds.
+// instead are the cases of the CPU where no GPU computes right results. A program in wasm has one
+// thread and no SIMD: these take some seconds.
 var instead = Request{Device: "cpu", Seqs: []int{256, 1024}, Dims: []int{64}, Kinds: []string{"full", "causal", "decode"}, DTypes: []string{"f32"}, Heads: 1}
 
 // Devices lists the devices, GPUs first. Without a GPU it has a sentence for visitors.
@@ -149,7 +150,7 @@ func (r *run) device(req Request) (trouble string) {
 	cfg := bench.Config{
 		Series: series, Budget: time.Duration(req.Seconds * float64(time.Second)), Seed: 1, NoStages: true, Missing: missing(),
 		Progress: func(p bench.Progress) {
-			r.send(Event{Type: "progress", Text: fmt.Sprintf("%s, case %d of %d: %v, %s", p.Backend, p.Cases+1, p.Of, p.Case, p.Step)})
+			r.send(Event{Type: "progress", Text: fmt.Sprintf("%s, case %d of %d: %v", p.Backend, p.Cases+1, p.Of, p.Case), Step: p.Step})
 			// The messages of the page, such as stop, arrive while every goroutine sleeps.
 			time.Sleep(time.Millisecond)
 		},
