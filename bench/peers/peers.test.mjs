@@ -6,6 +6,7 @@ import test from "node:test";
 import { element, flops, operand, place, sampled, samples, visible } from "./inputs.mjs";
 import { gpuCases, gpuPeers, notMeasured } from "./gpu.mjs";
 import { model, operators } from "./onnx.mjs";
+import { largestError, reference, row, turns } from "./web.mjs";
 import { cases, differs, measure, median, memoryTable, speedTable } from "./turns.mjs";
 
 test("inputs are those of every other program", () => {
@@ -167,4 +168,36 @@ test("tables", () => {
   assert.equal(speedTable(["attn"], [{ name: "x", results: [{ gflops: 1, percent: 1 }] }]).split("\n")[2], "| x | 1.0 (1) | - |");
   assert.equal(memoryTable(["attn", "a", "b", "c"], rows).split("\n")[2], "| plain S=1 D=1 | 1.5 | - | - | - |");
   assert.equal(new Set(cases.map((c) => c.name)).size, cases.length);
+});
+
+test("the reference in float64", () => {
+  const one = { heads: 2, seq: 1, dim: 4, causal: false }; // one key: the output is the value
+  assert.equal(largestError(operand(one, 2, "bhsd"), reference(one)), 0);
+  const c = { heads: 2, seq: 6, dim: 4, causal: true }, decode = { ...c, causal: false, seq: 1, keys: 6 };
+  assert.equal(largestError(operand(c, 2, "bhsd").slice(24, 28), reference(c).slice(24, 28)), 0); // the first row sees one key
+  assert.equal(reference(decode).length, 8);
+  assert.equal(largestError([1, 2.5], [1, 2]), 0.5);
+  assert.equal(largestError([NaN, 2], [1, 2]), Infinity);
+  assert.equal(largestError(undefined, [1]), Infinity);
+});
+
+test("turns in the browser's WebGPU give no time to a wrong answer", async () => {
+  const c = { heads: 1, seq: 1, dim: 4, causal: false }, asked = [];
+  const child = (name, sample, error) => ({
+    async ask({ do: what }) {
+      asked.push(`${name}:${what}`);
+      return { load: { path: "plain" }, output: { sample, error }, run: { seconds: [0.002] } }[what];
+    },
+  });
+  const right = operand(c, 2, "bhsd");
+  const results = await turns(c, [child("a", right), child("b", right), child("c", [0, 0, 0, 0]), child("d", undefined, "no memory")], 2);
+  assert.deepEqual(asked.filter((x) => x.endsWith("run")), ["a:run", "b:run", "a:run", "b:run"]);
+  assert.match(row("x", results), /^\| x \| 2.0 \(2.0\), 0.0e\+0 \| 2.0 \(2.0\), 0.0e\+0 \| WRONG \d\.\d+ \| no memory \| 1.00x \| plain \|$/);
+  assert.match(row("x", results.slice(2)), /\| - \|/);
+});
+
+test("a decode has its keys in the cache of GroupQueryAttention", () => {
+  const shapes = (c) => operators.GroupQueryAttention({ heads: 8, seq: 1, dim: 64, ...c }).inputs.map((v) => v?.[2]);
+  assert.deepEqual(shapes({ keys: 2048 }).slice(3, 5), [[1, 8, 2048, 64], [1, 8, 2048, 64]]);
+  assert.deepEqual(shapes({}).slice(3, 5), [undefined, undefined]);
 });

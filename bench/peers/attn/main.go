@@ -22,7 +22,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/machine"
 	_ "github.com/seed90331342/attn/cpu"
-	_ "github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -75,7 +75,11 @@ type answer struct {
 	// FLOPS is the peak rate in operations a second.
 	FLOPS  float64       `json:"flops,omitempty"`
 	Device *kernels.Info `json:"device,omitempty"`
-	Error  string        `json:"error,omitempty"`
+	// Path is the code path of a loaded call, as in its plan.
+	Path string `json:"path,omitempty"`
+	// Trials maps the variants of a GPU's prefill kernel to their times or failures.
+	Trials map[string]string `json:"trials,omitempty"`
+	Error  string            `json:"error,omitempty"`
 }
 
 // serve answers requests until in ends.
@@ -134,6 +138,12 @@ func (s *server) do(ctx context.Context, r request) (a answer, err error) {
 			a.Seconds = append(a.Seconds, time.Since(begin).Seconds())
 		}
 		return a, nil
+	case "output":
+		a.Sample, err = s.dev.ToFloat32(ctx, s.out.O)
+		return a, err
+	case "tune":
+		a.Trials, err = s.tune(ctx, r.Case)
+		return a, err
 	case "peak":
 		meter, ok := s.dev.Backend().(backend.PeakMeter)
 		if !ok {
@@ -145,7 +155,7 @@ func (s *server) do(ctx context.Context, r request) (a answer, err error) {
 		a.Device = new(s.dev.Info())
 		return a, nil
 	}
-	return a, fmt.Errorf("request is %q, it must be load, run, peak or device", r.Do)
+	return a, fmt.Errorf("request is %q, it must be load, run, output, tune, peak or device", r.Do)
 }
 
 // load draws the operands of c and runs the first call.
@@ -193,6 +203,11 @@ func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 		}
 		sampled = []*kernels.Tensor{&s.grads.Q, &s.grads.K, &s.grads.V}
 	}
+	plan, err := s.call.Plan(ctx)
+	if err != nil {
+		return a, err
+	}
+	a.Path = plan.Path
 	before, reset := machine.Resident(), machine.ResetPeak()
 	if err := s.attend(ctx); err != nil {
 		return a, err
@@ -213,6 +228,27 @@ func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 		a.Sample = append(a.Sample, data[j%len(data)][((b*c.Heads+h)*c.Seq+row)*c.Dim+d])
 	}
 	return a, nil
+}
+
+// tune measures the variants of the prefill kernel for calls like c, which later loads choose from.
+func (s *server) tune(ctx context.Context, c problem) (map[string]string, error) {
+	b, ok := s.dev.Backend().(*gpu.Backend)
+	if !ok {
+		return nil, fmt.Errorf("%s has no variants: %w", s.dev.Info().Name, kernels.ErrUnsupported)
+	}
+	x, err := kernels.Meta(kernels.F32, kernels.Shape{1, c.Heads, c.Seq, c.Dim})
+	if err != nil {
+		return nil, err
+	}
+	call := &backend.Call{Q: x, K: x, V: x, O: x, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+	e, err := b.Tune(ctx, call, gpu.TuneOptions{})
+	times := map[string]string{}
+	for _, t := range e.Trials {
+		if times[t.Variant] = t.Failed; t.Failed == "" {
+			times[t.Variant] = fmt.Sprintf("%.1f ms", 1e3*t.Seconds)
+		}
+	}
+	return times, err
 }
 
 // samples is the number of elements of an output that are compared.
