@@ -35,7 +35,10 @@ export const webCases = [
   { heads: 4, seq: 1024, dim: 128 },
   { heads: 1, seq: 1024, dim: 128 },
   { heads: 8, seq: 1, keys: 2048, dim: 64 },
-].map((c) => ({ causal: false, ...c, name: `${c.keys ? `decode of ${c.keys} keys` : `${c.causal ? "causal" : "plain"} S=${c.seq}`} H=${c.heads} D=${c.dim}` }));
+].map((c) => {
+  const name = c.keys ? `decode of ${c.keys} keys` : `${c.causal ? "causal" : "plain"} S=${c.seq}`;
+  return { causal: false, ...c, name: `${name} H=${c.heads} D=${c.dim}` };
+});
 
 // The largest error that a right answer may have: as in turns.mjs.
 const tolerance = 5e-5;
@@ -54,7 +57,9 @@ export function reference(c) {
       top = Math.max(top, (p[j] = s / Math.sqrt(dim)));
     }
     for (let j = 0; j < seen; j++) sum += p[j] = Math.exp(p[j] - top);
-    for (let j = 0; j < seen; j++) for (let d = 0; d < dim; d++) out[row * dim + d] += (p[j] / sum) * v[(first + j) * dim + d];
+    for (let j = 0; j < seen; j++) {
+      for (let d = 0; d < dim; d++) out[row * dim + d] += (p[j] / sum) * v[(first + j) * dim + d];
+    }
   }
   return out;
 }
@@ -87,7 +92,10 @@ function hideSubgroups() {
   const { gpu } = navigator, request = gpu.requestAdapter.bind(gpu);
   gpu.requestAdapter = async (options) => {
     const adapter = await request(options);
-    if (adapter) Object.defineProperty(adapter, "features", { value: new Set([...adapter.features].filter((f) => !f.startsWith("subgroup"))) });
+    if (adapter) {
+      const value = new Set([...adapter.features].filter((f) => !f.startsWith("subgroup")));
+      Object.defineProperty(adapter, "features", { value });
+    }
     return adapter;
   };
   const write = GPUQueue.prototype.writeBuffer;
@@ -106,6 +114,8 @@ async function quiet() {
   }
 }
 
+const elements = (shape) => shape.reduce((a, b) => a * b);
+
 // serveORT runs an operator of onnxruntime-web.
 async function serveORT(operator) {
   await webgpu();
@@ -114,8 +124,8 @@ async function serveORT(operator) {
   ort.env.wasm.numThreads = 1;
   let session, device, feeds, fetches, c, buffers = [];
   const onDevice = (shape, data) => {
-    const size = 4 * shape.reduce((a, b) => a * b);
-    const buffer = device.createBuffer({ size, usage: GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST });
+    const size = 4 * elements(shape), { STORAGE, COPY_SRC, COPY_DST } = GPUBufferUsage;
+    const buffer = device.createBuffer({ size, usage: STORAGE | COPY_SRC | COPY_DST });
     if (data) device.queue.writeBuffer(buffer, 0, data);
     buffers.push(buffer);
     return ort.Tensor.fromGpuBuffer(buffer, { dataType: "float32", dims: shape, download: () => download(buffer, size) });
@@ -151,7 +161,7 @@ async function serveORT(operator) {
           device.queue.writeBuffer(feeds[name].gpuBuffer, 0, operand(c, stream, "bhsd"));
         } else {
           const rows = operand(c, stream, spec.layout);
-          feeds[name] = onDevice(shape, rows.slice(-shape.reduce((a, b) => a * b))); // with a cache, the last key alone
+          feeds[name] = onDevice(shape, rows.slice(-elements(shape))); // with a cache, the last key alone
         }
       }
       for (let n = 0; n < 3; n++) await call();
@@ -176,6 +186,7 @@ async function serveORT(operator) {
       return { sample: all };
     },
   });
+  process.exit(0);
 }
 
 /**
@@ -212,7 +223,10 @@ export function row(name, [attn, ...others]) {
 
 async function main() {
   const { values: flags } = parseArgs({ options: {
-    repetitions: { type: "string", default: "7" }, only: { type: "string", default: "" }, tune: { type: "boolean" }, json: { type: "string" },
+    repetitions: { type: "string", default: "7" },
+    only: { type: "string", default: "" },
+    tune: { type: "boolean" },
+    json: { type: "string" },
   } });
   const at = createRequire(import.meta.url);
   try {
@@ -222,14 +236,18 @@ async function main() {
   }
   const temporary = mkdtempSync(join(tmpdir(), "attn-web-"));
   process.on("exit", () => rmSync(temporary, { recursive: true, force: true }));
+  ["SIGINT", "SIGTERM"].forEach((signal) => process.on(signal, () => process.exit(1)));
   const wasm = join(temporary, "attn.wasm");
-  execFileSync("go", ["build", "-o", wasm, "./attn"], { cwd: join(self, ".."), env: { ...process.env, GOOS: "js", GOARCH: "wasm" }, stdio: "inherit" });
+  const env = { ...process.env, GOOS: "js", GOARCH: "wasm" };
+  execFileSync("go", ["build", "-o", wasm, "./attn"], { cwd: join(self, ".."), env, stdio: "inherit" });
   const start = (...args) => new Child(process.execPath, ["--stack-size=8192", self, ...args], { XDG_CACHE_HOME: temporary });
   const names = ["MultiHeadAttention", "GroupQueryAttention"];
   const children = [start("serve-attn", wasm), ...names.map((op) => start("serve-ort", op))];
   const { device } = await children[0].ask({ do: "device" });
-  console.log(`${cpus()[0].model.trim()} · ${cpus().length} CPUs · ${device?.device} ${device?.driver} · ${new Date().toISOString().slice(0, 10)}\n`);
-  console.log(`| median (minimum) ms, error | attn | ${names.map((n) => `ORT ${n} | `).join("")}ORT's best / attn | attn's kernel |\n| ${"--- | ".repeat(names.length + 4)}`);
+  const date = new Date().toISOString().slice(0, 10);
+  console.log(`${cpus()[0].model.trim()} · ${cpus().length} CPUs · ${device?.device} · ${date}\n`);
+  const head = ["median (minimum) ms, error", "attn", ...names.map((n) => `ORT ${n}`), "ORT's best / attn", "attn's kernel"];
+  console.log(`| ${head.join(" | ")} |\n|${" --- |".repeat(head.length)}`);
   const report = [], list = webCases.filter((c) => new RegExp(flags.only).test(c.name));
   for (const c of list) {
     // GroupQueryAttention is causal, which a row of a decode is too.
