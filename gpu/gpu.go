@@ -2,9 +2,8 @@
 //
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
-// with the WGSL of package shaders, on any adapter that WebGPU reaches: Vulkan, Metal, DX12,
-// Vulkan in software on a machine without a GPU, and what a browser offers to a program built
-// with GOOS=js. Importing it registers the family "gpu":
+// with the WGSL of package shaders, on any adapter that WebGPU reaches: Vulkan (also in software),
+// Metal, DX12, and that of a browser with GOOS=js. Importing it registers the family "gpu":
 //
 //	import _ "github.com/seed90331342/attn/gpu"
 //
@@ -38,17 +37,13 @@
 // Values of more than 256 columns take one pass over the keys for each 256 of them; q8 values
 // have at most 256, because a row has one scale.
 //
-// WebGPU guarantees eight storage buffers a shader stage. A mask next to a block mask, and a bias
-// next to a relative bias, need ten with more than 16 query rows a key head and for gradients:
-// calls return backend.ErrUnsupported where the device binds fewer. Pages that begin in the
-// middle of a word need one more.
+// WebGPU guarantees eight storage buffers a shader stage. The few calls that need more, which
+// docs/gpu.md lists, return backend.ErrUnsupported where the device binds fewer.
 //
-// Options.Shared takes a device that the program has opened, and [Backend.Wrap] makes tensors of
-// the program's buffers without a copy: see [Shared]. A page's own device cannot be shared yet.
+// Options.Shared takes a device that the program has opened, but not a page's: see [Shared].
 //
-// In a browser every wait is one for a promise, so that timers and events of the page go on while
-// a call runs; between waits the host part of a call occupies its thread. Run it in a Worker, where
-// navigator.gpu exists as well. Kernels compile side by side there.
+// In a browser every wait is one for a promise. Between waits the host part of a call occupies its
+// thread: run it in a Worker, where navigator.gpu exists as well.
 package gpu
 
 import (

@@ -3,6 +3,7 @@ package port
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"syscall/js"
 
@@ -112,42 +113,23 @@ func infoOf(a *NativeAdapter) gputypes.AdapterInfo {
 	return info
 }
 
-// limits32 and limits64 are the limits that attn reads, by their names in a browser.
-func limits32(l *gputypes.Limits) map[string]*uint32 {
-	return map[string]*uint32{
-		"maxBindGroups":                             &l.MaxBindGroups,
-		"maxBindingsPerBindGroup":                   &l.MaxBindingsPerBindGroup,
-		"maxDynamicUniformBuffersPerPipelineLayout": &l.MaxDynamicUniformBuffersPerPipelineLayout,
-		"maxUniformBuffersPerShaderStage":           &l.MaxUniformBuffersPerShaderStage,
-		"maxStorageBuffersPerShaderStage":           &l.MaxStorageBuffersPerShaderStage,
-		"minUniformBufferOffsetAlignment":           &l.MinUniformBufferOffsetAlignment,
-		"minStorageBufferOffsetAlignment":           &l.MinStorageBufferOffsetAlignment,
-		"maxComputeWorkgroupStorageSize":            &l.MaxComputeWorkgroupStorageSize,
-		"maxComputeInvocationsPerWorkgroup":         &l.MaxComputeInvocationsPerWorkgroup,
-		"maxComputeWorkgroupSizeX":                  &l.MaxComputeWorkgroupSizeX,
-		"maxComputeWorkgroupSizeY":                  &l.MaxComputeWorkgroupSizeY,
-		"maxComputeWorkgroupSizeZ":                  &l.MaxComputeWorkgroupSizeZ,
-		"maxComputeWorkgroupsPerDimension":          &l.MaxComputeWorkgroupsPerDimension,
+// eachLimit calls f with each field of l and its name in a browser.
+func eachLimit(l *gputypes.Limits, f func(name string, to reflect.Value)) {
+	v := reflect.ValueOf(l).Elem()
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Name
+		f(strings.ToLower(name[:1])+name[1:], v.Field(i))
 	}
 }
 
-func limits64(l *gputypes.Limits) map[string]*uint64 {
-	return map[string]*uint64{
-		"maxUniformBufferBindingSize": &l.MaxUniformBufferBindingSize,
-		"maxStorageBufferBindingSize": &l.MaxStorageBufferBindingSize,
-		"maxBufferSize":               &l.MaxBufferSize,
-	}
-}
-
-// limitsOf returns the limits of an adapter or a device.
+// limitsOf returns the limits of an adapter or a device. Those that browsers do not have are 0.
 func limitsOf(a *js.Value) (l gputypes.Limits) {
 	from := a.Get("limits")
-	for name, to := range limits32(&l) {
-		*to = uint32(from.Get(name).Float())
-	}
-	for name, to := range limits64(&l) {
-		*to = uint64(from.Get(name).Float())
-	}
+	eachLimit(&l, func(name string, to reflect.Value) {
+		if n := from.Get(name); n.Type() == js.TypeNumber {
+			to.SetUint(uint64(n.Float()))
+		}
+	})
 	return l
 }
 
@@ -155,12 +137,11 @@ const timestampQuery = "timestamp-query"
 
 func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 	limits, features := map[string]any{}, []any{}
-	for name, n := range limits32(&l) {
-		limits[name] = *n
-	}
-	for name, n := range limits64(&l) {
-		limits[name] = float64(*n)
-	}
+	eachLimit(&l, func(name string, n reflect.Value) {
+		if a.Get("limits").Get(name).Type() == js.TypeNumber {
+			limits[name] = float64(n.Uint())
+		}
+	})
 	timed := a.Get("features").Call("has", timestampQuery).Bool()
 	if timed {
 		features = append(features, timestampQuery)
