@@ -41,9 +41,6 @@
 // docs/gpu.md lists, return backend.ErrUnsupported where the device binds fewer.
 //
 // Options.Shared takes a device that the program has opened, but not a page's: see [Shared].
-//
-// In a browser every wait is one for a promise. Between waits the host part of a call occupies its
-// thread: run it in a Worker, where navigator.gpu exists as well.
 package gpu
 
 import (
