@@ -4,8 +4,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
-
-	"gonum.org/v1/gonum/blas"
 )
 
 // TestGonumProducts shows that the products of the gonum kernels are within the
@@ -82,32 +80,6 @@ func TestGonumZeros(t *testing.T) {
 			x.Mix(F32, all, d, AppendRun(nil, v, d, n, d, v), d, padded, n, one, 1, d)
 			x.Mix(F32, some, d, AppendRun(nil, v[lo*d:], d, hi-lo, d, v), d, p[lo:], n, one, 1, d)
 			within(t, "outputs", all, some, 0)
-		}
-	}
-}
-
-// TestPlainGemm compares the products that wasm takes with those of gonum, within the roundings of
-// both: as many as there are terms (Higham 2002, ch. 3).
-func TestPlainGemm(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 4))
-	for _, c := range []struct{ m, n, k int }{{1, 4, 4}, {4, 8, 64}, {7, 13, 20}, {64, 128, 64}, {5, 1, 1}} {
-		for _, tb := range []blas.Transpose{blas.NoTrans, blas.Trans} {
-			for _, beta := range []float32{0, 1, 0.5} {
-				a, b, got := random(rng, c.m*(c.k+3)), random(rng, (c.k+2)*(c.n+c.k)), random(rng, c.m*(c.n+1))
-				ldb := c.n + 2
-				if tb == blas.Trans {
-					ldb = c.k + 2
-				}
-				want := clone(got)
-				gemm(tb, c.m, c.n, c.k, a, c.k+3, b, ldb, beta, want, c.n+1)
-				plainGemm(tb, c.m, c.n, c.k, a, c.k+3, b, ldb, beta, got, c.n+1)
-				for i := range got {
-					// The operands are below 8 in magnitude.
-					if bound := float64(2*c.k+4) * 0x1p-24 * 64 * float64(c.k+1); math.Abs(float64(got[i]-want[i])) > bound {
-						t.Fatalf("%v, %v, beta %v: element %d is %v, gonum has %v", c, tb, beta, i, got[i], want[i])
-					}
-				}
-			}
 		}
 	}
 }
