@@ -20,7 +20,10 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// In wasm the runtime keeps a goroutine for events.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("runtime.handleEvent"))
+}
 
 // tierGonum is the tier that every machine has.
 const tierGonum = "gonum"
