@@ -4,7 +4,7 @@
 //
 //	cd bench/peers && npm ci --ignore-scripts       # the scripts fetch libraries of onnxruntime-node
 //	export VK_ICD_FILENAMES=/usr/lib/chromium/vk_swiftshader_icd.json    # Debian's package chromium; or a GPU's driver
-//	node bench/peers/web.mjs [--repetitions 7] [--only REGEXP] [--tune] [--json FILE]
+//	node web.mjs [--repetitions 7] [--only REGEXP] [--tune] [--json FILE]
 //
 // A cell is the median (minimum) time of a call in ms and the largest error of its output against a reference in
 // float64. An answer that is wrong has no time. --tune measures the variants of attn's prefill kernel before a case,

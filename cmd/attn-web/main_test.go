@@ -181,7 +181,7 @@ func TestSee(t *testing.T) {
 	p.Quiet()
 }
 
-// TestStop: a run ends with what it has measured, and another one can begin.
+// TestStop stops a run, whose report then has the cases that were measured, and starts another run.
 func TestStop(t *testing.T) {
 	browser := pagetest.Start(t, webgpu...)
 	url := at(t, "")

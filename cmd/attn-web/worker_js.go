@@ -60,8 +60,8 @@ func main() {
 // send sends an event to the page.
 func send[E any](e E) {
 	text, err := json.Marshal(e)
-	if err != nil { // figures are finite
-		panic(err)
+	if err != nil { // JSON has no NaN, which a defective device may compute
+		text, _ = json.Marshal(told{Type: "wrote", Text: "The device computes what is no number: " + err.Error() + "."})
 	}
 	js.Global().Call("postMessage", string(text))
 }
@@ -132,7 +132,7 @@ func (w *writer) weights(ctx context.Context, token int) {
 	send(told{Type: "weights", Token: token, Weights: weights})
 }
 
-// load returns a file from beside the page, by the function of worker.js.
+// load fetches a file that lies beside the page. It calls the function load of worker.js.
 func load(name string) (data []byte, err error) {
 	done := make(chan error)
 	settled := js.FuncOf(func(_ js.Value, args []js.Value) any {

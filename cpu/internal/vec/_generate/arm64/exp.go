@@ -286,12 +286,12 @@ func join() {
 	f := kernel("join")
 	p := f.params("x", "b", "vectors")
 	x, b, vectors := p[0], p[1], p[2]
-	limits, NegInf := f.bounds(), f.constant(cNegInf)
+	limits, negInf := f.bounds(), f.constant(cNegInf)
 	y, z, sum := f.vec(), f.vec(), f.vec()
 	f.loop("next", vectors, func() {
 		f.ld(x, 0, 4, y)
 		f.ld(b, 0, 4, z)
-		f.joined(limits, NegInf, y, z, z, sum)
+		f.joined(limits, negInf, y, z, z, sum)
 		f.st(sum, x, 0)
 		f.addI(bytes, x)
 		f.addI(bytes, b)
@@ -300,7 +300,7 @@ func join() {
 }
 
 // joined writes the sum of the biases y and z to sum; bounded is z where that is finite.
-func (f *function) joined(limits bounds, NegInf, y, z, bounded, sum vec) {
+func (f *function) joined(limits bounds, negInf, y, z, bounded, sum vec) {
 	f.scope(func() {
 		is := f.vec()
 		f.bounded(limits, y, sum)
@@ -310,7 +310,7 @@ func (f *function) joined(limits bounds, NegInf, y, z, bounded, sum vec) {
 			f.absAtLeast(v, limits.inf, is)
 			f.where(is, v, sum)
 		}
-		f.equal(z, NegInf, is)
+		f.equal(z, negInf, is)
 		f.where(is, z, sum)
 	})
 }
