@@ -138,7 +138,7 @@ func TestEveryCallMayFail(t *testing.T) {
 		{"validation", port.ErrInvalid, backend.ErrUnsupported},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b, dev := faulty(t, Options{MaxWork: 2e5})
+			b, dev := faulty(t, Options{MaxWork: 4e5})
 			blank := dev.Live().Buffers
 			seen := map[string]int{}
 			var want []float32

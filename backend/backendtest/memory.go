@@ -67,8 +67,6 @@ func RunOutOfMemory(t *testing.T, be backend.Backend, m Memory) {
 // walk does the work with each of its requests failing, and returns how many ended it.
 func (m Memory) walk(t *testing.T, dev *kernels.Device, dtype backend.DType, do func(x *worker)) (refused int) {
 	work := func() ([]float32, error) {
-		runtime.GC()
-		runtime.GC() // twice, to empty the pools
 		x := &worker{ctx: t.Context(), dev: dev, dtype: dtype, rng: rand.New(rand.NewPCG(7, 7))}
 		err := x.run(do)
 		return x.out, err
@@ -93,6 +91,8 @@ func (m Memory) walk(t *testing.T, dev *kernels.Device, dtype backend.DType, do 
 		}
 	}
 	for n := 1; ; n++ {
+		runtime.GC()
+		runtime.GC() // twice, to empty the pools
 		stop := m.Fail(n)
 		out, err := work()
 		requests := stop()

@@ -21,11 +21,15 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
 
+// built is the folder that site has made.
+var built string
+
 // site builds the page once for all tests.
 var site = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "attn-web"); err != nil {
 		return "", err
 	}
+	built = dir
 	var messages strings.Builder
 	if err = build(context.Background(), dir, &messages); err == nil && !strings.HasPrefix(messages.String(), "attn.wasm has ") {
 		err = fmt.Errorf("the messages are %q", messages.String())
@@ -35,8 +39,8 @@ var site = sync.OnceValues(func() (dir string, err error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := site(); err == nil {
-		os.RemoveAll(dir)
+	if built != "" {
+		os.RemoveAll(built)
 	}
 	os.Exit(code)
 }
@@ -53,6 +57,15 @@ func at(t *testing.T, path string) string {
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return server.URL + path + "/"
+}
+
+// start starts a browser for the program, which takes it a minute in all.
+func start(t *testing.T, flags ...string) *pagetest.Browser {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("make test-web runs the program in a browser, -short does not")
+	}
+	return pagetest.Start(t, flags...)
 }
 
 // webgpu are the flags with which Chromium offers WebGPU on its own software driver.
@@ -94,7 +107,7 @@ func downloaded(t *testing.T, p *pagetest.Page) *report.Report {
 
 // TestMeasure: the page measures on a GPU, and its file is a report that programs read and compare.
 func TestMeasure(t *testing.T) {
-	browser := pagetest.Start(t, webgpu...)
+	browser := start(t, webgpu...)
 	url := at(t, "/a/path")
 	p := browser.Visit(url, url, pagetest.Look{Width: 1100, Height: 900})
 	p.Await(`!document.querySelector("#start").disabled`)
@@ -149,7 +162,7 @@ func TestMeasure(t *testing.T) {
 
 // TestSee: the model writes, a word shows its weights, and stop works.
 func TestSee(t *testing.T) {
-	browser := pagetest.Start(t, webgpu...)
+	browser := start(t, webgpu...)
 	url := at(t, "")
 	p := browser.Visit(url, url, pagetest.Look{Width: 360, Height: 740})
 	p.Await(`!document.querySelector("#write").disabled`)
@@ -183,7 +196,7 @@ func TestSee(t *testing.T) {
 
 // TestStop stops a run, whose report then has the cases that were measured, and starts another run.
 func TestStop(t *testing.T) {
-	browser := pagetest.Start(t, webgpu...)
+	browser := start(t, webgpu...)
 	url := at(t, "")
 	p := browser.Visit(url, url, pagetest.Look{Width: 360, Height: 740, Dark: true})
 	p.Await(`!document.querySelector("#start").disabled`)
@@ -208,7 +221,7 @@ func TestStop(t *testing.T) {
 
 // TestNoGPU: without WebGPU, and without an adapter, there is a sentence and the CPU's figures.
 func TestNoGPU(t *testing.T) {
-	browser := pagetest.Start(t) // without its software driver
+	browser := start(t) // without its software driver
 	sentence := func(p *pagetest.Page) {
 		t.Helper()
 		p.Await("rows.length > 0")
