@@ -17,6 +17,8 @@ type Config struct {
 	// Budget limits the time of the whole run and is shared among devices and series; 0 is
 	// no limit.
 	Budget time.Duration
+	// Rounds is the number of rounds of each case; 0 repeats them until the median is precise.
+	Rounds int
 	// Rows is the number of rows of a result that are recomputed in float64; 0 means 16.
 	Rows int
 	// Seed draws the inputs and the rows.
@@ -45,6 +47,8 @@ func (c Config) withDefaults() (Config, error) {
 	switch {
 	case c.Rows < 1:
 		return c, fmt.Errorf("bench: rows is %d, it must be at least 1: %w", c.Rows, kernels.ErrShape)
+	case c.Rounds < 0:
+		return c, fmt.Errorf("bench: rounds is %d, it must be positive, or 0 for as many as a precise median takes: %w", c.Rounds, kernels.ErrOption)
 	case c.Budget < 0:
 		return c, fmt.Errorf("bench: budget is %v, it must be positive, or 0 for no limit: %w", c.Budget, kernels.ErrOption)
 	}

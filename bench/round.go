@@ -74,6 +74,8 @@ func (b *bencher) enough() bool {
 	n, took := len(b.row.Rounds), time.Since(b.roundsBegan).Seconds()
 	limit := min(b.limit, max(morePatience*leastSeconds(b.warm), caseSeconds))
 	switch {
+	case b.cfg.Rounds > 0:
+		return n >= b.cfg.Rounds
 	case n < leastRounds(b.warm):
 		return false
 	case n >= maxRounds || took+took/float64(n) > limit:

@@ -92,7 +92,7 @@ func TestBenchOnTheCPU(t *testing.T) {
 func TestBenchOptionsReachTheCases(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
 	code, out, stderr := benchmark(t.Context(), "--seq", "16..32", "--batch", "2", "--heads", "4", "--kv-heads", "2", "--dim", "8",
-		"--causal", "--dtype", "bf16", "--backend", "cpu,cpu", "--budget", "10s", "--json", path)
+		"--causal", "--dtype", "bf16", "--backend", "cpu,cpu", "--budget", "10s", "--rounds", "2", "--json", path)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
@@ -101,7 +101,7 @@ func TestBenchOptionsReachTheCases(t *testing.T) {
 		t.Fatalf("one backend named twice has two lengths: %+v", r)
 	}
 	for i, c := range r.Cases {
-		if c.SeqQ != 16<<i || c.Batch != 2 || c.Heads != 4 || c.KVHeads != 2 || c.Dim != 8 || !c.Causal || c.DType != "bf16" {
+		if c.SeqQ != 16<<i || c.Batch != 2 || c.Heads != 4 || c.KVHeads != 2 || c.Dim != 8 || !c.Causal || c.DType != "bf16" || len(c.Rounds) != 2 {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -144,6 +144,7 @@ func TestBenchRefuses(t *testing.T) {
 		{"no folder for the lines", "does not exist", []string{"--gobench", filepath.Join(dir, "absent", "r")}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
 		{"more threads than memory", "it must be 1 to 4096", []string{"--threads=9223372036854775807"}},
+		{"negative rounds", "rounds is -1", []string{"--rounds=-1"}},
 		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
 		{"no value", "--seq: a value is missing", []string{"--seq"}},
 		{"a budget without a unit", "--budget: expected a duration such as 90s or 5m", []string{"--budget", "10"}},

@@ -108,7 +108,7 @@ func TestCompareRefuses(t *testing.T) {
 // A run that was interrupted goes on from its file, into the same file.
 func TestBenchResumes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
-	args := []string{"--seq", "64,128", "--heads", "1", "--backend", "cpu", "--threads", "1"}
+	args := []string{"--seq", "64,128", "--heads", "1", "--backend", "cpu", "--threads", "1", "--rounds", "3"}
 	if code, out, stderr := benchmark(t.Context(), append(args, "--json="+path)...); code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
@@ -147,7 +147,7 @@ func TestBenchResumes(t *testing.T) {
 func TestBenchSweepsLists(t *testing.T) {
 	dir := t.TempDir()
 	path, lines, markdown := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.txt"), filepath.Join(dir, "r.md")
-	code, out, stderr := benchmark(t.Context(), "--seq", "32", "--heads", "1,2", "--dim", "16", "--dtype", "f32,bf16", "--threads", "1,2", "--backend", "cpu",
+	code, out, stderr := benchmark(t.Context(), "--seq", "32", "--heads", "1,2", "--dim", "16", "--dtype", "f32,bf16", "--threads", "1,2", "--backend", "cpu", "--rounds", "3",
 		"--json", path, "--gobench", lines, "--markdown", markdown)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)

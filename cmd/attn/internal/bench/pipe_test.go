@@ -27,7 +27,7 @@ func TestBenchIntoPipe(t *testing.T) {
 		}
 		read <- text
 	}()
-	code, _, stderr := benchmark(t.Context(), "--seq", "64,128", "--heads", "1", "--backend", "cpu", "--threads", "1", "--json", pipe, "--gobench", os.DevNull)
+	code, _, stderr := benchmark(t.Context(), "--seq", "64,128", "--heads", "1", "--backend", "cpu", "--threads", "1", "--rounds", "3", "--json", pipe, "--gobench", os.DevNull)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
