@@ -266,13 +266,21 @@ func (s Shape) Fits(v Variant) string {
 }
 
 // Busy is the number of workgroups that keep a large GPU busy: two for each of 132 SMs.
-const Busy = 264
+// softwareBusy keeps the threads of a software driver busy, each of which runs whole workgroups.
+const (
+	Busy         = 264
+	softwareBusy = 16
+)
 
 // Rule returns a variant by rule: the one with the largest tiles of which there are
-// enough to keep a large GPU busy, else the one with the smallest. It returns the zero
+// enough to keep a large GPU or the threads of a software driver busy, else the one with the smallest. It returns the zero
 // Variant when none fits. why is the reason in either case. Measured choices take
 // precedence, see [Tuner.Choose].
 func (s Shape) Rule() (v Variant, why string) {
+	busy, what := Busy, "a GPU"
+	if s.Software {
+		busy, what = softwareBusy, "a software driver"
+	}
 	for _, c := range variants[s.Tiling] {
 		if len(c.Name) > 1 {
 			continue // L32 and L48 are for devices on which they were measured
@@ -284,8 +292,8 @@ func (s Shape) Rule() (v Variant, why string) {
 		v = c
 		n := s.Heads * ((s.SeqQ + c.Rows() - 1) / c.Rows())
 		why = fmt.Sprintf("%d workgroups", n)
-		if n >= Busy {
-			why += " keep a GPU busy"
+		if n >= busy {
+			why += " keep " + what + " busy"
 			break
 		}
 	}

@@ -148,18 +148,21 @@ func TestRule(t *testing.T) {
 		name        string
 		d, heads, s int
 		limits      Limits
-		want        string
+		want, quick string // on a GPU, on a software driver
 	}{
-		{"many rows", 64, 16, 8192, all, "L"},
-		{"some rows", 64, 16, 2048, all, "M"},
-		{"few rows", 64, 4, 100, all, "S"},
-		{"few threads", 64, 16, 8192, few, "S"},
-		{"too few threads", 80, 16, 8192, few, ""},
-		{"small bindings", 64, 16, 8192, small, "S"},
+		{"many rows", 64, 16, 8192, all, "L", "L"},
+		{"some rows", 64, 16, 2048, all, "M", "L"},
+		{"few rows", 64, 4, 512, all, "S", "L"},
+		{"very few rows", 64, 4, 100, all, "S", "S"},
+		{"few threads", 64, 16, 8192, few, "S", "S"},
+		{"too few threads", 80, 16, 8192, few, "", ""},
+		{"small bindings", 64, 16, 8192, small, "S", "S"},
 	} {
-		v, why := Shape{Tiling: TilingOf(c.d, c.d), ValueDim: c.d, Heads: c.heads, SeqQ: c.s, Limits: c.limits}.Rule()
-		if v.Name != c.want || why == "" {
-			t.Errorf("%s: %q because %q, should be %q", c.name, v.Name, why, c.want)
+		for software, want := range map[bool]string{false: c.want, true: c.quick} {
+			s := Shape{Tiling: TilingOf(c.d, c.d), ValueDim: c.d, Heads: c.heads, SeqQ: c.s, Limits: c.limits, Software: software}
+			if v, why := s.Rule(); v.Name != want || why == "" {
+				t.Errorf("%s, on a software driver %v: %q because %q, should be %q", c.name, software, v.Name, why, want)
+			}
 		}
 	}
 }
