@@ -216,7 +216,7 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 // newCutter sets the Cutter for a kernel with so many storage buffers in addition to
 // the page table and the options, and decides whether kernels look pages up.
 func (a *attention) newCutter(buffers int) error {
-	if a.both() {
+	if a.both() == shaders.Apart {
 		buffers += 2
 	}
 	a.cutter = a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
@@ -246,7 +246,7 @@ func (a *attention) check(k shaders.Variant) error {
 	if need <= have {
 		return nil
 	}
-	return fmt.Errorf("a mask next to a block mask, or a bias next to a relative bias, with more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
+	return fmt.Errorf("two masks with a bias, or two biases with a mask, and more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
 		a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
 }
 

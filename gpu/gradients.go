@@ -19,8 +19,8 @@ import (
 // or 12 bytes for each query row and up to 64 MiB of sums.
 //
 // Errors are those of Attention. It also returns backend.ErrUnsupported for
-//   - a mask with a block mask, or a bias with a relative bias, on a device that binds less than
-//     10 storage buffers;
+//   - a mask and a block mask with a bias of any kind, or two biases with a mask, on a device that
+//     binds less than 10 storage buffers;
 //   - slopes with more than 64 query heads a key head;
 //   - more than 3,840,000 rows in one element of DSinks, DSlopes or DBias.
 func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
@@ -130,9 +130,9 @@ func one(t backend.Tensor) bool {
 
 // check returns the reason why the device cannot compute the gradients.
 func (x *gradients) check() error {
-	both := (&scoreOptions{p: &x.p}).both()
-	if have := int(x.b.dev.Limits.MaxStorageBuffersPerShaderStage); have < gradientBuffers+2*when(both, 1) {
-		return fmt.Errorf("a mask next to a block mask, or a bias next to a relative bias: the kernel of their gradients has %d storage buffers, %s binds %d: %w",
+	apart := (&scoreOptions{p: &x.p}).both() == shaders.Apart
+	if have := int(x.b.dev.Limits.MaxStorageBuffersPerShaderStage); have < gradientBuffers+when(apart, 2) {
+		return fmt.Errorf("two masks with a bias, or two biases with a mask: the kernel of their gradients has %d storage buffers, %s binds %d: %w",
 			gradientBuffers+2, x.b.info.Name, have, backend.ErrUnsupported)
 	}
 	if x.p.Slopes != nil && x.group > tableHeads {

@@ -11,9 +11,9 @@ import (
 )
 
 // scoreOptions are the options of a problem in the form that kernels need. One binding holds
-// the mask or the block mask, one the bias or the relative bias. With both of either, the
-// block mask and the relative bias have bindings of their own. Slopes and sinks are in
-// the uniform.
+// the mask or the block mask, one the bias or the relative bias. With both of one kind and none of
+// the other, the second has the other kind's binding; otherwise the block mask and the relative bias
+// have bindings of their own. Slopes and sinks are in the uniform.
 type scoreOptions struct {
 	p     *backend.Problem
 	heads int // of the call
@@ -26,9 +26,17 @@ const (
 	tableHeads  = len(shaders.AttentionParams{}.Slopes) // and of sinks
 )
 
-// both reports whether both operands of a shared binding are present.
-func (o *scoreOptions) both() bool {
-	return !o.p.Mask.IsZero() && !o.p.Blocks.IsZero() || !o.p.Bias.IsZero() && !o.p.Relative.IsZero()
+// both returns where the second operand of a kind is.
+func (o *scoreOptions) both() shaders.Both {
+	masks := when(!o.p.Mask.IsZero(), 1) + when(!o.p.Blocks.IsZero(), 1)
+	biases := when(!o.p.Bias.IsZero(), 1) + when(!o.p.Relative.IsZero(), 1)
+	switch {
+	case max(masks, biases) < 2:
+		return shaders.Neither
+	case min(masks, biases) == 0:
+		return shaders.Crossed
+	}
+	return shaders.Apart
 }
 
 // kinds returns the options that change the kernel's loops.
@@ -76,15 +84,18 @@ func (o *scoreOptions) rounds(groups int) int {
 }
 
 // bind sets the parameters of the options for a box, with the places of the pair operands. It
-// returns the windows of the shared bindings, and those of the bindings that kernels have for
-// both operands.
+// returns the windows of the bindings mask and bias, and those of blocks and relative if kernels
+// have these.
 func (o *scoreOptions) bind(w *shaders.AttentionParams, x cut.Box, align uint64, sinks float64) (mask, bias cut.Window, more []cut.Window) {
 	o.params(w, x, sinks)
 	m, b := o.pairs.Mask.View(x, align), o.pairs.Bias.View(x, align)
 	blocks, relative := o.pairs.Blocks.View(x, align), o.pairs.Relative.View(x, align)
 	w.Mask, w.Bias, w.Blocked, w.Relative = strides(m), strides(b), strides(blocks), strides(relative)
-	if o.both() {
+	switch o.both() {
+	case shaders.Apart:
 		return m.Window, b.Window, []cut.Window{blocks.Window, relative.Window}
+	case shaders.Crossed:
+		return cmp.Or(m.Window, relative.Window), cmp.Or(b.Window, blocks.Window), nil
 	}
 	return cmp.Or(m.Window, blocks.Window), cmp.Or(b.Window, relative.Window), nil
 }

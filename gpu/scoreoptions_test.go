@@ -49,9 +49,9 @@ func TestOptionsOfManyHeads(t *testing.T) {
 	}
 }
 
-// TestFewBindings asks for a mask next to a block mask, and a bias next to a relative one,
-// on devices with eight to ten storage buffers a kernel: prefill and gradients need ten, and
-// errors name both numbers. Decoding needs eight.
+// TestFewBindings asks for two masks, two biases and all four, on devices with eight to ten storage
+// buffers a kernel. All four need ten in prefill and gradients, and errors name both numbers. The
+// others, and decoding, need eight.
 func TestFewBindings(t *testing.T) {
 	for _, binds := range []uint32{8, 9, 10} {
 		t.Run(fmt.Sprint(binds), func(t *testing.T) { testFewBindings(t, binds) })
@@ -64,6 +64,17 @@ func testFewBindings(t *testing.T, binds uint32) {
 	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
 	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 9, 12), 8, 8
 	g := backwardOf(t, b, c)
+	for _, without := range [][2]*backend.Tensor{{&g.Mask, &g.Blocks}, {&g.Bias, &g.Relative}} {
+		kept := *g
+		*without[0], *without[1] = backend.Tensor{}, backend.Tensor{}
+		if err := b.Attention(t.Context(), &g.Call); err != nil {
+			t.Errorf("two of a kind: %v", err)
+		}
+		if err := b.Backward(t.Context(), g); err != nil {
+			t.Errorf("gradients with two of a kind: %v", err)
+		}
+		*g = kept
+	}
 	_, err := b.Plan(t.Context(), c)
 	for what, err := range map[string]error{"plan": err, "attention": b.Attention(context.Background(), c), "backward": b.Backward(context.Background(), g)} {
 		if binds == 10 {
@@ -73,7 +84,7 @@ func testFewBindings(t *testing.T, binds uint32) {
 			continue
 		}
 		if limit := fmt.Sprintf("10 storage buffers, %s binds %d", b.Info().Name, binds); !errors.Is(err, backend.ErrUnsupported) ||
-			!strings.Contains(err.Error(), "a mask next to a block mask") || !strings.Contains(err.Error(), limit) ||
+			!strings.Contains(err.Error(), "two masks with a bias") || !strings.Contains(err.Error(), limit) ||
 			what != "backward" && !strings.Contains(err.Error(), "maxStorageBuffersPerShaderStage") {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -56,19 +56,20 @@ func variants(f func(v Variant, departures int)) {
 		}
 	}
 	type flags = func(flag int) bool
+	both := func(on, crossed bool) Both { return pick(on, pick(crossed, Crossed, Apart), Neither) }
 	each(3, []Type{F32, F16, Q8}, func(on flags, kv Type, n int) {
-		f(own(Attention{In: pick(on(2), BF16, F32), KV: kv, Paged: on(0), Both: on(1), DVB: 2}, on(1)), n)
+		f(own(Attention{In: pick(on(2), BF16, F32), KV: kv, Paged: on(0), Both: pick(on(1), Apart, Neither), DVB: 2}, on(1)), n)
 	})
 	each(6, []Type{F32, BF16, Q8}, func(on flags, kv Type, n int) {
 		v := flash64.with(pick(on(5), Absent, pick(on(2), Present, Flagged)))
-		v.In, v.KV, v.Paged, v.Both, v.Out16, v.Vec = pick(on(4), F16, F32), kv, on(0), on(1), on(2), on(3)
+		v.In, v.KV, v.Paged, v.Both, v.Out16, v.Vec = pick(on(4), F16, F32), kv, on(0), both(on(1), on(0)), on(2), on(3)
 		v.Full, v.Ahead = v.Vec && v.Out16, v.Out16
 		f(own(v, v.Out16), n)
 	})
 	each(6, []Type{F32, BF16, Q8}, func(on flags, kv Type, n int) {
 		v := decode64
-		v.In, v.KV, v.Paged, v.Both, v.Wide, v.Full, v.Extra = pick(on(5), F16, F32), kv, on(0), on(1), on(2) && kv != Q8, on(3), on(4)
-		f(own(v, v.Both), n)
+		v.In, v.KV, v.Paged, v.Both, v.Wide, v.Full, v.Extra = pick(on(5), F16, F32), kv, on(0), both(on(1), on(0)), on(2) && kv != Q8, on(3), on(4)
+		f(own(v, on(1)), n)
 	})
 	each(6, []Type{F32}, func(on flags, _ Type, n int) {
 		v := matmulL
@@ -78,7 +79,7 @@ func variants(f func(v Variant, departures int)) {
 	})
 	each(5, []Type{F32}, func(on flags, _ Type, n int) {
 		v := gradient64
-		v.Expand, v.In, v.Both = pick(on(4), Full, Registers), pick(on(3), F16, F32), on(0)
+		v.Expand, v.In, v.Both = pick(on(4), Full, Registers), pick(on(3), F16, F32), both(on(0), on(1))
 		v.Of = pick(on(1), DK, DV) + pick(on(2), DQ, DV)
 		if v.Of == DS {
 			n-- // one field, set by two flags
@@ -86,7 +87,7 @@ func variants(f func(v Variant, departures int)) {
 		f(v, n)
 	})
 	each(3, []Type{F32}, func(on flags, _ Type, n int) {
-		f(own(Softmax{Row: 1024, Both: on(0), Held: on(1)}, on(2)), n)
+		f(own(Softmax{Row: 1024, Both: both(on(0), on(1)), Held: on(1)}, on(2)), n)
 	})
 	each(1, []Type{F32}, func(on flags, _ Type, n int) {
 		f(own(merge64, on(0)), n)

@@ -41,6 +41,16 @@ const (
 	Flagged               // the parameters contain a flag
 )
 
+// Both is where a kernel reads the block mask next to a mask, or the relative bias next to a bias.
+type Both uint32
+
+// Values of Both.
+const (
+	Neither Both = iota // the call has at most one mask, in mask, and one bias, in bias
+	Apart               // in the bindings blocks and relative
+	Crossed             // in bias, as the call has none, or in mask, as it has none
+)
+
 // Result is what Gradient computes.
 type Result uint32
 
@@ -56,7 +66,7 @@ const (
 type Attention struct {
 	In, KV Type // of q; of k and v
 	Paged  bool // k and v are pools of pages
-	Both   bool // the bindings blocks and relative exist
+	Both   Both // of a kind of pair operands
 	DVB    int  // blocks of 32 output columns
 }
 
@@ -68,7 +78,7 @@ type Flash struct {
 	Out16  bool // elements of o have 16 bits
 	Vec    bool // q, k and v (unless Q8) are contiguous along D, in aligned fours
 	Full   bool // rows of q, k and v fill the stages of 4·QD and the turns; needs Vec
-	Both   bool // the bindings blocks and relative exist
+	Both   Both // of a kind of pair operands
 	Ahead  bool // v of a step is loaded while the step before is multiplied
 
 	Masks   Option
@@ -96,7 +106,7 @@ type Decode struct {
 	Paged  bool // k and v are pools of pages
 	Wide   bool // k can be read 16 bytes at a time, and so can v of 16-bit elements
 	Full   bool // the head size of q and k fills its stages
-	Both   bool // the bindings blocks and relative exist
+	Both   Both // of a kind of pair operands
 	Extra  bool // the call has slopes, a block mask, a relative bias or dropout
 
 	Rows   int // query rows of a workgroup
@@ -135,7 +145,7 @@ type Matmul struct {
 
 // Softmax is the softmax stage.
 type Softmax struct {
-	Both bool // the bindings blocks and relative exist
+	Both Both // of a kind of pair operands
 	Held bool // a row has at most Row keys, in one chunk
 	Row  int  // a multiple of 256
 }
@@ -146,7 +156,7 @@ type Gradient struct {
 	In, KV, DO Type // of q; of k and v; of dO
 	Vec        bool // q, k, v and dO are contiguous along D, in aligned fours
 	Full       bool // rows fill the stages and the columns of a workgroup; needs Vec
-	Both       bool // the bindings blocks and relative exist
+	Both       Both // of a kind of pair operands
 	Paired     bool // the call has softcap, a mask, a bias, slopes or dropout
 	Of         Result
 

@@ -1,6 +1,7 @@
 // What the options of a call do to a score: masks, biases and slopes. Kernels that call these functions have
-// the bindings mask and bias. A variant with BOTH = 1 also has blocks and relative; without it the block mask
-// is in mask, or the relative bias in bias. EXTRA = 0 leaves out block masks, relative biases and slopes.
+// the bindings mask and bias. The block mask is in mask, and the relative bias in bias, unless the call has both
+// operands of a kind. Then BOTH = 2 has the block mask in bias or the relative bias in mask, if the other kind is
+// absent, and BOTH = 1 has the bindings blocks and relative. EXTRA = 0 leaves out block masks, relative biases and slopes.
 
 @if(BOTH == 1u) @binding var<storage, read> blocks: array<u32>;
 @if(BOTH == 1u) @binding var<storage, read> relative: array<u32>;
@@ -24,7 +25,8 @@ fn load_bias(i: u32) -> f32 {
 fn load_relative(i: u32) -> f32 {
     let at = select(i >> 1u, i, p.relative_type == 1u);
     @if(BOTH == 0u) let word = bias[at];
-    @else let word = relative[at];
+    @if(BOTH == 1u) let word = relative[at];
+    @if(BOTH == 2u) let word = mask[at];
     return decode(word, i, p.relative_type - 1u);
 }
 
@@ -36,7 +38,8 @@ fn unmasked(i: u32) -> bool {
 // block returns 0 when the block mask hides its element i.
 fn block(i: u32) -> u32 {
     @if(BOTH == 0u) let word = mask[i >> 2u];
-    @else let word = blocks[i >> 2u];
+    @if(BOTH == 1u) let word = blocks[i >> 2u];
+    @if(BOTH == 2u) let word = bias[i >> 2u];
     return (word >> ((i & 3u) * 8u)) & 0xffu;
 }
 
