@@ -241,7 +241,7 @@ func TestDecodeFillsADevice(t *testing.T) {
 	for _, d := range []int{32, 64, 80, 96, 128, 256} {
 		for _, group := range []int{1, 4, 16} {
 			for _, dtype := range []backend.DType{backend.F32, backend.BF16, backend.Q8} {
-				b := newPlanner(false)
+				b := newSources(false).b
 				x, err := b.newDecode(decodeCall(t, dtype, 1, 8*group, 8, 4096, d))
 				check(t, err)
 				groups := map[string]int{}
@@ -277,7 +277,7 @@ func TestDecodeOfLongContexts(t *testing.T) {
 		{1, 8, 30 << 20, 128, false}, // too long
 		{1, 8, 14 << 20, 256, false},
 	} {
-		b := newPlanner(false)
+		b := newSources(false).b
 		b.choose = func(s tune.Shape) (tune.Variant, string) { return s.Rule() }
 		call := decodeCall(t, backend.Q8, x.batch, x.heads, 8, x.keys, x.d)
 		p, err := b.path(call)

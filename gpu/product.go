@@ -158,11 +158,10 @@ func (v productTile) cost(m, n int) int { return v.tiles(m, n) * v.height() * v.
 
 // loops bounds the loop iterations of a thread for a stage.
 func (v productTile) loops() int {
-	n := 1
 	if v.kernel.Expand < shaders.Full { // with the loops of @unroll(deep)
-		n += productQD + productLanes
+		return 1 + productQD + productLanes
 	}
-	return n
+	return 1
 }
 
 // fits reports whether the limits allow the tile's threads and memory, and the state of a

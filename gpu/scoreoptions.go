@@ -30,13 +30,12 @@ const (
 func (o *scoreOptions) both() shaders.Both {
 	masks := when(!o.p.Mask.IsZero(), 1) + when(!o.p.Blocks.IsZero(), 1)
 	biases := when(!o.p.Bias.IsZero(), 1) + when(!o.p.Relative.IsZero(), 1)
-	switch {
-	case max(masks, biases) < 2:
+	if max(masks, biases) < 2 {
 		return shaders.Neither
-	case min(masks, biases) == 0:
-		return shaders.Crossed
+	} else if min(masks, biases) > 0 {
+		return shaders.Apart
 	}
-	return shaders.Apart
+	return shaders.Crossed
 }
 
 // kinds returns the options that change the kernel's loops.
@@ -84,8 +83,7 @@ func (o *scoreOptions) rounds(groups int) int {
 }
 
 // bind sets the parameters of the options for a box, with the places of the pair operands. It
-// returns the windows of the bindings mask and bias, and those of blocks and relative if kernels
-// have these.
+// returns the windows of mask, of bias and, where kernels have them, of blocks and relative.
 func (o *scoreOptions) bind(w *shaders.AttentionParams, x cut.Box, align uint64, sinks float64) (mask, bias cut.Window, more []cut.Window) {
 	o.params(w, x, sinks)
 	m, b := o.pairs.Mask.View(x, align), o.pairs.Bias.View(x, align)

@@ -26,15 +26,6 @@ var emitLimits = gputypes.Limits{
 
 const emitBudget = time.Hour
 
-// newPlanner returns a Backend without a device, which plans as on a discrete GPU, with the
-// device's exp2 or without.
-func newPlanner(ownExp2 bool) *Backend {
-	return &Backend{
-		info: backend.Info{Name: "gpu", Type: backend.Discrete}, decodeRows: decodeRows,
-		dev: queue.NewPlanner(emitLimits, "gpu", backend.Discrete, queue.Config{Budget: emitBudget, OwnExp2: ownExp2}),
-	}
-}
-
 // KernelSources returns the kernels that calls like c may run on a discrete GPU with 48 KiB of
 // workgroup memory, without opening a device: all variants for prefill, the kernels of a split
 // and of the merge for decoding, and with staged those of QK, Softmax and PV. They use the
@@ -56,13 +47,14 @@ func kernelSources(c *backend.Call, staged, ownExp2 bool) ([]KernelSource, error
 
 // sources collects kernels.
 type sources struct {
-	b    *Backend
+	b    *Backend // without a device
 	list []KernelSource
 	have map[string]bool // by key
 }
 
 func newSources(ownExp2 bool) *sources {
-	return &sources{b: newPlanner(ownExp2), have: map[string]bool{}}
+	dev := queue.NewPlanner(emitLimits, "gpu", backend.Discrete, queue.Config{Budget: emitBudget, OwnExp2: ownExp2})
+	return &sources{b: &Backend{info: backend.Info{Name: "gpu", Type: backend.Discrete}, decodeRows: decodeRows, dev: dev}, have: map[string]bool{}}
 }
 
 // attention adds the kernels of an attention call.
