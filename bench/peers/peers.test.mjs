@@ -6,7 +6,8 @@ import test from "node:test";
 import { element, flops, operand, place, sampled, samples, visible } from "./inputs.mjs";
 import { gpuCases, gpuPeers, notMeasured } from "./gpu.mjs";
 import { model, operators } from "./onnx.mjs";
-import { largestError, reference, row, turns } from "./web.mjs";
+import { largestError, reference, Peer, someRows, webOperators } from "./ortweb.mjs";
+import { row, turns } from "./web.mjs";
 import { cases, differs, measure, median, memoryTable, speedTable } from "./turns.mjs";
 
 test("inputs are those of every other program", () => {
@@ -200,4 +201,37 @@ test("a decode has its keys in the cache of GroupQueryAttention", () => {
   const shapes = (c) => operators.GroupQueryAttention({ heads: 8, seq: 1, dim: 64, ...c }).inputs.map((v) => v?.[2]);
   assert.deepEqual(shapes({ keys: 2048 }).slice(3, 5), [[1, 8, 2048, 64], [1, 8, 2048, 64]]);
   assert.deepEqual(shapes({}).slice(3, 5), [undefined, undefined]);
+});
+
+test("rows of a long case are those of the whole reference", () => {
+  const c = { heads: 3, seq: 40, dim: 4, causal: true }, rows = [5, 39, 40, 119];
+  assert.deepEqual([...reference(c, rows)], rows.flatMap((row) => [...reference(c).slice(row * 4, row * 4 + 4)]));
+  assert.equal(someRows(c).length, 120);
+  const some = someRows({ heads: 8, seq: 8192, dim: 64 });
+  assert.deepEqual([...new Set(some)].sort((a, b) => a - b), some);
+  assert.ok(some.length === 64 && some.at(-1) < 8 * 8192 && new Set(some.map((row) => row % 128)).size > 16);
+});
+
+test("ONNX Runtime's result is that of its fastest operator that is right", async () => {
+  const c = { heads: 1, seq: 1, dim: 4, causal: true }, right = operand(c, 2, "bhsd"), [first, second] = webOperators(c);
+  const peer = (answer, seconds, why) => ({
+    async load() { if (why === "load") throw new Error("no memory\nat x"); },
+    async run(calls) { if (why === "run" && calls > 1) throw new Error("lost"); return Array(calls).fill(seconds); },
+    output: async () => answer,
+    async release() { throw new Error("lost"); },
+  });
+  const result = async (peers) => {
+    const all = new Peer((operator) => peers[operator]);
+    for (let n = 0; n < 2; n++) await all.load(c);
+    await all.turn();
+    return JSON.parse(JSON.stringify(all.result()));
+  };
+  const slow = peer(right, 0.02), fast = peer(right, 0.01), wrong = peer([0, 0, 0, 0], 0.001);
+  assert.deepEqual(await result({ [first]: slow, [second]: fast }), { operator: second, error: 0, wrong: false, seconds: 0.01 });
+  assert.equal((await result({ [first]: slow, [second]: wrong })).seconds, 0.02);
+  const bad = await result({ [first]: wrong, [second]: peer(right, 0.01, "run") });
+  assert.ok(bad.wrong && bad.error > 0.1 && !("seconds" in bad));
+  assert.deepEqual(await result({ [first]: peer(right, 0.01, "load"), [second]: wrong }).then((r) => r.wrong), true);
+  const failed = await result({ [first]: peer(right, 0.01, "load"), [second]: peer(right, 0.01, "load") });
+  assert.equal(failed.failed, "no memory");
 });

@@ -33,7 +33,7 @@ export function median(xs) {
 // another order differ by some 1e-6, a wrong mask or scale by 1e-2. Of 16 bits the
 // output is rounded, and where a peer rounds weights p as well, each by up to 2^-9
 // (bf16) or 2^-12 (f16), that adds 2^-9·sqrt(Σp²)·1.2, 4e-4 at S=256.
-const tolerances = { f32: [5e-5, 0], f16: [1e-4, 2 ** -10], bf16: [8e-4, 2 ** -7] };
+export const tolerances = { f32: [5e-5, 0], f16: [1e-4, 2 ** -10], bf16: [8e-4, 2 ** -7] };
 
 /** differs describes the difference of two samples; "" when they agree. */
 export function differs(got, want, dtype = "f32") {

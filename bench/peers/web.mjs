@@ -19,8 +19,7 @@ import { cpus, tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
-import { operand } from "./inputs.mjs";
-import { model, operators } from "./onnx.mjs";
+import { changeAdapters, largestError, ortPeer, reference, tolerance, webOperators } from "./ortweb.mjs";
 import { Child, serve } from "./serve.mjs";
 import { median } from "./turns.mjs";
 
@@ -40,36 +39,6 @@ export const webCases = [
   return { causal: false, ...c, name: `${name} H=${c.heads} D=${c.dim}` };
 });
 
-// The largest error that a right answer may have: as in turns.mjs.
-const tolerance = 5e-5;
-
-/** reference returns softmax(QKᵀ/√D)·V of a case in float64, as [heads, seq, dim]. */
-export function reference(c) {
-  const { heads, seq, keys = seq, dim } = c;
-  const [q, k, v] = [0, 1, 2].map((stream) => operand(c, stream, "bhsd"));
-  const out = new Float64Array(q.length), p = new Float64Array(keys);
-  for (let row = 0; row < heads * seq; row++) {
-    const first = Math.floor(row / seq) * keys, seen = c.causal ? (row % seq) + 1 : keys;
-    let top = -Infinity, sum = 0;
-    for (let j = 0; j < seen; j++) {
-      let s = 0;
-      for (let d = 0; d < dim; d++) s += q[row * dim + d] * k[(first + j) * dim + d];
-      top = Math.max(top, (p[j] = s / Math.sqrt(dim)));
-    }
-    for (let j = 0; j < seen; j++) sum += p[j] = Math.exp(p[j] - top);
-    for (let j = 0; j < seen; j++) {
-      for (let d = 0; d < dim; d++) out[row * dim + d] += (p[j] / sum) * v[(first + j) * dim + d];
-    }
-  }
-  return out;
-}
-
-/** largestError returns the largest absolute difference; Infinity for another length or what is no number. */
-export function largestError(got, want) {
-  if (got?.length !== want.length) return Infinity;
-  return want.reduce((worst, x, i) => (Math.abs(got[i] - x) <= worst ? worst : Math.abs(got[i] - x) || Infinity), 0);
-}
-
 // webgpu makes Dawn the navigator.gpu of this process, and keeps the process alive: Dawn's promises do not.
 async function webgpu() {
   const { create, globals } = await import("webgpu");
@@ -86,18 +55,8 @@ async function serveAttn(wasm) {
   createRequire(import.meta.url)(runner);
 }
 
-// hideSubgroups makes adapters without subgroups of all that navigator.gpu returns. It also copies what is written to
-// buffers from memory that threads share, which Dawn in Node refuses.
-function hideSubgroups() {
-  const { gpu } = navigator, request = gpu.requestAdapter.bind(gpu);
-  gpu.requestAdapter = async (options) => {
-    const adapter = await request(options);
-    if (adapter) {
-      const value = new Set([...adapter.features].filter((f) => !f.startsWith("subgroup")));
-      Object.defineProperty(adapter, "features", { value });
-    }
-    return adapter;
-  };
+// copyShared copies what is written to buffers from memory that threads share, which Dawn in Node refuses.
+function copyShared() {
   const write = GPUQueue.prototype.writeBuffer;
   GPUQueue.prototype.writeBuffer = function (buffer, at, data, ...rest) {
     return write.call(this, buffer, at, data.buffer instanceof SharedArrayBuffer ? data.slice() : data, ...rest);
@@ -114,77 +73,22 @@ async function quiet() {
   }
 }
 
-const elements = (shape) => shape.reduce((a, b) => a * b);
-
 // serveORT runs an operator of onnxruntime-web.
 async function serveORT(operator) {
   await webgpu();
-  hideSubgroups();
+  copyShared();
+  changeAdapters(() => true);
   const ort = await import("onnxruntime-web/webgpu");
   ort.env.wasm.numThreads = 1;
-  let session, device, feeds, fetches, c, buffers = [];
-  const onDevice = (shape, data) => {
-    const size = 4 * elements(shape), { STORAGE, COPY_SRC, COPY_DST } = GPUBufferUsage;
-    const buffer = device.createBuffer({ size, usage: STORAGE | COPY_SRC | COPY_DST });
-    if (data) device.queue.writeBuffer(buffer, 0, data);
-    buffers.push(buffer);
-    return ort.Tensor.fromGpuBuffer(buffer, { dataType: "float32", dims: shape, download: () => download(buffer, size) });
-  };
-  async function download(buffer, size) {
-    const host = device.createBuffer({ size, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
-    const encoder = device.createCommandEncoder();
-    encoder.copyBufferToBuffer(buffer, 0, host, 0, size);
-    device.queue.submit([encoder.finish()]);
-    await host.mapAsync(GPUMapMode.READ);
-    return new Float32Array(host.getMappedRange().slice(0));
-  }
-  async function call() {
-    await session.run(feeds, fetches);
-    await device.queue.onSubmittedWorkDone();
-  }
+  const peer = ortPeer(ort, operator);
   await serve({
     async load(request) {
-      c = request.case;
-      await session?.release();
-      buffers.splice(0).forEach((b) => b.destroy());
-      const spec = operators[operator](c);
-      session = await ort.InferenceSession.create(model(spec), { executionProviders: ["webgpu"], logSeverityLevel: 3 });
-      device = await ort.env.webgpu.device; // another one after the last session was released
-      feeds = {}, fetches = {};
-      for (const [name, , shape] of spec.outputs) fetches[name] = onDevice(shape);
-      for (const [name, type, shape] of spec.inputs.filter(Boolean)) {
-        const stream = ["q", "k", "v"].indexOf(name.at(-1));
-        if (name === "last" || name === "total") {
-          feeds[name] = new ort.Tensor("int32", Int32Array.of((c.keys ?? c.seq) - (name === "last" ? 1 : 0)), shape);
-        } else if (name.startsWith("past")) { // the cache is updated in place
-          feeds[name] = fetches[name.replace("past", "present")];
-          device.queue.writeBuffer(feeds[name].gpuBuffer, 0, operand(c, stream, "bhsd"));
-        } else {
-          const rows = operand(c, stream, spec.layout);
-          feeds[name] = onDevice(shape, rows.slice(-elements(shape))); // with a cache, the last key alone
-        }
-      }
-      for (let n = 0; n < 3; n++) await call();
+      await peer.load(request.case);
       await quiet();
       return {};
     },
-    async run({ calls }) {
-      const seconds = [];
-      for (let n = 0; n < calls; n++) {
-        const begin = performance.now();
-        await call();
-        seconds.push((performance.now() - begin) / 1e3);
-      }
-      return { seconds };
-    },
-    async output() {
-      const data = await fetches.o.getData(), all = new Array(data.length);
-      for (let i = 0; i < data.length; i++) { // [seq, heads, dim] as [heads, seq, dim]
-        const d = i % c.dim, h = Math.floor(i / c.dim) % c.heads, s = Math.floor(i / c.dim / c.heads);
-        all[(h * c.seq + s) * c.dim + d] = data[i];
-      }
-      return { sample: all };
-    },
+    run: async ({ calls }) => ({ seconds: await peer.run(calls) }),
+    output: async () => ({ sample: Array.from(await peer.output()) }),
   });
   process.exit(0);
 }
@@ -241,7 +145,7 @@ async function main() {
   const env = { ...process.env, GOOS: "js", GOARCH: "wasm" };
   execFileSync("go", ["build", "-o", wasm, "./attn"], { cwd: join(self, ".."), env, stdio: "inherit" });
   const start = (...args) => new Child(process.execPath, ["--stack-size=8192", self, ...args], { XDG_CACHE_HOME: temporary });
-  const names = ["MultiHeadAttention", "GroupQueryAttention"];
+  const names = webOperators({ causal: true });
   const children = [start("serve-attn", wasm), ...names.map((op) => start("serve-ort", op))];
   const { device } = await children[0].ask({ do: "device" });
   const date = new Date().toISOString().slice(0, 10);
@@ -250,8 +154,7 @@ async function main() {
   console.log(`| ${head.join(" | ")} |\n|${" --- |".repeat(head.length)}`);
   const report = [], list = webCases.filter((c) => new RegExp(flags.only).test(c.name));
   for (const c of list) {
-    // GroupQueryAttention is causal, which a row of a decode is too.
-    const taking = c.causal || c.keys ? children : children.slice(0, 2);
+    const taking = children.slice(0, 1 + webOperators(c).length);
     const results = await turns(c, taking, Number(flags.repetitions), flags.tune);
     if (taking.length < children.length) results.push({ failed: "-" });
     console.log(row(c.name, results));
