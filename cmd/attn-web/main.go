@@ -6,6 +6,8 @@
 //	go run ./cmd/attn-web
 //	go run ./cmd/attn-web --out DIR
 //
+// If onnxruntime-web is installed in bench/peers, the page can measure it in turns with attn.
+//
 // The page loads nothing from elsewhere. The folder of --out works on any static host, also below
 // a path. Built for GOOS=js this package is the program of the page's worker. The command builds
 // it with the go command.
@@ -42,6 +44,7 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	f := flag.NewFlagSet("attn-web", flag.ContinueOnError)
 	listen := f.String("listen", "127.0.0.1:8080", "`address` of the server; other machines need https for WebGPU")
 	folder := f.String("out", "", "`folder` to write the page to, for a static host; nothing is served")
+	ort := f.String("ort", "", "`folder` of the npm package onnxruntime-web, with which the page compares (default: where npm installs it in bench/peers)")
 	f.SetOutput(io.Discard)
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
 		f.SetOutput(messages)
@@ -54,7 +57,7 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
 	if *folder != "" {
-		return build(ctx, *folder, messages)
+		return build(ctx, *folder, *ort, messages)
 	}
 	// An address in use is an error before the build.
 	listener, err := net.Listen("tcp", *listen)
@@ -67,7 +70,7 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := build(ctx, dir, messages); err != nil {
+	if err := build(ctx, dir, *ort, messages); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "http://%s/\n", listener.Addr())

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -24,15 +25,18 @@ import (
 // built is the folder that site has made.
 var built string
 
-// site builds the page once for all tests.
+// site builds the page once for all tests, without the package of a peer.
 var site = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "attn-web"); err != nil {
 		return "", err
 	}
 	built = dir
 	var messages strings.Builder
-	if err = build(context.Background(), dir, &messages); err == nil && !strings.HasPrefix(messages.String(), "attn.wasm has ") {
+	if err = build(context.Background(), dir, "", &messages); err == nil && !strings.HasPrefix(messages.String(), "attn.wasm has ") {
 		err = fmt.Errorf("the messages are %q", messages.String())
+	}
+	if err == nil {
+		err = addPeer(filepath.Join(dir, "ort"), "", "")
 	}
 	return dir, err
 })
@@ -45,8 +49,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// at serves the page below a path, as static hosts do, and returns its URL.
-func at(t *testing.T, path string) string {
+// at serves the page below a path, as static hosts do, and returns its URL. Folders of others are
+// those of the page that lie elsewhere.
+func at(t *testing.T, path string, others ...string) string {
 	t.Helper()
 	dir, err := site()
 	if err != nil {
@@ -54,6 +59,9 @@ func at(t *testing.T, path string) string {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(path+"/", http.StripPrefix(path, handler(dir)))
+	for _, other := range others {
+		mux.Handle(path+"/"+filepath.Base(other)+"/", http.StripPrefix(path, handler(filepath.Dir(other))))
+	}
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return server.URL + path + "/"
@@ -75,7 +83,7 @@ var webgpu = []string{"enable-unsafe-webgpu", "use-webgpu-adapter=swiftshader"}
 func choose(p *pagetest.Page, seqs, kinds, dtypes string, heads int) {
 	pagetest.Eval[bool](p, fmt.Sprintf(`(() => {
 		const want = {seqs: %q, kinds: %q, dims: "64", dtypes: %q};
-		for (const box of form.querySelectorAll("input[type=checkbox]")) {
+		for (const box of form.querySelectorAll("fieldset input[type=checkbox]")) {
 			if (box.checked !== want[box.name].split(",").includes(box.value)) box.click();
 		}
 		[form.seconds.value, form.heads.value] = [0, %d];
@@ -113,6 +121,9 @@ func TestMeasure(t *testing.T) {
 	p.Await(`!document.querySelector("#start").disabled`)
 	if name := pagetest.Eval[string](p, "form.device.value"); name != "gpu:0" {
 		t.Fatalf("the first device is %q: %s", name, pagetest.Eval[string](p, `document.querySelector("#trouble").textContent`))
+	}
+	if !pagetest.Eval[bool](p, `[...document.querySelectorAll("#ort, .ort")].every(e => e.hidden)`) {
+		t.Error("the page offers ONNX Runtime Web, which is not beside it")
 	}
 	choose(p, "256", "causal,decode", "f32,f16", 8) // f32 has 1 MiB to read, which a rate needs
 	p.Click("#start")
@@ -157,6 +168,56 @@ func TestMeasure(t *testing.T) {
 		if err := os.WriteFile(name, p.Screenshot(), 0o644); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestTurns: the page measures ONNX Runtime Web in turns with attn, and gives a wrong answer no time.
+func TestTurns(t *testing.T) {
+	ort := filepath.Join(t.TempDir(), "ort")
+	if err := addPeer(ort, "", filepath.Join("../..", scripts)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(ort, "ortweb.mjs")); err != nil {
+		t.Skip("onnxruntime-web is not installed: npm ci --ignore-scripts in bench/peers")
+	}
+	browser := pagetest.Start(t, webgpu...)
+	url := at(t, "/a/path", ort)
+	visit := func(kinds, dtypes string, look pagetest.Look) *pagetest.Page {
+		p := browser.Visit(url, url, look)
+		p.Await(`!document.querySelector("#start").disabled && !document.querySelector("#ort").hidden`)
+		choose(p, "256", kinds, dtypes, 1)
+		p.Click("[name=turns]")
+		p.Click("#start")
+		return p
+	}
+	rows := func(p *pagetest.Page) []string {
+		p.Await("!running")
+		p.Quiet()
+		return pagetest.Eval[[]string](p, `[...document.querySelectorAll("#rows tr")].map(row => row.innerText)`)
+	}
+	right := rows(visit("causal,decode", "f32", pagetest.Look{Width: 1100, Height: 900}))
+	figures := regexp.MustCompile(`\t256\t[0-9.]+ (s|ms|µs)\t.*\t[0-9.]+ (s|ms|µs)\t[0-9.]+×\t\d\.\de-[6-9]\tok, ORT [A-Z]`)
+	if len(right) != 2 || !figures.MatchString(right[0]) || !figures.MatchString(right[1]) {
+		t.Errorf("rows %q", right)
+	}
+	// An operator that hides keys which the case does not hide.
+	script := filepath.Join(ort, "onnx.mjs")
+	text, err := os.ReadFile(script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := bytes.Replace(text, []byte("unidirectional: c.causal ? 1 : 0"), []byte("unidirectional: 1"), 1)
+	if err := os.WriteFile(script, wrong, 0o644); err != nil || bytes.Equal(text, wrong) {
+		t.Fatal("the script is the same", err)
+	}
+	p := visit("full", "f32,f16", pagetest.Look{Width: 360, Height: 740, Dark: true})
+	p.Await(`document.querySelector("#step").textContent === "round 1, ONNX Runtime Web"`)
+	p.Click("#stop")
+	p.Await("!running")
+	p.Click("#start") // again
+	bad := rows(p)
+	if len(bad) != 2 || !regexp.MustCompile(`\twrong\t–\t\d\.\de[-+]\d\tok, ORT `).MatchString(bad[0]) || !strings.HasSuffix(bad[1], "\t–\t–\t–\tok") {
+		t.Errorf("rows with a wrong answer %q", bad)
 	}
 }
 
@@ -289,7 +350,7 @@ func TestBroken(t *testing.T) {
 // TestHandler: the types of files, and what is not there.
 func TestHandler(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"index.html", "page.js", "attn.wasm", "style.css"} {
+	for _, name := range []string{"index.html", "page.js", "ortweb.mjs", "attn.wasm", "style.css"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -299,7 +360,7 @@ func TestHandler(t *testing.T) {
 	mux.Handle("/sub/path/", http.StripPrefix("/sub/path", handler(dir)))
 	for url, want := range map[string]string{
 		"/": "200 text/html; charset=utf-8", "/page.js": "200 text/javascript; charset=utf-8", "/style.css": "200 text/css; charset=utf-8",
-		"/attn.wasm": "200 application/wasm", "/sub/path/attn.wasm": "200 application/wasm", "/sub/path/": "200 text/html; charset=utf-8",
+		"/ortweb.mjs": "200 text/javascript; charset=utf-8", "/attn.wasm": "200 application/wasm", "/sub/path/attn.wasm": "200 application/wasm", "/sub/path/": "200 text/html; charset=utf-8",
 		"/absent.html": "404 text/plain; charset=utf-8", "/sub/path/..%2f..%2fmain.go": "404 text/plain; charset=utf-8",
 	} {
 		w := httptest.NewRecorder()
@@ -335,6 +396,7 @@ func TestRunRefuses(t *testing.T) {
 		"unexpected argument \"x\"": {"x"},
 		"--help lists the flags":    {"--absent"},
 		"--listen: ":                {"--listen", "nowhere:none"},
+		"--ort: ":                   {"--ort", "absent", "--out", t.TempDir()},
 	} {
 		if err := run(t.Context(), args, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", args, err)

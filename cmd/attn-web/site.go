@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"embed"
@@ -27,27 +28,22 @@ var assets embed.FS
 const worker = "github.com/seed90331342/attn/cmd/attn-web"
 
 // build writes the page to a folder: the assets, the model, the program for wasm, and wasm_exec.js
-// of the same Go. It prints the size of the program to messages.
-func build(ctx context.Context, dir string, messages io.Writer) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
+// of the same Go, with the package onnxruntime-web in the folder ort. It prints the size of the
+// program to messages.
+func build(ctx context.Context, dir, ort string, messages io.Writer) error {
 	embedded, err := fs.Sub(assets, "assets")
 	if err != nil {
 		return err
 	}
-	files, err := fs.ReadDir(embedded, ".")
+	if err := copyFiles(dir, embedded, "*"); err != nil {
+		return err
+	}
+	module, err := goCommand(ctx, "list", "-f", "{{.Module.Dir}}", worker)
 	if err != nil {
 		return err
 	}
-	for _, f := range files { // an earlier version of the page is replaced
-		text, err := fs.ReadFile(embedded, f.Name())
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(dir, f.Name()), text, 0o644); err != nil {
-			return err
-		}
+	if err := addPeer(filepath.Join(dir, "ort"), ort, filepath.Join(strings.TrimSpace(module), scripts)); err != nil {
+		return err
 	}
 	for name, text := range map[string][]byte{"checkpoint.bin": llama.CheckpointFile, "tokenizer.bin": llama.TokenizerFile} {
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
@@ -78,6 +74,59 @@ func build(ctx context.Context, dir string, messages io.Writer) error {
 	}
 	_, err = fmt.Fprintf(messages, "attn.wasm has %.1f MB, %.1f MB compressed by gzip\n", float64(size)/1e6, float64(compressed)/1e6)
 	return err
+}
+
+// copyFiles copies the files that match patterns to a folder, without their folders. An earlier
+// version is replaced.
+func copyFiles(dir string, from fs.FS, patterns ...string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, pattern := range patterns {
+		names, err := fs.Glob(from, pattern)
+		if err != nil {
+			return err
+		}
+		if len(names) == 0 && !strings.Contains(pattern, "*") {
+			return &fs.PathError{Op: "copy", Path: pattern, Err: fs.ErrNotExist}
+		}
+		for _, name := range names {
+			text, err := fs.ReadFile(from, name)
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(dir, path.Base(name)), text, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// scripts is the folder, in this module, of the scripts that measure peers, and of their packages.
+const scripts = "bench/peers"
+
+// addPeer writes the package onnxruntime-web and the scripts that measure it to a folder. By its
+// package.json, which is always there, the page knows the version, and without one leaves it out.
+func addPeer(dir, ort, scripts string) error {
+	from := os.DirFS(cmp.Or(ort, filepath.Join(scripts, "node_modules", "onnxruntime-web")))
+	switch _, err := fs.Stat(from, "package.json"); {
+	case err == nil:
+	case ort != "":
+		return fmt.Errorf("--ort: %w", err)
+	default:
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(dir, "package.json"), []byte("{}"), 0o644)
+	}
+	// The browser's build on WebGPU, and what the package states about its licence.
+	err := copyFiles(dir, from, "dist/ort.webgpu.bundle.min.mjs", "dist/ort-wasm-simd-threaded.asyncify.wasm",
+		"package.json", "README.md", "LICENSE*", "ThirdParty*")
+	if err != nil {
+		return fmt.Errorf("onnxruntime-web: %w", err)
+	}
+	return copyFiles(dir, os.DirFS(scripts), "inputs.mjs", "onnx.mjs", "ortweb.mjs", "turns.mjs")
 }
 
 // goCommand runs the go command for wasm and returns its output.
@@ -113,7 +162,8 @@ func sizes(name string) (plain, compressed int, err error) {
 // types are the MIME types of the page's files. A browser compiles wasm of this type only while it
 // loads, and systems may have other types for these names.
 var types = map[string]string{
-	".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".wasm": "application/wasm",
+	".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".wasm": "application/wasm", ".json": "application/json",
+	".js": "text/javascript; charset=utf-8", ".mjs": "text/javascript; charset=utf-8",
 }
 
 // handler serves the files of a folder.

@@ -18,13 +18,15 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// message is a command of the page: "start" with a request, "write" with a story, "weights" with a
-// token of that story, or "stop".
+// message is a command of the page: "start" with a request, "turn" to go on with it, "write" with a
+// story, "weights" with a token of that story, or "stop".
 type message struct {
 	Type    string          `json:"type"`
 	Request measure.Request `json:"request"`
-	Story   story.Request   `json:"story"`
-	Token   int             `json:"token"`
+	// Turns makes a request wait for "turn" after each step that it reports.
+	Turns bool          `json:"turns"`
+	Story story.Request `json:"story"`
+	Token int           `json:"token"`
 }
 
 // main is the program of the page's worker. Its messages are JSON texts in both directions.
@@ -41,14 +43,32 @@ func main() {
 	var running sync.WaitGroup
 	var last writer
 	stop := func() {}
+	turns := make(chan struct{})
 	for m := range received {
+		if m.Type == "turn" {
+			select {
+			case turns <- struct{}{}:
+			default: // of a run that was stopped
+			}
+			continue
+		}
 		stop()
 		running.Wait()
 		var ctx context.Context
 		ctx, stop = context.WithCancel(context.Background())
 		switch m.Type {
 		case "start":
-			running.Go(func() { measure.Run(ctx, m.Request, send) })
+			running.Go(func() {
+				measure.Run(ctx, m.Request, func(e measure.Event) {
+					send(e)
+					if m.Turns && e.Type == "progress" {
+						select {
+						case <-turns:
+						case <-ctx.Done():
+						}
+					}
+				})
+			})
 		case "write":
 			running.Go(func() { ended("wrote", last.write(ctx, m.Story)) })
 		case "weights":

@@ -6,6 +6,7 @@ const $ = id => document.getElementById(id);
 const form = $("form");
 const see = $("see");
 let worker, devices = [], rows = [], report = "", running = false, watch = 0, first = true;
+let peer, peerResult; // the worker of ONNX Runtime Web during a run with it, and its result of the case
 let words = [], weights, writing = ""; // the buttons of a story, the weights of one, the device
 
 // The events that a worker sends.
@@ -18,11 +19,15 @@ const on = {
     if (e.text && first) start({device: ""}); // no GPU: the CPU's figures at once
     first = false;
   },
-  progress(e) { state(e.text, e.step); },
+  progress(e) {
+    state(e.text, e.step);
+    if (peer) turn(e);
+  },
   row(e) {
     rows.push(e.row);
     report = e.report;
-    show(e.row);
+    show(e.row, peerResult);
+    peerResult = undefined;
   },
   done(e) {
     report = e.report || report;
@@ -89,7 +94,8 @@ function choose() {
     seqs: d.name === "cpu" ? ["256", "1024"] : slow ? ["256", "1024", "2048"] : ["1024", "2048", "4096", "8192"],
     kinds: ["full", "causal", "decode"], dims: ["64"], dtypes: slow ? ["f32"] : ["f32", "f16"],
   };
-  for (const box of form.querySelectorAll("input[type=checkbox]")) box.checked = defaults[box.name].includes(box.value);
+  for (const box of form.querySelectorAll("fieldset input[type=checkbox]")) box.checked = defaults[box.name].includes(box.value);
+  form.turns.disabled = d.name === "cpu";
   form.heads.value = slow ? 1 : 8;
   form.seconds.value = slow ? 60 : 180;
   $("start").disabled = $("write").disabled = running;
@@ -126,7 +132,34 @@ function start(request) {
   for (const id of ["download", "copy"]) $(id).disabled = true;
   $("stop").disabled = false;
   state("Starting.");
-  worker.postMessage(JSON.stringify({type: "start", request}));
+  const turns = form.turns.checked && !form.turns.disabled && Boolean(request.device);
+  peer = turns ? new Worker("peer.js", {type: "module"}) : undefined;
+  for (const e of document.querySelectorAll(".ort")) e.hidden = !turns;
+  worker.postMessage(JSON.stringify({type: "start", request, turns}));
+}
+
+// turn runs ONNX Runtime Web after a step of attn, before each round of a case, and lets attn go on.
+async function turn({text, step, case: c}) {
+  const mine = peer;
+  if (c.device !== "cpu" && c.dtype === "f32" && step.startsWith("round") && !mine.broken) {
+    state(text, step + ", ONNX Runtime Web");
+    const powerPreference = c.device === "gpu:1" ? "low-power" : "high-performance"; // as attn numbers them
+    const result = await new Promise(done => {
+      mine.onmessage = m => done(m.data);
+      mine.onerror = e => done({failed: mine.broken = e.message || "peer.js does not load"});
+      mine.postMessage({powerPreference, case: c, first: step === "round 1"});
+    });
+    if (mine === peer) peerResult = result;
+  }
+  if (mine === peer) worker.postMessage(JSON.stringify({type: "turn"}));
+}
+
+// offer shows the choice of ONNX Runtime Web if its package lies in ort/.
+async function offer() {
+  const response = await fetch("ort/package.json");
+  const {version} = response.ok ? await response.json() : {};
+  $("version").textContent = version;
+  $("ort").hidden = !version;
 }
 
 // stop lets the running call end. A program that does not answer is ended: a call of the CPU, or of
@@ -144,24 +177,29 @@ function stop() {
 
 function ended(text) {
   free(true);
+  peer?.terminate();
+  peer = peerResult = undefined;
   $("download").disabled = !report;
   $("line").value = line();
   $("copy").disabled = !$("line").value;
   state(text);
 }
 
-// show adds a row to the table. Cases without figures have their reason.
-function show(m) {
+// show adds a row to the table, with the result of ONNX Runtime Web. Cases without figures have their reason.
+function show(m, ort) {
   const tr = document.createElement("tr");
   const name = element("th", m.backend + " · " + kind(m) + " · H=" + m.heads + " D=" + m.dim + " " + m.dtype);
   name.scope = "row";
   const wrong = m.status === "wrong";
-  const status = element("td", wrong ? "WRONG" + m.note.replace("WRONG", "") : m.note ? (m.status === "ok" ? "ok, " : "") + m.note : m.status);
+  const note = wrong ? "WRONG" + m.note.replace("WRONG", "") : m.note ? (m.status === "ok" ? "ok, " : "") + m.note : m.status;
+  const status = element("td", note + (ort?.failed ? ", ORT failed: " + ort.failed : ort ? ", ORT " + ort.operator : ""));
   status.className = wrong || m.status === "failed" ? "note bad" : "note";
   tr.append(name, ...[
     String(m.seq_k), m.median_s == null ? "" : seconds(m.median_s), digits(m.gflops), percent(m.gflops, m.ceiling_gflops),
     digits(m.gbs), percent(m.gbs, m.ceiling_gbs), m.max_error == null ? "" : m.max_error.toExponential(1),
     m.error_bound == null ? "" : m.error_bound.toExponential(1),
+    ...peer ? [ort?.wrong ? "wrong" : ort?.seconds ? seconds(ort.seconds) : "",
+      ort?.seconds && m.median_s ? (ort.seconds / m.median_s).toFixed(2) + "×" : "", ort?.error?.toExponential(1)] : [],
   ].map(text => element("td", text || "–")), status);
   $("rows").append(tr);
   $("results").hidden = false;
@@ -287,4 +325,5 @@ $("stop").addEventListener("click", stop);
 $("halt").addEventListener("click", stop);
 $("download").addEventListener("click", save);
 $("copy").addEventListener("click", copy);
+offer().catch(() => {}); // without it
 load();

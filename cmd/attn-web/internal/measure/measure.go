@@ -38,14 +38,26 @@ type Event struct {
 	Type string `json:"type"`
 	// Devices are those of "devices", the one to prefer first.
 	Devices []kernels.Info `json:"devices,omitempty"`
-	// Text is the case of "progress", Step what is done with it. In other events Text is a sentence
-	// about what is missing or failed, and empty if all is well.
+	// Text and Case are the case of "progress", Step what is done with it. In other events Text is a
+	// sentence about what is missing or failed, and empty if all is well.
 	Text string `json:"text,omitempty"`
 	Step string `json:"step,omitempty"`
+	Case *Case  `json:"case,omitempty"`
 	// Row is the case of "row".
 	Row *report.Measurement `json:"row,omitempty"`
 	// Report is the JSON report so far, of "row" and "done".
 	Report string `json:"report,omitempty"`
+}
+
+// Case is a case as the peers of bench/peers take it: Keys is 0 if there are as many as queries.
+type Case struct {
+	Device string `json:"device"`
+	Heads  int    `json:"heads"`
+	Seq    int    `json:"seq"`
+	Keys   int    `json:"keys,omitempty"`
+	Dim    int    `json:"dim"`
+	Causal bool   `json:"causal"`
+	DType  string `json:"dtype"`
 }
 
 // maxHeads keeps the operands of the longest case within the 4 GiB of a program in wasm.
@@ -150,7 +162,11 @@ func (r *run) device(req Request) (trouble string) {
 	cfg := bench.Config{
 		Series: series, Budget: time.Duration(req.Seconds * float64(time.Second)), Seed: 1, NoStages: true, Missing: missing(),
 		Progress: func(p bench.Progress) {
-			r.send(Event{Type: "progress", Text: fmt.Sprintf("%s, case %d of %d: %v", p.Backend, p.Cases+1, p.Of, p.Case), Step: p.Step})
+			c := Case{Device: p.Backend, Heads: p.Case.Heads, Seq: p.Case.SeqK, Dim: p.Case.Dim, Causal: p.Case.Causal, DType: p.Case.DType.String()}
+			if p.Case.SeqQ > 0 {
+				c.Seq, c.Keys = p.Case.SeqQ, p.Case.SeqK
+			}
+			r.send(Event{Type: "progress", Text: fmt.Sprintf("%s, case %d of %d: %v", p.Backend, p.Cases+1, p.Of, p.Case), Step: p.Step, Case: &c})
 			// The messages of the page, such as stop, arrive while every goroutine sleeps.
 			time.Sleep(time.Millisecond)
 		},

@@ -178,3 +178,19 @@ func TestDevices(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 }
+
+// TestCases: the page gives the case of each step to a peer.
+func TestCases(t *testing.T) {
+	backend.Register("fake", fake{device{Backend: cpu.New(cpu.Options{Threads: 1})}})
+	seen := map[Case]bool{}
+	Run(t.Context(), short, func(e Event) {
+		if e.Type == "progress" {
+			seen[*e.Case] = true
+		}
+	})
+	want := Case{Device: "fake", Heads: 2, Seq: 64, Dim: 16, Causal: true, DType: "f32"}
+	decode := Case{Device: "fake", Heads: 2, Seq: 1, Keys: 32, Dim: 16, DType: "f32"}
+	if len(seen) != 4 || !seen[want] || !seen[decode] {
+		t.Errorf("%+v", seen)
+	}
+}
