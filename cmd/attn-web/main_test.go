@@ -180,7 +180,7 @@ func TestTurns(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(ort, "ortweb.mjs")); err != nil {
 		t.Skip("onnxruntime-web is not installed: npm ci --ignore-scripts in bench/peers")
 	}
-	browser := pagetest.Start(t, webgpu...)
+	browser := start(t, webgpu...)
 	url := at(t, "/a/path", ort)
 	visit := func(kinds, dtypes string, look pagetest.Look) *pagetest.Page {
 		p := browser.Visit(url, url, look)

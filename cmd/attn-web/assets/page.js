@@ -219,7 +219,7 @@ function line() {
   return "| " + [
     d.device, browser(),
     prefill ? `${digits(prefill.gflops)} GFLOP/s, ${percent(prefill.gflops, prefill.ceiling_gflops)} of FMA (${name(prefill)})` : "–",
-    decode ? `${digits(decode.gbs)} GB/s, ${percent(decode.gbs, decode.ceiling_gbs)} of read (${name(decode)})` : "–",
+    decode ? `${digits(decode.gbs)} GB/s, ${percent(decode.gbs, decode.ceiling_gbs) || "–"} of read (${name(decode)})` : "–",
     `${right.length} of ${rows.filter(m => ["ok", "wrong", "failed"].includes(m.status)).length} cases right, error at most ${(100 * worst).toPrecision(2)}% of its bound`, e.version, e.date.slice(0, 10),
   ].map(text => text.replaceAll("|", "/")).join(" | ") + " |";
 }
