@@ -15,8 +15,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/source"
+	"github.com/seed90331342/attn/gpu/internal/wgsl"
 )
 
 // radv is the manifest of Mesa's driver for AMD GPUs in Debian. It contains a compiler and
@@ -358,7 +358,7 @@ fn main(@builtin(local_invocation_index) t: u32) {
 	x[t] = a[INDEX] + b[1].x;
 }`
 	for index, want := range map[string]bool{"1": false, "t % 4u": true} {
-		words, err := port.SPIRV(strings.ReplaceAll(shader, "INDEX", index))
+		words, err := wgsl.SPIRV(strings.ReplaceAll(shader, "INDEX", index))
 		check(t, err)
 		if n := dynamicIndices(words); n > 0 != want {
 			t.Errorf("a[%s]: %d dynamic indices, want some: %v", index, n, want)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/gogpu/wgpu"
+	"github.com/seed90331342/attn/gpu/internal/wgsl"
 )
 
 // library is a device of gogpu.
@@ -18,7 +19,7 @@ type library struct {
 	queue *wgpu.Queue
 	// shared means that the program owns the device and its queue.
 	shared bool
-	spirv  bool // shaders are compiled by compile
+	spirv  bool // shaders are compiled by package wgsl
 
 	// unwritten holds the buffers with a write that waits for the next submission. The
 	// library copies to them then, even if they are released.
@@ -153,9 +154,9 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, e
 
 // build fills in p as far as it gets.
 func (l *library) build(p *purePipeline, desc PipelineDesc, dynamic int) (err error) {
-	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: letsToVars(desc.WGSL)}
+	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: wgsl.LetsToVars(desc.WGSL)}
 	if l.spirv {
-		if source.SPIRV, err = SPIRV(desc.WGSL); err != nil {
+		if source.SPIRV, err = wgsl.SPIRV(desc.WGSL); err != nil {
 			return err
 		}
 		source.WGSL = ""

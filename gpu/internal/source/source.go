@@ -8,8 +8,8 @@ import (
 	"regexp"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/wgsl"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -34,7 +34,7 @@ type Source struct {
 // Metal returns the kernel in Metal's language, as gogpu's compiler translates it, with bounds
 // checks. The numbers of buffers and of the fields of _mslBufferSizes are those of bindings.
 func (k *Source) Metal() (string, error) {
-	code, err := port.Metal(k.WGSL)
+	code, err := wgsl.Metal(k.WGSL)
 	if err != nil {
 		return "", fmt.Errorf("kernel %s: %w: %w", k.Kernel, err, backend.ErrUnsupported)
 	}
@@ -72,7 +72,7 @@ func Of(x queue.Dispatch) (k Source, err error) {
 		kind := map[byte]string{'r': "read", 'w': "read_write", 'u': "uniform"}[about.Bindings[i]]
 		k.Bindings = append(k.Bindings, Binding{names[i][1], kind, size})
 	}
-	if k.SPIRV, err = port.SPIRV(k.WGSL); err != nil {
+	if k.SPIRV, err = wgsl.SPIRV(k.WGSL); err != nil {
 		return k, fmt.Errorf("kernel %s: %w: %w", k.Kernel, err, backend.ErrUnsupported)
 	}
 	return k, nil

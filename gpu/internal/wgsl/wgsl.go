@@ -1,4 +1,6 @@
-package port
+// Package wgsl compiles WGSL to other languages as gogpu does, without that compiler's defects. It
+// needs no device.
+package wgsl
 
 import (
 	"encoding/binary"
@@ -22,12 +24,12 @@ const (
 
 var letOfValue = regexp.MustCompile(`\blet (\w+[^=\n]*= *[^&\s])`)
 
-// letsToVars replaces let declarations with var declarations, which have the same
+// LetsToVars replaces let declarations with var declarations, which have the same
 // meaning. gogpu compiles a component of a let of a memory location (let v = x[i])
 // as another read of memory. It therefore returns values that were written later, and a
 // vec4 of workgroup memory takes four reads, more than half of a kernel's time. A var
 // keeps its value.
-func letsToVars(wgsl string) string { return letOfValue.ReplaceAllString(wgsl, "var $1") }
+func LetsToVars(wgsl string) string { return letOfValue.ReplaceAllString(wgsl, "var $1") }
 
 // SPIRV compiles WGSL to SPIR-V as gogpu does for Vulkan, and removes the stores that clear
 // workgroup memory. Each of them clears a whole array in one thread, and drivers expand it
@@ -35,7 +37,7 @@ func letsToVars(wgsl string) string { return letOfValue.ReplaceAllString(wgsl, "
 // rest of the kernel, and every workgroup repeats the work. attn's kernels write their
 // workgroup memory before they read it.
 func SPIRV(wgsl string) ([]uint32, error) {
-	code, err := naga.Compile(letsToVars(wgsl))
+	code, err := naga.Compile(LetsToVars(wgsl))
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +76,7 @@ var bufferSize = regexp.MustCompile(`\bsize(\d+)\b`)
 // indices and buffers. The numbers of buffers and of their sizes are those of the bindings.
 // Workgroup memory is not cleared, as in [SPIRV].
 func Metal(wgsl string) (string, error) {
-	wgsl = letsToVars(wgsl)
+	wgsl = LetsToVars(wgsl)
 	ast, err := naga.Parse(wgsl)
 	if err != nil {
 		return "", err
