@@ -28,7 +28,7 @@ func typeOf(a gputypes.AdapterInfo) backend.DeviceType {
 
 // Pick returns the number of the adapter that a selector names: a number, a part of a name, or ""
 // for the best. It returns backend.ErrNoDevice when there is none.
-func Pick(selector string, adapters []port.Adapter) (int, error) {
+func Pick(selector string, adapters []*port.Adapter) (int, error) {
 	names := make([]string, len(adapters))
 	best, rank := 0, -1
 	for i, a := range adapters {

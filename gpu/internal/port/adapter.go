@@ -3,21 +3,22 @@ package port
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 
 	"github.com/gogpu/gputypes"
 )
 
-// adapter implements Adapter. Each build has its own enumerate, infoOf, limitsOf,
+// Adapter is a device that can be opened. Each build has its own enumerate, infoOf, limitsOf,
 // openLibrary and releaseAdapter.
-type adapter struct {
+type Adapter struct {
 	raw  *NativeAdapter
 	once sync.Once
 }
 
 // Adapters lists the adapters. The caller releases them. It returns ErrNoAdapter when there
 // are none.
-func Adapters() ([]Adapter, error) {
+func Adapters() ([]*Adapter, error) {
 	list, err := enumerate()
 	if err == nil && len(list) == 0 {
 		err = errors.New(noAdapter)
@@ -25,18 +26,26 @@ func Adapters() ([]Adapter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", err.Error(), ErrNoAdapter)
 	}
-	all := make([]Adapter, len(list))
+	all := make([]*Adapter, len(list))
 	for i, raw := range list {
-		all[i] = &adapter{raw: raw}
+		all[i] = &Adapter{raw: raw}
 	}
 	return all, nil
 }
 
-func (a *adapter) Info() gputypes.AdapterInfo { return infoOf(a.raw) }
-func (a *adapter) Limits() gputypes.Limits    { return limitsOf(a.raw) }
-func (a *adapter) Release()                   { a.once.Do(func() { releaseAdapter(a.raw) }) }
+// Info describes the adapter.
+func (a *Adapter) Info() gputypes.AdapterInfo { return infoOf(a.raw) }
 
-func (a *adapter) Open(l gputypes.Limits) (Device, error) {
+// Limits are the adapter's own limits, the most that Open grants.
+func (a *Adapter) Limits() gputypes.Limits { return limitsOf(a.raw) }
+
+// Release releases the adapter. Devices opened from it remain valid.
+func (a *Adapter) Release() { a.once.Do(func() { releaseAdapter(a.raw) }) }
+
+// Open opens a device with exactly these limits: those of Limits, with maxima lowered or
+// alignments raised. It returns ErrInvalid for limits beyond those of the adapter and ErrLost
+// when the device does not start.
+func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 	var lib *library
 	err := within(l, a.Limits())
 	if err == nil {
@@ -54,19 +63,13 @@ func (a *adapter) Open(l gputypes.Limits) (Device, error) {
 // within returns ErrInvalid when limits that compute uses exceed those of an adapter or of
 // a program's device.
 func within(limits, most gputypes.Limits) error {
-	for _, c := range []struct {
-		name      string
-		want, has uint64
-	}{
-		{"MaxBufferSize", limits.MaxBufferSize, most.MaxBufferSize},
-		{"MaxStorageBufferBindingSize", limits.MaxStorageBufferBindingSize, most.MaxStorageBufferBindingSize},
-		{"MaxComputeWorkgroupStorageSize", uint64(limits.MaxComputeWorkgroupStorageSize), uint64(most.MaxComputeWorkgroupStorageSize)},
-		{"MaxComputeInvocationsPerWorkgroup", uint64(limits.MaxComputeInvocationsPerWorkgroup), uint64(most.MaxComputeInvocationsPerWorkgroup)},
-		{"MaxComputeWorkgroupsPerDimension", uint64(limits.MaxComputeWorkgroupsPerDimension), uint64(most.MaxComputeWorkgroupsPerDimension)},
-		{"MaxStorageBuffersPerShaderStage", uint64(limits.MaxStorageBuffersPerShaderStage), uint64(most.MaxStorageBuffersPerShaderStage)},
+	for _, name := range []string{
+		"MaxBufferSize", "MaxStorageBufferBindingSize", "MaxStorageBuffersPerShaderStage", "MaxComputeWorkgroupStorageSize",
+		"MaxComputeInvocationsPerWorkgroup", "MaxComputeWorkgroupsPerDimension",
 	} {
-		if c.want > c.has {
-			return fmt.Errorf("%s of %d is over the limit of %d: %w", c.name, c.want, c.has, ErrInvalid)
+		want, has := reflect.ValueOf(limits).FieldByName(name).Uint(), reflect.ValueOf(most).FieldByName(name).Uint()
+		if want > has {
+			return fmt.Errorf("%s of %d is over the limit of %d: %w", name, want, has, ErrInvalid)
 		}
 	}
 	return nil

@@ -172,7 +172,9 @@ func (b *buffer) Release() {
 func (d *device) releaseBuffer(b *buffer) {
 	delete(d.buffers, b)
 	d.live.Bytes -= b.size
-	d.dropGroups(func(k groupKey) bool { return k.binds(b.id) })
+	d.dropGroups(func(k groupKey) bool {
+		return slices.ContainsFunc(k.spans[:k.n], func(s groupSpan) bool { return s.buffer == b.id })
+	})
 	if b.imported {
 		d.lib.dereference(b.raw)
 		return
@@ -245,9 +247,6 @@ func (d *device) Write(b Buffer, offset uint64, data []byte) error {
 	return d.note(d.lib.write(x.raw, offset, data))
 }
 
-// mapOffsetAlignment is WebGPU's alignment of the offset of a map.
-const mapOffsetAlignment = 8
-
 func (d *device) Read(b Buffer, offset uint64, dst []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -255,7 +254,7 @@ func (d *device) Read(b Buffer, offset uint64, dst []byte) error {
 		return err
 	}
 	x, ok := d.has(b)
-	if !ok || offset%mapOffsetAlignment != 0 || len(dst)%4 != 0 || offset+uint64(len(dst)) > x.size {
+	if !ok || offset%8 != 0 || len(dst)%4 != 0 || offset+uint64(len(dst)) > x.size {
 		return fmt.Errorf("read %d bytes at %d: %w", len(dst), offset, ErrInvalid)
 	}
 	if len(dst) == 0 {
@@ -274,18 +273,9 @@ func (d *device) submit(commands []Command, timed bool) (Ticket, error) {
 	if err := d.usable(); err != nil {
 		return 0, err
 	}
-	if timed {
-		if err := d.lib.startClock(); err != nil {
-			return 0, d.note(err)
-		}
-	}
-	for i := range commands {
-		if err := d.record(&commands[i]); err != nil {
-			d.lib.discard()
-			return 0, d.note(err)
-		}
-	}
-	t, err := d.lib.submit(timed)
+	t, err := d.send(commands, timed)
+	d.lib.discard()
+	d.lib.clock.sent(t)
 	d.trimGroups()
 	if err != nil {
 		return 0, d.note(err)
@@ -295,6 +285,21 @@ func (d *device) submit(commands []Command, timed bool) (Ticket, error) {
 	}
 	d.last = t
 	return t, nil
+}
+
+// send records commands and starts them.
+func (d *device) send(commands []Command, timed bool) (Ticket, error) {
+	if timed {
+		if err := d.lib.startTimed(d.ended); err != nil {
+			return 0, err
+		}
+	}
+	for i := range commands {
+		if err := d.record(&commands[i]); err != nil {
+			return 0, err
+		}
+	}
+	return d.lib.submit()
 }
 
 // record hands a command to the library.
@@ -331,7 +336,7 @@ func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint6
 	if len(bindings) > MaxBindings {
 		return g, 0, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
 	}
-	d.key = groupKey{pipeline: p.id}
+	d.key = groupKey{pipeline: p.id, n: len(bindings)}
 	for i := range bindings {
 		b := &bindings[i]
 		x, ok := d.has(b.Buffer)
@@ -346,7 +351,7 @@ func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint6
 		if i == p.dynamic {
 			offset, at = at/dynamicStep*dynamicStep, at%dynamicStep
 		}
-		d.key.add(x.id, at, b.Size)
+		d.key.spans[i] = groupSpan{x.id, at, b.Size}
 	}
 	if known := d.groups[d.key]; known != nil {
 		known.used = d.last
@@ -357,16 +362,6 @@ func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint6
 		d.groups[d.key] = &group{g, d.last}
 	}
 	return g, offset, err
-}
-
-func (d *device) Took(t Ticket) (time.Duration, bool, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return 0, false, err
-	}
-	took, ok, err := d.lib.took(t)
-	return took, ok, d.note(err)
 }
 
 // Wait looks whether the submission has ended, and pauses between looks, instead of blocking in the

@@ -24,16 +24,6 @@ type groupKey struct {
 
 type groupSpan struct{ buffer, offset, size uint64 }
 
-func (k *groupKey) add(buffer, offset, size uint64) {
-	k.spans[k.n] = groupSpan{buffer, offset, size}
-	k.n++
-}
-
-// binds reports whether a group with key k binds a buffer.
-func (k groupKey) binds(buffer uint64) bool {
-	return slices.ContainsFunc(k.spans[:k.n], func(s groupSpan) bool { return s.buffer == buffer })
-}
-
 // group is a bind group. A device keeps some, because creating one costs more than the rest of
 // a dispatch.
 type group struct {

@@ -27,7 +27,8 @@ func Elsewhere(d Device, ago time.Duration) error {
 	x := d.(*device)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	t, err := x.lib.submit(false)
+	t, err := x.lib.submit()
+	x.lib.discard()
 	for err == nil && x.ended < t {
 		x.lib.pause(context.Background(), time.Now(), time.Time{})
 		err = x.poll()

@@ -3,18 +3,12 @@
 package port
 
 /*
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include "native.h"
 
 // These are the calls of wgpu-native that the Go binding does not make safely. It passes
 // C pointers to Go variables that nothing keeps alive (device lost, map), and it cannot
 // set the handler of errors outside a scope, whose default aborts the process. Here all
-// callbacks are C functions that write to C memory. The declarations are those of
-// webgpu.h in wgpu-native v0.17.
+// callbacks are C functions that write to C memory.
 
 // The limits have the fields of the binding's type Limits, in the same order.
 typedef struct { void *next; uint64_t limits[24]; } port_required_limits;
@@ -39,18 +33,12 @@ extern void wgpuDeviceRelease(void *device);
 extern void wgpuBufferReference(void *buffer);
 extern void *wgpuDeviceGetQueue(void *device);
 extern void wgpuQueueRelease(void *queue);
-extern void wgpuQueueOnSubmittedWorkDone(void *queue, void (*cb)(int, void *), void *userdata);
 
 static void port_on_lost(int reason, char const *message, void *ud) { port_note(ud, message); ((port_state *)ud)->lost = 1; }
 static void port_on_map(int status, void *ud) { ((port_state *)ud)->mapped = status + 1; }
-static void port_on_done(int status, void *ud) { __atomic_add_fetch(&((port_state *)ud)->done, 1, __ATOMIC_RELEASE); }
-
-typedef struct { int status; void *device; char message[1024]; } port_opened;
 static void port_on_device(int status, void *device, char const *message, void *ud) {
-	port_opened *o = ud;
-	o->status = status + 1;
-	o->device = device;
-	strncpy(o->message, message ? message : "", sizeof o->message - 1);
+	port_note(ud, message);
+	if (status == 0) ((port_state *)ud)->device = device;
 }
 
 // port_quiet makes Mesa's layer that orders devices find no Wayland display where there is
@@ -63,12 +51,11 @@ static void port_quiet(void) {
 #endif
 }
 
-typedef struct { void *adapter; port_device_desc const *desc; port_opened *opened; } port_request;
+typedef struct { void *adapter; port_device_desc const *desc; port_state *state; } port_request;
 static void port_do_open(void *request) {
 	port_request *r = request;
-	wgpuAdapterRequestDevice(r->adapter, r->desc, port_on_device, r->opened);
+	wgpuAdapterRequestDevice(r->adapter, r->desc, port_on_device, r->state);
 }
-
 
 // Buffers are created and unmapped without the binding's error scopes, which would take the
 // errors of a compilation on another thread for theirs.
@@ -76,7 +63,6 @@ typedef struct { void const *next; char const *label; uint32_t usage; uint64_t s
 extern void *wgpuDeviceCreateBuffer(void *device, port_buffer_desc const *desc);
 extern void *wgpuBufferGetMappedRange(void *buffer, size_t offset, size_t size);
 extern void wgpuBufferUnmap(void *buffer);
-extern void wgpuBufferRelease(void *buffer);
 static void *port_create_buffer(uint64_t size, uint32_t usage, port_state *state) {
 	port_buffer_desc desc = { .size = size, .usage = usage };
 	port_enter(state);
@@ -90,31 +76,17 @@ static void port_unmap(void *buffer, port_state *state) {
 	port_leave(state);
 }
 
-static port_state *port_new_state(void) { return calloc(1, sizeof(port_state)); }
-static void *port_open(void *adapter, void const *limits, size_t size, int timestamps, port_state *state, int *status, char *message, size_t n) {
+static void port_open(void *adapter, void const *limits, size_t size, bool timestamps, port_state *state) {
 	port_required_limits required = { 0 };
 	memcpy(required.limits, limits, size);
 	int const timestamp_query = 3; // WGPUFeatureName
 	port_device_desc desc = { .label = "attn", .features_count = timestamps, .features = &timestamp_query, .required_limits = &required, .lost = port_on_lost, .lost_userdata = state };
-	port_opened *o = calloc(1, sizeof *o);
-	port_request r = { adapter, &desc, o };
-	if (port_try(port_do_open, &r)) strncpy(o->message, "wgpu-native panicked", sizeof o->message - 1);
-	void *device = o->status == 1 ? o->device : NULL;
-	*status = o->status;
-	strncpy(message, o->message, n - 1);
-	free(o);
-	if (device) wgpuDeviceSetUncapturedErrorCallback(device, port_on_error, state);
-	state->device = device;
-	return device;
-}
-// port_share returns the state of a device that the program owns. The reference keeps the
-// device until port_release.
-static port_state *port_share(void *device) {
-	port_state *state = port_new_state();
-	wgpuDeviceReference(device);
-	state->device = device;
-	state->shared = 1;
-	return state;
+	port_request r = { adapter, &desc, state };
+	if (port_try(port_do_open, &r)) {
+		port_note(state, "wgpu-native panicked");
+		state->lost = 1;
+	}
+	if (state->device) wgpuDeviceSetUncapturedErrorCallback(state->device, port_on_error, state);
 }
 static void port_map(void *buffer, size_t offset, size_t size, port_state *state) {
 	state->mapped = 0;
@@ -122,9 +94,8 @@ static void port_map(void *buffer, size_t offset, size_t size, port_state *state
 	wgpuBufferMapAsync(buffer, 1, offset, size, port_on_map, state);
 	port_leave(state);
 }
-static void port_poll(void *device, port_state *state) { port_guard(state, port_do_poll, device); }
-static void port_release(void *device, port_state *state) { port_guard(state, wgpuDeviceRelease, device); }
-static void port_notify(void *queue, port_state *state) { wgpuQueueOnSubmittedWorkDone(queue, port_on_done, state); }
+static void port_poll(port_state *state) { port_guard(state, port_do_poll, state->device); }
+static void port_release(port_state *state) { port_guard(state, wgpuDeviceRelease, state->device); }
 */
 import "C"
 
@@ -148,20 +119,28 @@ const noAdapter = "there is no Vulkan, Metal or DX12 driver"
 // without a display.
 const nativeBackends = wgpu.InstanceBackend_Vulkan | wgpu.InstanceBackend_Metal | wgpu.InstanceBackend_DX12
 
-// library is a device of wgpu-native. ref and Ref fields are the C objects.
+// library is a device of wgpu-native.
 type library struct {
-	devRef, queueRef unsafe.Pointer
-	state            *C.port_state
-	scopes           sync.Mutex  // see scoped
-	broken           atomic.Bool // a compilation panicked, see unsound
-	submitted        uint64
-	encoder          nativeEncoder
-	clock            clock
+	state     *C.port_state
+	queue     unsafe.Pointer
+	scopes    sync.Mutex  // see scoped
+	broken    atomic.Bool // a compilation panicked, see unsound
+	submitted Ticket
+	encoder   nativeEncoder
+	clock     clock
 }
 
-type rawBuffer struct{ ref unsafe.Pointer }
+// newState returns the state of a device that is open already, or of one to open.
+func newState(device unsafe.Pointer, shared C.int) *C.port_state {
+	s := (*C.port_state)(C.calloc(1, C.sizeof_port_state))
+	s.device, s.shared = device, shared
+	return s
+}
 
-type rawGroup = unsafe.Pointer
+type (
+	rawBuffer = unsafe.Pointer
+	rawGroup  = unsafe.Pointer
+)
 
 // dynamicStep is the unit of the offset that a dispatch sets for a pipeline's first uniform.
 // The rest of the offset is part of the bind group.
@@ -230,24 +209,16 @@ func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 	copyFields(&required, &l)
 	// The state is never freed, because the library may report a loss after the device's
 	// release. It has about 1 KB.
-	lib := &library{state: C.port_new_state()}
-	timestamps := C.int(0)
-	if lib.clock.there = a.HasFeature(wgpu.FeatureName_TimestampQuery); lib.clock.there {
-		timestamps = 1
+	lib := &library{state: newState(nil, 0)}
+	lib.clock.there = a.HasFeature(wgpu.FeatureName_TimestampQuery)
+	C.port_open(handleOf(a), unsafe.Pointer(&required), C.size_t(unsafe.Sizeof(required)), C.bool(lib.clock.there), lib.state)
+	if err := lib.lost(); err != nil { // the library panicked, and its instance is unsound
+		return nil, err
 	}
-	var status C.int
-	message := make([]byte, 1024)
-	text := (*C.char)(unsafe.Pointer(&message[0]))
-	lib.devRef = C.port_open(handleOf(a), unsafe.Pointer(&required), C.size_t(unsafe.Sizeof(required)), timestamps, lib.state,
-		&status, text, C.size_t(len(message)))
-	if lib.devRef == nil {
-		kind := ErrInvalid
-		if status == 0 { // the library panicked, and its instance is unsound
-			kind = ErrLost
-		}
-		return nil, fault(C.GoString(text), kind)
+	if lib.state.device == nil {
+		return nil, fault(message(lib.state), ErrInvalid)
 	}
-	lib.queueRef = C.wgpuDeviceGetQueue(lib.devRef)
+	lib.queue = C.wgpuDeviceGetQueue(lib.state.device)
 	return lib, nil
 }
 
@@ -258,27 +229,26 @@ type (
 	NativeBuffer  = wgpu.Buffer
 )
 
-func shareable(*NativeDevice) error { return nil }
-
 // shareLibrary keeps a reference to the program's device until close.
-func shareLibrary(dev *NativeDevice, _ gputypes.Backend) *library {
-	lib := &library{state: C.port_share(handleOf(dev)), devRef: handleOf(dev)}
-	lib.queueRef = C.wgpuDeviceGetQueue(lib.devRef)
+func shareLibrary(dev *NativeDevice, _ gputypes.Backend) (*library, error) {
+	device := handleOf(dev)
+	C.wgpuDeviceReference(device)
+	lib := &library{state: newState(device, 1), queue: C.wgpuDeviceGetQueue(device)}
 	lib.clock.there = dev.HasFeature(wgpu.FeatureName_TimestampQuery)
-	return lib
+	return lib, nil
 }
 
 // importBuffer returns a program's buffer, its size and its usages. The library does not
 // report whether it is mapped or destroyed.
 func (l *library) importBuffer(b *NativeBuffer) (raw rawBuffer, size uint64, usage gputypes.BufferUsage, err error) {
-	if reflect.ValueOf(b).Elem().FieldByName("deviceRef").UnsafePointer() != l.devRef {
-		return raw, 0, 0, ErrForeign
+	if reflect.ValueOf(b).Elem().FieldByName("deviceRef").UnsafePointer() != l.state.device {
+		return nil, 0, 0, ErrForeign
 	}
-	return rawBuffer{handleOf(b)}, b.GetSize(), gputypes.BufferUsage(b.GetUsage()), nil
+	return handleOf(b), b.GetSize(), gputypes.BufferUsage(b.GetUsage()), nil
 }
 
 // reference keeps a program's buffer until dereference, even if the program releases it.
-func (l *library) reference(b rawBuffer) { C.wgpuBufferReference(b.ref) }
+func (l *library) reference(b rawBuffer) { C.wgpuBufferReference(b) }
 
 func (l *library) dereference(b rawBuffer) { l.releaseBuffer(b) }
 
@@ -293,47 +263,41 @@ func (l *library) scoped() func() {
 	return l.scopes.Unlock
 }
 
-// notify asks for a callback when all earlier submissions have ended.
-func (l *library) notify() { C.port_notify(l.queueRef, l.state) }
-
 func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
 	defer l.scoped()()
-	b := rawBuffer{C.port_create_buffer(C.uint64_t(size), C.uint32_t(usage), l.state)}
-	if err := l.outcome(); err != nil {
-		if b.ref != nil {
-			b.free()
-		}
-		return rawBuffer{}, err
+	b := C.port_create_buffer(C.uint64_t(size), C.uint32_t(usage), l.state)
+	err := l.outcome()
+	if err != nil && b != nil {
+		C.wgpuBufferRelease(b)
+		b = nil
 	}
-	return b, nil
+	return b, err
 }
-
-func (b rawBuffer) free() { C.wgpuBufferRelease(b.ref) }
 
 // releaseBuffer polls, because the library frees released memory only then.
 func (l *library) releaseBuffer(b rawBuffer) {
 	if !l.unsound() {
-		b.free()
+		C.wgpuBufferRelease(b)
 		l.update()
 	}
 }
 
 func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
-	copy(dst, unsafe.Slice((*byte)(C.wgpuBufferGetMappedRange(b.ref, C.size_t(offset), C.size_t(len(dst)))), len(dst)))
+	copy(dst, unsafe.Slice((*byte)(C.wgpuBufferGetMappedRange(b, C.size_t(offset), C.size_t(len(dst)))), len(dst)))
 	defer l.scoped()()
-	C.port_unmap(b.ref, l.state)
+	C.port_unmap(b, l.state)
 	return l.outcome()
 }
 
 // startMap starts to map a buffer for reading.
 func (l *library) startMap(b rawBuffer, offset, size uint64) error {
 	defer l.scoped()()
-	C.port_map(b.ref, C.size_t(offset), C.size_t(size), l.state)
+	C.port_map(b, C.size_t(offset), C.size_t(size), l.state)
 	return nil
 }
 
 // update runs the callbacks that are due.
-func (l *library) update() { C.port_poll(l.devRef, l.state) }
+func (l *library) update() { C.port_poll(l.state) }
 
 // unsound reports whether the library must not be called any more: what the device has
 // stays allocated.
@@ -343,9 +307,9 @@ func (l *library) close() {
 	if l.unsound() {
 		return
 	}
-	l.clock.release()
-	C.wgpuQueueRelease(l.queueRef)
-	C.port_release(l.devRef, l.state)
+	l.releaseClock()
+	C.wgpuQueueRelease(l.queue)
+	C.port_release(l.state)
 }
 
 func (l *library) lost() error {

@@ -1,6 +1,11 @@
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+// The declarations of the package are those of webgpu.h in wgpu-native v0.17. Handles point to
+// memory of the library.
 
 // The results of callbacks. Every call that can run a callback holds the device's lock, but
 // for compilations, which have a state of their own.
@@ -10,7 +15,7 @@ typedef struct {
 	int mapped; // status + 1 of the last map, 0 while it is pending
 	uint64_t done; // submissions that have ended
 	char message[1024];
-	void *device;
+	void *device; // null until it is open
 	int shared; // the program owns the device, and with it the handlers of errors and of its loss
 	int unsound; // the library panicked although the device is not lost: it is left alone from then on
 } port_state;
@@ -19,7 +24,8 @@ typedef struct {
 // lock; else null.
 extern _Thread_local port_state *port_compiling;
 
-extern _Bool wgpuDevicePoll(void *device, _Bool wait, void const *submission);
+extern void wgpuBufferRelease(void *buffer);
+extern bool wgpuDevicePoll(void *device, bool wait, void const *submission);
 static inline void port_do_poll(void *device) { wgpuDevicePoll(device, 0, NULL); }
 
 static inline void port_note(port_state *s, char const *message) {

@@ -3,15 +3,11 @@
 package port
 
 /*
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include "native.h"
 
 // A pipeline is compiled in one call of C, while other threads use the device: its errors
 // reach a state of its own by port_compiling, and there are no error scopes, which the
-// threads of a device share, but on a program's device. The declarations are those of webgpu.h in wgpu-native v0.17.
+// threads of a device share, but on a program's device.
 
 typedef struct port_chained { struct port_chained const *next; int type; } port_chained;
 typedef struct { port_chained chain; char const *code; } port_wgsl;
@@ -45,7 +41,6 @@ extern void wgpuComputePipelineRelease(void *pipeline);
 enum { port_max_entries = 16 };
 
 typedef struct {
-	void *device;
 	char const *label, *code, *entry;
 	uint32_t types[port_max_entries]; // of the bindings
 	size_t n;
@@ -57,10 +52,11 @@ typedef struct {
 static void port_do_compile(void *compilation) {
 	port_compilation *c = compilation;
 	port_state *s = c->state;
+	void *device = s->device;
 	int const wgsl_type = 6, compute_stage = 4; // WGPUSType, WGPUShaderStage
 	port_wgsl wgsl = { .chain = { .type = wgsl_type }, .code = c->code };
 	port_module_desc module_desc = { .next = &wgsl.chain, .label = c->label };
-	void *module = wgpuDeviceCreateShaderModule(c->device, &module_desc), *layout = NULL;
+	void *module = wgpuDeviceCreateShaderModule(device, &module_desc), *layout = NULL;
 	if (!s->error) {
 		port_layout_entry entries[port_max_entries] = { 0 };
 		for (size_t i = 0; i < c->n; i++) {
@@ -70,17 +66,17 @@ static void port_do_compile(void *compilation) {
 			entries[i].buffer.dynamic = (int)i == c->dynamic;
 		}
 		port_layout_desc desc = { .label = c->label, .n = c->n, .entries = entries };
-		c->layout = wgpuDeviceCreateBindGroupLayout(c->device, &desc);
+		c->layout = wgpuDeviceCreateBindGroupLayout(device, &desc);
 	}
 	if (!s->error) {
 		port_pipeline_layout_desc desc = { .label = c->label, .n = 1, .layouts = &c->layout };
-		layout = wgpuDeviceCreatePipelineLayout(c->device, &desc);
+		layout = wgpuDeviceCreatePipelineLayout(device, &desc);
 	}
 	if (!s->error) {
 		port_pipeline_desc desc = { .label = c->label, .layout = layout };
 		desc.compute.module = module;
 		desc.compute.entry = c->entry;
-		c->pipeline = wgpuDeviceCreateComputePipeline(c->device, &desc);
+		c->pipeline = wgpuDeviceCreateComputePipeline(device, &desc);
 	}
 	if (layout) wgpuPipelineLayoutRelease(layout);
 	if (module) wgpuShaderModuleRelease(module);
@@ -92,13 +88,6 @@ static void port_compile(port_compilation *c) {
 	port_guard(c->state, port_do_compile, c);
 	port_leave(c->state);
 	port_compiling = NULL;
-}
-
-static port_state *port_state_of(port_state const *device) {
-	port_state *s = calloc(1, sizeof *s);
-	s->device = device->device;
-	s->shared = device->shared;
-	return s;
 }
 */
 import "C"
@@ -118,8 +107,8 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, e
 		return rawPipeline{}, fmt.Errorf("%d bindings, the limit is %d: %w", len(desc.Bindings), C.port_max_entries, ErrInvalid)
 	}
 	c := (*C.port_compilation)(C.calloc(1, C.sizeof_port_compilation))
-	c.state = C.port_state_of(l.state)
-	c.device, c.n, c.dynamic = l.devRef, C.size_t(len(desc.Bindings)), C.int(dynamic)
+	c.state = newState(l.state.device, l.state.shared)
+	c.n, c.dynamic = C.size_t(len(desc.Bindings)), C.int(dynamic)
 	c.label, c.code, c.entry = C.CString(desc.Label), C.CString(desc.WGSL), C.CString(desc.Entry)
 	defer func() {
 		for _, p := range []unsafe.Pointer{unsafe.Pointer(c.label), unsafe.Pointer(c.code), unsafe.Pointer(c.entry), unsafe.Pointer(c.state), unsafe.Pointer(c)} {

@@ -3,14 +3,11 @@
 package port
 
 /*
-#include <stddef.h>
-#include <stdint.h>
 #include "native.h"
 
 // A submission crosses from Go to C once, not once for each command, and without the
 // binding's error scope around each call. Errors reach the handler of errors outside a
-// scope. The declarations are those of webgpu.h in wgpu-native v0.17; handles point to
-// memory of the library.
+// scope.
 
 typedef struct { void const *next; uint32_t binding; void *buffer; uint64_t offset, size; void *sampler, *view; } port_entry;
 typedef struct { void const *next; char const *label; void *layout; size_t count; port_entry const *entries; } port_group_desc;
@@ -30,6 +27,7 @@ extern void wgpuComputePassEncoderDispatchWorkgroups(void *pass, uint32_t x, uin
 extern void wgpuComputePassEncoderEnd(void *pass);
 extern void wgpuComputePassEncoderRelease(void *pass);
 extern void wgpuCommandBufferRelease(void *commands);
+extern void wgpuQueueOnSubmittedWorkDone(void *queue, void (*cb)(int, void *), void *userdata);
 extern void wgpuQueueSubmit(void *queue, size_t n, void *const *commands);
 extern void wgpuQueueWriteBuffer(void *queue, void *buffer, uint64_t offset, void const *data, size_t size);
 
@@ -61,19 +59,21 @@ static void port_end_pass(void **pass) {
 }
 
 typedef struct {
-	void *device, *queue;
+	void *queue;
 	port_command const *commands;
 	size_t n;
 	port_stamps const *stamps;
 	port_state *state;
 } port_submission;
 
+static void port_on_done(int status, void *ud) { __atomic_add_fetch(&((port_state *)ud)->done, 1, __ATOMIC_RELEASE); }
+
 // port_do_run records and submits. It submits nothing when there is an error.
 static void port_do_run(void *submission) {
 	port_submission *s = submission;
 	port_stamps const *stamps = s->stamps;
 	port_enter(s->state);
-	void *encoder = wgpuDeviceCreateCommandEncoder(s->device, NULL), *pass = NULL;
+	void *encoder = wgpuDeviceCreateCommandEncoder(s->state->device, NULL), *pass = NULL;
 	if (stamps->queries) wgpuCommandEncoderWriteTimestamp(encoder, stamps->queries, stamps->first);
 	for (port_command const *c = s->commands; c < s->commands + s->n; c++) {
 		if (!c->pipeline) {
@@ -97,10 +97,11 @@ static void port_do_run(void *submission) {
 	port_leave(s->state);
 	if (!s->state->error) wgpuQueueSubmit(s->queue, 1, &commands);
 	if (commands) wgpuCommandBufferRelease(commands);
+	if (!s->state->error) wgpuQueueOnSubmittedWorkDone(s->queue, port_on_done, s->state);
 }
 
-static void port_run(void *device, void *queue, port_command const *c, size_t n, port_stamps const *stamps, port_state *state) {
-	port_submission s = { device, queue, c, n, stamps, state };
+static void port_run(void *queue, port_command const *c, size_t n, port_stamps const *stamps, port_state *state) {
+	port_submission s = { queue, c, n, stamps, state };
 	port_guard(state, port_do_run, &s);
 }
 
@@ -129,8 +130,8 @@ type nativeEncoder struct {
 
 func (l *library) copy(src, dst rawBuffer, c *Command) error {
 	l.encoder.commands = append(l.encoder.commands, C.port_command{
-		src: src.ref, src_offset: C.uint64_t(c.SrcOffset),
-		dst: dst.ref, dst_offset: C.uint64_t(c.DstOffset), size: C.uint64_t(c.Size),
+		src: src, src_offset: C.uint64_t(c.SrcOffset),
+		dst: dst, dst_offset: C.uint64_t(c.DstOffset), size: C.uint64_t(c.Size),
 	})
 	return nil
 }
@@ -150,40 +151,29 @@ func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint6
 // discard drops the commands that were not submitted.
 func (l *library) discard() { l.encoder.commands = l.encoder.commands[:0] }
 
-// submit starts the commands. With timed, it reads the device's clock before and after
-// them unless too many timed submissions are running.
-func (l *library) submit(timed bool) (Ticket, error) {
-	return l.submitTo(l.clock.slot(timed, l.endedTicket()))
-}
-
-// submitTo starts the commands and writes their timestamps to a slot unless it is nil.
-func (l *library) submitTo(slot *timedSlot) (Ticket, error) {
+// submit starts the commands.
+func (l *library) submit() (Ticket, error) {
 	defer l.scoped()()
-	defer l.discard()
 	e := &l.encoder
 	e.stamps = C.port_stamps{}
-	if slot != nil {
+	if slot := l.clock.slot; slot != nil {
 		e.stamps = C.port_stamps{
 			queries: l.clock.queries, first: C.uint32_t(slot.first),
-			resolved: slot.resolved.ref, staging: slot.staging.ref, size: stampBytes,
+			resolved: slot.resolved, staging: slot.staging, size: stampBytes,
 		}
 	}
-	C.port_run(l.devRef, l.queueRef, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, l.state)
+	C.port_run(l.queue, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, l.state)
 	if err := l.outcome(); err != nil {
 		return 0, err
 	}
 	l.submitted++
-	l.notify()
-	if slot != nil {
-		slot.ticket = Ticket(l.submitted)
-	}
-	return Ticket(l.submitted), nil
+	return l.submitted, nil
 }
 
 func (l *library) createGroup(p rawPipeline, bindings []Binding, spans []groupSpan) (rawGroup, error) {
 	for i, b := range bindings {
 		l.encoder.entries[i] = C.port_entry{
-			binding: C.uint32_t(i), buffer: b.Buffer.(*buffer).raw.ref, offset: C.uint64_t(spans[i].offset), size: C.uint64_t(b.Size),
+			binding: C.uint32_t(i), buffer: b.Buffer.(*buffer).raw, offset: C.uint64_t(spans[i].offset), size: C.uint64_t(b.Size),
 		}
 	}
 	defer l.scoped()()
@@ -204,6 +194,6 @@ func (l *library) releaseGroup(g rawGroup) {
 // write starts a copy of data, which is not empty, to a buffer.
 func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
 	defer l.scoped()()
-	C.port_write(l.queueRef, b.ref, C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)), l.state)
+	C.port_write(l.queue, b, C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)), l.state)
 	return l.outcome()
 }

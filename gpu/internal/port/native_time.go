@@ -44,22 +44,12 @@ type rawStamps struct {
 	resolved, staging rawBuffer
 }
 
-func (l *library) endedTicket() Ticket { return Ticket(l.state.done) }
-
 func (l *library) readStamps(s *timedSlot, dst []byte) error { return l.read(s.staging, 0, dst) }
 
-// startClock creates the queries, once, and measures the unit of their ticks against the
+// startClock creates the queries and buffers, and measures the unit of their ticks against the
 // host's clock, because the library does not report it.
 func (l *library) startClock() (err error) {
 	c := &l.clock
-	if !c.there || c.unit != 0 {
-		return nil
-	}
-	defer func() {
-		if err != nil {
-			c.release()
-		}
-	}()
 	unlock := l.scoped()
 	c.queries = C.port_create_queries(2*timedSlots, l.state)
 	unlock()
@@ -68,12 +58,9 @@ func (l *library) startClock() (err error) {
 	}
 	for i := range c.slots {
 		s := &c.slots[i]
-		*s = timedSlot{first: uint32(2 * i)}
-		resolved, err := l.createBuffer(stampBytes, gputypes.BufferUsageQueryResolve|gputypes.BufferUsageCopySrc)
-		if err != nil {
+		if s.resolved, err = l.createBuffer(stampBytes, gputypes.BufferUsageQueryResolve|gputypes.BufferUsageCopySrc); err != nil {
 			return err
 		}
-		s.resolved = resolved
 		if s.staging, err = l.createBuffer(stampBytes, gputypes.BufferUsageMapRead|gputypes.BufferUsageCopyDst); err != nil {
 			return err
 		}
@@ -84,13 +71,8 @@ func (l *library) startClock() (err error) {
 	}
 	time.Sleep(calibrateTime)
 	t1, ticks1, err := l.tick()
-	if err != nil {
+	if err != nil || ticks1 <= ticks0 { // the clock does not advance
 		return err
-	}
-	if ticks1 <= ticks0 {
-		c.there = false // the clock does not advance
-		c.release()
-		return nil
 	}
 	c.unit = float64(t1.Sub(t0).Nanoseconds()) / float64(ticks1-ticks0)
 	if math.Abs(c.unit-1) < nanosecond {
@@ -104,19 +86,18 @@ func (l *library) startClock() (err error) {
 func (l *library) tick() (at time.Time, ticks uint64, err error) {
 	least := time.Duration(math.MaxInt64)
 	s := &l.clock.slots[0]
+	l.clock.slot = s
+	defer func() { l.clock.slot = nil }()
 	for range calibrateTries {
 		before := time.Now()
-		t, err := l.submitTo(s)
+		t, err := l.submit()
+		for ended := Ticket(0); err == nil && ended < t; { // pausing would widen the reading
+			if ended, err = l.poll(); time.Since(before) > hangLimit {
+				err = ErrLost
+			}
+		}
 		if err != nil {
 			return at, 0, err
-		}
-		for start := time.Now(); Ticket(l.state.done) < t; { // pausing would widen the reading
-			if _, err := l.poll(); err != nil {
-				return at, 0, err
-			}
-			if time.Since(start) > hangLimit {
-				return at, 0, ErrLost
-			}
 		}
 		width := time.Since(before)
 		_, end, err := l.stamps(s)
@@ -130,12 +111,13 @@ func (l *library) tick() (at time.Time, ticks uint64, err error) {
 	return at, ticks, nil
 }
 
-// release releases the queries and buffers of startClock.
-func (c *clock) release() {
+// releaseClock releases the queries and buffers of startClock.
+func (l *library) releaseClock() {
+	c := &l.clock
 	for i := range c.slots {
 		for _, b := range []rawBuffer{c.slots[i].resolved, c.slots[i].staging} {
-			if b.ref != nil {
-				b.free()
+			if b != nil {
+				C.wgpuBufferRelease(b)
 			}
 		}
 		c.slots[i] = timedSlot{}
@@ -144,5 +126,4 @@ func (c *clock) release() {
 		C.wgpuQuerySetRelease(c.queries)
 		c.queries = nil
 	}
-	c.unit = 0
 }

@@ -18,12 +18,10 @@ const compilesTogether = false
 // timers are coarse.
 const spinTime = 200 * time.Microsecond
 
-func (l *library) pause(_ context.Context, start, due time.Time) { pause(start, due) }
-
 // pause passes the time between two polls of a wait that began at start and is expected to
 // end at due. Waits for short kernels poll often. Waits for long ones leave the processor to
 // a software driver.
-func pause(start, due time.Time) {
+func (l *library) pause(_ context.Context, start, due time.Time) {
 	if d := pauseOf(time.Since(start), time.Until(due)); d > 0 {
 		time.Sleep(d)
 		return
@@ -57,7 +55,7 @@ func (l *library) read(b rawBuffer, offset uint64, dst []byte) error {
 	if err := l.startMap(b, offset, uint64(len(dst))); err != nil {
 		return err
 	}
-	for start, polls := time.Now(), 0; ; pause(start, time.Time{}) {
+	for start, polls := time.Now(), 0; ; l.pause(context.Background(), start, time.Time{}) {
 		if done, err := l.mapped(); err != nil {
 			return err
 		} else if done {

@@ -57,20 +57,6 @@ const stallLimit = 2 * time.Minute
 // hangLimit is the time for which Close waits for a device that ends no submission.
 const hangLimit = 20 * time.Second
 
-// Adapter is a device that can be opened.
-type Adapter interface {
-	// Info describes the adapter.
-	Info() gputypes.AdapterInfo
-	// Limits are the adapter's own limits, the most that Open grants.
-	Limits() gputypes.Limits
-	// Open opens a device with exactly these limits: those of Limits, with maxima
-	// lowered or alignments raised. It returns ErrInvalid for limits beyond those of the
-	// adapter and ErrLost when the device does not start.
-	Open(limits gputypes.Limits) (Device, error)
-	// Release releases the adapter. Devices opened from it remain valid.
-	Release()
-}
-
 // Device is an open device. Its methods are safe for concurrent use.
 type Device interface {
 	// Limits returns the limits of Open.

@@ -22,7 +22,7 @@ const (
 
 // adapter returns the first adapter. Without one it skips the test, or fails it if the
 // environment has CI=true.
-func adapter(t *testing.T) port.Adapter {
+func adapter(t *testing.T) *port.Adapter {
 	t.Helper()
 	all, err := port.Adapters()
 	if err != nil {

@@ -99,22 +99,15 @@ type (
 	NativeBuffer  = wgpu.Buffer
 )
 
-// shareable returns why a program's device cannot be used, or nil.
-func shareable(dev *NativeDevice) error {
-	if err := (&library{dev: dev, shared: true}).lost(); err != nil {
-		return err
-	}
-	if dev.Queue() == nil {
-		return fmt.Errorf("the device has no queue: %w", ErrInvalid)
-	}
-	return nil
-}
-
-func shareLibrary(dev *NativeDevice, api gputypes.Backend) *library {
+func shareLibrary(dev *NativeDevice, api gputypes.Backend) (*library, error) {
 	lib := newLibrary(dev, api)
 	lib.shared = true
 	lib.clock.there = dev.Features().Contains(gputypes.FeatureTimestampQuery)
-	return lib
+	err := lib.lost()
+	if err == nil && lib.queue == nil {
+		err = fmt.Errorf("the device has no queue: %w", ErrInvalid)
+	}
+	return lib, err
 }
 
 // importBuffer returns a program's buffer, its size and its usages.

@@ -136,10 +136,9 @@ func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
 }
 
 type purePipeline struct {
-	p              *wgpu.ComputePipeline
-	module         *wgpu.ShaderModule
-	layout         *wgpu.BindGroupLayout
-	pipelineLayout *wgpu.PipelineLayout
+	p      *wgpu.ComputePipeline
+	layout *wgpu.BindGroupLayout
+	made   []interface{ Release() } // what it consists of, in the order of creation
 }
 
 func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, error) {
@@ -161,9 +160,11 @@ func (l *library) build(p *purePipeline, desc PipelineDesc, dynamic int) (err er
 		}
 		source.WGSL = ""
 	}
-	if p.module, err = l.dev.CreateShaderModule(source); err != nil {
+	module, err := l.dev.CreateShaderModule(source)
+	if err != nil {
 		return err
 	}
+	p.made = append(p.made, module)
 	types := map[BindingKind]gputypes.BufferBindingType{
 		Uniform: gputypes.BufferBindingTypeUniform, ReadOnly: gputypes.BufferBindingTypeReadOnlyStorage, ReadWrite: gputypes.BufferBindingTypeStorage,
 	}
@@ -177,29 +178,22 @@ func (l *library) build(p *purePipeline, desc PipelineDesc, dynamic int) (err er
 	if p.layout, err = l.dev.CreateBindGroupLayout(&wgpu.BindGroupLayoutDescriptor{Label: desc.Label, Entries: entries}); err != nil {
 		return err
 	}
-	if p.pipelineLayout, err = l.dev.CreatePipelineLayout(&wgpu.PipelineLayoutDescriptor{
-		Label: desc.Label, BindGroupLayouts: []*wgpu.BindGroupLayout{p.layout},
-	}); err != nil {
+	p.made = append(p.made, p.layout)
+	layout, err := l.dev.CreatePipelineLayout(&wgpu.PipelineLayoutDescriptor{Label: desc.Label, BindGroupLayouts: []*wgpu.BindGroupLayout{p.layout}})
+	if err != nil {
 		return err
 	}
-	p.p, err = l.dev.CreateComputePipeline(&wgpu.ComputePipelineDescriptor{
-		Label: desc.Label, Layout: p.pipelineLayout, Module: p.module, EntryPoint: desc.Entry,
-	})
+	p.made = append(p.made, layout)
+	p.p, err = l.dev.CreateComputePipeline(&wgpu.ComputePipelineDescriptor{Label: desc.Label, Layout: layout, Module: module, EntryPoint: desc.Entry})
+	if err == nil {
+		p.made = append(p.made, p.p)
+	}
 	return err
 }
 
 func (l *library) releasePipeline(p rawPipeline) {
-	if p.p != nil {
-		p.p.Release()
-	}
-	if p.pipelineLayout != nil {
-		p.pipelineLayout.Release()
-	}
-	if p.layout != nil {
-		p.layout.Release()
-	}
-	if p.module != nil {
-		p.module.Release()
+	for _, x := range slices.Backward(p.made) {
+		x.Release()
 	}
 }
 
@@ -236,7 +230,6 @@ func (l *library) endPass() error {
 
 // end finishes the current command buffer.
 func (l *library) end() error {
-	growStack()
 	if err := l.begin(); err != nil {
 		return err
 	}
@@ -257,7 +250,6 @@ func (l *library) end() error {
 // copy records a copy. The library refuses a command buffer that copies both from a
 // buffer and to it, so such copies begin another command buffer.
 func (l *library) copy(src, dst rawBuffer, c *Command) error {
-	growStack()
 	if l.filled[src] || l.copied[dst] {
 		if err := l.end(); err != nil {
 			return err
@@ -275,7 +267,6 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 }
 
 func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint64, groups [3]uint32) (err error) {
-	growStack()
 	if err := l.begin(); err != nil {
 		return err
 	}
@@ -310,30 +301,22 @@ func (l *library) discard() {
 	clear(l.filled)
 }
 
-// submit starts the commands. With timed, it reads the device's clock before and after
-// them unless too many timed submissions are running.
-func (l *library) submit(timed bool) (Ticket, error) {
-	growStack()
-	slot := l.clock.slot(timed, l.endedTicket())
+// submit starts the commands.
+func (l *library) submit() (Ticket, error) {
 	err := l.end()
-	if err == nil && slot != nil {
-		err = l.timed(slot)
+	if err == nil && l.clock.slot != nil {
+		err = l.timed(l.clock.slot)
 	}
 	if err != nil {
-		l.discard()
 		return 0, err
 	}
 	index, err := l.queue.Submit(l.done...)
 	if err != nil {
-		l.discard()
 		return 0, translate(err, ErrInvalid)
 	}
 	l.done = nil
 	clear(l.unwritten)
 	l.last, l.probed = index, time.Now()
-	if slot != nil {
-		slot.ticket = Ticket(index)
-	}
 	return Ticket(index), nil
 }
 
@@ -353,7 +336,8 @@ func (l *library) poll() (Ticket, error) {
 		return Ticket(ended), nil
 	}
 	l.probed = time.Now()
-	_, err := l.submit(false)
+	_, err := l.submit()
+	l.discard()
 	return Ticket(ended), err
 }
 

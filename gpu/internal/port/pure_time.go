@@ -33,32 +33,25 @@ func driverOf[T any](object any, field string) (driver T, ok bool) {
 	return driver, ok
 }
 
-func (l *library) endedTicket() Ticket { return Ticket(l.ended) }
-
-// startClock creates the queries, once. A device without timestamps has no clock.
-func (l *library) startClock() (err error) {
+// startClock creates the queries and buffers.
+func (l *library) startClock() error {
 	growStack()
-	c := &l.clock
-	if !c.there || c.unit != 0 {
-		return nil
-	}
-	device := l.dev.HalDevice()
+	c, device := &l.clock, l.dev.HalDevice()
 	queue, ok := driverOf[hal.Queue](l.queue, "hal")
 	if !ok || device == nil || queue.GetTimestampPeriod() <= 0 {
-		c.there = false
 		return nil
 	}
-	if c.queries, err = device.CreateQuerySet(&hal.QuerySetDescriptor{Type: hal.QueryTypeTimestamp, Count: 2 * timedSlots}); err != nil {
-		c.queries, c.there = nil, false
-		return nil
+	queries, err := device.CreateQuerySet(&hal.QuerySetDescriptor{Type: hal.QueryTypeTimestamp, Count: 2 * timedSlots})
+	if err != nil {
+		return nil // the driver has none
 	}
+	c.queries = queries
 	for i := range c.slots {
 		b, err := device.CreateBuffer(&hal.BufferDescriptor{Size: stampBytes, Usage: gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst})
 		if err != nil {
-			l.releaseClock()
 			return translate(err, ErrMemory)
 		}
-		c.slots[i] = timedSlot{first: uint32(2 * i), rawStamps: rawStamps{b}}
+		c.slots[i].resolved = b
 	}
 	c.unit = float64(queue.GetTimestampPeriod())
 	return nil
@@ -132,5 +125,5 @@ func (l *library) releaseClock() {
 	if c.queries != nil {
 		device.DestroyQuerySet(c.queries)
 	}
-	c.queries, c.unit = nil, 0
+	c.queries = nil
 }

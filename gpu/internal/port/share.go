@@ -12,15 +12,17 @@ import (
 // limits beyond those and ErrLost for a device that was released.
 func Share(a *NativeAdapter, dev *NativeDevice, lower func(gputypes.Limits) gputypes.Limits) (Device, gputypes.AdapterInfo, error) {
 	info := infoOf(a)
-	if err := shareable(dev); err != nil {
+	lib, err := shareLibrary(dev, info.Backend)
+	if err != nil {
 		return nil, info, err
 	}
 	most := limitsOf(dev)
 	l := lower(most)
 	if err := within(l, most); err != nil {
+		lib.close()
 		return nil, info, err
 	}
-	return newDevice(shareLibrary(dev, info.Backend), l), info, nil
+	return newDevice(lib, l), info, nil
 }
 
 func (d *device) Import(b *NativeBuffer) (Buffer, error) {

@@ -21,6 +21,7 @@ type clock struct {
 	unit  float64 // nanoseconds a tick, 0 before the start
 	slots [timedSlots]timedSlot
 	next  int
+	slot  *timedSlot // of the submission that is being recorded
 	rawClock
 }
 
@@ -31,26 +32,47 @@ type timedSlot struct {
 	rawStamps
 }
 
-// slot returns a slot whose submission has ended, nil when there is none.
-func (c *clock) slot(timed bool, ended Ticket) *timedSlot {
-	s := &c.slots[c.next]
-	if !timed || !c.there || s.ticket > ended {
-		return nil
+// startTimed begins a timed submission: it starts the clock, once, and takes a slot. There is none
+// while the submissions of all slots run.
+func (l *library) startTimed(ended Ticket) error {
+	c := &l.clock
+	if c.there && c.unit == 0 {
+		if err := l.startClock(); c.unit == 0 {
+			l.releaseClock()
+			c.there = err != nil // without an error there are no timestamps
+			return err
+		}
 	}
-	c.next = (c.next + 1) % timedSlots
-	return s
+	if s := &c.slots[c.next]; c.there && s.ticket <= ended {
+		s.first = uint32(2 * c.next)
+		c.slot, c.next = s, (c.next+1)%timedSlots
+	}
+	return nil
 }
 
-func (l *library) took(t Ticket) (time.Duration, bool, error) {
-	i := slices.IndexFunc(l.clock.slots[:], func(s timedSlot) bool { return s.ticket == t })
-	if i < 0 || t == 0 || t > l.endedTicket() {
-		return 0, false, nil
+// sent ends the recording of a submission, which is t if it was started, else 0.
+func (c *clock) sent(t Ticket) {
+	if c.slot != nil {
+		c.slot.ticket, c.slot = t, nil
 	}
-	begin, end, err := l.stamps(&l.clock.slots[i])
-	if err != nil || end < begin { // the counter wrapped around
+}
+
+func (d *device) Took(t Ticket) (time.Duration, bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
 		return 0, false, err
 	}
-	return time.Duration(math.Round(float64(end-begin) * l.clock.unit)), true, nil
+	c := &d.lib.clock
+	i := slices.IndexFunc(c.slots[:], func(s timedSlot) bool { return s.ticket == t })
+	if i < 0 || t == 0 || t > d.ended {
+		return 0, false, nil
+	}
+	begin, end, err := d.lib.stamps(&c.slots[i])
+	if err != nil || end < begin { // the counter wrapped around
+		return 0, false, d.note(err)
+	}
+	return time.Duration(math.Round(float64(end-begin) * c.unit)), true, nil
 }
 
 // stamps reads a slot's two timestamps, in ticks.

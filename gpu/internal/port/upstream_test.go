@@ -48,7 +48,7 @@ func TestUpstreamHasNoShaderF16(t *testing.T) {
 	}
 	for _, each := range all {
 		t.Cleanup(each.Release)
-		a := each.(*adapter).raw
+		a := each.raw
 		if a.Info().Backend == gputypes.BackendVulkan && a.Features().Contains(gputypes.FeatureShaderF16) {
 			fixed(t, "offers shader-f16", "the unpacking of f16 in kernels of such devices")
 		}
@@ -76,7 +76,7 @@ func openRaw(t *testing.T, limits func(*gputypes.Limits)) (*wgpu.Device, error) 
 		limits(&l)
 	}
 	growStack()
-	d, err := all[0].(*adapter).raw.RequestDevice(&wgpu.DeviceDescriptor{RequiredLimits: l})
+	d, err := all[0].raw.RequestDevice(&wgpu.DeviceDescriptor{RequiredLimits: l})
 	if err == nil {
 		t.Cleanup(d.Release)
 	}

@@ -160,8 +160,7 @@ func releaseAdapter(*NativeAdapter) {}
 
 var errNotShared = fmt.Errorf("devices of a page cannot be shared: %w", ErrInvalid)
 
-func shareable(*NativeDevice) error                         { return errNotShared }
-func shareLibrary(*NativeDevice, gputypes.Backend) *library { return nil }
+func shareLibrary(*NativeDevice, gputypes.Backend) (*library, error) { return nil, errNotShared }
 func (l *library) importBuffer(*NativeBuffer) (raw rawBuffer, size uint64, usage gputypes.BufferUsage, err error) {
 	return raw, 0, 0, errNotShared
 }

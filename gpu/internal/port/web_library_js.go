@@ -21,7 +21,6 @@ type library struct {
 
 	// The submission that is being recorded. Encoder and pass are undefined outside of one.
 	encoder, pass js.Value
-	slot          *timedSlot
 
 	offset, staged js.Value // a Uint32Array for the offset of a dispatch, a Uint8Array for writes
 	ends           js.Func
@@ -189,7 +188,7 @@ func (l *library) beginPass() {
 	}
 	l.begin()
 	desc := map[string]any{}
-	if s := l.slot; s != nil {
+	if s := l.clock.slot; s != nil {
 		writes := map[string]any{"querySet": l.clock.queries, "endOfPassWriteIndex": s.first + 1}
 		if !s.begun {
 			writes["beginningOfPassWriteIndex"] = s.first
@@ -222,12 +221,11 @@ func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint6
 }
 
 // discard forgets the submission that is being recorded.
-func (l *library) discard() { l.encoder, l.pass, l.slot = js.Undefined(), js.Undefined(), nil }
+func (l *library) discard() { l.encoder, l.pass = js.Undefined(), js.Undefined() }
 
-func (l *library) submit(bool) (Ticket, error) {
-	slot := l.slot
+func (l *library) submit() (Ticket, error) {
 	err := try(ErrInvalid, func() {
-		if slot != nil {
+		if slot := l.clock.slot; slot != nil {
 			l.beginPass() // a submission of copies has none
 			l.begin()
 			at := stampStep * slot.first / 2
@@ -239,14 +237,10 @@ func (l *library) submit(bool) (Ticket, error) {
 		l.queue.Call("submit", []any{l.encoder.Call("finish")})
 		l.queue.Call("onSubmittedWorkDone").Call("then", l.ends, l.ends)
 	})
-	l.discard()
 	if err != nil {
 		return 0, err
 	}
 	l.last++
-	if slot != nil {
-		slot.ticket = l.last
-	}
 	return l.last, nil
 }
 
@@ -300,23 +294,23 @@ type rawStamps struct {
 // stampStep is WebGPU's alignment of the offset of resolved timestamps.
 const stampStep = 256
 
-func (l *library) endedTicket() Ticket { return l.ended }
-
-// startClock creates the queries, once, and takes a slot for the submission that begins.
+// startClock creates the queries and buffers.
 func (l *library) startClock() error {
 	c := &l.clock
-	if c.there && c.unit == 0 {
-		err := l.scope(ErrInvalid, func() {
-			c.queries = l.dev.Call("createQuerySet", map[string]any{"type": "timestamp", "count": 2 * timedSlots})
-			c.resolved = *l.buffer(stampStep*timedSlots, gputypes.BufferUsageQueryResolve|gputypes.BufferUsageCopySrc)
-			for i := range c.slots {
-				c.slots[i] = timedSlot{first: uint32(2 * i), rawStamps: rawStamps{mapped: l.buffer(stampBytes, gputypes.BufferUsageMapRead|gputypes.BufferUsageCopyDst)}}
-			}
-		})
-		c.there, c.unit = err == nil, 1 // nanosecond
+	err := l.scope(ErrInvalid, func() {
+		c.queries = l.dev.Call("createQuerySet", map[string]any{"type": "timestamp", "count": 2 * timedSlots})
+		c.resolved = *l.buffer(stampStep*timedSlots, gputypes.BufferUsageQueryResolve|gputypes.BufferUsageCopySrc)
+		for i := range c.slots {
+			c.slots[i].mapped = l.buffer(stampBytes, gputypes.BufferUsageMapRead|gputypes.BufferUsageCopyDst)
+		}
+	})
+	if err == nil { // else the device runs without a clock
+		c.unit = 1 // nanosecond
 	}
-	l.slot = c.slot(true, l.ended)
 	return nil
 }
+
+// releaseClock leaves the queries and buffers to the browser.
+func (l *library) releaseClock() {}
 
 func (l *library) readStamps(s *timedSlot, dst []byte) error { return l.read(s.mapped, 0, dst) }
