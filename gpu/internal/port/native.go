@@ -304,10 +304,10 @@ func (l *library) update() { C.port_poll(l.state) }
 func (l *library) unsound() bool { return l.state.unsound != 0 || l.broken.Load() }
 
 func (l *library) close() {
+	l.releaseClock()
 	if l.unsound() {
 		return
 	}
-	l.releaseClock()
 	C.wgpuQueueRelease(l.queue)
 	C.port_release(l.state)
 }

@@ -39,8 +39,8 @@ typedef struct {
 	uint64_t src_offset, dst_offset, size;
 } port_command;
 
-// Two timestamps that are resolved into a buffer of their own; none when queries
-// is null.
+// Two timestamps that are resolved, and copied to a buffer of their own; none when queries is
+// null.
 typedef struct { void *queries; uint32_t first; void *resolved, *staging; uint64_t size; } port_stamps;
 
 static void *port_make_group(void *layout, port_entry const *entries, size_t n, port_state *state) {
@@ -159,7 +159,7 @@ func (l *library) submit() (Ticket, error) {
 	if slot := l.clock.slot; slot != nil {
 		e.stamps = C.port_stamps{
 			queries: l.clock.queries, first: C.uint32_t(slot.first),
-			resolved: slot.resolved, staging: slot.staging, size: stampBytes,
+			resolved: l.clock.resolved, staging: slot.staging, size: stampBytes,
 		}
 	}
 	C.port_run(l.queue, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, l.state)

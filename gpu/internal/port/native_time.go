@@ -23,8 +23,6 @@ import (
 	"math"
 	"time"
 	"unsafe"
-
-	"github.com/gogpu/gputypes"
 )
 
 const (
@@ -36,49 +34,39 @@ const (
 	nanosecond     = 0.05
 )
 
-// rawClock has two timestamps for each slot.
-type rawClock struct{ queries unsafe.Pointer }
+type rawQueries = unsafe.Pointer
 
-// rawStamps is where the timestamps of a slot are resolved, and copied for reading.
-type rawStamps struct {
-	resolved, staging rawBuffer
+func (l *library) createQueries(count int) (rawQueries, error) {
+	defer l.scoped()()
+	q := C.port_create_queries(C.uint32_t(count), l.state)
+	return q, l.outcome()
+}
+
+func (l *library) releaseQueries(q rawQueries) {
+	if q != nil && !l.unsound() {
+		C.wgpuQuerySetRelease(q)
+	}
 }
 
 func (l *library) readStamps(s *timedSlot, dst []byte) error { return l.read(s.staging, 0, dst) }
 
-// startClock creates the queries and buffers, and measures the unit of their ticks against the
-// host's clock, because the library does not report it.
-func (l *library) startClock() (err error) {
-	c := &l.clock
-	unlock := l.scoped()
-	c.queries = C.port_create_queries(2*timedSlots, l.state)
-	unlock()
-	if err := l.outcome(); err != nil {
-		return err
-	}
-	for i := range c.slots {
-		s := &c.slots[i]
-		if s.resolved, err = l.createBuffer(stampBytes, gputypes.BufferUsageQueryResolve|gputypes.BufferUsageCopySrc); err != nil {
-			return err
-		}
-		if s.staging, err = l.createBuffer(stampBytes, gputypes.BufferUsageMapRead|gputypes.BufferUsageCopyDst); err != nil {
-			return err
-		}
-	}
+// tickTime measures the nanoseconds of a tick against the host's clock, because the library does
+// not report them.
+func (l *library) tickTime() (float64, error) {
 	t0, ticks0, err := l.tick()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	time.Sleep(calibrateTime)
 	t1, ticks1, err := l.tick()
 	if err != nil || ticks1 <= ticks0 { // the clock does not advance
-		return err
+		return 0, err
 	}
-	c.unit = float64(t1.Sub(t0).Nanoseconds()) / float64(ticks1-ticks0)
-	if math.Abs(c.unit-1) < nanosecond {
-		c.unit = 1
+	unit := float64(t1.Sub(t0).Nanoseconds()) / float64(ticks1-ticks0)
+	if math.Abs(unit-1) < nanosecond {
+		unit = 1
 	}
-	return nil
+	return unit, nil
 }
 
 // tick returns a time of the host's clock and the device's ticks at that time. They are
@@ -109,21 +97,4 @@ func (l *library) tick() (at time.Time, ticks uint64, err error) {
 		}
 	}
 	return at, ticks, nil
-}
-
-// releaseClock releases the queries and buffers of startClock.
-func (l *library) releaseClock() {
-	c := &l.clock
-	for i := range c.slots {
-		for _, b := range []rawBuffer{c.slots[i].resolved, c.slots[i].staging} {
-			if b != nil {
-				C.wgpuBufferRelease(b)
-			}
-		}
-		c.slots[i] = timedSlot{}
-	}
-	if c.queries != nil {
-		C.wgpuQuerySetRelease(c.queries)
-		c.queries = nil
-	}
 }

@@ -373,11 +373,11 @@ func (l *library) close() {
 		l.flush()
 	}
 	_ = l.dev.WaitIdle() // fails for a lost device, which need not be waited for
+	l.releaseClock()
 	for _, x := range l.released {
 		x.b.Release()
 	}
 	l.released = nil
-	l.releaseClock()
 	if !l.shared {
 		l.dev.Release()
 	}

@@ -6,8 +6,8 @@ import (
 	"reflect"
 	"unsafe"
 
-	"github.com/gogpu/gputypes"
 	"github.com/gogpu/wgpu"
+	"github.com/gogpu/wgpu/core"
 	"github.com/gogpu/wgpu/hal"
 )
 
@@ -16,11 +16,7 @@ import (
 // therefore records them with the driver's objects, which are unexported fields of the
 // library's.
 
-// rawClock has two timestamps for each slot.
-type rawClock struct{ queries hal.QuerySet }
-
-// rawStamps is the mappable buffer for which the timestamps of a slot are resolved.
-type rawStamps struct{ resolved hal.Buffer }
+type rawQueries = hal.QuerySet
 
 // driverOf returns the driver's object in a field of one of the library's objects. ok is
 // false where there is none of this type.
@@ -33,28 +29,38 @@ func driverOf[T any](object any, field string) (driver T, ok bool) {
 	return driver, ok
 }
 
-// startClock creates the queries and buffers.
-func (l *library) startClock() error {
+// createQueries returns nil where the driver has none.
+func (l *library) createQueries(count int) (rawQueries, error) {
 	growStack()
-	c, device := &l.clock, l.dev.HalDevice()
-	queue, ok := driverOf[hal.Queue](l.queue, "hal")
-	if !ok || device == nil || queue.GetTimestampPeriod() <= 0 {
-		return nil
-	}
-	queries, err := device.CreateQuerySet(&hal.QuerySetDescriptor{Type: hal.QueryTypeTimestamp, Count: 2 * timedSlots})
-	if err != nil {
-		return nil // the driver has none
-	}
-	c.queries = queries
-	for i := range c.slots {
-		b, err := device.CreateBuffer(&hal.BufferDescriptor{Size: stampBytes, Usage: gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst})
-		if err != nil {
-			return translate(err, ErrMemory)
+	if device := l.dev.HalDevice(); device != nil {
+		if q, err := device.CreateQuerySet(&hal.QuerySetDescriptor{Type: hal.QueryTypeTimestamp, Count: uint32(count)}); err == nil {
+			return q, nil
 		}
-		c.slots[i].resolved = b
 	}
-	c.unit = float64(queue.GetTimestampPeriod())
-	return nil
+	return nil, nil
+}
+
+func (l *library) releaseQueries(q rawQueries) {
+	if device := l.dev.HalDevice(); q != nil && device != nil {
+		device.DestroyQuerySet(q)
+	}
+}
+
+// tickTime returns the nanoseconds of a tick, 0 without timestamps.
+func (l *library) tickTime() (float64, error) {
+	if queue, ok := driverOf[hal.Queue](l.queue, "hal"); ok && l.clock.queries != nil {
+		return float64(queue.GetTimestampPeriod()), nil
+	}
+	return 0, nil
+}
+
+// mappable returns the driver's buffer for the timestamps of a slot. The library's own maps wait for
+// all submissions.
+func (s *timedSlot) mappable() hal.Buffer {
+	b, _ := driverOf[*core.Buffer](s.staging, "core")
+	guard := b.Device().SnatchLock().Read()
+	defer guard.Release()
+	return b.Raw(guard)
 }
 
 // stamp returns commands that write a timestamp when all earlier commands have ended: of a
@@ -78,7 +84,7 @@ func (l *library) stamp(s *timedSlot, second bool) (*wgpu.CommandBuffer, error) 
 		TimestampWrites: &hal.ComputePassTimestampWrites{QuerySet: l.clock.queries, EndOfPassWriteIndex: &query},
 	}).End()
 	if second {
-		driver.ResolveQuerySet(l.clock.queries, s.first, 2, s.resolved, 0)
+		driver.ResolveQuerySet(l.clock.queries, s.first, 2, s.mappable(), 0)
 	}
 	buf, err := e.Finish()
 	return buf, translate(err, ErrInvalid)
@@ -100,30 +106,11 @@ func (l *library) timed(s *timedSlot) error {
 
 func (l *library) readStamps(s *timedSlot, dst []byte) error {
 	growStack()
-	device := l.dev.HalDevice()
-	m, err := device.MapBuffer(s.resolved, 0, stampBytes)
+	device, b := l.dev.HalDevice(), s.mappable()
+	m, err := device.MapBuffer(b, 0, stampBytes)
 	if err != nil {
 		return translate(err, ErrInvalid)
 	}
 	copy(dst, unsafe.Slice((*byte)(m.Ptr), stampBytes))
-	return translate(device.UnmapBuffer(s.resolved), ErrInvalid)
-}
-
-// releaseClock releases the queries and buffers of startClock.
-func (l *library) releaseClock() {
-	c := &l.clock
-	device := l.dev.HalDevice()
-	if device == nil {
-		return // the program has released its device, with all that was made on it
-	}
-	for i := range c.slots {
-		if b := c.slots[i].resolved; b != nil {
-			device.DestroyBuffer(b)
-		}
-		c.slots[i] = timedSlot{}
-	}
-	if c.queries != nil {
-		device.DestroyQuerySet(c.queries)
-	}
-	c.queries = nil
+	return translate(device.UnmapBuffer(b), ErrInvalid)
 }

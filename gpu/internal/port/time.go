@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/gogpu/gputypes"
 )
 
 const (
@@ -17,19 +19,20 @@ const (
 // clock is a device's clock: queries for two timestamps of each slot. The first timed
 // submission starts it.
 type clock struct {
-	there bool    // the device has timestamps
-	unit  float64 // nanoseconds a tick, 0 before the start
-	slots [timedSlots]timedSlot
-	next  int
-	slot  *timedSlot // of the submission that is being recorded
-	rawClock
+	there    bool    // the device has timestamps
+	unit     float64 // nanoseconds a tick, 0 before the start
+	queries  rawQueries
+	resolved rawBuffer // the timestamps of the last submission that has ended
+	slots    [timedSlots]timedSlot
+	next     int
+	slot     *timedSlot // of the submission that is being recorded
 }
 
 // timedSlot holds the timestamps of one submission.
 type timedSlot struct {
-	first  uint32 // of its two queries
-	ticket Ticket
-	rawStamps
+	first   uint32 // of its two queries
+	ticket  Ticket
+	staging rawBuffer // a copy of its timestamps that can be mapped
 }
 
 // startTimed begins a timed submission: it starts the clock, once, and takes a slot. There is none
@@ -48,6 +51,39 @@ func (l *library) startTimed(ended Ticket) error {
 		c.slot, c.next = s, (c.next+1)%timedSlots
 	}
 	return nil
+}
+
+// startClock creates the queries and buffers. The unit stays 0 where the device has no timestamps.
+func (l *library) startClock() (err error) {
+	c := &l.clock
+	if c.queries, err = l.createQueries(2 * timedSlots); err != nil {
+		return err
+	}
+	if c.resolved, err = l.createBuffer(stampBytes, gputypes.BufferUsageQueryResolve|gputypes.BufferUsageCopySrc); err != nil {
+		return err
+	}
+	for i := range c.slots {
+		if c.slots[i].staging, err = l.createBuffer(stampBytes, gputypes.BufferUsageMapRead|gputypes.BufferUsageCopyDst); err != nil {
+			return err
+		}
+	}
+	c.unit, err = l.tickTime()
+	return err
+}
+
+// releaseClock releases what startClock has created.
+func (l *library) releaseClock() {
+	c := &l.clock
+	for _, s := range c.slots {
+		if s.staging != nil {
+			l.releaseBuffer(s.staging)
+		}
+	}
+	if c.resolved != nil {
+		l.releaseBuffer(c.resolved)
+	}
+	l.releaseQueries(c.queries)
+	*c = clock{there: c.there}
 }
 
 // sent ends the recording of a submission, which is t if it was started, else 0.

@@ -21,6 +21,7 @@ type library struct {
 
 	// The submission that is being recorded. Encoder and pass are undefined outside of one.
 	encoder, pass js.Value
+	begun         bool // a pass has written a timestamp
 
 	offset, staged js.Value // a Uint32Array for the offset of a dispatch, a Uint8Array for writes
 	ends           js.Func
@@ -103,13 +104,11 @@ func (l *library) scope(kind error, f func()) error {
 }
 
 func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (b rawBuffer, err error) {
-	err = l.scope(ErrInvalid, func() { b = l.buffer(size, usage) })
+	err = l.scope(ErrInvalid, func() {
+		made := l.dev.Call("createBuffer", map[string]any{"size": float64(size), "usage": int(usage)})
+		b = &made
+	})
 	return b, err
-}
-
-func (l *library) buffer(size uint64, usage gputypes.BufferUsage) rawBuffer {
-	b := l.dev.Call("createBuffer", map[string]any{"size": float64(size), "usage": int(usage)})
-	return &b
 }
 
 // releaseBuffer frees the memory when the submissions that use it have ended.
@@ -190,9 +189,9 @@ func (l *library) beginPass() {
 	desc := map[string]any{}
 	if s := l.clock.slot; s != nil {
 		writes := map[string]any{"querySet": l.clock.queries, "endOfPassWriteIndex": s.first + 1}
-		if !s.begun {
+		if !l.begun {
 			writes["beginningOfPassWriteIndex"] = s.first
-			s.begun = true
+			l.begun = true
 		}
 		desc["timestampWrites"] = writes
 	}
@@ -221,17 +220,15 @@ func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint6
 }
 
 // discard forgets the submission that is being recorded.
-func (l *library) discard() { l.encoder, l.pass = js.Undefined(), js.Undefined() }
+func (l *library) discard() { l.encoder, l.pass, l.begun = js.Undefined(), js.Undefined(), false }
 
 func (l *library) submit() (Ticket, error) {
 	err := try(ErrInvalid, func() {
 		if slot := l.clock.slot; slot != nil {
 			l.beginPass() // a submission of copies has none
 			l.begin()
-			at := stampStep * slot.first / 2
-			l.encoder.Call("resolveQuerySet", l.clock.queries, slot.first, 2, l.clock.resolved, at)
-			l.encoder.Call("copyBufferToBuffer", l.clock.resolved, at, *slot.mapped, 0, stampBytes)
-			slot.begun = false
+			l.encoder.Call("resolveQuerySet", l.clock.queries, slot.first, 2, *l.clock.resolved, 0)
+			l.encoder.Call("copyBufferToBuffer", *l.clock.resolved, 0, *slot.staging, 0, stampBytes)
 		}
 		l.begin()
 		l.queue.Call("submit", []any{l.encoder.Call("finish")})
@@ -282,35 +279,19 @@ func (l *library) close() {
 	l.dev.Call("destroy")
 }
 
-// rawClock has two timestamps for each slot, and the buffer to which they are resolved.
-type rawClock struct{ queries, resolved js.Value }
+type rawQueries = js.Value
 
-// rawStamps is the mappable buffer to which the timestamps of a slot are copied.
-type rawStamps struct {
-	mapped rawBuffer
-	begun  bool // a pass of the submission that is being recorded has written a timestamp
-}
-
-// stampStep is WebGPU's alignment of the offset of resolved timestamps.
-const stampStep = 256
-
-// startClock creates the queries and buffers.
-func (l *library) startClock() error {
-	c := &l.clock
-	err := l.scope(ErrInvalid, func() {
-		c.queries = l.dev.Call("createQuerySet", map[string]any{"type": "timestamp", "count": 2 * timedSlots})
-		c.resolved = *l.buffer(stampStep*timedSlots, gputypes.BufferUsageQueryResolve|gputypes.BufferUsageCopySrc)
-		for i := range c.slots {
-			c.slots[i].mapped = l.buffer(stampBytes, gputypes.BufferUsageMapRead|gputypes.BufferUsageCopyDst)
-		}
+func (l *library) createQueries(count int) (q rawQueries, err error) {
+	err = l.scope(ErrInvalid, func() {
+		q = l.dev.Call("createQuerySet", map[string]any{"type": "timestamp", "count": count})
 	})
-	if err == nil { // else the device runs without a clock
-		c.unit = 1 // nanosecond
-	}
-	return nil
+	return q, err
 }
 
-// releaseClock leaves the queries and buffers to the browser.
-func (l *library) releaseClock() {}
+// releaseQueries leaves them to the browser.
+func (l *library) releaseQueries(rawQueries) {}
 
-func (l *library) readStamps(s *timedSlot, dst []byte) error { return l.read(s.mapped, 0, dst) }
+func (l *library) readStamps(s *timedSlot, dst []byte) error { return l.read(s.staging, 0, dst) }
+
+// tickTime is a nanosecond in every browser.
+func (l *library) tickTime() (float64, error) { return 1, nil }
