@@ -56,7 +56,7 @@ import (
 // The backend keeps the limits with which the device was opened, and errors name the limit
 // that a call exceeds. With WebGPU's default limits these are calls that need more than 8
 // storage buffers, see the package's comment. Kernels have times ([backend.Trace]) where the
-// device was opened with timestamp queries.
+// device was opened with timestamp queries, but not with gogpu.
 type Shared struct {
 	Adapter *SharedAdapter
 	Device  *SharedDevice

@@ -275,7 +275,7 @@ func (d *device) submit(commands []Command, timed bool) (Ticket, error) {
 	}
 	t, err := d.send(commands, timed)
 	d.lib.discard()
-	d.lib.clock.sent(t)
+	d.lib.sent(t)
 	d.trimGroups()
 	if err != nil {
 		return 0, d.note(err)
@@ -362,6 +362,16 @@ func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint6
 		d.groups[d.key] = &group{g, d.last}
 	}
 	return g, offset, err
+}
+
+func (d *device) Took(t Ticket) (time.Duration, bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil || t > d.ended {
+		return 0, false, err
+	}
+	took, ok, err := d.lib.took(t)
+	return took, ok, d.note(err)
 }
 
 // Wait looks whether the submission has ended, and pauses between looks, instead of blocking in the

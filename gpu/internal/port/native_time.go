@@ -48,8 +48,6 @@ func (l *library) releaseQueries(q rawQueries) {
 	}
 }
 
-func (l *library) readStamps(s *timedSlot, dst []byte) error { return l.read(s.staging, 0, dst) }
-
 // tickTime measures the nanoseconds of a tick against the host's clock, because the library does
 // not report them.
 func (l *library) tickTime() (float64, error) {

@@ -79,11 +79,11 @@ type Device interface {
 	// Submit starts commands, which run in order, and returns at once.
 	Submit(commands []Command) (Ticket, error)
 	// SubmitTimed is Submit, and reads the device's clock before and after the commands
-	// where there is one.
+	// where there is one. There is none with gogpu.
 	SubmitTimed(commands []Command) (Ticket, error)
 	// Took returns the time of an ended submission of SubmitTimed by the device's clock.
-	// ok is false where the device or the library has no timestamps, and for all but the
-	// last few submissions.
+	// ok is false with gogpu, on devices without timestamps, and for all but the last few
+	// submissions.
 	Took(t Ticket) (took time.Duration, ok bool, err error)
 	// Wait waits for a submission and all earlier ones, which are expected to end at due,
 	// and reports whether they had not ended yet. It returns the context's error, and

@@ -5,8 +5,10 @@ package port
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/gogpu/gputypes"
 	"github.com/gogpu/wgpu"
@@ -64,9 +66,7 @@ func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 	if err != nil {
 		return nil, translate(err, ErrInvalid)
 	}
-	lib := newLibrary(dev, a.Info().Backend)
-	lib.clock.there = true
-	return lib, nil
+	return newLibrary(dev, a.Info().Backend), nil
 }
 
 func newLibrary(dev *wgpu.Device, api gputypes.Backend) *library {
@@ -74,6 +74,17 @@ func newLibrary(dev *wgpu.Device, api gputypes.Backend) *library {
 		dev: dev, queue: dev.Queue(), spirv: api == gputypes.BackendVulkan,
 		unwritten: map[rawBuffer]bool{}, copied: map[rawBuffer]bool{}, filled: map[rawBuffer]bool{},
 	}
+}
+
+// fieldOf returns an unexported field of one of the library's objects. ok is false where there is
+// none of this type.
+func fieldOf[T any](object any, field string) (value T, ok bool) {
+	f := reflect.ValueOf(object).Elem().FieldByName(field)
+	if !f.IsValid() {
+		return value, false
+	}
+	value, ok = reflect.NewAt(f.Type(), unsafe.Pointer(f.UnsafeAddr())).Elem().Interface().(T)
+	return value, ok
 }
 
 // translate wraps the library's error in the port's sentinel: kind, unless the library
@@ -102,7 +113,6 @@ type (
 func shareLibrary(dev *NativeDevice, api gputypes.Backend) (*library, error) {
 	lib := newLibrary(dev, api)
 	lib.shared = true
-	lib.clock.there = dev.Features().Contains(gputypes.FeatureTimestampQuery)
 	err := lib.lost()
 	if err == nil && lib.queue == nil {
 		err = fmt.Errorf("the device has no queue: %w", ErrInvalid)
@@ -112,10 +122,10 @@ func shareLibrary(dev *NativeDevice, api gputypes.Backend) (*library, error) {
 
 // importBuffer returns a program's buffer, its size and its usages.
 func (l *library) importBuffer(b *NativeBuffer) (raw rawBuffer, size uint64, usage gputypes.BufferUsage, err error) {
-	if owner, ok := driverOf[*wgpu.Device](b, "device"); ok && owner != l.dev {
+	if owner, ok := fieldOf[*wgpu.Device](b, "device"); ok && owner != l.dev {
 		return nil, 0, 0, ErrForeign
 	}
-	if released, ok := driverOf[*atomic.Bool](b, "released"); ok && released.Load() {
+	if released, ok := fieldOf[*atomic.Bool](b, "released"); ok && released.Load() {
 		return nil, 0, 0, ErrReleased
 	}
 	if b.MapState() != wgpu.MapStateUnmapped {

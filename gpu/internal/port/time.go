@@ -1,3 +1,5 @@
+//go:build js || (cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
+
 package port
 
 import (
@@ -87,26 +89,22 @@ func (l *library) releaseClock() {
 }
 
 // sent ends the recording of a submission, which is t if it was started, else 0.
-func (c *clock) sent(t Ticket) {
-	if c.slot != nil {
+func (l *library) sent(t Ticket) {
+	if c := &l.clock; c.slot != nil {
 		c.slot.ticket, c.slot = t, nil
 	}
 }
 
-func (d *device) Took(t Ticket) (time.Duration, bool, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return 0, false, err
-	}
-	c := &d.lib.clock
+// took returns the time of a submission that has ended.
+func (l *library) took(t Ticket) (time.Duration, bool, error) {
+	c := &l.clock
 	i := slices.IndexFunc(c.slots[:], func(s timedSlot) bool { return s.ticket == t })
-	if i < 0 || t == 0 || t > d.ended {
+	if i < 0 || t == 0 {
 		return 0, false, nil
 	}
-	begin, end, err := d.lib.stamps(&c.slots[i])
+	begin, end, err := l.stamps(&c.slots[i])
 	if err != nil || end < begin { // the counter wrapped around
-		return 0, false, d.note(err)
+		return 0, false, err
 	}
 	return time.Duration(math.Round(float64(end-begin) * c.unit)), true, nil
 }
@@ -114,6 +112,6 @@ func (d *device) Took(t Ticket) (time.Duration, bool, error) {
 // stamps reads a slot's two timestamps, in ticks.
 func (l *library) stamps(s *timedSlot) (begin, end uint64, err error) {
 	var raw [stampBytes]byte
-	err = l.readStamps(s, raw[:])
+	err = l.read(s.staging, 0, raw[:])
 	return binary.LittleEndian.Uint64(raw[:]), binary.LittleEndian.Uint64(raw[8:]), err
 }

@@ -291,7 +291,5 @@ func (l *library) createQueries(count int) (q rawQueries, err error) {
 // releaseQueries leaves them to the browser.
 func (l *library) releaseQueries(rawQueries) {}
 
-func (l *library) readStamps(s *timedSlot, dst []byte) error { return l.read(s.staging, 0, dst) }
-
 // tickTime is a nanosecond in every browser.
 func (l *library) tickTime() (float64, error) { return 1, nil }
