@@ -330,8 +330,8 @@ func (d *device) record(c *Command) error {
 
 // bind returns the bind group of a dispatch and the offset of its dynamic binding. It
 // checks the spans because gogpu does not, and shaders run there without index clamps.
-// Whole steps of the dynamic offset are not part of the group, so calls find their group
-// again wherever their parameters lie.
+// Multiples of the library's dynamicStep are the dynamic offset, the rest is part of the group:
+// calls find their group again wherever their parameters lie.
 func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint64, err error) {
 	if len(bindings) > MaxBindings {
 		return g, 0, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
@@ -419,11 +419,12 @@ func (d *device) poll() error {
 func (d *device) Hung() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return !d.closed && d.hung()
+	return !d.closed && d.running() && time.Since(d.progress) > hangLimit
 }
 
-func (d *device) hung() bool {
-	return d.lib.lost() == nil && d.ended < d.last && d.poll() == nil && d.ended < d.last && time.Since(d.progress) > hangLimit
+// running reports whether submissions of a device that is not lost have not ended.
+func (d *device) running() bool {
+	return d.lib.lost() == nil && d.ended < d.last && d.poll() == nil && d.ended < d.last
 }
 
 func (d *device) Close() error {
@@ -433,8 +434,8 @@ func (d *device) Close() error {
 		return nil
 	}
 	d.closed = true // ends the waits of calls
-	for start := time.Now(); d.lib.lost() == nil && d.ended < d.last && d.poll() == nil; {
-		if d.hung() {
+	for start := time.Now(); d.running(); {
+		if time.Since(d.progress) > hangLimit {
 			return d.note(fmt.Errorf("submission %d did not end within %v, its memory remains with the driver: %w", d.ended+1, hangLimit, ErrLost))
 		}
 		d.mu.Unlock()

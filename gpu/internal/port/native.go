@@ -12,8 +12,7 @@ package port
 
 // The limits have the fields of the binding's type Limits, in the same order.
 typedef struct { void *next; uint64_t limits[24]; } port_required_limits;
-typedef void (*port_lost_fn)(int reason, char const *message, void *userdata);
-typedef void (*port_error_fn)(int type, char const *message, void *userdata);
+typedef void (*port_message_fn)(int reason, char const *message, void *userdata);
 typedef struct {
 	void *next;
 	char const *label;
@@ -21,12 +20,12 @@ typedef struct {
 	void const *features;
 	port_required_limits const *required_limits;
 	struct { void *next; char const *label; } default_queue;
-	port_lost_fn lost;
+	port_message_fn lost;
 	void *lost_userdata;
 } port_device_desc;
 
 extern void wgpuAdapterRequestDevice(void *adapter, void const *desc, void (*cb)(int, void *, char const *, void *), void *userdata);
-extern void wgpuDeviceSetUncapturedErrorCallback(void *device, port_error_fn cb, void *userdata);
+extern void wgpuDeviceSetUncapturedErrorCallback(void *device, port_message_fn cb, void *userdata);
 extern void wgpuBufferMapAsync(void *buffer, uint32_t mode, size_t offset, size_t size, void (*cb)(int, void *), void *userdata);
 extern void wgpuDeviceReference(void *device);
 extern void wgpuDeviceRelease(void *device);
@@ -130,7 +129,8 @@ type library struct {
 	clock     clock
 }
 
-// newState returns the state of a device that is open already, or of one to open.
+// newState returns the state of a device that is open already, or of one to open. That of a device is
+// never freed, because the library may report a loss after its release. It has about 1 KB.
 func newState(device unsafe.Pointer, shared C.int) *C.port_state {
 	s := (*C.port_state)(C.calloc(1, C.sizeof_port_state))
 	s.device, s.shared = device, shared
@@ -142,8 +142,6 @@ type (
 	rawGroup  = unsafe.Pointer
 )
 
-// dynamicStep is the unit of the offset that a dispatch sets for a pipeline's first uniform.
-// The rest of the offset is part of the bind group.
 const dynamicStep = 1
 
 // handleOf returns the C object of one of the binding's types, which have it in an
@@ -207,8 +205,6 @@ func releaseAdapter(a *NativeAdapter) { a.Release() }
 func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 	required := wgpu.Limits{MaxInterStageShaderComponents: wgpu.LimitU32Undefined} // the library's default
 	copyFields(&required, &l)
-	// The state is never freed, because the library may report a loss after the device's
-	// release. It has about 1 KB.
 	lib := &library{state: newState(nil, 0)}
 	lib.clock.there = a.HasFeature(wgpu.FeatureName_TimestampQuery)
 	C.port_open(handleOf(a), unsafe.Pointer(&required), C.size_t(unsafe.Sizeof(required)), C.bool(lib.clock.there), lib.state)

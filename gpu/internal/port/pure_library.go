@@ -46,9 +46,7 @@ type (
 	rawGroup    = *wgpu.BindGroup
 )
 
-// dynamicStep is the unit of the offset that a dispatch sets for a pipeline's first uniform:
-// the library accepts no other multiples, whatever the device's limit. The rest of the
-// offset is part of the bind group.
+// dynamicStep is the only one that the library accepts, whatever the device's limit.
 const dynamicStep = 256
 
 // released is a buffer that is freed when a submission has ended. The library keeps the
@@ -208,31 +206,22 @@ func (l *library) createGroup(p rawPipeline, bindings []Binding, spans []groupSp
 
 func (l *library) releaseGroup(g rawGroup) { g.Release() }
 
-// begin makes sure that there is an encoder.
+// begin makes sure that there is an encoder, and outside of a pass.
 func (l *library) begin() (err error) {
 	growStack()
 	if l.encoder == nil {
 		l.encoder, err = l.dev.CreateCommandEncoder(nil)
 	}
-	return translate(err, ErrInvalid)
-}
-
-func (l *library) endPass() error {
-	growStack()
-	if l.pass == nil {
-		return nil
+	if p := l.pass; p != nil {
+		l.pass = nil
+		err = p.End()
 	}
-	p := l.pass
-	l.pass = nil
-	return translate(p.End(), ErrInvalid)
+	return translate(err, ErrInvalid)
 }
 
 // end finishes the current command buffer.
 func (l *library) end() error {
 	if err := l.begin(); err != nil {
-		return err
-	}
-	if err := l.endPass(); err != nil {
 		return err
 	}
 	e := l.encoder
@@ -258,18 +247,16 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 	if err := l.begin(); err != nil {
 		return err
 	}
-	if err := l.endPass(); err != nil {
-		return err
-	}
 	l.encoder.CopyBufferToBuffer(src, c.SrcOffset, dst, c.DstOffset, c.Size)
 	return nil
 }
 
 func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint64, groups [3]uint32) (err error) {
-	if err := l.begin(); err != nil {
-		return err
-	}
+	growStack()
 	if l.pass == nil {
+		if err := l.begin(); err != nil {
+			return err
+		}
 		if l.pass, err = l.encoder.BeginComputePass(nil); err != nil {
 			return translate(err, ErrInvalid)
 		}
@@ -287,8 +274,8 @@ func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint6
 
 // discard drops the commands that were not submitted.
 func (l *library) discard() {
-	_ = l.endPass() // the caller has an error
 	if l.encoder != nil {
+		_ = l.begin() // ends the pass; the caller has an error
 		l.encoder.DiscardEncoding()
 		l.encoder = nil
 	}

@@ -34,11 +34,9 @@ type (
 	rawPipeline = struct{ p, layout js.Value }
 )
 
-// dynamicStep is the unit of the offset that a dispatch sets for a pipeline's first uniform:
-// the largest that a device may require.
+// dynamicStep is the largest that a device may require.
 const dynamicStep = 256
 
-// compilesTogether means that a device compiles several pipelines at a time.
 const compilesTogether = true
 
 // stagedBytes is the most bytes that a write copies at a time.
