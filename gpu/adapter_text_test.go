@@ -10,6 +10,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
+var check = gpu.Check
+
 // TestMissingAdapter: the error names the last adapter that exists.
 func TestMissingAdapter(t *testing.T) {
 	_, err := gpu.Open("99", gpu.Options{})
@@ -39,13 +41,5 @@ func TestOperationOnce(t *testing.T) {
 	_, err = dev.Attention(t.Context(), x, x, x, kernels.Options{Mask: mask})
 	if !errors.Is(err, backend.ErrDevice) || !regexp.MustCompile(`^attention: mask is in host memory`).MatchString(err.Error()) {
 		t.Errorf("a mask in host memory: %v", err)
-	}
-}
-
-// check ends the test with an error that is not nil.
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -67,12 +67,8 @@ func testFewBindings(t *testing.T, binds uint32) {
 	for _, without := range [][2]*backend.Tensor{{&g.Mask, &g.Blocks}, {&g.Bias, &g.Relative}} {
 		kept := *g
 		*without[0], *without[1] = backend.Tensor{}, backend.Tensor{}
-		if err := b.Attention(t.Context(), &g.Call); err != nil {
-			t.Errorf("two of a kind: %v", err)
-		}
-		if err := b.Backward(t.Context(), g); err != nil {
-			t.Errorf("gradients with two of a kind: %v", err)
-		}
+		check(t, b.Attention(t.Context(), &g.Call))
+		check(t, b.Backward(t.Context(), g))
 		*g = kept
 	}
 	_, err := b.Plan(t.Context(), c)
