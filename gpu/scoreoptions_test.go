@@ -67,8 +67,7 @@ func testFewBindings(t *testing.T, binds uint32) {
 	for _, without := range [][2]*backend.Tensor{{&g.Mask, &g.Blocks}, {&g.Bias, &g.Relative}} {
 		kept := *g
 		*without[0], *without[1] = backend.Tensor{}, backend.Tensor{}
-		check(t, b.Attention(t.Context(), &g.Call))
-		check(t, b.Backward(t.Context(), g))
+		check(t, errors.Join(b.Attention(t.Context(), &g.Call), b.Backward(t.Context(), g)))
 		*g = kept
 	}
 	_, err := b.Plan(t.Context(), c)

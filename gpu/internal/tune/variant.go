@@ -273,9 +273,10 @@ const (
 )
 
 // Rule returns a variant by rule: the one with the largest tiles of which there are
-// enough to keep a large GPU or the threads of a software driver busy, else the one with the smallest. It returns the zero
-// Variant when none fits. why is the reason in either case. Measured choices take
-// precedence, see [Tuner.Choose].
+// enough to keep a large GPU or the threads of a software driver busy, else the one with the
+// smallest. Tiles with twice the rows of a head are too large. It returns the zero Variant
+// when none fits. why is the reason in either case. Measured choices take precedence, see
+// [Tuner.Choose].
 func (s Shape) Rule() (v Variant, why string) {
 	busy, what := Busy, "a GPU"
 	if s.Software {
@@ -284,6 +285,9 @@ func (s Shape) Rule() (v Variant, why string) {
 	for _, c := range variants[s.Tiling] {
 		if len(c.Name) > 1 {
 			continue // L32 and L48 are for devices on which they were measured
+		}
+		if c.Name != "S" && c.Rows() >= 2*s.SeqQ {
+			continue // half of its rows or more would be idle
 		}
 		if bad := s.Fits(c); bad != "" {
 			why = bad

@@ -142,8 +142,7 @@ func TestVariantsCompile(t *testing.T) {
 func TestRule(t *testing.T) {
 	all := Limits{Threads: 256, Memory: 16 << 10, Binding: 128 << 20}
 	few, small := all, all
-	few.Threads = 64
-	small.Binding = 36 << 10
+	few.Threads, small.Binding = 64, 36<<10
 	for _, c := range []struct {
 		name        string
 		d, heads, s int
@@ -154,6 +153,8 @@ func TestRule(t *testing.T) {
 		{"some rows", 64, 16, 2048, all, "M", "L"},
 		{"few rows", 64, 4, 512, all, "S", "L"},
 		{"very few rows", 64, 4, 100, all, "S", "S"},
+		{"many short heads", 64, 300, 64, all, "M", "M"},
+		{"many very short heads", 64, 300, 20, all, "S", "S"},
 		{"few threads", 64, 16, 8192, few, "S", "S"},
 		{"too few threads", 80, 16, 8192, few, "", ""},
 		{"small bindings", 64, 16, 8192, small, "S", "S"},
