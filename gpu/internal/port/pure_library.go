@@ -135,7 +135,7 @@ func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
 type purePipeline struct {
 	p      *wgpu.ComputePipeline
 	layout *wgpu.BindGroupLayout
-	made   []interface{ Release() } // what it consists of, in the order of creation
+	made   []interface{ Release() } // its objects, in the order of creation
 }
 
 func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, error) {
