@@ -415,9 +415,8 @@ func TestForgottenTensors(t *testing.T) {
 	before := d.Live().Bytes
 	kept := alloc(t, b, backend.F32, backend.Shape{1, 1, 64, 64})
 	for range 10 {
-		if _, err := b.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 256, 256}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := b.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 256, 256})
+		check(t, err)
 	}
 	for b.dev.Memory().Used != kept.Bytes() { // until the test's deadline
 		runtime.GC()

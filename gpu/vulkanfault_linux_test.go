@@ -130,9 +130,8 @@ func TestVulkanFaults(t *testing.T) {
 func sweepFaults(t *testing.T) {
 	var kind, first, end int
 	var shared bool
-	if _, err := fmt.Sscan(os.Getenv(faultEnv), &kind, &first, &end, &shared); err != nil {
-		t.Fatal(err)
-	}
+	_, err := fmt.Sscan(os.Getenv(faultEnv), &kind, &first, &end, &shared)
+	check(t, err)
 	// Devices of the program are not released: go-webgpu ends the process when that waits
 	// for a lost one.
 	device := func() (s *Shared) {

@@ -30,10 +30,8 @@ func TestOutOfMemory(t *testing.T) {
 		return
 	}
 	d := open(t, nil)
-	if err := roundTrip(d); err != nil { // the driver has compiled
-		t.Fatal(err)
-	}
-	const slack = 1 << 30 // for the device and for Go's arenas
+	check(t, roundTrip(d)) // the driver has compiled
+	const slack = 1 << 30  // for the device and for Go's arenas
 	limit := unix.Rlimit{Cur: uint64(statm(t)[0])*uint64(os.Getpagesize()) + slack, Max: unix.RLIM_INFINITY}
 	if err := unix.Setrlimit(unix.RLIMIT_AS, &limit); err != nil {
 		t.Skipf("needs a limit on the address space: %v", err)

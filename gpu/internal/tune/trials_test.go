@@ -193,9 +193,7 @@ func TestTrialsTakeMedians(t *testing.T) {
 		var log []string
 		e := Entry{}
 		steady := made{name: "steady", took: c.took}
-		if err := trials(t.Context(), []candidate{lucky, steady.candidate(&log)}, &e, 0, func(string) {}); err != nil {
-			t.Fatal(err)
-		}
+		check(t, trials(t.Context(), []candidate{lucky, steady.candidate(&log)}, &e, 0, func(string) {}))
 		if want := fmt.Sprintf("time steady x%d", c.rounds); log[len(log)-1] != want {
 			t.Errorf("%v a round: %q, not %q", c.took, log[len(log)-1], want)
 		}

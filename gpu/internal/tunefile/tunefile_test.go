@@ -153,15 +153,11 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 func TestLink(t *testing.T) {
 	path := temp(t)
 	link := filepath.Join(t.TempDir(), "link")
-	if err := Put(path, entry(1)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, Put(path, entry(1)))
 	if err := errors.Join(os.Chmod(path, 0o640), os.Symlink(path, link)); err != nil {
 		t.Skip(err)
 	}
-	if err := Put(link, entry(2)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, Put(link, entry(2)))
 	if got, err := Read(path); err != nil || len(got) != 2 {
 		t.Errorf("behind the link: %v, %v", got, err)
 	}
