@@ -71,6 +71,24 @@ func testLowPrecision(t *testing.T, dev *kernels.Device) {
 			sameBits(t, c.build().once(t, dev, fused), low.build().once(t, dev, fused))
 		}
 	})
+	t.Run("rows alone", func(t *testing.T) {
+		on := Case{Dims: dims(1, 4, 2, 70, 700, 64, 64), DType: backend.BF16, Options: kernels.Options{LowPrecision: true}, Seed: 7}.build().on(t, dev)
+		defer on.release()
+		rows := func(from, to int) []float32 {
+			q := must(on.q.view.Slice(backend.Seq, from, to))(t)
+			out := must(dev.Attention(t.Context(), q, on.k.view, on.v.view, on.opt))(t)
+			defer out.Release()
+			return read(t, dev, must(out.O.Slice(backend.Heads, 0, 1))(t))
+		}
+		all := rows(0, 70)
+		for _, i := range []int{0, 41, 69} {
+			for c, x := range rows(i, i+1) {
+				if y := all[i*64+c]; !sameNumber(x, y) {
+					t.Errorf("element %d of row %d is %v, alone it is %v", c, i, y, x)
+				}
+			}
+		}
+	})
 	t.Run("refused", func(t *testing.T) {
 		on := Case{Dims: dims(1, 1, 1, 4, 4, 8, 8), DType: backend.BF16, Options: kernels.Options{LowPrecision: true, LSE: true}}.build().on(t, dev)
 		defer on.release()
