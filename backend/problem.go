@@ -137,6 +137,11 @@ type Problem struct {
 	Sinks []float32
 	// Dropout drops weights; the zero value drops none.
 	Dropout Dropout
+	// LowPrecision rounds p_j to [Call.WeightType] before dropout and before it multiplies v_j.
+	// p_j is then relative to a score of the row that is at most the largest so far, with
+	// exp(s_j - m) at most 1. The sum that divides, and lse, are those of the p_j before
+	// they are rounded. The stages ignore it.
+	LowPrecision bool
 }
 
 // Operands returns the problem's tensors under the names that errors use. Those that the
@@ -210,6 +215,15 @@ type Call struct {
 	// finished (see [Interrupted]). A backend that cannot continue from it computes the
 	// call from the start.
 	Resume *Partial
+}
+
+// WeightType returns the type to which weights are rounded before they multiply values: that of
+// V with LowPrecision, if it is F16 or BF16, else F32.
+func (c *Call) WeightType() DType {
+	if t := c.V.DType(); c.LowPrecision && (t == F16 || t == BF16) {
+		return t
+	}
+	return F32
 }
 
 // Operands returns the call's outputs and inputs under the names that errors use. Those

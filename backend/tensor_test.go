@@ -227,7 +227,7 @@ func TestEncodeRoundsToNearestEven(t *testing.T) {
 		in, want float32
 	}{
 		{F16, 1, 1}, {F16, 1 + 0x1p-11, 1}, {F16, 1 + 3*0x1p-11, 1 + 0x1p-9}, {F16, 65504, 65504}, {F16, 65520, inf}, {F16, 0x1p-24, 0x1p-24}, {F16, 0x1p-26, 0}, {F16, -inf, -inf},
-		{BF16, 1, 1}, {BF16, 1 + 0x1p-8, 1}, {BF16, 1 + 3*0x1p-8, 1 + 0x1p-6}, {BF16, math.MaxFloat32, inf}, {BF16, -0.15625, -0.15625},
+		{BF16, 1, 1}, {BF16, 1 + 0x1p-8, 1}, {BF16, 1 + 3*0x1p-8, 1 + 0x1p-6}, {BF16, math.MaxFloat32, inf}, {BF16, -0.15625, -0.15625}, {BF16, 1 + 0x1p-8 + 0x1p-20, 1 + 0x1p-7},
 		{F32, 0.1, 0.1},
 	} {
 		if got := c.dtype.Round(c.in); got != c.want {
@@ -238,9 +238,10 @@ func TestEncodeRoundsToNearestEven(t *testing.T) {
 		if got := d.Round(nan); got == got {
 			t.Errorf("%v of NaN is %v", d, got)
 		}
-		// A NaN whose payload is in the bits that are removed.
-		if got := d.Round(math.Float32frombits(0x7f800001)); got == got {
-			t.Errorf("%v of a signalling NaN is %v", d, got)
+		for _, bits := range []uint32{0x7f800001, 0x7fffffff, 0xffffffff} { // payloads in bits that are removed, or that carry
+			if got := d.Round(math.Float32frombits(bits)); got == got {
+				t.Errorf("%v of NaN %#x is %v", d, bits, got)
+			}
 		}
 	}
 }

@@ -80,7 +80,7 @@ func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, err
 	p := backend.NewPlan(c)
 	p.Backend = name
 	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
-	p.Path, p.Why, p.Cut = x.path(), x.why(c), x.String()
+	p.Path, p.Why, p.Cut = x.path(c), x.why(c), x.String()
 	p.Scratch, p.Chunks = x.scratchBytes(), x.tasks
 	return p, nil
 }
@@ -111,6 +111,7 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
 	a.plan.gatherSmall(c)
 	a.tiles.Open(&a.plan.layout, c)
+	a.tiles.Round = roundings[c.WeightType()]
 	if a.plan.keyChunks > 1 {
 		if err := a.share(); err != nil {
 			a.release()

@@ -21,48 +21,34 @@ func TestHalfLoads(t *testing.T) {
 		if back := backend.F16.Encode(got); got == got && back != h {
 			t.Fatalf("f16 %#04x came back as %#04x", h, back)
 		}
-		x := vec.BF16ToF32(h)
-		if math.Float32bits(x) != uint32(h)<<16 {
-			t.Fatalf("bf16 %#04x is %g", h, x)
-		}
-		if back := backend.BF16.Encode(x); x == x && back != h {
-			t.Fatalf("bf16 %#04x came back as %#04x", h, back)
+		if x := vec.BF16ToF32(h); x == x && backend.BF16.Encode(x) != h {
+			t.Fatalf("bf16 %#04x came back as %#04x", h, backend.BF16.Encode(x))
 		}
 	}
 }
 
-// TestHalfStores shows rounding to nearest even, and that NaN stays NaN.
-func TestHalfStores(t *testing.T) {
-	for _, c := range []struct {
-		say       string
-		x         float32
-		f16, bf16 uint16
-	}{
-		{"a tie goes down to even", 1 + 0x1p-11, 0x3c00, 0x3f80},
-		{"a tie goes up to even", 1 + 3*0x1p-11, 0x3c02, 0x3f80},
-		{"bf16 tie down", 1 + 0x1p-8, 0x3c04, 0x3f80},
-		{"bf16 tie up", 1 + 3*0x1p-8, 0x3c0c, 0x3f82},
-		{"just above a tie", 1 + 0x1p-8 + 0x1p-20, 0x3c04, 0x3f81},
-		{"too large", 3e38, 0x7c00, 0x7f62},
-		{"largest finite rounds to Inf in bf16", math.MaxFloat32, 0x7c00, 0x7f80},
-		{"-Inf", float32(math.Inf(-1)), 0xfc00, 0xff80},
-		{"smallest f16", 0x1p-24, 1, 0x3380},
-		{"negative zero", float32(math.Copysign(0, -1)), 0x8000, 0x8000},
-	} {
-		if got := backend.F16.Encode(c.x); got != c.f16 {
-			t.Errorf("%s: f16 of %g is %#04x, want %#04x", c.say, c.x, got, c.f16)
+// TestWeightsAreRounded compares the roundings of Options.LowPrecision with those of stored elements: numbers
+// of each exponent that weights have, ties among them.
+func TestWeightsAreRounded(t *testing.T) {
+	eachTier(t, func(t *testing.T, tier string) {
+		be := open(t, Options{Tier: tier})
+		for dtype, round := range roundings {
+			weights := make([]float32, 0, 128<<8)
+			for exp := range uint32(128) { // up to 1.99
+				for i := range uint32(256) {
+					weights = append(weights, math.Float32frombits(exp<<23|i<<15|i&7<<12|i%3))
+				}
+			}
+			want := make([]float32, len(weights))
+			for i, w := range weights {
+				want[i] = dtype.Round(w)
+			}
+			round(be.kernels, weights, make([]uint16, 256))
+			for i, got := range weights {
+				if got != want[i] {
+					t.Fatalf("%v: weight %d is rounded to %v, should be %v", dtype, i, got, want[i])
+				}
+			}
 		}
-		if got := backend.BF16.Encode(c.x); got != c.bf16 {
-			t.Errorf("%s: bf16 of %g is %#04x, want %#04x", c.say, c.x, got, c.bf16)
-		}
-	}
-	for _, u := range []uint32{0x7f800001, 0x7fc00000, 0xffffffff, 0x7fffffff} {
-		x := math.Float32frombits(u)
-		if f := vec.F16ToF32(backend.F16.Encode(x)); f == f {
-			t.Errorf("NaN %#x became f16 %g", u, f)
-		}
-		if f := vec.BF16ToF32(backend.BF16.Encode(x)); f == f {
-			t.Errorf("NaN %#x became bf16 %g", u, f)
-		}
-	}
+	})
 }

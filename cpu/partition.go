@@ -212,7 +212,13 @@ func (x *partition) String() string {
 }
 
 // path names the code for a plan.
-func (x *partition) path() string { return "fused " + x.layout.Kernels.Tier + " kernels" }
+func (x *partition) path(c *backend.Call) string {
+	s := "fused " + x.layout.Kernels.Tier + " kernels"
+	if t := c.WeightType(); t != backend.F32 {
+		s += ", float32 products of weights in " + t.String()
+	}
+	return s
+}
 
 // why describes the partition's choices for a plan.
 func (x *partition) why(c *backend.Call) string {

@@ -88,6 +88,9 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 			return p, err
 		}
 		x.describe(&p, e)
+		if t := c.WeightType(); t != backend.F32 {
+			p.Path += ", float32 products of weights in " + t.String()
+		}
 		if op.Cutter.Room > 0 {
 			p.Path = "streamed " + p.Path
 			p.Why += fmt.Sprintf("; device memory has no room for %s, which stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",

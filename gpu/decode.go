@@ -108,7 +108,7 @@ func (x *decode) variants() error {
 		ahead /= 2
 	}
 	k := shaders.Decode{
-		Expand: shaders.Full, In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Both: x.both(),
+		Expand: shaders.Full, In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Both: x.both(), Low: x.c.WeightType() != backend.F32,
 		Wide: wide, Full: x.d.Dim%(4*el) == 0 && (wide || kv == backend.Q8),
 		Extra: x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(),
 		Rows:  x.rows, Split: c.Split, BC: c.Keys, TX: c.Lanes, Stages: ceil(x.d.Dim, 4*el), Quads: c.Width / 4, Sides: sides, Ahead: ahead,

@@ -72,14 +72,7 @@ func (o *scoreOptions) limit(c *cut.Cutter) {
 // rounds bounds the loop iterations that the options add to a thread that computes its
 // weights of a tile in groups, each with its own Philox counter.
 func (o *scoreOptions) rounds(groups int) int {
-	n := 0
-	if !o.p.Blocks.IsZero() {
-		n += 65
-	}
-	if o.p.Dropout.P > 0 {
-		n += 21 * groups // up to two counters of ten rounds
-	}
-	return n
+	return when(!o.p.Blocks.IsZero(), 65) + when(o.p.Dropout.P > 0, 21*groups) // up to two counters of ten rounds
 }
 
 // bind sets the parameters of the options for a box, with the places of the pair operands. It

@@ -119,6 +119,8 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 		return fmt.Errorf("keys in pages have no gradients: use contiguous keys instead of Pages: %w", ErrUnsupported)
 	case c.k.DType() == Q8:
 		return fmt.Errorf("k is q8, which has no gradients: use f32, f16 or bf16: %w", ErrUnsupported)
+	case c.opt.LowPrecision:
+		return fmt.Errorf("LowPrecision is set, but gradients are those of float32 weights: prepare the call without it: %w", ErrUnsupported)
 	case result.LSE.IsZero():
 		return fmt.Errorf("the result has no lse, which gradients need: set Options.LSE: %w", ErrOption)
 	case !d.Weights.IsZero():
@@ -203,16 +205,12 @@ func (c *Call) distinctGradients(grads *Gradients, d, result Result) error {
 func (d *Device) summed(ctx context.Context, grads *Gradients, add func(sums *Gradients) error) error {
 	sums := *grads
 	var rounded, exact []Tensor
-	defer func() {
-		for _, t := range exact {
-			t.Release()
-		}
-	}()
 	for _, t := range sums.sums() {
 		sum, err := d.Alloc(ctx, F32, t.Shape())
 		if err != nil {
 			return err
 		}
+		defer sum.Release()
 		rounded, exact = append(rounded, *t), append(exact, sum)
 		*t = sum
 	}
@@ -293,15 +291,11 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err 
 	if err != nil {
 		return sum, err
 	}
-	first := true
 	err = c.rehearse(want, func(g *backend.Gradients) error {
 		p, err := diff.PlanBackward(ctx, g)
-		if first {
-			sum, first = p, false
-			return err
-		}
-		sum.Bytes += p.Bytes
-		addPlan(&sum, p)
+		p.Bytes += sum.Bytes
+		addPlan(&p, sum)
+		sum = p
 		return err
 	})
 	return sum, err

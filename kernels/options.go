@@ -88,6 +88,12 @@ type Options struct {
 	// Dropout drops weights at random and divides the others by 1-P. LSE does not
 	// change; Weights are those after dropout.
 	Dropout Dropout
+	// LowPrecision trades accuracy for speed, as FlashAttention does, where k and v are F16 or
+	// BF16: each weight exp(s - m), with m the largest score so far, is rounded to their type
+	// before it multiplies v, and products are taken in that type, if q has it too, with float32
+	// sums. LSE, Weights and the sum that divides o are those of the weights before they are
+	// rounded. With F32 or Q8 keys it changes nothing. Gradients refuse it.
+	LowPrecision bool
 
 	// Pages, when not nil, makes k and v pools of pages, [P, Hkv, Size, D] and
 	// [P, Hkv, Size, Dv], and lists the pages of each batch. Sk is Pages.Keys.
@@ -193,7 +199,7 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	if err := o.tensors(&p); err != nil {
 		return p, err
 	}
-	p.Slopes, p.Sinks, p.Dropout = o.ALiBi, o.Sinks, o.Dropout
+	p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = o.ALiBi, o.Sinks, o.Dropout, o.LowPrecision
 	for i, x := range p.Slopes {
 		if !(x >= -backend.MaxSlope && x <= backend.MaxSlope) {
 			return p, fmt.Errorf("alibi[%d] is %v, slopes must lie within ±2^94: %w", i, x, ErrOption)

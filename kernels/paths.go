@@ -45,6 +45,7 @@ var optionTable = []struct {
 	{"BlockMask", func(o *Options) bool { return !o.BlockMask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath},
 	{"Sinks", func(o *Options) bool { return o.Sinks != nil }, 0},
 	{"Dropout", func(o *Options) bool { return o.Dropout.P > 0 }, op.WindowPath | op.SharedPath},
+	{"LowPrecision", func(o *Options) bool { return o.LowPrecision }, op.StagePath},
 	{"Pages", func(o *Options) bool { return o.Pages != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.SlicePath | op.LayerPath | op.CachePath},
 	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, op.StagePath | op.LayerPath | op.CachePath},
 	{"CuK", func(o *Options) bool { return o.CuK != nil }, op.StagePath | op.LayerPath | op.CachePath},

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sort"
 	"sync"
-	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
@@ -250,11 +249,11 @@ func (s *weightScan) seen(x region) region {
 
 // inParallel calls f once for each of 0 to n-1, on GOMAXPROCS goroutines.
 func inParallel(n int, f func(i int)) {
-	var next atomic.Int64
 	var wg sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) {
+	workers := min(n, runtime.GOMAXPROCS(0))
+	for first := range workers {
 		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			for i := first; i < n; i += workers {
 				f(i)
 			}
 		})

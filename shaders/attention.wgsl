@@ -123,6 +123,7 @@ fn load_$x(at: u32, d: u32) -> f32 {
             if (!seen[r][j]) { s[j][r] = hidden_weight(); }
         }
         sum = sum + s[j];
+        @if(LOW == 1u) s[j] = rounded(s[j]);
         if ((p.flags & HAS_DROPOUT) != 0u) {
             @unroll for (var r = 0u; r < 4u; r++) {
                 if (dropped(batch, head, r0 + 4u * ty + r, j0 + tx + 8u * j)) { s[j][r] = hidden_weight(); }

@@ -280,7 +280,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
 @inline fn output() {
     @unroll for (var i = 0u; i < ROWS / SIDES; i++) {
         let bits = kv[(row0 + i) * (BC / 4u) + j / 4u + n];
-        let w = bitcast<vec4<f32>>(bits);
+        var w = bitcast<vec4<f32>>(bits);
+        @if(LOW == 1u) w = rounded(w);
         @unroll for (var x = 0u; x < COLS; x++) {
             @unroll for (var c = 0u; c < 4u; c++) {
                 let sum = fma(w[c], y[x][c], acc[i * COLS + x]);

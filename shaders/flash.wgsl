@@ -234,6 +234,7 @@ fn block_of(n: u32) -> u32 {
                 e = select(e, vec4<f32>(hidden_weight()), hidden);
             }
             sum = sum + e;
+            @if(LOW == 1u) e = rounded(e);
             s[j * RV + h] = e;
         }
         l[h] = fma(l[h], rescale[h], sum);

@@ -67,6 +67,7 @@ type Attention struct {
 	In, KV Type // of q; of k and v
 	Paged  bool // k and v are pools of pages
 	Both   Both // of a kind of pair operands
+	Low    bool // weights are rounded to KV before they multiply v
 	DVB    int  // blocks of 32 output columns
 }
 
@@ -79,6 +80,7 @@ type Flash struct {
 	Vec    bool // q, k and v (unless Q8) are contiguous along D, in aligned fours
 	Full   bool // rows of q, k and v fill the stages of 4·QD and the turns; needs Vec
 	Both   Both // of a kind of pair operands
+	Low    bool // weights are rounded to KV before they multiply v
 	Ahead  bool // v of a step is loaded while the step before is multiplied
 
 	Masks   Option
@@ -107,6 +109,7 @@ type Decode struct {
 	Wide   bool // k can be read 16 bytes at a time, and so can v of 16-bit elements
 	Full   bool // the head size of q and k fills its stages
 	Both   Both // of a kind of pair operands
+	Low    bool // weights are rounded to KV before they multiply v
 	Extra  bool // the call has slopes, a block mask, a relative bias or dropout
 
 	Rows   int // query rows of a workgroup

@@ -122,6 +122,7 @@ func Run(t *testing.T, h Harness) {
 	run("Projections", func(t *testing.T) { testProjections(t, dev) })
 	run("Rotate", func(t *testing.T) { testRotate(t, dev) })
 	twice("MultiHead", func(t *testing.T, dev *kernels.Device, _ *digests) { testMultiHead(t, dev) })
+	run("LowPrecision", func(t *testing.T) { testLowPrecision(t, dev) })
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
 	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Draws, 100)) })

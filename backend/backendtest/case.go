@@ -236,6 +236,7 @@ func (c Case) String() string {
 	add(o.ALiBi != nil, "alibi %v", o.ALiBi)
 	add(o.Sinks != nil, "sinks %v", o.Sinks)
 	add(o.CuQ != nil, "packed %v of %v", o.CuQ, o.CuK)
+	add(o.LowPrecision, "low precision")
 	add(o.Dropout.P > 0, "dropout %v seed %d first %v", o.Dropout.P, o.Dropout.Seed, o.Dropout.First)
 	return s
 }

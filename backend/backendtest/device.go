@@ -262,6 +262,7 @@ func (b *built) row(batch, h, i int) oracle.Row {
 	r := oracle.Row{
 		Q: cut(b.q, h, i, 1), K: cut(b.k, kvh, 0, d.SeqK), V: cut(b.v, kvh, 0, d.SeqK), Dv: d.ValueDim,
 		Scale: float32(scale), Softcap: float32(b.Options.Softcap), Out: b.DType,
+		Rounded: b.weightType(),
 		Hidden: func(j int) bool {
 			return !vis(batch, i, j) || lacks(b.MaskShape, j) || lacks(b.BiasShape, j) ||
 				b.mask != nil && !b.mask[broadcastIndex(b.MaskShape, batch, h, i, j)] ||
@@ -293,6 +294,14 @@ func (b *built) row(batch, h, i int) oracle.Row {
 		}
 	}
 	return r
+}
+
+// weightType returns the type to which weights are rounded before they multiply values.
+func (b *built) weightType() backend.DType {
+	if t := b.keyType(); b.Options.LowPrecision && (t == backend.F16 || t == backend.BF16) {
+		return t
+	}
+	return backend.F32
 }
 
 // lacks reports whether a mask or bias of shape s has no element for key j. The zero Shape

@@ -60,12 +60,11 @@ func Differentiate(r Row, do []float32, dlse float32, g RowGradients) {
 // DifferentiatePart is [Differentiate] for a row whose o and lse are results over more keys
 // than those of r, as they are stored: it adds what the keys of r contribute.
 func DifferentiatePart(r Row, o []float32, lse float32, do []float32, dlse float32, g RowGradients) {
-	a := Answer{LSE: float64(lse), O: make([]float64, len(o)), OBound: make([]float64, len(o))}
+	a := Solve(r)
+	a.LSE, a.LSEBound, a.OBound = float64(lse), 0, make([]float64, len(o))
 	for x, y := range o {
 		a.O[x] = float64(y)
 	}
-	own := Solve(r)
-	a.Scores, a.reach, a.visible = own.Scores, own.reach, own.visible
 	r.differentiate(&a, do, dlse, g)
 }
 

@@ -2,17 +2,7 @@
 // error of float32 arithmetic. The conformance suite compares every row of every backend with
 // it; `attn run --check` and the benchmark compare random rows.
 //
-// # The formula
-//
-//	s_j = scale · Σ_d q_d·k_jd
-//	s_j = softcap · tanh(s_j/softcap)                    when softcap > 0
-//	s_j = s_j + bias_j + relative_j - slope·distance_j
-//	p_j = exp(s_j - m) / (Σ exp(s - m) + exp(sink - m)),  m = max(s, sink)    over the visible j
-//	w_j = p_j · keep_j / (1 - P)                         with dropout
-//	o   = Σ_j w_j·v_j          lse = m + log(Σ exp(s - m) + exp(sink - m))
-//
-// Hidden keys are left out. A row without a score above -Inf yields zeros and lse = -Inf, or
-// the sink.
+// The formula is that of [backend.Problem]. Hidden keys are left out.
 //
 // # The bound
 //
@@ -53,6 +43,19 @@
 // u_o is the unit roundoff of the output's dtype if it is not float32. tiny bounds the loss of
 // flushed subnormal numbers: 2^-125 for each weight times |v_j|, for each product, and half a
 // subnormal step of the output's dtype.
+//
+// # Low precision
+//
+// Rounding weights to nearest in a type with the unit roundoff v, after they are summed and
+// before they multiply values, adds to the bound of o
+//
+//	(1 + 2ε + 2μ + u·(λ·√Sk·17/4 + 6))·Σ_j max(v·w_j, f·w⁺)·|v_j|
+//
+// v is 2^-8 for bf16 and 2^-11 for f16. f is half the distance between subnormal numbers of f16,
+// 2^-25, and 0 for bf16; w⁺ is the weight of the largest score, which is 1 when it is rounded.
+// Errors shrink with their weights when the maximum grows. Equal weights err equally: there is no
+// √n to gain. The first factor is for the errors before and after. Products of 16-bit numbers
+// are exact.
 //
 // # Gradients
 //
@@ -98,6 +101,7 @@
 package oracle
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -117,23 +121,18 @@ type Row struct {
 	Dv      int
 	Scale   float32
 	Softcap float32
-	// Hidden reports whether key j is hidden; Bias is added to score j. Either
-	// may be nil. A Bias of -Inf hides.
-	Hidden func(j int) bool
-	Bias   func(j int) float64
+	Hidden  func(j int) bool    // whether key j is hidden, unless nil
+	Bias    func(j int) float64 // of score j, unless nil; -Inf hides
 	// Relative and -Slope·Distance are added to score j, unless they are nil. A Relative
 	// of -Inf hides.
-	Relative func(j int) float64
-	Slope    float64
-	Distance func(j int) float64
-	// Sink, unless nil, counts in the denominator.
-	Sink *float32
-	// Keeps, unless nil, reports whether weight j is kept and multiplied by KeepFactor, or
-	// dropped.
-	Keeps      func(j int) bool
-	KeepFactor float64
-	// Out is the dtype of the output.
-	Out backend.DType
+	Relative   func(j int) float64
+	Slope      float64
+	Distance   func(j int) float64
+	Sink       *float32         // in the denominator, unless nil
+	Keeps      func(j int) bool // whether weight j is kept, unless nil
+	KeepFactor float64          // of kept weights; 0 is 1
+	Out        backend.DType    // of the output
+	Rounded    backend.DType    // to which weights are rounded before they multiply values, or F32
 }
 
 // Answer is the reference result of a row with the error bounds.
@@ -240,23 +239,27 @@ func Solve(r Row) Answer {
 	a.LSE = m + math.Log(sum)
 	drift += u * Lambda * math.Sqrt(float64((n-1)/32768)) * (16 + 4*math.Abs(a.LSE))
 	a.LSEBound = eps + drift + u*(4+2*(math.Abs(a.LSE)+reach))
-	kept := make([]int, 0, len(a.visible))
+	kept, factor, top := make([]int, 0, len(a.visible)), cmp.Or(r.KeepFactor, 1), 0.0
 	for _, j := range a.visible {
-		a.Weights[j] /= sum
-		switch {
-		case r.Keeps == nil:
+		a.Weights[j] *= factor / sum
+		top = math.Max(top, a.Weights[j]) // w⁺
+		if r.Keeps == nil || r.Keeps(j) {
 			kept = append(kept, j)
-		case r.Keeps(j):
-			kept = append(kept, j)
-			a.Weights[j] *= r.KeepFactor
-		default:
+		} else {
 			a.Weights[j] *= 0 // NaN stays
 		}
 	}
 	if r.V == nil {
 		return a
 	}
-	abs, all := make([]float64, r.Dv), make([]float64, r.Dv)
+	abs, all, rounding := make([]float64, r.Dv), make([]float64, r.Dv), make([]float64, r.Dv)
+	unit, least := 0.0, 0.0 // v and f·w⁺
+	switch r.Rounded {
+	case backend.F16:
+		unit, least = 0x1p-11, 0x1p-25*top
+	case backend.BF16:
+		unit = 0x1p-8
+	}
 	for i := range a.O {
 		a.O[i] = 0 * a.LSE // a NaN denominator propagates even if dropout drops all weights
 	}
@@ -267,10 +270,12 @@ func Solve(r Row) Answer {
 			a.O[i] += w * float64(v)
 			abs[i] += w * size
 			all[i] += size
+			rounding[i] += math.Max(unit*w, least) * size
 		}
 	}
 	for i, o := range a.O {
-		a.OBound[i] = (2*eps+2*drift+6*u)*abs[i] + tiny(r.Out, n, all[i])
+		rel := 2*eps + 2*drift + 6*u
+		a.OBound[i] = rel*(abs[i]+rounding[i]) + rounding[i] + tiny(r.Out, n, all[i])
 		if r.Out != backend.F32 {
 			a.OBound[i] += r.Out.UnitRoundoff() * math.Abs(o)
 		}

@@ -2,6 +2,7 @@ package oracle
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -88,5 +89,34 @@ func TestOff(t *testing.T) {
 	w.See(1, 2, 1, func() string { return "c" })
 	if w.Where != "b" || w.Considered != 3 || w.Err() == nil {
 		t.Errorf("worst is %+v", w)
+	}
+}
+
+// TestRoundedWeights: weights that are rounded to nearest reach 0.9 of the bound, and wrong roundings exceed it.
+func TestRoundedWeights(t *testing.T) {
+	for dtype, bits := range map[backend.DType]int{backend.BF16: 8, backend.F16: 11} { // of a significand
+		u, small := dtype.UnitRoundoff(), map[backend.DType]float64{backend.F16: 0x1p-24}[dtype]
+		for name, c := range map[string]struct {
+			bits       int
+			small      float64 // the smallest number
+			to         func(float64) float64
+			from, most float64 // of the bound
+		}{
+			"to nearest": {bits, small, math.RoundToEven, 0.9, 1}, "toward zero": {bits, small, math.Floor, 1.5, 3},
+			"a bit less": {bits - 1, small, math.RoundToEven, 1.5, 3}, "flushed": {bits - 1, 1024 * small, math.RoundToEven, 1.5, 1e6},
+		} {
+			worst := 0.0
+			for _, w := range []float64{(1 + 0.98*u) / 2, (1 + 2*0.99*u) / 2, 0x1.04p-25, 0x1.01p-17} {
+				row := Row{Q: []float32{1}, K: slices.Repeat([]float32{float32(math.Log(w))}, 200), V: slices.Repeat([]float32{1}, 200), Dv: 1, Scale: 1, Rounded: dtype}
+				row.K[0], row.V[0] = 0, 0
+				p := math.Exp(float64(row.K[1]))
+				_, exp := math.Frexp(p)
+				step, ref := math.Max(math.Ldexp(1, exp-c.bits), c.small), Solve(row)
+				worst = math.Max(worst, Off(199*c.to(p/step)*step/(1+199*p), ref.O[0], ref.OBound[0]))
+			}
+			if t.Logf("%v %s: %.3f of the bound", dtype, name, worst); worst < c.from || worst > c.most {
+				t.Errorf("%v %s: %v of the bound, should be from %v to %v", dtype, name, worst, c.from, c.most)
+			}
+		}
 	}
 }

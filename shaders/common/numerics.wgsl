@@ -116,6 +116,22 @@ fn log_acc(x: f32) -> f32 {
     return select(r, x, (bits & 0x7fffffffu) >= 0x7f800000u);
 }
 
+// rounded returns weights rounded to nearest even to the type of values, F16 or BF16, and leaves the marker of a
+// hidden key. Below 2^-14 f16 has steps of 2^-24, see encode16. WGSL's own conversions may round either way, and
+// lose these steps.
+fn rounded(w: vec4<f32>) -> vec4<f32> {
+    let bits = bitcast<vec4<u32>>(w);
+    var r = w;
+    @if(KV == 2u) {
+        r = bitcast<vec4<f32>>((bits + vec4<u32>(0x7fffu) + ((bits >> vec4<u32>(16u)) & vec4<u32>(1u))) & vec4<u32>(0xffff0000u));
+    } @else {
+        r = bitcast<vec4<f32>>((bits + vec4<u32>(0xfffu) + ((bits >> vec4<u32>(13u)) & vec4<u32>(1u))) & vec4<u32>(0xffffe000u));
+        let steps = vec4<f32>(bitcast<vec4<u32>>(w + vec4<f32>(0.5)) - vec4<u32>(0x3f000000u));
+        r = select(r, steps * 5.9604644775390625e-8, bits < vec4<u32>(0x38800000u));
+    }
+    return r;
+}
+
 // finite reports whether x has neither a NaN nor an infinity.
 fn finite(x: vec4<f32>) -> bool {
     let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);

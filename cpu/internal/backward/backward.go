@@ -58,9 +58,7 @@ func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err erro
 	}
 	clear(c.biases.distances)
 	clear(c.biases.lines)
-	for i := range c.done {
-		c.done[i].Store(0)
-	}
+	clear(c.done)
 	return nil
 }
 

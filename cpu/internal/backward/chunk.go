@@ -29,18 +29,18 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	}
 	var x chunk
 	x.open(c, w, group, at)
-	before, chained := n-plan.slots, plan.wantsQ || c.biases.wanted()
-	last := at+1 == plan.keyChunks
+	before, last := n-plan.slots, at+1 == plan.keyChunks
+	if !plan.wantsQ && !c.biases.wanted() {
+		before = -1
+	}
 	for i := range l.Tiles {
 		t := x.tile(i)
 		seen := !t.Keys.Clip(x.of.Keys.Lo, x.of.Keys.Hi).Empty()
 		if !seen && (!plan.wantsQ || at > 0 && !last) {
 			continue
 		}
-		if chained {
-			if err := c.wait(turn, before, i); err != nil {
-				return err
-			}
+		if err := c.wait(turn, before, i); err != nil {
+			return err
 		}
 		if c.biases.shared(l) {
 			if err := c.wait(turn, plan.task(group-1, at), plan.lastWith(i)); err != nil {
@@ -61,16 +61,12 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 		if plan.wantsQ && last {
 			x.writeQueries(t)
 		}
-		if chained {
-			c.done[n].Store(int32(i + 1))
-		}
+		c.done[n].Store(int32(i + 1))
 	}
-	if chained {
-		if err := c.wait(turn, before, l.Tiles-1); err != nil {
-			return err
-		}
-		c.done[n].Store(int32(l.Tiles))
+	if err := c.wait(turn, before, l.Tiles-1); err != nil {
+		return err
 	}
+	c.done[n].Store(int32(l.Tiles))
 	x.writeKeys()
 	return nil
 }
@@ -214,9 +210,7 @@ func (x *chunk) loadTile(t *tile.Tile) {
 	x.clean(x.dO, t.N, l.DimV)
 	if l.KeyLanes {
 		copy(x.dOt, x.dO)
-		for i, y := range x.q[:t.N*l.DimK] {
-			x.qt[i] = float32(y*c.forward.Products.Scale) + 0 // no zero is negative, as after Kernels.Transpose
-		}
+		tile.ScaleRows(x.qt, x.q[:t.N*l.DimK], c.forward.Products.Scale)
 		return
 	}
 	for lane := 0; lane < k.Width; lane += k.Lanes {
@@ -234,11 +228,8 @@ func (x *chunk) loadTile(t *tile.Tile) {
 // gradient is 0.
 func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 	l, s, scores := x.layout, x.space, &x.call.forward.Scores
-	n, first, factor := here.Hi-here.Lo, here.Lo-x.of.Keys.Lo, float32(1)
+	n, first, factor := here.Hi-here.Lo, here.Lo-x.of.Keys.Lo, x.call.problem.Dropout.Factor()
 	k, v := x.k[first*l.DimK:], x.v[first*l.DimV:]
-	if scores.Drops() {
-		factor = x.call.problem.Dropout.Factor()
-	}
 	if l.KeyLanes {
 		lanes := tile.RoundUp(n, l.Kernels.Lanes)
 		l.Kernels.Dots(vec.F32, s.S, tile.BlockKeys, s.Rows(k, l.DimK, lanes, l.DimK), l.DimK, x.qt, l.DimK, t.N, l.DimK)

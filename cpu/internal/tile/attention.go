@@ -12,6 +12,8 @@ type Attention struct {
 	Products Products
 	Scores   Scores
 	LSE      view.View
+	// Round, unless nil, rounds weights before they multiply values; half is memory for it.
+	Round func(k *vec.Kernels, weights []float32, half []uint16)
 	// Where several tasks go over the keys of a tile, Saved has the sums of all tiles, and Set the
 	// sums that have seen keys. The last of the tasks folds them.
 	Saved []float32
@@ -121,6 +123,12 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 		fours := CeilDiv(n, 4)
 		Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
+	}
+	if a.Round != nil {
+		if n *= x.Width; p.Layout.KeyLanes {
+			n = t.N * BlockKeys
+		}
+		a.Round(x, s.S[:n], s.half[:])
 	}
 	if a.Scores.Drops() {
 		a.Scores.Drop(s, t, s.S, t.here)

@@ -21,7 +21,7 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 	t.q = w.Floats(l.QueryFloats())
 	if l.KeyLanes {
 		p.loadQueries(t.q, t, 0, t.N)
-		scaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
+		ScaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
 		clear(t.q[t.N*l.DimK : l.dotRows(t.N)*l.DimK])
 		return
 	}
@@ -47,8 +47,8 @@ func (p *Products) loadQueries(rows []float32, t *Tile, from, n int) {
 	}
 }
 
-// scaleRows writes scale·src to dst. As after Kernels.Transpose, no zero is negative.
-func scaleRows(dst, src []float32, scale float32) {
+// ScaleRows writes scale·src to dst. As after Kernels.Transpose, no zero is negative.
+func ScaleRows(dst, src []float32, scale float32) {
 	for c, y := range src {
 		dst[c] = float32(y*scale) + 0
 	}
@@ -210,7 +210,7 @@ func (l *Layout) EachRow(s *Space, t *Tile, from int, o []float32, dim int, mul 
 		row := s.Stage[r%x.Lanes*dim:][:dim]
 		switch {
 		case l.RowOutputs:
-			scaleRows(row, o[r*dim:(r+1)*dim], mul[r])
+			ScaleRows(row, o[r*dim:(r+1)*dim], mul[r])
 		case r%x.Lanes == 0:
 			for c := 0; c < dim; c += x.Lanes {
 				x.Transpose(s.Stage[c:], dim, o[c*x.Width+r:], x.Width, mul[r:])

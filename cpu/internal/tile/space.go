@@ -23,6 +23,7 @@ type Space struct {
 	edge       [2][maxWidth]int32
 	terms      [BlockKeys]float32   // of the biases of a row
 	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
+	half       [2 * BlockKeys]uint16
 	Draw       vec.Draw
 	runs       []vec.Run
 

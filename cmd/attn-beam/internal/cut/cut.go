@@ -274,6 +274,7 @@ func Supported(o *kernels.Options) error {
 		{!o.RelativeBias.IsZero(), "relative bias", "use alibi"},
 		{!o.BlockMask.IsZero(), "block mask", "use causal, a window or segments"},
 		{o.Dropout.P > 0, "dropout", "leave it out"},
+		{o.LowPrecision, "low precision", "leave it out"},
 		{o.Pages != nil, "pages", "give k and v as they are"},
 		{o.CuQ != nil || o.CuK != nil, "packed sequences (cuQ, cuK)", "give qsegments and ksegments"},
 		{o.Weights, "weights", "take them from a call on one machine"},

@@ -357,6 +357,7 @@ func TestRefused(t *testing.T) {
 		{kernels.Options{RelativeBias: mask}, Config{}, kernels.ErrUnsupported, "relative bias cannot"},
 		{kernels.Options{BlockMask: mask}, Config{}, kernels.ErrUnsupported, "block mask cannot"},
 		{kernels.Options{Dropout: kernels.Dropout{P: 0.5}}, Config{}, kernels.ErrUnsupported, "dropout cannot"},
+		{kernels.Options{LowPrecision: true}, Config{}, kernels.ErrUnsupported, "low precision cannot"},
 		{kernels.Options{Pages: &kernels.Pages{}}, Config{}, kernels.ErrUnsupported, "pages cannot"},
 		{kernels.Options{CuQ: []int{0, 1}}, Config{}, kernels.ErrUnsupported, "packed sequences (cuQ, cuK) cannot"},
 		{kernels.Options{Weights: true}, Config{}, kernels.ErrUnsupported, "weights cannot"},

@@ -27,8 +27,9 @@ type Problem struct {
 	BlockMask  string `name:"block-mask" placeholder:"M.npy" group:"Visibility" help:"Bool array [Sq/block,Sk/block] of visible blocks, with axes for batches and heads as in --mask. Hidden blocks are not computed."`
 	BlockSize  int    `name:"block-size" placeholder:"N" group:"Visibility" help:"Rows and keys of a block of --block-mask."`
 
-	RoPE    RoPE    `embed:""`
-	Dropout Dropout `embed:""`
+	LowPrecision bool    `name:"low-precision" group:"Inputs" help:"With keys and values of f16 or bf16, multiply in that type and round weights to it, as FlashAttention does."`
+	RoPE         RoPE    `embed:""`
+	Dropout      Dropout `embed:""`
 }
 
 // Options are the options that every command over files has.
@@ -85,6 +86,7 @@ func (p *Problem) options(d kernels.Dims) (kernels.Options, error) {
 	opt := kernels.Options{
 		Scale: p.Scale, Softcap: p.Softcap, Causal: p.Causal, Window: (*kernels.Window)(p.Window), Offset: p.Offset, KLen: p.KLen, Prefix: p.Prefix,
 		QSegments: p.Segments.Rows, KSegments: p.KVSegments.Rows, ALiBi: p.ALiBi.Values, Sinks: p.Sinks.Values, BlockSize: p.BlockSize,
+		LowPrecision: p.LowPrecision,
 	}
 	if p.ALiBi.Auto {
 		opt.ALiBi = paperSlopes(d.Heads)

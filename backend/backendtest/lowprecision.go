@@ -1,0 +1,161 @@
+package backendtest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// lowPrecisionCases are calls with Options.LowPrecision, with keys and values of a type.
+func lowPrecisionCases(dtype backend.DType) []Case {
+	f32, few, many := backend.F32, dims(2, 6, 2, 1, 700, 64, 64), dims(1, 4, 2, 70, 150, 64, 64)
+	cases := []Case{
+		{Name: "prefill", Dims: many},
+		{Name: "causal", Dims: dims(2, 2, 2, 130, 130, 32, 32), Options: kernels.Options{Causal: true}},
+		{Name: "decode", Dims: few},
+		{Name: "decode of one head", Dims: dims(1, 1, 1, 1, 2100, 128, 128)},
+		{Name: "few rows", Dims: dims(1, 6, 2, 3, 300, 80, 96)},
+		{Name: "tiles of 16 rows", Dims: dims(1, 2, 1, 12, 300, 64, 64)},
+		{Name: "odd head sizes", Dims: dims(1, 2, 1, 35, 140, 33, 31), Layout: Padded},
+		{Name: "head size 1", Dims: dims(1, 1, 1, 20, 40, 1, 1)},
+		{Name: "head size 256", Dims: dims(1, 1, 1, 33, 70, 256, 256), Layout: BSHD},
+		{Name: "pages", Dims: many, PageSize: 16, Options: kernels.Options{Causal: true, Align: kernels.LowerRight}},
+		{Name: "pages, decode", Dims: few, PageSize: 16, Options: kernels.Options{KLen: []int{700, 333}}},
+		{Name: "mask", Dims: many, MaskShape: backend.Shape{1, 1, 70, 150}, HideRows: true},
+		{Name: "bias, softcap", Dims: many, BiasShape: backend.Shape{1, 4, 70, 150}, BiasHides: true, Options: kernels.Options{Softcap: 3}},
+		{Name: "window, alibi, sinks", Dims: many, Options: kernels.Options{Window: &kernels.Window{Left: 30, Right: 5}, ALiBi: slopes(4), Sinks: []float32{1, -2, 8, 0}}},
+		{Name: "dropout", Dims: many, Options: kernels.Options{Dropout: backend.Dropout{P: 0.99999, Seed: 3}}},
+		{Name: "dropout, decode", Dims: few, Options: kernels.Options{Dropout: backend.Dropout{P: 0.3, Seed: 4}}},
+		{Name: "large logits", Dims: many, Gain: 30},
+		{Name: "NaN in hidden values", Dims: many, Options: kernels.Options{KLen: []int{77}}, PoisonV: map[int]float32{77: float32(math.NaN())}},
+		{Name: "NaN in visible keys", Dims: many, PoisonK: map[int]float32{3: float32(math.NaN())}, Options: kernels.Options{Causal: true}},
+		{Name: "float32 queries", Dims: many, DType: f32, Keys: &dtype},
+		{Name: "float32 queries, decode", Dims: few, DType: f32, Keys: &dtype},
+	}
+	for i := range cases {
+		c := &cases[i]
+		if c.Keys == nil {
+			c.DType = dtype
+		}
+		c.Seed, c.Options.LowPrecision = uint64(900+i), true
+	}
+	return cases
+}
+
+// testLowPrecision runs calls with Options.LowPrecision, on both types of 16 bits.
+func testLowPrecision(t *testing.T, dev *kernels.Device) {
+	for _, dtype := range []backend.DType{backend.BF16, backend.F16} {
+		for _, c := range lowPrecisionCases(dtype) {
+			t.Run(dtype.String()+" "+c.Name, func(t *testing.T) {
+				needs(t, dev, c)
+				testCase(t, dev, c, new(digests))
+			})
+		}
+		for _, rows := range []int{1, 70} {
+			t.Run(fmt.Sprintf("%v reaches the bound, %d rows", dtype, rows), func(t *testing.T) { reachesBound(t, dev, dtype, rows) })
+		}
+	}
+	t.Run("other types", func(t *testing.T) {
+		q8 := backend.Q8
+		for _, c := range []Case{{Name: "f32", Dims: dims(1, 2, 2, 40, 70, 16, 16)}, {Name: "q8", Dims: dims(1, 2, 2, 40, 70, 16, 16), DType: backend.BF16, Keys: &q8}} {
+			if unsupported(dev, c) != "" {
+				continue
+			}
+			low := c
+			low.Options.LowPrecision = true
+			sameBits(t, c.build().once(t, dev, fused), low.build().once(t, dev, fused))
+		}
+	})
+	t.Run("rows alone", func(t *testing.T) {
+		on := Case{Dims: dims(1, 4, 2, 70, 700, 64, 64), DType: backend.BF16, Options: kernels.Options{LowPrecision: true}, Seed: 7}.build().on(t, dev)
+		defer on.release()
+		rows := func(from, to int) []float32 {
+			q := must(on.q.view.Slice(backend.Seq, from, to))(t)
+			out := must(dev.Attention(t.Context(), q, on.k.view, on.v.view, on.opt))(t)
+			defer out.Release()
+			return read(t, dev, must(out.O.Slice(backend.Heads, 0, 1))(t))
+		}
+		all := rows(0, 70)
+		for _, i := range []int{0, 41, 69} {
+			for c, x := range rows(i, i+1) {
+				if y := all[i*64+c]; !sameNumber(x, y) {
+					t.Errorf("element %d of row %d is %v, alone it is %v", c, i, y, x)
+				}
+			}
+		}
+	})
+	t.Run("refused", func(t *testing.T) {
+		on := Case{Dims: dims(1, 1, 1, 4, 4, 8, 8), DType: backend.BF16, Options: kernels.Options{LowPrecision: true, LSE: true}}.build().on(t, dev)
+		defer on.release()
+		c := prepare(t, dev, on.q.view, on.k.view, on.v.view, on.opt)
+		out := must(c.Run(t.Context()))(t)
+		defer out.Release()
+		wantError(t, "backward", backend.ErrUnsupported, c.Backward(t.Context(), c.Gradients(), kernels.Result{O: out.O}, out))
+		_, err := dev.Scores(t.Context(), on.q.view, on.k.view, kernels.Scaled, on.opt)
+		wantError(t, "scores", backend.ErrUnsupported, err)
+	})
+}
+
+// reachesBound compares keys whose weights, once rounded, all err in one direction by nearly
+// as much as is allowed: the error must be at least 0.9 of the bound. A backend
+// that does not round, or that divides by the sum of rounded weights, stays far below, and one
+// that truncates, drops a bit or flushes subnormal numbers exceeds the bound.
+func reachesBound(t *testing.T, dev *kernels.Device, dtype backend.DType, rows int) {
+	u := dtype.UnitRoundoff()
+	weights := map[string]float64{ // of all keys but the first, whose weight is 1
+		"just under half a step above 1/2":   (1 + u*0.98) / 2,
+		"just over half a step above 1/2":    (1 + u*1.02) / 2,
+		"just under one step above 1/2":      (1 + 2*u*0.99) / 2, // which errs little: a truncation errs by 2·u
+		"just over half the smallest number": 0x1.04p-25,
+		"128.49 times the smallest number":   128.49 * 0x1p-24,
+	}
+	reached := 0
+	for name, w := range weights {
+		const keys, d = 200, 4 // fewer than a backend may give a maximum of their own
+		c := Case{Name: name, Dims: dims(1, 1, 1, rows, keys, d, d), DType: dtype, Options: kernels.Options{Scale: new(1.0), LowPrecision: true}}
+		r := recorded{q: make([]float32, rows*d), k: make([]float32, keys*d), v: make([]float32, keys*d)}
+		for i := range r.q {
+			r.q[i] = 1
+		}
+		for i := d; i < keys*d; i += d {
+			rest := math.Log(w) // in a sum of three numbers
+			for x := range 3 {
+				r.k[i+x] = dtype.Round(float32(rest))
+				rest -= float64(r.k[i+x])
+			}
+			for x := range d {
+				r.v[i+x] = 1
+			}
+		}
+		c.recorded = &r
+		b := c.build()
+		on := b.on(t, dev)
+		o := must(dev.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, rows, d}))(t)
+		err := runInto(t.Context(), dev, kernels.Result{O: o}, on.q.view, on.k.view, on.v.view, on.opt)
+		noError(t, errors.Join(err, dev.Wait(t.Context())))
+		row := b.row(0, 0, 0)
+		row.Out = backend.F32
+		ref, least := oracle.Solve(row), math.Inf(1)
+		for i, got := range read(t, dev, o) {
+			off := oracle.Off(float64(got), ref.O[0], ref.OBound[0])
+			least = min(least, off)
+			if off > 1 {
+				t.Errorf("%s: o[%d] is %v, should be %v: %v of the bound", name, i, got, ref.O[0], off)
+			}
+		}
+		if least >= 0.9 {
+			reached++
+		}
+		t.Logf("%s: %.3f of the bound", name, least)
+		o.Release()
+		on.release()
+	}
+	if want := map[backend.DType]int{backend.BF16: 2, backend.F16: 4}[dtype]; reached < want {
+		t.Errorf("%d weights reach the bound, should be %d: the weights are not rounded as they should be", reached, want)
+	}
+}
