@@ -31,7 +31,7 @@ func TestConformanceOfPlain(t *testing.T) {
 // TestConformanceOfVariants runs the suite on each variant that a head's class has and the
 // device supports, including calls that would be decoded.
 func TestConformanceOfVariants(t *testing.T) {
-	for _, name := range []string{"S", "M", "L", "L32"} {
+	for _, name := range []string{"S", "M", "L", "L32", "D"} {
 		t.Run(name, func(t *testing.T) {
 			var taken atomic.Int64
 			only := func(s tune.Shape) (tune.Variant, string) {
