@@ -31,7 +31,7 @@ func TestConformanceOfPlain(t *testing.T) {
 // TestConformanceOfVariants runs the suite on each variant that a head's class has and the
 // device supports, including calls that would be decoded.
 func TestConformanceOfVariants(t *testing.T) {
-	for _, name := range []string{"S", "M", "L", "L32"} {
+	for _, name := range []string{"S", "M", "L", "L32", "D"} {
 		t.Run(name, func(t *testing.T) {
 			var taken atomic.Int64
 			only := func(s tune.Shape) (tune.Variant, string) {
@@ -54,7 +54,7 @@ func TestConformanceOfVariants(t *testing.T) {
 // named returns a variant of a class.
 func named(t testing.TB, width int, name string) tune.Variant {
 	t.Helper()
-	s := tune.Shape{Tiling: tune.TilingOf(width, width), ValueDim: width, Limits: tune.Limits{Threads: 1 << 10, Memory: 1 << 20, Binding: 1 << 30}}
+	s := tune.Shape{Tiling: tune.TilingOf(width, width), ValueDim: width, Software: true, Limits: tune.Limits{Threads: 1 << 10, Memory: 1 << 20, Binding: 1 << 30}}
 	for _, v := range s.Candidates() {
 		if v.Name == name {
 			return v
@@ -80,10 +80,12 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 		variants []tune.Variant
 	}{
 		{64, 64, backend.F32, false, true, []tune.Variant{
-			as(named(t, 64, "S"), shaders.Registers, true), as(named(t, 64, "L"), shaders.Full, false)}},
+			as(named(t, 64, "S"), shaders.Registers, true), as(named(t, 64, "L"), shaders.Full, false),
+			as(named(t, 64, "D"), shaders.Registers, false)}},
 		{60, 44, backend.F32, true, false, []tune.Variant{as(named(t, 64, "M"), shaders.Registers, false)}},
-		{32, 32, backend.F16, true, true, []tune.Variant{as(named(t, 32, "L"), shaders.Registers, false)}},
-		{80, 80, backend.BF16, false, false, []tune.Variant{as(named(t, 80, "L"), shaders.Registers, false)}},
+		{32, 32, backend.F16, true, true, []tune.Variant{
+			as(named(t, 32, "L"), shaders.Registers, false), as(named(t, 32, "D"), shaders.Registers, false)}},
+		{80, 80, backend.BF16, false, false, []tune.Variant{as(named(t, 80, "D"), shaders.Registers, true)}},
 		{96, 96, backend.F16, false, false, []tune.Variant{as(named(t, 96, "L32"), shaders.Registers, false)}},
 		{128, 128, backend.F32, false, false, []tune.Variant{
 			as(named(t, 128, "L"), shaders.Registers, false), as(named(t, 128, "L48"), shaders.Registers, false)}},

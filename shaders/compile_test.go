@@ -65,6 +65,10 @@ func variants(f func(v Variant, departures int)) {
 		v.In, v.KV, v.Paged, v.Both, v.Out16, v.Vec = pick(on(4), F16, F32), kv, on(0), both(on(1), on(0)), on(2), on(3)
 		v.Full, v.Ahead, v.Low = v.Vec && v.Out16, v.Out16, v.Out16 && kv == BF16
 		f(own(v, v.Out16), n)
+		if v.Ahead = false; n < 2 {
+			v.Expand, v.TY, v.QD, v.JJ, v.ER = Registers, 4, 0, 8, 8
+			f(own(v, on(3)), n)
+		}
 	})
 	each(6, []Type{F32, BF16, Q8}, func(on flags, kv Type, n int) {
 		v := decode64

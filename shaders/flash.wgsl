@@ -56,6 +56,9 @@
 // product with V multiplies it like any weight as long as the staged values are finite, and skips it otherwise
 // (0·NaN is NaN). Products of 0 can change the sign of a sum that is 0: o has +0 there.
 //
+// QD = 0 stages weights only, all of a tile at once, and reads q, k and v where they are used. It is for drivers
+// that execute threads on a processor: a read of workgroup memory costs them as much as one of a buffer.
+//
 // Workgroup memory: 16·(TY·SA + TX·SB + MN) + 4 bytes.
 
 const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
@@ -63,7 +66,7 @@ const KV2: u32 = VEC * min(KV % 4u, 1u); // the same for k and v
 const PAIRED: u32 = min(MASKS + BLOCKED + BIASES + SLOPED + CAPPED + DROPS, 1u); // 0: the call has none of the options
 const THREADS: u32 = TX * TY;
 const SA: u32 = 1u + max(4u * RV * QD, max(JJ * TX * RV, TX * max(RV, ER))); // length of a row of a, odd
-const SB: u32 = 1u + max(KT * QD, JJ * TX * CV); // length of a row of b, odd
+const SB: u32 = 1u + min(QD, 1u) * max(KT * QD, JJ * TX * CV); // length of a row of b, odd
 const S4: u32 = RV * KT; // vec4 of scores of a thread
 const ROWS: u32 = 4u * RV;
 const COLS: u32 = CV * VP;
@@ -71,7 +74,7 @@ const O4: u32 = ROWS * COLS; // vec4 of the output of a thread
 const KEEP: u32 = O4 + 2u * RV; // vec4 of state of a thread
 const QN: u32 = (TY * ROWS * QD + THREADS - 1u) / THREADS; // vec4 of q that a thread stages
 const KN: u32 = (TX * KT * QD + THREADS - 1u) / THREADS; // the same for k
-const VN: u32 = (JJ * TX * TX * CV + THREADS - 1u) / THREADS; // the same for v
+const VN: u32 = min(QD, 1u) * ((JJ * TX * TX * CV + THREADS - 1u) / THREADS); // the same for v
 const STEPS: u32 = KT / JJ;
 const MW: u32 = (KT + 32u / TX - 1u) / (32u / TX); // words of a row of the mask
 const MN: u32 = max(min(MASKS, 1u) * TY * RV * MW, 1u);
@@ -170,6 +173,53 @@ fn block_of(n: u32) -> u32 {
     }
     workgroupBarrier();
     @inline dots(0u);
+}
+
+// direct_scores adds the products of all depths to s.
+@inline fn direct_scores() {
+    var q_rows: array<u32, ROWS>;
+    var k_rows: array<u32, KT>;
+    @unroll for (var r = 0u; r < ROWS; r++) { q_rows[r] = q_at + min(r0 + ty * ROWS + r, p.rows - 1u) * p.q.s; }
+    @unroll for (var j = 0u; j < KT; j++) { k_rows[j] = k_row(k_at, batch, min(j0 + tx + TX * j, p.keys - 1u)); }
+    @if(MASKS != 0u) workgroupBarrier(); // of stage_mask
+    for (var d = 0u; d < p.dim; d += 4u) {
+        var x: array<vec4<f32>, ROWS>;
+        @unroll for (var r = 0u; r < ROWS; r++) { x[r] = value_q(stored_q(q_rows[r], d, p.dim, p.q.d)); }
+        var w: array<vec4<f32>, ROWS>; // [row/4][depth]
+        @unroll for (var r = 0u; r < ROWS; r++) {
+            w[r] = vec4<f32>(x[r / 4u * 4u][r % 4u], x[r / 4u * 4u + 1u][r % 4u],
+                x[r / 4u * 4u + 2u][r % 4u], x[r / 4u * 4u + 3u][r % 4u]);
+        }
+        @unroll for (var j = 0u; j < KT; j++) {
+            let y = value_k(stored_k(k_rows[j], d, p.dim, p.k.d));
+            @unroll for (var h = 0u; h < RV; h++) {
+                s[j * RV + h] = add(y.w, w[4u * h + 3u], add(y.z, w[4u * h + 2u],
+                    add(y.y, w[4u * h + 1u], add(y.x, w[4u * h], s[j * RV + h]))));
+            }
+        }
+    }
+}
+
+// direct_output adds the products of the weights and values of a step to the output, two keys at a time, because
+// each iteration costs a software driver a copy of the sums.
+@inline fn direct_output($add, $column) {
+    for (var y = 0u; y < JJ * TX; y += 2u) {
+        var w: array<vec4<f32>, RV>; // of the first key
+        @unroll for (var h = 0u; h < RV; h++) { w[h] = a[ty][y * RV + h]; }
+        var u: array<vec4<f32>, RV>; // of the second
+        @unroll for (var h = 0u; h < RV; h++) { u[h] = a[ty][(y + 1u) * RV + h]; }
+        let first = v_row(v_at, batch, min(j1 + y, p.keys - 1u));
+        let second = v_row(v_at, batch, min(j1 + y + 1u, p.keys - 1u));
+        @unroll for (var i = 0u; i < CV; i++) {
+            let d = 4u * (TX * ($column + i) + tx);
+            let x = value_v(stored_v(first, d, p.vdim, p.v.d));
+            let z = value_v(stored_v(second, d, p.vdim, p.v.d));
+            @unroll for (var r = 0u; r < ROWS; r++) {
+                acc[r * COLS + $column + i] = $add(u[r / 4u][r % 4u], z,
+                    $add(w[r / 4u][r % 4u], x, acc[r * COLS + $column + i]));
+            }
+        }
+    }
 }
 
 // bounded_scores applies softcap, and slopes unless there is a bias.
@@ -330,14 +380,14 @@ fn block_of(n: u32) -> u32 {
 
             var s: array<vec4<f32>, S4>; // [key][row/4]
             @unroll for (var i = 0u; i < S4; i++) { s[i] = vec4<f32>(0.0); }
-            for (var d0 = 0u; d0 < p.dim; d0 += 4u * QD) { @inline scores(); }
+            @if(QD == 0u) { @inline direct_scores(); } @else for (var d0 = 0u; d0 < p.dim; d0 += 4u * QD) { @inline scores(); }
             @if(PAIRED == 1u) { @inline bounded_scores(); }
 
             var most: array<vec4<f32>, RV>;
             @unroll for (var h = 0u; h < RV; h++) { most[h] = vec4<f32>(LOWEST); }
             var hid: array<u32, 2>;
             @inline hide();
-            var vr: array<vec4<u32>, VN>;
+            @if(QD != 0u) var vr: array<vec4<u32>, VN>;
             @if(AHEAD == 1u) { @inline load_v(j0, 0u); }
             @inline maxima();
             @inline weights();
@@ -355,7 +405,8 @@ fn block_of(n: u32) -> u32 {
                     @inline stage_columns(value_v);
                     workgroupBarrier();
                     @if(AHEAD == 1u) { @inline load_v(j1, turn + 1u); }
-                    if (check && atomicLoad(&special) == round) { @inline output(add_seen, turn * CV); } else { @inline output(add, turn * CV); }
+                    @if(QD == 0u) { if (check) { @inline direct_output(add_seen, turn * CV); } else { @inline direct_output(add, turn * CV); } }
+                    @else if (check && atomicLoad(&special) == round) { @inline output(add_seen, turn * CV); } else { @inline output(add, turn * CV); }
                 }
             }
         }

@@ -95,7 +95,7 @@ type Flash struct {
 	KT     int // keys of a tile of a thread, even
 	CV     int // vec4 of columns of a thread in a turn
 	VP     int // turns over the columns
-	QD     int // vec4 of depths staged at once
+	QD     int // vec4 of depths staged at once; 0: only weights are staged, and JJ = KT
 	JJ     int // keys of a thread staged at once
 	ER     int // rows of a thread written at once
 	Split  int // keys of a split

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -103,6 +104,7 @@ func New(o Options) *Tuner {
 // Choose returns the variant for calls of shape s and the reason, as in a plan: the
 // measured variant, else that of the rule. The zero Variant stands for the plain kernel.
 func (t *Tuner) Choose(s Shape) (v Variant, why string) {
+	s.Direct = s.Software && strings.Contains(strings.ToLower(t.Info.Device+t.Info.Driver), "swiftshader")
 	if t.Mode == Off {
 		v, why = s.Rule()
 		return v, why + ", by rule as tuning is off"

@@ -49,7 +49,7 @@ type Variant struct {
 	ty int // threads along rows
 	// What a stage holds in workgroup memory: qd vec4 of depths of Q and K, and jj keys
 	// of P and V for each thread along keys. A thread has cv vec4 of columns at a time
-	// and takes several turns for more columns.
+	// and takes several turns for more columns. With qd = 0 a stage holds weights only.
 	qd, jj, cv int
 	// Expand is the level to which loops are unrolled, as in package shaders.
 	Expand shaders.Expand
@@ -61,7 +61,8 @@ type Variant struct {
 // columns a thread (width 256: 4 keys and 16 columns). M has 4 rows, which takes half
 // the registers. S has 4 rows and half the threads or a few more, for small grids. They fit in 16 KiB
 // of workgroup memory. L32 and L48 stage twice as much at once, or have more rows, in 32
-// and 48 KiB.
+// and 48 KiB. D stages weights only, for software drivers: there a read of workgroup memory costs as
+// much as one of a buffer, and a barrier more than both.
 var variants = map[Tiling][]Variant{}
 
 func init() {
@@ -77,7 +78,9 @@ func init() {
 		if c.Width == 256 {
 			l32.qd, l32.jj, l32.cv = 4, 1, 4 // all columns in one turn
 		}
-		variants[c] = []Variant{l, m, s, l32}
+		d := l
+		d.Name, d.ty, d.qd, d.jj = "D", min(256/c.Keys&^1, 4), 0, d.kt()
+		variants[c] = []Variant{l, m, s, l32, d}
 		if c.Width == 128 {
 			l48.Name, l48.ty, l48.qd, l48.jj = "L48", 16, 8, 2
 			variants[c] = append(variants[c], l48)
@@ -99,12 +102,15 @@ func (v Variant) Label() string {
 // Quick returns the variant for software drivers: it compiles in a third of the time,
 // and there is one of it instead of two.
 func (v Variant) Quick() Variant {
-	v.Expand, v.Scalar = shaders.Registers, true
+	v.Expand, v.Scalar = shaders.Registers, !v.direct()
 	return v
 }
 
 // Rows returns the query rows of a workgroup.
 func (v Variant) Rows() int { return 4 * v.rv * v.ty }
+
+// direct reports whether only weights are staged.
+func (v Variant) direct() bool { return v.qd == 0 }
 
 // RowsByKeys returns the vec4 of scores that a thread has of a tile.
 func (v Variant) RowsByKeys() int { return v.rv * v.kt() }
@@ -153,7 +159,8 @@ func (v Variant) risky() bool { return v.memory() > safeMemory }
 // Loops returns a bound on the rounds of loops that a thread makes for one tile.
 func (v Variant) Loops(dim, dv int, mask bool) int {
 	turns := v.turns(dv)
-	stages := (dim + 4*v.qd - 1) / (4 * v.qd)
+	depths := 4 * max(v.qd, 1)
+	stages := (dim + depths - 1) / depths
 	steps := v.kt() / v.jj
 	perStage, perStep, rest := 1, 1, 1
 	if v.Expand < shaders.Full { // with the loops of @unroll(deep)
@@ -172,7 +179,7 @@ func (v Variant) Loops(dim, dv int, mask bool) int {
 // option returns what kernels of v know about an option. Scalar ones look at flags if the call has any option.
 func (s Shape) option(v Variant, present bool) shaders.Option {
 	switch {
-	case v.Scalar && s.Pairs != Pairs{}:
+	case (v.Scalar || v.direct()) && s.Pairs != Pairs{}:
 		return shaders.Flagged
 	case present:
 		return shaders.Present
@@ -182,7 +189,7 @@ func (s Shape) option(v Variant, present bool) shaders.Option {
 
 // biases returns the option for biases: only a plain float32 bias has a kernel of its own.
 func (s Shape) biases(v Variant) shaders.Option {
-	if !v.Scalar && (s.Pairs.OtherBias || s.Pairs.Bias && s.Pairs.Slopes) {
+	if s.Pairs.OtherBias || s.Pairs.Bias && s.Pairs.Slopes {
 		return shaders.Flagged
 	}
 	return s.option(v, s.Pairs.Bias)
@@ -191,14 +198,14 @@ func (s Shape) biases(v Variant) shaders.Option {
 // full reports whether rows fill what v stages of them, so that it need not look for
 // their end.
 func (s Shape) full(v Variant) bool {
-	return s.Wide && !s.Partial && !v.Scalar && v.Width%(4*v.qd) == 0 && s.ValueDim%(4*v.Lanes*v.cv) == 0
+	return s.Wide && !s.Partial && !v.Scalar && v.Width%(4*max(v.qd, 1)) == 0 && s.ValueDim%(4*v.Lanes*v.cv) == 0
 }
 
 // ahead reports whether v loads values a step ahead. The registers that this takes pay only
 // where the head size, the exponentials, what is staged and the absence of options leave
 // enough of them. M and S are for devices with fewer registers.
 func (s Shape) ahead(v Variant) bool {
-	if v.rv < 2 || v.risky() || !s.Wide || v.Scalar || s.Pairs != (Pairs{}) || s.In != backend.F32 || s.KV != backend.F32 {
+	if v.rv < 2 || v.direct() || v.risky() || !s.Wide || v.Scalar || s.Pairs != (Pairs{}) || s.In != backend.F32 || s.KV != backend.F32 {
 		return false
 	}
 	switch v.Width {
@@ -247,6 +254,7 @@ type Shape struct {
 	Wide     bool // elements along D are adjacent, and rows begin at multiples of 4
 	Half     bool // the output has 16-bit elements
 	Software bool // the device is a software driver
+	Direct   bool // the device is fastest with D; set by Tuner.Choose
 	OwnExp2  bool // kernels use the device's exp2
 	Limits   Limits
 }
@@ -283,10 +291,10 @@ func (s Shape) Rule() (v Variant, why string) {
 		busy, what = softwareBusy, "a software driver"
 	}
 	for _, c := range variants[s.Tiling] {
-		if len(c.Name) > 1 {
+		if len(c.Name) > 1 || c.direct() != s.Direct {
 			continue // L32 and L48 are for devices on which they were measured
 		}
-		if c.Name != "S" && c.Rows() >= 2*s.SeqQ {
+		if c.Name != "S" && !s.Direct && c.Rows() >= 2*s.SeqQ {
 			continue // half of its rows or more would be idle
 		}
 		if bad := s.Fits(c); bad != "" {
@@ -322,7 +330,9 @@ func (s Shape) Candidates() []Variant {
 		if s.Software {
 			v = v.Quick()
 		}
-		add(v)
+		if s.Software || !v.direct() {
+			add(v)
+		}
 		if v.Name == "L" && !s.Software {
 			v.Expand = shaders.Registers
 			add(v)

@@ -38,7 +38,7 @@ func TestMultiplyAddsPerWord(t *testing.T) {
 // Every variant is consistent: the parts of a stage fit into its arrays, and a workgroup
 // into its memory and 256 threads. Threads come in pairs along ty.
 func TestVariants(t *testing.T) {
-	memory := map[string]int{"L": 16 << 10, "M": 16 << 10, "S": 16 << 10, "L32": 32 << 10, "L48": 48 << 10}
+	memory := map[string]int{"L": 16 << 10, "D": 16 << 10, "M": 16 << 10, "S": 16 << 10, "L32": 32 << 10, "L48": 48 << 10}
 	for c, vs := range variants {
 		if c.Keys%c.Lanes != 0 || c.Split%c.Keys != 0 || c.Split-256 > c.Keys/2 || 256-c.Split > c.Keys/2 {
 			t.Errorf("class %d: tiles of %d keys, %d lanes, splits of %d", c.Width, c.Keys, c.Lanes, c.Split)
@@ -163,6 +163,12 @@ func TestRule(t *testing.T) {
 			s := Shape{Tiling: TilingOf(c.d, c.d), ValueDim: c.d, Heads: c.heads, SeqQ: c.s, Limits: c.limits, Software: software}
 			if v, why := s.Rule(); v.Name != want || why == "" {
 				t.Errorf("%s, on a software driver %v: %q because %q, should be %q", c.name, software, v.Name, why, want)
+			}
+			if s.Direct = software; !software {
+				continue
+			}
+			if v, why := s.Rule(); v.Name != "D" || why == "" {
+				t.Errorf("%s, on SwiftShader: %q because %q, should be D", c.name, v.Name, why)
 			}
 		}
 	}
