@@ -103,9 +103,9 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		whole := 0
 		if alone {
-			from, ld, ok := l.square(term, t, lane)
-			for ; ok && whole+x.Lanes <= n; whole += x.Lanes {
-				x.BiasSquare(s.S[whole*x.Width+lane:], from[lo+whole:], ld, limit, s.MX[lane:])
+			if from, ld, ok := l.square(term, t, lane); ok && n >= x.Lanes {
+				whole = n / x.Lanes * x.Lanes
+				x.BiasSquares(s.S[lane:], from[lo:], ld, whole/x.Lanes, limit, s.MX[lane:])
 			}
 		}
 		if whole == n {
@@ -129,9 +129,7 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 				clear(row[n-whole:])
 			}
 		}
-		for j := whole; j < n; j += x.Lanes {
-			x.BiasSquare(s.S[j*x.Width+lane:], s.Stage[j-whole:], BlockKeys, backend.MaxBias, s.MX[lane:])
-		}
+		x.BiasSquares(s.S[whole*x.Width+lane:], s.Stage, BlockKeys, padded/x.Lanes, backend.MaxBias, s.MX[lane:])
 	}
 }
 

@@ -13,13 +13,13 @@ var assembly = func() (list []*Kernels) {
 		kernelsAVX2.narrowed(1, tileKernels{
 			tiles:   []registerTile{{12, scores12AVX2x1, values12AVX2x1}, {8, scores8AVX2x1, values8AVX2x1}, {1, scores1AVX2x1, values1AVX2x1}},
 			weights: weightsAVX2x1, edge: edgeAVX2x1, columnMax: columnMaxAVX2x1, fold: foldAVX2x1,
-			biasSquare: biasSquareAVX2x1, diagonal: diagonalAVX2x1, slopes: slopesAVX2x1,
+			biasSquares: biasSquaresAVX2x1, diagonal: diagonalAVX2x1, slopes: slopesAVX2x1,
 			hide: hideAVX2x1, drop: dropAVX2x1,
 		}),
 		kernelsAVX2.narrowed(2, tileKernels{
 			tiles:   []registerTile{{6, scores6AVX2x2, values6AVX2x2}, {4, scores4AVX2x2, values4AVX2x2}, {1, scores1AVX2x2, values1AVX2x2}},
 			weights: weightsAVX2x2, edge: edgeAVX2x2, columnMax: columnMaxAVX2x2, fold: foldAVX2x2,
-			biasSquare: biasSquareAVX2x2, diagonal: diagonalAVX2x2, slopes: slopesAVX2x2,
+			biasSquares: biasSquaresAVX2x2, diagonal: diagonalAVX2x2, slopes: slopesAVX2x2,
 			hide: hideAVX2x2, drop: dropAVX2x2,
 		}),
 	}
@@ -28,7 +28,7 @@ var assembly = func() (list []*Kernels) {
 		half := kernelsAVX2.narrowed(1, tileKernels{
 			tiles:   []registerTile{{32, scores32AVX512Half, nil}, {16, scores16AVX512Half, nil}, {4, scores4AVX512Half, nil}, {1, scores1AVX512Half, nil}},
 			weights: weightsAVX512Half, edge: edgeAVX512Half, columnMax: columnMaxAVX512Half, fold: foldAVX2x1, halfValues: halfValuesAVX512,
-			biasSquare: biasSquareAVX512Half, diagonal: diagonalAVX512Half, slopes: slopesAVX512Half,
+			biasSquares: biasSquaresAVX512Half, diagonal: diagonalAVX512Half, slopes: slopesAVX512Half,
 			hide: hideAVX512Half, drop: dropAVX512Half,
 		})
 		half.Tier, half.exp2, half.softcap = kernelsAVX512.Tier, exp2AVX512Half, softcapAVX512Half
@@ -38,13 +38,13 @@ var assembly = func() (list []*Kernels) {
 			kernelsAVX512.narrowed(1, tileKernels{
 				tiles:   []registerTile{{16, scores16AVX512x1, values16AVX512x1}, {4, scores4AVX512x1, values4AVX512x1}, {1, scores1AVX512x1, values1AVX512x1}},
 				weights: weightsAVX512x1, edge: edgeAVX512x1, columnMax: columnMaxAVX512x1, fold: foldAVX512x1,
-				biasSquare: biasSquareAVX512x1, diagonal: diagonalAVX512x1, slopes: slopesAVX512x1,
+				biasSquares: biasSquaresAVX512x1, diagonal: diagonalAVX512x1, slopes: slopesAVX512x1,
 				hide: hideAVX512x1, drop: dropAVX512x1,
 			}),
 			kernelsAVX512.narrowed(2, tileKernels{
 				tiles:   []registerTile{{8, scores8AVX512x2, values8AVX512x2}, {4, scores4AVX512x2, values4AVX512x2}, {1, scores1AVX512x2, values1AVX512x2}},
 				weights: weightsAVX512x2, edge: edgeAVX512x2, columnMax: columnMaxAVX512x2, fold: foldAVX512x2,
-				biasSquare: biasSquareAVX512x2, diagonal: diagonalAVX512x2, slopes: slopesAVX512x2,
+				biasSquares: biasSquaresAVX512x2, diagonal: diagonalAVX512x2, slopes: slopesAVX512x2,
 				hide: hideAVX512x2, drop: dropAVX512x2,
 			}),
 		}
@@ -59,7 +59,7 @@ var kernelsAVX512 = Kernels{
 	tile: tileKernels{
 		tiles:   []registerTile{{4, scores4AVX512, values4AVX512}, {1, scores1AVX512, values1AVX512}},
 		weights: weightsAVX512, edge: edgeAVX512, columnMax: columnMaxAVX512, fold: foldAVX512,
-		biasSquare: biasSquareAVX512, diagonal: diagonalAVX512, slopes: slopesAVX512,
+		biasSquares: biasSquaresAVX512, diagonal: diagonalAVX512, slopes: slopesAVX512,
 		hide: hideAVX512, drop: dropAVX512,
 	},
 	hideRow: hideRowAVX512, scoreGradients: scoreGradientsAVX512, transpose: transposeAVX512,
@@ -81,7 +81,7 @@ var kernelsAVX2 = Kernels{
 	tile: tileKernels{
 		tiles:   []registerTile{{4, scores4AVX2, values4AVX2}, {1, scores1AVX2, values1AVX2}},
 		weights: weightsAVX2, edge: edgeAVX2, columnMax: columnMaxAVX2, fold: foldAVX2,
-		biasSquare: biasSquareAVX2, diagonal: diagonalAVX2, slopes: slopesAVX2,
+		biasSquares: biasSquaresAVX2, diagonal: diagonalAVX2, slopes: slopesAVX2,
 		hide: hideAVX2, drop: dropAVX2,
 	},
 	hideRow: hideRowAVX2, scoreGradients: scoreGradientsAVX2, transpose: transposeAVX2,

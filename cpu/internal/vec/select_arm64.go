@@ -9,7 +9,7 @@ var kernelsNEON = Kernels{
 	tile: tileKernels{
 		tiles:   []registerTile{{4, scores4NEON, values4NEON}, {1, scores1NEON, values1NEON}},
 		weights: weightsNEON, edge: edgeNEON, columnMax: columnMaxNEON, fold: foldNEON,
-		biasSquare: biasSquareNEON, diagonal: diagonalNEON, slopes: slopesNEON,
+		biasSquares: biasSquaresNEON, diagonal: diagonalNEON, slopes: slopesNEON,
 		hide: hideNEON, drop: dropNEON,
 	},
 	hideRow: hideRowNEON, scoreGradients: scoreGradientsNEON, transpose: transposeNEON,

@@ -17,7 +17,7 @@ func newTwin(lanes, width int) *Kernels {
 		tile: tileKernels{
 			tiles:   []registerTile{{4, t.scores(4), t.values(4)}, {1, t.scores(1), t.values(1)}},
 			weights: t.weights, edge: t.edge, columnMax: t.columnMax, fold: t.fold,
-			biasSquare: t.biasSquare, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, drop: t.drop,
+			biasSquares: t.biasSquares, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, drop: t.drop,
 		},
 		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, scoreGradients: t.scoreGradients,
 		outerRows: 3, outerVectors: 2, outer: [2][2]outerFunc{{t.outer(1, 1), t.outer(1, 2)}, {t.outer(3, 1), t.outer(3, 2)}},
@@ -172,10 +172,10 @@ func biased(s, y, limit float32) float32 {
 	return fma(math.Log2E, max(-limit, min(y, limit)), s)
 }
 
-func (t twin) biasSquare(s, b *float32, ldb int, limit float32, mx *float32) {
+func (t twin) biasSquares(s, b *float32, ldb, squares int, limit float32, mx *float32) {
 	m := floats(mx, 0, 0, t.lanes)
 	for lane := range t.lanes {
-		for r, y := range floats(b, ldb, lane, t.lanes) {
+		for r, y := range floats(b, ldb, lane, squares*t.lanes) {
 			x := &floats(s, 4*t.width, r, t.lanes)[lane]
 			*x = biased(*x, y, limit)
 			m[lane] = larger(*x, m[lane])

@@ -47,7 +47,7 @@ type Kernels struct {
 	// a tile, a multiple of Lanes.
 	Lanes, Width int
 	// KeyLanes is set in a table for tiles that always have keys as lanes. It lacks
-	// the kernels of the other layout: Scores, Weights, Values, BiasSquare,
+	// the kernels of the other layout: Scores, Weights, Values, BiasSquares,
 	// Diagonal, Slopes, Hide, Edge, ColumnMax, Fold, Drop, Transpose, AddOuter and
 	// ScoreGradients. Its Dots and Mix read F32
 	// only, and its Mix may skip weights of 0 even if their values are not finite.
@@ -90,16 +90,16 @@ type Kernels struct {
 
 // tileKernels are the kernels that depend on Width, less those of gradients.
 type tileKernels struct {
-	tiles      []registerTile // with rows in descending order; the last has 1
-	weights    func(s *float32, fours int, m, mx, l, alpha *float32)
-	edge       func(s *float32, rows, key int, lo, hi *int32)
-	columnMax  func(s *float32, rows int, mx *float32)
-	fold       func(o, x *float32, rows int, a, b *float32)
-	biasSquare func(s, b *float32, ldb int, limit float32, mx *float32)
-	diagonal   func(s, b *float32, rows int, mx *float32)
-	slopes     func(s, d, factors *float32, fours int, mx *float32)
-	hide       func(s *float32, mask *bool, ld, squares int)
-	drop       func(s *float32, times int, d *uint64)
+	tiles       []registerTile // with rows in descending order; the last has 1
+	weights     func(s *float32, fours int, m, mx, l, alpha *float32)
+	edge        func(s *float32, rows, key int, lo, hi *int32)
+	columnMax   func(s *float32, rows int, mx *float32)
+	fold        func(o, x *float32, rows int, a, b *float32)
+	biasSquares func(s, b *float32, ldb, squares int, limit float32, mx *float32)
+	diagonal    func(s, b *float32, rows int, mx *float32)
+	slopes      func(s, d, factors *float32, fours int, mx *float32)
+	hide        func(s *float32, mask *bool, ld, squares int)
+	drop        func(s *float32, times int, d *uint64)
 	// halfValues is Values with elements as lanes, or nil.
 	halfValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32)
 }
@@ -290,17 +290,17 @@ func (x *Kernels) Join(s, b []float32) { x.join(&s[0], &b[:len(s)][0], len(s)/x.
 // Bound clamps finite elements of s to ±limit. The length of s is a multiple of Lanes.
 func (x *Kernels) Bound(s []float32, limit float32) { x.bound(&s[0], len(s)/x.Lanes, limit) }
 
-// BiasSquare is Bias for a square of a score tile, with the biases of a lane in a
-// row and finite biases bounded to ±limit, and computes mx = max(mx, S) over the square
+// BiasSquares is Bias for squares of a score tile, with the biases of a lane in a
+// row and finite biases bounded to ±limit, and computes mx = max(mx, S) over the squares
 // as Scores does:
 //
 //	S[r][lane] += log2(e)·b[lane][r]
 //
-//	s [Lanes, Lanes], rows Width apart    b [Lanes, Lanes], rows ldb apart    mx [Lanes]
-func (x *Kernels) BiasSquare(s, b []float32, ldb int, limit float32, mx []float32) {
+//	s [squares·Lanes, Lanes], rows Width apart    b [Lanes, squares·Lanes], rows ldb apart    mx [Lanes]
+func (x *Kernels) BiasSquares(s, b []float32, ldb, squares int, limit float32, mx []float32) {
 	n := x.Lanes
-	_, _, _ = s[(n-1)*x.Width+n-1], b[(n-1)*ldb+n-1], mx[n-1]
-	x.tile.biasSquare(&s[0], &b[0], 4*ldb, limit, &mx[0])
+	_, _, _ = s[(squares*n-1)*x.Width+n-1], b[(n-1)*ldb+squares*n-1], mx[n-1]
+	x.tile.biasSquares(&s[0], &b[0], 4*ldb, squares, limit, &mx[0])
 }
 
 // Diagonal is Bias for a score tile with a bias by distance, and computes mx =

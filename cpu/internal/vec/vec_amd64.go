@@ -25,8 +25,8 @@ func edgeAVX512(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX512 is tileKernels.columnMax.
 func columnMaxAVX512(s *float32, rows int, mx *float32)
 
-// biasSquareAVX512 is tileKernels.biasSquare.
-func biasSquareAVX512(s *float32, b *float32, ldb int, limit float32, mx *float32)
+// biasSquaresAVX512 is tileKernels.biasSquares.
+func biasSquaresAVX512(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
 
 // diagonalAVX512 is tileKernels.diagonal.
 func diagonalAVX512(s *float32, b *float32, rows int, mx *float32)
@@ -223,8 +223,8 @@ func edgeAVX2(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX2 is tileKernels.columnMax.
 func columnMaxAVX2(s *float32, rows int, mx *float32)
 
-// biasSquareAVX2 is tileKernels.biasSquare.
-func biasSquareAVX2(s *float32, b *float32, ldb int, limit float32, mx *float32)
+// biasSquaresAVX2 is tileKernels.biasSquares.
+func biasSquaresAVX2(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
 
 // diagonalAVX2 is tileKernels.diagonal.
 func diagonalAVX2(s *float32, b *float32, rows int, mx *float32)
@@ -427,8 +427,8 @@ func edgeAVX512x2(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX512x2 is tileKernels.columnMax.
 func columnMaxAVX512x2(s *float32, rows int, mx *float32)
 
-// biasSquareAVX512x2 is tileKernels.biasSquare.
-func biasSquareAVX512x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
+// biasSquaresAVX512x2 is tileKernels.biasSquares.
+func biasSquaresAVX512x2(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
 
 // diagonalAVX512x2 is tileKernels.diagonal.
 func diagonalAVX512x2(s *float32, b *float32, rows int, mx *float32)
@@ -472,8 +472,8 @@ func edgeAVX512x1(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX512x1 is tileKernels.columnMax.
 func columnMaxAVX512x1(s *float32, rows int, mx *float32)
 
-// biasSquareAVX512x1 is tileKernels.biasSquare.
-func biasSquareAVX512x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
+// biasSquaresAVX512x1 is tileKernels.biasSquares.
+func biasSquaresAVX512x1(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
 
 // diagonalAVX512x1 is tileKernels.diagonal.
 func diagonalAVX512x1(s *float32, b *float32, rows int, mx *float32)
@@ -517,8 +517,8 @@ func edgeAVX2x2(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX2x2 is tileKernels.columnMax.
 func columnMaxAVX2x2(s *float32, rows int, mx *float32)
 
-// biasSquareAVX2x2 is tileKernels.biasSquare.
-func biasSquareAVX2x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
+// biasSquaresAVX2x2 is tileKernels.biasSquares.
+func biasSquaresAVX2x2(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
 
 // diagonalAVX2x2 is tileKernels.diagonal.
 func diagonalAVX2x2(s *float32, b *float32, rows int, mx *float32)
@@ -562,8 +562,8 @@ func edgeAVX2x1(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX2x1 is tileKernels.columnMax.
 func columnMaxAVX2x1(s *float32, rows int, mx *float32)
 
-// biasSquareAVX2x1 is tileKernels.biasSquare.
-func biasSquareAVX2x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
+// biasSquaresAVX2x1 is tileKernels.biasSquares.
+func biasSquaresAVX2x1(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
 
 // diagonalAVX2x1 is tileKernels.diagonal.
 func diagonalAVX2x1(s *float32, b *float32, rows int, mx *float32)
@@ -601,8 +601,8 @@ func edgeAVX512Half(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX512Half is tileKernels.columnMax.
 func columnMaxAVX512Half(s *float32, rows int, mx *float32)
 
-// biasSquareAVX512Half is tileKernels.biasSquare.
-func biasSquareAVX512Half(s *float32, b *float32, ldb int, limit float32, mx *float32)
+// biasSquaresAVX512Half is tileKernels.biasSquares.
+func biasSquaresAVX512Half(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
 
 // diagonalAVX512Half is tileKernels.diagonal.
 func diagonalAVX512Half(s *float32, b *float32, rows int, mx *float32)

@@ -67,8 +67,8 @@ func nonFiniteNEON(x *float32, ld int, rows int, vectors int) (found int32)
 // transposeNEON is Kernels.transpose.
 func transposeNEON(dst *float32, ldd int, src *float32, lds int, mul *float32)
 
-// biasSquareNEON is tileKernels.biasSquare.
-func biasSquareNEON(s *float32, b *float32, ldb int, limit float32, mx *float32)
+// biasSquaresNEON is tileKernels.biasSquares.
+func biasSquaresNEON(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
 
 // diagonalNEON is tileKernels.diagonal.
 func diagonalNEON(s *float32, b *float32, rows int, mx *float32)

@@ -266,11 +266,11 @@ func TestTileSteps(t *testing.T) {
 				s[i] = []float32{nan, inf, -inf}[rng.IntN(3)]
 			}
 		}
-		square := random(rng, n*w)
+		square := random(rng, 2*n*w)
 		square[0], square[w] = nan, -inf
-		ld := rows*w/n - 1 // rows of b that lap over
+		ld := (rows*w - 2*n) / (n - 1) // rows of b that lap over
 		for _, limit := range []float32{0x1p127, 3} {
-			same(t, "bias square", x, twin, square, mx[:n], func(k *Kernels, s, mx []float32) { k.BiasSquare(s, b, ld, limit, mx) })
+			same(t, "bias squares", x, twin, square, mx[:n], func(k *Kernels, s, mx []float32) { k.BiasSquares(s, b, ld, 2, limit, mx) })
 		}
 		same(t, "diagonal", x, twin, s, mx, func(k *Kernels, s, mx []float32) { k.Diagonal(s, b[:rows+w-1], rows, mx) })
 

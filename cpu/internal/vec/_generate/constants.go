@@ -28,7 +28,7 @@ const (
 	cLog2E
 	cInf
 	cNegInf
-	cFlush
+	cLeast // -127
 	cHigh
 	cLow
 	cUpper // half of a word
@@ -38,6 +38,7 @@ const (
 	cBiased1 // 2^15 + 128
 	cTiny    // 2^-102
 	cDown    // 2^-24
+	cBiased  // 2^23 + 127
 	cBits    // 1, 2, 4 and so on, one to a lane
 	cToTop   // four shuffles of bytes: the n-th moves byte n of a word to its top
 )
@@ -55,10 +56,10 @@ func layConstants() {
 	for _, x := range append(fit.Tanh[:], 1, 2, 10, 2*math.Log2E, 0.625) {
 		bits = append(bits, math.Float32bits(x))
 	}
-	bits = append(bits, 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0x7f800000, 0xff800000, math.Float32bits(-126),
+	bits = append(bits, 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0x7f800000, 0xff800000, math.Float32bits(-127),
 		math.Float32bits(0x1p127), math.Float32bits(-0x1p127), 0xffff0000,
 		0xff, 0xff00, math.Float32bits(0x1p23+128), math.Float32bits(0x1p15+128),
-		math.Float32bits(0x1p-102), math.Float32bits(0x1p-24))
+		math.Float32bits(0x1p-102), math.Float32bits(0x1p-24), math.Float32bits(0x1p23+127))
 	table = GLOBL("constants", RODATA|NOPTR)
 	for i, b := range bits {
 		for j := range 16 {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -32,33 +34,54 @@ func (a *isa) exponential(inRegisters bool) exponential {
 //
 //	2^y = 2^n · (1 + f·(c1 + f·(... + f·c6)))
 //
-// Below -126 the result is 0: on AVX-512 VSCALEFPS flushes it (which flush turns on),
-// on AVX2 a mask clears it. NaN stays NaN.
-func (e exponential) of(y reg.VecVirtual) reg.VecVirtual {
-	r := e.vec()
+// Below -126 the result is 0: on AVX-512 VSCALEFPS flushes it (which flush turns on), on
+// AVX2 the factor 2^n is 0 for n = -127, the least one. NaN stays NaN.
+func (e exponential) of(y reg.VecVirtual) reg.VecVirtual { return e.all(y)[0] }
+
+// all returns 2^y for each of y, which it overwrites. They share what is loaded.
+func (e exponential) all(y ...reg.VecVirtual) []reg.VecVirtual {
+	r := e.vecs(len(y))
 	if e.masks() {
-		f := e.vec()
-		VREDUCEPS(Imm(1), y, f)
-		e.polynomial(f, r)
-		VSCALEFPS(y, r, r)
+		f := e.vecs(len(y))
+		for i := range y {
+			VREDUCEPS(Imm(1), y[i], f[i])
+		}
+		e.polynomials(f, r)
+		for i := range y {
+			VSCALEFPS(y[i], r[i], r[i])
+		}
 		return r
 	}
-	n, keep := e.vec(), e.vec()
-	VCMPPS(Imm(5), cFlush.mem(), y, keep) // not less than, so NaN is kept
-	VROUNDPS(Imm(1|8), y, n)
-	VSUBPS(n, y, y)
-	e.polynomial(y, r)
-	VCVTTPS2DQ(n, n)
-	VPSLLD(Imm(23), n, n)
-	VPADDD(n, r, r)
-	VANDPS(keep, r, r)
+	n := e.vecs(len(y))
+	for i := range y {
+		VMOVUPS(cLeast.mem(), n[i])
+		VMAXPS(y[i], n[i], y[i]) // y where that is NaN
+		VROUNDPS(Imm(1|8), y[i], n[i])
+		VSUBPS(n[i], y[i], y[i])
+	}
+	e.polynomials(y, r)
+	for i := range y {
+		VADDPS(cBiased.mem(), n[i], n[i]) // n + 127 in the last bits
+		VPSLLD(Imm(23), n[i], n[i])
+		VMULPS(n[i], r[i], r[i])
+	}
 	return r
 }
 
-func (e exponential) polynomial(f, r reg.VecVirtual) {
-	VMOVUPS(e.c[degree], r)
-	for i := degree - 1; i >= 0; i-- {
-		VFMADD213PS(e.c[i], f, r)
+// polynomials computes r from each of f. It loads each coefficient once.
+func (e exponential) polynomials(f, r []reg.VecVirtual) {
+	for i := range f {
+		VMOVUPS(e.c[degree], r[i])
+	}
+	for n := degree - 1; n >= 0; n-- {
+		c := e.c[n]
+		if _, load := c.(Mem); load && len(f) > 1 {
+			c = e.vec()
+			VMOVUPS(e.c[n], c)
+		}
+		for i := range f {
+			VFMADD213PS(c, f[i], r[i])
+		}
 	}
 }
 
@@ -98,24 +121,42 @@ func (a *isa) weights() {
 			m[j] = new
 		}
 	}
-	loop("row", fours, 1, func() {
-		for j := range m {
-			var p [4]reg.VecVirtual
-			for u := range p {
-				y := a.vec()
-				VMOVUPS(a.at(s, u*a.cols+j), y)
-				VSUBPS(m[j], y, y)
-				p[u] = e.of(y)
-				VMOVUPS(p[u], a.at(s, u*a.cols+j))
-				if u&1 == 1 {
-					VADDPS(p[u], p[u-1], p[u-1])
-				}
-			}
-			VADDPS(p[2], p[0], p[0])
-			VADDPS(p[0], sum[j], sum[j])
+	four := func(j int, m, sum Op) {
+		y := a.vecs(4)
+		for u := range y {
+			VMOVUPS(a.at(s, u*a.cols+j), y[u])
+			VSUBPS(m, y[u], y[u])
 		}
-		ADDQ(U32(uint32(4*a.rowBytes())), s)
-	})
+		p := e.all(y...)
+		for u := range p {
+			VMOVUPS(p[u], a.at(s, u*a.cols+j))
+		}
+		VADDPS(p[1], p[0], p[0])
+		VADDPS(p[3], p[2], p[2])
+		VADDPS(p[2], p[0], p[0])
+		VADDPS(p[0], sum, sum)
+	}
+	if a.masks() {
+		loop("row", fours, 1, func() {
+			for j := range m {
+				four(j, m[j], sum[j])
+			}
+			ADDQ(U32(uint32(4*a.rowBytes())), s)
+		})
+	} else { // the exponentials of a column at a time fill the registers
+		left, first := GP64(), GP64()
+		MOVQ(s, first)
+		for j := range m {
+			MOVQ(fours, left)
+			MOVQ(first, s)
+			x := a.vec()
+			VMOVUPS(m[j], x)
+			loop(fmt.Sprintf("column%d", j), left, 1, func() {
+				four(j, x, sum[j])
+				ADDQ(U32(uint32(4*a.rowBytes())), s)
+			})
+		}
+	}
 	for j := range sum {
 		x := a.vec()
 		VMOVUPS(a.at(alpha, j), x)

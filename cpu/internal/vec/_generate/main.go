@@ -83,7 +83,7 @@ func (a *isa) softmax() {
 	a.weights()
 	a.edge()
 	a.columnMax()
-	a.biasSquare()
+	a.biasSquares()
 	a.diagonal()
 	a.slopes()
 	a.hide()

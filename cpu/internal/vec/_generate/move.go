@@ -92,42 +92,37 @@ func (a *isa) transpose() {
 // to predict.
 const biasAhead = 4 * 128
 
-// biasSquare adds the transpose of a square of biases to a square of scores.
-func (a *isa) biasSquare() {
-	a.kernel("biasSquare")
-	rows, within := a.square("b"), a.limit()
-	a.addSquare(rows, within)
-	end()
-}
-
-// square loads the square at the parameter name, whose rows are ld+name apart.
-func (a *isa) square(name string) []reg.VecVirtual {
-	b, ld, rows := param(name), param("ld"+name), a.vecs(a.lanes)
-	for i := range rows {
-		VMOVUPS(a.at(b, 0), rows[i])
-		PREFETCHT1(Mem{Base: b, Disp: biasAhead})
-		if i < len(rows)-1 {
-			ADDQ(ld, b)
-		}
-	}
-	return rows
-}
-
-// addSquare adds the transpose of rows, with bounds, to a square of scores.
-func (a *isa) addSquare(rows []reg.VecVirtual, within func(y reg.VecVirtual) reg.VecVirtual) {
-	s, mx := param("s"), param("mx")
-	out := a.transposed(rows)
-	scale, m := a.vec(), a.vec()
+// biasSquares adds the transposes of squares of biases to squares of scores.
+func (a *isa) biasSquares() {
+	a.kernel("biasSquares")
+	s, b, ld, squares, within := param("s"), param("b"), param("ldb"), param("squares"), a.limit()
+	p, scale, m := GP64(), a.vec(), a.vec()
 	VMOVUPS(cLog2E.mem(), scale)
-	VMOVUPS(a.at(mx, 0), m)
-	for i, y := range out {
-		x := a.vec()
-		VMOVUPS(Mem{Base: s, Disp: i * a.rowBytes()}, x)
-		a.addBounded(x, y, within(y), scale)
-		VMOVUPS(x, Mem{Base: s, Disp: i * a.rowBytes()})
-		VMAXPS(m, x, m) // m where x is NaN
-	}
-	VMOVUPS(m, a.at(mx, 0))
+	loop("square", squares, 1, func() {
+		rows := a.vecs(a.lanes)
+		MOVQ(b, p)
+		for i := range rows {
+			VMOVUPS(a.at(p, 0), rows[i])
+			PREFETCHT1(Mem{Base: p, Disp: biasAhead})
+			if i < len(rows)-1 {
+				ADDQ(ld, p)
+			}
+		}
+		MOVQ(argument("mx"), p)
+		out := a.transposed(rows)
+		VMOVUPS(a.at(p, 0), m)
+		for i, y := range out {
+			x := a.vec()
+			VMOVUPS(Mem{Base: s, Disp: i * a.rowBytes()}, x)
+			a.addBounded(x, y, within(y), scale)
+			VMOVUPS(x, Mem{Base: s, Disp: i * a.rowBytes()})
+			VMAXPS(m, x, m) // m where x is NaN
+		}
+		VMOVUPS(m, a.at(p, 0))
+		ADDQ(U32(uint32(a.lanes*a.rowBytes())), s)
+		ADDQ(U32(uint32(a.bytes())), b)
+	})
+	end()
 }
 
 // nonFinite returns a number other than 0 when one of rows x vectors has NaN or Inf.

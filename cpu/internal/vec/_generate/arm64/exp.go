@@ -342,28 +342,29 @@ func bound() {
 	f.ret()
 }
 
-// biasSquare adds the transpose of a square of biases to a square of scores.
-func biasSquare() {
-	f := kernel("biasSquare")
-	b, ldb, rows := f.param("b"), f.param("ldb"), f.vectors(lanes)
-	for i := range rows {
-		f.ldStep(b, ldb, rows[i])
-	}
-	f.addSquare(f.bounds(), rows, f.limit())
-}
-
-// addSquare adds the transpose of rows, with bounds, to a square of scores, and returns.
-func (f *function) addSquare(limits bounds, rows []vec, within func(y, z vec)) {
-	s, mx, m, x, z := f.param("s"), f.param("mx"), f.vec(), f.vec(), f.vec()
-	f.transpose(rows)
+// biasSquares adds the transposes of squares of biases to squares of scores.
+func biasSquares() {
+	f := kernel("biasSquares")
+	p := f.params("s", "b", "ldb", "squares", "mx")
+	s, b, ldb, squares, mx := p[0], p[1], p[2], p[3], p[4]
+	limits, within, rows, m, x, z, from := f.bounds(), f.limit(), f.vectors(lanes), f.vec(), f.vec(), f.vec(), f.gp()
 	f.ld(mx, 0, 4, m)
-	for i, y := range rows {
-		f.ld(s, i*rowBytes, 4, x)
-		within(y, z)
-		f.addBounded(limits, x, y, z)
-		f.st(x, s, i*rowBytes)
-		f.larger(m, x, m)
-	}
+	f.loop("square", squares, func() {
+		f.mov(b, from)
+		for i := range rows {
+			f.ldStep(from, ldb, rows[i])
+		}
+		f.transpose(rows)
+		for i, y := range rows {
+			f.ld(s, i*rowBytes, 4, x)
+			within(y, z)
+			f.addBounded(limits, x, y, z)
+			f.st(x, s, i*rowBytes)
+			f.larger(m, x, m)
+		}
+		f.addI(lanes*rowBytes, s)
+		f.addI(bytes, b)
+	})
 	f.st(m, mx, 0)
 	f.ret()
 }

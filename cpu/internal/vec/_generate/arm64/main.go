@@ -42,7 +42,7 @@ func main() {
 	scoreGradients()
 	nonFinite()
 	transposeMul()
-	biasSquare()
+	biasSquares()
 	diagonal()
 	slopes()
 	join()
