@@ -42,9 +42,7 @@ func pictured() *Report {
 // The tests of cmd/attn open the page of this report in a browser.
 func TestPicturedReport(t *testing.T) {
 	var b bytes.Buffer
-	if err := pictured().WriteJSON(&b); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, pictured().WriteJSON(&b))
 	golden(t, "pictured.golden.json", b.Bytes())
 }
 

@@ -23,9 +23,7 @@ import (
 // its rounds.
 func realReport(t testing.TB) []byte {
 	text, err := os.ReadFile("testdata/real.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return text
 }
 
@@ -72,16 +70,10 @@ func edits(path string, value any) []edit {
 func TestEditedReports(t *testing.T) {
 	text := realReport(t)
 	want, err := Read(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := use(want); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, use(want))
 	var root any
-	if err := json.Unmarshal(text, &root); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, json.Unmarshal(text, &root))
 	derived := regexp.MustCompile(`^cases\[\d+\]\.(repetitions|median_s|min_s|low_s|high_s|confidence|pairs|flops|gflops|ceiling_gflops|` +
 		`bytes|gbs|ceiling_gbs|launch_s|bound|percent_of_bound|speedup_vs_stages|name|memory\.(operands|scratch|square))$`)
 	n, refused := 0, 0
@@ -95,9 +87,7 @@ func TestEditedReports(t *testing.T) {
 			}
 			edited, err := json.Marshal(root)
 			e.set(e.old)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			n++
 			got, err := Read(bytes.NewReader(edited))
 			if err != nil {
@@ -180,18 +170,12 @@ func FuzzReport(f *testing.F) {
 			}
 			return
 		}
-		if err := use(r); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, use(r))
 		// What was read and written is read again.
 		var again bytes.Buffer
-		if err := r.WriteJSON(&again); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, r.WriteJSON(&again))
 		back, err := Read(&again)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if !reflect.DeepEqual(r.Cases, back.Cases) {
 			t.Fatal("the cases of a report change when it is written and read again")
 		}

@@ -27,12 +27,8 @@ func TestBenchstatReadsGoBench(t *testing.T) {
 		}
 		path := filepath.Join(dir, name)
 		f, err := os.Create(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(r.WriteGoBench(f), f.Close()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
+		noError(t, errors.Join(r.WriteGoBench(f), f.Close()))
 		return path
 	}
 	out, err := exec.CommandContext(t.Context(), "go", "tool", "benchstat", write("old", 1), write("new", 1.1)).CombinedOutput()
@@ -57,9 +53,7 @@ func TestGoBenchLines(t *testing.T) {
 		r.Cases[i].Rounds = []Round{{TimesS: []float64{0.002}, CeilingGBS: new(45.5), LaunchS: new(1e-3)}}
 	}
 	var text strings.Builder
-	if err := r.WriteGoBench(&text); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, r.WriteGoBench(&text))
 	var lines []string
 	for l := range strings.Lines(text.String()) {
 		if strings.HasPrefix(l, "Benchmark") {

@@ -83,17 +83,11 @@ func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if os.Getenv("UPDATE_GOLDEN") == "1" {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.MkdirAll("testdata", 0o755))
+		noError(t, os.WriteFile(path, got, 0o644))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", path, diff)
 	}
@@ -115,9 +109,7 @@ func wantText(t *testing.T, write func(io.Writer) error, texts ...string) {
 
 func TestTable(t *testing.T) {
 	var out bytes.Buffer
-	if err := sample().WriteTable(&out); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, sample().WriteTable(&out))
 	golden(t, "table.golden", out.Bytes())
 	for l := range strings.Lines(out.String()) {
 		if l != strings.TrimRight(l, " \n")+"\n" {
@@ -155,18 +147,14 @@ func TestNumbersForPeople(t *testing.T) {
 // Other programs read these: names may be added, none may go or change.
 func TestJSONHoldsEveryField(t *testing.T) {
 	var b bytes.Buffer
-	if err := sample().WriteJSON(&b); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, sample().WriteJSON(&b))
 	text := b.Bytes()
 	golden(t, "report.golden.json", text)
 
 	strict := json.NewDecoder(bytes.NewReader(text))
 	strict.DisallowUnknownFields()
 	var back Report
-	if err := strict.Decode(&back); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, strict.Decode(&back))
 	if diff := cmp.Diff(sample(), &back); diff != "" {
 		t.Errorf("a report does not come back as it was (-want +got):\n%s", diff)
 	}
@@ -245,5 +233,12 @@ func TestReadRefuses(t *testing.T) {
 	}
 	if _, err := Read(iotest.ErrReader(os.ErrPermission)); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("a file that cannot be read: %v", err)
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

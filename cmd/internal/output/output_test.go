@@ -26,9 +26,7 @@ func oldFile(t *testing.T) (dir, target string) {
 	t.Helper()
 	dir = t.TempDir()
 	target = filepath.Join(dir, "target")
-	if err := os.WriteFile(target, []byte("old"), 0o640); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(target, []byte("old"), 0o640))
 	return dir, target
 }
 
@@ -58,20 +56,14 @@ func TestSet(t *testing.T) {
 	dir, a := oldFile(t)
 	b := filepath.Join(dir, "b")
 	var s Set
-	if err := errors.Join(s.Add("a", a), s.Add("b", b), s.Add("none", "")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(s.Add("a", a), s.Add("b", b), s.Add("none", "")))
 	err := errors.Join(s.Write(t.Context(), "a", put("new a")), s.Write(t.Context(), "b", put("new b")), s.Write(t.Context(), "none", nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	wantFile(t, a, "old")
 	if !missing(b) {
 		t.Error("b is there before Commit")
 	}
-	if err := s.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Commit(t.Context()))
 	s.Discard()
 	wantFile(t, a, "new a")
 	wantFile(t, b, "new b")
@@ -143,9 +135,7 @@ func TestLinks(t *testing.T) {
 		if err := os.Symlink(l.to, l.link); err != nil {
 			t.Skip(err)
 		}
-		if err := Write(t.Context(), l.link, put(l.link)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, Write(t.Context(), l.link, put(l.link)))
 		wantFile(t, l.target, l.link)
 		if to, err := os.Readlink(l.link); err != nil || to != l.to {
 			t.Errorf("the link %s became %q, %v", l.link, to, err)
@@ -153,24 +143,16 @@ func TestLinks(t *testing.T) {
 	}
 	// ".." is that of the target of a link to a folder.
 	sub := filepath.Join(other, "sub")
-	if err := errors.Join(os.Mkdir(sub, 0o755), os.Symlink(sub, filepath.Join(dir, "sub"))); err != nil {
-		t.Fatal(err)
-	}
-	if err := Write(t.Context(), dir+"/sub/../up", put("up")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(os.Mkdir(sub, 0o755), os.Symlink(sub, filepath.Join(dir, "sub"))))
+	noError(t, Write(t.Context(), dir+"/sub/../up", put("up")))
 	wantFile(t, filepath.Join(other, "up"), "up")
 	for _, to := range []string{"loop", "absent"} {
 		link := filepath.Join(dir, "loop")
-		if err := os.Symlink(to, link); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.Symlink(to, link))
 		if err := Write(t.Context(), link, put("x")); err == nil || !missing(filepath.Join(dir, "absent")) {
 			t.Errorf("a link to %s was written", to)
 		}
-		if err := os.Remove(link); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.Remove(link))
 	}
 }
 
@@ -189,9 +171,7 @@ func TestOneFileTwice(t *testing.T) {
 		{"new", "new"}, {"new", "./new"}, {"folder/new", "new"}, {"folder/folder/new", "folder/new"},
 	} {
 		var s Set
-		if err := s.Add("--a", dir+"/"+c[0]); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.Add("--a", dir+"/"+c[0]))
 		if err := s.Add("--b", dir+"/"+c[1]); err == nil || !strings.Contains(err.Error(), "--a names the same file") {
 			t.Errorf("%v: %v", c, err)
 		}
@@ -281,5 +261,12 @@ func TestDevices(t *testing.T) {
 	}
 	if err := Write(t.Context(), "/dev/full", put("x")); err == nil || !strings.Contains(err.Error(), "/dev/full: no space left") {
 		t.Errorf("a full device: %v", err)
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -26,18 +26,14 @@ func TestPipes(t *testing.T) {
 		}
 		read <- string(text)
 	}()
-	if err := Write(t.Context(), pipe, put("content")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, Write(t.Context(), pipe, put("content")))
 	if text := <-read; text != "content" {
 		t.Errorf("the reader got %q", text)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var s Set
-	if err := s.Add("--out", pipe); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Add("--out", pipe))
 	if err := s.Write(ctx, "--out", put("content")); !errors.Is(err, context.Canceled) {
 		t.Errorf("without a reader: %v", err)
 	}
@@ -50,8 +46,6 @@ func TestPipes(t *testing.T) {
 	}
 	s.Discard()
 	f, err := os.OpenFile(pipe, os.O_RDWR, 0) // ends the wait of the goroutine
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	f.Close()
 }
