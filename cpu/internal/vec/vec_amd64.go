@@ -627,3 +627,15 @@ func softcapAVX512Half(x *float32, vectors int, c float32)
 
 // halfValuesAVX512 is tileKernels.halfValues.
 func halfValuesAVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, alpha *float32)
+
+// productAMX is pairKernels.product.
+func productAMX(config *byte, c *float32, ldc int, a *uint16, lda int, b *uint32, ldb int, groups int, steps int, vectors int)
+
+// turnAMX is pairKernels.turn.
+func turnAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)
+
+// turnPairsAMX is pairKernels.turnPairs.
+func turnPairsAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)
+
+// roundPairsAMX is pairKernels.roundPairs.
+func roundPairsAMX(dst *uint32, src *float32, pairs int, vectors int)

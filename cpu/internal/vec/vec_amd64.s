@@ -38459,3 +38459,669 @@ key_done:
 	MOVQ         R8, 80(AX)
 	VZEROUPPER
 	RET
+
+// func productAMX(config *byte, c *float32, ldc int, a *uint16, lda int, b *uint32, ldb int, groups int, steps int, vectors int)
+TEXT ·productAMX(SB), NOSPLIT, $0-80
+	MOVQ config+0(FP), R8
+
+	// ldtilecfg [r8]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+	MOVQ ldc+16(FP), SI
+	MOVQ lda+32(FP), DX
+	MOVQ ldb+48(FP), CX
+
+vector:
+	MOVQ a+24(FP), AX
+	MOVQ c+8(FP), DI
+	MOVQ groups+56(FP), R13
+
+four:
+	CMPQ R13, $0x04
+	JL   one
+	MOVQ AX, R8
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+	LEAQ (R8)(DX*8), R9
+	LEAQ (R9)(DX*8), R9
+
+	// tilezero tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+	LEAQ (R9)(DX*8), R10
+	LEAQ (R10)(DX*8), R10
+
+	// tilezero tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+	LEAQ (R10)(DX*8), R11
+	LEAQ (R11)(DX*8), R11
+	MOVQ b+40(FP), BX
+	MOVQ steps+64(FP), R12
+
+four_step:
+	// tileloadd tmm7,[rbx+rcx*1]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x3c
+	BYTE $0x0b
+
+	// tileloadd tmm4,[r8+rdx*1]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x24
+	BYTE $0x10
+
+	// tdpbf16ps tmm0,tmm4,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xc4
+	ADDQ $0x40, R8
+
+	// tileloadd tmm5,[r9+rdx*1]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x2c
+	BYTE $0x11
+
+	// tdpbf16ps tmm1,tmm5,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcd
+	ADDQ $0x40, R9
+
+	// tileloadd tmm6,[r10+rdx*1]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x34
+	BYTE $0x12
+
+	// tdpbf16ps tmm2,tmm6,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xd6
+	ADDQ $0x40, R10
+
+	// tileloadd tmm4,[r11+rdx*1]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x24
+	BYTE $0x13
+
+	// tdpbf16ps tmm3,tmm4,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdc
+	ADDQ $0x40, R11
+	LEAQ (BX)(CX*8), BX
+	LEAQ (BX)(CX*8), BX
+	SUBQ $0x00000001, R12
+	JNZ  four_step
+
+	// tilestored [rdi+rsi*1],tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x04
+	BYTE $0x37
+	LEAQ (DI)(SI*8), DI
+	LEAQ (DI)(SI*8), DI
+	LEAQ (AX)(DX*8), AX
+	LEAQ (AX)(DX*8), AX
+
+	// tilestored [rdi+rsi*1],tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x0c
+	BYTE $0x37
+	LEAQ (DI)(SI*8), DI
+	LEAQ (DI)(SI*8), DI
+	LEAQ (AX)(DX*8), AX
+	LEAQ (AX)(DX*8), AX
+
+	// tilestored [rdi+rsi*1],tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x14
+	BYTE $0x37
+	LEAQ (DI)(SI*8), DI
+	LEAQ (DI)(SI*8), DI
+	LEAQ (AX)(DX*8), AX
+	LEAQ (AX)(DX*8), AX
+
+	// tilestored [rdi+rsi*1],tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x1c
+	BYTE $0x37
+	LEAQ (DI)(SI*8), DI
+	LEAQ (DI)(SI*8), DI
+	LEAQ (AX)(DX*8), AX
+	LEAQ (AX)(DX*8), AX
+	SUBQ $0x04, R13
+	JMP  four
+
+one:
+	TESTQ R13, R13
+	JZ    next
+	MOVQ  AX, R8
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+	MOVQ b+40(FP), BX
+	MOVQ steps+64(FP), R12
+
+one_step:
+	// tileloadd tmm7,[rbx+rcx*1]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x3c
+	BYTE $0x0b
+
+	// tileloadd tmm4,[r8+rdx*1]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x24
+	BYTE $0x10
+
+	// tdpbf16ps tmm0,tmm4,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xc4
+	ADDQ $0x40, R8
+	LEAQ (BX)(CX*8), BX
+	LEAQ (BX)(CX*8), BX
+	SUBQ $0x00000001, R12
+	JNZ  one_step
+
+	// tilestored [rdi+rsi*1],tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x04
+	BYTE $0x37
+	LEAQ (DI)(SI*8), DI
+	LEAQ (DI)(SI*8), DI
+	LEAQ (AX)(DX*8), AX
+	LEAQ (AX)(DX*8), AX
+	SUBQ $0x01, R13
+	JMP  one
+
+next:
+	ADDQ $0x40, b+40(FP)
+	ADDQ $0x40, c+8(FP)
+	DECQ vectors+72(FP)
+	JNZ  vector
+
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	RET
+
+// func turnAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)
+// Requires: AVX, AVX512F
+TEXT ·turnAMX(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ ldd+8(FP), CX
+	MOVQ src+16(FP), DX
+	MOVQ lds+24(FP), BX
+	MOVQ squares+32(FP), SI
+
+square:
+	MOVQ       DX, DI
+	VMOVUPS    (DI), Z0
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z1
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z2
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z3
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z4
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z5
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z6
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z7
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z8
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z9
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z10
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z11
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z12
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z13
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z14
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z15
+	VUNPCKLPS  Z1, Z0, Z16
+	VUNPCKHPS  Z1, Z0, Z0
+	VUNPCKLPS  Z3, Z2, Z1
+	VUNPCKHPS  Z3, Z2, Z2
+	VUNPCKLPS  Z5, Z4, Z3
+	VUNPCKHPS  Z5, Z4, Z4
+	VUNPCKLPS  Z7, Z6, Z5
+	VUNPCKHPS  Z7, Z6, Z6
+	VUNPCKLPS  Z9, Z8, Z7
+	VUNPCKHPS  Z9, Z8, Z8
+	VUNPCKLPS  Z11, Z10, Z9
+	VUNPCKHPS  Z11, Z10, Z10
+	VUNPCKLPS  Z13, Z12, Z11
+	VUNPCKHPS  Z13, Z12, Z12
+	VUNPCKLPS  Z15, Z14, Z13
+	VUNPCKHPS  Z15, Z14, Z14
+	VUNPCKLPD  Z1, Z16, Z15
+	VUNPCKHPD  Z1, Z16, Z1
+	VUNPCKLPD  Z2, Z0, Z16
+	VUNPCKHPD  Z2, Z0, Z0
+	VUNPCKLPD  Z5, Z3, Z2
+	VUNPCKHPD  Z5, Z3, Z3
+	VUNPCKLPD  Z6, Z4, Z5
+	VUNPCKHPD  Z6, Z4, Z4
+	VUNPCKLPD  Z9, Z7, Z6
+	VUNPCKHPD  Z9, Z7, Z7
+	VUNPCKLPD  Z10, Z8, Z9
+	VUNPCKHPD  Z10, Z8, Z8
+	VUNPCKLPD  Z13, Z11, Z10
+	VUNPCKHPD  Z13, Z11, Z11
+	VUNPCKLPD  Z14, Z12, Z13
+	VUNPCKHPD  Z14, Z12, Z12
+	VSHUFF32X4 $0x88, Z2, Z15, Z14
+	VSHUFF32X4 $0xdd, Z2, Z15, Z2
+	VSHUFF32X4 $0x88, Z10, Z6, Z15
+	VSHUFF32X4 $0xdd, Z10, Z6, Z6
+	VSHUFF32X4 $0x88, Z15, Z14, Z10
+	VSHUFF32X4 $0x88, Z6, Z2, Z17
+	VSHUFF32X4 $0xdd, Z15, Z14, Z14
+	VSHUFF32X4 $0xdd, Z6, Z2, Z2
+	VSHUFF32X4 $0x88, Z3, Z1, Z6
+	VSHUFF32X4 $0xdd, Z3, Z1, Z1
+	VSHUFF32X4 $0x88, Z11, Z7, Z3
+	VSHUFF32X4 $0xdd, Z11, Z7, Z7
+	VSHUFF32X4 $0x88, Z3, Z6, Z11
+	VSHUFF32X4 $0x88, Z7, Z1, Z15
+	VSHUFF32X4 $0xdd, Z3, Z6, Z3
+	VSHUFF32X4 $0xdd, Z7, Z1, Z1
+	VSHUFF32X4 $0x88, Z5, Z16, Z6
+	VSHUFF32X4 $0xdd, Z5, Z16, Z5
+	VSHUFF32X4 $0x88, Z13, Z9, Z7
+	VSHUFF32X4 $0xdd, Z13, Z9, Z9
+	VSHUFF32X4 $0x88, Z7, Z6, Z13
+	VSHUFF32X4 $0x88, Z9, Z5, Z16
+	VSHUFF32X4 $0xdd, Z7, Z6, Z6
+	VSHUFF32X4 $0xdd, Z9, Z5, Z5
+	VSHUFF32X4 $0x88, Z4, Z0, Z7
+	VSHUFF32X4 $0xdd, Z4, Z0, Z0
+	VSHUFF32X4 $0x88, Z12, Z8, Z4
+	VSHUFF32X4 $0xdd, Z12, Z8, Z8
+	VSHUFF32X4 $0x88, Z4, Z7, Z9
+	VSHUFF32X4 $0x88, Z8, Z0, Z12
+	VSHUFF32X4 $0xdd, Z4, Z7, Z4
+	VSHUFF32X4 $0xdd, Z8, Z0, Z0
+	VMOVUPS    Z10, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z11, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z13, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z9, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z17, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z15, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z16, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z12, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z14, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z3, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z6, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z4, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z2, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z1, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z5, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z0, (AX)
+	ADDQ       CX, AX
+	ADDQ       $0x40, DX
+	SUBQ       $0x00000001, SI
+	JNZ        square
+	VZEROUPPER
+	RET
+
+// func turnPairsAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)
+// Requires: AVX, AVX512F
+TEXT ·turnPairsAMX(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ ldd+8(FP), CX
+	MOVQ src+16(FP), DX
+	MOVQ lds+24(FP), BX
+	MOVQ squares+32(FP), SI
+
+square:
+	MOVQ       DX, DI
+	VPMOVZXWD  (DI), Z0
+	VPMOVZXWD  (DI)(BX*1), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VPORD      Z1, Z0, Z0
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z1
+	VPMOVZXWD  (DI)(BX*1), Z2
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z1, Z1
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z2
+	VPMOVZXWD  (DI)(BX*1), Z3
+	VPSLLD     $0x10, Z3, Z3
+	VPORD      Z3, Z2, Z2
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z3
+	VPMOVZXWD  (DI)(BX*1), Z4
+	VPSLLD     $0x10, Z4, Z4
+	VPORD      Z4, Z3, Z3
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z4
+	VPMOVZXWD  (DI)(BX*1), Z5
+	VPSLLD     $0x10, Z5, Z5
+	VPORD      Z5, Z4, Z4
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z5
+	VPMOVZXWD  (DI)(BX*1), Z6
+	VPSLLD     $0x10, Z6, Z6
+	VPORD      Z6, Z5, Z5
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z6
+	VPMOVZXWD  (DI)(BX*1), Z7
+	VPSLLD     $0x10, Z7, Z7
+	VPORD      Z7, Z6, Z6
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z7
+	VPMOVZXWD  (DI)(BX*1), Z8
+	VPSLLD     $0x10, Z8, Z8
+	VPORD      Z8, Z7, Z7
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z8
+	VPMOVZXWD  (DI)(BX*1), Z9
+	VPSLLD     $0x10, Z9, Z9
+	VPORD      Z9, Z8, Z8
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z9
+	VPMOVZXWD  (DI)(BX*1), Z10
+	VPSLLD     $0x10, Z10, Z10
+	VPORD      Z10, Z9, Z9
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z10
+	VPMOVZXWD  (DI)(BX*1), Z11
+	VPSLLD     $0x10, Z11, Z11
+	VPORD      Z11, Z10, Z10
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z11
+	VPMOVZXWD  (DI)(BX*1), Z12
+	VPSLLD     $0x10, Z12, Z12
+	VPORD      Z12, Z11, Z11
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z12
+	VPMOVZXWD  (DI)(BX*1), Z13
+	VPSLLD     $0x10, Z13, Z13
+	VPORD      Z13, Z12, Z12
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z13
+	VPMOVZXWD  (DI)(BX*1), Z14
+	VPSLLD     $0x10, Z14, Z14
+	VPORD      Z14, Z13, Z13
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z14
+	VPMOVZXWD  (DI)(BX*1), Z15
+	VPSLLD     $0x10, Z15, Z15
+	VPORD      Z15, Z14, Z14
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z15
+	VPMOVZXWD  (DI)(BX*1), Z16
+	VPSLLD     $0x10, Z16, Z16
+	VPORD      Z16, Z15, Z15
+	VUNPCKLPS  Z1, Z0, Z16
+	VUNPCKHPS  Z1, Z0, Z0
+	VUNPCKLPS  Z3, Z2, Z1
+	VUNPCKHPS  Z3, Z2, Z2
+	VUNPCKLPS  Z5, Z4, Z3
+	VUNPCKHPS  Z5, Z4, Z4
+	VUNPCKLPS  Z7, Z6, Z5
+	VUNPCKHPS  Z7, Z6, Z6
+	VUNPCKLPS  Z9, Z8, Z7
+	VUNPCKHPS  Z9, Z8, Z8
+	VUNPCKLPS  Z11, Z10, Z9
+	VUNPCKHPS  Z11, Z10, Z10
+	VUNPCKLPS  Z13, Z12, Z11
+	VUNPCKHPS  Z13, Z12, Z12
+	VUNPCKLPS  Z15, Z14, Z13
+	VUNPCKHPS  Z15, Z14, Z14
+	VUNPCKLPD  Z1, Z16, Z15
+	VUNPCKHPD  Z1, Z16, Z1
+	VUNPCKLPD  Z2, Z0, Z16
+	VUNPCKHPD  Z2, Z0, Z0
+	VUNPCKLPD  Z5, Z3, Z2
+	VUNPCKHPD  Z5, Z3, Z3
+	VUNPCKLPD  Z6, Z4, Z5
+	VUNPCKHPD  Z6, Z4, Z4
+	VUNPCKLPD  Z9, Z7, Z6
+	VUNPCKHPD  Z9, Z7, Z7
+	VUNPCKLPD  Z10, Z8, Z9
+	VUNPCKHPD  Z10, Z8, Z8
+	VUNPCKLPD  Z13, Z11, Z10
+	VUNPCKHPD  Z13, Z11, Z11
+	VUNPCKLPD  Z14, Z12, Z13
+	VUNPCKHPD  Z14, Z12, Z12
+	VSHUFF32X4 $0x88, Z2, Z15, Z14
+	VSHUFF32X4 $0xdd, Z2, Z15, Z2
+	VSHUFF32X4 $0x88, Z10, Z6, Z15
+	VSHUFF32X4 $0xdd, Z10, Z6, Z6
+	VSHUFF32X4 $0x88, Z15, Z14, Z10
+	VSHUFF32X4 $0x88, Z6, Z2, Z17
+	VSHUFF32X4 $0xdd, Z15, Z14, Z14
+	VSHUFF32X4 $0xdd, Z6, Z2, Z2
+	VSHUFF32X4 $0x88, Z3, Z1, Z6
+	VSHUFF32X4 $0xdd, Z3, Z1, Z1
+	VSHUFF32X4 $0x88, Z11, Z7, Z3
+	VSHUFF32X4 $0xdd, Z11, Z7, Z7
+	VSHUFF32X4 $0x88, Z3, Z6, Z11
+	VSHUFF32X4 $0x88, Z7, Z1, Z15
+	VSHUFF32X4 $0xdd, Z3, Z6, Z3
+	VSHUFF32X4 $0xdd, Z7, Z1, Z1
+	VSHUFF32X4 $0x88, Z5, Z16, Z6
+	VSHUFF32X4 $0xdd, Z5, Z16, Z5
+	VSHUFF32X4 $0x88, Z13, Z9, Z7
+	VSHUFF32X4 $0xdd, Z13, Z9, Z9
+	VSHUFF32X4 $0x88, Z7, Z6, Z13
+	VSHUFF32X4 $0x88, Z9, Z5, Z16
+	VSHUFF32X4 $0xdd, Z7, Z6, Z6
+	VSHUFF32X4 $0xdd, Z9, Z5, Z5
+	VSHUFF32X4 $0x88, Z4, Z0, Z7
+	VSHUFF32X4 $0xdd, Z4, Z0, Z0
+	VSHUFF32X4 $0x88, Z12, Z8, Z4
+	VSHUFF32X4 $0xdd, Z12, Z8, Z8
+	VSHUFF32X4 $0x88, Z4, Z7, Z9
+	VSHUFF32X4 $0x88, Z8, Z0, Z12
+	VSHUFF32X4 $0xdd, Z4, Z7, Z4
+	VSHUFF32X4 $0xdd, Z8, Z0, Z0
+	VMOVUPS    Z10, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z11, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z13, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z9, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z17, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z15, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z16, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z12, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z14, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z3, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z6, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z4, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z2, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z1, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z5, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z0, (AX)
+	ADDQ       CX, AX
+	ADDQ       $0x20, DX
+	SUBQ       $0x00000001, SI
+	JNZ        square
+	VZEROUPPER
+	RET
+
+// func roundPairsAMX(dst *uint32, src *float32, pairs int, vectors int)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·roundPairsAMX(SB), NOSPLIT, $0-32
+	MOVQ      dst+0(FP), AX
+	MOVQ      src+8(FP), CX
+	MOVQ      pairs+16(FP), DX
+	VMOVDQU16 alternate<>+0(SB), Z2
+	MOVQ      vectors+24(FP), SI
+	SHLQ      $0x06, SI
+
+pair:
+	LEAQ (CX)(SI*1), DI
+	MOVQ vectors+24(FP), BX
+
+vector:
+	VMOVUPS (CX), Z0
+	VMOVUPS (DI), Z1
+
+	// vcvtne2ps2bf16 zmm0,zmm1,zmm0
+	BYTE    $0x62
+	BYTE    $0xf2
+	BYTE    $0x77
+	BYTE    $0x48
+	BYTE    $0x72
+	BYTE    $0xc0
+	VPERMW  Z0, Z2, Z0
+	VMOVUPS Z0, (AX)
+	ADDQ    $0x40, CX
+	ADDQ    $0x40, DI
+	ADDQ    $0x40, AX
+	SUBQ    $0x00000001, BX
+	JNZ     vector
+	ADDQ    SI, CX
+	SUBQ    $0x00000001, DX
+	JNZ     pair
+	VZEROUPPER
+	RET
+
+DATA alternate<>+0(SB)/2, $0x0000
+DATA alternate<>+2(SB)/2, $0x0010
+DATA alternate<>+4(SB)/2, $0x0001
+DATA alternate<>+6(SB)/2, $0x0011
+DATA alternate<>+8(SB)/2, $0x0002
+DATA alternate<>+10(SB)/2, $0x0012
+DATA alternate<>+12(SB)/2, $0x0003
+DATA alternate<>+14(SB)/2, $0x0013
+DATA alternate<>+16(SB)/2, $0x0004
+DATA alternate<>+18(SB)/2, $0x0014
+DATA alternate<>+20(SB)/2, $0x0005
+DATA alternate<>+22(SB)/2, $0x0015
+DATA alternate<>+24(SB)/2, $0x0006
+DATA alternate<>+26(SB)/2, $0x0016
+DATA alternate<>+28(SB)/2, $0x0007
+DATA alternate<>+30(SB)/2, $0x0017
+DATA alternate<>+32(SB)/2, $0x0008
+DATA alternate<>+34(SB)/2, $0x0018
+DATA alternate<>+36(SB)/2, $0x0009
+DATA alternate<>+38(SB)/2, $0x0019
+DATA alternate<>+40(SB)/2, $0x000a
+DATA alternate<>+42(SB)/2, $0x001a
+DATA alternate<>+44(SB)/2, $0x000b
+DATA alternate<>+46(SB)/2, $0x001b
+DATA alternate<>+48(SB)/2, $0x000c
+DATA alternate<>+50(SB)/2, $0x001c
+DATA alternate<>+52(SB)/2, $0x000d
+DATA alternate<>+54(SB)/2, $0x001d
+DATA alternate<>+56(SB)/2, $0x000e
+DATA alternate<>+58(SB)/2, $0x001e
+DATA alternate<>+60(SB)/2, $0x000f
+DATA alternate<>+62(SB)/2, $0x001f
+GLOBL alternate<>(SB), RODATA|NOPTR, $64

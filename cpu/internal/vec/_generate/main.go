@@ -64,6 +64,10 @@ func main() {
 	half.rowWeights()
 	half.softcap()
 	avx512.halfValues(half, 2)
+	product()
+	turn("turn", 1)
+	turn("turnPairs", 2)
+	roundPairs()
 	Generate()
 }
 

@@ -11,26 +11,28 @@ import (
 	"strings"
 )
 
-// declared are the types that vec.go declares.
+// declared are the types that the files with tables declare.
 var declared = func() map[string]ast.Expr {
 	found := map[string]ast.Expr{}
-	file, err := parser.ParseFile(token.NewFileSet(), "../vec.go", nil, parser.SkipObjectResolution)
-	if err != nil {
-		log.Fatal(err)
-	}
-	ast.Inspect(file, func(n ast.Node) bool {
-		if t, ok := n.(*ast.TypeSpec); ok {
-			found[t.Name.Name] = t.Type
+	for _, name := range []string{"../vec.go", "../pairs.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			log.Fatal(err)
 		}
-		return true
-	})
+		ast.Inspect(file, func(n ast.Node) bool {
+			if t, ok := n.(*ast.TypeSpec); ok {
+				found[t.Name.Name] = t.Type
+			}
+			return true
+		})
+	}
 	return found
 }()
 
 // Kernel returns the field with the given name of a table, "Kernels.exp2" for example, and the
 // parameters and results of its functions, "x *float32, vectors int, m float32".
 func Kernel(name string) (field, params, results string) {
-	for _, table := range []string{"Kernels", "tileKernels", "registerTile"} {
+	for _, table := range []string{"Kernels", "tileKernels", "registerTile", "pairKernels"} {
 		for _, f := range declared[table].(*ast.StructType).Fields.List {
 			for _, n := range f.Names {
 				if n.Name == name {

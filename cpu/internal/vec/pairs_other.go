@@ -1,0 +1,5 @@
+//go:build !linux || !amd64
+
+package vec
+
+func (x *Kernels) pairs() *pairKernels { return nil }
