@@ -111,7 +111,9 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
 	a.plan.gatherSmall(c)
 	a.tiles.Open(&a.plan.layout, c)
-	a.tiles.Round = roundings[c.WeightType()]
+	if !a.plan.layout.Pairs {
+		a.tiles.Round = roundings[c.WeightType()]
+	}
 	if a.plan.keyChunks > 1 {
 		if err := a.share(); err != nil {
 			a.release()

@@ -51,7 +51,8 @@ const (
 func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	d, x := c.Dims(), queryWidth(k, c)
 	rows := d.Heads / d.KVHeads * d.SeqQ
-	decode := rows <= k.Width/2
+	pairs := tile.Pairs(k, c)
+	decode := rows <= k.Width/2 && !pairs
 	if lanes := tile.RoundUp(rows, x.Width); d.SeqK > tile.BlockKeys { // else see smallTask
 		full := lanes / 2
 		if !tile.InPlace(&c.K, c.Pages) || !tile.InPlace(&c.V, c.Pages) {
@@ -75,10 +76,13 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 // pairs that the visibility rule hides.
 func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 	d, v := c.Dims(), &c.Visible
-	best, least := k, math.Inf(1)
+	best, least, pairs := k, math.Inf(1), tile.Pairs(k, c)
 	for w := 0; w < k.Width; {
 		x := k.Narrow(w + 1)
 		w = x.Width
+		if pairs && x.PairUnit() == "" {
+			continue
+		}
 		share := d.Heads / d.KVHeads
 		rows := share * tile.RoundUp(d.SeqQ, w)
 		if d.SeqQ < w { // tiles span heads
@@ -214,7 +218,9 @@ func (x *partition) String() string {
 // path names the code for a plan.
 func (x *partition) path(c *backend.Call) string {
 	s := "fused " + x.layout.Kernels.Tier + " kernels"
-	if t := c.WeightType(); t != backend.F32 {
+	if x.layout.Pairs {
+		s += ", products of bf16 pairs in " + x.layout.Kernels.PairUnit() + " tiles"
+	} else if t := c.WeightType(); t != backend.F32 {
 		s += ", float32 products of weights in " + t.String()
 	}
 	return s

@@ -70,7 +70,7 @@ func (sc *Scores) FindVisible(t *Tile) {
 }
 
 // maxFirst is the most keys of which the first key of a step may have to be a multiple.
-const maxFirst = 16
+const maxFirst = vec.PairStep
 
 // Block takes tiles over the block of keys from j0 on.
 func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
@@ -85,7 +85,10 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 		return
 	}
 	first := 4 // keys of a step begin at a multiple of first
-	if l.KeyLanes && a.Products.K.Pages != nil {
+	switch {
+	case l.Pairs:
+		first = vec.PairStep // the sums of Product
+	case l.KeyLanes && a.Products.K.Pages != nil:
 		first = l.Kernels.Lanes // groups of keys lie in one page
 	}
 	b.span.Lo = b.span.Lo / first * first
@@ -117,8 +120,12 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
 	} else {
 		copy(s.MX, cur.m)
-		runs, ldk := p.keys(s, b, t, t.here)
-		x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
+		if p.Layout.Pairs {
+			p.pairScores(s, b, t)
+		} else {
+			runs, ldk := p.keys(s, b, t, t.here)
+			x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
+		}
 		a.Scores.Adjust(s, t, t.here)
 		fours := CeilDiv(n, 4)
 		Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
@@ -138,24 +145,14 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 }
 
 // addValues adds the products of the weights in s.S and the values of t's keys in b to the
-// outputs of t. With clean set a weight of 0 hides values that are not finite. Such values
-// leave outputs that are not finite, whatever their weights: with look set the outputs are
-// looked at, because reading values once is cheaper than looking at them first.
+// outputs of t. With clean set a weight of 0 hides values that are not finite. See
+// Products.addValues for look.
 func (a *Attention) addValues(s *Space, t *Tile, b *block, clean, look bool) {
-	p, l, o := &a.Products, a.Products.Layout, t.sums.cur.o
-	if l.KeyLanes {
-		o = o[:t.N*l.DimV]
-	}
-	if look = look && clean && !b.checked && l.ReadV; look {
-		copy(s.v, o)
-		clean = false
-	}
-	e, ld := p.values(s, b, t, t.here, clean)
-	p.multiply(s, t, e, ld, s.S, BlockKeys)
-	if look && l.Kernels.NonFinite(o, len(o), 1, len(o)) {
-		copy(o, s.v)
-		e, ld = p.values(s, b, t, t.here, true)
-		p.multiply(s, t, e, ld, s.S, BlockKeys)
+	p := &a.Products
+	if p.Layout.Pairs {
+		p.addPairValues(s, b, t, clean)
+	} else {
+		p.addValues(s, b, t, clean, look)
 	}
 	if b.replaced {
 		p.addNonFinite(t, t.here, s.S, BlockKeys, func(h, i, j, r int, _ float32) bool {

@@ -21,13 +21,14 @@ type Layout struct {
 	DimK, DimV int  // head sizes rounded up to Lanes
 
 	ReadK, ReadV bool // kernels read keys, values in place; others are converted
+	Pairs        bool // both products multiply pairs of bf16
 }
 
 // NewLayout returns the layout of c with the kernels of k. Tiles have keys as lanes if keyLanes
 // is set, or if no other kernels compute c.
 func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	d := c.Dims()
-	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes || dropsByRow(c, k.Width),
+	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes,
 		DimK: RoundUp(d.Dim, k.Lanes), DimV: RoundUp(d.ValueDim, k.Lanes), Sums: CeilDiv(d.SeqK, SumKeys),
 		ReadK: InPlace(&c.K, c.Pages), ReadV: InPlace(&c.V, c.Pages)}
 	if d.SeqQ < k.Width { // tiles span heads
@@ -41,7 +42,16 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	if l.KeyLanes {
 		l.ReadK, l.ReadV = readInPlace(k, &c.K, c.Pages), readInPlace(k, &c.V, c.Pages)
 	}
+	if l.Pairs = Pairs(k, c); l.Pairs {
+		l.ReadK, l.ReadV = false, false
+	}
 	return l
+}
+
+// Pairs reports whether the products of c, in low precision, are those of pairs of bf16. Their
+// sums have another order, so calls of all numbers of rows use them.
+func Pairs(k *vec.Kernels, c *backend.Call) bool {
+	return c.WeightType() == backend.BF16 && c.Q.DType() == backend.BF16 && c.K.DType() == backend.BF16 && k.PairUnit() != ""
 }
 
 // InPlace reports whether kernels with query rows as lanes read the rows of t in place.

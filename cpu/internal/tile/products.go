@@ -19,6 +19,10 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 	l := p.Layout
 	x := l.Kernels
 	t.q = w.Floats(l.QueryFloats())
+	if l.Pairs {
+		p.packPairs(s, t)
+		return
+	}
 	if l.KeyLanes {
 		p.loadQueries(t.q, t, 0, t.N)
 		ScaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
@@ -114,6 +118,27 @@ func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e
 	p.loadValues(s, b, t)
 	s.Rows(s.v[(here.Lo-b.span.Lo)*l.DimV:], l.DimV, here.Hi-here.Lo, l.DimV)
 	return vec.F32, l.DimV
+}
+
+// addValues is Attention.addValues for finite values. Others leave outputs that are not finite,
+// whatever their weights: with look set the outputs are looked at, because reading values once is
+// cheaper than looking at them first.
+func (p *Products) addValues(s *Space, b *block, t *Tile, clean, look bool) {
+	l, o := p.Layout, t.sums.cur.o
+	if l.KeyLanes {
+		o = o[:t.N*l.DimV]
+	}
+	if look = look && clean && !b.checked && l.ReadV; look {
+		copy(s.v, o)
+		clean = false
+	}
+	e, ld := p.values(s, b, t, t.here, clean)
+	p.multiply(s, t, e, ld, s.S, BlockKeys)
+	if look && l.Kernels.NonFinite(o, len(o), 1, len(o)) {
+		copy(o, s.v)
+		e, ld = p.values(s, b, t, t.here, true)
+		p.multiply(s, t, e, ld, s.S, BlockKeys)
+	}
 }
 
 // loadValues converts the values of b to s.v, once.

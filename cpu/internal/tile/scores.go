@@ -132,15 +132,15 @@ func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
 			s.Draw.Rows(x, batch, uint32(first[backend.Heads]+t.H+lane), row, x.Lanes)
 			x.DropHeads(weights[lane:], n, &s.Draw, column)
 		}
-	default:
+	case row%4 == 0 && t.I+t.N <= l.Dims.SeqQ:
 		s.Draw.Tile(x, batch, uint32(first[backend.Heads]+t.H), row)
 		x.Drop(weights, n, &s.Draw, column)
+	default: // the kernel for tiles takes rows of one head, from a multiple of 4 on
+		for r := range t.N {
+			h, i := l.Row(t.H, t.I, r)
+			view.CopyElements(s.Stage, 1, weights[r:], x.Width, n)
+			sc.DropRow(&s.Draw, s.Stage[:n], t.Batch, h, i, here.Lo)
+			view.CopyElements(weights[r:], x.Width, s.Stage, 1, n)
+		}
 	}
-}
-
-// dropsByRow reports whether query rows of c cannot be lanes because of dropout: the kernel for
-// tiles of width rows takes those of one head, from a multiple of 4 on.
-func dropsByRow(c *backend.Call, width int) bool {
-	d := c.Dims()
-	return c.Dropout.P > 0 && d.SeqQ > 1 && (c.Dropout.First[backend.Seq]%4 != 0 || d.SeqQ < width && d.Heads > d.KVHeads)
 }

@@ -19,6 +19,7 @@ type Space struct {
 	table      []float32 // bias of a tile by distance
 	Capped     []float32 // the scores before biases, for the softcap's derivative; may be nil
 	k, v       []float32 // converted, or values with 0 for NaN and Inf, or outputs
+	pairs      []float32 // weights of bf16, and the sums of their block
 	Scale, One []float32 // factors of transpositions
 	edge       [2][maxWidth]int32
 	terms      [BlockKeys]float32   // of the biases of a row
@@ -44,7 +45,7 @@ func SpaceOf(w *pool.Scratch) *Space {
 // SpaceFloats returns the floats that Products.Open takes.
 func (l *Layout) SpaceFloats() int {
 	return (BlockKeys+l.Kernels.Lanes)*l.DimK + BlockKeys*l.DimV + 2*l.Kernels.Lanes + l.ScoreFloats() + 3*l.Kernels.Width +
-		l.Kernels.Lanes*max(l.DimK, l.DimV, BlockKeys) + BlockKeys + l.Kernels.Width
+		l.Kernels.Lanes*max(l.DimK, l.DimV, BlockKeys) + BlockKeys + l.Kernels.Width + l.pairFloats()
 }
 
 // Open returns the space of a task.
@@ -60,6 +61,7 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 	s.Stage = w.Floats(x.Lanes * max(l.DimK, l.DimV, BlockKeys))
 	s.table = w.Floats(BlockKeys + x.Width)
 	s.bias = s.table[:BlockKeys]
+	s.pairs = w.Floats(l.pairFloats())
 	s.Capped = nil
 	return s
 }

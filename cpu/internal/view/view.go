@@ -128,6 +128,25 @@ func (v *View) LoadRows(k *vec.Kernels, dst []float32, ld, b, h, s, n int) {
 	v.Load(k, dst, ld, b, h, s, n, 0, v.Shape[backend.Dim])
 }
 
+// LoadBits copies rows [s, s+n) of 16 bits to dst, whose rows are ld apart, and zeros what
+// follows them there.
+func (v *View) LoadBits(dst []uint16, ld, b, h, s, n int) {
+	cols, step := v.Shape[backend.Dim], v.Stride[backend.Dim]
+	for m := 0; n > 0; n, s = n-m, s+m {
+		m = v.Adjacent(s, n)
+		from := v.Bits[v.RowIndex(b, h, s):]
+		if ld == cols && v.Stride[backend.Seq] == ld && step == 1 {
+			copy(dst[:m*ld], from)
+		} else {
+			for r := range m {
+				CopyElements(dst[r*ld:], 1, from[r*v.Stride[backend.Seq]:], step, cols)
+				clear(dst[r*ld+cols : (r+1)*ld])
+			}
+		}
+		dst = dst[m*ld:]
+	}
+}
+
 // At returns element (b, h, s, c) as float32.
 func (v *View) At(b, h, s, c int) float32 {
 	row := v.RowIndex(b, h, s)

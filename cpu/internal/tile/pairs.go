@@ -1,0 +1,94 @@
+package tile
+
+import (
+	"unsafe"
+
+	"github.com/seed90331342/attn/cpu/internal/vec"
+)
+
+// With Layout.Pairs both products of a tile are matrix products of bf16, with query rows as
+// lanes. What multiplies queries or weights has other rows than in memory:
+//
+//	S = K·Q     keys [keys, D]      queries [D/2, Width] of pairs
+//	O = Vᵀ·P    values [Dv, keys]   weights [keys/2, Width] of pairs
+//
+// D is rounded up to vec.PairStep. A sum over values begins at a multiple of as many keys.
+
+// pairDim returns the elements of a row of keys or queries.
+func (l *Layout) pairDim() int { return RoundUp(l.Dims.Dim, vec.PairStep) }
+
+// pairFloats returns the floats of the weights of a tile and of the sums of a block.
+func (l *Layout) pairFloats() int {
+	if !l.Pairs {
+		return 0
+	}
+	return (BlockKeys/2 + l.DimV) * l.Kernels.Width
+}
+
+// halves and pairsOf return the memory of floats.
+func halves(floats []float32) []uint16 {
+	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(floats))), 2*len(floats))
+}
+
+func pairsOf(floats []float32) []uint32 {
+	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(floats))), len(floats))
+}
+
+// packPairs loads the query rows of t, without the scale.
+func (p *Products) packPairs(s *Space, t *Tile) {
+	l, d, rows := p.Layout, p.Layout.pairDim(), halves(s.k)
+	clear(rows[:l.Kernels.Width*d])
+	for r := range t.N {
+		h, i := l.Row(t.H, t.I, r)
+		p.Q.LoadBits(rows[r*d:], d, t.Batch, h, i, 1)
+	}
+	for lane := 0; lane < l.Kernels.Width; lane += l.Kernels.Lanes {
+		l.Kernels.Turn(pairsOf(t.q)[lane:], l.Kernels.Width, rows[lane*d:], d, d/2)
+	}
+}
+
+// pairScores computes the scores of t and its keys in b, and their maxima.
+func (p *Products) pairScores(s *Space, b *block, t *Tile) {
+	l, d, n := p.Layout, p.Layout.pairDim(), t.here.Hi-t.here.Lo
+	x, keys := l.Kernels, halves(s.k)
+	if !b.hasK {
+		b.hasK = true
+		p.K.LoadBits(keys, d, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
+	}
+	x.Product(s.S, x.Width, keys[(t.here.Lo-b.span.Lo)*d:], d, pairsOf(t.q), x.Width, CeilDiv(n, x.Lanes), d/vec.PairStep, x.Width)
+	x.ScaleMax(s.S[:n*x.Width], p.Scale, s.One)
+	Fill(s.One, 1)
+	x.ColumnMax(s.S, n, s.MX)
+}
+
+// addPairValues adds the products of the weights in s.S, rounded, and the values of t's keys in b
+// to the outputs of t. With clean set NaN and Inf count as 0; if there are any, b.replaced is set.
+func (p *Products) addPairValues(s *Space, b *block, t *Tile, clean bool) {
+	l, n, all := p.Layout, t.here.Hi-t.here.Lo, b.span.Hi-b.span.Lo
+	x, steps, rows := l.Kernels, CeilDiv(n, vec.PairStep), halves(s.v)[:BlockKeys*l.DimV]
+	values := halves(s.v)[len(rows):]
+	load := !b.hasV
+	if load {
+		b.hasV = true
+		p.V.LoadBits(rows, l.DimV, t.Batch, t.KVHead, b.span.Lo, all)
+		clear(rows[all*l.DimV : RoundUp(all, vec.PairStep)*l.DimV])
+	}
+	if clean && !b.checked {
+		b.checked = true
+		for i, y := range rows[:all*l.DimV] {
+			if y&0x7f80 == 0x7f80 {
+				rows[i], b.replaced, load = 0, true, true
+			}
+		}
+	}
+	for j := 0; load && j < all; j += vec.PairStep {
+		x.TurnPairs(values[j:], BlockKeys, rows[j*l.DimV:], l.DimV, l.DimV)
+	}
+	weights, sums := pairsOf(s.pairs)[:steps*vec.PairStep/2*x.Width], s.pairs[BlockKeys/2*x.Width:]
+	whole := RoundUp(n, 4)
+	x.RoundPairs(weights, s.S, whole, x.Width)
+	clear(weights[whole/2*x.Width:])
+	x.Product(sums, x.Width, values[t.here.Lo-b.span.Lo:], BlockKeys, weights, x.Width, l.DimV/x.Lanes, steps, x.Width)
+	Fill(s.beta, 1)
+	x.Fold(t.sums.cur.o, sums, l.DimV, s.Alpha, s.beta)
+}
