@@ -17,12 +17,12 @@ import (
 // pairDim returns the elements of a row of keys or queries.
 func (l *Layout) pairDim() int { return RoundUp(l.Dims.Dim, vec.PairStep) }
 
-// pairFloats returns the floats of the weights of a tile and of the sums of a block.
+// pairFloats returns the floats of the weights of a tile, and of the sums of PairValues.
 func (l *Layout) pairFloats() int {
 	if !l.Pairs {
 		return 0
 	}
-	return (BlockKeys/2 + l.DimV) * l.Kernels.Width
+	return BlockKeys/2*l.Kernels.Width + vec.PairSums
 }
 
 // halves and pairsOf return the memory of floats.
@@ -55,17 +55,14 @@ func (p *Products) pairScores(s *Space, b *block, t *Tile) {
 		b.hasK = true
 		p.K.LoadBits(keys, d, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
 	}
-	x.Product(s.S, x.Width, keys[(t.here.Lo-b.span.Lo)*d:], d, pairsOf(t.q), x.Width, CeilDiv(n, x.Lanes), d/vec.PairStep, x.Width)
-	x.ScaleMax(s.S[:n*x.Width], p.Scale, s.One)
-	Fill(s.One, 1)
-	x.ColumnMax(s.S, n, s.MX)
+	x.PairScores(s.S, keys[(t.here.Lo-b.span.Lo)*d:], d, n, pairsOf(t.q), d, p.Scale, s.MX)
 }
 
 // addPairValues adds the products of the weights in s.S, rounded, and the values of t's keys in b
 // to the outputs of t. With clean set NaN and Inf count as 0; if there are any, b.replaced is set.
 func (p *Products) addPairValues(s *Space, b *block, t *Tile, clean bool) {
-	l, n, all := p.Layout, t.here.Hi-t.here.Lo, b.span.Hi-b.span.Lo
-	x, steps, rows := l.Kernels, CeilDiv(n, vec.PairStep), halves(s.v)[:BlockKeys*l.DimV]
+	l, n, all := p.Layout, RoundUp(t.here.Hi-t.here.Lo, vec.PairStep), b.span.Hi-b.span.Lo
+	x, rows := l.Kernels, halves(s.v)[:BlockKeys*l.DimV]
 	values := halves(s.v)[len(rows):]
 	load := !b.hasV
 	if load {
@@ -84,11 +81,9 @@ func (p *Products) addPairValues(s *Space, b *block, t *Tile, clean bool) {
 	for j := 0; load && j < all; j += vec.PairStep {
 		x.TurnPairs(values[j:], BlockKeys, rows[j*l.DimV:], l.DimV, l.DimV)
 	}
-	weights, sums := pairsOf(s.pairs)[:steps*vec.PairStep/2*x.Width], s.pairs[BlockKeys/2*x.Width:]
-	whole := RoundUp(n, 4)
+	weights, sums := pairsOf(s.pairs)[:n/2*x.Width], s.pairs[BlockKeys/2*x.Width:]
+	whole := RoundUp(t.here.Hi-t.here.Lo, 4) // weights up to there are 0
 	x.RoundPairs(weights, s.S, whole, x.Width)
 	clear(weights[whole/2*x.Width:])
-	x.Product(sums, x.Width, values[t.here.Lo-b.span.Lo:], BlockKeys, weights, x.Width, l.DimV/x.Lanes, steps, x.Width)
-	Fill(s.beta, 1)
-	x.Fold(t.sums.cur.o, sums, l.DimV, s.Alpha, s.beta)
+	x.PairValues(t.sums.cur.o, values[t.here.Lo-b.span.Lo:], BlockKeys, weights, l.DimV, n, s.Alpha, sums)
 }

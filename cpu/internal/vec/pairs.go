@@ -6,14 +6,24 @@ import "unsafe"
 // Sums have another order than those of the other kernels, and subnormal numbers count as 0.
 type pairKernels struct {
 	unit       string
-	product    func(config *byte, c *float32, ldc int, a *uint16, lda int, b *uint32, ldb, groups, steps, vectors int)
+	tiles      [3]pairTile // of one, two and four vectors of query rows
 	turn       func(dst *uint32, ldd int, src *uint16, lds, squares int)
 	turnPairs  func(dst *uint32, ldd int, src *uint16, lds, squares int)
 	roundPairs func(dst *uint32, src *float32, pairs, vectors int)
 }
 
-// PairStep is the number of elements of A's rows that Product takes at once.
+// pairTile is the products for tiles of one width.
+type pairTile struct {
+	pairScores func(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys, groups, steps int, scale float32, mx *float32)
+	pairValues func(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups, steps int, alpha, sums *float32)
+}
+
+// PairStep is the number of elements over which the unit sums at once. Such a sum does not
+// depend on anything else. The sums are added upwards from 0.
 const PairStep = 32
+
+// PairSums is the number of sums that PairValues computes at once: four tiles.
+const PairSums = 4 * 16 * 16
 
 // PairUnit names the unit that multiplies pairs of bf16 in tiles of the Width of x; "" if
 // there is none, and then the methods below must not be called.
@@ -24,16 +34,32 @@ func (x *Kernels) PairUnit() string {
 	return x.pairs().unit
 }
 
-// Product computes C = A·B of bf16, where element (k, n) of B is the pair of elements of its
-// rows 2k and 2k+1, the first in the lower half. A sum over PairStep elements does not
-// depend on anything else, and these are added upwards from 0.
+func (x *Kernels) pairTile() *pairTile { return &x.pairs().tiles[x.Width/32] }
+
+// PairScores is Scores for keys and queries of bf16, times scale:
 //
-//	c [16·groups, cols], rows ldc apart    a [16·groups, 32·steps], rows lda apart    b [16·steps, cols] of pairs, rows ldb apart
+//	S[key][lane] = scale·Σ_d K[key][d]·Qᵀ[d][lane]    mx[lane] = max(mx[lane], max_key S)
 //
-// cols is a multiple of 16.
-func (x *Kernels) Product(c []float32, ldc int, a []uint16, lda int, b []uint32, ldb, groups, steps, cols int) {
-	_, _, _ = c[(16*groups-1)*ldc+cols-1], a[(16*groups-1)*lda+PairStep*steps-1], b[(16*steps-1)*ldb+cols-1]
-	x.pairs().product(&wholeTiles[0], &c[0], 4*ldc, &a[0], 2*lda, &b[0], 4*ldb, groups, steps, cols/16)
+//	s [n, Width]    k [n, d], rows ldk apart    q [d/2, Width] of pairs    mx [Width]
+//
+// d is a multiple of PairStep. Rows up to a multiple of 16 are read and written, too.
+func (x *Kernels) PairScores(s []float32, k []uint16, ldk, n int, q []uint32, d int, scale float32, mx []float32) {
+	w, groups := x.Width, (n+15)/16
+	_, _, _, _ = s[16*groups*w-1], k[(16*groups-1)*ldk+d-1], q[d/2*w-1], mx[w-1]
+	x.pairTile().pairScores(&wholeTiles[0], &s[0], &k[0], 2*ldk, &q[0], n, groups, d/PairStep, scale, &mx[0])
+}
+
+// PairValues is Values for values and weights of bf16:
+//
+//	Oᵀ[d][lane] = alpha[lane]·Oᵀ[d][lane] + Σ_key V[key][d]·P[key][lane]
+//
+//	o [d, Width]    vt [d, n], rows ldv apart    p [n/2, Width] of pairs    alpha [Width]
+//
+// d is a multiple of 16, n one of PairStep. sums is memory for PairSums numbers.
+func (x *Kernels) PairValues(o []float32, vt []uint16, ldv int, p []uint32, d, n int, alpha, sums []float32) {
+	w := x.Width
+	_, _, _, _, _ = o[d*w-1], vt[(d-1)*ldv+n-1], p[n/2*w-1], alpha[w-1], sums[PairSums-1]
+	x.pairTile().pairValues(&wholeTiles[0], &o[0], &vt[0], 2*ldv, &p[0], d/16, n/PairStep, &alpha[0], &sums[0])
 }
 
 // Turn transposes pairs of adjacent bf16:

@@ -7,7 +7,11 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-var pairsAMX = pairKernels{"AMX-BF16", productAMX, turnAMX, turnPairsAMX, roundPairsAMX}
+var pairsAMX = pairKernels{
+	unit:  "AMX-BF16",
+	tiles: [3]pairTile{{pairScoresAMXx1, pairValuesAMXx1}, {pairScoresAMXx2, pairValuesAMXx2}, {pairScoresAMX, pairValuesAMX}},
+	turn:  turnAMX, turnPairs: turnPairsAMX, roundPairs: roundPairsAMX,
+}
 
 // availablePairs returns the pair kernels that this machine runs, or nil. The first call asks Linux to let
 // the process use tiles: every thread that does so has 8 KiB more state from then on.

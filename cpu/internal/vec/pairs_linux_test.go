@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -75,72 +76,68 @@ func bf16s(rng *rand.Rand, n int) []uint16 {
 	return s
 }
 
-// TestProduct compares Product with sums in float64, between elements that must not change.
-func TestProduct(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
+// TestPairProducts compares scores and outputs with sums in float64, between elements that must
+// not change, and the scores of a row with its scores in a tile of the first table.
+func TestPairProducts(t *testing.T) {
+	const edge, scale = 3, 0.7
+	first := map[string]float32{}
 	for _, k := range pairTables(t) {
-		for groups := 1; groups <= 9; groups += 2 {
-			for steps := 1; steps <= 5; steps += 2 {
-				rows, cols, n := 16*groups, k.Width, PairStep*steps
-				lda, ldb, ldc := n+8, cols+4, cols+2
-				a, ones, b, c := bf16s(rng, rows*lda), bf16s(rng, n*cols), make([]uint32, n/2*ldb), make([]float32, rows*ldc)
-				for i, x := range ones {
-					b[i/2/cols*ldb+i/2%cols] |= uint32(x) << (16 * (i % 2))
+		w, lanes := k.Width, make([]float32, k.Width)
+		for _, keys := range []int{1, 15, 16, 33, 64, 80, 128} {
+			for _, d := range []int{32, 96, 160} {
+				rng := rand.New(rand.NewPCG(uint64(keys), uint64(d)))
+				rows, ld := (keys+15)/16*16, d+8
+				x, column := bf16s(rng, rows*ld), bf16s(rng, d) // all query rows are multiples of this one
+				y := make([]uint32, d/2*w)
+				for i := range y {
+					power := uint32(0x0080 * (i % w % 4)) // of 2
+					y[i] = uint32(column[i/w*2])&0x7fff + power | (uint32(column[i/w*2+1])&0x7fff+power)<<16
 				}
-				for i := range c {
-					c[i] = 7
+				sum := func(row, lane int) (sum, size float64) {
+					for c := range d {
+						x, y := float64(BF16ToF32(x[row*ld+c])), float64(BF16ToF32(uint16(y[c/2*w+lane]>>(16*(c%2)))))
+						sum, size = sum+x*y, size+math.Abs(x*y)
+					}
+					return sum, size * float64(d) * 0x1p-24
 				}
-				k.Product(c, ldc, a, lda, b, ldb, groups, steps, cols)
-				for i, got := range c {
-					row, col := i/ldc, i%ldc
-					if col >= cols {
-						if got != 7 {
-							t.Fatalf("element %d of row %d after the product changed to %v", col, row, got)
+				s, mx := make([]float32, rows*w+edge), slices.Repeat([]float32{-1}, w)
+				k.PairScores(s[:rows*w], x, ld, keys, y, d, scale, mx)
+				o, sums := slices.Repeat([]float32{7}, rows*w+edge), make([]float32, 1024)
+				for i := range lanes {
+					lanes[i] = float32(i%5) / 4
+				}
+				k.PairValues(o[:rows*w], x, ld, y, rows, d, lanes, sums)
+				most := slices.Repeat([]float32{-1}, w)
+				for row := range rows {
+					for lane := range w {
+						want, bound := sum(row, lane)
+						got := s[row*w+lane]
+						if row < keys {
+							most[lane] = max(most[lane], got)
+							if !(math.Abs(float64(got)-scale*want) <= 2*bound) {
+								t.Fatalf("width %d, %d keys, d %d: score %d of lane %d is %v, want %v within %v", w, keys, d, row, lane, got, scale*want, 2*bound)
+							}
+							name := fmt.Sprint(keys, d, row, lane)
+							if _, found := first[name]; !found {
+								first[name] = got
+							} else if first[name] != got {
+								t.Fatalf("width %d, %d keys, d %d: score %d of lane %d is %v, in other tiles %v", w, keys, d, row, lane, got, first[name])
+							}
 						}
-						continue
+						if want, got := want+7*float64(lanes[lane]), o[row*w+lane]; !(math.Abs(float64(got)-want) <= 2*bound+0x1p-20) {
+							t.Fatalf("width %d, %d rows, n %d: output %d of lane %d is %v, want %v within %v", w, rows, d, row, lane, got, want, 2*bound)
+						}
 					}
-					sum, size := 0.0, 0.0
-					for j := range n {
-						x := float64(BF16ToF32(a[row*lda+j])) * float64(BF16ToF32(uint16(b[j/2*ldb+col]>>(16*(j%2)))))
-						sum, size = sum+x, size+math.Abs(x)
-					}
-					if bound := size * float64(n) * 0x1p-24; !(math.Abs(float64(got)-sum) <= bound) {
-						t.Fatalf("width %d, %d groups, %d steps: c[%d][%d] is %v, want %v within %v", cols, groups, steps, row, col, got, sum, bound)
+				}
+				if !slices.Equal(mx, most) {
+					t.Fatalf("width %d, %d keys, d %d: maxima %v, want %v", w, keys, d, mx, most)
+				}
+				for i := range edge {
+					if s[rows*w+i] != 0 || o[rows*w+i] != 7 {
+						t.Fatalf("width %d, %d keys, d %d: elements after the last one changed", w, keys, d)
 					}
 				}
 			}
-		}
-	}
-}
-
-// TestProductKeepsBits shows that a column has the same bits in a product of other shape, and
-// the transposed product has them, too.
-func TestProductKeepsBits(t *testing.T) {
-	k, rng := pairTables(t)[0], rand.New(rand.NewPCG(3, 4))
-	const steps, n = 3, 3 * PairStep
-	a, columns := bf16s(rng, 64*n), bf16s(rng, 64*n)
-	pairs := func(rows []uint16) []uint32 { // [n/2, 64] from rows [64, n]
-		b := make([]uint32, n/2*64)
-		for i := range 64 / 16 {
-			k.Turn(b[16*i:], 64, rows[16*i*n:], n, n/2)
-		}
-		return b
-	}
-	c, other := make([]float32, 64*64), make([]float32, 64*64)
-	k.Product(c, 64, a, n, pairs(columns), 64, 4, steps, 64)
-	k.Product(other, 64, columns, n, pairs(a), 64, 4, steps, 64)
-	one := make([]float32, 16*16)
-	k.Product(one, 16, a[16*n:], n, pairs(columns)[16:], 64, 1, steps, 16)
-	for i := range 64 {
-		for j := range 64 {
-			if c[i*64+j] != other[j*64+i] {
-				t.Fatalf("element %d, %d is %v, transposed it is %v", i, j, c[i*64+j], other[j*64+i])
-			}
-		}
-	}
-	for i, x := range one {
-		if y := c[(16+i/16)*64+16+i%16]; x != y {
-			t.Fatalf("element %d is %v, alone it is %v", i, y, x)
 		}
 	}
 }
@@ -185,40 +182,31 @@ func TestPairs(t *testing.T) {
 
 func BenchmarkPairs(b *testing.B) {
 	k, rng := pairTables(b)[0], rand.New(rand.NewPCG(7, 8))
+	s, p, sums, lanes := make([]float32, 128*64), make([]uint32, 64*64), make([]float32, 1024), make([]float32, 64)
 	for _, d := range []int{64, 128} {
-		a, q, c := bf16s(rng, 128*d), make([]uint32, d/2*64), make([]float32, 128*64)
-		v := make([]uint16, 128*d)
-		b.Run(fmt.Sprintf("scores/D=%d", d), func(b *testing.B) {
-			for b.Loop() {
-				k.Product(c, 64, a, d, q, 64, 8, d/32, 64)
-			}
-			b.ReportMetric(2*128*64*float64(d)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
-		})
-		b.Run(fmt.Sprintf("values/D=%d", d), func(b *testing.B) {
-			p := make([]uint32, 64*64)
-			for b.Loop() {
-				k.Product(c, 64, v, 128, p, 64, d/16, 4, 64)
-			}
-			b.ReportMetric(2*128*64*float64(d)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
-		})
+		rows, v, q, o := bf16s(rng, 128*d), make([]uint16, 128*d), make([]uint32, d/2*64), make([]float32, d*64)
+		for name, do := range map[string]func(){
+			"scores": func() { k.PairScores(s, rows, d, 128, q, d, 1, lanes) },
+			"values": func() { k.PairValues(o, v, 128, p, d, 128, lanes, sums) },
+		} {
+			b.Run(fmt.Sprintf("%s/D=%d", name, d), func(b *testing.B) {
+				for b.Loop() {
+					do()
+				}
+				b.ReportMetric(2*128*64*float64(d)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+			})
+		}
 		b.Run(fmt.Sprintf("turnPairs/D=%d", d), func(b *testing.B) {
 			for b.Loop() {
-				for g := range 4 {
-					k.TurnPairs(v[32*g:], 128, a[32*g*d:], d, d)
+				for j := 0; j < 128; j += PairStep {
+					k.TurnPairs(v[j:], 128, rows[j*d:], d, d)
 				}
 			}
 		})
 	}
-	s, p := make([]float32, 128*64), make([]uint32, 64*64)
 	b.Run("roundPairs", func(b *testing.B) {
 		for b.Loop() {
 			k.RoundPairs(p, s, 128, 64)
-		}
-	})
-	b.Run("weights", func(b *testing.B) {
-		m, mx, l, alpha := make([]float32, 64), make([]float32, 64), make([]float32, 64), make([]float32, 64)
-		for b.Loop() {
-			k.Weights(s, 32, m, mx, l, alpha)
 		}
 	})
 }

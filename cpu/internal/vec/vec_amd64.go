@@ -628,8 +628,23 @@ func softcapAVX512Half(x *float32, vectors int, c float32)
 // halfValuesAVX512 is tileKernels.halfValues.
 func halfValuesAVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, alpha *float32)
 
-// productAMX is pairKernels.product.
-func productAMX(config *byte, c *float32, ldc int, a *uint16, lda int, b *uint32, ldb int, groups int, steps int, vectors int)
+// pairScoresAMX is pairTile.pairScores.
+func pairScoresAMX(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+
+// pairValuesAMX is pairTile.pairValues.
+func pairValuesAMX(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+
+// pairScoresAMXx2 is pairTile.pairScores.
+func pairScoresAMXx2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+
+// pairValuesAMXx2 is pairTile.pairValues.
+func pairValuesAMXx2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+
+// pairScoresAMXx1 is pairTile.pairScores.
+func pairScoresAMXx1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+
+// pairValuesAMXx1 is pairTile.pairValues.
+func pairValuesAMXx1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 
 // turnAMX is pairKernels.turn.
 func turnAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)

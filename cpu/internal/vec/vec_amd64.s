@@ -38460,29 +38460,755 @@ key_done:
 	VZEROUPPER
 	RET
 
-// func productAMX(config *byte, c *float32, ldc int, a *uint16, lda int, b *uint32, ldb int, groups int, steps int, vectors int)
-TEXT ·productAMX(SB), NOSPLIT, $0-80
-	MOVQ config+0(FP), R8
+// func pairScoresAMX(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·pairScoresAMX(SB), NOSPLIT, $0-80
+	MOVQ         s+8(FP), DI
+	MOVQ         DI, AX
+	VBROADCASTSS scale+64(FP), Z0
+	MOVQ         mx+72(FP), CX
+	VMOVUPS      (CX), Z1
+	VMOVUPS      64(CX), Z2
+	VMOVUPS      128(CX), Z3
+	VMOVUPS      192(CX), Z4
+	MOVQ         keys+40(FP), CX
+	MOVQ         config+0(FP), BX
 
-	// ldtilecfg [r8]
+	// ldtilecfg [rbx]
 	BYTE $0xc4
-	BYTE $0xc2
+	BYTE $0xe2
 	BYTE $0x78
 	BYTE $0x49
+	BYTE $0x03
+	MOVQ $0x00000100, SI
+	MOVQ ldk+24(FP), DX
+	MOVQ k+16(FP), R8
+	MOVQ groups+48(FP), R9
+	XORQ R11, R11
+
+some:
+	CMPQ R9, $0x01
+	JL   rest
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+	LEAQ (R8)(DX*8), R12
+	LEAQ (R12)(DX*8), R12
+	MOVQ q+32(FP), BX
+	MOVQ steps+56(FP), R10
+
+some_step:
+	// tileloadd tmm4,[r8+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x10
 	BYTE $0x00
-	MOVQ ldc+16(FP), SI
-	MOVQ lda+32(FP), DX
-	MOVQ ldb+48(FP), CX
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
 
-vector:
-	MOVQ a+24(FP), AX
-	MOVQ c+8(FP), DI
-	MOVQ groups+56(FP), R13
+	// tileloadd tmm6,[rbx+rsi*1+0x0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
 
-four:
-	CMPQ R13, $0x04
-	JL   one
-	MOVQ AX, R8
+	// tdpbf16ps tmm0,tmm4,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// tileloadd tmm7,[rbx+rsi*1+0x40]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm1,tmm4,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// tileloadd tmm6,[rbx+rsi*1+0x80]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm2,tmm4,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd4
+
+	// tileloadd tmm7,[rbx+rsi*1+0xc0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm3,tmm4,tmm7
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xdc
+	ADDQ  $0x40, R8
+	ADDQ  $0x00001000, BX
+	SUBQ  $0x00000001, R10
+	JNZ   some_step
+	TESTQ R11, R11
+	JZ    some_stored
+
+some_row:
+	VMULPS  (AX), Z0, Z5
+	VMOVUPS Z5, (AX)
+	VMAXPS  Z1, Z5, Z1
+	VMULPS  64(AX), Z0, Z5
+	VMOVUPS Z5, 64(AX)
+	VMAXPS  Z2, Z5, Z2
+	VMULPS  128(AX), Z0, Z5
+	VMOVUPS Z5, 128(AX)
+	VMAXPS  Z3, Z5, Z3
+	VMULPS  192(AX), Z0, Z5
+	VMOVUPS Z5, 192(AX)
+	VMAXPS  Z4, Z5, Z4
+	ADDQ    $0x00000100, AX
+	SUBQ    $0x00000001, R11
+	JNZ     some_row
+
+some_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x40],tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x37
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x80],tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0xc0],tmm3
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x9c
+	BYTE    $0x37
+	BYTE    $0xc0
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R12, R8
+	MOVQ    $0x00000010, R11
+	CMPQ    CX, R11
+	CMOVQLT CX, R11
+	SUBQ    R11, CX
+	ADDQ    $0x00001000, DI
+	SUBQ    $0x01, R9
+	JMP     some
+
+rest:
+	TESTQ R11, R11
+	JZ    last_stored
+
+last_row:
+	VMULPS  (AX), Z0, Z5
+	VMOVUPS Z5, (AX)
+	VMAXPS  Z1, Z5, Z1
+	VMULPS  64(AX), Z0, Z5
+	VMOVUPS Z5, 64(AX)
+	VMAXPS  Z2, Z5, Z2
+	VMULPS  128(AX), Z0, Z5
+	VMOVUPS Z5, 128(AX)
+	VMAXPS  Z3, Z5, Z3
+	VMULPS  192(AX), Z0, Z5
+	VMOVUPS Z5, 192(AX)
+	VMAXPS  Z4, Z5, Z4
+	ADDQ    $0x00000100, AX
+	SUBQ    $0x00000001, R11
+	JNZ     last_row
+
+last_stored:
+	// tilerelease
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x78
+	BYTE    $0x49
+	BYTE    $0xc0
+	MOVQ    mx+72(FP), CX
+	VMOVUPS Z1, (CX)
+	VMOVUPS Z2, 64(CX)
+	VMOVUPS Z3, 128(CX)
+	VMOVUPS Z4, 192(CX)
+	VZEROUPPER
+	RET
+
+// func pairValuesAMX(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·pairValuesAMX(SB), NOSPLIT, $0-72
+	MOVQ    o+8(FP), AX
+	MOVQ    alpha+56(FP), BX
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS 128(BX), Z2
+	VMOVUPS 192(BX), Z3
+	MOVQ    sums+64(FP), DI
+	MOVQ    groups+40(FP), CX
+	SHLQ    $0x04, CX
+	MOVQ    config+0(FP), BX
+
+	// ldtilecfg [rbx]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x03
+	MOVQ $0x00000100, SI
+	MOVQ ldv+24(FP), DX
+	MOVQ v+16(FP), R8
+	MOVQ groups+40(FP), R9
+	XORQ R11, R11
+
+some:
+	CMPQ R9, $0x01
+	JL   rest
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+	LEAQ (R8)(DX*8), R12
+	LEAQ (R12)(DX*8), R12
+	MOVQ p+32(FP), BX
+	MOVQ steps+48(FP), R10
+
+some_step:
+	// tileloadd tmm4,[r8+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm6,[rbx+rsi*1+0x0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm0,tmm4,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// tileloadd tmm7,[rbx+rsi*1+0x40]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm1,tmm4,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// tileloadd tmm6,[rbx+rsi*1+0x80]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm2,tmm4,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd4
+
+	// tileloadd tmm7,[rbx+rsi*1+0xc0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0xc0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm3,tmm4,tmm7
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xdc
+	ADDQ  $0x40, R8
+	ADDQ  $0x00001000, BX
+	SUBQ  $0x00000001, R10
+	JNZ   some_step
+	TESTQ R11, R11
+	JZ    some_stored
+	MOVQ  DI, BX
+
+some_row:
+	VMOVUPS     (AX), Z4
+	VFMADD213PS (BX), Z0, Z4
+	VMOVUPS     Z4, (AX)
+	VMOVUPS     64(AX), Z4
+	VFMADD213PS 64(BX), Z1, Z4
+	VMOVUPS     Z4, 64(AX)
+	VMOVUPS     128(AX), Z4
+	VFMADD213PS 128(BX), Z2, Z4
+	VMOVUPS     Z4, 128(AX)
+	VMOVUPS     192(AX), Z4
+	VFMADD213PS 192(BX), Z3, Z4
+	VMOVUPS     Z4, 192(AX)
+	ADDQ        $0x00000100, BX
+	ADDQ        $0x00000100, AX
+	SUBQ        $0x00000001, R11
+	JNZ         some_row
+
+some_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x40],tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x37
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x80],tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0xc0],tmm3
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x9c
+	BYTE    $0x37
+	BYTE    $0xc0
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R12, R8
+	MOVQ    $0x00000010, R11
+	CMPQ    CX, R11
+	CMOVQLT CX, R11
+	SUBQ    R11, CX
+	SUBQ    $0x01, R9
+	JMP     some
+
+rest:
+	TESTQ R11, R11
+	JZ    last_stored
+	MOVQ  DI, BX
+
+last_row:
+	VMOVUPS     (AX), Z4
+	VFMADD213PS (BX), Z0, Z4
+	VMOVUPS     Z4, (AX)
+	VMOVUPS     64(AX), Z4
+	VFMADD213PS 64(BX), Z1, Z4
+	VMOVUPS     Z4, 64(AX)
+	VMOVUPS     128(AX), Z4
+	VFMADD213PS 128(BX), Z2, Z4
+	VMOVUPS     Z4, 128(AX)
+	VMOVUPS     192(AX), Z4
+	VFMADD213PS 192(BX), Z3, Z4
+	VMOVUPS     Z4, 192(AX)
+	ADDQ        $0x00000100, BX
+	ADDQ        $0x00000100, AX
+	SUBQ        $0x00000001, R11
+	JNZ         last_row
+
+last_stored:
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+// func pairScoresAMXx2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·pairScoresAMXx2(SB), NOSPLIT, $0-80
+	MOVQ         s+8(FP), DI
+	MOVQ         DI, AX
+	VBROADCASTSS scale+64(FP), Z0
+	MOVQ         mx+72(FP), CX
+	VMOVUPS      (CX), Z1
+	VMOVUPS      64(CX), Z2
+	MOVQ         keys+40(FP), CX
+	MOVQ         config+0(FP), BX
+
+	// ldtilecfg [rbx]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x03
+	MOVQ $0x00000080, SI
+	MOVQ ldk+24(FP), DX
+	MOVQ k+16(FP), R8
+	MOVQ groups+48(FP), R10
+	XORQ R12, R12
+
+some:
+	CMPQ R10, $0x02
+	JL   rest
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+	LEAQ (R8)(DX*8), R9
+	LEAQ (R9)(DX*8), R9
+	LEAQ (R9)(DX*8), R13
+	LEAQ (R13)(DX*8), R13
+	MOVQ q+32(FP), BX
+	MOVQ steps+56(FP), R11
+
+some_step:
+	// tileloadd tmm4,[r8+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm5,[r9+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm6,[rbx+rsi*1+0x0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm0,tmm4,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// tdpbf16ps tmm2,tmm5,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+
+	// tileloadd tmm7,[rbx+rsi*1+0x40]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm1,tmm4,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// tdpbf16ps tmm3,tmm5,tmm7
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xdd
+	ADDQ  $0x40, R8
+	ADDQ  $0x40, R9
+	ADDQ  $0x00000800, BX
+	SUBQ  $0x00000001, R11
+	JNZ   some_step
+	TESTQ R12, R12
+	JZ    some_stored
+
+some_row:
+	VMULPS  (AX), Z0, Z3
+	VMOVUPS Z3, (AX)
+	VMAXPS  Z1, Z3, Z1
+	VMULPS  64(AX), Z0, Z3
+	VMOVUPS Z3, 64(AX)
+	VMAXPS  Z2, Z3, Z2
+	ADDQ    $0x00000080, AX
+	SUBQ    $0x00000001, R12
+	JNZ     some_row
+
+some_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x40],tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x37
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x800],tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x840],tmm3
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x9c
+	BYTE    $0x37
+	BYTE    $0x40
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R13, R8
+	MOVQ    $0x00000020, R12
+	CMPQ    CX, R12
+	CMOVQLT CX, R12
+	SUBQ    R12, CX
+	ADDQ    $0x00001000, DI
+	SUBQ    $0x02, R10
+	JMP     some
+
+rest:
+	TESTQ R10, R10
+	JZ    done
 
 	// tilezero tmm0
 	BYTE $0xc4
@@ -38499,158 +39225,165 @@ four:
 	BYTE $0xc8
 	LEAQ (R8)(DX*8), R9
 	LEAQ (R9)(DX*8), R9
+	MOVQ q+32(FP), BX
+	MOVQ steps+56(FP), R11
 
-	// tilezero tmm2
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x7b
-	BYTE $0x49
-	BYTE $0xd0
-	LEAQ (R9)(DX*8), R10
-	LEAQ (R10)(DX*8), R10
-
-	// tilezero tmm3
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x7b
-	BYTE $0x49
-	BYTE $0xd8
-	LEAQ (R10)(DX*8), R11
-	LEAQ (R11)(DX*8), R11
-	MOVQ b+40(FP), BX
-	MOVQ steps+64(FP), R12
-
-four_step:
-	// tileloadd tmm7,[rbx+rcx*1]
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x7b
-	BYTE $0x4b
-	BYTE $0x3c
-	BYTE $0x0b
-
-	// tileloadd tmm4,[r8+rdx*1]
+rest_step:
+	// tileloadd tmm4,[r8+rdx*1+0x0]
 	BYTE $0xc4
 	BYTE $0xc2
 	BYTE $0x7b
 	BYTE $0x4b
-	BYTE $0x24
+	BYTE $0xa4
 	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
 
-	// tdpbf16ps tmm0,tmm4,tmm7
+	// tileloadd tmm6,[rbx+rsi*1+0x0]
 	BYTE $0xc4
 	BYTE $0xe2
-	BYTE $0x42
-	BYTE $0x5c
-	BYTE $0xc4
-	ADDQ $0x40, R8
-
-	// tileloadd tmm5,[r9+rdx*1]
-	BYTE $0xc4
-	BYTE $0xc2
 	BYTE $0x7b
 	BYTE $0x4b
-	BYTE $0x2c
-	BYTE $0x11
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
 
-	// tdpbf16ps tmm1,tmm5,tmm7
+	// tdpbf16ps tmm0,tmm4,tmm6
 	BYTE $0xc4
 	BYTE $0xe2
-	BYTE $0x42
+	BYTE $0x4a
 	BYTE $0x5c
-	BYTE $0xcd
-	ADDQ $0x40, R9
-
-	// tileloadd tmm6,[r10+rdx*1]
 	BYTE $0xc4
-	BYTE $0xc2
+
+	// tileloadd tmm7,[rbx+rsi*1+0x40]
+	BYTE $0xc4
+	BYTE $0xe2
 	BYTE $0x7b
 	BYTE $0x4b
-	BYTE $0x34
-	BYTE $0x12
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
 
-	// tdpbf16ps tmm2,tmm6,tmm7
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x42
-	BYTE $0x5c
-	BYTE $0xd6
-	ADDQ $0x40, R10
+	// tdpbf16ps tmm1,tmm4,tmm7
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xcc
+	ADDQ  $0x40, R8
+	ADDQ  $0x00000800, BX
+	SUBQ  $0x00000001, R11
+	JNZ   rest_step
+	TESTQ R12, R12
+	JZ    rest_stored
 
-	// tileloadd tmm4,[r11+rdx*1]
-	BYTE $0xc4
-	BYTE $0xc2
-	BYTE $0x7b
-	BYTE $0x4b
-	BYTE $0x24
-	BYTE $0x13
+rest_row:
+	VMULPS  (AX), Z0, Z3
+	VMOVUPS Z3, (AX)
+	VMAXPS  Z1, Z3, Z1
+	VMULPS  64(AX), Z0, Z3
+	VMOVUPS Z3, 64(AX)
+	VMAXPS  Z2, Z3, Z2
+	ADDQ    $0x00000080, AX
+	SUBQ    $0x00000001, R12
+	JNZ     rest_row
 
-	// tdpbf16ps tmm3,tmm4,tmm7
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x42
-	BYTE $0x5c
-	BYTE $0xdc
-	ADDQ $0x40, R11
-	LEAQ (BX)(CX*8), BX
-	LEAQ (BX)(CX*8), BX
-	SUBQ $0x00000001, R12
-	JNZ  four_step
-
-	// tilestored [rdi+rsi*1],tmm0
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x7a
-	BYTE $0x4b
-	BYTE $0x04
-	BYTE $0x37
-	LEAQ (DI)(SI*8), DI
-	LEAQ (DI)(SI*8), DI
-	LEAQ (AX)(DX*8), AX
-	LEAQ (AX)(DX*8), AX
-
-	// tilestored [rdi+rsi*1],tmm1
+rest_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7a
 	BYTE $0x4b
-	BYTE $0x0c
+	BYTE $0x84
 	BYTE $0x37
-	LEAQ (DI)(SI*8), DI
-	LEAQ (DI)(SI*8), DI
-	LEAQ (AX)(DX*8), AX
-	LEAQ (AX)(DX*8), AX
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
 
-	// tilestored [rdi+rsi*1],tmm2
+	// tilestored [rdi+rsi*1+0x40],tmm1
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x8c
+	BYTE    $0x37
+	BYTE    $0x40
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R9, R8
+	MOVQ    $0x00000010, R12
+	CMPQ    CX, R12
+	CMOVQLT CX, R12
+	SUBQ    R12, CX
+	ADDQ    $0x00000800, DI
+	DECQ    R10
+	JMP     rest
+
+done:
+	TESTQ R12, R12
+	JZ    last_stored
+
+last_row:
+	VMULPS  (AX), Z0, Z3
+	VMOVUPS Z3, (AX)
+	VMAXPS  Z1, Z3, Z1
+	VMULPS  64(AX), Z0, Z3
+	VMOVUPS Z3, 64(AX)
+	VMAXPS  Z2, Z3, Z2
+	ADDQ    $0x00000080, AX
+	SUBQ    $0x00000001, R12
+	JNZ     last_row
+
+last_stored:
+	// tilerelease
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x78
+	BYTE    $0x49
+	BYTE    $0xc0
+	MOVQ    mx+72(FP), CX
+	VMOVUPS Z1, (CX)
+	VMOVUPS Z2, 64(CX)
+	VZEROUPPER
+	RET
+
+// func pairValuesAMXx2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·pairValuesAMXx2(SB), NOSPLIT, $0-72
+	MOVQ    o+8(FP), AX
+	MOVQ    alpha+56(FP), BX
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	MOVQ    sums+64(FP), DI
+	MOVQ    groups+40(FP), CX
+	SHLQ    $0x04, CX
+	MOVQ    config+0(FP), BX
+
+	// ldtilecfg [rbx]
 	BYTE $0xc4
 	BYTE $0xe2
-	BYTE $0x7a
-	BYTE $0x4b
-	BYTE $0x14
-	BYTE $0x37
-	LEAQ (DI)(SI*8), DI
-	LEAQ (DI)(SI*8), DI
-	LEAQ (AX)(DX*8), AX
-	LEAQ (AX)(DX*8), AX
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x03
+	MOVQ $0x00000080, SI
+	MOVQ ldv+24(FP), DX
+	MOVQ v+16(FP), R8
+	MOVQ groups+40(FP), R10
+	XORQ R12, R12
 
-	// tilestored [rdi+rsi*1],tmm3
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x7a
-	BYTE $0x4b
-	BYTE $0x1c
-	BYTE $0x37
-	LEAQ (DI)(SI*8), DI
-	LEAQ (DI)(SI*8), DI
-	LEAQ (AX)(DX*8), AX
-	LEAQ (AX)(DX*8), AX
-	SUBQ $0x04, R13
-	JMP  four
-
-one:
-	TESTQ R13, R13
-	JZ    next
-	MOVQ  AX, R8
+some:
+	CMPQ R10, $0x02
+	JL   rest
 
 	// tilezero tmm0
 	BYTE $0xc4
@@ -38658,25 +39391,427 @@ one:
 	BYTE $0x7b
 	BYTE $0x49
 	BYTE $0xc0
-	MOVQ b+40(FP), BX
-	MOVQ steps+64(FP), R12
 
-one_step:
-	// tileloadd tmm7,[rbx+rcx*1]
+	// tilezero tmm1
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7b
-	BYTE $0x4b
-	BYTE $0x3c
-	BYTE $0x0b
+	BYTE $0x49
+	BYTE $0xc8
 
-	// tileloadd tmm4,[r8+rdx*1]
+	// tilezero tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+	LEAQ (R8)(DX*8), R9
+	LEAQ (R9)(DX*8), R9
+	LEAQ (R9)(DX*8), R13
+	LEAQ (R13)(DX*8), R13
+	MOVQ p+32(FP), BX
+	MOVQ steps+48(FP), R11
+
+some_step:
+	// tileloadd tmm4,[r8+rdx*1+0x0]
 	BYTE $0xc4
 	BYTE $0xc2
 	BYTE $0x7b
 	BYTE $0x4b
-	BYTE $0x24
+	BYTE $0xa4
 	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm5,[r9+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm6,[rbx+rsi*1+0x0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm0,tmm4,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// tdpbf16ps tmm2,tmm5,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+
+	// tileloadd tmm7,[rbx+rsi*1+0x40]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm1,tmm4,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// tdpbf16ps tmm3,tmm5,tmm7
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xdd
+	ADDQ  $0x40, R8
+	ADDQ  $0x40, R9
+	ADDQ  $0x00000800, BX
+	SUBQ  $0x00000001, R11
+	JNZ   some_step
+	TESTQ R12, R12
+	JZ    some_stored
+	MOVQ  DI, BX
+
+some_row:
+	VMOVUPS     (AX), Z2
+	VFMADD213PS (BX), Z0, Z2
+	VMOVUPS     Z2, (AX)
+	VMOVUPS     64(AX), Z2
+	VFMADD213PS 64(BX), Z1, Z2
+	VMOVUPS     Z2, 64(AX)
+	ADDQ        $0x00000080, BX
+	ADDQ        $0x00000080, AX
+	SUBQ        $0x00000001, R12
+	JNZ         some_row
+
+some_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x40],tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x37
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x800],tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x840],tmm3
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x9c
+	BYTE    $0x37
+	BYTE    $0x40
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R13, R8
+	MOVQ    $0x00000020, R12
+	CMPQ    CX, R12
+	CMOVQLT CX, R12
+	SUBQ    R12, CX
+	SUBQ    $0x02, R10
+	JMP     some
+
+rest:
+	TESTQ R10, R10
+	JZ    done
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+	LEAQ (R8)(DX*8), R9
+	LEAQ (R9)(DX*8), R9
+	MOVQ p+32(FP), BX
+	MOVQ steps+48(FP), R11
+
+rest_step:
+	// tileloadd tmm4,[r8+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm6,[rbx+rsi*1+0x0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm0,tmm4,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// tileloadd tmm7,[rbx+rsi*1+0x40]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm1,tmm4,tmm7
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xcc
+	ADDQ  $0x40, R8
+	ADDQ  $0x00000800, BX
+	SUBQ  $0x00000001, R11
+	JNZ   rest_step
+	TESTQ R12, R12
+	JZ    rest_stored
+	MOVQ  DI, BX
+
+rest_row:
+	VMOVUPS     (AX), Z2
+	VFMADD213PS (BX), Z0, Z2
+	VMOVUPS     Z2, (AX)
+	VMOVUPS     64(AX), Z2
+	VFMADD213PS 64(BX), Z1, Z2
+	VMOVUPS     Z2, 64(AX)
+	ADDQ        $0x00000080, BX
+	ADDQ        $0x00000080, AX
+	SUBQ        $0x00000001, R12
+	JNZ         rest_row
+
+rest_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x40],tmm1
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x8c
+	BYTE    $0x37
+	BYTE    $0x40
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R9, R8
+	MOVQ    $0x00000010, R12
+	CMPQ    CX, R12
+	CMOVQLT CX, R12
+	SUBQ    R12, CX
+	DECQ    R10
+	JMP     rest
+
+done:
+	TESTQ R12, R12
+	JZ    last_stored
+	MOVQ  DI, BX
+
+last_row:
+	VMOVUPS     (AX), Z2
+	VFMADD213PS (BX), Z0, Z2
+	VMOVUPS     Z2, (AX)
+	VMOVUPS     64(AX), Z2
+	VFMADD213PS 64(BX), Z1, Z2
+	VMOVUPS     Z2, 64(AX)
+	ADDQ        $0x00000080, BX
+	ADDQ        $0x00000080, AX
+	SUBQ        $0x00000001, R12
+	JNZ         last_row
+
+last_stored:
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+// func pairScoresAMXx1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·pairScoresAMXx1(SB), NOSPLIT, $0-80
+	MOVQ         s+8(FP), DI
+	MOVQ         DI, AX
+	VBROADCASTSS scale+64(FP), Z0
+	MOVQ         mx+72(FP), CX
+	VMOVUPS      (CX), Z1
+	MOVQ         keys+40(FP), CX
+	MOVQ         config+0(FP), BX
+
+	// ldtilecfg [rbx]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x03
+	MOVQ $0x00000040, SI
+	MOVQ ldk+24(FP), DX
+	MOVQ k+16(FP), R8
+	MOVQ groups+48(FP), R12
+	XORQ R14, R14
+
+some:
+	CMPQ R12, $0x04
+	JL   rest
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+	LEAQ (R8)(DX*8), R9
+	LEAQ (R9)(DX*8), R9
+	LEAQ (R9)(DX*8), R10
+	LEAQ (R10)(DX*8), R10
+	LEAQ (R10)(DX*8), R11
+	LEAQ (R11)(DX*8), R11
+	LEAQ (R11)(DX*8), R15
+	LEAQ (R15)(DX*8), R15
+	MOVQ q+32(FP), BX
+	MOVQ steps+56(FP), R13
+
+some_step:
+	// tileloadd tmm7,[rbx+rsi*1+0x0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm4,[r8+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
 
 	// tdpbf16ps tmm0,tmm4,tmm7
 	BYTE $0xc4
@@ -38684,38 +39819,578 @@ one_step:
 	BYTE $0x42
 	BYTE $0x5c
 	BYTE $0xc4
-	ADDQ $0x40, R8
-	LEAQ (BX)(CX*8), BX
-	LEAQ (BX)(CX*8), BX
-	SUBQ $0x00000001, R12
-	JNZ  one_step
 
-	// tilestored [rdi+rsi*1],tmm0
+	// tileloadd tmm5,[r9+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm1,tmm5,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcd
+
+	// tileloadd tmm6,[r10+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm2,tmm6,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xd6
+
+	// tileloadd tmm4,[r11+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm3,tmm4,tmm7
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xdc
+	ADDQ  $0x40, R8
+	ADDQ  $0x40, R9
+	ADDQ  $0x40, R10
+	ADDQ  $0x40, R11
+	ADDQ  $0x00000400, BX
+	SUBQ  $0x00000001, R13
+	JNZ   some_step
+	TESTQ R14, R14
+	JZ    some_stored
+
+some_row:
+	VMULPS  (AX), Z0, Z2
+	VMOVUPS Z2, (AX)
+	VMAXPS  Z1, Z2, Z1
+	ADDQ    $0x00000040, AX
+	SUBQ    $0x00000001, R14
+	JNZ     some_row
+
+some_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7a
 	BYTE $0x4b
-	BYTE $0x04
+	BYTE $0x84
 	BYTE $0x37
-	LEAQ (DI)(SI*8), DI
-	LEAQ (DI)(SI*8), DI
-	LEAQ (AX)(DX*8), AX
-	LEAQ (AX)(DX*8), AX
-	SUBQ $0x01, R13
-	JMP  one
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
 
-next:
-	ADDQ $0x40, b+40(FP)
-	ADDQ $0x40, c+8(FP)
-	DECQ vectors+72(FP)
-	JNZ  vector
+	// tilestored [rdi+rsi*1+0x400],tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
 
+	// tilestored [rdi+rsi*1+0x800],tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0xc00],tmm3
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x9c
+	BYTE    $0x37
+	BYTE    $0x00
+	BYTE    $0x0c
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R15, R8
+	MOVQ    $0x00000040, R14
+	CMPQ    CX, R14
+	CMOVQLT CX, R14
+	SUBQ    R14, CX
+	ADDQ    $0x00001000, DI
+	SUBQ    $0x04, R12
+	JMP     some
+
+rest:
+	TESTQ R12, R12
+	JZ    done
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+	LEAQ (R8)(DX*8), R9
+	LEAQ (R9)(DX*8), R9
+	MOVQ q+32(FP), BX
+	MOVQ steps+56(FP), R13
+
+rest_step:
+	// tileloadd tmm4,[r8+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm6,[rbx+rsi*1+0x0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm0,tmm4,tmm6
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x4a
+	BYTE  $0x5c
+	BYTE  $0xc4
+	ADDQ  $0x40, R8
+	ADDQ  $0x00000400, BX
+	SUBQ  $0x00000001, R13
+	JNZ   rest_step
+	TESTQ R14, R14
+	JZ    rest_stored
+
+rest_row:
+	VMULPS  (AX), Z0, Z2
+	VMOVUPS Z2, (AX)
+	VMAXPS  Z1, Z2, Z1
+	ADDQ    $0x00000040, AX
+	SUBQ    $0x00000001, R14
+	JNZ     rest_row
+
+rest_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x84
+	BYTE    $0x37
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R9, R8
+	MOVQ    $0x00000010, R14
+	CMPQ    CX, R14
+	CMOVQLT CX, R14
+	SUBQ    R14, CX
+	ADDQ    $0x00000400, DI
+	DECQ    R12
+	JMP     rest
+
+done:
+	TESTQ R14, R14
+	JZ    last_stored
+
+last_row:
+	VMULPS  (AX), Z0, Z2
+	VMOVUPS Z2, (AX)
+	VMAXPS  Z1, Z2, Z1
+	ADDQ    $0x00000040, AX
+	SUBQ    $0x00000001, R14
+	JNZ     last_row
+
+last_stored:
+	// tilerelease
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x78
+	BYTE    $0x49
+	BYTE    $0xc0
+	MOVQ    mx+72(FP), CX
+	VMOVUPS Z1, (CX)
+	VZEROUPPER
+	RET
+
+// func pairValuesAMXx1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·pairValuesAMXx1(SB), NOSPLIT, $0-72
+	MOVQ    o+8(FP), AX
+	MOVQ    alpha+56(FP), BX
+	VMOVUPS (BX), Z0
+	MOVQ    sums+64(FP), DI
+	MOVQ    groups+40(FP), CX
+	SHLQ    $0x04, CX
+	MOVQ    config+0(FP), BX
+
+	// ldtilecfg [rbx]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x03
+	MOVQ $0x00000040, SI
+	MOVQ ldv+24(FP), DX
+	MOVQ v+16(FP), R8
+	MOVQ groups+40(FP), R12
+	XORQ R14, R14
+
+some:
+	CMPQ R12, $0x04
+	JL   rest
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+	LEAQ (R8)(DX*8), R9
+	LEAQ (R9)(DX*8), R9
+	LEAQ (R9)(DX*8), R10
+	LEAQ (R10)(DX*8), R10
+	LEAQ (R10)(DX*8), R11
+	LEAQ (R11)(DX*8), R11
+	LEAQ (R11)(DX*8), R15
+	LEAQ (R15)(DX*8), R15
+	MOVQ p+32(FP), BX
+	MOVQ steps+48(FP), R13
+
+some_step:
+	// tileloadd tmm7,[rbx+rsi*1+0x0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm4,[r8+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm0,tmm4,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// tileloadd tmm5,[r9+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm1,tmm5,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcd
+
+	// tileloadd tmm6,[r10+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm2,tmm6,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xd6
+
+	// tileloadd tmm4,[r11+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm3,tmm4,tmm7
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x42
+	BYTE  $0x5c
+	BYTE  $0xdc
+	ADDQ  $0x40, R8
+	ADDQ  $0x40, R9
+	ADDQ  $0x40, R10
+	ADDQ  $0x40, R11
+	ADDQ  $0x00000400, BX
+	SUBQ  $0x00000001, R13
+	JNZ   some_step
+	TESTQ R14, R14
+	JZ    some_stored
+	MOVQ  DI, BX
+
+some_row:
+	VMOVUPS     (AX), Z1
+	VFMADD213PS (BX), Z0, Z1
+	VMOVUPS     Z1, (AX)
+	ADDQ        $0x00000040, BX
+	ADDQ        $0x00000040, AX
+	SUBQ        $0x00000001, R14
+	JNZ         some_row
+
+some_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x400],tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0x800],tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilestored [rdi+rsi*1+0xc00],tmm3
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x9c
+	BYTE    $0x37
+	BYTE    $0x00
+	BYTE    $0x0c
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R15, R8
+	MOVQ    $0x00000040, R14
+	CMPQ    CX, R14
+	CMOVQLT CX, R14
+	SUBQ    R14, CX
+	SUBQ    $0x04, R12
+	JMP     some
+
+rest:
+	TESTQ R12, R12
+	JZ    done
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+	LEAQ (R8)(DX*8), R9
+	LEAQ (R9)(DX*8), R9
+	MOVQ p+32(FP), BX
+	MOVQ steps+48(FP), R13
+
+rest_step:
+	// tileloadd tmm4,[r8+rdx*1+0x0]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tileloadd tmm6,[rbx+rsi*1+0x0]
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x33
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbf16ps tmm0,tmm4,tmm6
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x4a
+	BYTE  $0x5c
+	BYTE  $0xc4
+	ADDQ  $0x40, R8
+	ADDQ  $0x00000400, BX
+	SUBQ  $0x00000001, R13
+	JNZ   rest_step
+	TESTQ R14, R14
+	JZ    rest_stored
+	MOVQ  DI, BX
+
+rest_row:
+	VMOVUPS     (AX), Z1
+	VFMADD213PS (BX), Z0, Z1
+	VMOVUPS     Z1, (AX)
+	ADDQ        $0x00000040, BX
+	ADDQ        $0x00000040, AX
+	SUBQ        $0x00000001, R14
+	JNZ         rest_row
+
+rest_stored:
+	// tilestored [rdi+rsi*1+0x0],tmm0
+	BYTE    $0xc4
+	BYTE    $0xe2
+	BYTE    $0x7a
+	BYTE    $0x4b
+	BYTE    $0x84
+	BYTE    $0x37
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	MOVQ    R9, R8
+	MOVQ    $0x00000010, R14
+	CMPQ    CX, R14
+	CMOVQLT CX, R14
+	SUBQ    R14, CX
+	DECQ    R12
+	JMP     rest
+
+done:
+	TESTQ R14, R14
+	JZ    last_stored
+	MOVQ  DI, BX
+
+last_row:
+	VMOVUPS     (AX), Z1
+	VFMADD213PS (BX), Z0, Z1
+	VMOVUPS     Z1, (AX)
+	ADDQ        $0x00000040, BX
+	ADDQ        $0x00000040, AX
+	SUBQ        $0x00000001, R14
+	JNZ         last_row
+
+last_stored:
 	// tilerelease
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x78
 	BYTE $0x49
 	BYTE $0xc0
+	VZEROUPPER
 	RET
 
 // func turnAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)

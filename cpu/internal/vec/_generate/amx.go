@@ -1,14 +1,21 @@
 package main
 
 import (
+	"encoding/binary"
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/ir"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// amx is AVX-512 with tiles for bf16.
-var amx = &isa{name: "AMX", lanes: 16, vec: ZMM}
+// amx is AVX-512 with tiles for bf16, for query tiles of four, two and one vectors.
+var amx = []*isa{
+	{name: "AMX", lanes: 16, cols: 4, vec: ZMM},
+	{name: "AMXx2", lanes: 16, cols: 2, vec: ZMM},
+	{name: "AMXx1", lanes: 16, cols: 1, vec: ZMM},
+}
 
 // tmm is a tile of 16 rows of 64 bytes.
 type tmm int
@@ -39,8 +46,8 @@ func vex(prefix byte, v int, base, index, opcode byte) []byte {
 	return []byte{0xc4, 0x82 | ^index>>3&1<<6 | ^base>>3&1<<5, byte(^v&15)<<3 | prefix, opcode}
 }
 
-// config loads the shapes of the tiles from 64 bytes at p.
-func config(p reg.GPPhysical) {
+// loadConfig loads the shapes of the tiles from 64 bytes at p.
+func loadConfig(p reg.GPPhysical) {
 	n := number(p)
 	encoded("ldtilecfg [r"+names[n]+"]", append(vex(prefixNone, 0, n, 0, 0x49), n&7), p)
 }
@@ -53,19 +60,20 @@ func (t tmm) zero() {
 	encoded("tilezero "+t.String(), append(vex(prefixF2, 0, 0, 0, 0x49), 0xc0|byte(t)<<3))
 }
 
-// load loads rows that are ld bytes apart, the first at p.
-func (t tmm) load(p, ld reg.GPPhysical) {
-	t.move("tileloadd "+t.String()+","+rows(p, ld), prefixF2, p, ld)
+// load loads rows that are ld bytes apart, the first disp bytes after p.
+func (t tmm) load(p, ld reg.GPPhysical, disp int) {
+	t.move("tileloadd "+t.String()+","+rows(p, ld, disp), prefixF2, p, ld, disp)
 }
 
 // store stores the rows.
-func (t tmm) store(p, ld reg.GPPhysical) {
-	t.move("tilestored "+rows(p, ld)+","+t.String(), prefixF3, p, ld)
+func (t tmm) store(p, ld reg.GPPhysical, disp int) {
+	t.move("tilestored "+rows(p, ld, disp)+","+t.String(), prefixF3, p, ld, disp)
 }
 
-func (t tmm) move(text string, prefix byte, p, ld reg.GPPhysical) {
+func (t tmm) move(text string, prefix byte, p, ld reg.GPPhysical, disp int) {
 	base, index := number(p), number(ld)
-	encoded(text, append(vex(prefix, 0, base, index, 0x4b), byte(t)<<3|4, index&7<<3|base&7), p, ld)
+	code := append(vex(prefix, 0, base, index, 0x4b), 0x80|byte(t)<<3|4, index&7<<3|base&7)
+	encoded(text, binary.LittleEndian.AppendUint32(code, uint32(disp)), p, ld)
 }
 
 // addProduct adds the product of a and b, whose elements are pairs of bf16: to each element of t
@@ -79,86 +87,167 @@ func (t tmm) String() string { return "tmm" + string(rune('0'+t)) }
 // names are the numbers of general registers in their names.
 var names = [16]string{"ax", "cx", "dx", "bx", "sp", "bp", "si", "di", "8", "9", "10", "11", "12", "13", "14", "15"}
 
-func rows(p, ld reg.GPPhysical) string {
-	return "[r" + names[number(p)] + "+r" + names[number(ld)] + "*1]"
+func rows(p, ld reg.GPPhysical, disp int) string {
+	return fmt.Sprintf("[r%s+r%s*1+%#x]", names[number(p)], names[number(ld)], disp)
 }
 
-// product writes the product of bf16 matrices in tiles, c = a·b, where b has pairs of rows:
+// pairTiles writes the product of bf16 matrices in tiles, sum = x·y, some groups of 16 rows at a
+// time, so that four tiles are computed at once:
 //
-//	c [16·groups, 16·vectors]    a [16·groups, 32·steps]    b [16·steps, 16·vectors] of pairs
+//	sum [16·groups, a.cols vectors]    x [16·groups, 32·steps]    y [16·steps, a.cols vectors] of pairs
 //
-// Four groups of rows share each tile of b: a step of theirs takes 64 cycles, of which loads fill 40.
-func product() {
-	amx.kernel("product")
-	c, ldc, lda, b, ldb := reg.RDI, reg.RSI, reg.RDX, reg.RBX, reg.RCX
-	rows, at, step, groups := [4]reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}, GP64(), GP64(), GP64()
-	Load(Param("config"), rows[0])
-	config(rows[0])
-	Load(Param("ldc"), ldc)
-	Load(Param("lda"), lda)
-	Load(Param("ldb"), ldb)
-	down := func(from reg.Register, ld, to reg.GPPhysical) { // to = from + 16·ld
-		LEAQ(Mem{Base: from, Index: ld, Scale: 8}, to)
-		LEAQ(Mem{Base: to, Index: ld, Scale: 8}, to)
+// The sums of some groups are stored at to. Their rows, of which there are at most left, are
+// passed to finish when those of the next groups are computed, because loads wait for the
+// stores of tiles.
+func (a *isa) pairTiles(x, ldx, y string, to reg.GPPhysical, left reg.GPVirtual, stored func(groups int), finish func(label string, rows reg.GPVirtual)) {
+	ld, row, groups, step, config := reg.RSI, reg.RDX, GP64(), GP64(), reg.RBX
+	in, right := [4]reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}, reg.RBX
+	Load(Param("config"), config)
+	loadConfig(config)
+	MOVQ(U32(uint32(a.rowBytes())), ld)
+	Load(Param(ldx), row)
+	Load(Param(x), in[0])
+	MOVQ(argument("groups"), groups)
+	most, pending := 4/a.cols, GP64()
+	XORQ(pending, pending)
+	drain := func(label string) {
+		TESTQ(pending, pending)
+		JZ(LabelRef(label + "_stored"))
+		finish(label, pending)
+		Label(label + "_stored")
 	}
 	some := func(label string, n int) {
-		MOVQ(at, rows[0])
-		for i := range n {
+		for i := range n * a.cols {
 			tmm(i).zero()
-			if i > 0 {
-				down(rows[i-1], lda, rows[i])
-			}
 		}
-		MOVQ(argument("b"), b)
+		for g := 1; g < n; g++ {
+			LEAQ(Mem{Base: in[g-1], Index: row, Scale: 8}, in[g])
+			LEAQ(Mem{Base: in[g], Index: row, Scale: 8}, in[g])
+		}
+		next := GP64()
+		LEAQ(Mem{Base: in[n-1], Index: row, Scale: 8}, next)
+		LEAQ(Mem{Base: next, Index: row, Scale: 8}, next)
+		MOVQ(argument(y), right)
 		MOVQ(argument("steps"), step)
-		loop(label, step, 1, func() {
-			tmm(7).load(b, ldb)
-			for i := range n {
-				t := tmm(4 + i%3)
-				t.load(rows[i], lda)
-				tmm(i).addProduct(t, 7)
-				ADDQ(Imm(64), rows[i])
+		loop(label+"_step", step, 1, func() {
+			if n == 4 {
+				tmm(7).load(right, ld, 0)
+				for g := range n {
+					tmm(4+g%3).load(in[g], row, 0)
+					tmm(g).addProduct(tmm(4+g%3), 7)
+				}
+			} else {
+				for g := range n {
+					tmm(4+g).load(in[g], row, 0)
+				}
+				for v := range a.cols {
+					tmm(6+v%2).load(right, ld, v*a.bytes())
+					for g := range n {
+						tmm(g*a.cols+v).addProduct(tmm(4+g), tmm(6+v%2))
+					}
+				}
 			}
-			down(b, ldb, b)
+			for g := range n {
+				ADDQ(Imm(64), in[g])
+			}
+			ADDQ(U32(uint32(16*a.rowBytes())), right)
 		})
-		for i := range n {
-			tmm(i).store(c, ldc)
-			down(c, ldc, c)
-			LEAQ(Mem{Base: at, Index: lda, Scale: 8}, at)
-			LEAQ(Mem{Base: at, Index: lda, Scale: 8}, at)
+		drain(label)
+		for g := range n {
+			for v := range a.cols {
+				tmm(g*a.cols+v).store(to, ld, 16*g*a.rowBytes()+v*a.bytes())
+			}
 		}
-		SUBQ(Imm(uint64(n)), groups)
+		MOVQ(next, in[0])
+		MOVQ(U32(uint32(16*n)), pending)
+		CMPQ(left, pending)
+		CMOVQLT(left, pending)
+		SUBQ(pending, left)
+		stored(n)
 	}
-	Label("vector")
-	MOVQ(argument("a"), at)
-	MOVQ(argument("c"), c)
-	MOVQ(argument("groups"), groups)
-	Label("four")
-	CMPQ(groups, Imm(4))
-	JL(LabelRef("one"))
-	some("four_step", 4)
-	JMP(LabelRef("four"))
-	Label("one")
-	TESTQ(groups, groups)
-	JZ(LabelRef("next"))
-	some("one_step", 1)
-	JMP(LabelRef("one"))
-	Label("next")
-	ADDQ(Imm(64), argument("b"))
-	ADDQ(Imm(64), argument("c"))
-	DECQ(argument("vectors"))
-	JNZ(LabelRef("vector"))
+	Label("some")
+	CMPQ(groups, Imm(uint64(most)))
+	JL(LabelRef("rest"))
+	some("some", most)
+	SUBQ(Imm(uint64(most)), groups)
+	JMP(LabelRef("some"))
+	Label("rest")
+	if most > 1 {
+		TESTQ(groups, groups)
+		JZ(LabelRef("done"))
+		some("rest", 1)
+		DECQ(groups)
+		JMP(LabelRef("rest"))
+		Label("done")
+	}
+	drain("last")
 	release()
-	RET()
+}
+
+// pairScores writes the scores of keys in tiles, times scale, and their maxima.
+func (a *isa) pairScores() {
+	a.kernel("pairScores")
+	s, p, left, mx := reg.RDI, GP64(), GP64(), GP64()
+	Load(Param("s"), s)
+	MOVQ(s, p)
+	scale, m := a.broadcastParam("scale"), a.vecs(a.cols)
+	MOVQ(argument("mx"), mx)
+	for v := range m {
+		VMOVUPS(a.at(mx, v), m[v])
+	}
+	MOVQ(argument("keys"), left)
+	a.pairTiles("k", "ldk", "q", s, left, func(groups int) { ADDQ(U32(uint32(16*groups*a.rowBytes())), s) }, func(label string, rows reg.GPVirtual) {
+		loop(label+"_row", rows, 1, func() {
+			for v := range m {
+				x := a.vec()
+				VMULPS(a.at(p, v), scale, x)
+				VMOVUPS(x, a.at(p, v))
+				VMAXPS(m[v], x, m[v]) // m where x is NaN
+			}
+			ADDQ(U32(uint32(a.rowBytes())), p)
+		})
+	})
+	MOVQ(argument("mx"), mx)
+	for v := range m {
+		VMOVUPS(m[v], a.at(mx, v))
+	}
+	end()
+}
+
+// pairValues writes outputs: alpha times the former ones, plus the sums over the values of tiles.
+func (a *isa) pairValues() {
+	a.kernel("pairValues")
+	sums, o, left, alpha := reg.RDI, param("o"), GP64(), a.vecs(a.cols)
+	p := param("alpha")
+	for v := range alpha {
+		VMOVUPS(a.at(p, v), alpha[v])
+	}
+	Load(Param("sums"), sums)
+	MOVQ(argument("groups"), left)
+	SHLQ(Imm(4), left)
+	a.pairTiles("v", "ldv", "p", sums, left, func(int) {}, func(label string, rows reg.GPVirtual) {
+		MOVQ(sums, p)
+		loop(label+"_row", rows, 1, func() {
+			for v := range alpha {
+				x := a.vec()
+				VMOVUPS(a.at(o, v), x)
+				VFMADD213PS(a.at(p, v), alpha[v], x)
+				VMOVUPS(x, a.at(o, v))
+			}
+			ADDQ(U32(uint32(a.rowBytes())), p)
+			ADDQ(U32(uint32(a.rowBytes())), o)
+		})
+	})
+	end()
 }
 
 // turn writes the transpose of squares of 16 x 16 pairs of bf16, the second right of the first.
 // Where rows is set, a pair is the elements of two rows of src.
-func turn(name string, rows int) {
-	amx.kernel(name)
+func (a *isa) turn(name string, rows int) {
+	a.kernel(name)
 	dst, ldd, src, lds, squares := param("dst"), param("ldd"), param("src"), param("lds"), param("squares")
 	loop("square", squares, 1, func() {
-		p, in := GP64(), amx.vecs(16)
+		p, in := GP64(), a.vecs(16)
 		MOVQ(src, p)
 		for i, x := range in {
 			if rows == 1 {
@@ -174,7 +263,7 @@ func turn(name string, rows int) {
 				LEAQ(Mem{Base: p, Index: lds, Scale: uint8(rows)}, p)
 			}
 		}
-		for _, y := range amx.transposed(in) {
+		for _, y := range a.transposed(in) {
 			VMOVUPS(y, Mem{Base: dst})
 			ADDQ(ldd, dst)
 		}
@@ -184,8 +273,8 @@ func turn(name string, rows int) {
 }
 
 // roundPairs writes pairs of bf16: those of rows 2j and 2j+1 of src.
-func roundPairs() {
-	amx.kernel("roundPairs")
+func (a *isa) roundPairs() {
+	a.kernel("roundPairs")
 	dst, src, pairs, vectors := param("dst"), param("src"), param("pairs"), GP64()
 	lds, second, order := GP64(), GP64(), ZMM()
 	alternate := GLOBL("alternate", RODATA|NOPTR)

@@ -64,10 +64,13 @@ func main() {
 	half.rowWeights()
 	half.softcap()
 	avx512.halfValues(half, 2)
-	product()
-	turn("turn", 1)
-	turn("turnPairs", 2)
-	roundPairs()
+	for _, a := range amx {
+		a.pairScores()
+		a.pairValues()
+	}
+	amx[0].turn("turn", 1)
+	amx[0].turn("turnPairs", 2)
+	amx[0].roundPairs()
 	Generate()
 }
 

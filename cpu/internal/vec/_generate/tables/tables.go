@@ -32,7 +32,7 @@ var declared = func() map[string]ast.Expr {
 // Kernel returns the field with the given name of a table, "Kernels.exp2" for example, and the
 // parameters and results of its functions, "x *float32, vectors int, m float32".
 func Kernel(name string) (field, params, results string) {
-	for _, table := range []string{"Kernels", "tileKernels", "registerTile", "pairKernels"} {
+	for _, table := range []string{"Kernels", "tileKernels", "registerTile", "pairKernels", "pairTile"} {
 		for _, f := range declared[table].(*ast.StructType).Fields.List {
 			for _, n := range f.Names {
 				if n.Name == name {
