@@ -36,6 +36,10 @@
 // this holds with gonum's own BLAS. Another one may sum a row differently when
 // there are fewer rows.)
 //
+// In low precision, with operands of bf16 and more than 8 query rows for each key head, a processor
+// with AMX-BF16 multiplies pairs of bf16 in its tiles, and such calls have bits of their own. The
+// first one asks Linux to let the process use them.
+//
 // All backends of a process share goroutines that help their calls. They sleep while there
 // is nothing to do, and end when the last backend is closed. At most GOMAXPROCS goroutines
 // compute at one time, over all calls; further calls wait in a queue, take turns of 5

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -74,17 +75,24 @@ func testLowPrecision(t *testing.T, dev *kernels.Device) {
 	t.Run("rows alone", func(t *testing.T) {
 		on := Case{Dims: dims(1, 4, 2, 70, 700, 64, 64), DType: backend.BF16, Options: kernels.Options{LowPrecision: true}, Seed: 7}.build().on(t, dev)
 		defer on.release()
-		rows := func(from, to int) []float32 {
+		rows := func(from, to int) (o []float32, path string) {
 			q := must(on.q.view.Slice(backend.Seq, from, to))(t)
-			out := must(dev.Attention(t.Context(), q, on.k.view, on.v.view, on.opt))(t)
+			c := prepare(t, dev, q, on.k.view, on.v.view, on.opt)
+			out := must(c.Run(t.Context()))(t)
 			defer out.Release()
-			return read(t, dev, must(out.O.Slice(backend.Heads, 0, 1))(t))
+			return read(t, dev, must(out.O.Slice(backend.Heads, 0, 1))(t)), must(c.Plan(t.Context()))(t).Path
 		}
-		all := rows(0, 70)
-		for _, i := range []int{0, 41, 69} {
-			for c, x := range rows(i, i+1) {
-				if y := all[i*64+c]; !sameNumber(x, y) {
-					t.Errorf("element %d of row %d is %v, alone it is %v", c, i, y, x)
+		all, path := rows(0, 70)
+		for _, n := range []int{1, 16} {
+			for _, from := range []int{0, 41, 70 - n} {
+				some, own := rows(from, from+n)
+				if strings.Contains(own, "bf16 pairs") != strings.Contains(path, "bf16 pairs") {
+					continue // float32 products of few rows, whose sums have another order
+				}
+				for i, x := range some {
+					if y := all[from*64+i]; !sameNumber(x, y) {
+						t.Errorf("element %d of row %d is %v, in a call of %d rows it is %v", i%64, from+i/64, y, n, x)
+					}
 				}
 			}
 		}

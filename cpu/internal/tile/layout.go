@@ -49,9 +49,11 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 }
 
 // Pairs reports whether the products of c, in low precision, are those of pairs of bf16. Their
-// sums have another order, so calls of all numbers of rows use them.
+// sums have another order. A few query rows are bound by memory, and other kernels read it faster.
 func Pairs(k *vec.Kernels, c *backend.Call) bool {
-	return c.WeightType() == backend.BF16 && c.Q.DType() == backend.BF16 && c.K.DType() == backend.BF16 && k.PairUnit() != ""
+	const few = 8
+	d := c.Dims()
+	return d.Heads/d.KVHeads*d.SeqQ > few && c.WeightType() == backend.BF16 && c.Q.DType() == backend.BF16 && c.K.DType() == backend.BF16 && k.PairUnit() != ""
 }
 
 // InPlace reports whether kernels with query rows as lanes read the rows of t in place.
