@@ -32,6 +32,8 @@ func lowPrecisionCases(dtype backend.DType) []Case {
 		{Name: "window, alibi, sinks", Dims: many, Options: kernels.Options{Window: &kernels.Window{Left: 30, Right: 5}, ALiBi: slopes(4), Sinks: []float32{1, -2, 8, 0}}},
 		{Name: "dropout", Dims: many, Options: kernels.Options{Dropout: backend.Dropout{P: 0.99999, Seed: 3}}},
 		{Name: "dropout, decode", Dims: few, Options: kernels.Options{Dropout: backend.Dropout{P: 0.3, Seed: 4}}},
+		{Name: "dropout, tiles of several heads", Dims: dims(1, 6, 2, 5, 300, 64, 64), Options: kernels.Options{Dropout: backend.Dropout{P: 0.3, Seed: 5}}},
+		{Name: "block mask", Dims: dims(1, 2, 2, 70, 300, 64, 64), BlockSize: 16, BlockShape: backend.Shape{1, 2, 5, 19}},
 		{Name: "large logits", Dims: many, Gain: 30},
 		{Name: "NaN in hidden values", Dims: many, Options: kernels.Options{KLen: []int{77}}, PoisonV: map[int]float32{77: float32(math.NaN())}},
 		{Name: "NaN in visible keys", Dims: many, PoisonK: map[int]float32{3: float32(math.NaN())}, Options: kernels.Options{Causal: true}},

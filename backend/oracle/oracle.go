@@ -159,10 +159,7 @@ func (r *Row) hides(j int) bool {
 
 // product returns scale·q·k_j and the sum of the magnitudes of its terms.
 func (r *Row) product(j int) (s, abs float64) {
-	flushed := 0.0
-	if r.Rounded == backend.BF16 {
-		flushed = 0x1p-106
-	}
+	flushed := map[backend.DType]float64{backend.BF16: 0x1p-106}[r.Rounded]
 	for i, q := range r.Q {
 		x, y := float64(q), float64(r.K[j*len(r.Q)+i])
 		s += x * y
