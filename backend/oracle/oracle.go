@@ -10,7 +10,6 @@
 // at most λ·√n·u times the sum of their magnitudes, except with probability 2·exp(-λ²/2)
 // (Higham & Mary 2019, A New Approach to Probabilistic Rounding Error Analysis, theorem 3.1).
 // With λ = [Lambda] = 6 that is 3e-8, for the worst case of every rounding.
-//
 // The error of a score has these terms, in units of u·A, with A = max_j (scale·Σ_d |q_d·k_jd| +
 // |bias_j| + |relative_j| + |slope·distance_j|) over the visible keys and the sink:
 //
@@ -159,7 +158,10 @@ func (r *Row) hides(j int) bool {
 
 // product returns scale·q·k_j and the sum of the magnitudes of its terms.
 func (r *Row) product(j int) (s, abs float64) {
-	flushed := map[backend.DType]float64{backend.BF16: 0x1p-106}[r.Rounded]
+	flushed := 0.0
+	if r.Rounded == backend.BF16 {
+		flushed = 0x1p-106
+	}
 	for i, q := range r.Q {
 		x, y := float64(q), float64(r.K[j*len(r.Q)+i])
 		s += x * y
