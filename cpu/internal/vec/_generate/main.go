@@ -1,4 +1,4 @@
-// Command main writes the assembly of package vec:
+// Command main writes the assembly of package vec, and its tables in tables_amd64.go:
 //
 //	go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec
 //
@@ -7,7 +7,11 @@
 // of the differences.
 package main
 
-import . "github.com/mmcloughlin/avo/build"
+import (
+	. "github.com/mmcloughlin/avo/build"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
+)
 
 func main() {
 	ConstraintExpr("amd64")
@@ -65,6 +69,16 @@ func main() {
 	half.softcap()
 	avx512.halfValues(half, 2)
 	Generate()
+	// 8 query rows fill half a vector, but the weights of one row a whole one.
+	tables.Share("dropRow", avx512.name, half.name)
+	tables.Share("fold", "AVX2x1", half.name)
+	halfTable := half.table()
+	halfTable.RowLanes = avx512.lanes
+	all := []tables.Table{avx512.table(), avx2.table(), halfTable}
+	for _, a := range narrow {
+		all = append(all, a.table())
+	}
+	tables.Write("../tables_amd64.go", all...)
 }
 
 // tile writes the kernels that depend on the number of query rows in a tile, except those
