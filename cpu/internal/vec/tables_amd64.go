@@ -34,6 +34,8 @@ var kernelsAVX512Half = Kernels{
 	loadBF16:   loadBF16AVX2,
 	storeF16:   storeF16AVX2,
 	loadQ8:     loadQ8AVX2,
+	fma:        fmaAVX2,
+	read:       readAVX2,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX2,
 		F16:  dotsF16AVX2,
@@ -79,6 +81,8 @@ var kernelsAVX2x1 = Kernels{
 	loadBF16:   loadBF16AVX2,
 	storeF16:   storeF16AVX2,
 	loadQ8:     loadQ8AVX2,
+	fma:        fmaAVX2,
+	read:       readAVX2,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX2,
 		F16:  dotsF16AVX2,
@@ -124,6 +128,8 @@ var kernelsAVX512x1 = Kernels{
 	loadBF16:   loadBF16AVX512,
 	storeF16:   storeF16AVX512,
 	loadQ8:     loadQ8AVX512,
+	fma:        fmaAVX512,
+	read:       readAVX512,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX512,
 		F16:  dotsF16AVX512,
@@ -169,6 +175,8 @@ var kernelsAVX2x2 = Kernels{
 	loadBF16:   loadBF16AVX2,
 	storeF16:   storeF16AVX2,
 	loadQ8:     loadQ8AVX2,
+	fma:        fmaAVX2,
+	read:       readAVX2,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX2,
 		F16:  dotsF16AVX2,
@@ -216,6 +224,8 @@ var kernelsAVX2 = Kernels{
 	loadBF16:   loadBF16AVX2,
 	storeF16:   storeF16AVX2,
 	loadQ8:     loadQ8AVX2,
+	fma:        fmaAVX2,
+	read:       readAVX2,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX2,
 		F16:  dotsF16AVX2,
@@ -262,6 +272,8 @@ var kernelsAVX512x2 = Kernels{
 	loadBF16:   loadBF16AVX512,
 	storeF16:   storeF16AVX512,
 	loadQ8:     loadQ8AVX512,
+	fma:        fmaAVX512,
+	read:       readAVX512,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX512,
 		F16:  dotsF16AVX512,
@@ -309,6 +321,8 @@ var kernelsAVX512 = Kernels{
 	loadBF16:   loadBF16AVX512,
 	storeF16:   storeF16AVX512,
 	loadQ8:     loadQ8AVX512,
+	fma:        fmaAVX512,
+	read:       readAVX512,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX512,
 		F16:  dotsF16AVX512,

@@ -35,6 +35,8 @@ var kernelsNEON = Kernels{
 	loadBF16:   loadBF16NEON,
 	storeF16:   storeF16NEON,
 	loadQ8:     loadQ8NEON,
+	fma:        fmaNEON,
+	read:       readNEON,
 	dots: [elements]dotsFunc{
 		F32:  dotsNEON,
 		F16:  dotsF16NEON,

@@ -73,6 +73,8 @@ type Kernels struct {
 	loadBF16   func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
 	storeF16   func(dst *uint16, src *float32, vectors int)
 	loadQ8     func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
+	fma        func(n int, x, y float32) (operations int)
+	read       func(p *byte, apart, n int)
 
 	dots [elements]dotsFunc
 	mix  [elements][]registerTile[mixFunc]
@@ -104,8 +106,7 @@ type tileKernels struct {
 
 // registerTile is a kernel that computes rows by vectors sums at once. The rows are keys,
 // elements of outputs, or heads. vectors is 0 if all tiles have those of Width. Lists of tiles
-// are in descending order, and end with one row, of one vector: there are as many accumulators
-// as the first tiles need, and smaller tiles wait for their FMAs.
+// are in descending order, and end with one row, of one vector. Small tiles wait for their FMAs.
 type registerTile[F any] struct {
 	rows, vectors int
 	kernel        F
@@ -455,4 +456,14 @@ func (x *Kernels) StoreF16(dst []uint16, src []float32) {
 func (x *Kernels) LoadQ8(dst []float32, ldd int, src []byte, lds, rows, cols int) {
 	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+Q8Lead+cols-1]
 	x.loadQ8(&dst[0], 4*ldd, &src[0], lds, rows, cols/x.Lanes)
+}
+
+// FMA computes c = c·a + b, n times in each of some registers, and returns the number of
+// operations.
+func (x *Kernels) FMA(n int, a, b float32) (operations int) { return x.fma(n, a, b) }
+
+// Read loads 256·n bytes from each of s[0], s[apart], s[2·apart] and s[3·apart] on.
+func (x *Kernels) Read(s []byte, apart, n int) {
+	_ = s[3*apart+256*n-1]
+	x.read(&s[0], apart, n)
 }

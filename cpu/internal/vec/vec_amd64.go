@@ -627,3 +627,15 @@ func softcapAVX512Half(x *float32, vectors int, c float32)
 
 // halfValuesAVX512 is tileKernels.halfValues.
 func halfValuesAVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, alpha *float32)
+
+// fmaAVX512 is Kernels.fma.
+func fmaAVX512(n int, x float32, y float32) (operations int)
+
+// fmaAVX2 is Kernels.fma.
+func fmaAVX2(n int, x float32, y float32) (operations int)
+
+// readAVX512 is Kernels.read.
+func readAVX512(p *byte, apart int, n int)
+
+// readAVX2 is Kernels.read.
+func readAVX2(p *byte, apart int, n int)

@@ -201,3 +201,9 @@ func mixQ81x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 
 // mixQ81x1NEON is Kernels.mix[Q8] for 1 rows and 1 vectors.
 func mixQ81x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// fmaNEON is Kernels.fma.
+func fmaNEON(n int, x float32, y float32) (operations int)
+
+// readNEON is Kernels.read.
+func readNEON(p *byte, apart int, n int)

@@ -68,6 +68,12 @@ func main() {
 	half.rowWeights()
 	half.softcap()
 	avx512.halfValues(half, 2)
+	// An FMA takes 4 or 5 cycles and at most 2 start in each, so 10 chains are enough; 16 also
+	// suit narrower units. AVX2 has 16 registers, two of which hold constants.
+	avx512.fma(16)
+	avx2.fma(12)
+	avx512.read()
+	avx2.read()
 	Generate()
 	// 8 query rows fill half a vector, but the weights of one row a whole one.
 	tables.Share("dropRow", avx512.name, half.name)
