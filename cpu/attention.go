@@ -129,13 +129,9 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 // share allocates the sums of a call whose keys are shared among chunks.
 func (a *attention) share() (err error) {
 	n, floats := a.plan.layout.SavedSums()
-	if a.saved, err = pool.Resized(a.saved, floats); err == nil {
-		a.set, err = pool.Resized(a.set, n)
-	}
-	if err == nil {
-		a.pending, err = pool.Resized(a.pending, a.plan.tasks/a.plan.keyChunks)
-	}
-	if err != nil {
+	pool.Resize(&a.saved, floats, &err)
+	pool.Resize(&a.set, n, &err)
+	if pool.Resize(&a.pending, a.plan.tasks/a.plan.keyChunks, &err); err != nil {
 		return fmt.Errorf("sums of %d tasks: %w", a.plan.tasks, err)
 	}
 	a.tiles.Saved, a.tiles.Set = a.saved, a.set
