@@ -71,18 +71,23 @@ const ShardKeys = tile.ShardKeys
 
 // Plan implements backend.Backend.
 func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	if err := be.gate.enter(ctx, "plan"); err != nil {
-		return backend.Plan{}, err
-	}
-	defer be.gate.leave()
-	x := newPartition(be.kernels, c, be.threads())
-	x.gatherSmall(c)
-	p := backend.NewPlan(c)
+	var p backend.Plan
+	err := be.do(ctx, "plan", func() error {
+		x := newPartition(be.kernels, c, be.threads())
+		x.gatherSmall(c)
+		p = be.newPlan(backend.NewPlan(c))
+		p.Path, p.Why, p.Cut = x.path(c), x.why(c), x.String()
+		p.Scratch, p.Chunks = x.scratchBytes(), x.tasks
+		return nil
+	})
+	return p, err
+}
+
+// newPlan returns p with the fields that do not depend on the call.
+func (be *Backend) newPlan(p backend.Plan) backend.Plan {
 	p.Backend = name
 	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
-	p.Path, p.Why, p.Cut = x.path(c), x.why(c), x.String()
-	p.Scratch, p.Chunks = x.scratchBytes(), x.tasks
-	return p, nil
+	return p
 }
 
 // pinCall pins the operands of c.
@@ -126,13 +131,9 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 // share allocates the sums of a call whose keys are shared among chunks.
 func (a *attention) share() (err error) {
 	n, floats := a.plan.layout.SavedSums()
-	if a.saved, err = pool.Resized(a.saved, floats); err == nil {
-		a.set, err = pool.Resized(a.set, n)
-	}
-	if err == nil {
-		a.pending, err = pool.Resized(a.pending, a.plan.tasks/a.plan.keyChunks)
-	}
-	if err != nil {
+	pool.Resize(&a.saved, floats, &err)
+	pool.Resize(&a.set, n, &err)
+	if pool.Resize(&a.pending, a.plan.tasks/a.plan.keyChunks, &err); err != nil {
 		return fmt.Errorf("sums of %d tasks: %w", a.plan.tasks, err)
 	}
 	a.tiles.Saved, a.tiles.Set = a.saved, a.set

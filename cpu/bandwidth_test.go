@@ -40,7 +40,7 @@ func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
 func TestCeilingsOfEachTier(t *testing.T) {
 	for _, tier := range Tiers() {
 		be := New(Options{Threads: 1, Tier: tier})
-		if got := be.peakTier(); tier != tierGonum && got != tier {
+		if got := be.loops().Tier; tier != tierGonum && got != tier {
 			t.Errorf("tier %s: the ceiling is measured in %q", tier, got)
 		}
 		x, err := be.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1024, 64})

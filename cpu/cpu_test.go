@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 
 	"go.uber.org/goleak"
 	"gonum.org/v1/gonum/blas/blas32"
@@ -118,23 +117,23 @@ func TestParseModel(t *testing.T) {
 // TestCloseWaits shows that Close returns once the calls inside are done, and
 // that later calls are refused meanwhile.
 func TestCloseWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var g gate
-		must(t, g.enter(t.Context(), "first"))
-		closed := make(chan struct{})
-		go func() { g.close(); g.close(); close(closed) }()
-		synctest.Wait()
-		select {
-		case <-closed:
-			t.Fatal("close returned with a call inside")
-		default:
-		}
-		if err := g.enter(t.Context(), "second"); !errors.Is(err, backend.ErrClosed) {
-			t.Errorf("a call after close: error %v, want ErrClosed", err)
-		}
-		g.leave()
-		<-closed
-	})
+	be := New(Options{})
+	inside, end, closed := make(chan struct{}), make(chan struct{}), make(chan error, 2)
+	go func() {
+		closed <- be.do(t.Context(), "first", func() error { close(inside); <-end; return nil })
+	}()
+	<-inside
+	go func() { closed <- errors.Join(be.Close(), be.Close()) }()
+	for !errors.Is(be.Wait(t.Context()), backend.ErrClosed) {
+		runtime.Gosched()
+	}
+	select {
+	case <-closed:
+		t.Fatal("Close returned with a call inside")
+	default:
+	}
+	close(end)
+	must(t, errors.Join(<-closed, <-closed))
 }
 
 // countedContext is a context that is cancelled after left calls of Err, and counts

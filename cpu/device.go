@@ -69,7 +69,7 @@ var blas32Default any = gonum.Implementation{}
 // On machines without vector kernels a plain Go loop yields a lower bound.
 func (be *Backend) PeakFLOPS(ctx context.Context) (flops float64, err error) {
 	err = be.do(ctx, "peak", func() error {
-		flops, err = peak.FLOPS(ctx, be.peakTier(), be.threads())
+		flops, err = peak.FLOPS(ctx, be.loops(), be.threads())
 		return err
 	})
 	return flops, err
@@ -88,18 +88,18 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 		for _, o := range in {
 			spans = append(spans, memoryOf(&o.Tensor))
 		}
-		rate, err = peak.Bandwidth(ctx, be.peakTier(), spans, be.threads())
+		rate, err = peak.Bandwidth(ctx, be.loops(), spans, be.threads())
 		return err
 	})
 	return rate, err
 }
 
-// peakTier names the loops that measure the backend's ceilings; "" is the widest.
-func (be *Backend) peakTier() string {
+// loops returns the kernels that measure the backend's ceilings.
+func (be *Backend) loops() *vec.Kernels {
 	if be.kernels.KeyLanes {
-		return ""
+		return vec.Tiers()[0]
 	}
-	return be.kernels.Tier
+	return be.kernels
 }
 
 // memoryOf returns the bytes of t from its first element to its last; nil for no tensor.

@@ -10,72 +10,38 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/pool"
 )
 
-// gate lets calls in until it is closed, and lets Close wait for those inside.
+// gate lets calls in until it is closed. Every call holds calls for reading. The first close locks
+// it for good, which waits for the calls inside and refuses others meanwhile.
 type gate struct {
-	mu      sync.Mutex
-	running int
-	closed  bool
-	idle    chan struct{} // made by the first close, closed when no call is inside
-	err     error         // why the backend cannot be used
-}
-
-// enter begins a call, or returns ErrClosed or the context's error.
-func (g *gate) enter(ctx context.Context, what string) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("cpu: %s: %w", what, err)
-	}
-	if g.err != nil {
-		return g.err
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return fmt.Errorf("cpu: %s: %w", what, backend.ErrClosed)
-	}
-	g.running++
-	return nil
-}
-
-// leave ends the call that enter began.
-func (g *gate) leave() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.running--
-	if g.closed && g.running == 0 {
-		close(g.idle)
-	}
+	calls sync.RWMutex
+	lock  sync.Once
+	err   error // why the backend cannot be used
 }
 
 // close refuses further calls and waits for those inside. It may be called more
 // than once; each of its calls waits.
-func (g *gate) close() {
-	g.mu.Lock()
-	if !g.closed {
-		g.closed = true
-		g.idle = make(chan struct{})
-		if g.running == 0 {
-			close(g.idle)
-		}
-	}
-	g.mu.Unlock()
-	<-g.idle
-}
+func (g *gate) close() { g.lock.Do(g.calls.Lock) }
 
-// do runs f, a call named what, unless the backend is closed. It adds the name to
-// f's error.
-func (be *Backend) do(ctx context.Context, what string, f func() error) error {
-	if err := be.gate.enter(ctx, what); err != nil {
+// do runs f, a call named what, unless the backend is closed or the context has ended. It adds
+// the name to errors.
+func (be *Backend) do(ctx context.Context, what string, f func() error) (err error) {
+	if be.gate.err != nil {
+		return be.gate.err
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("cpu: %s: %w", what, err)
+		}
+	}()
+	if err := ctx.Err(); err != nil {
 		return err
 	}
-	defer be.gate.leave()
-	err := func() (err error) {
-		defer pool.Recover(&err)
-		return f()
-	}()
-	if err != nil {
-		return fmt.Errorf("cpu: %s: %w", what, err)
+	if !be.gate.calls.TryRLock() {
+		return backend.ErrClosed
 	}
-	return nil
+	defer be.gate.calls.RUnlock()
+	defer pool.Recover(&err)
+	return f()
 }
 
 // doPinned is do for a call with operands, which it pins.

@@ -29,14 +29,12 @@ var gradientPool = sync.Pool{New: func() any { return new(backward.Call) }}
 
 // PlanBackward implements backend.Differentiator.
 func (be *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backend.Plan, error) {
-	if err := be.gate.enter(ctx, "plan"); err != nil {
-		return backend.Plan{}, err
-	}
-	defer be.gate.leave()
-	p := backend.NewGradientsPlan(g)
-	p.Backend = name
-	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
-	x := backward.NewPlan(g, be.kernels, be.threads())
-	x.Describe(&p)
-	return p, nil
+	var p backend.Plan
+	err := be.do(ctx, "plan", func() error {
+		p = be.newPlan(backend.NewGradientsPlan(g))
+		x := backward.NewPlan(g, be.kernels, be.threads())
+		x.Describe(&p)
+		return nil
+	})
+	return p, err
 }

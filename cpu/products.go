@@ -120,16 +120,15 @@ func (j *pvJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
 	out, in := []backend.Operand{{Name: "y", Tensor: y}}, []backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}
 	return be.doPinned(ctx, "project", out, in, func() error {
+		all := y.Shape()[backend.Dim]
 		for h := range y.Shape()[backend.Heads] {
-			var head [3]backend.Tensor
-			for i, t := range [3]backend.Tensor{y, x, w} {
-				var err error
-				if head[i], err = t.Slice(backend.Heads, h, h+1); err != nil {
+			for c0 := 0; c0 < all; {
+				cols := min(projectCols, all-c0)
+				n := (all - c0) / cols
+				if err := be.projectColumns(ctx, y, x, w, view.Of(&bias), h, c0, n, cols); err != nil {
 					return err
 				}
-			}
-			if err := be.projectHead(ctx, head[0], head[1], head[2], view.Of(&bias)); err != nil {
-				return err
+				c0 += n * cols
 			}
 		}
 		return nil
@@ -141,63 +140,28 @@ func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) er
 // each number that is transposed on its way in is used 128 times.
 const projectCols = 128
 
-// projectHead is Project for one head.
-func (be *Backend) projectHead(ctx context.Context, y, x, w backend.Tensor, bias view.View) (err error) {
-	if y, x, w, err = joinBatches(y, x, w); err != nil {
-		return err
-	}
-	cols := y.Shape()[backend.Dim]
-	whole := cols / projectCols * projectCols
-	if whole > 0 {
-		err = be.projectColumns(ctx, y, x, w, bias, 0, whole/projectCols, projectCols)
-	}
-	if err == nil && whole < cols {
-		err = be.projectColumns(ctx, y, x, w, bias, whole, 1, cols-whole)
-	}
-	return err
-}
-
-// joinBatches returns the operands as one batch of many rows where w is the same for
-// all batches and the rows of each follow those of the one before.
-func joinBatches(y, x, w backend.Tensor) (_, _, _ backend.Tensor, err error) {
-	n, s := y.Shape()[backend.Batch], y.Shape()[backend.Seq]
+// projectColumns computes columns [c0, c0+n·cols) of head h of y, with cols of them as a head.
+func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, bias view.View, h, c0, n, cols int) (err error) {
+	batches, rows := y.Shape()[backend.Batch], y.Shape()[backend.Seq]
 	follows := func(t backend.Tensor) bool {
-		return t.Strides()[backend.Batch] == s*t.Strides()[backend.Seq]
+		return t.Strides()[backend.Batch] == rows*t.Strides()[backend.Seq]
 	}
-	if n == 1 || w.Strides()[backend.Batch] != 0 || !follows(y) || !follows(x) {
-		return y, x, w, nil
+	if w.Strides()[backend.Batch] == 0 && follows(y) && follows(x) {
+		batches, rows = 1, batches*rows // all batches are rows of one
 	}
-	rows := func(t backend.Tensor) backend.Tensor {
+	// part returns n heads of t, each of cols columns: the first from c0 on, the others step after
+	// the one before.
+	part := func(t backend.Tensor, rows, cols, c0, step int) backend.Tensor {
+		strides := t.Strides()
+		at := h*strides[backend.Heads] + c0*strides[backend.Dim]
+		strides[backend.Heads] = step * strides[backend.Dim]
 		if err == nil {
-			t, err = t.View(backend.Shape{1, 1, n * s, t.Shape()[backend.Dim]}, t.Strides(), 0)
+			t, err = t.View(backend.Shape{batches, n, rows, cols}, strides, at)
 		}
 		return t
 	}
-	y, x = rows(y), rows(x)
-	if err == nil {
-		w, err = w.Slice(backend.Batch, 0, 1)
-	}
-	return y, x, w, err
-}
-
-// projectColumns computes columns [c0, c0+n·cols), with cols of them as a head.
-func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, bias view.View, c0, n, cols int) error {
-	heads := func(t backend.Tensor) (backend.Tensor, error) {
-		shape, strides := t.Shape(), t.Strides()
-		at := c0 * strides[backend.Dim]
-		strides[backend.Heads] = cols * strides[backend.Dim]
-		return t.View(backend.Shape{shape[backend.Batch], n, shape[backend.Seq], cols}, strides, at)
-	}
-	y, err := heads(y)
-	if err != nil {
-		return err
-	}
-	if w, err = heads(w); err != nil {
-		return err
-	}
-	shape := x.Shape()
-	shape[backend.Heads] = n
-	if x, err = x.Broadcast(shape); err != nil {
+	y, w = part(y, rows, cols, c0, cols), part(w, w.Shape()[backend.Seq], cols, c0, cols)
+	if x = part(x, rows, x.Shape()[backend.Dim], 0, 0); err != nil {
 		return err
 	}
 	j := pvJob{w: view.Of(&x), bias: bias, c0: c0, products: tile.Products{V: view.Of(&w), O: view.Of(&y)}}

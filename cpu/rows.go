@@ -41,11 +41,15 @@ func (be *Backend) newRowJob(shape backend.Shape, floats, pause int,
 	row func(j *rowJob, s *tile.Space, mem []float32, b, h, i int)) *rowJob {
 	j := rowJobs.Get().(*rowJob)
 	j.row, j.floats, j.pause, j.kernels, j.cols = row, floats, pause, be.kernels, shape[backend.Dim]
-	j.threads = be.threads()
+	j.heads, j.seq, j.threads = shape[backend.Heads], shape[backend.Seq], be.threads()
 	if shape.Elements() < copyAlone {
 		j.threads = 1
 	}
-	j.divide(shape)
+	// Tasks are up to tile.MaxRows rows of one head.
+	steps, heads := tile.CeilDiv(j.seq, rowStep), shape[backend.Batch]*j.heads
+	j.taskRows = rowStep * max(1, min(heads*steps/max(1, tasksPerThread*j.threads), tile.MaxRows/rowStep))
+	j.headTasks = tile.CeilDiv(j.seq, j.taskRows)
+	j.tasks = heads * j.headTasks
 	return j
 }
 
@@ -61,15 +65,6 @@ const copyAlone = 1 << 14
 
 // rowStep is the multiple of which tasks have rows.
 const rowStep = 64
-
-// divide divides rows of the given shape into tasks of up to tile.MaxRows rows of one head.
-func (j *rowJob) divide(shape backend.Shape) {
-	j.heads, j.seq = shape[backend.Heads], shape[backend.Seq]
-	steps, heads := tile.CeilDiv(j.seq, rowStep), shape[backend.Batch]*j.heads
-	j.taskRows = rowStep * max(1, min(heads*steps/max(1, tasksPerThread*j.threads), tile.MaxRows/rowStep))
-	j.headTasks = tile.CeilDiv(j.seq, j.taskRows)
-	j.tasks = heads * j.headTasks
-}
 
 // run pins the operands, sets x to their views, the outputs first, and computes the rows.
 func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {

@@ -48,25 +48,17 @@ func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err erro
 	c.dO, c.dLSE = view.Of(&g.DO), view.Of(&g.DLSE)
 	c.dQ, c.dK, c.dV = view.Of(&g.DQ), view.Of(&g.DK), view.Of(&g.DV)
 	c.biases.open(g)
-	resize(&c.dots, c.plan.queryRows(), &err)
-	resize(&c.sums, c.plan.sumFloats(), &err)
-	resize(&c.done, c.plan.tasks, &err)
-	resize(&c.biases.distances, c.plan.biasDistances, &err)
-	resize(&c.biases.lines, c.plan.biasLines, &err)
-	if err != nil {
+	pool.Resize(&c.dots, c.plan.queryRows(), &err)
+	pool.Resize(&c.sums, c.plan.sumFloats(), &err)
+	pool.Resize(&c.done, c.plan.tasks, &err)
+	pool.Resize(&c.biases.distances, c.plan.biasDistances, &err)
+	if pool.Resize(&c.biases.lines, c.plan.biasLines, &err); err != nil {
 		return fmt.Errorf("sums of %d query rows: %w", c.plan.queryRows(), err)
 	}
 	clear(c.biases.distances)
 	clear(c.biases.lines)
 	clear(c.done)
 	return nil
-}
-
-// resize gives s the length n unless there is an error.
-func resize[T any](s *[]T, n int, err *error) {
-	if *err == nil {
-		*s, *err = pool.Resized(*s, n)
-	}
 }
 
 // Reset forgets the operands.

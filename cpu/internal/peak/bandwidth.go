@@ -7,7 +7,7 @@ import (
 
 const (
 	// turnBytes is the number of bytes that one turn of a read loop loads from each
-	// stream, and streams the number of streams, both as in _generate.
+	// stream, and streams the number of streams, see Loops.
 	turnBytes = 256
 	streams   = 4
 	// callBytes is the most that one call reads: 16 microseconds at 4 GB/s, which every
@@ -17,10 +17,10 @@ const (
 	lineBytes = 64
 )
 
-// read is one call of a read loop: turns of each stream. The first stream begins at p,
+// read is one call of a read loop: turns of each stream. The first stream begins at from[0],
 // the others follow apart bytes from each other.
 type read struct {
-	p            *byte
+	from         []byte
 	apart, turns int
 }
 
@@ -28,18 +28,14 @@ type read struct {
 func (r read) bytes() int { return streams * turnBytes * r.turns }
 
 // Bandwidth returns the bytes a second that threads goroutines read from spans, with the
-// loads of tier ("" for the widest). Each goroutine reads its own part over and over, so
+// loads of k. Each goroutine reads its own part over and over, so
 // spans that fit a cache are read from there, as by a call that is repeated. It takes 24
-// milliseconds. The rate is 0 for spans shorter than 1 KiB (one turn) a goroutine. Errors
-// as for FLOPS.
-func Bandwidth(ctx context.Context, tier string, spans [][]byte, threads int) (float64, error) {
-	k, err := find(tier)
-	if err != nil {
-		return 0, err
-	}
+// milliseconds. The rate is 0 for spans shorter than 1 KiB (one turn) a goroutine. The
+// error is that of the context.
+func Bandwidth(ctx context.Context, k Loops, spans [][]byte, threads int) (float64, error) {
 	var works []work
 	for _, part := range split(spans, threads) {
-		works = append(works, k.reads(part))
+		works = append(works, reads(k, part))
 	}
 	return best(ctx, readWindows, works)
 }
@@ -61,7 +57,7 @@ func split(spans [][]byte, threads int) [][]read {
 			mine := s[i*streams*apart:]
 			for at := 0; at < turns; {
 				n := min(turns-at, callBytes/(streams*turnBytes))
-				parts[i] = append(parts[i], read{&mine[at*turnBytes], apart, n})
+				parts[i] = append(parts[i], read{mine[at*turnBytes:], apart, n})
 				at += n
 			}
 		}
@@ -71,13 +67,13 @@ func split(spans [][]byte, threads int) [][]read {
 
 // reads returns the work that Bandwidth measures: it reads some of part, which it begins again
 // at its end, and returns the bytes.
-func (k kernel) reads(part []read) work {
+func reads(k Loops, part []read) work {
 	next := 0
 	return func() (bytes float64) {
 		// Two calls take so long that reading the clock between them costs nothing.
 		for len(part) > 0 && bytes < 2*callBytes {
 			r := part[next]
-			k.read(r.p, r.apart, r.turns)
+			k.Read(r.from, r.apart, r.turns)
 			bytes += float64(r.bytes())
 			next = (next + 1) % len(part)
 		}

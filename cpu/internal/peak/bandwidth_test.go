@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 	"unsafe"
+
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // TestSplitStaysInside shows that each byte read lies in a span, that no two calls read
@@ -25,7 +27,7 @@ func TestSplitStaysInside(t *testing.T) {
 						}
 						bytes += r.bytes()
 						for s := range streams {
-							lo := uintptr(unsafe.Pointer(r.p)) + uintptr(s*r.apart)
+							lo := uintptr(unsafe.Pointer(&r.from[0])) + uintptr(s*r.apart)
 							for at := lo; at < lo+uintptr(r.turns*turnBytes); at += turnBytes {
 								if seen[at] {
 									t.Fatalf("%d threads, %d bytes: read twice", threads, length)
@@ -61,13 +63,13 @@ func TestSplitStaysInside(t *testing.T) {
 // TestReadLoops shows that the loops of each tier count the bytes that they read.
 func TestReadLoops(t *testing.T) {
 	data := make([]byte, 4<<20)
-	for _, k := range kernels() {
-		do := k.reads(split([][]byte{data}, 1)[0])
+	for _, k := range vec.Tiers() {
+		do := reads(k, split([][]byte{data}, 1)[0])
 		if got := do(); got != 2*callBytes {
-			t.Errorf("%s counts %g bytes, want %d", k.tier, got, 2*callBytes)
+			t.Errorf("%s counts %g bytes, want %d", k.Tier, got, 2*callBytes)
 		}
 		if rate, err := best(t.Context(), 1, []work{do}); err != nil || !(rate > 0) {
-			t.Errorf("%s reads %g bytes a second, %v", k.tier, rate, err)
+			t.Errorf("%s reads %g bytes a second, %v", k.Tier, rate, err)
 		}
 	}
 }
@@ -79,22 +81,19 @@ func TestBandwidth(t *testing.T) {
 			data[i] = 1 // otherwise all pages are the same zero page
 		}
 		for threads := 1; threads <= 3; threads++ {
-			rate, err := Bandwidth(t.Context(), "", [][]byte{data[:bytes/2], data[bytes/2:]}, threads)
+			rate, err := Bandwidth(t.Context(), vec.Tiers()[0], [][]byte{data[:bytes/2], data[bytes/2:]}, threads)
 			if err != nil || !(rate > 0) {
 				t.Errorf("%d bytes, %d threads: %g, %v", bytes, threads, rate, err)
 			}
 			t.Logf("%d KiB, %d threads: %.1f GB/s", bytes>>10, threads, rate/1e9)
 		}
 	}
-	if rate, err := Bandwidth(t.Context(), "", [][]byte{make([]byte, 100)}, 2); rate != 0 || err != nil {
+	if rate, err := Bandwidth(t.Context(), vec.Tiers()[0], [][]byte{make([]byte, 100)}, 2); rate != 0 || err != nil {
 		t.Errorf("100 bytes: %g, %v, too few for a measurement", rate, err)
-	}
-	if _, err := Bandwidth(t.Context(), "avx1024", nil, 1); !errors.Is(err, ErrTier) {
-		t.Errorf("a tier that is not there: error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Bandwidth(ctx, "", nil, 1); !errors.Is(err, context.Canceled) {
+	if _, err := Bandwidth(ctx, vec.Tiers()[0], nil, 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: error %v", err)
 	}
 }

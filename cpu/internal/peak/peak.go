@@ -5,35 +5,27 @@
 //	Bandwidth    loads from memory, from its start to its end: bytes a second. Calls that
 //	             read more than they compute approach this rate.
 //
-// On amd64 the loops are generated assembly (see _generate) for AVX-512F and for AVX2
-// with FMA. Elsewhere they are plain Go and yield a lower bound, because the compiler
-// does not use vectors.
+// The loops are kernels of package vec, one pair for each tier.
 package peak
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
 )
 
-//go:generate sh -c "cd _generate && GOWORK=off go run . -kernels fma -out ../fma_amd64.s -stubs ../fma_amd64.go -pkg peak"
-//go:generate sh -c "cd _generate && GOWORK=off go run . -kernels read -out ../read_amd64.s -stubs ../read_amd64.go -pkg peak"
-
-// kernel is the pair of loops in one tier of instructions.
-type kernel struct {
-	tier  string // "avx512", "avx2", "neon", "go"
-	flops int    // operations in one turn of fma
-	// fma takes n turns.
-	fma func(n int, x, y float32)
-	// read loads n·turnBytes bytes from each of p, p+apart, p+2·apart and p+3·apart on.
-	read func(p *byte, apart, n int)
+// Loops are the loops of one tier, for example *vec.Kernels. Package vec is not imported, because
+// its benchmarks import this package.
+type Loops interface {
+	// FMA computes c = c·x + y, n times in each of some registers, and returns the operations.
+	FMA(n int, x, y float32) (operations int)
+	// Read loads 256·n bytes from each of s[0], s[apart], s[2·apart] and s[3·apart] on.
+	Read(s []byte, apart, n int)
 }
 
 const (
-	// fmaTurns is the number of turns in one call of fma. At one FMA a cycle, 16 chains
+	// fmaTurns is the number of turns in one call of FMA. At one FMA a cycle, 16 chains
 	// take 32,000 cycles, about 10 microseconds. Assembly cannot be preempted, so a
 	// longer call would delay the garbage collector.
 	fmaTurns = 2000
@@ -44,39 +36,20 @@ const (
 	readWindows = 3
 )
 
-// ErrTier reports a tier that the machine does not have.
-var ErrTier = errors.New("this machine has no such instructions")
+// FLOPS returns the float32 operations a second of threads concurrent goroutines with the
+// FMAs of k. It takes 40 milliseconds. The error is that of the context.
+func FLOPS(ctx context.Context, k Loops, threads int) (float64, error) {
+	return best(ctx, fmaWindows, slices.Repeat([]work{operations(k)}, threads))
+}
 
-// find returns the loops of a tier, "" for the widest.
-func find(tier string) (kernel, error) {
-	var names []string
-	for _, k := range kernels() {
-		if tier == "" || k.tier == tier {
-			return k, nil
+// operations returns the work that FLOPS measures.
+func operations(k Loops) work {
+	return func() (sum float64) {
+		for range 8 { // between two readings of the clock
+			sum += float64(k.FMA(fmaTurns, 0.5, 1))
 		}
-		names = append(names, k.tier)
+		return sum
 	}
-	return kernel{}, fmt.Errorf("tier is %q, there are %v: %w", tier, names, ErrTier)
-}
-
-// FLOPS returns the float32 operations a second of threads concurrent goroutines, in the
-// instructions of tier ("" for the widest): "avx512", "avx2" or "neon" where the machine has
-// them, and always "go". It takes 40 milliseconds. Errors: ErrTier, and the context's.
-func FLOPS(ctx context.Context, tier string, threads int) (float64, error) {
-	k, err := find(tier)
-	if err != nil {
-		return 0, err
-	}
-	return best(ctx, fmaWindows, slices.Repeat([]work{k.operations}, threads))
-}
-
-// operations is the work that FLOPS measures.
-func (k kernel) operations() float64 {
-	const calls = 8 // between two readings of the clock
-	for range calls {
-		k.fma(fmaTurns, 0.5, 1)
-	}
-	return calls * fmaTurns * float64(k.flops)
 }
 
 // work does some work of one goroutine and returns how much.

@@ -1,25 +1,25 @@
 package peak
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"testing"
+
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // TestKernels shows that each loop counts the operations that it does. Rates are
 // positive on any machine; BenchmarkCalls measures them.
 func TestKernels(t *testing.T) {
-	for _, k := range kernels() {
-		if rate, err := best(t.Context(), 1, []work{k.operations}); err != nil || !(rate > 0) {
-			t.Errorf("%s does %g FLOPS, %v", k.tier, rate, err)
+	turns := map[string]int{"avx512": 16 * 16 * 2, "avx2": 12 * 8 * 2, "neon": 16 * 4 * 2, "gonum": 8 * 2}
+	for _, k := range vec.Tiers() {
+		do := operations(k)
+		if rate, err := best(t.Context(), 1, []work{do}); err != nil || !(rate > 0) {
+			t.Errorf("%s does %g FLOPS, %v", k.Tier, rate, err)
 		}
-		const calls = 8
-		if got, want := k.operations(), float64(calls*fmaTurns*k.flops); got != want {
-			t.Errorf("%s counts %g operations, want %g", k.tier, got, want)
-		}
-		// 2 operations in each lane of at least 8 vectors of 1 lane.
-		if k.flops < 16 || k.flops%16 != 0 {
-			t.Errorf("%s does %d operations a turn", k.tier, k.flops)
+		if got, want := do(), float64(8*fmaTurns*turns[k.Tier]); got != want {
+			t.Errorf("%s counts %g operations, want %g", k.Tier, got, want)
 		}
 	}
 }
@@ -27,50 +27,40 @@ func TestKernels(t *testing.T) {
 // BenchmarkCalls measures the rate of each loop and the length of one call, which
 // should be at most 20 microseconds, because assembly cannot be preempted.
 func BenchmarkCalls(b *testing.B) {
-	data := make([]byte, 4<<20)
-	parts := split([][]byte{data}, 1)
-	for _, k := range kernels() {
-		b.Run(k.tier+"/fma", func(b *testing.B) {
+	parts := split([][]byte{bytes.Repeat([]byte{1}, 4<<20)}, 1) // pages of zeros are one page
+	for _, k := range vec.Tiers() {
+		b.Run(k.Tier+"/fma", func(b *testing.B) {
+			operations := 0
 			for b.Loop() {
-				k.fma(fmaTurns, 0.5, 1)
+				operations += k.FMA(fmaTurns, 0.5, 1)
 			}
-			b.ReportMetric(float64(fmaTurns*k.flops)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+			b.ReportMetric(float64(operations)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 		})
-		b.Run(k.tier+"/read", func(b *testing.B) {
-			read, bytes := 0, 0
+		b.Run(k.Tier+"/read", func(b *testing.B) {
+			read, loaded := 0, 0
 			for b.Loop() {
 				r := parts[0][read%len(parts[0])]
-				k.read(r.p, r.apart, r.turns)
-				read, bytes = read+1, bytes+r.bytes()
+				k.Read(r.from, r.apart, r.turns)
+				read, loaded = read+1, loaded+r.bytes()
 			}
-			b.ReportMetric(float64(bytes)/b.Elapsed().Seconds()/1e9, "GB/s")
+			b.ReportMetric(float64(loaded)/b.Elapsed().Seconds()/1e9, "GB/s")
 		})
 	}
 }
 
 func TestFLOPSOfEachTier(t *testing.T) {
-	tiers := []string{""}
-	for _, k := range kernels() {
-		tiers = append(tiers, k.tier)
-	}
-	if tiers[len(tiers)-1] != "go" {
-		t.Errorf("tiers are %v, the last must be plain Go", tiers)
-	}
-	for _, tier := range tiers {
+	for _, k := range vec.Tiers() {
 		for threads := 1; threads <= 3; threads += 2 {
-			rate, err := FLOPS(t.Context(), tier, threads)
+			rate, err := FLOPS(t.Context(), k, threads)
 			if err != nil || !(rate > 0) {
-				t.Errorf("tier %q, %d threads: %g FLOPS, %v", tier, threads, rate, err)
+				t.Errorf("tier %q, %d threads: %g FLOPS, %v", k.Tier, threads, rate, err)
 			}
-			t.Logf("tier %q, %d threads: %.1f GFLOPS", tier, threads, rate/1e9)
+			t.Logf("tier %q, %d threads: %.1f GFLOPS", k.Tier, threads, rate/1e9)
 		}
-	}
-	if _, err := FLOPS(t.Context(), "avx1024", 1); !errors.Is(err, ErrTier) {
-		t.Errorf("a tier that is not there: error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := FLOPS(ctx, "", 1); !errors.Is(err, context.Canceled) {
+	if _, err := FLOPS(ctx, vec.Tiers()[0], 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: error %v", err)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // TestReadLoopsStayInsideTheirSpan reads a span between pages that cannot be read.
@@ -25,11 +27,11 @@ func TestReadLoopsStayInsideTheirSpan(t *testing.T) {
 		}
 	}
 	span := all[page : (pages+1)*page]
-	for _, k := range kernels() {
+	for _, k := range vec.Tiers() {
 		for threads := 1; threads <= 5; threads++ {
 			for _, part := range split([][]byte{span}, threads) {
 				for _, r := range part {
-					k.read(r.p, r.apart, r.turns)
+					k.Read(r.from, r.apart, r.turns)
 				}
 			}
 		}

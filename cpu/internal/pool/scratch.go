@@ -24,12 +24,12 @@ var scratches = sync.Pool{New: func() any { return new(Scratch) }}
 // takeScratch returns a scratch of n floats, or ErrMemory. giveBack returns it to the pool.
 func takeScratch(n int) (*Scratch, error) {
 	w := scratches.Get().(*Scratch)
-	arena, err := Resized(w.arena, n+AlignFloats)
-	if err != nil {
+	var err error
+	if Resize(&w.arena, n+AlignFloats, &err); err != nil {
 		w.giveBack()
 		return nil, fmt.Errorf("scratch of a thread: %w", err)
 	}
-	w.arena, w.used = arena, 0
+	w.Reset()
 	return w, nil
 }
 
@@ -58,15 +58,17 @@ func (w *Scratch) Floats(n int) []float32 {
 // Reset makes all floats available again.
 func (w *Scratch) Reset() { w.used = 0 }
 
-// Resized returns s with length n, in other memory where its own is too short. With
-// ErrMemory it returns s.
-func Resized[T any](s []T, n int) ([]T, error) {
-	if cap(s) < n {
-		longer, err := backend.Make[T](n)
-		if err != nil {
-			return s, err
+// Resize gives s the length n, in other memory where its own is too short, unless err is set.
+// It leaves s as it is, and sets err to ErrMemory, where there is not enough memory.
+func Resize[T any](s *[]T, n int, err *error) {
+	switch {
+	case *err != nil:
+	case cap(*s) >= n:
+		*s = (*s)[:n]
+	default:
+		var longer []T
+		if longer, *err = backend.Make[T](n); *err == nil {
+			*s = longer
 		}
-		return longer, nil
 	}
-	return s[:n], nil
 }

@@ -1,9 +1,6 @@
 package vec
 
-import (
-	"slices"
-	"unsafe"
-)
+import "unsafe"
 
 // Dots computes scores with keys as lanes, each the same sum as in Scores:
 //
@@ -67,18 +64,18 @@ func (x *Kernels) Mix(e Element, o []float32, ldo int, runs []Run, ldv int, p []
 	}
 	vectors, apart := d/x.Lanes, e.size()*ldv
 	for h := 0; h < heads; {
-		kind := len(mixRows) - 1
-		for h+mixRows[kind] > heads {
-			kind--
-		}
-		done := 0
-		for i, strip := range slices.Backward(mixStrips[kind]) {
-			if strips := (vectors - done) / strip; strips > 0 {
+		rows, done := 0, 0
+		for i := range x.mix[e] {
+			t := &x.mix[e][i]
+			if rows == 0 && h+t.rows <= heads {
+				rows = t.rows
+			}
+			if strips := (vectors - done) / t.vectors; t.rows == rows && strips > 0 {
 				c := done * x.Lanes
-				x.mix[e][kind][i](&o[h*ldo+c], 4*ldo, runs[0].words(), len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.size(), strips)
-				done += strips * strip
+				t.kernel(&o[h*ldo+c], 4*ldo, runs[0].words(), len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.size(), strips)
+				done += strips * t.vectors
 			}
 		}
-		h += mixRows[kind]
+		h += rows
 	}
 }

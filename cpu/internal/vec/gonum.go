@@ -3,6 +3,7 @@ package vec
 import (
 	"encoding/binary"
 	"math"
+	"runtime"
 	"sync"
 	"unsafe"
 
@@ -27,6 +28,7 @@ var kernelsGonum = Kernels{
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
 	loadF16: loadF16Gonum, loadBF16: loadBF16Gonum, loadQ8: loadQ8Gonum, storeF16: storeF16Gonum,
+	fma: fmaGonum, read: readGonum,
 }
 
 // gonum's Gemm starts goroutines, and splits its sums differently, from four
@@ -37,15 +39,12 @@ const (
 	gemmCols = 192
 )
 
-// Gemm, unless nil, takes the place of blas32.Gemm. A sum continues from beta·c, term after term.
-var Gemm func(tb blas.Transpose, m, n, k int, a []float32, lda int, b []float32, ldb int, beta float32, c []float32, ldc int)
-
 // gemm computes c = a·b + beta·c, or a·bᵀ with tb = blas.Trans.
 //
 //	a [m, k]    b [k, n] or [n, k]    c [m, n]
 func gemm(tb blas.Transpose, m, n, k int, a []float32, lda int, b []float32, ldb int, beta float32, c []float32, ldc int) {
-	if Gemm != nil {
-		Gemm(tb, m, n, k, a, lda, b, ldb, beta, c, ldc)
+	if runtime.GOARCH == "wasm" {
+		plainGemm(tb, m, n, k, a, lda, b, ldb, beta, c, ldc)
 		return
 	}
 	for i := 0; i < m; i += gemmRows {
@@ -281,4 +280,25 @@ func storeF16Gonum(dst *uint16, src *float32, vectors int) {
 	for i, x := range unsafe.Slice(src, 4*vectors) {
 		to[i] = backend.F16.Encode(x)
 	}
+}
+
+// fmaGonum has 8 variables, and not vectors: its rate is a lower bound.
+func fmaGonum(n int, x, y float32) int {
+	c0, c1, c2, c3, c4, c5, c6, c7 := x, x, x, x, x, x, x, x
+	for range n {
+		c0, c1, c2, c3 = c0*x+y, c1*x+y, c2*x+y, c3*x+y
+		c4, c5, c6, c7 = c4*x+y, c5*x+y, c6*x+y, c7*x+y
+	}
+	runtime.KeepAlive(c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7) // else the compiler drops the loop
+	return 2 * 8 * n
+}
+
+func readGonum(p *byte, apart, n int) {
+	var seen [4]uint64
+	for i := range seen {
+		for _, word := range unsafe.Slice((*uint64)(unsafe.Add(unsafe.Pointer(p), i*apart)), 256/8*n) {
+			seen[i] |= word
+		}
+	}
+	runtime.KeepAlive(seen) // else the compiler drops the loop
 }

@@ -59,7 +59,7 @@ func BenchmarkLevels(b *testing.B) {
 				levelsKernel{fmt.Sprintf("values%d", rows), keys * d, func(v, next []float32) { y.Values(o, AppendRun(run, v, d, keys, d, next), d, s, d, m) }})
 		}
 		for _, k := range kernels {
-			b.Run(x.Tier+"/"+k.name, func(b *testing.B) { k.bench(b, x.Tier, memory) })
+			b.Run(x.Tier+"/"+k.name, func(b *testing.B) { k.bench(b, x, memory) })
 		}
 	}
 }
@@ -77,7 +77,7 @@ func reinterpret[T uint16 | byte](s []float32) []T {
 }
 
 // bench measures k on blocks of memory.
-func (k levelsKernel) bench(b *testing.B, tier string, memory []float32) {
+func (k levelsKernel) bench(b *testing.B, loops peak.Loops, memory []float32) {
 	levels := []struct {
 		name   string
 		floats int
@@ -87,7 +87,7 @@ func (k levelsKernel) bench(b *testing.B, tier string, memory []float32) {
 		for i, l := range levels {
 			from := memory[:l.floats]
 			bytes := unsafe.Slice((*byte)(unsafe.Pointer(&from[0])), 4*len(from))
-			read, err := peak.Bandwidth(b.Context(), tier, [][]byte{bytes}, 1)
+			read, err := peak.Bandwidth(b.Context(), loops, [][]byte{bytes}, 1)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -2,39 +2,22 @@ package vec
 
 import "unsafe"
 
-// pairKernels multiply pairs of bf16 and add the products in float32, in a unit for that.
-// Sums have another order than those of the other kernels, and subnormal numbers count as 0.
-type pairKernels struct {
-	unit       string
-	tiles      [3]pairTile // of one, two and four vectors of query rows
-	turn       func(dst *uint32, ldd int, src *uint16, lds, squares int)
-	turnPairs  func(dst *uint32, ldd int, src *uint16, lds, squares int)
-	roundPairs func(dst *uint32, src *float32, pairs, vectors int)
-}
-
-// pairTile is the products for tiles of one width.
-type pairTile struct {
-	pairScores func(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys, groups, steps int, scale float32, mx *float32)
-	pairValues func(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups, steps int, alpha, sums *float32)
-}
-
-// PairStep is the number of elements over which the unit sums at once. Such a sum does not
-// depend on anything else. The sums are added upwards from 0.
+// PairStep is the number of elements over which a unit for pairs of bf16 sums at once. Such a sum
+// does not depend on anything else. The sums are added upwards from 0. They have another order
+// than those of the other kernels, and subnormal numbers count as 0.
 const PairStep = 32
 
 // PairSums is the number of sums that PairValues computes at once: four tiles.
 const PairSums = 4 * 16 * 16
 
-// PairUnit names the unit that multiplies pairs of bf16 in tiles of the Width of x; "" if
-// there is none, and then the methods below must not be called.
+// PairUnit names the unit that multiplies pairs of bf16 for tiles of the Width of x; "" if there
+// is none, and then the methods below must not be called.
 func (x *Kernels) PairUnit() string {
-	if x.Lanes != 16 || x.pairs() == nil {
+	if x.tile.pairScores == nil || !tilesPermitted() {
 		return ""
 	}
-	return x.pairs().unit
+	return "AMX-BF16"
 }
-
-func (x *Kernels) pairTile() *pairTile { return &x.pairs().tiles[x.Width/32] }
 
 // PairScores is Scores for keys and queries of bf16, times scale:
 //
@@ -46,7 +29,7 @@ func (x *Kernels) pairTile() *pairTile { return &x.pairs().tiles[x.Width/32] }
 func (x *Kernels) PairScores(s []float32, k []uint16, ldk, n int, q []uint32, d int, scale float32, mx []float32) {
 	w, groups := x.Width, (n+15)/16
 	_, _, _, _ = s[16*groups*w-1], k[(16*groups-1)*ldk+d-1], q[d/2*w-1], mx[w-1]
-	x.pairTile().pairScores(&wholeTiles[0], &s[0], &k[0], 2*ldk, &q[0], n, groups, d/PairStep, scale, &mx[0])
+	x.tile.pairScores(&wholeTiles[0], &s[0], &k[0], 2*ldk, &q[0], n, groups, d/PairStep, scale, &mx[0])
 }
 
 // PairValues is Values for values and weights of bf16:
@@ -59,7 +42,7 @@ func (x *Kernels) PairScores(s []float32, k []uint16, ldk, n int, q []uint32, d 
 func (x *Kernels) PairValues(o []float32, vt []uint16, ldv int, p []uint32, d, n int, alpha, sums []float32) {
 	w := x.Width
 	_, _, _, _, _ = o[d*w-1], vt[(d-1)*ldv+n-1], p[n/2*w-1], alpha[w-1], sums[PairSums-1]
-	x.pairTile().pairValues(&wholeTiles[0], &o[0], &vt[0], 2*ldv, &p[0], d/16, n/PairStep, &alpha[0], &sums[0])
+	x.tile.pairValues(&wholeTiles[0], &o[0], &vt[0], 2*ldv, &p[0], d/16, n/PairStep, &alpha[0], &sums[0])
 }
 
 // Turn transposes pairs of adjacent bf16:
@@ -71,7 +54,7 @@ func (x *Kernels) PairValues(o []float32, vt []uint16, ldv int, p []uint32, d, n
 // pairs is a multiple of 16.
 func (x *Kernels) Turn(dst []uint32, ldd int, src []uint16, lds, pairs int) {
 	_, _ = dst[(pairs-1)*ldd+15], src[15*lds+2*pairs-1]
-	x.pairs().turn(&dst[0], 4*ldd, &src[0], 2*lds, pairs/16)
+	x.turn(&dst[0], 4*ldd, &src[0], 2*lds, pairs/16)
 }
 
 // TurnPairs transposes bf16:
@@ -83,7 +66,7 @@ func (x *Kernels) Turn(dst []uint32, ldd int, src []uint16, lds, pairs int) {
 // cols is a multiple of 16.
 func (x *Kernels) TurnPairs(dst []uint16, ldd int, src []uint16, lds, cols int) {
 	_, _ = dst[(cols-1)*ldd+31], src[31*lds+cols-1]
-	x.pairs().turnPairs((*uint32)(unsafe.Pointer(&dst[0])), 2*ldd, &src[0], 2*lds, cols/16)
+	x.turnPairs((*uint32)(unsafe.Pointer(&dst[0])), 2*ldd, &src[0], 2*lds, cols/16)
 }
 
 // RoundPairs rounds rows to bf16, to nearest even, and writes the pairs of rows 2r and 2r+1.
@@ -93,7 +76,7 @@ func (x *Kernels) TurnPairs(dst []uint16, ldd int, src []uint16, lds, cols int) 
 // rows is even, cols a multiple of 16.
 func (x *Kernels) RoundPairs(dst []uint32, src []float32, rows, cols int) {
 	_, _ = dst[rows/2*cols-1], src[rows*cols-1]
-	x.pairs().roundPairs(&dst[0], &src[0], rows/2, cols/16)
+	x.roundPairs(&dst[0], &src[0], rows/2, cols/16)
 }
 
 // wholeTiles is the configuration of AMX with eight tiles of 16 rows of 64 bytes.

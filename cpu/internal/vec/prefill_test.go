@@ -84,7 +84,7 @@ func (c prefill) bench(b *testing.B, x *Kernels) {
 	}
 	rates, shares := []float64{}, [3][]float64{}
 	for range b.N {
-		fma, err := peak.FLOPS(b.Context(), x.Tier, 1)
+		fma, err := peak.FLOPS(b.Context(), x, 1)
 		if err != nil {
 			b.Fatal(err)
 		}

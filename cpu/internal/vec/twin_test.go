@@ -15,18 +15,19 @@ func newTwin(lanes, width int) *Kernels {
 	t := twin{lanes, width}
 	x := &Kernels{Tier: "go", Lanes: lanes, Width: width,
 		tile: tileKernels{
-			tiles:   []registerTile{{4, t.scores(4), t.values(4)}, {1, t.scores(1), t.values(1)}},
+			scores:  []registerTile[scoresFunc]{{4, 0, t.scores(4)}, {1, 0, t.scores(1)}},
+			values:  []registerTile[valuesFunc]{{4, 0, t.values(4)}, {1, 0, t.values(1)}},
+			outer:   []registerTile[outerFunc]{{3, 2, t.outer(3, 2)}, {3, 1, t.outer(3, 1)}, {1, 2, t.outer(1, 2)}, {1, 1, t.outer(1, 1)}},
 			weights: t.weights, edge: t.edge, columnMax: t.columnMax, fold: t.fold,
-			biasSquares: t.biasSquares, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, drop: t.drop,
+			biasSquares: t.biasSquares, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, drop: t.drop, scoreGradients: t.scoreGradients,
 		},
-		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, scoreGradients: t.scoreGradients,
-		outerRows: 3, outerVectors: 2, outer: [2][2]outerFunc{{t.outer(1, 1), t.outer(1, 2)}, {t.outer(3, 1), t.outer(3, 2)}},
+		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias,
 		nonFinite: t.nonFinite, transpose: t.transpose,
 		join: t.join, bound: t.bound, hideRow: t.hideRow, dropRow: t.dropRow,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
 		loadQ8: t.loadQ8}
 	for e := range elements {
-		x.dots[e], x.mix[e] = t.dots(e), t.mixes(e)
+		x.dots[e], x.mix[e] = t.dots(e), []registerTile[mixFunc]{{4, 2, t.mix(e, 4, 2)}, {4, 1, t.mix(e, 4, 1)}, {1, 1, t.mix(e, 1, 1)}}
 	}
 	return x
 }
@@ -58,7 +59,7 @@ func larger(a, b float32) float32 {
 	return b
 }
 
-func (t twin) scores(rows int) func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32) {
+func (t twin) scores(rows int) scoresFunc {
 	return func(s, k *float32, ldk int, _ *uintptr, qt *float32, d, groups int, mx *float32) {
 		m := floats(mx, 0, 0, t.width)
 		for r := range groups * rows {
@@ -75,7 +76,7 @@ func (t twin) scores(rows int) func(s, k *float32, ldk int, run *uintptr, qt *fl
 	}
 }
 
-func (t twin) values(rows int) func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32) {
+func (t twin) values(rows int) valuesFunc {
 	return func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32) {
 		a, values := floats(alpha, 0, 0, t.width), F32.allRows(runs, n, ldv, first, groups*rows)
 		for c := range groups * rows {
@@ -428,24 +429,19 @@ func (t twin) dots(e Element) dotsFunc {
 	}
 }
 
-func (t twin) mixes(e Element) (all mixes) {
-	for i, heads := range mixRows {
-		for j, vectors := range mixStrips[i] {
-			all[i][j] = func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int) {
-				values := e.allRows(runs, n, ldv, first, strips*vectors*t.lanes)
-				for h := range heads {
-					a := floats(alpha, 4, h, 1)[0]
-					out := floats(o, ldo, h, strips*vectors*t.lanes)
-					for c := range out {
-						sum := float32(0)
-						for j, w := range floats(p, ldp, h, len(values)) {
-							sum = fma(values[j][c], w, sum)
-						}
-						out[c] = fma(a, out[c], sum)
-					}
+func (t twin) mix(e Element, heads, vectors int) mixFunc {
+	return func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int) {
+		values := e.allRows(runs, n, ldv, first, strips*vectors*t.lanes)
+		for h := range heads {
+			a := floats(alpha, 4, h, 1)[0]
+			out := floats(o, ldo, h, strips*vectors*t.lanes)
+			for c := range out {
+				sum := float32(0)
+				for j, w := range floats(p, ldp, h, len(values)) {
+					sum = fma(values[j][c], w, sum)
 				}
+				out[c] = fma(a, out[c], sum)
 			}
 		}
 	}
-	return all
 }

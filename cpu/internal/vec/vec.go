@@ -56,64 +56,79 @@ type Kernels struct {
 	tile   tileKernels
 	narrow []*Kernels // tables of the same tier with a smaller Width, in ascending order
 
-	exp2           func(x *float32, vectors int, m float32)
-	softcap        func(x *float32, vectors int, c float32)
-	exp2Sum        func(x *float32, vectors int, m float32, sum *float32)
-	scaleMax       func(x *float32, vectors int, c float32, mx *float32)
-	rowWeights     func(s *float32, lds, vectors, rows int, m, l, alpha *float32)
-	bias           func(x, b *float32, vectors int)
-	scoreGradients func(ds, p, w *float32, rows int, dots *float32, factor float32)
-	nonFinite      func(x *float32, ld, rows, vectors int) (found int32)
-	join           func(x, b *float32, vectors int)
-	bound          func(x *float32, vectors int, limit float32)
-	hideRow        func(x *float32, mask *bool, vectors int)
-	dropRow        func(s *float32, vectors, step int, d *uint64, word int)
-	rowLanes       int // the elements of a vector of dropRow, if more than Lanes
-	transpose      func(dst *float32, ldd int, src *float32, lds int, mul *float32)
-	loadF16        func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	loadBF16       func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	storeF16       func(dst *uint16, src *float32, vectors int)
-	loadQ8         func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
+	exp2       func(x *float32, vectors int, m float32)
+	softcap    func(x *float32, vectors int, c float32)
+	exp2Sum    func(x *float32, vectors int, m float32, sum *float32)
+	scaleMax   func(x *float32, vectors int, c float32, mx *float32)
+	rowWeights func(s *float32, lds, vectors, rows int, m, l, alpha *float32)
+	bias       func(x, b *float32, vectors int)
+	nonFinite  func(x *float32, ld, rows, vectors int) (found int32)
+	join       func(x, b *float32, vectors int)
+	bound      func(x *float32, vectors int, limit float32)
+	hideRow    func(x *float32, mask *bool, vectors int)
+	dropRow    func(s *float32, vectors, step int, d *uint64, word int)
+	rowLanes   int // the elements of a vector of dropRow, if more than Lanes
+	transpose  func(dst *float32, ldd int, src *float32, lds int, mul *float32)
+	loadF16    func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	loadBF16   func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	storeF16   func(dst *uint16, src *float32, vectors int)
+	loadQ8     func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
+	fma        func(n int, x, y float32) (operations int)
+	read       func(p *byte, apart, n int)
+
+	turn       func(dst *uint32, ldd int, src *uint16, lds, squares int)
+	turnPairs  func(dst *uint32, ldd int, src *uint16, lds, squares int)
+	roundPairs func(dst *uint32, src *float32, pairs, vectors int)
 
 	dots [elements]dotsFunc
-	mix  [elements]mixes
-
-	// The register tile of AddOuter, in rows and vectors, and kernels for one row or the
-	// tile's, and for one vector or the tile's.
-	outerRows, outerVectors int
-	outer                   [2][2]outerFunc
+	mix  [elements][]registerTile[mixFunc]
 
 	// Only with KeyLanes, instead of dots and mix.
 	rowScores func(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, rows, d int)
 	rowValues func(o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, rows, d int)
 }
 
-// tileKernels are the kernels that depend on Width, less those of gradients.
+// tileKernels are the kernels that depend on Width. Narrow tables lack outer and scoreGradients:
+// the sums over the lanes of a tile would change.
 type tileKernels struct {
-	tiles       []registerTile // with rows in descending order; the last has 1
-	weights     func(s *float32, fours int, m, mx, l, alpha *float32)
-	edge        func(s *float32, rows, key int, lo, hi *int32)
-	columnMax   func(s *float32, rows int, mx *float32)
-	fold        func(o, x *float32, rows int, a, b *float32)
-	biasSquares func(s, b *float32, ldb, squares int, limit float32, mx *float32)
-	diagonal    func(s, b *float32, rows int, mx *float32)
-	slopes      func(s, d, factors *float32, fours int, mx *float32)
-	hide        func(s *float32, mask *bool, ld, squares int)
-	drop        func(s *float32, times int, d *uint64)
+	scores         []registerTile[scoresFunc]
+	values         []registerTile[valuesFunc]
+	weights        func(s *float32, fours int, m, mx, l, alpha *float32)
+	edge           func(s *float32, rows, key int, lo, hi *int32)
+	columnMax      func(s *float32, rows int, mx *float32)
+	fold           func(o, x *float32, rows int, a, b *float32)
+	biasSquares    func(s, b *float32, ldb, squares int, limit float32, mx *float32)
+	diagonal       func(s, b *float32, rows int, mx *float32)
+	slopes         func(s, d, factors *float32, fours int, mx *float32)
+	hide           func(s *float32, mask *bool, ld, squares int)
+	drop           func(s *float32, times int, d *uint64)
+	outer          []registerTile[outerFunc]
+	scoreGradients func(ds, p, w *float32, rows int, dots *float32, factor float32)
+	// Only where there is a unit for pairs of bf16.
+	pairScores func(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys, groups, steps int, scale float32, mx *float32)
+	pairValues func(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups, steps int, alpha, sums *float32)
 	// halfValues is Values with elements as lanes, or nil.
 	halfValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32)
 }
 
-// registerTile is the kernels of Scores and Values for a number of rows: keys, or
-// elements of the outputs.
-type registerTile struct {
-	rows   int
-	scores func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
-	values func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
+// registerTile is a kernel that computes rows by vectors sums at once. The rows are keys,
+// elements of outputs, or heads. vectors is 0 if all tiles have those of Width. Lists of tiles
+// are in descending order, and end with one row, of one vector. Small tiles wait for their FMAs.
+type registerTile[F any] struct {
+	rows, vectors int
+	kernel        F
 }
 
+type (
+	scoresFunc func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
+	valuesFunc func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
+	dotsFunc   func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int)
+	outerFunc  func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
+	mixFunc    func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
+)
+
 // eachTile calls do for each of t with the number of its tiles that n rows are divided into.
-func eachTile(t []registerTile, n int, do func(t *registerTile, tiles int)) {
+func eachTile[F any](t []registerTile[F], n int, do func(t *registerTile[F], tiles int)) {
 	for i := range t {
 		tiles := n / t[i].rows
 		// One large tile less may leave whole tiles of the next size.
@@ -132,22 +147,6 @@ func eachTile(t []registerTile, n int, do func(t *registerTile, tiles int)) {
 func Tiers() []*Kernels { return tiers }
 
 var tiers = append(slices.Clip(assembly), &kernelsGonum)
-
-type (
-	dotsFunc  func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int)
-	outerFunc func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
-	mixFunc   func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
-	// mixes are the kernels for values of one type, those of mixStrips for each of mixRows.
-	mixes [3][3]mixFunc
-)
-
-// mixRows is the number of rows of weights that the kernels of mixes take, and mixStrips
-// the numbers of vectors of elements that they compute at once: at most as many as there
-// are accumulators for. A narrow strip waits for its FMAs.
-var (
-	mixRows   = [3]int{1, 4, 8}
-	mixStrips = [3][]int{{1, 4, 8}, {1, 4}, {1, 2}}
-)
 
 // Element is the type of keys or values in memory.
 type Element int
@@ -180,7 +179,7 @@ const budget = 1 << 15
 // The n keys are those of all runs, of any length. A NaN among the scores of a lane leaves mx
 // unspecified in that lane.
 func (x *Kernels) Scores(s []float32, runs []Run, ldk int, qt []float32, d int, mx []float32) {
-	w, all := x.Width, x.tile.tiles
+	w, all := x.Width, x.tile.scores
 	_, _ = qt[d*w-1], mx[w-1]
 	for i := 0; i < len(runs); i++ {
 		first, n, r := &runs[i], runs[i].n, 0
@@ -188,11 +187,11 @@ func (x *Kernels) Scores(s []float32, runs []Run, ldk int, qt []float32, d int, 
 			n, i = 2*n, i+1
 		}
 		_ = s[n*w-1]
-		eachTile(all, n, func(t *registerTile, tiles int) {
+		eachTile(all, n, func(t *registerTile[scoresFunc], tiles int) {
 			most := max(1, budget/(t.rows*(w/x.Lanes)*d))
 			for tiles > 0 {
 				some := min(most, tiles)
-				t.scores(&s[r*w], (*float32)(unsafe.Add(unsafe.Pointer(first.rows), 4*r*ldk)), 4*ldk, first.words(), &qt[0], d, some, &mx[0])
+				t.kernel(&s[r*w], (*float32)(unsafe.Add(unsafe.Pointer(first.rows), 4*r*ldk)), 4*ldk, first.words(), &qt[0], d, some, &mx[0])
 				r, tiles = r+some*t.rows, tiles-some
 			}
 		})
@@ -230,11 +229,11 @@ func (x *Kernels) Values(o []float32, runs []Run, ldv int, p []float32, d int, a
 		return
 	}
 	c := 0
-	eachTile(x.tile.tiles, d, func(t *registerTile, tiles int) {
+	eachTile(x.tile.values, d, func(t *registerTile[valuesFunc], tiles int) {
 		most := max(1, budget/(t.rows*(w/x.Lanes)*n))
 		for tiles > 0 {
 			some := min(most, tiles)
-			t.values(&o[c*w], runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, some, &alpha[0])
+			t.kernel(&o[c*w], runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, some, &alpha[0])
 			c, tiles = c+some*t.rows, tiles-some
 		}
 	})
@@ -379,19 +378,16 @@ func (x *Kernels) AddOuter(o []float32, ldo int, rows []float32, ldr, lanes int,
 	w := x.Width
 	_, _, _ = o[(keys-1)*ldo+d-1], rows[(lanes-1)*ldr+d-1], p[(keys-1)*w+lanes-1]
 	for c := 0; c < d; {
-		wide, vectors := 1, x.outerVectors
-		if c+vectors*x.Lanes > d {
-			wide, vectors = 0, 1
-		}
-		most := max(1, budget/(x.outerRows*vectors*lanes))
-		r := 0
-		for r+x.outerRows <= keys {
-			groups := min(most, (keys-r)/x.outerRows)
-			x.outer[1][wide](&o[r*ldo+c], 4*ldo, &rows[c], 4*ldr, lanes, &p[r*w], groups)
-			r += groups * x.outerRows
-		}
-		if r < keys {
-			x.outer[0][wide](&o[r*ldo+c], 4*ldo, &rows[c], 4*ldr, lanes, &p[r*w], keys-r)
+		r, vectors := 0, 0
+		for _, t := range x.tile.outer {
+			if vectors == 0 && c+t.vectors*x.Lanes <= d {
+				vectors = t.vectors
+			}
+			for most := max(1, budget/(t.rows*t.vectors*lanes)); t.vectors == vectors && r+t.rows <= keys; {
+				groups := min(most, (keys-r)/t.rows)
+				t.kernel(&o[r*ldo+c], 4*ldo, &rows[c], 4*ldr, lanes, &p[r*w], groups)
+				r += groups * t.rows
+			}
 		}
 		c += vectors * x.Lanes
 	}
@@ -406,7 +402,7 @@ func (x *Kernels) AddOuter(o []float32, ldo int, rows []float32, ldr, lanes int,
 func (x *Kernels) ScoreGradients(ds, p, w []float32, rows int, dots []float32, factor float32) {
 	n := rows * x.Width
 	_, _, _, _ = ds[n-1], p[n-1], w[n-1], dots[x.Width-1]
-	x.scoreGradients(&ds[0], &p[0], &w[0], rows, &dots[0], factor)
+	x.tile.scoreGradients(&ds[0], &p[0], &w[0], rows, &dots[0], factor)
 }
 
 // NonFinite reports whether any of the elements is NaN or infinite.
@@ -467,4 +463,14 @@ func (x *Kernels) StoreF16(dst []uint16, src []float32) {
 func (x *Kernels) LoadQ8(dst []float32, ldd int, src []byte, lds, rows, cols int) {
 	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+Q8Lead+cols-1]
 	x.loadQ8(&dst[0], 4*ldd, &src[0], lds, rows, cols/x.Lanes)
+}
+
+// FMA computes c = c·a + b, n times in each of some registers, and returns the number of
+// operations.
+func (x *Kernels) FMA(n int, a, b float32) (operations int) { return x.fma(n, a, b) }
+
+// Read loads 256·n bytes from each of s[0], s[apart], s[2·apart] and s[3·apart] on.
+func (x *Kernels) Read(s []byte, apart, n int) {
+	_ = s[3*apart+256*n-1]
+	x.read(&s[0], apart, n)
 }

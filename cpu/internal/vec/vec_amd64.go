@@ -4,16 +4,16 @@
 
 package vec
 
-// scores4AVX512 is registerTile.scores for 4 keys.
+// scores4AVX512 is tileKernels.scores for 4 rows.
 func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX512 is registerTile.values for 4 elements.
+// values4AVX512 is tileKernels.values for 4 rows.
 func values4AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX512 is registerTile.scores for 1 keys.
+// scores1AVX512 is tileKernels.scores for 1 rows.
 func scores1AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX512 is registerTile.values for 1 elements.
+// values1AVX512 is tileKernels.values for 1 rows.
 func values1AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX512 is tileKernels.weights.
@@ -61,19 +61,19 @@ func softcapAVX512(x *float32, vectors int, c float32)
 // biasAVX512 is Kernels.bias.
 func biasAVX512(x *float32, b *float32, vectors int)
 
-// outer1x1AVX512 is Kernels.outer for 1 keys and 1 vectors.
+// outer1x1AVX512 is tileKernels.outer for 1 rows and 1 vectors.
 func outer1x1AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer1x4AVX512 is Kernels.outer for 1 keys and 4 vectors.
+// outer1x4AVX512 is tileKernels.outer for 1 rows and 4 vectors.
 func outer1x4AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer4x1AVX512 is Kernels.outer for 4 keys and 1 vectors.
+// outer4x1AVX512 is tileKernels.outer for 4 rows and 1 vectors.
 func outer4x1AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer4x4AVX512 is Kernels.outer for 4 keys and 4 vectors.
+// outer4x4AVX512 is tileKernels.outer for 4 rows and 4 vectors.
 func outer4x4AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// scoreGradientsAVX512 is Kernels.scoreGradients.
+// scoreGradientsAVX512 is tileKernels.scoreGradients.
 func scoreGradientsAVX512(ds *float32, p *float32, w *float32, rows int, dots *float32, factor float32)
 
 // nonFiniteAVX512 is Kernels.nonFinite.
@@ -109,109 +109,109 @@ func storeF16AVX512(dst *uint16, src *float32, vectors int)
 // dotsAVX512 is Kernels.dots[F32].
 func dotsAVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mix8x2AVX512 is Kernels.mix[F32] for 8 rows and strips of 2 vectors.
+// mix8x2AVX512 is Kernels.mix[F32] for 8 rows and 2 vectors.
 func mix8x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix8x1AVX512 is Kernels.mix[F32] for 8 rows and strips of 1 vectors.
+// mix8x1AVX512 is Kernels.mix[F32] for 8 rows and 1 vectors.
 func mix8x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x4AVX512 is Kernels.mix[F32] for 4 rows and strips of 4 vectors.
+// mix4x4AVX512 is Kernels.mix[F32] for 4 rows and 4 vectors.
 func mix4x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x1AVX512 is Kernels.mix[F32] for 4 rows and strips of 1 vectors.
+// mix4x1AVX512 is Kernels.mix[F32] for 4 rows and 1 vectors.
 func mix4x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x8AVX512 is Kernels.mix[F32] for 1 rows and strips of 8 vectors.
+// mix1x8AVX512 is Kernels.mix[F32] for 1 rows and 8 vectors.
 func mix1x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x4AVX512 is Kernels.mix[F32] for 1 rows and strips of 4 vectors.
+// mix1x4AVX512 is Kernels.mix[F32] for 1 rows and 4 vectors.
 func mix1x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x1AVX512 is Kernels.mix[F32] for 1 rows and strips of 1 vectors.
+// mix1x1AVX512 is Kernels.mix[F32] for 1 rows and 1 vectors.
 func mix1x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsF16AVX512 is Kernels.dots[F16].
 func dotsF16AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixF168x2AVX512 is Kernels.mix[F16] for 8 rows and strips of 2 vectors.
+// mixF168x2AVX512 is Kernels.mix[F16] for 8 rows and 2 vectors.
 func mixF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF168x1AVX512 is Kernels.mix[F16] for 8 rows and strips of 1 vectors.
+// mixF168x1AVX512 is Kernels.mix[F16] for 8 rows and 1 vectors.
 func mixF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x4AVX512 is Kernels.mix[F16] for 4 rows and strips of 4 vectors.
+// mixF164x4AVX512 is Kernels.mix[F16] for 4 rows and 4 vectors.
 func mixF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x1AVX512 is Kernels.mix[F16] for 4 rows and strips of 1 vectors.
+// mixF164x1AVX512 is Kernels.mix[F16] for 4 rows and 1 vectors.
 func mixF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x8AVX512 is Kernels.mix[F16] for 1 rows and strips of 8 vectors.
+// mixF161x8AVX512 is Kernels.mix[F16] for 1 rows and 8 vectors.
 func mixF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x4AVX512 is Kernels.mix[F16] for 1 rows and strips of 4 vectors.
+// mixF161x4AVX512 is Kernels.mix[F16] for 1 rows and 4 vectors.
 func mixF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x1AVX512 is Kernels.mix[F16] for 1 rows and strips of 1 vectors.
+// mixF161x1AVX512 is Kernels.mix[F16] for 1 rows and 1 vectors.
 func mixF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsBF16AVX512 is Kernels.dots[BF16].
 func dotsBF16AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixBF168x2AVX512 is Kernels.mix[BF16] for 8 rows and strips of 2 vectors.
+// mixBF168x2AVX512 is Kernels.mix[BF16] for 8 rows and 2 vectors.
 func mixBF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF168x1AVX512 is Kernels.mix[BF16] for 8 rows and strips of 1 vectors.
+// mixBF168x1AVX512 is Kernels.mix[BF16] for 8 rows and 1 vectors.
 func mixBF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x4AVX512 is Kernels.mix[BF16] for 4 rows and strips of 4 vectors.
+// mixBF164x4AVX512 is Kernels.mix[BF16] for 4 rows and 4 vectors.
 func mixBF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x1AVX512 is Kernels.mix[BF16] for 4 rows and strips of 1 vectors.
+// mixBF164x1AVX512 is Kernels.mix[BF16] for 4 rows and 1 vectors.
 func mixBF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x8AVX512 is Kernels.mix[BF16] for 1 rows and strips of 8 vectors.
+// mixBF161x8AVX512 is Kernels.mix[BF16] for 1 rows and 8 vectors.
 func mixBF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x4AVX512 is Kernels.mix[BF16] for 1 rows and strips of 4 vectors.
+// mixBF161x4AVX512 is Kernels.mix[BF16] for 1 rows and 4 vectors.
 func mixBF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x1AVX512 is Kernels.mix[BF16] for 1 rows and strips of 1 vectors.
+// mixBF161x1AVX512 is Kernels.mix[BF16] for 1 rows and 1 vectors.
 func mixBF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsQ8AVX512 is Kernels.dots[Q8].
 func dotsQ8AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixQ88x2AVX512 is Kernels.mix[Q8] for 8 rows and strips of 2 vectors.
+// mixQ88x2AVX512 is Kernels.mix[Q8] for 8 rows and 2 vectors.
 func mixQ88x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ88x1AVX512 is Kernels.mix[Q8] for 8 rows and strips of 1 vectors.
+// mixQ88x1AVX512 is Kernels.mix[Q8] for 8 rows and 1 vectors.
 func mixQ88x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x4AVX512 is Kernels.mix[Q8] for 4 rows and strips of 4 vectors.
+// mixQ84x4AVX512 is Kernels.mix[Q8] for 4 rows and 4 vectors.
 func mixQ84x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x1AVX512 is Kernels.mix[Q8] for 4 rows and strips of 1 vectors.
+// mixQ84x1AVX512 is Kernels.mix[Q8] for 4 rows and 1 vectors.
 func mixQ84x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x8AVX512 is Kernels.mix[Q8] for 1 rows and strips of 8 vectors.
+// mixQ81x8AVX512 is Kernels.mix[Q8] for 1 rows and 8 vectors.
 func mixQ81x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x4AVX512 is Kernels.mix[Q8] for 1 rows and strips of 4 vectors.
+// mixQ81x4AVX512 is Kernels.mix[Q8] for 1 rows and 4 vectors.
 func mixQ81x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x1AVX512 is Kernels.mix[Q8] for 1 rows and strips of 1 vectors.
+// mixQ81x1AVX512 is Kernels.mix[Q8] for 1 rows and 1 vectors.
 func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// scores4AVX2 is registerTile.scores for 4 keys.
+// scores4AVX2 is tileKernels.scores for 4 rows.
 func scores4AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX2 is registerTile.values for 4 elements.
+// values4AVX2 is tileKernels.values for 4 rows.
 func values4AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX2 is registerTile.scores for 1 keys.
+// scores1AVX2 is tileKernels.scores for 1 rows.
 func scores1AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX2 is registerTile.values for 1 elements.
+// values1AVX2 is tileKernels.values for 1 rows.
 func values1AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX2 is tileKernels.weights.
@@ -259,19 +259,19 @@ func softcapAVX2(x *float32, vectors int, c float32)
 // biasAVX2 is Kernels.bias.
 func biasAVX2(x *float32, b *float32, vectors int)
 
-// outer1x1AVX2 is Kernels.outer for 1 keys and 1 vectors.
+// outer1x1AVX2 is tileKernels.outer for 1 rows and 1 vectors.
 func outer1x1AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer1x2AVX2 is Kernels.outer for 1 keys and 2 vectors.
+// outer1x2AVX2 is tileKernels.outer for 1 rows and 2 vectors.
 func outer1x2AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer6x1AVX2 is Kernels.outer for 6 keys and 1 vectors.
+// outer6x1AVX2 is tileKernels.outer for 6 rows and 1 vectors.
 func outer6x1AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer6x2AVX2 is Kernels.outer for 6 keys and 2 vectors.
+// outer6x2AVX2 is tileKernels.outer for 6 rows and 2 vectors.
 func outer6x2AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// scoreGradientsAVX2 is Kernels.scoreGradients.
+// scoreGradientsAVX2 is tileKernels.scoreGradients.
 func scoreGradientsAVX2(ds *float32, p *float32, w *float32, rows int, dots *float32, factor float32)
 
 // nonFiniteAVX2 is Kernels.nonFinite.
@@ -307,115 +307,115 @@ func storeF16AVX2(dst *uint16, src *float32, vectors int)
 // dotsAVX2 is Kernels.dots[F32].
 func dotsAVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mix8x2AVX2 is Kernels.mix[F32] for 8 rows and strips of 2 vectors.
+// mix8x2AVX2 is Kernels.mix[F32] for 8 rows and 2 vectors.
 func mix8x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix8x1AVX2 is Kernels.mix[F32] for 8 rows and strips of 1 vectors.
+// mix8x1AVX2 is Kernels.mix[F32] for 8 rows and 1 vectors.
 func mix8x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x4AVX2 is Kernels.mix[F32] for 4 rows and strips of 4 vectors.
+// mix4x4AVX2 is Kernels.mix[F32] for 4 rows and 4 vectors.
 func mix4x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x1AVX2 is Kernels.mix[F32] for 4 rows and strips of 1 vectors.
+// mix4x1AVX2 is Kernels.mix[F32] for 4 rows and 1 vectors.
 func mix4x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x8AVX2 is Kernels.mix[F32] for 1 rows and strips of 8 vectors.
+// mix1x8AVX2 is Kernels.mix[F32] for 1 rows and 8 vectors.
 func mix1x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x4AVX2 is Kernels.mix[F32] for 1 rows and strips of 4 vectors.
+// mix1x4AVX2 is Kernels.mix[F32] for 1 rows and 4 vectors.
 func mix1x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x1AVX2 is Kernels.mix[F32] for 1 rows and strips of 1 vectors.
+// mix1x1AVX2 is Kernels.mix[F32] for 1 rows and 1 vectors.
 func mix1x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsF16AVX2 is Kernels.dots[F16].
 func dotsF16AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixF168x2AVX2 is Kernels.mix[F16] for 8 rows and strips of 2 vectors.
+// mixF168x2AVX2 is Kernels.mix[F16] for 8 rows and 2 vectors.
 func mixF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF168x1AVX2 is Kernels.mix[F16] for 8 rows and strips of 1 vectors.
+// mixF168x1AVX2 is Kernels.mix[F16] for 8 rows and 1 vectors.
 func mixF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x4AVX2 is Kernels.mix[F16] for 4 rows and strips of 4 vectors.
+// mixF164x4AVX2 is Kernels.mix[F16] for 4 rows and 4 vectors.
 func mixF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x1AVX2 is Kernels.mix[F16] for 4 rows and strips of 1 vectors.
+// mixF164x1AVX2 is Kernels.mix[F16] for 4 rows and 1 vectors.
 func mixF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x8AVX2 is Kernels.mix[F16] for 1 rows and strips of 8 vectors.
+// mixF161x8AVX2 is Kernels.mix[F16] for 1 rows and 8 vectors.
 func mixF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x4AVX2 is Kernels.mix[F16] for 1 rows and strips of 4 vectors.
+// mixF161x4AVX2 is Kernels.mix[F16] for 1 rows and 4 vectors.
 func mixF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x1AVX2 is Kernels.mix[F16] for 1 rows and strips of 1 vectors.
+// mixF161x1AVX2 is Kernels.mix[F16] for 1 rows and 1 vectors.
 func mixF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsBF16AVX2 is Kernels.dots[BF16].
 func dotsBF16AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixBF168x2AVX2 is Kernels.mix[BF16] for 8 rows and strips of 2 vectors.
+// mixBF168x2AVX2 is Kernels.mix[BF16] for 8 rows and 2 vectors.
 func mixBF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF168x1AVX2 is Kernels.mix[BF16] for 8 rows and strips of 1 vectors.
+// mixBF168x1AVX2 is Kernels.mix[BF16] for 8 rows and 1 vectors.
 func mixBF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x4AVX2 is Kernels.mix[BF16] for 4 rows and strips of 4 vectors.
+// mixBF164x4AVX2 is Kernels.mix[BF16] for 4 rows and 4 vectors.
 func mixBF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x1AVX2 is Kernels.mix[BF16] for 4 rows and strips of 1 vectors.
+// mixBF164x1AVX2 is Kernels.mix[BF16] for 4 rows and 1 vectors.
 func mixBF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x8AVX2 is Kernels.mix[BF16] for 1 rows and strips of 8 vectors.
+// mixBF161x8AVX2 is Kernels.mix[BF16] for 1 rows and 8 vectors.
 func mixBF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x4AVX2 is Kernels.mix[BF16] for 1 rows and strips of 4 vectors.
+// mixBF161x4AVX2 is Kernels.mix[BF16] for 1 rows and 4 vectors.
 func mixBF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x1AVX2 is Kernels.mix[BF16] for 1 rows and strips of 1 vectors.
+// mixBF161x1AVX2 is Kernels.mix[BF16] for 1 rows and 1 vectors.
 func mixBF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsQ8AVX2 is Kernels.dots[Q8].
 func dotsQ8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixQ88x2AVX2 is Kernels.mix[Q8] for 8 rows and strips of 2 vectors.
+// mixQ88x2AVX2 is Kernels.mix[Q8] for 8 rows and 2 vectors.
 func mixQ88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ88x1AVX2 is Kernels.mix[Q8] for 8 rows and strips of 1 vectors.
+// mixQ88x1AVX2 is Kernels.mix[Q8] for 8 rows and 1 vectors.
 func mixQ88x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x4AVX2 is Kernels.mix[Q8] for 4 rows and strips of 4 vectors.
+// mixQ84x4AVX2 is Kernels.mix[Q8] for 4 rows and 4 vectors.
 func mixQ84x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x1AVX2 is Kernels.mix[Q8] for 4 rows and strips of 1 vectors.
+// mixQ84x1AVX2 is Kernels.mix[Q8] for 4 rows and 1 vectors.
 func mixQ84x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x8AVX2 is Kernels.mix[Q8] for 1 rows and strips of 8 vectors.
+// mixQ81x8AVX2 is Kernels.mix[Q8] for 1 rows and 8 vectors.
 func mixQ81x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x4AVX2 is Kernels.mix[Q8] for 1 rows and strips of 4 vectors.
+// mixQ81x4AVX2 is Kernels.mix[Q8] for 1 rows and 4 vectors.
 func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x1AVX2 is Kernels.mix[Q8] for 1 rows and strips of 1 vectors.
+// mixQ81x1AVX2 is Kernels.mix[Q8] for 1 rows and 1 vectors.
 func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// scores8AVX512x2 is registerTile.scores for 8 keys.
+// scores8AVX512x2 is tileKernels.scores for 8 rows.
 func scores8AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values8AVX512x2 is registerTile.values for 8 elements.
+// values8AVX512x2 is tileKernels.values for 8 rows.
 func values8AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores4AVX512x2 is registerTile.scores for 4 keys.
+// scores4AVX512x2 is tileKernels.scores for 4 rows.
 func scores4AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX512x2 is registerTile.values for 4 elements.
+// values4AVX512x2 is tileKernels.values for 4 rows.
 func values4AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX512x2 is registerTile.scores for 1 keys.
+// scores1AVX512x2 is tileKernels.scores for 1 rows.
 func scores1AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX512x2 is registerTile.values for 1 elements.
+// values1AVX512x2 is tileKernels.values for 1 rows.
 func values1AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX512x2 is tileKernels.weights.
@@ -445,22 +445,22 @@ func dropAVX512x2(s *float32, times int, d *uint64)
 // foldAVX512x2 is tileKernels.fold.
 func foldAVX512x2(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// scores16AVX512x1 is registerTile.scores for 16 keys.
+// scores16AVX512x1 is tileKernels.scores for 16 rows.
 func scores16AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values16AVX512x1 is registerTile.values for 16 elements.
+// values16AVX512x1 is tileKernels.values for 16 rows.
 func values16AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores4AVX512x1 is registerTile.scores for 4 keys.
+// scores4AVX512x1 is tileKernels.scores for 4 rows.
 func scores4AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX512x1 is registerTile.values for 4 elements.
+// values4AVX512x1 is tileKernels.values for 4 rows.
 func values4AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX512x1 is registerTile.scores for 1 keys.
+// scores1AVX512x1 is tileKernels.scores for 1 rows.
 func scores1AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX512x1 is registerTile.values for 1 elements.
+// values1AVX512x1 is tileKernels.values for 1 rows.
 func values1AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX512x1 is tileKernels.weights.
@@ -490,22 +490,22 @@ func dropAVX512x1(s *float32, times int, d *uint64)
 // foldAVX512x1 is tileKernels.fold.
 func foldAVX512x1(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// scores6AVX2x2 is registerTile.scores for 6 keys.
+// scores6AVX2x2 is tileKernels.scores for 6 rows.
 func scores6AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values6AVX2x2 is registerTile.values for 6 elements.
+// values6AVX2x2 is tileKernels.values for 6 rows.
 func values6AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores4AVX2x2 is registerTile.scores for 4 keys.
+// scores4AVX2x2 is tileKernels.scores for 4 rows.
 func scores4AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4AVX2x2 is registerTile.values for 4 elements.
+// values4AVX2x2 is tileKernels.values for 4 rows.
 func values4AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX2x2 is registerTile.scores for 1 keys.
+// scores1AVX2x2 is tileKernels.scores for 1 rows.
 func scores1AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX2x2 is registerTile.values for 1 elements.
+// values1AVX2x2 is tileKernels.values for 1 rows.
 func values1AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX2x2 is tileKernels.weights.
@@ -535,22 +535,22 @@ func dropAVX2x2(s *float32, times int, d *uint64)
 // foldAVX2x2 is tileKernels.fold.
 func foldAVX2x2(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// scores12AVX2x1 is registerTile.scores for 12 keys.
+// scores12AVX2x1 is tileKernels.scores for 12 rows.
 func scores12AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values12AVX2x1 is registerTile.values for 12 elements.
+// values12AVX2x1 is tileKernels.values for 12 rows.
 func values12AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores8AVX2x1 is registerTile.scores for 8 keys.
+// scores8AVX2x1 is tileKernels.scores for 8 rows.
 func scores8AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values8AVX2x1 is registerTile.values for 8 elements.
+// values8AVX2x1 is tileKernels.values for 8 rows.
 func values8AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1AVX2x1 is registerTile.scores for 1 keys.
+// scores1AVX2x1 is tileKernels.scores for 1 rows.
 func scores1AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1AVX2x1 is registerTile.values for 1 elements.
+// values1AVX2x1 is tileKernels.values for 1 rows.
 func values1AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX2x1 is tileKernels.weights.
@@ -580,16 +580,16 @@ func dropAVX2x1(s *float32, times int, d *uint64)
 // foldAVX2x1 is tileKernels.fold.
 func foldAVX2x1(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// scores16AVX512Half is registerTile.scores for 16 keys.
+// scores16AVX512Half is tileKernels.scores for 16 rows.
 func scores16AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores4AVX512Half is registerTile.scores for 4 keys.
+// scores4AVX512Half is tileKernels.scores for 4 rows.
 func scores4AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores1AVX512Half is registerTile.scores for 1 keys.
+// scores1AVX512Half is tileKernels.scores for 1 rows.
 func scores1AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// scores32AVX512Half is registerTile.scores for 32 keys.
+// scores32AVX512Half is tileKernels.scores for 32 rows.
 func scores32AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // weightsAVX512Half is tileKernels.weights.
@@ -628,29 +628,41 @@ func softcapAVX512Half(x *float32, vectors int, c float32)
 // halfValuesAVX512 is tileKernels.halfValues.
 func halfValuesAVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, alpha *float32)
 
-// pairScoresAMX is pairTile.pairScores.
-func pairScoresAMX(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// turnAVX512 is Kernels.turn.
+func turnAVX512(dst *uint32, ldd int, src *uint16, lds int, squares int)
 
-// pairValuesAMX is pairTile.pairValues.
-func pairValuesAMX(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// turnPairsAVX512 is Kernels.turnPairs.
+func turnPairsAVX512(dst *uint32, ldd int, src *uint16, lds int, squares int)
 
-// pairScoresAMXx2 is pairTile.pairScores.
-func pairScoresAMXx2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// roundPairsAVX512 is Kernels.roundPairs.
+func roundPairsAVX512(dst *uint32, src *float32, pairs int, vectors int)
 
-// pairValuesAMXx2 is pairTile.pairValues.
-func pairValuesAMXx2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// pairScoresAVX512 is tileKernels.pairScores.
+func pairScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 
-// pairScoresAMXx1 is pairTile.pairScores.
-func pairScoresAMXx1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// pairValuesAVX512 is tileKernels.pairValues.
+func pairValuesAVX512(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 
-// pairValuesAMXx1 is pairTile.pairValues.
-func pairValuesAMXx1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// pairScoresAVX512x2 is tileKernels.pairScores.
+func pairScoresAVX512x2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 
-// turnAMX is pairKernels.turn.
-func turnAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)
+// pairValuesAVX512x2 is tileKernels.pairValues.
+func pairValuesAVX512x2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 
-// turnPairsAMX is pairKernels.turnPairs.
-func turnPairsAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)
+// pairScoresAVX512x1 is tileKernels.pairScores.
+func pairScoresAVX512x1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 
-// roundPairsAMX is pairKernels.roundPairs.
-func roundPairsAMX(dst *uint32, src *float32, pairs int, vectors int)
+// pairValuesAVX512x1 is tileKernels.pairValues.
+func pairValuesAVX512x1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+
+// fmaAVX512 is Kernels.fma.
+func fmaAVX512(n int, x float32, y float32) (operations int)
+
+// fmaAVX2 is Kernels.fma.
+func fmaAVX2(n int, x float32, y float32) (operations int)
+
+// readAVX512 is Kernels.read.
+func readAVX512(p *byte, apart int, n int)
+
+// readAVX2 is Kernels.read.
+func readAVX2(p *byte, apart int, n int)

@@ -38460,9 +38460,417 @@ key_done:
 	VZEROUPPER
 	RET
 
-// func pairScoresAMX(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// func turnAVX512(dst *uint32, ldd int, src *uint16, lds int, squares int)
+// Requires: AVX, AVX512F
+TEXT ·turnAVX512(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ ldd+8(FP), CX
+	MOVQ src+16(FP), DX
+	MOVQ lds+24(FP), BX
+	MOVQ squares+32(FP), SI
+
+square:
+	MOVQ       DX, DI
+	VMOVUPS    (DI), Z0
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z1
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z2
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z3
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z4
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z5
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z6
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z7
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z8
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z9
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z10
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z11
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z12
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z13
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z14
+	LEAQ       (DI)(BX*1), DI
+	VMOVUPS    (DI), Z15
+	VUNPCKLPS  Z1, Z0, Z16
+	VUNPCKHPS  Z1, Z0, Z0
+	VUNPCKLPS  Z3, Z2, Z1
+	VUNPCKHPS  Z3, Z2, Z2
+	VUNPCKLPS  Z5, Z4, Z3
+	VUNPCKHPS  Z5, Z4, Z4
+	VUNPCKLPS  Z7, Z6, Z5
+	VUNPCKHPS  Z7, Z6, Z6
+	VUNPCKLPS  Z9, Z8, Z7
+	VUNPCKHPS  Z9, Z8, Z8
+	VUNPCKLPS  Z11, Z10, Z9
+	VUNPCKHPS  Z11, Z10, Z10
+	VUNPCKLPS  Z13, Z12, Z11
+	VUNPCKHPS  Z13, Z12, Z12
+	VUNPCKLPS  Z15, Z14, Z13
+	VUNPCKHPS  Z15, Z14, Z14
+	VUNPCKLPD  Z1, Z16, Z15
+	VUNPCKHPD  Z1, Z16, Z1
+	VUNPCKLPD  Z2, Z0, Z16
+	VUNPCKHPD  Z2, Z0, Z0
+	VUNPCKLPD  Z5, Z3, Z2
+	VUNPCKHPD  Z5, Z3, Z3
+	VUNPCKLPD  Z6, Z4, Z5
+	VUNPCKHPD  Z6, Z4, Z4
+	VUNPCKLPD  Z9, Z7, Z6
+	VUNPCKHPD  Z9, Z7, Z7
+	VUNPCKLPD  Z10, Z8, Z9
+	VUNPCKHPD  Z10, Z8, Z8
+	VUNPCKLPD  Z13, Z11, Z10
+	VUNPCKHPD  Z13, Z11, Z11
+	VUNPCKLPD  Z14, Z12, Z13
+	VUNPCKHPD  Z14, Z12, Z12
+	VSHUFF32X4 $0x88, Z2, Z15, Z14
+	VSHUFF32X4 $0xdd, Z2, Z15, Z2
+	VSHUFF32X4 $0x88, Z10, Z6, Z15
+	VSHUFF32X4 $0xdd, Z10, Z6, Z6
+	VSHUFF32X4 $0x88, Z15, Z14, Z10
+	VSHUFF32X4 $0x88, Z6, Z2, Z17
+	VSHUFF32X4 $0xdd, Z15, Z14, Z14
+	VSHUFF32X4 $0xdd, Z6, Z2, Z2
+	VSHUFF32X4 $0x88, Z3, Z1, Z6
+	VSHUFF32X4 $0xdd, Z3, Z1, Z1
+	VSHUFF32X4 $0x88, Z11, Z7, Z3
+	VSHUFF32X4 $0xdd, Z11, Z7, Z7
+	VSHUFF32X4 $0x88, Z3, Z6, Z11
+	VSHUFF32X4 $0x88, Z7, Z1, Z15
+	VSHUFF32X4 $0xdd, Z3, Z6, Z3
+	VSHUFF32X4 $0xdd, Z7, Z1, Z1
+	VSHUFF32X4 $0x88, Z5, Z16, Z6
+	VSHUFF32X4 $0xdd, Z5, Z16, Z5
+	VSHUFF32X4 $0x88, Z13, Z9, Z7
+	VSHUFF32X4 $0xdd, Z13, Z9, Z9
+	VSHUFF32X4 $0x88, Z7, Z6, Z13
+	VSHUFF32X4 $0x88, Z9, Z5, Z16
+	VSHUFF32X4 $0xdd, Z7, Z6, Z6
+	VSHUFF32X4 $0xdd, Z9, Z5, Z5
+	VSHUFF32X4 $0x88, Z4, Z0, Z7
+	VSHUFF32X4 $0xdd, Z4, Z0, Z0
+	VSHUFF32X4 $0x88, Z12, Z8, Z4
+	VSHUFF32X4 $0xdd, Z12, Z8, Z8
+	VSHUFF32X4 $0x88, Z4, Z7, Z9
+	VSHUFF32X4 $0x88, Z8, Z0, Z12
+	VSHUFF32X4 $0xdd, Z4, Z7, Z4
+	VSHUFF32X4 $0xdd, Z8, Z0, Z0
+	VMOVUPS    Z10, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z11, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z13, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z9, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z17, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z15, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z16, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z12, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z14, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z3, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z6, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z4, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z2, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z1, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z5, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z0, (AX)
+	ADDQ       CX, AX
+	ADDQ       $0x40, DX
+	SUBQ       $0x00000001, SI
+	JNZ        square
+	VZEROUPPER
+	RET
+
+// func turnPairsAVX512(dst *uint32, ldd int, src *uint16, lds int, squares int)
+// Requires: AVX, AVX512F
+TEXT ·turnPairsAVX512(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ ldd+8(FP), CX
+	MOVQ src+16(FP), DX
+	MOVQ lds+24(FP), BX
+	MOVQ squares+32(FP), SI
+
+square:
+	MOVQ       DX, DI
+	VPMOVZXWD  (DI), Z0
+	VPMOVZXWD  (DI)(BX*1), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VPORD      Z1, Z0, Z0
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z1
+	VPMOVZXWD  (DI)(BX*1), Z2
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z1, Z1
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z2
+	VPMOVZXWD  (DI)(BX*1), Z3
+	VPSLLD     $0x10, Z3, Z3
+	VPORD      Z3, Z2, Z2
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z3
+	VPMOVZXWD  (DI)(BX*1), Z4
+	VPSLLD     $0x10, Z4, Z4
+	VPORD      Z4, Z3, Z3
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z4
+	VPMOVZXWD  (DI)(BX*1), Z5
+	VPSLLD     $0x10, Z5, Z5
+	VPORD      Z5, Z4, Z4
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z5
+	VPMOVZXWD  (DI)(BX*1), Z6
+	VPSLLD     $0x10, Z6, Z6
+	VPORD      Z6, Z5, Z5
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z6
+	VPMOVZXWD  (DI)(BX*1), Z7
+	VPSLLD     $0x10, Z7, Z7
+	VPORD      Z7, Z6, Z6
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z7
+	VPMOVZXWD  (DI)(BX*1), Z8
+	VPSLLD     $0x10, Z8, Z8
+	VPORD      Z8, Z7, Z7
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z8
+	VPMOVZXWD  (DI)(BX*1), Z9
+	VPSLLD     $0x10, Z9, Z9
+	VPORD      Z9, Z8, Z8
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z9
+	VPMOVZXWD  (DI)(BX*1), Z10
+	VPSLLD     $0x10, Z10, Z10
+	VPORD      Z10, Z9, Z9
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z10
+	VPMOVZXWD  (DI)(BX*1), Z11
+	VPSLLD     $0x10, Z11, Z11
+	VPORD      Z11, Z10, Z10
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z11
+	VPMOVZXWD  (DI)(BX*1), Z12
+	VPSLLD     $0x10, Z12, Z12
+	VPORD      Z12, Z11, Z11
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z12
+	VPMOVZXWD  (DI)(BX*1), Z13
+	VPSLLD     $0x10, Z13, Z13
+	VPORD      Z13, Z12, Z12
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z13
+	VPMOVZXWD  (DI)(BX*1), Z14
+	VPSLLD     $0x10, Z14, Z14
+	VPORD      Z14, Z13, Z13
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z14
+	VPMOVZXWD  (DI)(BX*1), Z15
+	VPSLLD     $0x10, Z15, Z15
+	VPORD      Z15, Z14, Z14
+	LEAQ       (DI)(BX*2), DI
+	VPMOVZXWD  (DI), Z15
+	VPMOVZXWD  (DI)(BX*1), Z16
+	VPSLLD     $0x10, Z16, Z16
+	VPORD      Z16, Z15, Z15
+	VUNPCKLPS  Z1, Z0, Z16
+	VUNPCKHPS  Z1, Z0, Z0
+	VUNPCKLPS  Z3, Z2, Z1
+	VUNPCKHPS  Z3, Z2, Z2
+	VUNPCKLPS  Z5, Z4, Z3
+	VUNPCKHPS  Z5, Z4, Z4
+	VUNPCKLPS  Z7, Z6, Z5
+	VUNPCKHPS  Z7, Z6, Z6
+	VUNPCKLPS  Z9, Z8, Z7
+	VUNPCKHPS  Z9, Z8, Z8
+	VUNPCKLPS  Z11, Z10, Z9
+	VUNPCKHPS  Z11, Z10, Z10
+	VUNPCKLPS  Z13, Z12, Z11
+	VUNPCKHPS  Z13, Z12, Z12
+	VUNPCKLPS  Z15, Z14, Z13
+	VUNPCKHPS  Z15, Z14, Z14
+	VUNPCKLPD  Z1, Z16, Z15
+	VUNPCKHPD  Z1, Z16, Z1
+	VUNPCKLPD  Z2, Z0, Z16
+	VUNPCKHPD  Z2, Z0, Z0
+	VUNPCKLPD  Z5, Z3, Z2
+	VUNPCKHPD  Z5, Z3, Z3
+	VUNPCKLPD  Z6, Z4, Z5
+	VUNPCKHPD  Z6, Z4, Z4
+	VUNPCKLPD  Z9, Z7, Z6
+	VUNPCKHPD  Z9, Z7, Z7
+	VUNPCKLPD  Z10, Z8, Z9
+	VUNPCKHPD  Z10, Z8, Z8
+	VUNPCKLPD  Z13, Z11, Z10
+	VUNPCKHPD  Z13, Z11, Z11
+	VUNPCKLPD  Z14, Z12, Z13
+	VUNPCKHPD  Z14, Z12, Z12
+	VSHUFF32X4 $0x88, Z2, Z15, Z14
+	VSHUFF32X4 $0xdd, Z2, Z15, Z2
+	VSHUFF32X4 $0x88, Z10, Z6, Z15
+	VSHUFF32X4 $0xdd, Z10, Z6, Z6
+	VSHUFF32X4 $0x88, Z15, Z14, Z10
+	VSHUFF32X4 $0x88, Z6, Z2, Z17
+	VSHUFF32X4 $0xdd, Z15, Z14, Z14
+	VSHUFF32X4 $0xdd, Z6, Z2, Z2
+	VSHUFF32X4 $0x88, Z3, Z1, Z6
+	VSHUFF32X4 $0xdd, Z3, Z1, Z1
+	VSHUFF32X4 $0x88, Z11, Z7, Z3
+	VSHUFF32X4 $0xdd, Z11, Z7, Z7
+	VSHUFF32X4 $0x88, Z3, Z6, Z11
+	VSHUFF32X4 $0x88, Z7, Z1, Z15
+	VSHUFF32X4 $0xdd, Z3, Z6, Z3
+	VSHUFF32X4 $0xdd, Z7, Z1, Z1
+	VSHUFF32X4 $0x88, Z5, Z16, Z6
+	VSHUFF32X4 $0xdd, Z5, Z16, Z5
+	VSHUFF32X4 $0x88, Z13, Z9, Z7
+	VSHUFF32X4 $0xdd, Z13, Z9, Z9
+	VSHUFF32X4 $0x88, Z7, Z6, Z13
+	VSHUFF32X4 $0x88, Z9, Z5, Z16
+	VSHUFF32X4 $0xdd, Z7, Z6, Z6
+	VSHUFF32X4 $0xdd, Z9, Z5, Z5
+	VSHUFF32X4 $0x88, Z4, Z0, Z7
+	VSHUFF32X4 $0xdd, Z4, Z0, Z0
+	VSHUFF32X4 $0x88, Z12, Z8, Z4
+	VSHUFF32X4 $0xdd, Z12, Z8, Z8
+	VSHUFF32X4 $0x88, Z4, Z7, Z9
+	VSHUFF32X4 $0x88, Z8, Z0, Z12
+	VSHUFF32X4 $0xdd, Z4, Z7, Z4
+	VSHUFF32X4 $0xdd, Z8, Z0, Z0
+	VMOVUPS    Z10, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z11, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z13, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z9, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z17, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z15, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z16, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z12, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z14, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z3, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z6, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z4, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z2, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z1, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z5, (AX)
+	ADDQ       CX, AX
+	VMOVUPS    Z0, (AX)
+	ADDQ       CX, AX
+	ADDQ       $0x20, DX
+	SUBQ       $0x00000001, SI
+	JNZ        square
+	VZEROUPPER
+	RET
+
+// func roundPairsAVX512(dst *uint32, src *float32, pairs int, vectors int)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·roundPairsAVX512(SB), NOSPLIT, $0-32
+	MOVQ      dst+0(FP), AX
+	MOVQ      src+8(FP), CX
+	MOVQ      pairs+16(FP), DX
+	VMOVDQU16 alternate<>+0(SB), Z2
+	MOVQ      vectors+24(FP), SI
+	SHLQ      $0x06, SI
+
+pair:
+	LEAQ (CX)(SI*1), DI
+	MOVQ vectors+24(FP), BX
+
+vector:
+	VMOVUPS (CX), Z0
+	VMOVUPS (DI), Z1
+
+	// vcvtne2ps2bf16 zmm0,zmm1,zmm0
+	BYTE    $0x62
+	BYTE    $0xf2
+	BYTE    $0x77
+	BYTE    $0x48
+	BYTE    $0x72
+	BYTE    $0xc0
+	VPERMW  Z0, Z2, Z0
+	VMOVUPS Z0, (AX)
+	ADDQ    $0x40, CX
+	ADDQ    $0x40, DI
+	ADDQ    $0x40, AX
+	SUBQ    $0x00000001, BX
+	JNZ     vector
+	ADDQ    SI, CX
+	SUBQ    $0x00000001, DX
+	JNZ     pair
+	VZEROUPPER
+	RET
+
+DATA alternate<>+0(SB)/2, $0x0000
+DATA alternate<>+2(SB)/2, $0x0010
+DATA alternate<>+4(SB)/2, $0x0001
+DATA alternate<>+6(SB)/2, $0x0011
+DATA alternate<>+8(SB)/2, $0x0002
+DATA alternate<>+10(SB)/2, $0x0012
+DATA alternate<>+12(SB)/2, $0x0003
+DATA alternate<>+14(SB)/2, $0x0013
+DATA alternate<>+16(SB)/2, $0x0004
+DATA alternate<>+18(SB)/2, $0x0014
+DATA alternate<>+20(SB)/2, $0x0005
+DATA alternate<>+22(SB)/2, $0x0015
+DATA alternate<>+24(SB)/2, $0x0006
+DATA alternate<>+26(SB)/2, $0x0016
+DATA alternate<>+28(SB)/2, $0x0007
+DATA alternate<>+30(SB)/2, $0x0017
+DATA alternate<>+32(SB)/2, $0x0008
+DATA alternate<>+34(SB)/2, $0x0018
+DATA alternate<>+36(SB)/2, $0x0009
+DATA alternate<>+38(SB)/2, $0x0019
+DATA alternate<>+40(SB)/2, $0x000a
+DATA alternate<>+42(SB)/2, $0x001a
+DATA alternate<>+44(SB)/2, $0x000b
+DATA alternate<>+46(SB)/2, $0x001b
+DATA alternate<>+48(SB)/2, $0x000c
+DATA alternate<>+50(SB)/2, $0x001c
+DATA alternate<>+52(SB)/2, $0x000d
+DATA alternate<>+54(SB)/2, $0x001d
+DATA alternate<>+56(SB)/2, $0x000e
+DATA alternate<>+58(SB)/2, $0x001e
+DATA alternate<>+60(SB)/2, $0x000f
+DATA alternate<>+62(SB)/2, $0x001f
+GLOBL alternate<>(SB), RODATA|NOPTR, $64
+
+// func pairScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 // Requires: AVX, AVX512F, CMOV
-TEXT ·pairScoresAMX(SB), NOSPLIT, $0-80
+TEXT ·pairScoresAVX512(SB), NOSPLIT, $0-80
 	MOVQ         s+8(FP), DI
 	MOVQ         DI, AX
 	VBROADCASTSS scale+64(FP), Z0
@@ -38727,9 +39135,9 @@ last_stored:
 	VZEROUPPER
 	RET
 
-// func pairValuesAMX(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// func pairValuesAVX512(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 // Requires: AVX, AVX512F, CMOV
-TEXT ·pairValuesAMX(SB), NOSPLIT, $0-72
+TEXT ·pairValuesAVX512(SB), NOSPLIT, $0-72
 	MOVQ    o+8(FP), AX
 	MOVQ    alpha+56(FP), BX
 	VMOVUPS (BX), Z0
@@ -38992,9 +39400,9 @@ last_stored:
 	VZEROUPPER
 	RET
 
-// func pairScoresAMXx2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// func pairScoresAVX512x2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 // Requires: AVX, AVX512F, CMOV
-TEXT ·pairScoresAMXx2(SB), NOSPLIT, $0-80
+TEXT ·pairScoresAVX512x2(SB), NOSPLIT, $0-80
 	MOVQ         s+8(FP), DI
 	MOVQ         DI, AX
 	VBROADCASTSS scale+64(FP), Z0
@@ -39357,9 +39765,9 @@ last_stored:
 	VZEROUPPER
 	RET
 
-// func pairValuesAMXx2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// func pairValuesAVX512x2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 // Requires: AVX, AVX512F, CMOV
-TEXT ·pairValuesAMXx2(SB), NOSPLIT, $0-72
+TEXT ·pairValuesAVX512x2(SB), NOSPLIT, $0-72
 	MOVQ    o+8(FP), AX
 	MOVQ    alpha+56(FP), BX
 	VMOVUPS (BX), Z0
@@ -39723,9 +40131,9 @@ last_stored:
 	VZEROUPPER
 	RET
 
-// func pairScoresAMXx1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// func pairScoresAVX512x1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 // Requires: AVX, AVX512F, CMOV
-TEXT ·pairScoresAMXx1(SB), NOSPLIT, $0-80
+TEXT ·pairScoresAVX512x1(SB), NOSPLIT, $0-80
 	MOVQ         s+8(FP), DI
 	MOVQ         DI, AX
 	VBROADCASTSS scale+64(FP), Z0
@@ -40057,9 +40465,9 @@ last_stored:
 	VZEROUPPER
 	RET
 
-// func pairValuesAMXx1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// func pairValuesAVX512x1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 // Requires: AVX, AVX512F, CMOV
-TEXT ·pairValuesAMXx1(SB), NOSPLIT, $0-72
+TEXT ·pairValuesAVX512x1(SB), NOSPLIT, $0-72
 	MOVQ    o+8(FP), AX
 	MOVQ    alpha+56(FP), BX
 	VMOVUPS (BX), Z0
@@ -40393,410 +40801,182 @@ last_stored:
 	VZEROUPPER
 	RET
 
-// func turnAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)
+// func fmaAVX512(n int, x float32, y float32) (operations int)
 // Requires: AVX, AVX512F
-TEXT ·turnAMX(SB), NOSPLIT, $0-40
-	MOVQ dst+0(FP), AX
-	MOVQ ldd+8(FP), CX
-	MOVQ src+16(FP), DX
-	MOVQ lds+24(FP), BX
-	MOVQ squares+32(FP), SI
+TEXT ·fmaAVX512(SB), NOSPLIT, $0-24
+	MOVQ         n+0(FP), AX
+	VBROADCASTSS x+8(FP), Z0
+	VBROADCASTSS y+12(FP), Z1
+	IMUL3Q       $0x00000200, AX, CX
+	VMOVUPS      Z0, Z2
+	VMOVUPS      Z0, Z3
+	VMOVUPS      Z0, Z4
+	VMOVUPS      Z0, Z5
+	VMOVUPS      Z0, Z6
+	VMOVUPS      Z0, Z7
+	VMOVUPS      Z0, Z8
+	VMOVUPS      Z0, Z9
+	VMOVUPS      Z0, Z10
+	VMOVUPS      Z0, Z11
+	VMOVUPS      Z0, Z12
+	VMOVUPS      Z0, Z13
+	VMOVUPS      Z0, Z14
+	VMOVUPS      Z0, Z15
+	VMOVUPS      Z0, Z16
+	VMOVUPS      Z0, Z17
 
-square:
-	MOVQ       DX, DI
-	VMOVUPS    (DI), Z0
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z1
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z2
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z3
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z4
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z5
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z6
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z7
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z8
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z9
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z10
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z11
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z12
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z13
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z14
-	LEAQ       (DI)(BX*1), DI
-	VMOVUPS    (DI), Z15
-	VUNPCKLPS  Z1, Z0, Z16
-	VUNPCKHPS  Z1, Z0, Z0
-	VUNPCKLPS  Z3, Z2, Z1
-	VUNPCKHPS  Z3, Z2, Z2
-	VUNPCKLPS  Z5, Z4, Z3
-	VUNPCKHPS  Z5, Z4, Z4
-	VUNPCKLPS  Z7, Z6, Z5
-	VUNPCKHPS  Z7, Z6, Z6
-	VUNPCKLPS  Z9, Z8, Z7
-	VUNPCKHPS  Z9, Z8, Z8
-	VUNPCKLPS  Z11, Z10, Z9
-	VUNPCKHPS  Z11, Z10, Z10
-	VUNPCKLPS  Z13, Z12, Z11
-	VUNPCKHPS  Z13, Z12, Z12
-	VUNPCKLPS  Z15, Z14, Z13
-	VUNPCKHPS  Z15, Z14, Z14
-	VUNPCKLPD  Z1, Z16, Z15
-	VUNPCKHPD  Z1, Z16, Z1
-	VUNPCKLPD  Z2, Z0, Z16
-	VUNPCKHPD  Z2, Z0, Z0
-	VUNPCKLPD  Z5, Z3, Z2
-	VUNPCKHPD  Z5, Z3, Z3
-	VUNPCKLPD  Z6, Z4, Z5
-	VUNPCKHPD  Z6, Z4, Z4
-	VUNPCKLPD  Z9, Z7, Z6
-	VUNPCKHPD  Z9, Z7, Z7
-	VUNPCKLPD  Z10, Z8, Z9
-	VUNPCKHPD  Z10, Z8, Z8
-	VUNPCKLPD  Z13, Z11, Z10
-	VUNPCKHPD  Z13, Z11, Z11
-	VUNPCKLPD  Z14, Z12, Z13
-	VUNPCKHPD  Z14, Z12, Z12
-	VSHUFF32X4 $0x88, Z2, Z15, Z14
-	VSHUFF32X4 $0xdd, Z2, Z15, Z2
-	VSHUFF32X4 $0x88, Z10, Z6, Z15
-	VSHUFF32X4 $0xdd, Z10, Z6, Z6
-	VSHUFF32X4 $0x88, Z15, Z14, Z10
-	VSHUFF32X4 $0x88, Z6, Z2, Z17
-	VSHUFF32X4 $0xdd, Z15, Z14, Z14
-	VSHUFF32X4 $0xdd, Z6, Z2, Z2
-	VSHUFF32X4 $0x88, Z3, Z1, Z6
-	VSHUFF32X4 $0xdd, Z3, Z1, Z1
-	VSHUFF32X4 $0x88, Z11, Z7, Z3
-	VSHUFF32X4 $0xdd, Z11, Z7, Z7
-	VSHUFF32X4 $0x88, Z3, Z6, Z11
-	VSHUFF32X4 $0x88, Z7, Z1, Z15
-	VSHUFF32X4 $0xdd, Z3, Z6, Z3
-	VSHUFF32X4 $0xdd, Z7, Z1, Z1
-	VSHUFF32X4 $0x88, Z5, Z16, Z6
-	VSHUFF32X4 $0xdd, Z5, Z16, Z5
-	VSHUFF32X4 $0x88, Z13, Z9, Z7
-	VSHUFF32X4 $0xdd, Z13, Z9, Z9
-	VSHUFF32X4 $0x88, Z7, Z6, Z13
-	VSHUFF32X4 $0x88, Z9, Z5, Z16
-	VSHUFF32X4 $0xdd, Z7, Z6, Z6
-	VSHUFF32X4 $0xdd, Z9, Z5, Z5
-	VSHUFF32X4 $0x88, Z4, Z0, Z7
-	VSHUFF32X4 $0xdd, Z4, Z0, Z0
-	VSHUFF32X4 $0x88, Z12, Z8, Z4
-	VSHUFF32X4 $0xdd, Z12, Z8, Z8
-	VSHUFF32X4 $0x88, Z4, Z7, Z9
-	VSHUFF32X4 $0x88, Z8, Z0, Z12
-	VSHUFF32X4 $0xdd, Z4, Z7, Z4
-	VSHUFF32X4 $0xdd, Z8, Z0, Z0
-	VMOVUPS    Z10, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z11, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z13, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z9, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z17, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z15, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z16, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z12, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z14, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z3, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z6, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z4, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z2, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z1, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z5, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z0, (AX)
-	ADDQ       CX, AX
-	ADDQ       $0x40, DX
-	SUBQ       $0x00000001, SI
-	JNZ        square
+next:
+	VFMADD213PS Z1, Z0, Z2
+	VFMADD213PS Z1, Z0, Z3
+	VFMADD213PS Z1, Z0, Z4
+	VFMADD213PS Z1, Z0, Z5
+	VFMADD213PS Z1, Z0, Z6
+	VFMADD213PS Z1, Z0, Z7
+	VFMADD213PS Z1, Z0, Z8
+	VFMADD213PS Z1, Z0, Z9
+	VFMADD213PS Z1, Z0, Z10
+	VFMADD213PS Z1, Z0, Z11
+	VFMADD213PS Z1, Z0, Z12
+	VFMADD213PS Z1, Z0, Z13
+	VFMADD213PS Z1, Z0, Z14
+	VFMADD213PS Z1, Z0, Z15
+	VFMADD213PS Z1, Z0, Z16
+	VFMADD213PS Z1, Z0, Z17
+	SUBQ        $0x00000001, AX
+	JNZ         next
+	MOVQ        CX, operations+16(FP)
 	VZEROUPPER
 	RET
 
-// func turnPairsAMX(dst *uint32, ldd int, src *uint16, lds int, squares int)
-// Requires: AVX, AVX512F
-TEXT ·turnPairsAMX(SB), NOSPLIT, $0-40
-	MOVQ dst+0(FP), AX
-	MOVQ ldd+8(FP), CX
-	MOVQ src+16(FP), DX
-	MOVQ lds+24(FP), BX
-	MOVQ squares+32(FP), SI
+// func fmaAVX2(n int, x float32, y float32) (operations int)
+// Requires: AVX, FMA3
+TEXT ·fmaAVX2(SB), NOSPLIT, $0-24
+	MOVQ         n+0(FP), AX
+	VBROADCASTSS x+8(FP), Y0
+	VBROADCASTSS y+12(FP), Y1
+	IMUL3Q       $0x000000c0, AX, CX
+	VMOVUPS      Y0, Y2
+	VMOVUPS      Y0, Y3
+	VMOVUPS      Y0, Y4
+	VMOVUPS      Y0, Y5
+	VMOVUPS      Y0, Y6
+	VMOVUPS      Y0, Y7
+	VMOVUPS      Y0, Y8
+	VMOVUPS      Y0, Y9
+	VMOVUPS      Y0, Y10
+	VMOVUPS      Y0, Y11
+	VMOVUPS      Y0, Y12
+	VMOVUPS      Y0, Y13
 
-square:
-	MOVQ       DX, DI
-	VPMOVZXWD  (DI), Z0
-	VPMOVZXWD  (DI)(BX*1), Z1
-	VPSLLD     $0x10, Z1, Z1
-	VPORD      Z1, Z0, Z0
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z1
-	VPMOVZXWD  (DI)(BX*1), Z2
-	VPSLLD     $0x10, Z2, Z2
-	VPORD      Z2, Z1, Z1
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z2
-	VPMOVZXWD  (DI)(BX*1), Z3
-	VPSLLD     $0x10, Z3, Z3
-	VPORD      Z3, Z2, Z2
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z3
-	VPMOVZXWD  (DI)(BX*1), Z4
-	VPSLLD     $0x10, Z4, Z4
-	VPORD      Z4, Z3, Z3
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z4
-	VPMOVZXWD  (DI)(BX*1), Z5
-	VPSLLD     $0x10, Z5, Z5
-	VPORD      Z5, Z4, Z4
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z5
-	VPMOVZXWD  (DI)(BX*1), Z6
-	VPSLLD     $0x10, Z6, Z6
-	VPORD      Z6, Z5, Z5
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z6
-	VPMOVZXWD  (DI)(BX*1), Z7
-	VPSLLD     $0x10, Z7, Z7
-	VPORD      Z7, Z6, Z6
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z7
-	VPMOVZXWD  (DI)(BX*1), Z8
-	VPSLLD     $0x10, Z8, Z8
-	VPORD      Z8, Z7, Z7
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z8
-	VPMOVZXWD  (DI)(BX*1), Z9
-	VPSLLD     $0x10, Z9, Z9
-	VPORD      Z9, Z8, Z8
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z9
-	VPMOVZXWD  (DI)(BX*1), Z10
-	VPSLLD     $0x10, Z10, Z10
-	VPORD      Z10, Z9, Z9
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z10
-	VPMOVZXWD  (DI)(BX*1), Z11
-	VPSLLD     $0x10, Z11, Z11
-	VPORD      Z11, Z10, Z10
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z11
-	VPMOVZXWD  (DI)(BX*1), Z12
-	VPSLLD     $0x10, Z12, Z12
-	VPORD      Z12, Z11, Z11
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z12
-	VPMOVZXWD  (DI)(BX*1), Z13
-	VPSLLD     $0x10, Z13, Z13
-	VPORD      Z13, Z12, Z12
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z13
-	VPMOVZXWD  (DI)(BX*1), Z14
-	VPSLLD     $0x10, Z14, Z14
-	VPORD      Z14, Z13, Z13
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z14
-	VPMOVZXWD  (DI)(BX*1), Z15
-	VPSLLD     $0x10, Z15, Z15
-	VPORD      Z15, Z14, Z14
-	LEAQ       (DI)(BX*2), DI
-	VPMOVZXWD  (DI), Z15
-	VPMOVZXWD  (DI)(BX*1), Z16
-	VPSLLD     $0x10, Z16, Z16
-	VPORD      Z16, Z15, Z15
-	VUNPCKLPS  Z1, Z0, Z16
-	VUNPCKHPS  Z1, Z0, Z0
-	VUNPCKLPS  Z3, Z2, Z1
-	VUNPCKHPS  Z3, Z2, Z2
-	VUNPCKLPS  Z5, Z4, Z3
-	VUNPCKHPS  Z5, Z4, Z4
-	VUNPCKLPS  Z7, Z6, Z5
-	VUNPCKHPS  Z7, Z6, Z6
-	VUNPCKLPS  Z9, Z8, Z7
-	VUNPCKHPS  Z9, Z8, Z8
-	VUNPCKLPS  Z11, Z10, Z9
-	VUNPCKHPS  Z11, Z10, Z10
-	VUNPCKLPS  Z13, Z12, Z11
-	VUNPCKHPS  Z13, Z12, Z12
-	VUNPCKLPS  Z15, Z14, Z13
-	VUNPCKHPS  Z15, Z14, Z14
-	VUNPCKLPD  Z1, Z16, Z15
-	VUNPCKHPD  Z1, Z16, Z1
-	VUNPCKLPD  Z2, Z0, Z16
-	VUNPCKHPD  Z2, Z0, Z0
-	VUNPCKLPD  Z5, Z3, Z2
-	VUNPCKHPD  Z5, Z3, Z3
-	VUNPCKLPD  Z6, Z4, Z5
-	VUNPCKHPD  Z6, Z4, Z4
-	VUNPCKLPD  Z9, Z7, Z6
-	VUNPCKHPD  Z9, Z7, Z7
-	VUNPCKLPD  Z10, Z8, Z9
-	VUNPCKHPD  Z10, Z8, Z8
-	VUNPCKLPD  Z13, Z11, Z10
-	VUNPCKHPD  Z13, Z11, Z11
-	VUNPCKLPD  Z14, Z12, Z13
-	VUNPCKHPD  Z14, Z12, Z12
-	VSHUFF32X4 $0x88, Z2, Z15, Z14
-	VSHUFF32X4 $0xdd, Z2, Z15, Z2
-	VSHUFF32X4 $0x88, Z10, Z6, Z15
-	VSHUFF32X4 $0xdd, Z10, Z6, Z6
-	VSHUFF32X4 $0x88, Z15, Z14, Z10
-	VSHUFF32X4 $0x88, Z6, Z2, Z17
-	VSHUFF32X4 $0xdd, Z15, Z14, Z14
-	VSHUFF32X4 $0xdd, Z6, Z2, Z2
-	VSHUFF32X4 $0x88, Z3, Z1, Z6
-	VSHUFF32X4 $0xdd, Z3, Z1, Z1
-	VSHUFF32X4 $0x88, Z11, Z7, Z3
-	VSHUFF32X4 $0xdd, Z11, Z7, Z7
-	VSHUFF32X4 $0x88, Z3, Z6, Z11
-	VSHUFF32X4 $0x88, Z7, Z1, Z15
-	VSHUFF32X4 $0xdd, Z3, Z6, Z3
-	VSHUFF32X4 $0xdd, Z7, Z1, Z1
-	VSHUFF32X4 $0x88, Z5, Z16, Z6
-	VSHUFF32X4 $0xdd, Z5, Z16, Z5
-	VSHUFF32X4 $0x88, Z13, Z9, Z7
-	VSHUFF32X4 $0xdd, Z13, Z9, Z9
-	VSHUFF32X4 $0x88, Z7, Z6, Z13
-	VSHUFF32X4 $0x88, Z9, Z5, Z16
-	VSHUFF32X4 $0xdd, Z7, Z6, Z6
-	VSHUFF32X4 $0xdd, Z9, Z5, Z5
-	VSHUFF32X4 $0x88, Z4, Z0, Z7
-	VSHUFF32X4 $0xdd, Z4, Z0, Z0
-	VSHUFF32X4 $0x88, Z12, Z8, Z4
-	VSHUFF32X4 $0xdd, Z12, Z8, Z8
-	VSHUFF32X4 $0x88, Z4, Z7, Z9
-	VSHUFF32X4 $0x88, Z8, Z0, Z12
-	VSHUFF32X4 $0xdd, Z4, Z7, Z4
-	VSHUFF32X4 $0xdd, Z8, Z0, Z0
-	VMOVUPS    Z10, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z11, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z13, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z9, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z17, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z15, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z16, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z12, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z14, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z3, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z6, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z4, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z2, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z1, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z5, (AX)
-	ADDQ       CX, AX
-	VMOVUPS    Z0, (AX)
-	ADDQ       CX, AX
-	ADDQ       $0x20, DX
-	SUBQ       $0x00000001, SI
-	JNZ        square
+next:
+	VFMADD213PS Y1, Y0, Y2
+	VFMADD213PS Y1, Y0, Y3
+	VFMADD213PS Y1, Y0, Y4
+	VFMADD213PS Y1, Y0, Y5
+	VFMADD213PS Y1, Y0, Y6
+	VFMADD213PS Y1, Y0, Y7
+	VFMADD213PS Y1, Y0, Y8
+	VFMADD213PS Y1, Y0, Y9
+	VFMADD213PS Y1, Y0, Y10
+	VFMADD213PS Y1, Y0, Y11
+	VFMADD213PS Y1, Y0, Y12
+	VFMADD213PS Y1, Y0, Y13
+	SUBQ        $0x00000001, AX
+	JNZ         next
+	MOVQ        CX, operations+16(FP)
 	VZEROUPPER
 	RET
 
-// func roundPairsAMX(dst *uint32, src *float32, pairs int, vectors int)
-// Requires: AVX, AVX512BW, AVX512F
-TEXT ·roundPairsAMX(SB), NOSPLIT, $0-32
-	MOVQ      dst+0(FP), AX
-	MOVQ      src+8(FP), CX
-	MOVQ      pairs+16(FP), DX
-	VMOVDQU16 alternate<>+0(SB), Z2
-	MOVQ      vectors+24(FP), SI
-	SHLQ      $0x06, SI
+// func readAVX512(p *byte, apart int, n int)
+// Requires: AVX, AVX512F
+TEXT ·readAVX512(SB), NOSPLIT, $0-24
+	MOVQ p+0(FP), AX
+	MOVQ apart+8(FP), CX
+	MOVQ n+16(FP), DX
+	MOVQ AX, BX
+	ADDQ CX, BX
+	MOVQ BX, SI
+	ADDQ CX, SI
+	MOVQ SI, DI
+	ADDQ CX, DI
 
-pair:
-	LEAQ (CX)(SI*1), DI
-	MOVQ vectors+24(FP), BX
-
-vector:
-	VMOVUPS (CX), Z0
-	VMOVUPS (DI), Z1
-
-	// vcvtne2ps2bf16 zmm0,zmm1,zmm0
-	BYTE    $0x62
-	BYTE    $0xf2
-	BYTE    $0x77
-	BYTE    $0x48
-	BYTE    $0x72
-	BYTE    $0xc0
-	VPERMW  Z0, Z2, Z0
-	VMOVUPS Z0, (AX)
-	ADDQ    $0x40, CX
-	ADDQ    $0x40, DI
-	ADDQ    $0x40, AX
-	SUBQ    $0x00000001, BX
-	JNZ     vector
-	ADDQ    SI, CX
+next:
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z0
+	VMOVUPS 128(AX), Z0
+	VMOVUPS 192(AX), Z0
+	ADDQ    $0x00000100, AX
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z0
+	VMOVUPS 128(BX), Z0
+	VMOVUPS 192(BX), Z0
+	ADDQ    $0x00000100, BX
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z0
+	VMOVUPS 128(SI), Z0
+	VMOVUPS 192(SI), Z0
+	ADDQ    $0x00000100, SI
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z0
+	VMOVUPS 128(DI), Z0
+	VMOVUPS 192(DI), Z0
+	ADDQ    $0x00000100, DI
 	SUBQ    $0x00000001, DX
-	JNZ     pair
+	JNZ     next
 	VZEROUPPER
 	RET
 
-DATA alternate<>+0(SB)/2, $0x0000
-DATA alternate<>+2(SB)/2, $0x0010
-DATA alternate<>+4(SB)/2, $0x0001
-DATA alternate<>+6(SB)/2, $0x0011
-DATA alternate<>+8(SB)/2, $0x0002
-DATA alternate<>+10(SB)/2, $0x0012
-DATA alternate<>+12(SB)/2, $0x0003
-DATA alternate<>+14(SB)/2, $0x0013
-DATA alternate<>+16(SB)/2, $0x0004
-DATA alternate<>+18(SB)/2, $0x0014
-DATA alternate<>+20(SB)/2, $0x0005
-DATA alternate<>+22(SB)/2, $0x0015
-DATA alternate<>+24(SB)/2, $0x0006
-DATA alternate<>+26(SB)/2, $0x0016
-DATA alternate<>+28(SB)/2, $0x0007
-DATA alternate<>+30(SB)/2, $0x0017
-DATA alternate<>+32(SB)/2, $0x0008
-DATA alternate<>+34(SB)/2, $0x0018
-DATA alternate<>+36(SB)/2, $0x0009
-DATA alternate<>+38(SB)/2, $0x0019
-DATA alternate<>+40(SB)/2, $0x000a
-DATA alternate<>+42(SB)/2, $0x001a
-DATA alternate<>+44(SB)/2, $0x000b
-DATA alternate<>+46(SB)/2, $0x001b
-DATA alternate<>+48(SB)/2, $0x000c
-DATA alternate<>+50(SB)/2, $0x001c
-DATA alternate<>+52(SB)/2, $0x000d
-DATA alternate<>+54(SB)/2, $0x001d
-DATA alternate<>+56(SB)/2, $0x000e
-DATA alternate<>+58(SB)/2, $0x001e
-DATA alternate<>+60(SB)/2, $0x000f
-DATA alternate<>+62(SB)/2, $0x001f
-GLOBL alternate<>(SB), RODATA|NOPTR, $64
+// func readAVX2(p *byte, apart int, n int)
+// Requires: AVX
+TEXT ·readAVX2(SB), NOSPLIT, $0-24
+	MOVQ p+0(FP), AX
+	MOVQ apart+8(FP), CX
+	MOVQ n+16(FP), DX
+	MOVQ AX, BX
+	ADDQ CX, BX
+	MOVQ BX, SI
+	ADDQ CX, SI
+	MOVQ SI, DI
+	ADDQ CX, DI
+
+next:
+	VMOVUPS (AX), Y0
+	VMOVUPS 32(AX), Y0
+	VMOVUPS 64(AX), Y0
+	VMOVUPS 96(AX), Y0
+	VMOVUPS 128(AX), Y0
+	VMOVUPS 160(AX), Y0
+	VMOVUPS 192(AX), Y0
+	VMOVUPS 224(AX), Y0
+	ADDQ    $0x00000100, AX
+	VMOVUPS (BX), Y0
+	VMOVUPS 32(BX), Y0
+	VMOVUPS 64(BX), Y0
+	VMOVUPS 96(BX), Y0
+	VMOVUPS 128(BX), Y0
+	VMOVUPS 160(BX), Y0
+	VMOVUPS 192(BX), Y0
+	VMOVUPS 224(BX), Y0
+	ADDQ    $0x00000100, BX
+	VMOVUPS (SI), Y0
+	VMOVUPS 32(SI), Y0
+	VMOVUPS 64(SI), Y0
+	VMOVUPS 96(SI), Y0
+	VMOVUPS 128(SI), Y0
+	VMOVUPS 160(SI), Y0
+	VMOVUPS 192(SI), Y0
+	VMOVUPS 224(SI), Y0
+	ADDQ    $0x00000100, SI
+	VMOVUPS (DI), Y0
+	VMOVUPS 32(DI), Y0
+	VMOVUPS 64(DI), Y0
+	VMOVUPS 96(DI), Y0
+	VMOVUPS 128(DI), Y0
+	VMOVUPS 160(DI), Y0
+	VMOVUPS 192(DI), Y0
+	VMOVUPS 224(DI), Y0
+	ADDQ    $0x00000100, DI
+	SUBQ    $0x00000001, DX
+	JNZ     next
+	VZEROUPPER
+	RET

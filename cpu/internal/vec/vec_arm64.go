@@ -4,16 +4,16 @@
 
 package vec
 
-// scores4NEON is registerTile.scores for 4 keys.
+// scores4NEON is tileKernels.scores for 4 rows.
 func scores4NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values4NEON is registerTile.values for 4 elements.
+// values4NEON is tileKernels.values for 4 rows.
 func values4NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
-// scores1NEON is registerTile.scores for 1 keys.
+// scores1NEON is tileKernels.scores for 1 rows.
 func scores1NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
-// values1NEON is registerTile.values for 1 elements.
+// values1NEON is tileKernels.values for 1 rows.
 func values1NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsNEON is tileKernels.weights.
@@ -46,19 +46,19 @@ func columnMaxNEON(s *float32, rows int, mx *float32)
 // foldNEON is tileKernels.fold.
 func foldNEON(o *float32, x *float32, rows int, a *float32, b *float32)
 
-// outer1x1NEON is Kernels.outer for 1 keys and 1 vectors.
+// outer1x1NEON is tileKernels.outer for 1 rows and 1 vectors.
 func outer1x1NEON(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer1x4NEON is Kernels.outer for 1 keys and 4 vectors.
+// outer1x4NEON is tileKernels.outer for 1 rows and 4 vectors.
 func outer1x4NEON(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer4x1NEON is Kernels.outer for 4 keys and 1 vectors.
+// outer4x1NEON is tileKernels.outer for 4 rows and 1 vectors.
 func outer4x1NEON(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// outer4x4NEON is Kernels.outer for 4 keys and 4 vectors.
+// outer4x4NEON is tileKernels.outer for 4 rows and 4 vectors.
 func outer4x4NEON(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
 
-// scoreGradientsNEON is Kernels.scoreGradients.
+// scoreGradientsNEON is tileKernels.scoreGradients.
 func scoreGradientsNEON(ds *float32, p *float32, w *float32, rows int, dots *float32, factor float32)
 
 // nonFiniteNEON is Kernels.nonFinite.
@@ -109,95 +109,101 @@ func storeF16NEON(dst *uint16, src *float32, vectors int)
 // dotsNEON is Kernels.dots[F32].
 func dotsNEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mix8x2NEON is Kernels.mix[F32] for 8 rows and strips of 2 vectors.
+// mix8x2NEON is Kernels.mix[F32] for 8 rows and 2 vectors.
 func mix8x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix8x1NEON is Kernels.mix[F32] for 8 rows and strips of 1 vectors.
+// mix8x1NEON is Kernels.mix[F32] for 8 rows and 1 vectors.
 func mix8x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x4NEON is Kernels.mix[F32] for 4 rows and strips of 4 vectors.
+// mix4x4NEON is Kernels.mix[F32] for 4 rows and 4 vectors.
 func mix4x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x1NEON is Kernels.mix[F32] for 4 rows and strips of 1 vectors.
+// mix4x1NEON is Kernels.mix[F32] for 4 rows and 1 vectors.
 func mix4x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x8NEON is Kernels.mix[F32] for 1 rows and strips of 8 vectors.
+// mix1x8NEON is Kernels.mix[F32] for 1 rows and 8 vectors.
 func mix1x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x4NEON is Kernels.mix[F32] for 1 rows and strips of 4 vectors.
+// mix1x4NEON is Kernels.mix[F32] for 1 rows and 4 vectors.
 func mix1x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x1NEON is Kernels.mix[F32] for 1 rows and strips of 1 vectors.
+// mix1x1NEON is Kernels.mix[F32] for 1 rows and 1 vectors.
 func mix1x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsF16NEON is Kernels.dots[F16].
 func dotsF16NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixF168x2NEON is Kernels.mix[F16] for 8 rows and strips of 2 vectors.
+// mixF168x2NEON is Kernels.mix[F16] for 8 rows and 2 vectors.
 func mixF168x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF168x1NEON is Kernels.mix[F16] for 8 rows and strips of 1 vectors.
+// mixF168x1NEON is Kernels.mix[F16] for 8 rows and 1 vectors.
 func mixF168x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x4NEON is Kernels.mix[F16] for 4 rows and strips of 4 vectors.
+// mixF164x4NEON is Kernels.mix[F16] for 4 rows and 4 vectors.
 func mixF164x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF164x1NEON is Kernels.mix[F16] for 4 rows and strips of 1 vectors.
+// mixF164x1NEON is Kernels.mix[F16] for 4 rows and 1 vectors.
 func mixF164x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x8NEON is Kernels.mix[F16] for 1 rows and strips of 8 vectors.
+// mixF161x8NEON is Kernels.mix[F16] for 1 rows and 8 vectors.
 func mixF161x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x4NEON is Kernels.mix[F16] for 1 rows and strips of 4 vectors.
+// mixF161x4NEON is Kernels.mix[F16] for 1 rows and 4 vectors.
 func mixF161x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x1NEON is Kernels.mix[F16] for 1 rows and strips of 1 vectors.
+// mixF161x1NEON is Kernels.mix[F16] for 1 rows and 1 vectors.
 func mixF161x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsBF16NEON is Kernels.dots[BF16].
 func dotsBF16NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixBF168x2NEON is Kernels.mix[BF16] for 8 rows and strips of 2 vectors.
+// mixBF168x2NEON is Kernels.mix[BF16] for 8 rows and 2 vectors.
 func mixBF168x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF168x1NEON is Kernels.mix[BF16] for 8 rows and strips of 1 vectors.
+// mixBF168x1NEON is Kernels.mix[BF16] for 8 rows and 1 vectors.
 func mixBF168x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x4NEON is Kernels.mix[BF16] for 4 rows and strips of 4 vectors.
+// mixBF164x4NEON is Kernels.mix[BF16] for 4 rows and 4 vectors.
 func mixBF164x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF164x1NEON is Kernels.mix[BF16] for 4 rows and strips of 1 vectors.
+// mixBF164x1NEON is Kernels.mix[BF16] for 4 rows and 1 vectors.
 func mixBF164x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x8NEON is Kernels.mix[BF16] for 1 rows and strips of 8 vectors.
+// mixBF161x8NEON is Kernels.mix[BF16] for 1 rows and 8 vectors.
 func mixBF161x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x4NEON is Kernels.mix[BF16] for 1 rows and strips of 4 vectors.
+// mixBF161x4NEON is Kernels.mix[BF16] for 1 rows and 4 vectors.
 func mixBF161x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x1NEON is Kernels.mix[BF16] for 1 rows and strips of 1 vectors.
+// mixBF161x1NEON is Kernels.mix[BF16] for 1 rows and 1 vectors.
 func mixBF161x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsQ8NEON is Kernels.dots[Q8].
 func dotsQ8NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixQ88x2NEON is Kernels.mix[Q8] for 8 rows and strips of 2 vectors.
+// mixQ88x2NEON is Kernels.mix[Q8] for 8 rows and 2 vectors.
 func mixQ88x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ88x1NEON is Kernels.mix[Q8] for 8 rows and strips of 1 vectors.
+// mixQ88x1NEON is Kernels.mix[Q8] for 8 rows and 1 vectors.
 func mixQ88x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x4NEON is Kernels.mix[Q8] for 4 rows and strips of 4 vectors.
+// mixQ84x4NEON is Kernels.mix[Q8] for 4 rows and 4 vectors.
 func mixQ84x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ84x1NEON is Kernels.mix[Q8] for 4 rows and strips of 1 vectors.
+// mixQ84x1NEON is Kernels.mix[Q8] for 4 rows and 1 vectors.
 func mixQ84x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x8NEON is Kernels.mix[Q8] for 1 rows and strips of 8 vectors.
+// mixQ81x8NEON is Kernels.mix[Q8] for 1 rows and 8 vectors.
 func mixQ81x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x4NEON is Kernels.mix[Q8] for 1 rows and strips of 4 vectors.
+// mixQ81x4NEON is Kernels.mix[Q8] for 1 rows and 4 vectors.
 func mixQ81x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixQ81x1NEON is Kernels.mix[Q8] for 1 rows and strips of 1 vectors.
+// mixQ81x1NEON is Kernels.mix[Q8] for 1 rows and 1 vectors.
 func mixQ81x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// fmaNEON is Kernels.fma.
+func fmaNEON(n int, x float32, y float32) (operations int)
+
+// readNEON is Kernels.read.
+func readNEON(p *byte, apart int, n int)

@@ -10731,3 +10731,101 @@ key_done:
 	SUB $1, R4, R4
 	CBNZ R4, strip
 	RET
+
+// func fmaNEON(n int, x float32, y float32) (operations int)
+TEXT ·fmaNEON(SB), NOSPLIT, $0-24
+	MOVD n+0(FP), R0
+	MOVWU x+8(FP), R2
+	VDUP R2, V0.S4
+	MOVWU y+12(FP), R2
+	VDUP R2, V1.S4
+	MOVD $128, R1
+	MUL R0, R1, R1
+	VMOV V0.B16, V2.B16
+	VMOV V0.B16, V3.B16
+	VMOV V0.B16, V4.B16
+	VMOV V0.B16, V5.B16
+	VMOV V0.B16, V6.B16
+	VMOV V0.B16, V7.B16
+	VMOV V0.B16, V8.B16
+	VMOV V0.B16, V9.B16
+	VMOV V0.B16, V10.B16
+	VMOV V0.B16, V11.B16
+	VMOV V0.B16, V12.B16
+	VMOV V0.B16, V13.B16
+	VMOV V0.B16, V14.B16
+	VMOV V0.B16, V15.B16
+	VMOV V0.B16, V16.B16
+	VMOV V0.B16, V17.B16
+	// A turn: multiply-adds 16, loads 0, stores 0, other vector instructions 0, others 2.
+next:
+	VFMLA V0.S4, V1.S4, V2.S4
+	VFMLA V0.S4, V1.S4, V3.S4
+	VFMLA V0.S4, V1.S4, V4.S4
+	VFMLA V0.S4, V1.S4, V5.S4
+	VFMLA V0.S4, V1.S4, V6.S4
+	VFMLA V0.S4, V1.S4, V7.S4
+	VFMLA V0.S4, V1.S4, V8.S4
+	VFMLA V0.S4, V1.S4, V9.S4
+	VFMLA V0.S4, V1.S4, V10.S4
+	VFMLA V0.S4, V1.S4, V11.S4
+	VFMLA V0.S4, V1.S4, V12.S4
+	VFMLA V0.S4, V1.S4, V13.S4
+	VFMLA V0.S4, V1.S4, V14.S4
+	VFMLA V0.S4, V1.S4, V15.S4
+	VFMLA V0.S4, V1.S4, V16.S4
+	VFMLA V0.S4, V1.S4, V17.S4
+	SUB $1, R0, R0
+	CBNZ R0, next
+	MOVD R1, operations+16(FP)
+	RET
+
+// func readNEON(p *byte, apart int, n int)
+TEXT ·readNEON(SB), NOSPLIT, $0-24
+	MOVD p+0(FP), R0
+	MOVD apart+8(FP), R1
+	MOVD n+16(FP), R2
+	ADD R1<<0, R0, R3
+	ADD R1<<0, R3, R4
+	ADD R1<<0, R4, R5
+	// A turn: multiply-adds 0, loads 32, stores 0, other vector instructions 0, others 6.
+next:
+	FLDPQ 0(R0), (F0, F1)
+	FLDPQ 32(R0), (F0, F1)
+	FLDPQ 64(R0), (F0, F1)
+	FLDPQ 96(R0), (F0, F1)
+	FLDPQ 128(R0), (F0, F1)
+	FLDPQ 160(R0), (F0, F1)
+	FLDPQ 192(R0), (F0, F1)
+	FLDPQ 224(R0), (F0, F1)
+	ADD $256, R0, R0
+	FLDPQ 0(R3), (F0, F1)
+	FLDPQ 32(R3), (F0, F1)
+	FLDPQ 64(R3), (F0, F1)
+	FLDPQ 96(R3), (F0, F1)
+	FLDPQ 128(R3), (F0, F1)
+	FLDPQ 160(R3), (F0, F1)
+	FLDPQ 192(R3), (F0, F1)
+	FLDPQ 224(R3), (F0, F1)
+	ADD $256, R3, R3
+	FLDPQ 0(R4), (F0, F1)
+	FLDPQ 32(R4), (F0, F1)
+	FLDPQ 64(R4), (F0, F1)
+	FLDPQ 96(R4), (F0, F1)
+	FLDPQ 128(R4), (F0, F1)
+	FLDPQ 160(R4), (F0, F1)
+	FLDPQ 192(R4), (F0, F1)
+	FLDPQ 224(R4), (F0, F1)
+	ADD $256, R4, R4
+	FLDPQ 0(R5), (F0, F1)
+	FLDPQ 32(R5), (F0, F1)
+	FLDPQ 64(R5), (F0, F1)
+	FLDPQ 96(R5), (F0, F1)
+	FLDPQ 128(R5), (F0, F1)
+	FLDPQ 160(R5), (F0, F1)
+	FLDPQ 192(R5), (F0, F1)
+	FLDPQ 224(R5), (F0, F1)
+	ADD $256, R5, R5
+	SUB $1, R2, R2
+	CBNZ R2, next
+	RET

@@ -25,10 +25,3 @@ func (x *Kernels) valuesInRows(o []float32, runs []Run, ldv int, p []float32, n,
 		x.tile.halfValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), &alpha[0])
 	}
 }
-
-// narrowed returns x with tiles of the given number of vectors of query rows.
-func (x Kernels) narrowed(vectors int, kernels tileKernels) *Kernels {
-	x.Width, x.tile = vectors*x.Lanes, kernels
-	x.scoreGradients, x.outer = nil, [2][2]outerFunc{}
-	return &x
-}

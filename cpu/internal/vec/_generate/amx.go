@@ -10,13 +10,6 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// amx is AVX-512 with tiles for bf16, for query tiles of four, two and one vectors.
-var amx = []*isa{
-	{name: "AMX", lanes: 16, cols: 4, vec: ZMM},
-	{name: "AMXx2", lanes: 16, cols: 2, vec: ZMM},
-	{name: "AMXx1", lanes: 16, cols: 1, vec: ZMM},
-}
-
 // tmm is a tile of 16 rows of 64 bytes.
 type tmm int
 

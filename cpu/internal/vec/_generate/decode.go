@@ -1,12 +1,11 @@
 package main
 
 import (
-	"cmp"
-	"fmt"
-
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 // element is the type of keys or values in memory.
@@ -43,15 +42,11 @@ var elements = []element{
 	}, splitQ8, nil},
 }
 
-// name returns the element's name in package vec.
-func (e element) name() string { return cmp.Or(e.suffix, "F32") }
-
 // mix writes the value product of heads rows with elements as lanes: strips of
 // vectors vectors, o = alpha*o + Σ p·v with the sum from zero. The values are those of
 // n runs.
 func (a *isa) mix(e element, heads, vectors int) {
-	name := fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors)
-	a.text(name, "mix", fmt.Sprintf("[%s] for %d rows and strips of %d vectors", e.name(), heads, vectors), NOSPLIT)
+	a.oneOf("mix", tables.Which{Element: e.suffix, Rows: heads, Vectors: vectors})
 	strips := AllocLocal(8)
 	count := GP64()
 	MOVQ(argument("strips"), count)

@@ -7,6 +7,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 // piece returns the bytes of a row of keys that dots reads at once.
@@ -16,7 +18,7 @@ func (a *isa) piece() int { return 2 * a.lanes }
 // afterwards, because shuffles bind: narrow keys need as few a byte as float32. Each score
 // is summed in the same order as in scores.
 func (a *isa) dots(e element) {
-	a.text("dots"+e.suffix, "dots", "["+e.name()+"]", NOSPLIT)
+	a.oneOf("dots", tables.Which{Element: e.suffix})
 	lds, ldk, ldq := argument("lds"), param("ldk"), argument("ldq")
 	s, q, heads, bytes := argument("s"), argument("q"), argument("heads"), argument("chunks")
 	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), bytes) // of a row

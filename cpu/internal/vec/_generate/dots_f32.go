@@ -12,7 +12,7 @@ import (
 // dotsF32 is dots for float32 keys. It transposes squares of lanes x lanes, and reads a whole
 // line of each key at once: from memory that is faster than the words of twice as many keys.
 func (a *isa) dotsF32() {
-	a.text("dots", "dots", "[F32]", NOSPLIT)
+	a.kernel("dots")
 	lds, ldk, ldq := param("lds"), param("ldk"), param("ldq")
 	s, k, q, heads, chunks, groups := argument("s"), argument("k"), argument("q"), argument("heads"), argument("chunks"), argument("groups")
 	c := AllocLocal(8) // there are too few registers for all counters

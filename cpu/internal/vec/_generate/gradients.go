@@ -1,16 +1,15 @@
 package main
 
 import (
-	"fmt"
-
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 // outerSum adds sums over lanes to o, a tile of rows and vectors groups times.
 func (a *isa) outerSum(rows, vectors int) {
-	name := fmt.Sprintf("outer%dx%d", rows, vectors)
-	a.text(name, "outer", fmt.Sprintf(" for %d keys and %d vectors", rows, vectors), NOSPLIT)
+	a.oneOf("outer", tables.Which{Rows: rows, Vectors: vectors})
 	o, ldo, x, ldx, n, p, groups := param("o"), param("ldo"), param("x"), param("ldx"), param("n"), param("p"), param("groups")
 	xp, pp := GP64(), GP64()
 	tile := *a

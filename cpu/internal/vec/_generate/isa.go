@@ -22,19 +22,21 @@ type isa struct {
 	rows  []int // of the register tiles, in descending order
 	temps int   // registers for broadcasts; 0: FMAs broadcast from memory
 	vec   func() reg.VecVirtual
+	tier  string
+	like  string // see tables.Table
 }
 
 var (
-	avx512 = &isa{"AVX512", 16, 4, []int{4, 1}, 3, ZMM}
-	avx2   = &isa{"AVX2", 8, 3, []int{4, 1}, 1, YMM}
+	avx512 = &isa{"AVX512", 16, 4, []int{4, 1}, 3, ZMM, "avx512", ""}
+	avx2   = &isa{"AVX2", 8, 3, []int{4, 1}, 1, YMM, "avx2", ""}
 	// half is AVX-512 with vectors of 8 query rows.
-	half = &isa{"AVX512Half", 8, 1, []int{16, 4, 1}, 0, YMM}
+	half = &isa{"AVX512Half", 8, 1, []int{16, 4, 1}, 0, YMM, "avx512", "AVX2"}
 	// narrow are instruction sets with narrower query tiles.
 	narrow = []*isa{
-		{"AVX512x2", 16, 2, []int{8, 4, 1}, 3, ZMM},
-		{"AVX512x1", 16, 1, []int{16, 4, 1}, 0, ZMM},
-		{"AVX2x2", 8, 2, []int{6, 4, 1}, 2, YMM},
-		{"AVX2x1", 8, 1, []int{12, 8, 1}, 3, YMM},
+		{"AVX512x2", 16, 2, []int{8, 4, 1}, 3, ZMM, "avx512", "AVX512"},
+		{"AVX512x1", 16, 1, []int{16, 4, 1}, 0, ZMM, "avx512", "AVX512"},
+		{"AVX2x2", 8, 2, []int{6, 4, 1}, 2, YMM, "avx2", "AVX2"},
+		{"AVX2x1", 8, 1, []int{12, 8, 1}, 3, YMM, "avx2", "AVX2"},
 	}
 )
 
@@ -45,18 +47,26 @@ func (a *isa) wide() bool    { return a.lanes == 16 }
 // masks reports whether a has the instructions of AVX-512.
 func (a *isa) masks() bool { return a == half || a.wide() }
 
-// kernel begins the function for the field name of package vec's tables.
-func (a *isa) kernel(name string) { a.text(name, name, "", NOSPLIT) }
+// table returns the head of the table of a's kernels.
+func (a *isa) table() tables.Table {
+	return tables.Table{Name: a.name, Tier: a.tier, Lanes: a.lanes, Width: a.cols * a.lanes, Like: a.like}
+}
 
-// text begins the function base+a.name for the field of package vec's tables. which states which
-// of the field's functions it is.
-func (a *isa) text(base, field, which string, flags attr.Attribute) {
-	field, params, results := tables.Kernel(field)
+// kernel begins the function for a field of package vec's tables.
+func (a *isa) kernel(field string) { a.oneOf(field, tables.Which{}) }
+
+// oneOf begins one of the functions of a field.
+func (a *isa) oneOf(field string, which tables.Which) { a.text(a, field, which, NOSPLIT) }
+
+// text begins a function, whose name ends with that of a, for a field of the table of another
+// instruction set.
+func (a *isa) text(of *isa, field string, which tables.Which, flags attr.Attribute) {
+	name, doc, params, results := tables.Kernel(of.name, field, a.name, which)
 	if results != "" {
 		results = " (" + results + ")"
 	}
-	TEXT(base+a.name, flags, "func("+params+")"+results)
-	Doc(base + a.name + " is " + field + which + ".")
+	TEXT(name, flags, "func("+params+")"+results)
+	Doc(doc)
 }
 
 func (a *isa) vecs(n int) []reg.VecVirtual {

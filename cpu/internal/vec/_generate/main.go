@@ -1,4 +1,4 @@
-// Command main writes the assembly of package vec:
+// Command main writes the assembly of package vec, and its tables in tables_amd64.go:
 //
 //	go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec
 //
@@ -7,7 +7,11 @@
 // of the differences.
 package main
 
-import . "github.com/mmcloughlin/avo/build"
+import (
+	. "github.com/mmcloughlin/avo/build"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
+)
 
 func main() {
 	ConstraintExpr("amd64")
@@ -64,14 +68,30 @@ func main() {
 	half.rowWeights()
 	half.softcap()
 	avx512.halfValues(half, 2)
-	for _, a := range amx {
+	avx512.turn("turn", 1)
+	avx512.turn("turnPairs", 2)
+	avx512.roundPairs()
+	for _, a := range []*isa{avx512, narrow[0], narrow[1]} {
 		a.pairScores()
 		a.pairValues()
 	}
-	amx[0].turn("turn", 1)
-	amx[0].turn("turnPairs", 2)
-	amx[0].roundPairs()
+	// An FMA takes 4 or 5 cycles and at most 2 start in each, so 10 chains are enough; 16 also
+	// suit narrower units. AVX2 has 16 registers, two of which hold constants.
+	avx512.fma(16)
+	avx2.fma(12)
+	avx512.read()
+	avx2.read()
 	Generate()
+	// 8 query rows fill half a vector, but the weights of one row a whole one.
+	tables.Share("dropRow", avx512.name, half.name)
+	tables.Share("fold", "AVX2x1", half.name)
+	halfTable := half.table()
+	halfTable.RowLanes = avx512.lanes
+	all := []tables.Table{avx512.table(), avx2.table(), halfTable}
+	for _, a := range narrow {
+		all = append(all, a.table())
+	}
+	tables.Write("../tables_amd64.go", all...)
 }
 
 // tile writes the kernels that depend on the number of query rows in a tile, except those

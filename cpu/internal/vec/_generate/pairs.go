@@ -4,6 +4,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 const (
@@ -18,7 +20,7 @@ const (
 func (a *isa) scorePairs() {
 	const rows = 2 * pairs
 	// The stack frame is too large for NOSPLIT.
-	a.text("scores32", "scores", " for 32 keys", 0)
+	a.text(a, "scores", tables.Which{Rows: rows}, 0)
 	index := GLOBL("pairs", RODATA|NOPTR)
 	for i := range 16 {
 		DATA(4*i, U32(uint32(i/2)))

@@ -1,11 +1,11 @@
 package main
 
 import (
-	"fmt"
-
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 // outer writes rows x cols multiply-adds: acc[i][j] += broadcast(at(i)) * b[j].
@@ -57,7 +57,7 @@ func tripled(ld reg.Register) reg.GPVirtual {
 
 // scores writes the score tile: rows keys against all lanes, groups times.
 func (a *isa) scores(rows int) {
-	a.text(fmt.Sprintf("scores%d", rows), "scores", fmt.Sprintf(" for %d keys", rows), NOSPLIT)
+	a.oneOf("scores", tables.Which{Rows: rows})
 	s, k, ld, qt, d, groups := param("s"), param("k"), param("ldk"), argument("qt"), argument("d"), argument("groups")
 	ld3 := tripled(ld)
 	q := GP64()
@@ -128,7 +128,7 @@ func (a *isa) scores(rows int) {
 // values writes the value tile: rows elements of the outputs of all lanes, groups times. The
 // values are those of n runs.
 func (a *isa) values(rows int) {
-	a.text(fmt.Sprintf("values%d", rows), "values", fmt.Sprintf(" for %d elements", rows), NOSPLIT)
+	a.oneOf("values", tables.Which{Rows: rows})
 	o, ld, groups, first := param("o"), param("ldv"), param("groups"), argument("first")
 	ld3 := tripled(ld)
 	vp, p, ahead := GP64(), GP64(), chainOfRuns()
@@ -182,7 +182,7 @@ func (a *isa) values(rows int) {
 // halfValues writes the values of a tile of b's query rows with elements as lanes: the outputs
 // of all rows, some vectors at a time. Masks end the last ones.
 func (a *isa) halfValues(b *isa, vectors int) {
-	a.kernel("halfValues")
+	a.text(b, "halfValues", tables.Which{}, NOSPLIT)
 	o, ld, left, first := param("o"), param("ldv"), param("d"), argument("first")
 	ld3 := tripled(ld)
 	vp, p, ahead := GP64(), GP64(), chainOfRuns()

@@ -52,7 +52,7 @@ const (
 // function is the assembly of one function.
 type function struct {
 	name   string
-	doc    string // the field of package vec's tables
+	doc    string
 	args   []argument
 	size   int // of the arguments, in bytes
 	lines  []string
@@ -69,14 +69,13 @@ type argument struct {
 
 var functions []*function
 
-// kernel begins the function for the field name of package vec's tables.
-func kernel(name string) *function { return text(name, name, "") }
+// kernel begins the function for a field of package vec's tables.
+func kernel(field string) *function { return oneOf(field, tables.Which{}) }
 
-// text begins the function base+"NEON" for the field of package vec's tables. which states which
-// of the field's functions it is.
-func text(base, field, which string) *function {
-	field, params, results := tables.Kernel(field)
-	f := &function{name: base, doc: field + which}
+// oneOf begins one of the functions of a field.
+func oneOf(field string, which tables.Which) *function {
+	name, doc, params, results := tables.Kernel("NEON", field, "NEON", which)
+	f := &function{name: name, doc: doc}
 	functions = append(functions, f)
 	f.parse(params, false)
 	if results != "" {

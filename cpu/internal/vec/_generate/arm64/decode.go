@@ -1,8 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 // element is the type of keys or values in memory.
@@ -45,7 +46,7 @@ func (e element) loadScale(f *function, at, back gp, to vec) {
 // each score is summed in the same order as in scores. A tile is 4 or 1 vectors of keys by 4
 // or 1 heads.
 func dots(e element) {
-	f := text("dots"+e.suffix, "dots", "["+cmp.Or(e.suffix, "F32")+"]")
+	f := oneOf("dots", tables.Which{Element: e.suffix})
 	p := f.params("s", "lds", "k", "ldk", "run", "q", "ldq", "heads", "chunks", "groups")
 	s, lds, k, ldk, ahead, q, ldq, heads, chunks, groups := p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9]
 	again, qc, sp, kp, at, row, c := f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp()
@@ -139,8 +140,7 @@ func (f *function) nextRun(run, rows, next, n gp) {
 // vectors vectors, o = alpha·o + Σ p·v with the sum from zero. The values are those of
 // n runs.
 func mix(e element, heads, vectors int) {
-	f := text(fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors), "mix",
-		fmt.Sprintf("[%s] for %d rows and strips of %d vectors", cmp.Or(e.suffix, "F32"), heads, vectors))
+	f := oneOf("mix", tables.Which{Element: e.suffix, Rows: heads, Vectors: vectors})
 	args := f.params("o", "ldo", "ldv", "first", "strips")
 	o, ldo, ldv, off, strips := args[0], args[1], args[2], args[3], args[4]
 	run, left, vp, ahead, n, temp := f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp()

@@ -1,6 +1,6 @@
 package main
 
-import "fmt"
+import "github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 
 // accumulators returns the registers of a tile of rows, which it clears.
 func (f *function) accumulators(rows, cols int) [][]vec {
@@ -19,7 +19,7 @@ func (f *function) clear(acc [][]vec) {
 
 // scores writes the score tile: rows keys against all lanes, groups times.
 func scores(rows int) {
-	f := text(fmt.Sprintf("scores%d", rows), "scores", fmt.Sprintf(" for %d keys", rows))
+	f := oneOf("scores", tables.Which{Rows: rows})
 	p := f.params("s", "k", "ldk", "qt", "d", "groups", "mx")
 	s, k, ld, qt, d, groups, mx := p[0], p[1], p[2], p[3], p[4], p[5], p[6]
 	q, kp := f.gp(), make([]gp, rows)
@@ -83,7 +83,7 @@ func (f *function) outer(acc [][]vec, b []vec, lane func(i int) (vec, int)) {
 // values writes the value tile: rows elements of the outputs of all lanes, groups times. The
 // values are those of n runs.
 func values(rows int) {
-	f := text(fmt.Sprintf("values%d", rows), "values", fmt.Sprintf(" for %d elements", rows))
+	f := oneOf("values", tables.Which{Rows: rows})
 	args := f.params("o", "ldv", "first", "groups", "alpha")
 	o, ld, first, groups, alpha := args[0], args[1], args[2], args[3], args[4]
 	run, left, vp, ahead, n, p := f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp()
@@ -196,7 +196,7 @@ func edge() {
 
 // outerSum adds sums over lanes to o, a tile of rows and vectors groups times.
 func outerSum(rows, vectors int) {
-	f := text(fmt.Sprintf("outer%dx%d", rows, vectors), "outer", fmt.Sprintf(" for %d keys and %d vectors", rows, vectors))
+	f := oneOf("outer", tables.Which{Rows: rows, Vectors: vectors})
 	args := f.params("o", "ldo", "x", "ldx", "n", "p", "groups")
 	o, ldo, x, ldx, n, p, groups := args[0], args[1], args[2], args[3], args[4], args[5], args[6]
 	xp, pp := f.gp(), f.gp()

@@ -1,50 +1,90 @@
-// Package tables reads the parameters of kernels from the tables of package vec, so that the
-// generators do not repeat them.
+// Package tables writes the tables of package vec that list its kernels. It reads the fields
+// and the parameters from vec.go, so that the generators do not repeat them.
 package tables
 
 import (
+	"cmp"
+	"fmt"
 	"go/ast"
+	"go/format"
 	"go/parser"
 	"go/token"
 	"go/types"
 	"log"
+	"os"
+	"slices"
 	"strings"
 )
 
-// declared are the types that the files with tables declare.
+// declared are the types that vec.go declares.
 var declared = func() map[string]ast.Expr {
 	found := map[string]ast.Expr{}
-	for _, name := range []string{"../vec.go", "../pairs.go"} {
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			log.Fatal(err)
-		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			if t, ok := n.(*ast.TypeSpec); ok {
-				found[t.Name.Name] = t.Type
-			}
-			return true
-		})
+	file, err := parser.ParseFile(token.NewFileSet(), "../vec.go", nil, parser.SkipObjectResolution)
+	if err != nil {
+		log.Fatal(err)
 	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if t, ok := n.(*ast.TypeSpec); ok {
+			found[t.Name.Name] = t.Type
+		}
+		return true
+	})
 	return found
 }()
 
-// Kernel returns the field with the given name of a table, "Kernels.exp2" for example, and the
-// parameters and results of its functions, "x *float32, vectors int, m float32".
-func Kernel(name string) (field, params, results string) {
-	for _, table := range []string{"Kernels", "tileKernels", "registerTile", "pairKernels", "pairTile"} {
-		for _, f := range declared[table].(*ast.StructType).Fields.List {
+// Which states which of a field's kernels one is, where the field has several.
+type Which struct {
+	Element       string // of keys or values: "" for F32, "F16", "BF16", "Q8"
+	Rows, Vectors int    // of its register tile, or 0
+}
+
+// kernel is an entry of a field.
+type kernel struct {
+	Which
+	function string
+}
+
+// kernels are those of each table and field, in the order in which they were written.
+var kernels = map[string]map[string][]kernel{}
+
+// Kernel enters a kernel into a field of a table. Its function is named after the field and ends
+// with suffix. Kernel returns its name, a comment, and its parameters and results, for example
+// "x *float32, vectors int, m float32".
+func Kernel(table, field, suffix string, which Which) (name, doc, params, results string) {
+	for _, of := range []string{"Kernels", "tileKernels"} {
+		for _, f := range declared[of].(*ast.StructType).Fields.List {
 			for _, n := range f.Names {
-				if n.Name == name {
-					fn := function(f.Type)
-					return table + "." + name, list(fn.Params), list(fn.Results)
+				if n.Name != field {
+					continue
 				}
+				name, doc = field+which.Element, of+"."+field
+				if array, ok := f.Type.(*ast.ArrayType); ok && array.Len != nil {
+					doc += "[" + which.element() + "]"
+				}
+				if which.Rows > 0 {
+					name, doc = fmt.Sprint(name, which.Rows), fmt.Sprintf("%s for %d rows", doc, which.Rows)
+				}
+				if which.Vectors > 0 {
+					name, doc = fmt.Sprintf("%sx%d", name, which.Vectors), fmt.Sprintf("%s and %d vectors", doc, which.Vectors)
+				}
+				name += suffix
+				if kernels[table] == nil {
+					kernels[table] = map[string][]kernel{}
+				}
+				kernels[table][field] = append(kernels[table][field], kernel{which, name})
+				fn := function(f.Type)
+				return name, name + " is " + doc + ".", list(fn.Params), list(fn.Results)
 			}
 		}
 	}
-	log.Fatalf("no table of package vec has a field %s", name)
-	return "", "", ""
+	log.Fatalf("no table of package vec has a field %s", field)
+	return "", "", "", ""
 }
+
+// Share enters the kernels of a field into another table as well.
+func Share(field, from, to string) { kernels[to][field] = kernels[from][field] }
+
+func (w Which) element() string { return cmp.Or(w.Element, "F32") }
 
 // function returns the type of the functions in a field of type t.
 func function(t ast.Expr) *ast.FuncType {
@@ -54,6 +94,8 @@ func function(t ast.Expr) *ast.FuncType {
 			return x
 		case *ast.ArrayType:
 			t = x.Elt
+		case *ast.IndexExpr: // registerTile[t]
+			t = x.Index
 		case *ast.Ident:
 			t = declared[x.Name]
 		default:
@@ -76,4 +118,97 @@ func list(fields *ast.FieldList) string {
 		all = append(all, strings.Join(names, ", ")+" "+types.ExprString(f.Type))
 	}
 	return strings.Join(all, ", ")
+}
+
+// Table is the head of a table, which is the variable "kernels"+Name.
+type Table struct {
+	Name, Tier             string
+	Lanes, Width, RowLanes int
+	// Like names the table whose kernels a narrow table takes where it has none of its own,
+	// except those of tiles. It is "" for the widest table of a tier.
+	Like string
+}
+
+// Write writes tables to file.
+func Write(file string, tables ...Table) {
+	slices.SortStableFunc(tables, func(x, y Table) int { return cmp.Compare(x.Width, y.Width) })
+	var b strings.Builder
+	b.WriteString("// Code generated by package _generate/tables from the kernels that are generated. DO NOT EDIT.\n\npackage vec\n")
+	for _, t := range tables {
+		fmt.Fprintf(&b, "\nvar kernels%s = Kernels{\nTier: %q, Lanes: %d, Width: %d,\n", t.Name, t.Tier, t.Lanes, t.Width)
+		if t.RowLanes > 0 {
+			fmt.Fprintf(&b, "rowLanes: %d,\n", t.RowLanes)
+		}
+		b.WriteString("tile: tileKernels{\n")
+		t.fields(&b, "tileKernels", "")
+		b.WriteString("},\n")
+		t.fields(&b, "Kernels", t.Like)
+		if t.Like == "" {
+			b.WriteString("narrow: []*Kernels{")
+			for _, n := range tables {
+				if n.Tier == t.Tier && n.Like != "" {
+					fmt.Fprintf(&b, "&kernels%s, ", n.Name)
+				}
+			}
+			b.WriteString("},\n")
+		}
+		b.WriteString("}\n")
+	}
+	text, err := format.Source([]byte(b.String()))
+	if err == nil {
+		err = os.WriteFile(file, text, 0o644)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// fields writes the fields of a type for which t has kernels, or for which the table like has.
+func (t Table) fields(b *strings.Builder, of, like string) {
+	for _, f := range declared[of].(*ast.StructType).Fields.List {
+		for _, n := range f.Names {
+			all := kernels[t.Name][n.Name]
+			if all == nil {
+				all = kernels[like][n.Name]
+			}
+			if all == nil {
+				continue
+			}
+			fmt.Fprintf(b, "%s: ", n.Name)
+			if _, ok := f.Type.(*ast.ArrayType); ok {
+				b.WriteString(types.ExprString(f.Type))
+			}
+			fmt.Fprintf(b, "%s,\n", value(f.Type, all))
+		}
+	}
+}
+
+// value returns the value of a field of type t, without its type.
+func value(t ast.Expr, all []kernel) string {
+	x, ok := t.(*ast.ArrayType)
+	switch {
+	case !ok:
+		return all[0].function
+	case x.Len == nil: // of registerTile
+		all = slices.Clone(all)
+		slices.SortFunc(all, func(x, y kernel) int {
+			return cmp.Or(cmp.Compare(y.Rows, x.Rows), cmp.Compare(y.Vectors, x.Vectors))
+		})
+		var list []string
+		for _, k := range all {
+			list = append(list, fmt.Sprintf("{%d, %d, %s}", k.Rows, k.Vectors, k.function))
+		}
+		return "{" + strings.Join(list, ", ") + "}"
+	}
+	var s strings.Builder
+	for len(all) > 0 {
+		same := func(k kernel) bool { return k.Element == all[0].Element }
+		n := len(all)
+		if i := slices.IndexFunc(all, func(k kernel) bool { return !same(k) }); i >= 0 {
+			n = i
+		}
+		fmt.Fprintf(&s, "%s: %s,\n", all[0].element(), value(x.Elt, all[:n]))
+		all = all[n:]
+	}
+	return "{\n" + s.String() + "}"
 }
