@@ -1,6 +1,11 @@
 package vec
 
-import "unsafe"
+import (
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+)
 
 // PairStep is the number of elements over which a unit for pairs of bf16 sums at once. Such a sum
 // does not depend on anything else. The sums are added upwards from 0. They have another order
@@ -10,13 +15,31 @@ const PairStep = 32
 // PairSums is the number of sums that PairValues computes at once: four tiles.
 const PairSums = 4 * 16 * 16
 
+// The units for pairs of bf16. Intel's processors have FMAs of float32 that are twice as fast as
+// their second unit.
+const (
+	inTiles     = "AMX-BF16"
+	inRegisters = "AVX512-BF16"
+)
+
 // PairUnit names the unit that multiplies pairs of bf16 for tiles of the Width of x; "" if there
 // is none, and then the methods below must not be called.
 func (x *Kernels) PairUnit() string {
-	if x.tile.pairScores == nil || !tilesPermitted() {
-		return ""
+	if x.tile.pairScores != nil && x.pairUnit != inRegisters && tilesPermitted() {
+		return inTiles
 	}
-	return "AMX-BF16"
+	return x.pairUnit
+}
+
+// WithoutTiles returns x without AMX, for tests of the other unit, if the machine has both.
+func (x Kernels) WithoutTiles() *Kernels {
+	if x.narrow = slices.Clone(x.narrow); x.tile.pairScores != nil && cpu.X86.HasAVX512BF16 {
+		x.pairUnit = inRegisters
+	}
+	for i, y := range x.narrow {
+		x.narrow[i] = y.WithoutTiles()
+	}
+	return &x
 }
 
 // PairScores is Scores for keys and queries of bf16, times scale:
@@ -25,11 +48,15 @@ func (x *Kernels) PairUnit() string {
 //
 //	s [n, Width]    k [n, d], rows ldk apart    q [d/2, Width] of pairs    mx [Width]
 //
-// d is a multiple of PairStep. Rows up to a multiple of 16 are read and written, too.
+// d is a multiple of PairStep. Rows up to a multiple of 16 may be read and written, too.
 func (x *Kernels) PairScores(s []float32, k []uint16, ldk, n int, q []uint32, d int, scale float32, mx []float32) {
 	w, groups := x.Width, (n+15)/16
 	_, _, _, _ = s[16*groups*w-1], k[(16*groups-1)*ldk+d-1], q[d/2*w-1], mx[w-1]
-	x.tile.pairScores(&wholeTiles[0], &s[0], &k[0], 2*ldk, &q[0], n, groups, d/PairStep, scale, &mx[0])
+	product := x.tile.dotScores
+	if x.PairUnit() == inTiles {
+		product = x.tile.pairScores
+	}
+	product(&wholeTiles[0], &s[0], &k[0], 2*ldk, &q[0], n, groups, d/PairStep, scale, &mx[0])
 }
 
 // PairValues is Values for values and weights of bf16:
@@ -42,7 +69,11 @@ func (x *Kernels) PairScores(s []float32, k []uint16, ldk, n int, q []uint32, d 
 func (x *Kernels) PairValues(o []float32, vt []uint16, ldv int, p []uint32, d, n int, alpha, sums []float32) {
 	w := x.Width
 	_, _, _, _, _ = o[d*w-1], vt[(d-1)*ldv+n-1], p[n/2*w-1], alpha[w-1], sums[PairSums-1]
-	x.tile.pairValues(&wholeTiles[0], &o[0], &vt[0], 2*ldv, &p[0], d/16, n/PairStep, &alpha[0], &sums[0])
+	product := x.tile.dotValues
+	if x.PairUnit() == inTiles {
+		product = x.tile.pairValues
+	}
+	product(&wholeTiles[0], &o[0], &vt[0], 2*ldv, &p[0], d/16, n/PairStep, &alpha[0], &sums[0])
 }
 
 // Turn transposes pairs of adjacent bf16:

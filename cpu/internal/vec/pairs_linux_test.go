@@ -54,11 +54,18 @@ func TestEncodings(t *testing.T) {
 	}
 }
 
-// pairTables returns the tables with kernels for pairs of bf16; without any it skips the test.
+// pairTables returns the tables with kernels for pairs of bf16, for each unit of the machine;
+// without any it skips the test.
 func pairTables(t testing.TB) (list []*Kernels) {
-	for _, k := range append([]*Kernels{Tiers()[0]}, Tiers()[0].narrow...) {
-		if k.PairUnit() != "" {
+	first := Tiers()[0]
+	for _, k := range []*Kernels{first, first.WithoutTiles()} {
+		if k.PairUnit() != "" && (len(list) == 0 || k.PairUnit() != list[0].PairUnit()) {
 			list = append(list, k)
+			for _, narrow := range k.narrow {
+				if narrow.PairUnit() != "" {
+					list = append(list, narrow)
+				}
+			}
 		}
 	}
 	if list == nil {
@@ -115,26 +122,26 @@ func TestPairProducts(t *testing.T) {
 						if row < keys {
 							most[lane] = max(most[lane], got)
 							if !(math.Abs(float64(got)-scale*want) <= 2*bound) {
-								t.Fatalf("width %d, %d keys, d %d: score %d of lane %d is %v, want %v within %v", w, keys, d, row, lane, got, scale*want, 2*bound)
+								t.Fatalf("%s, width %d, %d keys, d %d: score %d of lane %d is %v, want %v within %v", k.PairUnit(), w, keys, d, row, lane, got, scale*want, 2*bound)
 							}
-							name := fmt.Sprint(keys, d, row, lane)
+							name := fmt.Sprint(k.PairUnit(), keys, d, row, lane)
 							if _, found := first[name]; !found {
 								first[name] = got
 							} else if first[name] != got {
-								t.Fatalf("width %d, %d keys, d %d: score %d of lane %d is %v, in other tiles %v", w, keys, d, row, lane, got, first[name])
+								t.Fatalf("%s, width %d, %d keys, d %d: score %d of lane %d is %v, in other tiles %v", k.PairUnit(), w, keys, d, row, lane, got, first[name])
 							}
 						}
 						if want, got := want+7*float64(lanes[lane]), o[row*w+lane]; !(math.Abs(float64(got)-want) <= 2*bound+0x1p-20) {
-							t.Fatalf("width %d, %d rows, n %d: output %d of lane %d is %v, want %v within %v", w, rows, d, row, lane, got, want, 2*bound)
+							t.Fatalf("%s, width %d, %d rows, n %d: output %d of lane %d is %v, want %v within %v", k.PairUnit(), w, rows, d, row, lane, got, want, 2*bound)
 						}
 					}
 				}
 				if !slices.Equal(mx, most) {
-					t.Fatalf("width %d, %d keys, d %d: maxima %v, want %v", w, keys, d, mx, most)
+					t.Fatalf("%s, width %d, %d keys, d %d: maxima %v, want %v", k.PairUnit(), w, keys, d, mx, most)
 				}
 				for i := range edge {
 					if s[rows*w+i] != 0 || o[rows*w+i] != 7 {
-						t.Fatalf("width %d, %d keys, d %d: elements after the last one changed", w, keys, d)
+						t.Fatalf("%s, width %d, %d keys, d %d: elements after the last one changed", k.PairUnit(), w, keys, d)
 					}
 				}
 			}
@@ -181,32 +188,29 @@ func TestPairs(t *testing.T) {
 }
 
 func BenchmarkPairs(b *testing.B) {
-	k, rng := pairTables(b)[0], rand.New(rand.NewPCG(7, 8))
-	s, p, sums, lanes := make([]float32, 128*64), make([]uint32, 64*64), make([]float32, 1024), make([]float32, 64)
-	for _, d := range []int{64, 128} {
-		rows, v, q, o := bf16s(rng, 128*d), make([]uint16, 128*d), make([]uint32, d/2*64), make([]float32, d*64)
-		for name, do := range map[string]func(){
-			"scores": func() { k.PairScores(s, rows, d, 128, q, d, 1, lanes) },
-			"values": func() { k.PairValues(o, v, 128, p, d, 128, lanes, sums) },
-		} {
-			b.Run(fmt.Sprintf("%s/D=%d", name, d), func(b *testing.B) {
-				for b.Loop() {
-					do()
-				}
-				b.ReportMetric(2*128*64*float64(d)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
-			})
-		}
-		b.Run(fmt.Sprintf("turnPairs/D=%d", d), func(b *testing.B) {
-			for b.Loop() {
-				for j := 0; j < 128; j += PairStep {
-					k.TurnPairs(v[j:], 128, rows[j*d:], d, d)
-				}
+	rng := rand.New(rand.NewPCG(7, 8))
+	for _, k := range pairTables(b) {
+		for _, d := range []int{64, 128} {
+			w, rows, v := k.Width, bf16s(rng, 128*d), make([]uint16, 128*d)
+			s, q, o, p := make([]float32, 128*w), make([]uint32, d/2*w), make([]float32, d*w), make([]uint32, 64*w)
+			sums, lanes := make([]float32, PairSums), make([]float32, w)
+			for name, do := range map[string]func(){
+				"scores":     func() { k.PairScores(s, rows, d, 128, q, d, 1, lanes) },
+				"values":     func() { k.PairValues(o, v, 128, p, d, 128, lanes, sums) },
+				"roundPairs": func() { k.RoundPairs(p, s, 128, w) },
+				"turnPairs": func() {
+					for j := 0; j < 128; j += PairStep {
+						k.TurnPairs(v[j:], 128, rows[j*d:], d, d)
+					}
+				},
+			} {
+				b.Run(fmt.Sprintf("%s/width=%d/D=%d/%s", k.PairUnit(), w, d, name), func(b *testing.B) {
+					for b.Loop() {
+						do()
+					}
+					b.ReportMetric(2*128*float64(w*d)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+				})
 			}
-		})
-	}
-	b.Run("roundPairs", func(b *testing.B) {
-		for b.Loop() {
-			k.RoundPairs(p, s, 128, 64)
 		}
-	})
+	}
 }

@@ -11,6 +11,10 @@ var assembly = func() (list []*Kernels) {
 	}
 	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasBMI2 {
 		list = append(list, &kernelsAVX512)
+		const authenticAMD = 0x68747541 // its first letters
+		if x.HasAVX512BF16 && x.HasAVX512BW && vendor() == authenticAMD {
+			kernelsAVX512 = *kernelsAVX512.WithoutTiles()
+		}
 	}
 	// F16C has no flag in x/sys/cpu: every processor with AVX2 has it.
 	return append(list, &kernelsAVX2)

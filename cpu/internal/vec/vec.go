@@ -67,7 +67,8 @@ type Kernels struct {
 	bound      func(x *float32, vectors int, limit float32)
 	hideRow    func(x *float32, mask *bool, vectors int)
 	dropRow    func(s *float32, vectors, step int, d *uint64, word int)
-	rowLanes   int // the elements of a vector of dropRow, if more than Lanes
+	pairUnit   string // inRegisters, or ""
+	rowLanes   int    // the elements of a vector of dropRow, if more than Lanes
 	transpose  func(dst *float32, ldd int, src *float32, lds int, mul *float32)
 	loadF16    func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
 	loadBF16   func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
@@ -104,9 +105,9 @@ type tileKernels struct {
 	drop           func(s *float32, times int, d *uint64)
 	outer          []registerTile[outerFunc]
 	scoreGradients func(ds, p, w *float32, rows int, dots *float32, factor float32)
-	// Only where there is a unit for pairs of bf16.
-	pairScores func(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys, groups, steps int, scale float32, mx *float32)
-	pairValues func(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups, steps int, alpha, sums *float32)
+	// For pairs of bf16, in tiles of AMX and in registers.
+	pairScores, dotScores pairScoresFunc
+	pairValues, dotValues pairValuesFunc
 	// halfValues is Values with elements as lanes, or nil.
 	halfValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32)
 }
@@ -120,11 +121,13 @@ type registerTile[F any] struct {
 }
 
 type (
-	scoresFunc func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
-	valuesFunc func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
-	dotsFunc   func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int)
-	outerFunc  func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
-	mixFunc    func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
+	pairScoresFunc func(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys, groups, steps int, scale float32, mx *float32)
+	pairValuesFunc func(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups, steps int, alpha, sums *float32)
+	scoresFunc     func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
+	valuesFunc     func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
+	dotsFunc       func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int)
+	outerFunc      func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
+	mixFunc        func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
 )
 
 // eachTile calls do for each of t with the number of its tiles that n rows are divided into.

@@ -637,11 +637,20 @@ func turnPairsAVX512(dst *uint32, ldd int, src *uint16, lds int, squares int)
 // roundPairsAVX512 is Kernels.roundPairs.
 func roundPairsAVX512(dst *uint32, src *float32, pairs int, vectors int)
 
+// vendor returns the first four letters of the name of the processor's vendor.
+func vendor() uint32
+
 // pairScoresAVX512 is tileKernels.pairScores.
 func pairScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 
 // pairValuesAVX512 is tileKernels.pairValues.
 func pairValuesAVX512(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+
+// dotScoresAVX512 is tileKernels.dotScores.
+func dotScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+
+// dotValuesAVX512 is tileKernels.dotValues.
+func dotValuesAVX512(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 
 // pairScoresAVX512x2 is tileKernels.pairScores.
 func pairScoresAVX512x2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
@@ -649,11 +658,23 @@ func pairScoresAVX512x2(config *byte, s *float32, k *uint16, ldk int, q *uint32,
 // pairValuesAVX512x2 is tileKernels.pairValues.
 func pairValuesAVX512x2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 
+// dotScoresAVX512x2 is tileKernels.dotScores.
+func dotScoresAVX512x2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+
+// dotValuesAVX512x2 is tileKernels.dotValues.
+func dotValuesAVX512x2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+
 // pairScoresAVX512x1 is tileKernels.pairScores.
 func pairScoresAVX512x1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 
 // pairValuesAVX512x1 is tileKernels.pairValues.
 func pairValuesAVX512x1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+
+// dotScoresAVX512x1 is tileKernels.dotScores.
+func dotScoresAVX512x1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+
+// dotValuesAVX512x1 is tileKernels.dotValues.
+func dotValuesAVX512x1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 
 // fmaAVX512 is Kernels.fma.
 func fmaAVX512(n int, x float32, y float32) (operations int)

@@ -38868,6 +38868,15 @@ DATA alternate<>+60(SB)/2, $0x000f
 DATA alternate<>+62(SB)/2, $0x001f
 GLOBL alternate<>(SB), RODATA|NOPTR, $64
 
+// func vendor() uint32
+// Requires: CPUID
+TEXT ·vendor(SB), NOSPLIT, $0-4
+	XORL AX, AX
+	XORL CX, CX
+	CPUID
+	MOVL BX, ret+0(FP)
+	RET
+
 // func pairScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 // Requires: AVX, AVX512F, CMOV
 TEXT ·pairScoresAVX512(SB), NOSPLIT, $0-80
@@ -39397,6 +39406,5030 @@ last_stored:
 	BYTE $0x78
 	BYTE $0x49
 	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+// func dotScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// Requires: AVX, AVX512F
+TEXT ·dotScoresAVX512(SB), NOSPLIT, $0-80
+	MOVQ s+8(FP), AX
+	MOVQ keys+40(FP), CX
+	MOVQ ldk+24(FP), DX
+	MOVQ k+16(FP), R8
+
+next:
+	TESTQ  CX, CX
+	JZ     done
+	CMPQ   CX, $0x08
+	JEQ    four
+	CMPQ   CX, $0x06
+	JGE    most
+	CMPQ   CX, $0x04
+	JGE    four
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	MOVQ   R8, DI
+	ADDQ   DX, DI
+	MOVQ   q+32(FP), BX
+	MOVQ   steps+56(FP), SI
+	SHLQ   $0x02, SI
+
+one_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS 128(BX), Z2
+	VMOVUPS 192(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x98
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+	VMOVUPS 384(BX), Z2
+	VMOVUPS 448(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x98
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 512(BX), Z0
+	VMOVUPS 576(BX), Z1
+	VMOVUPS 640(BX), Z2
+	VMOVUPS 704(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x98
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 768(BX), Z0
+	VMOVUPS 832(BX), Z1
+	VMOVUPS 896(BX), Z2
+	VMOVUPS 960(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0xc]
+	BYTE         $0x62
+	BYTE         $0x52
+	BYTE         $0x66
+	BYTE         $0x58
+	BYTE         $0x52
+	BYTE         $0x98
+	BYTE         $0x0c
+	BYTE         $0x00
+	BYTE         $0x00
+	BYTE         $0x00
+	ADDQ         $0x10, R8
+	ADDQ         $0x00000400, BX
+	SUBQ         $0x00000001, SI
+	JNZ          one_pairs
+	MOVQ         DI, R8
+	MOVQ         mx+72(FP), SI
+	VBROADCASTSS scale+64(FP), Z4
+	VMOVUPS      (SI), Z5
+	VMULPS       Z4, Z8, Z8
+	VMOVUPS      Z8, (AX)
+	VMAXPS       Z5, Z8, Z5
+	VMOVUPS      Z5, (SI)
+	VMOVUPS      64(SI), Z5
+	VMULPS       Z4, Z9, Z9
+	VMOVUPS      Z9, 64(AX)
+	VMAXPS       Z5, Z9, Z5
+	VMOVUPS      Z5, 64(SI)
+	VMOVUPS      128(SI), Z5
+	VMULPS       Z4, Z10, Z10
+	VMOVUPS      Z10, 128(AX)
+	VMAXPS       Z5, Z10, Z5
+	VMOVUPS      Z5, 128(SI)
+	VMOVUPS      192(SI), Z5
+	VMULPS       Z4, Z11, Z11
+	VMOVUPS      Z11, 192(AX)
+	VMAXPS       Z5, Z11, Z5
+	VMOVUPS      Z5, 192(SI)
+	ADDQ         $0x00000100, AX
+	SUBQ         $0x01, CX
+	JMP          next
+
+four:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	VPXORD Z20, Z20, Z20
+	VPXORD Z21, Z21, Z21
+	VPXORD Z22, Z22, Z22
+	VPXORD Z23, Z23, Z23
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	MOVQ   R9, DI
+	ADDQ   DX, DI
+	MOVQ   q+32(FP), BX
+	MOVQ   steps+56(FP), SI
+	SHLQ   $0x02, SI
+
+four_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS 128(BX), Z2
+	VMOVUPS 192(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x0]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+	VMOVUPS 384(BX), Z2
+	VMOVUPS 448(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x4]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 512(BX), Z0
+	VMOVUPS 576(BX), Z1
+	VMOVUPS 640(BX), Z2
+	VMOVUPS 704(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x8]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 768(BX), Z0
+	VMOVUPS 832(BX), Z1
+	VMOVUPS 896(BX), Z2
+	VMOVUPS 960(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0xc]
+	BYTE         $0x62
+	BYTE         $0xc2
+	BYTE         $0x66
+	BYTE         $0x58
+	BYTE         $0x52
+	BYTE         $0xb9
+	BYTE         $0x0c
+	BYTE         $0x00
+	BYTE         $0x00
+	BYTE         $0x00
+	ADDQ         $0x10, R8
+	ADDQ         $0x10, R9
+	ADDQ         $0x00000400, BX
+	SUBQ         $0x00000001, SI
+	JNZ          four_pairs
+	MOVQ         DI, R8
+	MOVQ         mx+72(FP), SI
+	VBROADCASTSS scale+64(FP), Z4
+	VMOVUPS      (SI), Z5
+	VMULPS       Z4, Z8, Z8
+	VMOVUPS      Z8, (AX)
+	VMAXPS       Z5, Z8, Z5
+	VMULPS       Z4, Z12, Z12
+	VMOVUPS      Z12, 256(AX)
+	VMAXPS       Z5, Z12, Z5
+	VMULPS       Z4, Z16, Z16
+	VMOVUPS      Z16, 512(AX)
+	VMAXPS       Z5, Z16, Z5
+	VMULPS       Z4, Z20, Z20
+	VMOVUPS      Z20, 768(AX)
+	VMAXPS       Z5, Z20, Z5
+	VMOVUPS      Z5, (SI)
+	VMOVUPS      64(SI), Z5
+	VMULPS       Z4, Z9, Z9
+	VMOVUPS      Z9, 64(AX)
+	VMAXPS       Z5, Z9, Z5
+	VMULPS       Z4, Z13, Z13
+	VMOVUPS      Z13, 320(AX)
+	VMAXPS       Z5, Z13, Z5
+	VMULPS       Z4, Z17, Z17
+	VMOVUPS      Z17, 576(AX)
+	VMAXPS       Z5, Z17, Z5
+	VMULPS       Z4, Z21, Z21
+	VMOVUPS      Z21, 832(AX)
+	VMAXPS       Z5, Z21, Z5
+	VMOVUPS      Z5, 64(SI)
+	VMOVUPS      128(SI), Z5
+	VMULPS       Z4, Z10, Z10
+	VMOVUPS      Z10, 128(AX)
+	VMAXPS       Z5, Z10, Z5
+	VMULPS       Z4, Z14, Z14
+	VMOVUPS      Z14, 384(AX)
+	VMAXPS       Z5, Z14, Z5
+	VMULPS       Z4, Z18, Z18
+	VMOVUPS      Z18, 640(AX)
+	VMAXPS       Z5, Z18, Z5
+	VMULPS       Z4, Z22, Z22
+	VMOVUPS      Z22, 896(AX)
+	VMAXPS       Z5, Z22, Z5
+	VMOVUPS      Z5, 128(SI)
+	VMOVUPS      192(SI), Z5
+	VMULPS       Z4, Z11, Z11
+	VMOVUPS      Z11, 192(AX)
+	VMAXPS       Z5, Z11, Z5
+	VMULPS       Z4, Z15, Z15
+	VMOVUPS      Z15, 448(AX)
+	VMAXPS       Z5, Z15, Z5
+	VMULPS       Z4, Z19, Z19
+	VMOVUPS      Z19, 704(AX)
+	VMAXPS       Z5, Z19, Z5
+	VMULPS       Z4, Z23, Z23
+	VMOVUPS      Z23, 960(AX)
+	VMAXPS       Z5, Z23, Z5
+	VMOVUPS      Z5, 192(SI)
+	ADDQ         $0x00000400, AX
+	SUBQ         $0x04, CX
+	JMP          next
+
+most:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	VPXORD Z20, Z20, Z20
+	VPXORD Z21, Z21, Z21
+	VPXORD Z22, Z22, Z22
+	VPXORD Z23, Z23, Z23
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	VPXORD Z24, Z24, Z24
+	VPXORD Z25, Z25, Z25
+	VPXORD Z26, Z26, Z26
+	VPXORD Z27, Z27, Z27
+	VPXORD Z28, Z28, Z28
+	VPXORD Z29, Z29, Z29
+	VPXORD Z30, Z30, Z30
+	VPXORD Z31, Z31, Z31
+	MOVQ   R9, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	MOVQ   q+32(FP), BX
+	MOVQ   steps+56(FP), SI
+	SHLQ   $0x02, SI
+
+most_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS 128(BX), Z2
+	VMOVUPS 192(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm2,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm3,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm2,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm3,DWORD BCST [r9+rdx*2+0x0]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x51
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+	VMOVUPS 384(BX), Z2
+	VMOVUPS 448(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm2,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm3,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm2,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm3,DWORD BCST [r9+rdx*2+0x4]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x51
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 512(BX), Z0
+	VMOVUPS 576(BX), Z1
+	VMOVUPS 640(BX), Z2
+	VMOVUPS 704(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm2,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm3,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm2,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm3,DWORD BCST [r9+rdx*2+0x8]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x51
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 768(BX), Z0
+	VMOVUPS 832(BX), Z1
+	VMOVUPS 896(BX), Z2
+	VMOVUPS 960(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm2,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm3,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm2,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm3,DWORD BCST [r9+rdx*2+0xc]
+	BYTE         $0x62
+	BYTE         $0x42
+	BYTE         $0x66
+	BYTE         $0x58
+	BYTE         $0x52
+	BYTE         $0xbc
+	BYTE         $0x51
+	BYTE         $0x0c
+	BYTE         $0x00
+	BYTE         $0x00
+	BYTE         $0x00
+	ADDQ         $0x10, R8
+	ADDQ         $0x10, R9
+	ADDQ         $0x00000400, BX
+	SUBQ         $0x00000001, SI
+	JNZ          most_pairs
+	MOVQ         DI, R8
+	MOVQ         mx+72(FP), SI
+	VBROADCASTSS scale+64(FP), Z4
+	VMOVUPS      (SI), Z5
+	VMULPS       Z4, Z8, Z8
+	VMOVUPS      Z8, (AX)
+	VMAXPS       Z5, Z8, Z5
+	VMULPS       Z4, Z12, Z12
+	VMOVUPS      Z12, 256(AX)
+	VMAXPS       Z5, Z12, Z5
+	VMULPS       Z4, Z16, Z16
+	VMOVUPS      Z16, 512(AX)
+	VMAXPS       Z5, Z16, Z5
+	VMULPS       Z4, Z20, Z20
+	VMOVUPS      Z20, 768(AX)
+	VMAXPS       Z5, Z20, Z5
+	VMULPS       Z4, Z24, Z24
+	VMOVUPS      Z24, 1024(AX)
+	VMAXPS       Z5, Z24, Z5
+	VMULPS       Z4, Z28, Z28
+	VMOVUPS      Z28, 1280(AX)
+	VMAXPS       Z5, Z28, Z5
+	VMOVUPS      Z5, (SI)
+	VMOVUPS      64(SI), Z5
+	VMULPS       Z4, Z9, Z9
+	VMOVUPS      Z9, 64(AX)
+	VMAXPS       Z5, Z9, Z5
+	VMULPS       Z4, Z13, Z13
+	VMOVUPS      Z13, 320(AX)
+	VMAXPS       Z5, Z13, Z5
+	VMULPS       Z4, Z17, Z17
+	VMOVUPS      Z17, 576(AX)
+	VMAXPS       Z5, Z17, Z5
+	VMULPS       Z4, Z21, Z21
+	VMOVUPS      Z21, 832(AX)
+	VMAXPS       Z5, Z21, Z5
+	VMULPS       Z4, Z25, Z25
+	VMOVUPS      Z25, 1088(AX)
+	VMAXPS       Z5, Z25, Z5
+	VMULPS       Z4, Z29, Z29
+	VMOVUPS      Z29, 1344(AX)
+	VMAXPS       Z5, Z29, Z5
+	VMOVUPS      Z5, 64(SI)
+	VMOVUPS      128(SI), Z5
+	VMULPS       Z4, Z10, Z10
+	VMOVUPS      Z10, 128(AX)
+	VMAXPS       Z5, Z10, Z5
+	VMULPS       Z4, Z14, Z14
+	VMOVUPS      Z14, 384(AX)
+	VMAXPS       Z5, Z14, Z5
+	VMULPS       Z4, Z18, Z18
+	VMOVUPS      Z18, 640(AX)
+	VMAXPS       Z5, Z18, Z5
+	VMULPS       Z4, Z22, Z22
+	VMOVUPS      Z22, 896(AX)
+	VMAXPS       Z5, Z22, Z5
+	VMULPS       Z4, Z26, Z26
+	VMOVUPS      Z26, 1152(AX)
+	VMAXPS       Z5, Z26, Z5
+	VMULPS       Z4, Z30, Z30
+	VMOVUPS      Z30, 1408(AX)
+	VMAXPS       Z5, Z30, Z5
+	VMOVUPS      Z5, 128(SI)
+	VMOVUPS      192(SI), Z5
+	VMULPS       Z4, Z11, Z11
+	VMOVUPS      Z11, 192(AX)
+	VMAXPS       Z5, Z11, Z5
+	VMULPS       Z4, Z15, Z15
+	VMOVUPS      Z15, 448(AX)
+	VMAXPS       Z5, Z15, Z5
+	VMULPS       Z4, Z19, Z19
+	VMOVUPS      Z19, 704(AX)
+	VMAXPS       Z5, Z19, Z5
+	VMULPS       Z4, Z23, Z23
+	VMOVUPS      Z23, 960(AX)
+	VMAXPS       Z5, Z23, Z5
+	VMULPS       Z4, Z27, Z27
+	VMOVUPS      Z27, 1216(AX)
+	VMAXPS       Z5, Z27, Z5
+	VMULPS       Z4, Z31, Z31
+	VMOVUPS      Z31, 1472(AX)
+	VMAXPS       Z5, Z31, Z5
+	VMOVUPS      Z5, 192(SI)
+	ADDQ         $0x00000600, AX
+	SUBQ         $0x06, CX
+	JMP          next
+
+done:
+	VZEROUPPER
+	RET
+
+// func dotValuesAVX512(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// Requires: AVX, AVX512F
+TEXT ·dotValuesAVX512(SB), NOSPLIT, $0-72
+	MOVQ o+8(FP), AX
+	MOVQ groups+40(FP), CX
+	SHLQ $0x04, CX
+	MOVQ ldv+24(FP), DX
+	MOVQ v+16(FP), R8
+
+next:
+	TESTQ  CX, CX
+	JZ     done
+	CMPQ   CX, $0x08
+	JEQ    four
+	CMPQ   CX, $0x06
+	JGE    most
+	CMPQ   CX, $0x04
+	JGE    four
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	MOVQ   R8, DI
+	ADDQ   DX, DI
+	MOVQ   p+32(FP), BX
+	MOVQ   steps+48(FP), SI
+	SHLQ   $0x02, SI
+
+one_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS 128(BX), Z2
+	VMOVUPS 192(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x98
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+	VMOVUPS 384(BX), Z2
+	VMOVUPS 448(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x98
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 512(BX), Z0
+	VMOVUPS 576(BX), Z1
+	VMOVUPS 640(BX), Z2
+	VMOVUPS 704(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x98
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 768(BX), Z0
+	VMOVUPS 832(BX), Z1
+	VMOVUPS 896(BX), Z2
+	VMOVUPS 960(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0xc]
+	BYTE        $0x62
+	BYTE        $0x52
+	BYTE        $0x66
+	BYTE        $0x58
+	BYTE        $0x52
+	BYTE        $0x98
+	BYTE        $0x0c
+	BYTE        $0x00
+	BYTE        $0x00
+	BYTE        $0x00
+	ADDQ        $0x10, R8
+	ADDQ        $0x00000400, BX
+	SUBQ        $0x00000001, SI
+	JNZ         one_pairs
+	MOVQ        DI, R8
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VFMADD231PS (AX), Z4, Z8
+	VMOVUPS     Z8, (AX)
+	VMOVUPS     64(SI), Z4
+	VFMADD231PS 64(AX), Z4, Z9
+	VMOVUPS     Z9, 64(AX)
+	VMOVUPS     128(SI), Z4
+	VFMADD231PS 128(AX), Z4, Z10
+	VMOVUPS     Z10, 128(AX)
+	VMOVUPS     192(SI), Z4
+	VFMADD231PS 192(AX), Z4, Z11
+	VMOVUPS     Z11, 192(AX)
+	ADDQ        $0x00000100, AX
+	SUBQ        $0x01, CX
+	JMP         next
+
+four:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	VPXORD Z20, Z20, Z20
+	VPXORD Z21, Z21, Z21
+	VPXORD Z22, Z22, Z22
+	VPXORD Z23, Z23, Z23
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	MOVQ   R9, DI
+	ADDQ   DX, DI
+	MOVQ   p+32(FP), BX
+	MOVQ   steps+48(FP), SI
+	SHLQ   $0x02, SI
+
+four_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS 128(BX), Z2
+	VMOVUPS 192(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x0]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+	VMOVUPS 384(BX), Z2
+	VMOVUPS 448(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x4]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 512(BX), Z0
+	VMOVUPS 576(BX), Z1
+	VMOVUPS 640(BX), Z2
+	VMOVUPS 704(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x8]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 768(BX), Z0
+	VMOVUPS 832(BX), Z1
+	VMOVUPS 896(BX), Z2
+	VMOVUPS 960(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0xc]
+	BYTE        $0x62
+	BYTE        $0xc2
+	BYTE        $0x66
+	BYTE        $0x58
+	BYTE        $0x52
+	BYTE        $0xb9
+	BYTE        $0x0c
+	BYTE        $0x00
+	BYTE        $0x00
+	BYTE        $0x00
+	ADDQ        $0x10, R8
+	ADDQ        $0x10, R9
+	ADDQ        $0x00000400, BX
+	SUBQ        $0x00000001, SI
+	JNZ         four_pairs
+	MOVQ        DI, R8
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VFMADD231PS (AX), Z4, Z8
+	VMOVUPS     Z8, (AX)
+	VFMADD231PS 256(AX), Z4, Z12
+	VMOVUPS     Z12, 256(AX)
+	VFMADD231PS 512(AX), Z4, Z16
+	VMOVUPS     Z16, 512(AX)
+	VFMADD231PS 768(AX), Z4, Z20
+	VMOVUPS     Z20, 768(AX)
+	VMOVUPS     64(SI), Z4
+	VFMADD231PS 64(AX), Z4, Z9
+	VMOVUPS     Z9, 64(AX)
+	VFMADD231PS 320(AX), Z4, Z13
+	VMOVUPS     Z13, 320(AX)
+	VFMADD231PS 576(AX), Z4, Z17
+	VMOVUPS     Z17, 576(AX)
+	VFMADD231PS 832(AX), Z4, Z21
+	VMOVUPS     Z21, 832(AX)
+	VMOVUPS     128(SI), Z4
+	VFMADD231PS 128(AX), Z4, Z10
+	VMOVUPS     Z10, 128(AX)
+	VFMADD231PS 384(AX), Z4, Z14
+	VMOVUPS     Z14, 384(AX)
+	VFMADD231PS 640(AX), Z4, Z18
+	VMOVUPS     Z18, 640(AX)
+	VFMADD231PS 896(AX), Z4, Z22
+	VMOVUPS     Z22, 896(AX)
+	VMOVUPS     192(SI), Z4
+	VFMADD231PS 192(AX), Z4, Z11
+	VMOVUPS     Z11, 192(AX)
+	VFMADD231PS 448(AX), Z4, Z15
+	VMOVUPS     Z15, 448(AX)
+	VFMADD231PS 704(AX), Z4, Z19
+	VMOVUPS     Z19, 704(AX)
+	VFMADD231PS 960(AX), Z4, Z23
+	VMOVUPS     Z23, 960(AX)
+	ADDQ        $0x00000400, AX
+	SUBQ        $0x04, CX
+	JMP         next
+
+most:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	VPXORD Z20, Z20, Z20
+	VPXORD Z21, Z21, Z21
+	VPXORD Z22, Z22, Z22
+	VPXORD Z23, Z23, Z23
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	VPXORD Z24, Z24, Z24
+	VPXORD Z25, Z25, Z25
+	VPXORD Z26, Z26, Z26
+	VPXORD Z27, Z27, Z27
+	VPXORD Z28, Z28, Z28
+	VPXORD Z29, Z29, Z29
+	VPXORD Z30, Z30, Z30
+	VPXORD Z31, Z31, Z31
+	MOVQ   R9, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	MOVQ   p+32(FP), BX
+	MOVQ   steps+48(FP), SI
+	SHLQ   $0x02, SI
+
+most_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS 128(BX), Z2
+	VMOVUPS 192(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm2,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm3,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm2,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm3,DWORD BCST [r9+rdx*2+0x0]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x51
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+	VMOVUPS 384(BX), Z2
+	VMOVUPS 448(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm2,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm3,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm2,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm3,DWORD BCST [r9+rdx*2+0x4]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x51
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 512(BX), Z0
+	VMOVUPS 576(BX), Z1
+	VMOVUPS 640(BX), Z2
+	VMOVUPS 704(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm2,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm3,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm2,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm3,DWORD BCST [r9+rdx*2+0x8]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x66
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x51
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 768(BX), Z0
+	VMOVUPS 832(BX), Z1
+	VMOVUPS 896(BX), Z2
+	VMOVUPS 960(BX), Z3
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm2,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm3,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm2,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm3,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm2,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm3,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa9
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm2,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm3,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm2,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm3,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x66
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm2,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x6e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm3,DWORD BCST [r9+rdx*2+0xc]
+	BYTE        $0x62
+	BYTE        $0x42
+	BYTE        $0x66
+	BYTE        $0x58
+	BYTE        $0x52
+	BYTE        $0xbc
+	BYTE        $0x51
+	BYTE        $0x0c
+	BYTE        $0x00
+	BYTE        $0x00
+	BYTE        $0x00
+	ADDQ        $0x10, R8
+	ADDQ        $0x10, R9
+	ADDQ        $0x00000400, BX
+	SUBQ        $0x00000001, SI
+	JNZ         most_pairs
+	MOVQ        DI, R8
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VFMADD231PS (AX), Z4, Z8
+	VMOVUPS     Z8, (AX)
+	VFMADD231PS 256(AX), Z4, Z12
+	VMOVUPS     Z12, 256(AX)
+	VFMADD231PS 512(AX), Z4, Z16
+	VMOVUPS     Z16, 512(AX)
+	VFMADD231PS 768(AX), Z4, Z20
+	VMOVUPS     Z20, 768(AX)
+	VFMADD231PS 1024(AX), Z4, Z24
+	VMOVUPS     Z24, 1024(AX)
+	VFMADD231PS 1280(AX), Z4, Z28
+	VMOVUPS     Z28, 1280(AX)
+	VMOVUPS     64(SI), Z4
+	VFMADD231PS 64(AX), Z4, Z9
+	VMOVUPS     Z9, 64(AX)
+	VFMADD231PS 320(AX), Z4, Z13
+	VMOVUPS     Z13, 320(AX)
+	VFMADD231PS 576(AX), Z4, Z17
+	VMOVUPS     Z17, 576(AX)
+	VFMADD231PS 832(AX), Z4, Z21
+	VMOVUPS     Z21, 832(AX)
+	VFMADD231PS 1088(AX), Z4, Z25
+	VMOVUPS     Z25, 1088(AX)
+	VFMADD231PS 1344(AX), Z4, Z29
+	VMOVUPS     Z29, 1344(AX)
+	VMOVUPS     128(SI), Z4
+	VFMADD231PS 128(AX), Z4, Z10
+	VMOVUPS     Z10, 128(AX)
+	VFMADD231PS 384(AX), Z4, Z14
+	VMOVUPS     Z14, 384(AX)
+	VFMADD231PS 640(AX), Z4, Z18
+	VMOVUPS     Z18, 640(AX)
+	VFMADD231PS 896(AX), Z4, Z22
+	VMOVUPS     Z22, 896(AX)
+	VFMADD231PS 1152(AX), Z4, Z26
+	VMOVUPS     Z26, 1152(AX)
+	VFMADD231PS 1408(AX), Z4, Z30
+	VMOVUPS     Z30, 1408(AX)
+	VMOVUPS     192(SI), Z4
+	VFMADD231PS 192(AX), Z4, Z11
+	VMOVUPS     Z11, 192(AX)
+	VFMADD231PS 448(AX), Z4, Z15
+	VMOVUPS     Z15, 448(AX)
+	VFMADD231PS 704(AX), Z4, Z19
+	VMOVUPS     Z19, 704(AX)
+	VFMADD231PS 960(AX), Z4, Z23
+	VMOVUPS     Z23, 960(AX)
+	VFMADD231PS 1216(AX), Z4, Z27
+	VMOVUPS     Z27, 1216(AX)
+	VFMADD231PS 1472(AX), Z4, Z31
+	VMOVUPS     Z31, 1472(AX)
+	ADDQ        $0x00000600, AX
+	SUBQ        $0x06, CX
+	JMP         next
+
+done:
 	VZEROUPPER
 	RET
 
@@ -40131,6 +45164,3914 @@ last_stored:
 	VZEROUPPER
 	RET
 
+// func dotScoresAVX512x2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// Requires: AVX, AVX512F
+TEXT ·dotScoresAVX512x2(SB), NOSPLIT, $0-80
+	MOVQ s+8(FP), AX
+	MOVQ keys+40(FP), CX
+	MOVQ ldk+24(FP), DX
+	MOVQ k+16(FP), R8
+
+next:
+	TESTQ  CX, CX
+	JZ     done
+	CMPQ   CX, $0x08
+	JEQ    four
+	CMPQ   CX, $0x0c
+	JGE    most
+	CMPQ   CX, $0x04
+	JGE    four
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	MOVQ   R8, DI
+	ADDQ   DX, DI
+	MOVQ   q+32(FP), BX
+	MOVQ   steps+56(FP), SI
+	SHLQ   $0x02, SI
+
+one_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x88
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+	VMOVUPS 192(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x88
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x88
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 384(BX), Z0
+	VMOVUPS 448(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE         $0x62
+	BYTE         $0x52
+	BYTE         $0x76
+	BYTE         $0x58
+	BYTE         $0x52
+	BYTE         $0x88
+	BYTE         $0x0c
+	BYTE         $0x00
+	BYTE         $0x00
+	BYTE         $0x00
+	ADDQ         $0x10, R8
+	ADDQ         $0x00000200, BX
+	SUBQ         $0x00000001, SI
+	JNZ          one_pairs
+	MOVQ         DI, R8
+	MOVQ         mx+72(FP), SI
+	VBROADCASTSS scale+64(FP), Z4
+	VMOVUPS      (SI), Z5
+	VMULPS       Z4, Z8, Z8
+	VMOVUPS      Z8, (AX)
+	VMAXPS       Z5, Z8, Z5
+	VMOVUPS      Z5, (SI)
+	VMOVUPS      64(SI), Z5
+	VMULPS       Z4, Z9, Z9
+	VMOVUPS      Z9, 64(AX)
+	VMAXPS       Z5, Z9, Z5
+	VMOVUPS      Z5, 64(SI)
+	ADDQ         $0x00000080, AX
+	SUBQ         $0x01, CX
+	JMP          next
+
+four:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	MOVQ   R9, DI
+	ADDQ   DX, DI
+	MOVQ   q+32(FP), BX
+	MOVQ   steps+56(FP), SI
+	SHLQ   $0x02, SI
+
+four_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+	VMOVUPS 192(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 384(BX), Z0
+	VMOVUPS 448(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0xc]
+	BYTE         $0x62
+	BYTE         $0x52
+	BYTE         $0x76
+	BYTE         $0x58
+	BYTE         $0x52
+	BYTE         $0xb9
+	BYTE         $0x0c
+	BYTE         $0x00
+	BYTE         $0x00
+	BYTE         $0x00
+	ADDQ         $0x10, R8
+	ADDQ         $0x10, R9
+	ADDQ         $0x00000200, BX
+	SUBQ         $0x00000001, SI
+	JNZ          four_pairs
+	MOVQ         DI, R8
+	MOVQ         mx+72(FP), SI
+	VBROADCASTSS scale+64(FP), Z4
+	VMOVUPS      (SI), Z5
+	VMULPS       Z4, Z8, Z8
+	VMOVUPS      Z8, (AX)
+	VMAXPS       Z5, Z8, Z5
+	VMULPS       Z4, Z10, Z10
+	VMOVUPS      Z10, 128(AX)
+	VMAXPS       Z5, Z10, Z5
+	VMULPS       Z4, Z12, Z12
+	VMOVUPS      Z12, 256(AX)
+	VMAXPS       Z5, Z12, Z5
+	VMULPS       Z4, Z14, Z14
+	VMOVUPS      Z14, 384(AX)
+	VMAXPS       Z5, Z14, Z5
+	VMOVUPS      Z5, (SI)
+	VMOVUPS      64(SI), Z5
+	VMULPS       Z4, Z9, Z9
+	VMOVUPS      Z9, 64(AX)
+	VMAXPS       Z5, Z9, Z5
+	VMULPS       Z4, Z11, Z11
+	VMOVUPS      Z11, 192(AX)
+	VMAXPS       Z5, Z11, Z5
+	VMULPS       Z4, Z13, Z13
+	VMOVUPS      Z13, 320(AX)
+	VMAXPS       Z5, Z13, Z5
+	VMULPS       Z4, Z15, Z15
+	VMOVUPS      Z15, 448(AX)
+	VMAXPS       Z5, Z15, Z5
+	VMOVUPS      Z5, 64(SI)
+	ADDQ         $0x00000200, AX
+	SUBQ         $0x04, CX
+	JMP          next
+
+most:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	VPXORD Z20, Z20, Z20
+	VPXORD Z21, Z21, Z21
+	LEAQ   (R9)(DX*2), R10
+	ADDQ   DX, R10
+	VPXORD Z22, Z22, Z22
+	VPXORD Z23, Z23, Z23
+	VPXORD Z24, Z24, Z24
+	VPXORD Z25, Z25, Z25
+	VPXORD Z26, Z26, Z26
+	VPXORD Z27, Z27, Z27
+	LEAQ   (R10)(DX*2), R11
+	ADDQ   DX, R11
+	VPXORD Z28, Z28, Z28
+	VPXORD Z29, Z29, Z29
+	VPXORD Z30, Z30, Z30
+	VPXORD Z31, Z31, Z31
+	MOVQ   R11, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	MOVQ   q+32(FP), BX
+	MOVQ   steps+56(FP), SI
+	SHLQ   $0x02, SI
+
+most_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm1,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r10+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa2
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r10+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xaa
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm0,DWORD BCST [r10+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm1,DWORD BCST [r10+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r10+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r10+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x52
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm0,DWORD BCST [r11+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x93
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm1,DWORD BCST [r11+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r11+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r11+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm0,DWORD BCST [r11+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x53
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm1,DWORD BCST [r11+rdx*2+0x0]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x53
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+	VMOVUPS 192(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm1,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r10+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa2
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r10+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xaa
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm0,DWORD BCST [r10+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm1,DWORD BCST [r10+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r10+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r10+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x52
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm0,DWORD BCST [r11+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x93
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm1,DWORD BCST [r11+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9b
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r11+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r11+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm0,DWORD BCST [r11+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x53
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm1,DWORD BCST [r11+rdx*2+0x4]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x53
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm1,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r10+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa2
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r10+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xaa
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm0,DWORD BCST [r10+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm1,DWORD BCST [r10+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r10+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r10+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x52
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm0,DWORD BCST [r11+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x93
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm1,DWORD BCST [r11+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9b
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r11+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r11+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm0,DWORD BCST [r11+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x53
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm1,DWORD BCST [r11+rdx*2+0x8]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x53
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 384(BX), Z0
+	VMOVUPS 448(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm1,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r10+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa2
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r10+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xaa
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm0,DWORD BCST [r10+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm1,DWORD BCST [r10+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r10+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r10+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x52
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm0,DWORD BCST [r11+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x93
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm1,DWORD BCST [r11+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9b
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r11+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r11+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm0,DWORD BCST [r11+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x53
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm1,DWORD BCST [r11+rdx*2+0xc]
+	BYTE         $0x62
+	BYTE         $0x42
+	BYTE         $0x76
+	BYTE         $0x58
+	BYTE         $0x52
+	BYTE         $0xbc
+	BYTE         $0x53
+	BYTE         $0x0c
+	BYTE         $0x00
+	BYTE         $0x00
+	BYTE         $0x00
+	ADDQ         $0x10, R8
+	ADDQ         $0x10, R9
+	ADDQ         $0x10, R10
+	ADDQ         $0x10, R11
+	ADDQ         $0x00000200, BX
+	SUBQ         $0x00000001, SI
+	JNZ          most_pairs
+	MOVQ         DI, R8
+	MOVQ         mx+72(FP), SI
+	VBROADCASTSS scale+64(FP), Z4
+	VMOVUPS      (SI), Z5
+	VMULPS       Z4, Z8, Z8
+	VMOVUPS      Z8, (AX)
+	VMAXPS       Z5, Z8, Z5
+	VMULPS       Z4, Z10, Z10
+	VMOVUPS      Z10, 128(AX)
+	VMAXPS       Z5, Z10, Z5
+	VMULPS       Z4, Z12, Z12
+	VMOVUPS      Z12, 256(AX)
+	VMAXPS       Z5, Z12, Z5
+	VMULPS       Z4, Z14, Z14
+	VMOVUPS      Z14, 384(AX)
+	VMAXPS       Z5, Z14, Z5
+	VMULPS       Z4, Z16, Z16
+	VMOVUPS      Z16, 512(AX)
+	VMAXPS       Z5, Z16, Z5
+	VMULPS       Z4, Z18, Z18
+	VMOVUPS      Z18, 640(AX)
+	VMAXPS       Z5, Z18, Z5
+	VMULPS       Z4, Z20, Z20
+	VMOVUPS      Z20, 768(AX)
+	VMAXPS       Z5, Z20, Z5
+	VMULPS       Z4, Z22, Z22
+	VMOVUPS      Z22, 896(AX)
+	VMAXPS       Z5, Z22, Z5
+	VMULPS       Z4, Z24, Z24
+	VMOVUPS      Z24, 1024(AX)
+	VMAXPS       Z5, Z24, Z5
+	VMULPS       Z4, Z26, Z26
+	VMOVUPS      Z26, 1152(AX)
+	VMAXPS       Z5, Z26, Z5
+	VMULPS       Z4, Z28, Z28
+	VMOVUPS      Z28, 1280(AX)
+	VMAXPS       Z5, Z28, Z5
+	VMULPS       Z4, Z30, Z30
+	VMOVUPS      Z30, 1408(AX)
+	VMAXPS       Z5, Z30, Z5
+	VMOVUPS      Z5, (SI)
+	VMOVUPS      64(SI), Z5
+	VMULPS       Z4, Z9, Z9
+	VMOVUPS      Z9, 64(AX)
+	VMAXPS       Z5, Z9, Z5
+	VMULPS       Z4, Z11, Z11
+	VMOVUPS      Z11, 192(AX)
+	VMAXPS       Z5, Z11, Z5
+	VMULPS       Z4, Z13, Z13
+	VMOVUPS      Z13, 320(AX)
+	VMAXPS       Z5, Z13, Z5
+	VMULPS       Z4, Z15, Z15
+	VMOVUPS      Z15, 448(AX)
+	VMAXPS       Z5, Z15, Z5
+	VMULPS       Z4, Z17, Z17
+	VMOVUPS      Z17, 576(AX)
+	VMAXPS       Z5, Z17, Z5
+	VMULPS       Z4, Z19, Z19
+	VMOVUPS      Z19, 704(AX)
+	VMAXPS       Z5, Z19, Z5
+	VMULPS       Z4, Z21, Z21
+	VMOVUPS      Z21, 832(AX)
+	VMAXPS       Z5, Z21, Z5
+	VMULPS       Z4, Z23, Z23
+	VMOVUPS      Z23, 960(AX)
+	VMAXPS       Z5, Z23, Z5
+	VMULPS       Z4, Z25, Z25
+	VMOVUPS      Z25, 1088(AX)
+	VMAXPS       Z5, Z25, Z5
+	VMULPS       Z4, Z27, Z27
+	VMOVUPS      Z27, 1216(AX)
+	VMAXPS       Z5, Z27, Z5
+	VMULPS       Z4, Z29, Z29
+	VMOVUPS      Z29, 1344(AX)
+	VMAXPS       Z5, Z29, Z5
+	VMULPS       Z4, Z31, Z31
+	VMOVUPS      Z31, 1472(AX)
+	VMAXPS       Z5, Z31, Z5
+	VMOVUPS      Z5, 64(SI)
+	ADDQ         $0x00000600, AX
+	SUBQ         $0x0c, CX
+	JMP          next
+
+done:
+	VZEROUPPER
+	RET
+
+// func dotValuesAVX512x2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// Requires: AVX, AVX512F
+TEXT ·dotValuesAVX512x2(SB), NOSPLIT, $0-72
+	MOVQ o+8(FP), AX
+	MOVQ groups+40(FP), CX
+	SHLQ $0x04, CX
+	MOVQ ldv+24(FP), DX
+	MOVQ v+16(FP), R8
+
+next:
+	TESTQ  CX, CX
+	JZ     done
+	CMPQ   CX, $0x08
+	JEQ    four
+	CMPQ   CX, $0x0c
+	JGE    most
+	CMPQ   CX, $0x04
+	JGE    four
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	MOVQ   R8, DI
+	ADDQ   DX, DI
+	MOVQ   p+32(FP), BX
+	MOVQ   steps+48(FP), SI
+	SHLQ   $0x02, SI
+
+one_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x88
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+	VMOVUPS 192(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x88
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x88
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 384(BX), Z0
+	VMOVUPS 448(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE        $0x62
+	BYTE        $0x52
+	BYTE        $0x76
+	BYTE        $0x58
+	BYTE        $0x52
+	BYTE        $0x88
+	BYTE        $0x0c
+	BYTE        $0x00
+	BYTE        $0x00
+	BYTE        $0x00
+	ADDQ        $0x10, R8
+	ADDQ        $0x00000200, BX
+	SUBQ        $0x00000001, SI
+	JNZ         one_pairs
+	MOVQ        DI, R8
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VFMADD231PS (AX), Z4, Z8
+	VMOVUPS     Z8, (AX)
+	VMOVUPS     64(SI), Z4
+	VFMADD231PS 64(AX), Z4, Z9
+	VMOVUPS     Z9, 64(AX)
+	ADDQ        $0x00000080, AX
+	SUBQ        $0x01, CX
+	JMP         next
+
+four:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	MOVQ   R9, DI
+	ADDQ   DX, DI
+	MOVQ   p+32(FP), BX
+	MOVQ   steps+48(FP), SI
+	SHLQ   $0x02, SI
+
+four_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+	VMOVUPS 192(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xb9
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 384(BX), Z0
+	VMOVUPS 448(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0xc]
+	BYTE        $0x62
+	BYTE        $0x52
+	BYTE        $0x76
+	BYTE        $0x58
+	BYTE        $0x52
+	BYTE        $0xb9
+	BYTE        $0x0c
+	BYTE        $0x00
+	BYTE        $0x00
+	BYTE        $0x00
+	ADDQ        $0x10, R8
+	ADDQ        $0x10, R9
+	ADDQ        $0x00000200, BX
+	SUBQ        $0x00000001, SI
+	JNZ         four_pairs
+	MOVQ        DI, R8
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VFMADD231PS (AX), Z4, Z8
+	VMOVUPS     Z8, (AX)
+	VFMADD231PS 128(AX), Z4, Z10
+	VMOVUPS     Z10, 128(AX)
+	VFMADD231PS 256(AX), Z4, Z12
+	VMOVUPS     Z12, 256(AX)
+	VFMADD231PS 384(AX), Z4, Z14
+	VMOVUPS     Z14, 384(AX)
+	VMOVUPS     64(SI), Z4
+	VFMADD231PS 64(AX), Z4, Z9
+	VMOVUPS     Z9, 64(AX)
+	VFMADD231PS 192(AX), Z4, Z11
+	VMOVUPS     Z11, 192(AX)
+	VFMADD231PS 320(AX), Z4, Z13
+	VMOVUPS     Z13, 320(AX)
+	VFMADD231PS 448(AX), Z4, Z15
+	VMOVUPS     Z15, 448(AX)
+	ADDQ        $0x00000200, AX
+	SUBQ        $0x04, CX
+	JMP         next
+
+most:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	VPXORD Z20, Z20, Z20
+	VPXORD Z21, Z21, Z21
+	LEAQ   (R9)(DX*2), R10
+	ADDQ   DX, R10
+	VPXORD Z22, Z22, Z22
+	VPXORD Z23, Z23, Z23
+	VPXORD Z24, Z24, Z24
+	VPXORD Z25, Z25, Z25
+	VPXORD Z26, Z26, Z26
+	VPXORD Z27, Z27, Z27
+	LEAQ   (R10)(DX*2), R11
+	ADDQ   DX, R11
+	VPXORD Z28, Z28, Z28
+	VPXORD Z29, Z29, Z29
+	VPXORD Z30, Z30, Z30
+	VPXORD Z31, Z31, Z31
+	MOVQ   R11, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	MOVQ   p+32(FP), BX
+	MOVQ   steps+48(FP), SI
+	SHLQ   $0x02, SI
+
+most_pairs:
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm1,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r10+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa2
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r10+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xaa
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm0,DWORD BCST [r10+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm1,DWORD BCST [r10+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r10+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r10+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x52
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm0,DWORD BCST [r11+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x93
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm1,DWORD BCST [r11+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r11+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r11+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm0,DWORD BCST [r11+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x53
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm1,DWORD BCST [r11+rdx*2+0x0]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x53
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+	VMOVUPS 192(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm1,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r10+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa2
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r10+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xaa
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm0,DWORD BCST [r10+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm1,DWORD BCST [r10+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r10+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r10+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x52
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm0,DWORD BCST [r11+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x93
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm1,DWORD BCST [r11+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9b
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r11+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r11+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm0,DWORD BCST [r11+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x53
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm1,DWORD BCST [r11+rdx*2+0x4]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x53
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 256(BX), Z0
+	VMOVUPS 320(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm1,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r10+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa2
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r10+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xaa
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm0,DWORD BCST [r10+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm1,DWORD BCST [r10+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r10+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r10+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x52
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm0,DWORD BCST [r11+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x93
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm1,DWORD BCST [r11+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9b
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r11+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r11+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm0,DWORD BCST [r11+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x53
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm1,DWORD BCST [r11+rdx*2+0x8]
+	BYTE    $0x62
+	BYTE    $0x42
+	BYTE    $0x76
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0xbc
+	BYTE    $0x53
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 384(BX), Z0
+	VMOVUPS 448(BX), Z1
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm1,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm1,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm1,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb1
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm1,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb9
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm1,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm1,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9c
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm20,zmm0,DWORD BCST [r10+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa2
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm21,zmm1,DWORD BCST [r10+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xaa
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm22,zmm0,DWORD BCST [r10+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x12
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm23,zmm1,DWORD BCST [r10+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm24,zmm0,DWORD BCST [r10+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm25,zmm1,DWORD BCST [r10+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x52
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm26,zmm0,DWORD BCST [r11+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x93
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm27,zmm1,DWORD BCST [r11+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x9b
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm28,zmm0,DWORD BCST [r11+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x13
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm29,zmm1,DWORD BCST [r11+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x76
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x13
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm30,zmm0,DWORD BCST [r11+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x42
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb4
+	BYTE $0x53
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm31,zmm1,DWORD BCST [r11+rdx*2+0xc]
+	BYTE        $0x62
+	BYTE        $0x42
+	BYTE        $0x76
+	BYTE        $0x58
+	BYTE        $0x52
+	BYTE        $0xbc
+	BYTE        $0x53
+	BYTE        $0x0c
+	BYTE        $0x00
+	BYTE        $0x00
+	BYTE        $0x00
+	ADDQ        $0x10, R8
+	ADDQ        $0x10, R9
+	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
+	ADDQ        $0x00000200, BX
+	SUBQ        $0x00000001, SI
+	JNZ         most_pairs
+	MOVQ        DI, R8
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VFMADD231PS (AX), Z4, Z8
+	VMOVUPS     Z8, (AX)
+	VFMADD231PS 128(AX), Z4, Z10
+	VMOVUPS     Z10, 128(AX)
+	VFMADD231PS 256(AX), Z4, Z12
+	VMOVUPS     Z12, 256(AX)
+	VFMADD231PS 384(AX), Z4, Z14
+	VMOVUPS     Z14, 384(AX)
+	VFMADD231PS 512(AX), Z4, Z16
+	VMOVUPS     Z16, 512(AX)
+	VFMADD231PS 640(AX), Z4, Z18
+	VMOVUPS     Z18, 640(AX)
+	VFMADD231PS 768(AX), Z4, Z20
+	VMOVUPS     Z20, 768(AX)
+	VFMADD231PS 896(AX), Z4, Z22
+	VMOVUPS     Z22, 896(AX)
+	VFMADD231PS 1024(AX), Z4, Z24
+	VMOVUPS     Z24, 1024(AX)
+	VFMADD231PS 1152(AX), Z4, Z26
+	VMOVUPS     Z26, 1152(AX)
+	VFMADD231PS 1280(AX), Z4, Z28
+	VMOVUPS     Z28, 1280(AX)
+	VFMADD231PS 1408(AX), Z4, Z30
+	VMOVUPS     Z30, 1408(AX)
+	VMOVUPS     64(SI), Z4
+	VFMADD231PS 64(AX), Z4, Z9
+	VMOVUPS     Z9, 64(AX)
+	VFMADD231PS 192(AX), Z4, Z11
+	VMOVUPS     Z11, 192(AX)
+	VFMADD231PS 320(AX), Z4, Z13
+	VMOVUPS     Z13, 320(AX)
+	VFMADD231PS 448(AX), Z4, Z15
+	VMOVUPS     Z15, 448(AX)
+	VFMADD231PS 576(AX), Z4, Z17
+	VMOVUPS     Z17, 576(AX)
+	VFMADD231PS 704(AX), Z4, Z19
+	VMOVUPS     Z19, 704(AX)
+	VFMADD231PS 832(AX), Z4, Z21
+	VMOVUPS     Z21, 832(AX)
+	VFMADD231PS 960(AX), Z4, Z23
+	VMOVUPS     Z23, 960(AX)
+	VFMADD231PS 1088(AX), Z4, Z25
+	VMOVUPS     Z25, 1088(AX)
+	VFMADD231PS 1216(AX), Z4, Z27
+	VMOVUPS     Z27, 1216(AX)
+	VFMADD231PS 1344(AX), Z4, Z29
+	VMOVUPS     Z29, 1344(AX)
+	VFMADD231PS 1472(AX), Z4, Z31
+	VMOVUPS     Z31, 1472(AX)
+	ADDQ        $0x00000600, AX
+	SUBQ        $0x0c, CX
+	JMP         next
+
+done:
+	VZEROUPPER
+	RET
+
 // func pairScoresAVX512x1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 // Requires: AVX, AVX512F, CMOV
 TEXT ·pairScoresAVX512x1(SB), NOSPLIT, $0-80
@@ -40798,6 +49739,2050 @@ last_stored:
 	BYTE $0x78
 	BYTE $0x49
 	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+// func dotScoresAVX512x1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+// Requires: AVX, AVX512F
+TEXT ·dotScoresAVX512x1(SB), NOSPLIT, $0-80
+	MOVQ s+8(FP), AX
+	MOVQ keys+40(FP), CX
+	MOVQ ldk+24(FP), DX
+	MOVQ k+16(FP), R8
+
+next:
+	TESTQ  CX, CX
+	JZ     done
+	CMPQ   CX, $0x08
+	JEQ    four
+	CMPQ   CX, $0x0c
+	JGE    most
+	CMPQ   CX, $0x04
+	JGE    four
+	VPXORD Z8, Z8, Z8
+	MOVQ   R8, DI
+	ADDQ   DX, DI
+	MOVQ   q+32(FP), BX
+	MOVQ   steps+56(FP), SI
+	SHLQ   $0x02, SI
+
+one_pairs:
+	VMOVUPS (BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x80
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 64(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x80
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x80
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 192(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE         $0x62
+	BYTE         $0x52
+	BYTE         $0x7e
+	BYTE         $0x58
+	BYTE         $0x52
+	BYTE         $0x80
+	BYTE         $0x0c
+	BYTE         $0x00
+	BYTE         $0x00
+	BYTE         $0x00
+	ADDQ         $0x10, R8
+	ADDQ         $0x00000100, BX
+	SUBQ         $0x00000001, SI
+	JNZ          one_pairs
+	MOVQ         DI, R8
+	MOVQ         mx+72(FP), SI
+	VBROADCASTSS scale+64(FP), Z4
+	VMOVUPS      (SI), Z5
+	VMULPS       Z4, Z8, Z8
+	VMOVUPS      Z8, (AX)
+	VMAXPS       Z5, Z8, Z5
+	VMOVUPS      Z5, (SI)
+	ADDQ         $0x00000040, AX
+	SUBQ         $0x01, CX
+	JMP          next
+
+four:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	MOVQ   R9, DI
+	ADDQ   DX, DI
+	MOVQ   q+32(FP), BX
+	MOVQ   steps+56(FP), SI
+	SHLQ   $0x02, SI
+
+four_pairs:
+	VMOVUPS (BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x99
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 64(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x99
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x99
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 192(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0xc]
+	BYTE         $0x62
+	BYTE         $0x52
+	BYTE         $0x7e
+	BYTE         $0x58
+	BYTE         $0x52
+	BYTE         $0x99
+	BYTE         $0x0c
+	BYTE         $0x00
+	BYTE         $0x00
+	BYTE         $0x00
+	ADDQ         $0x10, R8
+	ADDQ         $0x10, R9
+	ADDQ         $0x00000100, BX
+	SUBQ         $0x00000001, SI
+	JNZ          four_pairs
+	MOVQ         DI, R8
+	MOVQ         mx+72(FP), SI
+	VBROADCASTSS scale+64(FP), Z4
+	VMOVUPS      (SI), Z5
+	VMULPS       Z4, Z8, Z8
+	VMOVUPS      Z8, (AX)
+	VMAXPS       Z5, Z8, Z5
+	VMULPS       Z4, Z9, Z9
+	VMOVUPS      Z9, 64(AX)
+	VMAXPS       Z5, Z9, Z5
+	VMULPS       Z4, Z10, Z10
+	VMOVUPS      Z10, 128(AX)
+	VMAXPS       Z5, Z10, Z5
+	VMULPS       Z4, Z11, Z11
+	VMOVUPS      Z11, 192(AX)
+	VMAXPS       Z5, Z11, Z5
+	VMOVUPS      Z5, (SI)
+	ADDQ         $0x00000100, AX
+	SUBQ         $0x04, CX
+	JMP          next
+
+most:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	LEAQ   (R9)(DX*2), R10
+	ADDQ   DX, R10
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	LEAQ   (R10)(DX*2), R11
+	ADDQ   DX, R11
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	MOVQ   R11, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	MOVQ   q+32(FP), BX
+	MOVQ   steps+56(FP), SI
+	SHLQ   $0x02, SI
+
+most_pairs:
+	VMOVUPS (BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x99
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm0,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r10+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb2
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm0,DWORD BCST [r10+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r10+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm0,DWORD BCST [r11+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r11+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm0,DWORD BCST [r11+rdx*2+0x0]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x9c
+	BYTE    $0x53
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 64(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x99
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm0,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r10+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb2
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm0,DWORD BCST [r10+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r10+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm0,DWORD BCST [r11+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8b
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r11+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x13
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm0,DWORD BCST [r11+rdx*2+0x4]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x9c
+	BYTE    $0x53
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x99
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm0,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r10+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb2
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm0,DWORD BCST [r10+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r10+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm0,DWORD BCST [r11+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8b
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r11+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x13
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm0,DWORD BCST [r11+rdx*2+0x8]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x9c
+	BYTE    $0x53
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 192(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x99
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm0,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r10+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb2
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm0,DWORD BCST [r10+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r10+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm0,DWORD BCST [r11+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8b
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r11+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x13
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm0,DWORD BCST [r11+rdx*2+0xc]
+	BYTE         $0x62
+	BYTE         $0xc2
+	BYTE         $0x7e
+	BYTE         $0x58
+	BYTE         $0x52
+	BYTE         $0x9c
+	BYTE         $0x53
+	BYTE         $0x0c
+	BYTE         $0x00
+	BYTE         $0x00
+	BYTE         $0x00
+	ADDQ         $0x10, R8
+	ADDQ         $0x10, R9
+	ADDQ         $0x10, R10
+	ADDQ         $0x10, R11
+	ADDQ         $0x00000100, BX
+	SUBQ         $0x00000001, SI
+	JNZ          most_pairs
+	MOVQ         DI, R8
+	MOVQ         mx+72(FP), SI
+	VBROADCASTSS scale+64(FP), Z4
+	VMOVUPS      (SI), Z5
+	VMULPS       Z4, Z8, Z8
+	VMOVUPS      Z8, (AX)
+	VMAXPS       Z5, Z8, Z5
+	VMULPS       Z4, Z9, Z9
+	VMOVUPS      Z9, 64(AX)
+	VMAXPS       Z5, Z9, Z5
+	VMULPS       Z4, Z10, Z10
+	VMOVUPS      Z10, 128(AX)
+	VMAXPS       Z5, Z10, Z5
+	VMULPS       Z4, Z11, Z11
+	VMOVUPS      Z11, 192(AX)
+	VMAXPS       Z5, Z11, Z5
+	VMULPS       Z4, Z12, Z12
+	VMOVUPS      Z12, 256(AX)
+	VMAXPS       Z5, Z12, Z5
+	VMULPS       Z4, Z13, Z13
+	VMOVUPS      Z13, 320(AX)
+	VMAXPS       Z5, Z13, Z5
+	VMULPS       Z4, Z14, Z14
+	VMOVUPS      Z14, 384(AX)
+	VMAXPS       Z5, Z14, Z5
+	VMULPS       Z4, Z15, Z15
+	VMOVUPS      Z15, 448(AX)
+	VMAXPS       Z5, Z15, Z5
+	VMULPS       Z4, Z16, Z16
+	VMOVUPS      Z16, 512(AX)
+	VMAXPS       Z5, Z16, Z5
+	VMULPS       Z4, Z17, Z17
+	VMOVUPS      Z17, 576(AX)
+	VMAXPS       Z5, Z17, Z5
+	VMULPS       Z4, Z18, Z18
+	VMOVUPS      Z18, 640(AX)
+	VMAXPS       Z5, Z18, Z5
+	VMULPS       Z4, Z19, Z19
+	VMOVUPS      Z19, 704(AX)
+	VMAXPS       Z5, Z19, Z5
+	VMOVUPS      Z5, (SI)
+	ADDQ         $0x00000300, AX
+	SUBQ         $0x0c, CX
+	JMP          next
+
+done:
+	VZEROUPPER
+	RET
+
+// func dotValuesAVX512x1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
+// Requires: AVX, AVX512F
+TEXT ·dotValuesAVX512x1(SB), NOSPLIT, $0-72
+	MOVQ o+8(FP), AX
+	MOVQ groups+40(FP), CX
+	SHLQ $0x04, CX
+	MOVQ ldv+24(FP), DX
+	MOVQ v+16(FP), R8
+
+next:
+	TESTQ  CX, CX
+	JZ     done
+	CMPQ   CX, $0x08
+	JEQ    four
+	CMPQ   CX, $0x0c
+	JGE    most
+	CMPQ   CX, $0x04
+	JGE    four
+	VPXORD Z8, Z8, Z8
+	MOVQ   R8, DI
+	ADDQ   DX, DI
+	MOVQ   p+32(FP), BX
+	MOVQ   steps+48(FP), SI
+	SHLQ   $0x02, SI
+
+one_pairs:
+	VMOVUPS (BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x80
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 64(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x80
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x80
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 192(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE        $0x62
+	BYTE        $0x52
+	BYTE        $0x7e
+	BYTE        $0x58
+	BYTE        $0x52
+	BYTE        $0x80
+	BYTE        $0x0c
+	BYTE        $0x00
+	BYTE        $0x00
+	BYTE        $0x00
+	ADDQ        $0x10, R8
+	ADDQ        $0x00000100, BX
+	SUBQ        $0x00000001, SI
+	JNZ         one_pairs
+	MOVQ        DI, R8
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VFMADD231PS (AX), Z4, Z8
+	VMOVUPS     Z8, (AX)
+	ADDQ        $0x00000040, AX
+	SUBQ        $0x01, CX
+	JMP         next
+
+four:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	MOVQ   R9, DI
+	ADDQ   DX, DI
+	MOVQ   p+32(FP), BX
+	MOVQ   steps+48(FP), SI
+	SHLQ   $0x02, SI
+
+four_pairs:
+	VMOVUPS (BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x0]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x99
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 64(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x4]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x99
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x8]
+	BYTE    $0x62
+	BYTE    $0x52
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x99
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 192(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0xc]
+	BYTE        $0x62
+	BYTE        $0x52
+	BYTE        $0x7e
+	BYTE        $0x58
+	BYTE        $0x52
+	BYTE        $0x99
+	BYTE        $0x0c
+	BYTE        $0x00
+	BYTE        $0x00
+	BYTE        $0x00
+	ADDQ        $0x10, R8
+	ADDQ        $0x10, R9
+	ADDQ        $0x00000100, BX
+	SUBQ        $0x00000001, SI
+	JNZ         four_pairs
+	MOVQ        DI, R8
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VFMADD231PS (AX), Z4, Z8
+	VMOVUPS     Z8, (AX)
+	VFMADD231PS 64(AX), Z4, Z9
+	VMOVUPS     Z9, 64(AX)
+	VFMADD231PS 128(AX), Z4, Z10
+	VMOVUPS     Z10, 128(AX)
+	VFMADD231PS 192(AX), Z4, Z11
+	VMOVUPS     Z11, 192(AX)
+	ADDQ        $0x00000100, AX
+	SUBQ        $0x04, CX
+	JMP         next
+
+most:
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	LEAQ   (R8)(DX*2), R9
+	ADDQ   DX, R9
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	LEAQ   (R9)(DX*2), R10
+	ADDQ   DX, R10
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	LEAQ   (R10)(DX*2), R11
+	ADDQ   DX, R11
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	MOVQ   R11, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	ADDQ   DX, DI
+	MOVQ   p+32(FP), BX
+	MOVQ   steps+48(FP), SI
+	SHLQ   $0x02, SI
+
+most_pairs:
+	VMOVUPS (BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x99
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r9+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x11
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm0,DWORD BCST [r9+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r10+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb2
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm0,DWORD BCST [r10+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r10+rdx*2+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm0,DWORD BCST [r11+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r11+rdx*1+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x13
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm0,DWORD BCST [r11+rdx*2+0x0]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x9c
+	BYTE    $0x53
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 64(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x99
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r9+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x11
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm0,DWORD BCST [r9+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r10+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb2
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm0,DWORD BCST [r10+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r10+rdx*2+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm0,DWORD BCST [r11+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8b
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r11+rdx*1+0x4]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x13
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm0,DWORD BCST [r11+rdx*2+0x4]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x9c
+	BYTE    $0x53
+	BYTE    $0x04
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 128(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x99
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r9+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x11
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm0,DWORD BCST [r9+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r10+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb2
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm0,DWORD BCST [r10+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r10+rdx*2+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm0,DWORD BCST [r11+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8b
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r11+rdx*1+0x8]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x13
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm0,DWORD BCST [r11+rdx*2+0x8]
+	BYTE    $0x62
+	BYTE    $0xc2
+	BYTE    $0x7e
+	BYTE    $0x58
+	BYTE    $0x52
+	BYTE    $0x9c
+	BYTE    $0x53
+	BYTE    $0x08
+	BYTE    $0x00
+	BYTE    $0x00
+	BYTE    $0x00
+	VMOVUPS 192(BX), Z0
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8c
+	BYTE $0x10
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x50
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r9+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x99
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r9+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa4
+	BYTE $0x11
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm0,DWORD BCST [r9+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xac
+	BYTE $0x51
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r10+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb2
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm0,DWORD BCST [r10+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xbc
+	BYTE $0x12
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r10+rdx*2+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x84
+	BYTE $0x52
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm17,zmm0,DWORD BCST [r11+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x8b
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm18,zmm0,DWORD BCST [r11+rdx*1+0xc]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x94
+	BYTE $0x13
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm19,zmm0,DWORD BCST [r11+rdx*2+0xc]
+	BYTE        $0x62
+	BYTE        $0xc2
+	BYTE        $0x7e
+	BYTE        $0x58
+	BYTE        $0x52
+	BYTE        $0x9c
+	BYTE        $0x53
+	BYTE        $0x0c
+	BYTE        $0x00
+	BYTE        $0x00
+	BYTE        $0x00
+	ADDQ        $0x10, R8
+	ADDQ        $0x10, R9
+	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
+	ADDQ        $0x00000100, BX
+	SUBQ        $0x00000001, SI
+	JNZ         most_pairs
+	MOVQ        DI, R8
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VFMADD231PS (AX), Z4, Z8
+	VMOVUPS     Z8, (AX)
+	VFMADD231PS 64(AX), Z4, Z9
+	VMOVUPS     Z9, 64(AX)
+	VFMADD231PS 128(AX), Z4, Z10
+	VMOVUPS     Z10, 128(AX)
+	VFMADD231PS 192(AX), Z4, Z11
+	VMOVUPS     Z11, 192(AX)
+	VFMADD231PS 256(AX), Z4, Z12
+	VMOVUPS     Z12, 256(AX)
+	VFMADD231PS 320(AX), Z4, Z13
+	VMOVUPS     Z13, 320(AX)
+	VFMADD231PS 384(AX), Z4, Z14
+	VMOVUPS     Z14, 384(AX)
+	VFMADD231PS 448(AX), Z4, Z15
+	VMOVUPS     Z15, 448(AX)
+	VFMADD231PS 512(AX), Z4, Z16
+	VMOVUPS     Z16, 512(AX)
+	VFMADD231PS 576(AX), Z4, Z17
+	VMOVUPS     Z17, 576(AX)
+	VFMADD231PS 640(AX), Z4, Z18
+	VMOVUPS     Z18, 640(AX)
+	VFMADD231PS 704(AX), Z4, Z19
+	VMOVUPS     Z19, 704(AX)
+	ADDQ        $0x00000300, AX
+	SUBQ        $0x0c, CX
+	JMP         next
+
+done:
 	VZEROUPPER
 	RET
 

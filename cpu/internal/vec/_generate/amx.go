@@ -234,6 +234,134 @@ func (a *isa) pairValues() {
 	end()
 }
 
+// addDots writes an instruction that adds, to each lane of acc, the dot product of two bf16 at a row of
+// p and the pair in y. Rows are ld bytes apart.
+func addDots(acc, y reg.VecPhysical, p, ld reg.GPPhysical, row, disp int) {
+	d, v, base, index := byte(acc.PhysicalIndex()), byte(y.PhysicalIndex()), number(p), number(ld)
+	at, modrm := "[r"+names[base], 0x80|d&7<<3
+	code := []byte{0x62, ^d>>3&1<<7 | 0x40 | ^base>>3&1<<5 | ^d>>4&1<<4 | 2, ^v&15<<3 | 4 | prefixF3, 0x50 | ^v>>4&1<<3, 0x52}
+	if row == 0 {
+		code = append(code, modrm|base&7)
+	} else {
+		at += fmt.Sprintf("+r%s*%d", names[index], row)
+		code[1] = code[1]&^0x40 | ^index>>3&1<<6
+		code = append(code, modrm|4, byte(row-1)<<6|index&7<<3|base&7)
+	}
+	code = binary.LittleEndian.AppendUint32(code, uint32(disp))
+	encoded(fmt.Sprintf("vdpbf16ps zmm%d,zmm%d,DWORD BCST %s+%#x]", d, v, at, disp), code, acc, y, p, ld)
+}
+
+// dotTiles writes the product of bf16 matrices as pairTiles does, in registers: some rows of x at a
+// time, whose sums finish gets.
+func (a *isa) dotTiles(x, ldx, y string, left reg.GPVirtual, finish func(acc [][]reg.VecPhysical)) {
+	in, row, right, step := [4]reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}, reg.RDX, reg.RBX, GP64()
+	zmm := []reg.VecPhysical{reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7, reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
+		reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23, reg.Z24, reg.Z25, reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31}
+	Load(Param(ldx), row)
+	Load(Param(x), in[0])
+	some := func(label string, rows int) {
+		acc := make([][]reg.VecPhysical, rows)
+		for r := range acc {
+			acc[r] = zmm[8+r*a.cols:][:a.cols]
+			for _, sum := range acc[r] {
+				VPXORD(sum, sum, sum)
+			}
+			if r%3 == 0 && r > 0 {
+				LEAQ(Mem{Base: in[r/3-1], Index: row, Scale: 2}, in[r/3])
+				ADDQ(row, in[r/3])
+			}
+		}
+		next := GP64()
+		last := (rows - 1) / 3
+		MOVQ(in[last], next)
+		for range rows - 3*last {
+			ADDQ(row, next)
+		}
+		MOVQ(argument(y), right)
+		MOVQ(argument("steps"), step)
+		SHLQ(Imm(2), step)
+		loop(label+"_pairs", step, 1, func() {
+			for pair := range 4 {
+				for v := range a.cols {
+					VMOVUPS(Mem{Base: right, Disp: pair*a.rowBytes() + v*a.bytes()}, zmm[v])
+				}
+				for r := range acc {
+					for v, sum := range acc[r] {
+						addDots(sum, zmm[v], in[r/3], row, r%3, 4*pair)
+					}
+				}
+			}
+			for i := range last + 1 {
+				ADDQ(Imm(16), in[i])
+			}
+			ADDQ(U32(uint32(4*a.rowBytes())), right)
+		})
+		MOVQ(next, in[0])
+		finish(acc)
+		SUBQ(Imm(uint64(rows)), left)
+	}
+	most := min(24/a.cols, 12)
+	Label("next")
+	TESTQ(left, left)
+	JZ(LabelRef("done"))
+	CMPQ(left, Imm(8)) // two times 4
+	JEQ(LabelRef("four"))
+	CMPQ(left, Imm(uint64(most)))
+	JGE(LabelRef("most"))
+	CMPQ(left, Imm(4))
+	JGE(LabelRef("four"))
+	some("one", 1)
+	JMP(LabelRef("next"))
+	Label("four")
+	some("four", 4)
+	JMP(LabelRef("next"))
+	Label("most")
+	some("most", most)
+	JMP(LabelRef("next"))
+	Label("done")
+}
+
+// dotScores is pairScores with sums in registers.
+func (a *isa) dotScores() {
+	a.kernel("dotScores")
+	s, left, mx, scale := param("s"), param("keys"), reg.RSI, reg.Z4
+	a.dotTiles("k", "ldk", "q", left, func(acc [][]reg.VecPhysical) {
+		Load(Param("mx"), mx)
+		VBROADCASTSS(argument("scale"), scale)
+		for v := range a.cols {
+			VMOVUPS(a.at(mx, v), reg.Z5)
+			for r := range acc {
+				VMULPS(scale, acc[r][v], acc[r][v])
+				VMOVUPS(acc[r][v], Mem{Base: s, Disp: r*a.rowBytes() + v*a.bytes()})
+				VMAXPS(reg.Z5, acc[r][v], reg.Z5) // Z5 where the score is NaN
+			}
+			VMOVUPS(reg.Z5, a.at(mx, v))
+		}
+		ADDQ(U32(uint32(len(acc)*a.rowBytes())), s)
+	})
+	end()
+}
+
+// dotValues is pairValues with sums in registers.
+func (a *isa) dotValues() {
+	a.kernel("dotValues")
+	o, left, alpha := param("o"), param("groups"), reg.RSI
+	SHLQ(Imm(4), left)
+	a.dotTiles("v", "ldv", "p", left, func(acc [][]reg.VecPhysical) {
+		Load(Param("alpha"), alpha)
+		for v := range a.cols {
+			VMOVUPS(a.at(alpha, v), reg.Z4)
+			for r := range acc {
+				at := Mem{Base: o, Disp: r*a.rowBytes() + v*a.bytes()}
+				VFMADD231PS(at, reg.Z4, acc[r][v])
+				VMOVUPS(acc[r][v], at)
+			}
+		}
+		ADDQ(U32(uint32(len(acc)*a.rowBytes())), o)
+	})
+	end()
+}
+
 // turn writes the transpose of squares of 16 x 16 pairs of bf16, the second right of the first.
 // Where rows is set, a pair is the elements of two rows of src.
 func (a *isa) turn(name string, rows int) {
@@ -294,4 +422,15 @@ func (a *isa) roundPairs() {
 		ADDQ(lds, src)
 	})
 	end()
+}
+
+// vendor returns the first letters of the processor's vendor.
+func vendor() {
+	TEXT("vendor", NOSPLIT, "func() uint32")
+	Doc("vendor returns the first four letters of the name of the processor's vendor.")
+	XORL(reg.EAX, reg.EAX)
+	XORL(reg.ECX, reg.ECX)
+	CPUID()
+	Store(reg.EBX, ReturnIndex(0))
+	RET()
 }

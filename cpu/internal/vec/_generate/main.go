@@ -71,9 +71,12 @@ func main() {
 	avx512.turn("turn", 1)
 	avx512.turn("turnPairs", 2)
 	avx512.roundPairs()
+	vendor()
 	for _, a := range []*isa{avx512, narrow[0], narrow[1]} {
 		a.pairScores()
 		a.pairValues()
+		a.dotScores()
+		a.dotValues()
 	}
 	// An FMA takes 4 or 5 cycles and at most 2 start in each, so 10 chains are enough; 16 also
 	// suit narrower units. AVX2 has 16 registers, two of which hold constants.
