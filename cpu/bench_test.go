@@ -10,8 +10,10 @@ import (
 	"gonum.org/v1/gonum/blas/blas32"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/peak"
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
@@ -35,6 +37,63 @@ func BenchmarkRatio(b *testing.B) {
 				}
 				slices.Sort(ratios)
 				b.ReportMetric(100*ratios[len(ratios)/2], "%ofGemm")
+			})
+		}
+	}
+}
+
+// BenchmarkLowPrecision reports the speed of calls in bf16 with products of pairs: in percent of the
+// ceiling of the machine's unit for them, and as a multiple of calls in float32. They take turns; the
+// medians count.
+//
+//	go test -run '^$' -bench LowPrecision -benchtime 9x ./cpu
+func BenchmarkLowPrecision(b *testing.B) {
+	for _, d := range []struct {
+		rows, keys, dim int
+		causal          bool
+	}{{256, 256, 64, false}, {1024, 1024, 64, false}, {4096, 4096, 64, false}, {4096, 4096, 64, true}, {4096, 4096, 128, false}, {16, 4096, 128, false}} {
+		for threads := 1; threads <= 2; threads++ {
+			b.Run(fmt.Sprintf("q%dk%dd%d/causal=%v/threads%d", d.rows, d.keys, d.dim, d.causal, threads), func(b *testing.B) {
+				be := open(b, Options{Threads: threads})
+				if be.kernels.PairUnit() == "" {
+					b.Skip("this machine has no unit for pairs of bf16")
+				}
+				call := func(dtype backend.DType) *backend.Call {
+					c := plain(b, 8, d.keys, d.dim)
+					c.LowPrecision = dtype == backend.BF16
+					if d.causal {
+						c.Visible.Right = 0
+					}
+					for i, t := range []*backend.Tensor{&c.Q, &c.K, &c.V, &c.O} {
+						shape := t.Shape()
+						if i%3 == 0 {
+							shape[backend.Seq] = d.rows
+						}
+						from := random(b, uint64(i), shape)
+						var err error
+						*t, err = backend.AllocHost(dtype, shape)
+						must(b, err)
+						must(b, be.Copy(b.Context(), []backend.Tensor{*t}, []backend.Tensor{from}))
+					}
+					return c
+				}
+				f32, low := call(backend.F32), call(backend.BF16)
+				var ratios, percents []float64
+				for b.Loop() {
+					ceiling, err := peak.FLOPS(b.Context(), vec.PairLoops{Kernels: be.kernels}, threads)
+					must(b, err)
+					start := time.Now()
+					must(b, be.Attention(b.Context(), f32))
+					middle := time.Now()
+					must(b, be.Attention(b.Context(), low))
+					took := time.Since(middle).Seconds()
+					ratios = append(ratios, middle.Sub(start).Seconds()/took)
+					percents = append(percents, 100*float64(backend.NewPlan(low).FLOPs)/took/ceiling)
+				}
+				slices.Sort(ratios)
+				slices.Sort(percents)
+				b.ReportMetric(ratios[len(ratios)/2], "x_float32")
+				b.ReportMetric(percents[len(percents)/2], "%")
 			})
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // In wasm the runtime keeps a goroutine for events.
@@ -26,6 +27,19 @@ func TestMain(m *testing.M) {
 
 // tierGonum is the tier that every machine has.
 const tierGonum = "gonum"
+
+// TestPairsInRegisters runs calls in low precision without AMX.
+func TestPairsInRegisters(t *testing.T) {
+	k := vec.Tiers()[0].WithoutTiles()
+	if k.PairUnit() == "" {
+		t.Skip("this machine has no AVX512-BF16")
+	}
+	backendtest.Run(t, backendtest.Harness{Only: []string{"LowPrecision"}, Open: func(tb testing.TB) backend.Backend {
+		be := open(tb, Options{})
+		be.kernels = k
+		return be
+	}})
+}
 
 // TestConformance runs the suite on each tier. With the race detector it runs concurrent
 // calls on each tier and the cases on one: the Go code of the others is the same.

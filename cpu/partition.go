@@ -219,7 +219,7 @@ func (x *partition) String() string {
 func (x *partition) path(c *backend.Call) string {
 	s := "fused " + x.layout.Kernels.Tier + " kernels"
 	if x.layout.Pairs {
-		s += ", products of bf16 pairs in " + x.layout.Kernels.PairUnit() + " tiles"
+		s += ", products of bf16 pairs in " + x.layout.Kernels.PairUnit()
 	} else if t := c.WeightType(); t != backend.F32 {
 		s += ", float32 products of weights in " + t.String()
 	}

@@ -110,6 +110,17 @@ func (x *Kernels) RoundPairs(dst []uint32, src []float32, rows, cols int) {
 	x.roundPairs(&dst[0], &src[0], rows/2, cols/16)
 }
 
+// PairLoops are loops with the products of the unit for pairs, to measure its ceiling.
+type PairLoops struct{ *Kernels }
+
+// FMA computes the products n times, or an eighth of that, because those of tiles take longer.
+func (x PairLoops) FMA(n int, _, _ float32) (operations int) {
+	if x.PairUnit() == inTiles {
+		return x.tileFMA(&wholeTiles[0], n/8)
+	}
+	return x.dotFMA(n)
+}
+
 // wholeTiles is the configuration of AMX with eight tiles of 16 rows of 64 bytes.
 var wholeTiles = func() (c [64]byte) {
 	c[0] = 1 // palette

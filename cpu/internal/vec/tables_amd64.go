@@ -137,6 +137,8 @@ var kernelsAVX512x1 = Kernels{
 	turn:       turnAVX512,
 	turnPairs:  turnPairsAVX512,
 	roundPairs: roundPairsAVX512,
+	tileFMA:    tileFMAAVX512,
+	dotFMA:     dotFMAAVX512,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX512,
 		F16:  dotsF16AVX512,
@@ -288,6 +290,8 @@ var kernelsAVX512x2 = Kernels{
 	turn:       turnAVX512,
 	turnPairs:  turnPairsAVX512,
 	roundPairs: roundPairsAVX512,
+	tileFMA:    tileFMAAVX512,
+	dotFMA:     dotFMAAVX512,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX512,
 		F16:  dotsF16AVX512,
@@ -344,6 +348,8 @@ var kernelsAVX512 = Kernels{
 	turn:       turnAVX512,
 	turnPairs:  turnPairsAVX512,
 	roundPairs: roundPairsAVX512,
+	tileFMA:    tileFMAAVX512,
+	dotFMA:     dotFMAAVX512,
 	dots: [elements]dotsFunc{
 		F32:  dotsAVX512,
 		F16:  dotsF16AVX512,

@@ -80,6 +80,8 @@ type Kernels struct {
 	turn       func(dst *uint32, ldd int, src *uint16, lds, squares int)
 	turnPairs  func(dst *uint32, ldd int, src *uint16, lds, squares int)
 	roundPairs func(dst *uint32, src *float32, pairs, vectors int)
+	tileFMA    func(config *byte, n int) (operations int)
+	dotFMA     func(n int) (operations int)
 
 	dots [elements]dotsFunc
 	mix  [elements][]registerTile[mixFunc]

@@ -637,6 +637,12 @@ func turnPairsAVX512(dst *uint32, ldd int, src *uint16, lds int, squares int)
 // roundPairsAVX512 is Kernels.roundPairs.
 func roundPairsAVX512(dst *uint32, src *float32, pairs int, vectors int)
 
+// tileFMAAVX512 is Kernels.tileFMA.
+func tileFMAAVX512(config *byte, n int) (operations int)
+
+// dotFMAAVX512 is Kernels.dotFMA.
+func dotFMAAVX512(n int) (operations int)
+
 // vendor returns the first four letters of the name of the processor's vendor.
 func vendor() uint32
 

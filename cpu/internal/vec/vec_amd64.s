@@ -38868,6 +38868,339 @@ DATA alternate<>+60(SB)/2, $0x000f
 DATA alternate<>+62(SB)/2, $0x001f
 GLOBL alternate<>(SB), RODATA|NOPTR, $64
 
+// func tileFMAAVX512(config *byte, n int) (operations int)
+// Requires: AVX
+TEXT ·tileFMAAVX512(SB), NOSPLIT, $0-24
+	MOVQ n+8(FP), AX
+	MOVQ config+0(FP), R8
+
+	// ldtilecfg [r8]
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+
+	// tilezero tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+
+	// tilezero tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xe0
+
+	// tilezero tmm5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xe8
+
+	// tilezero tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xf0
+
+	// tilezero tmm7
+	BYTE   $0xc4
+	BYTE   $0xe2
+	BYTE   $0x7b
+	BYTE   $0x49
+	BYTE   $0xf8
+	IMUL3Q $0x00010000, AX, CX
+
+next:
+	// tdpbf16ps tmm0,tmm4,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+
+	// tdpbf16ps tmm1,tmm4,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+
+	// tdpbf16ps tmm2,tmm5,tmm6
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+
+	// tdpbf16ps tmm3,tmm5,tmm7
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	SUBQ $0x00000001, AX
+	JNZ  next
+	MOVQ CX, operations+16(FP)
+
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+// func dotFMAAVX512(n int) (operations int)
+// Requires: AVX, AVX512F
+TEXT ·dotFMAAVX512(SB), NOSPLIT, $0-16
+	MOVQ   n+0(FP), AX
+	IMUL3Q $0x00000400, AX, CX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	LEAQ   n+0(FP), R8
+
+next:
+	// vdpbf16ps zmm1,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0xd2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm2,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0xd2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm3,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0xd2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm4,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0xd2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm5,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0xd2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa8
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm6,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0xd2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm7,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0xd2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb8
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm8,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm9,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x88
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm10,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x90
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm11,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x98
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm12,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm13,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xa8
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm14,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb0
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm15,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0x52
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0xb8
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// vdpbf16ps zmm16,zmm0,DWORD BCST [r8+0x0]
+	BYTE $0x62
+	BYTE $0xc2
+	BYTE $0x7e
+	BYTE $0x58
+	BYTE $0x52
+	BYTE $0x80
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	SUBQ $0x00000001, AX
+	JNZ  next
+	MOVQ CX, operations+8(FP)
+	VZEROUPPER
+	RET
+
 // func vendor() uint32
 // Requires: CPUID
 TEXT ·vendor(SB), NOSPLIT, $0-4

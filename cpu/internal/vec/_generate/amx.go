@@ -424,6 +424,44 @@ func (a *isa) roundPairs() {
 	end()
 }
 
+// pairFMAs writes loops of products of pairs, in tiles and in registers, which return their operations.
+func (a *isa) pairFMAs() {
+	a.kernel("tileFMA")
+	p, n, operations := reg.R8, param("n"), GP64()
+	Load(Param("config"), p)
+	loadConfig(p)
+	for i := range 8 {
+		tmm(i).zero()
+	}
+	const each = 4 // products of 16 x 16 sums over 32 elements
+	IMUL3Q(U32(each*2*16*16*32), n, operations)
+	loop("next", n, 1, func() {
+		for i := range each {
+			tmm(i).addProduct(tmm(4+i/2), tmm(6+i%2))
+		}
+	})
+	Store(operations, ReturnIndex(0))
+	release()
+	end()
+
+	a.kernel("dotFMA")
+	n, operations = param("n"), GP64()
+	chains := []reg.VecPhysical{reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7, reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15, reg.Z16}
+	IMUL3Q(U32(uint32(4*a.lanes*len(chains))), n, operations)
+	VPXORD(reg.Z0, reg.Z0, reg.Z0)
+	for _, c := range chains {
+		VPXORD(c, c, c)
+	}
+	LEAQ(argument("n"), p)
+	loop("next", n, 1, func() {
+		for _, c := range chains {
+			addDots(c, reg.Z0, p, p, 0, 0)
+		}
+	})
+	Store(operations, ReturnIndex(0))
+	end()
+}
+
 // vendor returns the first letters of the processor's vendor.
 func vendor() {
 	TEXT("vendor", NOSPLIT, "func() uint32")

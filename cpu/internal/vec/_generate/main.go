@@ -71,6 +71,7 @@ func main() {
 	avx512.turn("turn", 1)
 	avx512.turn("turnPairs", 2)
 	avx512.roundPairs()
+	avx512.pairFMAs()
 	vendor()
 	for _, a := range []*isa{avx512, narrow[0], narrow[1]} {
 		a.pairScores()
