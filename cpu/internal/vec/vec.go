@@ -132,19 +132,14 @@ type (
 	mixFunc        func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
 )
 
-// eachTile calls do for each of t with the number of its tiles that n rows are divided into.
-func eachTile[F any](t []registerTile[F], n int, do func(t *registerTile[F], tiles int)) {
-	for i := range t {
-		tiles := n / t[i].rows
-		// One large tile less may leave whole tiles of the next size.
-		if tiles > 0 && i+2 < len(t) && n%t[i].rows%t[i+1].rows != 0 && (n%t[i].rows+t[i].rows)%t[i+1].rows == 0 {
-			tiles--
-		}
-		if tiles > 0 {
-			do(&t[i], tiles)
-			n -= tiles * t[i].rows
-		}
+// tileCount returns the number of tiles t[i] that n rows are divided into, those that t[:i] leave.
+func tileCount[F any](t []registerTile[F], i, n int) int {
+	tiles := n / t[i].rows
+	// One large tile less may leave whole tiles of the next size.
+	if tiles > 0 && i+2 < len(t) && n%t[i].rows%t[i+1].rows != 0 && (n%t[i].rows+t[i].rows)%t[i+1].rows == 0 {
+		tiles--
 	}
+	return tiles
 }
 
 // Tiers returns the tables that this machine runs, the fastest first. The gonum
@@ -192,14 +187,14 @@ func (x *Kernels) Scores(s []float32, runs []Run, ldk int, qt []float32, d int, 
 			n, i = 2*n, i+1
 		}
 		_ = s[n*w-1]
-		eachTile(all, n, func(t *registerTile[scoresFunc], tiles int) {
-			most := max(1, budget/(t.rows*(w/x.Lanes)*d))
-			for tiles > 0 {
-				some := min(most, tiles)
+		for j := range all {
+			t := &all[j]
+			for tiles := tileCount(all, j, n-r); tiles > 0; {
+				some := min(tiles, max(1, budget/(t.rows*(w/x.Lanes)*d)))
 				t.kernel(&s[r*w], (*float32)(unsafe.Add(unsafe.Pointer(first.rows), 4*r*ldk)), 4*ldk, first.words(), &qt[0], d, some, &mx[0])
 				r, tiles = r+some*t.rows, tiles-some
 			}
-		})
+		}
 		s = s[n*w:]
 	}
 }
@@ -233,15 +228,15 @@ func (x *Kernels) Values(o []float32, runs []Run, ldv int, p []float32, d int, a
 		x.valuesInRows(o, runs, ldv, p, n, d, alpha)
 		return
 	}
-	c := 0
-	eachTile(x.tile.values, d, func(t *registerTile[valuesFunc], tiles int) {
-		most := max(1, budget/(t.rows*(w/x.Lanes)*n))
-		for tiles > 0 {
-			some := min(most, tiles)
+	c, all := 0, x.tile.values
+	for i := range all {
+		t := &all[i]
+		for tiles := tileCount(all, i, d-c); tiles > 0; {
+			some := min(tiles, max(1, budget/(t.rows*(w/x.Lanes)*n)))
 			t.kernel(&o[c*w], runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, some, &alpha[0])
 			c, tiles = c+some*t.rows, tiles-some
 		}
-	})
+	}
 }
 
 // Exp2 replaces x by 2^(x-m), as Weights does; the length is a multiple of Lanes.
