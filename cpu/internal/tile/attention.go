@@ -114,18 +114,23 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 // look set the outputs are looked at for values that are not finite, see addValues.
 func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 	x, p, cur, n := a.Products.Layout.Kernels, &a.Products, &t.sums.cur, t.here.Hi-t.here.Lo
-	if p.Layout.KeyLanes {
+	clean := a.Scores.hiding || t.mixed || b.replaced || x.KeyLanes || t.edge(t.here)
+	switch {
+	case p.Layout.Pairs:
+		copy(s.MX, cur.m)
+		p.pairScores(s, b, t)
+		a.Scores.Adjust(s, t, t.here)
+		p.addPairValues(s, b, t, clean, a.pairWeights(s, t, clean))
+		a.addReplaced(s, t, b)
+		return
+	case p.Layout.KeyLanes:
 		p.dots(s, b, t, t.here)
 		a.Scores.Adjust(s, t, t.here)
 		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
-	} else {
+	default:
 		copy(s.MX, cur.m)
-		if p.Layout.Pairs {
-			p.pairScores(s, b, t)
-		} else {
-			runs, ldk := p.keys(s, b, t, t.here)
-			x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
-		}
+		runs, ldk := p.keys(s, b, t, t.here)
+		x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
 		a.Scores.Adjust(s, t, t.here)
 		fours := CeilDiv(n, 4)
 		Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
@@ -140,22 +145,14 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 	if a.Scores.Drops() {
 		a.Scores.Drop(s, t, s.S, t.here)
 	}
-	clean := a.Scores.hiding || t.mixed || b.replaced || x.KeyLanes || t.edge(t.here)
-	a.addValues(s, t, b, clean, look)
+	p.addValues(s, b, t, clean, look)
+	a.addReplaced(s, t, b)
 }
 
-// addValues adds the products of the weights in s.S and the values of t's keys in b to the
-// outputs of t. With clean set a weight of 0 hides values that are not finite. See
-// Products.addValues for look.
-func (a *Attention) addValues(s *Space, t *Tile, b *block, clean, look bool) {
-	p := &a.Products
-	if p.Layout.Pairs {
-		p.addPairValues(s, b, t, clean)
-	} else {
-		p.addValues(s, b, t, clean, look)
-	}
+// addReplaced adds to the outputs of t what its rows see of the values that are replaced in b.
+func (a *Attention) addReplaced(s *Space, t *Tile, b *block) {
 	if b.replaced {
-		p.addNonFinite(t, t.here, s.S, BlockKeys, func(h, i, j, r int, _ float32) bool {
+		a.Products.addNonFinite(t, t.here, s.S, BlockKeys, func(h, i, j, r int, _ float32) bool {
 			return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) &&
 				(!a.Scores.Drops() || a.Scores.problem.Dropout.Keeps(t.Batch, h, i, j))
 		})

@@ -58,9 +58,28 @@ func (p *Products) pairScores(s *Space, b *block, t *Tile) {
 	x.PairScores(s.S, keys[(t.here.Lo-b.span.Lo)*d:], d, n, pairsOf(t.q), d, p.Scale, s.MX)
 }
 
-// addPairValues adds the products of the weights in s.S, rounded, and the values of t's keys in b
-// to the outputs of t. With clean set NaN and Inf count as 0; if there are any, b.replaced is set.
-func (p *Products) addPairValues(s *Space, b *block, t *Tile, clean bool) {
+// pairWeights turns the scores in s.S into pairs of rounded weights, and returns them, up to a
+// multiple of vec.PairStep keys. It leaves the weights of float32 in s.S where the next steps may need them.
+func (a *Attention) pairWeights(s *Space, t *Tile, clean bool) []uint32 {
+	x, cur, n := a.Products.Layout.Kernels, &t.sums.cur, t.here.Hi-t.here.Lo
+	fours, weights := CeilDiv(n, 4), pairsOf(s.pairs)[:RoundUp(n, vec.PairStep)/2*x.Width]
+	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
+	if drops := a.Scores.Drops(); drops || clean {
+		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
+		if drops {
+			a.Scores.Drop(s, t, s.S, t.here)
+		}
+		x.RoundPairs(weights, s.S, 4*fours, x.Width)
+	} else {
+		x.PairWeights(weights, s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
+	}
+	clear(weights[2*fours*x.Width:])
+	return weights
+}
+
+// addPairValues adds the products of weights and the values of t's keys in b to the outputs of t.
+// With clean set NaN and Inf count as 0; if there are any, b.replaced is set.
+func (p *Products) addPairValues(s *Space, b *block, t *Tile, clean bool, weights []uint32) {
 	l, n, all := p.Layout, RoundUp(t.here.Hi-t.here.Lo, vec.PairStep), b.span.Hi-b.span.Lo
 	x, rows := l.Kernels, halves(s.v)[:BlockKeys*l.DimV]
 	values := halves(s.v)[len(rows):]
@@ -81,9 +100,5 @@ func (p *Products) addPairValues(s *Space, b *block, t *Tile, clean bool) {
 	for j := 0; load && j < all; j += vec.PairStep {
 		x.TurnPairs(values[j:], BlockKeys, rows[j*l.DimV:], l.DimV, l.DimV)
 	}
-	weights, sums := pairsOf(s.pairs)[:n/2*x.Width], s.pairs[BlockKeys/2*x.Width:]
-	whole := RoundUp(t.here.Hi-t.here.Lo, 4) // weights up to there are 0
-	x.RoundPairs(weights, s.S, whole, x.Width)
-	clear(weights[whole/2*x.Width:])
-	x.PairValues(t.sums.cur.o, values[t.here.Lo-b.span.Lo:], BlockKeys, weights, l.DimV, n, s.Alpha, sums)
+	x.PairValues(t.sums.cur.o, values[t.here.Lo-b.span.Lo:], BlockKeys, weights, l.DimV, n, s.Alpha, s.pairs[BlockKeys/2*x.Width:])
 }

@@ -120,9 +120,10 @@ func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e
 	return vec.F32, l.DimV
 }
 
-// addValues is Attention.addValues for finite values. Others leave outputs that are not finite,
-// whatever their weights: with look set the outputs are looked at, because reading values once is
-// cheaper than looking at them first.
+// addValues adds the products of the weights in s.S and the values of t's keys in b to the outputs
+// of t. With clean set a weight of 0 hides values that are not finite. Such values leave outputs
+// that are not finite, whatever their weights: with look set the outputs are looked at, because
+// reading values once is cheaper than looking at them first.
 func (p *Products) addValues(s *Space, b *block, t *Tile, clean, look bool) {
 	l, o := p.Layout, t.sums.cur.o
 	if l.KeyLanes {

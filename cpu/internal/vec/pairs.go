@@ -110,6 +110,16 @@ func (x *Kernels) RoundPairs(dst []uint32, src []float32, rows, cols int) {
 	x.roundPairs(&dst[0], &src[0], rows/2, cols/16)
 }
 
+// PairWeights is Weights and RoundPairs. Weights are not written to s, whose contents become
+// unspecified.
+//
+//	pairs [2·fours, Width]
+func (x *Kernels) PairWeights(pairs []uint32, s []float32, fours int, m, mx, l, alpha []float32) {
+	w := x.Width
+	_, _, _, _, _, _ = pairs[2*fours*w-1], s[4*fours*w-1], m[w-1], mx[w-1], l[w-1], alpha[w-1]
+	x.tile.pairWeights(&s[0], fours, &m[0], &mx[0], &l[0], &alpha[0], &pairs[0])
+}
+
 // PairLoops are loops with the products of the unit for pairs, to measure its ceiling.
 type PairLoops struct{ *Kernels }
 

@@ -110,6 +110,7 @@ type tileKernels struct {
 	// For pairs of bf16, in tiles of AMX and in registers.
 	pairScores, dotScores pairScoresFunc
 	pairValues, dotValues pairValuesFunc
+	pairWeights           func(s *float32, fours int, m, mx, l, alpha *float32, pairs *uint32)
 	// halfValues is Values with elements as lanes, or nil.
 	halfValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32)
 }

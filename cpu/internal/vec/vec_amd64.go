@@ -655,6 +655,9 @@ func pairValuesAVX512(config *byte, o *float32, v *uint16, ldv int, p *uint32, g
 // dotScoresAVX512 is tileKernels.dotScores.
 func dotScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 
+// pairWeightsAVX512 is tileKernels.pairWeights.
+func pairWeightsAVX512(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32, pairs *uint32)
+
 // dotValuesAVX512 is tileKernels.dotValues.
 func dotValuesAVX512(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 
@@ -667,6 +670,9 @@ func pairValuesAVX512x2(config *byte, o *float32, v *uint16, ldv int, p *uint32,
 // dotScoresAVX512x2 is tileKernels.dotScores.
 func dotScoresAVX512x2(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 
+// pairWeightsAVX512x2 is tileKernels.pairWeights.
+func pairWeightsAVX512x2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32, pairs *uint32)
+
 // dotValuesAVX512x2 is tileKernels.dotValues.
 func dotValuesAVX512x2(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)
 
@@ -678,6 +684,9 @@ func pairValuesAVX512x1(config *byte, o *float32, v *uint16, ldv int, p *uint32,
 
 // dotScoresAVX512x1 is tileKernels.dotScores.
 func dotScoresAVX512x1(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
+
+// pairWeightsAVX512x1 is tileKernels.pairWeights.
+func pairWeightsAVX512x1(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32, pairs *uint32)
 
 // dotValuesAVX512x1 is tileKernels.dotValues.
 func dotValuesAVX512x1(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups int, steps int, alpha *float32, sums *float32)

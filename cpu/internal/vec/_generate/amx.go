@@ -393,28 +393,38 @@ func (a *isa) turn(name string, rows int) {
 	end()
 }
 
+// alternate is the order that makes pairs of the words of two vectors.
+var alternate *Mem
+
+// paired returns the pairs of bf16 of two vectors.
+func paired(first, second Op) reg.VecPhysical {
+	if alternate == nil {
+		alternate = new(GLOBL("alternate", RODATA|NOPTR))
+		for i := range 32 {
+			DATA(2*i, U16(uint16(i/2+i%2*16)))
+		}
+	}
+	order := ZMM()
+	VMOVUPS(*alternate, order)
+	VMOVUPS(first, reg.Z0)
+	VMOVUPS(second, reg.Z1)
+	// EVEX of the map 0F38 on 512 bits
+	encoded("vcvtne2ps2bf16 zmm0,zmm1,zmm0", []byte{0x62, 0xf2, ^byte(1)&15<<3 | 4 | prefixF2, 0x48, 0x72, 0xc0}, reg.Z0, reg.Z1)
+	VPERMW(reg.Z0, order, reg.Z0)
+	return reg.Z0
+}
+
 // roundPairs writes pairs of bf16: those of rows 2j and 2j+1 of src.
 func (a *isa) roundPairs() {
 	a.kernel("roundPairs")
-	dst, src, pairs, vectors := param("dst"), param("src"), param("pairs"), GP64()
-	lds, second, order := GP64(), GP64(), ZMM()
-	alternate := GLOBL("alternate", RODATA|NOPTR)
-	for i := range 32 {
-		DATA(2*i, U16(uint16(i/2+i%2*16)))
-	}
-	VMOVDQU16(alternate, order)
+	dst, src, pairs, vectors, lds, second := param("dst"), param("src"), param("pairs"), GP64(), GP64(), GP64()
 	MOVQ(argument("vectors"), lds)
 	SHLQ(Imm(6), lds)
 	loop("pair", pairs, 1, func() {
 		LEAQ(Mem{Base: src, Index: lds, Scale: 1}, second)
 		MOVQ(argument("vectors"), vectors)
 		loop("vector", vectors, 1, func() {
-			VMOVUPS(Mem{Base: src}, reg.Z0)
-			VMOVUPS(Mem{Base: second}, reg.Z1)
-			// EVEX of the map 0F38 on 512 bits
-			encoded("vcvtne2ps2bf16 zmm0,zmm1,zmm0", []byte{0x62, 0xf2, ^byte(1)&15<<3 | 4 | prefixF2, 0x48, 0x72, 0xc0}, reg.Z0, reg.Z1)
-			VPERMW(reg.Z0, order, reg.Z0)
-			VMOVUPS(reg.Z0, Mem{Base: dst})
+			VMOVUPS(paired(a.at(src, 0), a.at(second, 0)), a.at(dst, 0))
 			ADDQ(Imm(64), src)
 			ADDQ(Imm(64), second)
 			ADDQ(Imm(64), dst)
@@ -422,6 +432,20 @@ func (a *isa) roundPairs() {
 		ADDQ(lds, src)
 	})
 	end()
+}
+
+// pairWeights is weights and roundPairs, without the weights of float32.
+func (a *isa) pairWeights() {
+	a.kernel("pairWeights")
+	pairs := param("pairs")
+	a.weightsTo(param("s"), func(_ reg.GPVirtual, p []reg.VecVirtual, j int) {
+		for u := 0; u < len(p); u += 2 {
+			VMOVUPS(paired(p[u], p[u+1]), a.at(pairs, u/2*a.cols+j))
+		}
+		if j == a.cols-1 {
+			ADDQ(U32(uint32(2*a.rowBytes())), pairs)
+		}
+	})
 }
 
 // pairFMAs writes loops of products of pairs, in tiles and in registers, which return their operations.

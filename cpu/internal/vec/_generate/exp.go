@@ -103,7 +103,17 @@ func (a *isa) flush() (restore func()) {
 // weights turns a score tile into weights.
 func (a *isa) weights() {
 	a.kernel("weights")
-	s, fours, pm, mx, l, alpha := param("s"), param("fours"), param("m"), param("mx"), param("l"), param("alpha")
+	a.weightsTo(param("s"), func(s reg.GPVirtual, p []reg.VecVirtual, j int) {
+		for u := range p {
+			VMOVUPS(p[u], a.at(s, u*a.cols+j))
+		}
+	})
+}
+
+// weightsTo computes weights of four rows and vector j, which store stores before it returns, for
+// each vector and all rows.
+func (a *isa) weightsTo(s reg.GPVirtual, store func(s reg.GPVirtual, p []reg.VecVirtual, j int)) {
+	fours, pm, mx, l, alpha := param("fours"), param("m"), param("mx"), param("l"), param("alpha")
 	restore := a.flush()
 	e := a.exponential(a.masks())
 	sum := a.vecs(a.cols)
@@ -128,9 +138,7 @@ func (a *isa) weights() {
 			VSUBPS(m, y[u], y[u])
 		}
 		p := e.all(y...)
-		for u := range p {
-			VMOVUPS(p[u], a.at(s, u*a.cols+j))
-		}
+		store(s, p, j)
 		VADDPS(p[1], p[0], p[0])
 		VADDPS(p[3], p[2], p[2])
 		VADDPS(p[2], p[0], p[0])

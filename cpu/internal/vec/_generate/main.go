@@ -77,6 +77,7 @@ func main() {
 		a.pairScores()
 		a.pairValues()
 		a.dotScores()
+		a.pairWeights()
 		a.dotValues()
 	}
 	// An FMA takes 4 or 5 cycles and at most 2 start in each, so 10 chains are enough; 16 also
