@@ -191,7 +191,11 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 		i, row = i+whole, row[whole:]
 	}
 	for _, x := range row {
-		v.Bits[i] = v.DType.Encode(x)
+		if bits := math.Float32bits(x); v.DType == backend.BF16 && x == x {
+			v.Bits[i] = uint16((bits + 0x7fff + bits>>16&1) >> 16) // Encode is not inlined
+		} else {
+			v.Bits[i] = v.DType.Encode(x)
+		}
 		i += step
 	}
 }
