@@ -36,9 +36,9 @@
 // this holds with gonum's own BLAS. Another one may sum a row differently when
 // there are fewer rows.)
 //
-// In low precision, with operands of bf16 and more than 8 query rows for each key head, a processor
-// with AMX-BF16 multiplies pairs of bf16 in its tiles, and such calls have bits of their own. The
-// first one asks Linux to let the process use them.
+// In low precision, with operands of bf16 and more than 8 query rows for each key head, products are
+// those of the processor's unit for pairs of bf16: AMX-BF16, which the first such call asks Linux for,
+// or AMD's AVX512-BF16. Such calls have bits of their own.
 //
 // All backends of a process share goroutines that help their calls. They sleep while there
 // is nothing to do, and end when the last backend is closed. At most GOMAXPROCS goroutines
