@@ -48,9 +48,7 @@ func TestFortranOrder(t *testing.T) {
 						t.Fatalf("%v of %s, %s: %s", shape, descr, more, stderr)
 					}
 					text, err := os.ReadFile(out)
-					if err != nil {
-						t.Fatal(err)
-					}
+					clitest.NoError(t, err)
 					files[i] = text
 				}
 				if !bytes.Equal(files[0], files[1]) {

@@ -69,9 +69,7 @@ func TestDevices(t *testing.T) {
 		}
 	}
 	var r devices.Report
-	if err := json.Unmarshal([]byte(mustRun(t, "devices", "--json")), &r); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, json.Unmarshal([]byte(mustRun(t, "devices", "--json")), &r))
 	if r.Auto.Name == "" || r.Auto.Why == "" {
 		t.Errorf("auto is %+v", r.Auto)
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/llama"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -46,9 +47,7 @@ func needGPU(t *testing.T) {
 	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skip("no WebGPU adapter")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	dev.Close()
 }
 
@@ -97,9 +96,7 @@ func TestGreedy(t *testing.T) {
 func TestCaches(t *testing.T) {
 	eachTier(t, func(t *testing.T) {
 		dev, err := kernels.Open("cpu")
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		defer dev.Close()
 		steps := 200
 		if testing.Short() {
@@ -113,9 +110,7 @@ func TestCaches(t *testing.T) {
 		}
 		needGPU(t)
 		dev, err := kernels.Open("gpu")
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		defer dev.Close()
 		testCaches(t, dev, 16)
 	})
@@ -123,15 +118,11 @@ func TestCaches(t *testing.T) {
 
 func testCaches(t *testing.T, dev *kernels.Device, steps int) {
 	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	tokens := llama.LoadTokenizer(llama.TokenizerFile).Encode(expected)[:steps]
 	forward := func(tokens []int, options func(layer int) nn.MultiHeadOptions) []float32 {
 		logits, _, err := m.Forward(t.Context(), [][]int{tokens}, options)
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		return logits[0]
 	}
 	var want [][]float32
@@ -172,21 +163,15 @@ func cachesOf(t *testing.T, dev *kernels.Device, dtype kernels.DType, paged bool
 	for range llama.Layers {
 		if paged {
 			c, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, PageSize: pageSize, Pages: 256 / pageSize})
-			if err != nil {
-				t.Fatal(err)
-			}
+			clitest.NoError(t, err)
 			t.Cleanup(c.Release)
 			s, err := c.NewSequence()
-			if err != nil {
-				t.Fatal(err)
-			}
+			clitest.NoError(t, err)
 			list = append(list, c.Batch(s))
 			continue
 		}
 		c, err := kvcache.New(t.Context(), dev, kvcache.Config{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, Capacity: 256})
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		t.Cleanup(c.Release)
 		list = append(list, c)
 	}
@@ -239,9 +224,7 @@ func TestTokenizer(t *testing.T) {
 // TestErrors runs the command with arguments that it refuses.
 func TestErrors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, os.WriteFile(file, nil, 0o644))
 	long := strings.Repeat("東", 200)
 	for _, c := range []struct {
 		args []string
@@ -305,9 +288,7 @@ func TestHeatmap(t *testing.T) {
 	write(t, "--backend", "cpu", "--temperature", "0", "--steps", "12", "--heatmap", dir)
 	for i := range llama.Layers {
 		page, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("layer-%d.html", i+1)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		for _, want := range []string{fmt.Sprintf("Layer %d", i+1), "head 8", "(start)", "Once", "little"} {
 			if !bytes.Contains(page, []byte(want)) {
 				t.Errorf("the page of layer %d does not contain %q", i+1, want)
@@ -315,19 +296,13 @@ func TestHeatmap(t *testing.T) {
 		}
 	}
 	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	defer dev.Close()
 	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	const n = 12
 	_, weights, err := m.Forward(t.Context(), [][]int{llama.LoadTokenizer(llama.TokenizerFile).Encode(expected)[:n]}, llama.Whole)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	for layer, w := range weights {
 		for row := range llama.Heads * n {
 			sum := 0.
@@ -364,9 +339,7 @@ func TestStats(t *testing.T) {
 func TestRecording(t *testing.T) {
 	dev, recorder := backendtest.Record(t, cpu.New(cpu.Options{}))
 	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	pieces := llama.LoadTokenizer(llama.TokenizerFile)
 	tokens := pieces.Encode(expected)[:128]
 	if _, _, err := m.Forward(t.Context(), [][]int{tokens}, llama.Whole); err != nil {
@@ -378,9 +351,7 @@ func TestRecording(t *testing.T) {
 	}
 	recorder.Check("stories260K.safetensors", names)
 	labels, err := json.Marshal(append([]string{"(start)"}, pieces.Texts(tokens)...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	if stored := recorder.File("stories260K.labels.json", labels); !bytes.Equal(stored, labels) {
 		t.Errorf("the stored labels are %s, should be %s", stored, labels)
 	}

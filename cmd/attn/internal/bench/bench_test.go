@@ -36,15 +36,11 @@ func benchmark(ctx context.Context, args ...string) (code int, stdout, stderr st
 func decoded(t *testing.T, path string) report.Report {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	strict := json.NewDecoder(bytes.NewReader(text))
 	strict.DisallowUnknownFields()
 	var r report.Report
-	if err := strict.Decode(&r); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, strict.Decode(&r))
 	return r
 }
 
@@ -57,9 +53,7 @@ func TestBenchPage(t *testing.T) {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
 	text, err := os.ReadFile(dir + "/r.html")
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	for _, want := range []string{"2 of 2 cases measured", "attn bench --seq 64,128 --heads 1 --backend cpu --threads 1", "<svg "} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the page lacks %q", want)
@@ -201,9 +195,7 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 		}
 		defer dev.Close()
 		x, err := dev.FromFloat32(t.Context(), kernels.F32, make([]float32, 1<<19), kernels.Shape{1, 1, 1, 1 << 19})
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		defer x.Release()
 		rate, err := dev.Backend().(backend.BandwidthMeter).ReadBandwidth(t.Context(), x)
 		if err != nil || (rate == 0) != tc.onHost {
@@ -247,9 +239,7 @@ func (d one) Open(string) (backend.Backend, error) { return d.be, nil }
 func openCPU(t *testing.T) backend.Backend {
 	t.Helper()
 	be, err := backend.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	return be
 }
 

@@ -50,14 +50,10 @@ func TestExplainWorkedExamples(t *testing.T) {
 					lines = slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, "backend ") })
 					out = strings.Join(lines, "\n")
 					if *update && be == "cpu" {
-						if err := os.WriteFile(golden, []byte(out), 0o644); err != nil {
-							t.Fatal(err)
-						}
+						clitest.NoError(t, os.WriteFile(golden, []byte(out), 0o644))
 					}
 					want, err := os.ReadFile(golden)
-					if err != nil {
-						t.Fatal(err)
-					}
+					clitest.NoError(t, err)
 					if diff := cmp.Diff(string(want), out); diff != "" && be == "cpu" {
 						t.Errorf("the text differs from %s (-want +got):\n%s", golden, diff)
 					}
@@ -104,9 +100,7 @@ func TestExplainWrongDevice(t *testing.T) {
 func TestExplainDifferences(t *testing.T) {
 	read := func(name string) string {
 		b, err := os.ReadFile("../../../../backend/backendtest/testdata/worked-examples/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		return string(b)
 	}
 	illustrated, five, batched := read("illustrated-self-attention.json"), read("five-token-scaled.json"), read("batched-single-head.json")

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -19,17 +20,13 @@ func FuzzWalkthrough(f *testing.F) {
 	}
 	for _, path := range examples {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			f.Fatal(err)
-		}
+		clitest.NoError(f, err)
 		f.Add(text)
 	}
 	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "scale": 0.5, "digits": 2, "labels": ["a", "b"], "title": "t", "w_query": [[1, 0], [0, 1]], "b_query": [1, 2]}`))
 	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "softcap": 2, "d_outputs": [[1, 0], [0, -1]]}`))
 	dev, err := kernels.Open("cpu")
-	if err != nil {
-		f.Fatal(err)
-	}
+	clitest.NoError(f, err)
 	f.Cleanup(func() { dev.Close() })
 	f.Fuzz(func(t *testing.T, text []byte) {
 		wt := &walkthrough{path: "x.json"}

@@ -244,9 +244,7 @@ func TestHeatmapSVG(t *testing.T) {
 func svgElements(t *testing.T, path string) (count map[string]int, text []string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	count = map[string]int{}
 	d := xml.NewDecoder(bytes.NewReader(data))
 	for {

@@ -68,9 +68,7 @@ func (c *runCase) run(t *testing.T, flags ...string) {
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	return text
 }
 

@@ -184,15 +184,9 @@ func TestRunTypes(t *testing.T) {
 func TestRunReadsOtherWriters(t *testing.T) {
 	dir := t.TempDir()
 	f, err := os.Create(filepath.Join(dir, "x.npy"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := npy.Write(f, mat.NewDense(2, 2, []float64{1, 0, 0, 1})); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
+	clitest.NoError(t, npy.Write(f, mat.NewDense(2, 2, []float64{1, 0, 0, 1})))
+	clitest.NoError(t, f.Close())
 	code, _, stderr := attn(t, "run", "--backend=cpu", "--scale=0", "--out", dir+"/o.npy", "--q", f.Name(), "--k", f.Name(), "--v", f.Name())
 	if code != 0 {
 		t.Fatal(stderr)

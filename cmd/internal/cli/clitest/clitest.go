@@ -80,13 +80,19 @@ func WantFailure(t *testing.T, code int, stdout, stderr, want string) {
 	}
 }
 
+// NoError ends the test unless err is nil.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Files lists a folder, with hidden files.
 func Files(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -171,13 +177,9 @@ func Save(t *testing.T, dir, name, descr string, data []float64, shape ...int) s
 func Load(t *testing.T, path string) (data []float64, shape []int, descr string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	r, err := npy.NewReader(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	descr, shape = r.Header.Descr.Type, r.Header.Descr.Shape
 	size := int(descr[2] - '0')
 	for raw := range slices.Chunk(text[len(text)-size*Elements(shape):], size) {
@@ -213,7 +215,5 @@ func NeedBackend(t *testing.T, name string) {
 	if err == nil {
 		err = dev.Close()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 }
