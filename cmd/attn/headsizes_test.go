@@ -15,10 +15,7 @@ import (
 func TestHeadSizes(t *testing.T) {
 	for _, name := range []string{"gpu", "cpu"} {
 		t.Run(name, func(t *testing.T) {
-			clitest.NeedBackend(t, name)
-			dev, err := kernels.Open(name)
-			clitest.NoError(t, err)
-			defer dev.Close()
+			dev := clitest.Open(t, name)
 			rng := rand.New(rand.NewPCG(1, 1))
 			draw := func(dtype kernels.DType, shape kernels.Shape) kernels.Tensor {
 				data := make([]float32, shape.Elements())

@@ -145,8 +145,7 @@ func TestOverwriteInputs(t *testing.T) {
 		read := func() map[string]string {
 			all := map[string]string{}
 			for _, name := range clitest.Files(t, dir) {
-				text, err := os.ReadFile(name)
-				clitest.NoError(t, err)
+				text := clitest.ReadFile(t, name)
 				all[name] = string(text)
 			}
 			return all

@@ -2,11 +2,9 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -64,12 +62,7 @@ func TestNeedsAttention(t *testing.T) {
 // TestTrainOnGPU compares the losses of a few steps with those on the CPU. Later ones differ as
 // rounding decides what is learnt first.
 func TestTrainOnGPU(t *testing.T) {
-	dev, err := kernels.Open("gpu")
-	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
-		t.Skipf("no WebGPU adapter: %v", err)
-	}
-	clitest.NoError(t, err)
-	defer dev.Close()
+	dev := clitest.Open(t, "gpu")
 	host := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer host.Close()
 	const steps = 10

@@ -41,16 +41,6 @@ func write(t *testing.T, args ...string) (out, messages string) {
 	return stdout.String(), stderr.String()
 }
 
-// needGPU skips the test where there is no WebGPU adapter. In CI that is a failure.
-func needGPU(t *testing.T) {
-	dev, err := kernels.Open("gpu")
-	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
-		t.Skip("no WebGPU adapter")
-	}
-	clitest.NoError(t, err)
-	dev.Close()
-}
-
 // eachTier runs f with every CPU tier.
 func eachTier(t *testing.T, f func(t *testing.T)) {
 	for _, tier := range cpu.Tiers() {
@@ -80,7 +70,7 @@ func TestGreedy(t *testing.T) {
 		}
 	})
 	t.Run("gpu", func(t *testing.T) {
-		needGPU(t)
+		clitest.NeedBackend(t, "gpu")
 		if greedy(t, "gpu", 3, 192); !testing.Short() {
 			greedy(t, "gpu", 1, 0)
 		}
@@ -95,24 +85,17 @@ func TestGreedy(t *testing.T) {
 // to the same tokens.
 func TestCaches(t *testing.T) {
 	eachTier(t, func(t *testing.T) {
-		dev, err := kernels.Open("cpu")
-		clitest.NoError(t, err)
-		defer dev.Close()
 		steps := 200
 		if testing.Short() {
 			steps = 80
 		}
-		testCaches(t, dev, steps)
+		testCaches(t, clitest.Open(t, "cpu"), steps)
 	})
 	t.Run("gpu", func(t *testing.T) {
 		if testing.Short() {
 			t.Skip("long")
 		}
-		needGPU(t)
-		dev, err := kernels.Open("gpu")
-		clitest.NoError(t, err)
-		defer dev.Close()
-		testCaches(t, dev, 16)
+		testCaches(t, clitest.Open(t, "gpu"), 16)
 	})
 }
 
@@ -287,17 +270,10 @@ func TestHeatmap(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "pages")
 	write(t, "--backend", "cpu", "--temperature", "0", "--steps", "12", "--heatmap", dir)
 	for i := range llama.Layers {
-		page, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("layer-%d.html", i+1)))
-		clitest.NoError(t, err)
-		for _, want := range []string{fmt.Sprintf("Layer %d", i+1), "head 8", "(start)", "Once", "little"} {
-			if !bytes.Contains(page, []byte(want)) {
-				t.Errorf("the page of layer %d does not contain %q", i+1, want)
-			}
-		}
+		page := clitest.ReadFile(t, filepath.Join(dir, fmt.Sprintf("layer-%d.html", i+1)))
+		clitest.Contains(t, string(page), fmt.Sprintf("Layer %d", i+1), "head 8", "(start)", "Once", "little")
 	}
-	dev, err := kernels.Open("cpu")
-	clitest.NoError(t, err)
-	defer dev.Close()
+	dev := clitest.Open(t, "cpu")
 	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
 	clitest.NoError(t, err)
 	const n = 12
@@ -327,11 +303,7 @@ func TestStats(t *testing.T) {
 	// 40 positions of the prompt fill 2 pages and begin a third; each story has 64.
 	pages := llama.Layers * (2 + 4*2)
 	cache := fmt.Sprintf("%d bytes in %d pages\n", pages*pageSize*2*llama.KVHeads*llama.HeadDim*4, pages)
-	for _, want := range []string{"device    ", "prefill     40 tokens, ", "decode      96 tokens, ", cache} {
-		if !strings.Contains(messages, want) {
-			t.Errorf("the figures are\n%s without %q", messages, want)
-		}
-	}
+	clitest.Contains(t, messages, "device    ", "prefill     40 tokens, ", "decode      96 tokens, ", cache)
 }
 
 // TestRecording compares the queries, keys and values of the first 128 tokens with those
@@ -342,9 +314,8 @@ func TestRecording(t *testing.T) {
 	clitest.NoError(t, err)
 	pieces := llama.LoadTokenizer(llama.TokenizerFile)
 	tokens := pieces.Encode(expected)[:128]
-	if _, _, err := m.Forward(t.Context(), [][]int{tokens}, llama.Whole); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = m.Forward(t.Context(), [][]int{tokens}, llama.Whole)
+	clitest.NoError(t, err)
 	var names []string
 	for i := range llama.Layers {
 		names = append(names, fmt.Sprintf("layer-%d", i+1))

@@ -2,7 +2,6 @@ package explain
 
 import (
 	"math"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -65,10 +64,7 @@ func TestGradientsByHand(t *testing.T) {
 		"d_outputs": [[1, 0], [1, -1]]`
 	for _, be := range []string{"cpu", "gpu"} {
 		t.Run(be, func(t *testing.T) {
-			clitest.NeedBackend(t, be)
-			dev, err := kernels.Open(be)
-			clitest.NoError(t, err)
-			defer dev.Close()
+			dev := clitest.Open(t, be)
 			for _, c := range []struct {
 				name, text string
 				within     float64
@@ -102,13 +98,10 @@ func TestGradientsAreThoseOfBackward(t *testing.T) {
 		t.Fatal(examples, err)
 	}
 	for _, path := range examples {
-		text, err := os.ReadFile(path)
-		clitest.NoError(t, err)
+		text := clitest.ReadFile(t, path)
 		texts = append(texts, string(text))
 	}
-	dev, err := kernels.Open("cpu")
-	clitest.NoError(t, err)
-	defer dev.Close()
+	dev := clitest.Open(t, "cpu")
 	for _, text := range texts {
 		wt, st, g := differentiated(t, dev, text)
 		call, err := dev.Prepare(st.device[0], st.device[1], st.device[2], kernels.Options{Scale: new(wt.scale()), Softcap: wt.Softcap, LSE: true})

@@ -8,7 +8,6 @@ import (
 	"image"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -243,8 +242,7 @@ func TestHeatmapSVG(t *testing.T) {
 // their texts.
 func svgElements(t *testing.T, path string) (count map[string]int, text []string) {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	clitest.NoError(t, err)
+	data := clitest.ReadFile(t, path)
 	count = map[string]int{}
 	d := xml.NewDecoder(bytes.NewReader(data))
 	for {

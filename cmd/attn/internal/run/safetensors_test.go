@@ -111,8 +111,7 @@ func TestRunBadSafetensors(t *testing.T) {
 		"q": {"F32", []int{6, 8}, zeros(48)}, "half": {"F16", []int{6, 8}, zeros(48)}, "brain": {"BF16", []int{6, 8}, zeros(48)}, "cube": {"F32", []int{1, 1, 1, 6, 8}, zeros(48)},
 		"ids": {"U8", []int{6}, zeros(6)}, "eight": {"F8_E4M3", []int{6, 8}, zeros(48)}, "mask": {"BOOL", []int{6, 6}, zeros(36)}, "none": {"U8", []int{0}, nil},
 	})
-	content, err := os.ReadFile(path)
-	clitest.NoError(t, err)
+	content := clitest.ReadFile(t, path)
 	names := `the file has ["brain" "cube" "eight" "half" "ids" "mask" "none" "q"]`
 	cut := clitest.WriteFile(t, dir, "cut.safetensors", content[:len(content)-1])
 	other := clitest.Save(t, dir, "other.safetensors", "<f4", zeros(48), 6, 8)

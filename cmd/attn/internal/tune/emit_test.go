@@ -120,10 +120,8 @@ func readSimulated(t *testing.T, base string) (x simulated) {
 func checkSimulation(t *testing.T, base string) {
 	t.Helper()
 	x := readSimulated(t, base)
-	cuda, err := os.ReadFile(base + ".cu")
-	clitest.NoError(t, err)
-	wgsl, err := os.ReadFile(base + ".wgsl")
-	clitest.NoError(t, err)
+	cuda := clitest.ReadFile(t, base+".cu")
+	wgsl := clitest.ReadFile(t, base+".wgsl")
 	bindings := regexp.MustCompile(`@binding\((\d+)\) var<(\w+)[^>]*> (\w+): (.*);`).FindAllStringSubmatch(string(wgsl), -1)
 	if len(x.Sizes) != len(bindings) || len(x.Strides) != len(bindings) || len(x.Data) != len(bindings) || x.Group < 0 || x.Group >= x.Total {
 		t.Fatalf("%s has %d bindings, its simulation is %+v", base, len(bindings), x)
