@@ -56,9 +56,7 @@ func TestQuantise(t *testing.T) {
 func TestQ8Tensors(t *testing.T) {
 	shape := Shape{2, 3, 5, 8}
 	x, err := AllocHost(Q8, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if x.Strides() != (Strides{3 * 5 * 12, 5 * 12, 12, 1}) || x.Offset() != 4 || x.Bytes() != 2*3*5*12 || !x.IsContiguous() {
 		t.Errorf("strides %v, offset %d, %d bytes, contiguous %t", x.Strides(), x.Offset(), x.Bytes(), x.IsContiguous())
 	}
@@ -67,28 +65,18 @@ func TestQ8Tensors(t *testing.T) {
 		t.Errorf("%d bytes of rows, %v", len(rows), err)
 	}
 	head, err := x.Slice(Heads, 1, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if rows, err = head.Q8Rows(); err != nil || len(rows) != 300 {
 		t.Errorf("%d bytes from the second head's first scale on, %v", len(rows), err)
 	}
 	next, err := x.Slice(Heads, 2, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	other, err := x.Slice(Heads, 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	first, err := other.Slice(Batch, 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	last, err := next.Slice(Batch, 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if first.overlaps(&last) || !head.overlaps(&x) || x.selfOverlaps() {
 		t.Error("heads side by side overlap, or a part does not overlap the whole")
 	}
@@ -96,7 +84,6 @@ func TestQ8Tensors(t *testing.T) {
 	if err != nil || !tight.selfOverlaps() {
 		t.Errorf("rows that leave no room for their scales do not overlap, %v", err)
 	}
-	second := func(_ Tensor, err error) error { return err }
 	for name, err := range map[string]error{
 		"odd rows":         second(AllocHost(Q8, Shape{1, 1, 1, 6})),
 		"a cut row":        second(x.Slice(Dim, 0, 4)),
@@ -119,9 +106,7 @@ func TestQ8Tensors(t *testing.T) {
 func TestPages(t *testing.T) {
 	meta := func(dtype DType, shape Shape) Tensor {
 		x, err := Meta(dtype, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		return x
 	}
 	c := Call{Q: meta(F32, Shape{2, 4, 3, 8}), K: meta(Q8, Shape{6, 2, 16, 8}), V: meta(Q8, Shape{6, 2, 16, 4}), O: meta(F32, Shape{2, 4, 3, 4})}

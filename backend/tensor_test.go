@@ -12,9 +12,7 @@ import (
 func host(t *testing.T, shape Shape) Tensor {
 	t.Helper()
 	x, err := AllocHost(F32, shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return x
 }
 
@@ -41,9 +39,7 @@ func TestShapeElements(t *testing.T) {
 func TestHostTensorsShareTheSlice(t *testing.T) {
 	data := []float32{1, 2, 3, 4, 5, 6}
 	x, err := HostF32(data, Shape{1, 1, 2, 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	data[4] = 50
 	got, err := x.Float32s()
 	if err != nil || got[4] != 50 {
@@ -100,13 +96,9 @@ func TestSliceSwapBroadcast(t *testing.T) {
 		data[i] = float32(i)
 	}
 	s, err := x.Slice(Heads, 1, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	w, err := s.Swap(Heads, Seq)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if w.Shape() != (Shape{2, 4, 2, 5}) || w.Strides() != (Strides{60, 5, 20, 1}) || w.Offset() != 20 {
 		t.Errorf("got %v %v %d", w.Shape(), w.Strides(), w.Offset())
 	}
@@ -164,13 +156,9 @@ func TestReleaseWaitsForUsers(t *testing.T) {
 	freed := 0
 	m := NewMemory(nil, "test", 64, nil, func() { freed++ })
 	x, err := NewTensor(m, F32, Shape{1, 1, 4, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var p Pinned
-	if err := p.Pin(nil, "test", nil, []Operand{{"x", x}, {"again", x}}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, p.Pin(nil, "test", nil, []Operand{{"x", x}, {"again", x}}))
 	x.Release()
 	x.Release()
 	if freed != 0 {
@@ -189,9 +177,7 @@ func TestReleaseWaitsForUsers(t *testing.T) {
 func TestAliasIsReleasedOnItsOwn(t *testing.T) {
 	x := host(t, Shape{1, 1, 2, 2})
 	y, err := x.Alias()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	y.Release()
 	if _, err := y.Float32s(); !errors.Is(err, ErrReleased) {
 		t.Errorf("alias: error is %v, should be %v", err, ErrReleased)
@@ -211,9 +197,7 @@ func TestPinDoesNotAllocate(t *testing.T) {
 	out, in := []Operand{{"o", x}}, []Operand{{"q", y}, {"mask", Tensor{}}}
 	if n := testing.AllocsPerRun(100, func() {
 		var p Pinned
-		if err := p.Pin(nil, "host", out, in); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, p.Pin(nil, "host", out, in))
 		p.Unpin()
 	}); n != 0 {
 		t.Errorf("%v allocations a call", n)
@@ -312,5 +296,12 @@ func TestPairsAreThoseOfALoop(t *testing.T) {
 		if got := v.Pairs(batch, seqQ, seqK); got != want {
 			t.Fatalf("%+v of %d batches, %d rows, %d keys: %d pairs, want %d", v, batch, seqQ, seqK, got, want)
 		}
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -75,9 +75,7 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 						Causal: causal, Window: w, Mask: n%3 == 0}, dims.SeqK}
 					n++
 					m, err := planned(t.Context(), be, c)
-					if err != nil {
-						t.Fatal(err)
-					}
+					noError(t, err)
 					want := countByLoop(c)
 					got := counted{m.Pairs, m.FLOPs, m.Bytes, m.Memory.Operands, m.Memory.Square}
 					if got != want {

@@ -39,9 +39,7 @@ func TestResume(t *testing.T) {
 		t.Errorf("the report was shown with %v cases", saved)
 	}
 	var file bytes.Buffer
-	if err := first.WriteJSON(&file); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, first.WriteJSON(&file))
 	cfg.Measured = nil
 	if cfg.Resume, err = report.Read(&file); err != nil {
 		t.Fatal(err)

@@ -44,9 +44,7 @@ func devices(backends ...backend.Backend) []*kernels.Device {
 func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *report.Report {
 	t.Helper()
 	r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), devices(backends...), cfg) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return r
 }
 
@@ -69,9 +67,7 @@ func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 	cfg := small(16, 32)
 	cfg.Series[0].KVHeads, cfg.Series[0].Causal, cfg.Series[0].Batch = 1, true, 3
 	r := runOn(t, cfg, be)
-	if err := r.Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, r.Err())
 	for i, c := range r.Cases {
 		seq := []int{16, 32}[i]
 		if c.SeqQ != seq || c.SeqK != seq || c.Batch != 3 || c.Heads != 2 || c.KVHeads != 1 || c.Dim != 4 || !c.Causal || c.DType != "f32" ||
@@ -247,9 +243,7 @@ func TestCancelKeepsWhatWasMeasured(t *testing.T) {
 		return nil
 	}
 	r, err := inBubble(t, func() (*report.Report, error) { return Run(ctx, devices(be, &fake{name: "other"}), small(16, 32)) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if !r.Interrupted || r.Err() == nil || len(r.Cases) != 4 {
 		t.Fatalf("interrupted %v, %d rows, error %v", r.Interrupted, len(r.Cases), r.Err())
 	}
@@ -273,9 +267,7 @@ func TestCancelEndsALongCall(t *testing.T) {
 	began := time.Now()
 	cfg := small(256)
 	r, err := inBubble(t, func() (*report.Report, error) { return Run(ctx, devices(be), cfg) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if took := time.Since(began); took > grace+10*time.Second {
 		t.Errorf("it went on for %v", took)
 	}
@@ -346,9 +338,7 @@ func TestProgressNamesWhatRuns(t *testing.T) {
 
 func TestCaseNames(t *testing.T) {
 	cfg, err := Series{KVHeads: 2, Causal: true, DType: kernels.BF16}.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	c := cfg.at(1024)
 	c.SeqQ = 1
 	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal"; got != want {
@@ -357,5 +347,12 @@ func TestCaseNames(t *testing.T) {
 	c.Window, c.Softcap, c.Mask = &kernels.Window{Left: 256, Right: kernels.Unbounded}, 50, true
 	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal/window256,inf/softcap50/mask"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

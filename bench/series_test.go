@@ -36,15 +36,11 @@ func TestPresetsAreWhatTheySay(t *testing.T) {
 			continue
 		}
 		s, err := p.Series[1].withDefaults()
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 		defer dev.Close()
 		plan, err := s.at(1<<20).plan(t.Context(), dev)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if want := int64(s.Heads) * (4096<<20 - 4096*4095/2); plan.Pairs != want {
 			t.Errorf("%d pairs are visible, want %d", plan.Pairs, want)
 		}
@@ -210,9 +206,7 @@ func TestPacePieces(t *testing.T) {
 // The time to make a case precise is a share of what is left.
 func TestPatience(t *testing.T) {
 	cfg, err := of(Series{Seqs: []int{1024, 2048, 4096, 1 << 20}}).withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	synctest.Test(t, func(t *testing.T) { // time stands still
 		r := &runner{cfg: cfg, series: &cfg.Series[0]}
 		if got := r.patience(1024); got != caseSeconds {

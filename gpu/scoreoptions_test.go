@@ -118,9 +118,7 @@ func BenchmarkBlocks(b *testing.B) {
 		b.Run(fmt.Sprintf("gpu/f32/b1h1s%dd%d/%s", s, d, name), func(b *testing.B) {
 			for b.Loop() {
 				check(b, be.Attention(context.Background(), c))
-				if err := be.Wait(context.Background()); err != nil {
-					b.Fatal(err)
-				}
+				check(b, be.Wait(context.Background()))
 			}
 		})
 	}

@@ -57,9 +57,7 @@ func TestKernelsCompileForOtherBackends(t *testing.T) {
 			return
 		}
 		src, err := Render(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		report := func(problem string, lines []string) {
 			for _, line := range lines {
 				if id := v.Name() + line; !seen[id] {
@@ -75,9 +73,7 @@ func TestKernelsCompileForOtherBackends(t *testing.T) {
 		}
 		report("Metal's bounds check has no brackets or no address", wrongChecks(out))
 		m, err := lowered(src)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if _, _, err := hlsl.Compile(m, hlsl.DefaultOptions()); err != nil {
 			t.Errorf("%s to HLSL: %v", Key(v), err)
 		}
@@ -218,13 +214,9 @@ uint atomic_fetch_xor_explicit(atomic_uint *, uint, order);
 	n := 0
 	for _, k := range plain() {
 		src, err := Render(k)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		out, err := metal(src)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if !strings.Contains(out, "put16_(") {
 			continue
 		}
@@ -233,9 +225,7 @@ uint atomic_fetch_xor_explicit(atomic_uint *, uint, order);
 		if !strings.Contains(text, "atomic_fetch_xor_explicit(&") || !strings.Contains(text, "struct _mslBufferSizes") {
 			t.Fatalf("%s: no atomic function in\n%s", k.Name(), text)
 		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(file, []byte(text), 0o600))
 		if msg, err := exec.Command(clang, "-std=c++14", "-fsyntax-only", file).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s\n%s", k.Name(), err, msg, text)
 		}

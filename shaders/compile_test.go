@@ -109,9 +109,7 @@ func variants(f func(v Variant, departures int)) {
 func Rendered(t *testing.T, f func(name, src string)) {
 	variants(func(v Variant, _ int) {
 		src, err := Render(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		f(v.Name(), src)
 	})
 }

@@ -123,9 +123,7 @@ func TestConstantIndices(t *testing.T) {
 		{along, []string{"s[", "v[", "ar[", "wr[", "ws[tx][", "as_[ty]["}, 500},
 	} {
 		src, err := Render(c.variant)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		n := 0
 		for _, array := range c.arrays {
 			uses := regexp.MustCompile(`(?m)(?:^|[^a-z_.])` + regexp.QuoteMeta(array) + `([^\]]*)\]`)

@@ -57,13 +57,9 @@ func TestParamsAreCurrent(t *testing.T) {
 		t.Skip("runs the go command")
 	}
 	have, err := os.ReadFile("params.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	want, err := exec.Command("go", "run", "./_generate", "-print").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if !bytes.Equal(have, want) {
 		t.Error("params.go is out of date: run go generate ./shaders")
 	}
@@ -88,5 +84,12 @@ func TestEncoding(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(10, func() { b = p.Append(b[:0]) }); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

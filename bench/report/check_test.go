@@ -144,9 +144,7 @@ func TestReadRefusesLargeReports(t *testing.T) {
 func FuzzReport(f *testing.F) {
 	// Short seeds with all fields: one case with a round of a call.
 	var r Report
-	if err := json.Unmarshal(realReport(f), &r); err != nil {
-		f.Fatal(err)
-	}
+	noError(f, json.Unmarshal(realReport(f), &r))
 	for i := range r.Cases {
 		one := r
 		one.Cases = r.Cases[i : i+1 : i+1]
@@ -157,9 +155,7 @@ func FuzzReport(f *testing.F) {
 		}
 		m.Derive()
 		text, err := json.Marshal(one)
-		if err != nil {
-			f.Fatal(err)
-		}
+		noError(f, err)
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

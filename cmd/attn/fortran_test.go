@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -47,10 +46,7 @@ func TestFortranOrder(t *testing.T) {
 					if code, _, stderr := attn(t, append(append(slices.Clone(args), "--out", out), order...)...); code != 0 {
 						t.Fatalf("%v of %s, %s: %s", shape, descr, more, stderr)
 					}
-					text, err := os.ReadFile(out)
-					if err != nil {
-						t.Fatal(err)
-					}
+					text := clitest.ReadFile(t, out)
 					files[i] = text
 				}
 				if !bytes.Equal(files[0], files[1]) {

@@ -15,12 +15,7 @@ import (
 func TestHeadSizes(t *testing.T) {
 	for _, name := range []string{"gpu", "cpu"} {
 		t.Run(name, func(t *testing.T) {
-			clitest.NeedBackend(t, name)
-			dev, err := kernels.Open(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer dev.Close()
+			dev := clitest.Open(t, name)
 			rng := rand.New(rand.NewPCG(1, 1))
 			draw := func(dtype kernels.DType, shape kernels.Shape) kernels.Tensor {
 				data := make([]float32, shape.Elements())
@@ -28,9 +23,7 @@ func TestHeadSizes(t *testing.T) {
 					data[i] = float32(rng.NormFloat64())
 				}
 				x, err := dev.FromFloat32(t.Context(), dtype, data, shape)
-				if err != nil {
-					t.Fatal(err)
-				}
+				clitest.NoError(t, err)
 				return x
 			}
 			// A GPU compiles kernels for each; the conformance suite has 576 and smaller ones.
@@ -49,13 +42,9 @@ func TestHeadSizes(t *testing.T) {
 					t.Run(fmt.Sprintf("%v %d %d", dtype, size[0], size[1]), func(t *testing.T) {
 						q, k, v := draw(dtype, kernels.Shape{1, 2, 9, size[0]}), draw(dtype, kernels.Shape{1, 1, 40, size[0]}), draw(dtype, kernels.Shape{1, 1, 40, size[1]})
 						call, err := dev.Prepare(q, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight})
-						if err != nil {
-							t.Fatal(err)
-						}
+						clitest.NoError(t, err)
 						r, err := call.Run(t.Context())
-						if err != nil {
-							t.Fatal(err)
-						}
+						clitest.NoError(t, err)
 						report, err := call.Check(t.Context(), r, kernels.CheckOptions{Rows: 1 << 20})
 						if err != nil || !report.OK() {
 							t.Errorf("%s, %v", report.Worst, err)

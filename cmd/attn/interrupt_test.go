@@ -40,9 +40,7 @@ func TestInterrupt(t *testing.T) {
 			x := clitest.Save(t, dir, "x.npy", "<f4", clitest.Normal(1, 131072*64), 131072, 64)
 			cmd := clitest.Process("run", "--backend=started", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
 			begun, inChild, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			clitest.NoError(t, err)
 			defer begun.Close()
 			cmd.ExtraFiles = []*os.File{inChild}
 			clitest.Interrupted(t, cmd, sig, func() {

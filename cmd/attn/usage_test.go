@@ -140,19 +140,12 @@ func TestOverwriteInputs(t *testing.T) {
 		clitest.WriteFile(t, dir, "ids.npy", clitest.RawNPY(clitest.Dict("<i4", false, 2), ids))
 		clitest.WriteFile(t, dir, "x.json", []byte(`{"x": [[1, 0], [0, 1]]}`))
 		clitest.WriteFile(t, dir, "l.txt", []byte("a\nb\n"))
-		if err := os.Symlink(filepath.Join(dir, "k.npy"), "soft.npy"); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Link("v.npy", "hard.npy"); err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, os.Symlink(filepath.Join(dir, "k.npy"), "soft.npy"))
+		clitest.NoError(t, os.Link("v.npy", "hard.npy"))
 		read := func() map[string]string {
 			all := map[string]string{}
 			for _, name := range clitest.Files(t, dir) {
-				text, err := os.ReadFile(name)
-				if err != nil {
-					t.Fatal(err)
-				}
+				text := clitest.ReadFile(t, name)
 				all[name] = string(text)
 			}
 			return all

@@ -2,15 +2,14 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -43,13 +42,9 @@ func TestNeedsAttention(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
 	m, err := newModel(dev, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	wv, err := m.weights.Wv.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	list := draw(rand.New(rand.NewPCG(1, 1)), batch)
 	for n := 1; n <= 200; n++ {
 		clear(wv)
@@ -67,25 +62,14 @@ func TestNeedsAttention(t *testing.T) {
 // TestTrainOnGPU compares the losses of a few steps with those on the CPU. Later ones differ as
 // rounding decides what is learnt first.
 func TestTrainOnGPU(t *testing.T) {
-	dev, err := kernels.Open("gpu")
-	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
-		t.Skipf("no WebGPU adapter: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dev.Close()
+	dev := clitest.Open(t, "gpu")
 	host := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer host.Close()
 	const steps = 10
 	got, _, err := train(t.Context(), dev, 1, steps, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	want, _, err := train(t.Context(), host, 1, steps, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	if len(got) != steps || want[steps-1] > want[0]-0.1 {
 		t.Fatalf("%d losses; the loss falls from %v to %v on the CPU", len(got), want[0], want[len(want)-1])
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/llama"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -38,18 +39,6 @@ func write(t *testing.T, args ...string) (out, messages string) {
 		t.Fatalf("stories %q: %v", args, err)
 	}
 	return stdout.String(), stderr.String()
-}
-
-// needGPU skips the test where there is no WebGPU adapter. In CI that is a failure.
-func needGPU(t *testing.T) {
-	dev, err := kernels.Open("gpu")
-	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
-		t.Skip("no WebGPU adapter")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	dev.Close()
 }
 
 // eachTier runs f with every CPU tier.
@@ -81,7 +70,7 @@ func TestGreedy(t *testing.T) {
 		}
 	})
 	t.Run("gpu", func(t *testing.T) {
-		needGPU(t)
+		clitest.NeedBackend(t, "gpu")
 		if greedy(t, "gpu", 3, 192); !testing.Short() {
 			greedy(t, "gpu", 1, 0)
 		}
@@ -96,42 +85,27 @@ func TestGreedy(t *testing.T) {
 // to the same tokens.
 func TestCaches(t *testing.T) {
 	eachTier(t, func(t *testing.T) {
-		dev, err := kernels.Open("cpu")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer dev.Close()
 		steps := 200
 		if testing.Short() {
 			steps = 80
 		}
-		testCaches(t, dev, steps)
+		testCaches(t, clitest.Open(t, "cpu"), steps)
 	})
 	t.Run("gpu", func(t *testing.T) {
 		if testing.Short() {
 			t.Skip("long")
 		}
-		needGPU(t)
-		dev, err := kernels.Open("gpu")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer dev.Close()
-		testCaches(t, dev, 16)
+		testCaches(t, clitest.Open(t, "gpu"), 16)
 	})
 }
 
 func testCaches(t *testing.T, dev *kernels.Device, steps int) {
 	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	tokens := llama.LoadTokenizer(llama.TokenizerFile).Encode(expected)[:steps]
 	forward := func(tokens []int, options func(layer int) nn.MultiHeadOptions) []float32 {
 		logits, _, err := m.Forward(t.Context(), [][]int{tokens}, options)
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		return logits[0]
 	}
 	var want [][]float32
@@ -172,21 +146,15 @@ func cachesOf(t *testing.T, dev *kernels.Device, dtype kernels.DType, paged bool
 	for range llama.Layers {
 		if paged {
 			c, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, PageSize: pageSize, Pages: 256 / pageSize})
-			if err != nil {
-				t.Fatal(err)
-			}
+			clitest.NoError(t, err)
 			t.Cleanup(c.Release)
 			s, err := c.NewSequence()
-			if err != nil {
-				t.Fatal(err)
-			}
+			clitest.NoError(t, err)
 			list = append(list, c.Batch(s))
 			continue
 		}
 		c, err := kvcache.New(t.Context(), dev, kvcache.Config{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, Capacity: 256})
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		t.Cleanup(c.Release)
 		list = append(list, c)
 	}
@@ -239,9 +207,7 @@ func TestTokenizer(t *testing.T) {
 // TestErrors runs the command with arguments that it refuses.
 func TestErrors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, os.WriteFile(file, nil, 0o644))
 	long := strings.Repeat("東", 200)
 	for _, c := range []struct {
 		args []string
@@ -304,30 +270,15 @@ func TestHeatmap(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "pages")
 	write(t, "--backend", "cpu", "--temperature", "0", "--steps", "12", "--heatmap", dir)
 	for i := range llama.Layers {
-		page, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("layer-%d.html", i+1)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, want := range []string{fmt.Sprintf("Layer %d", i+1), "head 8", "(start)", "Once", "little"} {
-			if !bytes.Contains(page, []byte(want)) {
-				t.Errorf("the page of layer %d does not contain %q", i+1, want)
-			}
-		}
+		page := clitest.ReadFile(t, filepath.Join(dir, fmt.Sprintf("layer-%d.html", i+1)))
+		clitest.Contains(t, string(page), fmt.Sprintf("Layer %d", i+1), "head 8", "(start)", "Once", "little")
 	}
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dev.Close()
+	dev := clitest.Open(t, "cpu")
 	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	const n = 12
 	_, weights, err := m.Forward(t.Context(), [][]int{llama.LoadTokenizer(llama.TokenizerFile).Encode(expected)[:n]}, llama.Whole)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	for layer, w := range weights {
 		for row := range llama.Heads * n {
 			sum := 0.
@@ -352,11 +303,7 @@ func TestStats(t *testing.T) {
 	// 40 positions of the prompt fill 2 pages and begin a third; each story has 64.
 	pages := llama.Layers * (2 + 4*2)
 	cache := fmt.Sprintf("%d bytes in %d pages\n", pages*pageSize*2*llama.KVHeads*llama.HeadDim*4, pages)
-	for _, want := range []string{"device    ", "prefill     40 tokens, ", "decode      96 tokens, ", cache} {
-		if !strings.Contains(messages, want) {
-			t.Errorf("the figures are\n%s without %q", messages, want)
-		}
-	}
+	clitest.Contains(t, messages, "device    ", "prefill     40 tokens, ", "decode      96 tokens, ", cache)
 }
 
 // TestRecording compares the queries, keys and values of the first 128 tokens with those
@@ -364,23 +311,18 @@ func TestStats(t *testing.T) {
 func TestRecording(t *testing.T) {
 	dev, recorder := backendtest.Record(t, cpu.New(cpu.Options{}))
 	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	pieces := llama.LoadTokenizer(llama.TokenizerFile)
 	tokens := pieces.Encode(expected)[:128]
-	if _, _, err := m.Forward(t.Context(), [][]int{tokens}, llama.Whole); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = m.Forward(t.Context(), [][]int{tokens}, llama.Whole)
+	clitest.NoError(t, err)
 	var names []string
 	for i := range llama.Layers {
 		names = append(names, fmt.Sprintf("layer-%d", i+1))
 	}
 	recorder.Check("stories260K.safetensors", names)
 	labels, err := json.Marshal(append([]string{"(start)"}, pieces.Texts(tokens)...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	if stored := recorder.File("stories260K.labels.json", labels); !bytes.Equal(stored, labels) {
 		t.Errorf("the stored labels are %s, should be %s", stored, labels)
 	}

@@ -35,16 +35,11 @@ func benchmark(ctx context.Context, args ...string) (code int, stdout, stderr st
 
 func decoded(t *testing.T, path string) report.Report {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := clitest.ReadFile(t, path)
 	strict := json.NewDecoder(bytes.NewReader(text))
 	strict.DisallowUnknownFields()
 	var r report.Report
-	if err := strict.Decode(&r); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, strict.Decode(&r))
 	return r
 }
 
@@ -56,15 +51,8 @@ func TestBenchPage(t *testing.T) {
 	if code != 0 || stderr != "" {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	text, err := os.ReadFile(dir + "/r.html")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"2 of 2 cases measured", "attn bench --seq 64,128 --heads 1 --backend cpu --threads 1", "<svg "} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("the page lacks %q", want)
-		}
-	}
+	text := clitest.ReadFile(t, dir+"/r.html")
+	clitest.Contains(t, string(text), "2 of 2 cases measured", "attn bench --seq 64,128 --heads 1 --backend cpu --threads 1", "<svg ")
 	code, stdout, stderr := benchmark(t.Context(), "--seq", "64", "--html", dir)
 	clitest.WantFailure(t, code, stdout, stderr, "is not a regular file")
 }
@@ -75,11 +63,7 @@ func TestBenchOnTheCPU(t *testing.T) {
 	if code != 0 || stderr != "" {
 		t.Fatalf("exit code %d, and in a pipe nothing but errors goes to stderr: %q", code, stderr)
 	}
-	for _, want := range []string{"attn bench · ", "B=1 H=1 D=64 f32", "cpu · ", "1 thread", "      256  ", "   ok"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("the table lacks %q:\n%s", want, out)
-		}
-	}
+	clitest.Contains(t, out, "attn bench · ", "B=1 H=1 D=64 f32", "cpu · ", "1 thread", "      256  ", "   ok")
 	r := decoded(t, path)
 	if len(r.Cases) != 1 || r.Cases[0].Status != report.OK || r.Cases[0].Threads != 1 || r.Cases[0].SeqQ != 256 || r.Cases[0].MedianS == nil {
 		t.Errorf("%+v", r.Cases)
@@ -201,9 +185,7 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 		}
 		defer dev.Close()
 		x, err := dev.FromFloat32(t.Context(), kernels.F32, make([]float32, 1<<19), kernels.Shape{1, 1, 1, 1 << 19})
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		defer x.Release()
 		rate, err := dev.Backend().(backend.BandwidthMeter).ReadBandwidth(t.Context(), x)
 		if err != nil || (rate == 0) != tc.onHost {
@@ -247,9 +229,7 @@ func (d one) Open(string) (backend.Backend, error) { return d.be, nil }
 func openCPU(t *testing.T) backend.Backend {
 	t.Helper()
 	be, err := backend.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	return be
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/output"
 )
 
@@ -30,9 +31,7 @@ func steady(t *testing.T, path string, factor float64) string {
 		r.Cases[i].Derive()
 	}
 	to := filepath.Join(t.TempDir(), "steady.json")
-	if err := output.Write(t.Context(), to, r.WriteJSON); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, output.Write(t.Context(), to, r.WriteJSON))
 	return to
 }
 
@@ -64,9 +63,7 @@ func TestCompare(t *testing.T) {
 	wrong.Cases[0].Status, wrong.Cases[0].Note, wrong.Cases[0].Rounds = report.Wrong, "WRONG: o[0,0,0,0]", nil
 	wrong.Cases[0].Derive()
 	broken := filepath.Join(t.TempDir(), "broken.json")
-	if err := output.Write(t.Context(), broken, wrong.WriteJSON); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, output.Write(t.Context(), broken, wrong.WriteJSON))
 	code, out, stderr := attn(t, "compare", path, broken)
 	if code != 1 || !strings.Contains(out, "1 broken") || !strings.Contains(stderr, "WRONG: o[0,0,0,0]") {
 		t.Errorf("a case that is wrong now: exit code %d\n%s%s", code, out, stderr)
@@ -77,9 +74,7 @@ func TestCompareRefuses(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	empty := write("empty.json", `{"schema": 4}`)
@@ -121,9 +116,7 @@ func TestBenchResumes(t *testing.T) {
 	stopped.Cases = append([]report.Measurement(nil), first.Cases...)
 	stopped.Cases[1].Status, stopped.Cases[1].Rounds = report.NotRun, nil
 	stopped.Cases[1].Derive()
-	if err := output.Write(t.Context(), path, stopped.WriteJSON); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, output.Write(t.Context(), path, stopped.WriteJSON))
 	code, out, stderr := benchmark(t.Context(), append(args, "--resume", path)...)
 	if code != 0 || stderr != "" {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)

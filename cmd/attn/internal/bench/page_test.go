@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
 
@@ -20,21 +21,15 @@ func pictured(t *testing.T) *report.Report {
 	t.Helper()
 	text, err := os.ReadFile("../../../../bench/report/testdata/pictured.golden.json")
 	r := new(report.Report)
-	if err := errors.Join(err, json.Unmarshal(text, r)); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, errors.Join(err, json.Unmarshal(text, r)))
 	return r
 }
 
 func writePage(t *testing.T, r *report.Report, path string) {
 	t.Helper()
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(r.WritePage(f), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
+	clitest.NoError(t, errors.Join(r.WritePage(f), f.Close()))
 }
 
 // TestPage opens the page in a browser: all of it is there in any look, nothing

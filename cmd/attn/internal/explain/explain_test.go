@@ -50,14 +50,9 @@ func TestExplainWorkedExamples(t *testing.T) {
 					lines = slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, "backend ") })
 					out = strings.Join(lines, "\n")
 					if *update && be == "cpu" {
-						if err := os.WriteFile(golden, []byte(out), 0o644); err != nil {
-							t.Fatal(err)
-						}
+						clitest.NoError(t, os.WriteFile(golden, []byte(out), 0o644))
 					}
-					want, err := os.ReadFile(golden)
-					if err != nil {
-						t.Fatal(err)
-					}
+					want := clitest.ReadFile(t, golden)
 					if diff := cmp.Diff(string(want), out); diff != "" && be == "cpu" {
 						t.Errorf("the text differs from %s (-want +got):\n%s", golden, diff)
 					}
@@ -75,11 +70,7 @@ func TestExplainProjectionBias(t *testing.T) {
 		"queries": [[3, 3], [7, 7]], "keys": [[1, 3], [3, 5]], "values": [[11, 2], [13, 4]],
 		"scores": [[8.485281, 16.97056], [19.79899, 39.59798]]}`))
 	out := mustRun(t, "explain", "--backend=cpu", file)
-	for _, want := range []string{"w_query", "b_query", "Queries = x · w_query + b_query", "Keys = x · w_key + b_key", "  query one\n", "scores: 4 numbers agree"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("it does not say %q:\n%s", want, out)
-		}
-	}
+	clitest.Contains(t, out, "w_query", "b_query", "Queries = x · w_query + b_query", "Keys = x · w_key + b_key", "  query one\n", "scores: 4 numbers agree")
 }
 
 // TestExplainRounding: rounding that float32 cannot avoid is no difference, and weights that
@@ -103,10 +94,7 @@ func TestExplainWrongDevice(t *testing.T) {
 // of its last printed digit. The error names the first number that differs.
 func TestExplainDifferences(t *testing.T) {
 	read := func(name string) string {
-		b, err := os.ReadFile("../../../../backend/backendtest/testdata/worked-examples/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := clitest.ReadFile(t, "../../../../backend/backendtest/testdata/worked-examples/"+name)
 		return string(b)
 	}
 	illustrated, five, batched := read("illustrated-self-attention.json"), read("five-token-scaled.json"), read("batched-single-head.json")

@@ -2,12 +2,11 @@ package explain
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
 	"testing"
 	"unicode/utf8"
 
-	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // FuzzWalkthrough reads arbitrary files. The steps of a small one are computed, compared with
@@ -18,19 +17,12 @@ func FuzzWalkthrough(f *testing.F) {
 		f.Fatal(examples, err)
 	}
 	for _, path := range examples {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			f.Fatal(err)
-		}
+		text := clitest.ReadFile(f, path)
 		f.Add(text)
 	}
 	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "scale": 0.5, "digits": 2, "labels": ["a", "b"], "title": "t", "w_query": [[1, 0], [0, 1]], "b_query": [1, 2]}`))
 	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "softcap": 2, "d_outputs": [[1, 0], [0, -1]]}`))
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Cleanup(func() { dev.Close() })
+	dev := clitest.Open(f, "cpu")
 	f.Fuzz(func(t *testing.T, text []byte) {
 		wt := &walkthrough{path: "x.json"}
 		if err := wt.parse(text); err != nil || wt.largest() > 1000 {

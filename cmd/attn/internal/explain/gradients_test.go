@@ -2,7 +2,6 @@ package explain
 
 import (
 	"math"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -15,18 +14,12 @@ import (
 func differentiated(t *testing.T, dev *kernels.Device, text string) (*walkthrough, *steps, *gradients) {
 	t.Helper()
 	wt := &walkthrough{}
-	if err := wt.parse([]byte(text)); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, wt.parse([]byte(text)))
 	st, err := computeSteps(t.Context(), dev, wt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	t.Cleanup(st.close)
 	g, err := st.differentiate(t.Context(), wt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	return wt, st, g
 }
 
@@ -71,12 +64,7 @@ func TestGradientsByHand(t *testing.T) {
 		"d_outputs": [[1, 0], [1, -1]]`
 	for _, be := range []string{"cpu", "gpu"} {
 		t.Run(be, func(t *testing.T) {
-			clitest.NeedBackend(t, be)
-			dev, err := kernels.Open(be)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer dev.Close()
+			dev := clitest.Open(t, be)
 			for _, c := range []struct {
 				name, text string
 				within     float64
@@ -110,48 +98,29 @@ func TestGradientsAreThoseOfBackward(t *testing.T) {
 		t.Fatal(examples, err)
 	}
 	for _, path := range examples {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := clitest.ReadFile(t, path)
 		texts = append(texts, string(text))
 	}
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dev.Close()
+	dev := clitest.Open(t, "cpu")
 	for _, text := range texts {
 		wt, st, g := differentiated(t, dev, text)
 		call, err := dev.Prepare(st.device[0], st.device[1], st.device[2], kernels.Options{Scale: new(wt.scale()), Softcap: wt.Softcap, LSE: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		r, err := call.Run(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		defer r.Release()
 		dO, err := st.upload(t.Context(), g.dO)
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		grads, err := call.AllocGradients(t.Context(), call.Gradients().Operands())
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		defer grads.Release()
-		if err := call.Backward(t.Context(), grads, kernels.Result{O: dO}, r); err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, call.Backward(t.Context(), grads, kernels.Result{O: dO}, r))
 		for name, of := range map[string]struct {
 			got  matrix.Matrix
 			want kernels.Tensor
 		}{"dQ": {g.dQ, grads.Q}, "dK": {g.dK, grads.K}, "dV": {g.dV, grads.V}} {
 			data, err := dev.ToFloat32(t.Context(), of.want)
-			if err != nil {
-				t.Fatal(err)
-			}
+			clitest.NoError(t, err)
 			want := make([]float64, len(data))
 			for i, x := range data {
 				want[i] = float64(x)

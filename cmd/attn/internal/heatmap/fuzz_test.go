@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // FuzzLabels reads arbitrary labels: they can be drawn, and lines and JSON agree.
@@ -22,9 +23,7 @@ func FuzzLabels(f *testing.F) {
 			}
 		}
 		encoded, err := json.Marshal(labels)
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		if again := parseLabels(encoded); strings.Join(again, "\n") != strings.Join(labels, "\n") {
 			t.Errorf("%q is read as %q, as JSON as %q", text, labels, again)
 		}

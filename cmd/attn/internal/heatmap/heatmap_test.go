@@ -8,7 +8,6 @@ import (
 	"image"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -243,10 +242,7 @@ func TestHeatmapSVG(t *testing.T) {
 // their texts.
 func svgElements(t *testing.T, path string) (count map[string]int, text []string) {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := clitest.ReadFile(t, path)
 	count = map[string]int{}
 	d := xml.NewDecoder(bytes.NewReader(data))
 	for {

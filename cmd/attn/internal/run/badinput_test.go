@@ -82,9 +82,7 @@ func TestRunBadCalls(t *testing.T) {
 	q := array("q.npy", "<f4", 2, 4, 6, 8)
 	k := array("k.npy", "<f4", 2, 2, 5, 8)
 	folder := filepath.Join(dir, "folder")
-	if err := os.Mkdir(folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, os.Mkdir(folder, 0o755))
 	before := clitest.Files(t, dir)
 	qk := []string{"--q", q, "--k", k, "--v", k}
 	with := func(args ...string) []string { return append(slices.Clone(qk), args...) }

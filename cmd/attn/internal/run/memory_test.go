@@ -32,9 +32,7 @@ func TestRunOutputMemory(t *testing.T) {
 	dir := t.TempDir()
 	head := clitest.RawNPY(clitest.Dict("<f4", false, 1<<23, 1), nil)
 	x := clitest.WriteFile(t, dir, "x.npy", head)
-	if err := os.Truncate(x, int64(len(head))+4<<23); err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, os.Truncate(x, int64(len(head))+4<<23))
 	computed := errors.New("the call was computed")
 	backend.Register("hooked", hooks{before: func(context.Context, *backend.Call) error { return computed }})
 	for _, c := range []struct{ args, want string }{
@@ -97,9 +95,7 @@ func TestRunMapped(t *testing.T) {
 	}{{"aligned", "<f4", 128, true}, {"odd", "<f4", 127, false}, {"big endian", ">f4", 128, false}, {"f8", "<f8", 128, false}, {"f2", "<f2", 128, false}} {
 		x := clitest.WriteFile(t, dir, "x.npy", head(f.descr, f.start))
 		n, err := array.Open("x", x, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		if (n.Memory(kernels.F32) == 0) != f.mapped || int(n.Start) != f.start {
 			t.Errorf("%s: begins at %d, mappable %t", f.name, n.Start, (n.Memory(kernels.F32) == 0))
 		}

@@ -3,7 +3,6 @@ package run
 import (
 	"encoding/binary"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -67,10 +66,7 @@ func (c *runCase) run(t *testing.T, flags ...string) {
 
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := clitest.ReadFile(t, path)
 	return text
 }
 

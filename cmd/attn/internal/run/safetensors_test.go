@@ -42,9 +42,7 @@ func saveTensors(t *testing.T, dir, name string, odd int, tensors map[string]ten
 		header[name] = map[string]any{"dtype": x.dtype, "shape": x.shape, "data_offsets": []int{start, len(data)}}
 	}
 	text, err := json.Marshal(header)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	text = append(text, strings.Repeat(" ", (8-len(text)%8)%8+odd)...)
 	return clitest.WriteFile(t, dir, name, append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), data...))
 }
@@ -94,9 +92,7 @@ func TestRunSafetensors(t *testing.T) {
 			t.Errorf("%s %v: the outputs differ, %v, %v", c.dtype, c.args, errA, errB)
 		}
 		x, err := array.Open("q", path+"#q", false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		dtype := x.DType()
 		if slices.Contains(c.args, "--dtype=f32") {
 			dtype = kernels.F32
@@ -115,10 +111,7 @@ func TestRunBadSafetensors(t *testing.T) {
 		"q": {"F32", []int{6, 8}, zeros(48)}, "half": {"F16", []int{6, 8}, zeros(48)}, "brain": {"BF16", []int{6, 8}, zeros(48)}, "cube": {"F32", []int{1, 1, 1, 6, 8}, zeros(48)},
 		"ids": {"U8", []int{6}, zeros(6)}, "eight": {"F8_E4M3", []int{6, 8}, zeros(48)}, "mask": {"BOOL", []int{6, 6}, zeros(36)}, "none": {"U8", []int{0}, nil},
 	})
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := clitest.ReadFile(t, path)
 	names := `the file has ["brain" "cube" "eight" "half" "ids" "mask" "none" "q"]`
 	cut := clitest.WriteFile(t, dir, "cut.safetensors", content[:len(content)-1])
 	other := clitest.Save(t, dir, "other.safetensors", "<f4", zeros(48), 6, 8)

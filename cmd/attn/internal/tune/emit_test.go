@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // TestEmit writes the kernels of some calls and reads them as another program would.
@@ -49,9 +51,7 @@ func TestEmit(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "new", "folder")
 		out := mustRun(t, append([]string{"tune", "--emit", dir}, strings.Fields(c.args)...)...)
 		paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, err)
 		var names []string
 		for _, path := range paths {
 			e := emitted{simulation: new(simulation)}
@@ -59,16 +59,12 @@ func TestEmit(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal(text, &e)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			clitest.NoError(t, err)
 			base := strings.TrimSuffix(path, ".json")
 			names = append(names, e.Name)
 			wgsl, err := os.ReadFile(base + ".wgsl")
 			spirv, err2 := os.ReadFile(base + ".spv")
-			if err := errors.Join(err, err2); err != nil {
-				t.Fatal(err)
-			}
+			clitest.NoError(t, errors.Join(err, err2))
 			if e.Kernel == "flash" || e.Kernel == "decode" || e.Kernel == "matmul" {
 				checkSimulation(t, base)
 			}
@@ -116,9 +112,7 @@ func readSimulated(t *testing.T, base string) (x simulated) {
 	if err == nil {
 		err = json.Unmarshal(text, &x)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	clitest.NoError(t, err)
 	return x
 }
 
@@ -126,14 +120,8 @@ func readSimulated(t *testing.T, base string) (x simulated) {
 func checkSimulation(t *testing.T, base string) {
 	t.Helper()
 	x := readSimulated(t, base)
-	cuda, err := os.ReadFile(base + ".cu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	wgsl, err := os.ReadFile(base + ".wgsl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	cuda := clitest.ReadFile(t, base+".cu")
+	wgsl := clitest.ReadFile(t, base+".wgsl")
 	bindings := regexp.MustCompile(`@binding\((\d+)\) var<(\w+)[^>]*> (\w+): (.*);`).FindAllStringSubmatch(string(wgsl), -1)
 	if len(x.Sizes) != len(bindings) || len(x.Strides) != len(bindings) || len(x.Data) != len(bindings) || x.Group < 0 || x.Group >= x.Total {
 		t.Fatalf("%s has %d bindings, its simulation is %+v", base, len(bindings), x)

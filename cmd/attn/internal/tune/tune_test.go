@@ -97,9 +97,7 @@ func TestTuneFiles(t *testing.T) {
 		{"newer", `{"format": "attn tuning", "version": 99}`, "another version"},
 	} {
 		path := filepath.Join(t.TempDir(), "tuning.json")
-		if err := os.WriteFile(path, []byte(c.data), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		clitest.NoError(t, os.WriteFile(path, []byte(c.data), 0o600))
 		mustFail(t, path+" … "+c.says, "tune", "--show", "--file", path)
 	}
 }

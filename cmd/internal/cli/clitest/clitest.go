@@ -80,13 +80,29 @@ func WantFailure(t *testing.T, code int, stdout, stderr, want string) {
 	}
 }
 
+// NoError ends the test unless err is nil.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Contains checks that text has each of the parts.
+func Contains(t testing.TB, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%q is missing from:\n%s", part, text)
+		}
+	}
+}
+
 // Files lists a folder, with hidden files.
 func Files(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -152,6 +168,14 @@ func Normal(seed uint64, n int) []float64 {
 	return data
 }
 
+// ReadFile returns the content of a file.
+func ReadFile(t testing.TB, path string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	NoError(t, err)
+	return content
+}
+
 func WriteFile(t testing.TB, dir, name string, content []byte) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -170,14 +194,9 @@ func Save(t *testing.T, dir, name, descr string, data []float64, shape ...int) s
 // Load reads an f4 or f2 array, its header with another reader than the program's.
 func Load(t *testing.T, path string) (data []float64, shape []int, descr string) {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := ReadFile(t, path)
 	r, err := npy.NewReader(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	descr, shape = r.Header.Descr.Type, r.Header.Descr.Shape
 	size := int(descr[2] - '0')
 	for raw := range slices.Chunk(text[len(text)-size*Elements(shape):], size) {
@@ -203,17 +222,27 @@ func Near(t *testing.T, what string, got, want []float64, tolerance float64) {
 	}
 }
 
-// NeedBackend skips a test whose backend has no device here, or fails it on a CI machine.
+// Open opens a backend until the test ends. It skips a test whose backend has no device here, or
+// fails it on a CI machine.
+func Open(t testing.TB, name string) *kernels.Device {
+	t.Helper()
+	dev := open(t, name)
+	t.Cleanup(func() { NoError(t, dev.Close()) })
+	return dev
+}
+
+// NeedBackend skips or fails the test as Open does, and leaves no device open.
 func NeedBackend(t *testing.T, name string) {
+	t.Helper()
+	NoError(t, open(t, name).Close())
+}
+
+func open(t testing.TB, name string) *kernels.Device {
 	t.Helper()
 	dev, err := kernels.Open(name)
 	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skipf("%s has no device here: %v", name, err)
 	}
-	if err == nil {
-		err = dev.Close()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
+	return dev
 }
