@@ -46,7 +46,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			if err := b.open(be, calls); err != nil {
 				return err
 			}
-			return workers.Run(ctx, &b, b.tasks, be.threads())
+			return workers.Run(ctx, &b, b.floats, b.tasks, be.threads())
 		}
 		var pinned backend.Pinned
 		if err := pinCall(&pinned, calls[0]); err != nil {
@@ -58,7 +58,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			return err
 		}
 		defer a.release()
-		return workers.Run(ctx, a, a.plan.tasks, a.plan.threads)
+		return workers.Run(ctx, a, a.plan.floats(), a.plan.tasks, a.plan.threads)
 	})
 }
 
@@ -116,9 +116,6 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
 	a.plan.gatherSmall(c)
 	a.tiles.Open(&a.plan.layout, c)
-	if !a.plan.layout.Pairs {
-		a.tiles.Round = roundings[c.WeightType()]
-	}
 	if a.plan.keyChunks > 1 {
 		if err := a.share(); err != nil {
 			a.release()
@@ -149,9 +146,6 @@ func (a *attention) release() {
 	*a = attention{pending: a.pending, saved: a.saved, set: a.set}
 	attentionPool.Put(a)
 }
-
-// Floats implements pool.Job.
-func (a *attention) Floats() int { return a.plan.floats() }
 
 // Task implements pool.Job.
 func (a *attention) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
@@ -219,7 +213,7 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 		}
 		b.calls, b.first = append(b.calls, a), append(b.first, b.tasks)
 		b.tasks += a.plan.tasks
-		b.floats = max(b.floats, a.Floats())
+		b.floats = max(b.floats, a.plan.floats())
 	}
 	return nil
 }
@@ -242,9 +236,6 @@ func (b *batch) close() {
 		b.pinned[n].Unpin()
 	}
 }
-
-// Floats implements pool.Job.
-func (b *batch) Floats() int { return b.floats }
 
 // Task implements pool.Job.
 func (b *batch) Task(turn *pool.Turn, w *pool.Scratch, t int) error {

@@ -79,11 +79,8 @@ func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
 			x = append(x, view.Of(&list[i].Tensor))
 		}
 	}
-	return workers.Run(ctx, j, j.tasks, j.threads)
+	return workers.Run(ctx, j, j.floats, j.tasks, j.threads)
 }
-
-// Floats implements pool.Job.
-func (j *rowJob) Floats() int { return j.floats }
 
 // Task implements pool.Job.
 func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {

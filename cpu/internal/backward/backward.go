@@ -68,14 +68,14 @@ func (c *Call) Reset() {
 
 // Run computes the gradients on the workers of p.
 func (c *Call) Run(ctx context.Context, p *pool.Pool) error {
-	if err := p.Run(ctx, dotJob{c}, c.plan.dotTasks(), c.plan.threads); err != nil {
+	if err := p.Run(ctx, dotJob{c}, 2*c.plan.layout.DimV, c.plan.dotTasks(), c.plan.threads); err != nil {
 		return err
 	}
 	if c.biases.direct() && !c.add {
 		c.biases.clear(c.plan.layout.Kernels)
 	}
 	if c.plan.wantsQ || !c.dK.IsZero() || !c.dV.IsZero() || c.biases.wanted() {
-		if err := p.Run(ctx, chunkJob{c}, c.plan.tasks, c.plan.threads); err != nil {
+		if err := p.Run(ctx, chunkJob{c}, c.plan.chunkFloats(), c.plan.tasks, c.plan.threads); err != nil {
 			return err
 		}
 	}
@@ -88,9 +88,6 @@ const dotRows = 64
 
 // dotJob computes D of each query row.
 type dotJob struct{ call *Call }
-
-// Floats implements pool.Job.
-func (j dotJob) Floats() int { return 2 * j.call.plan.layout.DimV }
 
 // Task implements pool.Job.
 func (j dotJob) Task(_ *pool.Turn, w *pool.Scratch, n int) error {

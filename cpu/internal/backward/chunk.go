@@ -12,9 +12,6 @@ import (
 // chunkJob computes dQ, dK and dV.
 type chunkJob struct{ call *Call }
 
-// Floats implements pool.Job.
-func (j chunkJob) Floats() int { return j.call.plan.chunkFloats() }
-
 // Task implements pool.Job: it computes a chunk. The tasks of a slot are a chain: each adds
 // to the sums of a tile after the task before it. Where heads share a DBias, each adds to a
 // row of it after the head before it. Tasks begin in an order in which a task waits only for
