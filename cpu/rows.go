@@ -15,8 +15,8 @@ import (
 // rowJob is a call that computes the rows of a tensor [B, H, S, N] one at a time. Calls are
 // pooled, so that appending a token to a cache does not allocate.
 type rowJob struct {
-	row     func(j *rowJob, s *tile.Space, mem []float32, b, h, i int)
-	floats  int // of mem
+	compute func(r row)
+	floats  int // of row.mem
 	pause   int // rows between two looks at the context
 	kernels *vec.Kernels
 
@@ -34,13 +34,20 @@ type rowJob struct {
 	scores   *tile.Scores
 }
 
+// row is row i of head (b, h) of a call, and the memory to compute it in.
+type row struct {
+	*rowJob
+	space   *tile.Space
+	mem     []float32
+	b, h, i int
+}
+
 var rowJobs = sync.Pool{New: func() any { return new(rowJob) }}
 
 // newRowJob returns a call with rows of the given shape, until it is released.
-func (be *Backend) newRowJob(shape backend.Shape, floats, pause int,
-	row func(j *rowJob, s *tile.Space, mem []float32, b, h, i int)) *rowJob {
+func (be *Backend) newRowJob(shape backend.Shape, floats, pause int, compute func(r row)) *rowJob {
 	j := rowJobs.Get().(*rowJob)
-	j.row, j.floats, j.pause, j.kernels, j.cols = row, floats, pause, be.kernels, shape[backend.Dim]
+	j.compute, j.floats, j.pause, j.kernels, j.cols = compute, floats, pause, be.kernels, shape[backend.Dim]
 	j.heads, j.seq, j.threads = shape[backend.Heads], shape[backend.Seq], be.threads()
 	if shape.Elements() < copyAlone {
 		j.threads = 1
@@ -97,10 +104,18 @@ func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 			}
 			left = j.pause
 		}
-		j.row(j, s, mem, b, h, i)
+		j.compute(row{j, s, mem, b, h, i})
 	}
 	return nil
 }
+
+// load reads the first elements of the row of operand n, as many as dst has.
+func (r *row) load(n int, dst []float32) {
+	r.x[n].Load(r.kernels, dst, len(dst), r.b, r.h, r.i, 1, 0, len(dst))
+}
+
+// store writes the first elements of the row of the output.
+func (r *row) store(row []float32) { r.x[0].Store(r.kernels, row, r.b, r.h, r.i, 0) }
 
 // Download implements backend.Backend: host = src, element by element.
 //
@@ -142,14 +157,14 @@ func (be *Backend) copy(ctx context.Context, dst, src backend.Operand) error {
 	return j.run(ctx, []backend.Operand{dst}, []backend.Operand{src})
 }
 
-func copyRow(j *rowJob, _ *tile.Space, row []float32, b, h, i int) {
-	dst, src := &j.x[0], &j.x[1]
-	to, from := dst.Index(b, h, i), src.Index(b, h, i)
-	n, step, steps := j.cols, dst.Stride[backend.Dim], src.Stride[backend.Dim]
+func copyRow(r row) {
+	dst, src := &r.x[0], &r.x[1]
+	to, from := dst.Index(r.b, r.h, r.i), src.Index(r.b, r.h, r.i)
+	n, step, steps := r.cols, dst.Stride[backend.Dim], src.Stride[backend.Dim]
 	switch {
 	case dst.DType != src.DType:
-		src.LoadRows(j.kernels, row, n, b, h, i, 1)
-		dst.Store(j.kernels, row, b, h, i, 0)
+		r.load(1, r.mem)
+		r.store(r.mem)
 	case dst.DType == backend.Q8:
 		copy(dst.Q8[to:to+vec.Q8Lead+n], src.Q8[from:])
 	case dst.DType == backend.F32:
@@ -180,26 +195,26 @@ func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, ho
 	})
 }
 
-func rotateRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
-	n := j.pairs
-	y, x, row, cos, sin := &j.x[0], &j.x[3], mem[2*n:], mem[:n], mem[n:2*n]
-	if x.IsZero() {
-		x = y
+func rotateRow(r row) {
+	n, x := r.pairs, 3
+	cos, sin, row := r.mem[:n], r.mem[n:2*n], r.mem[2*n:][:r.cols]
+	if r.x[x].IsZero() {
+		x = 0
 	}
-	x.Load(j.kernels, row, j.cols, b, h, i, 1, 0, j.cols)
-	j.x[1].LoadRows(j.kernels, cos, n, b, h, i, 1)
-	j.x[2].LoadRows(j.kernels, sin, n, b, h, i, 1)
-	if j.rotation.Inverse {
+	r.load(x, row)
+	r.load(1, cos)
+	r.load(2, sin)
+	if r.rotation.Inverse {
 		for i := range sin {
 			sin[i] = -sin[i]
 		}
 	}
-	if j.rotation.Interleaved {
+	if r.rotation.Interleaved {
 		rotateInterleaved(row[:2*n], cos, sin)
 	} else {
 		rotateHalves(row[:n], row[n:2*n], cos, sin)
 	}
-	y.Store(j.kernels, row[:j.cols], b, h, i, 0)
+	r.store(row)
 }
 
 // rotateHalves rotates the pairs (lo[i], hi[i]). The conversions keep the compiler
@@ -240,24 +255,23 @@ func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) e
 	})
 }
 
-func mergeRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
-	n := j.cols
-	o, other := mem[:n], mem[n:]
-	lse, otherLSE := &j.x[1].F32[j.x[1].Index(b, h, i)], j.x[3].At(b, h, i, 0)
+func mergeRow(r row) {
+	o, other := r.mem[:r.cols], r.mem[r.cols:]
+	lse, otherLSE := &r.x[1].F32[r.x[1].Index(r.b, r.h, r.i)], r.x[3].At(r.b, r.h, r.i, 0)
 	if otherLSE == vec.NegInf {
 		return
 	}
-	j.x[2].LoadRows(j.kernels, other, n, b, h, i, 1)
+	r.load(2, other)
 	if *lse == vec.NegInf {
-		j.x[0].Store(j.kernels, other, b, h, i, 0)
+		r.store(other)
 		*lse = otherLSE
 		return
 	}
 	x, y, sum := vec.MergeLSE(*lse, otherLSE)
-	j.x[0].LoadRows(j.kernels, o, n, b, h, i, 1)
+	r.load(0, o)
 	for c := range o {
 		o[c] = float32(x*o[c]) + float32(y*other[c]) + 0 // no zero is negative
 	}
-	j.x[0].Store(j.kernels, o, b, h, i, 0)
+	r.store(o)
 	*lse = sum
 }
