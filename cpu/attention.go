@@ -76,8 +76,8 @@ func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, err
 		x := newPartition(be.kernels, c, be.threads())
 		x.gatherSmall(c)
 		p = be.newPlan(backend.NewPlan(c))
-		p.Path, p.Why, p.Cut = x.path(c), x.why(c), x.String()
-		p.Scratch, p.Chunks = x.scratchBytes(), x.tasks
+		p.Path, p.Why = x.explain(c)
+		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
 		return nil
 	})
 	return p, err

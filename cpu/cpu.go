@@ -155,7 +155,7 @@ func (be *Backend) Wait(ctx context.Context) error {
 // Close implements backend.Backend. It waits for running calls. With the last backend of
 // the process the goroutines that help its calls end, too.
 func (be *Backend) Close() error {
-	be.gate.close()
+	be.gate.lock.Do(be.gate.calls.Lock) // a second Close waits, too
 	be.leave()
 	return nil
 }
@@ -180,11 +180,7 @@ func (driver) Open(selector string) (backend.Backend, error) {
 	if selector != "" {
 		return nil, fmt.Errorf("cpu: there is one device, open it as \"cpu\", not \"cpu:%s\": %w", selector, backend.ErrNoDevice)
 	}
-	be, err := Open(Options{})
-	if err != nil {
-		return nil, err
-	}
-	return be, nil
+	return Open(Options{})
 }
 
 // tierEnv is the environment variable that selects the tier where Options.Tier is "".

@@ -18,10 +18,6 @@ type gate struct {
 	err   error // why the backend cannot be used
 }
 
-// close refuses further calls and waits for those inside. It may be called more
-// than once; each of its calls waits.
-func (g *gate) close() { g.lock.Do(g.calls.Lock) }
-
 // do runs f, a call named what, unless the backend is closed or the context has ended. It adds
 // the name to errors.
 func (be *Backend) do(ctx context.Context, what string, f func() error) (err error) {

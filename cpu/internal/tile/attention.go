@@ -130,8 +130,15 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
 	default:
 		copy(s.MX, cur.m)
-		runs, ldk := p.keys(s, b, t, t.here)
-		x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
+		ldk := p.Layout.DimK
+		if p.Layout.ReadK {
+			ldk = p.K.Stride[backend.Seq]
+			s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
+		} else {
+			p.loadKeys(s, b, t)
+			s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
+		}
+		x.Scores(s.S, s.runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
 		a.Scores.Adjust(s, t, t.here)
 		fours := CeilDiv(n, 4)
 		Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)

@@ -118,7 +118,7 @@ func (l *Layout) TilesOf(s *Space, c *Chunk) []Tile {
 	tiles := s.tiles[:c.End-c.First]
 	for n := range tiles {
 		at, h := c.First+n, c.KVHead*l.Share
-		t := Tile{index: c.Tile + at, Batch: c.Batch, KVHead: c.KVHead, Spans: s.spans[n*l.Rows:]}
+		t := Tile{index: (c.Batch*l.Dims.KVHeads+c.KVHead)*l.Tiles + at, Batch: c.Batch, KVHead: c.KVHead, Spans: s.spans[n*l.Rows:]}
 		if l.HeadTiles == 0 {
 			t.H, t.I = l.Row(h, 0, at*l.Rows)
 			t.N = min(l.Rows, l.Share*l.Dims.SeqQ-at*l.Rows)
