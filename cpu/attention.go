@@ -19,15 +19,10 @@ import (
 //	s_j = scale·q_i·k_j ...    o_i = Σ exp(s_j - m)·v_j / Σ exp(s_j - m)    lse_i = m + log Σ exp(s_j - m)
 //
 // in one pass over blocks of 128 keys (online softmax: Milakov & Gimelshein
-// 2018; blocked: Dao et al. 2022). With m the largest score so far, a block's
-// scores S and values V give
-//
-//	m' = max(m, max S)    P = exp(S - m')    a = exp(m - m')
-//	l  = a·l + Σ P        O = a·O + P·V
-//
-// where P·V is summed from zero in each block, and every 1,024 keys begin a new
+// 2018; blocked: Dao et al. 2022; package cpu/internal/tile states the steps). The
+// values are summed from zero in each block, and every 1,024 keys begin a new
 // sum, so that the error does not grow with the number of keys. Results of
-// [ShardKeys] keys are merged as [Backend.Merge] does.
+// [ShardKeys] keys are merged.
 //
 // Key blocks start at multiples of 128 for every call, and the rows of a tile do
 // not influence each other. The bits of a row therefore do not depend on the
@@ -111,34 +106,27 @@ type attention struct {
 var attentionPool = sync.Pool{New: func() any { return new(attention) }}
 
 // openAttention opens c, divided among threads goroutines, until it is released.
-func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, error) {
-	a := attentionPool.Get().(*attention)
+func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, err error) {
+	a = attentionPool.Get().(*attention)
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
 	a.plan.gatherSmall(c)
 	a.tiles.Open(&a.plan.layout, c)
-	if a.plan.keyChunks > 1 {
-		if err := a.share(); err != nil {
-			a.release()
-			return nil, err
-		}
+	if a.plan.keyChunks <= 1 {
+		return a, nil
 	}
-	return a, nil
-}
-
-// share allocates the sums of a call whose keys are shared among chunks.
-func (a *attention) share() (err error) {
 	n, floats := a.plan.layout.SavedSums()
 	pool.Resize(&a.saved, floats, &err)
 	pool.Resize(&a.set, n, &err)
 	if pool.Resize(&a.pending, a.plan.tasks/a.plan.keyChunks, &err); err != nil {
-		return fmt.Errorf("sums of %d tasks: %w", a.plan.tasks, err)
+		a.release()
+		return nil, fmt.Errorf("sums of %d tasks: %w", a.plan.tasks, err)
 	}
 	a.tiles.Saved, a.tiles.Set = a.saved, a.set
 	clear(a.set)
 	for i := range a.pending {
 		a.pending[i].Store(int32(a.plan.keyChunks))
 	}
-	return nil
+	return a, nil
 }
 
 // release forgets the operands.
@@ -207,7 +195,13 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 	slices.SortStableFunc(loads, func(x, y load) int { return cmp.Compare(x.work, y.work) })
 	b.calls, b.first = make([]*attention, 0, len(calls)), make([]int, 0, len(calls))
 	for _, l := range loads {
-		a, err := be.openAttention(l.c, shareOf(l.work, total, be.threads()))
+		threads := be.threads()
+		if float64(l.work)*float64(tasksPerThread*threads) <= float64(total) {
+			threads = 0 // at most one task of the whole
+		} else {
+			threads = min(threads, int(float64(l.work)/float64(total)*float64(threads))+1)
+		}
+		a, err := be.openAttention(l.c, threads)
 		if err != nil {
 			return err
 		}
@@ -216,15 +210,6 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 		b.floats = max(b.floats, a.plan.floats())
 	}
 	return nil
-}
-
-// shareOf returns the number of threads for which to divide a call with work of total: 0 for
-// a call that is at most one task of the whole.
-func shareOf(work, total int64, threads int) int {
-	if float64(work)*float64(tasksPerThread*threads) <= float64(total) {
-		return 0
-	}
-	return min(threads, int(float64(work)/float64(total)*float64(threads))+1)
 }
 
 // close releases the calls and their operands.

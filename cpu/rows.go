@@ -17,7 +17,6 @@ import (
 type rowJob struct {
 	compute func(r row)
 	floats  int // of row.mem
-	pause   int // rows between two looks at the context
 	kernels *vec.Kernels
 
 	heads, seq int
@@ -28,7 +27,6 @@ type rowJob struct {
 
 	x        [6]view.View // the operands, see run
 	cols     int          // of a row
-	pairs    int          // see Rotate
 	rotation backend.Rotation
 	problem  *backend.Problem // of scores, else nil
 	scores   *tile.Scores
@@ -45,9 +43,9 @@ type row struct {
 var rowJobs = sync.Pool{New: func() any { return new(rowJob) }}
 
 // newRowJob returns a call with rows of the given shape, until it is released.
-func (be *Backend) newRowJob(shape backend.Shape, floats, pause int, compute func(r row)) *rowJob {
+func (be *Backend) newRowJob(shape backend.Shape, floats int, compute func(r row)) *rowJob {
 	j := rowJobs.Get().(*rowJob)
-	j.compute, j.floats, j.pause, j.kernels, j.cols = compute, floats, pause, be.kernels, shape[backend.Dim]
+	j.compute, j.floats, j.kernels, j.cols = compute, floats, be.kernels, shape[backend.Dim]
 	j.heads, j.seq, j.threads = shape[backend.Heads], shape[backend.Seq], be.threads()
 	if shape.Elements() < copyAlone {
 		j.threads = 1
@@ -96,13 +94,12 @@ func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 		j.scores.Seed(&s.Draw)
 	}
 	head, from := t/j.headTasks, t%j.headTasks*j.taskRows
-	b, h, left := head/j.heads, head%j.heads, j.pause
+	b, h := head/j.heads, head%j.heads
 	for i := from; i < min(j.seq, from+j.taskRows); i++ {
-		if left--; left == 0 {
+		if i%rowStep == 0 || j.problem != nil { // rows of scores may be long
 			if err := turn.Pause(); err != nil {
 				return err
 			}
-			left = j.pause
 		}
 		j.compute(row{j, s, mem, b, h, i})
 	}
@@ -149,7 +146,7 @@ func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 // copy writes dst = src, rounded to nearest even where dst's type is the narrower one.
 func (be *Backend) copy(ctx context.Context, dst, src backend.Operand) error {
 	shape := dst.Tensor.Shape()
-	j := be.newRowJob(shape, shape[backend.Dim], rowStep, copyRow)
+	j := be.newRowJob(shape, shape[backend.Dim], copyRow)
 	defer j.release()
 	if shape.Elements() == 0 {
 		j.tasks = 0
@@ -184,9 +181,9 @@ func copyRow(r row) {
 func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
 	return be.do(ctx, "rotate", func() error {
 		shape, pairs := y.Shape(), cos.Shape()[backend.Dim]
-		j := be.newRowJob(shape, shape[backend.Dim]+2*pairs, rowStep, rotateRow)
+		j := be.newRowJob(shape, shape[backend.Dim]+2*pairs, rotateRow)
 		defer j.release()
-		j.pairs, j.rotation = pairs, how
+		j.rotation = how
 		in := []backend.Operand{{Name: "cos", Tensor: cos}, {Name: "sin", Tensor: sin}, {Name: "x", Tensor: x}}
 		if y == x { // in place: the elements after the pairs do not change
 			in, j.cols = in[:2], 2*pairs
@@ -196,7 +193,7 @@ func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, ho
 }
 
 func rotateRow(r row) {
-	n, x := r.pairs, 3
+	n, x := r.x[1].Shape[backend.Dim], 3
 	cos, sin, row := r.mem[:n], r.mem[n:2*n], r.mem[2*n:][:r.cols]
 	if r.x[x].IsZero() {
 		x = 0
@@ -247,7 +244,7 @@ func rotateInterleaved(row, cos, sin []float32) {
 // the result has the bits of the other side. Errors as for Attention.
 func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
 	return be.do(ctx, "merge", func() error {
-		j := be.newRowJob(o.Shape(), 2*o.Shape()[backend.Dim], rowStep, mergeRow)
+		j := be.newRowJob(o.Shape(), 2*o.Shape()[backend.Dim], mergeRow)
 		defer j.release()
 		return j.run(ctx,
 			[]backend.Operand{{Name: "o", Tensor: o}, {Name: "lse", Tensor: lse}},

@@ -116,20 +116,13 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 	x, p, cur, n := a.Products.Layout.Kernels, &a.Products, &t.sums.cur, t.here.Hi-t.here.Lo
 	clean := a.Scores.hiding || t.mixed || b.replaced || x.KeyLanes || t.edge(t.here)
+	copy(s.MX, cur.m)
 	switch {
 	case p.Layout.Pairs:
-		copy(s.MX, cur.m)
 		p.pairScores(s, b, t)
-		a.Scores.Adjust(s, t, t.here)
-		p.addPairValues(s, b, t, clean, a.pairWeights(s, t, clean))
-		a.addReplaced(s, t, b)
-		return
 	case p.Layout.KeyLanes:
 		p.dots(s, b, t, t.here)
-		a.Scores.Adjust(s, t, t.here)
-		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
 	default:
-		copy(s.MX, cur.m)
 		ldk := p.Layout.DimK
 		if p.Layout.ReadK {
 			ldk = p.K.Stride[backend.Seq]
@@ -139,9 +132,18 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 			s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
 		}
 		x.Scores(s.S, s.runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
-		a.Scores.Adjust(s, t, t.here)
+	}
+	a.Scores.Adjust(s, t, t.here)
+	if p.Layout.KeyLanes {
+		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
+	} else {
 		fours := CeilDiv(n, 4)
 		Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
+		if p.Layout.Pairs {
+			p.addPairValues(s, b, t, clean, a.pairWeights(s, t, clean))
+			a.addReplaced(s, t, b)
+			return
+		}
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 	}
 	if a.round != backend.F32 {

@@ -95,9 +95,15 @@ func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e
 	l := p.Layout
 	if clean && !b.checked {
 		b.checked = true
-		if b.replaced = p.anyNonFinite(s, b, t); b.replaced {
+		n, rows, ld := b.span.Hi-b.span.Lo, s.v, l.DimV
+		if l.ReadV && p.V.DType == backend.F32 && p.V.Pages == nil {
+			rows, ld = p.V.F32[p.V.Index(t.Batch, t.KVHead, b.span.Lo):], p.V.Stride[backend.Seq]
+		} else {
 			p.loadValues(s, b, t)
-			ZeroNonFinite(s.v[:(b.span.Hi-b.span.Lo)*l.DimV])
+		}
+		if b.replaced = l.Kernels.NonFinite(rows, ld, n, l.Dims.ValueDim); b.replaced {
+			p.loadValues(s, b, t)
+			ZeroNonFinite(s.v[:n*l.DimV])
 		}
 	}
 	if l.ReadV && !b.replaced {
@@ -137,16 +143,6 @@ func (p *Products) loadValues(s *Space, b *block, t *Tile) {
 		b.hasV = true
 		p.V.LoadRows(p.Layout.Kernels, s.v, p.Layout.DimV, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
 	}
-}
-
-// anyNonFinite reports whether any of the values of b is NaN or Inf.
-func (p *Products) anyNonFinite(s *Space, b *block, t *Tile) bool {
-	x, dv, n := p.Layout.Kernels, p.Layout.Dims.ValueDim, b.span.Hi-b.span.Lo
-	if p.Layout.ReadV && p.V.DType == backend.F32 && p.V.Pages == nil {
-		return x.NonFinite(p.V.F32[p.V.Index(t.Batch, t.KVHead, b.span.Lo):], p.V.Stride[backend.Seq], n, dv)
-	}
-	p.loadValues(s, b, t)
-	return x.NonFinite(s.v, p.Layout.DimV, n, dv)
 }
 
 // ZeroNonFinite replaces NaN and Inf by zero.

@@ -89,14 +89,10 @@ func (sc *Scores) distances(dst []float32, b, h, d int) {
 
 // Hides reports whether a mask or an infinite bias hides key j from row i.
 func (sc *Scores) Hides(b, h, i, j int) bool {
-	switch {
-	case !sc.mask.IsZero() && !sc.mask.Bools[sc.mask.Index(b, h, i)+j*sc.mask.Stride[backend.Dim]],
-		!sc.blocks.IsZero() && !sc.sees(b, h, i/sc.problem.BlockQ, j/sc.problem.BlockK),
-		!sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf,
-		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf:
-		return true
-	}
-	return false
+	var seen [1]bool
+	sc.seenRow(seen[:], b, h, i, j)
+	return !seen[0] || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
+		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf
 }
 
 // Drops reports whether the call has dropout.

@@ -33,20 +33,17 @@ func Of(t *backend.Tensor) (v View) {
 		v.Stride[backend.Seq] = v.Shape[backend.Dim] // that of one row may be anything; kernels want this
 	}
 	switch memory := t.Memory().Handle().(type) {
-	case []float32:
-		v.F32 = from(memory, t.Offset())
+	case []float32: // an empty tensor may begin after its end
+		v.F32 = memory[min(t.Offset(), len(memory)):]
 	case []uint16:
-		v.Bits = from(memory, t.Offset())
+		v.Bits = memory[min(t.Offset(), len(memory)):]
 	case []bool:
-		v.Bools = from(memory, t.Offset())
+		v.Bools = memory[min(t.Offset(), len(memory)):]
 	case []byte:
-		v.Q8 = from(memory, t.Offset()-vec.Q8Lead)
+		v.Q8 = memory[min(t.Offset()-vec.Q8Lead, len(memory)):]
 	}
 	return v
 }
-
-// from returns the elements from one on that may be the end of an empty tensor.
-func from[T any](memory []T, at int) []T { return memory[min(at, len(memory)):] }
 
 // IsZero reports whether the tensor is absent.
 func (v *View) IsZero() bool { return v.Shape == backend.Shape{} }
