@@ -19,15 +19,10 @@ import (
 //	s_j = scale·q_i·k_j ...    o_i = Σ exp(s_j - m)·v_j / Σ exp(s_j - m)    lse_i = m + log Σ exp(s_j - m)
 //
 // in one pass over blocks of 128 keys (online softmax: Milakov & Gimelshein
-// 2018; blocked: Dao et al. 2022). With m the largest score so far, a block's
-// scores S and values V give
-//
-//	m' = max(m, max S)    P = exp(S - m')    a = exp(m - m')
-//	l  = a·l + Σ P        O = a·O + P·V
-//
-// where P·V is summed from zero in each block, and every 1,024 keys begin a new
+// 2018; blocked: Dao et al. 2022; package cpu/internal/tile states the steps). The
+// values are summed from zero in each block, and every 1,024 keys begin a new
 // sum, so that the error does not grow with the number of keys. Results of
-// [ShardKeys] keys are merged as [Backend.Merge] does.
+// [ShardKeys] keys are merged.
 //
 // Key blocks start at multiples of 128 for every call, and the rows of a tile do
 // not influence each other. The bits of a row therefore do not depend on the
@@ -46,7 +41,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			if err := b.open(be, calls); err != nil {
 				return err
 			}
-			return workers.Run(ctx, &b, b.tasks, be.threads())
+			return workers.Run(ctx, &b, b.floats, b.tasks, be.threads())
 		}
 		var pinned backend.Pinned
 		if err := pinCall(&pinned, calls[0]); err != nil {
@@ -58,7 +53,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			return err
 		}
 		defer a.release()
-		return workers.Run(ctx, a, a.plan.tasks, a.plan.threads)
+		return workers.Run(ctx, a, a.plan.floats(), a.plan.tasks, a.plan.threads)
 	})
 }
 
@@ -76,8 +71,8 @@ func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, err
 		x := newPartition(be.kernels, c, be.threads())
 		x.gatherSmall(c)
 		p = be.newPlan(backend.NewPlan(c))
-		p.Path, p.Why, p.Cut = x.path(c), x.why(c), x.String()
-		p.Scratch, p.Chunks = x.scratchBytes(), x.tasks
+		p.Path, p.Why = x.explain(c)
+		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
 		return nil
 	})
 	return p, err
@@ -111,37 +106,27 @@ type attention struct {
 var attentionPool = sync.Pool{New: func() any { return new(attention) }}
 
 // openAttention opens c, divided among threads goroutines, until it is released.
-func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, error) {
-	a := attentionPool.Get().(*attention)
+func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, err error) {
+	a = attentionPool.Get().(*attention)
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
 	a.plan.gatherSmall(c)
 	a.tiles.Open(&a.plan.layout, c)
-	if !a.plan.layout.Pairs {
-		a.tiles.Round = roundings[c.WeightType()]
+	if a.plan.keyChunks <= 1 {
+		return a, nil
 	}
-	if a.plan.keyChunks > 1 {
-		if err := a.share(); err != nil {
-			a.release()
-			return nil, err
-		}
-	}
-	return a, nil
-}
-
-// share allocates the sums of a call whose keys are shared among chunks.
-func (a *attention) share() (err error) {
 	n, floats := a.plan.layout.SavedSums()
 	pool.Resize(&a.saved, floats, &err)
 	pool.Resize(&a.set, n, &err)
 	if pool.Resize(&a.pending, a.plan.tasks/a.plan.keyChunks, &err); err != nil {
-		return fmt.Errorf("sums of %d tasks: %w", a.plan.tasks, err)
+		a.release()
+		return nil, fmt.Errorf("sums of %d tasks: %w", a.plan.tasks, err)
 	}
 	a.tiles.Saved, a.tiles.Set = a.saved, a.set
 	clear(a.set)
 	for i := range a.pending {
 		a.pending[i].Store(int32(a.plan.keyChunks))
 	}
-	return nil
+	return a, nil
 }
 
 // release forgets the operands.
@@ -149,9 +134,6 @@ func (a *attention) release() {
 	*a = attention{pending: a.pending, saved: a.saved, set: a.set}
 	attentionPool.Put(a)
 }
-
-// Floats implements pool.Job.
-func (a *attention) Floats() int { return a.plan.floats() }
 
 // Task implements pool.Job.
 func (a *attention) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
@@ -213,24 +195,21 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 	slices.SortStableFunc(loads, func(x, y load) int { return cmp.Compare(x.work, y.work) })
 	b.calls, b.first = make([]*attention, 0, len(calls)), make([]int, 0, len(calls))
 	for _, l := range loads {
-		a, err := be.openAttention(l.c, shareOf(l.work, total, be.threads()))
+		threads := be.threads()
+		if float64(l.work)*float64(tasksPerThread*threads) <= float64(total) {
+			threads = 0 // at most one task of the whole
+		} else {
+			threads = min(threads, int(float64(l.work)/float64(total)*float64(threads))+1)
+		}
+		a, err := be.openAttention(l.c, threads)
 		if err != nil {
 			return err
 		}
 		b.calls, b.first = append(b.calls, a), append(b.first, b.tasks)
 		b.tasks += a.plan.tasks
-		b.floats = max(b.floats, a.Floats())
+		b.floats = max(b.floats, a.plan.floats())
 	}
 	return nil
-}
-
-// shareOf returns the number of threads for which to divide a call with work of total: 0 for
-// a call that is at most one task of the whole.
-func shareOf(work, total int64, threads int) int {
-	if float64(work)*float64(tasksPerThread*threads) <= float64(total) {
-		return 0
-	}
-	return min(threads, int(float64(work)/float64(total)*float64(threads))+1)
 }
 
 // close releases the calls and their operands.
@@ -242,9 +221,6 @@ func (b *batch) close() {
 		b.pinned[n].Unpin()
 	}
 }
-
-// Floats implements pool.Job.
-func (b *batch) Floats() int { return b.floats }
 
 // Task implements pool.Job.
 func (b *batch) Task(turn *pool.Turn, w *pool.Scratch, t int) error {

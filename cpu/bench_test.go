@@ -30,7 +30,7 @@ func BenchmarkRatio(b *testing.B) {
 				var ratios []float64
 				for b.Loop() {
 					start := time.Now()
-					must(b, workers.Run(b.Context(), j, j.tasks, threads))
+					must(b, workers.Run(b.Context(), j, gemmRows*tile.BlockKeys+tile.BlockKeys*j.dim+gemmRows*j.dim, j.tasks, threads))
 					middle := time.Now()
 					must(b, be.Attention(b.Context(), c))
 					ratios = append(ratios, middle.Sub(start).Seconds()/time.Since(middle).Seconds())
@@ -124,10 +124,6 @@ func newGemmJob(b testing.TB, heads, seq, dim int) *gemmJob {
 	shape := backend.Shape{1, heads, seq, dim}
 	q, k := random(b, 1, shape), random(b, 2, shape)
 	return &gemmJob{q: view.Of(&q), k: view.Of(&k), seq: seq, dim: dim, tasks: heads * tile.CeilDiv(seq, gemmRows)}
-}
-
-func (j *gemmJob) Floats() int {
-	return gemmRows*tile.BlockKeys + tile.BlockKeys*j.dim + gemmRows*j.dim
 }
 
 func (j *gemmJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {

@@ -3,9 +3,7 @@
 //
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
-// Tiles of query rows meet blocks of 128 keys, with an online softmax between the two
-// products. They run on one of four tables of
-// kernels (package vec): generated assembly for AVX-512, AVX2 and NEON, and gonum's
+// The kernels (package vec) are generated assembly for AVX-512, AVX2 and NEON, and gonum's
 // blas32.Gemm for all other machines. A program that plugs another BLAS into
 // gonum (blas32.Use) speeds the gonum kernels up. A call needs some hundred KiB
 // of memory a thread in addition to its operands, whatever their lengths.
@@ -40,11 +38,10 @@
 // those of the processor's unit for pairs of bf16: AMX-BF16, which the first such call asks Linux for,
 // or AMD's AVX512-BF16. Such calls have bits of their own.
 //
-// All backends of a process share goroutines that help their calls. They sleep while there
-// is nothing to do, and end when the last backend is closed. At most GOMAXPROCS goroutines
-// compute at one time, over all calls; further calls wait in a queue, take turns of 5
-// milliseconds, and leave when their context ends (package cpu/internal/pool). A panic while
-// a call computes becomes its error, ErrInternal with the stack.
+// All backends of a process share goroutines that help their calls, and end when the last
+// backend is closed. At most GOMAXPROCS goroutines compute at one time; calls
+// take turns (package cpu/internal/pool). A panic while a call computes becomes its
+// error, ErrInternal with the stack.
 //
 // Keys and values may have other types than the queries, for example int8 with a
 // scale for each row, and they may lie in pages. With few query rows the kernels
@@ -90,9 +87,14 @@ type Options struct {
 // backend.Copier, backend.Differentiator, backend.PeakMeter and backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
-	gate    gate
+	err     error // why the backend cannot be used
 	kernels *vec.Kernels
 	leave   func() // ends the use of workers; later calls do nothing
+
+	// Every call holds calls for reading. The first Close locks it for good, which waits for
+	// the calls inside and refuses others meanwhile.
+	calls sync.RWMutex
+	lock  sync.Once
 }
 
 var (
@@ -112,7 +114,7 @@ func New(opt Options) *Backend {
 	opt.Threads = max(0, opt.Threads)
 	workers.Open()
 	be := &Backend{opt: opt, leave: sync.OnceFunc(workers.Close)}
-	be.kernels, be.gate.err = kernelsOf(opt.Tier)
+	be.kernels, be.err = kernelsOf(opt.Tier)
 	// Safety net for callers that forget Close.
 	runtime.AddCleanup(be, func(leave func()) { leave() }, be.leave)
 	return be
@@ -122,7 +124,7 @@ func New(opt Options) *Backend {
 // opt.Tier or ATTN_CPU_TIER names.
 func Open(opt Options) (*Backend, error) {
 	be := New(opt)
-	return be, be.gate.err
+	return be, be.err
 }
 
 // Alloc implements backend.Backend. It returns ErrShape for a shape that is
@@ -155,7 +157,7 @@ func (be *Backend) Wait(ctx context.Context) error {
 // Close implements backend.Backend. It waits for running calls. With the last backend of
 // the process the goroutines that help its calls end, too.
 func (be *Backend) Close() error {
-	be.gate.close()
+	be.lock.Do(be.calls.Lock) // a second Close waits, too
 	be.leave()
 	return nil
 }
@@ -180,11 +182,7 @@ func (driver) Open(selector string) (backend.Backend, error) {
 	if selector != "" {
 		return nil, fmt.Errorf("cpu: there is one device, open it as \"cpu\", not \"cpu:%s\": %w", selector, backend.ErrNoDevice)
 	}
-	be, err := Open(Options{})
-	if err != nil {
-		return nil, err
-	}
-	return be, nil
+	return Open(Options{})
 }
 
 // tierEnv is the environment variable that selects the tier where Options.Tier is "".

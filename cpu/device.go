@@ -35,10 +35,7 @@ func (be *Backend) Info() backend.Info {
 // modelName returns the name of the processor where the system reports it (Linux
 // on x86), else the architecture.
 var modelName = sync.OnceValue(func() string {
-	info, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return runtime.GOARCH
-	}
+	info, _ := os.ReadFile("/proc/cpuinfo")
 	return parseModel(info)
 })
 

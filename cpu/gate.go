@@ -4,29 +4,16 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"sync"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
 )
 
-// gate lets calls in until it is closed. Every call holds calls for reading. The first close locks
-// it for good, which waits for the calls inside and refuses others meanwhile.
-type gate struct {
-	calls sync.RWMutex
-	lock  sync.Once
-	err   error // why the backend cannot be used
-}
-
-// close refuses further calls and waits for those inside. It may be called more
-// than once; each of its calls waits.
-func (g *gate) close() { g.lock.Do(g.calls.Lock) }
-
 // do runs f, a call named what, unless the backend is closed or the context has ended. It adds
 // the name to errors.
 func (be *Backend) do(ctx context.Context, what string, f func() error) (err error) {
-	if be.gate.err != nil {
-		return be.gate.err
+	if be.err != nil {
+		return be.err
 	}
 	defer func() {
 		if err != nil {
@@ -36,10 +23,10 @@ func (be *Backend) do(ctx context.Context, what string, f func() error) (err err
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if !be.gate.calls.TryRLock() {
+	if !be.calls.TryRLock() {
 		return backend.ErrClosed
 	}
-	defer be.gate.calls.RUnlock()
+	defer be.calls.RUnlock()
 	defer pool.Recover(&err)
 	return f()
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/x448/float16"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -32,7 +33,7 @@ func TestHalfLoads(t *testing.T) {
 func TestWeightsAreRounded(t *testing.T) {
 	eachTier(t, func(t *testing.T, tier string) {
 		be := open(t, Options{Tier: tier})
-		for dtype, round := range roundings {
+		for _, dtype := range []backend.DType{backend.F16, backend.BF16} {
 			weights := make([]float32, 0, 128<<8)
 			for exp := range uint32(128) { // up to 1.99
 				for i := range uint32(256) {
@@ -43,7 +44,7 @@ func TestWeightsAreRounded(t *testing.T) {
 			for i, w := range weights {
 				want[i] = dtype.Round(w)
 			}
-			round(be.kernels, weights, make([]uint16, 256))
+			tile.Round(be.kernels, dtype, weights, make([]uint16, 256))
 			for i, got := range weights {
 				if got != want[i] {
 					t.Fatalf("%v: weight %d is rounded to %v, should be %v", dtype, i, got, want[i])

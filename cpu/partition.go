@@ -147,7 +147,7 @@ func (x *partition) shareKeys(sums int) {
 func (x *partition) chunk(t int) tile.Chunk {
 	l, tiles := &x.layout, t/x.keyChunks
 	group, first := tiles/x.groupChunks, t%x.keyChunks*x.chunkSums
-	c := tile.Chunk{Batch: group / l.Dims.KVHeads, KVHead: group % l.Dims.KVHeads, Tile: group * l.Tiles}
+	c := tile.Chunk{Batch: group / l.Dims.KVHeads, KVHead: group % l.Dims.KVHeads}
 	c.First = tiles % x.groupChunks * x.chunkTiles
 	c.End = min(c.First+x.chunkTiles, l.Tiles)
 	c.Keys = tile.Span{Lo: first * tile.SumKeys, Hi: min((first+x.chunkSums)*tile.SumKeys, l.Dims.SeqK)}
@@ -215,20 +215,15 @@ func (x *partition) String() string {
 		x.tasks, what, l.Dims.Batch, l.Dims.KVHeads, l.Tiles, x.keyChunks, tile.BlockKeys, tile.SumKeys, x.threads)
 }
 
-// path names the code for a plan.
-func (x *partition) path(c *backend.Call) string {
-	s := "fused " + x.layout.Kernels.Tier + " kernels"
-	if x.layout.Pairs {
-		s += ", products of bf16 pairs in " + x.layout.Kernels.PairUnit()
-	} else if t := c.WeightType(); t != backend.F32 {
-		s += ", float32 products of weights in " + t.String()
-	}
-	return s
-}
-
-// why describes the partition's choices for a plan.
-func (x *partition) why(c *backend.Call) string {
+// explain names the code and describes the partition's choices for a plan.
+func (x *partition) explain(c *backend.Call) (path, why string) {
 	l := &x.layout
+	path = "fused " + l.Kernels.Tier + " kernels"
+	if l.Pairs {
+		path += ", products of bf16 pairs in " + l.Kernels.PairUnit()
+	} else if t := c.WeightType(); t != backend.F32 {
+		path += ", float32 products of weights in " + t.String()
+	}
 	s := fmt.Sprintf("blocked online softmax in %s kernels, %d query rows a register tile; keys that no row of a tile sees are skipped",
 		l.Kernels.Tier, l.Kernels.Width)
 	switch {
@@ -248,5 +243,5 @@ func (x *partition) why(c *backend.Call) string {
 	if x.keyChunks > 1 {
 		s += "; the keys are divided as well, so that every thread has work"
 	}
-	return s
+	return path, s
 }

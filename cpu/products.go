@@ -16,8 +16,9 @@ func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 		j := qkJob{s: view.Of(&s), products: tile.Products{Q: view.Of(&q), K: view.Of(&k)}}
 		j.plan = be.divideStage(q, k)
 		j.plan.shareKeys(1) // nothing is summed over keys
-		j.products.Layout, j.products.Scale = &j.plan.layout, 1
-		return workers.Run(ctx, &j, j.plan.tasks, be.threads())
+		l := &j.plan.layout
+		j.products.Layout, j.products.Scale = l, 1
+		return workers.Run(ctx, &j, l.SpaceFloats()+j.plan.chunkTiles*l.QueryFloats(), j.plan.tasks, be.threads())
 	})
 }
 
@@ -31,11 +32,6 @@ type qkJob struct {
 	plan     partition
 	products tile.Products
 	s        view.View
-}
-
-// Floats implements pool.Job.
-func (j *qkJob) Floats() int {
-	return j.plan.layout.SpaceFloats() + j.plan.chunkTiles*j.plan.layout.QueryFloats()
 }
 
 // Task implements pool.Job.
@@ -84,12 +80,7 @@ func (j *pvJob) run(ctx context.Context, be *Backend, o, v backend.Tensor) error
 	// sets of the caches: several tiles read a copy.
 	l.ReadV = l.ReadV && (j.zeroHides || l.Tiles == 1)
 	j.products.Layout = l
-	return workers.Run(ctx, j, j.plan.tasks, be.threads())
-}
-
-// Floats implements pool.Job.
-func (j *pvJob) Floats() int {
-	return j.plan.layout.SpaceFloats() + j.plan.chunkTiles*j.plan.layout.OutputFloats()
+	return workers.Run(ctx, j, l.SpaceFloats()+j.plan.chunkTiles*l.OutputFloats(), j.plan.tasks, be.threads())
 }
 
 // Task implements pool.Job.

@@ -15,9 +15,8 @@ import (
 // rowJob is a call that computes the rows of a tensor [B, H, S, N] one at a time. Calls are
 // pooled, so that appending a token to a cache does not allocate.
 type rowJob struct {
-	row     func(j *rowJob, s *tile.Space, mem []float32, b, h, i int)
-	floats  int // of mem
-	pause   int // rows between two looks at the context
+	compute func(r row)
+	floats  int // of row.mem
 	kernels *vec.Kernels
 
 	heads, seq int
@@ -28,19 +27,25 @@ type rowJob struct {
 
 	x        [6]view.View // the operands, see run
 	cols     int          // of a row
-	pairs    int          // see Rotate
 	rotation backend.Rotation
 	problem  *backend.Problem // of scores, else nil
 	scores   *tile.Scores
 }
 
+// row is row i of head (b, h) of a call, and the memory to compute it in.
+type row struct {
+	*rowJob
+	space   *tile.Space
+	mem     []float32
+	b, h, i int
+}
+
 var rowJobs = sync.Pool{New: func() any { return new(rowJob) }}
 
 // newRowJob returns a call with rows of the given shape, until it is released.
-func (be *Backend) newRowJob(shape backend.Shape, floats, pause int,
-	row func(j *rowJob, s *tile.Space, mem []float32, b, h, i int)) *rowJob {
+func (be *Backend) newRowJob(shape backend.Shape, floats int, compute func(r row)) *rowJob {
 	j := rowJobs.Get().(*rowJob)
-	j.row, j.floats, j.pause, j.kernels, j.cols = row, floats, pause, be.kernels, shape[backend.Dim]
+	j.compute, j.floats, j.kernels, j.cols = compute, floats, be.kernels, shape[backend.Dim]
 	j.heads, j.seq, j.threads = shape[backend.Heads], shape[backend.Seq], be.threads()
 	if shape.Elements() < copyAlone {
 		j.threads = 1
@@ -79,11 +84,8 @@ func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
 			x = append(x, view.Of(&list[i].Tensor))
 		}
 	}
-	return workers.Run(ctx, j, j.tasks, j.threads)
+	return workers.Run(ctx, j, j.floats, j.tasks, j.threads)
 }
-
-// Floats implements pool.Job.
-func (j *rowJob) Floats() int { return j.floats }
 
 // Task implements pool.Job.
 func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
@@ -92,18 +94,25 @@ func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 		j.scores.Seed(&s.Draw)
 	}
 	head, from := t/j.headTasks, t%j.headTasks*j.taskRows
-	b, h, left := head/j.heads, head%j.heads, j.pause
+	b, h := head/j.heads, head%j.heads
 	for i := from; i < min(j.seq, from+j.taskRows); i++ {
-		if left--; left == 0 {
+		if i%rowStep == 0 || j.problem != nil { // rows of scores may be long
 			if err := turn.Pause(); err != nil {
 				return err
 			}
-			left = j.pause
 		}
-		j.row(j, s, mem, b, h, i)
+		j.compute(row{j, s, mem, b, h, i})
 	}
 	return nil
 }
+
+// load reads the first elements of the row of operand n, as many as dst has.
+func (r *row) load(n int, dst []float32) {
+	r.x[n].Load(r.kernels, dst, len(dst), r.b, r.h, r.i, 1, 0, len(dst))
+}
+
+// store writes the first elements of the row of the output.
+func (r *row) store(row []float32) { r.x[0].Store(r.kernels, row, r.b, r.h, r.i, 0) }
 
 // Download implements backend.Backend: host = src, element by element.
 //
@@ -137,7 +146,7 @@ func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 // copy writes dst = src, rounded to nearest even where dst's type is the narrower one.
 func (be *Backend) copy(ctx context.Context, dst, src backend.Operand) error {
 	shape := dst.Tensor.Shape()
-	j := be.newRowJob(shape, shape[backend.Dim], rowStep, copyRow)
+	j := be.newRowJob(shape, shape[backend.Dim], copyRow)
 	defer j.release()
 	if shape.Elements() == 0 {
 		j.tasks = 0
@@ -145,14 +154,14 @@ func (be *Backend) copy(ctx context.Context, dst, src backend.Operand) error {
 	return j.run(ctx, []backend.Operand{dst}, []backend.Operand{src})
 }
 
-func copyRow(j *rowJob, _ *tile.Space, row []float32, b, h, i int) {
-	dst, src := &j.x[0], &j.x[1]
-	to, from := dst.Index(b, h, i), src.Index(b, h, i)
-	n, step, steps := j.cols, dst.Stride[backend.Dim], src.Stride[backend.Dim]
+func copyRow(r row) {
+	dst, src := &r.x[0], &r.x[1]
+	to, from := dst.Index(r.b, r.h, r.i), src.Index(r.b, r.h, r.i)
+	n, step, steps := r.cols, dst.Stride[backend.Dim], src.Stride[backend.Dim]
 	switch {
 	case dst.DType != src.DType:
-		src.LoadRows(j.kernels, row, n, b, h, i, 1)
-		dst.Store(j.kernels, row, b, h, i, 0)
+		r.load(1, r.mem)
+		r.store(r.mem)
 	case dst.DType == backend.Q8:
 		copy(dst.Q8[to:to+vec.Q8Lead+n], src.Q8[from:])
 	case dst.DType == backend.F32:
@@ -172,9 +181,9 @@ func copyRow(j *rowJob, _ *tile.Space, row []float32, b, h, i int) {
 func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
 	return be.do(ctx, "rotate", func() error {
 		shape, pairs := y.Shape(), cos.Shape()[backend.Dim]
-		j := be.newRowJob(shape, shape[backend.Dim]+2*pairs, rowStep, rotateRow)
+		j := be.newRowJob(shape, shape[backend.Dim]+2*pairs, rotateRow)
 		defer j.release()
-		j.pairs, j.rotation = pairs, how
+		j.rotation = how
 		in := []backend.Operand{{Name: "cos", Tensor: cos}, {Name: "sin", Tensor: sin}, {Name: "x", Tensor: x}}
 		if y == x { // in place: the elements after the pairs do not change
 			in, j.cols = in[:2], 2*pairs
@@ -183,26 +192,26 @@ func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, ho
 	})
 }
 
-func rotateRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
-	n := j.pairs
-	y, x, row, cos, sin := &j.x[0], &j.x[3], mem[2*n:], mem[:n], mem[n:2*n]
-	if x.IsZero() {
-		x = y
+func rotateRow(r row) {
+	n, x := r.x[1].Shape[backend.Dim], 3
+	cos, sin, row := r.mem[:n], r.mem[n:2*n], r.mem[2*n:][:r.cols]
+	if r.x[x].IsZero() {
+		x = 0
 	}
-	x.Load(j.kernels, row, j.cols, b, h, i, 1, 0, j.cols)
-	j.x[1].LoadRows(j.kernels, cos, n, b, h, i, 1)
-	j.x[2].LoadRows(j.kernels, sin, n, b, h, i, 1)
-	if j.rotation.Inverse {
+	r.load(x, row)
+	r.load(1, cos)
+	r.load(2, sin)
+	if r.rotation.Inverse {
 		for i := range sin {
 			sin[i] = -sin[i]
 		}
 	}
-	if j.rotation.Interleaved {
+	if r.rotation.Interleaved {
 		rotateInterleaved(row[:2*n], cos, sin)
 	} else {
 		rotateHalves(row[:n], row[n:2*n], cos, sin)
 	}
-	y.Store(j.kernels, row[:j.cols], b, h, i, 0)
+	r.store(row)
 }
 
 // rotateHalves rotates the pairs (lo[i], hi[i]). The conversions keep the compiler
@@ -235,7 +244,7 @@ func rotateInterleaved(row, cos, sin []float32) {
 // the result has the bits of the other side. Errors as for Attention.
 func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
 	return be.do(ctx, "merge", func() error {
-		j := be.newRowJob(o.Shape(), 2*o.Shape()[backend.Dim], rowStep, mergeRow)
+		j := be.newRowJob(o.Shape(), 2*o.Shape()[backend.Dim], mergeRow)
 		defer j.release()
 		return j.run(ctx,
 			[]backend.Operand{{Name: "o", Tensor: o}, {Name: "lse", Tensor: lse}},
@@ -243,24 +252,23 @@ func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) e
 	})
 }
 
-func mergeRow(j *rowJob, _ *tile.Space, mem []float32, b, h, i int) {
-	n := j.cols
-	o, other := mem[:n], mem[n:]
-	lse, otherLSE := &j.x[1].F32[j.x[1].Index(b, h, i)], j.x[3].At(b, h, i, 0)
+func mergeRow(r row) {
+	o, other := r.mem[:r.cols], r.mem[r.cols:]
+	lse, otherLSE := &r.x[1].F32[r.x[1].Index(r.b, r.h, r.i)], r.x[3].At(r.b, r.h, r.i, 0)
 	if otherLSE == vec.NegInf {
 		return
 	}
-	j.x[2].LoadRows(j.kernels, other, n, b, h, i, 1)
+	r.load(2, other)
 	if *lse == vec.NegInf {
-		j.x[0].Store(j.kernels, other, b, h, i, 0)
+		r.store(other)
 		*lse = otherLSE
 		return
 	}
 	x, y, sum := vec.MergeLSE(*lse, otherLSE)
-	j.x[0].LoadRows(j.kernels, o, n, b, h, i, 1)
+	r.load(0, o)
 	for c := range o {
 		o[c] = float32(x*o[c]) + float32(y*other[c]) + 0 // no zero is negative
 	}
-	j.x[0].Store(j.kernels, o, b, h, i, 0)
+	r.store(o)
 	*lse = sum
 }

@@ -45,10 +45,9 @@ func (a *attention) smallTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 	var x smallSpace
 	x.open(a, w)
 	d := &a.plan.layout.Dims
-	one := d.SeqK == 1 && a.tiles.LSE.IsZero() && a.problem.Sinks == nil
 	for g := n * a.plan.taskGroups; g < min((n+1)*a.plan.taskGroups, d.Batch*d.KVHeads); g++ {
 		b, hk := g/d.KVHeads, g%d.KVHeads
-		if one && x.copyValue(b, hk) || x.group(b, hk) {
+		if x.group(b, hk) {
 			continue
 		}
 		w.Reset()
@@ -61,16 +60,9 @@ func (a *attention) smallTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 }
 
 // copyValue writes the outputs of a group of one key: its value, because the key's weight
-// is 2^0. It returns false if a row does not see the key, or if it cannot rule out that a
-// score is not finite.
+// is 2^0. All rows see the key. It returns false if it cannot rule out that a score is not finite.
 func (x *smallSpace) copyValue(b, hk int) bool {
 	p, l := &x.a.tiles.Products, &x.a.plan.layout
-	for r := range l.Rows { // without a visible key the table of b may have no page
-		_, i := l.Row(hk*l.Share, 0, r)
-		if _, hi := x.a.problem.Visible.Range(b, i, 1); hi == 0 {
-			return false
-		}
-	}
 	k := p.K.F32[p.K.RowIndex(b, hk, 0):][:l.Dims.Dim]
 	v := p.V.F32[p.V.RowIndex(b, hk, 0):][:l.Dims.ValueDim]
 	for r := range l.Rows {
@@ -106,8 +98,11 @@ func (x *smallSpace) group(b, hk int) bool {
 		}
 	}
 	every := least == n && first == 0 // all rows see the first n keys
-	if n == 0 || !every && !x.finiteValues(b, hk, n) {
+	if n == 0 || !every && (p.V.Pages != nil || kernels.NonFinite(p.V.F32[p.V.Index(b, hk, 0):], p.V.Stride[backend.Seq], n, l.Dims.ValueDim)) {
 		return false
+	}
+	if every && l.Dims.SeqK == 1 && x.a.tiles.LSE.IsZero() && x.a.problem.Sinks == nil && x.copyValue(b, hk) {
+		return true
 	}
 	for r := range l.Rows {
 		h, i := l.Row(h0, 0, r)
@@ -179,14 +174,4 @@ func (x *smallSpace) write(b, h0 int) {
 			o[c] = float32(y*inv) + 0 // no zero is negative
 		}
 	}
-}
-
-// finiteValues reports that the first n values of a head are finite. It does not look into
-// pages.
-func (x *smallSpace) finiteValues(b, hk, n int) bool {
-	v := &x.a.tiles.Products.V
-	if v.Pages != nil {
-		return false
-	}
-	return !x.a.plan.layout.Kernels.NonFinite(v.F32[v.Index(b, hk, 0):], v.Stride[backend.Seq], n, x.a.plan.layout.Dims.ValueDim)
 }

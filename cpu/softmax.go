@@ -6,7 +6,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Softmax implements backend.Backend: it replaces each row of s by
@@ -23,7 +22,7 @@ import (
 // key that the row sees on, so the bits of a row depend on the row alone.
 func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	return be.do(ctx, "softmax", func() error {
-		return be.runScores(ctx, s, lse, p, 2*tile.BlockKeys+2*be.kernels.Lanes, softmaxOfRow)
+		return be.runScores(ctx, s, lse, p, 2*tile.BlockKeys+2*be.kernels.Lanes, softmaxRow)
 	})
 }
 
@@ -32,14 +31,16 @@ func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 func (be *Backend) Scores(ctx context.Context, s backend.Tensor, p *backend.Problem, at backend.ScorePoint) error {
 	return be.do(ctx, "scores", func() error {
 		until := p.Until(at)
-		return be.runScores(ctx, s, backend.Tensor{}, &until, 2*tile.BlockKeys, scoresOfRow)
+		return be.runScores(ctx, s, backend.Tensor{}, &until, 2*tile.BlockKeys, scoresRow)
 	})
 }
 
-// runScores calls row for the rows of s [B, H, Sq, Sk], with floats floats.
-func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *backend.Problem, floats int,
-	row func(j *rowJob, s *tile.Space, mem []float32, b, h, i int)) error {
-	j := be.newRowJob(s.Shape(), floats, 1, row)
+// kernelKeys is the most keys that one kernel call takes: some microseconds.
+const kernelKeys = 4096
+
+// runScores calls compute for the rows of s [B, H, Sq, Sk], with floats floats.
+func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *backend.Problem, floats int, compute func(r row)) error {
+	j := be.newRowJob(s.Shape(), floats, compute)
 	defer j.release()
 	j.problem, j.scores = p, new(tile.Scores)
 	layout := tile.Layout{Kernels: be.kernels, Dims: backend.Dims{Heads: j.heads, SeqQ: j.seq, SeqK: j.cols}}
@@ -48,29 +49,14 @@ func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *back
 	return j.run(ctx, []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}, in[:])
 }
 
-// softmaxRow is row i of head (b, h) of a Softmax call, and the memory to compute it in.
-type softmaxRow struct {
-	j       *rowJob
-	space   *tile.Space
-	s       *view.View
-	mem     []float32 // a block of scores, one of biases, and the lanes of maxima and sums
-	b, h, i int
-}
-
-func softmaxOfRow(j *rowJob, s *tile.Space, mem []float32, b, h, i int) {
-	r := softmaxRow{j, s, &j.x[0], mem, b, h, i}
-	if lse := r.softmax(); !j.x[1].IsZero() {
-		j.x[1].F32[j.x[1].Index(b, h, i)] = lse
-	}
-}
-
-// softmax computes the row and returns its LSE.
-func (r *softmaxRow) softmax() float32 {
-	j, k := r.j, r.j.kernels
-	lo, hi := j.problem.Visible.Range(r.b, r.i, j.cols)
+// softmaxRow computes a row of a Softmax call. Its memory is that of each, a block of biases, and
+// the lanes of maxima and sums.
+func softmaxRow(r row) {
+	k := r.kernels
+	lo, hi := r.problem.Visible.Range(r.b, r.i, r.cols)
 	lanes, sums := r.lanes(), r.mem[2*tile.BlockKeys+k.Lanes:]
 	m := vec.NegInf
-	r.each(lo, hi, func(x []float32, key, n int) {
+	r.each(lo, hi, kernelKeys, func(x []float32, key, n int) {
 		if y := r.score(x, key, n); y > m {
 			m = y
 		}
@@ -79,7 +65,7 @@ func (r *softmaxRow) softmax() float32 {
 		m = 0
 	}
 	clear(sums)
-	r.each(lo, hi, func(x []float32, _, n int) {
+	r.each(lo, hi, kernelKeys, func(x []float32, _, n int) {
 		tile.Fill(x[n:], vec.NegInf)
 		k.Exp2Sum(x, m, sums)
 	})
@@ -87,32 +73,34 @@ func (r *softmaxRow) softmax() float32 {
 	for _, y := range sums {
 		sum += float64(y)
 	}
-	lse, inv := vec.RowLSE(m, sum, j.problem.Sink(r.h))
-	r.each(lo, hi, func(x []float32, key, n int) {
+	lse, inv := vec.RowLSE(m, sum, r.problem.Sink(r.h))
+	r.each(lo, hi, kernelKeys, func(x []float32, key, n int) {
 		k.ScaleMax(x, inv, lanes)
 		if sum != sum { // NaN, except for hidden keys
 			for c := range n {
-				if j.scores.Hides(r.b, r.h, r.i, key+c) {
+				if r.scores.Hides(r.b, r.h, r.i, key+c) {
 					x[c] = 0
 				}
 			}
 		}
-		if j.scores.Drops() {
-			j.scores.DropRow(&r.space.Draw, x, r.b, r.h, r.i, key)
+		if r.scores.Drops() {
+			r.scores.DropRow(&r.space.Draw, x, r.b, r.h, r.i, key)
 		}
 	})
-	r.zero(0, lo)
-	r.zero(hi, j.cols)
-	return lse
+	r.fill(0, lo, 0)
+	r.fill(hi, r.cols, 0)
+	if out := &r.x[1]; !out.IsZero() {
+		out.F32[out.Index(r.b, r.h, r.i)] = lse
+	}
 }
 
 // lanes returns memory for a vector.
-func (r *softmaxRow) lanes() []float32 { return r.mem[2*tile.BlockKeys:][:r.j.kernels.Lanes] }
+func (r *row) lanes() []float32 { return r.mem[2*tile.BlockKeys:][:r.kernels.Lanes] }
 
 // score turns n dot products, with the keys from key on, into scores in units of
 // log2 e, and the elements of x after them into -Inf. It returns the largest.
-func (r *softmaxRow) score(x []float32, key, n int) float32 {
-	k, sc := r.j.kernels, r.j.scores
+func (r *row) score(x []float32, key, n int) float32 {
+	k, sc := r.kernels, r.scores
 	lanes, bias := r.lanes(), r.mem[tile.BlockKeys:2*tile.BlockKeys]
 	m := k.ScaleMax(x, sc.Scale, lanes)
 	if sc.Cap > 0 {
@@ -139,83 +127,68 @@ func (r *softmaxRow) score(x []float32, key, n int) float32 {
 	return k.ScaleMax(x, 1, lanes)
 }
 
-// kernelKeys is the most keys that one kernel call takes: some microseconds.
-const kernelKeys = 4096
-
-// each calls f with elements [lo, hi) of the row, some at a time, in memory whose
+// each calls f with elements [lo, hi) of the row of scores, at most some at a time, in memory whose
 // length is a multiple of Lanes: n elements from key on, followed by unspecified
 // ones. The n elements that f leaves are written back to the row.
-func (r *softmaxRow) each(lo, hi int, f func(x []float32, key, n int)) {
-	at, inPlace, lanes := r.s.Index(r.b, r.h, r.i), r.s.Stride[backend.Dim] == 1, r.j.kernels.Lanes
+func (r *row) each(lo, hi, some int, f func(x []float32, key, n int)) {
+	s, k := &r.x[0], r.kernels
+	at, inPlace := s.Index(r.b, r.h, r.i), s.Stride[backend.Dim] == 1
 	for key := lo; key < hi; {
-		n := min(hi-key, kernelKeys)
-		if n >= lanes && inPlace {
-			n = n / lanes * lanes
-			f(r.s.F32[at+key:at+key+n], key, n)
+		n := min(hi-key, some)
+		if n >= k.Lanes && inPlace {
+			n = n / k.Lanes * k.Lanes
+			f(s.F32[at+key:at+key+n], key, n)
 			key += n
 			continue
 		}
 		n = min(n, tile.BlockKeys)
-		x := r.mem[:tile.RoundUp(n, lanes)]
-		r.s.Load(r.j.kernels, x, n, r.b, r.h, r.i, 1, key, n)
+		x := r.mem[:tile.RoundUp(n, k.Lanes)]
+		s.Load(k, x, n, r.b, r.h, r.i, 1, key, n)
 		f(x, key, n)
-		r.s.Store(r.j.kernels, x[:n], r.b, r.h, r.i, key)
+		s.Store(k, x[:n], r.b, r.h, r.i, key)
 		key += n
 	}
 }
 
-// zero writes zeros to elements [lo, hi) of the row.
-func (r *softmaxRow) zero(lo, hi int) {
-	step := r.s.Stride[backend.Dim]
-	at := r.s.Index(r.b, r.h, r.i) + lo*step
-	for range hi - lo {
-		r.s.F32[at] = 0
-		at += step
+// fill writes y to elements [lo, hi) of the row of scores.
+func (r *row) fill(lo, hi int, y float32) {
+	s := &r.x[0]
+	for at := s.Index(r.b, r.h, r.i); lo < hi; lo++ {
+		s.F32[at+lo*s.Stride[backend.Dim]] = y
 	}
 }
 
-// scoresOfRow computes a row of a Scores call.
-func scoresOfRow(j *rowJob, s *tile.Space, mem []float32, b, h, i int) {
-	row, bias := mem[:tile.BlockKeys], mem[tile.BlockKeys:]
-	lo, hi := j.problem.Visible.Range(b, i, j.cols)
-	for j0 := 0; j0 < j.cols; j0 += tile.BlockKeys {
-		x := row[:min(tile.BlockKeys, j.cols-j0)]
-		tile.Fill(x, vec.NegInf)
-		if first, end := max(lo-j0, 0), min(hi-j0, len(x)); first < end {
-			x := x[first:end]
-			j.x[0].Load(j.kernels, x, len(x), b, h, i, 1, j0+first, len(x))
-			scoreRow(j, s, x, b, h, i, j0+first, bias)
-		}
-		j.x[0].Store(j.kernels, x, b, h, i, j0)
-	}
-}
-
-// scoreRow turns dot products of query row i with the keys from key on into scores, in place:
+// scoresRow computes a row of a Scores call:
 //
 //	x = scale·x    x = softcap·tanh(x/softcap)    x = x + bias    hidden: -Inf
-//
-// x and bias have room for whole vectors.
-func scoreRow(j *rowJob, s *tile.Space, x []float32, b, h, i, key int, bias []float32) {
-	for n := range x {
-		x[n] *= j.problem.Scale
-	}
-	if c := j.problem.Softcap; c > 0 {
-		for n, y := range x {
-			x[n] = c * vec.Tanh(y/c)
+func scoresRow(r row) {
+	p, sc := r.problem, r.scores
+	lo, hi := p.Visible.Range(r.b, r.i, r.cols)
+	r.each(lo, hi, tile.BlockKeys, func(x []float32, key, n int) {
+		x = x[:n]
+		for c := range x {
+			x[c] *= p.Scale
 		}
-	}
-	if j.scores.Added {
-		bias = bias[:len(x)]
-		j.scores.AddedRow(s, bias, b, h, i, key)
-		for n, y := range bias {
-			if y == vec.NegInf {
-				x[n] = vec.NegInf // not x+y: x may be NaN or +Inf
-			} else {
-				x[n] += backend.Bound(y, backend.MaxBias)
+		if p.Softcap > 0 {
+			for c, y := range x {
+				x[c] = p.Softcap * vec.Tanh(y/p.Softcap)
 			}
 		}
-	}
-	if j.scores.Masked {
-		j.scores.MaskRow(s, x, b, h, i, key)
-	}
+		if sc.Added {
+			bias := r.mem[tile.BlockKeys:][:n]
+			sc.AddedRow(r.space, bias, r.b, r.h, r.i, key)
+			for c, y := range bias {
+				if y == vec.NegInf {
+					x[c] = vec.NegInf // not x+y: x may be NaN or +Inf
+				} else {
+					x[c] += backend.Bound(y, backend.MaxBias)
+				}
+			}
+		}
+		if sc.Masked {
+			sc.MaskRow(r.space, x, r.b, r.h, r.i, key)
+		}
+	})
+	r.fill(0, lo, vec.NegInf)
+	r.fill(hi, r.cols, vec.NegInf)
 }

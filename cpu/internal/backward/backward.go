@@ -47,13 +47,14 @@ func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err erro
 	c.forward.Open(&c.plan.layout, &g.Call)
 	c.dO, c.dLSE = view.Of(&g.DO), view.Of(&g.DLSE)
 	c.dQ, c.dK, c.dV = view.Of(&g.DQ), view.Of(&g.DK), view.Of(&g.DV)
-	c.biases.open(g)
-	pool.Resize(&c.dots, c.plan.queryRows(), &err)
-	pool.Resize(&c.sums, c.plan.sumFloats(), &err)
+	c.biases.dBias, c.biases.dRelative = view.Of(&g.DBias), view.Of(&g.DRelative)
+	c.biases.dSlopes, c.biases.dSinks = view.Of(&g.DSlopes), view.Of(&g.DSinks)
+	pool.Resize(&c.dots, c.plan.queryRows, &err)
+	pool.Resize(&c.sums, c.plan.sumFloats, &err)
 	pool.Resize(&c.done, c.plan.tasks, &err)
 	pool.Resize(&c.biases.distances, c.plan.biasDistances, &err)
 	if pool.Resize(&c.biases.lines, c.plan.biasLines, &err); err != nil {
-		return fmt.Errorf("sums of %d query rows: %w", c.plan.queryRows(), err)
+		return fmt.Errorf("sums of %d query rows: %w", c.plan.queryRows, err)
 	}
 	clear(c.biases.distances)
 	clear(c.biases.lines)
@@ -68,14 +69,15 @@ func (c *Call) Reset() {
 
 // Run computes the gradients on the workers of p.
 func (c *Call) Run(ctx context.Context, p *pool.Pool) error {
-	if err := p.Run(ctx, dotJob{c}, c.plan.dotTasks(), c.plan.threads); err != nil {
+	l := &c.plan.layout
+	if err := p.Run(ctx, dotJob{c}, 2*l.DimV, l.Dims.Batch*l.Dims.Heads*tile.CeilDiv(l.Dims.SeqQ, dotRows), c.plan.threads); err != nil {
 		return err
 	}
 	if c.biases.direct() && !c.add {
-		c.biases.clear(c.plan.layout.Kernels)
+		c.biases.clear(l.Kernels)
 	}
 	if c.plan.wantsQ || !c.dK.IsZero() || !c.dV.IsZero() || c.biases.wanted() {
-		if err := p.Run(ctx, chunkJob{c}, c.plan.tasks, c.plan.threads); err != nil {
+		if err := p.Run(ctx, chunkJob{c}, c.plan.chunkFloats(), c.plan.tasks, c.plan.threads); err != nil {
 			return err
 		}
 	}
@@ -88,9 +90,6 @@ const dotRows = 64
 
 // dotJob computes D of each query row.
 type dotJob struct{ call *Call }
-
-// Floats implements pool.Job.
-func (j dotJob) Floats() int { return 2 * j.call.plan.layout.DimV }
 
 // Task implements pool.Job.
 func (j dotJob) Task(_ *pool.Turn, w *pool.Scratch, n int) error {

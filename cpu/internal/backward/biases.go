@@ -44,11 +44,6 @@ func biasSums(g *backend.Gradients) (biasDistances, biasLines int) {
 	return biasDistances, biasLines
 }
 
-// open opens the gradients of biases that g requests.
-func (a *biases) open(g *backend.Gradients) {
-	a.dBias, a.dRelative, a.dSlopes, a.dSinks = view.Of(&g.DBias), view.Of(&g.DRelative), view.Of(&g.DSlopes), view.Of(&g.DSinks)
-}
-
 // direct reports whether tasks add to DBias in place.
 func (a *biases) direct() bool {
 	return !a.dBias.IsZero() && a.dBias.Shape[backend.Seq] > 1 && a.dBias.Shape[backend.Dim] > 1
@@ -139,13 +134,10 @@ func (c *Call) writeBiases() {
 	if len(a.lines) == 0 {
 		return
 	}
-	n = len(a.lines) / (d.Batch * d.Heads)
-	if shape := &a.dBias.Shape; shape[backend.Seq] > 1 || shape[backend.Dim] > 1 {
-		c.writeSums(&a.dBias, n, func(head, at int) float64 { return a.lines[head*n+at] })
-		return
-	}
-	c.writeSums(&a.dBias, 1, func(head, _ int) (sum float64) {
-		for _, x := range a.lines[head*n:][:n] {
+	n = max(a.dBias.Shape[backend.Seq], a.dBias.Shape[backend.Dim])
+	lines := len(a.lines) / (d.Batch * d.Heads * n) // of an element: all where it has neither rows nor keys
+	c.writeSums(&a.dBias, n, func(head, at int) (sum float64) {
+		for _, x := range a.lines[(head*n+at)*lines:][:lines] {
 			sum += x
 		}
 		return sum

@@ -12,9 +12,6 @@ import (
 // chunkJob computes dQ, dK and dV.
 type chunkJob struct{ call *Call }
 
-// Floats implements pool.Job.
-func (j chunkJob) Floats() int { return j.call.plan.chunkFloats() }
-
 // Task implements pool.Job: it computes a chunk. The tasks of a slot are a chain: each adds
 // to the sums of a tile after the task before it. Where heads share a DBias, each adds to a
 // row of it after the head before it. Tasks begin in an order in which a task waits only for
@@ -34,7 +31,9 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 		before = -1
 	}
 	for i := range l.Tiles {
-		t := x.tile(i)
+		x.of.First, x.of.End = i, i+1
+		t := &l.TilesOf(x.space, &x.of)[0]
+		c.forward.Scores.FindVisible(t)
 		seen := !t.Keys.Clip(x.of.Keys.Lo, x.of.Keys.Hi).Empty()
 		if !seen && (!plan.wantsQ || at > 0 && !last) {
 			continue
@@ -59,7 +58,9 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 			}
 		}
 		if plan.wantsQ && last {
-			x.writeQueries(t)
+			l.EachRow(x.space, t, 0, x.dQ, l.DimK, x.ones, func(row []float32, h, i int) {
+				c.storeGradient(&c.dQ, row, x.old, c.problem.Scale, t.Batch, h, i)
+			})
 		}
 		c.done[n].Store(int32(i + 1))
 	}
@@ -140,17 +141,11 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 	clear(x.dV)
 }
 
-// tile returns tile at of the key head, with the keys that its rows see.
-func (x *chunk) tile(at int) *tile.Tile {
-	x.of.First, x.of.End = at, at+1
-	t := &x.layout.TilesOf(x.space, &x.of)[0]
-	x.call.forward.Scores.FindVisible(t)
-	return t
-}
-
 // addTile adds what the rows of t contribute to the sums.
 func (x *chunk) addTile(turn *pool.Turn, t *tile.Tile) error {
-	x.loadKeys()
+	if !x.loaded {
+		x.loadKeys()
+	}
 	x.loadTile(t)
 	for j0 := x.of.Keys.Lo; j0 < x.of.Keys.Hi; j0 += tile.BlockKeys {
 		if err := turn.Pause(); err != nil {
@@ -165,11 +160,8 @@ func (x *chunk) addTile(turn *pool.Turn, t *tile.Tile) error {
 	return nil
 }
 
-// loadKeys loads the keys and values, once.
+// loadKeys loads the keys and values.
 func (x *chunk) loadKeys() {
-	if x.loaded {
-		return
-	}
 	x.loaded = true
 	l, p, n := x.layout, &x.call.forward.Products, x.of.Keys.Hi-x.of.Keys.Lo
 	p.K.LoadRows(l.Kernels, x.k, l.DimK, x.of.Batch, x.of.KVHead, x.of.Keys.Lo, n)
@@ -243,13 +235,11 @@ func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 			at := row * tile.BlockKeys
 			w, ds := x.w[at:at+lanes], x.ds[at:at+lanes]
 			for c, p := range s.S[at : at+lanes] { // as vec.Kernels.ScoreGradients
-				switch dp := ds[c]; {
-				case p == 0:
+				if w[c] == 0 {
 					ds[c] = 0
-				case w[c] == 0:
-					ds[c] = p * (0 - x.dots[row])
-				default:
-					ds[c] = p * (float32(dp*factor) - x.dots[row])
+				}
+				if ds[c] = p * (float32(ds[c]*factor) - x.dots[row]); p == 0 {
+					ds[c] = 0
 				}
 			}
 		}
@@ -334,14 +324,6 @@ func (x *chunk) uncap(t *tile.Tile, n int) {
 			}
 		}
 	}
-}
-
-// writeQueries writes the rows of dQ of tile t.
-func (x *chunk) writeQueries(t *tile.Tile) {
-	c := x.call
-	x.layout.EachRow(x.space, t, 0, x.dQ, x.layout.DimK, x.ones, func(row []float32, h, i int) {
-		c.storeGradient(&c.dQ, row, x.old, c.problem.Scale, t.Batch, h, i)
-	})
 }
 
 // writeKeys writes the rows of dK and dV.

@@ -21,6 +21,8 @@ type Plan struct {
 	slots     int // key heads whose dQ is summed at the same time
 	tasks     int
 
+	queryRows                int // of all heads and batches
+	sumFloats                int // in which dQ is summed
 	biasDistances, biasLines int // lengths of the sums of biases
 }
 
@@ -33,6 +35,7 @@ func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
 	d := g.Dims()
 	x := Plan{layout: tile.NewLayout(k, d.Heads/d.KVHeads*d.SeqQ <= k.Width/2, &g.Call), wantsQ: !g.DQ.IsZero()}
 	x.biasDistances, x.biasLines = biasSums(g)
+	x.queryRows = d.Batch * d.Heads * d.SeqQ
 	groups, blocks := d.Batch*d.KVHeads, tile.CeilDiv(d.SeqK, tile.BlockKeys)
 	// A task reads K and V and adds to dK and dV for each tile.
 	some := max(1, min(8, cacheFloats/(2*tile.BlockKeys*(x.layout.DimK+x.layout.DimV))))
@@ -43,7 +46,9 @@ func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
 	x.chunkKeys, x.keyChunks = some*tile.BlockKeys, tile.CeilDiv(blocks, some)
 	x.slots = max(1, min(groups, threads))
 	x.tasks = tile.CeilDiv(groups, x.slots) * x.keyChunks * x.slots
-	x.threads = min(threads, x.tasks)
+	if x.threads = min(threads, x.tasks); x.wantsQ {
+		x.sumFloats = x.slots * x.layout.Tiles * x.layout.QueryFloats()
+	}
 	return x
 }
 
@@ -55,24 +60,8 @@ func (x *Plan) Describe(p *backend.Plan) {
 	p.Cut = fmt.Sprintf("%d tasks (%d batches x %d kv heads x %d chunks of up to %d keys) over %d tiles of query rows, %d goroutines",
 		x.tasks, l.Dims.Batch, l.Dims.KVHeads, x.keyChunks, x.chunkKeys, l.Tiles, x.threads)
 	p.Chunks = x.tasks
-	p.Scratch = 4*(int64(x.threads)*int64(x.chunkFloats()+pool.AlignFloats)+int64(x.sumFloats()+x.queryRows()+x.tasks)) +
+	p.Scratch = 4*(int64(x.threads)*int64(x.chunkFloats()+pool.AlignFloats)+int64(x.sumFloats+x.queryRows+x.tasks)) +
 		8*int64(x.biasDistances+x.biasLines)
-}
-
-// queryRows returns the number of query rows of all heads and batches.
-func (x *Plan) queryRows() int { return x.layout.Dims.Batch * x.layout.Dims.Heads * x.layout.Dims.SeqQ }
-
-// dotTasks returns the number of tasks of dotJob.
-func (x *Plan) dotTasks() int {
-	return x.layout.Dims.Batch * x.layout.Dims.Heads * tile.CeilDiv(x.layout.Dims.SeqQ, dotRows)
-}
-
-// sumFloats returns the floats in which dQ is summed.
-func (x *Plan) sumFloats() int {
-	if !x.wantsQ {
-		return 0
-	}
-	return x.slots * x.layout.Tiles * x.layout.QueryFloats()
 }
 
 // chunkFloats returns the floats of scratch that a task needs.

@@ -31,8 +31,6 @@ import (
 
 // Job is a call that is divided into tasks.
 type Job interface {
-	// Floats returns the floats of scratch that one goroutine needs, in at most 48 slices.
-	Floats() int
 	// Task computes task n in w, whose floats are all available. Several goroutines call it
 	// at once, each with a Turn and a Scratch of its own. It calls t.Pause between steps of
 	// at most about a millisecond, and returns the error of Pause.
@@ -102,6 +100,7 @@ type crew struct {
 	pool    *Pool
 	ctx     context.Context
 	job     Job
+	floats  int // of scratch
 	caller  Turn
 	helpers int
 	places  int          // workers that may still join, guarded by Pool.mu
@@ -117,7 +116,7 @@ type crew struct {
 }
 
 // Run computes tasks tasks of j on the caller's goroutine and up to threads-1
-// workers. They take tasks in descending order: under a causal mask the last tasks
+// workers. Each needs scratch of floats, in at most 48 slices. They take tasks in descending order: under a causal mask the last tasks
 // are the longest, and the short ones at the end balance the load. The result does
 // not depend on which goroutine computes a task, nor on the number of goroutines.
 //
@@ -126,9 +125,9 @@ type crew struct {
 // calls, Run does not allocate.
 //
 // It returns the first error of Task, the context's error, or ErrInternal for a panic.
-func (p *Pool) Run(ctx context.Context, j Job, tasks, threads int) error {
+func (p *Pool) Run(ctx context.Context, j Job, floats, tasks, threads int) error {
 	c := spare.Get().(*crew)
-	c.pool, c.ctx, c.job, c.err = p, ctx, j, nil
+	c.pool, c.ctx, c.job, c.floats, c.err = p, ctx, j, floats, nil
 	cores := runtime.GOMAXPROCS(0) // the runtime may change it at any time
 	if p.cores.Load() != int32(cores) {
 		p.cores.Store(int32(cores))
@@ -280,7 +279,7 @@ func (c *crew) work(t *Turn) (err error) {
 			c.pool.invite(c)
 		}
 	}
-	w, err := takeScratch(c.job.Floats())
+	w, err := takeScratch(c.floats)
 	if err != nil {
 		return err
 	}

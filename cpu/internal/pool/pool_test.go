@@ -39,8 +39,6 @@ func open(t *testing.T, cores int, slice time.Duration) *Pool {
 // job calls itself for each task.
 type job func(turn *Turn, n int) error
 
-func (j job) Floats() int { return 0 }
-
 func (j job) Task(turn *Turn, _ *Scratch, n int) error { return j(turn, n) }
 
 var errFail = errors.New("a task failed")
@@ -72,7 +70,7 @@ func TestEachTaskOnce(t *testing.T) {
 							return errFail
 						}
 						return turn.Pause()
-					}), len(done), 1+n%4)
+					}), 0, len(done), 1+n%4)
 					if fail >= 0 {
 						if !errors.Is(err, errFail) {
 							t.Errorf("error %v, want that of task %d", err, fail)
@@ -101,7 +99,7 @@ func occupy(t *testing.T, p *Pool, cores int) (release func()) {
 	inside.Add(cores)
 	for range cores {
 		calls.Go(func() {
-			if err := p.Run(context.Background(), job(func(*Turn, int) error { inside.Done(); <-end; return nil }), 1, 1); err != nil {
+			if err := p.Run(context.Background(), job(func(*Turn, int) error { inside.Done(); <-end; return nil }), 0, 1, 1); err != nil {
 				t.Error(err)
 			}
 		})
@@ -128,12 +126,12 @@ func TestQueue(t *testing.T) {
 	left := make(chan error)
 	for n := range 5 {
 		if n == 2 {
-			go func() { left <- p.Run(ctx, job(func(*Turn, int) error { return nil }), 1, 1) }()
+			go func() { left <- p.Run(ctx, job(func(*Turn, int) error { return nil }), 0, 1, 1) }()
 			await(p, n+1)
 			continue
 		}
 		calls.Go(func() {
-			if err := p.Run(t.Context(), job(func(*Turn, int) error { order = append(order, n); return nil }), 1, 1); err != nil {
+			if err := p.Run(t.Context(), job(func(*Turn, int) error { order = append(order, n); return nil }), 0, 1, 1); err != nil {
 				t.Error(err)
 			}
 		})
@@ -169,7 +167,7 @@ func TestTurns(t *testing.T) {
 					}
 				}
 				return nil
-			}), tasks, 1)
+			}), 0, tasks, 1)
 			if err != nil {
 				t.Error(err)
 			}
@@ -196,7 +194,7 @@ func TestDeadlineMidway(t *testing.T) {
 				await(p, 1)
 			}
 			return nil
-		}), 1<<40, 1)
+		}), 0, 1<<40, 1)
 	}()
 	<-began
 	release := occupy(t, p, 1)
@@ -227,12 +225,12 @@ func TestPanic(t *testing.T) {
 				runtime.Gosched()
 			}
 			return nil
-		}), 64, 4)
+		}), 0, 64, 4)
 		if !errors.Is(err, backend.ErrInternal) || !strings.Contains(err.Error(), "index out of range") || !strings.Contains(err.Error(), "pool_test.go") {
 			t.Fatalf("error %v", err)
 		}
 		var done atomic.Int32
-		if err := p.Run(t.Context(), job(func(*Turn, int) error { done.Add(1); return nil }), 10, 4); err != nil || done.Load() != 10 {
+		if err := p.Run(t.Context(), job(func(*Turn, int) error { done.Add(1); return nil }), 0, 10, 4); err != nil || done.Load() != 10 {
 			t.Fatalf("after a panic %d of 10 tasks were computed, error %v", done.Load(), err)
 		}
 	}
@@ -242,7 +240,7 @@ func TestPanic(t *testing.T) {
 // the first call.
 func TestGOMAXPROCSChanges(t *testing.T) {
 	p := open(t, 1, time.Hour)
-	if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 1, 1); err != nil {
+	if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 1, 1); err != nil {
 		t.Fatal(err)
 	}
 	runtime.GOMAXPROCS(3)
@@ -259,7 +257,7 @@ func (doneContext) Done() <-chan struct{} { panic("injected") }
 func TestPanicOfTheContext(t *testing.T) {
 	p := open(t, 1, 0)
 	release := occupy(t, p, 1)
-	err := p.Run(doneContext{t.Context()}, job(func(*Turn, int) error { return nil }), 1, 1)
+	err := p.Run(doneContext{t.Context()}, job(func(*Turn, int) error { return nil }), 0, 1, 1)
 	if !errors.Is(err, backend.ErrInternal) || len(p.queue) != 0 {
 		t.Errorf("error %v, %d in the queue", err, len(p.queue))
 	}
@@ -275,7 +273,7 @@ func TestUsers(t *testing.T) {
 		p.Open()
 		p.Open()
 		for range 2 {
-			if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 8, 3); err != nil {
+			if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 8, 3); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -298,7 +296,7 @@ func TestUsers(t *testing.T) {
 func TestCloseNextToOpen(t *testing.T) {
 	for range 1000 {
 		p := open(t, 2, slice)
-		if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 8, 2); err != nil {
+		if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 8, 2); err != nil {
 			t.Fatal(err)
 		}
 		closed := make(chan struct{})
@@ -355,7 +353,7 @@ func BenchmarkRun(b *testing.B) {
 	defer p.Close()
 	j := job(func(*Turn, int) error { return nil })
 	for b.Loop() {
-		if err := p.Run(b.Context(), j, 1, 1); err != nil {
+		if err := p.Run(b.Context(), j, 0, 1, 1); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,6 +1,8 @@
 package tile
 
 import (
+	"unsafe"
+
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/vec"
@@ -12,8 +14,7 @@ type Attention struct {
 	Products Products
 	Scores   Scores
 	LSE      view.View
-	// Round, unless nil, rounds weights before they multiply values; half is memory for it.
-	Round func(k *vec.Kernels, weights []float32, half []uint16)
+	round    backend.DType // of weights that multiply values
 	// Where several tasks go over the keys of a tile, Saved has the sums of all tiles, and Set the
 	// sums that have seen keys. The last of the tasks folds them.
 	Saved []float32
@@ -24,7 +25,7 @@ type Attention struct {
 func (a *Attention) Open(l *Layout, c *backend.Call) {
 	a.Scores.Open(l, &c.Problem)
 	a.Products = Products{Layout: l, Q: view.Of(&c.Q), K: view.Of(&c.K), V: view.Of(&c.V), O: view.Of(&c.O), Scale: a.Scores.Scale}
-	a.LSE = view.Of(&c.LSE)
+	a.LSE, a.round = view.Of(&c.LSE), c.WeightType()
 	if c.Pages != nil {
 		a.Products.K.Pages, a.Products.V.Pages = c.Pages.Table, c.Pages.Table
 	}
@@ -115,38 +116,66 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 	x, p, cur, n := a.Products.Layout.Kernels, &a.Products, &t.sums.cur, t.here.Hi-t.here.Lo
 	clean := a.Scores.hiding || t.mixed || b.replaced || x.KeyLanes || t.edge(t.here)
+	copy(s.MX, cur.m)
 	switch {
 	case p.Layout.Pairs:
-		copy(s.MX, cur.m)
 		p.pairScores(s, b, t)
-		a.Scores.Adjust(s, t, t.here)
-		p.addPairValues(s, b, t, clean, a.pairWeights(s, t, clean))
-		a.addReplaced(s, t, b)
-		return
 	case p.Layout.KeyLanes:
 		p.dots(s, b, t, t.here)
-		a.Scores.Adjust(s, t, t.here)
-		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
 	default:
-		copy(s.MX, cur.m)
-		runs, ldk := p.keys(s, b, t, t.here)
-		x.Scores(s.S, runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
-		a.Scores.Adjust(s, t, t.here)
+		ldk := p.Layout.DimK
+		if p.Layout.ReadK {
+			ldk = p.K.Stride[backend.Seq]
+			s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
+		} else {
+			p.loadKeys(s, b, t)
+			s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
+		}
+		x.Scores(s.S, s.runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
+	}
+	a.Scores.Adjust(s, t, t.here)
+	if p.Layout.KeyLanes {
+		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
+	} else {
 		fours := CeilDiv(n, 4)
 		Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
+		if p.Layout.Pairs {
+			p.addPairValues(s, b, t, clean, a.pairWeights(s, t, clean))
+			a.addReplaced(s, t, b)
+			return
+		}
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 	}
-	if a.Round != nil {
+	if a.round != backend.F32 {
 		if n *= x.Width; p.Layout.KeyLanes {
 			n = t.N * BlockKeys
 		}
-		a.Round(x, s.S[:n], s.half[:])
+		Round(x, a.round, s.S[:n], s.half[:])
 	}
 	if a.Scores.Drops() {
 		a.Scores.Drop(s, t, s.S, t.here)
 	}
 	p.addValues(s, b, t, clean, look)
 	a.addReplaced(s, t, b)
+}
+
+// Round rounds weights to nearest even in a type of backend.Call.WeightType. They are not negative
+// and a multiple of the lanes of x. A NaN may become 0: the sum of its row, which divides the
+// outputs, is NaN. half is memory for some whole vectors.
+func Round(x *vec.Kernels, dtype backend.DType, weights []float32, half []uint16) {
+	if dtype == backend.BF16 { // two at a time: without their signs, neither carries into the other
+		pairs := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(weights))), len(weights)/2)
+		for i, y := range pairs {
+			y &= 0x7fffffff_7fffffff
+			pairs[i] = (y + 0x7fff_00007fff + y>>16&0x1_00000001) & 0xffff0000_ffff0000
+		}
+		return
+	}
+	for n := 0; len(weights) > 0; weights = weights[n:] {
+		n = min(len(weights), len(half))
+		x.StoreF16(half, weights[:n])
+		x.LoadF16(weights, n, half, n, 1, n)
+	}
 }
 
 // addReplaced adds to the outputs of t what its rows see of the values that are replaced in b.

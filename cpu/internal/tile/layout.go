@@ -76,14 +76,10 @@ func readInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
 // dotRows returns the number of query rows that Dots computes for n of a tile: it takes 8,
 // 4 or 1 at a time, and reads and transposes the keys for each of these again.
 func (l *Layout) dotRows(n int) int {
-	rest := n % 8
-	switch {
-	case rest < 2 || l.Kernels.KeyLanes:
+	if n%8 < 2 || l.Kernels.KeyLanes {
 		return n
-	case rest <= 4:
-		return n - rest + 4
 	}
-	return n - rest + 8
+	return RoundUp(n, 4)
 }
 
 // QueryFloats returns the floats of a tile's packed query rows.
@@ -118,7 +114,7 @@ func (l *Layout) TilesOf(s *Space, c *Chunk) []Tile {
 	tiles := s.tiles[:c.End-c.First]
 	for n := range tiles {
 		at, h := c.First+n, c.KVHead*l.Share
-		t := Tile{index: c.Tile + at, Batch: c.Batch, KVHead: c.KVHead, Spans: s.spans[n*l.Rows:]}
+		t := Tile{index: (c.Batch*l.Dims.KVHeads+c.KVHead)*l.Tiles + at, Batch: c.Batch, KVHead: c.KVHead, Spans: s.spans[n*l.Rows:]}
 		if l.HeadTiles == 0 {
 			t.H, t.I = l.Row(h, 0, at*l.Rows)
 			t.N = min(l.Rows, l.Share*l.Dims.SeqQ-at*l.Rows)

@@ -63,7 +63,6 @@ func (p *Products) pairScores(s *Space, b *block, t *Tile) {
 func (a *Attention) pairWeights(s *Space, t *Tile, clean bool) []uint32 {
 	x, cur, n := a.Products.Layout.Kernels, &t.sums.cur, t.here.Hi-t.here.Lo
 	fours, weights := CeilDiv(n, 4), pairsOf(s.pairs)[:RoundUp(n, vec.PairStep)/2*x.Width]
-	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
 	if drops := a.Scores.Drops(); drops || clean {
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 		if drops {

@@ -88,17 +88,6 @@ func (p *Products) loadKeys(s *Space, b *block, t *Tile) {
 	}
 }
 
-// keys returns the keys of some, which are in b, as float32 rows, ld apart, in place or
-// converted. Query rows are lanes.
-func (p *Products) keys(s *Space, b *block, t *Tile, some Span) (runs []vec.Run, ld int) {
-	l := p.Layout
-	if l.ReadK {
-		return s.Runs(&p.K, t.Batch, t.KVHead, some, b.end), p.K.Stride[backend.Seq]
-	}
-	p.loadKeys(s, b, t)
-	return s.Rows(s.k[(some.Lo-b.span.Lo)*l.DimK:], l.DimK, some.Hi-some.Lo, l.DimK), l.DimK
-}
-
 // values sets s.runs to the values of here, which are in b, as rows of type e that are ld
 // apart, in place or converted. With clean set NaN and Inf are replaced by 0, because a weight
 // of 0 must hide them and 0·NaN is NaN. If there are any, b.replaced is set.
@@ -106,9 +95,15 @@ func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e
 	l := p.Layout
 	if clean && !b.checked {
 		b.checked = true
-		if b.replaced = p.anyNonFinite(s, b, t); b.replaced {
+		n, rows, ld := b.span.Hi-b.span.Lo, s.v, l.DimV
+		if l.ReadV && p.V.DType == backend.F32 && p.V.Pages == nil {
+			rows, ld = p.V.F32[p.V.Index(t.Batch, t.KVHead, b.span.Lo):], p.V.Stride[backend.Seq]
+		} else {
 			p.loadValues(s, b, t)
-			ZeroNonFinite(s.v[:(b.span.Hi-b.span.Lo)*l.DimV])
+		}
+		if b.replaced = l.Kernels.NonFinite(rows, ld, n, l.Dims.ValueDim); b.replaced {
+			p.loadValues(s, b, t)
+			ZeroNonFinite(s.v[:n*l.DimV])
 		}
 	}
 	if l.ReadV && !b.replaced {
@@ -150,20 +145,10 @@ func (p *Products) loadValues(s *Space, b *block, t *Tile) {
 	}
 }
 
-// anyNonFinite reports whether any of the values of b is NaN or Inf.
-func (p *Products) anyNonFinite(s *Space, b *block, t *Tile) bool {
-	x, dv, n := p.Layout.Kernels, p.Layout.Dims.ValueDim, b.span.Hi-b.span.Lo
-	if p.Layout.ReadV && p.V.DType == backend.F32 && p.V.Pages == nil {
-		return x.NonFinite(p.V.F32[p.V.Index(t.Batch, t.KVHead, b.span.Lo):], p.V.Stride[backend.Seq], n, dv)
-	}
-	p.loadValues(s, b, t)
-	return x.NonFinite(s.v, p.Layout.DimV, n, dv)
-}
-
 // ZeroNonFinite replaces NaN and Inf by zero.
 func ZeroNonFinite(s []float32) {
 	for i, x := range s {
-		if !finite(x) {
+		if x-x != 0 {
 			s[i] = 0
 		}
 	}
@@ -180,8 +165,8 @@ func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, ldw int, 
 	for j := here.Lo; j < here.Hi; j++ {
 		for c := range l.Dims.ValueDim {
 			y := p.V.At(t.Batch, t.KVHead, j, c)
-			if finite(y) {
-				continue
+			if y-y == 0 {
+				continue // finite
 			}
 			for r := range t.N {
 				weight, out := (j-here.Lo)*w+r, c*w+r

@@ -89,14 +89,10 @@ func (sc *Scores) distances(dst []float32, b, h, d int) {
 
 // Hides reports whether a mask or an infinite bias hides key j from row i.
 func (sc *Scores) Hides(b, h, i, j int) bool {
-	switch {
-	case !sc.mask.IsZero() && !sc.mask.Bools[sc.mask.Index(b, h, i)+j*sc.mask.Stride[backend.Dim]],
-		!sc.blocks.IsZero() && !sc.sees(b, h, i/sc.problem.BlockQ, j/sc.problem.BlockK),
-		!sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf,
-		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf:
-		return true
-	}
-	return false
+	var seen [1]bool
+	sc.seenRow(seen[:], b, h, i, j)
+	return !seen[0] || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
+		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf
 }
 
 // Drops reports whether the call has dropout.
@@ -107,7 +103,7 @@ func (sc *Scores) Drops() bool { return sc.problem.Dropout.P > 0 }
 func (sc *Scores) DropRow(d *vec.Draw, s []float32, b, h, i, j int) {
 	x, first := sc.Layout.Kernels, &sc.problem.Dropout.First
 	d.Rows(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i), 1)
-	x.DropRow(s[:RoundUp(len(s), x.DropLanes())], d, uint32(first[backend.Dim]+j))
+	x.DropRows(s[:RoundUp(len(s), x.DropLanes())], len(s), 1, d, uint32(first[backend.Dim]+j))
 }
 
 // Seed seeds d if the call has dropout.
@@ -130,7 +126,7 @@ func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
 	case l.Dims.SeqQ == 1:
 		for lane := 0; lane < t.N; lane += x.Lanes {
 			s.Draw.Rows(x, batch, uint32(first[backend.Heads]+t.H+lane), row, x.Lanes)
-			x.DropHeads(weights[lane:], n, &s.Draw, column)
+			x.DropRows(weights[lane:], n, x.Width, &s.Draw, column)
 		}
 	case row%4 == 0 && t.I+t.N <= l.Dims.SeqQ:
 		s.Draw.Tile(x, batch, uint32(first[backend.Heads]+t.H), row)

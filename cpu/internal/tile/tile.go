@@ -77,7 +77,6 @@ type Chunk struct {
 	Batch, KVHead int
 	First, End    int // tiles of the group
 	Keys          Span
-	Tile          int // index of the group's first tile among all tiles of the call
 }
 
 // Tile is N query rows with their sums over the keys so far. The rows are those from row I of
@@ -116,6 +115,3 @@ func Fill(s []float32, x float32) {
 		s[i] = x
 	}
 }
-
-// finite reports whether x is neither NaN nor infinite.
-func finite(x float32) bool { return x-x == 0 }

@@ -54,12 +54,19 @@ func repeat(to *[8]uint64, x uint32) {
 	}
 }
 
-// at sets the position of the first weight.
-func (d *Draw) at(batch, head, row, column uint32) {
-	d.batch, d.head, d.row, d.column = batch, head, row, column
+// at sets the head and the row of the first weight.
+func (d *Draw) at(batch, head, row uint32) {
+	d.batch, d.head, d.row = batch, head, row
 	repeat(&d.wide.batch, batch)
-	repeat(&d.wide.base, column)
 	repeat(&d.wide.step, uint32(d.columns))
+}
+
+// begin sets the column of the first weight, and returns in how many iterations the assembly takes
+// the keys.
+func (d *Draw) begin(keys int, column uint32) (times int) {
+	d.column = column
+	repeat(&d.wide.base, column)
+	return (keys + d.columns - 1) / d.columns
 }
 
 // Tile prepares d for Drop on tiles whose first row is row, a multiple of 4.
@@ -82,11 +89,11 @@ func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
 			d.wide.keys[g][i] = uint64(at / each)
 		}
 	}
-	d.at(batch, head, row, 0)
+	d.at(batch, head, row)
 }
 
-// Rows prepares d for DropRow on one row of head, or for DropHeads, with heads = Lanes, where lane
-// 0 is head.
+// Rows prepares d for DropRows: on one row of head with keys as lanes, or, with heads = Lanes, on
+// one of each head from head on.
 func (d *Draw) Rows(x *Kernels, batch, head, row uint32, heads int) {
 	d.heads, d.columns = heads, x.DropLanes()/heads
 	for g := range 2 {
@@ -97,7 +104,7 @@ func (d *Draw) Rows(x *Kernels, batch, head, row uint32, heads int) {
 			d.wide.heads[g][i] = uint64(head + uint32(at%heads))
 		}
 	}
-	d.at(batch, head, row, 0)
+	d.at(batch, head, row)
 }
 
 // Drop applies dropout to a tile whose first key is column:
@@ -107,35 +114,23 @@ func (d *Draw) Rows(x *Kernels, batch, head, row uint32, heads int) {
 //
 //	p [keys, Width], and up to 3 more rows, which are overwritten
 func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
-	d.column = column
-	repeat(&d.wide.base, column)
-	times := (keys + d.columns - 1) / d.columns
+	times := d.begin(keys, column)
 	_ = p[times*d.columns*x.Width-1]
 	x.tile.drop(&p[0], times, &d.wide.rounds[0][0])
 }
 
-// DropRow is Drop for one row, with keys as lanes; the length of p is a multiple of
-// DropLanes.
-func (x *Kernels) DropRow(p []float32, d *Draw, column uint32) {
-	d.column = column
-	repeat(&d.wide.base, column)
-	n := x.DropLanes()
-	_ = p[len(p)/n*n-1]
-	x.dropRow(&p[0], len(p)/n, 4*n, &d.wide.rounds[0][0], int(d.row%4))
-}
-
-// DropHeads is Drop for a vector of a tile with one row of each head:
+// DropRows is Drop for one row of each head that d has been prepared for:
 //
-//	p [keys, Lanes], rows Width apart, and up to 1 more, which is overwritten
-func (x *Kernels) DropHeads(p []float32, keys int, d *Draw, column uint32) {
-	d.column = column
-	repeat(&d.wide.base, column)
-	times := (keys + d.columns - 1) / d.columns
-	_ = p[(times*d.columns-1)*x.Width+x.Lanes-1]
-	x.dropRow(&p[0], times, 4*d.columns*x.Width, &d.wide.rounds[0][0], int(d.row%4))
+//	p [keys, heads], rows ld apart
+//
+// Keys up to a multiple of DropLanes/heads are overwritten.
+func (x *Kernels) DropRows(p []float32, keys, ld int, d *Draw, column uint32) {
+	times := d.begin(keys, column)
+	_ = p[(times*d.columns-1)*ld+d.heads-1]
+	x.dropRow(&p[0], times, 4*d.columns*ld, &d.wide.rounds[0][0], int(d.row%4))
 }
 
-// DropLanes returns the number of weights that DropRow takes at once.
+// DropLanes returns the number of weights that DropRows takes at once.
 func (x *Kernels) DropLanes() int { return max(x.Lanes, x.rowLanes) }
 
 // factorOf returns the factor of the weight of that head that lies row rows and column columns

@@ -204,8 +204,16 @@ func biasGonum(x, b *float32, vectors int) {
 
 func joinGonum(x, b *float32, vectors int) {
 	s, bias := unsafe.Slice(x, 4*vectors), unsafe.Slice(b, 4*vectors)
+	const limit = backend.MaxBias
 	for i, y := range bias {
-		s[i] = Join(s[i], y)
+		switch x := s[i]; {
+		case x == NegInf || y == NegInf:
+			s[i] = NegInf // not x+y, which may be NaN
+		case x == -NegInf || y == -NegInf:
+			s[i] = -NegInf
+		default:
+			s[i] = max(-limit, min(max(-limit, min(x, limit))+y, limit))
+		}
 	}
 }
 

@@ -25,7 +25,7 @@ const (
 // PairUnit names the unit that multiplies pairs of bf16 for tiles of the Width of x; "" if there
 // is none, and then the methods below must not be called.
 func (x *Kernels) PairUnit() string {
-	if x.tile.pairScores != nil && x.pairUnit != inRegisters && tilesPermitted() {
+	if x.pairUnit == "" && x.tile.pairScores != nil && tilesPermitted() {
 		return inTiles
 	}
 	return x.pairUnit
@@ -34,7 +34,7 @@ func (x *Kernels) PairUnit() string {
 // WithoutTiles returns x without AMX, for tests of the other unit, if the machine has both.
 func (x Kernels) WithoutTiles() *Kernels {
 	if x.narrow = slices.Clone(x.narrow); x.tile.pairScores != nil && cpu.X86.HasAVX512BF16 {
-		x.pairUnit = inRegisters
+		x.pairUnit, x.tile.pairScores, x.tile.pairValues = inRegisters, x.tile.dotScores, x.tile.dotValues
 	}
 	for i, y := range x.narrow {
 		x.narrow[i] = y.WithoutTiles()
@@ -52,11 +52,7 @@ func (x Kernels) WithoutTiles() *Kernels {
 func (x *Kernels) PairScores(s []float32, k []uint16, ldk, n int, q []uint32, d int, scale float32, mx []float32) {
 	w, groups := x.Width, (n+15)/16
 	_, _, _, _ = s[16*groups*w-1], k[(16*groups-1)*ldk+d-1], q[d/2*w-1], mx[w-1]
-	product := x.tile.dotScores
-	if x.PairUnit() == inTiles {
-		product = x.tile.pairScores
-	}
-	product(&wholeTiles[0], &s[0], &k[0], 2*ldk, &q[0], n, groups, d/PairStep, scale, &mx[0])
+	x.tile.pairScores(&wholeTiles[0], &s[0], &k[0], 2*ldk, &q[0], n, groups, d/PairStep, scale, &mx[0])
 }
 
 // PairValues is Values for values and weights of bf16:
@@ -69,11 +65,7 @@ func (x *Kernels) PairScores(s []float32, k []uint16, ldk, n int, q []uint32, d 
 func (x *Kernels) PairValues(o []float32, vt []uint16, ldv int, p []uint32, d, n int, alpha, sums []float32) {
 	w := x.Width
 	_, _, _, _, _ = o[d*w-1], vt[(d-1)*ldv+n-1], p[n/2*w-1], alpha[w-1], sums[PairSums-1]
-	product := x.tile.dotValues
-	if x.PairUnit() == inTiles {
-		product = x.tile.pairValues
-	}
-	product(&wholeTiles[0], &o[0], &vt[0], 2*ldv, &p[0], d/16, n/PairStep, &alpha[0], &sums[0])
+	x.tile.pairValues(&wholeTiles[0], &o[0], &vt[0], 2*ldv, &p[0], d/16, n/PairStep, &alpha[0], &sums[0])
 }
 
 // Turn transposes pairs of adjacent bf16:
@@ -125,10 +117,10 @@ type PairLoops struct{ *Kernels }
 
 // FMA computes the products n times, or an eighth of that, because those of tiles take longer.
 func (x PairLoops) FMA(n int, _, _ float32) (operations int) {
-	if x.PairUnit() == inTiles {
-		return x.tileFMA(&wholeTiles[0], n/8)
+	if x.pairUnit == inRegisters {
+		return x.dotFMA(n)
 	}
-	return x.dotFMA(n)
+	return x.tileFMA(&wholeTiles[0], n/8)
 }
 
 // wholeTiles is the configuration of AMX with eight tiles of 16 rows of 64 bytes.

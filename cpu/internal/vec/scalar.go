@@ -1,10 +1,6 @@
 package vec
 
-import (
-	"math"
-
-	"github.com/seed90331342/attn/backend"
-)
+import "math"
 
 // The exponential works in float64 on 1/128 octaves (Tang 1989, Table-driven
 // implementation of the exponential function): with y = n + f octaves/128, n an
@@ -64,38 +60,20 @@ const (
 // uses the polynomial for small x, where 1 - 2/(e^2x + 1) cancels (Cody & Waite
 // 1980, ch. 12). From 9.02 on the result is 1 in float32.
 func Tanh(x float32) float32 {
-	a := x
-	if a < 0 {
-		a = -a
-	}
+	a, t := max(x, -x), float32(1)
 	switch {
 	case a <= 0.625:
 		z := x * x
 		return x + x*z*(((((tanh5*z+tanh4)*z+tanh3)*z+tanh2)*z+tanh1)*z+tanh0)
 	case a <= 9.02:
-		t := 1 - 2/(float32(expCore(float64(2*a)*expUnit))+1)
-		if x < 0 {
-			return -t
-		}
-		return t
-	case x > 0:
-		return 1
-	case x < 0:
-		return -1
+		t = 1 - 2/(float32(expCore(float64(2*a)*expUnit))+1)
+	case x != x:
+		return x
 	}
-	return x // NaN
-}
-
-// Join returns the sum of two biases as Kernels.Join specifies it.
-func Join(x, y float32) float32 {
-	const limit = backend.MaxBias
-	switch {
-	case x == NegInf || y == NegInf:
-		return NegInf // not x+y, which may be NaN
-	case x == -NegInf || y == -NegInf:
-		return -NegInf
+	if x < 0 {
+		return -t
 	}
-	return max(-limit, min(max(-limit, min(x, limit))+y, limit))
+	return t
 }
 
 // NegInf is the score of a hidden key, and the LSE of no keys.

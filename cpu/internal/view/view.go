@@ -33,20 +33,17 @@ func Of(t *backend.Tensor) (v View) {
 		v.Stride[backend.Seq] = v.Shape[backend.Dim] // that of one row may be anything; kernels want this
 	}
 	switch memory := t.Memory().Handle().(type) {
-	case []float32:
-		v.F32 = from(memory, t.Offset())
+	case []float32: // an empty tensor may begin after its end
+		v.F32 = memory[min(t.Offset(), len(memory)):]
 	case []uint16:
-		v.Bits = from(memory, t.Offset())
+		v.Bits = memory[min(t.Offset(), len(memory)):]
 	case []bool:
-		v.Bools = from(memory, t.Offset())
+		v.Bools = memory[min(t.Offset(), len(memory)):]
 	case []byte:
-		v.Q8 = from(memory, t.Offset()-vec.Q8Lead)
+		v.Q8 = memory[min(t.Offset()-vec.Q8Lead, len(memory)):]
 	}
 	return v
 }
-
-// from returns the elements from one on that may be the end of an empty tensor.
-func from[T any](memory []T, at int) []T { return memory[min(at, len(memory)):] }
 
 // IsZero reports whether the tensor is absent.
 func (v *View) IsZero() bool { return v.Shape == backend.Shape{} }
@@ -78,49 +75,45 @@ func InPlace(t *backend.Tensor) bool {
 // Load copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose rows are ld
 // apart, and zeros what follows them there. k converts whole vectors. Of Q8 rows c0 is 0.
 func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
+	apart, step := v.Stride[backend.Seq], v.Stride[backend.Dim]
 	for m := 0; n > 0; n, s = n-m, s+m {
-		m = v.Adjacent(s, n)
-		v.loadAdjacent(k, dst, ld, b, h, s, m, c0, cols)
+		m = v.adjacent(s, n)
+		at, whole := v.RowIndex(b, h, s)+c0*step, 0
+		if v.DType != backend.F32 && step == 1 {
+			whole = cols / k.Lanes * k.Lanes
+		}
+		switch {
+		case whole == 0:
+		case v.DType == backend.F16:
+			k.LoadF16(dst, ld, v.Bits[at:], apart, m, whole)
+		case v.DType == backend.BF16:
+			k.LoadBF16(dst, ld, v.Bits[at:], apart, m, whole)
+		default:
+			k.LoadQ8(dst, ld, v.Q8[at:], apart, m, whole)
+		}
+		for r := range m {
+			row := dst[r*ld : (r+1)*ld]
+			if v.DType == backend.F32 {
+				CopyElements(row, 1, v.F32[at+r*apart:], step, cols)
+			} else {
+				for c := whole; c < cols; c++ {
+					row[c] = v.At(b, h, s+r, c0+c)
+				}
+			}
+			clear(row[cols:])
+		}
 		dst = dst[min(m*ld, len(dst)):]
 	}
 }
 
-// Adjacent returns the number of the n rows from s on that lie one stride apart: n, or those
+// adjacent returns the number of the n rows from s on that lie one stride apart: n, or those
 // of the page of row s.
-func (v *View) Adjacent(s, n int) int {
+func (v *View) adjacent(s, n int) int {
 	if v.Pages == nil {
 		return n
 	}
 	size := v.Shape[backend.Seq]
 	return min(n, size-s%size)
-}
-
-// loadAdjacent is Load for rows that lie one stride apart.
-func (v *View) loadAdjacent(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
-	at, apart, step, whole := v.RowIndex(b, h, s)+c0*v.Stride[backend.Dim], v.Stride[backend.Seq], v.Stride[backend.Dim], 0
-	if v.DType != backend.F32 && step == 1 {
-		whole = cols / k.Lanes * k.Lanes
-	}
-	switch {
-	case whole == 0:
-	case v.DType == backend.F16:
-		k.LoadF16(dst, ld, v.Bits[at:], apart, n, whole)
-	case v.DType == backend.BF16:
-		k.LoadBF16(dst, ld, v.Bits[at:], apart, n, whole)
-	default:
-		k.LoadQ8(dst, ld, v.Q8[at:], apart, n, whole)
-	}
-	for r := range n {
-		row := dst[r*ld : (r+1)*ld]
-		if v.DType == backend.F32 {
-			CopyElements(row, 1, v.F32[at+r*apart:], step, cols)
-		} else {
-			for c := whole; c < cols; c++ {
-				row[c] = v.At(b, h, s+r, c0+c)
-			}
-		}
-		clear(row[cols:])
-	}
 }
 
 // LoadRows is Load for whole rows.
@@ -133,7 +126,7 @@ func (v *View) LoadRows(k *vec.Kernels, dst []float32, ld, b, h, s, n int) {
 func (v *View) LoadBits(dst []uint16, ld, b, h, s, n int) {
 	cols, step := v.Shape[backend.Dim], v.Stride[backend.Dim]
 	for m := 0; n > 0; n, s = n-m, s+m {
-		m = v.Adjacent(s, n)
+		m = v.adjacent(s, n)
 		from := v.Bits[v.RowIndex(b, h, s):]
 		if ld == cols && v.Stride[backend.Seq] == ld && step == 1 {
 			copy(dst[:m*ld], from)
