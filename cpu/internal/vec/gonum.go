@@ -51,13 +51,11 @@ func gemm(tb blas.Transpose, m, n, k int, a []float32, lda int, b []float32, ldb
 		rows := min(gemmRows, m-i)
 		for j := 0; j < n; j += gemmCols {
 			cols := min(gemmCols, n-j)
-			right := blas32.General{Rows: k, Cols: cols, Stride: ldb, Data: b[j:]}
+			right := b[j:]
 			if tb == blas.Trans {
-				right = blas32.General{Rows: cols, Cols: k, Stride: ldb, Data: b[j*ldb:]}
+				right = b[j*ldb:]
 			}
-			blas32.Gemm(blas.NoTrans, tb, 1,
-				blas32.General{Rows: rows, Cols: k, Stride: lda, Data: a[i*lda:]}, right,
-				beta, blas32.General{Rows: rows, Cols: cols, Stride: ldc, Data: c[i*ldc+j:]})
+			blas32.Implementation().Sgemm(blas.NoTrans, tb, rows, cols, k, 1, a[i*lda:], lda, right, ldb, beta, c[i*ldc+j:], ldc)
 		}
 	}
 }
@@ -141,24 +139,14 @@ func exp2SumGonum(x *float32, vectors int, m float32, sum *float32) {
 	}
 }
 
-// scaleMaxGonum uses the max function, which needs no branch, and looks for the
-// largest number once more only where that returns NaN.
 func scaleMaxGonum(x *float32, vectors int, c float32, mx *float32) {
+	m := NegInf
 	s := unsafe.Slice(x, 4*vectors)
-	inf := float32(math.Inf(-1))
-	m0, m1, m2, m3 := inf, inf, inf, inf
-	for t := s; len(t) >= 4; t = t[4:] {
-		x0, x1, x2, x3 := t[0]*c, t[1]*c, t[2]*c, t[3]*c
-		t[0], t[1], t[2], t[3] = x0, x1, x2, x3
-		m0, m1, m2, m3 = max(m0, x0), max(m1, x1), max(m2, x2), max(m3, x3)
-	}
-	m := max(m0, m1, m2, m3)
-	if m != m {
-		m = inf
-		for _, y := range s {
-			if y > m {
-				m = y
-			}
+	for i, y := range s {
+		y *= c
+		s[i] = y
+		if y > m { // the max function takes twice as long
+			m = y
 		}
 	}
 	*mx = m
