@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 // TestDecodeIsPrefill shows that keys as lanes and queries as lanes give the
@@ -127,7 +129,7 @@ func TestDecodeNarrow(t *testing.T) {
 }
 
 // narrow compares rows of a type with the same rows in float32.
-func narrow(t *testing.T, x, plain *Kernels, e Element, runs []Run, ld int, wide []float32, heads, d int) {
+func narrow(t *testing.T, x, plain *Kernels, e backend.DType, runs []Run, ld int, wide []float32, heads, d int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(uint64(d), uint64(e)))
 	n := len(wide) / d
@@ -143,7 +145,7 @@ func narrow(t *testing.T, x, plain *Kernels, e Element, runs []Run, ld int, wide
 	for _, r := range runs {
 		first, rest := r, r
 		first.n, rest.n = 1, r.n-1
-		rest.rows = (*byte)(unsafe.Add(unsafe.Pointer(r.rows), ld*e.size()))
+		rest.rows = (*byte)(unsafe.Add(unsafe.Pointer(r.rows), ld*e.Size()))
 		odd = append(odd, first, rest)
 	}
 	x.Mix(e, o, d, odd, ld, s, n, alpha, heads, d)

@@ -33,6 +33,8 @@ package vec
 import (
 	"slices"
 	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 //go:generate sh -c "cd _generate && GOWORK=off go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec"
@@ -149,23 +151,15 @@ func Tiers() []*Kernels { return tiers }
 
 var tiers = append(slices.Clip(assembly), &kernelsGonum)
 
-// Element is the type of keys or values in memory.
-type Element int
-
+// The types of keys or values in memory. A row of Q8 begins with its scale, a float32.
 const (
-	F32 Element = iota
-	F16
-	BF16
-	// Q8 is integers of one byte. A row begins with its scale, a float32.
-	Q8
-	elements
+	F32, F16, BF16, Q8 = backend.F32, backend.F16, backend.BF16, backend.Q8
+
+	elements = Q8 + 1
 )
 
 // Q8Lead is the size in bytes of the scale of a Q8 row.
 const Q8Lead = 4
-
-// size returns the size of an element in bytes.
-func (e Element) size() int { return [...]int{4, 2, 2, 1}[e] }
 
 // budget is the most multiply-adds of whole vectors in one call of assembly: 11
 // microseconds at one a cycle and 3 GHz.

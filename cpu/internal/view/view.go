@@ -200,11 +200,6 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	}
 }
 
-// Element returns the kernels' name of v's type.
-func (v *View) Element() vec.Element { return elements[v.DType] }
-
-var elements = [...]vec.Element{backend.F32: vec.F32, backend.F16: vec.F16, backend.BF16: vec.BF16, backend.Q8: vec.Q8}
-
 // AppendRun appends the n rows from index i on; the kernels prefetch those from index next
 // on.
 func (v *View) AppendRun(runs []vec.Run, i, next, n int) []vec.Run {
