@@ -19,7 +19,7 @@ func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk in
 	_, _ = s[(heads-1)*lds+n-1], q[(heads-1)*ldq+d-1]
 	if x.KeyLanes {
 		for _, r := range runs {
-			x.rowScores(s, lds, r.float32s(ldk, d), ldk, r.n, q, ldq, heads, d)
+			scoresGonum(s, lds, r.float32s(ldk, d), ldk, r.n, q, ldq, heads, d)
 			s = s[r.n:]
 		}
 		return
@@ -63,7 +63,7 @@ func (x *Kernels) Mix(e backend.DType, o []float32, ldo int, runs []Run, ldv int
 	n := rowsOf(runs)
 	_, _, _ = o[(heads-1)*ldo+d-1], p[(heads-1)*ldp+n-1], alpha[heads-1]
 	if x.KeyLanes {
-		x.rowValues(o, ldo, runs, ldv, p, ldp, alpha, heads, d)
+		valuesGonum(o, ldo, runs, ldv, p, ldp, alpha, heads, d)
 		return
 	}
 	vectors, apart := d/x.Lanes, e.Size()*ldv

@@ -24,7 +24,6 @@ import (
 // bits of a row therefore do not depend on the other rows of the tile.
 var kernelsGonum = Kernels{
 	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
-	rowScores: scoresGonum, rowValues: valuesGonum,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
 	loadF16: loadF16Gonum, loadBF16: loadBF16Gonum, loadQ8: loadQ8Gonum, storeF16: storeF16Gonum,
@@ -192,8 +191,16 @@ func biasGonum(x, b *float32, vectors int) {
 
 func joinGonum(x, b *float32, vectors int) {
 	s, bias := unsafe.Slice(x, 4*vectors), unsafe.Slice(b, 4*vectors)
+	const limit = backend.MaxBias
 	for i, y := range bias {
-		s[i] = Join(s[i], y)
+		switch x := s[i]; {
+		case x == NegInf || y == NegInf:
+			s[i] = NegInf // not x+y, which may be NaN
+		case x == -NegInf || y == -NegInf:
+			s[i] = -NegInf
+		default:
+			s[i] = max(-limit, min(max(-limit, min(x, limit))+y, limit))
+		}
 	}
 }
 

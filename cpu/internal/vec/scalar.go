@@ -1,10 +1,6 @@
 package vec
 
-import (
-	"math"
-
-	"github.com/seed90331342/attn/backend"
-)
+import "math"
 
 // The exponential works in float64 on 1/128 octaves (Tang 1989, Table-driven
 // implementation of the exponential function): with y = n + f octaves/128, n an
@@ -71,18 +67,6 @@ func Tanh(x float32) float32 {
 	}
 	t := 1 - 2/(float32(expCore(2*min(a, 9.02)*expUnit))+1)
 	return float32(math.Copysign(float64(t), float64(x)))
-}
-
-// Join returns the sum of two biases as Kernels.Join specifies it.
-func Join(x, y float32) float32 {
-	const limit = backend.MaxBias
-	switch {
-	case x == NegInf || y == NegInf:
-		return NegInf // not x+y, which may be NaN
-	case x == -NegInf || y == -NegInf:
-		return -NegInf
-	}
-	return max(-limit, min(max(-limit, min(x, limit))+y, limit))
 }
 
 // NegInf is the score of a hidden key, and the LSE of no keys.

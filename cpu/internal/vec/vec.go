@@ -87,10 +87,6 @@ type Kernels struct {
 
 	dots [elements]dotsFunc
 	mix  [elements][]registerTile[mixFunc]
-
-	// Only with KeyLanes, instead of dots and mix.
-	rowScores func(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, rows, d int)
-	rowValues func(o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, rows, d int)
 }
 
 // tileKernels are the kernels that depend on Width. Narrow tables lack outer and scoreGradients:
@@ -147,9 +143,22 @@ func tileCount[F any](t []registerTile[F], i, n int) int {
 
 // Tiers returns the tables that this machine runs, the fastest first. The gonum
 // table is always there, and last.
-func Tiers() []*Kernels { return tiers }
+func Tiers() []*Kernels { return append(slices.Clip(assembly), &kernelsGonum) }
 
-var tiers = append(slices.Clip(assembly), &kernelsGonum)
+// Narrow returns the table of x's tier with the smallest Width that is at least rows, or
+// else x. It computes the same numbers, and lacks AddOuter and ScoreGradients.
+func (x *Kernels) Narrow(rows int) *Kernels {
+	for _, y := range x.narrow {
+		if y.Width >= rows {
+			return y
+		}
+	}
+	return x
+}
+
+// RowOutputs reports whether Values has elements as lanes. A vector that the query rows of
+// the tile do not fill is then used in full.
+func (x *Kernels) RowOutputs() bool { return x.tile.halfValues != nil }
 
 // The types of keys or values in memory. A row of Q8 begins with its scale, a float32.
 const (
@@ -220,7 +229,13 @@ func (x *Kernels) Values(o []float32, runs []Run, ldv int, p []float32, d int, a
 	w, n := x.Width, rowsOf(runs)
 	_, _, _ = o[d*w-1], p[n*w-1], alpha[w-1]
 	if x.RowOutputs() {
-		x.valuesInRows(o, runs, ldv, p, n, d, alpha)
+		ldo := (d + x.Lanes - 1) / x.Lanes * x.Lanes
+		_ = o[(w-1)*ldo+d-1]
+		strip := 4 * x.Lanes // two vectors, each of twice as many elements
+		most := max(1, budget/(2*w*n)) * strip
+		for c := 0; c < d; c += most {
+			x.tile.halfValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), &alpha[0])
+		}
 		return
 	}
 	c, all := 0, x.tile.values
