@@ -106,15 +106,15 @@ func TestDecodeNarrow(t *testing.T) {
 				for _, kernels := range []*Kernels{x, twin} {
 					wide := make([]float32, n*d)
 					if d%8 == 0 { // rows have a multiple of 16 bytes
-						kernels.LoadF16(wide, d, bits, d+3, n, d)
+						Load(kernels, F16, wide, d, bits, d+3, n, d)
 						narrow(t, kernels, x, F16, inRuns(rng, x.Lanes, long, bits, d+3, n, d), d+3, wide, heads, d)
-						kernels.LoadBF16(wide, d, bits, d+3, n, d)
+						Load(kernels, BF16, wide, d, bits, d+3, n, d)
 						narrow(t, kernels, x, BF16, inRuns(rng, x.Lanes, long, bits, d+3, n, d), d+3, wide, heads, d)
 					}
 					if d%16 != 0 {
 						continue
 					}
-					kernels.LoadQ8(wide, d, rows, d+12, n, d)
+					Load(kernels, Q8, wide, d, rows, d+12, n, d)
 					for i, y := range wide {
 						row := rows[i/d*(d+12):]
 						if want := math.Float32frombits(binary.NativeEndian.Uint32(row)) * float32(int8(row[4+i%d])); y != want {

@@ -1,7 +1,6 @@
 package vec
 
 import (
-	"encoding/binary"
 	"math"
 	"runtime"
 	"sync"
@@ -26,7 +25,7 @@ var kernelsGonum = Kernels{
 	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
-	loadF16: loadF16Gonum, loadBF16: loadBF16Gonum, loadQ8: loadQ8Gonum, storeF16: storeF16Gonum,
+	load: [elements]loadFunc{F16: loadGonum(F16), BF16: loadGonum(BF16), Q8: loadGonum(Q8)}, storeF16: storeF16Gonum,
 	fma: fmaGonum, read: readGonum,
 }
 
@@ -241,31 +240,25 @@ func nonFiniteGonum(x *float32, ld, rows, vectors int) int32 {
 	return int32(seen >> 31)
 }
 
-func loadF16Gonum(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
-	for r := range rows {
-		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
-		for i, h := range unsafe.Slice((*uint16)(unsafe.Add(unsafe.Pointer(src), r*lds)), 4*vectors) {
-			to[i] = F16ToF32(h)
-		}
-	}
-}
-
-func loadBF16Gonum(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
-	for r := range rows {
-		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
-		for i, h := range unsafe.Slice((*uint16)(unsafe.Add(unsafe.Pointer(src), r*lds)), 4*vectors) {
-			to[i] = BF16ToF32(h)
-		}
-	}
-}
-
-func loadQ8Gonum(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
-	for r := range rows {
-		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
-		row := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(src), r*lds)), Q8Lead+4*vectors)
-		scale := math.Float32frombits(binary.NativeEndian.Uint32(row))
-		for i, x := range row[Q8Lead:] {
-			to[i] = scale * float32(int8(x))
+func loadGonum(e backend.DType) loadFunc {
+	return func(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
+		for r := range rows {
+			to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
+			switch from := unsafe.Add(unsafe.Pointer(src), r*lds); e {
+			case F16:
+				for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
+					to[i] = F16ToF32(h)
+				}
+			case BF16:
+				for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
+					to[i] = BF16ToF32(h)
+				}
+			case Q8:
+				scale := *(*float32)(from)
+				for i, x := range unsafe.Slice((*int8)(unsafe.Add(from, Q8Lead)), len(to)) {
+					to[i] = scale * float32(x)
+				}
+			}
 		}
 	}
 }

@@ -24,10 +24,9 @@ func newTwin(lanes, width int) *Kernels {
 		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias,
 		nonFinite: t.nonFinite, transpose: t.transpose,
 		join: t.join, bound: t.bound, hideRow: t.hideRow, dropRow: t.dropRow,
-		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
-		loadQ8: t.loadQ8}
+		storeF16: t.storeF16}
 	for e := range elements {
-		x.dots[e], x.mix[e] = t.dots(e), []registerTile[mixFunc]{{4, 2, t.mix(e, 4, 2)}, {4, 1, t.mix(e, 4, 1)}, {1, 1, t.mix(e, 1, 1)}}
+		x.load[e], x.dots[e], x.mix[e] = t.load(e), t.dots(e), []registerTile[mixFunc]{{4, 2, t.mix(e, 4, 2)}, {4, 1, t.mix(e, 4, 1)}, {1, 1, t.mix(e, 1, 1)}}
 	}
 	return x
 }
@@ -352,17 +351,6 @@ func (t twin) transpose(dst *float32, ldd int, src *float32, lds int, mul *float
 func f16(b uint16) float32  { return float16.Frombits(b).Float32() }
 func bf16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
 
-func (t twin) load(decode func(uint16) float32) func(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
-	return func(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
-		for r := range rows {
-			out := floats(dst, ldd, r, vectors*t.lanes)
-			for i, b := range floats(src, lds, r, vectors*t.lanes) {
-				out[i] = decode(b)
-			}
-		}
-	}
-}
-
 func (t twin) storeF16(dst *uint16, src *float32, vectors int) {
 	out := floats(dst, 0, 0, vectors*t.lanes)
 	for i, x := range floats(src, 0, 0, vectors*t.lanes) {
@@ -403,9 +391,11 @@ func allRows(e backend.DType, runs *uintptr, n, ld, first, elements int) (rows [
 	return rows
 }
 
-func (t twin) loadQ8(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
-	for r := range rows {
-		copy(floats(dst, ldd, r, vectors*t.lanes), row(Q8, &floats(src, lds, r, 1)[0], 0, vectors*t.lanes))
+func (t twin) load(e backend.DType) loadFunc {
+	return func(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
+		for r := range rows {
+			copy(floats(dst, ldd, r, vectors*t.lanes), row(e, &floats(src, lds, r, 1)[0], 0, vectors*t.lanes))
+		}
 	}
 }
 

@@ -72,10 +72,7 @@ type Kernels struct {
 	pairUnit   string // inRegisters, or ""
 	rowLanes   int    // the elements of a vector of dropRow, if more than Lanes
 	transpose  func(dst *float32, ldd int, src *float32, lds int, mul *float32)
-	loadF16    func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	loadBF16   func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
 	storeF16   func(dst *uint16, src *float32, vectors int)
-	loadQ8     func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
 	fma        func(n int, x, y float32) (operations int)
 	read       func(p *byte, apart, n int)
 
@@ -85,6 +82,7 @@ type Kernels struct {
 	tileFMA    func(config *byte, n int) (operations int)
 	dotFMA     func(n int) (operations int)
 
+	load [elements]loadFunc
 	dots [elements]dotsFunc
 	mix  [elements][]registerTile[mixFunc]
 }
@@ -126,6 +124,7 @@ type (
 	pairValuesFunc func(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups, steps int, alpha, sums *float32)
 	scoresFunc     func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
 	valuesFunc     func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
+	loadFunc       func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
 	dotsFunc       func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int)
 	outerFunc      func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
 	mixFunc        func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
@@ -447,32 +446,24 @@ func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul 
 	x.transpose(&dst[0], 4*ldd, &src[0], 4*lds, &mul[0])
 }
 
-// LoadF16 writes binary16 numbers as float32, exactly. cols is a multiple of
-// Lanes.
+// Load writes F16, BF16 or Q8 as float32, exactly. cols is a multiple of Lanes.
 //
-//	dst [rows, cols], rows ldd apart    src [rows, cols], rows lds apart
-func (x *Kernels) LoadF16(dst []float32, ldd int, src []uint16, lds, rows, cols int) {
-	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+cols-1]
-	x.loadF16(&dst[0], 4*ldd, &src[0], 2*lds, rows, cols/x.Lanes)
-}
-
-// LoadBF16 is LoadF16 for bfloat16.
-func (x *Kernels) LoadBF16(dst []float32, ldd int, src []uint16, lds, rows, cols int) {
-	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+cols-1]
-	x.loadBF16(&dst[0], 4*ldd, &src[0], 2*lds, rows, cols/x.Lanes)
+//	dst [rows, cols], rows ldd apart    src [rows, cols] of type e, rows lds apart
+//
+// For Q8 src begins with the scale of the first row, and lds is in bytes.
+func Load[T uint16 | byte](x *Kernels, e backend.DType, dst []float32, ldd int, src []T, lds, rows, cols int) {
+	size, lead := e.Size(), 0
+	if e == Q8 {
+		lead = Q8Lead
+	}
+	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+lead+cols-1]
+	x.load[e](&dst[0], 4*ldd, (*byte)(unsafe.Pointer(&src[0])), size*lds, rows, cols/x.Lanes)
 }
 
 // StoreF16 rounds src to binary16, to nearest even. The length of src is a
 // multiple of Lanes.
 func (x *Kernels) StoreF16(dst []uint16, src []float32) {
 	x.storeF16(&dst[:len(src)][0], &src[0], len(src)/x.Lanes)
-}
-
-// LoadQ8 is LoadF16 for Q8. src begins with the scale of the first row, and lds is in
-// bytes.
-func (x *Kernels) LoadQ8(dst []float32, ldd int, src []byte, lds, rows, cols int) {
-	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+Q8Lead+cols-1]
-	x.loadQ8(&dst[0], 4*ldd, &src[0], lds, rows, cols/x.Lanes)
 }
 
 // FMA computes c = c·a + b, n times in each of some registers, and returns the number of

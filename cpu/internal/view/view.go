@@ -103,12 +103,10 @@ func (v *View) loadAdjacent(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, c
 	}
 	switch {
 	case whole == 0:
-	case v.DType == backend.F16:
-		k.LoadF16(dst, ld, v.Bits[at:], apart, n, whole)
-	case v.DType == backend.BF16:
-		k.LoadBF16(dst, ld, v.Bits[at:], apart, n, whole)
+	case v.DType == backend.Q8:
+		vec.Load(k, v.DType, dst, ld, v.Q8[at:], apart, n, whole)
 	default:
-		k.LoadQ8(dst, ld, v.Q8[at:], apart, n, whole)
+		vec.Load(k, v.DType, dst, ld, v.Bits[at:], apart, n, whole)
 	}
 	for r := range n {
 		row := dst[r*ld : (r+1)*ld]
