@@ -174,7 +174,7 @@ func Round(x *vec.Kernels, dtype backend.DType, weights []float32, half []uint16
 	for n := 0; len(weights) > 0; weights = weights[n:] {
 		n = min(len(weights), len(half))
 		x.StoreF16(half, weights[:n])
-		x.LoadF16(weights, n, half, n, 1, n)
+		vec.Load(x, vec.F16, weights, n, half, n, 1, n)
 	}
 }
 

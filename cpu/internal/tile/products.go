@@ -66,7 +66,7 @@ func (p *Products) dots(s *Space, b *block, t *Tile, here Span) {
 	if l.ReadK {
 		if done = n / x.Lanes * x.Lanes; done > 0 {
 			runs := s.Runs(&p.K, t.Batch, t.KVHead, Span{here.Lo, here.Lo + done}, b.end)
-			x.Dots(p.K.Element(), s.S, BlockKeys, runs, p.K.Stride[backend.Seq], t.q, l.DimK, rows, l.DimK)
+			x.Dots(p.K.DType, s.S, BlockKeys, runs, p.K.Stride[backend.Seq], t.q, l.DimK, rows, l.DimK)
 		}
 		if done == n {
 			return
@@ -91,7 +91,7 @@ func (p *Products) loadKeys(s *Space, b *block, t *Tile) {
 // values sets s.runs to the values of here, which are in b, as rows of type e that are ld
 // apart, in place or converted. With clean set NaN and Inf are replaced by 0, because a weight
 // of 0 must hide them and 0·NaN is NaN. If there are any, b.replaced is set.
-func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e vec.Element, ld int) {
+func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e backend.DType, ld int) {
 	l := p.Layout
 	if clean && !b.checked {
 		b.checked = true
@@ -108,7 +108,7 @@ func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e
 	}
 	if l.ReadV && !b.replaced {
 		s.Runs(&p.V, t.Batch, t.KVHead, here, b.end)
-		return p.V.Element(), p.V.Stride[backend.Seq]
+		return p.V.DType, p.V.Stride[backend.Seq]
 	}
 	p.loadValues(s, b, t)
 	s.Rows(s.v[(here.Lo-b.span.Lo)*l.DimV:], l.DimV, here.Hi-here.Lo, l.DimV)
@@ -186,7 +186,7 @@ func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, ldw int, 
 
 // multiply adds the products of weights and the values of s.runs, of type e, to the outputs of t.
 // With keys as lanes the weights of a row are ldw apart from those of the row before.
-func (p *Products) multiply(s *Space, t *Tile, e vec.Element, ldv int, weights []float32, ldw int) {
+func (p *Products) multiply(s *Space, t *Tile, e backend.DType, ldv int, weights []float32, ldw int) {
 	l, o := p.Layout, t.sums.cur.o
 	if l.KeyLanes {
 		l.Kernels.Mix(e, o, l.DimV, s.runs, ldv, weights, ldw, s.Alpha, t.N, l.DimV)

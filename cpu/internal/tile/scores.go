@@ -103,7 +103,7 @@ func (sc *Scores) Drops() bool { return sc.problem.Dropout.P > 0 }
 func (sc *Scores) DropRow(d *vec.Draw, s []float32, b, h, i, j int) {
 	x, first := sc.Layout.Kernels, &sc.problem.Dropout.First
 	d.Rows(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i), 1)
-	x.DropRows(s[:RoundUp(len(s), x.DropLanes())], len(s), 1, d, uint32(first[backend.Dim]+j))
+	x.Drop(s[:RoundUp(len(s), x.DropLanes())], len(s), d, uint32(first[backend.Dim]+j))
 }
 
 // Seed seeds d if the call has dropout.
@@ -126,7 +126,7 @@ func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
 	case l.Dims.SeqQ == 1:
 		for lane := 0; lane < t.N; lane += x.Lanes {
 			s.Draw.Rows(x, batch, uint32(first[backend.Heads]+t.H+lane), row, x.Lanes)
-			x.DropRows(weights[lane:], n, x.Width, &s.Draw, column)
+			x.Drop(weights[lane:], n, &s.Draw, column)
 		}
 	case row%4 == 0 && t.I+t.N <= l.Dims.SeqQ:
 		s.Draw.Tile(x, batch, uint32(first[backend.Heads]+t.H), row)

@@ -1,6 +1,10 @@
 package vec
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
+)
 
 // Dots computes scores with keys as lanes, each the same sum as in Scores:
 //
@@ -10,18 +14,18 @@ import "unsafe"
 //
 // The n keys are those of all runs. The length of each run and d are multiples of Lanes, and
 // the size of d elements is one of 16 bytes.
-func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q []float32, ldq, heads, d int) {
+func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk int, q []float32, ldq, heads, d int) {
 	n := rowsOf(runs)
 	_, _ = s[(heads-1)*lds+n-1], q[(heads-1)*ldq+d-1]
 	if x.KeyLanes {
 		for _, r := range runs {
-			x.rowScores(s, lds, r.float32s(ldk, d), ldk, r.n, q, ldq, heads, d)
+			scoresGonum(s, lds, r.float32s(ldk, d), ldk, r.n, q, ldq, heads, d)
 			s = s[r.n:]
 		}
 		return
 	}
 	most := max(1, budget/(d*heads)) * x.Lanes
-	apart := e.size() * ldk
+	apart := e.Size() * ldk
 	at := 0
 	for i := 0; i < len(runs); i++ {
 		n, first := runs[i].n, i
@@ -55,14 +59,14 @@ func paired(runs []Run) bool {
 //	o [heads, d], rows ldo apart    v [n, d] of type e, rows ldv apart    p [heads, n], rows ldp apart    alpha [heads]
 //
 // The n values are those of all runs. d is a multiple of Lanes.
-func (x *Kernels) Mix(e Element, o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, heads, d int) {
+func (x *Kernels) Mix(e backend.DType, o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, heads, d int) {
 	n := rowsOf(runs)
 	_, _, _ = o[(heads-1)*ldo+d-1], p[(heads-1)*ldp+n-1], alpha[heads-1]
 	if x.KeyLanes {
-		x.rowValues(o, ldo, runs, ldv, p, ldp, alpha, heads, d)
+		valuesGonum(o, ldo, runs, ldv, p, ldp, alpha, heads, d)
 		return
 	}
-	vectors, apart := d/x.Lanes, e.size()*ldv
+	vectors, apart := d/x.Lanes, e.Size()*ldv
 	for h := 0; h < heads; {
 		rows, done := 0, 0
 		for i := range x.mix[e] {
@@ -72,7 +76,7 @@ func (x *Kernels) Mix(e Element, o []float32, ldo int, runs []Run, ldv int, p []
 			}
 			if strips := (vectors - done) / t.vectors; t.rows == rows && strips > 0 {
 				c := done * x.Lanes
-				t.kernel(&o[h*ldo+c], 4*ldo, runs[0].words(), len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.size(), strips)
+				t.kernel(&o[h*ldo+c], 4*ldo, runs[0].words(), len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.Size(), strips)
 				done += strips * t.vectors
 			}
 		}

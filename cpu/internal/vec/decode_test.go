@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 // TestDecodeIsPrefill shows that keys as lanes and queries as lanes give the
@@ -104,15 +106,15 @@ func TestDecodeNarrow(t *testing.T) {
 				for _, kernels := range []*Kernels{x, twin} {
 					wide := make([]float32, n*d)
 					if d%8 == 0 { // rows have a multiple of 16 bytes
-						kernels.LoadF16(wide, d, bits, d+3, n, d)
+						Load(kernels, F16, wide, d, bits, d+3, n, d)
 						narrow(t, kernels, x, F16, inRuns(rng, x.Lanes, long, bits, d+3, n, d), d+3, wide, heads, d)
-						kernels.LoadBF16(wide, d, bits, d+3, n, d)
+						Load(kernels, BF16, wide, d, bits, d+3, n, d)
 						narrow(t, kernels, x, BF16, inRuns(rng, x.Lanes, long, bits, d+3, n, d), d+3, wide, heads, d)
 					}
 					if d%16 != 0 {
 						continue
 					}
-					kernels.LoadQ8(wide, d, rows, d+12, n, d)
+					Load(kernels, Q8, wide, d, rows, d+12, n, d)
 					for i, y := range wide {
 						row := rows[i/d*(d+12):]
 						if want := math.Float32frombits(binary.NativeEndian.Uint32(row)) * float32(int8(row[4+i%d])); y != want {
@@ -127,7 +129,7 @@ func TestDecodeNarrow(t *testing.T) {
 }
 
 // narrow compares rows of a type with the same rows in float32.
-func narrow(t *testing.T, x, plain *Kernels, e Element, runs []Run, ld int, wide []float32, heads, d int) {
+func narrow(t *testing.T, x, plain *Kernels, e backend.DType, runs []Run, ld int, wide []float32, heads, d int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(uint64(d), uint64(e)))
 	n := len(wide) / d
@@ -143,7 +145,7 @@ func narrow(t *testing.T, x, plain *Kernels, e Element, runs []Run, ld int, wide
 	for _, r := range runs {
 		first, rest := r, r
 		first.n, rest.n = 1, r.n-1
-		rest.rows = (*byte)(unsafe.Add(unsafe.Pointer(r.rows), ld*e.size()))
+		rest.rows = (*byte)(unsafe.Add(unsafe.Pointer(r.rows), ld*e.Size()))
 		odd = append(odd, first, rest)
 	}
 	x.Mix(e, o, d, odd, ld, s, n, alpha, heads, d)

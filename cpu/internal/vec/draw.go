@@ -13,7 +13,7 @@ type Draw struct {
 	threshold   uint32
 	factor      float32
 	columns     int // keys in one iteration of the assembly
-	heads       int // that adjacent weights belong to
+	heads       int // that adjacent weights belong to, or 0 for a tile of one head
 }
 
 // drawWide holds vectors of 64 bit lanes, of which only the lower halves matter.
@@ -54,22 +54,14 @@ func repeat(to *[8]uint64, x uint32) {
 	}
 }
 
-// at sets the head and the row of the first weight.
+// at sets the position of the first weight, but for its column.
 func (d *Draw) at(batch, head, row uint32) {
 	d.batch, d.head, d.row = batch, head, row
 	repeat(&d.wide.batch, batch)
 	repeat(&d.wide.step, uint32(d.columns))
 }
 
-// begin sets the column of the first weight, and returns in how many iterations the assembly takes
-// the keys.
-func (d *Draw) begin(keys int, column uint32) (times int) {
-	d.column = column
-	repeat(&d.wide.base, column)
-	return (keys + d.columns - 1) / d.columns
-}
-
-// Tile prepares d for Drop on tiles whose first row is row, a multiple of 4.
+// Tile prepares d for Drop on a tile of one head whose first row is row, a multiple of 4.
 func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
 	// A group has lanes/2 counters, each for 4 rows of a key. An iteration has as many
 	// groups as fill whole keys.
@@ -79,7 +71,7 @@ func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
 		groups++
 	}
 	d.columns = groups * n / each
-	d.heads = 1
+	d.heads = 0
 	for g := range groups {
 		repeat(&d.wide.heads[g], head)
 		for i := range n {
@@ -92,8 +84,8 @@ func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
 	d.at(batch, head, row)
 }
 
-// Rows prepares d for DropRows: on one row of head with keys as lanes, or, with heads = Lanes, on
-// one of each head from head on.
+// Rows prepares d for Drop on a row with keys as lanes, with heads = 1, or on a vector of a tile
+// with that row of Lanes heads from head on.
 func (d *Draw) Rows(x *Kernels, batch, head, row uint32, heads int) {
 	d.heads, d.columns = heads, x.DropLanes()/heads
 	for g := range 2 {
@@ -107,30 +99,32 @@ func (d *Draw) Rows(x *Kernels, batch, head, row uint32, heads int) {
 	d.at(batch, head, row)
 }
 
-// Drop applies dropout to a tile whose first key is column:
+// Drop applies dropout to the weights of keys from column on, in the layout that d is prepared for:
 //
 //	P[key][lane] = P[key][lane]·(factor where word (row+lane) mod 4 of
 //	    Philox(((row+lane)/4, column+key, head, batch)) is at least threshold, else 0)
 //
-//	p [keys, Width], and up to 3 more rows, which are overwritten
+//	p [keys, Width], and up to 3 more rows, which are overwritten    after Tile
+//	p [keys], rounded up to a multiple of DropLanes                  after Rows of one head
+//	p [keys, Lanes], rows Width apart, and up to 1 more, likewise    after Rows of Lanes heads
 func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
-	times := d.begin(keys, column)
-	_ = p[times*d.columns*x.Width-1]
-	x.tile.drop(&p[0], times, &d.wide.rounds[0][0])
+	d.column = column
+	repeat(&d.wide.base, column)
+	times := (keys + d.columns - 1) / d.columns
+	if d.heads == 0 {
+		_ = p[times*d.columns*x.Width-1]
+		x.tile.drop(&p[0], times, &d.wide.rounds[0][0])
+		return
+	}
+	apart := 1
+	if d.heads > 1 {
+		apart = x.Width
+	}
+	_ = p[(times*d.columns-1)*apart+d.heads-1]
+	x.dropRow(&p[0], times, 4*d.columns*apart, &d.wide.rounds[0][0], int(d.row%4))
 }
 
-// DropRows is Drop for one row of each head that d has been prepared for:
-//
-//	p [keys, heads], rows ld apart
-//
-// Keys up to a multiple of DropLanes/heads are overwritten.
-func (x *Kernels) DropRows(p []float32, keys, ld int, d *Draw, column uint32) {
-	times := d.begin(keys, column)
-	_ = p[(times*d.columns-1)*ld+d.heads-1]
-	x.dropRow(&p[0], times, 4*d.columns*ld, &d.wide.rounds[0][0], int(d.row%4))
-}
-
-// DropLanes returns the number of weights that DropRows takes at once.
+// DropLanes returns the number of weights of a row that Drop takes at once.
 func (x *Kernels) DropLanes() int { return max(x.Lanes, x.rowLanes) }
 
 // factorOf returns the factor of the weight of that head that lies row rows and column columns

@@ -40,7 +40,7 @@ func TestDrop(t *testing.T) {
 					for row := range 4 {
 						ones = filled((keys+1)*x.Width, 1)
 						d.Rows(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row), x.Lanes)
-						x.DropRows(ones[x.Width-x.Lanes:], keys, x.Width, &d, first(backend.Dim)+key0)
+						x.Drop(ones[x.Width-x.Lanes:], keys, &d, first(backend.Dim)+key0)
 						for i, got := range ones[:keys*x.Width] {
 							head, key, y := i%x.Width-x.Width+x.Lanes, i/x.Width, float32(1)
 							if head >= 0 && !want.Keeps(2, 5+head, row, key0+key) {
@@ -57,7 +57,7 @@ func TestDrop(t *testing.T) {
 				for row := range 6 {
 					line := filled(5*x.DropLanes(), 1)
 					d.Rows(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row), 1)
-					x.DropRows(line, len(line), 1, &d, first(backend.Dim)+key0)
+					x.Drop(line, len(line), &d, first(backend.Dim)+key0)
 					for j, got := range line {
 						if y := of(row, key0+j); got != y {
 							t.Fatalf("%s, P = %v: key %d of row %d is multiplied by %v, should be by %v", x.Tier, p, j, row, got, y)
@@ -89,9 +89,9 @@ func BenchmarkDrop(b *testing.B) {
 			narrow := x.Narrow(1)
 			d.Rows(narrow, 1, 2, 4, narrow.Lanes)
 			s = s[:128*narrow.Width]
-			each("heads", func() { narrow.DropRows(s, 128, narrow.Width, &d, 0) })
+			each("heads", func() { narrow.Drop(s, 128, &d, 0) })
 		}
 		d.Rows(x, 1, 2, 4, 1)
-		each("row", func() { x.DropRows(s, len(s), 1, &d, 0) })
+		each("row", func() { x.Drop(s, len(s), &d, 0) })
 	}
 }

@@ -1,7 +1,6 @@
 package vec
 
 import (
-	"encoding/binary"
 	"math"
 	"runtime"
 	"sync"
@@ -24,10 +23,9 @@ import (
 // bits of a row therefore do not depend on the other rows of the tile.
 var kernelsGonum = Kernels{
 	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
-	rowScores: scoresGonum, rowValues: valuesGonum,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
-	loadF16: loadF16Gonum, loadBF16: loadBF16Gonum, loadQ8: loadQ8Gonum, storeF16: storeF16Gonum,
+	load: [elements]loadFunc{F16: loadGonum(F16), BF16: loadGonum(BF16), Q8: loadGonum(Q8)}, storeF16: storeF16Gonum,
 	fma: fmaGonum, read: readGonum,
 }
 
@@ -51,13 +49,11 @@ func gemm(tb blas.Transpose, m, n, k int, a []float32, lda int, b []float32, ldb
 		rows := min(gemmRows, m-i)
 		for j := 0; j < n; j += gemmCols {
 			cols := min(gemmCols, n-j)
-			right := blas32.General{Rows: k, Cols: cols, Stride: ldb, Data: b[j:]}
+			right := b[j:]
 			if tb == blas.Trans {
-				right = blas32.General{Rows: cols, Cols: k, Stride: ldb, Data: b[j*ldb:]}
+				right = b[j*ldb:]
 			}
-			blas32.Gemm(blas.NoTrans, tb, 1,
-				blas32.General{Rows: rows, Cols: k, Stride: lda, Data: a[i*lda:]}, right,
-				beta, blas32.General{Rows: rows, Cols: cols, Stride: ldc, Data: c[i*ldc+j:]})
+			blas32.Implementation().Sgemm(blas.NoTrans, tb, rows, cols, k, 1, a[i*lda:], lda, right, ldb, beta, c[i*ldc+j:], ldc)
 		}
 	}
 }
@@ -141,24 +137,14 @@ func exp2SumGonum(x *float32, vectors int, m float32, sum *float32) {
 	}
 }
 
-// scaleMaxGonum uses the max function, which needs no branch, and looks for the
-// largest number once more only where that returns NaN.
 func scaleMaxGonum(x *float32, vectors int, c float32, mx *float32) {
+	m := NegInf
 	s := unsafe.Slice(x, 4*vectors)
-	inf := float32(math.Inf(-1))
-	m0, m1, m2, m3 := inf, inf, inf, inf
-	for t := s; len(t) >= 4; t = t[4:] {
-		x0, x1, x2, x3 := t[0]*c, t[1]*c, t[2]*c, t[3]*c
-		t[0], t[1], t[2], t[3] = x0, x1, x2, x3
-		m0, m1, m2, m3 = max(m0, x0), max(m1, x1), max(m2, x2), max(m3, x3)
-	}
-	m := max(m0, m1, m2, m3)
-	if m != m {
-		m = inf
-		for _, y := range s {
-			if y > m {
-				m = y
-			}
+	for i, y := range s {
+		y *= c
+		s[i] = y
+		if y > m { // the max function takes twice as long
+			m = y
 		}
 	}
 	*mx = m
@@ -254,31 +240,25 @@ func nonFiniteGonum(x *float32, ld, rows, vectors int) int32 {
 	return int32(seen >> 31)
 }
 
-func loadF16Gonum(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
-	for r := range rows {
-		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
-		for i, h := range unsafe.Slice((*uint16)(unsafe.Add(unsafe.Pointer(src), r*lds)), 4*vectors) {
-			to[i] = F16ToF32(h)
-		}
-	}
-}
-
-func loadBF16Gonum(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
-	for r := range rows {
-		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
-		for i, h := range unsafe.Slice((*uint16)(unsafe.Add(unsafe.Pointer(src), r*lds)), 4*vectors) {
-			to[i] = BF16ToF32(h)
-		}
-	}
-}
-
-func loadQ8Gonum(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
-	for r := range rows {
-		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
-		row := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(src), r*lds)), Q8Lead+4*vectors)
-		scale := math.Float32frombits(binary.NativeEndian.Uint32(row))
-		for i, x := range row[Q8Lead:] {
-			to[i] = scale * float32(int8(x))
+func loadGonum(e backend.DType) loadFunc {
+	return func(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
+		for r := range rows {
+			to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
+			switch from := unsafe.Add(unsafe.Pointer(src), r*lds); e {
+			case F16:
+				for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
+					to[i] = F16ToF32(h)
+				}
+			case BF16:
+				for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
+					to[i] = BF16ToF32(h)
+				}
+			case Q8:
+				scale := *(*float32)(from)
+				for i, x := range unsafe.Slice((*int8)(unsafe.Add(from, Q8Lead)), len(to)) {
+					to[i] = scale * float32(x)
+				}
+			}
 		}
 	}
 }

@@ -3,10 +3,12 @@ package vec
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/peak"
 )
 
@@ -28,8 +30,8 @@ func BenchmarkLevels(b *testing.B) {
 		kernels, run := []levelsKernel{}, make([]Run, 0, 1)
 		for _, heads := range []int{1, 4, 8} {
 			q, s, o, alpha := filled(heads*d, 0.5), filled(heads*keys, 0.5), filled(heads*d, 0), filled(heads, 1)
-			for e, name := range []string{"", "f16", "bf16", "q8"} {
-				e, ld := Element(e), d
+			for _, e := range []backend.DType{F32, F16, BF16, Q8} {
+				name, ld := strings.TrimPrefix(e.String(), "f32"), d
 				if e == Q8 {
 					ld += Q8Lead
 				}
@@ -42,7 +44,7 @@ func BenchmarkLevels(b *testing.B) {
 					}
 					return AppendRun(run, reinterpret[uint16](at), ld, keys, d, reinterpret[uint16](next))
 				}
-				block := keys * ld * e.size() / 4
+				block := keys * ld * e.Size() / 4
 				kernels = append(kernels,
 					levelsKernel{fmt.Sprintf("dots%d%s", heads, name), block, func(k, next []float32) { x.Dots(e, s, keys, rows(k, next), ld, q, d, heads, d) }},
 					levelsKernel{fmt.Sprintf("mix%d%s", heads, name), block, func(v, next []float32) { x.Mix(e, o, d, rows(v, next), ld, s, keys, alpha, heads, d) }})

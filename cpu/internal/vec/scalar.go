@@ -60,20 +60,13 @@ const (
 // uses the polynomial for small x, where 1 - 2/(e^2x + 1) cancels (Cody & Waite
 // 1980, ch. 12). From 9.02 on the result is 1 in float32.
 func Tanh(x float32) float32 {
-	a, t := max(x, -x), float32(1)
-	switch {
-	case a <= 0.625:
+	a := math.Abs(float64(x))
+	if a <= 0.625 {
 		z := x * x
 		return x + x*z*(((((tanh5*z+tanh4)*z+tanh3)*z+tanh2)*z+tanh1)*z+tanh0)
-	case a <= 9.02:
-		t = 1 - 2/(float32(expCore(float64(2*a)*expUnit))+1)
-	case x != x:
-		return x
 	}
-	if x < 0 {
-		return -t
-	}
-	return t
+	t := 1 - 2/(float32(expCore(2*min(a, 9.02)*expUnit))+1)
+	return float32(math.Copysign(float64(t), float64(x)))
 }
 
 // NegInf is the score of a hidden key, and the LSE of no keys.

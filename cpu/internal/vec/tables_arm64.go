@@ -31,12 +31,14 @@ var kernelsNEON = Kernels{
 	hideRow:    hideRowNEON,
 	dropRow:    dropRowNEON,
 	transpose:  transposeNEON,
-	loadF16:    loadF16NEON,
-	loadBF16:   loadBF16NEON,
 	storeF16:   storeF16NEON,
-	loadQ8:     loadQ8NEON,
 	fma:        fmaNEON,
 	read:       readNEON,
+	load: [elements]loadFunc{
+		F16:  loadF16NEON,
+		BF16: loadBF16NEON,
+		Q8:   loadQ8NEON,
+	},
 	dots: [elements]dotsFunc{
 		F32:  dotsNEON,
 		F16:  dotsF16NEON,

@@ -24,10 +24,9 @@ func newTwin(lanes, width int) *Kernels {
 		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias,
 		nonFinite: t.nonFinite, transpose: t.transpose,
 		join: t.join, bound: t.bound, hideRow: t.hideRow, dropRow: t.dropRow,
-		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
-		loadQ8: t.loadQ8}
+		storeF16: t.storeF16}
 	for e := range elements {
-		x.dots[e], x.mix[e] = t.dots(e), []registerTile[mixFunc]{{4, 2, t.mix(e, 4, 2)}, {4, 1, t.mix(e, 4, 1)}, {1, 1, t.mix(e, 1, 1)}}
+		x.load[e], x.dots[e], x.mix[e] = t.load(e), t.dots(e), []registerTile[mixFunc]{{4, 2, t.mix(e, 4, 2)}, {4, 1, t.mix(e, 4, 1)}, {1, 1, t.mix(e, 1, 1)}}
 	}
 	return x
 }
@@ -78,7 +77,7 @@ func (t twin) scores(rows int) scoresFunc {
 
 func (t twin) values(rows int) valuesFunc {
 	return func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32) {
-		a, values := floats(alpha, 0, 0, t.width), F32.allRows(runs, n, ldv, first, groups*rows)
+		a, values := floats(alpha, 0, 0, t.width), allRows(F32, runs, n, ldv, first, groups*rows)
 		for c := range groups * rows {
 			out := floats(o, 4*t.width, c, t.width)
 			for lane := range out {
@@ -352,17 +351,6 @@ func (t twin) transpose(dst *float32, ldd int, src *float32, lds int, mul *float
 func f16(b uint16) float32  { return float16.Frombits(b).Float32() }
 func bf16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
 
-func (t twin) load(decode func(uint16) float32) func(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
-	return func(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
-		for r := range rows {
-			out := floats(dst, ldd, r, vectors*t.lanes)
-			for i, b := range floats(src, lds, r, vectors*t.lanes) {
-				out[i] = decode(b)
-			}
-		}
-	}
-}
-
 func (t twin) storeF16(dst *uint16, src *float32, vectors int) {
 	out := floats(dst, 0, 0, vectors*t.lanes)
 	for i, x := range floats(src, 0, 0, vectors*t.lanes) {
@@ -371,7 +359,7 @@ func (t twin) storeF16(dst *uint16, src *float32, vectors int) {
 }
 
 // row decodes n elements of a row of type e from byte first on.
-func (e Element) row(p *byte, first, n int) []float32 {
+func row(e backend.DType, p *byte, first, n int) []float32 {
 	out := make([]float32, n)
 	switch at := unsafe.Pointer(p); e {
 	case F32:
@@ -394,22 +382,24 @@ func (e Element) row(p *byte, first, n int) []float32 {
 }
 
 // allRows is row for the rows of n runs, ld bytes apart.
-func (e Element) allRows(runs *uintptr, n, ld, first, elements int) (rows [][]float32) {
+func allRows(e backend.DType, runs *uintptr, n, ld, first, elements int) (rows [][]float32) {
 	for _, r := range unsafe.Slice((*Run)(unsafe.Pointer(runs)), n) {
 		for j := range r.n {
-			rows = append(rows, e.row(&floats(r.rows, ld, j, 1)[0], first, elements))
+			rows = append(rows, row(e, &floats(r.rows, ld, j, 1)[0], first, elements))
 		}
 	}
 	return rows
 }
 
-func (t twin) loadQ8(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
-	for r := range rows {
-		copy(floats(dst, ldd, r, vectors*t.lanes), Q8.row(&floats(src, lds, r, 1)[0], 0, vectors*t.lanes))
+func (t twin) load(e backend.DType) loadFunc {
+	return func(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
+		for r := range rows {
+			copy(floats(dst, ldd, r, vectors*t.lanes), row(e, &floats(src, lds, r, 1)[0], 0, vectors*t.lanes))
+		}
 	}
 }
 
-func (t twin) dots(e Element) dotsFunc {
+func (t twin) dots(e backend.DType) dotsFunc {
 	return func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int) {
 		runs := unsafe.Slice((*Run)(unsafe.Pointer(run)), 1)
 		for j := range groups * t.lanes {
@@ -417,7 +407,7 @@ func (t twin) dots(e Element) dotsFunc {
 			if groups*t.lanes > runs[0].n && j >= runs[0].n {
 				from, i = unsafe.Slice(&runs[0], 2)[1].rows, j-runs[0].n
 			}
-			key := e.row(&floats(from, ldk, i, 1)[0], 0, chunks*t.lanes)
+			key := row(e, &floats(from, ldk, i, 1)[0], 0, chunks*t.lanes)
 			for h := range heads {
 				query, sum := floats(q, ldq, h, len(key)), float32(0)
 				for i, x := range key {
@@ -429,9 +419,9 @@ func (t twin) dots(e Element) dotsFunc {
 	}
 }
 
-func (t twin) mix(e Element, heads, vectors int) mixFunc {
+func (t twin) mix(e backend.DType, heads, vectors int) mixFunc {
 	return func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int) {
-		values := e.allRows(runs, n, ldv, first, strips*vectors*t.lanes)
+		values := allRows(e, runs, n, ldv, first, strips*vectors*t.lanes)
 		for h := range heads {
 			a := floats(alpha, 4, h, 1)[0]
 			out := floats(o, ldo, h, strips*vectors*t.lanes)

@@ -33,6 +33,8 @@ package vec
 import (
 	"slices"
 	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 //go:generate sh -c "cd _generate && GOWORK=off go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec"
@@ -70,10 +72,7 @@ type Kernels struct {
 	pairUnit   string // inRegisters, or ""
 	rowLanes   int    // the elements of a vector of dropRow, if more than Lanes
 	transpose  func(dst *float32, ldd int, src *float32, lds int, mul *float32)
-	loadF16    func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	loadBF16   func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
 	storeF16   func(dst *uint16, src *float32, vectors int)
-	loadQ8     func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
 	fma        func(n int, x, y float32) (operations int)
 	read       func(p *byte, apart, n int)
 
@@ -83,12 +82,9 @@ type Kernels struct {
 	tileFMA    func(config *byte, n int) (operations int)
 	dotFMA     func(n int) (operations int)
 
+	load [elements]loadFunc
 	dots [elements]dotsFunc
 	mix  [elements][]registerTile[mixFunc]
-
-	// Only with KeyLanes, instead of dots and mix.
-	rowScores func(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, rows, d int)
-	rowValues func(o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, rows, d int)
 }
 
 // tileKernels are the kernels that depend on Width. Narrow tables lack outer and scoreGradients:
@@ -128,6 +124,7 @@ type (
 	pairValuesFunc func(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups, steps int, alpha, sums *float32)
 	scoresFunc     func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
 	valuesFunc     func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
+	loadFunc       func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
 	dotsFunc       func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int)
 	outerFunc      func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
 	mixFunc        func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
@@ -145,9 +142,7 @@ func tileCount[F any](t []registerTile[F], i, n int) int {
 
 // Tiers returns the tables that this machine runs, the fastest first. The gonum
 // table is always there, and last.
-func Tiers() []*Kernels { return tiers }
-
-var tiers = append(slices.Clip(assembly), &kernelsGonum)
+func Tiers() []*Kernels { return append(slices.Clip(assembly), &kernelsGonum) }
 
 // Narrow returns the table of x's tier with the smallest Width that is at least rows, or
 // else x. It computes the same numbers, and lacks AddOuter and ScoreGradients.
@@ -164,23 +159,15 @@ func (x *Kernels) Narrow(rows int) *Kernels {
 // the tile do not fill is then used in full.
 func (x *Kernels) RowOutputs() bool { return x.tile.halfValues != nil }
 
-// Element is the type of keys or values in memory.
-type Element int
-
+// The types of keys or values in memory. A row of Q8 begins with its scale, a float32.
 const (
-	F32 Element = iota
-	F16
-	BF16
-	// Q8 is integers of one byte. A row begins with its scale, a float32.
-	Q8
-	elements
+	F32, F16, BF16, Q8 = backend.F32, backend.F16, backend.BF16, backend.Q8
+
+	elements = Q8 + 1
 )
 
 // Q8Lead is the size in bytes of the scale of a Q8 row.
 const Q8Lead = 4
-
-// size returns the size of an element in bytes.
-func (e Element) size() int { return [...]int{4, 2, 2, 1}[e] }
 
 // budget is the most multiply-adds of whole vectors in one call of assembly: 11
 // microseconds at one a cycle and 3 GHz.
@@ -459,32 +446,24 @@ func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul 
 	x.transpose(&dst[0], 4*ldd, &src[0], 4*lds, &mul[0])
 }
 
-// LoadF16 writes binary16 numbers as float32, exactly. cols is a multiple of
-// Lanes.
+// Load writes F16, BF16 or Q8 as float32, exactly. cols is a multiple of Lanes.
 //
-//	dst [rows, cols], rows ldd apart    src [rows, cols], rows lds apart
-func (x *Kernels) LoadF16(dst []float32, ldd int, src []uint16, lds, rows, cols int) {
-	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+cols-1]
-	x.loadF16(&dst[0], 4*ldd, &src[0], 2*lds, rows, cols/x.Lanes)
-}
-
-// LoadBF16 is LoadF16 for bfloat16.
-func (x *Kernels) LoadBF16(dst []float32, ldd int, src []uint16, lds, rows, cols int) {
-	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+cols-1]
-	x.loadBF16(&dst[0], 4*ldd, &src[0], 2*lds, rows, cols/x.Lanes)
+//	dst [rows, cols], rows ldd apart    src [rows, cols] of type e, rows lds apart
+//
+// For Q8 src begins with the scale of the first row, and lds is in bytes.
+func Load[T uint16 | byte](x *Kernels, e backend.DType, dst []float32, ldd int, src []T, lds, rows, cols int) {
+	size, lead := e.Size(), 0
+	if e == Q8 {
+		lead = Q8Lead
+	}
+	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+lead+cols-1]
+	x.load[e](&dst[0], 4*ldd, (*byte)(unsafe.Pointer(&src[0])), size*lds, rows, cols/x.Lanes)
 }
 
 // StoreF16 rounds src to binary16, to nearest even. The length of src is a
 // multiple of Lanes.
 func (x *Kernels) StoreF16(dst []uint16, src []float32) {
 	x.storeF16(&dst[:len(src)][0], &src[0], len(src)/x.Lanes)
-}
-
-// LoadQ8 is LoadF16 for Q8. src begins with the scale of the first row, and lds is in
-// bytes.
-func (x *Kernels) LoadQ8(dst []float32, ldd int, src []byte, lds, rows, cols int) {
-	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+Q8Lead+cols-1]
-	x.loadQ8(&dst[0], 4*ldd, &src[0], lds, rows, cols/x.Lanes)
 }
 
 // FMA computes c = c·a + b, n times in each of some registers, and returns the number of

@@ -94,13 +94,13 @@ func hideRowAVX512(x *float32, mask *bool, vectors int)
 // dropRowAVX512 is Kernels.dropRow.
 func dropRowAVX512(s *float32, vectors int, step int, d *uint64, word int)
 
-// loadF16AVX512 is Kernels.loadF16.
-func loadF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// loadF16AVX512 is Kernels.load[F16].
+func loadF16AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
-// loadBF16AVX512 is Kernels.loadBF16.
-func loadBF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// loadBF16AVX512 is Kernels.load[BF16].
+func loadBF16AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
-// loadQ8AVX512 is Kernels.loadQ8.
+// loadQ8AVX512 is Kernels.load[Q8].
 func loadQ8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
 // storeF16AVX512 is Kernels.storeF16.
@@ -292,13 +292,13 @@ func hideRowAVX2(x *float32, mask *bool, vectors int)
 // dropRowAVX2 is Kernels.dropRow.
 func dropRowAVX2(s *float32, vectors int, step int, d *uint64, word int)
 
-// loadF16AVX2 is Kernels.loadF16.
-func loadF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// loadF16AVX2 is Kernels.load[F16].
+func loadF16AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
-// loadBF16AVX2 is Kernels.loadBF16.
-func loadBF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// loadBF16AVX2 is Kernels.load[BF16].
+func loadBF16AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
-// loadQ8AVX2 is Kernels.loadQ8.
+// loadQ8AVX2 is Kernels.load[Q8].
 func loadQ8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
 // storeF16AVX2 is Kernels.storeF16.

@@ -4723,7 +4723,7 @@ word3:
 	VZEROUPPER
 	RET
 
-// func loadF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// func loadF16AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·loadF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ dst+0(FP), AX
@@ -4757,7 +4757,7 @@ vector:
 	VZEROUPPER
 	RET
 
-// func loadBF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// func loadBF16AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·loadBF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ dst+0(FP), AX
@@ -20489,7 +20489,7 @@ word3:
 	VZEROUPPER
 	RET
 
-// func loadF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// func loadF16AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 // Requires: AVX, F16C, MMX+
 TEXT ·loadF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ dst+0(FP), AX
@@ -20523,7 +20523,7 @@ vector:
 	VZEROUPPER
 	RET
 
-// func loadBF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// func loadBF16AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 // Requires: AVX, AVX2, MMX+
 TEXT ·loadBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ dst+0(FP), AX

@@ -94,13 +94,13 @@ func dropNEON(s *float32, times int, d *uint64)
 // dropRowNEON is Kernels.dropRow.
 func dropRowNEON(s *float32, vectors int, step int, d *uint64, word int)
 
-// loadF16NEON is Kernels.loadF16.
-func loadF16NEON(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// loadF16NEON is Kernels.load[F16].
+func loadF16NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
-// loadBF16NEON is Kernels.loadBF16.
-func loadBF16NEON(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// loadBF16NEON is Kernels.load[BF16].
+func loadBF16NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
-// loadQ8NEON is Kernels.loadQ8.
+// loadQ8NEON is Kernels.load[Q8].
 func loadQ8NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
 // storeF16NEON is Kernels.storeF16.

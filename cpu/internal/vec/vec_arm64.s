@@ -2928,7 +2928,7 @@ chosen:
 	CBNZ R1, vector
 	RET
 
-// func loadF16NEON(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// func loadF16NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 TEXT ·loadF16NEON(SB), NOSPLIT, $0-48
 	MOVD dst+0(FP), R0
 	MOVD ldd+8(FP), R1
@@ -2955,7 +2955,7 @@ vector:
 	CBNZ R4, row
 	RET
 
-// func loadBF16NEON(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
+// func loadBF16NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 TEXT ·loadBF16NEON(SB), NOSPLIT, $0-48
 	MOVD dst+0(FP), R0
 	MOVD ldd+8(FP), R1

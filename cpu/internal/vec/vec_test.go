@@ -379,9 +379,9 @@ func TestMoves(t *testing.T) {
 			all[i] = uint16(i)
 		}
 		got := make([]float32, 1<<16)
-		same(t, "f16", x, twin, got, nil, func(k *Kernels, s, _ []float32) { k.LoadF16(s, 1<<12, all, 1<<12, 16, 1<<12) })
-		same(t, "bf16", x, twin, got, nil, func(k *Kernels, s, _ []float32) { k.LoadBF16(s, 1<<12, all, 1<<12, 16, 1<<12) })
-		x.LoadF16(got, 1<<12, all, 1<<12, 16, 1<<12)
+		same(t, "f16", x, twin, got, nil, func(k *Kernels, s, _ []float32) { Load(k, F16, s, 1<<12, all, 1<<12, 16, 1<<12) })
+		same(t, "bf16", x, twin, got, nil, func(k *Kernels, s, _ []float32) { Load(k, BF16, s, 1<<12, all, 1<<12, 16, 1<<12) })
+		Load(x, F16, got, 1<<12, all, 1<<12, 16, 1<<12)
 		back := make([]uint16, 1<<16)
 		x.StoreF16(back, got)
 		for i, b := range back {

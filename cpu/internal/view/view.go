@@ -84,12 +84,10 @@ func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int)
 		}
 		switch {
 		case whole == 0:
-		case v.DType == backend.F16:
-			k.LoadF16(dst, ld, v.Bits[at:], apart, m, whole)
-		case v.DType == backend.BF16:
-			k.LoadBF16(dst, ld, v.Bits[at:], apart, m, whole)
+		case v.DType == backend.Q8:
+			vec.Load(k, v.DType, dst, ld, v.Q8[at:], apart, m, whole)
 		default:
-			k.LoadQ8(dst, ld, v.Q8[at:], apart, m, whole)
+			vec.Load(k, v.DType, dst, ld, v.Bits[at:], apart, m, whole)
 		}
 		for r := range m {
 			row := dst[r*ld : (r+1)*ld]
@@ -192,11 +190,6 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 		i += step
 	}
 }
-
-// Element returns the kernels' name of v's type.
-func (v *View) Element() vec.Element { return elements[v.DType] }
-
-var elements = [...]vec.Element{backend.F32: vec.F32, backend.F16: vec.F16, backend.BF16: vec.BF16, backend.Q8: vec.Q8}
 
 // AppendRun appends the n rows from index i on; the kernels prefetch those from index next
 // on.

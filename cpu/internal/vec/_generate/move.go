@@ -4,6 +4,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 // transposed returns the transpose of lanes rows of lanes elements. Between its instructions it
@@ -163,8 +165,8 @@ func (a *isa) nonFinite() {
 }
 
 // load16 writes rows x vectors of 16-bit numbers as float32.
-func (a *isa) load16(name string, convert func(src Mem, dst reg.VecVirtual)) {
-	a.kernel(name)
+func (a *isa) load16(element string, convert func(src Mem, dst reg.VecVirtual)) {
+	a.oneOf("load", tables.Which{Element: element})
 	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
 	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
 	loop("row", rows, 1, func() {
@@ -193,7 +195,7 @@ func (a *isa) load16(name string, convert func(src Mem, dst reg.VecVirtual)) {
 // loadQ8 writes rows x vectors of integers as float32, times the scale at the beginning
 // of their row.
 func (a *isa) loadQ8() {
-	a.kernel("loadQ8")
+	a.oneOf("load", tables.Which{Element: "Q8"})
 	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
 	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
 	loop("row", rows, 1, func() {
@@ -223,11 +225,11 @@ func (a *isa) loadQ8() {
 }
 
 func (a *isa) loadF16() {
-	a.load16("loadF16", func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) })
+	a.load16("F16", func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) })
 }
 
 func (a *isa) loadBF16() {
-	a.load16("loadBF16", func(src Mem, dst reg.VecVirtual) {
+	a.load16("BF16", func(src Mem, dst reg.VecVirtual) {
 		VPMOVZXWD(src, dst)
 		VPSLLD(Imm(16), dst, dst)
 	})

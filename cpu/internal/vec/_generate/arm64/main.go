@@ -52,8 +52,8 @@ func main() {
 	hideRow()
 	drop()
 	dropRow()
-	load16("loadF16", (*function).fromF16)
-	load16("loadBF16", (*function).fromBF16)
+	load16("F16", (*function).fromF16)
+	load16("BF16", (*function).fromBF16)
 	loadQ8()
 	storeF16()
 	for _, e := range elements {

@@ -1,5 +1,7 @@
 package main
 
+import "github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
+
 // transposeMul writes the transpose of a square of lanes x lanes, times mul.
 func transposeMul() {
 	f := kernel("transpose")
@@ -62,8 +64,8 @@ func (f *function) ones() vec {
 }
 
 // load16 writes rows x vectors of 16 bit numbers as float32.
-func load16(name string, convert func(f *function, n, d vec)) {
-	f := kernel(name)
+func load16(element string, convert func(f *function, n, d vec)) {
+	f := oneOf("load", tables.Which{Element: element})
 	f.rows(2, func(src, from, to gp) {
 		x := f.vec()
 		f.ld(from, 0, 2, x)
@@ -99,7 +101,7 @@ func (f *function) rows(size int, body func(src, from, to gp), begin func(src gp
 // loadQ8 writes rows x vectors of integers as float32, times the scale at the beginning
 // of their row.
 func loadQ8() {
-	f := kernel("loadQ8")
+	f := oneOf("load", tables.Which{Element: "Q8"})
 	scale, x := f.vec(), f.vec()
 	f.rows(1, func(_, from, to gp) {
 		f.ld(from, 4, 1, x)
