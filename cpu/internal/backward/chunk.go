@@ -20,15 +20,20 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	c, plan := j.call, &j.call.plan
 	l := &plan.layout
 	n = plan.tasks - 1 - n // tasks are handed out in descending order
-	slot, group, at := plan.place(n)
+	slot, round := n%plan.slots, n/plan.slots
+	group, at := round/plan.keyChunks*plan.slots+slot, round%plan.keyChunks
 	if group >= l.Dims.Batch*l.Dims.KVHeads {
 		return nil
 	}
 	var x chunk
 	x.open(c, w, group, at)
 	before, last := n-plan.slots, at+1 == plan.keyChunks
-	if !plan.wantsQ && !c.biases.wanted() {
+	if !plan.wantsQ && !plan.wantsScores() {
 		before = -1
+	}
+	neighbor := n - 1 // the task of the same keys in the group before, or -1
+	if slot == 0 {
+		neighbor = n - 1 - (plan.keyChunks-1)*plan.slots
 	}
 	for i := range l.Tiles {
 		t := x.tile(i)
@@ -39,8 +44,12 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 		if err := c.wait(turn, before, i); err != nil {
 			return err
 		}
-		if c.biases.shared(l) {
-			if err := c.wait(turn, plan.task(group-1, at), plan.lastWith(i)); err != nil {
+		if plan.shared {
+			all := l.Tiles - 1 // the last tile with rows of tile i in any head
+			if l.HeadTiles > 0 {
+				all += i%l.HeadTiles - (l.HeadTiles - 1)
+			}
+			if err := c.wait(turn, neighbor, all); err != nil {
 				return err
 			}
 		}
@@ -128,7 +137,7 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 	if c.forward.Scores.Cap > 0 {
 		s.Capped = w.Floats(l.ScoreFloats())
 	}
-	if l.KeyLanes || c.biases.wanted() {
+	if l.KeyLanes || plan.wantsScores() {
 		x.turned = w.Floats(rows * tile.BlockKeys)
 	}
 	tile.Fill(x.ones, 1)
@@ -279,8 +288,8 @@ func (x *chunk) addBlock(t *tile.Tile, here tile.Span) {
 	if !c.dV.IsZero() {
 		x.addOuter(t, n, x.dV[first*l.DimV:], x.dO, l.DimV, x.w)
 	}
-	if c.biases.wanted() {
-		c.biases.addBlock(x, t, here)
+	if c.plan.wantsScores() {
+		x.addBiases(t, here)
 	}
 	if c.forward.Scores.Cap > 0 {
 		x.uncap(t, n)
