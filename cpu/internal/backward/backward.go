@@ -51,7 +51,7 @@ func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err erro
 	c.dBias, c.dRelative, c.dSlopes, c.dSinks = view.Of(&g.DBias), view.Of(&g.DRelative), view.Of(&g.DSlopes), view.Of(&g.DSinks)
 	rows := c.plan.heads() * c.plan.layout.Dims.SeqQ
 	pool.Resize(&c.dots, rows, &err)
-	pool.Resize(&c.sums, c.plan.sumFloats(), &err)
+	pool.Resize(&c.sums, c.plan.sumFloats, &err)
 	pool.Resize(&c.done, c.plan.tasks, &err)
 	pool.Resize(&c.distances, c.plan.heads()*c.plan.distances, &err)
 	if pool.Resize(&c.lines, c.plan.heads()*c.plan.lines, &err); err != nil {
@@ -121,10 +121,8 @@ func (c *Call) storeGradient(v *view.View, row, old []float32, scale float32, b,
 	if v.IsZero() {
 		return
 	}
-	if scale != 1 {
-		for n := range row {
-			row[n] *= scale
-		}
+	for n := range row {
+		row[n] *= scale
 	}
 	k := c.plan.layout.Kernels
 	if c.add {

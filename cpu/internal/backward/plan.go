@@ -15,10 +15,10 @@ type Plan struct {
 	wantsQ  bool
 	threads int
 
-	cacheKeys int // keys whose K, V, dK and dV fit the cache, a multiple of tile.BlockKeys
-	chunkKeys int // keys of a task, a multiple of tile.BlockKeys, at most cacheKeys
+	chunkKeys int // keys of a task, whose K, V, dK and dV fit the cache, a multiple of tile.BlockKeys
 	keyChunks int // tasks of a key head
 	slots     int // key heads whose dQ is summed at the same time
+	sumFloats int // in which it is summed
 	tasks     int
 
 	// The sums over dS of a query head from which gradients of biases follow: by distance
@@ -52,12 +52,14 @@ func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
 	groups, blocks := d.Batch*d.KVHeads, tile.CeilDiv(d.SeqK, tile.BlockKeys)
 	// A task reads K and V and adds to dK and dV for each tile.
 	some := max(1, min(8, cacheFloats/(2*tile.BlockKeys*(x.layout.DimK+x.layout.DimV))))
-	x.cacheKeys = some * tile.BlockKeys
 	if groups < threads {
 		some = max(1, min(some, blocks*groups/(2*threads)))
 	}
 	x.chunkKeys, x.keyChunks = some*tile.BlockKeys, tile.CeilDiv(blocks, some)
 	x.slots = max(1, min(groups, threads))
+	if x.wantsQ {
+		x.sumFloats = x.slots * x.layout.Tiles * x.layout.QueryFloats()
+	}
 	x.tasks = tile.CeilDiv(groups, x.slots) * x.keyChunks * x.slots
 	x.threads = min(threads, x.tasks)
 	return x
@@ -71,7 +73,7 @@ func (x *Plan) Describe(p *backend.Plan) {
 	p.Cut = fmt.Sprintf("%d tasks (%d batches x %d kv heads x %d chunks of up to %d keys) over %d tiles of query rows, %d goroutines",
 		x.tasks, l.Dims.Batch, l.Dims.KVHeads, x.keyChunks, x.chunkKeys, l.Tiles, x.threads)
 	p.Chunks = x.tasks
-	p.Scratch = 4*(int64(x.threads)*int64(x.chunkFloats()+pool.AlignFloats)+int64(x.sumFloats()+x.heads()*l.Dims.SeqQ+x.tasks)) +
+	p.Scratch = 4*(int64(x.threads)*int64(x.chunkFloats()+pool.AlignFloats)+int64(x.sumFloats+x.heads()*l.Dims.SeqQ+x.tasks)) +
 		8*int64(x.heads()*(x.distances+x.lines))
 }
 
@@ -81,18 +83,10 @@ func (x *Plan) heads() int { return x.layout.Dims.Batch * x.layout.Dims.Heads }
 // wantsScores reports whether the gradient of a bias needs dS.
 func (x *Plan) wantsScores() bool { return x.inPlace || x.distances+x.lines > 0 }
 
-// sumFloats returns the floats in which dQ is summed.
-func (x *Plan) sumFloats() int {
-	if !x.wantsQ {
-		return 0
-	}
-	return x.slots * x.layout.Tiles * x.layout.QueryFloats()
-}
-
 // chunkFloats returns the floats of scratch that a task needs.
 func (x *Plan) chunkFloats() int {
 	l, rows := &x.layout, x.layout.Kernels.Width
 	dims := l.DimK + l.DimV
-	return l.SpaceFloats() + (x.cacheKeys+l.Kernels.Lanes+2*rows+x.chunkKeys)*dims + 3*rows +
+	return l.SpaceFloats() + (2*x.chunkKeys+l.Kernels.Lanes+2*rows)*dims + 3*rows +
 		4*max(l.ScoreFloats(), rows*tile.BlockKeys) + max(tile.BlockKeys, rows) + max(l.DimK, l.DimV)
 }

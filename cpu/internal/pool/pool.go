@@ -263,13 +263,10 @@ func (c *crew) work(t *Turn) (err error) {
 	if err != nil {
 		return err
 	}
-	for n := t.next(); n >= 0; n = t.next() {
-		if err = t.Pause(); err != nil {
-			break
-		}
-		w.Reset()
-		if err = c.job.Task(t, w, n); err != nil {
-			break
+	for n := t.next(); err == nil && n >= 0; n = t.next() {
+		if err = t.Pause(); err == nil {
+			w.Reset()
+			err = c.job.Task(t, w, n)
 		}
 	}
 	w.giveBack() // not after a panic: it may be in use
