@@ -30,14 +30,15 @@ type Call struct {
 	forward  tile.Attention // o and lse are its results
 	problem  *backend.Problem
 	dO, dLSE view.View
-	dQ, dK,
-	dV view.View
-	add    bool // to the gradients
-	biases biases
+	add      bool // to the gradients
+
+	dQ, dK, dV, dBias, dRelative, dSlopes, dSinks view.View
 
 	dots []float32      // D of each query row, [B, H, Sq]
 	sums []float32      // dQ of the tiles of each slot, unscaled
 	done []atomic.Int32 // of each task, the tiles whose dQ has its share of the sum
+
+	distances, lines []float64 // sums of all heads, see Plan
 }
 
 // Open opens the operands of g, which are pinned, and allocates the memory that its tasks
@@ -47,36 +48,35 @@ func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err erro
 	c.forward.Open(&c.plan.layout, &g.Call)
 	c.dO, c.dLSE = view.Of(&g.DO), view.Of(&g.DLSE)
 	c.dQ, c.dK, c.dV = view.Of(&g.DQ), view.Of(&g.DK), view.Of(&g.DV)
-	c.biases.dBias, c.biases.dRelative = view.Of(&g.DBias), view.Of(&g.DRelative)
-	c.biases.dSlopes, c.biases.dSinks = view.Of(&g.DSlopes), view.Of(&g.DSinks)
-	pool.Resize(&c.dots, c.plan.queryRows, &err)
+	c.dBias, c.dRelative, c.dSlopes, c.dSinks = view.Of(&g.DBias), view.Of(&g.DRelative), view.Of(&g.DSlopes), view.Of(&g.DSinks)
+	rows := c.plan.heads() * c.plan.layout.Dims.SeqQ
+	pool.Resize(&c.dots, rows, &err)
 	pool.Resize(&c.sums, c.plan.sumFloats, &err)
 	pool.Resize(&c.done, c.plan.tasks, &err)
-	pool.Resize(&c.biases.distances, c.plan.biasDistances, &err)
-	if pool.Resize(&c.biases.lines, c.plan.biasLines, &err); err != nil {
-		return fmt.Errorf("sums of %d query rows: %w", c.plan.queryRows, err)
+	pool.Resize(&c.distances, c.plan.heads()*c.plan.distances, &err)
+	if pool.Resize(&c.lines, c.plan.heads()*c.plan.lines, &err); err != nil {
+		return fmt.Errorf("sums of %d query rows: %w", rows, err)
 	}
-	clear(c.biases.distances)
-	clear(c.biases.lines)
+	clear(c.distances)
+	clear(c.lines)
 	clear(c.done)
 	return nil
 }
 
 // Reset forgets the operands.
 func (c *Call) Reset() {
-	*c = Call{dots: c.dots, sums: c.sums, done: c.done, biases: biases{distances: c.biases.distances[:0], lines: c.biases.lines[:0]}}
+	*c = Call{dots: c.dots, sums: c.sums, done: c.done, distances: c.distances, lines: c.lines}
 }
 
 // Run computes the gradients on the workers of p.
 func (c *Call) Run(ctx context.Context, p *pool.Pool) error {
-	l := &c.plan.layout
-	if err := p.Run(ctx, dotJob{c}, 2*l.DimV, l.Dims.Batch*l.Dims.Heads*tile.CeilDiv(l.Dims.SeqQ, dotRows), c.plan.threads); err != nil {
+	if err := p.Run(ctx, dotJob{c}, 2*c.plan.layout.DimV, tile.CeilDiv(len(c.dots), dotRows), c.plan.threads); err != nil {
 		return err
 	}
-	if c.biases.direct() && !c.add {
-		c.biases.clear(l.Kernels)
+	if c.plan.inPlace && !c.add {
+		c.clearBias()
 	}
-	if c.plan.wantsQ || !c.dK.IsZero() || !c.dV.IsZero() || c.biases.wanted() {
+	if c.plan.wantsQ || !c.dK.IsZero() || !c.dV.IsZero() || c.plan.wantsScores() {
 		if err := p.Run(ctx, chunkJob{c}, c.plan.chunkFloats(), c.plan.tasks, c.plan.threads); err != nil {
 			return err
 		}
@@ -94,10 +94,10 @@ type dotJob struct{ call *Call }
 // Task implements pool.Job.
 func (j dotJob) Task(_ *pool.Turn, w *pool.Scratch, n int) error {
 	c, l := j.call, &j.call.plan.layout
-	d, headTasks := &l.Dims, tile.CeilDiv(l.Dims.SeqQ, dotRows)
-	b, h, from := n/headTasks/d.Heads, n/headTasks%d.Heads, n%headTasks*dotRows
 	o, dO := w.Floats(l.DimV), w.Floats(l.DimV)
-	for i := from; i < min(d.SeqQ, from+dotRows); i++ {
+	for row := n * dotRows; row < min(len(c.dots), (n+1)*dotRows); row++ {
+		head, i := row/l.Dims.SeqQ, row%l.Dims.SeqQ
+		b, h := head/l.Dims.Heads, head%l.Dims.Heads
 		c.forward.Products.O.LoadRows(l.Kernels, o, l.DimV, b, h, i, 1)
 		c.dO.LoadRows(l.Kernels, dO, l.DimV, b, h, i, 1)
 		sum := 0.0
@@ -110,7 +110,7 @@ func (j dotJob) Task(_ *pool.Turn, w *pool.Scratch, n int) error {
 		if !c.dLSE.IsZero() {
 			sum -= float64(c.dLSE.At(b, h, i, 0))
 		}
-		c.dots[(b*d.Heads+h)*d.SeqQ+i] = float32(sum)
+		c.dots[row] = float32(sum)
 	}
 	return nil
 }
@@ -121,10 +121,8 @@ func (c *Call) storeGradient(v *view.View, row, old []float32, scale float32, b,
 	if v.IsZero() {
 		return
 	}
-	if scale != 1 {
-		for n := range row {
-			row[n] *= scale
-		}
+	for n := range row {
+		row[n] *= scale
 	}
 	k := c.plan.layout.Kernels
 	if c.add {

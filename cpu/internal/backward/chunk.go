@@ -7,6 +7,7 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // chunkJob computes dQ, dK and dV.
@@ -20,15 +21,20 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	c, plan := j.call, &j.call.plan
 	l := &plan.layout
 	n = plan.tasks - 1 - n // tasks are handed out in descending order
-	slot, group, at := plan.place(n)
+	slot, round := n%plan.slots, n/plan.slots
+	group, at := round/plan.keyChunks*plan.slots+slot, round%plan.keyChunks
 	if group >= l.Dims.Batch*l.Dims.KVHeads {
 		return nil
 	}
 	var x chunk
 	x.open(c, w, group, at)
 	before, last := n-plan.slots, at+1 == plan.keyChunks
-	if !plan.wantsQ && !c.biases.wanted() {
+	if !plan.wantsQ && !plan.wantsScores() {
 		before = -1
+	}
+	neighbor := n - 1 // the task of the same keys in the group before, or -1
+	if slot == 0 {
+		neighbor = n - 1 - (plan.keyChunks-1)*plan.slots
 	}
 	for i := range l.Tiles {
 		x.of.First, x.of.End = i, i+1
@@ -38,13 +44,16 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 		if !seen && (!plan.wantsQ || at > 0 && !last) {
 			continue
 		}
-		if err := c.wait(turn, before, i); err != nil {
-			return err
-		}
-		if c.biases.shared(l) {
-			if err := c.wait(turn, plan.task(group-1, at), plan.lastWith(i)); err != nil {
-				return err
+		err := c.wait(turn, before, i)
+		if err == nil && plan.shared {
+			all := l.Tiles - 1 // the last tile with rows of tile i in any head
+			if l.HeadTiles > 0 {
+				all += i%l.HeadTiles - (l.HeadTiles - 1)
 			}
+			err = c.wait(turn, neighbor, all)
+		}
+		if err != nil {
+			return err
 		}
 		if plan.wantsQ {
 			x.dQ = c.sums[(slot*l.Tiles+i)*l.QueryFloats():][:l.QueryFloats()]
@@ -73,19 +82,16 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 }
 
 // wait waits until task n has added to tile at. There is nothing to wait for before task 0.
-func (c *Call) wait(turn *pool.Turn, n, at int) error {
-	for spins := 0; n >= 0 && int(c.done[n].Load()) <= at; spins++ {
-		if err := turn.Pause(); err != nil {
-			return err
-		}
+func (c *Call) wait(turn *pool.Turn, n, at int) (err error) {
+	for spins := 0; err == nil && n >= 0 && int(c.done[n].Load()) <= at; spins++ {
 		if spins >= 1000 { // a block of keys takes some 10 microseconds
 			time.Sleep(20 * time.Microsecond)
 		}
-		if err := turn.Yield(); err != nil {
-			return err
+		if err = turn.Pause(); err == nil {
+			err = turn.Yield()
 		}
 	}
-	return nil
+	return err
 }
 
 // chunk is what a task computes, and the memory to compute it in. Elements of Q, K, V and dO
@@ -117,12 +123,12 @@ type chunk struct {
 // open takes the memory for a chunk of a group's keys from scratch.
 func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 	plan, l := &c.plan, &c.plan.layout
-	s, rows, keys := c.forward.Products.Open(w), l.Kernels.Width, plan.cacheKeys+l.Kernels.Lanes
+	s, rows, keys := c.forward.Products.Open(w), l.Kernels.Width, plan.chunkKeys+l.Kernels.Lanes
 	*x = chunk{call: c, layout: l, space: s, k: w.Floats(keys * l.DimK), v: w.Floats(keys * l.DimV),
 		dK: w.Floats(plan.chunkKeys * l.DimK), dV: w.Floats(plan.chunkKeys * l.DimV),
 		q: w.Floats(rows * l.DimK), dO: w.Floats(rows * l.DimV), qt: w.Floats(rows * l.DimK), dOt: w.Floats(rows * l.DimV),
 		m: w.Floats(rows), dots: w.Floats(rows), sum: w.Floats(rows), w: s.S,
-		ds: w.Floats(l.ScoreFloats()), ones: w.Floats(max(tile.BlockKeys, rows)), old: w.Floats(max(l.DimK, l.DimV))}
+		ds: w.Floats(l.ScoreFloats()), turned: w.Floats(rows * tile.BlockKeys), ones: w.Floats(max(tile.BlockKeys, rows)), old: w.Floats(max(l.DimK, l.DimV))}
 	x.of = tile.Chunk{Batch: group / l.Dims.KVHeads, KVHead: group % l.Dims.KVHeads}
 	x.of.Keys = tile.Span{Lo: at * plan.chunkKeys, Hi: min((at+1)*plan.chunkKeys, l.Dims.SeqK)}
 	if c.forward.Scores.Drops() {
@@ -131,9 +137,6 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 	}
 	if c.forward.Scores.Cap > 0 {
 		s.Capped = w.Floats(l.ScoreFloats())
-	}
-	if l.KeyLanes || c.biases.wanted() {
-		x.turned = w.Floats(rows * tile.BlockKeys)
 	}
 	tile.Fill(x.ones, 1)
 	clear(x.sum)
@@ -144,7 +147,12 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 // addTile adds what the rows of t contribute to the sums.
 func (x *chunk) addTile(turn *pool.Turn, t *tile.Tile) error {
 	if !x.loaded {
-		x.loadKeys()
+		x.loaded = true
+		l, p, n := x.layout, &x.call.forward.Products, x.of.Keys.Hi-x.of.Keys.Lo
+		p.K.LoadRows(l.Kernels, x.k, l.DimK, x.of.Batch, x.of.KVHead, x.of.Keys.Lo, n)
+		p.V.LoadRows(l.Kernels, x.v, l.DimV, x.of.Batch, x.of.KVHead, x.of.Keys.Lo, n)
+		x.clean(x.k, n, l.DimK)
+		x.clean(x.v, n, l.DimV)
 	}
 	x.loadTile(t)
 	for j0 := x.of.Keys.Lo; j0 < x.of.Keys.Hi; j0 += tile.BlockKeys {
@@ -158,16 +166,6 @@ func (x *chunk) addTile(turn *pool.Turn, t *tile.Tile) error {
 		}
 	}
 	return nil
-}
-
-// loadKeys loads the keys and values.
-func (x *chunk) loadKeys() {
-	x.loaded = true
-	l, p, n := x.layout, &x.call.forward.Products, x.of.Keys.Hi-x.of.Keys.Lo
-	p.K.LoadRows(l.Kernels, x.k, l.DimK, x.of.Batch, x.of.KVHead, x.of.Keys.Lo, n)
-	p.V.LoadRows(l.Kernels, x.v, l.DimV, x.of.Batch, x.of.KVHead, x.of.Keys.Lo, n)
-	x.clean(x.k, n, l.DimK)
-	x.clean(x.v, n, l.DimV)
 }
 
 // clean replaces NaN and Inf in n adjacent rows of dim elements, and all elements after
@@ -235,11 +233,13 @@ func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 			at := row * tile.BlockKeys
 			w, ds := x.w[at:at+lanes], x.ds[at:at+lanes]
 			for c, p := range s.S[at : at+lanes] { // as vec.Kernels.ScoreGradients
-				if w[c] == 0 {
+				switch dp := ds[c]; {
+				case p == 0:
 					ds[c] = 0
-				}
-				if ds[c] = p * (float32(ds[c]*factor) - x.dots[row]); p == 0 {
-					ds[c] = 0
+				case w[c] == 0:
+					ds[c] = p * (0 - x.dots[row])
+				default:
+					ds[c] = p * (float32(dp*factor) - x.dots[row])
 				}
 			}
 		}
@@ -272,8 +272,8 @@ func (x *chunk) addBlock(t *tile.Tile, here tile.Span) {
 	if !c.dV.IsZero() {
 		x.addOuter(t, n, x.dV[first*l.DimV:], x.dO, l.DimV, x.w)
 	}
-	if c.biases.wanted() {
-		c.biases.addBlock(x, t, here)
+	if c.plan.wantsScores() {
+		x.addBiases(t, here)
 	}
 	if c.forward.Scores.Cap > 0 {
 		x.uncap(t, n)
@@ -301,27 +301,22 @@ func (x *chunk) addOuter(t *tile.Tile, n int, sums, rows []float32, dim int, fac
 		return
 	}
 	for r := range t.N {
-		for c, y := range factors[r*tile.BlockKeys : r*tile.BlockKeys+n] {
-			x.turned[c*t.N+r] = y
-		}
+		view.CopyElements(x.turned[r:], t.N, factors[r*tile.BlockKeys:], 1, n)
 	}
 	k.Mix(vec.F32, sums, dim, x.space.Rows(rows, dim, t.N, dim), dim, x.turned, t.N, x.ones, n, dim)
 }
 
 // uncap multiplies gradients of capped scores by the derivative of the softcap, 1 - tanh².
 func (x *chunk) uncap(t *tile.Tile, n int) {
-	rows, cols, ld := n, x.layout.Kernels.Width, x.layout.Kernels.Width
+	floats := n * x.layout.Kernels.Width
 	if x.layout.KeyLanes {
-		rows, cols, ld = t.N, n, tile.BlockKeys
+		floats = t.N * tile.BlockKeys // the keys after n are not used
 	}
-	inv := 1 / x.call.forward.Scores.Cap
-	for r := range rows {
-		ds := x.ds[r*ld : r*ld+cols]
-		for c, y := range x.space.Capped[r*ld : r*ld+cols] {
-			if ds[c] != 0 { // y of a hidden key may be NaN
-				tanh := y * inv
-				ds[c] *= (1 - tanh) * (1 + tanh)
-			}
+	inv, ds := 1/x.call.forward.Scores.Cap, x.ds[:floats]
+	for i, y := range x.space.Capped[:floats] {
+		if ds[i] != 0 { // y of a hidden key may be NaN
+			tanh := y * inv
+			ds[i] *= (1 - tanh) * (1 + tanh)
 		}
 	}
 }

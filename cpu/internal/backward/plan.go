@@ -15,15 +15,18 @@ type Plan struct {
 	wantsQ  bool
 	threads int
 
-	cacheKeys int // keys whose K, V, dK and dV fit the cache, a multiple of tile.BlockKeys
-	chunkKeys int // keys of a task, a multiple of tile.BlockKeys, at most cacheKeys
+	chunkKeys int // keys of a task, whose K, V, dK and dV fit the cache, a multiple of tile.BlockKeys
 	keyChunks int // tasks of a key head
 	slots     int // key heads whose dQ is summed at the same time
+	sumFloats int // in which it is summed
 	tasks     int
 
-	queryRows                int // of all heads and batches
-	sumFloats                int // in which dQ is summed
-	biasDistances, biasLines int // lengths of the sums of biases
+	// The sums over dS of a query head from which gradients of biases follow: by distance
+	// between row and key, as Relative, and by row for a DBias without keys or by key for one
+	// without rows.
+	distances, lines int
+	inPlace          bool // tasks add to DBias, which has rows and keys
+	shared           bool // several heads add to the same element of it
 }
 
 // cacheFloats is the share of a core's second-level cache that a task uses, as in package cpu.
@@ -34,21 +37,31 @@ const cacheFloats = 512 << 10 / 4
 func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
 	d := g.Dims()
 	x := Plan{layout: tile.NewLayout(k, d.Heads/d.KVHeads*d.SeqQ <= k.Width/2, &g.Call), wantsQ: !g.DQ.IsZero()}
-	x.biasDistances, x.biasLines = biasSums(g)
-	x.queryRows = d.Batch * d.Heads * d.SeqQ
+	if !g.DRelative.IsZero() || !g.DSlopes.IsZero() {
+		x.distances = max(0, d.SeqQ+d.SeqK-1)
+	}
+	switch s := g.DBias.Shape(); {
+	case g.DBias.IsZero():
+	case s[backend.Dim] == 1:
+		x.lines = d.SeqQ
+	case s[backend.Seq] == 1:
+		x.lines = d.SeqK
+	default:
+		x.inPlace, x.shared = true, s[backend.Batch] < d.Batch || s[backend.Heads] < d.Heads
+	}
 	groups, blocks := d.Batch*d.KVHeads, tile.CeilDiv(d.SeqK, tile.BlockKeys)
 	// A task reads K and V and adds to dK and dV for each tile.
 	some := max(1, min(8, cacheFloats/(2*tile.BlockKeys*(x.layout.DimK+x.layout.DimV))))
-	x.cacheKeys = some * tile.BlockKeys
 	if groups < threads {
 		some = max(1, min(some, blocks*groups/(2*threads)))
 	}
 	x.chunkKeys, x.keyChunks = some*tile.BlockKeys, tile.CeilDiv(blocks, some)
 	x.slots = max(1, min(groups, threads))
-	x.tasks = tile.CeilDiv(groups, x.slots) * x.keyChunks * x.slots
-	if x.threads = min(threads, x.tasks); x.wantsQ {
+	if x.wantsQ {
 		x.sumFloats = x.slots * x.layout.Tiles * x.layout.QueryFloats()
 	}
+	x.tasks = tile.CeilDiv(groups, x.slots) * x.keyChunks * x.slots
+	x.threads = min(threads, x.tasks)
 	return x
 }
 
@@ -60,38 +73,20 @@ func (x *Plan) Describe(p *backend.Plan) {
 	p.Cut = fmt.Sprintf("%d tasks (%d batches x %d kv heads x %d chunks of up to %d keys) over %d tiles of query rows, %d goroutines",
 		x.tasks, l.Dims.Batch, l.Dims.KVHeads, x.keyChunks, x.chunkKeys, l.Tiles, x.threads)
 	p.Chunks = x.tasks
-	p.Scratch = 4*(int64(x.threads)*int64(x.chunkFloats()+pool.AlignFloats)+int64(x.sumFloats+x.queryRows+x.tasks)) +
-		8*int64(x.biasDistances+x.biasLines)
+	p.Scratch = 4*(int64(x.threads)*int64(x.chunkFloats()+pool.AlignFloats)+int64(x.sumFloats+x.heads()*l.Dims.SeqQ+x.tasks)) +
+		8*int64(x.heads()*(x.distances+x.lines))
 }
+
+// heads returns the number of query heads of all batches.
+func (x *Plan) heads() int { return x.layout.Dims.Batch * x.layout.Dims.Heads }
+
+// wantsScores reports whether the gradient of a bias needs dS.
+func (x *Plan) wantsScores() bool { return x.inPlace || x.distances+x.lines > 0 }
 
 // chunkFloats returns the floats of scratch that a task needs.
 func (x *Plan) chunkFloats() int {
 	l, rows := &x.layout, x.layout.Kernels.Width
 	dims := l.DimK + l.DimV
-	return l.SpaceFloats() + (x.cacheKeys+l.Kernels.Lanes+2*rows+x.chunkKeys)*dims + 3*rows +
+	return l.SpaceFloats() + (2*x.chunkKeys+l.Kernels.Lanes+2*rows)*dims + 3*rows +
 		4*max(l.ScoreFloats(), rows*tile.BlockKeys) + max(tile.BlockKeys, rows) + max(l.DimK, l.DimV)
-}
-
-// place returns which task n is: the chunk'th of the keys of a group, a key head in a batch. The
-// tasks of a slot are a chain.
-func (x *Plan) place(n int) (slot, group, chunk int) {
-	slot, round := n%x.slots, n/x.slots
-	return slot, round/x.keyChunks*x.slots + slot, round % x.keyChunks
-}
-
-// task returns the task with a place, or -1 for no group.
-func (x *Plan) task(group, chunk int) int {
-	if group < 0 {
-		return -1
-	}
-	return (group/x.slots*x.keyChunks+chunk)*x.slots + group%x.slots
-}
-
-// lastWith returns the last tile of a key head with rows of tile at in any of its heads.
-func (x *Plan) lastWith(at int) int {
-	l := &x.layout
-	if l.HeadTiles == 0 {
-		return l.Tiles - 1
-	}
-	return (l.Share-1)*l.HeadTiles + at%l.HeadTiles
 }

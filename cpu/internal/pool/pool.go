@@ -54,18 +54,28 @@ const maxSpins = 1 << 16
 type Pool struct {
 	slice time.Duration
 
-	// Read without the lock: the cores that exist and that are held, the goroutines in
-	// the queue, and the crews with places left.
-	cores, held, queued, open atomic.Int32
+	cores, held atomic.Int32 // that exist, that goroutines hold
 
 	mu      sync.Mutex
-	queue   []*Turn
-	crews   []*crew   // with places left, oldest first
-	work    sync.Cond // a worker may find work, or users is 0
-	ended   sync.Cond // a worker has ended, or there is a user again
+	queue   list[*Turn]
+	places  list[*crew] // a place for a worker in each, oldest first
+	work    sync.Cond   // a worker may find work, or users is 0
+	ended   sync.Cond   // a worker has ended, or there is a user again
 	users   int
 	started int // workers
 	asleep  int // of them
+}
+
+// list is a list that is guarded by Pool.mu. Its length is read without the lock.
+type list[T any] struct {
+	of []T
+	n  atomic.Int32
+}
+
+// set sets the elements of l.
+func (l *list[T]) set(of []T) {
+	l.of = of
+	l.n.Store(int32(len(of)))
 }
 
 // New returns a pool without users.
@@ -102,10 +112,8 @@ type crew struct {
 	job     Job
 	floats  int // of scratch
 	caller  Turn
-	helpers int
-	places  int          // workers that may still join, guarded by Pool.mu
-	spins   int          // how often its goroutines look for work before they sleep
-	next    atomic.Int64 // tasks not taken yet
+	helpers int          // workers that may join
+	next    atomic.Int64 // tasks not taken yet; at most 0 after a failure
 
 	// Workers that joined and have not left: busy to spin on, inside to sleep on.
 	busy   atomic.Int32
@@ -116,9 +124,10 @@ type crew struct {
 }
 
 // Run computes tasks tasks of j on the caller's goroutine and up to threads-1
-// workers. Each needs scratch of floats, in at most 48 slices. They take tasks in descending order: under a causal mask the last tasks
-// are the longest, and the short ones at the end balance the load. The result does
-// not depend on which goroutine computes a task, nor on the number of goroutines.
+// workers. Each needs scratch of floats, in at most 48 slices. They take tasks in descending
+// order: under a causal mask the last tasks are the longest, and the short ones at the end
+// balance the load. The result does not depend on which goroutine computes a task, nor on the
+// number of goroutines.
 //
 // A caller that finds a free core begins at once, so a short call does not wait for
 // sleeping workers; those that wake up late take the remaining tasks. After the first
@@ -138,15 +147,13 @@ func (p *Pool) Run(ctx context.Context, j Job, floats, tasks, threads int) error
 	c.compute(&c.caller)
 	if c.helpers > 0 {
 		p.mu.Lock()
-		p.offer(c, 0)
+		p.places.set(slices.DeleteFunc(p.places.of, func(other *crew) bool { return other == c }))
 		p.mu.Unlock()
 		// The workers may end soon.
-		for n := 0; n < c.spins && c.busy.Load() > 0 && c.caller.holds && p.queued.Load() == 0; n++ {
+		for n := 0; n < maxSpins && c.busy.Load() > 0 && c.caller.holds && p.queue.n.Load() == 0; n++ {
 		}
 	}
-	if c.caller.holds {
-		p.release(&c.caller)
-	}
+	p.release(&c.caller)
 	c.inside.Wait()
 	err := c.err
 	c.pool, c.ctx, c.job, c.err = nil, nil, nil, nil
@@ -165,11 +172,9 @@ var spare = sync.Pool{New: func() any {
 func (p *Pool) invite(c *crew) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.spins = 0
-	if c.helpers < int(p.cores.Load()) { // otherwise spinning takes a core from another goroutine
-		c.spins = maxSpins
+	for range c.helpers {
+		p.places.set(append(p.places.of, c))
 	}
-	p.offer(c, c.helpers)
 	for ; p.started < c.helpers; p.started++ {
 		go p.help()
 	}
@@ -182,26 +187,9 @@ func (p *Pool) invite(c *crew) {
 	}
 }
 
-// offer sets the places of c. The caller holds the lock.
-func (p *Pool) offer(c *crew, places int) {
-	if c.places == 0 && places > 0 {
-		p.crews = append(p.crews, c)
-	} else if c.places > 0 && places == 0 {
-		i := slices.Index(p.crews, c)
-		p.crews = slices.Delete(p.crews, i, i+1)
-	}
-	c.places = places
-	p.open.Store(int32(len(p.crews)))
-}
-
-// wake wakes workers for the open places, as far as cores are free. The caller holds the
-// lock.
+// wake wakes workers for the places, as far as cores are free. The caller holds the lock.
 func (p *Pool) wake() {
-	places := 0
-	for _, c := range p.crews {
-		places += c.places
-	}
-	for range min(places, p.asleep, int(p.cores.Load()-p.held.Load())) {
+	for range min(len(p.places.of), p.asleep, int(p.cores.Load()-p.held.Load())) {
 		p.work.Signal()
 	}
 }
@@ -209,34 +197,27 @@ func (p *Pool) wake() {
 // help is a worker: it computes the tasks of crews until the pool has no users.
 func (p *Pool) help() {
 	t := &Turn{worker: true, ready: make(chan struct{}, 1)}
-	spins := 0
-	for p.join(t, spins) {
+	for p.join(t) {
 		c := t.crew
 		c.compute(t)
-		if spins = c.spins; t.leaves {
-			p.mu.Lock()
-			if c.next.Load() > 0 {
-				p.offer(c, c.places+1)
-			}
-			p.mu.Unlock()
+		p.mu.Lock()
+		if c.next.Load() > 0 { // t has left early: see Turn.next
+			p.places.set(append(p.places.of, c))
 		}
-		if t.holds {
-			p.release(t)
-		}
-		t.crew = nil
+		p.mu.Unlock()
+		p.release(t)
 		c.busy.Add(-1)
 		c.inside.Done()
+		for n := 0; n < maxSpins && p.places.n.Load() == 0 && p.held.Load() < p.cores.Load(); n++ {
+		}
 	}
 }
 
-// join takes a core and a place in the oldest crew. It looks that often before it sleeps,
-// and returns false once the pool has no users.
-func (p *Pool) join(t *Turn, spins int) bool {
-	for n := 0; n < spins && p.open.Load() == 0 && p.held.Load() < p.cores.Load(); n++ {
-	}
+// join takes a core and the oldest place, and returns false once the pool has no users.
+func (p *Pool) join(t *Turn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.crews) == 0 || !p.tryAcquire(t) {
+	for len(p.places.of) == 0 || !p.tryAcquire(t) {
 		if p.users == 0 {
 			p.started--
 			p.ended.Broadcast()
@@ -246,11 +227,10 @@ func (p *Pool) join(t *Turn, spins int) bool {
 		p.work.Wait()
 		p.asleep--
 	}
-	c := p.crews[0]
-	t.crew, t.leaves = c, false
-	c.busy.Add(1)
-	c.inside.Add(1)
-	p.offer(c, c.places-1)
+	t.crew = p.places.of[0]
+	p.places.set(slices.Delete(p.places.of, 0, 1))
+	t.crew.busy.Add(1)
+	t.crew.inside.Add(1)
 	return true
 }
 
@@ -283,13 +263,10 @@ func (c *crew) work(t *Turn) (err error) {
 	if err != nil {
 		return err
 	}
-	for n := t.next(); n >= 0; n = t.next() {
-		if err = t.Pause(); err != nil {
-			break
-		}
-		w.Reset()
-		if err = c.job.Task(t, w, n); err != nil {
-			break
+	for n := t.next(); err == nil && n >= 0; n = t.next() {
+		if err = t.Pause(); err == nil {
+			w.Reset()
+			err = c.job.Task(t, w, n)
 		}
 	}
 	w.giveBack() // not after a panic: it may be in use

@@ -28,9 +28,9 @@ func open(t *testing.T, cores int, slice time.Duration) *Pool {
 	t.Cleanup(func() {
 		p.Close()
 		runtime.GOMAXPROCS(before)
-		if n := p.held.Load(); n != 0 || len(p.crews) != 0 || len(p.queue) != 0 || p.open.Load() != 0 || p.queued.Load() != 0 || p.started != 0 {
-			t.Errorf("left behind: %d held cores, %d crews, %d in the queue, %d with places, %d queued, %d workers",
-				n, len(p.crews), len(p.queue), p.open.Load(), p.queued.Load(), p.started)
+		if n := p.held.Load(); n != 0 || len(p.places.of) != 0 || len(p.queue.of) != 0 || p.places.n.Load() != 0 || p.queue.n.Load() != 0 || p.started != 0 {
+			t.Errorf("left behind: %d held cores, %d places, %d in the queue, %d places counted, %d queued, %d workers",
+				n, len(p.places.of), len(p.queue.of), p.places.n.Load(), p.queue.n.Load(), p.started)
 		}
 	})
 	return p
@@ -110,7 +110,7 @@ func occupy(t *testing.T, p *Pool, cores int) (release func()) {
 
 // await waits until n goroutines are in the queue.
 func await(p *Pool, n int) {
-	for int(p.queued.Load()) != n {
+	for int(p.queue.n.Load()) != n {
 		runtime.Gosched()
 	}
 }
@@ -258,8 +258,8 @@ func TestPanicOfTheContext(t *testing.T) {
 	p := open(t, 1, 0)
 	release := occupy(t, p, 1)
 	err := p.Run(doneContext{t.Context()}, job(func(*Turn, int) error { return nil }), 0, 1, 1)
-	if !errors.Is(err, backend.ErrInternal) || len(p.queue) != 0 {
-		t.Errorf("error %v, %d in the queue", err, len(p.queue))
+	if !errors.Is(err, backend.ErrInternal) || len(p.queue.of) != 0 {
+		t.Errorf("error %v, %d in the queue", err, len(p.queue.of))
 	}
 	release()
 }

@@ -61,14 +61,11 @@ func (w *Scratch) Reset() { w.used = 0 }
 // Resize gives s the length n, in other memory where its own is too short, unless err is set.
 // It leaves s as it is, and sets err to ErrMemory, where there is not enough memory.
 func Resize[T any](s *[]T, n int, err *error) {
-	switch {
-	case *err != nil:
-	case cap(*s) >= n:
-		*s = (*s)[:n]
-	default:
-		var longer []T
-		if longer, *err = backend.Make[T](n); *err == nil {
-			*s = longer
-		}
+	resized := *s
+	if *err == nil && cap(resized) < n {
+		resized, *err = backend.Make[T](n)
+	}
+	if *err == nil {
+		*s = resized[:n]
 	}
 }

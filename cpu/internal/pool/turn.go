@@ -13,7 +13,6 @@ type Turn struct {
 	crew   *crew
 	worker bool
 	holds  bool          // a core
-	leaves bool          // the crew, before its tasks end
 	ready  chan struct{} // receives when the queue gives it a core
 
 	since time.Duration // when its slice of time began; -1: Pause has not looked since
@@ -26,8 +25,7 @@ var errStopped = errors.New("another goroutine of the call has failed")
 // next returns a task that no other goroutine computes, or -1. The tasks descend from the
 // last one to 0. It returns -1 to a worker when callers wait for a core.
 func (t *Turn) next() int {
-	if t.worker && t.crew.pool.queued.Load() > 0 {
-		t.leaves = true
+	if t.worker && t.crew.pool.queue.n.Load() > 0 {
 		return -1
 	}
 	return int(max(-1, t.crew.next.Add(-1)))
@@ -64,7 +62,7 @@ var start = time.Now()
 
 // Yield lets other goroutines run, and returns when it holds a core again.
 func (t *Turn) Yield() error {
-	if p := t.crew.pool; p.queued.Load() > 0 {
+	if p := t.crew.pool; p.queue.n.Load() > 0 {
 		return p.wait(t)
 	}
 	runtime.Gosched()
@@ -75,20 +73,15 @@ func (t *Turn) Yield() error {
 // begin starts a slice of time.
 func (t *Turn) begin() { t.since, t.skip = -1, stride }
 
-// tryAcquire takes a free core unless others wait for one.
-func (p *Pool) tryAcquire(t *Turn) bool {
-	if p.queued.Load() > 0 || !p.take() {
-		return false
-	}
-	t.holds = true
-	t.begin()
-	return true
-}
+// tryAcquire takes a free core for t unless others wait for one.
+func (p *Pool) tryAcquire(t *Turn) bool { return p.queue.n.Load() == 0 && p.acquire(t) }
 
-// take takes a free core.
-func (p *Pool) take() bool {
+// acquire takes a free core for t.
+func (p *Pool) acquire(t *Turn) bool {
 	for n := p.held.Load(); n < p.cores.Load(); n = p.held.Load() {
 		if p.held.CompareAndSwap(n, n+1) {
+			t.holds = true
+			t.begin()
 			return true
 		}
 	}
@@ -97,13 +90,12 @@ func (p *Pool) take() bool {
 
 // dispatch gives free cores to the queue, then to workers. The caller holds the lock.
 func (p *Pool) dispatch() {
-	for len(p.queue) > 0 && p.take() {
-		t := p.queue[0]
-		p.queue = slices.Delete(p.queue, 0, 1)
-		p.queued.Add(-1)
+	for len(p.queue.of) > 0 && p.acquire(p.queue.of[0]) {
+		t := p.queue.of[0]
+		p.queue.set(slices.Delete(p.queue.of, 0, 1))
 		t.ready <- struct{}{}
 	}
-	if len(p.queue) == 0 {
+	if len(p.queue.of) == 0 {
 		p.wake()
 	}
 }
@@ -118,38 +110,34 @@ func (p *Pool) wait(t *Turn) error {
 		t.holds = false
 		p.held.Add(-1)
 	}
-	p.queue = append(p.queue, t)
-	p.queued.Add(1) // before the look at held: see release
+	p.queue.set(append(p.queue.of, t)) // before the look at held: see release
 	p.dispatch()
 	p.mu.Unlock()
 	select {
 	case <-t.ready:
 	case <-done:
 		p.mu.Lock()
-		i := slices.Index(p.queue, t)
-		if i >= 0 {
-			p.queue = slices.Delete(p.queue, i, i+1)
-			p.queued.Add(-1)
+		defer p.mu.Unlock()
+		if i := slices.Index(p.queue.of, t); i >= 0 {
+			p.queue.set(slices.Delete(p.queue.of, i, i+1))
 			p.dispatch()
+		} else {
+			<-t.ready // dispatch was faster
 		}
-		p.mu.Unlock()
-		if i >= 0 {
-			return ctx.Err()
-		}
-		<-t.ready // dispatch was faster
 	}
-	t.holds = true
-	t.begin()
 	return ctx.Err()
 }
 
-// release gives t's core back. A goroutine that waits for a core has counted itself in queued,
-// and a crew with places itself in open, before anyone looks at held for them. Either they see
-// the core, or release sees them.
+// release gives back the core that t holds, if it holds one. A goroutine that waits for a core
+// is in the queue, and a crew among the places, before anyone looks at held for them. Either
+// they see the core, or release sees them.
 func (p *Pool) release(t *Turn) {
+	if !t.holds {
+		return
+	}
 	t.holds = false
 	p.held.Add(-1)
-	if p.queued.Load() > 0 || p.open.Load() > 0 {
+	if p.queue.n.Load() > 0 || p.places.n.Load() > 0 {
 		p.mu.Lock()
 		p.dispatch()
 		p.mu.Unlock()
