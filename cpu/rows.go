@@ -90,13 +90,15 @@ func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
 // Task implements pool.Job.
 func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 	s, mem := tile.SpaceOf(w), w.Floats(j.floats)
+	between := rowStep - 1 // two looks at the context
 	if j.problem != nil {
+		between = 0 // rows of scores may be long
 		j.scores.Seed(&s.Draw)
 	}
 	head, from := t/j.headTasks, t%j.headTasks*j.taskRows
 	b, h := head/j.heads, head%j.heads
 	for i := from; i < min(j.seq, from+j.taskRows); i++ {
-		if i%rowStep == 0 || j.problem != nil { // rows of scores may be long
+		if i&between == 0 {
 			if err := turn.Pause(); err != nil {
 				return err
 			}
@@ -160,8 +162,8 @@ func copyRow(r row) {
 	n, step, steps := r.cols, dst.Stride[backend.Dim], src.Stride[backend.Dim]
 	switch {
 	case dst.DType != src.DType:
-		r.load(1, r.mem)
-		r.store(r.mem)
+		src.LoadRows(r.kernels, r.mem, n, r.b, r.h, r.i, 1)
+		dst.Store(r.kernels, r.mem, r.b, r.h, r.i, 0)
 	case dst.DType == backend.Q8:
 		copy(dst.Q8[to:to+vec.Q8Lead+n], src.Q8[from:])
 	case dst.DType == backend.F32:

@@ -77,7 +77,10 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 		return err
 	}
 	c.done[n].Store(int32(l.Tiles))
-	x.writeKeys()
+	for r, keys := 0, x.of.Keys; r < keys.Hi-keys.Lo; r++ {
+		c.storeGradient(&c.dK, x.dK[r*l.DimK:(r+1)*l.DimK], x.old, c.problem.Scale, x.of.Batch, x.of.KVHead, keys.Lo+r)
+		c.storeGradient(&c.dV, x.dV[r*l.DimV:(r+1)*l.DimV], x.old, 1, x.of.Batch, x.of.KVHead, keys.Lo+r)
+	}
 	return nil
 }
 
@@ -318,14 +321,5 @@ func (x *chunk) uncap(t *tile.Tile, n int) {
 			tanh := y * inv
 			ds[i] *= (1 - tanh) * (1 + tanh)
 		}
-	}
-}
-
-// writeKeys writes the rows of dK and dV.
-func (x *chunk) writeKeys() {
-	c, l, of := x.call, x.layout, &x.of
-	for r := range of.Keys.Hi - of.Keys.Lo {
-		c.storeGradient(&c.dK, x.dK[r*l.DimK:(r+1)*l.DimK], x.old, c.problem.Scale, of.Batch, of.KVHead, of.Keys.Lo+r)
-		c.storeGradient(&c.dV, x.dV[r*l.DimV:(r+1)*l.DimV], x.old, 1, of.Batch, of.KVHead, of.Keys.Lo+r)
 	}
 }

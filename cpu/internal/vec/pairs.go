@@ -15,18 +15,15 @@ const PairStep = 32
 // PairSums is the number of sums that PairValues computes at once: four tiles.
 const PairSums = 4 * 16 * 16
 
-// The units for pairs of bf16. Intel's processors have FMAs of float32 that are twice as fast as
-// their second unit.
-const (
-	inTiles     = "AMX-BF16"
-	inRegisters = "AVX512-BF16"
-)
+// inRegisters is the unit of AMD's processors. Those of Intel have it, too, but their FMAs of float32
+// are twice as fast.
+const inRegisters = "AVX512-BF16"
 
 // PairUnit names the unit that multiplies pairs of bf16 for tiles of the Width of x; "" if there
 // is none, and then the methods below must not be called.
 func (x *Kernels) PairUnit() string {
 	if x.pairUnit == "" && x.tile.pairScores != nil && tilesPermitted() {
-		return inTiles
+		return "AMX-BF16"
 	}
 	return x.pairUnit
 }
