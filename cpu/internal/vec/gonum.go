@@ -225,7 +225,7 @@ func dropRowGonum(x *float32, vectors, _ int, d *uint64, _ int) {
 	draw := (*Draw)(unsafe.Pointer(d))
 	s := unsafe.Slice(x, 4*vectors)
 	for j := range s {
-		s[j] *= draw.factorOf(0, 0, uint32(j))
+		s[j] *= draw.factorOf(0, 0, j)
 	}
 }
 
