@@ -108,8 +108,8 @@ func (sc *Scores) DropRow(d *vec.Draw, s []float32, b, h, i, j int) {
 
 // Seed seeds d if the call has dropout.
 func (sc *Scores) Seed(d *vec.Draw) {
-	if p := &sc.problem.Dropout; p.P > 0 {
-		d.Seed(p.Seed, p.Threshold(), p.Factor())
+	if sc.Drops() {
+		d.Seed(sc.problem.Dropout)
 	}
 }
 

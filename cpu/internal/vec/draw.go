@@ -2,18 +2,13 @@ package vec
 
 import "github.com/seed90331342/attn/backend"
 
-// Draw is the state of dropout: a key of Philox4x32-10 (Salmon et al. 2011), the
-// position of the first weight, and both again in the layout of the assembly.
+// Draw is the state of dropout, and the same in the layout of the assembly.
 type Draw struct {
 	wide drawWide // first, see _generate/philox.go
 
-	key         [2]uint32
-	batch, head uint32
-	row, column uint32 // of the first weight
-	threshold   uint32
-	factor      float32
-	columns     int // keys in one iteration of the assembly
-	heads       int // that adjacent weights belong to, or 0 for a tile of one head
+	dropout backend.Dropout // its First is the position of the first weight
+	columns int             // keys in one iteration of the assembly
+	heads   int             // that adjacent weights belong to, or 0 for a tile of one head
 }
 
 // drawWide holds vectors of 64 bit lanes, of which only the lower halves matter.
@@ -29,11 +24,10 @@ type drawWide struct {
 	fixed          [3][5][8]uint64 // written by the assembly
 }
 
-// Seed sets the generator's key, the smallest word that keeps a weight, and the factor
-// of kept weights.
-func (d *Draw) Seed(seed uint64, threshold uint32, factor float32) {
-	d.key, d.threshold, d.factor = [2]uint32{uint32(seed), uint32(seed >> 32)}, threshold, factor
-	key := d.key
+// Seed sets everything but the position of the weights.
+func (d *Draw) Seed(dropout backend.Dropout) {
+	d.dropout = dropout
+	key := [2]uint32{uint32(dropout.Seed), uint32(dropout.Seed >> 32)}
 	for r := range 10 {
 		repeat(&d.wide.rounds[2*r], key[0])
 		repeat(&d.wide.rounds[2*r+1], key[1])
@@ -43,7 +37,7 @@ func (d *Draw) Seed(seed uint64, threshold uint32, factor float32) {
 	repeat(&d.wide.multipliers[0], 0xd2511f53)
 	repeat(&d.wide.multipliers[1], 0xcd9e8d57)
 	for i := range d.wide.threshold {
-		d.wide.threshold[i], d.wide.factor[i] = threshold, factor
+		d.wide.threshold[i], d.wide.factor[i] = dropout.Threshold(), dropout.Factor()
 	}
 }
 
@@ -56,7 +50,7 @@ func repeat(to *[8]uint64, x uint32) {
 
 // at sets the position of the first weight, but for its column.
 func (d *Draw) at(batch, head, row uint32) {
-	d.batch, d.head, d.row = batch, head, row
+	d.dropout.First = [4]int{int(batch), int(head), int(row)}
 	repeat(&d.wide.batch, batch)
 	repeat(&d.wide.step, uint32(d.columns))
 }
@@ -108,7 +102,7 @@ func (d *Draw) Rows(x *Kernels, batch, head, row uint32, heads int) {
 //	p [keys], rounded up to a multiple of DropLanes                  after Rows of one head
 //	p [keys, Lanes], rows Width apart, and up to 1 more, likewise    after Rows of Lanes heads
 func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
-	d.column = column
+	d.dropout.First[backend.Dim] = int(column)
 	repeat(&d.wide.base, column)
 	times := (keys + d.columns - 1) / d.columns
 	if d.heads == 0 {
@@ -121,7 +115,7 @@ func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
 		apart = x.Width
 	}
 	_ = p[(times*d.columns-1)*apart+d.heads-1]
-	x.dropRow(&p[0], times, 4*d.columns*apart, &d.wide.rounds[0][0], int(d.row%4))
+	x.dropRow(&p[0], times, 4*d.columns*apart, &d.wide.rounds[0][0], d.dropout.First[backend.Seq]%4)
 }
 
 // DropLanes returns the number of weights of a row that Drop takes at once.
@@ -129,11 +123,9 @@ func (x *Kernels) DropLanes() int { return max(x.Lanes, x.rowLanes) }
 
 // factorOf returns the factor of the weight of that head that lies row rows and column columns
 // after the first.
-func (d *Draw) factorOf(head, row, column uint32) float32 {
-	row += d.row
-	words := backend.Philox([4]uint32{row / 4, d.column + column, d.head + head, d.batch}, d.key)
-	if words[row%4] < d.threshold {
-		return 0
+func (d *Draw) factorOf(head, row, column int) float32 {
+	if d.dropout.Keeps(0, head, row, column) {
+		return d.dropout.Factor()
 	}
-	return d.factor
+	return 0
 }

@@ -22,7 +22,7 @@ func TestDrop(t *testing.T) {
 					return 0
 				}
 				var d Draw
-				d.Seed(want.Seed, want.Threshold(), want.Factor())
+				d.Seed(want)
 				const row0, key0, keys = 4 * 77, 9, 101 // beyond 2^31 and more
 				if !asm.KeyLanes {
 					ones := filled((keys+3)*x.Width, 1)
@@ -73,7 +73,7 @@ func TestDrop(t *testing.T) {
 func BenchmarkDrop(b *testing.B) {
 	for _, x := range Tiers() {
 		var d Draw
-		d.Seed(1, 1<<30, 1.5)
+		d.Seed(backend.Dropout{P: 0.25, Seed: 1})
 		s := filled(128*x.Width, 1)
 		each := func(name string, do func()) {
 			b.Run(x.Tier+"/"+name, func(b *testing.B) {

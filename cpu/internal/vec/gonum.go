@@ -225,7 +225,7 @@ func dropRowGonum(x *float32, vectors, _ int, d *uint64, _ int) {
 	draw := (*Draw)(unsafe.Pointer(d))
 	s := unsafe.Slice(x, 4*vectors)
 	for j := range s {
-		s[j] *= draw.factorOf(0, 0, uint32(j))
+		s[j] *= draw.factorOf(0, 0, j)
 	}
 }
 
@@ -243,22 +243,27 @@ func nonFiniteGonum(x *float32, ld, rows, vectors int) int32 {
 func loadGonum(e backend.DType) loadFunc {
 	return func(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
 		for r := range rows {
-			to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
-			switch from := unsafe.Add(unsafe.Pointer(src), r*lds); e {
-			case F16:
-				for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
-					to[i] = F16ToF32(h)
-				}
-			case BF16:
-				for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
-					to[i] = BF16ToF32(h)
-				}
-			case Q8:
-				scale := *(*float32)(from)
-				for i, x := range unsafe.Slice((*int8)(unsafe.Add(from, Q8Lead)), len(to)) {
-					to[i] = scale * float32(x)
-				}
-			}
+			to, from := unsafe.Add(unsafe.Pointer(dst), r*ldd), unsafe.Add(unsafe.Pointer(src), r*lds)
+			loadRow(e, unsafe.Slice((*float32)(to), 4*vectors), from)
+		}
+	}
+}
+
+// loadRow decodes a row of type e.
+func loadRow(e backend.DType, to []float32, from unsafe.Pointer) {
+	switch e {
+	case F16:
+		for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
+			to[i] = F16ToF32(h)
+		}
+	case BF16:
+		for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
+			to[i] = BF16ToF32(h)
+		}
+	case Q8:
+		scale := *(*float32)(from)
+		for i, x := range unsafe.Slice((*int8)(unsafe.Add(from, Q8Lead)), len(to)) {
+			to[i] = scale * float32(x)
 		}
 	}
 }

@@ -254,7 +254,7 @@ func (t twin) drop(s *float32, times int, d *uint64) {
 	for r := range times * of.columns {
 		row := floats(s, 4*t.width, r, t.width)
 		for lane := range row {
-			row[lane] *= of.factorOf(0, uint32(lane), uint32(r))
+			row[lane] *= of.factorOf(0, lane, r)
 		}
 	}
 }
@@ -263,7 +263,7 @@ func (t twin) dropRow(s *float32, vectors, step int, d *uint64, _ int) {
 	of := (*Draw)(unsafe.Pointer(d))
 	for n := range vectors {
 		for i, row := 0, floats(s, step, n, t.lanes); i < t.lanes; i++ {
-			row[i] *= of.factorOf(uint32(i%of.heads), 0, uint32(n*of.columns+i/of.heads))
+			row[i] *= of.factorOf(i%of.heads, 0, n*of.columns+i/of.heads)
 		}
 	}
 }

@@ -49,10 +49,9 @@ type Kernels struct {
 	// a tile, a multiple of Lanes.
 	Lanes, Width int
 	// KeyLanes is set in a table for tiles that always have keys as lanes. It lacks
-	// the kernels of the other layout: Scores, Weights, Values, BiasSquares,
-	// Diagonal, Slopes, Hide, Edge, ColumnMax, Fold, Drop, Transpose, AddOuter and
-	// ScoreGradients. Its Dots and Mix read F32
-	// only, and its Mix may skip weights of 0 even if their values are not finite.
+	// the kernels of the other layout: those of tileKernels, and Transpose. Its Dots and
+	// Mix read F32 only, and its Mix may skip weights of 0 even if their values are not
+	// finite.
 	KeyLanes bool
 
 	tile   tileKernels
@@ -63,9 +62,8 @@ type Kernels struct {
 	exp2Sum    func(x *float32, vectors int, m float32, sum *float32)
 	scaleMax   func(x *float32, vectors int, c float32, mx *float32)
 	rowWeights func(s *float32, lds, vectors, rows int, m, l, alpha *float32)
-	bias       func(x, b *float32, vectors int)
+	bias, join func(x, b *float32, vectors int)
 	nonFinite  func(x *float32, ld, rows, vectors int) (found int32)
-	join       func(x, b *float32, vectors int)
 	bound      func(x *float32, vectors int, limit float32)
 	hideRow    func(x *float32, mask *bool, vectors int)
 	dropRow    func(s *float32, vectors, step int, d *uint64, word int)
@@ -422,14 +420,13 @@ func (x *Kernels) NonFinite(v []float32, ld, rows, d int) bool {
 	if vectors := d / x.Lanes; vectors > 0 && x.nonFinite(&v[0], 4*ld, rows, vectors) != 0 {
 		return true
 	}
+	found := false
 	for r := 0; r < rows && d%x.Lanes > 0; r++ {
 		for _, y := range v[r*ld+d/x.Lanes*x.Lanes : r*ld+d] {
-			if y-y != 0 {
-				return true
-			}
+			found = found || y-y != 0
 		}
 	}
-	return false
+	return found
 }
 
 // Transpose transposes a square and multiplies the columns of the source by mul:
