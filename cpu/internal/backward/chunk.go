@@ -32,7 +32,7 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	if !plan.wantsQ && !plan.wantsScores() {
 		before = -1
 	}
-	neighbor := n - 1 // the task of the same keys in the group before, or -1
+	neighbor := n - 1 // the task of the same keys in the group before; negative for the first group
 	if slot == 0 {
 		neighbor = n - 1 - (plan.keyChunks-1)*plan.slots
 	}
@@ -84,7 +84,7 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	return nil
 }
 
-// wait waits until task n has added to tile at. There is nothing to wait for before task 0.
+// wait waits until task n has added to tile at. It does not wait for a negative n.
 func (c *Call) wait(turn *pool.Turn, n, at int) (err error) {
 	for spins := 0; err == nil && n >= 0 && int(c.done[n].Load()) <= at; spins++ {
 		if spins >= 1000 { // a block of keys takes some 10 microseconds
