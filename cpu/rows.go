@@ -34,7 +34,7 @@ type rowJob struct {
 
 // row is row i of head (b, h) of a call, and the memory to compute it in.
 type row struct {
-	*rowJob
+	job     *rowJob
 	space   *tile.Space
 	mem     []float32
 	b, h, i int
@@ -110,11 +110,11 @@ func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 
 // load reads the first elements of the row of operand n, as many as dst has.
 func (r *row) load(n int, dst []float32) {
-	r.x[n].Load(r.kernels, dst, len(dst), r.b, r.h, r.i, 1, 0, len(dst))
+	r.job.x[n].Load(r.job.kernels, dst, len(dst), r.b, r.h, r.i, 1, 0, len(dst))
 }
 
 // store writes the first elements of the row of the output.
-func (r *row) store(row []float32) { r.x[0].Store(r.kernels, row, r.b, r.h, r.i, 0) }
+func (r *row) store(row []float32) { r.job.x[0].Store(r.job.kernels, row, r.b, r.h, r.i, 0) }
 
 // Download implements backend.Backend: host = src, element by element.
 //
@@ -157,13 +157,13 @@ func (be *Backend) copy(ctx context.Context, dst, src backend.Operand) error {
 }
 
 func copyRow(r row) {
-	dst, src := &r.x[0], &r.x[1]
+	dst, src := &r.job.x[0], &r.job.x[1]
 	to, from := dst.Index(r.b, r.h, r.i), src.Index(r.b, r.h, r.i)
-	n, step, steps := r.cols, dst.Stride[backend.Dim], src.Stride[backend.Dim]
+	n, step, steps := r.job.cols, dst.Stride[backend.Dim], src.Stride[backend.Dim]
 	switch {
 	case dst.DType != src.DType:
-		src.LoadRows(r.kernels, r.mem, n, r.b, r.h, r.i, 1)
-		dst.Store(r.kernels, r.mem, r.b, r.h, r.i, 0)
+		src.LoadRows(r.job.kernels, r.mem, n, r.b, r.h, r.i, 1)
+		dst.Store(r.job.kernels, r.mem, r.b, r.h, r.i, 0)
 	case dst.DType == backend.Q8:
 		copy(dst.Q8[to:to+vec.Q8Lead+n], src.Q8[from:])
 	case dst.DType == backend.F32:
@@ -195,20 +195,20 @@ func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, ho
 }
 
 func rotateRow(r row) {
-	n, x := r.x[1].Shape[backend.Dim], 3
-	cos, sin, row := r.mem[:n], r.mem[n:2*n], r.mem[2*n:][:r.cols]
-	if r.x[x].IsZero() {
+	n, x := r.job.x[1].Shape[backend.Dim], 3
+	cos, sin, row := r.mem[:n], r.mem[n:2*n], r.mem[2*n:][:r.job.cols]
+	if r.job.x[x].IsZero() {
 		x = 0
 	}
 	r.load(x, row)
 	r.load(1, cos)
 	r.load(2, sin)
-	if r.rotation.Inverse {
+	if r.job.rotation.Inverse {
 		for i := range sin {
 			sin[i] = -sin[i]
 		}
 	}
-	if r.rotation.Interleaved {
+	if r.job.rotation.Interleaved {
 		rotateInterleaved(row[:2*n], cos, sin)
 	} else {
 		rotateHalves(row[:n], row[n:2*n], cos, sin)
@@ -255,8 +255,8 @@ func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) e
 }
 
 func mergeRow(r row) {
-	o, other := r.mem[:r.cols], r.mem[r.cols:]
-	lse, otherLSE := &r.x[1].F32[r.x[1].Index(r.b, r.h, r.i)], r.x[3].At(r.b, r.h, r.i, 0)
+	o, other := r.mem[:r.job.cols], r.mem[r.job.cols:]
+	lse, otherLSE := &r.job.x[1].F32[r.job.x[1].Index(r.b, r.h, r.i)], r.job.x[3].At(r.b, r.h, r.i, 0)
 	if otherLSE == vec.NegInf {
 		return
 	}

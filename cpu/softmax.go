@@ -52,8 +52,8 @@ func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *back
 // softmaxRow computes a row of a Softmax call. Its memory is that of each, a block of biases, and
 // the lanes of maxima and sums.
 func softmaxRow(r row) {
-	k := r.kernels
-	lo, hi := r.problem.Visible.Range(r.b, r.i, r.cols)
+	k := r.job.kernels
+	lo, hi := r.job.problem.Visible.Range(r.b, r.i, r.job.cols)
 	lanes, sums := r.lanes(), r.mem[2*tile.BlockKeys+k.Lanes:]
 	m := vec.NegInf
 	r.each(lo, hi, kernelKeys, func(x []float32, key, n int) {
@@ -73,34 +73,34 @@ func softmaxRow(r row) {
 	for _, y := range sums {
 		sum += float64(y)
 	}
-	lse, inv := vec.RowLSE(m, sum, r.problem.Sink(r.h))
+	lse, inv := vec.RowLSE(m, sum, r.job.problem.Sink(r.h))
 	r.each(lo, hi, kernelKeys, func(x []float32, key, n int) {
 		k.ScaleMax(x, inv, lanes)
 		if sum != sum { // NaN, except for hidden keys
 			for c := range n {
-				if r.scores.Hides(r.b, r.h, r.i, key+c) {
+				if r.job.scores.Hides(r.b, r.h, r.i, key+c) {
 					x[c] = 0
 				}
 			}
 		}
-		if r.scores.Drops() {
-			r.scores.DropRow(&r.space.Draw, x, r.b, r.h, r.i, key)
+		if r.job.scores.Drops() {
+			r.job.scores.DropRow(&r.space.Draw, x, r.b, r.h, r.i, key)
 		}
 	})
 	r.fill(0, lo, 0)
-	r.fill(hi, r.cols, 0)
-	if out := &r.x[1]; !out.IsZero() {
+	r.fill(hi, r.job.cols, 0)
+	if out := &r.job.x[1]; !out.IsZero() {
 		out.F32[out.Index(r.b, r.h, r.i)] = lse
 	}
 }
 
 // lanes returns memory for a vector.
-func (r *row) lanes() []float32 { return r.mem[2*tile.BlockKeys:][:r.kernels.Lanes] }
+func (r *row) lanes() []float32 { return r.mem[2*tile.BlockKeys:][:r.job.kernels.Lanes] }
 
 // score turns n dot products, with the keys from key on, into scores in units of
 // log2 e, and the elements of x after them into -Inf. It returns the largest.
 func (r *row) score(x []float32, key, n int) float32 {
-	k, sc := r.kernels, r.scores
+	k, sc := r.job.kernels, r.job.scores
 	lanes, bias := r.lanes(), r.mem[tile.BlockKeys:2*tile.BlockKeys]
 	m := k.ScaleMax(x, sc.Scale, lanes)
 	if sc.Cap > 0 {
@@ -131,7 +131,7 @@ func (r *row) score(x []float32, key, n int) float32 {
 // length is a multiple of Lanes: n elements from key on, followed by unspecified
 // ones. The n elements that f leaves are written back to the row.
 func (r *row) each(lo, hi, some int, f func(x []float32, key, n int)) {
-	s, k := &r.x[0], r.kernels
+	s, k := &r.job.x[0], r.job.kernels
 	at, inPlace := s.Index(r.b, r.h, r.i), s.Stride[backend.Dim] == 1
 	for key := lo; key < hi; {
 		n := min(hi-key, some)
@@ -152,7 +152,7 @@ func (r *row) each(lo, hi, some int, f func(x []float32, key, n int)) {
 
 // fill writes y to elements [lo, hi) of the row of scores.
 func (r *row) fill(lo, hi int, y float32) {
-	s := &r.x[0]
+	s := &r.job.x[0]
 	for at := s.Index(r.b, r.h, r.i); lo < hi; lo++ {
 		s.F32[at+lo*s.Stride[backend.Dim]] = y
 	}
@@ -162,8 +162,8 @@ func (r *row) fill(lo, hi int, y float32) {
 //
 //	x = scale·x    x = softcap·tanh(x/softcap)    x = x + bias    hidden: -Inf
 func scoresRow(r row) {
-	p, sc := r.problem, r.scores
-	lo, hi := p.Visible.Range(r.b, r.i, r.cols)
+	p, sc := r.job.problem, r.job.scores
+	lo, hi := p.Visible.Range(r.b, r.i, r.job.cols)
 	r.each(lo, hi, tile.BlockKeys, func(x []float32, key, n int) {
 		x = x[:n]
 		for c := range x {
@@ -190,5 +190,5 @@ func scoresRow(r row) {
 		}
 	})
 	r.fill(0, lo, vec.NegInf)
-	r.fill(hi, r.cols, vec.NegInf)
+	r.fill(hi, r.job.cols, vec.NegInf)
 }
