@@ -37,12 +37,15 @@ const (
 	gemmCols = 192
 )
 
+// Gemm, unless nil, takes the place of blas32.Gemm. A sum continues from beta·c, term after term.
+var Gemm func(tb blas.Transpose, m, n, k int, a []float32, lda int, b []float32, ldb int, beta float32, c []float32, ldc int)
+
 // gemm computes c = a·b + beta·c, or a·bᵀ with tb = blas.Trans.
 //
 //	a [m, k]    b [k, n] or [n, k]    c [m, n]
 func gemm(tb blas.Transpose, m, n, k int, a []float32, lda int, b []float32, ldb int, beta float32, c []float32, ldc int) {
-	if runtime.GOARCH == "wasm" {
-		plainGemm(tb, m, n, k, a, lda, b, ldb, beta, c, ldc)
+	if Gemm != nil {
+		Gemm(tb, m, n, k, a, lda, b, ldb, beta, c, ldc)
 		return
 	}
 	for i := 0; i < m; i += gemmRows {

@@ -1,16 +1,36 @@
-package vec
+package cpu
 
-import "gonum.org/v1/gonum/blas"
+import (
+	"runtime"
+	"sync"
 
-// plainGemm is gemm four rows and four columns at a time. Go has no vectors in wasm, where gonum's
-// loops make half as many operations a second. A sum continues from beta·c, term after term.
+	"gonum.org/v1/gonum/blas"
+
+	"github.com/seed90331342/attn/cpu/internal/vec"
+)
+
+func init() {
+	if runtime.GOARCH == "wasm" {
+		vec.Gemm = plainGemm
+	}
+}
+
+// columnsPool holds the *[]float32 of plainGemm.
+var columnsPool = sync.Pool{New: func() any { return new([]float32) }}
+
+// plainGemm is vec.Gemm four rows and four columns at a time. Go has no vectors in wasm, where gonum's
+// loops make half as many operations a second.
 func plainGemm(tb blas.Transpose, m, n, k int, a []float32, lda int, b []float32, ldb int, beta float32, c []float32, ldc int) {
 	row, col := ldb, 1 // from an element of b to that of the next k, of the next column
 	if tb == blas.Trans {
 		row, col = 1, ldb
 	}
-	mem, columns := buffer(4 * k)
-	defer buffers.Put(mem)
+	mem := columnsPool.Get().(*[]float32)
+	defer columnsPool.Put(mem)
+	if cap(*mem) < 4*k {
+		*mem = make([]float32, 4*k)
+	}
+	columns := (*mem)[:4*k]
 	for j := 0; j < n; j += 4 {
 		for x := range 4 * k {
 			columns[x] = b[x/4*row+min(j+x%4, n-1)*col]
