@@ -91,10 +91,8 @@ type Options struct {
 	// LowPrecision trades accuracy for speed, as FlashAttention does, where k and v are F16 or
 	// BF16: each weight exp(s - m), with m the largest score so far, is rounded to their type
 	// before it multiplies v, and products are taken in that type, if q has it too, with float32
-	// sums. LSE, Weights and the sum that divides o are those of the weights before they are
-	// rounded. With F32 or Q8 keys it changes nothing. A unit for products of bf16 pairs, which
-	// [Call.Plan] names, sums in another order, and subnormal numbers count as 0 there. Gradients
-	// refuse it.
+	// sums: in the unit that [Call.Plan] names. LSE, Weights and the sum that divides o are those
+	// before the rounding. With F32 or Q8 keys it changes nothing. Gradients refuse it.
 	LowPrecision bool
 
 	// Pages, when not nil, makes k and v pools of pages, [P, Hkv, Size, D] and
