@@ -137,7 +137,7 @@ type Problem struct {
 	Sinks []float32
 	// Dropout drops weights; the zero value drops none.
 	Dropout Dropout
-	// LowPrecision rounds p_j to [Call.WeightType] before dropout and before it multiplies v_j.
+	// LowPrecision rounds p_j to [Call.WeightType], before or after dropout, before it multiplies v_j.
 	// p_j is then relative to a score of the row that is at most the largest so far, with
 	// exp(s_j - m) at most 1. The sum that divides, and lse, are those of the p_j before
 	// they are rounded. The stages ignore it.
