@@ -42,32 +42,39 @@ func BenchmarkRatio(b *testing.B) {
 	}
 }
 
-// BenchmarkLowPrecision reports the speed of calls in bf16 with products of pairs: in percent of the
-// ceiling of the machine's unit for them, and as a multiple of calls in float32. They take turns; the
-// medians count.
+// BenchmarkLowPrecision reports the speed of calls of LowPrecision as a multiple of calls in float32
+// and of plain calls with the same types and, in bf16, in percent of the ceiling of the machine's unit
+// for its products. They take turns; the medians count.
 //
 //	go test -run '^$' -bench LowPrecision -benchtime 9x ./cpu
 func BenchmarkLowPrecision(b *testing.B) {
 	for _, d := range []struct {
-		rows, keys, dim int
-		causal          bool
-	}{{256, 256, 64, false}, {1024, 1024, 64, false}, {4096, 4096, 64, false}, {4096, 4096, 64, true}, {4096, 4096, 128, false}, {16, 4096, 128, false}} {
+		rows, keys, dim, share int
+		causal                 bool
+		dtype                  backend.DType
+	}{
+		{256, 256, 64, 1, false, backend.BF16}, {1024, 1024, 64, 1, false, backend.BF16}, {4096, 4096, 64, 1, false, backend.BF16},
+		{4096, 4096, 64, 1, true, backend.BF16}, {4096, 4096, 128, 1, false, backend.BF16}, {16, 4096, 128, 1, false, backend.BF16},
+		{1, 32768, 64, 1, false, backend.Q8}, {1, 32768, 128, 1, false, backend.Q8}, {1, 131072, 128, 8, false, backend.Q8},
+	} {
 		for threads := 1; threads <= 2; threads++ {
-			b.Run(fmt.Sprintf("q%dk%dd%d/causal=%v/threads%d", d.rows, d.keys, d.dim, d.causal, threads), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%v/q%dk%dd%d/share%d/causal=%v/threads%d", d.dtype, d.rows, d.keys, d.dim, d.share, d.causal, threads), func(b *testing.B) {
 				be := open(b, Options{Threads: threads})
-				if be.kernels.PairUnit() == "" {
-					b.Skip("this machine has no unit for pairs of bf16")
+				if d.dtype == backend.BF16 && be.kernels.PairUnit() == "" || d.dtype == backend.Q8 && !be.kernels.HasFixed() {
+					b.Skip("this machine has no unit for these products")
 				}
-				call := func(dtype backend.DType) *backend.Call {
+				call := func(dtype backend.DType, low bool) *backend.Call {
 					c := plain(b, 8, d.keys, d.dim)
-					c.LowPrecision = dtype == backend.BF16
+					c.LowPrecision = low
 					if d.causal {
 						c.Visible.Right = 0
 					}
 					for i, t := range []*backend.Tensor{&c.Q, &c.K, &c.V, &c.O} {
-						shape := t.Shape()
-						if i%3 == 0 {
-							shape[backend.Seq] = d.rows
+						shape, dtype := t.Shape(), dtype
+						if i%3 > 0 {
+							shape[backend.Heads] /= d.share
+						} else if shape[backend.Seq] = d.rows; dtype == backend.Q8 {
+							dtype = backend.F32
 						}
 						from := random(b, uint64(i), shape)
 						var err error
@@ -77,7 +84,7 @@ func BenchmarkLowPrecision(b *testing.B) {
 					}
 					return c
 				}
-				f32, low := call(backend.F32), call(backend.BF16)
+				f32, same, low := call(backend.F32, false), call(d.dtype, false), call(d.dtype, true)
 				operations := float64(backend.NewPlan(low).FLOPs)
 				took := func(c *backend.Call) float64 {
 					times, start := 1+int(1e10/operations), time.Now()
@@ -86,17 +93,21 @@ func BenchmarkLowPrecision(b *testing.B) {
 					}
 					return time.Since(start).Seconds() / float64(times)
 				}
-				var ratios, percents []float64
+				figures := map[string][]float64{}
 				for b.Loop() {
-					ceiling, err := peak.FLOPS(b.Context(), vec.PairLoops{Kernels: be.kernels}, threads)
-					must(b, err)
-					one, other := took(f32), took(low)
-					ratios, percents = append(ratios, one/other), append(percents, 100*operations/other/ceiling)
+					most := took(low)
+					figures["x_float32"] = append(figures["x_float32"], took(f32)/most)
+					figures["x_plain"] = append(figures["x_plain"], took(same)/most)
+					if d.dtype == backend.BF16 {
+						ceiling, err := peak.FLOPS(b.Context(), vec.PairLoops{Kernels: be.kernels}, threads)
+						must(b, err)
+						figures["%"] = append(figures["%"], 100*operations/most/ceiling)
+					}
 				}
-				slices.Sort(ratios)
-				slices.Sort(percents)
-				b.ReportMetric(ratios[len(ratios)/2], "x_float32")
-				b.ReportMetric(percents[len(percents)/2], "%")
+				for name, all := range figures {
+					slices.Sort(all)
+					b.ReportMetric(all[len(all)/2], name)
+				}
 			})
 		}
 	}

@@ -221,6 +221,8 @@ func (x *partition) explain(c *backend.Call) (path, why string) {
 	path = "fused " + l.Kernels.Tier + " kernels"
 	if l.Pairs {
 		path += ", products of bf16 pairs in " + l.Kernels.PairUnit()
+	} else if l.Fixed {
+		path += ", products of int8 keys and 16-bit queries in AVX512-VNNI"
 	} else if t := c.WeightType(); t != backend.F32 {
 		path += ", float32 products of weights in " + t.String()
 	}

@@ -149,7 +149,7 @@ func (r *Row) slopeOfCap(j int, rootD float64) (c, gamma float64) {
 	}
 	// sech is exact where 1 - tanh² cancels.
 	sech2 := func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) }
-	s, abs := r.product(j)
+	s, abs, _ := r.product(j)
 	x := math.Abs(s) / float64(r.Softcap)
 	xi := u * (rootD + 3) * abs / float64(r.Softcap)
 	return sech2(x), 2*(sech2(math.Max(0, x-xi))*xi+12*u) + 3*u

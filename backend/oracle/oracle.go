@@ -57,6 +57,10 @@
 // are exact, but units for bf16 take subnormal operands and sums for 0: a score loses up to
 // 2^-126·(|q_d| + |k_jd| + 2) for each product, which is in A over 24u, and tiny counts twice.
 //
+// With int8 keys a query may be rounded to integers, in units of max_d |q_d|/(127·2^8), whose
+// products are summed exactly. Half a unit, with the roundings of unit and quotients, is less than
+// (2^-16 + 2^-22)·max_d |q_d|. φ = max_j |scale|·Σ_d |k_jd| times that adds to expm1's argument in ε.
+//
 // # Gradients
 //
 // [Differentiate] computes, with do and dlse the gradients of the row's o and lse and f_j =
@@ -123,8 +127,7 @@ type Row struct {
 	Softcap float32
 	Hidden  func(j int) bool    // whether key j is hidden, unless nil
 	Bias    func(j int) float64 // of score j, unless nil; -Inf hides
-	// Relative and -Slope·Distance are added to score j, unless they are nil. A Relative
-	// of -Inf hides.
+	// Relative, of which -Inf hides, and -Slope·Distance are added to score j, unless nil.
 	Relative   func(j int) float64
 	Slope      float64
 	Distance   func(j int) float64
@@ -133,6 +136,7 @@ type Row struct {
 	KeepFactor float64          // of kept weights; 0 is 1
 	Out        backend.DType    // of the output
 	Rounded    backend.DType    // to which weights are rounded before they multiply values, or F32
+	Fixed      bool             // whether the query may be rounded to integers of 16 bits
 }
 
 // Answer is the reference result of a row with the error bounds.
@@ -156,9 +160,9 @@ func (r *Row) hides(j int) bool {
 		r.Relative != nil && math.IsInf(r.Relative(j), -1)
 }
 
-// product returns scale·q·k_j and the sum of the magnitudes of its terms.
-func (r *Row) product(j int) (s, abs float64) {
-	flushed := 0.0
+// product returns scale·q·k_j, the sum of the magnitudes of its terms, and φ_j.
+func (r *Row) product(j int) (s, abs, fixed float64) {
+	flushed, top, scale := 0.0, 0.0, float64(r.Scale)
 	if r.Rounded == backend.BF16 {
 		flushed = 0x1p-106
 	}
@@ -166,8 +170,12 @@ func (r *Row) product(j int) (s, abs float64) {
 		x, y := float64(q), float64(r.K[j*len(r.Q)+i])
 		s += x * y
 		abs += math.Abs(x*y) + flushed*(math.Abs(x)+math.Abs(y)+2)
+		top, fixed = math.Max(top, math.Abs(x)), fixed+math.Abs(y)
 	}
-	return s * float64(r.Scale), abs * math.Abs(float64(r.Scale))
+	if fixed *= (0x1p-16 + 0x1p-22) * math.Abs(scale) * top; !r.Fixed {
+		fixed = 0
+	}
+	return s * scale, abs * math.Abs(scale), fixed
 }
 
 // sink returns the score of the sink, clamped; -Inf without one.
@@ -180,21 +188,16 @@ func (r *Row) sink() float64 {
 
 // Solve computes the reference of r and its bounds.
 func Solve(r Row) Answer {
-	d := len(r.Q)
-	n := len(r.K) / d
-	a := Answer{
-		Scores: make([]float64, n), Weights: make([]float64, n),
-		O: make([]float64, r.Dv), OBound: make([]float64, r.Dv),
-	}
-	m := math.Inf(-1)
-	reach := 0.0 // A
+	d, n := len(r.Q), len(r.K)/len(r.Q)
+	a := Answer{Scores: make([]float64, n), Weights: make([]float64, n), O: make([]float64, r.Dv), OBound: make([]float64, r.Dv)}
+	m, fixed := math.Inf(-1), 0.0 // φ
 	for j := range n {
 		if r.hides(j) {
 			a.Scores[j] = math.NaN()
 			continue
 		}
 		a.visible = append(a.visible, j)
-		s, abs := r.product(j)
+		s, abs, shift := r.product(j)
 		if r.Softcap > 0 {
 			s = float64(r.Softcap) * math.Tanh(s/float64(r.Softcap))
 		}
@@ -218,16 +221,15 @@ func Solve(r Row) Answer {
 		s += added
 		a.Scores[j] = s
 		m = math.Max(m, s) // NaN when any is NaN
-		reach = math.Max(reach, abs)
+		a.reach, fixed = math.Max(a.reach, abs), math.Max(fixed, shift)
 	}
 
 	sink := r.sink()
 	m = math.Max(m, sink)
 	if !math.IsInf(sink, 0) {
-		reach = math.Max(reach, math.Abs(sink))
+		a.reach = math.Max(a.reach, math.Abs(sink))
 	}
-	a.reach = reach
-	eps := math.Expm1(u*reach*(Lambda*math.Sqrt(float64(d))+24)) + 8*u
+	eps := math.Expm1(u*a.reach*(Lambda*math.Sqrt(float64(d))+24)+fixed) + 8*u
 	drift := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
 	a.WeightBound = 2*eps + drift + 6*u
 	if math.IsInf(m, -1) {
@@ -242,7 +244,7 @@ func Solve(r Row) Answer {
 	}
 	a.LSE = m + math.Log(sum)
 	drift += u * Lambda * math.Sqrt(float64((n-1)/32768)) * (16 + 4*math.Abs(a.LSE))
-	a.LSEBound = eps + drift + u*(4+2*(math.Abs(a.LSE)+reach))
+	a.LSEBound = eps + drift + u*(4+2*(math.Abs(a.LSE)+a.reach))
 	kept, factor, top := make([]int, 0, len(a.visible)), cmp.Or(r.KeepFactor, 1), 0.0
 	for _, j := range a.visible {
 		a.Weights[j] *= factor / sum
@@ -264,9 +266,6 @@ func Solve(r Row) Answer {
 	case backend.BF16:
 		unit, flushes = 0x1p-8, 2
 	}
-	for i := range a.O {
-		a.O[i] = 0 * a.LSE // a NaN denominator propagates even if dropout drops all weights
-	}
 	for _, j := range kept {
 		w := a.Weights[j]
 		for i, v := range r.V[j*r.Dv : (j+1)*r.Dv] {
@@ -278,6 +277,7 @@ func Solve(r Row) Answer {
 		}
 	}
 	for i, o := range a.O {
+		a.O[i] += 0 * a.LSE // a NaN denominator propagates even if dropout drops all weights
 		rel := 2*eps + 2*drift + 6*u
 		a.OBound[i] = rel*(abs[i]+rounding[i]) + rounding[i] + tiny(r.Out, flushes*n, float64(flushes)*all[i])
 		if r.Out != backend.F32 {

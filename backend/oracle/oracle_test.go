@@ -120,3 +120,21 @@ func TestRoundedWeights(t *testing.T) {
 		}
 	}
 }
+
+// TestFixedQueries: the log-sum-exp of a query whose elements all err by half a step in one direction reaches 0.9
+// of the bound, and with steps of twice that size it exceeds the bound.
+func TestFixedQueries(t *testing.T) {
+	for _, c := range []struct{ steps, from, most float64 }{{127 << 8, 0.9, 1}, {127 << 7, 1.5, 2}} {
+		row := Row{Q: make([]float32, 64), K: slices.Repeat([]float32{1}, 64), V: []float32{1}, Dv: 1, Scale: 1, Fixed: true}
+		shift := 0.0
+		for i := range row.Q[1:] {
+			row.Q[i] = float32(100.499 / c.steps)
+			shift += math.RoundToEven(float64(row.Q[i])*c.steps)/c.steps - float64(row.Q[i])
+		}
+		row.Q[63] = 1
+		ref := Solve(row)
+		if off := Off(ref.LSE+shift, ref.LSE, ref.LSEBound); off < c.from || off > c.most {
+			t.Errorf("%v steps: %v of the bound, should be from %v to %v", c.steps, off, c.from, c.most)
+		}
+	}
+}

@@ -1,8 +1,6 @@
 package tile
 
 import (
-	"unsafe"
-
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/vec"
@@ -128,7 +126,7 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 			ldk = p.K.Stride[backend.Seq]
 			s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
 		} else {
-			p.loadKeys(s, b, t)
+			p.load(&p.K, s.k, ldk, &b.hasK, b, t)
 			s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
 		}
 		x.Scores(s.S, s.runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
@@ -164,7 +162,7 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 // outputs, is NaN. half is memory for some whole vectors.
 func Round(x *vec.Kernels, dtype backend.DType, weights []float32, half []uint16) {
 	if dtype == backend.BF16 { // two at a time: without their signs, neither carries into the other
-		pairs := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(weights))), len(weights)/2)
+		pairs := as[uint64](weights)
 		for i, y := range pairs {
 			y &= 0x7fffffff_7fffffff
 			pairs[i] = (y + 0x7fff_00007fff + y>>16&0x1_00000001) & 0xffff0000_ffff0000

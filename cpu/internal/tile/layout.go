@@ -22,6 +22,7 @@ type Layout struct {
 
 	ReadK, ReadV bool // kernels read keys, values in place; others are converted
 	Pairs        bool // both products multiply pairs of bf16
+	Fixed        bool // queries are integers, as the keys are
 }
 
 // NewLayout returns the layout of c with the kernels of k. Tiles have keys as lanes if keyLanes
@@ -41,6 +42,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
 	if l.KeyLanes {
 		l.ReadK, l.ReadV = readInPlace(k, &c.K, c.Pages), readInPlace(k, &c.V, c.Pages)
+		l.Fixed = l.ReadK && c.LowPrecision && c.K.DType() == backend.Q8 && d.Dim <= vec.MaxFixed && k.HasFixed()
 	}
 	if l.Pairs = Pairs(k, c); l.Pairs {
 		l.ReadK, l.ReadV = false, false

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // With Layout.Pairs both products of a tile are matrix products of bf16, with query rows as
@@ -25,44 +26,40 @@ func (l *Layout) pairFloats() int {
 	return BlockKeys/2*l.Kernels.Width + vec.PairSums
 }
 
-// halves and pairsOf return the memory of floats.
-func halves(floats []float32) []uint16 {
-	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(floats))), 2*len(floats))
-}
-
-func pairsOf(floats []float32) []uint32 {
-	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(floats))), len(floats))
+// as returns the memory of floats with another type.
+func as[T any](floats []float32) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(floats))), len(floats)*4/int(unsafe.Sizeof(*new(T))))
 }
 
 // packPairs loads the query rows of t, without the scale.
 func (p *Products) packPairs(s *Space, t *Tile) {
-	l, d, rows := p.Layout, p.Layout.pairDim(), halves(s.k)
+	l, d, rows := p.Layout, p.Layout.pairDim(), as[uint16](s.k)
 	clear(rows[:l.Kernels.Width*d])
 	for r := range t.N {
 		h, i := l.Row(t.H, t.I, r)
-		p.Q.LoadBits(rows[r*d:], d, t.Batch, h, i, 1)
+		view.CopyRows(&p.Q, rows[r*d:], p.Q.Bits, d, t.Batch, h, i, 1)
 	}
 	for lane := 0; lane < l.Kernels.Width; lane += l.Kernels.Lanes {
-		l.Kernels.Turn(pairsOf(t.q)[lane:], l.Kernels.Width, rows[lane*d:], d, d/2)
+		l.Kernels.Turn(as[uint32](t.q)[lane:], l.Kernels.Width, rows[lane*d:], d, d/2)
 	}
 }
 
 // pairScores computes the scores of t and its keys in b, and their maxima.
 func (p *Products) pairScores(s *Space, b *block, t *Tile) {
 	l, d, n := p.Layout, p.Layout.pairDim(), t.here.Hi-t.here.Lo
-	x, keys := l.Kernels, halves(s.k)
+	x, keys := l.Kernels, as[uint16](s.k)
 	if !b.hasK {
 		b.hasK = true
-		p.K.LoadBits(keys, d, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
+		view.CopyRows(&p.K, keys, p.K.Bits, d, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
 	}
-	x.PairScores(s.S, keys[(t.here.Lo-b.span.Lo)*d:], d, n, pairsOf(t.q), d, p.Scale, s.MX)
+	x.PairScores(s.S, keys[(t.here.Lo-b.span.Lo)*d:], d, n, as[uint32](t.q), d, p.Scale, s.MX)
 }
 
 // pairWeights turns the scores in s.S into pairs of rounded weights, and returns them, up to a
 // multiple of vec.PairStep keys. It leaves the weights of float32 in s.S where the next steps may need them.
 func (a *Attention) pairWeights(s *Space, t *Tile, clean bool) []uint32 {
 	x, cur, n := a.Products.Layout.Kernels, &t.sums.cur, t.here.Hi-t.here.Lo
-	fours, weights := CeilDiv(n, 4), pairsOf(s.pairs)[:RoundUp(n, vec.PairStep)/2*x.Width]
+	fours, weights := CeilDiv(n, 4), as[uint32](s.pairs)[:RoundUp(n, vec.PairStep)/2*x.Width]
 	if drops := a.Scores.Drops(); drops || clean {
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 		if drops {
@@ -80,12 +77,12 @@ func (a *Attention) pairWeights(s *Space, t *Tile, clean bool) []uint32 {
 // With clean set NaN and Inf count as 0; if there are any, b.replaced is set.
 func (p *Products) addPairValues(s *Space, b *block, t *Tile, clean bool, weights []uint32) {
 	l, n, all := p.Layout, RoundUp(t.here.Hi-t.here.Lo, vec.PairStep), b.span.Hi-b.span.Lo
-	x, rows := l.Kernels, halves(s.v)[:BlockKeys*l.DimV]
-	values := halves(s.v)[len(rows):]
+	x, rows := l.Kernels, as[uint16](s.v)[:BlockKeys*l.DimV]
+	values := as[uint16](s.v)[len(rows):]
 	load := !b.hasV
 	if load {
 		b.hasV = true
-		p.V.LoadBits(rows, l.DimV, t.Batch, t.KVHead, b.span.Lo, all)
+		view.CopyRows(&p.V, rows, p.V.Bits, l.DimV, t.Batch, t.KVHead, b.span.Lo, all)
 		clear(rows[all*l.DimV : RoundUp(all, vec.PairStep)*l.DimV])
 	}
 	if clean && !b.checked {

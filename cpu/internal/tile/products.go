@@ -27,6 +27,9 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 		p.loadQueries(t.q, t, 0, t.N)
 		ScaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
 		clear(t.q[t.N*l.DimK : l.dotRows(t.N)*l.DimK])
+		for r := 0; l.Fixed && r < t.N; r++ {
+			vec.Fix(t.q[r*l.DimK:][:l.DimK])
+		}
 		return
 	}
 	for lane := 0; lane < x.Width; lane += x.Lanes {
@@ -61,31 +64,33 @@ func ScaleRows(dst, src []float32, scale float32) {
 // dots computes the scores of t and the keys of here, with keys as lanes. Those of the keys up
 // to the next multiple of Lanes become unspecified.
 func (p *Products) dots(s *Space, b *block, t *Tile, here Span) {
-	l, k := p.Layout, s.k
+	l, k, e := p.Layout, s.k, p.K.DType
 	x, n, rows, done := l.Kernels, here.Hi-here.Lo, l.dotRows(t.N), 0
+	if l.Fixed {
+		e = vec.Fixed
+	}
 	if l.ReadK {
 		if done = n / x.Lanes * x.Lanes; done > 0 {
 			runs := s.Runs(&p.K, t.Batch, t.KVHead, Span{here.Lo, here.Lo + done}, b.end)
-			x.Dots(p.K.DType, s.S, BlockKeys, runs, p.K.Stride[backend.Seq], t.q, l.DimK, rows, l.DimK)
+			x.Dots(e, s.S, BlockKeys, runs, p.K.Stride[backend.Seq], t.q, l.DimK, rows, l.DimK)
 		}
 		if done == n {
 			return
 		}
+		if l.Fixed {
+			rest, ld := as[byte](k), l.DimK+vec.Q8Lead
+			view.CopyRows(&p.K, rest, p.K.Q8, ld, t.Batch, t.KVHead, here.Lo+done, n-done)
+			s.runs = vec.AppendRun(s.runs[:0], rest, ld, x.Lanes, l.DimK, rest)
+			x.Dots(e, s.S[done:], BlockKeys, s.runs, ld, t.q, l.DimK, rows, l.DimK)
+			return
+		}
 		p.K.LoadRows(x, k, l.DimK, t.Batch, t.KVHead, here.Lo+done, n-done)
 	} else {
-		p.loadKeys(s, b, t)
+		p.load(&p.K, s.k, l.DimK, &b.hasK, b, t)
 		k = k[(here.Lo-b.span.Lo)*l.DimK:]
 	}
 	rest := RoundUp(n-done, x.Lanes)
 	x.Dots(vec.F32, s.S[done:], BlockKeys, s.Rows(k, l.DimK, rest, l.DimK), l.DimK, t.q, l.DimK, rows, l.DimK)
-}
-
-// loadKeys converts the keys of b to s.k, once.
-func (p *Products) loadKeys(s *Space, b *block, t *Tile) {
-	if !b.hasK {
-		b.hasK = true
-		p.K.LoadRows(p.Layout.Kernels, s.k, p.Layout.DimK, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
-	}
 }
 
 // values sets s.runs to the values of here, which are in b, as rows of type e that are ld
@@ -99,10 +104,10 @@ func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e
 		if l.ReadV && p.V.DType == backend.F32 && p.V.Pages == nil {
 			rows, ld = p.V.F32[p.V.Index(t.Batch, t.KVHead, b.span.Lo):], p.V.Stride[backend.Seq]
 		} else {
-			p.loadValues(s, b, t)
+			p.load(&p.V, s.v, l.DimV, &b.hasV, b, t)
 		}
 		if b.replaced = l.Kernels.NonFinite(rows, ld, n, l.Dims.ValueDim); b.replaced {
-			p.loadValues(s, b, t)
+			p.load(&p.V, s.v, l.DimV, &b.hasV, b, t)
 			ZeroNonFinite(s.v[:n*l.DimV])
 		}
 	}
@@ -110,7 +115,7 @@ func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e
 		s.Runs(&p.V, t.Batch, t.KVHead, here, b.end)
 		return p.V.DType, p.V.Stride[backend.Seq]
 	}
-	p.loadValues(s, b, t)
+	p.load(&p.V, s.v, l.DimV, &b.hasV, b, t)
 	s.Rows(s.v[(here.Lo-b.span.Lo)*l.DimV:], l.DimV, here.Hi-here.Lo, l.DimV)
 	return vec.F32, l.DimV
 }
@@ -137,11 +142,11 @@ func (p *Products) addValues(s *Space, b *block, t *Tile, clean, look bool) {
 	}
 }
 
-// loadValues converts the values of b to s.v, once.
-func (p *Products) loadValues(s *Space, b *block, t *Tile) {
-	if !b.hasV {
-		b.hasV = true
-		p.V.LoadRows(p.Layout.Kernels, s.v, p.Layout.DimV, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
+// load converts the keys or the values of b to rows, once.
+func (p *Products) load(v *view.View, rows []float32, ld int, has *bool, b *block, t *Tile) {
+	if !*has {
+		*has = true
+		v.LoadRows(p.Layout.Kernels, rows, ld, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)
 	}
 }
 

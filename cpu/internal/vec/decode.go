@@ -25,7 +25,7 @@ func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk in
 		return
 	}
 	most := max(1, budget/(d*heads)) * x.Lanes
-	apart := e.Size() * ldk
+	apart := max(1, e.Size()) * ldk // Fixed has no size
 	at := 0
 	for i := 0; i < len(runs); i++ {
 		n, first := runs[i].n, i

@@ -15,6 +15,9 @@ var assembly = func() (list []*Kernels) {
 		if x.HasAVX512BF16 && x.HasAVX512BW && vendor() == authenticAMD {
 			kernelsAVX512 = *kernelsAVX512.WithoutTiles()
 		}
+		if !x.HasAVX512VNNI {
+			kernelsAVX512.dots[Fixed] = nil
+		}
 	}
 	// F16C has no flag in x/sys/cpu: every processor with AVX2 has it.
 	return append(list, &kernelsAVX2)

@@ -38,7 +38,7 @@ var kernelsAVX512Half = Kernels{
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
 	},
-	dots: [elements]dotsFunc{
+	dots: [Fixed + 1]dotsFunc{
 		F32:  dotsAVX2,
 		F16:  dotsF16AVX2,
 		BF16: dotsBF16AVX2,
@@ -87,7 +87,7 @@ var kernelsAVX2x1 = Kernels{
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
 	},
-	dots: [elements]dotsFunc{
+	dots: [Fixed + 1]dotsFunc{
 		F32:  dotsAVX2,
 		F16:  dotsF16AVX2,
 		BF16: dotsBF16AVX2,
@@ -146,11 +146,12 @@ var kernelsAVX512x1 = Kernels{
 		BF16: loadBF16AVX512,
 		Q8:   loadQ8AVX512,
 	},
-	dots: [elements]dotsFunc{
-		F32:  dotsAVX512,
-		F16:  dotsF16AVX512,
-		BF16: dotsBF16AVX512,
-		Q8:   dotsQ8AVX512,
+	dots: [Fixed + 1]dotsFunc{
+		F32:   dotsAVX512,
+		F16:   dotsF16AVX512,
+		BF16:  dotsBF16AVX512,
+		Q8:    dotsQ8AVX512,
+		Fixed: dotsFixedAVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 4, mix4x4AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
@@ -195,7 +196,7 @@ var kernelsAVX2x2 = Kernels{
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
 	},
-	dots: [elements]dotsFunc{
+	dots: [Fixed + 1]dotsFunc{
 		F32:  dotsAVX2,
 		F16:  dotsF16AVX2,
 		BF16: dotsBF16AVX2,
@@ -246,7 +247,7 @@ var kernelsAVX2 = Kernels{
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
 	},
-	dots: [elements]dotsFunc{
+	dots: [Fixed + 1]dotsFunc{
 		F32:  dotsAVX2,
 		F16:  dotsF16AVX2,
 		BF16: dotsBF16AVX2,
@@ -306,11 +307,12 @@ var kernelsAVX512x2 = Kernels{
 		BF16: loadBF16AVX512,
 		Q8:   loadQ8AVX512,
 	},
-	dots: [elements]dotsFunc{
-		F32:  dotsAVX512,
-		F16:  dotsF16AVX512,
-		BF16: dotsBF16AVX512,
-		Q8:   dotsQ8AVX512,
+	dots: [Fixed + 1]dotsFunc{
+		F32:   dotsAVX512,
+		F16:   dotsF16AVX512,
+		BF16:  dotsBF16AVX512,
+		Q8:    dotsQ8AVX512,
+		Fixed: dotsFixedAVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 4, mix4x4AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
@@ -367,11 +369,12 @@ var kernelsAVX512 = Kernels{
 		BF16: loadBF16AVX512,
 		Q8:   loadQ8AVX512,
 	},
-	dots: [elements]dotsFunc{
-		F32:  dotsAVX512,
-		F16:  dotsF16AVX512,
-		BF16: dotsBF16AVX512,
-		Q8:   dotsQ8AVX512,
+	dots: [Fixed + 1]dotsFunc{
+		F32:   dotsAVX512,
+		F16:   dotsF16AVX512,
+		BF16:  dotsBF16AVX512,
+		Q8:    dotsQ8AVX512,
+		Fixed: dotsFixedAVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 4, mix4x4AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},

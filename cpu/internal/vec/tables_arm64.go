@@ -39,7 +39,7 @@ var kernelsNEON = Kernels{
 		BF16: loadBF16NEON,
 		Q8:   loadQ8NEON,
 	},
-	dots: [elements]dotsFunc{
+	dots: [Fixed + 1]dotsFunc{
 		F32:  dotsNEON,
 		F16:  dotsF16NEON,
 		BF16: dotsBF16NEON,

@@ -81,7 +81,7 @@ type Kernels struct {
 	dotFMA     func(n int) (operations int)
 
 	load [elements]loadFunc
-	dots [elements]dotsFunc
+	dots [Fixed + 1]dotsFunc
 	mix  [elements][]registerTile[mixFunc]
 }
 
@@ -162,6 +162,9 @@ const (
 	F32, F16, BF16, Q8 = backend.F32, backend.F16, backend.BF16, backend.Q8
 
 	elements = Q8 + 1
+
+	// Fixed stands for Q8 in Dots, for query rows of Fix.
+	Fixed = elements
 )
 
 // Q8Lead is the size in bytes of the scale of a Q8 row.

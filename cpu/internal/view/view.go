@@ -119,13 +119,16 @@ func (v *View) LoadRows(k *vec.Kernels, dst []float32, ld, b, h, s, n int) {
 	v.Load(k, dst, ld, b, h, s, n, 0, v.Shape[backend.Dim])
 }
 
-// LoadBits copies rows [s, s+n) of 16 bits to dst, whose rows are ld apart, and zeros what
-// follows them there.
-func (v *View) LoadBits(dst []uint16, ld, b, h, s, n int) {
+// CopyRows copies rows [s, s+n) of v, whose memory is all, to dst, whose rows are ld apart, and
+// zeros what follows them there. Those of bytes include their scales.
+func CopyRows[T uint16 | byte](v *View, dst, all []T, ld, b, h, s, n int) {
 	cols, step := v.Shape[backend.Dim], v.Stride[backend.Dim]
+	if v.DType == backend.Q8 {
+		cols += vec.Q8Lead
+	}
 	for m := 0; n > 0; n, s = n-m, s+m {
 		m = v.adjacent(s, n)
-		from := v.Bits[v.RowIndex(b, h, s):]
+		from := all[v.RowIndex(b, h, s):]
 		if ld == cols && v.Stride[backend.Seq] == ld && step == 1 {
 			copy(dst[:m*ld], from)
 		} else {

@@ -211,7 +211,8 @@ func (p *patch) row(i int) oracle.Row {
 	b, h, first, keys := p.Lo[backend.Batch], p.Lo[backend.Heads], p.Lo[backend.Dim], p.Hi[backend.Dim]-p.Lo[backend.Dim]
 	r := i - p.Lo[backend.Seq]
 	row := oracle.Row{Q: p.q[r*d.Dim:][:d.Dim], K: p.head.k[first*d.Dim:][:keys*d.Dim], V: p.head.v[first*d.ValueDim:][:keys*d.ValueDim],
-		Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType(), Rounded: c.WeightType()}
+		Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType(), Rounded: c.WeightType(),
+		Fixed: c.LowPrecision && c.K.DType() == backend.Q8}
 	ofRow := func(all []float32) []float32 {
 		if all == nil {
 			return nil

@@ -39,6 +39,7 @@ const (
 	cTiny    // 2^-102
 	cDown    // 2^-24
 	cBiased  // 2^23 + 127
+	cOffset  // 128 in each byte
 	cBits    // 1, 2, 4 and so on, one to a lane
 	cToTop   // four shuffles of bytes: the n-th moves byte n of a word to its top
 )
@@ -59,7 +60,7 @@ func layConstants() {
 	bits = append(bits, 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0x7f800000, 0xff800000, math.Float32bits(-127),
 		math.Float32bits(0x1p127), math.Float32bits(-0x1p127), 0xffff0000,
 		0xff, 0xff00, math.Float32bits(0x1p23+128), math.Float32bits(0x1p15+128),
-		math.Float32bits(0x1p-102), math.Float32bits(0x1p-24), math.Float32bits(0x1p23+127))
+		math.Float32bits(0x1p-102), math.Float32bits(0x1p-24), math.Float32bits(0x1p23+127), 0x80808080)
 	table = GLOBL("constants", RODATA|NOPTR)
 	for i, b := range bits {
 		for j := range 16 {

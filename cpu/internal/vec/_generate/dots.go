@@ -19,14 +19,26 @@ func (a *isa) piece() int { return 2 * a.lanes }
 // is summed in the same order as in scores.
 func (a *isa) dots(e element) {
 	a.oneOf("dots", tables.Which{Element: e.suffix})
+	a.dotsBody(e, false)
+}
+
+// dotsFixed is dots for int8 and query rows of Fix, whose products are those of VNNI: four elements
+// to a lane at once, in integers. VPDPBUSD multiplies unsigned numbers by signed ones. With 128
+// added, keys are unsigned.
+func (a *isa) dotsFixed(e element) {
+	a.oneOf("dots", tables.Which{Element: "Fixed"})
+	a.dotsBody(e, true)
+}
+
+func (a *isa) dotsBody(e element, fixed bool) {
 	lds, ldk, ldq := argument("lds"), param("ldk"), argument("ldq")
 	s, q, heads, bytes := argument("s"), argument("q"), argument("heads"), argument("chunks")
 	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), bytes) // of a row
 	d := &dotsKernel{isa: a, element: e, ldk: ldk, ldk3: tripled(ldk), bytes: bytes,
-		sp: AllocLocal(8), kp: AllocLocal(8), count: AllocLocal(8)}
+		sp: AllocLocal(8), kp: AllocLocal(8), count: AllocLocal(8), fixed: fixed}
 	if e.lead > 0 {
 		d.scales = AllocLocal(d.most() * a.bytes())
-		for i := 0; a.wide() && i < 2; i++ {
+		for i := 0; a.wide() && !fixed && i < 2; i++ {
 			d.byteMask[i], d.biased[i] = a.vec(), a.vec()
 			VMOVUPS((cByte0 + constant(i)).mem(), d.byteMask[i])
 			VMOVUPS((cBiased0 + constant(i)).mem(), d.biased[i])
@@ -63,6 +75,7 @@ type dotsKernel struct {
 	scales               Mem
 	byteMask, biased     [2]reg.VecVirtual
 	scaledDown           bool // scales is divided by 2^24
+	fixed                bool // see dotsFixed
 	following, nearer    Mem  // the keys of the run's next tile, else the tile's own; those of them that moveNearer takes next
 	second, hop          Mem  // the run of the keys from pairedRun on, and bytes from the end of the first to it
 }
@@ -138,6 +151,9 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 			t.acc[g][0], t.acc[g+1][0] = d.inGroups(t.acc[g][0], t.acc[g+1][0])
 		}
 	}
+	if d.fixed {
+		t.fixedScores()
+	}
 	sp, lds := GP64(), GP64()
 	MOVQ(d.sp, sp)
 	MOVQ(argument("lds"), lds)
@@ -187,6 +203,9 @@ func (t *dotsTile) openKeys() {
 			d.scaleDown(d.scales.Offset(g*a.bytes()), t.label+"_done")
 		}
 		t.acc[g] = a.vecs(t.rows)
+		if d.fixed {
+			t.acc[g] = a.vecs(2 * t.rows) // of the upper and the lower byte of the query's elements
+		}
 		for r := range t.acc[g] {
 			VMOVAPS(zero, t.acc[g][r])
 		}
@@ -241,9 +260,6 @@ func (t *dotsTile) allPieces(loop string) {
 	}
 	Label(loop)
 	t.piece(loop, d.piece()/4)
-	for _, q := range t.queries {
-		ADDQ(U32(uint32(4*d.piece()/d.element.bytes)), q)
-	}
 	if !halves {
 		CMPQ(t.at, d.bytes)
 		JNE(LabelRef(loop))
@@ -280,6 +296,12 @@ func (t *dotsTile) piece(loop string, n int) {
 			move()
 			fetch()
 			var each []func(int) reg.VecVirtual
+			if d.fixed {
+				for j, w := range words {
+					t.multiplyFixed(t.acc[first+j], w[i], i)
+				}
+				continue
+			}
 			if t.paired() {
 				each = d.splitPairs(d, words[0][i], words[1][i])
 			} else {
@@ -288,13 +310,51 @@ func (t *dotsTile) piece(loop string, n int) {
 				}
 			}
 			for n := range perWord {
-				d.multiply(t.acc[first:first+t.pair], each, n, func(r int) Mem {
-					return rowAt(t.queries[r/4], t.ldq, t.ldq3, r%4, 4*(i*perWord+n))
-				})
+				d.multiply(t.acc[first:first+t.pair], each, n, func(r int) Mem { return t.query(r, 4*(i*perWord+n)) })
 			}
 		}
 	}
 	ADDQ(U32(uint32(4*n)), t.at)
+	bytes := 4 // of an element of a query row
+	if d.fixed {
+		bytes = 2
+	}
+	for _, q := range t.queries {
+		ADDQ(U32(uint32(4*n/d.element.bytes*bytes)), q)
+	}
+}
+
+// query addresses byte disp of row r, from the elements of the piece on.
+func (t *dotsTile) query(r, disp int) Mem { return rowAt(t.queries[r/4], t.ldq, t.ldq3, r%4, disp) }
+
+// multiplyFixed adds the products of the i-th words of a piece to the sums of a group.
+func (t *dotsTile) multiplyFixed(acc []reg.VecVirtual, w reg.VecVirtual, i int) {
+	VPXORD_BCST(cOffset.mem(), w, w)
+	for r := range t.rows {
+		for half := range 2 {
+			VPDPBUSD_BCST(t.query(r, 8*i+4*half), w, acc[2*r+half])
+		}
+	}
+}
+
+// fixedScores turns the sums of integers into scores.
+func (t *dotsTile) fixedScores() {
+	for g, acc := range t.acc {
+		scale, nan := t.d.vec(), t.d.vec()
+		VMOVUPS(t.d.scales.Offset(g*t.d.isa.bytes()), scale)
+		VSUBPS(scale, scale, nan)
+		VADDPS(nan, scale, scale) // NaN if it is infinite, as the sum of its products would be
+		for r := range t.rows {
+			x := acc[2*r]
+			VPSLLD(Imm(8), x, x)
+			VPADDD(acc[2*r+1], x, x)
+			VPSUBD_BCST(t.query(r, 4), x, x) // 128 times the sum of the row
+			VCVTDQ2PS(x, x)
+			VMULPS(scale, x, x)
+			VMULPS_BCST(t.query(r, 0), x, x)
+			t.acc[g][r] = x
+		}
+	}
 }
 
 // prefetches returns functions that prefetch as many lines as a piece of group g has, in steps

@@ -47,6 +47,9 @@ func main() {
 			} else {
 				a.dots(e)
 			}
+			if e.lead > 0 && a.wide() {
+				a.dotsFixed(e)
+			}
 			a.mix(e, 8, 2)
 			a.mix(e, 8, 1)
 			a.mix(e, 4, 4)
