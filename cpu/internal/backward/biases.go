@@ -53,7 +53,9 @@ func (x *chunk) addBiases(t *tile.Tile, here tile.Span) {
 			}
 		case plan.lines == 0:
 		case v.Shape[backend.Dim] > 1:
-			addTo(c.lines[head*plan.lines+here.Lo:], row)
+			for at, y := range row {
+				c.lines[head*plan.lines+here.Lo+at] += float64(y)
+			}
 		default:
 			sum := 0.0
 			for _, y := range row {
@@ -62,16 +64,10 @@ func (x *chunk) addBiases(t *tile.Tile, here tile.Span) {
 			c.lines[head*plan.lines+i] += sum
 		}
 		if plan.distances > 0 {
-			addTo(c.distances[head*plan.distances+here.Lo-i+l.Dims.SeqQ-1:], row)
+			for at, y := range row {
+				c.distances[head*plan.distances+here.Lo-i+l.Dims.SeqQ-1+at] += float64(y)
+			}
 		}
-	}
-}
-
-// addTo adds row to sums.
-func addTo(sums []float64, row []float32) {
-	sums = sums[:len(row)]
-	for c, y := range row {
-		sums[c] += float64(y)
 	}
 }
 

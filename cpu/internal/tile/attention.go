@@ -103,6 +103,7 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 			fetched = b.end > j0+BlockKeys
 		}
 		t.here.Lo = t.here.Lo / first * first
+		s.following = &tiles[(n+1)%len(tiles)]
 		// Tiles that have fewer outputs than the block has values look at those. The gonum
 		// kernels may skip weights of 0, so they always look at the values.
 		a.step(s, t, &b, !l.Kernels.KeyLanes && (l.KeyLanes || 2*len(tiles)*l.Kernels.Width <= BlockKeys))
@@ -129,6 +130,7 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 			p.load(&p.K, s.k, ldk, &b.hasK, b, t)
 			s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
 		}
+		a.Scores.fetchBias(s, t, b)
 		x.Scores(s.S, s.runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
 	}
 	a.Scores.Adjust(s, t, t.here)

@@ -23,6 +23,7 @@ type Layout struct {
 	ReadK, ReadV bool // kernels read keys, values in place; others are converted
 	Pairs        bool // both products multiply pairs of bf16
 	Fixed        bool // queries are integers, as the keys are
+	pairFloats   int  // of the weights of a tile and the sums of PairValues
 }
 
 // NewLayout returns the layout of c with the kernels of k. Tiles have keys as lanes if keyLanes
@@ -45,7 +46,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 		l.Fixed = l.ReadK && c.LowPrecision && c.K.DType() == backend.Q8 && d.Dim <= vec.MaxFixed && k.HasFixed()
 	}
 	if l.Pairs = Pairs(k, c); l.Pairs {
-		l.ReadK, l.ReadV = false, false
+		l.ReadK, l.ReadV, l.pairFloats = false, false, BlockKeys/2*k.Width+vec.PairSums
 	}
 	return l
 }

@@ -18,14 +18,6 @@ import (
 // pairDim returns the elements of a row of keys or queries.
 func (l *Layout) pairDim() int { return RoundUp(l.Dims.Dim, vec.PairStep) }
 
-// pairFloats returns the floats of the weights of a tile, and of the sums of PairValues.
-func (l *Layout) pairFloats() int {
-	if !l.Pairs {
-		return 0
-	}
-	return BlockKeys/2*l.Kernels.Width + vec.PairSums
-}
-
 // as returns the memory of floats with another type.
 func as[T any](floats []float32) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(floats))), len(floats)*4/int(unsafe.Sizeof(*new(T))))

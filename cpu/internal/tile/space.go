@@ -27,6 +27,7 @@ type Space struct {
 	half       [2 * BlockKeys]uint16
 	Draw       vec.Draw
 	runs       []vec.Run
+	following  *Tile // of the task, which is computed next
 
 	tiles [MaxTiles]Tile
 	spans [MaxRows]Span // that the rows of the tiles see
@@ -45,7 +46,7 @@ func SpaceOf(w *pool.Scratch) *Space {
 // SpaceFloats returns the floats that Products.Open takes.
 func (l *Layout) SpaceFloats() int {
 	return (BlockKeys+l.Kernels.Lanes)*l.DimK + BlockKeys*l.DimV + 2*l.Kernels.Lanes + l.ScoreFloats() + 3*l.Kernels.Width +
-		l.Kernels.Lanes*max(l.DimK, l.DimV, BlockKeys) + BlockKeys + l.Kernels.Width + l.pairFloats()
+		l.Kernels.Lanes*max(l.DimK, l.DimV, BlockKeys) + BlockKeys + l.Kernels.Width + l.pairFloats
 }
 
 // Open returns the space of a task.
@@ -61,7 +62,7 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 	s.Stage = w.Floats(x.Lanes * max(l.DimK, l.DimV, BlockKeys))
 	s.table = w.Floats(BlockKeys + x.Width)
 	s.bias = s.table[:BlockKeys]
-	s.pairs = w.Floats(l.pairFloats())
+	s.pairs = w.Floats(l.pairFloats)
 	s.Capped = nil
 	return s
 }

@@ -1,6 +1,7 @@
 package vec
 
 import (
+	"math"
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
@@ -82,4 +83,31 @@ func (x *Kernels) Mix(e backend.DType, o []float32, ldo int, runs []Run, ldv int
 		}
 		h += rows
 	}
+}
+
+// MaxFixed is the most elements of a row of Fix: sums of more products could exceed 32 bits.
+const MaxFixed = 512
+
+// HasFixed reports whether Dots takes Fixed.
+func (x *Kernels) HasFixed() bool { return x.dots[Fixed] != nil }
+
+// Fix replaces a query row, of a multiple of 4 elements, by integers of 16 bits for Dots with Fixed,
+// whose sums of their products with the integers of keys are exact. Their unit is the largest
+// magnitude over 127·2^8, or NaN if the row has NaN or Inf. For each four integers the upper bytes
+// and then the lower ones are written, and after all of them the unit and 128 times their sum.
+func Fix(row []float32) {
+	top, nan, sum := float32(0), float32(0), int32(0)
+	for _, x := range row {
+		top, nan = max(top, x, -x), nan+(x-x)
+	}
+	steps := 127 << 8 / max(float64(top), math.SmallestNonzeroFloat32)
+	bytes := unsafe.Slice((*int8)(unsafe.Pointer(unsafe.SliceData(row))), 4*len(row))
+	for i := 0; i < len(row); i += 4 {
+		for j, x := range [4]float32(row[i:]) {
+			n := int32(math.RoundToEven(float64(x) * steps))
+			upper := (n + 128) >> 8
+			bytes[2*i+j], bytes[2*i+4+j], sum = int8(upper), int8(n-upper<<8), sum+n
+		}
+	}
+	row[len(row)/2], row[len(row)/2+1] = top/(127<<8)+nan, math.Float32frombits(uint32(sum)<<7)
 }

@@ -34,10 +34,18 @@ func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, ne
 		d += Q8Lead
 	}
 	_ = rows[(n-1)*ld+d-1]
-	quarter := n / 4 * ld * size
 	runs = append(runs, Run{})
 	r := &runs[len(runs)-1] // to copy a Run that was just written takes long
-	r.rows, r.next, r.n = (*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n
+	r.rows, r.n = (*byte)(unsafe.Pointer(&rows[0])), n
+	Ahead(r, next, ld, n, d)
+	return runs
+}
+
+// Ahead lets the kernels prefetch other rows while they read those of r: n rows of d elements, ld apart.
+func Ahead[T float32 | uint16 | byte](r *Run, next []T, ld, n, d int) {
+	size := int(unsafe.Sizeof(*new(T)))
+	quarter := n / 4 * ld * size
+	r.next = uintptr(unsafe.Pointer(unsafe.SliceData(next)))
 	r.lines = (d*size + 63) / 64
 	r.left, r.jump = r.lines, ld*size-64*r.lines
 	if r.jump == 0 && size == 4 {
@@ -49,7 +57,6 @@ func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, ne
 	if r.jump <= 0 {
 		r.left = math.MaxInt // there are no gaps to leave out
 	}
-	return runs
 }
 
 // Spread sets the bytes from the first stream of rows to prefetch to each of the others.

@@ -162,9 +162,7 @@ const (
 	F32, F16, BF16, Q8 = backend.F32, backend.F16, backend.BF16, backend.Q8
 
 	elements = Q8 + 1
-
-	// Fixed stands for Q8 in Dots, for query rows of Fix.
-	Fixed = elements
+	Fixed    = elements // Q8 in Dots, for query rows of Fix
 )
 
 // Q8Lead is the size in bytes of the scale of a Q8 row.

@@ -1822,7 +1822,7 @@ row_done:
 	RET
 
 // func biasSquaresAVX512(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+
+// Requires: AVX, AVX512DQ, AVX512F
 TEXT ·biasSquaresAVX512(SB), NOSPLIT, $0-48
 	MOVQ         s+0(FP), AX
 	MOVQ         b+8(FP), CX
@@ -1836,52 +1836,36 @@ TEXT ·biasSquaresAVX512(SB), NOSPLIT, $0-48
 square:
 	MOVQ        CX, SI
 	VMOVUPS     (SI), Z3
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z15
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z10
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z14
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z4
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z18
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z8
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z19
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z5
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z12
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z9
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z16
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z6
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z13
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z7
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z17
-	PREFETCHT1  512(SI)
 	MOVQ        mx+40(FP), SI
 	VUNPCKLPS   Z15, Z3, Z11
 	VUNPCKHPS   Z15, Z3, Z3
@@ -20396,7 +20380,7 @@ row_done:
 	RET
 
 // func biasSquaresAVX2(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, FMA3
 TEXT ·biasSquaresAVX2(SB), NOSPLIT, $0-48
 	MOVQ         s+0(FP), AX
 	MOVQ         b+8(FP), CX
@@ -20410,28 +20394,20 @@ TEXT ·biasSquaresAVX2(SB), NOSPLIT, $0-48
 square:
 	MOVQ        CX, SI
 	VMOVUPS     (SI), Y3
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y9
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y6
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y8
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y4
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y10
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y5
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y11
-	PREFETCHT1  512(SI)
 	MOVQ        mx+40(FP), SI
 	VUNPCKLPS   Y9, Y3, Y7
 	VUNPCKHPS   Y9, Y3, Y3
@@ -32744,7 +32720,7 @@ row_done:
 	RET
 
 // func biasSquaresAVX512x2(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+
+// Requires: AVX, AVX512DQ, AVX512F
 TEXT ·biasSquaresAVX512x2(SB), NOSPLIT, $0-48
 	MOVQ         s+0(FP), AX
 	MOVQ         b+8(FP), CX
@@ -32758,52 +32734,36 @@ TEXT ·biasSquaresAVX512x2(SB), NOSPLIT, $0-48
 square:
 	MOVQ        CX, SI
 	VMOVUPS     (SI), Z3
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z15
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z10
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z14
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z4
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z18
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z8
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z19
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z5
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z12
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z9
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z16
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z6
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z13
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z7
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z17
-	PREFETCHT1  512(SI)
 	MOVQ        mx+40(FP), SI
 	VUNPCKLPS   Z15, Z3, Z11
 	VUNPCKHPS   Z15, Z3, Z3
@@ -34413,7 +34373,7 @@ row_done:
 	RET
 
 // func biasSquaresAVX512x1(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+
+// Requires: AVX, AVX512DQ, AVX512F
 TEXT ·biasSquaresAVX512x1(SB), NOSPLIT, $0-48
 	MOVQ         s+0(FP), AX
 	MOVQ         b+8(FP), CX
@@ -34427,52 +34387,36 @@ TEXT ·biasSquaresAVX512x1(SB), NOSPLIT, $0-48
 square:
 	MOVQ        CX, SI
 	VMOVUPS     (SI), Z3
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z15
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z10
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z14
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z4
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z18
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z8
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z19
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z5
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z12
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z9
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z16
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z6
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z13
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z7
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Z17
-	PREFETCHT1  512(SI)
 	MOVQ        mx+40(FP), SI
 	VUNPCKLPS   Z15, Z3, Z11
 	VUNPCKHPS   Z15, Z3, Z3
@@ -36303,7 +36247,7 @@ row_done:
 	RET
 
 // func biasSquaresAVX2x2(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, FMA3
 TEXT ·biasSquaresAVX2x2(SB), NOSPLIT, $0-48
 	MOVQ         s+0(FP), AX
 	MOVQ         b+8(FP), CX
@@ -36317,28 +36261,20 @@ TEXT ·biasSquaresAVX2x2(SB), NOSPLIT, $0-48
 square:
 	MOVQ        CX, SI
 	VMOVUPS     (SI), Y3
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y9
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y6
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y8
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y4
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y10
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y5
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y11
-	PREFETCHT1  512(SI)
 	MOVQ        mx+40(FP), SI
 	VUNPCKLPS   Y9, Y3, Y7
 	VUNPCKHPS   Y9, Y3, Y3
@@ -38105,7 +38041,7 @@ row_done:
 	RET
 
 // func biasSquaresAVX2x1(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, FMA3
 TEXT ·biasSquaresAVX2x1(SB), NOSPLIT, $0-48
 	MOVQ         s+0(FP), AX
 	MOVQ         b+8(FP), CX
@@ -38119,28 +38055,20 @@ TEXT ·biasSquaresAVX2x1(SB), NOSPLIT, $0-48
 square:
 	MOVQ        CX, SI
 	VMOVUPS     (SI), Y3
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y9
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y6
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y8
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y4
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y10
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y5
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y11
-	PREFETCHT1  512(SI)
 	MOVQ        mx+40(FP), SI
 	VUNPCKLPS   Y9, Y3, Y7
 	VUNPCKHPS   Y9, Y3, Y3
@@ -40195,7 +40123,7 @@ row_done:
 	RET
 
 // func biasSquaresAVX512Half(s *float32, b *float32, ldb int, squares int, limit float32, mx *float32)
-// Requires: AVX, AVX512F, AVX512VL, FMA3, MMX+
+// Requires: AVX, AVX512F, AVX512VL, FMA3
 TEXT ·biasSquaresAVX512Half(SB), NOSPLIT, $0-48
 	MOVQ         s+0(FP), AX
 	MOVQ         b+8(FP), CX
@@ -40209,28 +40137,20 @@ TEXT ·biasSquaresAVX512Half(SB), NOSPLIT, $0-48
 square:
 	MOVQ        CX, SI
 	VMOVUPS     (SI), Y3
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y9
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y6
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y8
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y4
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y10
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y5
-	PREFETCHT1  512(SI)
 	ADDQ        DX, SI
 	VMOVUPS     (SI), Y11
-	PREFETCHT1  512(SI)
 	MOVQ        mx+40(FP), SI
 	VUNPCKLPS   Y9, Y3, Y7
 	VUNPCKHPS   Y9, Y3, Y3

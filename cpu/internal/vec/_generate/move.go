@@ -89,11 +89,6 @@ func (a *isa) transpose() {
 	end()
 }
 
-// biasAhead is how many bytes ahead biases are prefetched: those of the tile of the
-// next 128 keys. There are as many rows as lanes, too many streams for the processor
-// to predict.
-const biasAhead = 4 * 128
-
 // biasSquares adds the transposes of squares of biases to squares of scores.
 func (a *isa) biasSquares() {
 	a.kernel("biasSquares")
@@ -105,7 +100,6 @@ func (a *isa) biasSquares() {
 		MOVQ(b, p)
 		for i := range rows {
 			VMOVUPS(a.at(p, 0), rows[i])
-			PREFETCHT1(Mem{Base: p, Disp: biasAhead})
 			if i < len(rows)-1 {
 				ADDQ(ld, p)
 			}
