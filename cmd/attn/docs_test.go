@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -16,7 +18,10 @@ func TestDocs(t *testing.T) {
 	root := filepath.Join("..", "..")
 	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
 	clitest.NoError(t, err)
-	for _, page := range append(pages, filepath.Join(root, "README.md"), filepath.Join(root, "CONTRIBUTING.md")) {
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"} {
+		pages = append(pages, filepath.Join(root, name))
+	}
+	for _, page := range pages {
 		text := clitest.ReadFile(t, page)
 		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(string(text), -1) {
 			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
@@ -43,6 +48,41 @@ func TestDocs(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestChangelog: the sections of the changelog are Unreleased and then versions, the newest first
+// down to v0.1.0, each with its date or the remark that it has no tag yet, which only the newest
+// may have.
+func TestChangelog(t *testing.T) {
+	text := string(clitest.ReadFile(t, filepath.Join("..", "..", "CHANGELOG.md")))
+	var sections []string
+	for _, m := range regexp.MustCompile(`(?m)^## (.*)$`).FindAllStringSubmatch(text, -1) {
+		sections = append(sections, m[1])
+	}
+	if len(sections) < 2 || sections[0] != "Unreleased" {
+		t.Fatalf("the sections are %q", sections)
+	}
+	released := regexp.MustCompile(`^v(\d+)\.(\d+)\.(\d+) - (\d{4}-\d\d-\d\d|not yet tagged)$`)
+	var later []int
+	for i, section := range sections[1:] {
+		m := released.FindStringSubmatch(section)
+		if m == nil || i > 0 && m[4] == "not yet tagged" {
+			t.Fatalf("the section %q has neither version nor date, or is an old one without a tag", section)
+		}
+		var version []int
+		for _, number := range m[1:4] {
+			n, err := strconv.Atoi(number)
+			clitest.NoError(t, err)
+			version = append(version, n)
+		}
+		if later != nil && slices.Compare(version, later) >= 0 {
+			t.Errorf("%s is below %v", section, later)
+		}
+		later = version
+	}
+	if !slices.Equal(later, []int{0, 1, 0}) {
+		t.Errorf("the first version is %v", later)
 	}
 }
 
