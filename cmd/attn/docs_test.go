@@ -51,6 +51,42 @@ func TestDocs(t *testing.T) {
 	}
 }
 
+// TestMakeTargets: the Makefile has each target that the pages, the workflows and the scripts name,
+// and lists it as phony.
+func TestMakeTargets(t *testing.T) {
+	root := filepath.Join("..", "..")
+	text := string(clitest.ReadFile(t, filepath.Join(root, "Makefile")))
+	phony := strings.Fields(regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindStringSubmatch(text)[1])
+	for _, m := range regexp.MustCompile(`(?m)^([a-z-]+):`).FindAllStringSubmatch(text, -1) {
+		if !slices.Contains(phony, m[1]) {
+			t.Errorf("the target %s is not phony", m[1])
+		}
+	}
+	n := 0
+	for _, pattern := range []string{"*.md", "docs/*.md", ".github/workflows/*.yml", ".ci/*"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %d files, %v", pattern, len(files), err)
+		}
+		for _, file := range files {
+			if info, err := os.Stat(file); err != nil || info.IsDir() {
+				continue
+			}
+			for _, m := range regexp.MustCompile("(?m)(?:`|run: |^ *)make ((?:[a-z-]+ ?)+)").FindAllStringSubmatch(string(clitest.ReadFile(t, file)), -1) {
+				for _, target := range strings.Fields(m[1]) {
+					n++
+					if !regexp.MustCompile(`(?m)^` + target + `:`).MatchString(text) {
+						t.Errorf("%s: the Makefile has no target %s", file, target)
+					}
+				}
+			}
+		}
+	}
+	if n < 20 {
+		t.Errorf("found only %d commands of make", n)
+	}
+}
+
 // TestChangelog: the sections of the changelog are Unreleased and then versions, the newest first
 // down to v0.1.0, each with its date or the remark that it has no tag yet, which only the newest
 // may have.
