@@ -9,9 +9,10 @@
 # make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
 # make bench       the main job: attention on every backend, with its ceiling in the same run
 # make build       one binary, ./attn
+# make release-snapshot  what a release of the last commit contains, in .cache/release
 # make update      refresh golden files and generated code
 
-.PHONY: quick test test-all test-beam test-onnx test-web test-peers fuzz soak bench build update
+.PHONY: quick test test-all test-beam test-onnx test-web test-peers fuzz soak bench build release-snapshot update
 
 quick:
 	@sh .ci/quick
@@ -45,6 +46,9 @@ bench:
 
 build:
 	go build -o attn ./cmd/attn
+
+release-snapshot:
+	@sh .ci/release-snapshot
 
 update:
 	go generate ./...
