@@ -1,16 +1,18 @@
 # make quick       what has changed since main, on the CPU alone, in at most a minute
-# make test        what must hold before a commit: formatting, vet, staticcheck, the suite once
+# make test        what must hold before a commit: formatting, vet, staticcheck, actionlint, the suite once
 # make test-all    what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
 # make test-beam   the module cmd/attn-beam: attention on Apache Beam, with worker processes
 # make test-onnx   the module cmd/attn-onnx: published cases of ONNX and ONNX Runtime
 # make test-web    WebGPU as browsers have it: the backend as wasm in Node, and the page of cmd/attn-web
 # make test-peers  results next to those of PyTorch, which Debian has as python3-torch
+# make fuzz        each fuzz target for DURATION (10m)
 # make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
 # make bench       the main job: attention on every backend, with its ceiling in the same run
 # make build       one binary, ./attn
+# make release-snapshot  what a release of the last commit contains, in .cache/release
 # make update      refresh golden files and generated code
 
-.PHONY: quick test test-all test-beam test-onnx test-web test-peers soak bench build update
+.PHONY: quick test test-all test-beam test-onnx test-web test-peers fuzz soak bench build release-snapshot update
 
 quick:
 	@sh .ci/quick
@@ -33,6 +35,9 @@ test-web:
 test-peers:
 	@sh .ci/test-peers
 
+fuzz:
+	@DURATION=$(or $(DURATION),10m) sh .ci/fuzz
+
 soak:
 	ATTN_SOAK=$(or $(DURATION),10m) go test -v -count=1 -timeout 0 ./bench/internal/soak
 
@@ -41,6 +46,9 @@ bench:
 
 build:
 	go build -o attn ./cmd/attn
+
+release-snapshot:
+	@sh .ci/release-snapshot
 
 update:
 	go generate ./...

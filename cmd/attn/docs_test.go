@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -16,7 +18,10 @@ func TestDocs(t *testing.T) {
 	root := filepath.Join("..", "..")
 	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
 	clitest.NoError(t, err)
-	for _, page := range append(pages, filepath.Join(root, "README.md"), filepath.Join(root, "CONTRIBUTING.md")) {
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"} {
+		pages = append(pages, filepath.Join(root, name))
+	}
+	for _, page := range pages {
 		text := clitest.ReadFile(t, page)
 		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(string(text), -1) {
 			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
@@ -43,6 +48,77 @@ func TestDocs(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestMakeTargets: the Makefile has each target that the pages, the workflows and the scripts name,
+// and lists it as phony.
+func TestMakeTargets(t *testing.T) {
+	root := filepath.Join("..", "..")
+	text := string(clitest.ReadFile(t, filepath.Join(root, "Makefile")))
+	phony := strings.Fields(regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindStringSubmatch(text)[1])
+	for _, m := range regexp.MustCompile(`(?m)^([a-z-]+):`).FindAllStringSubmatch(text, -1) {
+		if !slices.Contains(phony, m[1]) {
+			t.Errorf("the target %s is not phony", m[1])
+		}
+	}
+	n := 0
+	for _, pattern := range []string{"*.md", "docs/*.md", ".github/workflows/*.yml", ".ci/*"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %d files, %v", pattern, len(files), err)
+		}
+		for _, file := range files {
+			if info, err := os.Stat(file); err != nil || info.IsDir() {
+				continue
+			}
+			for _, m := range regexp.MustCompile("(?m)(?:`|run: |^ *)make ((?:[a-z-]+ ?)+)").FindAllStringSubmatch(string(clitest.ReadFile(t, file)), -1) {
+				for _, target := range strings.Fields(m[1]) {
+					n++
+					if !regexp.MustCompile(`(?m)^` + target + `:`).MatchString(text) {
+						t.Errorf("%s: the Makefile has no target %s", file, target)
+					}
+				}
+			}
+		}
+	}
+	if n < 20 {
+		t.Errorf("found only %d commands of make", n)
+	}
+}
+
+// TestChangelog: the sections of the changelog are Unreleased and then versions, the newest first
+// down to v0.1.0, each with its date or the remark that it has no tag yet, which only the newest
+// may have.
+func TestChangelog(t *testing.T) {
+	text := string(clitest.ReadFile(t, filepath.Join("..", "..", "CHANGELOG.md")))
+	var sections []string
+	for _, m := range regexp.MustCompile(`(?m)^## (.*)$`).FindAllStringSubmatch(text, -1) {
+		sections = append(sections, m[1])
+	}
+	if len(sections) < 2 || sections[0] != "Unreleased" {
+		t.Fatalf("the sections are %q", sections)
+	}
+	released := regexp.MustCompile(`^v(\d+)\.(\d+)\.(\d+) - (\d{4}-\d\d-\d\d|not yet tagged)$`)
+	var later []int
+	for i, section := range sections[1:] {
+		m := released.FindStringSubmatch(section)
+		if m == nil || i > 0 && m[4] == "not yet tagged" {
+			t.Fatalf("the section %q has neither version nor date, or is an old one without a tag", section)
+		}
+		var version []int
+		for _, number := range m[1:4] {
+			n, err := strconv.Atoi(number)
+			clitest.NoError(t, err)
+			version = append(version, n)
+		}
+		if later != nil && slices.Compare(version, later) >= 0 {
+			t.Errorf("%s is below %v", section, later)
+		}
+		later = version
+	}
+	if !slices.Equal(later, []int{0, 1, 0}) {
+		t.Errorf("the first version is %v", later)
 	}
 }
 

@@ -11,6 +11,7 @@
 //	attn bench      measure speed and error
 //	attn compare    compare two reports of attn bench
 //	attn tune       choose the fastest GPU kernels of this machine
+//	attn version    print the version, the modules in the binary and their licences
 //
 // For example:
 //
@@ -29,12 +30,11 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/explain"
 	"github.com/seed90331342/attn/cmd/attn/internal/heatmap"
 	"github.com/seed90331342/attn/cmd/attn/internal/run"
-	"github.com/seed90331342/attn/cmd/attn/internal/tune"
+	"github.com/seed90331342/attn/cmd/attn/internal/version"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 
-	// Register the backends.
+	// Register the backend.
 	_ "github.com/seed90331342/attn/cpu"
-	_ "github.com/seed90331342/attn/gpu"
 )
 
 // commands is the grammar of the command line.
@@ -45,7 +45,8 @@ type commands struct {
 	HeatMap heatmap.Command `cmd:"" name:"heatmap" help:"Draw the attention weights of chosen heads, queries and keys."`
 	Bench   bench.Command   `cmd:"" help:"Measure speed, percent of the machine's limit, and error."`
 	Compare bench.Compare   `cmd:"" help:"Report changes between two reports of attn bench that are larger than the noise."`
-	Tune    tune.Command    `cmd:"" help:"Measure the variants of the GPU kernels and store the fastest for later calls."`
+	gpuCommands
+	Version version.Command `cmd:"" help:"Print the version, the modules in the binary and their licences."`
 }
 
 func main() { program.Main(os.Args[1:]) }

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 
 // TestHelp prints the help of the program and of each command.
 func TestHelp(t *testing.T) {
-	for _, command := range []string{"", "run", "explain", "devices", "heatmap", "bench", "compare", "tune"} {
+	for _, command := range []string{"", "run", "explain", "devices", "heatmap", "bench", "compare", "tune", "version"} {
 		if out := mustRun(t, strings.Fields(command+" --help")...); !strings.HasPrefix(out, "Usage: attn") {
 			t.Errorf("attn %s --help printed %q", command, out)
 		}

@@ -1,4 +1,5 @@
-// Package notice compares the NOTICE files with the licences of what binaries contain.
+// Package notice compares the NOTICE files, and the table of attn version, with the licences of what
+// binaries contain.
 package notice
 
 import (
@@ -32,53 +33,84 @@ var phrases = map[string]string{
 	"OFL-1.1":      "SIL OPEN FONT LICENSE Version 1.1",
 }
 
-// crates lists what the prebuilt wgpu-native library of the cgo build contains, with the
-// licences that the crates' authors state.
+// crates lists what the prebuilt wgpu-native libraries of the cgo builds contain, those for Linux,
+// macOS or Windows, with the licences that the crates' authors state.
 var crates = map[string]string{
 	"addr2line": "Apache-2.0 OR MIT", "adler": "0BSD OR MIT OR Apache-2.0", "ahash": "MIT OR Apache-2.0",
 	"arrayvec": "MIT OR Apache-2.0", "ash": "MIT OR Apache-2.0", "base64": "MIT OR Apache-2.0",
 	"bit-set": "MIT OR Apache-2.0", "bit-vec": "MIT OR Apache-2.0", "cfg-if": "MIT OR Apache-2.0",
-	"codespan-reporting": "Apache-2.0", "compiler_builtins": "MIT OR Apache-2.0", "gimli": "MIT OR Apache-2.0",
+	"codespan-reporting": "Apache-2.0", "compiler_builtins": "MIT OR Apache-2.0", "core-foundation": "MIT OR Apache-2.0",
+	"d3d12": "MIT OR Apache-2.0", "gimli": "MIT OR Apache-2.0",
 	"glow": "MIT OR Apache-2.0 OR Zlib", "gpu-alloc": "MIT OR Apache-2.0", "gpu-descriptor": "MIT OR Apache-2.0",
 	"hashbrown": "MIT OR Apache-2.0", "indexmap": "Apache-2.0 OR MIT", "khronos-egl": "MIT OR Apache-2.0",
-	"libc": "MIT OR Apache-2.0", "log": "MIT OR Apache-2.0", "memchr": "Unlicense OR MIT",
-	"miniz_oxide": "MIT OR Zlib OR Apache-2.0", "num-traits": "MIT OR Apache-2.0", "object": "Apache-2.0 OR MIT",
+	"libc": "MIT OR Apache-2.0", "libloading": "ISC", "log": "MIT OR Apache-2.0", "memchr": "Unlicense OR MIT", "metal": "MIT OR Apache-2.0",
+	"miniz_oxide": "MIT OR Zlib OR Apache-2.0", "num-traits": "MIT OR Apache-2.0", "objc": "MIT", "object": "Apache-2.0 OR MIT",
 	"parking_lot": "MIT OR Apache-2.0", "parking_lot_core": "MIT OR Apache-2.0", "petgraph": "MIT OR Apache-2.0",
-	"pp-rs": "BSD-3-Clause", "ron": "MIT OR Apache-2.0", "rustc-demangle": "MIT OR Apache-2.0",
+	"pp-rs": "BSD-3-Clause", "range-alloc": "MIT OR Apache-2.0", "ron": "MIT OR Apache-2.0", "rustc-demangle": "MIT OR Apache-2.0",
 	"serde": "MIT OR Apache-2.0", "smallvec": "MIT OR Apache-2.0", "termcolor": "Unlicense OR MIT",
-	"unicode-width": "MIT OR Apache-2.0",
+	"unicode-width": "MIT OR Apache-2.0", "winapi-util": "Unlicense OR MIT", "windows-sys": "MIT OR Apache-2.0",
 }
 
 // TestLicences: each module that commands or tests link has a licence that is known.
 func TestLicences(t *testing.T) { linked(t, cmds, "-test", "../...") }
 
 // TestCrates compares the list of crates with the paths that the compiler left in the
-// prebuilt library.
+// prebuilt libraries.
 func TestCrates(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/rajveermalviya/go-webgpu/wgpu").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	library, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "lib/linux/amd64/libwgpu_native.a"))
+	found := map[string]bool{}
+	for _, platform := range []string{"linux/amd64", "darwin/amd64", "darwin/arm64", "windows/amd64"} {
+		library, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "lib", platform, "libwgpu_native.a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`registry[/\\]src[/\\][^/\\]{1,60}[/\\]([A-Za-z0-9_-]{1,40})-[0-9]+\.[0-9]+`).FindAllSubmatch(library, -1) {
+			found[string(m[1])] = true
+		}
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(found)), slices.Sorted(maps.Keys(crates))); diff != "" {
+		t.Errorf("crates differ from the libraries' (- libraries, + list):\n%s", diff)
+	}
+}
+
+// modules are the commands with a module and a NOTICE of their own.
+var modules = []string{"attn-beam", "attn-onnx"}
+
+// TestModules: each module below the folder of the commands is one of modules.
+func TestModules(t *testing.T) {
+	files, err := filepath.Glob(cmds + "*/go.mod")
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]bool{}
-	for _, m := range regexp.MustCompile(`registry/src/[^/]{1,60}/([A-Za-z0-9_-]{1,40})-[0-9]+\.[0-9]+`).FindAllSubmatch(library, -1) {
-		found[string(m[1])] = true
+	for i := range files {
+		files[i] = filepath.Base(filepath.Dir(files[i]))
 	}
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(found)), slices.Sorted(maps.Keys(crates))); diff != "" {
-		t.Errorf("crates differ from the library's (- library, + list):\n%s", diff)
+	if diff := cmp.Diff(modules, files); diff != "" {
+		t.Errorf("(- listed, + in the tree):\n%s", diff)
 	}
 }
 
 // TestNotice compares the NOTICE files with what binaries contain, each text under the licences
 // that it names. It skips a module whose dependencies are not downloaded.
 func TestNotice(t *testing.T) {
-	var head strings.Builder
-	fmt.Fprint(&head, `attn is distributed under the MIT licence (file LICENSE). Its binaries, attn and stories,
-contain the works below, under their own licences. The modules cmd/attn-beam and cmd/attn-onnx
-have a NOTICE of their own. After each name are the licences that its text names.
+	// First those that the first page lists.
+	for _, name := range modules {
+		t.Run(name, func(t *testing.T) {
+			compare(t, cmds+name+"/NOTICE", name+` is distributed under the MIT licence (file LICENSE of attn). A binary contains the
+works below, under their own licences. NOTICE of attn, two folders above, lists the crates of
+wgpu-native, which the build with cgo contains. After each name are the licences that its text names.
+Generated by go test ./cmd/internal/notice -update.
+`, linked(t, cmds+name, "."))
+		})
+	}
+	own := linked(t, cmds, "./attn", "./attn-web", "./recall", "./stories")
+	var head, table strings.Builder
+	fmt.Fprint(&head, `attn is distributed under the MIT licence (file LICENSE). Its binaries, attn, attn-web, recall and
+stories, contain the works below, under their own licences. Those of other modules are listed
+first, with their texts in NOTICE of each module. After each name are the licences that its text names.
 Generated by go test ./cmd/internal/notice -update.
 
 The default build contains one of the two WebGPU providers, with CGO_ENABLED=0 or the tag
@@ -97,16 +129,26 @@ MIT OR Apache-2.0. Crates that the library names:
 	for _, name := range slices.Sorted(maps.Keys(crates)) {
 		fmt.Fprintf(&head, "  %-20s %s\n", name, crates[name])
 	}
-	compare(t, "../../../NOTICE", head.String(), linked(t, cmds, "./attn", "./stories"))
-	for _, name := range []string{"attn-beam", "attn-onnx"} {
-		t.Run(name, func(t *testing.T) {
-			compare(t, cmds+name+"/NOTICE", name+` is distributed under the MIT licence (file LICENSE of attn). A binary contains the
-works below, under their own licences. NOTICE of attn, two folders above, lists the crates of
-wgpu-native, which the build with cgo contains. After each name are the licences that its text names.
-Generated by go test ./cmd/internal/notice -update.
-`, linked(t, cmds+name, "."))
-		})
+	for _, name := range modules {
+		text, err := os.ReadFile(cmds + name + "/NOTICE")
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&head, "\n== %s contains in addition, with texts in cmd/%s/NOTICE\n\n", name, name)
+		var lines []string
+		for _, m := range regexp.MustCompile(`(?m)^== (\S+) (\(.*\))$`).FindAllStringSubmatch(string(text), -1) {
+			if own[m[1]] == "" {
+				lines = append(lines, fmt.Sprintf("  %s %s\n", m[1], m[2]))
+			}
+		}
+		slices.Sort(lines)
+		fmt.Fprint(&head, strings.Join(lines, ""))
 	}
+	compare(t, "../../../NOTICE", head.String(), own)
+	for _, path := range slices.Sorted(maps.Keys(own)) {
+		fmt.Fprintf(&table, "%s\t%s\n", path, names(own[path]))
+	}
+	golden(t, cmds+"attn/internal/version/licences.tsv", table.String())
 }
 
 // compare compares file with head and texts by path.
@@ -127,6 +169,12 @@ func compare(t *testing.T, file, head string, texts map[string]string) {
 		}
 		want += "\n" + strings.TrimSpace(text) + "\n"
 	}
+	golden(t, file, want)
+}
+
+// golden compares a file with its text, or writes it.
+func golden(t *testing.T, file, want string) {
+	t.Helper()
 	if *update {
 		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -134,7 +182,7 @@ func compare(t *testing.T, file, head string, texts map[string]string) {
 	}
 	have, err := os.ReadFile(file)
 	if err != nil || string(have) != want {
-		t.Errorf("%s is stale, its first lines have the command that writes it: %v", file, err)
+		t.Errorf("%s is stale, go test ./cmd/internal/notice -update writes it: %v", file, err)
 	}
 }
 
@@ -173,6 +221,8 @@ func linked(t *testing.T, dir string, args ...string) map[string]string {
 			}
 		}
 	}
+	// Go's own licence has this text. A distribution may keep it apart from the toolchain.
+	found["Go's runtime and standard library"] = found["golang.org/x/sys"]
 	for path, text := range found {
 		if names(text) == "" {
 			t.Errorf("%s has no licence that is known: read it, and add its phrase if it permits use in an MIT-licensed program", path)

@@ -20,7 +20,6 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/cpu"
-	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -332,8 +331,7 @@ func (c *Command) openOne(name string, threads int) (*kernels.Device, error) {
 		return kernels.NewDevice(be), err
 	}
 	if family, selector, _ := strings.Cut(name, ":"); family == "gpu" && c.Memory > 0 {
-		be, err := gpu.Open(selector, gpu.Options{MemoryBytes: int64(c.Memory)})
-		return kernels.NewDevice(be), err
+		return openGPU(selector, int64(c.Memory))
 	}
 	return kernels.Open(name)
 }

@@ -1,0 +1,5 @@
+//go:build nogpu
+
+package main
+
+type gpuCommands struct{}
