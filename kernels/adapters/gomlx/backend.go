@@ -54,7 +54,9 @@ func init() {
 // backend, whose options, as in GOMLX_BACKEND, may be empty. A device that computes in host memory
 // reads and writes gomlx's buffers without a copy; another one transfers them. Finalize does not
 // close dev. It returns the error of the Go backend for unknown options.
-func New(dev *kernels.Device, options string) (compute.Backend, error) { return newBackend(dev, options) }
+func New(dev *kernels.Device, options string) (compute.Backend, error) {
+	return newBackend(dev, options)
+}
 
 func newBackend(dev *kernels.Device, options string) (*backend, error) {
 	b, err := gobackend.New(options)
