@@ -3,6 +3,7 @@
 # make test-all    what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
 # make test-beam   the module cmd/attn-beam: attention on Apache Beam, with worker processes
 # make test-onnx   the module cmd/attn-onnx: published cases of ONNX and ONNX Runtime
+# make test-adapters   the modules below kernels/adapters: attention of programs in born and gomlx
 # make test-web    WebGPU as browsers have it: the backend as wasm in Node, and the page of cmd/attn-web
 # make test-peers  results next to those of PyTorch, which Debian has as python3-torch
 # make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
@@ -10,7 +11,7 @@
 # make build       one binary, ./attn
 # make update      refresh golden files and generated code
 
-.PHONY: quick test test-all test-beam test-onnx test-web test-peers soak bench build update
+.PHONY: quick test test-all test-beam test-onnx test-adapters test-web test-peers soak bench build update
 
 quick:
 	@sh .ci/quick
@@ -26,6 +27,9 @@ test-beam:
 
 test-onnx:
 	@sh .ci/test-onnx
+
+test-adapters:
+	@sh .ci/test-adapters
 
 test-web:
 	@sh .ci/test-web

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/shapes"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // program is a compiled graph. Values that leave a stage are in numbered slots: first the inputs.
@@ -188,6 +189,9 @@ func (c *compiler) value(s *stage, v compute.Value) compute.Value {
 	case o.floating():
 		c.add(s, s.main, o, s.local)
 		return s.local[v]
+	case o.param < 0 && o.call == nil && s == c.stages[c.level[v]]:
+		c.fail(fmt.Errorf("gomlx: %s is used before it is computed: %w", o.method, kernels.ErrInternal))
+		return v
 	}
 	slot := c.slot(v)
 	l, err := s.main.Parameter(fmt.Sprintf("slot%d", slot), c.shape(v), nil)

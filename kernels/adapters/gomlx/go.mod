@@ -4,6 +4,7 @@ go 1.26.5
 
 require (
 	github.com/gomlx/compute v0.1.5
+	github.com/gomlx/gomlx v0.28.5
 	github.com/seed90331342/attn v0.0.0
 )
 
@@ -16,6 +17,7 @@ require (
 	github.com/gogpu/naga v0.19.0 // indirect
 	github.com/gogpu/wgpu v0.34.5 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
+	github.com/google/uuid v1.6.0 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/rajveermalviya/go-webgpu/wgpu v0.17.1 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
