@@ -58,13 +58,20 @@ func (f *function) FusedScaledDotProductAttention(q, k, v compute.Value, layout 
 	return out[0], out[1:], nil
 }
 
-// FusedScaledDotProductAttentionVJP adds the gradients of q, k and v.
+// FusedScaledDotProductAttentionVJP adds the gradients of q, k and v. gomlx takes the gradients of a
+// bias and of an additive mask for zero, so that those which could have one, because they depend on a
+// parameter of floating-point type, are an error.
 func (f *function) FusedScaledDotProductAttentionVJP(q, k, v compute.Value, layout compute.AttentionAxesLayout,
 	options *compute.ScaledDotProductAttentionConfig, o compute.Value, states []compute.Value, d compute.Value) (dq, dk, dv compute.Value, err error) {
 	if len(states) != 1 {
 		return nil, nil, nil, fmt.Errorf("gomlx: the gradient of attention has %d states, it must have the one of the forward pass", len(states))
 	}
 	c := newCall(q, k, v, layout, options)
+	for _, i := range []int{mask, bias} {
+		if f.learned(c.values[i]) {
+			return nil, nil, nil, fmt.Errorf("gomlx: attention: %s may be learned, but gomlx's fused attention has no gradient of it: set DisableFusion, or GOMLX_FUSION=0: %w", operandNames[i], kernels.ErrUnsupported)
+		}
+	}
 	c.backward = true
 	c.values[output], c.values[lse], c.values[dOutput] = o, states[0], d
 	return three(f.attention(c))

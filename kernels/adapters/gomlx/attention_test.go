@@ -213,6 +213,12 @@ func TestOperands(t *testing.T) {
 						if o.at > 0 {
 							*o.to = v[o.at]
 						}
+						if o.at > 0 && in[o.at].DType.IsFloat() { // a gradient would miss a parameter
+							var err error
+							if *o.to, err = f.Constant(inputs[o.at], in[o.at].Dimensions...); err != nil {
+								return nil, err
+							}
+						}
 					}
 					o, states, err := f.FusedScaledDotProductAttention(v[0], v[1], v[2], test.layout, options)
 					if err != nil {

@@ -149,6 +149,15 @@ func (f *function) record(o *op) {
 	}
 }
 
+// learned reports whether v depends on a parameter of the main function by floating-point numbers.
+func (f *function) learned(v compute.Value) bool {
+	o := f.builder.made[v]
+	if shape, err := f.Shape(v); o == nil || err != nil || !shape.DType.IsFloat() {
+		return false
+	}
+	return o.param >= 0 || slices.ContainsFunc(o.in, f.learned)
+}
+
 // captured returns the values of other functions that f uses.
 func (f *function) captured() (values []compute.Value) {
 	own := map[compute.Value]bool{}
