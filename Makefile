@@ -3,6 +3,7 @@
 # make test-all    what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
 # make test-beam   the module cmd/attn-beam: attention on Apache Beam, with worker processes
 # make test-onnx   the module cmd/attn-onnx: published cases of ONNX and ONNX Runtime
+# make test-adapters   the modules below kernels/adapters: attention of programs in born and gomlx
 # make test-web    WebGPU as browsers have it: the backend as wasm in Node, and the page of cmd/attn-web
 # make test-peers  results next to those of PyTorch, which Debian has as python3-torch
 # make fuzz        each fuzz target for DURATION (10m)
@@ -12,7 +13,7 @@
 # make release-snapshot  what a release of the last commit contains, in .cache/release
 # make update      refresh golden files and generated code
 
-.PHONY: quick test test-all test-beam test-onnx test-web test-peers fuzz soak bench build release-snapshot update
+.PHONY: quick test test-all test-beam test-onnx test-adapters test-web test-peers fuzz soak bench build release-snapshot update
 
 quick:
 	@sh .ci/quick
@@ -28,6 +29,9 @@ test-beam:
 
 test-onnx:
 	@sh .ci/test-onnx
+
+test-adapters:
+	@sh .ci/test-adapters
 
 test-web:
 	@sh .ci/test-web
