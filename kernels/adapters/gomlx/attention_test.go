@@ -2,6 +2,7 @@ package gomlx
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"reflect"
@@ -352,6 +353,71 @@ func TestRefused(t *testing.T) {
 				t.Error("a gradient without the state of the forward pass is accepted")
 			}
 		})
+	}
+}
+
+// TestLearned: gomlx takes the gradients of biases and of additive masks for zero. The gradient of
+// attention with one that could be learned is an error, that with another one is not.
+func TestLearned(t *testing.T) {
+	b := on(t, open(t, "cpu"))
+	type build func(f compute.Function, float, ints compute.Value) (compute.Value, error)
+	for name, test := range map[string]struct {
+		learned bool
+		bias    build
+	}{
+		"a parameter": {true, func(_ compute.Function, x, _ compute.Value) (compute.Value, error) { return x, nil }},
+		"computed from a parameter": {true, func(f compute.Function, x, _ compute.Value) (compute.Value, error) {
+			y, err := f.Sin(x)
+			if err != nil {
+				return nil, err
+			}
+			return f.Mul(y, y)
+		}},
+		"a constant": {false, func(f compute.Function, _, _ compute.Value) (compute.Value, error) {
+			return f.Constant(make([]float32, 16), 4, 4)
+		}},
+		"from integers": {false, func(f compute.Function, _, n compute.Value) (compute.Value, error) {
+			return f.ConvertDType(n, dtypes.Float32)
+		}},
+		"of 2^60 paths": {false, func(f compute.Function, _, n compute.Value) (compute.Value, error) {
+			x, err := f.ConvertDType(n, dtypes.Float32)
+			for range 60 {
+				if err == nil {
+					x, err = f.Add(x, x)
+				}
+			}
+			return x, err
+		}},
+	} {
+		for _, additive := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, as a mask %t", name, additive), func(t *testing.T) {
+				f := b.Builder(name).Main()
+				var v []compute.Value
+				for _, s := range []shapes.Shape{shapes.Make(dtypes.Float32, 1, 2, 4, 8), shapes.Make(dtypes.Float32, 4, 4), shapes.Make(dtypes.Int32, 4, 4)} {
+					p, err := f.Parameter(s.String(), s, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					v = append(v, p)
+				}
+				bias, err := test.bias(f, v[1], v[2])
+				if err != nil {
+					t.Fatal(err)
+				}
+				opt := &compute.ScaledDotProductAttentionConfig{Bias: bias}
+				if additive {
+					opt = &compute.ScaledDotProductAttentionConfig{Mask: bias}
+				}
+				o, states, err := f.FusedScaledDotProductAttention(v[0], v[0], v[0], bhsd, opt)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, _, _, err = f.FusedScaledDotProductAttentionVJP(v[0], v[0], v[0], bhsd, opt, o, states, o)
+				if errors.Is(err, kernels.ErrUnsupported) != test.learned || !test.learned && err != nil {
+					t.Errorf("the gradient returns %v", err)
+				}
+			})
+		}
 	}
 }
 

@@ -151,11 +151,18 @@ func (f *function) record(o *op) {
 
 // learned reports whether v depends on a parameter of the main function by floating-point numbers.
 func (f *function) learned(v compute.Value) bool {
-	o := f.builder.made[v]
-	if shape, err := f.Shape(v); o == nil || err != nil || !shape.DType.IsFloat() {
-		return false
+	seen := map[compute.Value]bool{}
+	var depends func(v compute.Value) bool
+	depends = func(v compute.Value) bool {
+		o := f.builder.made[v]
+		if o == nil || seen[v] {
+			return false
+		}
+		seen[v] = true
+		shape, err := f.Shape(v)
+		return err == nil && shape.DType.IsFloat() && (o.param >= 0 || slices.ContainsFunc(o.in, depends))
 	}
-	return o.param >= 0 || slices.ContainsFunc(o.in, f.learned)
+	return depends(v)
 }
 
 // captured returns the values of other functions that f uses.
