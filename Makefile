@@ -59,3 +59,4 @@ update:
 	go test ./kernels -run TestAPI -update
 	go test ./cmd/attn/internal/explain ./cmd/internal/notice -update
 	go test ./cmd/attn-onnx/internal/onnx -run Generated -update
+	cd kernels/adapters/gomlx && GOWORK=off go test -run Generated -update .
