@@ -58,5 +58,6 @@ update:
 	go generate ./...
 	go test ./kernels -run TestAPI -update
 	go test ./cmd/attn/internal/explain ./cmd/internal/notice -update
+	go test ./cmd/attn/internal/bench -run TestResults -update
 	go test ./cmd/attn-onnx/internal/onnx -run Generated -update
 	cd kernels/adapters/gomlx && GOWORK=off go test -run Generated -update .

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"math"
@@ -437,27 +436,4 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 			t.Errorf("request %d of memory fails: %v", n, err)
 		}
 	}
-}
-
-// FuzzSafetensors loads layers from arbitrary files: the result is an error, or weights of the
-// config.
-func FuzzSafetensors(f *testing.F) {
-	c := nn.MultiHeadConfig{Model: 2, Bias: true}
-	two := func(rows int) stored { return stored{"F16", []int{rows, 2}, make([]float32, 2*rows)} }
-	f.Add(safetensors(map[string]stored{"in_proj_weight": two(6), "out_proj.weight": two(2), "out_proj.bias": {"BF16", []int{2}, make([]float32, 2)}}))
-	f.Add(safetensors(map[string]stored{"wq": two(2), "wk": two(2), "wv": two(2), "wo": two(2), "bq": {"F64", []int{2}, make([]float32, 2)}}))
-	f.Fuzz(func(t *testing.T, content []byte) {
-		w, err := c.LoadSafetensors(bytes.NewReader(content), int64(len(content)), "")
-		if err != nil {
-			return
-		}
-		var again bytes.Buffer
-		must.Do(t, w.WriteSafetensors(&again))
-		if _, err := c.LoadSafetensors(bytes.NewReader(again.Bytes()), int64(again.Len()), ""); err != nil {
-			t.Fatal(err)
-		}
-		if w.Wq.Shape() != (kernels.Shape{1, 1, 2, 2}) || w.Bo.Shape() != (kernels.Shape{1, 1, 1, 2}) {
-			t.Fatal(fmt.Sprint(w))
-		}
-	})
 }
