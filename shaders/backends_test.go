@@ -234,3 +234,25 @@ uint atomic_fetch_xor_explicit(atomic_uint *, uint, order);
 		t.Error("no kernel has atomic operations")
 	}
 }
+
+// TestMetalSizes: Metal checks each index of a binding against the size of that binding. naga checks atomic
+// operations against another one where a binding of fixed size, or a variable, is declared before it.
+func TestMetalSizes(t *testing.T) {
+	uses := regexp.MustCompile(`_buffer_sizes\.size(\d+)[^?]*\? [^?]*?\bo\.data\[`)
+	n := 0
+	for _, k := range plain() {
+		src, err := Render(k)
+		noError(t, err)
+		out, err := metal(src)
+		noError(t, err)
+		number := regexp.MustCompile(`@binding\((\d+)\) var<storage, read_write> o:`).FindStringSubmatch(src)
+		for _, m := range uses.FindAllStringSubmatch(out, -1) {
+			if n++; number == nil || m[1] != number[1] {
+				t.Errorf("%s: o is checked against the size of binding %s: %s", k.Name(), m[1], m[0])
+			}
+		}
+	}
+	if n == 0 {
+		t.Error("found no checks")
+	}
+}

@@ -43,25 +43,30 @@ func Describe(v Variant) *Kernel {
 // declared later, and the kernel.
 func Render(v Variant) (string, error) {
 	r := newRenderer(v)
+	head := r.out.String()
+	r.out.Reset()
 	for _, d := range r.functions {
 		r.declare(d)
 	}
-	kernel := r.out.String()
+	functions := r.out.String()
 	r.out.Reset()
 	for _, c := range constantsOf(v) {
 		fmt.Fprintf(&r.out, "const %s: u32 = %du;\n", c.name, c.value)
 	}
+	// Bindings come before functions, in their order: see TestMetalSizes. A function comes before
+	// its callers: gogpu's compiler writes no SPIR-V otherwise.
+	r.out.WriteString(head)
 	missing := map[string]string{}
 	for _, d := range sources()["common"].decls {
 		if d.kind != "var" {
 			missing[d.name] = d.text
 		}
 	}
-	r.join(kernel, missing)
+	r.join(head+functions, missing)
 	if r.err != nil {
 		return "", fmt.Errorf("shader %s: %w", v.Name(), r.err)
 	}
-	return r.evaluated(r.out.String() + kernel), nil
+	return r.evaluated(r.out.String() + functions), nil
 }
 
 // A renderer writes the declarations of a variant.
