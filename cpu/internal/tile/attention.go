@@ -103,16 +103,15 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 			fetched = b.end > j0+BlockKeys
 		}
 		t.here.Lo = t.here.Lo / first * first
-		s.following = &tiles[(n+1)%len(tiles)]
 		// Tiles that have fewer outputs than the block has values look at those. The gonum
 		// kernels may skip weights of 0, so they always look at the values.
-		a.step(s, t, &b, !l.Kernels.KeyLanes && (l.KeyLanes || 2*len(tiles)*l.Kernels.Width <= BlockKeys))
+		a.step(s, t, &tiles[(n+1)%len(tiles)], &b, !l.Kernels.KeyLanes && (l.KeyLanes || 2*len(tiles)*l.Kernels.Width <= BlockKeys))
 	}
 }
 
-// step takes t over its keys in b. Both layouts compute the same sums in the same order. With
+// step takes t, which next follows, over its keys in b. Both layouts compute the same sums in the same order. With
 // look set the outputs are looked at for values that are not finite, see addValues.
-func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
+func (a *Attention) step(s *Space, t, next *Tile, b *block, look bool) {
 	x, p, cur, n := a.Products.Layout.Kernels, &a.Products, &t.sums.cur, t.here.Hi-t.here.Lo
 	clean := a.Scores.hiding || t.mixed || b.replaced || x.KeyLanes || t.edge(t.here)
 	copy(s.MX, cur.m)
@@ -130,7 +129,7 @@ func (a *Attention) step(s *Space, t *Tile, b *block, look bool) {
 			p.load(&p.K, s.k, ldk, &b.hasK, b, t)
 			s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
 		}
-		a.Scores.fetchBias(s, t, b)
+		a.Scores.fetchBias(s, t, next, b)
 		x.Scores(s.S, s.runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
 	}
 	a.Scores.Adjust(s, t, t.here)

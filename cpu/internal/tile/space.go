@@ -27,7 +27,6 @@ type Space struct {
 	half       [2 * BlockKeys]uint16
 	Draw       vec.Draw
 	runs       []vec.Run
-	following  *Tile // of the task, which is computed next
 
 	tiles [MaxTiles]Tile
 	spans [MaxRows]Span // that the rows of the tiles see

@@ -85,9 +85,6 @@ func (x *Kernels) Mix(e backend.DType, o []float32, ldo int, runs []Run, ldv int
 	}
 }
 
-// MaxFixed is the most elements of a row of Fix: sums of more products could exceed 32 bits.
-const MaxFixed = 512
-
 // HasFixed reports whether Dots takes Fixed.
 func (x *Kernels) HasFixed() bool { return x.dots[Fixed] != nil }
 

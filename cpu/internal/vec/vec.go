@@ -163,6 +163,7 @@ const (
 
 	elements = Q8 + 1
 	Fixed    = elements // Q8 in Dots, for query rows of Fix
+	MaxFixed = 512      // elements of such a row: sums of more products could exceed 32 bits
 )
 
 // Q8Lead is the size in bytes of the scale of a Q8 row.

@@ -30,6 +30,7 @@ func (a *isa) dotsFixed(e element) {
 	a.dotsBody(e, true)
 }
 
+// dotsBody writes dots or, with fixed set, dotsFixed.
 func (a *isa) dotsBody(e element, fixed bool) {
 	lds, ldk, ldq := argument("lds"), param("ldk"), argument("ldq")
 	s, q, heads, bytes := argument("s"), argument("q"), argument("heads"), argument("chunks")
