@@ -125,10 +125,10 @@ func (a *isa) weightsTo(s reg.GPVirtual, store func(s reg.GPVirtual, p []reg.Vec
 		VSUBPS(new, old, old)
 		VMOVUPS(new, a.at(pm, j))
 		VMOVUPS(e.of(old), a.at(alpha, j))
-		a.zero(sum[j])
 		m[j] = a.at(mx, j)
 		if a.masks() {
 			m[j] = new
+			a.zero(sum[j])
 		}
 	}
 	four := func(j int, m, sum Op) {
@@ -144,6 +144,13 @@ func (a *isa) weightsTo(s reg.GPVirtual, store func(s reg.GPVirtual, p []reg.Vec
 		VADDPS(p[2], p[0], p[0])
 		VADDPS(p[0], sum, sum)
 	}
+	total := func(j int) {
+		x := a.vec()
+		VMOVUPS(a.at(alpha, j), x)
+		VMULPS(a.at(l, j), x, x)
+		VADDPS(sum[j], x, x)
+		VMOVUPS(x, a.at(l, j))
+	}
 	if a.masks() {
 		loop("row", fours, 1, func() {
 			for j := range m {
@@ -151,6 +158,9 @@ func (a *isa) weightsTo(s reg.GPVirtual, store func(s reg.GPVirtual, p []reg.Vec
 			}
 			ADDQ(U32(uint32(4*a.rowBytes())), s)
 		})
+		for j := range m {
+			total(j)
+		}
 	} else { // the exponentials of a column at a time fill the registers
 		left, first := GP64(), GP64()
 		MOVQ(s, first)
@@ -159,18 +169,13 @@ func (a *isa) weightsTo(s reg.GPVirtual, store func(s reg.GPVirtual, p []reg.Vec
 			MOVQ(first, s)
 			x := a.vec()
 			VMOVUPS(m[j], x)
+			a.zero(sum[j])
 			loop(fmt.Sprintf("column%d", j), left, 1, func() {
 				four(j, x, sum[j])
 				ADDQ(U32(uint32(4*a.rowBytes())), s)
 			})
+			total(j)
 		}
-	}
-	for j := range sum {
-		x := a.vec()
-		VMOVUPS(a.at(alpha, j), x)
-		VMULPS(a.at(l, j), x, x)
-		VADDPS(sum[j], x, x)
-		VMOVUPS(x, a.at(l, j))
 	}
 	restore()
 	end()
