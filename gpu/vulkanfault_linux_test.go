@@ -185,6 +185,10 @@ func sweepFaults(t *testing.T) {
 			} else {
 				fmt.Printf("outcome: %v\n", f.want[i])
 			}
+			// A device that did not open may have threads that start: its driver must stay.
+			if maps, err := os.ReadFile("/proc/self/maps"); err != nil || !strings.Contains(string(maps), "layer.so") {
+				t.Errorf("position %d: the driver is unloaded, %v", position, err)
+			}
 			if got.b != nil {
 				next, lost := faultSession(got.b, t.Context(), nil), errors.Is(got.err, backend.ErrDeviceLost)
 				if lost && !errors.Is(next.err, backend.ErrDeviceLost) || !lost && (next.err != nil || !slices.Equal(next.out, want.out)) {

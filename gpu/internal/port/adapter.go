@@ -52,8 +52,11 @@ func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 		lib, err = openLibrary(a.raw, l)
 	}
 	if err != nil {
-		if errors.Is(err, ErrLost) {
-			a.once.Do(func() {}) // the library may not be called any more
+		// After a loss the library may not be called any more. For lack of memory wgpu-native drops
+		// Vulkan's device without destroying it: the adapter keeps the instance, without which the
+		// driver would be unloaded while the device's threads start.
+		if errors.Is(err, ErrLost) || errors.Is(err, ErrMemory) {
+			a.once.Do(func() {})
 		}
 		return nil, fmt.Errorf("open device on %q: %w", a.Info().Name, err)
 	}
