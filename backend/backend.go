@@ -190,7 +190,7 @@ type Scorer interface {
 // Until returns p with only the options that apply up to a point.
 func (p Problem) Until(at ScorePoint) Problem {
 	if at < Biased {
-		p = Problem{Scale: p.Scale, Softcap: p.Softcap, Visible: Everything()}
+		p = Problem{Scale: p.Scale, Softcap: p.Softcap, Visible: Everything()} // kernels.Device.Scores refuses a ScoreMod at Capped
 	}
 	if at < Capped {
 		p.Softcap = 0

@@ -83,14 +83,15 @@ func below(end, limit int64) int64 {
 // computes. For query row i, key j and one head:
 //
 //	s   = Scale · q_i·k_j
-//	s   = Softcap · tanh(s / Softcap)    when Softcap > 0
+//	s   = ScoreMod(s, b, h, i + Visible.Offset, j)    when there is one
+//	s   = Softcap · tanh(s / Softcap)    when Softcap > 0; a -Inf of ScoreMod stays
 //	s   = s + (Bias[i,j] + Relative[j-i+Sq-1] - Slope·|i + Visible.Offset - j|)    the terms that are set
 //	p_j = exp(s_j - m) / (Σ exp(s - m) + exp(Sink - m))    over the keys that i sees, m = max(s, Sink)
 //	w_j = p_j · keep_ij / (1 - Dropout.P)
 //	o_i = Σ w_j·v_j       lse_i = m + log(Σ exp(s - m) + exp(Sink - m))
 //
 // A key is hidden from a row by the visibility rule, by a false in Mask or in Blocks, or by
-// a Bias or a Relative of exactly -Inf. The contents of a hidden key or value, NaN and Inf
+// a Bias, a Relative or a ScoreMod of exactly -Inf. The contents of a hidden key or value, NaN and Inf
 // included, change nothing. A fully masked row, and one whose scores are all -Inf, has
 // weights 0, output 0 and LSE -Inf (with a sink, the sink). A visible NaN propagates to the
 // output. A weight that dropout sets to 0 hides its value, but a NaN score makes all weights
@@ -111,7 +112,9 @@ type Problem struct {
 	// Softcap bounds the scaled scores to (-Softcap, Softcap); 0 turns it off. It is from
 	// MinFactor to MaxFactor, and |Scale|/Softcap is at most MaxFactor.
 	Softcap float32
-	Visible Visibility
+	// ScoreMod replaces scaled scores; nil means none.
+	ScoreMod *ScoreMod
+	Visible  Visibility
 	// Mask is a Bool tensor broadcast to [B, H, Sq, Sk]; true means visible. The zero
 	// Tensor means none.
 	Mask Tensor

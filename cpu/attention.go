@@ -73,7 +73,7 @@ func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, err
 		p = be.newPlan(backend.NewPlan(c))
 		p.Path, p.Why = x.explain(c)
 		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
-		return nil
+		return needsGo(&c.Problem, false)
 	})
 	return p, err
 }
@@ -85,8 +85,11 @@ func (be *Backend) newPlan(p backend.Plan) backend.Plan {
 	return p
 }
 
-// pinCall pins the operands of c.
+// pinCall checks what the CPU may lack, and pins the operands of c.
 func pinCall(pinned *backend.Pinned, c *backend.Call) error {
+	if err := needsGo(&c.Problem, false); err != nil {
+		return err
+	}
 	out, in := c.Operands()
 	return pinned.Pin(nil, where, out[:], in[:])
 }

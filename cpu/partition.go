@@ -181,7 +181,7 @@ func (x *partition) gatherSmall(c *backend.Call) {
 	p, l := &c.Problem, &x.layout
 	d := &l.Dims
 	plain := p.Mask.IsZero() && p.Blocks.IsZero() && p.Bias.IsZero() && p.Relative.IsZero() &&
-		p.Slopes == nil && p.Softcap == 0 && p.Dropout.P == 0
+		p.Slopes == nil && p.Softcap == 0 && p.Dropout.P == 0 && p.ScoreMod == nil
 	if c.Pages != nil && c.K.Shape()[backend.Seq]%l.Kernels.Lanes != 0 { // groups of keys lie in one page
 		return
 	}

@@ -22,6 +22,9 @@ import (
 // key that the row sees on, so the bits of a row depend on the row alone.
 func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	return be.do(ctx, "softmax", func() error {
+		if err := needsGo(p, false); err != nil {
+			return err
+		}
 		return be.runScores(ctx, s, lse, p, 2*tile.BlockKeys+2*be.kernels.Lanes, softmaxRow)
 	})
 }
@@ -31,6 +34,9 @@ func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 func (be *Backend) Scores(ctx context.Context, s backend.Tensor, p *backend.Problem, at backend.ScorePoint) error {
 	return be.do(ctx, "scores", func() error {
 		until := p.Until(at)
+		if err := needsGo(&until, false); err != nil {
+			return err
+		}
 		return be.runScores(ctx, s, backend.Tensor{}, &until, 2*tile.BlockKeys, scoresRow)
 	})
 }
@@ -103,8 +109,13 @@ func (r *row) score(x []float32, key, n int) float32 {
 	k, sc := r.job.kernels, r.job.scores
 	lanes, bias := r.lanes(), r.mem[tile.BlockKeys:2*tile.BlockKeys]
 	m := k.ScaleMax(x, sc.Scale, lanes)
+	mod := r.job.problem.ScoreMod
+	if mod != nil {
+		mod.Go(x[:n], r.job.problem.Position(r.b, r.h, r.i, key))
+		k.ScaleMax(x, sc.After, lanes)
+	}
 	if sc.Cap > 0 {
-		k.Softcap(x, sc.Cap)
+		sc.Softcap(r.space, x)
 	}
 	if sc.Masked || sc.Added {
 		for c := 0; c < n; c += tile.BlockKeys {
@@ -120,7 +131,7 @@ func (r *row) score(x []float32, key, n int) float32 {
 			}
 		}
 	}
-	if sc.Cap == 0 && !sc.Masked && !sc.Added && n == len(x) {
+	if mod == nil && sc.Cap == 0 && !sc.Masked && !sc.Added && n == len(x) {
 		return m
 	}
 	tile.Fill(x[n:], vec.NegInf)
@@ -160,7 +171,7 @@ func (r *row) fill(lo, hi int, y float32) {
 
 // scoresRow computes a row of a Scores call:
 //
-//	x = scale·x    x = softcap·tanh(x/softcap)    x = x + bias    hidden: -Inf
+//	x = scale·x    x = f(x)    x = softcap·tanh(x/softcap)    x = x + bias    hidden: -Inf
 func scoresRow(r row) {
 	p, sc := r.job.problem, r.job.scores
 	lo, hi := p.Visible.Range(r.b, r.i, r.job.cols)
@@ -169,8 +180,14 @@ func scoresRow(r row) {
 		for c := range x {
 			x[c] *= p.Scale
 		}
+		if p.ScoreMod != nil {
+			p.ScoreMod.Go(x, p.Position(r.b, r.h, r.i, key))
+		}
 		if p.Softcap > 0 {
 			for c, y := range x {
+				if y == vec.NegInf && p.ScoreMod != nil {
+					continue
+				}
 				x[c] = p.Softcap * vec.Tanh(y/p.Softcap)
 			}
 		}

@@ -217,6 +217,13 @@ func (p *problem) cut(x region) backend.Problem {
 	for axis := range x.Lo {
 		q.Dropout.First[axis] += x.Lo[axis]
 	}
+	if p.ScoreMod != nil {
+		mod := *p.ScoreMod // positions of rows count from the first key: see visible
+		for axis, from := range [4]int{Seq: Dim, Batch: Batch, Heads: Heads, Dim: Dim} {
+			mod.First[axis] += x.Lo[from]
+		}
+		q.ScoreMod = &mod
+	}
 	return q
 }
 
@@ -305,6 +312,11 @@ func (c *Call) addSequence(n int) error {
 	opt, heads := c.opt, c.dims.Heads
 	row, key, keys := opt.CuQ[n], opt.CuK[n], opt.CuK[n+1]-opt.CuK[n]
 	opt.Dropout.First[Batch] += n
+	if opt.ScoreMod != nil {
+		mod := *opt.ScoreMod
+		mod.First[Batch] += n
+		opt.ScoreMod = &mod
+	}
 	if opt.KLen != nil {
 		opt.KLen = c.opt.KLen[n : n+1]
 	}

@@ -63,7 +63,7 @@ func (g Gradients) Release() {
 //
 //	dP_ij = keep_ij/(1-Dropout.P) · dO_i·v_j
 //	dS_ij = P_ij · (dP_ij - dO_i·O_i + dLSE_i)        gradient of the biased score
-//	dX_ij = Scale · dS_ij · (1 - tanh²(x_ij))         x_ij = Scale·q_i·k_j/Softcap; 1 without softcap
+//	dX_ij = Scale · dS_ij · (1 - tanh²(x_ij)) · f'_ij  x_ij = f(Scale·q_i·k_j)/Softcap, 1 without softcap; f is the ScoreMod
 //	dQ_i  = Σ_j dX_ij·k_j    dK_j = Σ_i dX_ij·q_i    dV_j = Σ_i w_ij·dO_i
 //
 // Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the rule;

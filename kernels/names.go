@@ -34,6 +34,12 @@ const (
 	Dim   = backend.Dim
 )
 
+// ScoreMod is a function of the program's own that replaces scores, for [Options].
+type ScoreMod = backend.ScoreMod
+
+// Position is the place of scores that a [ScoreMod] replaces.
+type Position = backend.Position
+
 // DType is the element type of a [Tensor] in memory. Arithmetic is in float32 or wider for all
 // types.
 type DType = backend.DType

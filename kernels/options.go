@@ -16,13 +16,14 @@ import (
 // For query row i, key j and one head:
 //
 //	s   = Scale · q_i·k_j
+//	s   = ScoreMod(s)                                                when there is one
 //	s   = Softcap · tanh(s / Softcap)                                when Softcap > 0
 //	s   = s + Bias[i,j] + RelativeBias[j-i+Sq-1] - ALiBi·distance    the terms that are set
 //	p_j = exp(s_j - m) / (Σ exp(s - m) + exp(Sink - m))              over the keys that i sees, m = max(s, Sink)
 //	w_j = p_j · keep_ij / (1 - Dropout.P)
 //	o_i = Σ w_j·v_j       lse_i = m + log(Σ exp(s - m) + exp(Sink - m))
 //
-// A key that Causal, Window, KLen, the segments, Mask, BlockMask or a bias of -Inf
+// A key that Causal, Window, KLen, the segments, Mask, BlockMask, a ScoreMod or a bias of -Inf
 // hides does not change the result, even if it is NaN. A fully masked row yields zeros and
 // an LSE of -Inf (with sinks, an LSE of the sink). A visible NaN makes the outputs NaN of the
 // rows that see it, and no others.
@@ -32,6 +33,10 @@ type Options struct {
 	// Scale multiplies Q·Kᵀ; nil means 1/sqrt(D). Set new(1.0) for unscaled scores. It is
 	// 0 or has a magnitude from 2^-60 to 2^60.
 	Scale *float64
+	// ScoreMod replaces each scaled score by a function of it and its position, as FlexAttention's
+	// score_mod does; nil means none. Rows have the positions that Causal and ALiBi give them. A
+	// device without the function's language returns ErrUnsupported.
+	ScoreMod *ScoreMod
 	// Softcap c > 0 replaces scores s by c·tanh(s/c), with c from 2^-60 to 2^60; 0 is off.
 	Softcap float64
 
@@ -199,7 +204,10 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	if err := o.tensors(&p); err != nil {
 		return p, err
 	}
-	p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = o.ALiBi, o.Sinks, o.Dropout, o.LowPrecision
+	p.ScoreMod, p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = o.ScoreMod, o.ALiBi, o.Sinks, o.Dropout, o.LowPrecision
+	if m := p.ScoreMod; m != nil && m.Go == nil {
+		return p, fmt.Errorf("score mod: Go is nil, set the function that replaces scores: %w", ErrOption)
+	}
 	for i, x := range p.Slopes {
 		if !(x >= -backend.MaxSlope && x <= backend.MaxSlope) {
 			return p, fmt.Errorf("alibi[%d] is %v, slopes must lie within ±2^94: %w", i, x, ErrOption)
@@ -292,7 +300,7 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 
 // offsetsDiffer reports whether batches with different offsets need calls of their own.
 func (o *Options) offsetsDiffer() bool {
-	if !o.Causal && o.Window == nil && o.ALiBi == nil { // positions decide nothing
+	if !o.Causal && o.Window == nil && o.ALiBi == nil && o.ScoreMod == nil { // positions decide nothing
 		return false
 	}
 	return slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] })

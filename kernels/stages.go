@@ -194,6 +194,9 @@ func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Opt
 	if at < Scaled || at > Biased {
 		return s, fmt.Errorf("the point is %d, it must be Scaled, Capped or Biased: %w", at, ErrOption)
 	}
+	if at == Capped && opt.ScoreMod != nil {
+		return s, fmt.Errorf("ScoreMod is set, its positions are those of visible keys: take the scores at Biased: %w", ErrUnsupported)
+	}
 	p, err := opt.stage(dims)
 	if err != nil {
 		return s, err

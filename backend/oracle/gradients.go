@@ -75,7 +75,7 @@ func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradient
 	}
 	d := len(r.Q)
 	rootD, rootDv := Lambda*math.Sqrt(float64(d)), Lambda*math.Sqrt(float64(r.Dv))
-	eps := math.Expm1(u*(a.reach*(rootD+17)+3*math.Abs(a.LSE))+a.LSEBound) + 8*u
+	eps := math.Expm1(u*(a.reach*(rootD+17)+3*math.Abs(a.LSE))+a.shift+a.LSEBound) + 8*u
 
 	// nan is NaN if the row sees a number that is not finite, otherwise 0.
 	nan := 0 * (a.LSE + float64(dlse) + total(r.Q) + total(do))
@@ -127,10 +127,10 @@ func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradient
 		if g.DSlope != nil {
 			g.DSlope.add(ds, sigma, -r.Distance(j))
 		}
-		c, gamma := r.slopeOfCap(j, rootD)
+		c, gamma := r.chain(j, rootD)
 		scale := float64(r.Scale)
 		dx := scale * c * ds
-		xi := math.Abs(scale)*(sigma*(c+gamma)+p*math.Abs(t)*(gamma+3*u)+flushed) + flushed
+		xi := math.Abs(scale)*(sigma*(math.Abs(c)+gamma)+p*math.Abs(t)*(gamma+3*u)+flushed) + flushed
 		for i := range d {
 			if g.DQ != nil {
 				g.DQ[i].add(dx, xi, float64(r.K[j*d+i]))
@@ -142,17 +142,26 @@ func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradient
 	}
 }
 
-// slopeOfCap returns c_j and γ_j of the package comment.
-func (r *Row) slopeOfCap(j int, rootD float64) (c, gamma float64) {
-	if r.Softcap == 0 {
-		return 1, 0
+// chain returns c_j and γ_j of the package comment, or c' and γ' with a score mod.
+func (r *Row) chain(j int, rootD float64) (c, gamma float64) {
+	c = 1
+	if r.Softcap > 0 {
+		// sech is exact where 1 - tanh² cancels.
+		sech2 := func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) }
+		s, abs, shift := r.score(j)
+		xi := u * (rootD + 3) * abs
+		if r.Mod != nil {
+			xi = shift + 3*u*abs
+		}
+		x, xi := math.Abs(s)/float64(r.Softcap), xi/float64(r.Softcap)
+		c, gamma = sech2(x), 2*(sech2(math.Max(0, x-xi))*xi+12*u)+3*u
 	}
-	// sech is exact where 1 - tanh² cancels.
-	sech2 := func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) }
-	s, abs, _ := r.product(j)
-	x := math.Abs(s) / float64(r.Softcap)
-	xi := u * (rootD + 3) * abs / float64(r.Softcap)
-	return sech2(x), 2*(sech2(math.Max(0, x-xi))*xi+12*u) + 3*u
+	if r.Mod != nil {
+		s, abs, fixed := r.product(j)
+		f, shift := around(r.ModDerivative, j, s, r.reaches(abs, fixed), 1)
+		c, gamma = f*c, math.Abs(f)*gamma+shift*(c+gamma)+u*math.Abs(f*c)
+	}
+	return c, gamma
 }
 
 // total returns the sum of x, which is not finite if an element is not.

@@ -61,6 +61,21 @@
 // products are summed exactly. Half a unit, with the roundings of unit and quotients, is less than
 // (2^-16 + 2^-22)·max_d |q_d|. φ = max_j |scale|·Σ_d |k_jd| times that adds to expm1's argument in ε.
 //
+// # Score mods
+//
+// A function f of float32 replaces the score s, whose error is at most e = u·A_j·(λ√D + 4) + φ_j with
+// A_j = |scale|·Σ_d |q_d·k_jd|: the product, scale, and the rounding of the reference to float32. In the
+// reference and on the backend f errs by at most η = 8u·(|s| + |f|), see [backend.ScoreMod]. The
+// reference takes f at s and at both ends of s ± e. Where f is monotonic or convex between these, no
+// score there is further from f(s) than
+//
+//	δ_j = max |f(s ± e) - f(s)| + 4η
+//
+// where one η each is for the reference, for the backend and for both sides of the difference. δ_j takes
+// the place of φ_j, and |f| that of A_j in A. The derivative f' is taken in the same way, with η' = 8u·(1 +
+// |f'|); ξ becomes (δ_j + 3u·|f|)/softcap, and with c' = f'·c and γ' = |f'|·γ + δ'·(c + γ) + u·|c'|, c'
+// and γ' take the places of c and γ in dx.
+//
 // # Gradients
 //
 // [Differentiate] computes, with do and dlse the gradients of the row's o and lse and f_j =
@@ -119,14 +134,16 @@ const u = 0x1p-24
 
 // Row is a query row with the keys and values that it may see.
 type Row struct {
-	Q       []float32 // [D]
-	K       []float32 // [Sk, D]
-	V       []float32 // [Sk, Dv]; nil when only the weights matter
-	Dv      int
-	Scale   float32
-	Softcap float32
-	Hidden  func(j int) bool    // whether key j is hidden, unless nil
-	Bias    func(j int) float64 // of score j, unless nil; -Inf hides
+	Q             []float32 // [D]
+	K             []float32 // [Sk, D]
+	V             []float32 // [Sk, Dv]; nil when only the weights matter
+	Dv            int
+	Scale         float32
+	Softcap       float32
+	Mod           func(j int, s float32) float32 // replaces score j, unless nil
+	ModDerivative func(j int, s float32) float32
+	Hidden        func(j int) bool    // whether key j is hidden, unless nil
+	Bias          func(j int) float64 // of score j, unless nil; -Inf hides
 	// Relative, of which -Inf hides, and -Slope·Distance are added to score j, unless nil.
 	Relative   func(j int) float64
 	Slope      float64
@@ -150,13 +167,13 @@ type Answer struct {
 	// WeightBound·Weights[j] + 2^-125 is the bound of weight j.
 	WeightBound float64
 
-	reach   float64 // A
-	visible []int   // the keys that are not hidden
+	reach, shift float64 // A, and φ or δ
+	visible      []int   // the keys that are not hidden
 }
 
 // hides reports whether key j is hidden.
 func (r *Row) hides(j int) bool {
-	return r.Hidden != nil && r.Hidden(j) || r.Bias != nil && math.IsInf(r.Bias(j), -1) ||
+	return r.Hidden != nil && r.Hidden(j) || r.Mod != nil && math.IsInf(float64(r.Mod(j, 0)), -1) || r.Bias != nil && math.IsInf(r.Bias(j), -1) ||
 		r.Relative != nil && math.IsInf(r.Relative(j), -1)
 }
 
@@ -178,6 +195,33 @@ func (r *Row) product(j int) (s, abs, fixed float64) {
 	return s * scale, abs * math.Abs(scale), fixed
 }
 
+// score returns score j before softcap, its A, and φ_j or δ_j.
+func (r *Row) score(j int) (s, abs, shift float64) {
+	if s, abs, shift = r.product(j); r.Mod != nil {
+		s, shift = around(r.Mod, j, s, r.reaches(abs, shift), math.Abs(s))
+		if abs = math.Abs(s); math.IsInf(s, -1) { // the weight is 0
+			abs, shift = 0, 0
+		}
+	}
+	return s, abs, shift
+}
+
+// reaches returns e of the package comment.
+func (r *Row) reaches(abs, fixed float64) float64 {
+	return u*abs*(Lambda*math.Sqrt(float64(len(r.Q)))+4) + fixed
+}
+
+// around returns f(s) and δ, with η of a size in addition to |f(s)|.
+func around(f func(j int, s float32) float32, j int, s, e, size float64) (y, shift float64) {
+	y = float64(f(j, float32(s)))
+	for _, x := range [2]float64{s - e, s + e} {
+		if z := float64(f(j, float32(x))); z != y { // both may be infinite
+			shift = math.Max(shift, math.Abs(z-y))
+		}
+	}
+	return y, shift + 32*u*(size+math.Abs(y))
+}
+
 // sink returns the score of the sink, clamped; -Inf without one.
 func (r *Row) sink() float64 {
 	if r.Sink == nil {
@@ -190,15 +234,15 @@ func (r *Row) sink() float64 {
 func Solve(r Row) Answer {
 	d, n := len(r.Q), len(r.K)/len(r.Q)
 	a := Answer{Scores: make([]float64, n), Weights: make([]float64, n), O: make([]float64, r.Dv), OBound: make([]float64, r.Dv)}
-	m, fixed := math.Inf(-1), 0.0 // φ
+	m := math.Inf(-1)
 	for j := range n {
 		if r.hides(j) {
 			a.Scores[j] = math.NaN()
 			continue
 		}
 		a.visible = append(a.visible, j)
-		s, abs, shift := r.product(j)
-		if r.Softcap > 0 {
+		s, abs, shift := r.score(j)
+		if r.Softcap > 0 && (r.Mod == nil || !math.IsInf(s, -1)) {
 			s = float64(r.Softcap) * math.Tanh(s/float64(r.Softcap))
 		}
 		added := 0.0
@@ -221,7 +265,7 @@ func Solve(r Row) Answer {
 		s += added
 		a.Scores[j] = s
 		m = math.Max(m, s) // NaN when any is NaN
-		a.reach, fixed = math.Max(a.reach, abs), math.Max(fixed, shift)
+		a.reach, a.shift = math.Max(a.reach, abs), math.Max(a.shift, shift)
 	}
 
 	sink := r.sink()
@@ -229,7 +273,7 @@ func Solve(r Row) Answer {
 	if !math.IsInf(sink, 0) {
 		a.reach = math.Max(a.reach, math.Abs(sink))
 	}
-	eps := math.Expm1(u*a.reach*(Lambda*math.Sqrt(float64(d))+24)+fixed) + 8*u
+	eps := math.Expm1(u*a.reach*(Lambda*math.Sqrt(float64(d))+24)+a.shift) + 8*u
 	drift := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
 	a.WeightBound = 2*eps + drift + 6*u
 	if math.IsInf(m, -1) {

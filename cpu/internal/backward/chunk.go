@@ -138,8 +138,8 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 		x.w = w.Floats(l.ScoreFloats())
 		c.forward.Scores.Seed(&s.Draw)
 	}
-	if c.forward.Scores.Cap > 0 {
-		s.Capped = w.Floats(l.ScoreFloats())
+	if c.forward.Scores.Cap > 0 || c.problem.ScoreMod != nil {
+		s.Chain = w.Floats(l.ScoreFloats())
 	}
 	tile.Fill(x.ones, 1)
 	clear(x.sum)
@@ -278,8 +278,10 @@ func (x *chunk) addBlock(t *tile.Tile, here tile.Span) {
 	if c.plan.wantsScores() {
 		x.addBiases(t, here)
 	}
-	if c.forward.Scores.Cap > 0 {
-		x.uncap(t, n)
+	for i, y := range s.Chain[:min(len(s.Chain), l.Floats(t, n))] {
+		if x.ds[i] != 0 { // y of a hidden key may be NaN
+			x.ds[i] *= y
+		}
 	}
 	k := x.k[first*l.DimK:]
 	switch {
@@ -307,19 +309,4 @@ func (x *chunk) addOuter(t *tile.Tile, n int, sums, rows []float32, dim int, fac
 		view.CopyElements(x.turned[r:], t.N, factors[r*tile.BlockKeys:], 1, n)
 	}
 	k.Mix(vec.F32, sums, dim, x.space.Rows(rows, dim, t.N, dim), dim, x.turned, t.N, x.ones, n, dim)
-}
-
-// uncap multiplies gradients of capped scores by the derivative of the softcap, 1 - tanh².
-func (x *chunk) uncap(t *tile.Tile, n int) {
-	floats := n * x.layout.Kernels.Width
-	if x.layout.KeyLanes {
-		floats = t.N * tile.BlockKeys // the keys after n are not used
-	}
-	inv, ds := 1/x.call.forward.Scores.Cap, x.ds[:floats]
-	for i, y := range x.space.Capped[:floats] {
-		if ds[i] != 0 { // y of a hidden key may be NaN
-			tanh := y * inv
-			ds[i] *= (1 - tanh) * (1 + tanh)
-		}
-	}
 }

@@ -8,23 +8,28 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
-// Adjust applies softcap, biases and masks to the score tile, which has the keys of here. With
-// query rows as lanes it also computes the maxima again, from those of t's sums on.
+// Adjust applies score mod, softcap, biases and masks to the score tile, which has the keys of here.
+// With query rows as lanes it also computes the maxima again, from those of t's sums on.
 func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
+	x, n, mod := sc.Layout.Kernels, here.Hi-here.Lo, sc.problem.ScoreMod
+	if mod != nil {
+		if s.Chain != nil {
+			sc.modify(s, t, here, mod.Derivative, s.Chain, 1)
+		}
+		sc.modify(s, t, here, mod.Go, s.S, sc.After)
+	}
+	if sc.Cap > 0 {
+		sc.cap(s, s.S[:sc.Layout.Floats(t, n)], mod != nil)
+	}
 	if sc.Layout.KeyLanes {
 		for row := range t.N {
 			sc.adjustRow(s, t, row, here)
 		}
 		return
 	}
-	x, n := sc.Layout.Kernels, here.Hi-here.Lo
 	edge, masked := t.edge(here), !sc.mask.IsZero() || t.mixed
-	if !edge && !masked && !sc.Added && sc.Cap == 0 {
+	if !edge && !masked && !sc.Added && sc.Cap == 0 && mod == nil {
 		return
-	}
-	if sc.Cap > 0 {
-		x.Softcap(s.S[:n*x.Width], sc.Cap)
-		copy(s.Capped, s.S[:n*x.Width])
 	}
 	copy(s.MX, t.sums.cur.m)
 	if sc.Added {
@@ -50,6 +55,73 @@ func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
 	x.ColumnMax(s.S, n, s.MX)
 }
 
+// modify writes what f makes of the scores of t and the keys of here to dst, times factor.
+func (sc *Scores) modify(s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32) {
+	l, n := sc.Layout, here.Hi-here.Lo
+	x := l.Kernels
+	apply := func(scores []float32, row int) {
+		if seen := here.Clip(t.Spans[row].Lo, t.Spans[row].Hi); !seen.Empty() {
+			h, i := l.Row(t.H, t.I, row)
+			f(scores[seen.Lo-here.Lo:seen.Hi-here.Lo], sc.problem.Position(t.Batch, h, i, seen.Lo))
+		}
+	}
+	if l.KeyLanes {
+		copy(dst, s.S[:t.N*BlockKeys])
+		for row := range t.N {
+			scores := dst[row*BlockKeys:][:RoundUp(n, x.Lanes)]
+			apply(scores, row)
+			x.ScaleMax(scores, factor, s.terms[:])
+		}
+		return
+	}
+	Fill(s.terms[:x.Lanes], factor)
+	for lane := 0; lane < t.N; lane += x.Lanes {
+		for at := 0; at < n; at += x.Lanes {
+			x.Transpose(s.Stage[at:], BlockKeys, s.S[at*x.Width+lane:], x.Width, s.One)
+		}
+		for r := range min(x.Lanes, t.N-lane) {
+			apply(s.Stage[r*BlockKeys:], lane+r)
+		}
+		for at := 0; at < n; at += x.Lanes {
+			x.Transpose(dst[at*x.Width+lane:], x.Width, s.Stage[at:], BlockKeys, s.terms[:])
+		}
+	}
+}
+
+// Softcap applies the softcap to scores, of which a -Inf of the score mod stays. The length is a
+// multiple of Lanes.
+func (sc *Scores) Softcap(s *Space, scores []float32) {
+	if sc.problem.ScoreMod == nil {
+		sc.Layout.Kernels.Softcap(scores, sc.Cap)
+		return
+	}
+	for n := 0; len(scores) > 0; scores = scores[n:] {
+		n = copy(s.terms[:], scores)
+		sc.Layout.Kernels.Softcap(scores[:n], sc.Cap)
+		for c, y := range s.terms[:n] {
+			if y == vec.NegInf {
+				scores[c] = y
+			}
+		}
+	}
+}
+
+// cap applies the softcap to scores, and multiplies Chain by its derivative, 1 - tanh², if chained is set, or sets it.
+func (sc *Scores) cap(s *Space, scores []float32, chained bool) {
+	sc.Softcap(s, scores)
+	if s.Chain == nil {
+		return
+	}
+	inv := 1 / sc.Cap
+	for i, y := range scores {
+		tanh := y * inv
+		if y = (1 - tanh) * (1 + tanh); chained {
+			y *= s.Chain[i]
+		}
+		s.Chain[i] = y
+	}
+}
+
 // edge reports whether the visibility rule hides some of keys from some row.
 func (t *Tile) edge(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t.Every.Hi }
 
@@ -57,12 +129,6 @@ func (t *Tile) edge(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t
 func (sc *Scores) adjustRow(s *Space, t *Tile, row int, here Span) {
 	x, n := sc.Layout.Kernels, here.Hi-here.Lo
 	scores := s.S[row*BlockKeys:][:RoundUp(n, x.Lanes)]
-	if sc.Cap > 0 {
-		x.Softcap(scores, sc.Cap)
-		if s.Capped != nil {
-			copy(s.Capped[row*BlockKeys:], scores)
-		}
-	}
 	h, i := sc.Layout.Row(t.H, t.I, row)
 	if sc.Added {
 		sc.AddedRow(s, s.bias[:n], t.Batch, h, i, here.Lo)

@@ -146,10 +146,7 @@ func (a *Attention) step(s *Space, t, next *Tile, b *block, look bool) {
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 	}
 	if a.round != backend.F32 {
-		if n *= x.Width; p.Layout.KeyLanes {
-			n = t.N * BlockKeys
-		}
-		Round(x, a.round, s.S[:n], s.half[:])
+		Round(x, a.round, s.S[:p.Layout.Floats(t, n)], s.half[:])
 	}
 	if a.Scores.Drops() {
 		a.Scores.Drop(s, t, s.S, t.here)

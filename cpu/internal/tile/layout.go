@@ -92,6 +92,14 @@ func (l *Layout) QueryFloats() int { return l.Kernels.Width * l.DimK }
 // gathered keys reach beyond them.
 func (l *Layout) ScoreFloats() int { return (BlockKeys + l.Kernels.Lanes) * l.Kernels.Width }
 
+// Floats returns the floats of a score tile that hold the scores of t and n keys.
+func (l *Layout) Floats(t *Tile, n int) int {
+	if l.KeyLanes {
+		return t.N * BlockKeys // those of a row after n are not used
+	}
+	return n * l.Kernels.Width
+}
+
 // OutputFloats returns the floats of a tile's outputs. Tiles with keys as lanes may have few rows.
 func (l *Layout) OutputFloats() int {
 	if l.KeyLanes {

@@ -14,9 +14,9 @@ type Scores struct {
 	Layout                       *Layout
 	problem                      *backend.Problem
 	mask, blocks, bias, relative view.View
-	// Scale is the factor of dot products, Cap that of the softcap's tanh, or 0. They yield
-	// scores in units of log2 e: s·Scale, or tanh(s·Scale)·Cap.
-	Scale, Cap float32
+	// Scale is the factor of dot products, After that of what the score mod makes of them, which is 1
+	// without one, and Cap that of the softcap's tanh, or 0. They yield scores in units of log2 e.
+	Scale, After, Cap float32
 
 	Masked bool // there is a mask or a block mask
 	Added  bool // there is a bias, a relative bias or slopes
@@ -26,13 +26,19 @@ type Scores struct {
 // Open opens the mask and bias tensors of p; sc must be zero. The methods that take rows read only
 // the kernels and the numbers of query heads and rows of l.
 func (sc *Scores) Open(l *Layout, p *backend.Problem) {
-	sc.Layout, sc.problem, sc.Scale = l, p, float32(float64(p.Scale)*math.Log2E)
+	sc.Layout, sc.problem, sc.Scale, sc.After = l, p, float32(float64(p.Scale)*math.Log2E), 1
 	if c := float64(p.Softcap); c > 0 {
 		sc.Scale, sc.Cap = float32(float64(p.Scale)/c), float32(c*math.Log2E)
 	}
+	if p.ScoreMod != nil {
+		sc.After, sc.Scale = math.Log2E, p.Scale
+		if sc.Cap > 0 {
+			sc.After = 1 / p.Softcap
+		}
+	}
 	sc.mask, sc.blocks, sc.bias, sc.relative = view.Of(&p.Mask), view.Of(&p.Blocks), view.Of(&p.Bias), view.Of(&p.Relative)
 	sc.Masked = !sc.mask.IsZero() || !sc.blocks.IsZero()
-	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || p.Dropout.P > 0
+	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || p.Dropout.P > 0 || p.ScoreMod != nil
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
 }
 
@@ -91,7 +97,7 @@ func (sc *Scores) distances(dst []float32, b, h, d int) {
 func (sc *Scores) Hides(b, h, i, j int) bool {
 	var seen [1]bool
 	sc.seenRow(seen[:], b, h, i, j)
-	return !seen[0] || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
+	return !seen[0] || sc.problem.ModHides(b, h, i, j) || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
 		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf
 }
 
