@@ -43,18 +43,6 @@ func (be *Backend) doPinned(ctx context.Context, what string, out, in []backend.
 	})
 }
 
-// needsGo returns ErrUnsupported if the score mod of p lacks its Go function, or for gradients the
-// derivative.
-func needsGo(p *backend.Problem, gradients bool) error {
-	switch m := p.ScoreMod; {
-	case m != nil && m.Go == nil:
-		return fmt.Errorf("score mod: Go is nil, which the CPU runs: %w", backend.ErrUnsupported)
-	case m != nil && gradients && m.Derivative == nil:
-		return fmt.Errorf("score mod: Derivative is nil, which gradients need: %w", backend.ErrUnsupported)
-	}
-	return nil
-}
-
 // threads returns the maximum number of goroutines for a call that starts now.
 func (be *Backend) threads() int {
 	if be.opt.Threads > 0 {

@@ -13,9 +13,6 @@ import (
 func (be *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 	out, in := g.Operands()
 	return be.doPinned(ctx, "backward", out[:], in[:], func() error {
-		if err := needsGo(&g.Problem, true); err != nil {
-			return err
-		}
 		c := gradientPool.Get().(*backward.Call)
 		defer func() {
 			c.Reset()
@@ -37,7 +34,7 @@ func (be *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (back
 		p = be.newPlan(backend.NewGradientsPlan(g))
 		x := backward.NewPlan(g, be.kernels, be.threads())
 		x.Describe(&p)
-		return needsGo(&g.Problem, true)
+		return nil
 	})
 	return p, err
 }

@@ -12,19 +12,15 @@ import (
 //
 //	exp(x_j - m)/l    x = scores of the row    m = max x    l = Σ exp(x_j - m)
 //
-// and writes m + log l to lse unless that is the zero Tensor. Scores are scaled,
-// capped, biased and hidden as in [Backend.Scores]. Hidden keys give exactly 0 and
-// their elements of s are not read; a row without a score above -Inf becomes zeros
-// with LSE -Inf, or its sink. Errors as for Attention.
+// and writes m + log l to lse unless that is the zero Tensor. Scores are scaled, capped, biased and hidden as in
+// [Backend.Scores]. Hidden keys give exactly 0 and their elements of s are not read; a row without a score above -Inf
+// becomes zeros with LSE -Inf, or its sink. Errors as for Attention.
 //
 // It makes three passes over the keys that a row sees: scores and their maximum,
 // powers and their sum, the division. The sum is kept lane by lane, from the first
 // key that the row sees on, so the bits of a row depend on the row alone.
 func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	return be.do(ctx, "softmax", func() error {
-		if err := needsGo(p, false); err != nil {
-			return err
-		}
 		return be.runScores(ctx, s, lse, p, 2*tile.BlockKeys+2*be.kernels.Lanes, softmaxRow)
 	})
 }
@@ -34,9 +30,6 @@ func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 func (be *Backend) Scores(ctx context.Context, s backend.Tensor, p *backend.Problem, at backend.ScorePoint) error {
 	return be.do(ctx, "scores", func() error {
 		until := p.Until(at)
-		if err := needsGo(&until, false); err != nil {
-			return err
-		}
 		return be.runScores(ctx, s, backend.Tensor{}, &until, 2*tile.BlockKeys, scoresRow)
 	})
 }

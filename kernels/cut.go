@@ -10,11 +10,10 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
-// The visibility rule of a backend.Problem cannot express a prefix, segments, or offsets
-// that differ between batches. A call with these is cut into backend calls over slices of
-// its operands, each of which the rule can express. The slices are views, and the calls
-// run together (backend.Backend), so that they cost what their visible pairs cost. Every
-// query row belongs to one call, whose bits it has.
+// The visibility rule of a backend.Problem cannot express a prefix, segments, or offsets that differ between batches.
+// A call with these is cut into backend calls over slices of its operands, each of which the rule can express. The
+// slices are views, and the calls run together (backend.Backend), so that they cost what their visible pairs cost.
+// Every query row belongs to one call, whose bits it has.
 
 // region is a rectangle of the scores that one backend call computes.
 type region struct {
@@ -249,8 +248,7 @@ func (x region) visible(v backend.Visibility) backend.Visibility {
 	return v
 }
 
-// pages returns the pages of the batches and keys of x; nil stays nil. size is the number of
-// keys of a page.
+// pages returns the pages of the batches and keys of x; nil stays nil. size is the number of keys of a page.
 func (x region) pages(p *Pages, size int) (*Pages, error) {
 	b0, b1, j0, j1 := x.Lo[Batch], x.Hi[Batch], x.Lo[Dim], x.Hi[Dim]
 	if p == nil || b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
@@ -356,11 +354,10 @@ type Part struct {
 	Visible Visibility
 }
 
-// Parts returns the parts of a call with lengths d. It is for programs that distribute a call
-// over machines: they compute each part, or rows and keys of it, as a call of its own with a
-// Window, an Offset and a KLen. Every row of every batch belongs to one part, which has all keys
-// that the row may see. A call without a Prefix, segments and different offsets is one part; a
-// call without rows or keys has none. Parts ignores CuQ and CuK.
+// Parts returns the parts of a call with lengths d. It is for programs that distribute a call over machines: they
+// compute each part, or rows and keys of it, as a call of its own with a Window, an Offset and a KLen. Every row of
+// every batch belongs to one part, which has all keys that the row may see. A call without a Prefix, segments and
+// different offsets is one part; a call without rows or keys has none. Parts ignores CuQ and CuK.
 //
 // It returns ErrShape and ErrOption as [Device.Prepare] does.
 func (o *Options) Parts(d Dims) (parts []Part, err error) {

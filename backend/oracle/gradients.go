@@ -6,8 +6,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// flushed bounds the loss of a subnormal number that becomes 0.
-const flushed = 0x1p-125
+// u is the unit roundoff of float32, and flushed bounds the loss of a subnormal number that becomes 0.
+const u, flushed = 0x1p-24, 0x1p-125
 
 // Sum is an element of a gradient, the sum of what rows add to it. Its Value is NaN when the
 // contract leaves it unspecified, because one of the rows sees a NaN or an Inf.
@@ -42,19 +42,14 @@ func (s *Sum) Bound(out backend.DType) float64 {
 
 // RowGradients are the gradients to which a row adds. Those that are nil are not computed.
 type RowGradients struct {
-	DQ []Sum // [D]
-	DK []Sum // [Sk, D]
-	DV []Sum // [Sk, Dv]
-	// DBias and DRelative return the elements for key j.
-	DBias, DRelative func(j int) *Sum
+	DQ, DK, DV       []Sum            // [D], [Sk, D], [Sk, Dv]
+	DBias, DRelative func(j int) *Sum // of key j
 	DSlope, DSink    *Sum
 }
 
-// Differentiate adds to g the gradients of do·o + dlse·lse, where (o, lse) is the result of r.
-// r.Out is the dtype of o.
+// Differentiate adds to g the gradients of do·o + dlse·lse, where (o, lse) is the result of r. r.Out is the dtype of o.
 func Differentiate(r Row, do []float32, dlse float32, g RowGradients) {
-	a := Solve(r)
-	r.differentiate(&a, do, dlse, g)
+	r.differentiate(Solve(r), do, dlse, g)
 }
 
 // DifferentiatePart is [Differentiate] for a row whose o and lse are results over more keys
@@ -65,11 +60,11 @@ func DifferentiatePart(r Row, o []float32, lse float32, do []float32, dlse float
 	for x, y := range o {
 		a.O[x] = float64(y)
 	}
-	r.differentiate(&a, do, dlse, g)
+	r.differentiate(a, do, dlse, g)
 }
 
 // differentiate is Differentiate with the result a of the row.
-func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradients) {
+func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients) {
 	if math.IsInf(a.LSE, -1) {
 		return
 	}
@@ -149,16 +144,11 @@ func (r *Row) chain(j int, rootD float64) (c, gamma float64) {
 		// sech is exact where 1 - tanh² cancels.
 		sech2 := func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) }
 		s, abs, shift := r.score(j)
-		xi := u * (rootD + 3) * abs
-		if r.Mod != nil {
-			xi = shift + 3*u*abs
-		}
-		x, xi := math.Abs(s)/float64(r.Softcap), xi/float64(r.Softcap)
+		x, xi := math.Abs(s)/float64(r.Softcap), (u*(rootD+3)*abs+shift)/float64(r.Softcap)
 		c, gamma = sech2(x), 2*(sech2(math.Max(0, x-xi))*xi+12*u)+3*u
 	}
 	if r.Mod != nil {
-		s, abs, fixed := r.product(j)
-		f, shift := around(r.ModDerivative, j, s, r.reaches(abs, fixed), 1)
+		f, shift := r.around(r.ModDerivative, j)
 		c, gamma = f*c, math.Abs(f)*gamma+shift*(c+gamma)+u*math.Abs(f*c)
 	}
 	return c, gamma

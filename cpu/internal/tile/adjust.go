@@ -12,6 +12,7 @@ import (
 // With query rows as lanes it also computes the maxima again, from those of t's sums on.
 func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
 	x, n, mod := sc.Layout.Kernels, here.Hi-here.Lo, sc.problem.ScoreMod
+	Fill(s.Chain, 1)
 	if mod != nil {
 		if s.Chain != nil {
 			sc.modify(s, t, here, mod.Derivative, s.Chain, 1)
@@ -19,7 +20,12 @@ func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
 		sc.modify(s, t, here, mod.Go, s.S, sc.After)
 	}
 	if sc.Cap > 0 {
-		sc.cap(s, s.S[:sc.Layout.Floats(t, n)], mod != nil)
+		scores, inv := s.S[:sc.Layout.Floats(t, n)], 1/sc.Cap
+		sc.Softcap(s, scores)
+		for i, y := range scores[:min(len(s.Chain), len(scores))] {
+			tanh := y * inv
+			s.Chain[i] *= (1 - tanh) * (1 + tanh)
+		}
 	}
 	if sc.Layout.KeyLanes {
 		for row := range t.N {
@@ -58,67 +64,42 @@ func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
 // modify writes what f makes of the scores of t and the keys of here to dst, times factor.
 func (sc *Scores) modify(s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32) {
 	l, n := sc.Layout, here.Hi-here.Lo
-	x := l.Kernels
-	apply := func(scores []float32, row int) {
-		if seen := here.Clip(t.Spans[row].Lo, t.Spans[row].Hi); !seen.Empty() {
-			h, i := l.Row(t.H, t.I, row)
-			f(scores[seen.Lo-here.Lo:seen.Hi-here.Lo], sc.problem.Position(t.Batch, h, i, seen.Lo))
-		}
-	}
+	x, rows, step := l.Kernels, s.Stage, l.Kernels.Lanes
 	if l.KeyLanes {
+		rows, step = dst, t.N
 		copy(dst, s.S[:t.N*BlockKeys])
-		for row := range t.N {
-			scores := dst[row*BlockKeys:][:RoundUp(n, x.Lanes)]
-			apply(scores, row)
-			x.ScaleMax(scores, factor, s.terms[:])
-		}
-		return
 	}
 	Fill(s.terms[:x.Lanes], factor)
-	for lane := 0; lane < t.N; lane += x.Lanes {
-		for at := 0; at < n; at += x.Lanes {
-			x.Transpose(s.Stage[at:], BlockKeys, s.S[at*x.Width+lane:], x.Width, s.One)
+	for first := 0; first < t.N; first += step {
+		if !l.KeyLanes {
+			Turn(x, rows, BlockKeys, 1, s.S[first:], x.Width, x.Width, n, s.One)
 		}
-		for r := range min(x.Lanes, t.N-lane) {
-			apply(s.Stage[r*BlockKeys:], lane+r)
-		}
-		for at := 0; at < n; at += x.Lanes {
-			x.Transpose(dst[at*x.Width+lane:], x.Width, s.Stage[at:], BlockKeys, s.terms[:])
-		}
-	}
-}
-
-// Softcap applies the softcap to scores, of which a -Inf of the score mod stays. The length is a
-// multiple of Lanes.
-func (sc *Scores) Softcap(s *Space, scores []float32) {
-	if sc.problem.ScoreMod == nil {
-		sc.Layout.Kernels.Softcap(scores, sc.Cap)
-		return
-	}
-	for n := 0; len(scores) > 0; scores = scores[n:] {
-		n = copy(s.terms[:], scores)
-		sc.Layout.Kernels.Softcap(scores[:n], sc.Cap)
-		for c, y := range s.terms[:n] {
-			if y == vec.NegInf {
-				scores[c] = y
+		for r := range min(step, t.N-first) {
+			if seen := here.Clip(t.Spans[first+r].Lo, t.Spans[first+r].Hi); !seen.Empty() {
+				h, i := l.Row(t.H, t.I, first+r)
+				f(rows[r*BlockKeys:][seen.Lo-here.Lo:seen.Hi-here.Lo], sc.problem.Position(t.Batch, h, i, seen.Lo))
 			}
 		}
+		if l.KeyLanes {
+			x.ScaleMax(dst[:t.N*BlockKeys], factor, s.terms[:])
+		} else {
+			Turn(x, dst[first:], x.Width, x.Width, rows, BlockKeys, 1, n, s.terms[:])
+		}
 	}
 }
 
-// cap applies the softcap to scores, and multiplies Chain by its derivative, 1 - tanh², if chained is set, or sets it.
-func (sc *Scores) cap(s *Space, scores []float32, chained bool) {
-	sc.Softcap(s, scores)
-	if s.Chain == nil {
-		return
-	}
-	inv := 1 / sc.Cap
-	for i, y := range scores {
-		tanh := y * inv
-		if y = (1 - tanh) * (1 + tanh); chained {
-			y *= s.Chain[i]
+// Softcap applies the softcap to scores, of which a -Inf of the score mod stays. The length is a multiple of Lanes.
+func (sc *Scores) Softcap(s *Space, scores []float32) {
+	for mod, n := sc.problem.ScoreMod != nil, 0; len(scores) > 0; scores = scores[n:] {
+		if n = len(scores); mod {
+			n = copy(s.terms[:], scores)
 		}
-		s.Chain[i] = y
+		sc.Layout.Kernels.Softcap(scores[:n], sc.Cap)
+		for c := 0; mod && c < n; c++ {
+			if s.terms[c] == vec.NegInf {
+				scores[c] = vec.NegInf
+			}
+		}
 	}
 }
 
@@ -142,8 +123,7 @@ func (sc *Scores) adjustRow(s *Space, t *Tile, row int, here Span) {
 	Fill(scores[max(0, min(n, t.Spans[row].Hi-here.Lo)):], vec.NegInf)
 }
 
-// add adds the biases to the scores of t for n keys from lo on, and computes the maxima.
-// Query rows are lanes.
+// add adds the biases to the scores of t for n keys from lo on, and computes the maxima. Query rows are lanes.
 func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 	l := sc.Layout
 	x := l.Kernels
@@ -233,8 +213,7 @@ func (sc *Scores) addSlopes(s *Space, t *Tile, lo, n int) bool {
 	return true
 }
 
-// hide hides those of n keys from lo on that the mask or the block mask hides. Query rows are
-// lanes.
+// hide hides those of n keys from lo on that the mask or the block mask hides. Query rows are lanes.
 func (sc *Scores) hide(s *Space, t *Tile, lo, n int) {
 	l := sc.Layout
 	x := l.Kernels
@@ -266,9 +245,8 @@ func (sc *Scores) hide(s *Space, t *Tile, lo, n int) {
 	}
 }
 
-// MaskRow writes -Inf to the scores of row i, with the keys from j on, that the mask or the
-// block mask hides. There are at most BlockKeys. The elements up to whole vectors, for which
-// scores has room, become unspecified.
+// MaskRow writes -Inf to the scores of row i, with the keys from j on, that the mask or the block mask hides. There
+// are at most BlockKeys. The elements up to whole vectors, for which scores has room, become unspecified.
 func (sc *Scores) MaskRow(s *Space, scores []float32, b, h, i, j int) {
 	sc.seenRow(s.seen[:len(scores)], b, h, i, j)
 	x := sc.Layout.Kernels
@@ -298,8 +276,7 @@ func (sc *Scores) seenRow(seen []bool, b, h, i, j int) {
 	}
 }
 
-// Trim narrows keys to those that the block mask leaves to any row of t; the span is
-// empty when there is none.
+// Trim narrows keys to those that the block mask leaves to any row of t; the span is empty when there is none.
 func (sc *Scores) Trim(t *Tile, keys Span) Span {
 	t.mixed = false
 	if sc.blocks.IsZero() || keys.Empty() {
@@ -319,8 +296,7 @@ func (sc *Scores) Trim(t *Tile, keys Span) Span {
 	return left
 }
 
-// blockSeen reports whether some of the rows of t see a block of keys of the block mask, and
-// whether all of them do.
+// blockSeen reports whether some of the rows of t see a block of keys of the block mask, and whether all of them do.
 func (sc *Scores) blockSeen(t *Tile, block int) (some, all bool) {
 	all = true
 	for r := 0; r < t.N; {

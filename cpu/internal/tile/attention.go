@@ -29,8 +29,7 @@ func (a *Attention) Open(l *Layout, c *backend.Call) {
 	}
 }
 
-// TileFloats returns the floats that Begin takes for each tile: its queries, and the states of
-// its sums.
+// TileFloats returns the floats that Begin takes for each tile: its queries, and the states of its sums.
 func (l *Layout) TileFloats() int { return l.QueryFloats() + 3*l.stateFloats() }
 
 // Begin returns the tiles of c, in memory of w, and the keys that any of their rows sees.

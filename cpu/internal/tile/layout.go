@@ -59,16 +59,14 @@ func Pairs(k *vec.Kernels, c *backend.Call) bool {
 	return d.Heads/d.KVHeads*d.SeqQ > few && c.WeightType() == backend.BF16 && c.Q.DType() == backend.BF16 && c.K.DType() == backend.BF16 && k.PairUnit() != ""
 }
 
-// InPlace reports whether kernels with query rows as lanes read the rows of t in place.
-// Pages of fewer keys, or of odd numbers of them, would take kernels for few keys: they are
-// copied.
+// InPlace reports whether kernels with query rows as lanes read the rows of t in place. Pages of fewer keys, or of
+// odd numbers of them, would take kernels for few keys: they are copied.
 func InPlace(t *backend.Tensor, pages *backend.Pages) bool {
 	return view.InPlace(t) && (pages == nil || t.Shape()[backend.Seq]%16 == 0)
 }
 
-// readInPlace reports whether kernels with keys as lanes read the rows of t in
-// place: whole vectors of adjacent elements in rows of a multiple of 16 bytes, and whole
-// groups of keys in each page.
+// readInPlace reports whether kernels with keys as lanes read the rows of t in place: whole vectors of adjacent
+// elements in rows of a multiple of 16 bytes, and whole groups of keys in each page.
 func readInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
 	shape, f32 := t.Shape(), t.DType() == backend.F32
 	d := shape[backend.Dim]
@@ -138,9 +136,8 @@ func (l *Layout) TilesOf(s *Space, c *Chunk) []Tile {
 	return tiles
 }
 
-// square returns the rows of v, which has a row for each query row, of the vector of query
-// rows of t from lane on, if kernels can transpose them in place: Lanes rows of float32 at
-// a constant distance.
+// square returns the rows of v, which has a row for each query row, of the vector of query rows of t from lane on, if
+// kernels can transpose them in place: Lanes rows of float32 at a constant distance.
 func (l *Layout) square(v *view.View, t *Tile, lane int) (rows []float32, ld int, ok bool) {
 	if t.N-lane < l.Kernels.Lanes || v.DType != backend.F32 || v.Stride[backend.Dim] != 1 {
 		return nil, 0, false

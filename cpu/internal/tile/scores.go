@@ -46,8 +46,7 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 // that depend on the distance, bounded as in backend.Problem. It does not bound a bias
 // that is the only term: the kernels do that when they add it.
 //
-// dst has at most BlockKeys elements and room for whole vectors. The elements up to there
-// become unspecified.
+// dst has at most BlockKeys elements and room for whole vectors. The elements up to there become unspecified.
 func (sc *Scores) AddedRow(s *Space, dst []float32, b, h, i, j int) {
 	if sc.bias.IsZero() {
 		sc.distances(dst, b, h, j-i)
@@ -66,26 +65,19 @@ func (sc *Scores) biasAlone() bool {
 	return !sc.bias.IsZero() && sc.relative.IsZero() && sc.problem.Slopes == nil
 }
 
-// distances writes the terms that depend on the distance between row and key, for
-// distances from d on; 0 for distances that no pair has. dst has room for whole vectors, as
-// in AddedRow.
+// distances writes the terms that depend on the distance between row and key, for distances from d on; 0 for
+// distances that no pair has. dst has room for whole vectors, as in AddedRow.
 func (sc *Scores) distances(dst []float32, b, h, d int) {
 	slope, far := sc.problem.Slope(b, h, sc.Layout.Dims.Heads), d-sc.problem.Visible.Offset
-	if sc.relative.IsZero() {
-		for n := range dst {
-			dst[n] = slope * float32(min(far+n, -far-n))
-		}
-		return
-	}
 	k, at := sc.Layout.Kernels, d+sc.Layout.Dims.SeqQ-1
 	lo := min(len(dst), max(0, -at))
-	hi := max(lo, min(len(dst), sc.relative.Shape[backend.Dim]-at))
+	hi := max(lo, min(len(dst), sc.relative.Shape[backend.Dim]-at)) // lo without relative
 	clear(dst[:lo])
 	clear(dst[hi:])
 	if lo < hi {
 		sc.relative.Load(k, dst[lo:hi], hi-lo, b, h, 0, 1, at+lo, hi-lo)
+		k.Bound(dst[:RoundUp(len(dst), k.Lanes)], backend.MaxRelative)
 	}
-	k.Bound(dst[:RoundUp(len(dst), k.Lanes)], backend.MaxRelative)
 	if slope != 0 {
 		for n := range dst {
 			dst[n] += float32(slope * float32(min(far+n, -far-n)))
