@@ -155,10 +155,7 @@ type Copier interface {
 // Merger is implemented by backends that combine partial results in place.
 type Merger interface {
 	// Merge turns (o, lse), the result over one set of keys, into the result over the
-	// union with a disjoint set, whose result is (po, plse):
-	//
-	//	m = max(lse, plse)    a = exp(lse-m)    b = exp(plse-m)
-	//	o = (a·o + b·po)/(a+b)    lse = m + log(a+b)
+	// union with a disjoint set, whose result is (po, plse), by the formula of kernels.Device.Merge:
 	//
 	//	o, po [B, H, Sq, Dv] F32    lse, plse [B, H, Sq, 1] F32
 	//
@@ -190,7 +187,7 @@ type Scorer interface {
 // Until returns p with only the options that apply up to a point.
 func (p Problem) Until(at ScorePoint) Problem {
 	if at < Biased {
-		p = Problem{Scale: p.Scale, Softcap: p.Softcap, Visible: Everything()}
+		p = Problem{Scale: p.Scale, Softcap: p.Softcap, Visible: Everything()} // kernels.Device.Scores refuses a ScoreMod at Capped
 	}
 	if at < Capped {
 		p.Softcap = 0

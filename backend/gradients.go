@@ -3,18 +3,11 @@ package backend
 import "context"
 
 // Gradients is the backward pass of one attention call: from DO and DLSE, the gradients of a
-// loss with respect to O and LSE, it computes those with respect to the operands. With P =
-// exp(s - LSE), w and s as in [Problem], and keep = 1 without dropout:
-//
-//	dP_ij = keep_ij/(1-Dropout.P) · dO_i·v_j
-//	dS_ij = P_ij · (dP_ij - dO_i·O_i + dLSE_i)        gradient of the biased score
-//	dX_ij = Scale · dS_ij · (1 - tanh²(x_ij))         x_ij = Scale·q_i·k_j/Softcap; 1 without softcap
-//	dQ_i  = Σ_j dX_ij·k_j    dK_j = Σ_i dX_ij·q_i    dV_j = Σ_i w_ij·dO_i
-//
-// where the sums of dK and dV run over the rows of all query heads that share a key head.
-// Bounds that clamp biases count as the identity. Hidden pairs add exactly 0, whatever Q, K,
-// V or DO contains; a row whose LSE is -Inf adds 0. A NaN or an Inf that a row sees makes the
-// gradients NaN, Inf or unspecified that the row adds to, and no others.
+// loss with respect to O and LSE, it computes those with respect to the operands, by the formulas
+// of kernels.Call.Backward. The sums of dK and dV run over the rows of all query heads that share
+// a key head. Bounds that clamp biases count as the identity. Hidden pairs add exactly 0, whatever
+// Q, K, V or DO contains; a row whose LSE is -Inf adds 0. A NaN or an Inf that a row sees makes
+// the gradients NaN, Inf or unspecified that the row adds to, and no others.
 //
 // Every sum has a fixed order: the same call yields the same bits. A gradient is summed in
 // float32 and rounded once to its dtype.

@@ -2,32 +2,21 @@ package backend
 
 // Plan is how a backend runs a call. The code that runs the call computes it.
 type Plan struct {
-	// Backend is the Info.Name of the device.
-	Backend string `json:"backend"`
-	// Path names the code path: "fused gonum kernels", "fused WGSL".
-	Path string `json:"path"`
-	// Why is the reason for this path and these chunks, in words.
-	Why string `json:"why"`
+	Backend string `json:"backend"` // the Info.Name of the device
+	Path    string `json:"path"`    // name of the code path: "fused gonum kernels", "fused WGSL"
+	Why     string `json:"why"`     // reason for this path and these chunks, in words
 	// Pairs is the number of (query, key) pairs of all batches and query heads that the
 	// visibility rule shows, including those that a Mask or Bias hides.
-	Pairs int64 `json:"pairs"`
-	// FLOPs is 2·(D+Dv) operations for each visible pair.
-	FLOPs int64 `json:"flops"`
-	// Bytes is the least number of bytes to move: each element of every operand and
-	// output once.
-	Bytes int64 `json:"bytes"`
-	// Scratch is the device memory in bytes that the call uses in addition to its
-	// operands.
-	Scratch int64 `json:"scratch"`
+	Pairs   int64 `json:"pairs"`
+	FLOPs   int64 `json:"flops"`   // 2·(D+Dv) operations for each visible pair
+	Bytes   int64 `json:"bytes"`   // the least to move: each element of every operand and output once
+	Scratch int64 `json:"scratch"` // bytes of device memory in addition to the operands
 	// Streamed is the number of bytes that the call moves between host and device memory
 	// in both directions: 0 when all operands are in device memory.
-	Streamed int64 `json:"streamed,omitempty"`
-	// Chunks is the number of pieces of the work: tasks of goroutines, or dispatches.
-	Chunks int `json:"chunks"`
-	// Cut describes the pieces in words: "2 heads x 32 query blocks of 64, key blocks of 256".
-	Cut string `json:"cut"`
-	// Limits are the device limits that shaped the cut.
-	Limits []Limit `json:"limits,omitempty"`
+	Streamed int64   `json:"streamed,omitempty"`
+	Chunks   int     `json:"chunks"`           // pieces of the work: tasks of goroutines, or dispatches
+	Cut      string  `json:"cut"`              // the pieces in words: "2 heads x 32 query blocks of 64, key blocks of 256"
+	Limits   []Limit `json:"limits,omitempty"` // of the device, that shaped the cut
 }
 
 // Limit is a named limit of a device or of a plan.

@@ -9,10 +9,9 @@ const Unbounded = math.MaxInt32
 //
 //	-Left <= j - (i + Offset) <= Right   and   j < KLen[b]
 //
-// It expresses causal attention, sliding windows, caches and right padding: causal
-// attention is Right = 0 with Left [Unbounded], and Offset is the key at which the diagonal
-// starts (0: the upper left corner, Sk-Sq: the lower right one). With both sides Unbounded
-// every row sees every key; the zero value sees only the diagonal.
+// It expresses causal attention, sliding windows, caches and right padding: causal attention is Right = 0 with Left
+// [Unbounded], and Offset is the key at which the diagonal starts (0: the upper left corner, Sk-Sq: the lower right
+// one). With both sides Unbounded every row sees every key; the zero value sees only the diagonal.
 type Visibility struct {
 	// Offset is the position of query row 0 among the keys; it may be negative.
 	Offset int
@@ -26,8 +25,7 @@ type Visibility struct {
 // Everything is the Visibility in which every row sees every key.
 func Everything() Visibility { return Visibility{Left: Unbounded, Right: Unbounded} }
 
-// Range returns the keys [lo, hi) of seqK keys that row i of batch b sees; lo == hi when it
-// sees none.
+// Range returns the keys [lo, hi) of seqK keys that row i of batch b sees; lo == hi when it sees none.
 func (v Visibility) Range(b, i, seqK int) (lo, hi int) {
 	hi = seqK
 	if v.KLen != nil {
@@ -45,8 +43,7 @@ func (v Visibility) Range(b, i, seqK int) (lo, hi int) {
 	return lo, hi
 }
 
-// Pairs returns the number of visible (query, key) pairs of one head, summed over the
-// batches.
+// Pairs returns the number of visible (query, key) pairs of one head, summed over the batches.
 func (v Visibility) Pairs(batch, seqQ, seqK int) int64 {
 	var n int64
 	for b := range batch {
@@ -83,18 +80,18 @@ func below(end, limit int64) int64 {
 // computes. For query row i, key j and one head:
 //
 //	s   = Scale · q_i·k_j
-//	s   = Softcap · tanh(s / Softcap)    when Softcap > 0
+//	s   = ScoreMod(s, b, h, i + Visible.Offset, j)    when there is one
+//	s   = Softcap · tanh(s / Softcap)    when Softcap > 0; a -Inf of ScoreMod stays
 //	s   = s + (Bias[i,j] + Relative[j-i+Sq-1] - Slope·|i + Visible.Offset - j|)    the terms that are set
 //	p_j = exp(s_j - m) / (Σ exp(s - m) + exp(Sink - m))    over the keys that i sees, m = max(s, Sink)
 //	w_j = p_j · keep_ij / (1 - Dropout.P)
 //	o_i = Σ w_j·v_j       lse_i = m + log(Σ exp(s - m) + exp(Sink - m))
 //
-// A key is hidden from a row by the visibility rule, by a false in Mask or in Blocks, or by
-// a Bias or a Relative of exactly -Inf. The contents of a hidden key or value, NaN and Inf
-// included, change nothing. A fully masked row, and one whose scores are all -Inf, has
-// weights 0, output 0 and LSE -Inf (with a sink, the sink). A visible NaN propagates to the
-// output. A weight that dropout sets to 0 hides its value, but a NaN score makes all weights
-// of the row NaN.
+// A key is hidden from a row by the visibility rule, by a false in Mask or in Blocks, or by a Bias, a Relative or a
+// ScoreMod of exactly -Inf. The contents of a hidden key or value, NaN and Inf included, change nothing. A fully
+// masked row, and one whose scores are all -Inf, has weights 0, output 0 and LSE -Inf (with a sink, the sink). A
+// visible NaN propagates to the output. A weight that dropout sets to 0 hides its value, but a NaN score makes all
+// weights of the row NaN.
 //
 // Arithmetic is float32. Every backend is within the error bound of package oracle where,
 // for all keys that a row sees,
@@ -111,24 +108,22 @@ type Problem struct {
 	// Softcap bounds the scaled scores to (-Softcap, Softcap); 0 turns it off. It is from
 	// MinFactor to MaxFactor, and |Scale|/Softcap is at most MaxFactor.
 	Softcap float32
-	Visible Visibility
-	// Mask is a Bool tensor broadcast to [B, H, Sq, Sk]; true means visible. The zero
-	// Tensor means none.
+	// ScoreMod replaces scaled scores; nil means none.
+	ScoreMod *ScoreMod
+	Visible  Visibility
+	// Mask is a Bool tensor broadcast to [B, H, Sq, Sk]; true means visible. The zero Tensor means none.
 	Mask Tensor
-	// Bias is an F32, F16 or BF16 tensor broadcast to [B, H, Sq, Sk]. The zero Tensor
-	// means none. Finite biases, and finite sums with Relative and Slopes, are clamped
-	// to ±MaxBias; only -Inf hides.
+	// Bias is an F32, F16 or BF16 tensor broadcast to [B, H, Sq, Sk]. The zero Tensor means none. Finite biases, and
+	// finite sums with Relative and Slopes, are clamped to ±MaxBias; only -Inf hides.
 	Bias Tensor
 	// Slopes [H] or [B·H] are the slopes of linear biases (Press et al. 2022, ALiBi),
 	// within ±MaxSlope. nil means none.
 	Slopes []float32
-	// Relative is a bias by distance, an F32, F16 or BF16 tensor broadcast to
-	// [B, H, 1, Sq+Sk-1]: element j-i+Sq-1 is added to the score of row i and key j.
-	// Finite elements are clamped to ±MaxRelative. The zero Tensor means none.
+	// Relative is a bias by distance, an F32, F16 or BF16 tensor broadcast to [B, H, 1, Sq+Sk-1]: element j-i+Sq-1 is
+	// added to the score of row i and key j. Finite elements are clamped to ±MaxRelative. The zero Tensor means none.
 	Relative Tensor
-	// Blocks is a mask of blocks, a Bool tensor broadcast to [B, H, ⌈Sq/BlockQ⌉,
-	// ⌈Sk/BlockK⌉]: row i may see key j if element (⌊i/BlockQ⌋, ⌊j/BlockK⌋) is true.
-	// Hidden blocks are not computed. The zero Tensor means none.
+	// Blocks is a mask of blocks, a Bool tensor broadcast to [B, H, ⌈Sq/BlockQ⌉, ⌈Sk/BlockK⌉]: row i may see key j if
+	// element (⌊i/BlockQ⌋, ⌊j/BlockK⌋) is true. Hidden blocks are not computed. The zero Tensor means none.
 	Blocks         Tensor
 	BlockQ, BlockK int
 	// Sinks [H] are scores without a value, one for all rows of a head, that count only
@@ -137,11 +132,10 @@ type Problem struct {
 	Sinks []float32
 	// Dropout drops weights; the zero value drops none.
 	Dropout Dropout
-	// LowPrecision rounds p_j to [Call.WeightType], before or after dropout, before it multiplies v_j.
-	// p_j is then relative to a score of the row that is at most the largest so far, with
-	// exp(s_j - m) at most 1. The sum that divides, and lse, are those of the p_j before
-	// they are rounded. Next to Q8 keys a row of q may be rounded to integers of 16 bits, in
-	// units of its largest magnitude over 127·2^8. The stages ignore it.
+	// LowPrecision rounds p_j to [Call.WeightType], before or after dropout, before it multiplies v_j. p_j is then
+	// relative to a score of the row that is at most the largest so far, with exp(s_j - m) at most 1. The sum that
+	// divides, and lse, are those of the p_j before they are rounded. Next to Q8 keys a row of q may be rounded to
+	// integers of 16 bits, in units of its largest magnitude over 127·2^8. The stages ignore it.
 	LowPrecision bool
 }
 
@@ -212,9 +206,8 @@ type Call struct {
 	Problem
 	// Pages, unless nil, makes K and V pools of pages.
 	Pages *Pages
-	// Resume, unless nil, is what an earlier call of the same operands and options
-	// finished (see [Interrupted]). A backend that cannot continue from it computes the
-	// call from the start.
+	// Resume, unless nil, is what an earlier call of the same operands and options finished (see [Interrupted]). A
+	// backend that cannot continue from it computes the call from the start.
 	Resume *Partial
 }
 

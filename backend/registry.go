@@ -23,20 +23,13 @@ const (
 
 // Info describes a device.
 type Info struct {
-	// Name is the name for Open: "cpu", "gpu:0".
-	Name string `json:"name"`
-	// Device is the name of the hardware.
-	Device string `json:"device"`
-	// Type is the kind of device; a software GPU driver has type CPU.
-	Type DeviceType `json:"type"`
-	// Provider is the library that is used to reach the device, with its version.
-	Provider string `json:"provider"`
-	// Driver is the name and version of the driver, if there is one.
-	Driver string `json:"driver,omitempty"`
-	// Threads is the number of threads that compute, for a CPU.
-	Threads int `json:"threads,omitempty"`
-	// Limits are the limits that affect how work is cut.
-	Limits []Limit `json:"limits,omitempty"`
+	Name     string     `json:"name"`              // for Open: "cpu", "gpu:0"
+	Device   string     `json:"device"`            // name of the hardware
+	Type     DeviceType `json:"type"`              // a software GPU driver has type CPU
+	Provider string     `json:"provider"`          // library that is used to reach the device, with its version
+	Driver   string     `json:"driver,omitempty"`  // name and version of the driver, if there is one
+	Threads  int        `json:"threads,omitempty"` // that compute, for a CPU
+	Limits   []Limit    `json:"limits,omitempty"`  // that affect how work is cut
 }
 
 // Driver opens the Backends of one family, such as "cpu" or "gpu".

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/bits"
@@ -404,10 +405,8 @@ func (t *Tensor) lead() int {
 // span returns the addresses of t's first byte and of the byte after its last byte, 0 for
 // no elements.
 func (t *Tensor) span() (lo, hi uintptr) {
-	for _, l := range t.shape {
-		if l == 0 {
-			return 0, 0
-		}
+	if t.shape.Elements() == 0 {
+		return 0, 0
 	}
 	size := uintptr(t.dtype.Size())
 	last, _ := t.last()
@@ -417,26 +416,15 @@ func (t *Tensor) span() (lo, hi uintptr) {
 // selfOverlaps reports whether two indices of t may have the same element. They cannot if, in
 // the order of strides, each stride exceeds the extent of all smaller ones.
 func (t *Tensor) selfOverlaps() bool {
-	var axes [4]int
-	n := 0
-	for i, l := range t.shape {
-		if l == 0 {
-			return false
-		}
-		if l > 1 {
-			axes[n] = i
-			n++
-		}
-	}
-	for i := 1; i < n; i++ { // insertion sort by stride, smallest first
-		for j := i; j > 0 && t.strides[axes[j]] < t.strides[axes[j-1]]; j-- {
-			axes[j], axes[j-1] = axes[j-1], axes[j]
-		}
-	}
+	axes := [4]int{0, 1, 2, 3}
+	slices.SortFunc(axes[:], func(a, b int) int { return cmp.Compare(t.strides[a], t.strides[b]) })
 	reach := 0
-	for _, a := range axes[:n] {
+	for _, a := range axes {
+		if t.shape[a] <= 1 {
+			continue
+		}
 		if t.strides[a] <= reach {
-			return true
+			return t.shape.Elements() != 0
 		}
 		if a == Dim {
 			reach += t.lead()

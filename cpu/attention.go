@@ -13,26 +13,21 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
-// Attention implements backend.Backend: for each query row i of a head, over
-// the keys j that it sees,
+// Attention implements backend.Backend: for each query row i of a head, over the keys j that it sees,
 //
 //	s_j = scale·q_i·k_j ...    o_i = Σ exp(s_j - m)·v_j / Σ exp(s_j - m)    lse_i = m + log Σ exp(s_j - m)
 //
-// in one pass over blocks of 128 keys (online softmax: Milakov & Gimelshein
-// 2018; blocked: Dao et al. 2022; package cpu/internal/tile states the steps). The
-// values are summed from zero in each block, and every 1,024 keys begin a new
-// sum, so that the error does not grow with the number of keys. Results of
-// [ShardKeys] keys are merged.
+// in one pass over blocks of 128 keys (online softmax: Milakov & Gimelshein 2018; blocked: Dao et al. 2022; package
+// cpu/internal/tile states the steps). The values are summed from zero in each block, and every 1,024 keys begin a
+// new sum, so that the error does not grow with the number of keys. Results of [ShardKeys] keys are merged.
 //
-// Key blocks start at multiples of 128 for every call, and the rows of a tile do
-// not influence each other. The bits of a row therefore do not depend on the
-// number of rows, heads, batches and threads, and prefill equals decode.
+// Key blocks start at multiples of 128 for every call, and the rows of a tile do not influence each other. The bits
+// of a row therefore do not depend on the number of rows, heads, batches and threads, and prefill equals decode.
 // Errors: those of backend.Pinned.Pin, ErrClosed, and the context's.
 //
-// The threads take the tasks of several calls from one list, those of the
-// longest calls first. Each call is divided for as many threads as its share of the work is
-// worth, so that one long sequence among many short ones keeps all of them busy, and
-// short ones are not divided at all.
+// The threads take the tasks of several calls from one list, those of the longest calls first. Each call is divided
+// for as many threads as its share of the work is worth, so that one long sequence among many short ones keeps all of
+// them busy, and short ones are not divided at all.
 func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return be.do(ctx, "attention", func() error {
 		if len(calls) != 1 {
@@ -57,11 +52,10 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 	})
 }
 
-// ShardKeys is the number of keys in a shard. A call over more keys computes (O, LSE) of
-// each shard, which begins at a multiple of ShardKeys, and merges them in order as
-// [Backend.Merge] does. A sequence whose keys are divided between machines at such
-// multiples, and merged there, therefore has the bits of one call. Sinks belong to the
-// first shard.
+// ShardKeys is the number of keys in a shard. A call over more keys computes (O, LSE) of each shard, which begins at
+// a multiple of ShardKeys, and merges them in order as [Backend.Merge] does. A sequence whose keys are divided
+// between machines at such multiples, and merged there, therefore has the bits of one call. Sinks belong to the first
+// shard.
 const ShardKeys = tile.ShardKeys
 
 // Plan implements backend.Backend.

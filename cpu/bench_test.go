@@ -113,6 +113,48 @@ func BenchmarkLowPrecision(b *testing.B) {
 	}
 }
 
+// BenchmarkScoreMod reports the time of calls with score + slope·(j - i) as a score mod, as a multiple
+// of calls without. They take turns; the medians count.
+//
+//	go test -run '^$' -bench ScoreMod -benchtime 9x ./cpu
+func BenchmarkScoreMod(b *testing.B) {
+	mod := &backend.ScoreMod{Values: []float32{0.01, 0.02}, Go: func(scores []float32, at backend.Position) {
+		slope := at.Values[at.Head]
+		first := slope * float32(at.Key-at.Row)
+		for n := range scores {
+			scores[n] += first + slope*float32(n)
+		}
+	}}
+	for _, rows := range []int{1, 4, 4096} {
+		for threads := 1; threads <= 2; threads++ {
+			b.Run(fmt.Sprintf("q%dk4096d64/threads%d", rows, threads), func(b *testing.B) {
+				be, c := open(b, Options{Threads: threads}), plain(b, 2, 4096, 64)
+				for _, t := range []*backend.Tensor{&c.Q, &c.O} {
+					var err error
+					*t, err = t.Slice(backend.Seq, 0, rows)
+					must(b, err)
+				}
+				with := *c
+				with.ScoreMod = mod
+				took := func(c *backend.Call) float64 {
+					times, start := 4096/rows, time.Now()
+					for range times {
+						must(b, be.Attention(b.Context(), c))
+					}
+					return time.Since(start).Seconds() / float64(times)
+				}
+				var ratios []float64
+				for b.Loop() {
+					most := took(&with)
+					ratios = append(ratios, most/took(c))
+				}
+				slices.Sort(ratios)
+				b.ReportMetric(ratios[len(ratios)/2], "x_plain")
+			})
+		}
+	}
+}
+
 // gemmRows is the number of query rows in a tile of the gonum kernels.
 const gemmRows = 64
 

@@ -11,14 +11,12 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
-// partition is how a call on query rows, keys and values is divided into tasks.
-// Shapes, strides and types alone determine it; Plan prints it and the tasks
-// execute it.
+// partition is how a call on query rows, keys and values is divided into tasks. Shapes, strides and types alone
+// determine it; Plan prints it and the tasks execute it.
 //
-// A task computes a chunk: some tiles of one group over usually all of the keys. Where
-// there are fewer tiles than work for the threads, several chunks share the keys, at
-// multiples of tile.SumKeys. Each block of keys and values that needs a conversion
-// is converted once for all tiles of a chunk.
+// A task computes a chunk: some tiles of one group over usually all of the keys. Where there are fewer tiles than
+// work for the threads, several chunks share the keys, at multiples of tile.SumKeys. Each block of keys and values
+// that needs a conversion is converted once for all tiles of a chunk.
 type partition struct {
 	layout  tile.Layout
 	threads int
@@ -35,8 +33,7 @@ const (
 	// cacheFloats is the share of a core's second-level cache that a task uses:
 	// 512 KiB, half of that of the smallest processors with AVX-512.
 	cacheFloats = 512 << 10 / 4
-	// tasksPerThread is the number of tasks to make for each goroutine, so that one
-	// slow core does not delay the call.
+	// tasksPerThread is the number of tasks to make for each goroutine, so that one slow core does not delay the call.
 	tasksPerThread = 4
 	// decodeTasks is the same for few query rows: such a call is bound by memory,
 	// and the cores' shares of the bandwidth are uneven.
@@ -71,9 +68,8 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	return divide(tile.NewLayout(x, decode, c), decode, threads)
 }
 
-// queryWidth returns the table of k's tier with which c takes the least time. Wider tiles
-// read less for each multiply-add; narrower ones have fewer empty lanes and compute fewer
-// pairs that the visibility rule hides.
+// queryWidth returns the table of k's tier with which c takes the least time. Wider tiles read less for each
+// multiply-add; narrower ones have fewer empty lanes and compute fewer pairs that the visibility rule hides.
 func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 	d, v := c.Dims(), &c.Visible
 	best, least, pairs := k, math.Inf(1), tile.Pairs(k, c)
@@ -168,8 +164,7 @@ func (x *partition) scratchBytes() int64 {
 }
 
 const (
-	// smallTaskWork is the work of a task of small problems, in multiply-adds: 10 to 50
-	// microseconds.
+	// smallTaskWork is the work of a task of small problems, in multiply-adds: 10 to 50 microseconds.
 	smallTaskWork = 1 << 16
 	// smallGroupWork is what a small problem costs in addition to its multiply-adds, and
 	// smallRowWork what a row costs.
@@ -181,7 +176,7 @@ func (x *partition) gatherSmall(c *backend.Call) {
 	p, l := &c.Problem, &x.layout
 	d := &l.Dims
 	plain := p.Mask.IsZero() && p.Blocks.IsZero() && p.Bias.IsZero() && p.Relative.IsZero() &&
-		p.Slopes == nil && p.Softcap == 0 && p.Dropout.P == 0
+		p.Slopes == nil && p.Softcap == 0 && p.Dropout.P == 0 && p.ScoreMod == nil
 	if c.Pages != nil && c.K.Shape()[backend.Seq]%l.Kernels.Lanes != 0 { // groups of keys lie in one page
 		return
 	}

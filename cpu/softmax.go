@@ -12,10 +12,9 @@ import (
 //
 //	exp(x_j - m)/l    x = scores of the row    m = max x    l = Σ exp(x_j - m)
 //
-// and writes m + log l to lse unless that is the zero Tensor. Scores are scaled,
-// capped, biased and hidden as in [Backend.Scores]. Hidden keys give exactly 0 and
-// their elements of s are not read; a row without a score above -Inf becomes zeros
-// with LSE -Inf, or its sink. Errors as for Attention.
+// and writes m + log l to lse unless that is the zero Tensor. Scores are scaled, capped, biased and hidden as in
+// [Backend.Scores]. Hidden keys give exactly 0 and their elements of s are not read; a row without a score above -Inf
+// becomes zeros with LSE -Inf, or its sink. Errors as for Attention.
 //
 // It makes three passes over the keys that a row sees: scores and their maximum,
 // powers and their sum, the division. The sum is kept lane by lane, from the first
@@ -103,8 +102,13 @@ func (r *row) score(x []float32, key, n int) float32 {
 	k, sc := r.job.kernels, r.job.scores
 	lanes, bias := r.lanes(), r.mem[tile.BlockKeys:2*tile.BlockKeys]
 	m := k.ScaleMax(x, sc.Scale, lanes)
+	mod := r.job.problem.ScoreMod
+	if mod != nil {
+		mod.Go(x[:n], r.job.problem.Position(r.b, r.h, r.i, key))
+		k.ScaleMax(x, sc.After, lanes)
+	}
 	if sc.Cap > 0 {
-		k.Softcap(x, sc.Cap)
+		sc.Softcap(r.space, x)
 	}
 	if sc.Masked || sc.Added {
 		for c := 0; c < n; c += tile.BlockKeys {
@@ -120,7 +124,7 @@ func (r *row) score(x []float32, key, n int) float32 {
 			}
 		}
 	}
-	if sc.Cap == 0 && !sc.Masked && !sc.Added && n == len(x) {
+	if mod == nil && sc.Cap == 0 && !sc.Masked && !sc.Added && n == len(x) {
 		return m
 	}
 	tile.Fill(x[n:], vec.NegInf)
@@ -160,7 +164,7 @@ func (r *row) fill(lo, hi int, y float32) {
 
 // scoresRow computes a row of a Scores call:
 //
-//	x = scale·x    x = softcap·tanh(x/softcap)    x = x + bias    hidden: -Inf
+//	x = scale·x    x = f(x)    x = softcap·tanh(x/softcap)    x = x + bias    hidden: -Inf
 func scoresRow(r row) {
 	p, sc := r.job.problem, r.job.scores
 	lo, hi := p.Visible.Range(r.b, r.i, r.job.cols)
@@ -169,8 +173,14 @@ func scoresRow(r row) {
 		for c := range x {
 			x[c] *= p.Scale
 		}
+		if p.ScoreMod != nil {
+			p.ScoreMod.Go(x, p.Position(r.b, r.h, r.i, key))
+		}
 		if p.Softcap > 0 {
 			for c, y := range x {
+				if y == vec.NegInf && p.ScoreMod != nil {
+					continue
+				}
 				x[c] = p.Softcap * vec.Tanh(y/p.Softcap)
 			}
 		}

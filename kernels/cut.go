@@ -10,11 +10,10 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
-// The visibility rule of a backend.Problem cannot express a prefix, segments, or offsets
-// that differ between batches. A call with these is cut into backend calls over slices of
-// its operands, each of which the rule can express. The slices are views, and the calls
-// run together (backend.Backend), so that they cost what their visible pairs cost. Every
-// query row belongs to one call, whose bits it has.
+// The visibility rule of a backend.Problem cannot express a prefix, segments, or offsets that differ between batches.
+// A call with these is cut into backend calls over slices of its operands, each of which the rule can express. The
+// slices are views, and the calls run together (backend.Backend), so that they cost what their visible pairs cost.
+// Every query row belongs to one call, whose bits it has.
 
 // region is a rectangle of the scores that one backend call computes.
 type region struct {
@@ -217,6 +216,13 @@ func (p *problem) cut(x region) backend.Problem {
 	for axis := range x.Lo {
 		q.Dropout.First[axis] += x.Lo[axis]
 	}
+	if p.ScoreMod != nil {
+		mod := *p.ScoreMod // positions of rows count from the first key: see visible
+		for axis, from := range [4]int{Seq: Dim, Batch: Batch, Heads: Heads, Dim: Dim} {
+			mod.First[axis] += x.Lo[from]
+		}
+		q.ScoreMod = &mod
+	}
 	return q
 }
 
@@ -242,8 +248,7 @@ func (x region) visible(v backend.Visibility) backend.Visibility {
 	return v
 }
 
-// pages returns the pages of the batches and keys of x; nil stays nil. size is the number of
-// keys of a page.
+// pages returns the pages of the batches and keys of x; nil stays nil. size is the number of keys of a page.
 func (x region) pages(p *Pages, size int) (*Pages, error) {
 	b0, b1, j0, j1 := x.Lo[Batch], x.Hi[Batch], x.Lo[Dim], x.Hi[Dim]
 	if p == nil || b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
@@ -305,6 +310,11 @@ func (c *Call) addSequence(n int) error {
 	opt, heads := c.opt, c.dims.Heads
 	row, key, keys := opt.CuQ[n], opt.CuK[n], opt.CuK[n+1]-opt.CuK[n]
 	opt.Dropout.First[Batch] += n
+	if opt.ScoreMod != nil {
+		mod := *opt.ScoreMod
+		mod.First[Batch] += n
+		opt.ScoreMod = &mod
+	}
 	if opt.KLen != nil {
 		opt.KLen = c.opt.KLen[n : n+1]
 	}
@@ -344,11 +354,10 @@ type Part struct {
 	Visible Visibility
 }
 
-// Parts returns the parts of a call with lengths d. It is for programs that distribute a call
-// over machines: they compute each part, or rows and keys of it, as a call of its own with a
-// Window, an Offset and a KLen. Every row of every batch belongs to one part, which has all keys
-// that the row may see. A call without a Prefix, segments and different offsets is one part; a
-// call without rows or keys has none. Parts ignores CuQ and CuK.
+// Parts returns the parts of a call with lengths d. It is for programs that distribute a call over machines: they
+// compute each part, or rows and keys of it, as a call of its own with a Window, an Offset and a KLen. Every row of
+// every batch belongs to one part, which has all keys that the row may see. A call without a Prefix, segments and
+// different offsets is one part; a call without rows or keys has none. Parts ignores CuQ and CuK.
 //
 // It returns ErrShape and ErrOption as [Device.Prepare] does.
 func (o *Options) Parts(d Dims) (parts []Part, err error) {

@@ -13,9 +13,8 @@ import (
 // Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
 // Tensor means that one is not requested.
 //
-// The same type requests gradients: [Call.AllocGradients], [Call.WarmupBackward] and
-// [Call.PlanBackward] take those that are set, with or without memory. [Call.Gradients] returns
-// all that a call has.
+// The same type requests gradients: [Call.AllocGradients], [Call.WarmupBackward] and [Call.PlanBackward] take those
+// that are set, with or without memory. [Call.Gradients] returns all that a call has.
 type Gradients struct {
 	// Q, K and V have the shapes of the operands, and their dtypes or F32.
 	Q, K, V Tensor
@@ -63,12 +62,11 @@ func (g Gradients) Release() {
 //
 //	dP_ij = keep_ij/(1-Dropout.P) · dO_i·v_j
 //	dS_ij = P_ij · (dP_ij - dO_i·O_i + dLSE_i)        gradient of the biased score
-//	dX_ij = Scale · dS_ij · (1 - tanh²(x_ij))         x_ij = Scale·q_i·k_j/Softcap; 1 without softcap
+//	dX_ij = Scale · dS_ij · (1 - tanh²(x_ij)) · f'_ij  x_ij = f(Scale·q_i·k_j)/Softcap, 1 without softcap; f is the ScoreMod
 //	dQ_i  = Σ_j dX_ij·k_j    dK_j = Σ_i dX_ij·q_i    dV_j = Σ_i w_ij·dO_i
 //
-// Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the rule;
-// ErrUnsupported also when the device computes no gradients; the others are those of
-// [Device.Attention].
+// Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the rule; ErrUnsupported also when
+// the device computes no gradients; the others are those of [Device.Attention].
 func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) (err error) {
 	defer op.Annotate(&err, "backward")
 	if err := c.checkBackward(&grads, d, result); err != nil {
@@ -102,9 +100,8 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 	})
 }
 
-// whole reports whether the call is one backend call that writes all elements of the gradients.
-// Otherwise the gradients are sums. Slopes of packed sequences without rows and keys are in no
-// backend call.
+// whole reports whether the call is one backend call that writes all elements of the gradients. Otherwise the
+// gradients are sums. Slopes of packed sequences without rows and keys are in no backend call.
 func (c *Call) whole() bool {
 	return len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) && len(c.opt.CuQ) <= 2
 }
@@ -121,6 +118,8 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 		return fmt.Errorf("k is q8, which has no gradients: use f32, f16 or bf16: %w", ErrUnsupported)
 	case c.opt.LowPrecision:
 		return fmt.Errorf("LowPrecision is set, but gradients are those of float32 weights: prepare the call without it: %w", ErrUnsupported)
+	case c.opt.ScoreMod != nil && c.opt.ScoreMod.Derivative == nil:
+		return fmt.Errorf("score mod: Derivative is nil, which gradients need: %w", ErrUnsupported)
 	case result.LSE.IsZero():
 		return fmt.Errorf("the result has no lse, which gradients need: set Options.LSE: %w", ErrOption)
 	case !d.Weights.IsZero():
@@ -240,9 +239,8 @@ func (d *Device) clear(ctx context.Context, g *Gradients) error {
 	return d.Copy(ctx, dst, src)
 }
 
-// Gradients returns a request for all gradients of the call: those of q, k and v, in their dtypes,
-// and those of its options, in F32. Its tensors have no memory. The request is empty for a call
-// that was not prepared.
+// Gradients returns a request for all gradients of the call: those of q, k and v, in their dtypes, and those of its
+// options, in F32. Its tensors have no memory. The request is empty for a call that was not prepared.
 func (c *Call) Gradients() (g Gradients) {
 	if c.ready() != nil {
 		return g
@@ -256,8 +254,7 @@ func (c *Call) Gradients() (g Gradients) {
 	return g
 }
 
-// AllocGradients allocates a tensor for each gradient that want requests, for the caller to
-// Release.
+// AllocGradients allocates a tensor for each gradient that want requests, for the caller to Release.
 func (c *Call) AllocGradients(ctx context.Context, want Gradients) (g Gradients, err error) {
 	defer op.Annotate(&err, "backward")
 	if err := c.ready(); err != nil {
@@ -279,9 +276,8 @@ func (c *Call) AllocGradients(ctx context.Context, want Gradients) (g Gradients,
 	return g, nil
 }
 
-// PlanBackward returns how the device would run Backward for the gradients of want, which may be
-// without memory. It runs nothing. The gradients of q, k and v take five products where the
-// forward pass takes two, 2.5 times its FLOPs.
+// PlanBackward returns how the device would run Backward for the gradients of want, which may be without memory. It
+// runs nothing. The gradients of q, k and v take five products where the forward pass takes two, 2.5 times its FLOPs.
 func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err error) {
 	defer op.Annotate(&err, "plan")
 	if err := c.ready(); err != nil {
@@ -301,8 +297,7 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err 
 	return sum, err
 }
 
-// WarmupBackward is [Call.Warmup] for Backward with the gradients of want, which may be without
-// memory.
+// WarmupBackward is [Call.Warmup] for Backward with the gradients of want, which may be without memory.
 func (c *Call) WarmupBackward(ctx context.Context, want Gradients) (err error) {
 	defer op.Annotate(&err, "warmup")
 	if err := c.ready(); err != nil {

@@ -34,6 +34,12 @@ const (
 	Dim   = backend.Dim
 )
 
+// ScoreMod is a function of the program's own that replaces scores, for [Options].
+type ScoreMod = backend.ScoreMod
+
+// Position is the place of scores that a [ScoreMod] replaces.
+type Position = backend.Position
+
 // DType is the element type of a [Tensor] in memory. Arithmetic is in float32 or wider for all
 // types.
 type DType = backend.DType
@@ -76,25 +82,18 @@ func CheckMemory(bytes int64) error { return backend.CheckMemory(bytes) }
 // [Call.Warmup]. It returns ErrShape for a shape that is negative or too large.
 func Meta(dtype DType, shape Shape) (Tensor, error) { return backend.Meta(dtype, shape) }
 
-// QuantiseQ8 writes a row in the format of [Q8], its scale and then its integers:
-//
-//	scale = max|x|/127    n_i = x_i/scale, rounded to the nearest integer
-//
-// dst has 4 bytes more than row has elements. A row with a NaN or an Inf reads as NaN, and a row
-// whose elements are all below 2^-118 reads as zeros.
+// QuantiseQ8 writes a row in the format of [Q8]: its scale, max|x|/127, and then the integers nearest
+// to x_i/scale. dst has 4 bytes more than row has elements. See [backend.QuantiseQ8].
 func QuantiseQ8(dst []byte, row []float32) { backend.QuantiseQ8(dst, row) }
 
 // DequantiseQ8 reads a row that [QuantiseQ8] wrote: row_i = scale·n_i.
 func DequantiseQ8(row []float32, src []byte) { backend.DequantiseQ8(row, src) }
 
-// Dropout drops softmax weights at random: w_ij = p_ij / (1 - P) if Keeps(b, h, i, j), and 0
-// otherwise (Srivastava et al. 2014). The choice depends only on the seed and the position, so
-// that every backend drops the same weights.
+// Dropout drops softmax weights at random, the same ones on every backend (Srivastava et al. 2014).
 type Dropout = backend.Dropout
 
-// Pages lists the pages of each batch in a pool of keys and a pool of values. A page has a fixed
-// number of keys. The pages of a batch need not be adjacent, and batches may share pages. Table
-// [B] has the page numbers of each batch, in the order of its keys, and Keys is Sk.
+// Pages lists the pages of each batch in a pool of keys and a pool of values. Pages need not be
+// adjacent, and batches may share them.
 type Pages = backend.Pages
 
 // Rotation selects the pairs of elements that [Device.Rotate] rotates, and the direction:
@@ -110,9 +109,7 @@ const (
 	Biased = backend.Biased // with all biases, and -Inf for hidden keys: the input of the softmax, before Sinks and Dropout
 )
 
-// Visibility is the rule by which a query row sees keys: row i of batch b sees key j when
-//
-//	-Left <= j - (i + Offset) <= Right   and   j < KLen[b]
+// Visibility is the rule by which a query row sees keys.
 type Visibility = backend.Visibility
 
 // Plan is how a device runs a call: the code path and the reason for it, counts of operations
@@ -143,9 +140,7 @@ type Listing = backend.Listing
 // Devices lists the devices of all imported families, in alphabetical order.
 func Devices() []Listing { return backend.Devices() }
 
-// Auto returns the name that "auto" opens and the reason: the first hardware GPU, discrete
-// before integrated before virtual before one of a kind that a browser hides, otherwise "cpu".
-// It never chooses a software GPU driver, because the CPU backend uses the same cores and is faster.
+// Auto returns the name that "auto" opens and the reason: a hardware GPU, else "cpu".
 func Auto() (name, why string) { return backend.Auto() }
 
 // Trace is a set of functions that calls with its context run at certain events, as in

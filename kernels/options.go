@@ -16,22 +16,26 @@ import (
 // For query row i, key j and one head:
 //
 //	s   = Scale · q_i·k_j
+//	s   = ScoreMod(s)                                                when there is one
 //	s   = Softcap · tanh(s / Softcap)                                when Softcap > 0
 //	s   = s + Bias[i,j] + RelativeBias[j-i+Sq-1] - ALiBi·distance    the terms that are set
 //	p_j = exp(s_j - m) / (Σ exp(s - m) + exp(Sink - m))              over the keys that i sees, m = max(s, Sink)
 //	w_j = p_j · keep_ij / (1 - Dropout.P)
 //	o_i = Σ w_j·v_j       lse_i = m + log(Σ exp(s - m) + exp(Sink - m))
 //
-// A key that Causal, Window, KLen, the segments, Mask, BlockMask or a bias of -Inf
-// hides does not change the result, even if it is NaN. A fully masked row yields zeros and
-// an LSE of -Inf (with sinks, an LSE of the sink). A visible NaN makes the outputs NaN of the
-// rows that see it, and no others.
+// A key that Causal, Window, KLen, the segments, Mask, BlockMask, a ScoreMod or a bias of -Inf hides does not change
+// the result, even if it is NaN. A fully masked row yields zeros and an LSE of -Inf (with sinks, an LSE of the sink).
+// A visible NaN makes the outputs NaN of the rows that see it, and no others.
 //
 // Tensors are in device memory. Functions that cannot use an option refuse it by name.
 type Options struct {
 	// Scale multiplies Q·Kᵀ; nil means 1/sqrt(D). Set new(1.0) for unscaled scores. It is
 	// 0 or has a magnitude from 2^-60 to 2^60.
 	Scale *float64
+	// ScoreMod replaces each scaled score by a function of it and its position, as FlexAttention's
+	// score_mod does; nil means none. Rows have the positions that Causal and ALiBi give them. A
+	// device without the function's language returns ErrUnsupported.
+	ScoreMod *ScoreMod
 	// Softcap c > 0 replaces scores s by c·tanh(s/c), with c from 2^-60 to 2^60; 0 is off.
 	Softcap float64
 
@@ -56,11 +60,10 @@ type Options struct {
 	//	1 1 1 0     1 1 1 0
 	//	1 1 1 1     1 1 1 1
 	Prefix []int
-	// QSegments [B or 1][Sq] and KSegments [B or 1][Sk] are segment ids: a row sees only keys
-	// with its own id, such as those of its document, and no others are computed. The keys of
-	// a segment must be adjacent (otherwise use Mask), and with a BlockMask begin at multiples
-	// of BlockSize. Positions count from the first row and key of the batch. KSegments nil
-	// means QSegments.
+	// QSegments [B or 1][Sq] and KSegments [B or 1][Sk] are segment ids: a row sees only keys with its own id, such as
+	// those of its document, and no others are computed. The keys of a segment must be adjacent (otherwise use Mask),
+	// and with a BlockMask begin at multiples of BlockSize. Positions count from the first row and key of the batch.
+	// KSegments nil means QSegments.
 	QSegments, KSegments [][]int32
 
 	// Mask is Bool [B or 1, H or 1, Sq or 1, Sk or 1]; true means that the row may see
@@ -68,17 +71,15 @@ type Options struct {
 	Mask Tensor
 	// Bias is added to the scaled (and capped) scores: F32, F16 or BF16, shaped as Mask.
 	Bias Tensor
-	// ALiBi [H] or [B·H] are slopes (Press et al. 2022): slope times the distance
-	// between a key and the row's position is subtracted from the score. It is
-	// FlashAttention's alibi_slopes.
+	// ALiBi [H] or [B·H] are slopes (Press et al. 2022): slope times the distance between a key and the row's position
+	// is subtracted from the score. It is FlashAttention's alibi_slopes.
 	ALiBi []float32
 	// RelativeBias is a bias by distance, F32, F16 or BF16 [1 or B, 1 or H, 1, Sq+Sk-1]:
 	// element j-i+Sq-1 is added to the score of row i and key j. For Sq = Sk = S it is
 	// the [H, 2S-1] table of Shaw et al. 2018 and of T5, with j = i in the middle.
 	RelativeBias Tensor
-	// BlockMask is a mask of blocks, Bool [1 or B, 1 or H, ⌈Sq/BlockSize⌉,
-	// ⌈Sk/BlockSize⌉]: true means that the rows of the block may see its keys. Hidden
-	// blocks are not computed.
+	// BlockMask is a mask of blocks, Bool [1 or B, 1 or H, ⌈Sq/BlockSize⌉, ⌈Sk/BlockSize⌉]: true means that the rows
+	// of the block may see its keys. Hidden blocks are not computed.
 	BlockMask Tensor
 	BlockSize int
 
@@ -88,21 +89,19 @@ type Options struct {
 	// Dropout drops weights at random and divides the others by 1-P. LSE does not
 	// change; Weights are those after dropout.
 	Dropout Dropout
-	// LowPrecision trades accuracy for speed, as FlashAttention does, where k and v are F16 or
-	// BF16: each weight exp(s - m), with m the largest score so far, is rounded to their type
-	// before it multiplies v, and products are taken in that type, if q has it too, with float32
-	// sums: in the unit that [Call.Plan] names. LSE, Weights and the sum that divides o are those
-	// before the rounding. Next to Q8 keys, q may be rounded to 16 bits. Gradients refuse it.
+	// LowPrecision trades accuracy for speed, as FlashAttention does, where k and v are F16 or BF16: each weight exp(s
+	// - m), with m the largest score so far, is rounded to their type before it multiplies v, and products are taken
+	// in that type, if q has it too, with float32 sums: in the unit that [Call.Plan] names. LSE, Weights and the sum
+	// that divides o are those before the rounding. Next to Q8 keys, q may be rounded to 16 bits. Gradients refuse it.
 	LowPrecision bool
 
 	// Pages, when not nil, makes k and v pools of pages, [P, Hkv, Size, D] and
 	// [P, Hkv, Size, Dv], and lists the pages of each batch. Sk is Pages.Keys.
 	Pages *Pages
-	// CuQ and CuK [N+1] pack N sequences of different lengths one after the other
-	// (FlashAttention's flash_attn_varlen_func, Dao 2023): q, k and v have one batch,
-	// sequence n has the rows CuQ[n] to CuQ[n+1] of q and the keys CuK[n] to CuK[n+1] of
-	// k and v, and sees nothing else. Both begin with 0, never fall and end with Sq and
-	// Sk. CuK nil means CuQ. Swap(Heads, Seq) of [1, total, H, D] is the q of a call.
+	// CuQ and CuK [N+1] pack N sequences of different lengths one after the other (FlashAttention's
+	// flash_attn_varlen_func, Dao 2023): q, k and v have one batch, sequence n has the rows CuQ[n] to CuQ[n+1] of q
+	// and the keys CuK[n] to CuK[n+1] of k and v, and sees nothing else. Both begin with 0, never fall and end with Sq
+	// and Sk. CuK nil means CuQ. Swap(Heads, Seq) of [1, total, H, D] is the q of a call.
 	//
 	// The other options hold for each sequence as in a call of its own: positions count
 	// from its first row and key; Offset, KLen, Prefix and ALiBi have N in place of B;
@@ -123,9 +122,8 @@ const Unbounded = backend.Unbounded
 // and the position itself. Both are at least 0; [Unbounded] means no limit.
 type Window struct{ Left, Right int }
 
-// Align sets the diagonal of a causal mask or a window when there are more keys than
-// queries, or fewer. The names are PyTorch's (torch.nn.attention.bias: causal_upper_left,
-// causal_lower_right). For Causal (1 is visible):
+// Align sets the diagonal of a causal mask or a window when there are more keys than queries, or fewer. The names are
+// PyTorch's (torch.nn.attention.bias: causal_upper_left, causal_lower_right). For Causal (1 is visible):
 //
 //	Sq = 2, Sk = 4             Sq = 4, Sk = 2
 //	UpperLeft   LowerRight     UpperLeft   LowerRight
@@ -162,8 +160,7 @@ type problem struct {
 	// dims are the lengths. SeqK counts the keys that take part, which are the first ones:
 	// a short Mask or Bias hides the rest.
 	dims Dims
-	// regions are the parts of the scores that need a backend call each; nil means
-	// that one call computes all.
+	// regions are the parts of the scores that need a backend call each; nil means that one call computes all.
 	regions []region
 }
 
@@ -199,7 +196,10 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	if err := o.tensors(&p); err != nil {
 		return p, err
 	}
-	p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = o.ALiBi, o.Sinks, o.Dropout, o.LowPrecision
+	p.ScoreMod, p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = o.ScoreMod, o.ALiBi, o.Sinks, o.Dropout, o.LowPrecision
+	if m := p.ScoreMod; m != nil && m.Go == nil {
+		return p, fmt.Errorf("score mod: Go is nil, set the function that replaces scores: %w", ErrOption)
+	}
 	for i, x := range p.Slopes {
 		if !(x >= -backend.MaxSlope && x <= backend.MaxSlope) {
 			return p, fmt.Errorf("alibi[%d] is %v, slopes must lie within ±2^94: %w", i, x, ErrOption)
@@ -220,8 +220,7 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	return p, err
 }
 
-// checkLengths checks the lengths of the options with a value for each of n batches, or packed
-// sequences.
+// checkLengths checks the lengths of the options with a value for each of n batches, or packed sequences.
 func (o *Options) checkLengths(n, heads int, of string) error {
 	switch {
 	case o.KLen != nil && len(o.KLen) != n:
@@ -242,9 +241,8 @@ func wrongLength(name string, n int, of string, want ...int) error {
 	return fmt.Errorf("%s has %d elements, it must have %s, the number of %s: %w", name, n, lengths, of, ErrShape)
 }
 
-// visibility returns Causal, Window, Align, Offset and KLen as the one rule of
-// backend.Visibility, as far as it can express them: regions handles the offsets that
-// offsetsDiffer reports.
+// visibility returns Causal, Window, Align, Offset and KLen as the one rule of backend.Visibility, as far as it can
+// express them: regions handles the offsets that offsetsDiffer reports.
 func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	vis := backend.Everything()
 	furthest := 0
@@ -270,8 +268,7 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	default:
 		return vis, fmt.Errorf("align is %d, it must be UpperLeft or LowerRight: %w", o.Align, ErrOption)
 	}
-	// A window wider than the distance of any row to any key hides nothing. Unbounded
-	// lets backends skip the test.
+	// A window wider than the distance of any row to any key hides nothing. Unbounded lets backends skip the test.
 	reach := d.SeqQ + d.SeqK + max(vis.Offset, -vis.Offset) + furthest
 	for _, side := range [2]*int{&vis.Left, &vis.Right} {
 		if *side >= reach {
@@ -292,7 +289,7 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 
 // offsetsDiffer reports whether batches with different offsets need calls of their own.
 func (o *Options) offsetsDiffer() bool {
-	if !o.Causal && o.Window == nil && o.ALiBi == nil { // positions decide nothing
+	if !o.Causal && o.Window == nil && o.ALiBi == nil && o.ScoreMod == nil { // positions decide nothing
 		return false
 	}
 	return slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] })

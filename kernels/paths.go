@@ -29,6 +29,7 @@ var optionTable = []struct {
 	refused op.Path
 }{
 	{"Scale", func(o *Options) bool { return o.Scale != nil }, 0},
+	{"ScoreMod", func(o *Options) bool { return o.ScoreMod != nil }, op.WindowPath | op.SharedPath},
 	{"Softcap", func(o *Options) bool { return o.Softcap != 0 }, 0},
 	{"Causal", func(o *Options) bool { return o.Causal }, 0},
 	{"Window", func(o *Options) bool { return o.Window != nil }, op.WindowPath | op.SharedPath},

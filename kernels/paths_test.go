@@ -18,7 +18,7 @@ func setOptions(t *testing.T) map[string]Options {
 	list := []int{0}
 	ids := [][]int32{{0}}
 	return map[string]Options{
-		"Scale": {Scale: new(1.0)}, "Softcap": {Softcap: 1}, "Causal": {Causal: true}, "Window": {Window: &Window{}},
+		"Scale": {Scale: new(1.0)}, "ScoreMod": {ScoreMod: &ScoreMod{}}, "Softcap": {Softcap: 1}, "Causal": {Causal: true}, "Window": {Window: &Window{}},
 		"Align": {Align: LowerRight}, "Offset": {Offset: list}, "KLen": {KLen: list}, "Prefix": {Prefix: list},
 		"QSegments": {QSegments: ids}, "KSegments": {KSegments: ids}, "Mask": {Mask: x}, "Bias": {Bias: x}, "ALiBi": {ALiBi: []float32{1}},
 		"RelativeBias": {RelativeBias: x}, "BlockMask": {BlockMask: x, BlockSize: 1}, "Sinks": {Sinks: []float32{1}},

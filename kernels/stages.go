@@ -40,10 +40,9 @@ func (d *Device) filled(ctx context.Context, dtype DType, shape Shape, fill func
 	return t, nil
 }
 
-// Softmax computes the second stage in place: each row of s, unscaled scores from QK,
-// becomes its softmax weights, with scale, softcap, biases and hiding as in [Options].
-// Options.Scale must be set, because scores do not determine the head size. lse, unless it
-// is the zero Tensor, receives the log-sum-exp of each row:
+// Softmax computes the second stage in place: each row of s, unscaled scores from QK, becomes its softmax weights,
+// with scale, softcap, biases and hiding as in [Options]. Options.Scale must be set, because scores do not determine
+// the head size. lse, unless it is the zero Tensor, receives the log-sum-exp of each row:
 //
 //	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32
 //
@@ -78,8 +77,7 @@ func (o *Options) stage(d Dims) (problem, error) {
 	return o.problem(d)
 }
 
-// softmax turns x of the scores s, [B, H, Sq, Sk], into weights by p, and the other keys of its rows
-// into zeros.
+// softmax turns x of the scores s, [B, H, Sq, Sk], into weights by p, and the other keys of its rows into zeros.
 func (d *Device) softmax(ctx context.Context, s, lse Tensor, x region, p *backend.Problem) error {
 	if err := d.on(ctx).Softmax(ctx, x.Scores(s), lse, p); err != nil {
 		return err
@@ -177,8 +175,7 @@ func (d *Device) PV(ctx context.Context, w, v Tensor) (o Tensor, err error) {
 	})
 }
 
-// Scores computes the scores at a point before the softmax and allocates them, for the caller to
-// Release:
+// Scores computes the scores at a point before the softmax and allocates them, for the caller to Release:
 //
 //	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
@@ -193,6 +190,9 @@ func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Opt
 	}
 	if at < Scaled || at > Biased {
 		return s, fmt.Errorf("the point is %d, it must be Scaled, Capped or Biased: %w", at, ErrOption)
+	}
+	if at == Capped && opt.ScoreMod != nil {
+		return s, fmt.Errorf("ScoreMod is set, its positions are those of visible keys: take the scores at Biased: %w", ErrUnsupported)
 	}
 	p, err := opt.stage(dims)
 	if err != nil {

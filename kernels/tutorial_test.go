@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"math"
 
 	"github.com/seed90331342/attn/kernels"
 )
@@ -226,4 +227,44 @@ func ExampleDevice() {
 	}
 	fmt.Println(<-results + <-results + <-results)
 	// Output: 6
+}
+
+// Three of the gallery of PyTorch's FlexAttention (docs/score-mods.md): all keys have the same
+// product with the query of the last row, so that the weights show what each function does.
+func ExampleScoreMod() {
+	inf := float32(math.Inf(1))
+	alibi := func(scores []float32, at kernels.Position) {
+		slope := at.Values[at.Head]
+		for n := range scores {
+			scores[n] += slope * float32(at.Key+n-at.Row)
+		}
+	}
+	softcap := func(scores []float32, _ kernels.Position) {
+		for n, s := range scores {
+			scores[n] = 30 * float32(math.Tanh(float64(s)/30))
+		}
+	}
+	documents := func(scores []float32, at kernels.Position) {
+		own, keys := at.Values[at.Row], at.Values[at.Key:]
+		for n := range scores {
+			if keys[n] != own {
+				scores[n] = -inf
+			}
+		}
+	}
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
+	defer dev.Close()
+	x := check(dev.FromFloat32(ctx, kernels.F32, []float32{1, 1, 1, 1}, kernels.Shape{1, 1, 4, 1}))
+	defer x.Release()
+	for _, mod := range []kernels.ScoreMod{{Go: alibi, Values: []float32{0.5}}, {Go: softcap}, {Go: documents, Values: []float32{7, 7, 9, 9}}} {
+		call := check(dev.Prepare(x, x, x, kernels.Options{Causal: true, ScoreMod: &mod, Weights: true}))
+		out := check(call.Run(ctx))
+		weights := check(dev.ToFloat32(ctx, out.Weights))
+		fmt.Printf("%.2f, right: %t\n", weights[12:], check(call.Check(ctx, out, kernels.CheckOptions{})).OK())
+		out.Release()
+	}
+	// Output:
+	// [0.10 0.17 0.28 0.46], right: true
+	// [0.25 0.25 0.25 0.25], right: true
+	// [0.00 0.00 0.50 0.50], right: true
 }

@@ -55,6 +55,7 @@ func TestAttentionRefuses(t *testing.T) {
 		{"head size", q, meta(t, f32, 2, 2, 9, 15), v, Options{}, ErrShape, "k [2 2 9 15] has head size 15, q [2 4 8 16] has 16"},
 		{"keys of v", q, k, meta(t, f32, 2, 2, 8, 5), Options{}, ErrShape, "v [2 2 8 5] and k [2 2 9 16] must have the same heads and keys"},
 		{"kv heads", q, meta(t, f32, 2, 3, 9, 16), meta(t, f32, 2, 3, 9, 5), Options{}, ErrShape, "k has 3 heads, q has 4: the kv heads must divide the query heads"},
+		{"score mod without a function", q, k, v, Options{ScoreMod: &ScoreMod{}}, ErrOption, "score mod: Go is nil"},
 		{"NaN scale", q, k, v, Options{Scale: &nan}, ErrOption, "scale is NaN"},
 		{"scale too large for float32", q, k, v, Options{Scale: new(1e300)}, ErrOption, "scale is 1e+300"},
 		{"scale too large", q, k, v, Options{Scale: new(-0x1.1p60)}, ErrOption, "it must be 0 or have a magnitude from 2^-60 to 2^60"},

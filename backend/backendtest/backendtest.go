@@ -67,8 +67,8 @@ type Harness struct {
 	// Digests is a file of recorded digests of output bits, for backends whose bits do
 	// not depend on the machine; -update-digests writes it.
 	Digests string
-	// Unsupported lists the options that the backend refuses with backend.ErrUnsupported: softcap,
-	// mask, block mask, bias, relative bias, alibi, sinks, dropout, pages, q8. Tests that need
+	// Unsupported lists the options that the backend refuses with backend.ErrUnsupported: score mod,
+	// softcap, mask, block mask, bias, relative bias, alibi, sinks, dropout, pages, q8. Tests that need
 	// one are skipped and name it, and random problems lack them. An entry that the backend
 	// supports is a failure, so that the list shrinks as the backend grows.
 	Unsupported []string
@@ -122,6 +122,7 @@ func Run(t *testing.T, h Harness) {
 	run("Projections", func(t *testing.T) { testProjections(t, dev) })
 	run("Rotate", func(t *testing.T) { testRotate(t, dev) })
 	twice("MultiHead", func(t *testing.T, dev *kernels.Device, _ *digests) { testMultiHead(t, dev) })
+	run("ScoreMods", func(t *testing.T) { testScoreMods(t, dev) })
 	run("LowPrecision", func(t *testing.T) { testLowPrecision(t, dev) })
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })

@@ -220,6 +220,7 @@ func (c Case) String() string {
 	if o.Scale != nil {
 		add(true, "scale %g", *o.Scale)
 	}
+	add(o.ScoreMod != nil, "score mod")
 	add(o.Softcap > 0, "softcap %g", o.Softcap)
 	add(o.Causal, "causal")
 	if o.Window != nil {

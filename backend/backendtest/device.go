@@ -278,6 +278,7 @@ func (b *built) row(batch, h, i int) oracle.Row {
 		r.Slope = float64(slopes[(n*d.Heads+h)%len(slopes)])
 		r.Distance = func(j int) float64 { return math.Abs(float64(b.position(batch, i) - j)) }
 	}
+	r.Mod, r.ModDerivative = b.scoreMod(batch, h, i)
 	if b.Options.Sinks != nil {
 		r.Sink = &b.Options.Sinks[h]
 	}

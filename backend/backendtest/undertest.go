@@ -161,6 +161,8 @@ var optionals = []struct {
 	drop func(c *Case)
 	add  func(c *Case)
 }{
+	{"score mod", func(c *Case) bool { return c.Options.ScoreMod != nil },
+		func(c *Case) { c.Options.ScoreMod = nil }, func(c *Case) { c.Options.ScoreMod = placeMod() }},
 	{"softcap", func(c *Case) bool { return c.Options.Softcap > 0 },
 		func(c *Case) { c.Options.Softcap = 0 }, func(c *Case) { c.Options.Softcap = 2 }},
 	{"mask", func(c *Case) bool { return c.MaskShape != backend.Shape{} },

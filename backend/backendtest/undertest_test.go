@@ -64,7 +64,7 @@ type refusing struct {
 
 func (r refusing) refuse(p *backend.Problem, k backend.Tensor, paged bool) error {
 	for name, uses := range map[string]bool{
-		"softcap": p.Softcap > 0, "mask": !p.Mask.IsZero(), "block mask": !p.Blocks.IsZero(), "bias": !p.Bias.IsZero(), "relative bias": !p.Relative.IsZero(),
+		"score mod": p.ScoreMod != nil, "softcap": p.Softcap > 0, "mask": !p.Mask.IsZero(), "block mask": !p.Blocks.IsZero(), "bias": !p.Bias.IsZero(), "relative bias": !p.Relative.IsZero(),
 		"alibi": p.Slopes != nil, "sinks": p.Sinks != nil, "dropout": p.Dropout.P > 0, "pages": paged, "q8": k.DType() == backend.Q8,
 	} {
 		if uses && slices.Contains(r.options, name) {
@@ -136,7 +136,7 @@ func TestUnsupportedShrinks(t *testing.T) {
 	dev := h.underTest(t, refusing{cpu.New(cpu.Options{}), h.Unsupported})
 	defer dev.Close()
 	for name, want := range map[string]string{
-		"sinks": "", "alibi": "cpu supports alibi: remove it from Harness.Unsupported", "pages": "cpu supports pages", "sink": `it may have softcap, mask,`,
+		"sinks": "", "alibi": "cpu supports alibi: remove it from Harness.Unsupported", "pages": "cpu supports pages", "sink": `it may have score mod, softcap, mask,`,
 	} {
 		why, failure := refuses(t, dev, name)
 		if want == "" && (why == nil || failure != nil) || want != "" && (failure == nil || !strings.Contains(failure.Error(), want)) {

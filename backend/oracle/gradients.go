@@ -6,8 +6,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// flushed bounds the loss of a subnormal number that becomes 0.
-const flushed = 0x1p-125
+// u is the unit roundoff of float32, and flushed bounds the loss of a subnormal number that becomes 0.
+const u, flushed = 0x1p-24, 0x1p-125
 
 // Sum is an element of a gradient, the sum of what rows add to it. Its Value is NaN when the
 // contract leaves it unspecified, because one of the rows sees a NaN or an Inf.
@@ -42,19 +42,14 @@ func (s *Sum) Bound(out backend.DType) float64 {
 
 // RowGradients are the gradients to which a row adds. Those that are nil are not computed.
 type RowGradients struct {
-	DQ []Sum // [D]
-	DK []Sum // [Sk, D]
-	DV []Sum // [Sk, Dv]
-	// DBias and DRelative return the elements for key j.
-	DBias, DRelative func(j int) *Sum
+	DQ, DK, DV       []Sum            // [D], [Sk, D], [Sk, Dv]
+	DBias, DRelative func(j int) *Sum // of key j
 	DSlope, DSink    *Sum
 }
 
-// Differentiate adds to g the gradients of do·o + dlse·lse, where (o, lse) is the result of r.
-// r.Out is the dtype of o.
+// Differentiate adds to g the gradients of do·o + dlse·lse, where (o, lse) is the result of r. r.Out is the dtype of o.
 func Differentiate(r Row, do []float32, dlse float32, g RowGradients) {
-	a := Solve(r)
-	r.differentiate(&a, do, dlse, g)
+	r.differentiate(Solve(r), do, dlse, g)
 }
 
 // DifferentiatePart is [Differentiate] for a row whose o and lse are results over more keys
@@ -65,17 +60,17 @@ func DifferentiatePart(r Row, o []float32, lse float32, do []float32, dlse float
 	for x, y := range o {
 		a.O[x] = float64(y)
 	}
-	r.differentiate(&a, do, dlse, g)
+	r.differentiate(a, do, dlse, g)
 }
 
 // differentiate is Differentiate with the result a of the row.
-func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradients) {
+func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients) {
 	if math.IsInf(a.LSE, -1) {
 		return
 	}
 	d := len(r.Q)
 	rootD, rootDv := Lambda*math.Sqrt(float64(d)), Lambda*math.Sqrt(float64(r.Dv))
-	eps := math.Expm1(u*(a.reach*(rootD+17)+3*math.Abs(a.LSE))+a.LSEBound) + 8*u
+	eps := math.Expm1(u*(a.reach*(rootD+17)+3*math.Abs(a.LSE))+a.shift+a.LSEBound) + 8*u
 
 	// nan is NaN if the row sees a number that is not finite, otherwise 0.
 	nan := 0 * (a.LSE + float64(dlse) + total(r.Q) + total(do))
@@ -127,10 +122,10 @@ func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradient
 		if g.DSlope != nil {
 			g.DSlope.add(ds, sigma, -r.Distance(j))
 		}
-		c, gamma := r.slopeOfCap(j, rootD)
+		c, gamma := r.chain(j, rootD)
 		scale := float64(r.Scale)
 		dx := scale * c * ds
-		xi := math.Abs(scale)*(sigma*(c+gamma)+p*math.Abs(t)*(gamma+3*u)+flushed) + flushed
+		xi := math.Abs(scale)*(sigma*(math.Abs(c)+gamma)+p*math.Abs(t)*(gamma+3*u)+flushed) + flushed
 		for i := range d {
 			if g.DQ != nil {
 				g.DQ[i].add(dx, xi, float64(r.K[j*d+i]))
@@ -142,17 +137,21 @@ func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradient
 	}
 }
 
-// slopeOfCap returns c_j and γ_j of the package comment.
-func (r *Row) slopeOfCap(j int, rootD float64) (c, gamma float64) {
-	if r.Softcap == 0 {
-		return 1, 0
+// chain returns c_j and γ_j of the package comment, or c' and γ' with a score mod.
+func (r *Row) chain(j int, rootD float64) (c, gamma float64) {
+	c = 1
+	if r.Softcap > 0 {
+		// sech is exact where 1 - tanh² cancels.
+		sech2 := func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) }
+		s, abs, shift := r.score(j)
+		x, xi := math.Abs(s)/float64(r.Softcap), (u*(rootD+3)*abs+shift)/float64(r.Softcap)
+		c, gamma = sech2(x), 2*(sech2(math.Max(0, x-xi))*xi+12*u)+3*u
 	}
-	// sech is exact where 1 - tanh² cancels.
-	sech2 := func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) }
-	s, abs, _ := r.product(j)
-	x := math.Abs(s) / float64(r.Softcap)
-	xi := u * (rootD + 3) * abs / float64(r.Softcap)
-	return sech2(x), 2*(sech2(math.Max(0, x-xi))*xi+12*u) + 3*u
+	if r.Mod != nil {
+		f, shift := r.around(r.ModDerivative, j)
+		c, gamma = f*c, math.Abs(f)*gamma+shift*(c+gamma)+u*math.Abs(f*c)
+	}
+	return c, gamma
 }
 
 // total returns the sum of x, which is not finite if an element is not.

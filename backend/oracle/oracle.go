@@ -1,107 +1,95 @@
-// Package oracle computes attention row by row in float64, in the plainest way, and bounds the
-// error of float32 arithmetic. The conformance suite compares every row of every backend with
-// it; `attn run --check` and the benchmark compare random rows.
+// Package oracle computes attention row by row in float64, in the plainest way, and bounds the error of float32
+// arithmetic. The conformance suite compares every row of every backend with it; `attn run --check` and the benchmark
+// compare random rows.
 //
 // The formula is that of [backend.Problem]. Hidden keys are left out.
 //
 // # The bound
 //
-// Let u = 2^-24 be the unit roundoff of float32. A sum of n numbers in any order has an error of
-// at most λ·√n·u times the sum of their magnitudes, except with probability 2·exp(-λ²/2)
-// (Higham & Mary 2019, A New Approach to Probabilistic Rounding Error Analysis, theorem 3.1).
-// With λ = [Lambda] = 6 that is 3e-8, for the worst case of every rounding.
-// The error of a score has these terms, in units of u·A, with A = max_j (scale·Σ_d |q_d·k_jd| +
-// |bias_j| + |relative_j| + |slope·distance_j|) over the visible keys and the sink:
+// Let u = 2^-24 be the unit roundoff of float32. A sum of n numbers in any order has an error of at most λ·√n·u times
+// the sum of their magnitudes, except with probability 2·exp(-λ²/2) (Higham & Mary 2019, A New Approach to
+// Probabilistic Rounding Error Analysis, theorem 3.1). With λ = [Lambda] = 6 that is 3e-8, for the worst case of every
+// rounding. The error of a score has these terms, in units of u·A, with A = max_j (scale·Σ_d |q_d·k_jd| + |bias_j| +
+// |relative_j| + |slope·distance_j|) over the visible keys and the sink:
 //
 //	λ√D    the dot product
 //	3      scale, and log2(e) multiplied into it or into q: three roundings
 //	8      tanh and its division, whose slope is at most 1
-//	5      the sum with up to three biases, one of which is a product of the distance
-//	       and of the slope times log2(e): roundings of at most A each
-//	8      s - m and its factor log2(e): two roundings of up to 2A for the weight, and
-//	       as much for the rescaling, over all changes of the running maximum, which
-//	       add up to at most 2A
+//	5      the sum with up to three biases, one of which is a product: roundings of at most A each
+//	8      s - m and its factor log2(e): two roundings of up to 2A for the weight, and as much for
+//	       the rescaling over all changes of the running maximum, which add up to at most 2A
 //
 // Each weight, before it is normalised, then has the relative error
 //
 //	ε = expm1(u·A·(λ√D + 24)) + 8u
 //
-// where 8u is the error of the exponential. The sums of the weights and of their products with
-// v each add λ·√Sk·u for the accumulation over Sk keys and λ·√(Sk/64)·9u for one rescaling in
-// each block of at least 64 keys, by an exponential and a product (9u): together
-// λ·√Sk·(17/8)·u. A backend may merge the results of every 32,768 keys. The weight of such a
-// result, exp(lse_part - lse), has the relative error u·(16 + 4·|lse|) for the rounding of its
-// lse, the subtraction and the exponential; n = ⌈Sk/32768⌉ - 1 merges add μ = λ·√n·u·(16 +
-// 4·|lse|). The errors of the weights count at most twice in o = Σ p·v / Σ p, and the
-// division, the product and dropout add 6u:
+// where 8u is the error of the exponential. The sums of the weights and of their products with v each add λ·√Sk·u for
+// the accumulation over Sk keys and λ·√(Sk/64)·9u for one rescaling in each block of at least 64 keys, by an
+// exponential and a product (9u): together λ·√Sk·(17/8)·u. A backend may merge the results of every 32,768 keys. The
+// weight of such a result, exp(lse_part - lse), has the relative error u·(16 + 4·|lse|) for the rounding of its lse,
+// the subtraction and the exponential; n = ⌈Sk/32768⌉ - 1 merges add μ = λ·√n·u·(16 + 4·|lse|). The errors of the
+// weights count at most twice in o = Σ p·v / Σ p, and the division, the product and dropout add 6u:
 //
-//	|o - ref| <= (2ε + 2μ + u·(λ·√Sk·17/4 + 6))·Σ_j w_j·|v_j|
-//	           + u_o·|ref| + tiny
+//	|o - ref| <= (2ε + 2μ + u·(λ·√Sk·17/4 + 6))·Σ_j w_j·|v_j| + u_o·|ref| + tiny
 //	|lse - ref| <= ε + μ + u·(λ·√Sk·17/8 + 4 + 2·(|ref| + A))
 //
-// u_o is the unit roundoff of the output's dtype if it is not float32. tiny bounds the loss of
-// flushed subnormal numbers: 2^-125 for each weight times |v_j|, for each product, and half a
-// subnormal step of the output's dtype.
+// u_o is the unit roundoff of the output's dtype if it is not float32. tiny bounds the loss of flushed subnormal
+// numbers: 2^-125 for each weight times |v_j|, for each product, and half a subnormal step of the output's dtype.
 //
 // # Low precision
 //
-// Rounding weights to nearest in a type with the unit roundoff v, after they are summed and
-// before they multiply values, adds to the bound of o
+// Rounding weights to nearest in a type with the unit roundoff v, after they are summed and before they multiply
+// values, adds to the bound of o
 //
 //	(1 + 2ε + 2μ + u·(λ·√Sk·17/4 + 6))·Σ_j max(v·w_j, f·w⁺)·|v_j|
 //
-// v is 2^-8 for bf16 and 2^-11 for f16. f is half the distance between subnormal numbers of f16,
-// 2^-25, and 0 for bf16; w⁺ is the weight of the largest score, which is 1 when it is rounded.
-// Errors shrink with their weights when the maximum grows. Equal weights err equally: there is no
-// √n to gain. The first factor is for the errors before and after. Products of 16-bit numbers
-// are exact, but units for bf16 take subnormal operands and sums for 0: a score loses up to
-// 2^-126·(|q_d| + |k_jd| + 2) for each product, which is in A over 24u, and tiny counts twice.
+// v is 2^-8 for bf16 and 2^-11 for f16. f is half the distance between subnormal numbers of f16, 2^-25, and 0 for bf16;
+// w⁺ is the weight of the largest score, which is 1 when it is rounded. Equal weights err
+// equally: there is no √n to gain. The first factor is for the errors before and after. Products of 16-bit numbers are exact, but units for bf16 take subnormal operands and sums for 0: a score loses
+// up to 2^-126·(|q_d| + |k_jd| + 2) for each product, which is in A over 24u, and tiny counts twice.
 //
-// With int8 keys a query may be rounded to integers, in units of max_d |q_d|/(127·2^8), whose
-// products are summed exactly. Half a unit, with the roundings of unit and quotients, is less than
-// (2^-16 + 2^-22)·max_d |q_d|. φ = max_j |scale|·Σ_d |k_jd| times that adds to expm1's argument in ε.
+// With int8 keys a query may be rounded to integers, in units of max_d |q_d|/(127·2^8), whose products are summed
+// exactly. Half a unit, with the roundings of unit and quotients, is less than (2^-16 + 2^-22)·max_d |q_d|. φ = max_j
+// |scale|·Σ_d |k_jd| times that adds to expm1's argument in ε.
+//
+// With a score mod f, δ_j takes the place of φ_j, and |f| that of the product in A: docs/score-mods.md derives δ_j, and
+// the c' and γ' that take the places of c and γ below.
 //
 // # Gradients
 //
-// [Differentiate] computes, with do and dlse the gradients of the row's o and lse and f_j =
-// keep_j / (1 - P),
+// [Differentiate] computes, with do and dlse the gradients of the row's o and lse and f_j = keep_j / (1 - P),
 //
 //	t_j  = f_j·Σ_x do_x·v_jx - Σ_x do_x·o_x + dlse
 //	ds_j = p_j·t_j                dx_j = scale·c_j·ds_j
 //	c_j  = 1 - tanh²(x_j)         x_j = scale·Σ_d q_d·k_jd / softcap;  1 without softcap
 //
-// and adds to the gradients
-//
-//	dq += Σ_j dx_j·k_j    dk_j += dx_j·q    dv_j += p_j·f_j·do
-//	dbias_j, drelative_j += ds_j    dslope -= ds_j·distance_j
-//	dsink += exp(sink - lse)·(dlse - Σ_x do_x·o_x)
+// and sums them as kernels.Call.Backward states, with dslope -= ds_j·distance_j and dsink += exp(sink - lse)·(dlse - Σ_x
+// do_x·o_x).
 //
 // A backend computes p_j = exp(s_j - lse) from the stored lse. The error of its exponent is
 //
 //	e = u·(A·(λ√D + 17) + 3·|lse|) + [the bound of lse]
 //
-// for the score as above (16), lse times log2(e) (2|lse|) and the difference (A + |lse|). The
-// relative error of p_j is ε = expm1(e) + 8u. The error of t_j is, with M_j = f_j·Σ|do·v_j|,
-// N = Σ_x |do_x|·(|o_x| + [the bound of o_x]),
+// for the score as above (16), lse times log2(e) (2|lse|) and the difference (A + |lse|). The relative error of p_j is
+// ε = expm1(e) + 8u. The error of t_j is, with M_j = f_j·Σ|do·v_j|, N = Σ_x |do_x|·(|o_x| + [the bound of o_x]),
 //
 //	τ_j = u·((λ√Dv + 5)·(M_j + N) + 2·|dlse|) + Σ_x |do_x|·[the bound of o_x]
 //
-// for two dot products, the factor of dropout (3), two differences, and the stored o: its own
-// bound includes the rounding of a 16-bit o. Therefore
+// for two dot products, the factor of dropout (3), two differences, and the stored o: its own bound includes the
+// rounding of a 16-bit o. Therefore
 //
 //	|ds_j - ref| <= σ_j = p_j·((ε + 2u)·|t_j| + (1 + ε + 2u)·τ_j)
 //
-// The argument of tanh has the error ξ = u·(λ√D + 3)·Σ_d |scale·q_d·k_jd|/softcap, tanh and
-// its division 12u. With c⁺ the largest c_j within ξ of x_j,
+// The argument of tanh has the error ξ = u·(λ√D + 3)·Σ_d |scale·q_d·k_jd|/softcap, tanh and its division 12u. With c⁺
+// the largest c_j within ξ of x_j,
 //
 //	|c_j - ref|  <= γ_j = 2·(c⁺·ξ + 12u) + 3u                        0 without softcap
 //	|dx_j - ref| <= |scale|·(σ_j·(c_j + γ_j) + p_j·|t_j|·(γ_j + 3u))
 //
-// The error of a weight of dv is ε + 4u times the weight. A gradient is a sum of n products,
-// which adds u·(λ√n + 2) times the sum of their magnitudes to their errors. n counts the pairs
-// of rows and keys that are visible, over all rows, heads and batches that share the element.
-// Flushed subnormals add 2^-125 for each weight and each product, times the factors that
-// follow, and the output's dtype adds its rounding as in o.
+// The error of a weight of dv is ε + 4u times the weight. A gradient is a sum of n products, which adds u·(λ√n + 2)
+// times the sum of their magnitudes to their errors. n counts the pairs of rows and keys that are visible, over all
+// rows, heads and batches that share the element. Flushed subnormals add 2^-125 for each weight and each product, times
+// the factors that follow, and the output's dtype adds its rounding as in o.
 package oracle
 
 import (
@@ -115,48 +103,38 @@ import (
 // Lambda is λ of the package comment's bound.
 const Lambda = 6
 
-const u = 0x1p-24
-
 // Row is a query row with the keys and values that it may see.
 type Row struct {
-	Q       []float32 // [D]
-	K       []float32 // [Sk, D]
-	V       []float32 // [Sk, Dv]; nil when only the weights matter
-	Dv      int
-	Scale   float32
-	Softcap float32
-	Hidden  func(j int) bool    // whether key j is hidden, unless nil
-	Bias    func(j int) float64 // of score j, unless nil; -Inf hides
-	// Relative, of which -Inf hides, and -Slope·Distance are added to score j, unless nil.
-	Relative   func(j int) float64
-	Slope      float64
-	Distance   func(j int) float64
-	Sink       *float32         // in the denominator, unless nil
-	Keeps      func(j int) bool // whether weight j is kept, unless nil
-	KeepFactor float64          // of kept weights; 0 is 1
-	Out        backend.DType    // of the output
-	Rounded    backend.DType    // to which weights are rounded before they multiply values, or F32
-	Fixed      bool             // whether the query may be rounded to integers of 16 bits
+	Q, K               []float32 // [D], [Sk, D]
+	V                  []float32 // [Sk, Dv]; nil when only the weights matter
+	Dv                 int
+	Scale, Softcap     float32
+	Mod, ModDerivative func(j int, s float32) float32 // replaces score j, unless nil
+	Hidden             func(j int) bool               // whether key j is hidden, unless nil
+	// Bias and Relative, of which -Inf hides, and -Slope·Distance are added to score j, unless nil.
+	Bias, Relative, Distance func(j int) float64
+	Slope                    float64
+	Sink                     *float32         // in the denominator, unless nil
+	Keeps                    func(j int) bool // whether weight j is kept, unless nil
+	KeepFactor               float64          // of kept weights; 0 is 1
+	Out                      backend.DType    // of the output
+	Rounded                  backend.DType    // to which weights are rounded before they multiply values, or F32
+	Fixed                    bool             // whether the query may be rounded to integers of 16 bits
 }
 
 // Answer is the reference result of a row with the error bounds.
 type Answer struct {
-	Scores   []float64 // [Sk], NaN where hidden
-	Weights  []float64 // [Sk], 0 where hidden
-	O        []float64 // [Dv]
-	LSE      float64
-	OBound   []float64
-	LSEBound float64
-	// WeightBound·Weights[j] + 2^-125 is the bound of weight j.
-	WeightBound float64
-
-	reach   float64 // A
-	visible []int   // the keys that are not hidden
+	Scores, Weights []float64 // [Sk], NaN and 0 where hidden
+	O, OBound       []float64 // [Dv]
+	LSE, LSEBound   float64
+	WeightBound     float64 // times Weights[j] plus 2^-125 is the bound of weight j
+	reach, shift    float64 // A, and φ or δ
+	visible         []int   // the keys that are not hidden
 }
 
 // hides reports whether key j is hidden.
 func (r *Row) hides(j int) bool {
-	return r.Hidden != nil && r.Hidden(j) || r.Bias != nil && math.IsInf(r.Bias(j), -1) ||
+	return r.Hidden != nil && r.Hidden(j) || r.Mod != nil && math.IsInf(float64(r.Mod(j, 0)), -1) || r.Bias != nil && math.IsInf(r.Bias(j), -1) ||
 		r.Relative != nil && math.IsInf(r.Relative(j), -1)
 }
 
@@ -178,6 +156,30 @@ func (r *Row) product(j int) (s, abs, fixed float64) {
 	return s * scale, abs * math.Abs(scale), fixed
 }
 
+// score returns score j before softcap, its A, and φ_j or δ_j.
+func (r *Row) score(j int) (s, abs, shift float64) {
+	if r.Mod == nil {
+		return r.product(j)
+	}
+	if s, shift = r.around(r.Mod, j); math.IsInf(s, -1) { // the weight is 0
+		return s, 0, 0
+	}
+	return s, math.Abs(s), shift
+}
+
+// around returns what f makes of score j, and δ_j.
+func (r *Row) around(f func(j int, s float32) float32, j int) (y, shift float64) {
+	s, abs, e := r.product(j)
+	e += u * abs * (Lambda*math.Sqrt(float64(len(r.Q))) + 4)
+	y = float64(f(j, float32(s)))
+	for _, x := range [2]float64{s - e, s + e} {
+		if z := float64(f(j, float32(x))); z != y { // both may be infinite
+			shift = math.Max(shift, math.Abs(z-y))
+		}
+	}
+	return y, shift + 32*u*(1+math.Abs(s)+math.Abs(y))
+}
+
 // sink returns the score of the sink, clamped; -Inf without one.
 func (r *Row) sink() float64 {
 	if r.Sink == nil {
@@ -190,15 +192,15 @@ func (r *Row) sink() float64 {
 func Solve(r Row) Answer {
 	d, n := len(r.Q), len(r.K)/len(r.Q)
 	a := Answer{Scores: make([]float64, n), Weights: make([]float64, n), O: make([]float64, r.Dv), OBound: make([]float64, r.Dv)}
-	m, fixed := math.Inf(-1), 0.0 // φ
+	m := math.Inf(-1)
 	for j := range n {
 		if r.hides(j) {
 			a.Scores[j] = math.NaN()
 			continue
 		}
 		a.visible = append(a.visible, j)
-		s, abs, shift := r.product(j)
-		if r.Softcap > 0 {
+		s, abs, shift := r.score(j)
+		if r.Softcap > 0 && (r.Mod == nil || !math.IsInf(s, -1)) {
 			s = float64(r.Softcap) * math.Tanh(s/float64(r.Softcap))
 		}
 		added := 0.0
@@ -221,7 +223,7 @@ func Solve(r Row) Answer {
 		s += added
 		a.Scores[j] = s
 		m = math.Max(m, s) // NaN when any is NaN
-		a.reach, fixed = math.Max(a.reach, abs), math.Max(fixed, shift)
+		a.reach, a.shift = math.Max(a.reach, abs), math.Max(a.shift, shift)
 	}
 
 	sink := r.sink()
@@ -229,7 +231,7 @@ func Solve(r Row) Answer {
 	if !math.IsInf(sink, 0) {
 		a.reach = math.Max(a.reach, math.Abs(sink))
 	}
-	eps := math.Expm1(u*a.reach*(Lambda*math.Sqrt(float64(d))+24)+fixed) + 8*u
+	eps := math.Expm1(u*a.reach*(Lambda*math.Sqrt(float64(d))+24)+a.shift) + 8*u
 	drift := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
 	a.WeightBound = 2*eps + drift + 6*u
 	if math.IsInf(m, -1) {
@@ -310,12 +312,10 @@ func Off(got, ref, bound float64) float64 {
 
 // Worst is the value with the largest error relative to its bound.
 type Worst struct {
-	Off        float64 // |got - ref| / bound; over 1 is wrong
-	Error      float64 // |got - ref|
-	Bound      float64
-	Got, Ref   float64
-	Where      string
-	Considered int // values compared
+	Off, Error, Bound float64 // |got - ref| / bound, over 1 is wrong; |got - ref|; bound
+	Got, Ref          float64
+	Where             string
+	Considered        int // values compared
 }
 
 // See compares a value; where returns its name and is called only for a new worst.

@@ -1,14 +1,12 @@
-// Package backward computes the gradients of attention: with P = 2^(S - LSE) from the scores S
-// of package tile,
+// Package backward computes the gradients of attention: with P = 2^(S - LSE) from the scores S of package tile,
 //
 //	dP = V·dO    dS = P∘(dP - D)    D = rowsum(dO∘O) - dLSE
 //	dV = P·dO    dK = dS·Q    dQ = Kᵀ·dS
 //
-// block by block (Dao et al. 2022, FlashAttention, algorithm 4). A task computes a chunk, the
-// keys of a span of one key head. It keeps the sums of dK and dV in its cache and takes each tile
-// of query rows over its blocks of 128 keys, in order. The sum of dQ passes from each chunk to the
-// next one, tile by tile, and so do those of biases. Therefore the order of every sum depends
-// on the shapes alone, and so do the bits of a result.
+// block by block (Dao et al. 2022, FlashAttention, algorithm 4). A task computes a chunk, the keys of a span of one
+// key head. It keeps the sums of dK and dV in its cache and takes each tile of query rows over its blocks of 128
+// keys, in order. The sum of dQ passes from each chunk to the next one, tile by tile, and so do those of biases.
+// Therefore the order of every sum depends on the shapes alone, and so do the bits of a result.
 package backward
 
 import (
@@ -41,8 +39,7 @@ type Call struct {
 	distances, lines []float64 // sums of all heads, see Plan
 }
 
-// Open opens the operands of g, which are pinned, and allocates the memory that its tasks
-// share.
+// Open opens the operands of g, which are pinned, and allocates the memory that its tasks share.
 func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err error) {
 	c.plan, c.problem, c.add = NewPlan(g, k, threads), &g.Problem, g.Add
 	c.forward.Open(&c.plan.layout, &g.Call)
@@ -115,8 +112,7 @@ func (j dotJob) Task(_ *pool.Turn, w *pool.Scratch, n int) error {
 	return nil
 }
 
-// storeGradient writes scale·row, or adds it, to row i of v unless v is not requested. It
-// overwrites row and old.
+// storeGradient writes scale·row, or adds it, to row i of v unless v is not requested. It overwrites row and old.
 func (c *Call) storeGradient(v *view.View, row, old []float32, scale float32, b, h, i int) {
 	if v.IsZero() {
 		return

@@ -12,10 +12,9 @@ import (
 // The gradients of biases follow from sums over dS when the keys of all tasks are done. DBias
 // with rows and keys has no sums: tasks add to it in place, head after head.
 //
-// The order of each sum depends on the shapes alone. Each has the terms of one head. In the
-// chain of tasks of that head, each adds a tile after the task before it: the keys of a row
-// come in order, and so do the rows of a distance. While one task is at a tile, those after it
-// in the chain are at earlier tiles and later keys, at other distances.
+// The order of each sum depends on the shapes alone. Each has the terms of one head. In the chain of tasks of that
+// head, each adds a tile after the task before it: the keys of a row come in order, and so do the rows of a distance.
+// While one task is at a tile, those after it in the chain are at earlier tiles and later keys, at other distances.
 
 // clearBias sets DBias to zero.
 func (c *Call) clearBias() {
@@ -36,9 +35,7 @@ func (x *chunk) addBiases(t *tile.Tile, here tile.Span) {
 	plan, v := &c.plan, &c.dBias
 	if k := l.Kernels; !l.KeyLanes {
 		for lane := 0; lane < t.N; lane += k.Lanes {
-			for at := 0; at < n; at += k.Lanes {
-				k.Transpose(x.turned[lane*tile.BlockKeys+at:], tile.BlockKeys, x.ds[at*k.Width+lane:], k.Width, x.space.One)
-			}
+			tile.Turn(k, x.turned[lane*tile.BlockKeys:], tile.BlockKeys, 1, x.ds[lane:], k.Width, k.Width, n, x.space.One)
 		}
 		ds = x.turned
 	}

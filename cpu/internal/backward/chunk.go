@@ -13,10 +13,9 @@ import (
 // chunkJob computes dQ, dK and dV.
 type chunkJob struct{ call *Call }
 
-// Task implements pool.Job: it computes a chunk. The tasks of a slot are a chain: each adds
-// to the sums of a tile after the task before it. Where heads share a DBias, each adds to a
-// row of it after the head before it. Tasks begin in an order in which a task waits only for
-// one that runs or has ended.
+// Task implements pool.Job: it computes a chunk. The tasks of a slot are a chain: each adds to the sums of a tile
+// after the task before it. Where heads share a DBias, each adds to a row of it after the head before it. Tasks begin
+// in an order in which a task waits only for one that runs or has ended.
 func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	c, plan := j.call, &j.call.plan
 	l := &plan.layout
@@ -97,9 +96,8 @@ func (c *Call) wait(turn *pool.Turn, n, at int) (err error) {
 	return err
 }
 
-// chunk is what a task computes, and the memory to compute it in. Elements of Q, K, V and dO
-// that are not finite are 0 there: a hidden one must not reach a sum, and D is NaN in rows that
-// see one.
+// chunk is what a task computes, and the memory to compute it in. Elements of Q, K, V and dO that are not finite are
+// 0 there: a hidden one must not reach a sum, and D is NaN in rows that see one.
 type chunk struct {
 	call   *Call
 	layout *tile.Layout
@@ -138,8 +136,8 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 		x.w = w.Floats(l.ScoreFloats())
 		c.forward.Scores.Seed(&s.Draw)
 	}
-	if c.forward.Scores.Cap > 0 {
-		s.Capped = w.Floats(l.ScoreFloats())
+	if c.forward.Scores.Cap > 0 || c.problem.ScoreMod != nil {
+		s.Chain = w.Floats(l.ScoreFloats())
 	}
 	tile.Fill(x.ones, 1)
 	clear(x.sum)
@@ -171,8 +169,7 @@ func (x *chunk) addTile(turn *pool.Turn, t *tile.Tile) error {
 	return nil
 }
 
-// clean replaces NaN and Inf in n adjacent rows of dim elements, and all elements after
-// them, by zero.
+// clean replaces NaN and Inf in n adjacent rows of dim elements, and all elements after them, by zero.
 func (x *chunk) clean(rows []float32, n, dim int) {
 	if x.layout.Kernels.NonFinite(rows, dim, n, dim) {
 		tile.ZeroNonFinite(rows[:n*dim])
@@ -207,18 +204,13 @@ func (x *chunk) loadTile(t *tile.Tile) {
 		return
 	}
 	for lane := 0; lane < k.Width; lane += k.Lanes {
-		for i := 0; i < l.DimK; i += k.Lanes {
-			k.Transpose(x.qt[i*k.Width+lane:], k.Width, x.q[lane*l.DimK+i:], l.DimK, s.Scale)
-		}
-		for i := 0; i < l.DimV; i += k.Lanes {
-			k.Transpose(x.dOt[i*k.Width+lane:], k.Width, x.dO[lane*l.DimV+i:], l.DimV, s.One)
-		}
+		tile.Turn(k, x.qt[lane:], k.Width, k.Width, x.q[lane*l.DimK:], l.DimK, 1, l.DimK, s.Scale)
+		tile.Turn(k, x.dOt[lane:], k.Width, k.Width, x.dO[lane*l.DimV:], l.DimV, 1, l.DimV, s.One)
 	}
 }
 
-// scoreGradients computes the weights of t and the keys of here, before dropout in space.S and
-// after it in x.w, and the gradients of their biased scores in x.ds. Where the weight is 0 the
-// gradient is 0.
+// scoreGradients computes the weights of t and the keys of here, before dropout in space.S and after it in x.w, and
+// the gradients of their biased scores in x.ds. Where the weight is 0 the gradient is 0.
 func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 	l, s, scores := x.layout, x.space, &x.call.forward.Scores
 	n, first, factor := here.Hi-here.Lo, here.Lo-x.of.Keys.Lo, x.call.problem.Dropout.Factor()
@@ -278,8 +270,10 @@ func (x *chunk) addBlock(t *tile.Tile, here tile.Span) {
 	if c.plan.wantsScores() {
 		x.addBiases(t, here)
 	}
-	if c.forward.Scores.Cap > 0 {
-		x.uncap(t, n)
+	for i, y := range s.Chain[:min(len(s.Chain), l.Floats(t, n))] {
+		if x.ds[i] != 0 { // y of a hidden key may be NaN
+			x.ds[i] *= y
+		}
 	}
 	k := x.k[first*l.DimK:]
 	switch {
@@ -307,19 +301,4 @@ func (x *chunk) addOuter(t *tile.Tile, n int, sums, rows []float32, dim int, fac
 		view.CopyElements(x.turned[r:], t.N, factors[r*tile.BlockKeys:], 1, n)
 	}
 	k.Mix(vec.F32, sums, dim, x.space.Rows(rows, dim, t.N, dim), dim, x.turned, t.N, x.ones, n, dim)
-}
-
-// uncap multiplies gradients of capped scores by the derivative of the softcap, 1 - tanh².
-func (x *chunk) uncap(t *tile.Tile, n int) {
-	floats := n * x.layout.Kernels.Width
-	if x.layout.KeyLanes {
-		floats = t.N * tile.BlockKeys // the keys after n are not used
-	}
-	inv, ds := 1/x.call.forward.Scores.Cap, x.ds[:floats]
-	for i, y := range x.space.Capped[:floats] {
-		if ds[i] != 0 { // y of a hidden key may be NaN
-			tanh := y * inv
-			ds[i] *= (1 - tanh) * (1 + tanh)
-		}
-	}
 }

@@ -21,9 +21,8 @@ type Plan struct {
 	sumFloats int // in which it is summed
 	tasks     int
 
-	// The sums over dS of a query head from which gradients of biases follow: by distance
-	// between row and key, as Relative, and by row for a DBias without keys or by key for one
-	// without rows.
+	// The sums over dS of a query head from which gradients of biases follow: by distance between row and key, as
+	// Relative, and by row for a DBias without keys or by key for one without rows.
 	distances, lines int
 	inPlace          bool // tasks add to DBias, which has rows and keys
 	shared           bool // several heads add to the same element of it

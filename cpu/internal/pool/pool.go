@@ -6,12 +6,11 @@
 //	caller ──► Run ──► Task, Task, ... Pause ...
 //	workers ─────────► Task, Task, ... Pause ...
 //
-// A goroutine computes only while it holds one of GOMAXPROCS cores. Callers that find no
-// free core wait in a queue, first come, first served, and leave it at once when their
-// context ends. A goroutine that has held its core for 5 milliseconds passes it to the
-// first in the queue in one of its next pauses, and queues again; a worker leaves its call
-// after each task. Without a queue a goroutine yields to others of the program. A deadline
-// is therefore noticed soon, however many calls run.
+// A goroutine computes only while it holds one of GOMAXPROCS cores. Callers that find no free core wait in a queue,
+// first come, first served, and leave it at once when their context ends. A goroutine that has held its core for 5
+// milliseconds passes it to the first in the queue in one of its next pauses, and queues again; a worker leaves its
+// call after each task. Without a queue a goroutine yields to others of the program. A deadline is therefore noticed
+// soon, however many calls run.
 //
 // A panic in a job ends its call alone, with an error that contains the stack.
 package pool
@@ -40,17 +39,15 @@ type Job interface {
 // slice is how long a goroutine holds a core while others wait for it.
 const slice = 5 * time.Millisecond
 
-// maxSpins is how often a worker looks for work before it sleeps: 30 to 60
-// microseconds.
+// maxSpins is how often a worker looks for work before it sleeps: 30 to 60 microseconds.
 const maxSpins = 1 << 16
 
 // Pool is the cores, the queue for them, and the workers. Workers start when a call first
 // has tasks for them, outlive it, and end when the last user of the pool closes it.
 //
-// A sleeping core takes some 60 microseconds to wake up, as long as a whole short
-// call. Idle workers therefore spin about that long before they sleep, which costs
-// at most twice as much as the better choice (Karlin et al. 1990, Competitive
-// Randomized Algorithms for Non-Uniform Problems).
+// A sleeping core takes some 60 microseconds to wake up, as long as a whole short call. Idle workers therefore spin
+// about that long before they sleep, which costs at most twice as much as the better choice (Karlin et al. 1990,
+// Competitive Randomized Algorithms for Non-Uniform Problems).
 type Pool struct {
 	slice time.Duration
 
@@ -123,15 +120,13 @@ type crew struct {
 	err    error // the first one, which the goroutine that sets failed writes
 }
 
-// Run computes tasks tasks of j on the caller's goroutine and up to threads-1
-// workers. Each needs scratch of floats, in at most 48 slices. They take tasks in descending
-// order: under a causal mask the last tasks are the longest, and the short ones at the end
-// balance the load. The result does not depend on which goroutine computes a task, nor on the
-// number of goroutines.
+// Run computes tasks tasks of j on the caller's goroutine and up to threads-1 workers. Each needs scratch of floats,
+// in at most 48 slices. They take tasks in descending order: under a causal mask the last tasks are the longest, and
+// the short ones at the end balance the load. The result does not depend on which goroutine computes a task, nor on
+// the number of goroutines.
 //
-// A caller that finds a free core begins at once, so a short call does not wait for
-// sleeping workers; those that wake up late take the remaining tasks. After the first
-// calls, Run does not allocate.
+// A caller that finds a free core begins at once, so a short call does not wait for sleeping workers; those that wake
+// up late take the remaining tasks. After the first calls, Run does not allocate.
 //
 // It returns the first error of Task, the context's error, or ErrInternal for a panic.
 func (p *Pool) Run(ctx context.Context, j Job, floats, tasks, threads int) error {
@@ -234,8 +229,7 @@ func (p *Pool) join(t *Turn) bool {
 	return true
 }
 
-// compute computes tasks of c with a core. It keeps the first error, after which no
-// goroutine begins a task.
+// compute computes tasks of c with a core. It keeps the first error, after which no goroutine begins a task.
 func (c *crew) compute(t *Turn) {
 	if err := c.work(t); err != nil {
 		if c.failed.CompareAndSwap(false, true) {

@@ -8,8 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Scratch is the memory in which one goroutine computes the tasks of a call. Calls take it
-// from a pool.
+// Scratch is the memory in which one goroutine computes the tasks of a call. Calls take it from a pool.
 type Scratch struct {
 	// Kept belongs to the package whose tasks set it: memory that is too large to be
 	// allocated for each call. It stays with the scratch.

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// Turn is the part of one goroutine in a call. It holds a core while the goroutine
-// computes.
+// Turn is the part of one goroutine in a call. It holds a core while the goroutine computes.
 type Turn struct {
 	crew   *crew
 	worker bool
@@ -128,9 +127,8 @@ func (p *Pool) wait(t *Turn) error {
 	return ctx.Err()
 }
 
-// release gives back the core that t holds, if it holds one. A goroutine that waits for a core
-// is in the queue, and a crew among the places, before anyone looks at held for them. Either
-// they see the core, or release sees them.
+// release gives back the core that t holds, if it holds one. A goroutine that waits for a core is in the queue, and a
+// crew among the places, before anyone looks at held for them. Either they see the core, or release sees them.
 func (p *Pool) release(t *Turn) {
 	if !t.holds {
 		return

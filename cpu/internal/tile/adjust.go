@@ -8,23 +8,34 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
-// Adjust applies softcap, biases and masks to the score tile, which has the keys of here. With
-// query rows as lanes it also computes the maxima again, from those of t's sums on.
+// Adjust applies score mod, softcap, biases and masks to the score tile, which has the keys of here.
+// With query rows as lanes it also computes the maxima again, from those of t's sums on.
 func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
+	x, n, mod := sc.Layout.Kernels, here.Hi-here.Lo, sc.problem.ScoreMod
+	Fill(s.Chain, 1)
+	if mod != nil {
+		if s.Chain != nil {
+			sc.modify(s, t, here, mod.Derivative, s.Chain, 1)
+		}
+		sc.modify(s, t, here, mod.Go, s.S, sc.After)
+	}
+	if sc.Cap > 0 {
+		scores, inv := s.S[:sc.Layout.Floats(t, n)], 1/sc.Cap
+		sc.Softcap(s, scores)
+		for i, y := range scores[:min(len(s.Chain), len(scores))] {
+			tanh := y * inv
+			s.Chain[i] *= (1 - tanh) * (1 + tanh)
+		}
+	}
 	if sc.Layout.KeyLanes {
 		for row := range t.N {
 			sc.adjustRow(s, t, row, here)
 		}
 		return
 	}
-	x, n := sc.Layout.Kernels, here.Hi-here.Lo
 	edge, masked := t.edge(here), !sc.mask.IsZero() || t.mixed
-	if !edge && !masked && !sc.Added && sc.Cap == 0 {
+	if !edge && !masked && !sc.Added && sc.Cap == 0 && mod == nil {
 		return
-	}
-	if sc.Cap > 0 {
-		x.Softcap(s.S[:n*x.Width], sc.Cap)
-		copy(s.Capped, s.S[:n*x.Width])
 	}
 	copy(s.MX, t.sums.cur.m)
 	if sc.Added {
@@ -50,6 +61,48 @@ func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
 	x.ColumnMax(s.S, n, s.MX)
 }
 
+// modify writes what f makes of the scores of t and the keys of here to dst, times factor.
+func (sc *Scores) modify(s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32) {
+	l, n := sc.Layout, here.Hi-here.Lo
+	x, rows, step := l.Kernels, s.Stage, l.Kernels.Lanes
+	if l.KeyLanes {
+		rows, step = dst, t.N
+		copy(dst, s.S[:t.N*BlockKeys])
+	}
+	Fill(s.terms[:x.Lanes], factor)
+	for first := 0; first < t.N; first += step {
+		if !l.KeyLanes {
+			Turn(x, rows, BlockKeys, 1, s.S[first:], x.Width, x.Width, n, s.One)
+		}
+		for r := range min(step, t.N-first) {
+			if seen := here.Clip(t.Spans[first+r].Lo, t.Spans[first+r].Hi); !seen.Empty() {
+				h, i := l.Row(t.H, t.I, first+r)
+				f(rows[r*BlockKeys:][seen.Lo-here.Lo:seen.Hi-here.Lo], sc.problem.Position(t.Batch, h, i, seen.Lo))
+			}
+		}
+		if l.KeyLanes {
+			x.ScaleMax(dst[:t.N*BlockKeys], factor, s.terms[:])
+		} else {
+			Turn(x, dst[first:], x.Width, x.Width, rows, BlockKeys, 1, n, s.terms[:])
+		}
+	}
+}
+
+// Softcap applies the softcap to scores, of which a -Inf of the score mod stays. The length is a multiple of Lanes.
+func (sc *Scores) Softcap(s *Space, scores []float32) {
+	for mod, n := sc.problem.ScoreMod != nil, 0; len(scores) > 0; scores = scores[n:] {
+		if n = len(scores); mod {
+			n = copy(s.terms[:], scores)
+		}
+		sc.Layout.Kernels.Softcap(scores[:n], sc.Cap)
+		for c := 0; mod && c < n; c++ {
+			if s.terms[c] == vec.NegInf {
+				scores[c] = vec.NegInf
+			}
+		}
+	}
+}
+
 // edge reports whether the visibility rule hides some of keys from some row.
 func (t *Tile) edge(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t.Every.Hi }
 
@@ -57,12 +110,6 @@ func (t *Tile) edge(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t
 func (sc *Scores) adjustRow(s *Space, t *Tile, row int, here Span) {
 	x, n := sc.Layout.Kernels, here.Hi-here.Lo
 	scores := s.S[row*BlockKeys:][:RoundUp(n, x.Lanes)]
-	if sc.Cap > 0 {
-		x.Softcap(scores, sc.Cap)
-		if s.Capped != nil {
-			copy(s.Capped[row*BlockKeys:], scores)
-		}
-	}
 	h, i := sc.Layout.Row(t.H, t.I, row)
 	if sc.Added {
 		sc.AddedRow(s, s.bias[:n], t.Batch, h, i, here.Lo)
@@ -76,8 +123,7 @@ func (sc *Scores) adjustRow(s *Space, t *Tile, row int, here Span) {
 	Fill(scores[max(0, min(n, t.Spans[row].Hi-here.Lo)):], vec.NegInf)
 }
 
-// add adds the biases to the scores of t for n keys from lo on, and computes the maxima.
-// Query rows are lanes.
+// add adds the biases to the scores of t for n keys from lo on, and computes the maxima. Query rows are lanes.
 func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 	l := sc.Layout
 	x := l.Kernels
@@ -167,8 +213,7 @@ func (sc *Scores) addSlopes(s *Space, t *Tile, lo, n int) bool {
 	return true
 }
 
-// hide hides those of n keys from lo on that the mask or the block mask hides. Query rows are
-// lanes.
+// hide hides those of n keys from lo on that the mask or the block mask hides. Query rows are lanes.
 func (sc *Scores) hide(s *Space, t *Tile, lo, n int) {
 	l := sc.Layout
 	x := l.Kernels
@@ -200,9 +245,8 @@ func (sc *Scores) hide(s *Space, t *Tile, lo, n int) {
 	}
 }
 
-// MaskRow writes -Inf to the scores of row i, with the keys from j on, that the mask or the
-// block mask hides. There are at most BlockKeys. The elements up to whole vectors, for which
-// scores has room, become unspecified.
+// MaskRow writes -Inf to the scores of row i, with the keys from j on, that the mask or the block mask hides. There
+// are at most BlockKeys. The elements up to whole vectors, for which scores has room, become unspecified.
 func (sc *Scores) MaskRow(s *Space, scores []float32, b, h, i, j int) {
 	sc.seenRow(s.seen[:len(scores)], b, h, i, j)
 	x := sc.Layout.Kernels
@@ -232,8 +276,7 @@ func (sc *Scores) seenRow(seen []bool, b, h, i, j int) {
 	}
 }
 
-// Trim narrows keys to those that the block mask leaves to any row of t; the span is
-// empty when there is none.
+// Trim narrows keys to those that the block mask leaves to any row of t; the span is empty when there is none.
 func (sc *Scores) Trim(t *Tile, keys Span) Span {
 	t.mixed = false
 	if sc.blocks.IsZero() || keys.Empty() {
@@ -253,8 +296,7 @@ func (sc *Scores) Trim(t *Tile, keys Span) Span {
 	return left
 }
 
-// blockSeen reports whether some of the rows of t see a block of keys of the block mask, and
-// whether all of them do.
+// blockSeen reports whether some of the rows of t see a block of keys of the block mask, and whether all of them do.
 func (sc *Scores) blockSeen(t *Tile, block int) (some, all bool) {
 	all = true
 	for r := 0; r < t.N; {

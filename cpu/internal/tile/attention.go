@@ -29,8 +29,7 @@ func (a *Attention) Open(l *Layout, c *backend.Call) {
 	}
 }
 
-// TileFloats returns the floats that Begin takes for each tile: its queries, and the states of
-// its sums.
+// TileFloats returns the floats that Begin takes for each tile: its queries, and the states of its sums.
 func (l *Layout) TileFloats() int { return l.QueryFloats() + 3*l.stateFloats() }
 
 // Begin returns the tiles of c, in memory of w, and the keys that any of their rows sees.
@@ -146,10 +145,7 @@ func (a *Attention) step(s *Space, t, next *Tile, b *block, look bool) {
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 	}
 	if a.round != backend.F32 {
-		if n *= x.Width; p.Layout.KeyLanes {
-			n = t.N * BlockKeys
-		}
-		Round(x, a.round, s.S[:n], s.half[:])
+		Round(x, a.round, s.S[:p.Layout.Floats(t, n)], s.half[:])
 	}
 	if a.Scores.Drops() {
 		a.Scores.Drop(s, t, s.S, t.here)

@@ -59,16 +59,14 @@ func Pairs(k *vec.Kernels, c *backend.Call) bool {
 	return d.Heads/d.KVHeads*d.SeqQ > few && c.WeightType() == backend.BF16 && c.Q.DType() == backend.BF16 && c.K.DType() == backend.BF16 && k.PairUnit() != ""
 }
 
-// InPlace reports whether kernels with query rows as lanes read the rows of t in place.
-// Pages of fewer keys, or of odd numbers of them, would take kernels for few keys: they are
-// copied.
+// InPlace reports whether kernels with query rows as lanes read the rows of t in place. Pages of fewer keys, or of
+// odd numbers of them, would take kernels for few keys: they are copied.
 func InPlace(t *backend.Tensor, pages *backend.Pages) bool {
 	return view.InPlace(t) && (pages == nil || t.Shape()[backend.Seq]%16 == 0)
 }
 
-// readInPlace reports whether kernels with keys as lanes read the rows of t in
-// place: whole vectors of adjacent elements in rows of a multiple of 16 bytes, and whole
-// groups of keys in each page.
+// readInPlace reports whether kernels with keys as lanes read the rows of t in place: whole vectors of adjacent
+// elements in rows of a multiple of 16 bytes, and whole groups of keys in each page.
 func readInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
 	shape, f32 := t.Shape(), t.DType() == backend.F32
 	d := shape[backend.Dim]
@@ -91,6 +89,14 @@ func (l *Layout) QueryFloats() int { return l.Kernels.Width * l.DimK }
 // ScoreFloats returns the floats of a score tile: some rows more, as squares at the end of
 // gathered keys reach beyond them.
 func (l *Layout) ScoreFloats() int { return (BlockKeys + l.Kernels.Lanes) * l.Kernels.Width }
+
+// Floats returns the floats of a score tile that hold the scores of t and n keys.
+func (l *Layout) Floats(t *Tile, n int) int {
+	if l.KeyLanes {
+		return t.N * BlockKeys // those of a row after n are not used
+	}
+	return n * l.Kernels.Width
+}
 
 // OutputFloats returns the floats of a tile's outputs. Tiles with keys as lanes may have few rows.
 func (l *Layout) OutputFloats() int {
@@ -130,9 +136,8 @@ func (l *Layout) TilesOf(s *Space, c *Chunk) []Tile {
 	return tiles
 }
 
-// square returns the rows of v, which has a row for each query row, of the vector of query
-// rows of t from lane on, if kernels can transpose them in place: Lanes rows of float32 at
-// a constant distance.
+// square returns the rows of v, which has a row for each query row, of the vector of query rows of t from lane on, if
+// kernels can transpose them in place: Lanes rows of float32 at a constant distance.
 func (l *Layout) square(v *view.View, t *Tile, lane int) (rows []float32, ld int, ok bool) {
 	if t.N-lane < l.Kernels.Lanes || v.DType != backend.F32 || v.Stride[backend.Dim] != 1 {
 		return nil, 0, false

@@ -40,9 +40,7 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 			p.loadQueries(rows, t, lane, n)
 			clear(rows[n*ld : x.Lanes*ld])
 		}
-		for c := 0; c < l.DimK; c += x.Lanes {
-			x.Transpose(t.q[c*x.Width+lane:], x.Width, rows[c:], ld, s.Scale)
-		}
+		Turn(x, t.q[lane:], x.Width, x.Width, rows, ld, 1, l.DimK, s.Scale)
 	}
 }
 
@@ -159,9 +157,8 @@ func ZeroNonFinite(s []float32) {
 	}
 }
 
-// addNonFinite adds the products of weights and values for the keys of here and the
-// values that are NaN or Inf, which values has replaced. uses reports whether row i of
-// head h takes in key j with the given weight.
+// addNonFinite adds the products of weights and values for the keys of here and the values that are NaN or Inf, which
+// values has replaced. uses reports whether row i of head h takes in key j with the given weight.
 //
 // weights are those of t from the first key of here on, as in multiply.
 func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, ldw int, uses func(h, i, j, r int, weight float32) bool) {
@@ -200,8 +197,7 @@ func (p *Products) multiply(s *Space, t *Tile, e backend.DType, ldv int, weights
 	}
 }
 
-// writeOutputs writes the outputs o of t, each row times its factor in mul, which
-// covers Width rows.
+// writeOutputs writes the outputs o of t, each row times its factor in mul, which covers Width rows.
 func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
 	l, done := p.Layout, 0
 	for x := l.Kernels; !l.RowOutputs && l.Dims.ValueDim == l.DimV && done < t.N; done += x.Lanes {
@@ -209,9 +205,7 @@ func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
 		if !ok {
 			break
 		}
-		for c := 0; c < l.DimV; c += x.Lanes {
-			x.Transpose(rows[c:], ld, o[c*x.Width+done:], x.Width, mul[done:])
-		}
+		Turn(x, rows, ld, 1, o[done:], x.Width, x.Width, l.DimV, mul[done:])
 	}
 	l.EachRow(s, t, done, o, l.DimV, mul, func(row []float32, h, i int) {
 		p.O.Store(l.Kernels, row[:l.Dims.ValueDim], t.Batch, h, i, 0)
@@ -228,9 +222,7 @@ func (l *Layout) EachRow(s *Space, t *Tile, from int, o []float32, dim int, mul 
 		case l.RowOutputs:
 			ScaleRows(row, o[r*dim:(r+1)*dim], mul[r])
 		case r%x.Lanes == 0:
-			for c := 0; c < dim; c += x.Lanes {
-				x.Transpose(s.Stage[c:], dim, o[c*x.Width+r:], x.Width, mul[r:])
-			}
+			Turn(x, s.Stage, dim, 1, o[r:], x.Width, x.Width, dim, mul[r:])
 		}
 		h, i := l.Row(t.H, t.I, r)
 		do(row, h, i)

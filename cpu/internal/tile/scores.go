@@ -14,9 +14,9 @@ type Scores struct {
 	Layout                       *Layout
 	problem                      *backend.Problem
 	mask, blocks, bias, relative view.View
-	// Scale is the factor of dot products, Cap that of the softcap's tanh, or 0. They yield
-	// scores in units of log2 e: s·Scale, or tanh(s·Scale)·Cap.
-	Scale, Cap float32
+	// Scale is the factor of dot products, After that of what the score mod makes of them, which is 1
+	// without one, and Cap that of the softcap's tanh, or 0. They yield scores in units of log2 e.
+	Scale, After, Cap float32
 
 	Masked bool // there is a mask or a block mask
 	Added  bool // there is a bias, a relative bias or slopes
@@ -26,13 +26,19 @@ type Scores struct {
 // Open opens the mask and bias tensors of p; sc must be zero. The methods that take rows read only
 // the kernels and the numbers of query heads and rows of l.
 func (sc *Scores) Open(l *Layout, p *backend.Problem) {
-	sc.Layout, sc.problem, sc.Scale = l, p, float32(float64(p.Scale)*math.Log2E)
+	sc.Layout, sc.problem, sc.Scale, sc.After = l, p, float32(float64(p.Scale)*math.Log2E), 1
 	if c := float64(p.Softcap); c > 0 {
 		sc.Scale, sc.Cap = float32(float64(p.Scale)/c), float32(c*math.Log2E)
 	}
+	if p.ScoreMod != nil {
+		sc.After, sc.Scale = math.Log2E, p.Scale
+		if sc.Cap > 0 {
+			sc.After = 1 / p.Softcap
+		}
+	}
 	sc.mask, sc.blocks, sc.bias, sc.relative = view.Of(&p.Mask), view.Of(&p.Blocks), view.Of(&p.Bias), view.Of(&p.Relative)
 	sc.Masked = !sc.mask.IsZero() || !sc.blocks.IsZero()
-	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || p.Dropout.P > 0
+	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || p.Dropout.P > 0 || p.ScoreMod != nil
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
 }
 
@@ -40,8 +46,7 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 // that depend on the distance, bounded as in backend.Problem. It does not bound a bias
 // that is the only term: the kernels do that when they add it.
 //
-// dst has at most BlockKeys elements and room for whole vectors. The elements up to there
-// become unspecified.
+// dst has at most BlockKeys elements and room for whole vectors. The elements up to there become unspecified.
 func (sc *Scores) AddedRow(s *Space, dst []float32, b, h, i, j int) {
 	if sc.bias.IsZero() {
 		sc.distances(dst, b, h, j-i)
@@ -60,26 +65,19 @@ func (sc *Scores) biasAlone() bool {
 	return !sc.bias.IsZero() && sc.relative.IsZero() && sc.problem.Slopes == nil
 }
 
-// distances writes the terms that depend on the distance between row and key, for
-// distances from d on; 0 for distances that no pair has. dst has room for whole vectors, as
-// in AddedRow.
+// distances writes the terms that depend on the distance between row and key, for distances from d on; 0 for
+// distances that no pair has. dst has room for whole vectors, as in AddedRow.
 func (sc *Scores) distances(dst []float32, b, h, d int) {
 	slope, far := sc.problem.Slope(b, h, sc.Layout.Dims.Heads), d-sc.problem.Visible.Offset
-	if sc.relative.IsZero() {
-		for n := range dst {
-			dst[n] = slope * float32(min(far+n, -far-n))
-		}
-		return
-	}
 	k, at := sc.Layout.Kernels, d+sc.Layout.Dims.SeqQ-1
 	lo := min(len(dst), max(0, -at))
-	hi := max(lo, min(len(dst), sc.relative.Shape[backend.Dim]-at))
+	hi := max(lo, min(len(dst), sc.relative.Shape[backend.Dim]-at)) // lo without relative
 	clear(dst[:lo])
 	clear(dst[hi:])
 	if lo < hi {
 		sc.relative.Load(k, dst[lo:hi], hi-lo, b, h, 0, 1, at+lo, hi-lo)
+		k.Bound(dst[:RoundUp(len(dst), k.Lanes)], backend.MaxRelative)
 	}
-	k.Bound(dst[:RoundUp(len(dst), k.Lanes)], backend.MaxRelative)
 	if slope != 0 {
 		for n := range dst {
 			dst[n] += float32(slope * float32(min(far+n, -far-n)))
@@ -91,7 +89,7 @@ func (sc *Scores) distances(dst []float32, b, h, d int) {
 func (sc *Scores) Hides(b, h, i, j int) bool {
 	var seen [1]bool
 	sc.seenRow(seen[:], b, h, i, j)
-	return !seen[0] || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
+	return !seen[0] || sc.problem.ModHides(b, h, i, j) || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
 		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf
 }
 

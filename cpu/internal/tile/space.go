@@ -17,7 +17,7 @@ type Space struct {
 	Stage      []float32 // some rows between memory and a tile
 	bias       []float32 // of a row
 	table      []float32 // bias of a tile by distance
-	Capped     []float32 // the scores before biases, for the softcap's derivative; may be nil
+	Chain      []float32 // the derivatives of score mod and softcap; may be nil
 	k, v       []float32 // converted, or values with 0 for NaN and Inf, or outputs
 	pairs      []float32 // weights of bf16, and the sums of their block
 	Scale, One []float32 // factors of transpositions
@@ -62,7 +62,7 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 	s.table = w.Floats(BlockKeys + x.Width)
 	s.bias = s.table[:BlockKeys]
 	s.pairs = w.Floats(l.pairFloats)
-	s.Capped = nil
+	s.Chain = nil
 	return s
 }
 

@@ -2,8 +2,7 @@ package tile
 
 import "github.com/seed90331342/attn/cpu/internal/vec"
 
-// state is the online softmax of some rows over some keys: with m the largest
-// score, in units of log2 e,
+// state is the online softmax of some rows over some keys: with m the largest score, in units of log2 e,
 //
 //	l = Σ 2^(s - m)    o = Σ 2^(s - m)·v
 //
@@ -28,8 +27,7 @@ func (s *state) reset() {
 //	m = max(x.m, y.m)    a = 2^(x.m - m)    b = 2^(y.m - m)
 //	x.o = a·x.o + b·y.o    x.l = a·x.l + b·y.l    x.m = m
 //
-// with each operation rounded. When one side has seen no key, the result has the
-// bits of the other side.
+// with each operation rounded. When one side has seen no key, the result has the bits of the other side.
 func (l *Layout) fold(s *Space, x, y *state) {
 	a, b := s.Alpha, s.beta
 	for i, m := range x.m {

@@ -29,15 +29,16 @@
 //	a.Write(space, &tiles[n])            after Fold, where several tasks have the keys
 package tile
 
+import "github.com/seed90331342/attn/cpu/internal/vec"
+
 // BlockKeys is the number of keys in one step. Blocks start at multiples of it, whatever the
 // queries, the batch and the number of threads are.
 const BlockKeys = 128
 
-// SumKeys is the number of keys in one sum. A new sum begins at each multiple of
-// it, counted from key 0, and the sums are folded in the order of their keys. The
-// result therefore has the same bits whether one goroutine takes all keys of a row
-// or several take some of them. With 1,024 keys folding is 0.2% of the work, and a
-// cache of some thousand keys still has a sum for every core.
+// SumKeys is the number of keys in one sum. A new sum begins at each multiple of it, counted from key 0, and the sums
+// are folded in the order of their keys. The result therefore has the same bits whether one goroutine takes all keys
+// of a row or several take some of them. With 1,024 keys folding is 0.2% of the work, and a cache of some thousand
+// keys still has a sum for every core.
 const SumKeys = 8 * BlockKeys
 
 // ShardKeys is the number of keys whose results are merged by their log-sum-exp.
@@ -47,8 +48,7 @@ const ShardKeys = 32 * SumKeys
 const shardSums = ShardKeys / SumKeys
 
 const (
-	// MaxRows bounds the query rows of a task: a block of K and V is converted at most
-	// once for as many.
+	// MaxRows bounds the query rows of a task: a block of K and V is converted at most once for as many.
 	MaxRows = 512
 	// MaxTiles bounds the tiles of a task.
 	MaxTiles = 32
@@ -108,6 +108,14 @@ func CeilDiv(a, b int) int { return (a + b - 1) / b }
 
 // RoundUp returns the smallest multiple of step that is at least n.
 func RoundUp(n, step int) int { return CeilDiv(n, step) * step }
+
+// Turn transposes squares of Lanes rows of src and dst for n keys or elements, and multiplies them by
+// mul as Kernels.Transpose does. Squares lie Lanes·down elements apart in dst, and Lanes·along in src.
+func Turn(x *vec.Kernels, dst []float32, ldd, down int, src []float32, lds, along, n int, mul []float32) {
+	for at := 0; at < n; at += x.Lanes {
+		x.Transpose(dst[at*down:], ldd, src[at*along:], lds, mul)
+	}
+}
 
 // Fill sets each element of s to x.
 func Fill(s []float32, x float32) {

@@ -62,9 +62,8 @@ func (v *View) RowIndex(b, h, s int) int {
 	return v.Index(int(v.Pages[b][s/size]), h, s%size)
 }
 
-// InPlace reports whether the kernels can read and write the rows of t in place:
-// float32, adjacent along dim, rows that do not overlap. It depends on type, shape
-// and strides only, so a plan can use it.
+// InPlace reports whether the kernels can read and write the rows of t in place: float32, adjacent along dim, rows
+// that do not overlap. It depends on type, shape and strides only, so a plan can use it.
 func InPlace(t *backend.Tensor) bool {
 	shape, stride := t.Shape(), t.Strides()
 	return t.DType() == backend.F32 &&
@@ -104,8 +103,7 @@ func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int)
 	}
 }
 
-// adjacent returns the number of the n rows from s on that lie one stride apart: n, or those
-// of the page of row s.
+// adjacent returns the number of the n rows from s on that lie one stride apart: n, or those of the page of row s.
 func (v *View) adjacent(s, n int) int {
 	if v.Pages == nil {
 		return n
@@ -167,8 +165,7 @@ func CopyElements[T any](dst []T, di int, src []T, dj, n int) {
 	}
 }
 
-// Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For
-// Q8 they must be the whole row.
+// Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For Q8 they must be the whole row.
 func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	step := v.Stride[backend.Dim]
 	i := v.Index(b, h, s) + c0*step
@@ -194,8 +191,7 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	}
 }
 
-// AppendRun appends the n rows from index i on; the kernels prefetch those from index next
-// on.
+// AppendRun appends the n rows from index i on; the kernels prefetch those from index next on.
 func (v *View) AppendRun(runs []vec.Run, i, next, n int) []vec.Run {
 	ld, d := v.Stride[backend.Seq], v.Shape[backend.Dim]
 	switch {

@@ -17,6 +17,9 @@ type Pairs struct{ Mask, Blocks, Bias, Relative *Operand }
 // PairsOf returns the pair operands of p for scores of a shape [B, H, Sq, Sk].
 func PairsOf(p *backend.Problem, shape backend.Shape) (Pairs, error) {
 	none := new(Operand)
+	if p.ScoreMod != nil {
+		return Pairs{}, fmt.Errorf("a score mod runs on the CPU alone: %w", backend.ErrUnsupported)
+	}
 	o := Pairs{none, none, none, none}
 	b, h, sq, sk := shape[0], shape[1], shape[2], shape[3]
 	// A block that is longer than the call contains all of its rows, or keys.

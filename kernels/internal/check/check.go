@@ -240,6 +240,16 @@ func (p *patch) row(i int) oracle.Row {
 		row.Slope = float64(c.Slope(b, h, d.Heads))
 		row.Distance = func(j int) float64 { return math.Abs(float64(i + c.Visible.Offset - first - j)) }
 	}
+	if m := c.ScoreMod; m != nil {
+		at := func(f func([]float32, backend.Position)) func(j int, s float32) float32 {
+			return func(j int, s float32) float32 {
+				scores := [1]float32{s}
+				f(scores[:], c.Position(b, h, i, first+j))
+				return scores[0]
+			}
+		}
+		row.Mod, row.ModDerivative = at(m.Go), at(m.Derivative)
+	}
 	if c.Sinks != nil {
 		row.Sink = &c.Sinks[h]
 	}

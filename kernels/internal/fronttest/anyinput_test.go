@@ -93,6 +93,12 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			opt.Softcap = number()
 		}
 		if seldom() {
+			opt.ScoreMod = &kernels.ScoreMod{First: [4]int{2: integer(), 3: integer()}}
+			if !seldom() {
+				opt.ScoreMod.Go = func(scores []float32, at kernels.Position) { scores[0] = float32(at.Row - at.Key) }
+			}
+		}
+		if seldom() {
 			opt.Window = &kernels.Window{Left: integer(), Right: integer()}
 		}
 		if seldom() {

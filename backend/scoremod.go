@@ -1,0 +1,44 @@
+package backend
+
+import "math"
+
+// ScoreMod is a function of the program's own that replaces scores, like score_mod of PyTorch's
+// FlexAttention (Dong et al. 2024): s = f(s, batch, head, row, key).
+//
+// Each result depends on its score, its [Position] and Values alone. Finite results are at most
+// 2^120 in magnitude. The errors of f and of ∂f/∂s are at most 8u·(1 + |s| + |the result|), with u
+// = 2^-24; the bound of package oracle requires it. Where f is -Inf for a score of 0 it hides the
+// key, and must be -Inf for any score, NaN included: assign -Inf, do not add it.
+type ScoreMod struct {
+	// Go replaces the scores of one row by f. scores[n] belongs to the key at.Key+n, which
+	// the visibility rule shows to the row. Several goroutines call it at the same time.
+	Go func(scores []float32, at Position)
+	// Derivative replaces scores, which are those before Go, by ∂f/∂s. Gradients need it.
+	Derivative func(scores []float32, at Position)
+	Values     []float32 // what f reads, such as slopes; constant during a call, without gradients
+	First      [4]int    // added to the batch, head, row and key of a position, as that of Dropout
+}
+
+// Position is the place of a span of scores in a call.
+type Position struct {
+	Batch, Head int
+	Row         int       // of the query row among the keys, i + Visible.Offset; it may be negative
+	Key         int       // the first key of the span
+	Values      []float32 // of the ScoreMod
+}
+
+// Position returns the place of row i and key j of head h of batch b for the ScoreMod of p.
+func (p *Problem) Position(b, h, i, j int) Position {
+	m := p.ScoreMod
+	return Position{m.First[Batch] + b, m.First[Heads] + h, m.First[Seq] + i + p.Visible.Offset, m.First[Dim] + j, m.Values}
+}
+
+// ModHides reports whether the ScoreMod of p, if there is one, hides key j from row i.
+func (p *Problem) ModHides(b, h, i, j int) bool {
+	if p.ScoreMod == nil {
+		return false
+	}
+	var s [1]float32
+	p.ScoreMod.Go(s[:], p.Position(b, h, i, j))
+	return s[0] < -math.MaxFloat32
+}
