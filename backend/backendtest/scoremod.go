@@ -124,6 +124,10 @@ func builtIns(d kernels.Dims, opt kernels.Options) []builtIn {
 			return s + at.Values[at.Head*all+j-(at.Row-first)+d.SeqQ-1]
 		}, derivativeOne, table)},
 		{"softcap", with("softcap", func(c *Case) { c.Options.Softcap = 2 }), capMod(2)},
+		{"documents, softcap", with("documents, softcap", func(c *Case) {
+			c.Options.Softcap, c.Options.KSegments = 2, keys
+			c.Options.QSegments = [][]int32{keys[0][first : first+d.SeqQ]}
+		}), documentMod(documents)},
 		{"documents", with("documents", func(c *Case) {
 			c.Options.KSegments = keys
 			c.Options.QSegments = [][]int32{keys[0][first : first+d.SeqQ]}
@@ -162,6 +166,21 @@ func testScoreMods(t *testing.T, dev *kernels.Device) {
 			t.Run(of.name+"/"+x.name, func(t *testing.T) { x.test(t, dev) })
 		}
 	}
+	t.Run("large", func(t *testing.T) { // maxima of scores before the function would overflow
+		c := Case{Name: "large", Dims: dims(1, 2, 1, 70, 150, 16, 16), Seed: 3}
+		c.Options.ScoreMod = eachScore(func(s float32, _ int, _ kernels.Position) float32 { return s + 500 }, derivativeOne, nil)
+		testCase(t, dev, c, new(digests))
+	})
+	t.Run("visible keys alone", func(t *testing.T) {
+		c := Case{Name: "visible", Dims: dims(2, 2, 1, 70, 150, 16, 16), Seed: 4, Options: kernels.Options{Causal: true, Align: kernels.LowerRight, KLen: []int{150, 90}}}
+		c.Options.ScoreMod = eachScore(func(s float32, j int, at kernels.Position) float32 { // a table of distances ends at the diagonal
+			return s + at.Values[at.Row-j]
+		}, derivativeOne, make([]float32, 150))
+		testCase(t, dev, c, new(digests))
+		if implements[backend.Differentiator](dev) {
+			noError(t, CheckGradients(t, dev, c))
+		}
+	})
 	t.Run("refused", func(t *testing.T) { testModRefused(t, dev) })
 	t.Run("positions", func(t *testing.T) { testModPositions(t, dev) })
 }
@@ -174,7 +193,10 @@ func (x *builtIn) test(t *testing.T, dev *kernels.Device) {
 	on := b.on(t, dev)
 	defer on.release()
 	opt := &on.opt
-	opt.ScoreMod, opt.ALiBi, opt.RelativeBias, opt.Softcap, opt.QSegments, opt.KSegments = x.mod, nil, backend.Tensor{}, 0, nil, nil
+	opt.ScoreMod, opt.ALiBi, opt.RelativeBias, opt.QSegments, opt.KSegments = x.mod, nil, backend.Tensor{}, nil, nil
+	if x.name == "softcap" {
+		opt.Softcap = 0
+	}
 	for _, how := range []how{fused, staged, weighed} {
 		if how != fused && (b.keyType() == backend.Q8 || b.PageSize > 0 || opt.LowPrecision) {
 			break
