@@ -217,7 +217,7 @@ func (x *partition) explain(c *backend.Call) (path, why string) {
 	if l.Pairs {
 		path += ", products of bf16 pairs in " + l.Kernels.PairUnit()
 	} else if l.Fixed {
-		path += ", products of int8 keys and 16-bit queries in AVX512-VNNI"
+		path += ", products of int8 keys and 16-bit queries in " + map[int]string{8: "AVX2", 16: "AVX512-VNNI"}[l.Kernels.Lanes]
 	} else if t := c.WeightType(); t != backend.F32 {
 		path += ", float32 products of weights in " + t.String()
 	}

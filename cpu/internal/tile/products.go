@@ -28,7 +28,7 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 		ScaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
 		clear(t.q[t.N*l.DimK : l.dotRows(t.N)*l.DimK])
 		for r := 0; l.Fixed && r < t.N; r++ {
-			vec.Fix(t.q[r*l.DimK:][:l.DimK])
+			x.Fix(t.q[r*l.DimK:][:l.DimK])
 		}
 		return
 	}

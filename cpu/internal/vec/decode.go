@@ -25,9 +25,8 @@ func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk in
 		}
 		return
 	}
-	most := max(1, budget/(d*heads)) * x.Lanes
+	most, at := max(1, budget/(d*heads))*x.Lanes, 0
 	apart := max(1, e.Size()) * ldk // Fixed has no size
-	at := 0
 	for i := 0; i < len(runs); i++ {
 		n, first := runs[i].n, i
 		if e != F32 && heads == 1 && x.Lanes > 4 && most >= 2*pairedRun && paired(runs[i:]) {
@@ -90,20 +89,25 @@ func (x *Kernels) HasFixed() bool { return x.dots[Fixed] != nil }
 
 // Fix replaces a query row, of a multiple of 4 elements, by integers of 16 bits for Dots with Fixed,
 // whose sums of their products with the integers of keys are exact. Their unit is the largest
-// magnitude over 127·2^8, or NaN if the row has NaN or Inf. For each four integers the upper bytes
-// and then the lower ones are written, and after all of them the unit and 128 times their sum.
-func Fix(row []float32) {
+// magnitude over 127·2^8, or NaN if the row has NaN or Inf. It follows the integers. For VNNI, the upper
+// bytes of four of them precede their lower ones, and 128 times the sum of all follows the unit.
+func (x *Kernels) Fix(row []float32) {
 	top, nan, sum := float32(0), float32(0), int32(0)
-	for _, x := range row {
-		top, nan = max(top, x, -x), nan+(x-x)
+	for _, y := range row {
+		top, nan = max(top, y, -y), nan+(y-y)
 	}
 	steps := 127 << 8 / max(float64(top), math.SmallestNonzeroFloat32)
+	words := unsafe.Slice((*int16)(unsafe.Pointer(unsafe.SliceData(row))), 2*len(row))
 	bytes := unsafe.Slice((*int8)(unsafe.Pointer(unsafe.SliceData(row))), 4*len(row))
 	for i := 0; i < len(row); i += 4 {
-		for j, x := range [4]float32(row[i:]) {
-			n := int32(math.RoundToEven(float64(x) * steps))
+		for j, y := range [4]float32(row[i:]) {
+			n := int32(math.RoundToEven(float64(y) * steps))
+			if sum += n; x.Lanes == 8 {
+				words[i+j] = int16(n)
+				continue
+			}
 			upper := (n + 128) >> 8
-			bytes[2*i+j], bytes[2*i+4+j], sum = int8(upper), int8(n-upper<<8), sum+n
+			bytes[2*i+j], bytes[2*i+4+j] = int8(upper), int8(n-upper<<8)
 		}
 	}
 	row[len(row)/2], row[len(row)/2+1] = top/(127<<8)+nan, math.Float32frombits(uint32(sum)<<7)

@@ -36,7 +36,7 @@ func TestFixedDots(t *testing.T) {
 				}
 				fixed := clone(q)
 				for r := range rows {
-					Fix(fixed[r*d:][:d])
+					x.Fix(fixed[r*d:][:d])
 				}
 				x.Dots(Fixed, s, lds, AppendRun(nil, k, ld, keys, d, k), ld, fixed, d, rows, d)
 				for r := range rows {
@@ -68,7 +68,7 @@ func TestFix(t *testing.T) {
 	for _, c := range []struct{ x, unit float32 }{{0, 0}, {-inf, float32(math.NaN())}, {float32(math.NaN()), float32(math.NaN())}, {-127 << 8, 1}, {0x1p-149, 0}} {
 		row := make([]float32, 16)
 		row[5] = c.x
-		if Fix(row); ulps(row[8], c.unit) != 0 {
+		if (&Kernels{Lanes: 16}).Fix(row); ulps(row[8], c.unit) != 0 {
 			t.Errorf("%v: the unit is %v, want %v", c.x, row[8], c.unit)
 		}
 	}

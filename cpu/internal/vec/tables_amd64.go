@@ -39,10 +39,11 @@ var kernelsAVX512Half = Kernels{
 		Q8:   loadQ8AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
-		F32:  dotsAVX2,
-		F16:  dotsF16AVX2,
-		BF16: dotsBF16AVX2,
-		Q8:   dotsQ8AVX2,
+		F32:   dotsAVX2,
+		F16:   dotsF16AVX2,
+		BF16:  dotsBF16AVX2,
+		Q8:    dotsQ8AVX2,
+		Fixed: dotsFixedAVX2,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX2}, {8, 1, mix8x1AVX2}, {4, 4, mix4x4AVX2}, {4, 1, mix4x1AVX2}, {1, 8, mix1x8AVX2}, {1, 4, mix1x4AVX2}, {1, 1, mix1x1AVX2}},
@@ -88,10 +89,11 @@ var kernelsAVX2x1 = Kernels{
 		Q8:   loadQ8AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
-		F32:  dotsAVX2,
-		F16:  dotsF16AVX2,
-		BF16: dotsBF16AVX2,
-		Q8:   dotsQ8AVX2,
+		F32:   dotsAVX2,
+		F16:   dotsF16AVX2,
+		BF16:  dotsBF16AVX2,
+		Q8:    dotsQ8AVX2,
+		Fixed: dotsFixedAVX2,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX2}, {8, 1, mix8x1AVX2}, {4, 4, mix4x4AVX2}, {4, 1, mix4x1AVX2}, {1, 8, mix1x8AVX2}, {1, 4, mix1x4AVX2}, {1, 1, mix1x1AVX2}},
@@ -197,10 +199,11 @@ var kernelsAVX2x2 = Kernels{
 		Q8:   loadQ8AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
-		F32:  dotsAVX2,
-		F16:  dotsF16AVX2,
-		BF16: dotsBF16AVX2,
-		Q8:   dotsQ8AVX2,
+		F32:   dotsAVX2,
+		F16:   dotsF16AVX2,
+		BF16:  dotsBF16AVX2,
+		Q8:    dotsQ8AVX2,
+		Fixed: dotsFixedAVX2,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX2}, {8, 1, mix8x1AVX2}, {4, 4, mix4x4AVX2}, {4, 1, mix4x1AVX2}, {1, 8, mix1x8AVX2}, {1, 4, mix1x4AVX2}, {1, 1, mix1x1AVX2}},
@@ -248,10 +251,11 @@ var kernelsAVX2 = Kernels{
 		Q8:   loadQ8AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
-		F32:  dotsAVX2,
-		F16:  dotsF16AVX2,
-		BF16: dotsBF16AVX2,
-		Q8:   dotsQ8AVX2,
+		F32:   dotsAVX2,
+		F16:   dotsF16AVX2,
+		BF16:  dotsBF16AVX2,
+		Q8:    dotsQ8AVX2,
+		Fixed: dotsFixedAVX2,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX2}, {8, 1, mix8x1AVX2}, {4, 4, mix4x4AVX2}, {4, 1, mix4x1AVX2}, {1, 8, mix1x8AVX2}, {1, 4, mix1x4AVX2}, {1, 1, mix1x1AVX2}},

@@ -382,6 +382,9 @@ func mixBF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 // dotsQ8AVX2 is Kernels.dots[Q8].
 func dotsQ8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
+// dotsFixedAVX2 is Kernels.dots[Fixed].
+func dotsFixedAVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
 // mixQ88x2AVX2 is Kernels.mix[Q8] for 8 rows and 2 vectors.
 func mixQ88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 

@@ -30527,6 +30527,256 @@ rows1_done:
 	VZEROUPPER
 	RET
 
+// func dotsFixedAVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// Requires: AVX, AVX2, MMX+
+TEXT ·dotsFixedAVX2(SB), NOSPLIT, $88-80
+	MOVQ s+0(FP), AX
+	MOVQ k+16(FP), CX
+	MOVQ ldk+24(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+32(FP), SI
+	XORQ DI, DI
+	MOVQ groups+72(FP), R8
+	SHLQ $0x03, R8
+	CMPQ R8, 16(SI)
+	JLE  one_run
+	ADDQ $0x00000058, SI
+	MOVQ (SI), DI
+	SUBQ k+16(FP), DI
+	MOVQ DX, R8
+	SHLQ $0x04, R8
+	SUBQ R8, DI
+
+one_run:
+	MOVQ SI, (SP)
+	MOVQ DI, 8(SP)
+	MOVQ run+32(FP), R8
+	MOVQ R8, 48(SP)
+	MOVQ $0x00000002, 56(SP)
+
+group:
+	MOVQ       CX, SI
+	LEAQ       (CX)(DX*4), DI
+	MOVL       (SI), R8
+	MOVL       R8, 16(SP)
+	MOVL       (SI)(DX*1), R8
+	MOVL       R8, 20(SP)
+	MOVL       (SI)(DX*2), R8
+	MOVL       R8, 24(SP)
+	MOVL       (SI)(BX*1), R8
+	MOVL       R8, 28(SP)
+	MOVL       (DI), R8
+	MOVL       R8, 32(SP)
+	MOVL       (DI)(DX*1), R8
+	MOVL       R8, 36(SP)
+	MOVL       (DI)(DX*2), R8
+	MOVL       R8, 40(SP)
+	MOVL       (DI)(BX*1), R8
+	MOVL       R8, 44(SP)
+	VMOVUPS    16(SP), Y0
+	VSUBPS     Y0, Y0, Y1
+	VADDPS     Y1, Y0, Y0
+	MOVQ       AX, 72(SP)
+	MOVQ       q+40(FP), R8
+	MOVQ       R8, 64(SP)
+	MOVQ       heads+56(FP), R8
+	MOVQ       R8, 80(SP)
+	TESTQ      $0x00000003, groups+72(FP)
+	JNZ        short
+	MOVQ       48(SP), R9
+	MOVQ       8(R9), R8
+	MOVQ       24(R9), R9
+	PREFETCHT1 (R8)
+	MOVQ       48(SP), R10
+	MOVQ       32(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        lead_same0
+	MOVQ       48(SP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
+
+lead_same0:
+	MOVQ 48(SP), R10
+	MOVQ R8, 8(R10)
+	MOVQ R9, 24(R10)
+
+short:
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	MOVQ   64(SP), R8
+	MOVQ   chunks+64(FP), R9
+	SHRQ   $0x01, R9
+
+first:
+	TESTQ      $0x00000001, R9
+	JNZ        first_odd
+	MOVQ       48(SP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
+	PREFETCHT1 (R10)
+	MOVQ       48(SP), R12
+	MOVQ       32(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        first_same0
+	MOVQ       48(SP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
+
+first_same0:
+	MOVQ 48(SP), R12
+	MOVQ R10, 8(R12)
+	MOVQ R11, 24(R12)
+
+first_odd:
+	VMOVUPS      (R8), Y9
+	VPMOVSXBW    4(SI), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y1, Y1
+	VPMOVSXBW    4(SI)(DX*1), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y2, Y2
+	VPMOVSXBW    4(SI)(DX*2), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y3, Y3
+	VPMOVSXBW    4(SI)(BX*1), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y4, Y4
+	VPMOVSXBW    4(DI), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y5, Y5
+	VPMOVSXBW    4(DI)(DX*1), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y6, Y6
+	VPMOVSXBW    4(DI)(DX*2), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y7, Y7
+	VPMOVSXBW    4(DI)(BX*1), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y8, Y8
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, DI
+	ADDQ         $0x20, R8
+	SUBQ         $0x00000001, R9
+	JNZ          first
+	VPHADDD      Y2, Y1, Y1
+	VPHADDD      Y4, Y3, Y2
+	VPHADDD      Y6, Y5, Y3
+	VPHADDD      Y8, Y7, Y4
+	VPHADDD      Y2, Y1, Y1
+	VPHADDD      Y4, Y3, Y2
+	VPERM2I128   $0x20, Y2, Y1, Y3
+	VPERM2I128   $0x31, Y2, Y1, Y1
+	VPADDD       Y1, Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VBROADCASTSS (R8), Y1
+	VMULPS       Y1, Y3, Y3
+	MOVQ         72(SP), R8
+	VMOVUPS      Y3, (R8)
+	DECQ         80(SP)
+	JZ           scored
+
+head:
+	MOVQ   lds+8(FP), R8
+	ADDQ   R8, 72(SP)
+	MOVQ   ldq+48(FP), R8
+	ADDQ   R8, 64(SP)
+	MOVQ   CX, SI
+	LEAQ   (CX)(DX*4), DI
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	MOVQ   64(SP), R8
+	MOVQ   chunks+64(FP), R9
+	SHRQ   $0x01, R9
+
+other:
+	VMOVUPS      (R8), Y9
+	VPMOVSXBW    4(SI), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y1, Y1
+	VPMOVSXBW    4(SI)(DX*1), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y2, Y2
+	VPMOVSXBW    4(SI)(DX*2), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y3, Y3
+	VPMOVSXBW    4(SI)(BX*1), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y4, Y4
+	VPMOVSXBW    4(DI), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y5, Y5
+	VPMOVSXBW    4(DI)(DX*1), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y6, Y6
+	VPMOVSXBW    4(DI)(DX*2), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y7, Y7
+	VPMOVSXBW    4(DI)(BX*1), Y10
+	VPMADDWD     Y9, Y10, Y10
+	VPADDD       Y10, Y8, Y8
+	ADDQ         $0x10, SI
+	ADDQ         $0x10, DI
+	ADDQ         $0x20, R8
+	SUBQ         $0x00000001, R9
+	JNZ          other
+	VPHADDD      Y2, Y1, Y1
+	VPHADDD      Y4, Y3, Y2
+	VPHADDD      Y6, Y5, Y3
+	VPHADDD      Y8, Y7, Y4
+	VPHADDD      Y2, Y1, Y1
+	VPHADDD      Y4, Y3, Y2
+	VPERM2I128   $0x20, Y2, Y1, Y3
+	VPERM2I128   $0x31, Y2, Y1, Y1
+	VPADDD       Y1, Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VBROADCASTSS (R8), Y1
+	VMULPS       Y1, Y3, Y3
+	MOVQ         72(SP), R8
+	VMOVUPS      Y3, (R8)
+	SUBQ         $0x00000001, 80(SP)
+	JNZ          head
+
+scored:
+	ADDQ $0x20, AX
+	LEAQ (CX)(DX*8), CX
+	DECQ 56(SP)
+	JNZ  same
+	ADDQ 8(SP), CX
+	MOVQ (SP), R8
+	MOVQ R8, 48(SP)
+
+same:
+	SUBQ $0x00000001, groups+72(FP)
+	JNZ  group
+	VZEROUPPER
+	RET
+
 // func mixQ88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
 TEXT ·mixQ88x2AVX2(SB), NOSPLIT, $24-80

@@ -47,8 +47,11 @@ func main() {
 			} else {
 				a.dots(e)
 			}
-			if e.lead > 0 && a.wide() {
+			switch {
+			case e.lead > 0 && a.wide():
 				a.dotsFixed(e)
+			case e.lead > 0:
+				a.dotsWords(e)
 			}
 			a.mix(e, 8, 2)
 			a.mix(e, 8, 1)
