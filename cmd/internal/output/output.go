@@ -114,7 +114,8 @@ func follow(path string) (string, fs.FileInfo, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if _, err := os.Lstat(path); err == nil {
+		// Another program may have written the file since then.
+		if link, err := os.Lstat(path); err == nil && link.Mode()&fs.ModeSymlink != 0 {
 			return path, nil, errors.New("it is a link to a file that does not exist")
 		}
 		return path, nil, nil
