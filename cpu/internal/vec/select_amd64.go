@@ -12,7 +12,12 @@ var assembly = func() (list []*Kernels) {
 	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasBMI2 {
 		list = append(list, &kernelsAVX512)
 		const authenticAMD = 0x68747541 // its first letters
-		if x.HasAVX512BF16 && x.HasAVX512BW && vendor() == authenticAMD {
+		model, _ := cpuid(1)
+		if _, vendor := cpuid(0); x.HasAVX512BF16 && x.HasAVX512BW && vendor == authenticAMD {
+			// Zen 4, family 25, has units of 256 bits: pairs of keys do not pay for their interleaving.
+			if all := &kernelsAVX512Half.tile.scores; model>>20&0xff == 25-15 {
+				*all = (*all)[1:]
+			}
 			kernelsAVX512 = *kernelsAVX512.WithoutTiles()
 		}
 		if !x.HasAVX512VNNI {

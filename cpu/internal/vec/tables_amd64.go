@@ -156,7 +156,7 @@ var kernelsAVX512x1 = Kernels{
 		Fixed: dotsFixedAVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
-		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 4, mix4x4AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
+		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 2, mix4x2AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
 		F16:  {{8, 2, mixF168x2AVX512}, {8, 1, mixF168x1AVX512}, {4, 4, mixF164x4AVX512}, {4, 1, mixF164x1AVX512}, {1, 8, mixF161x8AVX512}, {1, 4, mixF161x4AVX512}, {1, 1, mixF161x1AVX512}},
 		BF16: {{8, 2, mixBF168x2AVX512}, {8, 1, mixBF168x1AVX512}, {4, 4, mixBF164x4AVX512}, {4, 1, mixBF164x1AVX512}, {1, 8, mixBF161x8AVX512}, {1, 4, mixBF161x4AVX512}, {1, 1, mixBF161x1AVX512}},
 		Q8:   {{8, 2, mixQ88x2AVX512}, {8, 1, mixQ88x1AVX512}, {4, 4, mixQ84x4AVX512}, {4, 1, mixQ84x1AVX512}, {1, 8, mixQ81x8AVX512}, {1, 4, mixQ81x4AVX512}, {1, 1, mixQ81x1AVX512}},
@@ -319,7 +319,7 @@ var kernelsAVX512x2 = Kernels{
 		Fixed: dotsFixedAVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
-		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 4, mix4x4AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
+		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 2, mix4x2AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
 		F16:  {{8, 2, mixF168x2AVX512}, {8, 1, mixF168x1AVX512}, {4, 4, mixF164x4AVX512}, {4, 1, mixF164x1AVX512}, {1, 8, mixF161x8AVX512}, {1, 4, mixF161x4AVX512}, {1, 1, mixF161x1AVX512}},
 		BF16: {{8, 2, mixBF168x2AVX512}, {8, 1, mixBF168x1AVX512}, {4, 4, mixBF164x4AVX512}, {4, 1, mixBF164x1AVX512}, {1, 8, mixBF161x8AVX512}, {1, 4, mixBF161x4AVX512}, {1, 1, mixBF161x1AVX512}},
 		Q8:   {{8, 2, mixQ88x2AVX512}, {8, 1, mixQ88x1AVX512}, {4, 4, mixQ84x4AVX512}, {4, 1, mixQ84x1AVX512}, {1, 8, mixQ81x8AVX512}, {1, 4, mixQ81x4AVX512}, {1, 1, mixQ81x1AVX512}},
@@ -381,7 +381,7 @@ var kernelsAVX512 = Kernels{
 		Fixed: dotsFixedAVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
-		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 4, mix4x4AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
+		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 2, mix4x2AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
 		F16:  {{8, 2, mixF168x2AVX512}, {8, 1, mixF168x1AVX512}, {4, 4, mixF164x4AVX512}, {4, 1, mixF164x1AVX512}, {1, 8, mixF161x8AVX512}, {1, 4, mixF161x4AVX512}, {1, 1, mixF161x1AVX512}},
 		BF16: {{8, 2, mixBF168x2AVX512}, {8, 1, mixBF168x1AVX512}, {4, 4, mixBF164x4AVX512}, {4, 1, mixBF164x1AVX512}, {1, 8, mixBF161x8AVX512}, {1, 4, mixBF161x4AVX512}, {1, 1, mixBF161x1AVX512}},
 		Q8:   {{8, 2, mixQ88x2AVX512}, {8, 1, mixQ88x1AVX512}, {4, 4, mixQ84x4AVX512}, {4, 1, mixQ84x1AVX512}, {1, 8, mixQ81x8AVX512}, {1, 4, mixQ81x4AVX512}, {1, 1, mixQ81x1AVX512}},

@@ -115,8 +115,8 @@ func mix8x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 // mix8x1AVX512 is Kernels.mix[F32] for 8 rows and 1 vectors.
 func mix8x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix4x4AVX512 is Kernels.mix[F32] for 4 rows and 4 vectors.
-func mix4x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mix4x2AVX512 is Kernels.mix[F32] for 4 rows and 2 vectors.
+func mix4x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix4x1AVX512 is Kernels.mix[F32] for 4 rows and 1 vectors.
 func mix4x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -649,8 +649,8 @@ func tileFMAAVX512(config *byte, n int) (operations int)
 // dotFMAAVX512 is Kernels.dotFMA.
 func dotFMAAVX512(n int) (operations int)
 
-// vendor returns the first four letters of the name of the processor's vendor.
-func vendor() uint32
+// cpuid returns two of the registers that CPUID sets.
+func cpuid(leaf uint32) (eax uint32, ebx uint32)
 
 // pairScoresAVX512 is tileKernels.pairScores.
 func pairScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)

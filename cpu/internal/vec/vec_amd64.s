@@ -5695,13 +5695,71 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same1:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same2
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same2:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same3
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same3:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -5836,13 +5894,43 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -5926,14 +6014,14 @@ key:
 	VZEROUPPER
 	RET
 
-// func mix4x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·mix4x4AVX512(SB), NOSPLIT, $24-80
+// func mix4x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·mix4x2AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
 	MOVQ ldp+48(FP), CX
-	LEAQ (CX)(CX*2), SI
+	LEAQ (CX)(CX*2), DI
 	MOVQ first+64(FP), DX
 
 strip:
@@ -5945,119 +6033,151 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	MOVQ   p+40(FP), DI
+	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
 	MOVQ   BX, 16(SP)
-	MOVQ   runs+16(FP), R8
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R8), BX
-	ADDQ DX, BX
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 16(R8), R11
-	MOVQ R11, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same1
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same1:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same2
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same2:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same3
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same3:
+chained:
 keys:
-	PREFETCHT1 (R9)
-	MOVQ       32(R8), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(R8), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(R8), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(R8), R9
-	MOVQ       56(R8), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
-	VMOVUPS      (BX), Z16
-	VMOVUPS      64(BX), Z17
-	VMOVUPS      128(BX), Z18
-	VMOVUPS      192(BX), Z19
-	VBROADCASTSS (DI), Z20
-	VFMADD231PS  Z16, Z20, Z0
-	VFMADD231PS  Z17, Z20, Z1
-	VFMADD231PS  Z18, Z20, Z2
-	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS (DI)(CX*1), Z20
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z17, Z20, Z5
-	VFMADD231PS  Z18, Z20, Z6
-	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS (DI)(CX*2), Z20
-	VFMADD231PS  Z16, Z20, Z8
-	VFMADD231PS  Z17, Z20, Z9
-	VFMADD231PS  Z18, Z20, Z10
-	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS (DI)(SI*1), Z20
-	VFMADD231PS  Z16, Z20, Z12
-	VFMADD231PS  Z17, Z20, Z13
-	VFMADD231PS  Z18, Z20, Z14
-	VFMADD231PS  Z19, Z20, Z15
+	MOVQ    $0x00000002, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VMOVUPS      (BX), Z8
+	VMOVUPS      64(BX), Z9
+	VBROADCASTSS (R8), Z10
+	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z9, Z10, Z1
+	VBROADCASTSS (R8)(CX*1), Z10
+	VFMADD231PS  Z8, Z10, Z2
+	VFMADD231PS  Z9, Z10, Z3
+	VBROADCASTSS (R8)(CX*2), Z10
+	VFMADD231PS  Z8, Z10, Z4
+	VFMADD231PS  Z9, Z10, Z5
+	VBROADCASTSS (R8)(DI*1), Z10
+	VFMADD231PS  Z8, Z10, Z6
+	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         AX, BX
-	ADDQ         $0x04, DI
-	DECQ         8(SP)
+	ADDQ         $0x04, R8
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
 	JNE          keys
-	MOVQ         R9, 8(R8)
-	MOVQ         R10, 24(R8)
-	ADDQ         $0x00000058, R8
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
-	MOVQ         ldo+8(FP), DI
+	MOVQ         ldo+8(FP), SI
 	MOVQ         alpha+56(FP), R8
-	VBROADCASTSS (R8), Z16
-	VFMADD231PS  (BX), Z16, Z0
+	VBROADCASTSS (R8), Z8
+	VFMADD231PS  (BX), Z8, Z0
 	VMOVUPS      Z0, (BX)
-	VFMADD231PS  64(BX), Z16, Z1
+	VFMADD231PS  64(BX), Z8, Z1
 	VMOVUPS      Z1, 64(BX)
-	VFMADD231PS  128(BX), Z16, Z2
-	VMOVUPS      Z2, 128(BX)
-	VFMADD231PS  192(BX), Z16, Z3
-	VMOVUPS      Z3, 192(BX)
-	ADDQ         DI, BX
-	VBROADCASTSS 4(R8), Z16
-	VFMADD231PS  (BX), Z16, Z4
+	ADDQ         SI, BX
+	VBROADCASTSS 4(R8), Z8
+	VFMADD231PS  (BX), Z8, Z2
+	VMOVUPS      Z2, (BX)
+	VFMADD231PS  64(BX), Z8, Z3
+	VMOVUPS      Z3, 64(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(R8), Z8
+	VFMADD231PS  (BX), Z8, Z4
 	VMOVUPS      Z4, (BX)
-	VFMADD231PS  64(BX), Z16, Z5
+	VFMADD231PS  64(BX), Z8, Z5
 	VMOVUPS      Z5, 64(BX)
-	VFMADD231PS  128(BX), Z16, Z6
-	VMOVUPS      Z6, 128(BX)
-	VFMADD231PS  192(BX), Z16, Z7
-	VMOVUPS      Z7, 192(BX)
-	ADDQ         DI, BX
-	VBROADCASTSS 8(R8), Z16
-	VFMADD231PS  (BX), Z16, Z8
-	VMOVUPS      Z8, (BX)
-	VFMADD231PS  64(BX), Z16, Z9
-	VMOVUPS      Z9, 64(BX)
-	VFMADD231PS  128(BX), Z16, Z10
-	VMOVUPS      Z10, 128(BX)
-	VFMADD231PS  192(BX), Z16, Z11
-	VMOVUPS      Z11, 192(BX)
-	ADDQ         DI, BX
-	VBROADCASTSS 12(R8), Z16
-	VFMADD231PS  (BX), Z16, Z12
-	VMOVUPS      Z12, (BX)
-	VFMADD231PS  64(BX), Z16, Z13
-	VMOVUPS      Z13, 64(BX)
-	VFMADD231PS  128(BX), Z16, Z14
-	VMOVUPS      Z14, 128(BX)
-	VFMADD231PS  192(BX), Z16, Z15
-	VMOVUPS      Z15, 192(BX)
-	ADDQ         $0x00000100, o+0(FP)
-	ADDQ         $0x00000100, DX
+	ADDQ         SI, BX
+	VBROADCASTSS 12(R8), Z8
+	VFMADD231PS  (BX), Z8, Z6
+	VMOVUPS      Z6, (BX)
+	VFMADD231PS  64(BX), Z8, Z7
+	VMOVUPS      Z7, 64(BX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000080, DX
 	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
@@ -6084,13 +6204,43 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same1
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -23797,13 +23947,29 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -23921,13 +24087,29 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -24045,13 +24227,43 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same1
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -24152,13 +24364,29 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -42138,13 +42366,14 @@ next:
 	VZEROUPPER
 	RET
 
-// func vendor() uint32
+// func cpuid(leaf uint32) (eax uint32, ebx uint32)
 // Requires: CPUID
-TEXT ·vendor(SB), NOSPLIT, $0-4
-	XORL AX, AX
+TEXT ·cpuid(SB), NOSPLIT, $0-16
+	MOVL leaf+0(FP), AX
 	XORL CX, CX
 	CPUID
-	MOVL BX, ret+0(FP)
+	MOVL AX, eax+8(FP)
+	MOVL BX, ebx+12(FP)
 	RET
 
 // func pairScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)

@@ -486,13 +486,14 @@ func (a *isa) pairFMAs() {
 	end()
 }
 
-// vendor returns the first letters of the processor's vendor.
-func vendor() {
-	TEXT("vendor", NOSPLIT, "func() uint32")
-	Doc("vendor returns the first four letters of the name of the processor's vendor.")
-	XORL(reg.EAX, reg.EAX)
+// cpuid returns what identifies the processor.
+func cpuid() {
+	TEXT("cpuid", NOSPLIT, "func(leaf uint32) (eax, ebx uint32)")
+	Doc("cpuid returns two of the registers that CPUID sets.")
+	Load(Param("leaf"), reg.EAX)
 	XORL(reg.ECX, reg.ECX)
 	CPUID()
-	Store(reg.EBX, ReturnIndex(0))
+	Store(reg.EAX, ReturnIndex(0))
+	Store(reg.EBX, ReturnIndex(1))
 	RET()
 }

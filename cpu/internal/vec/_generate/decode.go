@@ -86,6 +86,9 @@ func (a *isa) mix(e element, heads, vectors int) {
 			if e.lead > 0 { // the rows are longer than their elements
 				ahead.prefetch("run", 1)
 			}
+			if e.bytes == 4 && heads > 1 { // as much as streams are staggered, or twice that
+				ahead.overlap(vectors * a.lanes / 8)
+			}
 			Label("keys")
 			// As many lines as the next keys have in the strip.
 			size := vectors * a.lanes * e.bytes

@@ -55,7 +55,7 @@ func main() {
 			}
 			a.mix(e, 8, 2)
 			a.mix(e, 8, 1)
-			a.mix(e, 4, 4)
+			a.mix(e, 4, min(4, 128/(e.bytes*a.lanes))) // with float32, strips of 256 bytes wait for memory
 			a.mix(e, 4, 1)
 			a.mix(e, 1, 8)
 			a.mix(e, 1, 4)
@@ -78,7 +78,7 @@ func main() {
 	avx512.turn("turnPairs", 2)
 	avx512.roundPairs()
 	avx512.pairFMAs()
-	vendor()
+	cpuid()
 	for _, a := range []*isa{avx512, narrow[0], narrow[1]} {
 		a.pairScores()
 		a.pairValues()
