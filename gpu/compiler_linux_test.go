@@ -152,7 +152,9 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 			seen[s.WGSL] = true
 			name := []string{s.Kernel, fmt.Sprintf("%03d", q[backend.Dim])}
 			if s.Kernel == "decode" {
-				name = append(name, fmt.Sprintf("r%d", s.Constants["ROWS"]))
+				if name = append(name, fmt.Sprintf("r%d", s.Constants["ROWS"])); s.Constants["KT"] > 1 {
+					continue // for GPUs of NVIDIA
+				}
 			} else if s.Kernel == "gradient" {
 				name = append(name, []string{"dv", "dk", "dq", "ds"}[s.Constants["OF"]])
 			} else if s.Variant != "" {
@@ -206,13 +208,9 @@ func gradientSources(t *testing.T, c *backend.Call) []KernelSource {
 	d := c.Dims()
 	g := &backend.Gradients{Call: *c, DO: c.O, DQ: c.Q, DK: c.K, DV: c.V, DBias: metaOf(t, backend.F32, backend.Shape{1, 1, d.SeqQ, d.SeqK})}
 	g.LSE = metaOf(t, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
-	s := newSources(true)
-	x, err := s.b.newGradients(g, backend.Meta)
-	for i := 0; err == nil && i < len(x.ops); i++ {
-		err = s.add("", x.ops[i])
-	}
+	list, err := GradientSources(g)
 	check(t, err)
-	return s.list
+	return list
 }
 
 // compileAll sets stats and figures and returns the version of the driver. A process compiles

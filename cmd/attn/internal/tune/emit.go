@@ -112,6 +112,7 @@ func (e *emitted) name() string {
 	add(variant != "" && variant != "plain", variant)
 	rows, decodes := e.Constants["ROWS"]
 	add(decodes && e.Kernel == "decode", fmt.Sprintf("r%d", rows))
+	add(e.Kernel == "decode" && e.Constants["KT"] > 1, fmt.Sprintf("k%d", e.Constants["KT"]))
 	add(true, c.DType)
 	add(c.KVDType != c.DType, c.KVDType)
 	add(c.Causal, "causal")
