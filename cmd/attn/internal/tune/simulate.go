@@ -41,10 +41,10 @@ func (e *emitted) simulate() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	types := map[string]string{"q": e.Call.DType, "g": e.Call.DType, "k": e.Call.KVDType, "v": e.Call.KVDType, "mask": "bool"}
+	types := map[string]string{"q": e.Call.DType, "g": e.Call.DType, "o": e.Call.DType, "k": e.Call.KVDType, "v": e.Call.KVDType, "mask": "bool"}
 	switch stage, _, _ := strings.Cut(e.Variant, " "); stage {
 	case "qk":
-		types["a"], types["w"] = e.Call.DType, e.Call.KVDType
+		types["a"], types["w"], types["o"] = e.Call.DType, e.Call.KVDType, "f32"
 	case "pv":
 		types["w"] = e.Call.KVDType
 	}
@@ -113,8 +113,10 @@ func (e *emitted) work() {
 		blocks := x.Total / heads
 		// flash.wgsl computes a block of all heads before the next: the last block first
 		// if the call is causal, else from the middle outwards.
-		n := min(1, blocks-1)
-		block := blocks/2 + n
+		block, n := min(keys/2/height, blocks-1), 0
+		if block > 0 && block < blocks-1 {
+			block, n = block+1, 1
+		}
 		if c.Causal {
 			n = (blocks - 1) / 2
 			block = blocks - 1 - n
