@@ -18,8 +18,6 @@ const (
 	decodeRows    = 16
 	decodeParts   = 4 // vec4 of a row's sums, see splitmerge.wgsl
 	decodeBuffers = 6 // storage buffers of decode.wgsl
-
-	everyMemory = 16 << 10 // bytes of workgroup memory of every WebGPU device
 )
 
 // decode is an attention call that runs as splits of the keys and a merge
@@ -88,61 +86,21 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	return x, x.cutter.Fits(x.all)
 }
 
-// variants sets the kernels. Where Q takes too much workgroup memory, a workgroup has fewer
-// rows.
+// variants sets the kernels.
 func (x *decode) variants() error {
-	c, kv := x.tiling, x.c.K.DType()
-	// A thread has a key of a tile and so many columns of the output.
-	threads := (c.Keys + 31) &^ 31
-	for x.rows*c.Lanes > threads { // a thread sums one class of one row
-		x.rows /= 2
+	kv, l := x.c.K.DType(), x.b.dev.Limits
+	el := cut.GranuleBytes / kv.Size()
+	x.wide = kv != backend.Q8 && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
+	k, bad := x.tiling.Decode(shaders.Decode{
+		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Wide: x.wide, Both: x.both(), Low: x.c.WeightType() != backend.F32,
+		Extra: x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), Rows: x.rows,
+	}, x.d.Dim, tune.AdapterOf(x.b.info), tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
+	if bad != "" {
+		return fmt.Errorf("decoding needs %s, %s has %d and %d: %w",
+			bad, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
 	}
-	el, sides := cut.GranuleBytes/kv.Size(), 1
-	wide := kv != backend.Q8 && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
-	if wide && el == 8 {
-		sides = min(x.rows, 2) // a thread has half of the rows and twice the columns
-	}
-	columns := ceil(c.Width, threads/sides)
-	ahead := 16 // keys, in at most as many registers
-	for ahead*columns > 16 {
-		ahead /= 2
-	}
-	k := shaders.Decode{
-		Expand: shaders.Full, In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Both: x.both(), Low: x.c.WeightType() != backend.F32,
-		Wide: wide, Full: x.d.Dim%(4*el) == 0 && (wide || kv == backend.Q8),
-		Extra: x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(),
-		Rows:  x.rows, Split: c.Split, BC: c.Keys, TX: c.Lanes, Stages: ceil(x.d.Dim, 4*el), Quads: c.Width / 4, Sides: sides, Ahead: ahead,
-	}
-	if x.b.info.Type == backend.CPU {
-		k.Expand = shaders.Registers // compiles in less time
-	}
-	// Values of q8 and of aligned 16-bit elements go through workgroup memory. More than 8
-	// words of them in registers would exceed 96 registers where the head size is 64.
-	if kv == backend.Q8 || wide && el == 8 {
-		pack, loads, words := 4, c.Width/4, 4 // keys of a word, loads of a row, words of a thread's load
-		if wide {
-			pack, loads, words = 2, c.Width/8, 8
-		}
-		for k.Ahead = 32; ; k.Ahead /= 2 {
-			// Every thread loads into registers without a branch: RADV delays loads behind one.
-			// With one load a thread, fewer keys would not save registers.
-			fits := words*ceil(k.Ahead/pack*loads, threads) <= 8 && shaders.Describe(k).WorkgroupMemory <= everyMemory
-			if c.Keys%k.Ahead == 0 && (fits || k.Ahead/pack*loads <= threads) {
-				break
-			}
-		}
-	}
-	d, l := shaders.Describe(k), &x.b.dev.Limits
-	if threads > int(l.MaxComputeInvocationsPerWorkgroup) || d.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) {
-		if x.rows > 1 && threads <= int(l.MaxComputeInvocationsPerWorkgroup) {
-			x.rows /= 2
-			return x.variants()
-		}
-		return fmt.Errorf("decoding needs %d threads and %d bytes of workgroup memory, %s has %d and %d: %w",
-			threads, d.WorkgroupMemory, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
-	}
-	x.splits, x.wide = k, wide
-	x.merge = shaders.SplitMerge{Split: c.Split, TX: c.Lanes, Quads: c.Width / 4}
+	x.splits, x.rows = k, k.Rows
+	x.merge = shaders.SplitMerge{Split: x.tiling.Split, TX: x.tiling.Lanes, Quads: x.tiling.Width / 4}
 	return nil
 }
 

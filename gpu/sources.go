@@ -16,23 +16,32 @@ import (
 // call runs it.
 type KernelSource = source.Source
 
-// emitLimits are those of common discrete GPUs. The time of a submission is so long that
-// ordinary calls take one.
+// emitLimits are those of common discrete GPUs.
 var emitLimits = gputypes.Limits{
 	MaxBufferSize: 1 << 40, MaxStorageBufferBindingSize: 1<<32 - 4, MaxStorageBuffersPerShaderStage: 16,
 	MaxComputeWorkgroupStorageSize: 48 << 10, MaxComputeInvocationsPerWorkgroup: 1024, MaxComputeWorkgroupsPerDimension: 65535,
 	MinStorageBufferOffsetAlignment: 32, MinUniformBufferOffsetAlignment: 64,
 }
 
-const emitBudget = time.Hour
+const emitBudget = time.Hour // of a submission: ordinary calls take one
 
 // KernelSources returns the kernels that calls like c may run on a discrete GPU with 48 KiB of
-// workgroup memory, without opening a device: all variants for prefill, the kernels of a split
-// and of the merge for decoding, and with staged those of QK, Softmax and PV. They use the
+// workgroup memory, without opening a device: all variants for prefill, the kernels of a split,
+// also that of NVIDIA's GPUs, and of the merge for decoding, and with staged those of QK, Softmax and PV. They use the
 // exp2 of the device, as where it is precise enough. c's operands need no memory. Errors are
 // those of Attention.
 func KernelSources(c *backend.Call, staged bool) ([]KernelSource, error) {
 	return kernelSources(c, staged, true)
+}
+
+// GradientSources is KernelSources for the gradients that g requests.
+func GradientSources(g *backend.Gradients) ([]KernelSource, error) {
+	s := newSources(true)
+	x, err := s.b.newGradients(g, backend.Meta)
+	for i := 0; err == nil && i < len(x.ops); i++ {
+		err = s.add("", x.ops[i])
+	}
+	return s.list, err
 }
 
 func kernelSources(c *backend.Call, staged, ownExp2 bool) ([]KernelSource, error) {
@@ -65,11 +74,16 @@ func (s *sources) attention(c *backend.Call) error {
 	}
 	c = parts[0] // the others have the same kernels
 	if s.b.decodes(c) {
-		x, err := s.b.newDecode(c)
-		if err != nil {
-			return err
+		for _, s.b.info.Device = range []string{"NVIDIA", ""} { // the names that the kernels depend on
+			x, err := s.b.newDecode(c)
+			if err == nil {
+				err = s.add("", x.op())
+			}
+			if err != nil {
+				return err
+			}
 		}
-		return s.add("", x.op())
+		return nil
 	}
 	a, err := s.b.newAttention(c)
 	if err != nil {

@@ -28,12 +28,14 @@ type Emission struct {
 	Q8      bool   `name:"q8" help:"With --emit: keys and values of 8-bit integers with a scale a row."`
 	Causal  bool   `name:"causal" help:"With --emit: hide later keys from a row."`
 	Staged  bool   `name:"staged" help:"With --emit: the kernels of QK, Softmax and PV."`
+	// Gradients selects other kernels than those of attention, as Staged does.
+	Gradients bool `name:"gradients" help:"With --emit: the kernels of the gradients of queries, keys and values."`
 }
 
 // check returns an error for flags that have no effect.
 func (e *Emission) check() error {
 	if *e != (Emission{}) && e.Emit == "" {
-		return flags.Usagef("--seq-q, --kv-heads, --q8, --causal and --staged select kernels for --emit DIR, which is missing")
+		return flags.Usagef("--seq-q, --kv-heads, --q8, --causal, --staged and --gradients select kernels for --emit DIR, which is missing")
 	}
 	return nil
 }
@@ -70,8 +72,10 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 		return nil, emittedCall{}, flags.Usagef("--seq-q is %d, it must be at least 1", e.SeqQ)
 	case e.Q8 && s.dim%4 != 0:
 		return nil, emittedCall{}, flags.Usagef("--dim is %d, it must be a multiple of 4 with --q8", s.dim)
-	case e.Q8 && e.Staged:
-		return nil, emittedCall{}, flags.Usagef("--q8 and --staged exclude each other: the stages take no q8 tensors")
+	case e.Q8 && (e.Staged || e.Gradients):
+		return nil, emittedCall{}, flags.Usagef("--q8 excludes --staged and --gradients, which take no q8 tensors")
+	case e.Staged && e.Gradients:
+		return nil, emittedCall{}, flags.Usagef("--staged and --gradients exclude each other")
 	}
 	if e.KVHeads > 0 {
 		kvHeads = e.KVHeads
@@ -98,8 +102,22 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 	return c, about, s.apply(c)
 }
 
-// name names a kernel of a call: the shader, the head size, the variant, the types, the
-// options and the lengths, such as flash-064-L-f32-causal-2048.
+// sources returns the kernels that the flags select for c.
+func (e *Emission) sources(c *backend.Call) ([]gpu.KernelSource, error) {
+	if !e.Gradients {
+		return gpu.KernelSources(c, e.Staged)
+	}
+	d := c.Dims()
+	g := &backend.Gradients{Call: *c, DO: c.O, DQ: c.Q, DK: c.K, DV: c.V}
+	var err error
+	if g.LSE, err = kernels.Meta(kernels.F32, kernels.Shape{d.Batch, d.Heads, d.SeqQ, 1}); err != nil {
+		return nil, err
+	}
+	return gpu.GradientSources(g)
+}
+
+// name names a kernel of a call: the shader, the head size, the variant, the types, the key
+// heads if there are fewer, the options and the lengths, such as flash-064-L-f32-kv4-causal-2048.
 func (e *emitted) name() string {
 	c := &e.Call
 	parts := []string{e.Kernel, fmt.Sprintf("%03d", c.Q[kernels.Dim])}
@@ -110,10 +128,16 @@ func (e *emitted) name() string {
 	}
 	variant := strings.NewReplacer("/", "-", " ", "-").Replace(e.Variant)
 	add(variant != "" && variant != "plain", variant)
-	rows, decodes := e.Constants["ROWS"]
-	add(decodes && e.Kernel == "decode", fmt.Sprintf("r%d", rows))
+	switch e.Kernel {
+	case "decode":
+		add(true, fmt.Sprintf("r%d", e.Constants["ROWS"]))
+		add(e.Constants["KT"] > 1, fmt.Sprintf("k%d", e.Constants["KT"]))
+	case "gradient":
+		add(true, []string{"dv", "dk", "dq"}[e.Constants["OF"]])
+	}
 	add(true, c.DType)
 	add(c.KVDType != c.DType, c.KVDType)
+	add(c.K[kernels.Heads] != c.Q[kernels.Heads], fmt.Sprintf("kv%d", c.K[kernels.Heads]))
 	add(c.Causal, "causal")
 	add(c.Mask, "mask")
 	add(c.Bias, "bias")
@@ -145,7 +169,7 @@ func (c *Command) emit(ctx context.Context, out *cli.Streams, shapes []shape) er
 		if err != nil {
 			return err
 		}
-		list, err := gpu.KernelSources(call, c.Staged)
+		list, err := c.sources(call)
 		if err != nil {
 			return err
 		}

@@ -26,26 +26,34 @@ func TestEmit(t *testing.T) {
 		work []simulated // of those that are named, without what depends on the source
 	}{
 		{"--seq 2k --heads 16 --dim 32,64", []string{"flash-032-L-f32-2048", "flash-064-L-registers-f32-2048", "attention-064-f32-2048"}, []simulated{
-			// 16 blocks of 128 rows. Workgroup 16 is the second of the first head: block 9,
-			// rows 1152 to 1279, of which 75 from row 16 * 75 on are checked.
-			{Name: "flash-064-L-f32-2048", Total: 256, Group: 16, Useful: 128 * 2048 * 2 * 64, Dim: 64, Seq: 2048, Rows: 75, Scale: 0.125, Data: f32},
-			{Name: "flash-032-M-f32-2048", Total: 512, Group: 16, Useful: 64 * 2048 * 2 * 32, Data: f32},
+			// 16 blocks of 128 rows. Workgroup 16 is the second of the first head: block 9.
+			{Name: "flash-064-L-f32-2048", Total: 256, Group: 16, Useful: 128 * 2048 * 2 * 64, First: 1152, Rows: 128, Data: f32},
+			{Name: "flash-032-M-f32-2048", Total: 512, Group: 16, Useful: 64 * 2048 * 2 * 32, First: 1088, Rows: 64, Data: f32},
 		}},
 		{"--seq 2k --heads 16 --dim 64 --dtype f32,bf16 --causal", []string{"flash-064-S-f32-causal-2048", "flash-064-M-bf16-causal-2048"}, []simulated{
 			// Block 8, rows 1024 to 1151, which see 1025 to 1152 keys.
-			{Name: "flash-064-L-f32-causal-2048", Total: 256, Group: 112, Useful: 128 * (1025 + 1152) / 2 * 2 * 64, Dim: 64, Seq: 2048, Rows: 10, Causal: true, Scale: 0.125, Data: f32},
-			{Name: "flash-064-L-bf16-causal-2048", Total: 256, Group: 112, Useful: 128 * (1025 + 1152) / 2 * 2 * 64, Data: bf16},
+			{Name: "flash-064-L-f32-causal-2048", Total: 256, Group: 112, Useful: 128 * (1025 + 1152) / 2 * 2 * 64, First: 1024, Rows: 128, Data: f32},
+			{Name: "flash-064-L-bf16-causal-2048", Total: 256, Group: 112, Useful: 128 * (1025 + 1152) / 2 * 2 * 64, First: 1024, Rows: 128, Data: bf16},
 		}},
 		{"--seq 256 --dim 64 --causal --alibi --mask --bias --softcap", []string{"flash-064-S-f32-causal-mask-bias-alibi-softcap-256"}, []simulated{
 			{Name: "flash-064-L-f32-causal-mask-bias-alibi-softcap-256", Total: 2, Group: 0, Useful: 128 * (129 + 256) / 2 * 2 * 64, Data: []string{"f32", "f32", "f32", "bool", "f32"}},
 		}},
-		{"--seq 16k --seq-q 1 --heads 32 --kv-heads 8 --dim 128 --q8", []string{"splitmerge-128-f32-q8-1x16384"}, []simulated{
-			// Splits of 1,024 keys of 8 heads, 4 rows each. A row of int8 has 4 bytes of scale.
-			{Name: "decode-128-r4-f32-q8-1x16384", Total: 512, Group: 256, Useful: 4 * 256 * 2 * 128, Bytes: 2 * 256 * 132, Data: []string{"f32", "q8", "q8"}},
+		{"--seq 16k --seq-q 1 --heads 32 --kv-heads 8 --dim 128 --q8", []string{"splitmerge-128-f32-q8-kv8-1x16384"}, []simulated{
+			// 64 splits of 256 keys of 8 heads, 4 rows each. A row of int8 has 4 bytes of scale.
+			{Name: "decode-128-r4-f32-q8-kv8-1x16384", Total: 512, Group: 32, Useful: 4 * 256 * 2 * 128, Bytes: 2 * 256 * 132, First: 8192, Rows: 256, Data: []string{"f32", "q8", "q8"}},
+		}},
+		{"--seq 1k --seq-q 1 --heads 4 --kv-heads 1 --dim 64 --dtype f16", []string{"decode-064-r4-f16-kv1-1x1024"}, []simulated{
+			{Name: "decode-064-r4-k2-f16-kv1-1x1024", Total: 4, Group: 2, Useful: 4 * 256 * 2 * 64, Bytes: 2 * 256 * 128, First: 512, Rows: 256, Data: []string{"f16", "f16", "f16"}},
 		}},
 		{"--seq 512 --dim 64 --dtype bf16 --staged", []string{"matmul-064-qk-L-bf16-512", "matmul-064-pv-S-bf16-512", "softmax-064-bf16-512"}, []simulated{
 			{Name: "matmul-064-qk-L-bf16-512", Total: 32, Group: 16, Useful: 512 * 512 * 64 / 32, Data: []string{"bf16", "bf16"}},
 			{Name: "matmul-064-pv-L-bf16-512", Total: 4, Group: 2, Useful: 512 * 512 * 64 / 4, Data: []string{"f32", "bf16"}},
+			{Name: "softmax-064-bf16-512", Total: 512, Group: 256, Bytes: 4 * 512, Data: []string{"bool"}},
+		}},
+		{"--seq 200 --heads 4 --kv-heads 2 --dim 80 --causal --gradients", []string{"delta-080-f32-kv2-causal-200", "convert-080-f32-kv2-causal-200"}, []simulated{
+			// Blocks of 96: the second of keys, which 104 to 9 rows see, of two query heads each, and of rows, which see 97 to 192 keys.
+			{Name: "gradient-080-dv-f32-kv2-causal-200", Total: 6, Group: 2, Useful: 2 * 80 * 2 * 96 * (9 + 104) / 2, First: 96, Rows: 96, Data: f32},
+			{Name: "gradient-080-dq-f32-kv2-causal-200", Total: 12, Group: 4, Useful: 3 * 80 * 96 * (97 + 192) / 2, First: 96, Rows: 96, Data: f32},
 		}},
 	} {
 		dir := filepath.Join(t.TempDir(), "new", "folder")
@@ -65,7 +73,7 @@ func TestEmit(t *testing.T) {
 			wgsl, err := os.ReadFile(base + ".wgsl")
 			spirv, err2 := os.ReadFile(base + ".spv")
 			clitest.NoError(t, errors.Join(err, err2))
-			if e.Kernel == "flash" || e.Kernel == "decode" || e.Kernel == "matmul" {
+			if slices.Contains([]string{"flash", "decode", "matmul", "softmax", "gradient"}, e.Kernel) {
 				checkSimulation(t, base)
 			}
 			if filepath.Base(base) != e.Name || !strings.Contains(out, e.Name+": ") || !strings.Contains(string(wgsl), "fn "+e.Entry+"(") ||
@@ -100,10 +108,7 @@ type simulated struct {
 	Params                []uint32
 	Args, Data            []string
 	Useful, Bytes         float64
-	Dim, Seq, Rows        int
-	Causal, Linear        bool
-	Out                   int
-	Scale                 float64
+	First, Rows           int
 }
 
 func readSimulated(t *testing.T, base string) (x simulated) {

@@ -23,30 +23,28 @@ type simulation struct {
 	Total  int      `json:"total"`  // workgroups
 	Group  int      `json:"group"`  // of them the one to simulate
 	Useful float64  `json:"useful"` // multiply-adds that its results take
-	Bytes  float64  `json:"bytes"`  // of keys and values that it reads, for decoding
-	// A Dim above 0 stands for plain or causal attention in float32, whose output can be
-	// checked: of Group·Rows and the Rows - 1 rows that follow, in the first head.
-	Dim    int     `json:"dim,omitempty"`
-	Seq    int     `json:"seq,omitempty"`
-	Rows   int     `json:"rows,omitempty"`
-	Causal bool    `json:"causal,omitempty"`
-	Scale  float64 `json:"scale,omitempty"`
+	Bytes  float64  `json:"bytes"`  // that it reads: of keys and values for decoding, of scores for softmax
+	// A Rows above 0 stands for a call without options but causal, of whose first head the
+	// workgroup computes the rows from First on: of the output, or of a gradient. For
+	// decoding they are the keys of its split, and the row is the first.
+	First int `json:"first,omitempty"`
+	Rows  int `json:"rows,omitempty"`
 }
 
 // simulate sets e's simulation and returns the kernel in CUDA, or "" for kernels without
 // multiply-adds to count and for the plain kernel.
 func (e *emitted) simulate() (string, error) {
-	if !slices.Contains([]string{"flash", "decode", "matmul"}, e.Kernel) {
+	if !slices.Contains([]string{"flash", "decode", "matmul", "softmax", "gradient"}, e.Kernel) {
 		return "", nil
 	}
 	metal, err := e.Metal()
 	if err != nil {
 		return "", err
 	}
-	types := map[string]string{"q": e.Call.DType, "k": e.Call.KVDType, "v": e.Call.KVDType, "mask": "bool"}
+	types := map[string]string{"q": e.Call.DType, "g": e.Call.DType, "o": e.Call.DType, "k": e.Call.KVDType, "v": e.Call.KVDType, "mask": "bool"}
 	switch stage, _, _ := strings.Cut(e.Variant, " "); stage {
 	case "qk":
-		types["a"], types["w"] = e.Call.DType, e.Call.KVDType
+		types["a"], types["w"], types["o"] = e.Call.DType, e.Call.KVDType, "f32"
 	case "pv":
 		types["w"] = e.Call.KVDType
 	}
@@ -90,36 +88,81 @@ func (e *emitted) work() {
 	heads, rows, keys, dim := c.Q[kernels.Heads], c.Q[kernels.Seq], c.K[kernels.Seq], c.Q[kernels.Dim]
 	x.Group = x.Total / 2
 	perGroup := func(n int) float64 { return float64(n) / float64(x.Total) }
+	// from sets which rows, or keys, of n the workgroup computes.
+	from := func(first, most, n int) {
+		if !c.Mask && !c.Bias && !c.ALiBi && !c.Softcap {
+			x.First, x.Rows = first, min(most, n-first)
+		}
+	}
 	switch e.Kernel {
 	case "matmul":
 		x.Useful = perGroup(heads * rows * keys * dim)
+	case "softmax":
+		x.Group = rows / 2 // of the first head
+		x.Bytes = float64(4 * c.pairs(x.Group, 1, false))
 	case "decode":
 		x.Useful, x.Bytes = perGroup(heads*rows*keys*2*dim), perGroup(int(e.Bindings[1].Bytes+e.Bindings[2].Bytes)) // k and v
+		// decode.wgsl computes all splits of a key head before the next head.
+		split, splits := int(e.Constants["SPLIT"]), x.Total/c.K[kernels.Heads]
+		if rows*heads/c.K[kernels.Heads] <= int(e.Constants["ROWS"]) {
+			x.Group = splits / 2
+			from(x.Group*split, split, keys)
+		}
 	case "flash":
 		height := int(e.Constants["TY"] * e.Constants["ROWS"])
 		blocks := x.Total / heads
 		// flash.wgsl computes a block of all heads before the next: the last block first
 		// if the call is causal, else from the middle outwards.
-		n := min(1, blocks-1)
-		block := blocks/2 + n
+		block, n := min(keys/2/height, blocks-1), 0
+		if block > 0 && block < blocks-1 {
+			block, n = block+1, 1
+		}
 		if c.Causal {
 			n = (blocks - 1) / 2
 			block = blocks - 1 - n
 		}
 		x.Group = n * heads
-		for i := block * height; i < min((block+1)*height, rows); i++ {
-			visible := keys
-			if c.Causal {
-				visible = i + 1 + keys - rows
-			}
-			x.Useful += float64(visible * 2 * dim)
+		x.Useful = float64(2 * dim * c.pairs(block*height, height, false))
+		from(block*height, height, rows)
+	case "gradient":
+		// gradient.wgsl computes the columns of a block in parts, and a block of all heads before
+		// the next: the last block of rows first.
+		byKeys, height, owners, n := e.Constants["KEYS"] == 1, int(e.Constants["OWNED"]), heads, rows
+		if byKeys {
+			owners, n = c.K[kernels.Heads], keys
 		}
-		// The rows that are checked are a part of the block.
-		part := (block + 1) * height / (x.Group + 1)
-		if c.DType == "f32" && c.KVDType == "f32" && !c.Mask && !c.Bias && !c.ALiBi && !c.Softcap && rows == keys && part > 1 && x.Group*part >= block*height {
-			x.Dim, x.Seq, x.Rows, x.Causal, x.Scale = dim, keys, part, c.Causal, c.Scale
+		blocks := (n + height - 1) / height
+		parts := x.Total / owners / blocks
+		block := blocks / 2
+		x.Group = block * owners * parts
+		if !byKeys {
+			block = blocks - 1 - block
+		}
+		products := []int{2, 3, 3}[e.Constants["OF"]]
+		x.Useful = float64(products*dim*c.pairs(block*height, height, byKeys)*heads/owners) / float64(parts)
+		from(block*height, height, n)
+	}
+}
+
+// pairs returns how many pairs of a row and a visible key there are in a head for n rows, or keys,
+// from first on.
+func (c *emittedCall) pairs(first, n int, byKeys bool) (pairs int) {
+	rows, keys := c.Q[kernels.Seq], c.K[kernels.Seq]
+	length, others := rows, keys
+	if byKeys {
+		length, others = keys, rows
+	}
+	for i := first; i < min(first+n, length); i++ {
+		switch {
+		case !c.Causal:
+			pairs += others
+		case byKeys:
+			pairs += rows - max(i-(keys-rows), 0)
+		default:
+			pairs += i + 1 + keys - rows
 		}
 	}
+	return pairs
 }
 
 // cuda returns the kernel in CUDA: Metal as gogpu's compiler writes it, with the substitutions

@@ -1,0 +1,99 @@
+package tune
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// Adapter is the kind of adapter that choices without a measurement depend on.
+type Adapter int
+
+// Kinds of adapters.
+const (
+	OtherGPU Adapter = iota
+	NVIDIA
+	Software // a driver without a GPU
+)
+
+// AdapterOf returns the kind of the adapter that info describes. Browsers hide the name of some.
+func AdapterOf(info backend.Info) Adapter {
+	switch {
+	case info.Type == backend.CPU:
+		return Software
+	case strings.Contains(strings.ToLower(info.Device+info.Driver), "nvidia"):
+		return NVIDIA
+	}
+	return OtherGPU
+}
+
+// twoKeys reports whether a thread of the decode kernel k computes two keys of a tile: each
+// element of Q that it reads serves both. By the compilers' counts this pays on NVIDIA's GPUs
+// for keys of 16 bits. AMD's compiler takes so many registers that fewer waves run; keys of f32
+// and q8 take too many on NVIDIA's as well. The threads that are left must be enough for
+// one class of one row each, and for values of four keys at once.
+func (t Tiling) twoKeys(k shaders.Decode, a Adapter) bool {
+	return a == NVIDIA && k.Wide && k.KV != shaders.F32 && t.Keys%64 == 0 && t.Width <= 2*t.Keys && k.Rows*t.Lanes <= t.Keys/2
+}
+
+// Decode completes k, a kernel of decoding that has the types and options of a call and the rows of a
+// workgroup, for queries of dim columns. Where Q takes too much workgroup memory, a workgroup has
+// fewer rows. If nothing fits the limits, bad is what one row takes.
+func (t Tiling) Decode(k shaders.Decode, dim int, a Adapter, l Limits) (_ shaders.Decode, bad string) {
+	k.Expand, k.KT, k.Sides = shaders.Full, 1, 1
+	if a == Software {
+		k.Expand = shaders.Registers // compiles in less time
+	}
+	if t.twoKeys(k, a) {
+		k.KT = 2
+	}
+	// A thread has KT keys of a tile and so many columns of the output.
+	threads := (t.Keys/k.KT + 31) &^ 31
+	for k.Rows*t.Lanes > threads { // a thread sums one class of one row
+		k.Rows /= 2
+	}
+	el := 4 // elements in 16 bytes
+	switch k.KV {
+	case shaders.F16, shaders.BF16:
+		el = 8
+	case shaders.Q8:
+		el = 16
+	}
+	if k.Wide && el == 8 {
+		k.Sides = min(k.Rows, 2) // a thread has half of the rows and twice the columns
+	}
+	columns := (t.Width*k.Sides + threads - 1) / threads
+	k.Ahead = 16 // keys, in at most as many registers
+	for k.Ahead*columns > 16 {
+		k.Ahead /= 2
+	}
+	k.Full = dim%(4*el) == 0 && (k.Wide || k.KV == shaders.Q8)
+	k.Split, k.BC, k.TX, k.Stages, k.Quads = t.Split, t.Keys, t.Lanes, (dim+4*el-1)/(4*el), t.Width/4
+	// Values of q8 and of aligned 16-bit elements go through workgroup memory. More than 8
+	// words of them in registers would exceed 96 registers where the head size is 64.
+	if k.KV == shaders.Q8 || k.Wide && el == 8 {
+		pack, loads, words := 4, t.Width/4, 4 // keys of a word, loads of a row, words of a thread's load
+		if k.Wide {
+			pack, loads, words = 2, t.Width/8, 8
+		}
+		for k.Ahead = 32; ; k.Ahead /= 2 {
+			// Every thread loads into registers without a branch: RADV delays loads behind one.
+			// With one load a thread, fewer keys would not save registers.
+			fits := words*((k.Ahead/pack*loads+threads-1)/threads) <= 8 && shaders.Describe(k).WorkgroupMemory <= safeMemory
+			if t.Keys%k.Ahead == 0 && (fits || k.Ahead/pack*loads <= threads) {
+				break
+			}
+		}
+	}
+	memory := shaders.Describe(k).WorkgroupMemory
+	switch {
+	case threads <= l.Threads && memory <= l.Memory:
+		return k, ""
+	case threads <= l.Threads && k.Rows > 1:
+		k.Rows /= 2
+		return t.Decode(k, dim, a, l)
+	}
+	return k, fmt.Sprintf("%d threads and %d bytes of workgroup memory", threads, memory)
+}
