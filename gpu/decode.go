@@ -141,7 +141,7 @@ func (x *decode) variants() error {
 		return fmt.Errorf("decoding needs %d threads and %d bytes of workgroup memory, %s has %d and %d: %w",
 			threads, d.WorkgroupMemory, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
 	}
-	x.splits, x.wide = k, wide
+	x.splits, x.wide = x.modded(k, false), wide
 	x.merge = shaders.SplitMerge{Split: c.Split, TX: c.Lanes, Quads: c.Width / 4}
 	return nil
 }
