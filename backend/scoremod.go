@@ -1,6 +1,9 @@
 package backend
 
-import "math"
+import (
+	"fmt"
+	"math"
+)
 
 // ScoreMod is a function of the program's own that replaces scores, like score_mod of PyTorch's
 // FlexAttention (Dong et al. 2024): s = f(s, batch, head, row, key).
@@ -15,8 +18,11 @@ type ScoreMod struct {
 	Go func(scores []float32, at Position)
 	// Derivative replaces scores, which are those before Go, by ∂f/∂s. Gradients need it.
 	Derivative func(scores []float32, at Position)
-	Values     []float32 // what f reads, such as slopes; constant during a call, without gradients
-	First      [4]int    // added to the batch, head, row and key of a position, as that of Dropout
+	// WGSL and WGSLDerivative do the same on GPUs: they are bodies of functions of one score,
+	// fn score_mod(score: f32, b: u32, h: u32, i: u32, j: u32) -> f32. See docs/score-mods.md.
+	WGSL, WGSLDerivative string
+	Values               []float32 // what f reads, such as slopes; constant during a call, without gradients
+	First                [4]int    // added to the batch, head, row and key of a position, as that of Dropout
 }
 
 // Position is the place of a span of scores in a call.
@@ -31,6 +37,14 @@ type Position struct {
 func (p *Problem) Position(b, h, i, j int) Position {
 	m := p.ScoreMod
 	return Position{m.First[Batch] + b, m.First[Heads] + h, m.First[Seq] + i + p.Visible.Offset, m.First[Dim] + j, m.Values}
+}
+
+// GoMod returns ErrUnsupported when p has a ScoreMod without the functions in Go.
+func (p *Problem) GoMod(gradients bool) error {
+	if m := p.ScoreMod; m != nil && (m.Go == nil || gradients && m.Derivative == nil) {
+		return fmt.Errorf("score mod: Go or Derivative is nil, which the CPU and checks call: %w", ErrUnsupported)
+	}
+	return nil
 }
 
 // ModHides reports whether the ScoreMod of p, if there is one, hides key j from row i.

@@ -26,8 +26,7 @@ import (
 // Errors: those of backend.Pinned.Pin, ErrClosed, and the context's.
 //
 // The threads take the tasks of several calls from one list, those of the longest calls first. Each call is divided
-// for as many threads as its share of the work is worth, so that one long sequence among many short ones keeps all of
-// them busy, and short ones are not divided at all.
+// for as many threads as its share of the work is worth: a long one keeps all busy, short ones are not divided.
 func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return be.do(ctx, "attention", func() error {
 		if len(calls) != 1 {
@@ -39,10 +38,10 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			return workers.Run(ctx, &b, b.floats, b.tasks, be.threads())
 		}
 		var pinned backend.Pinned
+		defer pinned.Unpin()
 		if err := pinCall(&pinned, calls[0]); err != nil {
 			return err
 		}
-		defer pinned.Unpin()
 		a, err := be.openAttention(calls[0], be.threads())
 		if err != nil {
 			return err
@@ -67,7 +66,7 @@ func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, err
 		p = be.newPlan(backend.NewPlan(c))
 		p.Path, p.Why = x.explain(c)
 		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
-		return nil
+		return c.GoMod(false)
 	})
 	return p, err
 }
@@ -79,10 +78,10 @@ func (be *Backend) newPlan(p backend.Plan) backend.Plan {
 	return p
 }
 
-// pinCall pins the operands of c.
+// pinCall pins the operands of c, to be unpinned after an error too.
 func pinCall(pinned *backend.Pinned, c *backend.Call) error {
 	out, in := c.Operands()
-	return pinned.Pin(nil, where, out[:], in[:])
+	return cmp.Or(pinned.Pin(nil, where, out[:], in[:]), c.GoMod(false))
 }
 
 // attention is one Attention call. Calls are pooled, so they do not allocate.

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"cmp"
 	"context"
 	"sync"
 
@@ -18,7 +19,7 @@ func (be *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 			c.Reset()
 			gradientPool.Put(c)
 		}()
-		if err := c.Open(g, be.kernels, be.threads()); err != nil {
+		if err := cmp.Or(g.GoMod(true), c.Open(g, be.kernels, be.threads())); err != nil {
 			return err
 		}
 		return c.Run(ctx, workers)
@@ -34,7 +35,7 @@ func (be *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (back
 		p = be.newPlan(backend.NewGradientsPlan(g))
 		x := backward.NewPlan(g, be.kernels, be.threads())
 		x.Describe(&p)
-		return nil
+		return g.GoMod(true)
 	})
 	return p, err
 }

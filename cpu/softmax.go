@@ -16,9 +16,8 @@ import (
 // [Backend.Scores]. Hidden keys give exactly 0 and their elements of s are not read; a row without a score above -Inf
 // becomes zeros with LSE -Inf, or its sink. Errors as for Attention.
 //
-// It makes three passes over the keys that a row sees: scores and their maximum,
-// powers and their sum, the division. The sum is kept lane by lane, from the first
-// key that the row sees on, so the bits of a row depend on the row alone.
+// It makes three passes over the keys that a row sees: scores and their maximum, powers and their sum, the
+// division. The sum is kept lane by lane from the first of these keys on: the bits of a row depend on it alone.
 func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	return be.do(ctx, "softmax", func() error {
 		return be.runScores(ctx, s, lse, p, 2*tile.BlockKeys+2*be.kernels.Lanes, softmaxRow)
@@ -41,6 +40,9 @@ const kernelKeys = 4096
 func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *backend.Problem, floats int, compute func(r row)) error {
 	j := be.newRowJob(s.Shape(), floats, compute)
 	defer j.release()
+	if err := p.GoMod(false); err != nil {
+		return err
+	}
 	j.problem, j.scores = p, new(tile.Scores)
 	layout := tile.Layout{Kernels: be.kernels, Dims: backend.Dims{Heads: j.heads, SeqQ: j.seq, SeqK: j.cols}}
 	j.scores.Open(&layout, p)
@@ -131,9 +133,8 @@ func (r *row) score(x []float32, key, n int) float32 {
 	return k.ScaleMax(x, 1, lanes)
 }
 
-// each calls f with elements [lo, hi) of the row of scores, at most some at a time, in memory whose
-// length is a multiple of Lanes: n elements from key on, followed by unspecified
-// ones. The n elements that f leaves are written back to the row.
+// each calls f with elements [lo, hi) of the row of scores, at most some at a time: n elements from key on, then
+// unspecified ones up to a multiple of Lanes. The n elements that f leaves are written back to the row.
 func (r *row) each(lo, hi, some int, f func(x []float32, key, n int)) {
 	s, k := &r.job.x[0], r.job.kernels
 	at, inPlace := s.Index(r.b, r.h, r.i), s.Stride[backend.Dim] == 1

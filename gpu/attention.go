@@ -225,13 +225,14 @@ func (a *attention) newCutter(buffers int) error {
 	a.cutter = a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
 	a.limit(a.cutter)
 	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
-	if a.table = nil; !a.HasTable() {
-		return nil
+	var pages []byte
+	if a.HasTable() {
+		pages = a.Pages.Bytes()
 	}
-	a.table = a.Pages.Bytes()
+	a.table = a.scoreOptions.table(pages)
 	if most := queue.MaxWindow(a.b.dev.Limits); uint64(len(a.table)) > most {
-		return fmt.Errorf("the table of %d batches of %d pages takes %d bytes, a binding holds %d: larger pages make it smaller: %w",
-			len(a.Pages.Table), a.Pages.Width, len(a.table), most, backend.ErrUnsupported)
+		return fmt.Errorf("the table of pages and of the score mod's values takes %d bytes, a binding holds %d: use larger pages or fewer values: %w",
+			len(a.table), most, backend.ErrUnsupported)
 	}
 	return nil
 }
@@ -256,7 +257,7 @@ func (a *attention) check(k shaders.Variant) error {
 // bind is that of the options for a chunk. It also sets where the pages of its batches are and
 // returns the window of their table, when kernels look pages up.
 func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
-	mask, bias, more = a.scoreOptions.bind(w, p.Box, a.cutter.Align, math.Log2E)
+	mask, bias, more = a.scoreOptions.bind(w, p, a.cutter.Align, math.Log2E)
 	if !a.HasTable() {
 		return mask, bias, more
 	}
@@ -265,7 +266,10 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 	if size&(size-1) == 0 {
 		w.PageBits = bits.TrailingZeros(uint(size))
 	}
-	return mask, bias, append(more, p.Table)
+	if a.values() != shaders.InTable {
+		more = append(more, p.Table)
+	}
+	return mask, bias, more
 }
 
 // storage describes how operands are stored and pages are found.

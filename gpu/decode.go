@@ -99,7 +99,7 @@ func (x *decode) variants() error {
 		return fmt.Errorf("decoding needs %s, %s has %d and %d: %w",
 			bad, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
 	}
-	x.splits, x.rows = k, k.Rows
+	x.splits, x.rows = x.modded(k, false), k.Rows
 	x.merge = shaders.SplitMerge{Split: x.tiling.Split, TX: x.tiling.Lanes, Quads: x.tiling.Width / 4}
 	return nil
 }

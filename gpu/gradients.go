@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/modtext"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
@@ -134,6 +135,13 @@ func (x *gradients) check() error {
 	if have := int(x.b.dev.Limits.MaxStorageBuffersPerShaderStage); have < gradientBuffers+when(apart, 2) {
 		return fmt.Errorf("two masks with a bias, or two biases with a mask: the kernel of their gradients has %d storage buffers, %s binds %d: %w",
 			gradientBuffers+2, x.b.info.Name, have, backend.ErrUnsupported)
+	}
+	if m := x.p.ScoreMod; m != nil && m.WGSLDerivative == "" {
+		return fmt.Errorf("score mod: WGSLDerivative is empty, which gradients on GPUs need: %w", backend.ErrUnsupported)
+	} else if m != nil {
+		if err := modtext.Check("the score mod's WGSLDerivative", m.WGSLDerivative); err != nil {
+			return err
+		}
 	}
 	if x.p.Slopes != nil && x.group > tableHeads {
 		return fmt.Errorf("%d query heads share a key head, the gradients with slopes take up to %d: %w", x.group, tableHeads, backend.ErrUnsupported)
@@ -291,11 +299,11 @@ func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads in
 	if x.b.info.Type == backend.CPU { // compiles in less time
 		expand, wide = shaders.Registers, false
 	}
-	s.kernel = shaders.Gradient{
+	s.kernel = s.modded(shaders.Gradient{
 		Expand: expand, In: shaders.Type(g.Q.DType()), KV: shaders.Type(g.K.DType()), DO: shaders.Type(g.DO.DType()), Vec: wide,
 		Full: wide && d.Dim%(4*gradientDepths) == 0 && d.ValueDim%(4*gradientDepths) == 0 && (of == shaders.DS || columns%s.tile.columns() == 0),
 		Both: s.both(), Paired: s.kinds() != tune.Pairs{}, Of: of, TX: s.tile.lanes, TY: s.tile.ty, QD: gradientDepths, JJ: s.tile.together,
-	}
+	}, of != shaders.DV)
 	return s, nil
 }
 
@@ -305,7 +313,7 @@ func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads in
 func (s *pass) add(chained bool, narrow func(box cut.Box) cut.Box, dispatch func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step), last func(p queue.Chunk) queue.Step) {
 	d, c := s.x.d, s.cutter
 	s.x.ops = append(s.x.ops, &queue.Op{
-		Cutter: c, Space: cut.Space(d.Batch, d.Heads, d.SeqQ, d.SeqK, 1), Chained: chained,
+		Cutter: c, Space: cut.Space(d.Batch, d.Heads, d.SeqQ, d.SeqK, 1), Chained: chained, Table: s.table(nil),
 		Sweep: func(box cut.Box, chunk int) queue.Sweep {
 			seen := narrow(box)
 			return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, Last: true, State: c.State(seen)}
@@ -320,7 +328,7 @@ func (s *pass) add(chained bool, narrow func(box cut.Box) cut.Box, dispatch func
 				KVHeads: ceil(p.Len(cut.Head), s.x.group), Group: s.x.group, AllKeys: d.SeqK, Dim: d.Dim, VDim: d.ValueDim,
 				Flags: when(!p.First, shaders.GoOn), Q: strides(q), K: strides(k), V: strides(v), O: strides(do), S: strides(info),
 			}
-			mask, bias, more := s.bind(w, p.Box, c.Align, 1)
+			mask, bias, more := s.bind(w, p, c.Align, 1)
 			windows := append([]cut.Window{q.Window, k.Window, v.Window, do.Window, info.Window, mask, bias, p.State}, more...)
 			step := queue.Step{Kernel: s.kernel, Params: w, Windows: windows}
 			dispatch(p, w, &step)

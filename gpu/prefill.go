@@ -66,7 +66,7 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	c.Granule, c.StateAbove = v.Keys, v.Split
 	c.AlignGranules()
 	loops := v.Loops(x.d.Dim, x.d.ValueDim, s.Pairs.Mask) + x.rounds(v.RowsByKeys())
-	c.Most[cut.Col] = cut.LongestChunk(v.Keys, loops, x.each*float64(v.Rows()*v.Keys), x.b.dev.ChunkWork(kernel))
+	c.Most[cut.Col] = cut.LongestChunk(v.Keys, loops, x.each*float64(v.Rows()*v.Keys), x.b.dev.ChunkWork(x.modded(kernel, false)))
 	x.rows = v.Rows()
 	x.leave(16 * uint64(v.Area(x.d.ValueDim)))
 	// A second area, for the state of chunks, at most doubles it.
@@ -80,7 +80,7 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 		return err.Error(), nil
 	}
 	x.path, x.why = "register-tiled WGSL, variant "+v.Name, why
-	x.kernel, x.keys, x.split, x.tiled = kernel, v.Keys, v.Split, true
+	x.kernel, x.keys, x.split, x.tiled = x.modded(kernel, false), v.Keys, v.Split, true
 	return "", nil
 }
 
@@ -103,10 +103,10 @@ func (x *prefill) plain(because string) error {
 	}
 	x.path, x.why = "plain WGSL", because
 	x.rows, x.keys = cut.Tile, cut.Tile
-	x.kernel = shaders.Attention{
+	x.kernel = x.modded(shaders.Attention{
 		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(x.c.K.DType()),
 		Paged: x.HasTable(), Both: x.both(), Low: x.c.WeightType() != backend.F32, DVB: blocks,
-	}
+	}, false)
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging and
 	// products of a stage, options, maxima, exponentials, and the blocks of columns.
 	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4*(1+4)+8*(2+2*4)) + 4*(1+4+4) + 10 + 4*(1+4+4) + blocks*(9+4*(1+4)+32*(3+4)) + x.rounds(16)

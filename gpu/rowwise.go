@@ -188,7 +188,7 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 		c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
 	}
 	return &queue.Op{
-		Cutter: c, Space: cut.Space(sh[0], sh[1], sh[2], sh[3], 1),
+		Cutter: c, Space: cut.Space(sh[0], sh[1], sh[2], sh[3], 1), Table: opts.table(nil),
 		// A row in chunks takes a pass for its sum and one for its weights.
 		Sweep: func(x cut.Box, chunk int) queue.Sweep {
 			w := queue.Sweep{Box: x, Chunk: chunk, Passes: 1}
@@ -215,9 +215,9 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 				S:     strides(sv), LSE: strides(lv),
 			}
 			v.Both = opts.both()
-			mask, bias, more := opts.bind(w, p.Box, c.Align, 1)
+			mask, bias, more := opts.bind(w, p, c.Align, 1)
 			return queue.Step{
-				Kernel: v, Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),
+				Kernel: opts.modded(v, false), Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),
 				Groups: rows(p.Box), Each: softmaxOps * float64(p.Len(cut.Col)),
 			}
 		},

@@ -2,10 +2,12 @@ package gpu
 
 import (
 	"cmp"
+	"encoding/binary"
 	"math"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -36,6 +38,42 @@ func (o *scoreOptions) both() shaders.Both {
 		return shaders.Apart
 	}
 	return shaders.Crossed
+}
+
+// values returns where the values of the score mod are: in a binding that the other options leave free.
+func (o *scoreOptions) values() shaders.Values {
+	switch p := o.p; {
+	case p.ScoreMod == nil || len(p.ScoreMod.Values) == 0:
+		return shaders.NoValues
+	case p.Mask.IsZero() && p.Blocks.IsZero() && o.both() == shaders.Neither:
+		return shaders.InMask
+	case p.Bias.IsZero() && p.Relative.IsZero() && o.both() == shaders.Neither:
+		return shaders.InBias
+	}
+	return shaders.InTable
+}
+
+// modded returns a kernel with the score mod, if there is one, and with slope also its derivative.
+func (o *scoreOptions) modded(v shaders.Variant, slope bool) shaders.Variant {
+	m := o.p.ScoreMod
+	if m == nil {
+		return v
+	}
+	k := shaders.Modded{Variant: v, Score: m.WGSL, Values: o.values()}
+	if slope {
+		k.Derivative = m.WGSLDerivative
+	}
+	return k
+}
+
+// table returns the contents of the table binding: pages, then values of the score mod.
+func (o *scoreOptions) table(pages []byte) []byte {
+	if o.values() != shaders.NoValues {
+		for _, x := range o.p.ScoreMod.Values {
+			pages = binary.LittleEndian.AppendUint32(pages, math.Float32bits(x))
+		}
+	}
+	return pages
 }
 
 // kinds returns the options that change the kernel's loops.
@@ -77,18 +115,34 @@ func (o *scoreOptions) rounds(groups int) int {
 
 // bind sets the parameters of the options for a box, with the places of the pair operands. It
 // returns the windows of mask, of bias and, where kernels have them, of blocks and relative.
-func (o *scoreOptions) bind(w *shaders.AttentionParams, x cut.Box, align uint64, sinks float64) (mask, bias cut.Window, more []cut.Window) {
+func (o *scoreOptions) bind(w *shaders.AttentionParams, c queue.Chunk, align uint64, sinks float64) (mask, bias cut.Window, more []cut.Window) {
+	x := c.Box
 	o.params(w, x, sinks)
+	if m := o.p.ScoreMod; m != nil {
+		w.ModBatch, w.ModHead = m.First[backend.Batch]+x.Lo[cut.Batch], m.First[backend.Heads]+x.Lo[cut.Head]
+		w.ModRow, w.ModKey = m.First[backend.Seq]+x.Lo[cut.Row]+o.p.Visible.Offset, m.First[backend.Dim]+x.Lo[cut.Col]
+		w.Values, w.ValuesAt = len(m.Values), int(c.Table.Size)/4-len(m.Values)
+	}
 	m, b := o.pairs.Mask.View(x, align), o.pairs.Bias.View(x, align)
 	blocks, relative := o.pairs.Blocks.View(x, align), o.pairs.Relative.View(x, align)
 	w.Mask, w.Bias, w.Blocked, w.Relative = strides(m), strides(b), strides(blocks), strides(relative)
 	switch o.both() {
 	case shaders.Apart:
-		return m.Window, b.Window, []cut.Window{blocks.Window, relative.Window}
+		mask, bias, more = m.Window, b.Window, []cut.Window{blocks.Window, relative.Window}
 	case shaders.Crossed:
-		return cmp.Or(m.Window, relative.Window), cmp.Or(b.Window, blocks.Window), nil
+		mask, bias = cmp.Or(m.Window, relative.Window), cmp.Or(b.Window, blocks.Window)
+	default:
+		mask, bias = cmp.Or(m.Window, blocks.Window), cmp.Or(b.Window, relative.Window)
 	}
-	return cmp.Or(m.Window, blocks.Window), cmp.Or(b.Window, relative.Window), nil
+	switch o.values() {
+	case shaders.InMask:
+		mask = c.Table
+	case shaders.InBias:
+		bias = c.Table
+	case shaders.InTable:
+		more = append(more, c.Table)
+	}
+	return mask, bias, more
 }
 
 // params sets the place of a box in the call, and the parameters of the options that are no
@@ -139,6 +193,8 @@ func scoreUnit(p *backend.Problem) float32 {
 	factor := p.Scale
 	if p.Softcap > 0 {
 		factor = p.Softcap
+	} else if p.ScoreMod != nil { // its results are scaled
+		factor = 1
 	}
 	return float32(math.Log2E * float64(factor))
 }

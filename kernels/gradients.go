@@ -118,8 +118,8 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 		return fmt.Errorf("k is q8, which has no gradients: use f32, f16 or bf16: %w", ErrUnsupported)
 	case c.opt.LowPrecision:
 		return fmt.Errorf("LowPrecision is set, but gradients are those of float32 weights: prepare the call without it: %w", ErrUnsupported)
-	case c.opt.ScoreMod != nil && c.opt.ScoreMod.Derivative == nil:
-		return fmt.Errorf("score mod: Derivative is nil, which gradients need: %w", ErrUnsupported)
+	case c.opt.ScoreMod != nil && c.opt.ScoreMod.Derivative == nil && c.opt.ScoreMod.WGSLDerivative == "":
+		return fmt.Errorf("score mod: Derivative is nil and WGSLDerivative empty, gradients need one: %w", ErrUnsupported)
 	case result.LSE.IsZero():
 		return fmt.Errorf("the result has no lse, which gradients need: set Options.LSE: %w", ErrOption)
 	case !d.Weights.IsZero():

@@ -197,8 +197,8 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 		return p, err
 	}
 	p.ScoreMod, p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = o.ScoreMod, o.ALiBi, o.Sinks, o.Dropout, o.LowPrecision
-	if m := p.ScoreMod; m != nil && m.Go == nil {
-		return p, fmt.Errorf("score mod: Go is nil, set the function that replaces scores: %w", ErrOption)
+	if m := p.ScoreMod; m != nil && m.Go == nil && m.WGSL == "" {
+		return p, fmt.Errorf("score mod: Go is nil and WGSL empty, set the function that replaces scores: %w", ErrOption)
 	}
 	for i, x := range p.Slopes {
 		if !(x >= -backend.MaxSlope && x <= backend.MaxSlope) {

@@ -96,12 +96,16 @@ fn load_$x(at: u32, d: u32) -> f32 {
     @unroll for (var r = 0u; r < 4u; r++) {
         let row = r0 + 4u * ty + r;
         var x = vec4<f32>(s[0u][r], s[1u][r], s[2u][r], s[3u][r]) * p.scale;
-        if ((p.flags & HAS_SOFTCAP) != 0u) { x = p.softcap * tanh_acc(x / p.softcap); }
         var shown = vec4<bool>(true);
+        @if(MOD == 1u) {
+            x = modified(x, batch, head, vec4<u32>(row), vec4<u32>(j0 + tx) + vec4<u32>(0u, 8u, 16u, 24u));
+            shown = !mod_hides(x);
+        }
+        if ((p.flags & HAS_SOFTCAP) != 0u) { x = p.softcap * tanh_acc(x / p.softcap); }
         if (check) {
             let i = i32(p.row0 + row);
             let key = vec4<i32>(tile + i32(tx)) + vec4<i32>(0, 8, 16, 24);
-            shown = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
+            shown = shown & (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
             if (row >= p.rows) { shown = vec4<bool>(false); }
             let w = added(shown, batch, head, row, j0 + tx, 8u, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
             shown = w.seen;
@@ -161,7 +165,7 @@ fn load_$x(at: u32, d: u32) -> f32 {
     @inline registers();
     if ((p.flags & GO_ON) != 0u) { @inline load_state(state_at); }
     @inline visible_keys();
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u;
+    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u || MOD == 1u;
 
     for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
         if ((p.flags & HAS_BLOCKS) != 0u) { @inline skip_tiles(); }

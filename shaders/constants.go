@@ -28,6 +28,9 @@ func constantsOf(v Variant) (all []namedConstant) {
 	if own, ok := v.(OwnExp2); ok {
 		return append([]namedConstant{{"EXP2", 1}}, constantsOf(own.Variant)...)
 	}
+	if m, ok := v.(Modded); ok {
+		return append([]namedConstant{{"MOD", 1}, {"VALUES", uint32(m.Values)}}, constantsOf(m.Variant)...)
+	}
 	x := reflect.ValueOf(v)
 	if _, custom := v.(Custom); custom || x.Kind() != reflect.Struct {
 		return nil

@@ -97,7 +97,9 @@ fn unit() -> f32 {
 fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
     var r: Scores;
     r.x = dots;
-    if ((p.flags & HAS_SOFTCAP) != 0u) { r.x = tanh_acc(dots * p.scale / p.softcap); }
+    @if(MOD == 1u) r.x = modified(dots * p.scale, b, h, vec4<u32>(row), vec4<u32>(j) + vec4<u32>(0u, 1u, 2u, 3u));
+    @if(MOD == 1u) let shown = !mod_hides(r.x);
+    if ((p.flags & HAS_SOFTCAP) != 0u) { r.x = capped(r.x); }
     r.seen = vec4<bool>(true);
     let i = i32(p.row0 + row);
     let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
@@ -107,6 +109,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     }
     if (check) {
         r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
+        @if(MOD == 1u) r.seen = r.seen & shown;
         let biased = (p.flags & HAS_BIAS) != 0u;
         let w = added(r.seen, b, h, row, j, 1u, biased);
         r.seen = w.seen;
@@ -346,7 +349,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     if (begin >= end) {
         return; // splitmerge.wgsl does not read this state
     }
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_DROPOUT)) != 0u;
+    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_DROPOUT)) != 0u || MOD == 1u;
 
     @inline stage_q();
 

@@ -96,6 +96,7 @@ var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][column/4]
 var<workgroup> shown: array<vec4<u32>, MN>; // [row/4][word]: bits of keys that a mask shows
 var<workgroup> special: atomic<u32>; // the last round in which v had a NaN or an infinity
+@if(MOD == 1u) var<workgroup> gaps: atomic<u32>; // 1 + the last tile in which the score mod hid a key
 
 // next_v loads what is element x, in vec4, of a turn over the keys of a step of v, which begin at j. Keys and
 // turns after the last are clamped, because steps are loaded ahead.
@@ -222,10 +223,26 @@ fn block_of(n: u32) -> u32 {
     }
 }
 
+// modify applies the score mod. A thread with a key that it hides sets check.
+@inline fn modify() {
+    var any = vec4<bool>(false);
+    @unroll for (var h = 0u; h < RV; h++) {
+        let row = vec4<u32>(r0 + ty * ROWS + 4u * h) + vec4<u32>(0u, 1u, 2u, 3u);
+        @unroll for (var j = 0u; j < KT; j++) {
+            s[j * RV + h] = modified(s[j * RV + h] * p.scale, batch, head, row, vec4<u32>(j0 + tx + TX * j));
+            any = any | mod_hides(s[j * RV + h]);
+        }
+    }
+    if (any.x || any.y || any.z || any.w) {
+        check = true;
+        atomicStore(&gaps, u32(tile) + 1u);
+    }
+}
+
 // bounded_scores applies softcap, and slopes unless there is a bias.
 @inline fn bounded_scores() {
     if (has(CAPPED, HAS_SOFTCAP)) {
-        @unroll for (var i = 0u; i < S4; i++) { s[i] = tanh_acc(s[i] * p.scale / p.softcap); }
+        @unroll for (var i = 0u; i < S4; i++) { s[i] = capped(s[i]); }
     }
     if (has(SLOPED, HAS_SLOPES) && !has(BIASES, HAS_BIAS)) {
         let slope = vec4<f32>(slope_of(batch, head));
@@ -242,9 +259,9 @@ fn block_of(n: u32) -> u32 {
 // hide sets most to the largest score of each row, and in hid a bit for each hidden score. It applies the other
 // options, unless all rows see all keys of the tile.
 @inline fn hide() {
+    hid[0] = 0u;
+    hid[1] = 0u;
     if (check) {
-        hid[0] = 0u;
-        hid[1] = 0u;
         @unroll for (var h = 0u; h < RV; h++) {
             let row = r0 + ty * ROWS + 4u * h;
             let i = vec4<i32>(i32(p.row0 + row)) + vec4<i32>(0, 1, 2, 3);
@@ -254,6 +271,7 @@ fn block_of(n: u32) -> u32 {
             @unroll for (var j = 0u; j < KT; j++) {
                 let key = vec4<i32>(tile + i32(tx + TX * j));
                 var w = Scores(s[j * RV + h], (key < from_key) | (key >= to_key));
+                @if(MOD == 1u) w.hidden = w.hidden | mod_hides(w.x);
                 @if(MASKS != 0u) if (has(MASKS, HAS_MASK)) {
                     let bits = shown[(ty * RV + h) * MW + j / (32u / TX)] >> vec4<u32>(tx);
                     w.hidden = w.hidden | ((bits & vec4<u32>(1u << (j % (32u / TX) * TX))) == vec4<u32>(0u));
@@ -368,6 +386,7 @@ fn block_of(n: u32) -> u32 {
 
     var round = 0u; // counts what is staged of v
     if (t == 0u) { atomicStore(&special, 0u); }
+    @if(MOD == 1u) if (t == 0u) { atomicStore(&gaps, 0u); }
     for (var part = from_split; part <= to_split; part++) {
         let part_from = max(begin, part * split_keys);
         let part_to = min(end, (part + 1) * split_keys);
@@ -375,12 +394,13 @@ fn block_of(n: u32) -> u32 {
             var mixed = false; // the block mask hides some pairs of the tile, but not all
             @if(PAIRED == 1u) { @inline skip_tiles(); }
             let j0 = u32(tile) - p.key0;
-            let check = paired_tiles || mixed || tile < all_from || tile + tile_keys > all_to;
+            var check = paired_tiles || mixed || tile < all_from || tile + tile_keys > all_to;
             @if(MASKS != 0u) { @inline stage_mask(); }
 
             var s: array<vec4<f32>, S4>; // [key][row/4]
             @unroll for (var i = 0u; i < S4; i++) { s[i] = vec4<f32>(0.0); }
             @if(QD == 0u) { @inline direct_scores(); } @else for (var d0 = 0u; d0 < p.dim; d0 += 4u * QD) { @inline scores(); }
+            @if(MOD == 1u) { @inline modify(); }
             @if(PAIRED == 1u) { @inline bounded_scores(); }
 
             var most: array<vec4<f32>, RV>;
@@ -390,6 +410,7 @@ fn block_of(n: u32) -> u32 {
             @if(QD != 0u) var vr: array<vec4<u32>, VN>;
             @if(AHEAD == 1u) { @inline load_v(j0, 0u); }
             @inline maxima();
+            @if(MOD == 1u) check = check || atomicLoad(&gaps) == u32(tile) + 1u;
             @inline weights();
 
             for (var c = 0u; c < STEPS; c++) {

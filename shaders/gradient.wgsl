@@ -204,11 +204,18 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
         hidden = !seen;
     }
     var slope = vec4<f32>(p.scale);
+    @if(MOD == 1u) {
+        let at_row = vec4<u32>(r0 + row);
+        let at_j = vec4<u32>(j) + vec4<u32>(step) * vec4<u32>(0u, 1u, 2u, 3u);
+        @if(OF != 0u) slope = derived(x * p.scale, batch, head, at_row, at_j) * p.scale;
+        x = modified(x * p.scale, batch, head, at_row, at_j);
+        hidden = hidden | mod_hides(x);
+    }
     var z = fma(x, vec4<f32>(p.unit), vec4<f32>(-lse));
     @if(PAIRED == 1u) {
         if ((p.flags & HAS_SOFTCAP) != 0u) {
-            x = tanh_acc(x * p.scale / p.softcap);
-            slope = fma(-x, x, vec4<f32>(1.0)) * p.scale;
+            x = capped(x);
+            slope = fma(-x, x, vec4<f32>(1.0)) * slope;
             z = fma(x, vec4<f32>(p.unit), vec4<f32>(-lse));
         }
         if (biased) { z = fma(x, vec4<f32>(p.unit), more * LOG2E) - lse; }
@@ -307,7 +314,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
             }
         }
     }
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u;
+    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u || MOD == 1u;
     let biased = (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u;
 
     if (t == 0u) {

@@ -91,6 +91,12 @@ type AttentionParams struct {
 	TableAt      int     // position of the first batch's pages in the table
 	PageBits     int     // log2 of page, 32 when page is not a power of 2
 	BatchHeads   int     // query heads of the box in all batches; flash only
+	ModBatch     int     // added to batch, head, row and key for the score mod
+	ModHead      int
+	ModRow       int
+	ModKey       int
+	Values       int     // of the score mod
+	ValuesAt     int     // position of the first in its binding
 	S            Strides // scores of the softmax stage
 	Q            Strides
 	K            Strides
@@ -107,7 +113,7 @@ type AttentionParams struct {
 }
 
 // Size implements Params.
-func (p *AttentionParams) Size() int { return 1264 }
+func (p *AttentionParams) Size() int { return 1296 }
 
 // Append implements Params.
 func (p *AttentionParams) Append(b []byte) []byte {
@@ -155,6 +161,14 @@ func (p *AttentionParams) Append(b []byte) []byte {
 	b = put32(b, uint32(p.TableAt))
 	b = put32(b, uint32(p.PageBits))
 	b = put32(b, uint32(p.BatchHeads))
+	b = put32(b, uint32(p.ModBatch))
+	b = put32(b, uint32(p.ModHead))
+	b = put32(b, uint32(p.ModRow))
+	b = put32(b, uint32(p.ModKey))
+	b = put32(b, uint32(p.Values))
+	b = put32(b, uint32(p.ValuesAt))
+	b = put32(b, 0)
+	b = put32(b, 0)
 	b = p.S.append(b)
 	b = p.Q.append(b)
 	b = p.K.append(b)

@@ -62,6 +62,7 @@ func Render(v Variant) (string, error) {
 			missing[d.name] = d.text
 		}
 	}
+	r.texts(v, missing)
 	r.join(head+functions, missing)
 	if r.err != nil {
 		return "", fmt.Errorf("shader %s: %w", v.Name(), r.err)
@@ -85,6 +86,7 @@ var (
 	shared    = regexp.MustCompile(`^var<workgroup> \w+: (?:array<)*(?:vec(\d))?[^,]*(.*);`)
 	group     = regexp.MustCompile(`@workgroup_size\((.*?)\)`)
 	index     = regexp.MustCompile(`\[([^\[\]]+)\]`)
+	ofMod     = regexp.MustCompile(`\b(values?|hidden)\s*\(`) // names that kernels have too
 	word      = regexp.MustCompile(`\.?\b[A-Za-z_]\w*`)
 )
 
@@ -92,7 +94,7 @@ var (
 func newRenderer(v Variant) *renderer {
 	f, common := sourceOf(v), sources()["common"]
 	r := &renderer{err: cmp.Or(common.err, f.err)}
-	r.Constants = map[string]uint32{"EXP2": 0, "BOTH": 0, "PAGED": 0, "EXTRA": 1} // unless v says otherwise
+	r.Constants = map[string]uint32{"EXP2": 0, "BOTH": 0, "PAGED": 0, "EXTRA": 1, "MOD": 0, "VALUES": 0} // unless v says otherwise
 	for _, c := range constantsOf(v) {
 		r.Constants[c.name] = c.value
 	}
@@ -142,6 +144,22 @@ func (r *renderer) join(text string, missing map[string]string) {
 			text := r.render(source)
 			r.join(text, missing)
 			r.out.WriteString(text + "\n")
+		}
+	}
+}
+
+// texts writes the functions of a score mod, after all that they may use. Names in them are not looked up.
+func (r *renderer) texts(v Variant, missing map[string]string) {
+	if own, ok := v.(OwnExp2); ok {
+		v = own.Variant
+	}
+	if m, ok := v.(Modded); ok {
+		r.join("mod_values mod_value mod_hidden precise_tanh precise_exp2", missing)
+		for _, f := range [][2]string{{"score_mod", m.Score}, {"score_derivative", m.Derivative}} {
+			if f[1] == "" {
+				continue
+			}
+			fmt.Fprintf(&r.out, "fn %s(score: f32, b: u32, h: u32, i: u32, j: u32) -> f32 {\n%s\n}\n", f[0], ofMod.ReplaceAllString(f[1], "mod_$1("))
 		}
 	}
 }

@@ -62,8 +62,13 @@ fn scores(r: Row, j: u32) -> Scores {
     let options = added(w.seen, r.b, r.h, r.i, j, 64u, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
     w.seen = options.seen;
     var factor = p.scale;
+    @if(MOD == 1u) {
+        w.x = modified(w.x * p.scale, r.b, r.h, vec4<u32>(r.i), vec4<u32>(j) + vec4<u32>(0u, 64u, 128u, 192u));
+        w.seen = w.seen & !mod_hides(w.x);
+        factor = 1.0;
+    }
     if ((p.flags & HAS_SOFTCAP) != 0u) {
-        w.x = tanh_acc(w.x * p.scale / p.softcap);
+        w.x = capped(w.x);
         factor = p.softcap;
     }
     w.x = fma(w.x, vec4<f32>(factor), options.y);

@@ -72,6 +72,9 @@ func sourceOf(v Variant) source {
 	if own, ok := v.(OwnExp2); ok {
 		v = own.Variant
 	}
+	if m, ok := v.(Modded); ok {
+		v = m.Variant
+	}
 	if c, ok := v.(Custom); ok {
 		return parse(c.WGSL, sources()["common"].parts)
 	}

@@ -199,6 +199,24 @@ type Custom struct{ Title, WGSL string }
 // OwnExp2 is a variant that computes exponentials by the device's exp2.
 type OwnExp2 struct{ Variant }
 
+// Modded is a variant with a score mod.
+type Modded struct {
+	Variant
+	Score, Derivative string // bodies of score_mod and, for gradients, score_derivative
+	Values            Values
+}
+
+// Values is where the values of a score mod are.
+type Values uint32
+
+// Values of Values.
+const (
+	NoValues Values = iota
+	InMask          // in the binding mask
+	InBias          // in the binding bias
+	InTable         // in the binding table
+)
+
 func (Attention) Name() string  { return "attention" }
 func (Flash) Name() string      { return "flash" }
 func (Decode) Name() string     { return "decode" }

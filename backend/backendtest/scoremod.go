@@ -11,8 +11,9 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// eachScore returns a score mod that calls f, and its derivative, for each score and key.
-func eachScore(f, derivative func(s float32, j int, at kernels.Position) float32, values []float32) *kernels.ScoreMod {
+// eachScore returns a score mod that calls f, and its derivative, for each score and key. wgsl has the same as
+// expressions.
+func eachScore(f, derivative func(s float32, j int, at kernels.Position) float32, values []float32, wgsl [2]string) *kernels.ScoreMod {
 	over := func(f func(s float32, j int, at kernels.Position) float32) func([]float32, kernels.Position) {
 		return func(scores []float32, at kernels.Position) {
 			for n, s := range scores {
@@ -20,7 +21,8 @@ func eachScore(f, derivative func(s float32, j int, at kernels.Position) float32
 			}
 		}
 	}
-	return &kernels.ScoreMod{Go: over(f), Derivative: over(derivative), Values: values}
+	return &kernels.ScoreMod{Go: over(f), Derivative: over(derivative), Values: values,
+		WGSL: "return " + wgsl[0] + ";", WGSLDerivative: "return " + wgsl[1] + ";"}
 }
 
 func derivativeOne(float32, int, kernels.Position) float32 { return 1 }
@@ -29,7 +31,7 @@ func derivativeOne(float32, int, kernels.Position) float32 { return 1 }
 func linearMod(slopes []float32) *kernels.ScoreMod {
 	return eachScore(func(s float32, j int, at kernels.Position) float32 {
 		return s + float32(at.Values[at.Head]*float32(j-at.Row))
-	}, derivativeOne, slopes)
+	}, derivativeOne, slopes, [2]string{"score + value(h) * f32(i32(j - i))", "1.0"})
 }
 
 // capMod is a softcap.
@@ -39,7 +41,7 @@ func capMod(c float32) *kernels.ScoreMod {
 	}, func(s float32, _ int, at kernels.Position) float32 {
 		cosh := math.Cosh(float64(s / at.Values[0]))
 		return float32(1 / (cosh * cosh))
-	}, []float32{c})
+	}, []float32{c}, [2]string{"value(0u) * precise_tanh(score / value(0u))", "1.0 - precise_tanh(score / value(0u)) * precise_tanh(score / value(0u))"})
 }
 
 // documentMod hides the keys of documents other than the row's. Values has the document of each key.
@@ -49,7 +51,7 @@ func documentMod(documents []float32) *kernels.ScoreMod {
 			return float32(math.Inf(-1))
 		}
 		return s
-	}, derivativeOne, documents)
+	}, derivativeOne, documents, [2]string{"select(hidden(), score, i < values() && value(i) == value(j))", "1.0"})
 }
 
 // placeMod reads all of a position.
@@ -57,7 +59,8 @@ func placeMod() *kernels.ScoreMod {
 	return eachScore(func(s float32, j int, at kernels.Position) float32 {
 		n := (at.Batch*5 + at.Head*3 + at.Row*7 + j) % len(at.Values)
 		return s*-0.75 + at.Values[max(n, -n)]
-	}, func(float32, int, kernels.Position) float32 { return -0.75 }, []float32{0.5, -1, 2, 0, 1.5, -2.5, 3})
+	}, func(float32, int, kernels.Position) float32 { return -0.75 }, []float32{0.5, -1, 2, 0, 1.5, -2.5, 3},
+		[2]string{"score * -0.75 + value(u32(abs(i32(b * 5u + h * 3u + i * 7u + j) % 7)))", "-0.75"})
 }
 
 // drawnMods are the score mods of random cases.
@@ -122,7 +125,7 @@ func builtIns(d kernels.Dims, opt kernels.Options) []builtIn {
 		{"alibi", alibi, linearMod(distances)},
 		{"relative bias", relative, eachScore(func(s float32, j int, at kernels.Position) float32 {
 			return s + at.Values[at.Head*all+j-(at.Row-first)+d.SeqQ-1]
-		}, derivativeOne, table)},
+		}, derivativeOne, table, [2]string{fmt.Sprintf("score + value(h * %du + j - i + %du)", all, first+d.SeqQ-1), "1.0"})},
 		{"softcap", with("softcap", func(c *Case) { c.Options.Softcap = 2 }), capMod(2)},
 		{"documents, softcap", with("documents, softcap", func(c *Case) {
 			c.Options.Softcap, c.Options.KSegments = 2, keys
@@ -168,14 +171,14 @@ func testScoreMods(t *testing.T, dev *kernels.Device) {
 	}
 	t.Run("large", func(t *testing.T) { // maxima of scores before the function would overflow
 		c := Case{Name: "large", Dims: dims(1, 2, 1, 70, 150, 16, 16), Seed: 3}
-		c.Options.ScoreMod = eachScore(func(s float32, _ int, _ kernels.Position) float32 { return s + 500 }, derivativeOne, nil)
+		c.Options.ScoreMod = eachScore(func(s float32, _ int, _ kernels.Position) float32 { return s + 500 }, derivativeOne, nil, [2]string{"score + 500.0", "1.0"})
 		testCase(t, dev, c, new(digests))
 	})
 	t.Run("visible keys alone", func(t *testing.T) {
 		c := Case{Name: "visible", Dims: dims(2, 2, 1, 70, 150, 16, 16), Seed: 4, Options: kernels.Options{Causal: true, Align: kernels.LowerRight, KLen: []int{150, 90}}}
 		c.Options.ScoreMod = eachScore(func(s float32, j int, at kernels.Position) float32 { // a table of distances ends at the diagonal
 			return s + at.Values[at.Row-j]
-		}, derivativeOne, make([]float32, 150))
+		}, derivativeOne, make([]float32, 150), [2]string{"score + value(i - j)", "1.0"})
 		testCase(t, dev, c, new(digests))
 		if implements[backend.Differentiator](dev) {
 			noError(t, CheckGradients(t, dev, c))
@@ -277,7 +280,7 @@ func testModRefused(t *testing.T, dev *kernels.Device) {
 	if !implements[backend.Differentiator](dev) {
 		return
 	}
-	on.opt.ScoreMod = &kernels.ScoreMod{Go: on.opt.ScoreMod.Go, Values: on.opt.ScoreMod.Values}
+	on.opt.ScoreMod = &kernels.ScoreMod{Go: on.opt.ScoreMod.Go, WGSL: on.opt.ScoreMod.WGSL, Values: on.opt.ScoreMod.Values}
 	x := on.forward(t)
 	_, err := x.backward(t)
 	says("Backward", "Derivative is nil", err)

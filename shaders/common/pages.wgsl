@@ -1,7 +1,7 @@
 // Where the rows of keys and values begin. A variant with PAGED = 1 reads them from pools of pages; the binding
-// table lists the pages of each batch in order.
+// table lists the pages of each batch in order, and then the values of the score mod if VALUES = 3.
 
-@if(PAGED == 1u) @binding var<storage, read> table: array<u32>;
+@if(max(PAGED, VALUES / 3u) == 1u) @binding var<storage, read> table: array<u32>;
 
 // page_of returns which page of a batch holds a key of the call.
 fn page_of(key: u32) -> u32 {

@@ -62,6 +62,14 @@ struct AttentionParams {
     table_at: u32, // position of the first batch's pages in the table
     page_bits: u32, // log2 of page, 32 when page is not a power of 2
     batch_heads: u32, // query heads of the box in all batches; flash only
+    mod_batch: u32, // added to batch, head, row and key for the score mod
+    mod_head: u32,
+    mod_row: u32,
+    mod_key: u32,
+    values: u32, // of the score mod
+    values_at: u32, // position of the first in its binding
+    pad0: u32,
+    pad1: u32,
     s: Strides, // scores of the softmax stage
     q: Strides,
     k: Strides,

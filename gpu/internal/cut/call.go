@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/modtext"
 )
 
 // MaxValueDim is the largest head size of values in one pass: the registers of a
@@ -17,8 +18,12 @@ type Pairs struct{ Mask, Blocks, Bias, Relative *Operand }
 // PairsOf returns the pair operands of p for scores of a shape [B, H, Sq, Sk].
 func PairsOf(p *backend.Problem, shape backend.Shape) (Pairs, error) {
 	none := new(Operand)
-	if p.ScoreMod != nil {
-		return Pairs{}, fmt.Errorf("a score mod runs on the CPU alone: %w", backend.ErrUnsupported)
+	if m := p.ScoreMod; m != nil && m.WGSL == "" {
+		return Pairs{}, fmt.Errorf("score mod: WGSL is empty, which GPUs compile: %w", backend.ErrUnsupported)
+	} else if m != nil {
+		if err := modtext.Check("the score mod's WGSL", m.WGSL); err != nil {
+			return Pairs{}, err
+		}
 	}
 	o := Pairs{none, none, none, none}
 	b, h, sq, sk := shape[0], shape[1], shape[2], shape[3]

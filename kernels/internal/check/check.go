@@ -47,6 +47,9 @@ func Results(ctx context.Context, read Read, d backend.Dims, subs []Sub, weights
 	if err != nil {
 		return Report{}, fmt.Errorf("CheckOptions.Rows is %d: %w", of.Rows, err)
 	}
+	if err := subs[0].GoMod(false); len(rows) > 0 && err != nil {
+		return Report{}, err
+	}
 	for _, at := range rows {
 		n := slices.IndexFunc(subs, func(s Sub) bool { return s.HasRow(at) })
 		if err := k.row(ctx, &subs[n], n, weights, at); err != nil {
@@ -313,6 +316,11 @@ func (k *checker) download(ctx context.Context, t backend.Tensor, at rowIndex, n
 // k and v, with float64.
 func Gradients(ctx context.Context, read Read, d backend.Dims, subs []Sub, grads [3]backend.Tensor, of Sample) (Report, error) {
 	k := checker{read: read, heads: map[headIndex]headData{}}
+	if len(subs) > 0 {
+		if err := subs[0].GoMod(true); err != nil {
+			return Report{}, err
+		}
+	}
 	n := 0
 	if !grads[0].IsZero() {
 		rows, err := of.draw(d)
