@@ -70,7 +70,7 @@ func InPlace(t *backend.Tensor, pages *backend.Pages) bool {
 func readInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
 	shape, f32 := t.Shape(), t.DType() == backend.F32
 	d := shape[backend.Dim]
-	return d%k.Lanes == 0 && d*t.DType().Size()%16 == 0 && t.Strides()[backend.Dim] == 1 && (f32 || !k.KeyLanes) &&
+	return d%k.Lanes == 0 && k.Reads(t.DType()) && d*t.DType().Size()%16 == 0 && t.Strides()[backend.Dim] == 1 &&
 		(!f32 || view.InPlace(t)) && (pages == nil || shape[backend.Seq]%k.Lanes == 0)
 }
 

@@ -84,6 +84,9 @@ func (x *Kernels) Mix(e backend.DType, o []float32, ldo int, runs []Run, ldv int
 	}
 }
 
+// Reads reports whether Dots and Mix take rows of type e.
+func (x *Kernels) Reads(e backend.DType) bool { return e == F32 || x.dots[e] != nil }
+
 // HasFixed reports whether Dots takes Fixed.
 func (x *Kernels) HasFixed() bool { return x.dots[Fixed] != nil }
 

@@ -117,6 +117,9 @@ func (o *Call) Collect(bound bool) {
 // computes LSE.
 func Slices(c *backend.Call) ([]*backend.Call, error) {
 	dv := c.V.Shape()[backend.Dim]
+	if err := Stored(c.V.DType()); err != nil {
+		return nil, err
+	}
 	if dv <= MaxValueDim {
 		return []*backend.Call{c}, nil
 	}
@@ -141,6 +144,14 @@ func Slices(c *backend.Call) ([]*backend.Call, error) {
 		calls = append(calls, &part)
 	}
 	return calls, nil
+}
+
+// Stored returns ErrUnsupported for a type that no kernel reads.
+func Stored(dtype backend.DType) error {
+	if dtype == backend.Q4 {
+		return fmt.Errorf("no GPU kernel reads q4: store keys and values as q8, f16 or bf16: %w", backend.ErrUnsupported)
+	}
+	return nil
 }
 
 // Storage names the types of a call's operands.
