@@ -12,9 +12,9 @@ func TestQuantise(t *testing.T) {
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
 	read := func(row ...float32) []float32 {
 		data := make([]byte, Q8.Row(len(row)))
-		QuantiseQ8(data, row)
+		Q8.Quantise(data, row)
 		got := make([]float32, len(row))
-		DequantiseQ8(got, data)
+		Q8.Dequantise(got, data)
 		return got
 	}
 	for _, c := range []struct {
@@ -84,11 +84,11 @@ func TestQuantiseQ4(t *testing.T) {
 		for i, x := range c.row {
 			row[32+i] = x
 		}
-		QuantiseQ4(data, row)
+		Q4.Quantise(data, row)
 		if got := string(data[18:]); got != c.bytes {
 			t.Errorf("%s: bytes are % x, should be % x", c.name, got, c.bytes)
 		}
-		DequantiseQ4(row, data)
+		Q4.Dequantise(row, data)
 		for i, x := range row {
 			w := c.want[i-32]
 			if c.want[31] != c.want[31] && i >= 32 {
@@ -142,13 +142,13 @@ func TestQ8Tensors(t *testing.T) {
 	if x.Strides() != (Strides{3 * 5 * 12, 5 * 12, 12, 1}) || x.Offset() != 4 || x.Bytes() != 2*3*5*12 || !x.IsContiguous() {
 		t.Errorf("strides %v, offset %d, %d bytes, contiguous %t", x.Strides(), x.Offset(), x.Bytes(), x.IsContiguous())
 	}
-	rows, err := x.Q8Rows()
+	rows, err := x.QuantisedRows()
 	if err != nil || len(rows) != 360 {
 		t.Errorf("%d bytes of rows, %v", len(rows), err)
 	}
 	head, err := x.Slice(Heads, 1, 2)
 	noError(t, err)
-	if rows, err = head.Q8Rows(); err != nil || len(rows) != 300 {
+	if rows, err = head.QuantisedRows(); err != nil || len(rows) != 300 {
 		t.Errorf("%d bytes from the second head's first scale on, %v", len(rows), err)
 	}
 	next, err := x.Slice(Heads, 2, 3)

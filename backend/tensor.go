@@ -112,10 +112,10 @@ func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 // HostBool is HostF32 for a mask; true means visible.
 func HostBool(data []bool, shape Shape) (Tensor, error) { return hostTensor(data, Bool, shape) }
 
-// HostQ8 is HostF32 for rows in the format of [QuantiseQ8].
+// HostQ8 is HostF32 for rows in the format of [DType.Quantise].
 func HostQ8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q8, shape) }
 
-// HostQ4 is HostF32 for rows in the format of [QuantiseQ4].
+// HostQ4 is HostF32 for rows in the format of [DType.Quantise].
 func HostQ4(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q4, shape) }
 
 func hostTensor[T float32 | uint16 | bool | byte](data []T, dtype DType, shape Shape) (Tensor, error) {
@@ -320,15 +320,12 @@ func (t Tensor) Bits() ([]uint16, error) { return hostSlice[uint16](t, F16, BF16
 // Bools is Float32s for a Bool tensor.
 func (t Tensor) Bools() ([]bool, error) { return hostSlice[bool](t, Bool) }
 
-// Q8Rows is Float32s for a Q8 tensor, from the scale of its first row on. [DequantiseQ8]
-// reads a row.
-func (t Tensor) Q8Rows() ([]byte, error) {
+// QuantisedRows is Float32s for a Q8 or Q4 tensor, from the scale of its first row on.
+// [DType.Dequantise] reads a row.
+func (t Tensor) QuantisedRows() ([]byte, error) {
 	t.offset -= t.dtype.Lead()
-	return hostSlice[byte](t, Q8)
+	return hostSlice[byte](t, Q8, Q4)
 }
-
-// Q4Rows is Float32s for a Q4 tensor. [DequantiseQ4] reads a row.
-func (t Tensor) Q4Rows() ([]byte, error) { return hostSlice[byte](t, Q4) }
 
 func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {
 	if !slices.Contains(want, t.dtype) {

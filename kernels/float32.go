@@ -133,11 +133,8 @@ func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, s
 
 // encode writes data to a contiguous tensor in host memory, of dtype F16, BF16, Q8 or Q4.
 func encode(host Tensor, data []float32) error {
-	switch host.DType() {
-	case Q8:
-		return eachRow(host.Q8Rows, host, data, func(row []float32, stored []byte) { QuantiseQ8(stored, row) })
-	case Q4:
-		return eachRow(host.Q4Rows, host, data, func(row []float32, stored []byte) { QuantiseQ4(stored, row) })
+	if dtype := host.DType(); dtype.Quantised() {
+		return eachRow(host, data, func(row []float32, stored []byte) { dtype.Quantise(stored, row) })
 	}
 	bits, err := host.Bits()
 	for i := range bits {
@@ -147,8 +144,8 @@ func encode(host Tensor, data []float32) error {
 }
 
 // eachRow calls f with the numbers of each row of a Q8 or Q4 tensor in host memory.
-func eachRow(stored func() ([]byte, error), host Tensor, numbers []float32, f func(row []float32, stored []byte)) error {
-	rows, err := stored()
+func eachRow(host Tensor, numbers []float32, f func(row []float32, stored []byte)) error {
+	rows, err := host.QuantisedRows()
 	cols, stride := host.Shape()[Dim], host.Strides()[Seq]
 	for ; err == nil && len(numbers) > 0; numbers, rows = numbers[cols:], rows[stride:] {
 		f(numbers[:cols], rows)
@@ -182,10 +179,8 @@ func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 			}
 		}
 		return out, err
-	case Q8:
-		return out, eachRow(host.Q8Rows, host, out, DequantiseQ8)
-	case Q4:
-		return out, eachRow(host.Q4Rows, host, out, DequantiseQ4)
+	case Q8, Q4:
+		return out, eachRow(host, out, t.DType().Dequantise)
 	}
 	bits, err := host.Bits()
 	for i, b := range bits {

@@ -101,25 +101,16 @@ func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 	}
 }
 
-// quantised are the functions that write and read a row.
-func quantised(dtype backend.DType) (write func([]byte, []float32), read func([]float32, []byte)) {
-	if dtype == backend.Q4 {
-		return backend.QuantiseQ4, backend.DequantiseQ4
-	}
-	return backend.QuantiseQ8, backend.DequantiseQ8
-}
-
 // quantise rounds rows to Q8 or Q4 until they no longer change. Once is not enough: 127 times a scale, divided by
 // 127, may differ from the scale in its last bit.
 func (o *operand) quantise() {
 	n := o.shape[3]
 	row, before := make([]byte, o.dtype.Row(n)), make([]float32, n)
-	write, read := quantised(o.dtype)
 	for i := 0; i < len(o.data); i += n {
 		for x := o.data[i : i+n]; !slices.Equal(before, x) && x[0] == x[0]; {
 			copy(before, x)
-			write(row, x)
-			read(x, row)
+			o.dtype.Quantise(row, x)
+			o.dtype.Dequantise(x, row)
 		}
 	}
 }
@@ -161,9 +152,8 @@ func putQuantised(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat 
 	}
 	size = (size + 1 + 8 + 35) / 36 * 36 // some slack after the last row
 	mem := bytes.Repeat([]byte{0xff}, size)
-	write, _ := quantised(o.dtype)
 	for i := 0; i < len(o.data); i += n {
-		write(mem[offset+index(i/n*wide[3], wide, st):], o.data[i:i+n])
+		o.dtype.Quantise(mem[offset+index(i/n*wide[3], wide, st):], o.data[i:i+n])
 	}
 	one := size - o.dtype.Lead() // elements of a row of all bytes
 	if o.dtype == backend.Q4 {
@@ -391,11 +381,7 @@ func (f flat) gapsOfQuantised(t *testing.T, dev *kernels.Device) {
 	dtype, wide := f.view.DType(), f.view.Shape()
 	host := must(backend.AllocHost(dtype, f.all.Shape()))(t)
 	noError(t, dev.Download(t.Context(), host, f.all))
-	rows := host.Q8Rows
-	if dtype == backend.Q4 {
-		rows = host.Q4Rows
-	}
-	mem := must(rows())(t)
+	mem := must(host.QuantisedRows())(t)
 	wide[3] = dtype.Row(wide[3])
 	mine := make([]bool, len(mem))
 	for i := range wide.Elements() {

@@ -122,7 +122,7 @@ func TestDecodeNarrow(t *testing.T) {
 						Load(kernels, Q4, wide, d, blocks, ld, n, d)
 						want := make([]float32, d)
 						for r := range n {
-							backend.DequantiseQ4(want, blocks[r*ld:])
+							Q4.Dequantise(want, blocks[r*ld:])
 							within(t, kernels.Tier+", q4", wide[r*d:(r+1)*d], want, 0)
 						}
 						if x.Reads(Q4) {

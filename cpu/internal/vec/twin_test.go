@@ -370,7 +370,7 @@ func row(e backend.DType, p *byte, first, n int) []float32 {
 			out[i] = scale * float32(x)
 		}
 	case Q4:
-		backend.DequantiseQ4(out, unsafe.Slice((*byte)(unsafe.Add(at, first)), Q4.Row(n)))
+		Q4.Dequantise(out, unsafe.Slice((*byte)(unsafe.Add(at, first)), Q4.Row(n)))
 	default:
 		decode := f16
 		if e == BF16 {

@@ -452,13 +452,13 @@ func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul 
 // For Q8 src begins with the scale of the first row, and lds is in bytes, as it is for Q4.
 func Load[T uint16 | byte](x *Kernels, e backend.DType, dst []float32, ldd int, src []T, lds, rows, cols int) {
 	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+e.Row(cols)-1]
-	if x.load[e] == nil {
-		for r := range rows {
-			backend.DequantiseQ4(dst[r*ldd:][:cols], any(src[r*lds:]).([]byte))
-		}
+	if x.load[e] != nil {
+		x.load[e](&dst[0], 4*ldd, (*byte)(unsafe.Pointer(&src[0])), e.Size()*lds, rows, cols/x.Lanes)
 		return
 	}
-	x.load[e](&dst[0], 4*ldd, (*byte)(unsafe.Pointer(&src[0])), e.Size()*lds, rows, cols/x.Lanes)
+	for r := range rows {
+		e.Dequantise(dst[r*ldd:][:cols], any(src[r*lds:]).([]byte))
+	}
 }
 
 // StoreF16 rounds src to binary16, to nearest even. The length of src is a

@@ -173,11 +173,8 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	case backend.F32:
 		CopyElements(v.F32[i:], step, row, 1, len(row))
 		return
-	case backend.Q8:
-		backend.QuantiseQ8(v.Bytes[i:i+v.DType.Row(len(row))], row)
-		return
-	case backend.Q4:
-		backend.QuantiseQ4(v.Bytes[i:i+v.DType.Row(len(row))], row)
+	case backend.Q8, backend.Q4:
+		v.DType.Quantise(v.Bytes[i:i+v.DType.Row(len(row))], row)
 		return
 	}
 	if whole := len(row) / k.Lanes * k.Lanes; whole > 0 && step == 1 && v.DType == backend.F16 {
