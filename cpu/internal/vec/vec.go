@@ -454,9 +454,8 @@ func Load[T uint16 | byte](x *Kernels, e backend.DType, dst []float32, ldd int, 
 	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+e.Row(cols)-1]
 	if x.load[e] != nil {
 		x.load[e](&dst[0], 4*ldd, (*byte)(unsafe.Pointer(&src[0])), e.Size()*lds, rows, cols/x.Lanes)
-		return
 	}
-	for r := range rows {
+	for r := 0; x.load[e] == nil && r < rows; r++ {
 		e.Dequantise(dst[r*ldd:][:cols], any(src[r*lds:]).([]byte))
 	}
 }

@@ -117,14 +117,11 @@ func (o *Call) Collect(bound bool) {
 // computes LSE.
 func Slices(c *backend.Call) ([]*backend.Call, error) {
 	dv := c.V.Shape()[backend.Dim]
-	if err := Stored(c.V.DType()); err != nil {
-		return nil, err
-	}
 	if dv <= MaxValueDim {
-		return []*backend.Call{c}, nil
+		return []*backend.Call{c}, Stored(c.V.DType())
 	}
-	if c.V.DType() == backend.Q8 {
-		return nil, fmt.Errorf("v of q8 has head size %d, the fused kernel takes up to %d of q8: store v as f16 or bf16: %w", dv, MaxValueDim, backend.ErrUnsupported)
+	if c.V.DType().Quantised() {
+		return nil, fmt.Errorf("v of %v has head size %d, the fused kernel takes up to %d of q8: store v as f16 or bf16: %w", c.V.DType(), dv, MaxValueDim, backend.ErrUnsupported)
 	}
 	n := (dv + MaxValueDim - 1) / MaxValueDim
 	width := AlignUp((dv+n-1)/n, Tile)
