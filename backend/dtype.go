@@ -3,6 +3,7 @@ package backend
 import (
 	"math"
 
+	"github.com/seed90331342/attn/backend/internal/quantise"
 	"github.com/x448/float16"
 )
 
@@ -20,6 +21,11 @@ const (
 	// multiple of 4; strides and offsets are in bytes and multiples of 4. The offset is
 	// that of the first integer, not of its scale.
 	Q8
+	// Q4 is ggml's q4_0: 18 bytes for each 32 elements of a row, x = scale·(n-8). The first 2
+	// are the scale, a little-endian float16; in byte i of the others, the lower 4 bits are n
+	// of element i and the upper 4 that of element 16+i. Only keys and values have it. D is a
+	// multiple of 32; strides, except the last, and offsets are in bytes and even.
+	Q4
 )
 
 type dtypeInfo struct {
@@ -28,7 +34,7 @@ type dtypeInfo struct {
 	roundoff float64
 }
 
-var dtypes = [...]dtypeInfo{F32: {"f32", 4, 0x1p-24}, F16: {"f16", 2, 0x1p-11}, BF16: {"bf16", 2, 0x1p-8}, Bool: {"bool", 1, 0}, Q8: {"q8", 1, 0}}
+var dtypes = [...]dtypeInfo{F32: {"f32", 4, 0x1p-24}, F16: {"f16", 2, 0x1p-11}, BF16: {"bf16", 2, 0x1p-8}, Bool: {"bool", 1, 0}, Q8: {"q8", 1, 0}, Q4: {"q4", 1, 0}}
 
 func (d DType) info() dtypeInfo {
 	if int(d) < len(dtypes) {
@@ -37,25 +43,40 @@ func (d DType) info() dtypeInfo {
 	return dtypeInfo{name: "dtype?", size: 1}
 }
 
-// Size returns the size of an element in bytes; for Q8 without the scale.
+// Size returns the size of an element in bytes; for Q8 without the scale, for Q4
+// that of the unit of offsets, a byte.
 func (d DType) Size() int { return d.info().size }
 
 // Contiguous returns the strides of a tensor of shape s stored row by row, and the offset of
 // its first element.
 func (d DType) Contiguous(s Shape) (st Strides, offset int) {
-	if d != Q8 {
-		return s.Contiguous(), 0
+	row := d.Row(s[Dim])
+	return Strides{s[Heads] * s[Seq] * row, s[Seq] * row, row, 1}, d.Lead()
+}
+
+// Row returns the least distance between rows of dim elements, in the units of strides; for Q8
+// with the scale.
+func (d DType) Row(dim int) int {
+	if d == Q4 {
+		return dim / quantise.Q4Values * quantise.Q4Bytes
 	}
-	row := s[Dim] + q8Lead
-	return Strides{s[Heads] * s[Seq] * row, s[Seq] * row, row, 1}, q8Lead
+	return dim + d.Lead()
+}
+
+// Lead returns the bytes before the first element of a row that belong to it: 4 for Q8, else 0.
+func (d DType) Lead() int {
+	if d == Q8 {
+		return quantise.Q8Lead
+	}
+	return 0
 }
 
 // Bytes returns the size of a tensor of shape s stored row by row, or -1 when [Shape.Elements]
 // is -1.
 func (d DType) Bytes(s Shape) int64 {
 	n := int64(s.Elements())
-	if n > 0 && d == Q8 {
-		return n + n/int64(s[Dim])*q8Lead
+	if n > 0 {
+		n = n / int64(s[Dim]) * int64(d.Row(s[Dim]))
 	}
 	return n * int64(d.Size())
 }
@@ -63,12 +84,15 @@ func (d DType) Bytes(s Shape) int64 {
 // Float reports whether d is a floating point type.
 func (d DType) Float() bool { return d <= BF16 }
 
-// String returns the name on the command line: f32, f16, bf16, bool, q8.
+// Quantised reports whether d is Q8 or Q4.
+func (d DType) Quantised() bool { return d == Q8 || d == Q4 }
+
+// String returns the name on the command line: f32, f16, bf16, bool, q8, q4.
 func (d DType) String() string { return d.info().name }
 
 // UnitRoundoff returns u, half the distance between 1 and the next larger number of type d:
-// 2^-24, 2^-11, 2^-8. It is 0 for Bool, which is exact, and for Q8, whose steps depend on the
-// row.
+// 2^-24, 2^-11, 2^-8. It is 0 for Bool, which is exact, and for Q8 and Q4, whose steps depend
+// on the row.
 func (d DType) UnitRoundoff() float64 { return d.info().roundoff }
 
 // Encode returns the bits of x as an F16 or BF16 number, rounded to nearest even; NaN remains

@@ -90,7 +90,7 @@ func NewTensor(m *Memory, dtype DType, shape Shape) (Tensor, error) {
 	}
 	t := Tensor{mem: m, dtype: dtype, shape: shape}
 	t.strides, t.offset = dtype.Contiguous(shape)
-	return t, t.checkQ8()
+	return t, t.checkRows()
 }
 
 // Meta returns a tensor that has a dtype and a shape but no memory, for [Backend.Plan] and
@@ -112,15 +112,17 @@ func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 // HostBool is HostF32 for a mask; true means visible.
 func HostBool(data []bool, shape Shape) (Tensor, error) { return hostTensor(data, Bool, shape) }
 
-// HostQ8 is HostF32 for rows in the format of [QuantiseQ8].
+// HostQ8 is HostF32 for rows in the format of [DType.Quantise].
 func HostQ8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q8, shape) }
 
+// HostQ4 is HostF32 for rows in the format of [DType.Quantise].
+func HostQ4(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q4, shape) }
+
 func hostTensor[T float32 | uint16 | bool | byte](data []T, dtype DType, shape Shape) (Tensor, error) {
-	want := dtype.Bytes(shape) / int64(dtype.Size())
-	if want < 0 {
-		return Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, ErrShape)
+	if _, err := Meta(dtype, shape); err != nil {
+		return Tensor{}, err
 	}
-	if n := int64(len(data)); n != want {
+	if n, want := int64(len(data)), dtype.Bytes(shape)/int64(dtype.Size()); n != want {
 		return Tensor{}, fmt.Errorf("data has %d elements, shape %v needs %d%s: %w", n, shape, want, shape.Hint(), ErrShape)
 	}
 	return NewTensor(hostMemory(data), dtype, shape)
@@ -134,7 +136,7 @@ func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 		return allocHost[bool](dtype, shape)
 	case F32:
 		return allocHost[float32](dtype, shape)
-	case Q8:
+	case Q8, Q4:
 		return allocHost[byte](dtype, shape)
 	default:
 		return allocHost[uint16](dtype, shape)
@@ -142,11 +144,10 @@ func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 }
 
 func allocHost[T float32 | uint16 | bool | byte](dtype DType, shape Shape) (Tensor, error) {
-	n := int(dtype.Bytes(shape)) / dtype.Size()
-	if n < 0 {
-		return Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, ErrShape)
+	if _, err := Meta(dtype, shape); err != nil {
+		return Tensor{}, err
 	}
-	data, err := Make[T](n)
+	data, err := Make[T](int(dtype.Bytes(shape)) / dtype.Size())
 	if err != nil {
 		return Tensor{}, fmt.Errorf("shape %v of %v: %w", shape, dtype, err)
 	}
@@ -230,7 +231,7 @@ func (t Tensor) IsContiguous() bool {
 
 // View returns another view of the same memory, whose first element is offset elements after
 // that of t. It returns ErrShape when a stride or the offset is negative, or when the view
-// would exceed the memory or divide a Q8 row.
+// would exceed the memory or divide a row of Q8 or Q4.
 func (t Tensor) View(shape Shape, strides Strides, offset int) (Tensor, error) {
 	if shape.Elements() < 0 {
 		return Tensor{}, fmt.Errorf("view: shape %v is negative or too large: %w", shape, ErrShape)
@@ -254,20 +255,20 @@ func (t Tensor) View(shape Shape, strides Strides, offset int) (Tensor, error) {
 				shape, strides, v.offset, last, have, ErrShape)
 		}
 	}
-	if err := v.checkQ8(); err != nil {
+	if err := v.checkRows(); err != nil {
 		return Tensor{}, fmt.Errorf("view: %w", err)
 	}
 	return v, nil
 }
 
 // Slice returns the view of t from lo to hi along axis. It returns ErrShape when the range
-// exceeds the axis or divides a Q8 row.
+// exceeds the axis or divides a row of Q8 or Q4.
 func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
 	if axis < 0 || axis > Dim || lo < 0 || hi < lo || hi > t.shape[axis] {
 		return Tensor{}, fmt.Errorf("slice [%d:%d] of axis %d of shape %v: %w", lo, hi, axis, t.shape, ErrShape)
 	}
-	if t.dtype == Q8 && axis == Dim && hi-lo != t.shape[Dim] {
-		return Tensor{}, fmt.Errorf("slice [%d:%d] of axis %d of shape %v of q8, whose rows have one scale: %w", lo, hi, axis, t.shape, ErrShape)
+	if t.dtype.Quantised() && axis == Dim && hi-lo != t.shape[Dim] {
+		return Tensor{}, fmt.Errorf("slice [%d:%d] of axis %d of shape %v of %v, whose rows are whole: %w", lo, hi, axis, t.shape, t.dtype, ErrShape)
 	}
 	v := t
 	v.shape[axis] = hi - lo
@@ -278,14 +279,14 @@ func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
 }
 
 // Swap returns the view of t with two axes exchanged: Swap(Heads, Seq) turns [B,S,H,D] data
-// into [B,H,S,D]. It returns ErrShape for an axis that is not 0 to 3, and for Dim of a Q8
-// tensor.
+// into [B,H,S,D]. It returns ErrShape for an axis that is not 0 to 3, and for Dim of a
+// tensor of Q8 or Q4.
 func (t Tensor) Swap(a, b int) (Tensor, error) {
 	if min(a, b) < 0 || max(a, b) > Dim {
 		return Tensor{}, fmt.Errorf("swap of axes %d and %d, a tensor has axes 0 to 3: %w", a, b, ErrShape)
 	}
-	if t.dtype == Q8 && a != b && max(a, b) == Dim {
-		return Tensor{}, fmt.Errorf("swap of axes %d and %d of q8, whose rows lie side by side: %w", a, b, ErrShape)
+	if t.dtype.Quantised() && a != b && max(a, b) == Dim {
+		return Tensor{}, fmt.Errorf("swap of axes %d and %d of %v, whose rows lie side by side: %w", a, b, t.dtype, ErrShape)
 	}
 	t.shape[a], t.shape[b] = t.shape[b], t.shape[a]
 	t.strides[a], t.strides[b] = t.strides[b], t.strides[a]
@@ -319,11 +320,11 @@ func (t Tensor) Bits() ([]uint16, error) { return hostSlice[uint16](t, F16, BF16
 // Bools is Float32s for a Bool tensor.
 func (t Tensor) Bools() ([]bool, error) { return hostSlice[bool](t, Bool) }
 
-// Q8Rows is Float32s for a Q8 tensor, from the scale of its first row on. [DequantiseQ8]
-// reads a row.
-func (t Tensor) Q8Rows() ([]byte, error) {
-	t.offset -= t.lead()
-	return hostSlice[byte](t, Q8)
+// QuantisedRows is Float32s for a Q8 or Q4 tensor, from the scale of its first row on.
+// [DType.Dequantise] reads a row.
+func (t Tensor) QuantisedRows() ([]byte, error) {
+	t.offset -= t.dtype.Lead()
+	return hostSlice[byte](t, Q8, Q4)
 }
 
 func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {
@@ -371,6 +372,9 @@ func (t *Tensor) last() (int, bool) {
 		if l == 0 {
 			return t.offset, true
 		}
+		if i == Dim && t.dtype == Q4 {
+			l = max(1, t.dtype.Row(l))
+		}
 		hi, lo := bits.Mul64(uint64(l-1), uint64(t.strides[i]))
 		sum += lo
 		if hi != 0 || lo > math.MaxInt || sum > math.MaxInt {
@@ -394,14 +398,6 @@ func (t *Tensor) overlaps(o *Tensor) bool {
 	return a0 < b1 && b0 < a1
 }
 
-// lead returns the number of bytes before a row of t that belong to the row.
-func (t *Tensor) lead() int {
-	if t.dtype == Q8 {
-		return q8Lead
-	}
-	return 0
-}
-
 // span returns the addresses of t's first byte and of the byte after its last byte, 0 for
 // no elements.
 func (t *Tensor) span() (lo, hi uintptr) {
@@ -410,7 +406,7 @@ func (t *Tensor) span() (lo, hi uintptr) {
 	}
 	size := uintptr(t.dtype.Size())
 	last, _ := t.last()
-	return t.mem.base + uintptr(t.offset)*size - uintptr(t.lead()), t.mem.base + uintptr(last+1)*size
+	return t.mem.base + uintptr(t.offset)*size - uintptr(t.dtype.Lead()), t.mem.base + uintptr(last+1)*size
 }
 
 // selfOverlaps reports whether two indices of t may have the same element. They cannot if, in
@@ -426,10 +422,11 @@ func (t *Tensor) selfOverlaps() bool {
 		if t.strides[a] <= reach {
 			return t.shape.Elements() != 0
 		}
+		n := t.shape[a]
 		if a == Dim {
-			reach += t.lead()
+			n = t.dtype.Row(n)
 		}
-		reach += (t.shape[a] - 1) * t.strides[a]
+		reach += (n - 1) * t.strides[a]
 	}
 	return false
 }

@@ -102,10 +102,11 @@ func (be *Backend) loops() *vec.Kernels {
 // memoryOf returns the bytes of t from its first element to its last; nil for no tensor.
 func memoryOf(t *backend.Tensor) []byte {
 	n, shape, strides := 1, t.Shape(), t.Strides()
+	if shape.Elements() == 0 {
+		return nil
+	}
+	shape[backend.Dim] = t.DType().Row(shape[backend.Dim])
 	for i, length := range shape {
-		if length == 0 {
-			return nil
-		}
 		n += (length - 1) * strides[i]
 	}
 	switch v := view.Of(t); v.DType {
@@ -113,8 +114,8 @@ func memoryOf(t *backend.Tensor) []byte {
 		return bytesOf(v.F32[:n])
 	case backend.Bool:
 		return bytesOf(v.Bools[:n])
-	case backend.Q8:
-		return v.Q8[:vec.Q8Lead+n]
+	case backend.Q8, backend.Q4:
+		return v.Bytes[:n]
 	default:
 		return bytesOf(v.Bits[:n])
 	}

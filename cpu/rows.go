@@ -164,8 +164,8 @@ func copyRow(r row) {
 	case dst.DType != src.DType:
 		src.LoadRows(r.job.kernels, r.mem, n, r.b, r.h, r.i, 1)
 		dst.Store(r.job.kernels, r.mem, r.b, r.h, r.i, 0)
-	case dst.DType == backend.Q8:
-		copy(dst.Q8[to:to+vec.Q8Lead+n], src.Q8[from:])
+	case dst.DType.Quantised():
+		copy(dst.Bytes[to:to+dst.DType.Row(n)], src.Bytes[from:])
 	case dst.DType == backend.F32:
 		view.CopyElements(dst.F32[to:], step, src.F32[from:], steps, n)
 	case dst.DType == backend.Bool:

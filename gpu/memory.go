@@ -75,6 +75,9 @@ func (b *Backend) alloc(ctx context.Context, dtype backend.DType, shape backend.
 	if shape.Elements() < 0 {
 		return backend.Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, backend.ErrShape)
 	}
+	if err := cut.Stored(dtype); err != nil {
+		return backend.Tensor{}, err
+	}
 	bytes := uint64(dtype.Bytes(shape))
 	if bytes > mostMemory || b.info.Type == backend.CPU && backend.CheckMemory(int64(bytes)) != nil {
 		return backend.Tensor{}, queue.ErrFull // a device that is the processor has the host's memory

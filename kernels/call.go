@@ -33,7 +33,7 @@ func (r Result) Release() {
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]    O [B, H, Sq, Dv]
 //
 // Hkv divides H: query head h reads key and value head h/(H/Hkv). q is F32, F16 or BF16,
-// and so is O; k and v have one dtype of these or Q8. Strides are arbitrary. The fused
+// and so is O; k and v have one dtype of these, Q8 or Q4. Strides are arbitrary. The fused
 // kernels follow Dao et al. 2022 (FlashAttention).
 //
 // Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the
@@ -107,8 +107,8 @@ func (c *Call) checkPath(weights bool) error {
 		on = op.PackedPath
 	}
 	switch {
-	case weights && c.k.DType() == Q8:
-		return fmt.Errorf("weights are requested, but k is q8, which QK does not take: %w", ErrUnsupported)
+	case weights && c.k.DType().Quantised():
+		return fmt.Errorf("weights are requested, but k is %v, which QK does not take: %w", c.k.DType(), ErrUnsupported)
 	case weights && c.packed():
 		return (&Options{Weights: true}).checkPath(on)
 	case weights:

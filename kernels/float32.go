@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
@@ -105,7 +106,7 @@ func checkDims(d Dims, l Layout) error {
 	return nil
 }
 
-// FromFloat32 returns data as a contiguous tensor of dtype F32, F16, BF16 or Q8 in device
+// FromFloat32 returns data as a contiguous tensor of dtype F32, F16, BF16, Q8 or Q4 in device
 // memory, rounded to nearest even, for the caller to Release. On a device that computes in
 // host memory an F32 tensor is data itself, not a copy.
 //
@@ -115,8 +116,8 @@ func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, s
 	switch n := shape.Elements(); {
 	case dtype == F32:
 		host, err = HostF32(data, shape)
-	case !dtype.Float() && dtype != Q8:
-		err = fmt.Errorf("numbers cannot be %v, only f32, f16, bf16 or q8: %w", dtype, ErrDType)
+	case !slices.Contains(numbers, dtype):
+		err = fmt.Errorf("numbers cannot be %v, only one of %v: %w", dtype, numbers, ErrDType)
 	case n >= 0 && len(data) != n: // AllocHost refuses other shapes
 		err = fmt.Errorf("data has %d elements, shape %v needs %d%s: %w", len(data), shape, n, shape.Hint(), ErrShape)
 	default:
@@ -130,10 +131,10 @@ func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, s
 	return d.on(ctx).Upload(ctx, host)
 }
 
-// encode writes data to a contiguous tensor in host memory, of dtype F16, BF16 or Q8.
+// encode writes data to a contiguous tensor in host memory, of dtype F16, BF16, Q8 or Q4.
 func encode(host Tensor, data []float32) error {
-	if host.DType() == Q8 {
-		return eachQ8(host, data, func(row []float32, stored []byte) { QuantiseQ8(stored, row) })
+	if dtype := host.DType(); dtype.Quantised() {
+		return eachRow(host, data, func(row []float32, stored []byte) { dtype.Quantise(stored, row) })
 	}
 	bits, err := host.Bits()
 	for i := range bits {
@@ -142,9 +143,9 @@ func encode(host Tensor, data []float32) error {
 	return err
 }
 
-// eachQ8 calls f with the numbers of each row of a Q8 tensor in host memory.
-func eachQ8(host Tensor, numbers []float32, f func(row []float32, stored []byte)) error {
-	rows, err := host.Q8Rows()
+// eachRow calls f with the numbers of each row of a Q8 or Q4 tensor in host memory.
+func eachRow(host Tensor, numbers []float32, f func(row []float32, stored []byte)) error {
+	rows, err := host.QuantisedRows()
 	cols, stride := host.Shape()[Dim], host.Strides()[Seq]
 	for ; err == nil && len(numbers) > 0; numbers, rows = numbers[cols:], rows[stride:] {
 		f(numbers[:cols], rows)
@@ -178,8 +179,8 @@ func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 			}
 		}
 		return out, err
-	case Q8:
-		return out, eachQ8(host, out, DequantiseQ8)
+	case Q8, Q4:
+		return out, eachRow(host, out, t.DType().Dequantise)
 	}
 	bits, err := host.Bits()
 	for i, b := range bits {

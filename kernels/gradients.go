@@ -114,8 +114,8 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 	switch {
 	case c.opt.Pages != nil:
 		return fmt.Errorf("keys in pages have no gradients: use contiguous keys instead of Pages: %w", ErrUnsupported)
-	case c.k.DType() == Q8:
-		return fmt.Errorf("k is q8, which has no gradients: use f32, f16 or bf16: %w", ErrUnsupported)
+	case c.k.DType().Quantised():
+		return fmt.Errorf("k is %v, which has no gradients: use f32, f16 or bf16: %w", c.k.DType(), ErrUnsupported)
 	case c.opt.LowPrecision:
 		return fmt.Errorf("LowPrecision is set, but gradients are those of float32 weights: prepare the call without it: %w", ErrUnsupported)
 	case c.opt.ScoreMod != nil && c.opt.ScoreMod.Derivative == nil && c.opt.ScoreMod.WGSLDerivative == "":

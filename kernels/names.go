@@ -15,7 +15,7 @@ import (
 //
 // Slice, Swap, Broadcast and View return other views of the same memory: [B,S,H,D] data, one
 // head of many and a mask that all heads share are views, not copies. Float32s, Bits, Bools and
-// Q8Rows return host memory as a slice. Release frees the memory of all views.
+// QuantisedRows return host memory as a slice. Release frees the memory of all views.
 type Tensor = backend.Tensor
 
 // Shape is the length of a tensor along each axis. All four are written: a tensor of
@@ -49,7 +49,8 @@ const (
 	F16  = backend.F16  // IEEE 754 binary16, stored as its bits
 	BF16 = backend.BF16 // the upper half of a binary32, stored as its bits
 	Bool = backend.Bool // one byte per element, 0 or 1, for masks; true means visible
-	Q8   = backend.Q8   // keys and values as a signed byte per element, a float32 scale per row: see [QuantiseQ8]
+	Q8   = backend.Q8   // keys and values as a signed byte per element, a float32 scale per row: see [DType.Quantise]
+	Q4   = backend.Q4   // keys and values as 4 bits per element, a float16 scale per 32 elements, as ggml's q4_0
 )
 
 // HostF32 returns data as a tensor in host memory, without copying it. It returns ErrShape when
@@ -64,8 +65,11 @@ func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 // HostBool is [HostF32] for a mask; true means visible.
 func HostBool(data []bool, shape Shape) (Tensor, error) { return backend.HostBool(data, shape) }
 
-// HostQ8 is [HostF32] for rows in the format of [QuantiseQ8].
+// HostQ8 is [HostF32] for rows in the format of [DType.Quantise].
 func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.HostQ8(data, shape) }
+
+// HostQ4 is [HostF32] for rows in the format of [DType.Quantise].
+func HostQ4(data []byte, shape Shape) (Tensor, error) { return backend.HostQ4(data, shape) }
 
 // AllocHost returns a contiguous tensor of zeros in host memory. It returns ErrShape for a shape
 // that is negative or too large, and ErrMemory when there is not enough memory.
@@ -81,13 +85,6 @@ func CheckMemory(bytes int64) error { return backend.CheckMemory(bytes) }
 // Meta returns a tensor that has a dtype and a shape but no memory, for [Call.Plan] and
 // [Call.Warmup]. It returns ErrShape for a shape that is negative or too large.
 func Meta(dtype DType, shape Shape) (Tensor, error) { return backend.Meta(dtype, shape) }
-
-// QuantiseQ8 writes a row in the format of [Q8]: its scale, max|x|/127, and then the integers nearest
-// to x_i/scale. dst has 4 bytes more than row has elements. See [backend.QuantiseQ8].
-func QuantiseQ8(dst []byte, row []float32) { backend.QuantiseQ8(dst, row) }
-
-// DequantiseQ8 reads a row that [QuantiseQ8] wrote: row_i = scale·n_i.
-func DequantiseQ8(row []float32, src []byte) { backend.DequantiseQ8(row, src) }
 
 // Dropout drops softmax weights at random, the same ones on every backend (Srivastava et al. 2014).
 type Dropout = backend.Dropout

@@ -2,7 +2,6 @@ package backendtest
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -15,9 +14,9 @@ import (
 )
 
 // cacheCases are problems whose keys and values are stored as in a cache: in another dtype than
-// the queries, as Q8, in pages.
+// the queries, as Q8 or Q4, in pages.
 func cacheCases() []Case {
-	f32, f16, bf16, q8 := backend.F32, backend.F16, backend.BF16, backend.Q8
+	f32, f16, bf16, q8, q4 := backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4
 	decode := kernels.Dims{Batch: 2, Heads: 8, KVHeads: 2, SeqQ: 1, SeqK: 421, Dim: 64, ValueDim: 64}
 	alone := kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, SeqK: 3000, Dim: 32, ValueDim: 64}
 	few := kernels.Dims{Batch: 2, Heads: 2, KVHeads: 1, SeqQ: 5, SeqK: 150, Dim: 32, ValueDim: 48}
@@ -58,6 +57,20 @@ func cacheCases() []Case {
 			Case{Name: name("bf16 keys, odd sizes"), Dims: odd, DType: f32, Keys: &bf16, PageSize: size, Options: lower},
 		)
 	}
+	cases = append(cases, // seeds are those of the order
+		Case{Name: "q4, decode", Dims: decode, DType: f32, Keys: &q4},
+		Case{Name: "q4, one head", Dims: alone, DType: f32, Keys: &q4},
+		Case{Name: "q4, f16 queries", Dims: decode, DType: f16, Keys: &q4, Layout: Padded, Options: with(window, func(o *kernels.Options) { o.KLen = []int{421, 400} })},
+		Case{Name: "q4, prefill", Dims: prefill, DType: bf16, Keys: &q4, Layout: BSHD, Options: short},
+		Case{Name: "q4, a masked NaN block", Dims: kernels.Dims{Batch: 2, Heads: 2, KVHeads: 1, SeqQ: 5, SeqK: 150, Dim: 32, ValueDim: 96}, DType: f32, Keys: &q4,
+			Options: kernels.Options{KLen: []int{120, 149}}, PoisonK: map[int]float32{149: float32(math.NaN())}, PoisonV: map[int]float32{149: float32(math.Inf(1))}},
+	)
+	for _, size := range []int{16, 5} {
+		cases = append(cases,
+			Case{Name: fmt.Sprintf("pages of %d, q4, decode", size), Dims: decode, DType: f32, Keys: &q4, PageSize: size, Options: lower},
+			Case{Name: fmt.Sprintf("pages of %d, q4, prefill", size), Dims: prefill, DType: f32, Keys: &q4, PageSize: size, Layout: Padded, Options: short},
+		)
+	}
 	for i := range cases {
 		cases[i].Seed = uint64(1000 + i)
 	}
@@ -88,22 +101,27 @@ func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 	}
 }
 
-// quantise rounds rows to Q8 until they no longer change. Once is not enough: 127 times a scale, divided by
+// quantise rounds rows to Q8 or Q4 until they no longer change. Once is not enough: 127 times a scale, divided by
 // 127, may differ from the scale in its last bit.
 func (o *operand) quantise() {
-	row, before := make([]byte, 4+o.shape[3]), make([]float32, o.shape[3])
-	for i := 0; i < len(o.data); i += o.shape[3] {
-		for x := o.data[i : i+o.shape[3]]; !slices.Equal(before, x) && x[0] == x[0]; {
+	n := o.shape[3]
+	row, before := make([]byte, o.dtype.Row(n)), make([]float32, n)
+	for i := 0; i < len(o.data); i += n {
+		for x := o.data[i : i+n]; !slices.Equal(before, x) && x[0] == x[0]; {
 			copy(before, x)
-			backend.QuantiseQ8(row, x)
-			backend.DequantiseQ8(x, row)
+			o.dtype.Quantise(row, x)
+			o.dtype.Dequantise(x, row)
 		}
 	}
 }
 
-// spoil sets all elements of Q8 rows with a NaN or an Inf to NaN, as their scale is.
+// spoil sets all elements that share a scale with a NaN or an Inf to NaN, as their scale is.
 func (o *operand) spoil() {
-	for row := range slices.Chunk(o.data, o.shape[3]) {
+	n := o.shape[3]
+	if o.dtype == backend.Q4 {
+		n = 32
+	}
+	for row := range slices.Chunk(o.data, n) {
 		if slices.ContainsFunc(row, func(x float32) bool { return x-x != 0 }) {
 			for i := range row {
 				row[i] = float32(math.NaN())
@@ -112,30 +130,36 @@ func (o *operand) spoil() {
 	}
 }
 
-// putQ8 is put for Q8 operands. Gaps are bytes of 0xff, which are NaN as scales.
-func putQ8(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
+// putQuantised is put for Q8 and Q4 operands. Gaps are bytes of 0xff, which are NaN as scales.
+func putQuantised(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	tb.Helper()
-	wide := o.shape
-	wide[3] += 4
+	n, wide, gap, host := o.shape[3], o.shape, 8, backend.HostQ8
+	if o.dtype == backend.Q4 {
+		gap, host = 10, backend.HostQ4 // as few bytes as may be
+	}
+	wide[3] = o.dtype.Row(n)
 	st, offset, _ := Contiguous.place(wide)
 	switch l {
 	case BSHD:
 		st, _, _ = BSHD.place(wide)
 	case Padded:
-		row := wide[3] + 8
-		st, offset = backend.Strides{wide[1]*wide[2]*row + 4, wide[2] * row, row, 1}, 12
+		row := wide[3] + gap
+		st, offset = backend.Strides{wide[1]*wide[2]*row + gap/2&^1, wide[2] * row, row, 1}, 4+gap
 	}
 	size := offset
 	for i, n := range wide {
 		size += (n - 1) * st[i]
 	}
-	mem := bytes.Repeat([]byte{0xff}, (size+1+8)&^3) // some slack after the last row
-	n := o.shape[3]
+	size = (size + 1 + 8 + 35) / 36 * 36 // some slack after the last row
+	mem := bytes.Repeat([]byte{0xff}, size)
 	for i := 0; i < len(o.data); i += n {
-		backend.QuantiseQ8(mem[offset+index(i/n*wide[3], wide, st):], o.data[i:i+n])
+		o.dtype.Quantise(mem[offset+index(i/n*wide[3], wide, st):], o.data[i:i+n])
 	}
-	host := must(backend.HostQ8(mem, backend.Shape{1, 1, 1, len(mem) - 4}))(tb)
-	all := must(dev.Upload(tb.Context(), host))(tb)
+	one := size - o.dtype.Lead() // elements of a row of all bytes
+	if o.dtype == backend.Q4 {
+		one = size / 18 * 32
+	}
+	all := must(dev.Upload(tb.Context(), must(host(mem, backend.Shape{1, 1, 1, one}))(tb)))(tb)
 	return flat{all: all, view: must(all.View(o.shape, st, offset))(tb)}
 }
 
@@ -187,8 +211,11 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 		return c.Copy(t.Context(), []backend.Tensor{dst}, []backend.Tensor{src})
 	}
 	rng := rand.New(rand.NewPCG(9, 9))
-	shape := backend.Shape{2, 3, 5, 12}
+	shape := backend.Shape{2, 3, 5, 32}
 	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
+	if !lacking(dev, "q4") {
+		types = append(types, backend.Q4)
+	}
 	n := 0
 	for _, from := range types {
 		for _, to := range types {
@@ -198,7 +225,7 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 			for i := range src.data {
 				src.data[i] = from.Round(float32(rng.NormFloat64() * math.Exp2(float64(rng.IntN(12)-6))))
 			}
-			if from == backend.Q8 {
+			if from.Quantised() {
 				src.quantise()
 			}
 			t.Run(fmt.Sprintf("%v to %v", from, to), func(t *testing.T) {
@@ -207,9 +234,9 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 				y := put(t, dev, filled(0, shape, to), layouts[n/4%4])
 				defer y.release()
 				noError(t, copyOne(y.view, x.view))
-				if to == backend.Q8 {
-					compareQ8(t, src, read(t, dev, y.view), from)
-					y.gapsOfQ8(t, dev)
+				if to.Quantised() {
+					compareQuantised(t, src, read(t, dev, y.view), from, to)
+					y.gapsOfQuantised(t, dev)
 					return
 				}
 				for i, got := range y.get(t, dev, "dst") {
@@ -221,7 +248,7 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 		}
 	}
 	t.Run("broadcast", func(t *testing.T) {
-		row := operand{backend.Shape{1, 1, 5, 12}, backend.F32, make([]float32, 60)}
+		row := operand{backend.Shape{1, 1, 5, 32}, backend.F32, make([]float32, 160)}
 		for i := range row.data {
 			row.data[i] = float32(i)
 		}
@@ -232,18 +259,18 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 		defer y.release()
 		noError(t, copyOne(y.view, wide))
 		for i, got := range y.get(t, dev, "dst") {
-			if got != float32(i%60) {
-				t.Fatalf("element %d is %v, should be %v", i, got, i%60)
+			if got != float32(i%160) {
+				t.Fatalf("element %d is %v, should be %v", i, got, i%160)
 			}
 		}
 	})
 	t.Run("within a memory", func(t *testing.T) {
 		for _, dtype := range types {
-			src := operand{backend.Shape{4, 3, 5, 12}, dtype, make([]float32, 4*180)}
+			src := operand{backend.Shape{4, 3, 5, 32}, dtype, make([]float32, 4*480)}
 			for i := range src.data {
 				src.data[i] = float32(i%13 - 6)
 			}
-			if dtype == backend.Q8 {
+			if dtype.Quantised() {
 				src.quantise()
 			}
 			x := put(t, dev, src, Contiguous)
@@ -262,8 +289,8 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 			}
 			got := read(t, dev, x.view)
 			for i, want := range src.data {
-				if b, s := i/180, i/12%5; b == 3 && s >= 1 && s < 4 {
-					want = src.data[i-2*180]
+				if b, s := i/480, i/32%5; b == 3 && s >= 1 && s < 4 {
+					want = src.data[i-2*480]
 				}
 				if got[i] != want {
 					t.Fatalf("%v: element %d is %v, should be %v", dtype, i, got[i], want)
@@ -323,18 +350,22 @@ func testCopyInOrder(t *testing.T, dev *kernels.Device, c backend.Copier) {
 	wantError(t, "a copy of another shape", backend.ErrShape, dev.Copy(t.Context(), append(dst, y.view), append(src, row(0))))
 }
 
-// compareQ8 compares quantised rows with their source: within half a step, and exactly if the
-// source was Q8.
-func compareQ8(t *testing.T, src operand, got []float32, from backend.DType) {
-	n := src.shape[3]
+// compareQuantised compares quantised rows with their source: within half a step, and exactly if the
+// source had their type. Steps of Q4 are an eighth of a block's maximum, whose negation is off by a whole one; a
+// scale that is rounded to 2^-11 of it adds eight times that.
+func compareQuantised(t *testing.T, src operand, got []float32, from, to backend.DType) {
+	n, steps := src.shape[3], 254.
+	if to == backend.Q4 {
+		n, steps = 32, 8/(1+0x1p-8)
+	}
 	for r := 0; r < len(got); r += n {
 		var most float64
 		for _, x := range src.data[r : r+n] {
 			most = max(most, math.Abs(float64(x)))
 		}
 		for i, x := range got[r : r+n] {
-			off, bound := math.Abs(float64(x)-float64(src.data[r+i])), most/254*(1+1e-5)
-			if from == backend.Q8 {
+			off, bound := math.Abs(float64(x)-float64(src.data[r+i])), most/steps*(1+1e-5)
+			if from == to {
 				bound = 0
 			}
 			if !(off <= bound) {
@@ -344,21 +375,21 @@ func compareQ8(t *testing.T, src operand, got []float32, from backend.DType) {
 	}
 }
 
-// gapsOfQ8 fails when bytes outside of the rows have changed.
-func (f flat) gapsOfQ8(t *testing.T, dev *kernels.Device) {
+// gapsOfQuantised fails when bytes outside of the rows have changed.
+func (f flat) gapsOfQuantised(t *testing.T, dev *kernels.Device) {
 	t.Helper()
-	host := must(backend.AllocHost(backend.Q8, f.all.Shape()))(t)
+	dtype, wide := f.view.DType(), f.view.Shape()
+	host := must(backend.AllocHost(dtype, f.all.Shape()))(t)
 	noError(t, dev.Download(t.Context(), host, f.all))
-	mem := must(host.Q8Rows())(t)
-	wide := f.view.Shape()
-	wide[3] += 4
+	mem := must(host.QuantisedRows())(t)
+	wide[3] = dtype.Row(wide[3])
 	mine := make([]bool, len(mem))
 	for i := range wide.Elements() {
-		mine[f.view.Offset()-4+index(i, wide, f.view.Strides())] = true
+		mine[f.view.Offset()-dtype.Lead()+index(i, wide, f.view.Strides())] = true
 	}
-	for at := 0; at+4 <= len(mem); at += 4 {
-		if word := binary.NativeEndian.Uint32(mem[at:]); !mine[at] && word != math.MaxUint32 {
-			t.Fatalf("byte %d of the memory is slack, and its word is now %#x", at, word)
+	for at, x := range mem {
+		if !mine[at] && x != 0xff {
+			t.Fatalf("byte %d of the memory is slack, and is now %#x", at, x)
 		}
 	}
 }

@@ -133,7 +133,7 @@ func (c Case) build() *built {
 		for i := range o.data {
 			o.data[i] = dtype.Round(element(i))
 		}
-		if dtype == backend.Q8 {
+		if dtype.Quantised() {
 			o.quantise()
 		}
 		return o
@@ -152,7 +152,7 @@ func (c Case) build() *built {
 	}
 	poison(b.k, c.PoisonK)
 	poison(b.v, c.PoisonV)
-	if c.keyType() == backend.Q8 {
+	if c.keyType().Quantised() {
 		b.k.spoil()
 		b.v.spoil()
 	}

@@ -27,8 +27,8 @@ func put(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 		all := must(dev.Alloc(tb.Context(), o.dtype, o.shape))(tb)
 		return flat{all: all, view: all}
 	}
-	if o.dtype == backend.Q8 {
-		return putQ8(tb, dev, o, l)
+	if o.dtype.Quantised() {
+		return putQuantised(tb, dev, o, l)
 	}
 	st, offset, size := l.place(o.shape)
 	mem := slices.Repeat([]float32{float32(math.NaN())}, size)

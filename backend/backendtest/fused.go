@@ -29,7 +29,7 @@ func testCase(t testing.TB, dev *kernels.Device, c Case, bits *digests) {
 	on := b.on(t, dev)
 	defer on.release()
 	for _, how := range []how{fused, staged} {
-		if how == staged && (c.keyType() == backend.Q8 || c.PageSize > 0 || c.Options.LowPrecision) {
+		if how == staged && (c.keyType().Quantised() || c.PageSize > 0 || c.Options.LowPrecision) {
 			return // the stages take none of these
 		}
 		a := on.mustRun(t, how)

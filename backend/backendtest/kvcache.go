@@ -31,6 +31,9 @@ type history struct {
 func newHistory(t *testing.T, dev *kernels.Device, sequences int, q, kv backend.DType, rope kvcache.Rotary) *history {
 	s := &history{dev: dev, dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
 		rng: rand.New(rand.NewPCG(77, 0x6b76)), k: make([][]float32, sequences), v: make([][]float32, sequences)}
+	if kv == backend.Q4 {
+		s.dims.Dim, s.dims.ValueDim = 32, 64
+	}
 	t.Cleanup(s.release)
 	return s
 }
@@ -47,7 +50,7 @@ func (s *history) len(b int) int { return len(s.k[b]) / (s.dims.KVHeads * s.dims
 // draw returns n rows of heads for some sequences.
 func (s *history) draw(sequences, heads, n, dim int, dtype backend.DType) operand {
 	o := drawn(s.rng, backend.Shape{sequences, heads, n, dim}, dtype)
-	if dtype == backend.Q8 {
+	if dtype.Quantised() {
 		o.quantise()
 		o.dtype = backend.F32
 	}
@@ -194,7 +197,7 @@ func (s *history) alloc(t *testing.T, dtype backend.DType, shape backend.Shape) 
 
 // testKVCache tests caches whose sequences are contiguous.
 func testKVCache(t *testing.T, dev *kernels.Device) {
-	f32, f16, bf16, q8 := backend.F32, backend.F16, backend.BF16, backend.Q8
+	f32, f16, bf16, q8, q4 := backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4
 	both := []int{0, 1}
 	open := func(t *testing.T, s *history, capacity, window int) *kvcache.Cache {
 		t.Helper()
@@ -212,9 +215,9 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		noError(t, c.Append(t.Context(), k, v, count))
 		remember(count)
 	}
-	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}} {
+	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}, {f32, q4}} {
 		t.Run(fmt.Sprintf("generation, %v keys", kind.kv), func(t *testing.T) {
-			needs(t, dev, Case{DType: kind.kv})
+			needs(t, dev, Case{Keys: &kind.kv})
 			s := newHistory(t, dev, 2, kind.q, kind.kv, nil)
 			c := open(t, s, 48, 0)
 			add(t, s, c, 37, nil)
@@ -368,9 +371,9 @@ func (s *history) result(t *testing.T, c nn.KVCache, q backend.Tensor) []float32
 // testPagedCache tests sequences that share pages.
 func testPagedCache(t *testing.T, dev *kernels.Device) {
 	needsAll(t, dev, "pages")
-	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8} {
+	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8, backend.Q4} {
 		t.Run(fmt.Sprintf("%v", kv), func(t *testing.T) {
-			needs(t, dev, Case{DType: kv})
+			needs(t, dev, Case{Keys: &kv})
 			s := newHistory(t, dev, 4, backend.F32, kv, nil)
 			if kv == backend.F32 {
 				s.rope = &nn.RoPE{}
@@ -409,7 +412,7 @@ func sequence(t *testing.T, c *kvcache.Paged) *kvcache.Sequence {
 // testForks forks a sequence in the middle of a page, lets the forks diverge, and reads
 // their common prefix once.
 func testForks(t *testing.T, s *history) {
-	c := must(kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope}))(t)
+	c := must(kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: s.dims.Dim, ValueDim: s.dims.ValueDim, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope}))(t)
 	defer c.Release()
 	add := func(of []int, n int, count []int, b *kvcache.Batch) {
 		t.Helper()

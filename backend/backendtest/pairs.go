@@ -174,6 +174,18 @@ func Pairs() []Case { return pairsOf("pairs", 1000, options()) }
 // cachePairs returns such cases of cacheOptions.
 func cachePairs() []Case { return pairsOf("cache pairs", 2000, cacheOptions()) }
 
+// q4Pairs returns the cases of cachePairs with keys and values of Q4, whose rows are contiguous, of
+// multiples of 32 elements.
+func q4Pairs() []Case {
+	cases := cachePairs()
+	for i := range cases {
+		c := &cases[i]
+		c.Name, c.Keys = fmt.Sprintf("q4 pairs %d", i), new(backend.Q4)
+		c.Dim, c.ValueDim, c.Layout = (c.Dim+31)&^31, (c.ValueDim+31)&^31, c.Layout%Transposed
+	}
+	return cases
+}
+
 func pairsOf(name string, seed int, opts []option) []Case {
 	type pair [4]int // option, way, option, way
 	open := map[pair]bool{}
@@ -234,10 +246,10 @@ func pairsOf(name string, seed int, opts []option) []Case {
 	return cases
 }
 
-// testPairs runs the cases of Pairs, fused and by stages, and those of cachePairs.
+// testPairs runs the cases of Pairs, fused and by stages, and those of cachePairs and q4Pairs.
 func testPairs(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
 	every := max(1, h.PairsEvery)
-	for n, c := range slices.Concat(Pairs(), cachePairs()) {
+	for n, c := range slices.Concat(Pairs(), cachePairs(), q4Pairs()) {
 		refused := h.Lowered && c.PageSize > 0 && c.Layout == Padded && c.keyType().Size() == 2
 		if n%every > 0 || refused {
 			continue

@@ -201,7 +201,7 @@ func (x *builtIn) test(t *testing.T, dev *kernels.Device) {
 		opt.Softcap = 0
 	}
 	for _, how := range []how{fused, staged, weighed} {
-		if how != fused && (b.keyType() == backend.Q8 || b.PageSize > 0 || opt.LowPrecision) {
+		if how != fused && (b.keyType().Quantised() || b.PageSize > 0 || opt.LowPrecision) {
 			break
 		}
 		if err := b.compare(on.mustRun(t, how)); err != nil {

@@ -30,7 +30,7 @@ func one[E any](t drawing, name string, of ...E) E { return rapid.SampledFrom(of
 // every is true in one of n draws.
 func (t drawing) every(n int, name string) bool { return t.n(name, 1, n) == n }
 
-// drawSmall draws a small problem. One that is not differentiated may have Q8 keys and pages.
+// drawSmall draws a small problem. One that is not differentiated may have Q8 or Q4 keys and pages.
 func drawSmall(rt *rapid.T, differentiable bool) Case {
 	t := drawing{rt}
 	f32, f16, bf16 := backend.F32, backend.F16, backend.BF16
@@ -49,7 +49,9 @@ func drawSmall(rt *rapid.T, differentiable bool) Case {
 	if t.every(4, "keys differ") {
 		c.Keys = new(one(t, "keys", f32, f16, bf16))
 		if !differentiable && c.Dim%4 == 0 && c.ValueDim%4 == 0 && c.Layout != Transposed {
-			*c.Keys = backend.Q8
+			if *c.Keys = one(t, "quantised keys", backend.Q8, backend.Q4); *c.Keys == backend.Q4 {
+				c.Dim, c.ValueDim = 32, 32
+			}
 		}
 	}
 	kind := t.n("kind", 0, 3)
@@ -203,7 +205,7 @@ func testSmall(t *testing.T, dev *kernels.Device, h Harness, n int) {
 		on := b.on(t, dev)
 		defer on.release()
 		ways := []how{fused, bare}
-		if c.Options.CuQ == nil && c.PageSize == 0 && c.keyType() != backend.Q8 {
+		if c.Options.CuQ == nil && c.PageSize == 0 && !c.keyType().Quantised() {
 			ways = append(ways, weighed)
 		}
 		var first answer
@@ -259,9 +261,9 @@ func testHistories(t *testing.T, dev *kernels.Device, n int) {
 // drawHistory runs one history and returns the number of results.
 func drawHistory(t *testing.T, dev *kernels.Device, d drawing) (attended int) {
 	sequences := d.n("sequences", 1, 3)
-	q, kv := one(d, "queries", backend.F32, backend.F32, backend.F16), one(d, "keys", backend.F32, backend.F32, backend.F16, backend.Q8)
+	q, kv := one(d, "queries", backend.F32, backend.F32, backend.F16), one(d, "keys", backend.F32, backend.F32, backend.F16, backend.Q8, backend.Q4)
 	var rope kvcache.Rotary
-	if kv != backend.Q8 && d.every(4, "rope") && implements[backend.Rotator](dev) {
+	if !kv.Quantised() && d.every(4, "rope") && implements[backend.Rotator](dev) {
 		rope = &nn.RoPE{}
 	}
 	s := newHistory(t, dev, sequences, q, kv, rope)
@@ -275,7 +277,10 @@ func drawHistory(t *testing.T, dev *kernels.Device, d drawing) (attended int) {
 	if lacking(dev, "pages") {
 		page = 0
 	}
-	if lacking(dev, "q8") && kv == backend.Q8 {
+	if kv == backend.Q4 {
+		s.dims.Dim, s.dims.ValueDim = 32, 32
+	}
+	if kv.Quantised() && lacking(dev, kv.String()) {
 		s.kv = backend.F32
 	}
 	var cache nn.KVCache

@@ -183,6 +183,8 @@ var optionals = []struct {
 		func(c *Case) { c.PageSize = 0 }, func(c *Case) { c.PageSize = 16 }},
 	{"q8", func(c *Case) bool { return c.keyType() == backend.Q8 },
 		func(c *Case) { c.Keys = nil }, func(c *Case) { c.Keys = new(backend.Q8) }},
+	{"q4", func(c *Case) bool { return c.keyType() == backend.Q4 },
+		func(c *Case) { c.Keys = nil }, func(c *Case) { c.Keys, c.Dim, c.ValueDim = new(backend.Q4), 32, 32 }},
 }
 
 // lacking reports whether Harness.Unsupported has an option.
@@ -250,6 +252,11 @@ func refuses(t testing.TB, dev *kernels.Device, name string) (why, failure error
 		}
 		c := Case{Name: name, Dims: dims(1, 2, 1, 5, 9, 8, 8), Seed: 1}
 		o.add(&c)
+		x, err := dev.Alloc(t.Context(), c.keyType(), backend.Shape{1, 1, 1, 32})
+		if errors.Is(err, backend.ErrUnsupported) {
+			return err, nil // it does not store the type
+		}
+		x.Release()
 		on := c.build().on(t, dev)
 		defer on.release()
 		switch _, err := on.run(t, fused); {

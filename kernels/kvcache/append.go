@@ -77,7 +77,7 @@ func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) (e
 		return err
 	}
 	dtype := p.config.DType
-	if dtype == kernels.Q8 {
+	if dtype.Quantised() {
 		dtype = kernels.F32
 	}
 	if err := p.extendAngles(ctx, p.next.from, k.Shape()[kernels.Seq]); err != nil {

@@ -16,8 +16,8 @@ type Config struct {
 	Batch int
 	// KVHeads is Hkv. Dim and ValueDim are the head sizes D of keys and Dv of values.
 	KVHeads, Dim, ValueDim int
-	// DType is the type of the stored keys and values: F32, F16, BF16, or Q8 with head
-	// sizes that are multiples of 4. Appended tokens are rounded to it.
+	// DType is the type of the stored keys and values: F32, F16, BF16, or Q8 or Q4 with
+	// head sizes that are multiples of 4 or 32. Appended tokens are rounded to it.
 	DType kernels.DType
 	// Capacity is the number of tokens that a sequence has room for.
 	Capacity int

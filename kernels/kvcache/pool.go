@@ -61,11 +61,11 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 			return fmt.Errorf("config: %s is %d, it must be %d to %d: %w", l.name, l.n, l.least, maxLength, kernels.ErrOption)
 		}
 	}
-	if !c.DType.Float() && c.DType != kernels.Q8 {
-		return fmt.Errorf("config: DType is %v, it must be f32, f16, bf16 or q8: %w", c.DType, kernels.ErrDType)
+	if !c.DType.Float() && !c.DType.Quantised() {
+		return fmt.Errorf("config: DType is %v, it must be f32, f16, bf16, q8 or q4: %w", c.DType, kernels.ErrDType)
 	}
-	if c.DType == kernels.Q8 && (c.Dim%4 != 0 || c.ValueDim%4 != 0) {
-		return fmt.Errorf("config: head sizes are %d and %d, they must be multiples of 4 for q8: %w", c.Dim, c.ValueDim, kernels.ErrOption)
+	if unit := map[kernels.DType]int{kernels.Q8: 4, kernels.Q4: 32}[c.DType]; unit > 0 && (c.Dim%unit != 0 || c.ValueDim%unit != 0) {
+		return fmt.Errorf("config: head sizes are %d and %d, they must be multiples of %d for %v: %w", c.Dim, c.ValueDim, unit, c.DType, kernels.ErrOption)
 	}
 	if _, err := op.Need[backend.Copier](p.dev.Backend(), "copies"); err != nil {
 		return err

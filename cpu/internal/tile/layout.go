@@ -68,10 +68,9 @@ func InPlace(t *backend.Tensor, pages *backend.Pages) bool {
 // readInPlace reports whether kernels with keys as lanes read the rows of t in place: whole vectors of adjacent
 // elements in rows of a multiple of 16 bytes, and whole groups of keys in each page.
 func readInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
-	shape, f32 := t.Shape(), t.DType() == backend.F32
-	d := shape[backend.Dim]
-	return d%k.Lanes == 0 && d*t.DType().Size()%16 == 0 && t.Strides()[backend.Dim] == 1 && (f32 || !k.KeyLanes) &&
-		(!f32 || view.InPlace(t)) && (pages == nil || shape[backend.Seq]%k.Lanes == 0)
+	d, dtype := t.Shape()[backend.Dim], t.DType()
+	return d%k.Lanes == 0 && k.Reads(dtype) && d*dtype.Size()%16 == 0 && t.Strides()[backend.Dim] == 1 &&
+		(dtype != backend.F32 || view.InPlace(t)) && (pages == nil || t.Shape()[backend.Seq]%k.Lanes == 0)
 }
 
 // dotRows returns the number of query rows that Dots computes for n of a tile: it takes 8,

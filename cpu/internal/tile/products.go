@@ -76,9 +76,9 @@ func (p *Products) dots(s *Space, b *block, t *Tile, here Span) {
 			return
 		}
 		if l.Fixed {
-			rest, ld := as[byte](k), l.DimK+vec.Q8Lead
-			view.CopyRows(&p.K, rest, p.K.Q8, ld, t.Batch, t.KVHead, here.Lo+done, n-done)
-			s.runs = vec.AppendRun(s.runs[:0], rest, ld, x.Lanes, l.DimK, rest)
+			rest, ld := as[byte](k), backend.Q8.Row(l.DimK)
+			view.CopyRows(&p.K, rest, p.K.Bytes, ld, t.Batch, t.KVHead, here.Lo+done, n-done)
+			s.runs = vec.AppendRun(s.runs[:0], rest, ld, x.Lanes, ld, rest)
 			x.Dots(e, s.S[done:], BlockKeys, s.runs, ld, t.q, l.DimK, rows, l.DimK)
 			return
 		}

@@ -29,7 +29,7 @@ func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk in
 	apart := max(1, e.Size()) * ldk // Fixed has no size
 	for i := 0; i < len(runs); i++ {
 		n, first := runs[i].n, i
-		if e != F32 && heads == 1 && x.Lanes > 4 && most >= 2*pairedRun && paired(runs[i:]) {
+		if e != F32 && e != Q4 && heads == 1 && x.Lanes > 4 && most >= 2*pairedRun && paired(runs[i:]) {
 			n, i = 2*n, i+1
 		}
 		for j := 0; j < n; j += most {
@@ -76,13 +76,16 @@ func (x *Kernels) Mix(e backend.DType, o []float32, ldo int, runs []Run, ldv int
 			}
 			if strips := (vectors - done) / t.vectors; t.rows == rows && strips > 0 {
 				c := done * x.Lanes
-				t.kernel(&o[h*ldo+c], 4*ldo, runs[0].words(), len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.Size(), strips)
+				t.kernel(&o[h*ldo+c], 4*ldo, runs[0].words(), len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], e.Size()*(e.Row(c)-e.Lead()), strips)
 				done += strips * t.vectors
 			}
 		}
 		h += rows
 	}
 }
+
+// Reads reports whether Dots and Mix take rows of type e.
+func (x *Kernels) Reads(e backend.DType) bool { return e == F32 || x.dots[e] != nil }
 
 // HasFixed reports whether Dots takes Fixed.
 func (x *Kernels) HasFixed() bool { return x.dots[Fixed] != nil }

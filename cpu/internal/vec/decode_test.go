@@ -82,7 +82,7 @@ func inRuns[T float32 | uint16 | byte](rng *rand.Rand, by, long int, k []T, ld, 
 func TestDecodeNarrow(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		n := 9 * x.Lanes // runs of more than 4 vectors of keys, which neon takes at once
-		for _, d := range []int{x.Lanes, 16, 5 * x.Lanes, 80, 8 * x.Lanes} {
+		for _, d := range []int{x.Lanes, 16, 5 * x.Lanes, 80, 96, 8 * x.Lanes} {
 			for i, heads := range []int{1, 1, 6, 9, 12} {
 				long := n
 				if heads == 1 {
@@ -103,6 +103,13 @@ func TestDecodeNarrow(t *testing.T) {
 					}
 					binary.NativeEndian.PutUint32(rows[r*(d+12):], math.Float32bits(scale))
 				}
+				blocks := make([]byte, n*(d/32*18+6))
+				for i := range blocks {
+					blocks[i] = byte(rng.IntN(256))
+				}
+				for i := 0; i < len(blocks); i += 2 {
+					blocks[i+1] &= 0xbf // a scale below 2, or a subnormal one
+				}
 				for _, kernels := range []*Kernels{x, twin} {
 					wide := make([]float32, n*d)
 					if d%8 == 0 { // rows have a multiple of 16 bytes
@@ -110,6 +117,17 @@ func TestDecodeNarrow(t *testing.T) {
 						narrow(t, kernels, x, F16, inRuns(rng, x.Lanes, long, bits, d+3, n, d), d+3, wide, heads, d)
 						Load(kernels, BF16, wide, d, bits, d+3, n, d)
 						narrow(t, kernels, x, BF16, inRuns(rng, x.Lanes, long, bits, d+3, n, d), d+3, wide, heads, d)
+					}
+					if ld := len(blocks) / n; d%32 == 0 {
+						Load(kernels, Q4, wide, d, blocks, ld, n, d)
+						want := make([]float32, d)
+						for r := range n {
+							Q4.Dequantise(want, blocks[r*ld:])
+							within(t, kernels.Tier+", q4", wide[r*d:(r+1)*d], want, 0)
+						}
+						if x.Reads(Q4) {
+							narrow(t, kernels, x, Q4, inRuns(rng, x.Lanes, long, blocks, ld, n, Q4.Row(d)), ld, wide, heads, d)
+						}
 					}
 					if d%16 != 0 {
 						continue

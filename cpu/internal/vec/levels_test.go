@@ -40,7 +40,7 @@ func BenchmarkLevels(b *testing.B) {
 					case F32:
 						return AppendRun(run, at, ld, keys, d, next)
 					case Q8:
-						return AppendRun(run, reinterpret[byte](at), ld, keys, d, reinterpret[byte](next))
+						return AppendRun(run, reinterpret[byte](at), ld, keys, ld, reinterpret[byte](next))
 					}
 					return AppendRun(run, reinterpret[uint16](at), ld, keys, d, reinterpret[uint16](next))
 				}

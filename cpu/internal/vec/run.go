@@ -26,13 +26,9 @@ type Run struct {
 // of few rows prefetch about as much more of each stream; Dots and Mix leave the lines out.
 const stagger = 512
 
-// AppendRun appends n rows of d elements, ld apart, the first at rows[0]. While the kernels
+// AppendRun appends n rows of d elements, those of bytes with their scales, ld apart, the first at rows[0]. While the kernels
 // read them, they prefetch as many rows from next on.
 func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, next []T) []Run {
-	size := int(unsafe.Sizeof(rows[0]))
-	if size == 1 {
-		d += Q8Lead
-	}
 	_ = rows[(n-1)*ld+d-1]
 	runs = append(runs, Run{})
 	r := &runs[len(runs)-1] // to copy a Run that was just written takes long

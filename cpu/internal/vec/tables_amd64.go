@@ -37,6 +37,7 @@ var kernelsAVX512Half = Kernels{
 		F16:  loadF16AVX2,
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
+		Q4:   loadQ4AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX2,
@@ -87,6 +88,7 @@ var kernelsAVX2x1 = Kernels{
 		F16:  loadF16AVX2,
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
+		Q4:   loadQ4AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX2,
@@ -147,6 +149,7 @@ var kernelsAVX512x1 = Kernels{
 		F16:  loadF16AVX512,
 		BF16: loadBF16AVX512,
 		Q8:   loadQ8AVX512,
+		Q4:   loadQ4AVX512,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX512,
@@ -154,12 +157,14 @@ var kernelsAVX512x1 = Kernels{
 		BF16:  dotsBF16AVX512,
 		Q8:    dotsQ8AVX512,
 		Fixed: dotsFixedAVX512,
+		Q4:    dotsQ4AVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 2, mix4x2AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
 		F16:  {{8, 2, mixF168x2AVX512}, {8, 1, mixF168x1AVX512}, {4, 4, mixF164x4AVX512}, {4, 1, mixF164x1AVX512}, {1, 8, mixF161x8AVX512}, {1, 4, mixF161x4AVX512}, {1, 1, mixF161x1AVX512}},
 		BF16: {{8, 2, mixBF168x2AVX512}, {8, 1, mixBF168x1AVX512}, {4, 4, mixBF164x4AVX512}, {4, 1, mixBF164x1AVX512}, {1, 8, mixBF161x8AVX512}, {1, 4, mixBF161x4AVX512}, {1, 1, mixBF161x1AVX512}},
 		Q8:   {{8, 2, mixQ88x2AVX512}, {8, 1, mixQ88x1AVX512}, {4, 4, mixQ84x4AVX512}, {4, 1, mixQ84x1AVX512}, {1, 8, mixQ81x8AVX512}, {1, 4, mixQ81x4AVX512}, {1, 1, mixQ81x1AVX512}},
+		Q4:   {{8, 2, mixQ48x2AVX512}, {4, 4, mixQ44x4AVX512}, {4, 2, mixQ44x2AVX512}, {1, 8, mixQ41x8AVX512}, {1, 4, mixQ41x4AVX512}, {1, 2, mixQ41x2AVX512}},
 	},
 }
 
@@ -197,6 +202,7 @@ var kernelsAVX2x2 = Kernels{
 		F16:  loadF16AVX2,
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
+		Q4:   loadQ4AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX2,
@@ -249,6 +255,7 @@ var kernelsAVX2 = Kernels{
 		F16:  loadF16AVX2,
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
+		Q4:   loadQ4AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX2,
@@ -310,6 +317,7 @@ var kernelsAVX512x2 = Kernels{
 		F16:  loadF16AVX512,
 		BF16: loadBF16AVX512,
 		Q8:   loadQ8AVX512,
+		Q4:   loadQ4AVX512,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX512,
@@ -317,12 +325,14 @@ var kernelsAVX512x2 = Kernels{
 		BF16:  dotsBF16AVX512,
 		Q8:    dotsQ8AVX512,
 		Fixed: dotsFixedAVX512,
+		Q4:    dotsQ4AVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 2, mix4x2AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
 		F16:  {{8, 2, mixF168x2AVX512}, {8, 1, mixF168x1AVX512}, {4, 4, mixF164x4AVX512}, {4, 1, mixF164x1AVX512}, {1, 8, mixF161x8AVX512}, {1, 4, mixF161x4AVX512}, {1, 1, mixF161x1AVX512}},
 		BF16: {{8, 2, mixBF168x2AVX512}, {8, 1, mixBF168x1AVX512}, {4, 4, mixBF164x4AVX512}, {4, 1, mixBF164x1AVX512}, {1, 8, mixBF161x8AVX512}, {1, 4, mixBF161x4AVX512}, {1, 1, mixBF161x1AVX512}},
 		Q8:   {{8, 2, mixQ88x2AVX512}, {8, 1, mixQ88x1AVX512}, {4, 4, mixQ84x4AVX512}, {4, 1, mixQ84x1AVX512}, {1, 8, mixQ81x8AVX512}, {1, 4, mixQ81x4AVX512}, {1, 1, mixQ81x1AVX512}},
+		Q4:   {{8, 2, mixQ48x2AVX512}, {4, 4, mixQ44x4AVX512}, {4, 2, mixQ44x2AVX512}, {1, 8, mixQ41x8AVX512}, {1, 4, mixQ41x4AVX512}, {1, 2, mixQ41x2AVX512}},
 	},
 }
 
@@ -372,6 +382,7 @@ var kernelsAVX512 = Kernels{
 		F16:  loadF16AVX512,
 		BF16: loadBF16AVX512,
 		Q8:   loadQ8AVX512,
+		Q4:   loadQ4AVX512,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX512,
@@ -379,12 +390,14 @@ var kernelsAVX512 = Kernels{
 		BF16:  dotsBF16AVX512,
 		Q8:    dotsQ8AVX512,
 		Fixed: dotsFixedAVX512,
+		Q4:    dotsQ4AVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX512}, {8, 1, mix8x1AVX512}, {4, 2, mix4x2AVX512}, {4, 1, mix4x1AVX512}, {1, 8, mix1x8AVX512}, {1, 4, mix1x4AVX512}, {1, 1, mix1x1AVX512}},
 		F16:  {{8, 2, mixF168x2AVX512}, {8, 1, mixF168x1AVX512}, {4, 4, mixF164x4AVX512}, {4, 1, mixF164x1AVX512}, {1, 8, mixF161x8AVX512}, {1, 4, mixF161x4AVX512}, {1, 1, mixF161x1AVX512}},
 		BF16: {{8, 2, mixBF168x2AVX512}, {8, 1, mixBF168x1AVX512}, {4, 4, mixBF164x4AVX512}, {4, 1, mixBF164x1AVX512}, {1, 8, mixBF161x8AVX512}, {1, 4, mixBF161x4AVX512}, {1, 1, mixBF161x1AVX512}},
 		Q8:   {{8, 2, mixQ88x2AVX512}, {8, 1, mixQ88x1AVX512}, {4, 4, mixQ84x4AVX512}, {4, 1, mixQ84x1AVX512}, {1, 8, mixQ81x8AVX512}, {1, 4, mixQ81x4AVX512}, {1, 1, mixQ81x1AVX512}},
+		Q4:   {{8, 2, mixQ48x2AVX512}, {4, 4, mixQ44x4AVX512}, {4, 2, mixQ44x2AVX512}, {1, 8, mixQ41x8AVX512}, {1, 4, mixQ41x4AVX512}, {1, 2, mixQ41x2AVX512}},
 	},
 	narrow: []*Kernels{&kernelsAVX512Half, &kernelsAVX512x1, &kernelsAVX512x2},
 }

@@ -159,9 +159,9 @@ func (x *Kernels) RowOutputs() bool { return x.tile.halfValues != nil }
 
 // The types of keys or values in memory. A row of Q8 begins with its scale, a float32.
 const (
-	F32, F16, BF16, Q8 = backend.F32, backend.F16, backend.BF16, backend.Q8
+	F32, F16, BF16, Q8, Q4 = backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4
 
-	elements = Q8 + 1
+	elements = Q4 + 1
 	Fixed    = elements // Q8 in Dots, for query rows of Fix
 	MaxFixed = 512      // elements of such a row: sums of more products could exceed 32 bits
 )
@@ -445,18 +445,19 @@ func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul 
 	x.transpose(&dst[0], 4*ldd, &src[0], 4*lds, &mul[0])
 }
 
-// Load writes F16, BF16 or Q8 as float32, exactly. cols is a multiple of Lanes.
+// Load writes F16, BF16, Q8 or Q4 as float32, exactly. cols is a multiple of Lanes.
 //
 //	dst [rows, cols], rows ldd apart    src [rows, cols] of type e, rows lds apart
 //
-// For Q8 src begins with the scale of the first row, and lds is in bytes.
+// For Q8 src begins with the scale of the first row, and lds is in bytes, as it is for Q4.
 func Load[T uint16 | byte](x *Kernels, e backend.DType, dst []float32, ldd int, src []T, lds, rows, cols int) {
-	size, lead := e.Size(), 0
-	if e == Q8 {
-		lead = Q8Lead
+	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+e.Row(cols)-1]
+	if x.load[e] != nil {
+		x.load[e](&dst[0], 4*ldd, (*byte)(unsafe.Pointer(&src[0])), e.Size()*lds, rows, cols/x.Lanes)
 	}
-	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+lead+cols-1]
-	x.load[e](&dst[0], 4*ldd, (*byte)(unsafe.Pointer(&src[0])), size*lds, rows, cols/x.Lanes)
+	for r := 0; x.load[e] == nil && r < rows; r++ {
+		e.Dequantise(dst[r*ldd:][:cols], any(src[r*lds:]).([]byte))
+	}
 }
 
 // StoreF16 rounds src to binary16, to nearest even. The length of src is a

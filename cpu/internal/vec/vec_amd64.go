@@ -103,6 +103,9 @@ func loadBF16AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors
 // loadQ8AVX512 is Kernels.load[Q8].
 func loadQ8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
+// loadQ4AVX512 is Kernels.load[Q4].
+func loadQ4AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+
 // storeF16AVX512 is Kernels.storeF16.
 func storeF16AVX512(dst *uint16, src *float32, vectors int)
 
@@ -304,6 +307,9 @@ func loadBF16AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors i
 // loadQ8AVX2 is Kernels.load[Q8].
 func loadQ8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
+// loadQ4AVX2 is Kernels.load[Q4].
+func loadQ4AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+
 // storeF16AVX2 is Kernels.storeF16.
 func storeF16AVX2(dst *uint16, src *float32, vectors int)
 
@@ -405,6 +411,27 @@ func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 
 // mixQ81x1AVX2 is Kernels.mix[Q8] for 1 rows and 1 vectors.
 func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// dotsQ4AVX512 is Kernels.dots[Q4].
+func dotsQ4AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixQ48x2AVX512 is Kernels.mix[Q4] for 8 rows and 2 vectors.
+func mixQ48x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ44x4AVX512 is Kernels.mix[Q4] for 4 rows and 4 vectors.
+func mixQ44x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ44x2AVX512 is Kernels.mix[Q4] for 4 rows and 2 vectors.
+func mixQ44x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ41x8AVX512 is Kernels.mix[Q4] for 1 rows and 8 vectors.
+func mixQ41x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ41x4AVX512 is Kernels.mix[Q4] for 1 rows and 4 vectors.
+func mixQ41x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ41x2AVX512 is Kernels.mix[Q4] for 1 rows and 2 vectors.
+func mixQ41x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // scores8AVX512x2 is tileKernels.scores for 8 rows.
 func scores8AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)

@@ -564,87 +564,231 @@ DATA constants<>+2224(SB)/4, $0x80808080
 DATA constants<>+2228(SB)/4, $0x80808080
 DATA constants<>+2232(SB)/4, $0x80808080
 DATA constants<>+2236(SB)/4, $0x80808080
-DATA constants<>+2240(SB)/4, $0x00000001
-DATA constants<>+2244(SB)/4, $0x00000002
-DATA constants<>+2248(SB)/4, $0x00000004
+DATA constants<>+2240(SB)/4, $0x00000008
+DATA constants<>+2244(SB)/4, $0x00000008
+DATA constants<>+2248(SB)/4, $0x00000008
 DATA constants<>+2252(SB)/4, $0x00000008
-DATA constants<>+2256(SB)/4, $0x00000010
-DATA constants<>+2260(SB)/4, $0x00000020
-DATA constants<>+2264(SB)/4, $0x00000040
-DATA constants<>+2268(SB)/4, $0x00000080
-DATA constants<>+2272(SB)/4, $0x00000100
-DATA constants<>+2276(SB)/4, $0x00000200
-DATA constants<>+2280(SB)/4, $0x00000400
-DATA constants<>+2284(SB)/4, $0x00000800
-DATA constants<>+2288(SB)/4, $0x00001000
-DATA constants<>+2292(SB)/4, $0x00002000
-DATA constants<>+2296(SB)/4, $0x00004000
-DATA constants<>+2300(SB)/4, $0x00008000
-DATA constants<>+2304(SB)/4, $0x00808080
-DATA constants<>+2308(SB)/4, $0x04808080
-DATA constants<>+2312(SB)/4, $0x08808080
-DATA constants<>+2316(SB)/4, $0x0c808080
-DATA constants<>+2320(SB)/4, $0x00808080
-DATA constants<>+2324(SB)/4, $0x04808080
-DATA constants<>+2328(SB)/4, $0x08808080
-DATA constants<>+2332(SB)/4, $0x0c808080
-DATA constants<>+2336(SB)/4, $0x00808080
-DATA constants<>+2340(SB)/4, $0x04808080
-DATA constants<>+2344(SB)/4, $0x08808080
-DATA constants<>+2348(SB)/4, $0x0c808080
-DATA constants<>+2352(SB)/4, $0x00808080
-DATA constants<>+2356(SB)/4, $0x04808080
-DATA constants<>+2360(SB)/4, $0x08808080
-DATA constants<>+2364(SB)/4, $0x0c808080
-DATA constants<>+2368(SB)/4, $0x01808080
-DATA constants<>+2372(SB)/4, $0x05808080
-DATA constants<>+2376(SB)/4, $0x09808080
-DATA constants<>+2380(SB)/4, $0x0d808080
-DATA constants<>+2384(SB)/4, $0x01808080
-DATA constants<>+2388(SB)/4, $0x05808080
-DATA constants<>+2392(SB)/4, $0x09808080
-DATA constants<>+2396(SB)/4, $0x0d808080
-DATA constants<>+2400(SB)/4, $0x01808080
-DATA constants<>+2404(SB)/4, $0x05808080
-DATA constants<>+2408(SB)/4, $0x09808080
-DATA constants<>+2412(SB)/4, $0x0d808080
-DATA constants<>+2416(SB)/4, $0x01808080
-DATA constants<>+2420(SB)/4, $0x05808080
-DATA constants<>+2424(SB)/4, $0x09808080
-DATA constants<>+2428(SB)/4, $0x0d808080
-DATA constants<>+2432(SB)/4, $0x02808080
-DATA constants<>+2436(SB)/4, $0x06808080
-DATA constants<>+2440(SB)/4, $0x0a808080
-DATA constants<>+2444(SB)/4, $0x0e808080
-DATA constants<>+2448(SB)/4, $0x02808080
-DATA constants<>+2452(SB)/4, $0x06808080
-DATA constants<>+2456(SB)/4, $0x0a808080
-DATA constants<>+2460(SB)/4, $0x0e808080
-DATA constants<>+2464(SB)/4, $0x02808080
-DATA constants<>+2468(SB)/4, $0x06808080
-DATA constants<>+2472(SB)/4, $0x0a808080
-DATA constants<>+2476(SB)/4, $0x0e808080
-DATA constants<>+2480(SB)/4, $0x02808080
-DATA constants<>+2484(SB)/4, $0x06808080
-DATA constants<>+2488(SB)/4, $0x0a808080
-DATA constants<>+2492(SB)/4, $0x0e808080
-DATA constants<>+2496(SB)/4, $0x03808080
-DATA constants<>+2500(SB)/4, $0x07808080
-DATA constants<>+2504(SB)/4, $0x0b808080
-DATA constants<>+2508(SB)/4, $0x0f808080
-DATA constants<>+2512(SB)/4, $0x03808080
-DATA constants<>+2516(SB)/4, $0x07808080
-DATA constants<>+2520(SB)/4, $0x0b808080
-DATA constants<>+2524(SB)/4, $0x0f808080
-DATA constants<>+2528(SB)/4, $0x03808080
-DATA constants<>+2532(SB)/4, $0x07808080
-DATA constants<>+2536(SB)/4, $0x0b808080
-DATA constants<>+2540(SB)/4, $0x0f808080
-DATA constants<>+2544(SB)/4, $0x03808080
-DATA constants<>+2548(SB)/4, $0x07808080
-DATA constants<>+2552(SB)/4, $0x0b808080
-DATA constants<>+2556(SB)/4, $0x0f808080
-GLOBL constants<>(SB), RODATA|NOPTR, $2560
+DATA constants<>+2256(SB)/4, $0x00000008
+DATA constants<>+2260(SB)/4, $0x00000008
+DATA constants<>+2264(SB)/4, $0x00000008
+DATA constants<>+2268(SB)/4, $0x00000008
+DATA constants<>+2272(SB)/4, $0x00000008
+DATA constants<>+2276(SB)/4, $0x00000008
+DATA constants<>+2280(SB)/4, $0x00000008
+DATA constants<>+2284(SB)/4, $0x00000008
+DATA constants<>+2288(SB)/4, $0x00000008
+DATA constants<>+2292(SB)/4, $0x00000008
+DATA constants<>+2296(SB)/4, $0x00000008
+DATA constants<>+2300(SB)/4, $0x00000008
+DATA constants<>+2304(SB)/4, $0x0000000f
+DATA constants<>+2308(SB)/4, $0x0000000f
+DATA constants<>+2312(SB)/4, $0x0000000f
+DATA constants<>+2316(SB)/4, $0x0000000f
+DATA constants<>+2320(SB)/4, $0x0000000f
+DATA constants<>+2324(SB)/4, $0x0000000f
+DATA constants<>+2328(SB)/4, $0x0000000f
+DATA constants<>+2332(SB)/4, $0x0000000f
+DATA constants<>+2336(SB)/4, $0x0000000f
+DATA constants<>+2340(SB)/4, $0x0000000f
+DATA constants<>+2344(SB)/4, $0x0000000f
+DATA constants<>+2348(SB)/4, $0x0000000f
+DATA constants<>+2352(SB)/4, $0x0000000f
+DATA constants<>+2356(SB)/4, $0x0000000f
+DATA constants<>+2360(SB)/4, $0x0000000f
+DATA constants<>+2364(SB)/4, $0x0000000f
+DATA constants<>+2368(SB)/4, $0x00000f00
+DATA constants<>+2372(SB)/4, $0x00000f00
+DATA constants<>+2376(SB)/4, $0x00000f00
+DATA constants<>+2380(SB)/4, $0x00000f00
+DATA constants<>+2384(SB)/4, $0x00000f00
+DATA constants<>+2388(SB)/4, $0x00000f00
+DATA constants<>+2392(SB)/4, $0x00000f00
+DATA constants<>+2396(SB)/4, $0x00000f00
+DATA constants<>+2400(SB)/4, $0x00000f00
+DATA constants<>+2404(SB)/4, $0x00000f00
+DATA constants<>+2408(SB)/4, $0x00000f00
+DATA constants<>+2412(SB)/4, $0x00000f00
+DATA constants<>+2416(SB)/4, $0x00000f00
+DATA constants<>+2420(SB)/4, $0x00000f00
+DATA constants<>+2424(SB)/4, $0x00000f00
+DATA constants<>+2428(SB)/4, $0x00000f00
+DATA constants<>+2432(SB)/4, $0x000f0000
+DATA constants<>+2436(SB)/4, $0x000f0000
+DATA constants<>+2440(SB)/4, $0x000f0000
+DATA constants<>+2444(SB)/4, $0x000f0000
+DATA constants<>+2448(SB)/4, $0x000f0000
+DATA constants<>+2452(SB)/4, $0x000f0000
+DATA constants<>+2456(SB)/4, $0x000f0000
+DATA constants<>+2460(SB)/4, $0x000f0000
+DATA constants<>+2464(SB)/4, $0x000f0000
+DATA constants<>+2468(SB)/4, $0x000f0000
+DATA constants<>+2472(SB)/4, $0x000f0000
+DATA constants<>+2476(SB)/4, $0x000f0000
+DATA constants<>+2480(SB)/4, $0x000f0000
+DATA constants<>+2484(SB)/4, $0x000f0000
+DATA constants<>+2488(SB)/4, $0x000f0000
+DATA constants<>+2492(SB)/4, $0x000f0000
+DATA constants<>+2496(SB)/4, $0x47000000
+DATA constants<>+2500(SB)/4, $0x47000000
+DATA constants<>+2504(SB)/4, $0x47000000
+DATA constants<>+2508(SB)/4, $0x47000000
+DATA constants<>+2512(SB)/4, $0x47000000
+DATA constants<>+2516(SB)/4, $0x47000000
+DATA constants<>+2520(SB)/4, $0x47000000
+DATA constants<>+2524(SB)/4, $0x47000000
+DATA constants<>+2528(SB)/4, $0x47000000
+DATA constants<>+2532(SB)/4, $0x47000000
+DATA constants<>+2536(SB)/4, $0x47000000
+DATA constants<>+2540(SB)/4, $0x47000000
+DATA constants<>+2544(SB)/4, $0x47000000
+DATA constants<>+2548(SB)/4, $0x47000000
+DATA constants<>+2552(SB)/4, $0x47000000
+DATA constants<>+2556(SB)/4, $0x47000000
+DATA constants<>+2560(SB)/4, $0x43000000
+DATA constants<>+2564(SB)/4, $0x43000000
+DATA constants<>+2568(SB)/4, $0x43000000
+DATA constants<>+2572(SB)/4, $0x43000000
+DATA constants<>+2576(SB)/4, $0x43000000
+DATA constants<>+2580(SB)/4, $0x43000000
+DATA constants<>+2584(SB)/4, $0x43000000
+DATA constants<>+2588(SB)/4, $0x43000000
+DATA constants<>+2592(SB)/4, $0x43000000
+DATA constants<>+2596(SB)/4, $0x43000000
+DATA constants<>+2600(SB)/4, $0x43000000
+DATA constants<>+2604(SB)/4, $0x43000000
+DATA constants<>+2608(SB)/4, $0x43000000
+DATA constants<>+2612(SB)/4, $0x43000000
+DATA constants<>+2616(SB)/4, $0x43000000
+DATA constants<>+2620(SB)/4, $0x43000000
+DATA constants<>+2624(SB)/4, $0xc7000800
+DATA constants<>+2628(SB)/4, $0xc7000800
+DATA constants<>+2632(SB)/4, $0xc7000800
+DATA constants<>+2636(SB)/4, $0xc7000800
+DATA constants<>+2640(SB)/4, $0xc7000800
+DATA constants<>+2644(SB)/4, $0xc7000800
+DATA constants<>+2648(SB)/4, $0xc7000800
+DATA constants<>+2652(SB)/4, $0xc7000800
+DATA constants<>+2656(SB)/4, $0xc7000800
+DATA constants<>+2660(SB)/4, $0xc7000800
+DATA constants<>+2664(SB)/4, $0xc7000800
+DATA constants<>+2668(SB)/4, $0xc7000800
+DATA constants<>+2672(SB)/4, $0xc7000800
+DATA constants<>+2676(SB)/4, $0xc7000800
+DATA constants<>+2680(SB)/4, $0xc7000800
+DATA constants<>+2684(SB)/4, $0xc7000800
+DATA constants<>+2688(SB)/4, $0xc3080000
+DATA constants<>+2692(SB)/4, $0xc3080000
+DATA constants<>+2696(SB)/4, $0xc3080000
+DATA constants<>+2700(SB)/4, $0xc3080000
+DATA constants<>+2704(SB)/4, $0xc3080000
+DATA constants<>+2708(SB)/4, $0xc3080000
+DATA constants<>+2712(SB)/4, $0xc3080000
+DATA constants<>+2716(SB)/4, $0xc3080000
+DATA constants<>+2720(SB)/4, $0xc3080000
+DATA constants<>+2724(SB)/4, $0xc3080000
+DATA constants<>+2728(SB)/4, $0xc3080000
+DATA constants<>+2732(SB)/4, $0xc3080000
+DATA constants<>+2736(SB)/4, $0xc3080000
+DATA constants<>+2740(SB)/4, $0xc3080000
+DATA constants<>+2744(SB)/4, $0xc3080000
+DATA constants<>+2748(SB)/4, $0xc3080000
+DATA constants<>+2752(SB)/4, $0x00000001
+DATA constants<>+2756(SB)/4, $0x00000002
+DATA constants<>+2760(SB)/4, $0x00000004
+DATA constants<>+2764(SB)/4, $0x00000008
+DATA constants<>+2768(SB)/4, $0x00000010
+DATA constants<>+2772(SB)/4, $0x00000020
+DATA constants<>+2776(SB)/4, $0x00000040
+DATA constants<>+2780(SB)/4, $0x00000080
+DATA constants<>+2784(SB)/4, $0x00000100
+DATA constants<>+2788(SB)/4, $0x00000200
+DATA constants<>+2792(SB)/4, $0x00000400
+DATA constants<>+2796(SB)/4, $0x00000800
+DATA constants<>+2800(SB)/4, $0x00001000
+DATA constants<>+2804(SB)/4, $0x00002000
+DATA constants<>+2808(SB)/4, $0x00004000
+DATA constants<>+2812(SB)/4, $0x00008000
+DATA constants<>+2816(SB)/4, $0x00808080
+DATA constants<>+2820(SB)/4, $0x04808080
+DATA constants<>+2824(SB)/4, $0x08808080
+DATA constants<>+2828(SB)/4, $0x0c808080
+DATA constants<>+2832(SB)/4, $0x00808080
+DATA constants<>+2836(SB)/4, $0x04808080
+DATA constants<>+2840(SB)/4, $0x08808080
+DATA constants<>+2844(SB)/4, $0x0c808080
+DATA constants<>+2848(SB)/4, $0x00808080
+DATA constants<>+2852(SB)/4, $0x04808080
+DATA constants<>+2856(SB)/4, $0x08808080
+DATA constants<>+2860(SB)/4, $0x0c808080
+DATA constants<>+2864(SB)/4, $0x00808080
+DATA constants<>+2868(SB)/4, $0x04808080
+DATA constants<>+2872(SB)/4, $0x08808080
+DATA constants<>+2876(SB)/4, $0x0c808080
+DATA constants<>+2880(SB)/4, $0x01808080
+DATA constants<>+2884(SB)/4, $0x05808080
+DATA constants<>+2888(SB)/4, $0x09808080
+DATA constants<>+2892(SB)/4, $0x0d808080
+DATA constants<>+2896(SB)/4, $0x01808080
+DATA constants<>+2900(SB)/4, $0x05808080
+DATA constants<>+2904(SB)/4, $0x09808080
+DATA constants<>+2908(SB)/4, $0x0d808080
+DATA constants<>+2912(SB)/4, $0x01808080
+DATA constants<>+2916(SB)/4, $0x05808080
+DATA constants<>+2920(SB)/4, $0x09808080
+DATA constants<>+2924(SB)/4, $0x0d808080
+DATA constants<>+2928(SB)/4, $0x01808080
+DATA constants<>+2932(SB)/4, $0x05808080
+DATA constants<>+2936(SB)/4, $0x09808080
+DATA constants<>+2940(SB)/4, $0x0d808080
+DATA constants<>+2944(SB)/4, $0x02808080
+DATA constants<>+2948(SB)/4, $0x06808080
+DATA constants<>+2952(SB)/4, $0x0a808080
+DATA constants<>+2956(SB)/4, $0x0e808080
+DATA constants<>+2960(SB)/4, $0x02808080
+DATA constants<>+2964(SB)/4, $0x06808080
+DATA constants<>+2968(SB)/4, $0x0a808080
+DATA constants<>+2972(SB)/4, $0x0e808080
+DATA constants<>+2976(SB)/4, $0x02808080
+DATA constants<>+2980(SB)/4, $0x06808080
+DATA constants<>+2984(SB)/4, $0x0a808080
+DATA constants<>+2988(SB)/4, $0x0e808080
+DATA constants<>+2992(SB)/4, $0x02808080
+DATA constants<>+2996(SB)/4, $0x06808080
+DATA constants<>+3000(SB)/4, $0x0a808080
+DATA constants<>+3004(SB)/4, $0x0e808080
+DATA constants<>+3008(SB)/4, $0x03808080
+DATA constants<>+3012(SB)/4, $0x07808080
+DATA constants<>+3016(SB)/4, $0x0b808080
+DATA constants<>+3020(SB)/4, $0x0f808080
+DATA constants<>+3024(SB)/4, $0x03808080
+DATA constants<>+3028(SB)/4, $0x07808080
+DATA constants<>+3032(SB)/4, $0x0b808080
+DATA constants<>+3036(SB)/4, $0x0f808080
+DATA constants<>+3040(SB)/4, $0x03808080
+DATA constants<>+3044(SB)/4, $0x07808080
+DATA constants<>+3048(SB)/4, $0x0b808080
+DATA constants<>+3052(SB)/4, $0x0f808080
+DATA constants<>+3056(SB)/4, $0x03808080
+DATA constants<>+3060(SB)/4, $0x07808080
+DATA constants<>+3064(SB)/4, $0x0b808080
+DATA constants<>+3068(SB)/4, $0x0f808080
+DATA constants<>+3072(SB)/4, $0xc1000000
+DATA constants<>+3076(SB)/4, $0xc0e00000
+DATA constants<>+3080(SB)/4, $0xc0c00000
+DATA constants<>+3084(SB)/4, $0xc0a00000
+DATA constants<>+3088(SB)/4, $0xc0800000
+DATA constants<>+3092(SB)/4, $0xc0400000
+DATA constants<>+3096(SB)/4, $0xc0000000
+DATA constants<>+3100(SB)/4, $0xbf800000
+DATA constants<>+3104(SB)/4, $0x00000000
+DATA constants<>+3108(SB)/4, $0x3f800000
+DATA constants<>+3112(SB)/4, $0x40000000
+DATA constants<>+3116(SB)/4, $0x40400000
+DATA constants<>+3120(SB)/4, $0x40800000
+DATA constants<>+3124(SB)/4, $0x40a00000
+DATA constants<>+3128(SB)/4, $0x40c00000
+DATA constants<>+3132(SB)/4, $0x40e00000
+GLOBL constants<>(SB), RODATA|NOPTR, $3136
 
 // func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
@@ -4826,6 +4970,48 @@ vector:
 	ADDQ       BX, DX
 	SUBQ       $0x00000001, SI
 	JNZ        row
+	VZEROUPPER
+	RET
+
+// func loadQ4AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+// Requires: AVX, AVX512F, F16C, MMX+
+TEXT ·loadQ4AVX512(SB), NOSPLIT, $0-48
+	MOVQ    dst+0(FP), AX
+	MOVQ    ldd+8(FP), CX
+	MOVQ    src+16(FP), DX
+	MOVQ    lds+24(FP), BX
+	MOVQ    rows+32(FP), SI
+	MOVQ    vectors+40(FP), DI
+	VMOVUPS constants<>+3072(SB), Z0
+
+row:
+	MOVQ AX, R8
+	MOVQ DX, R9
+	MOVQ DI, R10
+	MOVQ BX, R11
+	SHLQ $0x05, R11
+	ADDQ DX, R11
+
+block:
+	PREFETCHT1   (R11)
+	ADDQ         $0x00000012, R11
+	VCVTPH2PS    (R9), X2
+	VBROADCASTSS X2, Z2
+	VMULPS       Z0, Z2, Z2
+	VPMOVZXBD    2(R9), Z3
+	VPERMPS      Z2, Z3, Z1
+	VPSRLD       $0x04, Z3, Z3
+	VPERMPS      Z2, Z3, Z2
+	VMOVUPS      Z1, (R8)
+	VMOVUPS      Z2, 64(R8)
+	ADDQ         $0x00000080, R8
+	ADDQ         $0x00000012, R9
+	SUBQ         $0x00000002, R10
+	JNZ          block
+	ADDQ         CX, AX
+	ADDQ         BX, DX
+	SUBQ         $0x00000001, SI
+	JNZ          row
 	VZEROUPPER
 	RET
 
@@ -20883,50 +21069,50 @@ square:
 	PREFETCHT1   128(SI)
 	VMOVDQU      Y1, (SP)
 	VPBROADCASTD (SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      (AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, (AX)
 	VPBROADCASTD 4(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      96(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 96(AX)
 	VPBROADCASTD 8(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      192(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 192(AX)
 	VPBROADCASTD 12(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      288(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 288(AX)
 	VPBROADCASTD 16(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      384(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 384(AX)
 	VPBROADCASTD 20(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      480(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 480(AX)
 	VPBROADCASTD 24(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      576(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 576(AX)
 	VPBROADCASTD 28(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      672(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 672(AX)
@@ -23485,6 +23671,63 @@ vector:
 	ADDQ       BX, DX
 	SUBQ       $0x00000001, SI
 	JNZ        row
+	VZEROUPPER
+	RET
+
+// func loadQ4AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·loadQ4AVX2(SB), NOSPLIT, $0-48
+	MOVQ    dst+0(FP), AX
+	MOVQ    ldd+8(FP), CX
+	MOVQ    src+16(FP), DX
+	MOVQ    lds+24(FP), BX
+	MOVQ    rows+32(FP), SI
+	MOVQ    vectors+40(FP), DI
+	VMOVUPS constants<>+2240(SB), Y0
+
+row:
+	MOVQ AX, R8
+	MOVQ DX, R9
+	MOVQ DI, R10
+	MOVQ BX, R11
+	SHLQ $0x05, R11
+	ADDQ DX, R11
+
+block:
+	PREFETCHT1   (R11)
+	ADDQ         $0x00000012, R11
+	VPBROADCASTW (R9), X5
+	VCVTPH2PS    X5, Y5
+	VPMOVZXBD    2(R9), Y1
+	VPSRLD       $0x04, Y1, Y3
+	VPAND        constants<>+2304(SB), Y1, Y1
+	VPMOVZXBD    10(R9), Y2
+	VPSRLD       $0x04, Y2, Y4
+	VPAND        constants<>+2304(SB), Y2, Y2
+	VPSUBD       Y0, Y1, Y1
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y5, Y1, Y1
+	VPSUBD       Y0, Y2, Y2
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y5, Y2, Y2
+	VPSUBD       Y0, Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y5, Y3, Y3
+	VPSUBD       Y0, Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y5, Y4, Y4
+	VMOVUPS      Y1, (R8)
+	VMOVUPS      Y2, 32(R8)
+	VMOVUPS      Y3, 64(R8)
+	VMOVUPS      Y4, 96(R8)
+	ADDQ         $0x00000080, R8
+	ADDQ         $0x00000012, R9
+	SUBQ         $0x00000004, R10
+	JNZ          block
+	ADDQ         CX, AX
+	ADDQ         BX, DX
+	SUBQ         $0x00000001, SI
+	JNZ          row
 	VZEROUPPER
 	RET
 
@@ -30155,110 +30398,110 @@ rows1_by4_piece:
 	VUNPCKLPD      Y10, Y6, Y12
 	VUNPCKHPD      Y10, Y6, Y6
 	VBROADCASTSS   (DX), Y10
-	VPSHUFB        constants<>+2304(SB), Y7, Y13
+	VPSHUFB        constants<>+2816(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         24(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y1
-	VPSHUFB        constants<>+2304(SB), Y11, Y13
+	VPSHUFB        constants<>+2816(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         56(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y2
 	VBROADCASTSS   4(DX), Y10
-	VPSHUFB        constants<>+2368(SB), Y7, Y13
+	VPSHUFB        constants<>+2880(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         24(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y1
-	VPSHUFB        constants<>+2368(SB), Y11, Y13
+	VPSHUFB        constants<>+2880(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         56(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y2
 	VBROADCASTSS   8(DX), Y10
-	VPSHUFB        constants<>+2432(SB), Y7, Y13
+	VPSHUFB        constants<>+2944(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         24(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y1
-	VPSHUFB        constants<>+2432(SB), Y11, Y13
+	VPSHUFB        constants<>+2944(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         56(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y2
 	VBROADCASTSS   12(DX), Y10
-	VPSHUFB        constants<>+2496(SB), Y7, Y7
+	VPSHUFB        constants<>+3008(SB), Y7, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y10, Y7, Y1
-	VPSHUFB        constants<>+2496(SB), Y11, Y7
+	VPSHUFB        constants<>+3008(SB), Y11, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y10, Y7, Y2
 	VBROADCASTSS   16(DX), Y7
-	VPSHUFB        constants<>+2304(SB), Y5, Y10
+	VPSHUFB        constants<>+2816(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         24(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y1
-	VPSHUFB        constants<>+2304(SB), Y9, Y10
+	VPSHUFB        constants<>+2816(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         56(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y2
 	VBROADCASTSS   20(DX), Y7
-	VPSHUFB        constants<>+2368(SB), Y5, Y10
+	VPSHUFB        constants<>+2880(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         24(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y1
-	VPSHUFB        constants<>+2368(SB), Y9, Y10
+	VPSHUFB        constants<>+2880(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         56(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y2
 	VBROADCASTSS   24(DX), Y7
-	VPSHUFB        constants<>+2432(SB), Y5, Y10
+	VPSHUFB        constants<>+2944(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         24(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y1
-	VPSHUFB        constants<>+2432(SB), Y9, Y10
+	VPSHUFB        constants<>+2944(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         56(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y2
 	VBROADCASTSS   28(DX), Y7
-	VPSHUFB        constants<>+2496(SB), Y5, Y5
+	VPSHUFB        constants<>+3008(SB), Y5, Y5
 	VCVTDQ2PS      Y5, Y5
 	VMULPS         24(SP), Y5, Y5
 	VFMADD231PS    Y7, Y5, Y1
-	VPSHUFB        constants<>+2496(SB), Y9, Y5
+	VPSHUFB        constants<>+3008(SB), Y9, Y5
 	VCVTDQ2PS      Y5, Y5
 	VMULPS         56(SP), Y5, Y5
 	VFMADD231PS    Y7, Y5, Y2
 	VBROADCASTSS   32(DX), Y5
-	VPSHUFB        constants<>+2304(SB), Y8, Y7
+	VPSHUFB        constants<>+2816(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2304(SB), Y12, Y7
+	VPSHUFB        constants<>+2816(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   36(DX), Y5
-	VPSHUFB        constants<>+2368(SB), Y8, Y7
+	VPSHUFB        constants<>+2880(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2368(SB), Y12, Y7
+	VPSHUFB        constants<>+2880(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   40(DX), Y5
-	VPSHUFB        constants<>+2432(SB), Y8, Y7
+	VPSHUFB        constants<>+2944(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2432(SB), Y12, Y7
+	VPSHUFB        constants<>+2944(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   44(DX), Y5
-	VPSHUFB        constants<>+2496(SB), Y8, Y7
+	VPSHUFB        constants<>+3008(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2496(SB), Y12, Y7
+	VPSHUFB        constants<>+3008(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
@@ -30285,38 +30528,38 @@ rows1_by4_piece0_4_same0:
 	MOVQ           R10, 8(R12)
 	MOVQ           R11, 24(R12)
 	VBROADCASTSS   48(DX), Y5
-	VPSHUFB        constants<>+2304(SB), Y4, Y7
+	VPSHUFB        constants<>+2816(SB), Y4, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2304(SB), Y6, Y7
+	VPSHUFB        constants<>+2816(SB), Y6, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   52(DX), Y5
-	VPSHUFB        constants<>+2368(SB), Y4, Y7
+	VPSHUFB        constants<>+2880(SB), Y4, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2368(SB), Y6, Y7
+	VPSHUFB        constants<>+2880(SB), Y6, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   56(DX), Y5
-	VPSHUFB        constants<>+2432(SB), Y4, Y7
+	VPSHUFB        constants<>+2944(SB), Y4, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2432(SB), Y6, Y7
+	VPSHUFB        constants<>+2944(SB), Y6, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   60(DX), Y5
-	VPSHUFB        constants<>+2496(SB), Y4, Y4
+	VPSHUFB        constants<>+3008(SB), Y4, Y4
 	VCVTDQ2PS      Y4, Y4
 	VMULPS         24(SP), Y4, Y4
 	VFMADD231PS    Y5, Y4, Y1
-	VPSHUFB        constants<>+2496(SB), Y6, Y4
+	VPSHUFB        constants<>+3008(SB), Y6, Y4
 	VCVTDQ2PS      Y4, Y4
 	VMULPS         56(SP), Y4, Y4
 	VFMADD231PS    Y5, Y4, Y2
@@ -30357,110 +30600,110 @@ rows1_by4_piece0_4_same0:
 	VUNPCKLPD      Y10, Y6, Y12
 	VUNPCKHPD      Y10, Y6, Y6
 	VBROADCASTSS   (DX), Y10
-	VPSHUFB        constants<>+2304(SB), Y7, Y13
+	VPSHUFB        constants<>+2816(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         88(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y3
-	VPSHUFB        constants<>+2304(SB), Y11, Y13
+	VPSHUFB        constants<>+2816(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         120(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y0
 	VBROADCASTSS   4(DX), Y10
-	VPSHUFB        constants<>+2368(SB), Y7, Y13
+	VPSHUFB        constants<>+2880(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         88(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y3
-	VPSHUFB        constants<>+2368(SB), Y11, Y13
+	VPSHUFB        constants<>+2880(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         120(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y0
 	VBROADCASTSS   8(DX), Y10
-	VPSHUFB        constants<>+2432(SB), Y7, Y13
+	VPSHUFB        constants<>+2944(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         88(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y3
-	VPSHUFB        constants<>+2432(SB), Y11, Y13
+	VPSHUFB        constants<>+2944(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         120(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y0
 	VBROADCASTSS   12(DX), Y10
-	VPSHUFB        constants<>+2496(SB), Y7, Y7
+	VPSHUFB        constants<>+3008(SB), Y7, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         88(SP), Y7, Y7
 	VFMADD231PS    Y10, Y7, Y3
-	VPSHUFB        constants<>+2496(SB), Y11, Y7
+	VPSHUFB        constants<>+3008(SB), Y11, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         120(SP), Y7, Y7
 	VFMADD231PS    Y10, Y7, Y0
 	VBROADCASTSS   16(DX), Y7
-	VPSHUFB        constants<>+2304(SB), Y5, Y10
+	VPSHUFB        constants<>+2816(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         88(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y3
-	VPSHUFB        constants<>+2304(SB), Y9, Y10
+	VPSHUFB        constants<>+2816(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         120(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y0
 	VBROADCASTSS   20(DX), Y7
-	VPSHUFB        constants<>+2368(SB), Y5, Y10
+	VPSHUFB        constants<>+2880(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         88(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y3
-	VPSHUFB        constants<>+2368(SB), Y9, Y10
+	VPSHUFB        constants<>+2880(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         120(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y0
 	VBROADCASTSS   24(DX), Y7
-	VPSHUFB        constants<>+2432(SB), Y5, Y10
+	VPSHUFB        constants<>+2944(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         88(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y3
-	VPSHUFB        constants<>+2432(SB), Y9, Y10
+	VPSHUFB        constants<>+2944(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         120(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y0
 	VBROADCASTSS   28(DX), Y7
-	VPSHUFB        constants<>+2496(SB), Y5, Y5
+	VPSHUFB        constants<>+3008(SB), Y5, Y5
 	VCVTDQ2PS      Y5, Y5
 	VMULPS         88(SP), Y5, Y5
 	VFMADD231PS    Y7, Y5, Y3
-	VPSHUFB        constants<>+2496(SB), Y9, Y5
+	VPSHUFB        constants<>+3008(SB), Y9, Y5
 	VCVTDQ2PS      Y5, Y5
 	VMULPS         120(SP), Y5, Y5
 	VFMADD231PS    Y7, Y5, Y0
 	VBROADCASTSS   32(DX), Y5
-	VPSHUFB        constants<>+2304(SB), Y8, Y7
+	VPSHUFB        constants<>+2816(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         88(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y3
-	VPSHUFB        constants<>+2304(SB), Y12, Y7
+	VPSHUFB        constants<>+2816(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         120(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y0
 	VBROADCASTSS   36(DX), Y5
-	VPSHUFB        constants<>+2368(SB), Y8, Y7
+	VPSHUFB        constants<>+2880(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         88(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y3
-	VPSHUFB        constants<>+2368(SB), Y12, Y7
+	VPSHUFB        constants<>+2880(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         120(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y0
 	VBROADCASTSS   40(DX), Y5
-	VPSHUFB        constants<>+2432(SB), Y8, Y7
+	VPSHUFB        constants<>+2944(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         88(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y3
-	VPSHUFB        constants<>+2432(SB), Y12, Y7
+	VPSHUFB        constants<>+2944(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         120(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y0
 	VBROADCASTSS   44(DX), Y5
-	VPSHUFB        constants<>+2496(SB), Y8, Y7
+	VPSHUFB        constants<>+3008(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         88(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y3
-	VPSHUFB        constants<>+2496(SB), Y12, Y7
+	VPSHUFB        constants<>+3008(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         120(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y0
@@ -30487,38 +30730,38 @@ rows1_by4_piece2_4_same0:
 	MOVQ         R10, 8(R12)
 	MOVQ         R11, 24(R12)
 	VBROADCASTSS 48(DX), Y5
-	VPSHUFB      constants<>+2304(SB), Y4, Y7
+	VPSHUFB      constants<>+2816(SB), Y4, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       88(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y3
-	VPSHUFB      constants<>+2304(SB), Y6, Y7
+	VPSHUFB      constants<>+2816(SB), Y6, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       120(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y0
 	VBROADCASTSS 52(DX), Y5
-	VPSHUFB      constants<>+2368(SB), Y4, Y7
+	VPSHUFB      constants<>+2880(SB), Y4, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       88(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y3
-	VPSHUFB      constants<>+2368(SB), Y6, Y7
+	VPSHUFB      constants<>+2880(SB), Y6, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       120(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y0
 	VBROADCASTSS 56(DX), Y5
-	VPSHUFB      constants<>+2432(SB), Y4, Y7
+	VPSHUFB      constants<>+2944(SB), Y4, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       88(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y3
-	VPSHUFB      constants<>+2432(SB), Y6, Y7
+	VPSHUFB      constants<>+2944(SB), Y6, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       120(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y0
 	VBROADCASTSS 60(DX), Y5
-	VPSHUFB      constants<>+2496(SB), Y4, Y4
+	VPSHUFB      constants<>+3008(SB), Y4, Y4
 	VCVTDQ2PS    Y4, Y4
 	VMULPS       88(SP), Y4, Y4
 	VFMADD231PS  Y5, Y4, Y3
-	VPSHUFB      constants<>+2496(SB), Y6, Y4
+	VPSHUFB      constants<>+3008(SB), Y6, Y4
 	VCVTDQ2PS    Y4, Y4
 	VMULPS       120(SP), Y4, Y4
 	VFMADD231PS  Y5, Y4, Y0
@@ -31852,6 +32095,2259 @@ key:
 	VMOVUPS      Y0, (DX)
 	ADDQ         $0x00000020, o+0(FP)
 	ADDQ         $0x00000008, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func dotsQ4AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// Requires: AVX, AVX2, AVX512F
+TEXT ·dotsQ4AVX512(SB), NOSPLIT, $24-80
+	MOVQ    ldk+24(FP), AX
+	LEAQ    (AX)(AX*2), CX
+	VMOVUPS constants<>+2368(SB), Z0
+	VMOVUPS constants<>+2496(SB), Z1
+	VMOVUPS constants<>+2432(SB), Z2
+	VMOVUPS constants<>+2560(SB), Z3
+
+rows8:
+	CMPQ heads+56(FP), $0x08
+	JL   rows8_done
+	MOVQ s+0(FP), DX
+	MOVQ DX, (SP)
+	MOVQ k+16(FP), DX
+	MOVQ DX, 8(SP)
+	MOVQ groups+72(FP), DX
+	MOVQ DX, 16(SP)
+
+rows8_by1:
+	CMPQ   16(SP), $0x01
+	JL     rows8_by1_done
+	MOVQ   8(SP), DX
+	MOVQ   DX, BX
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	MOVQ   AX, SI
+	SHLQ   $0x04, SI
+	ADDQ   SI, DX
+	MOVQ   DX, 8(SP)
+	MOVQ   q+40(FP), DX
+	MOVQ   ldq+48(FP), SI
+	LEAQ   (SI)(SI*2), DI
+	LEAQ   (DX)(SI*4), R8
+	XORQ   R9, R9
+	MOVQ   chunks+64(FP), R10
+
+rows8_by1_block:
+	LEAQ             (BX)(R9*1), R11
+	VPXOR            X13, X13, X13
+	VPINSRW          $0x00, (R11), X13, X13
+	VPINSRW          $0x01, (R11)(AX*1), X13, X13
+	VPINSRW          $0x02, (R11)(AX*2), X13, X13
+	VPINSRW          $0x03, (R11)(CX*1), X13, X13
+	LEAQ             (R11)(AX*4), R11
+	VPINSRW          $0x04, (R11), X13, X13
+	VPINSRW          $0x05, (R11)(AX*1), X13, X13
+	VPINSRW          $0x06, (R11)(AX*2), X13, X13
+	VPINSRW          $0x07, (R11)(CX*1), X13, X13
+	LEAQ             (R11)(AX*4), R11
+	VPXOR            X12, X12, X12
+	VPINSRW          $0x00, (R11), X12, X12
+	VPINSRW          $0x01, (R11)(AX*1), X12, X12
+	VPINSRW          $0x02, (R11)(AX*2), X12, X12
+	VPINSRW          $0x03, (R11)(CX*1), X12, X12
+	LEAQ             (R11)(AX*4), R11
+	VPINSRW          $0x04, (R11), X12, X12
+	VPINSRW          $0x05, (R11)(AX*1), X12, X12
+	VPINSRW          $0x06, (R11)(AX*2), X12, X12
+	VPINSRW          $0x07, (R11)(CX*1), X12, X12
+	VINSERTI128      $0x01, X12, Y13, Y12
+	VCVTPH2PS        Y12, Z12
+	VMULPS           constants<>+2624(SB), Z12, Z14
+	VMULPS           constants<>+2688(SB), Z12, Z15
+	LEAQ             (BX)(R9*1), R11
+	VBROADCASTF32X4  2(R11), Z16
+	VBROADCASTF32X4  2(R11)(AX*1), Z17
+	VBROADCASTF32X4  2(R11)(AX*2), Z18
+	VBROADCASTF32X4  2(R11)(CX*1), Z19
+	LEAQ             (R11)(AX*4), R11
+	VINSERTF32X4     $0x01, 2(R11), Z16, Z16
+	VINSERTF32X4     $0x01, 2(R11)(AX*1), Z17, Z17
+	VINSERTF32X4     $0x01, 2(R11)(AX*2), Z18, Z18
+	VINSERTF32X4     $0x01, 2(R11)(CX*1), Z19, Z19
+	LEAQ             (R11)(AX*4), R11
+	VINSERTF32X4     $0x02, 2(R11), Z16, Z16
+	VINSERTF32X4     $0x02, 2(R11)(AX*1), Z17, Z17
+	VINSERTF32X4     $0x02, 2(R11)(AX*2), Z18, Z18
+	VINSERTF32X4     $0x02, 2(R11)(CX*1), Z19, Z19
+	LEAQ             (R11)(AX*4), R11
+	VINSERTF32X4     $0x03, 2(R11), Z16, Z16
+	VINSERTF32X4     $0x03, 2(R11)(AX*1), Z17, Z17
+	VINSERTF32X4     $0x03, 2(R11)(AX*2), Z18, Z18
+	VINSERTF32X4     $0x03, 2(R11)(CX*1), Z19, Z19
+	VUNPCKLPS        Z17, Z16, Z20
+	VUNPCKHPS        Z17, Z16, Z16
+	VUNPCKLPS        Z19, Z18, Z17
+	VUNPCKHPS        Z19, Z18, Z18
+	VUNPCKLPD        Z17, Z20, Z19
+	VUNPCKHPD        Z17, Z20, Z17
+	VUNPCKLPD        Z18, Z16, Z20
+	VUNPCKHPD        Z18, Z16, Z16
+	VPRORD           $0x10, Z19, Z18
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z18, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST (DX), Z28, Z4
+	VFMADD231PS.BCST (DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST (DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST (DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST (R8), Z28, Z8
+	VFMADD231PS.BCST (R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST (R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST (R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z28
+	VPTERNLOGD       $0xea, Z1, Z19, Z28
+	VFMADD213PS      Z14, Z12, Z28
+	VFMADD231PS.BCST 4(DX), Z28, Z4
+	VFMADD231PS.BCST 4(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 4(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 4(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 4(R8), Z28, Z8
+	VFMADD231PS.BCST 4(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 4(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 4(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z19, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST 8(DX), Z28, Z4
+	VFMADD231PS.BCST 8(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 8(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 8(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 8(R8), Z28, Z8
+	VFMADD231PS.BCST 8(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 8(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 8(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z28
+	VPTERNLOGD       $0xea, Z1, Z18, Z28
+	VFMADD213PS      Z14, Z12, Z28
+	VFMADD231PS.BCST 12(DX), Z28, Z4
+	VFMADD231PS.BCST 12(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 12(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 12(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 12(R8), Z28, Z8
+	VFMADD231PS.BCST 12(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 12(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 12(R8)(DI*1), Z28, Z11
+	VPRORD           $0x10, Z17, Z18
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z18, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST 16(DX), Z28, Z4
+	VFMADD231PS.BCST 16(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 16(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 16(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 16(R8), Z28, Z8
+	VFMADD231PS.BCST 16(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 16(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 16(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z28
+	VPTERNLOGD       $0xea, Z1, Z17, Z28
+	VFMADD213PS      Z14, Z12, Z28
+	VFMADD231PS.BCST 20(DX), Z28, Z4
+	VFMADD231PS.BCST 20(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 20(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 20(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 20(R8), Z28, Z8
+	VFMADD231PS.BCST 20(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 20(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 20(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z17, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST 24(DX), Z28, Z4
+	VFMADD231PS.BCST 24(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 24(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 24(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 24(R8), Z28, Z8
+	VFMADD231PS.BCST 24(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 24(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 24(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z28
+	VPTERNLOGD       $0xea, Z1, Z18, Z28
+	VFMADD213PS      Z14, Z12, Z28
+	VFMADD231PS.BCST 28(DX), Z28, Z4
+	VFMADD231PS.BCST 28(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 28(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 28(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 28(R8), Z28, Z8
+	VFMADD231PS.BCST 28(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 28(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 28(R8)(DI*1), Z28, Z11
+	VPRORD           $0x10, Z20, Z18
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z18, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST 32(DX), Z28, Z4
+	VFMADD231PS.BCST 32(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 32(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 32(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 32(R8), Z28, Z8
+	VFMADD231PS.BCST 32(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 32(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 32(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z28
+	VPTERNLOGD       $0xea, Z1, Z20, Z28
+	VFMADD213PS      Z14, Z12, Z28
+	VFMADD231PS.BCST 36(DX), Z28, Z4
+	VFMADD231PS.BCST 36(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 36(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 36(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 36(R8), Z28, Z8
+	VFMADD231PS.BCST 36(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 36(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 36(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z20, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST 40(DX), Z28, Z4
+	VFMADD231PS.BCST 40(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 40(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 40(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 40(R8), Z28, Z8
+	VFMADD231PS.BCST 40(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 40(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 40(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z28
+	VPTERNLOGD       $0xea, Z1, Z18, Z28
+	VFMADD213PS      Z14, Z12, Z28
+	VFMADD231PS.BCST 44(DX), Z28, Z4
+	VFMADD231PS.BCST 44(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 44(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 44(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 44(R8), Z28, Z8
+	VFMADD231PS.BCST 44(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 44(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 44(R8)(DI*1), Z28, Z11
+	VPRORD           $0x10, Z16, Z18
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z18, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST 48(DX), Z28, Z4
+	VFMADD231PS.BCST 48(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 48(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 48(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 48(R8), Z28, Z8
+	VFMADD231PS.BCST 48(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 48(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 48(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z28
+	VPTERNLOGD       $0xea, Z1, Z16, Z28
+	VFMADD213PS      Z14, Z12, Z28
+	VFMADD231PS.BCST 52(DX), Z28, Z4
+	VFMADD231PS.BCST 52(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 52(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 52(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 52(R8), Z28, Z8
+	VFMADD231PS.BCST 52(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 52(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 52(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z16, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST 56(DX), Z28, Z4
+	VFMADD231PS.BCST 56(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 56(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 56(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 56(R8), Z28, Z8
+	VFMADD231PS.BCST 56(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 56(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 56(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z28
+	VPTERNLOGD       $0xea, Z1, Z18, Z28
+	VFMADD213PS      Z14, Z12, Z28
+	VFMADD231PS.BCST 60(DX), Z28, Z4
+	VFMADD231PS.BCST 60(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 60(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 60(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 60(R8), Z28, Z8
+	VFMADD231PS.BCST 60(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 60(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 60(R8)(DI*1), Z28, Z11
+	VPSRLD           $0x04, Z19, Z19
+	VPRORD           $0x10, Z19, Z18
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z18, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST 64(DX), Z28, Z4
+	VFMADD231PS.BCST 64(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 64(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 64(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 64(R8), Z28, Z8
+	VFMADD231PS.BCST 64(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 64(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 64(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z28
+	VPTERNLOGD       $0xea, Z1, Z19, Z28
+	VFMADD213PS      Z14, Z12, Z28
+	VFMADD231PS.BCST 68(DX), Z28, Z4
+	VFMADD231PS.BCST 68(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 68(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 68(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 68(R8), Z28, Z8
+	VFMADD231PS.BCST 68(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 68(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 68(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z2, Z28
+	VPTERNLOGD       $0xea, Z3, Z19, Z28
+	VFMADD213PS      Z15, Z12, Z28
+	VFMADD231PS.BCST 72(DX), Z28, Z4
+	VFMADD231PS.BCST 72(DX)(SI*1), Z28, Z5
+	VFMADD231PS.BCST 72(DX)(SI*2), Z28, Z6
+	VFMADD231PS.BCST 72(DX)(DI*1), Z28, Z7
+	VFMADD231PS.BCST 72(R8), Z28, Z8
+	VFMADD231PS.BCST 72(R8)(SI*1), Z28, Z9
+	VFMADD231PS.BCST 72(R8)(SI*2), Z28, Z10
+	VFMADD231PS.BCST 72(R8)(DI*1), Z28, Z11
+	VMOVAPS          Z0, Z19
+	VPTERNLOGD       $0xea, Z1, Z18, Z19
+	VFMADD213PS      Z14, Z12, Z19
+	VFMADD231PS.BCST 76(DX), Z19, Z4
+	VFMADD231PS.BCST 76(DX)(SI*1), Z19, Z5
+	VFMADD231PS.BCST 76(DX)(SI*2), Z19, Z6
+	VFMADD231PS.BCST 76(DX)(DI*1), Z19, Z7
+	VFMADD231PS.BCST 76(R8), Z19, Z8
+	VFMADD231PS.BCST 76(R8)(SI*1), Z19, Z9
+	VFMADD231PS.BCST 76(R8)(SI*2), Z19, Z10
+	VFMADD231PS.BCST 76(R8)(DI*1), Z19, Z11
+	VPSRLD           $0x04, Z17, Z17
+	VPRORD           $0x10, Z17, Z18
+	VMOVAPS          Z2, Z19
+	VPTERNLOGD       $0xea, Z3, Z18, Z19
+	VFMADD213PS      Z15, Z12, Z19
+	VFMADD231PS.BCST 80(DX), Z19, Z4
+	VFMADD231PS.BCST 80(DX)(SI*1), Z19, Z5
+	VFMADD231PS.BCST 80(DX)(SI*2), Z19, Z6
+	VFMADD231PS.BCST 80(DX)(DI*1), Z19, Z7
+	VFMADD231PS.BCST 80(R8), Z19, Z8
+	VFMADD231PS.BCST 80(R8)(SI*1), Z19, Z9
+	VFMADD231PS.BCST 80(R8)(SI*2), Z19, Z10
+	VFMADD231PS.BCST 80(R8)(DI*1), Z19, Z11
+	VMOVAPS          Z0, Z19
+	VPTERNLOGD       $0xea, Z1, Z17, Z19
+	VFMADD213PS      Z14, Z12, Z19
+	VFMADD231PS.BCST 84(DX), Z19, Z4
+	VFMADD231PS.BCST 84(DX)(SI*1), Z19, Z5
+	VFMADD231PS.BCST 84(DX)(SI*2), Z19, Z6
+	VFMADD231PS.BCST 84(DX)(DI*1), Z19, Z7
+	VFMADD231PS.BCST 84(R8), Z19, Z8
+	VFMADD231PS.BCST 84(R8)(SI*1), Z19, Z9
+	VFMADD231PS.BCST 84(R8)(SI*2), Z19, Z10
+	VFMADD231PS.BCST 84(R8)(DI*1), Z19, Z11
+	VMOVAPS          Z2, Z19
+	VPTERNLOGD       $0xea, Z3, Z17, Z19
+	VFMADD213PS      Z15, Z12, Z19
+	VFMADD231PS.BCST 88(DX), Z19, Z4
+	VFMADD231PS.BCST 88(DX)(SI*1), Z19, Z5
+	VFMADD231PS.BCST 88(DX)(SI*2), Z19, Z6
+	VFMADD231PS.BCST 88(DX)(DI*1), Z19, Z7
+	VFMADD231PS.BCST 88(R8), Z19, Z8
+	VFMADD231PS.BCST 88(R8)(SI*1), Z19, Z9
+	VFMADD231PS.BCST 88(R8)(SI*2), Z19, Z10
+	VFMADD231PS.BCST 88(R8)(DI*1), Z19, Z11
+	VMOVAPS          Z0, Z17
+	VPTERNLOGD       $0xea, Z1, Z18, Z17
+	VFMADD213PS      Z14, Z12, Z17
+	VFMADD231PS.BCST 92(DX), Z17, Z4
+	VFMADD231PS.BCST 92(DX)(SI*1), Z17, Z5
+	VFMADD231PS.BCST 92(DX)(SI*2), Z17, Z6
+	VFMADD231PS.BCST 92(DX)(DI*1), Z17, Z7
+	VFMADD231PS.BCST 92(R8), Z17, Z8
+	VFMADD231PS.BCST 92(R8)(SI*1), Z17, Z9
+	VFMADD231PS.BCST 92(R8)(SI*2), Z17, Z10
+	VFMADD231PS.BCST 92(R8)(DI*1), Z17, Z11
+	VPSRLD           $0x04, Z20, Z20
+	VPRORD           $0x10, Z20, Z17
+	VMOVAPS          Z2, Z18
+	VPTERNLOGD       $0xea, Z3, Z17, Z18
+	VFMADD213PS      Z15, Z12, Z18
+	VFMADD231PS.BCST 96(DX), Z18, Z4
+	VFMADD231PS.BCST 96(DX)(SI*1), Z18, Z5
+	VFMADD231PS.BCST 96(DX)(SI*2), Z18, Z6
+	VFMADD231PS.BCST 96(DX)(DI*1), Z18, Z7
+	VFMADD231PS.BCST 96(R8), Z18, Z8
+	VFMADD231PS.BCST 96(R8)(SI*1), Z18, Z9
+	VFMADD231PS.BCST 96(R8)(SI*2), Z18, Z10
+	VFMADD231PS.BCST 96(R8)(DI*1), Z18, Z11
+	VMOVAPS          Z0, Z18
+	VPTERNLOGD       $0xea, Z1, Z20, Z18
+	VFMADD213PS      Z14, Z12, Z18
+	VFMADD231PS.BCST 100(DX), Z18, Z4
+	VFMADD231PS.BCST 100(DX)(SI*1), Z18, Z5
+	VFMADD231PS.BCST 100(DX)(SI*2), Z18, Z6
+	VFMADD231PS.BCST 100(DX)(DI*1), Z18, Z7
+	VFMADD231PS.BCST 100(R8), Z18, Z8
+	VFMADD231PS.BCST 100(R8)(SI*1), Z18, Z9
+	VFMADD231PS.BCST 100(R8)(SI*2), Z18, Z10
+	VFMADD231PS.BCST 100(R8)(DI*1), Z18, Z11
+	VMOVAPS          Z2, Z18
+	VPTERNLOGD       $0xea, Z3, Z20, Z18
+	VFMADD213PS      Z15, Z12, Z18
+	VFMADD231PS.BCST 104(DX), Z18, Z4
+	VFMADD231PS.BCST 104(DX)(SI*1), Z18, Z5
+	VFMADD231PS.BCST 104(DX)(SI*2), Z18, Z6
+	VFMADD231PS.BCST 104(DX)(DI*1), Z18, Z7
+	VFMADD231PS.BCST 104(R8), Z18, Z8
+	VFMADD231PS.BCST 104(R8)(SI*1), Z18, Z9
+	VFMADD231PS.BCST 104(R8)(SI*2), Z18, Z10
+	VFMADD231PS.BCST 104(R8)(DI*1), Z18, Z11
+	VMOVAPS          Z0, Z18
+	VPTERNLOGD       $0xea, Z1, Z17, Z18
+	VFMADD213PS      Z14, Z12, Z18
+	VFMADD231PS.BCST 108(DX), Z18, Z4
+	VFMADD231PS.BCST 108(DX)(SI*1), Z18, Z5
+	VFMADD231PS.BCST 108(DX)(SI*2), Z18, Z6
+	VFMADD231PS.BCST 108(DX)(DI*1), Z18, Z7
+	VFMADD231PS.BCST 108(R8), Z18, Z8
+	VFMADD231PS.BCST 108(R8)(SI*1), Z18, Z9
+	VFMADD231PS.BCST 108(R8)(SI*2), Z18, Z10
+	VFMADD231PS.BCST 108(R8)(DI*1), Z18, Z11
+	VPSRLD           $0x04, Z16, Z16
+	VPRORD           $0x10, Z16, Z17
+	VMOVAPS          Z2, Z18
+	VPTERNLOGD       $0xea, Z3, Z17, Z18
+	VFMADD213PS      Z15, Z12, Z18
+	VFMADD231PS.BCST 112(DX), Z18, Z4
+	VFMADD231PS.BCST 112(DX)(SI*1), Z18, Z5
+	VFMADD231PS.BCST 112(DX)(SI*2), Z18, Z6
+	VFMADD231PS.BCST 112(DX)(DI*1), Z18, Z7
+	VFMADD231PS.BCST 112(R8), Z18, Z8
+	VFMADD231PS.BCST 112(R8)(SI*1), Z18, Z9
+	VFMADD231PS.BCST 112(R8)(SI*2), Z18, Z10
+	VFMADD231PS.BCST 112(R8)(DI*1), Z18, Z11
+	VMOVAPS          Z0, Z18
+	VPTERNLOGD       $0xea, Z1, Z16, Z18
+	VFMADD213PS      Z14, Z12, Z18
+	VFMADD231PS.BCST 116(DX), Z18, Z4
+	VFMADD231PS.BCST 116(DX)(SI*1), Z18, Z5
+	VFMADD231PS.BCST 116(DX)(SI*2), Z18, Z6
+	VFMADD231PS.BCST 116(DX)(DI*1), Z18, Z7
+	VFMADD231PS.BCST 116(R8), Z18, Z8
+	VFMADD231PS.BCST 116(R8)(SI*1), Z18, Z9
+	VFMADD231PS.BCST 116(R8)(SI*2), Z18, Z10
+	VFMADD231PS.BCST 116(R8)(DI*1), Z18, Z11
+	VMOVAPS          Z2, Z18
+	VPTERNLOGD       $0xea, Z3, Z16, Z18
+	VFMADD213PS      Z15, Z12, Z18
+	VFMADD231PS.BCST 120(DX), Z18, Z4
+	VFMADD231PS.BCST 120(DX)(SI*1), Z18, Z5
+	VFMADD231PS.BCST 120(DX)(SI*2), Z18, Z6
+	VFMADD231PS.BCST 120(DX)(DI*1), Z18, Z7
+	VFMADD231PS.BCST 120(R8), Z18, Z8
+	VFMADD231PS.BCST 120(R8)(SI*1), Z18, Z9
+	VFMADD231PS.BCST 120(R8)(SI*2), Z18, Z10
+	VFMADD231PS.BCST 120(R8)(DI*1), Z18, Z11
+	VMOVAPS          Z0, Z15
+	VPTERNLOGD       $0xea, Z1, Z17, Z15
+	VFMADD213PS      Z14, Z12, Z15
+	VFMADD231PS.BCST 124(DX), Z15, Z4
+	VFMADD231PS.BCST 124(DX)(SI*1), Z15, Z5
+	VFMADD231PS.BCST 124(DX)(SI*2), Z15, Z6
+	VFMADD231PS.BCST 124(DX)(DI*1), Z15, Z7
+	VFMADD231PS.BCST 124(R8), Z15, Z8
+	VFMADD231PS.BCST 124(R8)(SI*1), Z15, Z9
+	VFMADD231PS.BCST 124(R8)(SI*2), Z15, Z10
+	VFMADD231PS.BCST 124(R8)(DI*1), Z15, Z11
+	ADDQ             $0x00000012, R9
+	ADDQ             $0x00000080, DX
+	ADDQ             $0x00000080, R8
+	SUBQ             $0x00000002, R10
+	JNZ              rows8_by1_block
+	MOVQ             (SP), DX
+	MOVQ             lds+8(FP), BX
+	ADDQ             $0x00000040, (SP)
+	VMOVUPS          Z4, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z5, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z6, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z7, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z8, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z9, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z10, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z11, (DX)
+	SUBQ             $0x01, 16(SP)
+	JMP              rows8_by1
+
+rows8_by1_done:
+	MOVQ lds+8(FP), DX
+	SHLQ $0x03, DX
+	ADDQ DX, s+0(FP)
+	MOVQ ldq+48(FP), DX
+	SHLQ $0x03, DX
+	ADDQ DX, q+40(FP)
+	SUBQ $0x08, heads+56(FP)
+	JMP  rows8
+
+rows8_done:
+rows4:
+	CMPQ heads+56(FP), $0x04
+	JL   rows4_done
+	MOVQ s+0(FP), DX
+	MOVQ DX, (SP)
+	MOVQ k+16(FP), DX
+	MOVQ DX, 8(SP)
+	MOVQ groups+72(FP), DX
+	MOVQ DX, 16(SP)
+
+rows4_by1:
+	CMPQ   16(SP), $0x01
+	JL     rows4_by1_done
+	MOVQ   8(SP), DX
+	MOVQ   DX, BX
+	VPXORD Z21, Z21, Z21
+	VPXORD Z22, Z22, Z22
+	VPXORD Z23, Z23, Z23
+	VPXORD Z24, Z24, Z24
+	MOVQ   AX, SI
+	SHLQ   $0x04, SI
+	ADDQ   SI, DX
+	MOVQ   DX, 8(SP)
+	MOVQ   q+40(FP), DX
+	MOVQ   ldq+48(FP), SI
+	LEAQ   (SI)(SI*2), DI
+	XORQ   R8, R8
+	MOVQ   chunks+64(FP), R9
+
+rows4_by1_block:
+	LEAQ             (BX)(R8*1), R10
+	VPXOR            X13, X13, X13
+	VPINSRW          $0x00, (R10), X13, X13
+	VPINSRW          $0x01, (R10)(AX*1), X13, X13
+	VPINSRW          $0x02, (R10)(AX*2), X13, X13
+	VPINSRW          $0x03, (R10)(CX*1), X13, X13
+	LEAQ             (R10)(AX*4), R10
+	VPINSRW          $0x04, (R10), X13, X13
+	VPINSRW          $0x05, (R10)(AX*1), X13, X13
+	VPINSRW          $0x06, (R10)(AX*2), X13, X13
+	VPINSRW          $0x07, (R10)(CX*1), X13, X13
+	LEAQ             (R10)(AX*4), R10
+	VPXOR            X4, X4, X4
+	VPINSRW          $0x00, (R10), X4, X4
+	VPINSRW          $0x01, (R10)(AX*1), X4, X4
+	VPINSRW          $0x02, (R10)(AX*2), X4, X4
+	VPINSRW          $0x03, (R10)(CX*1), X4, X4
+	LEAQ             (R10)(AX*4), R10
+	VPINSRW          $0x04, (R10), X4, X4
+	VPINSRW          $0x05, (R10)(AX*1), X4, X4
+	VPINSRW          $0x06, (R10)(AX*2), X4, X4
+	VPINSRW          $0x07, (R10)(CX*1), X4, X4
+	VINSERTI128      $0x01, X4, Y13, Y4
+	VCVTPH2PS        Y4, Z4
+	VMULPS           constants<>+2624(SB), Z4, Z5
+	VMULPS           constants<>+2688(SB), Z4, Z6
+	LEAQ             (BX)(R8*1), R10
+	VBROADCASTF32X4  2(R10), Z7
+	VBROADCASTF32X4  2(R10)(AX*1), Z8
+	VBROADCASTF32X4  2(R10)(AX*2), Z9
+	VBROADCASTF32X4  2(R10)(CX*1), Z10
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF32X4     $0x01, 2(R10), Z7, Z7
+	VINSERTF32X4     $0x01, 2(R10)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x01, 2(R10)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x01, 2(R10)(CX*1), Z10, Z10
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF32X4     $0x02, 2(R10), Z7, Z7
+	VINSERTF32X4     $0x02, 2(R10)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x02, 2(R10)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x02, 2(R10)(CX*1), Z10, Z10
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF32X4     $0x03, 2(R10), Z7, Z7
+	VINSERTF32X4     $0x03, 2(R10)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x03, 2(R10)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x03, 2(R10)(CX*1), Z10, Z10
+	VUNPCKLPS        Z8, Z7, Z11
+	VUNPCKHPS        Z8, Z7, Z7
+	VUNPCKLPS        Z10, Z9, Z8
+	VUNPCKHPS        Z10, Z9, Z9
+	VUNPCKLPD        Z8, Z11, Z10
+	VUNPCKHPD        Z8, Z11, Z8
+	VUNPCKLPD        Z9, Z7, Z11
+	VUNPCKHPD        Z9, Z7, Z7
+	VPRORD           $0x10, Z10, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST (DX), Z12, Z21
+	VFMADD231PS.BCST (DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST (DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST (DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z10, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 4(DX), Z12, Z21
+	VFMADD231PS.BCST 4(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 4(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 4(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z10, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 8(DX), Z12, Z21
+	VFMADD231PS.BCST 8(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 8(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 8(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z9, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 12(DX), Z12, Z21
+	VFMADD231PS.BCST 12(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 12(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 12(DX)(DI*1), Z12, Z24
+	VPRORD           $0x10, Z8, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 16(DX), Z12, Z21
+	VFMADD231PS.BCST 16(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 16(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 16(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z8, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 20(DX), Z12, Z21
+	VFMADD231PS.BCST 20(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 20(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 20(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z8, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 24(DX), Z12, Z21
+	VFMADD231PS.BCST 24(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 24(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 24(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z9, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 28(DX), Z12, Z21
+	VFMADD231PS.BCST 28(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 28(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 28(DX)(DI*1), Z12, Z24
+	VPRORD           $0x10, Z11, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 32(DX), Z12, Z21
+	VFMADD231PS.BCST 32(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 32(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 32(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z11, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 36(DX), Z12, Z21
+	VFMADD231PS.BCST 36(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 36(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 36(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z11, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 40(DX), Z12, Z21
+	VFMADD231PS.BCST 40(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 40(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 40(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z9, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 44(DX), Z12, Z21
+	VFMADD231PS.BCST 44(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 44(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 44(DX)(DI*1), Z12, Z24
+	VPRORD           $0x10, Z7, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 48(DX), Z12, Z21
+	VFMADD231PS.BCST 48(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 48(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 48(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z7, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 52(DX), Z12, Z21
+	VFMADD231PS.BCST 52(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 52(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 52(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z7, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 56(DX), Z12, Z21
+	VFMADD231PS.BCST 56(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 56(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 56(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z9, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 60(DX), Z12, Z21
+	VFMADD231PS.BCST 60(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 60(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 60(DX)(DI*1), Z12, Z24
+	VPSRLD           $0x04, Z10, Z10
+	VPRORD           $0x10, Z10, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 64(DX), Z12, Z21
+	VFMADD231PS.BCST 64(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 64(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 64(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z10, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 68(DX), Z12, Z21
+	VFMADD231PS.BCST 68(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 68(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 68(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z10, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 72(DX), Z12, Z21
+	VFMADD231PS.BCST 72(DX)(SI*1), Z12, Z22
+	VFMADD231PS.BCST 72(DX)(SI*2), Z12, Z23
+	VFMADD231PS.BCST 72(DX)(DI*1), Z12, Z24
+	VMOVAPS          Z0, Z10
+	VPTERNLOGD       $0xea, Z1, Z9, Z10
+	VFMADD213PS      Z5, Z4, Z10
+	VFMADD231PS.BCST 76(DX), Z10, Z21
+	VFMADD231PS.BCST 76(DX)(SI*1), Z10, Z22
+	VFMADD231PS.BCST 76(DX)(SI*2), Z10, Z23
+	VFMADD231PS.BCST 76(DX)(DI*1), Z10, Z24
+	VPSRLD           $0x04, Z8, Z8
+	VPRORD           $0x10, Z8, Z9
+	VMOVAPS          Z2, Z10
+	VPTERNLOGD       $0xea, Z3, Z9, Z10
+	VFMADD213PS      Z6, Z4, Z10
+	VFMADD231PS.BCST 80(DX), Z10, Z21
+	VFMADD231PS.BCST 80(DX)(SI*1), Z10, Z22
+	VFMADD231PS.BCST 80(DX)(SI*2), Z10, Z23
+	VFMADD231PS.BCST 80(DX)(DI*1), Z10, Z24
+	VMOVAPS          Z0, Z10
+	VPTERNLOGD       $0xea, Z1, Z8, Z10
+	VFMADD213PS      Z5, Z4, Z10
+	VFMADD231PS.BCST 84(DX), Z10, Z21
+	VFMADD231PS.BCST 84(DX)(SI*1), Z10, Z22
+	VFMADD231PS.BCST 84(DX)(SI*2), Z10, Z23
+	VFMADD231PS.BCST 84(DX)(DI*1), Z10, Z24
+	VMOVAPS          Z2, Z10
+	VPTERNLOGD       $0xea, Z3, Z8, Z10
+	VFMADD213PS      Z6, Z4, Z10
+	VFMADD231PS.BCST 88(DX), Z10, Z21
+	VFMADD231PS.BCST 88(DX)(SI*1), Z10, Z22
+	VFMADD231PS.BCST 88(DX)(SI*2), Z10, Z23
+	VFMADD231PS.BCST 88(DX)(DI*1), Z10, Z24
+	VMOVAPS          Z0, Z8
+	VPTERNLOGD       $0xea, Z1, Z9, Z8
+	VFMADD213PS      Z5, Z4, Z8
+	VFMADD231PS.BCST 92(DX), Z8, Z21
+	VFMADD231PS.BCST 92(DX)(SI*1), Z8, Z22
+	VFMADD231PS.BCST 92(DX)(SI*2), Z8, Z23
+	VFMADD231PS.BCST 92(DX)(DI*1), Z8, Z24
+	VPSRLD           $0x04, Z11, Z11
+	VPRORD           $0x10, Z11, Z8
+	VMOVAPS          Z2, Z9
+	VPTERNLOGD       $0xea, Z3, Z8, Z9
+	VFMADD213PS      Z6, Z4, Z9
+	VFMADD231PS.BCST 96(DX), Z9, Z21
+	VFMADD231PS.BCST 96(DX)(SI*1), Z9, Z22
+	VFMADD231PS.BCST 96(DX)(SI*2), Z9, Z23
+	VFMADD231PS.BCST 96(DX)(DI*1), Z9, Z24
+	VMOVAPS          Z0, Z9
+	VPTERNLOGD       $0xea, Z1, Z11, Z9
+	VFMADD213PS      Z5, Z4, Z9
+	VFMADD231PS.BCST 100(DX), Z9, Z21
+	VFMADD231PS.BCST 100(DX)(SI*1), Z9, Z22
+	VFMADD231PS.BCST 100(DX)(SI*2), Z9, Z23
+	VFMADD231PS.BCST 100(DX)(DI*1), Z9, Z24
+	VMOVAPS          Z2, Z9
+	VPTERNLOGD       $0xea, Z3, Z11, Z9
+	VFMADD213PS      Z6, Z4, Z9
+	VFMADD231PS.BCST 104(DX), Z9, Z21
+	VFMADD231PS.BCST 104(DX)(SI*1), Z9, Z22
+	VFMADD231PS.BCST 104(DX)(SI*2), Z9, Z23
+	VFMADD231PS.BCST 104(DX)(DI*1), Z9, Z24
+	VMOVAPS          Z0, Z9
+	VPTERNLOGD       $0xea, Z1, Z8, Z9
+	VFMADD213PS      Z5, Z4, Z9
+	VFMADD231PS.BCST 108(DX), Z9, Z21
+	VFMADD231PS.BCST 108(DX)(SI*1), Z9, Z22
+	VFMADD231PS.BCST 108(DX)(SI*2), Z9, Z23
+	VFMADD231PS.BCST 108(DX)(DI*1), Z9, Z24
+	VPSRLD           $0x04, Z7, Z7
+	VPRORD           $0x10, Z7, Z8
+	VMOVAPS          Z2, Z9
+	VPTERNLOGD       $0xea, Z3, Z8, Z9
+	VFMADD213PS      Z6, Z4, Z9
+	VFMADD231PS.BCST 112(DX), Z9, Z21
+	VFMADD231PS.BCST 112(DX)(SI*1), Z9, Z22
+	VFMADD231PS.BCST 112(DX)(SI*2), Z9, Z23
+	VFMADD231PS.BCST 112(DX)(DI*1), Z9, Z24
+	VMOVAPS          Z0, Z9
+	VPTERNLOGD       $0xea, Z1, Z7, Z9
+	VFMADD213PS      Z5, Z4, Z9
+	VFMADD231PS.BCST 116(DX), Z9, Z21
+	VFMADD231PS.BCST 116(DX)(SI*1), Z9, Z22
+	VFMADD231PS.BCST 116(DX)(SI*2), Z9, Z23
+	VFMADD231PS.BCST 116(DX)(DI*1), Z9, Z24
+	VMOVAPS          Z2, Z9
+	VPTERNLOGD       $0xea, Z3, Z7, Z9
+	VFMADD213PS      Z6, Z4, Z9
+	VFMADD231PS.BCST 120(DX), Z9, Z21
+	VFMADD231PS.BCST 120(DX)(SI*1), Z9, Z22
+	VFMADD231PS.BCST 120(DX)(SI*2), Z9, Z23
+	VFMADD231PS.BCST 120(DX)(DI*1), Z9, Z24
+	VMOVAPS          Z0, Z6
+	VPTERNLOGD       $0xea, Z1, Z8, Z6
+	VFMADD213PS      Z5, Z4, Z6
+	VFMADD231PS.BCST 124(DX), Z6, Z21
+	VFMADD231PS.BCST 124(DX)(SI*1), Z6, Z22
+	VFMADD231PS.BCST 124(DX)(SI*2), Z6, Z23
+	VFMADD231PS.BCST 124(DX)(DI*1), Z6, Z24
+	ADDQ             $0x00000012, R8
+	ADDQ             $0x00000080, DX
+	SUBQ             $0x00000002, R9
+	JNZ              rows4_by1_block
+	MOVQ             (SP), DX
+	MOVQ             lds+8(FP), BX
+	ADDQ             $0x00000040, (SP)
+	VMOVUPS          Z21, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z22, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z23, (DX)
+	ADDQ             BX, DX
+	VMOVUPS          Z24, (DX)
+	SUBQ             $0x01, 16(SP)
+	JMP              rows4_by1
+
+rows4_by1_done:
+	MOVQ lds+8(FP), DX
+	SHLQ $0x02, DX
+	ADDQ DX, s+0(FP)
+	MOVQ ldq+48(FP), DX
+	SHLQ $0x02, DX
+	ADDQ DX, q+40(FP)
+	SUBQ $0x04, heads+56(FP)
+	JMP  rows4
+
+rows4_done:
+rows1:
+	CMPQ heads+56(FP), $0x01
+	JL   rows1_done
+	MOVQ s+0(FP), DX
+	MOVQ DX, (SP)
+	MOVQ k+16(FP), DX
+	MOVQ DX, 8(SP)
+	MOVQ groups+72(FP), DX
+	MOVQ DX, 16(SP)
+
+rows1_by2:
+	CMPQ   16(SP), $0x02
+	JL     rows1_by2_done
+	MOVQ   8(SP), DX
+	MOVQ   DX, BX
+	VPXORD Z25, Z25, Z25
+	MOVQ   AX, SI
+	SHLQ   $0x04, SI
+	ADDQ   SI, DX
+	MOVQ   DX, SI
+	VPXORD Z26, Z26, Z26
+	MOVQ   AX, DI
+	SHLQ   $0x04, DI
+	ADDQ   DI, DX
+	MOVQ   DX, 8(SP)
+	MOVQ   q+40(FP), DX
+	XORQ   DI, DI
+	MOVQ   chunks+64(FP), R8
+
+rows1_by2_block:
+	LEAQ             (BX)(DI*1), R9
+	VPXOR            X13, X13, X13
+	VPINSRW          $0x00, (R9), X13, X13
+	VPINSRW          $0x01, (R9)(AX*1), X13, X13
+	VPINSRW          $0x02, (R9)(AX*2), X13, X13
+	VPINSRW          $0x03, (R9)(CX*1), X13, X13
+	LEAQ             (R9)(AX*4), R9
+	VPINSRW          $0x04, (R9), X13, X13
+	VPINSRW          $0x05, (R9)(AX*1), X13, X13
+	VPINSRW          $0x06, (R9)(AX*2), X13, X13
+	VPINSRW          $0x07, (R9)(CX*1), X13, X13
+	LEAQ             (R9)(AX*4), R9
+	VPXOR            X4, X4, X4
+	VPINSRW          $0x00, (R9), X4, X4
+	VPINSRW          $0x01, (R9)(AX*1), X4, X4
+	VPINSRW          $0x02, (R9)(AX*2), X4, X4
+	VPINSRW          $0x03, (R9)(CX*1), X4, X4
+	LEAQ             (R9)(AX*4), R9
+	VPINSRW          $0x04, (R9), X4, X4
+	VPINSRW          $0x05, (R9)(AX*1), X4, X4
+	VPINSRW          $0x06, (R9)(AX*2), X4, X4
+	VPINSRW          $0x07, (R9)(CX*1), X4, X4
+	VINSERTI128      $0x01, X4, Y13, Y4
+	VCVTPH2PS        Y4, Z4
+	VMULPS           constants<>+2624(SB), Z4, Z6
+	VMULPS           constants<>+2688(SB), Z4, Z7
+	LEAQ             (BX)(DI*1), R9
+	VBROADCASTF32X4  2(R9), Z5
+	VBROADCASTF32X4  2(R9)(AX*1), Z10
+	VBROADCASTF32X4  2(R9)(AX*2), Z8
+	VBROADCASTF32X4  2(R9)(CX*1), Z11
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF32X4     $0x01, 2(R9), Z5, Z5
+	VINSERTF32X4     $0x01, 2(R9)(AX*1), Z10, Z10
+	VINSERTF32X4     $0x01, 2(R9)(AX*2), Z8, Z8
+	VINSERTF32X4     $0x01, 2(R9)(CX*1), Z11, Z11
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF32X4     $0x02, 2(R9), Z5, Z5
+	VINSERTF32X4     $0x02, 2(R9)(AX*1), Z10, Z10
+	VINSERTF32X4     $0x02, 2(R9)(AX*2), Z8, Z8
+	VINSERTF32X4     $0x02, 2(R9)(CX*1), Z11, Z11
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF32X4     $0x03, 2(R9), Z5, Z5
+	VINSERTF32X4     $0x03, 2(R9)(AX*1), Z10, Z10
+	VINSERTF32X4     $0x03, 2(R9)(AX*2), Z8, Z8
+	VINSERTF32X4     $0x03, 2(R9)(CX*1), Z11, Z11
+	VUNPCKLPS        Z10, Z5, Z9
+	VUNPCKHPS        Z10, Z5, Z5
+	VUNPCKLPS        Z11, Z8, Z10
+	VUNPCKHPS        Z11, Z8, Z11
+	VUNPCKLPD        Z10, Z9, Z8
+	VUNPCKHPD        Z10, Z9, Z9
+	VUNPCKLPD        Z11, Z5, Z10
+	VUNPCKHPD        Z11, Z5, Z11
+	LEAQ             (SI)(DI*1), R9
+	VPXOR            X13, X13, X13
+	VPINSRW          $0x00, (R9), X13, X13
+	VPINSRW          $0x01, (R9)(AX*1), X13, X13
+	VPINSRW          $0x02, (R9)(AX*2), X13, X13
+	VPINSRW          $0x03, (R9)(CX*1), X13, X13
+	LEAQ             (R9)(AX*4), R9
+	VPINSRW          $0x04, (R9), X13, X13
+	VPINSRW          $0x05, (R9)(AX*1), X13, X13
+	VPINSRW          $0x06, (R9)(AX*2), X13, X13
+	VPINSRW          $0x07, (R9)(CX*1), X13, X13
+	LEAQ             (R9)(AX*4), R9
+	VPXOR            X5, X5, X5
+	VPINSRW          $0x00, (R9), X5, X5
+	VPINSRW          $0x01, (R9)(AX*1), X5, X5
+	VPINSRW          $0x02, (R9)(AX*2), X5, X5
+	VPINSRW          $0x03, (R9)(CX*1), X5, X5
+	LEAQ             (R9)(AX*4), R9
+	VPINSRW          $0x04, (R9), X5, X5
+	VPINSRW          $0x05, (R9)(AX*1), X5, X5
+	VPINSRW          $0x06, (R9)(AX*2), X5, X5
+	VPINSRW          $0x07, (R9)(CX*1), X5, X5
+	VINSERTI128      $0x01, X5, Y13, Y5
+	VCVTPH2PS        Y5, Z5
+	VMULPS           constants<>+2624(SB), Z5, Z12
+	VMULPS           constants<>+2688(SB), Z5, Z14
+	LEAQ             (SI)(DI*1), R9
+	VBROADCASTF32X4  2(R9), Z15
+	VBROADCASTF32X4  2(R9)(AX*1), Z16
+	VBROADCASTF32X4  2(R9)(AX*2), Z17
+	VBROADCASTF32X4  2(R9)(CX*1), Z18
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF32X4     $0x01, 2(R9), Z15, Z15
+	VINSERTF32X4     $0x01, 2(R9)(AX*1), Z16, Z16
+	VINSERTF32X4     $0x01, 2(R9)(AX*2), Z17, Z17
+	VINSERTF32X4     $0x01, 2(R9)(CX*1), Z18, Z18
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF32X4     $0x02, 2(R9), Z15, Z15
+	VINSERTF32X4     $0x02, 2(R9)(AX*1), Z16, Z16
+	VINSERTF32X4     $0x02, 2(R9)(AX*2), Z17, Z17
+	VINSERTF32X4     $0x02, 2(R9)(CX*1), Z18, Z18
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF32X4     $0x03, 2(R9), Z15, Z15
+	VINSERTF32X4     $0x03, 2(R9)(AX*1), Z16, Z16
+	VINSERTF32X4     $0x03, 2(R9)(AX*2), Z17, Z17
+	VINSERTF32X4     $0x03, 2(R9)(CX*1), Z18, Z18
+	VUNPCKLPS        Z16, Z15, Z19
+	VUNPCKHPS        Z16, Z15, Z15
+	VUNPCKLPS        Z18, Z17, Z16
+	VUNPCKHPS        Z18, Z17, Z17
+	VUNPCKLPD        Z16, Z19, Z18
+	VUNPCKHPD        Z16, Z19, Z16
+	VUNPCKLPD        Z17, Z15, Z19
+	VUNPCKHPD        Z17, Z15, Z15
+	VPRORD           $0x10, Z8, Z17
+	VPRORD           $0x10, Z18, Z20
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z17, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST (DX), Z21, Z25
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z20, Z21
+	VFMADD213PS      Z14, Z5, Z21
+	VFMADD231PS.BCST (DX), Z21, Z26
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z8, Z21
+	VFMADD213PS      Z6, Z4, Z21
+	VFMADD231PS.BCST 4(DX), Z21, Z25
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z18, Z21
+	VFMADD213PS      Z12, Z5, Z21
+	VFMADD231PS.BCST 4(DX), Z21, Z26
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z8, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST 8(DX), Z21, Z25
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z18, Z21
+	VFMADD213PS      Z14, Z5, Z21
+	VFMADD231PS.BCST 8(DX), Z21, Z26
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z17, Z21
+	VFMADD213PS      Z6, Z4, Z21
+	VFMADD231PS.BCST 12(DX), Z21, Z25
+	VMOVAPS          Z0, Z17
+	VPTERNLOGD       $0xea, Z1, Z20, Z17
+	VFMADD213PS      Z12, Z5, Z17
+	VFMADD231PS.BCST 12(DX), Z17, Z26
+	VPRORD           $0x10, Z9, Z17
+	VPRORD           $0x10, Z16, Z20
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z17, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST 16(DX), Z21, Z25
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z20, Z21
+	VFMADD213PS      Z14, Z5, Z21
+	VFMADD231PS.BCST 16(DX), Z21, Z26
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z9, Z21
+	VFMADD213PS      Z6, Z4, Z21
+	VFMADD231PS.BCST 20(DX), Z21, Z25
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z16, Z21
+	VFMADD213PS      Z12, Z5, Z21
+	VFMADD231PS.BCST 20(DX), Z21, Z26
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z9, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST 24(DX), Z21, Z25
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z16, Z21
+	VFMADD213PS      Z14, Z5, Z21
+	VFMADD231PS.BCST 24(DX), Z21, Z26
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z17, Z21
+	VFMADD213PS      Z6, Z4, Z21
+	VFMADD231PS.BCST 28(DX), Z21, Z25
+	VMOVAPS          Z0, Z17
+	VPTERNLOGD       $0xea, Z1, Z20, Z17
+	VFMADD213PS      Z12, Z5, Z17
+	VFMADD231PS.BCST 28(DX), Z17, Z26
+	VPRORD           $0x10, Z10, Z17
+	VPRORD           $0x10, Z19, Z20
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z17, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST 32(DX), Z21, Z25
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z20, Z21
+	VFMADD213PS      Z14, Z5, Z21
+	VFMADD231PS.BCST 32(DX), Z21, Z26
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z10, Z21
+	VFMADD213PS      Z6, Z4, Z21
+	VFMADD231PS.BCST 36(DX), Z21, Z25
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z19, Z21
+	VFMADD213PS      Z12, Z5, Z21
+	VFMADD231PS.BCST 36(DX), Z21, Z26
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z10, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST 40(DX), Z21, Z25
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z19, Z21
+	VFMADD213PS      Z14, Z5, Z21
+	VFMADD231PS.BCST 40(DX), Z21, Z26
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z17, Z21
+	VFMADD213PS      Z6, Z4, Z21
+	VFMADD231PS.BCST 44(DX), Z21, Z25
+	VMOVAPS          Z0, Z17
+	VPTERNLOGD       $0xea, Z1, Z20, Z17
+	VFMADD213PS      Z12, Z5, Z17
+	VFMADD231PS.BCST 44(DX), Z17, Z26
+	VPRORD           $0x10, Z11, Z17
+	VPRORD           $0x10, Z15, Z20
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z17, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST 48(DX), Z21, Z25
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z20, Z21
+	VFMADD213PS      Z14, Z5, Z21
+	VFMADD231PS.BCST 48(DX), Z21, Z26
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z11, Z21
+	VFMADD213PS      Z6, Z4, Z21
+	VFMADD231PS.BCST 52(DX), Z21, Z25
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z15, Z21
+	VFMADD213PS      Z12, Z5, Z21
+	VFMADD231PS.BCST 52(DX), Z21, Z26
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z11, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST 56(DX), Z21, Z25
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z15, Z21
+	VFMADD213PS      Z14, Z5, Z21
+	VFMADD231PS.BCST 56(DX), Z21, Z26
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z17, Z21
+	VFMADD213PS      Z6, Z4, Z21
+	VFMADD231PS.BCST 60(DX), Z21, Z25
+	VMOVAPS          Z0, Z17
+	VPTERNLOGD       $0xea, Z1, Z20, Z17
+	VFMADD213PS      Z12, Z5, Z17
+	VFMADD231PS.BCST 60(DX), Z17, Z26
+	VPSRLD           $0x04, Z8, Z8
+	VPRORD           $0x10, Z8, Z17
+	VPSRLD           $0x04, Z18, Z18
+	VPRORD           $0x10, Z18, Z20
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z17, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST 64(DX), Z21, Z25
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z20, Z21
+	VFMADD213PS      Z14, Z5, Z21
+	VFMADD231PS.BCST 64(DX), Z21, Z26
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z8, Z21
+	VFMADD213PS      Z6, Z4, Z21
+	VFMADD231PS.BCST 68(DX), Z21, Z25
+	VMOVAPS          Z0, Z21
+	VPTERNLOGD       $0xea, Z1, Z18, Z21
+	VFMADD213PS      Z12, Z5, Z21
+	VFMADD231PS.BCST 68(DX), Z21, Z26
+	VMOVAPS          Z2, Z21
+	VPTERNLOGD       $0xea, Z3, Z8, Z21
+	VFMADD213PS      Z7, Z4, Z21
+	VFMADD231PS.BCST 72(DX), Z21, Z25
+	VMOVAPS          Z2, Z8
+	VPTERNLOGD       $0xea, Z3, Z18, Z8
+	VFMADD213PS      Z14, Z5, Z8
+	VFMADD231PS.BCST 72(DX), Z8, Z26
+	VMOVAPS          Z0, Z8
+	VPTERNLOGD       $0xea, Z1, Z17, Z8
+	VFMADD213PS      Z6, Z4, Z8
+	VFMADD231PS.BCST 76(DX), Z8, Z25
+	VMOVAPS          Z0, Z8
+	VPTERNLOGD       $0xea, Z1, Z20, Z8
+	VFMADD213PS      Z12, Z5, Z8
+	VFMADD231PS.BCST 76(DX), Z8, Z26
+	VPSRLD           $0x04, Z9, Z9
+	VPRORD           $0x10, Z9, Z8
+	VPSRLD           $0x04, Z16, Z16
+	VPRORD           $0x10, Z16, Z17
+	VMOVAPS          Z2, Z18
+	VPTERNLOGD       $0xea, Z3, Z8, Z18
+	VFMADD213PS      Z7, Z4, Z18
+	VFMADD231PS.BCST 80(DX), Z18, Z25
+	VMOVAPS          Z2, Z18
+	VPTERNLOGD       $0xea, Z3, Z17, Z18
+	VFMADD213PS      Z14, Z5, Z18
+	VFMADD231PS.BCST 80(DX), Z18, Z26
+	VMOVAPS          Z0, Z18
+	VPTERNLOGD       $0xea, Z1, Z9, Z18
+	VFMADD213PS      Z6, Z4, Z18
+	VFMADD231PS.BCST 84(DX), Z18, Z25
+	VMOVAPS          Z0, Z18
+	VPTERNLOGD       $0xea, Z1, Z16, Z18
+	VFMADD213PS      Z12, Z5, Z18
+	VFMADD231PS.BCST 84(DX), Z18, Z26
+	VMOVAPS          Z2, Z18
+	VPTERNLOGD       $0xea, Z3, Z9, Z18
+	VFMADD213PS      Z7, Z4, Z18
+	VFMADD231PS.BCST 88(DX), Z18, Z25
+	VMOVAPS          Z2, Z9
+	VPTERNLOGD       $0xea, Z3, Z16, Z9
+	VFMADD213PS      Z14, Z5, Z9
+	VFMADD231PS.BCST 88(DX), Z9, Z26
+	VMOVAPS          Z0, Z9
+	VPTERNLOGD       $0xea, Z1, Z8, Z9
+	VFMADD213PS      Z6, Z4, Z9
+	VFMADD231PS.BCST 92(DX), Z9, Z25
+	VMOVAPS          Z0, Z8
+	VPTERNLOGD       $0xea, Z1, Z17, Z8
+	VFMADD213PS      Z12, Z5, Z8
+	VFMADD231PS.BCST 92(DX), Z8, Z26
+	VPSRLD           $0x04, Z10, Z10
+	VPRORD           $0x10, Z10, Z8
+	VPSRLD           $0x04, Z19, Z19
+	VPRORD           $0x10, Z19, Z9
+	VMOVAPS          Z2, Z16
+	VPTERNLOGD       $0xea, Z3, Z8, Z16
+	VFMADD213PS      Z7, Z4, Z16
+	VFMADD231PS.BCST 96(DX), Z16, Z25
+	VMOVAPS          Z2, Z16
+	VPTERNLOGD       $0xea, Z3, Z9, Z16
+	VFMADD213PS      Z14, Z5, Z16
+	VFMADD231PS.BCST 96(DX), Z16, Z26
+	VMOVAPS          Z0, Z16
+	VPTERNLOGD       $0xea, Z1, Z10, Z16
+	VFMADD213PS      Z6, Z4, Z16
+	VFMADD231PS.BCST 100(DX), Z16, Z25
+	VMOVAPS          Z0, Z16
+	VPTERNLOGD       $0xea, Z1, Z19, Z16
+	VFMADD213PS      Z12, Z5, Z16
+	VFMADD231PS.BCST 100(DX), Z16, Z26
+	VMOVAPS          Z2, Z16
+	VPTERNLOGD       $0xea, Z3, Z10, Z16
+	VFMADD213PS      Z7, Z4, Z16
+	VFMADD231PS.BCST 104(DX), Z16, Z25
+	VMOVAPS          Z2, Z10
+	VPTERNLOGD       $0xea, Z3, Z19, Z10
+	VFMADD213PS      Z14, Z5, Z10
+	VFMADD231PS.BCST 104(DX), Z10, Z26
+	VMOVAPS          Z0, Z10
+	VPTERNLOGD       $0xea, Z1, Z8, Z10
+	VFMADD213PS      Z6, Z4, Z10
+	VFMADD231PS.BCST 108(DX), Z10, Z25
+	VMOVAPS          Z0, Z8
+	VPTERNLOGD       $0xea, Z1, Z9, Z8
+	VFMADD213PS      Z12, Z5, Z8
+	VFMADD231PS.BCST 108(DX), Z8, Z26
+	VPSRLD           $0x04, Z11, Z11
+	VPRORD           $0x10, Z11, Z8
+	VPSRLD           $0x04, Z15, Z15
+	VPRORD           $0x10, Z15, Z9
+	VMOVAPS          Z2, Z10
+	VPTERNLOGD       $0xea, Z3, Z8, Z10
+	VFMADD213PS      Z7, Z4, Z10
+	VFMADD231PS.BCST 112(DX), Z10, Z25
+	VMOVAPS          Z2, Z10
+	VPTERNLOGD       $0xea, Z3, Z9, Z10
+	VFMADD213PS      Z14, Z5, Z10
+	VFMADD231PS.BCST 112(DX), Z10, Z26
+	VMOVAPS          Z0, Z10
+	VPTERNLOGD       $0xea, Z1, Z11, Z10
+	VFMADD213PS      Z6, Z4, Z10
+	VFMADD231PS.BCST 116(DX), Z10, Z25
+	VMOVAPS          Z0, Z10
+	VPTERNLOGD       $0xea, Z1, Z15, Z10
+	VFMADD213PS      Z12, Z5, Z10
+	VFMADD231PS.BCST 116(DX), Z10, Z26
+	VMOVAPS          Z2, Z10
+	VPTERNLOGD       $0xea, Z3, Z11, Z10
+	VFMADD213PS      Z7, Z4, Z10
+	VFMADD231PS.BCST 120(DX), Z10, Z25
+	VMOVAPS          Z2, Z7
+	VPTERNLOGD       $0xea, Z3, Z15, Z7
+	VFMADD213PS      Z14, Z5, Z7
+	VFMADD231PS.BCST 120(DX), Z7, Z26
+	VMOVAPS          Z0, Z7
+	VPTERNLOGD       $0xea, Z1, Z8, Z7
+	VFMADD213PS      Z6, Z4, Z7
+	VFMADD231PS.BCST 124(DX), Z7, Z25
+	VMOVAPS          Z0, Z4
+	VPTERNLOGD       $0xea, Z1, Z9, Z4
+	VFMADD213PS      Z12, Z5, Z4
+	VFMADD231PS.BCST 124(DX), Z4, Z26
+	ADDQ             $0x00000012, DI
+	ADDQ             $0x00000080, DX
+	SUBQ             $0x00000002, R8
+	JNZ              rows1_by2_block
+	MOVQ             (SP), DX
+	MOVQ             lds+8(FP), BX
+	ADDQ             $0x00000080, (SP)
+	VMOVUPS          Z25, (DX)
+	VMOVUPS          Z26, 64(DX)
+	SUBQ             $0x02, 16(SP)
+	JMP              rows1_by2
+
+rows1_by2_done:
+rows1_by1:
+	CMPQ   16(SP), $0x01
+	JL     rows1_by1_done
+	MOVQ   8(SP), DX
+	MOVQ   DX, BX
+	VPXORD Z27, Z27, Z27
+	MOVQ   AX, SI
+	SHLQ   $0x04, SI
+	ADDQ   SI, DX
+	MOVQ   DX, 8(SP)
+	MOVQ   q+40(FP), DX
+	XORQ   SI, SI
+	MOVQ   chunks+64(FP), DI
+
+rows1_by1_block:
+	LEAQ             (BX)(SI*1), R8
+	VPXOR            X13, X13, X13
+	VPINSRW          $0x00, (R8), X13, X13
+	VPINSRW          $0x01, (R8)(AX*1), X13, X13
+	VPINSRW          $0x02, (R8)(AX*2), X13, X13
+	VPINSRW          $0x03, (R8)(CX*1), X13, X13
+	LEAQ             (R8)(AX*4), R8
+	VPINSRW          $0x04, (R8), X13, X13
+	VPINSRW          $0x05, (R8)(AX*1), X13, X13
+	VPINSRW          $0x06, (R8)(AX*2), X13, X13
+	VPINSRW          $0x07, (R8)(CX*1), X13, X13
+	LEAQ             (R8)(AX*4), R8
+	VPXOR            X4, X4, X4
+	VPINSRW          $0x00, (R8), X4, X4
+	VPINSRW          $0x01, (R8)(AX*1), X4, X4
+	VPINSRW          $0x02, (R8)(AX*2), X4, X4
+	VPINSRW          $0x03, (R8)(CX*1), X4, X4
+	LEAQ             (R8)(AX*4), R8
+	VPINSRW          $0x04, (R8), X4, X4
+	VPINSRW          $0x05, (R8)(AX*1), X4, X4
+	VPINSRW          $0x06, (R8)(AX*2), X4, X4
+	VPINSRW          $0x07, (R8)(CX*1), X4, X4
+	VINSERTI128      $0x01, X4, Y13, Y4
+	VCVTPH2PS        Y4, Z4
+	VMULPS           constants<>+2624(SB), Z4, Z5
+	VMULPS           constants<>+2688(SB), Z4, Z6
+	LEAQ             (BX)(SI*1), R8
+	VBROADCASTF32X4  2(R8), Z7
+	VBROADCASTF32X4  2(R8)(AX*1), Z8
+	VBROADCASTF32X4  2(R8)(AX*2), Z9
+	VBROADCASTF32X4  2(R8)(CX*1), Z10
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF32X4     $0x01, 2(R8), Z7, Z7
+	VINSERTF32X4     $0x01, 2(R8)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x01, 2(R8)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x01, 2(R8)(CX*1), Z10, Z10
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF32X4     $0x02, 2(R8), Z7, Z7
+	VINSERTF32X4     $0x02, 2(R8)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x02, 2(R8)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x02, 2(R8)(CX*1), Z10, Z10
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF32X4     $0x03, 2(R8), Z7, Z7
+	VINSERTF32X4     $0x03, 2(R8)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x03, 2(R8)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x03, 2(R8)(CX*1), Z10, Z10
+	VUNPCKLPS        Z8, Z7, Z11
+	VUNPCKHPS        Z8, Z7, Z7
+	VUNPCKLPS        Z10, Z9, Z8
+	VUNPCKHPS        Z10, Z9, Z9
+	VUNPCKLPD        Z8, Z11, Z10
+	VUNPCKHPD        Z8, Z11, Z8
+	VUNPCKLPD        Z9, Z7, Z11
+	VUNPCKHPD        Z9, Z7, Z7
+	VPRORD           $0x10, Z10, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST (DX), Z12, Z27
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z10, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 4(DX), Z12, Z27
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z10, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 8(DX), Z12, Z27
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z9, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 12(DX), Z12, Z27
+	VPRORD           $0x10, Z8, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 16(DX), Z12, Z27
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z8, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 20(DX), Z12, Z27
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z8, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 24(DX), Z12, Z27
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z9, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 28(DX), Z12, Z27
+	VPRORD           $0x10, Z11, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 32(DX), Z12, Z27
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z11, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 36(DX), Z12, Z27
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z11, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 40(DX), Z12, Z27
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z9, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 44(DX), Z12, Z27
+	VPRORD           $0x10, Z7, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 48(DX), Z12, Z27
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z7, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 52(DX), Z12, Z27
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z7, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 56(DX), Z12, Z27
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z9, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 60(DX), Z12, Z27
+	VPSRLD           $0x04, Z10, Z10
+	VPRORD           $0x10, Z10, Z9
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z9, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 64(DX), Z12, Z27
+	VMOVAPS          Z0, Z12
+	VPTERNLOGD       $0xea, Z1, Z10, Z12
+	VFMADD213PS      Z5, Z4, Z12
+	VFMADD231PS.BCST 68(DX), Z12, Z27
+	VMOVAPS          Z2, Z12
+	VPTERNLOGD       $0xea, Z3, Z10, Z12
+	VFMADD213PS      Z6, Z4, Z12
+	VFMADD231PS.BCST 72(DX), Z12, Z27
+	VMOVAPS          Z0, Z10
+	VPTERNLOGD       $0xea, Z1, Z9, Z10
+	VFMADD213PS      Z5, Z4, Z10
+	VFMADD231PS.BCST 76(DX), Z10, Z27
+	VPSRLD           $0x04, Z8, Z8
+	VPRORD           $0x10, Z8, Z9
+	VMOVAPS          Z2, Z10
+	VPTERNLOGD       $0xea, Z3, Z9, Z10
+	VFMADD213PS      Z6, Z4, Z10
+	VFMADD231PS.BCST 80(DX), Z10, Z27
+	VMOVAPS          Z0, Z10
+	VPTERNLOGD       $0xea, Z1, Z8, Z10
+	VFMADD213PS      Z5, Z4, Z10
+	VFMADD231PS.BCST 84(DX), Z10, Z27
+	VMOVAPS          Z2, Z10
+	VPTERNLOGD       $0xea, Z3, Z8, Z10
+	VFMADD213PS      Z6, Z4, Z10
+	VFMADD231PS.BCST 88(DX), Z10, Z27
+	VMOVAPS          Z0, Z8
+	VPTERNLOGD       $0xea, Z1, Z9, Z8
+	VFMADD213PS      Z5, Z4, Z8
+	VFMADD231PS.BCST 92(DX), Z8, Z27
+	VPSRLD           $0x04, Z11, Z11
+	VPRORD           $0x10, Z11, Z8
+	VMOVAPS          Z2, Z9
+	VPTERNLOGD       $0xea, Z3, Z8, Z9
+	VFMADD213PS      Z6, Z4, Z9
+	VFMADD231PS.BCST 96(DX), Z9, Z27
+	VMOVAPS          Z0, Z9
+	VPTERNLOGD       $0xea, Z1, Z11, Z9
+	VFMADD213PS      Z5, Z4, Z9
+	VFMADD231PS.BCST 100(DX), Z9, Z27
+	VMOVAPS          Z2, Z9
+	VPTERNLOGD       $0xea, Z3, Z11, Z9
+	VFMADD213PS      Z6, Z4, Z9
+	VFMADD231PS.BCST 104(DX), Z9, Z27
+	VMOVAPS          Z0, Z9
+	VPTERNLOGD       $0xea, Z1, Z8, Z9
+	VFMADD213PS      Z5, Z4, Z9
+	VFMADD231PS.BCST 108(DX), Z9, Z27
+	VPSRLD           $0x04, Z7, Z7
+	VPRORD           $0x10, Z7, Z8
+	VMOVAPS          Z2, Z9
+	VPTERNLOGD       $0xea, Z3, Z8, Z9
+	VFMADD213PS      Z6, Z4, Z9
+	VFMADD231PS.BCST 112(DX), Z9, Z27
+	VMOVAPS          Z0, Z9
+	VPTERNLOGD       $0xea, Z1, Z7, Z9
+	VFMADD213PS      Z5, Z4, Z9
+	VFMADD231PS.BCST 116(DX), Z9, Z27
+	VMOVAPS          Z2, Z9
+	VPTERNLOGD       $0xea, Z3, Z7, Z9
+	VFMADD213PS      Z6, Z4, Z9
+	VFMADD231PS.BCST 120(DX), Z9, Z27
+	VMOVAPS          Z0, Z6
+	VPTERNLOGD       $0xea, Z1, Z8, Z6
+	VFMADD213PS      Z5, Z4, Z6
+	VFMADD231PS.BCST 124(DX), Z6, Z27
+	ADDQ             $0x00000012, SI
+	ADDQ             $0x00000080, DX
+	SUBQ             $0x00000002, DI
+	JNZ              rows1_by1_block
+	MOVQ             (SP), DX
+	MOVQ             lds+8(FP), BX
+	ADDQ             $0x00000040, (SP)
+	VMOVUPS          Z27, (DX)
+	SUBQ             $0x01, 16(SP)
+	JMP              rows1_by1
+
+rows1_by1_done:
+	MOVQ lds+8(FP), DX
+	SHLQ $0x00, DX
+	ADDQ DX, s+0(FP)
+	MOVQ ldq+48(FP), DX
+	SHLQ $0x00, DX
+	ADDQ DX, q+40(FP)
+	SUBQ $0x01, heads+56(FP)
+	JMP  rows1
+
+rows1_done:
+	VZEROUPPER
+	RET
+
+// func mixQ48x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, F16C, MMX+
+TEXT ·mixQ48x2AVX512(SB), NOSPLIT, $24-80
+	MOVQ    strips+72(FP), AX
+	MOVQ    AX, (SP)
+	MOVQ    ldv+32(FP), AX
+	MOVQ    ldp+48(FP), CX
+	LEAQ    (CX)(CX*2), DI
+	VMOVUPS constants<>+3072(SB), Z0
+	MOVQ    first+64(FP), DX
+
+strip:
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	MOVQ   p+40(FP), R8
+	LEAQ   (R8)(CX*4), R9
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R10
+
+run:
+	MOVQ (R10), BX
+	ADDQ DX, BX
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
+
+keys:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        keys_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+keys_same0:
+	MOVQ    $0x0000000e, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VCVTPH2PS        (BX), X18
+	VBROADCASTSS     X18, Z18
+	VMULPS           Z0, Z18, Z18
+	VPMOVZXBD        2(BX), Z19
+	VPERMPS          Z18, Z19, Z17
+	VPSRLD           $0x04, Z19, Z19
+	VPERMPS          Z18, Z19, Z18
+	VFMADD231PS.BCST (R8), Z17, Z1
+	VFMADD231PS.BCST (R8), Z18, Z2
+	VFMADD231PS.BCST (R8)(CX*1), Z17, Z3
+	VFMADD231PS.BCST (R8)(CX*1), Z18, Z4
+	VFMADD231PS.BCST (R8)(CX*2), Z17, Z5
+	VFMADD231PS.BCST (R8)(CX*2), Z18, Z6
+	VFMADD231PS.BCST (R8)(DI*1), Z17, Z7
+	VFMADD231PS.BCST (R8)(DI*1), Z18, Z8
+	VFMADD231PS.BCST (R9), Z17, Z9
+	VFMADD231PS.BCST (R9), Z18, Z10
+	VFMADD231PS.BCST (R9)(CX*1), Z17, Z11
+	VFMADD231PS.BCST (R9)(CX*1), Z18, Z12
+	VFMADD231PS.BCST (R9)(CX*2), Z17, Z13
+	VFMADD231PS.BCST (R9)(CX*2), Z18, Z14
+	VFMADD231PS.BCST (R9)(DI*1), Z17, Z15
+	VFMADD231PS.BCST (R9)(DI*1), Z18, Z16
+	ADDQ             AX, BX
+	ADDQ             $0x04, R8
+	ADDQ             $0x04, R9
+	SUBQ             $0x00000001, SI
+	JNZ              key
+	CMPQ             8(SP), $0x00
+	JNE              keys
+	MOVQ             R11, 8(R10)
+	MOVQ             R12, 24(R10)
+	ADDQ             $0x00000058, R10
+	SUBQ             $0x00000001, 16(SP)
+	JNZ              run
+	MOVQ             o+0(FP), BX
+	MOVQ             ldo+8(FP), SI
+	MOVQ             alpha+56(FP), R8
+	VBROADCASTSS     (R8), Z17
+	VFMADD231PS      (BX), Z17, Z1
+	VMOVUPS          Z1, (BX)
+	VFMADD231PS      64(BX), Z17, Z2
+	VMOVUPS          Z2, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     4(R8), Z17
+	VFMADD231PS      (BX), Z17, Z3
+	VMOVUPS          Z3, (BX)
+	VFMADD231PS      64(BX), Z17, Z4
+	VMOVUPS          Z4, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     8(R8), Z17
+	VFMADD231PS      (BX), Z17, Z5
+	VMOVUPS          Z5, (BX)
+	VFMADD231PS      64(BX), Z17, Z6
+	VMOVUPS          Z6, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     12(R8), Z17
+	VFMADD231PS      (BX), Z17, Z7
+	VMOVUPS          Z7, (BX)
+	VFMADD231PS      64(BX), Z17, Z8
+	VMOVUPS          Z8, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     16(R8), Z17
+	VFMADD231PS      (BX), Z17, Z9
+	VMOVUPS          Z9, (BX)
+	VFMADD231PS      64(BX), Z17, Z10
+	VMOVUPS          Z10, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     20(R8), Z17
+	VFMADD231PS      (BX), Z17, Z11
+	VMOVUPS          Z11, (BX)
+	VFMADD231PS      64(BX), Z17, Z12
+	VMOVUPS          Z12, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     24(R8), Z17
+	VFMADD231PS      (BX), Z17, Z13
+	VMOVUPS          Z13, (BX)
+	VFMADD231PS      64(BX), Z17, Z14
+	VMOVUPS          Z14, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     28(R8), Z17
+	VFMADD231PS      (BX), Z17, Z15
+	VMOVUPS          Z15, (BX)
+	VFMADD231PS      64(BX), Z17, Z16
+	VMOVUPS          Z16, 64(BX)
+	ADDQ             $0x00000080, o+0(FP)
+	ADDQ             $0x00000012, DX
+	SUBQ             $0x00000001, (SP)
+	JNZ              strip
+	VZEROUPPER
+	RET
+
+// func mixQ44x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, F16C, MMX+
+TEXT ·mixQ44x4AVX512(SB), NOSPLIT, $24-80
+	MOVQ    strips+72(FP), AX
+	MOVQ    AX, (SP)
+	MOVQ    ldv+32(FP), AX
+	MOVQ    ldp+48(FP), CX
+	LEAQ    (CX)(CX*2), DI
+	VMOVUPS constants<>+3072(SB), Z0
+	MOVQ    first+64(FP), DX
+
+strip:
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	MOVQ   p+40(FP), R8
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R9
+
+run:
+	MOVQ (R9), BX
+	ADDQ DX, BX
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
+
+keys:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        keys_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+keys_same0:
+	MOVQ    $0x00000007, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VCVTPH2PS    (BX), X18
+	VBROADCASTSS X18, Z18
+	VMULPS       Z0, Z18, Z18
+	VPMOVZXBD    2(BX), Z19
+	VPERMPS      Z18, Z19, Z17
+	VPSRLD       $0x04, Z19, Z19
+	VPERMPS      Z18, Z19, Z18
+	VCVTPH2PS    18(BX), X20
+	VBROADCASTSS X20, Z20
+	VMULPS       Z0, Z20, Z20
+	VPMOVZXBD    20(BX), Z21
+	VPERMPS      Z20, Z21, Z19
+	VPSRLD       $0x04, Z21, Z21
+	VPERMPS      Z20, Z21, Z20
+	VBROADCASTSS (R8), Z21
+	VFMADD231PS  Z17, Z21, Z1
+	VFMADD231PS  Z18, Z21, Z2
+	VFMADD231PS  Z19, Z21, Z3
+	VFMADD231PS  Z20, Z21, Z4
+	VBROADCASTSS (R8)(CX*1), Z21
+	VFMADD231PS  Z17, Z21, Z5
+	VFMADD231PS  Z18, Z21, Z6
+	VFMADD231PS  Z19, Z21, Z7
+	VFMADD231PS  Z20, Z21, Z8
+	VBROADCASTSS (R8)(CX*2), Z21
+	VFMADD231PS  Z17, Z21, Z9
+	VFMADD231PS  Z18, Z21, Z10
+	VFMADD231PS  Z19, Z21, Z11
+	VFMADD231PS  Z20, Z21, Z12
+	VBROADCASTSS (R8)(DI*1), Z21
+	VFMADD231PS  Z17, Z21, Z13
+	VFMADD231PS  Z18, Z21, Z14
+	VFMADD231PS  Z19, Z21, Z15
+	VFMADD231PS  Z20, Z21, Z16
+	ADDQ         AX, BX
+	ADDQ         $0x04, R8
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000058, R9
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), R8
+	VBROADCASTSS (R8), Z17
+	VFMADD231PS  (BX), Z17, Z1
+	VMOVUPS      Z1, (BX)
+	VFMADD231PS  64(BX), Z17, Z2
+	VMOVUPS      Z2, 64(BX)
+	VFMADD231PS  128(BX), Z17, Z3
+	VMOVUPS      Z3, 128(BX)
+	VFMADD231PS  192(BX), Z17, Z4
+	VMOVUPS      Z4, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(R8), Z17
+	VFMADD231PS  (BX), Z17, Z5
+	VMOVUPS      Z5, (BX)
+	VFMADD231PS  64(BX), Z17, Z6
+	VMOVUPS      Z6, 64(BX)
+	VFMADD231PS  128(BX), Z17, Z7
+	VMOVUPS      Z7, 128(BX)
+	VFMADD231PS  192(BX), Z17, Z8
+	VMOVUPS      Z8, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(R8), Z17
+	VFMADD231PS  (BX), Z17, Z9
+	VMOVUPS      Z9, (BX)
+	VFMADD231PS  64(BX), Z17, Z10
+	VMOVUPS      Z10, 64(BX)
+	VFMADD231PS  128(BX), Z17, Z11
+	VMOVUPS      Z11, 128(BX)
+	VFMADD231PS  192(BX), Z17, Z12
+	VMOVUPS      Z12, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(R8), Z17
+	VFMADD231PS  (BX), Z17, Z13
+	VMOVUPS      Z13, (BX)
+	VFMADD231PS  64(BX), Z17, Z14
+	VMOVUPS      Z14, 64(BX)
+	VFMADD231PS  128(BX), Z17, Z15
+	VMOVUPS      Z15, 128(BX)
+	VFMADD231PS  192(BX), Z17, Z16
+	VMOVUPS      Z16, 192(BX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000024, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ44x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, F16C, MMX+
+TEXT ·mixQ44x2AVX512(SB), NOSPLIT, $24-80
+	MOVQ    strips+72(FP), AX
+	MOVQ    AX, (SP)
+	MOVQ    ldv+32(FP), AX
+	MOVQ    ldp+48(FP), CX
+	LEAQ    (CX)(CX*2), DI
+	VMOVUPS constants<>+3072(SB), Z0
+	MOVQ    first+64(FP), DX
+
+strip:
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	MOVQ   p+40(FP), R8
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R9
+
+run:
+	MOVQ (R9), BX
+	ADDQ DX, BX
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
+
+keys:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        keys_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+keys_same0:
+	MOVQ    $0x0000000e, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VCVTPH2PS    (BX), X10
+	VBROADCASTSS X10, Z10
+	VMULPS       Z0, Z10, Z10
+	VPMOVZXBD    2(BX), Z11
+	VPERMPS      Z10, Z11, Z9
+	VPSRLD       $0x04, Z11, Z11
+	VPERMPS      Z10, Z11, Z10
+	VBROADCASTSS (R8), Z11
+	VFMADD231PS  Z9, Z11, Z1
+	VFMADD231PS  Z10, Z11, Z2
+	VBROADCASTSS (R8)(CX*1), Z11
+	VFMADD231PS  Z9, Z11, Z3
+	VFMADD231PS  Z10, Z11, Z4
+	VBROADCASTSS (R8)(CX*2), Z11
+	VFMADD231PS  Z9, Z11, Z5
+	VFMADD231PS  Z10, Z11, Z6
+	VBROADCASTSS (R8)(DI*1), Z11
+	VFMADD231PS  Z9, Z11, Z7
+	VFMADD231PS  Z10, Z11, Z8
+	ADDQ         AX, BX
+	ADDQ         $0x04, R8
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000058, R9
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), R8
+	VBROADCASTSS (R8), Z9
+	VFMADD231PS  (BX), Z9, Z1
+	VMOVUPS      Z1, (BX)
+	VFMADD231PS  64(BX), Z9, Z2
+	VMOVUPS      Z2, 64(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(R8), Z9
+	VFMADD231PS  (BX), Z9, Z3
+	VMOVUPS      Z3, (BX)
+	VFMADD231PS  64(BX), Z9, Z4
+	VMOVUPS      Z4, 64(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(R8), Z9
+	VFMADD231PS  (BX), Z9, Z5
+	VMOVUPS      Z5, (BX)
+	VFMADD231PS  64(BX), Z9, Z6
+	VMOVUPS      Z6, 64(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(R8), Z9
+	VFMADD231PS  (BX), Z9, Z7
+	VMOVUPS      Z7, (BX)
+	VFMADD231PS  64(BX), Z9, Z8
+	VMOVUPS      Z8, 64(BX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000012, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ41x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, F16C, MMX+
+TEXT ·mixQ41x8AVX512(SB), NOSPLIT, $24-80
+	MOVQ    strips+72(FP), AX
+	MOVQ    AX, (SP)
+	MOVQ    ldv+32(FP), AX
+	MOVQ    ldp+48(FP), CX
+	LEAQ    (CX)(CX*2), CX
+	VMOVUPS constants<>+3072(SB), Z0
+	MOVQ    first+64(FP), CX
+
+strip:
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        keys_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+keys_same0:
+	MOVQ    $0x00000003, BX
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
+
+key:
+	VCVTPH2PS    (DX), X10
+	VBROADCASTSS X10, Z10
+	VMULPS       Z0, Z10, Z10
+	VPMOVZXBD    2(DX), Z11
+	VPERMPS      Z10, Z11, Z9
+	VPSRLD       $0x04, Z11, Z11
+	VPERMPS      Z10, Z11, Z10
+	VCVTPH2PS    18(DX), X12
+	VBROADCASTSS X12, Z12
+	VMULPS       Z0, Z12, Z12
+	VPMOVZXBD    20(DX), Z13
+	VPERMPS      Z12, Z13, Z11
+	VPSRLD       $0x04, Z13, Z13
+	VPERMPS      Z12, Z13, Z12
+	VCVTPH2PS    36(DX), X14
+	VBROADCASTSS X14, Z14
+	VMULPS       Z0, Z14, Z14
+	VPMOVZXBD    38(DX), Z15
+	VPERMPS      Z14, Z15, Z13
+	VPSRLD       $0x04, Z15, Z15
+	VPERMPS      Z14, Z15, Z14
+	VCVTPH2PS    54(DX), X16
+	VBROADCASTSS X16, Z16
+	VMULPS       Z0, Z16, Z16
+	VPMOVZXBD    56(DX), Z17
+	VPERMPS      Z16, Z17, Z15
+	VPSRLD       $0x04, Z17, Z17
+	VPERMPS      Z16, Z17, Z16
+	VBROADCASTSS (SI), Z17
+	VFMADD231PS  Z9, Z17, Z1
+	VFMADD231PS  Z10, Z17, Z2
+	VFMADD231PS  Z11, Z17, Z3
+	VFMADD231PS  Z12, Z17, Z4
+	VFMADD231PS  Z13, Z17, Z5
+	VFMADD231PS  Z14, Z17, Z6
+	VFMADD231PS  Z15, Z17, Z7
+	VFMADD231PS  Z16, Z17, Z8
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z9
+	VFMADD231PS  (DX), Z9, Z1
+	VMOVUPS      Z1, (DX)
+	VFMADD231PS  64(DX), Z9, Z2
+	VMOVUPS      Z2, 64(DX)
+	VFMADD231PS  128(DX), Z9, Z3
+	VMOVUPS      Z3, 128(DX)
+	VFMADD231PS  192(DX), Z9, Z4
+	VMOVUPS      Z4, 192(DX)
+	VFMADD231PS  256(DX), Z9, Z5
+	VMOVUPS      Z5, 256(DX)
+	VFMADD231PS  320(DX), Z9, Z6
+	VMOVUPS      Z6, 320(DX)
+	VFMADD231PS  384(DX), Z9, Z7
+	VMOVUPS      Z7, 384(DX)
+	VFMADD231PS  448(DX), Z9, Z8
+	VMOVUPS      Z8, 448(DX)
+	ADDQ         $0x00000200, o+0(FP)
+	ADDQ         $0x00000048, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ41x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, F16C, MMX+
+TEXT ·mixQ41x4AVX512(SB), NOSPLIT, $24-80
+	MOVQ    strips+72(FP), AX
+	MOVQ    AX, (SP)
+	MOVQ    ldv+32(FP), AX
+	MOVQ    ldp+48(FP), CX
+	LEAQ    (CX)(CX*2), CX
+	VMOVUPS constants<>+3072(SB), Z0
+	MOVQ    first+64(FP), CX
+
+strip:
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        keys_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+keys_same0:
+	MOVQ    $0x00000007, BX
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
+
+key:
+	VCVTPH2PS    (DX), X6
+	VBROADCASTSS X6, Z6
+	VMULPS       Z0, Z6, Z6
+	VPMOVZXBD    2(DX), Z7
+	VPERMPS      Z6, Z7, Z5
+	VPSRLD       $0x04, Z7, Z7
+	VPERMPS      Z6, Z7, Z6
+	VCVTPH2PS    18(DX), X8
+	VBROADCASTSS X8, Z8
+	VMULPS       Z0, Z8, Z8
+	VPMOVZXBD    20(DX), Z9
+	VPERMPS      Z8, Z9, Z7
+	VPSRLD       $0x04, Z9, Z9
+	VPERMPS      Z8, Z9, Z8
+	VBROADCASTSS (SI), Z9
+	VFMADD231PS  Z5, Z9, Z1
+	VFMADD231PS  Z6, Z9, Z2
+	VFMADD231PS  Z7, Z9, Z3
+	VFMADD231PS  Z8, Z9, Z4
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z5
+	VFMADD231PS  (DX), Z5, Z1
+	VMOVUPS      Z1, (DX)
+	VFMADD231PS  64(DX), Z5, Z2
+	VMOVUPS      Z2, 64(DX)
+	VFMADD231PS  128(DX), Z5, Z3
+	VMOVUPS      Z3, 128(DX)
+	VFMADD231PS  192(DX), Z5, Z4
+	VMOVUPS      Z4, 192(DX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000024, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ41x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, F16C, MMX+
+TEXT ·mixQ41x2AVX512(SB), NOSPLIT, $24-80
+	MOVQ    strips+72(FP), AX
+	MOVQ    AX, (SP)
+	MOVQ    ldv+32(FP), AX
+	MOVQ    ldp+48(FP), CX
+	LEAQ    (CX)(CX*2), CX
+	VMOVUPS constants<>+3072(SB), Z0
+	MOVQ    first+64(FP), CX
+
+strip:
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        keys_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+keys_same0:
+	MOVQ    $0x0000000e, BX
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
+
+key:
+	VCVTPH2PS    (DX), X4
+	VBROADCASTSS X4, Z4
+	VMULPS       Z0, Z4, Z4
+	VPMOVZXBD    2(DX), Z5
+	VPERMPS      Z4, Z5, Z3
+	VPSRLD       $0x04, Z5, Z5
+	VPERMPS      Z4, Z5, Z4
+	VBROADCASTSS (SI), Z5
+	VFMADD231PS  Z3, Z5, Z1
+	VFMADD231PS  Z4, Z5, Z2
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z3
+	VFMADD231PS  (DX), Z3, Z1
+	VMOVUPS      Z1, (DX)
+	VFMADD231PS  64(DX), Z3, Z2
+	VMOVUPS      Z2, 64(DX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000012, CX
 	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
@@ -37033,50 +39529,50 @@ square:
 	PREFETCHT1   128(SI)
 	VMOVDQU      Y1, (SP)
 	VPBROADCASTD (SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      (AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, (AX)
 	VPBROADCASTD 4(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      64(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 64(AX)
 	VPBROADCASTD 8(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      128(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 128(AX)
 	VPBROADCASTD 12(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      192(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 192(AX)
 	VPBROADCASTD 16(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      256(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 256(AX)
 	VPBROADCASTD 20(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      320(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 320(AX)
 	VPBROADCASTD 24(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      384(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 384(AX)
 	VPBROADCASTD 28(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      448(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 448(AX)
@@ -38782,50 +41278,50 @@ square:
 	PREFETCHT1   128(SI)
 	VMOVDQU      Y1, (SP)
 	VPBROADCASTD (SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      (AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, (AX)
 	VPBROADCASTD 4(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      32(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 32(AX)
 	VPBROADCASTD 8(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      64(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 64(AX)
 	VPBROADCASTD 12(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      96(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 96(AX)
 	VPBROADCASTD 16(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      128(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 128(AX)
 	VPBROADCASTD 20(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      160(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 160(AX)
 	VPBROADCASTD 24(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      192(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 192(AX)
 	VPBROADCASTD 28(SP), Y1
-	VPAND        constants<>+2240(SB), Y1, Y1
-	VPCMPEQD     constants<>+2240(SB), Y1, Y1
+	VPAND        constants<>+2752(SB), Y1, Y1
+	VPCMPEQD     constants<>+2752(SB), Y1, Y1
 	VMOVUPS      224(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 224(AX)

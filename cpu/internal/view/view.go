@@ -16,7 +16,7 @@ type View struct {
 	F32    []float32
 	Bits   []uint16 // F16, BF16
 	Bools  []bool
-	Q8     []byte // from the scale of the first row on
+	Bytes  []byte // Q8, from the scale of the first row on, and Q4
 	Shape  backend.Shape
 	Stride backend.Strides
 	Pages  [][]int32 // of a pool of pages: row s of batch b is in page Pages[b][s/Shape[Seq]]
@@ -40,7 +40,7 @@ func Of(t *backend.Tensor) (v View) {
 	case []bool:
 		v.Bools = memory[min(t.Offset(), len(memory)):]
 	case []byte:
-		v.Q8 = memory[min(t.Offset()-vec.Q8Lead, len(memory)):]
+		v.Bytes = memory[min(t.Offset()-v.DType.Lead(), len(memory)):]
 	}
 	return v
 }
@@ -72,7 +72,7 @@ func InPlace(t *backend.Tensor) bool {
 }
 
 // Load copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose rows are ld
-// apart, and zeros what follows them there. k converts whole vectors. Of Q8 rows c0 is 0.
+// apart, and zeros what follows them there. k converts whole vectors. Of Q8 and Q4 rows c0 is 0.
 func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
 	apart, step := v.Stride[backend.Seq], v.Stride[backend.Dim]
 	for m := 0; n > 0; n, s = n-m, s+m {
@@ -83,8 +83,8 @@ func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int)
 		}
 		switch {
 		case whole == 0:
-		case v.DType == backend.Q8:
-			vec.Load(k, v.DType, dst, ld, v.Q8[at:], apart, m, whole)
+		case v.DType.Quantised():
+			vec.Load(k, v.DType, dst, ld, v.Bytes[at:], apart, m, whole)
 		default:
 			vec.Load(k, v.DType, dst, ld, v.Bits[at:], apart, m, whole)
 		}
@@ -120,10 +120,7 @@ func (v *View) LoadRows(k *vec.Kernels, dst []float32, ld, b, h, s, n int) {
 // CopyRows copies rows [s, s+n) of v, whose memory is all, to dst, whose rows are ld apart, and
 // zeros what follows them there. Those of bytes include their scales.
 func CopyRows[T uint16 | byte](v *View, dst, all []T, ld, b, h, s, n int) {
-	cols, step := v.Shape[backend.Dim], v.Stride[backend.Dim]
-	if v.DType == backend.Q8 {
-		cols += vec.Q8Lead
-	}
+	cols, step := v.DType.Row(v.Shape[backend.Dim]), v.Stride[backend.Dim]
 	for m := 0; n > 0; n, s = n-m, s+m {
 		m = v.adjacent(s, n)
 		from := all[v.RowIndex(b, h, s):]
@@ -150,8 +147,11 @@ func (v *View) At(b, h, s, c int) float32 {
 		return vec.F16ToF32(v.Bits[at])
 	case backend.BF16:
 		return vec.BF16ToF32(v.Bits[at])
+	case backend.Q4:
+		block := v.Bytes[row+v.DType.Row(c):]
+		return vec.F16ToF32(binary.LittleEndian.Uint16(block)) * float32(int(block[2+c%16]>>(c/4&4)&15)-8)
 	}
-	return math.Float32frombits(binary.NativeEndian.Uint32(v.Q8[row:])) * float32(int8(v.Q8[at+vec.Q8Lead]))
+	return math.Float32frombits(binary.NativeEndian.Uint32(v.Bytes[row:])) * float32(int8(v.Bytes[at+vec.Q8Lead]))
 }
 
 // CopyElements copies n elements that lie dj apart to where they lie di apart.
@@ -165,7 +165,7 @@ func CopyElements[T any](dst []T, di int, src []T, dj, n int) {
 	}
 }
 
-// Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For Q8 they must be the whole row.
+// Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For Q8 and Q4 they must be the whole row.
 func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	step := v.Stride[backend.Dim]
 	i := v.Index(b, h, s) + c0*step
@@ -173,8 +173,8 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	case backend.F32:
 		CopyElements(v.F32[i:], step, row, 1, len(row))
 		return
-	case backend.Q8:
-		backend.QuantiseQ8(v.Q8[i:i+vec.Q8Lead+len(row)], row)
+	case backend.Q8, backend.Q4:
+		v.DType.Quantise(v.Bytes[i:i+v.DType.Row(len(row))], row)
 		return
 	}
 	if whole := len(row) / k.Lanes * k.Lanes; whole > 0 && step == 1 && v.DType == backend.F16 {
@@ -193,12 +193,12 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 
 // AppendRun appends the n rows from index i on; the kernels prefetch those from index next on.
 func (v *View) AppendRun(runs []vec.Run, i, next, n int) []vec.Run {
-	ld, d := v.Stride[backend.Seq], v.Shape[backend.Dim]
+	ld, d := v.Stride[backend.Seq], v.DType.Row(v.Shape[backend.Dim])
 	switch {
 	case v.F32 != nil:
 		return vec.AppendRun(runs, v.F32[i:], ld, n, d, v.F32[next:])
 	case v.Bits != nil:
 		return vec.AppendRun(runs, v.Bits[i:], ld, n, d, v.Bits[next:])
 	}
-	return vec.AppendRun(runs, v.Q8[i:], ld, n, d, v.Q8[next:])
+	return vec.AppendRun(runs, v.Bytes[i:], ld, n, d, v.Bytes[next:])
 }

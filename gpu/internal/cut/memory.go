@@ -161,7 +161,7 @@ func HostBytes(t backend.Tensor) ([]byte, error) {
 		s, err := t.Bools()
 		return bytesOf(s), err
 	case backend.Q8:
-		return t.Q8Rows()
+		return t.QuantisedRows()
 	default:
 		s, err := t.Bits()
 		return bytesOf(s), err

@@ -188,7 +188,7 @@ func (x *exercise) upload(ctx context.Context, rng *rand.Rand, dtype backend.DTy
 		rows := make([]byte, dtype.Bytes(stored))
 		host, err = backend.HostQ8(rows, stored)
 		for row := range slices.Chunk(draw(stored, number), stored[backend.Dim]) {
-			backend.QuantiseQ8(rows, row)
+			dtype.Quantise(rows, row)
 			rows = rows[4+len(row):] // after the scale and the integers
 		}
 	default:

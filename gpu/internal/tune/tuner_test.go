@@ -55,7 +55,7 @@ func (f *fake) Upload(_ context.Context, dst, host backend.Tensor) error {
 	case backend.Bool:
 		return copied(to.Bools, host.Bools)
 	case backend.Q8:
-		return copied(to.Q8Rows, host.Q8Rows)
+		return copied(to.QuantisedRows, host.QuantisedRows)
 	default:
 		return copied(to.Bits, host.Bits)
 	}

@@ -40,8 +40,18 @@ const (
 	cDown    // 2^-24
 	cBiased  // 2^23 + 127
 	cOffset  // 128 in each byte
+	cEight   // integers 8
+	cLow4    // the lower half of a byte
+	cMask8   // bits 8 to 11
+	cMask16  // bits 16 to 19
+	cPower8  // 2^15
+	cPower16 // 2^7
+	cBias8   // -(2^15+8)
+	cBias16  // -(2^7+8)
 	cBits    // 1, 2, 4 and so on, one to a lane
 	cToTop   // four shuffles of bytes: the n-th moves byte n of a word to its top
+
+	cNumbers = cToTop + 4 // -8 to 7, one to a lane
 )
 
 var table Mem
@@ -60,7 +70,8 @@ func layConstants() {
 	bits = append(bits, 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0x7f800000, 0xff800000, math.Float32bits(-127),
 		math.Float32bits(0x1p127), math.Float32bits(-0x1p127), 0xffff0000,
 		0xff, 0xff00, math.Float32bits(0x1p23+128), math.Float32bits(0x1p15+128),
-		math.Float32bits(0x1p-102), math.Float32bits(0x1p-24), math.Float32bits(0x1p23+127), 0x80808080)
+		math.Float32bits(0x1p-102), math.Float32bits(0x1p-24), math.Float32bits(0x1p23+127), 0x80808080,
+		8, 15, 15<<8, 15<<16, math.Float32bits(0x1p15), math.Float32bits(0x1p7), math.Float32bits(-0x1p15-8), math.Float32bits(-0x1p7-8))
 	table = GLOBL("constants", RODATA|NOPTR)
 	for i, b := range bits {
 		for j := range 16 {
@@ -77,5 +88,8 @@ func layConstants() {
 			DATA(at, U32(word))
 			at += 4
 		}
+	}
+	for lane := range 16 {
+		DATA(at+4*lane, U32(math.Float32bits(float32(lane-8))))
 	}
 }

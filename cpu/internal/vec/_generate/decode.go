@@ -61,6 +61,11 @@ func (a *isa) mix(e element, heads, vectors int) {
 	if heads > 4 {
 		p = append(p, GP64())
 	}
+	q4 := e.suffix == elementQ4.suffix
+	var numbers reg.VecVirtual
+	if q4 {
+		numbers = a.q4Numbers()
+	}
 	MOVQ(argument("first"), off) // bytes before the strip in a row
 	loop("strip", strips, 1, func() {
 		acc := make([][]reg.VecVirtual, heads)
@@ -91,7 +96,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 			}
 			Label("keys")
 			// As many lines as the next keys have in the strip.
-			size := vectors * a.lanes * e.bytes
+			size := e.span(vectors * a.lanes)
 			ahead.prefetch("keys", max(1, size/256))
 			key := func(body func()) { body() }
 			if size < 256 {
@@ -109,7 +114,10 @@ func (a *isa) mix(e element, heads, vectors int) {
 					if e.lead > 0 {
 						scale = Mem{Base: vp, Index: back, Scale: 1}
 					}
-					for j := range x {
+					for j := 0; q4 && j < len(x); j += 2 {
+						a.blockQ4(Mem{Base: vp, Disp: e.span(j * a.lanes)}, numbers, x[j:j+2])
+					}
+					for j := 0; !q4 && j < len(x); j++ {
 						e.load(a, Mem{Base: vp, Disp: e.lead + j*a.lanes*e.bytes}, scale, x[j])
 					}
 				}
@@ -159,7 +167,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 			}
 		}
 		ADDQ(U32(uint32(vectors*a.bytes())), o)
-		ADDQ(U32(uint32(vectors*a.lanes*e.bytes)), off)
+		ADDQ(U32(uint32(e.span(vectors*a.lanes))), off)
 	})
 	end()
 }

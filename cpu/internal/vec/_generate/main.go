@@ -40,6 +40,7 @@ func main() {
 		a.loadF16()
 		a.loadBF16()
 		a.loadQ8()
+		a.loadQ4()
 		a.storeF16()
 		for _, e := range elements {
 			if e.split == nil {
@@ -61,6 +62,10 @@ func main() {
 			a.mix(e, 1, 4)
 			a.mix(e, 1, 1)
 		}
+	}
+	avx512.dotsQ4()
+	for _, tile := range [][2]int{{8, 2}, {4, 4}, {4, 2}, {1, 8}, {1, 4}, {1, 2}} {
+		avx512.mix(elementQ4, tile[0], tile[1])
 	}
 	for _, a := range narrow {
 		a.tile()

@@ -4,16 +4,17 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
 func TestQuantise(t *testing.T) {
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
 	read := func(row ...float32) []float32 {
-		data := make([]byte, q8Lead+len(row))
-		QuantiseQ8(data, row)
+		data := make([]byte, Q8.Row(len(row)))
+		Q8.Quantise(data, row)
 		got := make([]float32, len(row))
-		DequantiseQ8(got, data)
+		Q8.Dequantise(got, data)
 		return got
 	}
 	for _, c := range []struct {
@@ -53,6 +54,87 @@ func TestQuantise(t *testing.T) {
 	}
 }
 
+// TestQuantiseQ4 compares blocks with bytes worked out by hand from ggml's block_q4_0.
+func TestQuantiseQ4(t *testing.T) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	all := func(n byte) string { return strings.Repeat(string([]byte{n}), 16) }
+	for _, c := range []struct {
+		name  string
+		row   map[int]float32 // the elements that are not 0
+		bytes string          // scale, then element 16+i and element i in byte i
+		want  map[int]float32
+	}{
+		{"zeros", nil, "\x00\x00" + all(0x88), nil},
+		// d = -4/-8 = 0.5 = 0x3800; -4/d = -8 becomes 0, 3.5/d = 7 becomes 15, 1/d = 2 becomes 10.
+		{"a negative maximum", map[int]float32{0: -4, 16: 3.5, 15: 1, 31: -0.5}, "\x00\x38\xf0" + all(0x88)[1:15] + "\x7a", map[int]float32{0: -4, 16: 3.5, 15: 1, 31: -0.5}},
+		// d = -0.5 = 0xb800; -4/d = 8 becomes 16, of which 15 remains: -3.5.
+		{"a positive maximum first", map[int]float32{1: 4, 17: -4}, "\x00\xb8\x88\xf0" + all(0x88)[2:], map[int]float32{1: 4, 17: -3.5}},
+		// d = 1: 0.5+8.5 = 9, -0.5+8.5 = 8, 0.4375+8.5 = 8.9375, -1.5+8.5 = 7.
+		{"halves go up", map[int]float32{0: -8, 1: 0.5, 2: -0.5, 3: 0.4375, 4: -1.5}, "\x00\x3c\x80\x89\x88\x88\x87" + all(0x88)[5:], map[int]float32{0: -8, 1: 1, 4: -1}},
+		// d = 0.1 is rounded to 0x2e66 = 0.0999755859375 after the quotients.
+		{"the scale is rounded", map[int]float32{0: -0.8, 1: 0.1}, "\x66\x2e\x80\x89" + all(0x88)[2:], map[int]float32{0: -0.7998046875, 1: 0.0999755859375}},
+		{"the smallest scale", map[int]float32{0: -0x1p-21, 1: 0x1p-24}, "\x01\x00\x80\x89" + all(0x88)[2:], map[int]float32{0: -0x1p-21, 1: 0x1p-24}},
+		{"too small for a scale", map[int]float32{0: -0x1p-22, 1: 0x1p-149}, "\x00\x00" + all(0x88), nil},
+		{"the largest scale", map[int]float32{0: -8 * 65504}, "\xff\x7b\x80" + all(0x88)[1:], map[int]float32{0: -8 * 65504}},
+		{"too large for a scale", map[int]float32{0: -8 * 65520}, "\x01\x7e" + all(0x88), map[int]float32{0: nan, 31: nan}},
+		{"a NaN", map[int]float32{0: 1, 31: nan}, "\x01\x7e" + all(0x88), map[int]float32{0: nan, 31: nan}},
+		{"an Inf", map[int]float32{0: 1, 31: -inf}, "\x01\x7e" + all(0x88), map[int]float32{0: nan, 31: nan}},
+	} {
+		row, data := make([]float32, 64), make([]byte, 36)
+		for i, x := range c.row {
+			row[32+i] = x
+		}
+		Q4.Quantise(data, row)
+		if got := string(data[18:]); got != c.bytes {
+			t.Errorf("%s: bytes are % x, should be % x", c.name, got, c.bytes)
+		}
+		Q4.Dequantise(row, data)
+		for i, x := range row {
+			w := c.want[i-32]
+			if c.want[31] != c.want[31] && i >= 32 {
+				w = nan
+			}
+			if x != w && (x == x || w == w) {
+				t.Errorf("%s: element %d is %v, should be %v", c.name, i-32, x, w)
+			}
+		}
+	}
+}
+
+func TestQ4Tensors(t *testing.T) {
+	x, err := AllocHost(Q4, Shape{2, 3, 5, 64})
+	noError(t, err)
+	if x.Strides() != (Strides{3 * 5 * 36, 5 * 36, 36, 1}) || x.Offset() != 0 || x.Bytes() != 2*3*5*36 || !x.IsContiguous() {
+		t.Errorf("strides %v, offset %d, %d bytes, contiguous %t", x.Strides(), x.Offset(), x.Bytes(), x.IsContiguous())
+	}
+	head, err := x.Slice(Heads, 1, 2)
+	noError(t, err)
+	other, err := x.Slice(Heads, 2, 3)
+	noError(t, err)
+	if first, _ := head.Slice(Batch, 0, 1); first.overlaps(&other) || !head.overlaps(&x) || x.selfOverlaps() {
+		t.Error("heads side by side overlap, or a part does not overlap the whole")
+	}
+	tight, err := x.View(Shape{1, 1, 4, 64}, Strides{0, 0, 34, 1}, 0)
+	if err != nil || !tight.selfOverlaps() {
+		t.Errorf("rows that are longer than their distance do not overlap, %v", err)
+	}
+	for name, err := range map[string]error{
+		"half a block":     second(AllocHost(Q4, Shape{1, 1, 1, 48})),
+		"less than one":    second(x.View(Shape{1, 1, 1, 16}, Strides{0, 0, 18, 1}, 0)),
+		"a cut row":        second(x.Slice(Dim, 0, 32)),
+		"a turned row":     second(x.Swap(Seq, Dim)),
+		"an odd stride":    second(x.View(Shape{1, 1, 2, 64}, Strides{0, 0, 37, 1}, 0)),
+		"an odd offset":    second(x.View(Shape{1, 1, 2, 64}, Strides{0, 0, 36, 1}, 1)),
+		"too few bytes":    second(HostQ4(make([]byte, 35), Shape{1, 1, 1, 64})),
+		"beyond the bytes": second(x.View(Shape{1, 1, 31, 64}, Strides{0, 0, 36, 1}, 0)),
+		"a huge shape":     second(Meta(Q4, Shape{1 << 30, 1 << 30, 1, 1})),
+	} {
+		if !errors.Is(err, ErrShape) {
+			t.Errorf("%s: error is %v, should be %v", name, err, ErrShape)
+		}
+	}
+}
+
 func TestQ8Tensors(t *testing.T) {
 	shape := Shape{2, 3, 5, 8}
 	x, err := AllocHost(Q8, shape)
@@ -60,13 +142,13 @@ func TestQ8Tensors(t *testing.T) {
 	if x.Strides() != (Strides{3 * 5 * 12, 5 * 12, 12, 1}) || x.Offset() != 4 || x.Bytes() != 2*3*5*12 || !x.IsContiguous() {
 		t.Errorf("strides %v, offset %d, %d bytes, contiguous %t", x.Strides(), x.Offset(), x.Bytes(), x.IsContiguous())
 	}
-	rows, err := x.Q8Rows()
+	rows, err := x.QuantisedRows()
 	if err != nil || len(rows) != 360 {
 		t.Errorf("%d bytes of rows, %v", len(rows), err)
 	}
 	head, err := x.Slice(Heads, 1, 2)
 	noError(t, err)
-	if rows, err = head.Q8Rows(); err != nil || len(rows) != 300 {
+	if rows, err = head.QuantisedRows(); err != nil || len(rows) != 300 {
 		t.Errorf("%d bytes from the second head's first scale on, %v", len(rows), err)
 	}
 	next, err := x.Slice(Heads, 2, 3)
