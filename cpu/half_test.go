@@ -4,29 +4,9 @@ import (
 	"math"
 	"testing"
 
-	"github.com/x448/float16"
-
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
-	"github.com/seed90331342/attn/cpu/internal/vec"
 )
-
-// TestHalfLoads compares every 16-bit pattern with an independent conversion.
-func TestHalfLoads(t *testing.T) {
-	for i := range 1 << 16 {
-		h := uint16(i)
-		got, want := vec.F16ToF32(h), float16.Frombits(h).Float32()
-		if got != want && (got == got || want == want) || math.Signbit(float64(got)) != math.Signbit(float64(want)) {
-			t.Fatalf("f16 %#04x is %g, want %g", h, got, want)
-		}
-		if back := backend.F16.Encode(got); got == got && back != h {
-			t.Fatalf("f16 %#04x came back as %#04x", h, back)
-		}
-		if x := vec.BF16ToF32(h); x == x && backend.BF16.Encode(x) != h {
-			t.Fatalf("bf16 %#04x came back as %#04x", h, backend.BF16.Encode(x))
-		}
-	}
-}
 
 // TestWeightsAreRounded compares the roundings of Options.LowPrecision with those of stored elements: numbers
 // of each exponent that weights have, ties among them.

@@ -136,9 +136,7 @@ func (x *gradients) check() error {
 		return fmt.Errorf("two masks with a bias, or two biases with a mask: the kernel of their gradients has %d storage buffers, %s binds %d: %w",
 			gradientBuffers+2, x.b.info.Name, have, backend.ErrUnsupported)
 	}
-	if m := x.p.ScoreMod; m != nil && m.WGSLDerivative == "" {
-		return fmt.Errorf("score mod: WGSLDerivative is empty, which gradients on GPUs need: %w", backend.ErrUnsupported)
-	} else if m != nil {
+	if m := x.p.ScoreMod; m != nil {
 		if err := modtext.Check("the score mod's WGSLDerivative", m.WGSLDerivative); err != nil {
 			return err
 		}

@@ -255,13 +255,9 @@ func loadGonum(e backend.DType) loadFunc {
 // loadRow decodes a row of type e.
 func loadRow(e backend.DType, to []float32, from unsafe.Pointer) {
 	switch e {
-	case F16:
+	case F16, BF16:
 		for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
-			to[i] = F16ToF32(h)
-		}
-	case BF16:
-		for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
-			to[i] = BF16ToF32(h)
+			to[i] = e.Decode(h)
 		}
 	case Q8:
 		scale := *(*float32)(from)

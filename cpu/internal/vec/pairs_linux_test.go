@@ -102,7 +102,7 @@ func TestPairProducts(t *testing.T) {
 				}
 				sum := func(row, lane int) (sum, size float64) {
 					for c := range d {
-						x, y := float64(BF16ToF32(x[row*ld+c])), float64(BF16ToF32(uint16(y[c/2*w+lane]>>(16*(c%2)))))
+						x, y := float64(BF16.Decode(x[row*ld+c])), float64(BF16.Decode(uint16(y[c/2*w+lane]>>(16*(c%2)))))
 						sum, size = sum+x*y, size+math.Abs(x*y)
 					}
 					return sum, size * float64(d) * 0x1p-24
@@ -179,8 +179,8 @@ func TestPairs(t *testing.T) {
 	pairs := make([]uint32, 4*48)
 	k.RoundPairs(pairs, weights, 8, 48)
 	for i, x := range weights {
-		got := BF16ToF32(uint16(pairs[i/48/2*48+i%48] >> (16 * (i / 48 % 2))))
-		want := BF16ToF32(uint16((uint64(math.Float32bits(x)) + 0x7fff + uint64(math.Float32bits(x)>>16&1)) >> 16))
+		got := BF16.Decode(uint16(pairs[i/48/2*48+i%48] >> (16 * (i / 48 % 2))))
+		want := BF16.Decode(uint16((uint64(math.Float32bits(x)) + 0x7fff + uint64(math.Float32bits(x)>>16&1)) >> 16))
 		if got != want && (x == x || got == got) {
 			t.Errorf("RoundPairs: %v becomes %v, want %v", x, got, want)
 		}

@@ -113,19 +113,3 @@ func RowLSE(m float32, l float64, sink float32) (lse, inv float32) {
 	sum := mine*l + math.Exp2(other-top)
 	return float32((top + math.Log2(sum)) * math.Ln2), float32(mine / sum)
 }
-
-// F16ToF32 returns the number whose binary16 bits are h, exactly. It moves the
-// exponent and the fraction to their binary32 places; a multiplication by 2^112
-// corrects the exponent's bias, subnormals included. Inf and NaN keep an exponent
-// of ones.
-func F16ToF32(h uint16) float32 {
-	sign := uint32(h&0x8000) << 16
-	rest := uint32(h&0x7fff) << 13
-	if rest >= 0x7c00<<13 {
-		return math.Float32frombits(sign | rest | 0x7f800000)
-	}
-	return math.Float32frombits(math.Float32bits(math.Float32frombits(rest)*0x1p112) | sign)
-}
-
-// BF16ToF32 returns the number whose bfloat16 bits are h, exactly.
-func BF16ToF32(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }

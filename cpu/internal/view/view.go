@@ -143,13 +143,11 @@ func (v *View) At(b, h, s, c int) float32 {
 	switch v.DType {
 	case backend.F32:
 		return v.F32[at]
-	case backend.F16:
-		return vec.F16ToF32(v.Bits[at])
-	case backend.BF16:
-		return vec.BF16ToF32(v.Bits[at])
+	case backend.F16, backend.BF16:
+		return v.DType.Decode(v.Bits[at])
 	case backend.Q4:
 		block := v.Bytes[row+v.DType.Row(c):]
-		return vec.F16ToF32(binary.LittleEndian.Uint16(block)) * float32(int(block[2+c%16]>>(c/4&4)&15)-8)
+		return backend.F16.Decode(binary.LittleEndian.Uint16(block)) * float32(int(block[2+c%16]>>(c/4&4)&15)-8)
 	}
 	return math.Float32frombits(binary.NativeEndian.Uint32(v.Bytes[row:])) * float32(int8(v.Bytes[at+vec.Q8Lead]))
 }

@@ -18,9 +18,7 @@ type Pairs struct{ Mask, Blocks, Bias, Relative *Operand }
 // PairsOf returns the pair operands of p for scores of a shape [B, H, Sq, Sk].
 func PairsOf(p *backend.Problem, shape backend.Shape) (Pairs, error) {
 	none := new(Operand)
-	if m := p.ScoreMod; m != nil && m.WGSL == "" {
-		return Pairs{}, fmt.Errorf("score mod: WGSL is empty, which GPUs compile: %w", backend.ErrUnsupported)
-	} else if m != nil {
+	if m := p.ScoreMod; m != nil {
 		if err := modtext.Check("the score mod's WGSL", m.WGSL); err != nil {
 			return Pairs{}, err
 		}

@@ -59,7 +59,7 @@ type failure string
 // checked is a text that has passed.
 var checked atomic.Pointer[string]
 
-// Check returns backend.ErrOption, with the line, for a text that cannot be the body of
+// Check returns backend.ErrUnsupported for an empty text and backend.ErrOption, with the line, for one that cannot be the body of
 //
 //	fn score_mod(score: f32, b: u32, h: u32, i: u32, j: u32) -> f32
 //
@@ -67,6 +67,9 @@ var checked atomic.Pointer[string]
 func Check(label, text string) (err error) {
 	if last := checked.Load(); last != nil && *last == text {
 		return nil
+	}
+	if text == "" {
+		return fmt.Errorf("%s is empty, which GPUs compile: %w", label, backend.ErrUnsupported)
 	}
 	if len(text) > maxBytes {
 		return fmt.Errorf("%s has %d bytes, up to %d are compiled: %w", label, len(text), maxBytes, backend.ErrOption)
