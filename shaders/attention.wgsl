@@ -165,7 +165,8 @@ fn load_$x(at: u32, d: u32) -> f32 {
     @inline registers();
     if ((p.flags & GO_ON) != 0u) { @inline load_state(state_at); }
     @inline visible_keys();
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u || MOD == 1u;
+    var paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u;
+    @if(MOD == 1u) paired = true;
 
     for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
         if ((p.flags & HAS_BLOCKS) != 0u) { @inline skip_tiles(); }

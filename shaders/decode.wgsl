@@ -349,7 +349,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     if (begin >= end) {
         return; // splitmerge.wgsl does not read this state
     }
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_DROPOUT)) != 0u || MOD == 1u;
+    var paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_DROPOUT)) != 0u;
+    @if(MOD == 1u) paired = true;
 
     @inline stage_q();
 

@@ -314,7 +314,8 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
             }
         }
     }
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u || MOD == 1u;
+    var paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u;
+    @if(MOD == 1u) paired = true;
     let biased = (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u;
 
     if (t == 0u) {

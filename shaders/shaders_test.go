@@ -74,7 +74,7 @@ func TestEncoding(t *testing.T) {
 	if len(b) != p.Size() {
 		t.Fatalf("%d bytes, Size is %d", len(b), p.Size())
 	}
-	const strides, tables = 44, 44 + 10*8
+	const strides, tables = 52, 52 + 10*8
 	want := map[int]uint32{0: 5, 1: 6, 18: math.Float32bits(0.5), 21: 1<<32 - 3, 32: 1<<32 - 1, strides + 9*8: 1, strides + 9*8 + 4: 5,
 		tables + 63: 1<<32 - 9, tables + 64: math.Float32bits(2), tables + 191: math.Float32bits(4)}
 	for i := range len(b) / 4 {
