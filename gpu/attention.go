@@ -248,7 +248,7 @@ func (a *attention) check(k shaders.Variant) error {
 	need := len(shaders.Describe(k).Bindings) - 1 // without the uniform
 	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
 	if need > have {
-		return fmt.Errorf("two masks with a bias, or two biases with a mask, and more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
+		return fmt.Errorf("two masks with a bias, two biases with a mask, or values of a score mod with both, and more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
 			a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
 	}
 	return nil

@@ -131,10 +131,11 @@ func one(t backend.Tensor) bool {
 
 // check returns the reason why the device cannot compute the gradients.
 func (x *gradients) check() error {
-	apart := (&scoreOptions{p: &x.p}).both() == shaders.Apart
-	if have := int(x.b.dev.Limits.MaxStorageBuffersPerShaderStage); have < gradientBuffers+when(apart, 2) {
-		return fmt.Errorf("two masks with a bias, or two biases with a mask: the kernel of their gradients has %d storage buffers, %s binds %d: %w",
-			gradientBuffers+2, x.b.info.Name, have, backend.ErrUnsupported)
+	o := scoreOptions{p: &x.p}
+	need := gradientBuffers + when(o.both() == shaders.Apart, 2) + when(o.values() == shaders.InTable, 1)
+	if have := int(x.b.dev.Limits.MaxStorageBuffersPerShaderStage); have < need {
+		return fmt.Errorf("two masks with a bias, two biases with a mask, or values of a score mod with both: the kernel of their gradients has %d storage buffers, %s binds %d: %w",
+			need, x.b.info.Name, have, backend.ErrUnsupported)
 	}
 	if m := x.p.ScoreMod; m != nil {
 		if err := modtext.Check("the score mod's WGSLDerivative", m.WGSLDerivative); err != nil {

@@ -51,7 +51,7 @@ func TestOptionsOfManyHeads(t *testing.T) {
 
 // TestFewBindings asks for two masks, two biases and all four, on devices with eight to ten storage
 // buffers a kernel. All four need ten in prefill and gradients, and errors name both numbers. The
-// others, and decoding, need eight.
+// others, and decoding, need eight. Values of a score mod with a mask and a bias need nine.
 func TestFewBindings(t *testing.T) {
 	for _, binds := range []uint32{8, 9, 10} {
 		t.Run(fmt.Sprint(binds), func(t *testing.T) { testFewBindings(t, binds) })
@@ -69,6 +69,16 @@ func testFewBindings(t *testing.T, binds uint32) {
 		*without[0], *without[1] = backend.Tensor{}, backend.Tensor{}
 		check(t, errors.Join(b.Attention(t.Context(), &g.Call), b.Backward(t.Context(), g)))
 		*g = kept
+	}
+	if binds == 8 { // values of a score mod take the ninth if there are a mask and a bias
+		mod := *g
+		mod.Blocks, mod.Relative = backend.Tensor{}, backend.Tensor{}
+		mod.ScoreMod = &backend.ScoreMod{WGSL: "return score + value(h);", WGSLDerivative: "return 1.0;", Values: []float32{1}}
+		for _, err := range []error{b.Attention(t.Context(), &mod.Call), b.Backward(t.Context(), &mod)} {
+			if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "9 storage buffers") {
+				t.Errorf("score mod: %v", err)
+			}
+		}
 	}
 	_, err := b.Plan(t.Context(), c)
 	for what, err := range map[string]error{"plan": err, "attention": b.Attention(context.Background(), c), "backward": b.Backward(context.Background(), g)} {
