@@ -194,8 +194,8 @@ func (c compared) String() string {
 }
 
 // TestTorch compares the CPU backend and the oracle with PyTorch's scaled_dot_product_attention
-// in float64 on random problems, which have neither a softcap nor dropout: it has no softcap, and
-// different random bits. The CPU backend is within the oracle's bound of PyTorch's result, the oracle
+// in float64 on random problems, which have no softcap, score mod or dropout: it has neither of the
+// first two, and different random bits. The CPU backend is within the oracle's bound of PyTorch's result, the oracle
 // within the bound of float64. What PyTorch does differently is required, counted and printed.
 func TestTorch(t *testing.T) {
 	peer := startTorch(t)
@@ -206,7 +206,7 @@ func TestTorch(t *testing.T) {
 	check(t, draws(500, 500), func(rt *rapid.T) {
 		var here compared
 		c := drawCase(rt)
-		c.Options.Softcap, c.Options.Dropout = 0, backend.Dropout{}
+		c.Options.Softcap, c.Options.ScoreMod, c.Options.Dropout = 0, nil, backend.Dropout{}
 		if rapid.IntRange(0, 7).Draw(rt, "is_causal") == 0 {
 			c.Options, c.MaskShape, c.BiasShape, c.RelativeShape, c.BlockSize = kernels.Options{Causal: true}, backend.Shape{}, backend.Shape{}, backend.Shape{}, 0
 		}
