@@ -59,7 +59,7 @@ type failure string
 // checked is a text that has passed.
 var checked atomic.Pointer[string]
 
-// Check returns backend.ErrUnsupported for an empty text and backend.ErrOption, with the line, for one that cannot be the body of
+// Check returns backend.ErrUnsupported for an empty text, and backend.ErrOption with the line for one that cannot be the body of
 //
 //	fn score_mod(score: f32, b: u32, h: u32, i: u32, j: u32) -> f32
 //
@@ -84,8 +84,8 @@ func Check(label, text string) (err error) {
 		}
 	}
 	defer func() {
-		if f, ok := recover().(failure); ok {
-			err = fmt.Errorf("%s, line %d: %s: %w", label, p.last, string(f), backend.ErrOption)
+		if f := recover(); f != nil { // not only a failure: a text over which the parser stumbles must not pass
+			err = fmt.Errorf("%s, line %d: %v: %w", label, p.last, f, backend.ErrOption)
 		}
 	}()
 	if !p.block("") {
@@ -192,7 +192,9 @@ func (p *parser) declaration(changes bool) string {
 	}
 	want := byte(0)
 	if p.take(":") {
-		want = types[p.next()]
+		if want = types[p.next()]; want == 0 {
+			p.fail("the type of %q must be f32, i32, u32 or bool", n)
+		}
 	}
 	p.need("=")
 	kind := p.expression()
@@ -288,7 +290,7 @@ func (p *parser) unary() byte {
 }
 
 // operand checks a literal, a variable, a call or an expression in parentheses. A number without a suffix is an
-// i32, or with a point an f32: compilers differ on what it would become.
+// i32, or with a point an f32. Compilers differ on the type that they would choose for it.
 func (p *parser) operand() byte {
 	t := p.next()
 	switch v, ok := p.vars[t]; {

@@ -21,6 +21,8 @@ func TestCheck(t *testing.T) {
 		{"\nreturn i;", "line 2: the type is u32, should be f32"},
 		{"return score + 1;", "the type is i32, should be f32"},
 		{"let x = score;", "needs a return"},
+		{"let x: f32 = score; return x;", ""},
+		{"let x: Scores = score; return x;", `the type of "x" must be f32`},
 		{"if (i < j) { return score; }", "needs a return"},
 		{"return score; return score;", `"return" follows a return`},
 		{"for (;;) { }", `"for" begins no statement`},

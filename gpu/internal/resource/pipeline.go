@@ -202,19 +202,19 @@ func (c *Pipelines) compile(p *Pipeline, x *compilation) {
 // create compiles p by the driver.
 func (c *Pipelines) create(p *Pipeline) (_ port.Pipeline, err error) {
 	x := c.Own(p.Kernel)
-	if _, modded := p.Kernel.(shaders.Modded); modded {
-		defer func() { // a compiler may fold what it cannot compute
-			if r := recover(); r != nil {
-				err = fmt.Errorf("score mod: the compiler failed: %v: %w", r, backend.ErrOption)
-			} else if err != nil && !errors.Is(err, backend.ErrDeviceLost) {
-				err = fmt.Errorf("score mod: %w: %w", err, backend.ErrOption)
-			}
-		}()
-	}
 	k, l := shaders.Describe(x), &c.Limits
 	if k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) || k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) {
 		return nil, fmt.Errorf("kernel %s needs %d bytes of workgroup memory and %d threads, %s has %d and %d: %w", x.Name(), k.WorkgroupMemory, k.Threads,
 			c.Name, l.MaxComputeWorkgroupStorageSize, l.MaxComputeInvocationsPerWorkgroup, backend.ErrUnsupported)
+	}
+	if _, modded := p.Kernel.(shaders.Modded); modded {
+		defer func() { // compilers that fold constants may panic
+			if r := recover(); r != nil {
+				err = fmt.Errorf("score mod: the compiler failed: %v: %w", r, backend.ErrOption)
+			} else if err != nil && !errors.Is(err, backend.ErrDeviceLost) && !errors.Is(err, backend.ErrMemory) {
+				err = fmt.Errorf("score mod: %w: %w", err, backend.ErrOption)
+			}
+		}()
 	}
 	desc, err := Desc(x)
 	if err != nil {
