@@ -57,7 +57,7 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 	c.AtMost(cut.Col, mostReduceKeys)
 	pitch := func(box cut.Box) int { return 4 * ceil(box.Len(cut.Col), 4) }
 	c.State = func(box cut.Box) uint64 { return uint64(box.Len(cut.Row)) * uint64(4*pitch(box)) }
-	s.add(true, func(box cut.Box) cut.Box { return box }, func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step) {
+	s.add(true, 1, func(box cut.Box) cut.Box { return box }, func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step) {
 		w.Blocks, w.Parts, w.Splits, w.BatchHeads = ceil(p.Len(cut.Row), tile.owned()), ceil(p.Len(cut.Col), tile.others()), pitch(p.Box)/4, 1
 		step.Groups, step.Each = w.Blocks*w.Parts, 2*float64((x.d.Dim+x.d.ValueDim)*tile.owned()*tile.others())
 	}, func(p queue.Chunk) queue.Step {

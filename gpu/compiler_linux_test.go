@@ -177,7 +177,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 					continue // for GPUs of NVIDIA
 				}
 			} else if s.Kernel == "gradient" {
-				name = append(name, []string{"dv", "dk", "dq", "ds"}[s.Constants["OF"]])
+				name = append(name, []string{"dkv", "dq", "ds"}[s.Constants["OF"]])
 			} else if s.Variant != "" {
 				name = append(name, strings.NewReplacer(" ", "-", "/", "-").Replace(s.Variant))
 			}

@@ -16,7 +16,7 @@ import (
 
 // Backward computes the gradients that g requests. A workgroup owns the elements of a result
 // that it writes: up to 128 keys for DK and DV, or rows for DQ. It computes the scores of its tiles
-// again: all three take 5·D + 3·Dv multiply-adds for each visible pair. Scratch is 8
+// again: all three take 4·D + 3·Dv multiply-adds for each visible pair. Scratch is 8
 // or 12 bytes for each query row and up to 64 MiB of sums.
 //
 // Errors are those of Attention. It also returns backend.ErrUnsupported for
@@ -76,7 +76,7 @@ func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backe
 				names = append(names, o.Name)
 			}
 		}
-		p.Cut = fmt.Sprintf("%s; 8 rows or keys a thread, of tiles of %d", strings.Join(names, ", "), tilingOf(x.d.Dim).others())
+		p.Cut = strings.Join(names, ", ") + "; 8 rows or keys a thread"
 		for _, op := range x.ops {
 			if _, err := b.count(&p, op); err != nil {
 				return p, err
@@ -166,15 +166,13 @@ func (x *gradients) build() error {
 		x.clear("dsinks", g.DSinks)
 		x.totals("dsinks", g.DSinks)
 	}
-	for _, r := range []struct {
-		of   shaders.Result
-		name string
-		t    backend.Tensor
-	}{{shaders.DV, "dv", g.DV}, {shaders.DK, "dk", g.DK}, {shaders.DQ, "dq", g.DQ}} {
-		if r.t.IsZero() {
-			continue
+	if !g.DV.IsZero() || !g.DK.IsZero() {
+		if err := x.sum(shaders.DKV, max(x.d.Dim, x.d.ValueDim), []backend.Operand{{Name: "dv", Tensor: g.DV}, {Name: "dk", Tensor: g.DK}}); err != nil {
+			return err
 		}
-		if err := x.sum(r.of, r.name, r.t); err != nil {
+	}
+	if !g.DQ.IsZero() {
+		if err := x.sum(shaders.DQ, x.d.Dim, []backend.Operand{{Name: "dq", Tensor: g.DQ}}); err != nil {
 			return err
 		}
 	}
@@ -229,33 +227,38 @@ func (x *gradients) delta() {
 	x.ops = append(x.ops, op)
 }
 
-// tiling is how gradient.wgsl divides its tiles among the threads of a workgroup. together are
-// the others of a thread that are staged at once, a power of two.
-type tiling struct{ lanes, ty, together int }
+// tiling is how gradient.wgsl divides its tiles among the threads of a workgroup: lanes for the
+// columns of each result, and ty for what is owned.
+type tiling struct{ results, lanes, ty int }
 
-// tilings are those for results of up to 8 columns for each lane.
-var tilings = []tiling{{4, 16, 4}, {8, 16, 2}, {10, 12, 1}, {12, 10, 1}, {16, 8, 1}}
+// tilings are those for results of up to 8 columns for each lane: of DQ, and of DK with DV.
+var tilings = [2][]tiling{
+	{{1, 4, 16}, {1, 8, 16}, {1, 10, 12}, {1, 12, 10}, {1, 16, 8}},
+	{{2, 4, 16}, {2, 8, 8}, {2, 10, 6}, {2, 12, 4}, {2, 16, 4}},
+}
 
 // gradientDepths are the vec4 of depths that gradient.wgsl stages at once.
 const gradientDepths = 4
 
-// tilingOf returns the tiling for a result with so many columns. Wider ones take several parts.
-func tilingOf(columns int) tiling {
-	i := slices.IndexFunc(tilings[:4], func(t tiling) bool { return columns <= t.columns() })
+// tilingOf returns the tiling for results with so many columns. Wider ones take several parts.
+func tilingOf(of shaders.Result, columns int) tiling {
+	list := tilings[when(of == shaders.DKV, 1)]
+	i := slices.IndexFunc(list[:4], func(t tiling) bool { return columns <= t.columns() })
 	if i < 0 {
 		i = 4
 	}
-	return tilings[i]
+	return list[i]
 }
 
+func (t tiling) tx() int      { return t.results * t.lanes }
 func (t tiling) owned() int   { return 8 * t.ty }
-func (t tiling) others() int  { return 4 * t.lanes }
+func (t tiling) others() int  { return 4 * t.tx() }
 func (t tiling) columns() int { return 8 * t.lanes }
 
 // loops bounds the loop iterations of a thread for one tile, with the loops of @unroll(deep).
 func (t tiling) loops(dim, valueDim int) int {
 	stages := ceil(dim, 4*gradientDepths) + ceil(valueDim, 4*gradientDepths)
-	return 4 + stages*(1+gradientDepths) + 4/t.together*(1+t.together*t.lanes) + 33
+	return 4 + stages*(1+gradientDepths) + t.others()*9/8 + 33 // steps of 8 others or more
 }
 
 // pass is an operation of gradient.wgsl: workgroups compute the scores of their tiles again and
@@ -269,16 +272,16 @@ type pass struct {
 	kernel            shaders.Variant
 }
 
-// newPass returns the pass for a result of so many columns, which is added to operand to.
-// Workgroups need so many query heads together.
-func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads int, to *cut.Operand) (*pass, error) {
+// newPass returns the pass for results of so many columns, which are added to operands. Workgroups
+// need so many query heads together.
+func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads int, to ...*cut.Operand) (*pass, error) {
 	d, g := x.d, x.g
 	pairs, err := cut.PairsOf(&x.p, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 	if err != nil {
 		return nil, err
 	}
 	s := &pass{
-		x: x, scoreOptions: scoreOptions{p: &x.p, heads: d.Heads, pairs: &pairs}, tile: tilingOf(columns),
+		x: x, scoreOptions: scoreOptions{p: &x.p, heads: d.Heads, pairs: &pairs}, tile: tilingOf(of, columns),
 		q: cut.Reads("q", g.Q, cut.RowAxes, 1), k: cut.Reads("k", g.K, cut.KeyAxes, x.group), v: cut.Reads("v", g.V, cut.KeyAxes, x.group),
 		do: cut.Reads("do", g.DO, cut.RowAxes, 1), info: cut.Reads("scratch", x.rows, cut.RowAxes, 1),
 	}
@@ -286,7 +289,7 @@ func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads in
 	for _, o := range list {
 		o.Heads = heads
 	}
-	s.cutter = x.b.dev.NewCutter(inner, granule, append(list, s.k, s.v, to)...)
+	s.cutter = x.b.dev.NewCutter(inner, granule, append(append(list, s.k, s.v), to...)...)
 	s.limit(s.cutter)
 	s.cutter.AlignGranules()
 	s.cutter.StateAbove = -1
@@ -300,25 +303,25 @@ func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads in
 	}
 	s.kernel = s.modded(shaders.Gradient{
 		Expand: expand, In: shaders.Type(g.Q.DType()), KV: shaders.Type(g.K.DType()), DO: shaders.Type(g.DO.DType()), Vec: wide,
-		Full: wide && d.Dim%(4*gradientDepths) == 0 && d.ValueDim%(4*gradientDepths) == 0 && (of == shaders.DS || columns%s.tile.columns() == 0),
-		Both: s.both(), Paired: s.kinds() != tune.Pairs{}, Of: of, TX: s.tile.lanes, TY: s.tile.ty, QD: gradientDepths, JJ: s.tile.together,
-	}, of != shaders.DV)
+		Full: wide && d.Dim%(4*gradientDepths) == 0 && d.ValueDim%(4*gradientDepths) == 0 && (of == shaders.DS || columns%s.tile.columns() == 0 && (of == shaders.DQ || d.Dim == d.ValueDim)),
+		Both: s.both(), Paired: s.kinds() != tune.Pairs{}, Of: of, TX: s.tile.tx(), TY: s.tile.ty, QD: gradientDepths,
+	}, true)
 	return s, nil
 }
 
 // add appends the operation. narrow leaves the part of a box that is computed. dispatch sets the
 // parameters of a step that depend on the result, and the step's Groups and Each. last returns the
-// step that reads the sums.
-func (s *pass) add(chained bool, narrow func(box cut.Box) cut.Box, dispatch func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step), last func(p queue.Chunk) queue.Step) {
+// steps, so many in their order, that read the sums.
+func (s *pass) add(chained bool, steps int, narrow func(box cut.Box) cut.Box, dispatch func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step), last func(p queue.Chunk) queue.Step) {
 	d, c := s.x.d, s.cutter
 	s.x.ops = append(s.x.ops, &queue.Op{
 		Cutter: c, Space: cut.Space(d.Batch, d.Heads, d.SeqQ, d.SeqK, 1), Chained: chained, Table: s.table(nil),
 		Sweep: func(box cut.Box, chunk int) queue.Sweep {
 			seen := narrow(box)
-			return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, Last: true, State: c.State(seen)}
+			return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, Last: steps, State: c.State(seen)}
 		},
 		Step: func(p queue.Chunk) queue.Step {
-			if p.Pass == p.Of.Passes {
+			if p.Pass >= p.Of.Passes {
 				return last(p)
 			}
 			view := func(o *cut.Operand) cut.View { return o.View(p.Box, c.Align).Granules() }
@@ -336,20 +339,26 @@ func (s *pass) add(chained bool, narrow func(box cut.Box) cut.Box, dispatch func
 	})
 }
 
-// sum appends the operation of DV, DK or DQ.
-func (x *gradients) sum(of shaders.Result, name string, t backend.Tensor) error {
-	heads, inner, axes := 1, cut.Col, cut.RowAxes
-	if of != shaders.DQ {
+// sum appends the operation of DK and DV, or of DQ; some may be missing. The wider one has so many columns.
+func (x *gradients) sum(of shaders.Result, columns int, results []backend.Operand) error {
+	heads, inner, axes, use := 1, cut.Col, cut.RowAxes, cut.Writes
+	if of == shaders.DKV {
 		heads, inner, axes = x.group, cut.Row, cut.KeyAxes
 	}
-	to := cut.Writes(name, t, axes)
 	if x.g.Add {
-		to = cut.Updates(name, t, axes)
+		use = cut.Updates
 	}
-	to.Group = heads
-	dim := t.Shape()[backend.Dim]
-	tile := tilingOf(dim)
-	parts := ceil(dim, tile.columns())
+	var to []*cut.Operand
+	var kinds []int // the numbers of the results in the state
+	for i, r := range results {
+		if !r.Tensor.IsZero() {
+			o := use(r.Name, r.Tensor, axes)
+			o.Group = heads
+			to, kinds = append(to, o), append(kinds, i)
+		}
+	}
+	tile := tilingOf(of, columns)
+	parts := ceil(columns, tile.columns())
 	pitch := parts * tile.columns()
 	// owned returns the heads that workgroups own, and the rows or keys of each.
 	owned := func(box cut.Box) (owners, length int) {
@@ -364,19 +373,21 @@ func (x *gradients) sum(of shaders.Result, name string, t backend.Tensor) error 
 	for granule > 1 && uint64(4*heads*granule*max(x.d.Dim, x.d.ValueDim)) > queue.MaxWindow(x.b.dev.Limits)/2 {
 		granule /= 2
 	}
-	s, err := x.newPass(of, dim, inner, granule, heads, to)
+	s, err := x.newPass(of, columns, inner, granule, heads, to...)
 	if err != nil {
 		return err
 	}
 	c := s.cutter
-	c.State = func(box cut.Box) uint64 {
+	// sums returns the elements of a result in the state.
+	sums := func(box cut.Box) int {
 		owners, length := owned(box)
-		return uint64(box.Len(cut.Batch)*owners*length) * uint64(4*pitch)
+		return box.Len(cut.Batch) * owners * length * pitch
 	}
+	c.State = func(box cut.Box) uint64 { return uint64(4 * len(results) * sums(box)) }
 	loops := tile.loops(x.d.Dim, x.d.ValueDim) + s.rounds(17)
-	each := 2 * float64(heads*(x.d.Dim+x.d.ValueDim+tile.columns())*tile.owned()) // for a row, or a key, of the tiles
+	each := 2 * float64(heads*(x.d.Dim+x.d.ValueDim+len(results)*tile.columns())*tile.owned()) // for a row, or a key, of the tiles
 	c.Most[inner] = cut.LongestChunk(tile.others(), heads*loops, each*float64(tile.others()), x.b.dev.ChunkWork(s.kernel))
-	s.add(false, func(box cut.Box) cut.Box {
+	s.add(false, len(to), func(box cut.Box) cut.Box {
 		seen := box.VisibleRows(x.p.Visible, tile.others())
 		if of == shaders.DQ {
 			seen = box.Visible(x.p.Visible, tile.others())
@@ -391,13 +402,15 @@ func (x *gradients) sum(of shaders.Result, name string, t backend.Tensor) error 
 		step.Groups, step.Each = w.BatchHeads*w.Blocks*parts, each*float64(p.Len(inner))
 	}, func(p queue.Chunk) queue.Step {
 		owners, length := owned(p.Box)
-		return x.finish(t, to.View(p.Box, c.Align), p, owners, length, pitch)
+		o := to[p.Pass-p.Of.Passes]
+		return x.finish(o.T, o.View(p.Box, c.Align), p, kinds[p.Pass-p.Of.Passes]*sums(p.Box), owners, length, pitch)
 	})
 	return nil
 }
 
-// finish returns the step that rounds the sums in the state, rows of pitch elements, to t.
-func (x *gradients) finish(t backend.Tensor, to cut.View, p queue.Chunk, heads, length, pitch int) queue.Step {
+// finish returns the step that rounds sums in the state, rows of pitch elements from element base on,
+// to t.
+func (x *gradients) finish(t backend.Tensor, to cut.View, p queue.Chunk, base, heads, length, pitch int) queue.Step {
 	dim := t.Shape()[backend.Dim]
 	pairs := t.DType().Size() == 2 && inPairs(to, dim)
 	units := dim
@@ -411,7 +424,7 @@ func (x *gradients) finish(t backend.Tensor, to cut.View, p queue.Chunk, heads, 
 		Params: &shaders.ConvertParams{
 			Heads: heads, Rows: length, Units: units, All: n, InType: int(backend.F32), OutType: int(t.DType()),
 			Pairs: when(pairs, 1), Adds: when(x.g.Add, 1),
-			Src: shaders.Strides{B: heads * length * pitch, H: length * pitch, S: pitch, D: 1}, O: strides(to),
+			Src: shaders.Strides{Base: base, B: heads * length * pitch, H: length * pitch, S: pitch, D: 1}, O: strides(to),
 		},
 	}
 }

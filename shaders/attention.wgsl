@@ -31,6 +31,7 @@ const ROWS: u32 = 4u;
 const KT: u32 = 4u;
 const QD: u32 = 8u; // vec4 of a stage
 const JJ: u32 = KT;
+const STAGED: u32 = KT * TX;
 const STEPS: u32 = 1u;
 const CV: u32 = 1u;
 const COLS: u32 = DVB;
@@ -185,7 +186,7 @@ fn load_$x(at: u32, d: u32) -> f32 {
         @inline stage_weights();
         @unroll for (var turn = 0u; turn < DVB; turn++) {
             @inline stage_v();
-            if (check) { @inline output(add_seen, turn); } else { @inline output(add, turn); }
+            if (check) { @inline output(add_seen, turn, 0u); } else { @inline output(add, turn, 0u); }
         }
     }
     if ((p.flags & LEAVE) != 0u) {

@@ -17,7 +17,7 @@ var (
 	decode64   = Decode{Rows: 4, Split: 256, BC: 64, KT: 1, TX: 8, Stages: 4, Quads: 16, Sides: 1, Ahead: 16}
 	merge64    = SplitMerge{Split: 256, TX: 8, Quads: 16}
 	matmulL    = Matmul{TX: 8, TY: 16, Rows: 8, CV: 2, QD: 4}
-	gradient64 = Gradient{TX: 8, TY: 16, QD: 4, JJ: 2, Paired: true}
+	gradient64 = Gradient{TX: 16, TY: 8, QD: 4, Paired: true}
 )
 
 // with returns f with all options of a call.
@@ -85,7 +85,7 @@ func variants(f func(v Variant, departures int)) {
 	each(5, []Type{F32}, func(on flags, _ Type, n int) {
 		v := gradient64
 		v.Expand, v.In, v.Both = pick(on(4), Full, Registers), pick(on(3), F16, F32), both(on(0), on(1))
-		v.Of = pick(on(1), DK, DV) + pick(on(2), DQ, DV)
+		v.Of = pick(on(2), pick(on(1), DS, DQ), DKV)
 		if v.Of == DS {
 			n-- // one field, set by two flags
 		}

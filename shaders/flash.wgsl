@@ -65,8 +65,9 @@ const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
 const KV2: u32 = VEC * min(KV % 4u, 1u); // the same for k and v
 const PAIRED: u32 = min(MASKS + BLOCKED + BIASES + SLOPED + CAPPED + DROPS, 1u); // 0: the call has none of the options
 const THREADS: u32 = TX * TY;
-const SA: u32 = 1u + max(4u * RV * QD, max(JJ * TX * RV, TX * max(RV, ER))); // length of a row of a, odd
-const SB: u32 = 1u + min(QD, 1u) * max(KT * QD, JJ * TX * CV); // length of a row of b, odd
+const STAGED: u32 = JJ * TX; // keys of a step of PV
+const SA: u32 = 1u + max(4u * RV * QD, max(STAGED * RV, TX * max(RV, ER))); // length of a row of a, odd
+const SB: u32 = 1u + min(QD, 1u) * max(KT * QD, STAGED * CV); // length of a row of b, odd
 const S4: u32 = RV * KT; // vec4 of scores of a thread
 const ROWS: u32 = 4u * RV;
 const COLS: u32 = CV * VP;
@@ -74,7 +75,7 @@ const O4: u32 = ROWS * COLS; // vec4 of the output of a thread
 const KEEP: u32 = O4 + 2u * RV; // vec4 of state of a thread
 const QN: u32 = (TY * ROWS * QD + THREADS - 1u) / THREADS; // vec4 of q that a thread stages
 const KN: u32 = (TX * KT * QD + THREADS - 1u) / THREADS; // the same for k
-const VN: u32 = min(QD, 1u) * ((JJ * TX * TX * CV + THREADS - 1u) / THREADS); // the same for v
+const VN: u32 = min(QD, 1u) * ((STAGED * TX * CV + THREADS - 1u) / THREADS); // the same for v
 const STEPS: u32 = KT / JJ;
 const MW: u32 = (KT + 32u / TX - 1u) / (32u / TX); // words of a row of the mask
 const MN: u32 = max(min(MASKS, 1u) * TY * RV * MW, 1u);
@@ -101,7 +102,7 @@ var<workgroup> special: atomic<u32>; // the last round in which v had a NaN or a
 // next_v loads what is element x, in vec4, of a turn over the keys of a step of v, which begin at j. Keys and
 // turns after the last are clamped, because steps are loaded ahead.
 fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
-    let key = min(j + turn / VP * (JJ * TX) + x / (TX * CV), p.keys - 1u);
+    let key = min(j + turn / VP * STAGED + x / (TX * CV), p.keys - 1u);
     return stored_v(v_row(v_at, batch, key), 4u * (turn % VP * (TX * CV) + x % (TX * CV)), p.vdim, p.v.d);
 }
 
@@ -204,7 +205,7 @@ fn block_of(n: u32) -> u32 {
 // direct_output adds the products of the weights and values of a step to the output, two keys at a time, because
 // each iteration costs a software driver a copy of the sums.
 @inline fn direct_output($add, $column) {
-    for (var y = 0u; y < JJ * TX; y += 2u) {
+    for (var y = 0u; y < STAGED; y += 2u) {
         var w: array<vec4<f32>, RV>; // of the first key
         @unroll for (var h = 0u; h < RV; h++) { w[h] = a[ty][y * RV + h]; }
         var u: array<vec4<f32>, RV>; // of the second
@@ -415,7 +416,7 @@ fn block_of(n: u32) -> u32 {
 
             for (var c = 0u; c < STEPS; c++) {
                 @unroll for (var turn = 0u; turn < VP; turn++) {
-                    let j1 = j0 + c * (JJ * TX);
+                    let j1 = j0 + c * STAGED;
                     round += 1u;
                     @if(AHEAD == 0u) { @inline load_v(j1, turn); }
                     workgroupBarrier();
@@ -423,11 +424,11 @@ fn block_of(n: u32) -> u32 {
                         @inline stage_weights();
                         @inline drop();
                     }
-                    @inline stage_columns(value_v);
+                    @inline stage_columns(value_v, vr, TX, 0u);
                     workgroupBarrier();
                     @if(AHEAD == 1u) { @inline load_v(j1, turn + 1u); }
                     @if(QD == 0u) { if (check) { @inline direct_output(add_seen, turn * CV); } else { @inline direct_output(add, turn * CV); } }
-                    @else if (check && atomicLoad(&special) == round) { @inline output(add_seen, turn * CV); } else { @inline output(add, turn * CV); }
+                    @else if (check && atomicLoad(&special) == round) { @inline output(add_seen, turn * CV, 0u); } else { @inline output(add, turn * CV, 0u); }
                 }
             }
         }

@@ -4,54 +4,60 @@
 //     dS = P ∘ (keep·dP - D)    dP = dO·Vᵀ    dX = scale · dS ∘ (1 - tanh²)
 //     dV = (keep·P)ᵀ·dO         dK = dXᵀ·Q    dQ = dX·K
 //
-// OF chooses the result. A workgroup owns 8·TY rows of the result, keys of one key head for dV and dK and rows
-// of one query head for dQ, and loops over tiles of 4·TX others: the rows that see one of its keys, or the keys
-// that one of its rows sees. For dV and dK it takes the query heads that share the key head in turn for each
-// tile. Every sum is a chain of fma in that order. Tiles of rows begin at multiples of 4·TX of the call, so
-// that the chunks of a cut change no bit. For dS a workgroup computes one tile.
+// OF chooses the results: dV and dK, which share P (Dao 2023), or dQ. A workgroup owns 8·TY of their rows, keys
+// of one key head for dV and dK and rows of one query head for dQ, and loops over tiles of 4·TX others: the rows
+// that see one of its keys, or the keys that one of its rows sees. For dV and dK it takes the query heads that
+// share the key head in turn for each tile. Every sum is a chain of fma in that order. Tiles of rows begin at
+// multiples of 4·TX of the call, so that the chunks of a cut change no bit. For dS a workgroup computes one tile.
 //
-// Thread (tx, ty) of TX x TY has 8 owned rows or keys, 4 others of a tile, and 8 columns:
+// Thread (tx, ty) of TX x TY has 8 owned rows or keys, 4 others of a tile, and 8 columns. One half of the lanes
+// has the columns of dV, whose weights are keep·P, the other half those of dK, whose weights are dX:
 //
-//                others KA·tx + KB·j       columns 4·(TX·i + tx) + 0..3
-//            ┌──────┬──────┬─ TX ─┐        ┌──────┬─ TX ─┐
-//     owned  │ 8x4  │      │      │        │ 8x8  │      │
-//   8·ty + r ├──────┼ S,dP ┼      │        ├──────┼ sum  │
-//            └──────┴──────┴─ TY ─┘        └──────┴─ TY ─┘
+//                others KA·tx + KB·j       columns 4·(LANES·i + lane) + 0..3
+//            ┌──────┬──────┬─ TX ─┐        ┌──────┬LANES ┬──────┬─ TX ─┐
+//     owned  │ 8x4  │      │      │        │ 8x8  │      │      │      │
+//   8·ty + r ├──────┼ S,dP ┼      │        ├──────┼  dV  ┼──────┼  dK  ┤
+//            └──────┴──────┴─ TY ─┘        └──────┴──────┴──────┴─ TY ─┘
 //
-// The products are those of flash.wgsl, with the owned in place of its rows. Results with more than 8·TX
-// columns take several workgroups, which compute the weights again.
+// The products are those of flash.wgsl, with the owned in place of its rows. What a stage reads is loaded while
+// the stage before is multiplied. Results with more than 8·LANES columns take several workgroups, which compute
+// the weights again.
 //
-// The sums are state, in float32: rows of p.splits vec4. convert.wgsl rounds them to their type. dS is
-// [row][key] in state.
+// The sums are state, in float32: rows of p.splits vec4, of dV and then of dK. convert.wgsl rounds them to their
+// type. dS is [row][key] in state.
 //
 // Hidden pairs never take part, as in flash.wgsl. Rows whose LSE is -Inf are hidden.
 //
-// Workgroup memory: 16·(TY·SA + TX·SB) + 8·8·TY + 8 bytes.
+// Workgroup memory: 16·(TY·SA + TX·SB) + 8·max(8·TY, 4·TX) + 8 bytes.
 
 // The binding g is dO, with the strides o. The binding rows has D and LSE of each row, with the strides s.
 
 const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
 const KV2: u32 = VEC * min(KV, 1u); // the same for k and v
 const G2: u32 = VEC * min(DO, 1u); // the same for dO
-const KEYS: u32 = 1u - OF / 2u; // 1: the workgroup owns keys, for dV and dK
-const PHASES: u32 = 1u + min(OF, 1u); // products of a tile: Q·K and, except for dV, dO·V
+const KEYS: u32 = 1u - min(OF, 1u); // 1: the workgroup owns keys, for dV and dK
+const LANES: u32 = TX / (1u + KEYS); // along the columns of a result
 const RV: u32 = 2u; // of the owned, see common/tiles.wgsl
 const ROWS: u32 = 8u;
 const KT: u32 = 4u; // others
 const CV: u32 = 2u;
 const COLS: u32 = CV;
-const SCORES: u32 = 8u * PHASES;
 const THREADS: u32 = TX * TY;
-const KA: u32 = 1u + OF / 3u * 3u; // others of a thread are KA·tx + KB·j
-@if(OF == 3u) const KB: u32 = 1u;
+const KA: u32 = 1u + OF / 2u * 3u; // others of a thread are KA·tx + KB·j
+@if(OF == 2u) const KB: u32 = 1u;
 @else const KB: u32 = TX;
-const STEPS: u32 = 4u / JJ;
-const SA: u32 = 1u + max(8u * QD, 2u * JJ * TX); // length of a row of a, odd
-const SB: u32 = 1u + max(4u * QD, 2u * JJ * TX); // length of a row of b, odd
-const OWNED: u32 = 8u * TY; // at least 4 · TX
+const STAGED: u32 = 16u - 8u * KEYS; // others of a step of the product with them
+const STEPS: u32 = 4u * TX / STAGED;
+const SA: u32 = 1u + max(8u * QD, 32u); // length of a row of a, odd
+const SB: u32 = 1u + max(4u * QD, 2u * STAGED); // length of a row of b, odd
+const OWNED: u32 = 8u * TY;
+const INFO: u32 = max(OWNED, 4u * TX);
 const QN: u32 = (OWNED * QD + THREADS - 1u) / THREADS; // vec4 of the owned that a thread stages
 const KN: u32 = (4u * TX * QD + THREADS - 1u) / THREADS; // the same for the others
-const VN: u32 = (JJ * TX * TX * 2u + THREADS - 1u) / THREADS; // the same for the product with them
+const RN: u32 = QN + (KN - QN) * KEYS; // of q and dO
+const JN: u32 = KN + (QN - KN) * KEYS; // of k and v
+const VN: u32 = (STAGED * LANES * 2u + THREADS - 1u) / THREADS; // the same for a step and a result
+const LOADED: u32 = max(max(QN, KN), VN);
 
 @each($x $TWO: q Q2, k KV2, v KV2, g G2)
 @if($TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
@@ -62,9 +68,9 @@ const VN: u32 = (JJ * TX * TX * 2u + THREADS - 1u) / THREADS; // the same for th
 @binding var<storage, read_write> state: array<vec4<f32>>;
 @binding var<uniform> p: AttentionParams;
 
-var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // the owned [row][depth/4], weights [other][owned/4]
+var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // the owned [row][depth/4], weights [result][other][owned/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // others [other][depth/4], [other][column/4]
-var<workgroup> info: array<vec2<f32>, OWNED>; // LSE in units of log 2, and D, of the rows of the tile
+var<workgroup> info: array<vec2<f32>, INFO>; // LSE in units of log 2, and D, of the rows of the tile
 var<workgroup> dead: atomic<u32>; // the last tile with a row whose LSE is -Inf
 var<workgroup> special: atomic<u32>; // the last round in which the others had a NaN or an infinity
 
@@ -105,7 +111,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
         let i_last = i32(p.row0 + min(own + OWNED, p.rows)) - 1;
         begin = max(i_first + p.lo, i32(p.key0));
         end = min(i_last + p.hi, cap);
-        @if(OF == 3u) {
+        @if(OF == 2u) {
             let j_first = i32(p.key0 + part * (4u * TX));
             let j_end = min(j_first + others, cap);
             let empty = max(begin, j_first) >= min(end, j_end);
@@ -130,36 +136,47 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     }
 }
 
+// begin declares in_$x, vec4 of $x as stored, and at_$x, the $count rows from $first on that the thread stages for
+// the scores. It loads their first depths.
+@inline fn begin($x, $count, $first, $depth) {
+    var in_$x: array<vec4<u32>, LOADED>;
+    var at_$x: array<u32, $count>;
+    @unroll for (var n = 0u; n < $count; n++) { at_$x[n] = row_$x($x_at, $first + (t + THREADS * n) / QD); }
+    @inline load_depths($x, $count, 0u, $depth);
+}
+
+// load_depths loads depths $at to $at + 4·QD of the rows.
+@inline fn load_depths($x, $count, $at, $depth) {
+    @unroll for (var n = 0u; n < $count; n++) { in_$x[n] = four_$x(at_$x[n], $at + 4u * ((t + THREADS * n) % QD), $depth); }
+}
+
 // scores sets the part of s from element $s on to the products of what is owned, a head of $own, with the
 // others, a head of $other.
-@inline fn scores($s, $own, $own_at, $other, $other_at, $depth) {
-    var a_at: array<u32, QN>; // rows that the thread stages
-    var b_at: array<u32, KN>;
-    @unroll for (var n = 0u; n < QN; n++) { a_at[n] = row_$own($own_at, own + (t + THREADS * n) / QD); }
-    @unroll for (var n = 0u; n < KN; n++) { b_at[n] = row_$other($other_at, other0 + (t + THREADS * n) / QD); }
+@inline fn scores($s, $own, $other, $depth) {
     for (var d0 = 0u; d0 < $depth; d0 += 4u * QD) {
-        var ar: array<vec4<u32>, QN>;
-        var br: array<vec4<u32>, KN>;
-        @unroll for (var n = 0u; n < QN; n++) {
-            let x = t + THREADS * n;
-            ar[n] = four_$own(a_at[n], d0 + 4u * (x % QD), $depth);
-        }
-        @unroll for (var n = 0u; n < KN; n++) {
-            let x = t + THREADS * n;
-            br[n] = four_$other(b_at[n], d0 + 4u * (x % QD), $depth);
-        }
         workgroupBarrier();
-        @inline stage_rows(value_$own, ar);
+        @inline stage_rows(value_$own, in_$own);
         @unroll for (var n = 0u; n < KN; n++) {
             let x = t + THREADS * n;
             if (KN * THREADS == 4u * TX * QD || x < 4u * TX * QD) {
                 let other = x / QD;
                 let to = other / KB % 4u * QD + x % QD;
-                b[other / KA % TX][to] = value_$other(br[n]);
+                b[other / KA % TX][to] = value_$other(in_$other[n]);
             }
         }
         workgroupBarrier();
-        @inline dots($s);
+        if (d0 + 4u * QD < $depth) {
+            @inline load_depths($own, QN, d0 + 4u * QD, $depth);
+            @inline load_depths($other, KN, d0 + 4u * QD, $depth);
+        }
+        @unroll(deep) for (var d = 0u; d < QD; d++) {
+            var x: array<vec4<f32>, KT>;
+            @unroll for (var j = 0u; j < KT; j++) { x[j] = b[tx][j * QD + d]; }
+            @unroll for (var r = 0u; r < ROWS; r++) {
+                let w = a[ty][r * QD + d];
+                @unroll for (var j = 0u; j < KT; j++) { s[$s + j * RV + r / 4u][r % 4u] = dot4(w, x[j], s[$s + j * RV + r / 4u][r % 4u]); }
+            }
+        }
     }
 }
 
@@ -176,7 +193,8 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     }
 }
 
-// weights replaces the scores of a row with four keys, the n-th of the thread, by keep·P, dX or dS.
+// weights replaces the scores of a row with four keys, the n-th of the thread, by keep·P, if the workgroup owns
+// keys, and dX, or by dS.
 @inline fn weights() {
     var row = 8u * ty + n;
     var j = j0 + KA * tx;
@@ -221,21 +239,20 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
         if (biased) { z = fma(x, vec4<f32>(p.unit), more * LOG2E) - lse; }
     }
     // A probability is at most 1, however much a large score is off.
-    let e = exp2_down(min(z, vec4<f32>(0.0)));
+    @if(EXP2 == 1u) let e = exp2(min(z, vec4<f32>(0.0)));
+    @else let e = exp2_down(min(z, vec4<f32>(0.0)));
     let dropped_keys = (vec4<u32>(drops >> (4u * n)) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
-    var y = select(e, vec4<f32>(hidden_weight()), hidden);
-    @if(PAIRED == 1u) y = select(e * p.keep, vec4<f32>(hidden_weight()), hidden | dropped_keys);
-    @if(PHASES == 2u) {
-        var u = vec4<f32>(s[8u + n / 4u][n % 4u], s[10u + n / 4u][n % 4u], s[12u + n / 4u][n % 4u], s[14u + n / 4u][n % 4u]);
-        @if(KEYS == 1u) u = s[8u + n];
-        let d = vec4<f32>(info[row].y);
-        var dp = u - d;
-        @if(PAIRED == 1u) dp = select(fma(u, vec4<f32>(p.keep), -d), -d, dropped_keys);
-        @if(OF != 3u) y = select(e * dp * slope, vec4<f32>(hidden_weight()), hidden);
-        @else y = select(e * dp, vec4<f32>(0.0), hidden);
-    }
+    let d = vec4<f32>(info[row].y);
+    var u = vec4<f32>(s[8u + n / 4u][n % 4u], s[10u + n / 4u][n % 4u], s[12u + n / 4u][n % 4u], s[14u + n / 4u][n % 4u]);
+    @if(KEYS == 1u) u = s[8u + n];
+    var dp = u - d;
+    @if(PAIRED == 1u) dp = select(fma(u, vec4<f32>(p.keep), -d), -d, dropped_keys);
+    @if(OF == 2u) let y = select(e * dp, vec4<f32>(0.0), hidden);
+    @else let y = select(e * dp * slope, vec4<f32>(hidden_weight()), hidden);
     @if(KEYS == 1u) {
-        s[n] = y;
+        s[8u + n] = y;
+        @if(PAIRED == 1u) s[n] = select(e * p.keep, vec4<f32>(hidden_weight()), hidden | dropped_keys);
+        @else s[n] = select(e, vec4<f32>(hidden_weight()), hidden);
     } @else {
         s[n / 4u][n % 4u] = y.x;
         s[2u + n / 4u][n % 4u] = y.y;
@@ -244,24 +261,38 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     }
 }
 
-// stage_others stages the weights of step c, and its others, a head of $x with rows of $size elements.
-@inline fn stage_others($x, $x_at, $size) {
-    var vr: array<vec4<u32>, VN>;
+// load_columns loads the others of step $step, a head of $x with rows of $size elements.
+@inline fn load_columns($x, $step, $size) {
     @unroll for (var n = 0u; n < VN; n++) {
         let x = t + THREADS * n;
-        let i = other0 + c * (JJ * TX) + x / (2u * TX);
-        let column = 4u * (part * (2u * TX) + x % (2u * TX));
-        vr[n] = four_$x(row_$x($x_at, i), column, $size);
+        let i = other0 + ($step) * STAGED + x / (2u * LANES);
+        in_$x[n] = four_$x(row_$x($x_at, i), 4u * (part * (2u * LANES) + x % (2u * LANES)), $size);
     }
-    workgroupBarrier();
-    @inline stage_weights();
-    @inline stage_columns(value_$x);
-    workgroupBarrier();
+}
+
+@inline fn load_step($step) {
+    @if(KEYS == 1u) {
+        @inline load_columns(g, $step, p.vdim);
+        @inline load_columns(q, $step, p.dim);
+    } @else {
+        @inline load_columns(k, $step, p.dim);
+    }
+}
+
+// stage_step stages the others of step c, which in_$x has, and their weights for the result of number $result.
+@inline fn stage_step($x, $result) {
+    @unroll for (var j = 0u; j < 4u; j++) {
+        let at = tx + TX * j - c * STAGED; // beyond STAGED if the other is not of this step
+        if (at < STAGED) {
+            @unroll for (var h = 0u; h < RV; h++) { a[ty][($result * STAGED + at) * RV + h] = s[$result * 8u + j * RV + h]; }
+        }
+    }
+    @inline stage_columns(value_$x, in_$x, LANES, $result * LANES);
 }
 
 // write writes the sums, or dS, to state.
 @inline fn write() {
-    @if(OF == 3u) {
+    @if(OF == 2u) {
         @unroll for (var r = 0u; r < 8u; r++) {
             if (own + 8u * ty + r < p.rows && part * (4u * TX) + 4u * tx < p.keys) {
                 state[(own + 8u * ty + r) * p.splits + p.part0 + part * TX + tx] =
@@ -272,7 +303,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
         @unroll for (var r = 0u; r < 8u; r++) {
             if (own + 8u * ty + r < length) {
                 state[state_at + r * p.splits] = unsigned_zeros(acc[2u * r]);
-                state[state_at + r * p.splits + TX] = unsigned_zeros(acc[2u * r + 1u]);
+                state[state_at + r * p.splits + LANES] = unsigned_zeros(acc[2u * r + 1u]);
             }
         }
     }
@@ -302,15 +333,16 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     @inline tiles_of_owner();
 
     var acc: array<vec4<f32>, 16>; // [owned][column/4]
-    var s: array<vec4<f32>, SCORES>; // [other][owned/4] of q·k and of dO·v; weights replace q·k
+    var s: array<vec4<f32>, 16>; // [other][owned/4] of q·k and of dO·v, then the weights
     @unroll for (var i = 0u; i < 16u; i++) { acc[i] = vec4<f32>(0.0); }
-    @unroll for (var i = 0u; i < SCORES; i++) { s[i] = vec4<f32>(0.0); }
-    let state_at = (owner * length + own + 8u * ty) * p.splits + part * (2u * TX) + tx;
-    @if(OF != 3u) if ((p.flags & GO_ON) != 0u) {
+    @unroll for (var i = 0u; i < 16u; i++) { s[i] = vec4<f32>(0.0); }
+    let result = tx / LANES;
+    let state_at = ((result * p.batch_heads + owner) * length + own + 8u * ty) * p.splits + part * (2u * LANES) + tx % LANES;
+    @if(OF != 2u) if ((p.flags & GO_ON) != 0u) {
         @unroll for (var r = 0u; r < 8u; r++) {
             if (own + 8u * ty + r < length) {
                 acc[2u * r] = state[state_at + r * p.splits];
-                acc[2u * r + 1u] = state[state_at + r * p.splits + TX];
+                acc[2u * r + 1u] = state[state_at + r * p.splits + LANES];
             }
         }
     }
@@ -352,25 +384,36 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
                 let g_at = p.o.base + batch * p.o.b + head * p.o.h;
                 @inline stage_info();
 
-                @unroll for (var i = 0u; i < SCORES; i++) { s[i] = vec4<f32>(0.0); }
+                @unroll for (var i = 0u; i < 16u; i++) { s[i] = vec4<f32>(0.0); }
+                @inline begin(q, RN, r0, p.dim);
+                @inline begin(k, JN, j0, p.dim);
+                @inline begin(g, RN, r0, p.vdim);
+                @inline begin(v, JN, j0, p.vdim);
                 @if(KEYS == 1u) {
-                    { @inline scores(0u, k, k_at, q, q_at, p.dim); }
-                    @if(PHASES == 2u) { @inline scores(8u, v, v_at, g, g_at, p.vdim); }
+                    @inline scores(0u, k, q, p.dim);
+                    @inline scores(8u, v, g, p.vdim);
                 } @else {
-                    { @inline scores(0u, q, q_at, k, k_at, p.dim); }
-                    { @inline scores(8u, g, g_at, v, v_at, p.vdim); }
+                    @inline scores(0u, q, k, p.dim);
+                    @inline scores(8u, g, v, p.vdim);
                 }
 
                 let check = paired || key < i_last + p.lo || key + i32(tile_keys) > min(i_first + p.hi, cap) || atomicLoad(&dead) == tiles;
+                @if(OF != 2u) { @inline load_step(0u); }
                 var drops = 0u;
                 @if(PAIRED == 1u) { @inline find_dropped(); }
                 @unroll(deep) for (var n = 0u; n < 8u; n++) { @inline weights(); }
-                @if(OF != 3u) for (var c = 0u; c < STEPS; c++) {
+                @if(OF != 2u) for (var c = 0u; c < STEPS; c++) {
                     round += 1u;
-                    @if(OF == 0u) { @inline stage_others(g, g_at, p.vdim); }
-                    @if(OF == 1u) { @inline stage_others(q, q_at, p.dim); }
-                    @if(OF == 2u) { @inline stage_others(k, k_at, p.dim); }
-                    if (check && atomicLoad(&special) == round) { @inline output(add_seen, 0u); } else { @inline output(add, 0u); }
+                    workgroupBarrier();
+                    @if(KEYS == 1u) {
+                        { @inline stage_step(g, 0u); }
+                        { @inline stage_step(q, 1u); }
+                    } @else {
+                        @inline stage_step(k, 0u);
+                    }
+                    workgroupBarrier();
+                    if (c + 1u < STEPS) { @inline load_step(c + 1u); }
+                    if (check && atomicLoad(&special) == round) { @inline output(add_seen, 0u, result * (STAGED * RV)); } else { @inline output(add, 0u, result * (STAGED * RV)); }
                 }
             }
         }

@@ -56,8 +56,7 @@ type Result uint32
 
 // Results of Gradient.
 const (
-	DV Result = iota
-	DK
+	DKV Result = iota // gradients of keys and values
 	DQ
 	DS // gradients of the scores
 )
@@ -154,7 +153,7 @@ type Softmax struct {
 	Row  int  // a multiple of 256
 }
 
-// Gradient computes one gradient of attention. A workgroup has TX·TY threads.
+// Gradient computes gradients of attention. A workgroup has TX·TY threads.
 type Gradient struct {
 	Expand     Expand
 	In, KV, DO Type // of q; of k and v; of dO
@@ -166,7 +165,6 @@ type Gradient struct {
 
 	TX, TY int
 	QD     int // vec4 of depths staged at once
-	JJ     int // others of a thread staged at once in the product with them
 }
 
 // RoPE turns rows by rotary position embedding.

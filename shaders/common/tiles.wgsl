@@ -106,24 +106,26 @@
     }
 }
 
-// stage_columns puts VN vec4 of columns of a step, which vr holds as stored, into b.
-@inline fn stage_columns($value) {
+// stage_columns puts VN vec4 of columns of a step, which $from holds as stored, into b, for $lanes lanes from
+// $first on.
+@inline fn stage_columns($value, $from, $lanes, $first) {
     @unroll for (var n = 0u; n < VN; n++) {
         let x = t + THREADS * n;
-        if (VN * THREADS == JJ * TX * TX * CV || x < JJ * TX * TX * CV) {
-            let quad = x % (TX * CV);
-            let y = $value(vr[n]);
-            b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = y;
+        if (VN * THREADS == STAGED * $lanes * CV || x < STAGED * $lanes * CV) {
+            let quad = x % ($lanes * CV);
+            let y = $value($from[n]);
+            b[$first + quad % $lanes][(x / ($lanes * CV)) * CV + quad / $lanes] = y;
             if (check && !finite(y)) { atomicStore(&special, round); }
         }
     }
 }
 
-// output adds the products of the weights and values of a step to the output, CV columns from $column on.
-@inline fn output($add, $column) {
-    @unroll(deep) for (var y = 0u; y < JJ * TX; y++) {
+// output adds the products of the STAGED values of a step and their weights, which begin at $from, to the output,
+// CV columns from $column on.
+@inline fn output($add, $column, $from) {
+    @unroll(deep) for (var y = 0u; y < STAGED; y++) {
         var w: array<vec4<f32>, RV>;
-        @unroll for (var h = 0u; h < RV; h++) { w[h] = a[ty][y * RV + h]; }
+        @unroll for (var h = 0u; h < RV; h++) { w[h] = a[ty][$from + y * RV + h]; }
         @unroll for (var i = 0u; i < CV; i++) {
             let x = b[tx][y * CV + i];
             @unroll for (var r = 0u; r < ROWS; r++) {

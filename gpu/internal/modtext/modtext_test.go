@@ -47,7 +47,7 @@ func TestCheck(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		for _, v := range []shaders.Variant{shaders.Softmax{Row: 256}, shaders.Gradient{Of: shaders.DK, TX: 8, TY: 16, QD: 4, JJ: 2}} {
+		for _, v := range []shaders.Variant{shaders.Softmax{Row: 256}, shaders.Gradient{TX: 16, TY: 8, QD: 4}} {
 			src, err := shaders.Render(shaders.Modded{Variant: v, Score: c.text, Derivative: c.text, Values: shaders.InTable})
 			if err == nil {
 				_, err = naga.Compile(src)

@@ -37,7 +37,7 @@ type Sweep struct {
 	Box    cut.Box // narrowed to the columns that it needs
 	Chunk  int     // length of chunks
 	Passes int     // over all chunks
-	Last   bool    // one more step follows, for the whole box
+	Last   int     // more steps that follow, each for the whole box
 	State  uint64  // bytes of state that the steps share; 0 is none
 }
 
@@ -45,7 +45,7 @@ type Sweep struct {
 type Chunk struct {
 	cut.Box
 	Of          Sweep
-	Pass        int  // Of.Passes for the last step
+	Pass        int  // from Of.Passes on for the last steps
 	First, Last bool // of the chunks of the box
 	// State and Table are the windows of the state and of the operation's Table, the zero
 	// Window without. They have no buffer in plans and rehearsals.
@@ -83,11 +83,12 @@ func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, err
 				return err
 			}
 		}
-		if !p.Of.Last {
-			return nil
+		for p.Box = p.Of.Box; p.Pass < p.Of.Passes+p.Of.Last; p.Pass++ {
+			if err := f(p, op.Step(p)); err != nil {
+				return err
+			}
 		}
-		p.Box = p.Of.Box
-		return f(p, op.Step(p))
+		return nil
 	})
 }
 

@@ -133,7 +133,7 @@ func (e *emitted) name() string {
 		add(true, fmt.Sprintf("r%d", e.Constants["ROWS"]))
 		add(e.Constants["KT"] > 1, fmt.Sprintf("k%d", e.Constants["KT"]))
 	case "gradient":
-		add(true, []string{"dv", "dk", "dq"}[e.Constants["OF"]])
+		add(true, []string{"dkv", "dq"}[e.Constants["OF"]])
 	}
 	add(true, c.DType)
 	add(c.KVDType != c.DType, c.KVDType)

@@ -51,8 +51,9 @@ func TestEmit(t *testing.T) {
 			{Name: "softmax-064-bf16-512", Total: 512, Group: 256, Bytes: 4 * 512, Data: []string{"bool"}},
 		}},
 		{"--seq 200 --heads 4 --kv-heads 2 --dim 80 --causal --gradients", []string{"delta-080-f32-kv2-causal-200", "convert-080-f32-kv2-causal-200"}, []simulated{
-			// Blocks of 96: the second of keys, which 104 to 9 rows see, of two query heads each, and of rows, which see 97 to 192 keys.
-			{Name: "gradient-080-dv-f32-kv2-causal-200", Total: 6, Group: 2, Useful: 2 * 80 * 2 * 96 * (9 + 104) / 2, First: 96, Rows: 96, Data: f32},
+			// The third of five blocks of 48 keys, which 104 to 57 rows see, of two query heads each, and the second of three
+			// blocks of 96 rows, which see 97 to 192 keys.
+			{Name: "gradient-080-dkv-f32-kv2-causal-200", Total: 10, Group: 4, Useful: 4 * 80 * 2 * 48 * (57 + 104) / 2, First: 96, Rows: 48, Data: f32},
 			{Name: "gradient-080-dq-f32-kv2-causal-200", Total: 12, Group: 4, Useful: 3 * 80 * 96 * (97 + 192) / 2, First: 96, Rows: 96, Data: f32},
 		}},
 	} {

@@ -138,7 +138,7 @@ func (e *emitted) work() {
 		if !byKeys {
 			block = blocks - 1 - block
 		}
-		products := []int{2, 3, 3}[e.Constants["OF"]]
+		products := []int{4, 3}[e.Constants["OF"]]
 		x.Useful = float64(products*dim*c.pairs(block*height, height, byKeys)*heads/owners) / float64(parts)
 		from(block*height, height, n)
 	}
