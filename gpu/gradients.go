@@ -3,7 +3,6 @@ package gpu
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
@@ -167,12 +166,12 @@ func (x *gradients) build() error {
 		x.totals("dsinks", g.DSinks)
 	}
 	if !g.DV.IsZero() || !g.DK.IsZero() {
-		if err := x.sum(shaders.DKV, max(x.d.Dim, x.d.ValueDim), []backend.Operand{{Name: "dv", Tensor: g.DV}, {Name: "dk", Tensor: g.DK}}); err != nil {
+		if err := x.sum(shaders.DKV, max(x.d.Dim, x.d.ValueDim), backend.Operand{Name: "dv", Tensor: g.DV}, backend.Operand{Name: "dk", Tensor: g.DK}); err != nil {
 			return err
 		}
 	}
 	if !g.DQ.IsZero() {
-		if err := x.sum(shaders.DQ, x.d.Dim, []backend.Operand{{Name: "dq", Tensor: g.DQ}}); err != nil {
+		if err := x.sum(shaders.DQ, x.d.Dim, backend.Operand{Name: "dq", Tensor: g.DQ}); err != nil {
 			return err
 		}
 	}
@@ -231,23 +230,19 @@ func (x *gradients) delta() {
 // columns of each result, and ty for what is owned.
 type tiling struct{ results, lanes, ty int }
 
-// tilings are those for results of up to 8 columns for each lane: of DQ, and of DK with DV.
-var tilings = [2][]tiling{
-	{{1, 4, 16}, {1, 8, 16}, {1, 10, 12}, {1, 12, 10}, {1, 16, 8}},
-	{{2, 4, 16}, {2, 8, 8}, {2, 10, 6}, {2, 12, 4}, {2, 16, 4}},
-}
+// tilings are those for results of up to 8 columns for each lane, with ty for one result and for two.
+var tilings = [][3]int{{4, 16, 16}, {8, 16, 8}, {10, 12, 6}, {12, 10, 4}, {16, 8, 4}}
 
 // gradientDepths are the vec4 of depths that gradient.wgsl stages at once.
 const gradientDepths = 4
 
 // tilingOf returns the tiling for results with so many columns. Wider ones take several parts.
 func tilingOf(of shaders.Result, columns int) tiling {
-	list := tilings[when(of == shaders.DKV, 1)]
-	i := slices.IndexFunc(list[:4], func(t tiling) bool { return columns <= t.columns() })
-	if i < 0 {
-		i = 4
+	results, i := 1+when(of == shaders.DKV, 1), 0
+	for i < len(tilings)-1 && columns > 8*tilings[i][0] {
+		i++
 	}
-	return list[i]
+	return tiling{results, tilings[i][0], tilings[i][results]}
 }
 
 func (t tiling) tx() int      { return t.results * t.lanes }
@@ -339,8 +334,8 @@ func (s *pass) add(chained bool, steps int, narrow func(box cut.Box) cut.Box, di
 	})
 }
 
-// sum appends the operation of DK and DV, or of DQ; some may be missing. The wider one has so many columns.
-func (x *gradients) sum(of shaders.Result, columns int, results []backend.Operand) error {
+// sum appends the operation of DV and DK, or of DQ, of up to so many columns. One may be missing.
+func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Operand) error {
 	heads, inner, axes, use := 1, cut.Col, cut.RowAxes, cut.Writes
 	if of == shaders.DKV {
 		heads, inner, axes = x.group, cut.Row, cut.KeyAxes

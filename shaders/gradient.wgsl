@@ -4,11 +4,11 @@
 //     dS = P ∘ (keep·dP - D)    dP = dO·Vᵀ    dX = scale · dS ∘ (1 - tanh²)
 //     dV = (keep·P)ᵀ·dO         dK = dXᵀ·Q    dQ = dX·K
 //
-// OF chooses the results: dV and dK, which share P (Dao 2023), or dQ. A workgroup owns 8·TY of their rows, keys
-// of one key head for dV and dK and rows of one query head for dQ, and loops over tiles of 4·TX others: the rows
-// that see one of its keys, or the keys that one of its rows sees. For dV and dK it takes the query heads that
-// share the key head in turn for each tile. Every sum is a chain of fma in that order. Tiles of rows begin at
-// multiples of 4·TX of the call, so that the chunks of a cut change no bit. For dS a workgroup computes one tile.
+// OF chooses the results: dV and dK, which share P (Dao 2023), dQ, or dS. A workgroup owns 8·TY rows of the
+// results, keys of one key head for dV and dK, else rows of one query head, and loops over tiles of 4·TX others:
+// the rows that see one of its keys, or the keys that one of its rows sees. For each tile it takes the query heads
+// that share the key head in turn. Every sum is a chain of fma in that order. Tiles of rows begin at multiples of
+// 4·TX of the call, so that the chunks of a cut change no bit. For dS a workgroup computes one tile.
 //
 // Thread (tx, ty) of TX x TY has 8 owned rows or keys, 4 others of a tile, and 8 columns. One half of the lanes
 // has the columns of dV, whose weights are keep·P, the other half those of dK, whose weights are dX:
@@ -28,7 +28,7 @@
 //
 // Hidden pairs never take part, as in flash.wgsl. Rows whose LSE is -Inf are hidden.
 //
-// Workgroup memory: 16·(TY·SA + TX·SB) + 8·max(8·TY, 4·TX) + 8 bytes.
+// Workgroup memory: 16·(TY·SA + TX·SB) + 8·TILE_ROWS + 8 bytes.
 
 // The binding g is dO, with the strides o. The binding rows has D and LSE of each row, with the strides s.
 
@@ -47,16 +47,19 @@ const KA: u32 = 1u + OF / 2u * 3u; // others of a thread are KA·tx + KB·j
 @if(OF == 2u) const KB: u32 = 1u;
 @else const KB: u32 = TX;
 const STAGED: u32 = 16u - 8u * KEYS; // others of a step of the product with them
-const STEPS: u32 = 4u * TX / STAGED;
 const SA: u32 = 1u + max(8u * QD, 32u); // length of a row of a, odd
 const SB: u32 = 1u + max(4u * QD, 2u * STAGED); // length of a row of b, odd
 const OWNED: u32 = 8u * TY;
-const INFO: u32 = max(OWNED, 4u * TX);
+const OTHERS: u32 = KT * TX;
+const STEPS: u32 = OTHERS / STAGED;
+const TILE_ROWS: u32 = OWNED + (OTHERS - OWNED) * KEYS;
+const TILE_KEYS: u32 = OWNED + OTHERS - TILE_ROWS;
 const QN: u32 = (OWNED * QD + THREADS - 1u) / THREADS; // vec4 of the owned that a thread stages
-const KN: u32 = (4u * TX * QD + THREADS - 1u) / THREADS; // the same for the others
+const KN: u32 = (OTHERS * QD + THREADS - 1u) / THREADS; // the same for the others
 const RN: u32 = QN + (KN - QN) * KEYS; // of q and dO
 const JN: u32 = KN + (QN - KN) * KEYS; // of k and v
-const VN: u32 = (STAGED * LANES * 2u + THREADS - 1u) / THREADS; // the same for a step and a result
+const WIDE: u32 = 2u * LANES; // vec4 of columns of a result
+const VN: u32 = (STAGED * WIDE + THREADS - 1u) / THREADS; // the same for a step and a result
 const LOADED: u32 = max(max(QN, KN), VN);
 
 @each($x $TWO: q Q2, k KV2, v KV2, g G2)
@@ -70,20 +73,16 @@ const LOADED: u32 = max(max(QN, KN), VN);
 
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // the owned [row][depth/4], weights [result][other][owned/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // others [other][depth/4], [other][column/4]
-var<workgroup> info: array<vec2<f32>, INFO>; // LSE in units of log 2, and D, of the rows of the tile
+var<workgroup> info: array<vec2<f32>, TILE_ROWS>; // LSE in units of log 2, and D, of the rows of the tile
 var<workgroup> dead: atomic<u32>; // the last tile with a row whose LSE is -Inf
 var<workgroup> special: atomic<u32>; // the last round in which the others had a NaN or an infinity
 
 // row_$x returns where row i of the part of $x that begins at element at, or its last row, begins.
 @each($x $s $n: q q rows, g o rows, k k keys, v v keys)
-fn row_$x(at: u32, i: u32) -> u32 {
-    return at + min(i, p.$n - 1u) * p.$s.s;
-}
+fn row_$x(at: u32, i: u32) -> u32 { return at + min(i, p.$n - 1u) * p.$s.s; }
 
 @each($x $s: q q, g o, k k, v v)
-fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
-    return stored_$x(row, d, end, p.$s.d);
-}
+fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, end, p.$s.d); }
 
 // The parts of main, in the order of the formula.
 
@@ -95,13 +94,12 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     let v_at = p.v.base + batch * p.v.b + kv_head * p.v.h;
     var cap = i32(p.key0 + p.keys);
     if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[batch / 4u][batch % 4u]); }
-    let owned = i32(OWNED);
-    let others = i32(4u * TX);
+    let others = i32(OTHERS);
     var begin = 0;
     var end = 0;
     if (KEYS == 1u) {
         let j_first = i32(p.key0 + own);
-        let j_end = min(j_first + owned, cap);
+        let j_end = min(j_first + i32(OWNED), cap);
         begin = max(j_first - p.hi + 1, i32(p.row0)) / others * others; // tiles order the sums over heads
         begin = max(begin, i32(p.row0));
         end = min(j_end - p.lo, i32(p.row0 + p.rows));
@@ -112,27 +110,20 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
         begin = max(i_first + p.lo, i32(p.key0));
         end = min(i_last + p.hi, cap);
         @if(OF == 2u) {
-            let j_first = i32(p.key0 + part * (4u * TX));
-            let j_end = min(j_first + others, cap);
-            let empty = max(begin, j_first) >= min(end, j_end);
+            let j_first = i32(p.key0 + part * OTHERS);
+            end = select(min(end, j_first + others), j_first, begin >= j_first + others);
             begin = j_first;
-            end = select(j_end, j_first, empty);
         }
     }
 }
 
 // stage_info puts D and LSE of the rows of the tile into info. Rows after the last are as if they saw nothing.
 @inline fn stage_info() {
-    for (var x = t; x < tile_rows; x += THREADS) {
-        var d = 0.0;
-        var lse = negative_infinity();
-        if (r0 + x < p.rows) {
-            let row_at = p.s.base + batch * p.s.b + head * p.s.h + (r0 + x) * p.s.s;
-            d = rows[row_at];
-            lse = rows[row_at + p.s.d];
-        }
+    for (var x = t; x < TILE_ROWS; x += THREADS) {
+        let row_at = p.s.base + batch * p.s.b + head * p.s.h + min(r0 + x, p.rows - 1u) * p.s.s;
+        let lse = select(negative_infinity(), rows[row_at + p.s.d], r0 + x < p.rows);
         if (bitcast<u32>(lse) == MINUS_INF) { atomicStore(&dead, tiles); }
-        info[x] = vec2<f32>(lse * LOG2E, d);
+        info[x] = vec2<f32>(lse * LOG2E, rows[row_at]);
     }
 }
 
@@ -145,23 +136,21 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     @inline load_depths($x, $count, 0u, $depth);
 }
 
-// load_depths loads depths $at to $at + 4·QD of the rows.
-@inline fn load_depths($x, $count, $at, $depth) {
-    @unroll for (var n = 0u; n < $count; n++) { in_$x[n] = four_$x(at_$x[n], $at + 4u * ((t + THREADS * n) % QD), $depth); }
+@inline fn load_depths($x, $count, $from, $depth) {
+    @unroll for (var n = 0u; n < $count; n++) { in_$x[n] = four_$x(at_$x[n], $from + 4u * ((t + THREADS * n) % QD), $depth); }
 }
 
 // scores sets the part of s from element $s on to the products of what is owned, a head of $own, with the
-// others, a head of $other.
+// others, a head of $other. Unlike dots of common/tiles.wgsl it has one row of a in registers at a time.
 @inline fn scores($s, $own, $other, $depth) {
     for (var d0 = 0u; d0 < $depth; d0 += 4u * QD) {
         workgroupBarrier();
         @inline stage_rows(value_$own, in_$own);
         @unroll for (var n = 0u; n < KN; n++) {
             let x = t + THREADS * n;
-            if (KN * THREADS == 4u * TX * QD || x < 4u * TX * QD) {
+            if (KN * THREADS == OTHERS * QD || x < OTHERS * QD) {
                 let other = x / QD;
-                let to = other / KB % 4u * QD + x % QD;
-                b[other / KA % TX][to] = value_$other(in_$other[n]);
+                b[other / KA % TX][other / KB % 4u * QD + x % QD] = value_$other(in_$other[n]);
             }
         }
         workgroupBarrier();
@@ -200,11 +189,13 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     var j = j0 + KA * tx;
     var step = KB;
     var x = vec4<f32>(s[n / 4u][n % 4u], s[2u + n / 4u][n % 4u], s[4u + n / 4u][n % 4u], s[6u + n / 4u][n % 4u]);
+    var u = vec4<f32>(s[8u + n / 4u][n % 4u], s[10u + n / 4u][n % 4u], s[12u + n / 4u][n % 4u], s[14u + n / 4u][n % 4u]);
     @if(KEYS == 1u) {
         row = KA * tx + KB * (n / 2u);
         j = j0 + 8u * ty + 4u * (n % 2u);
         step = 1u;
         x = s[n];
+        u = s[8u + n];
     }
     let lse = info[row].x;
     var hidden = vec4<bool>(false);
@@ -225,7 +216,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     @if(MOD == 1u) {
         let at_row = vec4<u32>(r0 + row);
         let at_j = vec4<u32>(j) + vec4<u32>(step) * vec4<u32>(0u, 1u, 2u, 3u);
-        @if(OF != 0u) slope = derived(x * p.scale, batch, head, at_row, at_j) * p.scale;
+        slope = derived(x * p.scale, batch, head, at_row, at_j) * p.scale;
         x = modified(x * p.scale, batch, head, at_row, at_j);
         hidden = hidden | mod_hides(x);
     }
@@ -238,21 +229,25 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
         }
         if (biased) { z = fma(x, vec4<f32>(p.unit), more * LOG2E) - lse; }
     }
-    // A probability is at most 1, however much a large score is off.
+    // A probability is at most 1, however much a large score is off. exp2_own needs no bound then.
     @if(EXP2 == 1u) let e = exp2(min(z, vec4<f32>(0.0)));
     @else let e = exp2_down(min(z, vec4<f32>(0.0)));
     let dropped_keys = (vec4<u32>(drops >> (4u * n)) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
     let d = vec4<f32>(info[row].y);
-    var u = vec4<f32>(s[8u + n / 4u][n % 4u], s[10u + n / 4u][n % 4u], s[12u + n / 4u][n % 4u], s[14u + n / 4u][n % 4u]);
-    @if(KEYS == 1u) u = s[8u + n];
     var dp = u - d;
     @if(PAIRED == 1u) dp = select(fma(u, vec4<f32>(p.keep), -d), -d, dropped_keys);
-    @if(OF == 2u) let y = select(e * dp, vec4<f32>(0.0), hidden);
-    @else let y = select(e * dp * slope, vec4<f32>(hidden_weight()), hidden);
+    var y = e * dp;
+    @if(OF != 2u) y = y * slope;
+    var w = e;
+    @if(PAIRED == 1u) w = e * p.keep;
+    if (check) {
+        @if(OF == 2u) y = select(y, vec4<f32>(0.0), hidden);
+        @else y = select(y, vec4<f32>(hidden_weight()), hidden);
+        w = select(w, vec4<f32>(hidden_weight()), hidden | dropped_keys);
+    }
     @if(KEYS == 1u) {
+        s[n] = w;
         s[8u + n] = y;
-        @if(PAIRED == 1u) s[n] = select(e * p.keep, vec4<f32>(hidden_weight()), hidden | dropped_keys);
-        @else s[n] = select(e, vec4<f32>(hidden_weight()), hidden);
     } @else {
         s[n / 4u][n % 4u] = y.x;
         s[2u + n / 4u][n % 4u] = y.y;
@@ -265,8 +260,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
 @inline fn load_columns($x, $step, $size) {
     @unroll for (var n = 0u; n < VN; n++) {
         let x = t + THREADS * n;
-        let i = other0 + ($step) * STAGED + x / (2u * LANES);
-        in_$x[n] = four_$x(row_$x($x_at, i), 4u * (part * (2u * LANES) + x % (2u * LANES)), $size);
+        in_$x[n] = four_$x(row_$x($x_at, other0 + ($step) * STAGED + x / WIDE), 4u * (part * WIDE + x % WIDE), $size);
     }
 }
 
@@ -294,7 +288,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
 @inline fn write() {
     @if(OF == 2u) {
         @unroll for (var r = 0u; r < 8u; r++) {
-            if (own + 8u * ty + r < p.rows && part * (4u * TX) + 4u * tx < p.keys) {
+            if (own + 8u * ty + r < p.rows && part * OTHERS + 4u * tx < p.keys) {
                 state[(own + 8u * ty + r) * p.splits + p.part0 + part * TX + tx] =
                     vec4<f32>(s[r / 4u][r % 4u], s[2u + r / 4u][r % 4u], s[4u + r / 4u][r % 4u], s[6u + r / 4u][r % 4u]);
             }
@@ -320,24 +314,22 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     own = own * OWNED;
 
     // The query heads of the workgroup.
-    var batch = owner / p.heads;
-    var first_head = owner % p.heads;
-    var members = 1u;
-    var length = p.rows; // rows, or keys, that workgroups own in a head
-    if (KEYS == 1u) {
-        batch = owner / p.kv_heads;
-        first_head = owner % p.kv_heads * p.group;
-        members = p.group;
-        length = p.keys;
-    }
+    let zero = select(p.key0, p.row0, KEYS == 1u); // index in the call of the first other
+    let owners = select(p.heads, p.kv_heads, KEYS == 1u);
+    let members = select(1u, p.group, KEYS == 1u);
+    let batch = owner / owners;
+    let first_head = owner % owners * members;
+    let length = select(p.rows, p.keys, KEYS == 1u); // rows, or keys, that workgroups own in a head
     @inline tiles_of_owner();
 
     var acc: array<vec4<f32>, 16>; // [owned][column/4]
     var s: array<vec4<f32>, 16>; // [other][owned/4] of q·k and of dO·v, then the weights
-    @unroll for (var i = 0u; i < 16u; i++) { acc[i] = vec4<f32>(0.0); }
-    @unroll for (var i = 0u; i < 16u; i++) { s[i] = vec4<f32>(0.0); }
+    @unroll for (var i = 0u; i < 16u; i++) {
+        acc[i] = vec4<f32>(0.0);
+        s[i] = vec4<f32>(0.0);
+    }
     let result = tx / LANES;
-    let state_at = ((result * p.batch_heads + owner) * length + own + 8u * ty) * p.splits + part * (2u * LANES) + tx % LANES;
+    let state_at = ((result * p.batch_heads + owner) * length + own + 8u * ty) * p.splits + part * WIDE + tx % LANES;
     @if(OF != 2u) if ((p.flags & GO_ON) != 0u) {
         @unroll for (var r = 0u; r < 8u; r++) {
             if (own + 8u * ty + r < length) {
@@ -360,23 +352,15 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
     for (var at = begin; at < end; at += others) {
         for (var member = 0u; member < members; member++) {
             let head = first_head + member;
-            var r0 = own;
-            var j0 = u32(at) - p.key0;
-            var tile_rows = OWNED;
-            var tile_keys = 4u * TX;
-            if (KEYS == 1u) {
-                r0 = u32(at) - p.row0;
-                j0 = own;
-                tile_rows = 4u * TX;
-                tile_keys = OWNED;
-            }
-            let other0 = select(j0, r0, KEYS == 1u);
+            let other0 = u32(at) - zero;
+            let r0 = select(own, other0, KEYS == 1u);
+            let j0 = select(other0, own, KEYS == 1u);
             let i_first = i32(p.row0 + r0);
-            let i_last = i32(p.row0 + min(r0 + tile_rows, p.rows)) - 1;
+            let i_last = i32(p.row0 + min(r0 + TILE_ROWS, p.rows)) - 1;
             let key = i32(p.key0 + j0);
             var look = 2u;
             @if(PAIRED == 1u) if ((p.flags & HAS_BLOCKS) != 0u) {
-                look = blocks_seen(batch, head, r0, tile_rows, u32(key), tile_keys, u32(cap));
+                look = blocks_seen(batch, head, r0, TILE_ROWS, u32(key), TILE_KEYS, u32(cap));
             }
             if (look != 0u) {
                 tiles += 1u;
@@ -397,7 +381,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
                     @inline scores(8u, g, v, p.vdim);
                 }
 
-                let check = paired || key < i_last + p.lo || key + i32(tile_keys) > min(i_first + p.hi, cap) || atomicLoad(&dead) == tiles;
+                let check = paired || key < i_last + p.lo || key + i32(TILE_KEYS) > min(i_first + p.hi, cap) || atomicLoad(&dead) == tiles;
                 @if(OF != 2u) { @inline load_step(0u); }
                 var drops = 0u;
                 @if(PAIRED == 1u) { @inline find_dropped(); }
