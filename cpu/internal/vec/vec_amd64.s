@@ -18774,6 +18774,20 @@ run:
 	MOVQ       56(R11), R13
 
 run_same0:
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
+	JNZ        run_same1
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
+
+run_same1:
 keys:
 	PREFETCHT1 (R12)
 	MOVQ       32(R11), SI
@@ -18934,6 +18948,20 @@ run:
 	MOVQ       56(R11), R13
 
 run_same0:
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
+	JNZ        run_same1
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
+
+run_same1:
 keys:
 	PREFETCHT1 (R12)
 	MOVQ       32(R11), SI
@@ -19074,6 +19102,20 @@ run:
 	MOVQ       56(R10), R12
 
 run_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        run_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+run_same1:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -19230,6 +19272,20 @@ run:
 	MOVQ       56(R10), R12
 
 run_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        run_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+run_same1:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -19345,6 +19401,20 @@ run:
 	MOVQ       56(R8), R10
 
 run_same0:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        run_same1
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+run_same1:
 keys:
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
@@ -19480,6 +19550,20 @@ run:
 	MOVQ       56(R8), R10
 
 run_same0:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        run_same1
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+run_same1:
 keys:
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
@@ -19588,6 +19672,20 @@ run:
 	MOVQ       56(R8), R10
 
 run_same0:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        run_same1
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+run_same1:
 keys:
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
