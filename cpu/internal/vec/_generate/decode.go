@@ -95,7 +95,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 			if e.lead > 0 { // the rows are longer than their elements
 				ahead.prefetch("run", lines)
 			}
-			if e.bytes == 4 && heads > 1 { // as much as streams are staggered, or twice that
+			if e.bytes == 2 || e.bytes == 4 && heads > 1 { // as much as streams are staggered, or twice that
 				ahead.overlap(vectors * a.lanes / 8)
 			}
 			Label("keys")
