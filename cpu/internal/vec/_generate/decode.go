@@ -67,7 +67,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 		numbers = a.q4Numbers()
 	}
 	MOVQ(argument("first"), off) // bytes before the strip in a row
-	lines := 1 // of a quarter of the scales, with those that other strips prefetch
+	lines := 1                   // of a quarter of the scales, with those that other strips prefetch
 	if a.wide() {
 		lines = 2
 	}
