@@ -58,7 +58,7 @@ func (t Tiling) Decode(k shaders.Decode, dim int, a Adapter, l Limits) (_ shader
 	switch k.KV {
 	case shaders.F16, shaders.BF16:
 		el = 8
-	case shaders.Q8:
+	case shaders.Q8, shaders.Q4:
 		el = 16
 	}
 	if k.Wide && el == 8 {
@@ -69,14 +69,17 @@ func (t Tiling) Decode(k shaders.Decode, dim int, a Adapter, l Limits) (_ shader
 	for k.Ahead*columns > 16 {
 		k.Ahead /= 2
 	}
-	k.Full = dim%(4*el) == 0 && (k.Wide || k.KV == shaders.Q8)
+	k.Full = dim%(4*el) == 0 && (k.Wide || k.KV >= shaders.Q8)
 	k.Split, k.BC, k.TX, k.Stages, k.Quads = t.Split, t.Keys, t.Lanes, (dim+4*el-1)/(4*el), t.Width/4
-	// Values of q8 and of aligned 16-bit elements go through workgroup memory. More than 8
+	// Values of q8, q4 and of aligned 16-bit elements go through workgroup memory. More than 8
 	// words of them in registers would exceed 96 registers where the head size is 64.
-	if k.KV == shaders.Q8 || k.Wide && el == 8 {
+	if k.KV >= shaders.Q8 || k.Wide && el == 8 {
 		pack, loads, words := 4, t.Width/4, 4 // keys of a word, loads of a row, words of a thread's load
 		if k.Wide {
-			pack, loads, words = 2, t.Width/8, 8
+			pack = 2
+		}
+		if k.Wide || k.KV == shaders.Q4 {
+			loads, words = t.Width/8, 8
 		}
 		for k.Ahead = 32; ; k.Ahead /= 2 {
 			// Every thread loads into registers without a branch: RADV delays loads behind one.
