@@ -20,7 +20,8 @@ type appendPlan struct {
 	moves       []move
 	writes      []write
 	dst, src    []kernels.Tensor
-	rotated     kernels.Tensor // the memory of rotated keys
+	rotated     kernels.Tensor    // the memory of rotated keys
+	spread      [2]kernels.Tensor // the memory of keys and values times their matrices
 }
 
 // growth is the state of a sequence after an append.
@@ -77,7 +78,7 @@ func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) (e
 		return err
 	}
 	dtype := p.config.DType
-	if dtype.Quantised() {
+	if dtype.Quantised() || p.config.Hadamard {
 		dtype = kernels.F32
 	}
 	if err := p.extendAngles(ctx, p.next.from, k.Shape()[kernels.Seq]); err != nil {
@@ -86,6 +87,14 @@ func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) (e
 	defer releaseRotated(&p.next.rotated)
 	k, err = p.rotate(ctx, "k", k, dtype, p.next.from, &p.next.rotated)
 	if err != nil {
+		return err
+	}
+	defer releaseRotated(&p.next.spread[0])
+	defer releaseRotated(&p.next.spread[1])
+	if k, err = p.spread(ctx, 0, k, kernels.F32, &p.next.spread[0]); err != nil {
+		return err
+	}
+	if v, err = p.spread(ctx, 1, v, kernels.F32, &p.next.spread[1]); err != nil {
 		return err
 	}
 	if !p.paged && len(p.next.moves) > 0 {

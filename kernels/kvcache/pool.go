@@ -26,7 +26,8 @@ type pool struct {
 	free, refs []int32
 	next       appendPlan // of the append in progress, kept for its memory
 	angles     angleTable
-	steps      sync.Pool // of *step
+	matrices   [2]kernels.Tensor // of keys, and of values; zero without Hadamard
+	steps      sync.Pool         // of *step
 }
 
 // placement locates the tokens of one sequence in a pool: the token at position first+i is in
@@ -70,6 +71,9 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 	if _, err := op.Need[backend.Copier](p.dev.Backend(), "copies"); err != nil {
 		return err
 	}
+	if _, err := op.Need[backend.Projector](p.dev.Backend(), "projections"); c.Hadamard && err != nil {
+		return err
+	}
 	if c.RoPE == nil {
 		return nil
 	}
@@ -96,6 +100,12 @@ func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 		if *t, err = p.dev.Alloc(ctx, p.config.DType, shape); err == nil && p.paged {
 			*t, err = t.Swap(kernels.Batch, kernels.Heads)
 		}
+		if err == nil && p.config.Hadamard {
+			var h []float32
+			if h, err = op.Hadamard(dims[i]); err == nil {
+				p.matrices[i], err = p.dev.FromFloat32(ctx, kernels.F32, h, kernels.Shape{1, 1, dims[i], dims[i]})
+			}
+		}
 		if err != nil {
 			p.release()
 			return err
@@ -110,7 +120,9 @@ func (p *pool) release() {
 	p.k.Release()
 	p.v.Release()
 	p.angles.Release()
-	p.k, p.v, p.angles = kernels.Tensor{}, kernels.Tensor{}, angleTable{}
+	p.matrices[0].Release()
+	p.matrices[1].Release()
+	p.k, p.v, p.angles, p.matrices = kernels.Tensor{}, kernels.Tensor{}, angleTable{}, [2]kernels.Tensor{}
 }
 
 // none is the pool of zero values.

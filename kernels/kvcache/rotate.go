@@ -102,6 +102,28 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 	return nil
 }
 
+// fit replaces memory unless it has that type and shape.
+func (p *pool) fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.DType, shape kernels.Shape) (err error) {
+	if memory.IsZero() || memory.Shape() != shape || memory.DType() != dtype {
+		memory.Release()
+		*memory, err = p.dev.Alloc(ctx, dtype, shape)
+	}
+	return err
+}
+
+// spread returns x times the Hadamard matrix of keys (i = 0) or values, as dtype, in memory as
+// rotate does. Without one it returns x. Next to attention the D² operations a row are few, and
+// the fast transform would need a kernel of its own on each backend.
+func (p *pool) spread(ctx context.Context, i int, x kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
+	if !p.config.Hadamard {
+		return x, nil
+	}
+	if err := p.fit(ctx, memory, dtype, x.Shape()); err != nil {
+		return x, err
+	}
+	return *memory, p.dev.Project(ctx, *memory, x, p.matrices[i], kernels.Tensor{})
+}
+
 // rotate returns x rotated, as dtype; row i of batch b is at position from[b]+i. The result
 // is in memory, which rotate replaces where it does not fit, for the caller to release.
 // Without an embedding rotate returns x.
@@ -109,11 +131,8 @@ func (p *pool) rotate(ctx context.Context, name string, x kernels.Tensor, dtype 
 	if p.config.RoPE == nil {
 		return x, nil
 	}
-	if memory.IsZero() || memory.Shape() != x.Shape() || memory.DType() != dtype {
-		memory.Release()
-		if *memory, err = p.dev.Alloc(ctx, dtype, x.Shape()); err != nil {
-			return x, err
-		}
+	if err := p.fit(ctx, memory, dtype, x.Shape()); err != nil {
+		return x, err
 	}
 	if n := x.Shape()[kernels.Seq]; p.angles.has(from, n) {
 		err = p.rotateByTable(ctx, *memory, x, from)
