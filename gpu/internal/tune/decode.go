@@ -49,6 +49,9 @@ func (t Tiling) Decode(k shaders.Decode, dim int, a Adapter, l Limits) (_ shader
 	if t.twoKeys(k, a) {
 		k.KT = 2
 	}
+	if k.KV == shaders.Q4 && t.Width == 128 {
+		k.Rows = min(k.Rows, 4) // 8 would take more than 96 registers
+	}
 	// A thread has KT keys of a tile and so many columns of the output.
 	threads := (t.Keys/k.KT + 31) &^ 31
 	for k.Rows*t.Lanes > threads { // a thread sums one class of one row
