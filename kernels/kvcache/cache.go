@@ -37,6 +37,14 @@ type Config struct {
 	Hadamard bool
 }
 
+// Rotary is a rotary position embedding, such as nn.RoPE.
+type Rotary interface {
+	// Angles returns the rotation angles of rows of headDim elements at positions,
+	// [B or 1][S], for the caller to Release. They depend on the position alone: a cache
+	// keeps angles for the tokens to come.
+	Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error)
+}
+
 // Cache keeps the keys and values of a fixed number of sequences, each in contiguous
 // memory. Its methods are safe for concurrent use: attention calls run concurrently, all
 // other methods wait for them. After a failed Append the sequences are unchanged.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/turn"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -140,7 +141,7 @@ func (p *pool) step(ctx context.Context, seqs []*Sequence, q kernels.Tensor, opt
 // putBack frees what s owns and keeps the rest.
 func (p *pool) putBack(s *step) {
 	for _, t := range [...]*kernels.Tensor{&s.rotated, &s.spread, &s.o} {
-		releaseRotated(t)
+		turn.Free(t)
 	}
 	clear(s.pages.Table)
 	s.q, s.asked, s.opt = kernels.Tensor{}, CallOptions{}, kernels.Options{}
@@ -193,7 +194,7 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 	if p.config.Hadamard {
 		shape := s.q.Shape()
 		shape[kernels.Dim] = p.config.ValueDim
-		if err := p.fit(ctx, &s.o, kernels.F32, shape); err != nil {
+		if err := p.turner.Fit(ctx, &s.o, kernels.F32, shape); err != nil {
 			return out, err
 		}
 		into.O = s.o
@@ -204,7 +205,7 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 		err = s.call.RunInto(ctx, into)
 	}
 	if err == nil && p.config.Hadamard {
-		err = p.dev.Project(ctx, out.O, s.o, p.matrices[1], kernels.Tensor{})
+		err = p.turner.Back(ctx, out.O, s.o)
 	}
 	return out, err
 }
@@ -262,8 +263,8 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	} else {
 		s.k, s.v = view.Slice(p.k, kernels.Seq, 0, keys), view.Slice(p.v, kernels.Seq, 0, keys)
 	}
-	if s.q, err = p.rotate(ctx, "q", q, q.DType(), s.from, &s.rotated); err == nil {
-		s.q, err = p.spread(ctx, 0, s.q, q.DType(), &s.spread)
+	if s.q, err = p.turner.Rotate(ctx, "q", q, q.DType(), s.from, &s.rotated); err == nil {
+		s.q, err = p.turner.Spread(ctx, 0, s.q, q.DType(), &s.spread)
 	}
 	return err
 }

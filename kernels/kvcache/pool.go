@@ -9,6 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/turn"
 )
 
 // pool is the memory of a cache, in pages of the same size. In a Cache, sequence b owns
@@ -25,9 +26,8 @@ type pool struct {
 	// refer to each page. Only a Paged has them.
 	free, refs []int32
 	next       appendPlan // of the append in progress, kept for its memory
-	angles     angleTable
-	matrices   [2]kernels.Tensor // of keys, and of values; zero without Hadamard
-	steps      sync.Pool         // of *step
+	turner     turn.Turner
+	steps      sync.Pool // of *step
 }
 
 // placement locates the tokens of one sequence in a pool: the token at position first+i is in
@@ -53,7 +53,7 @@ const maxLength = 1 << 30
 // configure checks what both caches have in common and fills in its defaults.
 func (p *pool) configure(ctx context.Context, c Config) error {
 	c.KVHeads, c.ValueDim = cmp.Or(c.KVHeads, 1), cmp.Or(c.ValueDim, c.Dim)
-	p.config = c
+	p.config, p.turner = c, turn.Turner{Dev: p.dev, RoPE: c.RoPE, Dim: c.Dim}
 	for _, l := range [...]struct {
 		name     string
 		n, least int
@@ -101,10 +101,7 @@ func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 			*t, err = t.Swap(kernels.Batch, kernels.Heads)
 		}
 		if err == nil && p.config.Hadamard {
-			var h []float32
-			if h, err = op.Hadamard(dims[i]); err == nil {
-				p.matrices[i], err = p.dev.FromFloat32(ctx, kernels.F32, h, kernels.Shape{1, 1, dims[i], dims[i]})
-			}
+			err = p.turner.AddHadamard(ctx, i, dims[i])
 		}
 		if err != nil {
 			p.release()
@@ -119,10 +116,8 @@ func (p *pool) release() {
 	defer p.mu.Unlock()
 	p.k.Release()
 	p.v.Release()
-	p.angles.Release()
-	p.matrices[0].Release()
-	p.matrices[1].Release()
-	p.k, p.v, p.angles, p.matrices = kernels.Tensor{}, kernels.Tensor{}, angleTable{}, [2]kernels.Tensor{}
+	p.turner.Release()
+	p.k, p.v = kernels.Tensor{}, kernels.Tensor{}
 }
 
 // none is the pool of zero values.

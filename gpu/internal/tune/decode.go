@@ -57,13 +57,7 @@ func (t Tiling) Decode(k shaders.Decode, dim int, a Adapter, l Limits) (_ shader
 	for k.Rows*t.Lanes > threads { // a thread sums one class of one row
 		k.Rows /= 2
 	}
-	el := 4 // elements in 16 bytes
-	switch k.KV {
-	case shaders.F16, shaders.BF16:
-		el = 8
-	case shaders.Q8, shaders.Q4:
-		el = 16
-	}
+	el := [...]int{shaders.F32: 4, shaders.F16: 8, shaders.BF16: 8, shaders.Q8: 16, shaders.Q4: 16}[k.KV] // elements in 16 bytes
 	if k.Wide && el == 8 {
 		k.Sides = min(k.Rows, 2) // a thread has half of the rows and twice the columns
 	}

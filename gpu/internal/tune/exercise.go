@@ -94,10 +94,7 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 	}
 	dim, valueDim := k.Dim, k.ValueDim
 	if k.Partial {
-		less := 4
-		if s.KV == backend.Q4 {
-			less = 32 // a block
-		}
+		less := map[bool]int{false: 4, true: 32}[s.KV == backend.Q4] // rows of q4 are whole blocks
 		dim, valueDim = dim-less, valueDim-less
 	}
 	x.long.Scale = float32(1 / math.Sqrt(float64(k.Dim)))
