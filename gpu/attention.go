@@ -296,7 +296,7 @@ func (a *attention) shape() tune.Shape {
 		Tiling: tiling, ValueDim: d.ValueDim, Partial: d.Dim < tiling.Width || d.ValueDim%(4*tiling.Lanes) != 0, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
 		In: c.Q.DType(), KV: c.K.DType(),
 		Pairs:    a.kinds(),
-		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
+		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType().Quantised() || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
 		Half:     c.O.DType() != backend.F32,
 		Software: a.b.info.Type == backend.CPU, OwnExp2: a.b.dev.Pipelines.OwnExp2,
 		Limits: tune.Limits{

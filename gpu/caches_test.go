@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,7 +93,7 @@ func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
 // broadcasts to parts of a larger tensor whose other elements must not change. The results
 // are those of rounding on the host.
 func TestCopy(t *testing.T) {
-	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
+	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4}
 	for _, opt := range []Options{{}, all.opt, {MemoryBytes: 64 << 10}} {
 		b := open(t, opt)
 		for _, from := range types {
@@ -106,8 +107,10 @@ func TestCopy(t *testing.T) {
 					{"of one number, BSHD to BHSD", 3, 4, 1, true, false},
 					{"of whole words, BSHD to BHSD", 1, 5, 24, true, false},
 					{"a broadcast head", 2, 2, 68, false, true},
+					{"of an odd number of blocks", 1, 3, 96, false, false},
+					{"of an even number of blocks, BSHD to BHSD", 2, 3, 64, true, false},
 				} {
-					if x.dim%4 != 0 && (from == backend.Q8 || to == backend.Q8) {
+					if x.dim%4 != 0 && (from == backend.Q8 || to == backend.Q8) || x.dim%32 != 0 && (from == backend.Q4 || to == backend.Q4) {
 						continue
 					}
 					name := fmt.Sprintf("%v to %v, %s", from, to, x.name)
@@ -159,7 +162,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestCopyOfOddNumbers quantises rows with NaN, Inf, zeros and the smallest numbers to q8.
+// TestCopyOfOddNumbers quantises rows with NaN, Inf, zeros and the smallest numbers.
 func TestCopyOfOddNumbers(t *testing.T) {
 	b := open(t, Options{})
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
@@ -170,12 +173,26 @@ func TestCopyOfOddNumbers(t *testing.T) {
 		0x1p-119, -0x1p-120, 0, 0,
 		math.MaxFloat32, -math.MaxFloat32, 1, 0,
 		-254, 1, 3, 5, // halves go to the even side
+		0x1p-22, 0x1p-23, 0, 0, // the scale of q4 is -2^-25, half of the smallest f16
+		0x1.8p-22, 0x1p-23, 0, 0, // above that
+		524032, -1, 0, 0, // its scale of q4 is -65504, the largest f16
+		-524160, -1, 0, 0, // rounds to infinity
+		4, -4, 2, 1, // the first of equals
 	}
-	shape := backend.Shape{1, 1, len(rows) / 4, 4}
-	got := numbers(t, b, copied(t, b, backend.Q8, filled(t, b, backend.F32, rows, shape)))
-	for i, want := range numbers(t, b, filled(t, b, backend.Q8, rows, shape)) {
-		if g := got[i]; g != want && (g == g || want == want) {
-			t.Errorf("row %v: element %d is %v, the host has %v", rows[i/4*4:i/4*4+4], i%4, g, want)
+	for _, x := range []struct {
+		dtype backend.DType
+		dim   int
+	}{{backend.Q8, 4}, {backend.Q4, 32}} {
+		var data []float32
+		for row := range slices.Chunk(rows, 4) {
+			data = append(append(data, row...), make([]float32, x.dim-4)...)
+		}
+		shape := backend.Shape{1, 1, len(rows) / 4, x.dim}
+		got := numbers(t, b, copied(t, b, x.dtype, filled(t, b, backend.F32, data, shape)))
+		for i, want := range numbers(t, b, filled(t, b, x.dtype, data, shape)) {
+			if g := got[i]; g != want && (g == g || want == want) {
+				t.Errorf("%v: row %v: element %d is %v, the host has %v", x.dtype, data[i/x.dim*x.dim:][:4], i%x.dim, g, want)
+			}
 		}
 	}
 }
@@ -213,18 +230,24 @@ func filled(t testing.TB, b *Backend, dtype backend.DType, data []float32, shape
 	return x
 }
 
-// TestKeysInIntegers compares, bit for bit, keys and values in q8 with the same numbers in
-// float32, over several splits.
+// TestKeysInIntegers compares, bit for bit, keys and values in q8 and q4 with the same numbers
+// in float32, over several splits.
 func TestKeysInIntegers(t *testing.T) {
 	paths(t, func(t *testing.T, b *Backend) {
-		for _, x := range []struct{ heads, sq, sk, d, dv int }{
-			{4, 5, 1100, 64, 64},
-			{2, 1, 90, 20, 96},
-			{4, 2, 70, 128, 116},
+		for _, x := range []struct {
+			kv                   backend.DType
+			heads, sq, sk, d, dv int
+		}{
+			{backend.Q8, 4, 5, 1100, 64, 64},
+			{backend.Q8, 2, 1, 90, 20, 96},
+			{backend.Q8, 4, 2, 70, 128, 116},
+			{backend.Q4, 4, 5, 1100, 64, 64},
+			{backend.Q4, 2, 1, 90, 32, 96},
+			{backend.Q4, 4, 2, 70, 160, 224},
 		} {
 			q := tensor(t, b, backend.F32, backend.Shape{2, x.heads, x.sq, x.d}, wave)
-			k := copied(t, b, backend.Q8, tensor(t, b, backend.F32, backend.Shape{2, 2, x.sk, x.d}, func(i int) float32 { return wave(i + 5) }))
-			v := copied(t, b, backend.Q8, tensor(t, b, backend.BF16, backend.Shape{2, 2, x.sk, x.dv}, func(i int) float32 { return wave(i + 9) }))
+			k := copied(t, b, x.kv, tensor(t, b, backend.F32, backend.Shape{2, 2, x.sk, x.d}, func(i int) float32 { return wave(i + 5) }))
+			v := copied(t, b, x.kv, tensor(t, b, backend.BF16, backend.Shape{2, 2, x.sk, x.dv}, func(i int) float32 { return wave(i + 9) }))
 			p := backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: x.sk - x.sq, Left: backend.Unbounded, KLen: []int{x.sk, 33}}}
 			sameAttention(t, b, fmt.Sprintf("%+v", x), backend.Call{Q: q, K: k, V: v, Problem: p}, backend.Call{Q: q, K: copied(t, b, backend.F32, k), V: copied(t, b, backend.F32, v), Problem: p})
 		}
@@ -400,7 +423,7 @@ func TestPagesWithinEightBuffers(t *testing.T) {
 	}
 }
 
-// TestCachesInHostMemory streams keys in host memory, in q8 and in pages too.
+// TestCachesInHostMemory streams keys in host memory, in q8, q4 and pages too.
 func TestCachesInHostMemory(t *testing.T) {
 	b := open(t, Options{MemoryBytes: 600 << 10})
 	all := open(t, Options{})
@@ -422,6 +445,8 @@ func TestCachesInHostMemory(t *testing.T) {
 		pages *backend.Pages
 	}{
 		{"q8", backend.Q8, nil},
+		{"q4", backend.Q4, nil},
+		{"q4 in pages", backend.Q4, &backend.Pages{Table: [][]int32{table[:3]}, Keys: 3*size - 5}},
 		{"f16 in pages", backend.F16, &backend.Pages{Table: [][]int32{table[:3]}, Keys: 3*size - 5}},
 	} {
 		shape := backend.Shape{1, 1, sk, d}

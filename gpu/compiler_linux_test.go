@@ -209,9 +209,12 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 			c.Bias, _ = backend.Meta(f32, backend.Shape{1, 1, n, n})
 		})
 		for _, rows := range []int{1, 4, 8} {
-			for _, dtype := range append(slices.Clip(types), backend.Q8) {
+			for _, dtype := range append(slices.Clip(types), backend.Q8, backend.Q4) {
+				if dtype == backend.Q4 && d%32 != 0 {
+					continue
+				}
 				in := dtype
-				if dtype == backend.Q8 {
+				if dtype.Quantised() {
 					in = f32
 				}
 				add("", backend.Shape{1, 8 * rows, 1, d}, backend.Shape{1, 8, n, d}, in, dtype, false, nil)
@@ -222,10 +225,10 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 	return list
 }
 
-// gradientSources returns the kernels of the gradients of c, unless its keys are q8.
+// gradientSources returns the kernels of the gradients of c, unless its keys are q8 or q4.
 func gradientSources(t *testing.T, c *backend.Call) []KernelSource {
 	t.Helper()
-	if c.K.DType() == backend.Q8 {
+	if c.K.DType().Quantised() {
 		return nil
 	}
 	d := c.Dims()

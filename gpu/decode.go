@@ -90,7 +90,7 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 func (x *decode) variants() error {
 	kv, l := x.c.K.DType(), x.b.dev.Limits
 	el := cut.GranuleBytes / kv.Size()
-	x.wide = kv != backend.Q8 && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
+	x.wide = !kv.Quantised() && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	k, bad := x.tiling.Decode(shaders.Decode{
 		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Wide: x.wide, Both: x.both(), Low: x.c.WeightType() != backend.F32,
 		Extra: x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), Rows: x.rows,
@@ -150,7 +150,7 @@ func (x *decode) step(p queue.Chunk) queue.Step {
 
 func (x *decode) describe(p *backend.Plan, e queue.Extent) {
 	load := "16 bytes a load of K"
-	if x.c.K.DType() == backend.Q8 {
+	if x.c.K.DType().Quantised() {
 		load = "4 integers a load"
 	} else if !x.wide {
 		load = "element by element, because rows are not aligned to 16 bytes"

@@ -33,9 +33,6 @@ func metaOf(t testing.TB, dtype backend.DType, shape backend.Shape) backend.Tens
 	return x
 }
 
-// unsupported is what the GPU does not support.
-var unsupported = []string{"q4"}
-
 // TestConformance waits where it reads results and, the second time, after each call. It also
 // holds the output bits to those recorded for the software driver of that version, whose
 // compiler decides the order of sums.
@@ -43,7 +40,6 @@ func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
 		Digests:        digests(t),
 		GradientsEvery: 64,
-		Unsupported:    unsupported,
 		Open:           func(t testing.TB) backend.Backend { return open(t, Options{}) },
 		Again:          func(be backend.Backend) backend.Backend { return waiting{be.(*Backend)} },
 		Against:        func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
@@ -56,7 +52,7 @@ func conform(t *testing.T, instead string, opt Options, choose chooser, h backen
 	if testing.Short() {
 		t.Skip("-short: " + instead)
 	}
-	h.PairsEvery, h.Draws, h.Unsupported = 4, 10, unsupported
+	h.PairsEvery, h.Draws = 4, 10
 	h.Open = func(t testing.TB) backend.Backend {
 		b := open(t, opt)
 		if choose != nil {

@@ -75,9 +75,6 @@ func (b *Backend) alloc(ctx context.Context, dtype backend.DType, shape backend.
 	if shape.Elements() < 0 {
 		return backend.Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, backend.ErrShape)
 	}
-	if err := cut.Stored(dtype); err != nil {
-		return backend.Tensor{}, err
-	}
 	bytes := uint64(dtype.Bytes(shape))
 	if bytes > mostMemory || b.info.Type == backend.CPU && backend.CheckMemory(int64(bytes)) != nil {
 		return backend.Tensor{}, queue.ErrFull // a device that is the processor has the host's memory
@@ -110,8 +107,11 @@ func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
 		return backend.Tensor{}, err
 	}
 	n := len(data) / host.DType().Size()
-	if host.DType() == backend.Q8 {
-		n = max(n/4-1, 0) * 4 // one row as long as the memory, after its scale
+	switch host.DType() { // one row as long as the memory
+	case backend.Q8:
+		n = max(n/4-1, 0) * 4 // after its scale
+	case backend.Q4:
+		n = n / backend.Q4.Row(32) * 32
 	}
 	mem := backend.NewMemory(b, b.info.Name, int64(len(data)), &cut.Store{Host: data}, nil)
 	t, err := backend.NewTensor(mem, host.DType(), backend.Shape{1, 1, 1, n})

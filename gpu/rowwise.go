@@ -18,9 +18,11 @@ const (
 	// place, four memory accesses.
 	rotateOps = 50
 	// convertUnits is the number of units, elements or pairs of them, of a workgroup of
-	// convert.wgsl; quantiseRows is the number of rows when it converts to q8.
-	convertUnits = 256
-	quantiseRows = 4
+	// convert.wgsl; quantiseRows is the number of rows when it converts to q8, and
+	// quantiseBlocks that of blocks when it converts to q4.
+	convertUnits   = 256
+	quantiseRows   = 4
+	quantiseBlocks = 64
 	// convertOps is the approximate cost of an element: divisions for its place,
 	// rounding, two memory accesses.
 	convertOps = 40
@@ -60,7 +62,7 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, how backend.Rotation) *q
 }
 
 // Copy implements backend.Copier. The copies share submissions. Between equal types it moves
-// bits; rows of Q8 keep their scales and integers.
+// bits; rows of Q8 and Q4 keep their scales and integers.
 func (b *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	return b.runAll(ctx, "copy", len(dst), func(i int) (*queue.Op, error) { return b.convert(dst[i], src[i]) })
 }
@@ -75,19 +77,23 @@ func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
 		return nil, fmt.Errorf("dst: %w", err)
 	}
 	in, out, dim := src.DType(), dst.DType(), dst.Shape()[backend.Dim]
-	if in == out && in == backend.Q8 {
-		in, out, dim = backend.F32, backend.F32, to.Shape()[backend.Dim]
+	if in == out && in.Quantised() {
+		in, out, dim = from.DType(), to.DType(), to.Shape()[backend.Dim]
 	}
-	quantised := out == backend.Q8
-	var kernel shaders.Variant = shaders.Convert{Q8: quantised}
+	kernel := shaders.Convert{}
+	if out.Quantised() {
+		kernel.To = shaders.Type(out)
+	}
 	ops := []*cut.Operand{cut.Reads("src", from, cut.RowAxes, 1), cut.Writes("dst", to, cut.RowAxes)}
 	return b.rowOp(dst.Shape(), ops, func(box cut.Box, v []cut.View) queue.Step {
 		rows := rows(box)
-		pairs := !quantised && out.Size() == 2 && inPairs(v[1], dim)
+		pairs := out.Size() == 2 && inPairs(v[1], dim)
 		units, n, each := dim, rows*dim, convertUnits
 		switch {
-		case quantised:
+		case out == backend.Q8:
 			units, n, each = dim/4, rows, quantiseRows
+		case out == backend.Q4:
+			units, n, each = dim/32, rows*dim/32, quantiseBlocks
 		case pairs:
 			units, n = dim/2, rows*dim/2
 		}

@@ -13,7 +13,7 @@ import (
 // TestValuesInSlices computes heads of 576 with values of 512 columns, as absorbed latent
 // attention has them, over adjacent keys and keys in pages, decoded and not. The plan
 // reports the slices, pages change no bit, and slices have the bits of calls for some of
-// the columns. Q8 values cannot be sliced.
+// the columns. Q8 and Q4 values cannot be sliced.
 func TestValuesInSlices(t *testing.T) {
 	b := open(t, Options{})
 	const heads, sk, d, dv, page = 3, 100, 576, 512, 16
@@ -58,10 +58,12 @@ func TestValuesInSlices(t *testing.T) {
 			sameRow(t, fmt.Sprintf("%d rows, row %d of a slice", sq, row), so[row*(dv-256):][:dv-256], o[row*dv+256:][:dv-256])
 		}
 	}
-	c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), Problem: backend.Problem{Visible: backend.Everything()},
-		K: alloc(t, b, backend.Q8, backend.Shape{1, 1, sk, d}), V: alloc(t, b, backend.Q8, backend.Shape{1, 1, sk, dv}),
-		O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, dv})}
-	if err := b.Attention(context.Background(), c); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "v of q8 has head size 512") {
-		t.Errorf("q8: %v", err)
+	for _, kv := range []backend.DType{backend.Q8, backend.Q4} {
+		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), Problem: backend.Problem{Visible: backend.Everything()},
+			K: alloc(t, b, kv, backend.Shape{1, 1, sk, d}), V: alloc(t, b, kv, backend.Shape{1, 1, sk, dv}),
+			O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, dv})}
+		if err := b.Attention(context.Background(), c); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "v of "+kv.String()+" has head size 512") {
+			t.Errorf("%v: %v", kv, err)
+		}
 	}
 }

@@ -40,7 +40,6 @@ func TestConformanceStreamed(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
 		PairsEvery:   4,
 		LittleMemory: true,
-		Unsupported:  unsupported,
 		Open:         func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
 		Draws:        5,
 	})

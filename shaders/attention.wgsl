@@ -57,6 +57,7 @@ var<workgroup> b: array<array<vec4<f32>, 33>, TX>; // k [key/8][depth/4], v [key
 @each($x: k, v)
 fn load_$x(at: u32, d: u32) -> f32 {
     if (KV == 4u) { return bitcast<f32>($x[at]) * integer($x[at + 1u + d / 4u], d); }
+    if (KV == 5u) { return nibble_$x(at, d); }
     let i = at + d * p.$x.d;
     return decode($x[select(i >> 1u, i, KV == 0u)], i, KV);
 }

@@ -2,25 +2,27 @@
 //
 //     o[b, h, s, d] = src[b, h, s, d]
 //
-// and to q8, a row of D integers preceded by its scale (Q8 = 1):
+// and to q8, a row of D integers preceded by its scale (TO = 4):
 //
 //     scale = max|x|·(1/127)    n_i = x_i·(1/scale), rounded to nearest even
 //
+// and to q4, blocks of 32 elements (TO = 5), of which x_m is the largest in magnitude, the first of equals:
+//
+//     scale = x_m/-8, rounded to f16    n_i = min(15, ⌊x_i·(-8/x_m) + 8.5⌋)
+//
 // Copies between equal types move bits. Otherwise a unit is an element, or two elements where pairs begin at
 // words of o. A thread copies 4 units, neighbouring threads neighbouring units. A row that becomes q8 has 16
-// threads.
+// threads, a block of q4 has one.
 //
 // Workgroup memory: tops 256 bytes.
-
-const INTEGERS: u32 = 4u; // the type q8
 
 struct ConvertParams {
     first: u32, // workgroups of the box that earlier dispatches ran
     total: u32, // workgroups of the box up to the end of this dispatch
     heads: u32,
     rows: u32,
-    units: u32, // of a row: elements, or pairs; words of integers when Q8 is 1
-    all: u32, // units of the box, or its rows when Q8 is 1
+    units: u32, // of a row: elements, or pairs; words of integers of q8, or blocks of q4
+    all: u32, // units of the box, or its rows that become q8
     in_type: u32, // type of src
     out_type: u32, // type of o
     pairs: u32, // 1: units are pairs of elements
@@ -39,7 +41,8 @@ var<workgroup> tops: array<u32, 64>; // bits of each thread's largest |x|
 
 // load returns the bits of element d of the row that begins at element at.
 fn load(at: u32, d: u32) -> u32 {
-    if (p.in_type == INTEGERS) {
+    if (p.in_type == 5u) { return bitcast<u32>(nibble_src(at, d)); }
+    if (p.in_type == 4u) {
         return bitcast<u32>(bitcast<f32>(src[at]) * integer(src[at + 1u + d / 4u], d));
     }
     let i = at + d * p.src.d;
@@ -47,8 +50,8 @@ fn load(at: u32, d: u32) -> u32 {
     return (src[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu;
 }
 
-// value returns the number whose bits load returned, which are those of an f32 for q8.
-fn value(bits: u32) -> f32 { return decode(bits, 0u, p.in_type % INTEGERS); }
+// value returns the number whose bits load returned, which are those of an f32 for q8 and q4.
+fn value(bits: u32) -> f32 { return decode(bits, 0u, select(p.in_type, 0u, p.in_type > 2u)); }
 
 // converted returns the bits of the number in the type of o.
 fn converted(bits: u32) -> u32 {
@@ -101,9 +104,41 @@ fn quantise(row: u32, t: u32) {
     }
 }
 
+// quantise_block writes block n of q4. One with NaN or Inf, or whose scale is too large for an f16, gets a NaN as its
+// scale, and one whose scale rounds to 0 becomes zeros.
+fn quantise_block(n: u32) {
+    if (n >= p.all) { return; }
+    let at = src_row(n / p.units);
+    let first = n % p.units * 32u;
+    let to = o_row(n / p.units) + n % p.units * 9u;
+    var most = 0u; // bits of x_m
+    for (var e = 0u; e < 32u; e++) {
+        let x = bitcast<u32>(value(load(at, first + e)));
+        if ((x & 0x7fffffffu) > (most & 0x7fffffffu)) { most = x; }
+    }
+    let scale = encode16(bitcast<f32>(most) * -0.125, 1u);
+    let bad = (scale & 0x7fffu) >= 0x7c00u;
+    let empty = bad || (scale & 0x7fffu) == 0u;
+    put16(to, select(select(scale, 0u, empty), 0x7e00u, bad));
+    let divisor = select(bitcast<f32>(most), 1.0, empty);
+    let by = -8.0 / divisor;
+    for (var i = 0u; i < 8u; i++) {
+        var w = 0u;
+        for (var e = 0u; e < 4u; e++) {
+            let x = value(load(at, first + 2u * i + e / 2u + e % 2u * 16u));
+            w |= min(15u, u32(x * by + 8.5)) << (4u * e);
+        }
+        put16(to + 1u + i, select(w, 0x8888u, empty));
+    }
+}
+
 @main(64) {
-    if (Q8 == 1u) {
+    if (TO == 4u) {
         quantise(id * 4u + t / 16u, t);
+        return;
+    }
+    if (TO == 5u) {
+        quantise_block(id * 64u + t);
         return;
     }
     for (var k = 0u; k < 4u; k++) {

@@ -13,7 +13,7 @@
 // all rows see entirely is not checked key by key.
 //
 // A thread computes the scores of KT keys of a tile with all rows, then weights of a row with four neighbouring
-// keys, and COLS columns of the output for all rows. Two keys (not of q8) read each element of Q once, and take more
+// keys, and COLS columns of the output for all rows. Two keys (not of q8 and q4) read each element of Q once, and take more
 // registers. Where SIDES is 2, a thread has twice the columns of half of the rows, which reads fewer weights:
 //
 //                thread t: keys t + THREADS·h     column t + THREADS·x
@@ -23,7 +23,7 @@
 //
 // Q stays in workgroup memory. Stages of K, of four granules (16 bytes) of each key, go through it:
 // neighbouring threads load neighbouring granules, and a thread computes with its key. A key's granules are
-// permuted by place. The scores take the place of the last stage. Values of q8 and of 16-bit elements in
+// permuted by place. The scores take the place of the last stage. Values of q8, q4 and of 16-bit elements in
 // aligned rows go through workgroup memory: a thread loads 4 bytes of four keys, or 16 bytes of two, and
 // transposes them. Then a word holds a column of PACK keys. Other values are loaded by the threads that need
 // them, whose neighbours load the neighbouring columns.
@@ -49,15 +49,18 @@ const KN: u32 = 4u * BC; // granules of a stage of K
 const KLOADS: u32 = (KN + THREADS - 1u) / THREADS;
 const COLS: u32 = (4u * QUADS + THREADS / SIDES - 1u) / (THREADS / SIDES); // columns of a thread
 const ACC: u32 = ROWS / SIDES * COLS;
-const LN: u32 = max(STAGED * QUADS / (1u + VWIDE), 1u); // loads of a row of staged values
+const TWICE: u32 = VWIDE + KV / 5u; // 1: a load of values is for 8 columns
+const LN: u32 = max(STAGED * QUADS / (1u + TWICE), 1u); // loads of a row of staged values
 @if(STAGED == 1u) const LINES: u32 = (AHEAD / PACK * LN + THREADS - 1u) / THREADS; // loads of a thread
 @else const LINES: u32 = COLS;
-@if(STAGED == 1u) const VN: u32 = LINES * (4u + 4u * VWIDE); // words that a thread loads ahead
+@if(STAGED == 1u) const VN: u32 = LINES * (4u + 4u * TWICE); // words that a thread loads ahead
 @else const VN: u32 = AHEAD * COLS;
 const GN: u32 = max(STAGED * (LINES * THREADS + LN - 1u) / LN, 1u);
 const WN: u32 = max(STAGED * QUADS, 1u);
 const PN: u32 = ROWS * BC / 16u;
+const VB: u32 = max(KV / 5u * ((QUADS + 7u) / 8u), 1u); // blocks of q4 of a row of values
 const SN: u32 = max(KV / 4u * BC / AHEAD, 1u);
+const SV: u32 = SN * VB;
 const SG: u32 = max(KV / 4u * AHEAD / 4u, 1u);
 const RN: u32 = max(PAGED * 2u * BC, 1u);
 const SQ: u32 = (ROWS * BC / 4u + THREADS - 1u) / THREADS; // vec4 of keys of a thread in the softmax
@@ -76,7 +79,7 @@ var<workgroup> kv: array<vec4<u32>, KN>; // a stage of K, then [row][key/4]: dot
 var<workgroup> staged: array<array<vec4<u32>, WN>, GN>; // values: [key/PACK][column/4], see column_at
 var<workgroup> qs: array<array<vec4<f32>, QN>, STAGES>; // [stage][depth/4][row]
 var<workgroup> part: array<vec4<f32>, PN>; // [row][key/16]: maxima
-var<workgroup> scales: array<array<vec4<f32>, SG>, SN>; // [key/AHEAD][key/4]: of values of q8
+var<workgroup> scales: array<array<vec4<f32>, SG>, SV>; // [block][key/AHEAD][key/4]: of values of q8 and q4
 var<workgroup> rescales: array<f32, 8>; // [row]
 var<workgroup> rows_k: array<u32, RN>; // [tile % 2][key]: where keys of pages begin
 var<workgroup> rows_v: array<u32, RN>; // the same for values
@@ -191,6 +194,14 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
             limit = min(limit, k_at / KUNIT + (j + BC - 1u) * k_step);
         }
         next_stage = fetch(t, select(k_start, k_next, ends), limit, from_turn, from_depth);
+        @if(KV == 5u) {
+            key_scale = next_scale;
+            @unroll for (var e = 0u; e < 2u; e++) {
+                let n = min(from_depth / 32u + e, p.dim / 32u - 1u);
+                let j = select(j0, j1, ends);
+                @inline load_scale(next_scale[e], k, key_at, k_at, j, k_step, from_turn, n);
+            }
+        }
         // In no branch, because RADV moves loads behind branches.
         @unroll(deep) for (var g = 0u; g < 4u; g++) {
             if (FULL == 1u || d0 + g * EL < p.dim) {
@@ -198,7 +209,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
                 var x: array<vec4<u32>, KT>;
                 @unroll for (var h = 0u; h < KT; h++) { x[h] = kv[place(min(t + THREADS * h, BC - 1u), g)]; }
                 @unroll for (var e = 0u; e < EL / 4u; e++) {
-                    if (KV != 4u || FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
+                    if (KV < 4u || FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
                         var y: array<vec4<f32>, KT>;
                         @unroll for (var h = 0u; h < KT; h++) {
                             y[h] = bitcast<vec4<f32>>(x[h]);
@@ -207,7 +218,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
                                 let word1 = x[h][2u * e + 1u];
                                 @inline halves(y[h], word, word1, KV);
                             }
-                            @if(KV == 4u) y[h] = integers(x[h][e]) * key_scale;
+                            @if(KV == 4u) y[h] = integers(x[h][e]) * key_scale.x;
+                            @if(KV == 5u) y[h] = integers(x[h][e]) * select(key_scale.x, key_scale.y, g > 1u);
                         }
                         @unroll for (var i = 0u; i < ROWS; i++) {
                             let q4 = qs[n][(g * (EL / 4u) + e) * ROWS + i];
@@ -377,19 +389,25 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
         let j0 = u32(tile) - p.key0;
         let j1 = u32(next) - p.key0;
         let check = paired || tile < all_from || tile + i32(BC) > all_to;
-        var value_scale = 0.0; // of key t
-        @if(KV == 4u) { @inline load_scale(value_scale, v, value_at, v_at, j0, v_step, turn); }
+        var value_scale: array<f32, VB>; // of key t
+        @if(KV == 4u) { @inline load_scale(value_scale[0u], v, value_at, v_at, j0, v_step, turn, 0u); }
         @if(PAGED == 1u) { @inline look_up_rows(j1, (1u - turn)); }
 
         // With EXTRA tiles are skipped. Else the next tile begins where this one ends.
         var k_next = k_start + BC * k_step;
         @if(EXTRA == 1u) k_next = k_at / KUNIT + (j1 + key_of_line) * k_step;
-        let key_scale = next_scale;
-        @if(KV == 4u) { @inline load_scale(next_scale, k, key_at, k_at, j1, k_step, 1u - turn); }
+        var key_scale = next_scale;
+        @if(KV == 4u) { @inline load_scale(next_scale.x, k, key_at, k_at, j1, k_step, 1u - turn, 0u); }
 
         @inline scores();
+        @if(KV == 5u) @unroll for (var e = 0u; e < VB; e++) { // not before, to save registers
+            let n = min(e, (p.vdim - 1u) / 32u);
+            @inline load_scale(value_scale[e], v, value_at, v_at, j0, v_step, turn, n);
+        }
         @inline weights();
-        @if(KV == 4u) if (t < BC) { scales[t / AHEAD][t % AHEAD / 4u][t % 4u] = value_scale; }
+        @if(KV / 4u == 1u) @unroll for (var e = 0u; e < VB; e++) {
+            if (t < BC) { scales[e * SN + t / AHEAD][t % AHEAD / 4u][t % 4u] = value_scale[e]; }
+        }
         workgroupBarrier();
         if (t < ROWS * TX) { @inline sums(); }
         @if(EXTRA == 1u) if ((p.flags & HAS_DROPOUT) != 0u) { @inline drop(); }

@@ -50,7 +50,7 @@
 // splits, then, when keys come in chunks, those of the unfinished split at the end of the chunk. Cutting the
 // keys changes no bit.
 //
-// Elements of q8 take part as scale·integer, rounded to float32.
+// Elements of q8 take part as scale·integer, rounded to float32; those of q4 as scale·(integer - 8), exactly.
 //
 // Hidden keys never take part. Their scores are not read, and their weight is a marker, hidden_weight(). The
 // product with V multiplies it like any weight as long as the staged values are finite, and skips it otherwise
@@ -62,7 +62,7 @@
 // Workgroup memory: 16·(TY·SA + TX·SB + MN) + 4 bytes.
 
 const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
-const KV2: u32 = VEC * min(KV % 4u, 1u); // the same for k and v
+const KV2: u32 = VEC * min(1u - KV / 4u, min(KV, 1u)); // the same for k and v
 const PAIRED: u32 = min(MASKS + BLOCKED + BIASES + SLOPED + CAPPED + DROPS, 1u); // 0: the call has none of the options
 const THREADS: u32 = TX * TY;
 const STAGED: u32 = JJ * TX; // keys of a step of PV

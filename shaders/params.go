@@ -200,8 +200,8 @@ type ConvertParams struct {
 	Total   int // workgroups of the box up to the end of this dispatch
 	Heads   int
 	Rows    int
-	Units   int // of a row: elements, or pairs; words of integers when Q8 is 1
-	All     int // units of the box, or its rows when Q8 is 1
+	Units   int // of a row: elements, or pairs; words of integers of q8, or blocks of q4
+	All     int // units of the box, or its rows that become q8
 	InType  int // type of src
 	OutType int // type of o
 	Pairs   int // 1: units are pairs of elements

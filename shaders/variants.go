@@ -10,12 +10,14 @@ type Variant interface {
 // Type is the type of stored elements.
 type Type uint32
 
-// Types of elements. A row of Q8 is its scale, an f32, and 8-bit integers.
+// Types of elements. A row of Q8 is its scale, an f32, and 8-bit integers; one of Q4 has for each
+// 32 elements a scale, an f16, and 4-bit integers.
 const (
 	F32  Type = 0
 	F16  Type = 1
 	BF16 Type = 2
 	Q8   Type = 4
+	Q4   Type = 5
 )
 
 // Expand is how far loops are unrolled.
@@ -76,7 +78,7 @@ type Flash struct {
 	In, KV Type // of q; of k and v
 	Paged  bool // k and v are pools of pages
 	Out16  bool // elements of o have 16 bits
-	Vec    bool // q, k and v (unless Q8) are contiguous along D, in aligned fours
+	Vec    bool // q, k and v (unless Q8 or Q4) are contiguous along D, in aligned fours
 	Full   bool // rows of q, k and v fill the stages of 4·QD and the turns; needs Vec
 	Both   Both // of a kind of pair operands
 	Low    bool // weights are rounded to KV before they multiply v
@@ -174,7 +176,7 @@ type RoPE struct {
 
 // Convert copies between types.
 type Convert struct {
-	Q8 bool // o is Q8 and src is not
+	To Type // Q8 or Q4 if only o is, else F32
 }
 
 // A Fixed kernel has one variant.

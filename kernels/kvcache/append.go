@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/turn"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -20,7 +21,8 @@ type appendPlan struct {
 	moves       []move
 	writes      []write
 	dst, src    []kernels.Tensor
-	rotated     kernels.Tensor // the memory of rotated keys
+	rotated     kernels.Tensor    // the memory of rotated keys
+	spread      [2]kernels.Tensor // the memory of keys and values times their matrices
 }
 
 // growth is the state of a sequence after an append.
@@ -77,15 +79,23 @@ func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) (e
 		return err
 	}
 	dtype := p.config.DType
-	if dtype.Quantised() {
+	if dtype.Quantised() || p.config.Hadamard {
 		dtype = kernels.F32
 	}
-	if err := p.extendAngles(ctx, p.next.from, k.Shape()[kernels.Seq]); err != nil {
+	if err := p.turner.ExtendAngles(ctx, p.next.from, k.Shape()[kernels.Seq]); err != nil {
 		return err
 	}
-	defer releaseRotated(&p.next.rotated)
-	k, err = p.rotate(ctx, "k", k, dtype, p.next.from, &p.next.rotated)
+	defer turn.Free(&p.next.rotated)
+	k, err = p.turner.Rotate(ctx, "k", k, dtype, p.next.from, &p.next.rotated)
 	if err != nil {
+		return err
+	}
+	defer turn.Free(&p.next.spread[0])
+	defer turn.Free(&p.next.spread[1])
+	if k, err = p.turner.Spread(ctx, 0, k, kernels.F32, &p.next.spread[0]); err != nil {
+		return err
+	}
+	if v, err = p.turner.Spread(ctx, 1, v, kernels.F32, &p.next.spread[1]); err != nil {
 		return err
 	}
 	if !p.paged && len(p.next.moves) > 0 {
@@ -251,15 +261,15 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 			// device would take for an overlap.
 			for h := range p.config.KVHeads {
 				head := view.Slice(t, kernels.Heads, h, h+1)
-				a.dst = append(a.dst, block(head, int(m.to), 1, 0, m.n))
-				a.src = append(a.src, block(head, int(m.from), 1, m.lo, m.n))
+				a.dst = append(a.dst, view.Rows(head, int(m.to), 1, 0, m.n))
+				a.src = append(a.src, view.Rows(head, int(m.from), 1, m.lo, m.n))
 			}
 		}
 	}
 	for _, w := range writes {
 		for _, t := range [2][2]kernels.Tensor{{p.k, k}, {p.v, v}} {
-			a.dst = append(a.dst, block(t[0], int(w.page), w.batch, w.lo, w.n))
-			a.src = append(a.src, block(t[1], w.b, w.batch, w.from, w.n))
+			a.dst = append(a.dst, view.Rows(t[0], int(w.page), w.batch, w.lo, w.n))
+			a.src = append(a.src, view.Rows(t[1], w.b, w.batch, w.from, w.n))
 		}
 	}
 	if len(a.dst) == 0 {
@@ -269,11 +279,6 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 	clear(a.dst) // so that they do not keep the caller's memory alive
 	clear(a.src)
 	return err
-}
-
-// block returns rows [lo, lo+n) of batches [b, b+batch) of t.
-func block(t kernels.Tensor, b, batch, lo, n int) kernels.Tensor {
-	return view.Slice(view.Slice(t, kernels.Batch, b, b+batch), kernels.Seq, lo, lo+n)
 }
 
 // commit makes the tokens that were written part of the sequences.

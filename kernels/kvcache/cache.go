@@ -29,6 +29,20 @@ type Config struct {
 	// RoPE, unless nil, rotates keys when they are appended and queries when they attend,
 	// by their positions in the sequence.
 	RoPE Rotary
+	// Hadamard multiplies the rows of keys and values by the orthogonal matrix of ±1/√D
+	// before they are rounded to DType, queries by the same one, and outputs by that of
+	// values (Ashkboos et al. 2024, QuaRot). Without rounding this changes no result. It
+	// spreads large elements over their row, which [kernels.Q4] stores better. Head sizes
+	// must be powers of two up to 4096. For n tokens of a head it takes 2·n·D² operations.
+	Hadamard bool
+}
+
+// Rotary is a rotary position embedding, such as nn.RoPE.
+type Rotary interface {
+	// Angles returns the rotation angles of rows of headDim elements at positions,
+	// [B or 1][S], for the caller to Release. They depend on the position alone: a cache
+	// keeps angles for the tokens to come.
+	Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error)
 }
 
 // Cache keeps the keys and values of a fixed number of sequences, each in contiguous

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/turn"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -107,6 +108,8 @@ type step struct {
 	asked   CallOptions
 	opt     kernels.Options // of the call
 	rotated kernels.Tensor  // the memory of q when it was rotated
+	spread  kernels.Tensor  // the memory of q times its matrix
+	o       kernels.Tensor  // the output before it is multiplied by its matrix
 
 	count, klen, offsets, from []int
 	pages                      kernels.Pages
@@ -137,7 +140,9 @@ func (p *pool) step(ctx context.Context, seqs []*Sequence, q kernels.Tensor, opt
 
 // putBack frees what s owns and keeps the rest.
 func (p *pool) putBack(s *step) {
-	releaseRotated(&s.rotated)
+	for _, t := range [...]*kernels.Tensor{&s.rotated, &s.spread, &s.o} {
+		turn.Free(t)
+	}
 	clear(s.pages.Table)
 	s.q, s.asked, s.opt = kernels.Tensor{}, CallOptions{}, kernels.Options{}
 	p.steps.Put(s)
@@ -185,10 +190,24 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 			return out, err
 		}
 	}
-	if pages := p.sharedPages(s); pages > 0 {
-		return out, p.sharePrefix(ctx, s, out, pages)
+	into := out
+	if p.config.Hadamard {
+		shape := s.q.Shape()
+		shape[kernels.Dim] = p.config.ValueDim
+		if err := p.turner.Fit(ctx, &s.o, kernels.F32, shape); err != nil {
+			return out, err
+		}
+		into.O = s.o
 	}
-	return out, s.call.RunInto(ctx, out)
+	if pages := p.sharedPages(s); pages > 0 {
+		err = p.sharePrefix(ctx, s, into, pages)
+	} else {
+		err = s.call.RunInto(ctx, into)
+	}
+	if err == nil && p.config.Hadamard {
+		err = p.turner.Back(ctx, out.O, s.o)
+	}
+	return out, err
 }
 
 // fill sets the operands and options of s.
@@ -244,6 +263,8 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	} else {
 		s.k, s.v = view.Slice(p.k, kernels.Seq, 0, keys), view.Slice(p.v, kernels.Seq, 0, keys)
 	}
-	s.q, err = p.rotate(ctx, "q", q, q.DType(), s.from, &s.rotated)
+	if s.q, err = p.turner.Rotate(ctx, "q", q, q.DType(), s.from, &s.rotated); err == nil {
+		s.q, err = p.turner.Spread(ctx, 0, s.q, q.DType(), &s.spread)
+	}
 	return err
 }

@@ -26,5 +26,5 @@
 //
 // A cache can also have a window: tokens that no later row sees make room for new ones.
 // A cache with a [Rotary] embedding rotates keys when they are appended and queries when
-// they attend.
+// they attend. One with [Config].Hadamard multiplies both, and values, by Hadamard matrices.
 package kvcache

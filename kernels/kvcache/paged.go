@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// PagedConfig is the shape of a [Paged]. KVHeads, Dim, ValueDim, DType and RoPE are as in
-// [Config].
+// PagedConfig is the shape of a [Paged]. KVHeads, Dim, ValueDim, DType, RoPE and Hadamard
+// are as in [Config].
 type PagedConfig struct {
 	KVHeads, Dim, ValueDim int
 	DType                  kernels.DType
@@ -22,8 +22,9 @@ type PagedConfig struct {
 	Pages int
 	// Window, unless 0, is the number of tokens that a row sees, including its own. Pages
 	// that the next row does not see are freed at the end of the next append.
-	Window int
-	RoPE   Rotary
+	Window   int
+	RoPE     Rotary
+	Hadamard bool
 }
 
 // Paged keeps the keys and values of sequences that come and go, in pages of one pool
@@ -55,7 +56,7 @@ func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged
 	defer op.Annotate(&err, "paged cache")
 	c.PageSize = cmp.Or(c.PageSize, 64)
 	p := &pool{dev: dev, size: c.PageSize, paged: true}
-	if err := p.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, DType: c.DType, Window: c.Window, RoPE: c.RoPE}); err != nil {
+	if err := p.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, DType: c.DType, Window: c.Window, RoPE: c.RoPE, Hadamard: c.Hadamard}); err != nil {
 		return nil, err
 	}
 	if c.PageSize < 1 || c.Pages < 1 || c.Pages > math.MaxInt32 || c.PageSize > maxLength/c.Pages {

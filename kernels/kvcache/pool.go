@@ -9,6 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/turn"
 )
 
 // pool is the memory of a cache, in pages of the same size. In a Cache, sequence b owns
@@ -25,7 +26,7 @@ type pool struct {
 	// refer to each page. Only a Paged has them.
 	free, refs []int32
 	next       appendPlan // of the append in progress, kept for its memory
-	angles     angleTable
+	turner     turn.Turner
 	steps      sync.Pool // of *step
 }
 
@@ -52,7 +53,7 @@ const maxLength = 1 << 30
 // configure checks what both caches have in common and fills in its defaults.
 func (p *pool) configure(ctx context.Context, c Config) error {
 	c.KVHeads, c.ValueDim = cmp.Or(c.KVHeads, 1), cmp.Or(c.ValueDim, c.Dim)
-	p.config = c
+	p.config, p.turner = c, turn.Turner{Dev: p.dev, RoPE: c.RoPE, Dim: c.Dim}
 	for _, l := range [...]struct {
 		name     string
 		n, least int
@@ -68,6 +69,9 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 		return fmt.Errorf("config: head sizes are %d and %d, they must be multiples of %d for %v: %w", c.Dim, c.ValueDim, unit, c.DType, kernels.ErrOption)
 	}
 	if _, err := op.Need[backend.Copier](p.dev.Backend(), "copies"); err != nil {
+		return err
+	}
+	if _, err := op.Need[backend.Projector](p.dev.Backend(), "projections"); c.Hadamard && err != nil {
 		return err
 	}
 	if c.RoPE == nil {
@@ -96,6 +100,9 @@ func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 		if *t, err = p.dev.Alloc(ctx, p.config.DType, shape); err == nil && p.paged {
 			*t, err = t.Swap(kernels.Batch, kernels.Heads)
 		}
+		if err == nil && p.config.Hadamard {
+			err = p.turner.AddHadamard(ctx, i, dims[i])
+		}
 		if err != nil {
 			p.release()
 			return err
@@ -109,8 +116,8 @@ func (p *pool) release() {
 	defer p.mu.Unlock()
 	p.k.Release()
 	p.v.Release()
-	p.angles.Release()
-	p.k, p.v, p.angles = kernels.Tensor{}, kernels.Tensor{}, angleTable{}
+	p.turner.Release()
+	p.k, p.v = kernels.Tensor{}, kernels.Tensor{}
 }
 
 // none is the pool of zero values.

@@ -1,6 +1,8 @@
-// Elements as they are stored. A type is 0 for f32, 1 for f16, 2 for bf16 and 4 for q8. Elements of 16 bits lie
-// two to a word. A row of q8 is its scale, an f32, followed by words of four signed integers each; element d is
-// scale·integer d.
+// Elements as they are stored. A type is 0 for f32, 1 for f16, 2 for bf16, 4 for q8 and 5 for q4. Elements of 16
+// bits lie two to a word. A row of q8 is its scale, an f32, followed by words of four signed integers each; element
+// d is scale·integer d. A row of q4 is a sequence of blocks, of nine 16-bit elements each: a scale, an f16, and 32
+// integers of 4 bits. The lower 4 bits of byte i are integer i, the upper ones integer 16 + i. An element is
+// scale·(integer - 8). As blocks may begin in the middle of words, positions in q4 count 16-bit elements.
 //
 // Kernels that call put or put16 have a binding o: Words.
 
@@ -30,8 +32,17 @@ fn scalar_$x(i: u32) -> f32 {
     return decode($x[word >> 2u][word & 3u], i, $TYPE);
 }
 
+// nibble_$x returns element d of the row of q4 that begins at at in the binding $x: array<u32>.
+@each($x: k, v, src)
+fn nibble_$x(at: u32, d: u32) -> f32 {
+    let first = at + d / 32u * 9u;
+    let i = first + 1u + d % 16u / 2u;
+    let n = ($x[i >> 1u] >> (16u * (i % 2u) + 8u * (d % 2u) + d % 32u / 16u * 4u)) & 15u;
+    return decode($x[first >> 1u], first, 1u) * (f32(n) - 8.0);
+}
+
 // stored_$x returns elements d to d + 3 of the row of $x that begins at element at, as $x holds them: the bits
-// of four f32, two words of four 16-bit elements, or a word of q8 and the row's scale. Elements beyond the end
+// of four f32, two words of four 16-bit elements, or a word of integers and their scale. Elements beyond the end
 // of the row are 0. Registers hold these until they are converted on their way to workgroup memory, so that
 // loads wait for no conversion.
 @each($x $TYPE $TWO $VEC: q IN Q2 VEC, k KV KV2 VEC, v KV KV2 VEC, g DO G2 VEC, a A A2 AVEC, w W W2 WVEC)
@@ -42,6 +53,13 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
             let i = at + 1u + d / 4u;
             x.x = $x[i >> 2u][i & 3u];
             x.y = $x[at >> 2u][at & 3u];
+        }
+    } @else @if($TYPE == 5u) {
+        if (FULL == 1u || d < end) {
+            let first = at + d / 32u * 9u;
+            let i = first + 1u + d % 16u / 2u;
+            x.x = nibbles(vec4<u32>(aligned($x[i >> 3u][(i >> 1u) & 3u], $x[(i + 1u) >> 3u][((i + 1u) >> 1u) & 3u], i)), d).x;
+            x.y = bitcast<u32>(scale4($x[first >> 3u][(first >> 1u) & 3u], first));
         }
     } @else {
         @if($VEC == 1u) {
@@ -63,7 +81,7 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
 @each($x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2, g DO G2, a A A2, w W W2)
 fn value_$x(x: vec4<u32>) -> vec4<f32> {
     var r = bitcast<vec4<f32>>(x);
-    @if($TYPE == 4u) r = integers(x.x) * bitcast<f32>(x.y);
+    @if($TYPE / 4u == 1u) r = integers(x.x) * bitcast<f32>(x.y);
     @if($TWO == 1u) { @inline halves(r, x.x, x.y, $TYPE); }
     return r;
 }

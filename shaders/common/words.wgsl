@@ -14,6 +14,20 @@ fn integers(w: u32) -> vec4<f32> {
     return vec4<f32>(vec4<i32>(bitcast<i32>(w << 24u), bitcast<i32>(w << 16u), bitcast<i32>(w << 8u), bitcast<i32>(w)) >> vec4<u32>(24u));
 }
 
+// aligned returns 16-bit elements i and i + 1, given the words that hold them.
+fn aligned(low: u32, high: u32, i: u32) -> u32 {
+    return select(low, (low >> 16u) | (high << 16u), i % 2u == 1u);
+}
+
+// nibbles returns 16·(n - 8) as words of q8, for the integers n of q4 in four bytes, those of element d and later ones.
+fn nibbles(bytes: vec4<u32>, d: u32) -> vec4<u32> {
+    let shift = vec4<u32>(4u - d % 32u / 16u * 4u);
+    return ((bytes << shift) & vec4<u32>(0xf0f0f0f0u)) ^ vec4<u32>(0x80808080u);
+}
+
+// scale4 returns a sixteenth of the scale of q4 in 16-bit element i, given the word that holds it.
+fn scale4(w: u32, i: u32) -> f32 { return unpack2x16float(w >> (16u * (i % 2u))).x * 0.0625; }
+
 // integer returns integer d of a row of q8, given the word that holds it.
 fn integer(w: u32, d: u32) -> f32 {
     return f32(bitcast<i32>(w << (24u - 8u * (d & 3u))) >> 24u);

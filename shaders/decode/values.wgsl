@@ -21,10 +21,15 @@ fn column_at(w: u32) -> u32 {
 @inline fn load_line($turn, $key) {
     @unroll for (var c = 0u; c < PACK; c++) {
         let in_block = min((t + THREADS * x) / LN, AHEAD / PACK - 1u) * PACK + c;
-        let loaded = v[value_at(v_start[x], c, v_limit[x], lines[x], $turn, $key)];
-        @if(VWIDE == 0u) {
-            values[PACK * x + c] = loaded;
+        let i = value_at(v_start[x], c, v_limit[x], lines[x], $turn, $key);
+        @if(KV == 5u) {
+            values[8u * x + 2u * c] = v[i >> 1u];
+            values[8u * x + 2u * c + 1u] = v[(i + 1u) >> 1u];
+            odd = odd | ((i & 1u) << (4u * x + c));
+        } @else @if(VWIDE == 0u) {
+            values[PACK * x + c] = v[i];
         } @else {
+            let loaded = v[i];
             @unroll for (var e = 0u; e < 4u; e++) { values[(PACK * x + c) * 4u + e] = loaded[e]; }
         }
     }
@@ -44,12 +49,14 @@ fn column_at(w: u32) -> u32 {
             lines[x] = min(n, p.vdim - 1u) * p.v.d;
         } @else {
             lines[x] = min(n % LN, (p.vdim - 1u) / (4u * QUADS / LN)) + (1u - VWIDE); // q8 has its scale first
+            @if(KV == 5u) lines[x] = pair_of(lines[x] - 1u);
             key_of_value = n / LN * PACK;
         }
         v_start[x] = v_at + lines[x] + (tile_start + key_of_value) * v_step;
         v_limit[x] = v_at + lines[x] + last_key * v_step;
     }
     var values: array<u32, VN>; // words of the next values: [key][column] or [line][key % PACK]
+    var odd = 0u; // bits of the pairs of q4 that begin in the middle of a word
     @unroll for (var x = 0u; x < LINES; x++) {
         @if(PACK != 1u) { @inline load_line(turn, in_block); } @else {
             @unroll for (var n = 0u; n < AHEAD; n++) {
@@ -64,7 +71,14 @@ fn column_at(w: u32) -> u32 {
     workgroupBarrier();
     @unroll for (var x = 0u; x < LINES; x++) {
         let n = t + THREADS * x;
-        @if(PACK == 4u) {
+        @if(KV == 5u) {
+            var bytes: vec4<u32>;
+            @unroll for (var c = 0u; c < 4u; c++) { bytes[c] = aligned(values[8u * x + 2u * c], values[8u * x + 2u * c + 1u], odd >> (4u * x + c)); }
+            bytes = transposed(bytes);
+            staged[n / LN][n % LN / 4u * 8u + n % 4u] = nibbles(bytes, 0u);
+            staged[n / LN][n % LN / 4u * 8u + n % 4u + 4u] = nibbles(bytes, 16u);
+        }
+        @if(KV == 4u) {
             staged[n / LN][n % LN] = transposed(vec4<u32>(values[4u * x], values[4u * x + 1u], values[4u * x + 2u], values[4u * x + 3u]));
         }
         @if(PACK == 2u) @unroll for (var e = 0u; e < 2u; e++) {
@@ -74,6 +88,7 @@ fn column_at(w: u32) -> u32 {
         }
     }
     workgroupBarrier();
+    odd = 0u;
     @unroll for (var x = 0u; x < LINES; x++) { @inline load_line(after_turn, after_in + in_block); }
 }
 
@@ -84,7 +99,7 @@ fn column_at(w: u32) -> u32 {
         let in_row = min(t % (THREADS / SIDES) + THREADS / SIDES * x, 4u * QUADS - 1u);
         @if(PACK == 4u) {
             let word = staged[n][in_row / 4u][in_row % 4u];
-            y[x] = integers(word) * scales[j / AHEAD][n];
+            y[x] = integers(word) * scales[in_row / 32u % VB * SN + j / AHEAD][n];
         }
         @if(PACK == 2u) {
             let word = staged[2u * n][in_row / 4u][in_row % 4u];

@@ -121,10 +121,10 @@ func (o *Call) Collect(bound bool) {
 func Slices(c *backend.Call) ([]*backend.Call, error) {
 	dv := c.V.Shape()[backend.Dim]
 	if dv <= MaxValueDim {
-		return []*backend.Call{c}, Stored(c.V.DType())
+		return []*backend.Call{c}, nil
 	}
 	if c.V.DType().Quantised() {
-		return nil, fmt.Errorf("v of %v has head size %d, the fused kernel takes up to %d of q8: store v as f16 or bf16: %w", c.V.DType(), dv, MaxValueDim, backend.ErrUnsupported)
+		return nil, fmt.Errorf("v of %v has head size %d, the fused kernel takes up to %d of q8 and q4: store v as f16 or bf16: %w", c.V.DType(), dv, MaxValueDim, backend.ErrUnsupported)
 	}
 	n := (dv + MaxValueDim - 1) / MaxValueDim
 	width := AlignUp((dv+n-1)/n, Tile)
@@ -144,14 +144,6 @@ func Slices(c *backend.Call) ([]*backend.Call, error) {
 		calls = append(calls, &part)
 	}
 	return calls, nil
-}
-
-// Stored returns ErrUnsupported for a type that no kernel reads.
-func Stored(dtype backend.DType) error {
-	if dtype == backend.Q4 {
-		return fmt.Errorf("no GPU kernel reads q4: store keys and values as q8, f16 or bf16: %w", backend.ErrUnsupported)
-	}
-	return nil
 }
 
 // Storage names the types of a call's operands.

@@ -112,26 +112,31 @@ func (s *Store) Spans(lo, hi uint64) iter.Seq[Window] {
 	}
 }
 
-// Words returns t as it is copied and as kernels see it. Only Q8 differs: its rows become
-// words, the scale in the first and four integers in each of the others.
+// Words returns t as it is copied and as kernels see it. Rows of Q8 become words, the scale in
+// the first and four integers in each of the others. Rows of Q4 become 16-bit elements, nine a
+// block, because rows of an odd number of blocks begin in the middle of words.
 func Words(t backend.Tensor) (backend.Tensor, error) {
-	if t.DType() != backend.Q8 || t.Shape().Elements() == 0 {
+	as, d := backend.F32, t.DType()
+	if d == backend.Q4 {
+		as = backend.F16
+	}
+	if !d.Quantised() || t.Shape().Elements() == 0 {
 		return t, nil
 	}
-	n := 1
+	size, n := as.Size(), 1
 	if m := t.Memory(); m != nil {
-		n = int(m.Bytes() / 4)
+		n = int(m.Bytes()) / size
 	}
-	all, err := backend.NewTensor(t.Memory(), backend.F32, backend.Shape{1, 1, 1, n})
+	all, err := backend.NewTensor(t.Memory(), as, backend.Shape{1, 1, 1, n})
 	if err != nil {
 		return t, err
 	}
 	shape, strides := t.Shape(), t.Strides()
 	for i := range strides[:backend.Dim] {
-		strides[i] /= 4
+		strides[i] /= size
 	}
-	shape[backend.Dim] = shape[backend.Dim]/4 + 1
-	return all.View(shape, strides, t.Offset()/4-1)
+	shape[backend.Dim] = d.Row(shape[backend.Dim]) / size
+	return all.View(shape, strides, (t.Offset()-d.Lead())/size)
 }
 
 // HostTensor returns the host tensor over the memory of a tensor with a Host store.
@@ -150,7 +155,7 @@ func HostTensor(t backend.Tensor) (all backend.Tensor, err error) {
 	return all.View(t.Shape(), t.Strides(), t.Offset())
 }
 
-// HostBytes returns the bytes of a host tensor's memory from its first element, for Q8
+// HostBytes returns the bytes of a host tensor's memory from its first element, for Q8 and Q4
 // from the scale of its first row.
 func HostBytes(t backend.Tensor) ([]byte, error) {
 	switch t.DType() {
@@ -160,7 +165,7 @@ func HostBytes(t backend.Tensor) ([]byte, error) {
 	case backend.Bool:
 		s, err := t.Bools()
 		return bytesOf(s), err
-	case backend.Q8:
+	case backend.Q8, backend.Q4:
 		return t.QuantisedRows()
 	default:
 		s, err := t.Bits()

@@ -49,18 +49,15 @@ func (t Tiling) Decode(k shaders.Decode, dim int, a Adapter, l Limits) (_ shader
 	if t.twoKeys(k, a) {
 		k.KT = 2
 	}
+	if k.KV == shaders.Q4 && t.Width == 128 {
+		k.Rows = min(k.Rows, 4) // 8 would take more than 96 registers
+	}
 	// A thread has KT keys of a tile and so many columns of the output.
 	threads := (t.Keys/k.KT + 31) &^ 31
 	for k.Rows*t.Lanes > threads { // a thread sums one class of one row
 		k.Rows /= 2
 	}
-	el := 4 // elements in 16 bytes
-	switch k.KV {
-	case shaders.F16, shaders.BF16:
-		el = 8
-	case shaders.Q8:
-		el = 16
-	}
+	el := [...]int{shaders.F32: 4, shaders.F16: 8, shaders.BF16: 8, shaders.Q8: 16, shaders.Q4: 16}[k.KV] // elements in 16 bytes
 	if k.Wide && el == 8 {
 		k.Sides = min(k.Rows, 2) // a thread has half of the rows and twice the columns
 	}
@@ -69,14 +66,17 @@ func (t Tiling) Decode(k shaders.Decode, dim int, a Adapter, l Limits) (_ shader
 	for k.Ahead*columns > 16 {
 		k.Ahead /= 2
 	}
-	k.Full = dim%(4*el) == 0 && (k.Wide || k.KV == shaders.Q8)
+	k.Full = dim%(4*el) == 0 && (k.Wide || k.KV >= shaders.Q8)
 	k.Split, k.BC, k.TX, k.Stages, k.Quads = t.Split, t.Keys, t.Lanes, (dim+4*el-1)/(4*el), t.Width/4
-	// Values of q8 and of aligned 16-bit elements go through workgroup memory. More than 8
+	// Values of q8, q4 and of aligned 16-bit elements go through workgroup memory. More than 8
 	// words of them in registers would exceed 96 registers where the head size is 64.
-	if k.KV == shaders.Q8 || k.Wide && el == 8 {
+	if k.KV >= shaders.Q8 || k.Wide && el == 8 {
 		pack, loads, words := 4, t.Width/4, 4 // keys of a word, loads of a row, words of a thread's load
 		if k.Wide {
-			pack, loads, words = 2, t.Width/8, 8
+			pack = 2
+		}
+		if k.Wide || k.KV == shaders.Q4 {
+			loads, words = t.Width/8, 8
 		}
 		for k.Ahead = 32; ; k.Ahead /= 2 {
 			// Every thread loads into registers without a branch: RADV delays loads behind one.

@@ -94,7 +94,8 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 	}
 	dim, valueDim := k.Dim, k.ValueDim
 	if k.Partial {
-		dim, valueDim = dim-4, valueDim-4
+		less := map[bool]int{false: 4, true: 32}[s.KV == backend.Q4] // rows of q4 are whole blocks
+		dim, valueDim = dim-less, valueDim-less
 	}
 	x.long.Scale = float32(1 / math.Sqrt(float64(k.Dim)))
 	x.long.Visible = backend.Everything()
@@ -167,7 +168,7 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 // Rows that are not wide have a padding of one element and begin at no multiple of 4.
 func (x *exercise) upload(ctx context.Context, rng *rand.Rand, dtype backend.DType, shape backend.Shape, wide bool) (backend.Tensor, error) {
 	stored := shape
-	if !wide && dtype != backend.Q8 {
+	if !wide && !dtype.Quantised() {
 		stored[backend.Dim]++
 	}
 	number := func() float32 {
@@ -184,12 +185,15 @@ func (x *exercise) upload(ctx context.Context, rng *rand.Rand, dtype backend.DTy
 		host, err = backend.HostF32(draw(stored, number), stored)
 	case backend.Bool:
 		host, err = backend.HostBool(draw(stored, func() bool { return rng.IntN(4) > 0 }), stored)
-	case backend.Q8:
-		rows := make([]byte, dtype.Bytes(stored))
-		host, err = backend.HostQ8(rows, stored)
+	case backend.Q8, backend.Q4:
+		if host, err = backend.AllocHost(dtype, stored); err != nil {
+			return host, err
+		}
+		var rows []byte
+		rows, err = host.QuantisedRows()
 		for row := range slices.Chunk(draw(stored, number), stored[backend.Dim]) {
 			dtype.Quantise(rows, row)
-			rows = rows[4+len(row):] // after the scale and the integers
+			rows = rows[dtype.Row(len(row)):]
 		}
 	default:
 		host, err = backend.HostBits(draw(stored, func() uint16 { return dtype.Encode(number()) }), dtype, stored)

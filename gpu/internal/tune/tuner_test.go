@@ -54,7 +54,7 @@ func (f *fake) Upload(_ context.Context, dst, host backend.Tensor) error {
 		return copied(to.Float32s, host.Float32s)
 	case backend.Bool:
 		return copied(to.Bools, host.Bools)
-	case backend.Q8:
+	case backend.Q8, backend.Q4:
 		return copied(to.QuantisedRows, host.QuantisedRows)
 	default:
 		return copied(to.Bits, host.Bits)
@@ -95,9 +95,12 @@ var (
 
 // The operands of an exercise have the types of the calls that are tuned.
 func TestExerciseTypes(t *testing.T) {
-	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8} {
+	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4} {
 		s := soft
-		s.KV, s.Half, s.Pairs, s.Wide = kv, true, exercised, kv == backend.Q8
+		s.KV, s.Half, s.Pairs, s.Wide = kv, true, exercised, kv.Quantised()
+		if kv == backend.Q4 {
+			s.Tiling, s.ValueDim = TilingOf(32, 64), 64
+		}
 		keys := longKeysCPU
 		if s.Software = kv == backend.F32; !s.Software {
 			keys = longKeys
@@ -110,7 +113,7 @@ func TestExerciseTypes(t *testing.T) {
 		if k, v, o := x.long.K.DType(), x.edge.V.DType(), x.long.O.DType(); k != kv || v != kv || o != backend.F16 {
 			t.Errorf("%v: keys are %v, values %v, the output %v", kv, k, v, o)
 		}
-		if s := x.long.Q.Strides()[backend.Seq]; (s%4 == 0) != (kv == backend.Q8) {
+		if s := x.long.Q.Strides()[backend.Seq]; (s%4 == 0) != kv.Quantised() {
 			t.Errorf("%v: rows of q are %d elements apart", kv, s)
 		}
 		if x.edge.Mask.IsZero() || x.long.Bias.IsZero() || x.edge.Softcap == 0 || x.edge.O.Shape()[backend.Seq] >= x.edge.K.Shape()[backend.Seq] {

@@ -98,3 +98,8 @@ func (x *Box) Part(t backend.Tensor) backend.Tensor {
 	}
 	return t
 }
+
+// Rows returns rows [lo, lo+n) of batches [b, b+batch) of t.
+func Rows(t backend.Tensor, b, batch, lo, n int) backend.Tensor {
+	return Slice(Slice(t, backend.Batch, b, b+batch), backend.Seq, lo, lo+n)
+}

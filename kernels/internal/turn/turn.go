@@ -1,4 +1,5 @@
-package kvcache
+// Package turn rotates the rows of a cache of keys and values.
+package turn
 
 import (
 	"context"
@@ -11,12 +12,25 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
-// Rotary is a rotary position embedding, such as nn.RoPE.
-type Rotary interface {
-	// Angles returns the rotation angles of rows of headDim elements at positions,
-	// [B or 1][S], for the caller to Release. They depend on the position alone: a cache
-	// keeps angles for the tokens to come.
-	Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error)
+// Turner turns rows in place of a cache: by the angles of their positions, and into another basis.
+type Turner struct {
+	Dev *kernels.Device
+	// RoPE, unless nil, returns the angles of rows of keys, which have Dim elements.
+	RoPE interface {
+		Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error)
+	}
+	Dim int
+
+	angles   angleTable
+	matrices [2]kernels.Tensor // of keys, and of values
+}
+
+// Release frees the memory.
+func (p *Turner) Release() {
+	p.angles.Release()
+	p.matrices[0].Release()
+	p.matrices[1].Release()
+	p.angles, p.matrices = angleTable{}, [2]kernels.Tensor{}
 }
 
 const (
@@ -69,12 +83,12 @@ func (t *angleTable) continues(from []int, n int) bool {
 	return continues
 }
 
-// extendAngles makes a new angleTable before an append of n tokens that continues the
+// ExtendAngles makes a new angleTable before an append of n tokens that continues the
 // append before it and exceeds the old table. Its only error is ErrMemory: positions to come
-// may be too large, while rotate needs those of the tokens only.
-func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
+// may be too large, while Rotate needs those of the tokens only.
+func (p *Turner) ExtendAngles(ctx context.Context, from []int, n int) error {
 	t := &p.angles
-	if p.config.RoPE == nil || !t.continues(from, n) || n > stepTokens || t.has(from, n) {
+	if p.RoPE == nil || !t.continues(from, n) || n > stepTokens || t.has(from, n) {
 		return nil
 	}
 	if !slices.ContainsFunc(from, func(first int) bool { return first != from[0] }) {
@@ -88,7 +102,7 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 	if err != nil {
 		return err
 	}
-	a, err := p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions)
+	a, err := p.RoPE.Angles(ctx, p.Dev, p.Dim, positions)
 	cos, sin := a.Cos.Shape(), a.Sin.Shape()
 	if err != nil || cos != sin || cos[kernels.Seq] != tableTokens || cos[kernels.Batch] != len(first) {
 		a.Release()
@@ -102,18 +116,42 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 	return nil
 }
 
-// rotate returns x rotated, as dtype; row i of batch b is at position from[b]+i. The result
-// is in memory, which rotate replaces where it does not fit, for the caller to release.
-// Without an embedding rotate returns x.
-func (p *pool) rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
-	if p.config.RoPE == nil {
+// Fit replaces memory unless it has that type and shape.
+func (p *Turner) Fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.DType, shape kernels.Shape) (err error) {
+	if memory.IsZero() || memory.Shape() != shape || memory.DType() != dtype {
+		memory.Release()
+		*memory, err = p.Dev.Alloc(ctx, dtype, shape)
+	}
+	return err
+}
+
+// Spread returns x times the Hadamard matrix of keys (i = 0) or values, as dtype, in memory as
+// Rotate does. Without one it returns x. Next to attention the D² operations a row are few, and
+// the fast transform would need a kernel of its own on each backend.
+func (p *Turner) Spread(ctx context.Context, i int, x kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
+	if p.matrices[i].IsZero() {
 		return x, nil
 	}
-	if memory.IsZero() || memory.Shape() != x.Shape() || memory.DType() != dtype {
-		memory.Release()
-		if *memory, err = p.dev.Alloc(ctx, dtype, x.Shape()); err != nil {
-			return x, err
-		}
+	if err := p.Fit(ctx, memory, dtype, x.Shape()); err != nil {
+		return x, err
+	}
+	return *memory, p.Dev.Project(ctx, *memory, x, p.matrices[i], kernels.Tensor{})
+}
+
+// Back multiplies x by the matrix of values again, and so undoes it.
+func (p *Turner) Back(ctx context.Context, y, x kernels.Tensor) error {
+	return p.Dev.Project(ctx, y, x, p.matrices[1], kernels.Tensor{})
+}
+
+// Rotate returns x rotated, as dtype; row i of batch b is at position from[b]+i. The result
+// is in memory, which Rotate replaces where it does not fit, for the caller to release.
+// Without an embedding Rotate returns x.
+func (p *Turner) Rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
+	if p.RoPE == nil {
+		return x, nil
+	}
+	if err := p.Fit(ctx, memory, dtype, x.Shape()); err != nil {
+		return x, err
 	}
 	if n := x.Shape()[kernels.Seq]; p.angles.has(from, n) {
 		err = p.rotateByTable(ctx, *memory, x, from)
@@ -123,11 +161,11 @@ func (p *pool) rotate(ctx context.Context, name string, x kernels.Tensor, dtype 
 		if positions, err = op.Positions(from, n); err != nil {
 			return x, err
 		}
-		if angles, err = p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions); err != nil {
+		if angles, err = p.RoPE.Angles(ctx, p.Dev, p.Dim, positions); err != nil {
 			return x, err
 		}
 		defer angles.Release()
-		err = p.dev.Rotate(ctx, *memory, x, angles)
+		err = p.Dev.Rotate(ctx, *memory, x, angles)
 	}
 	if err != nil {
 		return x, fmt.Errorf("%s: %w", name, err)
@@ -137,7 +175,7 @@ func (p *pool) rotate(ctx context.Context, name string, x kernels.Tensor, dtype 
 
 // rotateByTable rotates x by the angles of the table, sequences with the same rows of it
 // together.
-func (p *pool) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []int) error {
+func (p *Turner) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []int) error {
 	t, n := &p.angles, x.Shape()[kernels.Seq]
 	for b, end := 0, 0; b < len(from); b = end {
 		row := t.row(b, from[b])
@@ -145,17 +183,17 @@ func (p *pool) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []in
 		}
 		a := t.Angles
 		first, last := min(b, len(t.from)-1), min(end, len(t.from))
-		a.Cos, a.Sin = block(a.Cos, first, last-first, row, n), block(a.Sin, first, last-first, row, n)
-		if err := p.dev.Rotate(ctx, view.Slice(y, kernels.Batch, b, end), view.Slice(x, kernels.Batch, b, end), a); err != nil {
+		a.Cos, a.Sin = view.Rows(a.Cos, first, last-first, row, n), view.Rows(a.Sin, first, last-first, row, n)
+		if err := p.Dev.Rotate(ctx, view.Slice(y, kernels.Batch, b, end), view.Slice(x, kernels.Batch, b, end), a); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// releaseRotated releases memory of rotate, unless it is that of a step in host memory: a
+// Free releases memory of Rotate, unless it is that of a step in host memory: a
 // step is kept in a sync.Pool, from which only host memory may vanish.
-func releaseRotated(memory *kernels.Tensor) {
+func Free(memory *kernels.Tensor) {
 	if !memory.OnHost() || memory.Shape()[kernels.Seq] > stepTokens {
 		memory.Release()
 		*memory = kernels.Tensor{}
