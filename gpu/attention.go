@@ -203,6 +203,9 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		return nil, err
 	}
 	d := c.Dims()
+	if c.Listed != nil {
+		return nil, fmt.Errorf("key indices: no GPU kernel takes them yet: use the CPU: %w", backend.ErrUnsupported)
+	}
 	if d.ValueDim > cut.MaxValueDim {
 		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, cut.MaxValueDim, backend.ErrUnsupported)
 	}

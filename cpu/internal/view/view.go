@@ -20,6 +20,7 @@ type View struct {
 	Shape  backend.Shape
 	Stride backend.Strides
 	Pages  [][]int32 // of a pool of pages: row s of batch b is in page Pages[b][s/Shape[Seq]]
+	Listed [][]int32 // unless nil, what stands for row s of batch b is row Listed[b][s]
 }
 
 // Of returns the view of t, which is in host memory; zero for the zero Tensor. Call
@@ -53,8 +54,11 @@ func (v *View) Index(b, h, s int) int {
 	return b*v.Stride[backend.Batch] + h*v.Stride[backend.Heads] + s*v.Stride[backend.Seq]
 }
 
-// RowIndex is Index for a tensor that may lie in pages.
+// RowIndex is Index for a tensor that may lie in pages and be listed.
 func (v *View) RowIndex(b, h, s int) int {
+	if v.Listed != nil {
+		s = int(v.Listed[b][s])
+	}
 	if v.Pages == nil {
 		return v.Index(b, h, s)
 	}
@@ -105,6 +109,9 @@ func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int)
 
 // adjacent returns the number of the n rows from s on that lie one stride apart: n, or those of the page of row s.
 func (v *View) adjacent(s, n int) int {
+	if v.Listed != nil {
+		return 1
+	}
 	if v.Pages == nil {
 		return n
 	}
@@ -166,7 +173,7 @@ func CopyElements[T any](dst []T, di int, src []T, dj, n int) {
 // Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For Q8 and Q4 they must be the whole row.
 func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	step := v.Stride[backend.Dim]
-	i := v.Index(b, h, s) + c0*step
+	i := v.RowIndex(b, h, s) + c0*step
 	switch v.DType {
 	case backend.F32:
 		CopyElements(v.F32[i:], step, row, 1, len(row))
