@@ -203,9 +203,6 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		return nil, err
 	}
 	d := c.Dims()
-	if c.Listed != nil {
-		return nil, fmt.Errorf("key indices: no GPU kernel takes them yet: use the CPU: %w", backend.ErrUnsupported)
-	}
 	if d.ValueDim > cut.MaxValueDim {
 		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, cut.MaxValueDim, backend.ErrUnsupported)
 	}
@@ -230,7 +227,7 @@ func (a *attention) newCutter(buffers int) error {
 	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
 	var pages []byte
 	if a.HasTable() {
-		pages = a.Pages.Bytes()
+		pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
 	}
 	a.table = a.scoreOptions.table(pages)
 	if most := queue.MaxWindow(a.b.dev.Limits); uint64(len(a.table)) > most {
@@ -247,6 +244,10 @@ func (a *attention) check(k shaders.Variant) error {
 		if err := o.Collectable(); err != nil {
 			return err
 		}
+	}
+	if o := &a.scoreOptions; a.Pages.Listed() && !a.HasTable() && (o.p.ScoreMod != nil ||
+		o.flags()&(shaders.HasMask|shaders.HasBlocks|shaders.HasBias|shaders.HasSlopes|shaders.HasDropout) != 0) {
+		return fmt.Errorf("key indices with options that depend on the position of a key need k in device memory, in one binding, and a storage buffer for the lists: use fewer masks and biases, or the CPU: %w", backend.ErrUnsupported)
 	}
 	need := len(shaders.Describe(k).Bindings) - 1 // without the uniform
 	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
@@ -265,7 +266,7 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 		return mask, bias, more
 	}
 	size, width := a.Pages.Size, a.Pages.Width
-	w.Page, w.Pages, w.TableAt, w.PageBits = size, width, p.Lo[cut.Batch]*width, 32
+	w.Page, w.Pages, w.TableAt, w.PageBits = size, width, a.Pages.At(p.Lo[cut.Batch]), 32
 	if size&(size-1) == 0 {
 		w.PageBits = bits.TrailingZeros(uint(size))
 	}
@@ -279,6 +280,8 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 func (a *attention) storage() string {
 	text := cut.Storage(a.c)
 	switch {
+	case a.Pages.Listed():
+		text += fmt.Sprintf(", listed keys in a table: %t", a.HasTable())
 	case a.HasTable():
 		text += fmt.Sprintf(" in pages of %d, looked up", a.Pages.Size)
 	case a.Pages != nil:

@@ -34,7 +34,7 @@ func metaOf(t testing.TB, dtype backend.DType, shape backend.Shape) backend.Tens
 }
 
 // unsupported is what the GPU does not support.
-var unsupported = []string{"q4", "key indices"}
+var unsupported = []string{"q4"}
 
 // TestConformance waits where it reads results and, the second time, after each call. It also
 // holds the output bits to those recorded for the software driver of that version, whose

@@ -79,6 +79,10 @@ func InPlace(t *backend.Tensor) bool {
 // apart, and zeros what follows them there. k converts whole vectors. Of Q8 and Q4 rows c0 is 0.
 func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
 	apart, step := v.Stride[backend.Seq], v.Stride[backend.Dim]
+	if v.Listed != nil && v.Pages == nil && v.DType == backend.F32 && step == 1 {
+		v.gather(dst, ld, v.Listed[b][s:s+n], v.Index(b, h, 0)+c0, cols)
+		return
+	}
 	for m := 0; n > 0; n, s = n-m, s+m {
 		m = v.adjacent(s, n)
 		at, whole := v.RowIndex(b, h, s)+c0*step, 0
@@ -104,6 +108,28 @@ func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int)
 			clear(row[cols:])
 		}
 		dst = dst[min(m*ld, len(dst)):]
+	}
+}
+
+// gather is Load for listed rows of float32. Rows lie in places that no processor foresees: reading one element of
+// each cache line first lets many lines be on their way at the same time.
+func (v *View) gather(dst []float32, ld int, keys []int32, at, cols int) {
+	const line, some = 16, 64 // elements, rows
+	for apart := v.Stride[backend.Seq]; len(keys) > 0; keys = keys[min(some, len(keys)):] {
+		now, sum := keys[:min(some, len(keys))], float32(0)
+		for _, key := range now {
+			row := v.F32[at+int(key)*apart:][:cols]
+			for c := 0; c < cols; c += line {
+				sum += row[c]
+			}
+		}
+		dst[0] = sum // so that compilers keep the loop
+		for r, key := range now {
+			row := dst[r*ld : (r+1)*ld]
+			copy(row[:cols], v.F32[at+int(key)*apart:])
+			clear(row[cols:])
+		}
+		dst = dst[min(len(now)*ld, len(dst)):]
 	}
 }
 

@@ -1,0 +1,69 @@
+package cpu_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// BenchmarkKeyIndices decodes with 2,048 of 131,072 keys of 8 heads in random order, and with as many adjacent keys of
+// the same cache, other ones in each call, so that both read from memory. It includes Reset, as a step of generation does.
+func BenchmarkKeyIndices(b *testing.B) {
+	const heads, seq, topK = 8, 131072, 2048
+	for _, d := range []int{64, 128} {
+		dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+		tensor := func(s int) backend.Tensor {
+			data := make([]float32, heads*s*d)
+			for i := range data {
+				data[i] = float32(i%251)/251 - 0.5
+			}
+			t, err := kernels.HostF32(data, backend.Shape{1, heads, s, d})
+			if err != nil {
+				b.Fatal(err)
+			}
+			return t
+		}
+		q, k, v, o := tensor(1), tensor(seq), tensor(seq), tensor(1)
+		rng := rand.New(rand.NewPCG(1, 2))
+		for _, lists := range []int{0, 1, heads} {
+			name := "plain"
+			if lists > 0 {
+				name = fmt.Sprintf("%d lists", lists)
+			}
+			b.Run(fmt.Sprintf("d%d/%s", d, name), func(b *testing.B) {
+				var steps [16]kernels.KeyIndices
+				for n := range steps {
+					steps[n].TopK = topK
+					for range lists {
+						for _, key := range rng.Perm(seq)[:topK] {
+							steps[n].Indices = append(steps[n].Indices, int32(key))
+						}
+					}
+				}
+				call := new(kernels.Call)
+				for n := 0; b.Loop(); n++ {
+					opt, keys, values := kernels.Options{KeyIndices: &steps[n%len(steps)]}, k, v
+					if lists == 0 {
+						opt.KeyIndices = nil
+						at := n % (seq / topK) * topK
+						keys, _ = k.Slice(backend.Seq, at, at+topK)
+						values, _ = v.Slice(backend.Seq, at, at+topK)
+					}
+					if n == 0 {
+						call, _ = dev.Prepare(q, keys, values, opt)
+					} else if err := call.Reset(q, keys, values, opt); err != nil {
+						b.Fatal(err)
+					}
+					if err := call.RunInto(b.Context(), kernels.Result{O: o}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*topK*heads), "ns/key")
+			})
+		}
+	}
+}
