@@ -1,6 +1,10 @@
 package backend
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/seed90331342/attn/backend/internal/limits"
+)
 
 // Sentinel errors. Every error of this module wraps one of them or a context error, for [errors.Is]. Its
 // text names the argument, the shapes and the rule. Package kernels documents each of them.
@@ -15,7 +19,7 @@ var (
 	ErrNoBackend   = errors.New("no such backend")
 	ErrNoDevice    = errors.New("no usable device")
 	ErrDeviceLost  = errors.New("device lost")
-	ErrMemory      = errors.New("out of memory")
+	ErrMemory      = limits.ErrMemory
 	ErrCapacity    = errors.New("cache is full")
 	ErrVerify      = errors.New("result is wrong")
 	ErrInternal    = errors.New("internal error")

@@ -3,8 +3,6 @@ package backend
 import (
 	"fmt"
 	"math"
-	"runtime/debug"
-	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -177,98 +175,27 @@ func (p *Pinned) Unpin() {
 
 // Go ends a program whose allocation fails, and Linux kills one that exceeds the memory of its control
 // group. Allocations whose size follows from a caller's input therefore go through Make or CheckMemory.
-//
-// What the process uses is read again after each memoryStep of requests.
-const memoryStep = 16 << 20
-
-// tightest is replaced by tests.
-var tightest = limits.Tightest
-
-// memory is locked from reading the use until the memory of a large request is mapped.
-var memory struct {
-	sync.Mutex
-	granted atomic.Int64 // since the use was read
-}
 
 // CheckMemory returns ErrMemory when the process cannot have that many bytes more. The error names the
 // bytes, those available and the limit. A negative number is too many.
-func CheckMemory(bytes int64) error {
-	if granted, err := small(bytes); granted || err != nil {
-		return err
-	}
-	memory.Lock()
-	defer memory.Unlock()
-	return large(bytes)
-}
+func CheckMemory(bytes int64) error { return limits.Request(bytes, func() {}) }
 
 // Make returns make([]T, n), or ErrMemory as CheckMemory does. A negative n is too many.
-func Make[T any](n int) ([]T, error) {
+func Make[T any](n int) (made []T, err error) {
 	bytes := int64(-1)
 	if size := int64(max(unsafe.Sizeof(*new(T)), 1)); n >= 0 && int64(n) <= math.MaxInt64/size {
 		bytes = int64(n) * size
 	}
-	granted, err := small(bytes)
-	if err != nil {
-		return nil, err
-	}
-	if !granted {
-		memory.Lock()
-		defer memory.Unlock()
-		if err := large(bytes); err != nil {
-			return nil, err
-		}
-	}
-	return make([]T, n), nil
+	err = limits.Request(bytes, func() { made = make([]T, n) })
+	return made, err
 }
-
-// small grants requests without the lock until their sum reaches a step: no request waits while another
-// goroutine clears gigabytes.
-func small(bytes int64) (granted bool, err error) {
-	if f := injected.Load(); f != nil && f.requests.Add(1) == f.nth {
-		return false, fmt.Errorf("%d bytes requested, a test refuses them: %w", bytes, ErrMemory)
-	}
-	return 0 <= bytes && bytes < memoryStep && memory.granted.Add(bytes) < memoryStep, nil
-}
-
-// large compares a request with the limits, a second time after a garbage collection.
-func large(bytes int64) error {
-	l, free := tightest()
-	if 0 <= bytes && free < bytes && bytes < l.Max {
-		debug.FreeOSMemory()
-		l, free = tightest()
-	}
-	if bytes < 0 || free < bytes {
-		count := fmt.Sprint(bytes)
-		if bytes < 0 {
-			count = "2^63 or more"
-		}
-		return fmt.Errorf("%s bytes requested, %d available, %s is %d: %w", count, free, l.Name, l.Max, ErrMemory)
-	}
-	memory.granted.Store(0)
-	return nil
-}
-
-// fault is what FailMemory injects.
-type fault struct {
-	nth      int64
-	requests atomic.Int64
-}
-
-var injected atomic.Pointer[fault]
 
 // FailMemory makes the nth request of Make or CheckMemory from now on fail, for tests; 0 counts requests
 // only. stop ends this and returns the number of requests.
-func FailMemory(nth int) (stop func() int) {
-	f := &fault{nth: int64(nth)}
-	injected.Store(f)
-	return func() int {
-		injected.Store(nil)
-		return int(f.requests.Load())
-	}
-}
+func FailMemory(nth int) (stop func() int) { return limits.Fail(nth) }
 
 // HostMemory returns how many bytes the process can have more, and the lowest limit, whatever is in use.
 func HostMemory() (free, limit int64) {
-	_, free = tightest()
+	_, free = limits.Tightest()
 	return free, limits.Lowest()
 }

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/seed90331342/attn/backend/internal/limits"
 )
 
 const (
@@ -20,70 +18,9 @@ const (
 	gib = 1 << 30
 )
 
-// withFree sets a limit of 1 GiB that leaves free bytes.
-func withFree(t *testing.T, free func() int64) {
-	t.Cleanup(func() { tightest = limits.Tightest; memory.granted.Store(0) })
-	tightest = func() (limits.Limit, int64) { return limits.Limit{Name: "GOMEMLIMIT", Max: gib}, free() }
-	memory.granted.Store(0)
-}
-
-func TestCheckMemory(t *testing.T) {
-	left := int64(100 * mib)
-	withFree(t, func() int64 { return left })
-	for _, c := range []struct {
-		why   string
-		bytes int64
-		ok    bool
-	}{
-		{"nothing", 0, true}, {"what is there", 100 * mib, true}, {"a byte more", 100*mib + 1, false},
-		{"a negative number", -1, false}, {"a byte", 1, true}, {"any number", math.MaxInt64, false}, {"a small one", memoryStep - 1, true},
-	} {
-		err := CheckMemory(c.bytes)
-		if (err == nil) != c.ok || err != nil && !errors.Is(err, ErrMemory) {
-			t.Errorf("%s: %v", c.why, err)
-		}
-	}
-	want := "2000000000 bytes requested, 104857600 available, GOMEMLIMIT is 1073741824: out of memory"
-	if err := CheckMemory(2_000_000_000); err == nil || err.Error() != want {
-		t.Errorf("%v, want %s", err, want)
-	}
-
-	// Small requests are compared with the limits once their sum reaches a step.
-	left = 0
-	memory.granted.Store(0)
-	granted := 0
-	for CheckMemory(mib) == nil {
-		granted++
-	}
-	if granted != memoryStep/mib-1 {
-		t.Errorf("%d small requests granted at a limit that is reached, want %d", granted, memoryStep/mib-1)
-	}
-	left = 100 * mib // for example because a caller released memory
-	if err := CheckMemory(mib); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestCheckCollectsGarbage(t *testing.T) {
-	collected := false
-	var stats runtime.MemStats
-	runtime.ReadMemStats(&stats)
-	before := stats.NumForcedGC
-	withFree(t, func() int64 {
-		runtime.ReadMemStats(&stats)
-		if collected = stats.NumForcedGC > before; collected {
-			return 100 * mib
-		}
-		return 0
-	})
-	if err := CheckMemory(100 * mib); err != nil || !collected {
-		t.Errorf("%v, garbage collected: %v", err, collected)
-	}
-}
-
 func TestMake(t *testing.T) {
-	withFree(t, func() int64 { return 100 * mib })
-	for _, n := range []int{-1, math.MinInt, math.MaxInt, math.MaxInt / 8, math.MaxInt/8 + 1, 20 * mib} {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(512 * mib))
+	for _, n := range []int{-1, math.MinInt, math.MaxInt, math.MaxInt / 8, math.MaxInt/8 + 1, 64 * mib} {
 		if s, err := Make[float64](n); !errors.Is(err, ErrMemory) || s != nil {
 			t.Errorf("%d: %d elements, %v", n, len(s), err)
 		}
@@ -174,11 +111,5 @@ func fill(t *testing.T) {
 		if !errors.Is(err, ErrMemory) || all[0] == 0 || all[1] < all[0]/2 {
 			t.Errorf("%d bytes: granted %d times, then %d: %v", bytes, all[0], all[1], err)
 		}
-	}
-}
-
-func BenchmarkLimits(b *testing.B) {
-	for b.Loop() {
-		_ = CheckMemory(memoryStep)
 	}
 }

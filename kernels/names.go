@@ -71,7 +71,8 @@ func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.HostQ8(da
 // HostQ4 is [HostF32] for rows in the format of [DType.Quantise].
 func HostQ4(data []byte, shape Shape) (Tensor, error) { return backend.HostQ4(data, shape) }
 
-// AllocHost returns a contiguous tensor of zeros in host memory. It returns ErrShape for a shape
+// AllocHost returns a contiguous tensor of zeros in host memory, on Linux in large pages where these
+// fit: attention of a few rows reads it faster than a slice of make. It returns ErrShape for a shape
 // that is negative or too large, and ErrMemory when there is not enough memory.
 func AllocHost(dtype DType, shape Shape) (Tensor, error) { return backend.AllocHost(dtype, shape) }
 

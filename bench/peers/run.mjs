@@ -79,7 +79,7 @@ function peers(attn, threads) {
     for (const op of Object.keys(operators)) {
       list.push({
         name: `ONNX Runtime ${op}`, start: start(process.execPath, [join(here, "ort.mjs"), op, n]),
-        takes: (c) => !c.backward && (op === "GroupQueryAttention" ? c.causal : !c.window),
+        takes: (c) => !c.backward && !c.dtype && (op === "GroupQueryAttention" ? c.causal : !c.window),
       });
     }
   }

@@ -84,7 +84,7 @@ class Peer:
             return self.on_device(request)
         c = request["case"]
         self.call = None
-        q, k, v = (operand(c, i) for i in range(3))
+        q, k, v = (operand(c, i).to(DTYPES[c.get("dtype", "f32")]) for i in range(3))
         if hasattr(torch.nn.functional, "scaled_dot_product_attention"):
             name = "scaled_dot_product_attention"
             sdpa = torch.nn.functional.scaled_dot_product_attention

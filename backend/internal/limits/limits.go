@@ -1,6 +1,6 @@
-// Package limits reads how much memory the process may have: on Linux the machine's memory, ulimit -v and -d
-// and the control groups, everywhere GOMEMLIMIT. The limits, and what other processes use of them, are read
-// once. What this process uses is read each time.
+// Package limits grants requests for memory. It reads how much the process may have: on Linux the
+// machine's memory, ulimit -v and -d and the control groups, everywhere GOMEMLIMIT. The limits, and what
+// other processes use of them, are read once. What this process uses is read each time.
 package limits
 
 import (

@@ -138,11 +138,12 @@ func inPages(b *testing.B, be *cpu.Backend, x kernels.Tensor, size int, order []
 // random returns a contiguous tensor of numbers in [-1, 1).
 func random(seed uint64, shape kernels.Shape) kernels.Tensor {
 	rng := rand.New(rand.NewPCG(seed, 3))
-	data := make([]float32, shape.Elements())
+	t := must(kernels.AllocHost(kernels.F32, shape))
+	data := must(t.Float32s())
 	for i := range data {
 		data[i] = rng.Float32()*2 - 1
 	}
-	return must(kernels.HostF32(data, shape))
+	return t
 }
 
 // flags returns flags of which percent are true.

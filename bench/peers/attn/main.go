@@ -53,6 +53,8 @@ type problem struct {
 	Backward bool `json:"backward"`
 	// DType is the type of all tensors in memory; "" is f32.
 	DType string `json:"dtype"`
+	// Low multiplies in that type, see kernels.Options.LowPrecision.
+	Low bool `json:"low"`
 }
 
 // dtypes are the types by their names.
@@ -186,7 +188,7 @@ func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 			return a, err
 		}
 	}
-	opt := kernels.Options{Causal: c.Causal, LSE: c.Backward}
+	opt := kernels.Options{Causal: c.Causal, LSE: c.Backward, LowPrecision: c.Low}
 	if c.Window > 0 {
 		opt.Window = &kernels.Window{Left: c.Window - 1}
 	}

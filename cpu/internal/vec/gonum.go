@@ -25,7 +25,7 @@ var kernelsGonum = Kernels{
 	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
-	load: [elements]loadFunc{F16: loadGonum(F16), BF16: loadGonum(BF16), Q8: loadGonum(Q8)}, storeF16: storeF16Gonum,
+	load: [elements]loadFunc{F16: loadGonum(F16), BF16: loadGonum(BF16)}, storeF16: storeF16Gonum,
 	fma: fmaGonum, read: readGonum,
 }
 
@@ -243,26 +243,14 @@ func nonFiniteGonum(x *float32, ld, rows, vectors int) int32 {
 	return int32(seen >> 31)
 }
 
+// loadGonum decodes rows of 16-bit elements.
 func loadGonum(e backend.DType) loadFunc {
 	return func(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
 		for r := range rows {
-			to, from := unsafe.Add(unsafe.Pointer(dst), r*ldd), unsafe.Add(unsafe.Pointer(src), r*lds)
-			loadRow(e, unsafe.Slice((*float32)(to), 4*vectors), from)
-		}
-	}
-}
-
-// loadRow decodes a row of type e.
-func loadRow(e backend.DType, to []float32, from unsafe.Pointer) {
-	switch e {
-	case F16, BF16:
-		for i, h := range unsafe.Slice((*uint16)(from), len(to)) {
-			to[i] = e.Decode(h)
-		}
-	case Q8:
-		scale := *(*float32)(from)
-		for i, x := range unsafe.Slice((*int8)(unsafe.Add(from, Q8Lead)), len(to)) {
-			to[i] = scale * float32(x)
+			to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
+			for i, h := range unsafe.Slice((*uint16)(unsafe.Add(unsafe.Pointer(src), r*lds)), len(to)) {
+				to[i] = e.Decode(h)
+			}
 		}
 	}
 }

@@ -8458,13 +8458,71 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same1:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same2
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same2:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same3
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same3:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -8599,13 +8657,43 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -8722,13 +8810,127 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same1
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same1:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same2
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same2:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same3
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same3:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same4
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same4:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same5
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same5:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same6
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same6:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same7
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same7:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -8855,13 +9057,43 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same1
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -8953,13 +9185,239 @@ strip:
 	MOVQ   runs+16(FP), SI
 
 run:
-	MOVQ (SI), DX
-	ADDQ CX, DX
-	MOVQ 8(SI), DI
-	MOVQ 24(SI), R8
-	MOVQ 16(SI), R9
-	MOVQ R9, 8(SP)
+	MOVQ       (SI), DX
+	ADDQ       CX, DX
+	MOVQ       8(SI), DI
+	MOVQ       24(SI), R8
+	MOVQ       16(SI), R9
+	MOVQ       R9, 8(SP)
+	CMPQ       72(SI), $0x00
+	JNE        chained
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same0
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
 
+overlap_same0:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same1
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same1:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same2
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same2:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same3
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same3:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same4
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same4:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same5
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same5:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same6
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same6:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same7
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same7:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same8
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same8:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same9
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same9:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same10
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same10:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same11
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same11:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same12
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same12:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same13
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same13:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same14
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same14:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same15
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same15:
+chained:
 keys:
 	PREFETCHT1 (DI)
 	MOVQ       32(SI), R9
@@ -9049,13 +9507,127 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same1
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same1:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same2
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same2:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same3
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same3:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same4
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same4:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same5
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same5:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same6
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same6:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same7
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same7:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX
@@ -9134,13 +9706,43 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same1
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX
@@ -10710,13 +11312,71 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same1:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same2
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same2:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same3
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same3:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -10853,13 +11513,43 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -10977,13 +11667,127 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same1
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same1:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same2
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same2:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same3
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same3:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same4
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same4:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same5
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same5:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same6
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same6:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same7
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same7:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -11114,13 +11918,43 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same1
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -11213,13 +12047,239 @@ strip:
 	MOVQ   runs+16(FP), SI
 
 run:
-	MOVQ (SI), DX
-	ADDQ CX, DX
-	MOVQ 8(SI), DI
-	MOVQ 24(SI), R8
-	MOVQ 16(SI), R9
-	MOVQ R9, 8(SP)
+	MOVQ       (SI), DX
+	ADDQ       CX, DX
+	MOVQ       8(SI), DI
+	MOVQ       24(SI), R8
+	MOVQ       16(SI), R9
+	MOVQ       R9, 8(SP)
+	CMPQ       72(SI), $0x00
+	JNE        chained
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same0
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
 
+overlap_same0:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same1
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same1:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same2
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same2:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same3
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same3:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same4
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same4:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same5
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same5:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same6
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same6:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same7
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same7:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same8
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same8:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same9
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same9:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same10
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same10:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same11
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same11:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same12
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same12:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same13
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same13:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same14
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same14:
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        overlap_same15
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
+
+overlap_same15:
+chained:
 keys:
 	PREFETCHT1 (DI)
 	MOVQ       32(SI), R9
@@ -11317,13 +12377,127 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same1
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same1:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same2
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same2:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same3
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same3:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same4
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same4:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same5
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same5:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same6
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same6:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same7
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same7:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX
@@ -11406,13 +12580,43 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same1
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX
@@ -18774,6 +19978,20 @@ run:
 	MOVQ       56(R11), R13
 
 run_same0:
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
+	JNZ        run_same1
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
+
+run_same1:
 keys:
 	PREFETCHT1 (R12)
 	MOVQ       32(R11), SI
@@ -18934,6 +20152,20 @@ run:
 	MOVQ       56(R11), R13
 
 run_same0:
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
+	JNZ        run_same1
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
+
+run_same1:
 keys:
 	PREFETCHT1 (R12)
 	MOVQ       32(R11), SI
@@ -19074,6 +20306,20 @@ run:
 	MOVQ       56(R10), R12
 
 run_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        run_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+run_same1:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -19230,6 +20476,20 @@ run:
 	MOVQ       56(R10), R12
 
 run_same0:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        run_same1
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+run_same1:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -19345,6 +20605,20 @@ run:
 	MOVQ       56(R8), R10
 
 run_same0:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        run_same1
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+run_same1:
 keys:
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
@@ -19480,6 +20754,20 @@ run:
 	MOVQ       56(R8), R10
 
 run_same0:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        run_same1
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+run_same1:
 keys:
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
@@ -19588,6 +20876,20 @@ run:
 	MOVQ       56(R8), R10
 
 run_same0:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        run_same1
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+run_same1:
 keys:
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
@@ -26280,13 +27582,29 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -26404,13 +27722,29 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -26528,13 +27862,43 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same1
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -26635,13 +27999,29 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -26730,13 +28110,71 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same1
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same1:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same2
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same2:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same3
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same3:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX
@@ -26818,13 +28256,71 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same1
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same1:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same2
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same2:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same3
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same3:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX
@@ -26903,13 +28399,29 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX
@@ -28134,13 +29646,29 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -28259,13 +29787,29 @@ strip:
 	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ (R10), BX
-	ADDQ DX, BX
-	MOVQ 8(R10), R11
-	MOVQ 24(R10), R12
-	MOVQ 16(R10), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R10), BX
+	ADDQ       DX, BX
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R10), $0x00
+	JNE        chained
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        overlap_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
@@ -28384,13 +29928,43 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same1
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+overlap_same1:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -28493,13 +30067,29 @@ strip:
 	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ (R9), BX
-	ADDQ DX, BX
-	MOVQ 8(R9), R10
-	MOVQ 24(R9), R11
-	MOVQ 16(R9), SI
-	MOVQ SI, 8(SP)
+	MOVQ       (R9), BX
+	ADDQ       DX, BX
+	MOVQ       8(R9), R10
+	MOVQ       24(R9), R11
+	MOVQ       16(R9), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R9), $0x00
+	JNE        chained
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        overlap_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R10)
 	MOVQ       32(R9), SI
@@ -28589,13 +30179,71 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same1
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same1:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same2
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same2:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same3
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same3:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX
@@ -28681,13 +30329,71 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same1
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same1:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same2
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same2:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same3
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same3:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX
@@ -28770,13 +30476,29 @@ strip:
 	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ (DI), DX
-	ADDQ CX, DX
-	MOVQ 8(DI), R8
-	MOVQ 24(DI), R9
-	MOVQ 16(DI), BX
-	MOVQ BX, 8(SP)
+	MOVQ       (DI), DX
+	ADDQ       CX, DX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), BX
+	MOVQ       BX, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
+overlap_same0:
+chained:
 keys:
 	PREFETCHT1 (R8)
 	MOVQ       32(DI), BX

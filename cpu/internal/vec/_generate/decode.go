@@ -67,6 +67,10 @@ func (a *isa) mix(e element, heads, vectors int) {
 		numbers = a.q4Numbers()
 	}
 	MOVQ(argument("first"), off) // bytes before the strip in a row
+	lines := 1                   // of a quarter of the scales, with those that other strips prefetch
+	if a.wide() {
+		lines = 2
+	}
 	loop("strip", strips, 1, func() {
 		acc := make([][]reg.VecVirtual, heads)
 		for h := range acc {
@@ -89,9 +93,9 @@ func (a *isa) mix(e element, heads, vectors int) {
 			MOVQ(length, left)
 			MOVQ(left, rest)
 			if e.lead > 0 { // the rows are longer than their elements
-				ahead.prefetch("run", 1)
+				ahead.prefetch("run", lines)
 			}
-			if e.bytes == 4 && heads > 1 { // as much as streams are staggered, or twice that
+			if e.bytes == 2 || e.bytes == 4 && heads > 1 { // as much as streams are staggered, or twice that
 				ahead.overlap(vectors * a.lanes / 8)
 			}
 			Label("keys")
