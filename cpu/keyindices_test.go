@@ -17,13 +17,13 @@ func BenchmarkKeyIndices(b *testing.B) {
 	for _, d := range []int{64, 128} {
 		dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 		tensor := func(s int) backend.Tensor {
-			data := make([]float32, heads*s*d)
-			for i := range data {
-				data[i] = float32(i%251)/251 - 0.5
-			}
-			t, err := kernels.HostF32(data, backend.Shape{1, heads, s, d})
+			t, err := dev.Alloc(b.Context(), backend.F32, backend.Shape{1, heads, s, d})
 			if err != nil {
 				b.Fatal(err)
+			}
+			data, _ := t.Float32s()
+			for i := range data {
+				data[i] = float32(i%251)/251 - 0.5
 			}
 			return t
 		}

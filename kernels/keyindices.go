@@ -46,6 +46,7 @@ func (o *Options) keyLists(d Dims) (l keyLists, err error) {
 	if want := [4]int{d.Batch, l.heads, l.blocks, x.TopK}; len(x.Indices) != Shape(want).Elements() {
 		return l, fmt.Errorf("key indices: there are %d, [B, Hkv or 1, ⌈Sq/Rows⌉, TopK] is %v (or 1 head): %w", len(x.Indices), want, ErrShape)
 	}
+	place := func(n, i int) [4]int { return [4]int{n / l.blocks / l.heads, n / l.blocks % l.heads, n % l.blocks, i} }
 	l.lists = make([][]int32, d.Batch*l.heads*l.blocks)
 	all, seen := make([]int32, 0, len(x.Indices)), make([]uint64, view.CeilDiv(d.SeqK, 64))
 	for n := range l.lists {
@@ -53,14 +54,13 @@ func (o *Options) keyLists(d Dims) (l keyLists, err error) {
 			if key == -1 {
 				break
 			}
-			at := [4]int{n / l.blocks / l.heads, n / l.blocks % l.heads, n % l.blocks, i}
 			if key < 0 || int(key) >= d.SeqK {
-				return l, fmt.Errorf("key indices: the one at %v is %d, there are %d keys: it must be 0 to %d, or -1 to end a list: %w", at, key, d.SeqK, d.SeqK-1, ErrOption)
+				return l, fmt.Errorf("key indices: the one at %v is %d, there are %d keys: it must be 0 to %d, or -1 to end a list: %w", place(n, i), key, d.SeqK, d.SeqK-1, ErrOption)
 			}
 			if bit := uint64(1) << (key % 64); seen[key/64]&bit == 0 {
 				seen[key/64] |= bit
 			} else {
-				return l, fmt.Errorf("key indices: the one at %v is %d, which the list has already: list each key once: %w", at, key, ErrOption)
+				return l, fmt.Errorf("key indices: the one at %v is %d, which the list has already: list each key once: %w", place(n, i), key, ErrOption)
 			}
 		}
 		first := len(all)

@@ -80,11 +80,13 @@ func InPlace(t *backend.Tensor) bool {
 func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
 	apart, step := v.Stride[backend.Seq], v.Stride[backend.Dim]
 	if v.Listed != nil && v.Pages == nil && v.DType == backend.F32 && step == 1 {
-		v.gather(dst, ld, v.Listed[b][s:s+n], v.Index(b, h, 0)+c0, cols)
+		v.gather(dst, ld, b, h, s, n, c0, cols)
 		return
 	}
-	for m := 0; n > 0; n, s = n-m, s+m {
-		m = v.adjacent(s, n)
+	for m, first := 0, s; n > 0; n, s = n-m, s+m {
+		if m = v.adjacent(s, n); v.Listed != nil && (s-first)%prefetched == 0 {
+			v.prefetch(b, h, s, s == first)
+		}
 		at, whole := v.RowIndex(b, h, s)+c0*step, 0
 		if v.DType != backend.F32 && step == 1 {
 			whole = cols / k.Lanes * k.Lanes
@@ -111,25 +113,39 @@ func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int)
 	}
 }
 
-// gather is Load for listed rows of float32. Rows lie in places that no processor foresees: reading one element of
-// each cache line first lets many lines be on their way at the same time.
-func (v *View) gather(dst []float32, ld int, keys []int32, at, cols int) {
-	const line, some = 16, 64 // elements, rows
-	for apart := v.Stride[backend.Seq]; len(keys) > 0; keys = keys[min(some, len(keys)):] {
-		now, sum := keys[:min(some, len(keys))], float32(0)
-		for _, key := range now {
-			row := v.F32[at+int(key)*apart:][:cols]
-			for c := 0; c < cols; c += line {
-				sum += row[c]
-			}
+// gather is Load for listed rows of float32.
+func (v *View) gather(dst []float32, ld, b, h, s, n, c0, cols int) {
+	at, apart := v.Index(b, h, 0)+c0, v.Stride[backend.Seq]
+	for r, key := range v.Listed[b][s : s+n] {
+		if r%prefetched == 0 {
+			v.prefetch(b, h, s+r, r == 0)
 		}
-		dst[0] = sum // so that compilers keep the loop
-		for r, key := range now {
-			row := dst[r*ld : (r+1)*ld]
-			copy(row[:cols], v.F32[at+int(key)*apart:])
-			clear(row[cols:])
-		}
-		dst = dst[min(len(now)*ld, len(dst)):]
+		row := dst[r*ld : (r+1)*ld]
+		copy(row[:cols], v.F32[at+int(key)*apart:])
+		clear(row[cols:])
+	}
+}
+
+// prefetched is the number of rows that prefetch takes at a time. Three times as many lie between them and those in use.
+const prefetched = 16
+
+// prefetch prefetches listed rows after the next ones from s on, and with all set these too. Without, each read would
+// wait for memory, because no processor foresees where the next row is.
+func (v *View) prefetch(b, h, s int, all bool) {
+	from, to := s+3*prefetched, s+4*prefetched
+	if all {
+		from = s
+	}
+	list, at, ld, d := v.Listed[b], v.Index(b, h, 0), v.Stride[backend.Seq], v.DType.Row(v.Shape[backend.Dim])
+	keys := list[min(from, len(list)):min(to, len(list))]
+	switch {
+	case v.Pages != nil:
+	case v.F32 != nil:
+		vec.PrefetchRows(v.F32[at:], keys, ld, d)
+	case v.Bits != nil:
+		vec.PrefetchRows(v.Bits[at:], keys, ld, d)
+	default:
+		vec.PrefetchRows(v.Bytes[at:], keys, ld, d)
 	}
 }
 
