@@ -226,7 +226,7 @@ func (a *attention) newCutter(buffers int) error {
 	a.limit(a.cutter)
 	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
 	var pages []byte
-	if a.HasTable() {
+	if a.HasTable() || a.listed() {
 		pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
 	}
 	a.table = a.scoreOptions.table(pages)
@@ -237,6 +237,12 @@ func (a *attention) newCutter(buffers int) error {
 	return nil
 }
 
+// listed reports whether kernels look up listed keys: their rows, or their positions, on which these options depend.
+func (a *attention) listed() bool {
+	const placed = shaders.HasMask | shaders.HasBlocks | shaders.HasBias | shaders.HasSlopes | shaders.HasDropout
+	return a.Pages.Listed() && (a.HasTable() || a.p.ScoreMod != nil || a.flags()&placed != 0)
+}
+
 // check returns backend.ErrUnsupported when k has more storage buffers than the device
 // binds, or pages cannot be collected.
 func (a *attention) check(k shaders.Variant) error {
@@ -245,14 +251,10 @@ func (a *attention) check(k shaders.Variant) error {
 			return err
 		}
 	}
-	if o := &a.scoreOptions; a.Pages.Listed() && !a.HasTable() && (o.p.ScoreMod != nil ||
-		o.flags()&(shaders.HasMask|shaders.HasBlocks|shaders.HasBias|shaders.HasSlopes|shaders.HasDropout) != 0) {
-		return fmt.Errorf("key indices with options that depend on the position of a key need k in device memory, in one binding, and a storage buffer for the lists: use fewer masks and biases, or the CPU: %w", backend.ErrUnsupported)
-	}
 	need := len(shaders.Describe(k).Bindings) - 1 // without the uniform
 	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
 	if need > have {
-		return fmt.Errorf("two masks with a bias, two biases with a mask, or values of a score mod with both, and more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
+		return fmt.Errorf("two masks with a bias, two biases with a mask, or values of a score mod or lists of keys with both, and more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
 			a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
 	}
 	return nil
@@ -262,7 +264,7 @@ func (a *attention) check(k shaders.Variant) error {
 // returns the window of their table, when kernels look pages up.
 func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
 	mask, bias, more = a.scoreOptions.bind(w, p, a.cutter.Align, math.Log2E)
-	if !a.HasTable() {
+	if !a.HasTable() && !a.listed() {
 		return mask, bias, more
 	}
 	size, width := a.Pages.Size, a.Pages.Width

@@ -51,7 +51,9 @@ fn blocks_seen(batch: u32, head: u32, r0: u32, rows: u32, tile: u32, keys: u32, 
     let nq = (p.row0 + min(r0 + rows, p.rows) - 1u) / p.block_q - q0 + 1u;
     let k0 = tile / p.block_k;
     let nk = (min(tile + keys, end) - 1u) / p.block_k - k0 + 1u;
-    if (LISTED == 1u || nq * nk > MOST_BLOCKS) { return 1u; }
+    @if(LISTED == 1u) let many = true;
+    @else let many = nq * nk > MOST_BLOCKS;
+    if (many) { return 1u; }
     let at = p.blocked.base + batch * p.blocked.b + head * p.blocked.h;
     var some = 0u;
     var all = 1u;

@@ -2,7 +2,7 @@
 // table lists the pages of each batch in order, and then the values of the score mod if VALUES = 3. With LISTED = 1 it
 // has three words for each key instead: its position among all keys, and where its row begins in k and in v.
 
-@if(max(PAGED, VALUES / 3u) == 1u) @binding var<storage, read> table: array<u32>;
+@if(max(max(PAGED, LISTED), VALUES / 3u) == 1u) @binding var<storage, read> table: array<u32>;
 
 // page_of returns which page of a batch holds a key of the call.
 fn page_of(key: u32) -> u32 {
