@@ -282,8 +282,10 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 func (a *attention) storage() string {
 	text := cut.Storage(a.c)
 	switch {
+	case a.Pages.Listed() && a.HasTable():
+		text += ", listed keys looked up"
 	case a.Pages.Listed():
-		text += fmt.Sprintf(", listed keys in a table: %t", a.HasTable())
+		text += ", listed keys, which are collected before each step"
 	case a.HasTable():
 		text += fmt.Sprintf(" in pages of %d, looked up", a.Pages.Size)
 	case a.Pages != nil:
