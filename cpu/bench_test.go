@@ -43,8 +43,9 @@ func BenchmarkRatio(b *testing.B) {
 }
 
 // BenchmarkLowPrecision reports the speed of calls of LowPrecision as a multiple of calls in float32
-// and of plain calls with the same types and, in bf16, in percent of the ceiling of the machine's unit
-// for its products. They take turns; the medians count.
+// and of plain calls with the same types, and in percent of a ceiling: that of the machine's unit for
+// products of bf16, or for int8 keys the rate at which a loop reads them and the values. They take turns;
+// the medians count.
 //
 //	go test -run '^$' -bench LowPrecision -benchtime 9x ./cpu
 func BenchmarkLowPrecision(b *testing.B) {
@@ -102,6 +103,10 @@ func BenchmarkLowPrecision(b *testing.B) {
 						ceiling, err := peak.FLOPS(b.Context(), vec.PairLoops{Kernels: be.kernels}, threads)
 						must(b, err)
 						figures["%"] = append(figures["%"], 100*operations/most/ceiling)
+					} else {
+						rate, err := be.ReadBandwidth(b.Context(), low.K, low.V)
+						must(b, err)
+						figures["%"] = append(figures["%"], 100*float64(low.K.Bytes()+low.V.Bytes())/rate/most)
 					}
 				}
 				for name, all := range figures {
