@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -18,7 +19,9 @@ import (
 // A list ends at its first -1, or after TopK keys. Its order does not matter: sums follow the order of the keys. No key
 // may be listed twice. The result is that of a call with the listed keys alone, gathered, in which they keep their
 // positions. A call with lists costs what its listed keys cost; each list is a pass of its own, and so is each row of
-// a block that Causal or a Window shows other listed keys than its neighbours. [Top] has Keys in this form.
+// a block that Causal or a Window shows other listed keys than its neighbours. With H = Hkv and Rows 1, the Keys of a [Top] are Indices.
+//
+// Other lengths are ErrShape; keys that do not exist and keys that are listed twice are ErrOption.
 type KeyIndices struct {
 	Indices []int32
 	TopK    int // keys of a list
@@ -47,8 +50,14 @@ func (o *Options) keyLists(d Dims) (l keyLists, err error) {
 		return l, fmt.Errorf("key indices: there are %d, [B, Hkv or 1, ⌈Sq/Rows⌉, TopK] is %v (or 1 head): %w", len(x.Indices), want, ErrShape)
 	}
 	place := func(n, i int) [4]int { return [4]int{n / l.blocks / l.heads, n / l.blocks % l.heads, n % l.blocks, i} }
-	l.lists = make([][]int32, d.Batch*l.heads*l.blocks)
-	all, seen := make([]int32, 0, len(x.Indices)), make([]uint64, view.CeilDiv(d.SeqK, 64))
+	const callBytes = 2 << 10 // of the backend call of a list
+	lists := d.Batch * l.heads * l.blocks
+	seen, err := backend.Make[uint64](view.CeilDiv(d.SeqK, 64))
+	if err = cmp.Or(err, backend.CheckMemory(callBytes*int64(lists))); err != nil {
+		return l, fmt.Errorf("key indices: %d lists over %d keys: %w", lists, d.SeqK, err)
+	}
+	l.lists = make([][]int32, lists)
+	all := make([]int32, 0, len(x.Indices))
 	for n := range l.lists {
 		for i, key := range x.Indices[n*x.TopK:][:x.TopK] {
 			if key == -1 {
@@ -97,8 +106,8 @@ func (l *keyLists) each(p *problem, x region, f func(x region, own backend.Probl
 			for b := range lists {
 				list := l.lists[((y.Lo[Batch]+b)*l.heads+y.Lo[Heads]/share)*l.blocks+i/l.rows]
 				lo, hi := visible.Range(b, i-y.Lo[Seq], y.Len(Dim))
-				from, _ := slices.BinarySearch(list, int32(y.Lo[Dim]+lo))
-				to, _ := slices.BinarySearch(list, int32(y.Lo[Dim]+hi))
+				from, _ := slices.BinarySearchFunc(list, y.Lo[Dim]+lo, compareKey)
+				to, _ := slices.BinarySearchFunc(list, y.Lo[Dim]+hi, compareKey)
 				lists[b] = list[from:max(from, to)]
 			}
 			return lists
@@ -131,6 +140,8 @@ func (l *keyLists) each(p *problem, x region, f func(x region, own backend.Probl
 	}
 	return nil
 }
+
+func compareKey(key int32, than int) int { return cmp.Compare(int(key), than) }
 
 // equalSpans reports whether two spans of one list are the same.
 func equalSpans(a, b []int32) bool {

@@ -60,7 +60,7 @@ type Harness struct {
 	// problems, of no large heads, and all of a call at once, for backends that take long.
 	GradientsEvery int
 	// Lowered means that the limits of the device are lowered: it may refuse head sizes
-	// over 256 and pages of 16-bit elements that are not aligned to 4 bytes.
+	// over 256 and pages, or listed rows, of 16-bit elements that are not aligned to 4 bytes.
 	Lowered bool
 	// LittleMemory means that gradients with head sizes over 256 may end with ErrMemory.
 	LittleMemory bool

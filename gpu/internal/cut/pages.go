@@ -109,7 +109,7 @@ func (o *Operand) Collectable() error {
 	if odd&1 == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s has strides %v at offset %d: its pages are collected before each step, because the pool or the page table cannot be bound, and then each page must begin at a word: use pages of an even number of elements: %w",
+	return fmt.Errorf("%s has strides %v at offset %d: its pages or listed rows are collected before each step, because the pool or the table of places cannot be bound, and then each must begin at a word: use pages and rows of an even number of elements: %w",
 		o.Name, o.T.Strides(), o.T.Offset(), backend.ErrUnsupported)
 }
 
