@@ -66,6 +66,7 @@ func (p *Pages) begin(strides backend.Strides, b, n int) int {
 // Bytes returns the table for kernels: Width pages of each batch, as words, or three words of each listed key, see
 // shaders/common/pages.wgsl. Beyond a batch's keys it contains page 0, whose keys no row sees. k and v are the strides of K and V.
 func (p *Pages) Bytes(k, v backend.Strides) (data []byte) {
+	data = make([]byte, 0, 4*p.At(len(p.Table)))
 	for b, row := range p.Table {
 		n := (p.count(b) + p.Size - 1) / p.Size
 		for i := range p.Width {
