@@ -31,15 +31,26 @@ func NewPlan(c *Call) Plan {
 	d := c.Dims()
 	pairs := c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads)
 	p := Plan{Pairs: pairs, FLOPs: pairs * 2 * int64(d.Dim+d.ValueDim)}
-	if c.Pages != nil {
+	if c.Listed != nil {
+		p.Bytes = c.listedBytes()
+	} else if c.Pages != nil {
 		p.Bytes = c.Pages.bytes(c)
 	}
 	outputs, inputs := c.Operands()
-	if c.Pages != nil {
+	if c.Listed != nil || c.Pages != nil {
 		inputs[1], inputs[2] = Operand{}, Operand{} // k and v, which are counted above
 	}
 	p.Bytes += bytesOf(outputs[:]) + bytesOf(inputs[:])
 	return p
+}
+
+// listedBytes returns the bytes of the keys and values of all lists.
+func (c *Call) listedBytes() int64 {
+	n, k, v := 0, c.K.Shape(), c.V.Shape()
+	for _, list := range c.Listed {
+		n += len(list)
+	}
+	return c.K.dtype.Bytes(Shape{1, k[Heads], n, k[Dim]}) + c.V.dtype.Bytes(Shape{1, v[Heads], n, v[Dim]})
 }
 
 // bytesOf returns the bytes of the operands that are set.

@@ -206,6 +206,10 @@ type Call struct {
 	Problem
 	// Pages, unless nil, makes K and V pools of pages.
 	Pages *Pages
+	// Listed, unless nil, lists the keys of each batch that count, ascending: Listed[b][n] in place of key n, for all rows
+	// and heads. Masks, biases, positions and dropout are those of the listed keys. The sides of Visible are Unbounded,
+	// KLen[b] is the length of Listed[b], and Sk that of the longest list, or 1.
+	Listed [][]int32
 	// Resume, unless nil, is what an earlier call of the same operands and options finished (see [Interrupted]). A
 	// backend that cannot continue from it computes the call from the start.
 	Resume *Partial
@@ -245,5 +249,17 @@ func (c *Call) Dims() Dims {
 	if c.Pages != nil {
 		d.SeqK = c.Pages.Keys
 	}
+	if c.Listed != nil {
+		d.SeqK = 1
+		for _, list := range c.Listed {
+			d.SeqK = max(d.SeqK, len(list))
+		}
+	}
 	return d
+}
+
+// Positions returns the number of keys that masks and biases have: Sk, listed or not.
+func (c *Call) Positions() int {
+	all := Call{Q: c.Q, K: c.K, V: c.V, Pages: c.Pages}
+	return all.Dims().SeqK
 }

@@ -52,7 +52,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	decode := rows <= k.Width/2 && !pairs
 	if lanes := tile.RoundUp(rows, x.Width); d.SeqK > tile.BlockKeys { // else see smallTask
 		full := lanes / 2
-		if !tile.InPlace(&c.K, c.Pages) || !tile.InPlace(&c.V, c.Pages) {
+		if !tile.InPlace(&c.K, c) || !tile.InPlace(&c.V, c) {
 			full = max(12, lanes*3/4) // keys as lanes need no copies
 		}
 		decode = decode && rows <= full
@@ -180,7 +180,7 @@ func (x *partition) gatherSmall(c *backend.Call) {
 	if c.Pages != nil && c.K.Shape()[backend.Seq]%l.Kernels.Lanes != 0 { // groups of keys lie in one page
 		return
 	}
-	if !plain || !l.KeyLanes || l.Kernels.KeyLanes || l.Tiles > 1 || d.SeqK > tile.BlockKeys {
+	if !plain || c.Listed != nil || !l.KeyLanes || l.Kernels.KeyLanes || l.Tiles > 1 || d.SeqK > tile.BlockKeys {
 		return
 	}
 	for _, t := range [4]*backend.Tensor{&c.Q, &c.K, &c.V, &c.O} {
@@ -232,7 +232,9 @@ func (x *partition) explain(c *backend.Call) (path, why string) {
 	if !c.Blocks.IsZero() {
 		s += "; blocks that the mask hides from all of them are not computed"
 	}
-	if l.ReadK && l.ReadV {
+	if c.Listed != nil {
+		s += "; listed keys and their values are gathered block by block"
+	} else if l.ReadK && l.ReadV {
 		s += "; keys and values are read in place"
 	} else if !l.ReadK || !l.ReadV {
 		s += "; keys or values are not float32 rows of whole vectors and are converted block by block"

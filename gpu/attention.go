@@ -226,8 +226,8 @@ func (a *attention) newCutter(buffers int) error {
 	a.limit(a.cutter)
 	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
 	var pages []byte
-	if a.HasTable() {
-		pages = a.Pages.Bytes()
+	if a.HasTable() || a.listed() {
+		pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
 	}
 	a.table = a.scoreOptions.table(pages)
 	if most := queue.MaxWindow(a.b.dev.Limits); uint64(len(a.table)) > most {
@@ -235,6 +235,12 @@ func (a *attention) newCutter(buffers int) error {
 			len(a.table), most, backend.ErrUnsupported)
 	}
 	return nil
+}
+
+// listed reports whether kernels look up listed keys: their rows, or their positions, on which these options depend.
+func (a *attention) listed() bool {
+	const placed = shaders.HasMask | shaders.HasBlocks | shaders.HasBias | shaders.HasSlopes | shaders.HasDropout
+	return a.Pages.Listed() && (a.HasTable() || a.p.ScoreMod != nil || a.flags()&placed != 0)
 }
 
 // check returns backend.ErrUnsupported when k has more storage buffers than the device
@@ -248,7 +254,7 @@ func (a *attention) check(k shaders.Variant) error {
 	need := len(shaders.Describe(k).Bindings) - 1 // without the uniform
 	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
 	if need > have {
-		return fmt.Errorf("two masks with a bias, two biases with a mask, or values of a score mod with both, and more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
+		return fmt.Errorf("two masks with a bias, two biases with a mask, or values of a score mod or lists of keys with both, and more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
 			a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
 	}
 	return nil
@@ -258,11 +264,11 @@ func (a *attention) check(k shaders.Variant) error {
 // returns the window of their table, when kernels look pages up.
 func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
 	mask, bias, more = a.scoreOptions.bind(w, p, a.cutter.Align, math.Log2E)
-	if !a.HasTable() {
+	if !a.HasTable() && !a.listed() {
 		return mask, bias, more
 	}
 	size, width := a.Pages.Size, a.Pages.Width
-	w.Page, w.Pages, w.TableAt, w.PageBits = size, width, p.Lo[cut.Batch]*width, 32
+	w.Page, w.Pages, w.TableAt, w.PageBits = size, width, a.Pages.At(p.Lo[cut.Batch]), 32
 	if size&(size-1) == 0 {
 		w.PageBits = bits.TrailingZeros(uint(size))
 	}
@@ -276,6 +282,10 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 func (a *attention) storage() string {
 	text := cut.Storage(a.c)
 	switch {
+	case a.Pages.Listed() && a.HasTable():
+		text += ", listed keys looked up"
+	case a.Pages.Listed():
+		text += ", listed keys, which are collected before each step"
 	case a.HasTable():
 		text += fmt.Sprintf(" in pages of %d, looked up", a.Pages.Size)
 	case a.Pages != nil:

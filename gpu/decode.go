@@ -92,7 +92,7 @@ func (x *decode) variants() error {
 	el := cut.GranuleBytes / kv.Size()
 	x.wide = !kv.Quantised() && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	k, bad := x.tiling.Decode(shaders.Decode{
-		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Wide: x.wide, Both: x.both(), Low: x.c.WeightType() != backend.F32,
+		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Listed: x.listed(), Wide: x.wide, Both: x.both(), Low: x.c.WeightType() != backend.F32,
 		Extra: x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), Rows: x.rows,
 	}, x.d.Dim, tune.AdapterOf(x.b.info), tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
 	if bad != "" {

@@ -130,6 +130,9 @@ func one(t backend.Tensor) bool {
 
 // check returns the reason why the device cannot compute the gradients.
 func (x *gradients) check() error {
+	if x.g.Listed != nil {
+		return fmt.Errorf("key indices: no GPU kernel computes their gradients: use the CPU: %w", backend.ErrUnsupported)
+	}
 	o := scoreOptions{p: &x.p}
 	need := gradientBuffers + when(o.both() == shaders.Apart, 2) + when(o.values() == shaders.InTable, 1)
 	if have := int(x.b.dev.Limits.MaxStorageBuffersPerShaderStage); have < need {

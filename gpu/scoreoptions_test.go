@@ -51,7 +51,7 @@ func TestOptionsOfManyHeads(t *testing.T) {
 
 // TestFewBindings asks for two masks, two biases and all four, on devices with eight to ten storage
 // buffers a kernel. All four need ten in prefill and gradients, and errors name both numbers. The
-// others, and decoding, need eight. Values of a score mod with a mask and a bias need nine.
+// others, and decoding, need eight. Values of a score mod, or lists of keys, with a mask and a bias need nine.
 func TestFewBindings(t *testing.T) {
 	for _, binds := range []uint32{8, 9, 10} {
 		t.Run(fmt.Sprint(binds), func(t *testing.T) { testFewBindings(t, binds) })
@@ -79,6 +79,12 @@ func testFewBindings(t *testing.T, binds uint32) {
 				t.Errorf("score mod: %v", err)
 			}
 		}
+	}
+	listed := problem(t, b) // lists of keys with a mask and a bias take the ninth
+	listed.Listed, listed.Visible = [][]int32{{3, 5, 80}, {0}}, backend.Everything()
+	listed.Visible.KLen = []int{3, 1}
+	if err := b.Attention(t.Context(), listed); binds > 8 && err != nil || binds == 8 && (!errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "9 storage buffers")) {
+		t.Errorf("lists: %v", err)
 	}
 	_, err := b.Plan(t.Context(), c)
 	for what, err := range map[string]error{"plan": err, "attention": b.Attention(context.Background(), c), "backward": b.Backward(context.Background(), g)} {

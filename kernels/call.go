@@ -129,6 +129,11 @@ func (c *Call) addAll() error {
 			return err
 		}
 	}
+	if c.opt.KeyIndices != nil {
+		if p.lists, err = c.opt.keyLists(c.dims); err != nil {
+			return err
+		}
+	}
 	return c.add(&p, 0, 0, 0)
 }
 
@@ -140,7 +145,7 @@ func (c *Call) all() *backend.Call {
 // add appends the subcalls of p, whose first row and key are row and key of the call; sequence is
 // the packed sequence, or 0.
 func (c *Call) add(p *problem, sequence, row, key int) error {
-	return p.eachRegion(func(x region, own backend.Problem) error {
+	take := func(x region, own backend.Problem, listed [][]int32) error {
 		pages, err := x.pages(c.opt.Pages, c.k.Shape()[Seq])
 		if err != nil {
 			return err
@@ -149,9 +154,15 @@ func (c *Call) add(p *problem, sequence, row, key int) error {
 		x.Lo[Dim], x.Hi[Dim] = x.Lo[Dim]+key, x.Hi[Dim]+key
 		c.subs = append(c.subs, subcall{region: x, sequence: sequence})
 		s := &c.subs[len(c.subs)-1]
-		s.Problem, s.Pages = own, pages
+		s.Problem, s.Pages, s.Listed = own, pages, listed
 		s.bind(c)
 		return nil
+	}
+	return p.eachRegion(func(x region, own backend.Problem) error {
+		if p.lists.lists != nil {
+			return p.lists.each(p, x, take)
+		}
+		return take(x, own, nil)
 	})
 }
 

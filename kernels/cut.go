@@ -364,6 +364,9 @@ func (o *Options) Parts(d Dims) (parts []Part, err error) {
 	if err := divides(d.Heads, d.KVHeads, "k", "q"); err != nil {
 		return nil, err
 	}
+	if o.KeyIndices != nil {
+		return nil, fmt.Errorf("key indices: each part would need its own: compute the call on one machine: %w", ErrUnsupported)
+	}
 	p, err := o.problem(d)
 	if err != nil {
 		return nil, err

@@ -103,7 +103,7 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 // whole reports whether the call is one backend call that writes all elements of the gradients. Otherwise the
 // gradients are sums. Slopes of packed sequences without rows and keys are in no backend call.
 func (c *Call) whole() bool {
-	return len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) && len(c.opt.CuQ) <= 2
+	return len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) && len(c.opt.CuQ) <= 2 && c.opt.KeyIndices == nil
 }
 
 // checkBackward checks the arguments of Backward.

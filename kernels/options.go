@@ -23,7 +23,7 @@ import (
 //	w_j = p_j · keep_ij / (1 - Dropout.P)
 //	o_i = Σ w_j·v_j       lse_i = m + log(Σ exp(s - m) + exp(Sink - m))
 //
-// A key that Causal, Window, KLen, the segments, Mask, BlockMask, a ScoreMod or a bias of -Inf hides does not change
+// A key that Causal, Window, KLen, the segments, Mask, BlockMask, KeyIndices, a ScoreMod or a bias of -Inf hides does not change
 // the result, even if it is NaN. A fully masked row yields zeros and an LSE of -Inf (with sinks, an LSE of the sink).
 // A visible NaN makes the outputs NaN of the rows that see it, and no others.
 //
@@ -82,6 +82,9 @@ type Options struct {
 	// of the block may see its keys. Hidden blocks are not computed.
 	BlockMask Tensor
 	BlockSize int
+
+	// KeyIndices, when not nil, list the keys that each row may see, as an indexer chose them. Others are not computed.
+	KeyIndices *KeyIndices
 
 	// Sinks [H] are logits that count in the denominator of the softmax and in LSE but
 	// have no value (attention sinks, as in gpt-oss); -Inf means none.
@@ -162,6 +165,7 @@ type problem struct {
 	dims Dims
 	// regions are the parts of the scores that need a backend call each; nil means that one call computes all.
 	regions []region
+	lists   keyLists // of Options.KeyIndices
 }
 
 // problem checks o against the lengths d and returns the canonical problem. d.Dim 0 means

@@ -44,6 +44,7 @@ var optionTable = []struct {
 	{"ALiBi", func(o *Options) bool { return o.ALiBi != nil }, op.SharedPath},
 	{"RelativeBias", func(o *Options) bool { return !o.RelativeBias.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath},
 	{"BlockMask", func(o *Options) bool { return !o.BlockMask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath},
+	{"KeyIndices", func(o *Options) bool { return o.KeyIndices != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.LayerPath | op.WindowPath | op.SharedPath},
 	{"Sinks", func(o *Options) bool { return o.Sinks != nil }, 0},
 	{"Dropout", func(o *Options) bool { return o.Dropout.P > 0 }, op.WindowPath | op.SharedPath},
 	{"LowPrecision", func(o *Options) bool { return o.LowPrecision }, op.StagePath},

@@ -23,7 +23,7 @@ func setOptions(t *testing.T) map[string]Options {
 		"QSegments": {QSegments: ids}, "KSegments": {KSegments: ids}, "Mask": {Mask: x}, "Bias": {Bias: x}, "ALiBi": {ALiBi: []float32{1}},
 		"RelativeBias": {RelativeBias: x}, "BlockMask": {BlockMask: x, BlockSize: 1}, "Sinks": {Sinks: []float32{1}},
 		"Dropout": {Dropout: Dropout{P: 0.5}}, "Pages": {Pages: &Pages{}}, "CuQ": {CuQ: list}, "CuK": {CuK: list},
-		"LSE": {LSE: true}, "Weights": {Weights: true}, "LowPrecision": {LowPrecision: true},
+		"LSE": {LSE: true}, "Weights": {Weights: true}, "LowPrecision": {LowPrecision: true}, "KeyIndices": {KeyIndices: &KeyIndices{}},
 	}
 }
 

@@ -40,6 +40,9 @@ func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
 	all.O, all.LSE = out.O, out.LSE
 	sum := backend.NewPlan(all) // Bytes are those of the whole operands
 	sum.Pairs, sum.FLOPs = 0, 0
+	if c.opt.KeyIndices != nil {
+		sum.Bytes = 0 // the parts have those of their lists
+	}
 	if len(c.calls) == 0 {
 		sum.Backend, sum.Path, sum.Why = c.dev.Info().Name, "none", "there are no scores: the output is empty or zeros"
 		return sum, nil
@@ -55,6 +58,9 @@ func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
 			sum.Path, sum.Why, sum.Cut = p.Path, p.Why, p.Cut
 		}
 		sum.Backend, sum.Limits = p.Backend, p.Limits
+		if c.opt.KeyIndices != nil {
+			sum.Bytes += p.Bytes
+		}
 		addPlan(&sum, p)
 	}
 	sum.Why = fmt.Sprintf("%d calls over slices of the operands, run together; the counts are their sums; the largest: %s", len(c.calls), sum.Why)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log"
 	"math"
+	"math/rand/v2"
+	"slices"
 
 	"github.com/seed90331342/attn/kernels"
 )
@@ -267,4 +269,43 @@ func ExampleScoreMod() {
 	// [0.10 0.17 0.28 0.46], right: true
 	// [0.25 0.25 0.25 0.25], right: true
 	// [0.00 0.00 0.50 0.50], right: true
+}
+
+// Sparse attention in two steps. An indexer, here the products of half of the columns, selects 256 of 4,096 keys for each
+// of two heads. Attention then reads these alone. Recall counts the keys among them that have the 256 largest weights; how
+// much of the weight the selected keys have follows from the log-sum-exp of both calls.
+func ExampleKeyIndices() {
+	const heads, keys, size, topK = 2, 4096, 64, 256
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
+	defer dev.Close()
+	rng := rand.New(rand.NewPCG(1, 2))
+	drawn := func(n int, scale float64) kernels.Tensor {
+		data := make([]float32, heads*n*size)
+		for i := range data {
+			data[i] = float32(rng.NormFloat64() * scale)
+		}
+		return check(dev.FromFloat32(ctx, kernels.F32, data, kernels.Shape{1, heads, n, size}))
+	}
+	q, k, v := drawn(1, 3), drawn(keys, 1), drawn(keys, 1)
+	half := func(t kernels.Tensor) kernels.Tensor { return check(t.Slice(kernels.Dim, 0, size/2)) }
+	top := check(dev.TopWeights(ctx, half(q), half(k), topK, kernels.Options{}))
+	best := check(dev.TopWeights(ctx, q, k, topK, kernels.Options{}))
+	lse := func(lists *kernels.KeyIndices) []float32 {
+		out := check(dev.Attention(ctx, q, k, v, kernels.Options{LSE: true, KeyIndices: lists}))
+		defer out.Release()
+		return check(dev.ToFloat32(ctx, out.LSE))
+	}
+	selected, all := lse(&kernels.KeyIndices{Indices: top.Keys, TopK: topK}), lse(nil)
+	for h := range heads {
+		found := 0
+		for _, key := range top.Keys[h*topK:][:topK] {
+			if slices.Contains(best.Keys[h*topK:][:topK], key) {
+				found++
+			}
+		}
+		fmt.Printf("head %d: recall %d of %d, %.0f%% of the weight\n", h, found, topK, 100*math.Exp(float64(selected[h]-all[h])))
+	}
+	// Output:
+	// head 0: recall 133 of 256, 69% of the weight
+	// head 1: recall 102 of 256, 66% of the weight
 }

@@ -58,11 +58,12 @@ func variants(f func(v Variant, departures int)) {
 	type flags = func(flag int) bool
 	both := func(on, crossed bool) Both { return pick(on, pick(crossed, Crossed, Apart), Neither) }
 	each(3, []Type{F32, F16, Q8, Q4}, func(on flags, kv Type, n int) {
-		f(own(Attention{In: pick(on(2), BF16, F32), KV: kv, Paged: on(0), Both: pick(on(1), Apart, Neither), Low: kv == F16 && on(2), DVB: 2}, on(1)), n)
+		f(own(Attention{In: pick(on(2), BF16, F32), KV: kv, Paged: on(0), Listed: on(1), Both: pick(on(1), Apart, Neither), Low: kv == F16 && on(2), DVB: 2}, on(1)), n)
 	})
 	each(6, []Type{F32, BF16, Q8, Q4}, func(on flags, kv Type, n int) {
 		v := flash64.with(pick(on(5), Absent, pick(on(2), Present, Flagged)))
 		v.In, v.KV, v.Paged, v.Both, v.Out16, v.Vec = pick(on(4), F16, F32), kv, on(0), both(on(1), on(0)), on(2), on(3)
+		v.Listed = on(1) && on(2)
 		v.Full, v.Ahead, v.Low = v.Vec && v.Out16, v.Out16, v.Out16 && kv == BF16
 		f(own(v, v.Out16), n)
 		if v.Ahead = false; n < 2 {
@@ -73,7 +74,7 @@ func variants(f func(v Variant, departures int)) {
 	each(6, []Type{F32, BF16, Q8, Q4}, func(on flags, kv Type, n int) {
 		v := decode64
 		v.In, v.KV, v.Paged, v.Both, v.Wide, v.Full, v.Extra = pick(on(5), F16, F32), kv, on(0), both(on(1), on(0)), on(2) && kv < Q8, on(3), on(4)
-		v.Low = kv == BF16 && on(5)
+		v.Low, v.Listed = kv == BF16 && on(5), on(1) && on(4)
 		f(own(v, on(1)), n)
 	})
 	each(6, []Type{F32}, func(on flags, _ Type, n int) {

@@ -107,7 +107,8 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     let i = i32(p.row0 + row);
     let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
     @if(EXTRA == 1u) if ((p.flags & (HAS_BIAS | HAS_SLOPES)) == HAS_SLOPES) {
-        let away = vec4<f32>(abs(vec4<i32>(i + p.offset) - key));
+        let at = vec4<u32>(key_of(b, j), key_of(b, j + 1u), key_of(b, j + 2u), key_of(b, j + 3u));
+        let away = vec4<f32>(abs(vec4<i32>(i + p.offset) - vec4<i32>(at + vec4<u32>(p.key0))));
         r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope_of(b, h)), away, vec4<f32>(0.0)) * LOG2E);
     }
     if (check) {
@@ -126,7 +127,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
 // that read a key head. It returns true when there are too many mask blocks to read. h0 is the first query head
 // of the key head.
 fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> bool {
-    if ((p.flags & HAS_BLOCKS) == 0u) { return true; }
+    if (LISTED == 1u || (p.flags & HAS_BLOCKS) == 0u) { return true; }
     let k0 = tile / p.block_k;
     let nk = (min(tile + BC, end) - 1u) / p.block_k - k0 + 1u;
     if ((last - first + 1u) * nk > MOST_BLOCKS) { return true; }

@@ -146,7 +146,7 @@ fn block_of(n: u32) -> u32 {
             if (MARKS * THREADS == TY * ROWS * MW || x < TY * ROWS * MW) {
                 let row = x / MW;
                 shown[row / 4u * MW + x % MW][row % 4u] =
-                    marks(mask_at + min(r0 + row, p.rows - 1u) * p.mask.s, j0 + 32u / TX * TX * (x % MW));
+                    marks(batch, mask_at + min(r0 + row, p.rows - 1u) * p.mask.s, j0 + 32u / TX * TX * (x % MW));
             }
         }
     }
@@ -249,7 +249,7 @@ fn block_of(n: u32) -> u32 {
         let slope = vec4<f32>(slope_of(batch, head));
         @unroll for (var h = 0u; h < RV; h++) {
             @unroll for (var j = 0u; j < KT; j++) {
-                let at = i32(p.row0 + r0 + ty * ROWS + 4u * h) + p.offset - i32(p.key0 + j0 + tx + TX * j);
+                let at = i32(p.row0 + r0 + ty * ROWS + 4u * h) + p.offset - i32(p.key0 + key_of(batch, j0 + tx + TX * j));
                 let away = vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
                 s[j * RV + h] = fma(s[j * RV + h], vec4<f32>(p.unit), fma(-slope, away, vec4<f32>(0.0)) * LOG2E);
             }

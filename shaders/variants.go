@@ -67,6 +67,7 @@ const (
 type Attention struct {
 	In, KV Type // of q; of k and v
 	Paged  bool // k and v are pools of pages
+	Listed bool // keys are listed
 	Both   Both // of a kind of pair operands
 	Low    bool // weights are rounded to KV before they multiply v
 	DVB    int  // blocks of 32 output columns
@@ -77,6 +78,7 @@ type Flash struct {
 	Expand Expand
 	In, KV Type // of q; of k and v
 	Paged  bool // k and v are pools of pages
+	Listed bool // keys are listed
 	Out16  bool // elements of o have 16 bits
 	Vec    bool // q, k and v (unless Q8 or Q4) are contiguous along D, in aligned fours
 	Full   bool // rows of q, k and v fill the stages of 4·QD and the turns; needs Vec
@@ -107,6 +109,7 @@ type Decode struct {
 	Expand Expand
 	In, KV Type // of q; of k and v
 	Paged  bool // k and v are pools of pages
+	Listed bool // keys are listed
 	Wide   bool // k can be read 16 bytes at a time, and so can v of 16-bit elements
 	Full   bool // the head size of q and k fills its stages
 	Both   Both // of a kind of pair operands

@@ -60,7 +60,7 @@ type Harness struct {
 	// problems, of no large heads, and all of a call at once, for backends that take long.
 	GradientsEvery int
 	// Lowered means that the limits of the device are lowered: it may refuse head sizes
-	// over 256 and pages of 16-bit elements that are not aligned to 4 bytes.
+	// over 256 and pages, or listed rows, of 16-bit elements that are not aligned to 4 bytes.
 	Lowered bool
 	// LittleMemory means that gradients with head sizes over 256 may end with ErrMemory.
 	LittleMemory bool
@@ -68,7 +68,7 @@ type Harness struct {
 	// not depend on the machine; -update-digests writes it.
 	Digests string
 	// Unsupported lists the options that the backend refuses with backend.ErrUnsupported: score mod,
-	// softcap, mask, block mask, bias, relative bias, alibi, sinks, dropout, pages, q8. Tests that need
+	// softcap, mask, block mask, bias, relative bias, alibi, sinks, dropout, pages, key indices, q8, q4. Tests that need
 	// one are skipped and name it, and random problems lack them. An entry that the backend
 	// supports is a failure, so that the list shrinks as the backend grows.
 	Unsupported []string
@@ -123,6 +123,7 @@ func Run(t *testing.T, h Harness) {
 	run("Rotate", func(t *testing.T) { testRotate(t, dev) })
 	twice("MultiHead", func(t *testing.T, dev *kernels.Device, _ *digests) { testMultiHead(t, dev) })
 	run("ScoreMods", func(t *testing.T) { testScoreMods(t, dev) })
+	run("KeyIndices", func(t *testing.T) { testKeyIndices(t, dev, h) })
 	run("LowPrecision", func(t *testing.T) { testLowPrecision(t, dev) })
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })

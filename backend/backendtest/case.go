@@ -234,6 +234,9 @@ func (c Case) String() string {
 	add(c.BiasShape != none, "bias %v %v", c.BiasDType, c.BiasShape)
 	add(c.RelativeShape != none, "relative %v %v", c.BiasDType, c.RelativeShape)
 	add(c.BlockSize > 0, "blocks of %d %v", c.BlockSize, c.BlockShape)
+	if x := o.KeyIndices; x != nil {
+		add(true, "%d lists of up to %d keys for %d rows", len(x.Indices)/max(1, x.TopK), x.TopK, x.Rows)
+	}
 	add(o.ALiBi != nil, "alibi %v", o.ALiBi)
 	add(o.Sinks != nil, "sinks %v", o.Sinks)
 	add(o.CuQ != nil, "packed %v of %v", o.CuQ, o.CuK)

@@ -278,6 +278,11 @@ func (b *built) row(batch, h, i int) oracle.Row {
 		r.Slope = float64(slopes[(n*d.Heads+h)%len(slopes)])
 		r.Distance = func(j int) float64 { return math.Abs(float64(b.position(batch, i) - j)) }
 	}
+	if b.Options.KeyIndices != nil {
+		list, hidden := b.listOf(batch, h, i), r.Hidden
+		r.Listed = max(1, len(list))
+		r.Hidden = func(j int) bool { return !slices.Contains(list, int32(j)) || hidden(j) }
+	}
 	r.Mod, r.ModDerivative = b.scoreMod(batch, h, i)
 	if b.Options.Sinks != nil {
 		r.Sink = &b.Options.Sinks[h]

@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -71,6 +72,13 @@ var mistakes = map[string]mistake{
 	"segments forgotten": hiddenOf(func(c *built) {
 		c.Options.QSegments, c.Options.KSegments = nil, nil
 	}),
+	"lists forgotten":            hiddenOf(func(c *built) { c.Options.KeyIndices = nil }),
+	"the list of head 0 for all": func(b *built, batch, h, i int, r *oracle.Row) { listedAs(b, r, batch, h, i, 0, i) },
+	"the list of the block after": func(b *built, batch, h, i int, r *oracle.Row) {
+		if x := b.Options.KeyIndices; x != nil {
+			listedAs(b, r, batch, h, i, h, min(i+max(x.Rows, 1), b.SeqQ-1))
+		}
+	},
 	"keys that a short mask lacks are seen": func(b *built, batch, h, i int, r *oracle.Row) {
 		if hidden := r.Hidden; lacks(b.MaskShape, b.SeqK-1) {
 			r.Hidden = func(j int) bool { return !lacks(b.MaskShape, j) && hidden(j) }
@@ -167,6 +175,16 @@ func hiddenOf(change func(c *built)) mistake {
 	}
 }
 
+// listedAs gives row i of head h the list of row n of head g.
+func listedAs(b *built, r *oracle.Row, batch, h, i, g, n int) {
+	if b.Options.KeyIndices != nil {
+		list := b.listOf(batch, g, n)
+		hiddenOf(func(c *built) { c.Options.KeyIndices = nil })(b, batch, h, i, r)
+		rest := r.Hidden
+		r.Hidden = func(j int) bool { return !slices.Contains(list, int32(j)) || rest(j) }
+	}
+}
+
 // hiddenByBlock returns the keys that a block mask hides from a row when the block is looked up
 // at a wrong place.
 func hiddenByBlock(b *built, batch, h, i int, place func(row, column int) (int, int)) func(j int) bool {
@@ -225,7 +243,7 @@ func solve(b *built, wrong mistake) (a answer) {
 // one.
 func TestCasesFindMistakes(t *testing.T) {
 	found := map[string]string{}
-	for _, c := range append(Pairs(), Cases()...) {
+	for _, c := range slices.Concat(keyCases(), Pairs(), Cases()) {
 		b := c.build()
 		if err := b.compare(solve(b, nil)); err != nil {
 			t.Errorf("the right answer is refused: %v: %v", c, err)

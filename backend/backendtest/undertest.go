@@ -181,6 +181,8 @@ var optionals = []struct {
 		func(c *Case) { c.Options.Dropout.P = 0 }, func(c *Case) { c.Options.Dropout.P = 0.5 }},
 	{"pages", func(c *Case) bool { return c.PageSize > 0 },
 		func(c *Case) { c.PageSize = 0 }, func(c *Case) { c.PageSize = 16 }},
+	{"key indices", func(c *Case) bool { return c.Options.KeyIndices != nil },
+		func(c *Case) { c.Options.KeyIndices = nil }, func(c *Case) { *c = chosen(*c, false, 1, 4) }},
 	{"q8", func(c *Case) bool { return c.keyType() == backend.Q8 },
 		func(c *Case) { c.Keys = nil }, func(c *Case) { c.Keys = new(backend.Q8) }},
 	{"q4", func(c *Case) bool { return c.keyType() == backend.Q4 },

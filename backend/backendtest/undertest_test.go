@@ -62,10 +62,10 @@ type refusing struct {
 	options []string
 }
 
-func (r refusing) refuse(p *backend.Problem, k backend.Tensor, paged bool) error {
+func (r refusing) refuse(p *backend.Problem, k backend.Tensor, paged, listed bool) error {
 	for name, uses := range map[string]bool{
 		"score mod": p.ScoreMod != nil, "softcap": p.Softcap > 0, "mask": !p.Mask.IsZero(), "block mask": !p.Blocks.IsZero(), "bias": !p.Bias.IsZero(), "relative bias": !p.Relative.IsZero(),
-		"alibi": p.Slopes != nil, "sinks": p.Sinks != nil, "dropout": p.Dropout.P > 0, "pages": paged, "q8": k.DType() == backend.Q8, "q4": k.DType() == backend.Q4,
+		"alibi": p.Slopes != nil, "sinks": p.Sinks != nil, "dropout": p.Dropout.P > 0, "pages": paged, "key indices": listed, "q8": k.DType() == backend.Q8, "q4": k.DType() == backend.Q4,
 	} {
 		if uses && slices.Contains(r.options, name) {
 			return fmt.Errorf("no %s: %w", name, backend.ErrUnsupported)
@@ -76,7 +76,7 @@ func (r refusing) refuse(p *backend.Problem, k backend.Tensor, paged bool) error
 
 func (r refusing) Attention(ctx context.Context, calls ...*backend.Call) error {
 	for _, c := range calls {
-		if err := r.refuse(&c.Problem, c.K, c.Pages != nil); err != nil {
+		if err := r.refuse(&c.Problem, c.K, c.Pages != nil, c.Listed != nil); err != nil {
 			return err
 		}
 	}
@@ -84,28 +84,28 @@ func (r refusing) Attention(ctx context.Context, calls ...*backend.Call) error {
 }
 
 func (r refusing) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
-	if err := r.refuse(p, backend.Tensor{}, false); err != nil {
+	if err := r.refuse(p, backend.Tensor{}, false, false); err != nil {
 		return err
 	}
 	return r.Backend.Softmax(ctx, s, lse, p)
 }
 
 func (r refusing) Scores(ctx context.Context, s backend.Tensor, p *backend.Problem, at backend.ScorePoint) error {
-	if err := r.refuse(p, backend.Tensor{}, false); err != nil {
+	if err := r.refuse(p, backend.Tensor{}, false, false); err != nil {
 		return err
 	}
 	return r.Backend.Scores(ctx, s, p, at)
 }
 
 func (r refusing) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	if err := r.refuse(&c.Problem, c.K, c.Pages != nil); err != nil {
+	if err := r.refuse(&c.Problem, c.K, c.Pages != nil, c.Listed != nil); err != nil {
 		return backend.Plan{}, err
 	}
 	return r.Backend.Plan(ctx, c)
 }
 
 func (r refusing) Backward(ctx context.Context, g *backend.Gradients) error {
-	if err := r.refuse(&g.Problem, g.K, g.Pages != nil); err != nil {
+	if err := r.refuse(&g.Problem, g.K, g.Pages != nil, g.Listed != nil); err != nil {
 		return err
 	}
 	return r.Backend.Backward(ctx, g)

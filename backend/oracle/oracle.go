@@ -111,6 +111,7 @@ type Row struct {
 	Scale, Softcap     float32
 	Mod, ModDerivative func(j int, s float32) float32 // replaces score j, unless nil
 	Hidden             func(j int) bool               // whether key j is hidden, unless nil
+	Listed             int                            // keys of a list, if Hidden hides all others: Sk in the bound; 0 means all
 	// Bias and Relative, of which -Inf hides, and -Slope·Distance are added to score j, unless nil.
 	Bias, Relative, Distance func(j int) float64
 	Slope                    float64
@@ -231,6 +232,7 @@ func Solve(r Row) Answer {
 	if !math.IsInf(sink, 0) {
 		a.reach = math.Max(a.reach, math.Abs(sink))
 	}
+	n = cmp.Or(r.Listed, n)
 	eps := math.Expm1(u*a.reach*(Lambda*math.Sqrt(float64(d))+24)+a.shift) + 8*u
 	drift := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
 	a.WeightBound = 2*eps + drift + 6*u

@@ -28,7 +28,7 @@ fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
 // dropped reports whether dropout drops the weight of a row of the box and key j of the chunk.
 fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
     let n = p.drop_row + row;
-    let x = philox(vec4<u32>(n / 4u, p.drop_key + j, p.drop_head + head, p.drop_batch + batch), vec2<u32>(p.seed0, p.seed1));
+    let x = philox(vec4<u32>(n / 4u, p.drop_key + key_of(batch, j), p.drop_head + head, p.drop_batch + batch), vec2<u32>(p.seed0, p.seed1));
     let two = select(x.xy, x.zw, (n & 2u) != 0u);
     let drawn = select(two.x, two.y, (n & 1u) != 0u);
     return drawn < p.threshold;
@@ -39,7 +39,7 @@ fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
 fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) -> vec4<f32> {
     let n = p.drop_row + row;
     let seed = vec2<u32>(p.seed0, p.seed1);
-    let counter = vec4<u32>(n / 4u, p.drop_key + j, p.drop_head + head, p.drop_batch + batch);
+    let counter = vec4<u32>(n / 4u, p.drop_key + key_of(batch, j), p.drop_head + head, p.drop_batch + batch);
     // A counter yields the words of four rows that begin at a multiple of 4.
     var x = philox(counter, seed);
     if ((n & 3u) != 0u) {

@@ -51,7 +51,9 @@ fn blocks_seen(batch: u32, head: u32, r0: u32, rows: u32, tile: u32, keys: u32, 
     let nq = (p.row0 + min(r0 + rows, p.rows) - 1u) / p.block_q - q0 + 1u;
     let k0 = tile / p.block_k;
     let nk = (min(tile + keys, end) - 1u) / p.block_k - k0 + 1u;
-    if (nq * nk > MOST_BLOCKS) { return 1u; }
+    @if(LISTED == 1u) let many = true;
+    @else let many = nq * nk > MOST_BLOCKS;
+    if (many) { return 1u; }
     let at = p.blocked.base + batch * p.blocked.b + head * p.blocked.h;
     var some = 0u;
     var all = 1u;
@@ -113,14 +115,14 @@ fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: 
     if ((p.flags & HAS_MASK) != 0u) {
         let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
         @unroll for (var c = 0u; c < 4u; c++) {
-            if (r.seen[c]) { r.seen[c] = unmasked(at + (j + c * step) * p.mask.d); }
+            if (r.seen[c]) { r.seen[c] = unmasked(at + key_of(b, j + c * step) * p.mask.d); }
         }
     }
     @if(EXTRA == 1u) if ((p.flags & HAS_BLOCKS) != 0u) {
         let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.block_q * p.blocked.s;
         @unroll for (var c = 0u; c < 4u; c++) {
             if (r.seen[c]) {
-                r.seen[c] = block(at + (p.key0 + j + c * step) / p.block_k * p.blocked.d) != 0u;
+                r.seen[c] = block(at + (p.key0 + key_of(b, j + c * step)) / p.block_k * p.blocked.d) != 0u;
             }
         }
     }
@@ -130,7 +132,7 @@ fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: 
         let i = i32(p.row0 + row) + p.offset;
         @unroll for (var c = 0u; c < 4u; c++) {
             if (r.seen[c]) {
-                let n = j + c * step;
+                let n = key_of(b, j + c * step);
                 r.y[c] = biases(bias_at + n * p.bias.d, relative_at + n * p.relative.d, b, h, i - i32(p.key0 + n));
                 r.seen[c] = bitcast<u32>(r.y[c]) != MINUS_INF;
             }

@@ -1,7 +1,8 @@
 // Where the rows of keys and values begin. A variant with PAGED = 1 reads them from pools of pages; the binding
-// table lists the pages of each batch in order, and then the values of the score mod if VALUES = 3.
+// table lists the pages of each batch in order, and then the values of the score mod if VALUES = 3. With LISTED = 1 it
+// has three words for each key instead: its position among all keys, and where its row begins in k and in v.
 
-@if(max(PAGED, VALUES / 3u) == 1u) @binding var<storage, read> table: array<u32>;
+@if(max(max(PAGED, LISTED), VALUES / 3u) == 1u) @binding var<storage, read> table: array<u32>;
 
 // page_of returns which page of a batch holds a key of the call.
 fn page_of(key: u32) -> u32 {
@@ -11,15 +12,23 @@ fn page_of(key: u32) -> u32 {
 
 // $x_row returns where the row of key j of the chunk begins, in a head that begins at element at. For pools, at
 // is where the head begins in the first page of the pool.
-@each($x: k, v)
+@each($x $n: k 1u, v 2u)
 fn $x_row(at: u32, batch: u32, j: u32) -> u32 {
     var row = at;
     @if(PAGED == 0u) {
         row = row + j * p.$x.s;
+    } @else @if(LISTED == 1u) {
+        row = row + table[p.table_at + (batch * p.pages + p.key0 + j) * 3u + $n];
     } @else {
         let key = p.key0 + j;
         let n = page_of(key);
         row = row + table[p.table_at + batch * p.pages + n] * p.$x.b + (key - n * p.page) * p.$x.s;
     }
     return row;
+}
+
+// key_of returns the position of key j of the chunk, counted like j: other keys may precede a listed one.
+fn key_of(batch: u32, j: u32) -> u32 {
+    @if(LISTED == 0u) return j;
+    @else return table[p.table_at + (batch * p.pages + p.key0 + j) * 3u] - p.key0;
 }

@@ -37,8 +37,9 @@ fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
 // without a bias are already in the scores, because they hide nothing.
 fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) -> Scores {
     var w = given;
+    let key = key_of(batch, j);
     @if(BLOCKED != 0u) if (has(BLOCKED, HAS_BLOCKS)) {
-        let column = (p.key0 + j) / p.block_k * p.blocked.d;
+        let column = (p.key0 + key) / p.block_k * p.blocked.d;
         @unroll(deep) for (var r = 0u; r < 4u; r++) {
             let base = pairs.blocks[r];
             let seen = block(base + column) != 0u;
@@ -47,17 +48,17 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
     }
     @if(BIASES == 1u) @unroll for (var r = 0u; r < 4u; r++) {
         let base = pairs.bias[r];
-        let bits = bias[base + j * p.bias.d];
+        let bits = bias[base + key * p.bias.d];
         let y = bounded(bitcast<f32>(bits), MAX_BIAS);
         w.hidden[r] = w.hidden[r] | (bits == MINUS_INF);
         w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
     }
     @if(BIASES == 2u) if ((p.flags & HAS_BIAS) != 0u) {
-        let away = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
+        let away = i32(p.row0 + row) + p.offset - i32(p.key0 + key);
         @unroll(deep) for (var r = 0u; r < 4u; r++) {
             let base = pairs.bias[r];
             let start = pairs.relative[r];
-            let y = biases(base + j * p.bias.d, start + j * p.relative.d, batch, head, away + i32(r));
+            let y = biases(base + key * p.bias.d, start + key * p.relative.d, batch, head, away + i32(r));
             w.hidden[r] = w.hidden[r] | (bitcast<u32>(y) == MINUS_INF);
             w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
         }
@@ -67,9 +68,9 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
 
 // marks returns a bit for each of 32 keys of the chunk, from j on: 1 where the row of the mask that begins at
 // element at shows the key. Bits after the last key have no meaning.
-fn marks(at: u32, j: u32) -> u32 {
+fn marks(batch: u32, at: u32, j: u32) -> u32 {
     var r = 0u;
-    if (p.mask.d == 1u) {
+    if (LISTED == 0u && p.mask.d == 1u) {
         let last = (at + p.keys - 1u) >> 2u;
         let first = (at + j) >> 2u;
         let shift = ((at + j) & 3u) * 8u;
@@ -84,7 +85,7 @@ fn marks(at: u32, j: u32) -> u32 {
         }
     } else {
         for (var n = 0u; n < 32u; n++) {
-            if (unmasked(at + min(j + n, p.keys - 1u) * p.mask.d)) { r |= 1u << n; }
+            if (unmasked(at + key_of(batch, min(j + n, p.keys - 1u)) * p.mask.d)) { r |= 1u << n; }
         }
     }
     return r;

@@ -45,6 +45,7 @@ func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err erro
 	c.forward.Open(&c.plan.layout, &g.Call)
 	c.dO, c.dLSE = view.Of(&g.DO), view.Of(&g.DLSE)
 	c.dQ, c.dK, c.dV = view.Of(&g.DQ), view.Of(&g.DK), view.Of(&g.DV)
+	c.dK.Listed, c.dV.Listed = g.Listed, g.Listed
 	c.dBias, c.dRelative, c.dSlopes, c.dSinks = view.Of(&g.DBias), view.Of(&g.DRelative), view.Of(&g.DSlopes), view.Of(&g.DSinks)
 	rows := c.plan.heads() * c.plan.layout.Dims.SeqQ
 	pool.Resize(&c.dots, rows, &err)

@@ -46,12 +46,12 @@ func (x *chunk) addBiases(t *tile.Tile, here tile.Span) {
 		case plan.inPlace:
 			to, step := v.F32[v.Index(min(t.Batch, v.Shape[backend.Batch]-1), min(h, v.Shape[backend.Heads]-1), i):], v.Stride[backend.Dim]
 			for at, y := range row {
-				to[(here.Lo+at)*step] += y
+				to[c.forward.Scores.Key(t.Batch, here.Lo+at)*step] += y
 			}
 		case plan.lines == 0:
 		case v.Shape[backend.Dim] > 1:
 			for at, y := range row {
-				c.lines[head*plan.lines+here.Lo+at] += float64(y)
+				c.lines[head*plan.lines+c.forward.Scores.Key(t.Batch, here.Lo+at)] += float64(y)
 			}
 		default:
 			sum := 0.0
@@ -62,7 +62,7 @@ func (x *chunk) addBiases(t *tile.Tile, here tile.Span) {
 		}
 		if plan.distances > 0 {
 			for at, y := range row {
-				c.distances[head*plan.distances+here.Lo-i+l.Dims.SeqQ-1+at] += float64(y)
+				c.distances[head*plan.distances+c.forward.Scores.Key(t.Batch, here.Lo+at)-i+l.Dims.SeqQ-1] += float64(y)
 			}
 		}
 	}

@@ -132,6 +132,9 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 		ds: w.Floats(l.ScoreFloats()), turned: w.Floats(rows * tile.BlockKeys), ones: w.Floats(max(tile.BlockKeys, rows)), old: w.Floats(max(l.DimK, l.DimV))}
 	x.of = tile.Chunk{Batch: group / l.Dims.KVHeads, KVHead: group % l.Dims.KVHeads}
 	x.of.Keys = tile.Span{Lo: at * plan.chunkKeys, Hi: min((at+1)*plan.chunkKeys, l.Dims.SeqK)}
+	if c.forward.Scores.Listed != nil { // the other lists may be longer
+		x.of.Keys.Hi = min(x.of.Keys.Hi, len(c.forward.Scores.Listed[x.of.Batch]))
+	}
 	if c.forward.Scores.Drops() {
 		x.w = w.Floats(l.ScoreFloats())
 		c.forward.Scores.Seed(&s.Draw)

@@ -37,14 +37,14 @@ func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
 	d := g.Dims()
 	x := Plan{layout: tile.NewLayout(k, d.Heads/d.KVHeads*d.SeqQ <= k.Width/2, &g.Call), wantsQ: !g.DQ.IsZero()}
 	if !g.DRelative.IsZero() || !g.DSlopes.IsZero() {
-		x.distances = max(0, d.SeqQ+d.SeqK-1)
+		x.distances = max(0, d.SeqQ+g.Positions()-1)
 	}
 	switch s := g.DBias.Shape(); {
 	case g.DBias.IsZero():
 	case s[backend.Dim] == 1:
 		x.lines = d.SeqQ
 	case s[backend.Seq] == 1:
-		x.lines = d.SeqK
+		x.lines = g.Positions()
 	default:
 		x.inPlace, x.shared = true, s[backend.Batch] < d.Batch || s[backend.Heads] < d.Heads
 	}

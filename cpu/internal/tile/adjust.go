@@ -77,7 +77,11 @@ func (sc *Scores) modify(s *Space, t *Tile, here Span, f func([]float32, backend
 		for r := range min(step, t.N-first) {
 			if seen := here.Clip(t.Spans[first+r].Lo, t.Spans[first+r].Hi); !seen.Empty() {
 				h, i := l.Row(t.H, t.I, first+r)
-				f(rows[r*BlockKeys:][seen.Lo-here.Lo:seen.Hi-here.Lo], sc.problem.Position(t.Batch, h, i, seen.Lo))
+				for m := 0; !seen.Empty(); seen.Lo += m {
+					key := 0
+					key, m = sc.adjacent(t.Batch, seen.Lo, seen.Hi-seen.Lo)
+					f(rows[r*BlockKeys:][seen.Lo-here.Lo:][:m], sc.problem.Position(t.Batch, h, i, key))
+				}
 			}
 		}
 		if l.KeyLanes {
@@ -132,7 +136,7 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 		return
 	}
 	var table []float32 // the terms of a tile of one head that depend on the distance alone
-	if t.I+t.N <= l.Dims.SeqQ && !sc.biasAlone() {
+	if t.I+t.N <= l.Dims.SeqQ && !sc.biasAlone() && sc.Listed == nil {
 		table = s.table[:n-1+x.Width]
 		sc.distances(table, t.Batch, t.H, lo-t.I-(x.Width-1))
 		if sc.bias.IsZero() { // each key reads a span of it that begins one element earlier
@@ -148,7 +152,7 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 	}
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		whole := 0
-		if alone {
+		if alone && sc.Listed == nil {
 			if from, ld, ok := l.square(term, t, lane); ok && n >= x.Lanes {
 				whole = n / x.Lanes * x.Lanes
 				x.BiasSquares(s.S[lane:], from[lo:], ld, whole/x.Lanes, limit, s.MX[lane:])
@@ -161,7 +165,7 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 		for r, m := 0, 0; r < rows; r += m {
 			h, i := l.Row(t.H, t.I, lane+r)
 			row := s.Stage[r*BlockKeys:]
-			if m = 1; table == nil && !sc.biasAlone() {
+			if m = 1; table == nil && !sc.biasAlone() || sc.Listed != nil {
 				sc.AddedRow(s, row[:n-whole], t.Batch, h, i, lo+whole)
 			} else {
 				m = min(rows-r, l.Dims.SeqQ-i)
@@ -186,7 +190,7 @@ func (sc *Scores) fetchBias(s *Space, t, next *Tile, b *block) {
 	if next.index <= t.index {
 		lo += BlockKeys
 	}
-	if v := &sc.bias; t.here.Lo+BlockKeys >= b.end && len(s.runs) == 1 && sc.biasAlone() && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
+	if v := &sc.bias; t.here.Lo+BlockKeys >= b.end && len(s.runs) == 1 && sc.biasAlone() && sc.Listed == nil && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
 		vec.Ahead(&s.runs[0], v.F32[min(v.Index(next.Batch, next.H, next.I)+lo, len(v.F32)):], v.Stride[backend.Seq], next.N, BlockKeys)
 	}
 }
@@ -195,7 +199,7 @@ func (sc *Scores) fetchBias(s *Space, t, next *Tile, b *block) {
 // where the kernel would have to round distances or to bound products.
 func (sc *Scores) addSlopes(s *Space, t *Tile, lo, n int) bool {
 	x := sc.Layout.Kernels
-	if !sc.bias.IsZero() || !sc.relative.IsZero() {
+	if !sc.bias.IsZero() || !sc.relative.IsZero() || sc.Listed != nil {
 		return false
 	}
 	d, factors := s.table[:x.Width], s.table[x.Width:2*x.Width]
@@ -220,7 +224,7 @@ func (sc *Scores) hide(s *Space, t *Tile, lo, n int) {
 	for lane := 0; lane < t.N; lane += x.Lanes {
 		rows, whole := min(x.Lanes, t.N-lane), 0
 		h, i := l.Row(t.H, t.I, lane)
-		if ld, ok := l.rowDistance(&sc.mask, i); ok && !t.mixed && rows == x.Lanes && sc.mask.Stride[backend.Dim] == 1 {
+		if ld, ok := l.rowDistance(&sc.mask, i); ok && !t.mixed && rows == x.Lanes && sc.mask.Stride[backend.Dim] == 1 && sc.Listed == nil {
 			// Whole squares are read in place; the rest is staged.
 			if whole = n / x.Lanes * x.Lanes; whole > 0 {
 				x.Hide(s.S[lane:], sc.mask.Bools[sc.mask.Index(t.Batch, h, i)+lo:], ld, whole/x.Lanes)
@@ -255,6 +259,15 @@ func (sc *Scores) MaskRow(s *Space, scores []float32, b, h, i, j int) {
 
 // seenRow sets seen to whether the mask and the block mask show the keys from j on to row i.
 func (sc *Scores) seenRow(seen []bool, b, h, i, j int) {
+	for m := 0; len(seen) > 0; seen, j = seen[m:], j+m {
+		key := 0
+		key, m = sc.adjacent(b, j, len(seen))
+		sc.seenKeys(seen[:m], b, h, i, key)
+	}
+}
+
+// seenKeys is seenRow for adjacent positions.
+func (sc *Scores) seenKeys(seen []bool, b, h, i, j int) {
 	if sc.mask.IsZero() {
 		for n := range seen {
 			seen[n] = true
@@ -280,6 +293,10 @@ func (sc *Scores) seenRow(seen []bool, b, h, i, j int) {
 func (sc *Scores) Trim(t *Tile, keys Span) Span {
 	t.mixed = false
 	if sc.blocks.IsZero() || keys.Empty() {
+		return keys
+	}
+	if sc.Listed != nil {
+		t.mixed = true
 		return keys
 	}
 	left, gap, size := Span{keys.Hi, keys.Lo}, false, sc.problem.BlockK

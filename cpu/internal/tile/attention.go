@@ -27,6 +27,7 @@ func (a *Attention) Open(l *Layout, c *backend.Call) {
 	if c.Pages != nil {
 		a.Products.K.Pages, a.Products.V.Pages = c.Pages.Table, c.Pages.Table
 	}
+	a.Products.K.Listed, a.Products.V.Listed, a.Scores.Listed = c.Listed, c.Listed, c.Listed
 }
 
 // TileFloats returns the floats that Begin takes for each tile: its queries, and the states of its sums.
@@ -178,7 +179,7 @@ func (a *Attention) addReplaced(s *Space, t *Tile, b *block) {
 	if b.replaced {
 		a.Products.addNonFinite(t, t.here, s.S, BlockKeys, func(h, i, j, r int, _ float32) bool {
 			return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) &&
-				(!a.Scores.Drops() || a.Scores.problem.Dropout.Keeps(t.Batch, h, i, j))
+				(!a.Scores.Drops() || a.Scores.problem.Dropout.Keeps(t.Batch, h, i, a.Scores.Key(t.Batch, j)))
 		})
 	}
 }

@@ -14,6 +14,7 @@ type Scores struct {
 	Layout                       *Layout
 	problem                      *backend.Problem
 	mask, blocks, bias, relative view.View
+	Listed                       [][]int32 // as backend.Call.Listed; what follows calls the n-th listed key, too, key n
 	// Scale is the factor of dot products, After that of what the score mod makes of them, which is 1
 	// without one, and Cap that of the softcap's tanh, or 0. They yield scores in units of log2 e.
 	Scale, After, Cap float32
@@ -42,12 +43,44 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
 }
 
+// Key returns the position of key j of batch b.
+func (sc *Scores) Key(b, j int) int {
+	if sc.Listed == nil {
+		return j
+	}
+	return int(sc.Listed[b][j])
+}
+
+// adjacent returns the position of key j of batch b, and how many of n keys from there on have adjacent ones.
+func (sc *Scores) adjacent(b, j, n int) (key, m int) {
+	if sc.Listed == nil {
+		return j, n
+	}
+	for list := sc.Listed[b][j:]; m < n && list[m] == list[0]+int32(m); {
+		m++
+	}
+	return sc.Key(b, j), m
+}
+
 // AddedRow writes the sum of the biases of a row from key j on: the bias, and the terms
 // that depend on the distance, bounded as in backend.Problem. It does not bound a bias
 // that is the only term: the kernels do that when they add it.
 //
 // dst has at most BlockKeys elements and room for whole vectors. The elements up to there become unspecified.
 func (sc *Scores) AddedRow(s *Space, dst []float32, b, h, i, j int) {
+	if sc.Listed == nil {
+		sc.addedKeys(s, dst, b, h, i, j)
+		return
+	}
+	for at := 0; at < len(dst); {
+		key, m := sc.adjacent(b, j+at, len(dst)-at)
+		sc.addedKeys(s, s.some[:m], b, h, i, key)
+		at += copy(dst[at:], s.some[:m])
+	}
+}
+
+// addedKeys is AddedRow for adjacent positions.
+func (sc *Scores) addedKeys(s *Space, dst []float32, b, h, i, j int) {
 	if sc.bias.IsZero() {
 		sc.distances(dst, b, h, j-i)
 		return
@@ -89,6 +122,7 @@ func (sc *Scores) distances(dst []float32, b, h, d int) {
 func (sc *Scores) Hides(b, h, i, j int) bool {
 	var seen [1]bool
 	sc.seenRow(seen[:], b, h, i, j)
+	j = sc.Key(b, j)
 	return !seen[0] || sc.problem.ModHides(b, h, i, j) || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
 		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf
 }
@@ -101,7 +135,17 @@ func (sc *Scores) Drops() bool { return sc.problem.Dropout.P > 0 }
 func (sc *Scores) DropRow(d *vec.Draw, s []float32, b, h, i, j int) {
 	x, first := sc.Layout.Kernels, &sc.problem.Dropout.First
 	d.Rows(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i), 1)
-	x.Drop(s[:RoundUp(len(s), x.DropLanes())], len(s), d, uint32(first[backend.Dim]+j))
+	if sc.Listed == nil {
+		x.Drop(s[:RoundUp(len(s), x.DropLanes())], len(s), d, uint32(first[backend.Dim]+j))
+		return
+	}
+	var some [maxWidth]float32
+	for at := 0; at < len(s); {
+		key, m := sc.adjacent(b, j+at, min(len(s)-at, x.DropLanes()))
+		copy(some[:m], s[at:])
+		x.Drop(some[:x.DropLanes()], m, d, uint32(first[backend.Dim]+key))
+		at += copy(s[at:], some[:m])
+	}
 }
 
 // Seed seeds d if the call has dropout.
@@ -119,14 +163,14 @@ func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
 	case l.KeyLanes:
 		for row := range t.N {
 			h, i := l.Row(t.H, t.I, row)
-			sc.DropRow(&s.Draw, weights[row*BlockKeys:][:RoundUp(n, x.Lanes)], t.Batch, h, i, here.Lo)
+			sc.DropRow(&s.Draw, weights[row*BlockKeys:][:n], t.Batch, h, i, here.Lo)
 		}
-	case l.Dims.SeqQ == 1:
+	case l.Dims.SeqQ == 1 && sc.Listed == nil:
 		for lane := 0; lane < t.N; lane += x.Lanes {
 			s.Draw.Rows(x, batch, uint32(first[backend.Heads]+t.H+lane), row, x.Lanes)
 			x.Drop(weights[lane:], n, &s.Draw, column)
 		}
-	case row%4 == 0 && t.I+t.N <= l.Dims.SeqQ:
+	case row%4 == 0 && t.I+t.N <= l.Dims.SeqQ && sc.Listed == nil:
 		s.Draw.Tile(x, batch, uint32(first[backend.Heads]+t.H), row)
 		x.Drop(weights, n, &s.Draw, column)
 	default: // the kernel for tiles takes rows of one head, from a multiple of 4 on

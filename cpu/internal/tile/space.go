@@ -22,7 +22,8 @@ type Space struct {
 	pairs      []float32 // weights of bf16, and the sums of their block
 	Scale, One []float32 // factors of transpositions
 	edge       [2][maxWidth]int32
-	terms      [BlockKeys]float32   // of the biases of a row
+	terms      [BlockKeys]float32 // of the biases of a row
+	some       [BlockKeys + maxWidth]float32
 	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
 	half       [2 * BlockKeys]uint16
 	Draw       vec.Draw

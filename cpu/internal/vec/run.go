@@ -54,6 +54,14 @@ func Ahead[T float32 | uint16 | byte](r *Run, next []T, ld, n, d int) {
 	}
 }
 
+// PrefetchRows prefetches the listed rows, of d elements each, which are ld apart in rows. It does nothing where the
+// processor is not an amd64.
+func PrefetchRows[T float32 | uint16 | byte](rows []T, keys []int32, ld, d int) {
+	if size := int(unsafe.Sizeof(*new(T))); len(keys) > 0 {
+		prefetchRows((*byte)(unsafe.Pointer(unsafe.SliceData(rows))), &keys[0], len(keys), ld*size, d*size)
+	}
+}
+
 // Spread sets the bytes from the first stream of rows to prefetch to each of the others.
 func (r *Run) Spread(second, third, fourth int) { r.apart = [3]int{second, third, fourth} }
 

@@ -679,6 +679,9 @@ func dotFMAAVX512(n int) (operations int)
 // cpuid returns two of the registers that CPUID sets.
 func cpuid(leaf uint32) (eax uint32, ebx uint32)
 
+// prefetchRows prefetches n listed rows of so many bytes, which are apart bytes apart, into the second-level cache.
+func prefetchRows(rows *byte, keys *int32, n int, apart int, bytes int)
+
 // pairScoresAVX512 is tileKernels.pairScores.
 func pairScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 

@@ -46594,6 +46594,31 @@ TEXT ·cpuid(SB), NOSPLIT, $0-16
 	MOVL BX, ebx+12(FP)
 	RET
 
+// func prefetchRows(rows *byte, keys *int32, n int, apart int, bytes int)
+// Requires: MMX+
+TEXT ·prefetchRows(SB), NOSPLIT, $0-40
+	MOVQ rows+0(FP), AX
+	MOVQ keys+8(FP), CX
+	MOVQ n+16(FP), DX
+	MOVQ apart+24(FP), BX
+	MOVQ bytes+32(FP), SI
+
+row:
+	MOVLQSX (CX), DI
+	IMULQ   BX, DI
+	ADDQ    AX, DI
+	MOVQ    SI, R8
+
+line:
+	PREFETCHT1 (DI)
+	ADDQ       $0x40, DI
+	SUBQ       $0x40, R8
+	JG         line
+	ADDQ       $0x04, CX
+	DECQ       DX
+	JNZ        row
+	RET
+
 // func pairScoresAVX512(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys int, groups int, steps int, scale float32, mx *float32)
 // Requires: AVX, AVX512F, CMOV
 TEXT ·pairScoresAVX512(SB), NOSPLIT, $0-80

@@ -20,6 +20,7 @@ type View struct {
 	Shape  backend.Shape
 	Stride backend.Strides
 	Pages  [][]int32 // of a pool of pages: row s of batch b is in page Pages[b][s/Shape[Seq]]
+	Listed [][]int32 // unless nil, what stands for row s of batch b is row Listed[b][s]
 }
 
 // Of returns the view of t, which is in host memory; zero for the zero Tensor. Call
@@ -53,8 +54,11 @@ func (v *View) Index(b, h, s int) int {
 	return b*v.Stride[backend.Batch] + h*v.Stride[backend.Heads] + s*v.Stride[backend.Seq]
 }
 
-// RowIndex is Index for a tensor that may lie in pages.
+// RowIndex is Index for a tensor that may lie in pages and be listed.
 func (v *View) RowIndex(b, h, s int) int {
+	if v.Listed != nil {
+		s = int(v.Listed[b][s])
+	}
 	if v.Pages == nil {
 		return v.Index(b, h, s)
 	}
@@ -75,8 +79,14 @@ func InPlace(t *backend.Tensor) bool {
 // apart, and zeros what follows them there. k converts whole vectors. Of Q8 and Q4 rows c0 is 0.
 func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
 	apart, step := v.Stride[backend.Seq], v.Stride[backend.Dim]
-	for m := 0; n > 0; n, s = n-m, s+m {
-		m = v.adjacent(s, n)
+	if v.Listed != nil && v.Pages == nil && v.DType == backend.F32 && step == 1 {
+		v.gather(dst, ld, b, h, s, n, c0, cols)
+		return
+	}
+	for m, first := 0, s; n > 0; n, s = n-m, s+m {
+		if m = v.adjacent(s, n); v.Listed != nil && (s-first)%prefetched == 0 {
+			v.prefetch(b, h, s, s == first)
+		}
 		at, whole := v.RowIndex(b, h, s)+c0*step, 0
 		if v.DType != backend.F32 && step == 1 {
 			whole = cols / k.Lanes * k.Lanes
@@ -103,8 +113,47 @@ func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int)
 	}
 }
 
+// gather is Load for listed rows of float32.
+func (v *View) gather(dst []float32, ld, b, h, s, n, c0, cols int) {
+	at, apart := v.Index(b, h, 0)+c0, v.Stride[backend.Seq]
+	for r, key := range v.Listed[b][s : s+n] {
+		if r%prefetched == 0 {
+			v.prefetch(b, h, s+r, r == 0)
+		}
+		row := dst[r*ld : (r+1)*ld]
+		copy(row[:cols], v.F32[at+int(key)*apart:])
+		clear(row[cols:])
+	}
+}
+
+// prefetched is the number of rows that prefetch takes at a time. Three times as many lie between them and those in use.
+const prefetched = 16
+
+// prefetch prefetches listed rows after the next ones from s on, and with all set these too. Without, each read would
+// wait for memory, because no processor foresees where the next row is.
+func (v *View) prefetch(b, h, s int, all bool) {
+	from, to := s+3*prefetched, s+4*prefetched
+	if all {
+		from = s
+	}
+	list, at, ld, d := v.Listed[b], v.Index(b, h, 0), v.Stride[backend.Seq], v.DType.Row(v.Shape[backend.Dim])
+	keys := list[min(from, len(list)):min(to, len(list))]
+	switch {
+	case v.Pages != nil:
+	case v.F32 != nil:
+		vec.PrefetchRows(v.F32[at:], keys, ld, d)
+	case v.Bits != nil:
+		vec.PrefetchRows(v.Bits[at:], keys, ld, d)
+	default:
+		vec.PrefetchRows(v.Bytes[at:], keys, ld, d)
+	}
+}
+
 // adjacent returns the number of the n rows from s on that lie one stride apart: n, or those of the page of row s.
 func (v *View) adjacent(s, n int) int {
+	if v.Listed != nil {
+		return 1
+	}
 	if v.Pages == nil {
 		return n
 	}
@@ -166,7 +215,7 @@ func CopyElements[T any](dst []T, di int, src []T, dj, n int) {
 // Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For Q8 and Q4 they must be the whole row.
 func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	step := v.Stride[backend.Dim]
-	i := v.Index(b, h, s) + c0*step
+	i := v.RowIndex(b, h, s) + c0*step
 	switch v.DType {
 	case backend.F32:
 		CopyElements(v.F32[i:], step, row, 1, len(row))

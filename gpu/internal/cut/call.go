@@ -69,9 +69,14 @@ type Call struct {
 // CallOf returns the operands of c.
 func CallOf(c *backend.Call) (*Call, error) {
 	d := c.Dims()
-	pairs, err := PairsOf(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+	pairs, err := PairsOf(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, c.Positions()})
 	if err != nil {
 		return nil, err
+	}
+	if c.Listed != nil {
+		for _, x := range pairs.List() {
+			x.Axes[backend.Dim], x.Listed = Whole, true
+		}
 	}
 	o := &Call{
 		Q: Reads("q", c.Q, RowAxes, 1), O: Writes("o", c.O, RowAxes), LSE: Writes("lse", c.LSE, RowAxes),

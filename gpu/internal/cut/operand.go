@@ -20,6 +20,8 @@ type Operand struct {
 	// Pages, unless nil, means that the tensor is a pool of pages. Axes are then those of
 	// the keys in the pages.
 	Pages *Pages
+	// Listed means that kernels find elements of the last axis, which is Whole, by the positions of listed keys.
+	Listed bool
 
 	// Set by New.
 	OnHost   bool   // in host memory: windows are uploaded when a step needs them
@@ -72,6 +74,9 @@ func (o *Operand) View(x Box, align uint64) View {
 	if o.Block[0] > 0 {
 		v.Base -= lo[backend.Seq]*v.Strides[backend.Seq] + lo[backend.Dim]*v.Strides[backend.Dim]
 	}
+	if o.Listed && o.Block[0] == 0 { // kernels count positions from the first key of a chunk
+		v.Base += x.Lo[Col] * v.Strides[backend.Dim]
+	}
 	if o.Diagonal > 0 {
 		v.Base += (x.Len(Row) - 1) * v.Strides[backend.Dim]
 		v.Strides[backend.Seq] = -v.Strides[backend.Dim]
@@ -83,7 +88,9 @@ func (o *Operand) View(x Box, align uint64) View {
 func (o *Operand) spans(x Box) (lo, hi [4]int) {
 	for i, a := range o.Axes {
 		if a == Whole {
-			hi[i] = o.T.Shape()[i]
+			if hi[i] = o.T.Shape()[i]; o.Diagonal > 0 && i == backend.Dim { // as many as keys
+				hi[i] -= o.Diagonal - 1
+			}
 			continue
 		}
 		lo[i], hi[i] = x.Lo[a], x.Hi[a]

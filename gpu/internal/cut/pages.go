@@ -13,20 +13,24 @@ const pageSlack = 128
 
 // Pages describes how a call reads keys and values from pools of pages. Kernels look
 // pages up in a table, or steps get the pages that they need collected in a staged
-// window.
+// window. Listed keys are pages of one key, and each entry of Table is a key.
 type Pages struct {
 	*backend.Pages
 	Size  int // keys of a page
 	Width int // pages of a batch in the table for kernels
 	klen  []int
+	call  *backend.Call
 }
 
 // pagesOf returns the pages of c, nil when it has none.
 func pagesOf(c *backend.Call) *Pages {
-	if c.Pages == nil {
+	if c.Pages == nil && c.Listed == nil {
 		return nil
 	}
-	p := &Pages{Pages: c.Pages, Size: c.K.Shape()[backend.Seq], klen: c.Visible.KLen}
+	p := &Pages{Pages: c.Pages, Size: c.K.Shape()[backend.Seq], klen: c.Visible.KLen, call: c}
+	if c.Listed != nil {
+		p.Pages, p.Size = &backend.Pages{Table: c.Listed, Keys: c.Dims().SeqK}, 1
+	}
 	most := 0
 	for b := range p.Table {
 		most = max(most, p.count(b))
@@ -43,18 +47,54 @@ func (p *Pages) count(b int) int {
 	return p.Keys
 }
 
-// Bytes returns the table for kernels: Width pages of each batch, as words. Beyond a
-// batch's keys it contains page 0, whose keys no row sees.
-func (p *Pages) Bytes() []byte {
-	data := make([]byte, 4*len(p.Table)*p.Width)
+// Listed reports whether the pages are listed keys.
+func (p *Pages) Listed() bool { return p != nil && p.call.Listed != nil }
+
+// begin returns where the n-th page of batch b begins in a tensor with these strides.
+func (p *Pages) begin(strides backend.Strides, b, n int) int {
+	page := int(p.Table[b][n])
+	if !p.Listed() {
+		return page * strides[backend.Batch]
+	}
+	if pool := p.call.Pages; pool != nil {
+		size := p.call.K.Shape()[backend.Seq]
+		return int(pool.Table[b][page/size])*strides[backend.Batch] + page%size*strides[backend.Seq]
+	}
+	return b*strides[backend.Batch] + page*strides[backend.Seq]
+}
+
+// Bytes returns the table for kernels: Width pages of each batch, as words, or three words of each listed key, see
+// shaders/common/pages.wgsl. Beyond a batch's keys it contains page 0, whose keys no row sees. k and v are the strides of K and V.
+func (p *Pages) Bytes(k, v backend.Strides) (data []byte) {
+	data = make([]byte, 0, 4*p.At(len(p.Table)))
 	for b, row := range p.Table {
 		n := (p.count(b) + p.Size - 1) / p.Size
-		for i, page := range row[:min(n, len(row))] {
-			binary.LittleEndian.PutUint32(data[4*(b*p.Width+i):], uint32(page))
+		for i := range p.Width {
+			words := [3]int{}
+			if i < min(n, len(row)) {
+				words[0] = int(row[i])
+				if p.Listed() {
+					words[1], words[2] = p.begin(k, b, i), p.begin(v, b, i)
+				}
+			}
+			for _, word := range words[:p.words()] {
+				data = binary.LittleEndian.AppendUint32(data, uint32(word))
+			}
 		}
 	}
 	return data
 }
+
+// words returns the words of a page in the table.
+func (p *Pages) words() int {
+	if p.Listed() {
+		return 3
+	}
+	return 1
+}
+
+// At returns the position of the pages of batch b in the table.
+func (p *Pages) At(b int) int { return b * p.Width * p.words() }
 
 // Collectable returns backend.ErrUnsupported when the pages of a gathered pool cannot be
 // copied one by one, because pages do not begin at words.
@@ -70,7 +110,7 @@ func (o *Operand) Collectable() error {
 	if odd&1 == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s has strides %v at offset %d: its pages are collected before each step, because the pool or the page table cannot be bound, and then each page must begin at a word: use pages of an even number of elements: %w",
+	return fmt.Errorf("%s has strides %v at offset %d: its pages or listed rows are collected before each step, because the pool or the table of places cannot be bound, and then each must begin at a word: use pages and rows of an even number of elements: %w",
 		o.Name, o.T.Strides(), o.T.Offset(), backend.ErrUnsupported)
 }
 
@@ -115,7 +155,7 @@ func (o *Operand) collected(lo, hi [4]int) View {
 	for b := lo[backend.Batch]; b < hi[backend.Batch]; b++ {
 		have := min((o.Pages.count(b)+keys-1)/keys, last)
 		for n := first; n < have; n++ {
-			from := uint64(o.T.Offset())*size + uint64(o.Pages.Table[b][n])*step(backend.Batch)
+			from := uint64(o.T.Offset()+o.Pages.begin(o.T.Strides(), b, n)) * size
 			to := uint64(b-lo[backend.Batch])*batch + uint64(n-first)*page
 			for _, r := range outer {
 				a.Runs = append(a.Runs, Run{from + r.Lo, (from + r.Lo + span + 3) &^ 3, to + r.To})

@@ -163,7 +163,7 @@ func (k *checker) see(ctx context.Context, name string, t backend.Tensor, at, of
 // reference downloads the inputs of row at of c, which is subcall n.
 func (k *checker) reference(ctx context.Context, c *backend.Call, n int, at rowIndex) (oracle.Row, error) {
 	x := view.Row(at[0], at[1], at[2], 1)
-	x.Hi[backend.Dim] = c.Dims().SeqK
+	x.Hi[backend.Dim] = c.Positions()
 	p, err := k.patch(ctx, c, n, x)
 	if err != nil {
 		return oracle.Row{}, err
@@ -229,8 +229,16 @@ func (p *patch) row(i int) oracle.Row {
 		blocks = p.blocks[(i/c.BlockQ-p.Lo[backend.Seq]/c.BlockQ)*perRow:]
 	}
 	lo, hi := c.Visible.Range(b, i, d.SeqK)
+	var list []int32
+	if c.Listed != nil {
+		lo, hi, list = 0, c.Positions(), c.Listed[b]
+		row.Listed = max(1, len(list))
+	}
 	row.Hidden = func(j int) bool {
 		at := first + j
+		if _, found := slices.BinarySearch(list, int32(at)); c.Listed != nil && !found {
+			return true
+		}
 		return at < lo || at >= hi || mask != nil && mask[j] == 0 || blocks != nil && blocks[at/c.BlockK-first/c.BlockK] == 0
 	}
 	if bias != nil {
@@ -293,7 +301,11 @@ func (k *checker) keys(ctx context.Context, c *backend.Call, t backend.Tensor, h
 		return nil, err
 	}
 	n := c.Pages.Keys
-	if c.Visible.KLen != nil {
+	if c.Listed != nil {
+		if n = 0; len(c.Listed[head.b]) > 0 {
+			n = int(slices.Max(c.Listed[head.b])) + 1
+		}
+	} else if c.Visible.KLen != nil {
 		n = min(n, c.Visible.KLen[head.b])
 	}
 	for j := 0; j < n; j += size {

@@ -150,6 +150,19 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			opt.QSegments, opt.KSegments = ids(sq), ids(sk)
 		}
 		if seldom() {
+			opt.KeyIndices = &kernels.KeyIndices{TopK: rng.IntN(3), Rows: rng.IntN(4)}
+			blocks := (sq + max(opt.KeyIndices.Rows, 1) - 1) / max(opt.KeyIndices.Rows, 1)
+			for range b * blocks {
+				list := make([]int32, opt.KeyIndices.TopK)
+				for i := range list {
+					if list[i] = int32(i) % int32(max(sk, 1)); seldom() {
+						list[i] = int32(integer())
+					}
+				}
+				opt.KeyIndices.Indices = append(opt.KeyIndices.Indices, list...)
+			}
+		}
+		if seldom() {
 			opt.Pages = &kernels.Pages{Keys: integer(), Table: make([][]int32, b)}
 			for i := range opt.Pages.Table {
 				opt.Pages.Table[i] = make([]int32, rng.IntN(3))
@@ -188,7 +201,7 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			}
 			stage = "plan"
 			_, err = call.Plan(ctx)
-			if opt.ScoreMod != nil && errors.Is(err, kernels.ErrUnsupported) { // on a GPU
+			if (opt.ScoreMod != nil || opt.KeyIndices != nil) && errors.Is(err, kernels.ErrUnsupported) { // on a GPU
 				return
 			}
 			if err != nil {

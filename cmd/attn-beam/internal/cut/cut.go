@@ -274,6 +274,7 @@ func Supported(o *kernels.Options) error {
 		{!o.RelativeBias.IsZero(), "relative bias", "use alibi"},
 		{!o.BlockMask.IsZero(), "block mask", "use causal, a window or segments"},
 		{o.ScoreMod != nil, "a score mod, which is a function of this program,", "use alibi or softcap"},
+		{o.KeyIndices != nil, "lists of keys (KeyIndices)", "use causal, a window or segments"},
 		{o.Dropout.P > 0, "dropout", "leave it out"},
 		{o.LowPrecision, "low precision", "leave it out"},
 		{o.Pages != nil, "pages", "give k and v as they are"},

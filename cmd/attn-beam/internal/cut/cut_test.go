@@ -355,6 +355,7 @@ func TestRefused(t *testing.T) {
 		{kernels.Options{Mask: mask}, Config{}, kernels.ErrUnsupported, "mask cannot be divided over machines"},
 		{kernels.Options{Bias: mask}, Config{}, kernels.ErrUnsupported, "bias cannot"},
 		{kernels.Options{ScoreMod: &kernels.ScoreMod{WGSL: "return score;"}}, Config{}, kernels.ErrUnsupported, "a score mod, which is a function of this program, cannot"},
+		{kernels.Options{KeyIndices: new(kernels.KeyIndices)}, Config{}, kernels.ErrUnsupported, "lists of keys (KeyIndices) cannot"},
 		{kernels.Options{RelativeBias: mask}, Config{}, kernels.ErrUnsupported, "relative bias cannot"},
 		{kernels.Options{BlockMask: mask}, Config{}, kernels.ErrUnsupported, "block mask cannot"},
 		{kernels.Options{Dropout: kernels.Dropout{P: 0.5}}, Config{}, kernels.ErrUnsupported, "dropout cannot"},

@@ -244,3 +244,26 @@ func pairRuns(n int, ldk reg.Register) (second, hop Mem) {
 	MOVQ(apart, hop)
 	return second, hop
 }
+
+// prefetchRows writes the prefetch of listed rows. The second-level cache takes in twice as many lines at a time as the
+// first one, and the lines of some 32 rows are on their way while others are copied.
+func prefetchRows() {
+	TEXT("prefetchRows", NOSPLIT, "func(rows *byte, keys *int32, n, apart, bytes int)")
+	Doc("prefetchRows prefetches n listed rows of so many bytes, which are apart bytes apart, into the second-level cache.")
+	rows, keys, n, apart, bytes := param("rows"), param("keys"), param("n"), param("apart"), param("bytes")
+	at, left := GP64(), GP64()
+	Label("row")
+	MOVLQSX(Mem{Base: keys}, at)
+	IMULQ(apart, at)
+	ADDQ(rows, at)
+	MOVQ(bytes, left)
+	Label("line")
+	PREFETCHT1(Mem{Base: at})
+	ADDQ(Imm(64), at)
+	SUBQ(Imm(64), left)
+	JG(LabelRef("line"))
+	ADDQ(Imm(4), keys)
+	DECQ(n)
+	JNZ(LabelRef("row"))
+	RET()
+}

@@ -84,6 +84,7 @@ func main() {
 	avx512.roundPairs()
 	avx512.pairFMAs()
 	cpuid()
+	prefetchRows()
 	for _, a := range []*isa{avx512, narrow[0], narrow[1]} {
 		a.pairScores()
 		a.pairValues()
