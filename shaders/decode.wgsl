@@ -13,8 +13,9 @@
 // all rows see entirely is not checked key by key.
 //
 // A thread computes the scores of KT keys of a tile with all rows, then weights of a row with four neighbouring
-// keys, and COLS columns of the output for all rows. Two keys (not of q8 and q4) read each element of Q once, and take more
-// registers. Where SIDES is 2, a thread has twice the columns of half of the rows, which reads fewer weights:
+// keys, and COLS columns of the output for all rows. Two keys (not of q8 and q4) read each element of Q once, and
+// take more registers. Where SIDES is 2, a thread has twice the columns of half of the rows, which reads fewer
+// weights:
 //
 //                thread t: keys t + THREADS·h     column t + THREADS·x
 //            ┌──────┬──────────────────┐        ┌──────┬────────────┐
