@@ -207,6 +207,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
         @unroll(deep) for (var g = 0u; g < 4u; g++) {
             if (FULL == 1u || d0 + g * EL < p.dim) {
                 let n = d0 / (4u * EL);
+                var scale = key_scale.x;
+                @if(KV == 5u) scale = select(key_scale.x, key_scale.y, g > 1u);
                 var x: array<vec4<u32>, KT>;
                 @unroll for (var h = 0u; h < KT; h++) { x[h] = kv[place(min(t + THREADS * h, BC - 1u), g)]; }
                 @unroll for (var e = 0u; e < EL / 4u; e++) {
@@ -219,8 +221,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
                                 let word1 = x[h][2u * e + 1u];
                                 @inline halves(y[h], word, word1, KV);
                             }
-                            @if(KV == 4u) y[h] = integers(x[h][e]) * key_scale.x;
-                            @if(KV == 5u) y[h] = integers(x[h][e]) * select(key_scale.x, key_scale.y, g > 1u);
+                            @if(KV / 4u == 1u) y[h] = integers(x[h][e]) * scale;
                         }
                         @unroll for (var i = 0u; i < ROWS; i++) {
                             let q4 = qs[n][(g * (EL / 4u) + e) * ROWS + i];
