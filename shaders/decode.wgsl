@@ -13,8 +13,9 @@
 // all rows see entirely is not checked key by key.
 //
 // A thread computes the scores of KT keys of a tile with all rows, then weights of a row with four neighbouring
-// keys, and COLS columns of the output for all rows. Two keys (not of q8 and q4) read each element of Q once, and take more
-// registers. Where SIDES is 2, a thread has twice the columns of half of the rows, which reads fewer weights:
+// keys, and COLS columns of the output for all rows. Two keys (not of q8 and q4) read each element of Q once, and
+// take more registers. Where SIDES is 2, a thread has twice the columns of half of the rows, which reads fewer
+// weights:
 //
 //                thread t: keys t + THREADS·h     column t + THREADS·x
 //            ┌──────┬──────────────────┐        ┌──────┬────────────┐
@@ -207,6 +208,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
         @unroll(deep) for (var g = 0u; g < 4u; g++) {
             if (FULL == 1u || d0 + g * EL < p.dim) {
                 let n = d0 / (4u * EL);
+                var scale = key_scale.x;
+                @if(KV == 5u) scale = select(key_scale.x, key_scale.y, g > 1u);
                 var x: array<vec4<u32>, KT>;
                 @unroll for (var h = 0u; h < KT; h++) { x[h] = kv[place(min(t + THREADS * h, BC - 1u), g)]; }
                 @unroll for (var e = 0u; e < EL / 4u; e++) {
@@ -219,8 +222,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
                                 let word1 = x[h][2u * e + 1u];
                                 @inline halves(y[h], word, word1, KV);
                             }
-                            @if(KV == 4u) y[h] = integers(x[h][e]) * key_scale.x;
-                            @if(KV == 5u) y[h] = integers(x[h][e]) * select(key_scale.x, key_scale.y, g > 1u);
+                            @if(KV / 4u == 1u) y[h] = integers(x[h][e]) * scale;
                         }
                         @unroll for (var i = 0u; i < ROWS; i++) {
                             let q4 = qs[n][(g * (EL / 4u) + e) * ROWS + i];

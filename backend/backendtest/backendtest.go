@@ -110,6 +110,7 @@ func Run(t *testing.T, h Harness) {
 	}
 	twice("KVCache", func(t *testing.T, dev *kernels.Device, _ *digests) { testKVCache(t, dev) })
 	run("PagedCache", func(t *testing.T) { testPagedCache(t, dev) })
+	run("Hadamard", func(t *testing.T) { testHadamards(t, dev) })
 	run("Copy", func(t *testing.T) { testCopy(t, dev) })
 	run("Batch", func(t *testing.T) { testBatch(t, dev) })
 	run("Packed", func(t *testing.T) { testPacked(t, dev) })

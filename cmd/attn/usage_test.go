@@ -85,6 +85,8 @@ func TestExitCodes(t *testing.T) {
 		{emit + "--kv-heads 3 --heads 4", 2, "--kv-heads is 3"},
 		{emit + "--seq-q -1", 2, "--seq-q is -1"},
 		{emit + "--q8 --dim 30", 2, "multiple of 4"},
+		{emit + "--q4 --dim 48", 2, "multiple of 32 with --q4"},
+		{emit + "--q4 --q8", 2, "--q8 and --q4 exclude each other"},
 		{emit + "--q8 --dim 300", 1, "256"},
 		{emit + "--dim 0", 2, "at least 1"},
 		{strings.Replace(emit, "--emit .", "--emit x.npy", 1), 1, "--emit"},

@@ -32,7 +32,7 @@ fn scalar_$x(i: u32) -> f32 {
     return decode($x[word >> 2u][word & 3u], i, $TYPE);
 }
 
-// nibble_$x returns element d of the row of q4 that begins at at in the binding $x: array<u32>.
+// nibble_$x returns element d of the row of q4 at position at of the binding $x: array<u32>.
 @each($x: k, v, src)
 fn nibble_$x(at: u32, d: u32) -> f32 {
     let first = at + d / 32u * 9u;

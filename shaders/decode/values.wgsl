@@ -73,7 +73,9 @@ fn column_at(w: u32) -> u32 {
         let n = t + THREADS * x;
         @if(KV == 5u) {
             var bytes: vec4<u32>;
-            @unroll for (var c = 0u; c < 4u; c++) { bytes[c] = aligned(values[8u * x + 2u * c], values[8u * x + 2u * c + 1u], odd >> (4u * x + c)); }
+            @unroll for (var c = 0u; c < 4u; c++) {
+                bytes[c] = aligned(values[8u * x + 2u * c], values[8u * x + 2u * c + 1u], odd >> (4u * x + c));
+            }
             bytes = transposed(bytes);
             staged[n / LN][n % LN / 4u * 8u + n % 4u] = nibbles(bytes, 0u);
             staged[n / LN][n % LN / 4u * 8u + n % 4u + 4u] = nibbles(bytes, 16u);

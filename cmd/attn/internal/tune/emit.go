@@ -26,6 +26,7 @@ type Emission struct {
 	SeqQ    int    `name:"seq-q" help:"With --emit: number of queries, the last of them at the last key; 1 is decoding. Default: the number of keys." placeholder:"N"`
 	KVHeads int    `name:"kv-heads" help:"With --emit: key and value heads, a divisor of --heads. Default: --heads." placeholder:"N"`
 	Q8      bool   `name:"q8" help:"With --emit: keys and values of 8-bit integers with a scale a row."`
+	Q4      bool   `name:"q4" help:"With --emit: keys and values in ggml's q4_0."`
 	Causal  bool   `name:"causal" help:"With --emit: hide later keys from a row."`
 	Staged  bool   `name:"staged" help:"With --emit: the kernels of QK, Softmax and PV."`
 	// Gradients selects other kernels than those of attention, as Staged does.
@@ -35,7 +36,7 @@ type Emission struct {
 // check returns an error for flags that have no effect.
 func (e *Emission) check() error {
 	if *e != (Emission{}) && e.Emit == "" {
-		return flags.Usagef("--seq-q, --kv-heads, --q8, --causal, --staged and --gradients select kernels for --emit DIR, which is missing")
+		return flags.Usagef("--seq-q, --kv-heads, --q8, --q4, --causal, --staged and --gradients select kernels for --emit DIR, which is missing")
 	}
 	return nil
 }
@@ -64,16 +65,24 @@ type emitted struct {
 
 // call returns a call of a shape, on tensors without memory.
 func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
-	kvHeads, seqQ, kv := s.heads, s.seq, s.dtype
+	kvHeads, seqQ, kv, multiple := s.heads, s.seq, s.dtype, 1
+	switch {
+	case e.Q8:
+		kv, multiple = kernels.Q8, 4
+	case e.Q4:
+		kv, multiple = kernels.Q4, 32
+	}
 	switch {
 	case e.KVHeads < 0 || e.KVHeads > 0 && s.heads%e.KVHeads != 0:
 		return nil, emittedCall{}, flags.Usagef("--kv-heads is %d, it must divide --heads, which is %d", e.KVHeads, s.heads)
 	case e.SeqQ < 0:
 		return nil, emittedCall{}, flags.Usagef("--seq-q is %d, it must be at least 1", e.SeqQ)
-	case e.Q8 && s.dim%4 != 0:
-		return nil, emittedCall{}, flags.Usagef("--dim is %d, it must be a multiple of 4 with --q8", s.dim)
-	case e.Q8 && (e.Staged || e.Gradients):
-		return nil, emittedCall{}, flags.Usagef("--q8 excludes --staged and --gradients, which take no q8 tensors")
+	case e.Q8 && e.Q4:
+		return nil, emittedCall{}, flags.Usagef("--q8 and --q4 exclude each other")
+	case s.dim%multiple != 0:
+		return nil, emittedCall{}, flags.Usagef("--dim is %d, it must be a multiple of %d with --%v", s.dim, multiple, kv)
+	case multiple > 1 && (e.Staged || e.Gradients):
+		return nil, emittedCall{}, flags.Usagef("--%v excludes --staged and --gradients, which take no %v tensors", kv, kv)
 	case e.Staged && e.Gradients:
 		return nil, emittedCall{}, flags.Usagef("--staged and --gradients exclude each other")
 	}
@@ -82,9 +91,6 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 	}
 	if e.SeqQ > 0 {
 		seqQ = e.SeqQ
-	}
-	if e.Q8 {
-		kv = kernels.Q8
 	}
 	about := emittedCall{
 		Q: kernels.Shape{1, s.heads, seqQ, s.dim}, K: kernels.Shape{1, kvHeads, s.seq, s.dim}, DType: s.dtype.String(), KVDType: kv.String(),

@@ -42,6 +42,10 @@ func TestEmit(t *testing.T) {
 			// 64 splits of 256 keys of 8 heads, 4 rows each. A row of int8 has 4 bytes of scale.
 			{Name: "decode-128-r4-f32-q8-kv8-1x16384", Total: 512, Group: 32, Useful: 4 * 256 * 2 * 128, Bytes: 2 * 256 * 132, First: 8192, Rows: 256, Data: []string{"f32", "q8", "q8"}},
 		}},
+		{"--seq 16k --seq-q 1 --heads 32 --kv-heads 8 --dim 128 --q4", []string{"splitmerge-128-f32-q4-kv8-1x16384"}, []simulated{
+			// A row of q4 has 18 bytes for each 32 elements.
+			{Name: "decode-128-r4-f32-q4-kv8-1x16384", Total: 512, Group: 32, Useful: 4 * 256 * 2 * 128, Bytes: 2 * 256 * 72, First: 8192, Rows: 256, Data: []string{"f32", "q4", "q4"}},
+		}},
 		{"--seq 1k --seq-q 1 --heads 4 --kv-heads 1 --dim 64 --dtype f16", []string{"decode-064-r4-f16-kv1-1x1024"}, []simulated{
 			{Name: "decode-064-r4-k2-f16-kv1-1x1024", Total: 4, Group: 2, Useful: 4 * 256 * 2 * 64, Bytes: 2 * 256 * 128, First: 512, Rows: 256, Data: []string{"f16", "f16", "f16"}},
 		}},
