@@ -87,7 +87,7 @@ fn load_$x(at: u32, d: u32) -> f32 {
         b[n % 8u][n / 8u * QD + t % 8u] = y;
     }
     workgroupBarrier();
-    @inline dots();
+    @inline dots(0u);
 }
 
 // options replaces s by scores with the options applied, in units of log 2 and LOWEST where hidden, and declares

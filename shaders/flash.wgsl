@@ -174,7 +174,7 @@ fn block_of(n: u32) -> u32 {
         }
     }
     workgroupBarrier();
-    @inline dots();
+    @inline dots(0u);
 }
 
 // direct_scores adds the products of all depths to s.

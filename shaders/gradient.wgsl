@@ -141,7 +141,8 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, e
 }
 
 // scores sets the part of s from element $s on to the products of what is owned, a head of $own, with the
-// others, a head of $other. Unlike dots of common/tiles.wgsl it has one row of a in registers at a time.
+// others, a head of $other. On hardware it has one row of a in registers at a time, unlike dots: that is faster
+// there and slower on software drivers.
 @inline fn scores($s, $own, $other, $depth) {
     for (var d0 = 0u; d0 < $depth; d0 += 4u * QD) {
         workgroupBarrier();
@@ -158,7 +159,8 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, e
             @inline load_depths($own, QN, d0 + 4u * QD, $depth);
             @inline load_depths($other, KN, d0 + 4u * QD, $depth);
         }
-        @unroll(deep) for (var d = 0u; d < QD; d++) {
+        @if(EXPAND == 1u) { @inline dots($s); }
+        @else @unroll(deep) for (var d = 0u; d < QD; d++) {
             var x: array<vec4<f32>, KT>;
             @unroll for (var j = 0u; j < KT; j++) { x[j] = b[tx][j * QD + d]; }
             @unroll for (var r = 0u; r < ROWS; r++) {

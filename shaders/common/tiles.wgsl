@@ -50,16 +50,17 @@
     }
 }
 
-// dots adds the products of KT keys with the rows to s, for the QD vec4 of depths that are staged in a and b.
-@inline fn dots() {
+// dots adds the products of KT keys with the rows to s, from element $at on, for the QD vec4 of depths that
+// are staged in a and b.
+@inline fn dots($at) {
     @unroll(deep) for (var d = 0u; d < QD; d++) {
         var w: array<vec4<f32>, ROWS>; // [row/4][depth]
         @unroll for (var h = 0u; h < RV; h++) { @inline transposed4(w, 4u * h, w, a[ty]); }
         @unroll for (var j = 0u; j < KT; j++) {
             let x = b[tx][j * QD + d];
             @unroll for (var h = 0u; h < RV; h++) {
-                s[j * RV + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
-                    add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[j * RV + h]))));
+                s[$at + j * RV + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
+                    add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[$at + j * RV + h]))));
             }
         }
     }
