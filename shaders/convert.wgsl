@@ -122,7 +122,7 @@ fn quantise_block(n: u32) {
     put16(to, select(select(scale, 0u, empty), 0x7e00u, bad));
     let divisor = select(bitcast<f32>(most), 1.0, empty);
     let by = -8.0 / divisor;
-    for (var i = 0u; i < 8u; i++) {
+    @unroll for (var i = 0u; i < 8u; i++) { // llvmpipe of Mesa 22 loads wrong words in a loop
         var w = 0u;
         for (var e = 0u; e < 4u; e++) {
             let x = value(load(at, first + 2u * i + e / 2u + e % 2u * 16u));

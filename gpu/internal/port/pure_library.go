@@ -150,7 +150,7 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, e
 
 // build fills in p as far as it gets.
 func (l *library) build(p *purePipeline, desc PipelineDesc, dynamic int) (err error) {
-	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: wgsl.LetsToVars(desc.WGSL)}
+	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: wgsl.Mended(desc.WGSL)}
 	if l.spirv {
 		if source.SPIRV, err = wgsl.SPIRV(desc.WGSL); err != nil {
 			return err

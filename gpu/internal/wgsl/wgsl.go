@@ -16,28 +16,36 @@ import (
 // SPIR-V numbers, from its specification, unified1.
 const (
 	spirvHeader       = 5 // words before the first instruction
+	opExtInst         = 12
 	opConstantNull    = 46
 	opVariable        = 59
 	opStore           = 62
 	storageClassGroup = 4 // Workgroup
+	extRound          = 1 // of GLSL.std.450, the only set that gogpu imports
+	extRoundEven      = 2
 )
+
+var unset = regexp.MustCompile(`\bvar (\w+): ([^=;]+);`)
 
 var letOfValue = regexp.MustCompile(`\blet (\w+[^=\n]*= *[^&\s])`)
 
-// LetsToVars replaces let declarations with var declarations, which have the same
-// meaning. gogpu compiles a component of a let of a memory location (let v = x[i])
-// as another read of memory. It therefore returns values that were written later, and a
-// vec4 of workgroup memory takes four reads, more than half of a kernel's time. A var
-// keeps its value.
-func LetsToVars(wgsl string) string { return letOfValue.ReplaceAllString(wgsl, "var $1") }
+// Mended returns WGSL of the same meaning that gogpu compiles correctly. It replaces let
+// declarations with var declarations: gogpu compiles a component of a let of a memory location
+// (let v = x[i]) as another read of memory. It therefore returns values that were written later,
+// and a vec4 of workgroup memory takes four reads, more than half of a kernel's time. A var keeps
+// its value. Variables without a value get the zero that WGSL gives them: gogpu leaves them undefined.
+func Mended(wgsl string) string {
+	return unset.ReplaceAllString(letOfValue.ReplaceAllString(wgsl, "var $1"), "var $1: $2 = $2();")
+}
 
 // SPIRV compiles WGSL to SPIR-V as gogpu does for Vulkan, and removes the stores that clear
 // workgroup memory. Each of them clears a whole array in one thread, and drivers expand it
 // element by element. Mesa's software driver takes ten times as long to compile it as the
 // rest of the kernel, and every workgroup repeats the work. attn's kernels write their
-// workgroup memory before they read it.
+// workgroup memory before they read it. WGSL's round becomes RoundEven, as Round may take either
+// integer for a half.
 func SPIRV(wgsl string) ([]uint32, error) {
-	code, err := naga.Compile(LetsToVars(wgsl))
+	code, err := naga.Compile(Mended(wgsl))
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +72,8 @@ func SPIRV(wgsl string) ([]uint32, error) {
 			group[in[2]] = true
 		case op == opStore && n >= 3 && group[in[1]] && null[in[2]]:
 			continue
+		case op == opExtInst && n >= 5 && in[4] == extRound:
+			in[4] = extRoundEven
 		}
 		out = append(out, in...)
 	}
@@ -76,7 +86,7 @@ var bufferSize = regexp.MustCompile(`\bsize(\d+)\b`)
 // indices and buffers. The numbers of buffers and of their sizes are those of the bindings.
 // Workgroup memory is not cleared, as in [SPIRV].
 func Metal(wgsl string) (string, error) {
-	wgsl = LetsToVars(wgsl)
+	wgsl = Mended(wgsl)
 	ast, err := naga.Parse(wgsl)
 	if err != nil {
 		return "", err
