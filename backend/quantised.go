@@ -16,8 +16,8 @@ import (
 //
 //	scale = x_m/-8    n_i = min(15, ⌊x_i·(1/scale) + 8.5⌋)
 //
-// and each operation is rounded to float32, the scale to float16 after that. Devices may round
-// such quotients to the other side, too.
+// and each operation is rounded to float32, the scale to float16 after that. Packages cpu and gpu
+// write these integers on every device. Other drivers may round such quotients to the other side.
 //
 // Elements that share a scale with a NaN, an Inf or a scale too large for its type read as NaN;
 // those below 2^-118 in Q8, and those whose scale rounds to 0 in Q4, read as zeros. dst has

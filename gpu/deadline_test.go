@@ -86,6 +86,7 @@ func TestDeadlineShortensSubmissions(t *testing.T) {
 			}
 			return n, out
 		}
+		run(t.Context()) // a GPU also measures variants in the first call
 		whole, want := run(t.Context())
 		if n, _ := run(due{t.Context(), time.Now().Add(24 * time.Hour)}); n != whole {
 			t.Errorf("%s: %d submissions with a deadline in a day, %d without", x.name, n, whole)

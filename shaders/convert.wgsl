@@ -8,7 +8,9 @@
 //
 // and to q4, blocks of 32 elements (TO = 5), of which x_m is the largest in magnitude, the first of equals:
 //
-//     scale = x_m/-8, rounded to f16    n_i = min(15, ⌊x_i·(-8/x_m) + 8.5⌋)
+//     scale = x_m/-8, rounded to f16    n_i = min(15, ⌊x_i·(1/(x_m/-8)) + 8.5⌋)
+//
+// All operations are rounded to nearest, on every device: the integers are those of package backend.
 //
 // Copies between equal types move bits. Otherwise a unit is an element, or two elements where pairs begin at
 // words of o. A thread copies 4 units, neighbouring threads neighbouring units. A row that becomes q8 has 16
@@ -27,7 +29,7 @@ struct ConvertParams {
     out_type: u32, // type of o
     pairs: u32, // 1: units are pairs of elements
     adds: u32, // 1: adds src to o; both are f32
-    pad0: u32,
+    pad0: u32, // 0, which compilers do not know
     pad1: u32,
     src: Strides,
     o: Strides,
@@ -67,6 +69,15 @@ fn $x_row(row: u32) -> u32 {
     return p.$x.base + (row / p.rows / p.heads) * p.$x.b + h * p.$x.h + (row % p.rows) * p.$x.s;
 }
 
+// reciprocal returns 1/x, rounded to nearest, for 2^-126 <= |x| < 2^126. WGSL's division may be off by 2.5 ulp.
+fn reciprocal(x: f32) -> f32 {
+    let bits = bitcast<u32>(x);
+    let m = (bits & 0x7fffffu) | 0x800000u; // |x| is m times a power of two; 1/x is the integer next to 2^47/m times another
+    let near = u32(16777216.0 / bitcast<f32>((bits & 0x7fffffu) | 0x3f800000u)); // off by less than 8
+    let n = near + (m * 8u + m / 2u - m * near) / m - 8u; // the remainder 2^47 - m·near fits 32 bits
+    return bitcast<f32>(((bits & 0x80000000u) | (bitcast<u32>(f32(n)) + 0x33800000u)) - (bits & 0x7f800000u));
+}
+
 // quantise writes a row of q8. A row with NaN or Inf gets a NaN as its scale, and a row of numbers that are all
 // below 2^-118 becomes zeros.
 fn quantise(row: u32, t: u32) {
@@ -90,7 +101,7 @@ fn quantise(row: u32, t: u32) {
     let zero = bad || top < 0x04800000u; // 2^-118
     let largest = select(bitcast<f32>(top), 1.0, zero);
     let scale = largest * 0.007874015748031496;
-    let by = 1.0 / scale;
+    let by = reciprocal(scale);
     for (var i = lane; i < p.units; i += 16u) {
         var w = 0u;
         for (var e = 0u; e < 4u; e++) {
@@ -120,13 +131,14 @@ fn quantise_block(n: u32) {
     let bad = (scale & 0x7fffu) >= 0x7c00u;
     let empty = bad || (scale & 0x7fffu) == 0u;
     put16(to, select(select(scale, 0u, empty), 0x7e00u, bad));
-    let divisor = select(bitcast<f32>(most), 1.0, empty);
-    let by = -8.0 / divisor;
+    let divisor = select(bitcast<f32>(most) * -0.125, 1.0, empty);
+    let by = reciprocal(divisor);
     @unroll for (var i = 0u; i < 8u; i++) { // llvmpipe of Mesa 22 loads wrong words in a loop
         var w = 0u;
         for (var e = 0u; e < 4u; e++) {
             let x = value(load(at, first + 2u * i + e / 2u + e % 2u * 16u));
-            w |= min(15u, u32(x * by + 8.5)) << (4u * e);
+            let product = bitcast<f32>(bitcast<u32>(x * by) + p.pad0); // which keeps compilers from an fma
+            w |= min(15u, u32(product + 8.5)) << (4u * e);
         }
         put16(to + 1u + i, select(w, 0x8888u, empty));
     }
