@@ -150,8 +150,13 @@ func handleOf(object any) unsafe.Pointer {
 	return reflect.ValueOf(object).Elem().FieldByName("ref").UnsafePointer()
 }
 
-// quiet runs before the driver has threads that read the environment.
-var quiet = sync.OnceFunc(func() { C.port_quiet() })
+// begin runs before the driver has threads that read the environment. Its instance lasts as long as
+// the process and keeps the driver loaded: NVIDIA's has no adapter after it was loaded some dozens of times.
+var begin = sync.OnceFunc(func() {
+	C.port_quiet()
+	wgpu.SetLogLevel(wgpu.LogLevel_Off) // all errors are returned as values
+	wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
+})
 
 // enumerate lists the adapters in the library's order, best first.
 //
@@ -160,8 +165,7 @@ var quiet = sync.OnceFunc(func() { C.port_quiet() })
 // together with the instance. One instance for the whole process would therefore
 // leak every device that a program closes.
 func enumerate() ([]*NativeAdapter, error) {
-	quiet()
-	wgpu.SetLogLevel(wgpu.LogLevel_Off) // all errors are returned as values
+	begin()
 	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
 	defer instance.Release()
 	return instance.EnumerateAdapters(&wgpu.InstanceEnumerateAdapterOptons{Backends: nativeBackends}), nil
