@@ -150,8 +150,17 @@ func handleOf(object any) unsafe.Pointer {
 	return reflect.ValueOf(object).Elem().FieldByName("ref").UnsafePointer()
 }
 
-// quiet runs before the driver has threads that read the environment.
-var quiet = sync.OnceFunc(func() { C.port_quiet() })
+// load keeps the drivers loaded until the process ends, by an instance without devices. NVIDIA's driver
+// fails when it has been loaded and unloaded some dozens of times.
+var load = sync.OnceValue(func() *wgpu.Instance {
+	C.port_quiet()                      // before the driver has threads that read the environment
+	wgpu.SetLogLevel(wgpu.LogLevel_Off) // all errors are returned as values
+	return newInstance()
+})
+
+func newInstance() *wgpu.Instance {
+	return wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
+}
 
 // enumerate lists the adapters in the library's order, best first.
 //
@@ -160,9 +169,8 @@ var quiet = sync.OnceFunc(func() { C.port_quiet() })
 // together with the instance. One instance for the whole process would therefore
 // leak every device that a program closes.
 func enumerate() ([]*NativeAdapter, error) {
-	quiet()
-	wgpu.SetLogLevel(wgpu.LogLevel_Off) // all errors are returned as values
-	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
+	load()
+	instance := newInstance()
 	defer instance.Release()
 	return instance.EnumerateAdapters(&wgpu.InstanceEnumerateAdapterOptons{Backends: nativeBackends}), nil
 }

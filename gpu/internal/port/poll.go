@@ -23,7 +23,7 @@ const spinTime = 200 * time.Microsecond
 // a software driver.
 func (l *library) pause(_ context.Context, start, due time.Time) {
 	if d := pauseOf(time.Since(start), time.Until(due)); d > 0 {
-		time.Sleep(d)
+		sleep(d)
 		return
 	}
 	runtime.Gosched()
@@ -35,7 +35,7 @@ func pauseOf(waited, left time.Duration) time.Duration {
 	if waited < spinTime || -spinTime < left && left < spinTime {
 		return 0
 	}
-	d := min(waited/8, time.Millisecond)
+	d := min(waited/32, time.Millisecond)
 	if left > 0 {
 		d = min(d, left-spinTime)
 	}
