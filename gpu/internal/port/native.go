@@ -100,6 +100,7 @@ import "C"
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -194,6 +195,8 @@ func infoOf(a *NativeAdapter) gputypes.AdapterInfo {
 func limitsOf(a interface{ GetLimits() wgpu.SupportedLimits }) (l gputypes.Limits) {
 	has := a.GetLimits().Limits
 	copyFields(&l, &has)
+	// NVIDIA's driver names no limit. As a request, the library takes the largest number for the default of 256 MiB.
+	l.MaxBufferSize = min(l.MaxBufferSize, math.MaxInt64)
 	return l
 }
 
