@@ -38,11 +38,10 @@ const kernelKeys = 4096
 
 // runScores calls compute for the rows of s [B, H, Sq, Sk], with floats floats.
 func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *backend.Problem, floats int, compute func(r row)) error {
-	j := be.newRowJob(s.Shape(), floats, compute)
-	defer j.release()
 	if err := p.GoMod(false); err != nil {
 		return err
 	}
+	j := be.newRowJob(s.Shape(), floats, compute)
 	j.problem, j.scores = p, new(tile.Scores)
 	layout := tile.Layout{Kernels: be.kernels, Dims: backend.Dims{Heads: j.heads, SeqQ: j.seq, SeqK: j.cols}}
 	j.scores.Open(&layout, p)
