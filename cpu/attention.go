@@ -59,16 +59,14 @@ const ShardKeys = tile.ShardKeys
 
 // Plan implements backend.Backend.
 func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	var p backend.Plan
-	err := be.do(ctx, "plan", func() error {
+	return result(ctx, be, "plan", func() (backend.Plan, error) {
 		x := newPartition(be.kernels, c, be.threads())
 		x.gatherSmall(c)
-		p = be.newPlan(backend.NewPlan(c))
+		p := be.newPlan(backend.NewPlan(c))
 		p.Path, p.Why = x.explain(c)
 		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
-		return c.GoMod(false)
+		return p, c.GoMod(false)
 	})
-	return p, err
 }
 
 // newPlan returns p with the fields that do not depend on the call.

@@ -63,11 +63,7 @@ var blas32Default any = gonum.Implementation{}
 // these are the widest that the machine has, because another BLAS may use them.
 // On machines without vector kernels a plain Go loop yields a lower bound.
 func (be *Backend) PeakFLOPS(ctx context.Context) (flops float64, err error) {
-	err = be.do(ctx, "peak", func() error {
-		flops, err = peak.FLOPS(ctx, be.loops(), be.threads())
-		return err
-	})
-	return flops, err
+	return result(ctx, be, "peak", func() (float64, error) { return peak.FLOPS(ctx, be.loops(), be.threads()) })
 }
 
 // ReadBandwidth implements backend.BandwidthMeter: the best of three measurements

@@ -57,9 +57,7 @@ func softmaxRow(r row) {
 	lanes, sums := r.lanes(), r.mem[2*tile.BlockKeys+k.Lanes:]
 	m := vec.NegInf
 	r.each(lo, hi, kernelKeys, func(x []float32, key, n int) {
-		if y := r.score(x, key, n); y > m {
-			m = y
-		}
+		m = max(m, r.score(x, key, n))
 	})
 	if m == vec.NegInf { // all hidden, or NaN
 		m = 0
