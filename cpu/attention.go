@@ -215,9 +215,6 @@ func (b *batch) close() {
 
 // Task implements pool.Job.
 func (b *batch) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
-	n, found := slices.BinarySearch(b.first, t)
-	if !found {
-		n--
-	}
-	return b.calls[n].Task(turn, w, t-b.first[n])
+	next, _ := slices.BinarySearch(b.first, t+1)
+	return b.calls[next-1].Task(turn, w, t-b.first[next-1])
 }
