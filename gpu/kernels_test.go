@@ -123,7 +123,9 @@ func BenchmarkKernels(b *testing.B) {
 	for _, dim := range []int{64, 128} {
 		t := func() backend.Tensor { return x.heads(backend.F32, 16, seq, dim) }
 		g := &backend.Gradients{Call: backend.Call{Q: t(), K: t(), V: t(), O: t(), LSE: x.heads(backend.F32, 16, seq, 1), Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}, DO: t(), DQ: t(), DK: t(), DV: t()}
-		all, err := be.newGradients(g, func(dtype backend.DType, s backend.Shape) (backend.Tensor, error) { return be.alloc(b.Context(), dtype, s) })
+		all, err := be.newGradients(g, func(dtype backend.DType, s backend.Shape) (backend.Tensor, error) {
+			return be.alloc(b.Context(), dtype, s)
+		})
 		check(b, err)
 		product := 2 * 16 * float64(seq) * float64(seq) * float64(dim)
 		for i, name := range []string{"delta", "dkv", "dq"} {
