@@ -22,11 +22,10 @@ const spinTime = 200 * time.Microsecond
 // end at due. Waits for short kernels poll often. Waits for long ones leave the processor to
 // a software driver.
 func (l *library) pause(_ context.Context, start, due time.Time) {
+	runtime.Gosched() // sleep keeps the goroutine's processor
 	if d := pauseOf(time.Since(start), time.Until(due)); d > 0 {
 		sleep(d)
-		return
 	}
-	runtime.Gosched()
 }
 
 // pauseOf returns the time between two polls, 0 to only yield, by the time since the
