@@ -154,6 +154,3 @@ func HostTensor(t backend.Tensor) (all backend.Tensor, err error) {
 	}
 	return all.View(t.Shape(), t.Strides(), t.Offset())
 }
-
-// HostBytes is [backend.HostBytes].
-func HostBytes(t backend.Tensor) ([]byte, error) { return backend.HostBytes(t) }
