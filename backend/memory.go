@@ -18,7 +18,7 @@ type Memory struct {
 	owner  any    // identity of the device; nil is host memory
 	where  string // name of the owner in errors
 	handle any    // for the owner: a device buffer, or the host slice
-	base   uintptr
+	data   []byte // of the host slice
 	bytes  int64
 	free   func()
 
@@ -35,11 +35,8 @@ func NewMemory(owner any, where string, bytes int64, handle any, free func()) *M
 
 // hostMemory wraps a slice without copying it.
 func hostMemory[T float32 | uint16 | bool | byte](data []T) *Memory {
-	m := &Memory{where: "host memory", handle: data, bytes: int64(len(data)) * int64(unsafe.Sizeof(*new(T)))}
-	if len(data) > 0 {
-		m.base = uintptr(unsafe.Pointer(unsafe.SliceData(data)))
-	}
-	return m
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(*new(T))))
+	return &Memory{where: "host memory", handle: data, data: bytes, bytes: int64(len(bytes))}
 }
 
 // Handle returns the owner's handle.

@@ -336,14 +336,23 @@ func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {
 	if !slices.Contains(want, t.dtype) {
 		return nil, fmt.Errorf("tensor is %v, not %v: %w", t.dtype, want, ErrDType)
 	}
+	if _, err := HostBytes(t); err != nil {
+		return nil, err
+	}
+	data := t.mem.handle.([]T)
+	return data[min(t.offset, len(data)):], nil
+}
+
+// HostBytes returns the memory of a tensor of any type in host memory, from its first element on; for Q8 and Q4 from the
+// scale of its first row. It returns ErrDevice when t is not in host memory, and ErrReleased after Release.
+func HostBytes(t Tensor) ([]byte, error) {
 	if !t.OnHost() {
 		return nil, fmt.Errorf("tensor is not in host memory, download it first: %w", ErrDevice)
 	}
 	if t.mem.released() {
 		return nil, ErrReleased
 	}
-	data := t.mem.handle.([]T)
-	return data[min(t.offset, len(data)):], nil
+	return t.mem.data[min(max(t.offset*t.dtype.Size()-t.dtype.Lead(), 0), len(t.mem.data)):], nil
 }
 
 // Alias returns a tensor on the same host memory that is released independently. Backends
@@ -357,7 +366,7 @@ func (t Tensor) Alias() (Tensor, error) {
 	if m.released() {
 		return Tensor{}, ErrReleased
 	}
-	t.mem = &Memory{where: m.where, handle: m.handle, base: m.base, bytes: m.bytes}
+	t.mem = &Memory{where: m.where, handle: m.handle, data: m.data, bytes: m.bytes}
 	return t, nil
 }
 
@@ -411,7 +420,8 @@ func (t *Tensor) span() (lo, hi uintptr) {
 	}
 	size := uintptr(t.dtype.Size())
 	last, _ := t.last()
-	return t.mem.base + uintptr(t.offset)*size - uintptr(t.dtype.Lead()), t.mem.base + uintptr(last+1)*size
+	base := uintptr(unsafe.Pointer(unsafe.SliceData(t.mem.data)))
+	return base + uintptr(t.offset)*size - uintptr(t.dtype.Lead()), base + uintptr(last+1)*size
 }
 
 // selfOverlaps reports whether two indices of t may have the same element. They cannot if, in

@@ -59,16 +59,14 @@ const ShardKeys = tile.ShardKeys
 
 // Plan implements backend.Backend.
 func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	var p backend.Plan
-	err := be.do(ctx, "plan", func() error {
+	return result(ctx, be, "plan", func() (backend.Plan, error) {
 		x := newPartition(be.kernels, c, be.threads())
 		x.gatherSmall(c)
-		p = be.newPlan(backend.NewPlan(c))
+		p := be.newPlan(backend.NewPlan(c))
 		p.Path, p.Why = x.explain(c)
 		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
-		return c.GoMod(false)
+		return p, c.GoMod(false)
 	})
-	return p, err
 }
 
 // newPlan returns p with the fields that do not depend on the call.
@@ -217,9 +215,6 @@ func (b *batch) close() {
 
 // Task implements pool.Job.
 func (b *batch) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
-	n, found := slices.BinarySearch(b.first, t)
-	if !found {
-		n--
-	}
-	return b.calls[n].Task(turn, w, t-b.first[n])
+	next, _ := slices.BinarySearch(b.first, t+1)
+	return b.calls[next-1].Task(turn, w, t-b.first[next-1])
 }

@@ -119,43 +119,56 @@ func BenchmarkLowPrecision(b *testing.B) {
 }
 
 // BenchmarkScoreMod reports the time of calls with score + slope·(j - i) as a score mod, as a multiple
-// of calls without. They take turns; the medians count.
+// of calls without: as a loop, and by gonum on a table of distances. They take turns; the medians count.
 //
 //	go test -run '^$' -bench ScoreMod -benchtime 9x ./cpu
 func BenchmarkScoreMod(b *testing.B) {
-	mod := &backend.ScoreMod{Values: []float32{0.01, 0.02}, Go: func(scores []float32, at backend.Position) {
-		slope := at.Values[at.Head]
-		first := slope * float32(at.Key-at.Row)
-		for n := range scores {
-			scores[n] += first + slope*float32(n)
-		}
-	}}
+	away := make([]float32, 2*4096) // from -4,096 on
+	for i := range away {
+		away[i] = float32(i - 4096)
+	}
+	mods := map[string]func(scores []float32, at backend.Position){
+		"loop": func(scores []float32, at backend.Position) {
+			slope := at.Values[at.Head]
+			first := slope * float32(at.Key-at.Row)
+			for n := range scores {
+				scores[n] += first + slope*float32(n)
+			}
+		},
+		"axpy": func(scores []float32, at backend.Position) {
+			x := blas32.Vector{N: len(scores), Inc: 1, Data: away[at.Key-at.Row+4096:]}
+			blas32.Axpy(at.Values[at.Head], x, blas32.Vector{N: len(scores), Inc: 1, Data: scores})
+		},
+	}
 	for _, rows := range []int{1, 4, 4096} {
 		for threads := 1; threads <= 2; threads++ {
-			b.Run(fmt.Sprintf("q%dk4096d64/threads%d", rows, threads), func(b *testing.B) {
-				be, c := open(b, Options{Threads: threads}), plain(b, 2, 4096, 64)
-				for _, t := range []*backend.Tensor{&c.Q, &c.O} {
-					var err error
-					*t, err = t.Slice(backend.Seq, 0, rows)
-					must(b, err)
-				}
-				with := *c
-				with.ScoreMod = mod
-				took := func(c *backend.Call) float64 {
-					times, start := 4096/rows, time.Now()
-					for range times {
-						must(b, be.Attention(b.Context(), c))
+			for _, name := range []string{"loop", "axpy"} {
+				b.Run(fmt.Sprintf("q%dk4096d64/threads%d/%s", rows, threads, name), func(b *testing.B) {
+					mod := &backend.ScoreMod{Values: []float32{0.01, 0.02}, Go: mods[name]}
+					be, c := open(b, Options{Threads: threads}), plain(b, 2, 4096, 64)
+					for _, t := range []*backend.Tensor{&c.Q, &c.O} {
+						var err error
+						*t, err = t.Slice(backend.Seq, 0, rows)
+						must(b, err)
 					}
-					return time.Since(start).Seconds() / float64(times)
-				}
-				var ratios []float64
-				for b.Loop() {
-					most := took(&with)
-					ratios = append(ratios, most/took(c))
-				}
-				slices.Sort(ratios)
-				b.ReportMetric(ratios[len(ratios)/2], "x_plain")
-			})
+					with := *c
+					with.ScoreMod = mod
+					took := func(c *backend.Call) float64 {
+						times, start := 4096/rows, time.Now()
+						for range times {
+							must(b, be.Attention(b.Context(), c))
+						}
+						return time.Since(start).Seconds() / float64(times)
+					}
+					var ratios []float64
+					for b.Loop() {
+						most := took(&with)
+						ratios = append(ratios, most/took(c))
+					}
+					slices.Sort(ratios)
+					b.ReportMetric(ratios[len(ratios)/2], "x_plain")
+				})
+			}
 		}
 	}
 }

@@ -130,22 +130,14 @@ func Open(opt Options) (*Backend, error) {
 // Alloc implements backend.Backend. It returns ErrShape for a shape that is
 // negative or too large to index, and ErrMemory when there is not enough memory.
 func (be *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
-	err = be.do(ctx, "alloc", func() error {
-		t, err = backend.AllocHost(dtype, shape)
-		return err
-	})
-	return t, err
+	return result(ctx, be, "alloc", func() (backend.Tensor, error) { return backend.AllocHost(dtype, shape) })
 }
 
 // Upload implements backend.Backend: it returns an alias of host, without a
 // copy. It returns ErrDevice when host is not in host memory, and ErrReleased after
 // Release.
 func (be *Backend) Upload(ctx context.Context, host backend.Tensor) (t backend.Tensor, err error) {
-	err = be.do(ctx, "upload", func() error {
-		t, err = host.Alias()
-		return err
-	})
-	return t, err
+	return result(ctx, be, "upload", host.Alias)
 }
 
 // Wait implements backend.Backend. Calls return when they are complete, so it returns at

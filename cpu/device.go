@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"gonum.org/v1/gonum/blas/blas32"
 	"gonum.org/v1/gonum/blas/gonum"
@@ -16,7 +15,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/peak"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Info implements backend.Backend.
@@ -65,11 +63,7 @@ var blas32Default any = gonum.Implementation{}
 // these are the widest that the machine has, because another BLAS may use them.
 // On machines without vector kernels a plain Go loop yields a lower bound.
 func (be *Backend) PeakFLOPS(ctx context.Context) (flops float64, err error) {
-	err = be.do(ctx, "peak", func() error {
-		flops, err = peak.FLOPS(ctx, be.loops(), be.threads())
-		return err
-	})
-	return flops, err
+	return result(ctx, be, "peak", func() (float64, error) { return peak.FLOPS(ctx, be.loops(), be.threads()) })
 }
 
 // ReadBandwidth implements backend.BandwidthMeter: the best of three measurements
@@ -109,19 +103,6 @@ func memoryOf(t *backend.Tensor) []byte {
 	for i, length := range shape {
 		n += (length - 1) * strides[i]
 	}
-	switch v := view.Of(t); v.DType {
-	case backend.F32:
-		return bytesOf(v.F32[:n])
-	case backend.Bool:
-		return bytesOf(v.Bools[:n])
-	case backend.Q8, backend.Q4:
-		return v.Bytes[:n]
-	default:
-		return bytesOf(v.Bits[:n])
-	}
-}
-
-// bytesOf returns the memory of s.
-func bytesOf[T float32 | uint16 | bool](s []T) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
+	data, _ := backend.HostBytes(*t) // t is pinned
+	return data[:n*t.DType().Size()]
 }

@@ -31,6 +31,15 @@ func (be *Backend) do(ctx context.Context, what string, f func() error) (err err
 	return f()
 }
 
+// result is do for a call with a result.
+func result[T any](ctx context.Context, be *Backend, what string, f func() (T, error)) (x T, err error) {
+	err = be.do(ctx, what, func() (err error) {
+		x, err = f()
+		return err
+	})
+	return x, err
+}
+
 // doPinned is do for a call with operands, which it pins.
 func (be *Backend) doPinned(ctx context.Context, what string, out, in []backend.Operand, f func() error) error {
 	return be.do(ctx, what, func() error {

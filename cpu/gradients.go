@@ -30,12 +30,10 @@ var gradientPool = sync.Pool{New: func() any { return new(backward.Call) }}
 
 // PlanBackward implements backend.Differentiator.
 func (be *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backend.Plan, error) {
-	var p backend.Plan
-	err := be.do(ctx, "plan", func() error {
-		p = be.newPlan(backend.NewGradientsPlan(g))
+	return result(ctx, be, "plan", func() (backend.Plan, error) {
+		p := be.newPlan(backend.NewGradientsPlan(g))
 		x := backward.NewPlan(g, be.kernels, be.threads())
 		x.Describe(&p)
-		return g.GoMod(true)
+		return p, g.GoMod(true)
 	})
-	return p, err
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -134,7 +135,7 @@ func TestRowLSE(t *testing.T) {
 		{"a sink far below", 0, 2, -big, math.Ln2, 0.5},
 		{"a score far above", big, 1, -big, big * math.Ln2, 1},
 	} {
-		lse, inv := vec.RowLSE(c.m, c.l, c.sink)
+		lse, inv := tile.RowLSE(c.m, c.l, c.sink)
 		near(t, c.say+", lse", []float32{lse}, []float32{float32(c.lse)})
 		near(t, c.say+", inverse", []float32{inv}, []float32{float32(c.inverse)})
 	}

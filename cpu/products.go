@@ -13,41 +13,11 @@ import (
 func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	out, in := []backend.Operand{{Name: "s", Tensor: s}}, []backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}
 	return be.doPinned(ctx, "qk", out, in, func() error {
-		j := qkJob{s: view.Of(&s), products: tile.Products{Q: view.Of(&q), K: view.Of(&k)}}
-		j.plan = be.divideStage(q, k)
+		j := stageJob{scores: view.Of(&s), products: tile.Products{Q: view.Of(&q), K: view.Of(&k), Scale: 1}}
+		j.divide(be, q, k)
 		j.plan.shareKeys(1) // nothing is summed over keys
-		l := &j.plan.layout
-		j.products.Layout, j.products.Scale = l, 1
-		return workers.Run(ctx, &j, l.SpaceFloats()+j.plan.chunkTiles*l.QueryFloats(), j.plan.tasks, be.threads())
+		return j.run(ctx, be, j.plan.layout.QueryFloats())
 	})
-}
-
-// divideStage divides a product of rows of q and k among the threads. Tiles have keys as lanes.
-func (be *Backend) divideStage(q, k backend.Tensor) partition {
-	return divide(tile.NewLayout(be.kernels, true, &backend.Call{Q: q, K: k, V: k}), false, be.threads())
-}
-
-// qkJob is one QK call.
-type qkJob struct {
-	plan     partition
-	products tile.Products
-	s        view.View
-}
-
-// Task implements pool.Job.
-func (j *qkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
-	c, s := j.plan.chunk(n), j.products.Open(w)
-	tiles := j.plan.layout.TilesOf(s, &c)
-	for n := range tiles {
-		j.products.Pack(w, s, &tiles[n])
-	}
-	for j0 := c.Keys.Lo; j0 < c.Keys.Hi; j0 += tile.BlockKeys {
-		if err := turn.Pause(); err != nil {
-			return err
-		}
-		j.products.WriteScores(s, &c, tiles, j0, &j.s)
-	}
-	return nil
 }
 
 // PV implements backend.Backend: o = w·v, in float32, summed from zero over each
@@ -56,47 +26,66 @@ func (j *qkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	out, in := []backend.Operand{{Name: "o", Tensor: o}}, []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}
 	return be.doPinned(ctx, "pv", out, in, func() error {
-		j := pvJob{w: view.Of(&w), zeroHides: true, products: tile.Products{V: view.Of(&v), O: view.Of(&o)}}
-		return j.run(ctx, be, o, v)
+		j := stageJob{w: view.Of(&w), zeroHides: true, products: tile.Products{V: view.Of(&v), O: view.Of(&o)}}
+		return j.runValues(ctx, be, o, v)
 	})
 }
 
-// pvJob is one PV call, or some columns of a Project call.
-type pvJob struct {
+// stageJob is one QK call, one PV call, or some columns of a Project call.
+type stageJob struct {
 	plan      partition
 	products  tile.Products
-	w         view.View
+	scores    view.View // that QK writes; zero in the other calls
+	w         view.View // the weights that values are multiplied by
 	zeroHides bool
 	bias      view.View // [1, 1, 1, N] where the sums begin, from column c0 on; may be zero
 	c0        int
 }
 
-// run computes the call, whose shape is that of o and v.
-func (j *pvJob) run(ctx context.Context, be *Backend, o, v backend.Tensor) error {
-	j.plan = be.divideStage(o, v)
+// divide divides a product of rows of q and k among the threads. Tiles have keys as lanes.
+func (j *stageJob) divide(be *Backend, q, k backend.Tensor) {
+	j.plan = divide(tile.NewLayout(be.kernels, true, &backend.Call{Q: q, K: k, V: k}), false, be.threads())
+}
+
+// run computes the call; a tile needs some floats of its own.
+func (j *stageJob) run(ctx context.Context, be *Backend, floats int) error {
+	j.products.Layout = &j.plan.layout
+	return workers.Run(ctx, j, j.plan.layout.SpaceFloats()+j.plan.chunkTiles*floats, j.plan.tasks, be.threads())
+}
+
+// runValues computes a call with values, whose shape is that of o and v.
+func (j *stageJob) runValues(ctx context.Context, be *Backend, o, v backend.Tensor) error {
+	j.divide(be, o, v)
 	l := &j.plan.layout
 	j.plan.shareKeys(l.Sums) // otherwise the sums of chunks would have to be added
 	// The rows of a weight matrix lie so far apart that those of a block share few
 	// sets of the caches: several tiles read a copy.
 	l.ReadV = l.ReadV && (j.zeroHides || l.Tiles == 1)
-	j.products.Layout = l
-	return workers.Run(ctx, j, l.SpaceFloats()+j.plan.chunkTiles*l.OutputFloats(), j.plan.tasks, be.threads())
+	return j.run(ctx, be, l.OutputFloats())
 }
 
 // Task implements pool.Job.
-func (j *pvJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
-	c, s := j.plan.chunk(n), j.products.Open(w)
+func (j *stageJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
+	c, s, qk := j.plan.chunk(n), j.products.Open(w), !j.scores.IsZero()
 	tiles := j.plan.layout.TilesOf(s, &c)
 	for n := range tiles {
-		j.products.BeginSums(w, s, &tiles[n], &j.bias, j.c0)
+		if qk {
+			j.products.Pack(w, s, &tiles[n])
+		} else {
+			j.products.BeginSums(w, s, &tiles[n], &j.bias, j.c0)
+		}
 	}
-	for j0 := 0; j0 < j.plan.layout.Dims.SeqK; j0 += tile.BlockKeys {
+	for j0 := c.Keys.Lo; j0 < c.Keys.Hi; j0 += tile.BlockKeys {
 		if err := turn.Pause(); err != nil {
 			return err
 		}
-		j.products.AddValues(s, tiles, j0, &j.w, j.zeroHides)
+		if qk {
+			j.products.WriteScores(s, &c, tiles, j0, &j.scores)
+		} else {
+			j.products.AddValues(s, tiles, j0, &j.w, j.zeroHides)
+		}
 	}
-	for n := range tiles {
+	for n := 0; !qk && n < len(tiles); n++ {
 		j.products.WriteSums(s, &tiles[n])
 	}
 	return nil
@@ -155,6 +144,6 @@ func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, b
 	if x = part(x, rows, x.Shape()[backend.Dim], 0, 0); err != nil {
 		return err
 	}
-	j := pvJob{w: view.Of(&x), bias: bias, c0: c0, products: tile.Products{V: view.Of(&w), O: view.Of(&y)}}
-	return j.run(ctx, be, y, w)
+	j := stageJob{w: view.Of(&x), bias: bias, c0: c0, products: tile.Products{V: view.Of(&w), O: view.Of(&y)}}
+	return j.runValues(ctx, be, y, w)
 }

@@ -42,7 +42,7 @@ type row struct {
 
 var rowJobs = sync.Pool{New: func() any { return new(rowJob) }}
 
-// newRowJob returns a call with rows of the given shape, until it is released.
+// newRowJob returns a call with rows of the given shape, for one run.
 func (be *Backend) newRowJob(shape backend.Shape, floats int, compute func(r row)) *rowJob {
 	j := rowJobs.Get().(*rowJob)
 	j.compute, j.floats, j.kernels, j.cols = compute, floats, be.kernels, shape[backend.Dim]
@@ -58,12 +58,6 @@ func (be *Backend) newRowJob(shape backend.Shape, floats int, compute func(r row
 	return j
 }
 
-// release forgets the operands.
-func (j *rowJob) release() {
-	*j = rowJob{}
-	rowJobs.Put(j)
-}
-
 // copyAlone is the number of elements that one goroutine copies in about the time that
 // another one takes to wake up.
 const copyAlone = 1 << 14
@@ -71,8 +65,13 @@ const copyAlone = 1 << 14
 // rowStep is the multiple of which tasks have rows.
 const rowStep = 64
 
-// run pins the operands, sets x to their views, the outputs first, and computes the rows.
+// run pins the operands, sets x to their views, the outputs first, computes the rows, and forgets
+// the operands.
 func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
+	defer func() {
+		*j = rowJob{}
+		rowJobs.Put(j)
+	}()
 	var pinned backend.Pinned
 	if err := pinned.Pin(nil, where, out, in); err != nil {
 		return err
@@ -149,7 +148,6 @@ func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 func (be *Backend) copy(ctx context.Context, dst, src backend.Operand) error {
 	shape := dst.Tensor.Shape()
 	j := be.newRowJob(shape, shape[backend.Dim], copyRow)
-	defer j.release()
 	if shape.Elements() == 0 {
 		j.tasks = 0
 	}
@@ -184,7 +182,6 @@ func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, ho
 	return be.do(ctx, "rotate", func() error {
 		shape, pairs := y.Shape(), cos.Shape()[backend.Dim]
 		j := be.newRowJob(shape, shape[backend.Dim]+2*pairs, rotateRow)
-		defer j.release()
 		j.rotation = how
 		in := []backend.Operand{{Name: "cos", Tensor: cos}, {Name: "sin", Tensor: sin}, {Name: "x", Tensor: x}}
 		if y == x { // in place: the elements after the pairs do not change
@@ -208,32 +205,24 @@ func rotateRow(r row) {
 			sin[i] = -sin[i]
 		}
 	}
+	second, step := n, 1 // of the pairs
 	if r.job.rotation.Interleaved {
-		rotateInterleaved(row[:2*n], cos, sin)
-	} else {
-		rotateHalves(row[:n], row[n:2*n], cos, sin)
+		second, step = 1, 2
 	}
+	rotate(row, row[second:], step, cos, sin)
 	r.store(row)
 }
 
-// rotateHalves rotates the pairs (lo[i], hi[i]). The conversions keep the compiler
+// rotate rotates the pairs (x[step·i], y[step·i]). The conversions keep the compiler
 // from fusing products and sums, so every machine computes the same bits.
-func rotateHalves(lo, hi, cos, sin []float32) {
-	hi, cos, sin = hi[:len(lo)], cos[:len(lo)], sin[:len(lo)]
-	for i, a := range lo {
-		b, c, s := hi[i], cos[i], sin[i]
-		lo[i] = float32(a*c) - float32(b*s)
-		hi[i] = float32(a*s) + float32(b*c)
-	}
-}
-
-// rotateInterleaved rotates the pairs (row[2i], row[2i+1]).
-func rotateInterleaved(row, cos, sin []float32) {
+func rotate(x, y []float32, step int, cos, sin []float32) {
 	sin = sin[:len(cos)]
+	at := 0
 	for i, c := range cos {
-		a, b, s := row[2*i], row[2*i+1], sin[i]
-		row[2*i] = float32(a*c) - float32(b*s)
-		row[2*i+1] = float32(a*s) + float32(b*c)
+		a, b, s := x[at], y[at], sin[i]
+		x[at] = float32(a*c) - float32(b*s)
+		y[at] = float32(a*s) + float32(b*c)
+		at += step
 	}
 }
 
@@ -247,7 +236,6 @@ func rotateInterleaved(row, cos, sin []float32) {
 func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
 	return be.do(ctx, "merge", func() error {
 		j := be.newRowJob(o.Shape(), 2*o.Shape()[backend.Dim], mergeRow)
-		defer j.release()
 		return j.run(ctx,
 			[]backend.Operand{{Name: "o", Tensor: o}, {Name: "lse", Tensor: lse}},
 			[]backend.Operand{{Name: "the part's o", Tensor: po}, {Name: "the part's lse", Tensor: plse}})
@@ -266,7 +254,7 @@ func mergeRow(r row) {
 		*lse = otherLSE
 		return
 	}
-	x, y, sum := vec.MergeLSE(*lse, otherLSE)
+	x, y, sum := tile.MergeLSE(*lse, otherLSE)
 	r.load(0, o)
 	for c := range o {
 		o[c] = float32(x*o[c]) + float32(y*other[c]) + 0 // no zero is negative

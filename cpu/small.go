@@ -162,7 +162,7 @@ func (x *smallSpace) write(b, h0 int) {
 		h, i := l.Row(h0, 0, r)
 		lse, inv := float32(0), float32(0)
 		if sink := x.a.problem.Sink(h); !lses.IsZero() || sink != vec.NegInf {
-			lse, inv = vec.RowLSE(x.m[r], float64(x.l[r]), sink)
+			lse, inv = tile.RowLSE(x.m[r], float64(x.l[r]), sink)
 		} else if x.l[r] != 0 {
 			inv = float32(1 / float64(x.l[r]))
 		}

@@ -38,11 +38,10 @@ const kernelKeys = 4096
 
 // runScores calls compute for the rows of s [B, H, Sq, Sk], with floats floats.
 func (be *Backend) runScores(ctx context.Context, s, lse backend.Tensor, p *backend.Problem, floats int, compute func(r row)) error {
-	j := be.newRowJob(s.Shape(), floats, compute)
-	defer j.release()
 	if err := p.GoMod(false); err != nil {
 		return err
 	}
+	j := be.newRowJob(s.Shape(), floats, compute)
 	j.problem, j.scores = p, new(tile.Scores)
 	layout := tile.Layout{Kernels: be.kernels, Dims: backend.Dims{Heads: j.heads, SeqQ: j.seq, SeqK: j.cols}}
 	j.scores.Open(&layout, p)
@@ -58,9 +57,7 @@ func softmaxRow(r row) {
 	lanes, sums := r.lanes(), r.mem[2*tile.BlockKeys+k.Lanes:]
 	m := vec.NegInf
 	r.each(lo, hi, kernelKeys, func(x []float32, key, n int) {
-		if y := r.score(x, key, n); y > m {
-			m = y
-		}
+		m = max(m, r.score(x, key, n))
 	})
 	if m == vec.NegInf { // all hidden, or NaN
 		m = 0
@@ -74,7 +71,7 @@ func softmaxRow(r row) {
 	for _, y := range sums {
 		sum += float64(y)
 	}
-	lse, inv := vec.RowLSE(m, sum, r.job.problem.Sink(r.h))
+	lse, inv := tile.RowLSE(m, sum, r.job.problem.Sink(r.h))
 	r.each(lo, hi, kernelKeys, func(x []float32, key, n int) {
 		k.ScaleMax(x, inv, lanes)
 		if sum != sum { // NaN, except for hidden keys

@@ -173,9 +173,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 			seen[s.WGSL] = true
 			name := []string{s.Kernel, fmt.Sprintf("%03d", q[backend.Dim])}
 			if s.Kernel == "decode" {
-				if name = append(name, fmt.Sprintf("r%d", s.Constants["ROWS"])); s.Constants["KT"] > 1 {
-					continue // for GPUs of NVIDIA
-				}
+				name = append(name, fmt.Sprintf("r%d", s.Constants["ROWS"]))
 			} else if s.Kernel == "gradient" {
 				name = append(name, []string{"dkv", "dq", "ds"}[s.Constants["OF"]])
 			} else if s.Variant != "" {

@@ -94,7 +94,7 @@ func (x *decode) variants() error {
 	k, bad := x.tiling.Decode(shaders.Decode{
 		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Listed: x.listed(), Wide: x.wide, Both: x.both(), Low: x.c.WeightType() != backend.F32,
 		Extra: x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), Rows: x.rows,
-	}, x.d.Dim, tune.AdapterOf(x.b.info), tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
+	}, x.d.Dim, x.b.info.Type == backend.CPU, tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
 	if bad != "" {
 		return fmt.Errorf("decoding needs %s, %s has %d and %d: %w",
 			bad, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)

@@ -167,53 +167,6 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 	}
 }
 
-// TestTwoKeysOfAThread compares the decode kernel of NVIDIA's GPUs with that of the device, bit for bit.
-func TestTwoKeysOfAThread(t *testing.T) {
-	b := open(t, Options{})
-	const batch, kvHeads, sk = 2, 2, 700
-	window := backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: 650, Left: 640, Right: 20, KLen: []int{sk, 513}}}
-	for _, x := range []struct {
-		d, dv, group int
-		dtype        backend.DType
-		paged, all   bool
-	}{{64, 64, 1, backend.F16, false, false}, {128, 128, 3, backend.BF16, false, true}, {56, 40, 4, backend.BF16, true, false}, {120, 64, 4, backend.F16, true, true}} {
-		heads := kvHeads * x.group
-		c := backend.Call{Q: tensor(t, b, backend.F32, backend.Shape{batch, heads, 1, x.d}, wave), Problem: window}
-		if x.all {
-			mask, bias := pairs(t, b, heads, 1, sk)
-			c.Problem = backend.Problem{Scale: 0.3, Softcap: 3, Mask: mask, Bias: bias, Slopes: make([]float32, heads), Visible: backend.Everything(),
-				Blocks: blocksOf(t, b, 1, 11), BlockQ: 8, BlockK: 64, Dropout: backend.Dropout{P: 0.4, Seed: 7}}
-			c.Slopes[1] = 1.0 / 64
-		}
-		shape := backend.Shape{batch, kvHeads, sk, 0}
-		if x.paged {
-			shape = backend.Shape{44, kvHeads, 16, 0}
-			c.Pages = &backend.Pages{Table: make([][]int32, batch), Keys: sk}
-			for i := range 2 * 44 {
-				c.Pages.Table[i%2] = append(c.Pages.Table[i%2], int32(i*5%44))
-			}
-		}
-		keys := func(d int) backend.Tensor {
-			shape[backend.Dim] = d
-			return tensor(t, b, x.dtype, shape, func(i int) float32 { return wave(i + d) })
-		}
-		c.K, c.V = keys(x.d), keys(x.dv)
-		own := b.info
-		o, lse := attend(t, b, c)
-		b.info.Type, b.info.Device = backend.Discrete, "NVIDIA H100"
-		two, twoLSE := attend(t, b, c)
-		c.O = alloc(t, b, backend.F32, backend.Shape{batch, heads, 1, x.dv})
-		call, err := b.newDecode(&c)
-		check(t, err)
-		if k := call.splits.(shaders.Decode); k.KT != 2 {
-			t.Errorf("%+v: the kernel is %+v", x, k)
-		}
-		b.info = own
-		sameRow(t, fmt.Sprintf("%+v", x), two, o)
-		sameRow(t, fmt.Sprintf("%+v: lse", x), twoLSE, lse)
-	}
-}
-
 // TestDecodeCutsChangeNoBit compares cut and uncut results of the decode path bit for bit:
 // chunks of keys, heads, rows, grids and submissions, and keys that are read one element
 // at a time.

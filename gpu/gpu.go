@@ -79,7 +79,7 @@ type Options struct {
 	// bound. Tests set it to cut work the same way on any machine.
 	MaxWork float64
 	// PoolBytes bounds the device memory that is kept for reuse after its
-	// release; 0 means 64 MiB, a negative value keeps none.
+	// release; 0 means 64 MiB, of a discrete GPU 256 MiB, and a negative value keeps none.
 	PoolBytes int64
 	// Tune selects how a variant of the prefill kernel is chosen. The zero value
 	// measures the variants on first use on a GPU, once on a machine.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/cut"
 )
 
 // through multiplies each value by a weight of 1, which decodes it from one type and stores
@@ -21,7 +20,7 @@ func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []ui
 	memory := func(d backend.DType) (h backend.Tensor, data []byte) {
 		h, err := backend.AllocHost(d, shape)
 		check(t, err)
-		data, err = cut.HostBytes(h)
+		data, err = backend.HostBytes(h)
 		check(t, err)
 		return h, data
 	}

@@ -102,7 +102,7 @@ func (b *Backend) tensorOn(s *cut.Store, bytes int64, free func(), dtype backend
 
 // onHost returns a tensor of this backend over the memory of a host tensor.
 func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
-	data, err := cut.HostBytes(host)
+	data, err := backend.HostBytes(host)
 	if err != nil {
 		return backend.Tensor{}, err
 	}
@@ -175,7 +175,7 @@ func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error 
 
 // read copies src, which is pinned, to host.
 func (b *Backend) read(ctx context.Context, host, src backend.Tensor) error {
-	dst, err := cut.HostBytes(host)
+	dst, err := backend.HostBytes(host)
 	if err != nil {
 		return err
 	}

@@ -26,8 +26,8 @@ var emitLimits = gputypes.Limits{
 const emitBudget = time.Hour // of a submission: ordinary calls take one
 
 // KernelSources returns the kernels that calls like c may run on a discrete GPU with 48 KiB of
-// workgroup memory, without opening a device: all variants for prefill, the kernels of a split,
-// also that of NVIDIA's GPUs, and of the merge for decoding, and with staged those of QK, Softmax and PV. They use the
+// workgroup memory, without opening a device: all variants for prefill, the kernels of a split
+// and of the merge for decoding, and with staged those of QK, Softmax and PV. They use the
 // exp2 of the device, as where it is precise enough. c's operands need no memory. Errors are
 // those of Attention.
 func KernelSources(c *backend.Call, staged bool) ([]KernelSource, error) {
@@ -74,16 +74,11 @@ func (s *sources) attention(c *backend.Call) error {
 	}
 	c = parts[0] // the others have the same kernels
 	if s.b.decodes(c) {
-		for _, s.b.info.Device = range []string{"NVIDIA", ""} { // the names that the kernels depend on
-			x, err := s.b.newDecode(c)
-			if err == nil {
-				err = s.add("", x.op())
-			}
-			if err != nil {
-				return err
-			}
+		x, err := s.b.newDecode(c)
+		if err != nil {
+			return err
 		}
-		return nil
+		return s.add("", x.op())
 	}
 	a, err := s.b.newAttention(c)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Result holds the results of an attention call, in device memory.
@@ -63,7 +64,7 @@ type Call struct {
 
 // subcall is the backend call of a region of the scores.
 type subcall struct {
-	region
+	view.Region
 	backend.Call
 	sequence int // the packed sequence, or 0
 }
@@ -125,49 +126,43 @@ func (c *Call) addAll() error {
 	}
 	c.problem = p.Problem
 	if c.opt.Pages != nil {
-		if err := c.all().CheckPages(); err != nil {
+		if err := c.all(Result{}).CheckPages(); err != nil {
 			return err
 		}
 	}
 	if c.opt.KeyIndices != nil {
-		if p.lists, err = c.opt.keyLists(c.dims); err != nil {
+		if p.Lists, err = c.opt.keyLists(c.dims); err != nil {
 			return err
 		}
 	}
 	return c.add(&p, 0, 0, 0)
 }
 
-// all returns the call with all its operands, before it is cut.
-func (c *Call) all() *backend.Call {
-	return &backend.Call{Q: c.q, K: c.k, V: c.v, Problem: c.problem, Pages: c.opt.Pages}
+// all returns the call with all its operands and outputs, before it is cut.
+func (c *Call) all(out Result) *backend.Call {
+	return &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.opt.Pages}
 }
 
 // add appends the subcalls of p, whose first row and key are row and key of the call; sequence is
 // the packed sequence, or 0.
-func (c *Call) add(p *problem, sequence, row, key int) error {
-	take := func(x region, own backend.Problem, listed [][]int32) error {
-		pages, err := x.pages(c.opt.Pages, c.k.Shape()[Seq])
+func (c *Call) add(p *view.Problem, sequence, row, key int) error {
+	return p.Each(func(x view.Region, own backend.Problem, listed [][]int32) error {
+		pages, err := x.PagesOf(c.opt.Pages, c.k.Shape()[Seq])
 		if err != nil {
 			return err
 		}
 		x.Lo[Seq], x.Hi[Seq] = x.Lo[Seq]+row, x.Hi[Seq]+row
 		x.Lo[Dim], x.Hi[Dim] = x.Lo[Dim]+key, x.Hi[Dim]+key
-		c.subs = append(c.subs, subcall{region: x, sequence: sequence})
+		c.subs = append(c.subs, subcall{Region: x, sequence: sequence})
 		s := &c.subs[len(c.subs)-1]
 		s.Problem, s.Pages, s.Listed = own, pages, listed
 		s.bind(c)
 		return nil
-	}
-	return p.eachRegion(func(x region, own backend.Problem) error {
-		if p.lists.lists != nil {
-			return p.lists.each(p, x, take)
-		}
-		return take(x, own, nil)
 	})
 }
 
 // whole reports whether s computes all of c.
-func (s *subcall) whole(c *Call) bool { return s.region == wholeRegion(c.dims) }
+func (s *subcall) whole(c *Call) bool { return s.Region == view.WholeRegion(c.dims) }
 
 // bind sets the inputs of s to its parts of c's.
 func (s *subcall) bind(c *Call) {
@@ -325,7 +320,7 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 		return err
 	}
 	defer c.bindOutputs(Result{})
-	if empty(c.dims) {
+	if view.Empty(c.dims) {
 		return c.dev.noKeys(ctx, out.O, out.LSE, c.opt.Sinks)
 	}
 	c.bindOutputs(out)
@@ -386,9 +381,7 @@ func (c *Call) rows(elements int) Shape {
 
 // distinct returns ErrOverlap when outputs overlap inputs or each other.
 func (c *Call) distinct(out Result) error {
-	all := c.all()
-	all.O, all.LSE = out.O, out.LSE
-	outputs, inputs := all.Operands()
+	outputs, inputs := c.all(out).Operands()
 	return backend.Distinct([]backend.Operand{outputs[0], outputs[1], {Name: "weights", Tensor: out.Weights}}, inputs[:])
 }
 
@@ -398,7 +391,7 @@ func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 		s := &c.subs[i]
 		err := c.dev.on(ctx).QK(ctx, s.Scores(w), s.Q, s.K)
 		if err == nil {
-			err = c.dev.softmax(ctx, w, Tensor{}, s.region, &s.Problem)
+			err = c.dev.softmax(ctx, w, Tensor{}, s.Region, &s.Problem)
 		}
 		if err != nil {
 			return fmt.Errorf("weights: %w", err)

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/check"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // CheckOptions choose the rows that [Call.Check] recomputes.
@@ -42,8 +42,8 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 	defer c.bindOutputs(Result{})
 	c.bindOutputs(out)
 	subs := c.checked()
-	if empty(c.dims) { // rows without keys
-		subs = []check.Sub{{Box: wholeRegion(c.dims).Box, Call: &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.opt.Pages}}}
+	if view.Empty(c.dims) { // rows without keys
+		subs = []check.Sub{{Box: view.Whole(c.dims), Call: c.all(out)}}
 	}
 	r, err := check.Results(ctx, c.dev.ToFloat32, c.dims, subs, out.Weights, check.Sample(opt))
 	return CheckReport(r), err

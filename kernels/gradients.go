@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
@@ -103,7 +104,7 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 // whole reports whether the call is one backend call that writes all elements of the gradients. Otherwise the
 // gradients are sums. Slopes of packed sequences without rows and keys are in no backend call.
 func (c *Call) whole() bool {
-	return len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) && len(c.opt.CuQ) <= 2 && c.opt.KeyIndices == nil
+	return len(c.subs) == 1 && c.subs[0].Region == view.WholeRegion(c.dims) && len(c.opt.CuQ) <= 2 && c.opt.KeyIndices == nil
 }
 
 // checkBackward checks the arguments of Backward.
@@ -192,9 +193,8 @@ func (c *Call) gradients(s *subcall, grads *Gradients, d, result Result) backend
 // distinctGradients returns ErrOverlap when gradients overlap inputs or each other: those of
 // one backend call may overlap an operand of another one.
 func (c *Call) distinctGradients(grads *Gradients, d, result Result) error {
-	g := backend.Gradients{Call: *c.all(), DO: d.O, DLSE: d.LSE, DQ: grads.Q, DK: grads.K, DV: grads.V,
+	g := backend.Gradients{Call: *c.all(result), DO: d.O, DLSE: d.LSE, DQ: grads.Q, DK: grads.K, DV: grads.V,
 		DBias: grads.Bias, DRelative: grads.RelativeBias, DSlopes: grads.ALiBi, DSinks: grads.Sinks}
-	g.O, g.LSE = result.O, result.LSE
 	outputs, inputs := g.Operands()
 	return backend.Distinct(outputs[:], inputs[:])
 }

@@ -67,7 +67,3 @@ func checkOptional(name string, t Tensor, shape Shape, rule string, dtypes ...DT
 	}
 	return t.CheckShape(name, shape, rule, dtypes...)
 }
-
-// empty reports whether a call of lengths d has no scores: its result is empty, or its rows
-// have no keys.
-func empty(d Dims) bool { return d.Batch == 0 || d.Heads == 0 || d.SeqQ == 0 || d.SeqK == 0 }

@@ -157,21 +157,10 @@ func factor(name string, x float64) (float32, error) {
 // maxOffset keeps positions within int32 on every device.
 const maxOffset = 1 << 30
 
-// problem is a canonical problem and how it is cut into backend calls.
-type problem struct {
-	backend.Problem
-	// dims are the lengths. SeqK counts the keys that take part, which are the first ones:
-	// a short Mask or Bias hides the rest.
-	dims Dims
-	// regions are the parts of the scores that need a backend call each; nil means that one call computes all.
-	regions []region
-	lists   keyLists // of Options.KeyIndices
-}
-
 // problem checks o against the lengths d and returns the canonical problem. d.Dim 0 means
 // that the head size is unknown; then Scale must be set.
-func (o *Options) problem(d Dims) (p problem, err error) {
-	p.dims = d
+func (o *Options) problem(d Dims) (p view.Problem, err error) {
+	p.Dims = d
 	switch {
 	case o.Scale != nil:
 		if p.Scale, err = factor("scale", *o.Scale); err != nil {
@@ -220,7 +209,7 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	if err := p.Dropout.Check(); err != nil {
 		return p, err
 	}
-	p.regions, err = o.regions(&p, d.SeqK)
+	p.Regions, err = o.regions(&p, d.SeqK)
 	return p, err
 }
 
@@ -300,8 +289,8 @@ func (o *Options) offsetsDiffer() bool {
 }
 
 // tensors fills in the tensors of p and drops the keys that a short Mask or Bias lacks.
-func (o *Options) tensors(p *problem) (err error) {
-	d := p.dims
+func (o *Options) tensors(p *view.Problem) (err error) {
+	d := p.Dims
 	scores := Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
 	if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false, false); err != nil {
 		return err
@@ -336,8 +325,8 @@ func (o *Options) tensors(p *problem) (err error) {
 	if keys == d.SeqK {
 		return nil
 	}
-	p.dims.SeqK = keys
-	p.Problem = (&problem{Problem: p.Problem, dims: d}).cut(wholeRegion(p.dims))
+	p.Dims.SeqK = keys
+	p.Problem = (&view.Problem{Problem: p.Problem, Dims: d}).Cut(view.WholeRegion(p.Dims))
 	return nil
 }
 

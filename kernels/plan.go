@@ -36,9 +36,7 @@ func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 
 // planTogether returns the plan of a call that several backend calls compute, or none.
 func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
-	all := c.all()
-	all.O, all.LSE = out.O, out.LSE
-	sum := backend.NewPlan(all) // Bytes are those of the whole operands
+	sum := backend.NewPlan(c.all(out)) // Bytes are those of the whole operands
 	sum.Pairs, sum.FLOPs = 0, 0
 	if c.opt.KeyIndices != nil {
 		sum.Bytes = 0 // the parts have those of their lists

@@ -61,24 +61,24 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 	if err := checkOptional("lse", lse, sh, "[B, H, Sq, 1] of s", F32); err != nil {
 		return err
 	}
-	if p.dims.SeqK == 0 && !lse.IsZero() {
+	if p.Dims.SeqK == 0 && !lse.IsZero() {
 		return d.noKeys(ctx, Tensor{}, lse, opt.Sinks)
 	}
-	return p.eachRegion(func(x region, own backend.Problem) error {
+	return p.Each(func(x view.Region, own backend.Problem, _ [][]int32) error {
 		return d.softmax(ctx, s, x.Rows(lse), x, &own)
 	})
 }
 
 // stage returns the problem of a stage alone, over scores of lengths d.
-func (o *Options) stage(d Dims) (problem, error) {
+func (o *Options) stage(d Dims) (view.Problem, error) {
 	if err := o.checkPath(op.StagePath); err != nil {
-		return problem{}, err
+		return view.Problem{}, err
 	}
 	return o.problem(d)
 }
 
 // softmax turns x of the scores s, [B, H, Sq, Sk], into weights by p, and the other keys of its rows into zeros.
-func (d *Device) softmax(ctx context.Context, s, lse Tensor, x region, p *backend.Problem) error {
+func (d *Device) softmax(ctx context.Context, s, lse Tensor, x view.Region, p *backend.Problem) error {
 	if err := d.on(ctx).Softmax(ctx, x.Scores(s), lse, p); err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (d *Device) zero(ctx context.Context, dtype DType) (Tensor, error) {
 
 // outside calls f with the rows of x of t, [B, H, Sq, Sk], and the keys before and after
 // those of x, and with a problem in which all keys are hidden.
-func outside(t Tensor, x region, f func(rest Tensor, hidden *backend.Problem) error) error {
+func outside(t Tensor, x view.Region, f func(rest Tensor, hidden *backend.Problem) error) error {
 	for _, keys := range [2][2]int{{0, x.Lo[Dim]}, {x.Hi[Dim], t.Shape()[Dim]}} {
 		if keys[0] == keys[1] {
 			continue
@@ -209,7 +209,7 @@ func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Opt
 		if at < Biased {
 			return scorer.Scores(ctx, s, &p.Problem, at)
 		}
-		return p.eachRegion(func(x region, own backend.Problem) error {
+		return p.Each(func(x view.Region, own backend.Problem, _ [][]int32) error {
 			if err := scorer.Scores(ctx, x.Scores(s), &own, at); err != nil {
 				return err
 			}

@@ -50,7 +50,7 @@ func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options
 		return all, fmt.Errorf("%d weights for each of %d queries: %w", n, s.dims.Batch*heads*seq, err)
 	}
 	all = Top{Keys: slices.Repeat([]int32{-1}, size), Weights: make([]float32, size)}
-	return all, s.scan(ctx, view.Whole(s.dims), func(x region, w []float32, stride int) {
+	return all, s.scan(ctx, view.Whole(s.dims), func(x view.Region, w []float32, stride int) {
 		rows := x.Len(Seq)
 		inParallel(x.Len(Heads)*rows, func(r int) {
 			h, i := x.Lo[Heads]+r/rows, x.Lo[Seq]+r%rows
@@ -121,7 +121,7 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.dims, ErrShape)
 		}
 	}
-	return s.scan(ctx, box, func(x region, w []float32, stride int) {
+	return s.scan(ctx, box, func(x view.Region, w []float32, stride int) {
 		for i := range x.Len(Seq) {
 			f(x.Lo[Seq]+i, x.Lo[Dim], w[i*stride:][:x.Len(Dim)])
 		}
@@ -133,7 +133,7 @@ type weightScan struct {
 	dev     *Device
 	dims    Dims
 	q, k    Tensor
-	problem problem
+	problem view.Problem
 	rows    int  // of a head in a chunk, at most
 	narrow  bool // compute only the keys between the first and the last that rows of the chunk see
 }
@@ -151,8 +151,8 @@ func (d *Device) weightScan(q, k Tensor, opt *Options) (*weightScan, error) {
 // scan calls f with the weights of box, a chunk x of consecutive rows of one batch at a time: w has
 // a row of keys for each head and row of x, and rows begin stride elements apart. A chunk has whole
 // groups of query heads that share their keys, or one head where a row of a group is too large.
-func (s *weightScan) scan(ctx context.Context, box view.Box, f func(x region, w []float32, stride int)) error {
-	return s.problem.eachRegion(func(x region, _ backend.Problem) error {
+func (s *weightScan) scan(ctx context.Context, box view.Box, f func(x view.Region, w []float32, stride int)) error {
+	return s.problem.Each(func(x view.Region, _ backend.Problem, _ [][]int32) error {
 		for axis := Batch; axis <= Seq; axis++ {
 			x.Lo[axis], x.Hi[axis] = max(x.Lo[axis], box.Lo[axis]), min(x.Hi[axis], box.Hi[axis])
 		}
@@ -193,14 +193,14 @@ func (s *weightScan) endOfRows(i, rows, last int) int {
 }
 
 // chunk computes the weights of x and calls f with those of the keys from lo to hi.
-func (s *weightScan) chunk(ctx context.Context, x region, lo, hi int, f func(x region, w []float32, stride int)) error {
+func (s *weightScan) chunk(ctx context.Context, x view.Region, lo, hi int, f func(x view.Region, w []float32, stride int)) error {
 	if s.narrow {
 		x = s.seen(x)
 	}
 	if lo, hi = max(x.Lo[Dim], lo), min(x.Hi[Dim], hi); lo >= hi {
 		return nil
 	}
-	p := s.problem.cut(x)
+	p := s.problem.Cut(x)
 	on, stride := s.dev.on(ctx), x.Len(Dim)
 	w, err := on.Alloc(ctx, F32, Shape{1, x.Len(Heads), x.Len(Seq), stride})
 	if err != nil {
@@ -231,8 +231,8 @@ func (s *weightScan) chunk(ctx context.Context, x region, lo, hi int, f func(x r
 
 // seen returns x, rows of one batch, with the keys that they see by the visibility rule; none when
 // they see no key.
-func (s *weightScan) seen(x region) region {
-	p := s.problem.cut(x)
+func (s *weightScan) seen(x view.Region) view.Region {
+	p := s.problem.Cut(x)
 	first, keys := x.Lo[Dim], x.Len(Dim)
 	from, to := keys, 0
 	for i := range x.Len(Seq) {

@@ -14,7 +14,7 @@ var fixed = []Fixed{Merge, Delta, Reduce, Peak, Read, Exponentials}
 // Tiles of package gpu for head size 64.
 var (
 	flash64    = Flash{TX: 8, TY: 16, RV: 2, KT: 8, CV: 2, VP: 1, QD: 4, JJ: 2, ER: 4, Split: 256}
-	decode64   = Decode{Rows: 4, Split: 256, BC: 64, KT: 1, TX: 8, Stages: 4, Quads: 16, Sides: 1, Ahead: 16}
+	decode64   = Decode{Rows: 4, Split: 256, BC: 64, TX: 8, Stages: 4, Quads: 16, Sides: 1, Ahead: 16}
 	merge64    = SplitMerge{Split: 256, TX: 8, Quads: 16}
 	matmulL    = Matmul{TX: 8, TY: 16, Rows: 8, CV: 2, QD: 4}
 	gradient64 = Gradient{TX: 16, TY: 8, QD: 4, Paired: true}

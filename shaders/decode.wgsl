@@ -12,12 +12,11 @@
 // Key tiles of BC begin at multiples of BC. A tile that no row of the workgroup sees is skipped, and one that
 // all rows see entirely is not checked key by key.
 //
-// A thread computes the scores of KT keys of a tile with all rows, then weights of a row with four neighbouring
-// keys, and COLS columns of the output for all rows. Two keys (not of q8 and q4) read each element of Q once, and
-// take more registers. Where SIDES is 2, a thread has twice the columns of half of the rows, which reads fewer
-// weights:
+// A thread computes the scores of a key of a tile with all rows, then weights of a row with four neighbouring
+// keys, and COLS columns of the output for all rows. Where SIDES is 2, a thread has twice the columns of half of
+// the rows, which reads fewer weights:
 //
-//                thread t: keys t + THREADS·h     column t + THREADS·x
+//                thread t: key t                  column t + THREADS·x
 //            ┌──────┬──────────────────┐        ┌──────┬────────────┐
 //    ROWS    │ S,P  │                  │        │  O   │            │
 //            └──────┴──────────────────┘        └──────┴────────────┘
@@ -43,8 +42,7 @@ const VWIDE: u32 = WIDE * (EL / 8u); // 1: v is read 16 bytes at a time
 const UNIT: u32 = 1u + VWIDE * (EL - 1u); // elements that a position in v counts
 const PACK: u32 = 1u + VWIDE + EL / 16u * 3u; // keys of a word of staged, 1 if values are not staged
 const STAGED: u32 = min(PACK - 1u, 1u);
-const THREADS: u32 = (BC / KT + 31u) / 32u * 32u;
-const DOTS: u32 = KT * ROWS;
+const THREADS: u32 = (BC + 31u) / 32u * 32u;
 const QN: u32 = EL * ROWS; // vec4 of q for a stage
 const KN: u32 = 4u * BC; // granules of a stage of K
 const KLOADS: u32 = (KN + THREADS - 1u) / THREADS;
@@ -179,10 +177,10 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     }
 }
 
-// scores puts the dot products of the thread's keys with all rows into kv, while the next stage is loaded.
+// scores puts the dot products of the thread's key with all rows into kv, while the next stage is loaded.
 @inline fn scores() {
-    var dots: array<f32, DOTS>; // [key][row]
-    @unroll for (var i = 0u; i < DOTS; i++) { dots[i] = 0.0; }
+    var dots: array<f32, ROWS>;
+    @unroll for (var i = 0u; i < ROWS; i++) { dots[i] = 0.0; }
     for (var d0 = 0u; d0 < p.dim; d0 += 4u * EL) {
         let ends = d0 + 4u * EL >= p.dim;
         let from_turn = select(turn, 1u - turn, ends);
@@ -210,25 +208,18 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
                 let n = d0 / (4u * EL);
                 var scale = key_scale.x;
                 @if(KV == 5u) scale = select(key_scale.x, key_scale.y, g > 1u);
-                var x: array<vec4<u32>, KT>;
-                @unroll for (var h = 0u; h < KT; h++) { x[h] = kv[place(min(t + THREADS * h, BC - 1u), g)]; }
+                let x = kv[place(min(t, BC - 1u), g)];
                 @unroll for (var e = 0u; e < EL / 4u; e++) {
                     if (KV < 4u || FULL == 1u || d0 + g * EL + 4u * e < p.dim) {
-                        var y: array<vec4<f32>, KT>;
-                        @unroll for (var h = 0u; h < KT; h++) {
-                            y[h] = bitcast<vec4<f32>>(x[h]);
-                            @if(EL == 8u) {
-                                let word = x[h][2u * e];
-                                let word1 = x[h][2u * e + 1u];
-                                @inline halves(y[h], word, word1, KV);
-                            }
-                            @if(KV / 4u == 1u) y[h] = integers(x[h][e]) * scale;
+                        var y = bitcast<vec4<f32>>(x);
+                        @if(EL == 8u) {
+                            let word = x[2u * e];
+                            let word1 = x[2u * e + 1u];
+                            @inline halves(y, word, word1, KV);
                         }
+                        @if(KV / 4u == 1u) y = integers(x[e]) * scale;
                         @unroll for (var i = 0u; i < ROWS; i++) {
-                            let q4 = qs[n][(g * (EL / 4u) + e) * ROWS + i];
-                            @unroll for (var h = 0u; h < KT; h++) {
-                                dots[h * ROWS + i] = dot4(q4, y[h], dots[h * ROWS + i]);
-                            }
+                            dots[i] = dot4(qs[n][(g * (EL / 4u) + e) * ROWS + i], y, dots[i]);
                         }
                     }
                 }
@@ -238,9 +229,9 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     k_start = k_next;
     workgroupBarrier();
     if (t < BC) {
-        @unroll for (var n = 0u; n < DOTS; n++) {
-            let dot = dots[n];
-            kv[(n % ROWS * BC + t + n / ROWS * THREADS) / 4u][t % 4u] = bitcast<u32>(dot);
+        @unroll for (var i = 0u; i < ROWS; i++) {
+            let dot = dots[i];
+            kv[(i * BC + t) / 4u][t % 4u] = bitcast<u32>(dot);
         }
     }
     workgroupBarrier();

@@ -1,5 +1,6 @@
 // Measures the float32 ceiling: independent fused multiply-adds in registers. A thread keeps 8 vec4; each round
-// makes 8 · 4 FMA on them, 64 operations. Storing the results keeps the compiler from removing the work.
+// makes 16 · 8 · 4 FMA on them, 1,024 operations. With 8 · 4, the loop itself took 15% of the time on an H200.
+// Storing the results keeps the compiler from removing the work.
 //
 // Workgroup memory: none.
 
@@ -25,14 +26,16 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     var x6 = x0 + vec4<f32>(6.0);
     var x7 = x0 + vec4<f32>(7.0);
     for (var i = 0u; i < p.rounds; i++) {
-        x0 = fma(x0, f, a);
-        x1 = fma(x1, f, a);
-        x2 = fma(x2, f, a);
-        x3 = fma(x3, f, a);
-        x4 = fma(x4, f, a);
-        x5 = fma(x5, f, a);
-        x6 = fma(x6, f, a);
-        x7 = fma(x7, f, a);
+        @unroll for (var n = 0u; n < 16u; n++) {
+            x0 = fma(x0, f, a);
+            x1 = fma(x1, f, a);
+            x2 = fma(x2, f, a);
+            x3 = fma(x3, f, a);
+            x4 = fma(x4, f, a);
+            x5 = fma(x5, f, a);
+            x6 = fma(x6, f, a);
+            x7 = fma(x7, f, a);
+        }
     }
     let sum = ((x0 + x1) + (x2 + x3)) + ((x4 + x5) + (x6 + x7));
     out[id.x] = dot(sum, vec4<f32>(1.0));

@@ -10,7 +10,8 @@
 //
 // m' is a prefix maximum, which is exact in any order. BLOCK splits at a time, a thread computes a and b of one
 // split; then a thread has a vec4 of O or of l and goes through the splits, a product and an fma each. It loads
-// AHEAD of them at once, to overlap the loads: contexts of a million keys have 4,096 splits.
+// AHEAD of them at once, without a condition, behind which a compiler might move the loads: contexts of a million
+// keys have 4,096 splits.
 //
 // Workgroup memory: parts 64 + tops 1,024 + factors 1,024 = 2,112 bytes.
 
@@ -70,16 +71,18 @@ var<workgroup> factors: array<vec2<f32>, BLOCK>; // a and b
         workgroupBarrier();
 
         let end = min(from_s + BLOCK, s1);
-        for (var x = from_s; x < end; x += AHEAD) {
+        var x = from_s;
+        for (; x + AHEAD <= end; x += AHEAD) {
             var loaded: array<vec4<f32>, AHEAD>;
+            @unroll for (var n = 0u; n < AHEAD; n++) { loaded[n] = state[at + (x + n) * WIDTH + quad]; }
             @unroll for (var n = 0u; n < AHEAD; n++) {
-                loaded[n] = state[at + min(x + n, end - 1u) * WIDTH + quad];
+                let f = factors[x + n - from_s];
+                sum = fma(vec4<f32>(f.y), loaded[n], sum * f.x);
             }
-            @unroll for (var n = 0u; n < AHEAD; n++) {
-                // No branch: a compiler may move the loads behind it.
-                let f = factors[min(x + n, end - 1u) - from_s];
-                sum = select(sum, fma(vec4<f32>(f.y), loaded[n], sum * f.x), x + n < end);
-            }
+        }
+        for (; x < end; x++) {
+            let f = factors[x - from_s];
+            sum = fma(vec4<f32>(f.y), state[at + x * WIDTH + quad], sum * f.x);
         }
     }
 

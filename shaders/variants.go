@@ -104,7 +104,7 @@ type Flash struct {
 	Split  int // keys of a split
 }
 
-// Decode is the first half of decoding. A workgroup has a thread for each KT keys of a tile.
+// Decode is the first half of decoding. A workgroup has a thread for each key of a tile.
 type Decode struct {
 	Expand Expand
 	In, KV Type // of q; of k and v
@@ -119,7 +119,6 @@ type Decode struct {
 	Rows   int // query rows of a workgroup
 	Split  int // keys of a workgroup
 	BC     int // keys of a tile
-	KT     int // keys of a tile of a thread: 1, or 2 unless of Q8
 	TX     int // classes of keys
 	Stages int // of K in a tile: D / (4 · EL), rounded up
 	Quads  int // vec4 columns of the output

@@ -193,7 +193,8 @@ func (r *Row) sink() float64 {
 func Solve(r Row) Answer {
 	d, n := len(r.Q), len(r.K)/len(r.Q)
 	a := Answer{Scores: make([]float64, n), Weights: make([]float64, n), O: make([]float64, r.Dv), OBound: make([]float64, r.Dv)}
-	m := math.Inf(-1)
+	sink := r.sink()
+	m := sink
 	for j := range n {
 		if r.hides(j) {
 			a.Scores[j] = math.NaN()
@@ -227,8 +228,6 @@ func Solve(r Row) Answer {
 		a.reach, a.shift = math.Max(a.reach, abs), math.Max(a.shift, shift)
 	}
 
-	sink := r.sink()
-	m = math.Max(m, sink)
 	if !math.IsInf(sink, 0) {
 		a.reach = math.Max(a.reach, math.Abs(sink))
 	}

@@ -129,19 +129,13 @@ fn stage(t: u32, next_stage: Stage) {
 
 // look_up_rows puts where the rows of a tile from key $j on begin in pages into rows_k and rows_v.
 @inline fn look_up_rows($j, $turn) {
-    var next_k: array<u32, KT>;
-    var next_v: array<u32, KT>;
-    @unroll for (var h = 0u; h < KT; h++) {
-        let j = min($j + min(t + THREADS * h, BC - 1u), last_key);
-        next_k[h] = k_row(k_at, b, j) / KUNIT;
-        next_v[h] = v_row(v_at * UNIT, b, j) / UNIT;
-    }
+    let j = min($j + min(t, BC - 1u), last_key);
+    let next_k = k_row(k_at, b, j) / KUNIT;
+    let next_v = v_row(v_at * UNIT, b, j) / UNIT;
     workgroupBarrier();
     if (t < BC) {
-        @unroll for (var h = 0u; h < KT; h++) {
-            rows_k[$turn * BC + t + THREADS * h] = next_k[h];
-            rows_v[$turn * BC + t + THREADS * h] = next_v[h];
-        }
+        rows_k[$turn * BC + t] = next_k;
+        rows_v[$turn * BC + t] = next_v;
     }
     workgroupBarrier();
 }

@@ -227,7 +227,7 @@ func (a *Attention) complete(t *Tile, st *state, factors []float32, sinks bool) 
 			h, _ := l.Row(t.H, t.I, r)
 			sink = a.Scores.problem.Sink(h)
 		}
-		st.m[r], factors[r] = vec.RowLSE(st.m[r], float64(st.l[r]), sink)
+		st.m[r], factors[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
 	}
 }
 
@@ -241,7 +241,7 @@ func (a *Attention) mergeShard(s *Space, t *Tile) {
 		*merged, *st = *st, *merged
 	} else {
 		for r := range t.N {
-			s.Alpha[r], s.beta[r], merged.m[r] = vec.MergeLSE(merged.m[r], st.m[r])
+			s.Alpha[r], s.beta[r], merged.m[r] = MergeLSE(merged.m[r], st.m[r])
 		}
 		l.add(merged.o, st.o, s.Alpha, s.beta)
 	}

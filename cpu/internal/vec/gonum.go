@@ -25,8 +25,7 @@ var kernelsGonum = Kernels{
 	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
-	load: [elements]loadFunc{F16: loadGonum(F16), BF16: loadGonum(BF16)}, storeF16: storeF16Gonum,
-	fma: fmaGonum, read: readGonum,
+	storeF16: storeF16Gonum, fma: fmaGonum, read: readGonum,
 }
 
 // gonum's Gemm starts goroutines, and splits its sums differently, from four
@@ -241,18 +240,6 @@ func nonFiniteGonum(x *float32, ld, rows, vectors int) int32 {
 		}
 	}
 	return int32(seen >> 31)
-}
-
-// loadGonum decodes rows of 16-bit elements.
-func loadGonum(e backend.DType) loadFunc {
-	return func(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
-		for r := range rows {
-			to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
-			for i, h := range unsafe.Slice((*uint16)(unsafe.Add(unsafe.Pointer(src), r*lds)), len(to)) {
-				to[i] = e.Decode(h)
-			}
-		}
-	}
 }
 
 func storeF16Gonum(dst *uint16, src *float32, vectors int) {

@@ -456,7 +456,14 @@ func Load[T uint16 | byte](x *Kernels, e backend.DType, dst []float32, ldd int, 
 		x.load[e](&dst[0], 4*ldd, (*byte)(unsafe.Pointer(&src[0])), e.Size()*lds, rows, cols/x.Lanes)
 	}
 	for r := 0; x.load[e] == nil && r < rows; r++ {
-		e.Dequantise(dst[r*ldd:][:cols], any(src[r*lds:]).([]byte))
+		switch row := any(src[r*lds:]).(type) {
+		case []byte:
+			e.Dequantise(dst[r*ldd:][:cols], row)
+		case []uint16:
+			for i := range cols {
+				dst[r*ldd+i] = e.Decode(row[i])
+			}
+		}
 	}
 }
 

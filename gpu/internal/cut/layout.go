@@ -69,7 +69,10 @@ func Pack(ctx context.Context, ds backend.Strides, src []byte, ss backend.Stride
 		return write(uint64(words), last[:])
 	}
 	// Slices along the outermost axis keep the copy on the host small.
-	outer := outermost(shape, ds)
+	outer := 0
+	if axes := byStride([4]int{}, shape, ds); len(axes) > 0 {
+		outer = axes[len(axes)-1]
+	}
 	step := ds[outer] * size
 	rows := shape[outer]
 	if n := TransferBytes / max(step, 1); n < rows && step%4 == 0 {
@@ -95,17 +98,6 @@ func Pack(ctx context.Context, ds backend.Strides, src []byte, ss backend.Stride
 		}
 	}
 	return nil
-}
-
-// outermost returns the axis with the largest stride among those longer than 1.
-func outermost(shape backend.Shape, strides backend.Strides) int {
-	best := 0
-	for i := range shape {
-		if shape[i] > 1 && (shape[best] == 1 || strides[i] > strides[best]) {
-			best = i
-		}
-	}
-	return best
 }
 
 // Scatter copies every element from src to dst, each with its own strides in elements.

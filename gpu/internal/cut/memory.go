@@ -154,28 +154,3 @@ func HostTensor(t backend.Tensor) (all backend.Tensor, err error) {
 	}
 	return all.View(t.Shape(), t.Strides(), t.Offset())
 }
-
-// HostBytes returns the bytes of a host tensor's memory from its first element, for Q8 and Q4
-// from the scale of its first row.
-func HostBytes(t backend.Tensor) ([]byte, error) {
-	switch t.DType() {
-	case backend.F32:
-		s, err := t.Float32s()
-		return bytesOf(s), err
-	case backend.Bool:
-		s, err := t.Bools()
-		return bytesOf(s), err
-	case backend.Q8, backend.Q4:
-		return t.QuantisedRows()
-	default:
-		s, err := t.Bits()
-		return bytesOf(s), err
-	}
-}
-
-func bytesOf[T any](s []T) []byte {
-	if len(s) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(s[0])))
-}

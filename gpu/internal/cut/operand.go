@@ -86,6 +86,7 @@ func (o *Operand) View(x Box, align uint64) View {
 
 // spans returns the range of each of the tensor's four axes that x needs.
 func (o *Operand) spans(x Box) (lo, hi [4]int) {
+	shared := [axes]int{Head: o.Group, Row: o.Block[0], Col: o.Block[1]} // indices with one element
 	for i, a := range o.Axes {
 		if a == Whole {
 			if hi[i] = o.T.Shape()[i]; o.Diagonal > 0 && i == backend.Dim { // as many as keys
@@ -94,16 +95,7 @@ func (o *Operand) spans(x Box) (lo, hi [4]int) {
 			continue
 		}
 		lo[i], hi[i] = x.Lo[a], x.Hi[a]
-		n := 1
-		switch a {
-		case Head:
-			n = o.Group
-		case Row:
-			n = o.Block[0]
-		case Col:
-			n = o.Block[1]
-		}
-		if n > 1 {
+		if n := shared[a]; n > 1 {
 			lo[i] /= n
 			hi[i] = (hi[i]-1)/n + 1
 		}

@@ -18,6 +18,7 @@ type Pages struct {
 	*backend.Pages
 	Size  int // keys of a page
 	Width int // pages of a batch in the table for kernels
+	words int // of a page in the table
 	klen  []int
 	call  *backend.Call
 }
@@ -27,9 +28,9 @@ func pagesOf(c *backend.Call) *Pages {
 	if c.Pages == nil && c.Listed == nil {
 		return nil
 	}
-	p := &Pages{Pages: c.Pages, Size: c.K.Shape()[backend.Seq], klen: c.Visible.KLen, call: c}
+	p := &Pages{Pages: c.Pages, Size: c.K.Shape()[backend.Seq], words: 1, klen: c.Visible.KLen, call: c}
 	if c.Listed != nil {
-		p.Pages, p.Size = &backend.Pages{Table: c.Listed, Keys: c.Dims().SeqK}, 1
+		p.Pages, p.Size, p.words = &backend.Pages{Table: c.Listed, Keys: c.Dims().SeqK}, 1, 3
 	}
 	most := 0
 	for b := range p.Table {
@@ -77,7 +78,7 @@ func (p *Pages) Bytes(k, v backend.Strides) (data []byte) {
 					words[1], words[2] = p.begin(k, b, i), p.begin(v, b, i)
 				}
 			}
-			for _, word := range words[:p.words()] {
+			for _, word := range words[:p.words] {
 				data = binary.LittleEndian.AppendUint32(data, uint32(word))
 			}
 		}
@@ -85,16 +86,8 @@ func (p *Pages) Bytes(k, v backend.Strides) (data []byte) {
 	return data
 }
 
-// words returns the words of a page in the table.
-func (p *Pages) words() int {
-	if p.Listed() {
-		return 3
-	}
-	return 1
-}
-
 // At returns the position of the pages of batch b in the table.
-func (p *Pages) At(b int) int { return b * p.Width * p.words() }
+func (p *Pages) At(b int) int { return b * p.Width * p.words }
 
 // Collectable returns backend.ErrUnsupported when the pages of a gathered pool cannot be
 // copied one by one, because pages do not begin at words.
@@ -122,7 +115,7 @@ func (o *Operand) collected(lo, hi [4]int) View {
 	step := func(axis int) uint64 { return uint64(o.T.Strides()[axis]) * size }
 	first, last := lo[backend.Seq]/keys, (hi[backend.Seq]-1)/keys+1
 	a := &Staged{Of: o, Lo: lo, Hi: hi}
-	axes := o.byStride([4]int{0, lo[backend.Heads], 0, 0}, [4]int{1, hi[backend.Heads], 1, hi[backend.Dim]})
+	axes := byStride([4]int{0, lo[backend.Heads], 0, 0}, [4]int{1, hi[backend.Heads], 1, hi[backend.Dim]}, o.T.Strides())
 	// A run is the part of a page with one index of the axes outside of its rows.
 	row, span, inside := step(backend.Seq), size, len(axes)
 	if keys > 1 {
@@ -141,15 +134,7 @@ func (o *Operand) collected(lo, hi [4]int) View {
 	a.Strides[backend.Seq] = int(row / size)
 	page := uint64(keys) * row
 	span += uint64(keys-1) * row
-	end := uint64(last-first-1)*page + span
-	outer := []Run{{Lo: uint64(lo[backend.Heads]) * step(backend.Heads)}}
-	for _, i := range axes[inside:] {
-		pitch := (end+stagedAlign-1)&^(stagedAlign-1) + step(i)%stagedAlign
-		n := uint64(hi[i] - lo[i])
-		outer = repeat(outer, n, step(i), pitch)
-		a.Strides[i] = int(pitch / size)
-		end += (n - 1) * pitch
-	}
+	outer, end := o.repeat(a, Run{Lo: uint64(lo[backend.Heads]) * step(backend.Heads)}, axes[inside:], lo, hi, uint64(last-first-1)*page+span)
 	batch := (end + stagedAlign - 1) &^ (stagedAlign - 1)
 	a.Strides[backend.Batch] = int(batch / size)
 	for b := lo[backend.Batch]; b < hi[backend.Batch]; b++ {

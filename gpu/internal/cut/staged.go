@@ -72,10 +72,9 @@ func (a *Staged) Copies(buf Buffer, back bool) []Copy {
 // kernel may load as a vector of four words in the tensor is aligned in the window too.
 const stagedAlign = 16
 
-// byStride returns the axes of a part of the tensor with more than one index and a
-// stride other than zero, by increasing stride.
-func (o *Operand) byStride(lo, hi [4]int) []int {
-	strides := o.T.Strides()
+// byStride returns the axes from lo to hi with more than one index and a stride other than
+// zero, by increasing stride.
+func byStride(lo, hi [4]int, strides backend.Strides) []int {
 	axes := make([]int, 0, 4)
 	for i := range strides {
 		if hi[i]-lo[i] > 1 && strides[i] > 0 {
@@ -92,7 +91,7 @@ func (o *Operand) uploaded(lo, hi [4]int) View {
 	size := uint64(o.T.DType().Size())
 	a := &Staged{Of: o, Lo: lo, Hi: hi}
 	pitch := 1
-	for n, i := range o.byStride(lo, hi) {
+	for n, i := range byStride(lo, hi, o.T.Strides()) {
 		if n == 1 {
 			pitch = AlignUp(pitch, stagedAlign/int(size))
 		}
@@ -113,7 +112,7 @@ const nearBytes = 64
 func (o *Operand) gathered(lo, hi [4]int, first uint64) View {
 	size := uint64(o.T.DType().Size())
 	a := &Staged{Of: o}
-	axes := o.byStride(lo, hi)
+	axes := byStride(lo, hi, o.T.Strides())
 	span := size // of a run
 	for len(axes) > 0 {
 		i := axes[0]
@@ -126,32 +125,31 @@ func (o *Operand) gathered(lo, hi [4]int, first uint64) View {
 		axes = axes[1:]
 	}
 	base := first % stagedAlign
-	runs, end := []Run{{Lo: first, To: base}}, base+span
-	for _, i := range axes {
-		step := uint64(o.T.Strides()[i]) * size
-		// The next run begins after the last word, as far beyond a multiple of
-		// stagedAlign as in the tensor.
-		pitch := (end-base+3+stagedAlign-1)/stagedAlign*stagedAlign + step%stagedAlign
-		n := uint64(hi[i] - lo[i])
-		runs = repeat(runs, n, step, pitch)
-		a.Strides[i] = int(pitch / size)
-		end += (n - 1) * pitch
-	}
+	// The next run begins after the last word, as far beyond a multiple of stagedAlign as in
+	// the tensor.
+	runs, end := o.repeat(a, Run{Lo: first, To: base}, axes, lo, hi, span+3)
 	for _, r := range runs {
 		a.Runs = append(a.Runs, Run{r.Lo &^ 3, (r.Lo + span + 3) &^ 3, r.To &^ 3})
 	}
-	a.size = (end + stagedAlign - 1) &^ (stagedAlign - 1)
+	a.size = (base + end - 3 + stagedAlign - 1) &^ (stagedAlign - 1)
 	return View{Window{Buf: a, Size: a.size}, int(base / size), a.Strides}
 }
 
-// repeat returns runs n times, each time further by step bytes of the tensor and pitch
-// bytes of the window.
-func repeat(runs []Run, n, step, pitch uint64) []Run {
-	all := make([]Run, 0, n*uint64(len(runs)))
-	for x := range n {
-		for _, r := range runs {
-			all = append(all, Run{Lo: r.Lo + x*step, To: r.To + x*pitch})
+// repeat returns run for each index of axes from lo to hi, and sets the strides of a along them. length is the bytes of
+// the window from one run to where the next one may begin; the result is that of all runs.
+func (o *Operand) repeat(a *Staged, run Run, axes []int, lo, hi [4]int, length uint64) ([]Run, uint64) {
+	size, runs := uint64(o.T.DType().Size()), []Run{run}
+	for _, i := range axes {
+		step := uint64(o.T.Strides()[i]) * size
+		pitch := (length+stagedAlign-1)&^(stagedAlign-1) + step%stagedAlign
+		a.Strides[i] = int(pitch / size)
+		once := runs
+		for x := uint64(1); x < uint64(hi[i]-lo[i]); x++ {
+			for _, r := range once {
+				runs = append(runs, Run{Lo: r.Lo + x*step, To: r.To + x*pitch})
+			}
+			length += pitch
 		}
 	}
-	return all
+	return runs, length
 }

@@ -24,7 +24,7 @@ const (
 	probeThreads = 64 // of a workgroup, in all the kernels below
 
 	peakGroups = 4096 // workgroups: 30 for each of the 132 SMs of the largest GPUs, evenly
-	peakOps    = 64   // operations of a thread in a round of peak.wgsl
+	peakOps    = 1024 // operations of a thread in a round of peak.wgsl
 
 	readChunk   = 8192 // bytes of a chunk in read.wgsl
 	readWindows = 4    // that read.wgsl binds

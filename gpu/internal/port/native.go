@@ -100,6 +100,7 @@ import "C"
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -150,13 +151,17 @@ func handleOf(object any) unsafe.Pointer {
 	return reflect.ValueOf(object).Elem().FieldByName("ref").UnsafePointer()
 }
 
-// begin runs before the driver has threads that read the environment. Its instance lasts as long as
-// the process and keeps the driver loaded: NVIDIA's has no adapter after it was loaded some dozens of times.
-var begin = sync.OnceFunc(func() {
-	C.port_quiet()
+// load keeps the drivers loaded until the process ends, by an instance without devices. NVIDIA's driver
+// fails when it has been loaded and unloaded some dozens of times.
+var load = sync.OnceValue(func() *wgpu.Instance {
+	C.port_quiet()                      // before the driver has threads that read the environment
 	wgpu.SetLogLevel(wgpu.LogLevel_Off) // all errors are returned as values
-	wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
+	return newInstance()
 })
+
+func newInstance() *wgpu.Instance {
+	return wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
+}
 
 // enumerate lists the adapters in the library's order, best first.
 //
@@ -165,8 +170,8 @@ var begin = sync.OnceFunc(func() {
 // together with the instance. One instance for the whole process would therefore
 // leak every device that a program closes.
 func enumerate() ([]*NativeAdapter, error) {
-	begin()
-	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
+	load()
+	instance := newInstance()
 	defer instance.Release()
 	return instance.EnumerateAdapters(&wgpu.InstanceEnumerateAdapterOptons{Backends: nativeBackends}), nil
 }
@@ -190,6 +195,8 @@ func infoOf(a *NativeAdapter) gputypes.AdapterInfo {
 func limitsOf(a interface{ GetLimits() wgpu.SupportedLimits }) (l gputypes.Limits) {
 	has := a.GetLimits().Limits
 	copyFields(&l, &has)
+	// NVIDIA's driver names no limit. As a request, the library takes the largest number for the default of 256 MiB.
+	l.MaxBufferSize = min(l.MaxBufferSize, math.MaxInt64)
 	return l
 }
 

@@ -14,8 +14,8 @@ func TestPause(t *testing.T) {
 	for _, c := range []struct{ waited, left, want time.Duration }{
 		{0, -time.Hour, 0},
 		{spinTime - 1, time.Hour, 0},
-		{spinTime, time.Hour, spinTime / 8},
-		{4 * ms, time.Hour, ms / 2},
+		{spinTime, time.Hour, spinTime / 32},
+		{16 * ms, time.Hour, ms / 2},
 		{time.Second, time.Hour, ms},
 		{time.Second, ms, ms - spinTime},
 		{time.Second, spinTime, 0},

@@ -22,11 +22,10 @@ const spinTime = 200 * time.Microsecond
 // end at due. Waits for short kernels poll often. Waits for long ones leave the processor to
 // a software driver.
 func (l *library) pause(_ context.Context, start, due time.Time) {
+	runtime.Gosched() // sleep keeps the goroutine's processor
 	if d := pauseOf(time.Since(start), time.Until(due)); d > 0 {
-		time.Sleep(d)
-		return
+		sleep(d)
 	}
-	runtime.Gosched()
 }
 
 // pauseOf returns the time between two polls, 0 to only yield, by the time since the
@@ -35,7 +34,7 @@ func pauseOf(waited, left time.Duration) time.Duration {
 	if waited < spinTime || -spinTime < left && left < spinTime {
 		return 0
 	}
-	d := min(waited/8, time.Millisecond)
+	d := min(waited/32, time.Millisecond)
 	if left > 0 {
 		d = min(d, left-spinTime)
 	}

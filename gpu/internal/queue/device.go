@@ -61,7 +61,12 @@ type Config struct {
 	OwnExp2     bool          // kernels use the device's exp2, see package meter
 }
 
-const defaultPoolBytes = 64 << 20
+// The default of Config.PoolBytes. A discrete GPU keeps the largest state of a call, 128 MiB, and more: to allocate
+// 40 MiB for each call takes an H200 about 1.4 ms.
+const (
+	poolBytes         = 64 << 20
+	poolBytesDiscrete = 256 << 20
+)
 
 // New returns a Device on an open port device. name identifies it in errors. It returns
 // backend.ErrUnsupported for limits with which no kernel runs.
@@ -82,8 +87,10 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 	d := NewPlanner(l, name, kind, c)
 	d.Port, d.Pipelines.Dev = dev, dev
 	keep := c.PoolBytes
-	if keep == 0 {
-		keep = defaultPoolBytes
+	if keep == 0 && kind == backend.Discrete {
+		keep = poolBytesDiscrete
+	} else if keep == 0 {
+		keep = poolBytes
 	}
 	if c.MemoryBytes > 0 {
 		keep = min(keep, d.Memory().Pool())

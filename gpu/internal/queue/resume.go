@@ -128,7 +128,7 @@ func slice(t backend.Tensor, rows backend.Rows) (backend.Tensor, error) {
 // hostRows returns the view of some rows of a host tensor and its memory.
 func hostRows(t backend.Tensor, rows backend.Rows) (part backend.Tensor, data []byte, err error) {
 	if part, err = slice(t, rows); err == nil {
-		data, err = cut.HostBytes(part)
+		data, err = backend.HostBytes(part)
 	}
 	return part, data, err
 }

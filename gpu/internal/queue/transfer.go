@@ -70,7 +70,7 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 
 // Upload copies the distinct elements of host to a contiguous tensor of the device.
 func (d *Device) Upload(ctx context.Context, t, host backend.Tensor) error {
-	src, err := cut.HostBytes(host)
+	src, err := backend.HostBytes(host)
 	if err != nil {
 		return err
 	}

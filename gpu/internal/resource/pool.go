@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"math/bits"
+	"slices"
 	"sync"
 
 	"github.com/gogpu/gputypes"
@@ -19,7 +20,7 @@ const (
 	StagingUsage = gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst
 )
 
-// Pool keeps released buffers for later calls, up to a bound in bytes. Submissions may still
+// Pool keeps released buffers for later calls, the last ones up to a bound in bytes. Submissions may still
 // use a buffer of the pool: later submissions and writes follow them on the device. Buffers
 // that are mapped are put back when nothing uses them.
 type Pool struct {
@@ -28,23 +29,23 @@ type Pool struct {
 	reclaim func(context.Context) error // waits for the submissions that use retired memory
 
 	mu   sync.Mutex
-	free map[poolKey][]port.Buffer
-	idle int64 // bytes in free
+	free []freeBuffer // in the order in which they were released
+	idle int64        // bytes in free
 	// used is the bytes in use, peak the most since TakePeak.
 	used, peak int64
 	// retired is the bytes that were released while submissions may have used them.
 	retired int64
 }
 
-type poolKey struct {
+type freeBuffer struct {
+	port.Buffer
 	usage gputypes.BufferUsage
-	size  uint64
 }
 
 // NewPool returns a pool on dev that keeps up to so many bytes. reclaim waits for the submissions
 // that use released memory.
 func NewPool(dev port.Device, keep int64, reclaim func(context.Context) error) *Pool {
-	return &Pool{dev: dev, keep: keep, reclaim: reclaim, free: map[poolKey][]port.Buffer{}}
+	return &Pool{dev: dev, keep: keep, reclaim: reclaim}
 }
 
 // MinBytes is the size of the smallest buffer: more than a kernel reads of a missing operand.
@@ -73,8 +74,8 @@ func SizeClass(size, most uint64) uint64 {
 // has no room, it waits for retired memory, releases the pool's buffers and tries again.
 // It returns the context's error if that ends first.
 func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
-	key := poolKey{usage, SizeClass(size, p.dev.Limits().MaxBufferSize)}
-	b, retired := p.take(key)
+	size = SizeClass(size, p.dev.Limits().MaxBufferSize)
+	b, retired := p.take(size, usage)
 	if b != nil {
 		return b, nil
 	}
@@ -83,7 +84,7 @@ func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage)
 			return nil, err
 		}
 	}
-	b, err := p.dev.CreateBuffer(key.size, usage)
+	b, err := p.dev.CreateBuffer(size, usage)
 	if errors.Is(err, port.ErrMemory) {
 		p.mu.Lock()
 		retired = p.retired // others may have released more since
@@ -94,7 +95,7 @@ func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage)
 			}
 		}
 		if p.Drain() || retired > 0 {
-			b, err = p.dev.CreateBuffer(key.size, usage)
+			b, err = p.dev.CreateBuffer(size, usage)
 		}
 	}
 	if err == nil {
@@ -109,18 +110,20 @@ func (p *Pool) Drop(b port.Buffer) {
 	b.Release()
 }
 
-// take returns a buffer that the pool keeps, if there is one, and the bytes that are retired.
-func (p *Pool) take(key poolKey) (b port.Buffer, retired int64) {
+// take returns the last buffer of that size that the pool keeps, if there is one, and the bytes that are retired.
+func (p *Pool) take(size uint64, usage gputypes.BufferUsage) (b port.Buffer, retired int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if l := p.free[key]; len(l) > 0 {
-		b = l[len(l)-1]
-		p.free[key] = l[:len(l)-1]
-		p.idle -= int64(b.Size())
-		p.used += int64(b.Size())
-		p.peak = max(p.peak, p.used)
+	for i, f := range slices.Backward(p.free) {
+		if f.usage == usage && f.Size() == size {
+			p.free = slices.Delete(p.free, i, i+1)
+			p.idle -= int64(size)
+			p.used += int64(size)
+			p.peak = max(p.peak, p.used)
+			return f.Buffer, p.retired
+		}
 	}
-	return b, p.retired
+	return nil, p.retired
 }
 
 // count adds bytes to what is in use.
@@ -140,23 +143,30 @@ func (p *Pool) TakePeak() int64 {
 	return peak
 }
 
-// Put keeps a buffer, or releases it when the pool is full. running means that submissions
-// may still use it.
+// Put keeps a buffer instead of those that the pool has kept for longest, or releases it when it exceeds the bound.
+// running means that submissions may still use what is released.
 func (p *Pool) Put(b port.Buffer, usage gputypes.BufferUsage, running bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	size := int64(b.Size())
 	p.used -= size
-	switch {
-	case p.idle+size <= p.keep:
-		p.idle += size
-		key := poolKey{usage, b.Size()}
-		p.free[key] = append(p.free[key], b)
-		return
-	case running:
-		p.retired += size
+	release := func(b port.Buffer) {
+		if running {
+			p.retired += int64(b.Size())
+		}
+		b.Release()
 	}
-	b.Release()
+	if size > p.keep {
+		release(b)
+		return
+	}
+	n := 0
+	for ; p.idle+size > p.keep; n++ {
+		p.idle -= int64(p.free[n].Size())
+		release(p.free[n])
+	}
+	p.free = append(slices.Delete(p.free, 0, n), freeBuffer{b, usage})
+	p.idle += size
 }
 
 // Settled notes that no submission runs.
@@ -171,12 +181,9 @@ func (p *Pool) Drain() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	drained := p.idle > 0
-	for key, l := range p.free {
-		for _, b := range l {
-			b.Release()
-		}
-		delete(p.free, key)
+	for _, b := range p.free {
+		b.Release()
 	}
-	p.idle = 0
+	p.free, p.idle = nil, 0
 	return drained
 }

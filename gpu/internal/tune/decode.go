@@ -2,58 +2,23 @@ package tune
 
 import (
 	"fmt"
-	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
 )
-
-// Adapter is the kind of adapter that choices without a measurement depend on.
-type Adapter int
-
-// Kinds of adapters.
-const (
-	OtherGPU Adapter = iota
-	NVIDIA
-	Software // a driver without a GPU
-)
-
-// AdapterOf returns the kind of the adapter that info describes. Browsers hide the name of some.
-func AdapterOf(info backend.Info) Adapter {
-	switch {
-	case info.Type == backend.CPU:
-		return Software
-	case strings.Contains(strings.ToLower(info.Device+info.Driver), "nvidia"):
-		return NVIDIA
-	}
-	return OtherGPU
-}
-
-// twoKeys reports whether a thread of the decode kernel k computes two keys of a tile: each
-// element of Q that it reads serves both. By the compilers' counts this pays on NVIDIA's GPUs
-// for keys of 16 bits. AMD's compiler takes so many registers that fewer waves run; keys of f32
-// and q8 take too many on NVIDIA's as well. The threads that are left must be enough for
-// one class of one row each, and for values of four keys at once.
-func (t Tiling) twoKeys(k shaders.Decode, a Adapter) bool {
-	return a == NVIDIA && k.Wide && k.KV != shaders.F32 && t.Keys%64 == 0 && t.Width <= 2*t.Keys && k.Rows*t.Lanes <= t.Keys/2
-}
 
 // Decode completes k, a kernel of decoding that has the types and options of a call and the rows of a
 // workgroup, for queries of dim columns. Where Q takes too much workgroup memory, a workgroup has
 // fewer rows. If nothing fits the limits, bad is what one row takes.
-func (t Tiling) Decode(k shaders.Decode, dim int, a Adapter, l Limits) (_ shaders.Decode, bad string) {
-	k.Expand, k.KT, k.Sides = shaders.Full, 1, 1
-	if a == Software {
+func (t Tiling) Decode(k shaders.Decode, dim int, software bool, l Limits) (_ shaders.Decode, bad string) {
+	k.Expand, k.Sides = shaders.Full, 1
+	if software {
 		k.Expand = shaders.Registers // compiles in less time
-	}
-	if t.twoKeys(k, a) {
-		k.KT = 2
 	}
 	if k.KV == shaders.Q4 && t.Width == 128 {
 		k.Rows = min(k.Rows, 4) // 8 would take more than 96 registers
 	}
-	// A thread has KT keys of a tile and so many columns of the output.
-	threads := (t.Keys/k.KT + 31) &^ 31
+	// A thread has a key of a tile and so many columns of the output.
+	threads := (t.Keys + 31) &^ 31
 	for k.Rows*t.Lanes > threads { // a thread sums one class of one row
 		k.Rows /= 2
 	}
@@ -93,7 +58,7 @@ func (t Tiling) Decode(k shaders.Decode, dim int, a Adapter, l Limits) (_ shader
 		return k, ""
 	case threads <= l.Threads && k.Rows > 1:
 		k.Rows /= 2
-		return t.Decode(k, dim, a, l)
+		return t.Decode(k, dim, software, l)
 	}
 	return k, fmt.Sprintf("%d threads and %d bytes of workgroup memory", threads, memory)
 }

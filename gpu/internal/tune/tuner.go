@@ -104,7 +104,9 @@ func New(o Options) *Tuner {
 // Choose returns the variant for calls of shape s and the reason, as in a plan: the
 // measured variant, else that of the rule. The zero Variant stands for the plain kernel.
 func (t *Tuner) Choose(s Shape) (v Variant, why string) {
-	s.Direct = s.Software && strings.Contains(strings.ToLower(t.Info.Device+t.Info.Driver), "swiftshader")
+	device := strings.ToLower(t.Info.Device + t.Info.Driver)
+	s.Direct = s.Software && strings.Contains(device, "swiftshader")
+	s.NVIDIA = !s.Software && strings.Contains(device, "nvidia")
 	if t.Mode == Off {
 		v, why = s.Rule()
 		return v, why + ", by rule as tuning is off"

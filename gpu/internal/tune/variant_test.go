@@ -138,6 +138,20 @@ func TestVariantsCompile(t *testing.T) {
 	}
 }
 
+// On GPUs of NVIDIA whose workgroups may have 48 KiB, heads of 97 to 128 take the variant that was the fastest there.
+func TestRuleOfNVIDIA(t *testing.T) {
+	for _, c := range []struct {
+		d, memory, s int
+		nvidia       bool
+		want         string
+	}{{128, 48, 4096, true, "L48"}, {128, 48, 4096, false, "L"}, {128, 16, 4096, true, "L"}, {128, 48, 1024, true, "M"}, {64, 48, 4096, true, "L"}} {
+		s := Shape{Tiling: TilingOf(c.d, c.d), ValueDim: c.d, Heads: 16, SeqQ: c.s, NVIDIA: c.nvidia, Limits: Limits{Threads: 256, Memory: c.memory << 10, Binding: 128 << 20}}
+		if v, why := s.Rule(); v.Name != c.want {
+			t.Errorf("%+v: %q because %q", c, v.Name, why)
+		}
+	}
+}
+
 // The rule follows the grid and the limits. It returns a reason also when no variant fits.
 func TestRule(t *testing.T) {
 	all := Limits{Threads: 256, Memory: 16 << 10, Binding: 128 << 20}

@@ -1,4 +1,5 @@
-// Package view returns the parts of a call's operands that belong to a part of its scores.
+// Package view divides the scores of a call into regions that backend calls compute, and returns the parts of the
+// call's operands that belong to each.
 package view
 
 import "github.com/seed90331342/attn/backend"

@@ -137,7 +137,6 @@ func (e *emitted) name() string {
 	switch e.Kernel {
 	case "decode":
 		add(true, fmt.Sprintf("r%d", e.Constants["ROWS"]))
-		add(e.Constants["KT"] > 1, fmt.Sprintf("k%d", e.Constants["KT"]))
 	case "gradient":
 		add(true, []string{"dkv", "dq"}[e.Constants["OF"]])
 	}

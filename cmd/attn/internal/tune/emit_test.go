@@ -47,7 +47,7 @@ func TestEmit(t *testing.T) {
 			{Name: "decode-128-r4-f32-q4-kv8-1x16384", Total: 512, Group: 32, Useful: 4 * 256 * 2 * 128, Bytes: 2 * 256 * 72, First: 8192, Rows: 256, Data: []string{"f32", "q4", "q4"}},
 		}},
 		{"--seq 1k --seq-q 1 --heads 4 --kv-heads 1 --dim 64 --dtype f16", []string{"decode-064-r4-f16-kv1-1x1024"}, []simulated{
-			{Name: "decode-064-r4-k2-f16-kv1-1x1024", Total: 4, Group: 2, Useful: 4 * 256 * 2 * 64, Bytes: 2 * 256 * 128, First: 512, Rows: 256, Data: []string{"f16", "f16", "f16"}},
+			{Name: "decode-064-r4-f16-kv1-1x1024", Total: 4, Group: 2, Useful: 4 * 256 * 2 * 64, Bytes: 2 * 256 * 128, First: 512, Rows: 256, Data: []string{"f16", "f16", "f16"}},
 		}},
 		{"--seq 512 --dim 64 --dtype bf16 --staged", []string{"matmul-064-qk-L-bf16-512", "matmul-064-pv-S-bf16-512", "softmax-064-bf16-512"}, []simulated{
 			{Name: "matmul-064-qk-L-bf16-512", Total: 32, Group: 16, Useful: 512 * 512 * 64 / 32, Data: []string{"bf16", "bf16"}},

@@ -1,0 +1,64 @@
+#!/bin/sh
+# gpu.sh: measures and tests a GPU on a machine that has a checkout of this repository but needs no Go.
+#
+#     sh bench/gpu.sh build DIR            where Go is: builds the programs for Linux on amd64 into DIR
+#     sh bench/gpu.sh run DIR OUT [TIME]   where the GPU is: about TIME seconds (600), what they print goes to OUT
+#
+# It measures the kernels (a minute), then `attn bench --preset gpu`, next to PyTorch where node and a PyTorch with CUDA
+# are installed, and runs the conformance suite on both providers with the time that is left. Drivers compile for
+# seconds: the suite takes 16 processors several minutes. A line at the end counts what passed, failed and was cut short.
+set -eu
+cd "$(dirname "$0")/.."
+case "${1:-}" in
+build)
+	mkdir -p "$2"
+	export GOOS=linux GOARCH=amd64
+	for provider in go-webgpu gogpu; do
+		CGO_ENABLED=$(test "$provider" = gogpu && echo 0 || echo 1)
+		export CGO_ENABLED
+		go build -ldflags '-s -w' -o "$2/attn-$provider" ./cmd/attn
+		go test -c -ldflags '-s -w' -o "$2/gpu-$provider.test" ./gpu
+	done
+	CGO_ENABLED=1 go build -ldflags '-s -w' -o "$2/attn-peer" ./bench/peers/attn
+	exit
+	;;
+run) ;;
+*)
+	sed -n 's/^# \{0,1\}//p' "$0" | sed 1d
+	exit 2
+	;;
+esac
+mkdir -p "$3"
+programs=$(cd "$2" && pwd) out=$(cd "$3" && pwd) end=$(($(date +%s) + ${4:-600}))
+export CI=true
+left() { echo $((end - $(date +%s) > 5 ? end - $(date +%s) : 5)); }
+# within SECONDS COMMAND: runs a command for so long at most, and says where its output is.
+within() {
+	seconds=$1 log=$out/$2.txt
+	shift 2
+	status=0
+	timeout -s INT -k 10 "$(test "$(left)" -lt "$seconds" && left || echo "$seconds")" "$@" >"$log" 2>&1 || status=$?
+	echo "$(basename "$log"): status $status, ${end} - $(date +%s) seconds left" | awk '{ print $1, $2, $3, $4 - $6, "seconds left" }'
+}
+for provider in go-webgpu gogpu; do within 30 "devices-$provider" "$programs/attn-$provider" devices; done
+cd gpu
+within 120 kernels "$programs/gpu-go-webgpu.test" -test.run '^$' -test.bench 'Kernels|CallOverhead' -test.benchtime 5x
+cd ..
+within 180 preset "$programs/attn-go-webgpu" bench --preset gpu --json "$out/preset.json" --markdown "$out/preset.md"
+if command -v node >/dev/null; then
+	# run.mjs builds its program with go: here it gets the one that was built before.
+	mkdir -p "$out/go" && printf '#!/bin/sh\ncp "%s" "$3"\n' "$programs/attn-peer" >"$out/go/go" && chmod +x "$out/go/go"
+	PATH=$out/go:$PATH within 120 peers node bench/peers/run.mjs --on gpu --repetitions 3 --json "$out/peers.json"
+fi
+cd gpu
+for provider in go-webgpu gogpu; do
+	for group in 'Unsupported|Transfer|Cases|Copy|Batch' 'Packed|Edges|WorkedExamples|Merge|Scores|TopWeights' Pairs 'Caches|KVCache|PagedCache|Hadamard' \
+		'HeadSizes|Models' 'Projections|Rotate|MultiHead|Stages' 'ScoreMods|LowPrecision' KeyIndices 'Drawn|Extremes|Small|Properties' Against \
+		'Gradients|SmallGradients' 'Histories|Refused|Plan|Concurrent|Cancel|Release|Close'; do
+		timeout -k 10 "$(left)" "$programs/gpu-$provider.test" -test.short -test.v -test.timeout 0 -test.run "TestConformance\$/($group)\$" \
+			>"$out/suite-$provider-$(echo "$group" | cut -d'|' -f1).txt" 2>&1 || true &
+	done
+done
+wait
+cat "$out"/suite-*.txt | awk '/--- PASS/ { pass++ } /--- FAIL/ { fail++; print } END { print pass + 0, "passed,", fail + 0, "failed" }'
+for f in "$out"/suite-*.txt; do tail -n 1 "$f" | grep -qE '^(PASS|FAIL)' || echo "cut short: $(basename "$f") in $(grep '=== RUN' "$f" | tail -n 1)"; done

@@ -1,0 +1,135 @@
+package gpu
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/meter"
+	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/tune"
+)
+
+// timer measures kernels by the device's clock.
+type timer struct {
+	*testing.B
+	be   *Backend
+	peak float64 // operations a second
+}
+
+// wake computes until the clock rate of a GPU, which falls while the host compiles, has risen.
+func (x *timer) wake() {
+	for end := time.Now().Add(400 * time.Millisecond); time.Now().Before(end); {
+		var err error
+		x.peak, err = meter.Peak(x.Context(), x.be.dev)
+		check(x, err)
+	}
+}
+
+// measure reports the best time of the kernels of op, in at least 10 ms at a time, with the rate of
+// operations or bytes.
+func (x *timer) measure(name string, operations, bytes float64, op *queue.Op) {
+	x.Run(name, func(b *testing.B) {
+		run := func(rounds int) float64 {
+			took, err := meter.Time(b.Context(), x.be.dev, func(r *queue.Runner) error {
+				for range rounds {
+					if err := r.Queue(op); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			check(b, err)
+			return took.Seconds() / float64(rounds)
+		}
+		began := time.Now()
+		best := run(1)
+		compile := time.Since(began).Seconds() - best
+		x.wake()
+		rounds := int(min(max(0.01/run(1), 1), 64))
+		for b.Loop() {
+			best = min(best, run(rounds))
+		}
+		b.ReportMetric(best*1e6, "us-kernel")
+		b.ReportMetric(compile, "s-compile")
+		if operations > 0 {
+			b.ReportMetric(operations/best/1e12, "TFLOP/s")
+			b.ReportMetric(100*operations/best/x.peak, "%peak")
+		}
+		if bytes > 0 {
+			b.ReportMetric(bytes/best/1e9, "GB/s")
+		}
+	})
+}
+
+// heads returns a tensor of [1, heads, rows, dim].
+func (x *timer) heads(dtype backend.DType, heads, rows, dim int) backend.Tensor {
+	return tensor(x, x.be, dtype, backend.Shape{1, heads, rows, dim}, func(i int) float32 { return float32(i*7919%8191)/4096 - 1 })
+}
+
+// BenchmarkKernels measures the kernels of prefill in all their variants, of decoding and of gradients by the
+// device's clock, each after it has compiled and the clock rate has risen. A software driver gets small calls.
+func BenchmarkKernels(b *testing.B) {
+	be := open(b, Options{Tune: TuneOff})
+	x := &timer{B: b, be: be}
+	seq, keys := 4096, 65536
+	if be.info.Type == backend.CPU {
+		seq, keys = 128, 1024
+	}
+	prefill := func(name string, dim int, dtype backend.DType, all bool, change func(p *backend.Problem)) {
+		t := func() backend.Tensor { return x.heads(dtype, 16, seq, dim) }
+		c := &backend.Call{Q: t(), K: t(), V: t(), O: t(), Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}
+		if change != nil {
+			change(&c.Problem)
+		}
+		a, err := be.newPrefill(c, be.choose)
+		check(b, err)
+		for i, v := range a.shape().Candidates() {
+			if i > 0 && !all {
+				break
+			}
+			op, err := be.newPrefill(c, func(tune.Shape) (tune.Variant, string) { return v, "" })
+			check(b, err)
+			x.measure(fmt.Sprintf("prefill/%s/D=%d/%v/%s", name, dim, dtype, v.Label()), float64(backend.NewPlan(c).FLOPs), 0, op.op())
+		}
+	}
+	prefill("plain", 64, backend.F32, true, nil)
+	prefill("plain", 128, backend.F32, true, nil)
+	for _, dim := range []int{80, 96, 256} {
+		prefill("plain", dim, backend.F32, false, nil)
+	}
+	for _, dim := range []int{64, 128} {
+		prefill("plain", dim, backend.BF16, false, nil)
+		prefill("causal", dim, backend.F32, false, func(p *backend.Problem) { p.Visible.Right = 0 })
+	}
+	prefill("softcap", 64, backend.F32, false, func(p *backend.Problem) { p.Softcap = 30 })
+	prefill("bias", 64, backend.F32, false, func(p *backend.Problem) { p.Bias = x.heads(backend.F32, 1, seq, seq) })
+	for _, d := range []struct {
+		heads, kvHeads, keys, dim int
+		types                     []backend.DType
+	}{
+		{32, 8, keys, 128, []backend.DType{backend.F32, backend.BF16, backend.Q8, backend.Q4}}, {128, 32, keys / 4, 128, []backend.DType{backend.BF16}},
+		{32, 32, keys / 4, 128, []backend.DType{backend.F32}}, {32, 8, keys, 64, []backend.DType{backend.F32, backend.BF16}},
+	} {
+		for _, kv := range d.types {
+			q := x.heads(backend.F32, d.heads, 1, d.dim)
+			c := &backend.Call{Q: q, K: x.heads(kv, d.kvHeads, d.keys, d.dim), V: x.heads(kv, d.kvHeads, d.keys, d.dim), O: q, Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}
+			op, err := be.newDecode(c)
+			check(b, err)
+			x.measure(fmt.Sprintf("decode/H=%d,%d/S=%d/D=%d/%v", d.heads, d.kvHeads, d.keys, d.dim, kv), 0, float64(backend.NewPlan(c).Bytes), op.op())
+		}
+	}
+	for _, dim := range []int{64, 128} {
+		t := func() backend.Tensor { return x.heads(backend.F32, 16, seq, dim) }
+		g := &backend.Gradients{Call: backend.Call{Q: t(), K: t(), V: t(), O: t(), LSE: x.heads(backend.F32, 16, seq, 1), Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}, DO: t(), DQ: t(), DK: t(), DV: t()}
+		all, err := be.newGradients(g, func(dtype backend.DType, s backend.Shape) (backend.Tensor, error) {
+			return be.alloc(b.Context(), dtype, s)
+		})
+		check(b, err)
+		product := 2 * 16 * float64(seq) * float64(seq) * float64(dim)
+		for i, name := range []string{"delta", "dkv", "dq"} {
+			x.measure(fmt.Sprintf("gradients/D=%d/%s", dim, name), []float64{0, 4, 3}[i]*product, 0, all.ops[i])
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package view
+
+import (
+	"fmt"
+	"iter"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// The visibility rule of a backend.Problem cannot express a prefix, segments, or offsets that differ between batches.
+// A call with these is cut into backend calls over slices of its operands, each of which the rule can express. The
+// slices are views, and the calls run together (backend.Backend), so that they cost what their visible pairs cost.
+// Every query row belongs to one call, whose bits it has.
+
+// Region is a rectangle of the scores that one backend call computes.
+type Region struct {
+	Box
+	// Ahead lets the rows see the keys after their own position, up to Limit: the rows
+	// whose position lies before the end of a prefix.
+	Ahead bool
+	// Limit is the first key that is hidden from all rows, whatever KLen is.
+	Limit int
+	// Offset is added to the positions of the rows.
+	Offset int
+}
+
+// WholeRegion is all scores of a call.
+func WholeRegion(d backend.Dims) Region { return Region{Box: Whole(d), Limit: d.SeqK} }
+
+// Problem is a canonical problem and how it is cut into backend calls.
+type Problem struct {
+	backend.Problem
+	// Dims are the lengths. SeqK counts the keys that take part, which are the first ones:
+	// a short Mask or Bias hides the rest.
+	Dims backend.Dims
+	// Regions are the parts of the scores that need a backend call each; nil means that one call computes all.
+	Regions []Region
+	Lists   KeyLists // of a sparse attention
+}
+
+// Each calls f with each region of p and its problem, unless p has no scores. A region of a call with lists of keys is
+// one part of those of [KeyLists], and listed are its keys; otherwise listed is nil.
+func (p *Problem) Each(f func(x Region, own backend.Problem, listed [][]int32) error) error {
+	if Empty(p.Dims) {
+		return nil
+	}
+	whole := [1]Region{WholeRegion(p.Dims)}
+	regions := p.Regions
+	if regions == nil {
+		regions = whole[:]
+	}
+	for _, x := range regions {
+		var err error
+		if p.Lists.Lists != nil {
+			err = p.Lists.each(p, x, f)
+		} else {
+			err = f(x, p.Cut(x), nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SplitSegments returns a region for each run of rows with one id, over the keys with that id.
+func (x Region) SplitSegments(p *Problem, rows, keys []int32) ([]Region, error) {
+	keysOf := make(map[int32][2]int)
+	for lo, hi := range runs(keys[:x.Hi[backend.Dim]]) {
+		was, twice := keysOf[keys[lo]]
+		switch {
+		case twice:
+			return nil, fmt.Errorf("segment %d of batch %d has keys %d to %d and again %d to %d, the keys of a segment must be adjacent (otherwise use Mask): %w",
+				keys[lo], x.Lo[backend.Batch], was[0], was[1]-1, lo, hi-1, backend.ErrOption)
+		case !p.Blocks.IsZero() && lo%p.BlockK != 0:
+			return nil, fmt.Errorf("a segment of batch %d begins at key %d, inside a block of the block mask: segments must begin at multiples of %d (otherwise use Mask): %w",
+				x.Lo[backend.Batch], lo, p.BlockK, backend.ErrOption)
+		}
+		keysOf[keys[lo]] = [2]int{lo, hi}
+	}
+	var all []Region
+	for lo, hi := range runs(rows) {
+		y := x
+		y.Lo[backend.Seq], y.Hi[backend.Seq] = lo, hi
+		if own, ok := keysOf[rows[lo]]; ok {
+			y.Lo[backend.Dim], y.Hi[backend.Dim] = own[0], own[1]
+		} else { // a call needs a key, even if no row sees it
+			y.Hi[backend.Dim], y.Limit = 1, 0
+		}
+		all = append(all, y)
+	}
+	return all, nil
+}
+
+// runs yields the bounds of each run of equal ids.
+func runs(ids []int32) iter.Seq2[int, int] {
+	return func(yield func(lo, hi int) bool) {
+		for lo, hi := 0, 1; hi <= len(ids); hi++ {
+			if hi == len(ids) || ids[hi] != ids[lo] {
+				if !yield(lo, hi) {
+					return
+				}
+				lo = hi
+			}
+		}
+	}
+}
+
+// SplitRows cuts the rows of x at row i; either side may be empty.
+func (x Region) SplitRows(i int) (before, after Region) {
+	i = max(x.Lo[backend.Seq], min(i, x.Hi[backend.Seq]))
+	before, after = x, x
+	before.Hi[backend.Seq], after.Lo[backend.Seq] = i, i
+	return before, after
+}
+
+// AppendTo appends x to all unless it has no rows. With a block mask it becomes two when its
+// first row lies inside a block, because a slice of the mask begins with a block.
+func (x Region) AppendTo(all []Region, p *Problem) []Region {
+	if !p.Blocks.IsZero() {
+		var head Region
+		head, x = x.SplitRows(CeilDiv(x.Lo[backend.Seq], p.BlockQ) * p.BlockQ)
+		if head.Lo[backend.Seq] < head.Hi[backend.Seq] {
+			all = append(all, head)
+		}
+	}
+	if x.Lo[backend.Seq] < x.Hi[backend.Seq] {
+		all = append(all, x)
+	}
+	return all
+}
+
+// Cut returns the canonical problem of part x of p.
+func (p *Problem) Cut(x Region) backend.Problem {
+	q := p.Problem
+	if x == WholeRegion(p.Dims) {
+		return q
+	}
+	b0, b1, h0, h1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[backend.Heads], x.Hi[backend.Heads]
+	q.Visible = x.visible(p.Visible)
+	relative := x.Relative(p.Dims.SeqQ)
+	q.Mask, q.Bias, q.Relative = x.Scores(p.Mask), x.Scores(p.Bias), relative.Scores(p.Relative)
+	if !p.Blocks.IsZero() {
+		blocks := x.Blocks(p.BlockQ, p.BlockK)
+		q.Blocks = blocks.Scores(p.Blocks)
+	}
+	switch n := p.Dims.Heads; {
+	case len(p.Slopes) > n: // heads are cut within one batch only
+		q.Slopes = p.Slopes[b0*n+h0 : (b1-1)*n+h1]
+	case p.Slopes != nil:
+		q.Slopes = p.Slopes[h0:h1]
+	}
+	if p.Sinks != nil {
+		q.Sinks = p.Sinks[h0:h1]
+	}
+	for axis := range x.Lo {
+		q.Dropout.First[axis] += x.Lo[axis]
+	}
+	if p.ScoreMod != nil {
+		mod := *p.ScoreMod // positions of rows count from the first key: see visible
+		for axis, from := range [4]int{backend.Seq: backend.Dim, backend.Batch: backend.Batch, backend.Heads: backend.Heads, backend.Dim: backend.Dim} {
+			mod.First[axis] += x.Lo[from]
+		}
+		q.ScoreMod = &mod
+	}
+	return q
+}
+
+// visible returns the rule v for the rows and keys of x, counted from their first ones.
+func (x Region) visible(v backend.Visibility) backend.Visibility {
+	first, keys := x.Lo[backend.Dim], x.Len(backend.Dim)
+	v.Offset += x.Lo[backend.Seq] - first + x.Offset
+	if x.Ahead {
+		v.Right = backend.Unbounded
+	}
+	if v.KLen == nil && x.Limit >= x.Hi[backend.Dim] {
+		return v
+	}
+	n := make([]int, x.Len(backend.Batch))
+	for b := range n {
+		n[b] = x.Limit
+		if v.KLen != nil {
+			n[b] = min(n[b], v.KLen[x.Lo[backend.Batch]+b])
+		}
+		n[b] = max(0, min(n[b]-first, keys))
+	}
+	v.KLen = n
+	return v
+}
+
+// PagesOf returns the pages of the batches and keys of x; nil stays nil. size is the number of keys of a page.
+func (x Region) PagesOf(p *backend.Pages, size int) (*backend.Pages, error) {
+	b0, b1, j0, j1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[backend.Dim], x.Hi[backend.Dim]
+	if p == nil || b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
+		return p, nil
+	}
+	if j0%size != 0 {
+		return nil, fmt.Errorf("a segment of batch %d begins at key %d, inside a page: with pages, segments must begin at multiples of %d: %w", b0, j0, size, backend.ErrUnsupported)
+	}
+	own := &backend.Pages{Table: make([][]int32, b1-b0), Keys: j1 - j0}
+	for b, row := range p.Table[b0:b1] {
+		own.Table[b] = row[min(j0/size, len(row)):]
+	}
+	return own, nil
+}
+
+// Empty reports whether a call of lengths d has no scores: its result is empty, or its rows
+// have no keys.
+func Empty(d backend.Dims) bool { return d.Batch == 0 || d.Heads == 0 || d.SeqQ == 0 || d.SeqK == 0 }
