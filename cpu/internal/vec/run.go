@@ -54,11 +54,11 @@ func Ahead[T float32 | uint16 | byte](r *Run, next []T, ld, n, d int) {
 	}
 }
 
-// PrefetchRows prefetches the listed rows, of d bytes each, which are ld bytes apart in rows. It does nothing where the
+// PrefetchRows prefetches the listed rows, of d elements each, which are ld apart in rows. It does nothing where the
 // processor is not an amd64.
-func PrefetchRows(rows []byte, keys []int32, ld, d int) {
-	if len(keys) > 0 {
-		prefetchRows(unsafe.SliceData(rows), &keys[0], len(keys), ld, d)
+func PrefetchRows[T float32 | uint16 | byte](rows []T, keys []int32, ld, d int) {
+	if size := int(unsafe.Sizeof(*new(T))); len(keys) > 0 {
+		prefetchRows((*byte)(unsafe.Pointer(unsafe.SliceData(rows))), &keys[0], len(keys), ld*size, d*size)
 	}
 }
 

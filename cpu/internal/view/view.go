@@ -16,7 +16,7 @@ type View struct {
 	F32    []float32
 	Bits   []uint16 // F16, BF16
 	Bools  []bool
-	Bytes  []byte // of all types; of Q8 from the scale of the first row on
+	Bytes  []byte // Q8, from the scale of the first row on, and Q4
 	Shape  backend.Shape
 	Stride backend.Strides
 	Pages  [][]int32 // of a pool of pages: row s of batch b is in page Pages[b][s/Shape[Seq]]
@@ -40,8 +40,9 @@ func Of(t *backend.Tensor) (v View) {
 		v.Bits = memory[min(t.Offset(), len(memory)):]
 	case []bool:
 		v.Bools = memory[min(t.Offset(), len(memory)):]
+	case []byte:
+		v.Bytes = memory[min(t.Offset()-v.DType.Lead(), len(memory)):]
 	}
-	v.Bytes, _ = backend.HostBytes(*t)
 	return v
 }
 
@@ -137,8 +138,14 @@ func (v *View) prefetch(b, h, s int, all bool) {
 	}
 	list, at, ld, d := v.Listed[b], v.Index(b, h, 0), v.Stride[backend.Seq], v.DType.Row(v.Shape[backend.Dim])
 	keys := list[min(from, len(list)):min(to, len(list))]
-	if size := v.DType.Size(); v.Pages == nil {
-		vec.PrefetchRows(v.Bytes[at*size:], keys, ld*size, d*size)
+	switch {
+	case v.Pages != nil:
+	case v.F32 != nil:
+		vec.PrefetchRows(v.F32[at:], keys, ld, d)
+	case v.Bits != nil:
+		vec.PrefetchRows(v.Bits[at:], keys, ld, d)
+	default:
+		vec.PrefetchRows(v.Bytes[at:], keys, ld, d)
 	}
 }
 
