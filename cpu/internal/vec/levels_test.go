@@ -30,16 +30,19 @@ func BenchmarkLevels(b *testing.B) {
 		kernels, run := []levelsKernel{}, make([]Run, 0, 1)
 		for _, heads := range []int{1, 4, 8} {
 			q, s, o, alpha := filled(heads*d, 0.5), filled(heads*keys, 0.5), filled(heads*d, 0), filled(heads, 1)
-			for _, e := range []backend.DType{F32, F16, BF16, Q8} {
+			for _, e := range []backend.DType{F32, F16, BF16, Q8, Q4} {
 				name, ld := strings.TrimPrefix(e.String(), "f32"), d
-				if e == Q8 {
-					ld += Q8Lead
+				if e.Quantised() {
+					if !x.Reads(e) {
+						continue // its rows are converted first
+					}
+					ld = e.Row(d)
 				}
 				rows := func(at, next []float32) []Run {
 					switch e {
 					case F32:
 						return AppendRun(run, at, ld, keys, d, next)
-					case Q8:
+					case Q8, Q4:
 						return AppendRun(run, reinterpret[byte](at), ld, keys, ld, reinterpret[byte](next))
 					}
 					return AppendRun(run, reinterpret[uint16](at), ld, keys, d, reinterpret[uint16](next))
