@@ -47,7 +47,7 @@ func TestClasses(t *testing.T) {
 	s.Software, s.Limits.Memory = false, 48<<10
 	risky := 0
 	for _, v := range s.Candidates() {
-		if v.risky() {
+		if s.risky(v) {
 			risky++
 			if v.memory() <= safeMemory {
 				t.Errorf("%s has %d bytes", v.Label(), v.memory())

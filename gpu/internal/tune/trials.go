@@ -178,9 +178,10 @@ type MeasureOptions struct {
 // It returns the entry also with the error of a file that could not be written. It
 // returns backend.ErrUnsupported when no variant runs.
 func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions) (e Entry, err error) {
+	s = t.here(s)
 	before := t.stored(s)
 	e = Entry{Device: t.device, Class: s.stored(), Peak: before.Peak}
-	list := selection(s.Candidates(), &before, &e, opt.All)
+	list := s.selection(&before, &e, opt.All)
 	x, err := newExercise(ctx, r, s)
 	if err != nil {
 		return e, err
@@ -230,15 +231,15 @@ func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 
 // selection returns the variants to try: the best of the last time, then new ones, then
 // the others. Variants that are not tried again keep their earlier trial, in e.
-func selection(candidates []Variant, before, e *Entry, all bool) []Variant {
+func (s Shape) selection(before, e *Entry, all bool) []Variant {
 	var list, again []Variant
-	for _, v := range candidates {
+	for _, v := range s.Candidates() {
 		known := before.Trial(v.Label())
 		bad := known != nil && known.Failed != ""
 		switch {
-		case bad && (known.Failed == notBackTwice || !all && (known.Failed != notBack || v.risky())):
+		case bad && (known.Failed == notBackTwice || !all && (known.Failed != notBack || s.risky(v))):
 			e.Trials = append(e.Trials, *known)
-		case known == nil && v.risky() && !all:
+		case known == nil && s.risky(v) && !all:
 		case v.Label() == before.Best:
 			list = slices.Insert(list, 0, v)
 		case known == nil || bad:

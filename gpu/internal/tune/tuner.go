@@ -101,12 +101,18 @@ func New(o Options) *Tuner {
 	return t
 }
 
-// Choose returns the variant for calls of shape s and the reason, as in a plan: the
-// measured variant, else that of the rule. The zero Variant stands for the plain kernel.
-func (t *Tuner) Choose(s Shape) (v Variant, why string) {
+// here returns s with what depends on the device's name.
+func (t *Tuner) here(s Shape) Shape {
 	device := strings.ToLower(t.Info.Device + t.Info.Driver)
 	s.Direct = s.Software && strings.Contains(device, "swiftshader")
 	s.NVIDIA = !s.Software && strings.Contains(device, "nvidia")
+	return s
+}
+
+// Choose returns the variant for calls of shape s and the reason, as in a plan: the
+// measured variant, else that of the rule. The zero Variant stands for the plain kernel.
+func (t *Tuner) Choose(s Shape) (v Variant, why string) {
+	s = t.here(s)
 	if t.Mode == Off {
 		v, why = s.Rule()
 		return v, why + ", by rule as tuning is off"
@@ -122,7 +128,7 @@ func (t *Tuner) Choose(s Shape) (v Variant, why string) {
 		return v, why + ", by rule: " + d.why
 	}
 	for _, v := range s.Candidates() {
-		if !v.risky() && !slices.Contains(d.bad, v.Label()) {
+		if !s.risky(v) && !slices.Contains(d.bad, v.Label()) {
 			return v, "the rule's choice has failed before; " + d.why
 		}
 	}
@@ -193,7 +199,7 @@ func (d *decision) settle(s Shape, e *Entry, now time.Time) {
 			e.When.Format(time.DateOnly), right, seconds(e.Trial(e.Best).Seconds)),
 		open: slices.ContainsFunc(list, func(v Variant) bool {
 			t := e.Trial(v.Label())
-			return !v.risky() && (t == nil || t.Failed == notBack)
+			return !s.risky(v) && (t == nil || t.Failed == notBack)
 		}),
 	}
 	if plain := e.Trial(plainName); plain != nil && plain.Failed == "" {
@@ -214,7 +220,7 @@ func (t *Tuner) Claim(s Shape) bool {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	d := t.decide(s)
+	d := t.decide(t.here(s))
 	if !d.open {
 		return false
 	}

@@ -297,7 +297,7 @@ func TestProcessesGoOn(t *testing.T) {
 		}
 		// A risky variant was measured on request, and it is the best.
 		for _, v := range soft.Candidates() {
-			if v.risky() {
+			if soft.risky(v) {
 				risky = v.Label()
 				e.Trials = append(e.Trials, Trial{Variant: risky, Seconds: 1e-9})
 				e.Best = risky
@@ -361,13 +361,32 @@ func TestKilledWhileMeasuring(t *testing.T) {
 	}
 }
 
+// The variant that was the fastest on a GPU of NVIDIA is measured on first use there, and on no other device.
+func TestFirstUseOnNVIDIA(t *testing.T) {
+	s := soft
+	s.Tiling, s.ValueDim, s.Software, s.Limits.Memory = TilingOf(128, 128), 128, false, 48<<10
+	for device, want := range map[string]bool{"NVIDIA H200": true, "GPU": false} {
+		tuner := New(Options{Mode: First, Info: backend.Info{Device: device}, Budget: time.Hour})
+		if !tuner.Claim(s) {
+			t.Fatalf("%s: nothing to measure", device)
+		}
+		check(t, tuner.FirstUse(t.Context(), newFake(t), s))
+		if e := tuner.stored(s); (e.Trial("L48") != nil) != want || e.Trial("L") == nil || e.Trial("L32") != nil {
+			t.Errorf("%s: %+v", device, e.Trials)
+		}
+		if tuner.Claim(s) {
+			t.Errorf("%s: claimed twice", device)
+		}
+	}
+}
+
 // Variants that may lose the device, or have failed, are measured on request only.
 func TestMeasureAll(t *testing.T) {
 	tuner := New(Options{Mode: First, Path: filepath.Join(t.TempDir(), "attn", "tuning.json"), Info: info})
 	var risky []string
 	f := newFake(t)
 	f.spoil = func(v Variant, data []float32) {
-		if v.Name != "" && v.risky() {
+		if v.Name != "" && soft.risky(v) {
 			data[0] = float32(math.NaN())
 			risky = append(risky, v.Label())
 		}

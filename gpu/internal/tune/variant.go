@@ -155,7 +155,10 @@ func (v Variant) keep(dv int) int {
 const safeMemory = 16 << 10
 
 // risky reports whether a variant may lose the device. It is measured on request only.
-func (v Variant) risky() bool { return v.memory() > safeMemory }
+func (s Shape) risky(v Variant) bool { return v.memory() > safeMemory && !s.proven(v) }
+
+// proven reports whether v is one for particular devices that has run on this one: L48 is 8% faster than L on an H200.
+func (s Shape) proven(v Variant) bool { return s.NVIDIA && v.Name == "L48" }
 
 // Loops returns a bound on the rounds of loops that a thread makes for one tile.
 func (v Variant) Loops(dim, dv int, mask bool) int {
@@ -206,7 +209,7 @@ func (s Shape) full(v Variant) bool {
 // where the head size, the exponentials, what is staged and the absence of options leave
 // enough of them. M and S are for devices with fewer registers.
 func (s Shape) ahead(v Variant) bool {
-	if v.rv < 2 || v.direct() || v.risky() || !s.Wide || v.Scalar || s.Pairs != (Pairs{}) || s.In != backend.F32 || s.KV != backend.F32 {
+	if v.rv < 2 || v.direct() || v.memory() > safeMemory || !s.Wide || v.Scalar || s.Pairs != (Pairs{}) || s.In != backend.F32 || s.KV != backend.F32 {
 		return false
 	}
 	switch v.Width {
@@ -255,8 +258,8 @@ type Shape struct {
 	Wide     bool // elements along D are adjacent, and rows begin at multiples of 4
 	Half     bool // the output has 16-bit elements
 	Software bool // the device is a software driver
-	Direct   bool // the device is fastest with D; set by Tuner.Choose
-	NVIDIA   bool // the device is a GPU of NVIDIA; set by Tuner.Choose
+	Direct   bool // the device is fastest with D; set by Tuner
+	NVIDIA   bool // the device is a GPU of NVIDIA; set by Tuner
 	OwnExp2  bool // kernels use the device's exp2
 	Limits   Limits
 }
@@ -293,8 +296,8 @@ func (s Shape) Rule() (v Variant, why string) {
 		busy, what = softwareBusy, "a software driver"
 	}
 	for _, c := range variants[s.Tiling] {
-		if len(c.Name) > 1 && !(s.NVIDIA && c.Name == "L48") || c.direct() != s.Direct {
-			continue // L32 and L48 are for devices on which they were measured: L48 is 8% faster than L on an H200
+		if len(c.Name) > 1 && !s.proven(c) || c.direct() != s.Direct {
+			continue
 		}
 		if c.Name != "S" && !s.Direct && c.Rows() >= 2*s.SeqQ {
 			continue // half of its rows or more would be idle
