@@ -33823,7 +33823,7 @@ key:
 	RET
 
 // func dotsQ4AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
-// Requires: AVX, AVX2, AVX512F
+// Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·dotsQ4AVX512(SB), NOSPLIT, $24-80
 	MOVQ    ldk+24(FP), AX
 	LEAQ    (AX)(AX*2), CX
@@ -33843,76 +33843,95 @@ rows8:
 	MOVQ DX, 16(SP)
 
 rows8_by1:
-	CMPQ   16(SP), $0x01
-	JL     rows8_by1_done
-	MOVQ   8(SP), DX
-	MOVQ   DX, BX
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	MOVQ   AX, SI
-	SHLQ   $0x04, SI
-	ADDQ   SI, DX
-	MOVQ   DX, 8(SP)
-	MOVQ   q+40(FP), DX
-	MOVQ   ldq+48(FP), SI
-	LEAQ   (SI)(SI*2), DI
-	LEAQ   (DX)(SI*4), R8
-	XORQ   R9, R9
-	MOVQ   chunks+64(FP), R10
+	CMPQ       16(SP), $0x01
+	JL         rows8_by1_done
+	MOVQ       8(SP), DX
+	MOVQ       DX, BX
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	MOVQ       AX, SI
+	SHLQ       $0x04, SI
+	ADDQ       SI, DX
+	MOVQ       DX, 8(SP)
+	MOVQ       q+40(FP), DX
+	MOVQ       ldq+48(FP), SI
+	LEAQ       (SI)(SI*2), DI
+	LEAQ       (DX)(SI*4), R8
+	XORQ       R9, R9
+	MOVQ       run+32(FP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
+	PREFETCHT1 (R10)
+	MOVQ       run+32(FP), R12
+	MOVQ       32(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        rows8_by1_same0
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
+
+rows8_by1_same0:
+	MOVQ chunks+64(FP), R12
 
 rows8_by1_block:
-	LEAQ             (BX)(R9*1), R11
+	LEAQ             (BX)(R9*1), R13
 	VPXOR            X13, X13, X13
-	VPINSRW          $0x00, (R11), X13, X13
-	VPINSRW          $0x01, (R11)(AX*1), X13, X13
-	VPINSRW          $0x02, (R11)(AX*2), X13, X13
-	VPINSRW          $0x03, (R11)(CX*1), X13, X13
-	LEAQ             (R11)(AX*4), R11
-	VPINSRW          $0x04, (R11), X13, X13
-	VPINSRW          $0x05, (R11)(AX*1), X13, X13
-	VPINSRW          $0x06, (R11)(AX*2), X13, X13
-	VPINSRW          $0x07, (R11)(CX*1), X13, X13
-	LEAQ             (R11)(AX*4), R11
+	VPINSRW          $0x00, (R13), X13, X13
+	VPINSRW          $0x01, (R13)(AX*1), X13, X13
+	VPINSRW          $0x02, (R13)(AX*2), X13, X13
+	VPINSRW          $0x03, (R13)(CX*1), X13, X13
+	LEAQ             (R13)(AX*4), R13
+	VPINSRW          $0x04, (R13), X13, X13
+	VPINSRW          $0x05, (R13)(AX*1), X13, X13
+	VPINSRW          $0x06, (R13)(AX*2), X13, X13
+	VPINSRW          $0x07, (R13)(CX*1), X13, X13
+	LEAQ             (R13)(AX*4), R13
 	VPXOR            X12, X12, X12
-	VPINSRW          $0x00, (R11), X12, X12
-	VPINSRW          $0x01, (R11)(AX*1), X12, X12
-	VPINSRW          $0x02, (R11)(AX*2), X12, X12
-	VPINSRW          $0x03, (R11)(CX*1), X12, X12
-	LEAQ             (R11)(AX*4), R11
-	VPINSRW          $0x04, (R11), X12, X12
-	VPINSRW          $0x05, (R11)(AX*1), X12, X12
-	VPINSRW          $0x06, (R11)(AX*2), X12, X12
-	VPINSRW          $0x07, (R11)(CX*1), X12, X12
+	VPINSRW          $0x00, (R13), X12, X12
+	VPINSRW          $0x01, (R13)(AX*1), X12, X12
+	VPINSRW          $0x02, (R13)(AX*2), X12, X12
+	VPINSRW          $0x03, (R13)(CX*1), X12, X12
+	LEAQ             (R13)(AX*4), R13
+	VPINSRW          $0x04, (R13), X12, X12
+	VPINSRW          $0x05, (R13)(AX*1), X12, X12
+	VPINSRW          $0x06, (R13)(AX*2), X12, X12
+	VPINSRW          $0x07, (R13)(CX*1), X12, X12
 	VINSERTI128      $0x01, X12, Y13, Y12
 	VCVTPH2PS        Y12, Z12
 	VMULPS           constants<>+2624(SB), Z12, Z14
 	VMULPS           constants<>+2688(SB), Z12, Z15
-	LEAQ             (BX)(R9*1), R11
-	VBROADCASTF32X4  2(R11), Z16
-	VBROADCASTF32X4  2(R11)(AX*1), Z17
-	VBROADCASTF32X4  2(R11)(AX*2), Z18
-	VBROADCASTF32X4  2(R11)(CX*1), Z19
-	LEAQ             (R11)(AX*4), R11
-	VINSERTF32X4     $0x01, 2(R11), Z16, Z16
-	VINSERTF32X4     $0x01, 2(R11)(AX*1), Z17, Z17
-	VINSERTF32X4     $0x01, 2(R11)(AX*2), Z18, Z18
-	VINSERTF32X4     $0x01, 2(R11)(CX*1), Z19, Z19
-	LEAQ             (R11)(AX*4), R11
-	VINSERTF32X4     $0x02, 2(R11), Z16, Z16
-	VINSERTF32X4     $0x02, 2(R11)(AX*1), Z17, Z17
-	VINSERTF32X4     $0x02, 2(R11)(AX*2), Z18, Z18
-	VINSERTF32X4     $0x02, 2(R11)(CX*1), Z19, Z19
-	LEAQ             (R11)(AX*4), R11
-	VINSERTF32X4     $0x03, 2(R11), Z16, Z16
-	VINSERTF32X4     $0x03, 2(R11)(AX*1), Z17, Z17
-	VINSERTF32X4     $0x03, 2(R11)(AX*2), Z18, Z18
-	VINSERTF32X4     $0x03, 2(R11)(CX*1), Z19, Z19
+	LEAQ             (BX)(R9*1), R13
+	VBROADCASTF32X4  2(R13), Z16
+	VBROADCASTF32X4  2(R13)(AX*1), Z17
+	VBROADCASTF32X4  2(R13)(AX*2), Z18
+	VBROADCASTF32X4  2(R13)(CX*1), Z19
+	LEAQ             (R13)(AX*4), R13
+	VINSERTF32X4     $0x01, 2(R13), Z16, Z16
+	VINSERTF32X4     $0x01, 2(R13)(AX*1), Z17, Z17
+	VINSERTF32X4     $0x01, 2(R13)(AX*2), Z18, Z18
+	VINSERTF32X4     $0x01, 2(R13)(CX*1), Z19, Z19
+	LEAQ             (R13)(AX*4), R13
+	VINSERTF32X4     $0x02, 2(R13), Z16, Z16
+	VINSERTF32X4     $0x02, 2(R13)(AX*1), Z17, Z17
+	VINSERTF32X4     $0x02, 2(R13)(AX*2), Z18, Z18
+	VINSERTF32X4     $0x02, 2(R13)(CX*1), Z19, Z19
+	LEAQ             (R13)(AX*4), R13
+	VINSERTF32X4     $0x03, 2(R13), Z16, Z16
+	VINSERTF32X4     $0x03, 2(R13)(AX*1), Z17, Z17
+	VINSERTF32X4     $0x03, 2(R13)(AX*2), Z18, Z18
+	VINSERTF32X4     $0x03, 2(R13)(CX*1), Z19, Z19
 	VUNPCKLPS        Z17, Z16, Z20
 	VUNPCKHPS        Z17, Z16, Z16
 	VUNPCKLPS        Z19, Z18, Z17
@@ -33966,6 +33985,8 @@ rows8_by1_block:
 	VFMADD231PS.BCST 12(R8)(SI*1), Z18, Z9
 	VFMADD231PS.BCST 12(R8)(SI*2), Z18, Z10
 	VFMADD231PS.BCST 12(R8)(DI*1), Z18, Z11
+	PREFETCHT1       (R10)
+	MOVQ             run+32(FP), R13
 	VPRORD           $0x10, Z17, Z18
 	VPANDD           Z2, Z18, Z28
 	VPORD            Z3, Z28, Z28
@@ -34056,6 +34077,8 @@ rows8_by1_block:
 	VFMADD231PS.BCST 44(R8)(SI*1), Z18, Z9
 	VFMADD231PS.BCST 44(R8)(SI*2), Z18, Z10
 	VFMADD231PS.BCST 44(R8)(DI*1), Z18, Z11
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	VPRORD           $0x10, Z16, Z18
 	VPANDD           Z2, Z18, Z28
 	VPORD            Z3, Z28, Z28
@@ -34147,6 +34170,8 @@ rows8_by1_block:
 	VFMADD231PS.BCST 76(R8)(SI*1), Z18, Z9
 	VFMADD231PS.BCST 76(R8)(SI*2), Z18, Z10
 	VFMADD231PS.BCST 76(R8)(DI*1), Z18, Z11
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	VPSRLD           $0x04, Z17, Z17
 	VPRORD           $0x10, Z17, Z18
 	VPANDD           Z2, Z18, Z19
@@ -34239,6 +34264,16 @@ rows8_by1_block:
 	VFMADD231PS.BCST 108(R8)(SI*1), Z17, Z9
 	VFMADD231PS.BCST 108(R8)(SI*2), Z17, Z10
 	VFMADD231PS.BCST 108(R8)(DI*1), Z17, Z11
+	MOVQ             48(R13), R13
+	PREFETCHT1       (R10)(R13*1)
+	ADDQ             $0x40, R10
+	DECQ             R11
+	JNZ              rows8_by1_ahead_same0
+	MOVQ             run+32(FP), R11
+	ADDQ             64(R11), R10
+	MOVQ             56(R11), R11
+
+rows8_by1_ahead_same0:
 	VPSRLD           $0x04, Z16, Z16
 	VPRORD           $0x10, Z16, Z17
 	VPANDD           Z2, Z17, Z18
@@ -34288,8 +34323,11 @@ rows8_by1_block:
 	ADDQ             $0x00000012, R9
 	ADDQ             $0x00000080, DX
 	ADDQ             $0x00000080, R8
-	SUBQ             $0x00000002, R10
+	SUBQ             $0x00000002, R12
 	JNZ              rows8_by1_block
+	MOVQ             run+32(FP), DX
+	MOVQ             R10, 8(DX)
+	MOVQ             R11, 24(DX)
 	MOVQ             (SP), DX
 	MOVQ             lds+8(FP), BX
 	ADDQ             $0x00000040, (SP)
@@ -34333,71 +34371,90 @@ rows4:
 	MOVQ DX, 16(SP)
 
 rows4_by1:
-	CMPQ   16(SP), $0x01
-	JL     rows4_by1_done
-	MOVQ   8(SP), DX
-	MOVQ   DX, BX
-	VPXORD Z21, Z21, Z21
-	VPXORD Z22, Z22, Z22
-	VPXORD Z23, Z23, Z23
-	VPXORD Z24, Z24, Z24
-	MOVQ   AX, SI
-	SHLQ   $0x04, SI
-	ADDQ   SI, DX
-	MOVQ   DX, 8(SP)
-	MOVQ   q+40(FP), DX
-	MOVQ   ldq+48(FP), SI
-	LEAQ   (SI)(SI*2), DI
-	XORQ   R8, R8
-	MOVQ   chunks+64(FP), R9
+	CMPQ       16(SP), $0x01
+	JL         rows4_by1_done
+	MOVQ       8(SP), DX
+	MOVQ       DX, BX
+	VPXORD     Z21, Z21, Z21
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
+	VPXORD     Z24, Z24, Z24
+	MOVQ       AX, SI
+	SHLQ       $0x04, SI
+	ADDQ       SI, DX
+	MOVQ       DX, 8(SP)
+	MOVQ       q+40(FP), DX
+	MOVQ       ldq+48(FP), SI
+	LEAQ       (SI)(SI*2), DI
+	XORQ       R8, R8
+	MOVQ       run+32(FP), R10
+	MOVQ       8(R10), R9
+	MOVQ       24(R10), R10
+	PREFETCHT1 (R9)
+	MOVQ       run+32(FP), R11
+	MOVQ       32(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        rows4_by1_same0
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
+
+rows4_by1_same0:
+	MOVQ chunks+64(FP), R11
 
 rows4_by1_block:
-	LEAQ             (BX)(R8*1), R10
+	LEAQ             (BX)(R8*1), R12
 	VPXOR            X13, X13, X13
-	VPINSRW          $0x00, (R10), X13, X13
-	VPINSRW          $0x01, (R10)(AX*1), X13, X13
-	VPINSRW          $0x02, (R10)(AX*2), X13, X13
-	VPINSRW          $0x03, (R10)(CX*1), X13, X13
-	LEAQ             (R10)(AX*4), R10
-	VPINSRW          $0x04, (R10), X13, X13
-	VPINSRW          $0x05, (R10)(AX*1), X13, X13
-	VPINSRW          $0x06, (R10)(AX*2), X13, X13
-	VPINSRW          $0x07, (R10)(CX*1), X13, X13
-	LEAQ             (R10)(AX*4), R10
+	VPINSRW          $0x00, (R12), X13, X13
+	VPINSRW          $0x01, (R12)(AX*1), X13, X13
+	VPINSRW          $0x02, (R12)(AX*2), X13, X13
+	VPINSRW          $0x03, (R12)(CX*1), X13, X13
+	LEAQ             (R12)(AX*4), R12
+	VPINSRW          $0x04, (R12), X13, X13
+	VPINSRW          $0x05, (R12)(AX*1), X13, X13
+	VPINSRW          $0x06, (R12)(AX*2), X13, X13
+	VPINSRW          $0x07, (R12)(CX*1), X13, X13
+	LEAQ             (R12)(AX*4), R12
 	VPXOR            X4, X4, X4
-	VPINSRW          $0x00, (R10), X4, X4
-	VPINSRW          $0x01, (R10)(AX*1), X4, X4
-	VPINSRW          $0x02, (R10)(AX*2), X4, X4
-	VPINSRW          $0x03, (R10)(CX*1), X4, X4
-	LEAQ             (R10)(AX*4), R10
-	VPINSRW          $0x04, (R10), X4, X4
-	VPINSRW          $0x05, (R10)(AX*1), X4, X4
-	VPINSRW          $0x06, (R10)(AX*2), X4, X4
-	VPINSRW          $0x07, (R10)(CX*1), X4, X4
+	VPINSRW          $0x00, (R12), X4, X4
+	VPINSRW          $0x01, (R12)(AX*1), X4, X4
+	VPINSRW          $0x02, (R12)(AX*2), X4, X4
+	VPINSRW          $0x03, (R12)(CX*1), X4, X4
+	LEAQ             (R12)(AX*4), R12
+	VPINSRW          $0x04, (R12), X4, X4
+	VPINSRW          $0x05, (R12)(AX*1), X4, X4
+	VPINSRW          $0x06, (R12)(AX*2), X4, X4
+	VPINSRW          $0x07, (R12)(CX*1), X4, X4
 	VINSERTI128      $0x01, X4, Y13, Y4
 	VCVTPH2PS        Y4, Z4
 	VMULPS           constants<>+2624(SB), Z4, Z5
 	VMULPS           constants<>+2688(SB), Z4, Z6
-	LEAQ             (BX)(R8*1), R10
-	VBROADCASTF32X4  2(R10), Z7
-	VBROADCASTF32X4  2(R10)(AX*1), Z8
-	VBROADCASTF32X4  2(R10)(AX*2), Z9
-	VBROADCASTF32X4  2(R10)(CX*1), Z10
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF32X4     $0x01, 2(R10), Z7, Z7
-	VINSERTF32X4     $0x01, 2(R10)(AX*1), Z8, Z8
-	VINSERTF32X4     $0x01, 2(R10)(AX*2), Z9, Z9
-	VINSERTF32X4     $0x01, 2(R10)(CX*1), Z10, Z10
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF32X4     $0x02, 2(R10), Z7, Z7
-	VINSERTF32X4     $0x02, 2(R10)(AX*1), Z8, Z8
-	VINSERTF32X4     $0x02, 2(R10)(AX*2), Z9, Z9
-	VINSERTF32X4     $0x02, 2(R10)(CX*1), Z10, Z10
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF32X4     $0x03, 2(R10), Z7, Z7
-	VINSERTF32X4     $0x03, 2(R10)(AX*1), Z8, Z8
-	VINSERTF32X4     $0x03, 2(R10)(AX*2), Z9, Z9
-	VINSERTF32X4     $0x03, 2(R10)(CX*1), Z10, Z10
+	LEAQ             (BX)(R8*1), R12
+	VBROADCASTF32X4  2(R12), Z7
+	VBROADCASTF32X4  2(R12)(AX*1), Z8
+	VBROADCASTF32X4  2(R12)(AX*2), Z9
+	VBROADCASTF32X4  2(R12)(CX*1), Z10
+	LEAQ             (R12)(AX*4), R12
+	VINSERTF32X4     $0x01, 2(R12), Z7, Z7
+	VINSERTF32X4     $0x01, 2(R12)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x01, 2(R12)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x01, 2(R12)(CX*1), Z10, Z10
+	LEAQ             (R12)(AX*4), R12
+	VINSERTF32X4     $0x02, 2(R12), Z7, Z7
+	VINSERTF32X4     $0x02, 2(R12)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x02, 2(R12)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x02, 2(R12)(CX*1), Z10, Z10
+	LEAQ             (R12)(AX*4), R12
+	VINSERTF32X4     $0x03, 2(R12), Z7, Z7
+	VINSERTF32X4     $0x03, 2(R12)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x03, 2(R12)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x03, 2(R12)(CX*1), Z10, Z10
 	VUNPCKLPS        Z8, Z7, Z11
 	VUNPCKHPS        Z8, Z7, Z7
 	VUNPCKLPS        Z10, Z9, Z8
@@ -34435,6 +34492,8 @@ rows4_by1_block:
 	VFMADD231PS.BCST 12(DX)(SI*1), Z9, Z22
 	VFMADD231PS.BCST 12(DX)(SI*2), Z9, Z23
 	VFMADD231PS.BCST 12(DX)(DI*1), Z9, Z24
+	PREFETCHT1       (R9)
+	MOVQ             run+32(FP), R12
 	VPRORD           $0x10, Z8, Z9
 	VPANDD           Z2, Z9, Z12
 	VPORD            Z3, Z12, Z12
@@ -34493,6 +34552,8 @@ rows4_by1_block:
 	VFMADD231PS.BCST 44(DX)(SI*1), Z9, Z22
 	VFMADD231PS.BCST 44(DX)(SI*2), Z9, Z23
 	VFMADD231PS.BCST 44(DX)(DI*1), Z9, Z24
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R9)(R13*1)
 	VPRORD           $0x10, Z7, Z9
 	VPANDD           Z2, Z9, Z12
 	VPORD            Z3, Z12, Z12
@@ -34552,6 +34613,8 @@ rows4_by1_block:
 	VFMADD231PS.BCST 76(DX)(SI*1), Z9, Z22
 	VFMADD231PS.BCST 76(DX)(SI*2), Z9, Z23
 	VFMADD231PS.BCST 76(DX)(DI*1), Z9, Z24
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R9)(R13*1)
 	VPSRLD           $0x04, Z8, Z8
 	VPRORD           $0x10, Z8, Z9
 	VPANDD           Z2, Z9, Z10
@@ -34612,6 +34675,16 @@ rows4_by1_block:
 	VFMADD231PS.BCST 108(DX)(SI*1), Z8, Z22
 	VFMADD231PS.BCST 108(DX)(SI*2), Z8, Z23
 	VFMADD231PS.BCST 108(DX)(DI*1), Z8, Z24
+	MOVQ             48(R12), R12
+	PREFETCHT1       (R9)(R12*1)
+	ADDQ             $0x40, R9
+	DECQ             R10
+	JNZ              rows4_by1_ahead_same0
+	MOVQ             run+32(FP), R10
+	ADDQ             64(R10), R9
+	MOVQ             56(R10), R10
+
+rows4_by1_ahead_same0:
 	VPSRLD           $0x04, Z7, Z7
 	VPRORD           $0x10, Z7, Z8
 	VPANDD           Z2, Z8, Z9
@@ -34644,8 +34717,11 @@ rows4_by1_block:
 	VFMADD231PS.BCST 124(DX)(DI*1), Z6, Z24
 	ADDQ             $0x00000012, R8
 	ADDQ             $0x00000080, DX
-	SUBQ             $0x00000002, R9
+	SUBQ             $0x00000002, R11
 	JNZ              rows4_by1_block
+	MOVQ             run+32(FP), DX
+	MOVQ             R9, 8(DX)
+	MOVQ             R10, 24(DX)
 	MOVQ             (SP), DX
 	MOVQ             lds+8(FP), BX
 	ADDQ             $0x00000040, (SP)
@@ -34681,71 +34757,90 @@ rows1:
 	MOVQ DX, 16(SP)
 
 rows1_by2:
-	CMPQ   16(SP), $0x02
-	JL     rows1_by2_done
-	MOVQ   8(SP), DX
-	MOVQ   DX, BX
-	VPXORD Z25, Z25, Z25
-	MOVQ   AX, SI
-	SHLQ   $0x04, SI
-	ADDQ   SI, DX
-	MOVQ   DX, SI
-	VPXORD Z26, Z26, Z26
-	MOVQ   AX, DI
-	SHLQ   $0x04, DI
-	ADDQ   DI, DX
-	MOVQ   DX, 8(SP)
-	MOVQ   q+40(FP), DX
-	XORQ   DI, DI
-	MOVQ   chunks+64(FP), R8
+	CMPQ       16(SP), $0x02
+	JL         rows1_by2_done
+	MOVQ       8(SP), DX
+	MOVQ       DX, BX
+	VPXORD     Z25, Z25, Z25
+	MOVQ       AX, SI
+	SHLQ       $0x04, SI
+	ADDQ       SI, DX
+	MOVQ       DX, SI
+	VPXORD     Z26, Z26, Z26
+	MOVQ       AX, DI
+	SHLQ       $0x04, DI
+	ADDQ       DI, DX
+	MOVQ       DX, 8(SP)
+	MOVQ       q+40(FP), DX
+	XORQ       DI, DI
+	MOVQ       run+32(FP), R9
+	MOVQ       8(R9), R8
+	MOVQ       24(R9), R9
+	PREFETCHT1 (R8)
+	MOVQ       run+32(FP), R10
+	MOVQ       32(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        rows1_by2_same0
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
+
+rows1_by2_same0:
+	MOVQ chunks+64(FP), R10
 
 rows1_by2_block:
-	LEAQ             (BX)(DI*1), R9
+	LEAQ             (BX)(DI*1), R11
 	VPXOR            X13, X13, X13
-	VPINSRW          $0x00, (R9), X13, X13
-	VPINSRW          $0x01, (R9)(AX*1), X13, X13
-	VPINSRW          $0x02, (R9)(AX*2), X13, X13
-	VPINSRW          $0x03, (R9)(CX*1), X13, X13
-	LEAQ             (R9)(AX*4), R9
-	VPINSRW          $0x04, (R9), X13, X13
-	VPINSRW          $0x05, (R9)(AX*1), X13, X13
-	VPINSRW          $0x06, (R9)(AX*2), X13, X13
-	VPINSRW          $0x07, (R9)(CX*1), X13, X13
-	LEAQ             (R9)(AX*4), R9
+	VPINSRW          $0x00, (R11), X13, X13
+	VPINSRW          $0x01, (R11)(AX*1), X13, X13
+	VPINSRW          $0x02, (R11)(AX*2), X13, X13
+	VPINSRW          $0x03, (R11)(CX*1), X13, X13
+	LEAQ             (R11)(AX*4), R11
+	VPINSRW          $0x04, (R11), X13, X13
+	VPINSRW          $0x05, (R11)(AX*1), X13, X13
+	VPINSRW          $0x06, (R11)(AX*2), X13, X13
+	VPINSRW          $0x07, (R11)(CX*1), X13, X13
+	LEAQ             (R11)(AX*4), R11
 	VPXOR            X4, X4, X4
-	VPINSRW          $0x00, (R9), X4, X4
-	VPINSRW          $0x01, (R9)(AX*1), X4, X4
-	VPINSRW          $0x02, (R9)(AX*2), X4, X4
-	VPINSRW          $0x03, (R9)(CX*1), X4, X4
-	LEAQ             (R9)(AX*4), R9
-	VPINSRW          $0x04, (R9), X4, X4
-	VPINSRW          $0x05, (R9)(AX*1), X4, X4
-	VPINSRW          $0x06, (R9)(AX*2), X4, X4
-	VPINSRW          $0x07, (R9)(CX*1), X4, X4
+	VPINSRW          $0x00, (R11), X4, X4
+	VPINSRW          $0x01, (R11)(AX*1), X4, X4
+	VPINSRW          $0x02, (R11)(AX*2), X4, X4
+	VPINSRW          $0x03, (R11)(CX*1), X4, X4
+	LEAQ             (R11)(AX*4), R11
+	VPINSRW          $0x04, (R11), X4, X4
+	VPINSRW          $0x05, (R11)(AX*1), X4, X4
+	VPINSRW          $0x06, (R11)(AX*2), X4, X4
+	VPINSRW          $0x07, (R11)(CX*1), X4, X4
 	VINSERTI128      $0x01, X4, Y13, Y4
 	VCVTPH2PS        Y4, Z4
 	VMULPS           constants<>+2624(SB), Z4, Z6
 	VMULPS           constants<>+2688(SB), Z4, Z7
-	LEAQ             (BX)(DI*1), R9
-	VBROADCASTF32X4  2(R9), Z5
-	VBROADCASTF32X4  2(R9)(AX*1), Z10
-	VBROADCASTF32X4  2(R9)(AX*2), Z8
-	VBROADCASTF32X4  2(R9)(CX*1), Z11
-	LEAQ             (R9)(AX*4), R9
-	VINSERTF32X4     $0x01, 2(R9), Z5, Z5
-	VINSERTF32X4     $0x01, 2(R9)(AX*1), Z10, Z10
-	VINSERTF32X4     $0x01, 2(R9)(AX*2), Z8, Z8
-	VINSERTF32X4     $0x01, 2(R9)(CX*1), Z11, Z11
-	LEAQ             (R9)(AX*4), R9
-	VINSERTF32X4     $0x02, 2(R9), Z5, Z5
-	VINSERTF32X4     $0x02, 2(R9)(AX*1), Z10, Z10
-	VINSERTF32X4     $0x02, 2(R9)(AX*2), Z8, Z8
-	VINSERTF32X4     $0x02, 2(R9)(CX*1), Z11, Z11
-	LEAQ             (R9)(AX*4), R9
-	VINSERTF32X4     $0x03, 2(R9), Z5, Z5
-	VINSERTF32X4     $0x03, 2(R9)(AX*1), Z10, Z10
-	VINSERTF32X4     $0x03, 2(R9)(AX*2), Z8, Z8
-	VINSERTF32X4     $0x03, 2(R9)(CX*1), Z11, Z11
+	LEAQ             (BX)(DI*1), R11
+	VBROADCASTF32X4  2(R11), Z5
+	VBROADCASTF32X4  2(R11)(AX*1), Z10
+	VBROADCASTF32X4  2(R11)(AX*2), Z8
+	VBROADCASTF32X4  2(R11)(CX*1), Z11
+	LEAQ             (R11)(AX*4), R11
+	VINSERTF32X4     $0x01, 2(R11), Z5, Z5
+	VINSERTF32X4     $0x01, 2(R11)(AX*1), Z10, Z10
+	VINSERTF32X4     $0x01, 2(R11)(AX*2), Z8, Z8
+	VINSERTF32X4     $0x01, 2(R11)(CX*1), Z11, Z11
+	LEAQ             (R11)(AX*4), R11
+	VINSERTF32X4     $0x02, 2(R11), Z5, Z5
+	VINSERTF32X4     $0x02, 2(R11)(AX*1), Z10, Z10
+	VINSERTF32X4     $0x02, 2(R11)(AX*2), Z8, Z8
+	VINSERTF32X4     $0x02, 2(R11)(CX*1), Z11, Z11
+	LEAQ             (R11)(AX*4), R11
+	VINSERTF32X4     $0x03, 2(R11), Z5, Z5
+	VINSERTF32X4     $0x03, 2(R11)(AX*1), Z10, Z10
+	VINSERTF32X4     $0x03, 2(R11)(AX*2), Z8, Z8
+	VINSERTF32X4     $0x03, 2(R11)(CX*1), Z11, Z11
 	VUNPCKLPS        Z10, Z5, Z9
 	VUNPCKHPS        Z10, Z5, Z5
 	VUNPCKLPS        Z11, Z8, Z10
@@ -34754,52 +34849,52 @@ rows1_by2_block:
 	VUNPCKHPD        Z10, Z9, Z9
 	VUNPCKLPD        Z11, Z5, Z10
 	VUNPCKHPD        Z11, Z5, Z11
-	LEAQ             (SI)(DI*1), R9
+	LEAQ             (SI)(DI*1), R11
 	VPXOR            X13, X13, X13
-	VPINSRW          $0x00, (R9), X13, X13
-	VPINSRW          $0x01, (R9)(AX*1), X13, X13
-	VPINSRW          $0x02, (R9)(AX*2), X13, X13
-	VPINSRW          $0x03, (R9)(CX*1), X13, X13
-	LEAQ             (R9)(AX*4), R9
-	VPINSRW          $0x04, (R9), X13, X13
-	VPINSRW          $0x05, (R9)(AX*1), X13, X13
-	VPINSRW          $0x06, (R9)(AX*2), X13, X13
-	VPINSRW          $0x07, (R9)(CX*1), X13, X13
-	LEAQ             (R9)(AX*4), R9
+	VPINSRW          $0x00, (R11), X13, X13
+	VPINSRW          $0x01, (R11)(AX*1), X13, X13
+	VPINSRW          $0x02, (R11)(AX*2), X13, X13
+	VPINSRW          $0x03, (R11)(CX*1), X13, X13
+	LEAQ             (R11)(AX*4), R11
+	VPINSRW          $0x04, (R11), X13, X13
+	VPINSRW          $0x05, (R11)(AX*1), X13, X13
+	VPINSRW          $0x06, (R11)(AX*2), X13, X13
+	VPINSRW          $0x07, (R11)(CX*1), X13, X13
+	LEAQ             (R11)(AX*4), R11
 	VPXOR            X5, X5, X5
-	VPINSRW          $0x00, (R9), X5, X5
-	VPINSRW          $0x01, (R9)(AX*1), X5, X5
-	VPINSRW          $0x02, (R9)(AX*2), X5, X5
-	VPINSRW          $0x03, (R9)(CX*1), X5, X5
-	LEAQ             (R9)(AX*4), R9
-	VPINSRW          $0x04, (R9), X5, X5
-	VPINSRW          $0x05, (R9)(AX*1), X5, X5
-	VPINSRW          $0x06, (R9)(AX*2), X5, X5
-	VPINSRW          $0x07, (R9)(CX*1), X5, X5
+	VPINSRW          $0x00, (R11), X5, X5
+	VPINSRW          $0x01, (R11)(AX*1), X5, X5
+	VPINSRW          $0x02, (R11)(AX*2), X5, X5
+	VPINSRW          $0x03, (R11)(CX*1), X5, X5
+	LEAQ             (R11)(AX*4), R11
+	VPINSRW          $0x04, (R11), X5, X5
+	VPINSRW          $0x05, (R11)(AX*1), X5, X5
+	VPINSRW          $0x06, (R11)(AX*2), X5, X5
+	VPINSRW          $0x07, (R11)(CX*1), X5, X5
 	VINSERTI128      $0x01, X5, Y13, Y5
 	VCVTPH2PS        Y5, Z5
 	VMULPS           constants<>+2624(SB), Z5, Z12
 	VMULPS           constants<>+2688(SB), Z5, Z14
-	LEAQ             (SI)(DI*1), R9
-	VBROADCASTF32X4  2(R9), Z15
-	VBROADCASTF32X4  2(R9)(AX*1), Z16
-	VBROADCASTF32X4  2(R9)(AX*2), Z17
-	VBROADCASTF32X4  2(R9)(CX*1), Z18
-	LEAQ             (R9)(AX*4), R9
-	VINSERTF32X4     $0x01, 2(R9), Z15, Z15
-	VINSERTF32X4     $0x01, 2(R9)(AX*1), Z16, Z16
-	VINSERTF32X4     $0x01, 2(R9)(AX*2), Z17, Z17
-	VINSERTF32X4     $0x01, 2(R9)(CX*1), Z18, Z18
-	LEAQ             (R9)(AX*4), R9
-	VINSERTF32X4     $0x02, 2(R9), Z15, Z15
-	VINSERTF32X4     $0x02, 2(R9)(AX*1), Z16, Z16
-	VINSERTF32X4     $0x02, 2(R9)(AX*2), Z17, Z17
-	VINSERTF32X4     $0x02, 2(R9)(CX*1), Z18, Z18
-	LEAQ             (R9)(AX*4), R9
-	VINSERTF32X4     $0x03, 2(R9), Z15, Z15
-	VINSERTF32X4     $0x03, 2(R9)(AX*1), Z16, Z16
-	VINSERTF32X4     $0x03, 2(R9)(AX*2), Z17, Z17
-	VINSERTF32X4     $0x03, 2(R9)(CX*1), Z18, Z18
+	LEAQ             (SI)(DI*1), R11
+	VBROADCASTF32X4  2(R11), Z15
+	VBROADCASTF32X4  2(R11)(AX*1), Z16
+	VBROADCASTF32X4  2(R11)(AX*2), Z17
+	VBROADCASTF32X4  2(R11)(CX*1), Z18
+	LEAQ             (R11)(AX*4), R11
+	VINSERTF32X4     $0x01, 2(R11), Z15, Z15
+	VINSERTF32X4     $0x01, 2(R11)(AX*1), Z16, Z16
+	VINSERTF32X4     $0x01, 2(R11)(AX*2), Z17, Z17
+	VINSERTF32X4     $0x01, 2(R11)(CX*1), Z18, Z18
+	LEAQ             (R11)(AX*4), R11
+	VINSERTF32X4     $0x02, 2(R11), Z15, Z15
+	VINSERTF32X4     $0x02, 2(R11)(AX*1), Z16, Z16
+	VINSERTF32X4     $0x02, 2(R11)(AX*2), Z17, Z17
+	VINSERTF32X4     $0x02, 2(R11)(CX*1), Z18, Z18
+	LEAQ             (R11)(AX*4), R11
+	VINSERTF32X4     $0x03, 2(R11), Z15, Z15
+	VINSERTF32X4     $0x03, 2(R11)(AX*1), Z16, Z16
+	VINSERTF32X4     $0x03, 2(R11)(AX*2), Z17, Z17
+	VINSERTF32X4     $0x03, 2(R11)(CX*1), Z18, Z18
 	VUNPCKLPS        Z16, Z15, Z19
 	VUNPCKHPS        Z16, Z15, Z15
 	VUNPCKLPS        Z18, Z17, Z16
@@ -34808,6 +34903,8 @@ rows1_by2_block:
 	VUNPCKHPD        Z16, Z19, Z16
 	VUNPCKLPD        Z17, Z15, Z19
 	VUNPCKHPD        Z17, Z15, Z15
+	PREFETCHT1       (R8)
+	MOVQ             run+32(FP), R11
 	VPRORD           $0x10, Z8, Z17
 	VPRORD           $0x10, Z18, Z20
 	VPANDD           Z2, Z17, Z21
@@ -34842,6 +34939,8 @@ rows1_by2_block:
 	VPORD            Z1, Z17, Z17
 	VFMADD213PS      Z12, Z5, Z17
 	VFMADD231PS.BCST 12(DX), Z17, Z26
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R8)(R12*1)
 	VPRORD           $0x10, Z9, Z17
 	VPRORD           $0x10, Z16, Z20
 	VPANDD           Z2, Z17, Z21
@@ -34876,6 +34975,8 @@ rows1_by2_block:
 	VPORD            Z1, Z17, Z17
 	VFMADD213PS      Z12, Z5, Z17
 	VFMADD231PS.BCST 28(DX), Z17, Z26
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R8)(R12*1)
 	VPRORD           $0x10, Z10, Z17
 	VPRORD           $0x10, Z19, Z20
 	VPANDD           Z2, Z17, Z21
@@ -34910,6 +35011,16 @@ rows1_by2_block:
 	VPORD            Z1, Z17, Z17
 	VFMADD213PS      Z12, Z5, Z17
 	VFMADD231PS.BCST 44(DX), Z17, Z26
+	MOVQ             48(R11), R11
+	PREFETCHT1       (R8)(R11*1)
+	ADDQ             $0x40, R8
+	DECQ             R9
+	JNZ              rows1_by2_ahead_same0
+	MOVQ             run+32(FP), R9
+	ADDQ             64(R9), R8
+	MOVQ             56(R9), R9
+
+rows1_by2_ahead_same0:
 	VPRORD           $0x10, Z11, Z17
 	VPRORD           $0x10, Z15, Z20
 	VPANDD           Z2, Z17, Z21
@@ -34944,6 +35055,8 @@ rows1_by2_block:
 	VPORD            Z1, Z17, Z17
 	VFMADD213PS      Z12, Z5, Z17
 	VFMADD231PS.BCST 60(DX), Z17, Z26
+	PREFETCHT1       (R8)
+	MOVQ             run+32(FP), R11
 	VPSRLD           $0x04, Z8, Z8
 	VPRORD           $0x10, Z8, Z17
 	VPSRLD           $0x04, Z18, Z18
@@ -34980,6 +35093,8 @@ rows1_by2_block:
 	VPORD            Z1, Z8, Z8
 	VFMADD213PS      Z12, Z5, Z8
 	VFMADD231PS.BCST 76(DX), Z8, Z26
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R8)(R12*1)
 	VPSRLD           $0x04, Z9, Z9
 	VPRORD           $0x10, Z9, Z8
 	VPSRLD           $0x04, Z16, Z16
@@ -35016,6 +35131,8 @@ rows1_by2_block:
 	VPORD            Z1, Z8, Z8
 	VFMADD213PS      Z12, Z5, Z8
 	VFMADD231PS.BCST 92(DX), Z8, Z26
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R8)(R12*1)
 	VPSRLD           $0x04, Z10, Z10
 	VPRORD           $0x10, Z10, Z8
 	VPSRLD           $0x04, Z19, Z19
@@ -35052,6 +35169,16 @@ rows1_by2_block:
 	VPORD            Z1, Z8, Z8
 	VFMADD213PS      Z12, Z5, Z8
 	VFMADD231PS.BCST 108(DX), Z8, Z26
+	MOVQ             48(R11), R11
+	PREFETCHT1       (R8)(R11*1)
+	ADDQ             $0x40, R8
+	DECQ             R9
+	JNZ              rows1_by2_ahead_same1
+	MOVQ             run+32(FP), R9
+	ADDQ             64(R9), R8
+	MOVQ             56(R9), R9
+
+rows1_by2_ahead_same1:
 	VPSRLD           $0x04, Z11, Z11
 	VPRORD           $0x10, Z11, Z8
 	VPSRLD           $0x04, Z15, Z15
@@ -35090,8 +35217,11 @@ rows1_by2_block:
 	VFMADD231PS.BCST 124(DX), Z4, Z26
 	ADDQ             $0x00000012, DI
 	ADDQ             $0x00000080, DX
-	SUBQ             $0x00000002, R8
+	SUBQ             $0x00000002, R10
 	JNZ              rows1_by2_block
+	MOVQ             run+32(FP), DX
+	MOVQ             R8, 8(DX)
+	MOVQ             R9, 24(DX)
 	MOVQ             (SP), DX
 	MOVQ             lds+8(FP), BX
 	ADDQ             $0x00000080, (SP)
@@ -35102,66 +35232,85 @@ rows1_by2_block:
 
 rows1_by2_done:
 rows1_by1:
-	CMPQ   16(SP), $0x01
-	JL     rows1_by1_done
-	MOVQ   8(SP), DX
-	MOVQ   DX, BX
-	VPXORD Z27, Z27, Z27
-	MOVQ   AX, SI
-	SHLQ   $0x04, SI
-	ADDQ   SI, DX
-	MOVQ   DX, 8(SP)
-	MOVQ   q+40(FP), DX
-	XORQ   SI, SI
-	MOVQ   chunks+64(FP), DI
+	CMPQ       16(SP), $0x01
+	JL         rows1_by1_done
+	MOVQ       8(SP), DX
+	MOVQ       DX, BX
+	VPXORD     Z27, Z27, Z27
+	MOVQ       AX, SI
+	SHLQ       $0x04, SI
+	ADDQ       SI, DX
+	MOVQ       DX, 8(SP)
+	MOVQ       q+40(FP), DX
+	XORQ       SI, SI
+	MOVQ       run+32(FP), R8
+	MOVQ       8(R8), DI
+	MOVQ       24(R8), R8
+	PREFETCHT1 (DI)
+	MOVQ       run+32(FP), R9
+	MOVQ       32(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        rows1_by1_same0
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
+
+rows1_by1_same0:
+	MOVQ chunks+64(FP), R9
 
 rows1_by1_block:
-	LEAQ             (BX)(SI*1), R8
+	LEAQ             (BX)(SI*1), R10
 	VPXOR            X13, X13, X13
-	VPINSRW          $0x00, (R8), X13, X13
-	VPINSRW          $0x01, (R8)(AX*1), X13, X13
-	VPINSRW          $0x02, (R8)(AX*2), X13, X13
-	VPINSRW          $0x03, (R8)(CX*1), X13, X13
-	LEAQ             (R8)(AX*4), R8
-	VPINSRW          $0x04, (R8), X13, X13
-	VPINSRW          $0x05, (R8)(AX*1), X13, X13
-	VPINSRW          $0x06, (R8)(AX*2), X13, X13
-	VPINSRW          $0x07, (R8)(CX*1), X13, X13
-	LEAQ             (R8)(AX*4), R8
+	VPINSRW          $0x00, (R10), X13, X13
+	VPINSRW          $0x01, (R10)(AX*1), X13, X13
+	VPINSRW          $0x02, (R10)(AX*2), X13, X13
+	VPINSRW          $0x03, (R10)(CX*1), X13, X13
+	LEAQ             (R10)(AX*4), R10
+	VPINSRW          $0x04, (R10), X13, X13
+	VPINSRW          $0x05, (R10)(AX*1), X13, X13
+	VPINSRW          $0x06, (R10)(AX*2), X13, X13
+	VPINSRW          $0x07, (R10)(CX*1), X13, X13
+	LEAQ             (R10)(AX*4), R10
 	VPXOR            X4, X4, X4
-	VPINSRW          $0x00, (R8), X4, X4
-	VPINSRW          $0x01, (R8)(AX*1), X4, X4
-	VPINSRW          $0x02, (R8)(AX*2), X4, X4
-	VPINSRW          $0x03, (R8)(CX*1), X4, X4
-	LEAQ             (R8)(AX*4), R8
-	VPINSRW          $0x04, (R8), X4, X4
-	VPINSRW          $0x05, (R8)(AX*1), X4, X4
-	VPINSRW          $0x06, (R8)(AX*2), X4, X4
-	VPINSRW          $0x07, (R8)(CX*1), X4, X4
+	VPINSRW          $0x00, (R10), X4, X4
+	VPINSRW          $0x01, (R10)(AX*1), X4, X4
+	VPINSRW          $0x02, (R10)(AX*2), X4, X4
+	VPINSRW          $0x03, (R10)(CX*1), X4, X4
+	LEAQ             (R10)(AX*4), R10
+	VPINSRW          $0x04, (R10), X4, X4
+	VPINSRW          $0x05, (R10)(AX*1), X4, X4
+	VPINSRW          $0x06, (R10)(AX*2), X4, X4
+	VPINSRW          $0x07, (R10)(CX*1), X4, X4
 	VINSERTI128      $0x01, X4, Y13, Y4
 	VCVTPH2PS        Y4, Z4
 	VMULPS           constants<>+2624(SB), Z4, Z5
 	VMULPS           constants<>+2688(SB), Z4, Z6
-	LEAQ             (BX)(SI*1), R8
-	VBROADCASTF32X4  2(R8), Z7
-	VBROADCASTF32X4  2(R8)(AX*1), Z8
-	VBROADCASTF32X4  2(R8)(AX*2), Z9
-	VBROADCASTF32X4  2(R8)(CX*1), Z10
-	LEAQ             (R8)(AX*4), R8
-	VINSERTF32X4     $0x01, 2(R8), Z7, Z7
-	VINSERTF32X4     $0x01, 2(R8)(AX*1), Z8, Z8
-	VINSERTF32X4     $0x01, 2(R8)(AX*2), Z9, Z9
-	VINSERTF32X4     $0x01, 2(R8)(CX*1), Z10, Z10
-	LEAQ             (R8)(AX*4), R8
-	VINSERTF32X4     $0x02, 2(R8), Z7, Z7
-	VINSERTF32X4     $0x02, 2(R8)(AX*1), Z8, Z8
-	VINSERTF32X4     $0x02, 2(R8)(AX*2), Z9, Z9
-	VINSERTF32X4     $0x02, 2(R8)(CX*1), Z10, Z10
-	LEAQ             (R8)(AX*4), R8
-	VINSERTF32X4     $0x03, 2(R8), Z7, Z7
-	VINSERTF32X4     $0x03, 2(R8)(AX*1), Z8, Z8
-	VINSERTF32X4     $0x03, 2(R8)(AX*2), Z9, Z9
-	VINSERTF32X4     $0x03, 2(R8)(CX*1), Z10, Z10
+	LEAQ             (BX)(SI*1), R10
+	VBROADCASTF32X4  2(R10), Z7
+	VBROADCASTF32X4  2(R10)(AX*1), Z8
+	VBROADCASTF32X4  2(R10)(AX*2), Z9
+	VBROADCASTF32X4  2(R10)(CX*1), Z10
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF32X4     $0x01, 2(R10), Z7, Z7
+	VINSERTF32X4     $0x01, 2(R10)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x01, 2(R10)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x01, 2(R10)(CX*1), Z10, Z10
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF32X4     $0x02, 2(R10), Z7, Z7
+	VINSERTF32X4     $0x02, 2(R10)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x02, 2(R10)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x02, 2(R10)(CX*1), Z10, Z10
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF32X4     $0x03, 2(R10), Z7, Z7
+	VINSERTF32X4     $0x03, 2(R10)(AX*1), Z8, Z8
+	VINSERTF32X4     $0x03, 2(R10)(AX*2), Z9, Z9
+	VINSERTF32X4     $0x03, 2(R10)(CX*1), Z10, Z10
 	VUNPCKLPS        Z8, Z7, Z11
 	VUNPCKHPS        Z8, Z7, Z7
 	VUNPCKLPS        Z10, Z9, Z8
@@ -35187,6 +35336,8 @@ rows1_by1_block:
 	VPORD            Z1, Z9, Z9
 	VFMADD213PS      Z5, Z4, Z9
 	VFMADD231PS.BCST 12(DX), Z9, Z27
+	PREFETCHT1       (DI)
+	MOVQ             run+32(FP), R10
 	VPRORD           $0x10, Z8, Z9
 	VPANDD           Z2, Z9, Z12
 	VPORD            Z3, Z12, Z12
@@ -35221,6 +35372,8 @@ rows1_by1_block:
 	VPORD            Z1, Z9, Z9
 	VFMADD213PS      Z5, Z4, Z9
 	VFMADD231PS.BCST 44(DX), Z9, Z27
+	MOVQ             32(R10), R11
+	PREFETCHT1       (DI)(R11*1)
 	VPRORD           $0x10, Z7, Z9
 	VPANDD           Z2, Z9, Z12
 	VPORD            Z3, Z12, Z12
@@ -35256,6 +35409,8 @@ rows1_by1_block:
 	VPORD            Z1, Z9, Z9
 	VFMADD213PS      Z5, Z4, Z9
 	VFMADD231PS.BCST 76(DX), Z9, Z27
+	MOVQ             40(R10), R11
+	PREFETCHT1       (DI)(R11*1)
 	VPSRLD           $0x04, Z8, Z8
 	VPRORD           $0x10, Z8, Z9
 	VPANDD           Z2, Z9, Z10
@@ -35292,6 +35447,16 @@ rows1_by1_block:
 	VPORD            Z1, Z8, Z8
 	VFMADD213PS      Z5, Z4, Z8
 	VFMADD231PS.BCST 108(DX), Z8, Z27
+	MOVQ             48(R10), R10
+	PREFETCHT1       (DI)(R10*1)
+	ADDQ             $0x40, DI
+	DECQ             R8
+	JNZ              rows1_by1_ahead_same0
+	MOVQ             run+32(FP), R8
+	ADDQ             64(R8), DI
+	MOVQ             56(R8), R8
+
+rows1_by1_ahead_same0:
 	VPSRLD           $0x04, Z7, Z7
 	VPRORD           $0x10, Z7, Z8
 	VPANDD           Z2, Z8, Z9
@@ -35312,8 +35477,11 @@ rows1_by1_block:
 	VFMADD231PS.BCST 124(DX), Z6, Z27
 	ADDQ             $0x00000012, SI
 	ADDQ             $0x00000080, DX
-	SUBQ             $0x00000002, DI
+	SUBQ             $0x00000002, R9
 	JNZ              rows1_by1_block
+	MOVQ             run+32(FP), DX
+	MOVQ             DI, 8(DX)
+	MOVQ             R8, 24(DX)
 	MOVQ             (SP), DX
 	MOVQ             lds+8(FP), BX
 	ADDQ             $0x00000040, (SP)

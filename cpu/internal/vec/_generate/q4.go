@@ -171,6 +171,8 @@ func (d *dotsQ4Kernel) tile(label string, rows, groups int) {
 	}
 	MOVQ(p, d.kp)
 	t.openQueries()
+	ahead := continued(argument("run"))
+	ahead.prefetch(label, 1) // the blocks prefetch 8 of 9 lines
 	blocks := GP64()
 	MOVQ(argument("chunks"), blocks)
 	loop(label+"_block", blocks, q4Elements/a.lanes, func() {
@@ -184,8 +186,10 @@ func (d *dotsQ4Kernel) tile(label string, rows, groups int) {
 			}
 			words[g] = d.words(4, base[g], t.at)
 		}
+		fetch := among(8, ahead.lines(label+"_ahead", groups))
 		for upper := range 2 {
 			for i := range 4 {
+				fetch()
 				turned := a.vecs(groups)
 				for g := range groups {
 					if upper == 1 {
@@ -215,6 +219,7 @@ func (d *dotsQ4Kernel) tile(label string, rows, groups int) {
 			ADDQ(U32(4*q4Elements), q)
 		}
 	})
+	ahead.save()
 	sp, lds := GP64(), GP64()
 	MOVQ(d.sp, sp)
 	MOVQ(argument("lds"), lds)
@@ -229,7 +234,7 @@ func (d *dotsQ4Kernel) tile(label string, rows, groups int) {
 	}
 }
 
-// scalesOf reads the scales of the blocks at a place of 16 rows, and prefetches rows of later tiles.
+// scalesOf reads the scales of the blocks at a place of 16 rows.
 func (d *dotsQ4Kernel) scalesOf(base, at reg.GPVirtual, scale reg.VecVirtual) {
 	p, halves := GP64(), []reg.VecVirtual{XMM(), XMM()}
 	LEAQ(Mem{Base: base, Index: at, Scale: 1}, p)
