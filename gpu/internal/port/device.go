@@ -36,7 +36,9 @@ type device struct {
 	ended     Ticket    // the last submission that is known to have ended
 	progress  time.Time // when that was seen, or the first of the others was started
 	groups    map[groupKey]*group
-	key       groupKey // of the dispatch that is being recorded
+	// Of the dispatch that is being recorded.
+	key    groupKey
+	offset [1]uint32
 }
 
 type buffer struct {
@@ -305,47 +307,48 @@ func (d *device) record(c *Command) error {
 			return fmt.Errorf("dispatch of %v workgroups, the limit is %d a dimension: %w", c.Groups, d.limits.MaxComputeWorkgroupsPerDimension, ErrInvalid)
 		}
 	}
-	g, offset, err := d.bind(p, c.Bindings)
+	g, offsets, err := d.bind(p, c.Bindings)
 	if err != nil {
 		return err
 	}
-	return d.lib.dispatch(p.raw, g, p.dynamic >= 0, offset, c.Groups)
+	return d.lib.dispatch(p.raw, g, offsets, c.Groups)
 }
 
-// bind returns the bind group of a dispatch and the offset of its dynamic binding. It
+// bind returns the bind group of a dispatch and the offset of its dynamic binding, if it has one. It
 // checks the spans because gogpu does not, and shaders run there without index clamps.
 // Multiples of the library's dynamicStep are the dynamic offset, the rest is part of the group:
 // calls find their group again wherever their parameters lie.
-func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint64, err error) {
+func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offsets []uint32, err error) {
 	if len(bindings) > MaxBindings {
-		return g, 0, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
+		return g, nil, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
 	}
 	d.key = groupKey{pipeline: p.id}
 	for i := range bindings {
 		b := &bindings[i]
 		x, ok := d.has(b.Buffer)
 		if !ok {
-			return g, 0, fmt.Errorf("binding %d is a released buffer: %w", i, ErrInvalid)
+			return g, nil, fmt.Errorf("binding %d is a released buffer: %w", i, ErrInvalid)
 		}
 		if b.Offset+b.Size > x.size || b.Size > d.limits.MaxStorageBufferBindingSize {
-			return g, 0, fmt.Errorf("binding %d has %d bytes at %d of a buffer of %d, the limit is %d: %w",
+			return g, nil, fmt.Errorf("binding %d has %d bytes at %d of a buffer of %d, the limit is %d: %w",
 				i, b.Size, b.Offset, x.size, d.limits.MaxStorageBufferBindingSize, ErrInvalid)
 		}
 		at := b.Offset
 		if i == p.dynamic {
-			offset, at = at/dynamicStep*dynamicStep, at%dynamicStep
+			d.offset[0], at = uint32(at/dynamicStep*dynamicStep), at%dynamicStep
+			offsets = d.offset[:]
 		}
 		d.key.spans[i] = groupSpan{x.id, at, b.Size}
 	}
 	if known := d.groups[d.key]; known != nil {
 		known.used = d.last
-		return known.raw, offset, nil
+		return known.raw, offsets, nil
 	}
 	g, err = d.lib.createGroup(p.raw, bindings, d.key.spans[:])
 	if err == nil {
 		d.groups[d.key] = &group{g, d.last}
 	}
-	return g, offset, err
+	return g, offsets, err
 }
 
 func (d *device) Took(t Ticket) (time.Duration, bool, error) {

@@ -133,13 +133,13 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 	return nil
 }
 
-func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint64, groups [3]uint32) error {
+func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [3]uint32) error {
 	x := C.port_command{
-		pipeline: p.ref, group: g, offset: C.uint32_t(offset),
+		pipeline: p.ref, group: g, dynamic: C.uint32_t(len(offsets)),
 		groups: [3]C.uint32_t{C.uint32_t(groups[0]), C.uint32_t(groups[1]), C.uint32_t(groups[2])},
 	}
-	if dynamic {
-		x.dynamic = 1
+	if len(offsets) > 0 {
+		x.offset = C.uint32_t(offsets[0])
 	}
 	l.encoder.commands = append(l.encoder.commands, x)
 	return nil

@@ -39,7 +39,6 @@ type library struct {
 	encoder        *wgpu.CommandEncoder
 	pass           *wgpu.ComputePassEncoder
 	copied, filled map[rawBuffer]bool
-	offset         [1]uint32 // of the last dispatch's parameters
 
 	pending *wgpu.MapPending
 }
@@ -241,7 +240,7 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 	return nil
 }
 
-func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint64, groups [3]uint32) (err error) {
+func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [3]uint32) (err error) {
 	growStack()
 	if l.pass == nil {
 		if err := l.begin(); err != nil {
@@ -252,11 +251,6 @@ func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint6
 		}
 	}
 	l.pass.SetPipeline(p.p)
-	var offsets []uint32
-	if dynamic {
-		l.offset[0] = uint32(offset)
-		offsets = l.offset[:]
-	}
 	l.pass.SetBindGroup(0, g, offsets)
 	l.pass.Dispatch(groups[0], groups[1], groups[2])
 	return nil
