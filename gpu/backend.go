@@ -243,23 +243,15 @@ func (b *Backend) do(ctx context.Context, name string, n int, of func(i int) (op
 			}
 		}
 		return b.dev.Do(ctx, w, func(r *queue.Runner) error {
-			queued := false
 			for i := range n {
 				ops, err := build(r, i)
-				if err != nil {
-					return err
-				}
 				for _, op := range ops {
-					if queued {
-						err = r.Separate()
-					}
 					if err == nil {
 						err = r.Queue(op)
 					}
-					if err != nil {
-						return err
-					}
-					queued = true
+				}
+				if err != nil {
+					return err
 				}
 			}
 			return nil
