@@ -62,6 +62,16 @@ type Shared struct {
 	Device  *SharedDevice
 }
 
+// What a program shares are objects of the WebGPU library of its build: the Adapter, Device and
+// Buffer of github.com/rajveermalviya/go-webgpu/wgpu, or of github.com/gogpu/wgpu without cgo and
+// with the tag gogpu. With GOOS=js they are js.Value, and Open returns an error: a page's own objects
+// cannot be shared yet.
+type (
+	SharedAdapter = port.NativeAdapter
+	SharedDevice  = port.NativeDevice
+	SharedBuffer  = port.NativeBuffer // see [Backend.Wrap]
+)
+
 // openShared opens a backend on the device of opt.Shared.
 func openShared(selector string, opt Options) (*Backend, error) {
 	const name = "gpu:shared"
