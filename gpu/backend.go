@@ -38,10 +38,13 @@ type Backend struct {
 
 var (
 	_ backend.Backend        = (*Backend)(nil)
+	_ backend.BandwidthMeter = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)
 	_ backend.Differentiator = (*Backend)(nil)
+	_ backend.LaunchMeter    = (*Backend)(nil)
 	_ backend.MemoryMeter    = (*Backend)(nil)
 	_ backend.Merger         = (*Backend)(nil)
+	_ backend.PeakMeter      = (*Backend)(nil)
 	_ backend.Projector      = (*Backend)(nil)
 	_ backend.Rotator        = (*Backend)(nil)
 	_ backend.Scorer         = (*Backend)(nil)
