@@ -8,6 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // gradientCases are calls whose gradients take every reduction: no bias, biases of all pairs, of
@@ -33,6 +34,19 @@ func gradientCases() []backendtest.Case {
 		{Name: "bf16", Dims: d, Seed: 4, DType: backend.BF16, BiasShape: backend.Shape{2, 1, 37, 1}},
 		{Name: "160 columns, one key head", Dims: long, Seed: 3, Options: causal, BiasShape: backend.Shape{1, 1, 1, 1}},
 		everything, added,
+	}
+}
+
+// TestGradientSteps: the steps of each tile of gradient.wgsl take all of its others.
+func TestGradientSteps(t *testing.T) {
+	for _, columns := range []int{32, 64, 80, 96, 128} {
+		for _, of := range []shaders.Result{shaders.DKV, shaders.DQ} {
+			x := tilingOf(of, columns)
+			k := shaders.Describe(shaders.Gradient{Expand: shaders.Full, Of: of, TX: x.tx(), TY: x.ty, QD: gradientDepths}).Constants
+			if k["STEPS"]*k["STAGED"] != k["OTHERS"] || k["OTHERS"] != uint32(x.others()) {
+				t.Errorf("%d columns, result %d: %d steps of %d for a tile of %d, %d by the host", columns, of, k["STEPS"], k["STAGED"], k["OTHERS"], x.others())
+			}
+		}
 	}
 }
 

@@ -46,7 +46,7 @@ const THREADS: u32 = TX * TY;
 const KA: u32 = 1u + OF / 2u * 3u; // others of a thread are KA·tx + KB·j
 @if(OF == 2u) const KB: u32 = 1u;
 @else const KB: u32 = TX;
-const STAGED: u32 = 16u - 8u * KEYS; // others of a step of the product with them
+const STAGED: u32 = 16u - 8u * max(KEYS, TX % 4u / 2u); // others of a step of the product with them, a divisor of OTHERS
 const SA: u32 = 1u + max(8u * QD, 32u); // length of a row of a, odd
 const SB: u32 = 1u + max(4u * QD, 2u * STAGED); // length of a row of b, odd
 const OWNED: u32 = 8u * TY;
