@@ -142,6 +142,9 @@ func emissions() (all []emission) {
 		for _, in := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			all = append(all, emission{dim: dim, in: in, kv: in, seqQ: 512, group: 1, staged: true})
 			for _, kv := range []backend.DType{in, backend.Q8, backend.Q4} {
+				if kv == backend.Q4 && dim%32 > 0 { // rows are whole blocks
+					continue
+				}
 				prefill := emission{dim: dim, in: in, kv: kv, seqQ: 512, group: 1}
 				for _, prefill.option = range []string{"", "mask", "bias", "alibi", "softcap", "all"} {
 					all = append(all, prefill)
