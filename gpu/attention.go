@@ -92,9 +92,15 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 			p.Path += ", float32 products of weights in " + t.String()
 		}
 		if op.Cutter.Room > 0 {
+			var names []string
+			for _, o := range op.Cutter.Operands {
+				if o.OnHost {
+					names = append(names, o.Name)
+				}
+			}
 			p.Path = "streamed " + p.Path
 			p.Why += fmt.Sprintf("; device memory has no room for %s, which stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",
-				strings.Join(onHost(op.Cutter), ", "), op.Cutter.Room>>10)
+				strings.Join(names, ", "), op.Cutter.Room>>10)
 		}
 	}
 	if len(parts) > 1 {
@@ -114,16 +120,6 @@ func (b *Backend) count(p *backend.Plan, op *queue.Op) (queue.Extent, error) {
 	p.Streamed += int64(moved)
 	p.Scratch = max(p.Scratch, int64(e.State)+int64(memory))
 	return e, err
-}
-
-// onHost names the operands in host memory.
-func onHost(c *cut.Cutter) (names []string) {
-	for _, o := range c.Operands {
-		if o.OnHost {
-			names = append(names, o.Name)
-		}
-	}
-	return names
 }
 
 // attention returns the operations of c: one, or one for each slice of V's columns. It measures

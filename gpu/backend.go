@@ -38,30 +38,38 @@ type Backend struct {
 
 var (
 	_ backend.Backend        = (*Backend)(nil)
+	_ backend.BandwidthMeter = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)
 	_ backend.Differentiator = (*Backend)(nil)
+	_ backend.LaunchMeter    = (*Backend)(nil)
 	_ backend.MemoryMeter    = (*Backend)(nil)
 	_ backend.Merger         = (*Backend)(nil)
+	_ backend.PeakMeter      = (*Backend)(nil)
 	_ backend.Projector      = (*Backend)(nil)
 	_ backend.Rotator        = (*Backend)(nil)
 	_ backend.Scorer         = (*Backend)(nil)
 	_ backend.Warmer         = (*Backend)(nil)
 )
 
-func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, err error) {
-	b = &Backend{info: info, decodeRows: cmp.Or(opt.decodeRows, decodeRows)}
+// newBackend returns a Backend on an open device, which it closes when that fails.
+func newBackend(dev port.Device, info backend.Info, opt Options) (_ *Backend, err error) {
+	defer func() {
+		if err != nil {
+			_ = dev.Close() // err matters more
+		}
+	}()
+	b := &Backend{info: info, decodeRows: cmp.Or(opt.decodeRows, decodeRows)}
 	b.close = sync.OnceValue(b.shut)
-	if opt.exp2 == nil {
-		opt.exp2 = meter.Exp2
-	}
-	own, about := chooseExp2(dev, opt.exp2)
-	b.exponentials = about
 	b.dev, err = queue.New(dev, info.Name, info.Type, queue.Config{
-		Budget: opt.Budget, MaxWork: opt.MaxWork, PoolBytes: opt.PoolBytes, MemoryBytes: opt.MemoryBytes, OwnExp2: own,
+		Budget: opt.Budget, MaxWork: opt.MaxWork, PoolBytes: opt.PoolBytes, MemoryBytes: opt.MemoryBytes,
 	})
 	if err != nil {
 		return nil, err
 	}
+	if opt.exp2 == nil {
+		opt.exp2 = meter.Exp2
+	}
+	b.dev.Pipelines.OwnExp2, b.exponentials = chooseExp2(dev, opt.exp2)
 	if opt.Tune, err = opt.Tune.Or(info.Type); err != nil {
 		return nil, err
 	}
@@ -243,23 +251,15 @@ func (b *Backend) do(ctx context.Context, name string, n int, of func(i int) (op
 			}
 		}
 		return b.dev.Do(ctx, w, func(r *queue.Runner) error {
-			queued := false
 			for i := range n {
 				ops, err := build(r, i)
-				if err != nil {
-					return err
-				}
 				for _, op := range ops {
-					if queued {
-						err = r.Separate()
-					}
 					if err == nil {
 						err = r.Queue(op)
 					}
-					if err != nil {
-						return err
-					}
-					queued = true
+				}
+				if err != nil {
+					return err
 				}
 			}
 			return nil

@@ -30,10 +30,11 @@ const (
 // scores appends the operations that add the gradients of scores to t by a kind of
 // reduction, one head at a time, in ascending order.
 func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool) error {
-	x.clear(name, t)
 	to, scratch := t, one(t) && kind == reduceRows
 	if scratch {
 		to = x.sums
+	}
+	if scratch || !x.g.Add {
 		x.zeros(name, to)
 	}
 	out := cut.Updates(name, to, cut.PairAxes)
@@ -87,13 +88,7 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 	return nil
 }
 
-// clear appends the operation that sets t to zeros, unless gradients are added to it.
-func (x *gradients) clear(name string, t backend.Tensor) {
-	if !x.g.Add {
-		x.zeros(name, t)
-	}
-}
-
+// zeros appends the operation that sets t to zeros.
 func (x *gradients) zeros(name string, t backend.Tensor) {
 	dim := t.Shape()[backend.Dim]
 	ops := []*cut.Operand{new(cut.Operand), cut.Writes(name, t, cut.RowAxes)}
@@ -105,8 +100,11 @@ func (x *gradients) zeros(name string, t backend.Tensor) {
 	}))
 }
 
-// totals appends the operation that adds the sums of rows to t [B or 1, H or 1, 1, 1].
+// totals appends the operations that set t [B or 1, H or 1, 1, 1] to the sums of rows, or add them to it.
 func (x *gradients) totals(name string, t backend.Tensor) {
+	if !x.g.Add {
+		x.zeros(name, t)
+	}
 	whole := [4]int{cut.Whole, cut.Whole, cut.Whole, cut.Whole}
 	ops := []*cut.Operand{cut.Reads("scratch", x.sums, whole, 1), cut.Updates(name, t, whole)}
 	s := t.Shape()

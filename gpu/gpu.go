@@ -165,17 +165,7 @@ func Open(selector string, opt Options) (*Backend, error) {
 	if err != nil {
 		return nil, queue.Translate(name, err)
 	}
-	return openOn(dev, adapter.Describe(name, a.Info(), limits), opt)
-}
-
-// openOn returns a Backend on an open device, which it closes when that fails.
-func openOn(dev port.Device, info backend.Info, opt Options) (*Backend, error) {
-	b, err := newBackend(dev, info, opt)
-	if err != nil {
-		_ = dev.Close() // the error of newBackend matters more
-		return nil, err
-	}
-	return b, nil
+	return newBackend(dev, adapter.Describe(name, a.Info(), limits), opt)
 }
 
 // lower returns l with the limits of o.

@@ -165,7 +165,6 @@ func (x *gradients) build() error {
 	g := x.g
 	x.delta()
 	if !g.DSinks.IsZero() {
-		x.clear("dsinks", g.DSinks)
 		x.totals("dsinks", g.DSinks)
 	}
 	if !g.DV.IsZero() || !g.DK.IsZero() {

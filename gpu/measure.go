@@ -110,12 +110,6 @@ func (r tuneRunner) Run(ctx context.Context, c *backend.Call, v tune.Variant, ro
 	})
 }
 
-var (
-	_ backend.PeakMeter      = (*Backend)(nil)
-	_ backend.BandwidthMeter = (*Backend)(nil)
-	_ backend.LaunchMeter    = (*Backend)(nil)
-)
-
 // measured returns the result of f, as a call of b.
 func measured[T any](ctx context.Context, b *Backend, name string, f func() (T, error)) (T, error) {
 	return resultWithin(ctx, b, name, func() (result T, err error) {

@@ -34,10 +34,6 @@ const (
 //
 //	y, x [B, H, S, D]    cos, sin [B, H, S, R/2] F32
 func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
-	return b.run(ctx, "rotate", func() (*queue.Op, error) { return b.rotate(y, x, cos, sin, how), nil })
-}
-
-func (b *Backend) rotate(y, x, cos, sin backend.Tensor, how backend.Rotation) *queue.Op {
 	sh, pairs, inPlace := y.Shape(), cos.Shape()[backend.Dim], y == x
 	units := sh[backend.Dim] - pairs
 	ops := []*cut.Operand{cut.Reads("x", x, cut.RowAxes, 1), cut.Reads("cos", cos, cut.RowAxes, 1), cut.Reads("sin", sin, cut.RowAxes, 1), cut.Writes("y", y, cut.RowAxes)}
@@ -46,7 +42,7 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, how backend.Rotation) *q
 		ops[0], ops[3] = new(cut.Operand), cut.Updates("y", y, cut.RowAxes)
 	}
 	var kernel shaders.Variant = shaders.RoPE{InPlace: inPlace}
-	return b.rowOp(sh, ops, func(box cut.Box, v []cut.View) queue.Step {
+	step := func(box cut.Box, v []cut.View) queue.Step {
 		n := rows(box) * units
 		if inPlace {
 			v[0] = v[3]
@@ -58,7 +54,8 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, how backend.Rotation) *q
 				InType: int(x.DType()), OutType: int(y.DType()), X: strides(v[0]), Cosine: strides(v[1]), Sine: strides(v[2]), O: strides(v[3]),
 			},
 		}
-	})
+	}
+	return b.run(ctx, "rotate", func() (*queue.Op, error) { return b.rowOp(sh, ops, step), nil })
 }
 
 // Copy implements backend.Copier. The copies share submissions. Between equal types it moves

@@ -10,7 +10,6 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
-	"github.com/seed90331342/attn/shaders"
 )
 
 // Shared is a device that a program has opened with the WebGPU library of this build (see
@@ -62,6 +61,16 @@ type Shared struct {
 	Device  *SharedDevice
 }
 
+// What a program shares are objects of the WebGPU library of its build: the Adapter, Device and
+// Buffer of github.com/rajveermalviya/go-webgpu/wgpu, or of github.com/gogpu/wgpu without cgo and
+// with the tag gogpu. With GOOS=js they are js.Value, and Open returns an error: a page's own objects
+// cannot be shared yet.
+type (
+	SharedAdapter = port.NativeAdapter
+	SharedDevice  = port.NativeDevice
+	SharedBuffer  = port.NativeBuffer // see [Backend.Wrap]
+)
+
 // openShared opens a backend on the device of opt.Shared.
 func openShared(selector string, opt Options) (*Backend, error) {
 	const name = "gpu:shared"
@@ -71,40 +80,14 @@ func openShared(selector string, opt Options) (*Backend, error) {
 	if opt.Shared.Adapter == nil || opt.Shared.Device == nil {
 		return nil, fmt.Errorf("Options.Shared has no Adapter or no Device, set both: %w", backend.ErrOption)
 	}
-	var few error
 	dev, info, err := port.Share(opt.Shared.Adapter, opt.Shared.Device, func(l gputypes.Limits) gputypes.Limits {
-		few = tooFew(l)
 		l.MaxComputeInvocationsPerWorkgroup = min(l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupSizeX)
 		return opt.lower(l)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("Options.Shared: %w", queue.Translate(name, err))
 	}
-	if few != nil {
-		_ = dev.Close() // nothing was made on it
-		return nil, fmt.Errorf("Options.Shared: %s: %w", name, few)
-	}
-	return openOn(dev, adapter.Describe(name, info, dev.Limits()), opt)
-}
-
-// tooFew returns ErrUnsupported when a program's device was opened with a limit that is too
-// low for every kernel. Calls report limits that are too low for theirs.
-func tooFew(l gputypes.Limits) error {
-	for _, x := range []struct {
-		name       string
-		has, least uint64
-	}{
-		{"MaxBindGroups", uint64(l.MaxBindGroups), 1},
-		{"MaxBindingsPerBindGroup", uint64(l.MaxBindingsPerBindGroup), port.MaxBindings},
-		{"MaxDynamicUniformBuffersPerPipelineLayout", uint64(l.MaxDynamicUniformBuffersPerPipelineLayout), 1},
-		{"MaxUniformBuffersPerShaderStage", uint64(l.MaxUniformBuffersPerShaderStage), 1},
-		{"MaxUniformBufferBindingSize", l.MaxUniformBufferBindingSize, uint64((&shaders.AttentionParams{}).Size())},
-	} {
-		if x.has < x.least {
-			return fmt.Errorf("limit %s is %d, kernels need %d or more: open the device with the adapter's limits: %w", x.name, x.has, x.least, backend.ErrUnsupported)
-		}
-	}
-	return nil
+	return newBackend(dev, adapter.Describe(name, info, dev.Limits()), opt)
 }
 
 // Wrap returns a buffer of the program, on the device of Options.Shared, as a contiguous

@@ -62,7 +62,8 @@ type sources struct {
 }
 
 func newSources(ownExp2 bool) *sources {
-	dev := queue.NewPlanner(emitLimits, "gpu", backend.Discrete, queue.Config{Budget: emitBudget, OwnExp2: ownExp2})
+	dev := queue.NewPlanner(emitLimits, "gpu", backend.Discrete, queue.Config{Budget: emitBudget})
+	dev.Pipelines.OwnExp2 = ownExp2
 	return &sources{b: &Backend{info: backend.Info{Name: "gpu", Type: backend.Discrete}, decodeRows: decodeRows, dev: dev}, have: map[string]bool{}}
 }
 

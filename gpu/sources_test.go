@@ -91,7 +91,7 @@ var sourceCalls = []struct {
 func TestKernelSources(t *testing.T) {
 	for _, c := range sourceCalls {
 		t.Run(c.name, func(t *testing.T) {
-			b, d := simulate(t, Options{Budget: emitBudget, exp2: precise}, func() time.Duration { return 0 }, func(l *gputypes.Limits) { *l = emitLimits })
+			b, d := simulate(t, Options{Budget: emitBudget, exp2: precise}, func() time.Duration { return 0 }, func(l *gputypes.Limits) { *l = Options{Limits: emitLimits}.lower(*l) })
 			defer b.Close()
 			r := &recorder{Device: d, written: map[port.Buffer][]byte{}}
 			b.dev.Port, b.dev.Pipelines.Dev = r, r

@@ -29,15 +29,16 @@ type device struct {
 	mu        sync.Mutex
 	closed    bool
 	lost      error
-	live      Live
-	buffers   map[*buffer]struct{}
-	pipelines map[*pipeline]struct{}
+	buffers   map[*buffer]bool
+	pipelines map[*pipeline]bool
 	lastID    uint64    // of a buffer or pipeline
 	last      Ticket    // the last submission
 	ended     Ticket    // the last submission that is known to have ended
 	progress  time.Time // when that was seen, or the first of the others was started
 	groups    map[groupKey]*group
-	key       groupKey // of the dispatch that is being recorded
+	// Of the dispatch that is being recorded.
+	key    groupKey
+	offset [1]uint32
 }
 
 type buffer struct {
@@ -84,7 +85,7 @@ func fault(message string, kind error) error {
 
 func newDevice(lib *library, limits gputypes.Limits) *device {
 	return &device{
-		lib: lib, limits: limits, buffers: map[*buffer]struct{}{}, pipelines: map[*pipeline]struct{}{}, groups: map[groupKey]*group{},
+		lib: lib, limits: limits, buffers: map[*buffer]bool{}, pipelines: map[*pipeline]bool{}, groups: map[groupKey]*group{},
 	}
 }
 
@@ -93,8 +94,10 @@ func (d *device) Limits() gputypes.Limits { return d.limits }
 func (d *device) Live() Live {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	live := d.live
-	live.Buffers, live.Pipelines, live.Groups = len(d.buffers), len(d.pipelines), len(d.groups)
+	live := Live{Buffers: len(d.buffers), Pipelines: len(d.pipelines), Groups: len(d.groups)}
+	for b := range d.buffers {
+		live.Bytes += b.size
+	}
 	return live
 }
 
@@ -130,8 +133,7 @@ func (d *device) note(err error) error {
 
 func (d *device) has(b Buffer) (*buffer, bool) {
 	x, _ := b.(*buffer)
-	_, ok := d.buffers[x]
-	return x, ok
+	return x, d.buffers[x]
 }
 
 func (d *device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, error) {
@@ -154,8 +156,7 @@ func (d *device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, 
 func (d *device) keep(b *buffer) *buffer {
 	d.lastID++
 	b.d, b.id = d, d.lastID
-	d.buffers[b] = struct{}{}
-	d.live.Bytes += b.size
+	d.buffers[b] = true
 	return b
 }
 
@@ -164,16 +165,15 @@ func (b *buffer) Size() uint64 { return b.size }
 func (b *buffer) Release() {
 	b.d.mu.Lock()
 	defer b.d.mu.Unlock()
-	if _, ok := b.d.buffers[b]; ok {
+	if b.d.buffers[b] {
 		b.d.releaseBuffer(b)
 	}
 }
 
 func (d *device) releaseBuffer(b *buffer) {
 	delete(d.buffers, b)
-	d.live.Bytes -= b.size
 	d.dropGroups(func(k groupKey) bool {
-		return slices.ContainsFunc(k.spans[:k.n], func(s groupSpan) bool { return s.buffer == b.id })
+		return slices.ContainsFunc(k.spans[:], func(s groupSpan) bool { return s.buffer == b.id })
 	})
 	if b.imported {
 		d.lib.dereference(b.raw)
@@ -213,14 +213,14 @@ func (d *device) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
 	}
 	d.lastID++
 	p := &pipeline{d: d, raw: raw, id: d.lastID, dynamic: dynamic}
-	d.pipelines[p] = struct{}{}
+	d.pipelines[p] = true
 	return p, nil
 }
 
 func (p *pipeline) Release() {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
-	if _, ok := p.d.pipelines[p]; ok {
+	if p.d.pipelines[p] {
 		p.d.releasePipeline(p)
 	}
 }
@@ -232,48 +232,49 @@ func (d *device) releasePipeline(p *pipeline) {
 }
 
 func (d *device) Write(b Buffer, offset uint64, data []byte) error {
+	return d.move("write", (*library).write, b, offset, 4, data)
+}
+
+func (d *device) Read(b Buffer, offset uint64, dst []byte) error {
+	return d.move("read", (*library).read, b, offset, 8, dst)
+}
+
+// move moves data to or from a span of b at a multiple of align.
+func (d *device) move(verb string, how func(*library, rawBuffer, uint64, []byte) error, b Buffer, offset, align uint64, data []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return err
 	}
 	x, ok := d.has(b)
-	if !ok || offset+uint64(len(data)) > x.size {
-		return fmt.Errorf("write %d bytes at %d: %w", len(data), offset, ErrInvalid)
+	if !ok || offset%align != 0 || len(data)%4 != 0 || offset+uint64(len(data)) > x.size {
+		return fmt.Errorf("%s %d bytes at %d: %w", verb, len(data), offset, ErrInvalid)
 	}
 	if len(data) == 0 {
 		return nil
 	}
-	return d.note(d.lib.write(x.raw, offset, data))
-}
-
-func (d *device) Read(b Buffer, offset uint64, dst []byte) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return err
-	}
-	x, ok := d.has(b)
-	if !ok || offset%8 != 0 || len(dst)%4 != 0 || offset+uint64(len(dst)) > x.size {
-		return fmt.Errorf("read %d bytes at %d: %w", len(dst), offset, ErrInvalid)
-	}
-	if len(dst) == 0 {
-		return nil
-	}
-	return d.note(d.lib.read(x.raw, offset, dst))
+	return d.note(how(d.lib, x.raw, offset, data))
 }
 
 func (d *device) Submit(commands []Command) (Ticket, error) { return d.submit(commands, false) }
 
 func (d *device) SubmitTimed(commands []Command) (Ticket, error) { return d.submit(commands, true) }
 
-func (d *device) submit(commands []Command, timed bool) (Ticket, error) {
+func (d *device) submit(commands []Command, timed bool) (t Ticket, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return 0, err
 	}
-	t, err := d.send(commands, timed)
+	if timed {
+		err = d.lib.startTimed(d.ended)
+	}
+	for i := 0; err == nil && i < len(commands); i++ {
+		err = d.record(&commands[i])
+	}
+	if err == nil {
+		t, err = d.lib.submit()
+	}
 	d.lib.discard()
 	d.lib.sent(t)
 	d.trimGroups()
@@ -287,21 +288,6 @@ func (d *device) submit(commands []Command, timed bool) (Ticket, error) {
 	return t, nil
 }
 
-// send records commands and starts them.
-func (d *device) send(commands []Command, timed bool) (Ticket, error) {
-	if timed {
-		if err := d.lib.startTimed(d.ended); err != nil {
-			return 0, err
-		}
-	}
-	for i := range commands {
-		if err := d.record(&commands[i]); err != nil {
-			return 0, err
-		}
-	}
-	return d.lib.submit()
-}
-
 // record hands a command to the library.
 func (d *device) record(c *Command) error {
 	if c.Pipeline == nil {
@@ -313,7 +299,7 @@ func (d *device) record(c *Command) error {
 		return d.lib.copy(src.raw, dst.raw, c)
 	}
 	p, _ := c.Pipeline.(*pipeline)
-	if _, ok := d.pipelines[p]; !ok {
+	if !d.pipelines[p] {
 		return fmt.Errorf("dispatch of a released pipeline: %w", ErrInvalid)
 	}
 	for _, n := range c.Groups {
@@ -321,47 +307,48 @@ func (d *device) record(c *Command) error {
 			return fmt.Errorf("dispatch of %v workgroups, the limit is %d a dimension: %w", c.Groups, d.limits.MaxComputeWorkgroupsPerDimension, ErrInvalid)
 		}
 	}
-	g, offset, err := d.bind(p, c.Bindings)
+	g, offsets, err := d.bind(p, c.Bindings)
 	if err != nil {
 		return err
 	}
-	return d.lib.dispatch(p.raw, g, p.dynamic >= 0, offset, c.Groups)
+	return d.lib.dispatch(p.raw, g, offsets, c.Groups)
 }
 
-// bind returns the bind group of a dispatch and the offset of its dynamic binding. It
+// bind returns the bind group of a dispatch and the offset of its dynamic binding, if it has one. It
 // checks the spans because gogpu does not, and shaders run there without index clamps.
 // Multiples of the library's dynamicStep are the dynamic offset, the rest is part of the group:
 // calls find their group again wherever their parameters lie.
-func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint64, err error) {
+func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offsets []uint32, err error) {
 	if len(bindings) > MaxBindings {
-		return g, 0, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
+		return g, nil, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
 	}
-	d.key = groupKey{pipeline: p.id, n: len(bindings)}
+	d.key = groupKey{pipeline: p.id}
 	for i := range bindings {
 		b := &bindings[i]
 		x, ok := d.has(b.Buffer)
 		if !ok {
-			return g, 0, fmt.Errorf("binding %d is a released buffer: %w", i, ErrInvalid)
+			return g, nil, fmt.Errorf("binding %d is a released buffer: %w", i, ErrInvalid)
 		}
 		if b.Offset+b.Size > x.size || b.Size > d.limits.MaxStorageBufferBindingSize {
-			return g, 0, fmt.Errorf("binding %d has %d bytes at %d of a buffer of %d, the limit is %d: %w",
+			return g, nil, fmt.Errorf("binding %d has %d bytes at %d of a buffer of %d, the limit is %d: %w",
 				i, b.Size, b.Offset, x.size, d.limits.MaxStorageBufferBindingSize, ErrInvalid)
 		}
 		at := b.Offset
 		if i == p.dynamic {
-			offset, at = at/dynamicStep*dynamicStep, at%dynamicStep
+			d.offset[0], at = uint32(at/dynamicStep*dynamicStep), at%dynamicStep
+			offsets = d.offset[:]
 		}
 		d.key.spans[i] = groupSpan{x.id, at, b.Size}
 	}
 	if known := d.groups[d.key]; known != nil {
 		known.used = d.last
-		return known.raw, offset, nil
+		return known.raw, offsets, nil
 	}
 	g, err = d.lib.createGroup(p.raw, bindings, d.key.spans[:])
 	if err == nil {
 		d.groups[d.key] = &group{g, d.last}
 	}
-	return g, offset, err
+	return g, offsets, err
 }
 
 func (d *device) Took(t Ticket) (time.Duration, bool, error) {

@@ -18,8 +18,7 @@ const MaxBindings = 12
 // are not used again, so a key cannot match the memory of a released buffer.
 type groupKey struct {
 	pipeline uint64
-	n        int
-	spans    [MaxBindings]groupSpan
+	spans    [MaxBindings]groupSpan // zero where there is no binding: buffers are numbered from 1
 }
 
 type groupSpan struct{ buffer, offset, size uint64 }

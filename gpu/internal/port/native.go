@@ -59,15 +59,12 @@ static void port_do_open(void *request) {
 // Buffers are created and unmapped without the binding's error scopes, which would take the
 // errors of a compilation on another thread for theirs.
 typedef struct { void const *next; char const *label; uint32_t usage; uint64_t size; bool mapped; } port_buffer_desc;
-extern void *wgpuDeviceCreateBuffer(void *device, port_buffer_desc const *desc);
+extern void *wgpuDeviceCreateBuffer(void *device, void const *desc);
 extern void *wgpuBufferGetMappedRange(void *buffer, size_t offset, size_t size);
 extern void wgpuBufferUnmap(void *buffer);
 static void *port_create_buffer(uint64_t size, uint32_t usage, port_state *state) {
 	port_buffer_desc desc = { .size = size, .usage = usage };
-	port_enter(state);
-	void *buffer = wgpuDeviceCreateBuffer(state->device, &desc);
-	port_leave(state);
-	return buffer;
+	return port_create(wgpuDeviceCreateBuffer, &desc, state);
 }
 static void port_unmap(void *buffer, port_state *state) {
 	port_enter(state);
@@ -285,7 +282,7 @@ func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuff
 func (l *library) releaseBuffer(b rawBuffer) {
 	if !l.unsound() {
 		C.wgpuBufferRelease(b)
-		l.update()
+		C.port_poll(l.state)
 	}
 }
 
@@ -302,9 +299,6 @@ func (l *library) startMap(b rawBuffer, offset, size uint64) error {
 	C.port_map(b, C.size_t(offset), C.size_t(size), l.state)
 	return nil
 }
-
-// update runs the callbacks that are due.
-func (l *library) update() { C.port_poll(l.state) }
 
 // unsound reports whether the library must not be called any more: what the device has
 // stays allocated.
@@ -359,14 +353,14 @@ func message(s *C.port_state) string { return C.GoString(&s.message[0]) }
 
 // poll runs the callbacks that are due and returns the last submission that has ended.
 func (l *library) poll() (Ticket, error) {
-	l.update()
+	C.port_poll(l.state)
 	return Ticket(l.state.done), l.outcome()
 }
 
 // mapped reports whether the map of startMap has ended.
 func (l *library) mapped() (bool, error) {
 	if l.state.mapped == 0 {
-		l.update()
+		C.port_poll(l.state)
 	}
 	if err := l.outcome(); err != nil {
 		return false, err

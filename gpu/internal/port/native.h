@@ -53,6 +53,12 @@ static inline void port_leave(port_state *s) {
 	wgpuDevicePopErrorScope(s->device, port_on_error, s);
 	wgpuDevicePopErrorScope(s->device, port_on_error, s);
 }
+static inline void *port_create(void *(*create)(void *device, void const *desc), void const *desc, port_state *state) {
+	port_enter(state);
+	void *object = create(state->device, desc);
+	port_leave(state);
+	return object;
+}
 
 // port_try calls f(arg). It returns 1 when the library panicked, where that can be caught.
 int port_try(void (*f)(void *), void *arg);

@@ -12,7 +12,7 @@ package port
 typedef struct { void const *next; uint32_t binding; void *buffer; uint64_t offset, size; void *sampler, *view; } port_entry;
 typedef struct { void const *next; char const *label; void *layout; size_t count; port_entry const *entries; } port_group_desc;
 
-extern void *wgpuDeviceCreateBindGroup(void *device, port_group_desc const *desc);
+extern void *wgpuDeviceCreateBindGroup(void *device, void const *desc);
 extern void wgpuBindGroupRelease(void *group);
 extern void *wgpuDeviceCreateCommandEncoder(void *device, void const *desc);
 extern void wgpuCommandEncoderRelease(void *encoder);
@@ -45,10 +45,7 @@ typedef struct { void *queries; uint32_t first; void *resolved, *staging; uint64
 
 static void *port_make_group(void *layout, port_entry const *entries, size_t n, port_state *state) {
 	port_group_desc desc = { .layout = layout, .count = n, .entries = entries };
-	port_enter(state);
-	void *group = wgpuDeviceCreateBindGroup(state->device, &desc);
-	port_leave(state);
-	return group;
+	return port_create(wgpuDeviceCreateBindGroup, &desc, state);
 }
 
 static void port_end_pass(void **pass) {
@@ -136,13 +133,13 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 	return nil
 }
 
-func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint64, groups [3]uint32) error {
+func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [3]uint32) error {
 	x := C.port_command{
-		pipeline: p.ref, group: g, offset: C.uint32_t(offset),
+		pipeline: p.ref, group: g, dynamic: C.uint32_t(len(offsets)),
 		groups: [3]C.uint32_t{C.uint32_t(groups[0]), C.uint32_t(groups[1]), C.uint32_t(groups[2])},
 	}
-	if dynamic {
-		x.dynamic = 1
+	if len(offsets) > 0 {
+		x.offset = C.uint32_t(offsets[0])
 	}
 	l.encoder.commands = append(l.encoder.commands, x)
 	return nil

@@ -6,15 +6,12 @@ package port
 #include "native.h"
 
 typedef struct { void const *next; char const *label; int type; uint32_t count; void const *statistics; size_t n; } port_queries_desc;
-extern void *wgpuDeviceCreateQuerySet(void *device, port_queries_desc const *desc);
+extern void *wgpuDeviceCreateQuerySet(void *device, void const *desc);
 extern void wgpuQuerySetRelease(void *queries);
 
 static void *port_create_queries(uint32_t count, port_state *state) {
 	port_queries_desc desc = { .type = 2, .count = count }; // timestamps
-	port_enter(state);
-	void *queries = wgpuDeviceCreateQuerySet(state->device, &desc);
-	port_leave(state);
-	return queries;
+	return port_create(wgpuDeviceCreateQuerySet, &desc, state);
 }
 */
 import "C"

@@ -72,7 +72,7 @@ func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 func newLibrary(dev *wgpu.Device, api gputypes.Backend) *library {
 	return &library{
 		dev: dev, queue: dev.Queue(), spirv: api == gputypes.BackendVulkan,
-		unwritten: map[rawBuffer]bool{}, copied: map[rawBuffer]bool{}, filled: map[rawBuffer]bool{},
+		unwritten: map[rawBuffer]bool{}, released: map[rawBuffer]uint64{}, copied: map[rawBuffer]bool{}, filled: map[rawBuffer]bool{},
 	}
 }
 

@@ -5,6 +5,7 @@ package port
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"time"
 
@@ -24,10 +25,13 @@ type library struct {
 	// unwritten holds the buffers with a write that waits for the next submission. The
 	// library copies to them then, even if they are released.
 	unwritten map[rawBuffer]bool
-	released  []released
-	last      uint64 // submission
-	ended     uint64 // the last submission that poll found ended
-	probed    time.Time
+	// released holds the last submissions at the release of buffers, which are freed when
+	// those have ended. The library keeps the buffers that a submission copies, but not
+	// those that it binds.
+	released map[rawBuffer]uint64
+	last     uint64 // submission
+	ended    uint64 // the last submission that poll found ended
+	probed   time.Time
 
 	// The submission that is being recorded: finished command buffers, the current
 	// encoder and pass, and the sources and destinations of its copies.
@@ -35,7 +39,6 @@ type library struct {
 	encoder        *wgpu.CommandEncoder
 	pass           *wgpu.ComputePassEncoder
 	copied, filled map[rawBuffer]bool
-	offset         [1]uint32 // of the last dispatch's parameters
 
 	pending *wgpu.MapPending
 }
@@ -48,13 +51,6 @@ type (
 
 // dynamicStep is the only one that the library accepts, whatever the device's limit.
 const dynamicStep = 256
-
-// released is a buffer that is freed when a submission has ended. The library keeps the
-// buffers that a submission copies, but not those that it binds.
-type released struct {
-	b     rawBuffer
-	after uint64
-}
 
 // lost reports a device that the program has released. The library reports other losses as
 // errors only.
@@ -73,11 +69,8 @@ func (l *library) lost() error {
 //go:noinline
 func growStack() {
 	var room [16 << 10]byte
-	touch(&room[0])
+	runtime.KeepAlive(&room)
 }
-
-//go:noinline
-func touch(*byte) {}
 
 func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
 	growStack()
@@ -90,7 +83,7 @@ func (l *library) releaseBuffer(b rawBuffer) {
 	if l.unwritten[b] {
 		l.flush()
 	}
-	l.released = append(l.released, released{b, l.last})
+	l.released[b] = l.last
 	l.free()
 }
 
@@ -114,13 +107,12 @@ func (l *library) free() {
 	if l.lost() == nil {
 		ended = l.queue.Poll()
 	}
-	l.released = slices.DeleteFunc(l.released, func(x released) bool {
-		if x.after > ended {
-			return false
+	for b, after := range l.released {
+		if after <= ended {
+			b.Release()
+			delete(l.released, b)
 		}
-		x.b.Release()
-		return true
-	})
+	}
 }
 
 func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
@@ -138,28 +130,25 @@ type purePipeline struct {
 	made   []interface{ Release() } // its objects, in the order of creation
 }
 
-func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, error) {
+func (l *library) createPipeline(desc PipelineDesc, dynamic int) (_ rawPipeline, err error) {
 	growStack()
 	p := new(purePipeline)
-	if err := l.build(p, desc, dynamic); err != nil {
-		l.releasePipeline(p)
-		return nil, translate(err, ErrShader)
-	}
-	return p, nil
-}
-
-// build fills in p as far as it gets.
-func (l *library) build(p *purePipeline, desc PipelineDesc, dynamic int) (err error) {
+	defer func() {
+		if err != nil {
+			l.releasePipeline(p)
+			err = translate(err, ErrShader)
+		}
+	}()
 	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: wgsl.Mended(desc.WGSL)}
 	if l.spirv {
 		if source.SPIRV, err = wgsl.SPIRV(desc.WGSL); err != nil {
-			return err
+			return nil, err
 		}
 		source.WGSL = ""
 	}
 	module, err := l.dev.CreateShaderModule(source)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	p.made = append(p.made, module)
 	types := map[BindingKind]gputypes.BufferBindingType{
@@ -173,19 +162,19 @@ func (l *library) build(p *purePipeline, desc PipelineDesc, dynamic int) (err er
 		}
 	}
 	if p.layout, err = l.dev.CreateBindGroupLayout(&wgpu.BindGroupLayoutDescriptor{Label: desc.Label, Entries: entries}); err != nil {
-		return err
+		return nil, err
 	}
 	p.made = append(p.made, p.layout)
 	layout, err := l.dev.CreatePipelineLayout(&wgpu.PipelineLayoutDescriptor{Label: desc.Label, BindGroupLayouts: []*wgpu.BindGroupLayout{p.layout}})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	p.made = append(p.made, layout)
-	p.p, err = l.dev.CreateComputePipeline(&wgpu.ComputePipelineDescriptor{Label: desc.Label, Layout: layout, Module: module, EntryPoint: desc.Entry})
-	if err == nil {
-		p.made = append(p.made, p.p)
+	if p.p, err = l.dev.CreateComputePipeline(&wgpu.ComputePipelineDescriptor{Label: desc.Label, Layout: layout, Module: module, EntryPoint: desc.Entry}); err != nil {
+		return nil, err
 	}
-	return err
+	p.made = append(p.made, p.p)
+	return p, nil
 }
 
 func (l *library) releasePipeline(p rawPipeline) {
@@ -251,7 +240,7 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 	return nil
 }
 
-func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint64, groups [3]uint32) (err error) {
+func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [3]uint32) (err error) {
 	growStack()
 	if l.pass == nil {
 		if err := l.begin(); err != nil {
@@ -262,11 +251,6 @@ func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint6
 		}
 	}
 	l.pass.SetPipeline(p.p)
-	var offsets []uint32
-	if dynamic {
-		l.offset[0] = uint32(offset)
-		offsets = l.offset[:]
-	}
 	l.pass.SetBindGroup(0, g, offsets)
 	l.pass.Dispatch(groups[0], groups[1], groups[2])
 	return nil
@@ -360,10 +344,9 @@ func (l *library) close() {
 		l.flush()
 	}
 	_ = l.dev.WaitIdle() // fails for a lost device, which need not be waited for
-	for _, x := range l.released {
-		x.b.Release()
+	for b := range l.released {
+		b.Release()
 	}
-	l.released = nil
 	if !l.shared {
 		l.dev.Release()
 	}

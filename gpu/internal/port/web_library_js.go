@@ -203,12 +203,12 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 	})
 }
 
-func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint64, groups [3]uint32) error {
+func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [3]uint32) error {
 	return try(ErrInvalid, func() {
 		l.beginPass()
 		l.pass.Call("setPipeline", p.p)
-		if dynamic {
-			l.offset.SetIndex(0, float64(offset))
+		if len(offsets) > 0 {
+			l.offset.SetIndex(0, float64(offsets[0]))
 			l.pass.Call("setBindGroup", 0, g, l.offset, 0, 1)
 		} else {
 			l.pass.Call("setBindGroup", 0, g)

@@ -26,6 +26,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/resource"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // Device is an open device. Its methods are safe for concurrent use: the submissions of
@@ -58,7 +59,6 @@ type Config struct {
 	MaxWork     float64       // operations of a submission; 0 is no bound
 	PoolBytes   int64         // device memory kept for reuse; negative keeps none
 	MemoryBytes int64         // bound on device memory; 0 is none
-	OwnExp2     bool          // kernels use the device's exp2, see package meter
 }
 
 // The default of Config.PoolBytes. A discrete GPU keeps the largest state of a call, 128 MiB, and more: to allocate
@@ -79,9 +79,14 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 		{"MaxBufferSize", l.MaxBufferSize, resource.MinBytes},
 		{"MaxStorageBufferBindingSize", l.MaxStorageBufferBindingSize, cut.GranuleBytes},
 		{"MaxComputeWorkgroupsPerDimension", uint64(l.MaxComputeWorkgroupsPerDimension), 1},
+		{"MaxBindGroups", uint64(l.MaxBindGroups), 1},
+		{"MaxBindingsPerBindGroup", uint64(l.MaxBindingsPerBindGroup), port.MaxBindings},
+		{"MaxDynamicUniformBuffersPerPipelineLayout", uint64(l.MaxDynamicUniformBuffersPerPipelineLayout), 1},
+		{"MaxUniformBuffersPerShaderStage", uint64(l.MaxUniformBuffersPerShaderStage), 1},
+		{"MaxUniformBufferBindingSize", l.MaxUniformBufferBindingSize, uint64((&shaders.AttentionParams{}).Size())},
 	} {
 		if x.has < x.least {
-			return nil, fmt.Errorf("%s: limit %s is %d, kernels need %d or more: %w", name, x.name, x.has, x.least, backend.ErrUnsupported)
+			return nil, fmt.Errorf("%s: limit %s is %d, kernels need %d or more: open the device with the adapter's limits: %w", name, x.name, x.has, x.least, backend.ErrUnsupported)
 		}
 	}
 	d := NewPlanner(l, name, kind, c)
@@ -113,7 +118,7 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
 	d := &Device{Limits: l, name: name, pacing: newPacing(kind, c), streaming: make(chan struct{}, 1)}
 	d.sent = &sent{turn: make(chan struct{}, 1), writers: map[*cut.Store]*call{}}
-	d.Pipelines = resource.NewPipelines(nil, resource.PipelineConfig{Name: name, Limits: l, OwnExp2: c.OwnExp2, Speed: d.pacing.speed, Wrap: d.wrap})
+	d.Pipelines = resource.NewPipelines(nil, resource.PipelineConfig{Name: name, Limits: l, Speed: d.pacing.speed, Wrap: d.wrap})
 	d.bound.Store(c.MemoryBytes)
 	d.runners.New = func() any { return new(Runner) }
 	return d

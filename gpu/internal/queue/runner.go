@@ -174,6 +174,9 @@ func (r *Runner) Expect(total func() float64) {
 // Queue cuts op into dispatches and adds them to the batch. It submits a batch that is full; Do
 // submits the last one.
 func (r *Runner) Queue(op *Op) error {
+	if err := r.separate(); err != nil {
+		return err
+	}
 	if err := r.keep(op); err != nil {
 		return err
 	}
@@ -190,7 +193,7 @@ func (r *Runner) Queue(op *Op) error {
 	var box cut.Box
 	return op.walk(table, r.stateOf, func(p Chunk, s Step) error {
 		if op.Chained && p.Of.Box != box {
-			if err := r.Separate(); err != nil {
+			if err := r.separate(); err != nil {
 				return err
 			}
 			box = p.Of.Box
@@ -348,9 +351,9 @@ func (r *Runner) Flush() error {
 	return nil
 }
 
-// Separate ends one of several operations that may write other rows of the same tensor
+// separate ends one of several operations that may write other rows of the same tensor
 // in host memory: what it wrote is copied back before the next one begins.
-func (r *Runner) Separate() error {
+func (r *Runner) separate() error {
 	if r.stream == nil {
 		return nil
 	}
