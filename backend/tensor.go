@@ -298,6 +298,22 @@ func (t Tensor) Swap(a, b int) (Tensor, error) {
 	return t, nil
 }
 
+// Rows returns the view of t [B, H, S, D] in which the rows of all batches are those of one,
+// [1, H, B·S, D]. It reports false if no stride places them, as in a slice of several rows of
+// each batch: copy t first.
+func (t Tensor) Rows() (Tensor, bool) {
+	batches, rows := t.shape[Batch], t.shape[Seq]
+	switch {
+	case batches == 1:
+	case rows == 1: // whose stride places no element
+		t.strides[Seq] = t.strides[Batch]
+	case t.strides[Batch] != rows*t.strides[Seq]:
+		return t, false
+	}
+	t.shape[Batch], t.shape[Seq] = 1, batches*rows
+	return t, true
+}
+
 // Broadcast returns the view of t with the given shape, in which axes of length 1 repeat by a
 // stride of zero. It returns ErrShape when another length differs.
 func (t Tensor) Broadcast(shape Shape) (Tensor, error) {

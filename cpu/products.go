@@ -123,11 +123,10 @@ const projectCols = 128
 // projectColumns computes columns [c0, c0+n·cols) of head h of y, with cols of them as a head.
 func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, bias view.View, h, c0, n, cols int) (err error) {
 	batches, rows := y.Shape()[backend.Batch], y.Shape()[backend.Seq]
-	follows := func(t backend.Tensor) bool {
-		return t.Strides()[backend.Batch] == rows*t.Strides()[backend.Seq]
-	}
-	if w.Strides()[backend.Batch] == 0 && follows(y) && follows(x) {
-		batches, rows = 1, batches*rows // all batches are rows of one
+	if ys, ok := y.Rows(); ok && w.Strides()[backend.Batch] == 0 {
+		if xs, ok := x.Rows(); ok {
+			y, x, batches, rows = ys, xs, 1, batches*rows
+		}
 	}
 	// part returns n heads of t, each of cols columns: the first from c0 on, the others step after
 	// the one before.

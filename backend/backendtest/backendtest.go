@@ -17,6 +17,7 @@
 //	fused calls               fused.go, parts.go (packed, batched, merged), bits.go (no reference needed)
 //	stages and gradients      stages.go, gradients.go
 //	caches and layers         caches.go (dtypes, pages, copies), kvcache.go, layers.go
+//	every operation on views  views.go
 //	errors, memory, closing   lifecycle.go, memory.go
 package backendtest
 
@@ -123,6 +124,7 @@ func Run(t *testing.T, h Harness) {
 	run("Projections", func(t *testing.T) { testProjections(t, dev) })
 	run("Rotate", func(t *testing.T) { testRotate(t, dev) })
 	twice("MultiHead", func(t *testing.T, dev *kernels.Device, _ *digests) { testMultiHead(t, dev) })
+	run("Views", func(t *testing.T) { testViews(t, dev, max(4, draws(h.Draws, 100)/2)) })
 	run("ScoreMods", func(t *testing.T) { testScoreMods(t, dev) })
 	run("KeyIndices", func(t *testing.T) { testKeyIndices(t, dev, h) })
 	run("LowPrecision", func(t *testing.T) { testLowPrecision(t, dev) })

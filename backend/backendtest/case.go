@@ -24,10 +24,12 @@ const (
 	Padded
 	// Transposed is [B, H, D, S]: neighbours along D are far apart.
 	Transposed
+	// Swapped is [S, H, B, D], with odd strides along axes of length 1, which place no element.
+	Swapped
 )
 
 func (l Layout) String() string {
-	return [...]string{"contiguous", "bshd", "padded", "transposed"}[l]
+	return [...]string{"contiguous", "bshd", "padded", "transposed", "swapped"}[l]
 }
 
 // place returns the strides and offset of shape in layout l, and the number of elements that
@@ -42,6 +44,13 @@ func (l Layout) place(s backend.Shape) (st backend.Strides, offset, size int) {
 		offset = 5
 	case Transposed:
 		st = backend.Strides{s[1] * s[2] * s[3], s[2] * s[3], 1, s[2]}
+	case Swapped:
+		st = backend.Strides{s[3], s[0] * s[3], s[0] * s[1] * s[3], 1}
+		for axis, n := range s {
+			if n == 1 {
+				st[axis] = 7
+			}
+		}
 	default:
 		st = s.Contiguous()
 	}

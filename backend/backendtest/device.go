@@ -31,6 +31,12 @@ func put(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 		return putQuantised(tb, dev, o, l)
 	}
 	st, offset, size := l.place(o.shape)
+	return putAt(tb, dev, o, st, offset, size)
+}
+
+// putAt is put for strides and an offset in memory of size elements.
+func putAt(tb testing.TB, dev *kernels.Device, o operand, st backend.Strides, offset, size int) flat {
+	tb.Helper()
 	mem := slices.Repeat([]float32{float32(math.NaN())}, size)
 	for i, x := range o.data {
 		mem[offset+index(i, o.shape, st)] = x

@@ -45,7 +45,7 @@ func drawSmall(rt *rapid.T, differentiable bool) Case {
 		c.ValueDim = one(t, "dv", 1, 4, 8, 16, 20)
 	}
 	c.DType, c.BiasDType = one(t, "dtype", f32, f32, f32, f16, bf16), one(t, "dtype of biases", f32, f32, f16, bf16)
-	c.Layout = one(t, "layout", Contiguous, Contiguous, BSHD, Padded, Transposed)
+	c.Layout = one(t, "layout", Contiguous, Contiguous, BSHD, Padded, Transposed, Swapped)
 	if t.every(4, "keys differ") {
 		c.Keys = new(one(t, "keys", f32, f16, bf16))
 		if !differentiable && c.Dim%4 == 0 && c.ValueDim%4 == 0 && c.Layout != Transposed {
@@ -198,7 +198,7 @@ func testSmall(t *testing.T, dev *kernels.Device, h Harness, n int) {
 	check(t, n, func(rt *rapid.T) {
 		problems++
 		c := supported(dev, drawSmall(rt, false))
-		if h.Lowered && c.Layout == Padded && c.keyType().Size() == 2 {
+		if h.Lowered && (c.Layout == Padded || c.Layout == Swapped) && c.keyType().Size() == 2 {
 			c.PageSize = 0
 		}
 		b := c.build()

@@ -101,7 +101,6 @@ func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.T
 func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy kernels.Tensor, g *LayerGradients) {
 	c, w := l.config, &g.Weights
 	d := p.call.Dims()
-	dy = b.contiguous(dy)
 	// y = joined·Wo + Bo
 	b.linear(&w.Wo, &w.Bo, p.joined, dy, !l.bo.IsZero())
 	dJoined := b.alloc(kernels.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim})
@@ -174,23 +173,15 @@ func (b *backward) copy(dst, src kernels.Tensor) {
 	}
 }
 
-// contiguous returns t, or a copy, as rows without gaps.
-func (b *backward) contiguous(t kernels.Tensor) kernels.Tensor {
-	if b.err != nil || t.IsContiguous() {
-		return t
-	}
-	c := b.alloc(t.Shape())
-	b.copy(c, t)
-	return c
-}
-
 // flat returns t [B, 1, S, N] as the rows of all batches, [1, 1, B·S, N].
 func (b *backward) flat(t kernels.Tensor) kernels.Tensor {
-	s := t.Shape()
-	if st := t.Strides(); s[kernels.Batch] > 1 && st[kernels.Batch] != s[kernels.Seq]*st[kernels.Seq] {
-		t = b.contiguous(t)
+	rows, ok := t.Rows()
+	if !ok {
+		c := b.alloc(t.Shape())
+		b.copy(c, t)
+		rows, _ = c.Rows() // contiguous
 	}
-	return b.must(t.View(kernels.Shape{1, 1, s[kernels.Batch] * s[kernels.Seq], s[kernels.Dim]}, t.Strides(), 0))
+	return rows
 }
 
 func (b *backward) transposed(t kernels.Tensor) kernels.Tensor {
