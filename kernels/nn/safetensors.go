@@ -45,6 +45,14 @@ var layouts = []layout{
 	{weights: [4]string{"wq", "wk", "wv", "wo"}, biases: [4]string{"bq", "bk", "bv", "bo"}, columns: true},
 }
 
+// harmless are tensors below the prefix of a layer that change no number of it.
+var harmless = []string{
+	"rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "inner_attention.rope.freqs", // Llama and others: RoPE has them
+	"bias", "masked_bias", // GPT-2, GPT-Neo and GPT-J: the causal mask, and -1e9 for what it hides
+	"output.LayerNorm.weight", "output.LayerNorm.bias", "output.LayerNorm.gamma", "output.LayerNorm.beta", // BERT: the norm after the layer
+	"relative_position_index", // BEiT and Swin: places in a table of biases, which is refused
+}
+
 // LoadSafetensors reads the weights of a layer from a .safetensors file of the given size.
 // The names of its tensors begin with prefix, such as "model.layers.0.self_attn.", and go on as
 // one of these layouts has them:
@@ -64,11 +72,16 @@ var layouts = []layout{
 // Heads are adjacent rows of [out, in] and columns of [in, out]; grouped heads are fewer
 // rows of k and v. Llama's rotary embedding pairs element i of a head with i+D/2, as [RoPE]
 // does; the weights of Meta need [RoPE].Interleaved. Elements are F16, BF16, F32 or F64. With
-// Bias, projections whose bias is not in the file have zeros, but one bias must exist. Other
-// tensors, such as norms of q and k, are ignored.
+// Bias, projections whose bias is not in the file have zeros, but one bias must exist.
 //
-// Errors: ErrFile for a file that is damaged or lacks a tensor, ErrShape and ErrDType for a tensor
-// that does not match c, ErrOption for the config, ErrMemory, and those of r.
+// Other tensors below the prefix are refused by name, because the layer would compute something
+// else without them: norms of q and k, sinks, gates, indexers, adapters, scales of quantised weights,
+// learned relative positions. Those that change nothing may be there: frequencies of a rotary embedding
+// (rotary_emb.inv_freq), causal masks of GPT-2 (bias, masked_bias), the norm after BERT's layer
+// (output.LayerNorm) and indices of relative positions. With the prefix "" the file has the layer alone.
+//
+// Errors: ErrFile for a file that is damaged, lacks a tensor or has others of the layer, ErrShape and
+// ErrDType for a tensor that does not match c, ErrOption for the config, ErrMemory, and those of r.
 func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix string) (w MultiHeadWeights, err error) {
 	defer op.Annotate(&err, "weights")
 	if c, err = c.withDefaults(); err != nil {
@@ -87,6 +100,13 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	l, err := layoutOf(h, prefix)
 	if err != nil {
 		return w, err
+	}
+	var known []string
+	for _, name := range slices.Concat(l.weights[:], l.biases[:], harmless) {
+		known = append(known, prefix+name)
+	}
+	if others := h.List(prefix, known...); others != "none" {
+		return w, fmt.Errorf("the layer would ignore %s: compute it from its Projections, or remove what changes nothing from the file: %w", others, kernels.ErrFile)
 	}
 	biases := 0
 	for i, p := range w.named() {

@@ -181,7 +181,14 @@ func TestSafetensorsLayouts(t *testing.T) {
 		want, m := modules(t, c)
 		modules := l.module(m)
 		for _, dtype := range []string{"F32", "F16", "BF16", "F64"} {
-			tensors := map[string]stored{"lm_head": {"F8_E4M3", []int{3}, make([]float32, 3)}} // which is ignored
+			tensors := map[string]stored{}
+			ignored := []string{"rotary_emb.inv_freq", "bias", "masked_bias", "output.LayerNorm.weight", "relative_position_index"}
+			if l.prefix != "" {
+				tensors["lm_head"], ignored = stored{"F8_E4M3", []int{3}, make([]float32, 3)}, append(ignored, "inner_attention.rope.freqs")
+			}
+			for _, name := range ignored {
+				tensors[l.prefix+name] = stored{"F8_E4M3", []int{3}, make([]float32, 3)}
+			}
 			for name, s := range modules {
 				tensors[l.prefix+name] = stored{dtype, s.shape, s.data}
 			}
@@ -413,6 +420,12 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		{"packed for another memory", grouped, whole, "mha.", kernels.ErrShape, `"mha.in_proj_weight" has the weights of q, k and v, but Model is 40 and Memory 24: they must be equal`},
 		{"integers", grouped, as("a.q_proj.bias", "I8", func(*stored) {}), "a.", kernels.ErrDType, "a.q_proj.bias: elements are i1, they must be f2, f4, f8 or bf16"},
 		{"8-bit numbers", grouped, as("a.q_proj.bias", "F8_E5M2", func(*stored) {}), "a.", kernels.ErrDType, `a.q_proj.bias: tensor "a.q_proj.bias" is F8_E5M2, which is not read: convert it to F32, F16 or BF16`},
+		{"norms of q and k", grouped, with("a.q_norm.weight", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `the layer would ignore ["a.q_norm.weight"]`},
+		{"sinks", grouped, with("a.sinks", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `would ignore ["a.sinks"]`},
+		{"a gate", grouped, with("a.g_proj.weight", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `would ignore ["a.g_proj.weight"]`},
+		{"an indexer", grouped, with("a.indexer.wk.weight", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `would ignore ["a.indexer.wk.weight"]`},
+		{"a bias of another layout", grouped, with("a.bq", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `would ignore ["a.bq"]`},
+		{"biases of keys", square, with("mha.bias_k", good["a.q_proj.bias"]), "mha.", kernels.ErrFile, `would ignore ["mha.bias_k"]`},
 		{"4 bits", grouped, as("a.q_proj.bias", "NF4", func(*stored) {}), "a.", kernels.ErrDType, "is NF4, which is not read"},
 	} {
 		if _, err := c.config.LoadSafetensors(bytes.NewReader(c.content), int64(len(c.content)), c.prefix); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {

@@ -223,10 +223,13 @@ func (h *Header) Has(name string) bool {
 	return ok
 }
 
-// List returns the sorted names that begin with prefix, for an error: at most 20 of them.
-func (h *Header) List(prefix string) string {
+// List returns the sorted names that begin with prefix, for an error: at most 20 of them, and none
+// of the names in except. Without names it returns "none".
+func (h *Header) List(prefix string, except ...string) string {
 	const most = 20
-	names := slices.DeleteFunc(slices.Sorted(maps.Keys(h.tensors)), func(name string) bool { return !strings.HasPrefix(name, prefix) })
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(h.tensors)), func(name string) bool {
+		return !strings.HasPrefix(name, prefix) || slices.Contains(except, name)
+	})
 	switch n := len(names); {
 	case n == 0:
 		return "none"

@@ -80,8 +80,8 @@ func TestReadHeader(t *testing.T) {
 	if _, err := h.Tensor("layer"); err == nil || !strings.HasSuffix(err.Error(), `"layer.19"] and 10 more`) {
 		t.Errorf("error is %v", err)
 	}
-	if h.List("layer.1") != `["layer.10" "layer.11" "layer.12" "layer.13" "layer.14" "layer.15" "layer.16" "layer.17" "layer.18" "layer.19"]` || h.List("x") != "none" {
-		t.Errorf("names with a prefix: %s, %s", h.List("layer.1"), h.List("x"))
+	if h.List("layer.1") != `["layer.10" "layer.11" "layer.12" "layer.13" "layer.14" "layer.15" "layer.16" "layer.17" "layer.18" "layer.19"]` || h.List("x") != "none" || h.List("layer.29", "layer.29") != "none" {
+		t.Errorf("names with a prefix: %s, %s, %s", h.List("layer.1"), h.List("x"), h.List("layer.29", "layer.29"))
 	}
 }
 
