@@ -59,6 +59,7 @@ func TestExitCodes(t *testing.T) {
 		{strings.Replace(draw, "h.png", "h.jpg", 1), 2, "--png h.jpg: the file would be PNG, not JPG: end its name in .png"},
 		{strings.Replace(draw, "--png h.png", "--html h.svg", 1), 2, "--html h.svg: the file would be HTML, not SVG: end its name in .html"},
 		{"explain", 2, "<file>"},
+		{"explain x.json --round 16", 2, "--round is 16, it must be 0 to 15 decimals"},
 		{"explain x.json --backend tpu", 2, `backend "tpu" is unknown`},
 		{"explain x.json --png h.gif", 2, "--png h.gif: the file would be PNG, not GIF"},
 		{"bench --seq abc", 2, `"abc" is not a number`},

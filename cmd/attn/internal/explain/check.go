@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
@@ -93,7 +94,42 @@ func (wt *walkthrough) references(st *steps) (map[string][]estimate, error) {
 			}
 		}
 	}
+	if st.rounded != nil {
+		return refs, weigh(st.rounded, off[2], refs)
+	}
 	return refs, nil
+}
+
+// weigh compares what follows from the rounded weights of st with float64, and adds it to refs. off is the error of values.
+func weigh(st *steps, off float64, refs map[string][]estimate) error {
+	for b := range st.weights.Batch {
+		weights, v, output := st.weights.At(b), st.v.At(b), st.output.At(b)
+		sums := make([]estimate, len(output.Data))
+		sizes := make([]float64, len(sums))
+		var all []estimate // of weights, a query after the other
+		for _, w := range weights.Data {
+			unit := math.Pow10(st.decimals)
+			all = append(all, estimate{math.Round(float64(w)*unit) / unit, u * float64(w)})
+		}
+		for key := range weights.Cols {
+			for query := range weights.Rows {
+				for c, x := range v.Row(key) {
+					y := all[query*weights.Cols+key].times(estimate{float64(x), off})
+					refs[roundedFields[1]] = append(refs[roundedFields[1]], y)
+					sums[query*v.Cols+c] = sums[query*v.Cols+c].plus(y)
+					sizes[query*v.Cols+c] += math.Abs(y.value)
+				}
+			}
+		}
+		for i, y := range sums {
+			if err := wrong("the output of rounded weights", output.Data[i], y.value, y.radius+float64(v.Rows+2)*(u*sizes[i]+tiny), sizes[i]); err != nil {
+				return err
+			}
+		}
+		refs[roundedFields[0]] = append(refs[roundedFields[0]], all...)
+		refs[roundedFields[2]] = append(refs[roundedFields[2]], sums...)
+	}
+	return nil
 }
 
 // attend checks row i of batch b, and adds it to the scores, weights and outputs. off has the
@@ -158,7 +194,11 @@ func (wt *walkthrough) check(st *steps) (found []finding, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", wt.path, err)
 	}
-	for _, field := range expectedFields {
+	fields := expectedFields
+	if n := wt.roundedDecimals(); st.rounded != nil && (n < 0 || n == st.rounded.decimals) {
+		fields = slices.Concat(fields, roundedFields)
+	}
+	for _, field := range fields {
 		want := wt.expected[field]
 		if want == nil {
 			continue

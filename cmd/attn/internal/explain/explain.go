@@ -21,11 +21,15 @@ type Command struct {
 
 	File  string `arg:"" name:"file" placeholder:"FILE.json" help:"The example: x, and optionally w_query, w_key, w_value, b_query, b_key, b_value, scale, softcap, labels, d_outputs, and expected values, which are checked."`
 	Grads bool   `name:"gradients" help:"Also print each step of the backward pass, from the gradient of the outputs (d_outputs in the file, else 1) to those of queries, keys and values."`
+	Round *int   `name:"round" placeholder:"N" help:"Also print the weights rounded to N decimals, so that each row still adds up to 1, and the steps that follow from them."`
 	PNG   string `name:"png" placeholder:"H.png" help:"Draw the weights as a heat map: queries down, keys across."`
 }
 
 // Run prints the steps, checks the expected values, and draws.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
+	if c.Round != nil && (*c.Round < 0 || *c.Round > maxDigits) {
+		return flags.Usagef("--round is %d, it must be 0 to %d decimals", *c.Round, maxDigits)
+	}
 	outputs := []flags.File{{Flag: "--png", Path: c.PNG}}
 	if err := picture.CheckNames(outputs); err != nil {
 		return err
@@ -52,6 +56,11 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return fmt.Errorf("%s: %w", wt.path, err)
 	}
 	defer st.close()
+	if c.Round != nil {
+		if err := st.round(ctx, *c.Round); err != nil {
+			return fmt.Errorf("%s: %w", wt.path, err)
+		}
+	}
 	var grads *gradients
 	if c.Grads {
 		if grads, err = st.differentiate(ctx, wt); err != nil {
@@ -65,6 +74,9 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	}
 	if len(wt.unknown) > 0 {
 		out.Note("%s: unknown fields: %s", wt.path, strings.Join(wt.unknown, ", "))
+	}
+	if n := wt.roundedDecimals(); c.Round != nil && n >= 0 && n != *c.Round {
+		out.Note("%s: its rounded values have --round %d, they are not checked", wt.path, n)
 	}
 	// The steps are printed before the check, as they show the difference.
 	found, err := wt.check(st)

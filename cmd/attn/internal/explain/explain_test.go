@@ -32,12 +32,19 @@ func TestExplainWorkedExamples(t *testing.T) {
 		"five-token-scaled.json":          "softmax: 25 numbers agree",
 		"illustrated-self-attention.json": "outputs_exact: 9 numbers agree",
 	}
+	const rounded = "illustrated-self-attention.json"
 	for _, example := range examples {
 		for _, variant := range []struct {
 			suffix string
 			args   []string
-		}{{"", nil}, {".gradients", []string{"--gradients"}}} {
+			shows  []string
+		}{{"", nil, nil}, {".gradients", []string{"--gradients"}, nil}, {".round1", []string{"--round", "1"}, []string{
+			"x1  0.0  0.5  0.5", "x2  0.0  1.0  0.0", "x3  0.0  0.9  0.1", "x1  2.0  7.0  1.5", "x2  2.0  8.0  0.0", "x3  2.0  7.8  0.3",
+			"weighted_values_rounded: 27 numbers agree", "outputs_rounded: 9 numbers agree"}}} {
 			name := filepath.Base(example)
+			if variant.shows != nil && name != rounded {
+				continue
+			}
 			golden := filepath.Join("testdata", strings.TrimSuffix(name, ".json")+variant.suffix+".golden")
 			for _, be := range []string{"cpu", "gpu"} {
 				t.Run(name+variant.suffix+"/"+be, func(t *testing.T) {
@@ -46,6 +53,7 @@ func TestExplainWorkedExamples(t *testing.T) {
 					if want := checked[name]; !strings.Contains(out, want) {
 						t.Errorf("it does not say %q", want)
 					}
+					clitest.Contains(t, out, variant.shows...)
 					lines := strings.Split(out, "\n")
 					lines = slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, "backend ") })
 					out = strings.Join(lines, "\n")
@@ -99,6 +107,9 @@ func TestExplainDifferences(t *testing.T) {
 	}
 	illustrated, five, batched := read("illustrated-self-attention.json"), read("five-token-scaled.json"), read("batched-single-head.json")
 	tests := []struct{ text, old, new, want string }{
+		{illustrated, "[0.0,0.9,0.1]]", "[0.0,0.8,0.1]]", "softmax_rounded[2][1] is 0.9"},
+		{illustrated, "[0.2,0.6,0.3]", "[0.2,0.6,0.31]", "weighted_values_rounded[2][2][2] is 0.3"},
+		{illustrated, "[2,7.8,0.3]]", "[2,7.7,0.3]]", "outputs_rounded[2][1] is 7."},
 		{illustrated, `"keys":    [[0,1,1],[4,4,0]`, `"keys":    [[0,1,1],[4,4.000001,0]`, "keys[1][1] is 4, the file expects 4.000001"},
 		{illustrated, "[4,16,12]", "[4,16,13]", "scores[1][2] is 12, the file expects 13"},
 		{illustrated, "6.3378938e-02", "6.3380938e-02", "softmax[0][0] is 0.0633789"},
@@ -116,7 +127,7 @@ func TestExplainDifferences(t *testing.T) {
 			}
 			dir := t.TempDir()
 			file := clitest.WriteFile(t, dir, "x.json", []byte(text))
-			code, _, stderr := attn(t, "explain", "--backend=cpu", "--png", dir+"/h.png", file)
+			code, _, stderr := attn(t, "explain", "--backend=cpu", "--round=1", "--png", dir+"/h.png", file)
 			clitest.WantFailure(t, code, "", stderr, file+": "+tt.want+" … allowed difference")
 			if got := clitest.Files(t, dir); len(got) != 1 {
 				t.Errorf("the folder holds %v", got)
@@ -155,6 +166,7 @@ func TestExplainBadFiles(t *testing.T) {
 		{"a scale beyond float32", `{"x": [[1, 2]], "scale": 1e300}`, "scale is 1e+300"},
 		{"a negative softcap", `{"x": [[1, 2]], "softcap": -1}`, "softcap is -1, it must be positive, or 0 for none"},
 		{"a gradient of another shape", `{"x": [[1, 2]], "d_outputs": [[1]]}`, "d_outputs has shape [1 1], it must be [1 2]"},
+		{"rounded values of another shape", `{"x": [[1, 2]], "weighted_values_rounded": [[1, 2]]}`, "weighted_values_rounded has shape [1 2], it must be [1 1 2]"},
 		{"negative digits", `{"x": [[1, 2]], "digits": -1}`, "digits is -1"},
 	}
 	for _, tt := range tests {
@@ -175,6 +187,34 @@ func TestExplainUnknownFields(t *testing.T) {
 	code, _, stderr := attn(t, "explain", "--backend=cpu", file)
 	if want := fmt.Sprintf("attn: note: %s: unknown fields: w_querry\n", file); code != 0 || stderr != want {
 		t.Errorf("exit code %d, stderr %q, should be %q", code, stderr, want)
+	}
+}
+
+// TestRoundRow has rows in which keeping the sum differs from rounding each weight.
+func TestRoundRow(t *testing.T) {
+	for _, c := range []struct {
+		row      []float32
+		decimals int
+		want     []float32
+	}{
+		{[]float32{0.0634, 0.4683, 0.4683}, 1, []float32{0, .5, .5}}, // one by one: 0.1
+		{[]float32{1. / 3, 1. / 3, 1. / 3}, 2, []float32{.34, .33, .33}},
+		{[]float32{.3, .7}, 1, []float32{.3, .7}},
+		{[]float32{.6, .4}, 0, []float32{1, 0}},
+		{[]float32{0, 0}, 1, []float32{0, 0}},
+		{[]float32{1}, 15, []float32{1}},
+	} {
+		if got := roundRow(c.row, c.decimals); !slices.Equal(got, c.want) {
+			t.Errorf("%v to %d decimals is %v, should be %v", c.row, c.decimals, got, c.want)
+		}
+	}
+}
+
+// TestExplainRoundsOtherwise: expected values of other decimals are noted, and not checked.
+func TestExplainRoundsOtherwise(t *testing.T) {
+	code, out, stderr := attn(t, "explain", "--backend=cpu", "--round=2", "../../../../backend/backendtest/testdata/worked-examples/illustrated-self-attention.json")
+	if code != 0 || !strings.Contains(out, "x1  0.06  0.47  0.47") || strings.Contains(out, "outputs_rounded") || !strings.Contains(stderr, "its rounded values have --round 1") {
+		t.Errorf("exit code %d, stderr %q, it prints\n%s", code, stderr, out)
 	}
 }
 

@@ -33,6 +33,9 @@ func FuzzWalkthrough(f *testing.F) {
 			return // a scale out of range, values beyond that of float32
 		}
 		defer st.close()
+		if err := st.round(t.Context(), 1); err != nil {
+			t.Error(err)
+		}
 		var out bytes.Buffer
 		grads, err := st.differentiate(t.Context(), wt)
 		if err != nil {

@@ -61,11 +61,22 @@ func (e explanation) batch(b int) {
 		e.step(b, e.st.capped, tokens, "Capped scores = %v · tanh(scores/%v)", c, c)
 	}
 	e.step(b, e.st.weights, tokens, "Softmax of each row")
-	e.weighted(b)
-	e.step(b, e.st.output, nil, "Output, for each query the sum of its weighted values")
+	e.result(b)
+	if e.st.rounded != nil {
+		r := e
+		r.st = e.st.rounded
+		r.step(b, r.st.weights, tokens, "Softmax, rounded by --round %d so that each row still adds up to 1", r.st.decimals)
+		r.result(b)
+	}
 	if e.grads != nil {
 		e.gradients(b)
 	}
+}
+
+// result prints what follows from the weights of one batch.
+func (e explanation) result(b int) {
+	e.weighted(b)
+	e.step(b, e.st.output, nil, "Output, for each query the sum of its weighted values")
 }
 
 // step prints batch b of a step, with a row for each token.

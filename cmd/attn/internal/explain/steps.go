@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -15,6 +16,8 @@ type steps struct {
 	scores, weights matrix.Matrix // scores include the scale
 	capped          matrix.Matrix // scores after the softcap, if there is one
 	output          matrix.Matrix
+	rounded         *steps // of --round: the same with rounded weights and the output that follows from them
+	decimals        int    // of rounded weights
 
 	dev           *kernels.Device
 	device        [3]kernels.Tensor // q, k and v
@@ -80,6 +83,55 @@ func (st *steps) run(ctx context.Context, wt *walkthrough) error {
 	st.deviceWeights = s
 	st.output, err = st.product(ctx, s, st.device[2])
 	return err
+}
+
+// round computes st.rounded.
+func (st *steps) round(ctx context.Context, decimals int) error {
+	r := *st
+	r.decimals, r.weights.Data = decimals, nil
+	for at := 0; at < len(st.weights.Data); at += st.weights.Cols {
+		r.weights.Data = append(r.weights.Data, roundRow(st.weights.Data[at:][:st.weights.Cols], decimals)...)
+	}
+	w, err := st.upload(ctx, r.weights)
+	if err == nil {
+		r.output, err = st.product(ctx, w, st.device[2])
+	}
+	st.rounded = &r
+	return err
+}
+
+// roundRow rounds a row of weights to so many decimals and keeps its sum, as published
+// walk-throughs do: 0.063, 0.468, 0.468 becomes 0, 0.5, 0.5 and not 0.1, 0.5, 0.5. It cuts each
+// weight and gives the missing units to the largest remainders; of equal ones to the larger weight,
+// then to the earlier key.
+func roundRow(w []float32, decimals int) []float32 {
+	unit := math.Pow10(decimals)
+	whole, order := make([]float64, len(w)), make([]int, len(w))
+	units := func(i int) float64 {
+		x := float64(w[i]) * unit
+		if near := math.Round(x); math.Abs(x-near) <= 8*u*x { // 0.3 is not a float32
+			return near
+		}
+		return x
+	}
+	missing := 0.0
+	for i := range w {
+		order[i], whole[i] = i, math.Floor(units(i))
+		missing += units(i) - whole[i]
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(units(b)-whole[b], units(a)-whole[a]), cmp.Compare(w[b], w[a]))
+	})
+	for n, i := range order {
+		if float64(n) < math.Round(missing) {
+			whole[i]++
+		}
+	}
+	out := make([]float32, len(w))
+	for i, x := range whole {
+		out[i] = float32(x / unit)
+	}
+	return out
 }
 
 // project computes x·w + b, with the identity for a missing w.

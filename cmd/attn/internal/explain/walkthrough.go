@@ -69,10 +69,24 @@ func (wt *walkthrough) scale() float64 {
 // The fields with expected values, in the order of the steps.
 var expectedFields = []string{"queries", "keys", "values", "scores", "softmax", "outputs_exact"}
 
+// roundedFields have expected values of --round, in the order of the steps: weights, [query][key],
+// weight times value, [key][query][column], and outputs.
+var roundedFields = []string{"softmax_rounded", "weighted_values_rounded", "outputs_rounded"}
+
+// maxDigits bounds the decimals of a number.
+const maxDigits = 15
+
+// roundedDecimals returns the decimals of the expected rounded weights, or -1 without any.
+func (wt *walkthrough) roundedDecimals() int {
+	if a := wt.expected[roundedFields[0]]; a != nil {
+		return a.decimals
+	}
+	return -1
+}
+
 // otherFields are further fields of published examples.
 var otherFields = []string{
-	"title", "note", "documents", "labels", "scale", "softcap", "digits", "module_shown",
-	"softmax_rounded", "weighted_values_rounded", "weighted_values_layout", "outputs_rounded",
+	"title", "note", "documents", "labels", "scale", "softcap", "digits", "module_shown", "weighted_values_layout",
 }
 
 // readWalkthrough reads and checks a file.
@@ -97,7 +111,7 @@ func (wt *walkthrough) parse(text []byte) error {
 		return err
 	}
 	arrays := map[string]*numbers{}
-	for _, field := range slices.Concat([]string{"x", "w_query", "w_key", "w_value", "b_query", "b_key", "b_value", "d_outputs"}, expectedFields) {
+	for _, field := range slices.Concat([]string{"x", "w_query", "w_key", "w_value", "b_query", "b_key", "b_value", "d_outputs"}, expectedFields, roundedFields) {
 		if r, ok := raw[field]; ok {
 			a, err := parseNumbers(field, r)
 			if err != nil {
@@ -137,8 +151,8 @@ func (wt *walkthrough) parse(text []byte) error {
 		return fmt.Errorf("x has %d tokens of %d columns in %d batches, queries have %d columns and values %d: a step would have %.3g numbers, at most %d are printed; give a smaller example, or use attn heatmap",
 			wt.seq, wt.model, wt.batch, wt.dim, wt.valueDim, n, maxNumbers)
 	}
-	if wt.Digits != nil && (*wt.Digits < 0 || *wt.Digits > 15) {
-		return fmt.Errorf("digits is %d, it must be 0 to 15", *wt.Digits)
+	if wt.Digits != nil && (*wt.Digits < 0 || *wt.Digits > maxDigits) {
+		return fmt.Errorf("digits is %d, it must be 0 to %d", *wt.Digits, maxDigits)
 	}
 	if err := wt.takeExpected(arrays); err != nil {
 		return err
@@ -162,13 +176,16 @@ func (wt *walkthrough) checkProjection(p projection) error {
 // takeExpected checks the shapes of the expected values and of the gradient of the outputs.
 func (wt *walkthrough) takeExpected(arrays map[string]*numbers) error {
 	wt.dOutputs, wt.expected = arrays["d_outputs"], map[string]*numbers{}
-	columns := []int{wt.valueDim, wt.dim, wt.dim, wt.valueDim, wt.seq, wt.seq, wt.valueDim}
-	for i, field := range append([]string{"d_outputs"}, expectedFields...) {
+	columns := []int{wt.valueDim, wt.dim, wt.dim, wt.valueDim, wt.seq, wt.seq, wt.valueDim, wt.seq, wt.valueDim, wt.valueDim}
+	for i, field := range slices.Concat([]string{"d_outputs"}, expectedFields, roundedFields) {
 		a := arrays[field]
 		if a == nil {
 			continue
 		}
 		want := []int{wt.batch, wt.seq, columns[i]}
+		if field == roundedFields[1] {
+			want = slices.Insert(want, 1, wt.seq)
+		}
 		if !wt.batched {
 			want = want[1:]
 		}
