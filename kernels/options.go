@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -282,10 +283,7 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 
 // offsetsDiffer reports whether batches with different offsets need calls of their own.
 func (o *Options) offsetsDiffer() bool {
-	if !o.Causal && o.Window == nil && o.ALiBi == nil && o.ScoreMod == nil { // positions decide nothing
-		return false
-	}
-	return slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] })
+	return slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] }) && !o.takes(op.Placeless)
 }
 
 // tensors fills in the tensors of p and drops the keys that a short Mask or Bias lacks.
