@@ -23,6 +23,7 @@ var (
 	ErrCapacity    = errors.New("cache is full")
 	ErrVerify      = errors.New("result is wrong")
 	ErrInternal    = errors.New("internal error")
+	ErrCallback    = errors.New("a function of the program failed")
 	ErrFile        = errors.New("file cannot be used")
 	ErrClosed      = errors.New("backend is closed")
 )

@@ -1,8 +1,15 @@
 package backend
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
 )
 
 // ScoreMod is a function of the program's own that replaces scores, like score_mod of PyTorch's
@@ -11,7 +18,7 @@ import (
 // Each result depends on its score, its [Position] and Values alone. Finite results are at most
 // 2^120 in magnitude. The errors of f and of ∂f/∂s are at most 8u·(1 + |s| + |the result|), with u
 // = 2^-24; the bound of package oracle requires it. Where f is -Inf for a score of 0 it hides the
-// key, and must be -Inf for any score, NaN included: assign -Inf, do not add it.
+// key, and must be -Inf for any score, NaN included: assign -Inf, do not add it. A panic in a function is ErrCallback.
 type ScoreMod struct {
 	// Go replaces the scores of one row by f. scores[n] belongs to the key at.Key+n, which
 	// the visibility rule shows to the row. Several goroutines call it at the same time.
@@ -22,7 +29,7 @@ type ScoreMod struct {
 	// fn score_mod(score: f32, b: u32, h: u32, i: u32, j: u32) -> f32. See docs/score-mods.md.
 	WGSL, WGSLDerivative string
 	Values               []float32 // what f reads, such as slopes; constant during a call, without gradients
-	First                [4]int    // added to the batch, head, row and key of a position, as that of Dropout
+	First                [4]int    // added to the batch, head, row and key of a position, as that of Dropout; each 0 to 2^29
 }
 
 // Position is the place of a span of scores in a call.
@@ -36,7 +43,47 @@ type Position struct {
 // Position returns the place of row i and key j of head h of batch b for the ScoreMod of p.
 func (p *Problem) Position(b, h, i, j int) Position {
 	m := p.ScoreMod
-	return Position{m.First[Batch] + b, m.First[Heads] + h, m.First[Seq] + i + p.Visible.Offset, m.First[Dim] + j, m.Values}
+	return Position{m.First[Batch] + b, m.First[Heads] + h, m.First[Seq] + i + p.Visible.Offset, m.First[Dim] + j, slices.Clip(m.Values)}
+}
+
+// Modify calls f, a function of the ScoreMod of p, for scores of row i and the keys from j on. When f panics, so does
+// Modify, with an error for [Recover] that names f.
+func (p *Problem) Modify(f func([]float32, Position), scores []float32, b, h, i, j int) {
+	defer func() {
+		if r := recover(); r != nil {
+			panic(panicOf(f, r))
+		}
+	}()
+	f(slices.Clip(scores), p.Position(b, h, i, j)) // an append must not write behind them
+}
+
+// panicOf returns the error of a panic of f with r: the name of f, and the place of the panic.
+func panicOf(f, r any) error {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
+	at, more := frames.Next()
+	for ; more && at.Function != "runtime.gopanic"; at, more = frames.Next() {
+	}
+	for ; more && strings.HasPrefix(at.Function, "runtime."); at, more = frames.Next() {
+	}
+	name, in := runtime.FuncForPC(reflect.ValueOf(f).Pointer()).Name(), ""
+	if at.Function != name {
+		in = " in " + at.Function
+	}
+	return fmt.Errorf("score mod: %s panicked at %s:%d%s: %.200s: %w", name, filepath.Base(at.File), at.Line, in, fmt.Sprint(r), ErrCallback)
+}
+
+// Recover, deferred, turns a panic into an error: that of [Problem.Modify], or ErrInternal with the stack.
+func Recover(err *error) {
+	r := recover()
+	if r == nil {
+		return
+	}
+	failed, ok := r.(error)
+	if !ok || !errors.Is(failed, ErrCallback) {
+		failed = fmt.Errorf("%w: panic: %v\n%s", ErrInternal, r, debug.Stack())
+	}
+	*err = failed
 }
 
 // GoMod returns ErrUnsupported when p has a ScoreMod without the functions in Go.
@@ -53,6 +100,6 @@ func (p *Problem) ModHides(b, h, i, j int) bool {
 		return false
 	}
 	var s [1]float32
-	p.ScoreMod.Go(s[:], p.Position(b, h, i, j))
+	p.Modify(p.ScoreMod.Go, s[:], b, h, i, j)
 	return s[0] < -math.MaxFloat32
 }

@@ -41,7 +41,7 @@
 // All backends of a process share goroutines that help their calls, and end when the last
 // backend is closed. At most GOMAXPROCS goroutines compute at one time; calls
 // take turns (package cpu/internal/pool). A panic while a call computes becomes its
-// error, ErrInternal with the stack.
+// error, ErrInternal with the stack, or ErrCallback if a score mod panics.
 //
 // Keys and values may have other types than the queries, for example int8 with a
 // scale for each row, and they may lie in pages. With few query rows the kernels

@@ -27,7 +27,7 @@ func (be *Backend) do(ctx context.Context, what string, f func() error) (err err
 		return backend.ErrClosed
 	}
 	defer be.calls.RUnlock()
-	defer pool.Recover(&err)
+	defer backend.Recover(&err)
 	return f()
 }
 

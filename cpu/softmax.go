@@ -103,7 +103,7 @@ func (r *row) score(x []float32, key, n int) float32 {
 	m := k.ScaleMax(x, sc.Scale, lanes)
 	mod := r.job.problem.ScoreMod
 	if mod != nil {
-		mod.Go(x[:n], r.job.problem.Position(r.b, r.h, r.i, key))
+		r.job.problem.Modify(mod.Go, x[:n], r.b, r.h, r.i, key)
 		k.ScaleMax(x, sc.After, lanes)
 	}
 	if sc.Cap > 0 {
@@ -172,7 +172,7 @@ func scoresRow(r row) {
 			x[c] *= p.Scale
 		}
 		if p.ScoreMod != nil {
-			p.ScoreMod.Go(x, p.Position(r.b, r.h, r.i, key))
+			p.Modify(p.ScoreMod.Go, x, r.b, r.h, r.i, key)
 		}
 		if p.Softcap > 0 {
 			for c, y := range x {

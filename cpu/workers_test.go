@@ -63,23 +63,24 @@ func TestWorkersOutliveCalls(t *testing.T) {
 	end(runtime.GC)
 }
 
-// panicContext panics when it is asked for its error for the given time.
-type panicContext struct {
+// failingContext calls fail when it is asked for its error for the given time.
+type failingContext struct {
 	context.Context
 	looks atomic.Int64
 	at    int64
+	fail  func()
 }
 
-func (c *panicContext) Err() error {
+func (c *failingContext) Err() error {
 	if c.looks.Add(1) == c.at {
-		panic("injected")
+		c.fail()
 	}
 	return nil
 }
 
-// TestPanicsBecomeErrors injects a panic into each place at which a stage looks at its
-// context, on the goroutines of its caller and of workers. The call returns an error with
-// the stack, and the next call of the backend has the bits of one without a panic.
+// TestPanicsBecomeErrors injects a panic, and runtime.Goexit, into each place at which a stage looks at its
+// context, on the goroutines of its caller and of workers. The call returns an error, of a panic with
+// the stack, or its goroutine ends, and the next call of the backend has the bits of one without it.
 func TestPanicsBecomeErrors(t *testing.T) { eachTier(t, testPanicsBecomeErrors) }
 
 func testPanicsBecomeErrors(t *testing.T, tier string) {
@@ -87,11 +88,18 @@ func testPanicsBecomeErrors(t *testing.T, tier string) {
 	be := open(t, Options{Tier: tier, Threads: 4})
 	for _, s := range stages(t, be) {
 		t.Run(s.name, func(t *testing.T) {
-			run := func(ctx context.Context) error {
-				for _, out := range s.out {
-					tile.Fill(floats(t, out), 7)
-				}
-				return s.do(ctx)
+			run := func(ctx context.Context) (err error) {
+				err = errEnded
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					for _, out := range s.out {
+						tile.Fill(floats(t, out), 7)
+					}
+					err = s.do(ctx)
+				}()
+				<-done
+				return err
 			}
 			must(t, run(t.Context()))
 			var want [][]float32
@@ -100,19 +108,27 @@ func testPanicsBecomeErrors(t *testing.T, tier string) {
 			}
 			injected := 0
 			for at := int64(2); ; at++ { // the first look is before the call begins
-				ctx := &panicContext{Context: t.Context(), at: at}
+				exit := injected%2 == 1
+				ctx := &failingContext{Context: t.Context(), at: at, fail: func() { panic("injected") }}
+				if exit {
+					ctx.fail = runtime.Goexit
+				}
 				err := run(ctx)
 				if err == nil && ctx.looks.Load() < at {
 					break
 				}
-				if !errors.Is(err, backend.ErrInternal) || !strings.Contains(fmt.Sprint(err), "injected") || !strings.Contains(fmt.Sprint(err), "workers_test.go") {
-					t.Fatalf("panic at look %d: error %v", at, err)
+				failed := errors.Is(err, backend.ErrInternal) && strings.Contains(fmt.Sprint(err), "injected") && strings.Contains(fmt.Sprint(err), "workers_test.go")
+				if exit {
+					failed = errors.Is(err, errEnded) || errors.Is(err, backend.ErrCallback)
+				}
+				if !failed {
+					t.Fatalf("at look %d, Goexit %t: error %v", at, exit, err)
 				}
 				injected++
 				must(t, run(t.Context()))
 				for i, out := range s.out {
 					if !slices.Equal(floats(t, out), want[i]) {
-						t.Fatalf("after a panic at look %d the next call has other results", at)
+						t.Fatalf("after a failure at look %d, Goexit %t, the next call has other results", at, exit)
 					}
 				}
 				if injected > 40 {
@@ -120,11 +136,14 @@ func testPanicsBecomeErrors(t *testing.T, tier string) {
 				}
 			}
 			if injected < 2 {
-				t.Errorf("%d panics were injected", injected)
+				t.Errorf("%d failures were injected", injected)
 			}
 		})
 	}
 }
+
+// errEnded is the error of a call whose goroutine has ended without it.
+var errEnded = errors.New("the goroutine ended")
 
 // stage is a call with its outputs.
 type stage struct {

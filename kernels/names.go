@@ -172,6 +172,7 @@ var (
 	ErrCapacity    = backend.ErrCapacity    // a cache that is full
 	ErrVerify      = backend.ErrVerify      // a result beyond its error bound: a defect of device, driver or memory
 	ErrInternal    = backend.ErrInternal    // a defect of this module, with the stack; other calls are not affected
+	ErrCallback    = backend.ErrCallback    // a function of the program, such as a ScoreMod, that panicked or called runtime.Goexit
 	ErrFile        = backend.ErrFile        // a file that is damaged or has other contents than expected
 	ErrClosed      = backend.ErrClosed      // a device used after Close
 )

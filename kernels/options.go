@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -190,8 +191,15 @@ func (o *Options) problem(d Dims) (p view.Problem, err error) {
 		return p, err
 	}
 	p.ScoreMod, p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = o.ScoreMod, o.ALiBi, o.Sinks, o.Dropout, o.LowPrecision
-	if m := p.ScoreMod; m != nil && m.Go == nil && m.WGSL == "" {
-		return p, fmt.Errorf("score mod: Go is nil and WGSL empty, set the function that replaces scores: %w", ErrOption)
+	if m := p.ScoreMod; m != nil {
+		if m.Go == nil && m.WGSL == "" {
+			return p, fmt.Errorf("score mod: Go is nil and WGSL empty, set the function that replaces scores: %w", ErrOption)
+		}
+		for _, n := range m.First {
+			if n < 0 || n > maxOffset/2 { // with an Offset a position stays within int32
+				return p, fmt.Errorf("score mod has First %v, each must be 0 to %d: %w", m.First, maxOffset/2, ErrOption)
+			}
+		}
 	}
 	for i, x := range p.Slopes {
 		if !(x >= -backend.MaxSlope && x <= backend.MaxSlope) {
@@ -282,10 +290,7 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 
 // offsetsDiffer reports whether batches with different offsets need calls of their own.
 func (o *Options) offsetsDiffer() bool {
-	if !o.Causal && o.Window == nil && o.ALiBi == nil && o.ScoreMod == nil { // positions decide nothing
-		return false
-	}
-	return slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] })
+	return slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] }) && !o.takes(op.Placeless)
 }
 
 // tensors fills in the tensors of p and drops the keys that a short Mask or Bias lacks.

@@ -22,40 +22,43 @@ var paths = []struct {
 	{op.SharedPath, "with it a shared prefix would not be the same for all rows", ErrOption},
 }
 
-// optionTable has every option, with the paths that refuse it.
+// optionTable has every option, with the paths that refuse it and the short ways that it may go. Other special cases of
+// calls meet every option: calls without rows or keys, few rows on a GPU, copies and merges.
 var optionTable = []struct {
 	name    string
 	isSet   func(*Options) bool
 	refused op.Path
+	goes    op.Way
 }{
-	{"Scale", func(o *Options) bool { return o.Scale != nil }, 0},
-	{"ScoreMod", func(o *Options) bool { return o.ScoreMod != nil }, op.WindowPath | op.SharedPath},
-	{"Softcap", func(o *Options) bool { return o.Softcap != 0 }, 0},
-	{"Causal", func(o *Options) bool { return o.Causal }, 0},
-	{"Window", func(o *Options) bool { return o.Window != nil }, op.WindowPath | op.SharedPath},
-	{"Align", func(o *Options) bool { return o.Align != UpperLeft }, op.CachePath},
-	{"Offset", func(o *Options) bool { return o.Offset != nil }, op.WindowPath | op.SharedPath},
-	{"KLen", func(o *Options) bool { return o.KLen != nil }, op.CachePath},
-	{"Prefix", func(o *Options) bool { return o.Prefix != nil }, op.WindowPath | op.SharedPath},
-	{"QSegments", func(o *Options) bool { return o.QSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath},
-	{"KSegments", func(o *Options) bool { return o.KSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath},
-	{"Mask", func(o *Options) bool { return !o.Mask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath},
-	{"Bias", func(o *Options) bool { return !o.Bias.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath},
-	{"ALiBi", func(o *Options) bool { return o.ALiBi != nil }, op.SharedPath},
-	{"RelativeBias", func(o *Options) bool { return !o.RelativeBias.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath},
-	{"BlockMask", func(o *Options) bool { return !o.BlockMask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath},
-	{"KeyIndices", func(o *Options) bool { return o.KeyIndices != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.LayerPath | op.WindowPath | op.SharedPath},
-	{"Sinks", func(o *Options) bool { return o.Sinks != nil }, 0},
-	{"Dropout", func(o *Options) bool { return o.Dropout.P > 0 }, op.WindowPath | op.SharedPath},
-	{"LowPrecision", func(o *Options) bool { return o.LowPrecision }, op.StagePath},
-	{"Pages", func(o *Options) bool { return o.Pages != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.SlicePath | op.LayerPath | op.CachePath},
-	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, op.StagePath | op.LayerPath | op.CachePath},
-	{"CuK", func(o *Options) bool { return o.CuK != nil }, op.StagePath | op.LayerPath | op.CachePath},
-	{"LSE", func(o *Options) bool { return o.LSE }, op.StagePath | op.SlicePath},
-	{"Weights", func(o *Options) bool { return o.Weights }, op.PackedPath | op.StagePath | op.SlicePath | op.WindowPath | op.SharedPath},
+	{"Scale", func(o *Options) bool { return o.Scale != nil }, 0, op.Placeless | op.Small},
+	{"ScoreMod", func(o *Options) bool { return o.ScoreMod != nil }, op.WindowPath | op.SharedPath, 0},
+	{"Softcap", func(o *Options) bool { return o.Softcap != 0 }, 0, op.Placeless},
+	{"Causal", func(o *Options) bool { return o.Causal }, 0, op.Small},
+	{"Window", func(o *Options) bool { return o.Window != nil }, op.WindowPath | op.SharedPath, op.Small},
+	{"Align", func(o *Options) bool { return o.Align != UpperLeft }, op.CachePath, op.Placeless | op.Small},
+	{"Offset", func(o *Options) bool { return o.Offset != nil }, op.WindowPath | op.SharedPath, op.Placeless | op.Small},
+	{"KLen", func(o *Options) bool { return o.KLen != nil }, op.CachePath, op.Placeless | op.Small},
+	{"Prefix", func(o *Options) bool { return o.Prefix != nil }, op.WindowPath | op.SharedPath, op.Placeless | op.Small},
+	{"QSegments", func(o *Options) bool { return o.QSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless | op.Small},
+	{"KSegments", func(o *Options) bool { return o.KSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless | op.Small},
+	{"Mask", func(o *Options) bool { return !o.Mask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless},
+	{"Bias", func(o *Options) bool { return !o.Bias.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless},
+	{"ALiBi", func(o *Options) bool { return o.ALiBi != nil }, op.SharedPath, 0},
+	{"RelativeBias", func(o *Options) bool { return !o.RelativeBias.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless},
+	{"BlockMask", func(o *Options) bool { return !o.BlockMask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless},
+	{"KeyIndices", func(o *Options) bool { return o.KeyIndices != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.LayerPath | op.WindowPath | op.SharedPath, op.Placeless},
+	{"Sinks", func(o *Options) bool { return o.Sinks != nil }, 0, op.Placeless | op.Small},
+	{"Dropout", func(o *Options) bool { return o.Dropout.P > 0 }, op.WindowPath | op.SharedPath, op.Placeless},
+	{"LowPrecision", func(o *Options) bool { return o.LowPrecision }, op.StagePath, op.Placeless | op.Small},
+	{"Pages", func(o *Options) bool { return o.Pages != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.SlicePath | op.LayerPath | op.CachePath, op.Placeless | op.Small},
+	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, op.StagePath | op.LayerPath | op.CachePath, op.Placeless | op.Small},
+	{"CuK", func(o *Options) bool { return o.CuK != nil }, op.StagePath | op.LayerPath | op.CachePath, op.Placeless | op.Small},
+	{"LSE", func(o *Options) bool { return o.LSE }, op.StagePath | op.SlicePath, op.Placeless | op.Small},
+	{"Weights", func(o *Options) bool { return o.Weights }, op.PackedPath | op.StagePath | op.SlicePath | op.WindowPath | op.SharedPath, op.Placeless | op.Small},
 }
 
 func init() {
+	op.Takes = func(options any, on op.Way) bool { return options.(*Options).takes(on) }
 	op.CheckPath = func(options any, on op.Path) error { return options.(*Options).checkPath(on) }
 }
 
@@ -73,4 +76,14 @@ func (o *Options) checkPath(on op.Path) error {
 		}
 	}
 	return nil
+}
+
+// takes is [op.Takes].
+func (o *Options) takes(on op.Way) bool {
+	for i := range optionTable {
+		if option := &optionTable[i]; option.goes&on != on && option.isSet(o) {
+			return false
+		}
+	}
+	return true
 }

@@ -7,23 +7,25 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// setOptions returns Options with a single option set, for each option of the table.
+// setOptions returns Options with a single option set, for each option of the table: those of a call of one row and key.
 func setOptions(t *testing.T) map[string]Options {
 	t.Helper()
 	x := meta(t, F32, 1, 1, 1, 1)
-	list := []int{0}
+	seen := meta(t, Bool, 1, 1, 1, 1)
+	list, ends := []int{0}, []int{0, 1}
 	ids := [][]int32{{0}}
 	return map[string]Options{
-		"Scale": {Scale: new(1.0)}, "ScoreMod": {ScoreMod: &ScoreMod{}}, "Softcap": {Softcap: 1}, "Causal": {Causal: true}, "Window": {Window: &Window{}},
+		"Scale": {Scale: new(1.0)}, "ScoreMod": {ScoreMod: &ScoreMod{Go: func([]float32, Position) {}}}, "Softcap": {Softcap: 1}, "Causal": {Causal: true}, "Window": {Window: &Window{}},
 		"Align": {Align: LowerRight}, "Offset": {Offset: list}, "KLen": {KLen: list}, "Prefix": {Prefix: list},
-		"QSegments": {QSegments: ids}, "KSegments": {KSegments: ids}, "Mask": {Mask: x}, "Bias": {Bias: x}, "ALiBi": {ALiBi: []float32{1}},
-		"RelativeBias": {RelativeBias: x}, "BlockMask": {BlockMask: x, BlockSize: 1}, "Sinks": {Sinks: []float32{1}},
-		"Dropout": {Dropout: Dropout{P: 0.5}}, "Pages": {Pages: &Pages{}}, "CuQ": {CuQ: list}, "CuK": {CuK: list},
-		"LSE": {LSE: true}, "Weights": {Weights: true}, "LowPrecision": {LowPrecision: true}, "KeyIndices": {KeyIndices: &KeyIndices{}},
+		"QSegments": {QSegments: ids}, "KSegments": {KSegments: ids}, "Mask": {Mask: seen}, "Bias": {Bias: x}, "ALiBi": {ALiBi: []float32{1}},
+		"RelativeBias": {RelativeBias: x}, "BlockMask": {BlockMask: seen, BlockSize: 1}, "Sinks": {Sinks: []float32{1}},
+		"Dropout": {Dropout: Dropout{P: 0.5}}, "Pages": {Pages: &Pages{}}, "CuQ": {CuQ: ends}, "CuK": {CuK: ends},
+		"LSE": {LSE: true}, "Weights": {Weights: true}, "LowPrecision": {LowPrecision: true}, "KeyIndices": {KeyIndices: &KeyIndices{TopK: 1, Indices: []int32{0}}},
 	}
 }
 
@@ -105,5 +107,29 @@ func TestPathsRefuse(t *testing.T) {
 	call := must.Get(dev.Prepare(x, x, x, Options{CuQ: []int{0, 1}}))(t)
 	if err := call.RunInto(ctx, Result{O: x, Weights: x}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "Weights is set") {
 		t.Errorf("weights of packed sequences: error is %v", err)
+	}
+}
+
+// TestShortWays: package cpu computes a small call without tiles if the table takes its options there, and no other.
+// Conformance compares the results of this way and of caches with the reference, option by option.
+func TestShortWays(t *testing.T) {
+	dev := NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	x := meta(t, F32, 1, 1, 1, 1)
+	small := func(opt Options) bool {
+		call := must.Get(dev.Prepare(x, x, x, opt))(t)
+		return strings.Contains(must.Get(call.Plan(t.Context()))(t).Cut, "keys at once")
+	}
+	if !small(Options{}) {
+		t.Skip("this tier has no such way")
+	}
+	for name, opt := range setOptions(t) {
+		switch name {
+		case "Pages", "KSegments", "CuK": // not without others
+			continue
+		}
+		if got := small(opt); got != opt.takes(op.Small) {
+			t.Errorf("%s: without tiles is %t, the table has %t", name, got, !got)
+		}
 	}
 }

@@ -56,6 +56,8 @@ func TestAttentionRefuses(t *testing.T) {
 		{"keys of v", q, k, meta(t, f32, 2, 2, 8, 5), Options{}, ErrShape, "v [2 2 8 5] and k [2 2 9 16] must have the same heads and keys"},
 		{"kv heads", q, meta(t, f32, 2, 3, 9, 16), meta(t, f32, 2, 3, 9, 5), Options{}, ErrShape, "k has 3 heads, q has 4: the kv heads must divide the query heads"},
 		{"score mod without a function", q, k, v, Options{ScoreMod: &ScoreMod{}}, ErrOption, "score mod: Go is nil"},
+		{"score mod before the first row", q, k, v, Options{ScoreMod: &ScoreMod{WGSL: "return score;", First: [4]int{0, 0, -1, 0}}}, ErrOption, "score mod has First [0 0 -1 0], each must be 0 to 536870912"},
+		{"score mod beyond all keys", q, k, v, Options{ScoreMod: &ScoreMod{WGSL: "return score;", First: [4]int{0, 0, 0, 1<<29 + 1}}}, ErrOption, "score mod has First [0 0 0 536870913]"},
 		{"too few key indices", q, k, v, Options{KeyIndices: &KeyIndices{Indices: make([]int32, 15), TopK: 1}}, ErrShape, "there are 15, [B, Hkv or 1, ⌈Sq/Rows⌉, TopK] is [2 2 8 1] (or 1 head)"},
 		{"negative top k", q, k, v, Options{KeyIndices: &KeyIndices{TopK: -1}}, ErrOption, "TopK is -1 and Rows 0"},
 		{"a key index beyond the keys", q, k, v, Options{KeyIndices: &KeyIndices{Indices: []int32{8, -1, 1, 0, 2, 9, 0, 7}, TopK: 2, Rows: 4}}, ErrOption, "the one at [1 0 0 1] is 9, there are 9 keys: it must be 0 to 8"},

@@ -123,7 +123,7 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 	}
 	return s.scan(ctx, box, func(x view.Region, w []float32, stride int) {
 		for i := range x.Len(Seq) {
-			f(x.Lo[Seq]+i, x.Lo[Dim], w[i*stride:][:x.Len(Dim)])
+			f(x.Lo[Seq]+i, x.Lo[Dim], slices.Clip(w[i*stride:][:x.Len(Dim)]))
 		}
 	})
 }

@@ -7,10 +7,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // cacheCases are problems whose keys and values are stored as in a cache: in another dtype than
@@ -99,6 +102,105 @@ func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 			}
 		})
 	}
+}
+
+// testCacheOptions computes calls with each way of each option through caches, from one row and from three, and compares
+// them with the reference of the call without a cache. A shared prefix may refuse options by name, other caches KLen alone.
+// Backends with the default of Harness.Small, which take long, compute the last way of each option, from one row over pages.
+func testCacheOptions(t *testing.T, dev *kernels.Device, h Harness) {
+	all := options()
+	all = append(all[3:len(all)-1], // without lengths, type, layout and poison
+		option{"score mod", []func(*Case){func(c *Case) { c.Options.ScoreMod = placeMod() }, func(c *Case) { c.Options.ScoreMod = linearMod(slopes(c.Heads)) }}},
+		option{"low precision", []func(*Case){func(c *Case) { c.DType, c.Options.LowPrecision = backend.BF16, true }}},
+		option{"key indices", []func(*Case){func(c *Case) { *c = chosen(*c, true, 1, 12) }}})
+	for _, kind := range []struct {
+		name         string
+		paged, share bool
+	}{{"cache", false, false}, {"pages", true, false}, {"shared prefix", true, true}} {
+		if h.Small == 0 && !kind.paged {
+			continue
+		}
+		for _, o := range all {
+			t.Run(kind.name+"/"+o.name, func(t *testing.T) {
+				lengths := []int{1, 3}
+				if h.Small == 0 {
+					lengths, o.ways = lengths[:1], o.ways[len(o.ways)-1:]
+				}
+				for n, way := range o.ways {
+					for _, rows := range lengths {
+						c := Case{Name: fmt.Sprintf("%s %d", o.name, n), Dims: dims(2, 4, 2, rows, 37, 16, 8), Seed: uint64(n)}
+						if kind.paged {
+							c.PageSize = cachePage // segments begin with a page
+						}
+						way(&c)
+						c.PageSize = 0
+						c.Options.Causal, c.Options.Align = true, kernels.LowerRight // as caches have it
+						if unsupported(dev, c) != "" || kind.paged && lacking(dev, "pages") {
+							continue
+						}
+						err := c.throughCache(t, dev, kind.paged, kind.share)
+						refused := (kind.share || o.name == "klen") && errors.Is(err, backend.ErrOption) && strings.Contains(err.Error(), "is set, but ")
+						if err != nil && !refused {
+							t.Errorf("%v: %v", c, err)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// cachePage is the page size of throughCache.
+const cachePage = 8
+
+// throughCache computes c by a cache that holds its keys and values, and compares the result with the reference. Pages
+// hold a common prefix once.
+func (c Case) throughCache(t *testing.T, dev *kernels.Device, paged, share bool) error {
+	first, b := 0, c.build()
+	if paged {
+		first = 2*cachePage + 3
+		for _, x := range []operand{b.k, b.v} {
+			for h := range c.KVHeads {
+				for j := range first {
+					copy(x.rowOf(1, h, j), x.rowOf(0, h, j))
+				}
+			}
+		}
+	}
+	on := b.on(t, dev)
+	defer on.release()
+	part := func(x backend.Tensor, axis, lo, hi int) backend.Tensor { return must(x.Slice(axis, lo, hi))(t) }
+	add := func(cache nn.KVCache, batches, lo, hi int) {
+		k, v := part(on.k.view, backend.Seq, lo, hi), part(on.v.view, backend.Seq, lo, hi)
+		noError(t, cache.Append(t.Context(), part(k, backend.Batch, 0, batches), part(v, backend.Batch, 0, batches), nil))
+	}
+	var cache nn.KVCache
+	if paged {
+		p := must(kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, DType: c.keyType(), PageSize: cachePage, Pages: 16}))(t)
+		defer p.Release()
+		x := sequence(t, p)
+		add(p.Batch(x), 1, 0, first)
+		cache = p.Batch(x, must(x.Fork())(t))
+	} else {
+		p := must(kvcache.New(t.Context(), dev, kvcache.Config{Batch: c.Batch, KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, DType: c.keyType(), Capacity: c.SeqK + 3}))(t)
+		defer p.Release()
+		cache = p
+	}
+	add(cache, c.Batch, first, c.SeqK)
+	out, lse := on.outputs(t)
+	defer out.release()
+	defer lse.release()
+	opt := on.opt
+	opt.Causal, opt.Align = false, kernels.UpperLeft
+	err := cache.AttentionInto(t.Context(), kernels.Result{O: out.view, LSE: lse.view}, on.q.view, kvcache.CallOptions{Options: opt, SharePrefix: share})
+	if err != nil {
+		return err
+	}
+	a := answer{o: out.get(t, dev, "o"), lse: lse.get(t, dev, "lse")}
+	if share {
+		return b.compareMerged(a, 1)
+	}
+	return b.compare(a)
 }
 
 // quantise rounds rows to Q8 or Q4 until they no longer change. Once is not enough: 127 times a scale, divided by

@@ -247,11 +247,10 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 		return fmt.Errorf("the cache is empty, append keys first: %w", kernels.ErrShape)
 	}
 	s.opt = opt.Options
-	s.opt.Causal, s.opt.KLen, s.opt.Offset = !opt.Bidirectional, s.klen, s.offsets
-	if q.Shape()[kernels.Seq] == 1 && p.config.Window == 0 && opt.Window == nil && opt.ALiBi == nil && opt.Prefix == nil && opt.Offset == nil {
-		// The only row sees all keys that KLen leaves. Offsets would make lists.
-		s.opt.Causal, s.opt.Offset = false, nil
-	}
+	s.opt.Causal, s.opt.KLen, s.opt.Offset = false, s.klen, nil
+	if q.Shape()[kernels.Seq] > 1 || p.config.Window > 0 || opt.Offset != nil || !op.Takes(&s.opt, op.Placeless) {
+		s.opt.Causal, s.opt.Offset = !opt.Bidirectional, s.offsets
+	} // else the only row sees all keys that KLen leaves, and offsets would make lists
 	if w := p.config.Window; w > 0 {
 		s.window = kernels.Window{Left: w - 1}
 		s.opt.Window = &s.window

@@ -71,7 +71,9 @@ func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pag
 
 // prefix attends from all rows of s to its first keys. Row i of all sequences is one call.
 func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, keys int) error {
-	opt := kernels.Options{Scale: s.opt.Scale, Softcap: s.opt.Softcap, LowPrecision: s.opt.LowPrecision, Pages: &kernels.Pages{Table: s.pages.Table[:1], Keys: keys}}
+	opt := s.opt
+	opt.Causal, opt.KLen, opt.Offset, opt.Sinks = false, nil, nil, nil // all rows see all keys, and sinks count once
+	opt.Pages = &kernels.Pages{Table: s.pages.Table[:1], Keys: keys}
 	for i := range s.q.Shape()[kernels.Seq] {
 		call, err := p.dev.Prepare(acrossBatches(s.q, i), s.k, s.v, opt)
 		if err == nil {

@@ -12,14 +12,15 @@
 // call after each task. Without a queue a goroutine yields to others of the program. A deadline is therefore noticed
 // soon, however many calls run.
 //
-// A panic in a job ends its call alone, with an error that contains the stack.
+// A panic in a job ends its call alone, with an error that contains the stack. So does runtime.Goexit, which a function
+// of the program may call. On a worker it becomes the error of the call, and another worker starts. On the caller's
+// goroutine, which ends, it stops the workers of the call.
 package pool
 
 import (
 	"context"
 	"fmt"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -128,8 +129,8 @@ type crew struct {
 // A caller that finds a free core begins at once, so a short call does not wait for sleeping workers; those that wake
 // up late take the remaining tasks. After the first calls, Run does not allocate.
 //
-// It returns the first error of Task, the context's error, or ErrInternal for a panic.
-func (p *Pool) Run(ctx context.Context, j Job, floats, tasks, threads int) error {
+// It returns the first error of Task, the context's error, ErrInternal for a panic, or ErrCallback.
+func (p *Pool) Run(ctx context.Context, j Job, floats, tasks, threads int) (err error) {
 	c := spare.Get().(*crew)
 	c.pool, c.ctx, c.job, c.floats, c.err = p, ctx, j, floats, nil
 	cores := runtime.GOMAXPROCS(0) // the runtime may change it at any time
@@ -139,7 +140,14 @@ func (p *Pool) Run(ctx context.Context, j Job, floats, tasks, threads int) error
 	c.helpers = min(threads, tasks, cores) - 1
 	c.failed.Store(false)
 	c.next.Store(int64(tasks))
+	defer func() { err = c.end() }() // after runtime.Goexit too: workers use the operands
 	c.compute(&c.caller)
+	return nil
+}
+
+// end waits for the workers of c, and returns the first error.
+func (c *crew) end() error {
+	p := c.pool
 	if c.helpers > 0 {
 		p.mu.Lock()
 		p.places.set(slices.DeleteFunc(p.places.of, func(other *crew) bool { return other == c }))
@@ -193,19 +201,30 @@ func (p *Pool) wake() {
 func (p *Pool) help() {
 	t := &Turn{worker: true, ready: make(chan struct{}, 1)}
 	for p.join(t) {
-		c := t.crew
-		c.compute(t)
+		p.assist(t)
+		for n := 0; n < maxSpins && p.places.n.Load() == 0 && p.held.Load() < p.cores.Load(); n++ {
+		}
+	}
+}
+
+// assist computes tasks of the crew that t has joined, and leaves it.
+func (p *Pool) assist(t *Turn) {
+	c, returned := t.crew, false
+	defer func() {
 		p.mu.Lock()
 		if c.next.Load() > 0 { // t has left early: see Turn.next
 			p.places.set(append(p.places.of, c))
 		}
 		p.mu.Unlock()
 		p.release(t)
+		if !returned { // runtime.Goexit: this goroutine ends
+			go p.help()
+		}
 		c.busy.Add(-1)
 		c.inside.Done()
-		for n := 0; n < maxSpins && p.places.n.Load() == 0 && p.held.Load() < p.cores.Load(); n++ {
-		}
-	}
+	}()
+	c.compute(t)
+	returned = true
 }
 
 // join takes a core and the oldest place, and returns false once the pool has no users.
@@ -231,17 +250,24 @@ func (p *Pool) join(t *Turn) bool {
 
 // compute computes tasks of c with a core. It keeps the first error, after which no goroutine begins a task.
 func (c *crew) compute(t *Turn) {
-	if err := c.work(t); err != nil {
-		if c.failed.CompareAndSwap(false, true) {
-			c.err = err
+	err := errGoexit
+	defer func() {
+		if err != nil {
+			if c.failed.CompareAndSwap(false, true) {
+				c.err = err
+			}
+			c.next.Store(0)
 		}
-		c.next.Store(0)
-	}
+	}()
+	err = c.work(t)
 }
+
+// errGoexit is the error of a call whose goroutine has neither returned nor panicked.
+var errGoexit = fmt.Errorf("a score mod or another function of the program called runtime.Goexit: %w", backend.ErrCallback)
 
 // work computes the tasks that no other goroutine takes.
 func (c *crew) work(t *Turn) (err error) {
-	defer Recover(&err)
+	defer backend.Recover(&err)
 	if !t.worker {
 		if err = c.ctx.Err(); err == nil && !c.pool.tryAcquire(t) {
 			err = c.pool.wait(t)
@@ -265,11 +291,4 @@ func (c *crew) work(t *Turn) (err error) {
 	}
 	w.giveBack() // not after a panic: it may be in use
 	return err
-}
-
-// Recover, deferred, turns a panic into ErrInternal with the stack.
-func Recover(err *error) {
-	if r := recover(); r != nil {
-		*err = fmt.Errorf("%w: panic: %v\n%s", backend.ErrInternal, r, debug.Stack())
-	}
 }

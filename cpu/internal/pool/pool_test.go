@@ -205,33 +205,52 @@ func TestDeadlineMidway(t *testing.T) {
 	release()
 }
 
-// TestPanic shows that a panic on the caller's goroutine or on a worker's ends the call with
-// the stack, and that the pool computes afterwards.
+// TestPanic shows that a panic or runtime.Goexit on the caller's goroutine or on a worker's ends the call with an error,
+// or with its caller, and that the pool computes afterwards.
 func TestPanic(t *testing.T) {
 	p := open(t, 4, 0)
 	for n := range 200 {
-		worker := n%2 == 0
+		worker, exit := n%2 == 0, n%4 < 2
 		var once sync.Once
-		var panics atomic.Bool
-		err := p.Run(t.Context(), job(func(turn *Turn, k int) error {
-			if turn.worker == worker {
-				panics.Store(true)
-				once.Do(func() {
-					var none []int
-					none[k]++
-				})
+		var fails atomic.Bool
+		var err error
+		returned, ended := false, make(chan struct{})
+		go func() {
+			defer close(ended)
+			err = p.Run(t.Context(), job(func(turn *Turn, k int) error {
+				if turn.worker == worker {
+					fails.Store(true)
+					once.Do(func() {
+						if exit {
+							runtime.Goexit()
+						}
+						var none []int
+						none[k]++
+					})
+				}
+				for !fails.Load() { // leaves a task to the other kind
+					runtime.Gosched()
+				}
+				return nil
+			}), 0, 64, 4)
+			returned = true
+		}()
+		<-ended // the limit of the whole test binary reports a hang
+		switch {
+		case exit && !worker:
+			if returned {
+				t.Fatal("runtime.Goexit did not end its goroutine")
 			}
-			for !panics.Load() { // leaves a task to the other kind
-				runtime.Gosched()
+		case exit:
+			if !errors.Is(err, backend.ErrCallback) || errors.Is(err, backend.ErrInternal) {
+				t.Fatalf("error %v", err)
 			}
-			return nil
-		}), 0, 64, 4)
-		if !errors.Is(err, backend.ErrInternal) || !strings.Contains(err.Error(), "index out of range") || !strings.Contains(err.Error(), "pool_test.go") {
+		case !errors.Is(err, backend.ErrInternal) || !strings.Contains(err.Error(), "index out of range") || !strings.Contains(err.Error(), "pool_test.go"):
 			t.Fatalf("error %v", err)
 		}
 		var done atomic.Int32
 		if err := p.Run(t.Context(), job(func(*Turn, int) error { done.Add(1); return nil }), 0, 10, 4); err != nil || done.Load() != 10 {
-			t.Fatalf("after a panic %d of 10 tasks were computed, error %v", done.Load(), err)
+			t.Fatalf("afterwards %d of 10 tasks were computed, error %v", done.Load(), err)
 		}
 	}
 }

@@ -80,7 +80,7 @@ func (sc *Scores) modify(s *Space, t *Tile, here Span, f func([]float32, backend
 				for m := 0; !seen.Empty(); seen.Lo += m {
 					key := 0
 					key, m = sc.adjacent(t.Batch, seen.Lo, seen.Hi-seen.Lo)
-					f(rows[r*BlockKeys:][seen.Lo-here.Lo:][:m], sc.problem.Position(t.Batch, h, i, key))
+					sc.problem.Modify(f, rows[r*BlockKeys:][seen.Lo-here.Lo:][:m], t.Batch, h, i, key)
 				}
 			}
 		}

@@ -41,7 +41,8 @@ type Read func(ctx context.Context, t backend.Tensor) ([]float32, error)
 
 // Results compares random rows of the outputs of subs, into which a call of lengths d is divided,
 // and of its weights unless they are the zero backend.Tensor.
-func Results(ctx context.Context, read Read, d backend.Dims, subs []Sub, weights backend.Tensor, of Sample) (Report, error) {
+func Results(ctx context.Context, read Read, d backend.Dims, subs []Sub, weights backend.Tensor, of Sample) (_ Report, err error) {
+	defer backend.Recover(&err)
 	k := checker{read: read, heads: map[headIndex]headData{}}
 	rows, err := of.draw(d)
 	if err != nil {
@@ -255,7 +256,7 @@ func (p *patch) row(i int) oracle.Row {
 		at := func(f func([]float32, backend.Position)) func(j int, s float32) float32 {
 			return func(j int, s float32) float32 {
 				scores := [1]float32{s}
-				f(scores[:], c.Position(b, h, i, first+j))
+				c.Modify(f, scores[:], b, h, i, first+j)
 				return scores[0]
 			}
 		}
@@ -326,7 +327,8 @@ func (k *checker) download(ctx context.Context, t backend.Tensor, at rowIndex, n
 
 // Gradients compares the gradients of q, k and v that are set, of random rows of q and as many of
 // k and v, with float64.
-func Gradients(ctx context.Context, read Read, d backend.Dims, subs []Sub, grads [3]backend.Tensor, of Sample) (Report, error) {
+func Gradients(ctx context.Context, read Read, d backend.Dims, subs []Sub, grads [3]backend.Tensor, of Sample) (_ Report, err error) {
+	defer backend.Recover(&err)
 	k := checker{read: read, heads: map[headIndex]headData{}}
 	if len(subs) > 0 {
 		if err := subs[0].GoMod(true); err != nil {
