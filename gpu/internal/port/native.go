@@ -68,7 +68,7 @@ static void *port_create_buffer(uint64_t size, uint32_t usage, port_state *state
 }
 static void port_unmap(void *buffer, port_state *state) {
 	port_enter(state);
-	wgpuBufferUnmap(buffer);
+	port_guard(state, wgpuBufferUnmap, buffer);
 	port_leave(state);
 }
 
@@ -298,6 +298,15 @@ func (l *library) startMap(b rawBuffer, offset, size uint64) error {
 	defer l.scoped()()
 	C.port_map(b, C.size_t(offset), C.size_t(size), l.state)
 	return nil
+}
+
+// endMap ends a map that is pending by running its callback. The library aborts the process when it
+// drops a callback that never ran, which the release of a lost device does.
+func (l *library) endMap(b rawBuffer) {
+	if l.state.mapped == 0 && !l.unsound() {
+		defer l.scoped()()
+		C.port_unmap(b, l.state)
+	}
 }
 
 // unsound reports whether the library must not be called any more: what the device has

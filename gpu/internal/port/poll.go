@@ -50,10 +50,15 @@ const (
 
 // read copies bytes of a mappable buffer to dst. The buffer is idle, so the map takes a few
 // polls, and other calls of the device can wait for it.
-func (l *library) read(b rawBuffer, offset uint64, dst []byte) error {
+func (l *library) read(b rawBuffer, offset uint64, dst []byte) (err error) {
 	if err := l.startMap(b, offset, uint64(len(dst))); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			l.endMap(b)
+		}
+	}()
 	for start, polls := time.Now(), 0; ; l.pause(context.Background(), start, time.Time{}) {
 		if done, err := l.mapped(); err != nil {
 			return err

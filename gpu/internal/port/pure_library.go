@@ -325,8 +325,15 @@ func (l *library) mapped() (bool, error) {
 	ready, err := l.pending.Status()
 	if ready || err != nil {
 		l.pending.Release()
+		l.pending = nil
 	}
 	return ready, translate(err, ErrInvalid)
+}
+
+// endMap ends a map that is pending.
+func (l *library) endMap(b rawBuffer) {
+	_ = b.Unmap() // fails when the map has ended
+	l.pending.Release()
 }
 
 func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
