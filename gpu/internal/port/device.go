@@ -91,6 +91,8 @@ func newDevice(lib *library, limits gputypes.Limits) *device {
 
 func (d *device) Limits() gputypes.Limits { return d.limits }
 
+func (d *device) Features() Features { return Features{} }
+
 func (d *device) Live() Live {
 	d.mu.Lock()
 	defer d.mu.Unlock()

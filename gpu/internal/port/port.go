@@ -21,6 +21,7 @@ package port
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/gogpu/gputypes"
@@ -61,6 +62,9 @@ const hangLimit = 20 * time.Second
 type Device interface {
 	// Limits returns the limits of Open.
 	Limits() gputypes.Limits
+	// Features returns what kernels may use beyond WGSL's core. The device has all of its
+	// adapter's.
+	Features() Features
 	// CreateBuffer returns a zeroed buffer of size bytes, a positive multiple of 4. It
 	// returns ErrMemory when there is no room and ErrInvalid above MaxBufferSize.
 	CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, error)
@@ -104,6 +108,41 @@ type Device interface {
 	// because the libraries wait for the submissions that use an object.
 	Close() error
 }
+
+// Features are the optional features of a device that kernels can use. The zero value has none.
+type Features struct {
+	// F16 allows "enable f16;" and 16-bit storage.
+	F16 bool
+	// SubgroupMin and SubgroupMax bound the lanes of a subgroup. They are 0 where
+	// "enable subgroups;" is not allowed.
+	SubgroupMin, SubgroupMax uint32
+	// Matrices are the shapes of the adapter's subgroup matrices, of which kernels use no others.
+	// It is empty where "enable chromium_experimental_subgroup_matrix;" is not allowed.
+	Matrices []Matrix
+}
+
+// Matrix is a shape of subgroup matrices: an M×K matrix times a K×N matrix of the component type is
+// added to an M×N matrix of the result type. WGSL writes the columns first:
+// subgroup_matrix_left<Component, K, M>, subgroup_matrix_right<Component, N, K> and
+// subgroup_matrix_result<Result, N, M>.
+type Matrix struct {
+	M, N, K           uint32
+	Component, Result Component
+}
+
+// String returns the shape, such as 16x8x16 f16->f32.
+func (m Matrix) String() string {
+	return fmt.Sprintf("%dx%dx%d %s->%s", m.M, m.N, m.K, m.Component, m.Result)
+}
+
+// Component is the type of a matrix's elements, by its name in WGSL: f32, f16, u32, i32, u8 or i8.
+type Component string
+
+// The component types of kernels.
+const (
+	F32 Component = "f32"
+	F16 Component = "f16"
+)
 
 // Buffer is memory on a device.
 type Buffer interface {
