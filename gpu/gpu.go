@@ -53,12 +53,13 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/adapter"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 )
 
 // Provider names the WebGPU library that this binary was built with, and its
 // version.
-const Provider = port.Provider
+const Provider = libraries.Provider
 
 // Options change how a device is opened. The zero value takes everything that
 // the adapter offers.
@@ -112,7 +113,7 @@ type Driver struct {
 // Devices lists the adapters: number, name, type, provider, driver and limits.
 // backend.ErrNoDevice when there are none.
 func (d Driver) Devices() ([]backend.Info, error) {
-	adapters, err := port.Adapters()
+	adapters, err := libraries.Adapters()
 	if err != nil {
 		return nil, queue.Translate("gpu", err)
 	}
@@ -146,7 +147,7 @@ func Open(selector string, opt Options) (*Backend, error) {
 	if opt.Shared != nil {
 		return openShared(selector, opt)
 	}
-	adapters, err := port.Adapters()
+	adapters, err := libraries.Adapters()
 	if err != nil {
 		return nil, queue.Translate("gpu", err)
 	}

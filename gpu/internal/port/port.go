@@ -2,16 +2,18 @@
 // adapters, open a device, create buffers and compute pipelines, submit dispatches and
 // copies, wait, read back, release.
 //
-// Each binary contains one of three libraries:
+// Each library has a package below this one, which implements Library. Each binary contains one
+// of three:
 //
-//   - github.com/rajveermalviya/go-webgpu/wgpu, through cgo, on linux/amd64,
+//   - native is github.com/rajveermalviya/go-webgpu/wgpu, through cgo, on linux/amd64,
 //     darwin and windows/amd64;
-//   - the browser's own, with GOOS=js;
-//   - github.com/gogpu/wgpu, pure Go, everywhere else, with CGO_ENABLED=0, and
+//   - web is the browser's own, with GOOS=js;
+//   - pure is github.com/gogpu/wgpu, pure Go, everywhere else, with CGO_ENABLED=0, and
 //     with the build tag gogpu.
 //
 // The first and the last cannot be linked together: gogpu needs Go's own linker, and the static
-// library of go-webgpu an external one. The package hides their differences: callbacks
+// library of go-webgpu an external one. Package libraries chooses. This package has the rules that
+// all share, and with the libraries' packages it hides their differences: callbacks
 // that panic by default, maps that need polling, waits that give up, objects that must
 // be released in order, a browser in which nothing may block.
 //
@@ -21,6 +23,7 @@ package port
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/gogpu/gputypes"
@@ -54,13 +57,16 @@ var (
 // deadline last that long.
 const stallLimit = 2 * time.Minute
 
-// hangLimit is the time for which Close waits for a device that ends no submission.
-const hangLimit = 20 * time.Second
+// HangLimit is the time for which Close waits for a device that ends no submission.
+const HangLimit = 20 * time.Second
 
 // Device is an open device. Its methods are safe for concurrent use.
 type Device interface {
 	// Limits returns the limits of Open.
 	Limits() gputypes.Limits
+	// Features returns what kernels may use beyond WGSL's core. The device has all of its
+	// adapter's.
+	Features() Features
 	// CreateBuffer returns a zeroed buffer of size bytes, a positive multiple of 4. It
 	// returns ErrMemory when there is no room and ErrInvalid above MaxBufferSize.
 	CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, error)
@@ -69,7 +75,7 @@ type Device interface {
 	// ErrInvalid for a buffer without the usages of ImportUsage, one that is mapped and
 	// one that is imported already, ErrForeign for one of another device and ErrReleased
 	// for one that was released.
-	Import(b *NativeBuffer) (Buffer, error)
+	Import(b any) (Buffer, error)
 	// CreatePipeline compiles a compute shader. It returns ErrShader with the
 	// compiler's message when the shader is rejected.
 	CreatePipeline(desc PipelineDesc) (Pipeline, error)
@@ -89,7 +95,7 @@ type Device interface {
 	// and reports whether they had not ended yet. It returns the context's error, and
 	// ErrLost when the device is lost or makes no progress.
 	Wait(ctx context.Context, t Ticket, due time.Time) (blocked bool, err error)
-	// Hung reports whether submissions are running and none has ended for hangLimit.
+	// Hung reports whether submissions are running and none has ended for HangLimit.
 	Hung() bool
 	// Read copies from a buffer with usage MapRead that no running submission uses.
 	// offset is a multiple of 8, and len(dst) of 4.
@@ -104,6 +110,41 @@ type Device interface {
 	// because the libraries wait for the submissions that use an object.
 	Close() error
 }
+
+// Features are the optional features of a device that kernels can use. The zero value has none.
+type Features struct {
+	// F16 allows "enable f16;" and 16-bit storage.
+	F16 bool
+	// SubgroupMin and SubgroupMax bound the lanes of a subgroup. They are 0 where
+	// "enable subgroups;" is not allowed.
+	SubgroupMin, SubgroupMax uint32
+	// Matrices are the shapes of the adapter's subgroup matrices, of which kernels use no others.
+	// It is empty where "enable chromium_experimental_subgroup_matrix;" is not allowed.
+	Matrices []Matrix
+}
+
+// Matrix is a shape of subgroup matrices: an M×K matrix times a K×N matrix of the component type is
+// added to an M×N matrix of the result type. WGSL writes the columns first:
+// subgroup_matrix_left<Component, K, M>, subgroup_matrix_right<Component, N, K> and
+// subgroup_matrix_result<Result, N, M>.
+type Matrix struct {
+	M, N, K           uint32
+	Component, Result Component
+}
+
+// String returns the shape, such as 16x8x16 f16->f32.
+func (m Matrix) String() string {
+	return fmt.Sprintf("%dx%dx%d %s->%s", m.M, m.N, m.K, m.Component, m.Result)
+}
+
+// Component is the type of a matrix's elements, by its name in WGSL: f32, f16, u32, i32, u8 or i8.
+type Component string
+
+// The component types of kernels.
+const (
+	F32 Component = "f32"
+	F16 Component = "f16"
+)
 
 // Buffer is memory on a device.
 type Buffer interface {
