@@ -244,13 +244,13 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 			})
 		}
 	}
-	for _, c := range []Case{
+	for _, c := range append(largeScores(), []Case{
 		{Name: "packed, one sequence has everything", Dims: dims(1, 2, 1, 5, 7, 8, 8), Seed: 1,
 			Options: kernels.Options{CuQ: []int{0, 0, 5, 5}, CuK: []int{0, 0, 7, 7}, ALiBi: slopes(3 * 2)}},
 		{Name: "packed, some are empty", Dims: dims(1, 4, 2, 9, 11, 8, 4), Seed: 2,
 			Options: kernels.Options{CuQ: []int{0, 0, 5, 7, 9}, CuK: []int{0, 3, 7, 7, 11}, ALiBi: slopes(4 * 4), Sinks: []float32{1, 2, -3, 0}}},
 		{Name: "no keys, sinks", Dims: dims(2, 2, 1, 5, 0, 8, 8), Seed: 4, Options: kernels.Options{Sinks: []float32{0.5, -2}}},
-	} {
+	}...) {
 		t.Run(c.Name, func(t *testing.T) {
 			needs(t, dev, c)
 			of, err := checkGradients(t, dev, c)
