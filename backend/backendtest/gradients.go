@@ -282,6 +282,10 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 		needsAll(t, dev, "alibi", "dropout")
 		testGradientsOfRanges(t, dev)
 	})
+	t.Run("fully masked rows with an LSE of +Inf", func(t *testing.T) {
+		needsAll(t, dev, "sinks")
+		testGradientsUnseen(t, dev)
+	})
 	t.Run("add", func(t *testing.T) { testGradientsAdd(t, dev) })
 	if !few {
 		t.Run("one at a time", func(t *testing.T) {
@@ -412,6 +416,27 @@ func testGradientsOfRanges(t *testing.T, dev *kernels.Device) {
 		}
 		on.release()
 	}
+}
+
+// testGradientsUnseen: an LSE of +Inf, which FlashAttention 2 has for fully masked rows, is like one of -Inf.
+func testGradientsUnseen(t *testing.T, dev *kernels.Device) {
+	on := Case{Name: "unseen", Dims: dims(2, 2, 1, 37, 30, 8, 8), Options: kernels.Options{Sinks: []float32{1, 2}}, Seed: 4}.build().on(t, dev)
+	defer on.release()
+	x := on.forward(t)
+	backward := func(unseen float64) gradients {
+		lse, do := read(t, dev, x.r.LSE), slices.Clone(x.do.data)
+		for i := 0; i < len(lse); i += 3 {
+			lse[i], do[8*i] = float32(unseen), float32(math.NaN())
+		}
+		y := *x
+		y.r.LSE, y.d.O = up(t, dev, lse, x.r.LSE.Shape()), up(t, dev, do, x.d.O.Shape())
+		return y.mustBackward(t)
+	}
+	want := backward(math.Inf(-1))
+	for n, got := range backward(math.Inf(1)) {
+		noError(t, differIn(gradientNames[n], want[n], got))
+	}
+	noError(t, differIn("NaN", nil, slices.DeleteFunc(slices.Concat(want[:]...), func(x float32) bool { return x == x })))
 }
 
 // testGradientsAdd tests Gradients.Add, and the errors that the contract states.

@@ -73,7 +73,7 @@ func DifferentiatePart(r Row, o []float32, lse float32, do []float32, dlse float
 
 // differentiate is Differentiate with the result a of the row.
 func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients) {
-	if math.IsInf(a.LSE, -1) {
+	if math.IsInf(a.LSE, 0) {
 		return
 	}
 	d := len(r.Q)

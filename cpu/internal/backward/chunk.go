@@ -181,7 +181,7 @@ func (x *chunk) clean(rows []float32, n, dim int) {
 }
 
 // loadTile loads the query rows of t, whose spans are set, and their dO, LSE and D. A row
-// whose LSE is -Inf sees no key.
+// whose LSE is infinite sees no key.
 func (x *chunk) loadTile(t *tile.Tile) {
 	c, l, s := x.call, x.layout, x.space
 	k := l.Kernels
@@ -193,7 +193,7 @@ func (x *chunk) loadTile(t *tile.Tile) {
 		c.dO.LoadRows(k, x.dO[r*l.DimV:], l.DimV, t.Batch, h, i, 1)
 		x.dots[r] = c.dots[(t.Batch*l.Dims.Heads+h)*l.Dims.SeqQ+i]
 		switch lse := c.forward.LSE.At(t.Batch, h, i, 0); {
-		case lse == vec.NegInf:
+		case math.IsInf(float64(lse), 0):
 			t.Spans[r], t.Every = tile.Span{}, tile.Span{}
 		case lse == lse: // with NaN the weights of hidden keys would be NaN
 			x.m[r] = float32(float64(lse) * math.Log2E)
