@@ -24,13 +24,13 @@
 //
 //	e = u·A·(λ√D + 24)
 //
-// The sums of the weights and of their products with v each add λ·√Sk·u for
-// the accumulation over Sk keys and λ·√(Sk/64)·9u for one rescaling in each block of at least 64 keys, by an
-// exponential and a product (9u): together λ·√Sk·(17/8)·u. A backend may merge the results of every 32,768 keys. The
-// weight of such a result, exp(lse_part - lse), has the relative error u·(16 + 4·|lse|) for the rounding of its lse,
-// the subtraction and the exponential; n = ⌈Sk/32768⌉ - 1 merges add μ = λ·√n·u·(16 + 4·|lse|). The errors of the
-// weights count twice in o = Σ p·v / Σ p, and the division, the product and dropout add 6u. A log-sum-exp is off by no
-// more than the largest error of its scores. With k the factor of kept weights, and W_j the error of w_j in the sum,
+// The sums of the weights and of their products with v each add λ·√Sk·u for the accumulation over Sk keys and
+// λ·√(Sk/64)·9u for one rescaling in each block of at least 64 keys, by an exponential and a product (9u): together
+// λ·√Sk·(17/8)·u. A backend may merge the results of every 32,768 keys. The weight of such a result, exp(lse_part -
+// lse), has the relative error u·(16 + 4·|lse|) for the rounding of its lse, the subtraction and the exponential; n =
+// ⌈Sk/32768⌉ - 1 merges add μ = λ·√n·u·(16 + 4·|lse|). The errors of the weights count twice in o = Σ p·v / Σ p, and
+// the division, the product and dropout add 6u. A log-sum-exp is off by no more than the largest error of its scores.
+// With k the factor of kept weights, and W_j the error of w_j in the sum,
 //
 //	W_j = k·ω_j + (2μ + u·(λ·√Sk·17/4 + 22))·w_j + 2^-125    ω_j = (exp(2e) - 1)·w_j/k, see "Large scores"
 //	|o - ref| <= Σ_j W_j·|v_j| + u_o·|ref| + tiny
