@@ -159,8 +159,8 @@ type Merger interface {
 	//
 	//	o, po [B, H, Sq, Dv] F32    lse, plse [B, H, Sq, 1] F32
 	//
-	// A side whose lse is -Inf leaves the other side unchanged (Milakov & Gimelshein
-	// 2018; the merge of split keys in Dao 2023, Flash-Decoding).
+	// A side whose lse is -Inf or +Inf leaves the other side unchanged, and o and lse if both
+	// are (Milakov & Gimelshein 2018; the merge of split keys in Dao 2023, Flash-Decoding).
 	Merge(ctx context.Context, o, lse, po, plse Tensor) error
 }
 

@@ -52,9 +52,14 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 }
 
 // ShardKeys is the number of keys in a shard. A call over more keys computes (O, LSE) of each shard, which begins at
-// a multiple of ShardKeys, and merges them in order as [Backend.Merge] does. A sequence whose keys are divided
-// between machines at such multiples, and merged there, therefore has the bits of one call. Sinks belong to the first
-// shard.
+// a multiple of ShardKeys, and merges them in order as [Backend.Merge] does: ((0 + 1) + 2) + 3. The first shard has the
+// sinks. A sequence whose keys are divided between machines therefore has the bits of one call if
+//
+//   - each part is one shard, except that the first may have several: (0 + 1) + (2 + 3) has other bits;
+//   - the parts merge in the order of their keys, in float32, and a 16-bit output is rounded after that;
+//   - all machines compute with the same [Options.Tier].
+//
+// A call with lists of keys cannot be divided in this way: its shards count the listed keys.
 const ShardKeys = tile.ShardKeys
 
 // Plan implements backend.Backend.

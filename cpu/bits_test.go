@@ -226,8 +226,8 @@ func testAnyCompany(t *testing.T, tier string) {
 	}
 }
 
-// TestShards shows that a call over many keys has the bits of calls over its shards whose
-// results are merged in order.
+// TestShards shows that a call over many keys has the bits of calls over its shards, or over its first two and the
+// last, whose results are merged in order.
 func TestShards(t *testing.T) { eachTier(t, testShards) }
 
 func testShards(t *testing.T, tier string) {
@@ -253,29 +253,40 @@ func testShards(t *testing.T, tier string) {
 		{"window in the second shard", 70, backend.Problem{Visible: causal(70, ShardKeys), Sinks: sinks}},
 		{"window in the last shard", 70, backend.Problem{Visible: causal(70, 300), Sinks: sinks}},
 		{"large scores", 5, backend.Problem{Visible: all, Slopes: []float32{30, -30, 1, 0.01}}},
+		{"low precision", 35, backend.Problem{Visible: all, LowPrecision: true}},
 	} {
 		c.Scale = 0.3
-		q := random(t, 1, backend.Shape{1, h, c.rows, d})
+		q, k, v := random(t, 1, backend.Shape{1, h, c.rows, d}), k, v
+		if c.LowPrecision {
+			q, k, v = typed(t, q, backend.BF16), typed(t, k, backend.BF16), typed(t, v, backend.BF16)
+		}
 		o, lse := backend.Shape{1, h, c.rows, dv}, backend.Shape{1, h, c.rows, 1}
 		one := open(t, Options{Threads: 1, Tier: tier})
-		wantO, wantLSE := alloc(t, o), alloc(t, lse)
-		for lo := 0; lo < keys; lo += ShardKeys {
-			hi := min(lo+ShardKeys, keys)
-			part := backend.Call{Q: q, K: cut(t, k, backend.Seq, lo, hi), V: cut(t, v, backend.Seq, lo, hi), O: alloc(t, o), LSE: alloc(t, lse), Problem: c.Problem}
-			part.Visible.Offset -= lo
-			if part.Visible.KLen != nil {
-				part.Visible.KLen = []int{max(0, min(c.Visible.KLen[0]-lo, hi-lo))}
+		merged := func(cuts ...int) (wantO, wantLSE backend.Tensor) {
+			wantO, wantLSE = alloc(t, o), alloc(t, lse)
+			for n, lo := range cuts[:len(cuts)-1] {
+				hi := cuts[n+1]
+				part := backend.Call{Q: q, K: cut(t, k, backend.Seq, lo, hi), V: cut(t, v, backend.Seq, lo, hi), O: alloc(t, o), LSE: alloc(t, lse), Problem: c.Problem}
+				part.Visible.Offset -= lo
+				if part.Visible.KLen != nil {
+					part.Visible.KLen = []int{max(0, min(c.Visible.KLen[0]-lo, hi-lo))}
+				}
+				if lo == 0 {
+					part.O, part.LSE = wantO, wantLSE
+				} else {
+					part.Sinks = nil
+				}
+				must(t, one.Attention(t.Context(), &part))
+				if lo > 0 {
+					must(t, one.Merge(t.Context(), wantO, wantLSE, part.O, part.LSE))
+				}
 			}
-			if lo == 0 {
-				part.O, part.LSE = wantO, wantLSE
-			} else {
-				part.Sinks = nil
-			}
-			must(t, one.Attention(t.Context(), &part))
-			if lo > 0 {
-				must(t, one.Merge(t.Context(), wantO, wantLSE, part.O, part.LSE))
-			}
+			return wantO, wantLSE
 		}
+		wantO, wantLSE := merged(0, ShardKeys, 2*ShardKeys, keys)
+		twoO, twoLSE := merged(0, 2*ShardKeys, keys)
+		sameBits(t, c.name+", two shards in the first part: o", twoO, wantO)
+		sameBits(t, c.name+", two shards in the first part: lse", twoLSE, wantLSE)
 		for _, threads := range []int{1, 7} {
 			whole := backend.Call{Q: q, K: k, V: v, O: alloc(t, o), LSE: alloc(t, lse), Problem: c.Problem}
 			must(t, open(t, Options{Threads: threads, Tier: tier}).Attention(t.Context(), &whole))

@@ -3,6 +3,7 @@ package cpu
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 
 	"github.com/seed90331342/attn/backend"
@@ -231,7 +232,7 @@ func rotate(x, y []float32, step int, cos, sin []float32) {
 //	m = max(lse, plse)    a = exp(lse-m)    b = exp(plse-m)
 //	o = (a·o + b·po)/(a+b)    lse = m + log(a+b)
 //
-// in place of o and lse, with weights in float64. When the lse of one side is -Inf,
+// in place of o and lse, with weights in float64. When the lse of one side is infinite,
 // the result has the bits of the other side. Errors as for Attention.
 func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
 	return be.do(ctx, "merge", func() error {
@@ -245,11 +246,11 @@ func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) e
 func mergeRow(r row) {
 	o, other := r.mem[:r.job.cols], r.mem[r.job.cols:]
 	lse, otherLSE := &r.job.x[1].F32[r.job.x[1].Index(r.b, r.h, r.i)], r.job.x[3].At(r.b, r.h, r.i, 0)
-	if otherLSE == vec.NegInf {
+	if math.IsInf(float64(otherLSE), 0) {
 		return
 	}
 	r.load(2, other)
-	if *lse == vec.NegInf {
+	if math.IsInf(float64(*lse), 0) {
 		r.store(other)
 		*lse = otherLSE
 		return

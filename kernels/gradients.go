@@ -59,8 +59,9 @@ func (g Gradients) Release() {
 //
 // Backward computes the scores again instead of storing them, and needs O(Sq + Sk) memory (Dao
 // et al. 2022, FlashAttention, section 3.1). The same call yields the same bits. Pages and int8
-// keys have no gradients. With P = exp(s - LSE), w as in [Options], and keep = 1 without dropout:
+// keys have no gradients. With P = exp(min(s - LSE, 0)), w as in [Options], and keep = 1 without dropout:
 //
+//	P_ij <= 1, also where the float32 LSE is less than a score, as it may be from scores of 2^23 on
 //	dP_ij = keep_ij/(1-Dropout.P) · dO_i·v_j
 //	dS_ij = P_ij · (dP_ij - dO_i·O_i + dLSE_i)        gradient of the biased score
 //	dX_ij = Scale · dS_ij · (1 - tanh²(x_ij)) · f'_ij  x_ij = f(Scale·q_i·k_j)/Softcap, 1 without softcap; f is the ScoreMod

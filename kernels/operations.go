@@ -153,8 +153,10 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 //	r.O, part.O [B, H, Sq, Dv] F32    r.LSE, part.LSE [B, H, Sq, 1] F32
 //
 // Merge is associative up to rounding: the keys of a long sequence can be divided in any way, also
-// over several machines. [Call.RunInto] with an F32 output rounds nothing before the merge. A result
-// with an LSE of -Inf changes nothing.
+// over several machines. [Call.RunInto] with an F32 output rounds nothing before the merge. A fully
+// masked row changes nothing: its LSE is -Inf, or +Inf in results of FlashAttention 2. No call
+// returns +Inf, because a row that sees an infinite score is NaN. [Call.Backward] takes +Inf in the
+// same way. A NaN propagates.
 //
 // Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not
 // merge.

@@ -1,9 +1,9 @@
 // What the gradients of a row need in addition to the operands, one row a workgroup:
 //
-//     D = Σ_c dO_c·O_c - dLSE        sink = -exp(Sink - LSE)·D
+//     D = Σ_c dO_c·O_c - dLSE        sink = -exp(min(Sink - LSE, 0))·D
 //
-// rows holds D and a copy of LSE for each row; sums holds the gradient of the head's sink, which is 0 for a row
-// whose LSE is -Inf. A thread sums every 64th column.
+// rows holds D and LSE for each row, -Inf for +Inf; sums holds the gradient of the head's sink, which is 0 for a row
+// whose LSE is infinite. A thread sums every 64th column.
 //
 // Workgroup memory: part 256 bytes.
 
@@ -62,11 +62,11 @@ fn load_$x(i: u32) -> f32 {
     let total = lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s];
     let at = p.out.base + b * p.out.b + h * p.out.h + row * p.out.s;
     rows[at] = d;
-    rows[at + p.out.d] = total;
+    rows[at + p.out.d] = select(total, negative_infinity(), unseen(total));
     if (p.sunk == 1u) {
         let sink = p.sinks[h / 4u][h % 4u];
-        let e = exp2_acc(vec4<f32>((sink - total) * LOG2E)).x;
-        let none = bitcast<u32>(total) == MINUS_INF || bitcast<u32>(sink) == MINUS_INF;
+        let e = exp2_acc(min(vec4<f32>((sink - total) * LOG2E), vec4<f32>(0.0))).x; // a large LSE may round below the sink
+        let none = unseen(total) || bitcast<u32>(sink) == MINUS_INF;
         sums[p.sums.base + b * p.sums.b + h * p.sums.h + row * p.sums.s] = select(-(e * d), 0.0, none);
     }
 }

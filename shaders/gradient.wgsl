@@ -1,4 +1,4 @@
-// Gradients of fused attention, without atomics. With P = exp(s - LSE) and D = rowsum(dO ∘ O) - dLSE, which
+// Gradients of fused attention, without atomics. With P = exp(min(s - LSE, 0)) and D = rowsum(dO ∘ O) - dLSE, which
 // delta.wgsl computes:
 //
 //     dS = P ∘ (keep·dP - D)    dP = dO·Vᵀ    dX = scale · dS ∘ (1 - tanh²)

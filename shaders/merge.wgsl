@@ -4,7 +4,7 @@
 //     m = max(lse, plse)    a = exp(lse-m)    b = exp(plse-m)
 //     o = (a·o + b·po)/(a+b)    lse = m + log(a+b)
 //
-// Where one lse is -Inf, the result is the other side, bit for bit.
+// Where one lse is infinite, the result is the other side, bit for bit: o and lse if both are.
 //
 // Workgroup memory: none.
 
@@ -35,8 +35,8 @@ struct MergeParams {
     let x = lse[lse_at];
     let y = plse[p.plse.base + b * p.plse.b + h * p.plse.h + row * p.plse.s];
     storageBarrier(); // all threads read x before one overwrites it
-    if (bitcast<u32>(y) == MINUS_INF) { return; }
-    let alone = bitcast<u32>(x) == MINUS_INF;
+    if (unseen(y)) { return; }
+    let alone = unseen(x);
     let m = max(x, y);
     let e = exp2_acc(vec4<f32>((x - m) * LOG2E, (y - m) * LOG2E, 0.0, 0.0));
     let sum = e.x + e.y;

@@ -425,7 +425,7 @@ func (b *built) compare(a answer) error {
 		}
 		for j, want := range ref.Weights {
 			got := a.weights[n*b.SeqK+j]
-			weights.See(float64(got), want, ref.WeightBound*want+0x1p-125, name("weight", j))
+			weights.See(float64(got), want, ref.WeightBounds[j], name("weight", j))
 			if math.IsNaN(ref.Scores[j]) && !math.IsNaN(want) && want == 0 && got != 0 && leak == nil {
 				leak = fmt.Errorf("%s is hidden, its weight is %v, it must be exactly 0", name("weight", j)(), got)
 			}

@@ -43,8 +43,28 @@ func testCase(t testing.TB, dev *kernels.Device, c Case, bits *digests) {
 // edges are lengths around the multiples of powers of two, where tiles begin and end.
 var edges = []int{1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 256, 257, 383, 385, 511, 512, 513}
 
-// testEdges runs numbers of queries and keys on both sides of every tile edge, also causal.
+// largeScores returns cases in which rounding moves scores by more than they differ. From 2^23 on the LSE may be so far
+// below a score that exp(score - LSE) exceeds 1, and from 2^30 on is infinite.
+func largeScores() (cases []Case) {
+	for n, exponent := range []int{20, 25, 31, 60} {
+		gain := math.Ldexp(1, exponent)
+		// Times log2 e and ln 2 in float32, the first and the last become less.
+		sinks := []float32{float32(5.7 * gain), float32(math.Inf(-1)), float32(0.9 * gain), float32(7.2 * gain)}
+		cases = append(cases,
+			Case{Name: fmt.Sprintf("scores of 2^%d", exponent), Dims: dims(1, 4, 2, 33, 40, 8, 8), Gain: gain, Seed: uint64(n), Options: kernels.Options{Causal: true}},
+			Case{Name: fmt.Sprintf("scores of 2^%d, few rows, sinks", exponent), Dims: dims(2, 4, 4, 3, 40, 8, 8), Gain: gain, Seed: uint64(n), Options: kernels.Options{Sinks: sinks}})
+	}
+	return cases
+}
+
+// testEdges runs numbers of queries and keys on both sides of every tile edge, also causal, and the largest scores.
 func testEdges(t *testing.T, dev *kernels.Device) {
+	for _, c := range largeScores() {
+		t.Run(c.Name, func(t *testing.T) {
+			needs(t, dev, c)
+			testCase(t, dev, c, new(digests))
+		})
+	}
 	for i, n := range edges {
 		for _, c := range []Case{
 			{Name: "sq", Dims: kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: n, SeqK: 70, Dim: 12, ValueDim: 12}},

@@ -244,13 +244,13 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 			})
 		}
 	}
-	for _, c := range []Case{
+	for _, c := range append(largeScores(), []Case{
 		{Name: "packed, one sequence has everything", Dims: dims(1, 2, 1, 5, 7, 8, 8), Seed: 1,
 			Options: kernels.Options{CuQ: []int{0, 0, 5, 5}, CuK: []int{0, 0, 7, 7}, ALiBi: slopes(3 * 2)}},
 		{Name: "packed, some are empty", Dims: dims(1, 4, 2, 9, 11, 8, 4), Seed: 2,
 			Options: kernels.Options{CuQ: []int{0, 0, 5, 7, 9}, CuK: []int{0, 3, 7, 7, 11}, ALiBi: slopes(4 * 4), Sinks: []float32{1, 2, -3, 0}}},
 		{Name: "no keys, sinks", Dims: dims(2, 2, 1, 5, 0, 8, 8), Seed: 4, Options: kernels.Options{Sinks: []float32{0.5, -2}}},
-	} {
+	}...) {
 		t.Run(c.Name, func(t *testing.T) {
 			needs(t, dev, c)
 			of, err := checkGradients(t, dev, c)
@@ -281,6 +281,10 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 	t.Run("key ranges", func(t *testing.T) {
 		needsAll(t, dev, "alibi", "dropout")
 		testGradientsOfRanges(t, dev)
+	})
+	t.Run("fully masked rows with an LSE of +Inf", func(t *testing.T) {
+		needsAll(t, dev, "sinks")
+		testGradientsUnseen(t, dev)
 	})
 	t.Run("add", func(t *testing.T) { testGradientsAdd(t, dev) })
 	if !few {
@@ -412,6 +416,27 @@ func testGradientsOfRanges(t *testing.T, dev *kernels.Device) {
 		}
 		on.release()
 	}
+}
+
+// testGradientsUnseen: an LSE of +Inf, which FlashAttention 2 has for fully masked rows, is like one of -Inf.
+func testGradientsUnseen(t *testing.T, dev *kernels.Device) {
+	on := Case{Name: "unseen", Dims: dims(2, 2, 1, 37, 30, 8, 8), Options: kernels.Options{Sinks: []float32{1, 2}}, Seed: 4}.build().on(t, dev)
+	defer on.release()
+	x := on.forward(t)
+	backward := func(unseen float64) gradients {
+		lse, do := read(t, dev, x.r.LSE), slices.Clone(x.do.data)
+		for i := 0; i < len(lse); i += 3 {
+			lse[i], do[8*i] = float32(unseen), float32(math.NaN())
+		}
+		y := *x
+		y.r.LSE, y.d.O = up(t, dev, lse, x.r.LSE.Shape()), up(t, dev, do, x.d.O.Shape())
+		return y.mustBackward(t)
+	}
+	want := backward(math.Inf(-1))
+	for n, got := range backward(math.Inf(1)) {
+		noError(t, differIn(gradientNames[n], want[n], got))
+	}
+	noError(t, differIn("NaN", nil, slices.DeleteFunc(slices.Concat(want[:]...), func(x float32) bool { return x == x })))
 }
 
 // testGradientsAdd tests Gradients.Add, and the errors that the contract states.

@@ -201,6 +201,7 @@ func testMerge(t *testing.T, dev *kernels.Device) {
 		t.Logf("%s merges nothing", dev.Info().Name)
 		return
 	}
+	t.Run("rows that see nothing, or a NaN", func(t *testing.T) { testMergeEdges(t, dev) })
 	c := Case{Name: "merge", Dims: kernels.Dims{Batch: 2, Heads: 2, KVHeads: 1, SeqQ: 33, SeqK: 120, Dim: 16, ValueDim: 12},
 		Options: kernels.Options{Causal: true, Offset: []int{40}}, Seed: 5}
 	for _, cuts := range [][]int{{0, 120}, {0, 1, 120}, {0, 119, 120}, {0, 60, 120}, {0, 40, 80, 120}, {0, 90, 100, 120}} {
@@ -213,6 +214,29 @@ func testMerge(t *testing.T, dev *kernels.Device) {
 			})
 		}
 	}
+}
+
+// testMergeEdges merges rows of which one side, or both, see no key or a NaN.
+func testMergeEdges(t *testing.T, dev *kernels.Device) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	var results [4][]float32 // o, lse, the part's o and lse
+	var want answer
+	rows := [][4]float32{ // lse, the part's, merged o and lse of 1 and 2
+		{-inf, -inf, 1, -inf}, {-inf, inf, 1, -inf}, {inf, -inf, 1, inf}, {inf, inf, 1, inf},
+		{3, -inf, 1, 3}, {3, inf, 1, 3}, {-inf, 3, 2, 3}, {inf, 3, 2, 3},
+		{nan, 3, nan, nan}, {3, nan, nan, nan}, {inf, nan, 2, nan}, {nan, inf, 1, nan},
+		{3, -1e30, 1, 3}, {-1e30, 3, 2, 3},
+	}
+	for _, row := range rows {
+		for n, x := range []float32{1, row[0], 2, row[1]} {
+			results[n] = append(results[n], x)
+		}
+		want.o, want.lse = append(want.o, row[2]), append(want.lse, row[3])
+	}
+	tensor := func(n int) backend.Tensor { return up(t, dev, results[n], backend.Shape{1, 1, len(rows), 1}) }
+	r := kernels.Result{O: tensor(0), LSE: tensor(1)}
+	noError(t, dev.Merge(t.Context(), r, kernels.Result{O: tensor(2), LSE: tensor(3)}))
+	sameBits(t, want, answer{o: read(t, dev, r.O), lse: read(t, dev, r.LSE)})
 }
 
 // mergeParts computes each part and merges from the left, ((a+b)+c), or from the right,

@@ -24,8 +24,16 @@ func (s *Sum) add(x, err, y float64) {
 	}
 	s.Value += x * y
 	s.abs += math.Abs(x * y)
-	s.err += err*math.Abs(y) + flushed
+	s.err += times(err, math.Abs(y)) + flushed
 	s.terms++
+}
+
+// times returns x·y. 0 times infinity is 0: a product with 0 has no error, however far the other factor is off.
+func times(x, y float64) float64 {
+	if x == 0 || y == 0 {
+		return 0
+	}
+	return x * y
 }
 
 // Bound returns the error bound of the element when it is stored as out; 0 if no row adds to it.
@@ -65,12 +73,18 @@ func DifferentiatePart(r Row, o []float32, lse float32, do []float32, dlse float
 
 // differentiate is Differentiate with the result a of the row.
 func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients) {
-	if math.IsInf(a.LSE, -1) {
+	if math.IsInf(a.LSE, 0) {
 		return
 	}
 	d := len(r.Q)
 	rootD, rootDv := Lambda*math.Sqrt(float64(d)), Lambda*math.Sqrt(float64(r.Dv))
-	eps := math.Expm1(u*(a.reach*(rootD+17)+3*math.Abs(a.LSE))+a.shift+a.LSEBound) + 8*u
+	e := u*(a.reach*(rootD+17)+3*math.Abs(a.LSE)) + a.shift + a.LSEBound
+	// weight returns the weight of a score and its bound.
+	weight := func(score float64) (p, alpha float64) {
+		x := math.Min(score-a.LSE, 0) // the LSE that DifferentiatePart has is rounded
+		p = math.Exp(x)
+		return p, weightError(x, e) + 8*u*p
+	}
 
 	// nan is NaN if the row sees a number that is not finite, otherwise 0.
 	nan := 0 * (a.LSE + float64(dlse) + total(r.Q) + total(do))
@@ -86,17 +100,21 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 		errO += math.Abs(do) * a.OBound[x]
 	}
 	// score returns the gradient of a score and its bound.
-	score := func(p, dp, absDP float64) (ds, bound, t float64) {
+	score := func(p, alpha, dp, absDP float64) (ds, bound, t float64) {
 		t = dp + rest
 		tau := u*((rootDv+5)*(absDP+absO)+2*math.Abs(float64(dlse))) + errO + 2*float64(r.Dv)*flushed
-		return p * t, p*((eps+2*u)*math.Abs(t)+(1+eps+2*u)*tau) + flushed*(1+math.Abs(t)+tau), t
+		return p * t, (alpha+2*u*(p+alpha))*math.Abs(t) + (1+2*u)*(p+alpha)*tau + flushed*(1+math.Abs(t)+tau), t
 	}
 
-	if ds, bound, _ := score(math.Exp(r.sink()-a.LSE), 0, 0); r.Sink != nil {
+	if r.Sink != nil {
+		p, alpha := weight(r.sink())
+		ds, bound, _ := score(p, alpha, 0, 0)
 		g.DSink.add(ds, bound, 1)
 	}
 	for _, j := range a.visible {
-		p, factor := math.Exp(a.Scores[j]-a.LSE)+nan, 1.0
+		p, alpha := weight(a.Scores[j])
+		p += nan
+		factor := 1.0
 		if r.Keeps != nil {
 			factor = r.KeepFactor
 			if !r.Keeps(j) {
@@ -109,10 +127,10 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 			dp += y
 			absDP += math.Abs(y)
 			if g.DV != nil {
-				g.DV[j*r.Dv+x].add(p*factor, factor*(p*(eps+4*u)+flushed), float64(do))
+				g.DV[j*r.Dv+x].add(p*factor, factor*((1+4*u)*alpha+4*u*p+flushed), float64(do))
 			}
 		}
-		ds, sigma, t := score(p, dp, absDP)
+		ds, sigma, t := score(p, alpha, dp, absDP)
 		if g.DBias != nil {
 			g.DBias(j).add(ds, sigma, 1)
 		}
@@ -125,7 +143,7 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 		c, gamma := r.chain(j, rootD)
 		scale := float64(r.Scale)
 		dx := scale * c * ds
-		xi := math.Abs(scale)*(sigma*(math.Abs(c)+gamma)+p*math.Abs(t)*(gamma+3*u)+flushed) + flushed
+		xi := times(math.Abs(scale), times(sigma, math.Abs(c)+gamma)+times(p*math.Abs(t), gamma+3*u)+flushed) + flushed
 		for i := range d {
 			if g.DQ != nil {
 				g.DQ[i].add(dx, xi, float64(r.K[j*d+i]))
@@ -145,11 +163,11 @@ func (r *Row) chain(j int, rootD float64) (c, gamma float64) {
 		sech2 := func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) }
 		s, abs, shift := r.score(j)
 		x, xi := math.Abs(s)/float64(r.Softcap), (u*(rootD+3)*abs+shift)/float64(r.Softcap)
-		c, gamma = sech2(x), 2*(sech2(math.Max(0, x-xi))*xi+12*u)+3*u
+		c, gamma = sech2(x), math.Min(2*(times(sech2(math.Max(0, x-xi)), xi)+12*u), 1)+3*u
 	}
 	if r.Mod != nil {
 		f, shift := r.around(r.ModDerivative, j)
-		c, gamma = f*c, math.Abs(f)*gamma+shift*(c+gamma)+u*math.Abs(f*c)
+		c, gamma = f*c, math.Abs(f)*gamma+times(shift, c+gamma)+u*math.Abs(f*c)
 	}
 	return c, gamma
 }

@@ -19,41 +19,60 @@
 //	8      s - m and its factor log2(e): two roundings of up to 2A for the weight, and as much for
 //	       the rescaling over all changes of the running maximum, which add up to at most 2A
 //
-// Each weight, before it is normalised, then has the relative error
+// Each weight, before it is normalised, then has the relative error expm1(e) + 8u, where e is the error of its exponent
+// and 8u that of the exponential:
 //
-//	ε = expm1(u·A·(λ√D + 24)) + 8u
+//	e = u·A·(λ√D + 24)
 //
-// where 8u is the error of the exponential. The sums of the weights and of their products with v each add λ·√Sk·u for
-// the accumulation over Sk keys and λ·√(Sk/64)·9u for one rescaling in each block of at least 64 keys, by an
-// exponential and a product (9u): together λ·√Sk·(17/8)·u. A backend may merge the results of every 32,768 keys. The
-// weight of such a result, exp(lse_part - lse), has the relative error u·(16 + 4·|lse|) for the rounding of its lse,
-// the subtraction and the exponential; n = ⌈Sk/32768⌉ - 1 merges add μ = λ·√n·u·(16 + 4·|lse|). The errors of the
-// weights count at most twice in o = Σ p·v / Σ p, and the division, the product and dropout add 6u:
+// The sums of the weights and of their products with v each add λ·√Sk·u for the accumulation over Sk keys and
+// λ·√(Sk/64)·9u for one rescaling in each block of at least 64 keys, by an exponential and a product (9u): together
+// λ·√Sk·(17/8)·u. A backend may merge the results of every 32,768 keys. The weight of such a result, exp(lse_part -
+// lse), has the relative error u·(16 + 4·|lse|) for the rounding of its lse, the subtraction and the exponential; n =
+// ⌈Sk/32768⌉ - 1 merges add μ = λ·√n·u·(16 + 4·|lse|). The errors of the weights count twice in o = Σ p·v / Σ p, and
+// the division, the product and dropout add 6u. A log-sum-exp is off by no more than the largest error of its scores.
+// With k the factor of kept weights, and W_j the error of w_j in the sum,
 //
-//	|o - ref| <= (2ε + 2μ + u·(λ·√Sk·17/4 + 6))·Σ_j w_j·|v_j| + u_o·|ref| + tiny
-//	|lse - ref| <= ε + μ + u·(λ·√Sk·17/8 + 4 + 2·(|ref| + A))
+//	W_j = k·ω_j + (2μ + u·(λ·√Sk·17/4 + 22))·w_j + 2^-125    ω_j = (exp(2e) - 1)·w_j/k, see "Large scores"
+//	|o - ref| <= Σ_j W_j·|v_j| + u_o·|ref| + tiny
+//	|lse - ref| <= e + 8u + μ + u·(λ·√Sk·17/8 + 4 + 2·(|ref| + A))
 //
-// u_o is the unit roundoff of the output's dtype if it is not float32. tiny bounds the loss of flushed subnormal
-// numbers: 2^-125 for each weight times |v_j|, for each product, and half a subnormal step of the output's dtype.
+// The bound of a weight is W_j with one sum and without merges: k·ω_j + u·(λ·√Sk·17/8 + 22)·w_j + 2^-125. u_o is the
+// unit roundoff of the output's dtype if it is not float32. Subnormal numbers may be flushed: 2^-125 is for a weight,
+// and tiny is 2^-125 for each product and half a subnormal step of the output's dtype.
 //
 // # Low precision
 //
 // Rounding weights to nearest in a type with the unit roundoff v, after they are summed and before they multiply
 // values, adds to the bound of o
 //
-//	(1 + 2ε + 2μ + u·(λ·√Sk·17/4 + 6))·Σ_j max(v·w_j, f·w⁺)·|v_j|
+//	Σ_j max(v·(w_j + W_j), f·w⁺)·|v_j|
 //
 // v is 2^-8 for bf16 and 2^-11 for f16. f is half the distance between subnormal numbers of f16, 2^-25, and 0 for bf16;
-// w⁺ is the weight of the largest score, which is 1 when it is rounded. Equal weights err
-// equally: there is no √n to gain. The first factor is for the errors before and after. Products of 16-bit numbers are exact, but units for bf16 take subnormal operands and sums for 0: a score loses
-// up to 2^-126·(|q_d| + |k_jd| + 2) for each product, which is in A over 24u, and tiny counts twice.
+// w⁺ is the largest w_j + W_j, of a weight that is 1 when it is rounded. Equal weights err equally: there is no √n to
+// gain. Products of 16-bit numbers are exact, but units for bf16 take subnormal operands and sums for 0: a score loses
+// up to 2^-126·(|q_d| + |k_jd| + 2) for each product, which is in A over 24u, and tiny counts twice, as does the
+// 2^-125 of each weight.
 //
 // With int8 keys a query may be rounded to integers, in units of max_d |q_d|/(127·2^8), whose products are summed
 // exactly. Half a unit, with the roundings of unit and quotients, is less than (2^-16 + 2^-22)·max_d |q_d|. φ = max_j
-// |scale|·Σ_d |k_jd| times that adds to expm1's argument in ε.
+// |scale|·Σ_d |k_jd| times that adds to e.
 //
 // With a score mod f, δ_j takes the place of φ_j, and |f| that of the product in A: docs/score-mods.md derives δ_j, and
 // the c' and γ' that take the places of c and γ below.
+//
+// # Large scores
+//
+// The distance between float32 scores is 2u·|s|: e reaches 1 at scores of some 2^17 to 2^20, and from 2^24 on rounding
+// may exchange two scores that differ by 1. What remains is that weights are in [0, 1], and that o is a mean. A weight w
+// = exp(x) with an error of e in x is off by at most
+//
+//	ω(x, e) = min(exp(x + e) - w, max(w, 1 - w))
+//
+// and ω_j = ω(s_j - lse, 2e). No mean of values exceeds the largest one, before sums and weights are rounded:
+//
+//	|o - ref| <= |ref| + (1 + u·(λ·√Sk·17/4 + 6) + v + Sk·f)·k·max_j |v_j| + u_o·|ref| + tiny
+//
+// holds too, and the lesser bound counts. v and f are those of low precision, or 0.
 //
 // # Gradients
 //
@@ -66,19 +85,21 @@
 // and sums them as kernels.Call.Backward states, with dslope -= ds_j·distance_j and dsink += exp(sink - lse)·(dlse - Σ_x
 // do_x·o_x).
 //
-// A backend computes p_j = exp(s_j - lse) from the stored lse. The error of its exponent is
+// A backend computes p_j = exp(min(s_j - lse, 0)) from the stored lse, which may be less than s_j. The error of its
+// exponent is
 //
 //	e = u·(A·(λ√D + 17) + 3·|lse|) + [the bound of lse]
 //
-// for the score as above (16), lse times log2(e) (2|lse|) and the difference (A + |lse|). The relative error of p_j is
-// ε = expm1(e) + 8u. The error of t_j is, with M_j = f_j·Σ|do·v_j|, N = Σ_x |do_x|·(|o_x| + [the bound of o_x]),
+// for the score as above (16), lse times log2(e) (2|lse|) and the difference (A + |lse|). The minimum adds nothing:
+// without errors it would have no effect. The error of p_j is α_j = ω(s_j - lse, e) + 8u·p_j, with which p_j + α_j is
+// about 1 at most, however large the scores. The error of t_j is, with M_j = f_j·Σ|do·v_j|, N = Σ_x |do_x|·(|o_x| + [the bound of o_x]),
 //
 //	τ_j = u·((λ√Dv + 5)·(M_j + N) + 2·|dlse|) + Σ_x |do_x|·[the bound of o_x]
 //
 // for two dot products, the factor of dropout (3), two differences, and the stored o: its own bound includes the
 // rounding of a 16-bit o. Therefore
 //
-//	|ds_j - ref| <= σ_j = p_j·((ε + 2u)·|t_j| + (1 + ε + 2u)·τ_j)
+//	|ds_j - ref| <= σ_j = (α_j + 2u·(p_j + α_j))·|t_j| + (1 + 2u)·(p_j + α_j)·τ_j
 //
 // The argument of tanh has the error ξ = u·(λ√D + 3)·Σ_d |scale·q_d·k_jd|/softcap, tanh and its division 12u. With c⁺
 // the largest c_j within ξ of x_j,
@@ -86,7 +107,7 @@
 //	|c_j - ref|  <= γ_j = 2·(c⁺·ξ + 12u) + 3u                        0 without softcap
 //	|dx_j - ref| <= |scale|·(σ_j·(c_j + γ_j) + p_j·|t_j|·(γ_j + 3u))
 //
-// The error of a weight of dv is ε + 4u times the weight. A gradient is a sum of n products, which adds u·(λ√n + 2)
+// c_j is in [0, 1], and γ_j is 1 + 3u at most. The error of a weight of dv is (1 + 4u)·α_j + 4u·p_j. A gradient is a sum of n products, which adds u·(λ√n + 2)
 // times the sum of their magnitudes to their errors. n counts the pairs of rows and keys that are visible, over all
 // rows, heads and batches that share the element. Flushed subnormals add 2^-125 for each weight and each product, times
 // the factors that follow, and the output's dtype adds its rounding as in o.
@@ -128,9 +149,9 @@ type Answer struct {
 	Scores, Weights []float64 // [Sk], NaN and 0 where hidden
 	O, OBound       []float64 // [Dv]
 	LSE, LSEBound   float64
-	WeightBound     float64 // times Weights[j] plus 2^-125 is the bound of weight j
-	reach, shift    float64 // A, and φ or δ
-	visible         []int   // the keys that are not hidden
+	WeightBounds    []float64 // [Sk]
+	reach, shift    float64   // A, and φ or δ
+	visible         []int     // the keys that are not hidden
 }
 
 // hides reports whether key j is hidden.
@@ -192,7 +213,7 @@ func (r *Row) sink() float64 {
 // Solve computes the reference of r and its bounds.
 func Solve(r Row) Answer {
 	d, n := len(r.Q), len(r.K)/len(r.Q)
-	a := Answer{Scores: make([]float64, n), Weights: make([]float64, n), O: make([]float64, r.Dv), OBound: make([]float64, r.Dv)}
+	a := Answer{Scores: make([]float64, n), Weights: make([]float64, n), WeightBounds: make([]float64, n), O: make([]float64, r.Dv), OBound: make([]float64, r.Dv)}
 	sink := r.sink()
 	m := sink
 	for j := range n {
@@ -232,9 +253,8 @@ func Solve(r Row) Answer {
 		a.reach = math.Max(a.reach, math.Abs(sink))
 	}
 	n = cmp.Or(r.Listed, n)
-	eps := math.Expm1(u*a.reach*(Lambda*math.Sqrt(float64(d))+24)+a.shift) + 8*u
-	drift := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
-	a.WeightBound = 2*eps + drift + 6*u
+	e := u*a.reach*(Lambda*math.Sqrt(float64(d))+24) + a.shift
+	sums := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
 	if math.IsInf(m, -1) {
 		a.LSE = m
 		return a
@@ -246,48 +266,64 @@ func Solve(r Row) Answer {
 		sum += a.Weights[j]
 	}
 	a.LSE = m + math.Log(sum)
-	drift += u * Lambda * math.Sqrt(float64((n-1)/32768)) * (16 + 4*math.Abs(a.LSE))
-	a.LSEBound = eps + drift + u*(4+2*(math.Abs(a.LSE)+a.reach))
+	merges := u * Lambda * math.Sqrt(float64((n-1)/32768)) * (16 + 4*math.Abs(a.LSE))
+	a.LSEBound = e + 8*u + sums + merges + u*(4+2*(math.Abs(a.LSE)+a.reach))
+	offW := func(j int) float64 { return a.WeightBounds[j] + (sums+2*merges)*a.Weights[j] } // W_j
 	kept, factor, top := make([]int, 0, len(a.visible)), cmp.Or(r.KeepFactor, 1), 0.0
 	for _, j := range a.visible {
 		a.Weights[j] *= factor / sum
-		top = math.Max(top, a.Weights[j]) // w⁺
+		a.WeightBounds[j] = factor*weightError(a.Scores[j]-a.LSE, 2*e) + (22*u+sums)*a.Weights[j] + 0x1p-125
+		top = math.Max(top, a.Weights[j]+offW(j)) // w⁺
 		if r.Keeps == nil || r.Keeps(j) {
 			kept = append(kept, j)
 		} else {
 			a.Weights[j] *= 0 // NaN stays
+			a.WeightBounds[j] = 0
 		}
 	}
 	if r.V == nil {
 		return a
 	}
-	abs, all, rounding := make([]float64, r.Dv), make([]float64, r.Dv), make([]float64, r.Dv)
-	unit, least, flushes := 0.0, 0.0, 1 // v, f·w⁺
+	off, all, largest := make([]float64, r.Dv), make([]float64, r.Dv), make([]float64, r.Dv)
+	unit, least, flushes := 0.0, 0.0, 0 // v, f
 	switch r.Rounded {
 	case backend.F16:
-		unit, least = 0x1p-11, 0x1p-25*top
+		unit, least = 0x1p-11, 0x1p-25
 	case backend.BF16:
-		unit, flushes = 0x1p-8, 2
+		unit, flushes = 0x1p-8, 1
 	}
 	for _, j := range kept {
-		w := a.Weights[j]
+		w, wOff := a.Weights[j], offW(j)
 		for i, v := range r.V[j*r.Dv : (j+1)*r.Dv] {
 			size := math.Abs(float64(v))
 			a.O[i] += w * float64(v)
-			abs[i] += w * size
+			off[i] += (wOff + math.Max(unit*(w+wOff), least*top)) * size
 			all[i] += size
-			rounding[i] += math.Max(unit*w, least) * size
+			largest[i] = math.Max(largest[i], size)
 		}
 	}
 	for i, o := range a.O {
 		a.O[i] += 0 * a.LSE // a NaN denominator propagates even if dropout drops all weights
-		rel := 2*eps + 2*drift + 6*u
-		a.OBound[i] = rel*(abs[i]+rounding[i]) + rounding[i] + tiny(r.Out, flushes*n, float64(flushes)*all[i])
+		mean := math.Abs(o) + (1+2*sums+6*u+unit+float64(n)*least)*factor*largest[i]
+		a.OBound[i] = math.Min(off[i], mean) + tiny(r.Out, (1+flushes)*n, float64(flushes)*all[i])
 		if r.Out != backend.F32 {
 			a.OBound[i] += r.Out.UnitRoundoff() * math.Abs(o)
 		}
 	}
 	return a
+}
+
+// weightError returns ω(x, e) of the package comment for x <= 0.
+func weightError(x, e float64) float64 {
+	w := math.Exp(x)
+	off := w * math.Expm1(e)
+	if e > 1 { // else one factor may be 0 and the other one infinite
+		off = math.Exp(x+e) - w
+	}
+	if most := math.Max(w, 1-w); !(off <= most) { // e is infinite where a score mod is
+		off = most
+	}
+	return off
 }
 
 // tiny bounds the loss of flushed subnormal numbers in an output.

@@ -48,6 +48,40 @@ func TestSolveEdges(t *testing.T) {
 	}
 }
 
+// TestLargeScores: however large the scores of a row are, no bound exceeds what its weights and values may be, and the
+// weight of a score that is far below the others has no error.
+func TestLargeScores(t *testing.T) {
+	for exponent := 20; exponent < 127; exponent++ {
+		s := float32(math.Ldexp(1, exponent))
+		for name, r := range map[string]Row{
+			"plain": {}, "sink": {Sink: &s}, "softcap": {Softcap: 0x1p20}, "f16 weights": {Rounded: backend.F16, Out: backend.F16},
+			"dropout": {Keeps: func(j int) bool { return j != 1 }, KeepFactor: 4. / 3},
+		} {
+			r.Q, r.K, r.V, r.Dv, r.Scale = []float32{1, 0}, []float32{s, 0, s * (1 - 0x1p-20), s, -s, s, 0, 0}, []float32{3, -2, 1, 2}, 1, 1
+			a := Solve(r)
+			if !(a.OBound[0] <= 7.01) || !(a.LSEBound < 1e-5*float64(s)) { // |ref| + 4/3·3
+				t.Errorf("%s, 2^%d: the bound of o is %v, that of lse %v", name, exponent, a.OBound[0], a.LSEBound)
+			}
+			dq, dk, dv := make([]Sum, 2), make([]Sum, 8), make([]Sum, 4)
+			Differentiate(r, []float32{0.5}, 0.25, RowGradients{DQ: dq, DK: dk, DV: dv, DSink: new(Sum)})
+			for j := range dv {
+				most, grad := 1.34, 0.67 // 4/3 and 4/3·0.5
+				if j == 2 && exponent > 25 && r.Softcap == 0 {
+					most, grad = 1e-37, 1e-37 // flushed numbers
+				}
+				if b, g := a.WeightBounds[j], dv[j].Bound(backend.F32); !(b <= most && g <= grad) {
+					t.Errorf("%s, 2^%d: the bound of weight %d is %v, that of dv %v", name, exponent, j, b, g)
+				}
+			}
+			for i, x := range append(dq, dk...) {
+				if b := x.Bound(backend.F32); !(b <= 20*float64(s)) {
+					t.Errorf("%s, 2^%d: the bound of element %d of dq and dk is %v", name, exponent, i, b)
+				}
+			}
+		}
+	}
+}
+
 // TestBoundSeesAMissingKey: leaving out one key of 1,024 is further off than the bound allows.
 func TestBoundSeesAMissingKey(t *testing.T) {
 	const n, d = 1024, 64

@@ -11,6 +11,11 @@ fn negative_infinity() -> f32 {
     return bitcast<f32>(bits);
 }
 
+// unseen reports whether a log-sum-exp is that of a fully masked row: -Inf, or +Inf in FlashAttention 2.
+fn unseen(lse: f32) -> bool {
+    return (bitcast<u32>(lse) | 0x80000000u) == MINUS_INF;
+}
+
 // is_nan compares bits, because a compiler may assume that no comparison meets a NaN.
 fn is_nan(x: vec4<f32>) -> vec4<bool> {
     return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);

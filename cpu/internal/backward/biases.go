@@ -128,8 +128,8 @@ func (c *Call) sinkGradient(head, _ int) (sum float64) {
 		return 0
 	}
 	for i, dot := range c.dots[head*d.SeqQ:][:d.SeqQ] {
-		if lse := c.forward.LSE.At(head/d.Heads, head%d.Heads, i, 0); lse != vec.NegInf {
-			sum -= math.Exp(float64(sink)-float64(lse)) * float64(dot)
+		if lse := c.forward.LSE.At(head/d.Heads, head%d.Heads, i, 0); !math.IsInf(float64(lse), 0) {
+			sum -= math.Exp(min(0, float64(sink)-float64(lse))) * float64(dot)
 		}
 	}
 	return sum

@@ -181,7 +181,7 @@ func (x *chunk) clean(rows []float32, n, dim int) {
 }
 
 // loadTile loads the query rows of t, whose spans are set, and their dO, LSE and D. A row
-// whose LSE is -Inf sees no key.
+// whose LSE is infinite sees no key.
 func (x *chunk) loadTile(t *tile.Tile) {
 	c, l, s := x.call, x.layout, x.space
 	k := l.Kernels
@@ -193,7 +193,7 @@ func (x *chunk) loadTile(t *tile.Tile) {
 		c.dO.LoadRows(k, x.dO[r*l.DimV:], l.DimV, t.Batch, h, i, 1)
 		x.dots[r] = c.dots[(t.Batch*l.Dims.Heads+h)*l.Dims.SeqQ+i]
 		switch lse := c.forward.LSE.At(t.Batch, h, i, 0); {
-		case lse == vec.NegInf:
+		case math.IsInf(float64(lse), 0):
 			t.Spans[r], t.Every = tile.Span{}, tile.Span{}
 		case lse == lse: // with NaN the weights of hidden keys would be NaN
 			x.m[r] = float32(float64(lse) * math.Log2E)
@@ -223,8 +223,14 @@ func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 		l.Kernels.Dots(vec.F32, s.S, tile.BlockKeys, s.Rows(k, l.DimK, lanes, l.DimK), l.DimK, x.qt, l.DimK, t.N, l.DimK)
 		l.Kernels.Dots(vec.F32, x.ds, tile.BlockKeys, s.Rows(v, l.DimV, lanes, l.DimV), l.DimV, x.dOt, l.DimV, t.N, l.DimV)
 		scores.Adjust(s, t, here)
-		for row := range t.N {
-			l.Kernels.Exp2(s.S[row*tile.BlockKeys:][:lanes], x.m[row])
+		for row, m := range x.m[:t.N] {
+			scores := s.S[row*tile.BlockKeys:][:lanes]
+			for c, y := range scores { // see limitScores
+				if y > m {
+					scores[c] = m
+				}
+			}
+			l.Kernels.Exp2(scores, m)
 		}
 		x.drop(t, here, t.N*tile.BlockKeys)
 		for row := range t.N {
@@ -244,14 +250,31 @@ func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 		return
 	}
 	width, fours := l.Kernels.Width, tile.CeilDiv(n, 4)
+	copy(s.MX, x.m)
 	l.Kernels.Scores(s.S, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.qt, l.Dims.Dim, s.MX)
 	scores.Adjust(s, t, here)
+	x.limitScores(t, n)
 	tile.Fill(s.S[n*width:fours*4*width], vec.NegInf)
 	copy(s.MX, x.m)
 	l.Kernels.Weights(s.S, fours, x.m, s.MX, x.sum, s.Alpha)
 	x.drop(t, here, n*width)
 	l.Kernels.Scores(x.ds, s.Rows(v, l.DimV, n, l.DimV), l.DimV, x.dOt, l.Dims.ValueDim, s.MX)
 	l.Kernels.ScoreGradients(x.ds, s.S, x.w, n, x.dots, factor)
+}
+
+// limitScores bounds the scores of t and n keys, with query rows as lanes, by the LSE of their row: a weight is at most
+// 1, however much a large score or its LSE is off. MX has the maxima of the scores, and is NaN or too large where
+// Adjust has hidden some.
+func (x *chunk) limitScores(t *tile.Tile, n int) {
+	s, width := x.space, x.layout.Kernels.Width
+	for lane, m := range x.m[:t.N] {
+		if s.MX[lane] <= m {
+			continue
+		}
+		for at := lane; at < n*width; at += width {
+			s.S[at] = min(s.S[at], m)
+		}
+	}
 }
 
 // drop sets x.w to the weights after dropout, n floats.

@@ -124,8 +124,8 @@ func (k *checker) row(ctx context.Context, s *Sub, n int, weights backend.Tensor
 	if err != nil {
 		return err
 	}
-	// The oracle's scores and weights in float64.
-	if err := backend.CheckMemory(16 * int64(len(row.K)/max(len(row.Q), 1))); err != nil {
+	// The oracle's scores, weights and their bounds in float64.
+	if err := backend.CheckMemory(24 * int64(len(row.K)/max(len(row.Q), 1))); err != nil {
 		return err
 	}
 	a := oracle.Solve(row)
@@ -138,9 +138,9 @@ func (k *checker) row(ctx context.Context, s *Sub, n int, weights backend.Tensor
 	}
 	return k.see(ctx, "weights", weights, of, of, func(i int) (ref, bound float64) {
 		if j := i - s.Lo[backend.Dim]; j >= 0 && j < len(a.Weights) { // other keys are outside of the subcall
-			ref = a.Weights[j]
+			ref, bound = a.Weights[j], a.WeightBounds[j]
 		}
-		return ref, a.WeightBound*ref + 0x1p-125
+		return ref, bound
 	})
 }
 

@@ -1,6 +1,7 @@
 package fronttest
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 
@@ -35,18 +36,23 @@ func TestCheckBackward(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		opt  kernels.Options
-		lse  bool // the loss depends on lse
+		lse  bool    // the loss depends on lse
+		gain float32 // of the first row of q; 0 is 1
 	}{
-		{"plain", kernels.Options{}, false},
-		{"causal with softcap", kernels.Options{Causal: true, Align: kernels.LowerRight, Softcap: 2}, true},
-		{"bias and relative bias", kernels.Options{Bias: tensor(5, 1, heads, seqQ, seqK), RelativeBias: tensor(6, 1, 1, 1, seqQ+seqK-1)}, true},
-		{"ALiBi, sinks and dropout", kernels.Options{ALiBi: []float32{1, .5, .25, .125}, Sinks: []float32{0, 1, -1, 2}, Dropout: kernels.Dropout{P: 0.25, Seed: 3}, Offset: []int{8}}, true},
-		{"blocks", kernels.Options{BlockMask: blocks, BlockSize: 4}, false},
-		{"segments and offsets", kernels.Options{QSegments: segments(seqQ), KSegments: segments(seqK), Offset: []int{0, 4}, Causal: true}, true},
-		{"key lengths", kernels.Options{KLen: []int{7, 0}}, false},
-		{"no keys in range", kernels.Options{KLen: []int{0, 0}}, true},
+		{"plain", kernels.Options{}, false, 0},
+		{"scores of 2^40 in a row", kernels.Options{}, true, 0x1p40},
+		{"causal with softcap", kernels.Options{Causal: true, Align: kernels.LowerRight, Softcap: 2}, true, 0},
+		{"bias and relative bias", kernels.Options{Bias: tensor(5, 1, heads, seqQ, seqK), RelativeBias: tensor(6, 1, 1, 1, seqQ+seqK-1)}, true, 0},
+		{"ALiBi, sinks and dropout", kernels.Options{ALiBi: []float32{1, .5, .25, .125}, Sinks: []float32{0, 1, -1, 2}, Dropout: kernels.Dropout{P: 0.25, Seed: 3}, Offset: []int{8}}, true, 0},
+		{"blocks", kernels.Options{BlockMask: blocks, BlockSize: 4}, false, 0},
+		{"segments and offsets", kernels.Options{QSegments: segments(seqQ), KSegments: segments(seqK), Offset: []int{0, 4}, Causal: true}, true, 0},
+		{"key lengths", kernels.Options{KLen: []int{7, 0}}, false, 0},
+		{"no keys in range", kernels.Options{KLen: []int{0, 0}}, true, 0},
 	} {
 		q, k, v := tensor(1, batch, heads, seqQ, dim), tensor(2, batch, kvHeads, seqK, dim), tensor(3, batch, kvHeads, seqK, valueDim)
+		for i, x := range must.Get(q.Float32s())(t)[:dim] {
+			must.Get(q.Float32s())(t)[i] = cmp.Or(c.gain, 1) * x
+		}
 		c.opt.LSE = true
 		call := prepare(t, dev, q, k, v, c.opt)
 		r, err := call.Run(ctx)

@@ -161,7 +161,7 @@ func (wt *walkthrough) attend(st *steps, b, i int, off [3]float64, refs map[stri
 	weight := func(w float64) estimate { return estimate{w, w * (1 - w) * math.Expm1(2*moved)} }
 	for j, w := range answer.Weights {
 		add("softmax", weight(w))
-		if err := wrong("the softmax", st.weights.At(b).Row(i)[j], w, answer.WeightBound*w+tiny, largest); err != nil {
+		if err := wrong("the softmax", st.weights.At(b).Row(i)[j], w, answer.WeightBounds[j], largest); err != nil {
 			return err
 		}
 	}
