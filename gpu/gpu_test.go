@@ -39,7 +39,7 @@ func metaOf(t testing.TB, dtype backend.DType, shape backend.Shape) backend.Tens
 func TestConformance(t *testing.T) {
 	every := 1
 	if testing.Short() {
-		every = 3 // the software driver compiles a kernel in a second or two
+		every = 6 // the software driver compiles a kernel with many options in two seconds
 	}
 	backendtest.Run(t, backendtest.Harness{
 		Digests:        digests(t),
