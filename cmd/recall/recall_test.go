@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 // the same bits. Without learning the loss is that of a guess.
 func TestTrain(t *testing.T) {
 	var first []float64
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(7)) // more threads would not compute
 	for _, threads := range []int{1, 2, 3, 7, 1} {
 		dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: threads}))
 		defer dev.Close()

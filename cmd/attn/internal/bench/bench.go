@@ -48,7 +48,7 @@ type Command struct {
 	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores of all heads."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat the flag or separate names with commas. Default: all." placeholder:"NAME"`
 	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits), and run none."`
-	Threads []int         `name:"threads" help:"Threads of the CPU backend; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
+	Threads []int         `name:"threads" help:"Threads of the CPU backend, at most GOMAXPROCS; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
 	Memory  cli.Size      `name:"device-memory" placeholder:"SIZE" help:"Limit of the GPU memory in use: 256M, 2G. Tensors beyond it stay in host memory and are streamed. Default: all of it."`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among backends and series; cases beyond it are predicted. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
 	Rounds  int           `name:"rounds" help:"Rounds of each case, of several calls with the ceilings next to them. Default: as many as a precise median takes." placeholder:"N"`
