@@ -8,7 +8,7 @@ import (
 
 // Problem has the flags of a call over files.
 type Problem struct {
-	Q   string `name:"q" required:"" placeholder:"Q.npy" group:"Inputs" help:"Queries: [S,D], [B,S,D] or [B,H,S,D] of f2, f4 or f8 (rounded to f4); packed sequences [total,H,D]. Every input may be FILE.safetensors#NAME, a tensor of a file, also of bf16."`
+	Q   string `name:"q" required:"" placeholder:"Q.npy" group:"Inputs" help:"Queries: [S,D], [B,S,D] or [B,H,S,D] of f2, f4, f8 (rounded to f4) or bf16 (<V2); packed sequences [total,H,D]. Every input may be FILE.safetensors#NAME, a tensor of a file."`
 	K   string `name:"k" required:"" placeholder:"K.npy" group:"Inputs" help:"Keys, of q's rank; their heads divide q's."`
 	V   string `name:"v" required:"" placeholder:"V.npy" group:"Inputs" help:"Values, of q's rank, with k's heads and length and any head size."`
 	CuQ Ints   `name:"cu-q" placeholder:"0,N,..|FILE" group:"Inputs" help:"Packed sequences: the first row of each and the total, as a list or a file. q, k and v are [total,H,D]; each sequence attends to itself, without padding."`
