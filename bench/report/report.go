@@ -41,7 +41,8 @@ const Schema = 4
 type Report struct {
 	// Schema is the version of this form.
 	Schema int `json:"schema"`
-	// Interrupted is set when the run stopped early; Cases has what was measured.
+	// Interrupted is set when the run stopped early, or had not ended when the report was
+	// written; Cases has what was measured.
 	Interrupted bool        `json:"interrupted"`
 	Environment Environment `json:"environment"`
 	// Cases has a row for every case, including those that did not run.
