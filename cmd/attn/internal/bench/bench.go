@@ -293,6 +293,9 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 			for _, info := range l.Infos {
 				names = append(names, info.Name)
 			}
+			if flags.IsUsage(l.Err) { // of a variable of the environment
+				return nil, nil, l.Err
+			}
 			if l.Err != nil {
 				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, page.Line(l.Err.Error())))
 			}
@@ -309,7 +312,7 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 		for _, n := range threads {
 			dev, err := c.openOne(name, n)
 			switch {
-			case err != nil && len(c.Backend) > 0:
+			case err != nil && (len(c.Backend) > 0 || flags.IsUsage(err)):
 				return devices, missing, fmt.Errorf("--backend: %w", err)
 			case err != nil: // a listed device that does not open: the others are measured
 				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, page.Line(err.Error())))

@@ -64,6 +64,8 @@ func (p *Problem) Check() error {
 	switch {
 	case p.BlockMask == "" && p.BlockSize != 0:
 		return flags.Usagef("--block-size is given without a --block-mask")
+	case p.BlockMask != "" && p.BlockSize < 1:
+		return flags.Usagef("--block-size is %d, with a --block-mask it must be at least 1", p.BlockSize)
 	case p.CuK.Rows != nil && !p.packed():
 		return flags.Usagef("--cu-k is given without a --cu-q")
 	case p.RoPE.Base == nil && p.RoPE != (RoPE{}):
@@ -80,6 +82,22 @@ func (p *Problem) Check() error {
 
 // packed reports packed sequences.
 func (p *Problem) packed() bool { return p.CuQ.Rows != nil }
+
+// ofFiles returns the problem without the options that the command line has: those from files are left.
+func (p *Problem) ofFiles() *Problem {
+	f := &Problem{CuQ: p.CuQ, CuK: p.CuK, Segments: p.Segments, KVSegments: p.KVSegments, ALiBi: p.ALiBi, Sinks: p.Sinks, BlockSize: p.BlockSize}
+	for _, l := range []*Ints{&f.CuQ, &f.CuK, &f.Segments, &f.KVSegments} {
+		if l.File == "" {
+			*l = Ints{}
+		}
+	}
+	for _, l := range []*Floats{&f.ALiBi, &f.Sinks} {
+		if l.File == "" {
+			*l = Floats{}
+		}
+	}
+	return f
+}
 
 // options returns the options that need no files, for a call with the lengths d.
 func (p *Problem) options(d kernels.Dims) (kernels.Options, error) {
