@@ -6,8 +6,9 @@ import (
 	"github.com/seed90331342/attn/backend/internal/limits"
 )
 
-// Sentinel errors. Every error of this module wraps one of them or a context error, for [errors.Is]. Its
-// text names the argument, the shapes and the rule. Package kernels documents each of them.
+// Sentinel errors. Every error of a backend, of package kernels and of the packages below it wraps one of
+// them, a context error, or the error of a writer or a function of the program, for [errors.Is]. Its text
+// names the argument, the shapes and the rule. Package kernels documents each of them.
 var (
 	ErrShape       = errors.New("shapes do not match")
 	ErrDType       = errors.New("element type not accepted")

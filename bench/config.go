@@ -29,10 +29,10 @@ type Config struct {
 	// for each backend without a device. The report contains both.
 	Args, Missing []string
 	// Resume, when set, is the report of a run that ended early: the cases that it measured
-	// are copied, not measured again.
+	// are copied, not measured again. Each of them must be a case of this run.
 	Resume *report.Report
 	// Progress, when set, is called before each step from the goroutine of Run, and
-	// Measured after each case with the report so far.
+	// Measured after each case with the report so far, which is marked as interrupted.
 	Progress func(Progress)
 	Measured func(*report.Report)
 }

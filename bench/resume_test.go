@@ -20,7 +20,9 @@ func TestResume(t *testing.T) {
 	cfg := small(16, 32, 48)
 	var saved []int
 	cfg.Measured = func(r *report.Report) {
-		saved = append(saved, len(r.Cases))
+		if saved = append(saved, len(r.Cases)); !r.Interrupted {
+			t.Error("a report that is saved during the run claims to be complete")
+		}
 		if len(r.Cases) == 1 {
 			be.before = func(call int64) error {
 				if be.calls.Load() > 3*warmUp {
@@ -59,10 +61,59 @@ func TestResume(t *testing.T) {
 		t.Error("a case that was measured has other figures")
 	}
 	third := cfg
-	third.Resume = second
+	third.Resume, third.Measured = second, func(r *report.Report) {
+		if len(r.Cases) != 3 || !r.Interrupted {
+			t.Errorf("a killed program would leave %d of 3 cases, interrupted %v", len(r.Cases), r.Interrupted)
+		}
+	}
 	be.calls.Store(0)
 	if runOn(t, third, be); be.calls.Load() != 0 {
 		t.Errorf("nothing was left to measure, %d calls were made", be.calls.Load())
+	}
+}
+
+// TestResumeKeepsCases: a run that would drop cases of the report to resume is refused with the settings
+// that differ, and one that adds cases keeps them.
+func TestResumeKeepsCases(t *testing.T) {
+	be := &fake{name: "cpu"}
+	was := runOn(t, small(16, 32), be)
+	was.Environment.Args = []string{"bench", "--seq=16,32"}
+	of := func(change func(s *Series)) Config {
+		cfg := small(16, 32)
+		change(&cfg.Series[0])
+		return cfg
+	}
+	for _, c := range []struct {
+		cfg  Config
+		be   *fake
+		want string // "" to keep all
+	}{
+		{small(16, 32, 48), be, ""},
+		{Config{Series: append(small(16, 32).Series, Series{Seqs: []int{16}, Dim: 4}), Seed: 7}, be, ""},
+		{small(16), be, "cpu f32/b1h2s32d4, which this run would drop: --seq was 32 and is 16 now: give the flags of that run (attn bench --seq=16,32)"},
+		{Config{Seed: 7, Series: []Series{{Heads: 2, Dim: 4}}}, be, "--seq was 16 and is 256 now"},
+		{of(func(s *Series) { s.Dim = 3 }), be, "drop: --dim was 4 and is 3 now: give"},
+		{of(func(s *Series) { s.Heads = 3 }), be, "drop: --heads was 2 and is 3 now: give"},
+		{of(func(s *Series) { s.KVHeads = 1 }), be, "--kv-heads was that of --heads and is 1 now"},
+		{of(func(s *Series) { s.SeqQ = 1 }), be, "drop: --seq-q was that of --seq and is 1 now: give"},
+		{of(func(s *Series) { s.Causal, s.Softcap = true, 2 }), be, "drop: --causal was false and is true now, --softcap was 0 and is 2 now: give"},
+		{of(func(s *Series) { s.Window = &kernels.Window{Left: 3, Right: kernels.Unbounded} }), be, "drop: --window was inf,inf and is 3,inf now: give"},
+		{of(func(s *Series) { s.Mask = true }), be, "drop: --mask was false and is true now: give"},
+		{of(func(s *Series) { s.DType = kernels.F16 }), be, "drop: --dtype was f32 and is f16 now: give"},
+		{small(16, 32), &fake{name: "gpu:0"}, "drop: --backend was cpu and is gpu:0 now: give"},
+		{small(16, 32), &fake{name: "cpu", threads: 1}, "drop: --threads was 0 and is 1 now: give"},
+	} {
+		c.cfg.Resume = was
+		r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), devices(c.be), c.cfg) })
+		if c.want != "" {
+			if !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error is %v, should contain %q", err, c.want)
+			}
+			continue
+		}
+		if noError(t, err); !r.Cases[0].Resumed || !r.Cases[1].Resumed || r.Cases[2].Resumed {
+			t.Errorf("%+v", r.Cases)
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ const grace = 2 * time.Second
 // calls and a spent budget are in the report and not errors, see [report.Report.Err]. When
 // ctx is cancelled the running repetition may end, and the report has what was measured
 // until then. The error is that of [Config.Check], or ErrOption for a Config.Resume of
-// another machine or version.
+// another machine or version, or with a case that is not one of cfg.
 //
 // A device that computes on the machine's own processors should not be used elsewhere
 // meanwhile.
@@ -32,14 +32,18 @@ func Run(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.Re
 	}
 	r, free := newRunner(ctx, cfg, len(devices))
 	defer free()
+	for _, dev := range devices {
+		r.report.Environment.Backends = append(r.report.Environment.Backends, dev.Info())
+	}
 	if err := r.resumable(devices); err != nil {
 		return nil, err
 	}
+	r.report.Interrupted = true // in reports that Measured saves: the program may end at any time
 	for i, dev := range devices {
 		r.device(dev, i)
 	}
 	r.report.Interrupted = ctx.Err() != nil
-	return r.report, nil
+	return r.whole(), nil
 }
 
 // runner is the state of a run.
@@ -107,7 +111,6 @@ func (r *runner) stop() string {
 func (r *runner) device(dev *kernels.Device, index int) {
 	r.dev = dev
 	end := time.Now().Add(share(time.Until(r.runBegan.Add(r.cfg.Budget)), r.devices-index))
-	r.report.Environment.Backends = append(r.report.Environment.Backends, dev.Info())
 	for i := range r.cfg.Series {
 		r.series, r.seriesEnd, r.costs = &r.cfg.Series[i], time.Time{}, costs{} // what its calls cost is unknown
 		if r.cfg.Budget > 0 {
@@ -132,7 +135,7 @@ func (r *runner) measure(c Case) bool {
 	}
 	r.report.Cases = append(r.report.Cases, b.row)
 	if r.cfg.Measured != nil {
-		r.cfg.Measured(r.report)
+		r.cfg.Measured(r.whole())
 	}
 	return b.row.Status == report.OK || b.row.Status == report.Wrong
 }

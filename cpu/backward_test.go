@@ -152,12 +152,11 @@ func TestBackward(t *testing.T) {
 		sq, sk := drawLengths(rng)
 		say, c := drawOptions(t, rng, n, sq, sk)
 		for _, tier := range Tiers() {
-			be := New(Options{Tier: tier, Threads: 1 + n%3})
+			be := open(t, Options{Tier: tier, Threads: 1 + n%3})
 			g := backwardOf(t, be, withO(t, c))
 			want := referenceGradients(t, g)
 			requestBiases(t, rng, g, &want)
 			err := be.Backward(t.Context(), g)
-			be.Close()
 			must(t, err)
 			outputs, _ := g.Operands()
 			for k, o := range outputs {

@@ -52,7 +52,6 @@ package cpu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -73,7 +72,8 @@ const (
 // GOMAXPROCS.
 type Options struct {
 	// Threads is the maximum number of goroutines that compute a call, never more than
-	// GOMAXPROCS at its start; 0 or less means as many as that.
+	// GOMAXPROCS at its start; 0 or less means as many as that. Info and Plan report
+	// the number that computes.
 	Threads int
 	// Tier selects the kernels: one of [Tiers], or "" for the value of the
 	// environment variable ATTN_CPU_TIER, or the fastest tier where that is not
@@ -111,7 +111,6 @@ var (
 
 // New returns a backend with the given options. The caller must Close it.
 func New(opt Options) *Backend {
-	opt.Threads = max(0, opt.Threads)
 	workers.Open()
 	be := &Backend{opt: opt, leave: sync.OnceFunc(workers.Close)}
 	be.kernels, be.err = kernelsOf(opt.Tier)
@@ -180,8 +179,8 @@ func (driver) Open(selector string) (backend.Backend, error) {
 // tierEnv is the environment variable that selects the tier where Options.Tier is "".
 const tierEnv = "ATTN_CPU_TIER"
 
-// ErrTier reports a tier that the machine does not have.
-var ErrTier = errors.New("this machine has no such tier")
+// ErrTier reports a tier that the machine does not have. It wraps backend.ErrOption.
+var ErrTier = fmt.Errorf("this machine has no such tier: %w", backend.ErrOption)
 
 // Tiers returns the values of Options.Tier that this machine supports, the fastest
 // first: "avx512" (AVX-512F, DQ and VL), "avx2" (with FMA and F16C), "neon" (every arm64,

@@ -103,8 +103,14 @@ func TestInfo(t *testing.T) {
 	if info.Name != "cpu" || info.Type != backend.CPU || info.Device == "" || info.Threads != 3 || !strings.Contains(info.Provider, "gonum), gonum blas32") {
 		t.Errorf("%+v", info)
 	}
-	if got := open(t, Options{Threads: -1}).Info().Threads; got != runtime.GOMAXPROCS(0) {
-		t.Errorf("%d threads, GOMAXPROCS is %d", got, runtime.GOMAXPROCS(0))
+	for _, threads := range []int{-1, 0, runtime.GOMAXPROCS(0) + 97} {
+		be := New(Options{Threads: threads})
+		defer be.Close()
+		plan, err := be.Plan(t.Context(), plain(t, 1, 8, 8))
+		must(t, err)
+		if got := be.Info().Threads; got != runtime.GOMAXPROCS(0) || plan.Limits[0].Value != int64(got) {
+			t.Errorf("of %d threads Info has %d and Plan %v, GOMAXPROCS is %d", threads, got, plan.Limits, runtime.GOMAXPROCS(0))
+		}
 	}
 	blas32.Use(otherBLAS{})
 	defer blas32.Use(gonum.Implementation{})

@@ -52,12 +52,13 @@ func (be *Backend) doPinned(ctx context.Context, what string, out, in []backend.
 	})
 }
 
-// threads returns the maximum number of goroutines for a call that starts now.
+// threads returns the maximum number of goroutines for a call that starts now. The pool grants
+// no more than GOMAXPROCS, so more would only cost scratch memory.
 func (be *Backend) threads() int {
-	if be.opt.Threads > 0 {
-		return be.opt.Threads
+	if all := runtime.GOMAXPROCS(0); be.opt.Threads <= 0 || be.opt.Threads > all {
+		return all
 	}
-	return runtime.GOMAXPROCS(0)
+	return be.opt.Threads
 }
 
 // workers computes the calls of all backends of the process.

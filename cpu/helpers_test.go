@@ -3,6 +3,7 @@ package cpu
 import (
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -146,6 +147,10 @@ func plain(t testing.TB, heads, seq, dim int) *backend.Call {
 // open returns a backend that is closed at the end of the test.
 func open(tb testing.TB, opt Options) *Backend {
 	tb.Helper()
+	if before := runtime.GOMAXPROCS(0); opt.Threads > before { // more would not compute
+		runtime.GOMAXPROCS(opt.Threads)
+		tb.Cleanup(func() { runtime.GOMAXPROCS(before) })
+	}
 	be := New(opt)
 	tb.Cleanup(func() { be.Close() })
 	return be

@@ -79,9 +79,7 @@ func compareTiers(t *testing.T, what string, threads int, c backend.Call) {
 	d := c.Dims()
 	for _, tier := range Tiers() {
 		c.O, c.LSE = alloc(t, backend.Shape{1, d.Heads, d.SeqQ, d.ValueDim}), alloc(t, backend.Shape{1, d.Heads, d.SeqQ, 1})
-		be := New(Options{Tier: tier, Threads: threads})
-		err := be.Attention(t.Context(), &c)
-		be.Close()
+		err := open(t, Options{Tier: tier, Threads: threads}).Attention(t.Context(), &c)
 		must(t, err)
 		o := floats(t, c.O)
 		lse := floats(t, c.LSE)

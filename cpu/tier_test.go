@@ -42,7 +42,7 @@ func TestTiers(t *testing.T) {
 	}
 
 	t.Setenv(tierEnv, "mmx")
-	if _, err := backend.Open("cpu"); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), tierEnv) || !strings.Contains(err.Error(), "mmx") {
+	if _, err := backend.Open("cpu"); !errors.Is(err, ErrTier) || !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), tierEnv) || !strings.Contains(err.Error(), "mmx") {
 		t.Errorf("an unknown tier: error %v", err)
 	}
 	be := New(Options{Tier: "sse"})

@@ -39,15 +39,33 @@ type (
 )
 
 // TuneFile returns the default path of the tuning file: attn/tuning.json in the user's
-// cache folder. It returns an error where the system names no such folder.
-func TuneFile() (string, error) { return tunefile.Path() }
+// cache folder. It returns backend.ErrFile where the system names no such folder.
+func TuneFile() (string, error) {
+	path, err := tunefile.Path()
+	return path, ofFile(err)
+}
 
-// ReadTuneFile returns the entries of a tuning file, none when it does not exist.
-func ReadTuneFile(path string) ([]TuneEntry, error) { return tunefile.Read(path) }
+// ReadTuneFile returns the entries of a tuning file, none when it does not exist. Errors wrap
+// backend.ErrFile.
+func ReadTuneFile(path string) ([]TuneEntry, error) {
+	entries, err := tunefile.Read(path)
+	return entries, ofFile(err)
+}
 
 // ClearTuneFile removes a tuning file and returns the number of its entries. It leaves
-// any other file, with an error.
-func ClearTuneFile(path string) (int, error) { return tunefile.Clear(path) }
+// any other file and returns backend.ErrFile.
+func ClearTuneFile(path string) (int, error) {
+	n, err := tunefile.Clear(path)
+	return n, ofFile(err)
+}
+
+// ofFile wraps an error of the tuning file.
+func ofFile(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", err, backend.ErrFile)
+}
 
 // Tune measures the variants for calls like c, even if that was done before, and keeps
 // the choice in Options.TuneFile and for later calls. A variant counts if its results

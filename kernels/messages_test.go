@@ -2,12 +2,18 @@ package kernels_test
 
 import (
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/must"
+	"github.com/seed90331342/attn/kernels/npy"
+	"github.com/seed90331342/attn/kernels/safetensors"
 )
 
 // TestMessages: errors name an operation once, the argument, and what to write instead.
@@ -52,6 +58,74 @@ func TestMessages(t *testing.T) {
 	o := must.Get(kernels.AllocHost(kernels.F32, q.Shape()))(t)
 	if err := call.RunInto(ctx, kernels.Result{O: o}); !errors.Is(err, kernels.ErrClosed) || err.Error() != "cpu: attention: backend is closed" {
 		t.Errorf("a closed backend: %v", err)
+	}
+}
+
+// failing is a file that cannot be read.
+type failing struct{}
+
+func (failing) Read([]byte) (int, error)          { return 0, fs.ErrPermission }
+func (failing) ReadAt([]byte, int64) (int, error) { return 0, fs.ErrPermission }
+
+// TestSentinels: errors that begin in another package, or in a file, wrap a sentinel too.
+func TestSentinels(t *testing.T) {
+	const version1 = "\x93NUMPY\x01\x00"
+	opened := func(name, tier string) error {
+		t.Setenv("ATTN_CPU_TIER", tier)
+		return second(kernels.Open(name))
+	}
+	array := func(text string) error {
+		_, _, err := npy.Open(strings.NewReader(text), int64(len(text)))
+		if _, other := npy.ReadHeader(strings.NewReader(text), int64(len(text)), false); other == nil || other.Error() != err.Error() {
+			t.Errorf("Open: %v, ReadHeader: %v", err, other)
+		}
+		return err
+	}
+	tensors := func(text string) error {
+		return second(safetensors.ReadHeader(strings.NewReader(text), int64(len(text))))
+	}
+	const f8 = `{"q":{"dtype":"F8_E4M3","shape":[0],"data_offsets":[0,0]}}`
+	h := must.Get(safetensors.ReadHeader(strings.NewReader(fmt.Sprintf("%c\x00\x00\x00\x00\x00\x00\x00%s", len(f8), f8)), int64(8+len(f8))))(t)
+	one := npy.Header{Kind: 'f', Size: 4, Count: 1}
+	_, _, unreadable := npy.Open(failing{}, 128)
+	_, _, unmapped := one.Map(nil)
+	for _, c := range []struct {
+		what string
+		err  error
+		is   []error
+	}{
+		{"cpu.Open of an unknown tier", second(cpu.Open(cpu.Options{Tier: "bogus"})), []error{kernels.ErrOption, cpu.ErrTier}},
+		{"ATTN_CPU_TIER", opened("cpu", "bogus"), []error{kernels.ErrOption, cpu.ErrTier}},
+		{"an unknown family", opened("tpu", ""), []error{kernels.ErrNoBackend}},
+		{"another CPU", opened("cpu:1", ""), []error{kernels.ErrNoDevice}},
+		{"npy: junk", array("hello, world"), []error{kernels.ErrFile}},
+		{"npy: nothing", array(""), []error{kernels.ErrFile}},
+		{"npy: half a header", array(version1 + "\x76\x00{'descr'"), []error{kernels.ErrFile}},
+		{"npy: no dict", array(version1 + "\x02\x00[]"), []error{kernels.ErrFile}},
+		{"npy: a negative length", array(version1 + "\x3c\x00{'descr': '<f4', 'fortran_order': False, 'shape': (-1,-1), }\n"), []error{kernels.ErrFile, kernels.ErrShape}},
+		{"npy: complex numbers", array(version1 + "\x3a\x00{'descr': '<c8', 'fortran_order': False, 'shape': (0,), }\n"), []error{kernels.ErrDType}},
+		{"npy: a negative size", second(npy.ReadHeader(strings.NewReader("x"), -1, false)), []error{kernels.ErrFile}},
+		{"npy: the error of a reader", unreadable, []error{kernels.ErrFile, fs.ErrPermission}},
+		{"npy: that of a ReaderAt", second(npy.ReadHeader(failing{}, 128, false)), []error{kernels.ErrFile, fs.ErrPermission}},
+		{"npy.Read", second(npy.Read(failing{}, one, func([]float32, []byte) {})), []error{kernels.ErrFile, fs.ErrPermission}},
+		{"npy.Header.SetShape", one.SetShape([]int{-1}), []error{kernels.ErrShape}},
+		{"npy.Write", npy.Write(io.Discard, "<c8", []int{1}, []float32{1}), []error{kernels.ErrDType}},
+		{"safetensors: junk", tensors("hello, world"), []error{kernels.ErrFile}},
+		{"safetensors: nothing", tensors(""), []error{kernels.ErrFile}},
+		{"safetensors: a list", tensors("\x02\x00\x00\x00\x00\x00\x00\x00[]"), []error{kernels.ErrFile}},
+		{"safetensors: a negative size", second(safetensors.ReadHeader(failing{}, -1)), []error{kernels.ErrFile}},
+		{"safetensors: the error of a reader", second(safetensors.ReadHeader(failing{}, 128)), []error{kernels.ErrFile, fs.ErrPermission}},
+		{"safetensors: a missing tensor", second(h.Tensor("k")), []error{kernels.ErrFile}},
+		{"safetensors: F8", second(h.Tensor("q")), []error{kernels.ErrDType}},
+	} {
+		for _, is := range c.is {
+			if !errors.Is(c.err, is) {
+				t.Errorf("%s: %v is not %v", c.what, c.err, is)
+			}
+		}
+	}
+	if !errors.Is(unmapped, kernels.ErrFile) && !errors.Is(unmapped, kernels.ErrUnsupported) {
+		t.Errorf("npy.Header.Map: %v", unmapped)
 	}
 }
 

@@ -155,8 +155,9 @@ type Interrupted = backend.Interrupted
 // Partial is the finished part of a call that ended early.
 type Partial = backend.Partial
 
-// Sentinel errors. Every error of this module wraps one of them or a context error, for
-// [errors.Is]. The text of the error names the argument, the shapes and the violated rule.
+// Sentinel errors. Every error of this package, of those below it and of the backends wraps one of them,
+// a context error, or the error of a writer or a function of the program, for [errors.Is]. The text of the
+// error names the argument, the shapes and the violated rule.
 var (
 	ErrShape       = backend.ErrShape       // shapes that do not match each other or the operation
 	ErrDType       = backend.ErrDType       // an element type that the operation does not accept

@@ -24,7 +24,7 @@ const (
 // measuredTime matches the times that are divided by.
 var measuredTime = regexp.MustCompile(`(times_s|pace_s)\[|predicted_s$`)
 
-// check returns ErrOption for values with which a reader of the report would crash or be
+// check returns ErrFile for values with which a reader of the report would crash or be
 // misled. Figures that follow from others are not among them: they are derived again.
 func (r *Report) check() error {
 	damaged := func(path string, must string) error {

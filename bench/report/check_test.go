@@ -65,7 +65,7 @@ func edits(path string, value any) []edit {
 	return all
 }
 
-// Every field of a report is edited in several ways. Reading it again returns ErrOption, or a
+// Every field of a report is edited in several ways. Reading it again returns ErrFile, or a
 // report whose derived figures are right and that all forms can show.
 func TestEditedReports(t *testing.T) {
 	text := realReport(t)
@@ -92,7 +92,7 @@ func TestEditedReports(t *testing.T) {
 			got, err := Read(bytes.NewReader(edited))
 			if err != nil {
 				refused++
-				if !errors.Is(err, kernels.ErrOption) || len(err.Error()) > 500 {
+				if !errors.Is(err, kernels.ErrFile) || len(err.Error()) > 500 {
 					t.Errorf("%s = %.40v: %v", e.path, x, err)
 				}
 				continue
@@ -126,7 +126,7 @@ func TestReadNamesTheField(t *testing.T) {
 		{`"cpus": 2`, `"cpus": -2`, "environment.cpus"},
 	} {
 		text := strings.Replace(string(realReport(t)), tc.old, tc.new, 1)
-		if _, err := Read(strings.NewReader(text)); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), tc.want) {
+		if _, err := Read(strings.NewReader(text)); !errors.Is(err, kernels.ErrFile) || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %s", tc.new, err, tc.want)
 		}
 	}
@@ -135,7 +135,7 @@ func TestReadNamesTheField(t *testing.T) {
 // A short text can stand for more objects than fit into memory.
 func TestReadRefusesLargeReports(t *testing.T) {
 	for _, text := range [][]byte{make([]byte, maxText+1), bytes.Repeat([]byte("{},"), maxObjects+1)} {
-		if _, err := Read(bytes.NewReader(text)); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "larger than") {
+		if _, err := Read(bytes.NewReader(text)); !errors.Is(err, kernels.ErrFile) || !strings.Contains(err.Error(), "larger than") {
 			t.Errorf("%d bytes: %v", len(text), err)
 		}
 	}
@@ -161,7 +161,7 @@ func FuzzReport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r, err := Read(bytes.NewReader(text))
 		if err != nil {
-			if !errors.Is(err, kernels.ErrOption) {
+			if !errors.Is(err, kernels.ErrFile) {
 				t.Fatal(err)
 			}
 			return

@@ -41,7 +41,8 @@ const Schema = 4
 type Report struct {
 	// Schema is the version of this form.
 	Schema int `json:"schema"`
-	// Interrupted is set when the run stopped early; Cases has what was measured.
+	// Interrupted is set when the run stopped early, or had not ended when the report was
+	// written; Cases has what was measured.
 	Interrupted bool        `json:"interrupted"`
 	Environment Environment `json:"environment"`
 	// Cases has a row for every case, including those that did not run.
@@ -83,20 +84,20 @@ func (r *Report) Err() error {
 	return nil
 }
 
-// refusal is ErrOption with a text of its own: a file is no option.
+// refusal is ErrFile with a text of its own, which describes the file.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-func (r refusal) Is(target error) bool { return target == kernels.ErrOption }
+func (r refusal) Is(target error) bool { return target == kernels.ErrFile }
 
 // Read reads a report that [Report.WriteJSON] wrote and derives again what follows from other
-// figures. It returns ErrOption for another schema, for an unknown field and for values that no
-// run can have.
+// figures. It returns kernels.ErrFile for another schema, for an unknown field and for values that no
+// run can have, and with the error of from.
 func Read(from io.Reader) (*Report, error) {
 	text, err := io.ReadAll(io.LimitReader(from, maxText+1))
 	if err != nil {
-		return nil, fmt.Errorf("report: %w", err)
+		return nil, fmt.Errorf("report: %w: %w", err, kernels.ErrFile)
 	}
 	if len(text) > maxText || bytes.Count(text, []byte("{")) > maxObjects { // a short text can stand for much memory
 		return nil, refusal(fmt.Sprintf("the report is larger than %d MiB, or than %d objects", maxText>>20, maxObjects))

@@ -227,7 +227,7 @@ func TestReadRefuses(t *testing.T) {
 	for name, text := range map[string]string{"no JSON": "abc", "another thing": "{}", "an older form": `{"schema": 1}`, "a newer form": `{"schema": 99}`, "half a file": `{"schema": 4, "cases": [`,
 		"no median": `{"schema": 4, "cases": [{"status": "ok", "rounds": [{"times_s": [1]}]}]}`, "no rounds": `{"schema": 4, "cases": [{"status": "ok", "median_s": 1}]}`,
 		"no time": `{"schema": 4, "cases": [{"status": "ok", "median_s": 1, "rounds": [{"times_s": [0]}]}]}`} {
-		if r, err := Read(strings.NewReader(text)); !errors.Is(err, kernels.ErrOption) {
+		if r, err := Read(strings.NewReader(text)); !errors.Is(err, kernels.ErrFile) {
 			t.Errorf("%s: %v %v", name, r, err)
 		}
 	}

@@ -149,6 +149,13 @@ func TestRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "half.npy"), []byte("\x93NUMPY"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	ids, err := os.Create(filepath.Join(dir, "ids.npy"))
+	if err == nil {
+		err = errors.Join(npy.Write(ids, "<i4", []int{2}, []int32{0, 1}), ids.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Symlink("k-1.npy", filepath.Join(dir, "link.npy")); err != nil {
 		t.Fatal(err)
 	}
@@ -178,13 +185,16 @@ func TestRefused(t *testing.T) {
 		{append(good, "--k", "half.npy"), "half.npy", 1},
 		{append(good, "--q", "fortran.npy"), "fortran.npy: stored in Fortran order", 1},
 		{append(good, "--segments", "half.npy"), "--segments half.npy", 1},
-		{append(good, "--sinks", "1,-2"), "sinks has 2 elements, it must have 1, the number of heads", 1},
+		{append(good, "--sinks", "1,-2"), "sinks has 2 elements, it must have 1, the number of heads", 2},
+		{append(good, "--segments", "ids.npy"), "qsegments[0] has 2 elements, it must have 8", 1},
+		{append(good, "--sinks", "1,-2", "--segments", "ids.npy"), "2 elements", 1},
+		{append(good, "--backend", "tpu"), `backend "tpu" is unknown`, 2},
 		{[]string{"plan"}, "missing flags: --q, --k and --v, or --seq", 2},
 		{[]string{"plan", "--dim", "64"}, "missing flags: --q, --k and --v, or --seq", 2},
 		{append(plan, "--q", "q.npy"), "--q, --k and --v exclude --seq", 2},
 		{append(plan, "--speed", "-1"), "--speed is -1", 2},
 		{append(plan, "--heads", "-1"), "--heads is -1, it must be at least 1", 2},
-		{append(plan, "--heads", "8", "--kv-heads", "3"), "the kv heads must divide the query heads", 1},
+		{append(plan, "--heads", "8", "--kv-heads", "3"), "the kv heads must divide the query heads", 2},
 		{[]string{"plan", "--seq", "10x"}, `"10x" is not a number of rows`, 2},
 	} {
 		stdout, stderr, err := command(t.Context(), dir, c.args...)

@@ -82,10 +82,15 @@ func (c *runCommand) run(ctx context.Context, out *cli.Streams, beams beamFlags)
 	}
 	if c.Runner == "prism" {
 		spec.Branches = c.Workers
+		dev, err := kernels.Open(c.Backend) // the error of a worker would be no more than text
+		if err != nil {
+			return fmt.Errorf("--backend: %w", err)
+		}
+		dev.Close()
 	}
 	job, err := beamattn.Prepare(ctx, spec)
 	if err != nil {
-		return err
+		return blame(ctx, spec, err)
 	}
 	p, s := beam.NewPipelineWithRoot()
 	job.Attention(s)
@@ -102,6 +107,15 @@ func (c *runCommand) run(ctx context.Context, out *cli.Streams, beams beamFlags)
 		err = errors.Join(err, job.Gather(ctx, c.Gather))
 	}
 	return err
+}
+
+// blame marks the error of a call over files as wrong usage if the files alone are a call.
+func blame(ctx context.Context, spec beamattn.Spec, err error) error {
+	return flags.Blame(err, func() error {
+		spec.Options, spec.DType = kernels.Options{QSegments: spec.Options.QSegments, KSegments: spec.Options.KSegments}, ""
+		_, err := beamattn.Plan(ctx, spec)
+		return err
+	})
 }
 
 // pipeline runs the pipeline.
@@ -212,7 +226,8 @@ func (c *planCommand) plan(ctx context.Context, spec beamattn.Spec) (*plan.Plan,
 	d := kernels.Dims{Batch: c.Batch, Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: int(c.Seq), SeqK: int(c.SeqK), Dim: c.Dim, ValueDim: c.ValueDim}
 	switch files := c.Q != "" && c.K != "" && c.V != ""; {
 	case files && d == kernels.Dims{}:
-		return beamattn.Plan(ctx, spec)
+		p, err := beamattn.Plan(ctx, spec)
+		return p, blame(ctx, spec, err)
 	case c.Q+c.K+c.V != "" && d != kernels.Dims{}:
 		return nil, flags.Usagef("--q, --k and --v exclude --seq and the other lengths: the files have lengths of their own")
 	case c.Seq == 0:
@@ -228,7 +243,8 @@ func (c *planCommand) plan(ctx context.Context, spec beamattn.Spec) (*plan.Plan,
 	}
 	d.Batch, d.Heads, d.SeqK, d.Dim = cmp.Or(d.Batch, 1), cmp.Or(d.Heads, 8), cmp.Or(d.SeqK, d.SeqQ), cmp.Or(d.Dim, 64)
 	d.KVHeads, d.ValueDim = cmp.Or(d.KVHeads, d.Heads), cmp.Or(d.ValueDim, d.Dim)
-	return beamattn.PlanDims(d, spec)
+	p, err := beamattn.PlanDims(d, spec)
+	return p, flags.Blame(err, func() error { return nil }) // all is on the command line
 }
 
 // length is a flag of a number of rows: 4096, 10k, 10M, where k and M are 1,000 and 1,000,000.

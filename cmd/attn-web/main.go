@@ -22,22 +22,12 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
 	"time"
+
+	"github.com/seed90331342/attn/cmd/internal/flags"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	context.AfterFunc(ctx, stop) // a second signal ends the program
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	if err != nil && ctx.Err() == nil {
-		fmt.Fprintln(os.Stderr, "attn-web:", err)
-		os.Exit(1)
-	}
-	if err != nil {
-		os.Exit(130) // 128 + SIGINT, as shells
-	}
-}
+func main() { flags.Main("attn-web", run) }
 
 // run builds the page and serves it until ctx ends, or writes it to the folder of --out.
 func run(ctx context.Context, args []string, out, messages io.Writer) error {
@@ -45,16 +35,18 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	listen := f.String("listen", "127.0.0.1:8080", "`address` of the server; other machines need https for WebGPU")
 	folder := f.String("out", "", "`folder` to write the page to, for a static host; nothing is served")
 	ort := f.String("ort", "", "`folder` of the npm package onnxruntime-web, with which the page compares (default: where npm installs it in bench/peers)")
-	f.SetOutput(io.Discard)
-	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
-		f.SetOutput(messages)
-		f.PrintDefaults()
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("%w; attn-web --help lists the flags", err)
+	if help, err := flags.Parse(f, args, messages); help || err != nil {
+		return err
 	}
 	if f.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q", f.Arg(0))
+		return flags.Usagef("unexpected argument %q", f.Arg(0))
+	}
+	_, port, err := net.SplitHostPort(*listen)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return flags.Usagef("--listen: %w", err)
 	}
 	if *folder != "" {
 		return build(ctx, *folder, *ort, messages)

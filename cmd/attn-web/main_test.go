@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
 
@@ -392,14 +393,20 @@ func TestAssets(t *testing.T) {
 }
 
 func TestRunRefuses(t *testing.T) {
-	for want, args := range map[string][]string{
-		"unexpected argument \"x\"": {"x"},
-		"--help lists the flags":    {"--absent"},
-		"--listen: ":                {"--listen", "nowhere:none"},
-		"--ort: ":                   {"--ort", "absent", "--out", t.TempDir()},
+	for _, c := range []struct {
+		want string
+		code int
+		args []string
+	}{
+		{"unexpected argument \"x\"", 2, []string{"x"}},
+		{"--help lists the flags", 2, []string{"--absent"}},
+		{"--listen: ", 2, []string{"--listen", "nowhere:none"}},
+		{"--listen: ", 2, []string{"--listen", "127.0.0.1"}},
+		{"--ort: ", 1, []string{"--ort", "absent", "--out", t.TempDir()}},
 	} {
-		if err := run(t.Context(), args, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v: %v", args, err)
+		err := run(t.Context(), c.args, io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), c.want) || flags.ExitCode(t.Context(), err) != c.code {
+			t.Errorf("%v: %v, exit code %d, want %d", c.args, err, flags.ExitCode(t.Context(), err), c.code)
 		}
 	}
 }

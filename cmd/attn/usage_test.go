@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +20,11 @@ func TestExitCodes(t *testing.T) {
 	clitest.WriteFile(t, ".", "x.json", []byte(`{"x": [[1, 0], [0, 1]]}`))
 	clitest.WriteFile(t, ".", "bad.json", []byte(`{`))
 	clitest.WriteFile(t, ".", "two.txt", []byte("a\nb\n"))
+	clitest.Save(t, ".", "nan.npy", "<f4", []float64{math.NaN()}, 1)
+	clitest.WriteFile(t, ".", "ids.npy", clitest.RawNPY(clitest.Dict("<i4", false, 2), []byte{0, 0, 0, 0, 9, 0, 0, 0}))
 	const run, draw = "run --backend cpu --q x.npy --k x.npy --v x.npy --out o.npy ", "heatmap --backend cpu --q x.npy --k x.npy --png h.png "
+	packed := strings.ReplaceAll(run, "x.npy", "p.npy")
+	clitest.Save(t, ".", "p.npy", "<f4", clitest.Normal(3, 8), 2, 1, 4)
 	const tune, emit = "tune --file t.json ", "tune --emit . --seq 64 --dim 32 "
 	for _, c := range []struct {
 		args string
@@ -38,6 +43,27 @@ func TestExitCodes(t *testing.T) {
 		{run + "--dtype f64", 2, `--dtype must be one of "f32","f16","bf16" but got "f64"`},
 		{run + "--layout sbhd", 2, `--layout must be one of "bhsd","bshd"`},
 		{run + "--window 3", 2, "must be L,R"},
+		{run + "--lse o.npy", 2, "--lse o.npy: --out names the same file"},
+		{run + "--sinks 1,2,3", 2, "sinks has 3 elements, it must have 1"},
+		{run + "--sinks NaN", 2, "sinks[0] is NaN"},
+		{run + "--sinks nan.npy", 1, "sinks[0] is NaN"},
+		{run + "--sinks none.npy", 1, "none.npy: no such file"},
+		{run + "--alibi 1,2,3", 2, "alibi has 3 elements"},
+		{run + "--alibi x.npy", 1, "alibi has 24 elements"},
+		{run + "--klen 99", 2, "klen[0] is 99"},
+		{run + "--klen 1,2,3", 2, "klen has 3 elements"},
+		{run + "--offset 1,2,3", 2, "offset has 3 elements"},
+		{run + "--prefix 1,2", 2, "prefix has 2 elements"},
+		{run + "--segments 1,2", 2, "qsegments[0] has 2 elements"},
+		{run + "--segments ids.npy", 1, "qsegments[0] has 2 elements"},
+		{run + "--segments x.npy", 1, "must be integers"},
+		{strings.Replace(run, "--k x.npy", "--k y.npy", 1) + "--klen 1,2", 1, "head size 5"},
+		{run + "--block-mask y.npy", 2, "--block-size is 0, with a --block-mask"},
+		{run + "--rope 1 --rope-dim 6", 2, "dim is 6"},
+		{packed + "--cu-q 0,9,2", 2, "cuQ[2] is 2, after 9"},
+		{packed + "--cu-q ids.npy", 1, "cuQ[1] is 9, there are 2 rows"},
+		{packed + "--cu-q 0,1,2 --cu-k 0,2", 2, "cuQ has 3 entries and cuK 2"},
+		{packed + "--cu-q 0,1,2 --weights w.npy", 2, "Weights is set, but packed sequences"},
 		{run + "--seed 1", 2, "--seed is given without a --dropout"},
 		{run + "--topk 3", 2, "--topk has no output"},
 		{run + "--dq d.npy", 2, "--dq is given without --do"},
@@ -52,6 +78,7 @@ func TestExitCodes(t *testing.T) {
 		{draw + "--size 4000", 2, "--size is 4000"},
 		{draw + "--pool sum", 2, "--pool"},
 		{draw + "--softcap -1", 2, "softcap is -1"},
+		{draw + "--klen 1,2", 2, "klen has 2 elements"},
 		{draw + "--queries 4:9", 2, "--queries: 4:9 is not within 0:6"},
 		{draw + "--keys 3:3", 2, "--keys: 3:3 is not within 0:6, or is empty"},
 		{draw + "--keys 3", 2, "must be LO:HI"},
@@ -68,6 +95,10 @@ func TestExitCodes(t *testing.T) {
 		{"bench --dim 0", 2, "--dim is 0"},
 		{"bench --backend foo", 2, `backend "foo"`},
 		{"bench --threads -1", 2, "--threads is -1"},
+		{"bench --backend cpu --seq 16 --heads 1 --rounds 1 --json a --html a", 2, "--html a: --json names the same file"},
+		{"ATTN_CPU_TIER=bogus " + run, 2, `ATTN_CPU_TIER is "bogus"`},
+		{"ATTN_CPU_TIER=bogus bench --seq 16", 2, `ATTN_CPU_TIER is "bogus"`},
+		{"ATTN_CPU_TIER=bogus explain x.json", 2, `ATTN_CPU_TIER is "bogus"`},
 		{"compare", 2, "<old> <new>"},
 		{"compare a b --fail-over x", 2, "not a percentage"},
 		{tune + "--show --clear", 2, "exclude each other"},
@@ -100,19 +131,26 @@ func TestExitCodes(t *testing.T) {
 		{"explain none.json", 1, "none.json: no such file"},
 		{"explain x.json --png /none/h.png", 1, "/none does not exist"},
 		{"compare a b", 1, "a: no such file"},
+		{"compare bad.json bad.json", 1, "bad.json: this is not a report"},
+		{"bench --seq 16 --resume bad.json", 1, "bad.json: this is not a report"},
 		{draw + "--k y.npy", 1, "head"},
 		{draw + "--k none.npy", 1, "none.npy: no such file"},
 		{draw + "--png /none/h.png", 1, "/none does not exist"},
 		{draw + "--labels two.txt", 1, "2 labels for 6 tokens"},
 		{draw + "--query-labels /none", 1, "--query-labels /none: no such file"},
 	} {
-		code, stdout, stderr := attn(t, strings.Fields(c.args)...)
+		args, tier := strings.Fields(c.args), ""
+		if len(args) > 0 && strings.HasPrefix(args[0], "ATTN_CPU_TIER=") {
+			tier, args = strings.TrimPrefix(args[0], "ATTN_CPU_TIER="), args[1:]
+		}
+		t.Setenv("ATTN_CPU_TIER", tier)
+		code, stdout, stderr := attn(t, args...)
 		if code != c.code {
 			t.Errorf("attn %s: exit code %d, want %d", c.args, code, c.code)
 		}
 		clitest.WantFailure(t, code, stdout, stderr, c.want)
 	}
-	if got := clitest.Files(t, "."); !slices.Equal(got, []string{"bad.json", "two.txt", "x.json", "x.npy", "y.npy"}) {
+	if got := clitest.Files(t, "."); !slices.Equal(got, []string{"bad.json", "ids.npy", "nan.npy", "p.npy", "two.txt", "x.json", "x.npy", "y.npy"}) {
 		t.Errorf("the folder holds %v", got)
 	}
 }

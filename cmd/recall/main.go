@@ -9,46 +9,32 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
-	"os/signal"
 
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	context.AfterFunc(ctx, stop) // a second signal ends the program
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "recall:", err)
-		os.Exit(1)
-	}
-}
+func main() { flags.Main("recall", run) }
 
 func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	f := flag.NewFlagSet("recall", flag.ContinueOnError)
 	device := f.String("backend", "cpu", "`device` that computes: auto, cpu, gpu, gpu:1")
 	steps := f.Int("steps", 1000, "largest `number` of training steps")
 	seed := f.Uint64("seed", 1, "`number` that determines the weights and the problems")
-	f.SetOutput(io.Discard)
-	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
-		f.SetOutput(messages)
-		f.PrintDefaults()
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("%w; recall --help lists the flags", err)
+	if help, err := flags.Parse(f, args, messages); help || err != nil {
+		return err
 	}
 	switch {
 	case f.NArg() > 0:
-		return fmt.Errorf("unexpected argument %q", f.Arg(0))
+		return flags.Usagef("unexpected argument %q", f.Arg(0))
 	case *steps < 1 || *steps > 1_000_000:
-		return fmt.Errorf("--steps is %d, it must be 1 to 1000000", *steps)
+		return flags.Usagef("--steps is %d, it must be 1 to 1000000", *steps)
 	}
 	dev, err := kernels.Open(*device)
 	if err != nil {

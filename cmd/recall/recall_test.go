@@ -5,11 +5,13 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -18,6 +20,7 @@ import (
 // the same bits. Without learning the loss is that of a guess.
 func TestTrain(t *testing.T) {
 	var first []float64
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(7)) // more threads would not compute
 	for _, threads := range []int{1, 2, 3, 7, 1} {
 		dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: threads}))
 		defer dev.Close()
@@ -85,12 +88,16 @@ func TestRun(t *testing.T) {
 	if err := run(t.Context(), []string{"--seed", "2"}, &out, io.Discard); err != nil || !strings.HasSuffix(out.String(), "512 of 512 right\n") {
 		t.Errorf("%v, printed:\n%s", err, out.String())
 	}
-	for _, c := range []struct{ args, says string }{
-		{"--steps 0", "--steps is 0, it must be 1 to 1000000"}, {"--steps 1", "not solved after 1 steps"},
-		{"now", `unexpected argument "now"`}, {"--backend tpu", "--backend: "}, {"--rate 1", "recall --help lists the flags"},
+	for _, c := range []struct {
+		args, says string
+		code       int
+	}{
+		{"--steps 0", "--steps is 0, it must be 1 to 1000000", 2}, {"--steps 1", "not solved after 1 steps", 1},
+		{"now", `unexpected argument "now"`, 2}, {"--backend tpu", "--backend: ", 2}, {"--rate 1", "recall --help lists the flags", 2},
 	} {
-		if err := run(t.Context(), strings.Fields(c.args), io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error %v, want %q", c.args, err, c.says)
+		err := run(t.Context(), strings.Fields(c.args), io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), c.says) || flags.ExitCode(t.Context(), err) != c.code {
+			t.Errorf("%s: error %v, exit code %d, want %q and %d", c.args, err, flags.ExitCode(t.Context(), err), c.says, c.code)
 		}
 	}
 }

@@ -12,32 +12,18 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/llama"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	context.AfterFunc(ctx, stop) // a second signal ends the program
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	if errors.Is(err, context.Canceled) {
-		fmt.Fprintln(os.Stderr, "\nstories: interrupted")
-		os.Exit(130) // 128 + SIGINT, as shells
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "stories:", err)
-		os.Exit(1)
-	}
-}
+func main() { flags.Main("stories", run) }
 
 func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	w := writer{out: out, Tokenizer: llama.LoadTokenizer(llama.TokenizerFile)}
@@ -50,26 +36,21 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	f.IntVar(&w.batch, "batch", 1, "`number` of stories from the same prompt")
 	heatmap := f.String("heatmap", "", "`folder` for pages of the attention weights, one a layer")
 	stats := f.Bool("stats", false, "print speed and memory")
-	f.SetOutput(io.Discard)
-	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
-		f.SetOutput(messages)
-		f.PrintDefaults()
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("%w; stories --help lists the flags", err)
+	if help, err := flags.Parse(f, args, messages); help || err != nil {
+		return err
 	}
 	tokens := w.Encode(*prompt)
 	switch {
 	case f.NArg() > 0:
-		return fmt.Errorf("unexpected argument %q: quote the prompt, as in --prompt \"The little dog\"", f.Arg(0))
+		return flags.Usagef("unexpected argument %q: quote the prompt, as in --prompt \"The little dog\"", f.Arg(0))
 	case len(tokens) > llama.Positions:
-		return fmt.Errorf("--prompt has %d tokens, the model takes %d: shorten it", len(tokens), llama.Positions)
+		return flags.Usagef("--prompt has %d tokens, the model takes %d: shorten it", len(tokens), llama.Positions)
 	case w.steps < len(tokens) || w.steps > llama.Positions:
-		return fmt.Errorf("--steps is %d, it must be %d, for the prompt and one more token, to %d", w.steps, len(tokens), llama.Positions)
+		return flags.Usagef("--steps is %d, it must be %d, for the prompt and one more token, to %d", w.steps, len(tokens), llama.Positions)
 	case w.batch < 1 || w.batch > 1024:
-		return fmt.Errorf("--batch is %d, it must be 1 to 1024", w.batch)
+		return flags.Usagef("--batch is %d, it must be 1 to 1024", w.batch)
 	case !(w.temperature >= 0 && w.temperature <= 100):
-		return fmt.Errorf("--temperature is %v, it must be 0 to 100", w.temperature)
+		return flags.Usagef("--temperature is %v, it must be 0 to 100", w.temperature)
 	}
 	dev, err := kernels.Open(*device)
 	if err != nil {
@@ -79,7 +60,11 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 	if w.Model, err = llama.Load(ctx, dev, llama.CheckpointFile); err != nil {
 		return err
 	}
-	if err = w.write(ctx, tokens); err == nil && *stats {
+	err = w.write(ctx, tokens)
+	switch {
+	case ctx.Err() != nil:
+		fmt.Fprintln(messages) // after a part of a story
+	case err == nil && *stats:
 		w.report(messages)
 	}
 	if err == nil && *heatmap != "" {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/llama"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -231,6 +232,13 @@ func TestErrors(t *testing.T) {
 		err := run(t.Context(), c.args, &out, &messages)
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("stories %q: error %v, should be one line with %q", c.args, err, c.want)
+		}
+		want := flags.ExitUsage
+		if slices.Contains(c.args, file) {
+			want = flags.ExitFailed
+		}
+		if code := flags.ExitCode(t.Context(), err); code != want {
+			t.Errorf("stories %q: exit code %d, want %d", c.args, code, want)
 		}
 		if messages.Len() > 0 {
 			t.Errorf("stories %q prints %q", c.args, &messages)

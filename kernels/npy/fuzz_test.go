@@ -24,6 +24,7 @@ func FuzzNPY(f *testing.F) {
 	f.Add(file("<f4", strings.Repeat("\x00\x00\x80\x3f", 6), 1, 2, 3), false)
 	f.Add(file(">f2", "\x3c\x00\x7c\x00", 2), false)
 	f.Add(file("|b1", "\x00\x01\x02", 3), false)
+	f.Add(file("=V2", "\x80\x3f", 1), false)
 	f.Add(file("<i8", strings.Repeat("\xff", 16), 2, 1), true)
 	f.Add(file("|u1", "\x00\xff", 2), true)
 	f.Add([]byte("\x93NUMPY\x02\x00\x40\x00\x00\x00{'descr': [('a', '<f4')], 'fortran_order': True, 'shape': (3L,), }"), false)

@@ -7,6 +7,7 @@ package npy
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -21,11 +22,12 @@ import (
 	"github.com/x448/float16"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Header describes the data of a .npy file, or of a tensor of package safetensors.
 type Header struct {
-	Kind  byte // numpy's letter: 'f', 'b', 'i' or 'u'; 'w' for bf16, which numpy lacks
+	Kind  byte // numpy's letter: 'f', 'b', 'i' or 'u'; 'w' for bf16, which numpy writes as <V2 with ml_dtypes
 	Size  int  // bytes of an element: 1, 2, 4 or 8
 	Order binary.ByteOrder
 	Shape []int // empty for a single number
@@ -101,10 +103,18 @@ func (h *Header) Float32s(dst []float32, raw []byte) (overflows int) {
 const maxHeader = 64 << 10
 
 // ReadHeader reads the header of a file of floating-point numbers or bools, or with ints of
-// integers. size is the size of the file. Its errors describe what is wrong with the file;
-// they wrap the errors of r and no others.
+// integers. size is the size of the file. Its errors describe what is wrong with the file:
+// kernels.ErrDType for elements of another type, kernels.ErrFile for all else and for errors of r,
+// which it wraps too.
 func ReadHeader(r io.ReaderAt, size int64, ints bool) (Header, error) {
-	var h Header
+	h, err := readHeader(r, max(size, 0), ints)
+	if !errors.Is(err, kernels.ErrDType) {
+		err = op.As(kernels.ErrFile, err)
+	}
+	return h, err
+}
+
+func readHeader(r io.ReaderAt, size int64, ints bool) (h Header, err error) {
 	// "\x93NUMPY", major, minor, then the length of the header: 2 bytes in version 1,
 	// 4 in versions 2 and 3.
 	var lead [12]byte
@@ -157,16 +167,16 @@ func ReadHeader(r io.ReaderAt, size int64, ints bool) (Header, error) {
 func Open(r io.Reader, size int64) (Header, io.Reader, error) {
 	const most = 12 + maxHeader
 	b := bufio.NewReaderSize(r, most)
-	lead, err := b.Peek(int(min(size, most)))
+	lead, err := b.Peek(int(min(max(size, 0), most)))
 	if err != nil && !errors.Is(err, io.EOF) {
-		return Header{}, nil, err
+		return Header{}, nil, op.As(kernels.ErrFile, err)
 	}
 	h, err := ReadHeader(bytes.NewReader(lead), size, false)
 	if err != nil {
 		return h, nil, err
 	}
 	_, err = b.Discard(int(h.Start))
-	return h, b, err
+	return h, b, op.As(kernels.ErrFile, err)
 }
 
 // trailing is a comma at the end of a dict or a tuple, and the L of a length by Python 2.
@@ -178,14 +188,30 @@ type dict struct {
 	Shape   []int `json:"shape"`
 }
 
+// typeName is numpy's name of a type: a byte order, a letter and the bytes of an element. V2 is bf16.
+var typeName = regexp.MustCompile(`^([<>=|]?)(f[248]|[iu][1248]|b1|\?|V2)$`)
+
+// setType sets Kind, Size and Order. As in numpy all byte orders but < and > are the machine's. It
+// reports whether the name is one of a type that is read.
+func (h *Header) setType(name string) bool {
+	m := typeName.FindStringSubmatch(name)
+	if m == nil {
+		return false
+	}
+	order, kind := m[1], cmp.Or(map[string]string{"?": "b1", "V2": "w2"}[m[2]], m[2])
+	h.Kind, h.Size, h.Order = kind[0], int(kind[1]-'0'), binary.LittleEndian
+	if bigEndian := binary.NativeEndian.Uint16([]byte{1, 0}) != 1; order == ">" || order != "<" && bigEndian {
+		h.Order = binary.BigEndian
+	}
+	return true
+}
+
 // parse reads the dict of a header, {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }, as
 // JSON. The descr of records is a list.
 func (h *Header) parse(text string, ints bool) error {
-	must := "f2, f4 or f8 numbers (bool for a mask)"
-	types := []string{"<f2", "<f4", "<f8", ">f2", ">f4", ">f8", "|b1"}
+	must := "f2, f4 or f8 numbers or bf16 (bool for a mask)"
 	if ints {
 		must = "integers, i1 to i8 or u1 to u8"
-		types = []string{"|i1", "|u1", "<i2", "<u2", ">i2", ">u2", "<i4", "<u4", ">i4", ">u4", "<i8", "<u8", ">i8", ">u8"}
 	}
 	text = strings.NewReplacer("'", `"`, "(", "[", ")", "]", "True", "true", "False", "false").Replace(text)
 	var dict dict
@@ -197,29 +223,24 @@ func (h *Header) parse(text string, ints bool) error {
 	case dict.Descr == nil || dict.Fortran == nil || dict.Shape == nil:
 		return errors.New("malformed .npy header: it must have descr, fortran_order and shape")
 	case !named:
-		return fmt.Errorf("elements are records, they must be %s", must)
-	case !slices.Contains(types, descr):
-		return fmt.Errorf("elements are %q, they must be %s", descr, must)
+		return op.As(kernels.ErrDType, fmt.Errorf("elements are records, they must be %s", must))
+	case !h.setType(descr) || (h.Kind == 'i' || h.Kind == 'u') != ints:
+		return op.As(kernels.ErrDType, fmt.Errorf("elements are %q, they must be %s", descr, must))
 	}
 	h.Fortran = *dict.Fortran
-	h.Order = binary.ByteOrder(binary.LittleEndian)
-	if descr[0] == '>' {
-		h.Order = binary.BigEndian
-	}
-	h.Kind, h.Size = descr[1], int(descr[2]-'0')
 	return h.SetShape(dict.Shape)
 }
 
-// SetShape sets Shape and Count. It returns an error for a negative length, and for a shape
+// SetShape sets Shape and Count. It returns kernels.ErrShape for a negative length, and for a shape
 // whose bytes no integer counts.
 func (h *Header) SetShape(shape []int) error {
 	h.Shape, h.Count = shape, 1
 	for _, l := range h.Shape {
 		switch {
 		case l < 0:
-			return fmt.Errorf("shape %v: every length must be at least 0", h.Shape)
+			return op.As(kernels.ErrShape, fmt.Errorf("shape %v: every length must be at least 0", h.Shape))
 		case h.Count > math.MaxInt/16/max(l, 1):
-			return fmt.Errorf("shape %v is larger than any file", h.Shape)
+			return op.As(kernels.ErrShape, fmt.Errorf("shape %v is larger than any file", h.Shape))
 		}
 		h.Count *= l
 	}
@@ -231,7 +252,8 @@ func (h *Header) SetShape(shape []int) error {
 const chunk = 64 << 10
 
 // Read reads the data of an array from r and returns it in C order. decode converts the bytes of
-// a chunk, such as [Header.Float32s]. It returns kernels.ErrMemory when there is not enough memory.
+// a chunk, such as [Header.Float32s]. It returns kernels.ErrMemory when there is not enough memory,
+// and kernels.ErrFile with the error of r.
 func Read[T any](r io.Reader, h Header, decode func(dst []T, raw []byte)) ([]T, error) {
 	data, err := kernels.Make[T](h.Count)
 	if err != nil {
@@ -246,7 +268,7 @@ func Read[T any](r io.Reader, h Header, decode func(dst []T, raw []byte)) ([]T, 
 	for part := range slices.Chunk(data, chunk) {
 		raw := buf[:len(part)*h.Size]
 		if _, err := io.ReadFull(r, raw); err != nil {
-			return nil, err
+			return nil, op.As(kernels.ErrFile, err)
 		}
 		if !h.Fortran {
 			decode(part, raw)
@@ -285,8 +307,21 @@ func (h *Header) places() func() int {
 }
 
 // Write writes a version 1.0 file of an array in C order, little endian. descr is numpy's
-// name of the type with its byte order, such as "<f4", and data has its elements.
+// name of the type with its byte order, such as "<f4", and data has its elements; the header alone is
+// written for nil. It returns kernels.ErrDType for a type that the bytes of data would not have,
+// kernels.ErrShape for a shape of another number of elements, and the errors of w.
 func Write[T any](w io.Writer, descr string, shape []int, data []T) error {
+	var h Header
+	switch err := h.SetShape(shape); {
+	case !h.setType(descr) || h.Size > 1 && h.Order != binary.LittleEndian:
+		return fmt.Errorf("npy: descr is %q, it must be that of a little-endian type, such as <f4: %w", descr, kernels.ErrDType)
+	case data != nil && binary.Size(make([]T, 1)) != h.Size:
+		return fmt.Errorf("npy: descr is %q, elements of the data are %T: %w", descr, *new(T), kernels.ErrDType)
+	case err != nil:
+		return fmt.Errorf("npy: %w", err)
+	case data != nil && len(data) != h.Count:
+		return fmt.Errorf("npy: shape %v has %d elements, the data %d: %w", shape, h.Count, len(data), kernels.ErrShape)
+	}
 	buf := bufio.NewWriterSize(w, 1<<20)
 	if _, err := buf.WriteString(head(descr, shape)); err != nil {
 		return err

@@ -2,6 +2,8 @@ package npy
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"io"
 	"math"
 	"slices"
@@ -9,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/sbinet/npyio/npy"
+
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
@@ -79,6 +83,8 @@ func TestOpenRefuses(t *testing.T) {
 	} {
 		if _, _, err := Open(strings.NewReader(c.text), c.size); err == nil || !strings.Contains(err.Error(), c.contains) {
 			t.Errorf("%s: error is %v, should contain %q", c.name, err, c.contains)
+		} else if !errors.Is(err, kernels.ErrFile) {
+			t.Errorf("%s: %v is not ErrFile", c.name, err)
 		}
 	}
 }
@@ -111,6 +117,68 @@ func TestHeadersOfOtherWriters(t *testing.T) {
 			t.Errorf("%s: shape %v, %v, should be %v", c.dict, h.Shape, err, c.shape)
 		case c.contains != "" && (err == nil || !strings.Contains(err.Error(), c.contains)):
 			t.Errorf("%s: error is %v, should contain %q", c.dict, err, c.contains)
+		}
+	}
+}
+
+// TestTypes reads the number 1 in each spelling of its type: a byte order but < and > is the
+// machine's, as in numpy, and ml_dtypes writes bf16 as V2. Other types are refused.
+func TestTypes(t *testing.T) {
+	native := "<"
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		native = ">"
+	}
+	for _, c := range []struct{ name, is, big string }{
+		{"f2", "f2", "\x3c\x00"}, {"f4", "f4", "\x3f\x80\x00\x00"}, {"f8", "f8", "\x3f\xf0\x00\x00\x00\x00\x00\x00"},
+		{"V2", "bf16", "\x3f\x80"}, {"b1", "bool", "\x01"}, {"?", "bool", "\x01"}, {"i1", "i1", "\x01"}, {"u1", "u1", "\x01"},
+		{"u2", "u2", "\x00\x01"}, {"i4", "i4", "\x00\x00\x00\x01"}, {"i8", "i8", "\x00\x00\x00\x00\x00\x00\x00\x01"},
+		{"V1", "", ""}, {"V4", "", ""}, {"c8", "", ""}, {"f1", "", ""}, {"f16", "", ""}, {"f40", "", ""}, {"b2", "", ""}, {"u3", "", ""}, {"U2", "", ""}, {"O", "", ""},
+	} {
+		for _, order := range []string{"<", ">", "=", "|", ""} {
+			data := []byte(c.big)
+			if order == "<" || order != ">" && native == "<" {
+				slices.Reverse(data)
+			}
+			file, ints := head(order+c.name, []int{1})+string(data), c.is != "" && strings.Contains("iu", c.is[:1])
+			h, err := ReadHeader(strings.NewReader(file), int64(len(file)), ints)
+			if _, other := ReadHeader(strings.NewReader(file), int64(len(file)), !ints); c.is != "" && !errors.Is(other, kernels.ErrDType) {
+				t.Errorf("%s%s with ints %v: %v", order, c.name, !ints, other)
+			}
+			switch {
+			case c.is == "" && !errors.Is(err, kernels.ErrDType):
+				t.Errorf("%s%s is read as %s, %v", order, c.name, h.TypeName(), err)
+			case c.is == "":
+			case err != nil || h.TypeName() != c.is:
+				t.Errorf("%s%s is read as %s, %v; want %s", order, c.name, h.TypeName(), err, c.is)
+			default:
+				var f [1]float32
+				var i [1]int64
+				if h.Kind == 'f' || h.Kind == 'w' {
+					h.Float32s(f[:], data)
+				} else {
+					h.Int64s(i[:], data)
+				}
+				if f[0]+float32(i[0]) != 1 {
+					t.Errorf("%s%s is read as %v", order, c.name, f[0]+float32(i[0]))
+				}
+			}
+		}
+	}
+}
+
+// TestWriteRefuses: a file whose header contradicts its data is not written.
+func TestWriteRefuses(t *testing.T) {
+	for _, c := range []struct {
+		descr string
+		shape []int
+		want  error
+	}{
+		{">f4", []int{2}, kernels.ErrDType}, {"<f8", []int{2}, kernels.ErrDType}, {"<c8", []int{2}, kernels.ErrDType}, {"', }", []int{2}, kernels.ErrDType},
+		{"<f4", []int{3}, kernels.ErrShape}, {"<f4", []int{-1, -2}, kernels.ErrShape}, {"<f4", []int{1 << 40, 1 << 40}, kernels.ErrShape},
+	} {
+		var file bytes.Buffer
+		if err := Write(&file, c.descr, c.shape, []float32{1, 2}); !errors.Is(err, c.want) || file.Len() > 0 {
+			t.Errorf("%s %v: %d bytes, %v, want %v", c.descr, c.shape, file.Len(), err, c.want)
 		}
 	}
 }

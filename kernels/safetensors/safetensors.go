@@ -25,6 +25,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
@@ -54,8 +55,16 @@ var types = map[string]struct {
 const maxHeader = 100_000_000
 
 // ReadHeader reads the header of a file of the given size. Its errors describe what is wrong
-// with the file; they wrap ErrMemory, the errors of r, and no others.
+// with the file: kernels.ErrMemory, or kernels.ErrFile, also for errors of r, which it wraps too.
 func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
+	h, err := readHeader(r, size)
+	if !errors.Is(err, kernels.ErrMemory) {
+		err = op.As(kernels.ErrFile, err)
+	}
+	return h, err
+}
+
+func readHeader(r io.ReaderAt, size int64) (*Header, error) {
 	var lead [8]byte
 	if size < int64(len(lead)) {
 		return nil, fmt.Errorf("truncated: it ends after %d bytes, inside the length of the .safetensors header", size)
@@ -203,16 +212,16 @@ func (h *Header) place(start, size int64) error {
 	return nil
 }
 
-// Tensor returns where and how the data of a tensor is stored. It returns an error with the
-// names that exist if there is no such tensor, and for types that are not read: F4, F6, F8 and
-// complex numbers.
+// Tensor returns where and how the data of a tensor is stored. It returns kernels.ErrFile with the
+// names that exist if there is no such tensor, and kernels.ErrDType for types that are not read: F4, F6,
+// F8 and complex numbers.
 func (h *Header) Tensor(name string) (npy.Header, error) {
 	t, ok := h.tensors[name]
 	switch {
 	case !ok:
-		return t.Header, fmt.Errorf("there is no tensor %q, the file has %s", name, h.List(""))
+		return t.Header, op.As(kernels.ErrFile, fmt.Errorf("there is no tensor %q, the file has %s", name, h.List("")))
 	case t.Kind == 0:
-		return t.Header, fmt.Errorf("tensor %q is %.20s, which is not read: convert it to F32, F16 or BF16", name, t.dtype)
+		return t.Header, op.As(kernels.ErrDType, fmt.Errorf("tensor %q is %.20s, which is not read: convert it to F32, F16 or BF16", name, t.dtype))
 	}
 	return t.Header, nil
 }

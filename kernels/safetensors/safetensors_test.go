@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
@@ -144,8 +145,8 @@ func TestReadHeaderRefuses(t *testing.T) {
 		{"a deep nest", file(`{"a":{"x":` + strings.Repeat("[", 20000) + `}}`), "exceeded max depth"},
 	} {
 		_, err := ReadHeader(bytes.NewReader(c.content), int64(len(c.content)))
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: error is %v, should contain %q", c.name, err, c.want)
+		if !errors.Is(err, kernels.ErrFile) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error is %v, should be ErrFile and contain %q", c.name, err, c.want)
 		}
 	}
 	// A file that shrinks, and memory that runs out.

@@ -35,13 +35,6 @@ type Streams struct {
 	program  string
 }
 
-// Exit codes. 130 is the shells' code for a program that Ctrl-C ended (128 + SIGINT).
-const (
-	ExitFailed      = 1
-	ExitUsage       = 2
-	ExitInterrupted = 130
-)
-
 // ErrReported fails a command whose output has described the failure already.
 var ErrReported = errors.New("failed")
 
@@ -67,24 +60,21 @@ func (p Program) Main(args []string) {
 		os.Setenv("XDG_RUNTIME_DIR", "/nonexistent") // cannot fail for this name
 	}
 	signal.Ignore(syscall.SIGPIPE) // a closed output is an error of Write
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The first signal cancels. A second one ends the program, even where a
-	// device keeps it waiting.
-	context.AfterFunc(ctx, stop)
-	os.Exit(p.Run(ctx, args, os.Stdout, os.Stderr))
+	os.Exit(p.Run(flags.Context(), args, os.Stdout, os.Stderr))
 }
 
 // Run parses args, runs the chosen command, and returns the exit code.
 func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int) {
 	// fail prints err as one line. No other function prints errors.
-	fail := func(err error, code int) int {
+	fail := func(err error) int {
 		fmt.Fprintf(stderr, "%s: %s\n", p.Name, page.Line(err.Error()))
-		return code
+		return flags.ExitCode(ctx, err)
 	}
 	// A bug must not answer bad input with a page of stack.
 	defer func() {
 		if bug := recover(); bug != nil {
-			code = fail(fmt.Errorf("internal error, please report it: %v", bug), ExitFailed)
+			fail(fmt.Errorf("internal error, please report it: %v", bug))
+			code = flags.ExitFailed
 		}
 	}()
 	args = flags.JoinNegative(args)
@@ -102,14 +92,14 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 		kong.Bind(&Streams{Out: out, Err: stderr, Args: args, program: p.Name}),
 	)...)
 	if err != nil {
-		return fail(err, ExitFailed)
+		return fail(err)
 	}
 	parsed, err := parser.Parse(args)
 	switch {
 	case exited:
 		return code
 	case err != nil:
-		return fail(flags.Reworded(err), ExitUsage)
+		return fail(flags.Reworded(err))
 	}
 	err = parsed.Run()
 	if err == nil && printed.err != nil {
@@ -118,17 +108,12 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 	switch {
 	case err == nil:
 		return 0
-	case ctx.Err() != nil: // the cause of err, whatever its text
-		if !errors.As(err, new(Interrupted)) {
-			err = errors.New("interrupted, no file was written")
-		}
-		return fail(err, ExitInterrupted)
-	case errors.Is(err, ErrReported):
-		return ExitFailed
-	case flags.IsUsage(err):
-		return fail(err, ExitUsage)
+	case ctx.Err() != nil && !errors.As(err, new(Interrupted)):
+		err = errors.New("interrupted, no file was written")
+	case ctx.Err() == nil && errors.Is(err, ErrReported):
+		return flags.ExitFailed
 	}
-	return fail(err, ExitFailed)
+	return fail(err)
 }
 
 // Note prints a line that is not an error.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"testing"
+
+	"github.com/seed90331342/attn/cmd/internal/flags"
 )
 
 type noReader struct{}
@@ -31,7 +33,7 @@ func TestClosedOutput(t *testing.T) {
 	var stderr bytes.Buffer
 	program := Program{Name: "attn", Grammar: func() any { return &grammar }}
 	code := program.Run(t.Context(), []string{"print"}, noReader{}, &stderr)
-	if code != ExitFailed || stderr.String() != "attn: standard output: io: read/write on closed pipe\n" {
+	if code != flags.ExitFailed || stderr.String() != "attn: standard output: io: read/write on closed pipe\n" {
 		t.Errorf("exit code %d, %q", code, stderr.String())
 	}
 	if !done {

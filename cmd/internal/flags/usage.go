@@ -18,9 +18,41 @@ func (u usage) Unwrap() error { return u.error }
 // Usagef returns an error of the command line.
 func Usagef(format string, args ...any) error { return usage{fmt.Errorf(format, args...)} }
 
-// IsUsage reports whether err is wrong usage: one of Usagef, an option out of its range,
-// or the name of a backend that does not exist.
+// ofFile is an error of a file that a flag names.
+type ofFile struct{ error }
+
+// Unwrap returns the error itself.
+func (f ofFile) Unwrap() error { return f.error }
+
+// OfFile marks err as the fault of a file that a flag names: it is not wrong usage.
+func OfFile(err error) error {
+	if err == nil {
+		return nil
+	}
+	return ofFile{err}
+}
+
+// Blame marks the error of a call over files as wrong usage if without, the same call without the values
+// that the command line has, returns no error, and otherwise as that of a file.
+func Blame(err error, without func() error) error {
+	for _, of := range []error{kernels.ErrShape, kernels.ErrDType, kernels.ErrOption, kernels.ErrUnsupported} {
+		switch {
+		case !errors.Is(err, of):
+		case without() == nil:
+			return usage{err}
+		default:
+			return ofFile{err}
+		}
+	}
+	return err
+}
+
+// IsUsage reports whether err is wrong usage: one of Usagef, or an option out of its range or
+// the name of a backend that does not exist, unless they come from a file.
 func IsUsage(err error) bool {
+	if _, file := errors.AsType[ofFile](err); file {
+		return false
+	}
 	_, marked := errors.AsType[usage](err)
 	return marked || errors.Is(err, kernels.ErrOption) || errors.Is(err, kernels.ErrNoBackend)
 }
@@ -37,9 +69,14 @@ var (
 	)
 )
 
-// Reworded returns an error of kong's parser in the words of a user, as wrong usage.
+// Reworded returns an error of kong's parser in the words of a user, as wrong usage unless it is that of
+// a file.
 func Reworded(err error) error {
-	return Usagef("%s", reworded.Replace(noValue.ReplaceAllString(err.Error(), "a value is missing")))
+	text := fmt.Errorf("%s", reworded.Replace(noValue.ReplaceAllString(err.Error(), "a value is missing")))
+	if _, file := errors.AsType[ofFile](err); file {
+		return ofFile{text}
+	}
+	return usage{text}
 }
 
 // negative matches values that kong would parse as short flags, alone or in a list: -0.5 and 0.3,-1.

@@ -13,7 +13,7 @@
 // new file has the permissions of the old one. A symbolic link stays and its target is replaced.
 //
 // A pipe or a character device is written in place by Write. Anything else is refused, and so are two
-// outputs that are one file.
+// outputs that are one file, as wrong usage.
 //
 // Each file has its old or its whole new content after an error and after a crash, on file systems that keep
 // the order of changes to a folder, as ext4, XFS, Btrfs, APFS and NTFS do. A set is no transaction: when
@@ -31,6 +31,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/seed90331342/attn/cmd/internal/flags"
 )
 
 // Set is a set of output files. The zero value is an empty set.
@@ -75,7 +77,7 @@ func (s *Set) add(f *file) (err error) {
 	case f.info != nil && f.info.Mode()&fs.ModeDevice == 0:
 		for _, other := range s.outputs {
 			if other.info != nil && os.SameFile(f.info, other.info) {
-				return fmt.Errorf("%s names the same file", other.name)
+				return flags.Usagef("%s names the same file", other.name)
 			}
 		}
 	}
@@ -92,7 +94,7 @@ func (s *Set) add(f *file) (err error) {
 	case errors.Is(err, fs.ErrExist):
 		for _, other := range s.outputs {
 			if strings.EqualFold(filepath.Base(other.target), base) {
-				return fmt.Errorf("%s names the same file", other.name)
+				return flags.Usagef("%s names the same file", other.name)
 			}
 		}
 	case errors.Is(err, fs.ErrNotExist):

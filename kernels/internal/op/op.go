@@ -23,6 +23,22 @@ func Annotate(err *error, operation string) {
 	}
 }
 
+// As wraps err in a sentinel that its text does not repeat, as where it describes a file. It returns
+// nil for nil.
+func As(sentinel, err error) error {
+	if err == nil {
+		return nil
+	}
+	return as{err, sentinel}
+}
+
+type as struct {
+	error
+	sentinel error
+}
+
+func (a as) Unwrap() []error { return []error{a.error, a.sentinel} }
+
 // Need returns be with an optional ability, such as a backend.Copier, or ErrUnsupported with the
 // ability's name.
 func Need[T any](be backend.Backend, ability string) (T, error) {

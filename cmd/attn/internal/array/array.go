@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"unsafe"
@@ -57,7 +58,7 @@ func split(s string) (path, name string, tensor bool) {
 func Open(flag, path string, bools bool) (*File, error) {
 	f, err := open(flag, path, false)
 	if err == nil && f.Kind == 'b' && !bools {
-		return nil, f.Errorf("elements are bool, they must be f2, f4 or f8")
+		return nil, f.Errorf("elements are bool, they must be f2, f4, f8 or bf16")
 	}
 	return f, err
 }
@@ -296,33 +297,34 @@ func (i interruptible) Write(p []byte) (int, error) {
 // bf16, which numpy lacks, becomes f4.
 func WriteTensor(ctx context.Context, w io.Writer, t kernels.Tensor, shape []int) error {
 	w = interruptible{ctx, nil, w}
+	n := t.Shape().Elements()
 	switch t.DType() {
 	case kernels.F32:
 		data, err := t.Float32s()
 		if err != nil {
 			return err
 		}
-		return npy.Write(w, "<f4", shape, data)
+		return npy.Write(w, "<f4", shape, data[:n])
 	case kernels.Bool:
 		data, err := t.Bools()
 		if err != nil {
 			return err
 		}
-		return npy.Write(w, "|b1", shape, data)
+		return npy.Write(w, "|b1", shape, data[:n])
 	}
 	data, err := t.Bits()
 	if err != nil {
 		return err
 	}
 	if t.DType() == kernels.F16 {
-		return npy.Write(w, "<f2", shape, data)
+		return npy.Write(w, "<f2", shape, data[:n])
 	}
-	wide, err := kernels.Make[uint32](len(data)) // bf16 is the upper half of f4
+	wide, err := kernels.Make[float32](n)
 	if err != nil {
 		return err
 	}
-	for i, bits := range data {
-		wide[i] = uint32(bits) << 16
+	for i := range wide { // bf16 is the upper half of f4
+		wide[i] = math.Float32frombits(uint32(data[i]) << 16)
 	}
 	return npy.Write(w, "<f4", shape, wide)
 }

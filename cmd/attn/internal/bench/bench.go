@@ -48,7 +48,7 @@ type Command struct {
 	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores of all heads."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat the flag or separate names with commas. Default: all." placeholder:"NAME"`
 	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits), and run none."`
-	Threads []int         `name:"threads" help:"Threads of the CPU backend; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
+	Threads []int         `name:"threads" help:"Threads of the CPU backend, at most GOMAXPROCS; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
 	Memory  cli.Size      `name:"device-memory" placeholder:"SIZE" help:"Limit of the GPU memory in use: 256M, 2G. Tensors beyond it stay in host memory and are streamed. Default: all of it."`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among backends and series; cases beyond it are predicted. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
 	Rounds  int           `name:"rounds" help:"Rounds of each case, of several calls with the ceilings next to them. Default: as many as a precise median takes." placeholder:"N"`
@@ -293,6 +293,9 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 			for _, info := range l.Infos {
 				names = append(names, info.Name)
 			}
+			if flags.IsUsage(l.Err) { // of a variable of the environment
+				return nil, nil, l.Err
+			}
 			if l.Err != nil {
 				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, page.Line(l.Err.Error())))
 			}
@@ -309,7 +312,7 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 		for _, n := range threads {
 			dev, err := c.openOne(name, n)
 			switch {
-			case err != nil && len(c.Backend) > 0:
+			case err != nil && (len(c.Backend) > 0 || flags.IsUsage(err)):
 				return devices, missing, fmt.Errorf("--backend: %w", err)
 			case err != nil: // a listed device that does not open: the others are measured
 				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, page.Line(err.Error())))

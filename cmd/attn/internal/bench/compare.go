@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/seed90331342/attn/bench/report"
@@ -31,7 +32,8 @@ func readReport(ctx context.Context, path string) (*report.Report, error) {
 	return r, nil
 }
 
-// Run compares the reports. It always fails when a measured case has become wrong.
+// Run compares the reports. It always fails when a measured case has become wrong, and when a report
+// is incomplete.
 func (c *Compare) Run(ctx context.Context, out *cli.Streams) error {
 	was, err := readReport(ctx, c.Old)
 	if err != nil {
@@ -41,6 +43,19 @@ func (c *Compare) Run(ctx context.Context, out *cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	err = c.compare(out, was, now)
+	for _, r := range []struct {
+		path string
+		*report.Report
+	}{{c.Old, was}, {c.New, now}} {
+		if r.Interrupted {
+			err = errors.Join(err, fmt.Errorf("%s is incomplete, its run was %w: continue it with attn bench --resume %s", r.path, report.ErrInterrupted, r.path))
+		}
+	}
+	return err
+}
+
+func (c *Compare) compare(out *cli.Streams, was, now *report.Report) error {
 	changes := report.Compare(was, now, float64(c.Percent))
 	if err := report.WriteChanges(out.Out, was, now, changes, float64(c.Percent)); err != nil {
 		return err

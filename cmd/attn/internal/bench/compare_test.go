@@ -3,6 +3,7 @@ package bench
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -117,6 +118,14 @@ func TestBenchResumes(t *testing.T) {
 	stopped.Cases[1].Status, stopped.Cases[1].Rounds = report.NotRun, nil
 	stopped.Cases[1].Derive()
 	clitest.NoError(t, output.Write(t.Context(), path, stopped.WriteJSON))
+	for _, c := range []struct{ want, args string }{
+		{path + " is incomplete, its run was interrupted: continue it with attn bench --resume " + path, "compare " + path + " " + path},
+		{"which this run would drop: --seq was 64 and is 32 now: give the flags of that run (attn bench --seq 64,128 ", "bench --seq 32 --heads 1 --backend cpu --threads 1 --resume " + path},
+	} {
+		if code, _, stderr := attn(t, strings.Fields(c.args)...); code == 0 || !strings.Contains(stderr, c.want) {
+			t.Errorf("%s: exit code %d, stderr %q, want %q", c.args, code, stderr, c.want)
+		}
+	}
 	code, out, stderr := benchmark(t.Context(), append(args, "--resume", path)...)
 	if code != 0 || stderr != "" {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
@@ -138,9 +147,10 @@ func TestBenchResumes(t *testing.T) {
 
 // Each combination of lists is a series, and each number of threads a backend.
 func TestBenchSweepsLists(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // 99 threads are 2
 	dir := t.TempDir()
 	path, lines, markdown := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.txt"), filepath.Join(dir, "r.md")
-	code, out, stderr := benchmark(t.Context(), "--seq", "32", "--heads", "1,2", "--dim", "16", "--dtype", "f32,bf16", "--threads", "1,2", "--backend", "cpu", "--rounds", "3",
+	code, out, stderr := benchmark(t.Context(), "--seq", "32", "--heads", "1,2", "--dim", "16", "--dtype", "f32,bf16", "--threads", "1,2,99", "--backend", "cpu", "--rounds", "3",
 		"--json", path, "--gobench", lines, "--markdown", markdown)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)

@@ -19,7 +19,8 @@ type Inputs struct {
 	Dims  kernels.Dims
 
 	options kernels.Options
-	axes    []int // for each axis of the files, its place in [B, H, S, D]
+	ofFiles kernels.Options // those of options whose values come from files
+	axes    []int           // for each axis of the files, its place in [B, H, S, D]
 }
 
 // Mask is the file of a mask or a bias.
@@ -85,7 +86,9 @@ func (p *Problem) Open() (*Inputs, error) {
 	}
 	qs, ks, vs := t[0].Shape(), t[1].Shape(), t[2].Shape()
 	in.Dims = kernels.Dims{Batch: qs[0], Heads: qs[1], KVHeads: ks[1], SeqQ: qs[2], SeqK: ks[2], Dim: qs[3], ValueDim: vs[3]}
-	in.options, err = p.options(in.Dims)
+	if in.ofFiles, err = p.ofFiles().options(in.Dims); err == nil {
+		in.options, err = p.options(in.Dims)
+	}
 	return in, err
 }
 
@@ -244,14 +247,22 @@ func (in *Inputs) Bias() *Mask {
 
 // Prepare prepares the call with the outputs lse and weights on tensors without
 // memory, which validates everything but the data. It returns an error for files
-// beyond the memory of the machine.
+// beyond the memory of the machine. Errors are wrong usage where the files alone are a call.
 func (in *Inputs) Prepare(dev *kernels.Device, lse, weights bool) (*kernels.Call, error) {
+	opt := in.options
+	opt.LSE, opt.Weights = lse, weights
+	c, err := in.prepare(dev, opt)
+	return c, flags.Blame(err, func() error {
+		_, err := in.prepare(dev, in.ofFiles)
+		return err
+	})
+}
+
+func (in *Inputs) prepare(dev *kernels.Device, opt kernels.Options) (*kernels.Call, error) {
 	t, err := in.meta()
 	if err != nil {
 		return nil, err
 	}
-	opt := in.options
-	opt.LSE, opt.Weights = lse, weights
 	for _, m := range in.Masks {
 		if *m.field(&opt), err = kernels.Meta(m.DType(), m.Shape); err != nil {
 			return nil, m.Errorf("%w", err)

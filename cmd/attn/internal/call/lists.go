@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -22,7 +23,7 @@ func (l *Ints) UnmarshalText(text []byte) (err error) {
 	if *l = (Ints{}); array.Named(string(text)) {
 		l.File = string(text)
 		l.Rows, err = array.ReadInts("", l.File)
-		return err
+		return flags.OfFile(err)
 	}
 	row, err := parseList(string(text), "a whole number of 32 bits", func(word string) (int32, error) {
 		n, err := strconv.ParseInt(word, 10, 32)
@@ -66,7 +67,7 @@ func (l *Floats) UnmarshalText(text []byte) error {
 		if err == nil {
 			l.Values, err = f.Float32s(context.Background(), func(string, ...any) {}) // a few numbers
 		}
-		return err
+		return flags.OfFile(err)
 	}
 	if l.Auto {
 		return nil

@@ -8,7 +8,7 @@ import (
 
 // Problem has the flags of a call over files.
 type Problem struct {
-	Q   string `name:"q" required:"" placeholder:"Q.npy" group:"Inputs" help:"Queries: [S,D], [B,S,D] or [B,H,S,D] of f2, f4 or f8 (rounded to f4); packed sequences [total,H,D]. Every input may be FILE.safetensors#NAME, a tensor of a file, also of bf16."`
+	Q   string `name:"q" required:"" placeholder:"Q.npy" group:"Inputs" help:"Queries: [S,D], [B,S,D] or [B,H,S,D] of f2, f4, f8 (rounded to f4) or bf16 (<V2); packed sequences [total,H,D]. Every input may be FILE.safetensors#NAME, a tensor of a file."`
 	K   string `name:"k" required:"" placeholder:"K.npy" group:"Inputs" help:"Keys, of q's rank; their heads divide q's."`
 	V   string `name:"v" required:"" placeholder:"V.npy" group:"Inputs" help:"Values, of q's rank, with k's heads and length and any head size."`
 	CuQ Ints   `name:"cu-q" placeholder:"0,N,..|FILE" group:"Inputs" help:"Packed sequences: the first row of each and the total, as a list or a file. q, k and v are [total,H,D]; each sequence attends to itself, without padding."`
@@ -64,6 +64,8 @@ func (p *Problem) Check() error {
 	switch {
 	case p.BlockMask == "" && p.BlockSize != 0:
 		return flags.Usagef("--block-size is given without a --block-mask")
+	case p.BlockMask != "" && p.BlockSize < 1:
+		return flags.Usagef("--block-size is %d, with a --block-mask it must be at least 1", p.BlockSize)
 	case p.CuK.Rows != nil && !p.packed():
 		return flags.Usagef("--cu-k is given without a --cu-q")
 	case p.RoPE.Base == nil && p.RoPE != (RoPE{}):
@@ -80,6 +82,22 @@ func (p *Problem) Check() error {
 
 // packed reports packed sequences.
 func (p *Problem) packed() bool { return p.CuQ.Rows != nil }
+
+// ofFiles returns the problem without the options that the command line has: those from files are left.
+func (p *Problem) ofFiles() *Problem {
+	f := &Problem{CuQ: p.CuQ, CuK: p.CuK, Segments: p.Segments, KVSegments: p.KVSegments, ALiBi: p.ALiBi, Sinks: p.Sinks, BlockSize: p.BlockSize}
+	for _, l := range []*Ints{&f.CuQ, &f.CuK, &f.Segments, &f.KVSegments} {
+		if l.File == "" {
+			*l = Ints{}
+		}
+	}
+	for _, l := range []*Floats{&f.ALiBi, &f.Sinks} {
+		if l.File == "" {
+			*l = Floats{}
+		}
+	}
+	return f
+}
 
 // options returns the options that need no files, for a call with the lengths d.
 func (p *Problem) options(d kernels.Dims) (kernels.Options, error) {

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -160,7 +160,7 @@ func TestRunBadOptions(t *testing.T) {
 		{"a sink of NaN", []string{"--sinks=1,2,3,nan"}, "sinks[3] is NaN"},
 		{"a short table of distances", []string{"--relative-bias", array("r.npy", "<f4", 4, 10)}, "relative bias: shape [1 4 1 10] does not broadcast to [2 4 1 11]"},
 		{"a table with rows", []string{"--relative-bias", array("r4.npy", "<f4", 1, 4, 1, 11)}, "has 4 axes, it must be [Sq+Sk-1]"},
-		{"blocks without a size", []string{"--block-mask", block}, "block size is 0"},
+		{"blocks without a size", []string{"--block-mask", block}, "--block-size is 0"},
 		{"a size without blocks", []string{"--block-size=4"}, "without a --block-mask"},
 		{"blocks of another size", []string{"--block-mask", block, "--block-size=4"}, "block mask: shape [1 1 2 3] does not broadcast to [2 4 2 2]"},
 		{"blocks of numbers", []string{"--block-mask", array("b4.npy", "<f4", 2, 3), "--block-size=3"}, "must be bool"},
@@ -189,7 +189,7 @@ func TestRunFailuresLeaveNothing(t *testing.T) {
 	}{
 		{"a device that is lost", func(func()) hooks {
 			return hooks{before: func(context.Context, *backend.Call) error { return fmt.Errorf("x: %w", kernels.ErrDeviceLost) }}
-		}, cli.ExitFailed, "device lost"},
+		}, flags.ExitFailed, "device lost"},
 		{"a wrong result under --check", func(func()) hooks {
 			return hooks{after: func(c *backend.Call) {
 				o, err := c.O.Float32s()
@@ -197,16 +197,16 @@ func TestRunFailuresLeaveNothing(t *testing.T) {
 					o[7] += 1e-3
 				}
 			}}
-		}, cli.ExitFailed, "check failed, nothing was written: o[0,0,0,7] is"},
+		}, flags.ExitFailed, "check failed, nothing was written: o[0,0,0,7] is"},
 		{"Ctrl-C before the call", func(cancel func()) hooks {
 			return hooks{before: func(context.Context, *backend.Call) error { cancel(); return nil }}
-		}, cli.ExitInterrupted, "interrupted"},
+		}, flags.ExitInterrupted, "interrupted"},
 		{"Ctrl-C after the call", func(cancel func()) hooks {
 			return hooks{after: func(*backend.Call) { cancel() }}
-		}, cli.ExitInterrupted, "interrupted"},
+		}, flags.ExitInterrupted, "interrupted"},
 		{"an error with lines in it", func(func()) hooks {
 			return hooks{before: func(context.Context, *backend.Call) error { return errors.Join(errors.New("one"), errors.New("two")) }}
-		}, cli.ExitFailed, "one; two"},
+		}, flags.ExitFailed, "one; two"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -157,6 +157,8 @@ func TestRunTypes(t *testing.T) {
 		{">f8", "f16", "<f2", "is f8, rounded to f4", kernels.F16.UnitRoundoff()},
 		{"<f4", "f16", "<f2", "", kernels.F16.UnitRoundoff()},
 		{"<f4", "bf16", "<f4", "", kernels.BF16.UnitRoundoff()},
+		{"<V2", "", "<f4", "", kernels.BF16.UnitRoundoff()},
+		{">V2", "f32", "<f4", "", kernels.F32.UnitRoundoff()},
 	}
 	for _, tt := range tests {
 		t.Run(tt.descr+" "+tt.dtype, func(t *testing.T) {

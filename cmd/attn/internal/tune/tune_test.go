@@ -2,6 +2,7 @@ package tune
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,6 +16,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 func grammar() any {
@@ -99,5 +101,8 @@ func TestTuneFiles(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "tuning.json")
 		clitest.NoError(t, os.WriteFile(path, []byte(c.data), 0o600))
 		mustFail(t, path+" … "+c.says, "tune", "--show", "--file", path)
+		if _, err := gpu.ReadTuneFile(path); !errors.Is(err, kernels.ErrFile) {
+			t.Errorf("%s: %v", c.name, err)
+		}
 	}
 }

@@ -143,6 +143,8 @@ func Encode(descr string, data []float64) (b []byte) {
 			b = order.AppendUint32(b, math.Float32bits(float32(x)))
 		case "f8":
 			b = order.AppendUint64(b, math.Float64bits(x))
+		case "V2": // bf16
+			b = order.AppendUint16(b, uint16(math.Float32bits(float32(x))>>16))
 		default: // bool and one-byte integers
 			b = append(b, byte(x))
 		}

@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 )
 
 // IsProgram is the environment variable of processes that run the program instead of tests.
@@ -62,8 +62,8 @@ func Interrupted(t *testing.T, cmd *exec.Cmd, signal os.Signal, started, after f
 		started()
 		_ = cmd.Process.Signal(signal) // fails if it has ended
 	}, after)
-	if code != cli.ExitInterrupted {
-		t.Errorf("exit code %d, should be %d", code, cli.ExitInterrupted)
+	if code != flags.ExitInterrupted {
+		t.Errorf("exit code %d, should be %d", code, flags.ExitInterrupted)
 	}
 	WantFailure(t, code, stdout, stderr, "interrupted, no file was written")
 }
