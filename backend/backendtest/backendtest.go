@@ -59,8 +59,7 @@ type Harness struct {
 	// GradientsEvery n > 1 computes the gradients of only every n-th case with -short, of few random
 	// problems, of no large heads, and all of a call at once, for backends that take long.
 	GradientsEvery int
-	// Lowered means that the limits of the device are lowered: it may refuse head sizes
-	// over 256 and pages, or listed rows, of 16-bit elements that are not aligned to 4 bytes.
+	// Lowered means that the limits of the device are lowered: it may refuse head sizes over 256.
 	Lowered bool
 	// LittleMemory means that gradients with head sizes over 256 may end with ErrMemory.
 	LittleMemory bool
@@ -129,7 +128,7 @@ func Run(t *testing.T, h Harness) {
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
 	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Draws, 100)) })
-	run("Small", func(t *testing.T) { testSmall(t, dev, h, h.small(1)) })
+	run("Small", func(t *testing.T) { testSmall(t, dev, h.small(1)) })
 	run("Properties", func(t *testing.T) { testProperties(t, dev) })
 	run("Merge", func(t *testing.T) { testMerge(t, dev) })
 	twice("Gradients", func(t *testing.T, dev *kernels.Device, _ *digests) { testGradients(t, dev, h) })
