@@ -38,7 +38,8 @@ import (
 // and batches.
 //
 // All operands must be in this backend's memory (ErrDevice) and not released (ErrReleased),
-// and outputs must not overlap anything else (ErrOverlap).
+// and outputs must not overlap anything else (ErrOverlap). No backend owns the tensors of
+// [HostF32] and [AllocHost]: operands are what Upload returns for them.
 type Backend interface {
 	// Info describes the device.
 	Info() Info

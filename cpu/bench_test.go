@@ -78,9 +78,8 @@ func BenchmarkLowPrecision(b *testing.B) {
 							dtype = backend.F32
 						}
 						from := random(b, uint64(i), shape)
-						var err error
-						*t, err = backend.AllocHost(dtype, shape)
-						must(b, err)
+						x, err := backend.AllocHost(dtype, shape)
+						*t = own(b, x, err)
 						must(b, be.Copy(b.Context(), []backend.Tensor{*t}, []backend.Tensor{from}))
 					}
 					return c

@@ -76,8 +76,7 @@ func testGuardPages(t *testing.T, tier string) {
 			}
 			x, err = backend.HostBits(data, dtype, shape)
 		}
-		must(t, err)
-		return x
+		return own(t, x, err)
 	}
 	be := open(t, Options{Tier: tier})
 	for _, n := range []struct{ heads, sq, sk, dim, dv int }{

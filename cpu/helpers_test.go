@@ -50,6 +50,14 @@ func sameBits(t *testing.T, what string, got, want backend.Tensor) {
 func alloc(t testing.TB, shape backend.Shape) backend.Tensor {
 	t.Helper()
 	x, err := backend.AllocHost(backend.F32, shape)
+	return own(t, x, err)
+}
+
+// own returns x as memory of the CPU.
+func own(t testing.TB, x backend.Tensor, err error) backend.Tensor {
+	t.Helper()
+	must(t, err)
+	x, err = x.Alias(owner, memory)
 	must(t, err)
 	return x
 }
@@ -70,8 +78,7 @@ func flags(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
 		data[i] = rng.IntN(4) > 0
 	}
 	x, err := backend.HostBool(data, shape)
-	must(t, err)
-	return x
+	return own(t, x, err)
 }
 
 // rowsOfHead returns rows [from, to) of head h of a contiguous F32 tensor.
@@ -106,8 +113,7 @@ func random(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
 		data[i] = rng.Float32()*2 - 1
 	}
 	x, err := backend.HostF32(data, shape)
-	must(t, err)
-	return x
+	return own(t, x, err)
 }
 
 // typed returns x, a contiguous F32 tensor, rounded to dtype.
@@ -118,7 +124,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 	}
 	shape := x.Shape()
 	y, err := backend.AllocHost(dtype, shape)
-	must(tb, err)
+	y = own(tb, y, err)
 	to := view.Of(&y)
 	from := floats(tb, x)
 	n := shape[backend.Dim]
@@ -136,10 +142,8 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 // plain returns a call of plain attention over random operands.
 func plain(t testing.TB, heads, seq, dim int) *backend.Call {
 	shape := backend.Shape{1, heads, seq, dim}
-	o, err := backend.AllocHost(backend.F32, shape)
-	must(t, err)
 	return &backend.Call{
-		Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: o,
+		Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: alloc(t, shape),
 		Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()},
 	}
 }

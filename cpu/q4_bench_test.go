@@ -25,9 +25,8 @@ func BenchmarkQ4(b *testing.B) {
 						shape[backend.Heads] *= d.share
 						shape[backend.Seq], dtype = 1, backend.F32
 					}
-					var err error
-					*t, err = backend.AllocHost(dtype, shape)
-					must(b, err)
+					x, err := backend.AllocHost(dtype, shape)
+					*t = own(b, x, err)
 					must(b, be.Copy(b.Context(), []backend.Tensor{*t}, []backend.Tensor{random(b, uint64(i), shape)}))
 				}
 				calls = append(calls, c)

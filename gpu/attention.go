@@ -220,17 +220,21 @@ func (a *attention) newCutter(buffers int) error {
 	}
 	a.cutter = a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
 	a.limit(a.cutter)
-	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
-	var pages []byte
-	if a.HasTable() || a.listed() {
-		pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
+	most := queue.MaxWindow(a.b.dev.Limits)
+	for bound := buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage); ; bound = false {
+		a.Collect(bound)
+		var pages []byte
+		if a.HasTable() || a.listed() {
+			pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
+		}
+		a.table = a.scoreOptions.table(pages)
+		switch {
+		case uint64(len(a.table)) <= most:
+			return nil
+		case !a.HasTable():
+			return fmt.Errorf("the table of listed keys and of the score mod's values takes %d bytes, a binding holds %d: use fewer of them: %w", len(a.table), most, backend.ErrUnsupported)
+		}
 	}
-	a.table = a.scoreOptions.table(pages)
-	if most := queue.MaxWindow(a.b.dev.Limits); uint64(len(a.table)) > most {
-		return fmt.Errorf("the table of pages and of the score mod's values takes %d bytes, a binding holds %d: use larger pages or fewer values: %w",
-			len(a.table), most, backend.ErrUnsupported)
-	}
-	return nil
 }
 
 // listed reports whether kernels look up listed keys: their rows, or their positions, on which these options depend.
@@ -240,13 +244,8 @@ func (a *attention) listed() bool {
 }
 
 // check returns backend.ErrUnsupported when k has more storage buffers than the device
-// binds, or pages cannot be collected.
+// binds.
 func (a *attention) check(k shaders.Variant) error {
-	for _, o := range []*cut.Operand{a.K, a.V} {
-		if err := o.Collectable(); err != nil {
-			return err
-		}
-	}
 	need := len(shaders.Describe(k).Bindings) - 1 // without the uniform
 	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
 	if need > have {

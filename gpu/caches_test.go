@@ -396,47 +396,57 @@ func TestTuneTypesOfKeys(t *testing.T) {
 }
 
 // TestPagesWithinEightBuffers compares, bit for bit, a device with only the 8 storage
-// buffers that every device has, on which decoding looks pages up and prefill has them
-// collected, with one that has more.
+// buffers that every device has, on which decoding looks pages and listed keys up and prefill
+// has them collected, with one that has more.
 func TestPagesWithinEightBuffers(t *testing.T) {
 	few := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
 	b := open(t, Options{})
-	table := [][]int32{{4, 0, 2}, {1, 4}}
-	for rows, turned := range map[int]bool{1: false, decodeRows + 1: false, decodeRows + 2: true} {
+	for _, x := range []struct {
+		rows           int
+		dtype          backend.DType
+		size, dim      int
+		turned, listed bool // depths lie further apart than keys; keys are listed
+	}{
+		{1, backend.F16, 16, 32, false, false},
+		{decodeRows + 1, backend.F16, 16, 32, false, false},
+		{decodeRows + 2, backend.F16, 16, 32, true, false},
+		{decodeRows + 1, backend.F16, 5, 31, false, false}, // from here on pages, heads or rows begin inside a word
+		{decodeRows + 1, backend.F16, 3, 31, true, false},
+		{decodeRows + 1, backend.F16, 4, 31, false, true},
+		{decodeRows + 1, backend.Q4, 5, 32, false, false},
+	} {
 		call := func(b *Backend) backend.Call {
-			pool := tensor(t, b, backend.F16, backend.Shape{5, 1, 16, 32}, wave)
-			if turned { // depths lie further apart than keys
-				var err error
-				pool, err = tensor(t, b, backend.F16, backend.Shape{5, 1, 32, 16}, wave).Swap(backend.Seq, backend.Dim)
+			shape := backend.Shape{6, 2, x.size, x.dim}
+			if x.turned {
+				shape[backend.Seq], shape[backend.Dim] = x.dim, x.size
+			}
+			pool, err := tensor(t, b, x.dtype, shape, wave).Slice(backend.Batch, 1, 6)
+			check(t, err)
+			if x.turned {
+				pool, err = pool.Swap(backend.Seq, backend.Dim)
 				check(t, err)
 			}
-			return backend.Call{Q: tensor(t, b, backend.F32, backend.Shape{2, 1, rows, 32}, wave), K: pool, V: pool,
-				Pages:   &backend.Pages{Table: table, Keys: 40},
-				Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{40, 30}}}}
+			c := backend.Call{Q: tensor(t, b, backend.F32, backend.Shape{2, 2, x.rows, x.dim}, wave), K: pool, V: pool,
+				Pages: &backend.Pages{Table: [][]int32{{4, 0, 2}, {1, 4}}, Keys: x.size * 5 / 2}, Problem: backend.Problem{Scale: 0.3, Visible: backend.Everything()}}
+			if c.Visible.KLen = []int{x.size * 5 / 2, 2*x.size - 2}; x.listed {
+				c.Listed, c.Visible.KLen = [][]int32{{9, 0, 3, 6}, {1, 2}}, []int{4, 2}
+			}
+			return c
 		}
 		o, lse := attend(t, few, call(few))
 		wantO, wantLSE := attend(t, b, call(b))
-		sameRow(t, fmt.Sprintf("%d rows: o", rows), o, wantO)
-		sameRow(t, fmt.Sprintf("%d rows: lse", rows), lse, wantLSE)
+		sameRow(t, fmt.Sprintf("%+v: o", x), o, wantO)
+		sameRow(t, fmt.Sprintf("%+v: lse", x), lse, wantLSE)
 		for want, b := range map[string]*Backend{"looked up": b, "collected": few} {
-			if rows == 1 {
+			if x.rows == 1 {
 				want = "looked up"
 			}
 			c := call(b)
 			c.O = alloc(t, b, backend.F32, c.Q.Shape())
 			if p, err := b.Plan(t.Context(), &c); err != nil || !strings.Contains(p.Why, want) {
-				t.Errorf("%d rows: %s, %v, should say %q", rows, p.Why, err, want)
+				t.Errorf("%+v: %s, %v, should say %q", x, p.Why, err, want)
 			}
 		}
-	}
-	// Pages of an odd number of 16-bit elements can only be looked up.
-	pool := tensor(t, few, backend.F16, backend.Shape{5, 1, 3, 5}, wave)
-	c := backend.Call{Q: tensor(t, few, backend.F32, backend.Shape{1, 1, decodeRows + 1, 5}, wave), K: pool, V: pool,
-		Pages: &backend.Pages{Table: table[:1], Keys: 9}, Problem: backend.Problem{Visible: backend.Everything()}}
-	c.O = alloc(t, few, backend.F32, c.Q.Shape())
-	err := few.Attention(t.Context(), &c)
-	if _, planned := few.Plan(t.Context(), &c); !errors.Is(err, backend.ErrUnsupported) || !errors.Is(planned, backend.ErrUnsupported) || !strings.Contains(err.Error(), "even number") {
-		t.Errorf("got %v, and of the plan %v", err, planned)
 	}
 }
 

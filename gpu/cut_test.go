@@ -176,25 +176,37 @@ func testCutsChangeNoBit(t *testing.T, problem func(testing.TB, *Backend) *backe
 	}
 }
 
-// TestManyKeys exceeds what one loop of a software driver may count: with q = 0 and v = 1
-// each row is 1 and its log-sum-exp is log Sk.
+// TestManyKeys exceeds what one loop of a software driver may count, and has more pages than a
+// table holds that can be bound: with q = 0 and v = 1 each row is 1 and its log-sum-exp is log Sk.
 func TestManyKeys(t *testing.T) {
-	b := open(t, Options{})
-	const sk, d = 400_000, 8
+	const d = 8
 	one := func(int) float32 { return 1 }
-	k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, one))
-	c := &backend.Call{
-		Q: upload(t, b, host(t, backend.Shape{1, 1, 1, d}, func(int) float32 { return 0 })), K: k, V: k,
-		O: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, 1}),
-		Problem: backend.Problem{Scale: 1, Visible: backend.Everything()},
-	}
-	check(t, b.Attention(context.Background(), c))
-	if lse := floats(t, b, c.LSE)[0]; !(math.Abs(float64(lse)-math.Log(sk)) <= 1e-5) {
-		t.Errorf("lse is %v, should be log %d = %v", lse, sk, math.Log(sk))
-	}
-	for i, o := range floats(t, b, c.O) {
-		if !(math.Abs(float64(o)-1) <= 1e-5) {
-			t.Errorf("o[%d] is %v, should be 1", i, o)
+	for _, x := range []struct {
+		opt          Options
+		keys, stored int // in pages of one key, if fewer are stored
+	}{
+		{Options{}, 400_000, 400_000},
+		{Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 36 << 10}}, 10_000, 1},
+	} {
+		b := open(t, x.opt)
+		k := upload(t, b, host(t, backend.Shape{1, 1, x.stored, d}, one))
+		c := &backend.Call{
+			Q: upload(t, b, host(t, backend.Shape{1, 1, 1, d}, func(int) float32 { return 0 })), K: k, V: k,
+			O: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, 1}),
+			Problem: backend.Problem{Scale: 1, Visible: backend.Everything()},
+		}
+		if x.stored < x.keys {
+			c.Pages = &backend.Pages{Table: [][]int32{make([]int32, x.keys)}, Keys: x.keys}
+		}
+		check(t, b.Attention(context.Background(), c))
+		want := math.Log(float64(x.keys))
+		if lse := floats(t, b, c.LSE)[0]; !(math.Abs(float64(lse)-want) <= 1e-5) {
+			t.Errorf("lse is %v, should be log %d = %v", lse, x.keys, want)
+		}
+		for i, o := range floats(t, b, c.O) {
+			if !(math.Abs(float64(o)-1) <= 1e-5) {
+				t.Errorf("o[%d] of %d keys is %v, should be 1", i, x.keys, o)
+			}
 		}
 	}
 }

@@ -62,8 +62,7 @@ type Harness struct {
 	// GradientsEvery n > 1 computes the gradients of only every n-th case with -short, of few random
 	// problems, of no large heads, and all of a call at once, for backends that take long.
 	GradientsEvery int
-	// Lowered means that the limits of the device are lowered: it may refuse head sizes
-	// over 256 and pages, or listed rows, of 16-bit elements that are not aligned to 4 bytes.
+	// Lowered means that the limits of the device are lowered: it may refuse head sizes over 256.
 	Lowered bool
 	// Forward leaves out gradients, for code paths that change the forward pass alone.
 	Forward bool
@@ -136,13 +135,14 @@ func Run(t *testing.T, h Harness) {
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
 	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Draws, 100)) })
-	run("Small", func(t *testing.T) { testSmall(t, dev, h, h.small(1)) })
+	run("Small", func(t *testing.T) { testSmall(t, dev, h.small(1)) })
 	run("Properties", func(t *testing.T) { testProperties(t, dev) })
 	run("Merge", func(t *testing.T) { testMerge(t, dev) })
 	run("Gradients", func(t *testing.T) { testGradients(t, dev, h) })
 	run("SmallGradients", func(t *testing.T) { testSmallGradients(t, dev, h.small(4)) })
 	run("Histories", func(t *testing.T) { testHistories(t, dev, h.small(4)) })
 	run("Refused", func(t *testing.T) { testRefused(t, dev) })
+	run("HostOperands", func(t *testing.T) { testHostOperands(t, dev) })
 	run("Plan", func(t *testing.T) { testPlan(t, dev) })
 	run("Concurrent", func(t *testing.T) { testConcurrent(t, dev) })
 	run("Cancel", func(t *testing.T) { testCancel(t, dev) })

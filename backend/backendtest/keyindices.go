@@ -120,7 +120,7 @@ func testKeyIndices(t *testing.T, dev *kernels.Device, h Harness) {
 	t.Run("as gathered", func(t *testing.T) { testGathered(t, dev) })
 	t.Run("drawn", func(t *testing.T) {
 		check(t, draws(h.Draws, 100), func(rt *rapid.T) {
-			b := drawKeys(rt, dev, h).build()
+			b := drawKeys(rt, dev).build()
 			if err := b.compare(b.once(t, dev, fused)); err != nil {
 				rt.Fatalf("%v: %v", b.Case, err)
 			}
@@ -130,14 +130,11 @@ func testKeyIndices(t *testing.T, dev *kernels.Device, h Harness) {
 }
 
 // drawKeys draws a case with lists, one in four in pages.
-func drawKeys(rt *rapid.T, dev *kernels.Device, h Harness) Case {
+func drawKeys(rt *rapid.T, dev *kernels.Device) Case {
 	n := func(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(rt, name) }
 	c := drawCase(rt)
 	if n("pages?", 0, 3) == 0 && c.Options.KSegments == nil {
 		c.PageSize = n("page", 1, 40)
-	}
-	if h.Lowered && c.keyType().Size() == 2 { // rows may begin inside a word
-		c.DType = backend.F32
 	}
 	return supported(dev, chosen(c, n("per head", 0, 1) == 0, n("rows", 1, 20), n("top k", 1, 160)))
 }
@@ -185,7 +182,7 @@ func testKeyGradients(t *testing.T, dev *kernels.Device, h Harness) {
 		}
 	}
 	check(t, draws(h.Draws, 100), func(rt *rapid.T) {
-		c := drawKeys(rt, dev, h)
+		c := drawKeys(rt, dev)
 		c.PageSize = 0
 		if _, err := checkGradients(t, dev, c); err != nil {
 			rt.Fatalf("%v: %v", c, err)

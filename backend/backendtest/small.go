@@ -193,14 +193,11 @@ func (c *Case) drawOptions(t drawing) {
 
 // testSmall compares n small random problems with the oracle, with the LSE and without, and those
 // that may have weights with weights: the outputs have the same bits.
-func testSmall(t *testing.T, dev *kernels.Device, h Harness, n int) {
+func testSmall(t *testing.T, dev *kernels.Device, n int) {
 	problems, elements := 0, 0
 	check(t, n, func(rt *rapid.T) {
 		problems++
 		c := supported(dev, drawSmall(rt, false))
-		if h.Lowered && (c.Layout == Padded || c.Layout == Swapped) && c.keyType().Size() == 2 {
-			c.PageSize = 0
-		}
 		b := c.build()
 		on := b.on(t, dev)
 		defer on.release()

@@ -2,7 +2,6 @@ package cut
 
 import (
 	"encoding/binary"
-	"fmt"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -89,24 +88,6 @@ func (p *Pages) Bytes(k, v backend.Strides) (data []byte) {
 // At returns the position of the pages of batch b in the table.
 func (p *Pages) At(b int) int { return b * p.Width * p.words }
 
-// Collectable returns backend.ErrUnsupported when the pages of a gathered pool cannot be
-// copied one by one, because pages do not begin at words.
-func (o *Operand) Collectable() error {
-	if o.Pages == nil || !o.Gathered || o.T.DType().Size() == 4 {
-		return nil
-	}
-	s := o.T.Strides()
-	odd := o.T.Offset() | s[backend.Batch] | s[backend.Heads] | s[backend.Seq]*o.Pages.Size
-	if s[backend.Dim] > s[backend.Seq] {
-		odd |= s[backend.Dim]
-	}
-	if odd&1 == 0 {
-		return nil
-	}
-	return fmt.Errorf("%s has strides %v at offset %d: its pages or listed rows are collected before each step, because the pool or the table of places cannot be bound, and then each must begin at a word: use pages and rows of an even number of elements: %w",
-		o.Name, o.T.Strides(), o.T.Offset(), backend.ErrUnsupported)
-}
-
 // collected returns the window of the keys of some batches and heads that are in pages.
 // Pages follow one another, batch after batch, and keep the order of their axes. The
 // window's contents are unspecified where a batch has no page.
@@ -137,16 +118,21 @@ func (o *Operand) collected(lo, hi [4]int) View {
 	outer, end := o.repeat(a, Run{Lo: uint64(lo[backend.Heads]) * step(backend.Heads)}, axes[inside:], lo, hi, uint64(last-first-1)*page+span)
 	batch := (end + stagedAlign - 1) &^ (stagedAlign - 1)
 	a.Strides[backend.Batch] = int(batch / size)
+	shifted := false
 	for b := lo[backend.Batch]; b < hi[backend.Batch]; b++ {
 		have := min((o.Pages.count(b)+keys-1)/keys, last)
 		for n := first; n < have; n++ {
 			from := uint64(o.T.Offset()+o.Pages.begin(o.T.Strides(), b, n)) * size
 			to := uint64(b-lo[backend.Batch])*batch + uint64(n-first)*page
 			for _, r := range outer {
-				a.Runs = append(a.Runs, Run{from + r.Lo, (from + r.Lo + span + 3) &^ 3, to + r.To})
+				run := Run{from + r.Lo, from + r.Lo + span, to + r.To}
+				a.Runs, shifted = append(a.Runs, run), shifted || !run.atWords()
 			}
 		}
 	}
 	a.size = uint64(hi[backend.Batch]-lo[backend.Batch]) * batch
+	if shifted {
+		a.size += stagedAlign // a shift of all of it has words around its elements
+	}
 	return View{Window{Buf: a, Size: a.size}, (lo[backend.Seq] - first*keys) * a.Strides[backend.Seq], a.Strides}
 }

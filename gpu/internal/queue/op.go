@@ -113,9 +113,11 @@ func (d *Device) Count(op *Op) (e Extent, err error) {
 		}
 		e.MaxBox = max(e.MaxBox, p.Of.Box.Len(cut.Col))
 		e.State = max(e.State, p.State.Size)
-		return d.split(s, time.Time{}, func(first, n int, grid [3]uint32) error {
-			e.Dispatches++
-			return nil
+		return s.each(func(s Step) error {
+			return d.split(s, time.Time{}, func(first, n int, grid [3]uint32) error {
+				e.Dispatches++
+				return nil
+			})
 		})
 	})
 	return e, err
@@ -132,7 +134,7 @@ type Dispatch struct {
 
 // Dispatches calls f for each dispatch of op, in order. The tensors need no memory.
 func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
-	return op.walk(nil, nil, func(_ Chunk, s Step) error {
+	each := func(s Step) error {
 		x := Dispatch{Kernel: d.Pipelines.Own(s.Kernel), Params: s.Params}
 		for _, w := range s.Windows {
 			x.Sizes = append(x.Sizes, cmp.Or(w.Size, resource.MinBytes))
@@ -143,7 +145,8 @@ func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
 			x.Grid, x.Groups = grid, n
 			return f(x)
 		})
-	})
+	}
+	return op.walk(nil, nil, func(_ Chunk, s Step) error { return s.each(each) })
 }
 
 // split divides the workgroups of a step into dispatches that respect the time of a

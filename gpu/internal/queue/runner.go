@@ -57,6 +57,7 @@ type held struct {
 	state   port.Buffer
 	size    uint64                        // of the state that was needed last
 	gathers [port.MaxBindings]port.Buffer // for gathered windows, by binding
+	shift   port.Buffer                   // for the words of a shift
 }
 
 // Work names a call in errors and lists the memory of its operands. An operand that is updated
@@ -202,9 +203,9 @@ func (r *Runner) Queue(op *Op) error {
 	})
 }
 
-// dispatch queues a step. Its parameters are shaders.Ranged.
-func (r *Runner) dispatch(s Step) error {
-	x := dispatch{pipeline: r.d.Pipelines.Of(s.Kernel), windows: s.Windows, params: s.Params}
+// dispatch queues a step after copies. Its parameters are shaders.Ranged.
+func (r *Runner) dispatch(s Step, before ...cut.Copy) error {
+	x := dispatch{pipeline: r.d.Pipelines.Of(s.Kernel), windows: s.Windows, params: s.Params, before: before}
 	if n := len(x.pipeline.Kinds); n < len(s.Windows) {
 		_, err := shaders.Render(s.Kernel)
 		return fmt.Errorf("a kernel binds %d buffers and gets %d (%v): %w", n, len(s.Windows), err, backend.ErrUnsupported)
@@ -217,7 +218,9 @@ func (r *Runner) dispatch(s Step) error {
 		x.grid = grid
 		x.work = float64(n) * s.Each
 		x.seconds = r.d.pacing.seconds(x.pipeline.Pace.Speed(), n, s.Each)
-		return r.add(&x)
+		err := r.add(&x)
+		x.before = nil // the windows are filled
+		return err
 	})
 }
 

@@ -93,16 +93,8 @@ func (r *Runner) stage(x *dispatch) error {
 		switch {
 		case a.Of.OnHost:
 			x.windows[j].Buf, err = r.upload(a)
-		case !r.rehearsal:
-			buf := &r.held.gathers[j]
-			if err = r.hold(buf, a.Size()); err != nil {
-				break
-			}
-			x.windows[j].Buf = *buf
-			x.before = append(x.before, a.Copies(*buf, false)...)
-			if a.Of.Use != cut.Read {
-				x.after = append(x.after, a.Copies(*buf, true)...)
-			}
+		default:
+			err = r.gather(x, j, a)
 		}
 		if err != nil {
 			return err
