@@ -2,13 +2,16 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // openMatrices opens a device with matrix units. Without them the test is skipped.
@@ -128,5 +131,34 @@ func TestMatrixMutants(t *testing.T) {
 		if (worst > 1) != (m.old != "") {
 			t.Errorf("%s: %.3g of the bound", m.name, worst)
 		}
+	}
+}
+
+// TestMatrixPeak: the kernel makes the 64 products a round that the rate counts. With elements of 2^-14 and 1 each adds
+// K·2^-14 to one of four results, whose sum is stored.
+func TestMatrixPeak(t *testing.T) {
+	b := openMatrices(t, Options{})
+	rate, err := b.MatrixFLOPS(t.Context())
+	if err != nil || !(rate > 1e6) {
+		t.Errorf("%v operations a second, %v", rate, err)
+	}
+	m, _ := b.matrices.Largest()
+	out := alloc(t, b, backend.F32, backend.Shape{1, 1, 1, 64})
+	r, rounds := b.dev.NewRunner(t.Context()), 3
+	err = r.Dispatch(m, []cut.Window{{Buf: cut.StoreOf(out).Parts[0], Size: 256}}, &shaders.MatrixPeakParams{Rounds: rounds, Factor: 0x04000400}, [3]uint32{1, 1, 1})
+	if err == nil {
+		err = r.Flush()
+	}
+	if r.Finish(err); err != nil {
+		t.Fatal(err)
+	}
+	for i, x := range floats(t, b, out) {
+		if want := float32(64*rounds*m.K) / (1 << 14); x != want {
+			t.Fatalf("element %d is %v after %d rounds, want %v", i, x, rounds, want)
+		}
+	}
+	none := &Backend{dev: b.dev, info: b.info}
+	if _, err := none.MatrixFLOPS(t.Context()); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("without matrices: %v", err)
 	}
 }

@@ -124,6 +124,9 @@ type Matrix struct {
 	Depth, Columns int // D, a multiple of K, and Dv, a multiple of N, both multiples of 4
 }
 
+// MatrixPeak multiplies MxK times KxN in registers, in subgroups of Lanes threads.
+type MatrixPeak struct{ M, N, K, Lanes int }
+
 // Decode is the first half of decoding. A workgroup has a thread for each key of a tile.
 type Decode struct {
 	Expand Expand
@@ -242,6 +245,7 @@ const (
 func (Attention) Name() string  { return "attention" }
 func (Flash) Name() string      { return "flash" }
 func (Matrix) Name() string     { return "matrix" }
+func (MatrixPeak) Name() string { return "matrixpeak" }
 func (Decode) Name() string     { return "decode" }
 func (SplitMerge) Name() string { return "splitmerge" }
 func (Matmul) Name() string     { return "matmul" }

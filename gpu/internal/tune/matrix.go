@@ -20,10 +20,9 @@ const (
 	matrixRows  = 128 // query rows of a workgroup, which share its keys and values, at most
 )
 
-// Kernel returns the kernel on matrix units for calls of shape s with heads of dim elements, by rule, without what depends
-// on options. It returns the reason when there is none. Rows, heads and batches have no influence on M, N, K, Tiles and
-// Keys, on which bits depend.
-func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
+// Largest returns the largest product, or why there is none.
+func (m Matrices) Largest() (k shaders.MatrixPeak, whyNot string) {
+	k.Lanes = m.LanesMin
 	for _, x := range m.Sizes {
 		if x[0]*x[1]*x[2] > k.M*k.N*k.K {
 			k.M, k.N, k.K = x[0], x[1], x[2]
@@ -34,11 +33,24 @@ func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 		return k, "the device lists no products of f16 matrices with float32 sums"
 	case m.LanesMin != m.LanesMax:
 		return k, fmt.Sprintf("subgroups have %d to %d lanes, matrices need one size", m.LanesMin, m.LanesMax)
-	case max(dim, s.ValueDim) > maxMatrixDim:
-		return k, fmt.Sprintf("matrices hold heads of up to %d elements", maxMatrixDim)
 	}
+	return k, ""
+}
+
+// Kernel returns the kernel on matrix units for calls of shape s with heads of dim elements, by rule, without what depends
+// on options. It returns the reason when there is none. Rows, heads and batches have no influence on M, N, K, Tiles and
+// Keys, on which bits depend.
+func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
+	x, whyNot := m.Largest()
+	if whyNot == "" && max(dim, s.ValueDim) > maxMatrixDim {
+		whyNot = fmt.Sprintf("matrices hold heads of up to %d elements", maxMatrixDim)
+	}
+	if whyNot != "" {
+		return k, whyNot
+	}
+	k.M, k.N, k.K = x.M, x.N, x.K
 	k.In, k.KV, k.Vec, k.Out16 = shaders.Type(s.In), shaders.Type(s.KV), s.Wide, s.Half
-	k.Lanes, k.Ahead, k.Tiles = m.LanesMin, !s.Software, 1
+	k.Lanes, k.Ahead, k.Tiles = x.Lanes, !s.Software, 1
 	k.Depth, k.Columns = roundUp(dim, k.K), roundUp(s.ValueDim, k.N)
 	k.Full = k.Vec && k.Depth == dim && k.Columns == s.ValueDim
 	if !s.Software && k.M*(k.Depth+2*k.Columns) <= k.Lanes*matrixWords { // twice (Depth/2 + Columns) words a row
