@@ -13,12 +13,13 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/gpu/internal/adapter"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 )
 
 // faulty opens a backend on a device whose calls can be made to fail.
 func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 	t.Helper()
-	adapters, err := port.Adapters()
+	adapters, err := libraries.Adapters("")
 	if errors.Is(err, port.ErrNoAdapter) && os.Getenv("CI") != "true" {
 		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
 	}

@@ -24,7 +24,7 @@ func plainOnly(tune.Shape) (tune.Variant, string) { return tune.Variant{}, "aske
 func TestConformanceOfPlain(t *testing.T) {
 	conform(t, "TestVariantsGiveTheSameBits compares the plain kernel with the one that the suite runs on", Options{decodeRows: -1}, plainOnly, backendtest.Harness{
 		Against:      func(t testing.TB) backend.Backend { return open(t, Options{}) },
-		AgainstDraws: 50,
+		AgainstDraws: 50, Forward: true,
 	})
 }
 
@@ -43,7 +43,7 @@ func TestConformanceOfVariants(t *testing.T) {
 				}
 				return s.Rule()
 			}
-			conform(t, "TestVariantsGiveTheSameBits compares them with the one that the suite runs on", Options{decodeRows: -1}, only, backendtest.Harness{})
+			conform(t, "TestVariantsGiveTheSameBits compares them with the one that the suite runs on", Options{decodeRows: -1}, only, backendtest.Harness{Forward: true})
 			if taken.Load() < 100 {
 				t.Errorf("%s was taken %d times", name, taken.Load())
 			}

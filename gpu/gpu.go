@@ -53,12 +53,13 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/adapter"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 )
 
 // Provider names the WebGPU library that this binary was built with, and its
 // version.
-const Provider = port.Provider
+const Provider = libraries.Provider
 
 // Options change how a device is opened. The zero value takes everything that
 // the adapter offers.
@@ -66,6 +67,12 @@ type Options struct {
 	// Shared, unless nil, is a device of the program, on which the backend computes. The
 	// selector of Open is then empty, and Limits lower those of the device.
 	Shared *Shared
+	// Library is a webgpu.h library to open at run time next to the linked one, by its path: Dawn's
+	// has 16-bit floats and matrix units. "" is that of the environment variable ATTN_WEBGPU, or
+	// else one that the system's loader finds; "off" is none. Its adapters come first if it is
+	// named, and if it is found and has a hardware GPU. Open returns an error for a named library
+	// that cannot be used.
+	Library string
 	// Limits replace the adapter's where they are not zero: maxima lower them, minimal
 	// alignments raise them. Tests use them to reach every branch that cuts work. Those of
 	// buffers, bindings, workgroups and alignment have an effect.
@@ -112,7 +119,7 @@ type Driver struct {
 // Devices lists the adapters: number, name, type, provider, driver and limits.
 // backend.ErrNoDevice when there are none.
 func (d Driver) Devices() ([]backend.Info, error) {
-	adapters, err := port.Adapters()
+	adapters, err := libraries.Adapters(d.Options.Library)
 	if err != nil {
 		return nil, queue.Translate("gpu", err)
 	}
@@ -146,7 +153,7 @@ func Open(selector string, opt Options) (*Backend, error) {
 	if opt.Shared != nil {
 		return openShared(selector, opt)
 	}
-	adapters, err := port.Adapters()
+	adapters, err := libraries.Adapters(opt.Library)
 	if err != nil {
 		return nil, queue.Translate("gpu", err)
 	}

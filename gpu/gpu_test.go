@@ -33,16 +33,25 @@ func metaOf(t testing.TB, dtype backend.DType, shape backend.Shape) backend.Tens
 	return x
 }
 
-// TestConformance waits where it reads results and, the second time, after each call. It also
-// holds the output bits to those recorded for the software driver of that version, whose
+// TestConformance waits where it reads results and, for caches a second time, after each call. It
+// also holds the output bits to those recorded for the software driver of that version, whose
 // compiler decides the order of sums.
 func TestConformance(t *testing.T) {
+	every := 1
+	if testing.Short() {
+		every = 3 // the software driver compiles a kernel in a second or two
+	}
 	backendtest.Run(t, backendtest.Harness{
 		Digests:        digests(t),
+		PairsEvery:     every,
 		GradientsEvery: 64,
-		Open:           func(t testing.TB) backend.Backend { return open(t, Options{}) },
-		Again:          func(be backend.Backend) backend.Backend { return waiting{be.(*Backend)} },
-		Against:        func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
+		Open: func(t testing.TB) backend.Backend {
+			b := open(t, Options{})
+			b.dev.Pipelines.Most = 512 // else the suite compiles most of its kernels again for each list
+			return b
+		},
+		Again:   func(be backend.Backend) backend.Backend { return waiting{be.(*Backend)} },
+		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
 	})
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/adapter"
 	"github.com/seed90331342/attn/gpu/internal/cut"
-	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 )
 
@@ -66,9 +66,9 @@ type Shared struct {
 // with the tag gogpu. With GOOS=js they are js.Value, and Open returns an error: a page's own objects
 // cannot be shared yet.
 type (
-	SharedAdapter = port.NativeAdapter
-	SharedDevice  = port.NativeDevice
-	SharedBuffer  = port.NativeBuffer // see [Backend.Wrap]
+	SharedAdapter = libraries.Adapter
+	SharedDevice  = libraries.Device
+	SharedBuffer  = libraries.Buffer // see [Backend.Wrap]
 )
 
 // openShared opens a backend on the device of opt.Shared.
@@ -80,7 +80,7 @@ func openShared(selector string, opt Options) (*Backend, error) {
 	if opt.Shared.Adapter == nil || opt.Shared.Device == nil {
 		return nil, fmt.Errorf("Options.Shared has no Adapter or no Device, set both: %w", backend.ErrOption)
 	}
-	dev, info, err := port.Share(opt.Shared.Adapter, opt.Shared.Device, func(l gputypes.Limits) gputypes.Limits {
+	dev, info, err := libraries.Share(opt.Shared.Adapter, opt.Shared.Device, func(l gputypes.Limits) gputypes.Limits {
 		l.MaxComputeInvocationsPerWorkgroup = min(l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupSizeX)
 		return opt.lower(l)
 	})

@@ -124,9 +124,12 @@ func variants(f func(v Variant, departures int)) {
 	}
 }
 
-// Rendered calls f with a name and the WGSL of every variant.
+// Rendered calls f with a name and the WGSL of every variant, with -short of every pair of options.
 func Rendered(t *testing.T, f func(name, src string)) {
-	variants(func(v Variant, _ int) {
+	variants(func(v Variant, departures int) {
+		if testing.Short() && departures > 2 {
+			return
+		}
 		src, err := Render(v)
 		noError(t, err)
 		f(v.Name(), src)

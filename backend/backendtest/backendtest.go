@@ -25,6 +25,7 @@ import (
 	"flag"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -37,8 +38,8 @@ import (
 type Harness struct {
 	// Open opens a new backend; the suite closes it.
 	Open func(t testing.TB) backend.Backend
-	// Again, unless nil, wraps the backend. Calls, caches, layers and, without -short,
-	// gradients run a second time on the wrapped one, whose kernels are compiled.
+	// Again, unless nil, wraps the backend. Caches run a second time on the wrapped one, because
+	// their calls depend on each other's results.
 	Again func(be backend.Backend) backend.Backend
 	// Against, unless nil, opens another backend. The results of both on AgainstDraws random
 	// problems are compared with each other, and the gradients of a tenth as many.
@@ -53,8 +54,9 @@ type Harness struct {
 	// results of a quarter as many histories of caches: at least 5 of each. With -short they
 	// are a hundredth, and at least 4.
 	Small int
-	// PairsEvery n > 1 runs only every n-th case of [Pairs] and of trained models, for code
-	// paths that differ little from the backend's usual one.
+	// PairsEvery n > 1 runs only every n-th case of the long lists: [Pairs], trained models, listed
+	// keys, low precision and score mods. It is for code paths that differ little from the
+	// backend's usual one, and for backends that compile each case's kernel.
 	PairsEvery int
 	// GradientsEvery n > 1 computes the gradients of only every n-th case with -short, of few random
 	// problems, of no large heads, and all of a call at once, for backends that take long.
@@ -62,6 +64,8 @@ type Harness struct {
 	// Lowered means that the limits of the device are lowered: it may refuse head sizes
 	// over 256 and pages, or listed rows, of 16-bit elements that are not aligned to 4 bytes.
 	Lowered bool
+	// Forward leaves out gradients, for code paths that change the forward pass alone.
+	Forward bool
 	// LittleMemory means that gradients with head sizes over 256 may end with ErrMemory.
 	LittleMemory bool
 	// Digests is a file of recorded digests of output bits, for backends whose bits do
@@ -86,7 +90,7 @@ func Run(t *testing.T, h Harness) {
 		}
 	})
 	run := func(name string, f func(t *testing.T)) {
-		if h.Only == nil || slices.Contains(h.Only, name) {
+		if (h.Only == nil || slices.Contains(h.Only, name)) && !(h.Forward && strings.HasSuffix(name, "Gradients")) {
 			t.Run(name, f)
 		}
 	}
@@ -94,7 +98,7 @@ func Run(t *testing.T, h Harness) {
 	twice := func(name string, f func(t *testing.T, dev *kernels.Device, bits *digests)) {
 		run(name, func(t *testing.T) {
 			f(t, dev, bits)
-			if h.Again != nil && (name != "Gradients" || !testing.Short()) {
+			if h.Again != nil {
 				again := h.underTest(t, h.Again(be)) // closed as dev
 				t.Run("again", func(t *testing.T) { f(t, again, &digests{file: bits.file, want: bits.want}) })
 			}
@@ -102,8 +106,8 @@ func Run(t *testing.T, h Harness) {
 	}
 	run("Unsupported", func(t *testing.T) { testUnsupported(t, dev, h.Unsupported) })
 	run("Transfer", func(t *testing.T) { testTransfer(t, dev) })
-	twice("Cases", testCases)
-	twice("Pairs", func(t *testing.T, dev *kernels.Device, bits *digests) { testPairs(t, dev, h, bits) })
+	run("Cases", func(t *testing.T) { testCases(t, dev, bits) })
+	run("Pairs", func(t *testing.T) { testPairs(t, dev, h, bits) })
 	twice("Caches", testCaches)
 	if h.Digests != "" {
 		run("Digests", bits.finish)
@@ -122,17 +126,17 @@ func Run(t *testing.T, h Harness) {
 	run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, dev) })
 	run("Projections", func(t *testing.T) { testProjections(t, dev) })
 	run("Rotate", func(t *testing.T) { testRotate(t, dev) })
-	twice("MultiHead", func(t *testing.T, dev *kernels.Device, _ *digests) { testMultiHead(t, dev) })
-	run("ScoreMods", func(t *testing.T) { testScoreMods(t, dev) })
+	run("MultiHead", func(t *testing.T) { testMultiHead(t, dev) })
+	run("ScoreMods", func(t *testing.T) { testScoreMods(t, dev, h) })
 	run("KeyIndices", func(t *testing.T) { testKeyIndices(t, dev, h) })
-	run("LowPrecision", func(t *testing.T) { testLowPrecision(t, dev) })
+	run("LowPrecision", func(t *testing.T) { testLowPrecision(t, dev, h) })
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
 	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Draws, 100)) })
 	run("Small", func(t *testing.T) { testSmall(t, dev, h, h.small(1)) })
 	run("Properties", func(t *testing.T) { testProperties(t, dev) })
 	run("Merge", func(t *testing.T) { testMerge(t, dev) })
-	twice("Gradients", func(t *testing.T, dev *kernels.Device, _ *digests) { testGradients(t, dev, h) })
+	run("Gradients", func(t *testing.T) { testGradients(t, dev, h) })
 	run("SmallGradients", func(t *testing.T) { testSmallGradients(t, dev, h.small(4)) })
 	run("Histories", func(t *testing.T) { testHistories(t, dev, h.small(4)) })
 	run("Refused", func(t *testing.T) { testRefused(t, dev) })
@@ -151,11 +155,13 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
+func (h *Harness) every() int { return max(1, h.PairsEvery) }
+
 // small returns the number of small problems, divided by a number.
 func (h *Harness) small(by int) int {
 	n := h.Small
 	if n == 0 {
-		n = 20 / max(1, h.PairsEvery)
+		n = 20 / h.every()
 	}
 	least := 5
 	if testing.Short() {

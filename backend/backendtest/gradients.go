@@ -230,7 +230,7 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 			worst[n].Considered += of[n].Considered
 		}
 	}
-	every, problems, sizes := max(1, h.PairsEvery), draws(2*h.Draws, 1000), []int{80, 96, 129, 256, 576}
+	every, problems, sizes := h.every(), draws(2*h.Draws, 1000), []int{80, 96, 129, 256, 576}
 	few := testing.Short() && h.GradientsEvery > 0
 	if few {
 		every, problems, sizes = max(every, h.GradientsEvery), 5, sizes[:2] // rapid divides by 5

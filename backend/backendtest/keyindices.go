@@ -107,7 +107,7 @@ func keyGradientCases() []Case {
 func testKeyIndices(t *testing.T, dev *kernels.Device, h Harness) {
 	needsAll(t, dev, "key indices")
 	for n, c := range keyCases() {
-		if n%max(1, h.PairsEvery) == 0 {
+		if n%h.every() == 0 {
 			t.Run(c.Name, func(t *testing.T) {
 				needs(t, dev, c)
 				b := c.build()
@@ -177,7 +177,7 @@ func testKeyGradients(t *testing.T, dev *kernels.Device, h Harness) {
 		t.Skip(err)
 	}
 	for n, c := range keyGradientCases() {
-		if n%max(1, h.PairsEvery) == 0 {
+		if n%h.every() == 0 {
 			needs(t, dev, c)
 			if _, err := checkGradients(t, dev, c); err != nil {
 				t.Errorf("%s: %v", c.Name, err)

@@ -248,7 +248,7 @@ func pairsOf(name string, seed int, opts []option) []Case {
 
 // testPairs runs the cases of Pairs, fused and by stages, and those of cachePairs and q4Pairs.
 func testPairs(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
-	every := max(1, h.PairsEvery)
+	every := h.every()
 	for n, c := range slices.Concat(Pairs(), cachePairs(), q4Pairs()) {
 		refused := h.Lowered && c.PageSize > 0 && c.Layout == Padded && c.keyType().Size() == 2
 		if n%every > 0 || refused {

@@ -22,7 +22,7 @@ var deviceTypes = map[gputypes.DeviceType]backend.DeviceType{
 	gputypes.DeviceTypeVirtualGPU: backend.Virtual, gputypes.DeviceTypeCPU: backend.CPU,
 }
 
-func typeOf(a gputypes.AdapterInfo) backend.DeviceType {
+func typeOf(a port.Info) backend.DeviceType {
 	return cmp.Or(deviceTypes[a.DeviceType], backend.Other)
 }
 
@@ -56,9 +56,9 @@ func Pick(selector string, adapters []*port.Adapter) (int, error) {
 }
 
 // Describe returns what a program sees of an adapter under a name, with the limits l.
-func Describe(name string, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
+func Describe(name string, a port.Info, l gputypes.Limits) backend.Info {
 	return backend.Info{
-		Name: name, Device: a.Name, Type: typeOf(a), Provider: port.Provider, Driver: driverName(a),
+		Name: name, Device: a.Name, Type: typeOf(a), Provider: a.Library, Driver: driverName(a),
 		Limits: []backend.Limit{
 			{Name: "max buffer bytes", Value: int64(min(l.MaxBufferSize, math.MaxInt64))},
 			{Name: "max binding bytes", Value: int64(min(l.MaxStorageBufferBindingSize, math.MaxInt64))},
@@ -71,7 +71,7 @@ func Describe(name string, a gputypes.AdapterInfo, l gputypes.Limits) backend.In
 
 // driverName joins the names of the API and the driver. In gogpu the driver's begins with
 // the API's.
-func driverName(a gputypes.AdapterInfo) string {
+func driverName(a port.Info) string {
 	api := a.Backend.String()
 	name := api
 	for _, s := range []string{a.Driver, a.DriverInfo} {

@@ -12,13 +12,14 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 )
 
 // open opens the first adapter, with the limits that are not zero.
 func open(t testing.TB, lower gputypes.Limits) *queue.Device {
 	t.Helper()
-	adapters, err := port.Adapters()
+	adapters, err := libraries.Adapters("")
 	if errors.Is(err, port.ErrNoAdapter) && os.Getenv("CI") != "true" {
 		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
 	}

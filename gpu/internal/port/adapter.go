@@ -9,47 +9,32 @@ import (
 	"github.com/gogpu/gputypes"
 )
 
-// Adapter is a device that can be opened. Each build has its own enumerate, infoOf, limitsOf,
-// openLibrary and releaseAdapter.
+// Adapter is a device that can be opened.
 type Adapter struct {
-	raw  *NativeAdapter
+	raw  LibraryAdapter
 	once sync.Once
 }
 
-// Adapters lists the adapters. The caller releases them. It returns ErrNoAdapter when there
-// are none.
-func Adapters() ([]*Adapter, error) {
-	list, err := enumerate()
-	if err == nil && len(list) == 0 {
-		err = errors.New(noAdapter)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", err.Error(), ErrNoAdapter)
-	}
-	all := make([]*Adapter, len(list))
-	for i, raw := range list {
-		all[i] = &Adapter{raw: raw}
-	}
-	return all, nil
-}
+// NewAdapter returns an adapter of a library.
+func NewAdapter(raw LibraryAdapter) *Adapter { return &Adapter{raw: raw} }
 
 // Info describes the adapter.
-func (a *Adapter) Info() gputypes.AdapterInfo { return infoOf(a.raw) }
+func (a *Adapter) Info() Info { return a.raw.Info() }
 
 // Limits are the adapter's own limits, the most that Open grants.
-func (a *Adapter) Limits() gputypes.Limits { return limitsOf(a.raw) }
+func (a *Adapter) Limits() gputypes.Limits { return a.raw.Limits() }
 
 // Release releases the adapter. Devices opened from it remain valid.
-func (a *Adapter) Release() { a.once.Do(func() { releaseAdapter(a.raw) }) }
+func (a *Adapter) Release() { a.once.Do(a.raw.Release) }
 
 // Open opens a device with exactly these limits: those of Limits, with maxima lowered or
 // alignments raised. It returns ErrInvalid for limits beyond those of the adapter and ErrLost
 // when the device does not start.
 func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
-	var lib *library
-	err := within(l, a.Limits())
+	var lib Library
+	err := Within(l, a.Limits())
 	if err == nil {
-		lib, err = openLibrary(a.raw, l)
+		lib, err = a.raw.Open(l)
 	}
 	if err != nil {
 		// After a loss the library may not be called any more. For lack of memory wgpu-native drops
@@ -60,12 +45,35 @@ func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 		}
 		return nil, fmt.Errorf("open device on %q: %w", a.Info().Name, err)
 	}
-	return newDevice(lib, l), nil
+	return newDevice(lib, l, a.Info().Features), nil
 }
 
-// within returns ErrInvalid when limits that compute uses exceed those of an adapter or of
+// Share returns a Device over a device that the program has opened, with the limits most. Close
+// releases what was created through it, and leaves the device and its adapter to the program.
+// lower returns the limits to keep. Share returns ErrInvalid for limits beyond most.
+func Share(lib Library, most gputypes.Limits, lower func(gputypes.Limits) gputypes.Limits) (Device, error) {
+	l := lower(most)
+	if err := Within(l, most); err != nil {
+		lib.Close()
+		return nil, err
+	}
+	return newDevice(lib, l, Features{}), nil
+}
+
+// CopyFields copies the fields that two structures have both. Those of the libraries differ in
+// their order and in a few fields that compute does not use.
+func CopyFields(to, from any) {
+	dst, src := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
+	for i := range dst.NumField() {
+		if f := src.FieldByName(dst.Type().Field(i).Name); f.IsValid() && dst.Field(i).CanSet() {
+			dst.Field(i).Set(f)
+		}
+	}
+}
+
+// Within returns ErrInvalid when limits that compute uses exceed those of an adapter or of
 // a program's device.
-func within(limits, most gputypes.Limits) error {
+func Within(limits, most gputypes.Limits) error {
 	for _, name := range []string{
 		"MaxBufferSize", "MaxStorageBufferBindingSize", "MaxStorageBuffersPerShaderStage", "MaxComputeWorkgroupStorageSize",
 		"MaxComputeInvocationsPerWorkgroup", "MaxComputeWorkgroupsPerDimension",

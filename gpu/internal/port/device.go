@@ -13,20 +13,16 @@ import (
 	"github.com/gogpu/gputypes"
 )
 
-// device implements Device over a library, of which each build has one. The type library
-// has the methods that device calls, and rawBuffer, rawPipeline and rawGroup are the
-// library's objects. device validates arguments, tracks objects, keeps bind groups and
-// bounds waits.
-//
-// mu is held around every call of the library but compilations: errors of wgpu-native
-// reach one state of the device, and gogpu must not release a buffer while a submission
-// that binds it is being recorded.
+// device implements Device over a library: it validates arguments, tracks objects, keeps bind
+// groups and bounds waits.
 type device struct {
-	lib    *library
-	limits gputypes.Limits
+	lib      Library
+	traits   Traits
+	limits   gputypes.Limits
+	features Features
 
 	compiling sync.RWMutex // held around a compilation and taken before mu
-	mu        sync.Mutex
+	mu        sync.Mutex   // held around every call of the library but compilations
 	closed    bool
 	lost      error
 	buffers   map[*buffer]bool
@@ -43,7 +39,7 @@ type device struct {
 
 type buffer struct {
 	d    *device
-	raw  rawBuffer
+	raw  Object
 	id   uint64
 	size uint64
 	// imported means that the program owns the buffer.
@@ -52,7 +48,7 @@ type buffer struct {
 
 type pipeline struct {
 	d   *device
-	raw rawPipeline
+	raw Object
 	id  uint64
 	// dynamic is the binding whose offset is set by the dispatch and not by the bind
 	// group, or -1.
@@ -71,9 +67,9 @@ var causes = []struct {
 	{regexp.MustCompile(`Not enough memory left|vk\w+ (failed:|returned) -[125]\b`), ErrMemory},
 }
 
-// fault returns an error with a library's message. It wraps the sentinel of the cause
+// Fault returns an error with a library's message. It wraps the sentinel of the cause
 // that the message names, else kind.
-func fault(message string, kind error) error {
+func Fault(message string, kind error) error {
 	for _, c := range causes {
 		if c.text.MatchString(message) {
 			message, kind = strings.Join(strings.Fields(message), " "), c.kind
@@ -83,15 +79,15 @@ func fault(message string, kind error) error {
 	return fmt.Errorf("%s: %w", message, kind)
 }
 
-func newDevice(lib *library, limits gputypes.Limits) *device {
+func newDevice(lib Library, limits gputypes.Limits, features Features) *device {
 	return &device{
-		lib: lib, limits: limits, buffers: map[*buffer]bool{}, pipelines: map[*pipeline]bool{}, groups: map[groupKey]*group{},
+		lib: lib, traits: lib.Traits(), limits: limits, features: features, buffers: map[*buffer]bool{}, pipelines: map[*pipeline]bool{}, groups: map[groupKey]*group{},
 	}
 }
 
 func (d *device) Limits() gputypes.Limits { return d.limits }
 
-func (d *device) Features() Features { return Features{} }
+func (d *device) Features() Features { return d.features }
 
 func (d *device) Live() Live {
 	d.mu.Lock()
@@ -112,7 +108,7 @@ func (d *device) Lost() error {
 // loss returns the device's loss, also one that the library has reported meanwhile.
 func (d *device) loss() error {
 	if d.lost == nil && !d.closed {
-		d.lost = d.lib.lost()
+		d.lost = d.lib.Lost()
 	}
 	return d.lost
 }
@@ -147,11 +143,37 @@ func (d *device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, 
 	if size > d.limits.MaxBufferSize {
 		return nil, fmt.Errorf("buffer of %d bytes is over the limit of %d: %w", size, d.limits.MaxBufferSize, ErrInvalid)
 	}
-	raw, err := d.lib.createBuffer(size, usage)
+	raw, err := d.lib.CreateBuffer(size, usage)
 	if err != nil {
 		return nil, fmt.Errorf("buffer of %d bytes: %w", size, d.note(err))
 	}
 	return d.keep(&buffer{raw: raw, size: size}), nil
+}
+
+func (d *device) Import(b any) (Buffer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return nil, err
+	}
+	lib, ok := d.lib.(Sharer)
+	if !ok {
+		return nil, fmt.Errorf("this library shares no devices: %w", ErrInvalid)
+	}
+	raw, size, usage, err := lib.Import(b)
+	if err != nil {
+		return nil, err
+	}
+	if !usage.Contains(ImportUsage) {
+		return nil, fmt.Errorf("the buffer lacks a usage, create it with Storage, CopySrc and CopyDst: %w", ErrInvalid)
+	}
+	for x := range d.buffers {
+		if x.raw == raw {
+			return nil, fmt.Errorf("the buffer is in use already, make views of that tensor or release it first: %w", ErrInvalid)
+		}
+	}
+	lib.Reference(raw)
+	return d.keep(&buffer{raw: raw, size: size, imported: true}), nil
 }
 
 // keep counts b among the device's buffers.
@@ -178,18 +200,18 @@ func (d *device) releaseBuffer(b *buffer) {
 		return slices.ContainsFunc(k.spans[:], func(s groupSpan) bool { return s.buffer == b.id })
 	})
 	if b.imported {
-		d.lib.dereference(b.raw)
+		d.lib.(Sharer).Dereference(b.raw)
 		return
 	}
-	d.lib.releaseBuffer(b.raw)
+	d.lib.ReleaseBuffer(b.raw)
 }
 
-// createPipeline is library.createPipeline, except in tests.
-var createPipeline = (*library).createPipeline
+// createPipeline is Library.CreatePipeline, except in tests.
+var createPipeline = Library.CreatePipeline
 
 func (d *device) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
 	var one sync.Locker = &d.compiling
-	if compilesTogether {
+	if d.traits.CompilesTogether {
 		one = d.compiling.RLocker()
 	}
 	one.Lock()
@@ -206,7 +228,7 @@ func (d *device) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
 	defer d.mu.Unlock()
 	if err == nil {
 		if err = d.usable(); err != nil { // closed or lost meanwhile
-			d.lib.releasePipeline(raw)
+			d.lib.ReleasePipeline(raw)
 			return nil, err
 		}
 	}
@@ -230,19 +252,19 @@ func (p *pipeline) Release() {
 func (d *device) releasePipeline(p *pipeline) {
 	delete(d.pipelines, p)
 	d.dropGroups(func(k groupKey) bool { return k.pipeline == p.id })
-	d.lib.releasePipeline(p.raw)
+	d.lib.ReleasePipeline(p.raw)
 }
 
 func (d *device) Write(b Buffer, offset uint64, data []byte) error {
-	return d.move("write", (*library).write, b, offset, 4, data)
+	return d.move("write", Library.Write, b, offset, 4, data)
 }
 
 func (d *device) Read(b Buffer, offset uint64, dst []byte) error {
-	return d.move("read", (*library).read, b, offset, 8, dst)
+	return d.move("read", Library.Read, b, offset, 8, dst)
 }
 
 // move moves data to or from a span of b at a multiple of align.
-func (d *device) move(verb string, how func(*library, rawBuffer, uint64, []byte) error, b Buffer, offset, align uint64, data []byte) error {
+func (d *device) move(verb string, how func(Library, Object, uint64, []byte) error, b Buffer, offset, align uint64, data []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
@@ -269,16 +291,16 @@ func (d *device) submit(commands []Command, timed bool) (t Ticket, err error) {
 		return 0, err
 	}
 	if timed {
-		err = d.lib.startTimed(d.ended)
+		err = d.lib.Clock().start(d.ended)
 	}
 	for i := 0; err == nil && i < len(commands); i++ {
 		err = d.record(&commands[i])
 	}
 	if err == nil {
-		t, err = d.lib.submit()
+		t, err = d.lib.Submit()
 	}
-	d.lib.discard()
-	d.lib.sent(t)
+	d.lib.Discard()
+	d.lib.Clock().sent(t)
 	d.trimGroups()
 	if err != nil {
 		return 0, d.note(err)
@@ -298,7 +320,7 @@ func (d *device) record(c *Command) error {
 		if !ok || !ok2 || c.SrcOffset+c.Size > src.size || c.DstOffset+c.Size > dst.size {
 			return fmt.Errorf("copy of %d bytes from %d to %d outside its buffers: %w", c.Size, c.SrcOffset, c.DstOffset, ErrInvalid)
 		}
-		return d.lib.copy(src.raw, dst.raw, c)
+		return d.lib.Copy(src.raw, dst.raw, c)
 	}
 	p, _ := c.Pipeline.(*pipeline)
 	if !d.pipelines[p] {
@@ -313,14 +335,14 @@ func (d *device) record(c *Command) error {
 	if err != nil {
 		return err
 	}
-	return d.lib.dispatch(p.raw, g, offsets, c.Groups)
+	return d.lib.Dispatch(p.raw, g, offsets, c.Groups)
 }
 
 // bind returns the bind group of a dispatch and the offset of its dynamic binding, if it has one. It
 // checks the spans because gogpu does not, and shaders run there without index clamps.
 // Multiples of the library's dynamicStep are the dynamic offset, the rest is part of the group:
 // calls find their group again wherever their parameters lie.
-func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offsets []uint32, err error) {
+func (d *device) bind(p *pipeline, bindings []Binding) (g Object, offsets []uint32, err error) {
 	if len(bindings) > MaxBindings {
 		return g, nil, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
 	}
@@ -337,7 +359,7 @@ func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offsets []ui
 		}
 		at := b.Offset
 		if i == p.dynamic {
-			d.offset[0], at = uint32(at/dynamicStep*dynamicStep), at%dynamicStep
+			d.offset[0], at = uint32(at-at%d.traits.DynamicStep), at%d.traits.DynamicStep
 			offsets = d.offset[:]
 		}
 		d.key.spans[i] = groupSpan{x.id, at, b.Size}
@@ -346,7 +368,11 @@ func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offsets []ui
 		known.used = d.last
 		return known.raw, offsets, nil
 	}
-	g, err = d.lib.createGroup(p.raw, bindings, d.key.spans[:])
+	spans := make([]Span, len(bindings))
+	for i, b := range bindings {
+		spans[i] = Span{b.Buffer.(*buffer).raw, d.key.spans[i].offset, b.Size}
+	}
+	g, err = d.lib.CreateGroup(p.raw, spans)
 	if err == nil {
 		d.groups[d.key] = &group{g, d.last}
 	}
@@ -359,14 +385,14 @@ func (d *device) Took(t Ticket) (time.Duration, bool, error) {
 	if err := d.usable(); err != nil || t > d.ended {
 		return 0, false, err
 	}
-	took, ok, err := d.lib.took(t)
+	took, ok, err := d.lib.Clock().took(t)
 	return took, ok, d.note(err)
 }
 
 // Wait looks whether the submission has ended, and pauses between looks, instead of blocking in the
 // library. The wait of wgpu-native gives up after 5 s and then reports work as done that is not.
 func (d *device) Wait(ctx context.Context, t Ticket, due time.Time) (blocked bool, err error) {
-	for start := time.Now(); ; d.lib.pause(ctx, start, due) {
+	for start := time.Now(); ; d.lib.Pause(ctx, start, due) {
 		if done, err := d.done(t); done || err != nil {
 			return blocked, err
 		}
@@ -398,7 +424,7 @@ func (d *device) done(t Ticket) (bool, error) {
 
 // poll finds the submissions that have ended.
 func (d *device) poll() error {
-	ended, err := d.lib.poll()
+	ended, err := d.lib.Poll()
 	if ended > d.ended {
 		d.ended, d.progress = ended, time.Now()
 	}
@@ -408,12 +434,12 @@ func (d *device) poll() error {
 func (d *device) Hung() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return !d.closed && d.running() && time.Since(d.progress) > hangLimit
+	return !d.closed && d.running() && time.Since(d.progress) > HangLimit
 }
 
 // running reports whether submissions of a device that is not lost have not ended.
 func (d *device) running() bool {
-	return d.lib.lost() == nil && d.ended < d.last && d.poll() == nil && d.ended < d.last
+	return d.lib.Lost() == nil && d.ended < d.last && d.poll() == nil && d.ended < d.last
 }
 
 func (d *device) Close() error {
@@ -424,11 +450,11 @@ func (d *device) Close() error {
 	}
 	d.closed = true // ends the waits of calls
 	for start := time.Now(); d.running(); {
-		if time.Since(d.progress) > hangLimit {
-			return d.note(fmt.Errorf("submission %d did not end within %v, its memory remains with the driver: %w", d.ended+1, hangLimit, ErrLost))
+		if time.Since(d.progress) > HangLimit {
+			return d.note(fmt.Errorf("submission %d did not end within %v, its memory remains with the driver: %w", d.ended+1, HangLimit, ErrLost))
 		}
 		d.mu.Unlock()
-		d.lib.pause(context.Background(), start, time.Time{})
+		d.lib.Pause(context.Background(), start, time.Time{})
 		d.mu.Lock()
 	}
 	d.mu.Unlock()
@@ -441,6 +467,6 @@ func (d *device) Close() error {
 	for b := range d.buffers {
 		d.releaseBuffer(b)
 	}
-	d.lib.close()
+	d.lib.Close()
 	return nil
 }

@@ -26,7 +26,7 @@ type groupSpan struct{ buffer, offset, size uint64 }
 // group is a bind group. A device keeps some, because creating one costs more than the rest of
 // a dispatch.
 type group struct {
-	raw  rawGroup
+	raw  Object
 	used Ticket // the last submission before it was used
 }
 
@@ -38,7 +38,7 @@ func (d *device) trimGroups() {
 	}
 	keys := slices.SortedFunc(maps.Keys(d.groups), func(a, b groupKey) int { return cmp.Compare(d.groups[a].used, d.groups[b].used) })
 	for _, k := range keys[:len(keys)-maxGroups/2] {
-		d.lib.releaseGroup(d.groups[k].raw)
+		d.lib.ReleaseGroup(d.groups[k].raw)
 		delete(d.groups, k)
 	}
 }
@@ -48,7 +48,7 @@ func (d *device) dropGroups(match func(k groupKey) bool) {
 	maps.DeleteFunc(d.groups, func(k groupKey, g *group) bool {
 		old := match(k)
 		if old {
-			d.lib.releaseGroup(g.raw)
+			d.lib.ReleaseGroup(g.raw)
 		}
 		return old
 	})

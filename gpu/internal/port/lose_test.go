@@ -15,11 +15,11 @@ func Lose(d Device) {
 
 // WhileCompiling calls f during each compilation until the function that it returns.
 func WhileCompiling(f func()) (end func()) {
-	createPipeline = func(l *library, desc PipelineDesc, dynamic int) (rawPipeline, error) {
+	createPipeline = func(l Library, desc PipelineDesc, dynamic int) (Object, error) {
 		f()
-		return l.createPipeline(desc, dynamic)
+		return l.CreatePipeline(desc, dynamic)
 	}
-	return func() { createPipeline = (*library).createPipeline }
+	return func() { createPipeline = Library.CreatePipeline }
 }
 
 // Elsewhere ends a submission of a program to the device's queue, ago in the past.
@@ -27,10 +27,10 @@ func Elsewhere(d Device, ago time.Duration) error {
 	x := d.(*device)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	t, err := x.lib.submit()
-	x.lib.discard()
+	t, err := x.lib.Submit()
+	x.lib.Discard()
 	for err == nil && x.ended < t {
-		x.lib.pause(context.Background(), time.Now(), time.Time{})
+		x.lib.Pause(context.Background(), time.Now(), time.Time{})
 		err = x.poll()
 	}
 	x.progress = time.Now().Add(-ago)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 )
 
 // statm returns /proc/self/statm in pages: mapped, resident and more.
@@ -89,7 +90,7 @@ func TestMemoryIsReturned(t *testing.T) {
 			buffer(t, shared, 16<<20, storage).Release()
 		}},
 		{"devices closed", 40, 500, func(t *testing.T) {
-			all, err := port.Adapters()
+			all, err := libraries.Adapters("")
 			check(t, err)
 			d, err := all[0].Open(all[0].Limits())
 			for _, a := range all {

@@ -1,27 +1,19 @@
-//go:build !js
-
 package port
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 	"time"
 )
-
-// compilesTogether means that a device compiles several pipelines at a time. Errors of wgpu-native
-// reach one state of the device.
-const compilesTogether = false
 
 // spinTime is the time for which a wait only yields between polls, when it begins and around
 // its expected end: about that of a short kernel. The shortest sleep is a millisecond where
 // timers are coarse.
 const spinTime = 200 * time.Microsecond
 
-// pause passes the time between two polls of a wait that began at start and is expected to
-// end at due. Waits for short kernels poll often. Waits for long ones leave the processor to
+// Pause is Library.Pause where a wait has to poll. Waits for short kernels poll often. Waits for long ones leave the processor to
 // a software driver.
-func (l *library) pause(_ context.Context, start, due time.Time) {
+func Pause(start, due time.Time) {
 	runtime.Gosched() // sleep keeps the goroutine's processor
 	if d := pauseOf(time.Since(start), time.Until(due)); d > 0 {
 		sleep(d)
@@ -48,22 +40,33 @@ const (
 	mapPolls = 100
 )
 
-// read copies bytes of a mappable buffer to dst. The buffer is idle, so the map takes a few
-// polls, and other calls of the device can wait for it.
-func (l *library) read(b rawBuffer, offset uint64, dst []byte) (err error) {
-	if err := l.startMap(b, offset, uint64(len(dst))); err != nil {
+// Mapper is a library that maps buffers.
+type Mapper interface {
+	// StartMap starts to map a buffer for reading, and Mapped reports whether that has ended.
+	StartMap(b Object, offset, size uint64) error
+	Mapped() (bool, error)
+	// CopyMapped copies from the mapped buffer and unmaps it.
+	CopyMapped(b Object, offset uint64, dst []byte) error
+	// EndMap ends a map that may be pending.
+	EndMap(b Object)
+}
+
+// ReadMapped is Library.Read by a map. The buffer is idle, so the map takes a few polls, and other
+// calls of the device can wait for it.
+func ReadMapped(l Mapper, b Object, offset uint64, dst []byte) (err error) {
+	if err := l.StartMap(b, offset, uint64(len(dst))); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			l.endMap(b)
+			l.EndMap(b)
 		}
 	}()
-	for start, polls := time.Now(), 0; ; l.pause(context.Background(), start, time.Time{}) {
-		if done, err := l.mapped(); err != nil {
+	for start, polls := time.Now(), 0; ; Pause(start, time.Time{}) {
+		if done, err := l.Mapped(); err != nil {
 			return err
 		} else if done {
-			return l.copyMapped(b, offset, dst)
+			return l.CopyMapped(b, offset, dst)
 		}
 		if polls++; polls > mapPolls && time.Since(start) > mapLimit {
 			return fmt.Errorf("map of an idle buffer did not end within %v: %w", mapLimit, ErrLost)

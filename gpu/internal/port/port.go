@@ -2,16 +2,18 @@
 // adapters, open a device, create buffers and compute pipelines, submit dispatches and
 // copies, wait, read back, release.
 //
-// Each binary contains one of three libraries:
+// Each library has a package below this one, which implements Library. Each binary contains one
+// of three:
 //
-//   - github.com/rajveermalviya/go-webgpu/wgpu, through cgo, on linux/amd64,
+//   - native is github.com/rajveermalviya/go-webgpu/wgpu, through cgo, on linux/amd64,
 //     darwin and windows/amd64;
-//   - the browser's own, with GOOS=js;
-//   - github.com/gogpu/wgpu, pure Go, everywhere else, with CGO_ENABLED=0, and
+//   - web is the browser's own, with GOOS=js;
+//   - pure is github.com/gogpu/wgpu, pure Go, everywhere else, with CGO_ENABLED=0, and
 //     with the build tag gogpu.
 //
 // The first and the last cannot be linked together: gogpu needs Go's own linker, and the static
-// library of go-webgpu an external one. The package hides their differences: callbacks
+// library of go-webgpu an external one. Package libraries chooses. This package has the rules that
+// all share, and with the libraries' packages it hides their differences: callbacks
 // that panic by default, maps that need polling, waits that give up, objects that must
 // be released in order, a browser in which nothing may block.
 //
@@ -55,8 +57,8 @@ var (
 // deadline last that long.
 const stallLimit = 2 * time.Minute
 
-// hangLimit is the time for which Close waits for a device that ends no submission.
-const hangLimit = 20 * time.Second
+// HangLimit is the time for which Close waits for a device that ends no submission.
+const HangLimit = 20 * time.Second
 
 // Device is an open device. Its methods are safe for concurrent use.
 type Device interface {
@@ -73,7 +75,7 @@ type Device interface {
 	// ErrInvalid for a buffer without the usages of ImportUsage, one that is mapped and
 	// one that is imported already, ErrForeign for one of another device and ErrReleased
 	// for one that was released.
-	Import(b *NativeBuffer) (Buffer, error)
+	Import(b any) (Buffer, error)
 	// CreatePipeline compiles a compute shader. It returns ErrShader with the
 	// compiler's message when the shader is rejected.
 	CreatePipeline(desc PipelineDesc) (Pipeline, error)
@@ -93,7 +95,7 @@ type Device interface {
 	// and reports whether they had not ended yet. It returns the context's error, and
 	// ErrLost when the device is lost or makes no progress.
 	Wait(ctx context.Context, t Ticket, due time.Time) (blocked bool, err error)
-	// Hung reports whether submissions are running and none has ended for hangLimit.
+	// Hung reports whether submissions are running and none has ended for HangLimit.
 	Hung() bool
 	// Read copies from a buffer with usage MapRead that no running submission uses.
 	// offset is a multiple of 8, and len(dst) of 4.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 )
 
 const (
@@ -24,7 +25,7 @@ const (
 // environment has CI=true.
 func adapter(t *testing.T) *port.Adapter {
 	t.Helper()
-	all, err := port.Adapters()
+	all, err := libraries.Adapters("")
 	if err != nil {
 		if !errors.Is(err, port.ErrNoAdapter) {
 			t.Fatal(err)
@@ -301,7 +302,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 		for n, dispatches := range []int{1, 8} {
 			wall, device, ok := timed(dispatches)
 			if !ok {
-				if strings.HasPrefix(port.Provider, "gogpu") {
+				if strings.HasPrefix(libraries.Provider, "gogpu") {
 					t.Skip("gogpu has no timestamps")
 				}
 				if adapter(t).Info().Backend == gputypes.BackendVulkan {

@@ -62,7 +62,7 @@ type PipelineConfig struct {
 type Pipelines struct {
 	PipelineConfig
 	Dev  port.Device
-	most int
+	Most int // compiled pipelines to keep
 
 	mu    sync.Mutex
 	all   map[shaders.Variant]*Pipeline
@@ -72,7 +72,7 @@ type Pipelines struct {
 
 // NewPipelines returns the pipelines of a device, which is nil if none is compiled.
 func NewPipelines(dev port.Device, c PipelineConfig) *Pipelines {
-	return &Pipelines{PipelineConfig: c, Dev: dev, most: maxPipelines, all: map[shaders.Variant]*Pipeline{}}
+	return &Pipelines{PipelineConfig: c, Dev: dev, Most: maxPipelines, all: map[shaders.Variant]*Pipeline{}}
 }
 
 // All returns the pipelines of all kernels that calls asked for.
@@ -151,7 +151,7 @@ func (c *Pipelines) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, er
 	p.users, p.used = p.users+1, c.clock
 	compiled := p.compiled
 	var unused []port.Pipeline
-	if len(c.live) > c.most {
+	if len(c.live) > c.Most {
 		unused = c.trim()
 	}
 	c.mu.Unlock()
@@ -173,7 +173,7 @@ func (c *Pipelines) Release(p *Pipeline) {
 func (c *Pipelines) trim() (unused []port.Pipeline) {
 	slices.SortFunc(c.live, func(a, b *Pipeline) int { return cmp.Compare(a.used, b.used) })
 	c.live = slices.DeleteFunc(c.live, func(p *Pipeline) bool {
-		old := p.users == 0 && len(c.live)-len(unused) > c.most
+		old := p.users == 0 && len(c.live)-len(unused) > c.Most
 		if old {
 			unused = append(unused, p.compiled)
 			p.compiled = nil

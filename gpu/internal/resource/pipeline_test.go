@@ -82,7 +82,7 @@ func TestPipelinesAreBounded(t *testing.T) {
 	const most = 3
 	f := &fakePort{}
 	c := NewPipelines(f, PipelineConfig{Limits: gputypes.Limits{MaxComputeWorkgroupStorageSize: 1 << 20, MaxComputeInvocationsPerWorkgroup: 1024}})
-	c.most = most
+	c.Most = most
 	pipeline := func(n int) *Pipeline {
 		return c.Of(shaders.Attention{DVB: n + 1})
 	}

@@ -1,6 +1,6 @@
-//go:build cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))
+//go:build cgo
 
-package port_test
+package native_test
 
 import (
 	"errors"
@@ -11,11 +11,30 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/native"
 )
+
+// open opens a device of the first adapter.
+func open(t *testing.T) port.Device {
+	t.Helper()
+	all, err := native.Adapters()
+	if err != nil || len(all) == 0 {
+		t.Skipf("needs a WebGPU adapter: %v", err)
+	}
+	for _, a := range all {
+		t.Cleanup(a.Release)
+	}
+	d, err := port.NewAdapter(all[0]).Open(all[0].Limits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
 
 // TestUpstreamHasNoShaderF16 fails when a later version of wgpu-native compiles f16.
 func TestUpstreamHasNoShaderF16(t *testing.T) {
-	_, err := open(t, nil).CreatePipeline(port.PipelineDesc{
+	_, err := open(t).CreatePipeline(port.PipelineDesc{
 		Label: "f16", Entry: "main", Bindings: []port.BindingKind{port.ReadOnly, port.ReadWrite},
 		WGSL: `enable f16;
 @group(0) @binding(0) var<storage, read> x: array<vec4<f16>>;
@@ -34,13 +53,13 @@ const quietChild = "ATTN_PORT_QUIET"
 // and its own child processes get no such variable.
 func TestQuiet(t *testing.T) {
 	if os.Getenv(quietChild) != "" {
-		open(t, nil)
+		open(t)
 		if out, err := exec.CommandContext(t.Context(), "sh", "-c", "echo $XDG_RUNTIME_DIR").Output(); err != nil || strings.TrimSpace(string(out)) != "" {
 			t.Errorf("child processes have XDG_RUNTIME_DIR=%s, %v", out, err)
 		}
 		return
 	}
-	adapter(t)
+	open(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestQuiet$")
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "XDG_RUNTIME_DIR=") }), quietChild+"=1")
 	var stderr strings.Builder

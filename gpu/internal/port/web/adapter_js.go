@@ -1,4 +1,5 @@
-package port
+// Package web is the WebGPU of a browser as a library of the port, with GOOS=js.
+package web
 
 import (
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"syscall/js"
 
 	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
 // Provider names the library behind the port.
@@ -17,9 +19,9 @@ const noAdapter = "the browser has none, or none for a page that comes neither f
 
 // The objects of a browser have no types in Go.
 type (
-	NativeAdapter = js.Value
-	NativeDevice  = js.Value
-	NativeBuffer  = js.Value
+	Adapter = js.Value
+	Device  = js.Value
+	Buffer  = js.Value
 )
 
 // await waits for a promise. Callbacks run only while every goroutine waits.
@@ -55,7 +57,7 @@ func try(kind error, f func()) (err error) {
 		switch x := recover().(type) {
 		case nil:
 		case js.Error:
-			err = fault(text(x.Value), kind)
+			err = port.Fault(text(x.Value), kind)
 		default:
 			panic(x)
 		}
@@ -64,28 +66,41 @@ func try(kind error, f func()) (err error) {
 	return nil
 }
 
-// enumerate lists the adapters of two kinds of request: browsers have no list.
-func enumerate() (all []*NativeAdapter, err error) {
+// Adapters lists the adapters of two kinds of request: browsers have no list.
+func Adapters() (all []port.LibraryAdapter, err error) {
 	gpu := js.Global().Get("navigator")
 	if gpu.Truthy() {
 		gpu = gpu.Get("gpu")
 	}
 	if !gpu.Truthy() {
-		return nil, nil
+		return nil, errors.New(noAdapter)
 	}
 	seen := map[gputypes.AdapterInfo]bool{}
 	for _, preference := range []string{"high-performance", "low-power"} {
 		a, err := await(gpu.Call("requestAdapter", map[string]any{"powerPreference": preference}))
 		if err == nil && a.Truthy() && !seen[infoOf(&a)] {
 			seen[infoOf(&a)] = true
-			all = append(all, &a)
+			all = append(all, adapter{&a})
 		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New(noAdapter)
 	}
 	return all, nil
 }
 
+type adapter struct{ *Adapter }
+
+// Info implements port.LibraryAdapter.
+func (a adapter) Info() port.Info {
+	return port.Info{AdapterInfo: infoOf(a.Adapter), Library: Provider}
+}
+
+// Limits implements port.LibraryAdapter.
+func (a adapter) Limits() gputypes.Limits { return limitsOf(a.Adapter) }
+
 // infoOf describes an adapter. Browsers hide the type of a device: hardware is of type Other.
-func infoOf(a *NativeAdapter) gputypes.AdapterInfo {
+func infoOf(a *Adapter) gputypes.AdapterInfo {
 	from := a.Get("info")
 	if !from.Truthy() { // an old browser
 		from = js.Global().Get("Object").New()
@@ -135,7 +150,8 @@ func limitsOf(a *js.Value) (l gputypes.Limits) {
 
 const timestampQuery = "timestamp-query"
 
-func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
+// Open implements port.LibraryAdapter.
+func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 	limits, features := map[string]any{}, []any{}
 	eachLimit(&l, func(name string, n reflect.Value) {
 		if a.Get("limits").Get(name).Type() == js.TypeNumber {
@@ -148,21 +164,19 @@ func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
 	}
 	dev, err := await(a.Call("requestDevice", map[string]any{"label": "attn", "requiredLimits": limits, "requiredFeatures": features}))
 	if err != nil {
-		return nil, fault(err.Error(), ErrInvalid)
+		return nil, port.Fault(err.Error(), port.ErrInvalid)
 	}
 	lib := newLibrary(dev)
-	lib.clock.there = timed
+	if timed {
+		lib.clock = port.NewClock(lib)
+	}
 	return lib, nil
 }
 
-// releaseAdapter does nothing: the browser collects adapters.
-func releaseAdapter(*NativeAdapter) {}
+// Release does nothing: the browser collects adapters.
+func (a adapter) Release() {}
 
-var errNotShared = fmt.Errorf("devices of a page cannot be shared: %w", ErrInvalid)
-
-func shareLibrary(*NativeDevice, gputypes.Backend) (*library, error) { return nil, errNotShared }
-func (l *library) importBuffer(*NativeBuffer) (raw rawBuffer, size uint64, usage gputypes.BufferUsage, err error) {
-	return raw, 0, 0, errNotShared
+// Share returns an error.
+func Share(*Adapter, *Device) (l port.Library, limits gputypes.Limits, info port.Info, err error) {
+	return l, limits, info, fmt.Errorf("devices of a page cannot be shared: %w", port.ErrInvalid)
 }
-func (l *library) reference(rawBuffer)   {}
-func (l *library) dereference(rawBuffer) {}

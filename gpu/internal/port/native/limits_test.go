@@ -1,6 +1,6 @@
-//go:build cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))
+//go:build cgo
 
-package port
+package native
 
 import (
 	"math"

@@ -1,5 +1,4 @@
-//go:build cgo && !gogpu && !(linux && amd64) && (darwin || windows)
-
+#if !(defined __linux__ && defined __x86_64__)
 #include "native.h"
 
 _Thread_local port_state *port_compiling;
@@ -9,3 +8,4 @@ int port_try(void (*f)(void *), void *arg) {
 	f(arg);
 	return 0;
 }
+#endif

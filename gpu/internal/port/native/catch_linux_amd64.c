@@ -1,5 +1,3 @@
-//go:build cgo && !gogpu && linux && amd64 && !android
-
 #include <unwind.h>
 #include "native.h"
 

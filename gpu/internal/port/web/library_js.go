@@ -1,4 +1,4 @@
-package port
+package web
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
 // library is a GPUDevice. Its calls return at once; their errors and ends arrive later, as events.
@@ -14,9 +15,9 @@ type library struct {
 	dev, queue js.Value
 	closed     bool
 	isLost     error
-	failed     error  // the first error of a call since the last poll
-	last       Ticket // submission
-	ended      Ticket
+	failed     error       // the first error of a call since the last poll
+	last       port.Ticket // submission
+	ended      port.Ticket
 	event      chan struct{} // closed at the next event
 
 	// The submission that is being recorded. Encoder and pass are undefined outside of one.
@@ -25,19 +26,18 @@ type library struct {
 
 	offset, staged js.Value // a Uint32Array for the offset of a dispatch, a Uint8Array for writes
 	ends           js.Func
-	clock          clock
+	clock          *port.Clock
 }
 
-type (
-	rawBuffer   = *js.Value
-	rawGroup    = js.Value
-	rawPipeline = struct{ p, layout js.Value }
-)
+type pipeline struct{ p, layout js.Value }
 
-// dynamicStep is the largest that a device may require.
-const dynamicStep = 256
+// Traits implements port.Library. The step is the largest that a device may require.
+func (l *library) Traits() port.Traits {
+	return port.Traits{DynamicStep: 256, CompilesTogether: true}
+}
 
-const compilesTogether = true
+// Clock implements port.Library.
+func (l *library) Clock() *port.Clock { return l.clock }
 
 // stagedBytes is the most bytes that a write copies at a time.
 const stagedBytes = 1 << 20
@@ -58,14 +58,14 @@ func newLibrary(dev js.Value) *library {
 	l.ends = on(func(js.Value) { l.ended++ })
 	fails := on(func(v js.Value) {
 		if l.failed == nil {
-			l.failed = fault(text(v.Get("error")), ErrInvalid)
+			l.failed = port.Fault(text(v.Get("error")), port.ErrInvalid)
 		}
 	})
 	dev.Call("addEventListener", "uncapturederror", fails)
 	var loses js.Func
 	loses = on(func(v js.Value) { // once, also after destroy
 		if !l.closed {
-			l.isLost = fmt.Errorf("%s: %s: %w", v.Get("reason").String(), text(v), ErrLost)
+			l.isLost = fmt.Errorf("%s: %s: %w", v.Get("reason").String(), text(v), port.ErrLost)
 			return
 		}
 		for _, f := range []js.Func{l.ends, fails, loses} {
@@ -76,7 +76,8 @@ func newLibrary(dev js.Value) *library {
 	return l
 }
 
-func (l *library) lost() error { return l.isLost }
+// Lost implements port.Library.
+func (l *library) Lost() error { return l.isLost }
 
 // scope runs f in two error scopes, and returns what f throws or they take: a lack of memory, or an
 // error of a kind. Nothing waits between the opening of a scope and its end, so that scopes nest.
@@ -88,34 +89,39 @@ func (l *library) scope(kind error, f func()) error {
 	for i := range taken {
 		taken[i] = l.dev.Call("popErrorScope")
 	}
-	for i, kind := range []error{ErrMemory, kind} {
+	for i, kind := range []error{port.ErrMemory, kind} {
 		v, failed := await(taken[i])
 		switch {
 		case err != nil: // the other scope is awaited
 		case failed != nil:
-			err = fault(failed.Error(), ErrLost)
+			err = port.Fault(failed.Error(), port.ErrLost)
 		case v.Truthy():
-			err = fault(text(v), kind)
+			err = port.Fault(text(v), kind)
 		}
 	}
 	return err
 }
 
-func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (b rawBuffer, err error) {
-	err = l.scope(ErrInvalid, func() {
-		made := l.dev.Call("createBuffer", map[string]any{"size": float64(size), "usage": int(usage)})
-		b = &made
+// CreateBuffer implements port.Library.
+func (l *library) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Object, error) {
+	var made js.Value
+	err := l.scope(port.ErrInvalid, func() {
+		made = l.dev.Call("createBuffer", map[string]any{"size": float64(size), "usage": int(usage)})
 	})
-	return b, err
+	if err != nil {
+		return nil, err
+	}
+	return &made, nil
 }
 
-// releaseBuffer frees the memory when the submissions that use it have ended.
-func (l *library) releaseBuffer(b rawBuffer) { b.Call("destroy") }
+// ReleaseBuffer frees the memory when the submissions that use it have ended.
+func (l *library) ReleaseBuffer(b port.Object) { b.(*Buffer).Call("destroy") }
 
-func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
+// Write implements port.Library.
+func (l *library) Write(b port.Object, offset uint64, data []byte) error {
 	for len(data) > 0 {
 		n := js.CopyBytesToJS(l.staged, data)
-		if err := try(ErrInvalid, func() { l.queue.Call("writeBuffer", *b, float64(offset), l.staged, 0, n) }); err != nil {
+		if err := try(port.ErrInvalid, func() { l.queue.Call("writeBuffer", *b.(*Buffer), float64(offset), l.staged, 0, n) }); err != nil {
 			return err
 		}
 		data, offset = data[n:], offset+uint64(n)
@@ -123,8 +129,10 @@ func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
 	return nil
 }
 
-func (l *library) createPipeline(desc PipelineDesc, dynamic int) (p rawPipeline, err error) {
-	types := map[BindingKind]string{Uniform: "uniform", ReadOnly: "read-only-storage", ReadWrite: "storage"}
+// CreatePipeline implements port.Library.
+func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (port.Object, error) {
+	p := new(pipeline)
+	types := map[port.BindingKind]string{port.Uniform: "uniform", port.ReadOnly: "read-only-storage", port.ReadWrite: "storage"}
 	entries := make([]any, len(desc.Bindings))
 	for i, k := range desc.Bindings {
 		entries[i] = map[string]any{
@@ -133,7 +141,7 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (p rawPipeline,
 		}
 	}
 	var made js.Value
-	err = l.scope(ErrShader, func() {
+	err := l.scope(port.ErrShader, func() {
 		module := l.dev.Call("createShaderModule", map[string]any{"label": desc.Label, "code": desc.WGSL})
 		p.layout = l.dev.Call("createBindGroupLayout", map[string]any{"label": desc.Label, "entries": entries})
 		layout := l.dev.Call("createPipelineLayout", map[string]any{"label": desc.Label, "bindGroupLayouts": []any{p.layout}})
@@ -146,23 +154,29 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (p rawPipeline,
 	}
 	var failed error
 	if p.p, failed = await(made); err == nil && failed != nil {
-		err = fault(failed.Error(), ErrShader)
+		err = port.Fault(failed.Error(), port.ErrShader)
 	}
 	return p, err
 }
 
-// releasePipeline and releaseGroup leave their objects to the browser's garbage collector.
-func (l *library) releasePipeline(rawPipeline) {}
-func (l *library) releaseGroup(rawGroup)       {}
+// ReleasePipeline leaves its object to the browser's garbage collector.
+func (l *library) ReleasePipeline(port.Object) {}
 
-func (l *library) createGroup(p rawPipeline, bindings []Binding, spans []groupSpan) (g rawGroup, err error) {
-	entries := make([]any, len(bindings))
-	for i, b := range bindings {
+// ReleaseGroup leaves its object to the browser's garbage collector.
+func (l *library) ReleaseGroup(port.Object) {}
+
+// CreateGroup implements port.Library.
+func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, error) {
+	entries := make([]any, len(spans))
+	for i, s := range spans {
 		entries[i] = map[string]any{"binding": i, "resource": map[string]any{
-			"buffer": *b.Buffer.(*buffer).raw, "offset": float64(spans[i].offset), "size": float64(b.Size),
+			"buffer": *s.Buffer.(*Buffer), "offset": float64(s.Offset), "size": float64(s.Size),
 		}}
 	}
-	err = try(ErrInvalid, func() { g = l.dev.Call("createBindGroup", map[string]any{"layout": p.layout, "entries": entries}) })
+	var g js.Value
+	err := try(port.ErrInvalid, func() {
+		g = l.dev.Call("createBindGroup", map[string]any{"layout": p.(*pipeline).layout, "entries": entries})
+	})
 	return g, err
 }
 
@@ -185,10 +199,10 @@ func (l *library) beginPass() {
 	}
 	l.begin()
 	desc := map[string]any{}
-	if s := l.clock.slot; s != nil {
-		writes := map[string]any{"querySet": l.clock.queries, "endOfPassWriteIndex": s.first + 1}
+	if c := l.clock; c != nil && c.Slot != nil {
+		writes := map[string]any{"querySet": c.Queries, "endOfPassWriteIndex": c.Slot.First + 1}
 		if !l.begun {
-			writes["beginningOfPassWriteIndex"] = s.first
+			writes["beginningOfPassWriteIndex"] = c.Slot.First
 			l.begun = true
 		}
 		desc["timestampWrites"] = writes
@@ -196,17 +210,19 @@ func (l *library) beginPass() {
 	l.pass = l.encoder.Call("beginComputePass", desc)
 }
 
-func (l *library) copy(src, dst rawBuffer, c *Command) error {
-	return try(ErrInvalid, func() {
+// Copy implements port.Library.
+func (l *library) Copy(src, dst port.Object, c *port.Command) error {
+	return try(port.ErrInvalid, func() {
 		l.begin()
-		l.encoder.Call("copyBufferToBuffer", *src, float64(c.SrcOffset), *dst, float64(c.DstOffset), float64(c.Size))
+		l.encoder.Call("copyBufferToBuffer", *src.(*Buffer), float64(c.SrcOffset), *dst.(*Buffer), float64(c.DstOffset), float64(c.Size))
 	})
 }
 
-func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [3]uint32) error {
-	return try(ErrInvalid, func() {
+// Dispatch implements port.Library.
+func (l *library) Dispatch(p, g port.Object, offsets []uint32, groups [3]uint32) error {
+	return try(port.ErrInvalid, func() {
 		l.beginPass()
-		l.pass.Call("setPipeline", p.p)
+		l.pass.Call("setPipeline", p.(*pipeline).p)
 		if len(offsets) > 0 {
 			l.offset.SetIndex(0, float64(offsets[0]))
 			l.pass.Call("setBindGroup", 0, g, l.offset, 0, 1)
@@ -217,16 +233,17 @@ func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [
 	})
 }
 
-// discard forgets the submission that is being recorded.
-func (l *library) discard() { l.encoder, l.pass, l.begun = js.Undefined(), js.Undefined(), false }
+// Discard forgets the submission that is being recorded.
+func (l *library) Discard() { l.encoder, l.pass, l.begun = js.Undefined(), js.Undefined(), false }
 
-func (l *library) submit() (Ticket, error) {
-	err := try(ErrInvalid, func() {
-		if slot := l.clock.slot; slot != nil {
+// Submit implements port.Library.
+func (l *library) Submit() (port.Ticket, error) {
+	err := try(port.ErrInvalid, func() {
+		if c := l.clock; c != nil && c.Slot != nil {
 			l.beginPass() // a submission of copies has none
 			l.begin()
-			l.encoder.Call("resolveQuerySet", l.clock.queries, slot.first, 2, *l.clock.resolved, 0)
-			l.encoder.Call("copyBufferToBuffer", *l.clock.resolved, 0, *slot.staging, 0, stampBytes)
+			l.encoder.Call("resolveQuerySet", c.Queries, c.Slot.First, 2, *c.Resolved.(*Buffer), 0)
+			l.encoder.Call("copyBufferToBuffer", *c.Resolved.(*Buffer), 0, *c.Slot.Staging.(*Buffer), 0, port.StampBytes)
 		}
 		l.begin()
 		l.queue.Call("submit", []any{l.encoder.Call("finish")})
@@ -239,8 +256,8 @@ func (l *library) submit() (Ticket, error) {
 	return l.last, nil
 }
 
-// poll returns the last submission that has ended, and an error that the browser has reported.
-func (l *library) poll() (Ticket, error) {
+// Poll returns the last submission that has ended, and an error that the browser has reported.
+func (l *library) Poll() (port.Ticket, error) {
 	err := l.failed
 	l.failed = nil
 	if l.isLost != nil {
@@ -249,10 +266,10 @@ func (l *library) poll() (Ticket, error) {
 	return l.ended, err
 }
 
-// pause waits for the next event. None is missed between a look at the device's state and pause,
+// Pause waits for the next event. None is missed between a look at the device's state and Pause,
 // because callbacks run only while every goroutine waits. After a second the caller looks whether
 // the device makes progress.
-func (l *library) pause(ctx context.Context, _, _ time.Time) {
+func (l *library) Pause(ctx context.Context, _, _ time.Time) {
 	late := time.NewTimer(time.Second)
 	defer late.Stop()
 	select {
@@ -262,32 +279,35 @@ func (l *library) pause(ctx context.Context, _, _ time.Time) {
 	}
 }
 
-func (l *library) read(b rawBuffer, offset uint64, dst []byte) error {
+// Read implements port.Library.
+func (l *library) Read(x port.Object, offset uint64, dst []byte) error {
+	b := x.(*Buffer)
 	if _, err := await(b.Call("mapAsync", 1, float64(offset), len(dst))); err != nil { // GPUMapMode.READ
-		return fault(err.Error(), ErrInvalid)
+		return port.Fault(err.Error(), port.ErrInvalid)
 	}
-	return try(ErrInvalid, func() {
+	return try(port.ErrInvalid, func() {
 		js.CopyBytesToGo(dst, js.Global().Get("Uint8Array").New(b.Call("getMappedRange", float64(offset), len(dst))))
 		b.Call("unmap")
 	})
 }
 
-func (l *library) close() {
+// Close implements port.Library.
+func (l *library) Close() {
 	l.closed = true
 	l.dev.Call("destroy")
 }
 
-type rawQueries = js.Value
-
-func (l *library) createQueries(count int) (q rawQueries, err error) {
-	err = l.scope(ErrInvalid, func() {
+// CreateQueries implements port.Stamper.
+func (l *library) CreateQueries(count int) (port.Object, error) {
+	var q js.Value
+	err := l.scope(port.ErrInvalid, func() {
 		q = l.dev.Call("createQuerySet", map[string]any{"type": "timestamp", "count": count})
 	})
 	return q, err
 }
 
-// releaseQueries leaves them to the browser.
-func (l *library) releaseQueries(rawQueries) {}
+// ReleaseQueries leaves them to the browser.
+func (l *library) ReleaseQueries(port.Object) {}
 
-// tickTime is a nanosecond in every browser.
-func (l *library) tickTime() (float64, error) { return 1, nil }
+// TickTime is a nanosecond in every browser.
+func (l *library) TickTime() (float64, error) { return 1, nil }

@@ -1,6 +1,6 @@
-//go:build cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))
-
-package port
+// Package native is github.com/rajveermalviya/go-webgpu/wgpu as a library of the port, through cgo:
+// wgpu-native, linked statically.
+package native
 
 /*
 #include "native.h"
@@ -96,21 +96,22 @@ static void port_release(port_state *state) { port_guard(state, wgpuDeviceReleas
 import "C"
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"reflect"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/gogpu/gputypes"
 	"github.com/rajveermalviya/go-webgpu/wgpu"
+	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
 // Provider names the library behind the port.
 const Provider = "go-webgpu v0.17.1 (wgpu-native)"
-
-const noAdapter = "there is no Vulkan, Metal or DX12 driver"
 
 // nativeBackends excludes OpenGL, whose loader prints to standard error on machines
 // without a display.
@@ -122,9 +123,9 @@ type library struct {
 	queue     unsafe.Pointer
 	scopes    sync.Mutex  // see scoped
 	broken    atomic.Bool // a compilation panicked, see unsound
-	submitted Ticket
+	submitted port.Ticket
 	encoder   nativeEncoder
-	clock     clock
+	clock     *port.Clock
 }
 
 // newState returns the state of a device that is open already, or of one to open. That of a device is
@@ -135,12 +136,19 @@ func newState(device unsafe.Pointer, shared C.int) *C.port_state {
 	return s
 }
 
-type (
-	rawBuffer = unsafe.Pointer
-	rawGroup  = unsafe.Pointer
-)
+// Traits implements port.Library. Errors of compilations reach one state of the device.
+func (l *library) Traits() port.Traits { return port.Traits{DynamicStep: 1} }
 
-const dynamicStep = 1
+// Clock implements port.Library.
+func (l *library) Clock() *port.Clock { return l.clock }
+
+// Pause implements port.Library.
+func (l *library) Pause(_ context.Context, start, due time.Time) { port.Pause(start, due) }
+
+// Read implements port.Library.
+func (l *library) Read(b port.Object, offset uint64, dst []byte) error {
+	return port.ReadMapped(l, b, offset, dst)
+}
 
 // handleOf returns the C object of one of the binding's types, which have it in an
 // unexported field.
@@ -160,20 +168,31 @@ func newInstance() *wgpu.Instance {
 	return wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
 }
 
-// enumerate lists the adapters in the library's order, best first.
+// Adapters lists the adapters in the library's order, best first.
 //
 // Each call makes an instance, and its adapters and devices keep it alive. The
 // library destroys a device, with its compiled pipelines and its driver thread, only
 // together with the instance. One instance for the whole process would therefore
 // leak every device that a program closes.
-func enumerate() ([]*NativeAdapter, error) {
+func Adapters() (all []port.LibraryAdapter, _ error) {
 	load()
 	instance := newInstance()
 	defer instance.Release()
-	return instance.EnumerateAdapters(&wgpu.InstanceEnumerateAdapterOptons{Backends: nativeBackends}), nil
+	for _, a := range instance.EnumerateAdapters(&wgpu.InstanceEnumerateAdapterOptons{Backends: nativeBackends}) {
+		all = append(all, adapter{a})
+	}
+	return all, nil
 }
 
-func infoOf(a *NativeAdapter) gputypes.AdapterInfo {
+type adapter struct{ *Adapter }
+
+// Limits implements port.LibraryAdapter.
+func (a adapter) Limits() gputypes.Limits { return limitsOf(a.Adapter) }
+
+// Info implements port.LibraryAdapter.
+func (a adapter) Info() port.Info { return infoOf(a.Adapter) }
+
+func infoOf(a *Adapter) port.Info {
 	p := a.GetProperties()
 	kinds := map[wgpu.AdapterType]gputypes.DeviceType{ // others are the zero, DeviceTypeOther
 		wgpu.AdapterType_DiscreteGPU: gputypes.DeviceTypeDiscreteGPU, wgpu.AdapterType_IntegratedGPU: gputypes.DeviceTypeIntegratedGPU,
@@ -182,79 +201,74 @@ func infoOf(a *NativeAdapter) gputypes.AdapterInfo {
 	apis := map[wgpu.BackendType]gputypes.Backend{
 		wgpu.BackendType_Vulkan: gputypes.BackendVulkan, wgpu.BackendType_Metal: gputypes.BackendMetal, wgpu.BackendType_D3D12: gputypes.BackendDX12,
 	}
-	return gputypes.AdapterInfo{
+	return port.Info{Library: Provider, AdapterInfo: gputypes.AdapterInfo{
 		Name: p.Name, Vendor: p.VendorName, VendorID: p.VendorId, DeviceID: p.DeviceId,
 		Driver: p.DriverDescription, DeviceType: kinds[p.AdapterType], Backend: apis[p.BackendType],
-	}
+	}}
 }
 
 // limitsOf returns the limits of an adapter or a device.
 func limitsOf(a interface{ GetLimits() wgpu.SupportedLimits }) (l gputypes.Limits) {
 	has := a.GetLimits().Limits
-	copyFields(&l, &has)
+	port.CopyFields(&l, &has)
 	// NVIDIA's driver names no limit. As a request, the library takes the largest number for the default of 256 MiB.
 	l.MaxBufferSize = min(l.MaxBufferSize, math.MaxInt64)
 	return l
 }
 
-// copyFields copies the fields that two structures have both. Those of the libraries differ in
-// their order and in a few fields that compute does not use.
-func copyFields(to, from any) {
-	dst, src := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
-	for i := range dst.NumField() {
-		if f := src.FieldByName(dst.Type().Field(i).Name); f.IsValid() {
-			dst.Field(i).Set(f)
-		}
-	}
-}
-
-func releaseAdapter(a *NativeAdapter) { a.Release() }
-
-func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
+// Open implements port.LibraryAdapter.
+func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 	required := wgpu.Limits{MaxInterStageShaderComponents: wgpu.LimitU32Undefined} // the library's default
-	copyFields(&required, &l)
+	port.CopyFields(&required, &l)
 	lib := &library{state: newState(nil, 0)}
-	lib.clock.there = a.HasFeature(wgpu.FeatureName_TimestampQuery)
-	C.port_open(handleOf(a), unsafe.Pointer(&required), C.size_t(unsafe.Sizeof(required)), C.bool(lib.clock.there), lib.state)
-	if err := lib.lost(); err != nil { // the library panicked, and its instance is unsound
+	timed := a.HasFeature(wgpu.FeatureName_TimestampQuery)
+	C.port_open(handleOf(a.Adapter), unsafe.Pointer(&required), C.size_t(unsafe.Sizeof(required)), C.bool(timed), lib.state)
+	if err := lib.Lost(); err != nil { // the library panicked, and its instance is unsound
 		return nil, err
 	}
 	if lib.state.device == nil {
-		return nil, fault(message(lib.state), ErrInvalid)
+		return nil, port.Fault(message(lib.state), port.ErrInvalid)
 	}
 	lib.queue = C.wgpuDeviceGetQueue(lib.state.device)
+	if timed {
+		lib.clock = port.NewClock(lib)
+	}
 	return lib, nil
 }
 
 // The library's types, of which programs have objects.
 type (
-	NativeAdapter = wgpu.Adapter
-	NativeDevice  = wgpu.Device
-	NativeBuffer  = wgpu.Buffer
+	Adapter = wgpu.Adapter
+	Device  = wgpu.Device
+	Buffer  = wgpu.Buffer
 )
 
-// shareLibrary keeps a reference to the program's device until close.
-func shareLibrary(dev *NativeDevice, _ gputypes.Backend) (*library, error) {
+// Share returns a library over a program's device, to which it keeps a reference until Close, the
+// device's limits, and a description of its adapter.
+func Share(a *Adapter, dev *Device) (port.Library, gputypes.Limits, port.Info, error) {
 	device := handleOf(dev)
 	C.wgpuDeviceReference(device)
 	lib := &library{state: newState(device, 1), queue: C.wgpuDeviceGetQueue(device)}
-	lib.clock.there = dev.HasFeature(wgpu.FeatureName_TimestampQuery)
-	return lib, nil
+	if dev.HasFeature(wgpu.FeatureName_TimestampQuery) {
+		lib.clock = port.NewClock(lib)
+	}
+	return lib, limitsOf(dev), infoOf(a), nil
 }
 
-// importBuffer returns a program's buffer, its size and its usages. The library does not
-// report whether it is mapped or destroyed.
-func (l *library) importBuffer(b *NativeBuffer) (raw rawBuffer, size uint64, usage gputypes.BufferUsage, err error) {
+// Import implements port.Sharer. The library does not report whether a buffer is mapped or destroyed.
+func (l *library) Import(x any) (raw port.Object, size uint64, usage gputypes.BufferUsage, err error) {
+	b := x.(*Buffer)
 	if reflect.ValueOf(b).Elem().FieldByName("deviceRef").UnsafePointer() != l.state.device {
-		return nil, 0, 0, ErrForeign
+		return nil, 0, 0, port.ErrForeign
 	}
 	return handleOf(b), b.GetSize(), gputypes.BufferUsage(b.GetUsage()), nil
 }
 
-// reference keeps a program's buffer until dereference, even if the program releases it.
-func (l *library) reference(b rawBuffer) { C.wgpuBufferReference(b) }
+// Reference implements port.Sharer.
+func (l *library) Reference(b port.Object) { C.wgpuBufferReference(b.(unsafe.Pointer)) }
 
-func (l *library) dereference(b rawBuffer) { l.releaseBuffer(b) }
+// Dereference implements port.Sharer.
+func (l *library) Dereference(b port.Object) { l.ReleaseBuffer(b) }
 
 // scoped takes the lock of the error scopes of a program's device and returns the function
 // that frees it. A compilation may run next to another call of the library, and the scopes
@@ -267,45 +281,49 @@ func (l *library) scoped() func() {
 	return l.scopes.Unlock
 }
 
-func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
+// CreateBuffer implements port.Library.
+func (l *library) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Object, error) {
 	defer l.scoped()()
 	b := C.port_create_buffer(C.uint64_t(size), C.uint32_t(usage), l.state)
-	err := l.outcome()
-	if err != nil && b != nil {
-		C.wgpuBufferRelease(b)
-		b = nil
+	if err := l.outcome(); err != nil {
+		if b != nil {
+			C.wgpuBufferRelease(b)
+		}
+		return nil, err
 	}
-	return b, err
+	return b, nil
 }
 
-// releaseBuffer polls, because the library frees released memory only then.
-func (l *library) releaseBuffer(b rawBuffer) {
+// ReleaseBuffer polls, because the library frees released memory only then.
+func (l *library) ReleaseBuffer(b port.Object) {
 	if !l.unsound() {
-		C.wgpuBufferRelease(b)
+		C.wgpuBufferRelease(b.(unsafe.Pointer))
 		C.port_poll(l.state)
 	}
 }
 
-func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
+// CopyMapped implements port.Mapper.
+func (l *library) CopyMapped(x port.Object, offset uint64, dst []byte) error {
+	b := x.(unsafe.Pointer)
 	copy(dst, unsafe.Slice((*byte)(C.wgpuBufferGetMappedRange(b, C.size_t(offset), C.size_t(len(dst)))), len(dst)))
 	defer l.scoped()()
 	C.port_unmap(b, l.state)
 	return l.outcome()
 }
 
-// startMap starts to map a buffer for reading.
-func (l *library) startMap(b rawBuffer, offset, size uint64) error {
+// StartMap implements port.Mapper.
+func (l *library) StartMap(b port.Object, offset, size uint64) error {
 	defer l.scoped()()
-	C.port_map(b, C.size_t(offset), C.size_t(size), l.state)
+	C.port_map(b.(unsafe.Pointer), C.size_t(offset), C.size_t(size), l.state)
 	return nil
 }
 
-// endMap ends a map that is pending by running its callback. The library aborts the process when it
+// EndMap ends a map that is pending by running its callback. The library aborts the process when it
 // drops a callback that never ran, which the release of a lost device does.
-func (l *library) endMap(b rawBuffer) {
+func (l *library) EndMap(b port.Object) {
 	if l.state.mapped == 0 && !l.unsound() {
 		defer l.scoped()()
-		C.port_unmap(b, l.state)
+		C.port_unmap(b.(unsafe.Pointer), l.state)
 	}
 }
 
@@ -313,8 +331,9 @@ func (l *library) endMap(b rawBuffer) {
 // stays allocated.
 func (l *library) unsound() bool { return l.state.unsound != 0 || l.broken.Load() }
 
-func (l *library) close() {
-	l.releaseClock()
+// Close implements port.Library.
+func (l *library) Close() {
+	l.clock.Release()
 	if l.unsound() {
 		return
 	}
@@ -322,7 +341,8 @@ func (l *library) close() {
 	C.port_release(l.state)
 }
 
-func (l *library) lost() error {
+// Lost implements port.Library.
+func (l *library) Lost() error {
 	if l.state.lost == 0 {
 		return nil
 	}
@@ -336,7 +356,7 @@ const (
 )
 
 // outcome returns the error that callbacks have noted since the last call.
-func (l *library) outcome() error { return outcome(l.state, ErrInvalid) }
+func (l *library) outcome() error { return outcome(l.state, port.ErrInvalid) }
 
 // outcome returns the error that callbacks have noted in s since the last call. kind is the
 // sentinel of all but lost devices and lack of memory.
@@ -350,24 +370,24 @@ func outcome(s *C.port_state, kind error) error {
 	case noted == 0:
 		return nil
 	case noted == errorOutOfMemory:
-		kind = ErrMemory
+		kind = port.ErrMemory
 	}
-	return fault(message(s), kind)
+	return port.Fault(message(s), kind)
 }
 
-func lossOf(s *C.port_state) error { return fmt.Errorf("%s: %w", message(s), ErrLost) }
+func lossOf(s *C.port_state) error { return fmt.Errorf("%s: %w", message(s), port.ErrLost) }
 
 // message returns the text of the last callback.
 func message(s *C.port_state) string { return C.GoString(&s.message[0]) }
 
-// poll runs the callbacks that are due and returns the last submission that has ended.
-func (l *library) poll() (Ticket, error) {
+// Poll runs the callbacks that are due and returns the last submission that has ended.
+func (l *library) Poll() (port.Ticket, error) {
 	C.port_poll(l.state)
-	return Ticket(l.state.done), l.outcome()
+	return port.Ticket(l.state.done), l.outcome()
 }
 
-// mapped reports whether the map of startMap has ended.
-func (l *library) mapped() (bool, error) {
+// Mapped reports whether the map of StartMap has ended.
+func (l *library) Mapped() (bool, error) {
 	if l.state.mapped == 0 {
 		C.port_poll(l.state)
 	}
@@ -375,7 +395,7 @@ func (l *library) mapped() (bool, error) {
 		return false, err
 	}
 	if s := l.state.mapped - 1; s > 0 {
-		return false, fmt.Errorf("map ended with status %d: %w", s, ErrInvalid)
+		return false, fmt.Errorf("map ended with status %d: %w", s, port.ErrInvalid)
 	}
 	return l.state.mapped != 0, nil
 }

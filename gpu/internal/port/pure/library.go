@@ -1,8 +1,9 @@
-//go:build !js && !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
+//go:build !js
 
-package port
+package pure
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/gogpu/wgpu"
+	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/wgsl"
 )
 
@@ -24,11 +26,11 @@ type library struct {
 
 	// unwritten holds the buffers with a write that waits for the next submission. The
 	// library copies to them then, even if they are released.
-	unwritten map[rawBuffer]bool
+	unwritten map[*Buffer]bool
 	// released holds the last submissions at the release of buffers, which are freed when
 	// those have ended. The library keeps the buffers that a submission copies, but not
 	// those that it binds.
-	released map[rawBuffer]uint64
+	released map[*Buffer]uint64
 	last     uint64 // submission
 	ended    uint64 // the last submission that poll found ended
 	probed   time.Time
@@ -38,25 +40,31 @@ type library struct {
 	done           []*wgpu.CommandBuffer
 	encoder        *wgpu.CommandEncoder
 	pass           *wgpu.ComputePassEncoder
-	copied, filled map[rawBuffer]bool
+	copied, filled map[*Buffer]bool
 
 	pending *wgpu.MapPending
 }
 
-type (
-	rawBuffer   = *wgpu.Buffer
-	rawPipeline = *purePipeline
-	rawGroup    = *wgpu.BindGroup
-)
+// Traits implements port.Library. The library accepts no other step, whatever the device's limit.
+func (l *library) Traits() port.Traits { return port.Traits{DynamicStep: 256} }
 
-// dynamicStep is the only one that the library accepts, whatever the device's limit.
-const dynamicStep = 256
+// Clock returns none: wgpu 0.34 has no timestamps in compute passes, and writes none in render
+// passes on Vulkan.
+func (l *library) Clock() *port.Clock { return nil }
 
-// lost reports a device that the program has released. The library reports other losses as
+// Pause implements port.Library.
+func (l *library) Pause(_ context.Context, start, due time.Time) { port.Pause(start, due) }
+
+// Read implements port.Library.
+func (l *library) Read(b port.Object, offset uint64, dst []byte) error {
+	return port.ReadMapped(l, b, offset, dst)
+}
+
+// Lost reports a device that the program has released. The library reports other losses as
 // errors only.
-func (l *library) lost() error {
+func (l *library) Lost() error {
 	if l.shared && l.dev.HalDevice() == nil {
-		return fmt.Errorf("the program has released its device: %w", ErrLost)
+		return fmt.Errorf("the program has released its device: %w", port.ErrLost)
 	}
 	return nil
 }
@@ -72,14 +80,20 @@ func growStack() {
 	runtime.KeepAlive(&room)
 }
 
-func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
+// CreateBuffer implements port.Library.
+func (l *library) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Object, error) {
 	growStack()
 	l.free()
 	b, err := l.dev.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: usage})
-	return b, translate(err, ErrMemory)
+	if err != nil {
+		return nil, translate(err, port.ErrMemory)
+	}
+	return b, nil
 }
 
-func (l *library) releaseBuffer(b rawBuffer) {
+// ReleaseBuffer implements port.Library.
+func (l *library) ReleaseBuffer(x port.Object) {
+	b := x.(*Buffer)
 	if l.unwritten[b] {
 		l.flush()
 	}
@@ -90,7 +104,7 @@ func (l *library) releaseBuffer(b rawBuffer) {
 // flush starts the writes that wait.
 func (l *library) flush() {
 	growStack()
-	if l.lost() == nil {
+	if l.Lost() == nil {
 		if index, err := l.queue.Submit(); err == nil {
 			l.last = index
 		}
@@ -104,7 +118,7 @@ func (l *library) free() {
 		return
 	}
 	ended := l.last
-	if l.lost() == nil {
+	if l.Lost() == nil {
 		ended = l.queue.Poll()
 	}
 	for b, after := range l.released {
@@ -115,28 +129,31 @@ func (l *library) free() {
 	}
 }
 
-func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
+// Write implements port.Library.
+func (l *library) Write(x port.Object, offset uint64, data []byte) error {
+	b := x.(*Buffer)
 	growStack()
 	if l.unwritten[b] { // the library does not order the copies of one submission
 		l.flush()
 	}
 	l.unwritten[b] = true
-	return translate(l.queue.WriteBuffer(b, offset, data), ErrInvalid)
+	return translate(l.queue.WriteBuffer(b, offset, data), port.ErrInvalid)
 }
 
-type purePipeline struct {
+type pipeline struct {
 	p      *wgpu.ComputePipeline
 	layout *wgpu.BindGroupLayout
 	made   []interface{ Release() } // its objects, in the order of creation
 }
 
-func (l *library) createPipeline(desc PipelineDesc, dynamic int) (_ rawPipeline, err error) {
+// CreatePipeline implements port.Library.
+func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (_ port.Object, err error) {
 	growStack()
-	p := new(purePipeline)
+	p := new(pipeline)
 	defer func() {
 		if err != nil {
-			l.releasePipeline(p)
-			err = translate(err, ErrShader)
+			l.ReleasePipeline(p)
+			err = translate(err, port.ErrShader)
 		}
 	}()
 	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: wgsl.Mended(desc.WGSL)}
@@ -151,8 +168,8 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (_ rawPipeline,
 		return nil, err
 	}
 	p.made = append(p.made, module)
-	types := map[BindingKind]gputypes.BufferBindingType{
-		Uniform: gputypes.BufferBindingTypeUniform, ReadOnly: gputypes.BufferBindingTypeReadOnlyStorage, ReadWrite: gputypes.BufferBindingTypeStorage,
+	types := map[port.BindingKind]gputypes.BufferBindingType{
+		port.Uniform: gputypes.BufferBindingTypeUniform, port.ReadOnly: gputypes.BufferBindingTypeReadOnlyStorage, port.ReadWrite: gputypes.BufferBindingTypeStorage,
 	}
 	entries := make([]gputypes.BindGroupLayoutEntry, len(desc.Bindings))
 	for i, k := range desc.Bindings {
@@ -177,23 +194,26 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (_ rawPipeline,
 	return p, nil
 }
 
-func (l *library) releasePipeline(p rawPipeline) {
-	for _, x := range slices.Backward(p.made) {
+// ReleasePipeline implements port.Library.
+func (l *library) ReleasePipeline(p port.Object) {
+	for _, x := range slices.Backward(p.(*pipeline).made) {
 		x.Release()
 	}
 }
 
-func (l *library) createGroup(p rawPipeline, bindings []Binding, spans []groupSpan) (rawGroup, error) {
+// CreateGroup implements port.Library.
+func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, error) {
 	growStack()
-	entries := make([]wgpu.BindGroupEntry, len(bindings))
-	for i, b := range bindings {
-		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: b.Buffer.(*buffer).raw, Offset: spans[i].offset, Size: b.Size}
+	entries := make([]wgpu.BindGroupEntry, len(spans))
+	for i, s := range spans {
+		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: s.Buffer.(*Buffer), Offset: s.Offset, Size: s.Size}
 	}
-	g, err := l.dev.CreateBindGroup(&wgpu.BindGroupDescriptor{Layout: p.layout, Entries: entries})
-	return g, translate(err, ErrInvalid)
+	g, err := l.dev.CreateBindGroup(&wgpu.BindGroupDescriptor{Layout: p.(*pipeline).layout, Entries: entries})
+	return g, translate(err, port.ErrInvalid)
 }
 
-func (l *library) releaseGroup(g rawGroup) { g.Release() }
+// ReleaseGroup implements port.Library.
+func (l *library) ReleaseGroup(g port.Object) { g.(*wgpu.BindGroup).Release() }
 
 // begin makes sure that there is an encoder, and outside of a pass.
 func (l *library) begin() (err error) {
@@ -205,7 +225,7 @@ func (l *library) begin() (err error) {
 		l.pass = nil
 		err = p.End()
 	}
-	return translate(err, ErrInvalid)
+	return translate(err, port.ErrInvalid)
 }
 
 // end finishes the current command buffer.
@@ -221,12 +241,13 @@ func (l *library) end() error {
 	if err == nil {
 		l.done = append(l.done, buf)
 	}
-	return translate(err, ErrInvalid)
+	return translate(err, port.ErrInvalid)
 }
 
-// copy records a copy. The library refuses a command buffer that copies both from a
+// Copy records a copy. The library refuses a command buffer that copies both from a
 // buffer and to it, so such copies begin another command buffer.
-func (l *library) copy(src, dst rawBuffer, c *Command) error {
+func (l *library) Copy(from, to port.Object, c *port.Command) error {
+	src, dst := from.(*Buffer), to.(*Buffer)
 	if l.filled[src] || l.copied[dst] {
 		if err := l.end(); err != nil {
 			return err
@@ -240,24 +261,25 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 	return nil
 }
 
-func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [3]uint32) (err error) {
+// Dispatch implements port.Library.
+func (l *library) Dispatch(p, g port.Object, offsets []uint32, groups [3]uint32) (err error) {
 	growStack()
 	if l.pass == nil {
 		if err := l.begin(); err != nil {
 			return err
 		}
 		if l.pass, err = l.encoder.BeginComputePass(nil); err != nil {
-			return translate(err, ErrInvalid)
+			return translate(err, port.ErrInvalid)
 		}
 	}
-	l.pass.SetPipeline(p.p)
-	l.pass.SetBindGroup(0, g, offsets)
+	l.pass.SetPipeline(p.(*pipeline).p)
+	l.pass.SetBindGroup(0, g.(*wgpu.BindGroup), offsets)
 	l.pass.Dispatch(groups[0], groups[1], groups[2])
 	return nil
 }
 
-// discard drops the commands that were not submitted.
-func (l *library) discard() {
+// Discard drops the commands that were not submitted.
+func (l *library) Discard() {
 	if l.encoder != nil {
 		_ = l.begin() // ends the pass; the caller has an error
 		l.encoder.DiscardEncoding()
@@ -271,32 +293,27 @@ func (l *library) discard() {
 	clear(l.filled)
 }
 
-// submit starts the commands.
-func (l *library) submit() (Ticket, error) {
+// Submit starts the commands.
+func (l *library) Submit() (port.Ticket, error) {
 	if err := l.end(); err != nil {
 		return 0, err
 	}
 	index, err := l.queue.Submit(l.done...)
 	if err != nil {
-		return 0, translate(err, ErrInvalid)
+		return 0, translate(err, port.ErrInvalid)
 	}
 	l.done = nil
 	clear(l.unwritten)
 	l.last, l.probed = index, time.Now()
-	return Ticket(index), nil
+	return port.Ticket(index), nil
 }
-
-// wgpu 0.34 has no timestamps in compute passes, and writes none in render passes on Vulkan.
-func (l *library) startTimed(Ticket) error                  { return nil }
-func (l *library) sent(Ticket)                              {}
-func (l *library) took(Ticket) (time.Duration, bool, error) { return 0, false, nil }
 
 // probeTime is the time without progress after which poll looks for a loss.
 const probeTime = 500 * time.Millisecond
 
-// poll returns the last submission that has ended. The library ignores losses when it
+// Poll returns the last submission that has ended. The library ignores losses when it
 // looks for that, but not when it submits.
-func (l *library) poll() (Ticket, error) {
+func (l *library) Poll() (port.Ticket, error) {
 	growStack()
 	ended := l.queue.Poll()
 	l.free()
@@ -304,49 +321,52 @@ func (l *library) poll() (Ticket, error) {
 		l.ended, l.probed = ended, time.Now()
 	}
 	if time.Since(l.probed) < probeTime {
-		return Ticket(ended), nil
+		return port.Ticket(ended), nil
 	}
 	l.probed = time.Now()
-	_, err := l.submit()
-	l.discard()
-	return Ticket(ended), err
+	_, err := l.Submit()
+	l.Discard()
+	return port.Ticket(ended), err
 }
 
-// startMap starts to map a buffer for reading.
-func (l *library) startMap(b rawBuffer, offset, size uint64) (err error) {
+// StartMap implements port.Mapper.
+func (l *library) StartMap(b port.Object, offset, size uint64) (err error) {
 	growStack()
-	l.pending, err = b.MapAsync(wgpu.MapModeRead, offset, size)
-	return translate(err, ErrInvalid)
+	l.pending, err = b.(*Buffer).MapAsync(wgpu.MapModeRead, offset, size)
+	return translate(err, port.ErrInvalid)
 }
 
-// mapped reports whether the map of startMap has ended.
-func (l *library) mapped() (bool, error) {
+// Mapped implements port.Mapper.
+func (l *library) Mapped() (bool, error) {
 	l.dev.Poll(wgpu.PollPoll)
 	ready, err := l.pending.Status()
 	if ready || err != nil {
 		l.pending.Release()
 		l.pending = nil
 	}
-	return ready, translate(err, ErrInvalid)
+	return ready, translate(err, port.ErrInvalid)
 }
 
-// endMap ends a map that is pending.
-func (l *library) endMap(b rawBuffer) {
-	_ = b.Unmap() // fails when the map has ended
+// EndMap implements port.Mapper.
+func (l *library) EndMap(b port.Object) {
+	_ = b.(*Buffer).Unmap() // fails when the map has ended
 	l.pending.Release()
 }
 
-func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
+// CopyMapped implements port.Mapper.
+func (l *library) CopyMapped(x port.Object, offset uint64, dst []byte) error {
+	b := x.(*Buffer)
 	growStack()
 	r, err := b.MappedRange(offset, uint64(len(dst)))
 	if err == nil {
 		copy(dst, r.Bytes())
 		r.Release()
 	}
-	return translate(errors.Join(err, b.Unmap()), ErrInvalid)
+	return translate(errors.Join(err, b.Unmap()), port.ErrInvalid)
 }
 
-func (l *library) close() {
+// Close implements port.Library.
+func (l *library) Close() {
 	if len(l.unwritten) > 0 {
 		l.flush()
 	}

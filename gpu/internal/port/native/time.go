@@ -1,6 +1,4 @@
-//go:build cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))
-
-package port
+package native
 
 /*
 #include "native.h"
@@ -20,6 +18,8 @@ import (
 	"math"
 	"time"
 	"unsafe"
+
+	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
 const (
@@ -31,23 +31,26 @@ const (
 	nanosecond     = 0.05
 )
 
-type rawQueries = unsafe.Pointer
-
-func (l *library) createQueries(count int) (rawQueries, error) {
+// CreateQueries implements port.Stamper.
+func (l *library) CreateQueries(count int) (port.Object, error) {
 	defer l.scoped()()
 	q := C.port_create_queries(C.uint32_t(count), l.state)
-	return q, l.outcome()
+	if err := l.outcome(); err != nil {
+		return nil, err
+	}
+	return q, nil
 }
 
-func (l *library) releaseQueries(q rawQueries) {
-	if q != nil && !l.unsound() {
-		C.wgpuQuerySetRelease(q)
+// ReleaseQueries implements port.Stamper.
+func (l *library) ReleaseQueries(q port.Object) {
+	if !l.unsound() {
+		C.wgpuQuerySetRelease(q.(unsafe.Pointer))
 	}
 }
 
-// tickTime measures the nanoseconds of a tick against the host's clock, because the library does
+// TickTime measures the nanoseconds of a tick against the host's clock, because the library does
 // not report them.
-func (l *library) tickTime() (float64, error) {
+func (l *library) TickTime() (float64, error) {
 	t0, ticks0, err := l.tick()
 	if err != nil {
 		return 0, err
@@ -68,22 +71,21 @@ func (l *library) tickTime() (float64, error) {
 // those of the shortest of some empty submissions.
 func (l *library) tick() (at time.Time, ticks uint64, err error) {
 	least := time.Duration(math.MaxInt64)
-	s := &l.clock.slots[0]
-	l.clock.slot = s
-	defer func() { l.clock.slot = nil }()
+	l.clock.Slot = l.clock.First()
+	defer func() { l.clock.Slot = nil }()
 	for range calibrateTries {
 		before := time.Now()
-		t, err := l.submit()
-		for ended := Ticket(0); err == nil && ended < t; { // pausing would widen the reading
-			if ended, err = l.poll(); time.Since(before) > hangLimit {
-				err = ErrLost
+		t, err := l.Submit()
+		for ended := port.Ticket(0); err == nil && ended < t; { // pausing would widen the reading
+			if ended, err = l.Poll(); time.Since(before) > port.HangLimit {
+				err = port.ErrLost
 			}
 		}
 		if err != nil {
 			return at, 0, err
 		}
 		width := time.Since(before)
-		_, end, err := l.stamps(s)
+		_, end, err := l.clock.Stamps(l.clock.Slot)
 		if err != nil {
 			return at, 0, err
 		}

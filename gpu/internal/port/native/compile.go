@@ -1,6 +1,4 @@
-//go:build cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))
-
-package port
+package native
 
 /*
 #include "native.h"
@@ -95,16 +93,18 @@ import "C"
 import (
 	"fmt"
 	"unsafe"
+
+	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
-// rawPipeline has the C objects of a pipeline and of the layout of its bindings.
-type rawPipeline struct{ ref, layoutRef unsafe.Pointer }
+// pipeline has the C objects of a pipeline and of the layout of its bindings.
+type pipeline struct{ ref, layoutRef unsafe.Pointer }
 
-// createPipeline may run while other goroutines use the device. The library holds locks of
+// CreatePipeline may run while other goroutines use the device. The library holds locks of
 // its own meanwhile: submissions wait for them, polls do not.
-func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, error) {
+func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (port.Object, error) {
 	if len(desc.Bindings) > C.port_max_entries {
-		return rawPipeline{}, fmt.Errorf("%d bindings, the limit is %d: %w", len(desc.Bindings), C.port_max_entries, ErrInvalid)
+		return nil, fmt.Errorf("%d bindings, the limit is %d: %w", len(desc.Bindings), C.port_max_entries, port.ErrInvalid)
 	}
 	c := (*C.port_compilation)(C.calloc(1, C.sizeof_port_compilation))
 	c.state = newState(l.state.device, l.state.shared)
@@ -116,25 +116,27 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, e
 		}
 	}()
 	for i, k := range desc.Bindings {
-		c.types[i] = map[BindingKind]C.uint32_t{Uniform: 1, ReadWrite: 2, ReadOnly: 3}[k] // WGPUBufferBindingType
+		c.types[i] = map[port.BindingKind]C.uint32_t{port.Uniform: 1, port.ReadWrite: 2, port.ReadOnly: 3}[k] // WGPUBufferBindingType
 	}
 	defer l.scoped()()
 	C.port_compile(c)
 	if c.state.unsound != 0 {
 		l.broken.Store(true)
 	}
-	p := rawPipeline{c.pipeline, c.layout}
-	if err := outcome(c.state, ErrShader); err != nil {
-		l.releasePipeline(p)
-		return rawPipeline{}, err
+	p := &pipeline{c.pipeline, c.layout}
+	if err := outcome(c.state, port.ErrShader); err != nil {
+		l.ReleasePipeline(p)
+		return nil, err
 	}
 	return p, nil
 }
 
-func (l *library) releasePipeline(p rawPipeline) {
+// ReleasePipeline implements port.Library.
+func (l *library) ReleasePipeline(x port.Object) {
 	if l.unsound() {
 		return
 	}
+	p := x.(*pipeline)
 	if p.ref != nil {
 		C.wgpuComputePipelineRelease(p.ref)
 	}

@@ -1,6 +1,7 @@
-//go:build !js && !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
+//go:build !js
 
-package port
+// Package pure is github.com/gogpu/wgpu as a library of the port, without cgo.
+package pure
 
 import (
 	"errors"
@@ -12,12 +13,11 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/gogpu/wgpu"
+	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
 // Provider names the library behind the port.
 const Provider = "gogpu/wgpu v0.34.5 (pure Go)"
-
-const noAdapter = "there is no Vulkan, Metal or DX12 driver"
 
 var instance = sync.OnceValues(func() (*wgpu.Instance, error) {
 	return wgpu.CreateInstance(&wgpu.InstanceDescriptor{
@@ -25,10 +25,10 @@ var instance = sync.OnceValues(func() (*wgpu.Instance, error) {
 	})
 })
 
-// enumerate lists the adapters that three kinds of request return: the library has no list.
+// Adapters lists the adapters that three kinds of request return: the library has no list.
 // Of several equal cards it finds one. Without XDG_RUNTIME_DIR, a layer of Mesa prints a line to
 // standard error for each request.
-func enumerate() (all []*NativeAdapter, err error) {
+func Adapters() (all []port.LibraryAdapter, err error) {
 	growStack()
 	inst, err := instance()
 	if err != nil {
@@ -47,32 +47,33 @@ func enumerate() (all []*NativeAdapter, err error) {
 			a.Release()
 		default:
 			seen[a.Info()] = true
-			all = append(all, a)
+			all = append(all, adapter{a})
 		}
 	}
 	return all, nil
 }
 
-func infoOf(a *NativeAdapter) gputypes.AdapterInfo { return a.Info() }
+type adapter struct{ *Adapter }
 
-// limitsOf returns the limits of an adapter or a device.
-func limitsOf(a interface{ Limits() gputypes.Limits }) gputypes.Limits { return a.Limits() }
+// Info implements port.LibraryAdapter.
+func (a adapter) Info() port.Info {
+	return port.Info{AdapterInfo: a.Adapter.Info(), Library: Provider}
+}
 
-func releaseAdapter(a *NativeAdapter) { a.Release() }
-
-func openLibrary(a *NativeAdapter, l gputypes.Limits) (*library, error) {
+// Open implements port.LibraryAdapter.
+func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 	growStack()
 	dev, err := a.RequestDevice(&wgpu.DeviceDescriptor{Label: "attn", RequiredLimits: l})
 	if err != nil {
-		return nil, translate(err, ErrInvalid)
+		return nil, translate(err, port.ErrInvalid)
 	}
-	return newLibrary(dev, a.Info().Backend), nil
+	return newLibrary(dev, a.Adapter.Info().Backend), nil
 }
 
 func newLibrary(dev *wgpu.Device, api gputypes.Backend) *library {
 	return &library{
 		dev: dev, queue: dev.Queue(), spirv: api == gputypes.BackendVulkan,
-		unwritten: map[rawBuffer]bool{}, released: map[rawBuffer]uint64{}, copied: map[rawBuffer]bool{}, filled: map[rawBuffer]bool{},
+		unwritten: map[*Buffer]bool{}, released: map[*Buffer]uint64{}, copied: map[*Buffer]bool{}, filled: map[*Buffer]bool{},
 	}
 }
 
@@ -94,47 +95,56 @@ func translate(err, kind error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, wgpu.ErrDeviceLost):
-		kind = ErrLost
+		kind = port.ErrLost
 	case errors.Is(err, wgpu.ErrOutOfMemory):
-		kind = ErrMemory
+		kind = port.ErrMemory
 	case errors.Is(err, wgpu.ErrSubmitBufferDestroyed):
-		kind = ErrReleased
+		kind = port.ErrReleased
 	}
-	return fault(err.Error(), kind)
+	return port.Fault(err.Error(), kind)
 }
 
 // The library's types, of which programs have objects.
 type (
-	NativeAdapter = wgpu.Adapter
-	NativeDevice  = wgpu.Device
-	NativeBuffer  = wgpu.Buffer
+	Adapter = wgpu.Adapter
+	Device  = wgpu.Device
+	Buffer  = wgpu.Buffer
 )
 
-func shareLibrary(dev *NativeDevice, api gputypes.Backend) (*library, error) {
-	lib := newLibrary(dev, api)
+// Share returns a library over a program's device, the device's limits, and a description of its
+// adapter.
+func Share(a *Adapter, dev *Device) (port.Library, gputypes.Limits, port.Info, error) {
+	info := adapter{a}.Info()
+	lib := newLibrary(dev, info.Backend)
 	lib.shared = true
-	err := lib.lost()
+	err := lib.Lost()
 	if err == nil && lib.queue == nil {
-		err = fmt.Errorf("the device has no queue: %w", ErrInvalid)
+		err = fmt.Errorf("the device has no queue: %w", port.ErrInvalid)
 	}
-	return lib, err
+	if err != nil {
+		return nil, gputypes.Limits{}, info, err
+	}
+	return lib, dev.Limits(), info, nil
 }
 
-// importBuffer returns a program's buffer, its size and its usages.
-func (l *library) importBuffer(b *NativeBuffer) (raw rawBuffer, size uint64, usage gputypes.BufferUsage, err error) {
+// Import implements port.Sharer.
+func (l *library) Import(x any) (raw port.Object, size uint64, usage gputypes.BufferUsage, err error) {
+	b := x.(*Buffer)
 	if owner, ok := fieldOf[*wgpu.Device](b, "device"); ok && owner != l.dev {
-		return nil, 0, 0, ErrForeign
+		return nil, 0, 0, port.ErrForeign
 	}
 	if released, ok := fieldOf[*atomic.Bool](b, "released"); ok && released.Load() {
-		return nil, 0, 0, ErrReleased
+		return nil, 0, 0, port.ErrReleased
 	}
 	if b.MapState() != wgpu.MapStateUnmapped {
-		return nil, 0, 0, fmt.Errorf("the buffer is mapped, unmap it first: %w", ErrInvalid)
+		return nil, 0, 0, fmt.Errorf("the buffer is mapped, unmap it first: %w", port.ErrInvalid)
 	}
 	return b, b.Size(), b.Usage(), nil
 }
 
-// reference and dereference do nothing: the library keeps the buffers of a submission until
-// it has ended, and refuses released buffers in later ones.
-func (l *library) reference(rawBuffer)   {}
-func (l *library) dereference(rawBuffer) {}
+// Reference does nothing: the library keeps the buffers of a submission until it has ended, and
+// refuses released buffers in later ones.
+func (l *library) Reference(port.Object) {}
+
+// Dereference does nothing.
+func (l *library) Dereference(port.Object) {}

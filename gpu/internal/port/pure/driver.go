@@ -1,6 +1,6 @@
-//go:build !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))) && (linux || windows || freebsd)
+//go:build linux || windows || freebsd
 
-package port
+package pure
 
 // Importing a driver registers it. The library's software and OpenGL drivers have no
 // compute shaders.

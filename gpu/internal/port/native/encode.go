@@ -1,6 +1,4 @@
-//go:build cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))
-
-package port
+package native
 
 /*
 #include "native.h"
@@ -116,26 +114,32 @@ static void port_write(void *queue, void *buffer, uint64_t offset, void const *d
 */
 import "C"
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
 
 // nativeEncoder collects a submission. Its memory is used again by the next one.
 type nativeEncoder struct {
 	commands []C.port_command
-	entries  [MaxBindings]C.port_entry
+	entries  [port.MaxBindings]C.port_entry
 	stamps   C.port_stamps
 }
 
-func (l *library) copy(src, dst rawBuffer, c *Command) error {
+// Copy implements port.Library.
+func (l *library) Copy(src, dst port.Object, c *port.Command) error {
 	l.encoder.commands = append(l.encoder.commands, C.port_command{
-		src: src, src_offset: C.uint64_t(c.SrcOffset),
-		dst: dst, dst_offset: C.uint64_t(c.DstOffset), size: C.uint64_t(c.Size),
+		src: src.(unsafe.Pointer), src_offset: C.uint64_t(c.SrcOffset),
+		dst: dst.(unsafe.Pointer), dst_offset: C.uint64_t(c.DstOffset), size: C.uint64_t(c.Size),
 	})
 	return nil
 }
 
-func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [3]uint32) error {
+// Dispatch implements port.Library.
+func (l *library) Dispatch(p, g port.Object, offsets []uint32, groups [3]uint32) error {
 	x := C.port_command{
-		pipeline: p.ref, group: g, dynamic: C.uint32_t(len(offsets)),
+		pipeline: p.(*pipeline).ref, group: g.(unsafe.Pointer), dynamic: C.uint32_t(len(offsets)),
 		groups: [3]C.uint32_t{C.uint32_t(groups[0]), C.uint32_t(groups[1]), C.uint32_t(groups[2])},
 	}
 	if len(offsets) > 0 {
@@ -145,18 +149,18 @@ func (l *library) dispatch(p rawPipeline, g rawGroup, offsets []uint32, groups [
 	return nil
 }
 
-// discard drops the commands that were not submitted.
-func (l *library) discard() { l.encoder.commands = l.encoder.commands[:0] }
+// Discard drops the commands that were not submitted.
+func (l *library) Discard() { l.encoder.commands = l.encoder.commands[:0] }
 
-// submit starts the commands.
-func (l *library) submit() (Ticket, error) {
+// Submit starts the commands.
+func (l *library) Submit() (port.Ticket, error) {
 	defer l.scoped()()
 	e := &l.encoder
 	e.stamps = C.port_stamps{}
-	if slot := l.clock.slot; slot != nil {
+	if c := l.clock; c != nil && c.Slot != nil {
 		e.stamps = C.port_stamps{
-			queries: l.clock.queries, first: C.uint32_t(slot.first),
-			resolved: l.clock.resolved, staging: slot.staging, size: stampBytes,
+			queries: c.Queries.(unsafe.Pointer), first: C.uint32_t(c.Slot.First),
+			resolved: c.Resolved.(unsafe.Pointer), staging: c.Slot.Staging.(unsafe.Pointer), size: port.StampBytes,
 		}
 	}
 	C.port_run(l.queue, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, l.state)
@@ -167,14 +171,15 @@ func (l *library) submit() (Ticket, error) {
 	return l.submitted, nil
 }
 
-func (l *library) createGroup(p rawPipeline, bindings []Binding, spans []groupSpan) (rawGroup, error) {
-	for i, b := range bindings {
+// CreateGroup implements port.Library.
+func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, error) {
+	for i, s := range spans {
 		l.encoder.entries[i] = C.port_entry{
-			binding: C.uint32_t(i), buffer: b.Buffer.(*buffer).raw, offset: C.uint64_t(spans[i].offset), size: C.uint64_t(b.Size),
+			binding: C.uint32_t(i), buffer: s.Buffer.(unsafe.Pointer), offset: C.uint64_t(s.Offset), size: C.uint64_t(s.Size),
 		}
 	}
 	defer l.scoped()()
-	g := C.port_make_group(p.layoutRef, &l.encoder.entries[0], C.size_t(len(bindings)), l.state)
+	g := C.port_make_group(p.(*pipeline).layoutRef, &l.encoder.entries[0], C.size_t(len(spans)), l.state)
 	if err := l.outcome(); err != nil {
 		C.wgpuBindGroupRelease(g)
 		return nil, err
@@ -182,15 +187,16 @@ func (l *library) createGroup(p rawPipeline, bindings []Binding, spans []groupSp
 	return g, nil
 }
 
-func (l *library) releaseGroup(g rawGroup) {
+// ReleaseGroup implements port.Library.
+func (l *library) ReleaseGroup(g port.Object) {
 	if !l.unsound() {
-		C.wgpuBindGroupRelease(g)
+		C.wgpuBindGroupRelease(g.(unsafe.Pointer))
 	}
 }
 
-// write starts a copy of data, which is not empty, to a buffer.
-func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
+// Write starts a copy of data, which is not empty, to a buffer.
+func (l *library) Write(b port.Object, offset uint64, data []byte) error {
 	defer l.scoped()()
-	C.port_write(l.queue, b, C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)), l.state)
+	C.port_write(l.queue, b.(unsafe.Pointer), C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)), l.state)
 	return l.outcome()
 }

@@ -1,0 +1,142 @@
+package port
+
+import (
+	"context"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/gogpu/gputypes"
+)
+
+// Object is an object of a library: a buffer, a pipeline, a bind group or a set of queries. Buffers
+// can be compared.
+type Object any
+
+// Library is an open device of a WebGPU library. The packages below this one implement it, and the
+// Device of this package calls it, with valid arguments. The device's lock is held around every
+// call but CreatePipeline: errors of wgpu-native reach one state of the device, and gogpu must not
+// release a buffer while a submission that binds it is being recorded.
+type Library interface {
+	// Traits returns what Device has to know of the library.
+	Traits() Traits
+	// Lost returns a loss that the library has reported.
+	Lost() error
+	// CreateBuffer, Write and CreatePipeline are those of Device. dynamic is the binding whose
+	// offset each dispatch sets, or -1.
+	CreateBuffer(size uint64, usage gputypes.BufferUsage) (Object, error)
+	Write(b Object, offset uint64, data []byte) error
+	CreatePipeline(desc PipelineDesc, dynamic int) (Object, error)
+	// Read copies bytes of a mappable, idle buffer to dst. See ReadMapped.
+	Read(b Object, offset uint64, dst []byte) error
+	// CreateGroup returns a bind group for a pipeline.
+	CreateGroup(p Object, spans []Span) (Object, error)
+	ReleaseBuffer(b Object)
+	ReleasePipeline(p Object)
+	ReleaseGroup(g Object)
+	// Copy and Dispatch record commands, Submit starts them, and Discard drops those that were
+	// not submitted.
+	Copy(src, dst Object, c *Command) error
+	Dispatch(p, g Object, offsets []uint32, groups [3]uint32) error
+	Submit() (Ticket, error)
+	Discard()
+	// Poll runs the callbacks that are due and returns the last submission that has ended.
+	Poll() (Ticket, error)
+	// Pause passes the time between two polls of a wait that began at start and is expected to
+	// end at due. See Pause.
+	Pause(ctx context.Context, start, due time.Time)
+	// Clock returns the device's clock, nil where there is none.
+	Clock() *Clock
+	// Close releases the device, unless the program owns it.
+	Close()
+}
+
+// Traits are properties of a library.
+type Traits struct {
+	// DynamicStep divides the dynamic offsets that it accepts.
+	DynamicStep uint64
+	// CompilesTogether means that a device compiles several pipelines at a time.
+	CompilesTogether bool
+}
+
+// Span is a span of a buffer that a bind group binds.
+type Span struct {
+	Buffer       Object
+	Offset, Size uint64
+}
+
+// Sharer is a Library that can use the buffers of a program on the program's device.
+type Sharer interface {
+	// Import returns a program's buffer, its size and its usages.
+	Import(b any) (raw Object, size uint64, usage gputypes.BufferUsage, err error)
+	// Reference keeps a program's buffer until Dereference.
+	Reference(b Object)
+	Dereference(b Object)
+}
+
+// LibraryAdapter is an adapter of a library.
+type LibraryAdapter interface {
+	Info() Info
+	Limits() gputypes.Limits
+	Open(l gputypes.Limits) (Library, error)
+	Release()
+}
+
+// Info describes an adapter.
+type Info struct {
+	gputypes.AdapterInfo
+	// Library names the library that reaches the adapter, with its version.
+	Library  string
+	Features Features
+}
+
+// Foreign calls the functions of C libraries that are opened at run time. The linked library's
+// package implements it: through cgo where that is used, else without. Words are integers and
+// addresses, of C's memory or of Go's heap.
+type Foreign interface {
+	// Open returns a handle of a library, by its path or by a name that the system's loader finds.
+	Open(name string) (library uintptr, err error)
+	// Symbol returns an address, 0 if the library lacks it.
+	Symbol(library uintptr, name string) uintptr
+	// Call calls f with the first n words.
+	Call(f uintptr, n int, words [6]uintptr) uintptr
+	// CallInfo calls f with the first one to four words and a WGPU...CallbackInfo, passed by value.
+	CallInfo(f uintptr, info CallbackInfo, n int, words [6]uintptr)
+	// Callbacks returns the three kinds of callbacks. All call answer, which returns soon.
+	Callbacks(answer func(user [2]uintptr, a Answer)) Callbacks
+}
+
+// CallbackInfo is a WGPU...CallbackInfo.
+type CallbackInfo struct {
+	Next     uintptr
+	Mode     uint32
+	Callback uintptr
+	User     [2]uintptr
+}
+
+// Callbacks are functions of C with two words of the program at the end: with a status, an object
+// and a message; with a status and a message; and with a device, a type and a message.
+type Callbacks struct{ Object, Status, Device uintptr }
+
+// Answer is what a callback was called with.
+type Answer struct {
+	Status  uint32 // or a type
+	Object  uintptr
+	Message string
+}
+
+// Pointer returns an address of C's memory, or of an object that is kept, as a pointer.
+func Pointer(address uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&address)) }
+
+// StringView copies a WGPUStringView: its length is the largest number where a 0 ends it.
+func StringView(data, length uintptr) string {
+	if data == 0 {
+		return ""
+	}
+	p := Pointer(data)
+	if length == ^uintptr(0) {
+		for length = 0; *(*byte)(unsafe.Add(p, length)) != 0; length++ {
+		}
+	}
+	return strings.Clone(unsafe.String((*byte)(p), length))
+}

@@ -1,0 +1,3 @@
+package pure
+
+import _ "github.com/gogpu/wgpu/hal/metal" // registers the driver
