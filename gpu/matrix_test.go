@@ -14,8 +14,10 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// openMatrices opens a device with matrix units. Without them the test is skipped.
-var openMatrices = func(t testing.TB, opt Options) *Backend {
+// openMatrices opens a device with matrix units, such as that of a library that ATTN_WEBGPU names. Without them the
+// test is skipped.
+func openMatrices(t testing.TB, opt Options) *Backend {
+	t.Helper()
 	b := open(t, opt)
 	if len(b.matrices.Sizes) == 0 {
 		t.Skip("needs a device with matrix units")
