@@ -133,7 +133,7 @@ type Problem struct {
 	// Dropout drops weights; the zero value drops none.
 	Dropout Dropout
 	// LowPrecision rounds p_j to [Call.WeightType], before or after dropout, before it multiplies v_j. p_j is then
-	// relative to a score of the row that is at most the largest so far, with exp(s_j - m) at most 1. The sum that
+	// relative to a score of the row that is at most the largest so far, with exp(s_j - m) at most 2^8. The sum that
 	// divides, and lse, are those of the p_j before they are rounded. Next to Q8 keys a row of q may be rounded to
 	// integers of 16 bits, in units of its largest magnitude over 127·2^8. The stages ignore it.
 	LowPrecision bool

@@ -88,9 +88,6 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 			return p, err
 		}
 		x.describe(&p, e)
-		if t := c.WeightType(); t != backend.F32 {
-			p.Path += ", float32 products of weights in " + t.String()
-		}
 		if op.Cutter.Room > 0 {
 			var names []string
 			for _, o := range op.Cutter.Operands {
@@ -153,14 +150,21 @@ type path interface {
 	describe(p *backend.Plan, e queue.Extent)
 }
 
-// path returns the path for c: decode for few query rows, else prefill.
+// path returns the path for c: decode for few query rows, else prefill, on matrix units where they take c.
 func (b *Backend) path(c *backend.Call) (path, error) {
 	if b.decodes(c) {
 		if x, err := b.newDecode(c); err == nil {
 			return x, nil
 		}
 	}
-	return b.newPrefill(c, b.choose) // its error covers what both paths lack
+	x, whyNot, err := b.newMatrix(c)
+	if err != nil || whyNot == "" {
+		return x, err
+	}
+	if x, err = b.newPrefill(c, b.choose); err == nil { // its error covers what all paths lack
+		x.noMatrix = whyNot
+	}
+	return x, err
 }
 
 // tuned returns x, or the path with the fastest variant after measuring the variants, if
@@ -271,6 +275,14 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 		more = append(more, p.Table)
 	}
 	return mask, bias, more
+}
+
+// products describes float32 products of weights in 16 bits; "" in full precision.
+func (a *attention) products() string {
+	if t := a.c.WeightType(); t != backend.F32 {
+		return ", float32 products of weights in " + t.String()
+	}
+	return ""
 }
 
 // storage describes how operands are stored and pages are found.

@@ -23,8 +23,9 @@ type Backend struct {
 	dev  *queue.Device
 	info backend.Info
 
-	tuner  *tune.Tuner
-	choose chooser // of the variant of the register-tiled kernel: the tuner's, except in tests
+	tuner    *tune.Tuner
+	choose   chooser // of the variant of the register-tiled kernel: the tuner's, except in tests
+	matrices tune.Matrices
 	// decodeRows is the most query rows a key head that the decode path takes.
 	decodeRows int
 	// exponentials describes for plans which exp2 the kernels use.
@@ -58,7 +59,7 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (_ *Backend, er
 			_ = dev.Close() // err matters more
 		}
 	}()
-	b := &Backend{info: info, decodeRows: cmp.Or(opt.decodeRows, decodeRows)}
+	b := &Backend{info: info, matrices: matricesOf(dev.Features()), decodeRows: cmp.Or(opt.decodeRows, decodeRows)}
 	b.close = sync.OnceValue(b.shut)
 	b.dev, err = queue.New(dev, info.Name, info.Type, queue.Config{
 		Budget: opt.Budget, MaxWork: opt.MaxWork, PoolBytes: opt.PoolBytes, MemoryBytes: opt.MemoryBytes,

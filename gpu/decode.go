@@ -156,7 +156,7 @@ func (x *decode) describe(p *backend.Plan, e queue.Extent) {
 		load = "element by element, because rows are not aligned to 16 bytes"
 	}
 	rows := x.K.Group * x.d.SeqQ
-	p.Path = "split keys WGSL (decode)"
+	p.Path = "split keys WGSL (decode)" + x.products()
 	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, float32 arithmetic, %s; %s",
 		rows, x.b.decodeRows, x.rows, load, x.storage(), x.b.exponentials, x.b.dev.Pacing(x.splits))
 	p.Cut = fmt.Sprintf("%d batches x %d kv heads x up to %d splits of %d keys x %d blocks of %d rows, key tiles of %d; %d merges",

@@ -19,7 +19,7 @@ import (
 // faulty opens a backend on a device whose calls can be made to fail.
 func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 	t.Helper()
-	adapters, err := libraries.Adapters()
+	adapters, err := libraries.Adapters("")
 	if errors.Is(err, port.ErrNoAdapter) && os.Getenv("CI") != "true" {
 		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
 	}

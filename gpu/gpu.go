@@ -67,6 +67,12 @@ type Options struct {
 	// Shared, unless nil, is a device of the program, on which the backend computes. The
 	// selector of Open is then empty, and Limits lower those of the device.
 	Shared *Shared
+	// Library is a webgpu.h library to open at run time next to the linked one, by its path: Dawn's
+	// has 16-bit floats and matrix units. "" is that of the environment variable ATTN_WEBGPU, or
+	// else one that the system's loader finds; "off" is none. Its adapters come first if it is
+	// named, and if it is found and has a hardware GPU. Open returns an error for a named library
+	// that cannot be used.
+	Library string
 	// Limits replace the adapter's where they are not zero: maxima lower them, minimal
 	// alignments raise them. Tests use them to reach every branch that cuts work. Those of
 	// buffers, bindings, workgroups and alignment have an effect.
@@ -113,7 +119,7 @@ type Driver struct {
 // Devices lists the adapters: number, name, type, provider, driver and limits.
 // backend.ErrNoDevice when there are none.
 func (d Driver) Devices() ([]backend.Info, error) {
-	adapters, err := libraries.Adapters()
+	adapters, err := libraries.Adapters(d.Options.Library)
 	if err != nil {
 		return nil, queue.Translate("gpu", err)
 	}
@@ -147,7 +153,7 @@ func Open(selector string, opt Options) (*Backend, error) {
 	if opt.Shared != nil {
 		return openShared(selector, opt)
 	}
-	adapters, err := libraries.Adapters()
+	adapters, err := libraries.Adapters(opt.Library)
 	if err != nil {
 		return nil, queue.Translate("gpu", err)
 	}

@@ -144,6 +144,18 @@ func (b *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
 	return measured(ctx, b, "peak", func() (float64, error) { return meter.Peak(ctx, b.dev) })
 }
 
+// MatrixFLOPS measures the operations a second of a kernel of products of f16 matrices, as PeakFLOPS does. It returns
+// backend.ErrUnsupported without matrix units.
+func (b *Backend) MatrixFLOPS(ctx context.Context) (float64, error) {
+	return measured(ctx, b, "peak of matrices", func() (float64, error) {
+		m, why := b.matrices.Largest()
+		if why != "" {
+			return 0, fmt.Errorf("%s: %w", why, backend.ErrUnsupported)
+		}
+		return meter.MatrixPeak(ctx, b.dev, m)
+	})
+}
+
 // ReadBandwidth measures the bytes a second that the whole device reads of the operands:
 // the fastest of three runs of 20 ms or more. It returns 0 for less than 1 MiB, which
 // does not keep a large GPU reading.

@@ -13,7 +13,7 @@ import (
 // prefill is an attention call in which a workgroup computes a block of query rows of
 // one head, one tile of keys after the other. The register-tiled kernel (flash.wgsl) runs
 // it, or the plain one (attention.wgsl), which is the oracle of the other and the
-// fallback where no tile fits the device.
+// fallback where no tile fits the device, or the one on matrix units (matrix.wgsl).
 type prefill struct {
 	*attention
 	kernel    shaders.Variant
@@ -22,6 +22,8 @@ type prefill struct {
 	rows      int    // query rows of a workgroup
 	keys      int    // of a tile
 	split     int    // keys of a split, whose totals are state; 0 has no splits
+	matrices  string // the unit of the products on matrix units, or ""
+	noMatrix  string // why matrix units do not take the call
 }
 
 // prefillBuffers is the number of storage buffers of the kernels.
@@ -146,7 +148,7 @@ func (x *prefill) step(p queue.Chunk) queue.Step {
 	align := x.cutter.Align
 	q, k, v := x.Q.View(p.Box, align), x.K.View(p.Box, align), x.V.View(p.Box, align)
 	o, lse := x.O.View(p.Box, align), x.LSE.View(p.Box, align)
-	if x.tiled {
+	if x.tiled || x.matrices != "" {
 		q, k, v = q.Granules(), k.Granules(), v.Granules()
 	}
 	heads, blocks := p.Len(cut.Batch)*p.Len(cut.Head), ceil(p.Len(cut.Row), x.rows)
@@ -167,8 +169,14 @@ func (x *prefill) step(p queue.Chunk) queue.Step {
 
 func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 	p.Path = x.path
-	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic, %s; %s",
-		x.why, x.rows, x.storage(), x.b.exponentials, x.b.dev.Pacing(x.kernel))
+	arithmetic := "float32 arithmetic"
+	if x.matrices != "" {
+		p.Path, arithmetic = p.Path+", products of "+x.matrices, "float32 sums"
+	} else if x.c.WeightType() != backend.F32 {
+		p.Path, arithmetic = p.Path+x.products(), arithmetic+" ("+x.noMatrix+")"
+	}
+	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, %s, %s; %s",
+		x.why, x.rows, x.storage(), arithmetic, x.b.exponentials, x.b.dev.Pacing(x.kernel))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d chunks of up to %d keys, key tiles of %d",
 		x.d.Batch, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Chunks, e.MaxChunk, x.keys)
 }

@@ -94,9 +94,10 @@ type Options struct {
 	// change; Weights are those after dropout.
 	Dropout Dropout
 	// LowPrecision trades accuracy for speed, as FlashAttention does, where k and v are F16 or BF16: each weight exp(s
-	// - m), with m the largest score so far, is rounded to their type before it multiplies v, and products are taken
-	// in that type, if q has it too, with float32 sums: in the unit that [Call.Plan] names. LSE, Weights and the sum
-	// that divides o are those before the rounding. Next to Q8 keys, q may be rounded to 16 bits. Gradients refuse it.
+	// - m), with m the largest score so far or up to 8·log 2 below it, is rounded to their type before it multiplies v,
+	// and products are taken in that type, if q has it too, with float32 sums: in the unit that [Call.Plan] names. LSE,
+	// Weights and the sum that divides o are those before the rounding. Next to Q8 keys, q may be rounded to 16 bits.
+	// Gradients refuse it.
 	LowPrecision bool
 
 	// Pages, when not nil, makes k and v pools of pages, [P, Hkv, Size, D] and

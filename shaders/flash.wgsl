@@ -106,19 +106,6 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
     return stored_v(v_row(v_at, batch, key), 4u * (turn % VP * (TX * CV) + x % (TX * CV)), p.vdim, p.v.d);
 }
 
-// block_of returns which query block the n-th workgroup of each head computes. Blocks with many visible keys
-// come first, so that the last workgroups to run are short. The number of visible keys of row i, min(i + hi,
-// keys) - max(i + lo, 0), falls with the distance from the middle of the rows that see the most: blocks follow
-// each other outwards from there, upper and lower in turns as long as there are both. Chunks of keys keep the
-// order.
-fn block_of(n: u32) -> u32 {
-    let middle = i32(p.all_keys) / 2 - p.hi / 2 - p.lo / 2 - i32(p.row0);
-    let first = u32(clamp(middle / i32(TY * ROWS), 0, i32(p.blocks) - 1));
-    let both = min(first, p.blocks - 1u - first); // blocks that have a partner on the other side
-    if (n > 2u * both) { return select(first - (n - both), first + (n - both), first == both); }
-    return select(first - n / 2u, first + (n + 1u) / 2u, n % 2u == 1u);
-}
-
 // The parts of main, in the order of the formula. A thread has rows r0 + ty·ROWS + 4·h + 0..3 of the box, h <
 // RV, and keys j0 + tx + TX·j of the chunk, j < KT.
 

@@ -339,6 +339,24 @@ func (p *MatmulParams) Append(b []byte) []byte {
 // SetRange implements Ranged.
 func (p *MatmulParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
+// MatrixPeakParams are the parameters of matrixpeak.wgsl.
+type MatrixPeakParams struct {
+	Rounds int
+	Factor int // two f16
+}
+
+// Size implements Params.
+func (p *MatrixPeakParams) Size() int { return 16 }
+
+// Append implements Params.
+func (p *MatrixPeakParams) Append(b []byte) []byte {
+	b = put32(b, uint32(p.Rounds))
+	b = put32(b, uint32(p.Factor))
+	b = put32(b, 0)
+	b = put32(b, 0)
+	return b
+}
+
 // MergeParams are the parameters of merge.wgsl.
 type MergeParams struct {
 	First int // workgroups of the box that earlier dispatches ran

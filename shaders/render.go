@@ -50,6 +50,7 @@ func Render(v Variant) (string, error) {
 	}
 	functions := r.out.String()
 	r.out.Reset()
+	r.out.WriteString(sourceOf(v).head)
 	for _, c := range constantsOf(v) {
 		fmt.Fprintf(&r.out, "const %s: u32 = %du;\n", c.name, c.value)
 	}
@@ -128,6 +129,9 @@ func (r *renderer) declare(d declaration) {
 	} else if m := shared.FindStringSubmatch(text); m != nil {
 		lanes, _ := strconv.Atoi(m[1])
 		bytes := 4 * max(lanes, 1)
+		if strings.Contains(text, "<f16") {
+			bytes /= 2
+		}
 		for _, length := range strings.Split(m[2], ",")[1:] {
 			bytes *= int(r.eval(strings.Trim(length, " >")))
 		}

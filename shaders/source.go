@@ -16,6 +16,7 @@ var files embed.FS
 // A source is the text of one or several files, without comments and calls of inline functions.
 type source struct {
 	text  string
+	head  string // directives
 	decls []declaration
 	parts map[string]part // by name
 	err   error
@@ -31,13 +32,14 @@ type part struct {
 }
 
 var (
-	remark   = regexp.MustCompile(`[ \t]*//.*`)
-	blank    = regexp.MustCompile(`\n\s*\n`)
-	declared = regexp.MustCompile(`\b(fn|struct|const|var)(?:<[^>]*>)? (\w+)`)
-	copies   = regexp.MustCompile(`^@each\(([^:]*):(.*)\)\s*`)
-	inline   = regexp.MustCompile(`^@inline fn \w+\((.*)\) \{`)
-	call     = regexp.MustCompile(`@inline (\w+)\((.*?)\);`)
-	entry    = regexp.MustCompile(`@main\((\w+)\) \{`)
+	remark    = regexp.MustCompile(`[ \t]*//.*`)
+	blank     = regexp.MustCompile(`\n\s*\n`)
+	directive = regexp.MustCompile(`(?m)^(?:enable|diagnostic)\b[^;]*;\n`)
+	declared  = regexp.MustCompile(`\b(fn|struct|const|var|alias)(?:<[^>]*>)? (\w+)`)
+	copies    = regexp.MustCompile(`^@each\(([^:]*):(.*)\)\s*`)
+	inline    = regexp.MustCompile(`^@inline fn \w+\((.*)\) \{`)
+	call      = regexp.MustCompile(`@inline (\w+)\((.*?)\);`)
+	entry     = regexp.MustCompile(`@main\((\w+)\) \{`)
 )
 
 // The entry point of most kernels, see [Ranged].
@@ -92,7 +94,8 @@ func Text(v Variant) (kernel, common string) { return sourceOf(v).text, sources(
 func parse(text string, shared map[string]part) source {
 	s := source{text: blank.ReplaceAllString(remark.ReplaceAllString(text, ""), "\n"), parts: map[string]part{}}
 	maps.Copy(s.parts, shared)
-	text = strings.TrimSpace(entry.ReplaceAllString(s.text, mainFunction))
+	s.head = strings.Join(directive.FindAllString(s.text, -1), "")
+	text = strings.TrimSpace(entry.ReplaceAllString(directive.ReplaceAllString(s.text, ""), mainFunction))
 	for text != "" && s.err == nil {
 		list, params := [][]string{nil}, []string(nil)
 		if m := copies.FindStringSubmatch(text); m != nil {

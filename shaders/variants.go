@@ -104,6 +104,29 @@ type Flash struct {
 	Split  int // keys of a split
 }
 
+// Matrix is the prefill kernel on matrix units, whose workgroups have TY subgroups of Lanes threads.
+type Matrix struct {
+	In, KV Type // of q; of k and v
+	Paged  bool // k and v are pools of pages
+	Listed bool // keys are listed
+	Out16  bool // elements of o have 16 bits
+	Vec    bool // q, k and v are contiguous along D, in aligned fours
+	Full   bool // rows of q and k fill Depth, and rows of v Columns; needs Vec
+	Both   Both // of a kind of pair operands
+	Paired bool // the call has softcap, a mask, a bias, slopes or dropout
+	Ahead  bool // keys and values are loaded while the tile before is multiplied
+
+	M, N, K        int // of a product: MxK times KxN
+	Lanes          int // of a subgroup
+	TY             int // subgroups of a workgroup
+	Tiles          int // matrices along the rows of a subgroup
+	Keys           int // of a tile, a multiple of N, K and of four for each lane of a row
+	Depth, Columns int // D, a multiple of K, and Dv, a multiple of N, both multiples of 4
+}
+
+// MatrixPeak multiplies MxK times KxN in registers, in subgroups of Lanes threads.
+type MatrixPeak struct{ M, N, K, Lanes int }
+
 // Decode is the first half of decoding. A workgroup has a thread for each key of a tile.
 type Decode struct {
 	Expand Expand
@@ -221,6 +244,8 @@ const (
 
 func (Attention) Name() string  { return "attention" }
 func (Flash) Name() string      { return "flash" }
+func (Matrix) Name() string     { return "matrix" }
+func (MatrixPeak) Name() string { return "matrixpeak" }
 func (Decode) Name() string     { return "decode" }
 func (SplitMerge) Name() string { return "splitmerge" }
 func (Matmul) Name() string     { return "matmul" }

@@ -84,6 +84,7 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 		sameBits(t, c.build().once(t, dev, fused), low.build().once(t, dev, fused))
 	})
 	t.Run("rows alone", func(t *testing.T) { rowsAlone(t, dev, backend.BF16, 70, 1, 16) })
+	t.Run("rows alone, f16", func(t *testing.T) { rowsAlone(t, dev, backend.F16, 70, 1, 19) })
 	t.Run("rows alone, q8", func(t *testing.T) { rowsAlone(t, dev, backend.Q8, 6, 1, 3) })
 	t.Run("refused", func(t *testing.T) {
 		on := Case{Dims: dims(1, 1, 1, 4, 4, 8, 8), DType: backend.BF16, Options: kernels.Options{LowPrecision: true, LSE: true}}.build().on(t, dev)

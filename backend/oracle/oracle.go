@@ -48,8 +48,11 @@
 //	Σ_j max(v·(w_j + W_j), f·w⁺)·|v_j|
 //
 // v is 2^-8 for bf16 and 2^-11 for f16. f is half the distance between subnormal numbers of f16, 2^-25, and 0 for bf16;
-// w⁺ is the largest w_j + W_j, of a weight that is 1 when it is rounded. Equal weights err equally: there is no √n to
-// gain. Products of 16-bit numbers are exact, but units for bf16 take subnormal operands and sums for 0: a score loses
+// w⁺ is the largest w_j + W_j, of a weight that is 1 or more when it is rounded. Equal weights err equally: there is no √n
+// to gain. A backend may rescale only where the maximum has risen by 8·log 2, in blocks of 8 keys or more. A weight that
+// was rescaled i times is at most 2^(-8(i-1)) of the largest, so all rescalings together err by at most
+// 9u·(2 + log2(Sk)/8) of the sum of the weights. That is below λ·√(Sk/64)·9u from 12 keys on; fewer keys are rescaled
+// once. Products of 16-bit numbers are exact, but units for bf16 take subnormal operands and sums for 0: a score loses
 // up to 2^-126·(|q_d| + |k_jd| + 2) for each product, which is in A over 24u, and tiny counts twice, as does the
 // 2^-125 of each weight.
 //

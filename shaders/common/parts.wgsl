@@ -31,3 +31,16 @@
     let begin = max(sees_from, i32(p.key0));
     let end = min(sees_to, i32(p.key0 + p.keys));
 }
+
+// block_of returns which query block the n-th workgroup of each head computes. Blocks with many visible keys
+// come first, so that the last workgroups to run are short. The number of visible keys of row i, min(i + hi,
+// keys) - max(i + lo, 0), falls with the distance from the middle of the rows that see the most: blocks follow
+// each other outwards from there, upper and lower in turns as long as there are both. Chunks of keys keep the
+// order.
+fn block_of(n: u32) -> u32 {
+    let middle = i32(p.all_keys) / 2 - p.hi / 2 - p.lo / 2 - i32(p.row0);
+    let first = u32(clamp(middle / i32(TY * ROWS), 0, i32(p.blocks) - 1));
+    let both = min(first, p.blocks - 1u - first); // blocks that have a partner on the other side
+    if (n > 2u * both) { return select(first - (n - both), first + (n - both), first == both); }
+    return select(first - n / 2u, first + (n + 1u) / 2u, n % 2u == 1u);
+}

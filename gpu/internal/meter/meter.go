@@ -1,4 +1,4 @@
-// Package meter measures what a device can do at most: multiply-adds, reads of device memory,
+// Package meter measures what a device can do at most: multiply-adds, products of matrices, reads of device memory,
 // and the time of an empty dispatch. Benchmarks report kernels as a share of these ceilings. It
 // also measures how precise the device's exp2 is.
 package meter
@@ -107,6 +107,19 @@ func Peak(ctx context.Context, d *queue.Device) (float64, error) {
 	defer release()
 	return fastest(ctx, d, "peak", float64(groups*probeThreads*peakOps), cut.MaxLoops, func(r *queue.Runner, rounds int) error {
 		return dispatch(r, shaders.Peak, []cut.Window{out}, &shaders.PeakParams{Rounds: rounds, Factor: 0.999, Addend: 0.001}, groups)
+	})
+}
+
+// MatrixPeak returns the operations a second of a kernel of products of matrices.
+func MatrixPeak(ctx context.Context, d *queue.Device, k shaders.MatrixPeak) (float64, error) {
+	groups, out, release, err := output(ctx, d, peakGroups, 4)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	each := float64(groups * (probeThreads / k.Lanes) * 128 * k.M * k.N * k.K)
+	return fastest(ctx, d, "peak of matrices", each, cut.MaxLoops, func(r *queue.Runner, rounds int) error {
+		return dispatch(r, k, []cut.Window{out}, &shaders.MatrixPeakParams{Rounds: rounds, Factor: 0x04000400}, groups) // 2^-14
 	})
 }
 

@@ -19,7 +19,7 @@ import (
 // open opens the first adapter, with the limits that are not zero.
 func open(t testing.TB, lower gputypes.Limits) *queue.Device {
 	t.Helper()
-	adapters, err := libraries.Adapters()
+	adapters, err := libraries.Adapters("")
 	if errors.Is(err, port.ErrNoAdapter) && os.Getenv("CI") != "true" {
 		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
 	}

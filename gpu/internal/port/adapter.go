@@ -32,7 +32,7 @@ func (a *Adapter) Release() { a.once.Do(a.raw.Release) }
 // when the device does not start.
 func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 	var lib Library
-	err := within(l, a.Limits())
+	err := Within(l, a.Limits())
 	if err == nil {
 		lib, err = a.raw.Open(l)
 	}
@@ -53,16 +53,27 @@ func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 // lower returns the limits to keep. Share returns ErrInvalid for limits beyond most.
 func Share(lib Library, most gputypes.Limits, lower func(gputypes.Limits) gputypes.Limits) (Device, error) {
 	l := lower(most)
-	if err := within(l, most); err != nil {
+	if err := Within(l, most); err != nil {
 		lib.Close()
 		return nil, err
 	}
 	return newDevice(lib, l, Features{}), nil
 }
 
-// within returns ErrInvalid when limits that compute uses exceed those of an adapter or of
+// CopyFields copies the fields that two structures have both. Those of the libraries differ in
+// their order and in a few fields that compute does not use.
+func CopyFields(to, from any) {
+	dst, src := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
+	for i := range dst.NumField() {
+		if f := src.FieldByName(dst.Type().Field(i).Name); f.IsValid() && dst.Field(i).CanSet() {
+			dst.Field(i).Set(f)
+		}
+	}
+}
+
+// Within returns ErrInvalid when limits that compute uses exceed those of an adapter or of
 // a program's device.
-func within(limits, most gputypes.Limits) error {
+func Within(limits, most gputypes.Limits) error {
 	for _, name := range []string{
 		"MaxBufferSize", "MaxStorageBufferBindingSize", "MaxStorageBuffersPerShaderStage", "MaxComputeWorkgroupStorageSize",
 		"MaxComputeInvocationsPerWorkgroup", "MaxComputeWorkgroupsPerDimension",

@@ -90,7 +90,7 @@ func TestMemoryIsReturned(t *testing.T) {
 			buffer(t, shared, 16<<20, storage).Release()
 		}},
 		{"devices closed", 40, 500, func(t *testing.T) {
-			all, err := libraries.Adapters()
+			all, err := libraries.Adapters("")
 			check(t, err)
 			d, err := all[0].Open(all[0].Limits())
 			for _, a := range all {

@@ -25,7 +25,7 @@ const (
 // environment has CI=true.
 func adapter(t *testing.T) *port.Adapter {
 	t.Helper()
-	all, err := libraries.Adapters()
+	all, err := libraries.Adapters("")
 	if err != nil {
 		if !errors.Is(err, port.ErrNoAdapter) {
 			t.Fatal(err)

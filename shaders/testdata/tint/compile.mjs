@@ -14,11 +14,11 @@ const fail = (why) => {
 };
 const { create, globals } = await import("webgpu").catch((e) => fail(`npm package webgpu: ${e.message}`));
 Object.assign(globalThis, globals);
-globalThis.gpu = create(["backend=null"]); // a device does not keep it from being collected
+globalThis.gpu = create(["backend=null", "enable-dawn-features=allow_unsafe_apis"]); // a device does not keep it from being collected
 const adapter = await gpu.requestAdapter();
 if (!adapter) fail("npm package webgpu: no null adapter");
 // Modules may enable what the adapter has.
-const requiredFeatures = ["shader-f16", "subgroups"].filter((f) => adapter.features.has(f));
+const requiredFeatures = ["shader-f16", "subgroups", "chromium-experimental-subgroup-matrix"].filter((f) => adapter.features.has(f));
 const device = await adapter.requestDevice({ requiredFeatures });
 
 const [dir] = process.argv.slice(2);

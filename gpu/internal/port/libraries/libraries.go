@@ -3,21 +3,52 @@
 package libraries
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
+	"runtime"
+	"slices"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/loaded"
 )
 
-// Adapters lists the adapters. The caller releases them. It returns port.ErrNoAdapter when there
-// are none.
-func Adapters() ([]*port.Adapter, error) {
+// Environment is the variable that names a library to open where a program does not.
+const Environment = "ATTN_WEBGPU"
+
+// None is the name of no library: only the linked one is used.
+const None = "off"
+
+// system are names by which a system's loader finds a library with matrices.
+var system = map[string][]string{
+	"linux": {"libwebgpu_dawn.so.0", "libwebgpu_dawn.so"}, "darwin": {"libwebgpu_dawn.dylib"}, "windows": {"webgpu_dawn.dll"},
+}
+
+// Adapters lists the adapters of the linked library and of one that is opened: the library that the
+// argument names, or the environment, else one that the system's loader finds. The first are those of
+// a library that is named, and of one that is found if it has hardware: they are preferred to equal
+// ones. The caller releases them. It returns port.ErrNoAdapter when there are none, and when the
+// named library cannot be used.
+func Adapters(library string) ([]*port.Adapter, error) {
 	list, err := linked()
+	more, first, openErr := opened(cmp.Or(library, os.Getenv(Environment)))
+	if openErr != nil {
+		for _, a := range list {
+			a.Release()
+		}
+		return nil, openErr
+	}
+	if first {
+		list = append(more, list...)
+	} else {
+		list = append(list, more...)
+	}
 	if err == nil && len(list) == 0 {
 		err = errors.New("there is no Vulkan, Metal or DX12 driver")
 	}
-	if err != nil {
+	if err != nil && len(list) == 0 {
 		return nil, fmt.Errorf("%s: %w", err.Error(), port.ErrNoAdapter)
 	}
 	all := make([]*port.Adapter, len(list))
@@ -25,6 +56,27 @@ func Adapters() ([]*port.Adapter, error) {
 		all[i] = port.NewAdapter(a)
 	}
 	return all, nil
+}
+
+// opened lists the adapters of a library that is opened, "" for one that the system finds.
+func opened(library string) (all []port.LibraryAdapter, first bool, err error) {
+	switch {
+	case library == None || library == "" && foreign == nil:
+	case foreign == nil:
+		err = fmt.Errorf("WebGPU library %s: a browser opens none: %w", library, port.ErrNoAdapter)
+	case library != "":
+		all, err = loaded.Adapters(foreign, library)
+		first = true
+	default:
+		for _, name := range system[runtime.GOOS] {
+			if all, err = loaded.Adapters(foreign, name); err == nil {
+				break
+			}
+		}
+		err = nil // nobody asked for it
+		first = slices.ContainsFunc(all, func(a port.LibraryAdapter) bool { return a.Info().DeviceType != gputypes.DeviceTypeCPU })
+	}
+	return all, first, err
 }
 
 // Share returns a Device over a device that the program has opened on an adapter, and its queue. See

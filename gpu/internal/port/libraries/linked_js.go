@@ -1,6 +1,9 @@
 package libraries
 
-import "github.com/seed90331342/attn/gpu/internal/port/web"
+import (
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/web"
+)
 
 // Provider names the library that is linked.
 const Provider = web.Provider
@@ -11,6 +14,8 @@ type (
 	Device  = web.Device
 	Buffer  = web.Buffer
 )
+
+var foreign port.Foreign // none
 
 var (
 	linked = web.Adapters

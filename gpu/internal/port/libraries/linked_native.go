@@ -15,6 +15,7 @@ type (
 )
 
 var (
-	linked = native.Adapters
-	share  = native.Share
+	foreign = native.Foreign
+	linked  = native.Adapters
+	share   = native.Share
 )

@@ -15,6 +15,7 @@ type (
 )
 
 var (
-	linked = pure.Adapters
-	share  = pure.Share
+	foreign = pure.Foreign
+	linked  = pure.Adapters
+	share   = pure.Share
 )

@@ -210,27 +210,16 @@ func infoOf(a *Adapter) port.Info {
 // limitsOf returns the limits of an adapter or a device.
 func limitsOf(a interface{ GetLimits() wgpu.SupportedLimits }) (l gputypes.Limits) {
 	has := a.GetLimits().Limits
-	copyFields(&l, &has)
+	port.CopyFields(&l, &has)
 	// NVIDIA's driver names no limit. As a request, the library takes the largest number for the default of 256 MiB.
 	l.MaxBufferSize = min(l.MaxBufferSize, math.MaxInt64)
 	return l
 }
 
-// copyFields copies the fields that two structures have both. Those of the libraries differ in
-// their order and in a few fields that compute does not use.
-func copyFields(to, from any) {
-	dst, src := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
-	for i := range dst.NumField() {
-		if f := src.FieldByName(dst.Type().Field(i).Name); f.IsValid() {
-			dst.Field(i).Set(f)
-		}
-	}
-}
-
 // Open implements port.LibraryAdapter.
 func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 	required := wgpu.Limits{MaxInterStageShaderComponents: wgpu.LimitU32Undefined} // the library's default
-	copyFields(&required, &l)
+	port.CopyFields(&required, &l)
 	lib := &library{state: newState(nil, 0)}
 	timed := a.HasFeature(wgpu.FeatureName_TimestampQuery)
 	C.port_open(handleOf(a.Adapter), unsafe.Pointer(&required), C.size_t(unsafe.Sizeof(required)), C.bool(timed), lib.state)

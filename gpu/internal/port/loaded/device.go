@@ -1,0 +1,479 @@
+package loaded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// device is a device of a library.
+type device struct {
+	*library
+	handle, queue uintptr
+	state         *state
+	clock         *port.Clock
+	submitted     port.Ticket
+
+	// calls is held around calls that report errors by the state: a compilation runs next to others.
+	calls sync.Mutex
+
+	// The submission that is being recorded.
+	encoder, pass uintptr
+	begun         bool // a pass has written a timestamp
+
+	released uintptr     // bytes of buffers since the last submission
+	scratch  port.Object // of flush
+}
+
+type (
+	buffer   struct{ handle, size uintptr }
+	pipeline struct{ handle, layout uintptr }
+	group    struct{ handle uintptr }
+	queries  struct{ handle uintptr }
+)
+
+// keptBytes is the most memory of released buffers that waits for a submission: the library frees
+// it when one has ended, and a program may make none.
+const keptBytes = 64 << 20
+
+// state is what callbacks have reported, of a device or of one request. C has its number, and
+// reports that come when it is forgotten are dropped.
+type state struct {
+	id uintptr
+	mu sync.Mutex
+	reports
+}
+
+type reports struct {
+	lost   error
+	failed error        // the first error since the last take
+	object *port.Answer // of a request
+	mapped uint32       // the status of the last map, 0 while it is pending
+	done   port.Ticket  // submissions that have ended
+}
+
+// The kinds of callbacks, which C passes along.
+const (
+	gotObject = iota
+	gotMap
+	gotEnd
+	gotLoss
+	gotError
+)
+
+var states = struct {
+	sync.Mutex
+	last uintptr
+	all  map[uintptr]*state
+}{all: map[uintptr]*state{}}
+
+func newState() *state {
+	states.Lock()
+	defer states.Unlock()
+	states.last++
+	s := &state{id: states.last}
+	states.all[s.id] = s
+	return s
+}
+
+func (s *state) forget() {
+	states.Lock()
+	defer states.Unlock()
+	delete(states.all, s.id)
+}
+
+// answer is called by all callbacks, on any thread.
+func answer(user [2]uintptr, a port.Answer) {
+	states.Lock()
+	s := states.all[user[0]]
+	states.Unlock()
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch user[1] {
+	case gotObject:
+		s.object = &a
+	case gotMap:
+		if s.mapped = a.Status; a.Status != success && s.failed == nil {
+			s.failed = port.Fault(a.Message, port.ErrInvalid)
+		}
+	case gotEnd:
+		s.done++
+	case gotLoss:
+		if a.Status == lostUnknown && s.lost == nil {
+			s.lost = fmt.Errorf("%s: %w", a.Message, port.ErrLost)
+		}
+	case gotError:
+		if s.failed == nil { // later ones follow from the first
+			kind := port.ErrInvalid
+			if a.Status == errorOutOfMemory {
+				kind = port.ErrMemory
+			}
+			s.failed = port.Fault(a.Message, kind)
+		}
+	}
+}
+
+// take returns the reports, and forgets the error.
+func (s *state) take() reports {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.reports
+	s.failed = nil
+	return r
+}
+
+// outcome returns the error that callbacks have reported since the last call.
+func (d *device) outcome() error {
+	r := d.state.take()
+	if r.lost != nil {
+		return r.lost
+	}
+	return r.failed
+}
+
+// try makes calls and returns their error.
+func (d *device) try(calls func()) error {
+	d.calls.Lock()
+	defer d.calls.Unlock()
+	calls()
+	return d.outcome()
+}
+
+// make calls a function that creates an object, which release releases after an error.
+func (d *device) make(f, release uintptr, desc uintptr) (object uintptr, err error) {
+	err = d.try(func() { object = d.call(f, d.handle, desc) })
+	if err == nil && object == 0 {
+		err = fmt.Errorf("the library returns no object: %w", port.ErrMemory)
+	}
+	if err != nil {
+		d.release(release, object)
+		return 0, err
+	}
+	return object, nil
+}
+
+func (d *device) release(f, object uintptr) {
+	if object != 0 {
+		d.call(f, object)
+	}
+}
+
+func (d *device) Traits() port.Traits {
+	return port.Traits{DynamicStep: 256, CompilesTogether: d.dawn}
+}
+
+func (d *device) Clock() *port.Clock { return d.clock }
+
+func (d *device) Pause(_ context.Context, start, due time.Time) { port.Pause(start, due) }
+
+func (d *device) Lost() error {
+	d.state.mu.Lock()
+	defer d.state.mu.Unlock()
+	return d.state.lost
+}
+
+func (d *device) Poll() (port.Ticket, error) {
+	d.call(d.InstanceProcessEvents, d.instance)
+	r := d.state.take()
+	if r.lost != nil {
+		return r.done, r.lost
+	}
+	return r.done, r.failed
+}
+
+func (d *device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Object, error) {
+	mem := newArena()
+	defer mem.free()
+	b, err := d.make(d.DeviceCreateBuffer, d.BufferRelease, put(mem, bufferDescriptor{usage: uint64(usage), size: size}))
+	if err != nil {
+		return nil, err
+	}
+	return &buffer{b, uintptr(size)}, nil
+}
+
+// ReleaseBuffer processes events, because the library frees released memory only then.
+func (d *device) ReleaseBuffer(x port.Object) {
+	b := x.(*buffer)
+	d.call(d.BufferDestroy, b.handle)
+	d.call(d.BufferRelease, b.handle)
+	d.released += b.size
+	d.call(d.InstanceProcessEvents, d.instance)
+	if d.released > keptBytes && d.state.take().done == d.submitted {
+		d.flush()
+	}
+}
+
+// flush makes Dawn submit something and waits for it, after all other submissions have ended.
+func (d *device) flush() {
+	d.released = 0
+	if d.scratch == nil {
+		var err error
+		if d.scratch, err = d.CreateBuffer(4, gputypes.BufferUsageCopyDst); err != nil {
+			return
+		}
+	}
+	if d.Write(d.scratch, 0, make([]byte, 4)) != nil {
+		return
+	}
+	d.call(d.QueueSubmit, d.queue, 0, 0) // with the write
+	d.submitted++
+	d.ended()
+	for start := time.Now(); time.Since(start) < port.HangLimit; port.Pause(start, time.Time{}) {
+		if r, err := d.Poll(); err != nil || r == d.submitted {
+			break
+		}
+	}
+}
+
+// ended asks for a callback when all submissions have ended.
+func (d *device) ended() {
+	d.async(d.QueueOnSubmittedWorkDone, d.callbacks.Status, d.state, gotEnd, d.queue)
+	d.released = 0
+}
+
+func (d *device) Write(b port.Object, offset uint64, data []byte) error {
+	err := d.try(func() {
+		d.call(d.QueueWriteBuffer, d.queue, b.(*buffer).handle, uintptr(offset), address(&data[0]), uintptr(len(data)))
+	})
+	runtime.KeepAlive(data)
+	return err
+}
+
+func (d *device) Read(b port.Object, offset uint64, dst []byte) error {
+	return port.ReadMapped(d, b, offset, dst)
+}
+
+func (d *device) StartMap(b port.Object, offset, size uint64) error {
+	d.state.mu.Lock()
+	d.state.mapped = 0
+	d.state.mu.Unlock()
+	d.async(d.BufferMapAsync, d.callbacks.Status, d.state, gotMap, b.(*buffer).handle, mapRead, uintptr(offset), uintptr(size))
+	return nil
+}
+
+func (d *device) Mapped() (bool, error) {
+	_, err := d.Poll()
+	return d.state.take().mapped == success, err
+}
+
+func (d *device) CopyMapped(b port.Object, offset uint64, dst []byte) error {
+	return d.try(func() {
+		from := d.call(d.BufferGetConstMappedRange, b.(*buffer).handle, uintptr(offset), uintptr(len(dst)))
+		if from != 0 {
+			copy(dst, unsafe.Slice((*byte)(port.Pointer(from)), len(dst)))
+		}
+		d.call(d.BufferUnmap, b.(*buffer).handle)
+	})
+}
+
+func (d *device) EndMap(b port.Object) {
+	if d.state.take().mapped == 0 {
+		d.call(d.BufferUnmap, b.(*buffer).handle)
+	}
+}
+
+// CreatePipeline holds up other calls while it parses the shader, and with wgpu-native, which cannot
+// compile on other threads, until the end.
+func (d *device) CreatePipeline(desc port.PipelineDesc, dynamic int) (_ port.Object, err error) {
+	mem := newArena()
+	defer mem.free()
+	defer runtime.KeepAlive(desc)
+	label := descriptor{label: view(desc.Label)}
+	source := shaderSource{chained: chained{sType: typeWGSL}, code: view(desc.WGSL)}
+	module, err := d.make(d.DeviceCreateShaderModule, d.ShaderModuleRelease, put(mem, descriptor{next: put(mem, source), label: label.label}))
+	if err != nil {
+		return nil, shaderError(err)
+	}
+	defer d.call(d.ShaderModuleRelease, module)
+	types := map[port.BindingKind]uintptr{port.Uniform: 2, port.ReadWrite: 3, port.ReadOnly: 4}
+	var entries []uintptr // next, binding, visibility; then a buffer's next, type and dynamic, size
+	for i, k := range desc.Bindings {
+		entries = append(entries, 0, uintptr(i), computeStage)
+		if d.dawn {
+			entries = append(entries, 0) // the length of an array of bindings
+		}
+		kind := types[k]
+		if i == dynamic {
+			kind |= 1 << 32
+		}
+		entries = append(entries, 0, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0) // no sampler, texture, storage texture
+	}
+	layoutDesc := listDescriptor{descriptor: label}
+	if len(entries) > 0 {
+		layoutDesc.items = list{uintptr(len(desc.Bindings)), put(mem, entries...)}
+	}
+	p := new(pipeline)
+	if p.layout, err = d.make(d.DeviceCreateBindGroupLayout, d.BindGroupLayoutRelease, put(mem, layoutDesc)); err != nil {
+		return nil, shaderError(err)
+	}
+	defer func() {
+		if err != nil {
+			d.ReleasePipeline(p)
+		}
+	}()
+	layout, err := d.make(d.DeviceCreatePipelineLayout, d.PipelineLayoutRelease, put(mem, listDescriptor{descriptor: label, items: listOf(mem, p.layout)}))
+	if err != nil {
+		return nil, shaderError(err)
+	}
+	defer d.call(d.PipelineLayoutRelease, layout)
+	want := pipelineDescriptor{descriptor: label, layout: layout}
+	want.compute.module, want.compute.entry = module, view(desc.Entry)
+	if !d.dawn {
+		p.handle, err = d.make(d.DeviceCreateComputePipeline, d.ComputePipelineRelease, put(mem, want))
+		return p, shaderError(err)
+	}
+	r, err := d.request(math.MaxInt64, d.DeviceCreateComputePipelineAsync, d.handle, put(mem, want))
+	p.handle = r.Object
+	if err == nil && (r.Status != success || r.Object == 0) {
+		if err = d.Lost(); err == nil {
+			err = port.Fault(r.Message, port.ErrShader)
+		}
+	}
+	return p, err
+}
+
+// shaderError returns err with the sentinel of shaders for a violated rule.
+func shaderError(err error) error {
+	if errors.Is(err, port.ErrInvalid) {
+		return fmt.Errorf("%w: %w", port.ErrShader, err)
+	}
+	return err
+}
+
+func (d *device) ReleasePipeline(x port.Object) {
+	p := x.(*pipeline)
+	d.release(d.ComputePipelineRelease, p.handle)
+	d.release(d.BindGroupLayoutRelease, p.layout)
+}
+
+func (d *device) CreateGroup(p port.Object, spans []port.Span) (port.Object, error) {
+	mem := newArena()
+	defer mem.free()
+	entries := make([]bindGroupEntry, len(spans))
+	for i, s := range spans {
+		entries[i] = bindGroupEntry{binding: uintptr(i), buffer: s.Buffer.(*buffer).handle, offset: s.Offset, size: s.Size}
+	}
+	desc := bindGroupDescriptor{layout: p.(*pipeline).layout, items: listOf(mem, entries...)}
+	g, err := d.make(d.DeviceCreateBindGroup, d.BindGroupRelease, put(mem, desc))
+	if err != nil {
+		return nil, err
+	}
+	return &group{g}, nil
+}
+
+func (d *device) ReleaseGroup(g port.Object) { d.call(d.BindGroupRelease, g.(*group).handle) }
+
+// begin makes sure that there is an encoder, and outside of a pass.
+func (d *device) begin() {
+	if d.encoder == 0 {
+		d.encoder = d.call(d.DeviceCreateCommandEncoder, d.handle, 0)
+	}
+	if d.pass != 0 {
+		d.call(d.ComputePassEncoderEnd, d.pass)
+		d.call(d.ComputePassEncoderRelease, d.pass)
+		d.pass = 0
+	}
+}
+
+// beginPass makes sure that there is a pass. The first one of a timed submission writes its first
+// timestamp, each one its second: the last remains.
+func (d *device) beginPass() {
+	if d.pass != 0 {
+		return
+	}
+	d.begin()
+	mem := newArena()
+	defer mem.free()
+	var desc passDescriptor
+	if c := d.clock; c != nil && c.Slot != nil {
+		w := timestampWrites{set: c.Queries.(*queries).handle, begin: noIndex, end: c.Slot.First + 1}
+		if !d.begun {
+			w.begin, d.begun = c.Slot.First, true
+		}
+		desc.writes = put(mem, w)
+	}
+	d.pass = d.call(d.CommandEncoderBeginComputePass, d.encoder, put(mem, desc))
+}
+
+func (d *device) Copy(src, dst port.Object, c *port.Command) error {
+	d.begin()
+	d.call(d.CommandEncoderCopyBufferToBuffer, d.encoder, src.(*buffer).handle, uintptr(c.SrcOffset), dst.(*buffer).handle, uintptr(c.DstOffset), uintptr(c.Size))
+	return nil
+}
+
+func (d *device) Dispatch(p, g port.Object, offsets []uint32, groups [3]uint32) error {
+	d.beginPass()
+	d.call(d.ComputePassEncoderSetPipeline, d.pass, p.(*pipeline).handle)
+	d.call(d.ComputePassEncoderSetBindGroup, d.pass, 0, g.(*group).handle, uintptr(len(offsets)), uintptr(unsafe.Pointer(unsafe.SliceData(offsets))))
+	d.call(d.ComputePassEncoderDispatchWorkgroups, d.pass, uintptr(groups[0]), uintptr(groups[1]), uintptr(groups[2]))
+	runtime.KeepAlive(offsets)
+	return nil
+}
+
+// Discard forgets the submission that is being recorded.
+func (d *device) Discard() {
+	d.release(d.ComputePassEncoderRelease, d.pass)
+	d.release(d.CommandEncoderRelease, d.encoder)
+	d.encoder, d.pass, d.begun = 0, 0, false
+}
+
+func (d *device) Submit() (port.Ticket, error) {
+	mem := newArena()
+	defer mem.free()
+	err := d.try(func() {
+		if c := d.clock; c != nil && c.Slot != nil {
+			d.beginPass() // a submission of copies has none
+			d.begin()
+			resolved := c.Resolved.(*buffer).handle
+			d.call(d.CommandEncoderResolveQuerySet, d.encoder, c.Queries.(*queries).handle, uintptr(c.Slot.First), 2, resolved, 0)
+			d.call(d.CommandEncoderCopyBufferToBuffer, d.encoder, resolved, 0, c.Slot.Staging.(*buffer).handle, 0, port.StampBytes)
+		}
+		d.begin()
+		commands := d.call(d.CommandEncoderFinish, d.encoder, 0)
+		d.call(d.QueueSubmit, d.queue, 1, put(mem, commands))
+		d.release(d.CommandBufferRelease, commands)
+	})
+	if err != nil {
+		return 0, err
+	}
+	d.ended()
+	d.submitted++
+	return d.submitted, nil
+}
+
+func (d *device) CreateQueries(count int) (port.Object, error) {
+	mem := newArena()
+	defer mem.free()
+	q, err := d.make(d.DeviceCreateQuerySet, d.QuerySetRelease, put(mem, querySetDescriptor{kind: queryTimes, count: uint32(count)}))
+	if err != nil {
+		return nil, err
+	}
+	return &queries{q}, nil
+}
+
+func (d *device) ReleaseQueries(q port.Object) { d.call(d.QuerySetRelease, q.(*queries).handle) }
+
+// TickTime is a nanosecond in Dawn.
+func (d *device) TickTime() (float64, error) { return 1, nil }
+
+func (d *device) Close() {
+	d.clock.Release()
+	if d.scratch != nil {
+		d.ReleaseBuffer(d.scratch)
+	}
+	d.call(d.QueueRelease, d.queue)
+	d.call(d.DeviceRelease, d.handle)
+	d.call(d.InstanceProcessEvents, d.instance)
+	d.state.forget()
+}

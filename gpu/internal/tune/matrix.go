@@ -1,0 +1,90 @@
+package tune
+
+import (
+	"fmt"
+
+	"github.com/seed90331342/attn/shaders"
+)
+
+// Matrices are the products of f16 matrices with float32 sums that a device offers.
+type Matrices struct {
+	LanesMin, LanesMax int      // of a subgroup
+	Sizes              [][3]int // M, N and K
+}
+
+const (
+	maxMatrixDim = 256
+	// matrixWords is the most 32-bit registers that queries and output take for two matrices of rows a subgroup. A
+	// thread has 255, of which scores, loads and addresses take the others.
+	matrixWords = 96
+	matrixRows  = 128 // query rows of a workgroup, which share its keys and values, at most
+)
+
+// Largest returns the largest product, or why there is none.
+func (m Matrices) Largest() (k shaders.MatrixPeak, whyNot string) {
+	k.Lanes = m.LanesMin
+	for _, x := range m.Sizes {
+		if x[0]*x[1]*x[2] > k.M*k.N*k.K {
+			k.M, k.N, k.K = x[0], x[1], x[2]
+		}
+	}
+	switch {
+	case k.M == 0:
+		return k, "the device lists no products of f16 matrices with float32 sums"
+	case m.LanesMin != m.LanesMax:
+		return k, fmt.Sprintf("subgroups have %d to %d lanes, matrices need one size", m.LanesMin, m.LanesMax)
+	}
+	return k, ""
+}
+
+// Kernel returns the kernel on matrix units for calls of shape s with heads of dim elements, by rule, without what depends
+// on options. It returns the reason when there is none. Rows, heads and batches have no influence on M, N, K, Tiles and
+// Keys, on which bits depend.
+func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
+	x, whyNot := m.Largest()
+	if whyNot == "" && max(dim, s.ValueDim) > maxMatrixDim {
+		whyNot = fmt.Sprintf("matrices hold heads of up to %d elements", maxMatrixDim)
+	}
+	if whyNot != "" {
+		return k, whyNot
+	}
+	k.M, k.N, k.K = x.M, x.N, x.K
+	k.In, k.KV, k.Vec, k.Out16 = shaders.Type(s.In), shaders.Type(s.KV), s.Wide, s.Half
+	k.Lanes, k.Ahead, k.Tiles = x.Lanes, !s.Software, 1
+	k.Depth, k.Columns = roundUp(dim, k.K), roundUp(s.ValueDim, k.N)
+	k.Full = k.Vec && k.Depth == dim && k.Columns == s.ValueDim
+	if !s.Software && k.M*(k.Depth+2*k.Columns) <= k.Lanes*matrixWords { // twice (Depth/2 + Columns) words a row
+		k.Tiles = 2
+	}
+	sizes, busy := []int{32, 16, 8}, Busy/2
+	if s.Software { // whose compilers take a second for a product of matrices
+		sizes, busy = []int{8, 16, 32}, softwareBusy
+	}
+	for _, least := range []int{matrixRows / 2, 1} { // fewer rows share keys and values only where memory is scarce
+		for _, k.Keys = range sizes {
+			rows := k.M * k.Tiles
+			if step := 4 * max(k.Lanes/rows, 1); k.Keys%k.N != 0 || k.Keys%k.K != 0 || k.Keys%step != 0 || max(rows, k.Lanes)%min(rows, k.Lanes) != 0 {
+				continue
+			}
+			for k.TY = max(matrixRows/rows, 1); k.TY*rows >= least && k.TY > 0; k.TY /= 2 {
+				if k.TY*k.Lanes <= s.Limits.Threads && shaders.Describe(k).WorkgroupMemory <= s.Limits.Memory {
+					for k.TY > 1 && (k.TY*rows >= 2*s.SeqQ || s.Heads*((s.SeqQ+k.TY*rows-1)/(k.TY*rows)) < busy) {
+						k.TY /= 2 // idle rows, or too few workgroups to keep the device busy
+					}
+					return k, ""
+				}
+			}
+		}
+	}
+	return k, fmt.Sprintf("matrices of %dx%dx%d for heads of %d and %d elements fit no workgroup of up to %d threads and %d bytes",
+		k.M, k.N, k.K, dim, s.ValueDim, s.Limits.Threads, s.Limits.Memory)
+}
+
+// MatrixLoops returns a bound on the rounds of loops that a thread makes for one tile of k.
+func MatrixLoops(k shaders.Matrix) int {
+	c := shaders.Describe(k).Constants
+	turns := int(c["TURNS"] * c["EACH"] * c["FOURS"])
+	return 1 + int(c["KN"]+c["VN"]) + int(c["TURNS"]) + turns*(1+k.Keys) + 8
+}
+
+func roundUp(n, to int) int { return (n + to - 1) / to * to }

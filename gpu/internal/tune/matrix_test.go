@@ -1,0 +1,60 @@
+package tune
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// TestMatrices: the kernel takes the largest product that the device lists, and fits its limits. Rows
+// and heads change only how many subgroups share keys.
+func TestMatrices(t *testing.T) {
+	nvidia, intel, mesa := [][3]int{{16, 8, 16}, {16, 16, 16}, {16, 8, 8}}, [][3]int{{8, 16, 16}}, [][3]int{{8, 8, 8}}
+	for _, c := range []struct {
+		name          string
+		sizes         [][3]int
+		lanes, memory int
+		dim, dv, rows int
+		software      bool
+		want, whyNot  string // MxNxK, subgroups x tiles x keys, depth and columns
+	}{
+		{"two tiles of rows for small heads", nvidia, 32, 48 << 10, 64, 64, 4096, false, "16x16x16, 4x2x32, 64 64", ""},
+		{"one for others", nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x1x32, 128 128", ""},
+		{"few keys for large heads", nvidia, 32, 48 << 10, 256, 256, 4096, false, "16x16x16, 8x1x16, 256 256", ""},
+		{"16 KiB", nvidia, 32, 16 << 10, 64, 64, 4096, false, "16x16x16, 2x2x16, 64 64", ""},
+		{"odd heads are padded", nvidia, 32, 48 << 10, 33, 31, 4096, false, "16x16x16, 4x2x32, 48 32", ""},
+		{"few rows", nvidia, 32, 48 << 10, 128, 128, 20, false, "16x16x16, 1x1x32, 128 128", ""},
+		{"eight rows a matrix", intel, 16, 32 << 10, 64, 80, 4096, false, "8x16x16, 8x1x32, 64 80", ""},
+		{"a software driver", mesa, 8, 32 << 10, 64, 64, 4096, true, "8x8x8, 16x1x8, 64 64", ""},
+		{"no matrices", nil, 32, 48 << 10, 64, 64, 4096, false, "", "lists no products"},
+		{"subgroups of two sizes", nvidia, 0, 48 << 10, 64, 64, 4096, false, "", "8 to 32 lanes"},
+		{"heads over 256", nvidia, 32, 48 << 10, 257, 64, 4096, false, "", "up to 256"},
+		{"no memory", nvidia, 32, 2 << 10, 128, 128, 4096, false, "", "fit no workgroup"},
+	} {
+		m := Matrices{LanesMin: c.lanes, LanesMax: c.lanes, Sizes: c.sizes}
+		if c.lanes == 0 {
+			m.LanesMin, m.LanesMax = 8, 32
+		}
+		s := Shape{ValueDim: c.dv, Heads: 16, SeqQ: c.rows, In: backend.F16, KV: backend.F16, Wide: true, Software: c.software,
+			Limits: Limits{Threads: 256, Memory: c.memory}}
+		k, whyNot := m.Kernel(s, c.dim)
+		if (whyNot == "") != (c.whyNot == "") || !strings.Contains(whyNot, c.whyNot) {
+			t.Errorf("%s: %q, want %q", c.name, whyNot, c.whyNot)
+			continue
+		} else if whyNot != "" {
+			continue
+		}
+		if got := fmt.Sprintf("%dx%dx%d, %dx%dx%d, %d %d", k.M, k.N, k.K, k.TY, k.Tiles, k.Keys, k.Depth, k.Columns); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+		if d := shaders.Describe(k); d.WorkgroupMemory > c.memory || d.Threads != k.TY*k.Lanes || d.Threads > 256 {
+			t.Errorf("%s: %d bytes, %d threads", c.name, d.WorkgroupMemory, d.Threads)
+		}
+		if full := c.dim == k.Depth && c.dv == k.Columns; k.Full != full || k.Ahead == c.software {
+			t.Errorf("%s: %+v", c.name, k)
+		}
+	}
+}
