@@ -173,7 +173,7 @@ func (l *library) request(limit time.Duration, f uintptr, words ...uintptr) (por
 func (l *library) await(limit time.Duration, s *state) (port.Answer, error) {
 	for start := time.Now(); ; port.Pause(start, time.Time{}) {
 		l.call(l.InstanceProcessEvents, l.instance)
-		if r := s.take(); r.object != nil {
+		if r := s.read(); r.object != nil {
 			return *r.object, nil
 		}
 		if time.Since(start) > limit {
