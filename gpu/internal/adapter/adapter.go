@@ -75,7 +75,11 @@ func features(f port.Features) (list []string) {
 		list = append(list, "f16")
 	}
 	if f.SubgroupMax > 0 {
-		list = append(list, fmt.Sprintf("subgroups of %d to %d lanes", f.SubgroupMin, f.SubgroupMax))
+		lanes := strconv.Itoa(int(f.SubgroupMin))
+		if f.SubgroupMax > f.SubgroupMin {
+			lanes += " to " + strconv.Itoa(int(f.SubgroupMax))
+		}
+		list = append(list, "subgroups of "+lanes+" lanes")
 	}
 	for _, m := range f.Matrices {
 		list = append(list, m.String())
