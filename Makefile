@@ -5,6 +5,7 @@
 # make test-onnx   the module cmd/attn-onnx: published cases of ONNX and ONNX Runtime
 # make test-adapters   the modules below kernels/adapters: attention of programs in born and gomlx
 # make test-web    WebGPU as browsers have it: the backend as wasm in Node, and the page of cmd/attn-web
+# make test-matrix   Dawn opened at run time, with matrix units, in an unpacked Debian below .cache
 # make test-peers  results next to those of PyTorch, which Debian has as python3-torch
 # make fuzz        each fuzz target for DURATION (10m)
 # make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
@@ -13,7 +14,7 @@
 # make release-snapshot  what a release of the last commit contains, in .cache/release
 # make update      refresh golden files and generated code
 
-.PHONY: quick test test-all test-beam test-onnx test-adapters test-web test-peers fuzz soak bench build release-snapshot update
+.PHONY: quick test test-all test-beam test-onnx test-adapters test-web test-matrix test-peers fuzz soak bench build release-snapshot update
 
 quick:
 	@sh .ci/quick
@@ -35,6 +36,9 @@ test-adapters:
 
 test-web:
 	@sh .ci/test-web
+
+test-matrix:
+	@sh .ci/test-matrix
 
 test-peers:
 	@sh .ci/test-peers

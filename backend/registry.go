@@ -30,6 +30,9 @@ type Info struct {
 	Driver   string     `json:"driver,omitempty"`  // name and version of the driver, if there is one
 	Threads  int        `json:"threads,omitempty"` // that compute, for a CPU
 	Limits   []Limit    `json:"limits,omitempty"`  // that affect how work is cut
+	// Features are what kernels may use of a GPU: "f16", "subgroups of 4 to 32 lanes", and each
+	// shape of its matrix units, such as "16x16x16 f16->f32".
+	Features []string `json:"features,omitempty"`
 }
 
 // Driver opens the Backends of one family, such as "cpu" or "gpu".

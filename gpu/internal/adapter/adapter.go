@@ -59,6 +59,7 @@ func Pick(selector string, adapters []*port.Adapter) (int, error) {
 func Describe(name string, a port.Info, l gputypes.Limits) backend.Info {
 	return backend.Info{
 		Name: name, Device: a.Name, Type: typeOf(a), Provider: a.Library, Driver: driverName(a),
+		Features: features(a.Features),
 		Limits: []backend.Limit{
 			{Name: "max buffer bytes", Value: int64(min(l.MaxBufferSize, math.MaxInt64))},
 			{Name: "max binding bytes", Value: int64(min(l.MaxStorageBufferBindingSize, math.MaxInt64))},
@@ -67,6 +68,23 @@ func Describe(name string, a port.Info, l gputypes.Limits) backend.Info {
 			{Name: "binding alignment bytes", Value: int64(l.MinStorageBufferOffsetAlignment)},
 		},
 	}
+}
+
+func features(f port.Features) (list []string) {
+	if f.F16 {
+		list = append(list, "f16")
+	}
+	if f.SubgroupMax > 0 {
+		lanes := strconv.Itoa(int(f.SubgroupMin))
+		if f.SubgroupMax > f.SubgroupMin {
+			lanes += " to " + strconv.Itoa(int(f.SubgroupMax))
+		}
+		list = append(list, "subgroups of "+lanes+" lanes")
+	}
+	for _, m := range f.Matrices {
+		list = append(list, m.String())
+	}
+	return list
 }
 
 // driverName joins the names of the API and the driver. In gogpu the driver's begins with

@@ -2,8 +2,9 @@
 // adapters, open a device, create buffers and compute pipelines, submit dispatches and
 // copies, wait, read back, release.
 //
-// Each library has a package below this one, which implements Library. Each binary contains one
-// of three:
+// Each library has a package below this one, which implements Library. Package loaded opens any
+// webgpu.h library, such as Dawn's, when a native program runs. Each binary contains one of three
+// others:
 //
 //   - native is github.com/rajveermalviya/go-webgpu/wgpu, through cgo, on linux/amd64,
 //     darwin and windows/amd64;

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/seed90331342/attn/bench/page"
@@ -66,7 +67,7 @@ func (r Report) text() []byte {
 		for _, d := range f.Devices {
 			fmt.Fprintf(&buf, "%s: %s\n", d.Name, page.Line(d.Device))
 			w := tabwriter.NewWriter(&buf, 0, 0, 2, ' ', 0)
-			rows := [][2]string{{"type", string(d.Type)}, {"provider", d.Provider}, {"driver", d.Driver}}
+			rows := [][2]string{{"type", string(d.Type)}, {"provider", d.Provider}, {"driver", d.Driver}, {"features", strings.Join(d.Features, ", ")}}
 			if d.Threads > 0 {
 				rows = append(rows, [2]string{"threads", fmt.Sprint(d.Threads)})
 			}

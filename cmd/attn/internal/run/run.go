@@ -174,6 +174,7 @@ func printPlan(out io.Writer, dev *kernels.Device, in *call.Inputs, p kernels.Pl
 		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 	line("backend", "%s (%s)", p.Backend, dev.Info().Device)
+	line("provider", "%s", dev.Info().Provider)
 	for _, f := range in.QKV {
 		line(f.Flag, "%v %s, computed as %v", f.Shape, f.TypeName(), in.DType)
 	}

@@ -204,7 +204,7 @@ func TestRunPlan(t *testing.T) {
 	k := clitest.Save(t, dir, "k.npy", "<f2", clitest.Normal(2, 2*64*2*16), 2, 64, 2, 16)
 	out := mustRun(t, "run", "--plan", "--backend=cpu", "--layout=bshd", "--causal", "--q", q, "--k", k, "--v", k)
 	// 64·65/2 pairs, 2 batches, 8 heads; 2·(16+16) operations each.
-	clitest.Contains(t, out, "computed as f16", "33280 visible", "2.13 MFLOP", "backend", "why", "chunks")
+	clitest.Contains(t, out, "computed as f16", "33280 visible", "2.13 MFLOP", "backend", "provider", "gonum", "why", "chunks")
 	if got := clitest.Files(t, dir); !slices.Equal(got, []string{"k.npy", "q.npy"}) {
 		t.Errorf("the folder holds %v", got)
 	}

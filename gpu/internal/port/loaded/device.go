@@ -22,7 +22,7 @@ type device struct {
 	clock         *port.Clock
 	submitted     port.Ticket
 
-	// calls is held around calls that report errors by the state: a compilation runs next to others.
+	// calls is held around calls that report errors by the state, events too: a compilation runs next to others.
 	calls sync.Mutex
 
 	// The submission that is being recorded.
@@ -54,7 +54,7 @@ type state struct {
 
 type reports struct {
 	lost   error
-	failed error        // the first error since the last take
+	failed error        // the first error since the last try
 	object *port.Answer // of a request
 	mapped uint32       // the status of the last map, 0 while it is pending
 	done   port.Ticket  // submissions that have ended
@@ -124,30 +124,26 @@ func answer(user [2]uintptr, a port.Answer) {
 	}
 }
 
-// take returns the reports, and forgets the error.
-func (s *state) take() reports {
+// read returns the reports.
+func (s *state) read() reports {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.reports
-	s.failed = nil
-	return r
+	return s.reports
 }
 
-// outcome returns the error that callbacks have reported since the last call.
-func (d *device) outcome() error {
-	r := d.state.take()
-	if r.lost != nil {
-		return r.lost
-	}
-	return r.failed
-}
-
-// try makes calls and returns their error.
+// try makes calls and returns their error, which callbacks have reported.
 func (d *device) try(calls func()) error {
 	d.calls.Lock()
 	defer d.calls.Unlock()
 	calls()
-	return d.outcome()
+	d.state.mu.Lock()
+	defer d.state.mu.Unlock()
+	failed := d.state.failed
+	d.state.failed = nil
+	if d.state.lost != nil {
+		return d.state.lost
+	}
+	return failed
 }
 
 // make calls a function that creates an object, which release releases after an error.
@@ -177,19 +173,11 @@ func (d *device) Clock() *port.Clock { return d.clock }
 
 func (d *device) Pause(_ context.Context, start, due time.Time) { port.Pause(start, due) }
 
-func (d *device) Lost() error {
-	d.state.mu.Lock()
-	defer d.state.mu.Unlock()
-	return d.state.lost
-}
+func (d *device) Lost() error { return d.state.read().lost }
 
 func (d *device) Poll() (port.Ticket, error) {
-	d.call(d.InstanceProcessEvents, d.instance)
-	r := d.state.take()
-	if r.lost != nil {
-		return r.done, r.lost
-	}
-	return r.done, r.failed
+	err := d.try(func() { d.call(d.InstanceProcessEvents, d.instance) })
+	return d.state.read().done, err
 }
 
 func (d *device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Object, error) {
@@ -209,7 +197,7 @@ func (d *device) ReleaseBuffer(x port.Object) {
 	d.call(d.BufferRelease, b.handle)
 	d.released += b.size
 	d.call(d.InstanceProcessEvents, d.instance)
-	if d.released > keptBytes && d.state.take().done == d.submitted {
+	if d.released > keptBytes && d.state.read().done == d.submitted {
 		d.flush()
 	}
 }
@@ -264,7 +252,7 @@ func (d *device) StartMap(b port.Object, offset, size uint64) error {
 
 func (d *device) Mapped() (bool, error) {
 	_, err := d.Poll()
-	return d.state.take().mapped == success, err
+	return d.state.read().mapped == success, err
 }
 
 func (d *device) CopyMapped(b port.Object, offset uint64, dst []byte) error {
@@ -278,7 +266,7 @@ func (d *device) CopyMapped(b port.Object, offset uint64, dst []byte) error {
 }
 
 func (d *device) EndMap(b port.Object) {
-	if d.state.take().mapped == 0 {
+	if d.state.read().mapped == 0 {
 		d.call(d.BufferUnmap, b.(*buffer).handle)
 	}
 }

@@ -173,7 +173,7 @@ func (l *library) request(limit time.Duration, f uintptr, words ...uintptr) (por
 func (l *library) await(limit time.Duration, s *state) (port.Answer, error) {
 	for start := time.Now(); ; port.Pause(start, time.Time{}) {
 		l.call(l.InstanceProcessEvents, l.instance)
-		if r := s.take(); r.object != nil {
+		if r := s.read(); r.object != nil {
 			return *r.object, nil
 		}
 		if time.Since(start) > limit {
@@ -214,7 +214,9 @@ func (l *library) describe(handle uintptr) (*adapter, error) {
 	l.call(l.AdapterGetLimits, handle, address(most))
 	port.CopyFields(&a.limits, most)
 	a.limits.MaxBufferSize = min(a.limits.MaxBufferSize, math.MaxInt64)
-	if err := port.Within(gputypes.DefaultLimits(), a.limits); err != nil || info.adapter-1 > 3 || info.backend-1 > 7 {
+	odd := func(alignment uint32) bool { return alignment == 0 || 256%alignment != 0 } // no power of two up to the default
+	if err := port.Within(gputypes.DefaultLimits(), a.limits); err != nil || info.adapter-1 > 3 || info.backend-1 > 7 ||
+		odd(most.MinStorageBufferOffsetAlignment) || odd(most.MinUniformBufferOffsetAlignment) {
 		return nil, fmt.Errorf("%s describes its adapters in an unknown way, take another version: %w", l.name, port.ErrNoAdapter)
 	}
 	text := func(v stringView) string { return port.StringView(v.data, v.length) }
