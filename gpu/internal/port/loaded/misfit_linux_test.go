@@ -84,4 +84,15 @@ func TestLibrariesThatDoNotFit(t *testing.T) {
 			t.Errorf("%s: %d adapters, error %v, want %q", filepath.Base(c.library), len(list), err, c.want)
 		}
 	}
+	t.Setenv(libraries.Environment, text)
+	if _, err := libraries.Adapters(""); err == nil || !strings.Contains(err.Error(), "text.so") {
+		t.Errorf("named by the environment: %v", err)
+	}
+	list, err := libraries.Adapters(libraries.None)
+	if err != nil && strings.Contains(err.Error(), "WebGPU library") {
+		t.Errorf("off: %v", err)
+	}
+	for _, a := range list {
+		a.Release()
+	}
 }
