@@ -38,8 +38,7 @@ import (
 // and batches.
 //
 // All operands must be in this backend's memory (ErrDevice) and not released (ErrReleased),
-// and outputs must not overlap anything else (ErrOverlap). No backend owns the tensors of
-// [HostF32] and [AllocHost]: operands are what Upload returns for them.
+// and outputs must not overlap anything else (ErrOverlap).
 type Backend interface {
 	// Info describes the device.
 	Info() Info

@@ -15,10 +15,9 @@ import (
 // It counts the calls that use it. A Release during a call in another goroutine frees the
 // memory when the call ends.
 type Memory struct {
-	owner  any    // identity of the device; nil is host memory that no device owns
+	owner  any    // identity of the device; nil is host memory
 	where  string // name of the owner in errors
 	handle any    // for the owner: a device buffer, or the host slice
-	host   bool   // a slice of the host
 	data   []byte // of the host slice
 	bytes  int64
 	free   func()
@@ -37,7 +36,7 @@ func NewMemory(owner any, where string, bytes int64, handle any, free func()) *M
 // hostMemory wraps a slice without copying it.
 func hostMemory[T float32 | uint16 | bool | byte](data []T) *Memory {
 	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(*new(T))))
-	return &Memory{where: "host memory", host: true, handle: data, data: bytes, bytes: int64(len(bytes))}
+	return &Memory{where: "host memory", handle: data, data: bytes, bytes: int64(len(bytes))}
 }
 
 // Handle returns the owner's handle.
@@ -88,9 +87,9 @@ type Pinned struct {
 }
 
 // Pin checks the operands at the start of a call and keeps their memory from being freed
-// until Unpin. Every operand must have memory that owner owns (nil: memory of the host, of
-// any owner) and that is not released, and no output may overlap an input, another output or
-// itself. Zero Tensors are skipped.
+// until Unpin. Every operand must have memory that owner owns (nil: the host) and that is
+// not released, and no output may overlap an input, another output or itself. Zero Tensors
+// are skipped.
 //
 // Overlap is judged by the spans from the first to the last element, so that interleaved
 // views of one memory overlap. An operand that is updated in place is listed as an output
@@ -145,16 +144,11 @@ func Distinct(outputs, inputs []Operand) error {
 
 func (p *Pinned) add(owner any, where string, o *Operand) error {
 	m := o.Tensor.mem
-	switch {
-	case m == nil:
-		return fmt.Errorf("%s has a shape but no memory, make it with Device.Alloc or Device.Upload: %w", o.Name, ErrDevice)
-	case owner == nil && m.host || owner != nil && m.owner == owner:
-	case owner == nil:
-		return fmt.Errorf("%s is in %s, it must be in host memory, copy it there with Device.Download: %w", o.Name, m.where, ErrDevice)
-	case m.host:
-		return fmt.Errorf("%s is in %s, the call runs on %s, use the tensor that Device.Upload returns for it: %w", o.Name, m.where, where, ErrDevice)
-	default:
-		return fmt.Errorf("%s is in %s, the call runs on %s, move it with Device.Download there and Device.Upload here: %w", o.Name, m.where, where, ErrDevice)
+	if m == nil {
+		return fmt.Errorf("%s has a shape but no memory, allocate or upload it first: %w", o.Name, ErrDevice)
+	}
+	if m.owner != owner {
+		return fmt.Errorf("%s is in %s, the call runs on %s, upload it there first: %w", o.Name, m.where, where, ErrDevice)
 	}
 	if p.n == len(p.mem) {
 		return fmt.Errorf("%s is operand %d of one call, at most %d are taken: %w", o.Name, p.n+1, len(p.mem), ErrUnsupported)

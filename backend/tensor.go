@@ -100,9 +100,8 @@ func NewTensor(m *Memory, dtype DType, shape Shape) (Tensor, error) {
 // [Warmer]. It returns ErrShape for a shape that is negative or too large.
 func Meta(dtype DType, shape Shape) (Tensor, error) { return NewTensor(nil, dtype, shape) }
 
-// HostF32 returns data as a tensor in host memory, without copying it. No device owns it: calls
-// take the tensor that [Backend.Upload] returns for it, on every backend. It returns ErrShape when
-// data does not have exactly the elements of shape.
+// HostF32 returns data as a tensor in host memory, without copying it. It returns ErrShape
+// when data does not have exactly the elements of shape.
 func HostF32(data []float32, shape Shape) (Tensor, error) { return hostTensor(data, F32, shape) }
 
 // HostBits is HostF32 for the bits of F16 or BF16 numbers. It returns ErrDType for another dtype.
@@ -210,8 +209,8 @@ func (t Tensor) Offset() int { return t.offset }
 // Memory returns the memory that t is a view of; nil for a tensor of [Meta].
 func (t Tensor) Memory() *Memory { return t.mem }
 
-// OnHost reports whether t is in host memory, which a device may own that computes there.
-func (t Tensor) OnHost() bool { return t.mem != nil && t.mem.host }
+// OnHost reports whether t is in host memory.
+func (t Tensor) OnHost() bool { return t.mem != nil && t.mem.owner == nil }
 
 // Bytes returns the bytes of t's elements, broadcast ones counted once.
 func (t Tensor) Bytes() int64 {
@@ -364,7 +363,7 @@ func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {
 // scale of its first row. It returns ErrDevice when t is not in host memory, and ErrReleased after Release.
 func HostBytes(t Tensor) ([]byte, error) {
 	if !t.OnHost() {
-		return nil, fmt.Errorf("tensor is not in host memory, copy it there with Device.Download: %w", ErrDevice)
+		return nil, fmt.Errorf("tensor is not in host memory, download it first: %w", ErrDevice)
 	}
 	if t.mem.released() {
 		return nil, ErrReleased
@@ -372,16 +371,18 @@ func HostBytes(t Tensor) ([]byte, error) {
 	return t.mem.data[min(max(t.offset*t.dtype.Size()-t.dtype.Lead(), 0), len(t.mem.data)):], nil
 }
 
-// Alias returns a tensor on the same host memory that owner owns and that is released
-// independently. Backends that compute in host memory return it from Alloc and Upload; owner
-// and where are those of [NewMemory]. It returns ErrDevice when t is not in host memory and
-// ErrReleased after Release.
-func (t Tensor) Alias(owner any, where string) (Tensor, error) {
-	if _, err := HostBytes(t); err != nil {
-		return Tensor{}, err
+// Alias returns a tensor on the same host memory that is released independently. Backends
+// that compute in host memory return it from Upload. It returns ErrDevice when t is not in
+// host memory and ErrReleased after Release.
+func (t Tensor) Alias() (Tensor, error) {
+	if !t.OnHost() {
+		return Tensor{}, fmt.Errorf("tensor is not in host memory: %w", ErrDevice)
 	}
 	m := t.mem
-	t.mem = &Memory{owner: owner, where: where, host: true, handle: m.handle, data: m.data, bytes: m.bytes}
+	if m.released() {
+		return Tensor{}, ErrReleased
+	}
+	t.mem = &Memory{where: m.where, handle: m.handle, data: m.data, bytes: m.bytes}
 	return t, nil
 }
 
@@ -418,7 +419,8 @@ func (t *Tensor) overlaps(o *Tensor) bool {
 	if t.mem == nil || o.mem == nil {
 		return false
 	}
-	if t.mem != o.mem && !(t.mem.host && o.mem.host) {
+	host := t.mem.owner == nil && o.mem.owner == nil
+	if !host && t.mem != o.mem {
 		return false
 	}
 	a0, a1 := t.span()

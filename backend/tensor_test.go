@@ -154,11 +154,11 @@ func TestSelfOverlapAgainstBruteForce(t *testing.T) {
 
 func TestReleaseWaitsForUsers(t *testing.T) {
 	freed := 0
-	m := NewMemory(t, "test", 64, nil, func() { freed++ })
+	m := NewMemory(nil, "test", 64, nil, func() { freed++ })
 	x, err := NewTensor(m, F32, Shape{1, 1, 4, 4})
 	noError(t, err)
 	var p Pinned
-	noError(t, p.Pin(t, "test", nil, []Operand{{"x", x}, {"again", x}}))
+	noError(t, p.Pin(nil, "test", nil, []Operand{{"x", x}, {"again", x}}))
 	x.Release()
 	x.Release()
 	if freed != 0 {
@@ -169,14 +169,14 @@ func TestReleaseWaitsForUsers(t *testing.T) {
 	if freed != 1 {
 		t.Fatalf("freed %d times, should be once", freed)
 	}
-	if err := p.Pin(t, "test", nil, []Operand{{"x", x}}); !errors.Is(err, ErrReleased) {
+	if err := p.Pin(nil, "test", nil, []Operand{{"x", x}}); !errors.Is(err, ErrReleased) {
 		t.Errorf("error is %v, should be %v", err, ErrReleased)
 	}
 }
 
 func TestAliasIsReleasedOnItsOwn(t *testing.T) {
 	x := host(t, Shape{1, 1, 2, 2})
-	y, err := x.Alias(nil, "")
+	y, err := x.Alias()
 	noError(t, err)
 	y.Release()
 	if _, err := y.Float32s(); !errors.Is(err, ErrReleased) {
@@ -186,7 +186,7 @@ func TestAliasIsReleasedOnItsOwn(t *testing.T) {
 		t.Errorf("original: %v", err)
 	}
 	var p Pinned
-	z, _ := x.Alias(nil, "")
+	z, _ := x.Alias()
 	if err := p.Pin(nil, "host", []Operand{{"o", x}}, []Operand{{"q", z}}); !errors.Is(err, ErrOverlap) {
 		t.Errorf("alias as output and input: error is %v, should be %v", err, ErrOverlap)
 	}

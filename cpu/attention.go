@@ -84,7 +84,7 @@ func (be *Backend) newPlan(p backend.Plan) backend.Plan {
 // pinCall pins the operands of c, to be unpinned after an error too.
 func pinCall(pinned *backend.Pinned, c *backend.Call) error {
 	out, in := c.Operands()
-	return cmp.Or(pinned.Pin(owner, where, out[:], in[:]), c.GoMod(false))
+	return cmp.Or(pinned.Pin(nil, where, out[:], in[:]), c.GoMod(false))
 }
 
 // attention is one Attention call. Calls are pooled, so they do not allocate.

@@ -78,8 +78,9 @@ func BenchmarkLowPrecision(b *testing.B) {
 							dtype = backend.F32
 						}
 						from := random(b, uint64(i), shape)
-						x, err := backend.AllocHost(dtype, shape)
-						*t = own(b, x, err)
+						var err error
+						*t, err = backend.AllocHost(dtype, shape)
+						must(b, err)
 						must(b, be.Copy(b.Context(), []backend.Tensor{*t}, []backend.Tensor{from}))
 					}
 					return c

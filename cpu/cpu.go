@@ -62,15 +62,11 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// name is the backend's name in the registry; where and memory are those of calls and of tensors in errors.
+// name is the backend's name in the registry, where that of its memory in errors.
 const (
-	name   = "cpu"
-	where  = "the CPU"
-	memory = "the CPU's memory"
+	name  = "cpu"
+	where = "the CPU"
 )
-
-// owner owns the tensors of all backends of the process.
-var owner = new(byte)
 
 // Options are the settings of a [Backend]. The zero value uses all of
 // GOMAXPROCS.
@@ -133,19 +129,14 @@ func Open(opt Options) (*Backend, error) {
 // Alloc implements backend.Backend. It returns ErrShape for a shape that is
 // negative or too large to index, and ErrMemory when there is not enough memory.
 func (be *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
-	return result(ctx, be, "alloc", func() (t backend.Tensor, err error) {
-		if t, err = backend.AllocHost(dtype, shape); err == nil {
-			t, err = t.Alias(owner, memory)
-		}
-		return t, err
-	})
+	return result(ctx, be, "alloc", func() (backend.Tensor, error) { return backend.AllocHost(dtype, shape) })
 }
 
 // Upload implements backend.Backend: it returns an alias of host, without a
 // copy. It returns ErrDevice when host is not in host memory, and ErrReleased after
 // Release.
 func (be *Backend) Upload(ctx context.Context, host backend.Tensor) (t backend.Tensor, err error) {
-	return result(ctx, be, "upload", func() (backend.Tensor, error) { return host.Alias(owner, memory) })
+	return result(ctx, be, "upload", host.Alias)
 }
 
 // Wait implements backend.Backend. Calls return when they are complete, so it returns at

@@ -44,7 +44,7 @@ func result[T any](ctx context.Context, be *Backend, what string, f func() (T, e
 func (be *Backend) doPinned(ctx context.Context, what string, out, in []backend.Operand, f func() error) error {
 	return be.do(ctx, what, func() error {
 		var pinned backend.Pinned
-		if err := pinned.Pin(owner, where, out, in); err != nil {
+		if err := pinned.Pin(nil, where, out, in); err != nil {
 			return err
 		}
 		defer pinned.Unpin()

@@ -50,14 +50,6 @@ func sameBits(t *testing.T, what string, got, want backend.Tensor) {
 func alloc(t testing.TB, shape backend.Shape) backend.Tensor {
 	t.Helper()
 	x, err := backend.AllocHost(backend.F32, shape)
-	return own(t, x, err)
-}
-
-// own returns x as memory of the CPU.
-func own(t testing.TB, x backend.Tensor, err error) backend.Tensor {
-	t.Helper()
-	must(t, err)
-	x, err = x.Alias(owner, memory)
 	must(t, err)
 	return x
 }
@@ -78,7 +70,8 @@ func flags(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
 		data[i] = rng.IntN(4) > 0
 	}
 	x, err := backend.HostBool(data, shape)
-	return own(t, x, err)
+	must(t, err)
+	return x
 }
 
 // rowsOfHead returns rows [from, to) of head h of a contiguous F32 tensor.
@@ -113,7 +106,8 @@ func random(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
 		data[i] = rng.Float32()*2 - 1
 	}
 	x, err := backend.HostF32(data, shape)
-	return own(t, x, err)
+	must(t, err)
+	return x
 }
 
 // typed returns x, a contiguous F32 tensor, rounded to dtype.
@@ -124,7 +118,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 	}
 	shape := x.Shape()
 	y, err := backend.AllocHost(dtype, shape)
-	y = own(tb, y, err)
+	must(tb, err)
 	to := view.Of(&y)
 	from := floats(tb, x)
 	n := shape[backend.Dim]
@@ -142,8 +136,10 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 // plain returns a call of plain attention over random operands.
 func plain(t testing.TB, heads, seq, dim int) *backend.Call {
 	shape := backend.Shape{1, heads, seq, dim}
+	o, err := backend.AllocHost(backend.F32, shape)
+	must(t, err)
 	return &backend.Call{
-		Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: alloc(t, shape),
+		Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: o,
 		Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()},
 	}
 }

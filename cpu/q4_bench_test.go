@@ -25,8 +25,9 @@ func BenchmarkQ4(b *testing.B) {
 						shape[backend.Heads] *= d.share
 						shape[backend.Seq], dtype = 1, backend.F32
 					}
-					x, err := backend.AllocHost(dtype, shape)
-					*t = own(b, x, err)
+					var err error
+					*t, err = backend.AllocHost(dtype, shape)
+					must(b, err)
 					must(b, be.Copy(b.Context(), []backend.Tensor{*t}, []backend.Tensor{random(b, uint64(i), shape)}))
 				}
 				calls = append(calls, c)

@@ -74,7 +74,7 @@ func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
 		rowJobs.Put(j)
 	}()
 	var pinned backend.Pinned
-	if err := pinned.Pin(owner, where, out, in); err != nil {
+	if err := pinned.Pin(nil, where, out, in); err != nil {
 		return err
 	}
 	defer pinned.Unpin()
@@ -128,10 +128,6 @@ func (be *Backend) Download(ctx context.Context, host, src backend.Tensor) error
 		}
 		if host.DType() != src.DType() {
 			return fmt.Errorf("host is %v, src %v, they must be equal: %w", host.DType(), src.DType(), backend.ErrDType)
-		}
-		var err error
-		if host, err = host.Alias(owner, memory); err != nil {
-			return fmt.Errorf("host: %w", err)
 		}
 		return be.copy(ctx, backend.Operand{Name: "host", Tensor: host}, backend.Operand{Name: "src", Tensor: src})
 	})

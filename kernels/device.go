@@ -80,9 +80,8 @@ func (d *Device) Alloc(ctx context.Context, dtype DType, shape Shape) (Tensor, e
 }
 
 // Upload returns the elements of host, a tensor in host memory, as a tensor in device
-// memory, for the caller to Release. Calls take the result and refuse host itself with
-// ErrDevice, on every device. On a device that computes in host memory the result is an
-// alias, without a copy: host must not change until it is released.
+// memory, for the caller to Release. On a device that computes in host memory it is an
+// alias: host must not change until it is released.
 func (d *Device) Upload(ctx context.Context, host Tensor) (Tensor, error) {
 	return d.on(ctx).Upload(ctx, host)
 }

@@ -53,9 +53,8 @@ const (
 	Q4   = backend.Q4   // keys and values as 4 bits per element, a float16 scale per 32 elements, as ggml's q4_0
 )
 
-// HostF32 returns data as a tensor in host memory, without copying it. No device owns it: calls take
-// the tensor that [Device.Upload] returns for it, on the CPU too. It returns ErrShape when data does
-// not have exactly the elements of shape.
+// HostF32 returns data as a tensor in host memory, without copying it. It returns ErrShape when
+// data does not have exactly the elements of shape.
 func HostF32(data []float32, shape Shape) (Tensor, error) { return backend.HostF32(data, shape) }
 
 // HostBits is [HostF32] for the bits of F16 or BF16 numbers. It returns ErrDType for another dtype.
@@ -163,7 +162,7 @@ var (
 	ErrShape       = backend.ErrShape       // shapes that do not match each other or the operation
 	ErrDType       = backend.ErrDType       // an element type that the operation does not accept
 	ErrOption      = backend.ErrOption      // an option out of range: a NaN scale, a negative window, a KLen over Sk
-	ErrDevice      = backend.ErrDevice      // a tensor whose memory belongs to another device, or to none as that of HostF32
+	ErrDevice      = backend.ErrDevice      // a tensor whose memory belongs to another device or to none
 	ErrReleased    = backend.ErrReleased    // a tensor used after its memory was released
 	ErrOverlap     = backend.ErrOverlap     // an output that shares memory with an input, another output or itself
 	ErrUnsupported = backend.ErrUnsupported // a valid request that the device does not support

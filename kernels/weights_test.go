@@ -26,14 +26,14 @@ func TestTopWeightsInChunks(t *testing.T) {
 		for i := range data {
 			data[i] = float32(rng.NormFloat64())
 		}
-		return must.Get(dev.FromFloat32(t.Context(), F32, data, s))(t)
+		return must.Get(HostF32(data, s))(t)
 	}
 	bools := func(s Shape) Tensor {
 		data := make([]bool, s.Elements())
 		for i := range data {
 			data[i] = rng.IntN(3) > 0
 		}
-		return must.Get(dev.Upload(t.Context(), must.Get(HostBool(data, s))(t)))(t)
+		return must.Get(HostBool(data, s))(t)
 	}
 	segments := func(n, at int) [][]int32 {
 		ids := make([]int32, n)
@@ -123,8 +123,8 @@ func TestEachWeightRow(t *testing.T) {
 	for i := range bools {
 		bools[i] = i%7 != 3
 	}
-	mask := must.Get(dev.Upload(t.Context(), must.Get(HostBool(bools, Shape{1, heads, 1, seqK}))(t)))(t)
-	blocks := must.Get(dev.Upload(t.Context(), must.Get(HostBool(bools[:32*19], Shape{1, 1, 32, 19}))(t)))(t)
+	mask := must.Get(HostBool(bools, Shape{1, heads, 1, seqK}))(t)
+	blocks := must.Get(HostBool(bools[:32*19], Shape{1, 1, 32, 19}))(t)
 	halves := func(n, at int) []int32 {
 		ids := make([]int32, n)
 		for i := at; i < n; i++ {
@@ -190,7 +190,7 @@ func TestEachWeightRow(t *testing.T) {
 func TestEachWeightRowRange(t *testing.T) {
 	dev := NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	q := must.Get(dev.Alloc(t.Context(), F32, Shape{1, 2, 4, 3}))(t)
+	q := must.Get(HostF32(make([]float32, 24), Shape{1, 2, 4, 3}))(t)
 	for _, r := range []WeightRange{{0, 0, [2]int{1, 1}, [2]int{0, 4}}, {0, 2, [2]int{0, 4}, [2]int{0, 4}}, {-1, 0, [2]int{0, 4}, [2]int{0, 4}}, {0, 0, [2]int{0, 4}, [2]int{0, 5}}} {
 		err := dev.EachWeightRow(t.Context(), q, q, r, Options{}, func(int, int, []float32) { t.Errorf("%+v has weights", r) })
 		if !errors.Is(err, ErrShape) {

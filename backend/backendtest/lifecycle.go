@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -75,78 +74,6 @@ func testRefused(t *testing.T, dev *kernels.Device) {
 		wantError(t, "softmax", backend.ErrDevice, dev.Softmax(t.Context(), elsewhere, backend.Tensor{}, kernels.Options{Scale: new(1.0)}))
 		wantError(t, "pv", backend.ErrDevice, errorOf(dev.PV(t.Context(), elsewhere, fresh(t, backend.Shape{1, 2, 4, 4}))))
 	})
-}
-
-// testHostOperands calls each operation with one of its operands in host memory, as HostF32 and AllocHost return it:
-// every backend refuses it, and takes what Upload returns for it.
-func testHostOperands(t *testing.T, dev *kernels.Device) {
-	type tensors = []backend.Tensor
-	ctx, f32, rows := t.Context(), backend.F32, backend.Shape{1, 2, 8, 8}
-	lse, relative, angles := backend.Shape{1, 2, 8, 1}, backend.Shape{1, 2, 1, 15}, backend.Shape{1, 2, 8, 4}
-	backward := func(x tensors) error {
-		c, err := dev.Prepare(x[0], x[1], x[2], kernels.Options{Bias: x[3], LSE: true})
-		if err != nil {
-			return err
-		}
-		return c.Backward(ctx, kernels.Gradients{Q: x[4], K: x[5], V: x[6], Bias: x[7]}, kernels.Result{O: x[8], LSE: x[9]}, kernels.Result{O: x[10], LSE: x[11]})
-	}
-	for _, c := range []struct {
-		name   string
-		shapes []backend.Shape
-		flags  []int // operands that are masks
-		call   func(x tensors) error
-	}{
-		{"attention: o, lse, weights, q, k, v, mask, bias", []backend.Shape{rows, lse, rows, rows, rows, rows, rows, rows}, []int{6}, func(x tensors) error {
-			return runInto(ctx, dev, kernels.Result{O: x[0], LSE: x[1], Weights: x[2]}, x[3], x[4], x[5], kernels.Options{Mask: x[6], Bias: x[7]})
-		}},
-		{"attention: o, q, k, v, blocks, relative", []backend.Shape{rows, rows, rows, rows, rows, relative}, []int{4}, func(x tensors) error {
-			return runInto(ctx, dev, kernels.Result{O: x[0]}, x[1], x[2], x[3], kernels.Options{BlockMask: x[4], BlockSize: 1, RelativeBias: x[5]})
-		}},
-		{"qk: q, k", []backend.Shape{rows, rows}, nil, func(x tensors) error { return errorOf(dev.QK(ctx, x[0], x[1])) }},
-		{"softmax: s, lse, mask, bias", []backend.Shape{rows, lse, rows, rows}, []int{2}, func(x tensors) error {
-			return dev.Softmax(ctx, x[0], x[1], kernels.Options{Scale: new(1.0), Mask: x[2], Bias: x[3]})
-		}},
-		{"pv: w, v", []backend.Shape{rows, rows}, nil, func(x tensors) error { return errorOf(dev.PV(ctx, x[0], x[1])) }},
-		{"scores: q, k, mask", []backend.Shape{rows, rows, rows}, []int{2}, func(x tensors) error {
-			return errorOf(dev.Scores(ctx, x[0], x[1], kernels.Biased, kernels.Options{Mask: x[2]}))
-		}},
-		{"top weights: q, k, mask", []backend.Shape{rows, rows, rows}, []int{2}, func(x tensors) error {
-			return errorOf(dev.TopWeights(ctx, x[0], x[1], 3, kernels.Options{Mask: x[2]}))
-		}},
-		{"copy: dst, src", []backend.Shape{rows, rows}, nil, func(x tensors) error { return dev.Copy(ctx, x[:1], x[1:]) }},
-		{"project: y, x, w, bias", []backend.Shape{rows, rows, rows, {1, 1, 1, 8}}, nil, func(x tensors) error { return dev.Project(ctx, x[0], x[1], x[2], x[3]) }},
-		{"rotate: y, x, cos, sin", []backend.Shape{rows, rows, angles, angles}, nil, func(x tensors) error {
-			return dev.Rotate(ctx, x[0], x[1], kernels.Angles{Cos: x[2], Sin: x[3]})
-		}},
-		{"merge: o, lse, the part's o and lse", []backend.Shape{rows, lse, rows, lse}, nil, func(x tensors) error {
-			return dev.Merge(ctx, kernels.Result{O: x[0], LSE: x[1]}, kernels.Result{O: x[2], LSE: x[3]})
-		}},
-		{"backward: q, k, v, bias, their gradients, do, dlse, o, lse", []backend.Shape{rows, rows, rows, rows, rows, rows, rows, rows, rows, lse, rows, lse}, nil, backward},
-		{"to float32", []backend.Shape{rows}, nil, func(x tensors) error { return errorOf(dev.ToFloat32(ctx, x[0])) }},
-	} {
-		var own tensors
-		for i, s := range c.shapes {
-			dtype := f32
-			if slices.Contains(c.flags, i) {
-				dtype = backend.Bool
-			}
-			x := must(dev.Upload(ctx, must(backend.AllocHost(dtype, s))(t)))(t)
-			defer x.Release()
-			own = append(own, x)
-		}
-		if err := c.call(own); errors.Is(err, backend.ErrUnsupported) {
-			continue
-		} else if err != nil {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		for i, was := range own {
-			own[i] = must(backend.AllocHost(was.DType(), was.Shape()))(t)
-			if err := c.call(own); !errors.Is(err, backend.ErrDevice) || !strings.Contains(err.Error(), "is in host memory") || !strings.Contains(err.Error(), "Device.Upload") {
-				t.Errorf("%s: operand %d in host memory: %v", c.name, i, err)
-			}
-			own[i] = was
-		}
-	}
 }
 
 // testPlan plans the named cases without memory and compares the numbers of pairs with a count

@@ -35,7 +35,7 @@ func (c joined) moved(ctx context.Context, x kernels.Tensor, heads, dim int, pla
 	if err != nil {
 		return x, err
 	}
-	return c.dev.FromFloat32(ctx, kernels.F32, y, kernels.Shape{1, heads, s, dim})
+	return kernels.HostF32(y, kernels.Shape{1, heads, s, dim})
 }
 
 func (c joined) Append(ctx context.Context, k, v kernels.Tensor, count []int) error {

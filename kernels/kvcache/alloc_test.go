@@ -28,7 +28,7 @@ func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary, lengths []int) {
 	dev := onCPU(t, cpu.Options{Threads: 1})
 	const batch, steps = 2, 200
 	host := func(heads int) kernels.Tensor {
-		return must.Get(dev.Alloc(t.Context(), kernels.F32, kernels.Shape{batch, heads, 1, 16}))(t)
+		return must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{batch, heads, 1, 16}))(t)
 	}
 	k, q, out := host(2), host(4), kernels.Result{O: host(4)}
 	cache := must.Get(kvcache.New(t.Context(), dev, kvcache.Config{Batch: batch, KVHeads: 2, Dim: 16, Capacity: 2*steps + 100, RoPE: rope}))(t)

@@ -79,7 +79,7 @@ func TestConfigs(t *testing.T) {
 func TestOptionsOfTheTable(t *testing.T) {
 	dev := onCPU(t, cpu.Options{})
 	ctx := t.Context()
-	tokens := must.Get(dev.Alloc(t.Context(), kernels.F32, kernels.Shape{2, 1, 4, 8}))(t)
+	tokens := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 4, 8}))(t)
 	last := must.Get(tokens.Slice(kernels.Seq, 3, 4))(t)
 	type cache interface {
 		Append(ctx context.Context, k, v kernels.Tensor, count []int) error
@@ -163,9 +163,9 @@ func TestCallOptions(t *testing.T) {
 	dev := onCPU(t, cpu.Options{})
 	ctx := t.Context()
 	tokens := func(batch, heads, n int) kernels.Tensor {
-		return must.Get(dev.Alloc(t.Context(), kernels.F32, kernels.Shape{batch, heads, n, 8}))(t)
+		return must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{batch, heads, n, 8}))(t)
 	}
-	mask := must.Get(dev.Alloc(t.Context(), kernels.Bool, kernels.Shape{1, 1, 1, 5}))(t)
+	mask := must.Get(kernels.AllocHost(kernels.Bool, kernels.Shape{1, 1, 1, 5}))(t)
 	plain := kvcache.Config{Batch: 2, Dim: 8, Capacity: 16}
 	window := plain
 	window.Window = 3
@@ -219,7 +219,7 @@ func TestConcurrent(t *testing.T) {
 	const pages = 64
 	cache := must.Get(kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 2, Dim: 8, PageSize: 4, Pages: pages}))(t)
 	defer cache.Release()
-	x := must.Get(dev.Alloc(t.Context(), kernels.F32, kernels.Shape{1, 2, 5, 8}))(t)
+	x := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{1, 2, 5, 8}))(t)
 	live := func(ctx context.Context) error {
 		s, err := cache.NewSequence()
 		if err != nil {
@@ -265,7 +265,7 @@ func TestSharePrefixOutputs(t *testing.T) {
 	dev := onCPU(t, cpu.Options{})
 	ctx := t.Context()
 	host := func(dtype kernels.DType, s ...int) kernels.Tensor {
-		return must.Get(dev.Alloc(t.Context(), dtype, kernels.Shape(s)))(t)
+		return must.Get(kernels.AllocHost(dtype, kernels.Shape(s)))(t)
 	}
 	c := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: 8, PageSize: 4, Pages: 8}))(t)
 	defer c.Release()

@@ -63,8 +63,8 @@ func newCacheModel(t *rapid.T, be *cpu.Backend) *cacheModel {
 func (m *cacheModel) append(t *rapid.T) {
 	n := rapid.IntRange(1, 6).Draw(t, "tokens")
 	batch := len(m.seqs)
-	k, kd := tokens(t, m.dev, batch, modelHeads, n)
-	v, vd := tokens(t, m.dev, batch, modelHeads, n)
+	k, kd := tokens(t, batch, modelHeads, n)
+	v, vd := tokens(t, batch, modelHeads, n)
 	count := rapid.SliceOfN(rapid.IntRange(0, n), batch, batch).Draw(t, "count")
 	m.be.after, m.be.failed = rapid.SampledFrom([]int{-1, -1, 0, 1, 2, 3, 5}).Draw(t, "copies"), false
 	err := m.cache.Append(context.Background(), k, v, count)
@@ -149,7 +149,7 @@ func (m *cacheModel) attend(t *rapid.T) {
 			return
 		}
 	}
-	q, qd := tokens(t, m.dev, len(m.seqs), 2*modelHeads, 1)
+	q, qd := tokens(t, len(m.seqs), 2*modelHeads, 1)
 	for i := range qd {
 		qd[i] /= 64
 	}
@@ -187,7 +187,7 @@ func TestAppendWritesTogether(t *testing.T) {
 	counting := &failing{Backend: be, after: -1}
 	c := must.Get(kvcache.New(t.Context(), kernels.NewDevice(counting), kvcache.Config{Batch: 3, Dim: 8, Capacity: 8}))(t)
 	defer c.Release()
-	x := must.Get(be.Alloc(t.Context(), kernels.F32, kernels.Shape{3, 1, 2, 8}))(t)
+	x := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{3, 1, 2, 8}))(t)
 	var copies []int
 	for _, count := range [][]int{nil, {2, 2, 1}, nil} {
 		counting.after = -1

@@ -144,7 +144,7 @@ func (m *model) batch(of []*modelled) *kvcache.Batch {
 
 // tokens draws rows that the cache's type stores exactly: halves of small integers, and
 // 63.5 in each row, for which the scale of int8 is a half.
-func tokens(t *rapid.T, dev *kernels.Device, sequences, heads, n int) (kernels.Tensor, []float32) {
+func tokens(t *rapid.T, sequences, heads, n int) (kernels.Tensor, []float32) {
 	data := make([]float32, sequences*heads*n*modelDim)
 	seed := rapid.Uint32().Draw(t, "numbers")
 	for i := range data {
@@ -154,15 +154,15 @@ func tokens(t *rapid.T, dev *kernels.Device, sequences, heads, n int) (kernels.T
 			data[i] = 63.5
 		}
 	}
-	x := must.Get(dev.FromFloat32(context.Background(), kernels.F32, data, kernels.Shape{sequences, heads, n, modelDim}))(t)
+	x := must.Get(kernels.HostF32(data, kernels.Shape{sequences, heads, n, modelDim}))(t)
 	return x, data
 }
 
 func (m *model) append(t *rapid.T) {
 	of := m.some(t)
 	n := rapid.IntRange(1, 20).Draw(t, "tokens")
-	k, kd := tokens(t, m.dev, len(of), modelHeads, n)
-	v, vd := tokens(t, m.dev, len(of), modelHeads, n)
+	k, kd := tokens(t, len(of), modelHeads, n)
+	v, vd := tokens(t, len(of), modelHeads, n)
 	count := rapid.SliceOfN(rapid.IntRange(0, n), len(of), len(of)).Draw(t, "count")
 	err := m.batch(of).Append(context.Background(), k, v, count)
 	if errors.Is(err, kernels.ErrCapacity) {
@@ -179,7 +179,7 @@ func (m *model) append(t *rapid.T) {
 func (m *model) fail(t *rapid.T) {
 	of := m.some(t)
 	n := rapid.IntRange(1, 20).Draw(t, "tokens")
-	k, kd := tokens(t, m.dev, len(of), modelHeads, n)
+	k, kd := tokens(t, len(of), modelHeads, n)
 	free := m.cache.FreePages()
 	m.be.after, m.be.failed = rapid.IntRange(0, 2*len(of)-1).Draw(t, "copies"), false
 	err := m.batch(of).Append(context.Background(), k, k, nil)
@@ -220,7 +220,7 @@ func (m *model) attend(t *rapid.T) {
 	if n > least/(modelHeads*modelDim) {
 		t.Skip("too few tokens")
 	}
-	q, qd := tokens(t, m.dev, len(of), 2*modelHeads, n)
+	q, qd := tokens(t, len(of), 2*modelHeads, n)
 	for i := range qd {
 		qd[i] /= 64
 	}
@@ -257,7 +257,7 @@ func plain(dev *kernels.Device, dtype kernels.DType, s *modelled, q []float32, n
 	if err != nil {
 		return nil, err
 	}
-	qt, err := dev.FromFloat32(ctx, kernels.F32, q, kernels.Shape{1, 2 * modelHeads, n, modelDim})
+	qt, err := kernels.HostF32(q, kernels.Shape{1, 2 * modelHeads, n, modelDim})
 	if err != nil {
 		return nil, err
 	}
@@ -289,11 +289,10 @@ func (m *model) check(t *rapid.T) {
 // TestLastPageOfForks: when two forks are appended to in one call, the first gets a copy of
 // the page that they share, and the second keeps that page.
 func TestLastPageOfForks(t *testing.T) {
-	dev := onCPU(t, cpu.Options{})
-	c := must.Get(kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 2}))(t)
+	c := must.Get(kvcache.NewPaged(t.Context(), onCPU(t, cpu.Options{}), kvcache.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 2}))(t)
 	defer c.Release()
 	a := must.Get(c.NewSequence())(t)
-	x := must.Get(dev.Alloc(t.Context(), kernels.F32, kernels.Shape{2, 1, 3, 4}))(t)
+	x := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 3, 4}))(t)
 	one := must.Get(x.Slice(kernels.Batch, 0, 1))(t)
 	must.Do(t, c.Batch(a).Append(t.Context(), one, one, nil))
 	b := must.Get(a.Fork())(t)

@@ -30,7 +30,7 @@ func TestRotaryCache(t *testing.T) {
 			for i := range data {
 				data[i] = rng.Float32() - 0.5
 			}
-			return must.Get(dev.FromFloat32(ctx, kernels.F32, data, kernels.Shape{batch, heads, n, dim}))(t)
+			return must.Get(kernels.HostF32(data, kernels.Shape{batch, heads, n, dim}))(t)
 		}
 		rotated := func(x kernels.Tensor, from []int) kernels.Tensor {
 			n := x.Shape()[kernels.Seq]
@@ -41,7 +41,7 @@ func TestRotaryCache(t *testing.T) {
 				}
 			}
 			angles := must.Get(rope.Angles(ctx, dev, dim, positions))(t)
-			y, err := dev.Alloc(ctx, kernels.F32, x.Shape())
+			y, err := kernels.AllocHost(kernels.F32, x.Shape())
 			if err == nil {
 				err = dev.Rotate(ctx, y, x, angles)
 			}

@@ -2,7 +2,6 @@ package speed
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"path"
@@ -127,7 +126,7 @@ func (r row) call(b *testing.B, be *cpu.Backend) *backend.Call {
 // are adjacent, as in kvcache.Paged.
 func inPages(b *testing.B, be *cpu.Backend, x kernels.Tensor, size int, order []int) kernels.Tensor {
 	s := x.Shape()
-	pool := must(must(be.Alloc(b.Context(), x.DType(), kernels.Shape{s[kernels.Heads], len(order), size, s[kernels.Dim]})).Swap(kernels.Batch, kernels.Heads))
+	pool := must(must(kernels.AllocHost(x.DType(), kernels.Shape{s[kernels.Heads], len(order), size, s[kernels.Dim]})).Swap(kernels.Batch, kernels.Heads))
 	for i, p := range order {
 		lo, hi := i*size, min((i+1)*size, s[kernels.Seq])
 		page := must(must(pool.Slice(kernels.Batch, p, p+1)).Slice(kernels.Seq, 0, hi-lo))
@@ -136,13 +135,10 @@ func inPages(b *testing.B, be *cpu.Backend, x kernels.Tensor, size int, order []
 	return pool
 }
 
-// memory makes the operands.
-var memory = kernels.NewDevice(cpu.New(cpu.Options{}))
-
 // random returns a contiguous tensor of numbers in [-1, 1).
 func random(seed uint64, shape kernels.Shape) kernels.Tensor {
 	rng := rand.New(rand.NewPCG(seed, 3))
-	t := must(memory.Alloc(context.Background(), kernels.F32, shape))
+	t := must(kernels.AllocHost(kernels.F32, shape))
 	data := must(t.Float32s())
 	for i := range data {
 		data[i] = rng.Float32()*2 - 1
@@ -157,5 +153,5 @@ func flags(percent int, shape kernels.Shape) kernels.Tensor {
 	for i := range data {
 		data[i] = rng.IntN(100) < percent
 	}
-	return must(memory.Upload(context.Background(), must(kernels.HostBool(data, shape))))
+	return must(kernels.HostBool(data, shape))
 }

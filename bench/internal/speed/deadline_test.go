@@ -82,7 +82,7 @@ func deadlines(b *testing.B) (late, sleeps []float64) {
 		if n%2 == 1 {
 			c = *short
 		}
-		c.O = must(be.Alloc(b.Context(), kernels.F32, c.O.Shape()))
+		c.O = must(kernels.AllocHost(kernels.F32, c.O.Shape()))
 		all.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(n), 1))
 			for time.Now().Before(end) {

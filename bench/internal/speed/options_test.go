@@ -1,7 +1,6 @@
 package speed
 
 import (
-	"context"
 	"fmt"
 	"path"
 	"testing"
@@ -59,7 +58,14 @@ func bias(heads int, dtype kernels.DType) option {
 	return func(c *backend.Call) {
 		d := c.Dims()
 		x := random(10, kernels.Shape{1, heads, d.SeqQ, d.SeqK})
-		x = must(memory.FromFloat32(context.Background(), dtype, must(x.Float32s()), x.Shape()))
+		if dtype != kernels.F32 {
+			from := must(x.Float32s())
+			bits := make([]uint16, len(from))
+			for i, f := range from {
+				bits[i] = dtype.Encode(f)
+			}
+			x = must(kernels.HostBits(bits, dtype, x.Shape()))
+		}
 		c.Bias = must(x.Broadcast(kernels.Shape{1, d.Heads, d.SeqQ, d.SeqK}))
 	}
 }

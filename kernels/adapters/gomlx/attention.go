@@ -281,11 +281,8 @@ func (c *call) run(b *backend, slots []compute.Buffer) error {
 		}
 		results[i], err = c.tensor(like, c.shapes[i], func(s kernels.Shape) (kernels.Tensor, error) {
 			host, err := hostTensor(flat, s)
-			if err != nil {
+			if err != nil || t[query].OnHost() { // the device computes in host memory
 				return host, err
-			}
-			if t[query].OnHost() { // the device computes in host memory
-				return b.dev.Upload(ctx, host)
 			}
 			r, err := b.dev.Alloc(ctx, host.DType(), s)
 			downloads = append(downloads, func() error { return b.dev.Download(ctx, host, r) })

@@ -251,13 +251,10 @@ func TestOperands(t *testing.T) {
 					opt.Scale = &test.scale
 				}
 				var err error
-				if opt.Mask, err = kernels.HostBool(shown, kernels.Shape{test.b, test.h, test.sq, test.sk}); err == nil {
-					opt.Mask, err = cpu.Upload(t.Context(), opt.Mask)
-				}
-				if err != nil {
+				if opt.Mask, err = kernels.HostBool(shown, kernels.Shape{test.b, test.h, test.sq, test.sk}); err != nil {
 					t.Fatal(err)
 				}
-				if opt.Bias, err = cpu.FromFloat32(t.Context(), kernels.F32, biases, opt.Mask.Shape()); err != nil {
+				if opt.Bias, err = kernels.HostF32(biases, opt.Mask.Shape()); err != nil {
 					t.Fatal(err)
 				}
 				call, err := cpu.Prepare(tensor(inputs[0], test.h, test.sq, test.d), tensor(inputs[1], test.hkv, test.sk, test.d), tensor(inputs[2], test.hkv, test.sk, test.d), opt)
