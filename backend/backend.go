@@ -37,8 +37,9 @@ import (
 // the same bits, whatever else runs, and the result of a row does not depend on other rows
 // and batches.
 //
-// All operands must be in this backend's memory (ErrDevice) and not released (ErrReleased),
-// and outputs must not overlap anything else (ErrOverlap).
+// All operands must be in this backend's memory or in the host's (ErrDevice) and not released (ErrReleased),
+// and outputs must not overlap anything else (ErrOverlap). A backend that does not compute in host memory streams
+// operands from and to it, and its plans name them.
 type Backend interface {
 	// Info describes the device.
 	Info() Info

@@ -39,6 +39,14 @@ func hostMemory[T float32 | uint16 | bool | byte](data []T) *Memory {
 	return &Memory{where: "host memory", handle: data, data: bytes, bytes: int64(len(bytes))}
 }
 
+// HostBytes returns the bytes of memory of the host, nil where a device owns m.
+func (m *Memory) HostBytes() []byte {
+	if m.owner != nil {
+		return nil
+	}
+	return m.data
+}
+
 // Handle returns the owner's handle.
 func (m *Memory) Handle() any { return m.handle }
 
@@ -87,7 +95,7 @@ type Pinned struct {
 }
 
 // Pin checks the operands at the start of a call and keeps their memory from being freed
-// until Unpin. Every operand must have memory that owner owns (nil: the host) and that is
+// until Unpin. Every operand must have memory of owner (nil: the host alone) or of the host, and that is
 // not released, and no output may overlap an input, another output or itself. Zero Tensors
 // are skipped.
 //
@@ -145,10 +153,10 @@ func Distinct(outputs, inputs []Operand) error {
 func (p *Pinned) add(owner any, where string, o *Operand) error {
 	m := o.Tensor.mem
 	if m == nil {
-		return fmt.Errorf("%s has a shape but no memory, allocate or upload it first: %w", o.Name, ErrDevice)
+		return fmt.Errorf("%s has a shape but no memory, make it with Device.Alloc or Device.Upload: %w", o.Name, ErrDevice)
 	}
-	if m.owner != owner {
-		return fmt.Errorf("%s is in %s, the call runs on %s, upload it there first: %w", o.Name, m.where, where, ErrDevice)
+	if m.owner != nil && m.owner != owner {
+		return fmt.Errorf("%s is in %s, the call runs on %s, copy it with Device.Download there and Device.Upload here: %w", o.Name, m.where, where, ErrDevice)
 	}
 	if p.n == len(p.mem) {
 		return fmt.Errorf("%s is operand %d of one call, at most %d are taken: %w", o.Name, p.n+1, len(p.mem), ErrUnsupported)

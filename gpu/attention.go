@@ -96,7 +96,7 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 				}
 			}
 			p.Path = "streamed " + p.Path
-			p.Why += fmt.Sprintf("; device memory has no room for %s, which stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",
+			p.Why += fmt.Sprintf("; %s stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",
 				strings.Join(names, ", "), op.Cutter.Room>>10)
 		}
 	}

@@ -53,8 +53,9 @@ const (
 	Q4   = backend.Q4   // keys and values as 4 bits per element, a float16 scale per 32 elements, as ggml's q4_0
 )
 
-// HostF32 returns data as a tensor in host memory, without copying it. It returns ErrShape when
-// data does not have exactly the elements of shape.
+// HostF32 returns data as a tensor in host memory, without copying it. Every device takes it as an operand: the CPU
+// computes in place, and a GPU streams it in each call, as plans show; [Device.Upload] copies it once. It returns
+// ErrShape when data does not have exactly the elements of shape.
 func HostF32(data []float32, shape Shape) (Tensor, error) { return backend.HostF32(data, shape) }
 
 // HostBits is [HostF32] for the bits of F16 or BF16 numbers. It returns ErrDType for another dtype.

@@ -142,6 +142,7 @@ func Run(t *testing.T, h Harness) {
 	run("SmallGradients", func(t *testing.T) { testSmallGradients(t, dev, h.small(4)) })
 	run("Histories", func(t *testing.T) { testHistories(t, dev, h.small(4)) })
 	run("Refused", func(t *testing.T) { testRefused(t, dev) })
+	run("HostOperands", func(t *testing.T) { testHostOperands(t, dev) })
 	run("Plan", func(t *testing.T) { testPlan(t, dev) })
 	run("Concurrent", func(t *testing.T) { testConcurrent(t, dev) })
 	run("Cancel", func(t *testing.T) { testCancel(t, dev) })

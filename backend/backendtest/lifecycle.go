@@ -76,6 +76,100 @@ func testRefused(t *testing.T, dev *kernels.Device) {
 	})
 }
 
+// testHostOperands calls each operation with its operands in host memory, as HostF32 and AllocHost return them. Every
+// backend takes them, and the results are those of the operands that Upload returns, bit for bit.
+func testHostOperands(t *testing.T, dev *kernels.Device) {
+	type tensors = []backend.Tensor
+	ctx, f32, rows := t.Context(), backend.F32, backend.Shape{1, 2, 8, 8}
+	lse, relative, angles := backend.Shape{1, 2, 8, 1}, backend.Shape{1, 2, 1, 15}, backend.Shape{1, 2, 8, 4}
+	backward := func(x tensors) error {
+		c, err := dev.Prepare(x[0], x[1], x[2], kernels.Options{Bias: x[3], LSE: true})
+		if err != nil {
+			return err
+		}
+		return c.Backward(ctx, kernels.Gradients{Q: x[4], K: x[5], V: x[6], Bias: x[7]}, kernels.Result{O: x[8], LSE: x[9]}, kernels.Result{O: x[10], LSE: x[11]})
+	}
+	for _, c := range []struct {
+		name   string
+		shapes []backend.Shape
+		flags  []int // operands that are masks
+		call   func(x tensors) error
+	}{
+		{"attention: o, lse, weights, q, k, v, mask, bias", []backend.Shape{rows, lse, rows, rows, rows, rows, rows, rows}, []int{6}, func(x tensors) error {
+			return runInto(ctx, dev, kernels.Result{O: x[0], LSE: x[1], Weights: x[2]}, x[3], x[4], x[5], kernels.Options{Mask: x[6], Bias: x[7]})
+		}},
+		{"attention: o, q, k, v, blocks, relative", []backend.Shape{rows, rows, rows, rows, rows, relative}, []int{4}, func(x tensors) error {
+			return runInto(ctx, dev, kernels.Result{O: x[0]}, x[1], x[2], x[3], kernels.Options{BlockMask: x[4], BlockSize: 1, RelativeBias: x[5]})
+		}},
+		{"qk: q, k", []backend.Shape{rows, rows}, nil, func(x tensors) error { return errorOf(dev.QK(ctx, x[0], x[1])) }},
+		{"softmax: s, lse, mask, bias", []backend.Shape{rows, lse, rows, rows}, []int{2}, func(x tensors) error {
+			return dev.Softmax(ctx, x[0], x[1], kernels.Options{Scale: new(1.0), Mask: x[2], Bias: x[3]})
+		}},
+		{"pv: w, v", []backend.Shape{rows, rows}, nil, func(x tensors) error { return errorOf(dev.PV(ctx, x[0], x[1])) }},
+		{"scores: q, k, mask", []backend.Shape{rows, rows, rows}, []int{2}, func(x tensors) error {
+			return errorOf(dev.Scores(ctx, x[0], x[1], kernels.Biased, kernels.Options{Mask: x[2]}))
+		}},
+		{"top weights: q, k, mask", []backend.Shape{rows, rows, rows}, []int{2}, func(x tensors) error {
+			return errorOf(dev.TopWeights(ctx, x[0], x[1], 3, kernels.Options{Mask: x[2]}))
+		}},
+		{"copy: dst, src", []backend.Shape{rows, rows}, nil, func(x tensors) error { return dev.Copy(ctx, x[:1], x[1:]) }},
+		{"project: y, x, w, bias", []backend.Shape{rows, rows, rows, {1, 1, 1, 8}}, nil, func(x tensors) error { return dev.Project(ctx, x[0], x[1], x[2], x[3]) }},
+		{"rotate: y, x, cos, sin", []backend.Shape{rows, rows, angles, angles}, nil, func(x tensors) error {
+			return dev.Rotate(ctx, x[0], x[1], kernels.Angles{Cos: x[2], Sin: x[3]})
+		}},
+		{"merge: o, lse, the part's o and lse", []backend.Shape{rows, lse, rows, lse}, nil, func(x tensors) error {
+			return dev.Merge(ctx, kernels.Result{O: x[0], LSE: x[1]}, kernels.Result{O: x[2], LSE: x[3]})
+		}},
+		{"backward: q, k, v, bias, their gradients, do, dlse, o, lse", []backend.Shape{rows, rows, rows, rows, rows, rows, rows, rows, rows, lse, rows, lse}, nil, backward},
+		{"to float32", []backend.Shape{rows}, nil, func(x tensors) error { return errorOf(dev.ToFloat32(ctx, x[0])) }},
+	} {
+		run := func(hosts func(i int) bool) ([][]float32, error) {
+			rng, x := rand.New(rand.NewPCG(1, 2)), tensors(nil)
+			for i, s := range c.shapes {
+				dtype := f32
+				if slices.Contains(c.flags, i) {
+					dtype = backend.Bool
+				}
+				host := must(backend.AllocHost(dtype, s))(t)
+				if dtype == f32 {
+					for n, all := 0, must(host.Float32s())(t); n < len(all); n++ {
+						all[n] = float32(rng.NormFloat64())
+					}
+				} else {
+					for n, all := 0, must(host.Bools())(t); n < len(all); n++ {
+						all[n] = n%3 > 0
+					}
+				}
+				if hosts(i) {
+					x = append(x, host)
+				} else {
+					x = append(x, must(dev.Upload(ctx, host))(t))
+				}
+				defer x[i].Release()
+			}
+			err := c.call(x)
+			var got [][]float32
+			for i := range x {
+				if err == nil && !slices.Contains(c.flags, i) {
+					got = append(got, read(t, dev, x[i]))
+				}
+			}
+			return got, err
+		}
+		want, err := run(func(int) bool { return false })
+		if errors.Is(err, backend.ErrUnsupported) {
+			continue
+		}
+		noError(t, err)
+		for only := -1; only < len(c.shapes); only++ {
+			got, err := run(func(i int) bool { return only < 0 || i == only })
+			if err != nil || !slices.EqualFunc(got, want, slices.Equal[[]float32]) {
+				t.Errorf("%s: operand %d in host memory (-1: all): error %v, or other results", c.name, only, err)
+			}
+		}
+	}
+}
+
 // testPlan plans the named cases without memory and compares the numbers of pairs with a count
 // pair by pair.
 func testPlan(t *testing.T, dev *kernels.Device) {

@@ -46,8 +46,16 @@ func (m Memory) Pool() int64 { return m.Bound / 8 * poolEighths }
 // BoundOf returns the bound that leaves a room next to used bytes of tensors.
 func BoundOf(used, room int64) int64 { return (used + room) / (8 - poolEighths) * 8 }
 
+// MostRoom is the most memory for streaming on a device whose memory has no bound.
+const MostRoom = 512 << 20
+
 // Room returns the bytes that a call may use for streaming.
-func (m Memory) Room() uint64 { return uint64(max(m.Bound-m.Pool()-m.Used, 0)) }
+func (m Memory) Room() uint64 {
+	if m.Bound == 0 {
+		return MostRoom
+	}
+	return uint64(max(m.Bound-m.Pool()-m.Used, 0))
+}
 
 // RoomShares is the number of shares of the room for streaming: one each for windows
 // that stay while a box goes through its chunks, for the windows of a chunk, for those of
@@ -89,12 +97,17 @@ type Store struct {
 	Host  []byte // unless nil, the tensor is in host memory and has no parts
 }
 
-// StoreOf returns the memory of a tensor, nil for the tensors of a plan.
+// StoreOf returns the memory of a tensor, nil for the tensors of a plan. Tensors of the host have a new Store each
+// time: calls that use them wait, so their order needs none.
 func StoreOf(t backend.Tensor) *Store {
-	if t.Memory() == nil {
+	m := t.Memory()
+	if m == nil {
 		return nil
 	}
-	s, _ := t.Memory().Handle().(*Store)
+	if host := m.HostBytes(); host != nil {
+		return &Store{Host: host}
+	}
+	s, _ := m.Handle().(*Store)
 	return s
 }
 

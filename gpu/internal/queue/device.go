@@ -223,7 +223,7 @@ func (d *Device) learnBound() {
 // The range of the memory that is left for streaming when a device refuses more.
 const (
 	minLearned = 1 << 20
-	maxLearned = 512 << 20
+	maxLearned = cut.MostRoom
 )
 
 // wrap wraps an error of the port for the device.
