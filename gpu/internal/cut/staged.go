@@ -51,14 +51,9 @@ func (a *Staged) Shape() backend.Shape {
 	return Distinct(shape, a.Of.T.Strides())
 }
 
-// Copies returns the copies that fill buf with a gathered window, but for the runs of Shifts, or, with
-// back, that return it. They precede the shifts, because copies move whole words.
-func (a *Staged) Copies(buf Buffer, back bool) []Copy { return a.copies(a.Runs, buf, back) }
-
-// CopiesOf returns the copies that fill buf with the words of a shift.
-func (a *Staged) CopiesOf(s Shift, buf Buffer) []Copy { return a.copies(s.Runs, buf, false) }
-
-func (a *Staged) copies(runs []Run, buf Buffer, back bool) []Copy {
+// Copies returns the copies that fill buf with runs of a gathered window or, with back, that return
+// them. It leaves out those of Shifts, which follow, because copies move whole words.
+func (a *Staged) Copies(runs []Run, buf Buffer, back bool) []Copy {
 	var list []Copy
 	s := StoreOf(a.Of.T)
 	for _, r := range runs {
@@ -78,43 +73,14 @@ func (a *Staged) copies(runs []Run, buf Buffer, back bool) []Copy {
 	return list
 }
 
-// Shift moves runs of 16-bit elements that do not begin at words, in the tensor or in the window: their
-// words are copied to a buffer of their own, of at most the window's size, from which a dispatch takes the
-// elements.
-type Shift struct {
-	Runs             []Run // from the tensor to the buffer
-	Elements         int   // of each run
-	From, To         int   // the first element of the first run in the buffer, and in the window
-	FromStep, ToStep int   // elements from one run to the next
+// Shifts returns the runs of 16-bit elements that do not begin at words, in the tensor or in the window. A
+// dispatch moves each of them from a copy of its words.
+func (a *Staged) Shifts() []Run {
+	return slices.DeleteFunc(slices.Clone(a.Runs), Run.atWords)
 }
 
-// Shifts returns the shifts of a window of pages, each with as many runs as one dispatch can move.
-func (a *Staged) Shifts() []Shift {
-	var list []Shift
-	for _, r := range a.Runs {
-		if r.atWords() {
-			continue
-		}
-		span := r.Hi - r.Lo
-		pitch, from, to := (span+5)&^3, int(r.Lo%4/2), int(r.To/2)
-		n := uint64(0) // runs of the last shift, if r is the next of it
-		if len(list) > 0 {
-			s := &list[len(list)-1]
-			if n = uint64(len(s.Runs)); n == 1 {
-				s.ToStep = to - s.To
-			}
-			if from != s.From || to != s.To+int(n)*s.ToStep || (n+1)*pitch > a.size {
-				n = 0
-			}
-		}
-		if n == 0 {
-			list = append(list, Shift{Elements: int(span / 2), From: from, To: to, FromStep: int(pitch / 2)})
-		}
-		s := &list[len(list)-1]
-		s.Runs = append(s.Runs, Run{r.Lo &^ 3, (r.Hi + 3) &^ 3, n * pitch})
-	}
-	return list
-}
+// Words returns the words of a shift, for the beginning of a buffer.
+func (r Run) Words() Run { return Run{r.Lo &^ 3, (r.Hi + 3) &^ 3, 0} }
 
 // stagedAlign divides the offsets in a staged window and its size, in bytes. Whatever a
 // kernel may load as a vector of four words in the tensor is aligned in the window too.

@@ -5,70 +5,64 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// gather fills a buffer for window j of a step with a gathered window before the step, and copies it
-// back after a step that writes it.
-func (r *Runner) gather(x *dispatch, j int, a *cut.Staged) error {
-	buf, shifts := &r.held.gathers[j], a.Shifts()
-	var before []cut.Copy
+// fill gives window j of a step a buffer that is filled before it, and copied back after a step that
+// writes a gathered window.
+func (r *Runner) fill(x *dispatch, j int, a *cut.Staged) (err error) {
+	if a.Of.OnHost {
+		x.windows[j].Buf, err = r.upload(a)
+		return err
+	}
+	buf, whole := &r.held.gathers[j], []cut.Copy(nil)
 	if !r.rehearsal {
 		if err := r.hold(buf, a.Size()); err != nil {
 			return err
 		}
 		x.windows[j].Buf = *buf
-		before = a.Copies(*buf, false)
+		whole = a.Copies(a.Runs, *buf, false)
 		if a.Of.Use != cut.Read {
-			x.after = append(x.after, a.Copies(*buf, true)...)
+			x.after = append(x.after, a.Copies(a.Runs, *buf, true)...)
 		}
-		if len(shifts) > 0 {
-			if err := r.hold(&r.held.shift, a.Size()); err != nil {
+	}
+	for _, run := range a.Shifts() {
+		s := shift(run, a)
+		if !r.rehearsal {
+			if err := r.hold(&r.held.words, a.Size()); err != nil {
 				return err
 			}
+			s.Windows[0].Buf, s.Windows[1].Buf = r.held.words, *buf
+			whole = append(whole, a.Copies([]cut.Run{run.Words()}, r.held.words, false)...)
 		}
-	}
-	for _, s := range shifts {
-		step := shiftStep(s, a)
-		if !r.rehearsal {
-			step.Windows[0].Buf, step.Windows[1].Buf = r.held.shift, *buf
-			before = append(before, a.CopiesOf(s, r.held.shift)...)
-		}
-		if err := r.dispatch(step, before...); err != nil {
+		if err := r.dispatch(s, whole...); err != nil {
 			return err
 		}
-		before = nil
+		whole = nil
 	}
-	x.before = append(x.before, before...)
+	x.before = append(x.before, whole...)
 	return nil
 }
 
-// The units, elements or pairs, of a workgroup of convert.wgsl, and the approximate cost of one.
-const (
-	shiftUnits = 256
-	shiftOps   = 40
-)
-
-// shiftStep returns the step that moves the elements of s to the window of a, without buffers.
-func shiftStep(s cut.Shift, a *cut.Staged) Step {
-	units, pairs := s.Elements, 0
-	if (s.Elements|s.To|s.ToStep)%2 == 0 {
+// shift returns the step that moves the elements of a run to the window of a, without buffers. convert.wgsl
+// takes 256 units, elements or pairs, of about 40 operations each a workgroup.
+func shift(r cut.Run, a *cut.Staged) Step {
+	units, to, pairs := int(r.Hi-r.Lo)/2, int(r.To/2), 0
+	if (units|to)%2 == 0 {
 		units, pairs = units/2, 1
 	}
-	n := len(s.Runs) * units
 	return Step{
-		Kernel: shaders.Convert{}, Windows: []cut.Window{{Size: a.Size()}, {Size: a.Size()}},
-		Groups: (n + shiftUnits - 1) / shiftUnits, Each: shiftUnits * shiftOps,
+		Kernel: shaders.Convert{}, Windows: []cut.Window{{Size: a.Size()}, {Size: a.Size()}}, Groups: (units + 255) / 256, Each: 256 * 40,
 		Params: &shaders.ConvertParams{
-			Heads: 1, Rows: len(s.Runs), Units: units, All: n, Pairs: pairs, InType: int(shaders.F16), OutType: int(shaders.F16),
-			Src: shaders.Strides{Base: s.From, S: s.FromStep, D: 1}, O: shaders.Strides{Base: s.To, S: s.ToStep, D: 1},
+			Heads: 1, Rows: 1, Units: units, All: units, Pairs: pairs, InType: int(shaders.F16), OutType: int(shaders.F16),
+			Src: shaders.Strides{Base: int(r.Lo % 4 / 2), D: 1}, O: shaders.Strides{Base: to, D: 1},
 		},
 	}
 }
 
-// each calls f for the steps that fill the windows of s, and for s.
+// each calls f for the shifts of the windows of s, and for s.
 func (s Step) each(f func(s Step) error) error {
 	for _, w := range s.Windows {
 		if a, ok := w.Buf.(*cut.Staged); ok && !a.Of.OnHost {
-			for _, x := range a.Shifts() {
-				if err := f(shiftStep(x, a)); err != nil {
+			for _, run := range a.Shifts() {
+				if err := f(shift(run, a)); err != nil {
 					return err
 				}
 			}

@@ -132,9 +132,9 @@ type Dispatch struct {
 	Groups int            // workgroups that compute; those beyond it return at once
 }
 
-// Dispatches calls f for each dispatch of op, in order. The tensors need no memory.
+// Dispatches calls f for each dispatch of a step of op, in order. The tensors need no memory.
 func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
-	each := func(s Step) error {
+	return op.walk(nil, nil, func(_ Chunk, s Step) error {
 		x := Dispatch{Kernel: d.Pipelines.Own(s.Kernel), Params: s.Params}
 		for _, w := range s.Windows {
 			x.Sizes = append(x.Sizes, cmp.Or(w.Size, resource.MinBytes))
@@ -145,8 +145,7 @@ func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
 			x.Grid, x.Groups = grid, n
 			return f(x)
 		})
-	}
-	return op.walk(nil, nil, func(_ Chunk, s Step) error { return s.each(each) })
+	})
 }
 
 // split divides the workgroups of a step into dispatches that respect the time of a

@@ -53,11 +53,10 @@ type sentWork struct {
 
 // held are the buffers that a call keeps to its end.
 type held struct {
-	all     []port.Buffer
-	state   port.Buffer
-	size    uint64                        // of the state that was needed last
-	gathers [port.MaxBindings]port.Buffer // for gathered windows, by binding
-	shift   port.Buffer                   // for the words of a shift
+	all          []port.Buffer
+	state, words port.Buffer                   // of a box, and of a shift
+	size         uint64                        // of the state that was needed last
+	gathers      [port.MaxBindings]port.Buffer // for gathered windows, by binding
 }
 
 // Work names a call in errors and lists the memory of its operands. An operand that is updated
@@ -218,9 +217,7 @@ func (r *Runner) dispatch(s Step, before ...cut.Copy) error {
 		x.grid = grid
 		x.work = float64(n) * s.Each
 		x.seconds = r.d.pacing.seconds(x.pipeline.Pace.Speed(), n, s.Each)
-		err := r.add(&x)
-		x.before = nil // the windows are filled
-		return err
+		return r.add(&x)
 	})
 }
 
@@ -252,6 +249,7 @@ func (r *Runner) add(x *dispatch) error {
 		}
 	}
 	b.add(*x, ring.align)
+	x.before = nil // later dispatches of the step find the windows filled
 	return nil
 }
 

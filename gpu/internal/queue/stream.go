@@ -89,14 +89,7 @@ func (r *Runner) stage(x *dispatch) error {
 		if !ok {
 			continue
 		}
-		var err error
-		switch {
-		case a.Of.OnHost:
-			x.windows[j].Buf, err = r.upload(a)
-		default:
-			err = r.gather(x, j, a)
-		}
-		if err != nil {
+		if err := r.fill(x, j, a); err != nil {
 			return err
 		}
 	}
