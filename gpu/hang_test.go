@@ -62,6 +62,7 @@ func (simulatedPipeline) Release() {}
 
 func (d *simulated) Limits() gputypes.Limits { return d.limits }
 func (d *simulated) Lost() error             { return nil }
+func (d *simulated) Features() port.Features { return port.Features{} }
 
 func (d *simulated) Live() port.Live {
 	d.mu.Lock()
