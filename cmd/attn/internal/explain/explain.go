@@ -53,7 +53,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	defer dev.Close()
 	st, err := computeSteps(ctx, dev, wt)
 	if err != nil {
-		return fmt.Errorf("%s: %w", wt.path, err)
+		return flags.OfFile(fmt.Errorf("%s: %w", wt.path, err)) // all that it computes is in the file
 	}
 	defer st.close()
 	if c.Round != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
 )
 
@@ -173,7 +174,10 @@ func TestExplainBadFiles(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
 			file := clitest.WriteFile(t, dir, "x.json", []byte(tt.text))
-			mustFail(t, file+" … "+tt.want, "explain", "--backend=cpu", "--png", dir+"/h.png", file)
+			code, stdout, stderr := attn(t, "explain", "--backend=cpu", "--png", dir+"/h.png", file)
+			if clitest.WantFailure(t, code, stdout, stderr, file+" … "+tt.want); code != flags.ExitFailed {
+				t.Errorf("exit code %d, a file that does not fit is no wrong usage", code)
+			}
 			if got := clitest.Files(t, dir); len(got) != 1 {
 				t.Errorf("the folder holds %v", got)
 			}
