@@ -5,7 +5,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
-var attn, mustRun, mustFail = clitest.Named(cli.Program{Name: "attn", Grammar: func() any {
+var attn, mustRun, _ = clitest.Named(cli.Program{Name: "attn", Grammar: func() any {
 	return &struct {
 		Explain Command `cmd:""`
 	}{}
