@@ -48,7 +48,7 @@ var layouts = []layout{
 // harmless are tensors below the prefix of a layer that change no number of it.
 var harmless = []string{
 	"rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "inner_attention.rope.freqs", // Llama and others: RoPE has them
-	"bias", "masked_bias", // GPT-2, GPT-Neo and GPT-J: the causal mask, and -1e9 for what it hides
+	"bias", "masked_bias", // GPT-2, GPT-Neo and GPT-J: the causal mask, and the score of hidden keys, -1e9
 	"output.LayerNorm.weight", "output.LayerNorm.bias", "output.LayerNorm.gamma", "output.LayerNorm.beta", // BERT: the norm after the layer
 	"relative_position_index", // BEiT and Swin: places in a table of biases, which is refused
 }

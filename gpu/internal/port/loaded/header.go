@@ -8,7 +8,7 @@ import (
 )
 
 // The layouts and numbers of this file are those of webgpu.h since mid-2025, with Dawn's additions.
-// Addresses are words: what they point to is in an arena.
+// Addresses are integers. The arena of a call holds the structures that they point to.
 
 type (
 	stringView struct{ data, length uintptr }
