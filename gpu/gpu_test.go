@@ -37,9 +37,10 @@ func metaOf(t testing.TB, dtype backend.DType, shape backend.Shape) backend.Tens
 // also holds the output bits to those recorded for the software driver of that version, whose
 // compiler decides the order of sums.
 func TestConformance(t *testing.T) {
-	every := 1
+	every, against := 1, 1000
 	if testing.Short() {
-		every = 6 // the software driver compiles a kernel with many options in two seconds
+		every = 12 // the software driver compiles a kernel with many options in two to seven seconds
+		against = 200
 	}
 	backendtest.Run(t, backendtest.Harness{
 		Digests:        digests(t),
@@ -51,7 +52,7 @@ func TestConformance(t *testing.T) {
 			return b
 		},
 		Again:   func(be backend.Backend) backend.Backend { return waiting{be.(*Backend)} },
-		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
+		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) }, AgainstDraws: against,
 	})
 }
 
