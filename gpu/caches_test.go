@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -195,22 +194,6 @@ func TestCopyOfOddNumbers(t *testing.T) {
 				t.Errorf("%v: row %v: element %d is %v, the host has %v", x.dtype, data[i/x.dim*x.dim:][:4], i%x.dim, g, want)
 			}
 		}
-	}
-}
-
-// TestQuantisedAsOnHost quantises 20,000 blocks with drawn scales: every integer is the host's, as
-// the kernel does not depend on the accuracy of the device's division.
-func TestQuantisedAsOnHost(t *testing.T) {
-	b := open(t, Options{})
-	rng := rand.New(rand.NewPCG(1, 2))
-	data := make([]float32, 20000*32)
-	for i := range data {
-		data[i] = float32(rng.NormFloat64()) * float32(1+i/32%5000)
-	}
-	shape := backend.Shape{1, 1, len(data) / 32, 32}
-	for _, dtype := range []backend.DType{backend.Q8, backend.Q4} {
-		got := copied(t, b, dtype, filled(t, b, backend.F32, data, shape))
-		sameRow(t, dtype.String(), numbers(t, b, got), numbers(t, b, filled(t, b, dtype, data, shape)))
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"math/rand/v2"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -126,5 +128,43 @@ func TestOpenBySelector(t *testing.T) {
 	over := gputypes.Limits{MaxComputeWorkgroupsPerDimension: math.MaxUint32 - 1} // all ones asks wgpu-native for its default
 	if _, err := Open("", Options{Limits: over}); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("limits over the adapter's: %v", err)
+	}
+}
+
+// fused returns x·y + 8.5 rounded once, for products of at most 8.5. The software driver rounds both operations of fma.
+const fused = `
+fn fused(x: f32, y: f32) -> f32 {
+	let x1 = bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); let y1 = bitcast<f32>(bitcast<u32>(y) & 0xfffff000u);
+	let product = x * y;
+	let rest = (x1 * y1 - product + x1 * (y - y1) + (x - x1) * y1) + (x - x1) * (y - y1);
+	return product + 8.5 + (product - (product + 8.5 - 8.5) + rest);
+}`
+
+// TestQuantisedAsOnHost quantises 20,000 blocks with drawn scales, whose other elements are next to the middle between
+// two integers: every integer is the host's, also on devices whose quotients are 2 ulp off and that fuse products and sums.
+func TestQuantisedAsOnHost(t *testing.T) {
+	quotient, sum := regexp.MustCompile(`\b(\d+\.0) / `), regexp.MustCompile(`\b(\w+) \* (\w+) \+ 8\.5`)
+	rng, data := rand.New(rand.NewPCG(1, 2)), make([]float32, 20000*32)
+	shape := backend.Shape{1, 1, len(data) / 32, 32}
+	for _, off := range []string{"1.0", "1.00000011920928955", "0.99999988079071045"} {
+		b, found := open(t, Options{}), false
+		b, err := newBackend(&mutated{Device: b.dev.Port, kernel: "convert ", edit: func(wgsl string) string {
+			found = found || quotient.MatchString(wgsl)
+			return sum.ReplaceAllString(quotient.ReplaceAllString(wgsl, "$1 * "+off+" / "), "fused($1, $2)") + fused
+		}}, b.info, Options{})
+		check(t, err)
+		for n, dtype := range []backend.DType{backend.Q8, backend.Q4} {
+			steps := []int{127, 8}[n]
+			for i := range data {
+				if data[i] = float32(rng.NormFloat64()) * float32(1+i/32%5000); i%32 > 0 {
+					data[i] = float32(float64(data[i/32*32]) * (float64(rng.IntN(2*steps)-steps) + 0.5) / float64(steps))
+				}
+			}
+			got := copied(t, b, dtype, filled(t, b, backend.F32, data, shape))
+			sameRow(t, dtype.String()+", quotients times "+off, numbers(t, b, got), numbers(t, b, filled(t, b, dtype, data, shape)))
+		}
+		if !found {
+			t.Error("no quotient was found")
+		}
 	}
 }

@@ -70,17 +70,19 @@ func TestMatrixCuts(t *testing.T) {
 	}
 }
 
-// mutated edits the kernels on matrix units of a device.
+// mutated edits the kernels of a device whose labels begin with kernel.
 type mutated struct {
 	port.Device
-	old, new string
-	edited   bool
+	kernel string
+	edit   func(wgsl string) string
+	edited bool
 }
 
 func (d *mutated) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) {
-	if strings.HasPrefix(desc.Label, "matrix ") && d.old != "" {
-		d.edited = strings.Contains(desc.WGSL, d.old)
-		desc.WGSL = strings.ReplaceAll(desc.WGSL, d.old, d.new)
+	if strings.HasPrefix(desc.Label, d.kernel) {
+		old := desc.WGSL
+		desc.WGSL = d.edit(old)
+		d.edited = desc.WGSL != old
 	}
 	return d.Device.CreatePipeline(desc)
 }
@@ -102,7 +104,7 @@ func TestMatrixMutants(t *testing.T) {
 		{"keys before the diagonal are hidden", "(min(i + p.hi, cap))", "(min(i + p.hi - 3, cap))"},
 	} {
 		b := openMatrices(t, Options{})
-		port := &mutated{Device: b.dev.Port, old: m.old, new: m.new}
+		port := &mutated{Device: b.dev.Port, kernel: "matrix ", edit: strings.NewReplacer(m.old, m.new).Replace}
 		b, err := newBackend(port, b.info, Options{})
 		check(t, err)
 		c := halved(t, b, &backend.Call{

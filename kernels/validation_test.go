@@ -106,6 +106,18 @@ func TestAttentionRefuses(t *testing.T) {
 	}
 }
 
+// TestListsNeedMemory: the memory that lists need is requested before they are read. The key of this one does not exist.
+func TestListsNeedMemory(t *testing.T) {
+	q, k := meta(t, F32, 1, 1, 1, 16), meta(t, F32, 1, 1, 9, 16)
+	for n := 1; n <= 2; n++ {
+		stop := backend.FailMemory(n)
+		_, err := refusing(t).Prepare(q, k, k, Options{KeyIndices: &KeyIndices{Indices: []int32{9}, TopK: 1}})
+		if stop(); !errors.Is(err, ErrMemory) {
+			t.Errorf("request %d is refused: %v", n, err)
+		}
+	}
+}
+
 func TestOutputsRefused(t *testing.T) {
 	f32 := F32
 	q, k, v := meta(t, F16, 1, 2, 8, 16), meta(t, F16, 1, 2, 9, 16), meta(t, F16, 1, 2, 9, 5)

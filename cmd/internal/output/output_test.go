@@ -239,6 +239,20 @@ func TestManyWriters(t *testing.T) {
 	}
 }
 
+// TestAppearing follows the paths of files that appear meanwhile: none is a broken link.
+func TestAppearing(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 300 {
+		path, written := filepath.Join(dir, fmt.Sprint(i)), make(chan error, 1)
+		go func() { written <- os.WriteFile(path, nil, 0o600) }()
+		for missing(path) {
+			_, _, err := follow(path)
+			noError(t, err)
+		}
+		noError(t, <-written)
+	}
+}
+
 // TestDevices: devices are written to and stay devices.
 func TestDevices(t *testing.T) {
 	device, err := os.Lstat(os.DevNull)

@@ -38,8 +38,8 @@ func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 	}
 	if err != nil {
 		// After a loss the library may not be called any more. For lack of memory wgpu-native drops
-		// Vulkan's device without destroying it: the adapter keeps the instance, without which the
-		// driver would be unloaded while the device's threads start.
+		// Vulkan's device without destroying it: the adapter keeps the instance, which has to outlive
+		// its devices.
 		if errors.Is(err, ErrLost) || errors.Is(err, ErrMemory) {
 			a.once.Do(func() {})
 		}

@@ -29,6 +29,7 @@ typedef struct {
 	_Atomic int64_t kind, position; // written by the test
 	_Atomic int64_t calls, fired;   // since kind was written; of the calls that kind counts
 	_Atomic int64_t released;       // ends a hang
+	_Atomic int64_t orphans;        // devices that were there when their instance was destroyed
 } control;
 
 static control none, *page = &none;
@@ -44,7 +45,7 @@ __attribute__((constructor)) static void map_page(void) {
 
 // A device, the functions below the layer, and its state.
 typedef struct {
-	void *key; // the first word of a device and its queues
+	void *key, *instance; // the first word of a device and its queues, and of its instance and physical device
 	VkDevice handle;
 	PFN_vkGetDeviceProcAddr next;
 	_Atomic int lost, frozen;
@@ -55,6 +56,7 @@ enum { MOST = 1024, SEMAPHORES = 64 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static device devices[MOST];
 static PFN_vkGetInstanceProcAddr instance_next;
+static PFN_vkDestroyInstance destroy_next; // asked for after CreateInstance, the loader returns its first layer's
 static VkInstance instance;
 
 static device *find(void *handle) {
@@ -224,7 +226,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL CreateDevice(VkPhysicalDevice physical, Vk
 	pthread_mutex_lock(&lock);
 	int i = 0;
 	while (i < MOST - 1 && devices[i].key) i++;
-	devices[i] = (device){ .key = *(void **)*handle, .handle = *handle, .next = next };
+	devices[i] = (device){ .key = *(void **)*handle, .instance = *(void **)physical, .handle = *handle, .next = next };
 	pthread_mutex_unlock(&lock);
 	return VK_SUCCESS;
 }
@@ -236,8 +238,16 @@ static VKAPI_ATTR VkResult VKAPI_CALL CreateInstance(VkInstanceCreateInfo const 
 	instance_next = link->u.pLayerInfo->pfnNextGetInstanceProcAddr;
 	link->u.pLayerInfo = link->u.pLayerInfo->pNext;
 	VkResult r = ((PFN_vkCreateInstance)instance_next(NULL, "vkCreateInstance"))(info, a, handle);
-	if (r == VK_SUCCESS) instance = *handle;
+	if (r == VK_SUCCESS) instance = *handle, destroy_next = (PFN_vkDestroyInstance)instance_next(instance, "vkDestroyInstance");
 	return r;
+}
+
+static VKAPI_ATTR void VKAPI_CALL DestroyInstance(VkInstance handle, VkAllocationCallbacks const *a) {
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < MOST; i++)
+		if (devices[i].key && devices[i].instance == *(void **)handle) devices[i].instance = NULL, page->orphans++;
+	pthread_mutex_unlock(&lock);
+	destroy_next(handle, a);
 }
 
 static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL GetDeviceProcAddr(VkDevice handle, char const *name);
@@ -245,7 +255,7 @@ static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL GetInstanceProcAddr(VkInstance h
 
 static struct { char const *name; PFN_vkVoidFunction f; } const own[] = {
 #define OWN(name) { "vk" #name, (PFN_vkVoidFunction)name }
-	OWN(GetInstanceProcAddr), OWN(CreateInstance), OWN(CreateDevice),
+	OWN(GetInstanceProcAddr), OWN(CreateInstance), OWN(DestroyInstance), OWN(CreateDevice),
 	OWN(GetDeviceProcAddr), OWN(DestroyDevice), OWN(AllocateMemory), OWN(QueueSubmit), OWN(GetFenceStatus), OWN(WaitForFences),
 	OWN(GetSemaphoreCounterValue), { "vkGetSemaphoreCounterValueKHR", (PFN_vkVoidFunction)GetSemaphoreCounterValue },
 	OWN(WaitSemaphores), { "vkWaitSemaphoresKHR", (PFN_vkVoidFunction)WaitSemaphores },
