@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
-	"github.com/seed90331342/attn/kernels/internal/must"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 

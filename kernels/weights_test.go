@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
-	"github.com/seed90331342/attn/kernels/internal/must"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestTopWeightsInChunks: for every chunk size and every cut by options, the result is the

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // plainBackend has none of the optional interfaces.

@@ -6,8 +6,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // visible is the documentation of Options in code: whether row i of batch b sees key j.
