@@ -1,10 +1,21 @@
-// Package must stops a test at an error that it does not expect.
+// Package must checks the errors of calls in tests.
 package must
+
+import (
+	"errors"
+	"strings"
+)
 
 // TB is a testing.TB or a rapid.T.
 type TB interface {
 	Helper()
 	Fatal(...any)
+}
+
+// Reporter is a TB that goes on after a failure.
+type Reporter interface {
+	Helper()
+	Errorf(format string, args ...any)
 }
 
 // Get returns a function that returns x, or stops the test at err: must.Get(os.Open(name))(t).
@@ -23,3 +34,20 @@ func Do(t TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// Fail fails the test unless err, of what was called, is want and contains each text.
+func Fail(t Reporter, what string, err, want error, texts ...string) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: error is %v, should be %v", what, err, want)
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: error is %v, should contain %q", what, err, text)
+		}
+	}
+}
+
+// Err returns the error of a call that returns a value too.
+func Err[T any](_ T, err error) error { return err }
