@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 const (
@@ -46,17 +48,13 @@ func TestFailMemory(t *testing.T) {
 	if n := stop(); n != 3 {
 		t.Errorf("%d requests, want 3", n)
 	}
-	if err := CheckMemory(1); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, CheckMemory(1))
 }
 
 // TestGoMemoryLimit shows that a request observes the limit of Go's runtime.
 func TestGoMemoryLimit(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(512 * mib))
-	if err := CheckMemory(gib); !errors.Is(err, ErrMemory) || !strings.Contains(err.Error(), "GOMEMLIMIT is 536870912") {
-		t.Errorf("%v, want GOMEMLIMIT", err)
-	}
+	must.Fail(t, "more than GOMEMLIMIT", CheckMemory(gib), ErrMemory, "GOMEMLIMIT is 536870912")
 	if free, limit := HostMemory(); limit != 512*mib || free > 512*mib {
 		t.Errorf("limit %d, free %d", limit, free)
 	}

@@ -1,11 +1,12 @@
 package backend
 
 import (
-	"errors"
 	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 func TestQuantise(t *testing.T) {
@@ -102,15 +103,12 @@ func TestQuantiseQ4(t *testing.T) {
 }
 
 func TestQ4Tensors(t *testing.T) {
-	x, err := AllocHost(Q4, Shape{2, 3, 5, 64})
-	noError(t, err)
+	x := must.Get(AllocHost(Q4, Shape{2, 3, 5, 64}))(t)
 	if x.Strides() != (Strides{3 * 5 * 36, 5 * 36, 36, 1}) || x.Offset() != 0 || x.Bytes() != 2*3*5*36 || !x.IsContiguous() {
 		t.Errorf("strides %v, offset %d, %d bytes, contiguous %t", x.Strides(), x.Offset(), x.Bytes(), x.IsContiguous())
 	}
-	head, err := x.Slice(Heads, 1, 2)
-	noError(t, err)
-	other, err := x.Slice(Heads, 2, 3)
-	noError(t, err)
+	head := must.Get(x.Slice(Heads, 1, 2))(t)
+	other := must.Get(x.Slice(Heads, 2, 3))(t)
 	if first, _ := head.Slice(Batch, 0, 1); first.overlaps(&other) || !head.overlaps(&x) || x.selfOverlaps() {
 		t.Error("heads side by side overlap, or a part does not overlap the whole")
 	}
@@ -129,16 +127,13 @@ func TestQ4Tensors(t *testing.T) {
 		"beyond the bytes": second(x.View(Shape{1, 1, 31, 64}, Strides{0, 0, 36, 1}, 0)),
 		"a huge shape":     second(Meta(Q4, Shape{1 << 30, 1 << 30, 1, 1})),
 	} {
-		if !errors.Is(err, ErrShape) {
-			t.Errorf("%s: error is %v, should be %v", name, err, ErrShape)
-		}
+		must.Fail(t, name, err, ErrShape)
 	}
 }
 
 func TestQ8Tensors(t *testing.T) {
 	shape := Shape{2, 3, 5, 8}
-	x, err := AllocHost(Q8, shape)
-	noError(t, err)
+	x := must.Get(AllocHost(Q8, shape))(t)
 	if x.Strides() != (Strides{3 * 5 * 12, 5 * 12, 12, 1}) || x.Offset() != 4 || x.Bytes() != 2*3*5*12 || !x.IsContiguous() {
 		t.Errorf("strides %v, offset %d, %d bytes, contiguous %t", x.Strides(), x.Offset(), x.Bytes(), x.IsContiguous())
 	}
@@ -146,19 +141,14 @@ func TestQ8Tensors(t *testing.T) {
 	if err != nil || len(rows) != 360 {
 		t.Errorf("%d bytes of rows, %v", len(rows), err)
 	}
-	head, err := x.Slice(Heads, 1, 2)
-	noError(t, err)
+	head := must.Get(x.Slice(Heads, 1, 2))(t)
 	if rows, err = head.QuantisedRows(); err != nil || len(rows) != 300 {
 		t.Errorf("%d bytes from the second head's first scale on, %v", len(rows), err)
 	}
-	next, err := x.Slice(Heads, 2, 3)
-	noError(t, err)
-	other, err := x.Slice(Heads, 0, 1)
-	noError(t, err)
-	first, err := other.Slice(Batch, 0, 1)
-	noError(t, err)
-	last, err := next.Slice(Batch, 0, 1)
-	noError(t, err)
+	next := must.Get(x.Slice(Heads, 2, 3))(t)
+	other := must.Get(x.Slice(Heads, 0, 1))(t)
+	first := must.Get(other.Slice(Batch, 0, 1))(t)
+	last := must.Get(next.Slice(Batch, 0, 1))(t)
 	if first.overlaps(&last) || !head.overlaps(&x) || x.selfOverlaps() {
 		t.Error("heads side by side overlap, or a part does not overlap the whole")
 	}
@@ -176,20 +166,14 @@ func TestQ8Tensors(t *testing.T) {
 		"too few bytes":    second(HostQ8(make([]byte, 11), Shape{1, 1, 1, 8})),
 		"beyond the bytes": second(x.View(Shape{1, 1, 31, 8}, Strides{0, 0, 12, 1}, 0)),
 	} {
-		if !errors.Is(err, ErrShape) {
-			t.Errorf("%s: error is %v, should be %v", name, err, ErrShape)
-		}
+		must.Fail(t, name, err, ErrShape)
 	}
-	if _, err := x.Float32s(); !errors.Is(err, ErrDType) {
-		t.Errorf("float32s of q8: %v", err)
-	}
+	must.Fail(t, "float32s of q8", must.Err(x.Float32s()), ErrDType)
 }
 
 func TestPages(t *testing.T) {
 	meta := func(dtype DType, shape Shape) Tensor {
-		x, err := Meta(dtype, shape)
-		noError(t, err)
-		return x
+		return must.Get(Meta(dtype, shape))(t)
 	}
 	c := Call{Q: meta(F32, Shape{2, 4, 3, 8}), K: meta(Q8, Shape{6, 2, 16, 8}), V: meta(Q8, Shape{6, 2, 16, 4}), O: meta(F32, Shape{2, 4, 3, 4})}
 	c.Visible = Everything()
@@ -220,8 +204,6 @@ func TestPages(t *testing.T) {
 		{"negative", Pages{Table: [][]int32{{0, 1}, {-1}}, Keys: 17}, []int{17, 4}, ErrOption},
 	} {
 		c.Pages, c.Visible.KLen = &bad.p, bad.klen
-		if err := c.CheckPages(); !errors.Is(err, bad.want) {
-			t.Errorf("%s: error is %v, should be %v", bad.name, err, bad.want)
-		}
+		must.Fail(t, bad.name, c.CheckPages(), bad.want)
 	}
 }

@@ -1,9 +1,11 @@
 package backend
 
 import (
-	"errors"
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // fakeDriver lists infos, records selectors and opens nothing.
@@ -61,14 +63,10 @@ func TestOpenAndAuto(t *testing.T) {
 		if family == "" {
 			family = name
 		}
-		if _, err := Open(name); !errors.Is(err, ErrNoBackend) || !strings.Contains(err.Error(), `import _ "github.com/seed90331342/attn/`+family+`"`) {
-			t.Errorf("%s without imports: %v", name, err)
-		}
+		must.Fail(t, fmt.Sprintf("%s without imports", name), must.Err(Open(name)), ErrNoBackend, `import _ "github.com/seed90331342/attn/`+family+`"`)
 	}
 	registry.drivers = saved
-	if _, err := Open("tpu"); !errors.Is(err, ErrNoBackend) || !strings.Contains(err.Error(), "auto, cpu, gpu") {
-		t.Errorf("unknown backend: %v", err)
-	}
+	must.Fail(t, "unknown backend", must.Err(Open("tpu")), ErrNoBackend, "auto, cpu, gpu")
 	gpu = nil
 	Register("gpu", fakeDriver{infos: cpuInfo, asked: &gpu})
 	if _, err := Open("gpu:llvm pipe: 2"); err != nil || gpu[0] != "llvm pipe: 2" {

@@ -7,13 +7,13 @@ import (
 	"slices"
 	"testing"
 	"testing/quick"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 func host(t *testing.T, shape Shape) Tensor {
 	t.Helper()
-	x, err := AllocHost(F32, shape)
-	noError(t, err)
-	return x
+	return must.Get(AllocHost(F32, shape))(t)
 }
 
 func TestShapeElements(t *testing.T) {
@@ -38,8 +38,7 @@ func TestShapeElements(t *testing.T) {
 
 func TestHostTensorsShareTheSlice(t *testing.T) {
 	data := []float32{1, 2, 3, 4, 5, 6}
-	x, err := HostF32(data, Shape{1, 1, 2, 3})
-	noError(t, err)
+	x := must.Get(HostF32(data, Shape{1, 1, 2, 3}))(t)
 	data[4] = 50
 	got, err := x.Float32s()
 	if err != nil || got[4] != 50 {
@@ -50,13 +49,9 @@ func TestHostTensorsShareTheSlice(t *testing.T) {
 		"bits":    second(HostBits(make([]uint16, 3), F16, Shape{1, 1, 1, 4})),
 		"bools":   second(HostBool(make([]bool, 3), Shape{1, 1, 1, 4})),
 	} {
-		if !errors.Is(bad, ErrShape) {
-			t.Errorf("%s: error is %v, should be %v", name, bad, ErrShape)
-		}
+		must.Fail(t, name, bad, ErrShape)
 	}
-	if err := second(HostBits(make([]uint16, 4), F32, Shape{1, 1, 1, 4})); !errors.Is(err, ErrDType) {
-		t.Errorf("f32 bits: error is %v, should be %v", err, ErrDType)
-	}
+	must.Fail(t, "f32 bits", second(HostBits(make([]uint16, 4), F32, Shape{1, 1, 1, 4})), ErrDType)
 }
 
 func second(_ Tensor, err error) error { return err }
@@ -95,30 +90,22 @@ func TestSliceSwapBroadcast(t *testing.T) {
 	for i := range data {
 		data[i] = float32(i)
 	}
-	s, err := x.Slice(Heads, 1, 3)
-	noError(t, err)
-	w, err := s.Swap(Heads, Seq)
-	noError(t, err)
+	s := must.Get(x.Slice(Heads, 1, 3))(t)
+	w := must.Get(s.Swap(Heads, Seq))(t)
 	if w.Shape() != (Shape{2, 4, 2, 5}) || w.Strides() != (Strides{60, 5, 20, 1}) || w.Offset() != 20 {
 		t.Errorf("got %v %v %d", w.Shape(), w.Strides(), w.Offset())
 	}
 	if got, _ := w.Float32s(); got[0] != 20 {
 		t.Errorf("first element is %v, should be 20", got[0])
 	}
-	if _, err := x.Slice(Seq, 3, 5); !errors.Is(err, ErrShape) {
-		t.Errorf("slice past the end: %v", err)
-	}
-	if _, err := x.Swap(0, 4); !errors.Is(err, ErrShape) {
-		t.Errorf("swap with axis 4: %v", err)
-	}
+	must.Fail(t, "slice past the end", must.Err(x.Slice(Seq, 3, 5)), ErrShape)
+	must.Fail(t, "swap with axis 4", must.Err(x.Swap(0, 4)), ErrShape)
 	one := host(t, Shape{1, 3, 1, 5})
 	b, err := one.Broadcast(Shape{2, 3, 4, 5})
 	if err != nil || b.Strides() != (Strides{0, 5, 0, 1}) || b.Bytes() != 60 {
 		t.Errorf("broadcast gives %v, %d bytes, %v", b.Strides(), b.Bytes(), err)
 	}
-	if _, err := one.Broadcast(Shape{2, 4, 4, 5}); !errors.Is(err, ErrShape) {
-		t.Errorf("3 heads to 4: %v", err)
-	}
+	must.Fail(t, "3 heads to 4", must.Err(one.Broadcast(Shape{2, 4, 4, 5})), ErrShape)
 }
 
 func TestSelfOverlapAgainstBruteForce(t *testing.T) {
@@ -155,10 +142,9 @@ func TestSelfOverlapAgainstBruteForce(t *testing.T) {
 func TestReleaseWaitsForUsers(t *testing.T) {
 	freed := 0
 	m := NewMemory(nil, "test", 64, nil, func() { freed++ })
-	x, err := NewTensor(m, F32, Shape{1, 1, 4, 4})
-	noError(t, err)
+	x := must.Get(NewTensor(m, F32, Shape{1, 1, 4, 4}))(t)
 	var p Pinned
-	noError(t, p.Pin(nil, "test", nil, []Operand{{"x", x}, {"again", x}}))
+	must.Do(t, p.Pin(nil, "test", nil, []Operand{{"x", x}, {"again", x}}))
 	x.Release()
 	x.Release()
 	if freed != 0 {
@@ -169,27 +155,20 @@ func TestReleaseWaitsForUsers(t *testing.T) {
 	if freed != 1 {
 		t.Fatalf("freed %d times, should be once", freed)
 	}
-	if err := p.Pin(nil, "test", nil, []Operand{{"x", x}}); !errors.Is(err, ErrReleased) {
-		t.Errorf("error is %v, should be %v", err, ErrReleased)
-	}
+	must.Fail(t, "released", p.Pin(nil, "test", nil, []Operand{{"x", x}}), ErrReleased)
 }
 
 func TestAliasIsReleasedOnItsOwn(t *testing.T) {
 	x := host(t, Shape{1, 1, 2, 2})
-	y, err := x.Alias()
-	noError(t, err)
+	y := must.Get(x.Alias())(t)
 	y.Release()
-	if _, err := y.Float32s(); !errors.Is(err, ErrReleased) {
-		t.Errorf("alias: error is %v, should be %v", err, ErrReleased)
-	}
+	must.Fail(t, "alias", must.Err(y.Float32s()), ErrReleased)
 	if _, err := x.Float32s(); err != nil {
 		t.Errorf("original: %v", err)
 	}
 	var p Pinned
 	z, _ := x.Alias()
-	if err := p.Pin(nil, "host", []Operand{{"o", x}}, []Operand{{"q", z}}); !errors.Is(err, ErrOverlap) {
-		t.Errorf("alias as output and input: error is %v, should be %v", err, ErrOverlap)
-	}
+	must.Fail(t, "alias as output and input", p.Pin(nil, "host", []Operand{{"o", x}}, []Operand{{"q", z}}), ErrOverlap)
 }
 
 func TestPinDoesNotAllocate(t *testing.T) {
@@ -197,7 +176,7 @@ func TestPinDoesNotAllocate(t *testing.T) {
 	out, in := []Operand{{"o", x}}, []Operand{{"q", y}, {"mask", Tensor{}}}
 	if n := testing.AllocsPerRun(100, func() {
 		var p Pinned
-		noError(t, p.Pin(nil, "host", out, in))
+		must.Do(t, p.Pin(nil, "host", out, in))
 		p.Unpin()
 	}); n != 0 {
 		t.Errorf("%v allocations a call", n)
@@ -296,12 +275,5 @@ func TestPairsAreThoseOfALoop(t *testing.T) {
 		if got := v.Pairs(batch, seqQ, seqK); got != want {
 			t.Fatalf("%+v of %d batches, %d rows, %d keys: %d pairs, want %d", v, batch, seqQ, seqK, got, want)
 		}
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -74,8 +75,7 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 					c := Case{Series{Variant: report.Fused, DType: dtype, Batch: dims.Batch, Heads: dims.Heads, KVHeads: dims.KVHeads, SeqQ: dims.SeqQ, Dim: dims.Dim,
 						Causal: causal, Window: w, Mask: n%3 == 0}, dims.SeqK}
 					n++
-					m, err := planned(t.Context(), be, c)
-					noError(t, err)
+					m := must.Get(planned(t.Context(), be, c))(t)
 					want := countByLoop(c)
 					got := counted{m.Pairs, m.FLOPs, m.Bytes, m.Memory.Operands, m.Memory.Square}
 					if got != want {

@@ -2,12 +2,13 @@ package bench
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -39,9 +40,7 @@ func TestOutOfMemory(t *testing.T) {
 		}
 		refused++
 		if err != nil {
-			if !errors.Is(err, kernels.ErrMemory) {
-				t.Errorf("request %d refused: %v, want ErrMemory", n, err)
-			}
+			must.Fail(t, fmt.Sprintf("request %d refused", n), err, kernels.ErrMemory)
 			continue
 		}
 		lacking, ok := 0, 0

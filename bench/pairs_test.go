@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -84,16 +85,9 @@ func runApart(b *testing.B, shift float64) *report.Report {
 	if out, err := c.CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, out)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		b.Fatal(err)
-	}
+	f := must.Get(os.Open(path))(b)
 	defer f.Close()
-	r, err := report.Read(f)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return r
+	return must.Get(report.Read(f))(b)
 }
 
 // measurePair is the process of one report.

@@ -3,11 +3,11 @@ package bench
 import (
 	"bytes"
 	"context"
-	"errors"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -43,9 +43,7 @@ func TestResume(t *testing.T) {
 	var file bytes.Buffer
 	noError(t, first.WriteJSON(&file))
 	cfg.Measured = nil
-	if cfg.Resume, err = report.Read(&file); err != nil {
-		t.Fatal(err)
-	}
+	cfg.Resume = must.Get(report.Read(&file))(t)
 	be.before = nil
 	be.calls.Store(0)
 	second := runOn(t, cfg, be)
@@ -106,9 +104,7 @@ func TestResumeKeepsCases(t *testing.T) {
 		c.cfg.Resume = was
 		r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), devices(c.be), c.cfg) })
 		if c.want != "" {
-			if !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error is %v, should contain %q", err, c.want)
-			}
+			must.Fail(t, "the resumed run", err, kernels.ErrOption, c.want)
 			continue
 		}
 		if noError(t, err); !r.Cases[0].Resumed || !r.Cases[1].Resumed || r.Cases[2].Resumed {
@@ -137,8 +133,6 @@ func TestResumeRefusesAnotherMachine(t *testing.T) {
 		tc.change(&was.Environment)
 		cfg := small(16)
 		cfg.Resume = &was
-		if _, err := Run(t.Context(), devices(be), cfg); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), tc.what) {
-			t.Errorf("%s: %v", tc.what, err)
-		}
+		must.Fail(t, tc.what, must.Err(Run(t.Context(), devices(be), cfg)), kernels.ErrOption, tc.what)
 	}
 }

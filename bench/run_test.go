@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -43,18 +44,14 @@ func devices(backends ...backend.Backend) []*kernels.Device {
 
 func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *report.Report {
 	t.Helper()
-	r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), devices(backends...), cfg) })
-	noError(t, err)
-	return r
+	return must.Get(inBubble(t, func() (*report.Report, error) { return Run(context.Background(), devices(backends...), cfg) }))(t)
 }
 
 // wantText fails the test unless what write writes has all these texts.
 func wantText(t *testing.T, write func(io.Writer) error, texts ...string) {
 	t.Helper()
 	var out strings.Builder
-	if err := write(&out); err != nil {
-		t.Error(err)
-	}
+	noError(t, write(&out))
 	for _, want := range texts {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it lacks %q:\n%s", want, &out)
@@ -199,7 +196,7 @@ func TestBudgetIsKeptAndSaid(t *testing.T) {
 	quick := &fake{name: "quick", delay: time.Second}
 	cfg := small(16, 128, 2048)
 	cfg.Budget = 1500 * time.Millisecond
-	r, err := inBubble(t, func() (*report.Report, error) {
+	r := must.Get(inBubble(t, func() (*report.Report, error) {
 		began := time.Now()
 		r, err := Run(context.Background(), devices(slow, quick), cfg)
 		// Hard: the deadline is the budget, what is beyond it is only the way out.
@@ -207,8 +204,7 @@ func TestBudgetIsKeptAndSaid(t *testing.T) {
 			t.Errorf("a budget of %v took %v", cfg.Budget, took)
 		}
 		return r, err
-	})
-	noError(t, err)
+	}))(t)
 	if len(r.Cases) != 6 {
 		t.Fatalf("%d rows, every case needs one", len(r.Cases))
 	}
@@ -246,8 +242,7 @@ func TestCancelKeepsWhatWasMeasured(t *testing.T) {
 		}
 		return nil
 	}
-	r, err := inBubble(t, func() (*report.Report, error) { return Run(ctx, devices(be, &fake{name: "other"}), small(16, 32)) })
-	noError(t, err)
+	r := must.Get(inBubble(t, func() (*report.Report, error) { return Run(ctx, devices(be, &fake{name: "other"}), small(16, 32)) }))(t)
 	if !r.Interrupted || r.Err() == nil || len(r.Cases) != 4 {
 		t.Fatalf("interrupted %v, %d rows, error %v", r.Interrupted, len(r.Cases), r.Err())
 	}
@@ -268,15 +263,14 @@ func TestCancelEndsALongCall(t *testing.T) {
 	defer cancel()
 	be := &fake{name: "cpu", delay: time.Hour}
 	be.before = func(int64) error { cancel(); return nil }
-	r, err := inBubble(t, func() (*report.Report, error) {
+	r := must.Get(inBubble(t, func() (*report.Report, error) {
 		began := time.Now()
 		r, err := Run(ctx, devices(be), small(256))
 		if took := time.Since(began); took > grace {
 			t.Errorf("it went on for %v", took)
 		}
 		return r, err
-	})
-	noError(t, err)
+	}))(t)
 	if c := r.Cases[0]; c.Status != report.NotRun || c.Note != "not run: interrupted" || c.MedianS != nil {
 		t.Errorf("%q %q", c.Status, c.Note)
 	}
@@ -343,8 +337,7 @@ func TestProgressNamesWhatRuns(t *testing.T) {
 }
 
 func TestCaseNames(t *testing.T) {
-	cfg, err := Series{KVHeads: 2, Causal: true, DType: kernels.BF16}.withDefaults()
-	noError(t, err)
+	cfg := must.Get(Series{KVHeads: 2, Causal: true, DType: kernels.BF16}.withDefaults())(t)
 	c := cfg.at(1024)
 	c.SeqQ = 1
 	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal"; got != want {

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"bytes"
-	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -35,12 +35,10 @@ func TestPresetsAreWhatTheySay(t *testing.T) {
 		if p.Name != "long" {
 			continue
 		}
-		s, err := p.Series[1].withDefaults()
-		noError(t, err)
+		s := must.Get(p.Series[1].withDefaults())(t)
 		dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 		defer dev.Close()
-		plan, err := s.at(1<<20).plan(t.Context(), dev)
-		noError(t, err)
+		plan := must.Get(s.at(1<<20).plan(t.Context(), dev))(t)
 		if want := int64(s.Heads) * (4096<<20 - 4096*4095/2); plan.Pairs != want {
 			t.Errorf("%d pairs are visible, want %d", plan.Pairs, want)
 		}
@@ -66,9 +64,7 @@ func TestSeriesAreRunOneAfterTheOther(t *testing.T) {
 	}
 	wantText(t, r.WriteTable, "· 3 series\n", "\nB=1 H=2 D=4 f32\n", "\nB=1 H=2 D=4 f32 causal\n", "\nfew · B=1 H=2 D=4 f32 q3\n")
 	cfg.Series[1] = cfg.Series[0]
-	if err := cfg.Check(); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "two series") {
-		t.Errorf("the same series twice: %v", err)
-	}
+	must.Fail(t, "the same series twice", cfg.Check(), kernels.ErrOption, "two series")
 }
 
 // Each single stage is timed and checked; a wrong one has no figure.
@@ -132,9 +128,7 @@ func TestBackward(t *testing.T) {
 	wantText(t, r.WriteGoBench, "/variant=backward/f32/b1h2s24d4/kv1/causal/mask")
 	wantText(t, r.WriteJSON, `"variant": "backward"`)
 	var file bytes.Buffer
-	if err := r.WriteJSON(&file); err != nil {
-		t.Error(err)
-	}
+	noError(t, r.WriteJSON(&file))
 	if _, err := report.Read(&file); err != nil {
 		t.Error(err)
 	}
@@ -205,8 +199,7 @@ func TestPacePieces(t *testing.T) {
 
 // The time to make a case precise is a share of what is left.
 func TestPatience(t *testing.T) {
-	cfg, err := of(Series{Seqs: []int{1024, 2048, 4096, 1 << 20}}).withDefaults()
-	noError(t, err)
+	cfg := must.Get(of(Series{Seqs: []int{1024, 2048, 4096, 1 << 20}}).withDefaults())(t)
 	synctest.Test(t, func(t *testing.T) { // time stands still
 		r := &runner{cfg: cfg, series: &cfg.Series[0]}
 		if got := r.patience(1024); got != caseSeconds {

@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // backwardOf returns a request for gradients of c, with random DO and DLSE, after a forward
@@ -22,7 +23,7 @@ func backwardOf(t testing.TB, be *Backend, c backend.Call) *backend.Gradients {
 	t.Helper()
 	d := c.Dims()
 	c.O, c.LSE = alloc(t, c.O.Shape()), alloc(t, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
-	must(t, be.Attention(t.Context(), &c))
+	must.Do(t, be.Attention(t.Context(), &c))
 	return &backend.Gradients{Call: c, DO: random(t, 20, c.O.Shape()), DLSE: random(t, 21, c.LSE.Shape()),
 		DQ: random(t, 22, c.Q.Shape()), DK: random(t, 23, c.K.Shape()), DV: random(t, 24, c.V.Shape())}
 }
@@ -156,8 +157,7 @@ func TestBackward(t *testing.T) {
 			g := backwardOf(t, be, withO(t, c))
 			want := referenceGradients(t, g)
 			requestBiases(t, rng, g, &want)
-			err := be.Backward(t.Context(), g)
-			must(t, err)
+			must.Do(t, be.Backward(t.Context(), g))
 			outputs, _ := g.Operands()
 			for k, o := range outputs {
 				if o.Tensor.IsZero() {
@@ -223,7 +223,7 @@ func TestBackwardBiases(t *testing.T) {
 				if n == 3 {
 					g.DQ, g.DK, g.DV = backend.Tensor{}, backend.Tensor{}, backend.Tensor{}
 				}
-				must(t, be.Backward(t.Context(), g))
+				must.Do(t, be.Backward(t.Context(), g))
 				if n == 0 {
 					want = g.DBias
 				}
@@ -240,8 +240,7 @@ func TestPlanBackwardCountsSums(t *testing.T) {
 	be := open(t, Options{})
 	g := everyGradient(t, be)
 	scratch := func() int64 {
-		p, err := be.PlanBackward(t.Context(), g)
-		must(t, err)
+		p := must.Get(be.PlanBackward(t.Context(), g))(t)
 		return p.Scratch
 	}
 	d := g.Dims()
@@ -283,7 +282,7 @@ func TestBackwardThreads(t *testing.T) {
 				g.DBias, g.DRelative = alloc(t, g.DBias.Shape()), alloc(t, g.DRelative.Shape())
 				g.DSlopes, g.DSinks = alloc(t, g.DSlopes.Shape()), alloc(t, g.DSinks.Shape())
 			}
-			must(t, be.Backward(t.Context(), g))
+			must.Do(t, be.Backward(t.Context(), g))
 			got, _ := g.Operands()
 			outputs, _ := want.Operands()
 			for i, o := range outputs {
@@ -301,7 +300,7 @@ func TestBackwardThreads(t *testing.T) {
 				}
 				one.DQ, one.DK, one.DV = alloc(t, one.Q.Shape()), alloc(t, one.K.Shape()), alloc(t, one.V.Shape())
 				one.DBias, one.DRelative, one.DSlopes, one.DSinks = backend.Tensor{}, backend.Tensor{}, backend.Tensor{}, backend.Tensor{}
-				must(t, be.Backward(t.Context(), &one))
+				must.Do(t, be.Backward(t.Context(), &one))
 				got, _ := one.Operands()
 				for i, o := range outputs[:3] {
 					part := cut(t, o.Tensor, backend.Batch, b, b+1)
@@ -381,8 +380,7 @@ func TestBackwardHidden(t *testing.T) {
 			for n := range results {
 				c := withO(t, backend.Call{Q: random(t, 1, backend.Shape{1, 2, sq, d}), K: random(t, 2, backend.Shape{1, 1, sk, d}), V: random(t, 3, backend.Shape{1, 1, sk, d}),
 					Problem: backend.Problem{Scale: 0.3, Softcap: 3, Visible: backend.Everything(), Mask: flags(t, 4, backend.Shape{1, 2, sq, sk})}})
-				seen, err := c.Mask.Bools()
-				must(t, err)
+				seen := must.Get(c.Mask.Bools())(t)
 				for i := range seen {
 					if i%sk%7 == 2 || i/sk == 5 {
 						seen[i] = false
@@ -397,7 +395,7 @@ func TestBackwardHidden(t *testing.T) {
 						floats(t, c.Q)[5*d+x], floats(t, g.DO)[5*d+x] = bad, bad
 					}
 				}
-				must(t, be.Backward(t.Context(), g))
+				must.Do(t, be.Backward(t.Context(), g))
 				results[n] = g
 			}
 			want, _ := results[0].Operands()

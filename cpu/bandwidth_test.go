@@ -2,10 +2,10 @@ package cpu
 
 import (
 	"context"
-	"errors"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
@@ -13,8 +13,7 @@ func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
 	defer be.Close()
 	var all []backend.Tensor
 	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8} {
-		x, err := be.Alloc(t.Context(), dtype, backend.Shape{1, 4, 1024, 16})
-		must(t, err)
+		x := must.Get(be.Alloc(t.Context(), dtype, backend.Shape{1, 4, 1024, 16}))(t)
 		all = append(all, x, backend.Tensor{}) // the zero Tensor has nothing to read
 	}
 	rate, err := be.ReadBandwidth(t.Context(), all...)
@@ -26,13 +25,9 @@ func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := be.ReadBandwidth(ctx, all[0]); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
+	must.Fail(t, "cancelled", must.Err(be.ReadBandwidth(ctx, all[0])), context.Canceled)
 	all[0].Release()
-	if _, err := be.ReadBandwidth(t.Context(), all[0]); !errors.Is(err, backend.ErrReleased) {
-		t.Errorf("released: %v", err)
-	}
+	must.Fail(t, "released", must.Err(be.ReadBandwidth(t.Context(), all[0])), backend.ErrReleased)
 }
 
 // TestCeilingsOfEachTier shows that each tier measures its ceilings in its own
@@ -43,8 +38,7 @@ func TestCeilingsOfEachTier(t *testing.T) {
 		if got := be.loops().Tier; tier != tierGonum && got != tier {
 			t.Errorf("tier %s: the ceiling is measured in %q", tier, got)
 		}
-		x, err := be.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1024, 64})
-		must(t, err)
+		x := must.Get(be.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1024, 64}))(t)
 		if rate, err := be.PeakFLOPS(t.Context()); err != nil || !(rate > 0) {
 			t.Errorf("tier %s: %g operations a second, %v", tier, rate, err)
 		}
@@ -58,8 +52,7 @@ func TestCeilingsOfEachTier(t *testing.T) {
 // TestMemoryOfViews shows that a view's memory ends with its last element, whatever its
 // strides.
 func TestMemoryOfViews(t *testing.T) {
-	x, err := backend.AllocHost(backend.F32, backend.Shape{1, 2, 3, 4})
-	must(t, err)
+	x := must.Get(backend.AllocHost(backend.F32, backend.Shape{1, 2, 3, 4}))(t)
 	for _, c := range []struct {
 		why     string
 		shape   backend.Shape
@@ -73,8 +66,7 @@ func TestMemoryOfViews(t *testing.T) {
 		{"a row repeated", backend.Shape{7, 7, 7, 4}, backend.Strides{0, 0, 0, 1}, 0, 16},
 		{"nothing", backend.Shape{1, 0, 3, 4}, backend.Strides{24, 12, 4, 1}, 0, 0},
 	} {
-		s, err := x.View(c.shape, c.strides, c.offset)
-		must(t, err)
+		s := must.Get(x.View(c.shape, c.strides, c.offset))(t)
 		if got := len(memoryOf(&s)); got != c.want {
 			t.Errorf("%s: %d bytes, want %d", c.why, got, c.want)
 		}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestBatchIsDivided shows that a long call among short ones is divided for all threads, that
@@ -25,7 +26,7 @@ func TestBatchIsDivided(t *testing.T) {
 				calls = append(calls, plain(t, 1, n, 16))
 			}
 			var b batch
-			must(t, b.open(be, calls))
+			must.Do(t, b.open(be, calls))
 			last := b.tasks - b.first[len(b.first)-1]
 			if first := append(b.first, b.tasks)[1]; first > c.first || last < c.least {
 				t.Errorf("%s: the shortest call has %d tasks, the longest %d", c.name, first, last)
@@ -48,7 +49,7 @@ func TestBatchAllocates(t *testing.T) {
 			calls = append(calls, plain(t, 1, seq, 16))
 		}
 		return testing.AllocsPerRun(5, func() {
-			must(t, be.Attention(t.Context(), calls...))
+			must.Do(t, be.Attention(t.Context(), calls...))
 		})
 	}
 	if short, long := per(16), per(2000); long > short+4 || long > 8*4 {

@@ -15,6 +15,7 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // BenchmarkRatio reports the speed of attention in percent of that of blas32.Gemm alone
@@ -30,9 +31,9 @@ func BenchmarkRatio(b *testing.B) {
 				var ratios []float64
 				for b.Loop() {
 					start := time.Now()
-					must(b, workers.Run(b.Context(), j, gemmRows*tile.BlockKeys+tile.BlockKeys*j.dim+gemmRows*j.dim, j.tasks, threads))
+					must.Do(b, workers.Run(b.Context(), j, gemmRows*tile.BlockKeys+tile.BlockKeys*j.dim+gemmRows*j.dim, j.tasks, threads))
 					middle := time.Now()
-					must(b, be.Attention(b.Context(), c))
+					must.Do(b, be.Attention(b.Context(), c))
 					ratios = append(ratios, middle.Sub(start).Seconds()/time.Since(middle).Seconds())
 				}
 				slices.Sort(ratios)
@@ -80,8 +81,8 @@ func BenchmarkLowPrecision(b *testing.B) {
 						from := random(b, uint64(i), shape)
 						var err error
 						*t, err = backend.AllocHost(dtype, shape)
-						must(b, err)
-						must(b, be.Copy(b.Context(), []backend.Tensor{*t}, []backend.Tensor{from}))
+						must.Do(b, err)
+						must.Do(b, be.Copy(b.Context(), []backend.Tensor{*t}, []backend.Tensor{from}))
 					}
 					return c
 				}
@@ -90,7 +91,7 @@ func BenchmarkLowPrecision(b *testing.B) {
 				took := func(c *backend.Call) float64 {
 					times, start := 1+int(1e10/operations), time.Now()
 					for range times {
-						must(b, be.Attention(b.Context(), c))
+						must.Do(b, be.Attention(b.Context(), c))
 					}
 					return time.Since(start).Seconds() / float64(times)
 				}
@@ -100,12 +101,10 @@ func BenchmarkLowPrecision(b *testing.B) {
 					figures["x_float32"] = append(figures["x_float32"], took(f32)/most)
 					figures["x_plain"] = append(figures["x_plain"], took(same)/most)
 					if d.dtype == backend.BF16 {
-						ceiling, err := peak.FLOPS(b.Context(), vec.PairLoops{Kernels: be.kernels}, threads)
-						must(b, err)
+						ceiling := must.Get(peak.FLOPS(b.Context(), vec.PairLoops{Kernels: be.kernels}, threads))(b)
 						figures["%"] = append(figures["%"], 100*operations/most/ceiling)
 					} else {
-						rate, err := be.ReadBandwidth(b.Context(), low.K, low.V)
-						must(b, err)
+						rate := must.Get(be.ReadBandwidth(b.Context(), low.K, low.V))(b)
 						figures["%"] = append(figures["%"], 100*float64(low.K.Bytes()+low.V.Bytes())/rate/most)
 					}
 				}
@@ -149,14 +148,14 @@ func BenchmarkScoreMod(b *testing.B) {
 					for _, t := range []*backend.Tensor{&c.Q, &c.O} {
 						var err error
 						*t, err = t.Slice(backend.Seq, 0, rows)
-						must(b, err)
+						must.Do(b, err)
 					}
 					with := *c
 					with.ScoreMod = mod
 					took := func(c *backend.Call) float64 {
 						times, start := 4096/rows, time.Now()
 						for range times {
-							must(b, be.Attention(b.Context(), c))
+							must.Do(b, be.Attention(b.Context(), c))
 						}
 						return time.Since(start).Seconds() / float64(times)
 					}

@@ -8,6 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestThreads shows that every operation yields the same bits on any number of
@@ -30,20 +31,20 @@ func testThreads(t *testing.T, tier string) {
 	all := func(threads int) []backend.Tensor {
 		be, ctx := open(t, Options{Threads: threads, Tier: tier}), t.Context()
 		o, lse := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 1})
-		must(t, be.Attention(ctx, &backend.Call{Q: q, K: k, V: v, O: o, LSE: lse, Problem: p}))
+		must.Do(t, be.Attention(ctx, &backend.Call{Q: q, K: k, V: v, O: o, LSE: lse, Problem: p}))
 		s, weights, stagedLSE := alloc(t, backend.Shape{b, h, sq, sk}), alloc(t, backend.Shape{b, h, sq, sk}), alloc(t, backend.Shape{b, h, sq, 1})
-		must(t, be.QK(ctx, s, q, k))
-		must(t, be.QK(ctx, weights, q, k))
-		must(t, be.Softmax(ctx, weights, stagedLSE, &p))
+		must.Do(t, be.QK(ctx, s, q, k))
+		must.Do(t, be.QK(ctx, weights, q, k))
+		must.Do(t, be.Softmax(ctx, weights, stagedLSE, &p))
 		staged, y := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 50})
-		must(t, be.PV(ctx, staged, weights, v))
-		must(t, be.Project(ctx, y, o, w, bias))
+		must.Do(t, be.PV(ctx, staged, weights, v))
+		must.Do(t, be.Project(ctx, y, o, w, bias))
 		merged, mergedLSE := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 1})
-		must(t, be.Download(ctx, merged, o))
-		must(t, be.Download(ctx, mergedLSE, lse))
-		must(t, be.Merge(ctx, merged, mergedLSE, staged, stagedLSE))
+		must.Do(t, be.Download(ctx, merged, o))
+		must.Do(t, be.Download(ctx, mergedLSE, lse))
+		must.Do(t, be.Merge(ctx, merged, mergedLSE, staged, stagedLSE))
 		rotated := alloc(t, backend.Shape{b, h, sq, dv})
-		must(t, be.Rotate(ctx, rotated, o, cos, sin, backend.Rotation{Interleaved: true}))
+		must.Do(t, be.Rotate(ctx, rotated, o, cos, sin, backend.Rotation{Interleaved: true}))
 		return []backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE, rotated}
 	}
 	want := all(1)
@@ -66,20 +67,19 @@ func testPlacement(t *testing.T, tier string) {
 		want := alloc(t, shape)
 		c := backend.Call{Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: want,
 			Problem: backend.Problem{Scale: 0.5, Visible: backend.Everything()}}
-		must(t, be.Attention(t.Context(), &c))
+		must.Do(t, be.Attention(t.Context(), &c))
 		for offset := range 4 {
 			for _, gap := range []int{0, 1, 4} {
 				placed := func(x backend.Tensor) backend.Tensor {
 					strides := backend.Strides{h * s * (d + gap), s * (d + gap), d + gap, 1}
-					y, err := alloc(t, backend.Shape{1, 1, 1, offset + h*s*(d+gap)}).View(shape, strides, offset)
-					must(t, err)
-					must(t, be.Download(t.Context(), y, x))
+					y := must.Get(alloc(t, backend.Shape{1, 1, 1, offset + h*s*(d+gap)}).View(shape, strides, offset))(t)
+					must.Do(t, be.Download(t.Context(), y, x))
 					return y
 				}
 				got := alloc(t, shape)
 				moved := c
 				moved.Q, moved.K, moved.V, moved.O = placed(c.Q), placed(c.K), placed(c.V), got
-				must(t, be.Attention(t.Context(), &moved))
+				must.Do(t, be.Attention(t.Context(), &moved))
 				sameBits(t, fmt.Sprintf("D=%d at offset %d with gaps of %d", d, offset, gap), got, want)
 			}
 		}
@@ -98,7 +98,7 @@ func testDecode(t *testing.T, tier string) {
 	want := alloc(t, shape)
 	q, k, v := random(t, 1, shape), random(t, 2, shape), random(t, 3, shape)
 	causal := backend.Visibility{Left: backend.Unbounded}
-	must(t, be.Attention(t.Context(), &backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: causal}}))
+	must.Do(t, be.Attention(t.Context(), &backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: causal}}))
 	kNaN, vNaN := alloc(t, shape), alloc(t, shape)
 	for _, x := range []backend.Tensor{kNaN, vNaN} {
 		data := floats(t, x)
@@ -107,8 +107,8 @@ func testDecode(t *testing.T, tier string) {
 		}
 	}
 	for i := range s {
-		must(t, be.Download(t.Context(), cut(t, kNaN, backend.Seq, i, i+1), cut(t, k, backend.Seq, i, i+1)))
-		must(t, be.Download(t.Context(), cut(t, vNaN, backend.Seq, i, i+1), cut(t, v, backend.Seq, i, i+1)))
+		must.Do(t, be.Download(t.Context(), cut(t, kNaN, backend.Seq, i, i+1), cut(t, k, backend.Seq, i, i+1)))
+		must.Do(t, be.Download(t.Context(), cut(t, vNaN, backend.Seq, i, i+1), cut(t, v, backend.Seq, i, i+1)))
 		for _, how := range []struct {
 			say     string
 			k, v    backend.Tensor
@@ -120,7 +120,7 @@ func testDecode(t *testing.T, tier string) {
 		} {
 			got := alloc(t, backend.Shape{1, 1, 1, d})
 			c := backend.Call{Q: cut(t, q, backend.Seq, i, i+1), K: how.k, V: how.v, O: got, Problem: backend.Problem{Scale: 1, Visible: how.visible}}
-			must(t, be.Attention(t.Context(), &c))
+			must.Do(t, be.Attention(t.Context(), &c))
 			sameBits(t, fmt.Sprintf("row %d, %s", i, how.say), got, cut(t, want, backend.Seq, i, i+1))
 		}
 	}
@@ -137,10 +137,10 @@ func testWindows(t *testing.T, tier string) {
 	for _, visible := range []backend.Visibility{{Left: 70, Right: 9}, {Left: 10, Right: 2}, {Left: 150, Offset: -37}, {Left: backend.Unbounded, Right: 5, Offset: 31}, {Right: backend.Unbounded}} {
 		want := alloc(t, shape)
 		c := backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: visible}}
-		must(t, be.Attention(t.Context(), &c))
+		must.Do(t, be.Attention(t.Context(), &c))
 		for i := range s {
 			c.Q, c.O, c.Visible.Offset = cut(t, q, backend.Seq, i, i+1), alloc(t, backend.Shape{1, 1, 1, d}), visible.Offset+i
-			must(t, be.Attention(t.Context(), &c))
+			must.Do(t, be.Attention(t.Context(), &c))
 			sameBits(t, fmt.Sprintf("%+v, row %d", visible, i), c.O, cut(t, want, backend.Seq, i, i+1))
 		}
 	}
@@ -202,7 +202,7 @@ func testAnyCompany(t *testing.T, tier string) {
 				narrow(&c.Blocks, backend.Seq, from, to)
 				narrow(&c.Relative, backend.Dim, sq-to, sq-from+sk-1)
 				be := open(t, Options{Tier: tier, Threads: threads})
-				must(t, be.Attention(t.Context(), &c))
+				must.Do(t, be.Attention(t.Context(), &c))
 				return c.O, c.LSE
 			}
 			wantO, wantLSE := attend(1, 0, 150)
@@ -276,9 +276,9 @@ func testShards(t *testing.T, tier string) {
 				} else {
 					part.Sinks = nil
 				}
-				must(t, one.Attention(t.Context(), &part))
+				must.Do(t, one.Attention(t.Context(), &part))
 				if lo > 0 {
-					must(t, one.Merge(t.Context(), wantO, wantLSE, part.O, part.LSE))
+					must.Do(t, one.Merge(t.Context(), wantO, wantLSE, part.O, part.LSE))
 				}
 			}
 			return wantO, wantLSE
@@ -289,7 +289,7 @@ func testShards(t *testing.T, tier string) {
 		sameBits(t, c.name+", two shards in the first part: lse", twoLSE, wantLSE)
 		for _, threads := range []int{1, 7} {
 			whole := backend.Call{Q: q, K: k, V: v, O: alloc(t, o), LSE: alloc(t, lse), Problem: c.Problem}
-			must(t, open(t, Options{Threads: threads, Tier: tier}).Attention(t.Context(), &whole))
+			must.Do(t, open(t, Options{Threads: threads, Tier: tier}).Attention(t.Context(), &whole))
 			sameBits(t, fmt.Sprintf("%s, %d threads: o", c.name, threads), whole.O, wantO)
 			sameBits(t, fmt.Sprintf("%s, %d threads: lse", c.name, threads), whole.LSE, wantLSE)
 		}

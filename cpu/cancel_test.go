@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // writesContext counts the elements of data that change between two looks at the context.
@@ -48,7 +49,7 @@ func testStagesLookAtTheContext(t *testing.T, tier string) {
 		{"softmax", keys, func(ctx context.Context) error { return be.Softmax(ctx, s, backend.Tensor{}, p) }},
 	} {
 		ctx := &writesContext{Context: t.Context(), data: data, before: append([]float32(nil), data...)}
-		must(t, stage.do(ctx))
+		must.Do(t, stage.do(ctx))
 		if ctx.most > stage.most || ctx.most == 0 {
 			t.Errorf("%s: %d elements change between two looks at the context, at most %d should", stage.name, ctx.most, stage.most)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // In wasm the runtime keeps a goroutine for events.
@@ -66,8 +67,7 @@ func TestConformance(t *testing.T) {
 // The powers of AVX-512, whose fractions one instruction computes, differ in their last bit.
 func TestDigestsOfVectorTiers(t *testing.T) {
 	fused := func(tier string) map[string]string {
-		raw, err := os.ReadFile(filepath.Join("testdata", "digests-"+tier+".txt"))
-		must(t, err)
+		raw := must.Get(os.ReadFile(filepath.Join("testdata", "digests-"+tier+".txt")))(t)
 		found := map[string]string{}
 		for line := range strings.Lines(string(raw)) {
 			if sum, name, _ := strings.Cut(line, " "); strings.HasSuffix(name, "weights false\n") {
@@ -84,15 +84,9 @@ func TestDigestsOfVectorTiers(t *testing.T) {
 
 // TestOpen shows the names that open the backend, and those that do not.
 func TestOpen(t *testing.T) {
-	be, err := backend.Open("cpu")
-	must(t, err)
-	if err := be.Close(); err != nil {
-		t.Error(err)
-	}
-	_, err = backend.Open("cpu:3")
-	if !errors.Is(err, backend.ErrNoDevice) || !strings.Contains(err.Error(), "cpu:3") {
-		t.Errorf("cpu:3: error %v, want ErrNoDevice naming it", err)
-	}
+	be := must.Get(backend.Open("cpu"))(t)
+	must.Do(t, be.Close())
+	must.Fail(t, "cpu:3", must.Err(backend.Open("cpu:3")), backend.ErrNoDevice, "cpu:3")
 	if pick, why := backend.Auto(); pick != "cpu" {
 		t.Errorf("auto picks %s (%s) where there is only the CPU", pick, why)
 	}
@@ -106,8 +100,7 @@ func TestInfo(t *testing.T) {
 	for _, threads := range []int{-1, 0, runtime.GOMAXPROCS(0) + 97} {
 		be := New(Options{Threads: threads})
 		defer be.Close()
-		plan, err := be.Plan(t.Context(), plain(t, 1, 8, 8))
-		must(t, err)
+		plan := must.Get(be.Plan(t.Context(), plain(t, 1, 8, 8)))(t)
 		if got := be.Info().Threads; got != runtime.GOMAXPROCS(0) || plan.Limits[0].Value != int64(got) {
 			t.Errorf("of %d threads Info has %d and Plan %v, GOMAXPROCS is %d", threads, got, plan.Limits, runtime.GOMAXPROCS(0))
 		}
@@ -153,7 +146,7 @@ func TestCloseWaits(t *testing.T) {
 	default:
 	}
 	close(end)
-	must(t, errors.Join(<-closed, <-closed))
+	must.Do(t, errors.Join(<-closed, <-closed))
 }
 
 // countedContext is a context that is cancelled after left calls of Err, and counts
@@ -179,10 +172,7 @@ func TestCancelMidway(t *testing.T) {
 			ctx := &countedContext{Context: t.Context()}
 			ctx.left.Store(20)
 			// Without a check this call takes half a minute, or many.
-			err := open(t, Options{Threads: threads, Tier: tier}).Attention(ctx, plain(t, 1, 65536, 64))
-			if !errors.Is(err, context.Canceled) {
-				t.Errorf("error %v, want that of the context", err)
-			}
+			must.Fail(t, "cancelled", open(t, Options{Threads: threads, Tier: tier}).Attention(ctx, plain(t, 1, 65536, 64)), context.Canceled)
 			if n := ctx.later.Load(); n > int64(threads) {
 				t.Errorf("%d goroutines check a cancelled context %d times", threads, n)
 			}
@@ -197,10 +187,6 @@ func TestPeakFLOPS(t *testing.T) {
 	if err != nil || !(got > 0) {
 		t.Errorf("%g FLOPS, error %v", got, err)
 	}
-	if err := be.Close(); err != nil {
-		t.Error(err)
-	}
-	if _, err := be.PeakFLOPS(t.Context()); !errors.Is(err, backend.ErrClosed) {
-		t.Errorf("after Close: error %v, want ErrClosed", err)
-	}
+	must.Do(t, be.Close())
+	must.Fail(t, "after Close", must.Err(be.PeakFLOPS(t.Context())), backend.ErrClosed)
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestErrorIsFlat shows that the relative L2 error against float64 does not grow
@@ -21,7 +22,7 @@ func TestErrorIsFlat(t *testing.T) {
 		q, k, v := random(t, 1, backend.Shape{1, 1, rows, d}), random(t, 2, backend.Shape{1, 1, keys, d}), random(t, 3, backend.Shape{1, 1, keys, d})
 		o := alloc(t, backend.Shape{1, 1, rows, d})
 		c := backend.Call{Q: q, K: k, V: v, O: o, Problem: backend.Problem{Scale: 0.5, Visible: backend.Everything()}}
-		must(t, open(t, Options{}).Attention(t.Context(), &c))
+		must.Do(t, open(t, Options{}).Attention(t.Context(), &c))
 		e := relativeL2(t, &c)
 		t.Logf("%6d keys: %.2g", keys, e)
 		if first == 0 {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestGenerated shows that the checked-in assembly and its tables are what the generators write.
@@ -27,10 +29,10 @@ func TestGenerated(t *testing.T) {
 				cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", "GOOS=", "GOARCH=")
 				return cmd.CombinedOutput()
 			}
-			must(t, os.CopyFS(dir, os.DirFS(vec)))
+			must.Do(t, os.CopyFS(dir, os.DirFS(vec)))
 			files := []string{"vec_" + arch + ".s", "vec_" + arch + ".go", "tables_" + arch + ".go"}
 			for _, file := range files { // the generator must write them
-				must(t, os.Remove(filepath.Join(dir, file)))
+				must.Do(t, os.Remove(filepath.Join(dir, file)))
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // without a network it may hang
 			defer cancel()
@@ -43,10 +45,8 @@ func TestGenerated(t *testing.T) {
 				t.Fatalf("go %s: %v: %s", strings.Join(args, " "), err, out)
 			}
 			for _, file := range files {
-				got, err := os.ReadFile(filepath.Join(dir, file))
-				must(t, err)
-				want, err := os.ReadFile(filepath.Join(vec, file))
-				must(t, err)
+				got := must.Get(os.ReadFile(filepath.Join(dir, file)))(t)
+				want := must.Get(os.ReadFile(filepath.Join(vec, file)))(t)
 				if !bytes.Equal(got, want) {
 					t.Errorf("%s is not what the generator writes, run go generate", file)
 				}

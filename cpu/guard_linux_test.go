@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // guarded returns memory for n elements with a page before and one behind it
@@ -26,9 +27,7 @@ func guarded[T any](t *testing.T, n int, atEnd bool) []T {
 		t.Skipf("mmap: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Munmap(mem); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, unix.Munmap(mem))
 	})
 	for _, guard := range [][]byte{mem[:page], mem[page+inner:]} {
 		if err := unix.Mprotect(guard, unix.PROT_NONE); err != nil {
@@ -76,7 +75,7 @@ func testGuardPages(t *testing.T, tier string) {
 			}
 			x, err = backend.HostBits(data, dtype, shape)
 		}
-		must(t, err)
+		must.Do(t, err)
 		return x
 	}
 	be := open(t, Options{Tier: tier})
@@ -118,7 +117,7 @@ func testGuardPages(t *testing.T, tier string) {
 				o := tensor(dtype, atEnd, backend.Shape{1, 2, n.sq, n.dv})
 				p := backend.Problem{Scale: 1, Visible: backend.Visibility{Left: 30, Right: 10}}
 				for _, err := range []error{be.QK(t.Context(), s, q, k), be.Softmax(t.Context(), s, backend.Tensor{}, &p), be.PV(t.Context(), o, s, v)} {
-					must(t, err)
+					must.Do(t, err)
 				}
 			}
 		}

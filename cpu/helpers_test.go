@@ -9,29 +9,19 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
+	"github.com/seed90331342/attn/internal/must"
 )
-
-// must fails the test if there is an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // cut returns elements [lo, hi) of x along an axis.
 func cut(t testing.TB, x backend.Tensor, axis, lo, hi int) backend.Tensor {
 	t.Helper()
-	y, err := x.Slice(axis, lo, hi)
-	must(t, err)
-	return y
+	return must.Get(x.Slice(axis, lo, hi))(t)
 }
 
 // floats returns the elements of a contiguous F32 tensor.
 func floats(t testing.TB, x backend.Tensor) []float32 {
 	t.Helper()
-	s, err := x.Float32s()
-	must(t, err)
+	s := must.Get(x.Float32s())(t)
 	return s[:x.Shape().Elements()]
 }
 
@@ -49,9 +39,7 @@ func sameBits(t *testing.T, what string, got, want backend.Tensor) {
 
 func alloc(t testing.TB, shape backend.Shape) backend.Tensor {
 	t.Helper()
-	x, err := backend.AllocHost(backend.F32, shape)
-	must(t, err)
-	return x
+	return must.Get(backend.AllocHost(backend.F32, shape))(t)
 }
 
 // eachTier runs f on each tier that the machine has.
@@ -69,9 +57,7 @@ func flags(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
 	for i := range data {
 		data[i] = rng.IntN(4) > 0
 	}
-	x, err := backend.HostBool(data, shape)
-	must(t, err)
-	return x
+	return must.Get(backend.HostBool(data, shape))(t)
 }
 
 // rowsOfHead returns rows [from, to) of head h of a contiguous F32 tensor.
@@ -84,17 +70,13 @@ func rowsOfHead(t *testing.T, x backend.Tensor, h, from, to int) []float32 {
 // swap returns x with two axes exchanged.
 func swap(t testing.TB, x backend.Tensor, a, b int) backend.Tensor {
 	t.Helper()
-	y, err := x.Swap(a, b)
-	must(t, err)
-	return y
+	return must.Get(x.Swap(a, b))(t)
 }
 
 // broadcast returns x with the given shape.
 func broadcast(t testing.TB, x backend.Tensor, shape backend.Shape) backend.Tensor {
 	t.Helper()
-	y, err := x.Broadcast(shape)
-	must(t, err)
-	return y
+	return must.Get(x.Broadcast(shape))(t)
 }
 
 // random returns a contiguous tensor of numbers in [-1, 1).
@@ -105,9 +87,7 @@ func random(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
 	for i := range data {
 		data[i] = rng.Float32()*2 - 1
 	}
-	x, err := backend.HostF32(data, shape)
-	must(t, err)
-	return x
+	return must.Get(backend.HostF32(data, shape))(t)
 }
 
 // typed returns x, a contiguous F32 tensor, rounded to dtype.
@@ -117,8 +97,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 		return x
 	}
 	shape := x.Shape()
-	y, err := backend.AllocHost(dtype, shape)
-	must(tb, err)
+	y := must.Get(backend.AllocHost(dtype, shape))(tb)
 	to := view.Of(&y)
 	from := floats(tb, x)
 	n := shape[backend.Dim]
@@ -136,8 +115,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 // plain returns a call of plain attention over random operands.
 func plain(t testing.TB, heads, seq, dim int) *backend.Call {
 	shape := backend.Shape{1, heads, seq, dim}
-	o, err := backend.AllocHost(backend.F32, shape)
-	must(t, err)
+	o := must.Get(backend.AllocHost(backend.F32, shape))(t)
 	return &backend.Call{
 		Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: o,
 		Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()},

@@ -8,19 +8,10 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
-
-func get[T any](x T, err error) func(t testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
-	}
-}
 
 // TestKeyIndicesInCaches: lists count the tokens of a cache, contiguous or in pages, as the keys of a call.
 func TestKeyIndicesInCaches(t *testing.T) {
@@ -33,7 +24,7 @@ func TestKeyIndicesInCaches(t *testing.T) {
 		for i := range data {
 			data[i] = float32(rng.NormFloat64())
 		}
-		return get(dev.FromFloat32(ctx, kernels.F32, data, kernels.Shape{1, heads, n, d}))(t)
+		return must.Get(dev.FromFloat32(ctx, kernels.F32, data, kernels.Shape{1, heads, n, d}))(t)
 	}
 	q, k, v := drawn(rows), drawn(tokens), drawn(tokens)
 	lists := &kernels.KeyIndices{TopK: 8}
@@ -42,14 +33,16 @@ func TestKeyIndicesInCaches(t *testing.T) {
 			lists.Indices = append(lists.Indices, int32(key))
 		}
 	}
-	o := func(r kernels.Result, err error) []float32 { return get(dev.ToFloat32(ctx, get(r, err)(t).O))(t) }
+	o := func(r kernels.Result, err error) []float32 {
+		return must.Get(dev.ToFloat32(ctx, must.Get(r, err)(t).O))(t)
+	}
 	want := o(dev.Attention(ctx, q, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight, KeyIndices: lists}))
 	opt := kvcache.CallOptions{Options: kernels.Options{KeyIndices: lists}}
-	cache := get(kvcache.New(ctx, dev, kvcache.Config{KVHeads: heads, Dim: d, Capacity: 64}))(t)
-	get(0, cache.Append(ctx, k, v, nil))(t)
-	pool := get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: heads, Dim: d, PageSize: 7, Pages: 9}))(t)
-	batch := pool.Batch(get(pool.NewSequence())(t))
-	get(0, batch.Append(ctx, k, v, nil))(t)
+	cache := must.Get(kvcache.New(ctx, dev, kvcache.Config{KVHeads: heads, Dim: d, Capacity: 64}))(t)
+	must.Do(t, cache.Append(ctx, k, v, nil))
+	pool := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: heads, Dim: d, PageSize: 7, Pages: 9}))(t)
+	batch := pool.Batch(must.Get(pool.NewSequence())(t))
+	must.Do(t, batch.Append(ctx, k, v, nil))
 	for name, got := range map[string][]float32{"contiguous": o(cache.Attention(ctx, q, opt)), "pages": o(batch.Attention(ctx, q, opt))} {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %v, should be %v", name, got, want)
@@ -64,7 +57,7 @@ func BenchmarkKeyIndices(b *testing.B) {
 	for _, d := range []int{64, 128} {
 		dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 		tensor := func(s int) backend.Tensor {
-			t := get(dev.Alloc(b.Context(), backend.F32, backend.Shape{1, heads, s, d}))(b)
+			t := must.Get(dev.Alloc(b.Context(), backend.F32, backend.Shape{1, heads, s, d}))(b)
 			data, _ := t.Float32s()
 			for i := range data {
 				data[i] = float32(i%251)/251 - 0.5
@@ -102,9 +95,7 @@ func BenchmarkKeyIndices(b *testing.B) {
 					} else if err := call.Reset(q, keys, values, opt); err != nil {
 						b.Fatal(err)
 					}
-					if err := call.RunInto(b.Context(), kernels.Result{O: o}); err != nil {
-						b.Fatal(err)
-					}
+					must.Do(b, call.RunInto(b.Context(), kernels.Result{O: o}))
 				}
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*topK*heads), "ns/key")
 			})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 const (
@@ -26,9 +27,7 @@ const (
 func TestPeakMemory(t *testing.T) {
 	if child := os.Getenv(peakChild); child != "" {
 		var seq, left int
-		if _, err := fmt.Sscan(child, &seq, &left); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Sscan(child, &seq, &left))(t)
 		fmt.Printf("peak %d\n", peakOfThisProcess(t, seq, left))
 		return
 	}
@@ -90,19 +89,17 @@ func peakOfThisProcess(t *testing.T, seq, left int) int64 {
 	if left != backend.Unbounded {
 		c.Visible.Right = 0
 	}
-	a, err := be.Plan(t.Context(), c)
-	must(t, err)
-	b, err := be.Plan(t.Context(), &everything)
-	must(t, err)
+	a := must.Get(be.Plan(t.Context(), c))(t)
+	b := must.Get(be.Plan(t.Context(), &everything))(t)
 	if a.Scratch > b.Scratch || a.Scratch > 4*mib*int64(be.threads()) {
 		t.Fatalf("a window takes %d bytes of scratch, no window %d; at most 4 MiB a thread are expected", a.Scratch, b.Scratch)
 	}
-	must(t, be.Attention(t.Context(), c))
+	must.Do(t, be.Attention(t.Context(), c))
 	if left != backend.Unbounded {
 		for _, x := range []*backend.Tensor{&everything.Q, &everything.O, &everything.LSE} {
 			*x = cut(t, *x, backend.Seq, seq-64, seq)
 		}
-		must(t, be.Attention(t.Context(), &everything))
+		must.Do(t, be.Attention(t.Context(), &everything))
 	}
 	if status, err := os.ReadFile("/proc/self/status"); err == nil {
 		if _, line, ok := bytes.Cut(status, []byte("VmHWM:")); ok {
@@ -184,14 +181,10 @@ func TestNoAllocations(t *testing.T) {
 func TestAllocTooLarge(t *testing.T) {
 	be := open(t, Options{})
 	for _, shape := range []backend.Shape{{1 << 20, 1 << 10, 1 << 10, 1 << 10}, {1, 1, 1 << 24, 1 << 24}} {
-		if _, err := be.Alloc(t.Context(), backend.F32, shape); !errors.Is(err, backend.ErrMemory) {
-			t.Errorf("shape %v: error %v, want ErrMemory", shape, err)
-		}
+		must.Fail(t, fmt.Sprintf("shape %v", shape), must.Err(be.Alloc(t.Context(), backend.F32, shape)), backend.ErrMemory)
 	}
 	for _, shape := range []backend.Shape{{-1, 1, 1, 1}, {1 << 30, 1 << 30, 1 << 30, 1}} {
-		if _, err := be.Alloc(t.Context(), backend.F32, shape); !errors.Is(err, backend.ErrShape) {
-			t.Errorf("shape %v: error %v, want ErrShape", shape, err)
-		}
+		must.Fail(t, fmt.Sprintf("shape %v", shape), must.Err(be.Alloc(t.Context(), backend.F32, shape)), backend.ErrShape)
 	}
 }
 

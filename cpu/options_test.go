@@ -8,6 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestOptionEdges compares each tier with the reference for options alone and together,
@@ -80,14 +81,13 @@ func TestOneRowOfManyHeads(t *testing.T) {
 				if p.Slopes != nil {
 					c.Slopes = p.Slopes[from:to]
 				}
-				must(t, be.Attention(t.Context(), &c))
+				must.Do(t, be.Attention(t.Context(), &c))
 				return c.O
 			}
 			for _, together := range []int{8, 16, heads} {
 				got := attend(0, together)
 				for h := range together {
-					one, err := backend.HostF32(rowsOfHead(t, got, h, 0, 1), backend.Shape{1, 1, 1, dim})
-					must(t, err)
+					one := must.Get(backend.HostF32(rowsOfHead(t, got, h, 0, 1), backend.Shape{1, 1, 1, dim}))(t)
 					sameBits(t, fmt.Sprintf("problem %d, head %d of %d", n, h, together), one, attend(h, h+1))
 				}
 			}
@@ -136,8 +136,7 @@ func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c bac
 		{"blocks", func() {
 			c.BlockQ, c.BlockK = one(1, 7, 16, 64, 100), one(1, 7, 16, 64, 100)
 			c.Blocks = flags(t, uint64(n), backend.Shape{1, heads, tile.CeilDiv(sq, c.BlockQ), tile.CeilDiv(sk, c.BlockK)})
-			seen, err := c.Blocks.Bools()
-			must(t, err)
+			seen := must.Get(c.Blocks.Bools())(t)
 			for i := range seen { // three in four, or one
 				seen[i] = seen[i] == (n%2 == 0)
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestPages compares the bits of calls over pages of any size with those of the same keys in
@@ -58,7 +59,7 @@ func testPages(t *testing.T, tier string) {
 		var out [2][2]backend.Tensor
 		for i, c := range []*backend.Call{&c, &paged} {
 			c.O, c.LSE = alloc(t, backend.Shape{1, 2, sq, dv}), alloc(t, backend.Shape{1, 2, sq, 1})
-			must(t, be.Attention(t.Context(), c))
+			must.Do(t, be.Attention(t.Context(), c))
 			out[i] = [2]backend.Tensor{c.O, c.LSE}
 		}
 		say = fmt.Sprintf("%d: %s, head sizes %d and %d of %v, pages of %d, %+v", n, say, d, dv, dtype, size, c.Visible)

@@ -9,6 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestTileEdges compares each tier with the reference, element by element, for lengths
@@ -62,9 +63,7 @@ func TestPartition(t *testing.T) {
 		{"a wide head, gonum", gonum, 1, 1, 4096, 4096, 2048, 1, 64, 1, 1, true},
 	} {
 		meta := func(heads, seq int) backend.Tensor {
-			x, err := backend.Meta(backend.F32, backend.Shape{1, heads, seq, c.d})
-			must(t, err)
-			return x
+			return must.Get(backend.Meta(backend.F32, backend.Shape{1, heads, seq, c.d}))(t)
 		}
 		call := &backend.Call{Q: meta(c.h, c.sq), K: meta(c.hkv, c.sk), V: meta(c.hkv, c.sk), O: meta(c.h, c.sq), Problem: backend.Problem{Visible: backend.Everything()}}
 		x := newPartition(c.k, call, c.threads)
@@ -82,8 +81,7 @@ func TestPartition(t *testing.T) {
 		}
 		for _, tier := range Tiers() {
 			be := open(t, Options{Threads: c.threads, Tier: tier})
-			p, err := be.Plan(t.Context(), call)
-			must(t, err)
+			p := must.Get(be.Plan(t.Context(), call))(t)
 			x := newPartition(be.kernels, call, c.threads)
 			if p.Chunks != x.tasks || p.Cut != x.String() || p.Scratch != x.scratchBytes() || p.Pairs != int64(c.h)*int64(c.sq)*int64(c.sk) || !strings.Contains(p.Path, tier) {
 				t.Errorf("%s: plan %+v is not of %v", c.say, p, &x)

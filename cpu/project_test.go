@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // project returns x·w + bias from a new backend.
@@ -15,7 +16,7 @@ func project(t testing.TB, opt Options, x, w, bias backend.Tensor) backend.Tenso
 	s := x.Shape()
 	w = broadcast(t, w, backend.Shape{s[0], s[1], s[3], w.Shape()[backend.Dim]})
 	y := alloc(t, backend.Shape{s[0], s[1], s[2], w.Shape()[backend.Dim]})
-	must(t, be.Project(t.Context(), y, x, w, bias))
+	must.Do(t, be.Project(t.Context(), y, x, w, bias))
 	return y
 }
 
@@ -38,13 +39,13 @@ func testProjectInAnyCompany(t *testing.T, tier string) {
 			rows := cut(t, cut(t, x, backend.Batch, part.b0, part.b1), backend.Seq, part.from, part.to)
 			got := project(t, Options{Tier: tier, Threads: part.threads}, rows, w, bias)
 			want := alloc(t, got.Shape())
-			must(t, open(t, Options{}).Download(t.Context(), want, cut(t, cut(t, all, backend.Batch, part.b0, part.b1), backend.Seq, part.from, part.to)))
+			must.Do(t, open(t, Options{}).Download(t.Context(), want, cut(t, cut(t, all, backend.Batch, part.b0, part.b1), backend.Seq, part.from, part.to)))
 			sameBits(t, fmt.Sprintf("%v, %+v", dtype, part), got, want)
 		}
 		for _, cols := range [][2]int{{0, 1}, {100, 140}, {128, 256}, {7, 391}} {
 			got := project(t, Options{Tier: tier}, x, cut(t, w, backend.Dim, cols[0], cols[1]), cut(t, bias, backend.Dim, cols[0], cols[1]))
 			want := alloc(t, got.Shape())
-			must(t, open(t, Options{}).Download(t.Context(), want, cut(t, all, backend.Dim, cols[0], cols[1])))
+			must.Do(t, open(t, Options{}).Download(t.Context(), want, cut(t, all, backend.Dim, cols[0], cols[1])))
 			sameBits(t, fmt.Sprintf("%v, columns %v", dtype, cols), got, want)
 		}
 	}
@@ -58,8 +59,7 @@ func TestProjectHidesNothing(t *testing.T) {
 			x, w := alloc(t, backend.Shape{1, 1, rows, m}), random(t, 1, backend.Shape{1, 1, m, n})
 			data := floats(t, w)
 			data[130*n+3], data[7*n+149] = float32(math.NaN()), float32(math.Inf(1))
-			y, err := project(t, Options{Tier: tier}, x, w, backend.Tensor{}).Float32s()
-			must(t, err)
+			y := must.Get(project(t, Options{Tier: tier}, x, w, backend.Tensor{}).Float32s())(t)
 			for i, got := range y {
 				if want := i%n == 3 || i%n == 149; (got != got) != want || !want && got != 0 {
 					t.Fatalf("%d rows: element %d is %v, 0·NaN and 0·Inf are NaN, all else 0", rows, i, got)
@@ -78,10 +78,10 @@ func TestProjectByHeads(t *testing.T) {
 		turned := alloc(t, backend.Shape{batch, heads, n, m})
 		wt := swap(t, turned, backend.Seq, backend.Dim)
 		be := open(t, Options{Tier: tier})
-		must(t, be.Download(t.Context(), wt, w))
+		must.Do(t, be.Download(t.Context(), wt, w))
 		all, apart := alloc(t, backend.Shape{batch, heads, s, n}), alloc(t, backend.Shape{batch, heads, s, n})
-		must(t, be.Project(t.Context(), all, x, w, backend.Tensor{}))
-		must(t, be.Project(t.Context(), apart, x, wt, backend.Tensor{}))
+		must.Do(t, be.Project(t.Context(), all, x, w, backend.Tensor{}))
+		must.Do(t, be.Project(t.Context(), apart, x, wt, backend.Tensor{}))
 		sameBits(t, "weights transposed", apart, all)
 		for b := range batch {
 			for h := range heads {
@@ -99,14 +99,13 @@ func TestProjectByHeads(t *testing.T) {
 func BenchmarkProject(b *testing.B) {
 	for _, tier := range Tiers() {
 		be, ctx := open(b, Options{Tier: tier}), b.Context()
-		peak, err := be.PeakFLOPS(ctx)
-		must(b, err)
+		peak := must.Get(be.PeakFLOPS(ctx))(b)
 		for _, c := range []struct{ s, m, n int }{{1, 4096, 4096}, {64, 1024, 1024}, {512, 1024, 1024}, {1024, 512, 1536}, {300, 768, 200}} {
 			x, w := random(b, 1, backend.Shape{1, 1, c.s, c.m}), random(b, 2, backend.Shape{1, 1, c.m, c.n})
 			y := alloc(b, backend.Shape{1, 1, c.s, c.n})
 			b.Run(fmt.Sprintf("%s/s%dm%dn%d", tier, c.s, c.m, c.n), func(b *testing.B) {
 				for b.Loop() {
-					must(b, be.Project(ctx, y, x, w, backend.Tensor{}))
+					must.Do(b, be.Project(ctx, y, x, w, backend.Tensor{}))
 				}
 				rate := 2 * float64(c.s) * float64(c.m) * float64(c.n) * float64(b.N) / b.Elapsed().Seconds()
 				b.ReportMetric(rate/1e9, "GFLOP/s")

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // BenchmarkQ4 reports the least time of decoding in q8 and in q4, by turns.
@@ -27,8 +28,8 @@ func BenchmarkQ4(b *testing.B) {
 					}
 					var err error
 					*t, err = backend.AllocHost(dtype, shape)
-					must(b, err)
-					must(b, be.Copy(b.Context(), []backend.Tensor{*t}, []backend.Tensor{random(b, uint64(i), shape)}))
+					must.Do(b, err)
+					must.Do(b, be.Copy(b.Context(), []backend.Tensor{*t}, []backend.Tensor{random(b, uint64(i), shape)}))
 				}
 				calls = append(calls, c)
 			}
@@ -36,7 +37,7 @@ func BenchmarkQ4(b *testing.B) {
 			for b.Loop() {
 				for i, c := range calls {
 					start := time.Now()
-					must(b, be.Attention(b.Context(), c))
+					must.Do(b, be.Attention(b.Context(), c))
 					least[i] = min(least[i], time.Since(start).Seconds())
 				}
 			}

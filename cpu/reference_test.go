@@ -8,6 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // eachRow calls do for the query rows of c, a call with one batch, and their key heads.
@@ -79,8 +80,7 @@ func compareTiers(t *testing.T, what string, threads int, c backend.Call) {
 	d := c.Dims()
 	for _, tier := range Tiers() {
 		c.O, c.LSE = alloc(t, backend.Shape{1, d.Heads, d.SeqQ, d.ValueDim}), alloc(t, backend.Shape{1, d.Heads, d.SeqQ, 1})
-		err := open(t, Options{Tier: tier, Threads: threads}).Attention(t.Context(), &c)
-		must(t, err)
+		must.Do(t, open(t, Options{Tier: tier, Threads: threads}).Attention(t.Context(), &c))
 		o := floats(t, c.O)
 		lse := floats(t, c.LSE)
 		near(t, tier+", "+what, o, wantO)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestSmallProblems compares the bits of small problems with those that the engine
@@ -67,8 +68,7 @@ func testSmallProblems(t *testing.T, tier string) {
 			if wanted {
 				c.LSE = alloc(t, backend.Shape{batch, kv * share, sq, 1})
 			}
-			a, err := be.openAttention(&c, 2)
-			must(t, err)
+			a := must.Get(be.openAttention(&c, 2))(t)
 			defer a.release()
 			if a.plan.taskGroups > 0 {
 				small++
@@ -76,7 +76,7 @@ func testSmallProblems(t *testing.T, tier string) {
 			if engine {
 				a.plan = newPartition(be.kernels, &c, 2)
 			}
-			must(t, workers.Run(t.Context(), a, a.plan.floats(), a.plan.tasks, 2))
+			must.Do(t, workers.Run(t.Context(), a, a.plan.floats(), a.plan.tasks, 2))
 			return c.O, c.LSE
 		}
 		o, lse := run(false)

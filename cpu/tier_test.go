@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestTiers shows how a tier is chosen, and the errors for an unknown one.
@@ -47,15 +48,9 @@ func TestTiers(t *testing.T) {
 	}
 	be := New(Options{Tier: "sse"})
 	c := plain(t, 1, 8, 8)
-	if err := be.Attention(t.Context(), c); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), "sse") {
-		t.Errorf("a call on an unknown tier: error %v", err)
-	}
-	if _, err := be.Plan(t.Context(), c); !errors.Is(err, ErrTier) {
-		t.Errorf("a plan on an unknown tier: error %v", err)
-	}
-	if err := be.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Fail(t, "a call on an unknown tier", be.Attention(t.Context(), c), ErrTier, "sse")
+	must.Fail(t, "a plan on an unknown tier", must.Err(be.Plan(t.Context(), c)), ErrTier)
+	must.Do(t, be.Close())
 }
 
 // TestWideHeads shows that head sizes beyond what the caches of a core hold come out

@@ -14,6 +14,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestWorkersOutliveCalls shows that calls of all backends use the same goroutines once
@@ -27,7 +28,7 @@ func TestWorkersOutliveCalls(t *testing.T) {
 	}
 	c := plain(t, 4, 256, 64)
 	call := func(be *Backend) {
-		must(t, be.Attention(t.Context(), c))
+		must.Do(t, be.Attention(t.Context(), c))
 	}
 	running := runtime.NumGoroutine()
 	be, other := New(Options{Threads: 3}), New(Options{Threads: 2})
@@ -101,7 +102,7 @@ func testPanicsBecomeErrors(t *testing.T, tier string) {
 				<-done
 				return err
 			}
-			must(t, run(t.Context()))
+			must.Do(t, run(t.Context()))
 			var want [][]float32
 			for _, out := range s.out {
 				want = append(want, slices.Clone(floats(t, out)))
@@ -125,7 +126,7 @@ func testPanicsBecomeErrors(t *testing.T, tier string) {
 					t.Fatalf("at look %d, Goexit %t: error %v", at, exit, err)
 				}
 				injected++
-				must(t, run(t.Context()))
+				must.Do(t, run(t.Context()))
 				for i, out := range s.out {
 					if !slices.Equal(floats(t, out), want[i]) {
 						t.Fatalf("after a failure at look %d, Goexit %t, the next call has other results", at, exit)
@@ -206,7 +207,7 @@ func stages(t *testing.T, be *Backend) []stage {
 		return be.Project(ctx, projected, x(13, 1, 1, rows, dim), matrix, backend.Tensor{})
 	})
 	c := &backend.Call{Q: q, K: k, V: v, O: zeros(1, 2, rows, dim), LSE: zeros(1, 2, rows, 1), Problem: p}
-	must(t, be.Attention(t.Context(), c))
+	must.Do(t, be.Attention(t.Context(), c))
 	g := &backend.Gradients{Call: *c, DO: x(14, 1, 2, rows, dim), DQ: zeros(1, 2, rows, dim), DK: zeros(1, 2, keys, dim), DV: zeros(1, 2, keys, dim)}
 	add("backward", []backend.Tensor{g.DQ, g.DK, g.DV}, func(ctx context.Context) error { return be.Backward(ctx, g) })
 	return all

@@ -8,6 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // rowsAlone fails unless the rows that compute writes to a tensor with rows [from, to) have
@@ -16,7 +17,7 @@ func rowsAlone(t *testing.T, what string, rows, cols int, compute func(from, to 
 	t.Helper()
 	run := func(from, to int) []float32 {
 		o := alloc(t, backend.Shape{1, 1, to - from, cols})
-		must(t, compute(from, to, o))
+		must.Do(t, compute(from, to, o))
 		return rowsOfHead(t, o, 0, 0, to-from)
 	}
 	zeros, all := 0, run(0, rows)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -33,11 +34,9 @@ func TestOperationOnce(t *testing.T) {
 	check(t, err)
 	dev := kernels.NewDevice(be)
 	defer dev.Close()
-	x, err := dev.FromFloat32(t.Context(), backend.F32, make([]float32, 12), backend.Shape{1, 1, 3, 4})
-	check(t, err)
+	x := must.Get(dev.FromFloat32(t.Context(), backend.F32, make([]float32, 12), backend.Shape{1, 1, 3, 4}))(t)
 	defer x.Release()
-	mask, err := backend.NewTensor(backend.NewMemory(new(int), "another device", 9, nil, nil), backend.Bool, backend.Shape{1, 1, 3, 3})
-	check(t, err)
+	mask := must.Get(backend.NewTensor(backend.NewMemory(new(int), "another device", 9, nil, nil), backend.Bool, backend.Shape{1, 1, 3, 3}))(t)
 	_, err = dev.Attention(t.Context(), x, x, x, kernels.Options{Mask: mask})
 	if !errors.Is(err, backend.ErrDevice) || !regexp.MustCompile(`^attention: mask is in another device`).MatchString(err.Error()) {
 		t.Errorf("a mask of another device: %v", err)

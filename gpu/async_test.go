@@ -12,6 +12,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/resource"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -118,9 +119,7 @@ func TestErrorsInFlight(t *testing.T) {
 	s := alloc(t, b, backend.F32, backend.Shape{1, 1, 8, 8})
 	out := host(t, backend.Shape{1, 1, 8, 8}, wave)
 	row := func(x backend.Tensor) backend.Tensor {
-		x, err := x.Slice(backend.Seq, 0, 1)
-		check(t, err)
-		return x
+		return must.Get(x.Slice(backend.Seq, 0, 1))(t)
 	}
 	calls := map[string]func() error{
 		"attention": func() error { return b.Attention(ctx, c) },
@@ -249,9 +248,7 @@ func TestManyCallsInFlight(t *testing.T) {
 				if made != most || highest != most || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Minute+time.Second {
 					t.Errorf("%d calls and %d submissions in %v, then %v", made, highest, time.Since(began), err)
 				}
-				if err := b.Close(); !errors.Is(err, backend.ErrDeviceLost) {
-					t.Errorf("close: %v", err)
-				}
+				must.Fail(t, "close", b.Close(), backend.ErrDeviceLost)
 				return
 			}
 			if err != nil || highest > most {
@@ -273,8 +270,7 @@ func TestReleasedInFlight(t *testing.T) {
 		defer b.Close()
 		src := upload(t, b, host(t, backend.Shape{1, 1, 1, 64}, wave))
 		shape := backend.Shape{1, 1, 1 << 16, 64} // 16 MiB
-		src, err := src.Broadcast(shape)
-		check(t, err)
+		src = must.Get(src.Broadcast(shape))(t)
 		retired := int64(0)
 		for range 50 {
 			dst := alloc(t, b, backend.F32, shape)
@@ -301,13 +297,10 @@ func TestChainOfLayers(t *testing.T) {
 		var list []*nn.MultiHeadAttention
 		var caches []*kvcache.Cache
 		for i := range layers {
-			w, err := config.Initialise(nn.Initialiser{Seed: uint64(i)})
-			check(t, err)
-			l, err := nn.NewMultiHeadAttention(t.Context(), device, config, w)
-			check(t, err)
+			w := must.Get(config.Initialise(nn.Initialiser{Seed: uint64(i)}))(t)
+			l := must.Get(nn.NewMultiHeadAttention(t.Context(), device, config, w))(t)
 			defer l.Release()
-			cache, err := kvcache.New(t.Context(), device, kvcache.Config{Batch: 1, KVHeads: heads, Dim: width / heads, ValueDim: width / heads, Capacity: 64})
-			check(t, err)
+			cache := must.Get(kvcache.New(t.Context(), device, kvcache.Config{Batch: 1, KVHeads: heads, Dim: width / heads, ValueDim: width / heads, Capacity: 64}))(t)
 			defer cache.Release()
 			list, caches = append(list, l), append(caches, cache)
 		}
@@ -318,16 +311,13 @@ func TestChainOfLayers(t *testing.T) {
 					waits++
 				}
 			})
-			x, err := device.FromFloat32(t.Context(), backend.F32, slices.Repeat([]float32{0.5, -0.25}, width/2), backend.Shape{1, 1, 1, width})
-			check(t, err)
+			x := must.Get(device.FromFloat32(t.Context(), backend.F32, slices.Repeat([]float32{0.5, -0.25}, width/2), backend.Shape{1, 1, 1, width}))(t)
 			for i, l := range list {
-				r, err := l.Apply(t.Context(), x, nn.MultiHeadOptions{Cache: caches[i]})
-				check(t, err)
+				r := must.Get(l.Apply(t.Context(), x, nn.MultiHeadOptions{Cache: caches[i]}))(t)
 				x.Release()
 				x = r.O
 			}
-			bits, err = device.ToFloat32(t.Context(), x)
-			check(t, err)
+			bits = must.Get(device.ToFloat32(t.Context(), x))(t)
 			x.Release()
 			dev.Watch(nil)
 		}

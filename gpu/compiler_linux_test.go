@@ -18,6 +18,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/source"
 	"github.com/seed90331342/attn/gpu/internal/wgsl"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // radv is the manifest of Mesa's driver for AMD GPUs in Debian. It contains a compiler and
@@ -163,8 +164,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 		if change != nil {
 			change(c)
 		}
-		sources, err := kernelSources(c, staged, suffix != softwareExp2)
-		check(t, err)
+		sources := must.Get(kernelSources(c, staged, suffix != softwareExp2))(t)
 		sources = append(sources, gradientSources(t, c)...)
 		for _, s := range sources {
 			if seen[s.WGSL] {
@@ -232,9 +232,7 @@ func gradientSources(t *testing.T, c *backend.Call) []KernelSource {
 	d := c.Dims()
 	g := &backend.Gradients{Call: *c, DO: c.O, DQ: c.Q, DK: c.K, DV: c.V, DBias: metaOf(t, backend.F32, backend.Shape{1, 1, d.SeqQ, d.SeqK})}
 	g.LSE = metaOf(t, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
-	list, err := GradientSources(g)
-	check(t, err)
-	return list
+	return must.Get(GradientSources(g))(t)
 }
 
 // compileAll sets stats and figures for a family of GPUs and returns the version of the driver
@@ -247,8 +245,7 @@ func compileAll(t *testing.T, program, manifest, family string, kernels []*compi
 			Path string `json:"library_path"`
 		}
 	}
-	text, err := os.ReadFile(manifest)
-	check(t, err)
+	text := must.Get(os.ReadFile(manifest))(t)
 	check(t, json.Unmarshal(text, &driver))
 	libraries := filepath.Dir(driver.ICD.Path) + ":" + os.Getenv("LD_LIBRARY_PATH")
 	dir := t.TempDir()
@@ -390,8 +387,7 @@ fn main(@builtin(local_invocation_index) t: u32) {
 	x[t] = a[INDEX] + b[1].x;
 }`
 	for index, want := range map[string]bool{"1": false, "t % 4u": true} {
-		words, err := wgsl.SPIRV(strings.ReplaceAll(shader, "INDEX", index))
-		check(t, err)
+		words := must.Get(wgsl.SPIRV(strings.ReplaceAll(shader, "INDEX", index)))(t)
 		if n := dynamicIndices(words); n > 0 != want {
 			t.Errorf("a[%s]: %d dynamic indices, want some: %v", index, n, want)
 		}

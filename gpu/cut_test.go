@@ -9,6 +9,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // lowered are limits far below any adapter's. Each makes the tests' problems be cut in the
@@ -45,23 +46,19 @@ func host(t testing.TB, shape backend.Shape, f func(i int) float32) backend.Tens
 	for i := range data {
 		data[i] = f(i)
 	}
-	h, err := backend.HostF32(data, shape)
-	check(t, err)
-	return h
+	return must.Get(backend.HostF32(data, shape))(t)
 }
 
 func upload(t testing.TB, b *Backend, h backend.Tensor) backend.Tensor {
 	t.Helper()
-	d, err := b.Upload(context.Background(), h)
-	check(t, err)
+	d := must.Get(b.Upload(context.Background(), h))(t)
 	t.Cleanup(d.Release)
 	return d
 }
 
 func alloc(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape) backend.Tensor {
 	t.Helper()
-	d, err := b.Alloc(context.Background(), dtype, shape)
-	check(t, err)
+	d := must.Get(b.Alloc(context.Background(), dtype, shape))(t)
 	t.Cleanup(d.Release)
 	return d
 }
@@ -73,8 +70,7 @@ func floats(t testing.TB, b *Backend, d backend.Tensor) []float32 {
 		d = copied(t, b, backend.F32, d)
 	}
 	data := make([]float32, d.Shape().Elements())
-	h, err := backend.HostF32(data, d.Shape())
-	check(t, err)
+	h := must.Get(backend.HostF32(data, d.Shape()))(t)
 	check(t, b.Download(context.Background(), h, d))
 	return data
 }
@@ -103,8 +99,7 @@ func bools(t testing.TB, b *Backend, shape backend.Shape, f func(i int) bool) ba
 	for i := range data {
 		data[i] = f(i)
 	}
-	h, err := backend.HostBool(data, shape)
-	check(t, err)
+	h := must.Get(backend.HostBool(data, shape))(t)
 	return upload(t, b, h)
 }
 
@@ -113,10 +108,8 @@ func wave(i int) float32 { return float32(math.Sin(float64(i)*1.7) + math.Cos(fl
 
 // problem returns a call with every option.
 func problem(t testing.TB, b *Backend) *backend.Call {
-	m, err := bools(t, b, backend.Shape{1, 1, 70, 90}, func(i int) bool { return i%5 != 0 }).Broadcast(backend.Shape{2, 4, 70, 90})
-	check(t, err)
-	bias, err := upload(t, b, host(t, backend.Shape{1, 4, 70, 90}, wave)).Broadcast(backend.Shape{2, 4, 70, 90})
-	check(t, err)
+	m := must.Get(bools(t, b, backend.Shape{1, 1, 70, 90}, func(i int) bool { return i%5 != 0 }).Broadcast(backend.Shape{2, 4, 70, 90}))(t)
+	bias := must.Get(upload(t, b, host(t, backend.Shape{1, 4, 70, 90}, wave)).Broadcast(backend.Shape{2, 4, 70, 90}))(t)
 	return &backend.Call{
 		Q: upload(t, b, host(t, backend.Shape{2, 4, 70, 40}, wave)),
 		K: upload(t, b, host(t, backend.Shape{2, 2, 90, 40}, wave)),
@@ -150,8 +143,7 @@ func testCutsChangeNoBit(t *testing.T, problem func(testing.TB, *Backend) *backe
 		defer b.Close() // before the next one is opened
 		c := problem(t, b)
 		check(t, b.Attention(context.Background(), c))
-		plan, err := b.Plan(t.Context(), c)
-		check(t, err)
+		plan := must.Get(b.Plan(t.Context(), c))(t)
 		w, o := alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 90}), alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 33})
 		lse := alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 1})
 		check(t, b.QK(context.Background(), w, c.Q, c.K))

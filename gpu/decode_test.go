@@ -13,6 +13,7 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -128,8 +129,7 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 				c := &backend.Call{Q: q, K: k, V: v, Problem: p,
 					O:   alloc(t, b, backend.F32, backend.Shape{2, heads, n, class.dv}),
 					LSE: alloc(t, b, backend.F32, backend.Shape{2, heads, n, 1})}
-				plan, err := b.Plan(t.Context(), c)
-				check(t, err)
+				plan := must.Get(b.Plan(t.Context(), c))(t)
 				if decoded := strings.Contains(plan.Path, "decode"); decoded != (n == 1) {
 					t.Fatalf("%d rows: the path is %s", n, plan.Path)
 				}
@@ -138,8 +138,7 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 			}
 			o, lse := call(q, x.p)
 			for _, i := range []int{0, 3, 20} { // of the causal ones, 3 sees whole splits of 256 only
-				row, err := q.Slice(backend.Seq, i, i+1)
-				check(t, err)
+				row := must.Get(q.Slice(backend.Seq, i, i+1))(t)
 				p := x.p
 				p.Visible.Offset += i
 				p.Dropout.First[backend.Seq] += i
@@ -153,8 +152,7 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 					if s.t.IsZero() {
 						continue
 					}
-					*s.t, err = s.t.Slice(s.axis, s.lo, s.hi)
-					check(t, err)
+					*s.t = must.Get(s.t.Slice(s.axis, s.lo, s.hi))(t)
 				}
 				ro, rlse := call(row, p)
 				for n := range 2 * heads {
@@ -185,9 +183,7 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 				}
 				return wave(from + i/(width+pad)*width + i%(width+pad))
 			}))
-			x, err := x.Slice(backend.Dim, 0, width)
-			check(t, err)
-			return x
+			return must.Get(x.Slice(backend.Dim, 0, width))(t)
 		}
 		c := &backend.Call{
 			Q: upload(t, b, host(t, backend.Shape{2, heads, sq, d}, wave)), K: keys(d, 3), V: keys(dv, 4),
@@ -196,8 +192,7 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 				Visible: backend.Visibility{Offset: 2000, Left: 1990, Right: 250, KLen: []int{2300, 1500}}},
 		}
 		check(t, b.Attention(context.Background(), c))
-		plan, err := b.Plan(t.Context(), c)
-		check(t, err)
+		plan = must.Get(b.Plan(t.Context(), c))(t)
 		return floats(t, b, c.O), floats(t, b, c.LSE), plan
 	}
 	o, lse, whole := results(Options{}, 0)
@@ -242,8 +237,7 @@ func TestDecodeFillsADevice(t *testing.T) {
 		for _, group := range []int{1, 4, 16} {
 			for _, dtype := range []backend.DType{backend.F32, backend.BF16, backend.Q8} {
 				b := newSources(false).b
-				x, err := b.newDecode(decodeCall(t, dtype, 1, 8*group, 8, 4096, d))
-				check(t, err)
+				x := must.Get(b.newDecode(decodeCall(t, dtype, 1, 8*group, 8, 4096, d)))(t)
 				groups := map[string]int{}
 				if err := b.dev.Dispatches(x.op(), func(d queue.Dispatch) error {
 					groups[d.Kernel.Name()] += d.Groups
@@ -337,8 +331,7 @@ func TestMergeOfManySplits(t *testing.T) {
 		c := backend.Call{Q: q, K: k, V: v, Problem: backend.Problem{Scale: 1, Visible: x}}
 		o, lse := attend(t, b, c)
 		for _, i := range []int{0, 9, 16} {
-			row, err := q.Slice(backend.Seq, i, i+1)
-			check(t, err)
+			row := must.Get(q.Slice(backend.Seq, i, i+1))(t)
 			c := c
 			c.Q = row
 			c.Visible.Offset += i
@@ -367,7 +360,7 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 		}
 		var o, lse [3][]float32
 		for _, level := range []shaders.Expand{shaders.Registers, shaders.Full} {
-			err := b.run(context.Background(), "attention", func() (*queue.Op, error) {
+			check(t, b.run(context.Background(), "attention", func() (*queue.Op, error) {
 				x, err := b.newDecode(c)
 				if err != nil {
 					return nil, err
@@ -376,8 +369,7 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 				splits.Expand = level
 				x.splits = splits
 				return x.op(), nil
-			})
-			check(t, err)
+			}))
 			o[level], lse[level] = floats(t, b, c.O), floats(t, b, c.LSE)
 			sameRow(t, fmt.Sprintf("%v, unrolled to level %d", dtype, level), o[level], o[shaders.Registers])
 			sameRow(t, fmt.Sprintf("%v, lse unrolled to level %d", dtype, level), lse[level], lse[shaders.Registers])
@@ -415,9 +407,7 @@ func TestDecodeWhereItCan(t *testing.T) {
 		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), K: k, V: k,
 			O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, d}), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 		if x.rows < 0 {
-			if _, err := b.newDecode(c); !errors.Is(err, backend.ErrUnsupported) {
-				t.Errorf("%s: got %v, should be %v", x.name, err, backend.ErrUnsupported)
-			}
+			must.Fail(t, x.name, must.Err(b.newDecode(c)), backend.ErrUnsupported)
 			b.Close()
 			continue
 		}

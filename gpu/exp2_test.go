@@ -2,13 +2,13 @@ package gpu
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // precise stands for a device whose own exp2 is within the bound.
@@ -69,9 +69,7 @@ func TestMeasuringExp2Fails(t *testing.T) {
 			}
 			break
 		}
-		if !errors.Is(err, port.ErrMemory) {
-			t.Errorf("%s fails, the error is %v", dev.Failed(), err)
-		}
+		must.Fail(t, dev.Failed()+" fails", err, port.ErrMemory)
 		if l := dev.Live(); l != before {
 			t.Errorf("after %s failed %+v is left, there was %+v", dev.Failed(), l, before)
 		}

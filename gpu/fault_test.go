@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/adapter"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // faulty opens a backend on a device whose calls can be made to fail.
@@ -27,11 +29,9 @@ func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 	for _, a := range adapters {
 		t.Cleanup(a.Release)
 	}
-	dev, err := adapters[0].Open(opt.lower(adapters[0].Limits()))
-	check(t, err)
+	dev := must.Get(adapters[0].Open(opt.lower(adapters[0].Limits())))(t)
 	f := injectFaults(dev)
-	b, err := newBackend(f, adapter.Describe("gpu:0", adapters[0].Info(), dev.Limits()), opt)
-	check(t, err)
+	b := must.Get(newBackend(f, adapter.Describe("gpu:0", adapters[0].Info(), dev.Limits()), opt))(t)
 	t.Cleanup(func() { _ = b.Close() })
 	return b, f
 }
@@ -193,8 +193,7 @@ func TestEveryCallMayFail(t *testing.T) {
 // and other devices work.
 func TestLostDevice(t *testing.T) {
 	b, dev := faulty(t, Options{MaxWork: 2e5})
-	want, err := session(b)
-	check(t, err)
+	want := must.Get(session(b))(t)
 	b.dev.Pool.Drain()
 	blank := dev.Live().Buffers
 	another := func(call string) {
@@ -214,9 +213,7 @@ func TestLostDevice(t *testing.T) {
 			}
 			break
 		}
-		if !errors.Is(err, backend.ErrDeviceLost) {
-			t.Errorf("lost at call %d, %s: %v", i, call, err)
-		}
+		must.Fail(t, fmt.Sprintf("lost at call %d, %s", i, call), err, backend.ErrDeviceLost)
 		b.dev.Pool.Drain()
 		if l := dev.Live(); l.Buffers != blank || l.Groups != 0 {
 			t.Fatalf("lost at call %d, %s: left %+v, %d buffers belong there", i, call, l, blank)
@@ -276,9 +273,7 @@ func loseFor(t *testing.T, call string) {
 		"Plan":      func() error { _, err := b.Plan(t.Context(), c); return err },
 		"PeakFLOPS": func() error { _, err := b.PeakFLOPS(ctx); return err },
 	} {
-		if err := f(); !errors.Is(err, backend.ErrDeviceLost) {
-			t.Errorf("lost at %s: afterwards %s gives %v", call, name, err)
-		}
+		must.Fail(t, fmt.Sprintf("lost at %s: %s afterwards", call, name), f(), backend.ErrDeviceLost)
 	}
 	c.O.Release()
 	if err := b.Close(); err != nil {
@@ -288,9 +283,7 @@ func loseFor(t *testing.T, call string) {
 		t.Errorf("lost at %s: Close left %+v", call, l)
 	}
 	c.Q.Release() // later than Close
-	if err := b.Attention(ctx, c); !errors.Is(err, backend.ErrClosed) {
-		t.Errorf("lost at %s: after Close %v", call, err)
-	}
+	must.Fail(t, fmt.Sprintf("lost at %s", call), b.Attention(ctx, c), backend.ErrClosed)
 }
 
 // TestShadersThatDoNotCompile covers the one failure that only pipelines have.
@@ -308,9 +301,7 @@ func TestShadersThatDoNotCompile(t *testing.T) {
 		if call == "CreatePipeline" {
 			seen++
 		}
-		if !errors.Is(err, backend.ErrUnsupported) {
-			t.Errorf("call %d, %s: %v", i, call, err)
-		}
+		must.Fail(t, fmt.Sprintf("call %d, %s", i, call), err, backend.ErrUnsupported)
 	}
 	if seen == 0 {
 		t.Error("no pipeline was made to fail")

@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -185,8 +186,7 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 		for i := range bits {
 			bits[i] = dtype.Encode(wave(3*i + from))
 		}
-		half, err := backend.HostBits(bits, dtype, shape)
-		check(t, err)
+		half := must.Get(backend.HostBits(bits, dtype, shape))(t)
 		return upload(t, b, half)
 	}
 	c := &backend.Call{
@@ -233,7 +233,7 @@ func TestPlainInChunksChangesNoBit(t *testing.T) {
 	var o, lse [2][]float32
 	for i, most := range []int{1 << 20, cut.Tile} {
 		chunks := 0
-		err := b.run(context.Background(), "attention", func() (*queue.Op, error) {
+		check(t, b.run(context.Background(), "attention", func() (*queue.Op, error) {
 			x, err := b.newPrefill(c, plainOnly)
 			if err != nil {
 				return nil, err
@@ -246,8 +246,7 @@ func TestPlainInChunksChangesNoBit(t *testing.T) {
 				return step(p)
 			}
 			return op, nil
-		})
-		check(t, err)
+		}))
 		if chunks < 1+i {
 			t.Errorf("up to %d keys: %d chunks", most, chunks)
 		}

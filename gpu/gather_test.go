@@ -8,6 +8,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // turned returns a tensor of f(row, column) stored column by column, as the transposed
@@ -20,9 +21,7 @@ func turned(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, 
 		column, row := i/stored[3]%stored[2], i%stored[3]
 		data[i] = f(row*stored[2] + column)
 	}
-	x, err := filled(t, b, dtype, data, stored).Swap(backend.Seq, backend.Dim)
-	check(t, err)
-	return x
+	return must.Get(filled(t, b, dtype, data, stored).Swap(backend.Seq, backend.Dim))(t)
 }
 
 // TestTransposedOperands has keys, values and the output with columns too far apart for a
@@ -34,8 +33,7 @@ func TestTransposedOperands(t *testing.T) {
 		run := func(opt Options) []uint32 {
 			b := open(t, opt)
 			defer b.Close() // before the next one is opened
-			o, err := alloc(t, b, dtype, backend.Shape{1, 1, d, sq}).Swap(backend.Seq, backend.Dim)
-			check(t, err)
+			o := must.Get(alloc(t, b, dtype, backend.Shape{1, 1, d, sq}).Swap(backend.Seq, backend.Dim))(t)
 			c := &backend.Call{
 				Q: turned(t, b, dtype, backend.Shape{1, 1, sq, d}, wave),
 				K: turned(t, b, dtype, backend.Shape{1, 1, sk, d}, wave),
@@ -43,8 +41,7 @@ func TestTransposedOperands(t *testing.T) {
 				O: o, Problem: backend.Problem{Scale: 0.1, Visible: backend.Everything()},
 			}
 			check(t, b.Attention(t.Context(), c))
-			host, err := backend.AllocHost(dtype, o.Shape())
-			check(t, err)
+			host := must.Get(backend.AllocHost(dtype, o.Shape()))(t)
 			check(t, b.Download(t.Context(), host, o))
 			var bits []uint32
 			for i := range sq * d {

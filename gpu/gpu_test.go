@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // open opens the default adapter until the test ends. Without one the test is skipped, or fails
@@ -28,9 +29,7 @@ func open(t testing.TB, opt Options) *Backend {
 // metaOf returns a tensor without memory.
 func metaOf(t testing.TB, dtype backend.DType, shape backend.Shape) backend.Tensor {
 	t.Helper()
-	x, err := backend.Meta(dtype, shape)
-	check(t, err)
-	return x
+	return must.Get(backend.Meta(dtype, shape))(t)
 }
 
 // TestConformance waits where it reads results and, for caches a second time, after each call. It

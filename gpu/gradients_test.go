@@ -7,6 +7,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -107,15 +108,13 @@ func TestGradientsCut(t *testing.T) {
 			in := c.Put(t, kernels.NewDevice(b))
 			in.Options.LSE = true
 			call := prepare(t, b, in.Q, in.K, in.V, in.Options)
-			r, err := call.Run(t.Context())
-			check(t, err)
+			r := must.Get(call.Run(t.Context()))(t)
 			if i == len(o) {
 				o, lse = append(o, floats(t, b, r.O)), append(lse, floats(t, b, r.LSE))
 			} // else limits may have changed the kernel of the forward pass, and with it the bits
 			r.O = upload(t, b, host(t, r.O.Shape(), func(n int) float32 { return o[i][n] }))
 			r.LSE = upload(t, b, host(t, r.LSE.Shape(), func(n int) float32 { return lse[i][n] }))
-			grads, err := call.AllocGradients(t.Context(), call.Gradients())
-			check(t, err)
+			grads := must.Get(call.AllocGradients(t.Context(), call.Gradients()))(t)
 			t.Cleanup(grads.Release)
 			d := kernels.Result{O: upload(t, b, host(t, r.O.Shape(), wave)), LSE: upload(t, b, host(t, r.LSE.Shape(), wave))}
 			if err := call.Backward(t.Context(), grads, d, r); err != nil {

@@ -3,7 +3,6 @@ package gpu
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"math"
 	"math/rand/v2"
 	"regexp"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // through multiplies each value by a weight of 1, which decodes it from one type and stores
@@ -20,10 +20,8 @@ func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []ui
 	t.Helper()
 	shape := backend.Shape{1, 1, len(in), 1}
 	memory := func(d backend.DType) (h backend.Tensor, data []byte) {
-		h, err := backend.AllocHost(d, shape)
-		check(t, err)
-		data, err = backend.HostBytes(h)
-		check(t, err)
+		h = must.Get(backend.AllocHost(d, shape))(t)
+		data = must.Get(backend.HostBytes(h))(t)
 		return h, data
 	}
 	h, data := memory(from)
@@ -121,14 +119,10 @@ func TestOpenBySelector(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"gpu:99", "gpu:-1", "gpu:no such adapter"} {
-		if _, err := backend.Open(name); !errors.Is(err, backend.ErrNoDevice) {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Fail(t, name, must.Err(backend.Open(name)), backend.ErrNoDevice)
 	}
 	over := gputypes.Limits{MaxComputeWorkgroupsPerDimension: math.MaxUint32 - 1} // all ones asks wgpu-native for its default
-	if _, err := Open("", Options{Limits: over}); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("limits over the adapter's: %v", err)
-	}
+	must.Fail(t, "limits over the adapter's", must.Err(Open("", Options{Limits: over})), backend.ErrUnsupported)
 }
 
 // fused returns x·y + 8.5 rounded once, for products of at most 8.5. The software driver rounds both operations of fma.

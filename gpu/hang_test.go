@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -16,6 +15,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // simulated is a device that computes nothing. Its submissions take as long as a test says,
@@ -218,8 +218,7 @@ func simulateOn(t *testing.T, kind backend.DeviceType, opt Options, took func() 
 	if opt.exp2 == nil { // nothing to measure
 		opt.exp2 = func(context.Context, port.Device) (float64, error) { return 0, port.ErrShader }
 	}
-	b, err := newBackend(d, backend.Info{Name: "gpu:0", Device: "simulated", Type: kind}, opt)
-	check(t, err)
+	b := must.Get(newBackend(d, backend.Info{Name: "gpu:0", Device: "simulated", Type: kind}, opt))(t)
 	return b, d
 }
 
@@ -274,18 +273,12 @@ func TestHang(t *testing.T) {
 				go func() { ended <- b.Attention(context.Background(), c) }()
 				synctest.Wait()
 				began := time.Now()
-				if err := b.Close(); !errors.Is(err, backend.ErrDeviceLost) {
-					t.Errorf("Close: %v", err)
-				}
+				must.Fail(t, "Close", b.Close(), backend.ErrDeviceLost)
 				if took := time.Since(began); took > hangTime+time.Second {
 					t.Errorf("Close took %v", took)
 				}
-				if err := <-ended; !errors.Is(err, backend.ErrClosed) {
-					t.Errorf("the call that ran: %v", err)
-				}
-				if _, err := b.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 8, 8}); !errors.Is(err, backend.ErrClosed) {
-					t.Errorf("Alloc after Close: %v", err)
-				}
+				must.Fail(t, "the call that ran", <-ended, backend.ErrClosed)
+				must.Fail(t, "Alloc after Close", must.Err(b.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 8, 8})), backend.ErrClosed)
 			})
 		})
 	}
@@ -299,9 +292,7 @@ func TestHangWhileOpening(t *testing.T) {
 		if took := time.Since(began); took > exp2Time+time.Second || b.dev.Pipelines.OwnExp2 {
 			t.Errorf("opened after %v, with the device's exp2: %v", took, b.dev.Pipelines.OwnExp2)
 		}
-		if err := b.Close(); !errors.Is(err, backend.ErrDeviceLost) {
-			t.Errorf("Close: %v", err)
-		}
+		must.Fail(t, "Close", b.Close(), backend.ErrDeviceLost)
 	})
 }
 
@@ -416,8 +407,7 @@ func TestForgottenTensors(t *testing.T) {
 	before := d.Live().Bytes
 	kept := alloc(t, b, backend.F32, backend.Shape{1, 1, 64, 64})
 	for range 10 {
-		_, err := b.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 256, 256})
-		check(t, err)
+		must.Get(b.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 256, 256}))(t)
 	}
 	for b.dev.Memory().Used != kept.Bytes() { // until the test's deadline
 		runtime.GC()
@@ -439,10 +429,7 @@ func TestLimitsOfZero(t *testing.T) {
 	} {
 		d := &simulated{t: t, limits: gputypes.DefaultLimits(), fills: map[port.Buffer]port.Ticket{}}
 		clear(&d.limits)
-		_, err := newBackend(d, backend.Info{Name: "gpu:0"}, Options{Tune: TuneOff})
-		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), name+" is 0") {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Fail(t, name, must.Err(newBackend(d, backend.Info{Name: "gpu:0"}, Options{Tune: TuneOff})), backend.ErrUnsupported, name+" is 0")
 	}
 	// Limits of 0 that concern single kernels are errors of the calls that need them.
 	for name, clear := range map[string]func(l *gputypes.Limits){

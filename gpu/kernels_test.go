@@ -9,6 +9,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // timer measures kernels by the device's clock.
@@ -32,15 +33,14 @@ func (x *timer) wake() {
 func (x *timer) measure(name string, operations, bytes float64, op *queue.Op) {
 	x.Run(name, func(b *testing.B) {
 		run := func(rounds int) float64 {
-			took, err := meter.Time(b.Context(), x.be.dev, func(r *queue.Runner) error {
+			took := must.Get(meter.Time(b.Context(), x.be.dev, func(r *queue.Runner) error {
 				for range rounds {
 					if err := r.Queue(op); err != nil {
 						return err
 					}
 				}
 				return nil
-			})
-			check(b, err)
+			}))(b)
 			return took.Seconds() / float64(rounds)
 		}
 		began := time.Now()
@@ -83,14 +83,12 @@ func BenchmarkKernels(b *testing.B) {
 		if change != nil {
 			change(&c.Problem)
 		}
-		a, err := be.newPrefill(c, be.choose)
-		check(b, err)
+		a := must.Get(be.newPrefill(c, be.choose))(b)
 		for i, v := range a.shape().Candidates() {
 			if i > 0 && !all {
 				break
 			}
-			op, err := be.newPrefill(c, func(tune.Shape) (tune.Variant, string) { return v, "" })
-			check(b, err)
+			op := must.Get(be.newPrefill(c, func(tune.Shape) (tune.Variant, string) { return v, "" }))(b)
 			x.measure(fmt.Sprintf("prefill/%s/D=%d/%v/%s", name, dim, dtype, v.Label()), float64(backend.NewPlan(c).FLOPs), 0, op.op())
 		}
 	}
@@ -115,18 +113,16 @@ func BenchmarkKernels(b *testing.B) {
 		for _, kv := range d.types {
 			q := x.heads(backend.F32, d.heads, 1, d.dim)
 			c := &backend.Call{Q: q, K: x.heads(kv, d.kvHeads, d.keys, d.dim), V: x.heads(kv, d.kvHeads, d.keys, d.dim), O: q, Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}
-			op, err := be.newDecode(c)
-			check(b, err)
+			op := must.Get(be.newDecode(c))(b)
 			x.measure(fmt.Sprintf("decode/H=%d,%d/S=%d/D=%d/%v", d.heads, d.kvHeads, d.keys, d.dim, kv), 0, float64(backend.NewPlan(c).Bytes), op.op())
 		}
 	}
 	for _, dim := range []int{64, 128} {
 		t := func() backend.Tensor { return x.heads(backend.F32, 16, seq, dim) }
 		g := &backend.Gradients{Call: backend.Call{Q: t(), K: t(), V: t(), O: t(), LSE: x.heads(backend.F32, 16, seq, 1), Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}, DO: t(), DQ: t(), DK: t(), DV: t()}
-		all, err := be.newGradients(g, func(dtype backend.DType, s backend.Shape) (backend.Tensor, error) {
+		all := must.Get(be.newGradients(g, func(dtype backend.DType, s backend.Shape) (backend.Tensor, error) {
 			return be.alloc(b.Context(), dtype, s)
-		})
-		check(b, err)
+		}))(b)
 		product := 2 * 16 * float64(seq) * float64(seq) * float64(dim)
 		for i, name := range []string{"delta", "dkv", "dq"} {
 			x.measure(fmt.Sprintf("gradients/D=%d/%s", dim, name), []float64{0, 4, 3}[i]*product, 0, all.ops[i])

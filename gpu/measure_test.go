@@ -2,21 +2,20 @@ package gpu
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
 // ones returns a tensor of n ones on the device.
 func ones(t *testing.T, be backend.Backend, n int) backend.Tensor {
 	t.Helper()
-	x, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, slices.Repeat([]float32{1}, n), backend.Shape{1, 1, 1, n})
-	check(t, err)
+	x := must.Get(kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, slices.Repeat([]float32{1}, n), backend.Shape{1, 1, 1, n}))(t)
 	t.Cleanup(x.Release)
 	return x
 }
@@ -44,14 +43,10 @@ func TestCeilings(t *testing.T) {
 	if rate, err := b.ReadBandwidth(t.Context(), y); rate != 0 || err != nil {
 		t.Errorf("4 KB: %v, %v", rate, err)
 	}
-	if _, err := b.ReadBandwidth(t.Context(), ones(t, open(t, Options{}), 4)); !errors.Is(err, backend.ErrDevice) {
-		t.Errorf("a tensor of another device: %v", err)
-	}
+	must.Fail(t, "a tensor of another device", must.Err(b.ReadBandwidth(t.Context(), ones(t, open(t, Options{}), 4))), backend.ErrDevice)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := b.PeakFLOPS(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
+	must.Fail(t, "cancelled", must.Err(b.PeakFLOPS(ctx)), context.Canceled)
 }
 
 // TestKernelTime checks that the chunks of a call take no longer by the device's clock than

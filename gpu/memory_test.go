@@ -1,15 +1,14 @@
 package gpu
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -24,9 +23,7 @@ func TestHugeTensors(t *testing.T) {
 		for _, shape := range []backend.Shape{{1, 1, 1 << 20, 1 << 20}, {1 << 10, 1 << 10, 1 << 15, 1 << 15}} { // 4 TiB, 4 PiB
 			_, err := b.Alloc(t.Context(), backend.F32, shape)
 			want := fmt.Sprintf("%d bytes requested, ", backend.F32.Bytes(shape))
-			if !errors.Is(err, backend.ErrMemory) || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v on a device of type %v: %v, want ErrMemory with %q", shape, typ, err, want)
-			}
+			must.Fail(t, fmt.Sprintf("%v on a device of type %v", shape, typ), err, backend.ErrMemory, want)
 		}
 	}
 	if asked > 0 {
@@ -60,9 +57,7 @@ func TestFullDevice(t *testing.T) {
 	}
 	b.dev.Pool.Drain()
 	dev.room = dev.Live().Bytes
-	if err := b.Attention(t.Context(), c); !errors.Is(err, backend.ErrMemory) {
-		t.Errorf("with no memory left: %v, want ErrMemory", err)
-	}
+	must.Fail(t, "with no memory left", b.Attention(t.Context(), c), backend.ErrMemory)
 	dev.room = 0
 	if !slices.Equal(result(t, t.Context(), b, c), want) {
 		t.Error("other bits afterwards")
@@ -76,8 +71,7 @@ func TestOpensAreFlat(t *testing.T) {
 			t.Skip("needs /proc/self")
 		}
 		for i, dir := range []string{"/proc/self/task", "/proc/self/fd"} {
-			all, err := os.ReadDir(dir)
-			check(t, err)
+			all := must.Get(os.ReadDir(dir))(t)
 			use[i+1] = len(all)
 		}
 		return use
@@ -119,8 +113,7 @@ func TestPeakMemory(t *testing.T) {
 	shape := backend.Shape{1, 2, 64, 32}
 	bytes := int64(4 * shape.Elements())
 	q := upload(t, be, host(t, shape, wave))
-	r, err := kernels.NewDevice(be).Attention(t.Context(), q, q, q, kernels.Options{})
-	check(t, err)
+	r := must.Get(kernels.NewDevice(be).Attention(t.Context(), q, q, q, kernels.Options{}))(t)
 	r.Release()
 	// Q and O at the same time, and at most a few times that for transfers.
 	if peak := be.PeakMemory() - before; peak < 2*bytes || peak > 64*bytes {

@@ -30,10 +30,9 @@ func orderOf(t *testing.T, b *Backend, blocks, rows, row0, keys int, v backend.V
 	to := cut.Writes("o", o, cut.PairAxes)
 	align := b.dev.NewCutter(cut.Col, cut.Tile, to).Align
 	window := to.View(cut.Space(1, 1, 1, blocks, 1), align).Window
-	err := b.dev.Do(t.Context(), queue.Work{}, func(r *queue.Runner) error {
+	check(t, b.dev.Do(t.Context(), queue.Work{}, func(r *queue.Runner) error {
 		return r.Dispatch(k, []cut.Window{window}, p, [3]uint32{uint32(ceil(blocks, 64)), 1, 1})
-	})
-	check(t, err)
+	}))
 	host := make([]byte, 4*blocks)
 	check(t, b.dev.Download(t.Context(), host, o.Strides(), o))
 	order := make([]uint32, blocks)

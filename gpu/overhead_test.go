@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -46,8 +47,7 @@ func BenchmarkCallOverhead(b *testing.B) {
 		calls = append(calls, time.Since(start))
 		if len(calls)%100 == 1 {
 			b.StopTimer()
-			empty, err := be.LaunchTime(b.Context())
-			check(b, err)
+			empty := must.Get(be.LaunchTime(b.Context()))(b)
 			launches = append(launches, empty)
 			b.StartTimer()
 		}
@@ -100,14 +100,12 @@ func TestManyCalls(t *testing.T) {
 	x := upload(t, b, host(t, backend.Shape{1, 1, 4, 8}, wave))
 	var want []float32
 	one := func(i int) {
-		r, err := kernels.NewDevice(b).Attention(t.Context(), x, x, x, kernels.Options{})
-		check(t, err)
+		r := must.Get(kernels.NewDevice(b).Attention(t.Context(), x, x, x, kernels.Options{}))(t)
 		defer r.Release()
 		if i%50 != 0 {
 			return
 		}
-		u, err := b.Upload(t.Context(), host(t, backend.Shape{1, 1, 4, 8}, wave))
-		check(t, err)
+		u := must.Get(b.Upload(t.Context(), host(t, backend.Shape{1, 1, 4, 8}, wave)))(t)
 		u.Release()
 		if got := floats(t, b, r.O); want == nil {
 			want = got

@@ -9,6 +9,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -81,19 +82,16 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 			}
 			w := filled(t, b, c.dtype, data, shape)
 			if c.keys {
-				var err error
-				w, err = w.Swap(backend.Seq, backend.Dim)
-				check(t, err)
+				w = must.Get(w.Swap(backend.Seq, backend.Dim))(t)
 			}
 			var bias backend.Tensor
 			if c.bias {
 				bias = upload(t, b, host(t, backend.Shape{1, 1, 1, c.n}, added))
 			}
 			y := alloc(t, b, backend.F32, backend.Shape{1, 2, c.m, c.n})
-			err := b.run(context.Background(), "product", func() (*queue.Op, error) {
+			check(t, b.run(context.Background(), "product", func() (*queue.Op, error) {
 				return b.product(product{y: y, a: a, w: w, bias: bias, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v}), nil
-			})
-			check(t, err)
+			}))
 			return floats(t, b, y)
 		}
 		want := run(t, b, as(productS, shaders.Registers, true))

@@ -5,22 +5,20 @@ import (
 	"errors"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
 // prepare returns a prepared call.
 func prepare(t testing.TB, be backend.Backend, q, k, v backend.Tensor, opt kernels.Options) *kernels.Call {
 	t.Helper()
-	c, err := kernels.NewDevice(be).Prepare(q, k, v, opt)
-	check(t, err)
-	return c
+	return must.Get(kernels.NewDevice(be).Prepare(q, k, v, opt))(t)
 }
 
 // plain returns a call of one head without options, with o and lse on the device.
@@ -214,8 +212,7 @@ func TestWarmup(t *testing.T) {
 		compiled = nil
 		for _, s := range []int{72, 200} { // multiples of 4 both, see Warmup
 			x := upload(t, b, host(t, backend.Shape{1, 2, s, 24}, wave))
-			r, err := kernels.NewDevice(b).Attention(ctx, x, x, x, opt)
-			check(t, err)
+			r := must.Get(kernels.NewDevice(b).Attention(ctx, x, x, x, opt))(t)
 			r.Release()
 		}
 		if len(compiled) > 0 {
@@ -226,10 +223,8 @@ func TestWarmup(t *testing.T) {
 	for _, opt := range []kernels.Options{{Causal: true, LSE: true}, {LSE: true, ALiBi: []float32{1, 2}, Sinks: []float32{0, 1}}} {
 		x := upload(t, b, host(t, backend.Shape{1, 2, 72, 24}, wave))
 		call := prepare(t, b, x, x, x, opt)
-		r, err := call.Run(ctx)
-		check(t, err)
-		grads, err := call.AllocGradients(ctx, call.Gradients())
-		check(t, err)
+		r := must.Get(call.Run(ctx))(t)
+		grads := must.Get(call.AllocGradients(ctx, call.Gradients()))(t)
 		compiled = nil
 		if n := submissions(dev, func() {
 			check(t, call.WarmupBackward(ctx, call.Gradients()))
@@ -248,13 +243,9 @@ func TestWarmup(t *testing.T) {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	x := metaOf(t, backend.F16, backend.Shape{1, 1, 40, 24})
-	if err := prepare(t, b, x, x, x, kernels.Options{}).Warmup(done); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
+	must.Fail(t, "cancelled", prepare(t, b, x, x, x, kernels.Options{}).Warmup(done), context.Canceled)
 	dev.Fail(0, port.ErrShader)
-	if err := prepare(t, b, x, x, x, kernels.Options{}).Warmup(ctx); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("a shader that does not compile: %v", err)
-	}
+	must.Fail(t, "a shader that does not compile", prepare(t, b, x, x, x, kernels.Options{}).Warmup(ctx), backend.ErrUnsupported)
 	if err := prepare(t, b, x, x, x, kernels.Options{}).Warmup(ctx); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
@@ -293,9 +284,7 @@ func TestTooLong(t *testing.T) {
 	b := open(t, Options{})
 	q, k := metaOf(t, backend.F32, backend.Shape{1, 1, 1, 1}), metaOf(t, backend.F32, backend.Shape{1, 1, 1 << 30, 1})
 	c := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
-	if _, err := b.Plan(t.Context(), c); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "k has shape") {
-		t.Errorf("2^30 keys: %v", err)
-	}
+	must.Fail(t, "2^30 keys", must.Err(b.Plan(t.Context(), c)), backend.ErrUnsupported, "k has shape")
 }
 
 // TestBatchSharesSubmissions checks that 40 short documents take a few submissions, and that
@@ -311,12 +300,10 @@ func TestBatchSharesSubmissions(t *testing.T) {
 	x := upload(t, b, host(t, s, func(i int) float32 { return float32(i%23) / 23 }))
 	opt := kernels.Options{QSegments: [][]int32{ids}}
 	check(t, prepare(t, b, x, x, x, opt).Warmup(t.Context()))
-	plan, err := prepare(t, b, x, x, x, opt).Plan(t.Context())
-	check(t, err)
+	plan := must.Get(prepare(t, b, x, x, x, opt).Plan(t.Context()))(t)
 	told, done, total := 0, 0.0, 0.0
 	ctx := backend.WithTrace(t.Context(), &backend.Trace{Progress: func(d, of float64) { told, done, total = told+1, d, of }})
-	r, err := kernels.NewDevice(b).Attention(ctx, x, x, x, opt)
-	check(t, err)
+	r := must.Get(kernels.NewDevice(b).Attention(ctx, x, x, x, opt))(t)
 	defer r.Release()
 	if told == 0 || told > documents/8 {
 		t.Errorf("%d documents took %d submissions", documents, told)

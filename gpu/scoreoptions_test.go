@@ -10,6 +10,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestOptionsOfManyHeads compares, bit for bit, a call with more heads than the kernels'
@@ -31,9 +32,7 @@ func TestOptionsOfManyHeads(t *testing.T) {
 			n, h := at[0], at[1]
 			one := func(x backend.Tensor) backend.Tensor {
 				for axis, i := range at {
-					var err error
-					x, err = x.Slice(axis, i, i+1)
-					check(t, err)
+					x = must.Get(x.Slice(axis, i, i+1))(t)
 				}
 				return x
 			}
@@ -75,9 +74,7 @@ func testFewBindings(t *testing.T, binds uint32) {
 		mod.Blocks, mod.Relative = backend.Tensor{}, backend.Tensor{}
 		mod.ScoreMod = &backend.ScoreMod{WGSL: "return score + value(h);", WGSLDerivative: "return 1.0;", Values: []float32{1}}
 		for _, err := range []error{b.Attention(t.Context(), &mod.Call), b.Backward(t.Context(), &mod)} {
-			if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "9 storage buffers") {
-				t.Errorf("score mod: %v", err)
-			}
+			must.Fail(t, "score mod", err, backend.ErrUnsupported, "9 storage buffers")
 		}
 	}
 	listed := problem(t, b) // lists of keys with a mask and a bias take the ninth

@@ -3,8 +3,6 @@
 package gpu_test
 
 import (
-	"errors"
-	"strings"
 	"testing"
 
 	"github.com/gogpu/gputypes"
@@ -12,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // native reports whether the library of this build is go-webgpu.
@@ -20,11 +19,9 @@ const native = false
 // openNative opens a device as a program does. few is a limit with which no kernel runs.
 func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device) {
 	t.Helper()
-	instance, err := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: wgpu.BackendsVulkan | wgpu.BackendsMetal | wgpu.BackendsDX12})
-	check(t, err)
+	instance := must.Get(wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: wgpu.BackendsVulkan | wgpu.BackendsMetal | wgpu.BackendsDX12}))(t)
 	t.Cleanup(instance.Release)
-	adapter, err := instance.RequestAdapter(nil)
-	check(t, err)
+	adapter := must.Get(instance.RequestAdapter(nil))(t)
 	t.Cleanup(adapter.Release)
 	desc := wgpu.DeviceDescriptor{RequiredLimits: adapter.Limits()}
 	if timestamps {
@@ -33,8 +30,7 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 	if few {
 		desc.RequiredLimits.MaxBindingsPerBindGroup = 4
 	}
-	device, err := adapter.RequestDevice(&desc)
-	check(t, err)
+	device := must.Get(adapter.RequestDevice(&desc))(t)
 	return adapter, device
 }
 
@@ -43,12 +39,9 @@ func TestSharedMapped(t *testing.T) {
 	p := openProgram(t, false, false)
 	b := p.share(t, gpu.Options{})
 	shape := backend.Shape{1, 1, 4, 8}
-	mapped, err := p.device.CreateBuffer(&wgpu.BufferDescriptor{Size: 128, Usage: port.ImportUsage, MappedAtCreation: true})
-	check(t, err)
+	mapped := must.Get(p.device.CreateBuffer(&wgpu.BufferDescriptor{Size: 128, Usage: port.ImportUsage, MappedAtCreation: true}))(t)
 	defer mapped.Release()
-	if _, err := b.Wrap(mapped, backend.F32, shape); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "the buffer is mapped, unmap it first") {
-		t.Errorf("Wrap: %v", err)
-	}
+	must.Fail(t, "Wrap", must.Err(b.Wrap(mapped, backend.F32, shape)), backend.ErrUnsupported, "the buffer is mapped, unmap it first")
 	check(t, mapped.Unmap())
 	wrap(t, b, mapped, shape).Release()
 }

@@ -3,8 +3,6 @@
 package gpu_test
 
 import (
-	"errors"
-	"strings"
 	"sync"
 	"testing"
 
@@ -13,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // native reports whether the library of this build is go-webgpu.
@@ -23,8 +22,7 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 	t.Helper()
 	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: wgpu.InstanceBackend_Primary})
 	t.Cleanup(instance.Release)
-	adapter, err := instance.RequestAdapter(&wgpu.RequestAdapterOptions{})
-	check(t, err)
+	adapter := must.Get(instance.RequestAdapter(&wgpu.RequestAdapterOptions{}))(t)
 	t.Cleanup(adapter.Release)
 	limits := adapter.GetLimits()
 	desc := wgpu.DeviceDescriptor{RequiredLimits: &wgpu.RequiredLimits{Limits: limits.Limits}}
@@ -34,8 +32,7 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 	if few {
 		desc.RequiredLimits.Limits.MaxBindingsPerBindGroup = 4
 	}
-	device, err := adapter.RequestDevice(&desc)
-	check(t, err)
+	device := must.Get(adapter.RequestDevice(&desc))(t)
 	return adapter, device
 }
 
@@ -51,16 +48,10 @@ func TestSharedErrors(t *testing.T) {
 	x, o := wrap(t, b, destroyed, shape), wrap(t, b, ob, shape)
 	destroyed.Destroy()
 	for range 2 {
-		if err := attend(t.Context(), b, x, o); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "destroyed") {
-			t.Errorf("a call with a destroyed buffer: %v", err)
-		}
+		must.Fail(t, "a call with a destroyed buffer", attend(t.Context(), b, x, o), backend.ErrUnsupported, "destroyed")
 	}
-	if _, err := gpu.Port(b).CreateBuffer(128, gputypes.BufferUsageMapRead|gputypes.BufferUsageStorage); !errors.Is(err, port.ErrInvalid) {
-		t.Errorf("a buffer with usages that exclude each other: %v", err)
-	}
-	if _, err := gpu.Port(b).CreatePipeline(port.PipelineDesc{Label: "wrong", WGSL: "no shader", Entry: "main"}); !errors.Is(err, port.ErrShader) {
-		t.Errorf("a wrong shader: %v", err)
-	}
+	must.Fail(t, "a buffer with usages that exclude each other", must.Err(gpu.Port(b).CreateBuffer(128, gputypes.BufferUsageMapRead|gputypes.BufferUsageStorage)), port.ErrInvalid)
+	must.Fail(t, "a wrong shader", must.Err(gpu.Port(b).CreatePipeline(port.PipelineDesc{Label: "wrong", WGSL: "no shader", Entry: "main"})), port.ErrShader)
 	another, _ := p.buffer(t, 4*64*32, port.ImportUsage)
 	if err := compute(p.device, ob, "no statement"); err == nil {
 		t.Error("the program's wrong shader is not refused")

@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestSharedConformance runs the suite's cases in buffers of a program, on devices that it
@@ -27,8 +28,7 @@ func TestSharedConformance(t *testing.T) {
 		adapter, dev, release, err := openDevice()
 		check(t, err)
 		t.Cleanup(release)
-		b, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: adapter, Device: dev}})
-		check(t, err)
+		b := must.Get(gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: adapter, Device: dev}}))(t)
 		p := &programsBuffers{Backend: b, device: dev, wrapped: &wrapped}
 		t.Cleanup(func() { _ = p.Close() })
 		device = b.Info().Device

@@ -19,6 +19,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -59,8 +60,7 @@ func openProgram(t *testing.T, timestamps, few bool) *program {
 func (p *program) share(t *testing.T, opt gpu.Options) *gpu.Backend {
 	t.Helper()
 	opt.Shared, opt.Tune = &gpu.Shared{Adapter: p.adapter, Device: p.device}, gpu.TuneOff
-	b, err := gpu.Open("", opt)
-	check(t, err)
+	b := must.Get(gpu.Open("", opt))(t)
 	t.Cleanup(func() { _ = b.Close() })
 	return b
 }
@@ -68,8 +68,7 @@ func (p *program) share(t *testing.T, opt gpu.Options) *gpu.Backend {
 // buffer returns a buffer of the program and the function that releases it, once.
 func (p *program) buffer(t *testing.T, size uint64, usage gputypes.BufferUsage) (*gpu.SharedBuffer, func()) {
 	t.Helper()
-	b, err := newBuffer(p.device, size, usage)
-	check(t, err)
+	b := must.Get(newBuffer(p.device, size, usage))(t)
 	release := sync.OnceFunc(b.Release)
 	t.Cleanup(release)
 	return b, release
@@ -95,9 +94,7 @@ func waves(n int) []float32 {
 
 func wrap(t *testing.T, b *gpu.Backend, buffer *gpu.SharedBuffer, shape backend.Shape) backend.Tensor {
 	t.Helper()
-	x, err := b.Wrap(buffer, backend.F32, shape)
-	check(t, err)
-	return x
+	return must.Get(b.Wrap(buffer, backend.F32, shape))(t)
 }
 
 // fill sets the elements of a program's buffer by a shader of the program. Its size is a
@@ -129,24 +126,17 @@ func TestShared(t *testing.T) {
 	x := waves(n)
 	view := func(whole backend.Tensor) backend.Tensor {
 		t.Helper()
-		v, err := whole.View(shape, strides, first)
-		check(t, err)
-		return v
+		return must.Get(whole.View(shape, strides, first))(t)
 	}
 	run := func(b *gpu.Backend, in, out backend.Tensor) []float32 {
 		t.Helper()
 		check(t, attend(t.Context(), b, view(in), view(out)))
-		o, err := kernels.NewDevice(b).ToFloat32(t.Context(), view(out))
-		check(t, err)
-		return o
+		return must.Get(kernels.NewDevice(b).ToFloat32(t.Context(), view(out)))(t)
 	}
-	own, err := gpu.Open("", gpu.Options{Tune: gpu.TuneOff})
-	check(t, err)
+	own := must.Get(gpu.Open("", gpu.Options{Tune: gpu.TuneOff}))(t)
 	defer own.Close()
-	in, err := kernels.NewDevice(own).FromFloat32(t.Context(), backend.F32, x, backend.Shape{1, 1, 1, n})
-	check(t, err)
-	out, err := own.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1, n})
-	check(t, err)
+	in := must.Get(kernels.NewDevice(own).FromFloat32(t.Context(), backend.F32, x, backend.Shape{1, 1, 1, n}))(t)
+	out := must.Get(own.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1, n}))(t)
 	want := run(own, in, out)
 	for _, limits := range []gputypes.Limits{{}, {MaxStorageBufferBindingSize: 36 << 10}, {MaxStorageBufferBindingSize: 36 << 10, MaxBufferSize: 64 << 10}} {
 		b := p.share(t, gpu.Options{Limits: limits})
@@ -184,17 +174,12 @@ func TestSharedTypes(t *testing.T) {
 				err = dev.Copy(t.Context(), []backend.Tensor{kv}, []backend.Tensor{q})
 			}
 			check(t, err)
-			r, err := dev.Attention(t.Context(), q, kv, kv, kernels.Options{Causal: true})
-			check(t, err)
-			o, err := dev.ToFloat32(t.Context(), r.O)
-			check(t, err)
-			return o
+			r := must.Get(dev.Attention(t.Context(), q, kv, kv, kernels.Options{Causal: true}))(t)
+			return must.Get(dev.ToFloat32(t.Context(), r.O))(t)
 		}
-		own, err := dev.Alloc(t.Context(), typ, shape)
-		check(t, err)
+		own := must.Get(dev.Alloc(t.Context(), typ, shape))(t)
 		buffer, _ := p.buffer(t, uint64(typ.Bytes(shape)+15)&^15, port.ImportUsage)
-		wrapped, err := b.Wrap(buffer, typ, shape)
-		check(t, err)
+		wrapped := must.Get(b.Wrap(buffer, typ, shape))(t)
 		if !slices.Equal(run(wrapped), run(own)) {
 			t.Errorf("%v: other bits", typ)
 		}
@@ -267,9 +252,7 @@ func TestSharedRefused(t *testing.T) {
 	b := p.share(t, gpu.Options{})
 	refused := func(what string, err, kind error, text string) {
 		t.Helper()
-		if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: %v, want %v with %q", what, err, kind, text)
-		}
+		must.Fail(t, what, err, kind, text)
 	}
 	for what, c := range map[string]struct {
 		selector string
@@ -316,11 +299,9 @@ func TestSharedRefused(t *testing.T) {
 	x := wrap(t, b, good, shape)
 	_, err := b.Wrap(good, backend.F32, shape)
 	refused("twice", err, backend.ErrUnsupported, "in use already, make views of that tensor or release it first")
-	own, err := gpu.Open("", gpu.Options{})
-	check(t, err)
+	own := must.Get(gpu.Open("", gpu.Options{}))(t)
 	defer own.Close()
-	o, err := own.Alloc(t.Context(), backend.F32, shape)
-	check(t, err)
+	o := must.Get(own.Alloc(t.Context(), backend.F32, shape))(t)
 	refused("tensors of two devices", attend(t.Context(), own, x, o), backend.ErrDevice, "is in gpu:shared, the call runs on gpu:0")
 	_, err = own.Wrap(theirs, backend.F32, shape)
 	refused("a device of the backend's own", err, backend.ErrDevice, "buffer is on another WebGPU device")
@@ -348,8 +329,7 @@ func TestSharedLeavesNothing(t *testing.T) {
 			t.Errorf("%+v with two wrapped buffers, %+v without", live, blank)
 		}
 		check(t, attend(t.Context(), b, x, o))
-		got, err := kernels.NewDevice(b).ToFloat32(t.Context(), o)
-		check(t, err)
+		got := must.Get(kernels.NewDevice(b).ToFloat32(t.Context(), o))(t)
 		if i == 0 {
 			want = got
 		} else if !slices.Equal(got, want) {
@@ -383,9 +363,7 @@ func TestSharedReleasedFirst(t *testing.T) {
 		if native {
 			want = nil
 		}
-		if !errors.Is(err, want) {
-			t.Errorf("%s: %v, want %v", what, err, want)
-		}
+		must.Fail(t, what, err, want)
 	}
 	release()
 	expect("a call after the release of the buffer", attend(t.Context(), b, x, o), backend.ErrReleased)

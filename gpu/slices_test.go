@@ -2,12 +2,12 @@ package gpu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestValuesInSlices computes heads of 576 with values of 512 columns, as absorbed latent
@@ -38,8 +38,7 @@ func TestValuesInSlices(t *testing.T) {
 			n := v.Shape()[backend.Dim]
 			c := &backend.Call{Q: q, K: k, V: v, Pages: p, Problem: backend.Problem{Scale: 0.05, Visible: backend.Everything()},
 				O: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, n}), LSE: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, 1})}
-			plan, err := b.Plan(t.Context(), c)
-			check(t, err)
+			plan := must.Get(b.Plan(t.Context(), c))(t)
 			if strings.Contains(plan.Why, "512 columns of v in 2 slices") != (n == dv) {
 				t.Errorf("%d columns: the plan says %s", n, plan.Why)
 			}
@@ -50,8 +49,7 @@ func TestValuesInSlices(t *testing.T) {
 		po, plse := run(kPool, vPool, &backend.Pages{Table: [][]int32{table}, Keys: sk})
 		sameRow(t, fmt.Sprintf("%d rows in pages", sq), po, o)
 		sameRow(t, fmt.Sprintf("%d rows in pages, lse", sq), plse, lse)
-		some, err := v.Slice(backend.Dim, 256, dv)
-		check(t, err)
+		some := must.Get(v.Slice(backend.Dim, 256, dv))(t)
 		so, slse := run(k, some, nil)
 		sameRow(t, "lse of a slice", slse, lse)
 		for row := range heads * sq {
@@ -62,8 +60,6 @@ func TestValuesInSlices(t *testing.T) {
 		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), Problem: backend.Problem{Visible: backend.Everything()},
 			K: alloc(t, b, kv, backend.Shape{1, 1, sk, d}), V: alloc(t, b, kv, backend.Shape{1, 1, sk, dv}),
 			O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, dv})}
-		if err := b.Attention(context.Background(), c); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "v of "+kv.String()+" has head size 512") {
-			t.Errorf("%v: %v", kv, err)
-		}
+		must.Fail(t, fmt.Sprintf("%v", kv), b.Attention(context.Background(), c), backend.ErrUnsupported, "v of "+kv.String()+" has head size 512")
 	}
 }

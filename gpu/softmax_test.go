@@ -7,6 +7,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -35,9 +36,7 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 			if keys > 700 {
 				p.Softcap = softcap
 			}
-			var err error
-			p.Bias, err = upload(t, b, host(t, backend.Shape{1, 1, 1, keys}, bias)).Broadcast(backend.Shape{1, 1, rows, keys})
-			check(t, err)
+			p.Bias = must.Get(upload(t, b, host(t, backend.Shape{1, 1, 1, keys}, bias)).Broadcast(backend.Shape{1, 1, rows, keys}))(t)
 			check(t, b.Softmax(t.Context(), s, l, p))
 			return floats(t, b, s), floats(t, b, l), b
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // recorded is a dispatch that a device got.
@@ -105,22 +106,16 @@ func TestKernelSources(t *testing.T) {
 				}
 				return x
 			}
-			sources, err := KernelSources(call(meta), c.staged)
-			check(t, err)
+			sources := must.Get(KernelSources(call(meta), c.staged))(t)
 			x := call(device)
 			if c.staged {
 				s := device(backend.F32, backend.Shape{c.q[0], c.q[1], c.q[2], c.k[2]})
-				err = b.QK(t.Context(), s, x.Q, x.K)
-				if err == nil {
-					err = b.Softmax(t.Context(), s, backend.Tensor{}, &x.Problem)
-				}
-				if err == nil {
-					err = b.PV(t.Context(), x.O, s, x.V)
-				}
+				check(t, b.QK(t.Context(), s, x.Q, x.K))
+				check(t, b.Softmax(t.Context(), s, backend.Tensor{}, &x.Problem))
+				check(t, b.PV(t.Context(), x.O, s, x.V))
 			} else {
-				err = b.Attention(t.Context(), x)
+				check(t, b.Attention(t.Context(), x))
 			}
-			check(t, err)
 			if len(r.list) != len(c.kernels) {
 				t.Fatalf("the device ran %d dispatches, want %v", len(r.list), c.kernels)
 			}

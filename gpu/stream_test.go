@@ -13,6 +13,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // openFull opens a backend whose device memory is full of tensors: further tensors stay in
@@ -94,8 +95,7 @@ func TestStreamedIsResident(t *testing.T) {
 			if !slices.Equal(result(t, ctx, b, c), want) {
 				t.Errorf("%d bytes, full %t: other bits than the resident call's", memory, full)
 			}
-			p, err := b.Plan(t.Context(), c)
-			check(t, err)
+			p := must.Get(b.Plan(t.Context(), c))(t)
 			if p.Streamed != moved || strings.HasPrefix(p.Path, "streamed") != (moved > 0) {
 				t.Errorf("%d bytes, full %t: %q plans to move %d bytes, %d moved", memory, full, p.Path, p.Streamed, moved)
 			}

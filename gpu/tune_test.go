@@ -16,6 +16,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/gpu/internal/tunefile"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestMain replaces this machine's tuning file by an empty one.
@@ -43,9 +44,7 @@ func compiling(ctx context.Context, names *[]string) context.Context {
 
 func entries(t *testing.T, path string) []tune.Entry {
 	t.Helper()
-	list, err := tunefile.Read(path)
-	check(t, err)
-	return list
+	return must.Get(tunefile.Read(path))(t)
 }
 
 // The first call of a class measures its variants and stores its choice, and no bit of
@@ -63,9 +62,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	if p, err := off.Plan(t.Context(), c); err != nil || !strings.Contains(p.Why, "tuning is off") {
 		t.Errorf("%s, %v", p.Why, err)
 	}
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("with tuning off there is a file, %v", err)
-	}
+	must.Fail(t, "the file with tuning off", must.Err(os.Stat(path)), os.ErrNotExist)
 
 	on, dev := faulty(t, Options{Tune: TuneFirst, TuneFile: path, TuneBudget: time.Hour})
 	c = plain(t, on, 100, 70, 24)

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/kernels/internal/must"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 var updateAPI = flag.Bool("update", false, "write docs/api.txt instead of comparing it")
@@ -26,7 +26,7 @@ var updateAPI = flag.Bool("update", false, "write docs/api.txt instead of compar
 func TestAPI(t *testing.T) {
 	const file = "../docs/api.txt"
 	var got bytes.Buffer
-	err := filepath.WalkDir("..", func(dir string, d fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir("..", func(dir string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return err
 		}
@@ -35,10 +35,7 @@ func TestAPI(t *testing.T) {
 			return fs.SkipDir
 		}
 		return writeAPI(&got, dir)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if *updateAPI {
 		must.Do(t, os.WriteFile(file, got.Bytes(), 0o644))
 	}

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/npy"
 	"github.com/seed90331342/attn/kernels/safetensors"
 )
@@ -147,9 +147,7 @@ func TestNoKeys(t *testing.T) {
 		"values without keys": second(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, kernels.BHSD, q, nil, q, kernels.Options{})),
 		"a number of keys":    second(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, SeqK: 2, Dim: 2}, kernels.BHSD, q, nil, nil, kernels.Options{})),
 	} {
-		if !errors.Is(err, kernels.ErrShape) {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Fail(t, name, err, kernels.ErrShape)
 	}
 }
 
@@ -181,7 +179,5 @@ func TestLayout(t *testing.T) {
 			t.Fatalf("element %d is %v by BSHD, %v by BHSD", i, y, x)
 		}
 	}
-	if _, err := dev.AttentionFloat32(t.Context(), d, 2, q, k, v, kernels.Options{}); !errors.Is(err, kernels.ErrOption) {
-		t.Errorf("layout 2: %v", err)
-	}
+	must.Fail(t, "layout 2", must.Err(dev.AttentionFloat32(t.Context(), d, 2, q, k, v, kernels.Options{})), kernels.ErrOption)
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/kernels/internal/must"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 func meta(t *testing.T, dtype DType, s ...int) Tensor {
@@ -99,9 +99,7 @@ func TestAttentionRefuses(t *testing.T) {
 			if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error is %q, should be %q and say %q", err, c.want, c.says)
 			}
-			if _, err := refusing(t).Prepare(c.q, c.k, c.v, c.opt); !errors.Is(err, c.want) {
-				t.Errorf("prepare: error is %v, should be %v", err, c.want)
-			}
+			must.Fail(t, "prepare", must.Err(refusing(t).Prepare(c.q, c.k, c.v, c.opt)), c.want)
 		})
 	}
 }
@@ -136,10 +134,7 @@ func TestOutputsRefused(t *testing.T) {
 		{"weights shape", Result{O: o, Weights: meta(t, f32, 1, 2, 8, 8)}, ErrShape, "weights has shape [1 2 8 8], it must be [1 2 8 9]"},
 	} {
 		call := must.Get(refusing(t).Prepare(q, k, v, Options{}))(t)
-		err := call.RunInto(t.Context(), c.out)
-		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %q, should be %q and say %q", c.name, err, c.want, c.says)
-		}
+		must.Fail(t, c.name, call.RunInto(t.Context(), c.out), c.want, c.says)
 	}
 }
 
@@ -164,9 +159,7 @@ func TestStagesRefuse(t *testing.T) {
 		"project":               {dev.Project(t.Context(), s, s, s, none), ErrUnsupported, "none"},
 		"copy":                  {dev.Copy(t.Context(), nil, nil), ErrUnsupported, "none"},
 	} {
-		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), c.says) {
-			t.Errorf("%s: error is %q, should be %q and say %q", name, c.err, c.want, c.says)
-		}
+		must.Fail(t, name, c.err, c.want, c.says)
 	}
 }
 
@@ -260,12 +253,7 @@ func TestPackedRefuses(t *testing.T) {
 		{"softcap", q, cuQ, cuK, Options{Softcap: -1}, ErrOption, "softcap is -1"},
 	} {
 		c.opt.CuQ, c.opt.CuK = c.cuQ, c.cuK
-		_, err := refusing(t).Prepare(c.q, k, v, c.opt)
-		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %q, should be %q and say %q", c.name, err, c.want, c.says)
-		}
+		must.Fail(t, c.name, must.Err(refusing(t).Prepare(c.q, k, v, c.opt)), c.want, c.says)
 	}
-	if _, err := refusing(t).Attention(t.Context(), q, k, v, Options{CuQ: []int{0, 9, 8}, CuK: cuK}); !errors.Is(err, ErrOption) {
-		t.Errorf("error is %v, should be %v", err, ErrOption)
-	}
+	must.Fail(t, "CuQ that falls", must.Err(refusing(t).Attention(t.Context(), q, k, v, Options{CuQ: []int{0, 9, 8}, CuK: cuK})), ErrOption)
 }

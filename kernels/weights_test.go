@@ -3,15 +3,14 @@ package kernels
 import (
 	"cmp"
 	"context"
-	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
-	"github.com/seed90331342/attn/kernels/internal/must"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestTopWeightsInChunks: for every chunk size and every cut by options, the result is the
@@ -83,22 +82,14 @@ func TestTopWeightsInChunks(t *testing.T) {
 
 func TestTopWeightsRefuses(t *testing.T) {
 	q, k := meta(t, F32, 2, 4, 8, 16), meta(t, F32, 2, 2, 9, 16)
-	if _, err := refusing(t).TopWeights(t.Context(), q, k, 0, Options{}); !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "n is 0") {
-		t.Errorf("error is %v, should be %v", err, ErrOption)
-	}
-	if _, err := refusing(t).TopWeights(t.Context(), k, q, 3, Options{}); !errors.Is(err, ErrShape) {
-		t.Errorf("error is %v, should be %v", err, ErrShape)
-	}
-	if _, err := refusing(t).TopWeights(t.Context(), q, k, 3, Options{Pages: &Pages{}}); !errors.Is(err, ErrUnsupported) {
-		t.Errorf("error is %v, should be %v", err, ErrUnsupported)
-	}
+	must.Fail(t, "no weights", must.Err(refusing(t).TopWeights(t.Context(), q, k, 0, Options{})), ErrOption, "n is 0")
+	must.Fail(t, "k for q", must.Err(refusing(t).TopWeights(t.Context(), k, q, 3, Options{})), ErrShape)
+	must.Fail(t, "pages", must.Err(refusing(t).TopWeights(t.Context(), q, k, 3, Options{Pages: &Pages{}})), ErrUnsupported)
 	dev := NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
 	dead, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := dev.TopWeights(dead, q, k, 3, Options{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("error is %v, should be %v", err, context.Canceled)
-	}
+	must.Fail(t, "cancelled", must.Err(dev.TopWeights(dead, q, k, 3, Options{})), context.Canceled)
 }
 
 // TestEachWeightRow compares ranges of the weights with all weights of Device.Attention, over
@@ -192,10 +183,7 @@ func TestEachWeightRowRange(t *testing.T) {
 	defer dev.Close()
 	q := must.Get(HostF32(make([]float32, 24), Shape{1, 2, 4, 3}))(t)
 	for _, r := range []WeightRange{{0, 0, [2]int{1, 1}, [2]int{0, 4}}, {0, 2, [2]int{0, 4}, [2]int{0, 4}}, {-1, 0, [2]int{0, 4}, [2]int{0, 4}}, {0, 0, [2]int{0, 4}, [2]int{0, 5}}} {
-		err := dev.EachWeightRow(t.Context(), q, q, r, Options{}, func(int, int, []float32) { t.Errorf("%+v has weights", r) })
-		if !errors.Is(err, ErrShape) {
-			t.Errorf("%+v: %v", r, err)
-		}
+		must.Fail(t, fmt.Sprintf("%+v", r), dev.EachWeightRow(t.Context(), q, q, r, Options{}, func(int, int, []float32) { t.Errorf("%+v has weights", r) }), ErrShape)
 	}
 }
 

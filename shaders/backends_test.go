@@ -14,6 +14,8 @@ import (
 	"github.com/gogpu/naga/hlsl"
 	"github.com/gogpu/naga/ir"
 	"github.com/gogpu/naga/msl"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // The pure Go provider compiles WGSL with naga 0.19, whose Metal back end has defects that
@@ -56,8 +58,7 @@ func TestKernelsCompileForOtherBackends(t *testing.T) {
 		if testing.Short() && departures > 1 || sourceOf(v).head != "" { // what enables features is for Tint alone
 			return
 		}
-		src, err := Render(v)
-		noError(t, err)
+		src := must.Get(Render(v))(t)
 		report := func(problem string, lines []string) {
 			for _, line := range lines {
 				if id := v.Name() + line; !seen[id] {
@@ -72,8 +73,7 @@ func TestKernelsCompileForOtherBackends(t *testing.T) {
 			t.Errorf("%s to Metal: %v", Key(v), err)
 		}
 		report("Metal's bounds check has no brackets or no address", wrongChecks(out))
-		m, err := lowered(src)
-		noError(t, err)
+		m := must.Get(lowered(src))(t)
 		if _, _, err := hlsl.Compile(m, hlsl.DefaultOptions()); err != nil {
 			t.Errorf("%s to HLSL: %v", Key(v), err)
 		}
@@ -216,10 +216,8 @@ uint atomic_fetch_xor_explicit(atomic_uint *, uint, order);
 		if sourceOf(k).head != "" {
 			continue // what enables features is for Tint alone
 		}
-		src, err := Render(k)
-		noError(t, err)
-		out, err := metal(src)
-		noError(t, err)
+		src := must.Get(Render(k))(t)
+		out := must.Get(metal(src))(t)
 		if !strings.Contains(out, "put16_(") {
 			continue
 		}
@@ -247,10 +245,8 @@ func TestMetalSizes(t *testing.T) {
 		if sourceOf(k).head != "" {
 			continue // what enables features is for Tint alone
 		}
-		src, err := Render(k)
-		noError(t, err)
-		out, err := metal(src)
-		noError(t, err)
+		src := must.Get(Render(k))(t)
+		out := must.Get(metal(src))(t)
 		number := regexp.MustCompile(`@binding\((\d+)\) var<storage, read_write> o:`).FindStringSubmatch(src)
 		for _, m := range uses.FindAllStringSubmatch(out, -1) {
 			if n++; number == nil || m[1] != number[1] {

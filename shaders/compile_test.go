@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/gogpu/naga"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // fixed are the kernels with one variant.
@@ -130,8 +132,7 @@ func Rendered(t *testing.T, f func(name, src string)) {
 		if testing.Short() && departures > 2 {
 			return
 		}
-		src, err := Render(v)
-		noError(t, err)
+		src := must.Get(Render(v))(t)
 		f(v.Name(), src)
 	})
 }

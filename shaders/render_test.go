@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // lines drops indentation and empty lines.
@@ -123,8 +125,7 @@ func TestConstantIndices(t *testing.T) {
 		{matrix64, []string{"acc[", "query[", "s[", "m[", "l[", "w["}, 100},
 		{along, []string{"s[", "v[", "ar[", "wr[", "ws[tx][", "as_[ty]["}, 500},
 	} {
-		src, err := Render(c.variant)
-		noError(t, err)
+		src := must.Get(Render(c.variant))(t)
 		n := 0
 		for _, array := range c.arrays {
 			uses := regexp.MustCompile(`(?m)(?:^|[^a-z_.])` + regexp.QuoteMeta(array) + `([^\]]*)\]`)

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 func TestFieldsBecomeConstants(t *testing.T) {
@@ -56,10 +58,8 @@ func TestParamsAreCurrent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the go command")
 	}
-	have, err := os.ReadFile("params.go")
-	noError(t, err)
-	want, err := exec.Command("go", "run", "./_generate", "-print").Output()
-	noError(t, err)
+	have := must.Get(os.ReadFile("params.go"))(t)
+	want := must.Get(exec.Command("go", "run", "./_generate", "-print").Output())(t)
 	if !bytes.Equal(have, want) {
 		t.Error("params.go is out of date: run go generate ./shaders")
 	}

@@ -5,14 +5,14 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestPlainText: no escape, direction mark or broken UTF-8 reaches a page.
 func TestPlainText(t *testing.T) {
 	var got strings.Builder
-	if err := Write(&got, Page{Title: "a\x1b[2Jb", Body: "<p>c\u202ed\xffe</p>"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Write(&got, Page{Title: "a\x1b[2Jb", Body: "<p>c\u202ed\xffe</p>"}))
 	for _, want := range []string{"a\ufffd[2Jb", "<p>c\ufffdd\ufffde</p>"} {
 		if !strings.Contains(got.String(), want) {
 			t.Errorf("%q is not in %s", want, got.String())
@@ -34,10 +34,7 @@ func TestDrawing(t *testing.T) {
 <g><path d="M0,0L1,1" style="stroke:#0B5CAD;fill:none"/><text>a &lt; b</text></g>
 </svg>
 `
-	got, err := Drawing(file, `"quotes" & <b>`, map[string]string{"#0B5CAD": "--c1"}, `<circle r="1"/>`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(Drawing(file, `"quotes" & <b>`, map[string]string{"#0B5CAD": "--c1"}, `<circle r="1"/>`))(t)
 	for _, want := range []string{`viewBox="0 0 600 330.5"`, "--drawn:600pt", "stroke:var(--c1)", "&#34;quotes&#34; &amp; &lt;b&gt;", `<circle r="1"/></svg>`, "a &lt; b"} {
 		if !strings.Contains(string(got), want) {
 			t.Errorf("%q is not in %s", want, got)
@@ -66,9 +63,7 @@ func TestDrawing(t *testing.T) {
 // TestWrite: a title is text, whatever is in it, and there is one script and one style.
 func TestWrite(t *testing.T) {
 	var b strings.Builder
-	if err := Write(&b, Page{Title: "</title><script>alert(1)</script>", Body: "<p>here</p>", Script: "/* mine */"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Write(&b, Page{Title: "</title><script>alert(1)</script>", Body: "<p>here</p>", Script: "/* mine */"}))
 	for part, want := range map[string]int{"<script": 1, "<style>": 1, "<p>here</p>": 1, "/* mine */": 1, "alert(1)": 2, "http:": 0, "https:": 0, "ZgotmplZ": 0} {
 		if n := strings.Count(b.String(), part); n != want {
 			t.Errorf("%q is there %d times, should be %d", part, n, want)

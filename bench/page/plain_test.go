@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // texts have escapes, direction marks and broken UTF-8.
@@ -43,10 +45,7 @@ func TestWriter(t *testing.T) {
 			var out bytes.Buffer
 			w := Writer{W: &out}
 			for rest := []byte(c.text + "."); len(rest) > 0; {
-				n, err := w.Write(rest[:min(size, len(rest))])
-				if err != nil {
-					t.Fatal(err)
-				}
+				n := must.Get(w.Write(rest[:min(size, len(rest))]))(t)
 				rest = rest[n:]
 			}
 			if out.String() != want {
@@ -59,10 +58,7 @@ func TestWriter(t *testing.T) {
 // TestJSON: a terminal sees no escape, a program the same text.
 func TestJSON(t *testing.T) {
 	for _, c := range texts {
-		encoded, err := json.MarshalIndent([]string{c.text}, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
+		encoded := must.Get(json.MarshalIndent([]string{c.text}, "", "  "))(t)
 		safe := JSON(encoded)
 		if got := replaced(string(safe), "\n"); got != string(safe) {
 			t.Errorf("%q is written as %q", c.text, safe)

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed90331342/attn/bench/internal/chart"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // pictured is a report with two backends over five lengths, of which the second one
@@ -42,7 +43,7 @@ func pictured() *Report {
 // The tests of cmd/attn open the page of this report in a browser.
 func TestPicturedReport(t *testing.T) {
 	var b bytes.Buffer
-	noError(t, pictured().WriteJSON(&b))
+	must.Do(t, pictured().WriteJSON(&b))
 	golden(t, "pictured.golden.json", b.Bytes())
 }
 

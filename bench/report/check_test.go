@@ -16,15 +16,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
 // realReport is a report of cases of the CPU and of a GPU on a busy machine, with some of
 // its rounds.
 func realReport(t testing.TB) []byte {
-	text, err := os.ReadFile("testdata/real.json")
-	noError(t, err)
-	return text
+	return must.Get(os.ReadFile("testdata/real.json"))(t)
 }
 
 // use writes a report in all forms, and compares it with itself.
@@ -69,11 +68,10 @@ func edits(path string, value any) []edit {
 // report whose derived figures are right and that all forms can show.
 func TestEditedReports(t *testing.T) {
 	text := realReport(t)
-	want, err := Read(bytes.NewReader(text))
-	noError(t, err)
-	noError(t, use(want))
+	want := must.Get(Read(bytes.NewReader(text)))(t)
+	must.Do(t, use(want))
 	var root any
-	noError(t, json.Unmarshal(text, &root))
+	must.Do(t, json.Unmarshal(text, &root))
 	derived := regexp.MustCompile(`^cases\[\d+\]\.(repetitions|median_s|min_s|low_s|high_s|confidence|pairs|flops|gflops|ceiling_gflops|` +
 		`bytes|gbs|ceiling_gbs|launch_s|bound|percent_of_bound|speedup_vs_stages|name|memory\.(operands|scratch|square))$`)
 	n, refused := 0, 0
@@ -87,7 +85,7 @@ func TestEditedReports(t *testing.T) {
 			}
 			edited, err := json.Marshal(root)
 			e.set(e.old)
-			noError(t, err)
+			must.Do(t, err)
 			n++
 			got, err := Read(bytes.NewReader(edited))
 			if err != nil {
@@ -126,25 +124,21 @@ func TestReadNamesTheField(t *testing.T) {
 		{`"cpus": 2`, `"cpus": -2`, "environment.cpus"},
 	} {
 		text := strings.Replace(string(realReport(t)), tc.old, tc.new, 1)
-		if _, err := Read(strings.NewReader(text)); !errors.Is(err, kernels.ErrFile) || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %v, want %s", tc.new, err, tc.want)
-		}
+		must.Fail(t, tc.new, must.Err(Read(strings.NewReader(text))), kernels.ErrFile, tc.want)
 	}
 }
 
 // A short text can stand for more objects than fit into memory.
 func TestReadRefusesLargeReports(t *testing.T) {
 	for _, text := range [][]byte{make([]byte, maxText+1), bytes.Repeat([]byte("{},"), maxObjects+1)} {
-		if _, err := Read(bytes.NewReader(text)); !errors.Is(err, kernels.ErrFile) || !strings.Contains(err.Error(), "larger than") {
-			t.Errorf("%d bytes: %v", len(text), err)
-		}
+		must.Fail(t, fmt.Sprintf("%d bytes", len(text)), must.Err(Read(bytes.NewReader(text))), kernels.ErrFile, "larger than")
 	}
 }
 
 func FuzzReport(f *testing.F) {
 	// Short seeds with all fields: one case with a round of a call.
 	var r Report
-	noError(f, json.Unmarshal(realReport(f), &r))
+	must.Do(f, json.Unmarshal(realReport(f), &r))
 	for i := range r.Cases {
 		one := r
 		one.Cases = r.Cases[i : i+1 : i+1]
@@ -154,8 +148,7 @@ func FuzzReport(f *testing.F) {
 			m.Rounds[0].TimesS, m.Rounds[0].PaceS = m.Rounds[0].TimesS[:1], nil
 		}
 		m.Derive()
-		text, err := json.Marshal(one)
-		noError(f, err)
+		text := must.Get(json.Marshal(one))(f)
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -166,12 +159,11 @@ func FuzzReport(f *testing.F) {
 			}
 			return
 		}
-		noError(t, use(r))
+		must.Do(t, use(r))
 		// What was read and written is read again.
 		var again bytes.Buffer
-		noError(t, r.WriteJSON(&again))
-		back, err := Read(&again)
-		noError(t, err)
+		must.Do(t, r.WriteJSON(&again))
+		back := must.Get(Read(&again))(t)
 		if !reflect.DeepEqual(r.Cases, back.Cases) {
 			t.Fatal("the cases of a report change when it is written and read again")
 		}

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // benchstat reads two files of Go benchmark lines and finds the case that became
@@ -26,9 +28,8 @@ func TestBenchstatReadsGoBench(t *testing.T) {
 			c.Rounds = append(c.Rounds, Round{TimesS: []float64{x, x}, CeilingGFLOPS: c.CeilingGFLOPS})
 		}
 		path := filepath.Join(dir, name)
-		f, err := os.Create(path)
-		noError(t, err)
-		noError(t, errors.Join(r.WriteGoBench(f), f.Close()))
+		f := must.Get(os.Create(path))(t)
+		must.Do(t, errors.Join(r.WriteGoBench(f), f.Close()))
 		return path
 	}
 	out, err := exec.CommandContext(t.Context(), "go", "tool", "benchstat", write("old", 1), write("new", 1.1)).CombinedOutput()
@@ -53,7 +54,7 @@ func TestGoBenchLines(t *testing.T) {
 		r.Cases[i].Rounds = []Round{{TimesS: []float64{0.002}, CeilingGBS: new(45.5), LaunchS: new(1e-3)}}
 	}
 	var text strings.Builder
-	noError(t, r.WriteGoBench(&text))
+	must.Do(t, r.WriteGoBench(&text))
 	var lines []string
 	for l := range strings.Lines(text.String()) {
 		if strings.HasPrefix(l, "Benchmark") {

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed90331342/attn/bench/internal/format"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -83,11 +84,10 @@ func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if os.Getenv("UPDATE_GOLDEN") == "1" {
-		noError(t, os.MkdirAll("testdata", 0o755))
-		noError(t, os.WriteFile(path, got, 0o644))
+		must.Do(t, os.MkdirAll("testdata", 0o755))
+		must.Do(t, os.WriteFile(path, got, 0o644))
 	}
-	want, err := os.ReadFile(path)
-	noError(t, err)
+	want := must.Get(os.ReadFile(path))(t)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", path, diff)
 	}
@@ -97,9 +97,7 @@ func golden(t *testing.T, name string, got []byte) {
 func wantText(t *testing.T, write func(io.Writer) error, texts ...string) {
 	t.Helper()
 	var out strings.Builder
-	if err := write(&out); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, write(&out))
 	for _, want := range texts {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it lacks %q:\n%s", want, &out)
@@ -109,7 +107,7 @@ func wantText(t *testing.T, write func(io.Writer) error, texts ...string) {
 
 func TestTable(t *testing.T) {
 	var out bytes.Buffer
-	noError(t, sample().WriteTable(&out))
+	must.Do(t, sample().WriteTable(&out))
 	golden(t, "table.golden", out.Bytes())
 	for l := range strings.Lines(out.String()) {
 		if l != strings.TrimRight(l, " \n")+"\n" {
@@ -147,14 +145,14 @@ func TestNumbersForPeople(t *testing.T) {
 // Other programs read these: names may be added, none may go or change.
 func TestJSONHoldsEveryField(t *testing.T) {
 	var b bytes.Buffer
-	noError(t, sample().WriteJSON(&b))
+	must.Do(t, sample().WriteJSON(&b))
 	text := b.Bytes()
 	golden(t, "report.golden.json", text)
 
 	strict := json.NewDecoder(bytes.NewReader(text))
 	strict.DisallowUnknownFields()
 	var back Report
-	noError(t, strict.Decode(&back))
+	must.Do(t, strict.Decode(&back))
 	if diff := cmp.Diff(sample(), &back); diff != "" {
 		t.Errorf("a report does not come back as it was (-want +got):\n%s", diff)
 	}
@@ -231,14 +229,5 @@ func TestReadRefuses(t *testing.T) {
 			t.Errorf("%s: %v %v", name, r, err)
 		}
 	}
-	if _, err := Read(iotest.ErrReader(os.ErrPermission)); !errors.Is(err, os.ErrPermission) {
-		t.Errorf("a file that cannot be read: %v", err)
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Fail(t, "a file that cannot be read", must.Err(Read(iotest.ErrReader(os.ErrPermission))), os.ErrPermission)
 }

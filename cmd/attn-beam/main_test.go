@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
@@ -91,9 +92,7 @@ func oneMachine(t *testing.T, dir string, flags ...string) (file []byte, check s
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if file, err = os.ReadFile(filepath.Join(dir, "one.npy")); err != nil {
-		t.Fatal(err)
-	}
+	file = must.Get(os.ReadFile(filepath.Join(dir, "one.npy")))(t)
 	return file, string(out)
 }
 
@@ -115,10 +114,7 @@ func TestLong(t *testing.T) {
 	if pairs := fmt.Sprintf("%d pairs", rows*(rows+1)/2); !strings.Contains(stdout, pairs) {
 		t.Errorf("the output lacks %q: %s", pairs, stdout)
 	}
-	all, err := os.ReadFile(filepath.Join(dir, "all.npy"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(os.ReadFile(filepath.Join(dir, "all.npy")))(t)
 	want, check := oneMachine(t, dir, "--causal")
 	t.Log(strings.TrimSpace(check))
 	if !bytes.Equal(all, want) {
@@ -146,9 +142,7 @@ func TestRefused(t *testing.T) {
 	write(t, dir, 1, 8, 4, 2)
 	good := []string{"run", "--q", "q-*.npy", "--k", "k-*.npy", "--v", "v-*.npy", "--out", "out"}
 	plan := []string{"plan", "--seq", "1k"}
-	if err := os.WriteFile(filepath.Join(dir, "half.npy"), []byte("\x93NUMPY"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "half.npy"), []byte("\x93NUMPY"), 0o600))
 	ids, err := os.Create(filepath.Join(dir, "ids.npy"))
 	if err == nil {
 		err = errors.Join(npy.Write(ids, "<i4", []int{2}, []int32{0, 1}), ids.Close())
@@ -156,17 +150,10 @@ func TestRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("k-1.npy", filepath.Join(dir, "link.npy")); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(filepath.Join(dir, "q.npy"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("k-1.npy", filepath.Join(dir, "link.npy")))
+	text := must.Get(os.ReadFile(filepath.Join(dir, "q.npy")))(t)
 	text = bytes.Replace(text, []byte("'fortran_order': False"), []byte("'fortran_order': True "), 1)
-	if err := os.WriteFile(filepath.Join(dir, "fortran.npy"), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "fortran.npy"), text, 0o600))
 	for _, c := range []struct {
 		args []string
 		want string
@@ -220,10 +207,7 @@ func TestNegative(t *testing.T) {
 		if _, stderr, err := command(t.Context(), dir, args...); err != nil {
 			t.Fatalf("--sinks %s: %v: %s", sinks, err, stderr)
 		}
-		all, err := os.ReadFile(filepath.Join(dir, "all.npy"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(os.ReadFile(filepath.Join(dir, "all.npy")))(t)
 		if want, _ := oneMachine(t, dir, "--sinks", sinks, "--alibi", "0.5,-2"); !bytes.Equal(all, want) {
 			t.Errorf("--sinks %s: the bits are not those of attn run", sinks)
 		}
@@ -232,10 +216,7 @@ func TestNegative(t *testing.T) {
 
 // TestPlanOfLengths: the command in docs/distributed.md prints the plan that is there.
 func TestPlanOfLengths(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "distributed.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile(filepath.Join("..", "..", "docs", "distributed.md")))(t)
 	line := regexp.MustCompile(`(?m)^    \$ (attn-beam plan --seq .*)$`).FindSubmatch(page)
 	if line == nil {
 		t.Fatal("docs/distributed.md has no command attn-beam plan --seq")

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestInterruptPipe interrupts programs that read a pipe without content.
@@ -28,12 +29,8 @@ func TestInputsBeyondMemory(t *testing.T) {
 	dir := t.TempDir()
 	folder := func(name, link string) string {
 		path := filepath.Join(dir, name)
-		if err := os.Mkdir(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(link, path+"/model.onnx"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(path, 0o755))
+		must.Do(t, os.Symlink(link, path+"/model.onnx"))
 		return path
 	}
 	field := func(number protowire.Number, content []byte) []byte {

@@ -21,6 +21,7 @@ import (
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // built is the folder that site has made.
@@ -54,10 +55,7 @@ func TestMain(m *testing.M) {
 // those of the page that lie elsewhere.
 func at(t *testing.T, path string, others ...string) string {
 	t.Helper()
-	dir, err := site()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(site())(t)
 	mux := http.NewServeMux()
 	mux.Handle(path+"/", http.StripPrefix(path, handler(dir)))
 	for _, other := range others {
@@ -103,11 +101,7 @@ func downloaded(t *testing.T, p *pagetest.Page) *report.Report {
 		time.Sleep(50 * time.Millisecond)
 		if f, err := os.Open(name); err == nil { // renamed when it is complete
 			defer f.Close()
-			r, err := report.Read(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return r
+			return must.Get(report.Read(f))(t)
 		}
 	}
 	t.Fatal("no file was downloaded")
@@ -143,9 +137,7 @@ func TestMeasure(t *testing.T) {
 			t.Errorf("compared with itself: %+v", change)
 		}
 	}
-	if err := r.WritePage(io.Discard); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, r.WritePage(io.Discard))
 	rows := pagetest.Eval[[]string](p, `[...document.querySelectorAll("#rows tr")].map(row => row.innerText)`)
 	figures := regexp.MustCompile(`^gpu:0 · (causal|decode) · H=8 D=64 (f32|f16)\t256\t.* (s|ms|µs)\t[0-9.]+\t[0-9.]+%\t[0-9.]+\t([0-9.]+%|–)\t\d\.\de-\d+\t\d\.\de-\d+\tok`)
 	for _, row := range rows {
@@ -166,18 +158,14 @@ func TestMeasure(t *testing.T) {
 	p.Quiet()
 	pagetest.Eval[bool](p, "scrollTo(0, 0), true")
 	if name := os.Getenv("ATTN_WEB_SCREENSHOT"); name != "" { // for the README
-		if err := os.WriteFile(name, p.Screenshot(), 0o644); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, os.WriteFile(name, p.Screenshot(), 0o644))
 	}
 }
 
 // TestTurns: the page measures ONNX Runtime Web in turns with attn, and gives a wrong answer no time.
 func TestTurns(t *testing.T) {
 	ort := filepath.Join(t.TempDir(), "ort")
-	if err := addPeer(ort, "", filepath.Join("../..", scripts)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, addPeer(ort, "", filepath.Join("../..", scripts)))
 	if _, err := os.Stat(filepath.Join(ort, "ortweb.mjs")); err != nil {
 		t.Skip("onnxruntime-web is not installed: npm ci --ignore-scripts in bench/peers")
 	}
@@ -203,10 +191,7 @@ func TestTurns(t *testing.T) {
 	}
 	// An operator that hides keys which the case does not hide.
 	script := filepath.Join(ort, "onnx.mjs")
-	text, err := os.ReadFile(script)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(script))(t)
 	wrong := bytes.Replace(text, []byte("unidirectional: c.causal ? 1 : 0"), []byte("unidirectional: 1"), 1)
 	if err := os.WriteFile(script, wrong, 0o644); err != nil || bytes.Equal(text, wrong) {
 		t.Fatal("the script is the same", err)
@@ -295,10 +280,7 @@ func TestNoGPU(t *testing.T) {
 	sentence(browser.Visit(url, url, pagetest.Look{})) // not quiet: Chromium itself warns of a missing adapter
 
 	// A host without headers that does not know wasm.
-	dir, err := site()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(site())(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := strings.TrimPrefix(r.URL.Path, "/")
 		if name == "" {
@@ -336,9 +318,7 @@ func TestNoGPU(t *testing.T) {
 func TestBroken(t *testing.T) {
 	browser := pagetest.Start(t)
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, assets); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(dir, assets))
 	server := httptest.NewServer(handler(filepath.Join(dir, "assets")))
 	t.Cleanup(server.Close)
 	p := browser.Visit(server.URL, server.URL, pagetest.Look{})
@@ -352,9 +332,7 @@ func TestBroken(t *testing.T) {
 func TestHandler(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"index.html", "page.js", "ortweb.mjs", "attn.wasm", "style.css"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/", handler(dir))
@@ -377,15 +355,9 @@ var external = regexp.MustCompile(`(src|href)="(/|https?:|//)|url\(|import\s`)
 
 // TestAssets: the page refers to its own files by relative addresses only; links are not loaded.
 func TestAssets(t *testing.T) {
-	files, err := assets.ReadDir("assets")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(assets.ReadDir("assets"))(t)
 	for _, f := range files {
-		text, err := assets.ReadFile("assets/" + f.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(assets.ReadFile("assets/" + f.Name()))(t)
 		for _, found := range external.FindAllString(strings.ReplaceAll(string(text), `<a href="https://github.com/`, ""), -1) {
 			t.Errorf("%s has %q", f.Name(), found)
 		}

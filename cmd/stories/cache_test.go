@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/internal/llama"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -79,24 +80,15 @@ func (c joined) AttentionInto(ctx context.Context, out kernels.Result, q kernels
 func TestPerplexity(t *testing.T) {
 	const stories, tokens = 4, 256
 	ctx := t.Context()
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(t)
 	defer dev.Close()
-	m, err := llama.Load(ctx, dev, llama.CheckpointFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(llama.Load(ctx, dev, llama.CheckpointFile))(t)
 	// read calls next with the logits after each token of a text, which returns the token after it, negative at
 	// the end.
 	read := func(dtype kernels.DType, hadamard bool, next func(logits []float32) int) {
 		var layers [llama.Layers]joined
 		for i := range layers {
-			c, err := kvcache.New(ctx, dev, kvcache.Config{Dim: llama.KVHeads * llama.HeadDim, DType: dtype, Capacity: tokens, Hadamard: hadamard})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(kvcache.New(ctx, dev, kvcache.Config{Dim: llama.KVHeads * llama.HeadDim, DType: dtype, Capacity: tokens, Hadamard: hadamard}))(t)
 			defer c.Release()
 			layers[i] = joined{c, dev}
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -20,6 +19,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/llama"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -259,9 +259,7 @@ func TestInterrupt(t *testing.T) {
 		}
 		return out.Write(p)
 	}), io.Discard)
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
-	}
+	must.Fail(t, "cancelled", err, context.Canceled)
 	if text := out.String(); !strings.HasPrefix(expected, text) || len(text) < 10 || len(text) > 20 {
 		t.Errorf("it writes %q", text)
 	}

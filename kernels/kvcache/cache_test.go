@@ -2,7 +2,6 @@ package kvcache_test
 
 import (
 	"context"
-	"errors"
 	"reflect"
 	"strings"
 	"sync"
@@ -10,8 +9,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -55,9 +54,7 @@ func TestConfigs(t *testing.T) {
 		{"a backend without copies", kernels.NewDevice(noCopies{dev.Backend()}), good, kernels.ErrUnsupported, "cpu has no copies"},
 		{"more than there is", dev, with(func(c *kvcache.Config) { c.Batch, c.Capacity = 1<<20, 1<<28 }), kernels.ErrMemory, ""},
 	} {
-		if _, err := kvcache.New(t.Context(), c.dev, c.config); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
-		}
+		must.Fail(t, c.name, must.Err(kvcache.New(t.Context(), c.dev, c.config)), c.want, c.text)
 	}
 	for _, c := range []struct {
 		name   string
@@ -68,9 +65,7 @@ func TestConfigs(t *testing.T) {
 		{"negative pages", kvcache.PagedConfig{Dim: 8, Pages: 3, PageSize: -1}, "Pages is 3 and PageSize is -1"},
 		{"too many tokens", kvcache.PagedConfig{Dim: 8, Pages: 1 << 20, PageSize: 1 << 20}, "their product at most"},
 	} {
-		if _, err := kvcache.NewPaged(t.Context(), dev, c.config); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, kernels.ErrOption, c.text)
-		}
+		must.Fail(t, c.name, must.Err(kvcache.NewPaged(t.Context(), dev, c.config)), kernels.ErrOption, c.text)
 	}
 }
 
@@ -192,24 +187,16 @@ func TestCallOptions(t *testing.T) {
 	} {
 		x := must.Get(kvcache.New(ctx, dev, c.config))(t)
 		must.Do(t, x.Append(ctx, tokens(2, 1, 5), tokens(2, 1, 5), nil))
-		if _, err := x.Attention(ctx, c.q, c.opt); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
-		}
+		must.Fail(t, c.name, must.Err(x.Attention(ctx, c.q, c.opt)), c.want, c.text)
 		x.Release()
 	}
 	empty := must.Get(kvcache.New(ctx, dev, plain))(t)
 	defer empty.Release()
 	for want, opt := range map[string]options{"which has 0 tokens: append their keys first": {}, "the cache is empty": {Bidirectional: true}} {
-		if _, err := empty.Attention(ctx, tokens(2, 1, 1), opt); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), want) {
-			t.Errorf("empty: %v", err)
-		}
+		must.Fail(t, "empty", must.Err(empty.Attention(ctx, tokens(2, 1, 1), opt)), kernels.ErrShape, want)
 	}
-	if err := empty.Rewind(2, 0); !errors.Is(err, kernels.ErrOption) {
-		t.Errorf("rewind of a sequence that does not exist: %v", err)
-	}
-	if err := empty.Rewind(1, 1); !errors.Is(err, kernels.ErrOption) {
-		t.Errorf("rewind forward: %v", err)
-	}
+	must.Fail(t, "rewind of a sequence that does not exist", empty.Rewind(2, 0), kernels.ErrOption)
+	must.Fail(t, "rewind forward", empty.Rewind(1, 1), kernels.ErrOption)
 }
 
 // TestConcurrent creates, forks, grows, frees and attends to sequences of one paged cache
@@ -290,8 +277,6 @@ func TestSharePrefixOutputs(t *testing.T) {
 		{"type of lse", kernels.Result{O: good, LSE: host(f16, 2, 2, 1, 1)}, kernels.ErrDType},
 		{"weights", kernels.Result{O: good, Weights: host(f32, 2, 2, 1, 9)}, kernels.ErrOption},
 	} {
-		if err := c.Batch(one, two).AttentionInto(ctx, o.out, q, kvcache.CallOptions{SharePrefix: true}); !errors.Is(err, o.want) {
-			t.Errorf("%s: error is %v, should be %v", o.name, err, o.want)
-		}
+		must.Fail(t, o.name, c.Batch(one, two).AttentionInto(ctx, o.out, q, kvcache.CallOptions{SharePrefix: true}), o.want)
 	}
 }

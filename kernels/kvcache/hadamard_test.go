@@ -1,11 +1,10 @@
 package kvcache_test
 
 import (
-	"errors"
-	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
@@ -19,8 +18,6 @@ func TestHadamardRefuses(t *testing.T) {
 		"8192": {Dim: 8192},
 	} {
 		c.Capacity, c.Hadamard = 4, true
-		if _, err := kvcache.New(t.Context(), dev, c); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "head size "+size+" has no Hadamard matrix, it must be a power of two up to 4096") {
-			t.Errorf("%s: %v", size, err)
-		}
+		must.Fail(t, size, must.Err(kvcache.New(t.Context(), dev, c)), kernels.ErrOption, "head size "+size+" has no Hadamard matrix, it must be a power of two up to 4096")
 	}
 }

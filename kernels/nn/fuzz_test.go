@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -27,12 +28,8 @@ func FuzzSafetensors(f *testing.F) {
 			return
 		}
 		var again bytes.Buffer
-		if err := w.WriteSafetensors(&again); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.LoadSafetensors(bytes.NewReader(again.Bytes()), int64(again.Len()), ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.WriteSafetensors(&again))
+		must.Get(c.LoadSafetensors(bytes.NewReader(again.Bytes()), int64(again.Len()), ""))(t)
 		if w.Wq.Shape() != (kernels.Shape{1, 1, 2, 2}) || w.Bo.Shape() != (kernels.Shape{1, 1, 1, 2}) {
 			t.Fatal(fmt.Sprint(w))
 		}

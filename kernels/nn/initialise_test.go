@@ -1,14 +1,13 @@
 package nn_test
 
 import (
-	"errors"
+	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -123,8 +122,6 @@ func TestInitialiseRefuses(t *testing.T) {
 		{nn.Initialiser{Gain: math.NaN()}, "gain is NaN"},
 		{nn.Initialiser{Gain: 1e300}, "gain is 1e+300"},
 	} {
-		if _, err := (nn.MultiHeadConfig{Model: 4}).Initialise(c.in); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%+v: error is %v, should contain %q", c.in, err, c.text)
-		}
+		must.Fail(t, fmt.Sprintf("%+v", c.in), must.Err((nn.MultiHeadConfig{Model: 4}).Initialise(c.in)), kernels.ErrOption, c.text)
 	}
 }

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"log"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -144,9 +143,7 @@ func TestLayerRefuses(t *testing.T) {
 		{"rope", config{Model: 6, Heads: 2, RoPE: &nn.RoPE{}}, kernels.ErrOption, "dim is 3, it must be even"},
 		{"too large", config{Model: 1 << 30, HeadDim: 1 << 30, Heads: 1 << 30}, kernels.ErrOption, "wq would have shape"},
 	} {
-		if _, err := c.config.Initialise(nn.Initialiser{}); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
-		}
+		must.Fail(t, c.name, must.Err(c.config.Initialise(nn.Initialiser{})), c.want, c.text)
 	}
 
 	c := config{Model: 8, Heads: 2, Memory: 6, Bias: true}
@@ -182,9 +179,7 @@ func TestLayerRefuses(t *testing.T) {
 		{"strides", dev, c, turned, kernels.ErrShape, "wq has strides"},
 		{"no projections", kernels.NewDevice(plainBackend{dev.Backend()}), c, fresh(c), kernels.ErrUnsupported, "no projections"},
 	} {
-		if _, err := nn.NewMultiHeadAttention(ctx, w.dev, w.config, w.w); !errors.Is(err, w.want) || !strings.Contains(err.Error(), w.text) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", w.name, err, w.want, w.text)
-		}
+		must.Fail(t, w.name, must.Err(nn.NewMultiHeadAttention(ctx, w.dev, w.config, w.w)), w.want, w.text)
 	}
 
 	l := layerOf(t, dev, c)
@@ -209,19 +204,13 @@ func TestLayerRefuses(t *testing.T) {
 		{"angles for one", x, nn.MultiHeadOptions{Memory: z, Angles: short}, kernels.ErrOption, "only one of Angles and MemoryAngles is set"},
 		{"angles too few", x, nn.MultiHeadOptions{Memory: z, Angles: short, MemoryAngles: short}, kernels.ErrShape, "q: rotate: cos: shape [1 1 4 2] does not broadcast to [2 2 5 2]"},
 	} {
-		if _, err := l.Apply(ctx, a.x, a.opt); !errors.Is(err, a.want) || !strings.Contains(err.Error(), a.text) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", a.name, err, a.want, a.text)
-		}
+		must.Fail(t, a.name, must.Err(l.Apply(ctx, a.x, a.opt)), a.want, a.text)
 	}
 	done, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, err := l.Apply(done, x, nn.MultiHeadOptions{Memory: z}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
+	must.Fail(t, "cancelled", must.Err(l.Apply(done, x, nn.MultiHeadOptions{Memory: z})), context.Canceled)
 	l.Release()
-	if _, err := l.Apply(ctx, x, nn.MultiHeadOptions{Memory: z}); !errors.Is(err, kernels.ErrReleased) {
-		t.Errorf("released: %v", err)
-	}
+	must.Fail(t, "released", must.Err(l.Apply(ctx, x, nn.MultiHeadOptions{Memory: z})), kernels.ErrReleased)
 }
 
 func meta(t *testing.T, dtype kernels.DType, s ...int) kernels.Tensor {
@@ -235,15 +224,11 @@ type plainBackend struct{ backend.Backend }
 func TestLayerGradientsRefuse(t *testing.T) {
 	dev := onCPU(t)
 	l := layerOf(t, dev, nn.MultiHeadConfig{Model: 8, Heads: 2})
-	if _, err := l.Backward(t.Context(), nil, kernels.Tensor{}); !errors.Is(err, kernels.ErrOption) {
-		t.Errorf("no pass: error %v", err)
-	}
+	must.Fail(t, "no pass", must.Err(l.Backward(t.Context(), nil, kernels.Tensor{})), kernels.ErrOption)
 	x := random(t, dev, 1, 1, 1, 3, 8)
 	pass := must.Get(l.Forward(t.Context(), x, nn.MultiHeadOptions{}))(t)
 	defer pass.Release()
-	if _, err := l.Backward(t.Context(), pass, random(t, dev, 1, 1, 1, 4, 8)); !errors.Is(err, kernels.ErrShape) {
-		t.Errorf("dy of another shape: error %v", err)
-	}
+	must.Fail(t, "dy of another shape", must.Err(l.Backward(t.Context(), pass, random(t, dev, 1, 1, 1, 4, 8))), kernels.ErrShape)
 	y := must.Get(l.Apply(t.Context(), x, nn.MultiHeadOptions{}))(t)
 	defer y.Release()
 	a, _ := dev.ToFloat32(t.Context(), y.O)

@@ -7,11 +7,10 @@ import (
 	"log"
 	"math"
 	"math/big"
-	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -109,15 +108,11 @@ func TestAnglesRefuse(t *testing.T) {
 		{"ragged", nn.RoPE{}, 8, [][]int{{1, 2}, {1}}, kernels.ErrShape, "batch 1 has 1 positions, batch 0 has 2"},
 		{"too far", nn.RoPE{}, 8, [][]int{{1, 1<<30 + 1}}, kernels.ErrOption, "position 1 of batch 0 is 1073741825"},
 	} {
-		if _, err := c.rope.Angles(t.Context(), dev, c.dim, c.positions); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
-		}
+		must.Fail(t, c.name, must.Err(c.rope.Angles(t.Context(), dev, c.dim, c.positions)), c.want, c.text)
 	}
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := (&nn.RoPE{}).Angles(done, dev, 8, five); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
+	must.Fail(t, "cancelled", must.Err((&nn.RoPE{}).Angles(done, dev, 8, five)), context.Canceled)
 }
 
 func positionsOf(t *testing.T, from, n int) [][]int {

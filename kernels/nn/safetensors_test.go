@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"math"
@@ -13,14 +14,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/x448/float16"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -428,13 +428,9 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		{"biases of keys", square, with("mha.bias_k", good["a.q_proj.bias"]), "mha.", kernels.ErrFile, `would ignore ["mha.bias_k"]`},
 		{"4 bits", grouped, as("a.q_proj.bias", "NF4", func(*stored) {}), "a.", kernels.ErrDType, "is NF4, which is not read"},
 	} {
-		if _, err := c.config.LoadSafetensors(bytes.NewReader(c.content), int64(len(c.content)), c.prefix); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
-		}
+		must.Fail(t, c.name, must.Err(c.config.LoadSafetensors(bytes.NewReader(c.content), int64(len(c.content)), c.prefix)), c.want, c.text)
 	}
-	if _, err := grouped.LoadSafetensors(nil, 0, ""); !errors.Is(err, kernels.ErrOption) {
-		t.Errorf("no reader: %v", err)
-	}
+	must.Fail(t, "no reader", must.Err(grouped.LoadSafetensors(nil, 0, "")), kernels.ErrOption)
 	// A file that shrinks, and memory that runs out.
 	if _, err := square.LoadSafetensors(bytes.NewReader(whole[:len(whole)-9]), int64(len(whole)), "mha."); !errors.Is(err, kernels.ErrFile) || !errors.Is(err, io.EOF) {
 		t.Errorf("a file that shrinks: %v", err)
@@ -445,8 +441,6 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		if stop() < n {
 			break
 		}
-		if !errors.Is(err, kernels.ErrMemory) {
-			t.Errorf("request %d of memory fails: %v", n, err)
-		}
+		must.Fail(t, fmt.Sprintf("request %d of memory fails", n), err, kernels.ErrMemory)
 	}
 }

@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -67,9 +68,7 @@ func TestWeightsRoundTrip(t *testing.T) {
 	}
 	plain := small
 	plain.Bias = false
-	if _, err := plain.LoadSafetensors(bytes.NewReader(file), int64(len(file)), ""); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), `there is a tensor "bq", but the config has no Bias`) {
-		t.Errorf("biases too many: %v", err)
-	}
+	must.Fail(t, "biases too many", must.Err(plain.LoadSafetensors(bytes.NewReader(file), int64(len(file)), "")), kernels.ErrShape, `there is a tensor "bq", but the config has no Bias`)
 }
 
 // full is a file that has room for n bytes.
@@ -107,9 +106,7 @@ func TestWriteRefuses(t *testing.T) {
 	w := fresh(t, 1)
 	size := len(written(t, w))
 	for _, n := range []int{0, 1, size / 2, size - 1} {
-		if err := w.WriteSafetensors(&full{n}); !errors.Is(err, io.ErrShortWrite) {
-			t.Errorf("room for %d of %d bytes: error is %v", n, size, err)
-		}
+		must.Fail(t, fmt.Sprintf("room for %d of %d bytes", n, size), w.WriteSafetensors(&full{n}), io.ErrShortWrite)
 	}
 	if err := w.WriteSafetensors(&full{size}); err != nil {
 		t.Errorf("room for all %d bytes: %v", size, err)

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestMap maps bytes on both sides of a page's edge.
@@ -16,13 +18,8 @@ func TestMap(t *testing.T) {
 		content[i] = byte(i * 7 / 5)
 	}
 	path := filepath.Join(t.TempDir(), "x")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, content, 0o600))
+	f := must.Get(os.Open(path))(t)
 	defer f.Close()
 	for _, c := range [][2]int{{0, 1}, {0, 3 * page}, {1, page}, {page - 1, 2}, {page, page}, {2*page + 3, page - 3}} {
 		got, unmap, err := (&Header{Start: int64(c[0]), Count: c[1], Size: 1}).Map(f)

@@ -3,7 +3,6 @@ package safetensors
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -12,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // file returns a file of a header and data, which may contradict each other.
@@ -144,22 +143,15 @@ func TestReadHeaderRefuses(t *testing.T) {
 		{"an unknown type with a gap", file("{"+entry("a", "Q4", "[2]", 1, 2)+"}", make([]byte, 2)...), `tensor "a" starts at byte 62, the header ends at byte 61: there must be no gaps`},
 		{"a deep nest", file(`{"a":{"x":` + strings.Repeat("[", 20000) + `}}`), "exceeded max depth"},
 	} {
-		_, err := ReadHeader(bytes.NewReader(c.content), int64(len(c.content)))
-		if !errors.Is(err, kernels.ErrFile) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: error is %v, should be ErrFile and contain %q", c.name, err, c.want)
-		}
+		must.Fail(t, c.name, must.Err(ReadHeader(bytes.NewReader(c.content), int64(len(c.content)))), kernels.ErrFile, c.want)
 	}
 	// A file that shrinks, and memory that runs out.
 	content := example()
 	for _, n := range []int{3, 20} {
-		if _, err := ReadHeader(bytes.NewReader(content[:n]), int64(len(content))); !errors.Is(err, io.EOF) {
-			t.Errorf("%d of %d bytes: %v", n, len(content), err)
-		}
+		must.Fail(t, fmt.Sprintf("%d of %d bytes", n, len(content)), must.Err(ReadHeader(bytes.NewReader(content[:n]), int64(len(content)))), io.EOF)
 	}
 	defer backend.FailMemory(1)()
-	if _, err := ReadHeader(bytes.NewReader(content), int64(len(content))); !errors.Is(err, backend.ErrMemory) {
-		t.Errorf("no memory: %v", err)
-	}
+	must.Fail(t, "no memory", must.Err(ReadHeader(bytes.NewReader(content), int64(len(content)))), backend.ErrMemory)
 }
 
 // FuzzHeader reads arbitrary files: each tensor lies in the file, has the bytes of its shape

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestAdvise reads what the system says of the middle of memory that was advised.
@@ -21,10 +23,7 @@ func TestAdvise(t *testing.T) {
 	data := make([]byte, 4*size)
 	at := uintptr(unsafe.Pointer(&data[2*size]))
 	flags := func() (flags string) {
-		f, err := os.Open("/proc/self/smaps")
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.Open("/proc/self/smaps"))(t)
 		defer f.Close()
 		here := false
 		for lines := bufio.NewScanner(f); lines.Scan(); {

@@ -5,6 +5,8 @@ import (
 	"math"
 	"runtime"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // ask requests bytes and reports a grant that calls nothing.
@@ -56,9 +58,7 @@ func TestRequest(t *testing.T) {
 		t.Errorf("%d small requests granted at a limit that is reached, want %d", granted, step/mib-1)
 	}
 	left = 100 * mib // for example because a caller released memory
-	if err := ask(mib); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, ask(mib))
 }
 
 func TestRequestCollectsGarbage(t *testing.T) {

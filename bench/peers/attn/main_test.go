@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -18,9 +19,7 @@ func ask(t *testing.T, lines ...string) []answer {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
 	defer dev.Close()
 	var out strings.Builder
-	if err := serve(t.Context(), dev, strings.NewReader(strings.Join(lines, "\n")+"\n"), &out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, serve(t.Context(), dev, strings.NewReader(strings.Join(lines, "\n")+"\n"), &out))
 	var all []answer
 	for line := range strings.Lines(out.String()) {
 		var a answer

@@ -18,6 +18,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/shards"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -72,9 +73,7 @@ func (p *problem) spec(t *testing.T, n int) Spec {
 			for h := range p.dims.Batch * x.heads {
 				shard = append(shard, x.data[(h*x.rows+lo)*x.width:(h*x.rows+hi)*x.width]...)
 			}
-			if err := shards.WriteTensor(t.Context(), fmt.Sprintf("%s/%s-%d.npy", dir, x.name, i), elements, []int{p.dims.Batch, x.heads, hi - lo, x.width}, shard); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, shards.WriteTensor(t.Context(), fmt.Sprintf("%s/%s-%d.npy", dir, x.name, i), elements, []int{p.dims.Batch, x.heads, hi - lo, x.width}, shard))
 		}
 	}
 	return Spec{Q: dir + "/q-*.npy", K: dir + "/k-*.npy", V: dir + "/v-*.npy", Out: dir + "/out", Options: p.options, DType: p.dtype.String(), Backend: "cpu"}
@@ -93,25 +92,13 @@ func (p *problem) direct(t *testing.T) (o, lse []float32) {
 		{p.q, kernels.Shape{p.dims.Batch, p.dims.Heads, p.dims.SeqQ, p.dims.Dim}}, {p.k, kernels.Shape{p.dims.Batch, p.dims.KVHeads, p.dims.SeqK, p.dims.Dim}},
 		{p.v, kernels.Shape{p.dims.Batch, p.dims.KVHeads, p.dims.SeqK, p.dims.ValueDim}},
 	} {
-		var err error
-		if tensors[i], err = dev.FromFloat32(t.Context(), p.dtype, x.data, x.shape); err != nil {
-			t.Fatal(err)
-		}
+		tensors[i] = must.Get(dev.FromFloat32(t.Context(), p.dtype, x.data, x.shape))(t)
 	}
 	opt := p.options
 	opt.LSE = true
-	r, err := dev.Attention(t.Context(), tensors[0], tensors[1], tensors[2], opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(dev.Attention(t.Context(), tensors[0], tensors[1], tensors[2], opt))(t)
 	defer r.Release()
-	if o, err = dev.ToFloat32(t.Context(), r.O); err == nil {
-		lse, err = dev.ToFloat32(t.Context(), r.LSE)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return o, lse
+	return must.Get(dev.ToFloat32(t.Context(), r.O))(t), must.Get(dev.ToFloat32(t.Context(), r.LSE))(t)
 }
 
 // run runs a job in n worker processes.
@@ -131,10 +118,7 @@ func run(t *testing.T, spec Spec, n int) error {
 // results reads the outputs that the manifest of a folder names.
 func results(t *testing.T, out string, p *problem) (o, lse []float32) {
 	t.Helper()
-	m, err := shards.ReadManifest(t.Context(), out+"/manifest.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(shards.ReadManifest(t.Context(), out+"/manifest.json"))(t)
 	if !bytes.Contains(m.Options, []byte(`"DType"`)) {
 		t.Errorf("the manifest has the options %s", m.Options)
 	}
@@ -142,15 +126,11 @@ func results(t *testing.T, out string, p *problem) (o, lse []float32) {
 		if a == nil {
 			return nil
 		}
-		if err := a.Check(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Check(t.Context()))
 		var all []float32
 		for b := range a.Shape[0] {
 			part := make([]float32, a.Shape[1]*a.Shape[2]*a.Shape[3])
-			if err := a.Read(t.Context(), part, b, cut.Span{Hi: a.Shape[1]}, cut.Span{Hi: a.Shape[2]}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, a.Read(t.Context(), part, b, cut.Span{Hi: a.Shape[1]}, cut.Span{Hi: a.Shape[2]}))
 			all = append(all, part...)
 		}
 		return all
@@ -202,9 +182,7 @@ func TestOptions(t *testing.T) {
 			c.o.LSE = true
 			p := draw(kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 300, SeqK: keys, Dim: 8, ValueDim: 5}, c.dtype, c.o)
 			spec := p.spec(t, 3)
-			if err := run(t, spec, 2); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, run(t, spec, 2))
 			o, lse := results(t, spec.Out, p)
 			wantO, wantLSE := p.direct(t)
 			if !sameBits(o, wantO) || !sameBits(lse, wantLSE) {
@@ -217,10 +195,7 @@ func TestOptions(t *testing.T) {
 // TestBalance: each unit belongs to one branch, and branches have almost as many pairs.
 func TestBalance(t *testing.T) {
 	for _, branches := range []int{2, 4, 7} {
-		x, err := cut.New(kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 65536, SeqK: 65536, Dim: 64, ValueDim: 64}, kernels.Options{Causal: true}, cut.Config{Workers: branches})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(cut.New(kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 65536, SeqK: 65536, Dim: 64, ValueDim: 64}, kernels.Options{Causal: true}, cut.Config{Workers: branches}))(t)
 		var all, most int64
 		for i := range branches {
 			var pairs int64

@@ -16,6 +16,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -63,9 +64,7 @@ func small() *problem {
 func execute(t *testing.T, spec Spec, n int, env map[string]string) (units int64, job *Job, err error) {
 	t.Helper()
 	spec.Branches = n
-	if job, err = Prepare(t.Context(), spec); err != nil {
-		t.Fatal(err)
-	}
+	job = must.Get(Prepare(t.Context(), spec))(t)
 	p, s := beam.NewPipelineWithRoot()
 	job.Attention(s)
 	r, err := workers.Run(t.Context(), p, workers.Options{Workers: n, Env: env})
@@ -97,14 +96,10 @@ func TestFaults(t *testing.T) {
 			if err != nil || len(missing) == 0 || !strings.Contains(missing[0], "k-") {
 				t.Errorf("missing units: %q (%v)", missing, err)
 			}
-			if _, err := os.Stat(spec.Out + "/manifest.json"); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("there is a manifest (%v)", err)
-			}
+			must.Fail(t, "the manifest", must.Err(os.Stat(spec.Out+"/manifest.json")), fs.ErrNotExist)
 			// A worker that is killed leaves the file that it would have renamed.
 			leftover := fmt.Sprintf("%s/partial/.attn-0-%06d-0000.npy", spec.Out, job.Cut.Blocks[len(job.Cut.Blocks)-1].ID)
-			if err := os.WriteFile(leftover, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(leftover, nil, 0o600))
 			spec.Resume = true
 			units, _, err := execute(t, spec, 2, nil)
 			if err != nil {
@@ -137,9 +132,7 @@ func TestDamage(t *testing.T) {
 	if err != nil || len(files) < 3 {
 		t.Fatalf("%d shards (%v)", len(files), err)
 	}
-	if err := errors.Join(os.Truncate(files[0], 200), os.Remove(files[2])); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Truncate(files[0], 200), os.Remove(files[2])))
 	spec.Resume = true
 	_, job, err := execute(t, spec, 1, nil)
 	if err != nil {
@@ -177,9 +170,7 @@ func TestPrepare(t *testing.T) {
 		want   string
 	}{
 		{"truncated shard", func(t *testing.T, s *Spec, dir string) {
-			if err := os.Truncate(dir+"/k-1.npy", 150); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Truncate(dir+"/k-1.npy", 150))
 		}, kernels.ErrShape, "k-1.npy"},
 		{"missing shard", func(_ *testing.T, s *Spec, dir string) { s.V = dir + "/v-0.npy," + dir + "/v-7.npy" }, fs.ErrNotExist, "v-7.npy"},
 		{"shard of another shape", func(_ *testing.T, s *Spec, dir string) { s.K += "," + dir + "/q-0.npy" }, kernels.ErrShape, "q-0.npy"},
@@ -207,25 +198,17 @@ func TestPrepare(t *testing.T) {
 		if _, err := Prepare(t.Context(), spec); !errors.Is(err, c.is) || !strings.Contains(fmt.Sprint(err), c.want) {
 			t.Errorf("%s: error %v, want %v with %q", c.name, err, c.is, c.want)
 		}
-		if _, err := os.Stat(dir + "/out"); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: the output folder exists (%v)", c.name, err)
-		}
+		must.Fail(t, c.name, must.Err(os.Stat(dir+"/out")), fs.ErrNotExist)
 	}
 	spec := p.spec(t, 2)
-	if _, err := Prepare(t.Context(), spec); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Prepare(t.Context(), spec); !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), "resume") {
-		t.Errorf("a second job in a folder: %v", err)
-	}
+	must.Get(Prepare(t.Context(), spec))(t)
+	must.Fail(t, "a second job in a folder", must.Err(Prepare(t.Context(), spec)), fs.ErrExist, "resume")
 	spec.Resume = true
 	if _, err := Prepare(t.Context(), spec); err != nil {
 		t.Errorf("resume: %v", err)
 	}
 	spec.Options.Causal = true
-	if _, err := Prepare(t.Context(), spec); !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), "other inputs or options") {
-		t.Errorf("resume of another job: %v", err)
-	}
+	must.Fail(t, "resume of another job", must.Err(Prepare(t.Context(), spec)), fs.ErrExist, "other inputs or options")
 }
 
 // TestAttentionFails: a pipeline of a call that Prepare refuses fails with its error.

@@ -4,12 +4,13 @@ package files
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestPipes reads a pipe to its end. Without a writer, the end of the context ends the
@@ -32,9 +33,7 @@ func TestPipes(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Read(ctx, pipe, MaxText); !errors.Is(err, context.Canceled) {
-		t.Errorf("without a writer: %v", err)
-	}
+	must.Fail(t, "without a writer", must.Err(Read(ctx, pipe, MaxText)), context.Canceled)
 	f, err := os.OpenFile(pipe, os.O_RDWR, 0) // ends the wait of the goroutine
 	if err != nil {
 		t.Fatal(err)

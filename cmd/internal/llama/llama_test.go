@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	_ "github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -33,15 +34,9 @@ func TestSampleFrequencies(t *testing.T) {
 
 // TestModel compares the lengths with those in the checkpoint.
 func TestModel(t *testing.T) {
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(t)
 	defer dev.Close()
-	m, err := Load(t.Context(), dev, CheckpointFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(Load(t.Context(), dev, CheckpointFile))(t)
 	if want := [7]int32{dim, hidden, Layers, Heads, KVHeads, vocab, Positions}; m.Header != want {
 		t.Errorf("the checkpoint has lengths %d, not %d", m.Header, want)
 	}

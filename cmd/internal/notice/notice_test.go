@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 var update = flag.Bool("update", false, "write the NOTICE files again")
@@ -61,10 +63,7 @@ func TestCrates(t *testing.T) {
 	dir := moduleDir(t, "github.com/rajveermalviya/go-webgpu/wgpu")
 	found := map[string]bool{}
 	for _, platform := range []string{"linux/amd64", "darwin/amd64", "darwin/arm64", "windows/amd64"} {
-		library, err := os.ReadFile(filepath.Join(dir, "lib", platform, "libwgpu_native.a"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		library := must.Get(os.ReadFile(filepath.Join(dir, "lib", platform, "libwgpu_native.a")))(t)
 		for _, m := range regexp.MustCompile(`registry[/\\]src[/\\][^/\\]{1,60}[/\\]([A-Za-z0-9_-]{1,40})-[0-9]+\.[0-9]+`).FindAllSubmatch(library, -1) {
 			found[string(m[1])] = true
 		}
@@ -81,10 +80,7 @@ var modules = []string{"cmd/attn-beam", "cmd/attn-onnx", "kernels/adapters/born"
 func TestModules(t *testing.T) {
 	var files []string
 	for _, pattern := range []string{"cmd/*/go.mod", "kernels/adapters/*/go.mod"} {
-		some, err := filepath.Glob(root + pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		some := must.Get(filepath.Glob(root + pattern))(t)
 		files = append(files, some...)
 	}
 	for i := range files {
@@ -132,10 +128,7 @@ MIT OR Apache-2.0. Crates that the library names:
 		fmt.Fprintf(&head, "  %-20s %s\n", name, crates[name])
 	}
 	for _, name := range modules {
-		text, err := os.ReadFile(root + name + "/NOTICE")
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(root + name + "/NOTICE"))(t)
 		fmt.Fprintf(&head, "\n== %s contains in addition, with texts in %s/NOTICE\n\n", filepath.Base(name), name)
 		var lines []string
 		for _, m := range regexp.MustCompile(`(?m)^== (\S+) (\(.*\))$`).FindAllStringSubmatch(string(text), -1) {
@@ -178,9 +171,7 @@ func compare(t *testing.T, file, head string, texts map[string]string) {
 func golden(t *testing.T, file, want string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(want), 0o644))
 	}
 	have, err := os.ReadFile(file)
 	if err != nil || string(have) != want {
@@ -239,10 +230,7 @@ func linked(t *testing.T, dir string, args ...string) map[string]string {
 // moduleDir returns the folder of a module that attn requires.
 func moduleDir(t *testing.T, path string) string {
 	t.Helper()
-	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", path).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(exec.Command("go", "list", "-m", "-f", "{{.Dir}}", path).Output())(t)
 	return strings.TrimSpace(string(dir))
 }
 
@@ -250,10 +238,7 @@ func moduleDir(t *testing.T, path string) string {
 func licence(t *testing.T, dir string) string {
 	var all strings.Builder
 	for _, pattern := range []string{"LICENSE*", "COPYING*", "NOTICE*", "ATTRIB*", "licenses/ftl.txt", "THIRD_PARTY_LICENSES/*"} {
-		files, err := filepath.Glob(filepath.Join(dir, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := must.Get(filepath.Glob(filepath.Join(dir, pattern)))(t)
 		for _, file := range files {
 			if text, err := os.ReadFile(file); err == nil { // folders are matched by another pattern
 				all.WriteString(strings.TrimSpace(strings.ReplaceAll(string(text), "\r\n", "\n")) + "\n\n")

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 func put(text string) func(io.Writer) error {
@@ -26,7 +28,7 @@ func oldFile(t *testing.T) (dir, target string) {
 	t.Helper()
 	dir = t.TempDir()
 	target = filepath.Join(dir, "target")
-	noError(t, os.WriteFile(target, []byte("old"), 0o640))
+	must.Do(t, os.WriteFile(target, []byte("old"), 0o640))
 	return dir, target
 }
 
@@ -56,14 +58,13 @@ func TestSet(t *testing.T) {
 	dir, a := oldFile(t)
 	b := filepath.Join(dir, "b")
 	var s Set
-	noError(t, errors.Join(s.Add("a", a), s.Add("b", b), s.Add("none", "")))
-	err := errors.Join(s.Write(t.Context(), "a", put("new a")), s.Write(t.Context(), "b", put("new b")), s.Write(t.Context(), "none", nil))
-	noError(t, err)
+	must.Do(t, errors.Join(s.Add("a", a), s.Add("b", b), s.Add("none", "")))
+	must.Do(t, errors.Join(s.Write(t.Context(), "a", put("new a")), s.Write(t.Context(), "b", put("new b")), s.Write(t.Context(), "none", nil)))
 	wantFile(t, a, "old")
 	if !missing(b) {
 		t.Error("b is there before Commit")
 	}
-	noError(t, s.Commit(t.Context()))
+	must.Do(t, s.Commit(t.Context()))
 	s.Discard()
 	wantFile(t, a, "new a")
 	wantFile(t, b, "new b")
@@ -135,7 +136,7 @@ func TestLinks(t *testing.T) {
 		if err := os.Symlink(l.to, l.link); err != nil {
 			t.Skip(err)
 		}
-		noError(t, Write(t.Context(), l.link, put(l.link)))
+		must.Do(t, Write(t.Context(), l.link, put(l.link)))
 		wantFile(t, l.target, l.link)
 		if to, err := os.Readlink(l.link); err != nil || to != l.to {
 			t.Errorf("the link %s became %q, %v", l.link, to, err)
@@ -143,16 +144,16 @@ func TestLinks(t *testing.T) {
 	}
 	// ".." is that of the target of a link to a folder.
 	sub := filepath.Join(other, "sub")
-	noError(t, errors.Join(os.Mkdir(sub, 0o755), os.Symlink(sub, filepath.Join(dir, "sub"))))
-	noError(t, Write(t.Context(), dir+"/sub/../up", put("up")))
+	must.Do(t, errors.Join(os.Mkdir(sub, 0o755), os.Symlink(sub, filepath.Join(dir, "sub"))))
+	must.Do(t, Write(t.Context(), dir+"/sub/../up", put("up")))
 	wantFile(t, filepath.Join(other, "up"), "up")
 	for _, to := range []string{"loop", "absent"} {
 		link := filepath.Join(dir, "loop")
-		noError(t, os.Symlink(to, link))
+		must.Do(t, os.Symlink(to, link))
 		if err := Write(t.Context(), link, put("x")); err == nil || !missing(filepath.Join(dir, "absent")) {
 			t.Errorf("a link to %s was written", to)
 		}
-		noError(t, os.Remove(link))
+		must.Do(t, os.Remove(link))
 	}
 }
 
@@ -171,7 +172,7 @@ func TestOneFileTwice(t *testing.T) {
 		{"new", "new"}, {"new", "./new"}, {"folder/new", "new"}, {"folder/folder/new", "folder/new"},
 	} {
 		var s Set
-		noError(t, s.Add("--a", dir+"/"+c[0]))
+		must.Do(t, s.Add("--a", dir+"/"+c[0]))
 		if err := s.Add("--b", dir+"/"+c[1]); err == nil || !strings.Contains(err.Error(), "--a names the same file") {
 			t.Errorf("%v: %v", c, err)
 		}
@@ -263,9 +264,7 @@ func TestDevices(t *testing.T) {
 		t.Errorf("%s is no stream", os.DevNull)
 	}
 	var s Set
-	if err := errors.Join(s.Add("a", os.DevNull), s.Add("b", os.DevNull), s.Write(t.Context(), "a", put("x")), s.Commit(t.Context())); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, errors.Join(s.Add("a", os.DevNull), s.Add("b", os.DevNull), s.Write(t.Context(), "a", put("x")), s.Commit(t.Context())))
 	s.Discard()
 	if info, err := os.Lstat(os.DevNull); err != nil || info.Mode() != device.Mode() {
 		t.Fatalf("%s became %v, %v", os.DevNull, info.Mode(), err)
@@ -275,12 +274,5 @@ func TestDevices(t *testing.T) {
 	}
 	if err := Write(t.Context(), "/dev/full", put("x")); err == nil || !strings.Contains(err.Error(), "/dev/full: no space left") {
 		t.Errorf("a full device: %v", err)
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

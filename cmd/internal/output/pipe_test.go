@@ -4,11 +4,12 @@ package output
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestPipes: a pipe is written to and stays a pipe. Without a reader, the end of the
@@ -26,17 +27,15 @@ func TestPipes(t *testing.T) {
 		}
 		read <- string(text)
 	}()
-	noError(t, Write(t.Context(), pipe, put("content")))
+	must.Do(t, Write(t.Context(), pipe, put("content")))
 	if text := <-read; text != "content" {
 		t.Errorf("the reader got %q", text)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var s Set
-	noError(t, s.Add("--out", pipe))
-	if err := s.Write(ctx, "--out", put("content")); !errors.Is(err, context.Canceled) {
-		t.Errorf("without a reader: %v", err)
-	}
+	must.Do(t, s.Add("--out", pipe))
+	must.Fail(t, "without a reader", s.Write(ctx, "--out", put("content")), context.Canceled)
 	if info, err := os.Lstat(pipe); err != nil || info.Mode()&os.ModeNamedPipe == 0 {
 		t.Errorf("the pipe became %v, %v", info.Mode(), err)
 	}
@@ -46,6 +45,6 @@ func TestPipes(t *testing.T) {
 	}
 	s.Discard()
 	f, err := os.OpenFile(pipe, os.O_RDWR, 0) // ends the wait of the goroutine
-	noError(t, err)
+	must.Do(t, err)
 	f.Close()
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestHeatMapSizes draws shapes with different layouts: one token, many tokens, long
@@ -30,18 +31,11 @@ func TestHeatMapSizes(t *testing.T) {
 	}{{1, 1, "x", 1}, {1, 13, "x", .1}, {3, 5, "a rather long token ", .2}, {1, 200, "x", .005}, {2, 2, "x", 0}, {1, 2, "x", float32(math.NaN())}, {1, 2, strings.Repeat("W", 63), .5}, {2, 1, strings.Repeat("東", 63), 1}} {
 		w := matrix.Matrix{Batch: tt.batch, Rows: tt.n, Cols: tt.n, Data: slices.Repeat([]float32{tt.value}, tt.batch*tt.n*tt.n)}
 		path := filepath.Join(t.TempDir(), "h.png")
-		f, err := os.Create(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.Create(path))(t)
 		tokens := Axis{Labels: names(tt.n, tt.label)}
 		picture := HeatMap{Names: names(tt.batch, "batch "), Query: tokens, Key: tokens, Weights: w}
-		if err := picture.WritePNG(f); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, picture.WritePNG(f))
+		must.Do(t, f.Close())
 		pagetest.ReadPNG(t, path)
 	}
 	huge := HeatMap{Weights: matrix.Matrix{Batch: 1, Rows: 30000, Cols: 30000}}
@@ -55,9 +49,7 @@ func TestNaN(t *testing.T) {
 	for _, weight := range []float32{0.5, float32(math.NaN())} {
 		h := HeatMap{Weights: matrix.Matrix{Batch: 1, Rows: 1, Cols: 2, Data: []float32{weight, 0.5}}}
 		var svg strings.Builder
-		if err := h.WriteSVG(&svg); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.WriteSVG(&svg))
 		if got := strings.Contains(svg.String(), "grey: NaN"); got != (weight != weight) {
 			t.Errorf("a weight of %v: the legend names NaN: %t", weight, got)
 		}

@@ -2,11 +2,11 @@ package peak
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"unsafe"
 
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestSplitStaysInside shows that each byte read lies in a span, that no two calls read
@@ -93,7 +93,5 @@ func TestBandwidth(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Bandwidth(ctx, vec.Tiers()[0], nil, 1); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: error %v", err)
-	}
+	must.Fail(t, "cancelled", must.Err(Bandwidth(ctx, vec.Tiers()[0], nil, 1)), context.Canceled)
 }

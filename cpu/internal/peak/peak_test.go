@@ -3,10 +3,10 @@ package peak
 import (
 	"bytes"
 	"context"
-	"errors"
 	"testing"
 
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestKernels shows that each loop counts the operations that it does. Rates are
@@ -60,7 +60,5 @@ func TestFLOPSOfEachTier(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := FLOPS(ctx, vec.Tiers()[0], 1); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: error %v", err)
-	}
+	must.Fail(t, "cancelled", must.Err(FLOPS(ctx, vec.Tiers()[0], 1)), context.Canceled)
 }

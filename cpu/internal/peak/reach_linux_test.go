@@ -6,25 +6,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestReadLoopsStayInsideTheirSpan reads a span between pages that cannot be read.
 func TestReadLoopsStayInsideTheirSpan(t *testing.T) {
 	const pages = 16
 	page := unix.Getpagesize()
-	all, err := unix.Mmap(-1, 0, (pages+2)*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(unix.Mmap(-1, 0, (pages+2)*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON))(t)
 	defer func() {
-		if err := unix.Munmap(all); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, unix.Munmap(all))
 	}()
 	for _, guard := range [][]byte{all[:page], all[(pages+1)*page:]} {
-		if err := unix.Mprotect(guard, unix.PROT_NONE); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Mprotect(guard, unix.PROT_NONE))
 	}
 	span := all[page : (pages+1)*page]
 	for _, k := range vec.Tiers() {

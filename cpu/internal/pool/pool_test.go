@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -72,9 +74,7 @@ func TestEachTaskOnce(t *testing.T) {
 						return turn.Pause()
 					}), 0, len(done), 1+n%4)
 					if fail >= 0 {
-						if !errors.Is(err, errFail) {
-							t.Errorf("error %v, want that of task %d", err, fail)
-						}
+						must.Fail(t, fmt.Sprintf("task %d fails", fail), err, errFail)
 						continue
 					}
 					if err != nil {
@@ -138,9 +138,7 @@ func TestQueue(t *testing.T) {
 		await(p, n+1)
 	}
 	cancel()
-	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v of the call whose context ended", err)
-	}
+	must.Fail(t, "the call whose context ended", <-left, context.Canceled)
 	await(p, 4)
 	release()
 	calls.Wait()
@@ -199,9 +197,7 @@ func TestDeadlineMidway(t *testing.T) {
 	<-began
 	release := occupy(t, p, 1)
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
-	}
+	must.Fail(t, "cancelled", <-ended, context.Canceled)
 	release()
 }
 
@@ -259,9 +255,7 @@ func TestPanic(t *testing.T) {
 // the first call.
 func TestGOMAXPROCSChanges(t *testing.T) {
 	p := open(t, 1, time.Hour)
-	if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 1, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 1, 1))
 	runtime.GOMAXPROCS(3)
 	occupy(t, p, 3)()
 }
@@ -292,9 +286,7 @@ func TestUsers(t *testing.T) {
 		p.Open()
 		p.Open()
 		for range 2 {
-			if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 8, 3); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 8, 3))
 		}
 		p.Close()
 		if p.started != 2 {
@@ -315,9 +307,7 @@ func TestUsers(t *testing.T) {
 func TestCloseNextToOpen(t *testing.T) {
 	for range 1000 {
 		p := open(t, 2, slice)
-		if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 8, 2); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 8, 2))
 		closed := make(chan struct{})
 		go func() {
 			p.Close()
@@ -336,10 +326,7 @@ func TestCloseNextToOpen(t *testing.T) {
 // TestScratchAligned shows that slices of scratch are disjoint and start on a cache
 // line.
 func TestScratchAligned(t *testing.T) {
-	w, err := takeScratch(1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(takeScratch(1000))(t)
 	defer w.giveBack()
 	var sizes = []int{1, 64, 3, 0, 128, 7, 500}
 	var slices [][]float32
@@ -372,8 +359,6 @@ func BenchmarkRun(b *testing.B) {
 	defer p.Close()
 	j := job(func(*Turn, int) error { return nil })
 	for b.Loop() {
-		if err := p.Run(b.Context(), j, 0, 1, 1); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, p.Run(b.Context(), j, 0, 1, 1))
 	}
 }

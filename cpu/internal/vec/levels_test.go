@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/peak"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // BenchmarkLevels shows what binds the products of few query rows with keys or values of 128
@@ -92,10 +93,7 @@ func (k levelsKernel) bench(b *testing.B, loops peak.Loops, memory []float32) {
 		for i, l := range levels {
 			from := memory[:l.floats]
 			bytes := unsafe.Slice((*byte)(unsafe.Pointer(&from[0])), 4*len(from))
-			read, err := peak.Bandwidth(b.Context(), loops, [][]byte{bytes}, 1)
-			if err != nil {
-				b.Fatal(err)
-			}
+			read := must.Get(peak.Bandwidth(b.Context(), loops, [][]byte{bytes}, 1))(b)
 			reads[i] = append(reads[i], read/1e9)
 			blocks := len(from) / k.block
 			pass := func() {

@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestEncodings compares the instructions that the generator writes as bytes with the text of a disassembler.
@@ -21,30 +23,19 @@ func TestEncodings(t *testing.T) {
 	if _, err := exec.LookPath("objdump"); err != nil {
 		t.Skip("needs objdump")
 	}
-	source, err := os.ReadFile("vec_amd64.s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := must.Get(os.ReadFile("vec_amd64.s"))(t)
 	var code []byte
 	var want []string
 	for _, m := range regexp.MustCompile(`// (\w+)( .*)?\n((?:\tBYTE \$0x[0-9a-f]{2}\n)+)`).FindAllSubmatch(source, -1) {
 		want = append(want, string(m[1])+string(m[2]))
 		for line := range strings.Lines(string(m[3])) {
-			b, err := strconv.ParseUint(strings.TrimSpace(line)[len("BYTE $"):], 0, 8)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(strconv.ParseUint(strings.TrimSpace(line)[len("BYTE $"):], 0, 8))(t)
 			code = append(code, byte(b))
 		}
 	}
 	file := filepath.Join(t.TempDir(), "code")
-	if err := os.WriteFile(file, code, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), "objdump", "-D", "-bbinary", "-mi386:x86-64", "-Mintel", "-w", "--no-show-raw-insn", file).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, code, 0o600))
+	out := must.Get(exec.CommandContext(t.Context(), "objdump", "-D", "-bbinary", "-mi386:x86-64", "-Mintel", "-w", "--no-show-raw-insn", file).Output())(t)
 	var got []string
 	for _, m := range regexp.MustCompile(`(?m)^ +[0-9a-f]+:\t(.*?) *$`).FindAllStringSubmatch(string(out), -1) {
 		got = append(got, regexp.MustCompile(` +`).ReplaceAllString(m[1], " "))

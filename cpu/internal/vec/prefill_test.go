@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/cpu/internal/peak"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // BenchmarkPrefill shows what binds prefill: it runs the kernels of wide tiles as package cpu
@@ -84,10 +85,7 @@ func (c prefill) bench(b *testing.B, x *Kernels) {
 	}
 	rates, shares := []float64{}, [3][]float64{}
 	for range b.N {
-		fma, err := peak.FLOPS(b.Context(), x, 1)
-		if err != nil {
-			b.Fatal(err)
-		}
+		fma := must.Get(peak.FLOPS(b.Context(), x, 1))(b)
 		var spent [3]time.Duration
 		tasks, start := 0, time.Now()
 		for ; time.Since(start) < 20*time.Millisecond; tasks++ {

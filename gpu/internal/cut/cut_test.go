@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestAlignedAlong checks which windows can be loaded in groups of four.
@@ -100,7 +101,7 @@ func TestBoxesCoverTheSpace(t *testing.T) {
 		c.MaxState = 4 << 10
 		all := Space(b, h, m, n, x)
 		covered := make([]int, b*h*m*n*x)
-		err := c.Boxes(all, func(box Box, chunk int) error {
+		must.Do(t, c.Boxes(all, func(box Box, chunk int) error {
 			return c.Chunks(box, chunk, func(p Box, first, last bool) error {
 				if first != (p.Lo[Sum] == box.Lo[Sum]) || last != (p.Hi[Sum] == box.Hi[Sum]) {
 					t.Fatalf("chunk %+v of %+v: first %t, last %t", p, box, first, last)
@@ -123,10 +124,7 @@ func TestBoxesCoverTheSpace(t *testing.T) {
 				}
 				return nil
 			})
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 		for i, times := range covered {
 			if times != 1 {
 				t.Fatalf("index %d of %dx%dx%dx%dx%d is in %d chunks", i, b, h, m, n, x, times)

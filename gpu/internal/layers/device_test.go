@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -27,7 +28,7 @@ func onGPU(t *testing.T) *kernels.Device {
 	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skipf("no WebGPU adapter: %v", err)
 	}
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { dev.Close() })
 	return dev
 }
@@ -46,16 +47,7 @@ func random(t *testing.T, dev *kernels.Device, seed uint64, shape ...int) kernel
 	for i := range data {
 		data[i] = float32(rng.NormFloat64())
 	}
-	x, err := dev.FromFloat32(t.Context(), kernels.F32, data, s)
-	check(t, err)
+	x := must.Get(dev.FromFloat32(t.Context(), kernels.F32, data, s))(t)
 	t.Cleanup(x.Release)
 	return x
-}
-
-// check ends the test with an error that is not nil.
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

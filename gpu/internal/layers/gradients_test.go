@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -129,10 +130,8 @@ func TestLayerGradients(t *testing.T) {
 func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadConfig, keys int, scattered bool) {
 	const batch, rows = 2, 7
 	ctx := t.Context()
-	w, err := config.Initialise(nn.Initialiser{Seed: 5})
-	check(t, err)
-	l, err := nn.NewMultiHeadAttention(ctx, dev, config, w)
-	check(t, err)
+	w := must.Get(config.Initialise(nn.Initialiser{Seed: 5}))(t)
+	l := must.Get(nn.NewMultiHeadAttention(ctx, dev, config, w))(t)
 	defer l.Release()
 	d := config.Model / config.Heads
 	if config.HeadDim > 0 {
@@ -150,7 +149,7 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 			if err != nil { // not in host memory
 				data, err = dev.ToFloat32(ctx, x)
 			}
-			check(t, err)
+			must.Do(t, err)
 			for i, x := range data[:n] {
 				y[i] = float64(x)
 			}
@@ -177,11 +176,9 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 	if scattered {
 		x, dy = withGaps(t, dev, x), withGaps(t, dev, dy)
 	}
-	pass, err := l.Forward(ctx, x, opt)
-	check(t, err)
+	pass := must.Get(l.Forward(ctx, x, opt))(t)
 	defer pass.Release()
-	g, err := l.Backward(ctx, pass, dy)
-	check(t, err)
+	g := must.Get(l.Backward(ctx, pass, dy))(t)
 	defer g.Release()
 	checks := []struct {
 		name string
@@ -242,11 +239,9 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 func withGaps(t *testing.T, dev *kernels.Device, from kernels.Tensor) kernels.Tensor {
 	t.Helper()
 	s := from.Shape()
-	mem, err := dev.Alloc(t.Context(), kernels.F32, kernels.Shape{s[0], 1, s[2] + 1, s[3] + 3})
-	check(t, err)
+	mem := must.Get(dev.Alloc(t.Context(), kernels.F32, kernels.Shape{s[0], 1, s[2] + 1, s[3] + 3}))(t)
 	t.Cleanup(mem.Release)
-	view, err := mem.View(s, mem.Strides(), 2)
-	check(t, err)
-	check(t, dev.Copy(t.Context(), []kernels.Tensor{view}, []kernels.Tensor{from}))
+	view := must.Get(mem.View(s, mem.Strides(), 2))(t)
+	must.Do(t, dev.Copy(t.Context(), []kernels.Tensor{view}, []kernels.Tensor{from}))
 	return view
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -22,17 +23,14 @@ func TestLinear(t *testing.T) {
 			{nil, []float32{-2, -2, 4, 10}},
 			{[]float32{10, 20}, []float32{8, 18, 14, 30}},
 		} {
-			l, err := nn.NewLinear(t.Context(), dev, 3, weights, c.bias)
-			check(t, err)
+			l := must.Get(nn.NewLinear(t.Context(), dev, 3, weights, c.bias))(t)
 			defer l.Release()
 			if y, err := l.ApplyFloat32(t.Context(), x); err != nil || !slices.Equal(y, c.want) {
 				t.Errorf("with the bias %v, y is %v, %v, should be %v", c.bias, y, err, c.want)
 			}
-			in, err := dev.FromFloat32(t.Context(), kernels.F32, x, kernels.Shape{2, 1, 1, 3})
-			check(t, err)
+			in := must.Get(dev.FromFloat32(t.Context(), kernels.F32, x, kernels.Shape{2, 1, 1, 3}))(t)
 			defer in.Release()
-			out, err := l.Apply(t.Context(), in)
-			check(t, err)
+			out := must.Get(l.Apply(t.Context(), in))(t)
 			defer out.Release()
 			if y, err := dev.ToFloat32(t.Context(), out); err != nil || out.Shape() != (kernels.Shape{2, 1, 1, 2}) || !slices.Equal(y, c.want) {
 				t.Errorf("with the bias %v, y is %v of shape %v, %v, should be %v", c.bias, y, out.Shape(), err, c.want)
@@ -72,18 +70,14 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 		on := count(dev)
 		rope := &nn.RoPE{}
 		config := nn.MultiHeadConfig{Model: 32, Heads: 4, KVHeads: 2, Bias: true, RoPE: rope}
-		w, err := config.Initialise(nn.Initialiser{Seed: 3})
-		check(t, err)
-		l, err := nn.NewMultiHeadAttention(t.Context(), kernels.NewDevice(on), config, w)
-		check(t, err)
+		w := must.Get(config.Initialise(nn.Initialiser{Seed: 3}))(t)
+		l := must.Get(nn.NewMultiHeadAttention(t.Context(), kernels.NewDevice(on), config, w))(t)
 		defer l.Release()
 		x := random(t, dev, 1, 2, 1, 9, 32)
 		z := random(t, dev, 2, 2, 1, 13, 32)
 		angles := func(n int) kernels.Angles {
-			positions, err := nn.Positions(0, n)
-			check(t, err)
-			a, err := rope.Angles(t.Context(), dev, 8, positions)
-			check(t, err)
+			positions := must.Get(nn.Positions(0, n))(t)
+			a := must.Get(rope.Angles(t.Context(), dev, 8, positions))(t)
 			t.Cleanup(a.Release)
 			return a
 		}
@@ -114,7 +108,7 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 			}
 			got, err := dev.ToFloat32(t.Context(), r.O)
 			r.Release()
-			check(t, err)
+			must.Do(t, err)
 			if *c.same == nil {
 				*c.same = got
 			} else if !slices.Equal(got, *c.same) {

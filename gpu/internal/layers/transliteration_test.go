@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -46,13 +47,11 @@ func loadTransliterator(t *testing.T, dev *kernels.Device) *transliterator {
 	x := &transliterator{t: t, dev: dev, vars: map[string]variable{}}
 	folder := filepath.Join("testdata", "aren-transliteration")
 	read := func(name string) []byte {
-		data, err := os.ReadFile(filepath.Join(folder, name))
-		check(t, err)
-		return data
+		return must.Get(os.ReadFile(filepath.Join(folder, name)))(t)
 	}
 	r := bytes.NewReader(read("model.bin"))
 	get := func(to any) {
-		check(t, binary.Read(r, binary.LittleEndian, to))
+		must.Do(t, binary.Read(r, binary.LittleEndian, to))
 	}
 	text := func() string {
 		var n uint16

@@ -2,12 +2,12 @@ package meter
 
 import (
 	"context"
-	"errors"
 	"math"
 	"strings"
 	"testing"
 
 	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -73,9 +73,7 @@ func TestExp2Fails(t *testing.T) {
 	before := d.Port.Live()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Exp2(ended, d.Port); !errors.Is(err, context.Canceled) {
-		t.Errorf("with an ended context: %v", err)
-	}
+	must.Fail(t, "with an ended context", must.Err(Exp2(ended, d.Port)), context.Canceled)
 	if _, err := exp2Error(t.Context(), d.Port, exponentials("r", "nothing")); err == nil {
 		t.Error("a kernel that does not compile is accepted")
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // open opens the first adapter, with the limits that are not zero.
@@ -32,16 +33,9 @@ func open(t testing.TB, lower gputypes.Limits) *queue.Device {
 	limits := adapters[0].Limits()
 	limits.MaxStorageBufferBindingSize = cmp.Or(lower.MaxStorageBufferBindingSize, limits.MaxStorageBufferBindingSize)
 	limits.MaxComputeWorkgroupsPerDimension = cmp.Or(lower.MaxComputeWorkgroupsPerDimension, limits.MaxComputeWorkgroupsPerDimension)
-	dev, err := adapters[0].Open(limits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := must.Get(adapters[0].Open(limits))(t)
 	t.Cleanup(func() { _ = dev.Close() })
-	d, err := queue.New(dev, "gpu", backend.CPU, queue.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
+	return must.Get(queue.New(dev, "gpu", backend.CPU, queue.Config{}))(t)
 }
 
 // filled returns the memory of n elements of a value.
@@ -66,9 +60,7 @@ func filled(t *testing.T, d *queue.Device, n int, value float32) *cut.Store {
 func elements(t *testing.T, d *queue.Device, s *cut.Store, n int) []float32 {
 	t.Helper()
 	data := make([]byte, 4*n)
-	if err := d.Read(t.Context(), s, 0, data); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.Read(t.Context(), s, 0, data))
 	all := make([]float32, n)
 	for i := range all {
 		all[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
@@ -81,10 +73,7 @@ func TestReadsWhatItCounts(t *testing.T) {
 	d := open(t, gputypes.Limits{MaxStorageBufferBindingSize: 128 << 10, MaxComputeWorkgroupsPerDimension: 31})
 	// 5.5 windows of whole chunks are two dispatches, each three times.
 	const rounds, groups, count, sums = 3, 31, 11 * (64 << 10) / 4, 31 * probeThreads * 4
-	x, err := backend.NewTensor(backend.NewMemory(nil, "gpu", 4*count, filled(t, d, count, 1), nil), backend.F32, backend.Shape{1, 1, 1, count})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(backend.NewTensor(backend.NewMemory(nil, "gpu", 4*count, filled(t, d, count, 1), nil), backend.F32, backend.Shape{1, 1, 1, count}))(t)
 	windows := spans(d, x)
 	if len(windows) != 6 {
 		t.Fatalf("%d windows", len(windows))

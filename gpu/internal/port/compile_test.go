@@ -1,7 +1,7 @@
 package port_test
 
 import (
-	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // A compilation holds up no other call of the device: each would wait forever here.
@@ -68,12 +69,8 @@ func TestCloseDuringCompilation(t *testing.T) {
 		default:
 		}
 	})()
-	if _, err := d.CreatePipeline(doublerDesc); !errors.Is(err, port.ErrClosed) {
-		t.Errorf("the pipeline of a closed device: %v", err)
-	}
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	must.Fail(t, "the pipeline of a closed device", must.Err(d.CreatePipeline(doublerDesc)), port.ErrClosed)
+	must.Do(t, <-closed)
 	if l := d.Live(); l != (port.Live{}) {
 		t.Errorf("Close left %+v", l)
 	}
@@ -87,9 +84,7 @@ func TestErrorsDuringCompilation(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for range 20 {
-			if _, err := d.CreatePipeline(wrong); !errors.Is(err, port.ErrShader) || !strings.Contains(err.Error(), "undeclared") {
-				t.Errorf("a wrong shader: %v", err)
-			}
+			must.Fail(t, "a wrong shader", must.Err(d.CreatePipeline(wrong)), port.ErrShader, "undeclared")
 			p, err := d.CreatePipeline(doublerDesc)
 			if err != nil {
 				t.Errorf("a right shader: %v", err)
@@ -112,9 +107,7 @@ func TestErrorsDuringCompilation(t *testing.T) {
 		} else if _, err := d.Wait(t.Context(), ticket, time.Time{}); err != nil {
 			t.Error(err)
 		}
-		if err := d.Write(b, 64, words(1, 2)); !errors.Is(err, port.ErrInvalid) {
-			t.Errorf("a write behind the end: %v", err)
-		}
+		must.Fail(t, "a write behind the end", d.Write(b, 64, words(1, 2)), port.ErrInvalid)
 		b.Release()
 	}
 	wg.Wait()
@@ -124,9 +117,8 @@ func TestErrorsDuringCompilation(t *testing.T) {
 // another device opens.
 func TestLost(t *testing.T) {
 	d := open(t, nil)
-	check(t, d.Lost())
-	p, err := d.CreatePipeline(doublerDesc)
-	check(t, err)
+	must.Do(t, d.Lost())
+	p := must.Get(d.CreatePipeline(doublerDesc))(t)
 	var bufs []port.Buffer
 	for _, usage := range []gputypes.BufferUsage{storage, storage, uniform, staging} {
 		bufs = append(bufs, buffer(t, d, 256, usage))
@@ -134,7 +126,7 @@ func TestLost(t *testing.T) {
 	dispatch := []port.Command{{Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{
 		{Buffer: bufs[0], Size: 256}, {Buffer: bufs[1], Size: 256}, {Buffer: bufs[2], Size: 16}}}}
 	ticket, err := d.Submit(dispatch) // under way, or not, when it happens
-	check(t, err)
+	must.Do(t, err)
 	port.Lose(d)
 	for name, call := range map[string]func() error{
 		"CreateBuffer":   func() error { _, err := d.CreateBuffer(16, storage); return err },
@@ -145,14 +137,10 @@ func TestLost(t *testing.T) {
 		"Read":           func() error { return d.Read(bufs[3], 0, make([]byte, 8)) },
 		"Lost":           d.Lost,
 	} {
-		if err := call(); !errors.Is(err, port.ErrLost) {
-			t.Errorf("%s of a lost device: %v", name, err)
-		}
+		must.Fail(t, fmt.Sprintf("%s of a lost device", name), call(), port.ErrLost)
 	}
 	bufs[0].Release()
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, d.Close())
 	bufs[1].Release()
 	if l := d.Live(); l != (port.Live{}) {
 		t.Errorf("Close of a lost device left %+v", l)
@@ -167,7 +155,7 @@ func TestLost(t *testing.T) {
 func TestSubmissionsElsewhere(t *testing.T) {
 	d := open(t, nil)
 	for range 20 {
-		check(t, port.Elsewhere(d, time.Hour))
-		check(t, roundTrip(d))
+		must.Do(t, port.Elsewhere(d, time.Hour))
+		must.Do(t, roundTrip(d))
 	}
 }

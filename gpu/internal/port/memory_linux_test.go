@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,8 +31,8 @@ func TestOutOfMemory(t *testing.T) {
 		return
 	}
 	d := open(t, nil)
-	check(t, roundTrip(d)) // the driver has compiled
-	const slack = 1 << 30  // for the device and for Go's arenas
+	must.Do(t, roundTrip(d)) // the driver has compiled
+	const slack = 1 << 30    // for the device and for Go's arenas
 	limit := unix.Rlimit{Cur: uint64(statm(t)[0])*uint64(os.Getpagesize()) + slack, Max: unix.RLIM_INFINITY}
 	if err := unix.Setrlimit(unix.RLIMIT_AS, &limit); err != nil {
 		t.Skipf("needs a limit on the address space: %v", err)

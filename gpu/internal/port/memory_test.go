@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // statm returns /proc/self/statm in pages: mapped, resident and more.
@@ -18,9 +19,7 @@ func statm(t *testing.T) (pages [2]int) {
 	if err != nil {
 		t.Skipf("needs /proc/self/statm: %v", err)
 	}
-	if _, err := fmt.Sscan(string(data), &pages[0], &pages[1]); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Sscan(string(data), &pages[0], &pages[1]))(t)
 	return pages
 }
 
@@ -45,8 +44,7 @@ fn main(@builtin(local_invocation_index) t: u32) {
 // run compiles a kernel and runs it.
 func run(t *testing.T, d port.Device, desc port.PipelineDesc) port.Pipeline {
 	t.Helper()
-	p, err := d.CreatePipeline(desc)
-	check(t, err)
+	p := must.Get(d.CreatePipeline(desc))(t)
 	buf := buffer(t, d, 256, storage)
 	defer buf.Release()
 	submit(t, d, port.Command{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 256}}, Groups: [3]uint32{1, 1, 1}})
@@ -62,8 +60,7 @@ type usage struct {
 func usageNow(t *testing.T) usage {
 	pages := statm(t)
 	entries := func(dir string) int {
-		all, err := os.ReadDir(dir)
-		check(t, err)
+		all := must.Get(os.ReadDir(dir))(t)
 		return len(all)
 	}
 	mib := func(pages int) int { return pages * os.Getpagesize() >> 20 }
@@ -90,13 +87,12 @@ func TestMemoryIsReturned(t *testing.T) {
 			buffer(t, shared, 16<<20, storage).Release()
 		}},
 		{"devices closed", 40, 500, func(t *testing.T) {
-			all, err := libraries.Adapters("")
-			check(t, err)
+			all := must.Get(libraries.Adapters(""))(t)
 			d, err := all[0].Open(all[0].Limits())
 			for _, a := range all {
 				a.Release()
 			}
-			check(t, err)
+			must.Do(t, err)
 			defer d.Close()
 			run(t, d, kernel)
 		}},

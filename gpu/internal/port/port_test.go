@@ -13,6 +13,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 const (
@@ -49,8 +50,7 @@ func open(t *testing.T, lower func(*gputypes.Limits)) port.Device {
 	if lower != nil {
 		lower(&l)
 	}
-	d, err := a.Open(l)
-	check(t, err)
+	d := must.Get(a.Open(l))(t)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -58,9 +58,7 @@ func open(t *testing.T, lower func(*gputypes.Limits)) port.Device {
 // buffer returns a buffer of d.
 func buffer(t *testing.T, d port.Device, size uint64, usage gputypes.BufferUsage) port.Buffer {
 	t.Helper()
-	b, err := d.CreateBuffer(size, usage)
-	check(t, err)
-	return b
+	return must.Get(d.CreateBuffer(size, usage))(t)
 }
 
 // submit runs commands and waits for them.
@@ -70,14 +68,14 @@ func submit(t *testing.T, d port.Device, commands ...port.Command) {
 	if err == nil {
 		_, err = d.Wait(t.Context(), ticket, time.Time{})
 	}
-	check(t, err)
+	must.Do(t, err)
 }
 
 // read returns the bytes of a buffer that can be mapped.
 func read(t *testing.T, d port.Device, b port.Buffer) []byte {
 	t.Helper()
 	got := make([]byte, b.Size())
-	check(t, d.Read(b, 0, got))
+	must.Do(t, d.Read(b, 0, got))
 	return got
 }
 
@@ -154,7 +152,7 @@ func roundTrip(d port.Device) error {
 
 func TestRoundTrip(t *testing.T) {
 	d := open(t, nil)
-	check(t, roundTrip(d))
+	must.Do(t, roundTrip(d))
 	if l := d.Live(); l != (port.Live{}) {
 		t.Errorf("left behind: %+v", l)
 	}
@@ -174,7 +172,7 @@ func TestManyGoroutines(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	check(t, errors.Join(errs...))
+	must.Do(t, errors.Join(errs...))
 	if l := d.Live(); l != (port.Live{}) {
 		t.Errorf("left behind: %+v", l)
 	}
@@ -185,19 +183,17 @@ func TestReleaseAfterWrite(t *testing.T) {
 	d := open(t, nil)
 	for range 20 {
 		b := buffer(t, d, 1<<16, storage)
-		check(t, d.Write(b, 0, make([]byte, 1<<16)))
+		must.Do(t, d.Write(b, 0, make([]byte, 1<<16)))
 		b.Release()
 	}
-	if err := roundTrip(d); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, roundTrip(d))
 }
 
 // TestCopiesBothWays copies from one buffer to another and back in one submission.
 func TestCopiesBothWays(t *testing.T) {
 	d := open(t, nil)
 	x, y, out := buffer(t, d, 16, storage), buffer(t, d, 16, storage), buffer(t, d, 16, staging)
-	check(t, d.Write(x, 0, words(1, 2, 3, 4)))
+	must.Do(t, d.Write(x, 0, words(1, 2, 3, 4)))
 	submit(t, d,
 		port.Command{Src: x, Dst: y, DstOffset: 8, Size: 8},
 		port.Command{Src: y, SrcOffset: 8, Dst: x, DstOffset: 8, Size: 8},
@@ -218,36 +214,23 @@ func TestErrorsAreTyped(t *testing.T) {
 	} else if !strings.Contains(err.Error(), "bad") {
 		t.Errorf("the error does not name the pipeline: %v", err)
 	}
-	if _, err := d.CreateBuffer(2<<20, storage); !errors.Is(err, port.ErrInvalid) {
-		t.Errorf("buffer over the limit: %v", err)
-	}
-	p, err := d.CreatePipeline(doublerDesc)
-	check(t, err)
+	must.Fail(t, "buffer over the limit", must.Err(d.CreateBuffer(2<<20, storage)), port.ErrInvalid)
+	p := must.Get(d.CreatePipeline(doublerDesc))(t)
 	a, b, u := buffer(t, d, 1<<17, storage), buffer(t, d, 1<<17, storage), buffer(t, d, 256, uniform)
 	submit := func(groups uint32, size uint64) error {
 		_, err := d.Submit([]port.Command{{Pipeline: p, Groups: [3]uint32{groups, 1, 1}, Bindings: []port.Binding{
 			{Buffer: a, Size: size}, {Buffer: b, Size: size}, {Buffer: u, Size: 16}}}})
 		return err
 	}
-	if err := submit(101, 1<<16); !errors.Is(err, port.ErrInvalid) {
-		t.Errorf("too many workgroups: %v", err)
-	}
-	if err := submit(100, 1<<17); !errors.Is(err, port.ErrInvalid) {
-		t.Errorf("binding over the limit: %v", err)
-	}
+	must.Fail(t, "too many workgroups", submit(101, 1<<16), port.ErrInvalid)
+	must.Fail(t, "binding over the limit", submit(100, 1<<17), port.ErrInvalid)
 	if err := submit(100, 1<<16); err != nil {
 		t.Errorf("after the errors: %v", err)
 	}
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, d.Close())
 	a.Release() // after Close: nothing happens
-	if err := submit(1, 4096); !errors.Is(err, port.ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
-	if _, err := d.CreateBuffer(16, storage); !errors.Is(err, port.ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
+	must.Fail(t, "after Close", submit(1, 4096), port.ErrClosed)
+	must.Fail(t, "after Close", must.Err(d.CreateBuffer(16, storage)), port.ErrClosed)
 	if l := d.Live(); l != (port.Live{}) {
 		t.Errorf("Close left %+v", l)
 	}
@@ -257,9 +240,7 @@ func TestLimitsOverTheAdapters(t *testing.T) {
 	a := adapter(t)
 	l := a.Limits()
 	l.MaxComputeWorkgroupsPerDimension++
-	if _, err := a.Open(l); !errors.Is(err, port.ErrInvalid) {
-		t.Errorf("got %v", err)
-	}
+	must.Fail(t, "more workgroups than the adapter has", must.Err(a.Open(l)), port.ErrInvalid)
 }
 
 // The device's clock measures less time than the host's, and more time for more work.
@@ -273,7 +254,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 	for (var i = 0u; i < 1000u; i++) { h = h * 1664525u + 1013904223u; }
 	x[id.x] = h;
 }`})
-	check(t, err)
+	must.Do(t, err)
 	const groups = 4096
 	buf := buffer(t, d, 4*64*groups, storage)
 	timed := func(dispatches int) (wall, device time.Duration, ok bool) {
@@ -291,7 +272,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 		if err == nil {
 			device, ok, err = d.Took(ticket)
 		}
-		check(t, err)
+		must.Do(t, err)
 		return wall, device, ok
 	}
 	timed(1) // compiles, and starts the clock
@@ -330,14 +311,13 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 // released with the buffers that they bind.
 func TestGroupsAreKept(t *testing.T) {
 	d := open(t, nil)
-	p, err := d.CreatePipeline(doublerDesc)
-	check(t, err)
+	p := must.Get(d.CreatePipeline(doublerDesc))(t)
 	const windows = 600
 	in, out := buffer(t, d, 256*windows, storage), buffer(t, d, 256*windows, storage)
 	add, copied := buffer(t, d, 256*windows, uniform), buffer(t, d, 256*windows, staging)
 	for i := range windows {
-		check(t, d.Write(in, uint64(256*i), words(uint32(i))))
-		check(t, d.Write(add, uint64(256*i), words(uint32(1000*i), 0, 0, 0)))
+		must.Do(t, d.Write(in, uint64(256*i), words(uint32(i))))
+		must.Do(t, d.Write(add, uint64(256*i), words(uint32(1000*i), 0, 0, 0)))
 	}
 	run := func(commands ...port.Command) int {
 		t.Helper()
@@ -380,9 +360,7 @@ func TestGroupsAreKept(t *testing.T) {
 	if n := d.Live().Groups; n != 0 {
 		t.Errorf("%d groups after the release of a buffer that all of them bind", n)
 	}
-	if _, err := d.Submit([]port.Command{window(0)}); !errors.Is(err, port.ErrInvalid) {
-		t.Errorf("a dispatch on a buffer that was released: %v", err)
-	}
+	must.Fail(t, "a dispatch on a buffer that was released", must.Err(d.Submit([]port.Command{window(0)})), port.ErrInvalid)
 }
 
 // A let declaration keeps the value that it read from memory, and its components,
@@ -403,13 +381,13 @@ fn main(@builtin(local_invocation_index) t: u32) {
 	workgroupBarrier();
 	` + body + `
 }`})
-		check(t, err)
+		must.Do(t, err)
 		buf, out := buffer(t, d, 1024, storage), buffer(t, d, 1024, staging)
 		var want []byte
 		for i := range uint32(256) {
 			want = append(want, words(100+i)...)
 		}
-		check(t, d.Write(buf, 0, want))
+		must.Do(t, d.Write(buf, 0, want))
 		submit(t, d,
 			port.Command{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 1024}}, Groups: [3]uint32{1, 1, 1}},
 			port.Command{Src: buf, Dst: out, Size: 1024})
@@ -417,13 +395,5 @@ fn main(@builtin(local_invocation_index) t: u32) {
 		if string(got) != string(want) {
 			t.Errorf("%s: the first is %v, want %v", what, got[:4], want[:4])
 		}
-	}
-}
-
-// check ends the test with an error that is not nil.
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

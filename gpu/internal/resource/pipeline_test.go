@@ -6,6 +6,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -89,9 +90,7 @@ func TestPipelinesAreBounded(t *testing.T) {
 	use := func(n int) *Pipeline {
 		t.Helper()
 		p := pipeline(n)
-		if _, err := c.Acquire(t.Context(), p); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Acquire(t.Context(), p))(t)
 		return p
 	}
 	held := use(0)

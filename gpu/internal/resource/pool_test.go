@@ -6,6 +6,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // memoryPort creates buffers and counts the sizes of those that live.
@@ -39,11 +40,7 @@ func TestPoolKeepsTheLast(t *testing.T) {
 	dev := &memoryPort{}
 	p := NewPool(dev, 8<<10, nil)
 	get := func(size uint64) port.Buffer {
-		b, err := p.Get(t.Context(), size, StorageUsage)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
+		return must.Get(p.Get(t.Context(), size, StorageUsage))(t)
 	}
 	var all []port.Buffer
 	for _, size := range []uint64{1 << 10, 3 << 10, 2 << 10, 4 << 10, 16 << 10} {

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"testing/synctest"
 )
 
@@ -193,7 +194,7 @@ func TestTrialsTakeMedians(t *testing.T) {
 		var log []string
 		e := Entry{}
 		steady := made{name: "steady", took: c.took}
-		check(t, trials(t.Context(), []candidate{lucky, steady.candidate(&log)}, &e, 0, func(string) {}))
+		must.Do(t, trials(t.Context(), []candidate{lucky, steady.candidate(&log)}, &e, 0, func(string) {}))
 		if want := fmt.Sprintf("time steady x%d", c.rounds); log[len(log)-1] != want {
 			t.Errorf("%v a round: %q, not %q", c.took, log[len(log)-1], want)
 		}

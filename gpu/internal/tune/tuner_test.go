@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu/internal/tunefile"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // fake runs calls on the CPU, whatever the variant.
@@ -131,15 +132,14 @@ func TestWrongResults(t *testing.T) {
 	s := soft
 	s.Pairs.Mask = true
 	f := newFake(t)
-	x, err := newExercise(t.Context(), f, s)
-	check(t, err)
+	x := must.Get(newExercise(t.Context(), f, s))(t)
 	defer x.release()
 	right, other := s.Candidates()[0], s.Candidates()[1]
 	measured := func() Entry {
 		t.Helper()
 		x.plain, x.first = nil, nil
 		var e Entry
-		check(t, trials(t.Context(), x.candidates([]Variant{right, other}), &e, 0, func(string) {}))
+		must.Do(t, trials(t.Context(), x.candidates([]Variant{right, other}), &e, 0, func(string) {}))
 		return e
 	}
 	for _, at := range []int{0, 77} {
@@ -179,7 +179,7 @@ func TestWrongResults(t *testing.T) {
 	}
 	tuner := New(Options{Mode: First, Path: filepath.Join(t.TempDir(), "attn", "tuning.json"), Info: info})
 	e.Device, e.Class, e.When = tuner.device, s.stored(), time.Now()
-	check(t, tuner.learn(s, e))
+	must.Do(t, tuner.learn(s, e))
 	if v, why := tuner.Choose(s); v.Name != "" || !strings.Contains(why, "no variant") {
 		t.Errorf("%s: %s", v.Label(), why)
 	}
@@ -190,12 +190,11 @@ func TestWrongResults(t *testing.T) {
 func TestFiles(t *testing.T) {
 	s := soft
 	path := filepath.Join(t.TempDir(), "attn", "tuning.json")
-	check(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	stored := func() *Tuner { return New(Options{Mode: Stored, Path: path, Info: info}) }
 	list := s.Candidates()
 	last := list[len(list)-1]
-	code, err := s.code(last)
-	check(t, err)
+	code := must.Get(s.code(last))(t)
 	good := Entry{
 		Device: stored().device, Class: s.stored(), When: time.Now().UTC(), Best: last.Label(), Code: code,
 		Trials: []Trial{{Variant: plainName, Seconds: 2e-3}, {Variant: last.Label(), Seconds: 1e-3}},
@@ -245,11 +244,10 @@ func TestFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if x.file != "" {
-			err = os.WriteFile(path, []byte(x.file), 0o600)
+			must.Do(t, os.WriteFile(path, []byte(x.file), 0o600))
 		} else {
-			err = tunefile.Put(path, x.entry)
+			must.Do(t, tunefile.Put(path, x.entry))
 		}
-		check(t, err)
 		tuner := stored()
 		v, why := tuner.Choose(s)
 		if taken := v.Name != ""; taken != (x.taken != "") || taken && v.Label() != x.taken || !strings.Contains(why, x.why) {
@@ -279,7 +277,7 @@ func TestProcessesGoOn(t *testing.T) {
 		tuner := New(Options{Mode: First, Path: path, Info: info, Budget: 1})
 		f.runs = 0
 		if tuner.Claim(soft) {
-			check(t, tuner.FirstUse(t.Context(), f, soft))
+			must.Do(t, tuner.FirstUse(t.Context(), f, soft))
 		}
 		if tuner.Claim(soft) {
 			t.Error("claimed twice in a process")
@@ -301,13 +299,10 @@ func TestProcessesGoOn(t *testing.T) {
 				risky = v.Label()
 				e.Trials = append(e.Trials, Trial{Variant: risky, Seconds: 1e-9})
 				e.Best = risky
-				var err error
-				if e.Code, err = soft.code(v); err != nil {
-					t.Fatal(err)
-				}
+				e.Code = must.Get(soft.code(v))(t)
 			}
 		}
-		check(t, tunefile.Put(path, e))
+		must.Do(t, tunefile.Put(path, e))
 	}
 	if risky == "" {
 		t.Fatal("the shape has no risky variant")
@@ -315,7 +310,7 @@ func TestProcessesGoOn(t *testing.T) {
 	// When a variant is new, the process that measures it tries that one too.
 	e, _ := process()
 	e.Trials = slices.DeleteFunc(e.Trials, func(x Trial) bool { return strings.HasPrefix(x.Variant, "M") })
-	check(t, tunefile.Put(path, e))
+	must.Do(t, tunefile.Put(path, e))
 	if e, _ := process(); e.Trial(risky) == nil || e.Trial(risky).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
 		t.Errorf("%+v", e)
 	}
@@ -341,7 +336,7 @@ func TestKilledWhileMeasuring(t *testing.T) {
 		if !tuner.Claim(soft) {
 			t.Fatal("nothing to measure")
 		}
-		check(t, tuner.FirstUse(t.Context(), f, soft))
+		must.Do(t, tuner.FirstUse(t.Context(), f, soft))
 		return only(t, path), killed, tried
 	}
 	for n, want := range []string{notBack, notBackTwice} {
@@ -353,7 +348,7 @@ func TestKilledWhileMeasuring(t *testing.T) {
 			t.Errorf("not killed after all: %+v", survived)
 		}
 		killed.When = killed.When.Add(-time.Hour) // no other process that still measures
-		check(t, tunefile.Put(path, killed))
+		must.Do(t, tunefile.Put(path, killed))
 	}
 	e, _, tried := process()
 	if tried || e.Best == "" || e.Trial(suspect).Failed != notBackTwice || len(e.Failed()) != 1 {
@@ -370,7 +365,7 @@ func TestFirstUseOnNVIDIA(t *testing.T) {
 		if !tuner.Claim(s) {
 			t.Fatalf("%s: nothing to measure", device)
 		}
-		check(t, tuner.FirstUse(t.Context(), newFake(t), s))
+		must.Do(t, tuner.FirstUse(t.Context(), newFake(t), s))
 		if e := tuner.stored(s); (e.Trial("L48") != nil) != want || e.Trial("L") == nil || e.Trial("L32") != nil {
 			t.Errorf("%s: %+v", device, e.Trials)
 		}
@@ -416,7 +411,7 @@ func TestMeasureAll(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	e.Trial(name).Seconds, e.Trial(name).Failed = 0, notBackTwice
-	check(t, tuner.learn(soft, e))
+	must.Do(t, tuner.learn(soft, e))
 	if e = measured(true); e.Trial(name).Failed != notBackTwice {
 		t.Errorf("tried for the third time: %+v", e)
 	}
@@ -458,12 +453,4 @@ func only(t *testing.T, path string) Entry {
 		t.Fatalf("%+v, %v", entries, err)
 	}
 	return entries[0]
-}
-
-// check ends the test with an error that is not nil.
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // entry returns an entry like those of a tuner, for a class with number n.
@@ -39,7 +40,7 @@ func TestPutAndRead(t *testing.T) {
 	again := entry(2)
 	again.Best = "L"
 	for _, e := range []Entry{entry(1), again, entry(2)} {
-		check(t, Put(path, e))
+		must.Do(t, Put(path, e))
 	}
 	got, err := Read(path)
 	if err != nil || !cmp.Equal(got, want) {
@@ -86,7 +87,7 @@ func TestOddNames(t *testing.T) {
 	e := entry(1)
 	e.Device = DeviceOf(backend.Info{Device: "GPU", Driver: "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000), Provider: "provider"})
 	e.Trials[2] = Failure("L48", errors.New("shader:\n\t1 | fn main()\xff"+strings.Repeat("ä", 1000)))
-	check(t, Put(path, e))
+	must.Do(t, Put(path, e))
 	got, err := Read(path)
 	if err != nil || len(got) != 1 || Find(got, e.Device, e.Class) == nil || len(got[0].Trials[2].Failed) > 700 {
 		t.Errorf("%+v, %v", got, err)
@@ -97,10 +98,9 @@ func TestOddNames(t *testing.T) {
 func TestFilesThatAreNotOurs(t *testing.T) {
 	good := temp(t)
 	for i := range 2 {
-		check(t, Put(good, entry(i)))
+		must.Do(t, Put(good, entry(i)))
 	}
-	whole, err := os.ReadFile(good)
-	check(t, err)
+	whole := must.Get(os.ReadFile(good))(t)
 	with := func(old, new string) []byte { return bytes.Replace(whole, []byte(old), []byte(new), 1) }
 	for _, c := range []struct {
 		name string
@@ -124,8 +124,8 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 		{"too large", with(`"failed": "`, `"failed": "`+strings.Repeat("x", maxBytes)), errDamaged},
 	} {
 		path := temp(t)
-		check(t, os.MkdirAll(filepath.Dir(path), 0o700))
-		check(t, os.WriteFile(path, c.data, 0o600))
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		must.Do(t, os.WriteFile(path, c.data, 0o600))
 		if got, err := Read(path); !errors.Is(err, c.is) || len(got) > 0 || !strings.Contains(fmt.Sprint(err), path) {
 			t.Errorf("%s: %d entries, %v", c.name, len(got), err)
 		}
@@ -142,7 +142,7 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 		if got, err := Read(path); put != nil || err != nil || len(got) != 1 {
 			t.Errorf("%s: %d entries after put, %v, %v", c.name, len(got), put, err)
 		}
-		check(t, os.WriteFile(path, c.data, 0o600))
+		must.Do(t, os.WriteFile(path, c.data, 0o600))
 		if _, err := Clear(path); err != nil {
 			t.Errorf("%s: clear: %v", c.name, err)
 		}
@@ -153,11 +153,11 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 func TestLink(t *testing.T) {
 	path := temp(t)
 	link := filepath.Join(t.TempDir(), "link")
-	check(t, Put(path, entry(1)))
+	must.Do(t, Put(path, entry(1)))
 	if err := errors.Join(os.Chmod(path, 0o640), os.Symlink(path, link)); err != nil {
 		t.Skip(err)
 	}
-	check(t, Put(link, entry(2)))
+	must.Do(t, Put(link, entry(2)))
 	if got, err := Read(path); err != nil || len(got) != 2 {
 		t.Errorf("behind the link: %v, %v", got, err)
 	}
@@ -167,12 +167,8 @@ func TestLink(t *testing.T) {
 	if n, err := Clear(link); n != 2 || err != nil {
 		t.Errorf("%d entries removed, %v", n, err)
 	}
-	if _, err := os.Lstat(link); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the file is still there: %v", err)
-	}
+	must.Get(os.Lstat(link))(t)
+	must.Fail(t, "the file is still there", must.Err(os.Stat(path)), os.ErrNotExist)
 }
 
 func TestPlacesThatTakeNoFile(t *testing.T) {
@@ -187,12 +183,10 @@ func TestPlacesThatTakeNoFile(t *testing.T) {
 		t.Error("an empty folder was cleared")
 	}
 	if _, err := os.Stat(os.DevNull); err == nil {
-		if err := Put(os.DevNull, entry(1)); !errors.Is(err, errForeign) {
-			t.Errorf("put into a device: %v", err)
-		}
+		must.Fail(t, "put into a device", Put(os.DevNull, entry(1)), errForeign)
 	}
 	file := filepath.Join(folder, "file")
-	check(t, os.WriteFile(file, nil, 0o600))
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	if err := Put(filepath.Join(file, "tuning.json"), entry(1)); err == nil {
 		t.Error("put below a file")
 	}
@@ -232,10 +226,10 @@ func TestBound(t *testing.T) {
 	for i := range maxEntries {
 		list = append(list, entry(i+1))
 	}
-	check(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	data, err := json.MarshalIndent(file{"attn tuning", version, list}, "", "  ")
-	check(t, errors.Join(err, os.WriteFile(path, data, 0o600)))
-	check(t, Put(path, entry(maxEntries+1)))
+	must.Do(t, errors.Join(err, os.WriteFile(path, data, 0o600)))
+	must.Do(t, Put(path, entry(maxEntries+1)))
 	got, err := Read(path)
 	if err != nil || len(got) != maxEntries || got[0].Class.Rows != 256+maxEntries+1 || got[maxEntries-1].Class.Rows != 256+2 {
 		t.Errorf("%d entries, %v", len(got), err)
@@ -245,9 +239,8 @@ func TestBound(t *testing.T) {
 // The entries of any file can be written and read again without a change.
 func FuzzParse(f *testing.F) {
 	path := temp(f)
-	check(f, Put(path, entry(1)))
-	data, err := os.ReadFile(path)
-	check(f, err)
+	must.Do(f, Put(path, entry(1)))
+	data := must.Get(os.ReadFile(path))(f)
 	f.Add(data)
 	f.Add(data[:len(data)-9])
 	f.Add(bytes.Replace(data, []byte("64"), []byte("1e400"), 1))
@@ -260,18 +253,11 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, e := range entries {
 			path := filepath.Join(t.TempDir(), "tuning.json")
-			check(t, Put(path, e))
+			must.Do(t, Put(path, e))
 			got, err := Read(path)
 			if err != nil || len(got) != 1 || !got[0].When.Equal(e.When) || Find(got, e.Device, e.Class) == nil {
 				t.Fatalf("%+v came back as %+v, %v", e, got, err)
 			}
 		}
 	})
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/gogpu/naga"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // SPIR-V numbers, from its specification, unified1.
@@ -27,10 +29,7 @@ var<workgroup> w: array<vec4<f32>, 4>;
 // a whole array.
 func groupAccesses(t *testing.T, wgsl string) (reads, clears int) {
 	t.Helper()
-	code, err := naga.Compile(wgsl)
-	if err != nil {
-		t.Fatal(err)
-	}
+	code := must.Get(naga.Compile(wgsl))(t)
 	null, group, inside := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
 	for at := 4 * spirvHeader; at < len(code); {
 		n := int(binary.LittleEndian.Uint32(code[at:]) >> 16)
@@ -74,10 +73,7 @@ func TestVariablesBeginAtZero(t *testing.T) {
 	const src = "fn f() -> u32 { var v: u32; return v; } @compute @workgroup_size(1) fn main() { _ = f(); }"
 	var stores [2]int
 	for i, src := range []string{src, Mended(src)} {
-		code, err := naga.Compile(src)
-		if err != nil {
-			t.Fatal(err)
-		}
+		code := must.Get(naga.Compile(src))(t)
 		for at := 4 * spirvHeader; at < len(code); at += 4 * int(binary.LittleEndian.Uint16(code[at+2:])) {
 			op := binary.LittleEndian.Uint16(code[at:])
 			if op == opStore || op == opVariable && code[at+2] > 4 { // the latter has a value
@@ -92,10 +88,7 @@ func TestVariablesBeginAtZero(t *testing.T) {
 
 // TestRoundsToEven checks that a half is rounded as WGSL demands, not to either integer.
 func TestRoundsToEven(t *testing.T) {
-	words, err := SPIRV("@compute @workgroup_size(1) fn main(@builtin(workgroup_id) w: vec3<u32>) { let x = round(f32(w.x) * 0.5); }")
-	if err != nil {
-		t.Fatal(err)
-	}
+	words := must.Get(SPIRV("@compute @workgroup_size(1) fn main(@builtin(workgroup_id) w: vec3<u32>) { let x = round(f32(w.x) * 0.5); }"))(t)
 	for i := spirvHeader; i < len(words); i += int(words[i] >> 16) {
 		if words[i]&0xffff == opExtInst {
 			if words[i+4] != extRoundEven {

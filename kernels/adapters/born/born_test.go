@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"strings"
 	"testing"
 
 	"github.com/born-ml/born/autodiff"
@@ -19,6 +18,7 @@ import (
 	"github.com/seed90331342/attn/backend/oracle"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	attnborn "github.com/seed90331342/attn/kernels/adapters/born"
 )
@@ -98,9 +98,7 @@ func within(t *testing.T, name string, o, q, k, v, mask Tensor, scale float32) {
 			worst.See(float64(x), ref.O[i], ref.OBound[i], func() string { return fmt.Sprintf("%s, element %d of row %d", name, i, row) })
 		}
 	}
-	if err := worst.Err(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, worst.Err())
 }
 
 // TestAttention compares the function, and born's own, with float64 on each kind of operand.
@@ -219,10 +217,7 @@ func TestModel(t *testing.T) {
 // TestNoCopy: on a device that computes in host memory, o is the memory that born reads, and no
 // operand is copied: a call allocates its result and little else.
 func TestNoCopy(t *testing.T) {
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(t)
 	defer dev.Close()
 	function := attnborn.New[Backend](ctx, dev, nil)
 	x := random(rand.New(rand.NewPCG(5, 6)), 1, 8, 256, 64)
@@ -244,17 +239,11 @@ func TestNoCopy(t *testing.T) {
 // TestErrors: errors name the argument and wrap a sentinel, as a panic or through fail, which then
 // yields NaN.
 func TestErrors(t *testing.T) {
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(t)
 	defer dev.Close()
 	rng := rand.New(rand.NewPCG(7, 8))
 	q, k := random(rng, 1, 2, 3, 8), random(rng, 1, 2, 5, 8)
-	remote, err := tensor.NewRaw(tensor.Shape{1, 2, 5, 8}, tensor.Float32, tensor.WebGPU)
-	if err != nil {
-		t.Fatal(err)
-	}
+	remote := must.Get(tensor.NewRaw(tensor.Shape{1, 2, 5, 8}, tensor.Float32, tensor.WebGPU))(t)
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
 	for name, test := range map[string]struct {
@@ -279,9 +268,7 @@ func TestErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var failed error
 			o, _ := attnborn.New[Backend](test.ctx, dev, func(err error) { failed = err })(test.q, test.k, test.v, test.mask, test.scale)
-			if !errors.Is(failed, test.want) || !strings.Contains(failed.Error(), test.text) {
-				t.Errorf("the error is %v, should be %v with %q", failed, test.want, test.text)
-			}
+			must.Fail(t, "the call", failed, test.want, test.text)
 			if test.q != nil && (!o.Shape().Equal(test.q.Shape()) || o.Data()[0] == o.Data()[0]) {
 				t.Errorf("the output is %v, should be NaN", o)
 			}
@@ -297,10 +284,7 @@ func TestErrors(t *testing.T) {
 
 // TestTape: gradients would miss attention, so that a tape which records is an error.
 func TestTape(t *testing.T) {
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(t)
 	defer dev.Close()
 	backend := autodiff.New(cpu.New())
 	x := tensor.Ones[float32](tensor.Shape{1, 1, 2, 4}, backend)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/born-ml/born/models/llama"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	attnborn "github.com/seed90331342/attn/kernels/adapters/born"
 )
@@ -15,10 +16,7 @@ import (
 //
 //	go test -run '^$' -bench Turns -benchtime 20x
 func BenchmarkTurns(b *testing.B) {
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		b.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(b)
 	defer dev.Close()
 	config := llama.Config{VocabSize: 256, HiddenSize: 256, NumLayers: 4, NumHeads: 8, NumKVHeads: 2, HeadDim: 32,
 		FFNSize: 688, MaxSeqLen: 4096, RopeTheta: 10000, NormEpsilon: 1e-5}

@@ -12,6 +12,7 @@ import (
 	"github.com/gomlx/compute/dtypes/bfloat16"
 	"github.com/gomlx/compute/dtypes/float16"
 	"github.com/gomlx/compute/shapes"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -28,38 +29,18 @@ func run(t *testing.T, b compute.Backend, inputs []any, in []shapes.Shape, main 
 	var values []compute.Value
 	var buffers []compute.Buffer
 	for i, x := range inputs {
-		v, err := f.Parameter("x"+string(rune('a'+i)), in[i], nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		buf, err := b.BufferFromFlatData(0, x, in[i])
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(f.Parameter("x"+string(rune('a'+i)), in[i], nil))(t)
+		buf := must.Get(b.BufferFromFlatData(0, x, in[i]))(t)
 		values, buffers = append(values, v), append(buffers, buf)
 	}
-	out, err := main(f, values)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Return(out, nil); err != nil {
-		t.Fatal(err)
-	}
-	exec, err := builder.Compile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(main(f, values))(t)
+	must.Do(t, f.Return(out, nil))
+	exec := must.Get(builder.Compile())(t)
 	defer exec.Finalize()
-	results, err := exec.Execute(buffers, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	results := must.Get(exec.Execute(buffers, nil, 0))(t)
 	var flats []any
 	for _, r := range results {
-		flat, err := r.Data()
-		if err != nil {
-			t.Fatal(err)
-		}
+		flat := must.Get(r.Data())(t)
 		flats = append(flats, flat)
 	}
 	return flats
@@ -250,17 +231,9 @@ func TestOperands(t *testing.T) {
 				if test.scale != 0 {
 					opt.Scale = &test.scale
 				}
-				var err error
-				if opt.Mask, err = kernels.HostBool(shown, kernels.Shape{test.b, test.h, test.sq, test.sk}); err != nil {
-					t.Fatal(err)
-				}
-				if opt.Bias, err = kernels.HostF32(biases, opt.Mask.Shape()); err != nil {
-					t.Fatal(err)
-				}
-				call, err := cpu.Prepare(tensor(inputs[0], test.h, test.sq, test.d), tensor(inputs[1], test.hkv, test.sk, test.d), tensor(inputs[2], test.hkv, test.sk, test.d), opt)
-				if err != nil {
-					t.Fatal(err)
-				}
+				opt.Mask = must.Get(kernels.HostBool(shown, kernels.Shape{test.b, test.h, test.sq, test.sk}))(t)
+				opt.Bias = must.Get(kernels.HostF32(biases, opt.Mask.Shape()))(t)
+				call := must.Get(cpu.Prepare(tensor(inputs[0], test.h, test.sq, test.d), tensor(inputs[1], test.hkv, test.sk, test.d), tensor(inputs[2], test.hkv, test.sk, test.d), opt))(t)
 				result := kernels.Result{O: tensor(got[0], test.h, test.sq, test.d), LSE: tensor(got[4], test.h, test.sq, 1)}
 				all := kernels.CheckOptions{Rows: 1 << 20}
 				report, err := call.Check(t.Context(), result, all)
@@ -296,11 +269,7 @@ func TestRefused(t *testing.T) {
 	f32 := func(dims ...int) shapes.Shape { return shapes.Make(dtypes.Float32, dims...) }
 	x := f32(1, 2, 4, 8)
 	closure := func(f compute.Function) compute.Function {
-		c, err := f.Closure()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
+		return must.Get(f.Closure())(t)
 	}
 	for name, test := range map[string]struct {
 		shapes []shapes.Shape // of q, k, v and more
@@ -324,10 +293,7 @@ func TestRefused(t *testing.T) {
 			f := b.Builder(name).Main()
 			var v []compute.Value
 			for i, s := range test.shapes {
-				p, err := f.Parameter(string(rune('a'+i)), s, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				p := must.Get(f.Parameter(string(rune('a'+i)), s, nil))(t)
 				v = append(v, p)
 			}
 			for len(v) < 3 {
@@ -392,16 +358,10 @@ func TestLearned(t *testing.T) {
 				f := b.Builder(name).Main()
 				var v []compute.Value
 				for _, s := range []shapes.Shape{shapes.Make(dtypes.Float32, 1, 2, 4, 8), shapes.Make(dtypes.Float32, 4, 4), shapes.Make(dtypes.Int32, 4, 4)} {
-					p, err := f.Parameter(s.String(), s, nil)
-					if err != nil {
-						t.Fatal(err)
-					}
+					p := must.Get(f.Parameter(s.String(), s, nil))(t)
 					v = append(v, p)
 				}
-				bias, err := test.bias(f, v[1], v[2])
-				if err != nil {
-					t.Fatal(err)
-				}
+				bias := must.Get(test.bias(f, v[1], v[2]))(t)
 				opt := &compute.ScaledDotProductAttentionConfig{Bias: bias}
 				if additive {
 					opt = &compute.ScaledDotProductAttentionConfig{Mask: bias}

@@ -9,6 +9,7 @@ import (
 	"github.com/gomlx/compute/support/backendtest"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -27,11 +28,7 @@ func open(t testing.TB, name string) *kernels.Device {
 
 // on returns a backend on dev.
 func on(t testing.TB, dev *kernels.Device) compute.Backend {
-	b, err := New(dev, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return must.Get(New(dev, ""))(t)
 }
 
 // eachDevice runs f on the CPU, which shares memory with gomlx, and on a GPU, which does not.
@@ -52,10 +49,7 @@ func TestConformance(t *testing.T) {
 
 // TestRegistry opens the backend as GOMLX_BACKEND does.
 func TestRegistry(t *testing.T) {
-	b, err := compute.NewWithConfig("attn:cpu,parallelism=1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(compute.NewWithConfig("attn:cpu,parallelism=1"))(t)
 	if b.Name() != Name {
 		t.Errorf("the backend is %q", b.Name())
 	}
@@ -64,9 +58,7 @@ func TestRegistry(t *testing.T) {
 	if _, err := dev.Alloc(t.Context(), kernels.F32, kernels.Shape{1, 1, 1, 1}); !errors.Is(err, kernels.ErrClosed) || !b.IsFinalized() {
 		t.Errorf("Finalize left the device open: %v", err)
 	}
-	if _, err := compute.NewWithConfig("attn:nowhere"); !errors.Is(err, kernels.ErrNoBackend) {
-		t.Errorf("an unknown device is %v, should be ErrNoBackend", err)
-	}
+	must.Fail(t, "an unknown device", must.Err(compute.NewWithConfig("attn:nowhere")), kernels.ErrNoBackend)
 	if _, err := compute.NewWithConfig("attn:cpu,nonsense"); err == nil {
 		t.Error("an unknown option of the Go backend is accepted")
 	}

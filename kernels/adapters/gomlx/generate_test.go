@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/gomlx/compute"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 var update = flag.Bool("update", false, "write gen_function.go again")
@@ -65,15 +67,10 @@ import (
 		}
 		fmt.Fprintf(&b, "func (f *function) %s(%s) (%s) {\n\treturn %s\n}\n\n", m.Name, strings.Join(params, ", "), strings.Join(results, ", "), call)
 	}
-	want, err := format.Source(b.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(format.Source(b.Bytes()))(t)
 	const file = "gen_function.go"
 	if *update {
-		if err := os.WriteFile(file, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, want, 0o644))
 	}
 	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%s is stale (%v): go test -run TestGenerated -update", file, err)

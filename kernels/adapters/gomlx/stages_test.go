@@ -9,6 +9,8 @@ import (
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // stages is a graph whose second attention depends on the first, with constants, a closure, a
@@ -104,29 +106,18 @@ func TestStages(t *testing.T) {
 	f := builder.Main()
 	var v []compute.Value
 	for i := range inputs {
-		p, err := f.Parameter(string(rune('a'+i)), shape, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(f.Parameter(string(rune('a'+i)), shape, nil))(t)
 		v = append(v, p)
 	}
-	out, err := stages(f, v, func(q, k, v compute.Value) compute.Value {
+	out := must.Get(stages(f, v, func(q, k, v compute.Value) compute.Value {
 		o, _, err := f.FusedScaledDotProductAttention(q, k, v, bhsd, &compute.ScaledDotProductAttentionConfig{Scale: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return o
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Return(out, nil); err != nil {
-		t.Fatal(err)
-	}
-	exec, err := builder.Compile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	must.Do(t, f.Return(out, nil))
+	exec := must.Get(builder.Compile())(t)
 	if n := len(exec.(*program).stages); n != 3 {
 		t.Errorf("there are %d stages, two dependent calls need 3", n)
 	}
@@ -137,6 +128,7 @@ func TestStages(t *testing.T) {
 	execute := func(donate []bool) []any {
 		buffers := make([]compute.Buffer, len(inputs))
 		for i, x := range inputs {
+			var err error
 			if buffers[i], err = b.BufferFromFlatData(0, x, shape); err != nil {
 				t.Error(err)
 			}
@@ -198,10 +190,7 @@ func TestStages(t *testing.T) {
 	if _, err := exec.Execute(nil, nil, 0); err == nil {
 		t.Error("a run without inputs is accepted")
 	}
-	foreign, err := b.(*backend).Backend.BufferFromFlatData(0, inputs[0], shape)
-	if err != nil {
-		t.Fatal(err)
-	}
+	foreign := must.Get(b.(*backend).Backend.BufferFromFlatData(0, inputs[0], shape))(t)
 	if _, err := exec.Execute([]compute.Buffer{foreign, foreign, foreign}, nil, 0); err == nil {
 		t.Error("a buffer of another backend is accepted")
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	attngomlx "github.com/seed90331342/attn/kernels/adapters/gomlx"
 )
@@ -104,11 +105,7 @@ const sequential = "ops_sequential"
 
 // own returns gomlx's Go backend.
 func own(t testing.TB) compute.Backend {
-	b, err := gobackend.New(sequential)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return must.Get(gobackend.New(sequential))(t)
 }
 
 // counter counts the calls that reach a device.
@@ -177,10 +174,7 @@ func TestTrainingStep(t *testing.T) {
 			}
 			defer dev.Close()
 			count := &counter{Backend: dev.Backend(), Differentiator: dev.Backend().(backend.Differentiator)}
-			b, err := attngomlx.New(kernels.NewDevice(count), sequential)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(attngomlx.New(kernels.NewDevice(count), sequential))(t)
 			compared(t, b)
 			if count.forward != m.layers || count.backward != m.layers {
 				t.Errorf("attn ran %d forward and %d backward calls for %d layers", count.forward, count.backward, m.layers)
@@ -194,15 +188,9 @@ func TestTrainingStep(t *testing.T) {
 //
 //	go test -run '^$' -bench Turns -benchtime 10x
 func BenchmarkTurns(b *testing.B) {
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		b.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(b)
 	defer dev.Close()
-	with, err := attngomlx.New(dev, sequential)
-	if err != nil {
-		b.Fatal(err)
-	}
+	with := must.Get(attngomlx.New(dev, sequential))(b)
 	m := transformer{vocab: 256, layers: 2, heads: 8, kvHeads: 2, headDim: 32, seq: 512, batch: 1}
 	loss := func(b compute.Backend) *Exec {
 		return MustNewExec(b, func(in []*Node) *Node { return m.loss(in[0], in[1:]) })

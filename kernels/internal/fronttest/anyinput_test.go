@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -243,10 +244,7 @@ func anyGradients(t *testing.T, call *kernels.Call, r kernels.Result, opt kernel
 	if _, err := call.PlanBackward(ctx, call.Gradients()); err != nil {
 		t.Errorf("plan of gradients: %v\n%+v", err, opt)
 	}
-	grads, err := call.AllocGradients(ctx, call.Gradients())
-	if err != nil {
-		t.Fatal(err)
-	}
+	grads := must.Get(call.AllocGradients(ctx, call.Gradients()))(t)
 	defer grads.Release()
 	d := kernels.Result{O: r.O}
 	if err := call.Backward(ctx, grads, d, r); err != nil {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // TestPreparedCall: one call that is rebound or reset has the bits of a new call each time,
@@ -60,9 +60,7 @@ func TestPreparedCall(t *testing.T) {
 		}
 		x := upload(t, dev, normal(qs.Elements(), 1), qs)
 		opt.KLen = []int{41, 1}
-		if err := call.Reset(x, x, x, opt); !errors.Is(err, kernels.ErrOption) {
-			t.Errorf("%s: more keys than there are: error is %v", name, err)
-		}
+		must.Fail(t, fmt.Sprintf("%s: more keys than there are", name), call.Reset(x, x, x, opt), kernels.ErrOption)
 		if _, err := call.Run(t.Context()); err == nil {
 			t.Errorf("%s: a call that could not be reset runs", name)
 		}
@@ -79,15 +77,9 @@ func TestRebindRefuses(t *testing.T) {
 	swapped := must.Get(upload(t, dev, normal(64, 3), kernels.Shape{1, 8, 2, 4}).Swap(kernels.Heads, kernels.Seq))(t)
 	half := must.Get(dev.FromFloat32(t.Context(), kernels.F16, normal(64, 4), x.Shape()))(t)
 	defer half.Release()
-	if err := call.Rebind(other, x, x); !errors.Is(err, kernels.ErrShape) {
-		t.Errorf("another shape: error is %v", err)
-	}
-	if err := call.Rebind(x, swapped, x); !errors.Is(err, kernels.ErrShape) {
-		t.Errorf("other strides: error is %v", err)
-	}
-	if err := call.Rebind(x, x, half); !errors.Is(err, kernels.ErrDType) {
-		t.Errorf("another dtype: error is %v", err)
-	}
+	must.Fail(t, "another shape", call.Rebind(other, x, x), kernels.ErrShape)
+	must.Fail(t, "other strides", call.Rebind(x, swapped, x), kernels.ErrShape)
+	must.Fail(t, "another dtype", call.Rebind(x, x, half), kernels.ErrDType)
 }
 
 // afterAttention is a backend that calls a function after each Attention.

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // modCalls are the calls in which the functions of a score mod run.

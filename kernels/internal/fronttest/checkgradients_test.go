@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // TestCheckBackward: gradients with every kind of option pass, and one element that is off by

@@ -1,14 +1,13 @@
 package fronttest
 
 import (
-	"errors"
 	"math"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // cut slices t along an axis.
@@ -144,9 +143,7 @@ func TestSubcallsTogether(t *testing.T) {
 		return must.Get(all.View(kernels.Shape{1, 1, 150, 8}, kernels.Shape{1, 1, 150, 8}.Contiguous(), at))(t)
 	}
 	one := view(0)
-	if err := prepare(t, dev, one, one, one, opt).RunInto(t.Context(), kernels.Result{O: view(75 * 8)}); !errors.Is(err, kernels.ErrOverlap) {
-		t.Errorf("outputs over inputs: error is %v, should be %v", err, kernels.ErrOverlap)
-	}
+	must.Fail(t, "outputs over inputs", prepare(t, dev, one, one, one, opt).RunInto(t.Context(), kernels.Result{O: view(75 * 8)}), kernels.ErrOverlap)
 }
 
 // TestSoftmaxInRegions: Softmax alone takes prefix, segments and short masks.
@@ -233,8 +230,6 @@ func TestRegionsOfPages(t *testing.T) {
 			sameBits(t, name+": lse", dev, got.LSE, want.LSE)
 		}
 		inside := kernels.Options{KLen: klen, Pages: &kernels.Pages{Table: table, Keys: keys}, QSegments: segments(size + 1)}
-		if _, err := dev.Attention(t.Context(), q, pooled[0], pooled[1], inside); !errors.Is(err, kernels.ErrUnsupported) || !strings.Contains(err.Error(), "begins at key 17, inside a page") {
-			t.Errorf("a segment that begins inside a page: error is %v, should be %v", err, kernels.ErrUnsupported)
-		}
+		must.Fail(t, "a segment that begins inside a page", must.Err(dev.Attention(t.Context(), q, pooled[0], pooled[1], inside)), kernels.ErrUnsupported, "begins at key 17, inside a page")
 	})
 }

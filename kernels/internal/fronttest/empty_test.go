@@ -1,14 +1,13 @@
 package fronttest
 
 import (
-	"errors"
+	"fmt"
 	"math"
-	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -162,16 +161,9 @@ func TestEmptySizes(t *testing.T) {
 func TestSlicesRefuse(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		x := make([]float32, 4)
-		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2}, kernels.BHSD, x, x, x, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "Dims.Dim is 0") {
-			t.Errorf("without Dim: %v", err)
-		}
-		meta, err := backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), kernels.Bool, kernels.Shape{1, 1, 2, 2})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, kernels.BHSD, x, x, x, kernels.Options{Mask: meta}); !errors.Is(err, kernels.ErrDevice) || !strings.Contains(err.Error(), "mask: the tensor is not in host memory") {
-			t.Errorf("a mask in device memory: %v", err)
-		}
+		must.Fail(t, "without Dim", must.Err(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2}, kernels.BHSD, x, x, x, kernels.Options{})), kernels.ErrShape, "Dims.Dim is 0")
+		meta := must.Get(backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), kernels.Bool, kernels.Shape{1, 1, 2, 2}))(t)
+		must.Fail(t, "a mask in device memory", must.Err(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, kernels.BHSD, x, x, x, kernels.Options{Mask: meta})), kernels.ErrDevice, "mask: the tensor is not in host memory")
 	})
 }
 
@@ -204,9 +196,7 @@ func TestEmptyOperations(t *testing.T) {
 			"Rotate": dev.Rotate(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), kernels.Angles{Cos: w, Sin: w}),
 			"Merge":  dev.Merge(ctx, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}),
 		} {
-			if !errors.Is(err, kernels.ErrShape) {
-				t.Errorf("%s of rows without elements: error is %v, should be %v", name, err, kernels.ErrShape)
-			}
+			must.Fail(t, fmt.Sprintf("%s of rows without elements", name), err, kernels.ErrShape)
 		}
 		config := nn.MultiHeadConfig{Model: 8, Heads: 2, Bias: true, RoPE: &nn.RoPE{}}
 		weights := must.Get(config.Initialise(nn.Initialiser{Seed: 1}))(t)

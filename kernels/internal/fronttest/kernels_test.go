@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // each runs f on the CPU and on the GPU. It skips the GPU without an adapter, except under CI.
@@ -73,9 +73,7 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 		if !slices.Equal(one, two) {
 			t.Errorf("mask gives %v, bias of -Inf gives %v", one, two)
 		}
-		if _, err := dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q[1:], k, v, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "q: data has 39 elements, shape [1 2 5 4] needs 40") {
-			t.Errorf("one element short: %v", err)
-		}
+		must.Fail(t, "one element short", must.Err(dev.AttentionFloat32(t.Context(), d, kernels.BHSD, q[1:], k, v, kernels.Options{})), kernels.ErrShape, "q: data has 39 elements, shape [1 2 5 4] needs 40")
 	})
 }
 

@@ -1,13 +1,11 @@
 package fronttest
 
 import (
-	"errors"
-	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // plainBackend has none of the optional interfaces.
@@ -48,9 +46,7 @@ func TestRotateRefuses(t *testing.T) {
 			{"overlap", be, other, part, good, kernels.ErrOverlap, "y is written while x is read"},
 			{"angles overlap", be, x, x, kernels.Angles{Cos: angle, Sin: view(t, x)}, kernels.ErrOverlap, "sin"},
 		} {
-			if err := kernels.NewDevice(c.be).Rotate(ctx, c.y, c.x, c.a); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
-				t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
-			}
+			must.Fail(t, c.name, kernels.NewDevice(c.be).Rotate(ctx, c.y, c.x, c.a), c.want, c.text)
 		}
 	})
 }

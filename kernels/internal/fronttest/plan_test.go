@@ -7,8 +7,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 )
 
 // warmer records the calls of Warmup.
@@ -47,9 +47,7 @@ func TestWarmup(t *testing.T) {
 	}
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := prepare(t, dev, q, k, v, kernels.Options{}).Warmup(done); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
+	must.Fail(t, "cancelled", prepare(t, dev, q, k, v, kernels.Options{}).Warmup(done), context.Canceled)
 	w := &warmer{differentiator: dev.Backend().(differentiator)}
 	warm := kernels.NewDevice(w)
 	if _, err := warm.Prepare(q, v, k, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || len(w.calls) > 0 {
@@ -79,10 +77,6 @@ func TestWarmup(t *testing.T) {
 		t.Errorf("gradients on a backend that has nothing to compile: %v", err)
 	}
 	w.err = kernels.ErrUnsupported
-	if err := prepare(t, warm, q, k, v, kernels.Options{}).Warmup(t.Context()); !errors.Is(err, kernels.ErrUnsupported) {
-		t.Errorf("the backend's error: %v", err)
-	}
-	if err := prepare(t, warm, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), plain.Gradients().Operands()); !errors.Is(err, kernels.ErrUnsupported) {
-		t.Errorf("the backend's error for gradients: %v", err)
-	}
+	must.Fail(t, "the backend's error", prepare(t, warm, q, k, v, kernels.Options{}).Warmup(t.Context()), kernels.ErrUnsupported)
+	must.Fail(t, "the backend's error for gradients", prepare(t, warm, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), plain.Gradients().Operands()), kernels.ErrUnsupported)
 }

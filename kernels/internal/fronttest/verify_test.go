@@ -2,7 +2,7 @@ package fronttest
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -10,8 +10,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/must"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -76,9 +76,7 @@ func TestVerify(t *testing.T) {
 			into := call.RunInto(ctx, out)
 			out.Release()
 			for _, err := range []error{err, again, into} {
-				if !errors.Is(err, c.want) {
-					t.Errorf("%s: error is %v, should be %v", c.name, err, c.want)
-				}
+				must.Fail(t, c.name, err, c.want)
 				if c.want != nil && (err == nil || !strings.Contains(err.Error(), "verify: o[0,") || !strings.Contains(err.Error(), "bound")) {
 					t.Errorf("%s: error is %v", c.name, err)
 				}
@@ -187,17 +185,13 @@ func TestZeroValuesOfCaches(t *testing.T) {
 		"Rewind": zero.Rewind(0, 0), "Reset": zero.Reset(), "NewSequence": one(new(kvcache.Paged).NewSequence()), "Fork": one(new(kvcache.Sequence).Fork()),
 		"Batch.Append": batch.Append(ctx, x, x, nil), "Batch.Attention": one(batch.Attention(ctx, x, kvcache.CallOptions{})),
 	} {
-		if !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "make it with New or NewPaged") {
-			t.Errorf("%s of a zero value: error is %v", name, err)
-		}
+		must.Fail(t, fmt.Sprintf("%s of a zero value", name), err, kernels.ErrOption, "make it with New or NewPaged")
 	}
 	for name, err := range map[string]error{
 		"New": one(kvcache.New(missing, dev, config)), "Append": cache.Append(missing, x, x, nil), "Attention": one(cache.Attention(missing, x, kvcache.CallOptions{})),
 		"AttentionInto": cache.AttentionInto(missing, out, x, kvcache.CallOptions{}), "Angles": one((&nn.RoPE{}).Angles(missing, dev, 2, [][]int{{0}})),
 	} {
-		if !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "the context is nil") {
-			t.Errorf("%s without a context: error is %v", name, err)
-		}
+		must.Fail(t, fmt.Sprintf("%s without a context", name), err, kernels.ErrOption, "the context is nil")
 	}
 }
 
@@ -245,9 +239,7 @@ func TestMissingBackendAndContext(t *testing.T) {
 			errs["Warmup"], errs["WarmupBackward"] = call.Warmup(ctx), call.WarmupBackward(ctx, call.Gradients())
 		}
 		for name, err := range errs {
-			if !errors.Is(err, on.want) || !strings.Contains(err.Error(), on.text) {
-				t.Errorf("%s: %s: error is %v, should be %v", on.name, name, err, on.want)
-			}
+			must.Fail(t, fmt.Sprintf("%s: %s", on.name, name), err, on.want, on.text)
 		}
 	}
 }

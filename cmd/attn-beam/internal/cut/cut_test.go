@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -80,14 +81,8 @@ func TestEveryPairInOneUnit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d, o := drawn(t, 30)
 		c := Config{Rows: rapid.IntRange(1, 12).Draw(t, "rows of a block"), Split: rapid.IntRange(1, 12).Draw(t, "keys of a split")}
-		x, err := New(d, o, c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		parts, err := o.Parts(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(New(d, o, c))(t)
+		parts := must.Get(o.Parts(d))(t)
 		type place struct{ b, h, i, j int }
 		owners := map[place]int{}
 		rows := map[[3]int]int{}
@@ -167,11 +162,7 @@ func operands(t tester, dev *kernels.Device, d kernels.Dims) (q, k, v kernels.Te
 		for i := range data {
 			data[i] = float32(2 * math.Sin(seed*float64(i+1)))
 		}
-		x, err := dev.FromFloat32(context.Background(), kernels.F32, data, shape)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(dev.FromFloat32(context.Background(), kernels.F32, data, shape))(t)
 	}
 	return tensor(1.1, kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}),
 		tensor(1.7, kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim}), tensor(1.9, kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
@@ -185,32 +176,18 @@ func compare(t tester, d kernels.Dims, o kernels.Options, c Config, equal func(x
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
 	q, k, v := operands(t, dev, d)
-	x, err := New(d, o, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(New(d, o, c))(t)
 	o.LSE = true
-	whole, err := dev.Attention(ctx, q, k, v, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := must.Get(dev.Attention(ctx, q, k, v, o))(t)
 	part := func(x kernels.Tensor, b int, heads, seq Span) kernels.Tensor {
 		for axis, r := range []Span{{b, b + 1}, heads, seq} {
-			if x, err = x.Slice(axis, r.Lo, r.Hi); err != nil {
-				t.Fatal(err)
-			}
+			x = must.Get(x.Slice(axis, r.Lo, r.Hi))(t)
 		}
 		return x
 	}
 	numbers := func(r kernels.Result) []float32 {
-		out, err := dev.ToFloat32(ctx, r.O)
-		if err != nil {
-			t.Fatal(err)
-		}
-		lse, err := dev.ToFloat32(ctx, r.LSE)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must.Get(dev.ToFloat32(ctx, r.O))(t)
+		lse := must.Get(dev.ToFloat32(ctx, r.LSE))(t)
 		return append(out, lse...)
 	}
 	for _, b := range x.Blocks {
@@ -219,12 +196,8 @@ func compare(t tester, d kernels.Dims, o kernels.Options, c Config, equal func(x
 			start = append(start, slices.Repeat([]float32{lse}, b.Rows.Len())...)
 		}
 		var sum kernels.Result
-		if sum.O, err = dev.FromFloat32(ctx, kernels.F32, make([]float32, len(start)*d.ValueDim), kernels.Shape{1, b.Heads.Len(), b.Rows.Len(), d.ValueDim}); err != nil {
-			t.Fatal(err)
-		}
-		if sum.LSE, err = dev.FromFloat32(ctx, kernels.F32, start, kernels.Shape{1, b.Heads.Len(), b.Rows.Len(), 1}); err != nil {
-			t.Fatal(err)
-		}
+		sum.O = must.Get(dev.FromFloat32(ctx, kernels.F32, make([]float32, len(start)*d.ValueDim), kernels.Shape{1, b.Heads.Len(), b.Rows.Len(), d.ValueDim}))(t)
+		sum.LSE = must.Get(dev.FromFloat32(ctx, kernels.F32, start, kernels.Shape{1, b.Heads.Len(), b.Rows.Len(), 1}))(t)
 		kv := Span{b.KVHead, b.KVHead + 1}
 		for _, u := range b.Units() {
 			r, err := dev.Attention(ctx, part(q, b.Batch, b.Heads, b.Rows), part(k, b.Batch, kv, u.Keys), part(v, b.Batch, kv, u.Keys), u.Options(o, d.Heads))
@@ -321,10 +294,7 @@ func TestRowsOfABlock(t *testing.T) {
 // no others of its split.
 func TestKeysOfAWindow(t *testing.T) {
 	d := kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1 << 16, SeqK: 1 << 16, Dim: 64, ValueDim: 64}
-	x, err := New(d, kernels.Options{Window: &kernels.Window{Left: 1000, Right: 5}}, Config{Rows: 1024})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(New(d, kernels.Options{Window: &kernels.Window{Left: 1000, Right: 5}}, Config{Rows: 1024}))(t)
 	var got []string
 	for _, b := range x.Blocks {
 		if b.Rows.Lo == 32768 || b.Rows.Lo == 31744 || b.Rows.Lo == 4096 {
@@ -342,10 +312,7 @@ func TestKeysOfAWindow(t *testing.T) {
 
 // TestRefused: options that partial results do not carry, and bad numbers, are named.
 func TestRefused(t *testing.T) {
-	mask, err := kernels.HostBool([]bool{true}, kernels.Shape{1, 1, 1, 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mask := must.Get(kernels.HostBool([]bool{true}, kernels.Shape{1, 1, 1, 1}))(t)
 	for _, c := range []struct {
 		o    kernels.Options
 		c    Config
@@ -378,10 +345,7 @@ func TestRefused(t *testing.T) {
 // TestTooManyBlocks: a cut that does not fit in memory is an error.
 func TestTooManyBlocks(t *testing.T) {
 	d := kernels.Dims{Batch: 1 << 20, Heads: 64, KVHeads: 64, SeqQ: 1 << 20, SeqK: 1 << 20, Dim: 64, ValueDim: 64}
-	_, err := New(d, kernels.Options{Causal: true}, Config{Rows: 1})
-	if !errors.Is(err, kernels.ErrMemory) || !strings.Contains(err.Error(), "blocks of 1 rows") {
-		t.Errorf("error %v, want ErrMemory", err)
-	}
+	must.Fail(t, "no memory", must.Err(New(d, kernels.Options{Causal: true}, Config{Rows: 1})), kernels.ErrMemory, "blocks of 1 rows")
 }
 
 // TestEmpty: rows without keys are fully masked blocks; a call without rows has no blocks.

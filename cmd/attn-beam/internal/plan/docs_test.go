@@ -14,6 +14,7 @@ import (
 
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -44,19 +45,14 @@ func tables(t *testing.T) map[string]string {
 		}
 	}
 	var printed strings.Builder
-	if err := planned(t, 10_000_000, 256, causal).Print(&printed, node(256)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, planned(t, 10_000_000, 256, causal).Print(&printed, node(256)))
 	return map[string]string{"bytes": bytes.String(), "times": times.String(), "plan": "    " + strings.ReplaceAll(strings.TrimSuffix(printed.String(), "\n"), "\n", "\n    ") + "\n"}
 }
 
 // TestDocs: the tables of docs/distributed.md are those that the plan computes now.
 func TestDocs(t *testing.T) {
 	page := filepath.Join("..", "..", "..", "..", "docs", "distributed.md")
-	content, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(page))(t)
 	text := string(content)
 	for name, want := range tables(t) {
 		begin, end := fmt.Sprintf("<!-- %s: computed -->\n\n", name), fmt.Sprintf("\n<!-- end of %s -->", name)
@@ -71,9 +67,7 @@ func TestDocs(t *testing.T) {
 		text = before + begin + want + end + after
 	}
 	if *update {
-		if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(page, []byte(text), 0o644))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -15,11 +16,7 @@ var causal = kernels.Options{Causal: true}
 // sequence returns the cut of a sequence with 8 heads of 64, for so many workers.
 func sequence(t *testing.T, s, workers int, o kernels.Options) *cut.Cut {
 	t.Helper()
-	x, err := cut.New(kernels.Dims{Batch: 1, Heads: 8, KVHeads: 8, SeqQ: s, SeqK: s, Dim: 64, ValueDim: 64}, o, cut.Config{Workers: workers})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x
+	return must.Get(cut.New(kernels.Dims{Batch: 1, Heads: 8, KVHeads: 8, SeqQ: s, SeqK: s, Dim: 64, ValueDim: 64}, o, cut.Config{Workers: workers}))(t)
 }
 
 // plans are those that planned has made.
@@ -68,10 +65,7 @@ func TestBalance(t *testing.T) {
 // TestCosts compares a small plan with sums over its units.
 func TestCosts(t *testing.T) {
 	d := kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 10, SeqK: 7, Dim: 3, ValueDim: 5}
-	x, err := cut.New(d, kernels.Options{Causal: true, KLen: []int{7, 4}}, cut.Config{Rows: 4, Split: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(cut.New(d, kernels.Options{Causal: true, KLen: []int{7, 4}}, cut.Config{Rows: 4, Split: 3}))(t)
 	p := New(x, 2, 4, 2)
 	var units, read, partials, output int64
 	var longest, total, merges float64

@@ -21,6 +21,7 @@ import (
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem/memfs"
 
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
 )
@@ -46,9 +47,7 @@ func write(t *testing.T, uri, elements string, rows cut.Span) {
 			}
 		}
 	}
-	if err := WriteTensor(t.Context(), uri, elements, []int{2, 3, rows.Len(), 4}, data); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteTensor(t.Context(), uri, elements, []int{2, 3, rows.Len(), 4}, data))
 }
 
 // overJSON returns a as a worker gets it.
@@ -72,10 +71,7 @@ func TestRead(t *testing.T) {
 			for n, rows := range []cut.Span{{Lo: 0, Hi: 3}, {Lo: 3, Hi: 3}, {Lo: 3, Hi: 4}, {Lo: 4, Hi: 9}} {
 				write(t, fmt.Sprintf("%s/%s/k-%d.npy", dir, elements, 8+n), elements, rows) // 8 to 11
 			}
-			a, err := Open(t.Context(), "k", dir+"/"+elements+"/k-*.npy")
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := must.Get(Open(t.Context(), "k", dir+"/"+elements+"/k-*.npy"))(t)
 			if a.Shape != [4]int{2, 3, 9, 4} || a.Type != elements || len(a.Shards) != 4 || a.Bytes(9) != int64(9*4*a.size()) {
 				t.Fatalf("%+v", a)
 			}
@@ -85,9 +81,7 @@ func TestRead(t *testing.T) {
 					for hi := lo; hi <= 9; hi++ {
 						heads := cut.Span{Lo: hi % 3, Hi: hi%3 + 1 + lo%(3-hi%3)}
 						got := make([]float32, heads.Len()*(hi-lo)*4)
-						if err := a.Read(t.Context(), got, b, heads, cut.Span{Lo: lo, Hi: hi}); err != nil {
-							t.Fatal(err)
-						}
+						must.Do(t, a.Read(t.Context(), got, b, heads, cut.Span{Lo: lo, Hi: hi}))
 						for n, x := range got {
 							if c, i, h := n%4, n/4%(hi-lo), n/4/(hi-lo); x != value(b, heads.Lo+h, lo+i, c) {
 								t.Fatalf("%s, heads %v, rows %d to %d: element %d is %v", dir, heads, lo, hi, n, x)
@@ -96,9 +90,7 @@ func TestRead(t *testing.T) {
 					}
 				}
 			}
-			if err := a.Read(t.Context(), make([]float32, 7), 0, cut.Span{Hi: 1}, cut.Span{Hi: 2}); !errors.Is(err, kernels.ErrShape) {
-				t.Errorf("7 numbers for 8: %v", err)
-			}
+			must.Fail(t, "7 numbers for 8", a.Read(t.Context(), make([]float32, 7), 0, cut.Span{Hi: 1}, cut.Span{Hi: 2}), kernels.ErrShape)
 		}
 	}
 }
@@ -107,18 +99,14 @@ func TestRead(t *testing.T) {
 func TestForeignFiles(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
 	var file bytes.Buffer
-	if err := npy.Write(&file, "<f4", []int{3, 2}, []float32{1, 2, 3, 4, 5, 6}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, npy.Write(&file, "<f4", []int{3, 2}, []float32{1, 2, 3, 4, 5, 6}))
 	swapped := bytes.Replace(file.Bytes(), []byte("<f4"), []byte(">f4"), 1)
 	data := swapped[len(swapped)-24:]
 	for i := 0; i < 24; i += 4 {
 		binary.BigEndian.PutUint32(data[i:], math.Float32bits(float32(i/4+1)))
 	}
 	for name, content := range map[string][]byte{"a.npy": file.Bytes(), "b.npy": swapped} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), content, 0o644))
 	}
 	a, err := Open(ctx, "q", dir+"/b.npy,"+dir+"/a.npy")
 	if err != nil || a.Shape != [4]int{1, 1, 6, 2} {
@@ -128,9 +116,7 @@ func TestForeignFiles(t *testing.T) {
 	if err := overJSON(t, a).Read(ctx, got, 0, cut.Span{Hi: 1}, cut.Span{Hi: 6}); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if err := a.Gather(ctx, dir+"/all.npy", []int{6, 2}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Gather(ctx, dir+"/all.npy", []int{6, 2}))
 	if got, err = ReadTensor(ctx, dir+"/all.npy", "f4", []int{6, 2}); err != nil || !slices.Equal(got, want) {
 		t.Errorf("gathered: %v, %v", got, err)
 	}
@@ -140,9 +126,7 @@ func TestForeignFiles(t *testing.T) {
 }
 
 func write3(t *testing.T, dir string) string {
-	if err := WriteTensor(t.Context(), dir+"/c.npy", "f4", []int{2, 3, 1}, make([]float32, 6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteTensor(t.Context(), dir+"/c.npy", "f4", []int{2, 3, 1}, make([]float32, 6)))
 	return dir + "/c.npy"
 }
 
@@ -159,9 +143,7 @@ func TestBadShards(t *testing.T) {
 			for _, l := range shape {
 				n *= l
 			}
-			if err := WriteTensor(t.Context(), at(name), elements, shape, make([]float32, n)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, WriteTensor(t.Context(), at(name), elements, shape, make([]float32, n)))
 		}
 		tensor("heads.npy", "f4", 2, 4, 3, 4)
 		tensor("dim.npy", "f4", 2, 3, 3, 5)
@@ -169,9 +151,7 @@ func TestBadShards(t *testing.T) {
 		raw := func(name string, change func(content []byte) []byte) {
 			t.Helper()
 			whole := readAll(t, at("good-0.npy"))
-			if err := Write(t.Context(), at(name), func(w io.Writer) error { _, err := w.Write(change(whole)); return err }); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, Write(t.Context(), at(name), func(w io.Writer) error { _, err := w.Write(change(whole)); return err }))
 		}
 		raw("truncated.npy", func(b []byte) []byte { return b[:len(b)-5] })
 		raw("long.npy", func(b []byte) []byte { return append(b, 0) })
@@ -205,18 +185,10 @@ func TestBadShards(t *testing.T) {
 			}
 		}
 		// A shard that changes after it was checked.
-		a, err := Open(t.Context(), "k", at("good-*.npy"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(Open(t.Context(), "k", at("good-*.npy")))(t)
 		raw("good-1.npy", func(b []byte) []byte { return b[:200] })
-		err = a.Read(t.Context(), make([]float32, 20), 1, cut.Span{Lo: 1, Hi: 2}, cut.Span{Hi: 5})
-		if want := "k: shard " + at("good-1.npy") + ": it ends before or in rows 3 to 4 of head 1 of batch 1"; !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q", err, want)
-		}
-		if err := a.Check(t.Context()); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "shard "+at("good-1.npy")) {
-			t.Errorf("Check of the changed shard: %v", err)
-		}
+		must.Fail(t, "Read of the changed shard", a.Read(t.Context(), make([]float32, 20), 1, cut.Span{Lo: 1, Hi: 2}, cut.Span{Hi: 5}), kernels.ErrShape, "k: shard "+at("good-1.npy")+": it ends before or in rows 3 to 4 of head 1 of batch 1")
+		must.Fail(t, "Check of the changed shard", a.Check(t.Context()), kernels.ErrShape, "shard "+at("good-1.npy"))
 	}
 }
 
@@ -227,21 +199,14 @@ func readAll(t *testing.T, uri string) []byte {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	content, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return content
+	return must.Get(io.ReadAll(r))(t)
 }
 
 // TestOutput writes the blocks of a cut, with a pause in the middle, and joins them.
 func TestOutput(t *testing.T) {
 	for _, dir := range folders(t) {
 		d := kernels.Dims{Batch: 2, Heads: 6, KVHeads: 3, SeqQ: 9, SeqK: 5, Dim: 4, ValueDim: 2}
-		x, err := cut.New(d, kernels.Options{Causal: true}, cut.Config{Rows: 4})
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(cut.New(d, kernels.Options{Causal: true}, cut.Config{Rows: 4}))(t)
 		a := Output("o", "f2", x, d.ValueDim, func(b *cut.Block) string { return fmt.Sprintf("%s/out/o-%d.npy", dir, b.ID) })
 		var want []float32
 		for i := range 2 * 6 * 9 * 2 {
@@ -250,12 +215,8 @@ func TestOutput(t *testing.T) {
 		for n, b := range x.Blocks {
 			if n == len(x.Blocks)/2 {
 				// What is there of another job, or half written, is not finished.
-				if err := WriteTensor(t.Context(), a.Shards[b.ID].URI, "f4", []int{1, 2, b.Rows.Len(), 2}, make([]float32, 4*b.Rows.Len())); err != nil {
-					t.Fatal(err)
-				}
-				if err := Write(t.Context(), a.Shards[x.Blocks[n+1].ID].URI, func(w io.Writer) error { _, err := io.WriteString(w, "\x93NUM"); return err }); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, WriteTensor(t.Context(), a.Shards[b.ID].URI, "f4", []int{1, 2, b.Rows.Len(), 2}, make([]float32, 4*b.Rows.Len())))
+				must.Do(t, Write(t.Context(), a.Shards[x.Blocks[n+1].ID].URI, func(w io.Writer) error { _, err := io.WriteString(w, "\x93NUM"); return err }))
 				checkUnfinished(t, a, x.Blocks[n:])
 			}
 			s := a.Shards[b.ID]
@@ -263,34 +224,24 @@ func TestOutput(t *testing.T) {
 			for h := s.Heads.Lo; h < s.Heads.Hi; h++ {
 				data = append(data, want[((b.Batch*6+h)*9+s.Rows.Lo)*2:((b.Batch*6+h)*9+s.Rows.Hi)*2]...)
 			}
-			if err := WriteTensor(t.Context(), s.URI, a.Type, []int{1, 2, b.Rows.Len(), 2}, data); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, WriteTensor(t.Context(), s.URI, a.Type, []int{1, 2, b.Rows.Len(), 2}, data))
 		}
 		checkUnfinished(t, a, nil)
 		m := Manifest{Options: json.RawMessage(`{"Causal":true}`), Config: x.Config, Outputs: map[string]*Array{"o": a}}
-		if err := WriteManifest(t.Context(), dir+"/out/manifest.json", m); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, WriteManifest(t.Context(), dir+"/out/manifest.json", m))
 		if text := string(readAll(t, dir+"/out/manifest.json")); strings.Contains(text, dir) {
 			t.Errorf("the manifest names its own folder, %s:\n%s", dir, text)
 		}
-		if m, err = ReadManifest(t.Context(), dir+"/out/manifest.json"); err != nil || m.Config != x.Config {
+		if m, err := ReadManifest(t.Context(), dir+"/out/manifest.json"); err != nil || m.Config != x.Config {
 			t.Fatalf("%+v, %v", m, err)
 		}
-		if a, err = Open(t.Context(), "q", dir+"/out/manifest.json"); err != nil {
-			t.Fatal(err)
-		}
-		if err := a.Gather(t.Context(), dir+"/o.npy", a.Shape[:]); err != nil {
-			t.Fatal(err)
-		}
+		a = must.Get(Open(t.Context(), "q", dir+"/out/manifest.json"))(t)
+		must.Do(t, a.Gather(t.Context(), dir+"/o.npy", a.Shape[:]))
 		if got, err := ReadTensor(t.Context(), dir+"/o.npy", "f2", []int{2, 6, 9, 2}); err != nil || !slices.Equal(got, want) {
 			t.Errorf("gathered %v, %v", got, err)
 		}
 		a.Shards = slices.Delete(a.Shards, 3, 4)
-		if err := a.Check(t.Context()); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "row") {
-			t.Errorf("without a shard: %v", err)
-		}
+		must.Fail(t, "without a shard", a.Check(t.Context()), kernels.ErrShape, "row")
 	}
 }
 
@@ -316,10 +267,7 @@ func TestWriteFails(t *testing.T) {
 		}); !errors.Is(err, broken) {
 			t.Errorf("error %v", err)
 		}
-		system, err := filesystem.New(t.Context(), dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		system := must.Get(filesystem.New(t.Context(), dir))(t)
 		for _, pattern := range []string{dir + "/*", dir + "/.*"} {
 			if left, err := system.List(t.Context(), pattern); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v, %v", left, err)
@@ -330,9 +278,7 @@ func TestWriteFails(t *testing.T) {
 	if _, err := ReadTensor(context.Background(), "memfs://old/half.npy", "f4", []int{1}); err == nil || !strings.Contains(err.Error(), "truncated") {
 		t.Errorf("half a file: %v", err)
 	}
-	if _, err := ReadTensor(context.Background(), "memfs://old/none.npy", "f4", []int{1}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
-	}
+	must.Fail(t, "no file", must.Err(ReadTensor(context.Background(), "memfs://old/none.npy", "f4", []int{1})), fs.ErrNotExist)
 }
 
 // TestDims: lengths that do not fit together are refused before work begins.

@@ -12,6 +12,8 @@ import (
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/register"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 func TestMain(m *testing.M) {
@@ -54,13 +56,8 @@ func TestRun(t *testing.T) {
 		branch := Scope(s, i)
 		beam.ParDo0(branch, &recordFn{dir}, beam.ParDo(branch, one, beam.Impulse(branch)))
 	}
-	if _, err := Run(t.Context(), p, Options{Workers: 3}); err != nil {
-		t.Fatal(err)
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(Run(t.Context(), p, Options{Workers: 3}))(t)
+	entries := must.Get(os.ReadDir(dir))(t)
 	var numbers, pids []string
 	for _, e := range entries {
 		n, pid, _ := strings.Cut(e.Name(), "-")
@@ -104,7 +101,5 @@ func TestCancel(t *testing.T) {
 	cancel()
 	p, s := beam.NewPipelineWithRoot()
 	beam.ParDo0(s, &recordFn{t.TempDir()}, beam.ParDo(s, one, beam.Impulse(s)))
-	if _, err := Run(ctx, p, Options{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
-	}
+	must.Fail(t, "cancelled", must.Err(Run(ctx, p, Options{})), context.Canceled)
 }

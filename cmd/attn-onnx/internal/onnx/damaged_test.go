@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -197,10 +198,7 @@ func (d *damaged) tensor(i int) {
 // attribute: each has outputs, with the elements of their shapes, or an error that wraps a
 // sentinel. The fuzz targets seldom change a shape together with its elements.
 func TestDamaged(t *testing.T) {
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(t)
 	defer dev.Close()
 	run := func(d *damaged) (out map[string]*onnxfile.Tensor, err error) {
 		defer func() {

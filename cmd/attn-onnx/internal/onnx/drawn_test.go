@@ -290,28 +290,33 @@ func drawONNX(seed uint64) *onnxProblem {
 	return p
 }
 
+// runDrawn runs f with numbers of drawn cases: on the CPU, on its gonum tier, and on the GPU, where
+// -short leaves a quarter of onGPU.
+func runDrawn(t *testing.T, onGPU int, f func(t *testing.T, device string, draws int)) {
+	t.Run("cpu", func(t *testing.T) { f(t, "cpu", 300) })
+	t.Run("gonum", func(t *testing.T) {
+		t.Setenv("ATTN_CPU_TIER", "gonum")
+		f(t, "cpu", 60)
+	})
+	t.Run("gpu", func(t *testing.T) {
+		clitest.NeedBackend(t, "gpu")
+		if testing.Short() {
+			onGPU /= 4
+		}
+		f(t, "gpu", onGPU)
+	})
+}
+
 // TestONNXDrawn compares random calls of the operator with the specification's formula
 // in float64.
 func TestONNXDrawn(t *testing.T) {
-	write := func(t *testing.T, draws int) (dirs []string) {
+	runDrawn(t, 16, func(t *testing.T, device string, draws int) {
+		var dirs []string
 		dir := t.TempDir()
 		for seed := range draws {
 			dirs = append(dirs, drawONNX(uint64(seed)).write(t, filepath.Join(dir, fmt.Sprint("seed", seed))))
 		}
-		return dirs
-	}
-	t.Run("cpu", func(t *testing.T) { wantPassed(t, "cpu", write(t, 300)) })
-	t.Run("gonum", func(t *testing.T) {
-		t.Setenv("ATTN_CPU_TIER", "gonum")
-		wantPassed(t, "cpu", write(t, 60))
-	})
-	t.Run("gpu", func(t *testing.T) {
-		clitest.NeedBackend(t, "gpu")
-		draws := 16
-		if testing.Short() {
-			draws = 4
-		}
-		wantPassed(t, "gpu", write(t, draws))
+		wantPassed(t, device, dirs)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
@@ -70,16 +71,53 @@ func (p *jsoncProblem) scale() float64 {
 	return float64(x)
 }
 
-// attend sets the output of a query to the sum of the values weighted by the softmax of
-// the scores.
-func attend(out []float64, scores []float64, sink float64, value func(j, e int) float64) {
-	for j, w := range softmax(scores, sink) {
-		for e := range out {
-			if w > 0 {
-				out[e] += w * value(j, e)
+// cache returns n keys or values, [batch, heads, n, size]: those of x, [batch, seq, heads, size], from
+// starts on, and past ones before. A past of n rows keeps those after them too.
+func (p *jsoncProblem) cache(x, past *array, n int, starts []int) *array {
+	heads, size := x.Dims[2], x.Dims[3]
+	a := p.zeros(p.batch, heads, n, size)
+	for at := range a.Data {
+		e, j, h, b := at%size, at/size%n, at/size/n%heads, at/size/n/heads
+		switch s := j - starts[b]; {
+		case 0 <= s && s < x.Dims[1]:
+			a.Data[at] = x.at(b, s, h, e)
+		case s < 0 || n == p.past:
+			a.Data[at] = past.at(b, h, j, e)
+		}
+	}
+	return a
+}
+
+// attend returns the output of queries q, [batch, seq, heads, dim]: sums of values weighted by the softmax
+// of the scores, which score makes of the products with the keys.
+func (p *jsoncProblem) attend(q, keys, values *array, sinks []float64, score func(product float64, b, h, i, j int) float64) *array {
+	size := values.Dims[3]
+	y := p.zeros(p.batch, p.seq, p.heads*size)
+	for n := range p.batch * p.seq * p.heads {
+		h, i, b := n%p.heads, n/p.heads%p.seq, n/p.heads/p.seq
+		kv := h * keys.Dims[1] / p.heads
+		var scores []float64
+		for j := range keys.Dims[2] {
+			x := 0.0
+			for e := range p.dim {
+				x += q.at(b, i, h, e) * keys.at(b, kv, j, e)
+			}
+			scores = append(scores, score(x, b, h, i, j))
+		}
+		for j, w := range softmax(scores, sinks[h]) {
+			for e := range size {
+				if w > 0 {
+					y.Data[n*size+e] += w * values.at(b, kv, j, e)
+				}
 			}
 		}
 	}
+	return y
+}
+
+// flat returns [batch, seq, heads, size] with three axes.
+func flat(a *array) *array {
+	return &array{Type: a.Type, Dims: []int{a.Dims[0], a.Dims[1], a.Dims[2] * a.Dims[3]}, Data: slices.Clone(a.Data)}
 }
 
 // text returns the problem as a test of a file.
@@ -127,9 +165,6 @@ func drawGroupQuery(seed uint64) string {
 	q, k, v := p.draw(p.batch, p.seq, p.heads, p.dim), p.draw(p.batch, p.seq, p.kvHeads, p.dim), p.draw(p.batch, p.seq, p.kvHeads, p.dim)
 	hidden, kvHidden := p.heads*p.dim, p.kvHeads*p.dim
 	p.in = make([]*array, 12)
-	flat := func(a *array) *array {
-		return &array{Type: a.Type, Dims: []int{p.batch, p.seq, a.Dims[2] * a.Dims[3]}, Data: append([]float64(nil), a.Data...)}
-	}
 	if p.rng.IntN(3) == 0 {
 		all := p.zeros(p.batch, p.seq, hidden+2*kvHidden)
 		all.Data = nil
@@ -172,41 +207,19 @@ func drawGroupQuery(seed uint64) string {
 	if p.flip() {
 		p.in[gqBias] = p.draw([]int{1, p.batch}[p.rng.IntN(2)], []int{1, p.heads}[p.rng.IntN(2)], p.seq, total)
 	}
-	keys, values := p.zeros(p.batch, p.kvHeads, present, p.dim), p.zeros(p.batch, p.kvHeads, present, p.dim)
-	for i, cache := range []*array{keys, values} {
-		for n := range cache.Data {
-			e, j, h, b := n%p.dim, n/p.dim%present, n/p.dim/present%p.kvHeads, n/p.dim/present/p.kvHeads
-			switch s := j - starts[b]; {
-			case 0 <= s && s < p.seq:
-				cache.Data[n] = []*array{k, v}[i].at(b, s, h, e)
-			case s < 0 || present == p.past:
-				cache.Data[n] = p.in[gqPastKey+i].at(b, h, j, e)
-			}
+	keys, values := p.cache(k, p.in[gqPastKey], present, starts), p.cache(v, p.in[gqPastValue], present, starts)
+	y := p.attend(q, keys, values, sinks.Data, func(x float64, b, h, i, j int) float64 {
+		if at := starts[b] + i; j > at || j <= at-window {
+			return math.Inf(-1)
 		}
-	}
-	y := p.zeros(p.batch, p.seq, hidden)
-	for n := range p.batch * p.seq * p.heads {
-		h, i, b := n%p.heads, n/p.heads%p.seq, n/p.heads/p.seq
-		kv, at := h*p.kvHeads/p.heads, starts[b]+i
-		var scores []float64
-		for j := range at + 1 {
-			x := 0.0
-			for e := range p.dim {
-				x += q.at(b, i, h, e) * keys.at(b, kv, j, e)
-			}
-			if x *= scale; softcap > 0 {
-				x = softcap * math.Tanh(x/softcap)
-			}
-			if bias := p.in[gqBias]; bias != nil {
-				x += bias.at(b%bias.Dims[0], h%bias.Dims[1], i, j)
-			}
-			if j <= at-window {
-				x = math.Inf(-1)
-			}
-			scores = append(scores, x)
+		if x *= scale; softcap > 0 {
+			x = softcap * math.Tanh(x/softcap)
 		}
-		attend(y.Data[n*p.dim:][:p.dim], scores, sinks.Data[h], func(j, e int) float64 { return values.at(b, kv, j, e) })
-	}
+		if bias := p.in[gqBias]; bias != nil {
+			x += bias.at(b%bias.Dims[0], h%bias.Dims[1], i, j)
+		}
+		return x
+	})
 	p.out = []*array{y, keys, values}
 	return p.text("GroupQueryAttention")
 }
@@ -284,9 +297,6 @@ func drawMultiHead(seed uint64) string {
 		}
 		return x
 	}
-	flat := func(a *array) *array {
-		return &array{Type: a.Type, Dims: []int{p.batch, a.Dims[1], a.Dims[2] * a.Dims[3]}, Data: append([]float64(nil), a.Data...)}
-	}
 	swapped := func(a *array) *array {
 		x := p.zeros(a.Dims[0], a.Dims[2], a.Dims[1], a.Dims[3])
 		for n := range x.Data {
@@ -325,41 +335,21 @@ func drawMultiHead(seed uint64) string {
 		p.in[mhAttentionBias] = p.draw([]int{1, p.batch}[p.rng.IntN(2)], []int{1, p.heads}[p.rng.IntN(2)], p.seq, total)
 	}
 	masked := p.paddingMask(total, filter < -1000)
-	keys, values := p.zeros(p.batch, p.heads, total, p.dim), p.zeros(p.batch, p.heads, total, valueDim)
-	for i, cache := range []*array{keys, values} {
-		size := cache.Dims[3]
-		for n := range cache.Data {
-			e, j, h, b := n%size, n/size%total, n/size/total%p.heads, n/size/total/p.heads
-			if j < p.past {
-				cache.Data[n] = p.in[mhPastKey+i].at(b, h, j, e)
-			} else {
-				cache.Data[n] = []*array{k, v}[i].at(b, j-p.past, h, e)
-			}
+	starts, noSinks := slices.Repeat([]int{p.past}, p.batch), slices.Repeat([]float64{math.Inf(-1)}, p.heads)
+	keys, values := p.cache(k, p.in[mhPastKey], total, starts), p.cache(v, p.in[mhPastValue], total, starts)
+	y := p.attend(q, keys, values, noSinks, func(x float64, b, h, i, j int) float64 {
+		if causal && j > i+p.past {
+			return math.Inf(-1)
 		}
-	}
-	y := p.zeros(p.batch, p.seq, p.heads*valueDim)
-	for n := range p.batch * p.seq * p.heads {
-		h, i, b := n%p.heads, n/p.heads%p.seq, n/p.heads/p.seq
-		var scores []float64
-		for j := range total {
-			x := 0.0
-			for e := range p.dim {
-				x += q.at(b, i, h, e) * keys.at(b, h, j, e)
-			}
-			x *= scale
-			if bias := p.in[mhAttentionBias]; bias != nil {
-				x += bias.at(b%bias.Dims[0], h%bias.Dims[1], i, j)
-			}
-			if masked(b, i, j) {
-				x += filter
-			}
-			if causal && j > i+p.past {
-				x = math.Inf(-1)
-			}
-			scores = append(scores, x)
+		x *= scale
+		if bias := p.in[mhAttentionBias]; bias != nil {
+			x += bias.at(b%bias.Dims[0], h%bias.Dims[1], i, j)
 		}
-		attend(y.Data[n*valueDim:][:valueDim], scores, math.Inf(-1), func(j, e int) float64 { return values.at(b, h, j, e) })
-	}
+		if masked(b, i, j) {
+			x += filter
+		}
+		return x
+	})
 	p.out = []*array{y, keys, values}
 	return p.text("MultiHeadAttention")
 }
@@ -410,24 +400,11 @@ func (p *jsoncProblem) paddingMask(total int, first bool) func(b, i, j int) bool
 // TestJSONCDrawn compares random calls of ONNX Runtime's operators with their formula in
 // float64.
 func TestJSONCDrawn(t *testing.T) {
-	run := func(t *testing.T, device string, draws int) {
+	runDrawn(t, 8, func(t *testing.T, device string, draws int) {
 		text := "// drawn\n["
 		for seed := range uint64(draws) {
 			text += drawGroupQuery(seed) + ",\n/* and */" + drawMultiHead(seed) + ",\n"
 		}
 		wantJSONC(t, device, 2*draws, clitest.WriteFile(t, t.TempDir(), "drawn.jsonc", []byte(text+"]")))
-	}
-	t.Run("cpu", func(t *testing.T) { run(t, "cpu", 300) })
-	t.Run("gonum", func(t *testing.T) {
-		t.Setenv("ATTN_CPU_TIER", "gonum")
-		run(t, "cpu", 60)
-	})
-	t.Run("gpu", func(t *testing.T) {
-		clitest.NeedBackend(t, "gpu")
-		draws := 8
-		if testing.Short() {
-			draws = 2
-		}
-		run(t, "gpu", draws)
 	})
 }

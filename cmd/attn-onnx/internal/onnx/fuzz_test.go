@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -27,10 +28,7 @@ func FuzzONNXCase(f *testing.F) {
 		}
 		f.Add(files[0], files[1], files[2], files[3], files[4])
 	}
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		f.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(f)
 	f.Cleanup(func() { dev.Close() })
 	f.Fuzz(func(t *testing.T, model, a, b, c, d []byte) {
 		m, err := onnxfile.DecodeModel(model)
@@ -71,17 +69,11 @@ func wantKnown(t *testing.T, err error) {
 // wraps a sentinel.
 func FuzzJSONC(f *testing.F) {
 	for _, file := range publishedJSONC(f) {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(file))(f)
 		f.Add(text)
 	}
 	f.Add([]byte(`[{"operator": "GroupQueryAttention", "cases": [{"inputs": [{"data": [1e400, "NaN", true], "dims": [-1], "type": "float16"}]},], /* */ }] //`))
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		f.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(f)
 	f.Cleanup(func() { dev.Close() })
 	f.Fuzz(func(t *testing.T, text []byte) {
 		tests, err := jsoncTests(bytes.Clone(text)) // a fuzz target must not change its input

@@ -12,6 +12,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 var update = flag.Bool("update", false, "write the generated cases of testdata/onnx-generated")
@@ -310,13 +311,9 @@ func TestONNXGenerated(t *testing.T) {
 	}
 	if *update {
 		for _, dir := range dirs {
-			if err := os.RemoveAll(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.RemoveAll(dir))
 		}
-		if err := os.CopyFS(checked, os.DirFS(made)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.CopyFS(checked, os.DirFS(made)))
 	}
 	want, have := contents(t, made), contents(t, checked)
 	for name, text := range want {
@@ -349,16 +346,13 @@ func TestONNXGenerated(t *testing.T) {
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
-	err := fs.WalkDir(os.DirFS(dir), ".", func(path string, e fs.DirEntry, err error) error {
+	must.Do(t, fs.WalkDir(os.DirFS(dir), ".", func(path string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() || path == "README.md" {
 			return err
 		}
 		text, err := os.ReadFile(filepath.Join(dir, path))
 		files[filepath.ToSlash(path)] = string(text)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return files
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // publishedJSONC returns the four files of ONNX Runtime, with 40 cases.
@@ -188,10 +189,7 @@ func wantJSONCFailure(t *testing.T, file, says string) {
 
 // TestJSONCFailures reads files that are damaged, of something else or missing.
 func TestJSONCFailures(t *testing.T) {
-	text, err := os.ReadFile(publishedJSONC(t)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(publishedJSONC(t)[0]))(t)
 	one := func(test string) []byte { return []byte("[\n// a comment, then one test\n" + test + ",]") }
 	tensor := func(text string) []byte {
 		return one(`{"name": "x", "operator": "GroupQueryAttention", "opset": {"domain": "com.microsoft", "version": 1},

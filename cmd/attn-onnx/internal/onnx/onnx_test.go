@@ -11,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 const publishedONNX = "../../testdata/onnx"
@@ -62,9 +63,7 @@ func TestONNXPublished(t *testing.T) {
 func copyCase(t *testing.T, name string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join(publishedONNX, name))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(dir, os.DirFS(filepath.Join(publishedONNX, name))))
 	return dir
 }
 
@@ -75,13 +74,8 @@ func TestONNXFailures(t *testing.T) {
 	edit := func(file string, change func([]byte) []byte) func(t *testing.T, dir string) {
 		return func(t *testing.T, dir string) {
 			path := filepath.Join(dir, file)
-			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, change(data), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			data := must.Get(os.ReadFile(path))(t)
+			must.Do(t, os.WriteFile(path, change(data), 0o644))
 		}
 	}
 	replace := func(old, new string) func([]byte) []byte {
@@ -95,9 +89,7 @@ func TestONNXFailures(t *testing.T) {
 	}
 	remove := func(file string) func(t *testing.T, dir string) {
 		return func(t *testing.T, dir string) {
-			if err := os.RemoveAll(filepath.Join(dir, file)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.RemoveAll(filepath.Join(dir, file)))
 		}
 	}
 	for _, c := range []struct {
@@ -161,13 +153,9 @@ func TestONNXUsage(t *testing.T) {
 // TestONNXDataSets: a case passes if all of its data sets do.
 func TestONNXDataSets(t *testing.T) {
 	dir := copyCase(t, "test_attention_4d_scaled")
-	if err := os.CopyFS(filepath.Join(dir, "test_data_set_1"), os.DirFS(filepath.Join(dir, "test_data_set_0"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(filepath.Join(dir, "test_data_set_1"), os.DirFS(filepath.Join(dir, "test_data_set_0"))))
 	wantPassed(t, "cpu", []string{dir})
-	if err := os.Remove(filepath.Join(dir, "test_data_set_1", "output_0.pb")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, "test_data_set_1", "output_0.pb")))
 	code, stdout, _ := attn(t, "--backend", "cpu", dir)
 	if code != 1 || !strings.Contains(stdout, "test_data_set_1: ") || !strings.HasSuffix(stdout, "\n0 passed, 1 failed\n") {
 		t.Errorf("exit code %d:\n%s", code, stdout)

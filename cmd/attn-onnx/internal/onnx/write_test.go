@@ -14,6 +14,7 @@ import (
 
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // onnxFiles is a case to write: an operator with values of its inputs and outputs;
@@ -33,9 +34,7 @@ type onnxFiles struct {
 func (c *onnxFiles) write(t *testing.T, dir string) string {
 	t.Helper()
 	set := filepath.Join(dir, "test_data_set_0")
-	if err := os.MkdirAll(set, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(set, 0o755))
 	var node, graph []byte
 	put := func(b *[]byte, number protowire.Number, v []byte) {
 		*b = protowire.AppendBytes(protowire.AppendTag(*b, number, protowire.BytesType), v)

@@ -9,15 +9,14 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestGenerated compares the messages and fields of onnx.pb.go with those of onnx.proto, so
 // that it fails when one was changed without the other.
 func TestGenerated(t *testing.T) {
-	schema, err := os.ReadFile("onnx.proto")
-	if err != nil {
-		t.Fatal(err)
-	}
+	schema := must.Get(os.ReadFile("onnx.proto"))(t)
 	var want []string
 	message := ""
 	messageLine := regexp.MustCompile(`^message (\w+) {`)

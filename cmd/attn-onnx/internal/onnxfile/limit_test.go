@@ -2,13 +2,14 @@ package onnxfile
 
 import (
 	"bytes"
-	"errors"
+	"fmt"
 	"runtime"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -19,12 +20,8 @@ func field(number protowire.Number, content []byte) []byte {
 
 // TestManyNodes: empty nodes take 2 bytes of a file each, and hundreds of bytes of memory.
 func TestManyNodes(t *testing.T) {
-	if _, err := DecodeModel(field(7, bytes.Repeat(field(1, nil), maxMessages+1))); !errors.Is(err, ErrUnsupported) {
-		t.Errorf("%d nodes: %v", maxMessages+1, err)
-	}
-	if _, err := DecodeTensor(bytes.Repeat(field(6, nil), maxMessages+1)); !errors.Is(err, ErrUnsupported) {
-		t.Errorf("%d texts: %v", maxMessages+1, err)
-	}
+	must.Fail(t, fmt.Sprintf("%d nodes", maxMessages+1), must.Err(DecodeModel(field(7, bytes.Repeat(field(1, nil), maxMessages+1)))), ErrUnsupported)
+	must.Fail(t, fmt.Sprintf("%d texts", maxMessages+1), must.Err(DecodeTensor(bytes.Repeat(field(6, nil), maxMessages+1))), ErrUnsupported)
 }
 
 // TestDecodeAsksForMemory decodes the forms of numbers that take the most memory for their
@@ -48,9 +45,7 @@ func TestDecodeAsksForMemory(t *testing.T) {
 		{"an unknown field", field(1000, make([]byte, n))},
 	} {
 		stop := backend.FailMemory(1)
-		if _, err := DecodeTensor(c.data); !errors.Is(err, kernels.ErrMemory) {
-			t.Errorf("%s: without memory: %v", c.name, err)
-		}
+		must.Fail(t, fmt.Sprintf("%s: without memory", c.name), must.Err(DecodeTensor(c.data)), kernels.ErrMemory)
 		stop()
 		head := append(append(protowire.AppendTag(nil, 2, protowire.VarintType), 7), c.data...) // int64
 		_, most := measure(head, (&TensorProto{}).ProtoReflect().Descriptor())

@@ -7,12 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // wireMessage encodes fields without the package's own code.
@@ -57,10 +58,7 @@ func TestModel(t *testing.T) {
 		bytes(11, wireMessage(nil).text(1, "Q").text(2, "type")).bytes(12, wireMessage(nil).text(1, "Y"))
 	model := wireMessage(nil).int(1, 11).bytes(7, graph).bytes(8, wireMessage(nil).text(1, "ai.onnx").int(2, 24)).
 		bytes(8, wireMessage(nil).text(1, "com.example").int(2, 3)).bytes(25, []byte("a function"))
-	got, err := DecodeModel(model)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(DecodeModel(model))(t)
 	want := &Model{
 		Opsets: map[string]int64{"": 24, "com.example": 3},
 		Inputs: []string{"Q"}, Outputs: []string{"Y"},
@@ -158,9 +156,7 @@ func TestRefused(t *testing.T) {
 		{"an attribute of a function", graph(wireMessage(nil).bytes(1, wireMessage(nil).bytes(5, wireMessage(nil).text(1, "scale").text(21, "s")))), ErrUnsupported, `"scale": it refers`},
 		{"a float attribute that is a varint", graph(wireMessage(nil).bytes(1, wireMessage(nil).bytes(5, wireMessage(nil).int(2, 1)))), ErrMalformed, "AttributeProto: field 2"},
 	} {
-		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should be %v and say %q", c.name, c.err, c.want, c.says)
-		}
+		must.Fail(t, c.name, c.err, c.want, c.says)
 	}
 }
 
@@ -173,10 +169,7 @@ func published(tb testing.TB) (models, tensors [][]byte) {
 			tb.Fatalf("%s: %d files, %v", pattern, len(paths), err)
 		}
 		for _, p := range paths {
-			data, err := os.ReadFile(p)
-			if err != nil {
-				tb.Fatal(err)
-			}
+			data := must.Get(os.ReadFile(p))(tb)
 			*list = append(*list, data)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -160,9 +161,7 @@ func TestClock(t *testing.T) {
 	r.Cases[0].Rounds[0].TimesS[0] = 0
 	withClock(&r.Cases[0])
 	var text bytes.Buffer
-	if err := r.WriteJSON(&text); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.WriteJSON(&text))
 	if r, err := report.Read(&text); err != nil || r.Cases[0].Status != report.NotRun || r.Cases[0].GFLOPS != nil || r.Cases[1].Status != report.OK {
 		t.Errorf("%v: %+v", err, r)
 	}

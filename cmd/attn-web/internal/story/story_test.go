@@ -9,21 +9,15 @@ import (
 
 	"github.com/seed90331342/attn/cmd/internal/llama"
 	_ "github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
 func newWriter(t *testing.T) *Writer {
 	t.Helper()
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(t)
 	t.Cleanup(func() { dev.Close() })
-	w, err := New(t.Context(), dev, llama.CheckpointFile, llama.TokenizerFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return w
+	return must.Get(New(t.Context(), dev, llama.CheckpointFile, llama.TokenizerFile))(t)
 }
 
 // TestWrite: a greedy story is that of llama2.c, also after a beginning, and its weights sum to 1.
@@ -82,10 +76,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("token %d has weights", i)
 		}
 	}
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dev := must.Get(kernels.Open("cpu"))(t)
 	defer dev.Close()
 	if _, err := New(t.Context(), dev, llama.CheckpointFile[:100], llama.TokenizerFile); err == nil {
 		t.Error("a model of 100 bytes loads")

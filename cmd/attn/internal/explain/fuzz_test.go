@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // FuzzWalkthrough reads arbitrary files. The steps of a small one are computed, compared with
@@ -33,9 +34,7 @@ func FuzzWalkthrough(f *testing.F) {
 			return // a scale out of range, values beyond that of float32
 		}
 		defer st.close()
-		if err := st.round(t.Context(), 1); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, st.round(t.Context(), 1))
 		var out bytes.Buffer
 		grads, err := st.differentiate(t.Context(), wt)
 		if err != nil {

@@ -2,7 +2,6 @@ package tune
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,6 +15,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -101,8 +101,6 @@ func TestTuneFiles(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "tuning.json")
 		clitest.NoError(t, os.WriteFile(path, []byte(c.data), 0o600))
 		mustFail(t, path+" … "+c.says, "tune", "--show", "--file", path)
-		if _, err := gpu.ReadTuneFile(path); !errors.Is(err, kernels.ErrFile) {
-			t.Errorf("%s: %v", c.name, err)
-		}
+		must.Fail(t, c.name, must.Err(gpu.ReadTuneFile(path)), kernels.ErrFile)
 	}
 }

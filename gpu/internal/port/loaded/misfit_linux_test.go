@@ -13,6 +13,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 	"github.com/seed90331342/attn/gpu/internal/port/loaded"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // Definitions of functions in C, by which libraries differ. Other functions return 0.
@@ -41,9 +42,7 @@ func TestLibrariesThatDoNotFit(t *testing.T) {
 	}
 	dir := t.TempDir()
 	text := filepath.Join(dir, "text.so")
-	if err := os.WriteFile(text, []byte("no library"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(text, []byte("no library"), 0o600))
 	build := func(name, code string, symbols ...string) string {
 		source := []string{"#include <string.h>", "typedef struct { char *data; long length; } view;", code}
 		for _, s := range symbols {
@@ -52,9 +51,7 @@ func TestLibrariesThatDoNotFit(t *testing.T) {
 			}
 		}
 		c, so := filepath.Join(dir, name+".c"), filepath.Join(dir, name+".so")
-		if err := os.WriteFile(c, []byte(strings.Join(source, "\n")), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(c, []byte(strings.Join(source, "\n")), 0o600))
 		if out, err := exec.CommandContext(t.Context(), gcc, "-w", "-shared", "-fPIC", "-o", so, c).CombinedOutput(); err != nil {
 			t.Fatalf("gcc: %v\n%s", err, out)
 		}

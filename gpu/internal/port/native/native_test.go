@@ -3,7 +3,6 @@
 package native_test
 
 import (
-	"errors"
 	"os"
 	"os/exec"
 	"slices"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/native"
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // open opens a device of the first adapter.
@@ -24,10 +24,7 @@ func open(t *testing.T) port.Device {
 	for _, a := range all {
 		t.Cleanup(a.Release)
 	}
-	d, err := port.NewAdapter(all[0]).Open(all[0].Limits())
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(port.NewAdapter(all[0]).Open(all[0].Limits()))(t)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -42,9 +39,7 @@ func TestUpstreamHasNoShaderF16(t *testing.T) {
 @compute @workgroup_size(64)
 fn main(@builtin(local_invocation_index) t: u32) { y[t] = vec4<f32>(x[t]); }`,
 	})
-	if !errors.Is(err, port.ErrShader) || !strings.Contains(err.Error(), "found 'enable'") {
-		t.Errorf("the library accepts 'enable f16' now: remove the unpacking of f16 in kernels of devices with shader-f16, and this test: %v", err)
-	}
+	must.Fail(t, "the library accepts 'enable f16' now: remove the unpacking of f16 in kernels of devices with shader-f16, and this test", err, port.ErrShader, "found 'enable'")
 }
 
 const quietChild = "ATTN_PORT_QUIET"

@@ -10,6 +10,8 @@ import (
 	"github.com/gogpu/wgpu"
 	"github.com/gogpu/wgpu/core"
 	"github.com/gogpu/wgpu/hal/vulkan/vk"
+
+	"github.com/seed90331342/attn/internal/must"
 )
 
 // The tests of this file fail when a later version of gogpu/wgpu no longer has a defect that this package works around. They name the code that can then go.
@@ -94,26 +96,16 @@ func rawBuffers(t *testing.T, d *wgpu.Device) (a, b *wgpu.Buffer) {
 	growStack()
 	var bufs [2]*wgpu.Buffer
 	for i := range bufs {
-		var err error
-		bufs[i], err = d.CreateBuffer(&wgpu.BufferDescriptor{Size: 16, Usage: gputypes.BufferUsageCopySrc | gputypes.BufferUsageCopyDst})
-		if err != nil {
-			t.Fatal(err)
-		}
+		bufs[i] = must.Get(d.CreateBuffer(&wgpu.BufferDescriptor{Size: 16, Usage: gputypes.BufferUsageCopySrc | gputypes.BufferUsageCopyDst}))(t)
 		t.Cleanup(bufs[i].Release)
 	}
 	return bufs[0], bufs[1]
 }
 
 func TestUpstreamRefusesCopiesBothWays(t *testing.T) {
-	d, err := openRaw(t, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(openRaw(t, nil))(t)
 	a, b := rawBuffers(t, d)
-	e, err := d.CreateCommandEncoder(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(d.CreateCommandEncoder(nil))(t)
 	e.CopyBufferToBuffer(a, 0, b, 0, 16)
 	e.CopyBufferToBuffer(b, 0, a, 0, 16)
 	commands, err := e.Finish()
@@ -125,18 +117,13 @@ func TestUpstreamRefusesCopiesBothWays(t *testing.T) {
 
 // A write needs its destination until the submission that contains it has ended.
 func TestUpstreamDestroysWrittenBuffers(t *testing.T) {
-	d, err := openRaw(t, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(openRaw(t, nil))(t)
 	a, _ := rawBuffers(t, d)
 	raw, ok := fieldOf[*core.Buffer](a, "core")
 	if !ok {
 		t.Fatal("a buffer has no core")
 	}
-	if err := d.Queue().WriteBuffer(a, 0, make([]byte, 16)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.Queue().WriteBuffer(a, 0, make([]byte, 16)))
 	if a.Release(); !raw.IsDestroyed() {
 		fixed(t, "keeps buffers with pending writes", "unwritten and released")
 	}
