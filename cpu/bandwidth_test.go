@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/must"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 )
 
 func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/cpu/internal/view"
-	"github.com/seed90331342/attn/internal/must"
 )
 
 // cut returns elements [lo, hi) of x along an axis.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/must"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 )
 
 // BenchmarkQ4 reports the least time of decoding in q8 and in q4, by turns.

@@ -9,7 +9,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/internal/must"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 )
 
 // lowered are limits far below any adapter's. Each makes the tests' problems be cut in the

@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/internal/must"
 )
 
 // precise stands for a device whose own exp2 is within the bound.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
-	"github.com/seed90331342/attn/internal/must"
 )
 
 // open opens the default adapter until the test ends. Without one the test is skipped, or fails

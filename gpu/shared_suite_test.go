@@ -12,9 +12,9 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/internal/must"
 )
 
 // TestSharedConformance runs the suite's cases in buffers of a program, on devices that it

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/must"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 )
 
 func meta(t *testing.T, dtype DType, s ...int) Tensor {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/seed90331342/attn/internal/must"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
 )
 

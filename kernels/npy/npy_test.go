@@ -12,7 +12,7 @@ import (
 
 	"github.com/sbinet/npyio/npy"
 
-	"github.com/seed90331342/attn/internal/must"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
 )
 

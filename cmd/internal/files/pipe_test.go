@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/seed90331342/attn/internal/must"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 )
 
 // TestPipes reads a pipe to its end. Without a writer, the end of the context ends the

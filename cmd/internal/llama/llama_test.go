@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	_ "github.com/seed90331342/attn/cpu"
-	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 

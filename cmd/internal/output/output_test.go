@@ -13,7 +13,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/seed90331342/attn/internal/must"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 )
 
 func put(text string) func(io.Writer) error {
@@ -248,9 +248,9 @@ func TestAppearing(t *testing.T) {
 		go func() { written <- os.WriteFile(path, nil, 0o600) }()
 		for missing(path) {
 			_, _, err := follow(path)
-			noError(t, err)
+			must.Do(t, err)
 		}
-		noError(t, <-written)
+		must.Do(t, <-written)
 	}
 }
 

@@ -6,9 +6,9 @@ import (
 	"os"
 	"testing"
 
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 

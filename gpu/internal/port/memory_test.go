@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
-	"github.com/seed90331342/attn/internal/must"
 )
 
 // statm returns /proc/self/statm in pages: mapped, resident and more.

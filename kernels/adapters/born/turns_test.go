@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/born-ml/born/models/llama"
-	"github.com/seed90331342/attn/internal/must"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
 	attnborn "github.com/seed90331342/attn/kernels/adapters/born"
 )

@@ -7,9 +7,9 @@ import (
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/support/backendtest"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 )
 

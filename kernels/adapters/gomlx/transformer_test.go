@@ -17,9 +17,9 @@ import (
 	"github.com/gomlx/gomlx/core/tensors"
 	"github.com/gomlx/gomlx/ml/layers/attention"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/internal/must"
 	"github.com/seed90331342/attn/kernels"
 	attngomlx "github.com/seed90331342/attn/kernels/adapters/gomlx"
 )

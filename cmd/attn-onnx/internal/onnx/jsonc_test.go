@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cpu"
-	"github.com/seed90331342/attn/internal/must"
 )
 
 // publishedJSONC returns the four files of ONNX Runtime, with 40 cases.
