@@ -113,9 +113,7 @@ func (m *cacheModel) rewind(t *rapid.T) {
 	if errors.Is(err, kernels.ErrOption) && m.config.Window > 0 {
 		return // the window needs tokens that are overwritten
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s := m.seqs[b]
 	s.k, s.v = s.k[:n*modelHeads*modelDim], s.v[:n*modelHeads*modelDim]
 	m.short[b] = true
@@ -157,9 +155,7 @@ func (m *cacheModel) attend(t *rapid.T) {
 	if errors.Is(err, kernels.ErrOption) && m.config.Window > 0 && slices.Contains(m.short, true) {
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Release()
 	got := must.Get(m.dev.ToFloat32(context.Background(), r.O))(t)
 	opt := kernels.Options{Causal: true, Align: kernels.LowerRight}

@@ -168,9 +168,7 @@ func (m *model) append(t *rapid.T) {
 	if errors.Is(err, kernels.ErrCapacity) {
 		return // check finds any change
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	remember(of, kd, vd, n, count)
 }
 
