@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
@@ -17,9 +18,7 @@ func TestOnTheCPU(t *testing.T) {
 	for _, dtype := range []kernels.DType{kernels.F32, kernels.F16, kernels.BF16} {
 		r, err := bench.Run(t.Context(), []*kernels.Device{dev}, bench.Config{Series: []bench.Series{{
 			Seqs: []int{64, 100}, Batch: 2, Heads: 2, KVHeads: 1, Dim: 16, Causal: true, DType: dtype}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if err := r.Err(); err != nil {
 			t.Errorf("%v: %v", dtype, err)
 		}

@@ -98,18 +98,7 @@ func measurePair(b *testing.B, path string) {
 	}}
 	be := cpu.New(cpu.Options{Threads: 1})
 	defer be.Close()
-	r, err := bench.Run(b.Context(), []*kernels.Device{kernels.NewDevice(slowed{be, *shift / 100})}, cfg)
-	if err == nil {
-		err = r.Err()
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
-	f, err := os.Create(path)
-	if err == nil {
-		err = r.WriteJSON(f)
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	r := must.Get(bench.Run(b.Context(), []*kernels.Device{kernels.NewDevice(slowed{be, *shift / 100})}, cfg))(b)
+	must.Do(b, r.Err())
+	must.Do(b, r.WriteJSON(must.Get(os.Create(path))(b)))
 }

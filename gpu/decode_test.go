@@ -239,12 +239,10 @@ func TestDecodeFillsADevice(t *testing.T) {
 				b := newSources(false).b
 				x := must.Get(b.newDecode(decodeCall(t, dtype, 1, 8*group, 8, 4096, d)))(t)
 				groups := map[string]int{}
-				if err := b.dev.Dispatches(x.op(), func(d queue.Dispatch) error {
+				check(t, b.dev.Dispatches(x.op(), func(d queue.Dispatch) error {
 					groups[d.Kernel.Name()] += d.Groups
 					return nil
-				}); err != nil {
-					t.Fatal(err)
-				}
+				}))
 				least := 128
 				if d == 96 {
 					least = 120
@@ -291,7 +289,7 @@ func TestDecodeOfLongContexts(t *testing.T) {
 		}
 		most, groups := b.dev.Limits.MaxComputeWorkgroupsPerDimension, 0
 		wide := false
-		if err := b.dev.Dispatches(p.op(), func(d queue.Dispatch) error {
+		check(t, b.dev.Dispatches(p.op(), func(d queue.Dispatch) error {
 			for _, n := range d.Grid {
 				if n > most {
 					t.Errorf("%+v: a grid of %v, a dimension has %d workgroups at most", x, d.Grid, most)
@@ -302,9 +300,7 @@ func TestDecodeOfLongContexts(t *testing.T) {
 				wide = wide || d.Grid[1] > 1
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		if want := x.batch * 8 * ceil(x.keys, 256); groups < want || wide != x.wide {
 			t.Errorf("%+v: %d workgroups, should be %d or more, in two dimensions: %v", x, groups, want, wide)
 		}

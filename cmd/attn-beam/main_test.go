@@ -54,16 +54,9 @@ func write(t *testing.T, dir string, heads, rows, width, shards int) {
 			data[i] = float32(rng.NormFloat64())
 		}
 		save := func(file string, rows int, data []float32) {
-			f, err := os.Create(filepath.Join(dir, file))
-			if err == nil {
-				err = npy.Write(f, "<f4", []int{1, heads, rows, width}, data)
-			}
-			if err == nil {
-				err = f.Close()
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := must.Get(os.Create(filepath.Join(dir, file)))(t)
+			must.Do(t, npy.Write(f, "<f4", []int{1, heads, rows, width}, data))
+			must.Do(t, f.Close())
 		}
 		save(name+".npy", rows, data)
 		for n := range shards {
@@ -143,13 +136,9 @@ func TestRefused(t *testing.T) {
 	good := []string{"run", "--q", "q-*.npy", "--k", "k-*.npy", "--v", "v-*.npy", "--out", "out"}
 	plan := []string{"plan", "--seq", "1k"}
 	must.Do(t, os.WriteFile(filepath.Join(dir, "half.npy"), []byte("\x93NUMPY"), 0o600))
-	ids, err := os.Create(filepath.Join(dir, "ids.npy"))
-	if err == nil {
-		err = errors.Join(npy.Write(ids, "<i4", []int{2}, []int32{0, 1}), ids.Close())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	ids := must.Get(os.Create(filepath.Join(dir, "ids.npy")))(t)
+	must.Do(t, npy.Write(ids, "<i4", []int{2}, []int32{0, 1}))
+	must.Do(t, ids.Close())
 	must.Do(t, os.Symlink("k-1.npy", filepath.Join(dir, "link.npy")))
 	text := must.Get(os.ReadFile(filepath.Join(dir, "q.npy")))(t)
 	text = bytes.Replace(text, []byte("'fortran_order': False"), []byte("'fortran_order': True "), 1)

@@ -94,9 +94,7 @@ func TestPerplexity(t *testing.T) {
 		}
 		for token := llama.Beginning; token >= 0; {
 			logits, _, err := m.Forward(ctx, [][]int{{token}}, func(layer int) nn.MultiHeadOptions { return nn.MultiHeadOptions{Cache: layers[layer]} })
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			token = next(logits[0])
 		}
 	}

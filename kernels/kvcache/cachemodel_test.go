@@ -32,8 +32,7 @@ func TestCacheModel(t *testing.T) {
 
 // cacheModel is a cache and the tokens that should be in it.
 type cacheModel struct {
-	be     *failing
-	dev    *kernels.Device
+	machine
 	cache  *kvcache.Cache
 	config kvcache.Config
 	seqs   []*modelled // without seq
@@ -43,15 +42,13 @@ type cacheModel struct {
 }
 
 func newCacheModel(t *rapid.T, be *cpu.Backend) *cacheModel {
-	m := &cacheModel{be: &failing{Backend: be, after: -1}}
+	m := &cacheModel{machine: newMachine(t, be)}
 	window := rapid.SampledFrom([]int{0, 1, 2, 5}).Draw(t, "window")
-	m.config = kvcache.Config{KVHeads: modelHeads, Dim: modelDim, Window: window,
-		DType: rapid.SampledFrom([]kernels.DType{kernels.F32, kernels.F16, kernels.Q8}).Draw(t, "type"),
+	m.config = kvcache.Config{KVHeads: modelHeads, Dim: modelDim, Window: window, DType: m.dtype,
 		Batch: rapid.IntRange(1, 3).Draw(t, "batch"), Capacity: 2*window + rapid.IntRange(1, 8).Draw(t, "capacity")}
 	if window == 0 {
 		m.config.Capacity += 12
 	}
-	m.dev = kernels.NewDevice(m.be)
 	m.cache = must.Get(kvcache.New(context.Background(), m.dev, m.config))(t)
 	for range m.config.Batch {
 		m.seqs, m.short = append(m.seqs, new(modelled)), append(m.short, false)
@@ -59,30 +56,13 @@ func newCacheModel(t *rapid.T, be *cpu.Backend) *cacheModel {
 	return m
 }
 
-// append appends tokens while copies may fail.
 func (m *cacheModel) append(t *rapid.T) {
-	n := rapid.IntRange(1, 6).Draw(t, "tokens")
-	batch := len(m.seqs)
-	k, kd := tokens(t, batch, modelHeads, n)
-	v, vd := tokens(t, batch, modelHeads, n)
-	count := rapid.SliceOfN(rapid.IntRange(0, n), batch, batch).Draw(t, "count")
-	m.be.after, m.be.failed = rapid.SampledFrom([]int{-1, -1, 0, 1, 2, 3, 5}).Draw(t, "copies"), false
-	err := m.cache.Append(context.Background(), k, v, count)
-	m.be.after = -1
-	switch {
-	case m.be.failed != errors.Is(err, errCopy):
-		t.Fatalf("a copy failed: %v, the append returns %v", m.be.failed, err)
-	case err == nil:
-		remember(m.seqs, kd, vd, n, count)
-		for b, n := range count {
-			m.short[b] = m.short[b] && n == 0
-		}
-	case m.be.failed:
-		for b := range m.short {
-			m.short[b] = true
-		}
-	case !errors.Is(err, kernels.ErrCapacity) || m.fits(count):
+	count, err := m.machine.append(t, m.cache, m.seqs, 6)
+	if err != nil && !m.be.failed && m.fits(count) {
 		t.Fatal(err)
+	}
+	for b, n := range count {
+		m.short[b] = m.be.failed || m.short[b] && (err != nil || n == 0)
 	}
 }
 
@@ -113,9 +93,7 @@ func (m *cacheModel) rewind(t *rapid.T) {
 	if errors.Is(err, kernels.ErrOption) && m.config.Window > 0 {
 		return // the window needs tokens that are overwritten
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s := m.seqs[b]
 	s.k, s.v = s.k[:n*modelHeads*modelDim], s.v[:n*modelHeads*modelDim]
 	m.short[b] = true
@@ -149,34 +127,19 @@ func (m *cacheModel) attend(t *rapid.T) {
 			return
 		}
 	}
-	q, qd := tokens(t, len(m.seqs), 2*modelHeads, 1)
-	for i := range qd {
-		qd[i] /= 64
-	}
+	q, qd := queries(t, len(m.seqs), 1)
 	r, err := m.cache.Attention(context.Background(), q, kvcache.CallOptions{})
 	if errors.Is(err, kernels.ErrOption) && m.config.Window > 0 && slices.Contains(m.short, true) {
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Release()
-	got := must.Get(m.dev.ToFloat32(context.Background(), r.O))(t)
-	opt := kernels.Options{Causal: true, Align: kernels.LowerRight}
-	differ := func(a, b float32) bool { return a != b }
+	must.Do(t, err)
+	var opt kernels.Options
+	same := func(a, b float32) bool { return a == b }
 	if w := m.config.Window; w > 0 {
 		opt.Window = &kernels.Window{Left: w - 1}
-		differ = func(a, b float32) bool { return math.Abs(float64(a)-float64(b)) > 0x1p-14 }
+		same = func(a, b float32) bool { return math.Abs(float64(a)-float64(b)) <= 0x1p-14 }
 	}
-	each := len(got) / len(m.seqs)
-	for b, s := range m.seqs {
-		want := must.Get(plain(m.dev, m.config.DType, s, qd[b*each:(b+1)*each], 1, opt))(t)
-		for i, x := range got[b*each : (b+1)*each] {
-			if differ(x, want[i]) {
-				t.Fatalf("sequence %d, %d tokens: output %d is %v, over the same tokens in one tensor %v", b, m.len(b), i, x, want[i])
-			}
-		}
-	}
+	m.compare(t, r, m.seqs, qd, 1, opt, same)
 }
 
 // TestAppendWritesTogether: equally long sequences of a Cache are appended to by one copy of

@@ -12,6 +12,7 @@ import (
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // TestPagedModel compares a paged cache, after random appends, forks, frees and attention
@@ -26,8 +27,7 @@ func TestPagedModel(t *testing.T) {
 				m := newModel(t, be)
 				defer m.cache.Release()
 				t.Repeat(map[string]func(*rapid.T){
-					"new": m.add, "fork": m.fork, "free": m.free, "append": m.append, "fail": m.fail, "attend": m.attend,
-					"": m.check,
+					"new": m.add, "fork": m.fork, "free": m.free, "append": m.append, "attend": m.attend, "": m.check,
 				})
 				for len(m.seqs) > 0 {
 					m.drop(0)
@@ -40,13 +40,25 @@ func TestPagedModel(t *testing.T) {
 	}
 }
 
-// model is a cache and the tokens that should be in it.
+// model is a paged cache and the tokens that should be in it.
 type model struct {
-	be     *failing
-	dev    *kernels.Device
+	machine
 	cache  *kvcache.Paged
 	config kvcache.PagedConfig
 	seqs   []*modelled
+}
+
+// machine is what the models of both kinds of caches share: a device whose copies may fail.
+type machine struct {
+	be    *failing
+	dev   *kernels.Device
+	dtype kernels.DType // of keys and values
+}
+
+func newMachine(t *rapid.T, be *cpu.Backend) machine {
+	m := machine{be: &failing{Backend: be, after: -1}, dtype: rapid.SampledFrom([]kernels.DType{kernels.F32, kernels.F16, kernels.Q8}).Draw(t, "type")}
+	m.dev = kernels.NewDevice(m.be)
+	return m
 }
 
 // modelled is a sequence and its tokens, [tokens, Hkv, D].
@@ -81,10 +93,9 @@ func (f *failing) Copy(ctx context.Context, dst, src []kernels.Tensor) error {
 const modelHeads, modelDim = 2, 16
 
 func newModel(t *rapid.T, be *cpu.Backend) *model {
-	m := &model{be: &failing{Backend: be, after: -1}, config: kvcache.PagedConfig{KVHeads: modelHeads, Dim: modelDim,
-		DType:    rapid.SampledFrom([]kernels.DType{kernels.F32, kernels.F16, kernels.Q8}).Draw(t, "type"),
-		PageSize: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "page"), Pages: rapid.IntRange(1, 24).Draw(t, "pages")}}
-	m.dev = kernels.NewDevice(m.be)
+	m := &model{machine: newMachine(t, be)}
+	m.config = kvcache.PagedConfig{KVHeads: modelHeads, Dim: modelDim, DType: m.dtype,
+		PageSize: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "page"), Pages: rapid.IntRange(1, 24).Draw(t, "pages")}
 	m.cache = must.Get(kvcache.NewPaged(context.Background(), m.dev, m.config))(t)
 	return m
 }
@@ -158,40 +169,35 @@ func tokens(t *rapid.T, sequences, heads, n int) (kernels.Tensor, []float32) {
 	return x, data
 }
 
-func (m *model) append(t *rapid.T) {
-	of := m.some(t)
-	n := rapid.IntRange(1, 20).Draw(t, "tokens")
+// append appends at most so many drawn tokens while copies may fail. Adjacent rows and pages are
+// written by one copy, so an append may need fewer copies than succeed. It returns the counts of
+// tokens and the error of the append.
+func (m *machine) append(t *rapid.T, c nn.KVCache, of []*modelled, most int) (count []int, err error) {
+	n := rapid.IntRange(1, most).Draw(t, "tokens")
 	k, kd := tokens(t, len(of), modelHeads, n)
 	v, vd := tokens(t, len(of), modelHeads, n)
-	count := rapid.SliceOfN(rapid.IntRange(0, n), len(of), len(of)).Draw(t, "count")
-	err := m.batch(of).Append(context.Background(), k, v, count)
-	if errors.Is(err, kernels.ErrCapacity) {
-		return // check finds any change
+	count = rapid.SliceOfN(rapid.IntRange(0, n), len(of), len(of)).Draw(t, "count")
+	given := count
+	if rapid.IntRange(0, 3).Draw(t, "all at 3") == 3 {
+		given, count = nil, slices.Repeat([]int{n}, len(of))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	remember(of, kd, vd, n, count)
-}
-
-// fail appends while copies fail after a number of them. Adjacent pages are written by one
-// copy, so an append may need fewer than that and succeed.
-func (m *model) fail(t *rapid.T) {
-	of := m.some(t)
-	n := rapid.IntRange(1, 20).Draw(t, "tokens")
-	k, kd := tokens(t, len(of), modelHeads, n)
-	free := m.cache.FreePages()
-	m.be.after, m.be.failed = rapid.IntRange(0, 2*len(of)-1).Draw(t, "copies"), false
-	err := m.batch(of).Append(context.Background(), k, k, nil)
+	m.be.after, m.be.failed = rapid.SampledFrom([]int{-1, -1, -1, 0, 1, 2, 3, 5}).Draw(t, "copies"), false
+	err = c.Append(context.Background(), k, v, given)
 	m.be.after = -1
 	switch {
 	case m.be.failed != errors.Is(err, errCopy):
 		t.Fatalf("a copy failed: %v, the append returns %v", m.be.failed, err)
 	case err == nil:
-		remember(of, kd, kd, n, slices.Repeat([]int{n}, len(of)))
+		remember(of, kd, vd, n, count)
 	case !m.be.failed && !errors.Is(err, kernels.ErrCapacity):
 		t.Fatal(err)
-	case m.cache.FreePages() != free:
+	}
+	return count, err
+}
+
+func (m *model) append(t *rapid.T) {
+	of, free := m.some(t), m.cache.FreePages()
+	if _, err := m.machine.append(t, m.batch(of), of, 20); err != nil && m.cache.FreePages() != free {
 		t.Fatalf("a failed append left %d pages free of %d: %v", m.cache.FreePages(), free, err)
 	}
 }
@@ -220,19 +226,32 @@ func (m *model) attend(t *rapid.T) {
 	if n > least/(modelHeads*modelDim) {
 		t.Skip("too few tokens")
 	}
-	q, qd := tokens(t, len(of), 2*modelHeads, n)
-	for i := range qd {
-		qd[i] /= 64
+	q, qd := queries(t, len(of), n)
+	r := must.Get(m.batch(of).Attention(context.Background(), q, kvcache.CallOptions{}))(t)
+	m.compare(t, r, of, qd, n, kernels.Options{}, func(a, b float32) bool { return a == b })
+}
+
+// queries draws queries whose scores are small.
+func queries(t *rapid.T, sequences, n int) (kernels.Tensor, []float32) {
+	q, data := tokens(t, sequences, 2*modelHeads, n)
+	for i := range data {
+		data[i] /= 64
 	}
-	ctx := context.Background()
-	r := must.Get(m.batch(of).Attention(ctx, q, kvcache.CallOptions{}))(t)
+	return q, data
+}
+
+// compare compares a result with that of plain attention from the last n rows of each sequence.
+func (m *machine) compare(t *rapid.T, r kernels.Result, of []*modelled, q []float32, n int, opt kernels.Options, same func(a, b float32) bool) {
 	defer r.Release()
-	got := must.Get(m.dev.ToFloat32(ctx, r.O))(t)
+	got := must.Get(m.dev.ToFloat32(context.Background(), r.O))(t)
 	each := len(got) / len(of)
+	opt.Causal, opt.Align = true, kernels.LowerRight
 	for b, s := range of {
-		want := must.Get(plain(m.dev, m.config.DType, s, qd[b*each:(b+1)*each], n, kernels.Options{Causal: true, Align: kernels.LowerRight}))(t)
-		if !slices.Equal(want, got[b*each:(b+1)*each]) {
-			t.Fatalf("sequence %d of %d, %d tokens, %d rows: attention differs from that over the same tokens in one tensor", b, len(of), len(s.k)/(modelHeads*modelDim), n)
+		want := must.Get(plain(m.dev, m.dtype, s, q[b*each:(b+1)*each], n, opt))(t)
+		for i, x := range got[b*each : (b+1)*each] {
+			if !same(x, want[i]) {
+				t.Fatalf("sequence %d of %d, %d tokens, %d rows: output %d is %v, over the same tokens in one tensor %v", b, len(of), len(s.k)/(modelHeads*modelDim), n, i, x, want[i])
+			}
 		}
 	}
 }

@@ -41,13 +41,8 @@ func TestRotaryCache(t *testing.T) {
 				}
 			}
 			angles := must.Get(rope.Angles(ctx, dev, dim, positions))(t)
-			y, err := kernels.AllocHost(kernels.F32, x.Shape())
-			if err == nil {
-				err = dev.Rotate(ctx, y, x, angles)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			y := must.Get(kernels.AllocHost(kernels.F32, x.Shape()))(t)
+			must.Do(t, dev.Rotate(ctx, y, x, angles))
 			return y
 		}
 		for step := range 300 {

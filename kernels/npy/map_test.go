@@ -26,9 +26,7 @@ func TestMap(t *testing.T) {
 		if errors.Is(err, errors.ErrUnsupported) {
 			t.Skip("this system maps no files")
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !bytes.Equal(got, content[c[0]:c[0]+c[1]]) {
 			t.Errorf("bytes %d to %d differ", c[0], c[0]+c[1])
 		}

@@ -102,9 +102,7 @@ func TestFaults(t *testing.T) {
 			must.Do(t, os.WriteFile(leftover, nil, 0o600))
 			spec.Resume = true
 			units, _, err := execute(t, spec, 2, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if all := int64(len(job.Cut.Blocks) * 3); units != int64(len(missing)) || units >= all {
 				t.Errorf("the second run computed %d units of %d, %d were missing", units, all, len(missing))
 			}
@@ -135,9 +133,7 @@ func TestDamage(t *testing.T) {
 	must.Do(t, errors.Join(os.Truncate(files[0], 200), os.Remove(files[2])))
 	spec.Resume = true
 	_, job, err := execute(t, spec, 1, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if o, _ := results(t, spec.Out, p); len(job.Left) != 2 || !sameBits(o, wantO) {
 		t.Errorf("%d blocks were computed again, want 2; same bits: %t", len(job.Left), sameBits(o, wantO))
 	}

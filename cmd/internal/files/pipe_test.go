@@ -35,8 +35,6 @@ func TestPipes(t *testing.T) {
 	cancel()
 	must.Fail(t, "without a writer", must.Err(Read(ctx, pipe, MaxText)), context.Canceled)
 	f, err := os.OpenFile(pipe, os.O_RDWR, 0) // ends the wait of the goroutine
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	f.Close()
 }

@@ -24,9 +24,7 @@ func open(t testing.TB, lower gputypes.Limits) *queue.Device {
 	if errors.Is(err, port.ErrNoAdapter) && os.Getenv("CI") != "true" {
 		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, a := range adapters {
 		defer a.Release()
 	}
@@ -46,13 +44,9 @@ func filled(t *testing.T, d *queue.Device, n int, value float32) *cut.Store {
 		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(value))
 	}
 	s, free, err := d.Alloc(t.Context(), uint64(len(data)))
-	if err == nil {
-		t.Cleanup(free)
-		err = d.Write(t.Context(), s, 0, data)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	t.Cleanup(free)
+	must.Do(t, d.Write(t.Context(), s, 0, data))
 	return s
 }
 

@@ -42,9 +42,7 @@ func eachDevice(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 			if name == "gpu" && errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 				t.Skip(err)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer dev.Close()
 			f(t, dev)
 		})

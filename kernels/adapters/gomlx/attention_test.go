@@ -215,17 +215,11 @@ func TestOperands(t *testing.T) {
 					if swap {
 						shape[1], shape[2] = seq, heads
 					}
-					x, err := hostTensor(flat, shape)
-					if err == nil && swap {
-						x, err = x.Swap(kernels.Heads, kernels.Seq)
+					x := must.Get(hostTensor(flat, shape))(t)
+					if swap {
+						x = must.Get(x.Swap(kernels.Heads, kernels.Seq))(t)
 					}
-					if err == nil {
-						x, err = cpu.Upload(t.Context(), x)
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-					return x
+					return must.Get(cpu.Upload(t.Context(), x))(t)
 				}
 				opt := kernels.Options{LSE: true}
 				if test.scale != 0 {
@@ -367,9 +361,7 @@ func TestLearned(t *testing.T) {
 					opt = &compute.ScaledDotProductAttentionConfig{Mask: bias}
 				}
 				o, states, err := f.FusedScaledDotProductAttention(v[0], v[0], v[0], bhsd, opt)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				_, _, _, err = f.FusedScaledDotProductAttentionVJP(v[0], v[0], v[0], bhsd, opt, o, states, o)
 				if errors.Is(err, kernels.ErrUnsupported) != test.learned || !test.learned && err != nil {
 					t.Errorf("the gradient returns %v", err)

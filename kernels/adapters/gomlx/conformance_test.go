@@ -19,9 +19,7 @@ func open(t testing.TB, name string) *kernels.Device {
 	if name == "gpu" && errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { dev.Close() })
 	return dev
 }

@@ -111,9 +111,7 @@ func TestStages(t *testing.T) {
 	}
 	out := must.Get(stages(f, v, func(q, k, v compute.Value) compute.Value {
 		o, _, err := f.FusedScaledDotProductAttention(q, k, v, bhsd, &compute.ScaledDotProductAttentionConfig{Scale: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return o
 	}))(t)
 	must.Do(t, f.Return(out, nil))

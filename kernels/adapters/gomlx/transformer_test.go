@@ -169,9 +169,7 @@ func TestTrainingStep(t *testing.T) {
 			if name == "gpu" && errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 				t.Skip(err)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer dev.Close()
 			count := &counter{Backend: dev.Backend(), Differentiator: dev.Backend().(backend.Differentiator)}
 			b := must.Get(attngomlx.New(kernels.NewDevice(count), sequential))(t)

@@ -64,12 +64,8 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 		}
 		var held []kernels.Tensor
 		put := func(x kernels.Tensor, err error) kernels.Tensor {
-			if err == nil {
-				x, err = dev.Upload(ctx, x)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
+			x = must.Get(dev.Upload(ctx, x))(t)
 			held = append(held, x)
 			return x
 		}

@@ -21,9 +21,7 @@ func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 			if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 				t.Skipf("no WebGPU adapter: %v", err)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer dev.Close()
 			f(t, dev)
 		})

@@ -53,14 +53,8 @@ func write(t *testing.T, uri, elements string, rows cut.Span) {
 // overJSON returns a as a worker gets it.
 func overJSON(t *testing.T, a *Array) *Array {
 	t.Helper()
-	text, err := json.Marshal(a)
 	own := new(Array)
-	if err == nil {
-		err = json.Unmarshal(text, own)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(must.Get(json.Marshal(a))(t), own))
 	return own
 }
 
@@ -195,9 +189,7 @@ func TestBadShards(t *testing.T) {
 func readAll(t *testing.T, uri string) []byte {
 	t.Helper()
 	r, _, err := open(t.Context(), uri)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	return must.Get(io.ReadAll(r))(t)
 }

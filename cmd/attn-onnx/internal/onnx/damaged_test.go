@@ -78,26 +78,14 @@ func (d *damaged) files(c *onnxFiles) {
 // text takes a call from a test of ONNX Runtime.
 func (d *damaged) text(t *testing.T, text string) {
 	var test jsoncTest
-	err := decodeJSONC([]byte(text), &test)
-	var cases []jsoncCase
-	if err == nil {
-		cases, err = list[jsoncCase]("cases", test.Cases)
+	must.Do(t, decodeJSONC([]byte(text), &test))
+	cases := must.Get(list[jsoncCase]("cases", test.Cases))(t)
+	for _, a := range must.Get(list[jsoncAttribute]("attributes", test.Attributes))(t) {
+		d.Attribute = append(d.Attribute, must.Get(a.attribute())(t))
 	}
-	var attributes []jsoncAttribute
-	if err == nil {
-		attributes, err = list[jsoncAttribute]("attributes", test.Attributes)
-	}
-	for i := 0; err == nil && i < len(attributes); i++ {
-		var x *onnxfile.AttributeProto
-		x, err = attributes[i].attribute()
-		d.Attribute = append(d.Attribute, x)
-	}
-	if err == nil {
-		_, d.in, err = tensors("input", cases[0].Inputs, nil)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, in, err := tensors("input", cases[0].Inputs, nil)
+	must.Do(t, err)
+	d.in = in
 	d.OpType, d.Domain = test.Operator, test.Opset.Domain
 }
 
