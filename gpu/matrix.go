@@ -26,8 +26,8 @@ func matricesOf(f port.Features) tune.Matrices {
 // newMatrix returns c with the kernel on matrix units, or the reason why it cannot run there.
 func (b *Backend) newMatrix(c *backend.Call) (x *prefill, whyNot string, err error) {
 	t := c.WeightType()
-	if t != backend.F16 || c.Q.DType() != t || c.K.DType() != t {
-		return nil, "products on matrix units need LowPrecision, with q, k and v of f16", nil
+	if t == backend.F32 || c.Q.DType() != t || c.K.DType() != t {
+		return nil, "products on matrix units need LowPrecision, with q, k and v of f16 or of bf16", nil
 	}
 	a, err := b.newAttention(c)
 	if err != nil {
@@ -37,7 +37,10 @@ func (b *Backend) newMatrix(c *backend.Call) (x *prefill, whyNot string, err err
 	if whyNot != "" {
 		return nil, whyNot, nil
 	}
-	x = &prefill{attention: a, path: "matrix units WGSL", matrices: fmt.Sprintf("%v matrices of %dx%dx%d", t, k.M, k.N, k.K)}
+	x = &prefill{attention: a, path: "matrix units WGSL", matrices: fmt.Sprintf("f16 matrices of %dx%dx%d", k.M, k.N, k.K)}
+	if t == backend.BF16 {
+		x.matrices += ", to which bf16 is scaled exactly"
+	}
 	if err := x.newCutter(prefillBuffers); err != nil {
 		return nil, "", err
 	}

@@ -28,10 +28,13 @@
 // Weights of hidden keys are 0. Where a value of a tile is not finite (0·NaN is NaN), it is 0 in the matrix, and lanes
 // add its products with the weights that are not 0 while they rescale the output.
 //
-// State holds, for chunks of keys, the output of a workgroup by rows, then m and its sum of each lane.
+// matrix/odd.wgsl scales bf16 to f16, and has what lanes compute in place of matrices.
 //
-// Workgroup memory: 8·KEYS·(KS + VS) + TY·ROWS·(16·SS + 8·PS) + 4·TY bytes. Arrays have vectors of four elements, in
-// which offsets and strides of matrices are counted.
+// State holds, for chunks of keys, the output of a workgroup by rows, then m, its sum and whether the row has met a huge
+// value, for each lane.
+//
+// Workgroup memory: 8·KEYS·(KS + VS) + TY·ROWS·(16·SS + 8·PS) + 16·TY bytes, and 4·TY·ROWS for bf16. Arrays have
+// vectors of four elements, in which offsets and strides of matrices are counted.
 diagnostic(off, chromium.subgroup_matrix_uniformity);
 diagnostic(off, subgroup_uniformity);
 enable f16;
@@ -82,23 +85,8 @@ var<workgroup> tile_k: array<vec2<u32>, KEYS * KS>; // [key][depth/4]
 var<workgroup> tile_v: array<vec2<u32>, KEYS * VS>; // [key][column/4]
 var<workgroup> scores: array<vec4<f32>, TY * ROWS * SS>; // [row][key/4], and columns of the output
 var<workgroup> weights: array<vec2<u32>, TY * ROWS * PS>; // [row][key/4], and depths of queries
-var<workgroup> calls: array<u32, TY>; // 1: a subgroup rescales, 2: it has staged values that are not finite
-
-// half_$x returns the four elements that stored_$x returned, in f16.
-@each($x $TWO: q Q2, k KV2, v KV2)
-fn half_$x(x: vec4<u32>) -> vec2<u32> {
-    @if($TWO == 1u) return x.xy;
-    @else return halves_of(value_$x(x));
-}
-
-fn halves_of(x: vec4<f32>) -> vec2<u32> { return bitcast<vec2<u32>>(vec4<f16>(x)); }
-
-// finite_halves returns x with 0 for each f16 that is a NaN or an infinity.
-fn finite_halves(x: vec2<u32>) -> vec2<u32> {
-    let low = select(vec2<u32>(0xffffu), vec2<u32>(0u), (x & vec2<u32>(0x7c00u)) == vec2<u32>(0x7c00u));
-    let high = select(vec2<u32>(0xffff0000u), vec2<u32>(0u), (x & vec2<u32>(0x7c000000u)) == vec2<u32>(0x7c000000u));
-    return x & (low | high);
-}
+// 1 if a subgroup rescales, and masks of keys for what it has staged: odd values, huge values, odd keys of the next tile.
+var<workgroup> calls: array<vec4<u32>, TY>;
 
 // The parts of main, in the order of the formula.
 
@@ -108,7 +96,9 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
         for (var x = t; x < TY * ROWS * KEYS / 4u; x += THREADS) {
             let row = x / (KEYS / 4u);
             let d = 4u * (x % (KEYS / 4u));
-            weights[row * PS + d / 4u] = half_q(stored_q(q_at + min(r0 + row, p.rows - 1u) * p.q.s, c * KEYS + d, p.dim, p.q.d));
+            var row_top = 0u;
+            @if(IN == 2u) row_top = tops[row];
+            weights[row * PS + d / 4u] = half_q(stored_q(q_at + min(r0 + row, p.rows - 1u) * p.q.s, c * KEYS + d, p.dim, p.q.d), row_top);
         }
         workgroupBarrier();
         @unroll for (var y = 0u; y < QTURNS; y++) {
@@ -135,20 +125,26 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
 @inline fn stage_k($from) {
     let x = t + THREADS * n;
     if (KN * THREADS == KEYS * DEPTH / 4u || x < KEYS * DEPTH / 4u) {
-        tile_k[x / (DEPTH / 4u) * KS + x % (DEPTH / 4u)] = half_k($from);
+        tile_k[x / (DEPTH / 4u) * KS + x % (DEPTH / 4u)] = half_k($from, K_TOP);
+        @if(IN == 2u) if (any(odd(value_k($from), K_TOP))) { wants.w |= 1u << (x / (DEPTH / 4u)); }
     }
 }
 
 @inline fn stage_v($from) {
     let x = t + THREADS * n;
     if (VN * THREADS == KEYS * COLUMNS / 4u || x < KEYS * COLUMNS / 4u) {
-        var y = half_v($from);
-        if (check) {
+        var y = half_v($from, V_TOP);
+        let key = x / (COLUMNS / 4u);
+        @if(IN == 2u) {
+            let z = value_v($from);
+            if (any(odd(z, V_TOP))) { wants.y |= 1u << key; }
+            if (any(magnitude(z) >= vec4<u32>(HUGE << 23u))) { wants.z |= 1u << key; }
+        } @else if (check) {
             let whole = y;
             y = finite_halves(whole);
-            odd = odd || any(y != whole);
+            if (any(y != whole)) { wants.y |= 1u << key; }
         }
-        tile_v[x / (COLUMNS / 4u) * VS + x % (COLUMNS / 4u)] = y;
+        tile_v[key * VS + x % (COLUMNS / 4u)] = y;
     }
 }
 
@@ -175,6 +171,7 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
         let row = r0 + line;
         var s: array<vec4<f32>, FOURS>;
         @unroll for (var g = 0u; g < FOURS; g++) { s[g] = scores[line * SS + lane % PER + g * PER]; }
+        @if(IN == 2u) { @inline own_scores(); }
         @inline options();
         var top = vec4<f32>(LOWEST);
         @unroll for (var g = 0u; g < FOURS; g++) { top = max(top, s[g]); }
@@ -183,7 +180,7 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
         rescale[h] = 1.0;
         if (most > m[h] + SLACK) {
             rescale[h] = exp2_down(vec4<f32>(m[h] - most)).x;
-            rises = rises || m[h] > LOWEST;
+            if (m[h] > LOWEST) { wants.x = 1u; }
             m[h] = most;
         }
         var sum = vec4<f32>(0.0);
@@ -198,6 +195,7 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
                     if (dropped(batch, head, row, j0 + 4u * (lane % PER + g * PER) + r)) { e[r] = 0.0; }
                 }
             }
+            @if(IN == 2u) e = e * 128.0;
             weights[line * PS + lane % PER + g * PER] = halves_of(e);
         }
         l[h] = fma(l[h], rescale[h], (sum.x + sum.y) + (sum.z + sum.w));
@@ -263,32 +261,6 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
     workgroupBarrier();
 }
 
-// rescale_output rescales the output and adds the products of values that are not finite.
-@inline fn rescale_output() {
-    for (var c = 0u; c < TURNS; c++) {
-        @inline store_columns();
-        @unroll for (var h = 0u; h < EACH; h++) {
-            let line = subgroup * ROWS + lane / PER + h * STEP;
-            for (var x = lane % PER; x < KEYS / 4u; x += PER) {
-                var y = scores[line * SS + x] * rescale[h];
-                if ((called & 2u) != 0u) {
-                    for (var n = 0u; n < KEYS; n++) {
-                        let two = weights[line * PS + n / 4u][n / 2u % 2u];
-                        let w = unpack2x16float(two)[n % 2u];
-                        if (w != 0.0) {
-                            let z = value_v(stored_v(v_row(v_at, batch, min(j0 + n, p.keys - 1u)), min(c * KEYS + 4u * x, COLUMNS - 4u), p.vdim, p.v.d));
-                            let bits = bitcast<vec4<u32>>(z) & vec4<u32>(0x7fffffffu);
-                            y = select(y, y + w * z, bits >= vec4<u32>(0x7f800000u));
-                        }
-                    }
-                }
-                scores[line * SS + x] = y;
-            }
-        }
-        @inline load_columns();
-    }
-}
-
 // output adds the products of weights and values to the output.
 @inline fn output_products() {
     @unroll for (var i = 0u; i < PI; i++) {
@@ -312,6 +284,7 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
         let ml = state[state_at + TY * ROWS * COLUMNS / 4u + h * THREADS + subgroup * LANES + lane];
         m[h] = ml.x;
         l[h] = ml.y;
+        @if(IN == 2u) huge_row[h] = ml.z != 0.0;
     }
 }
 
@@ -322,7 +295,9 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
         }
     }
     @unroll for (var h = 0u; h < EACH; h++) {
-        state[state_at + TY * ROWS * COLUMNS / 4u + h * THREADS + subgroup * LANES + lane] = vec4<f32>(m[h], l[h], 0.0, 0.0);
+        var huge = 0.0;
+        @if(IN == 2u) huge = select(0.0, 1.0, huge_row[h]);
+        state[state_at + TY * ROWS * COLUMNS / 4u + h * THREADS + subgroup * LANES + lane] = vec4<f32>(m[h], l[h], huge, 0.0);
     }
 }
 
@@ -345,6 +320,7 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
         }
         let empty = (bitcast<u32>(sum) & 0x7fffffffu) == 0u;
         let safe = select(sum, 1.0, empty);
+        @if(IN == 2u) scale = scale * power_of_two(select(112u, 176u, huge_row[h]));
         inverse[h] = select(1.0 / safe * scale, 0.0, empty);
         let row = r0 + subgroup * ROWS + lane / PER + h * STEP;
         if ((p.flags & WANT_LSE) != 0u && lane % PER == 0u && row < p.rows) {
@@ -378,6 +354,15 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
     }
 }
 
+// vote sets called to what any thread of the workgroup wants. It is a barrier.
+@inline fn vote() {
+    let wanted = subgroupOr(wants);
+    if (lane == 0u) { calls[subgroup] = wanted; }
+    let all = workgroupUniformLoad(&calls);
+    called = vec4<u32>();
+    @unroll for (var y = 0u; y < TY; y++) { called |= all[y]; }
+}
+
 // skip_tiles moves $tile to the next one of which the block mask shows a pair.
 @inline fn skip_tiles($tile) {
     @if(PAIRED == 1u) if ((p.flags & HAS_BLOCKS) != 0u) {
@@ -397,6 +382,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
     let state_at = id * AREA;
 
+    @if(IN == 2u) var top: array<u32, EACH>;
+    @if(IN == 2u) var odd_row: array<bool, EACH>;
+    @if(IN == 2u) var huge_row: array<bool, EACH>;
+    @if(IN == 2u) { @inline row_tops(); }
     var query: array<Left, TILES * QI>;
     @inline stage_q();
     var acc: array<Result, TILES * ON>;
@@ -415,6 +404,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
     var tile = begin / i32(KEYS) * i32(KEYS);
     @inline skip_tiles(tile);
+    var wants = vec4<u32>();
+    var called = vec4<u32>();
     if (tile < end) {
         for (var n = 0u; n < KN; n++) {
             var z: vec4<u32>;
@@ -422,7 +413,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             @inline stage_k(z);
         }
     }
-    workgroupBarrier();
+    @if(IN == 2u) {
+        @unroll for (var h = 0u; h < EACH; h++) { wants.z |= select(0u, 1u, huge_row[h]); }
+        @inline vote();
+    } @else workgroupBarrier();
+    @if(IN == 2u) var huge = called.z != 0u;
     while (tile < end) {
         let j0 = u32(tile) - p.key0;
         let check = paired || tile < all_from || tile + i32(KEYS) > all_to;
@@ -436,8 +431,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @inline products();
         workgroupBarrier();
 
-        var rises = false;
-        var odd = false;
+        @if(IN == 2u) let odd_keys = called.w;
+        wants = vec4<u32>();
         @inline softmax();
         @if(AHEAD == 1u) {
             @unroll for (var n = 0u; n < VN; n++) { @inline stage_v(vr[n]); }
@@ -454,12 +449,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
                 @inline stage_k(z);
             }
         }
-        let wants = select(0u, 1u, subgroupAny(rises)) | select(0u, 2u, subgroupAny(odd));
-        if (lane == 0u) { calls[subgroup] = wants; }
-        let all = workgroupUniformLoad(&calls);
-        var called = 0u;
-        @unroll for (var y = 0u; y < TY; y++) { called |= all[y]; }
-        if (called != 0u) { @inline rescale_output(); }
+        @inline vote();
+        var anew = (called.x | called.y) != 0u;
+        @if(IN == 2u) {
+            huge = huge || called.z != 0u;
+            anew = anew || huge;
+        }
+        if (anew) { @inline rescale_output(); }
         @inline output_products();
         tile = next;
     }

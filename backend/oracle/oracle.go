@@ -47,7 +47,8 @@
 //
 //	Σ_j max(v·(w_j + W_j), f·w⁺)·|v_j|
 //
-// v is 2^-8 for bf16 and 2^-11 for f16. f is half the distance between subnormal numbers of f16, 2^-25, and 0 for bf16;
+// v is 2^-8 for bf16 and 2^-11 for f16. f is half the distance between subnormal numbers of f16, 2^-25. For bf16 it
+// is 2^-32: where a device has products of f16 only, its weights are f16 after a factor of 2^7.
 // w⁺ is the largest w_j + W_j, of a weight that is 1 or more when it is rounded. Equal weights err equally: there is no √n
 // to gain. A backend may rescale only where the maximum has risen by 8·log 2, in blocks of 8 keys or more. A weight that
 // was rescaled i times is at most 2^(-8(i-1)) of the largest, so all rescalings together err by at most
@@ -293,7 +294,7 @@ func Solve(r Row) Answer {
 	case backend.F16:
 		unit, least = 0x1p-11, 0x1p-25
 	case backend.BF16:
-		unit, flushes = 0x1p-8, 1
+		unit, least, flushes = 0x1p-8, 0x1p-32, 1
 	}
 	for _, j := range kept {
 		w, wOff := a.Weights[j], offW(j)

@@ -1,0 +1,144 @@
+// Elements that matrices of f16 do not hold, and the rescaling of the output, where their products are added.
+//
+// Elements of bf16 become f16 by powers of two: 2^4 for keys, 2^8 for values, and one for each row of queries, whose
+// largest element comes to [2^15, 2^16). That is exact for 33 exponents up to there. Other elements are odd, and 0 in the
+// matrix. Lanes compute the scores of odd keys, and all scores of rows with odd queries, and add the products of odd
+// values. Weights are multiplied by 2^7, so that the output has a factor of 2^15. When a row meets a value of 2^64 or
+// more, with a weight that is not 0, this factor becomes 2^-49, and lanes add all its products from then on.
+
+// Exponents, as bf16 has them: of the keys and of the values that come to [2^15, 2^16), and of huge values.
+const K_TOP: u32 = 138u;
+const V_TOP: u32 = 134u;
+const HUGE: u32 = 191u;
+
+@if(IN == 2u) var<workgroup> tops: array<u32, TY * ROWS>; // of rows of queries
+
+// half_$x returns the four elements that stored_$x returned, in f16. Those of bf16 are scaled, such that the exponent
+// top comes to [2^15, 2^16), and odd ones are 0.
+@each($x $TWO: q Q2, k KV2, v KV2)
+fn half_$x(x: vec4<u32>, top: u32) -> vec2<u32> {
+    @if(IN == 2u) {
+        let y = value_$x(x);
+        let scaled = bitcast<vec4<u32>>(y) + vec4<u32>((142u - top) << 23u);
+        return halves_of(bitcast<vec4<f32>>(select(vec4<u32>(0u), scaled, fits(y, top))));
+    } @else @if($TWO == 1u) return x.xy;
+    @else return halves_of(value_$x(x));
+}
+
+// magnitude returns the bits of |x|.
+fn magnitude(x: vec4<f32>) -> vec4<u32> { return bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu); }
+
+// fits reports which x are not 0 and have one of the 33 exponents up to top.
+fn fits(x: vec4<f32>, top: u32) -> vec4<bool> {
+    let low = (max(top, 33u) - 32u) << 23u;
+    return magnitude(x) - vec4<u32>(low) < vec4<u32>(((top + 1u) << 23u) - low);
+}
+
+// odd reports which x of bf16 are neither 0 nor exact in f16, and which x of f16 are not finite.
+fn odd(x: vec4<f32>, top: u32) -> vec4<bool> {
+    @if(IN == 2u) return (magnitude(x) != vec4<u32>(0u)) & !fits(x, top);
+    @else return magnitude(x) >= vec4<u32>(0x7f800000u);
+}
+
+fn halves_of(x: vec4<f32>) -> vec2<u32> { return bitcast<vec2<u32>>(vec4<f16>(x)); }
+
+// power_of_two returns 2^(exponent - 127).
+fn power_of_two(exponent: u32) -> f32 { return bitcast<f32>(exponent << 23u); }
+
+// product_of returns the product of a query and a key, whose rows begin at i and j, in the order of their elements.
+@if(IN == 2u) fn product_of(i: u32, j: u32) -> f32 {
+    var sum = 0.0;
+    for (var d = 0u; d < DEPTH; d += 4u) {
+        sum = dot4(value_q(stored_q(i, d, p.dim, p.q.d)), value_k(stored_k(j, d, p.dim, p.k.d)), sum);
+    }
+    return sum;
+}
+
+// finite_halves returns x with 0 for each f16 that is a NaN or an infinity.
+fn finite_halves(x: vec2<u32>) -> vec2<u32> {
+    let low = select(vec2<u32>(0xffffu), vec2<u32>(0u), (x & vec2<u32>(0x7c00u)) == vec2<u32>(0x7c00u));
+    let high = select(vec2<u32>(0xffff0000u), vec2<u32>(0u), (x & vec2<u32>(0x7c000000u)) == vec2<u32>(0x7c000000u));
+    return x & (low | high);
+}
+
+// row_tops finds the largest exponent of each of the lane's rows of queries, and whether the row has odd elements.
+@inline fn row_tops() {
+    @unroll for (var h = 0u; h < EACH; h++) {
+        let line = subgroup * ROWS + lane / PER + h * STEP;
+        let i = q_at + min(r0 + line, p.rows - 1u) * p.q.s;
+        var most = vec4<u32>(0u);
+        for (var d = 0u; d < DEPTH; d += 4u) { most = max(most, magnitude(value_q(stored_q(i, d, p.dim, p.q.d)))); }
+        top[h] = clamp(max(max(most.x, most.y), max(most.z, most.w)) >> 23u, 1u, 254u);
+        for (var d = 0u; d < DEPTH; d += 4u) { odd_row[h] = odd_row[h] || any(odd(value_q(stored_q(i, d, p.dim, p.q.d)), top[h])); }
+        if (lane % PER == 0u) { tops[line] = top[h]; }
+    }
+    workgroupBarrier();
+}
+
+// own_scores takes the powers of two from the scores of a row, and computes those with odd elements.
+@inline fn own_scores() {
+    // 2^(top - 146), in two factors because of its range
+    let half = power_of_two((top[h] + 108u) / 2u);
+    let rest = power_of_two(top[h] + 108u - (top[h] + 108u) / 2u);
+    @unroll for (var g = 0u; g < FOURS; g++) { s[g] = s[g] * half * rest; }
+    let own = select(odd_keys, 0xffffffffu, odd_row[h]);
+    if (own != 0u) {
+        @unroll for (var g = 0u; g < FOURS; g++) {
+            for (var r = 0u; r < 4u; r++) {
+                let key = 4u * (lane % PER + g * PER) + r;
+                if (((own >> key) & 1u) != 0u) {
+                    s[g][r] = product_of(q_at + min(row, p.rows - 1u) * p.q.s, k_row(k_at, batch, min(j0 + key, p.keys - 1u)));
+                }
+            }
+        }
+    }
+}
+
+// weight returns that of key n of a row of weights.
+fn weight(line: u32, n: u32) -> f32 { return unpack2x16float(weights[line * PS + n / 4u][n / 2u % 2u])[n % 2u]; }
+
+// rescale_output rescales the output and adds the products of odd values, and of all values in rows that have met a
+// huge one.
+@inline fn rescale_output() {
+    @if(IN == 2u) @unroll for (var h = 0u; h < EACH; h++) {
+        for (var rest = called.z; rest != 0u && !huge_row[h]; rest &= rest - 1u) {
+            if (weight(subgroup * ROWS + lane / PER + h * STEP, firstTrailingBit(rest)) != 0.0) {
+                huge_row[h] = true;
+                rescale[h] = rescale[h] * power_of_two(63u);
+            }
+        }
+    }
+    for (var c = 0u; c < TURNS; c++) {
+        @inline store_columns();
+        @unroll for (var h = 0u; h < EACH; h++) {
+            let line = subgroup * ROWS + lane / PER + h * STEP;
+            for (var x = lane % PER; x < KEYS / 4u; x += PER) {
+                var y = scores[line * SS + x] * rescale[h];
+                var alone = false;
+                var factor = 1.0;
+                @if(IN == 2u) {
+                    alone = huge_row[h];
+                    factor = power_of_two(select(135u, 71u, alone));
+                }
+                for (var rest = select(called.y, 0xffffffffu >> (32u - KEYS), alone); rest != 0u; rest &= rest - 1u) {
+                    let n = firstTrailingBit(rest);
+                    let w = weight(line, n);
+                    if (w != 0.0) {
+                        let z = value_v(stored_v(v_row(v_at, batch, min(j0 + n, p.keys - 1u)), min(c * KEYS + 4u * x, COLUMNS - 4u), p.vdim, p.v.d));
+                        y = select(y, y + w * (z * factor), odd(z, V_TOP) | vec4<bool>(alone));
+                    }
+                }
+                scores[line * SS + x] = y;
+            }
+        }
+        @inline load_columns();
+    }
+    @if(IN == 2u) {
+        @unroll for (var h = 0u; h < EACH; h++) {
+            if (huge_row[h]) {
+                for (var x = lane % PER; x < KEYS / 4u; x += PER) { weights[(subgroup * ROWS + lane / PER + h * STEP) * PS + x] = vec2<u32>(0u); }
+            }
+        }
+        workgroupBarrier();
+    }
+}
