@@ -117,15 +117,15 @@ func TestQ4Tensors(t *testing.T) {
 		t.Errorf("rows that are longer than their distance do not overlap, %v", err)
 	}
 	for name, err := range map[string]error{
-		"half a block":     second(AllocHost(Q4, Shape{1, 1, 1, 48})),
-		"less than one":    second(x.View(Shape{1, 1, 1, 16}, Strides{0, 0, 18, 1}, 0)),
-		"a cut row":        second(x.Slice(Dim, 0, 32)),
-		"a turned row":     second(x.Swap(Seq, Dim)),
-		"an odd stride":    second(x.View(Shape{1, 1, 2, 64}, Strides{0, 0, 37, 1}, 0)),
-		"an odd offset":    second(x.View(Shape{1, 1, 2, 64}, Strides{0, 0, 36, 1}, 1)),
-		"too few bytes":    second(HostQ4(make([]byte, 35), Shape{1, 1, 1, 64})),
-		"beyond the bytes": second(x.View(Shape{1, 1, 31, 64}, Strides{0, 0, 36, 1}, 0)),
-		"a huge shape":     second(Meta(Q4, Shape{1 << 30, 1 << 30, 1, 1})),
+		"half a block":     must.Err(AllocHost(Q4, Shape{1, 1, 1, 48})),
+		"less than one":    must.Err(x.View(Shape{1, 1, 1, 16}, Strides{0, 0, 18, 1}, 0)),
+		"a cut row":        must.Err(x.Slice(Dim, 0, 32)),
+		"a turned row":     must.Err(x.Swap(Seq, Dim)),
+		"an odd stride":    must.Err(x.View(Shape{1, 1, 2, 64}, Strides{0, 0, 37, 1}, 0)),
+		"an odd offset":    must.Err(x.View(Shape{1, 1, 2, 64}, Strides{0, 0, 36, 1}, 1)),
+		"too few bytes":    must.Err(HostQ4(make([]byte, 35), Shape{1, 1, 1, 64})),
+		"beyond the bytes": must.Err(x.View(Shape{1, 1, 31, 64}, Strides{0, 0, 36, 1}, 0)),
+		"a huge shape":     must.Err(Meta(Q4, Shape{1 << 30, 1 << 30, 1, 1})),
 	} {
 		must.Fail(t, name, err, ErrShape)
 	}
@@ -157,14 +157,14 @@ func TestQ8Tensors(t *testing.T) {
 		t.Errorf("rows that leave no room for their scales do not overlap, %v", err)
 	}
 	for name, err := range map[string]error{
-		"odd rows":         second(AllocHost(Q8, Shape{1, 1, 1, 6})),
-		"a cut row":        second(x.Slice(Dim, 0, 4)),
-		"a turned row":     second(x.Swap(Seq, Dim)),
-		"an odd stride":    second(x.View(Shape{1, 1, 2, 8}, Strides{0, 0, 13, 1}, 0)),
-		"an odd offset":    second(x.View(Shape{1, 1, 2, 8}, Strides{0, 0, 12, 1}, 2)),
-		"elements apart":   second(x.View(Shape{1, 1, 2, 8}, Strides{0, 0, 24, 2}, 0)),
-		"too few bytes":    second(HostQ8(make([]byte, 11), Shape{1, 1, 1, 8})),
-		"beyond the bytes": second(x.View(Shape{1, 1, 31, 8}, Strides{0, 0, 12, 1}, 0)),
+		"odd rows":         must.Err(AllocHost(Q8, Shape{1, 1, 1, 6})),
+		"a cut row":        must.Err(x.Slice(Dim, 0, 4)),
+		"a turned row":     must.Err(x.Swap(Seq, Dim)),
+		"an odd stride":    must.Err(x.View(Shape{1, 1, 2, 8}, Strides{0, 0, 13, 1}, 0)),
+		"an odd offset":    must.Err(x.View(Shape{1, 1, 2, 8}, Strides{0, 0, 12, 1}, 2)),
+		"elements apart":   must.Err(x.View(Shape{1, 1, 2, 8}, Strides{0, 0, 24, 2}, 0)),
+		"too few bytes":    must.Err(HostQ8(make([]byte, 11), Shape{1, 1, 1, 8})),
+		"beyond the bytes": must.Err(x.View(Shape{1, 1, 31, 8}, Strides{0, 0, 12, 1}, 0)),
 	} {
 		must.Fail(t, name, err, ErrShape)
 	}

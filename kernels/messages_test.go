@@ -72,7 +72,7 @@ func TestSentinels(t *testing.T) {
 	const version1 = "\x93NUMPY\x01\x00"
 	opened := func(name, tier string) error {
 		t.Setenv("ATTN_CPU_TIER", tier)
-		return second(kernels.Open(name))
+		return must.Err(kernels.Open(name))
 	}
 	array := func(text string) error {
 		_, _, err := npy.Open(strings.NewReader(text), int64(len(text)))
@@ -82,7 +82,7 @@ func TestSentinels(t *testing.T) {
 		return err
 	}
 	tensors := func(text string) error {
-		return second(safetensors.ReadHeader(strings.NewReader(text), int64(len(text))))
+		return must.Err(safetensors.ReadHeader(strings.NewReader(text), int64(len(text))))
 	}
 	const f8 = `{"q":{"dtype":"F8_E4M3","shape":[0],"data_offsets":[0,0]}}`
 	h := must.Get(safetensors.ReadHeader(strings.NewReader(fmt.Sprintf("%c\x00\x00\x00\x00\x00\x00\x00%s", len(f8), f8)), int64(8+len(f8))))(t)
@@ -94,7 +94,7 @@ func TestSentinels(t *testing.T) {
 		err  error
 		is   []error
 	}{
-		{"cpu.Open of an unknown tier", second(cpu.Open(cpu.Options{Tier: "bogus"})), []error{kernels.ErrOption, cpu.ErrTier}},
+		{"cpu.Open of an unknown tier", must.Err(cpu.Open(cpu.Options{Tier: "bogus"})), []error{kernels.ErrOption, cpu.ErrTier}},
 		{"ATTN_CPU_TIER", opened("cpu", "bogus"), []error{kernels.ErrOption, cpu.ErrTier}},
 		{"an unknown family", opened("tpu", ""), []error{kernels.ErrNoBackend}},
 		{"another CPU", opened("cpu:1", ""), []error{kernels.ErrNoDevice}},
@@ -104,19 +104,19 @@ func TestSentinels(t *testing.T) {
 		{"npy: no dict", array(version1 + "\x02\x00[]"), []error{kernels.ErrFile}},
 		{"npy: a negative length", array(version1 + "\x3c\x00{'descr': '<f4', 'fortran_order': False, 'shape': (-1,-1), }\n"), []error{kernels.ErrFile, kernels.ErrShape}},
 		{"npy: complex numbers", array(version1 + "\x3a\x00{'descr': '<c8', 'fortran_order': False, 'shape': (0,), }\n"), []error{kernels.ErrDType}},
-		{"npy: a negative size", second(npy.ReadHeader(strings.NewReader("x"), -1, false)), []error{kernels.ErrFile}},
+		{"npy: a negative size", must.Err(npy.ReadHeader(strings.NewReader("x"), -1, false)), []error{kernels.ErrFile}},
 		{"npy: the error of a reader", unreadable, []error{kernels.ErrFile, fs.ErrPermission}},
-		{"npy: that of a ReaderAt", second(npy.ReadHeader(failing{}, 128, false)), []error{kernels.ErrFile, fs.ErrPermission}},
-		{"npy.Read", second(npy.Read(failing{}, one, func([]float32, []byte) {})), []error{kernels.ErrFile, fs.ErrPermission}},
+		{"npy: that of a ReaderAt", must.Err(npy.ReadHeader(failing{}, 128, false)), []error{kernels.ErrFile, fs.ErrPermission}},
+		{"npy.Read", must.Err(npy.Read(failing{}, one, func([]float32, []byte) {})), []error{kernels.ErrFile, fs.ErrPermission}},
 		{"npy.Header.SetShape", one.SetShape([]int{-1}), []error{kernels.ErrShape}},
 		{"npy.Write", npy.Write(io.Discard, "<c8", []int{1}, []float32{1}), []error{kernels.ErrDType}},
 		{"safetensors: junk", tensors("hello, world"), []error{kernels.ErrFile}},
 		{"safetensors: nothing", tensors(""), []error{kernels.ErrFile}},
 		{"safetensors: a list", tensors("\x02\x00\x00\x00\x00\x00\x00\x00[]"), []error{kernels.ErrFile}},
-		{"safetensors: a negative size", second(safetensors.ReadHeader(failing{}, -1)), []error{kernels.ErrFile}},
-		{"safetensors: the error of a reader", second(safetensors.ReadHeader(failing{}, 128)), []error{kernels.ErrFile, fs.ErrPermission}},
-		{"safetensors: a missing tensor", second(h.Tensor("k")), []error{kernels.ErrFile}},
-		{"safetensors: F8", second(h.Tensor("q")), []error{kernels.ErrDType}},
+		{"safetensors: a negative size", must.Err(safetensors.ReadHeader(failing{}, -1)), []error{kernels.ErrFile}},
+		{"safetensors: the error of a reader", must.Err(safetensors.ReadHeader(failing{}, 128)), []error{kernels.ErrFile, fs.ErrPermission}},
+		{"safetensors: a missing tensor", must.Err(h.Tensor("k")), []error{kernels.ErrFile}},
+		{"safetensors: F8", must.Err(h.Tensor("q")), []error{kernels.ErrDType}},
 	} {
 		for _, is := range c.is {
 			if !errors.Is(c.err, is) {
@@ -144,14 +144,12 @@ func TestNoKeys(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"values without keys": second(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, kernels.BHSD, q, nil, q, kernels.Options{})),
-		"a number of keys":    second(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, SeqK: 2, Dim: 2}, kernels.BHSD, q, nil, nil, kernels.Options{})),
+		"values without keys": must.Err(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, kernels.BHSD, q, nil, q, kernels.Options{})),
+		"a number of keys":    must.Err(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, SeqK: 2, Dim: 2}, kernels.BHSD, q, nil, nil, kernels.Options{})),
 	} {
 		must.Fail(t, name, err, kernels.ErrShape)
 	}
 }
-
-func second[T any](_ T, err error) error { return err }
 
 // TestLayout: data in either layout gives the same numbers, and an output in its layout.
 func TestLayout(t *testing.T) {

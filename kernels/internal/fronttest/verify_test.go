@@ -173,7 +173,6 @@ func TestZeroValuesOfCaches(t *testing.T) {
 	ctx := t.Context()
 	x := upload(t, dev, []float32{1, 2}, kernels.Shape{1, 1, 1, 2})
 	out := kernels.Result{O: upload(t, dev, []float32{1, 2}, x.Shape())}
-	one := func(_ any, err error) error { return err }
 	config := kvcache.Config{Dim: 2, Capacity: 4, RoPE: &nn.RoPE{}}
 	cache := must.Get(kvcache.New(ctx, dev, config))(t)
 	defer cache.Release()
@@ -181,15 +180,15 @@ func TestZeroValuesOfCaches(t *testing.T) {
 	var missing context.Context
 	zero, batch := new(kvcache.Cache), new(kvcache.Paged).Batch(new(kvcache.Sequence))
 	for name, err := range map[string]error{
-		"Append": zero.Append(ctx, x, x, nil), "Attention": one(zero.Attention(ctx, x, kvcache.CallOptions{})), "AttentionInto": zero.AttentionInto(ctx, out, x, kvcache.CallOptions{}),
-		"Rewind": zero.Rewind(0, 0), "Reset": zero.Reset(), "NewSequence": one(new(kvcache.Paged).NewSequence()), "Fork": one(new(kvcache.Sequence).Fork()),
-		"Batch.Append": batch.Append(ctx, x, x, nil), "Batch.Attention": one(batch.Attention(ctx, x, kvcache.CallOptions{})),
+		"Append": zero.Append(ctx, x, x, nil), "Attention": must.Err(zero.Attention(ctx, x, kvcache.CallOptions{})), "AttentionInto": zero.AttentionInto(ctx, out, x, kvcache.CallOptions{}),
+		"Rewind": zero.Rewind(0, 0), "Reset": zero.Reset(), "NewSequence": must.Err(new(kvcache.Paged).NewSequence()), "Fork": must.Err(new(kvcache.Sequence).Fork()),
+		"Batch.Append": batch.Append(ctx, x, x, nil), "Batch.Attention": must.Err(batch.Attention(ctx, x, kvcache.CallOptions{})),
 	} {
 		must.Fail(t, fmt.Sprintf("%s of a zero value", name), err, kernels.ErrOption, "make it with New or NewPaged")
 	}
 	for name, err := range map[string]error{
-		"New": one(kvcache.New(missing, dev, config)), "Append": cache.Append(missing, x, x, nil), "Attention": one(cache.Attention(missing, x, kvcache.CallOptions{})),
-		"AttentionInto": cache.AttentionInto(missing, out, x, kvcache.CallOptions{}), "Angles": one((&nn.RoPE{}).Angles(missing, dev, 2, [][]int{{0}})),
+		"New": must.Err(kvcache.New(missing, dev, config)), "Append": cache.Append(missing, x, x, nil), "Attention": must.Err(cache.Attention(missing, x, kvcache.CallOptions{})),
+		"AttentionInto": cache.AttentionInto(missing, out, x, kvcache.CallOptions{}), "Angles": must.Err((&nn.RoPE{}).Angles(missing, dev, 2, [][]int{{0}})),
 	} {
 		must.Fail(t, fmt.Sprintf("%s without a context", name), err, kernels.ErrOption, "the context is nil")
 	}
@@ -204,7 +203,6 @@ func TestMissingBackendAndContext(t *testing.T) {
 	closed.Close()
 	x := upload(t, open, []float32{1, 2}, kernels.Shape{1, 1, 1, 2})
 	s := upload(t, open, []float32{1}, kernels.Shape{1, 1, 1, 1})
-	one := func(_ any, err error) error { return err }
 	for _, on := range []struct {
 		name string
 		dev  *kernels.Device
@@ -222,18 +220,18 @@ func TestMissingBackendAndContext(t *testing.T) {
 		empty := must.Get(x.Slice(kernels.Seq, 0, 0))(t)
 		out := kernels.Result{O: upload(t, open, make([]float32, 2), x.Shape())}
 		errs := map[string]error{
-			"Alloc": one(dev.Alloc(ctx, kernels.F32, x.Shape())), "Upload": one(dev.Upload(ctx, x)), "Download": dev.Download(ctx, x, x),
+			"Alloc": must.Err(dev.Alloc(ctx, kernels.F32, x.Shape())), "Upload": must.Err(dev.Upload(ctx, x)), "Download": dev.Download(ctx, x, x),
 			"Copy": dev.Copy(ctx, []kernels.Tensor{s}, []kernels.Tensor{s}), "Project": dev.Project(ctx, s, s, s, kernels.Tensor{}),
 			"Rotate": dev.Rotate(ctx, x, x, kernels.Angles{Cos: s, Sin: s}), "Merge": dev.Merge(ctx, kernels.Result{O: x, LSE: s}, kernels.Result{O: x, LSE: s}),
-			"QK": one(dev.QK(ctx, x, x)), "Softmax": dev.Softmax(ctx, s, kernels.Tensor{}, kernels.Options{Scale: new(1.0)}), "PV": one(dev.PV(ctx, s, x)),
-			"Scores": one(dev.Scores(ctx, x, x, kernels.Biased, kernels.Options{})), "TopWeights": one(dev.TopWeights(ctx, x, x, 1, kernels.Options{})),
+			"QK": must.Err(dev.QK(ctx, x, x)), "Softmax": dev.Softmax(ctx, s, kernels.Tensor{}, kernels.Options{Scale: new(1.0)}), "PV": must.Err(dev.PV(ctx, s, x)),
+			"Scores": must.Err(dev.Scores(ctx, x, x, kernels.Biased, kernels.Options{})), "TopWeights": must.Err(dev.TopWeights(ctx, x, x, 1, kernels.Options{})),
 			"EachWeightRow": dev.EachWeightRow(ctx, x, x, kernels.WeightRange{Rows: [2]int{0, 1}, Keys: [2]int{0, 1}}, kernels.Options{}, func(int, int, []float32) {}),
-			"Attention":     one(dev.Attention(ctx, x, x, x, kernels.Options{})), "no rows": one(dev.Attention(ctx, empty, x, x, kernels.Options{})),
-			"no keys":          one(dev.Attention(ctx, x, empty, empty, kernels.Options{})),
-			"AttentionFloat32": one(dev.AttentionFloat32(ctx, kernels.Dims{SeqQ: 1, Dim: 1}, kernels.BHSD, []float32{1}, []float32{1}, []float32{1}, kernels.Options{})),
-			"FromFloat32":      one(dev.FromFloat32(ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1})), "ToFloat32": one(dev.ToFloat32(ctx, x)),
-			"Run": one(call.Run(ctx)), "RunInto": call.RunInto(ctx, out), "Plan": one(call.Plan(ctx)), "Check": one(call.Check(ctx, out, kernels.CheckOptions{})),
-			"Call.Alloc": one(call.Alloc(ctx)), "PlanBackward": one(call.PlanBackward(ctx, call.Gradients())),
+			"Attention":     must.Err(dev.Attention(ctx, x, x, x, kernels.Options{})), "no rows": must.Err(dev.Attention(ctx, empty, x, x, kernels.Options{})),
+			"no keys":          must.Err(dev.Attention(ctx, x, empty, empty, kernels.Options{})),
+			"AttentionFloat32": must.Err(dev.AttentionFloat32(ctx, kernels.Dims{SeqQ: 1, Dim: 1}, kernels.BHSD, []float32{1}, []float32{1}, []float32{1}, kernels.Options{})),
+			"FromFloat32":      must.Err(dev.FromFloat32(ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1})), "ToFloat32": must.Err(dev.ToFloat32(ctx, x)),
+			"Run": must.Err(call.Run(ctx)), "RunInto": call.RunInto(ctx, out), "Plan": must.Err(call.Plan(ctx)), "Check": must.Err(call.Check(ctx, out, kernels.CheckOptions{})),
+			"Call.Alloc": must.Err(call.Alloc(ctx)), "PlanBackward": must.Err(call.PlanBackward(ctx, call.Gradients())),
 		}
 		if on.dev != closed { // the CPU compiles nothing, also when it is closed
 			errs["Warmup"], errs["WarmupBackward"] = call.Warmup(ctx), call.WarmupBackward(ctx, call.Gradients())
