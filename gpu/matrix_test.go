@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 
@@ -165,6 +166,41 @@ func TestMatrixMutants(t *testing.T) {
 		{"a huge value is added like others", "huge_row[0u] = true;", ""},
 	} {
 		run(backend.BF16, m)
+	}
+}
+
+// TestMatrixExtremes: elements that vanish in the unit of their row count, and no weight overflows where the sum of a
+// score and the largest change of a maximum is rounded up.
+func TestMatrixExtremes(t *testing.T) {
+	const rows, keys, d = 20, 16, 8
+	for _, c := range []struct {
+		name  string
+		dtype backend.DType
+		q     [2]float32
+		k0    float32
+		k1    func(j int) float32
+		scale float32
+		lse   float64
+	}{
+		{"small queries", backend.BF16, [2]float32{0x1p127, 0x1p-50}, 0, func(int) float32 { return 0x1p10 }, 0x1p40, 1 + math.Log(keys)},
+		{"scores of 2^27, f16", backend.F16, [2]float32{0x1p13, 16}, 0x1p14, func(j int) float32 { return float32(1 + j/8) }, math.Ln2, 0x1p27 * math.Ln2},
+		{"scores of 2^27, bf16", backend.BF16, [2]float32{0x1p13, 16}, 0x1p14, func(j int) float32 { return float32(1 + j/8) }, math.Ln2, 0x1p27 * math.Ln2},
+	} {
+		b := openMatrices(t, Options{})
+		on := func(rows int, f func(row int) [d]float32) backend.Tensor {
+			return upload(t, b, host(t, backend.Shape{1, 1, rows, d}, func(i int) float32 { return f(i / d)[i%d] }))
+		}
+		x := halved(t, b, c.dtype, &backend.Call{
+			Q: on(rows, func(int) [d]float32 { return [d]float32{c.q[0], c.q[1]} }), K: on(keys, func(j int) [d]float32 { return [d]float32{c.k0, c.k1(j)} }),
+			V: on(keys, func(int) [d]float32 { return [d]float32{1} }), O: alloc(t, b, backend.F32, backend.Shape{1, 1, rows, d}),
+			LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, rows, 1}), Problem: backend.Problem{Scale: c.scale, Visible: backend.Everything()},
+		})
+		got, _ := onMatrices(t, b, x)
+		for row, lse := range got[1] {
+			if o := got[0][row*d]; math.Abs(float64(o)-1) > 1e-3 || math.Abs(float64(lse)-c.lse) > 1e-5*c.lse {
+				t.Errorf("%s: o and lse of row %d are %v and %v, want 1 and %v", c.name, row, o, lse, c.lse)
+			}
+		}
 	}
 }
 

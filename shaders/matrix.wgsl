@@ -25,8 +25,8 @@
 //     and the values of this one are on their way in registers.
 //   - Rows do not depend on each other: m, its sum (in PER parts) and the order of additions are those of a row alone.
 //
-// Weights of hidden keys are 0. Where a value of a tile is not finite (0·NaN is NaN), it is 0 in the matrix, and lanes
-// add its products with the weights that are not 0 while they rescale the output.
+// Weights of hidden keys are -0. Where a value of a tile is not finite (0·NaN is NaN), it is 0 in the matrix, and lanes
+// add its products with the weights of visible keys while they rescale the output.
 //
 // matrix/odd.wgsl scales bf16 to f16, and has what lanes compute in place of matrices.
 //
@@ -178,7 +178,7 @@ var<workgroup> calls: array<vec4<u32>, TY>;
         var most = largest(top);
         for (var apart = 1u; apart < PER; apart = apart * 2u) { most = max(most, subgroupShuffleXor(most, apart)); }
         rescale[h] = 1.0;
-        if (most > m[h] + SLACK) {
+        if (most - m[h] > SLACK) { // m + SLACK may be rounded up
             rescale[h] = exp2_down(vec4<f32>(m[h] - most)).x;
             if (m[h] > LOWEST) { wants.x = 1u; }
             m[h] = most;
@@ -188,11 +188,11 @@ var<workgroup> calls: array<vec4<u32>, TY>;
             var e: vec4<f32>;
             @if(EXP2 == 1u) e = exp2(s[g] - m[h]);
             @else e = exp2_down(s[g] - m[h]);
-            if (check) { e = select(e, vec4<f32>(0.0), bitcast<vec4<u32>>(s[g]) == vec4<u32>(MINUS_INF)); }
+            if (check) { e = select(e, vec4<f32>(hidden_weight()), bitcast<vec4<u32>>(s[g]) == vec4<u32>(MINUS_INF)); }
             sum += e;
             @if(PAIRED == 1u) if ((p.flags & HAS_DROPOUT) != 0u) {
                 @unroll for (var r = 0u; r < 4u; r++) {
-                    if (dropped(batch, head, row, j0 + 4u * (lane % PER + g * PER) + r)) { e[r] = 0.0; }
+                    if (dropped(batch, head, row, j0 + 4u * (lane % PER + g * PER) + r)) { e[r] = hidden_weight(); }
                 }
             }
             @if(IN == 2u) e = e * 128.0;
@@ -320,7 +320,6 @@ var<workgroup> calls: array<vec4<u32>, TY>;
         }
         let empty = (bitcast<u32>(sum) & 0x7fffffffu) == 0u;
         let safe = select(sum, 1.0, empty);
-        @if(IN == 2u) scale = scale * power_of_two(select(112u, 176u, huge_row[h]));
         inverse[h] = select(1.0 / safe * scale, 0.0, empty);
         let row = r0 + subgroup * ROWS + lane / PER + h * STEP;
         if ((p.flags & WANT_LSE) != 0u && lane % PER == 0u && row < p.rows) {
@@ -336,7 +335,11 @@ var<workgroup> calls: array<vec4<u32>, TY>;
         @unroll for (var h = 0u; h < EACH; h++) {
             let line = subgroup * ROWS + lane / PER + h * STEP;
             for (var x = lane % PER; x < KEYS / 4u; x += PER) {
-                scores[line * SS + x] = unsigned_zeros(scores[line * SS + x]) * inverse[h];
+                var y = unsigned_zeros(scores[line * SS + x]);
+                @if(IN == 2u) y = y * power_of_two(select(112u, 127u, huge_row[h]));
+                y = y * inverse[h];
+                @if(IN == 2u) y = y * power_of_two(select(127u, 176u, huge_row[h])); // last, as it may overflow before
+                scores[line * SS + x] = y;
             }
         }
         workgroupBarrier();

@@ -3,8 +3,8 @@
 // Elements of bf16 become f16 by powers of two: 2^4 for keys, 2^8 for values, and one for each row of queries, whose
 // largest element comes to [2^15, 2^16). That is exact for 33 exponents up to there. Other elements are odd, and 0 in the
 // matrix. Lanes compute the scores of odd keys, and all scores of rows with odd queries, and add the products of odd
-// values. Weights are multiplied by 2^7, so that the output has a factor of 2^15. When a row meets a value of 2^64 or
-// more, with a weight that is not 0, this factor becomes 2^-49, and lanes add all its products from then on.
+// values. Weights are multiplied by 2^7, so that the output has a factor of 2^15. When a row sees a value of 2^64 or
+// more, this factor becomes 2^-49, and lanes add all its products from then on.
 
 // Exponents, as bf16 has them: of the keys and of the values that come to [2^15, 2^16), and of huge values.
 const K_TOP: u32 = 138u;
@@ -94,15 +94,15 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
     }
 }
 
-// weight returns that of key n of a row of weights.
-fn weight(line: u32, n: u32) -> f32 { return unpack2x16float(weights[line * PS + n / 4u][n / 2u % 2u])[n % 2u]; }
+// weight_bits returns the weight of key n in a row of weights, an f16: -0 if the key is hidden.
+fn weight_bits(line: u32, n: u32) -> u32 { return (weights[line * PS + n / 4u][n / 2u % 2u] >> (16u * (n % 2u))) & 0xffffu; }
 
 // rescale_output rescales the output and adds the products of odd values, and of all values in rows that have met a
 // huge one.
 @inline fn rescale_output() {
     @if(IN == 2u) @unroll for (var h = 0u; h < EACH; h++) {
         for (var rest = called.z; rest != 0u && !huge_row[h]; rest &= rest - 1u) {
-            if (weight(subgroup * ROWS + lane / PER + h * STEP, firstTrailingBit(rest)) != 0.0) {
+            if (weight_bits(subgroup * ROWS + lane / PER + h * STEP, firstTrailingBit(rest)) != HIDDEN_BITS >> 16u) {
                 huge_row[h] = true;
                 rescale[h] = rescale[h] * power_of_two(63u);
             }
@@ -122,10 +122,10 @@ fn weight(line: u32, n: u32) -> f32 { return unpack2x16float(weights[line * PS +
                 }
                 for (var rest = select(called.y, 0xffffffffu >> (32u - KEYS), alone); rest != 0u; rest &= rest - 1u) {
                     let n = firstTrailingBit(rest);
-                    let w = weight(line, n);
-                    if (w != 0.0) {
+                    let w = weight_bits(line, n);
+                    if (w != HIDDEN_BITS >> 16u) {
                         let z = value_v(stored_v(v_row(v_at, batch, min(j0 + n, p.keys - 1u)), min(c * KEYS + 4u * x, COLUMNS - 4u), p.vdim, p.v.d));
-                        y = select(y, y + w * (z * factor), odd(z, V_TOP) | vec4<bool>(alone));
+                        y = select(y, y + unpack2x16float(w).x * (z * factor), odd(z, V_TOP) | vec4<bool>(alone));
                     }
                 }
                 scores[line * SS + x] = y;
