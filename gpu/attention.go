@@ -157,7 +157,7 @@ func (b *Backend) path(c *backend.Call) (path, error) {
 			return x, nil
 		}
 	}
-	x, whyNot, err := b.newMatrix(c)
+	x, whyNot, err := b.newMatrix(c, b.matrices.Kernel)
 	if err != nil || whyNot == "" {
 		return x, err
 	}
@@ -314,6 +314,7 @@ func (a *attention) shape() tune.Shape {
 		In: c.Q.DType(), KV: c.K.DType(),
 		Pairs:    a.kinds(),
 		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType().Quantised() || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
+		Eights:   cut.AlignedRows(c.Q, 8) && cut.AlignedRows(c.K, 8) && cut.AlignedRows(c.V, 8),
 		Half:     c.O.DType() != backend.F32,
 		Software: a.b.info.Type == backend.CPU, OwnExp2: a.b.dev.Pipelines.OwnExp2,
 		Limits: tune.Limits{

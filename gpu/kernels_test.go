@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // timer measures kernels by the device's clock.
@@ -61,6 +62,52 @@ func (x *timer) measure(name string, operations, bytes float64, op *queue.Op) {
 			b.ReportMetric(bytes/best/1e9, "GB/s")
 		}
 	})
+}
+
+// BenchmarkMatrices measures prefill on matrix units, by rule and with other workgroups, as a share of what a loop of products of
+// matrices reaches.
+func BenchmarkMatrices(b *testing.B) {
+	be := openMatrices(b, Options{Tune: TuneOff})
+	x := &timer{B: b, be: be}
+	peak := must.Get(be.MatrixFLOPS(b.Context()))(b)
+	b.Logf("products of matrices: %.4g TFLOP/s", peak/1e12)
+	sizes, all := []int{4096, 16384}, []int{8, 4, 2}
+	if be.info.Type == backend.CPU {
+		sizes, all = []int{128}, nil
+	}
+	prefill := func(dtype backend.DType, dim, seq, right int, name string, change func(k *shaders.Matrix)) {
+		t := func() backend.Tensor { return x.heads(dtype, 16, seq, dim) }
+		c := &backend.Call{Q: t(), K: t(), V: t(), O: t(), Problem: backend.Problem{LowPrecision: true, Scale: 0.125, Visible: backend.Everything()}}
+		c.Visible.Right = right
+		var made shaders.Matrix
+		op, whyNot, err := be.newMatrix(c, func(s tune.Shape, dim int) (shaders.Matrix, string) {
+			k, whyNot := be.matrices.Kernel(s, dim)
+			change(&k)
+			if d := shaders.Describe(k); d.WorkgroupMemory > s.Limits.Memory || d.Threads > s.Limits.Threads {
+				whyNot = "too large"
+			}
+			made = k
+			return k, whyNot
+		})
+		if check(b, err); whyNot != "" {
+			return
+		}
+		x.peak = peak
+		x.measure(fmt.Sprintf("%s/%v/D=%d/S=%d/TY=%d/KEYS=%d", name, dtype, dim, seq, made.TY, made.Keys), float64(backend.NewPlan(c).FLOPs), 0, op.op())
+	}
+	for _, dtype := range []backend.DType{backend.F16, backend.BF16} {
+		for _, dim := range []int{64, 128} {
+			for _, seq := range sizes {
+				prefill(dtype, dim, seq, backend.Unbounded, "plain", func(*shaders.Matrix) {})
+				prefill(dtype, dim, seq, 0, "causal", func(*shaders.Matrix) {})
+			}
+			for _, ty := range all {
+				for _, keys := range []int{32, 16} {
+					prefill(dtype, dim, sizes[0], backend.Unbounded, "other", func(k *shaders.Matrix) { k.TY, k.Keys = ty, keys })
+				}
+			}
+		}
+	}
 }
 
 // heads returns a tensor of [1, heads, rows, dim].

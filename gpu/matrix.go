@@ -23,8 +23,8 @@ func matricesOf(f port.Features) tune.Matrices {
 	return m
 }
 
-// newMatrix returns c with the kernel on matrix units, or the reason why it cannot run there.
-func (b *Backend) newMatrix(c *backend.Call) (x *prefill, whyNot string, err error) {
+// newMatrix returns c with the kernel on matrix units that choose picks, or the reason why it cannot run there.
+func (b *Backend) newMatrix(c *backend.Call, choose func(s tune.Shape, dim int) (shaders.Matrix, string)) (x *prefill, whyNot string, err error) {
 	t := c.WeightType()
 	if t == backend.F32 || c.Q.DType() != t || c.K.DType() != t {
 		return nil, "products on matrix units need LowPrecision, with q, k and v of f16 or of bf16", nil
@@ -33,7 +33,7 @@ func (b *Backend) newMatrix(c *backend.Call) (x *prefill, whyNot string, err err
 	if err != nil {
 		return nil, "", err
 	}
-	k, whyNot := b.matrices.Kernel(a.shape(), a.d.Dim)
+	k, whyNot := choose(a.shape(), a.d.Dim)
 	if whyNot != "" {
 		return nil, whyNot, nil
 	}
@@ -45,7 +45,7 @@ func (b *Backend) newMatrix(c *backend.Call) (x *prefill, whyNot string, err err
 		return nil, "", err
 	}
 	k.Both, k.Paged, k.Listed, k.Paired = x.both(), x.HasTable(), x.listed(), x.kinds() != tune.Pairs{}
-	x.kernel, x.rows, x.keys = x.modded(k, false), k.TY*k.Tiles*k.M, k.Keys
+	x.kernel, x.rows, x.keys = x.modded(k, false), k.TY*k.M, k.Keys
 	x.why = fmt.Sprintf("%d subgroups of %d lanes", k.TY, k.Lanes)
 	cutter := x.cutter
 	cutter.Granule = k.Keys

@@ -17,7 +17,7 @@ var fixed = []Fixed{Merge, Delta, Reduce, Peak, Read, Exponentials}
 // Tiles of package gpu for head size 64.
 var (
 	flash64    = Flash{TX: 8, TY: 16, RV: 2, KT: 8, CV: 2, VP: 1, QD: 4, JJ: 2, ER: 4, Split: 256}
-	matrix64   = Matrix{In: F16, KV: F16, M: 16, N: 16, K: 16, Lanes: 32, TY: 8, Tiles: 1, Keys: 32, Depth: 64, Columns: 64}
+	matrix64   = Matrix{In: F16, KV: F16, M: 16, N: 16, K: 16, Lanes: 32, TY: 8, Keys: 32, Depth: 64, Columns: 64}
 	decode64   = Decode{Rows: 4, Split: 256, BC: 64, TX: 8, Stages: 4, Quads: 16, Sides: 1, Ahead: 16}
 	merge64    = SplitMerge{Split: 256, TX: 8, Quads: 16}
 	matmulL    = Matmul{TX: 8, TY: 16, Rows: 8, CV: 2, QD: 4}
@@ -78,13 +78,16 @@ func variants(f func(v Variant, departures int)) {
 	each(6, []Type{F16, BF16}, func(on flags, of Type, n int) {
 		v := matrix64
 		v.In, v.KV = of, of
-		v.Paged, v.Listed, v.Both, v.Out16, v.Vec, v.Ahead, v.Paired = on(0), on(0) && on(1), both(on(1), on(0)), on(2), on(3), on(4), on(1) || on(2)
-		v.Full = v.Vec && v.Out16
+		v.Paged, v.Listed, v.Both, v.Out16, v.Ahead, v.Paired = on(0), on(0) && on(1), both(on(1), on(0)), on(2), on(4), on(1) || on(2)
+		if on(3) {
+			v.Vec = 1 + n/8%2
+		}
+		v.Full = v.Vec > 0 && v.Out16
 		switch { // the shapes of NVIDIA, of Intel and of Mesa's software driver
 		case on(5) && on(3):
 			v.M, v.K, v.Depth, v.Columns, v.Keys = 8, 16, 80, 96, 16
 		case on(5) && on(4):
-			v.N, v.Tiles, v.TY = 8, 2, 4
+			v.N, v.TY = 8, 4
 		case on(5):
 			v.M, v.N, v.K, v.Lanes, v.Keys = 8, 8, 8, 8, 8
 		}

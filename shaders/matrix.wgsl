@@ -4,15 +4,14 @@
 //     s_j = unit · q·k_j, with the options      p_j = 2^(s_j - m)      o = Σ f16(p_j)·v_j / Σ p_j
 //     lse = (m + log2 Σ p_j)·log 2
 //
-// A workgroup has TY subgroups, each with ROWS = M·TILES query rows of one head, and goes through the keys, KEYS at a
-// time. Its keys and values lie in workgroup memory, padded with zeros, so that any strides and head sizes become aligned
-// matrices:
+// A workgroup has TY subgroups, each with M query rows of one head, and goes through the keys, KEYS at a time. Its keys
+// and values lie in workgroup memory, padded with zeros, so that any strides and head sizes become aligned matrices:
 //
 //              keys of a tile               columns
 //            ┌─────┬─ KEYS ─┐             ┌─────┬─ COLUMNS ─┐
 //     rows   │ MxN │        │      rows   │ MxN │           │
 //     of a   ├─────┼  S     ┤      of a   ├─────┼  O        ┤
-//   subgroup └─────┴─ ROWS ─┘    subgroup └─────┴── ROWS ───┘
+//   subgroup └─────┴── M ───┘   subgroup └─────┴──── M ────┘
 //
 // Queries, scores and the output are matrices in registers. WGSL has no access to their elements: scores pass
 // through workgroup memory as f32, PER lanes have a row there, and weights come back as f16.
@@ -33,20 +32,24 @@
 // State holds, for chunks of keys, the output of a workgroup by rows, then m, its sum and whether the row has met a huge
 // value, for each lane.
 //
-// Workgroup memory: 8·KEYS·(KS + VS) + TY·ROWS·(16·SS + 8·PS) + 16·TY bytes, and 4·TY·ROWS for bf16. Arrays have
-// vectors of four elements, in which offsets and strides of matrices are counted.
+// Workgroup memory: 2·UNIT·KEYS·(KS + VS) + TY·M·(16·SS + 8·PS) + 32 bytes, and 4·TY·M for bf16. Arrays have vectors,
+// in which offsets and strides of matrices are counted. Each subgroup has its own arrays of scores and weights, so that
+// offsets in them are constants: others get checks that hide from NVIDIA's compiler that they are aligned, and it then
+// moves matrices by single elements.
 diagnostic(off, chromium.subgroup_matrix_uniformity);
 diagnostic(off, subgroup_uniformity);
 enable f16;
 enable subgroups;
 enable chromium_experimental_subgroup_matrix;
 
-const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
-const KV2: u32 = VEC * min(KV, 1u); // the same for k and v
+const Q2: u32 = min(VEC, 1u); // 1: q is bound as fours (VEC 1) or eights (VEC 2) of 16-bit elements
+const KV2: u32 = min(VEC, 1u); // the same for k and v
+const UNIT: u32 = 4u * max(VEC, 1u); // elements of k and v that a thread loads at once
 const THREADS: u32 = TY * LANES;
-const ROWS: u32 = M * TILES; // query rows of a subgroup
-const PER: u32 = max(LANES / ROWS, 1u); // lanes of a row
-const EACH: u32 = max(ROWS / LANES, 1u); // rows of a lane
+const ROWS: u32 = M; // query rows of a subgroup
+const PER: u32 = max(LANES / M, 1u); // lanes of a row
+const HALVINGS: u32 = PER / 2u - PER / 8u; // log2(PER)
+const EACH: u32 = max(M / LANES, 1u); // rows of a lane
 const STEP: u32 = LANES / PER; // distance of the rows of a lane
 const FOURS: u32 = KEYS / (4u * PER); // vec4 of scores of a lane's row
 const QI: u32 = DEPTH / K; // matrices along the depth
@@ -55,14 +58,15 @@ const PI: u32 = KEYS / K; // of the weights along the keys
 const ON: u32 = COLUMNS / N; // of the output along the columns
 const TURNS: u32 = (COLUMNS + KEYS - 1u) / KEYS; // KEYS columns of the output pass through workgroup memory at once
 const QTURNS: u32 = (DEPTH + KEYS - 1u) / KEYS; // the same for depths of the queries
-const KN: u32 = (KEYS * DEPTH / 4u + THREADS - 1u) / THREADS; // vec4 of k that a thread stages
-const VN: u32 = (KEYS * COLUMNS / 4u + THREADS - 1u) / THREADS; // the same for v
-// Lengths of rows in fours. Strides of matrices are multiples of 16 bytes, and two fours more put rows on different banks.
-const KS: u32 = DEPTH / 4u + 2u;
-const VS: u32 = COLUMNS / 4u + 2u;
+const KN: u32 = (KEYS * DEPTH / UNIT + THREADS - 1u) / THREADS; // units of k that a thread stages
+const VN: u32 = (KEYS * COLUMNS / UNIT + THREADS - 1u) / THREADS; // the same for v
+// Lengths of rows in units and in fours. Strides of matrices are multiples of 16 bytes, and 16 bytes more put rows on different
+// banks.
+const KS: u32 = DEPTH / UNIT + 8u / UNIT;
+const VS: u32 = COLUMNS / UNIT + 8u / UNIT;
 const SS: u32 = KEYS / 4u + 2u;
 const PS: u32 = KEYS / 4u + 2u;
-const AREA: u32 = TY * ROWS * COLUMNS / 4u + THREADS * EACH; // vec4 of state
+const AREA: u32 = TY * M * COLUMNS / 4u + THREADS * EACH; // vec4 of state
 const SLACK: f32 = 8.0;
 
 // Types name columns first.
@@ -70,8 +74,8 @@ alias Left = subgroup_matrix_left<f16, K, M>;
 alias Right = subgroup_matrix_right<f16, N, K>;
 alias Result = subgroup_matrix_result<f32, N, M>;
 
-@each($x $TWO: q Q2, k KV2, v KV2)
-@if($TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
+@each($x: q, k, v)
+@if(VEC == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
 @else @binding var<storage, read> $x: array<vec4<u32>>;
 @binding var<storage, read> mask: array<u32>;
 @binding var<storage, read> bias: array<u32>;
@@ -81,32 +85,33 @@ alias Result = subgroup_matrix_result<f32, N, M>;
 @binding var<storage, read_write> state: array<vec4<f32>>;
 @binding var<uniform> p: AttentionParams;
 
-var<workgroup> tile_k: array<vec2<u32>, KEYS * KS>; // [key][depth/4]
-var<workgroup> tile_v: array<vec2<u32>, KEYS * VS>; // [key][column/4]
-var<workgroup> scores: array<vec4<f32>, TY * ROWS * SS>; // [row][key/4], and columns of the output
-var<workgroup> weights: array<vec2<u32>, TY * ROWS * PS>; // [row][key/4], and depths of queries
-// 1 if a subgroup rescales, and masks of keys for what it has staged: odd values, huge values, odd keys of the next tile.
-var<workgroup> calls: array<vec4<u32>, TY>;
+// Units of keys and values: [key][depth/UNIT] and [key][column/UNIT].
+@each($x $XS: k KS, v VS)
+@if(VEC == 2u) var<workgroup> tile_$x: array<vec4<u32>, KEYS * $XS>;
+@else var<workgroup> tile_$x: array<vec2<u32>, KEYS * $XS>;
+var<workgroup> scores: array<array<vec4<f32>, M * SS>, TY>; // [subgroup][row][key/4], and columns of the output
+var<workgroup> weights: array<array<vec2<u32>, M * PS>, TY>; // [subgroup][row][key/4], and depths of queries
+// What threads want in this turn and in the one before: 0, or 1, and 2 more to rescale; and masks of keys for what they have
+// staged: odd values, huge values, odd keys of the next tile.
+var<workgroup> calls: array<atomic<u32>, 8>;
 
 // The parts of main, in the order of the formula.
 
 // stage_q loads the queries of each subgroup, KEYS depths at once.
 @inline fn stage_q() {
     for (var c = 0u; c < QTURNS; c++) {
-        for (var x = t; x < TY * ROWS * KEYS / 4u; x += THREADS) {
+        for (var x = t; x < TY * M * KEYS / 4u; x += THREADS) {
             let row = x / (KEYS / 4u);
             let d = 4u * (x % (KEYS / 4u));
             var row_top = 0u;
             @if(IN == 2u) row_top = tops[row];
-            weights[row * PS + d / 4u] = half_q(stored_q(q_at + min(r0 + row, p.rows - 1u) * p.q.s, c * KEYS + d, p.dim, p.q.d), row_top);
+            weights[row / M][row % M * PS + d / 4u] = half_q(stored_q(q_at + min(r0 + row, p.rows - 1u) * p.q.s, c * KEYS + d, p.dim, p.q.d), row_top);
         }
         workgroupBarrier();
         @unroll for (var y = 0u; y < QTURNS; y++) {
             if (c == y) {
                 @unroll for (var i = 0u; i < min(PI, QI - y * PI); i++) {
-                    @unroll for (var h = 0u; h < TILES; h++) {
-                        query[h * QI + y * PI + i] = subgroupMatrixLoad<Left, row_major>(&weights, (subgroup * ROWS + h * M) * PS + i * (K / 4u), PS);
-                    }
+                    query[y * PI + i] = subgroupMatrixLoad<Left, row_major>(&weights[subgroup], i * (K / 4u), PS);
                 }
             }
         }
@@ -114,89 +119,90 @@ var<workgroup> calls: array<vec4<u32>, TY>;
     }
 }
 
-// load_$x and stage_$x move vec4 n of $x that the thread stages for the keys from $j on: first to $to, then to workgroup memory.
+// load_$x and stage_$x move unit n of $x that the thread stages for the keys from $j on: first to $to, then to workgroup memory.
 // Keys after the last are clamped.
 @each($x $WIDTH $dim: k DEPTH dim, v COLUMNS vdim)
 @inline fn load_$x($to, $j) {
     let at = t + THREADS * n;
-    $to = stored_$x($x_row($x_at, batch, min($j + at / ($WIDTH / 4u), p.keys - 1u)), 4u * (at % ($WIDTH / 4u)), p.$dim, p.$x.d);
+    $to = unit_$x($x_row($x_at, batch, min($j + at / ($WIDTH / UNIT), p.keys - 1u)), UNIT * (at % ($WIDTH / UNIT)), p.$dim, p.$x.d);
 }
 
 @inline fn stage_k($from) {
     let x = t + THREADS * n;
-    if (KN * THREADS == KEYS * DEPTH / 4u || x < KEYS * DEPTH / 4u) {
-        tile_k[x / (DEPTH / 4u) * KS + x % (DEPTH / 4u)] = half_k($from, K_TOP);
-        @if(IN == 2u) if (any(odd(value_k($from), K_TOP))) { wants.w |= 1u << (x / (DEPTH / 4u)); }
+    if (KN * THREADS == KEYS * DEPTH / UNIT || x < KEYS * DEPTH / UNIT) {
+        tile_k[x / (DEPTH / UNIT) * KS + x % (DEPTH / UNIT)] = halved_k($from, K_TOP);
+        @if(IN == 2u) if (any_odd_k($from, K_TOP)) { wants.w |= 1u << (x / (DEPTH / UNIT)); }
     }
 }
 
 @inline fn stage_v($from) {
     let x = t + THREADS * n;
-    if (VN * THREADS == KEYS * COLUMNS / 4u || x < KEYS * COLUMNS / 4u) {
-        var y = half_v($from, V_TOP);
-        let key = x / (COLUMNS / 4u);
+    if (VN * THREADS == KEYS * COLUMNS / UNIT || x < KEYS * COLUMNS / UNIT) {
+        let key = x / (COLUMNS / UNIT);
         @if(IN == 2u) {
-            let z = value_v($from);
-            if (any(odd(z, V_TOP))) { wants.y |= 1u << key; }
-            if (any(magnitude(z) >= vec4<u32>(HUGE << 23u))) { wants.z |= 1u << key; }
-        } @else if (check) {
-            let whole = y;
-            y = finite_halves(whole);
-            if (any(y != whole)) { wants.y |= 1u << key; }
+            if (any_odd_v($from, V_TOP)) { wants.y |= 1u << key; }
+            if (any_huge($from)) { wants.z |= 1u << key; }
+        } @else if (check && any_odd_v($from, V_TOP)) {
+            wants.y |= 1u << key;
+            $from = only_finite($from);
         }
-        tile_v[key * VS + x % (COLUMNS / 4u)] = y;
+        tile_v[key * VS + x % (COLUMNS / UNIT)] = halved_v($from, V_TOP);
     }
 }
 
 // products stores the scores of the subgroup's rows and the tile's keys, before their unit.
 @inline fn products() {
-    var s: array<Result, TILES * SN>;
-    @unroll for (var n = 0u; n < TILES * SN; n++) { s[n] = Result(); }
+    var s: array<Result, SN>;
+    @unroll for (var n = 0u; n < SN; n++) { s[n] = Result(); }
     @unroll for (var i = 0u; i < QI; i++) {
         @unroll for (var n = 0u; n < SN; n++) {
-            let x = subgroupMatrixLoad<Right, col_major>(&tile_k, n * N * KS + i * (K / 4u), KS);
-            @unroll for (var h = 0u; h < TILES; h++) { s[h * SN + n] = subgroupMatrixMultiplyAccumulate(query[h * QI + i], x, s[h * SN + n]); }
+            let x = subgroupMatrixLoad<Right, col_major>(&tile_k, n * N * KS + i * (K / UNIT), KS);
+            s[n] = subgroupMatrixMultiplyAccumulate(query[i], x, s[n]);
         }
     }
-    @unroll for (var h = 0u; h < TILES; h++) {
-        @unroll for (var n = 0u; n < SN; n++) { subgroupMatrixStore<row_major>(&scores, (subgroup * ROWS + h * M) * SS + n * (N / 4u), s[h * SN + n], SS); }
-    }
+    @unroll for (var n = 0u; n < SN; n++) { subgroupMatrixStore<row_major>(&scores[subgroup], n * (N / 4u), s[n], SS); }
 }
 
 // softmax replaces the scores of the lane's rows by weights, adds these to l, and declares rescale, the factors of the output.
 @inline fn softmax() {
     var rescale: array<f32, EACH>;
     @unroll for (var h = 0u; h < EACH; h++) {
-        let line = subgroup * ROWS + lane / PER + h * STEP;
-        let row = r0 + line;
+        let line = lane / PER + h * STEP;
+        let row = r0 + subgroup * M + line;
         var s: array<vec4<f32>, FOURS>;
-        @unroll for (var g = 0u; g < FOURS; g++) { s[g] = scores[line * SS + lane % PER + g * PER]; }
+        var e: array<vec4<f32>, FOURS>;
+        @unroll for (var g = 0u; g < FOURS; g++) { s[g] = scores[subgroup][line * SS + lane % PER + g * PER]; }
         @if(IN == 2u) { @inline own_scores(); }
         @inline options();
         var top = vec4<f32>(LOWEST);
         @unroll for (var g = 0u; g < FOURS; g++) { top = max(top, s[g]); }
         var most = largest(top);
-        for (var apart = 1u; apart < PER; apart = apart * 2u) { most = max(most, subgroupShuffleXor(most, apart)); }
+        @unroll for (var y = 0u; y < HALVINGS; y++) { most = max(most, subgroupShuffleXor(most, 1u << y)); }
         rescale[h] = 1.0;
         if (most - m[h] > SLACK) { // m + SLACK may be rounded up
             rescale[h] = exp2_down(vec4<f32>(m[h] - most)).x;
-            if (m[h] > LOWEST) { wants.x = 1u; }
+            if (m[h] > LOWEST) { wants.x = 2u; }
             m[h] = most;
         }
-        var sum = vec4<f32>(0.0);
         @unroll for (var g = 0u; g < FOURS; g++) {
-            var e: vec4<f32>;
-            @if(EXP2 == 1u) e = exp2(s[g] - m[h]);
-            @else e = exp2_down(s[g] - m[h]);
-            if (check) { e = select(e, vec4<f32>(hidden_weight()), bitcast<vec4<u32>>(s[g]) == vec4<u32>(MINUS_INF)); }
-            sum += e;
-            @if(PAIRED == 1u) if ((p.flags & HAS_DROPOUT) != 0u) {
+            @if(EXP2 == 1u) e[g] = exp2(s[g] - m[h]);
+            @else e[g] = exp2_down(s[g] - m[h]);
+        }
+        if (check) {
+            @unroll for (var g = 0u; g < FOURS; g++) { e[g] = select(e[g], vec4<f32>(hidden_weight()), bitcast<vec4<u32>>(s[g]) == vec4<u32>(MINUS_INF)); }
+        }
+        var sum = vec4<f32>(0.0);
+        @unroll for (var g = 0u; g < FOURS; g++) { sum += e[g]; }
+        @if(PAIRED == 1u) if ((p.flags & HAS_DROPOUT) != 0u) {
+            @unroll for (var g = 0u; g < FOURS; g++) {
                 @unroll for (var r = 0u; r < 4u; r++) {
-                    if (dropped(batch, head, row, j0 + 4u * (lane % PER + g * PER) + r)) { e[r] = hidden_weight(); }
+                    if (dropped(batch, head, row, j0 + 4u * (lane % PER + g * PER) + r)) { e[g][r] = hidden_weight(); }
                 }
             }
-            @if(IN == 2u) e = e * 128.0;
-            weights[line * PS + lane % PER + g * PER] = halves_of(e);
+        }
+        @unroll for (var g = 0u; g < FOURS; g++) {
+            @if(IN == 2u) e[g] = e[g] * 128.0;
+            weights[subgroup][line * PS + lane % PER + g * PER] = halves_of(e[g]);
         }
         l[h] = fma(l[h], rescale[h], (sum.x + sum.y) + (sum.z + sum.w));
     }
@@ -238,9 +244,7 @@ var<workgroup> calls: array<vec4<u32>, TY>;
     @unroll for (var y = 0u; y < TURNS; y++) {
         if (c == y) {
             @unroll for (var n = 0u; n < min(SN, ON - y * SN); n++) {
-                @unroll for (var h = 0u; h < TILES; h++) {
-                    subgroupMatrixStore<row_major>(&scores, (subgroup * ROWS + h * M) * SS + n * (N / 4u), acc[h * ON + y * SN + n], SS);
-                }
+                subgroupMatrixStore<row_major>(&scores[subgroup], n * (N / 4u), acc[y * SN + n], SS);
             }
         }
     }
@@ -252,9 +256,7 @@ var<workgroup> calls: array<vec4<u32>, TY>;
     @unroll for (var y = 0u; y < TURNS; y++) {
         if (c == y) {
             @unroll for (var n = 0u; n < min(SN, ON - y * SN); n++) {
-                @unroll for (var h = 0u; h < TILES; h++) {
-                    acc[h * ON + y * SN + n] = subgroupMatrixLoad<Result, row_major>(&scores, (subgroup * ROWS + h * M) * SS + n * (N / 4u), SS);
-                }
+                acc[y * SN + n] = subgroupMatrixLoad<Result, row_major>(&scores[subgroup], n * (N / 4u), SS);
             }
         }
     }
@@ -264,24 +266,21 @@ var<workgroup> calls: array<vec4<u32>, TY>;
 // output adds the products of weights and values to the output.
 @inline fn output_products() {
     @unroll for (var i = 0u; i < PI; i++) {
-        var w: array<Left, TILES>;
-        @unroll for (var h = 0u; h < TILES; h++) { w[h] = subgroupMatrixLoad<Left, row_major>(&weights, (subgroup * ROWS + h * M) * PS + i * (K / 4u), PS); }
+        let w = subgroupMatrixLoad<Left, row_major>(&weights[subgroup], i * (K / 4u), PS);
         @unroll for (var n = 0u; n < ON; n++) {
-            let x = subgroupMatrixLoad<Right, row_major>(&tile_v, i * K * VS + n * (N / 4u), VS);
-            @unroll for (var h = 0u; h < TILES; h++) { acc[h * ON + n] = subgroupMatrixMultiplyAccumulate(w[h], x, acc[h * ON + n]); }
+            let x = subgroupMatrixLoad<Right, row_major>(&tile_v, i * K * VS + n * (N / UNIT), VS);
+            acc[n] = subgroupMatrixMultiplyAccumulate(w, x, acc[n]);
         }
     }
 }
 
 // load_state and save_state move the output, m and l from and to state.
 @inline fn load_state_matrices() {
-    @unroll for (var h = 0u; h < TILES; h++) {
-        @unroll for (var n = 0u; n < ON; n++) {
-            acc[h * ON + n] = subgroupMatrixLoad<Result, row_major>(&state, state_at + (subgroup * ROWS + h * M) * (COLUMNS / 4u) + n * (N / 4u), COLUMNS / 4u);
-        }
+    @unroll for (var n = 0u; n < ON; n++) {
+        acc[n] = subgroupMatrixLoad<Result, row_major>(&state, state_at + subgroup * M * (COLUMNS / 4u) + n * (N / 4u), COLUMNS / 4u);
     }
     @unroll for (var h = 0u; h < EACH; h++) {
-        let ml = state[state_at + TY * ROWS * COLUMNS / 4u + h * THREADS + subgroup * LANES + lane];
+        let ml = state[state_at + TY * M * COLUMNS / 4u + h * THREADS + subgroup * LANES + lane];
         m[h] = ml.x;
         l[h] = ml.y;
         @if(IN == 2u) huge_row[h] = ml.z != 0.0;
@@ -289,15 +288,13 @@ var<workgroup> calls: array<vec4<u32>, TY>;
 }
 
 @inline fn save_state_matrices() {
-    @unroll for (var h = 0u; h < TILES; h++) {
-        @unroll for (var n = 0u; n < ON; n++) {
-            subgroupMatrixStore<row_major>(&state, state_at + (subgroup * ROWS + h * M) * (COLUMNS / 4u) + n * (N / 4u), acc[h * ON + n], COLUMNS / 4u);
-        }
+    @unroll for (var n = 0u; n < ON; n++) {
+        subgroupMatrixStore<row_major>(&state, state_at + subgroup * M * (COLUMNS / 4u) + n * (N / 4u), acc[n], COLUMNS / 4u);
     }
     @unroll for (var h = 0u; h < EACH; h++) {
         var huge = 0.0;
         @if(IN == 2u) huge = select(0.0, 1.0, huge_row[h]);
-        state[state_at + TY * ROWS * COLUMNS / 4u + h * THREADS + subgroup * LANES + lane] = vec4<f32>(m[h], l[h], huge, 0.0);
+        state[state_at + TY * M * COLUMNS / 4u + h * THREADS + subgroup * LANES + lane] = vec4<f32>(m[h], l[h], huge, 0.0);
     }
 }
 
@@ -306,7 +303,7 @@ var<workgroup> calls: array<vec4<u32>, TY>;
     var inverse: array<f32, EACH>;
     @unroll for (var h = 0u; h < EACH; h++) {
         var sum = l[h];
-        for (var apart = 1u; apart < PER; apart = apart * 2u) { sum += subgroupShuffleXor(sum, apart); }
+        @unroll for (var y = 0u; y < HALVINGS; y++) { sum += subgroupShuffleXor(sum, 1u << y); }
         var scale = p.keep;
         if ((p.flags & HAS_SINKS) != 0u) {
             let sink = p.sinks[head / 4u][head % 4u];
@@ -321,7 +318,7 @@ var<workgroup> calls: array<vec4<u32>, TY>;
         let empty = (bitcast<u32>(sum) & 0x7fffffffu) == 0u;
         let safe = select(sum, 1.0, empty);
         inverse[h] = select(1.0 / safe * scale, 0.0, empty);
-        let row = r0 + subgroup * ROWS + lane / PER + h * STEP;
+        let row = r0 + subgroup * M + lane / PER + h * STEP;
         if ((p.flags & WANT_LSE) != 0u && lane % PER == 0u && row < p.rows) {
             lse[p.lse.base + batch * p.lse.b + head * p.lse.h + row * p.lse.s] = select(fma(m[h], LN2, log_acc(safe)), negative_infinity(), empty);
         }
@@ -333,24 +330,35 @@ var<workgroup> calls: array<vec4<u32>, TY>;
     for (var c = 0u; c < TURNS; c++) {
         @inline store_columns();
         @unroll for (var h = 0u; h < EACH; h++) {
-            let line = subgroup * ROWS + lane / PER + h * STEP;
+            let line = lane / PER + h * STEP;
             for (var x = lane % PER; x < KEYS / 4u; x += PER) {
-                var y = unsigned_zeros(scores[line * SS + x]);
+                var y = unsigned_zeros(scores[subgroup][line * SS + x]);
                 @if(IN == 2u) y = y * power_of_two(select(112u, 127u, huge_row[h]));
                 y = y * inverse[h];
                 @if(IN == 2u) y = y * power_of_two(select(127u, 176u, huge_row[h])); // last, as it may overflow before
-                scores[line * SS + x] = y;
+                scores[subgroup][line * SS + x] = y;
             }
         }
         workgroupBarrier();
-        for (var x = t; x < TY * ROWS * KEYS; x += THREADS) {
-            let row = r0 + x / KEYS;
-            let d = c * KEYS + x % KEYS;
+        for (var x = t; x < TY * M * KEYS / 2u; x += THREADS) {
+            let row = r0 + x / (KEYS / 2u);
+            let y = x % (KEYS / 2u) * 2u;
+            let d = c * KEYS + y;
             if (row < p.rows && d < p.vdim) {
                 let to = p.o.base + batch * p.o.b + head * p.o.h + row * p.o.s + d * p.o.d;
-                let result = scores[x / KEYS * SS + x % KEYS / 4u][x % 4u];
-                @if(OUT16 == 0u) o[to] = bitcast<u32>(result);
-                @else put(to, result);
+                let four = scores[x / (KEYS / 2u) / M][x / (KEYS / 2u) % M * SS + y / 4u];
+                let pair = select(four.xy, four.zw, y % 4u != 0u);
+                @if(OUT16 == 0u) {
+                    o[to] = bitcast<u32>(pair.x);
+                    if (d + 1u < p.vdim) { o[to + p.o.d] = bitcast<u32>(pair.y); }
+                } @else {
+                    if (p.o.d == 1u && to % 2u == 0u && d + 1u < p.vdim) { // a whole word
+                        atomicStore(&o.data[to / 2u], encode16(pair.x, p.out_type) | (encode16(pair.y, p.out_type) << 16u));
+                    } else {
+                        put16(to, encode16(pair.x, p.out_type));
+                        if (d + 1u < p.vdim) { put16(to + p.o.d, encode16(pair.y, p.out_type)); }
+                    }
+                }
             }
         }
         workgroupBarrier();
@@ -359,17 +367,22 @@ var<workgroup> calls: array<vec4<u32>, TY>;
 
 // vote sets called to what any thread of the workgroup wants. It is a barrier.
 @inline fn vote() {
-    let wanted = subgroupOr(wants);
-    if (lane == 0u) { calls[subgroup] = wanted; }
-    let all = workgroupUniformLoad(&calls);
-    called = vec4<u32>();
-    @unroll for (var y = 0u; y < TY; y++) { called |= all[y]; }
+    turn = 4u - turn;
+    if (t < 4u) { atomicStore(&calls[4u - turn + t], 0u); }
+    if (any(wants != vec4<u32>())) {
+        atomicOr(&calls[turn], wants.x | 1u);
+        @unroll for (var y = 0u; y < 3u; y++) { atomicOr(&calls[turn + 1u + y], wants[1u + y]); }
+    }
+    called = vec4<u32>(workgroupUniformLoad(&calls[turn]), 0u, 0u, 0u);
+    if (called.x != 0u) {
+        @unroll for (var y = 0u; y < 3u; y++) { called[1u + y] = workgroupUniformLoad(&calls[turn + 1u + y]); }
+    }
 }
 
 // skip_tiles moves $tile to the next one of which the block mask shows a pair.
 @inline fn skip_tiles($tile) {
     @if(PAIRED == 1u) if ((p.flags & HAS_BLOCKS) != 0u) {
-        while ($tile < end && blocks_seen(batch, head, r0, TY * ROWS, u32($tile), KEYS, u32(end)) == 0u) { $tile += i32(KEYS); }
+        while ($tile < end && blocks_seen(batch, head, r0, TY * M, u32($tile), KEYS, u32(end)) == 0u) { $tile += i32(KEYS); }
     }
 }
 
@@ -378,7 +391,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
     let id = p.first + group.y * groups.x + group.x;
     if (id >= p.total) { return; }
-    let r0 = block_of(id / p.batch_heads) * (TY * ROWS);
+    let r0 = block_of(id / p.batch_heads) * (TY * M);
     let head = (id % p.batch_heads) % p.heads;
     let batch = (id % p.batch_heads) / p.heads;
     @inline heads(batch, head, kv_head);
@@ -389,9 +402,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     @if(IN == 2u) var odd_row: array<bool, EACH>;
     @if(IN == 2u) var huge_row: array<bool, EACH>;
     @if(IN == 2u) { @inline row_tops(); }
-    var query: array<Left, TILES * QI>;
+    var query: array<Left, QI>;
     @inline stage_q();
-    var acc: array<Result, TILES * ON>;
+    var acc: array<Result, ON>;
     var m: array<f32, EACH>;
     var l: array<f32, EACH>;
     @unroll for (var h = 0u; h < EACH; h++) {
@@ -409,6 +422,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     @inline skip_tiles(tile);
     var wants = vec4<u32>();
     var called = vec4<u32>();
+    var turn = 0u;
     if (tile < end) {
         for (var n = 0u; n < KN; n++) {
             var z: vec4<u32>;
@@ -453,7 +467,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             }
         }
         @inline vote();
-        var anew = (called.x | called.y) != 0u;
+        var anew = ((called.x & 2u) | called.y) != 0u;
         @if(IN == 2u) {
             huge = huge || called.z != 0u;
             anew = anew || huge;

@@ -122,7 +122,7 @@ func TestConstantIndices(t *testing.T) {
 		{flash,
 			[]string{"acc[", "s[", "m[", "l[", "w[", "most[", "hid[", "rescale[", "qr[", "kr[", "vr[", "b[tx]["}, 2000},
 		{matmul, []string{"s[", "v[", "ar[", "wr[", "ws[tx]["}, 800},
-		{matrix64, []string{"acc[", "query[", "s[", "m[", "l[", "w["}, 100},
+		{matrix64, []string{"acc[", "query[", "s[", "m[", "l[", "e["}, 100},
 		{along, []string{"s[", "v[", "ar[", "wr[", "ws[tx][", "as_[ty]["}, 500},
 	} {
 		src := must.Get(Render(c.variant))(t)

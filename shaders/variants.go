@@ -110,7 +110,7 @@ type Matrix struct {
 	Paged  bool // k and v are pools of pages
 	Listed bool // keys are listed
 	Out16  bool // elements of o have 16 bits
-	Vec    bool // q, k and v are contiguous along D, in aligned fours
+	Vec    int  // 1: q, k and v are contiguous along D, in aligned fours; 2: in aligned eights
 	Full   bool // rows of q and k fill Depth, and rows of v Columns; needs Vec
 	Both   Both // of a kind of pair operands
 	Paired bool // the call has softcap, a mask, a bias, slopes or dropout
@@ -118,8 +118,7 @@ type Matrix struct {
 
 	M, N, K        int // of a product: MxK times KxN
 	Lanes          int // of a subgroup
-	TY             int // subgroups of a workgroup
-	Tiles          int // matrices along the rows of a subgroup
+	TY             int // subgroups of a workgroup, with M rows each
 	Keys           int // of a tile, a multiple of N, K and of four for each lane of a row
 	Depth, Columns int // D, a multiple of K, and Dv, a multiple of N, both multiples of 4
 }

@@ -68,6 +68,12 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
                 @if($TWO == 0u) x = four;
                 @else x = vec4<u32>(four.x, four.y, 0u, 0u);
             }
+        } @else @if($VEC == 2u) {
+            if (FULL == 1u || d < end) {
+                let eight = $x[(at + d) >> 3u];
+                let four = select(eight.xy, eight.zw, ((at + d) & 4u) != 0u);
+                x = vec4<u32>(four, 0u, 0u);
+            }
         } @else {
             @unroll for (var e = 0u; e < 4u; e++) {
                 if (d + e < end) { x[e] = bitcast<u32>(scalar_$x(at + (d + e) * step)); }

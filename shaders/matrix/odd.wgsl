@@ -11,7 +11,7 @@ const K_TOP: u32 = 138u;
 const V_TOP: u32 = 134u;
 const HUGE: u32 = 191u;
 
-@if(IN == 2u) var<workgroup> tops: array<u32, TY * ROWS>; // of rows of queries
+@if(IN == 2u) var<workgroup> tops: array<u32, TY * M>; // of rows of queries
 
 // half_$x returns the four elements that stored_$x returned, in f16. Those of bf16 are scaled, such that the exponent
 // top comes to [2^15, 2^16), and odd ones are 0.
@@ -23,6 +23,31 @@ fn half_$x(x: vec4<u32>, top: u32) -> vec2<u32> {
         return halves_of(bitcast<vec4<f32>>(select(vec4<u32>(0u), scaled, fits(y, top))));
     } @else @if($TWO == 1u) return x.xy;
     @else return halves_of(value_$x(x));
+}
+
+// unit_$x returns UNIT elements from d on of a row that begins at element at, as stored_$x does. halved_$x returns them in f16,
+// and any_odd_$x reports whether any of them is odd.
+@each($x: k, v)
+fn unit_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
+    @if(VEC == 2u) {
+        if (FULL == 1u || d < end) { return $x[(at + d) >> 3u]; }
+        return vec4<u32>(0u);
+    } @else return stored_$x(at, d, end, step);
+}
+@each($x: k, v)
+@if(VEC == 2u) fn halved_$x(x: vec4<u32>, top: u32) -> vec4<u32> { return vec4<u32>(half_$x(x, top), half_$x(x.zwxy, top)); }
+@else fn halved_$x(x: vec4<u32>, top: u32) -> vec2<u32> { return half_$x(x, top); }
+@each($x: k, v)
+fn any_odd_$x(x: vec4<u32>, top: u32) -> bool {
+    @if(VEC == 2u) return any(odd(value_$x(x), top) | odd(value_$x(x.zwxy), top));
+    @else return any(odd(value_$x(x), top));
+}
+
+// any_huge reports whether any of UNIT values is 2^64 or more.
+fn any_huge(x: vec4<u32>) -> bool {
+    var most = magnitude(value_v(x));
+    @if(VEC == 2u) most = max(most, magnitude(value_v(x.zwxy)));
+    return any(most >= vec4<u32>(HUGE << 23u));
 }
 
 // magnitude returns the bits of |x|.
@@ -54,17 +79,20 @@ fn power_of_two(exponent: u32) -> f32 { return bitcast<f32>(exponent << 23u); }
     return sum;
 }
 
-// finite_halves returns x with 0 for each f16 that is a NaN or an infinity.
-fn finite_halves(x: vec2<u32>) -> vec2<u32> {
-    let low = select(vec2<u32>(0xffffu), vec2<u32>(0u), (x & vec2<u32>(0x7c00u)) == vec2<u32>(0x7c00u));
-    let high = select(vec2<u32>(0xffff0000u), vec2<u32>(0u), (x & vec2<u32>(0x7c000000u)) == vec2<u32>(0x7c000000u));
-    return x & (low | high);
+// only_finite returns UNIT values of f16 with 0 for each that is a NaN or an infinity.
+fn only_finite(x: vec4<u32>) -> vec4<u32> {
+    @if(VEC == 0u) return select(x, vec4<u32>(0u), (x & vec4<u32>(0x7f800000u)) == vec4<u32>(0x7f800000u));
+    @else {
+        let low = select(vec4<u32>(0xffffu), vec4<u32>(0u), (x & vec4<u32>(0x7c00u)) == vec4<u32>(0x7c00u));
+        let high = select(vec4<u32>(0xffff0000u), vec4<u32>(0u), (x & vec4<u32>(0x7c000000u)) == vec4<u32>(0x7c000000u));
+        return x & (low | high);
+    }
 }
 
 // row_tops finds the largest exponent of each of the lane's rows of queries, and whether the row has odd elements.
 @inline fn row_tops() {
     @unroll for (var h = 0u; h < EACH; h++) {
-        let line = subgroup * ROWS + lane / PER + h * STEP;
+        let line = subgroup * M + lane / PER + h * STEP;
         let i = q_at + min(r0 + line, p.rows - 1u) * p.q.s;
         var most = vec4<u32>(0u);
         for (var d = 0u; d < DEPTH; d += 4u) { most = max(most, magnitude(value_q(stored_q(i, d, p.dim, p.q.d)))); }
@@ -95,14 +123,14 @@ fn finite_halves(x: vec2<u32>) -> vec2<u32> {
 }
 
 // weight_bits returns the weight of key n in a row of weights, an f16: -0 if the key is hidden.
-fn weight_bits(line: u32, n: u32) -> u32 { return (weights[line * PS + n / 4u][n / 2u % 2u] >> (16u * (n % 2u))) & 0xffffu; }
+fn weight_bits(subgroup: u32, line: u32, n: u32) -> u32 { return (weights[subgroup][line * PS + n / 4u][n / 2u % 2u] >> (16u * (n % 2u))) & 0xffffu; }
 
 // rescale_output rescales the output and adds the products of odd values, and of all values in rows that have met a
 // huge one.
 @inline fn rescale_output() {
     @if(IN == 2u) @unroll for (var h = 0u; h < EACH; h++) {
         for (var rest = called.z; rest != 0u && !huge_row[h]; rest &= rest - 1u) {
-            if (weight_bits(subgroup * ROWS + lane / PER + h * STEP, firstTrailingBit(rest)) != HIDDEN_BITS >> 16u) {
+            if (weight_bits(subgroup, lane / PER + h * STEP, firstTrailingBit(rest)) != HIDDEN_BITS >> 16u) {
                 huge_row[h] = true;
                 rescale[h] = rescale[h] * power_of_two(63u);
             }
@@ -111,9 +139,9 @@ fn weight_bits(line: u32, n: u32) -> u32 { return (weights[line * PS + n / 4u][n
     for (var c = 0u; c < TURNS; c++) {
         @inline store_columns();
         @unroll for (var h = 0u; h < EACH; h++) {
-            let line = subgroup * ROWS + lane / PER + h * STEP;
+            let line = lane / PER + h * STEP;
             for (var x = lane % PER; x < KEYS / 4u; x += PER) {
-                var y = scores[line * SS + x] * rescale[h];
+                var y = scores[subgroup][line * SS + x] * rescale[h];
                 var alone = false;
                 var factor = 1.0;
                 @if(IN == 2u) {
@@ -122,13 +150,13 @@ fn weight_bits(line: u32, n: u32) -> u32 { return (weights[line * PS + n / 4u][n
                 }
                 for (var rest = select(called.y, 0xffffffffu >> (32u - KEYS), alone); rest != 0u; rest &= rest - 1u) {
                     let n = firstTrailingBit(rest);
-                    let w = weight_bits(line, n);
+                    let w = weight_bits(subgroup, line, n);
                     if (w != HIDDEN_BITS >> 16u) {
                         let z = value_v(stored_v(v_row(v_at, batch, min(j0 + n, p.keys - 1u)), min(c * KEYS + 4u * x, COLUMNS - 4u), p.vdim, p.v.d));
                         y = select(y, y + unpack2x16float(w).x * (z * factor), odd(z, V_TOP) | vec4<bool>(alone));
                     }
                 }
-                scores[line * SS + x] = y;
+                scores[subgroup][line * SS + x] = y;
             }
         }
         @inline load_columns();
@@ -136,7 +164,7 @@ fn weight_bits(line: u32, n: u32) -> u32 { return (weights[line * PS + n / 4u][n
     @if(IN == 2u) {
         @unroll for (var h = 0u; h < EACH; h++) {
             if (huge_row[h]) {
-                for (var x = lane % PER; x < KEYS / 4u; x += PER) { weights[(subgroup * ROWS + lane / PER + h * STEP) * PS + x] = vec2<u32>(0u); }
+                for (var x = lane % PER; x < KEYS / 4u; x += PER) { weights[subgroup][(lane / PER + h * STEP) * PS + x] = vec2<u32>(0u); }
             }
         }
         workgroupBarrier();

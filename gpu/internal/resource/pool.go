@@ -49,7 +49,7 @@ func NewPool(dev port.Device, keep int64, reclaim func(context.Context) error) *
 }
 
 // MinBytes is the size of the smallest buffer: more than a kernel reads of a missing operand.
-const MinBytes = 256
+const MinBytes = 1024
 
 // maxRetired bounds the memory of released buffers that submissions still use and that the
 // pool does not keep.

@@ -14,9 +14,9 @@ type Matrices struct {
 
 const (
 	maxMatrixDim = 256
-	// matrixWords is the most 32-bit registers that queries and output take for two matrices of rows a subgroup. A
-	// thread has 255, of which scores, loads and addresses take the others.
-	matrixWords = 96
+	// matrixWords is the most 32-bit registers of a thread that queries and output take where two workgroups of 256
+	// threads run at once: 128 registers less those for scores, loads and addresses.
+	matrixWords = 48
 	matrixRows  = 128 // query rows of a workgroup, which share its keys and values, at most
 )
 
@@ -38,8 +38,8 @@ func (m Matrices) Largest() (k shaders.MatrixPeak, whyNot string) {
 }
 
 // Kernel returns the kernel on matrix units for calls of shape s with heads of dim elements, by rule, without what depends
-// on options. It returns the reason when there is none. Rows, heads and batches have no influence on M, N, K, Tiles and
-// Keys, on which bits depend.
+// on options. It returns the reason when there is none. Rows, heads and batches have no influence on M, N, K and Keys, on
+// which bits depend.
 func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 	x, whyNot := m.Largest()
 	if whyNot == "" && max(dim, s.ValueDim) > maxMatrixDim {
@@ -49,26 +49,31 @@ func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 		return k, whyNot
 	}
 	k.M, k.N, k.K = x.M, x.N, x.K
-	k.In, k.KV, k.Vec, k.Out16 = shaders.Type(s.In), shaders.Type(s.KV), s.Wide, s.Half
-	k.Lanes, k.Ahead, k.Tiles = x.Lanes, !s.Software, 1
+	k.In, k.KV, k.Out16 = shaders.Type(s.In), shaders.Type(s.KV), s.Half
+	k.Lanes, k.Ahead = x.Lanes, !s.Software
 	k.Depth, k.Columns = roundUp(dim, k.K), roundUp(s.ValueDim, k.N)
-	k.Full = k.Vec && k.Depth == dim && k.Columns == s.ValueDim
-	if !s.Software && k.M*(k.Depth+2*k.Columns) <= k.Lanes*matrixWords { // twice (Depth/2 + Columns) words a row
-		k.Tiles = 2
+	if s.Wide {
+		k.Vec = 1
 	}
+	if s.Eights {
+		k.Vec = 2
+	}
+	k.Full = s.Wide && k.Depth == dim && k.Columns == s.ValueDim
 	sizes, busy := []int{32, 16, 8}, Busy/2
+	if k.M*(k.Depth/2+k.Columns) <= k.Lanes*matrixWords { // with 16 keys, two workgroups run where one does with 32
+		sizes = []int{16, 32, 8}
+	}
 	if s.Software { // whose compilers take a second for a product of matrices
 		sizes, busy = []int{8, 16, 32}, softwareBusy
 	}
 	for _, least := range []int{matrixRows / 2, 1} { // fewer rows share keys and values only where memory is scarce
 		for _, k.Keys = range sizes {
-			rows := k.M * k.Tiles
-			if step := 4 * max(k.Lanes/rows, 1); k.Keys%k.N != 0 || k.Keys%k.K != 0 || k.Keys%step != 0 || max(rows, k.Lanes)%min(rows, k.Lanes) != 0 {
+			if step := 4 * max(k.Lanes/k.M, 1); k.Keys%k.N != 0 || k.Keys%k.K != 0 || k.Keys%step != 0 || max(k.M, k.Lanes)%min(k.M, k.Lanes) != 0 {
 				continue
 			}
-			for k.TY = max(matrixRows/rows, 1); k.TY*rows >= least && k.TY > 0; k.TY /= 2 {
+			for k.TY = max(matrixRows/k.M, 1); k.TY*k.M >= least && k.TY > 0; k.TY /= 2 {
 				if k.TY*k.Lanes <= s.Limits.Threads && shaders.Describe(k).WorkgroupMemory <= s.Limits.Memory {
-					for k.TY > 1 && (k.TY*rows >= 2*s.SeqQ || s.Heads*((s.SeqQ+k.TY*rows-1)/(k.TY*rows)) < busy) {
+					for k.TY > 1 && (k.TY*k.M >= 2*s.SeqQ || s.Heads*((s.SeqQ+k.TY*k.M-1)/(k.TY*k.M)) < busy) {
 						k.TY /= 2 // idle rows, or too few workgroups to keep the device busy
 					}
 					return k, ""

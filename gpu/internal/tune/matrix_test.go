@@ -19,16 +19,16 @@ func TestMatrices(t *testing.T) {
 		lanes, memory int
 		dim, dv, rows int
 		software      bool
-		want, whyNot  string // MxNxK, subgroups x tiles x keys, depth and columns
+		want, whyNot  string // MxNxK, subgroups x keys, depth and columns
 	}{
-		{"two tiles of rows for small heads", nvidia, 32, 48 << 10, 64, 64, 4096, false, "16x16x16, 4x2x32, 64 64", ""},
-		{"one for others", nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x1x32, 128 128", ""},
-		{"few keys for large heads", nvidia, 32, 48 << 10, 256, 256, 4096, false, "16x16x16, 8x1x16, 256 256", ""},
-		{"16 KiB", nvidia, 32, 16 << 10, 64, 64, 4096, false, "16x16x16, 2x2x16, 64 64", ""},
-		{"odd heads are padded", nvidia, 32, 48 << 10, 33, 31, 4096, false, "16x16x16, 4x2x32, 48 32", ""},
-		{"few rows", nvidia, 32, 48 << 10, 128, 128, 20, false, "16x16x16, 1x1x32, 128 128", ""},
-		{"eight rows a matrix", intel, 16, 32 << 10, 64, 80, 4096, false, "8x16x16, 8x1x32, 64 80", ""},
-		{"a software driver", mesa, 8, 32 << 10, 64, 64, 4096, true, "8x8x8, 16x1x8, 64 64", ""},
+		{"16 keys for small heads", nvidia, 32, 48 << 10, 64, 64, 4096, false, "16x16x16, 8x16, 64 64", ""},
+		{"32 for others", nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x32, 128 128", ""},
+		{"few keys for large heads", nvidia, 32, 48 << 10, 256, 256, 4096, false, "16x16x16, 8x16, 256 256", ""},
+		{"16 KiB", nvidia, 32, 16 << 10, 64, 64, 4096, false, "16x16x16, 4x16, 64 64", ""},
+		{"odd heads are padded", nvidia, 32, 48 << 10, 33, 31, 4096, false, "16x16x16, 8x16, 48 32", ""},
+		{"few rows", nvidia, 32, 48 << 10, 128, 128, 20, false, "16x16x16, 1x32, 128 128", ""},
+		{"eight rows a matrix", intel, 16, 32 << 10, 64, 80, 4096, false, "8x16x16, 8x32, 64 80", ""},
+		{"a software driver", mesa, 8, 32 << 10, 64, 64, 4096, true, "8x8x8, 16x8, 64 64", ""},
 		{"no matrices", nil, 32, 48 << 10, 64, 64, 4096, false, "", "lists no products"},
 		{"subgroups of two sizes", nvidia, 0, 48 << 10, 64, 64, 4096, false, "", "8 to 32 lanes"},
 		{"heads over 256", nvidia, 32, 48 << 10, 257, 64, 4096, false, "", "up to 256"},
@@ -47,7 +47,7 @@ func TestMatrices(t *testing.T) {
 		} else if whyNot != "" {
 			continue
 		}
-		if got := fmt.Sprintf("%dx%dx%d, %dx%dx%d, %d %d", k.M, k.N, k.K, k.TY, k.Tiles, k.Keys, k.Depth, k.Columns); got != c.want {
+		if got := fmt.Sprintf("%dx%dx%d, %dx%d, %d %d", k.M, k.N, k.K, k.TY, k.Keys, k.Depth, k.Columns); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 		if d := shaders.Describe(k); d.WorkgroupMemory > c.memory || d.Threads != k.TY*k.Lanes || d.Threads > 256 {

@@ -256,6 +256,7 @@ type Shape struct {
 	Pairs    Pairs
 	Partial  bool // keys have fewer elements than Tiling.Width, or values than whole vec4 of lanes
 	Wide     bool // elements along D are adjacent, and rows begin at multiples of 4
+	Eights   bool // the same with multiples of 8
 	Half     bool // the output has 16-bit elements
 	Software bool // the device is a software driver
 	Direct   bool // the device is fastest with D; set by Tuner
