@@ -1,12 +1,15 @@
 #!/bin/sh
 # gpu.sh: measures and tests a GPU on a machine that has a checkout of this repository but needs no Go.
 #
-#     sh bench/gpu.sh build DIR            where Go is: builds the programs for Linux on amd64 into DIR
+#     sh bench/gpu.sh build DIR            where Go is: builds the programs for Linux on amd64 into DIR, and with
+#                                          apt-get Dawn and its libraries; DIR/pack.tgz has all of it, under 64 MiB
 #     sh bench/gpu.sh run DIR OUT [TIME]   where the GPU is: about TIME seconds (600), what they print goes to OUT
 #
-# It measures the kernels (a minute), then `attn bench --preset gpu`, next to PyTorch where node and a PyTorch with CUDA
-# are installed, and runs the conformance suite on both providers with the time that is left. Drivers compile for
-# seconds: the suite takes 16 processors several minutes. A line at the end counts what passed, failed and was cut short.
+# Matrix units come first, with Dawn: tests of a minute, then prefill in f16 and bf16, and the machine code that the
+# driver made, in its cache. Then it measures the other kernels (a minute) and `attn bench --preset gpu`, next to PyTorch
+# where node and a PyTorch with CUDA are installed, and runs the conformance suite on both linked providers with the time
+# that is left. Drivers compile for seconds: the suite takes 16 processors several minutes. A line at the end counts what
+# passed, failed and was cut short.
 set -eu
 cd "$(dirname "$0")/.."
 case "${1:-}" in
@@ -16,10 +19,24 @@ build)
 	for provider in go-webgpu gogpu; do
 		CGO_ENABLED=$(test "$provider" = gogpu && echo 0 || echo 1)
 		export CGO_ENABLED
-		go build -ldflags '-s -w' -o "$2/attn-$provider" ./cmd/attn
 		go test -c -ldflags '-s -w' -o "$2/gpu-$provider.test" ./gpu
 	done
-	CGO_ENABLED=1 go build -ldflags '-s -w' -o "$2/attn-peer" ./bench/peers/attn
+	export CGO_ENABLED=1
+	go build -ldflags '-s -w' -o "$2/attn" ./cmd/attn
+	go build -ldflags '-s -w' -o "$2/attn-peer" ./bench/peers/attn
+	files="attn attn-peer gpu-go-webgpu.test gpu-gogpu.test"
+	if command -v apt-get >/dev/null && .ci/sid; then # Dawn, the loader that starts a program with it, and all that they need
+		from=$PWD/.cache/sid/usr/lib/x86_64-linux-gnu
+		mkdir -p "$2/dawn"
+		for library in libwebgpu_dawn.so.0 libvulkan.so.1 libX11.so.6 libXext.so.6 libGLdispatch.so.0 libdl.so.2 libpthread.so.0 librt.so.1 libresolv.so.2; do
+			echo "$library"
+			"$from/ld-linux-x86-64.so.2" --library-path "$from" --list "$from/$library" | sed -n 's/^[[:space:]]*\([^ ]*\) => .*/\1/p'
+		done | sort -u | while read -r library; do if [ -e "$from/$library" ]; then cp -L "$from/$library" "$2/dawn"; fi; done
+		cp -L "$from/ld-linux-x86-64.so.2" "$2/dawn"
+		files="$files dawn"
+	fi
+	# shellcheck disable=SC2086
+	tar -C "$2" -czf "$2/pack.tgz" $files
 	exit
 	;;
 run) ;;
@@ -40,11 +57,27 @@ within() {
 	timeout -s INT -k 10 "$(test "$(left)" -lt "$seconds" && left || echo "$seconds")" "$@" >"$log" 2>&1 || status=$?
 	echo "$(basename "$log"): status $status, ${end} - $(date +%s) seconds left" | awk '{ print $1, $2, $3, $4 - $6, "seconds left" }'
 }
-for provider in go-webgpu gogpu; do within 30 "devices-$provider" "$programs/attn-$provider" devices; done
 cd gpu
+if [ -e "$programs/dawn" ]; then
+	for icd in "${VK_DRIVER_FILES:-}" /usr/share/vulkan/icd.d/nvidia_icd*.json /etc/vulkan/icd.d/nvidia_icd*.json /usr/local/nvidia/share/vulkan/icd.d/nvidia_icd*.json; do
+		if [ -e "$icd" ]; then break; fi
+	done
+	# dawn SECONDS NAME PROGRAM ARGUMENTS: runs a program with Dawn, and keeps NVIDIA's cache of machine code.
+	dawn() {
+		seconds=$1 name=$2 program=$3
+		shift 3
+		within "$seconds" "$name" env ATTN_WEBGPU=libwebgpu_dawn.so.0 VK_DRIVER_FILES="$icd" __GL_SHADER_DISK_CACHE_PATH="$out" "$programs/dawn/ld-linux-x86-64.so.2" --library-path \
+			"$programs/dawn:/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64" "$programs/$program" "$@"
+	}
+	dawn 30 devices-dawn attn devices
+	dawn 60 matrices-tests gpu-go-webgpu.test -test.short -test.v -test.run 'TestMatrix|TestConformance$/LowPrecision/b?f16'
+	dawn 150 matrices gpu-go-webgpu.test -test.run '^$' -test.bench Matrices -test.benchtime 2x
+	if [ -e "$out/GLCache" ]; then tar -C "$out" -czf "$out/machine-code.tgz" GLCache && rm -r "$out/GLCache"; fi
+fi
+within 30 devices "$programs/attn" devices
 within 120 kernels "$programs/gpu-go-webgpu.test" -test.run '^$' -test.bench 'Kernels|CallOverhead' -test.benchtime 5x
 cd ..
-within 180 preset "$programs/attn-go-webgpu" bench --preset gpu --json "$out/preset.json" --markdown "$out/preset.md"
+within 180 preset "$programs/attn" bench --preset gpu --json "$out/preset.json" --markdown "$out/preset.md"
 if command -v node >/dev/null; then
 	# run.mjs builds its program with go: here it gets the one that was built before.
 	mkdir -p "$out/go" && printf '#!/bin/sh\ncp "%s" "$3"\n' "$programs/attn-peer" >"$out/go/go" && chmod +x "$out/go/go"
