@@ -116,16 +116,21 @@ type Driver struct {
 	Options Options
 }
 
-// Devices lists the adapters: number, name, type, provider, driver and limits.
-// backend.ErrNoDevice when there are none.
+// Devices lists the adapters: number, name, type, provider, driver, features and limits. The features
+// also say where matrix units need another library. backend.ErrNoDevice when there are none.
 func (d Driver) Devices() ([]backend.Info, error) {
 	adapters, err := libraries.Adapters(d.Options.Library)
 	if err != nil {
 		return nil, queue.Translate("gpu", err)
 	}
+	known := make([]port.Info, len(adapters))
+	for i, a := range adapters {
+		known[i] = a.Info()
+	}
+	libraries.Unreached(known)
 	infos := make([]backend.Info, len(adapters))
 	for i, a := range adapters {
-		infos[i] = adapter.Describe("gpu:"+strconv.Itoa(i), a.Info(), d.Options.lower(a.Limits()))
+		infos[i] = adapter.Describe("gpu:"+strconv.Itoa(i), known[i], d.Options.lower(a.Limits()))
 		a.Release()
 	}
 	return infos, nil

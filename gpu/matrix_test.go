@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
@@ -243,6 +245,26 @@ func TestMatrixExtremes(t *testing.T) {
 				t.Errorf("%s: o and lse of row %d are %v and %v, want 1 and %v", c.name, row, o, lse, c.lse)
 			}
 		}
+	}
+}
+
+// TestMatrixUnitsUnreached: where a library reaches matrix units of a device, the list without that library says that the
+// device has some.
+func TestMatrixUnitsUnreached(t *testing.T) {
+	has := func(library, feature string) (devices []string) {
+		for _, info := range must.Get(Driver{Options: Options{Library: library}}.Devices())(t) {
+			if strings.Contains(strings.Join(info.Features, ", "), feature) {
+				devices = append(devices, info.Device)
+			}
+		}
+		return devices
+	}
+	reached, told := has("", "f16->f32"), has("off", "matrix units only")
+	if !slices.Equal(reached, told) {
+		t.Errorf("matrix units of %q are reached, and the list without a library tells of %q", reached, told)
+	}
+	if both := has("", "matrix units only"); both != nil && reached != nil {
+		t.Errorf("the list with a library tells of %q", both)
 	}
 }
 

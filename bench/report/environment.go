@@ -44,7 +44,8 @@ type Environment struct {
 	BudgetS float64 `json:"budget_s"`
 	// Backends are the devices that were measured.
 	Backends []kernels.Info `json:"backends"`
-	// Missing has a line for each backend that has no device.
+	// Missing has a line for each backend that has no device, and for each device with matrix units that no
+	// library reaches.
 	Missing []string `json:"missing"`
 }
 

@@ -84,6 +84,9 @@ func features(f port.Features) (list []string) {
 	for _, m := range f.Matrices {
 		list = append(list, m.String())
 	}
+	if f.Unreached {
+		list = append(list, "matrix units only with a library such as Dawn's, see ATTN_WEBGPU in docs/gpu.md")
+	}
 	return list
 }
 

@@ -122,6 +122,8 @@ type Features struct {
 	// Matrices are the shapes of the adapter's subgroup matrices, of which kernels use no others.
 	// It is empty where "enable chromium_experimental_subgroup_matrix;" is not allowed.
 	Matrices []Matrix
+	// Unreached means that Vulkan offers matrix units of the adapter, and no library at hand does.
+	Unreached bool
 }
 
 // Matrix is a shape of subgroup matrices: an M×K matrix times a K×N matrix of the component type is

@@ -285,13 +285,18 @@ func combined[T any](all []bench.Series, values []T, set func(s *bench.Series, v
 }
 
 // open opens the named backends, by default all. missing describes those that
-// are not available. The caller closes the devices, after an error too.
+// are not available, and matrix units that no library reaches. The caller closes the devices, after an error too.
 func (c *Command) open() (devices []*kernels.Device, missing []string, err error) {
 	names := c.Backend
 	if len(names) == 0 {
 		for _, l := range kernels.Devices() {
 			for _, info := range l.Infos {
 				names = append(names, info.Name)
+				for _, f := range info.Features {
+					if strings.Contains(f, "ATTN_WEBGPU") { // what a library would bring
+						missing = append(missing, fmt.Sprintf("%s · %s", info.Name, f))
+					}
+				}
 			}
 			if flags.IsUsage(l.Err) { // of a variable of the environment
 				return nil, nil, l.Err

@@ -58,6 +58,17 @@ func Adapters(library string) ([]*port.Adapter, error) {
 	return all, nil
 }
 
+// Unreached marks the features of adapters whose matrix units Vulkan offers and no library at hand. It loads all drivers.
+func Unreached(infos []port.Info) {
+	if foreign == nil || slices.ContainsFunc(infos, func(i port.Info) bool { return len(i.Features.Matrices) > 0 }) {
+		return
+	}
+	names := loaded.MatrixDevices(foreign)
+	for i := range infos {
+		infos[i].Features.Unreached = slices.Contains(names, infos[i].Name)
+	}
+}
+
 // opened lists the adapters of a library that is opened, "" for one that the system finds.
 func opened(library string) (all []port.LibraryAdapter, first bool, err error) {
 	switch {
