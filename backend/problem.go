@@ -135,7 +135,8 @@ type Problem struct {
 	// LowPrecision rounds p_j to [Call.WeightType], before or after dropout, before it multiplies v_j. p_j is then
 	// relative to a score of the row that is at most the largest so far, with exp(s_j - m) at most 2^8. The sum that
 	// divides, and lse, are those of the p_j before they are rounded. Next to Q8 keys a row of q may be rounded to
-	// integers of 16 bits, in units of its largest magnitude over 127·2^8. The stages ignore it.
+	// integers of 16 bits, in units of its largest magnitude over 127·2^8. Where q, k and v are F32, products may be
+	// split, see package oracle. The stages ignore it.
 	LowPrecision bool
 }
 
@@ -222,6 +223,11 @@ func (c *Call) WeightType() DType {
 		return t
 	}
 	return F32
+}
+
+// Split reports whether products of float32 may be split: with LowPrecision, where q, k and v are F32.
+func (c *Call) Split() bool {
+	return c.LowPrecision && c.Q.DType() == F32 && c.K.DType() == F32 && c.V.DType() == F32
 }
 
 // Operands returns the call's outputs and inputs under the names that errors use. Those

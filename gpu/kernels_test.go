@@ -95,7 +95,7 @@ func BenchmarkMatrices(b *testing.B) {
 		x.peak = peak
 		x.measure(fmt.Sprintf("%s/%v/D=%d/S=%d/TY=%d/KEYS=%d", name, dtype, dim, seq, made.TY, made.Keys), float64(backend.NewPlan(c).FLOPs), 0, op.op())
 	}
-	for _, dtype := range []backend.DType{backend.F16, backend.BF16} {
+	for _, dtype := range []backend.DType{backend.F16, backend.BF16, backend.F32} {
 		for _, dim := range []int{64, 128} {
 			for _, seq := range sizes {
 				prefill(dtype, dim, seq, backend.Unbounded, "plain", func(*shaders.Matrix) {})

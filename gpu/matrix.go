@@ -25,9 +25,9 @@ func matricesOf(f port.Features) tune.Matrices {
 
 // newMatrix returns c with the kernel on matrix units that choose picks, or the reason why it cannot run there.
 func (b *Backend) newMatrix(c *backend.Call, choose func(s tune.Shape, dim int) (shaders.Matrix, string)) (x *prefill, whyNot string, err error) {
-	t := c.WeightType()
-	if t == backend.F32 || c.Q.DType() != t || c.K.DType() != t {
-		return nil, "products on matrix units need LowPrecision, with q, k and v of f16 or of bf16", nil
+	t := c.V.DType()
+	if !c.LowPrecision || t.Quantised() || c.Q.DType() != t || c.K.DType() != t {
+		return nil, "products on matrix units need LowPrecision, with q, k and v of one type: f16, bf16 or f32", nil
 	}
 	a, err := b.newAttention(c)
 	if err != nil {
@@ -38,9 +38,7 @@ func (b *Backend) newMatrix(c *backend.Call, choose func(s tune.Shape, dim int) 
 		return nil, whyNot, nil
 	}
 	x = &prefill{attention: a, path: "matrix units WGSL", matrices: fmt.Sprintf("f16 matrices of %dx%dx%d", k.M, k.N, k.K)}
-	if t == backend.BF16 {
-		x.matrices += ", to which bf16 is scaled exactly"
-	}
+	x.matrices += map[backend.DType]string{backend.BF16: ", to which bf16 is scaled exactly", backend.F32: ", three for one of f32"}[t]
 	if err := x.newCutter(prefillBuffers); err != nil {
 		return nil, "", err
 	}

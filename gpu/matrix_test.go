@@ -60,7 +60,7 @@ func TestMatrixCuts(t *testing.T) {
 		name  string
 		dtype backend.DType
 		of    func(testing.TB, *Backend) *backend.Call
-	}{{"mask and bias", backend.F16, problem}, {"blocks and bias by distance", backend.BF16, distant}} {
+	}{{"mask and bias", backend.F16, problem}, {"blocks and bias by distance", backend.BF16, distant}, {"f32", backend.F32, problem}} {
 		name := c.name
 		b := openMatrices(t, Options{})
 		want, _ := onMatrices(t, b, halved(t, b, c.dtype, c.of(t, b)))
@@ -86,7 +86,11 @@ func TestMatrixCuts(t *testing.T) {
 func TestMatrixVariants(t *testing.T) {
 	const heads, rows, keys, d = 2, 70, 75, 32
 	b := openMatrices(t, Options{})
-	for _, dtype := range []backend.DType{backend.F16, backend.BF16} {
+	for _, dtype := range []backend.DType{backend.F16, backend.BF16, backend.F32} {
+		most := 2
+		if dtype == backend.F32 {
+			most = 1
+		}
 		of := func(rows, seed int) backend.Tensor {
 			return upload(t, b, host(t, backend.Shape{1, heads, rows, d}, func(i int) float32 { return 4 * wave((i*i+seed)%8191) }))
 		}
@@ -100,10 +104,10 @@ func TestMatrixVariants(t *testing.T) {
 			check(t, b.run(context.Background(), "attention", func() (*queue.Op, error) {
 				x, whyNot, err := b.newMatrix(c, func(s tune.Shape, dim int) (shaders.Matrix, string) {
 					k, whyNot := b.matrices.Kernel(s, dim)
-					if k.Vec != 2 || !k.Full {
+					if k.Vec != most || !k.Full {
 						t.Fatalf("the rule takes units of %d, full: %t", 4*k.Vec, k.Full)
 					}
-					k.Vec, k.Ahead, k.Full, k.TY = v.vec, v.ahead, v.vec > 0, 1+v.vec
+					k.Vec, k.Ahead, k.Full, k.TY = min(v.vec, most), v.ahead, v.vec > 0, 1+v.vec
 					return k, whyNot
 				})
 				if err != nil || whyNot != "" {
@@ -145,7 +149,7 @@ func TestMatrixMutants(t *testing.T) {
 	data := func(dtype backend.DType, n int, wild map[[2]int]float32) func(i int) float32 {
 		return func(i int) float32 {
 			for _, at := range [][2]int{{i / d, i % d}, {-1, i % d}} { // an element, or a column
-				if x, ok := wild[at]; ok && dtype == backend.BF16 {
+				if x, ok := wild[at]; ok && dtype != backend.F16 {
 					return x
 				}
 			}
@@ -177,7 +181,7 @@ func TestMatrixMutants(t *testing.T) {
 		}
 		worst := 0.0
 		for row := range heads * rows {
-			a := oracle.Solve(oracle.Row{Q: of(q, row*d, d), K: of(k, 0, keys*d), V: of(v, 0, keys*d), Dv: d, Scale: 0.1, Rounded: dtype,
+			a := oracle.Solve(oracle.Row{Q: of(q, row*d, d), K: of(k, 0, keys*d), V: of(v, 0, keys*d), Dv: d, Scale: 0.1, Rounded: dtype, Split: dtype == backend.F32,
 				Hidden: func(j int) bool { return j > row%rows+keys-rows }})
 			for x, o := range a.O {
 				worst = max(worst, oracle.Off(float64(got[0][row*d+x]), o, a.OBound[x]))
@@ -203,13 +207,23 @@ func TestMatrixMutants(t *testing.T) {
 	}
 	for _, m := range []mutant{
 		{"the kernel itself", "", ""},
-		{"weights lack their factor", "e[0u] = e[0u] * 128.0;", ""},
+		{"weights lack their factor", "e[0u] = e[0u] * power_of_two(127u + W_UP);", ""},
 		{"odd keys are left to matrices", "select(odd_keys, 0xffffffffu, ", "select(0u, 0xffffffffu, "},
 		{"odd rows are left to matrices", "select(odd_keys, 0xffffffffu, odd_row[0u])", "odd_keys"},
 		{"odd values are lost", "odd(z, V_TOP) | vec4<bool>(alone)", "vec4<bool>(alone)"},
 		{"a huge value is added like others", "huge_row[0u] = true;", ""},
 	} {
 		run(backend.BF16, m)
+	}
+	for _, m := range []mutant{
+		{"the kernel itself", "", ""},
+		{"low queries are left out", "subgroupMatrixMultiplyAccumulate(query[5u], high, s[0u])", "s[0u]"},
+		{"low keys are left out", "subgroupMatrixMultiplyAccumulate(query[1u], low, s[0u])", "s[0u]"},
+		{"low weights are left out", "(part == 0u) { return high; }", "(true) { return high; }"},
+		{"low values are left out", ", low, acc[0u])", ", high, acc[0u])"},
+		{"low parts of weights of odd values are left out", " / 2048.0;", " * 0.0;"},
+	} {
+		run(backend.F32, m)
 	}
 }
 

@@ -75,12 +75,12 @@ func variants(f func(v Variant, departures int)) {
 			f(own(v, on(3)), n)
 		}
 	})
-	each(6, []Type{F16, BF16}, func(on flags, of Type, n int) {
+	each(6, []Type{F16, BF16, F32}, func(on flags, of Type, n int) {
 		v := matrix64
 		v.In, v.KV = of, of
 		v.Paged, v.Listed, v.Both, v.Out16, v.Ahead, v.Paired = on(0), on(0) && on(1), both(on(1), on(0)), on(2), on(4), on(1) || on(2)
 		if on(3) {
-			v.Vec = 1 + n/8%2
+			v.Vec = 1 + n/8%2*min(int(of), 1)
 		}
 		v.Full = v.Vec > 0 && v.Out16
 		switch { // the shapes of NVIDIA, of Intel and of Mesa's software driver

@@ -1,5 +1,5 @@
-// Fused attention on matrix units: the options and results of flash.wgsl for 16-bit operands, whose products a
-// subgroup takes as matrices of f16 that add up in f32. In units of log 2,
+// Fused attention on matrix units: the options and results of flash.wgsl in low precision. A subgroup takes products as
+// matrices of f16 that add up in f32. In units of log 2,
 //
 //     s_j = unit · q·k_j, with the options      p_j = 2^(s_j - m)      o = Σ f16(p_j)·v_j / Σ p_j
 //     lse = (m + log2 Σ p_j)·log 2
@@ -27,12 +27,13 @@
 // Weights of hidden keys are -0. Where a value of a tile is not finite (0·NaN is NaN), it is 0 in the matrix, and lanes
 // add its products with the weights of visible keys while they rescale the output.
 //
-// matrix/odd.wgsl scales bf16 to f16, and has what lanes compute in place of matrices.
+// matrix/odd.wgsl scales bf16 and f32 to f16, and has what lanes compute in place of matrices. matrix/split.wgsl has the
+// products of f32.
 //
 // State holds, for chunks of keys, the output of a workgroup by rows, then m, its sum and whether the row has met a huge
 // value, for each lane.
 //
-// Workgroup memory: 2·UNIT·KEYS·(KS + VS) + TY·M·(16·SS + 8·PS) + 32 bytes, and 4·TY·M for bf16. Arrays have vectors,
+// Workgroup memory: PARTS·2·UNIT·KEYS·(KS + VS) + TY·M·(16·SS + PARTS·8·PS) + 32 bytes, and 4·TY·M for bf16 and f32. Arrays have vectors,
 // in which offsets and strides of matrices are counted. Each subgroup has its own arrays of scores and weights, so that
 // offsets in them are constants: others get checks that hide from NVIDIA's compiler that they are aligned, and it then
 // moves matrices by single elements.
@@ -42,8 +43,9 @@ enable f16;
 enable subgroups;
 enable chromium_experimental_subgroup_matrix;
 
-const Q2: u32 = min(VEC, 1u); // 1: q is bound as fours (VEC 1) or eights (VEC 2) of 16-bit elements
-const KV2: u32 = min(VEC, 1u); // the same for k and v
+const PARTS: u32 = 2u - min(IN, 1u); // numbers of f16 for an element: 2 for f32
+const Q2: u32 = min(VEC, min(IN, 1u)); // 1: q is bound as fours (VEC 1) or eights (VEC 2) of 16-bit elements
+const KV2: u32 = Q2; // the same for k and v
 const UNIT: u32 = 4u * max(VEC, 1u); // elements of k and v that a thread loads at once
 const THREADS: u32 = TY * LANES;
 const ROWS: u32 = M; // query rows of a subgroup
@@ -75,7 +77,7 @@ alias Right = subgroup_matrix_right<f16, N, K>;
 alias Result = subgroup_matrix_result<f32, N, M>;
 
 @each($x: q, k, v)
-@if(VEC == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
+@if(VEC * Q2 == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
 @else @binding var<storage, read> $x: array<vec4<u32>>;
 @binding var<storage, read> mask: array<u32>;
 @binding var<storage, read> bias: array<u32>;
@@ -85,12 +87,12 @@ alias Result = subgroup_matrix_result<f32, N, M>;
 @binding var<storage, read_write> state: array<vec4<f32>>;
 @binding var<uniform> p: AttentionParams;
 
-// Units of keys and values: [key][depth/UNIT] and [key][column/UNIT].
+// Units of keys and values: [part][key][depth/UNIT] and [part][key][column/UNIT].
 @each($x $XS: k KS, v VS)
-@if(VEC == 2u) var<workgroup> tile_$x: array<vec4<u32>, KEYS * $XS>;
-@else var<workgroup> tile_$x: array<vec2<u32>, KEYS * $XS>;
+@if(VEC == 2u) var<workgroup> tile_$x: array<vec4<u32>, PARTS * KEYS * $XS>;
+@else var<workgroup> tile_$x: array<vec2<u32>, PARTS * KEYS * $XS>;
 var<workgroup> scores: array<array<vec4<f32>, M * SS>, TY>; // [subgroup][row][key/4], and columns of the output
-var<workgroup> weights: array<array<vec2<u32>, M * PS>, TY>; // [subgroup][row][key/4], and depths of queries
+var<workgroup> weights: array<array<vec2<u32>, PARTS * M * PS>, TY>; // [subgroup][part][row][key/4], and depths of queries
 // What threads want in this turn and in the one before: 0, or 1, and 2 more to rescale; and masks of keys for what they have
 // staged: odd values, huge values, odd keys of the next tile.
 var<workgroup> calls: array<atomic<u32>, 8>;
@@ -104,14 +106,17 @@ var<workgroup> calls: array<atomic<u32>, 8>;
             let row = x / (KEYS / 4u);
             let d = 4u * (x % (KEYS / 4u));
             var row_top = 0u;
-            @if(IN == 2u) row_top = tops[row];
-            weights[row / M][row % M * PS + d / 4u] = half_q(stored_q(q_at + min(r0 + row, p.rows - 1u) * p.q.s, c * KEYS + d, p.dim, p.q.d), row_top);
+            @if(IN != 1u) row_top = tops[row];
+            let four = stored_q(q_at + min(r0 + row, p.rows - 1u) * p.q.s, c * KEYS + d, p.dim, p.q.d);
+            @unroll for (var part = 0u; part < PARTS; part++) { weights[row / M][(part * M + row % M) * PS + d / 4u] = half_q(four, row_top, part); }
         }
         workgroupBarrier();
         @unroll for (var y = 0u; y < QTURNS; y++) {
             if (c == y) {
                 @unroll for (var i = 0u; i < min(PI, QI - y * PI); i++) {
-                    query[y * PI + i] = subgroupMatrixLoad<Left, row_major>(&weights[subgroup], i * (K / 4u), PS);
+                    @unroll for (var part = 0u; part < PARTS; part++) {
+                        query[part * QI + y * PI + i] = subgroupMatrixLoad<Left, row_major>(&weights[subgroup], part * M * PS + i * (K / 4u), PS);
+                    }
                 }
             }
         }
@@ -130,8 +135,10 @@ var<workgroup> calls: array<atomic<u32>, 8>;
 @inline fn stage_k($from) {
     let x = t + THREADS * n;
     if (KN * THREADS == KEYS * DEPTH / UNIT || x < KEYS * DEPTH / UNIT) {
-        tile_k[x / (DEPTH / UNIT) * KS + x % (DEPTH / UNIT)] = halved_k($from, K_TOP);
-        @if(IN == 2u) if (any_odd_k($from, K_TOP)) { wants.w |= 1u << (x / (DEPTH / UNIT)); }
+        @unroll for (var part = 0u; part < PARTS; part++) {
+            tile_k[(part * KEYS + x / (DEPTH / UNIT)) * KS + x % (DEPTH / UNIT)] = halved_k($from, K_TOP, part);
+        }
+        @if(IN != 1u) if (any_odd_k($from, K_TOP)) { wants.w |= 1u << (x / (DEPTH / UNIT)); }
     }
 }
 
@@ -139,14 +146,16 @@ var<workgroup> calls: array<atomic<u32>, 8>;
     let x = t + THREADS * n;
     if (VN * THREADS == KEYS * COLUMNS / UNIT || x < KEYS * COLUMNS / UNIT) {
         let key = x / (COLUMNS / UNIT);
-        @if(IN == 2u) {
+        @if(IN != 1u) {
             if (any_odd_v($from, V_TOP)) { wants.y |= 1u << key; }
             if (any_huge($from)) { wants.z |= 1u << key; }
         } @else if (check && any_odd_v($from, V_TOP)) {
             wants.y |= 1u << key;
             $from = only_finite($from);
         }
-        tile_v[key * VS + x % (COLUMNS / UNIT)] = halved_v($from, V_TOP);
+        @unroll for (var part = 0u; part < PARTS; part++) {
+            tile_v[(part * KEYS + key) * VS + x % (COLUMNS / UNIT)] = halved_v($from, V_TOP, part);
+        }
     }
 }
 
@@ -154,6 +163,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
 @inline fn products() {
     var s: array<Result, SN>;
     @unroll for (var n = 0u; n < SN; n++) { s[n] = Result(); }
+    @if(IN == 0u) { @inline low_scores(); }
     @unroll for (var i = 0u; i < QI; i++) {
         @unroll for (var n = 0u; n < SN; n++) {
             let x = subgroupMatrixLoad<Right, col_major>(&tile_k, n * N * KS + i * (K / UNIT), KS);
@@ -172,7 +182,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
         var s: array<vec4<f32>, FOURS>;
         var e: array<vec4<f32>, FOURS>;
         @unroll for (var g = 0u; g < FOURS; g++) { s[g] = scores[subgroup][line * SS + lane % PER + g * PER]; }
-        @if(IN == 2u) { @inline own_scores(); }
+        @if(IN != 1u) { @inline own_scores(); }
         @inline options();
         var top = vec4<f32>(LOWEST);
         @unroll for (var g = 0u; g < FOURS; g++) { top = max(top, s[g]); }
@@ -201,8 +211,10 @@ var<workgroup> calls: array<atomic<u32>, 8>;
             }
         }
         @unroll for (var g = 0u; g < FOURS; g++) {
-            @if(IN == 2u) e[g] = e[g] * 128.0;
-            weights[subgroup][line * PS + lane % PER + g * PER] = halves_of(e[g]);
+            @if(IN != 1u) e[g] = e[g] * power_of_two(127u + W_UP);
+            @unroll for (var part = 0u; part < PARTS; part++) {
+                weights[subgroup][(part * M + line) * PS + lane % PER + g * PER] = halves_of(part_of(e[g], part));
+            }
         }
         l[h] = fma(l[h], rescale[h], (sum.x + sum.y) + (sum.z + sum.w));
     }
@@ -265,6 +277,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
 
 // output adds the products of weights and values to the output.
 @inline fn output_products() {
+    @if(IN == 0u) { @inline low_output(); }
     @unroll for (var i = 0u; i < PI; i++) {
         let w = subgroupMatrixLoad<Left, row_major>(&weights[subgroup], i * (K / 4u), PS);
         @unroll for (var n = 0u; n < ON; n++) {
@@ -283,7 +296,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
         let ml = state[state_at + TY * M * COLUMNS / 4u + h * THREADS + subgroup * LANES + lane];
         m[h] = ml.x;
         l[h] = ml.y;
-        @if(IN == 2u) huge_row[h] = ml.z != 0.0;
+        @if(IN != 1u) huge_row[h] = ml.z != 0.0;
     }
 }
 
@@ -293,7 +306,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
     }
     @unroll for (var h = 0u; h < EACH; h++) {
         var huge = 0.0;
-        @if(IN == 2u) huge = select(0.0, 1.0, huge_row[h]);
+        @if(IN != 1u) huge = select(0.0, 1.0, huge_row[h]);
         state[state_at + TY * M * COLUMNS / 4u + h * THREADS + subgroup * LANES + lane] = vec4<f32>(m[h], l[h], huge, 0.0);
     }
 }
@@ -333,9 +346,9 @@ var<workgroup> calls: array<atomic<u32>, 8>;
             let line = lane / PER + h * STEP;
             for (var x = lane % PER; x < KEYS / 4u; x += PER) {
                 var y = unsigned_zeros(scores[subgroup][line * SS + x]);
-                @if(IN == 2u) y = y * power_of_two(select(112u, 127u, huge_row[h]));
+                @if(IN != 1u) y = y * power_of_two(select(127u - UP, 127u, huge_row[h]));
                 y = y * inverse[h];
-                @if(IN == 2u) y = y * power_of_two(select(127u, 176u, huge_row[h])); // last, as it may overflow before
+                @if(IN != 1u) y = y * power_of_two(select(127u, 191u - UP, huge_row[h])); // last, as it may overflow before
                 scores[subgroup][line * SS + x] = y;
             }
         }
@@ -398,11 +411,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
     let state_at = id * AREA;
 
-    @if(IN == 2u) var top: array<u32, EACH>;
-    @if(IN == 2u) var odd_row: array<bool, EACH>;
-    @if(IN == 2u) var huge_row: array<bool, EACH>;
-    @if(IN == 2u) { @inline row_tops(); }
-    var query: array<Left, QI>;
+    @if(IN != 1u) var top: array<u32, EACH>;
+    @if(IN != 1u) var odd_row: array<bool, EACH>;
+    @if(IN != 1u) var huge_row: array<bool, EACH>;
+    @if(IN != 1u) { @inline row_tops(); }
+    var query: array<Left, PARTS * QI>;
     @inline stage_q();
     var acc: array<Result, ON>;
     var m: array<f32, EACH>;
@@ -430,11 +443,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             @inline stage_k(z);
         }
     }
-    @if(IN == 2u) {
+    @if(IN != 1u) {
         @unroll for (var h = 0u; h < EACH; h++) { wants.z |= select(0u, 1u, huge_row[h]); }
         @inline vote();
     } @else workgroupBarrier();
-    @if(IN == 2u) var huge = called.z != 0u;
+    @if(IN != 1u) var huge = called.z != 0u;
     while (tile < end) {
         let j0 = u32(tile) - p.key0;
         let check = paired || tile < all_from || tile + i32(KEYS) > all_to;
@@ -448,7 +461,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @inline products();
         workgroupBarrier();
 
-        @if(IN == 2u) let odd_keys = called.w;
+        @if(IN != 1u) let odd_keys = called.w;
         wants = vec4<u32>();
         @inline softmax();
         @if(AHEAD == 1u) {
@@ -468,7 +481,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
         @inline vote();
         var anew = ((called.x & 2u) | called.y) != 0u;
-        @if(IN == 2u) {
+        @if(IN != 1u) {
             huge = huge || called.z != 0u;
             anew = anew || huge;
         }

@@ -106,11 +106,11 @@ type Flash struct {
 
 // Matrix is the prefill kernel on matrix units, whose workgroups have TY subgroups of Lanes threads.
 type Matrix struct {
-	In, KV Type // of q; of k and v
+	In, KV Type // of q; of k and v, the same: F16, BF16 or F32
 	Paged  bool // k and v are pools of pages
 	Listed bool // keys are listed
 	Out16  bool // elements of o have 16 bits
-	Vec    int  // 1: q, k and v are contiguous along D, in aligned fours; 2: in aligned eights
+	Vec    int  // 1: q, k and v are contiguous along D, in aligned fours; 2: in aligned eights, of 16 bits
 	Full   bool // rows of q and k fill Depth, and rows of v Columns; needs Vec
 	Both   Both // of a kind of pair operands
 	Paired bool // the call has softcap, a mask, a bias, slopes or dropout

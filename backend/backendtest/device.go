@@ -268,7 +268,7 @@ func (b *built) row(batch, h, i int) oracle.Row {
 	r := oracle.Row{
 		Q: cut(b.q, h, i, 1), K: cut(b.k, kvh, 0, d.SeqK), V: cut(b.v, kvh, 0, d.SeqK), Dv: d.ValueDim,
 		Scale: float32(scale), Softcap: float32(b.Options.Softcap), Out: b.DType,
-		Rounded: b.weightType(), Fixed: b.Options.LowPrecision && b.keyType() == backend.Q8,
+		Rounded: b.weightType(), Fixed: b.Options.LowPrecision && b.keyType() == backend.Q8, Split: b.Options.LowPrecision && b.DType == backend.F32 && b.keyType() == backend.F32,
 		Hidden: func(j int) bool {
 			return !vis(batch, i, j) || lacks(b.MaskShape, j) || lacks(b.BiasShape, j) ||
 				b.mask != nil && !b.mask[broadcastIndex(b.MaskShape, batch, h, i, j)] ||

@@ -42,8 +42,11 @@ func lowPrecisionCases(dtype backend.DType) []Case {
 		{Name: "float32 queries", Dims: many, DType: f32, Keys: &dtype},
 		{Name: "float32 queries, decode", Dims: few, DType: f32, Keys: &dtype},
 	}
-	if dtype == backend.Q8 {
+	switch dtype {
+	case backend.Q8:
 		cases = slices.DeleteFunc(cases, func(c Case) bool { return c.Dims.Dim%4 > 0 })
+	case f32:
+		cases = slices.DeleteFunc(cases, func(c Case) bool { return c.Keys != nil })
 	}
 	for i := range cases {
 		c := &cases[i]
@@ -60,7 +63,14 @@ func lowPrecisionCases(dtype backend.DType) []Case {
 
 // testLowPrecision runs calls with Options.LowPrecision.
 func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
-	for i, dtype := range []backend.DType{backend.BF16, backend.F16, backend.Q8} {
+	plain := Case{Name: "f32", Dims: dims(1, 2, 2, 40, 70, 16, 16)}
+	low := plain
+	low.Options.LowPrecision = true
+	splits := strings.Contains(pathOf(t, dev, low), "three for one of f32")
+	for i, dtype := range []backend.DType{backend.BF16, backend.F16, backend.Q8, backend.F32} {
+		if dtype == backend.F32 && !splits {
+			break // the same kernels as without the option
+		}
 		for j, c := range lowPrecisionCases(dtype) {
 			if (i+j)%h.every() > 0 {
 				continue
@@ -71,18 +81,15 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 			})
 		}
 		for _, rows := range []int{1, 70} {
-			if dtype == backend.Q8 { // a device need not round
+			if dtype == backend.Q8 || dtype == backend.F32 { // a device need not round
 				break
 			}
 			t.Run(fmt.Sprintf("%v reaches the bound, %d rows", dtype, rows), func(t *testing.T) { reachesBound(t, dev, dtype, rows) })
 		}
 	}
-	t.Run("f32", func(t *testing.T) {
-		c := Case{Name: "f32", Dims: dims(1, 2, 2, 40, 70, 16, 16)}
-		low := c
-		low.Options.LowPrecision = true
-		sameBits(t, c.build().once(t, dev, fused), low.build().once(t, dev, fused))
-	})
+	if !splits {
+		t.Run("f32", func(t *testing.T) { sameBits(t, plain.build().once(t, dev, fused), low.build().once(t, dev, fused)) })
+	}
 	t.Run("rows alone", func(t *testing.T) { rowsAlone(t, dev, backend.BF16, 70, 1, 16) })
 	t.Run("rows alone, f16", func(t *testing.T) { rowsAlone(t, dev, backend.F16, 70, 1, 19) })
 	t.Run("rows alone, q8", func(t *testing.T) { rowsAlone(t, dev, backend.Q8, 6, 1, 3) })
@@ -96,6 +103,13 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 		_, err := dev.Scores(t.Context(), on.q.view, on.k.view, kernels.Scaled, on.opt)
 		wantError(t, "scores", backend.ErrUnsupported, err)
 	})
+}
+
+// pathOf returns the path of a case's plan.
+func pathOf(t *testing.T, dev *kernels.Device, c Case) string {
+	on := c.build().on(t, dev)
+	defer on.release()
+	return must(prepare(t, dev, on.q.view, on.k.view, on.v.view, on.opt).Plan(t.Context()))(t).Path
 }
 
 // rowsAlone compares some rows of a call with all of them: they have the same bits, unless plans name
@@ -140,11 +154,10 @@ func rowsAlone(t *testing.T, dev *kernels.Device, keys backend.DType, rows int, 
 func reachesBound(t *testing.T, dev *kernels.Device, dtype backend.DType, rows int) {
 	const keys, d = 200, 4 // fewer keys than a backend may give a maximum of their own
 	c := Case{Dims: dims(1, 1, 1, rows, keys, d, d), DType: dtype, Options: kernels.Options{Scale: new(1.0), LowPrecision: true}}
-	on, rounded := c.build().on(t, dev), dtype
-	if plan := must(prepare(t, dev, on.q.view, on.k.view, on.v.view, on.opt).Plan(t.Context()))(t); strings.Contains(plan.Path, "f16 matrices") {
+	rounded := dtype
+	if strings.Contains(pathOf(t, dev, c), "f16 matrices") {
 		rounded = backend.F16
 	}
-	on.release()
 	u := rounded.UnitRoundoff()
 	weights := map[string]float64{ // of all keys but the first, whose weight is 1
 		"just under half a step above 1/2":   (1 + u*0.98) / 2,

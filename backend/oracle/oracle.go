@@ -64,6 +64,13 @@
 // With a score mod f, δ_j takes the place of φ_j, and |f| that of the product in A: docs/score-mods.md derives δ_j, and
 // the c' and γ' that take the places of c and γ below.
 //
+// Float32 products may be split, as PyTorch's float32_matmul_precision "high" splits them: x = high + low/2^11, with high
+// the nearest f16 and low the rest in f16, rounded either way, and x·y = high·high + (high·low + low·high)/2^11. A power
+// of two brings x below 2^15. From 2^-14 on, low loses at most a unit of 2^-35 or half a 24th bit: 8u of x. What is left
+// out, low·low, is 4u of x·y. So φ_j = 21u·|scale|·Σ_d |q_d·k_jd| (8 + 8 + 4, and their products), and v = 16u. Weights go down to 0,
+// and have a factor of 2^6: one loses 2u of itself or 2^-41 of the largest, and in a product below 2^-25 of it 2^-42 more.
+// With 8u for its value and 4u for low·low that is below max(16u·w, f·w⁺) for f = 2^-39.
+//
 // # Large scores
 //
 // The distance between float32 scores is 2u·|s|: e reaches 1 at scores of some 2^17 to 2^20, and from 2^24 on rounding
@@ -146,6 +153,7 @@ type Row struct {
 	Out                      backend.DType    // of the output
 	Rounded                  backend.DType    // to which weights are rounded before they multiply values, or F32
 	Fixed                    bool             // whether the query may be rounded to integers of 16 bits
+	Split                    bool             // whether products of float32 may be split
 }
 
 // Answer is the reference result of a row with the error bounds.
@@ -176,10 +184,16 @@ func (r *Row) product(j int) (s, abs, fixed float64) {
 		abs += math.Abs(x*y) + flushed*(math.Abs(x)+math.Abs(y)+2)
 		top, fixed = math.Max(top, math.Abs(x)), fixed+math.Abs(y)
 	}
-	if fixed *= (0x1p-16 + 0x1p-22) * math.Abs(scale) * top; !r.Fixed {
+	abs *= math.Abs(scale)
+	switch {
+	case r.Fixed:
+		fixed *= (0x1p-16 + 0x1p-22) * math.Abs(scale) * top
+	case r.Split:
+		fixed = 21 * u * abs
+	default:
 		fixed = 0
 	}
-	return s * scale, abs * math.Abs(scale), fixed
+	return s * scale, abs, fixed
 }
 
 // score returns score j before softcap, its A, and φ_j or δ_j.
@@ -295,6 +309,10 @@ func Solve(r Row) Answer {
 		unit, least = 0x1p-11, 0x1p-25
 	case backend.BF16:
 		unit, least, flushes = 0x1p-8, 0x1p-32, 1
+	default:
+		if r.Split {
+			unit, least = 16*u, 0x1p-39
+		}
 	}
 	for _, j := range kept {
 		w, wOff := a.Weights[j], offW(j)

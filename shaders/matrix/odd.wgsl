@@ -5,22 +5,29 @@
 // matrix. Lanes compute the scores of odd keys, and all scores of rows with odd queries, and add the products of odd
 // values. Weights are multiplied by 2^7, so that the output has a factor of 2^15. When a row sees a value of 2^64 or
 // more, this factor becomes 2^-49, and lanes add all its products from then on.
+//
+// For f32 the powers are 2^5, 2^7, [2^14, 2^15) and 2^6, and 29 exponents are not odd: their high parts are normal
+// numbers of f16, see split.wgsl.
 
-// Exponents, as bf16 has them: of the keys and of the values that come to [2^15, 2^16), and of huge values.
-const K_TOP: u32 = 138u;
+// Exponents, as bf16 and f32 have them: of the largest numbers, of the keys and values that come to these, of huge values.
+const TOP: u32 = 141u + min(IN, 1u);
+const K_TOP: u32 = 136u + 2u * min(IN, 1u);
 const V_TOP: u32 = 134u;
 const HUGE: u32 = 191u;
+const SPAN: u32 = 29u + 4u * min(IN, 1u); // exponents that are not odd
+const W_UP: u32 = 6u + min(IN, 1u); // of the factor of weights
+const UP: u32 = W_UP + TOP - V_TOP; // of that of the output
 
-@if(IN == 2u) var<workgroup> tops: array<u32, TY * M>; // of rows of queries
+@if(IN != 1u) var<workgroup> tops: array<u32, TY * M>; // of rows of queries
 
-// half_$x returns the four elements that stored_$x returned, in f16. Those of bf16 are scaled, such that the exponent
-// top comes to [2^15, 2^16), and odd ones are 0.
+// half_$x returns a part of the four elements that stored_$x returned, in f16. Those of bf16 and f32 are scaled, such
+// that the exponent top comes to TOP, and odd ones are 0.
 @each($x $TWO: q Q2, k KV2, v KV2)
-fn half_$x(x: vec4<u32>, top: u32) -> vec2<u32> {
-    @if(IN == 2u) {
+fn half_$x(x: vec4<u32>, top: u32, part: u32) -> vec2<u32> {
+    @if(IN != 1u) {
         let y = value_$x(x);
-        let scaled = bitcast<vec4<u32>>(y) + vec4<u32>((142u - top) << 23u);
-        return halves_of(bitcast<vec4<f32>>(select(vec4<u32>(0u), scaled, fits(y, top))));
+        let scaled = bitcast<vec4<u32>>(y) + vec4<u32>((TOP - top) << 23u);
+        return halves_of(part_of(bitcast<vec4<f32>>(select(vec4<u32>(0u), scaled, fits(y, top))), part));
     } @else @if($TWO == 1u) return x.xy;
     @else return halves_of(value_$x(x));
 }
@@ -35,8 +42,8 @@ fn unit_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
     } @else return stored_$x(at, d, end, step);
 }
 @each($x: k, v)
-@if(VEC == 2u) fn halved_$x(x: vec4<u32>, top: u32) -> vec4<u32> { return vec4<u32>(half_$x(x, top), half_$x(x.zwxy, top)); }
-@else fn halved_$x(x: vec4<u32>, top: u32) -> vec2<u32> { return half_$x(x, top); }
+@if(VEC == 2u) fn halved_$x(x: vec4<u32>, top: u32, part: u32) -> vec4<u32> { return vec4<u32>(half_$x(x, top, part), half_$x(x.zwxy, top, part)); }
+@else fn halved_$x(x: vec4<u32>, top: u32, part: u32) -> vec2<u32> { return half_$x(x, top, part); }
 @each($x: k, v)
 fn any_odd_$x(x: vec4<u32>, top: u32) -> bool {
     @if(VEC == 2u) return any(odd(value_$x(x), top) | odd(value_$x(x.zwxy), top));
@@ -53,16 +60,25 @@ fn any_huge(x: vec4<u32>) -> bool {
 // magnitude returns the bits of |x|.
 fn magnitude(x: vec4<f32>) -> vec4<u32> { return bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu); }
 
-// fits reports which x are not 0 and have one of the 33 exponents up to top.
+// fits reports which x are not 0 and have one of the SPAN exponents up to top.
 fn fits(x: vec4<f32>, top: u32) -> vec4<bool> {
-    let low = (max(top, 33u) - 32u) << 23u;
+    let low = (max(top, SPAN) - SPAN + 1u) << 23u;
     return magnitude(x) - vec4<u32>(low) < vec4<u32>(((top + 1u) << 23u) - low);
 }
 
-// odd reports which x of bf16 are neither 0 nor exact in f16, and which x of f16 are not finite.
+// odd reports which x of bf16 and f32 are neither 0 nor fit, and which x of f16 are not finite.
 fn odd(x: vec4<f32>, top: u32) -> vec4<bool> {
-    @if(IN == 2u) return (magnitude(x) != vec4<u32>(0u)) & !fits(x, top);
+    @if(IN != 1u) return (magnitude(x) != vec4<u32>(0u)) & !fits(x, top);
     @else return magnitude(x) >= vec4<u32>(0x7f800000u);
+}
+
+// part_of returns x, or a part of it where elements have two.
+fn part_of(x: vec4<f32>, part: u32) -> vec4<f32> {
+    @if(IN == 0u) {
+        let high = rounded(x);
+        if (part == 0u) { return high; }
+        return (x - high) * 2048.0;
+    } @else return x;
 }
 
 fn halves_of(x: vec4<f32>) -> vec2<u32> { return bitcast<vec2<u32>>(vec4<f16>(x)); }
@@ -71,7 +87,7 @@ fn halves_of(x: vec4<f32>) -> vec2<u32> { return bitcast<vec2<u32>>(vec4<f16>(x)
 fn power_of_two(exponent: u32) -> f32 { return bitcast<f32>(exponent << 23u); }
 
 // product_of returns the product of a query and a key, whose rows begin at i and j, in the order of their elements.
-@if(IN == 2u) fn product_of(i: u32, j: u32) -> f32 {
+@if(IN != 1u) fn product_of(i: u32, j: u32) -> f32 {
     var sum = 0.0;
     for (var d = 0u; d < DEPTH; d += 4u) {
         sum = dot4(value_q(stored_q(i, d, p.dim, p.q.d)), value_k(stored_k(j, d, p.dim, p.k.d)), sum);
@@ -128,7 +144,7 @@ fn weight_bits(subgroup: u32, line: u32, n: u32) -> u32 { return (weights[subgro
 // rescale_output rescales the output and adds the products of odd values, and of all values in rows that have met a
 // huge one.
 @inline fn rescale_output() {
-    @if(IN == 2u) @unroll for (var h = 0u; h < EACH; h++) {
+    @if(IN != 1u) @unroll for (var h = 0u; h < EACH; h++) {
         for (var rest = called.z; rest != 0u && !huge_row[h]; rest &= rest - 1u) {
             if (weight_bits(subgroup, lane / PER + h * STEP, firstTrailingBit(rest)) != HIDDEN_BITS >> 16u) {
                 huge_row[h] = true;
@@ -144,16 +160,18 @@ fn weight_bits(subgroup: u32, line: u32, n: u32) -> u32 { return (weights[subgro
                 var y = scores[subgroup][line * SS + x] * rescale[h];
                 var alone = false;
                 var factor = 1.0;
-                @if(IN == 2u) {
+                @if(IN != 1u) {
                     alone = huge_row[h];
-                    factor = power_of_two(select(135u, 71u, alone));
+                    factor = power_of_two(select(127u, 63u, alone) + TOP - V_TOP);
                 }
                 for (var rest = select(called.y, 0xffffffffu >> (32u - KEYS), alone); rest != 0u; rest &= rest - 1u) {
                     let n = firstTrailingBit(rest);
                     let w = weight_bits(subgroup, line, n);
                     if (w != HIDDEN_BITS >> 16u) {
                         let z = value_v(stored_v(v_row(v_at, batch, min(j0 + n, p.keys - 1u)), min(c * KEYS + 4u * x, COLUMNS - 4u), p.vdim, p.v.d));
-                        y = select(y, y + unpack2x16float(w).x * (z * factor), odd(z, V_TOP) | vec4<bool>(alone));
+                        var weight = unpack2x16float(w).x;
+                        @if(IN == 0u) weight += unpack2x16float(weight_bits(subgroup, M + line, n)).x / 2048.0;
+                        y = select(y, y + weight * (z * factor), odd(z, V_TOP) | vec4<bool>(alone));
                     }
                 }
                 scores[subgroup][line * SS + x] = y;
@@ -161,10 +179,12 @@ fn weight_bits(subgroup: u32, line: u32, n: u32) -> u32 { return (weights[subgro
         }
         @inline load_columns();
     }
-    @if(IN == 2u) {
+    @if(IN != 1u) {
         @unroll for (var h = 0u; h < EACH; h++) {
             if (huge_row[h]) {
-                for (var x = lane % PER; x < KEYS / 4u; x += PER) { weights[subgroup][(lane / PER + h * STEP) * PS + x] = vec2<u32>(0u); }
+                for (var x = lane % PER; x < KEYS / 4u; x += PER) {
+                    @unroll for (var part = 0u; part < PARTS; part++) { weights[subgroup][(part * M + lane / PER + h * STEP) * PS + x] = vec2<u32>(0u); }
+                }
             }
         }
         workgroupBarrier();

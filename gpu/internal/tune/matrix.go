@@ -3,6 +3,7 @@ package tune
 import (
 	"fmt"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -42,8 +43,12 @@ func (m Matrices) Largest() (k shaders.MatrixPeak, whyNot string) {
 // which bits depend.
 func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 	x, whyNot := m.Largest()
-	if whyNot == "" && max(dim, s.ValueDim) > maxMatrixDim {
-		whyNot = fmt.Sprintf("matrices hold heads of up to %d elements", maxMatrixDim)
+	most := maxMatrixDim
+	if s.In == backend.F32 { // two numbers of f16 for each element
+		most /= 2
+	}
+	if whyNot == "" && max(dim, s.ValueDim) > most {
+		whyNot = fmt.Sprintf("matrices hold heads of up to %d elements of %v", most, s.In)
 	}
 	if whyNot != "" {
 		return k, whyNot
@@ -55,12 +60,12 @@ func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 	if s.Wide {
 		k.Vec = 1
 	}
-	if s.Eights {
+	if s.Eights && s.In != backend.F32 {
 		k.Vec = 2
 	}
 	k.Full = s.Wide && k.Depth == dim && k.Columns == s.ValueDim
 	sizes, busy := []int{32, 16, 8}, Busy/2
-	if k.M*(k.Depth/2+k.Columns) <= k.Lanes*matrixWords { // with 16 keys, two workgroups run where one does with 32
+	if s.In == backend.F32 || k.M*(k.Depth/2+k.Columns) <= k.Lanes*matrixWords { // with 16 keys, two workgroups run where one does with 32
 		sizes = []int{16, 32, 8}
 	}
 	if s.Software { // whose compilers take a second for a product of matrices

@@ -15,30 +15,33 @@ func TestMatrices(t *testing.T) {
 	nvidia, intel, mesa := [][3]int{{16, 8, 16}, {16, 16, 16}, {16, 8, 8}}, [][3]int{{8, 16, 16}}, [][3]int{{8, 8, 8}}
 	for _, c := range []struct {
 		name          string
+		of            backend.DType
 		sizes         [][3]int
 		lanes, memory int
 		dim, dv, rows int
 		software      bool
 		want, whyNot  string // MxNxK, subgroups x keys, depth and columns
 	}{
-		{"16 keys for small heads", nvidia, 32, 48 << 10, 64, 64, 4096, false, "16x16x16, 8x16, 64 64", ""},
-		{"32 for others", nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x32, 128 128", ""},
-		{"few keys for large heads", nvidia, 32, 48 << 10, 256, 256, 4096, false, "16x16x16, 8x16, 256 256", ""},
-		{"16 KiB", nvidia, 32, 16 << 10, 64, 64, 4096, false, "16x16x16, 4x16, 64 64", ""},
-		{"odd heads are padded", nvidia, 32, 48 << 10, 33, 31, 4096, false, "16x16x16, 8x16, 48 32", ""},
-		{"few rows", nvidia, 32, 48 << 10, 128, 128, 20, false, "16x16x16, 1x32, 128 128", ""},
-		{"eight rows a matrix", intel, 16, 32 << 10, 64, 80, 4096, false, "8x16x16, 8x32, 64 80", ""},
-		{"a software driver", mesa, 8, 32 << 10, 64, 64, 4096, true, "8x8x8, 16x8, 64 64", ""},
-		{"no matrices", nil, 32, 48 << 10, 64, 64, 4096, false, "", "lists no products"},
-		{"subgroups of two sizes", nvidia, 0, 48 << 10, 64, 64, 4096, false, "", "8 to 32 lanes"},
-		{"heads over 256", nvidia, 32, 48 << 10, 257, 64, 4096, false, "", "up to 256"},
-		{"no memory", nvidia, 32, 2 << 10, 128, 128, 4096, false, "", "fit no workgroup"},
+		{"16 keys for small heads", backend.F16, nvidia, 32, 48 << 10, 64, 64, 4096, false, "16x16x16, 8x16, 64 64", ""},
+		{"32 for others", backend.F16, nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x32, 128 128", ""},
+		{"few keys for large heads", backend.F16, nvidia, 32, 48 << 10, 256, 256, 4096, false, "16x16x16, 8x16, 256 256", ""},
+		{"16 KiB", backend.F16, nvidia, 32, 16 << 10, 64, 64, 4096, false, "16x16x16, 4x16, 64 64", ""},
+		{"odd heads are padded", backend.F16, nvidia, 32, 48 << 10, 33, 31, 4096, false, "16x16x16, 8x16, 48 32", ""},
+		{"few rows", backend.F16, nvidia, 32, 48 << 10, 128, 128, 20, false, "16x16x16, 1x32, 128 128", ""},
+		{"eight rows a matrix", backend.F16, intel, 16, 32 << 10, 64, 80, 4096, false, "8x16x16, 8x32, 64 80", ""},
+		{"a software driver", backend.F16, mesa, 8, 32 << 10, 64, 64, 4096, true, "8x8x8, 16x8, 64 64", ""},
+		{"no matrices", backend.F16, nil, 32, 48 << 10, 64, 64, 4096, false, "", "lists no products"},
+		{"subgroups of two sizes", backend.F16, nvidia, 0, 48 << 10, 64, 64, 4096, false, "", "8 to 32 lanes"},
+		{"heads over 256", backend.F16, nvidia, 32, 48 << 10, 257, 64, 4096, false, "", "up to 256"},
+		{"f32: 16 keys", backend.F32, nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x16, 128 128", ""},
+		{"f32: heads over 128", backend.F32, nvidia, 32, 48 << 10, 64, 129, 4096, false, "", "up to 128 elements of f32"},
+		{"no memory", backend.F16, nvidia, 32, 2 << 10, 128, 128, 4096, false, "", "fit no workgroup"},
 	} {
 		m := Matrices{LanesMin: c.lanes, LanesMax: c.lanes, Sizes: c.sizes}
 		if c.lanes == 0 {
 			m.LanesMin, m.LanesMax = 8, 32
 		}
-		s := Shape{ValueDim: c.dv, Heads: 16, SeqQ: c.rows, In: backend.F16, KV: backend.F16, Wide: true, Software: c.software,
+		s := Shape{ValueDim: c.dv, Heads: 16, SeqQ: c.rows, In: c.of, KV: c.of, Wide: true, Software: c.software,
 			Limits: Limits{Threads: 256, Memory: c.memory}}
 		k, whyNot := m.Kernel(s, c.dim)
 		if (whyNot == "") != (c.whyNot == "") || !strings.Contains(whyNot, c.whyNot) {

@@ -216,7 +216,7 @@ func (p *patch) row(i int) oracle.Row {
 	r := i - p.Lo[backend.Seq]
 	row := oracle.Row{Q: p.q[r*d.Dim:][:d.Dim], K: p.head.k[first*d.Dim:][:keys*d.Dim], V: p.head.v[first*d.ValueDim:][:keys*d.ValueDim],
 		Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType(), Rounded: c.WeightType(),
-		Fixed: c.LowPrecision && c.K.DType() == backend.Q8}
+		Fixed: c.LowPrecision && c.K.DType() == backend.Q8, Split: c.Split()}
 	ofRow := func(all []float32) []float32 {
 		if all == nil {
 			return nil

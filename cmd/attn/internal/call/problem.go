@@ -27,7 +27,7 @@ type Problem struct {
 	BlockMask  string `name:"block-mask" placeholder:"M.npy" group:"Visibility" help:"Bool array [Sq/block,Sk/block] of visible blocks, with axes for batches and heads as in --mask. Hidden blocks are not computed."`
 	BlockSize  int    `name:"block-size" placeholder:"N" group:"Visibility" help:"Rows and keys of a block of --block-mask."`
 
-	LowPrecision bool    `name:"low-precision" group:"Inputs" help:"With keys and values of f16 or bf16, multiply in that type and round weights to it, as FlashAttention does."`
+	LowPrecision bool    `name:"low-precision" group:"Inputs" help:"With keys and values of f16 or bf16, multiply in that type and round weights to it, as FlashAttention does. With f32, GPUs with matrix units split numbers in two of f16."`
 	RoPE         RoPE    `embed:""`
 	Dropout      Dropout `embed:""`
 }
