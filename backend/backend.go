@@ -9,7 +9,7 @@
 // the errors. It computes nothing.
 //
 // Optional abilities are small interfaces, found by type assertion: [Projector], [Rotator],
-// [Merger], [Scorer], [Copier] and [Warmer] compute; [PeakMeter], [BandwidthMeter],
+// [Merger], [Scorer], [Copier] and [Warmer] compute; [PeakMeter], [MatrixMeter], [BandwidthMeter],
 // [LaunchMeter] and [MemoryMeter] measure. A [Trace] in a context observes
 // calls.
 //
@@ -215,6 +215,13 @@ type PeakMeter interface {
 	// multiply-adds (2 operations each) on registers, with all threads that the backend
 	// uses. It takes some tens of milliseconds.
 	PeakFLOPS(ctx context.Context) (float64, error)
+}
+
+// MatrixMeter is implemented by backends with plans of matrix units ([Plan.Matrices]).
+type MatrixMeter interface {
+	// MatrixFLOPS measures operations per second in independent products of 16-bit matrices with float32 sums, as
+	// PeakFLOPS does. It returns ErrUnsupported without matrix units.
+	MatrixFLOPS(ctx context.Context) (float64, error)
 }
 
 // BandwidthMeter is implemented by backends that can measure their read bandwidth, which

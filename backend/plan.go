@@ -13,7 +13,10 @@ type Plan struct {
 	Scratch int64 `json:"scratch"` // bytes of device memory in addition to the operands
 	// Streamed is the number of bytes that the call moves between host and device memory
 	// in both directions: 0 when all operands are in device memory.
-	Streamed int64   `json:"streamed,omitempty"`
+	Streamed int64 `json:"streamed,omitempty"`
+	// Matrices is how many products of matrix units stand for one product of the operands; 0
+	// where other units multiply.
+	Matrices int     `json:"matrices,omitempty"`
 	Chunks   int     `json:"chunks"`           // pieces of the work: tasks of goroutines, or dispatches
 	Cut      string  `json:"cut"`              // the pieces in words: "2 heads x 32 query blocks of 64, key blocks of 256"
 	Limits   []Limit `json:"limits,omitempty"` // of the device, that shaped the cut

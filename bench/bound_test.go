@@ -10,15 +10,17 @@ import (
 
 func TestPercentOfTheLimitingCeiling(t *testing.T) {
 	for _, tc := range []struct {
-		seqQ int
-		want report.Bound
+		seqQ     int
+		matrices bool
+		want     report.Bound
 	}{
-		{0, report.BoundFMA},  // 32 queries: 8 operations a byte
-		{1, report.BoundRead}, // half an operation a byte
+		{0, false, report.BoundFMA},   // 32 queries: 8 operations a byte
+		{1, false, report.BoundRead},  // half an operation a byte
+		{0, true, report.BoundMatrix}, // three products for one
 	} {
 		be := &roofed{fake: fake{name: "cpu"}, peak: 4e9, read: 2e9}
 		cfg := small(32)
-		cfg.Series[0].SeqQ = tc.seqQ
+		cfg.Series[0].SeqQ, cfg.Series[0].LowPrecision = tc.seqQ, tc.matrices
 		r := runOn(t, cfg, be)
 		c := r.Cases[0]
 		if c.Status != report.OK || c.Bound != tc.want || c.PercentOfBound == nil || c.CeilingGBS == nil || *c.CeilingGBS != 2 || *c.CeilingGFLOPS != 4 {
@@ -32,8 +34,11 @@ func TestPercentOfTheLimitingCeiling(t *testing.T) {
 			t.Errorf("Sq=%d: the ceiling read %d bytes, the call reads %d", c.SeqQ, be.asked, want)
 		}
 		want, unit := 100**c.GFLOPS/4, " fma"
-		if c.Bound == report.BoundRead {
+		switch c.Bound {
+		case report.BoundRead:
 			want, unit = 100**c.GBS/2, " read"
+		case report.BoundMatrix:
+			unit = " matrix"
 		}
 		if got := *c.PercentOfBound; got < want*(1-1e-12) || got > want*(1+1e-12) {
 			t.Errorf("Sq=%d: %v%% of what binds, want %v", c.SeqQ, got, want)

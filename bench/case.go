@@ -33,7 +33,7 @@ func (c Case) row(info kernels.Info) report.Measurement {
 	m := report.Measurement{
 		Backend: info.Name, Series: c.Name, Variant: c.Variant, DType: c.DType.String(),
 		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
-		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
+		Causal: c.Causal, Softcap: c.Softcap, LowPrecision: c.LowPrecision, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
 	}
 	if c.Mask {
 		m.Mask = kernels.F32.String()
@@ -53,7 +53,8 @@ func (c Case) row(info kernels.Info) report.Measurement {
 
 // options returns the call's options; bias is the mask.
 func (c Case) options(bias kernels.Tensor) kernels.Options {
-	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias, LSE: c.Variant == report.Backward}
+	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, LowPrecision: c.LowPrecision, Bias: bias,
+		LSE: c.Variant == report.Backward}
 }
 
 // stored reports whether the variant stores scores or weights.

@@ -106,6 +106,8 @@ type Series struct {
 	Window *kernels.Window
 	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
 	Softcap float64
+	// LowPrecision is kernels.Options.LowPrecision.
+	LowPrecision bool
 	// Mask adds a bias to the scores: F32 [1, 1, Sq, Sk] of standard normal numbers, shared
 	// by all heads and batches.
 	Mask bool
@@ -127,6 +129,9 @@ func (s Series) withDefaults() (Series, error) {
 		return s, fmt.Errorf("bench: seq-q is %d, it must be 1 to %d, or 0 for as many queries as keys: %w", s.SeqQ, maxSeq, kernels.ErrShape)
 	case !slices.Contains(report.Variants, s.Variant):
 		return s, fmt.Errorf("bench: variant is %q, it must be one of %v: %w", s.Variant, report.Variants, kernels.ErrOption)
+	}
+	if s.LowPrecision && s.Variant != report.Fused {
+		return s, fmt.Errorf("bench: low precision is an option of the fused call, the variant is %s: %w", s.Variant, kernels.ErrOption)
 	}
 	if w := s.Window; w != nil && min(w.Left, w.Right) < 0 {
 		return s, fmt.Errorf("bench: window is %d,%d: both sides must be at least 0: %w", w.Left, w.Right, kernels.ErrOption)

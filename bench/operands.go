@@ -133,6 +133,7 @@ func (op *operands) stages(ctx context.Context, names ...string) error {
 			err = op.dev.Backend().QK(ctx, op.out.Weights, op.q, op.k)
 		case report.Softmax:
 			opt := op.c.options(op.bias)
+			opt.LowPrecision = false // which stages refuse
 			opt.Scale = new(1 / math.Sqrt(float64(op.c.Dim)))
 			err = op.dev.Softmax(ctx, op.out.Weights, kernels.Tensor{}, opt)
 		case report.PV:

@@ -88,7 +88,7 @@ func settings(was, now *report.Measurement) (differ []string) {
 			{"series", m.Series}, {"--backend", m.Backend}, {"--threads", m.Threads}, {"--variant", m.Variant}, {"--dtype", m.DType}, {"--batch", m.Batch},
 			{"--heads", m.Heads}, {"--kv-heads", unless(m.KVHeads, m.Heads, "that of --heads")}, {"--dim", m.Dim}, {"--seq", m.SeqK},
 			{"--seq-q", unless(m.SeqQ, m.SeqK, "that of --seq")}, {"--causal", m.Causal},
-			{"--window", fmt.Sprint(number(m.WindowLeft), ",", number(m.WindowRight))}, {"--softcap", m.Softcap}, {"--mask", m.Mask != ""},
+			{"--window", fmt.Sprint(number(m.WindowLeft), ",", number(m.WindowRight))}, {"--softcap", m.Softcap}, {"--low-precision", m.LowPrecision}, {"--mask", m.Mask != ""},
 		}
 	}
 	for i, f := range flags(was) {

@@ -90,7 +90,7 @@ func (b *bencher) enough() bool {
 // allocations, a call by the device's clock, the three stages.
 func (b *bencher) round() error {
 	each := perRound(b.warm)
-	peak, read, launch, err := meters(b.work, b.dev.Backend(), b.op.reads()...)
+	peak, read, launch, err := meters(b.work, b.dev.Backend(), b.row.Plan.Matrices, b.op.reads()...)
 	if err != nil {
 		return fmt.Errorf("ceiling: %w", err)
 	}
@@ -139,10 +139,16 @@ func (b *bencher) round() error {
 	return nil
 }
 
-// meters measures the peak rate in operations a second, the rate of reading operands in
-// bytes a second, and the seconds of an empty call; 0 for what the backend cannot measure.
-func meters(ctx context.Context, be backend.Backend, operands ...kernels.Tensor) (peak, read, launch float64, err error) {
-	if meter, ok := be.(backend.PeakMeter); ok {
+// meters measures the peak rate in operations a second, of matrix units where so many of their products stand for
+// one of the call, the rate of reading operands in bytes a second, and the seconds of an empty call; 0 for what the
+// backend cannot measure.
+func meters(ctx context.Context, be backend.Backend, matrices int, operands ...kernels.Tensor) (peak, read, launch float64, err error) {
+	if meter, ok := be.(backend.MatrixMeter); ok && matrices > 0 {
+		if peak, err = meter.MatrixFLOPS(ctx); err != nil {
+			return 0, 0, 0, err
+		}
+		peak /= float64(matrices)
+	} else if meter, ok := be.(backend.PeakMeter); ok {
 		if peak, err = meter.PeakFLOPS(ctx); err != nil {
 			return 0, 0, 0, err
 		}

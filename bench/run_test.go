@@ -297,6 +297,7 @@ func TestConfigRefuses(t *testing.T) {
 		{of(Series{Softcap: -1}), kernels.ErrOption},
 		{of(Series{Softcap: math.NaN()}), kernels.ErrOption},
 		{of(Series{Softcap: math.Inf(1)}), kernels.ErrOption},
+		{of(Series{LowPrecision: true, Variant: report.QK}), kernels.ErrOption},
 	} {
 		r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), nil, tc.cfg) })
 		if !errors.Is(err, tc.want) || r != nil {
@@ -343,8 +344,8 @@ func TestCaseNames(t *testing.T) {
 	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	c.Window, c.Softcap, c.Mask = &kernels.Window{Left: 256, Right: kernels.Unbounded}, 50, true
-	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal/window256,inf/softcap50/mask"; got != want {
+	c.Window, c.Softcap, c.LowPrecision, c.Mask = &kernels.Window{Left: 256, Right: kernels.Unbounded}, 50, true, true
+	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal/window256,inf/softcap50/low/mask"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -50,6 +50,9 @@ func onMatrices(t testing.TB, b *Backend, c *backend.Call) (results [2][]float32
 	if !strings.Contains(plan.Path, "matrix units WGSL, products of f16 matrices of ") {
 		t.Fatalf("planned %q: %s", plan.Path, plan.Why)
 	}
+	if want := map[bool]int{false: 1, true: 3}[c.Split()]; plan.Matrices != want {
+		t.Errorf("planned %d products for one, want %d", plan.Matrices, want)
+	}
 	check(t, b.Attention(context.Background(), c))
 	return [2][]float32{floats(t, b, c.O), floats(t, b, c.LSE)}, plan.Chunks
 }

@@ -171,7 +171,10 @@ func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 	p.Path = x.path
 	arithmetic := "float32 arithmetic"
 	if x.matrices != "" {
-		p.Path, arithmetic = p.Path+", products of "+x.matrices, "float32 sums"
+		p.Path, arithmetic, p.Matrices = p.Path+", products of "+x.matrices, "float32 sums", 1
+		if x.c.Split() {
+			p.Matrices = 3
+		}
 	} else if x.c.WeightType() != backend.F32 {
 		p.Path, arithmetic = p.Path+x.products(), arithmetic+" ("+x.noMatrix+")"
 	}

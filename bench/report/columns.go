@@ -66,6 +66,7 @@ var legend = [][2]string{
 	{"GB/s", "each operand and output once, except keys and values that no row sees"},
 	{"ceiling", "the limiting one, measured between the repetitions on all threads of the backend:\n" +
 		"fma, GFLOP/s of float32 fused multiply-adds (2 operations) in registers;\n" +
+		"matrix, GFLOP/s of products of f16 matrices in registers, a third of it where three stand for one;\n" +
 		"read, GB/s of these operands, from cache if they fit, else from memory; launch, µs of an empty call"},
 	{"reached", "GFLOP/s, GB/s or the launch in percent of the ceiling"},
 	{"vs stages", "time of QKᵀ, softmax and PV with all weights in memory, relative to this call"},

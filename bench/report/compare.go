@@ -112,7 +112,7 @@ func (c *Change) judge(percent float64, paced bool) {
 	inUnits := func(rate func(r *Round) *float64) float64 { return relative(c.New, rate) / relative(c.Old, rate) }
 	pace := inUnits(func(r *Round) *float64 { return Positive(1 / stats.Median(r.PaceS)) }) // of no paces +Inf: nil
 	ceiling := inUnits(func(r *Round) *float64 {
-		return map[Bound]*float64{BoundFMA: r.CeilingGFLOPS, BoundRead: r.CeilingGBS}[c.New.Bound]
+		return map[Bound]*float64{BoundFMA: r.CeilingGFLOPS, BoundMatrix: r.CeilingGFLOPS, BoundRead: r.CeilingGBS}[c.New.Bound]
 	})
 	c.Verdict = Unclear
 	switch {
@@ -129,7 +129,7 @@ func (c *Change) judge(percent float64, paced bool) {
 		c.Why = "the fastest call did not change"
 	case paced && !math.IsNaN(pace) && explains(pace):
 		c.Why = "plain arithmetic between the calls changed too"
-	case c.Old.Bound == c.New.Bound && (c.New.Bound == BoundRead || c.New.Bound == BoundFMA) && explains(ceiling):
+	case c.Old.Bound == c.New.Bound && c.New.Bound != BoundLaunch && c.New.Bound != "" && explains(ceiling):
 		// The place of the operands in memory varies between runs, and with it the rate at
 		// which they can be read. A neighbour on the same core slows a whole run down, and no
 		// counter shows it.

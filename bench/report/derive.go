@@ -121,7 +121,7 @@ func (m *Measurement) Medians() []float64 {
 // least returns the seconds that a call takes at least by a ceiling; 0 when unknown.
 func (m *Measurement) least(by Bound) float64 {
 	switch {
-	case by == BoundFMA && m.CeilingGFLOPS != nil:
+	case by == m.unit() && m.CeilingGFLOPS != nil:
 		return float64(m.FLOPs) / *m.CeilingGFLOPS / 1e9
 	case by == BoundRead && m.CeilingGBS != nil:
 		return float64(m.Bytes) / *m.CeilingGBS / 1e9
@@ -131,6 +131,14 @@ func (m *Measurement) least(by Bound) float64 {
 	return 0
 }
 
+// unit returns the ceiling of the unit that multiplies.
+func (m *Measurement) unit() Bound {
+	if m.Plan != nil && m.Plan.Matrices > 0 {
+		return BoundMatrix
+	}
+	return BoundFMA
+}
+
 // findBound sets Bound to the ceiling that takes the longest for a call. It stays "" without
 // a peak rate.
 func (m *Measurement) findBound() {
@@ -138,7 +146,7 @@ func (m *Measurement) findBound() {
 	if m.CeilingGFLOPS == nil {
 		return
 	}
-	m.Bound = BoundFMA
+	m.Bound = m.unit()
 	for _, by := range []Bound{BoundRead, BoundLaunch} {
 		if m.least(by) > m.least(m.Bound) {
 			m.Bound = by

@@ -41,6 +41,8 @@ type Measurement struct {
 	WindowRight *int `json:"window_right"`
 	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
 	Softcap float64 `json:"softcap"`
+	// LowPrecision allows products in fewer bits than those of float32.
+	LowPrecision bool `json:"low_precision,omitempty"`
 	// Mask is the type of an additive mask [1, 1, SeqQ, SeqK]; "" is none.
 	Mask string `json:"mask"`
 	// Threads is the number of CPU threads that compute; 0 on other devices.
@@ -88,8 +90,8 @@ type Measurement struct {
 	FLOPs int64 `json:"flops"`
 	// GFLOPS is FLOPs / MedianS / 10^9.
 	GFLOPS *float64 `json:"gflops"`
-	// CeilingGFLOPS is the median of the device's peak rate of fused multiply-adds,
-	// measured between the repetitions.
+	// CeilingGFLOPS is the median of the device's peak rate of fused multiply-adds, or of matrix
+	// units where the plan has them, measured between the repetitions.
 	CeilingGFLOPS *float64 `json:"ceiling_gflops"`
 	// Bytes is the least that a call moves: each operand and output once, except keys and
 	// values that a window hides from all rows. GBS is Bytes / MedianS / 10^9.
@@ -191,6 +193,8 @@ type Bound string
 const (
 	// BoundFMA is the rate of fused multiply-adds in registers.
 	BoundFMA Bound = "fma"
+	// BoundMatrix is the rate of products of matrices in registers.
+	BoundMatrix Bound = "matrix"
 	// BoundRead is the rate at which the operands can be read.
 	BoundRead Bound = "read"
 	// BoundLaunch is the time of an empty call.
@@ -279,6 +283,7 @@ func (m *Measurement) differences() (all []string) {
 	add(m.Causal, "causal")
 	add(m.WindowLeft != nil || m.WindowRight != nil, "window%s,%s", side(m.WindowLeft), side(m.WindowRight))
 	add(m.Softcap > 0, "softcap%v", m.Softcap)
+	add(m.LowPrecision, "low")
 	add(m.Mask != "", "mask")
 	return all
 }

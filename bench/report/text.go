@@ -81,15 +81,17 @@ func textColumns(cases []*Measurement) []column {
 // block writes the table of one backend.
 func (r *Report) block(b *strings.Builder, info *kernels.Info) {
 	cases := r.on(info)
-	var peaks []float64
+	peaks := map[Bound][]float64{}
 	for _, c := range cases {
 		if c.CeilingGFLOPS != nil {
-			peaks = append(peaks, *c.CeilingGFLOPS)
+			peaks[c.unit()] = append(peaks[c.unit()], *c.CeilingGFLOPS)
 		}
 	}
 	ceiling := "ceiling not measured"
-	if len(peaks) > 0 {
-		ceiling = "FMA ceiling " + format.Number(stats.Median(peaks)) + " GFLOP/s"
+	if all := peaks[BoundFMA]; len(all) > 0 {
+		ceiling = "FMA ceiling " + format.Number(stats.Median(all)) + " GFLOP/s"
+	} else if len(peaks) > 0 {
+		ceiling = "ceilings of matrix units in the table"
 	}
 	fmt.Fprintf(b, "%s · %s\n", describe(info), ceiling)
 	table := textColumns(cases)

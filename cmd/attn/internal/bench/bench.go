@@ -45,6 +45,7 @@ type Command struct {
 	Causal  bool          `name:"causal" help:"Hide later keys from a row."`
 	Window  *flags.Window `name:"window" placeholder:"L,R" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
 	Softcap float64       `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`
+	Low     bool          `name:"low-precision" help:"Let products have fewer bits than those of float32, see attn run --help."`
 	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores of all heads."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat the flag or separate names with commas. Default: all." placeholder:"NAME"`
 	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits), and run none."`
@@ -168,7 +169,7 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report
 func (c *Command) config() (bench.Config, error) {
 	cfg := bench.Config{Budget: c.Budget, Rounds: c.Rounds, Seed: c.Seed}
 	cases := c.Seq != "" || c.SeqQ != nil || len(c.Batch)+len(c.Heads)+len(c.KVHeads)+len(c.Dim)+len(c.DType)+len(c.Variant) > 0 ||
-		c.Causal || c.Window != nil || c.Softcap != 0 || c.Mask
+		c.Causal || c.Window != nil || c.Softcap != 0 || c.Low || c.Mask
 	for _, refused := range []struct {
 		when bool
 		text string
@@ -222,7 +223,7 @@ func (c *Command) preset(cfg bench.Config) (bench.Config, error) {
 
 // series returns the combinations of the flags that are lists.
 func (c *Command) series() ([]bench.Series, error) {
-	one := bench.Series{Causal: c.Causal, Softcap: c.Softcap, Mask: c.Mask, Window: (*kernels.Window)(c.Window)}
+	one := bench.Series{Causal: c.Causal, Softcap: c.Softcap, LowPrecision: c.Low, Mask: c.Mask, Window: (*kernels.Window)(c.Window)}
 	if c.SeqQ != nil {
 		if one.SeqQ = *c.SeqQ; one.SeqQ < 1 { // package bench reads 0 as the number of keys
 			return nil, fmt.Errorf("--seq-q is %d, it must be at least 1", one.SeqQ)

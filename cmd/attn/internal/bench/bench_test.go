@@ -150,13 +150,13 @@ func TestBenchRefuses(t *testing.T) {
 
 func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
-	code, out, stderr := benchmark(t.Context(), "--seq", "100", "--seq-q", "3", "--window", "20,inf", "--softcap", "2.5", "--mask",
+	code, out, stderr := benchmark(t.Context(), "--seq", "100", "--seq-q", "3", "--window", "20,inf", "--softcap", "2.5", "--low-precision", "--mask",
 		"--heads", "2", "--dim", "64", "--backend", "cpu", "--json", path)
-	if code != 0 || !strings.Contains(out, "q3 window20,inf softcap2.5 mask") {
+	if code != 0 || !strings.Contains(out, "q3 window20,inf softcap2.5 low mask") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
 	c := decoded(t, path).Cases[0]
-	if c.SeqQ != 3 || c.SeqK != 100 || *c.WindowLeft != 20 || c.WindowRight != nil || c.Softcap != 2.5 || c.Mask != "f32" ||
+	if c.SeqQ != 3 || c.SeqK != 100 || *c.WindowLeft != 20 || c.WindowRight != nil || c.Softcap != 2.5 || !c.LowPrecision || c.Mask != "f32" ||
 		c.Bound == "" || c.CeilingGBS == nil || c.PercentOfBound == nil {
 		t.Errorf("%+v", c)
 	}
