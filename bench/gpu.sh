@@ -5,8 +5,8 @@
 #                                          apt-get Dawn and its libraries; DIR/pack.tgz has all of it, under 64 MiB
 #     sh bench/gpu.sh run DIR OUT [TIME]   where the GPU is: about TIME seconds (600), what they print goes to OUT
 #
-# Matrix units come first, with Dawn: tests of a minute, then prefill in f16 and bf16, and the machine code that the
-# driver made, in its cache. Then it measures the other kernels (a minute) and `attn bench --preset gpu`, next to PyTorch
+# Matrix units come first, with Dawn: tests of a minute, then prefill in f16, bf16 and f32, and the machine code that
+# the driver made, in its cache. Then it measures the other kernels (a minute) and `attn bench --preset gpu`, next to PyTorch
 # where node and a PyTorch with CUDA are installed, and runs the conformance suite on both linked providers with the time
 # that is left. Drivers compile for seconds: the suite takes 16 processors several minutes. A line at the end counts what
 # passed, failed and was cut short.
@@ -62,6 +62,10 @@ if [ -e "$programs/dawn" ]; then
 	for icd in "${VK_DRIVER_FILES:-}" /usr/share/vulkan/icd.d/nvidia_icd*.json /etc/vulkan/icd.d/nvidia_icd*.json /usr/local/nvidia/share/vulkan/icd.d/nvidia_icd*.json; do
 		if [ -e "$icd" ]; then break; fi
 	done
+	if [ ! -e "$icd" ]; then # containers may have the driver without its description
+		icd=$out/nvidia_icd.json
+		echo '{"file_format_version": "1.0.0", "ICD": {"library_path": "libGLX_nvidia.so.0", "api_version": "1.3.0"}}' >"$icd"
+	fi
 	# dawn SECONDS NAME PROGRAM ARGUMENTS: runs a program with Dawn, and keeps NVIDIA's cache of machine code.
 	dawn() {
 		seconds=$1 name=$2 program=$3
@@ -70,7 +74,7 @@ if [ -e "$programs/dawn" ]; then
 			"$programs/dawn:/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64" "$programs/$program" "$@"
 	}
 	dawn 30 devices-dawn attn devices
-	dawn 60 matrices-tests gpu-go-webgpu.test -test.short -test.v -test.run 'TestMatrix|TestConformance$/LowPrecision/b?f16'
+	dawn 60 matrices-tests gpu-go-webgpu.test -test.short -test.v -test.run 'TestMatrix|TestConformance$/LowPrecision/(b?f16|f32)'
 	dawn 150 matrices gpu-go-webgpu.test -test.run '^$' -test.bench Matrices -test.benchtime 2x
 	if [ -e "$out/GLCache" ]; then tar -C "$out" -czf "$out/machine-code.tgz" GLCache && rm -r "$out/GLCache"; fi
 fi
