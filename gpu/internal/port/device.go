@@ -57,14 +57,14 @@ type pipeline struct {
 
 // causes are the texts by which the libraries name a cause that their errors do not: in
 // wgpu-native the errors of its devices, which its error scopes take for violated rules,
-// and in gogpu the results of Vulkan. After a failed submission gogpu waits forever for
+// in Dawn and gogpu the results of Vulkan. After a failed submission gogpu waits forever for
 // semaphores that nothing signals: the device is lost, whatever the result.
 var causes = []struct {
 	text *regexp.Regexp
 	kind error
 }{
 	{regexp.MustCompile(`Parent device is lost|vkQueueSubmit failed|vk\w+ (failed:|returned) -4\b`), ErrLost},
-	{regexp.MustCompile(`Not enough memory left|vk\w+ (failed:|returned) -[125]\b`), ErrMemory},
+	{regexp.MustCompile(`Not enough memory left|VK_ERROR_OUT_OF_\w+_MEMORY|vk\w+ (failed:|returned) -[125]\b`), ErrMemory},
 }
 
 // Fault returns an error with a library's message. It wraps the sentinel of the cause

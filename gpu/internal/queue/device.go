@@ -229,11 +229,13 @@ const (
 // wrap wraps an error of the port for the device.
 func (d *Device) wrap(err error) error { return Translate(d.name, err) }
 
-// Translate wraps an error of the port in a sentinel of package backend.
+// Translate wraps an error of the port in a sentinel of package backend, or in two: a library may lose a device
+// because memory ran out.
 func Translate(what string, err error) error {
 	if err == nil {
 		return nil
 	}
+	err = fmt.Errorf("%s: %w", what, err)
 	for _, t := range []struct{ port, backend error }{
 		{port.ErrNoAdapter, backend.ErrNoDevice},
 		{port.ErrLost, backend.ErrDeviceLost},
@@ -245,8 +247,8 @@ func Translate(what string, err error) error {
 		{port.ErrReleased, backend.ErrReleased},
 	} {
 		if errors.Is(err, t.port) {
-			return fmt.Errorf("%s: %w: %w", what, err, t.backend)
+			err = fmt.Errorf("%w: %w", err, t.backend)
 		}
 	}
-	return fmt.Errorf("%s: %w", what, err)
+	return err
 }

@@ -111,7 +111,10 @@ func answer(user [2]uintptr, a port.Answer) {
 		s.done++
 	case gotLoss:
 		if a.Status == lostUnknown && s.lost == nil {
-			s.lost = fmt.Errorf("%s: %w", a.Message, port.ErrLost)
+			s.lost = port.Fault(a.Message, port.ErrLost)
+			if !errors.Is(s.lost, port.ErrLost) { // Dawn gives up a device that lacks memory for a submission
+				s.lost = fmt.Errorf("%w: %w", s.lost, port.ErrLost)
+			}
 		}
 	case gotError:
 		if s.failed == nil { // later ones follow from the first
