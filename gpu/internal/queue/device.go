@@ -229,8 +229,7 @@ const (
 // wrap wraps an error of the port for the device.
 func (d *Device) wrap(err error) error { return Translate(d.name, err) }
 
-// Translate wraps an error of the port in a sentinel of package backend, or in two: a library may lose a device
-// because memory ran out.
+// Translate wraps an error of the port in sentinels of package backend: in two where a device is lost for want of memory.
 func Translate(what string, err error) error {
 	if err == nil {
 		return nil
@@ -241,8 +240,7 @@ func Translate(what string, err error) error {
 		{port.ErrLost, backend.ErrDeviceLost},
 		{port.ErrMemory, backend.ErrMemory},
 		{port.ErrClosed, backend.ErrClosed},
-		{port.ErrShader, backend.ErrUnsupported},
-		{port.ErrInvalid, backend.ErrUnsupported},
+		{port.ErrShader, backend.ErrUnsupported}, {port.ErrInvalid, backend.ErrUnsupported},
 		{port.ErrForeign, backend.ErrDevice},
 		{port.ErrReleased, backend.ErrReleased},
 	} {
