@@ -55,13 +55,13 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// conform runs the suite on devices opened with opt, with fewer pairs and random problems.
-// choose, unless nil, picks variants. With -short it is skipped, because of what else is tested.
+// conform runs the suite on devices opened with opt, with fewer random problems and a twelfth of the long
+// lists, each configuration with its own. choose, unless nil, picks variants. With -short it is skipped, because of what else is tested.
 func conform(t *testing.T, instead string, opt Options, choose chooser, h backendtest.Harness) {
 	if testing.Short() {
 		t.Skip("-short: " + instead)
 	}
-	h.PairsEvery, h.Draws = 4, 10
+	h.PairsEvery, h.Draws = 12, 10
 	h.Open = func(t testing.TB) backend.Backend {
 		b := open(t, opt)
 		if choose != nil {

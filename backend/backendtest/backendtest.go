@@ -57,8 +57,9 @@ type Harness struct {
 	Small int
 	// PairsEvery n > 1 runs only every n-th case of the long lists: [Pairs], trained models, listed
 	// keys, low precision and score mods. It is for code paths that differ little from the
-	// backend's usual one, and for backends that compile each case's kernel.
-	PairsEvery int
+	// backend's usual one, and for backends that compile each case's kernel. The first is case PairsFrom: paths
+	// with other numbers run other cases.
+	PairsEvery, PairsFrom int
 	// GradientsEvery n > 1 computes the gradients of only every n-th case with -short, of few random
 	// problems, of no large heads, and all of a call at once, for backends that take long.
 	GradientsEvery int
@@ -159,6 +160,9 @@ func Run(t *testing.T, h Harness) {
 }
 
 func (h *Harness) every() int { return max(1, h.PairsEvery) }
+
+// takes reports whether case n of a long list is run.
+func (h *Harness) takes(n int) bool { return n%h.every() == h.PairsFrom%h.every() }
 
 // small returns the number of small problems, divided by a number.
 func (h *Harness) small(by int) int {

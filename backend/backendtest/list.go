@@ -231,7 +231,7 @@ func (c Case) last() Case {
 // testModels runs the cases of trained models, fused and by stages.
 func testModels(t *testing.T, dev *kernels.Device, h Harness) {
 	for n, c := range modelCases(t) {
-		if n%h.every() == 0 {
+		if h.takes(n) {
 			t.Run(c.Name, func(t *testing.T) {
 				needs(t, dev, c)
 				testCase(t, dev, c, new(digests))
