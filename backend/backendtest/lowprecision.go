@@ -66,7 +66,7 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 	plain := Case{Name: "f32", Dims: dims(1, 2, 2, 40, 70, 16, 16)}
 	low := plain
 	low.Options.LowPrecision = true
-	splits := strings.Contains(pathOf(t, dev, low), "three for one of f32")
+	splits := planOf(t, dev, low).Matrices > 0
 	for i, dtype := range []backend.DType{backend.BF16, backend.F16, backend.Q8, backend.F32} {
 		if dtype == backend.F32 && !splits {
 			break // the same kernels as without the option
@@ -105,11 +105,11 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 	})
 }
 
-// pathOf returns the path of a case's plan.
-func pathOf(t *testing.T, dev *kernels.Device, c Case) string {
+// planOf returns the plan of a case.
+func planOf(t *testing.T, dev *kernels.Device, c Case) kernels.Plan {
 	on := c.build().on(t, dev)
 	defer on.release()
-	return must(prepare(t, dev, on.q.view, on.k.view, on.v.view, on.opt).Plan(t.Context()))(t).Path
+	return must(prepare(t, dev, on.q.view, on.k.view, on.v.view, on.opt).Plan(t.Context()))(t)
 }
 
 // rowsAlone compares some rows of a call with all of them: they have the same bits, unless plans name
@@ -155,7 +155,7 @@ func reachesBound(t *testing.T, dev *kernels.Device, dtype backend.DType, rows i
 	const keys, d = 200, 4 // fewer keys than a backend may give a maximum of their own
 	c := Case{Dims: dims(1, 1, 1, rows, keys, d, d), DType: dtype, Options: kernels.Options{Scale: new(1.0), LowPrecision: true}}
 	rounded := dtype
-	if strings.Contains(pathOf(t, dev, c), "f16 matrices") {
+	if planOf(t, dev, c).Matrices > 0 {
 		rounded = backend.F16
 	}
 	u := rounded.UnitRoundoff()

@@ -66,7 +66,7 @@
 //
 // Float32 products may be split, as PyTorch's float32_matmul_precision "high" splits them: x = high + low/2^11, with high
 // the nearest f16 and low the rest in f16, rounded either way, and x·y = high·high + (high·low + low·high)/2^11. A power
-// of two brings x below 2^15. From 2^-14 on, low loses at most a unit of 2^-35 or half a 24th bit: 8u of x. What is left
+// of two brings x below 2^15. From 2^-14 on, low loses at most 2^-35 or the 24th bit of x: 8u of x. What is left
 // out, low·low, is 4u of x·y. So φ_j = 21u·|scale|·Σ_d |q_d·k_jd| (8 + 8 + 4, and their products), and v = 16u. Weights go down to 0,
 // and have a factor of 2^6: one loses 2u of itself or 2^-41 of the largest, and in a product below 2^-25 of it 2^-42 more.
 // With 8u for its value and 4u for low·low that is below max(16u·w, f·w⁺) for f = 2^-39.
