@@ -11,34 +11,11 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/kernels"
 )
-
-// paths opens a backend for each kernel of fused attention, with -short for decoding.
-func paths(t *testing.T, f func(t *testing.T, b *Backend)) {
-	for _, p := range []struct {
-		name   string
-		opt    Options
-		choose chooser
-	}{
-		{"plain", Options{decodeRows: -1}, plainOnly},
-		{"flash", Options{decodeRows: -1}, nil},
-		{"decode", Options{decodeRows: everyRow}, nil},
-	} {
-		if testing.Short() && p.name != "decode" {
-			continue // the suite runs on the others too
-		}
-		t.Run(p.name, func(t *testing.T) {
-			b := open(t, p.opt)
-			if p.choose != nil {
-				b.choose = p.choose
-			}
-			f(t, b)
-		})
-	}
-}
 
 // attend returns the output and log-sum-exp of q over what c has.
 func attend(t testing.TB, b *Backend, c backend.Call) (o, lse []float32) {
@@ -50,43 +27,11 @@ func attend(t testing.TB, b *Backend, c backend.Call) (o, lse []float32) {
 	return floats(t, b, c.O), floats(t, b, c.LSE)
 }
 
-// sameAttention compares the results of two calls bit for bit.
-func sameAttention(t testing.TB, b *Backend, name string, got, want backend.Call) {
-	t.Helper()
-	o, lse := attend(t, b, got)
-	wantO, wantLSE := attend(t, b, want)
-	sameRow(t, name+": o", o, wantO)
-	sameRow(t, name+": lse", lse, wantLSE)
-}
-
-// TestKeysOfAnotherType compares, bit for bit, keys and values of another type than the
-// queries' with the same numbers in the queries' type.
-func TestKeysOfAnotherType(t *testing.T) {
-	paths(t, func(t *testing.T, b *Backend) {
-		for _, x := range []struct {
-			q, kv backend.DType
-			d, dv int
-		}{
-			{backend.F32, backend.F16, 64, 64},
-			{backend.F32, backend.BF16, 31, 18}, // no row begins at a word of its own
-		} {
-			const heads, sq, sk = 4, 5, 70
-			q := tensor(t, b, x.q, backend.Shape{2, heads, sq, x.d}, wave)
-			k := tensor(t, b, x.kv, backend.Shape{2, 2, sk, x.d}, func(i int) float32 { return wave(i + 5) })
-			v := tensor(t, b, x.kv, backend.Shape{2, 2, sk, x.dv}, func(i int) float32 { return wave(i + 9) })
-			p := backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: sk - sq, Left: backend.Unbounded, KLen: []int{sk, 33}}}
-			sameAttention(t, b, x.q.String()+" to "+x.kv.String(), backend.Call{Q: q, K: k, V: v, Problem: p}, backend.Call{Q: q, K: copied(t, b, x.q, k), V: copied(t, b, x.q, v), Problem: p})
-		}
-	})
-}
-
 // numbers returns the elements of x as float32, decoded on the host: the device's conversion is
 // under test.
 func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
 	t.Helper()
-	data, err := kernels.NewDevice(b).ToFloat32(context.Background(), x)
-	check(t, err)
-	return data
+	return must.Get(kernels.NewDevice(b).ToFloat32(context.Background(), x))(t)
 }
 
 // TestCopy copies between every two types, from tensors with different layouts and
@@ -141,8 +86,7 @@ func TestCopy(t *testing.T) {
 					}
 					whole := filled(t, b, to, before, backend.Shape{batch, heads, rows, x.dim})
 					want := numbers(t, b, whole)
-					dst, err := whole.Slice(backend.Seq, x.lo, x.lo+x.n)
-					check(t, err)
+					dst := must.Get(whole.Slice(backend.Seq, x.lo, x.lo+x.n))(t)
 					// Rounded on the host.
 					in := numbers(t, b, src)
 					host := numbers(t, b, filled(t, b, to, in, shape))
@@ -230,137 +174,54 @@ func filled(t testing.TB, b *Backend, dtype backend.DType, data []float32, shape
 	return x
 }
 
-// TestKeysInIntegers compares, bit for bit, keys and values in q8 and q4 with the same numbers
-// in float32, over several splits.
-func TestKeysInIntegers(t *testing.T) {
-	paths(t, func(t *testing.T, b *Backend) {
-		for _, x := range []struct {
-			kv                   backend.DType
-			heads, sq, sk, d, dv int
-		}{
-			{backend.Q8, 4, 5, 1100, 64, 64},
-			{backend.Q8, 2, 1, 90, 20, 96},
-			{backend.Q8, 4, 2, 70, 128, 116},
-			{backend.Q4, 4, 5, 1100, 64, 64},
-			{backend.Q4, 2, 1, 90, 32, 96},
-			{backend.Q4, 4, 2, 70, 160, 224},
-		} {
-			q := tensor(t, b, backend.F32, backend.Shape{2, x.heads, x.sq, x.d}, wave)
-			k := copied(t, b, x.kv, tensor(t, b, backend.F32, backend.Shape{2, 2, x.sk, x.d}, func(i int) float32 { return wave(i + 5) }))
-			v := copied(t, b, x.kv, tensor(t, b, backend.BF16, backend.Shape{2, 2, x.sk, x.dv}, func(i int) float32 { return wave(i + 9) }))
-			p := backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: x.sk - x.sq, Left: backend.Unbounded, KLen: []int{x.sk, 33}}}
-			sameAttention(t, b, fmt.Sprintf("%+v", x), backend.Call{Q: q, K: k, V: v, Problem: p}, backend.Call{Q: q, K: copied(t, b, backend.F32, k), V: copied(t, b, backend.F32, v), Problem: p})
+// TestKeysOfAnotherType compares keys and values of other types, bit for bit, with the same numbers in float32.
+func TestKeysOfAnotherType(t *testing.T) {
+	for _, p := range []struct {
+		name   string
+		opt    Options
+		choose chooser
+	}{
+		{"plain", Options{decodeRows: -1}, plainOnly},
+		{"flash", Options{decodeRows: -1}, nil},
+		{"decode", Options{decodeRows: everyRow}, nil},
+	} {
+		if testing.Short() && p.name != "decode" {
+			continue // the suite runs on the others too
 		}
-	})
-}
-
-// TestPages compares, bit for bit, keys and values in pages, out of order and shared, with
-// the same numbers in one tensor each.
-func TestPages(t *testing.T) {
-	paths(t, func(t *testing.T, b *Backend) {
-		for _, x := range []struct {
-			name             string
-			dtype            backend.DType
-			size, heads, sq  int
-			d, dv, longest   int
-			klen             []int
-			offset, left, up int
-		}{
-			{"pages of 16", backend.F32, 16, 4, 5, 64, 64, 1100, []int{1100, 0, 37}, 1095, backend.Unbounded, 0},
-			{"pages of 7, f16, a window", backend.F16, 7, 2, 3, 40, 31, 90, []int{90, 20, 88}, 80, 30, 4},
-			{"pages of 64, q8, all keys", backend.Q8, 64, 4, 2, 128, 96, 130, nil, 0, backend.Unbounded, backend.Unbounded},
-		} {
-			const kvHeads = 2
-			batch := 3
-			each := (x.longest + x.size - 1) / x.size
-			pool := batch*each + 2
-			table := make([][]int32, batch)
-			for n := range table {
-				for i := range each {
-					page := 1 + (i*batch+n)*5%(pool-1) // 5 does not divide any of these
-					if i == 0 {
-						page = 1 // all share their first
-					}
-					table[n] = append(table[n], int32(page))
-				}
+		t.Run(p.name, func(t *testing.T) {
+			b := open(t, p.opt)
+			if p.choose != nil {
+				b.choose = p.choose
 			}
-			q := tensor(t, b, backend.F32, backend.Shape{batch, x.heads, x.sq, x.d}, wave)
-			c := backend.Call{Q: q, Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: x.offset, Left: x.left, Right: x.up, KLen: x.klen}}}
-			paged := c
-			paged.Pages = &backend.Pages{Table: table, Keys: x.longest}
-			for _, to := range []struct {
-				cols          int
-				pool, through *backend.Tensor
-			}{{x.d, &paged.K, &c.K}, {x.dv, &paged.V, &c.V}} {
-				data := make([]float32, pool*kvHeads*x.size*to.cols)
-				for i := range data {
-					data[i] = wave(i + to.cols)
+			for _, x := range []struct {
+				kv                   backend.DType
+				heads, sq, sk, d, dv int
+				all                  bool // on each kernel of fused attention
+			}{
+				{backend.F16, 4, 5, 70, 64, 64, true},
+				{backend.BF16, 4, 5, 70, 31, 18, true}, // no row begins at a word of its own
+				{backend.Q8, 4, 5, 1100, 64, 64, false},
+				{backend.Q8, 2, 1, 90, 20, 96, true},
+				{backend.Q8, 4, 2, 70, 128, 116, false},
+				{backend.Q4, 4, 5, 1100, 64, 64, false},
+				{backend.Q4, 2, 1, 90, 32, 96, true},
+				{backend.Q4, 4, 2, 70, 160, 224, false},
+			} {
+				if (p.name != "decode" || testing.Short()) && !x.all {
+					continue
 				}
-				*to.pool = filled(t, b, x.dtype, data, backend.Shape{pool, kvHeads, x.size, to.cols})
-				whole := alloc(t, b, x.dtype, backend.Shape{batch, kvHeads, each * x.size, to.cols})
-				for n, row := range table {
-					for i, page := range row {
-						part(t, b, whole, *to.pool, n, i*x.size, int(page))
-					}
-				}
-				var err error
-				*to.through, err = whole.Slice(backend.Seq, 0, x.longest)
-				check(t, err)
+				q := tensor(t, b, backend.F32, backend.Shape{2, x.heads, x.sq, x.d}, wave)
+				k := copied(t, b, x.kv, tensor(t, b, backend.F32, backend.Shape{2, 2, x.sk, x.d}, func(i int) float32 { return wave(i + 5) }))
+				v := copied(t, b, x.kv, tensor(t, b, backend.F32, backend.Shape{2, 2, x.sk, x.dv}, func(i int) float32 { return wave(i + 9) }))
+				c := backend.Call{Q: q, K: k, V: v, Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: x.sk - x.sq, Left: backend.Unbounded, KLen: []int{x.sk, 33}}}}
+				o, lse := attend(t, b, c)
+				c.K, c.V = copied(t, b, backend.F32, k), copied(t, b, backend.F32, v)
+				wantO, wantLSE := attend(t, b, c)
+				sameRow(t, fmt.Sprintf("%+v: o", x), o, wantO)
+				sameRow(t, fmt.Sprintf("%+v: lse", x), lse, wantLSE)
 			}
-			sameAttention(t, b, x.name, paged, c)
-		}
-	})
-}
-
-// TestCachesWithOptions compares, bit for bit, every score option over keys in pages of q8
-// with the same numbers in one float32 tensor.
-func TestCachesWithOptions(t *testing.T) {
-	paths(t, func(t *testing.T, b *Backend) {
-		const batch, heads, sq, sk, d, size = 2, 4, 4, 96, 32, 16
-		q := tensor(t, b, backend.F32, backend.Shape{batch, heads, sq, d}, wave)
-		mask, bias := pairs(t, b, heads, sq, sk)
-		blocks := bools(t, b, backend.Shape{1, 1, 2, 6}, func(i int) bool { return i%3 != 1 })
-		sinks, slopes := []float32{0.5, -1, 2, 0}, []float32{0.5, 0.25, 0, 0.125}
-		table := [][]int32{{3, 1, 4, 0, 5, 2}, {3, 6, 2, 1, 0, 4}}
-		var pool, whole [2]backend.Tensor
-		for i := range pool {
-			pool[i] = copied(t, b, backend.Q8, tensor(t, b, backend.F32, backend.Shape{7, 2, size, d}, func(n int) float32 { return wave(n + 7*i) }))
-			whole[i] = alloc(t, b, backend.F32, backend.Shape{batch, 2, sk, d})
-			for n, row := range table {
-				for at, page := range row {
-					part(t, b, whole[i], pool[i], n, at*size, int(page))
-				}
-			}
-		}
-		for _, x := range []struct {
-			name string
-			p    backend.Problem
-		}{
-			{"mask, bias, softcap, slopes, sinks, dropout", backend.Problem{Scale: 0.3, Softcap: 5, Mask: mask, Bias: bias, Slopes: slopes, Sinks: sinks,
-				Dropout: backend.Dropout{P: 0.25, Seed: 7}, Visible: backend.Everything()}},
-			{"both masks, both biases, a window and lengths", backend.Problem{Scale: 0.3, Mask: mask, Bias: bias, Blocks: blocks, BlockQ: 2, BlockK: 16,
-				Relative: upload(t, b, host(t, backend.Shape{1, heads, 1, sq + sk - 1}, wave)),
-				Visible:  backend.Visibility{Offset: 70, Left: 60, Right: 9, KLen: []int{96, 75}}}},
-		} {
-			sameAttention(t, b, x.name, backend.Call{Q: q, K: pool[0], V: pool[1], Problem: x.p, Pages: &backend.Pages{Table: table, Keys: sk}}, backend.Call{Q: q, K: whole[0], V: whole[1], Problem: x.p})
-		}
-	})
-}
-
-// part copies a page of a pool to batch n of a tensor, beginning at a row.
-func part(t testing.TB, b *Backend, to, pool backend.Tensor, n, row, page int) {
-	t.Helper()
-	dst, err := to.Slice(backend.Batch, n, n+1)
-	if err == nil {
-		dst, err = dst.Slice(backend.Seq, row, row+pool.Shape()[backend.Seq])
+		})
 	}
-	if err == nil {
-		pool, err = pool.Slice(backend.Batch, page, page+1)
-	}
-	if err == nil {
-		err = b.Copy(context.Background(), []backend.Tensor{dst}, []backend.Tensor{pool})
-	}
-	check(t, err)
 }
 
 // TestTuneTypesOfKeys checks that trials have the types of the calls that they are for.

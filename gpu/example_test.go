@@ -11,6 +11,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -84,8 +85,7 @@ func attendInOwnBuffers() ([]float32, error) {
 // are machines without an adapter, and compares its result with float64.
 func TestExampleShared(t *testing.T) {
 	needAdapter(t)
-	got, err := attendInOwnBuffers()
-	check(t, err)
+	got := must.Get(attendInOwnBuffers())(t)
 	const tokens, dim = 4, 8
 	x := func(row, i int) float64 { return float64((row*dim+i)*5%8) / 4 }
 	for row := range tokens {

@@ -36,32 +36,37 @@ func metaOf(t testing.TB, dtype backend.DType, shape backend.Shape) backend.Tens
 // also holds the output bits to those recorded for the software driver of that version, whose
 // compiler decides the order of sums.
 func TestConformance(t *testing.T) {
-	every, against := 1, 1000
-	if testing.Short() {
-		every = 12 // the software driver compiles a kernel with many options in two to seven seconds
-		against = 200
+	every := 1
+	if testing.Short() { // the software driver compiles a kernel with many options in two to seven seconds
+		every = 12
 	}
 	backendtest.Run(t, backendtest.Harness{
 		Digests:        digests(t),
 		PairsEvery:     every,
 		GradientsEvery: 64,
+		Draws:          50, // most have a kernel of their own
 		Open: func(t testing.TB) backend.Backend {
 			b := open(t, Options{})
 			b.dev.Pipelines.Most = 512 // else the suite compiles most of its kernels again for each list
 			return b
 		},
 		Again:   func(be backend.Backend) backend.Backend { return waiting{be.(*Backend)} },
-		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) }, AgainstDraws: against,
+		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) }, AgainstDraws: 200,
 	})
 }
 
-// conform runs the suite on devices opened with opt, with fewer random problems and a twelfth of the long
-// lists, each configuration with its own. choose, unless nil, picks variants. With -short it is skipped, because of what else is tested.
+// ofKernels are the parts of the suite whose results depend on the kernel of the forward pass. The others
+// check what calls do around it, which TestConformance does once for all kernels.
+var ofKernels = []string{"Cases", "Pairs", "Caches", "Batch", "Packed", "Edges", "HeadSizes", "Models", "ScoreMods",
+	"KeyIndices", "LowPrecision", "Drawn", "Extremes", "Small", "Properties", "Merge", "Against"}
+
+// conform runs the suite on devices opened with opt, with few random problems and at most a twelfth of the long lists, each
+// configuration with its own. choose, unless nil, picks variants. With -short it is skipped; instead says why.
 func conform(t *testing.T, instead string, opt Options, choose chooser, h backendtest.Harness) {
 	if testing.Short() {
 		t.Skip("-short: " + instead)
 	}
-	h.PairsEvery, h.Draws = 12, 10
+	h.PairsEvery, h.Draws = max(h.PairsEvery, 12), 5
 	h.Open = func(t testing.TB) backend.Backend {
 		b := open(t, opt)
 		if choose != nil {

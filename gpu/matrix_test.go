@@ -45,8 +45,7 @@ func halved(t testing.TB, b *Backend, dtype backend.DType, c *backend.Call) *bac
 // onMatrices runs c, which must take matrix units, and returns o and lse.
 func onMatrices(t testing.TB, b *Backend, c *backend.Call) (results [2][]float32, chunks int) {
 	t.Helper()
-	plan, err := b.Plan(t.Context(), c)
-	check(t, err)
+	plan := must.Get(b.Plan(t.Context(), c))(t)
 	if !strings.Contains(plan.Path, "matrix units WGSL, products of f16 matrices of ") {
 		t.Fatalf("planned %q: %s", plan.Path, plan.Why)
 	}
@@ -165,8 +164,7 @@ func TestMatrixMutants(t *testing.T) {
 		v := data(dtype, 9, map[[2]int]float32{{40, 1}: 300, {41, 1}: -0x1p-27, {30, 2}: 0x1p-100, {60, 2}: 0x1p127})
 		b := openMatrices(t, Options{})
 		port := &mutated{Device: b.dev.Port, kernel: "matrix ", edit: strings.NewReplacer(m.old, m.new).Replace}
-		b, err := newBackend(port, b.info, Options{})
-		check(t, err)
+		b = must.Get(newBackend(port, b.info, Options{}))(t)
 		c := halved(t, b, dtype, &backend.Call{
 			Q: upload(t, b, host(t, backend.Shape{1, heads, rows, d}, q)), K: upload(t, b, host(t, backend.Shape{1, 1, keys, d}, k)),
 			V: upload(t, b, host(t, backend.Shape{1, 1, keys, d}, v)), O: alloc(t, b, backend.F32, backend.Shape{1, heads, rows, d}),
@@ -300,9 +298,8 @@ func TestMatrixPeak(t *testing.T) {
 	if err == nil {
 		err = r.Flush()
 	}
-	if r.Finish(err); err != nil {
-		t.Fatal(err)
-	}
+	r.Finish(err)
+	check(t, err)
 	for i, x := range floats(t, b, out) {
 		if want := float32(64*rounds*m.K) / (1 << 14); x != want {
 			t.Fatalf("element %d is %v after %d rounds, want %v", i, x, rounds, want)

@@ -76,7 +76,7 @@ func TestOpensAreFlat(t *testing.T) {
 		}
 		return use
 	}
-	warm, rounds := 50, 500 // the driver's compiler caches until then
+	warm, rounds := 50, 150 // the driver's compiler caches until then
 	if testing.Short() {
 		warm, rounds = 3, 7
 	}

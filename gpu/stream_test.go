@@ -39,7 +39,7 @@ func TestConformanceStreamed(t *testing.T) {
 		t.Skip("the suite runs resident and cut")
 	}
 	backendtest.Run(t, backendtest.Harness{
-		PairsEvery:   4,
+		PairsEvery: 12, PairsFrom: 6,
 		LittleMemory: true,
 		Open:         func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
 		Draws:        5,

@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -142,10 +143,8 @@ func sweepFaults(t *testing.T) {
 		}
 		return s
 	}
-	file, err := os.OpenFile(os.Getenv(faultPageEnv), os.O_RDWR, 0)
-	check(t, err)
-	data, err := unix.Mmap(int(file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	check(t, err)
+	file := must.Get(os.OpenFile(os.Getenv(faultPageEnv), os.O_RDWR, 0))(t)
+	data := must.Get(unix.Mmap(int(file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
 	page := (*faultPage)(unsafe.Pointer(&data[0]))
 	page.disarm() // an earlier process may have ended while a fault was armed
 	want := faultSession(nil, t.Context(), device())

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -173,11 +174,7 @@ func (c emission) call(t *testing.T) *backend.Call {
 	t.Helper()
 	const heads, seq = 8, 512
 	meta := func(dtype backend.DType, h, rows, n int) backend.Tensor {
-		x, err := backend.Meta(dtype, backend.Shape{1, h, rows, n})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
+		return must.Get(backend.Meta(dtype, backend.Shape{1, h, rows, n}))(t)
 	}
 	q, k := meta(c.in, heads, c.seqQ, c.dim), meta(c.kv, heads/c.group, seq, c.dim)
 	x := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}

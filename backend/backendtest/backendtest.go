@@ -26,7 +26,6 @@ import (
 	"flag"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -47,7 +46,7 @@ type Harness struct {
 	Against      func(t testing.TB) backend.Backend
 	AgainstDraws int
 	// Draws is the number of random problems to compare with the oracle; 0 means 100. The
-	// gradients of twice as many are compared, or of 1,000.
+	// gradients of as many are compared, or of 1,000.
 	// With -short all these numbers of random problems are a tenth.
 	Draws int
 	// Small is the number of small random problems to compare with the oracle; 0 means 20, or
@@ -65,8 +64,6 @@ type Harness struct {
 	GradientsEvery int
 	// Lowered means that the limits of the device are lowered: it may refuse head sizes over 256.
 	Lowered bool
-	// Forward leaves out gradients, for code paths that change the forward pass alone.
-	Forward bool
 	// LittleMemory means that gradients with head sizes over 256 may end with ErrMemory.
 	LittleMemory bool
 	// Digests is a file of recorded digests of output bits, for backends whose bits do
@@ -91,7 +88,7 @@ func Run(t *testing.T, h Harness) {
 		}
 	})
 	run := func(name string, f func(t *testing.T)) {
-		if (h.Only == nil || slices.Contains(h.Only, name)) && !(h.Forward && strings.HasSuffix(name, "Gradients")) {
+		if h.Only == nil || slices.Contains(h.Only, name) {
 			t.Run(name, f)
 		}
 	}

@@ -230,13 +230,13 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 			worst[n].Considered += of[n].Considered
 		}
 	}
-	every, problems, sizes := h.every(), draws(2*h.Draws, 1000), []int{80, 96, 129, 256, 576}
+	every, problems, sizes := h.every(), draws(h.Draws, 1000), []int{80, 96, 129, 256, 576}
 	few := testing.Short() && h.GradientsEvery > 0
 	if few {
 		every, problems, sizes = max(every, h.GradientsEvery), 5, sizes[:2] // rapid divides by 5
 	}
 	for n, c := range slices.Concat(Cases(), Pairs()) {
-		if n%every == 0 {
+		if n%every == h.PairsFrom%every {
 			t.Run(c.Name, func(t *testing.T) {
 				needs(t, dev, c)
 				of, err := checkGradients(t, dev, c)

@@ -71,8 +71,9 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 		if dtype == backend.F32 && !splits {
 			break // the same kernels as without the option
 		}
-		for j, c := range lowPrecisionCases(dtype) {
-			if !h.takes(i + j) {
+		cases := lowPrecisionCases(dtype)
+		for j, c := range cases {
+			if !h.takes(i*len(cases) + j) {
 				continue
 			}
 			t.Run(dtype.String()+" "+c.Name, func(t *testing.T) {

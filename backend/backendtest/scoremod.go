@@ -162,8 +162,9 @@ func testScoreMods(t *testing.T, dev *kernels.Device, h Harness) {
 		{"pages", dims(2, 4, 2, 70, 150, 32, 32), lower, func(c *Case) { c.PageSize = 16 }},
 		{"pages, decode", dims(2, 4, 2, 1, 150, 32, 32), lower, func(c *Case) { c.PageSize = 16 }},
 	} {
-		for j, x := range builtIns(of.d, of.opt) {
-			if !h.takes(i + j) {
+		all := builtIns(of.d, of.opt)
+		for j, x := range all {
+			if !h.takes(i*len(all) + j) {
 				continue
 			}
 			if of.set != nil {

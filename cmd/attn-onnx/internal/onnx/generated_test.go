@@ -12,7 +12,6 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
-	"github.com/seed90331342/attn/cpu"
 )
 
 var update = flag.Bool("update", false, "write the generated cases of testdata/onnx-generated")
@@ -326,19 +325,11 @@ func TestONNXGenerated(t *testing.T) {
 			t.Errorf("%s is not generated", name)
 		}
 	}
-	for _, tier := range cpu.Tiers() {
-		t.Run("cpu/"+tier, func(t *testing.T) {
-			t.Setenv("ATTN_CPU_TIER", tier)
-			wantPassed(t, "cpu", dirs)
-		})
-	}
-	t.Run("gpu", func(t *testing.T) {
-		clitest.NeedBackend(t, "gpu")
-		some := dirs
-		if testing.Short() {
-			some = []string{dirs[0], dirs[len(dirs)-3], dirs[len(dirs)-4]}
+	everywhere(t, func(t *testing.T, backend string) {
+		if backend == "gpu" && testing.Short() {
+			dirs = []string{dirs[0], dirs[len(dirs)-3], dirs[len(dirs)-4]}
 		}
-		wantPassed(t, "gpu", some)
+		wantPassed(t, backend, dirs)
 	})
 }
 

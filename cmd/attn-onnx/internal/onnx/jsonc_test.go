@@ -9,7 +9,6 @@ import (
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
-	"github.com/seed90331342/attn/cpu"
 )
 
 // publishedJSONC returns the four files of ONNX Runtime, with 40 cases.
@@ -35,20 +34,12 @@ func wantJSONC(t *testing.T, device string, n int, names ...string) {
 // on the GPU.
 func TestJSONCPublished(t *testing.T) {
 	names := publishedJSONC(t)
-	for _, tier := range cpu.Tiers() {
-		t.Run("cpu/"+tier, func(t *testing.T) {
-			t.Setenv("ATTN_CPU_TIER", tier)
-			wantJSONC(t, "cpu", 40, names...)
-		})
-	}
-	t.Run("gpu", func(t *testing.T) {
-		clitest.NeedBackend(t, "gpu")
-		if testing.Short() {
-			names = names[:1]
-			wantJSONC(t, "gpu", 5, names...)
+	everywhere(t, func(t *testing.T, backend string) {
+		if backend == "gpu" && testing.Short() {
+			wantJSONC(t, backend, 5, names[:1]...)
 			return
 		}
-		wantJSONC(t, "gpu", 40, names...)
+		wantJSONC(t, backend, 40, names...)
 	})
 }
 

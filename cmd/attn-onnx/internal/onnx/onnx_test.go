@@ -36,26 +36,32 @@ func wantPassed(t *testing.T, device string, dirs []string) {
 	}
 }
 
-// TestONNXPublished runs the published cases on every instruction set of the CPU and
-// on the GPU.
-func TestONNXPublished(t *testing.T) {
-	dirs := publishedCases(t)
+// everywhere runs a test on every instruction set of the CPU and on the GPU.
+func everywhere(t *testing.T, run func(t *testing.T, backend string)) {
 	for _, tier := range cpu.Tiers() {
 		t.Run("cpu/"+tier, func(t *testing.T) {
 			t.Setenv("ATTN_CPU_TIER", tier)
-			wantPassed(t, "cpu", dirs)
+			run(t, "cpu")
 		})
 	}
 	t.Run("gpu", func(t *testing.T) {
 		clitest.NeedBackend(t, "gpu")
-		some := dirs
-		if testing.Short() {
-			some = nil
-			for i := 0; i < len(dirs); i += 6 {
-				some = append(some, dirs[i])
+		run(t, "gpu")
+	})
+}
+
+// TestONNXPublished runs the published cases on every instruction set of the CPU and
+// on the GPU.
+func TestONNXPublished(t *testing.T) {
+	dirs := publishedCases(t)
+	everywhere(t, func(t *testing.T, backend string) {
+		var some []string
+		for i, dir := range dirs {
+			if backend == "cpu" || !testing.Short() || i%6 == 0 {
+				some = append(some, dir)
 			}
 		}
-		wantPassed(t, "gpu", some)
+		wantPassed(t, backend, some)
 	})
 }
 
