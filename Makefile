@@ -6,7 +6,7 @@
 # make test-adapters   the modules below kernels/adapters: attention of programs in born and gomlx
 # make test-web    WebGPU as browsers have it: the backend as wasm in Node, and the page of cmd/attn-web
 # make test-matrix   Dawn opened at run time, with matrix units, in an unpacked Debian below .cache
-# make test-peers  results next to those of PyTorch, which Debian has as python3-torch
+# make test-peers  results next to those of PyTorch, unpacked from Debian below .cache
 # make fuzz        each fuzz target for DURATION (10m)
 # make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
 # make bench       the main job: attention on every backend, with its ceiling in the same run

@@ -46,8 +46,8 @@ function parse() {
   }
 }
 
-// Debian's package belongs to the interpreter of the system, which may not be the first in PATH.
-const python = ["python3", "/usr/bin/python3"].find((p) => spawnSync(p, ["-c", "import torch, numpy"]).status === 0);
+// .ci/sid unpacks a newer one. Debian's package belongs to the interpreter of the system, which may not be the first in PATH.
+const python = [join(here, "..", "..", ".cache", "torch", "python"), "python3", "/usr/bin/python3"].find((p) => spawnSync(p, ["-c", "import torch, numpy"]).status === 0);
 
 // allowed returns the processors that this process may run on.
 function allowed() {
@@ -119,7 +119,7 @@ async function table(list, cases, title, extra = {}, settle = 0) {
 async function onCPU() {
   console.log(`${cpus()[0].model.trim()} · ${cpus().length} CPUs · ${new Date().toISOString().slice(0, 10)} · float32, B=1 H=8 unless stated\n`);
   if (!existsSync(join(here, "node_modules", "onnxruntime-node"))) console.log("ONNX Runtime is absent: npm install in bench/peers\n");
-  if (!python) console.log("PyTorch is absent: apt-get install python3-torch, or any python3 with torch and numpy\n");
+  if (!python) console.log("PyTorch is absent: .ci/sid torch unpacks 2.14 on Debian, or any python3 with torch and numpy\n");
   for (const threads of flags.threads.split(",").map(Number)) {
     const list = peers(attn, threads);
     const count = threads === 1 ? "one thread" : `${threads} threads`;
