@@ -12,10 +12,10 @@ export function element(i, stream) {
 /**
  * operand returns q, k or v of a case: element i of [batch, heads, seq, dim] in order, laid
  * out so ("bhsd") or as [batch, seq, heads, dim] ("bshd"). k and v have as many rows as the
- * case has keys.
+ * case has keys, and heads of their own where they serve several of q.
  */
-export function operand({ batch = 1, heads, seq, keys = seq, dim }, stream, layout) {
-  const rows = stream === 1 || stream === 2 ? keys : seq;
+export function operand({ batch = 1, heads: qHeads, kvHeads = qHeads, seq, keys = seq, dim }, stream, layout) {
+  const [rows, heads] = stream === 1 || stream === 2 ? [keys, kvHeads] : [seq, qHeads];
   const data = new Float32Array(batch * heads * rows * dim);
   let i = 0;
   for (let b = 0; b < batch; b++) {

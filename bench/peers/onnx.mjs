@@ -63,7 +63,7 @@ export const operators = {
     };
   },
   Attention: (c) => {
-    const x = [c.batch ?? 1, c.heads, c.seq, c.dim], kv = [c.batch ?? 1, c.heads, c.keys ?? c.seq, c.dim];
+    const x = [c.batch ?? 1, c.heads, c.seq, c.dim], kv = [c.batch ?? 1, c.kvHeads ?? c.heads, c.keys ?? c.seq, c.dim];
     return {
       layout: "bhsd", op: "Attention", domain: "",
       inputs: [["q", FLOAT, x], ["k", FLOAT, kv], ["v", FLOAT, kv]],
@@ -74,14 +74,15 @@ export const operators = {
   // Always causal, and the only operator that skips hidden pairs. It also writes its cache,
   // which holds the keys before the last rows where the case has more keys than rows.
   GroupQueryAttention: (c) => {
-    const x = [1, c.seq, c.heads * c.dim], cache = [1, c.heads, c.keys ?? c.seq, c.dim];
+    const kvHeads = c.kvHeads ?? c.heads;
+    const x = [1, c.seq, c.heads * c.dim], kv = [1, c.seq, kvHeads * c.dim], cache = [1, kvHeads, c.keys ?? c.seq, c.dim];
     const past = (name) => (c.keys ? [name, FLOAT, cache] : null);
     return {
       layout: "bshd", op: "GroupQueryAttention", domain: microsoft,
-      inputs: [["q", FLOAT, x], ["k", FLOAT, x], ["v", FLOAT, x], past("past_k"), past("past_v"),
+      inputs: [["q", FLOAT, x], ["k", FLOAT, kv], ["v", FLOAT, kv], past("past_k"), past("past_v"),
         ["last", INT32, [1]], ["total", INT32, [1]]],
       outputs: [["o", FLOAT, x], ["present_k", FLOAT, cache], ["present_v", FLOAT, cache]],
-      attributes: { num_heads: c.heads, kv_num_heads: c.heads, ...(c.window && { local_window_size: c.window }) },
+      attributes: { num_heads: c.heads, kv_num_heads: kvHeads, ...(c.window && { local_window_size: c.window }) },
     };
   },
 };

@@ -79,13 +79,15 @@ function peers(attn, threads) {
     for (const op of Object.keys(operators)) {
       list.push({
         name: `ONNX Runtime ${op}`, start: start(process.execPath, [join(here, "ort.mjs"), op, n]),
-        takes: (c) => !c.backward && !c.dtype && (op === "GroupQueryAttention" ? c.causal : !c.window),
+        takes: (c) => !c.backward && !c.dtype && (op === "GroupQueryAttention" ? c.causal : !c.window) && !(c.kvHeads && op === "MultiHeadAttention"),
       });
     }
   }
   if (python) {
     const openmp = { OMP_NUM_THREADS: n, OMP_PROC_BIND: "true", MKL_NUM_THREADS: n, OPENBLAS_NUM_THREADS: n };
     list.push({ name: "PyTorch", start: start(python, [join(here, "torch_peer.py"), n], openmp), takes: (c) => !c.window });
+    // Without AMX its fused bf16 path is slower than three calls.
+    list.push({ name: "PyTorch by hand", start: start(python, [join(here, "torch_peer.py"), n, "hand"], openmp), takes: (c) => c.dtype === "bf16" && !c.kvHeads });
   }
   return list;
 }

@@ -1,6 +1,6 @@
-"""Serves PyTorch's attention: python3 torch_peer.py THREADS [cuda ROUTE]
+"""Serves PyTorch's attention: python3 torch_peer.py THREADS [hand | cuda ROUTE]
 
-On the CPU scaled_dot_product_attention where PyTorch has it (2.0), else matmul,
+On the CPU scaled_dot_product_attention where PyTorch has it (2.0), else or by hand matmul,
 softmax, matmul, and in cases with "backward" the gradients of q, k and v. On a CUDA device scaled_dot_product_attention by one ROUTE alone:
 math, efficient or flash; products of float32 never by TF32; a call ends when the
 device is done. The protocol is in serve.mjs, the inputs are those of inputs.mjs.
@@ -31,7 +31,8 @@ def only(route):
 
 
 def operand(c, stream):
-    shape = c.get("batch", 1), c["heads"], c.get("keys", c["seq"]) if stream in (1, 2) else c["seq"], c["dim"]
+    heads, rows = (c.get("kvHeads", c["heads"]), c.get("keys", c["seq"])) if stream in (1, 2) else (c["heads"], c["seq"])
+    shape = c.get("batch", 1), heads, rows, c["dim"]
     x = np.arange(math.prod(shape), dtype=np.uint32) * np.uint32(2654435769)
     x += np.uint32((stream + 1) * 1663821211 % 2**32)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(739982445)
@@ -57,8 +58,8 @@ def extra_memory(call):
 
 
 class Peer:
-    def __init__(self, route=None):
-        self.route = route
+    def __init__(self, by_hand=False, route=None):
+        self.by_hand, self.route = by_hand, route
 
     def on_device(self, request):
         c = request["case"]
@@ -85,10 +86,11 @@ class Peer:
         c = request["case"]
         self.call = None
         q, k, v = (operand(c, i).to(DTYPES[c.get("dtype", "f32")]) for i in range(3))
-        if hasattr(torch.nn.functional, "scaled_dot_product_attention"):
+        if hasattr(torch.nn.functional, "scaled_dot_product_attention") and not self.by_hand:
             name = "scaled_dot_product_attention"
             sdpa = torch.nn.functional.scaled_dot_product_attention
-            self.call = lambda: sdpa(q, k, v, is_causal=c["causal"])
+            grouped = {"enable_gqa": True} if "kvHeads" in c else {}
+            self.call = lambda: sdpa(q, k, v, is_causal=c["causal"], **grouped)
         else:
             name = "matmul, softmax, matmul"
             hidden = None
@@ -135,7 +137,7 @@ if __name__ == "__main__":
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.set_float32_matmul_precision("highest")
-    peer = Peer(*sys.argv[3:4])
+    peer = Peer(sys.argv[2:3] == ["hand"], *sys.argv[3:4])
     with torch.no_grad():
         for line in sys.stdin:
             try:

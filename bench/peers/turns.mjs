@@ -4,15 +4,22 @@ import { flops } from "./inputs.mjs";
 
 const rows = (seq, keys, dim) => ({ seq, keys, dim, causal: false, name: `${seq === 1 ? "1 row" : `${seq} rows`}, ${keys} keys D=${dim}` });
 
+// Prompts of a model whose four heads share keys.
+const grouped = (type) => [128, 512].map((seq) => ({ heads: 32, kvHeads: 8, seq, dim: 128, causal: true,
+  name: `${type.dtype ? type.dtype + " " : ""}causal H=32,8 S=${seq} D=128`, ...type }));
+
 /** cases of the table, float32, one batch of 8 heads where they do not say otherwise; bf16 has low-precision products. */
 export const cases = [
   ...[256, 512, 1024, 2048, 4096, 8192].map((seq) => ({ seq, dim: 64, causal: false })),
   ...[1024, 4096].map((seq) => ({ seq, dim: 128, causal: false })),
   ...[1024, 4096].map((seq) => ({ seq, dim: 64, causal: true })),
   { seq: 4096, dim: 128, causal: true },
+  ...[64, 128, 256, 512].map((seq) => ({ seq, dim: 64, causal: true })),
+  ...grouped({}),
   ...[1024, 2048, 4096].map((seq) => ({ seq, dim: 64, causal: false, backward: true })),
   ...[1024, 4096].map((seq) => ({ seq, dim: 64, causal: true, backward: true })),
-  ...[[1024, 64], [4096, 64], [4096, 128]].map(([seq, dim]) => ({ seq, dim, causal: false, dtype: "bf16", low: true, name: `bf16 S=${seq} D=${dim}` })),
+  ...[[64, 64], [128, 64], [256, 64], [1024, 64], [4096, 64], [128, 128], [1024, 128], [4096, 128]].map(([seq, dim]) => ({ seq, dim, causal: false, dtype: "bf16", low: true, name: `bf16 S=${seq} D=${dim}` })),
+  ...grouped({ dtype: "bf16", low: true }),
   { ...rows(1, 32768, 128), dtype: "bf16", low: true, name: "bf16 1 row, 32768 keys D=128" },
   rows(1, 32768, 128),
   ...[4, 8, 16, 32].flatMap((seq) => [4096, 32768].flatMap((keys) => [64, 128].map((dim) => rows(seq, keys, dim)))),
@@ -36,12 +43,13 @@ export function median(xs) {
 // output is rounded, and where a peer rounds weights p as well, each by up to 2^-9
 // (bf16) or 2^-12 (f16), that adds 2^-9·sqrt(Σp²)·1.2, 4e-4 at S=256. PyTorch before 2.0
 // rounds scores s as well, by up to 2^-9·|s|: of these inputs that alone moves outputs by
-// 5.3e-4 (standard deviation in float64 at S=1024; fewer at more keys), of which scores has five.
+// 5.3e-4 (standard deviation in float64 at S=1024; by the root of the keys more at fewer), of which scores has five.
 export const tolerances = { f32: [5e-5, 0], f16: [1e-4, 2 ** -10], bf16: [8e-4, 2 ** -7], scores: [2.7e-3, 2 ** -7] };
 
-/** differs describes the difference of two samples; "" when they agree. */
-export function differs(got, want, dtype = "f32") {
-  const [absolute, relative] = tolerances[dtype];
+/** differs describes the difference of two samples over a number of keys; "" when they agree. */
+export function differs(got, want, dtype = "f32", keys = 1024) {
+  const [many, relative] = tolerances[dtype];
+  const absolute = dtype === "scores" ? many * Math.sqrt(Math.max(1, 1024 / keys)) : many;
   if (got?.length !== want.length) return "no sample";
   for (let i = 0; i < want.length; i++) {
     if (!(Math.abs(got[i] - want[i]) <= absolute + relative * Math.abs(want[i]))) return `element ${i} is ${got[i]}, attn has ${want[i]}`;
@@ -62,7 +70,7 @@ export async function measure(c, peers, repetitions, settle = 0) {
     const r = { gflops: [], percent: [] };
     results.push(r);
     const loaded = await p.child.ask({ do: "load", case: c });
-    r.error = loaded.error || (p === attn ? "" : differs(loaded.sample, results[0].sample ?? [], c.low ? "scores" : c.dtype));
+    r.error = loaded.error || (p === attn ? "" : differs(loaded.sample, results[0].sample ?? [], c.low ? "scores" : c.dtype, c.keys ?? c.seq));
     if (r.error) continue;
     Object.assign(r, { extra: loaded.extra ?? null, sample: loaded.sample });
     const warm = await p.child.ask({ do: "run", calls: 2 });

@@ -10,6 +10,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,12 +42,14 @@ func main() {
 
 // problem is the case to measure.
 type problem struct {
-	Batch  int  `json:"batch"` // 0 is 1
-	Heads  int  `json:"heads"`
-	Seq    int  `json:"seq"`
-	Keys   int  `json:"keys"` // 0 is as many as Seq
-	Dim    int  `json:"dim"`
-	Causal bool `json:"causal"`
+	Batch int `json:"batch"` // 0 is 1
+	Heads int `json:"heads"`
+	// KVHeads is the number of heads of k and v; 0 is as many as Heads.
+	KVHeads int  `json:"kvHeads"`
+	Seq     int  `json:"seq"`
+	Keys    int  `json:"keys"` // 0 is as many as Seq
+	Dim     int  `json:"dim"`
+	Causal  bool `json:"causal"`
 	// Window is the number of keys that a row sees, its own the last; 0 is all.
 	Window int `json:"window"`
 	// Backward measures the gradients of q, k and v as well, after the forward call.
@@ -176,8 +179,8 @@ func (s *server) load(ctx context.Context, c problem) (a answer, err error) {
 	// The output has been written once, so that the timed calls do not touch new pages.
 	for stream, t := range []*kernels.Tensor{&s.q, &s.k, &s.v, &s.dO, &s.out.O} {
 		shape := kernels.Shape{c.Batch, c.Heads, c.Seq, c.Dim}
-		if c.Keys > 0 && (t == &s.k || t == &s.v) {
-			shape[kernels.Seq] = c.Keys
+		if t == &s.k || t == &s.v {
+			shape[kernels.Heads], shape[kernels.Seq] = cmp.Or(c.KVHeads, c.Heads), cmp.Or(c.Keys, c.Seq)
 		}
 		data := make([]float32, shape.Elements())
 		for i := range data {
