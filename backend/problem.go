@@ -132,8 +132,8 @@ type Problem struct {
 	Sinks []float32
 	// Dropout drops weights; the zero value drops none.
 	Dropout Dropout
-	// LowPrecision rounds p_j to [Call.WeightType], before or after dropout, before it multiplies v_j. p_j is then
-	// relative to a score of the row that is at most the largest so far, with exp(s_j - m) at most 2^8. The sum that
+	// LowPrecision lets a backend round p_j to [Call.WeightType], before or after dropout, before it multiplies v_j. p_j is
+	// then relative to a score of the row that is at most the largest so far, with exp(s_j - m) at most 2^8. The sum that
 	// divides, and lse, are those of the p_j before they are rounded. Next to Q8 keys a row of q may be rounded to
 	// integers of 16 bits, in units of its largest magnitude over 127·2^8. Where q, k and v are F32, products may be
 	// split, see package oracle. The stages ignore it.
@@ -216,7 +216,7 @@ type Call struct {
 	Resume *Partial
 }
 
-// WeightType returns the type to which weights are rounded before they multiply values: that of
+// WeightType returns the type to which weights may be rounded before they multiply values: that of
 // V with LowPrecision, if it is F16 or BF16, else F32.
 func (c *Call) WeightType() DType {
 	if t := c.V.DType(); c.LowPrecision && (t == F16 || t == BF16) {

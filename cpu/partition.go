@@ -218,8 +218,6 @@ func (x *partition) explain(c *backend.Call) (path, why string) {
 		path += ", products of bf16 pairs in " + l.Kernels.PairUnit()
 	} else if l.Fixed {
 		path += ", products of int8 keys and 16-bit queries in " + map[int]string{8: "AVX2", 16: "AVX512-VNNI"}[l.Kernels.Lanes]
-	} else if t := c.WeightType(); t != backend.F32 {
-		path += ", float32 products of weights in " + t.String()
 	}
 	s := fmt.Sprintf("blocked online softmax in %s kernels, %d query rows a register tile; keys that no row of a tile sees are skipped",
 		l.Kernels.Tier, l.Kernels.Width)

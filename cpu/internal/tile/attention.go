@@ -12,7 +12,6 @@ type Attention struct {
 	Products Products
 	Scores   Scores
 	LSE      view.View
-	round    backend.DType // of weights that multiply values
 	// Where several tasks go over the keys of a tile, Saved has the sums of all tiles, and Set the
 	// sums that have seen keys. The last of the tasks folds them.
 	Saved []float32
@@ -23,7 +22,7 @@ type Attention struct {
 func (a *Attention) Open(l *Layout, c *backend.Call) {
 	a.Scores.Open(l, &c.Problem)
 	a.Products = Products{Layout: l, Q: view.Of(&c.Q), K: view.Of(&c.K), V: view.Of(&c.V), O: view.Of(&c.O), Scale: a.Scores.Scale}
-	a.LSE, a.round = view.Of(&c.LSE), c.WeightType()
+	a.LSE = view.Of(&c.LSE)
 	if c.Pages != nil {
 		a.Products.K.Pages, a.Products.V.Pages = c.Pages.Table, c.Pages.Table
 	}
@@ -145,33 +144,11 @@ func (a *Attention) step(s *Space, t, next *Tile, b *block, look bool) {
 		}
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 	}
-	if a.round != backend.F32 {
-		Round(x, a.round, s.S[:p.Layout.Floats(t, n)], s.half[:])
-	}
 	if a.Scores.Drops() {
 		a.Scores.Drop(s, t, s.S, t.here)
 	}
 	p.addValues(s, b, t, clean, look)
 	a.addReplaced(s, t, b)
-}
-
-// Round rounds weights to nearest even in a type of backend.Call.WeightType. They are not negative
-// and a multiple of the lanes of x. A NaN may become 0: the sum of its row, which divides the
-// outputs, is NaN. half is memory for some whole vectors.
-func Round(x *vec.Kernels, dtype backend.DType, weights []float32, half []uint16) {
-	if dtype == backend.BF16 { // two at a time: without their signs, neither carries into the other
-		pairs := as[uint64](weights)
-		for i, y := range pairs {
-			y &= 0x7fffffff_7fffffff
-			pairs[i] = (y + 0x7fff_00007fff + y>>16&0x1_00000001) & 0xffff0000_ffff0000
-		}
-		return
-	}
-	for n := 0; len(weights) > 0; weights = weights[n:] {
-		n = min(len(weights), len(half))
-		x.StoreF16(half, weights[:n])
-		vec.Load(x, vec.F16, weights, n, half, n, 1, n)
-	}
 }
 
 // addReplaced adds to the outputs of t what its rows see of the values that are replaced in b.

@@ -25,7 +25,6 @@ type Space struct {
 	terms      [BlockKeys]float32 // of the biases of a row
 	some       [BlockKeys + maxWidth]float32
 	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
-	half       [2 * BlockKeys]uint16
 	Draw       vec.Draw
 	runs       []vec.Run
 
