@@ -64,9 +64,7 @@ func Pack(ctx context.Context, ds backend.Strides, src []byte, ss backend.Stride
 		if words == total {
 			return nil
 		}
-		var last [4]byte
-		copy(last[:], src[words:total])
-		return write(uint64(words), last[:])
+		return write(uint64(words), append(slices.Clone(src[words:total]), 0, 0, 0)[:4])
 	}
 	// Slices along the outermost axis keep the copy on the host small.
 	outer := 0

@@ -30,10 +30,7 @@ type Memory struct {
 
 // Of bounded memory, tensors take up to 5/8 and the pool up to 1/8. At least 1/4 is left
 // for streaming.
-const (
-	tensorEighths = 5
-	poolEighths   = 1
-)
+const tensorEighths, poolEighths = 5, 1
 
 // Fits reports whether device memory has room for another tensor of so many bytes.
 func (m Memory) Fits(bytes int64) bool {
@@ -62,10 +59,7 @@ func (m Memory) Room() uint64 {
 // the next chunk, which are uploaded while the device computes, for the state, for what
 // is downloaded, and for rounding up the sizes of buffers. HeldShares are for windows,
 // with the rounding.
-const (
-	RoomShares = 6
-	HeldShares = 4
-)
+const RoomShares, HeldShares = 6, 4
 
 // Buffer is memory on a device.
 type Buffer interface {
