@@ -46,7 +46,7 @@ type Harness struct {
 	Against      func(t testing.TB) backend.Backend
 	AgainstDraws int
 	// Draws is the number of random problems to compare with the oracle; 0 means 100. The
-	// gradients of as many are compared, or of 1,000.
+	// gradients of as many are compared, or of 1,000; of lists of keys at most Small.
 	// With -short all these numbers of random problems are a tenth.
 	Draws int
 	// Small is the number of small random problems to compare with the oracle; 0 means 20, or

@@ -189,7 +189,7 @@ func testScoreMods(t *testing.T, dev *kernels.Device, h Harness) {
 		}
 	})
 	t.Run("refused", func(t *testing.T) { testModRefused(t, dev) })
-	t.Run("positions", func(t *testing.T) { testModPositions(t, dev) })
+	t.Run("positions", func(t *testing.T) { testModPositions(t, dev, h) })
 }
 
 // test runs the call with the score mod in place of the option, and compares it with the reference
@@ -233,14 +233,17 @@ func (x *builtIn) test(t *testing.T, dev *kernels.Device) {
 }
 
 // testModPositions runs a score mod that reads all of a position, in calls that are divided into
-// several, forward and backward.
-func testModPositions(t *testing.T, dev *kernels.Device) {
+// several, forward and backward. Paths that take part of the long lists take two of the eight.
+func testModPositions(t *testing.T, dev *kernels.Device, h Harness) {
 	d := dims(2, 2, 1, 41, 41, 16, 16)
 	for i, opt := range []kernels.Options{
 		{}, {Causal: true, Align: kernels.LowerRight, Offset: []int{-3}}, {Offset: []int{5, -9}}, {Causal: true, Prefix: []int{9, 30}},
 		{QSegments: ids(41, 12, 1, 41, 2)}, {CuQ: []int{0, 7, 7, 41}, CuK: []int{0, 20, 22, 41}}, {Softcap: 2, KLen: []int{41, 13}},
 		{Causal: true, ALiBi: slopes(2), Dropout: kernels.Dropout{P: 0.3, Seed: 9}},
 	} {
+		if h.every() > 1 && i%4 != h.PairsFrom%4 {
+			continue
+		}
 		c := Case{Name: fmt.Sprint("positions ", i), Dims: d, Options: opt, Seed: uint64(i)}
 		if opt.CuQ != nil {
 			c.Batch = 1
