@@ -43,13 +43,17 @@ func TestPairsInRegisters(t *testing.T) {
 }
 
 // TestConformance runs the suite on each tier. With the race detector it runs concurrent
-// calls on each tier and the cases on one: the Go code of the others is the same.
+// calls on each tier and the cases on one: the Go code of the others is the same. For that reason
+// -short takes every fourth of the long lists on the others.
 func TestConformance(t *testing.T) {
 	for i, tier := range Tiers() {
 		t.Run(tier, func(t *testing.T) {
 			h := backendtest.Harness{Open: func(tb testing.TB) backend.Backend { return open(tb, Options{Tier: tier}) }, Draws: 500, Small: 20000}
 			if tier != tierGonum || runtime.GOARCH == "amd64" { // gonum sums in another order elsewhere
 				h.Digests = filepath.Join("testdata", "digests-"+tier+".txt")
+			}
+			if testing.Short() && i > 0 {
+				h.PairsEvery = 4
 			}
 			if raceEnabled {
 				h.Only = []string{"Batch", "Concurrent", "Cancel", "Release", "Close"}

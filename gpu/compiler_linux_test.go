@@ -154,7 +154,7 @@ const softwareExp2 = "software-exp2"
 
 // shippedKernels returns the kernels of calls with head sizes of every tiling and of every type of
 // storage, each once. All of them take a processor several minutes; with -short only those of
-// head size 64 without 16-bit types.
+// head size 64 without 16-bit types and options.
 func shippedKernels(t *testing.T) (list []*compiledKernel) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -197,15 +197,17 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 		for _, dtype := range types {
 			add("", long, long, dtype, dtype, false, nil)
 		}
-		add(softwareExp2, long, long, f32, f32, false, nil)
-		add("mask", long, long, f32, f32, false, func(c *backend.Call) {
-			c.Mask, _ = backend.Meta(backend.Bool, backend.Shape{1, 1, n, n})
-		})
-		add("alibi", long, long, f32, f32, false, func(c *backend.Call) { c.Slopes = make([]float32, long[backend.Heads]) })
-		add("softcap", long, long, f32, f32, false, func(c *backend.Call) { c.Softcap = 30 })
-		add("bias", long, long, f32, f32, false, func(c *backend.Call) {
-			c.Bias, _ = backend.Meta(f32, backend.Shape{1, 1, n, n})
-		})
+		if !testing.Short() {
+			add(softwareExp2, long, long, f32, f32, false, nil)
+			add("mask", long, long, f32, f32, false, func(c *backend.Call) {
+				c.Mask, _ = backend.Meta(backend.Bool, backend.Shape{1, 1, n, n})
+			})
+			add("alibi", long, long, f32, f32, false, func(c *backend.Call) { c.Slopes = make([]float32, long[backend.Heads]) })
+			add("softcap", long, long, f32, f32, false, func(c *backend.Call) { c.Softcap = 30 })
+			add("bias", long, long, f32, f32, false, func(c *backend.Call) {
+				c.Bias, _ = backend.Meta(f32, backend.Shape{1, 1, n, n})
+			})
+		}
 		for _, rows := range []int{1, 4, 8} {
 			for _, dtype := range append(slices.Clip(types), backend.Q8, backend.Q4) {
 				if dtype == backend.Q4 && d%32 != 0 {

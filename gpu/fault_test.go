@@ -127,6 +127,29 @@ func (b *Backend) compiled() (n int) {
 	return n
 }
 
+// portCalls are the calls of the port in a session. The first is made until its kernels are compiled.
+var portCalls = []string{"CreatePipeline", "CreateBuffer", "Write", "Submit", "SubmitTimed", "Wait", "Took", "Read"}
+
+// eachCall calls f for each call of the port in a session, until f reports that there are no more of its
+// name: with -short for every third of a name.
+func eachCall(t *testing.T, dev *faultyDevice, f func(i int, name string) (made bool)) {
+	step := 1
+	if testing.Short() {
+		step = 3
+	}
+	for _, name := range portCalls {
+		dev.of = name
+		i := 0
+		for f(i, name) {
+			i += step
+		}
+		if i == 0 {
+			t.Errorf("%s was never made to fail", name)
+		}
+	}
+	dev.of = ""
+}
+
 // TestEveryCallMayFail makes each call of the port fail in turn, in each way: the error is
 // typed, nothing leaks, and the next session succeeds.
 func TestEveryCallMayFail(t *testing.T) {
@@ -141,49 +164,44 @@ func TestEveryCallMayFail(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b, dev := faulty(t, Options{MaxWork: 4e5})
 			blank := dev.Live().Buffers
-			seen := map[string]int{}
 			var want []float32
-			for i := 0; ; i++ {
+			eachCall(t, dev, func(i int, call string) bool {
 				dev.Fail(i, c.inject)
 				_, err := session(b)
-				call := dev.Failed()
+				failed := dev.Failed() != ""
 				dev.Fail(-1, nil)
-				if call == "" {
+				if !failed {
 					if err != nil {
 						t.Fatalf("nothing was made to fail: %v", err)
 					}
-					break
+					b.dev.Pool.Drain()
+					return false
 				}
-				seen[call]++
 				// Without memory the pool releases its buffers and tries again.
 				retried := err == nil && call == "CreateBuffer" && c.inject == port.ErrMemory
 				if !retried && !errors.Is(err, c.want) {
-					t.Errorf("call %d, %s: error %v does not wrap %v", i, call, err, c.want)
+					t.Errorf("%s %d: error %v does not wrap %v", call, i, err, c.want)
 				}
 				b.dev.Pool.Drain()
 				if l := dev.Live(); l.Buffers != blank || l.Pipelines != b.compiled() {
-					t.Fatalf("call %d, %s: left %+v, %d buffers and %d pipelines belong there", i, call, l, blank, b.compiled())
+					t.Fatalf("%s %d: left %+v, %d buffers and %d pipelines belong there", call, i, l, blank, b.compiled())
 				}
 				if i%5 != 0 { // a healthy session between all of them would take long
-					continue
+					return true
 				}
 				got, err := session(b)
 				if err != nil {
-					t.Fatalf("after call %d, %s, failed: %v", i, call, err)
+					t.Fatalf("after %s %d failed: %v", call, i, err)
 				}
 				if want == nil {
 					want = got
 				}
 				if !slices.Equal(got, want) {
-					t.Fatalf("after call %d, %s, failed: another result", i, call)
+					t.Fatalf("after %s %d failed: another result", call, i)
 				}
 				b.dev.Pool.Drain()
-			}
-			for _, call := range []string{"CreateBuffer", "Write", "Submit", "SubmitTimed", "Wait", "Took", "Read"} {
-				if seen[call] == 0 {
-					t.Errorf("%s was never made to fail", call)
-				}
-			}
+				return true
+			})
 		})
 	}
 }
@@ -192,51 +210,44 @@ func TestEveryCallMayFail(t *testing.T) {
 // return backend.ErrDeviceLost, only the backend's own objects remain, Close releases them,
 // and other devices work.
 func TestLostDevice(t *testing.T) {
-	b, dev := faulty(t, Options{MaxWork: 2e5})
-	want := must.Get(session(b))(t)
-	b.dev.Pool.Drain()
-	blank := dev.Live().Buffers
+	healthy, _ := faulty(t, Options{MaxWork: 2e5})
+	want := must.Get(session(healthy))(t)
 	another := func(call string) {
 		next, _ := faulty(t, Options{MaxWork: 2e5})
 		if got, err := session(next); err != nil || !slices.Equal(got, want) {
 			t.Errorf("lost at %s: the next device gives another result, %v", call, err)
 		}
 	}
-	tried := map[string]bool{}
-	for i := 0; ; i++ {
+	b, dev := faulty(t, Options{MaxWork: 2e5})
+	blank := dev.Live().Buffers
+	eachCall(t, dev, func(i int, call string) bool {
 		dev.Lose(i)
 		_, err := session(b)
-		call := dev.Failed()
-		if call == "" {
+		if dev.Failed() == "" {
 			if err != nil {
 				t.Fatalf("nothing was lost: %v", err)
 			}
-			break
+			dev.Fail(-1, nil)
+			b.dev.Pool.Drain()
+			return false
 		}
-		must.Fail(t, fmt.Sprintf("lost at call %d, %s", i, call), err, backend.ErrDeviceLost)
+		must.Fail(t, fmt.Sprintf("lost at %s %d", call, i), err, backend.ErrDeviceLost)
 		b.dev.Pool.Drain()
 		if l := dev.Live(); l.Buffers != blank || l.Groups != 0 {
-			t.Fatalf("lost at call %d, %s: left %+v, %d buffers belong there", i, call, l, blank)
+			t.Fatalf("lost at %s %d: left %+v, %d buffers belong there", call, i, l, blank)
 		}
-		if !tried[call] { // the rest asks for a device each
-			tried[call] = true
+		if i == 0 { // the rest asks for a device each
 			loseFor(t, call)
-			if !testing.Short() {
+			if call == "CreatePipeline" || !testing.Short() {
 				another(call)
 			}
 		}
 		dev.Fail(-1, nil)                                                                     // back again
 		if err := b.Wait(t.Context()); err != nil && !errors.Is(err, backend.ErrDeviceLost) { // of calls that had returned
-			t.Errorf("lost at call %d, %s: wait: %v", i, call, err)
+			t.Errorf("lost at %s %d: wait: %v", call, i, err)
 		}
-	}
-	for _, call := range []string{"CreateBuffer", "Write", "Submit", "SubmitTimed", "Wait", "Took", "Read"} {
-		if !tried[call] {
-			t.Errorf("the device was never lost at %s", call)
-		}
-	}
-	loseFor(t, "CreatePipeline")
-	another("CreatePipeline")
+		return true
+	})
 }
 
 // loseFor loses a device permanently at the first call of a name, with tensors allocated.

@@ -15,7 +15,8 @@ type faultyDevice struct {
 	port.Device
 
 	mu     sync.Mutex
-	left   int // calls before the one that fails; negative for none
+	left   int    // calls before the one that fails; negative for none
+	of     string // the name of those calls; "" for any
 	err    error
 	failed string
 	lose   bool // the failure is the loss of the device
@@ -73,7 +74,7 @@ func (d *faultyDevice) check(call string) error {
 	d.saw(call)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.lost != nil || d.left < 0 {
+	if d.lost != nil || d.left < 0 || d.of != "" && d.of != call {
 		return d.lost
 	}
 	d.left--

@@ -110,8 +110,8 @@ func TestKernelsCompileInTint(t *testing.T) {
 func TestEmittedKernelsCompileInTint(t *testing.T) {
 	modules := map[string]string{}
 	distinct := map[string]bool{}
-	for _, c := range emissions() {
-		if testing.Short() && c.departures() > 1 {
+	for i, c := range emissions() {
+		if testing.Short() && (c.departures() > 1 || c.departures() == 1 && i%3 > 0) {
 			continue
 		}
 		list, err := gpu.KernelSources(c.call(t), c.staged)

@@ -137,7 +137,13 @@ func Run(t *testing.T, h Harness) {
 	run("Properties", func(t *testing.T) { testProperties(t, dev) })
 	run("Merge", func(t *testing.T) { testMerge(t, dev) })
 	run("Gradients", func(t *testing.T) { testGradients(t, dev, h) })
-	run("SmallGradients", func(t *testing.T) { testSmallGradients(t, dev, h.small(4)) })
+	run("SmallGradients", func(t *testing.T) {
+		n := h.small(4)
+		if h.fewGradients() {
+			n = 5
+		}
+		testSmallGradients(t, dev, n)
+	})
 	run("Histories", func(t *testing.T) { testHistories(t, dev, h.small(4)) })
 	run("Refused", func(t *testing.T) { testRefused(t, dev) })
 	run("HostOperands", func(t *testing.T) { testHostOperands(t, dev) })
@@ -155,6 +161,9 @@ func Run(t *testing.T, h Harness) {
 		})
 	}
 }
+
+// fewGradients: see GradientsEvery.
+func (h *Harness) fewGradients() bool { return testing.Short() && h.GradientsEvery > 0 }
 
 func (h *Harness) every() int { return max(1, h.PairsEvery) }
 

@@ -64,7 +64,7 @@ func RunOutOfMemory(t *testing.T, be backend.Backend, m Memory) {
 	}
 }
 
-// walk does the work with each of its requests failing, and returns how many ended it.
+// walk does the work with each of its requests failing, with -short every second, and returns how many ended it.
 func (m Memory) walk(t *testing.T, dev *kernels.Device, dtype backend.DType, do func(x *worker)) (refused int) {
 	work := func() ([]float32, error) {
 		x := &worker{ctx: t.Context(), dev: dev, dtype: dtype, rng: rand.New(rand.NewPCG(7, 7))}
@@ -90,7 +90,11 @@ func (m Memory) walk(t *testing.T, dev *kernels.Device, dtype backend.DType, do 
 			t.Errorf("request %d refused: %s: other bits", n, what)
 		}
 	}
-	for n := 1; ; n++ {
+	step := 1
+	if testing.Short() {
+		step = 2
+	}
+	for n := 1; ; n += step {
 		runtime.GC()
 		runtime.GC() // twice, to empty the pools
 		stop := m.Fail(n)
