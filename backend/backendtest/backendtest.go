@@ -60,7 +60,8 @@ type Harness struct {
 	// with other numbers run other cases.
 	PairsEvery, PairsFrom int
 	// GradientsEvery n > 1 computes the gradients of only every n-th case with -short, of few random
-	// problems, of no large heads, and all of a call at once, for backends that take long.
+	// problems, of no large heads, and all of a call at once, for backends that take long: they compile a
+	// kernel for most random problems, which are then the same each time, so that drivers may keep it.
 	GradientsEvery int
 	// Lowered means that the limits of the device are lowered: it may refuse head sizes over 256.
 	Lowered bool
@@ -87,6 +88,9 @@ func Run(t *testing.T, h Harness) {
 			t.Errorf("close: %v", err)
 		}
 	})
+	if h.fewGradients() {
+		noError(t, setFlag(t, "rapid.seed", "1"))
+	}
 	run := func(name string, f func(t *testing.T)) {
 		if h.Only == nil || slices.Contains(h.Only, name) {
 			t.Run(name, f)
