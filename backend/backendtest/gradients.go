@@ -231,7 +231,7 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 		}
 	}
 	every, problems, sizes := h.every(), draws(h.Draws, 1000), []int{80, 96, 129, 256, 576}
-	few := h.fewGradients()
+	few := h.hurries()
 	if few {
 		every, problems, sizes = max(every, h.GradientsEvery), 5, sizes[:2] // rapid divides by 5
 	}

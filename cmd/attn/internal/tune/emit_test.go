@@ -16,11 +16,12 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
-// TestEmit writes the kernels of some calls and reads them as another program would.
+// TestEmit writes the kernels of some calls, with -short of every second, and reads them as another program
+// would.
 func TestEmit(t *testing.T) {
 	t.Setenv("VK_DRIVER_FILES", "/nonexistent") // no device is needed
 	f32, bf16 := []string{"f32", "f32", "f32"}, []string{"bf16", "bf16", "bf16"}
-	for _, c := range []struct {
+	for i, c := range []struct {
 		args string
 		want []string    // among the names
 		work []simulated // of those that are named, without what depends on the source
@@ -61,6 +62,9 @@ func TestEmit(t *testing.T) {
 			{Name: "gradient-080-dq-f32-kv2-causal-200", Total: 12, Group: 4, Useful: 3 * 80 * 96 * (97 + 192) / 2, First: 96, Rows: 96, Data: f32},
 		}},
 	} {
+		if testing.Short() && i%2 > 0 {
+			continue
+		}
 		dir := filepath.Join(t.TempDir(), "new", "folder")
 		out := mustRun(t, append([]string{"tune", "--emit", dir}, strings.Fields(c.args)...)...)
 		paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
