@@ -25,11 +25,11 @@ func Example() {
 	c := r.Cases[0]
 	fmt.Printf("%s on %s: %s, %d operations\n", c.Name, c.Backend, c.Status, c.FLOPs)
 	fmt.Println("a call takes time:", *c.MedianS > 0)
-	fmt.Println("it stands beside a ceiling:", *c.GFLOPS > 0 && *c.CeilingGFLOPS > 0) // on a busy machine it may pass it
+	fmt.Println("it has a speed and a ceiling:", *c.GFLOPS > 0 && *c.CeilingGFLOPS > 0) // a busy machine may measure a low ceiling
 	fmt.Println("within the error bound:", *c.MaxError <= *c.ErrorBound)
 	// Output:
 	// f32/b1h2s64d16/causal on cpu: ok, 266240 operations
 	// a call takes time: true
-	// it stands beside a ceiling: true
+	// it has a speed and a ceiling: true
 	// within the error bound: true
 }
