@@ -81,33 +81,6 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err erro
 // Release frees the memory. Later calls return ErrReleased.
 func (c *Cache) Release() { c.pool.orNone().release() }
 
-// Rewind removes tokens from the end of sequence b and leaves length of them, for example
-// to discard tokens that speculative decoding rejects.
-//
-// Errors: ErrOption for a sequence that does not exist, a length greater than the
-// sequence's, or one for which the window needs tokens that are overwritten; ErrReleased.
-func (c *Cache) Rewind(b, length int) (err error) {
-	defer op.Annotate(&err, "rewind")
-	p := c.pool.orNone()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.released(); err != nil {
-		return err
-	}
-	if b < 0 || b >= len(c.seqs) {
-		return fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, len(c.seqs), kernels.ErrOption)
-	}
-	s := c.seqs[b]
-	if length < 0 || length > s.n {
-		return fmt.Errorf("length is %d, it must be 0 to the %d tokens of sequence %d: %w", length, s.n, b, kernels.ErrOption)
-	}
-	if oldest := s.oldest(); oldest > 0 && length-(p.config.Window-1) < oldest {
-		return fmt.Errorf("sequence %d has its tokens from %d on, the window needs older ones at length %d: Reset and append again: %w", b, oldest, length, kernels.ErrOption)
-	}
-	s.n = length
-	return nil
-}
-
 // Reset removes all tokens. It returns ErrReleased after Release.
 func (c *Cache) Reset() (err error) {
 	defer op.Annotate(&err, "reset")

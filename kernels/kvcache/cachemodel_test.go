@@ -84,7 +84,7 @@ func (m *cacheModel) fits(count []int) bool {
 	return true
 }
 
-func (m *cacheModel) len(b int) int { return len(m.seqs[b].k) / (modelHeads * modelDim) }
+func (m *cacheModel) len(b int) int { return m.seqs[b].len() }
 
 func (m *cacheModel) rewind(t *rapid.T) {
 	b := rapid.IntRange(0, len(m.seqs)-1).Draw(t, "sequence")
@@ -94,8 +94,7 @@ func (m *cacheModel) rewind(t *rapid.T) {
 		return // the window needs tokens that are overwritten
 	}
 	must.Do(t, err)
-	s := m.seqs[b]
-	s.k, s.v = s.k[:n*modelHeads*modelDim], s.v[:n*modelHeads*modelDim]
+	m.seqs[b].cut(n)
 	m.short[b] = true
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// TestPagedModel compares a paged cache, after random appends, forks, frees and attention
-// calls, with a model that has the tokens of each sequence in slices of its own, on each
+// TestPagedModel compares a paged cache, after random appends, forks, rewinds, frees and
+// attention calls, with a model that has the tokens of each sequence in slices of its own, on each
 // tier of the CPU.
 func TestPagedModel(t *testing.T) {
 	for _, tier := range cpu.Tiers() {
@@ -27,7 +27,7 @@ func TestPagedModel(t *testing.T) {
 				m := newModel(t, be)
 				defer m.cache.Release()
 				t.Repeat(map[string]func(*rapid.T){
-					"new": m.add, "fork": m.fork, "free": m.free, "append": m.append, "attend": m.attend, "": m.check,
+					"new": m.add, "fork": m.fork, "free": m.free, "append": m.append, "rewind": m.rewind, "attend": m.attend, "": m.check,
 				})
 				for len(m.seqs) > 0 {
 					m.drop(0)
@@ -65,6 +65,13 @@ func newMachine(t *rapid.T, be *cpu.Backend) machine {
 type modelled struct {
 	seq  *kvcache.Sequence
 	k, v []float32
+}
+
+func (s *modelled) len() int { return len(s.k) / (modelHeads * modelDim) }
+
+// cut leaves n tokens.
+func (s *modelled) cut(n int) {
+	s.k, s.v = s.k[:n*modelHeads*modelDim], s.v[:n*modelHeads*modelDim]
 }
 
 // failing is a backend whose copies fail after a number of them.
@@ -202,6 +209,13 @@ func (m *model) append(t *rapid.T) {
 	}
 }
 
+func (m *model) rewind(t *rapid.T) {
+	s := m.seqs[m.one(t)]
+	n := rapid.IntRange(0, s.len()).Draw(t, "length")
+	must.Do(t, s.seq.Rewind(n))
+	s.cut(n)
+}
+
 // remember adds the first count[b] of n tokens to the model of sequence b of a batch.
 func remember(of []*modelled, k, v []float32, n int, count []int) {
 	for b, s := range of {
@@ -293,7 +307,7 @@ func plain(dev *kernels.Device, dtype kernels.DType, s *modelled, q []float32, n
 func (m *model) check(t *rapid.T) {
 	most, least := 0, 0
 	for i, s := range m.seqs {
-		n := len(s.k) / (modelHeads * modelDim)
+		n := s.len()
 		if got := s.seq.Len(); got != n {
 			t.Fatalf("sequence %d has %d tokens, should have %d", i, got, n)
 		}
