@@ -16,7 +16,7 @@ import (
 )
 
 // TestCacheModel compares a contiguous cache, after random appends, failed appends,
-// rewinds, resets and attention calls, with a model that has all tokens of each sequence,
+// rewinds, keeps, resets and attention calls, with a model that has all tokens of each sequence,
 // with and without a window.
 func TestCacheModel(t *testing.T) {
 	be := cpu.New(cpu.Options{})
@@ -25,7 +25,7 @@ func TestCacheModel(t *testing.T) {
 		m := newCacheModel(t, be)
 		defer m.cache.Release()
 		t.Repeat(map[string]func(*rapid.T){
-			"append": m.append, "generate": m.generate, "rewind": m.rewind, "reset": m.reset, "attend": m.attend, "": m.check,
+			"append": m.append, "generate": m.generate, "rewind": m.rewind, "keep": m.keep, "reset": m.reset, "attend": m.attend, "": m.check,
 		})
 	})
 }
@@ -96,6 +96,17 @@ func (m *cacheModel) rewind(t *rapid.T) {
 	must.Do(t, err)
 	m.seqs[b].cut(n)
 	m.short[b] = true
+}
+
+func (m *cacheModel) keep(t *rapid.T) {
+	b := rapid.IntRange(0, len(m.seqs)-1).Draw(t, "sequence")
+	err := m.machine.keep(t, m.seqs[b], func(ctx context.Context, from int, rows []int) error {
+		return m.cache.Keep(ctx, b, from, rows)
+	}, func() int { return m.cache.Lens()[b] })
+	if err != nil && !m.be.failed && (!errors.Is(err, kernels.ErrOption) || m.config.Window == 0) {
+		t.Fatal(err)
+	}
+	m.short[b] = m.short[b] || err == nil || m.be.failed
 }
 
 func (m *cacheModel) reset(t *rapid.T) {

@@ -15,8 +15,8 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// TestPagedModel compares a paged cache, after random appends, forks, rewinds, frees and
-// attention calls, with a model that has the tokens of each sequence in slices of its own, on each
+// TestPagedModel compares a paged cache, after random appends, forks, rewinds, keeps,
+// frees and attention calls, with a model that has the tokens of each sequence in slices of its own, on each
 // tier of the CPU.
 func TestPagedModel(t *testing.T) {
 	for _, tier := range cpu.Tiers() {
@@ -27,7 +27,7 @@ func TestPagedModel(t *testing.T) {
 				m := newModel(t, be)
 				defer m.cache.Release()
 				t.Repeat(map[string]func(*rapid.T){
-					"new": m.add, "fork": m.fork, "free": m.free, "append": m.append, "rewind": m.rewind, "attend": m.attend, "": m.check,
+					"new": m.add, "fork": m.fork, "free": m.free, "append": m.append, "rewind": m.rewind, "keep": m.keep, "attend": m.attend, "": m.check,
 				})
 				for len(m.seqs) > 0 {
 					m.drop(0)
@@ -214,6 +214,50 @@ func (m *model) rewind(t *rapid.T) {
 	n := rapid.IntRange(0, s.len()).Draw(t, "length")
 	must.Do(t, s.seq.Rewind(n))
 	s.cut(n)
+}
+
+// keep keeps drawn ones of the last tokens of s while copies may fail. After a failure s has
+// all its tokens or those before the first that moves.
+func (m *machine) keep(t *rapid.T, s *modelled, keep func(ctx context.Context, from int, rows []int) error, length func() int) error {
+	n := s.len()
+	from := n - rapid.IntRange(0, min(n, 20)).Draw(t, "tokens")
+	var rows []int
+	still := from
+	for i := range n - from {
+		if rapid.Bool().Draw(t, "keep") {
+			rows = append(rows, i)
+			if still == from+i {
+				still++
+			}
+		}
+	}
+	m.be.after, m.be.failed = rapid.SampledFrom([]int{-1, -1, 0, 1, 2, 5}).Draw(t, "copies"), false
+	err := keep(context.Background(), from, rows)
+	m.be.after = -1
+	switch got := length(); {
+	case m.be.failed != errors.Is(err, errCopy):
+		t.Fatalf("a copy failed: %v, keep returns %v", m.be.failed, err)
+	case m.be.failed && (got == n || got == still):
+		s.cut(got)
+	case err == nil:
+		k, v := s.k, s.v
+		s.k, s.v = slices.Clone(k[:from*modelHeads*modelDim]), slices.Clone(v[:from*modelHeads*modelDim])
+		for _, i := range rows {
+			lo, hi := (from+i)*modelHeads*modelDim, (from+i+1)*modelHeads*modelDim
+			s.k, s.v = append(s.k, k[lo:hi]...), append(s.v, v[lo:hi]...)
+		}
+	case got != n:
+		t.Fatalf("%d of %d tokens after keep from %d on failed: %v", got, n, from, err)
+	}
+	return err
+}
+
+func (m *model) keep(t *rapid.T) {
+	s, free := m.seqs[m.one(t)], m.cache.FreePages()
+	err := m.machine.keep(t, s, s.seq.Keep, s.seq.Len)
+	if err != nil && !m.be.failed && (!errors.Is(err, kernels.ErrCapacity) || m.cache.FreePages() != free) {
+		t.Fatalf("%d of %d free pages are left: %v", m.cache.FreePages(), free, err)
+	}
 }
 
 // remember adds the first count[b] of n tokens to the model of sequence b of a batch.

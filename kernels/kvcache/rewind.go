@@ -1,10 +1,13 @@
 package kvcache
 
 import (
+	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Rewind removes tokens from the end of sequence b and leaves length of them, for example
@@ -21,7 +24,7 @@ func (c *Cache) Rewind(b, length int) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := p.checkLength(s, length); err != nil {
+	if err := p.checkLength(s, "length", length); err != nil {
 		return fmt.Errorf("sequence %d: %w", b, err)
 	}
 	p.cut(s, length)
@@ -42,11 +45,54 @@ func (s *Sequence) Rewind(n int) (err error) {
 	if err := s.usable(p); err != nil {
 		return err
 	}
-	if err := p.checkLength(s, n); err != nil {
+	if err := p.checkLength(s, "n", n); err != nil {
 		return err
 	}
 	p.cut(s, n)
 	return nil
+}
+
+// Keep removes the tokens of sequence b from position from on, except those at from+rows[i],
+// which move together. rows ascend from 0, and the length becomes from+len(rows).
+//
+// This is how a tree of speculated tokens ends, which were appended at from on with parents
+// first. rows is the accepted path. The keys of a path need no new rotation, because the
+// depth of a token in the tree gives its final position.
+//
+//	from-1 | a b c d e f g    Keep(ctx, 0, from, []int{0, 2, 5})    from-1 | a c f
+//
+// Rows of all dtypes move without rounding. After an error of the backend the sequence is
+// unchanged, or ends before the first token that moves.
+//
+// Errors: ErrOption for a from that Rewind refuses, and for rows that do not ascend or are not
+// in the cache; ErrMemory, ErrReleased, and the backend's.
+func (c *Cache) Keep(ctx context.Context, b, from int, rows []int) (err error) {
+	defer op.Annotate(&err, "keep")
+	p := c.pool.orNone()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, err := c.sequence(b)
+	if err != nil {
+		return err
+	}
+	if err := p.keep(ctx, s, from, rows); err != nil {
+		return fmt.Errorf("sequence %d: %w", b, err)
+	}
+	return nil
+}
+
+// Keep removes the tokens of s from position from on, except those at from+rows[i], as
+// [Cache.Keep] does. Pages that forks share are copied before they are written. Errors as
+// there, ErrCapacity when too few pages are free for such copies, and ErrReleased after Free.
+func (s *Sequence) Keep(ctx context.Context, from int, rows []int) (err error) {
+	defer op.Annotate(&err, "keep")
+	p := s.of.orNone()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := s.usable(p); err != nil {
+		return err
+	}
+	return p.keep(ctx, s, from, rows)
 }
 
 // sequence returns sequence b of a cache that is not released.
@@ -60,10 +106,10 @@ func (c *Cache) sequence(b int) (*Sequence, error) {
 	return c.seqs[b], nil
 }
 
-// checkLength returns an error for a length that s cannot be rewound to.
-func (p *pool) checkLength(s *Sequence, n int) error {
+// checkLength returns an error for a length of a name that s cannot be rewound to.
+func (p *pool) checkLength(s *Sequence, name string, n int) error {
 	if n < 0 || n > s.n {
-		return fmt.Errorf("length is %d, it must be 0 to the %d tokens of the sequence: %w", n, s.n, kernels.ErrOption)
+		return fmt.Errorf("%s is %d, it must be 0 to the %d tokens of the sequence: %w", name, n, s.n, kernels.ErrOption)
 	}
 	if oldest := s.oldest(); oldest > 0 && n-(p.config.Window-1) < oldest {
 		return fmt.Errorf("the sequence has its tokens from %d on, the window needs older ones at length %d: append again to an empty sequence: %w", oldest, n, kernels.ErrOption)
@@ -79,4 +125,73 @@ func (p *pool) cut(s *Sequence, n int) {
 		p.drop(s.pages[pages:])
 		s.pages = s.pages[:pages]
 	}
+}
+
+// keep is Sequence.Keep. The rows that move are copied to memory of their own and appended
+// again, so that pages are shared, copied and freed as in any append.
+func (p *pool) keep(ctx context.Context, s *Sequence, from int, rows []int) error {
+	if err := p.checkLength(s, "from", from); err != nil {
+		return err
+	}
+	for i, row := range rows {
+		if row < 0 || row >= s.n-from || i > 0 && row <= rows[i-1] {
+			return fmt.Errorf("rows[%d] is %d, rows must ascend and be 0 to %d, of the %d tokens from %d on: %w", i, row, s.n-from-1, s.n-from, from, kernels.ErrOption)
+		}
+	}
+	still := 0 // rows that keep their places
+	for still < len(rows) && rows[still] == still {
+		still++
+	}
+	if still == len(rows) {
+		p.cut(s, from+still)
+		return nil
+	}
+	seqs := []*Sequence{s}
+	kept, err := p.gather(ctx, seqs, []int{from}, rows[still:])
+	defer kept[0].Release()
+	defer kept[1].Release()
+	if err != nil {
+		return err
+	}
+	before, free := s.placement, len(p.free)
+	before.pages = slices.Clone(s.pages) // the plan overwrites the end of the list
+	p.cut(s, from+still)
+	if err := p.plan(seqs, len(rows)-still, nil); err != nil {
+		p.free = p.free[:free]
+		p.share(before.pages[len(s.pages):])
+		s.placement = before
+		return fmt.Errorf("without the tokens from %d on, %w", from+still, err)
+	}
+	if err := p.copyPlanned(ctx, p.next.moves, p.next.writes, kept[0], kept[1]); err != nil {
+		return err
+	}
+	p.commit(seqs)
+	return nil
+}
+
+// gather returns copies of keys and values, for the caller to Release also after an error.
+// Row i of batch b is the token of seqs[b] at position from[b]+rows[i]:
+//
+//	[B, Hkv, len(rows), D] and Dv of the cache's dtype
+func (p *pool) gather(ctx context.Context, seqs []*Sequence, from, rows []int) (kept [2]kernels.Tensor, err error) {
+	pools := [2]kernels.Tensor{p.k, p.v}
+	for i, t := range pools {
+		shape := kernels.Shape{len(seqs), p.config.KVHeads, len(rows), t.Shape()[kernels.Dim]}
+		if kept[i], err = p.dev.Alloc(ctx, p.config.DType, shape); err != nil {
+			return kept, err
+		}
+	}
+	var dst, src []kernels.Tensor
+	for b, s := range seqs {
+		for i, n := 0, 0; i < len(rows); i += n {
+			at := from[b] + rows[i] - s.first
+			for n = 1; i+n < len(rows) && rows[i+n] == rows[i]+n && (at+n)%p.size != 0; n++ {
+			}
+			for j, t := range pools {
+				dst = append(dst, view.Rows(kept[j], b, 1, i, n))
+				src = append(src, view.Rows(t, int(s.pages[at/p.size]), 1, at%p.size, n))
+			}
+		}
+	}
+	return kept, p.dev.Copy(ctx, dst, src)
 }

@@ -37,14 +37,52 @@ func TestRewindWithWindow(t *testing.T) {
 		{"paged", s.Rewind, s.Len, 8, 3},
 	} {
 		must.Fail(t, c.name+": before the window", c.rewind(c.least-1), kernels.ErrOption, "the window needs older ones at length")
-		must.Fail(t, c.name+": longer", c.rewind(n+1), kernels.ErrOption, "length is 10, it must be 0 to the 9 tokens")
-		must.Fail(t, c.name+": negative", c.rewind(-1), kernels.ErrOption, "length is -1")
+		must.Fail(t, c.name+": longer", c.rewind(n+1), kernels.ErrOption, "is 10, it must be 0 to the 9 tokens")
+		must.Fail(t, c.name+": negative", c.rewind(-1), kernels.ErrOption, "is -1")
 		must.Do(t, c.rewind(c.least))
 		if got, free := c.len(), paged.FreePages(); got != c.least || free != c.pages {
 			t.Errorf("%s: %d tokens and %d free pages after a rewind, should be %d and %d", c.name, got, free, c.least, c.pages)
 		}
 	}
+	for name, keep := range map[string]func(from int, rows ...int) error{
+		"contiguous": func(from int, rows ...int) error { return cache.Keep(ctx, 0, from, rows) },
+		"paged":      func(from int, rows ...int) error { return s.Keep(ctx, from, rows) },
+	} {
+		must.Fail(t, name+": before the window", keep(5), kernels.ErrOption, "the window needs older ones at length 5")
+		must.Fail(t, name+": longer", keep(10), kernels.ErrOption, "from is 10, it must be 0 to the")
+	}
+	must.Do(t, cache.Append(ctx, x, x, nil))
+	must.Do(t, cache.Append(ctx, x, x, nil)) // of 8 tokens
+	for _, rows := range [][]int{{1, 1}, {1, 0}, {-1}, {0, 2}} {
+		must.Fail(t, "rows", cache.Keep(ctx, 0, 6, rows), kernels.ErrOption, "rows must ascend and be 0 to 1, of the 2 tokens from 6 on")
+	}
+	must.Fail(t, "a sequence that does not exist", cache.Keep(ctx, 1, 0, nil), kernels.ErrOption)
 	s.Free()
+	must.Fail(t, "freed", s.Keep(ctx, 0, nil), kernels.ErrReleased)
+	must.Fail(t, "zero value", new(kvcache.Sequence).Keep(ctx, 0, nil), kernels.ErrOption)
 	must.Fail(t, "freed", s.Rewind(0), kernels.ErrReleased)
 	must.Fail(t, "zero value", new(kvcache.Sequence).Rewind(0), kernels.ErrOption)
+}
+
+// TestKeepWithoutFreePages: a Keep that needs a copy of a shared page and has no page for it
+// changes nothing, also where other pages could go.
+func TestKeepWithoutFreePages(t *testing.T) {
+	ctx := t.Context()
+	c := must.Get(kvcache.NewPaged(ctx, onCPU(t, cpu.Options{}), kvcache.PagedConfig{Dim: 4, PageSize: 2, Pages: 3}))(t)
+	defer c.Release()
+	x := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{1, 1, 4, 4}))(t)
+	s := must.Get(c.NewSequence())(t)
+	must.Do(t, c.Batch(s).Append(ctx, x, x, nil))
+	fork := must.Get(s.Fork())(t)
+	must.Do(t, c.Batch(s).Append(ctx, x, x, []int{1}))
+	keep := func() error { return s.Keep(ctx, 1, []int{1, 2, 3}) } // two pages, of which one is shared
+	must.Fail(t, "no free page", keep(), kernels.ErrCapacity, "keep: without the tokens from 1 on, 1 of 3 pages of 2 tokens are free, sequence 0 needs more for its 1 tokens and 3 new ones")
+	if c.FreePages() != 0 || s.Len() != 5 {
+		t.Errorf("%d pages are free and %d tokens left, should be 0 and 5", c.FreePages(), s.Len())
+	}
+	fork.Free()
+	must.Do(t, keep())
+	if c.FreePages() != 1 || s.Len() != 4 {
+		t.Errorf("%d pages are free and %d tokens left, should be 1 and 4", c.FreePages(), s.Len())
+	}
 }
