@@ -57,7 +57,20 @@ type write struct {
 // Errors: ErrShape and ErrDType for wrong operands, ErrCapacity when a sequence has no room
 // or too few pages are free, ErrReleased for a cache or a sequence that was released,
 // ErrOption for a sequence that is in the batch twice or of another cache, and the backend's.
-func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) (err error) {
+func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) error {
+	return x.AppendAt(ctx, k, v, count, nil)
+}
+
+// AppendAt is Append of tokens at positions of their own, by which a rotary embedding rotates
+// the keys:
+//
+//	positions [B or 1][n], or nil for the ones that follow those in the cache
+//
+// The siblings in a tree of speculated tokens share a position, that of their depth. The order
+// of tokens stays that of the append, and without a rotary embedding positions have no effect.
+// It returns ErrShape for other numbers of positions, and the errors of Append and of the
+// embedding.
+func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, positions [][]int) (err error) {
 	defer op.Annotate(&err, "append")
 	p, seqs := x.pool.orNone(), x.seqs
 	p.mu.Lock()
@@ -75,6 +88,9 @@ func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) (e
 	if err := v.CheckShape("v", rows, rule, floats...); err != nil {
 		return err
 	}
+	if err := checkPositions(positions, len(seqs), k.Shape()[kernels.Seq], "k"); err != nil {
+		return err
+	}
 	if err := p.plan(seqs, k.Shape()[kernels.Seq], count); err != nil {
 		return err
 	}
@@ -82,11 +98,13 @@ func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) (e
 	if dtype.Quantised() || p.config.Hadamard {
 		dtype = kernels.F32
 	}
-	if err := p.turner.ExtendAngles(ctx, p.next.from, k.Shape()[kernels.Seq]); err != nil {
-		return err
+	if positions == nil {
+		if err := p.turner.ExtendAngles(ctx, p.next.from, k.Shape()[kernels.Seq]); err != nil {
+			return err
+		}
 	}
 	defer turn.Free(&p.next.rotated)
-	k, err = p.turner.Rotate(ctx, "k", k, dtype, p.next.from, &p.next.rotated)
+	k, err = p.turner.Rotate(ctx, "k", k, dtype, p.next.from, positions, &p.next.rotated)
 	if err != nil {
 		return err
 	}

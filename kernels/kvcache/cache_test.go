@@ -76,10 +76,6 @@ func TestOptionsOfTheTable(t *testing.T) {
 	ctx := t.Context()
 	tokens := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 4, 8}))(t)
 	last := must.Get(tokens.Slice(kernels.Seq, 3, 4))(t)
-	type cache interface {
-		Append(ctx context.Context, k, v kernels.Tensor, count []int) error
-		Attention(ctx context.Context, q kernels.Tensor, opt kvcache.CallOptions) (kernels.Result, error)
-	}
 	paged := func(window int) cache {
 		p := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: 8, PageSize: 2, Pages: 8, Window: window}))(t)
 		a := must.Get(p.NewSequence())(t)
@@ -162,6 +158,8 @@ func TestCallOptions(t *testing.T) {
 	}
 	mask := must.Get(kernels.AllocHost(kernels.Bool, kernels.Shape{1, 1, 1, 5}))(t)
 	plain := kvcache.Config{Batch: 2, Dim: 8, Capacity: 16}
+	rotary := plain
+	rotary.RoPE = &nn.RoPE{}
 	window := plain
 	window.Window = 3
 	type options = kvcache.CallOptions
@@ -178,6 +176,9 @@ func TestCallOptions(t *testing.T) {
 		{"klen", plain, tokens(2, 1, 1), only(kernels.Options{KLen: []int{1, 1}}), kernels.ErrOption, "KLen is set, but the cache sets it itself"},
 		{"align", plain, tokens(2, 1, 1), only(kernels.Options{Align: kernels.LowerRight}), kernels.ErrOption, "Align is set"},
 		{"offsets", plain, tokens(2, 1, 1), only(kernels.Options{Offset: []int{1, 1, 1}}), kernels.ErrShape, "offset has 3 elements"},
+		{"lists of positions", plain, tokens(2, 1, 1), options{Positions: make([][]int, 3)}, kernels.ErrShape, "positions has 3 lists, it must have 1 or one for each of 2 sequences"},
+		{"positions", plain, tokens(2, 1, 1), options{Positions: [][]int{{1}, {1, 2}}}, kernels.ErrShape, "positions[1] has 2 numbers, it must have one for each of the 1 rows of q"},
+		{"position", rotary, tokens(2, 1, 1), options{Positions: [][]int{{1 << 40}}}, kernels.ErrOption, "rope: position 0 of batch 0 is 1099511627776"},
 		{"counts", plain, tokens(2, 1, 1), options{Count: []int{2, 1}}, kernels.ErrOption, "count[0] is 2, q has 1 rows"},
 		{"rows", plain, tokens(2, 1, 6), options{}, kernels.ErrShape, "q has 6 rows for sequence 0, which has 5 tokens: append their keys first"},
 		{"heads", plain, tokens(2, 1, 1), only(kernels.Options{Sinks: []float32{1, 2}}), kernels.ErrShape, "sinks has 2 elements"},
@@ -195,6 +196,7 @@ func TestCallOptions(t *testing.T) {
 	for want, opt := range map[string]options{"which has 0 tokens: append their keys first": {}, "the cache is empty": {Bidirectional: true}} {
 		must.Fail(t, "empty", must.Err(empty.Attention(ctx, tokens(2, 1, 1), opt)), kernels.ErrShape, want)
 	}
+	must.Fail(t, "positions of an append", empty.AppendAt(ctx, tokens(2, 1, 3), tokens(2, 1, 3), nil, [][]int{{1}}), kernels.ErrShape, "append: positions[0] has 1 numbers, it must have one for each of the 3 rows of k")
 	must.Fail(t, "rewind of a sequence that does not exist", empty.Rewind(2, 0), kernels.ErrOption)
 	must.Fail(t, "rewind forward", empty.Rewind(1, 1), kernels.ErrOption)
 }

@@ -22,6 +22,10 @@ type CallOptions struct {
 	// Count is the number of rows of q that each sequence has, as given to Append; nil
 	// means all. The results of further rows are unspecified.
 	Count []int
+	// Positions [B or 1][Sq] are the positions by which a rotary embedding rotates the rows of
+	// q, as given to AppendAt; nil means those of the last tokens. Masks and biases still go by
+	// the order of tokens in the cache.
+	Positions [][]int
 	// Bidirectional lets rows see tokens after their own position too, as in cross
 	// attention. q may then have any number of rows.
 	Bidirectional bool
@@ -222,6 +226,9 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	if s.count, err = counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
 		return err
 	}
+	if err := checkPositions(opt.Positions, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
+		return err
+	}
 	if n := len(opt.Offset); n > 1 && n != len(seqs) {
 		return fmt.Errorf("offset has %d elements, it must have 1 or one for each of %d sequences: %w", n, len(seqs), kernels.ErrShape)
 	}
@@ -262,7 +269,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	} else {
 		s.k, s.v = view.Slice(p.k, kernels.Seq, 0, keys), view.Slice(p.v, kernels.Seq, 0, keys)
 	}
-	if s.q, err = p.turner.Rotate(ctx, "q", q, q.DType(), s.from, &s.rotated); err == nil {
+	if s.q, err = p.turner.Rotate(ctx, "q", q, q.DType(), s.from, opt.Positions, &s.rotated); err == nil {
 		s.q, err = p.turner.Spread(ctx, 0, s.q, q.DType(), &s.spread)
 	}
 	return err

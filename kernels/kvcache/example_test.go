@@ -50,6 +50,76 @@ func Example() {
 	// [3] [3]
 }
 
+// Speculative decoding: a draft model proposes a tree of seven tokens. One call attends from all
+// of them, each to the tokens before the tree, to its ancestors and to itself. Then the path that
+// the model accepts stays.
+func Example_speculation() {
+	ctx := context.Background()
+	dev, err := kernels.Open("cpu")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+	cache, err := kvcache.New(ctx, dev, kvcache.Config{Dim: 2, Capacity: 64, RoPE: &nn.RoPE{}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cache.Release()
+	rows := func(n int) kernels.Tensor { // a model would compute them
+		x, err := dev.FromFloat32(ctx, kernels.F32, make([]float32, 2*n), kernels.Shape{1, 1, n, 2})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return x
+	}
+	prompt := rows(30)
+	if err := cache.Append(ctx, prompt, prompt, nil); err != nil {
+		log.Fatal(err)
+	}
+
+	parents := []int{-1, 0, 0, 1, 1, 2, 2} // of each token, parents first
+	n := cache.Lens()[0]
+	depths, visible := make([]int, 7), make([]bool, 7*(n+7))
+	for i, parent := range parents {
+		see := visible[i*(n+7) : (i+1)*(n+7)]
+		for j := range n {
+			see[j] = true
+		}
+		if parent >= 0 { // what the parent sees
+			copy(see, visible[parent*(n+7):(parent+1)*(n+7)])
+			depths[i] = depths[parent] + 1
+		}
+		see[n+i] = true
+	}
+	positions := [][]int{nil} // siblings share a position
+	for _, depth := range depths {
+		positions[0] = append(positions[0], n+depth)
+	}
+	mask, err := kernels.HostBool(visible, kernels.Shape{1, 1, 7, n + 7})
+	if err != nil {
+		log.Fatal(err)
+	}
+	tree := rows(7)
+	if err := cache.AppendAt(ctx, tree, tree, nil, positions); err != nil {
+		log.Fatal(err)
+	}
+	r, err := cache.Attention(ctx, tree, kvcache.CallOptions{Options: kernels.Options{Mask: mask}, Positions: positions})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer r.Release()
+	fmt.Println("positions", positions[0], "attention", r.O.Shape(), "tokens", cache.Lens()[0])
+
+	// The model agrees with tokens 0, 2 and 5.
+	if err := cache.Keep(ctx, 0, n, []int{0, 2, 5}); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("tokens after the accepted ones:", cache.Lens()[0])
+	// Output:
+	// positions [30 31 31 32 32 32 32] attention [1 1 7 2] tokens 37
+	// tokens after the accepted ones: 33
+}
+
 // A generation loop: the layer takes the prompt, then one token at a time. Each token
 // attends to all tokens before it, which are in the cache.
 func ExampleCache() {

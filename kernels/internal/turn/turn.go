@@ -143,22 +143,24 @@ func (p *Turner) Back(ctx context.Context, y, x kernels.Tensor) error {
 	return p.Dev.Project(ctx, y, x, p.matrices[1], kernels.Tensor{})
 }
 
-// Rotate returns x rotated, as dtype; row i of batch b is at position from[b]+i. The result
-// is in memory, which Rotate replaces where it does not fit, for the caller to release.
+// Rotate returns x rotated, as dtype. Row i of batch b is at position from[b]+i, or at
+// positions[b or 0][i] unless that is nil. The result is in memory, which Rotate replaces where it does not fit, for the caller to release.
 // Without an embedding Rotate returns x.
-func (p *Turner) Rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
+func (p *Turner) Rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
 	if p.RoPE == nil {
 		return x, nil
 	}
 	if err := p.Fit(ctx, memory, dtype, x.Shape()); err != nil {
 		return x, err
 	}
-	if n := x.Shape()[kernels.Seq]; p.angles.has(from, n) {
+	if n := x.Shape()[kernels.Seq]; positions == nil && p.angles.has(from, n) {
 		err = p.rotateByTable(ctx, *memory, x, from)
 	} else {
-		var positions [][]int
 		var angles kernels.Angles
-		if positions, err = op.Positions(from, n); err != nil {
+		if positions == nil {
+			positions, err = op.Positions(from, n)
+		}
+		if err != nil {
 			return x, err
 		}
 		if angles, err = p.RoPE.Angles(ctx, p.Dev, p.Dim, positions); err != nil {

@@ -1,0 +1,160 @@
+package kvcache_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+// parents is a tree of speculated tokens, breadth first:
+//
+//	0 ┬ 1 ┬ 3
+//	  │   └ 4
+//	  └ 2 ┬ 5
+//	      └ 6
+var parents = []int{-1, 0, 0, 1, 1, 2, 2}
+
+// path returns the tokens of the tree from the root to token i, and i.
+func path(i int) (rows []int) {
+	for ; i >= 0; i = parents[i] {
+		rows = append(rows, i)
+	}
+	slices.Reverse(rows)
+	return rows
+}
+
+// cache is what both kinds of caches have.
+type cache interface {
+	Append(ctx context.Context, k, v kernels.Tensor, count []int) error
+	AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, positions [][]int) error
+	Attention(ctx context.Context, q kernels.Tensor, opt kvcache.CallOptions) (kernels.Result, error)
+}
+
+// speculative is a cache with two sequences.
+type speculative struct {
+	cache
+	keep func(b, from int, rows ...int) error
+}
+
+// TestTree speculates a tree of tokens after two sequences of different lengths. Each row of its
+// attention has the result of decoding the row's path one token after the other. When a path is
+// kept, decoding goes on with the bits of a cache that has seen no other tokens.
+func TestTree(t *testing.T) {
+	dev, ctx := onCPU(t, cpu.Options{}), t.Context()
+	contiguous := func(t *testing.T, c kvcache.Config) speculative {
+		x := must.Get(kvcache.New(ctx, dev, c))(t)
+		t.Cleanup(x.Release)
+		return speculative{x, func(b, from int, rows ...int) error { return x.Keep(ctx, b, from, rows) }}
+	}
+	paged := func(t *testing.T, c kvcache.Config) speculative {
+		x := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: c.KVHeads, Dim: c.Dim, DType: c.DType, RoPE: c.RoPE, Hadamard: c.Hadamard, PageSize: 16, Pages: 12}))(t)
+		t.Cleanup(x.Release)
+		s := [2]*kvcache.Sequence{must.Get(x.NewSequence())(t), must.Get(x.NewSequence())(t)}
+		batch := x.Batch(s[:]...)
+		return speculative{batch, func(b, from int, rows ...int) error { return s[b].Keep(ctx, from, rows) }}
+	}
+	for _, c := range []struct {
+		dtype     kernels.DType
+		rope      kvcache.Rotary
+		hadamard  bool
+		tolerance float64
+	}{
+		{kernels.F32, nil, false, 0x1p-16}, {kernels.F32, &nn.RoPE{}, false, 0x1p-16}, {kernels.BF16, &nn.RoPE{}, false, 0x1p-16},
+		{kernels.Q8, &nn.RoPE{}, false, 0x1p-16}, {kernels.Q4, &nn.RoPE{}, true, 0x1p-12},
+	} {
+		config := kvcache.Config{Batch: 2, KVHeads: 2, Dim: 32, Capacity: 64, DType: c.dtype, RoPE: c.rope, Hadamard: c.hadamard}
+		for name, open := range map[string]func(*testing.T, kvcache.Config) speculative{"contiguous": contiguous, "paged": paged} {
+			t.Run(fmt.Sprintf("%s/%v rope %v", name, c.dtype, c.rope != nil), func(t *testing.T) {
+				testTree(t, dev, open(t, config), open(t, config), c.tolerance)
+			})
+		}
+	}
+}
+
+// testTree speculates in tree and decodes paths in plain, which have the same config.
+//
+// In the tree the same keys are summed in another order. Scores are sums of 32 products whose
+// absolute values sum to at most √32/4, so that each result has weights within 56u of theirs,
+// and then two sums of 40 to 44 terms of at most 1/2. Both results together are within 202u,
+// less than 2^-16. With Hadamard matrices, terms are up to √32 as large, and so is the sum of
+// their errors.
+func testTree(t *testing.T, dev *kernels.Device, tree, plain speculative, tolerance float64) {
+	const heads, kvHeads, dim = 4, 2, 32
+	rng, ctx, lens, nodes := rand.New(rand.NewPCG(3, 7)), t.Context(), []int{37, 21}, len(parents)
+	draw := func(heads, n int) kernels.Tensor { // elements within ±1/2
+		data := make([]float32, 2*heads*n*dim)
+		for i := range data {
+			data[i] = rng.Float32() - 0.5
+		}
+		return must.Get(kernels.HostF32(data, kernels.Shape{2, heads, n, dim}))(t)
+	}
+	row := func(x kernels.Tensor, i int) kernels.Tensor { return must.Get(x.Slice(kernels.Seq, i, i+1))(t) }
+	attend := func(c speculative, q kernels.Tensor, opt kvcache.CallOptions) []float32 {
+		return hostFloats(t, must.Get(c.Attention(ctx, q, opt))(t))
+	}
+	k, v := draw(kvHeads, lens[0]), draw(kvHeads, lens[0])
+	must.Do(t, tree.Append(ctx, k, v, lens))
+	must.Do(t, plain.Append(ctx, k, v, lens))
+
+	keys := lens[0] + nodes
+	visible, positions := make([]bool, 2*nodes*keys), make([][]int, 2)
+	for b, n := range lens {
+		for i := range parents {
+			see := visible[(b*nodes+i)*keys:]
+			for j := range n {
+				see[j] = true
+			}
+			for _, j := range path(i) {
+				see[n+j] = true
+			}
+			positions[b] = append(positions[b], n+len(path(i))-1)
+		}
+	}
+	opt := kvcache.CallOptions{Positions: positions}
+	opt.Mask = must.Get(kernels.HostBool(visible, kernels.Shape{2, 1, nodes, keys}))(t)
+	q, k, v := draw(heads, nodes), draw(kvHeads, nodes), draw(kvHeads, nodes)
+	must.Do(t, tree.AppendAt(ctx, k, v, nil, positions))
+	got := attend(tree, q, opt)
+	for leaf := 3; leaf < nodes; leaf++ {
+		for _, i := range path(leaf) {
+			must.Do(t, plain.Append(ctx, row(k, i), row(v, i), nil))
+			for at, want := range attend(plain, row(q, i), kvcache.CallOptions{}) {
+				if x := got[(at/dim*nodes+i)*dim+at%dim]; math.Abs(float64(x-want)) > tolerance {
+					t.Fatalf("token %d of the path to %d, element %d: %v in the tree, %v decoded", i, leaf, at, x, want)
+				}
+			}
+		}
+		for b, n := range lens {
+			must.Do(t, plain.keep(b, n))
+		}
+	}
+	// Each sequence accepts another path.
+	accepted := [][]int{path(5), path(4)}
+	for b, rows := range accepted {
+		must.Do(t, tree.keep(b, lens[b], rows...))
+	}
+	for i := range accepted[0] {
+		for b, rows := range accepted {
+			count := []int{0, 0}
+			count[b] = 1
+			must.Do(t, plain.Append(ctx, row(k, rows[i]), row(v, rows[i]), count))
+		}
+	}
+	for range 3 {
+		q, k, v := draw(heads, 1), draw(kvHeads, 1), draw(kvHeads, 1)
+		must.Do(t, tree.Append(ctx, k, v, nil))
+		must.Do(t, plain.Append(ctx, k, v, nil))
+		if got, want := attend(tree, q, kvcache.CallOptions{}), attend(plain, q, kvcache.CallOptions{}); !slices.Equal(got, want) {
+			t.Fatalf("after the kept tokens %v, should be %v", got[:4], want[:4])
+		}
+	}
+}
