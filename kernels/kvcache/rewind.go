@@ -15,29 +15,17 @@ import (
 //
 // Errors: ErrOption for a sequence that does not exist, a length greater than the
 // sequence's, or one for which the window needs tokens that are overwritten; ErrReleased.
-func (c *Cache) Rewind(b, length int) (err error) {
-	defer op.Annotate(&err, "rewind")
-	p := c.pool.orNone()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s, err := c.sequence(b)
-	if err != nil {
-		return err
-	}
-	if err := p.checkLength(s, "length", length); err != nil {
-		return fmt.Errorf("sequence %d: %w", b, err)
-	}
-	p.cut(s, length)
-	return nil
+func (c *Cache) Rewind(b, length int) error {
+	return c.change("rewind", b, func(s *Sequence) error { return s.Rewind(length) })
 }
 
-// Rewind removes tokens from the end of s and leaves n of them, as [Cache.Rewind] does. It
-// frees the pages after them that no fork shares. The next append copies a shared page
+// Rewind removes tokens from the end of s and leaves length of them, as [Cache.Rewind]
+// does. It frees the pages after them that no fork shares. The next append copies a shared page
 // before it writes to it.
 //
 // Errors: ErrOption for a length greater than that of s, or one for which the window needs
 // tokens that are dropped; ErrReleased after Free or Release.
-func (s *Sequence) Rewind(n int) (err error) {
+func (s *Sequence) Rewind(length int) (err error) {
 	defer op.Annotate(&err, "rewind")
 	p := s.of.orNone()
 	p.mu.Lock()
@@ -45,10 +33,10 @@ func (s *Sequence) Rewind(n int) (err error) {
 	if err := s.usable(p); err != nil {
 		return err
 	}
-	if err := p.checkLength(s, "n", n); err != nil {
+	if err := p.checkLength(s, "length", length); err != nil {
 		return err
 	}
-	p.cut(s, n)
+	p.cut(s, length)
 	return nil
 }
 
@@ -66,19 +54,8 @@ func (s *Sequence) Rewind(n int) (err error) {
 //
 // Errors: ErrOption for a from that Rewind refuses, and for rows that do not ascend or are not
 // in the cache; ErrMemory, ErrReleased, and the backend's.
-func (c *Cache) Keep(ctx context.Context, b, from int, rows []int) (err error) {
-	defer op.Annotate(&err, "keep")
-	p := c.pool.orNone()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s, err := c.sequence(b)
-	if err != nil {
-		return err
-	}
-	if err := p.keep(ctx, s, from, rows); err != nil {
-		return fmt.Errorf("sequence %d: %w", b, err)
-	}
-	return nil
+func (c *Cache) Keep(ctx context.Context, b, from int, rows []int) error {
+	return c.change("keep", b, func(s *Sequence) error { return s.Keep(ctx, from, rows) })
 }
 
 // Keep removes the tokens of s from position from on, except those at from+rows[i], as
@@ -95,15 +72,23 @@ func (s *Sequence) Keep(ctx context.Context, from int, rows []int) (err error) {
 	return p.keep(ctx, s, from, rows)
 }
 
-// sequence returns sequence b of a cache that is not released.
-func (c *Cache) sequence(b int) (*Sequence, error) {
-	if err := c.pool.orNone().released(); err != nil {
-		return nil, err
+// change applies f, the method of an operation, to sequence b.
+func (c *Cache) change(operation string, b int, f func(s *Sequence) error) (err error) {
+	defer op.Annotate(&err, operation)
+	p := c.pool.orNone()
+	p.mu.RLock()
+	err = p.released()
+	p.mu.RUnlock()
+	switch {
+	case err != nil:
+		return err
+	case b < 0 || b >= len(c.seqs):
+		return fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, len(c.seqs), kernels.ErrOption)
 	}
-	if b < 0 || b >= len(c.seqs) {
-		return nil, fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, len(c.seqs), kernels.ErrOption)
+	if err := f(c.seqs[b]); err != nil {
+		return fmt.Errorf("sequence %d: %w", b, err)
 	}
-	return c.seqs[b], nil
+	return nil
 }
 
 // checkLength returns an error for a length of a name that s cannot be rewound to.

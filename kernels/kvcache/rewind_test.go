@@ -37,8 +37,8 @@ func TestRewindWithWindow(t *testing.T) {
 		{"paged", s.Rewind, s.Len, 8, 3},
 	} {
 		must.Fail(t, c.name+": before the window", c.rewind(c.least-1), kernels.ErrOption, "the window needs older ones at length")
-		must.Fail(t, c.name+": longer", c.rewind(n+1), kernels.ErrOption, "is 10, it must be 0 to the 9 tokens")
-		must.Fail(t, c.name+": negative", c.rewind(-1), kernels.ErrOption, "is -1")
+		must.Fail(t, c.name+": longer", c.rewind(n+1), kernels.ErrOption, "length is 10, it must be 0 to the 9 tokens")
+		must.Fail(t, c.name+": negative", c.rewind(-1), kernels.ErrOption, "length is -1")
 		must.Do(t, c.rewind(c.least))
 		if got, free := c.len(), paged.FreePages(); got != c.least || free != c.pages {
 			t.Errorf("%s: %d tokens and %d free pages after a rewind, should be %d and %d", c.name, got, free, c.least, c.pages)
