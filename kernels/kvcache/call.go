@@ -26,6 +26,11 @@ type CallOptions struct {
 	// q, as given to AppendAt; nil means those of the last tokens. Masks and biases still go by
 	// the order of tokens in the cache.
 	Positions [][]int
+	// MaskLast says that Mask, [B or 1, H or 1, Sq or 1, n], covers the last n tokens of each
+	// sequence, at least as many as q has rows, and that all rows see all tokens before them.
+	// The result is merged from those of the two parts. It may differ in the last bits from that
+	// of a Mask of all tokens. Options that SharePrefix refuses are refused.
+	MaskLast bool
 	// Bidirectional lets rows see tokens after their own position too, as in cross
 	// attention. q may then have any number of rows.
 	Bidirectional bool
@@ -51,6 +56,17 @@ func (p *pool) check(opt *CallOptions) error {
 	}
 	if share {
 		on |= op.SharedPath
+	}
+	if mask := opt.Mask; opt.MaskLast {
+		switch {
+		case p.config.Window > 0:
+			return fmt.Errorf("option MaskLast is set, but the cache has a window, which begins at another token for each depth of a tree: %w", kernels.ErrUnsupported)
+		case mask.IsZero():
+			return fmt.Errorf("option MaskLast is set without a Mask: %w", kernels.ErrOption)
+		}
+		on |= op.SharedPath
+		opt.Mask = kernels.Tensor{} // is no option of the first part
+		defer func() { opt.Mask = mask }()
 	}
 	return op.CheckPath(&opt.Options, on)
 }
@@ -203,10 +219,10 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 		}
 		into.O = s.o
 	}
-	if pages := p.sharedPages(s); pages > 0 {
-		err = p.sharePrefix(ctx, s, into, pages)
+	if opt.MaskLast {
+		err = p.maskLast(ctx, s, x.seqs, into)
 	} else {
-		err = s.call.RunInto(ctx, into)
+		err = p.run(ctx, s, into)
 	}
 	if err == nil && p.config.Hadamard {
 		err = p.turner.Back(ctx, out.O, s.o)
@@ -233,10 +249,16 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 		return fmt.Errorf("offset has %d elements, it must have 1 or one for each of %d sequences: %w", n, len(seqs), kernels.ErrShape)
 	}
 	s.klen, s.offsets, s.from, s.pages.Table = s.klen[:0], s.offsets[:0], s.from[:0], s.pages.Table[:0]
-	keys := 0
+	keys, last := 0, 0
+	if opt.MaskLast {
+		keys, last = 1, opt.Mask.Shape()[kernels.Dim]
+	}
 	for b, r := range seqs {
-		keys = max(keys, r.used())
-		n := s.count[b]
+		n, used := s.count[b], r.used()-last
+		if opt.MaskLast && (used < 0 || n > last && !opt.Bidirectional) {
+			return fmt.Errorf("mask covers the last %d tokens, it must cover the %d rows of q for sequence %d and at most its %d tokens: %w", last, n, b, r.n, kernels.ErrShape)
+		}
+		keys = max(keys, used)
 		from := r.n - n // position of the first row of q
 		if from < 0 && !opt.Bidirectional {
 			return fmt.Errorf("q has %d rows for sequence %d, which has %d tokens: append their keys first: %w", n, b, r.n, kernels.ErrShape)
@@ -244,7 +266,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 		if oldest := r.oldest(); oldest > 0 && n > 0 && from-(p.config.Window-1) < oldest {
 			return fmt.Errorf("q has %d rows for sequence %d, whose tokens before %d are overwritten: attend after each append, from as many rows: %w", n, b, oldest, kernels.ErrOption)
 		}
-		s.klen, s.offsets, s.from = append(s.klen, r.used()), append(s.offsets, from-r.first), append(s.from, from)
+		s.klen, s.offsets, s.from = append(s.klen, used), append(s.offsets, from-r.first), append(s.from, from)
 		if n := len(opt.Offset); n > 0 {
 			s.offsets[b] += opt.Offset[min(b, n-1)]
 		}
@@ -258,6 +280,9 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	if q.Shape()[kernels.Seq] > 1 || p.config.Window > 0 || opt.Offset != nil || !op.Takes(&s.opt, op.Placeless) {
 		s.opt.Causal, s.opt.Offset = !opt.Bidirectional, s.offsets
 	} // else the only row sees all keys that KLen leaves, and offsets would make lists
+	if opt.MaskLast { // the call over the tokens before the last ones
+		s.opt.Causal, s.opt.Offset, s.opt.Mask, s.opt.Sinks = false, nil, kernels.Tensor{}, nil
+	}
 	if w := p.config.Window; w > 0 {
 		s.window = kernels.Window{Left: w - 1}
 		s.opt.Window = &s.window

@@ -24,9 +24,9 @@
 //	s           0 1
 //	t           0 2 3
 //
-// For speculative decoding, Rewind takes back the last tokens of a sequence. AppendAt,
-// Positions and a Mask of ancestors attend from a tree of tokens in one call, and Keep
-// leaves one of its paths.
+// For speculative decoding, Rewind takes back the last tokens of a sequence. AppendAt and a
+// call with Positions and a Mask of ancestors attend from a tree of tokens, and Keep leaves
+// one of its paths.
 //
 // A cache can also have a window: tokens that no later row sees make room for new ones.
 // A cache with a [Rotary] embedding rotates keys when they are appended and queries when

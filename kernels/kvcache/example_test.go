@@ -79,36 +79,30 @@ func Example_speculation() {
 
 	parents := []int{-1, 0, 0, 1, 1, 2, 2} // of each token, parents first
 	n := cache.Lens()[0]
-	depths, visible := make([]int, 7), make([]bool, 7*(n+7))
+	positions, visible := make([]int, 7), make([]bool, 7*7)
 	for i, parent := range parents {
-		see := visible[i*(n+7) : (i+1)*(n+7)]
-		for j := range n {
-			see[j] = true
+		see := visible[7*i : 7*i+7]
+		positions[i] = n // siblings share a position
+		if parent >= 0 {
+			positions[i] = positions[parent] + 1
+			copy(see, visible[7*parent:7*parent+7])
 		}
-		if parent >= 0 { // what the parent sees
-			copy(see, visible[parent*(n+7):(parent+1)*(n+7)])
-			depths[i] = depths[parent] + 1
-		}
-		see[n+i] = true
+		see[i] = true
 	}
-	positions := [][]int{nil} // siblings share a position
-	for _, depth := range depths {
-		positions[0] = append(positions[0], n+depth)
-	}
-	mask, err := kernels.HostBool(visible, kernels.Shape{1, 1, 7, n + 7})
+	mask, err := kernels.HostBool(visible, kernels.Shape{1, 1, 7, 7})
 	if err != nil {
 		log.Fatal(err)
 	}
 	tree := rows(7)
-	if err := cache.AppendAt(ctx, tree, tree, nil, positions); err != nil {
+	if err := cache.AppendAt(ctx, tree, tree, nil, [][]int{positions}); err != nil {
 		log.Fatal(err)
 	}
-	r, err := cache.Attention(ctx, tree, kvcache.CallOptions{Options: kernels.Options{Mask: mask}, Positions: positions})
+	r, err := cache.Attention(ctx, tree, kvcache.CallOptions{Options: kernels.Options{Mask: mask}, MaskLast: true, Positions: [][]int{positions}})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer r.Release()
-	fmt.Println("positions", positions[0], "attention", r.O.Shape(), "tokens", cache.Lens()[0])
+	fmt.Println("positions", positions, "attention", r.O.Shape(), "tokens", cache.Lens()[0])
 
 	// The model agrees with tokens 0, 2 and 5.
 	if err := cache.Keep(ctx, 0, n, []int{0, 2, 5}); err != nil {

@@ -22,7 +22,7 @@ func (p *pool) sharedPages(s *step) int {
 	}
 	n := len(table[0])
 	for b, pages := range table {
-		n = min(n, max(0, s.offsets[b])/p.size)
+		n = min(n, max(0, min(s.offsets[b], s.klen[b]))/p.size)
 		for i := 0; i < n; i++ {
 			if pages[i] != table[0][i] {
 				n = i
@@ -32,9 +32,54 @@ func (p *pool) sharedPages(s *step) int {
 	return n
 }
 
-// sharePrefix computes the call of s into out with its first pages taken once for all
-// sequences.
-func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pages int) error {
+// run computes the call of s into out.
+func (p *pool) run(ctx context.Context, s *step, out kernels.Result) error {
+	pages := p.sharedPages(s)
+	if pages == 0 {
+		return s.call.RunInto(ctx, out)
+	}
+	keys := pages * p.size
+	return p.union(ctx, s, out, func(to kernels.Result) error {
+		if err := p.prefix(ctx, s, to, keys); err != nil {
+			return fmt.Errorf("prefix of %d tokens: %w", keys, err)
+		}
+		return nil
+	}, func(to kernels.Result) error {
+		if err := p.afterPrefix(ctx, s, to, pages); err != nil {
+			return fmt.Errorf("after the prefix of %d tokens: %w", keys, err)
+		}
+		return nil
+	})
+}
+
+// maskLast computes the call of s, over the tokens before those of the mask, and that over
+// copies of the others, which begin anywhere in a page.
+func (p *pool) maskLast(ctx context.Context, s *step, seqs []*Sequence, out kernels.Result) error {
+	return p.union(ctx, s, out, func(to kernels.Result) error { return p.run(ctx, s, to) }, func(to kernels.Result) error {
+		rows, from, opt := make([]int, s.asked.Mask.Shape()[kernels.Dim]), slices.Clone(s.klen), s.asked.Options
+		for i := range rows {
+			rows[i] = i
+		}
+		opt.Causal, opt.Offset = !s.asked.Bidirectional, slices.Clone(s.offsets)
+		for b, n := range s.klen {
+			opt.Offset[b] -= n
+		}
+		last, err := p.gather(ctx, seqs, from, rows)
+		defer last[0].Release()
+		defer last[1].Release()
+		if err != nil {
+			return err
+		}
+		call, err := p.dev.Prepare(s.q, last[0], last[1], opt)
+		if err != nil {
+			return err
+		}
+		return call.RunInto(ctx, to)
+	})
+}
+
+// union computes the results of s over disjoint keys and merges them into out.
+func (p *pool) union(ctx context.Context, s *step, out kernels.Result, first, second func(to kernels.Result) error) error {
 	// RunInto and Copy check the shapes.
 	if t := out.O.DType(); t != s.q.DType() && t != kernels.F32 {
 		return fmt.Errorf("o is %v, it must be %v as q or f32: %w", t, s.q.DType(), kernels.ErrDType)
@@ -52,12 +97,11 @@ func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pag
 		return err
 	}
 	defer begin.Release()
-	keys := pages * p.size
-	if err := p.prefix(ctx, s, begin, keys); err != nil {
-		return fmt.Errorf("prefix of %d tokens: %w", keys, err)
+	if err := first(begin); err != nil {
+		return err
 	}
-	if err := p.afterPrefix(ctx, s, whole, pages); err != nil {
-		return fmt.Errorf("after the prefix of %d tokens: %w", keys, err)
+	if err := second(whole); err != nil {
+		return err
 	}
 	if err := p.dev.Merge(ctx, whole, begin); err != nil {
 		return err

@@ -32,6 +32,17 @@ func path(i int) (rows []int) {
 	return rows
 }
 
+// tree7 returns the ancestors of each token, and itself: [7, 7].
+func tree7() []bool {
+	see := make([]bool, len(parents)*len(parents))
+	for i := range parents {
+		for _, j := range path(i) {
+			see[i*len(parents)+j] = true
+		}
+	}
+	return see
+}
+
 // cache is what both kinds of caches have.
 type cache interface {
 	Append(ctx context.Context, k, v kernels.Tensor, count []int) error
@@ -124,6 +135,14 @@ func testTree(t *testing.T, dev *kernels.Device, tree, plain speculative, tolera
 	q, k, v := draw(heads, nodes), draw(kvHeads, nodes), draw(kvHeads, nodes)
 	must.Do(t, tree.AppendAt(ctx, k, v, nil, positions))
 	got := attend(tree, q, opt)
+	ancestors := kvcache.CallOptions{Positions: positions, MaskLast: true}
+	ancestors.Mask = must.Get(kernels.HostBool(tree7(), kernels.Shape{1, 1, nodes, nodes}))(t)
+	for at, x := range attend(tree, q, ancestors) {
+		// Both parts and the factors that merge them are within the bound of a result.
+		if math.Abs(float64(x-got[at])) > 2*tolerance {
+			t.Fatalf("element %d of a mask of the last tokens is %v, of all tokens %v", at, x, got[at])
+		}
+	}
 	for leaf := 3; leaf < nodes; leaf++ {
 		for _, i := range path(leaf) {
 			must.Do(t, plain.Append(ctx, row(k, i), row(v, i), nil))
@@ -157,4 +176,79 @@ func testTree(t *testing.T, dev *kernels.Device, tree, plain speculative, tolera
 			t.Fatalf("after the kept tokens %v, should be %v", got[:4], want[:4])
 		}
 	}
+}
+
+// TestMaskLast compares calls with a mask of the last tokens with those whose mask has all
+// tokens, where forks share a prefix and one sequence has fewer rows than the other.
+func TestMaskLast(t *testing.T) {
+	dev, ctx, rng := onCPU(t, cpu.Options{}), t.Context(), rand.New(rand.NewPCG(5, 1))
+	const heads, dim, prompt, last = 2, 8, 13, 7
+	draw := func(batch, heads, n int) kernels.Tensor { // elements within ±1/2
+		data := make([]float32, batch*heads*n*dim)
+		for i := range data {
+			data[i] = rng.Float32() - 0.5
+		}
+		return must.Get(kernels.HostF32(data, kernels.Shape{batch, heads, n, dim}))(t)
+	}
+	c := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: dim, PageSize: 4, Pages: 16}))(t)
+	defer c.Release()
+	s := must.Get(c.NewSequence())(t)
+	must.Do(t, c.Batch(s).Append(ctx, draw(1, 1, prompt), draw(1, 1, prompt), nil))
+	batch, count := c.Batch(s, must.Get(s.Fork())(t)), []int{7, 5}
+	must.Do(t, batch.Append(ctx, draw(2, 1, last), draw(2, 1, last), count))
+	const keys = prompt + last
+	q, open := draw(2, heads, last), slices.Repeat([]bool{true}, last*last)
+	for _, o := range []struct {
+		name string
+		mask []bool // [7, 7]
+		set  func(o *kvcache.CallOptions)
+	}{
+		{"causal", open, func(o *kvcache.CallOptions) {}},
+		{"tree", tree7(), func(o *kvcache.CallOptions) {}},
+		{"lse and sinks", tree7(), func(o *kvcache.CallOptions) { o.LSE, o.Sinks = true, []float32{1, -1} }},
+		{"shared prefix", tree7(), func(o *kvcache.CallOptions) { o.SharePrefix, o.LSE, o.Sinks = true, true, []float32{1, -1} }},
+		{"bidirectional", open, func(o *kvcache.CallOptions) { o.Bidirectional, o.Softcap = true, 2 }},
+	} {
+		want, got := kvcache.CallOptions{Count: count}, kvcache.CallOptions{Count: count, MaskLast: true}
+		o.set(&want)
+		o.set(&got)
+		want.SharePrefix = false
+		all := make([]bool, 2*last*keys)
+		for b := range count {
+			for i := range last {
+				begin, see := prompt+count[b]-last, all[(b*last+i)*keys:]
+				copy(see[:begin], slices.Repeat([]bool{true}, begin))
+				copy(see[begin:keys], o.mask[i*last:(i+1)*last])
+			}
+		}
+		want.Mask = must.Get(kernels.HostBool(all, kernels.Shape{2, 1, last, keys}))(t)
+		got.Mask = must.Get(kernels.HostBool(o.mask, kernels.Shape{1, 1, last, last}))(t)
+		w, g := must.Get(batch.Attention(ctx, q, want))(t), must.Get(batch.Attention(ctx, q, got))(t)
+		for name, pair := range map[string][2]kernels.Tensor{"o": {w.O, g.O}, "lse": {w.LSE, g.LSE}} {
+			if pair[0].IsZero() != pair[1].IsZero() {
+				t.Fatalf("%s: one call has an %s", o.name, name)
+			} else if pair[0].IsZero() {
+				continue
+			}
+			w, g := must.Get(pair[0].Float32s())(t), must.Get(pair[1].Float32s())(t)
+			each := len(w) / 2 / heads / last
+			for at := range w {
+				// As in testTree, of up to three parts. An LSE is at most 4, with a rounding of 4u.
+				if b, i := at/(len(w)/2), at/each%last; i < count[b] && math.Abs(float64(w[at]-g[at])) > 0x1p-15 {
+					t.Fatalf("%s: element %d of %s is %v, should be %v", o.name, at, name, g[at], w[at])
+				}
+			}
+		}
+	}
+	opt := kvcache.CallOptions{MaskLast: true}
+	must.Fail(t, "no mask", must.Err(batch.Attention(ctx, q, opt)), kernels.ErrOption, "MaskLast is set without a Mask")
+	opt.Mask = must.Get(kernels.HostBool(make([]bool, 6), kernels.Shape{1, 1, 1, 6}))(t)
+	must.Fail(t, "rows before it", must.Err(batch.Attention(ctx, q, opt)), kernels.ErrShape, "mask covers the last 6 tokens, it must cover the 7 rows of q for sequence 0 and at most its 20 tokens")
+	opt.Mask = must.Get(kernels.HostBool(make([]bool, 19), kernels.Shape{1, 1, 1, 19}))(t)
+	must.Fail(t, "too few tokens", must.Err(batch.Attention(ctx, q, opt)), kernels.ErrShape, "for sequence 1 and at most its 18 tokens")
+	opt.ALiBi = []float32{1, 1}
+	must.Fail(t, "distances", must.Err(batch.Attention(ctx, q, opt)), kernels.ErrOption, "ALiBi is set, but with it a shared prefix")
+	rolling := must.Get(kvcache.New(ctx, dev, kvcache.Config{Dim: dim, Capacity: 8, Window: 4}))(t)
+	defer rolling.Release()
+	must.Fail(t, "window", must.Err(rolling.Attention(ctx, draw(1, 1, 1), opt)), kernels.ErrUnsupported, "MaskLast is set, but the cache has a window, which begins at another token for each depth")
 }
