@@ -26,10 +26,10 @@ type CallOptions struct {
 	// q, as given to AppendAt; nil means those of the last tokens. Masks and biases still go by
 	// the order of tokens in the cache.
 	Positions [][]int
-	// MaskLast says that Mask, [B or 1, H or 1, Sq or 1, n], covers the last n tokens of each
-	// sequence, at least as many as q has rows, and that all rows see all tokens before them.
-	// The result is merged from those of the two parts. It may differ in the last bits from that
-	// of a Mask of all tokens. Options that SharePrefix refuses are refused.
+	// MaskLast applies Mask, [B or 1, H or 1, Sq or 1, n], to the last n tokens of each sequence
+	// only. All rows see all tokens before them. n is at least the number of rows of q. Results
+	// may differ in the last bits from those with a Mask of all tokens. Options that SharePrefix
+	// refuses are refused, and a cache with a window returns ErrUnsupported.
 	MaskLast bool
 	// Bidirectional lets rows see tokens after their own position too, as in cross
 	// attention. q may then have any number of rows.
@@ -65,7 +65,7 @@ func (p *pool) check(opt *CallOptions) error {
 			return fmt.Errorf("option MaskLast is set without a Mask: %w", kernels.ErrOption)
 		}
 		on |= op.SharedPath
-		opt.Mask = kernels.Tensor{} // is no option of the first part
+		opt.Mask = kernels.Tensor{} // the call over the tokens before it has none
 		defer func() { opt.Mask = mask }()
 	}
 	return op.CheckPath(&opt.Options, on)

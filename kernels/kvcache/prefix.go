@@ -52,11 +52,11 @@ func (p *pool) run(ctx context.Context, s *step, out kernels.Result) error {
 	})
 }
 
-// maskLast computes the call of s, over the tokens before those of the mask, and that over
-// copies of the others, which begin anywhere in a page.
+// maskLast merges the call of s, over the tokens before those of the mask, with one over the
+// others. It copies the others, because they may begin inside a page.
 func (p *pool) maskLast(ctx context.Context, s *step, seqs []*Sequence, out kernels.Result) error {
 	return p.union(ctx, s, out, func(to kernels.Result) error { return p.run(ctx, s, to) }, func(to kernels.Result) error {
-		rows, from, opt := make([]int, s.asked.Mask.Shape()[kernels.Dim]), slices.Clone(s.klen), s.asked.Options
+		rows, opt := make([]int, s.asked.Mask.Shape()[kernels.Dim]), s.asked.Options
 		for i := range rows {
 			rows[i] = i
 		}
@@ -64,7 +64,7 @@ func (p *pool) maskLast(ctx context.Context, s *step, seqs []*Sequence, out kern
 		for b, n := range s.klen {
 			opt.Offset[b] -= n
 		}
-		last, err := p.gather(ctx, seqs, from, rows)
+		last, err := p.gather(ctx, seqs, s.klen, rows)
 		defer last[0].Release()
 		defer last[1].Release()
 		if err != nil {
