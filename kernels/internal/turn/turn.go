@@ -144,8 +144,8 @@ func (p *Turner) Back(ctx context.Context, y, x kernels.Tensor) error {
 }
 
 // Rotate returns x rotated, as dtype. Row i of batch b is at position from[b]+i, or at
-// positions[b or 0][i] unless that is nil. The result is in memory, which Rotate replaces where it does not fit, for the caller to release.
-// Without an embedding Rotate returns x.
+// positions[b or 0][i] unless that is nil. The result is in memory, which Rotate replaces where
+// it does not fit, for the caller to release. Without an embedding Rotate returns x.
 func (p *Turner) Rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
 	if p.RoPE == nil {
 		return x, nil
