@@ -9,7 +9,7 @@
 // the errors. It computes nothing.
 //
 // Optional abilities are small interfaces, found by type assertion: [Projector], [Rotator],
-// [Merger], [Scorer], [Copier] and [Warmer] compute; [PeakMeter], [MatrixMeter], [BandwidthMeter],
+// [Normaliser], [Gater], [Merger], [Scorer], [Copier] and [Warmer] compute; [PeakMeter], [MatrixMeter], [BandwidthMeter],
 // [LaunchMeter] and [MemoryMeter] measure. A [Trace] in a context observes
 // calls.
 //
@@ -137,6 +137,58 @@ type Rotation struct {
 	Interleaved bool
 	// Inverse rotates back: by -sin in place of sin. A rotation's gradient is rotated so.
 	Inverse bool
+}
+
+// Normaliser is implemented by backends that compute root-mean-square norms of rows, as of queries
+// and keys (Zhang and Sennrich 2019). With r = 1/sqrt(mean_i x_i² + ε) and the factor f_i of an element,
+// which is w_i, 1 + w_i, or 1 where w is the zero Tensor:
+type Normaliser interface {
+	// Normalise computes y_i = x_i·r·f_i for each row. y may be x itself, the same view.
+	//
+	//	y, x, w [B, H, S, D]
+	//
+	// They are F32, F16 or BF16, each independently. w is usually broadcast by strides of zero.
+	// The square of no finite element overflows.
+	Normalise(ctx context.Context, y, x, w Tensor, n Norm) error
+	// NormaliseBackward computes the gradients of Normalise: that of x, and unless dw is the zero
+	// Tensor, what each row adds to that of w. dx may be dy itself, the same view.
+	//
+	//	dx_i = r·(f_i·dy_i - x_i·r²·mean_j f_j·dy_j·x_j)    dw_i = dy_i·x_i·r
+	//
+	//	dx, dy, x, w [B, H, S, D]    dw [B, H, S, D] F32
+	NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor, n Norm) error
+}
+
+// Norm is how a [Normaliser] normalises.
+type Norm struct {
+	// Epsilon is ε, which is added to the mean of squares. In calls of package kernels 0 means 1e-6;
+	// backends get a number from [MinEpsilon] to [MaxEpsilon].
+	Epsilon float64
+	// PlusOne means that the factor of element i is 1 + w_i, as in Gemma 3 and Qwen3-Next, not w_i.
+	PlusOne bool
+}
+
+// The limits of [Norm.Epsilon]. Squares below 2^-126, which a device may replace by 0, are less than 2^-26 of MinEpsilon.
+const (
+	MinEpsilon = 0x1p-100
+	MaxEpsilon = 0x1p+100
+)
+
+// Gater is implemented by backends that multiply by gates, as the outputs of attention.
+type Gater interface {
+	// Gate computes y = x·σ(gate), with σ(g) = 1/(1 + exp(-g)). y may be x itself, the same view.
+	//
+	//	y, x, gate [B, H, S, D]
+	//
+	// They are F32, F16 or BF16, each independently. A gate for each row is broadcast by a stride of zero.
+	Gate(ctx context.Context, y, x, gate Tensor) error
+	// GateBackward computes the gradients of Gate. Elements that share a gate have a term each in
+	// dgate. dx may be dy itself, the same view.
+	//
+	//	dx = dy·σ(gate)    dgate = dy·x·σ(gate)·(1 - σ(gate))
+	//
+	//	dx, dy, x, gate [B, H, S, D]    dgate [B, H, S, D] F32
+	GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor) error
 }
 
 // Copier is implemented by backends that copy between tensors in their memory, as a cache of

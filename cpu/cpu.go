@@ -83,7 +83,7 @@ type Options struct {
 }
 
 // Backend computes in host memory. It implements backend.Backend,
-// backend.Projector, backend.Rotator, backend.Merger, backend.Scorer,
+// backend.Projector, backend.Rotator, backend.Normaliser, backend.Gater, backend.Merger, backend.Scorer,
 // backend.Copier, backend.Differentiator, backend.PeakMeter and backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
@@ -101,6 +101,8 @@ var (
 	_ backend.Backend        = (*Backend)(nil)
 	_ backend.Projector      = (*Backend)(nil)
 	_ backend.Rotator        = (*Backend)(nil)
+	_ backend.Normaliser     = (*Backend)(nil)
+	_ backend.Gater          = (*Backend)(nil)
 	_ backend.Merger         = (*Backend)(nil)
 	_ backend.Scorer         = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)

@@ -29,6 +29,7 @@ type rowJob struct {
 	x        [6]view.View // the operands, see run
 	cols     int          // of a row
 	rotation backend.Rotation
+	norm     backend.Norm
 	problem  *backend.Problem // of scores, else nil
 	scores   *tile.Scores
 }
@@ -113,6 +114,22 @@ func (r *row) load(n int, dst []float32) {
 	r.job.x[n].Load(r.job.kernels, dst, len(dst), r.b, r.h, r.i, 1, 0, len(dst))
 }
 
+// unlessSame returns x, or no operand if it is the same view as the output y: the call is in place.
+func unlessSame(x, y backend.Tensor) backend.Tensor {
+	if x == y {
+		return backend.Tensor{}
+	}
+	return x
+}
+
+// source returns n, or in place of an absent operand the index of the output.
+func (r *row) source(n int) int {
+	if r.job.x[n].IsZero() {
+		return 0
+	}
+	return n
+}
+
 // store writes the first elements of the row of the output.
 func (r *row) store(row []float32) { r.job.x[0].Store(r.job.kernels, row, r.b, r.h, r.i, 0) }
 
@@ -184,21 +201,17 @@ func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, ho
 		shape, pairs := y.Shape(), cos.Shape()[backend.Dim]
 		j := be.newRowJob(shape, shape[backend.Dim]+2*pairs, rotateRow)
 		j.rotation = how
-		in := []backend.Operand{{Name: "cos", Tensor: cos}, {Name: "sin", Tensor: sin}, {Name: "x", Tensor: x}}
-		if y == x { // in place: the elements after the pairs do not change
-			in, j.cols = in[:2], 2*pairs
+		if y == x { // the elements after the pairs do not change
+			j.cols = 2 * pairs
 		}
-		return j.run(ctx, []backend.Operand{{Name: "y", Tensor: y}}, in)
+		return j.run(ctx, []backend.Operand{{Name: "y", Tensor: y}}, []backend.Operand{{Name: "cos", Tensor: cos}, {Name: "sin", Tensor: sin}, {Name: "x", Tensor: unlessSame(x, y)}})
 	})
 }
 
 func rotateRow(r row) {
-	n, x := r.job.x[1].Shape[backend.Dim], 3
+	n := r.job.x[1].Shape[backend.Dim]
 	cos, sin, row := r.mem[:n], r.mem[n:2*n], r.mem[2*n:][:r.job.cols]
-	if r.job.x[x].IsZero() {
-		x = 0
-	}
-	r.load(x, row)
+	r.load(r.source(3), row)
 	r.load(1, cos)
 	r.load(2, sin)
 	if r.job.rotation.Inverse {

@@ -99,6 +99,9 @@ type Pages = backend.Pages
 // Interleaved pairs (2i, 2i+1) or else (i, i+R/2), rotated back by Inverse.
 type Rotation = backend.Rotation
 
+// Norm is the ε of [Device.Normalise], 0 for 1e-6, and whether the factor of an element is 1 + w rather than w.
+type Norm = backend.Norm
+
 // ScorePoint is a point between QKᵀ and softmax, for [Device.Scores].
 type ScorePoint = backend.ScorePoint
 

@@ -122,10 +122,32 @@ func (p *poisoned) Project(ctx context.Context, y, x, w, bias backend.Tensor) er
 	})
 }
 
-// Rotate and Copy fill nothing: Rotate may be in place, and a copy may read what an earlier copy wrote.
+// Rotate, Normalise, Gate and Copy fill nothing that may be in place, or that an earlier copy wrote.
 
 func (p *poisoned) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
 	return with(p, func(be backend.Rotator) error { return be.Rotate(ctx, y, x, cos, sin, how) })
+}
+
+func (p *poisoned) Normalise(ctx context.Context, y, x, w backend.Tensor, n backend.Norm) error {
+	return with(p, func(be backend.Normaliser) error { return be.Normalise(ctx, y, x, w, n) })
+}
+
+func (p *poisoned) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w backend.Tensor, n backend.Norm) error {
+	return with(p, func(be backend.Normaliser) error {
+		p.fill(ctx, dw)
+		return be.NormaliseBackward(ctx, dx, dw, dy, x, w, n)
+	})
+}
+
+func (p *poisoned) Gate(ctx context.Context, y, x, gate backend.Tensor) error {
+	return with(p, func(be backend.Gater) error { return be.Gate(ctx, y, x, gate) })
+}
+
+func (p *poisoned) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor) error {
+	return with(p, func(be backend.Gater) error {
+		p.fill(ctx, dgate)
+		return be.GateBackward(ctx, dx, dgate, dy, x, gate)
+	})
 }
 
 func (p *poisoned) Copy(ctx context.Context, dst, src []backend.Tensor) error {

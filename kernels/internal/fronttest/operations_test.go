@@ -1,10 +1,12 @@
 package fronttest
 
 import (
+	"math"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -55,4 +57,53 @@ func TestRotateRefuses(t *testing.T) {
 func view(t *testing.T, x kernels.Tensor) kernels.Tensor {
 	t.Helper()
 	return must.Get(x.View(kernels.Shape{1, 1, 5, 4}, kernels.Strides{0, 0, 4, 1}, 0))(t)
+}
+
+func TestNormsAndGatesRefuse(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	ctx, f32 := t.Context(), kernels.F32
+	tensor := func(dtype kernels.DType, s ...int) kernels.Tensor {
+		return must.Get(kernels.AllocHost(dtype, kernels.Shape(s)))(t)
+	}
+	x, y, terms, none := tensor(f32, 2, 3, 5, 8), tensor(f32, 2, 3, 5, 8), tensor(f32, 2, 3, 5, 8), kernels.Tensor{}
+	short, mask, half := tensor(f32, 2, 3, 4, 8), tensor(kernels.Bool, 2, 3, 5, 8), tensor(kernels.F16, 2, 3, 5, 8)
+	part := must.Get(x.Slice(kernels.Batch, 0, 1))(t)
+	moved := must.Get(x.View(part.Shape(), part.Strides(), 1))(t)
+	norm := func(y, x, w kernels.Tensor) error { return dev.Normalise(ctx, y, x, w, kernels.Norm{}) }
+	normBack := func(dx, dw, dy, x kernels.Tensor) error {
+		return dev.NormaliseBackward(ctx, dx, dw, dy, x, none, kernels.Norm{})
+	}
+	for _, c := range []struct {
+		err  error
+		want error
+		text string
+	}{
+		{kernels.NewDevice(plainBackend{dev.Backend()}).Normalise(ctx, y, x, none, kernels.Norm{}), kernels.ErrUnsupported, "normalise: cpu has no norms"},
+		{kernels.NewDevice(plainBackend{dev.Backend()}).GateBackward(ctx, y, x, x, x, x), kernels.ErrUnsupported, "gate backward: cpu has no gates"},
+		{norm(y, none, none), kernels.ErrShape, "normalise: x is missing"},
+		{norm(short, x, none), kernels.ErrShape, "y has shape [2 3 4 8], it must be [2 3 5 8], the shape of x"},
+		{norm(mask, x, none), kernels.ErrDType, "y is bool"},
+		{norm(y, x, tensor(f32, 1, 1, 1, 1)), kernels.ErrShape, "w has shape [1 1 1 1], it must be [1 1 1 8], the [1, H or 1, 1, D] of x"},
+		{norm(y, x, tensor(f32, 1, 2, 1, 8)), kernels.ErrShape, "w has shape [1 2 1 8], it must be [1 3 1 8]"},
+		{norm(y, x, tensor(kernels.Q8, 1, 1, 1, 8)), kernels.ErrDType, "w is q8"},
+		{norm(part, moved, none), kernels.ErrOverlap, "y is written while x is read"},
+		{norm(x, x, must.Get(x.View(kernels.Shape{1, 1, 1, 8}, x.Strides(), 0))(t)), kernels.ErrOverlap, "y is written while w is read"},
+		{normBack(none, terms, y, x), kernels.ErrShape, "normalise backward: dx is missing"},
+		{normBack(y, terms, short, x), kernels.ErrShape, "dy has shape"},
+		{normBack(y, half, y, x), kernels.ErrDType, "dw is f16"},
+		{normBack(y, y, y, x), kernels.ErrOverlap, "dw and dx share memory"},
+		{normBack(x, none, y, x), kernels.ErrOverlap, "dx is written while x is read"},
+		{dev.Gate(ctx, y, x, none), kernels.ErrShape, "gate: gate is missing"},
+		{dev.Gate(ctx, y, x, tensor(f32, 1, 3, 5, 1)), kernels.ErrShape, "gate has shape [1 3 5 1], it must be [2 3 5 1]"},
+		{dev.Gate(ctx, y, x, mask), kernels.ErrDType, "gate is bool"},
+		{dev.Gate(ctx, x, x, x), kernels.ErrOverlap, "y is written while gate is read"},
+		{dev.GateBackward(ctx, y, none, y, x, x), kernels.ErrShape, "gate backward: dgate is missing"},
+		{dev.GateBackward(ctx, y, half, y, x, x), kernels.ErrDType, "dgate is f16"},
+	} {
+		must.Fail(t, c.text, c.err, c.want, c.text)
+	}
+	for _, epsilon := range []float64{-1, math.NaN(), math.Inf(1), 1e-40, 1e40} {
+		must.Fail(t, "epsilon", dev.Normalise(ctx, y, x, none, kernels.Norm{Epsilon: epsilon}), kernels.ErrOption, "it must be from 2^-100 to 2^100")
+	}
 }

@@ -32,6 +32,14 @@ func (r Refusal) Warmup(context.Context, *backend.Call, bool) error          { r
 func (r Refusal) Rotate(_ context.Context, _, _, _, _ backend.Tensor, _ backend.Rotation) error {
 	return r.Err
 }
+func (r Refusal) Normalise(_ context.Context, _, _, _ backend.Tensor, _ backend.Norm) error {
+	return r.Err
+}
+func (r Refusal) NormaliseBackward(_ context.Context, _, _, _, _, _ backend.Tensor, _ backend.Norm) error {
+	return r.Err
+}
+func (r Refusal) Gate(_ context.Context, _, _, _ backend.Tensor) error               { return r.Err }
+func (r Refusal) GateBackward(_ context.Context, _, _, _, _, _ backend.Tensor) error { return r.Err }
 func (r Refusal) Scores(context.Context, backend.Tensor, *backend.Problem, backend.ScorePoint) error {
 	return r.Err
 }

@@ -1,0 +1,179 @@
+package cpu
+
+import (
+	"context"
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/tile"
+)
+
+// The operands of rows of norms and gates: outputs, the input that the first of them may replace, weights or
+// gates, and x of a backward pass.
+const (
+	rowOut = iota
+	rowTerms
+	rowIn
+	rowWeights
+	rowForward
+	rowOperands
+)
+
+type (
+	names   [rowOperands]string
+	tensors [rowOperands]backend.Tensor
+)
+
+// Normalise implements backend.Normaliser, with sums in float64. Errors as for Attention.
+func (be *Backend) Normalise(ctx context.Context, y, x, w backend.Tensor, n backend.Norm) error {
+	return be.rowwise(ctx, "normalise", normaliseRow, n, names{"y", "", "x", "w"}, tensors{y, {}, x, w})
+}
+
+// NormaliseBackward implements backend.Normaliser, with sums in float64. Errors as for Attention.
+func (be *Backend) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w backend.Tensor, n backend.Norm) error {
+	return be.rowwise(ctx, "normalise backward", normaliseBackwardRow, n, names{"dx", "dw", "dy", "w", "x"}, tensors{dx, dw, dy, w, x})
+}
+
+// Gate implements backend.Gater. Errors as for Attention.
+func (be *Backend) Gate(ctx context.Context, y, x, gate backend.Tensor) error {
+	return be.rowwise(ctx, "gate", gateRow, backend.Norm{}, names{"y", "", "x", "gate"}, tensors{y, {}, x, gate})
+}
+
+// GateBackward implements backend.Gater. Errors as for Attention.
+func (be *Backend) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor) error {
+	return be.rowwise(ctx, "gate backward", gateBackwardRow, backend.Norm{}, names{"dx", "dgate", "dy", "gate", "x"}, tensors{dx, dgate, dy, gate, x})
+}
+
+// rowwise calls compute for each row, with memory for three rows of whole vectors and a vector.
+func (be *Backend) rowwise(ctx context.Context, name string, compute func(r row), n backend.Norm, as names, x tensors) error {
+	return be.do(ctx, name, func() error {
+		shape, lanes := x[rowOut].Shape(), be.kernels.Lanes
+		j := be.newRowJob(shape, 3*tile.RoundUp(shape[backend.Dim], lanes)+lanes, compute)
+		j.norm = n
+		x[rowIn] = unlessSame(x[rowIn], x[rowOut])
+		var list [rowOperands]backend.Operand
+		for i := range list {
+			list[i] = backend.Operand{Name: as[i], Tensor: x[i]}
+		}
+		return j.run(ctx, list[:rowIn], list[rowIn:])
+	})
+}
+
+// loaded returns the row of operand n in memory i, with zeros up to whole vectors, which are its capacity.
+func (r *row) loaded(i, n int) []float32 {
+	ld := tile.RoundUp(r.job.cols, r.job.kernels.Lanes)
+	x := r.mem[i*ld : (i+1)*ld : (i+1)*ld]
+	r.job.x[r.source(n)].Load(r.job.kernels, x, ld, r.b, r.h, r.i, 1, 0, r.job.cols)
+	return x[:r.job.cols]
+}
+
+// scale multiplies x, which loaded returned, by c.
+func (r *row) scale(x []float32, c float32) {
+	r.job.kernels.ScaleMax(x[:cap(x)], c, r.mem[len(r.mem)-r.job.kernels.Lanes:])
+}
+
+// dot returns the sum of the products of rows that loaded returned, each of which is exact in float64.
+func dot(x, y []float32) float64 {
+	var s [4]float64
+	for x, y = x[:cap(x)], y[:cap(x)]; len(x) >= 4 && len(y) >= 4; x, y = x[4:], y[4:] {
+		s[0] += float64(x[0]) * float64(y[0])
+		s[1] += float64(x[1]) * float64(y[1])
+		s[2] += float64(x[2]) * float64(y[2])
+		s[3] += float64(x[3]) * float64(y[3])
+	}
+	return (s[0] + s[1]) + (s[2] + s[3])
+}
+
+// normalise multiplies x by r = 1/sqrt(mean x² + ε) and returns r. Below 2^-126, r has few bits in float32.
+func (r *row) normalise(x []float32) float64 {
+	inverse, shift := 1/math.Sqrt(dot(x, x)/float64(len(x))+r.job.norm.Epsilon), 1.0
+	if inverse < 0x1p-126 {
+		shift = 0x1p8
+		r.scale(x, 0x1p-8)
+	}
+	r.scale(x, float32(inverse*shift))
+	return inverse
+}
+
+// weigh multiplies x by the factors of the row, which it loads into memory i.
+func (r *row) weigh(x []float32, i int) {
+	if r.job.x[rowWeights].IsZero() {
+		return
+	}
+	one := float32(0)
+	if r.job.norm.PlusOne {
+		one = 1
+	}
+	for c, w := range r.loaded(i, rowWeights) {
+		x[c] *= w + one
+	}
+}
+
+func normaliseRow(r row) {
+	x := r.loaded(0, rowIn)
+	r.normalise(x)
+	r.weigh(x, 1)
+	r.store(x)
+}
+
+func normaliseBackwardRow(r row) {
+	dy, x := r.loaded(0, rowIn), r.loaded(1, rowForward)
+	inverse := r.normalise(x)
+	if out := &r.job.x[rowTerms]; !out.IsZero() {
+		dw := r.mem[2*cap(x):][:len(x)]
+		for c := range dw {
+			dw[c] = dy[c] * x[c]
+		}
+		out.Store(r.job.kernels, dw, r.b, r.h, r.i, 0)
+	}
+	r.weigh(dy, 2)
+	mean := dot(dy, x) / float64(len(x))
+	for c := range dy {
+		dy[c] = float32((float64(dy[c]) - float64(float64(x[c])*mean)) * inverse)
+	}
+	r.store(dy)
+}
+
+// sigmoid returns σ(g) and 1 - σ(g) of the gates, in memory i and i+1. The difference does not cancel:
+//
+//	e = exp(-|g|)    σ(|g|) = 1/(1+e)    σ(-|g|) = e/(1+e)
+func (r *row) sigmoid(i int) (s, rest []float32) {
+	s, rest = r.loaded(i, rowWeights), r.loaded(i+1, rowWeights)
+	for c, g := range rest {
+		rest[c] = min(g, -g)
+	}
+	r.scale(rest, math.Log2E)
+	r.job.kernels.Exp2(rest[:cap(rest)], 0)
+	for c, e := range rest {
+		q := 1 / (1 + e)
+		if e *= q; s[c] >= 0 {
+			s[c], rest[c] = q, e
+		} else {
+			s[c], rest[c] = e, q
+		}
+	}
+	return s, rest
+}
+
+func gateRow(r row) {
+	x := r.loaded(0, rowIn)
+	s, _ := r.sigmoid(1)
+	for c := range x {
+		x[c] *= s[c]
+	}
+	r.store(x)
+}
+
+func gateBackwardRow(r row) {
+	dy := r.loaded(0, rowIn)
+	s, rest := r.sigmoid(1)
+	for c := range dy {
+		dy[c] *= s[c]
+	}
+	x := r.loaded(1, rowForward)
+	for c := range x {
+		x[c] = x[c] * rest[c] * dy[c]
+	}
+	r.store(dy)
+	r.job.x[rowTerms].Store(r.job.kernels, x, r.b, r.h, r.i, 0)
+}
