@@ -28,6 +28,15 @@ type MultiHeadConfig struct {
 	Bias bool
 	// RoPE, unless nil, rotates queries and keys by their positions.
 	RoPE *RoPE
+	// Norm, unless nil, is the norm of queries and keys.
+	Norm *Norm
+	// Gate is the gate of the attention's output before Wo.
+	Gate GateKind
+	// Sinks gives each query head a sink, see [kernels.Options].Sinks.
+	Sinks bool
+	// KeysAsValues means that there is no v projection: the values are the key projection
+	// before its norm and rotation (Gemma 4). ValueDim is HeadDim.
+	KeysAsValues bool
 	// DType is the type of the weights on the device; the zero value is F32.
 	DType kernels.DType
 }
@@ -60,6 +69,15 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 		if _, err := c.RoPE.frequencies(c.HeadDim); err != nil {
 			return c, fmt.Errorf("config: rope: %w", err)
 		}
+	}
+	if err := cmp.Or(c.checkNorm(), c.checkGate()); err != nil {
+		return c, err
+	}
+	if c.KeysAsValues && c.ValueDim != c.HeadDim {
+		return c, fmt.Errorf("config: ValueDim is %d, HeadDim %d: they must be equal with KeysAsValues: %w", c.ValueDim, c.HeadDim, kernels.ErrOption)
+	}
+	if c.Norm != nil || c.Gate != GateNone || c.Sinks || c.KeysAsValues {
+		return c, fmt.Errorf("config: Norm, Gate, Sinks and KeysAsValues are not computed yet: %w", kernels.ErrUnsupported)
 	}
 	return c, nil
 }
@@ -122,7 +140,7 @@ func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHead
 
 // Release frees the memory of the weights.
 func (l *MultiHeadAttention) Release() {
-	w := MultiHeadWeights{l.in.Wq, l.in.Wk, l.in.Wv, l.wo, l.in.Bq, l.in.Bk, l.in.Bv, l.bo}
+	w := MultiHeadWeights{Wq: l.in.Wq, Wk: l.in.Wk, Wv: l.in.Wv, Wo: l.wo, Bq: l.in.Bq, Bk: l.in.Bk, Bv: l.in.Bv, Bo: l.bo}
 	w.release()
 }
 

@@ -15,11 +15,22 @@ import (
 //	Wo [1, 1, Heads·Dv, Model]      Bo [1, 1, 1, Model]
 //
 // The lengths are those of the [MultiHeadConfig]. Either all biases are present or none.
+// These are present if the config has a Norm with weights, Sinks or a Gate:
+//
+//	QNorm [1, 1, 1, D], or [1, 1, 1, Heads·D] for a Norm of the whole Projection
+//	KNorm [1, 1, 1, D], or [1, 1, 1, KVHeads·D]
+//	Sinks [1, Heads, 1, 1]
+//	Wg    [1, 1, Model, Heads·Dv], or [1, 1, Model, Heads] for GateHeads    Bg [1, 1, 1, N]
+//
+// With KeysAsValues there are no Wv and Bv.
 // The columns of a head are adjacent, for Wo its rows. PyTorch's Linear stores the
 // transpose, see [Transposed].
 type MultiHeadWeights struct {
 	Wq, Wk, Wv, Wo kernels.Tensor
 	Bq, Bk, Bv, Bo kernels.Tensor
+
+	QNorm, KNorm, Sinks kernels.Tensor
+	Wg, Bg              kernels.Tensor
 }
 
 // weight is one of a layer's weights with its name in files and errors.
