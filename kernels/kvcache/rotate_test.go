@@ -15,15 +15,24 @@ import (
 
 // TestRotaryCache compares the bits of a cache that rotates with those of one whose keys and
 // queries are rotated before: steps, prompts, tokens that are taken back, and sequences of
-// different lengths.
+// different lengths. A cache has one position for each token: Sections change nothing.
 func TestRotaryCache(t *testing.T) {
+	yarn := nn.RoPE{Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 8, OriginalMaxPositionEmbeddings: 4096}}
+	sections := yarn
+	sections.Sections = []int{2, 1, 1}
+	testRotaryCache(t, &nn.RoPE{Interleaved: true}, &nn.RoPE{Interleaved: true})
+	testRotaryCache(t, &sections, &yarn)
+}
+
+func testRotaryCache(t *testing.T, inside, rope *nn.RoPE) {
+	t.Helper()
 	const heads, dim, capacity = 2, 8, 700
-	dev, ctx, rope := onCPU(t, cpu.Options{Threads: 1}), t.Context(), &nn.RoPE{Interleaved: true}
+	dev, ctx := onCPU(t, cpu.Options{Threads: 1}), t.Context()
 	for _, batch := range []int{1, 2} {
 		rng := rand.New(rand.NewPCG(21, uint64(batch)))
 		config := kvcache.Config{Batch: batch, KVHeads: heads, Dim: dim, Capacity: capacity}
 		plain := must.Get(kvcache.New(ctx, dev, config))(t)
-		config.RoPE = rope
+		config.RoPE = inside
 		rotary := must.Get(kvcache.New(ctx, dev, config))(t)
 		tensor := func(n int) kernels.Tensor {
 			data := make([]float32, batch*heads*n*dim)

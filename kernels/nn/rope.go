@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
@@ -28,6 +29,16 @@ type RoPE struct {
 	// Interleaved means that pair i is (2i, 2i+1), as in RoFormer and GPT-J. Otherwise it
 	// is (i, i+R/2), as in GPT-NeoX and Llama. Weights are trained for one of the two.
 	Interleaved bool
+	// Scaling, unless nil, changes the frequencies θ_i.
+	Scaling *Scaling
+	// Sections, unless nil, are the numbers of pairs that take their position from each axis,
+	// such as time, height and width of an image (Wang et al. 2024, Qwen2-VL). Their sum is
+	// the number of pairs. A token whose positions are equal on all axes, as those of text
+	// are, rotates as without Sections.
+	Sections []int
+	// SectionsInterleaved means that pair i of n axes takes axis i%n while that axis has pairs
+	// left, and axis 0 otherwise (Qwen3-VL). Otherwise the pairs of an axis are adjacent.
+	SectionsInterleaved bool
 }
 
 // Positions returns the positions from, from+1, .. of n rows, the same in each batch, for
@@ -48,44 +59,79 @@ func Positions(from, n int) ([][]int, error) {
 //	positions [B or 1][S]    Cos, Sin [B or 1, 1, S, R/2]
 //
 // headDim is the head size of the rotated tensor. The host computes the angles in float64
-// and rounds their cosines and sines to float32. Every backend therefore rotates by the
-// same numbers, at position 1,000,000 as exactly as at 1.
+// and rounds their cosines and sines to float32, multiplied by the factor of the Scaling. Every
+// backend therefore rotates by the same numbers, at position 1,000,000 as exactly as at 1.
+// With Sections the position of a row is the same on each axis.
 //
-// Errors: ErrOption for a base, Dim or position out of range, ErrShape for no positions or
-// lists of different lengths, and the backend's.
+// Errors: ErrOption for a base, Dim, Scaling, Sections or position out of range, ErrShape for
+// no positions or lists of different lengths, and the backend's.
 func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (a kernels.Angles, err error) {
 	defer op.Annotate(&err, "rope")
+	return r.angles(ctx, dev, headDim, [][][]int{positions})
+}
+
+// AnglesOfAxes is Angles for rows with a position on each axis of the Sections:
+//
+//	positions [axes][B or 1][S]    Cos, Sin [B or 1, 1, S, R/2]
+//
+// Errors as for Angles, and ErrShape for positions on another number of axes.
+func (r *RoPE) AnglesOfAxes(ctx context.Context, dev *kernels.Device, headDim int, positions [][][]int) (a kernels.Angles, err error) {
+	defer op.Annotate(&err, "rope")
+	if r != nil && (len(r.Sections) == 0 || len(positions) != len(r.Sections)) {
+		return a, fmt.Errorf("there are positions of %d axes, Sections has %d: give a list for each section: %w", len(positions), len(r.Sections), kernels.ErrShape)
+	}
+	return r.angles(ctx, dev, headDim, positions)
+}
+
+// angles returns the angles of positions on each axis, or on all of them.
+func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, axes [][][]int) (a kernels.Angles, err error) {
 	theta, err := r.frequencies(headDim)
 	if err != nil {
 		return a, err
 	}
-	if len(positions) == 0 {
+	batches := len(axes[0])
+	if batches == 0 {
 		return a, fmt.Errorf("there are no positions, give the list of all batches or one for each: %w", kernels.ErrShape)
 	}
-	seq, pairs := len(positions[0]), len(theta)
-	shape := kernels.Shape{len(positions), 1, seq, pairs}
+	seq, pairs := len(axes[0][0]), len(theta)
+	for axis, positions := range axes {
+		if len(positions) != batches {
+			return a, fmt.Errorf("axis %d has positions of %d batches, axis 0 has %d: they must be equally many: %w", axis, len(positions), batches, kernels.ErrShape)
+		}
+		for b, ids := range positions {
+			if len(ids) != seq {
+				return a, fmt.Errorf("batch %d has %d positions, batch 0 has %d: they must be equally many, on each axis too: %w", b, len(ids), seq, kernels.ErrShape)
+			}
+			for i, t := range ids {
+				if t < -maxLength || t > maxLength {
+					return a, fmt.Errorf("position %d of batch %d is %d, it must lie within ±%d: %w", i, b, t, maxLength, kernels.ErrOption)
+				}
+			}
+		}
+	}
+	shape := kernels.Shape{batches, 1, seq, pairs}
 	if shape.Elements() < 0 {
-		return a, fmt.Errorf("%d batches of %d positions for %d pairs are too many: %w", len(positions), seq, pairs, kernels.ErrShape)
+		return a, fmt.Errorf("%d batches of %d positions for %d pairs are too many: %w", batches, seq, pairs, kernels.ErrShape)
 	}
 	if err := kernels.CheckMemory(8 * int64(shape.Elements())); err != nil {
 		return a, err
 	}
 	cos, sin := make([]float32, shape.Elements()), make([]float32, shape.Elements())
-	at := 0
-	for b, ids := range positions {
-		if len(ids) != seq {
-			return a, fmt.Errorf("batch %d has %d positions, batch 0 has %d: they must be equally many: %w", b, len(ids), seq, kernels.ErrShape)
+	axisOf := make([]int, pairs)
+	if len(axes) > 1 {
+		if axisOf, err = r.axes(pairs); err != nil {
+			return a, err
 		}
+	}
+	factor, at := r.Scaling.attentionFactor(), 0
+	for b := range batches {
 		if ctx != nil && ctx.Err() != nil { // FromFloat32 refuses nil
 			return a, ctx.Err()
 		}
-		for i, t := range ids {
-			if t < -maxLength || t > maxLength {
-				return a, fmt.Errorf("position %d of batch %d is %d, it must lie within ±%d: %w", i, b, t, maxLength, kernels.ErrOption)
-			}
-			for _, f := range theta {
-				s, c := math.Sincos(float64(t) * f)
-				cos[at], sin[at] = float32(c), float32(s)
+		for i := range seq {
+			for pair, f := range theta {
+				s, c := math.Sincos(float64(axes[axisOf[pair]][b][i]) * f)
+				cos[at], sin[at] = float32(factor*c), float32(factor*s)
 				at++
 			}
 		}
@@ -101,7 +147,34 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 	return a, nil
 }
 
-// frequencies returns θ of each pair.
+// axes returns the axis of each pair.
+func (r *RoPE) axes(pairs int) ([]int, error) {
+	axes, left := make([]int, pairs), slices.Clone(r.Sections)
+	if len(left) == 0 {
+		left = []int{0}
+	}
+	for i := range axes {
+		axis := 0
+		if r.SectionsInterleaved {
+			axis = i % len(left)
+			if left[axis] <= 0 {
+				axis = 0
+			}
+		} else {
+			for axis < len(left)-1 && left[axis] <= 0 {
+				axis++
+			}
+		}
+		axes[i] = axis
+		left[axis]--
+	}
+	if slices.ContainsFunc(left, func(n int) bool { return n != 0 }) {
+		return nil, fmt.Errorf("sections are %v (interleaved: %v), their sum must be the %d pairs: %w", r.Sections, r.SectionsInterleaved, pairs, kernels.ErrOption)
+	}
+	return axes, nil
+}
+
+// frequencies returns the frequency of each pair.
 func (r *RoPE) frequencies(headDim int) ([]float64, error) {
 	if r == nil {
 		return nil, fmt.Errorf("the *RoPE is nil: %w", kernels.ErrOption)
@@ -113,11 +186,27 @@ func (r *RoPE) frequencies(headDim int) ([]float64, error) {
 	if dim < 2 || dim%2 != 0 || dim > headDim {
 		return nil, fmt.Errorf("dim is %d, it must be even and 2 to the head size %d: %w", dim, headDim, kernels.ErrOption)
 	}
+	rotated := dim / 2
+	if r.Scaling != nil && r.Scaling.Kind == ScalingProportional {
+		if dim = headDim; dim%2 != 0 {
+			return nil, fmt.Errorf("head size is %d, proportional scaling needs an even one: %w", dim, kernels.ErrOption)
+		}
+	}
 	theta := make([]float64, dim/2)
-	for i := range theta {
+	for i := range rotated {
 		theta[i] = math.Pow(base, -2*float64(i)/float64(dim))
-		if !finite(theta[i] * maxLength) {
-			return nil, fmt.Errorf("base is %v, at which angles overflow: %w", r.Base, kernels.ErrOption)
+	}
+	if r.Scaling != nil {
+		if err := r.Scaling.scale(theta, base); err != nil {
+			return nil, err
+		}
+	}
+	if slices.ContainsFunc(theta, func(f float64) bool { return !finite(f * maxLength) }) {
+		return nil, fmt.Errorf("base is %v, at which angles overflow: %w", r.Base, kernels.ErrOption)
+	}
+	if len(r.Sections) > 0 || r.SectionsInterleaved {
+		if _, err := r.axes(len(theta)); err != nil {
+			return nil, err
 		}
 	}
 	return theta, nil
