@@ -1,0 +1,256 @@
+"""Writes the files of this folder: a small attention layer of each family of models, with its
+input and its output. See README.md.
+
+Each function of a family follows the family's module in huggingface/transformers,
+src/transformers/models/FAMILY/modeling_FAMILY.py, in float64, which is Python's own.
+"""
+import json, math, random, struct
+from pathlib import Path
+
+TOKENS = 11
+
+
+def linear(x, w, b=None):
+    """x·wᵀ + b, as torch.nn.Linear."""
+    return [[sum(a * c for a, c in zip(row, out)) + (b[i] if b else 0) for i, out in enumerate(w)] for row in x]
+
+
+def split(x, d):
+    """[tokens][heads·d] as [tokens][heads][d]."""
+    return [[row[i:i + d] for i in range(0, len(row), d)] for row in x]
+
+
+def each(f, x):
+    """f of each head of each token."""
+    return [[f(head) for head in token] for token in x]
+
+
+def join(x):
+    return [sum(token, []) for token in x]
+
+
+def rms(x, eps):
+    return [a / math.sqrt(sum(b * b for b in x) / len(x) + eps) for a in x]
+
+
+def weighted(w, eps):
+    return lambda x: [a * b for a, b in zip(rms(x, eps), w)]
+
+
+def weighted_from_one(w, eps):
+    return lambda x: [a * (1 + b) for a, b in zip(rms(x, eps), w)]
+
+
+def plain_frequencies(base, dim):
+    return [base ** (-2 * i / dim) for i in range(dim // 2)]
+
+
+def halves(x, frequencies, factor=1):
+    """rotate_half: pairs are (i, i + n/2) of the first n elements."""
+    turned = []
+    for position, token in enumerate(x):
+        cos = [math.cos(position * f) * factor for f in frequencies]
+        sin = [math.sin(position * f) * factor for f in frequencies]
+        n = len(frequencies)
+        turned.append([[a * c - b * s for a, b, c, s in zip(h[:n], h[n:], cos, sin)] +
+                       [b * c + a * s for a, b, c, s in zip(h[:n], h[n:], cos, sin)] + h[2 * n:] for h in token])
+    return turned
+
+
+def attend(q, k, v, scale, sees, sinks=None):
+    """Softmax attention in which row i of head h sees the keys j with sees(i, j)."""
+    groups, out = len(q[0]) // len(k[0]), []
+    for i, token in enumerate(q):
+        row = []
+        for h, head in enumerate(token):
+            keys = [j for j in range(len(k)) if sees(i, j)]
+            logits = [scale * sum(a * b for a, b in zip(head, k[j][h // groups])) for j in keys]
+            logits += [sinks[h]] if sinks else []
+            top = max(logits)
+            p = [math.exp(s - top) for s in logits]
+            row.append([sum(w * v[j][h // groups][e] for w, j in zip(p, keys)) / sum(p) for e in range(len(v[0][0]))])
+        out.append(row)
+    return join(out)
+
+
+def causal(i, j):
+    return j <= i
+
+
+def sliding(window):
+    return lambda i, j: i - window < j <= i
+
+
+def qwen3(x, t, c):
+    d, eps = c["head_dim"], c["rms_norm_eps"]
+    q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
+    k = each(weighted(t["k_norm.weight"], eps), split(linear(x, t["k_proj.weight"]), d))
+    v = split(linear(x, t["v_proj.weight"]), d)
+    f = plain_frequencies(c["rope_theta"], d)
+    o = attend(halves(q, f), halves(k, f), v, d ** -0.5, causal)
+    return linear(o, t["o_proj.weight"])
+
+
+def qwen3_next(x, t, c):
+    d, eps = c["head_dim"], c["rms_norm_eps"]
+    both = split(linear(x, t["q_proj.weight"]), 2 * d)
+    q, gate = each(lambda h: h[:d], both), join(each(lambda h: h[d:], both))
+    q = each(weighted_from_one(t["q_norm.weight"], eps), q)
+    k = each(weighted_from_one(t["k_norm.weight"], eps), split(linear(x, t["k_proj.weight"]), d))
+    v = split(linear(x, t["v_proj.weight"]), d)
+    f = plain_frequencies(c["rope_theta"], int(d * c["partial_rotary_factor"]))
+    o = attend(halves(q, f), halves(k, f), v, d ** -0.5, causal)
+    o = [[a / (1 + math.exp(-g)) for a, g in zip(row, gates)] for row, gates in zip(o, gate)]
+    return linear(o, t["o_proj.weight"])
+
+
+def gemma3(x, t, c):
+    d, eps = c["head_dim"], c["rms_norm_eps"]
+    q = each(weighted_from_one(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
+    k = each(weighted_from_one(t["k_norm.weight"], eps), split(linear(x, t["k_proj.weight"]), d))
+    v = split(linear(x, t["v_proj.weight"]), d)
+    if c["layer_types"] == ["sliding_attention"]:
+        f, sees = plain_frequencies(c["rope_local_base_freq"], d), sliding(c["sliding_window"])
+    else:
+        f, sees = [a / c["rope_scaling"]["factor"] for a in plain_frequencies(c["rope_theta"], d)], causal
+    o = attend(halves(q, f), halves(k, f), v, c["query_pre_attn_scalar"] ** -0.5, sees)
+    return linear(o, t["o_proj.weight"])
+
+
+def olmo2(x, t, c):
+    d, eps = c["hidden_size"] // c["num_attention_heads"], c["rms_norm_eps"]
+    q = [weighted(t["q_norm.weight"], eps)(row) for row in linear(x, t["q_proj.weight"])]
+    k = [weighted(t["k_norm.weight"], eps)(row) for row in linear(x, t["k_proj.weight"])]
+    v = split(linear(x, t["v_proj.weight"]), d)
+    f = plain_frequencies(c["rope_theta"], d)
+    o = attend(halves(split(q, d), f), halves(split(k, d), f), v, d ** -0.5, causal)
+    return linear(o, t["o_proj.weight"])
+
+
+def llama4(x, t, c):
+    d, eps = c["head_dim"], c["rms_norm_eps"]
+    f = plain_frequencies(c["rope_theta"], d)
+
+    def rotated(tokens):  # neighbours are complex numbers
+        out = []
+        for position, token in enumerate(tokens):
+            turns = [complex(math.cos(position * a), math.sin(position * a)) for a in f]
+            out.append([sum(([z.real, z.imag] for z in (complex(*h[2 * i:2 * i + 2]) * a for i, a in enumerate(turns))), []) for h in token])
+        return out
+
+    q = each(lambda h: rms(h, eps), rotated(split(linear(x, t["q_proj.weight"]), d)))
+    k = each(lambda h: rms(h, eps), rotated(split(linear(x, t["k_proj.weight"]), d)))
+    v = split(linear(x, t["v_proj.weight"]), d)
+    chunk = c["attention_chunk_size"]
+    o = attend(q, k, v, d ** -0.5, lambda i, j: j <= i and i // chunk == j // chunk)
+    return linear(o, t["o_proj.weight"])
+
+
+def gpt_oss(x, t, c):
+    d, s = c["head_dim"], c["rope_scaling"]
+    base, length, factor = c["rope_theta"], s["original_max_position_embeddings"], s["factor"]
+    border = lambda turns: d * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+    low, high = max(border(s["beta_fast"]), 0), min(border(s["beta_slow"]), d - 1)  # not truncated
+    f = []
+    for i, a in enumerate(plain_frequencies(base, d)):
+        ramp = min(max((i - low) / (high - low), 0), 1)
+        f.append(a / factor * ramp + a * (1 - ramp))
+    far = 0.1 * math.log(factor) + 1
+    q, k, v = (split(linear(x, t[p + ".weight"], t[p + ".bias"]), d) for p in ("q_proj", "k_proj", "v_proj"))
+    o = attend(halves(q, f, far), halves(k, f, far), v, d ** -0.5, sliding(c["sliding_window"]), t["sinks"])
+    return linear(o, t["o_proj.weight"], t["o_proj.bias"])
+
+
+def gemma4(x, t, c):
+    full, eps = c["layer_types"] == ["full_attention"], c["rms_norm_eps"]
+    d = c["global_head_dim"] if full else c["head_dim"]
+    q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
+    k = split(linear(x, t["k_proj.weight"]), d)
+    v = k if full and c["attention_k_eq_v"] else split(linear(x, t["v_proj.weight"]), d)
+    k = each(weighted(t["k_norm.weight"], eps), k)
+    v = each(lambda h: rms(h, eps), v)
+    rope, sees = c["rope_parameters"][c["layer_types"][0]], causal if full else sliding(c["sliding_window"])
+    f = plain_frequencies(rope["rope_theta"], d)
+    if full:  # proportional: the others have the frequency 0
+        f = [a if i < int(rope["partial_rotary_factor"] * d // 2) else 0 for i, a in enumerate(f)]
+    return linear(attend(halves(q, f), halves(k, f), v, 1, sees), t["o_proj.weight"])
+
+
+def config(family, **more):
+    return {"model_type": family, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 4096, "attention_bias": False} | more
+
+
+LAYERS = {
+    "qwen3": (qwen3, config("qwen3", hidden_size=40, head_dim=16, rope_theta=1e6)),
+    "qwen3_next": (qwen3_next, config("qwen3_next", hidden_size=40, head_dim=16, rope_theta=1e7, partial_rotary_factor=0.25, layer_types=["full_attention"])),
+    "gemma3_sliding": (gemma3, config("gemma3_text", hidden_size=36, head_dim=8, rope_theta=1e6, rope_local_base_freq=1e4, query_pre_attn_scalar=24,
+                                      sliding_window=4, layer_types=["sliding_attention"], rope_scaling={"rope_type": "linear", "factor": 8.0})),
+    "gemma3_full": (gemma3, config("gemma3_text", hidden_size=36, head_dim=8, rope_theta=1e6, rope_local_base_freq=1e4, query_pre_attn_scalar=24,
+                                   sliding_window=4, layer_types=["full_attention"], rope_scaling={"rope_type": "linear", "factor": 8.0})),
+    "olmo2": (olmo2, config("olmo2", hidden_size=32, rope_theta=5e5)),
+    "llama4": (llama4, config("llama4_text", hidden_size=40, head_dim=8, rope_theta=5e5, rms_norm_eps=1e-5, use_qk_norm=True, no_rope_layers=[1],
+                              attention_chunk_size=8, layer_types=["chunked_attention"])),
+    "gpt_oss": (gpt_oss, config("gpt_oss", hidden_size=40, head_dim=16, rope_theta=150000.0, rms_norm_eps=1e-5, attention_bias=True, sliding_window=5,
+                                layer_types=["sliding_attention"],
+                                rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                                              "original_max_position_embeddings": 4096})),
+    "gemma4_sliding": (gemma4, config("gemma4_text", hidden_size=40, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, attention_k_eq_v=True,
+                                      num_kv_shared_layers=0, sliding_window=4, layer_types=["sliding_attention"], rope_parameters={
+                                          "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                                          "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}})),
+    "gemma4_full": (gemma4, config("gemma4_text", hidden_size=40, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, attention_k_eq_v=True,
+                                   num_kv_shared_layers=0, sliding_window=4, layer_types=["full_attention"], rope_parameters={
+                                       "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                                       "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}})),
+}
+
+
+def tensors(name, c, rng):
+    """Random weights of a layer. Types of 16 bits represent all numbers exactly."""
+    m, h, kv, d = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"], c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
+    if name == "gemma4_full":
+        kv, d = c["num_global_key_value_heads"], c["global_head_dim"]
+    normal = lambda *shape: [normal(*shape[1:]) for _ in range(shape[0])] if shape else rng.randint(-127, 127) / 256
+    t = {"q_proj.weight": normal(h * d * (2 if name == "qwen3_next" else 1), m), "k_proj.weight": normal(kv * d, m), "o_proj.weight": normal(m, h * d)}
+    if name != "gemma4_full":
+        t["v_proj.weight"] = normal(kv * d, m)
+    if c["attention_bias"]:
+        t |= {p.replace("weight", "bias"): normal(len(w)) for p, w in t.items()}
+    if name == "gpt_oss":
+        t["sinks"] = [4 * a for a in normal(h)]
+    elif name != "llama4":
+        lengths = (h * d, kv * d) if name == "olmo2" else (d, d)
+        factor = normal if name in ("qwen3_next", "gemma3_sliding", "gemma3_full") else lambda n: [1 + rng.randint(-64, 63) / 128 for _ in range(n)]
+        t |= {p + "_norm.weight": factor(n) for p, n in zip("qk", lengths)}
+    return t
+
+
+def write(path, stored):
+    """A .safetensors file of (type, numbers)."""
+    header, data = {}, b""
+    for name, (kind, x) in stored.items():
+        shape, flat = [len(x)], x
+        if isinstance(x[0], list):
+            shape, flat = [len(x), len(x[0])], sum(x, [])
+        raw = struct.pack(f"<{len(flat)}f", *flat)
+        if kind == "BF16":
+            raw = b"".join(raw[i + 2:i + 4] for i in range(0, len(raw), 4))
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+for number, (name, (layer, c)) in enumerate(LAYERS.items()):
+    rng, folder = random.Random(number), Path(__file__).parent
+    t = tensors(name, c, rng)
+    x = [[rng.randint(-1024, 1024) / 512 for _ in range(c["hidden_size"])] for _ in range(TOKENS)]
+    y = layer(x, t, c)
+    kind = "F32" if name == "olmo2" else "BF16"
+    stored = {"model.layers.0.self_attn." + key: (kind, w) for key, w in t.items()}
+    write(folder / (name + ".safetensors"), stored | {"input": ("F32", x), "output": ("F32", y)})
+    (folder / (name + ".json")).write_text(json.dumps(c, indent=1) + "\n")
+    flat = sum(y, [])
+    print(name, "outputs up to", max(map(abs, flat)))
