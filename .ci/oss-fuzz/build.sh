@@ -39,6 +39,7 @@ printf '\067\000\000\000\000\000\000\000%s\000\000\200?' '{"wq":{"dtype":"F32","
 target kernels/npy FuzzNPY '\000\001' "$made/f4.npy"
 target kernels/safetensors FuzzHeader '\001' "$made/small.safetensors"
 target kernels/nn FuzzSafetensors '\001' "$made/small.safetensors"
+target kernels/nn FuzzParseConfig '\001' kernels/nn/testdata/configs/*.json
 target cmd/attn/internal/explain FuzzWalkthrough '\001' backend/backendtest/testdata/worked-examples/*.json
 target cmd/attn/internal/heatmap FuzzLabels '\001' backend/backendtest/testdata/models/*.labels.json
 target bench/report FuzzReport '\001' bench/report/testdata/*.json

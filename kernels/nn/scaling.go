@@ -41,29 +41,34 @@ const scalingKinds = "linear dynamic llama3 yarn longrope proportional"
 //	proportional  f_i = Base^(-2i/D)/s for the first Dim/2 of D/2 pairs, 0 for the others
 //
 // Where there is no formula, a is 1. A field that its kind does not use must be 0. The zero
-// value of a field means the default that its comment gives; others are required.
+// value of a field means the default that its comment gives; others are required. The JSON
+// names are those of a config.json, which has truncate in place of no_truncate and no planned_length.
 type Scaling struct {
-	Kind ScalingKind
+	Kind ScalingKind `json:"rope_type"`
 	// Factor is s, at least 1. The default for proportional is 1.
-	Factor float64
+	Factor float64 `json:"factor"`
 	// OriginalMaxPositionEmbeddings is L0, the length of the training.
-	OriginalMaxPositionEmbeddings int
+	OriginalMaxPositionEmbeddings int `json:"original_max_position_embeddings"`
 	// Length is the planned length of the sequences, for dynamic and longrope; the default is
 	// L0. It changes the frequencies of all positions. Keys that a cache has rotated would be
 	// wrong after a change, therefore it must not change while a sequence grows.
-	Length int
+	Length int `json:"planned_length"`
 	// LowFreqFactor and HighFreqFactor are the bounds of llama3, in turns over L0 positions.
-	LowFreqFactor, HighFreqFactor float64
+	LowFreqFactor  float64 `json:"low_freq_factor"`
+	HighFreqFactor float64 `json:"high_freq_factor"`
 	// BetaFast and BetaSlow are the bounds of yarn, in turns too; the defaults are 32 and 1.
-	BetaFast, BetaSlow float64
+	BetaFast float64 `json:"beta_fast"`
+	BetaSlow float64 `json:"beta_slow"`
 	// NoTruncate leaves out the rounding of lo and hi (truncate is false in the config.json).
-	NoTruncate bool
+	NoTruncate bool `json:"no_truncate"`
 	// MScale and MScaleAllDim are optional. SoftmaxFactor uses the second one too.
-	MScale, MScaleAllDim float64
+	MScale       float64 `json:"mscale"`
+	MScaleAllDim float64 `json:"mscale_all_dim"`
 	// AttentionFactor is a of yarn and longrope; the default is the formula.
-	AttentionFactor float64
+	AttentionFactor float64 `json:"attention_factor"`
 	// ShortFactor and LongFactor have a number for each pair, for longrope.
-	ShortFactor, LongFactor []float64
+	ShortFactor []float64 `json:"short_factor"`
+	LongFactor  []float64 `json:"long_factor"`
 }
 
 // SoftmaxFactor returns the factor by which DeepSeek's models with yarn multiply the scale of

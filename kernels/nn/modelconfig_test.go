@@ -1,0 +1,213 @@
+package nn_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+// norm returns a norm of queries and keys with an epsilon.
+func norm(epsilon float64, change func(n *nn.Norm)) *nn.Norm {
+	n := &nn.Norm{Norm: kernels.Norm{Epsilon: epsilon}}
+	if change != nil {
+		change(n)
+	}
+	return n
+}
+
+func plusOne(n *nn.Norm)    { n.PlusOne = true }
+func projection(n *nn.Norm) { n.Projection = true }
+func values(n *nn.Norm)     { n.Values = true }
+
+// causal returns options with a window of so many tokens, 0 for none, and a scale unless it is 0.
+func causal(window int, scale, softcap float64) kernels.Options {
+	o := kernels.Options{Causal: true, Softcap: softcap}
+	if window > 0 {
+		o.Window = &kernels.Window{Left: window - 1}
+	}
+	if scale != 0 {
+		o.Scale = &scale
+	}
+	return o
+}
+
+// config returns the text of a config.json of testdata.
+func config(t *testing.T, name string) string {
+	t.Helper()
+	return string(must.Get(os.ReadFile(filepath.Join("testdata", "configs", name+".json")))(t))
+}
+
+// TestParseConfig compares layers with what the published code of the models computes. The files have the
+// published values of the models that they are named after; the other texts are the parts that matter.
+func TestParseConfig(t *testing.T) {
+	yarn := &nn.RoPE{Base: 150000, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 32, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32, BetaSlow: 1, NoTruncate: true}}
+	defaultYarn := &nn.RoPE{Base: 150000, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 32, OriginalMaxPositionEmbeddings: 4096, NoTruncate: true}}
+	local := &nn.RoPE{Base: 10000}
+	gptOSS := nn.MultiHeadConfig{Model: 2880, Heads: 64, KVHeads: 8, HeadDim: 64, Bias: true, Sinks: true, RoPE: yarn}
+	gemma3 := nn.MultiHeadConfig{Model: 2560, Heads: 8, KVHeads: 4, HeadDim: 256, Norm: norm(1e-6, plusOne), RoPE: local}
+	gemma3Full := gemma3
+	gemma3Full.RoPE = &nn.RoPE{Base: 1e6, Scaling: &nn.Scaling{Kind: nn.ScalingLinear, Factor: 8}}
+	gemma4 := nn.MultiHeadConfig{Model: 5376, Heads: 32, KVHeads: 16, HeadDim: 256, Norm: norm(1e-6, values), RoPE: local}
+	gemma4Full := nn.MultiHeadConfig{Model: 5376, Heads: 32, KVHeads: 4, HeadDim: 512, Norm: norm(1e-6, values), KeysAsValues: true,
+		RoPE: &nn.RoPE{Base: 1e6, Dim: 128, Scaling: &nn.Scaling{Kind: nn.ScalingProportional}}}
+	small := nn.MultiHeadConfig{Model: 64, Heads: 4, KVHeads: 2, HeadDim: 16, RoPE: local}
+	with := func(c nn.MultiHeadConfig, change func(c *nn.MultiHeadConfig)) nn.MultiHeadConfig {
+		change(&c)
+		return c
+	}
+	const sizes = `"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2`
+	for _, c := range []struct {
+		name, text, prefix string
+		layers             int
+		want               map[int]nn.LayerConfig // without Prefix
+	}{
+		{"Qwen3 0.6B", config(t, "qwen3-0.6b"), "model.", 28, map[int]nn.LayerConfig{
+			0:  {MultiHead: nn.MultiHeadConfig{Model: 1024, Heads: 16, KVHeads: 8, HeadDim: 128, Norm: norm(1e-6, nil), RoPE: &nn.RoPE{Base: 1e6}}, Options: causal(0, 0, 0)},
+			27: {MultiHead: nn.MultiHeadConfig{Model: 1024, Heads: 16, KVHeads: 8, HeadDim: 128, Norm: norm(1e-6, nil), RoPE: &nn.RoPE{Base: 1e6}}, Options: causal(0, 0, 0)}}},
+		{"Gemma 3 4B", config(t, "gemma-3-4b"), "language_model.model.", 34, map[int]nn.LayerConfig{
+			0: {MultiHead: gemma3, Options: causal(1024, 1./16, 0)}, 4: {MultiHead: gemma3, Options: causal(1024, 1./16, 0)},
+			5: {MultiHead: gemma3Full, Options: causal(0, 1./16, 0)}, 33: {MultiHead: gemma3, Options: causal(1024, 1./16, 0)}}},
+		{"gpt-oss 20b", config(t, "gpt-oss-20b"), "model.", 24, map[int]nn.LayerConfig{
+			0: {MultiHead: gptOSS, Options: causal(128, 0, 0)}, 1: {MultiHead: gptOSS, Options: causal(0, 0, 0)}, 23: {MultiHead: gptOSS, Options: causal(0, 0, 0)}}},
+		{"Llama 3.1 8B", config(t, "llama-3.1-8b"), "model.", 32, map[int]nn.LayerConfig{
+			0: {MultiHead: nn.MultiHeadConfig{Model: 4096, Heads: 32, KVHeads: 8, HeadDim: 128, RoPE: &nn.RoPE{Base: 500000,
+				Scaling: &nn.Scaling{Kind: nn.ScalingLlama3, Factor: 8, OriginalMaxPositionEmbeddings: 8192, LowFreqFactor: 1, HighFreqFactor: 4}}}, Options: causal(0, 0, 0)}}},
+		{"OLMo 2 7B", config(t, "olmo-2-7b"), "model.", 32, map[int]nn.LayerConfig{
+			0: {MultiHead: nn.MultiHeadConfig{Model: 4096, Heads: 32, KVHeads: 32, HeadDim: 128, Norm: norm(1e-6, projection), RoPE: &nn.RoPE{Base: 500000}}, Options: causal(0, 0, 0)}}},
+		{"Qwen3-Next 80B", config(t, "qwen3-next-80b-a3b"), "model.", 48, map[int]nn.LayerConfig{
+			0: {Linear: true}, 2: {Linear: true}, 4: {Linear: true},
+			3: {MultiHead: nn.MultiHeadConfig{Model: 2048, Heads: 16, KVHeads: 2, HeadDim: 256, Norm: norm(1e-6, plusOne), Gate: nn.GateInQuery,
+				RoPE: &nn.RoPE{Base: 1e7, Dim: 64}}, Options: causal(0, 0, 0)}}},
+		{"gpt-oss without a RoPE", `{"model_type": "gpt_oss", "hidden_size": 2880, "num_hidden_layers": 2}`, "model.", 2, map[int]nn.LayerConfig{
+			0: {MultiHead: with(gptOSS, func(c *nn.MultiHeadConfig) { c.RoPE = defaultYarn }), Options: causal(128, 0, 0)},
+			1: {MultiHead: with(gptOSS, func(c *nn.MultiHeadConfig) { c.RoPE = defaultYarn }), Options: causal(0, 0, 0)}}},
+		{"Gemma 4 31B", `{"model_type": "gemma4", "text_config": {"attention_k_eq_v": true, "global_head_dim": 512, "head_dim": 256, "hidden_size": 5376, "model_type": "gemma4_text",
+			"num_attention_heads": 32, "num_global_key_value_heads": 4, "num_hidden_layers": 60, "num_key_value_heads": 16, "num_kv_shared_layers": 0, "per_layer_config": null,
+			"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+			"sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}}, "sliding_window": 1024, "use_bidirectional_attention": "vision"}}`,
+			"model.language_model.", 60, map[int]nn.LayerConfig{
+				0: {MultiHead: gemma4, Options: causal(1024, 1, 0)}, 5: {MultiHead: gemma4Full, Options: causal(0, 1, 0)}}},
+		{"Gemma 4, defaults, last layer full", `{"model_type": "gemma4_text", "hidden_size": 64, "num_hidden_layers": 2}`, "model.", 2, map[int]nn.LayerConfig{
+			0: {MultiHead: with(gemma4, func(c *nn.MultiHeadConfig) { c.Model, c.Heads, c.KVHeads = 64, 8, 4 }), Options: causal(512, 1, 0)},
+			1: {MultiHead: with(gemma4Full, func(c *nn.MultiHeadConfig) { c.Model, c.Heads, c.KVHeads, c.KeysAsValues = 64, 8, 4, false }), Options: causal(0, 1, 0)}}},
+		{"Gemma 3 in the new format", `{"model_type": "gemma3_text", ` + sizes + `, "head_dim": 16, "query_pre_attn_scalar": 4, "_sliding_window_pattern": 2, "attn_logit_softcapping": 30,
+			"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 1e6}, "sliding_attention": {"rope_type": "default"}}}`, "model.", 4, map[int]nn.LayerConfig{
+			0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm = norm(1e-6, plusOne) }), Options: causal(4096, 0.5, 30)},
+			1: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm, c.RoPE = norm(1e-6, plusOne), gemma3Full.RoPE }), Options: causal(0, 0.5, 30)}}},
+		{"Gemma 2", `{"model_type": "gemma2", ` + sizes + `, "head_dim": 16}`, "model.", 4, map[int]nn.LayerConfig{
+			0: {MultiHead: small, Options: causal(4096, 1./16, 50)}, 1: {MultiHead: small, Options: causal(0, 1./16, 50)}}},
+		{"Gemma 2 without a softcap", `{"model_type": "gemma2", ` + sizes + `, "head_dim": 16, "attn_logit_softcapping": null}`, "model.", 4, map[int]nn.LayerConfig{
+			3: {MultiHead: small, Options: causal(0, 1./16, 0)}}},
+		{"Mistral", `{"model_type": "mistral", ` + sizes + `, "sliding_window": 7}`, "model.", 4, map[int]nn.LayerConfig{0: {MultiHead: small, Options: causal(7, 0, 0)}, 3: {MultiHead: small, Options: causal(7, 0, 0)}}},
+		{"Mistral without the field", `{"model_type": "mistral", ` + sizes + `}`, "model.", 4, map[int]nn.LayerConfig{0: {MultiHead: small, Options: causal(4096, 0, 0)}}},
+		{"Mistral without a window", `{"model_type": "mistral", ` + sizes + `, "sliding_window": null}`, "model.", 4, map[int]nn.LayerConfig{0: {MultiHead: small, Options: causal(0, 0, 0)}}},
+		{"Qwen2", `{"model_type": "qwen2", ` + sizes + `, "sliding_window": 7, "use_sliding_window": true, "max_window_layers": 2}`, "model.", 4, map[int]nn.LayerConfig{
+			1: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Bias = true }), Options: causal(0, 0, 0)}, 2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Bias = true }), Options: causal(7, 0, 0)}}},
+		{"Qwen2, window not used", `{"model_type": "qwen2", ` + sizes + `, "sliding_window": 7, "max_window_layers": 2}`, "model.", 4, map[int]nn.LayerConfig{
+			3: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Bias = true }), Options: causal(0, 0, 0)}}},
+		{"OLMo 3, scaling of full layers only", `{"model_type": "olmo3", ` + sizes + `, "rope_scaling": {"rope_type": "yarn", "factor": 8, "original_max_position_embeddings": 8192, "attention_factor": 1.2}}`, "model.", 4,
+			map[int]nn.LayerConfig{
+				2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm, c.RoPE = norm(1e-5, projection), &nn.RoPE{Base: 5e5} }), Options: causal(4096, 0, 0)},
+				3: {MultiHead: with(small, func(c *nn.MultiHeadConfig) {
+					c.Norm = norm(1e-5, projection)
+					c.RoPE = &nn.RoPE{Base: 5e5, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 8, OriginalMaxPositionEmbeddings: 8192, AttentionFactor: 1.2}}
+				}), Options: causal(0, 0, 0)}}},
+		{"SmolLM3", `{"model_type": "smollm3", ` + sizes + `}`, "model.", 4, map[int]nn.LayerConfig{
+			2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = &nn.RoPE{Base: 2e6} }), Options: causal(0, 0, 0)}, 3: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = nil }), Options: causal(0, 0, 0)}}},
+		{"SmolLM3 with a list and a window", `{"model_type": "smollm3", ` + sizes + `, "rope_theta": 1e4, "no_rope_layers": [0, 1, 1, 1], "use_sliding_window": true, "sliding_window": 7}`, "model.", 4, map[int]nn.LayerConfig{
+			0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = nil }), Options: causal(7, 0, 0)}, 3: {MultiHead: small, Options: causal(0, 0, 0)}}},
+		{"dynamic and partial", `{"model_type": "llama", ` + sizes + `, "partial_rotary_factor": 0.5, "max_position_embeddings": 2048, "rope_parameters": {"rope_type": "dynamic", "factor": 2, "rope_theta": 7}}`, "model.", 4,
+			map[int]nn.LayerConfig{0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) {
+				c.RoPE = &nn.RoPE{Base: 7, Dim: 8, Scaling: &nn.Scaling{Kind: nn.ScalingDynamic, Factor: 2, OriginalMaxPositionEmbeddings: 2048}}
+			}), Options: causal(0, 0, 0)}}},
+		{"layer_types of Llama, with sections", `{"model_type": "llama", ` + sizes + `, "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": true}, "layer_types": ["full_attention", "linear_attention", "full_attention", "full_attention"]}`,
+			"model.", 4, map[int]nn.LayerConfig{
+				0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) {
+					c.RoPE = &nn.RoPE{Base: 10000, Sections: []int{4, 2, 2}, SectionsInterleaved: true}
+				}), Options: causal(0, 0, 0)},
+				1: {Linear: true}}},
+	} {
+		m, err := nn.ParseConfig([]byte(c.text))
+		if err != nil || len(m.Layers) != c.layers {
+			t.Errorf("%s: %d layers and error %v, should be %d layers", c.name, len(m.Layers), err, c.layers)
+			continue
+		}
+		for i, want := range c.want {
+			want.Prefix = fmt.Sprintf("%slayers.%d.self_attn.", c.prefix, i)
+			if want.Linear {
+				want.Prefix = strings.Replace(want.Prefix, "self", "linear", 1)
+			}
+			if got := m.Layers[i]; !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: layer %d is\n%+v %+v %+v, should be\n%+v %+v %+v", c.name, i, got, got.MultiHead.RoPE, got.MultiHead.Norm, want, want.MultiHead.RoPE, want.MultiHead.Norm)
+			}
+		}
+	}
+}
+
+// TestParseConfigPhi3: the lists of longrope come from the file, the factor from its two lengths.
+func TestParseConfigPhi3(t *testing.T) {
+	for _, text := range []string{config(t, "phi-3-mini-128k"), strings.Replace(config(t, "phi-3-mini-128k"), `"longrope"`, `"su"`, 1), strings.Replace(config(t, "phi-3-mini-128k"), `"longrope"`, `"yarn"`, 1)} {
+		m := must.Get(nn.ParseConfig([]byte(text)))(t)
+		l := m.Layers[31]
+		s := l.MultiHead.RoPE.Scaling
+		if l.MultiHead.HeadDim != 96 || l.MultiHead.KVHeads != 32 || !reflect.DeepEqual(l.Options, causal(262144, 0, 0)) || l.MultiHead.RoPE != m.Layers[0].MultiHead.RoPE {
+			t.Errorf("layer is %+v", l)
+		}
+		if s.Kind != nn.ScalingLongRoPE || s.Factor != 32 || s.OriginalMaxPositionEmbeddings != 4096 || len(s.ShortFactor) != 48 || s.ShortFactor[0] != 1.05 || s.LongFactor[47] != 64.81001281738281 {
+			t.Errorf("scaling is %+v", s)
+		}
+	}
+}
+
+func TestParseConfigRefuses(t *testing.T) {
+	const sizes = `"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2`
+	llama := func(more string) string { return `{"model_type": "llama", ` + sizes + `, ` + more + `}` }
+	for _, c := range []struct {
+		text  string
+		want  error
+		texts []string
+	}{
+		{``, kernels.ErrFile, nil},
+		{`[]`, kernels.ErrFile, nil},
+		{`{"text_config": 3}`, kernels.ErrFile, []string{"text_config"}},
+		{`{}`, kernels.ErrUnsupported, []string{`model_type is ""`, `"gpt_oss" "llama"`}},
+		{`{"model_type": "falcon"}`, kernels.ErrUnsupported, []string{`model_type is "falcon"`}},
+		{`{"model_type": "deepseek_v3", "kv_lora_rank": 512}`, kernels.ErrUnsupported, []string{"deepseek_v3 has multi-head latent attention"}},
+		{`{"model_type": "kimi_vl", "text_config": {"kv_lora_rank": 512}}`, kernels.ErrUnsupported, []string{"kimi_vl has multi-head latent attention"}},
+		{`{"model_type": "llama"}`, kernels.ErrFile, []string{"num_hidden_layers is 0"}},
+		{`{"model_type": "llama", "num_hidden_layers": 5000}`, kernels.ErrFile, []string{"num_hidden_layers is 5000, it must be 1 to 4096"}},
+		{`{"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64}`, kernels.ErrFile, []string{"num_attention_heads is 0"}},
+		{`{"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1e99}`, kernels.ErrFile, []string{"hidden_size"}},
+		{llama(`"hidden_size": 2097152`), kernels.ErrFile, []string{"hidden_size is 2.097152e+06"}},
+		{llama(`"head_dim": -2`), kernels.ErrFile, []string{"head_dim is -2"}},
+		{llama(`"head_dim": 15`), kernels.ErrFile, []string{"dim is 15"}},
+		{llama(`"num_key_value_heads": 3`), kernels.ErrFile, []string{"num_key_value_heads is 3"}},
+		{llama(`"num_key_value_heads": 8`), kernels.ErrFile, []string{"num_key_value_heads is 8, it must be 1 to 4"}},
+		{llama(`"layer_types": ["full_attention"]`), kernels.ErrFile, []string{"the number of layer_types is 1, it must be 4 to 4"}},
+		{llama(`"layer_types": ["full_attention", "chunked_attention", "", ""]`), kernels.ErrUnsupported, []string{`layer 1: layer_types has "chunked_attention"`, "full_attention, sliding_attention and linear_attention"}},
+		{llama(`"layer_types": ["sliding_attention", "", "", ""]`), kernels.ErrFile, []string{"sliding_window is not set"}},
+		{llama(`"rope_scaling": {"type": "ntk", "factor": 2}`), kernels.ErrUnsupported, []string{`rope_type is "ntk", it must be one of default linear dynamic llama3 yarn longrope proportional`}},
+		{llama(`"rope_scaling": {"type": "linear"}`), kernels.ErrFile, []string{"Factor is 0"}},
+		{llama(`"rope_scaling": {"type": "yarn"}`), kernels.ErrFile, []string{"Factor is NaN"}},
+		{llama(`"rope_theta": -1`), kernels.ErrFile, []string{"base is -1"}},
+		{llama(`"partial_rotary_factor": 0.01`), kernels.ErrFile, []string{"partial_rotary_factor is 0.01"}},
+		{llama(`"partial_rotary_factor": 1.5`), kernels.ErrFile, []string{"partial_rotary_factor is 1.5"}},
+		{llama(`"rms_norm_eps": -1`), kernels.ErrFile, []string{"rms_norm_eps is -1"}},
+		{llama(`"use_bidirectional_attention": true`), kernels.ErrUnsupported, []string{"use_bidirectional_attention (true)"}},
+		{`{"model_type": "gemma2", ` + sizes + `, "query_pre_attn_scalar": 0}`, kernels.ErrFile, []string{"query_pre_attn_scalar is 0"}},
+		{`{"model_type": "gemma2", ` + sizes + `, "sliding_window": 0}`, kernels.ErrFile, []string{"sliding_window is 0"}},
+		{`{"model_type": "gemma2", ` + sizes + `, "attn_logit_softcapping": -1}`, kernels.ErrFile, []string{"attn_logit_softcapping is -1"}},
+		{`{"model_type": "gemma4_text", ` + sizes + `, "num_kv_shared_layers": 2}`, kernels.ErrUnsupported, []string{"num_kv_shared_layers (2)"}},
+		{`{"model_type": "gemma4_text", ` + sizes + `, "per_layer_config": {}}`, kernels.ErrUnsupported, []string{"per_layer_config"}},
+		{`{"model_type": "smollm3", ` + sizes + `, "no_rope_layers": [1]}`, kernels.ErrFile, []string{"the number of no_rope_layers is 1"}},
+	} {
+		must.Fail(t, c.text, must.Err(nn.ParseConfig([]byte(c.text))), c.want, append(c.texts, "model config: ")...)
+	}
+}
