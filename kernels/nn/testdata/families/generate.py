@@ -81,7 +81,7 @@ def sliding(window):
     return lambda i, j: i - window < j <= i
 
 
-def qwen3(x, t, c):
+def qwen3(x, t, c, kind):
     d, eps = c["head_dim"], c["rms_norm_eps"]
     q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
     k = each(weighted(t["k_norm.weight"], eps), split(linear(x, t["k_proj.weight"]), d))
@@ -91,7 +91,7 @@ def qwen3(x, t, c):
     return linear(o, t["o_proj.weight"])
 
 
-def qwen3_next(x, t, c):
+def qwen3_next(x, t, c, kind):
     d, eps = c["head_dim"], c["rms_norm_eps"]
     both = split(linear(x, t["q_proj.weight"]), 2 * d)
     q, gate = each(lambda h: h[:d], both), join(each(lambda h: h[d:], both))
@@ -104,12 +104,12 @@ def qwen3_next(x, t, c):
     return linear(o, t["o_proj.weight"])
 
 
-def gemma3(x, t, c):
+def gemma3(x, t, c, kind):
     d, eps = c["head_dim"], c["rms_norm_eps"]
     q = each(weighted_from_one(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
     k = each(weighted_from_one(t["k_norm.weight"], eps), split(linear(x, t["k_proj.weight"]), d))
     v = split(linear(x, t["v_proj.weight"]), d)
-    if c["layer_types"] == ["sliding_attention"]:
+    if kind == "sliding_attention":
         f, sees = plain_frequencies(c["rope_local_base_freq"], d), sliding(c["sliding_window"])
     else:
         f, sees = [a / c["rope_scaling"]["factor"] for a in plain_frequencies(c["rope_theta"], d)], causal
@@ -117,7 +117,7 @@ def gemma3(x, t, c):
     return linear(o, t["o_proj.weight"])
 
 
-def olmo2(x, t, c):
+def olmo2(x, t, c, kind):
     d, eps = c["hidden_size"] // c["num_attention_heads"], c["rms_norm_eps"]
     q = [weighted(t["q_norm.weight"], eps)(row) for row in linear(x, t["q_proj.weight"])]
     k = [weighted(t["k_norm.weight"], eps)(row) for row in linear(x, t["k_proj.weight"])]
@@ -127,7 +127,7 @@ def olmo2(x, t, c):
     return linear(o, t["o_proj.weight"])
 
 
-def llama4(x, t, c):
+def llama4(x, t, c, kind):
     d, eps = c["head_dim"], c["rms_norm_eps"]
     f = plain_frequencies(c["rope_theta"], d)
 
@@ -146,11 +146,11 @@ def llama4(x, t, c):
     return linear(o, t["o_proj.weight"])
 
 
-def gpt_oss(x, t, c):
+def gpt_oss(x, t, c, kind):
     d, s = c["head_dim"], c["rope_scaling"]
     base, length, factor = c["rope_theta"], s["original_max_position_embeddings"], s["factor"]
-    border = lambda turns: d * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
-    low, high = max(border(s["beta_fast"]), 0), min(border(s["beta_slow"]), d - 1)  # not truncated
+    low, high = (d * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (s["beta_fast"], s["beta_slow"]))
+    low, high = max(low, 0), min(high, d - 1)  # not truncated
     f = []
     for i, a in enumerate(plain_frequencies(base, d)):
         ramp = min(max((i - low) / (high - low), 0), 1)
@@ -161,67 +161,65 @@ def gpt_oss(x, t, c):
     return linear(o, t["o_proj.weight"], t["o_proj.bias"])
 
 
-def gemma4(x, t, c):
-    full, eps = c["layer_types"] == ["full_attention"], c["rms_norm_eps"]
+def gemma4(x, t, c, kind):
+    full, eps = kind == "full_attention", c["rms_norm_eps"]
     d = c["global_head_dim"] if full else c["head_dim"]
     q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
     k = split(linear(x, t["k_proj.weight"]), d)
     v = k if full and c["attention_k_eq_v"] else split(linear(x, t["v_proj.weight"]), d)
     k = each(weighted(t["k_norm.weight"], eps), k)
     v = each(lambda h: rms(h, eps), v)
-    rope, sees = c["rope_parameters"][c["layer_types"][0]], causal if full else sliding(c["sliding_window"])
+    rope, sees = c["rope_parameters"][kind], causal if full else sliding(c["sliding_window"])
     f = plain_frequencies(rope["rope_theta"], d)
     if full:  # proportional: the others have the frequency 0
         f = [a if i < int(rope["partial_rotary_factor"] * d // 2) else 0 for i, a in enumerate(f)]
     return linear(attend(halves(q, f), halves(k, f), v, 1, sees), t["o_proj.weight"])
 
 
-def config(family, **more):
-    return {"model_type": family, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 4096, "attention_bias": False} | more
+def config(family, kinds, **more):
+    return {"model_type": family, "num_hidden_layers": len(kinds), "layer_types": kinds, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "attention_bias": False} | more
 
 
-LAYERS = {
-    "qwen3": (qwen3, config("qwen3", hidden_size=40, head_dim=16, rope_theta=1e6)),
-    "qwen3_next": (qwen3_next, config("qwen3_next", hidden_size=40, head_dim=16, rope_theta=1e7, partial_rotary_factor=0.25, layer_types=["full_attention"])),
-    "gemma3_sliding": (gemma3, config("gemma3_text", hidden_size=36, head_dim=8, rope_theta=1e6, rope_local_base_freq=1e4, query_pre_attn_scalar=24,
-                                      sliding_window=4, layer_types=["sliding_attention"], rope_scaling={"rope_type": "linear", "factor": 8.0})),
-    "gemma3_full": (gemma3, config("gemma3_text", hidden_size=36, head_dim=8, rope_theta=1e6, rope_local_base_freq=1e4, query_pre_attn_scalar=24,
-                                   sliding_window=4, layer_types=["full_attention"], rope_scaling={"rope_type": "linear", "factor": 8.0})),
-    "olmo2": (olmo2, config("olmo2", hidden_size=32, rope_theta=5e5)),
-    "llama4": (llama4, config("llama4_text", hidden_size=40, head_dim=8, rope_theta=5e5, rms_norm_eps=1e-5, use_qk_norm=True, no_rope_layers=[1],
-                              attention_chunk_size=8, layer_types=["chunked_attention"])),
-    "gpt_oss": (gpt_oss, config("gpt_oss", hidden_size=40, head_dim=16, rope_theta=150000.0, rms_norm_eps=1e-5, attention_bias=True, sliding_window=5,
-                                layer_types=["sliding_attention"],
-                                rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-                                              "original_max_position_embeddings": 4096})),
-    "gemma4_sliding": (gemma4, config("gemma4_text", hidden_size=40, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, attention_k_eq_v=True,
-                                      num_kv_shared_layers=0, sliding_window=4, layer_types=["sliding_attention"], rope_parameters={
-                                          "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                                          "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}})),
-    "gemma4_full": (gemma4, config("gemma4_text", hidden_size=40, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, attention_k_eq_v=True,
-                                   num_kv_shared_layers=0, sliding_window=4, layer_types=["full_attention"], rope_parameters={
-                                       "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                                       "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}})),
+FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
+MODELS = {
+    "qwen3": (qwen3, config("qwen3", [FULL], hidden_size=40, head_dim=16, rope_theta=1e6)),
+    "qwen3_next": (qwen3_next, config("qwen3_next", [LINEAR, FULL], hidden_size=40, head_dim=16, rope_theta=1e7, partial_rotary_factor=0.25)),
+    "gemma3": (gemma3, config("gemma3_text", [SLIDING, FULL], hidden_size=36, head_dim=8, rope_theta=1e6, rope_local_base_freq=1e4,
+                              query_pre_attn_scalar=24, sliding_window=4, rope_scaling={"rope_type": "linear", "factor": 8.0})),
+    "olmo2": (olmo2, config("olmo2", [FULL], hidden_size=32, rope_theta=5e5)),
+    "llama4": (llama4, config("llama4_text", [CHUNKED], hidden_size=40, head_dim=8, rope_theta=5e5, rms_norm_eps=1e-5, use_qk_norm=True,
+                              no_rope_layers=[1], attention_chunk_size=8)),
+    "gpt_oss": (gpt_oss, config("gpt_oss", [SLIDING], hidden_size=40, head_dim=16, rope_theta=150000.0, rms_norm_eps=1e-5, attention_bias=True,
+                                sliding_window=5, rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                                                                "truncate": False, "original_max_position_embeddings": 4096})),
+    "gemma4": (gemma4, config("gemma4_text", [SLIDING, FULL], hidden_size=40, head_dim=8, global_head_dim=16, num_global_key_value_heads=1,
+                              attention_k_eq_v=True, num_kv_shared_layers=0, sliding_window=4, rope_parameters={
+                                  SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+                                  FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}})),
 }
 
 
-def tensors(name, c, rng):
+def tensors(family, c, kind, rng):
     """Random weights of a layer. Types of 16 bits represent all numbers exactly."""
     m, h, kv, d = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"], c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
-    if name == "gemma4_full":
+    keys_are_values = family == "gemma4" and kind == FULL
+    if keys_are_values:
         kv, d = c["num_global_key_value_heads"], c["global_head_dim"]
-    normal = lambda *shape: [normal(*shape[1:]) for _ in range(shape[0])] if shape else rng.randint(-127, 127) / 256
-    t = {"q_proj.weight": normal(h * d * (2 if name == "qwen3_next" else 1), m), "k_proj.weight": normal(kv * d, m), "o_proj.weight": normal(m, h * d)}
-    if name != "gemma4_full":
+
+    def normal(*shape):
+        return [normal(*shape[1:]) for _ in range(shape[0])] if shape else rng.randint(-127, 127) / 256
+
+    t = {"q_proj.weight": normal(h * d * (2 if family == "qwen3_next" else 1), m), "k_proj.weight": normal(kv * d, m), "o_proj.weight": normal(m, h * d)}
+    if not keys_are_values:
         t["v_proj.weight"] = normal(kv * d, m)
     if c["attention_bias"]:
         t |= {p.replace("weight", "bias"): normal(len(w)) for p, w in t.items()}
-    if name == "gpt_oss":
+    if family == "gpt_oss":
         t["sinks"] = [4 * a for a in normal(h)]
-    elif name != "llama4":
-        lengths = (h * d, kv * d) if name == "olmo2" else (d, d)
-        factor = normal if name in ("qwen3_next", "gemma3_sliding", "gemma3_full") else lambda n: [1 + rng.randint(-64, 63) / 128 for _ in range(n)]
+    elif family != "llama4":
+        lengths = (h * d, kv * d) if family == "olmo2" else (d, d)
+        factor = normal if family in ("qwen3_next", "gemma3") else lambda n: [1 + rng.randint(-64, 63) / 128 for _ in range(n)]
         t |= {p + "_norm.weight": factor(n) for p, n in zip("qk", lengths)}
     return t
 
@@ -243,14 +241,14 @@ def write(path, stored):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-for number, (name, (layer, c)) in enumerate(LAYERS.items()):
-    rng, folder = random.Random(number), Path(__file__).parent
-    t = tensors(name, c, rng)
-    x = [[rng.randint(-1024, 1024) / 512 for _ in range(c["hidden_size"])] for _ in range(TOKENS)]
-    y = layer(x, t, c)
-    kind = "F32" if name == "olmo2" else "BF16"
-    stored = {"model.layers.0.self_attn." + key: (kind, w) for key, w in t.items()}
-    write(folder / (name + ".safetensors"), stored | {"input": ("F32", x), "output": ("F32", y)})
-    (folder / (name + ".json")).write_text(json.dumps(c, indent=1) + "\n")
-    flat = sum(y, [])
-    print(name, "outputs up to", max(map(abs, flat)))
+for number, (family, (layer, c)) in enumerate(MODELS.items()):
+    rng, folder, stored = random.Random(number), Path(__file__).parent, {}
+    for i, kind in enumerate(c["layer_types"]):
+        if kind == LINEAR:
+            continue
+        t = tensors(family, c, kind, rng)
+        x = [[rng.randint(-1024, 1024) / 512 for _ in range(c["hidden_size"])] for _ in range(TOKENS)]
+        stored |= {f"model.layers.{i}.self_attn.{name}": ("F32" if family == "olmo2" else "BF16", w) for name, w in t.items()}
+        stored |= {f"input.{i}": ("F32", x), f"output.{i}": ("F32", layer(x, t, c, kind))}
+    write(folder / (family + ".safetensors"), stored)
+    (folder / (family + ".json")).write_text(json.dumps(c, indent=1) + "\n")
