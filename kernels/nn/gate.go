@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/seed90331342/attn/kernels"
@@ -34,4 +35,40 @@ func (c MultiHeadConfig) checkGate() error {
 		return fmt.Errorf("config: ValueDim is %d, HeadDim %d: they must be equal with GateInQuery: %w", c.ValueDim, c.HeadDim, kernels.ErrOption)
 	}
 	return nil
+}
+
+// applyGate multiplies the attention's output by the gate.
+func (l *MultiHeadAttention) applyGate(ctx context.Context, p *Pass) (err error) {
+	if p.joined = p.attended; p.gate.IsZero() {
+		return nil
+	}
+	if p.keep {
+		if p.joined, err = l.dev.Alloc(ctx, p.attended.DType(), p.attended.Shape()); err != nil {
+			return err
+		}
+	}
+	h := l.config.Heads
+	return l.dev.Gate(ctx, splitHeads(p.joined, h), splitHeads(p.attended, h), p.gate)
+}
+
+// gateBackward turns do, the gradient of the gated output, into that of the output, in place,
+// and returns the gradient of the gate's projection.
+func (l *MultiHeadAttention) gateBackward(b *backward, p *Pass, do kernels.Tensor) (dGate kernels.Tensor) {
+	if p.gate.IsZero() || b.err != nil {
+		return dGate
+	}
+	c, shape := l.config, do.Shape()
+	terms := b.alloc(shape)
+	if b.err == nil {
+		do = splitHeads(do, c.Heads)
+		b.err = l.dev.GateBackward(b.ctx, do, splitHeads(terms, c.Heads), do, splitHeads(p.attended, c.Heads), p.gate)
+	}
+	if c.Gate != GateHeads {
+		return terms
+	}
+	// The gate of a head has the sum of the terms of its elements.
+	shape[kernels.Dim] = c.Heads
+	dGate = b.alloc(shape)
+	b.project(b.rows(dGate, 1), b.rows(terms, c.ValueDim), b.ones(kernels.Shape{1, 1, c.ValueDim, 1}))
+	return dGate
 }

@@ -3,6 +3,7 @@ package nn
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
@@ -13,11 +14,15 @@ import (
 type Pass struct {
 	// Result is what [MultiHeadAttention.Apply] returns, with the LSE.
 	kernels.Result
-	call    *kernels.Call
-	x, z    kernels.Tensor
-	q, k, v kernels.Tensor
-	joined  kernels.Tensor // the attention's output, [B, 1, S, H·Dv]
-	opt     MultiHeadOptions
+	call *kernels.Call
+	x, z kernels.Tensor
+	// raw and qkv are the attention's operands before and after norms, attended is its output
+	// and joined the input of Wo, [B, 1, S, H·Dv]. Without keep they share memory.
+	raw, qkv         [3]kernels.Tensor
+	gate             kernels.Tensor // the projection of the gate, [B, H, S, Dv or 1]
+	attended, joined kernels.Tensor
+	opt              MultiHeadOptions
+	keep             bool // for Backward
 }
 
 // Release frees the results and the memory of p.
@@ -26,7 +31,7 @@ func (p *Pass) Release() {
 		return
 	}
 	p.Result.Release()
-	for _, t := range [...]kernels.Tensor{p.q, p.k, p.v, p.joined} {
+	for _, t := range slices.Concat(p.qkv[:], p.raw[:], []kernels.Tensor{p.gate, p.attended, p.joined}) {
 		t.Release()
 	}
 }
@@ -35,10 +40,11 @@ func (p *Pass) Release() {
 type LayerGradients struct {
 	// X is that of x, [B, 1, S, Model], and Memory that of Options.Memory, if it is set.
 	X, Memory kernels.Tensor
-	// Weights has the shapes of the weights, with biases if the layer has them.
+	// Weights has the shapes of the weights, of those that the layer has.
 	Weights MultiHeadWeights
 	// Attention has the gradients of the options that [kernels.Gradients] has: Bias,
-	// RelativeBias, ALiBi and Sinks. Q, K and V are the zero Tensor.
+	// RelativeBias, ALiBi and Sinks. Q, K and V are the zero Tensor, and so is Sinks when
+	// the layer has its own.
 	Attention kernels.Gradients
 }
 
@@ -50,14 +56,15 @@ func (g *LayerGradients) Release() {
 	g.Attention.Release()
 }
 
-// Forward is Apply that keeps what Backward needs: q, k, v and the attention's output, in O(S)
-// memory. The caller releases the Pass. It returns ErrOption for a Cache, which is for generation.
+// Forward is Apply that keeps what Backward needs: q, k, v and the attention's output, also
+// before norms and the gate, in O(S) memory. The caller releases the Pass. It returns ErrOption
+// for a Cache, which is for generation.
 func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt MultiHeadOptions) (*Pass, error) {
 	if opt.Cache != nil {
 		return nil, fmt.Errorf("multi-head attention: forward: a Cache is set, which is for generation: leave it out: %w", kernels.ErrOption)
 	}
 	opt.LSE = true
-	p := new(Pass)
+	p := &Pass{keep: true}
 	if err := l.apply(ctx, p, x, opt); err != nil {
 		p.Release()
 		return nil, fmt.Errorf("multi-head attention: forward: %w", err)
@@ -99,30 +106,42 @@ func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.T
 
 // backward computes g. Its steps do nothing after an error.
 func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy kernels.Tensor, g *LayerGradients) {
-	c, w := l.config, &g.Weights
-	d := p.call.Dims()
+	c, d, w := l.config, p.call.Dims(), &g.Weights
 	// y = joined·Wo + Bo
-	b.linear(&w.Wo, &w.Bo, p.joined, dy, !l.bo.IsZero())
-	dJoined := b.alloc(kernels.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim})
-	b.project(dJoined, dy, b.transposed(l.wo))
+	b.linear(&w.Wo, &w.Bo, p.joined, dy, c.Bias)
+	dJoined := b.alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.ValueDim})
+	b.project(dJoined, dy, b.transposed(l.w.Wo))
+	dGate := l.gateBackward(b, p, dJoined)
 	dq := b.alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.HeadDim})
 	dk := b.alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.HeadDim})
 	dv := b.alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.ValueDim})
 	if b.err != nil {
 		return
 	}
-	q, k := splitHeads(dq, c.Heads), splitHeads(dk, c.KVHeads)
-	b.attention(&g.Attention, p, [3]kernels.Tensor{q, k, splitHeads(dv, c.KVHeads)}, splitHeads(dJoined, c.Heads))
-	if b.err == nil {
-		b.err = l.rotate(b.ctx, q, k, &p.opt, true)
+	qkv := [3]kernels.Tensor{splitHeads(dq, c.Heads), splitHeads(dk, c.KVHeads), splitHeads(dv, c.KVHeads)}
+	b.attention(&g.Attention, p, qkv, splitHeads(dJoined, c.Heads))
+	if c.Sinks {
+		w.Sinks, g.Attention.Sinks = g.Attention.Sinks, kernels.Tensor{}
 	}
-	b.linear(&w.Wq, &w.Bq, p.x, dq, !l.in.Bq.IsZero())
-	b.linear(&w.Wk, &w.Bk, p.z, dk, !l.in.Bk.IsZero())
-	b.linear(&w.Wv, &w.Bv, p.z, dv, !l.in.Bv.IsZero())
-	weights, outputs := []kernels.Tensor{l.in.Wq, l.in.Wk, l.in.Wv}, []kernels.Tensor{dq, dk, dv}
-	if !p.opt.Memory.IsZero() {
-		b.input(&g.Memory, outputs[1:], weights[1:])
-		weights, outputs = weights[:1], outputs[:1]
+	l.operandsBackward(b, p, qkv, w)
+	b.linear(&w.Wq, &w.Bq, p.x, dq, c.Bias)
+	weights, outputs := []kernels.Tensor{l.w.Wq}, []kernels.Tensor{dq}
+	if !dGate.IsZero() {
+		b.linear(&w.Wg, &w.Bg, p.x, dGate, c.Bias)
+		weights, outputs = append(weights, l.w.Wg), append(outputs, dGate)
+	}
+	wv := l.w.Wv
+	if c.KeysAsValues { // the gradients of Wk from keys and from values add up
+		wv = l.w.Wk
+		b.linear(&w.Wk, &w.Bk, b.stack(p.z, p.z), b.stack(dk, dv), c.Bias)
+	} else {
+		b.linear(&w.Wk, &w.Bk, p.z, dk, c.Bias)
+		b.linear(&w.Wv, &w.Bv, p.z, dv, c.Bias)
+	}
+	if p.opt.Memory.IsZero() {
+		weights, outputs = append(weights, l.w.Wk, wv), append(outputs, dk, dv)
+	} else {
+		b.input(&g.Memory, []kernels.Tensor{dk, dv}, []kernels.Tensor{l.w.Wk, wv})
 	}
 	b.input(&g.X, outputs, weights)
 }
@@ -198,7 +217,7 @@ func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]kernels.T
 	grads := *options
 	grads.Q, grads.K, grads.V = d[0], d[1], d[2]
 	b.err = p.call.Backward(b.ctx, grads, kernels.Result{O: dO},
-		kernels.Result{O: splitHeads(p.joined, p.call.Dims().Heads), LSE: p.LSE})
+		kernels.Result{O: splitHeads(p.attended, p.call.Dims().Heads), LSE: p.LSE})
 }
 
 // linear computes the gradients of the weight and the bias of y = x·w + bias.
@@ -206,13 +225,45 @@ func (b *backward) linear(dw, dbias *kernels.Tensor, x, dy kernels.Tensor, bias 
 	x, dy = b.flat(x), b.flat(dy)
 	n := dy.Shape()[kernels.Dim]
 	b.project(b.kept(dw, kernels.Shape{1, 1, x.Shape()[kernels.Dim], n}), b.transposed(x), dy)
-	if !bias || b.err != nil {
-		return
+	if bias {
+		b.sum(dbias, dy)
 	}
-	rows := dy.Shape()[kernels.Seq]
+}
+
+// sum computes the sum of the rows of t [1, 1, S, N].
+func (b *backward) sum(to *kernels.Tensor, t kernels.Tensor) {
+	s := t.Shape()
+	b.project(b.kept(to, kernels.Shape{1, 1, 1, s[kernels.Dim]}), b.ones(kernels.Shape{1, 1, 1, s[kernels.Seq]}), t)
+}
+
+// ones returns a tensor of ones.
+func (b *backward) ones(shape kernels.Shape) kernels.Tensor {
+	if b.err != nil {
+		return kernels.Tensor{}
+	}
 	one := b.must(b.dev.FromFloat32(b.ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1}))
 	b.temporary = append(b.temporary, one)
-	b.project(b.kept(dbias, kernels.Shape{1, 1, 1, n}), b.must(one.Broadcast(kernels.Shape{1, 1, 1, rows})), dy)
+	return b.must(one.Broadcast(shape))
+}
+
+// rows returns contiguous memory as rows of n elements.
+func (b *backward) rows(t kernels.Tensor, n int) kernels.Tensor {
+	if b.err != nil {
+		return t
+	}
+	rows := t.Shape().Elements() / n
+	return b.must(t.View(kernels.Shape{1, 1, rows, n}, kernels.Strides{rows * n, rows * n, n, 1}, 0))
+}
+
+// stack returns the rows of two tensors [B, 1, S, N], one below the other.
+func (b *backward) stack(x, y kernels.Tensor) kernels.Tensor {
+	s := x.Shape()
+	n := s[kernels.Batch]
+	s[kernels.Batch] = 2 * n
+	both := b.alloc(s)
+	b.copy(b.must(both.Slice(kernels.Batch, 0, n)), x)
+	b.copy(b.must(both.Slice(kernels.Batch, n, 2*n)), y)
+	return both
 }
 
 // input computes dx = Σ dy·wᵀ over the layers that read x: one product of the gradients of all

@@ -40,9 +40,9 @@ type Initialiser struct {
 	Seed uint64
 }
 
-// Initialise draws new weights for a layer, in host memory. Biases are 0. Each weight has
-// its own stream of random numbers (PCG), so it does not depend on the shapes of the
-// others. It returns ErrOption for a config or a Gain out of range.
+// Initialise draws new weights for a layer, in host memory. Biases and sinks are 0, factors
+// of a norm are 1. Each weight has its own stream of random numbers (PCG), so it does not
+// depend on the shapes of the others. It returns ErrOption for a config or a Gain out of range.
 func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err error) {
 	defer op.Annotate(&err, "initialise")
 	if c, err = c.withDefaults(); err != nil {
@@ -53,16 +53,21 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 		if shape.Elements() < 0 {
 			return w, fmt.Errorf("%s would have shape %v, which is too large: %w", p.name, shape, kernels.ErrOption)
 		}
-		if p.bias && !c.Bias {
+		if shape == (kernels.Shape{}) {
 			continue
 		}
 		data, err := kernels.Make[float32](shape.Elements())
 		if err != nil {
 			return w, fmt.Errorf("%s of shape %v: %w", p.name, shape, err)
 		}
-		if !p.bias {
+		switch {
+		case !p.vector:
 			if err := in.fill(data, shape[kernels.Seq], shape[kernels.Dim], uint64(i)); err != nil {
 				return w, err
+			}
+		case (p.name == "qnorm" || p.name == "knorm") && !c.Norm.PlusOne:
+			for j := range data {
+				data[j] = 1
 			}
 		}
 		if *p.t, err = kernels.HostF32(data, shape); err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -32,7 +33,7 @@ type MultiHeadConfig struct {
 	Norm *Norm
 	// Gate is the gate of the attention's output before Wo.
 	Gate GateKind
-	// Sinks gives each query head a sink, see [kernels.Options].Sinks.
+	// Sinks gives each query head a learned sink. Then [kernels.Options].Sinks must be nil.
 	Sinks bool
 	// KeysAsValues means that there is no v projection: the values are the key projection
 	// before its norm and rotation (Gemma 4). ValueDim is HeadDim.
@@ -76,9 +77,6 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 	if c.KeysAsValues && c.ValueDim != c.HeadDim {
 		return c, fmt.Errorf("config: ValueDim is %d, HeadDim %d: they must be equal with KeysAsValues: %w", c.ValueDim, c.HeadDim, kernels.ErrOption)
 	}
-	if c.Norm != nil || c.Gate != GateNone || c.Sinks || c.KeysAsValues {
-		return c, fmt.Errorf("config: Norm, Gate, Sinks and KeysAsValues are not computed yet: %w", kernels.ErrUnsupported)
-	}
 	return c, nil
 }
 
@@ -87,13 +85,14 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 //	q = x·Wq + Bq    k = z·Wk + Bk    v = z·Wv + Bv
 //	y = concat over heads of softmax(scale·q·kᵀ + bias)·v, times Wo, + Bo
 //
-// where z is the memory of cross attention, or x. Heads are split and joined as views. Its
+// where z is the memory of cross attention, or x. Its config adds what later models have: a
+// rotation and a norm of q and k, sinks, a gate before Wo. Heads are split and joined as views. Its
 // methods are safe for concurrent use.
 type MultiHeadAttention struct {
 	dev    *kernels.Device
-	config MultiHeadConfig // with defaults
-	in     Projections
-	wo, bo kernels.Tensor
+	config MultiHeadConfig  // with defaults
+	w      MultiHeadWeights // in the device's memory, without Sinks
+	sinks  []float32
 }
 
 // NewMultiHeadAttention returns a layer with weights w, rounded to c.DType, in the device's
@@ -112,35 +111,51 @@ func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHead
 	if err := w.check(c); err != nil {
 		return nil, err
 	}
-	if _, err := op.Need[backend.Projector](dev.Backend(), "projections"); err != nil {
+	if err := c.able(dev.Backend()); err != nil {
 		return nil, err
 	}
-	if _, err := op.Need[backend.Rotator](dev.Backend(), "rotary embedding"); err != nil && c.RoPE != nil {
-		return nil, err
-	}
-	var on MultiHeadWeights
-	to := on.named()
+	l = &MultiHeadAttention{dev: dev, config: c}
+	to := l.w.named()
 	for i, host := range w.named() {
 		if host.t.IsZero() {
 			continue
 		}
 		data, err := host.t.Float32s()
-		if err == nil {
+		if err == nil && host.name == "sinks" {
+			l.sinks = slices.Clone(data[:c.Heads])
+		} else if err == nil {
 			shape := host.t.Shape()
 			*to[i].t, err = dev.FromFloat32(ctx, c.DType, data[:shape.Elements()], shape)
 		}
 		if err != nil {
-			on.release()
+			l.w.release()
 			return nil, fmt.Errorf("%s: %w", host.name, err)
 		}
 	}
-	in := Projections{Wq: on.Wq, Wk: on.Wk, Wv: on.Wv, Bq: on.Bq, Bk: on.Bk, Bv: on.Bv, Heads: c.Heads, KVHeads: c.KVHeads}
-	return &MultiHeadAttention{dev: dev, config: c, in: in, wo: on.Wo, bo: on.Bo}, nil
+	return l, nil
+}
+
+// able returns an error when a backend lacks an operation of the layer.
+func (c MultiHeadConfig) able(be backend.Backend) error {
+	return cmp.Or(
+		lacks[backend.Projector](be, true, "projections"),
+		lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding"),
+		lacks[backend.Normaliser](be, c.Norm != nil, "norms"),
+		lacks[backend.Gater](be, c.Gate != GateNone, "gates"),
+		lacks[backend.Copier](be, c.KeysAsValues, "copies"))
+}
+
+func lacks[T any](be backend.Backend, wanted bool, ability string) error {
+	if !wanted {
+		return nil
+	}
+	_, err := op.Need[T](be, ability)
+	return err
 }
 
 // Release frees the memory of the weights.
 func (l *MultiHeadAttention) Release() {
-	w := MultiHeadWeights{Wq: l.in.Wq, Wk: l.in.Wk, Wv: l.in.Wv, Wo: l.wo, Bq: l.in.Bq, Bk: l.in.Bk, Bv: l.in.Bv, Bo: l.bo}
+	w := l.w
 	w.release()
 }
 
@@ -217,6 +232,12 @@ func (l *MultiHeadAttention) ApplyFloat32(ctx context.Context, x []float32, batc
 
 // apply computes a forward pass. The caller releases p, also after an error.
 func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tensor, opt MultiHeadOptions) (err error) {
+	if l.config.Sinks {
+		if opt.Sinks != nil {
+			return fmt.Errorf("options Sinks is set, but the layer has its own: leave it out: %w", kernels.ErrOption)
+		}
+		opt.Sinks = l.sinks
+	}
 	p.x, p.z, p.opt = x, x, opt
 	if !opt.Memory.IsZero() {
 		p.z = opt.Memory
@@ -234,13 +255,13 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	if err != nil {
 		return err
 	}
-	if p.q, p.k, p.v, err = l.in.apply(ctx, l.dev, x, p.z); err != nil {
+	if err := l.project(ctx, p); err != nil {
 		return err
 	}
-	if err := l.rotate(ctx, p.q, p.k, &opt, false); err != nil {
+	if err := l.operands(ctx, p); err != nil {
 		return err
 	}
-	if p.joined, err = l.dev.Alloc(ctx, x.DType(), kernels.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim}); err != nil {
+	if p.attended, err = l.dev.Alloc(ctx, x.DType(), kernels.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim}); err != nil {
 		return err
 	}
 	rows := kernels.Shape{d.Batch, d.Heads, d.SeqQ, 1}
@@ -255,18 +276,21 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 			return err
 		}
 	}
-	out := kernels.Result{O: splitHeads(p.joined, d.Heads), LSE: p.LSE, Weights: p.Weights}
+	out := kernels.Result{O: splitHeads(p.attended, d.Heads), LSE: p.LSE, Weights: p.Weights}
 	if opt.Cache == nil {
-		if err = p.call.Rebind(p.q, p.k, p.v); err == nil {
+		if err = p.call.Rebind(p.qkv[0], p.qkv[1], p.qkv[2]); err == nil {
 			err = p.call.RunInto(ctx, out)
 		}
-	} else if err = opt.Cache.Append(ctx, p.k, p.v, opt.Count); err == nil {
-		err = opt.Cache.AttentionInto(ctx, out, p.q, kvcache.CallOptions{Options: opt.Options, Count: opt.Count})
+	} else if err = opt.Cache.Append(ctx, p.qkv[1], p.qkv[2], opt.Count); err == nil {
+		err = opt.Cache.AttentionInto(ctx, out, p.qkv[0], kvcache.CallOptions{Options: opt.Options, Count: opt.Count})
+	}
+	if err == nil {
+		err = l.applyGate(ctx, p)
 	}
 	if err != nil {
 		return err
 	}
-	p.O, err = project(ctx, l.dev, "o", p.joined, l.wo, l.bo, 1)
+	p.O, err = project(ctx, l.dev, "o", p.joined, l.w.Wo, l.w.Bo, 1)
 	return err
 }
 
@@ -314,6 +338,9 @@ func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) 
 	if opt.Cache.Rotates() && (l.config.RoPE != nil || opt.Angles != (kernels.Angles{})) {
 		return fmt.Errorf("the layer and its Cache would both rotate the keys: leave one RoPE out: %w", kernels.ErrOption)
 	}
+	if l.config.afterRoPE() && opt.Cache.Rotates() {
+		return fmt.Errorf("the Cache rotates the keys after the layer's norm, which is AfterRoPE: give the layer the RoPE and the Cache none: %w", kernels.ErrOption)
+	}
 	lens := opt.Cache.Lens()
 	if len(lens) != d.Batch {
 		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", d.Batch, len(lens), kernels.ErrShape)
@@ -334,8 +361,9 @@ func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) 
 	return nil
 }
 
-// rotate rotates q and k in place, by the angles of opt or those of the layer's RoPE, or back.
-func (l *MultiHeadAttention) rotate(ctx context.Context, q, k kernels.Tensor, opt *MultiHeadOptions, back bool) error {
+// rotate rotates queries and keys in place, by the angles of opt or those of the layer's RoPE, or back.
+func (l *MultiHeadAttention) rotate(ctx context.Context, qkv [3]kernels.Tensor, opt *MultiHeadOptions, back bool) error {
+	q, k := qkv[0], qkv[1]
 	forQ, made, err := l.angles(ctx, opt.Angles, q, opt.Cache)
 	if err != nil {
 		return err

@@ -62,35 +62,60 @@ func layerOf(t *testing.T, dev *kernels.Device, c nn.MultiHeadConfig) *nn.MultiH
 // TestLayersReleaseTheirMemory fails calls at each allocation in turn: earlier allocations
 // are released.
 func TestLayersReleaseTheirMemory(t *testing.T) {
-	dev := onCPU(t)
-	be := dev.Backend()
-	on := &lastAlloc{Backend: be, Projector: be.(backend.Projector), Rotator: be.(backend.Rotator), left: 8}
-	l := layerOf(t, kernels.NewDevice(on), nn.MultiHeadConfig{Model: 12, Heads: 3, RoPE: &nn.RoPE{}, Bias: true})
-	x := random(t, dev, 1, 2, 1, 5, 12)
-	opt := nn.MultiHeadOptions{Options: kernels.Options{LSE: true, Weights: true}}
-	for n := 0; ; n++ {
-		on.have, on.left = nil, n
-		r, err := l.Apply(t.Context(), x, opt)
-		if err == nil {
-			if n != 9 { // q, k, v, cos, sin, joined, lse, weights, y
-				t.Errorf("a call allocates %d times, should be 9", n)
+	all := with(func(c *nn.MultiHeadConfig) { c.Norm, c.KeysAsValues = &nn.Norm{Values: true}, true })
+	for _, c := range []struct {
+		name      string
+		config    nn.MultiHeadConfig
+		backwards bool
+		n         int // allocations of a call; 0 means any
+	}{
+		{"plain", nn.MultiHeadConfig{Model: 6, Heads: 3, RoPE: &nn.RoPE{}, Bias: true}, false, 9}, // q, k, v, cos, sin, joined, lse, weights, y
+		{"norms, a gate, keys as values", all, false, 10},                                         // and the gate
+		{"gradients", all, true, 0},
+	} {
+		dev := onCPU(t)
+		be := dev.Backend()
+		on := &lastAlloc{Backend: be, Projector: be.(backend.Projector), Rotator: be.(backend.Rotator), Normaliser: be.(backend.Normaliser),
+			Gater: be.(backend.Gater), Copier: be.(backend.Copier), Differentiator: be.(backend.Differentiator), left: 13}
+		l := layerOf(t, kernels.NewDevice(on), c.config)
+		x := random(t, dev, 1, 2, 1, 5, 6)
+		call := func() (r kernels.Result, err error) {
+			if !c.backwards {
+				return l.Apply(t.Context(), x, nn.MultiHeadOptions{Options: kernels.Options{LSE: true, Weights: true}})
 			}
-			for _, out := range []kernels.Tensor{r.O, r.LSE, r.Weights} {
-				if _, err := out.Float32s(); err != nil {
-					t.Errorf("an output was released: %v", err)
+			pass, err := l.Forward(t.Context(), x, nn.MultiHeadOptions{})
+			defer pass.Release()
+			if err != nil {
+				return r, err
+			}
+			g, err := l.Backward(t.Context(), pass, x)
+			g.Release()
+			return r, err
+		}
+		for n := 0; ; n++ {
+			on.have, on.left = nil, n
+			r, err := call()
+			if err == nil {
+				if n != c.n && c.n > 0 {
+					t.Errorf("%s: a call allocates %d times, should be %d", c.name, n, c.n)
+				}
+				for _, out := range []kernels.Tensor{r.O, r.LSE, r.Weights} {
+					if _, err := out.Float32s(); err != nil && !c.backwards {
+						t.Errorf("%s: an output was released: %v", c.name, err)
+					}
+				}
+				r.Release()
+			} else if !errors.Is(err, kernels.ErrMemory) {
+				t.Fatalf("%s: allocation %d fails: %v", c.name, n, err)
+			}
+			for i, held := range on.have {
+				if _, err := held.Float32s(); !errors.Is(err, kernels.ErrReleased) {
+					t.Errorf("%s: %d allocations, then %v: allocation %d is not released", c.name, n, err, i)
 				}
 			}
-			r.Release()
-		} else if !errors.Is(err, kernels.ErrMemory) {
-			t.Fatalf("allocation %d fails: %v", n, err)
-		}
-		for i, held := range on.have {
-			if _, err := held.Float32s(); !errors.Is(err, kernels.ErrReleased) {
-				t.Errorf("%d allocations, then %v: allocation %d is not released", n, err, i)
+			if err == nil {
+				break
 			}
-		}
-		if err == nil {
-			return
 		}
 	}
 }
@@ -100,6 +125,10 @@ type lastAlloc struct {
 	backend.Backend
 	backend.Projector
 	backend.Rotator
+	backend.Normaliser
+	backend.Gater
+	backend.Copier
+	backend.Differentiator
 	left int
 	have []kernels.Tensor
 }

@@ -1,8 +1,10 @@
 package nn
 
 import (
+	"context"
 	"fmt"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -23,11 +25,122 @@ type Norm struct {
 
 // checkNorm returns an error for a norm out of range.
 func (c MultiHeadConfig) checkNorm() error {
-	if n := c.Norm; n != nil && (!(n.Epsilon >= 0) || !finite(n.Epsilon)) {
-		return fmt.Errorf("config: norm: Epsilon is %v, it must be at least 0 (0 means 1e-6): %w", n.Epsilon, kernels.ErrOption)
-	}
-	if n := c.Norm; n != nil && n.Weightless && n.PlusOne {
+	switch n := c.Norm; {
+	case n == nil:
+	case n.Epsilon != 0 && !(n.Epsilon >= backend.MinEpsilon && n.Epsilon <= backend.MaxEpsilon): // or NaN
+		return fmt.Errorf("config: norm: Epsilon is %v, it must be from 2^-100 to 2^100, or 0 for 1e-6: %w", n.Epsilon, kernels.ErrOption)
+	case n.Weightless && n.PlusOne:
 		return fmt.Errorf("config: norm: PlusOne is set, but a Weightless norm has no weights to add one to: leave one of them out: %w", kernels.ErrOption)
 	}
 	return nil
+}
+
+// normShape returns the shape of the weights for queries or keys whose projection has n columns.
+func (c MultiHeadConfig) normShape(n int) kernels.Shape {
+	switch {
+	case c.Norm == nil || c.Norm.Weightless:
+		return kernels.Shape{}
+	case c.Norm.Projection:
+		return kernels.Shape{1, 1, 1, n}
+	}
+	return kernels.Shape{1, 1, 1, c.HeadDim}
+}
+
+// normed is a tensor [B, heads, S, D] that the norm takes.
+type normed struct {
+	at    int // in Pass.qkv
+	w     kernels.Tensor
+	n     kernels.Norm
+	whole bool // over the rows of [B, 1, S, heads·D]
+}
+
+// norms lists what the layer norms.
+func (l *MultiHeadAttention) norms() (list []normed) {
+	if n := l.config.Norm; n != nil {
+		list = []normed{{0, l.w.QNorm, n.Norm, n.Projection}, {1, l.w.KNorm, n.Norm, n.Projection}}
+		if n.Values {
+			list = append(list, normed{at: 2, n: kernels.Norm{Epsilon: n.Epsilon}})
+		}
+	}
+	return list
+}
+
+// rows returns t with the rows that the norm is over.
+func (n normed) rows(t kernels.Tensor) kernels.Tensor {
+	if n.whole {
+		return joinHeads(t)
+	}
+	return t
+}
+
+// afterRoPE reports whether the norm comes after the rotation.
+func (c MultiHeadConfig) afterRoPE() bool { return c.Norm != nil && c.Norm.AfterRoPE }
+
+// operands turns the projections in p into queries, keys and values.
+func (l *MultiHeadAttention) operands(ctx context.Context, p *Pass) (err error) {
+	if l.config.KeysAsValues {
+		if p.qkv[2], err = l.allocHeads(ctx, p.qkv[1]); err != nil {
+			return err
+		}
+		if err := l.dev.Copy(ctx, []kernels.Tensor{p.qkv[2]}, []kernels.Tensor{p.qkv[1]}); err != nil {
+			return err
+		}
+	}
+	if l.config.afterRoPE() {
+		if err := l.rotate(ctx, p.qkv, &p.opt, false); err != nil {
+			return err
+		}
+		return l.normalise(ctx, p)
+	}
+	if err := l.normalise(ctx, p); err != nil {
+		return err
+	}
+	return l.rotate(ctx, p.qkv, &p.opt, false)
+}
+
+// normalise replaces queries, keys and values by their norms, as far as the layer has them.
+func (l *MultiHeadAttention) normalise(ctx context.Context, p *Pass) (err error) {
+	for _, n := range l.norms() {
+		x := p.qkv[n.at]
+		p.raw[n.at] = x
+		if p.keep {
+			if p.qkv[n.at], err = l.allocHeads(ctx, x); err != nil {
+				return err
+			}
+		}
+		if err := l.dev.Normalise(ctx, n.rows(p.qkv[n.at]), n.rows(x), n.w, n.n); err != nil {
+			return fmt.Errorf("%c: %w", "qkv"[n.at], err)
+		}
+	}
+	return nil
+}
+
+// operandsBackward turns d, the gradients of queries, keys and values, into those of their
+// projections, in place, and computes the gradients of the norm's weights.
+func (l *MultiHeadAttention) operandsBackward(b *backward, p *Pass, d [3]kernels.Tensor, w *MultiHeadWeights) {
+	rotate := func() {
+		if b.err == nil {
+			b.err = l.rotate(b.ctx, d, &p.opt, true)
+		}
+	}
+	if !l.config.afterRoPE() {
+		rotate()
+	}
+	for _, n := range l.norms() {
+		dx, x := n.rows(d[n.at]), n.rows(p.raw[n.at])
+		var terms, dw kernels.Tensor
+		if !n.w.IsZero() {
+			terms = b.alloc(joinHeads(d[n.at]).Shape())
+			dw = splitHeads(terms, dx.Shape()[kernels.Heads])
+		}
+		if b.err == nil {
+			b.err = l.dev.NormaliseBackward(b.ctx, dx, dw, dx, x, n.w, n.n)
+		}
+		if !n.w.IsZero() {
+			b.sum([]*kernels.Tensor{&w.QNorm, &w.KNorm}[n.at], b.rows(terms, n.w.Shape()[kernels.Dim]))
+		}
+	}
+	if l.config.afterRoPE() {
+		rotate()
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Projections are the linear layers before self-attention, which [kernels.Device.Attention] then
@@ -34,22 +35,15 @@ type Projections struct {
 // Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device has no
 // projections.
 func (p Projections) Apply(ctx context.Context, dev *kernels.Device, x kernels.Tensor) (q, k, v kernels.Tensor, err error) {
-	if q, k, v, err = p.apply(ctx, dev, x, x); err != nil {
-		return q, k, v, fmt.Errorf("projections: %w", err)
-	}
-	return q, k, v, nil
-}
-
-// apply computes q from x, and k and v from z.
-func (p Projections) apply(ctx context.Context, dev *kernels.Device, x, z kernels.Tensor) (q, k, v kernels.Tensor, err error) {
+	defer op.Annotate(&err, "projections")
 	heads := cmp.Or(p.Heads, 1)
 	kvHeads := cmp.Or(p.KVHeads, heads)
 	if heads < 0 || kvHeads < 0 {
 		return q, k, v, fmt.Errorf("heads is %d and kvHeads is %d, neither may be negative: %w", p.Heads, p.KVHeads, kernels.ErrOption)
 	}
 	if q, err = project(ctx, dev, "q", x, p.Wq, p.Bq, heads); err == nil {
-		if k, err = project(ctx, dev, "k", z, p.Wk, p.Bk, kvHeads); err == nil {
-			v, err = project(ctx, dev, "v", z, p.Wv, p.Bv, kvHeads)
+		if k, err = project(ctx, dev, "k", x, p.Wk, p.Bk, kvHeads); err == nil {
+			v, err = project(ctx, dev, "v", x, p.Wv, p.Bv, kvHeads)
 		}
 	}
 	if err != nil {
@@ -58,6 +52,20 @@ func (p Projections) apply(ctx context.Context, dev *kernels.Device, x, z kernel
 		return kernels.Tensor{}, kernels.Tensor{}, kernels.Tensor{}, err
 	}
 	return q, k, v, nil
+}
+
+// project computes the projections of p.x and p.z that the layer has: q, k, v and the gate.
+func (l *MultiHeadAttention) project(ctx context.Context, p *Pass) (err error) {
+	of := func(name string, x, w, b kernels.Tensor, heads int) (y kernels.Tensor) {
+		if err == nil && !w.IsZero() {
+			y, err = project(ctx, l.dev, name, x, w, b, heads)
+		}
+		return y
+	}
+	c, w := l.config, l.w
+	p.qkv = [3]kernels.Tensor{of("q", p.x, w.Wq, w.Bq, c.Heads), of("k", p.z, w.Wk, w.Bk, c.KVHeads), of("v", p.z, w.Wv, w.Bv, c.KVHeads)}
+	p.gate = of("g", p.x, w.Wg, w.Bg, c.Heads)
+	return err
 }
 
 // project computes x·w + b and splits the columns into heads.
@@ -96,4 +104,20 @@ func splitHeads(y kernels.Tensor, heads int) kernels.Tensor {
 	d := shape[kernels.Dim] / heads
 	split, _ := y.View(kernels.Shape{shape[0], heads, shape[2], d}, kernels.Strides{st[0], d * st[3], st[2], st[3]}, 0) // elements of y
 	return split
+}
+
+// joinHeads undoes splitHeads.
+func joinHeads(t kernels.Tensor) kernels.Tensor {
+	shape, st := t.Shape(), t.Strides()
+	joined, _ := t.View(kernels.Shape{shape[0], 1, shape[2], shape[1] * shape[3]}, kernels.Strides{st[0], st[0], st[2], st[3]}, 0)
+	return joined
+}
+
+// allocHeads returns new memory of the type and shape of t, whose heads are split.
+func (l *MultiHeadAttention) allocHeads(ctx context.Context, t kernels.Tensor) (kernels.Tensor, error) {
+	y, err := l.dev.Alloc(ctx, t.DType(), joinHeads(t).Shape())
+	if err != nil {
+		return y, err
+	}
+	return splitHeads(y, t.Shape()[kernels.Heads]), nil
 }

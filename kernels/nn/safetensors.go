@@ -17,6 +17,8 @@ import (
 type layout struct {
 	weights, biases [4]string
 	columns         bool // a weight is [in, out], as in [MultiHeadWeights]; otherwise [out, in]
+	own             bool // that of WriteSafetensors, with its names
+	gated           bool // the rows of q are those of a head's query, then of its gate
 }
 
 // linear is a layout of PyTorch's Linear modules.
@@ -26,6 +28,26 @@ func linear(q, k, v, o string) layout {
 		l.weights[i], l.biases[i] = name+".weight", name+".bias"
 	}
 	return l
+}
+
+// others are the names of weights that have one name in all layouts but our own.
+var others = map[string]string{"qnorm": "q_norm.weight", "knorm": "k_norm.weight", "sinks": "sinks", "wg": "g_proj.weight", "bg": "g_proj.bias"}
+
+// tensor returns the name of the tensor with a weight, number i of those of a layer.
+func (l layout) tensor(i int, p weight) string {
+	switch {
+	case l.gated && p.name == "wg":
+		return l.weights[0]
+	case l.gated && p.name == "bg":
+		return l.biases[0]
+	case i < 4:
+		return l.weights[i]
+	case i < 8:
+		return l.biases[i-4]
+	case l.own:
+		return p.name
+	}
+	return others[p.name]
 }
 
 // layouts are listed in the comment of LoadSafetensors. The first whose weights exist is read.
@@ -42,7 +64,7 @@ var layouts = []layout{
 		biases: [4]string{"in_proj_bias", "in_proj_bias", "in_proj_bias", "out_proj.bias"}},
 	{weights: [4]string{"c_attn.weight", "c_attn.weight", "c_attn.weight", "c_proj.weight"},
 		biases: [4]string{"c_attn.bias", "c_attn.bias", "c_attn.bias", "c_proj.bias"}, columns: true},
-	{weights: [4]string{"wq", "wk", "wv", "wo"}, biases: [4]string{"bq", "bk", "bv", "bo"}, columns: true},
+	{weights: [4]string{"wq", "wk", "wv", "wo"}, biases: [4]string{"bq", "bk", "bv", "bo"}, columns: true, own: true},
 }
 
 // harmless are tensors below the prefix of a layer that change no number of it.
@@ -69,14 +91,24 @@ var harmless = []string{
 //	c_attn c_proj                       GPT-2: .weight [in, out], packed [M, 3M], .bias [3M]
 //	wq wk wv wo, bq bk bv bo            [MultiHeadWeights]: [in, out], without .weight
 //
+// Next to each of them are the weights that the config asks for:
+//
+//	q_norm k_norm                       .weight [D], or [H·D] and [Hkv·D] for a norm of the Projection
+//	sinks                               [H]
+//	g_proj                              .weight [out, in] and .bias [out] of a gate
+//	qnorm knorm sinks wg bg             [MultiHeadWeights]
+//
+// With GateInQuery the rows of q are D of the query and D of the gate for each head, but in the last
+// layout, and with KeysAsValues there is no tensor for v.
+//
 // Heads are adjacent rows of [out, in] and columns of [in, out]; grouped heads are fewer
 // rows of k and v. Llama's rotary embedding pairs element i of a head with i+D/2, as [RoPE]
 // does; the weights of Meta need [RoPE].Interleaved. Elements are F16, BF16, F32 or F64. With
 // Bias, projections whose bias is not in the file have zeros, but one bias must exist.
 //
 // Other tensors below the prefix are refused by name, because the layer would compute something
-// else without them: norms of q and k, sinks, gates, indexers, adapters, scales of quantised weights,
-// learned relative positions. Those that change nothing may be there: frequencies of a rotary embedding
+// else without them: norms, sinks and gates that the config does not ask for, indexers, adapters, scales of
+// quantised weights, learned relative positions. Those that change nothing may be there: frequencies of a rotary embedding
 // (rotary_emb.inv_freq), causal masks of GPT-2 (bias, masked_bias), the norm after BERT's layer
 // (output.LayerNorm) and indices of relative positions. With the prefix "" the file has the layer alone.
 //
@@ -97,47 +129,57 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if err != nil {
 		return w, fmt.Errorf("%w: %w", err, kernels.ErrFile)
 	}
-	l, err := layoutOf(h, prefix)
+	l, err := layoutOf(h, prefix, c)
 	if err != nil {
 		return w, err
 	}
-	var known []string
-	for _, name := range slices.Concat(l.weights[:], l.biases[:], harmless) {
+	biased, known := c, []string(nil)
+	biased.Bias = true // others are refused below
+	for _, name := range harmless {
 		known = append(known, prefix+name)
 	}
+	for i, p := range w.named() {
+		if biased.shapeOf(p.name) != (kernels.Shape{}) {
+			known = append(known, prefix+l.tensor(i, p))
+		}
+	}
 	if others := h.List(prefix, known...); others != "none" {
-		return w, fmt.Errorf("the layer would ignore %s: compute it from its Projections, or remove what changes nothing from the file: %w", others, kernels.ErrFile)
+		return w, fmt.Errorf("the layer would ignore %s: set the field of the config for it, compute the layer from its Projections, or remove what changes nothing from the file: %w", others, kernels.ErrFile)
 	}
 	biases := 0
 	for i, p := range w.named() {
-		names, shape := l.weights, c.shapeOf(p.name)
-		if p.bias {
-			names = l.biases
-		}
-		name := prefix + names[i%4]
+		shape, name := c.shapeOf(p.name), prefix+l.tensor(i, p)
 		switch exists := h.Has(name); {
-		case p.bias && !exists && !c.Bias:
-			continue
-		case p.bias && !c.Bias:
+		case shape == (kernels.Shape{}) && exists && p.bias() && !c.Bias:
 			return w, fmt.Errorf("there is a tensor %q, but the config has no Bias: %w", name, kernels.ErrShape)
-		case p.bias && !exists:
+		case shape == (kernels.Shape{}):
+			continue
+		case !exists && p.bias():
 			if *p.t, err = kernels.AllocHost(kernels.F32, shape); err != nil {
 				return w, err
 			}
 			continue
+		case !exists:
+			return w, fmt.Errorf("the config has %s, but there is no %q: %w", p.of, name, kernels.ErrFile)
 		}
-		part := part{transposed: !l.columns && !p.bias, bias: p.bias, rows: shape[kernels.Seq], columns: shape[kernels.Dim]}
-		for j, other := range "qkvo" {
-			if names[j] != names[i%4] {
+		rows := shape[kernels.Seq]
+		part := part{transposed: !l.columns && !p.vector, vector: p.vector, rows: rows, columns: shape.Elements() / rows}
+		for j, other := range w.named() {
+			s := c.shapeOf(other.name)
+			if prefix+l.tensor(j, other) != name || s == (kernels.Shape{}) {
 				continue
 			}
-			if c.shapeOf(p.name[:1] + string(other))[kernels.Seq] != part.rows {
+			if s[kernels.Seq] != rows {
 				return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", name, c.Model, c.Memory, kernels.ErrShape)
 			}
-			if j == i%4 {
+			if j == i {
 				part.first = part.total
 			}
-			part.total += c.shapeOf(p.name[:1] + string(other))[kernels.Dim]
+			part.total += s.Elements() / rows
+		}
+		part.run = part.columns
+		if i := strings.IndexByte("qg", p.name[1]); l.gated && i >= 0 {
+			part.first, part.run, part.step = i*c.HeadDim, c.HeadDim, 2*c.HeadDim
 		}
 		data, err := part.read(r, h, name)
 		if err == nil {
@@ -146,7 +188,7 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 		if err != nil {
 			return w, fmt.Errorf("%s: %w", name, err)
 		}
-		if p.bias {
+		if p.bias() {
 			biases++
 		}
 	}
@@ -157,11 +199,19 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 }
 
 // layoutOf returns the layout of the tensors whose names begin with prefix.
-func layoutOf(h *safetensors.Header, prefix string) (layout, error) {
+func layoutOf(h *safetensors.Header, prefix string, c MultiHeadConfig) (layout, error) {
 	var firsts []string
 	for _, l := range layouts {
-		missing := slices.ContainsFunc(l.weights[:], func(name string) bool { return !h.Has(prefix + name) })
-		if !missing {
+		have := 0
+		for i, name := range l.weights {
+			if h.Has(prefix+name) || i == 2 && c.KeysAsValues {
+				have++
+			}
+		}
+		if l.gated = c.Gate == GateInQuery && !l.own; have == len(l.weights) && l.gated && l.weights[0] == l.weights[1] {
+			return l, fmt.Errorf("%q has the weights of q, k and v, which is not read with GateInQuery: %w", prefix+l.weights[0], kernels.ErrUnsupported)
+		}
+		if have == len(l.weights) {
 			return l, nil
 		}
 		firsts = append(firsts, l.weights[0])
@@ -174,12 +224,16 @@ func layoutOf(h *safetensors.Header, prefix string) (layout, error) {
 		prefix, strings.Join(slices.Compact(firsts), ", "), h.List(have), kernels.ErrFile)
 }
 
-// part is a weight or a bias [rows, columns], alone in a tensor or next to others.
+// part is a weight [rows, columns], alone in a tensor or next to others.
 type part struct {
-	rows, columns    int
-	first, total     int // its first column in those of the tensor
-	transposed, bias bool
+	rows, columns      int
+	first, total       int // its first column in those of the tensor
+	run, step          int // so many columns are adjacent, and so many from one run to the next
+	transposed, vector bool
 }
+
+// column returns the place of a column in the tensor.
+func (p part) column(i int) int { return p.first + i/p.run*p.step + i%p.run }
 
 // read reads a part of the named tensor.
 func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]float32, error) {
@@ -189,7 +243,7 @@ func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]f
 	}
 	want := []int{p.rows, p.total}
 	switch {
-	case p.bias:
+	case p.vector:
 		want = want[1:]
 	case p.transposed:
 		want = []int{p.total, p.rows}
@@ -200,35 +254,38 @@ func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]f
 	if h.Kind != 'f' && h.Kind != 'w' {
 		return nil, fmt.Errorf("elements are %s, they must be f2, f4, f8 or bf16: %w", h.TypeName(), kernels.ErrDType)
 	}
-	// Lines of the file are rows, or columns from the first on.
-	line, end, width := 0, p.rows, p.total
+	// Lines of the file are rows, or columns.
+	end, width := p.rows, p.total
 	if p.transposed {
-		line, end, width = p.first, p.first+p.columns, p.rows
+		end, width = p.columns, p.rows
 	}
 	const block = 16 // lines: whole cache lines of the transpose
-	most := min(block, end-line) * width
+	most := min(block, end) * width
 	if err := kernels.CheckMemory(4*int64(p.rows)*int64(p.columns) + int64(most)*int64(4+h.Size)); err != nil {
 		return nil, err
 	}
 	data, lines, raw := make([]float32, p.rows*p.columns), make([]float32, most), make([]byte, most*h.Size)
 	overflows := 0
-	for ; line < end; line += block {
-		n := min(block, end-line)
+	for at, n := 0, 0; at < end; at += n {
+		line := at
+		if n = min(block, end-at); p.transposed {
+			line, n = p.column(at), min(n, p.run-at%p.run)
+		}
 		if got, err := r.ReadAt(raw[:n*width*h.Size], h.Start+int64(line*width*h.Size)); got < n*width*h.Size {
 			return nil, fmt.Errorf("%w: %w", err, kernels.ErrFile)
 		}
 		overflows += h.Float32s(lines[:n*width], raw)
-		if !p.transposed {
-			for i := range n {
-				copy(data[(line+i)*p.columns:][:p.columns], lines[i*width+p.first:])
+		if p.transposed {
+			for row := range p.rows {
+				to := data[row*p.columns+at:][:n]
+				for i := range to {
+					to[i] = lines[i*width+row]
+				}
 			}
 			continue
 		}
-		for row := range p.rows {
-			to := data[row*p.columns+line-p.first:][:n]
-			for i := range to {
-				to[i] = lines[i*width+row]
-			}
+		for i := 0; i < n*p.columns; i += p.run {
+			copy(data[at*p.columns+i:][:p.run], lines[i/p.columns*width+p.column(i%p.columns):])
 		}
 	}
 	if overflows > 0 {

@@ -75,7 +75,7 @@ func modules(t *testing.T, c nn.MultiHeadConfig) (nn.MultiHeadWeights, module) {
 	t.Helper()
 	w := must.Get(c.Initialise(nn.Initialiser{Seed: 9}))(t)
 	m := module{t, map[string][]float32{}, c}
-	for i, data := range numbers(t, w) {
+	for i, data := range numbers(t, w)[:8] {
 		for j := range data {
 			if i >= 4 {
 				data[j] = float32(i*64 + j)
@@ -368,7 +368,7 @@ func TestSafetensorsBiases(t *testing.T) {
 	w := must.Get(grouped.LoadSafetensors(bytes.NewReader(content), int64(len(content)), ""))(t)
 	got := numbers(t, w)
 	if !slices.Equal(got[4], m.data["bq"]) || !slices.Equal(got[5], make([]float32, 18)) || !slices.Equal(got[7], make([]float32, 40)) {
-		t.Errorf("biases are %v", got[4:])
+		t.Errorf("biases are %v", got[4:8])
 	}
 }
 

@@ -33,17 +33,23 @@ type MultiHeadWeights struct {
 	Wg, Bg              kernels.Tensor
 }
 
-// weight is one of a layer's weights with its name in files and errors.
+// weight is one of a layer's weights.
 type weight struct {
-	name string
-	t    *kernels.Tensor
-	bias bool
+	name   string // in files and errors
+	t      *kernels.Tensor
+	vector bool   // files store one axis
+	of     string // what a config without this weight lacks
 }
 
-func (w *MultiHeadWeights) named() [8]weight {
-	return [8]weight{
-		{"wq", &w.Wq, false}, {"wk", &w.Wk, false}, {"wv", &w.Wv, false}, {"wo", &w.Wo, false},
-		{"bq", &w.Bq, true}, {"bk", &w.Bk, true}, {"bv", &w.Bv, true}, {"bo", &w.Bo, true},
+// bias reports whether w is the bias of a projection.
+func (w weight) bias() bool { return w.name[0] == 'b' }
+
+func (w *MultiHeadWeights) named() [13]weight {
+	return [13]weight{
+		{"wq", &w.Wq, false, "q projection"}, {"wk", &w.Wk, false, "k projection"}, {"wv", &w.Wv, false, "v projection"}, {"wo", &w.Wo, false, "o projection"},
+		{"bq", &w.Bq, true, "Bias"}, {"bk", &w.Bk, true, "Bias"}, {"bv", &w.Bv, true, "Bias of values"}, {"bo", &w.Bo, true, "Bias"},
+		{"qnorm", &w.QNorm, true, "Norm with weights"}, {"knorm", &w.KNorm, true, "Norm with weights"}, {"sinks", &w.Sinks, true, "Sinks"},
+		{"wg", &w.Wg, false, "Gate"}, {"bg", &w.Bg, true, "Gate with Bias"},
 	}
 }
 
@@ -53,24 +59,38 @@ func (w *MultiHeadWeights) release() {
 	}
 }
 
-// shapeOf returns the shape of a weight by its name, w or b and then q, k, v or o; c has its
-// defaults.
-func (c MultiHeadConfig) shapeOf(name string) kernels.Shape {
-	cols := map[byte]int{'q': c.Heads * c.HeadDim, 'k': c.KVHeads * c.HeadDim, 'v': c.KVHeads * c.ValueDim, 'o': c.Model}[name[1]]
-	if name[0] == 'b' {
-		return kernels.Shape{1, 1, 1, cols}
+// shapeOf returns the shape of a weight by its name, the zero Shape for one that the layer does
+// not have. c has its defaults.
+func (c MultiHeadConfig) shapeOf(name string) (s kernels.Shape) {
+	q, k, o := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim, c.Heads*c.ValueDim
+	switch {
+	case name == "sinks" && c.Sinks:
+		return kernels.Shape{1, c.Heads, 1, 1}
+	case name == "sinks" || name[0] == 'b' && !c.Bias || name[1] == 'v' && c.KeysAsValues || name[1] == 'g' && c.Gate == GateNone:
+		return s
+	case name == "qnorm":
+		return c.normShape(q)
+	case name == "knorm":
+		return c.normShape(k)
 	}
-	rows := map[byte]int{'q': c.Model, 'k': c.Memory, 'v': c.Memory, 'o': c.Heads * c.ValueDim}[name[1]]
-	return kernels.Shape{1, 1, rows, cols}
+	gates := o
+	if c.Gate == GateHeads {
+		gates = c.Heads
+	}
+	s = kernels.Shape{1, 1, 1, map[byte]int{'q': q, 'k': k, 'v': c.KVHeads * c.ValueDim, 'o': c.Model, 'g': gates}[name[1]]}
+	if name[0] == 'w' {
+		s[kernels.Seq] = map[byte]int{'q': c.Model, 'k': c.Memory, 'v': c.Memory, 'o': o, 'g': c.Model}[name[1]]
+	}
+	return s
 }
 
 // check compares w with c, which has its defaults.
 func (w *MultiHeadWeights) check(c MultiHeadConfig) error {
 	for _, p := range w.named() {
 		want, got := c.shapeOf(p.name), *p.t
-		if p.bias && !c.Bias {
+		if want == (kernels.Shape{}) {
 			if !got.IsZero() {
-				return fmt.Errorf("%s is present, but the config has no Bias: %w", p.name, kernels.ErrShape)
+				return fmt.Errorf("%s is present, but the config has no %s: %w", p.name, p.of, kernels.ErrShape)
 			}
 			continue
 		}

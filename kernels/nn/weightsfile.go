@@ -12,8 +12,8 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// WriteSafetensors writes w to a .safetensors file, under the names wq, wk, wv, wo, bq, bk, bv and
-// bo, which [MultiHeadConfig.LoadSafetensors] reads.
+// WriteSafetensors writes w to a .safetensors file, under the names wq, wk, wv, wo, bq, bk, bv,
+// bo, qnorm, knorm, sinks, wg and bg, which [MultiHeadConfig.LoadSafetensors] reads.
 //
 // Errors: ErrShape, ErrDType and ErrReleased for weights that are not as in
 // [MultiHeadWeights], found before anything is written, and those of to.
@@ -42,8 +42,8 @@ func (w MultiHeadWeights) WriteSafetensors(to io.Writer) (err error) {
 		shape := p.t.Shape()
 		all = append(all, data[:shape.Elements()])
 		axes := shape[kernels.Seq:]
-		if p.bias {
-			axes = axes[1:]
+		if p.vector {
+			axes = []int{shape.Elements()}
 		}
 		start := end
 		end += 4 * shape.Elements()

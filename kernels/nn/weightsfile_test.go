@@ -33,7 +33,7 @@ func fresh(t *testing.T, seed uint64) nn.MultiHeadWeights {
 // numbers returns the elements of the weights, nil for those that are absent.
 func numbers(t *testing.T, w nn.MultiHeadWeights) (all [][]float32) {
 	t.Helper()
-	for _, x := range []kernels.Tensor{w.Wq, w.Wk, w.Wv, w.Wo, w.Bq, w.Bk, w.Bv, w.Bo} {
+	for _, x := range []kernels.Tensor{w.Wq, w.Wk, w.Wv, w.Wo, w.Bq, w.Bk, w.Bv, w.Bo, w.QNorm, w.KNorm, w.Sinks, w.Wg, w.Bg} {
 		var data []float32
 		if !x.IsZero() {
 			data = must.Get(x.Float32s())(t)

@@ -1,0 +1,112 @@
+package layers_test
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
+	"github.com/seed90331342/attn/kernels/safetensors"
+)
+
+// llama4 is the layer of the family that ParseConfig does not read: a row sees only keys of its chunk of positions.
+var llama4 = nn.ModelConfig{Layers: []nn.LayerConfig{{
+	MultiHead: nn.MultiHeadConfig{Model: 40, Heads: 4, KVHeads: 2, HeadDim: 8, RoPE: &nn.RoPE{Base: 5e5, Interleaved: true},
+		Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: 1e-5}, Weightless: true, AfterRoPE: true}},
+	Options: kernels.Options{Causal: true},
+	Prefix:  "model.layers.0.self_attn.",
+}}}
+
+const chunkOfLlama4 = 8
+
+// TestFamilies compares the layers in kernels/nn/testdata/families, whose README says how they were made, with the
+// outputs of a program in float64 that follows the families' own code: the whole sequence at once, and the last
+// tokens one by one over a cache.
+//
+// Four products follow each other between x and y. Each sum of at most 64 terms has an error of about √64·u
+// times its magnitudes, which exceed the largest output less than 4 times: 4·8·4·u = 2^-17 of that output.
+func TestFamilies(t *testing.T) {
+	folder := "../../../kernels/nn/testdata/families"
+	files := must.Get(filepath.Glob(filepath.Join(folder, "*.safetensors")))(t)
+	if len(files) != 7 {
+		t.Fatalf("there are %d files, should be 7", len(files))
+	}
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		for _, file := range files {
+			family := file[len(folder)+1 : len(file)-len(".safetensors")]
+			model := llama4
+			if family != "llama4" {
+				model = must.Get(nn.ParseConfig(must.Get(os.ReadFile(filepath.Join(folder, family+".json")))(t)))(t)
+			}
+			content := must.Get(os.ReadFile(file))(t)
+			for i, layer := range model.Layers {
+				if !layer.Linear {
+					t.Run(fmt.Sprintf("%s/%d", family, i), func(t *testing.T) { testFamily(t, dev, layer, i, content, family == "llama4") })
+				}
+			}
+		}
+	})
+}
+
+func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, content []byte, chunked bool) {
+	ctx, c := t.Context(), layer.MultiHead
+	r, size := bytes.NewReader(content), int64(len(content))
+	l := must.Get(nn.NewMultiHeadAttention(ctx, dev, c, must.Get(c.LoadSafetensors(r, size, layer.Prefix))(t)))(t)
+	defer l.Release()
+	header := must.Get(safetensors.ReadHeader(r, size))(t)
+	read := func(name string) []float32 {
+		h := must.Get(header.Tensor(fmt.Sprintf("%s.%d", name, i)))(t)
+		data := make([]float32, h.Shape[0]*h.Shape[1])
+		h.Float32s(data, content[h.Start:][:4*len(data)])
+		return data
+	}
+	in, want := read("input"), read("output")
+	tokens := len(in) / c.Model
+	x := must.Get(dev.FromFloat32(ctx, kernels.F32, in, kernels.Shape{1, 1, tokens, c.Model}))(t)
+	defer x.Release()
+	// apply returns the output for some tokens. A cache has those before them.
+	apply := func(from, to int, cache nn.KVCache) []float32 {
+		opt := nn.MultiHeadOptions{Options: layer.Options, Cache: cache}
+		if cache != nil {
+			opt.Causal, opt.Window = false, nil // the cache has both
+		}
+		if chunked {
+			chunks := make([]int32, to)
+			for i := range chunks {
+				chunks[i] = int32(i / chunkOfLlama4)
+			}
+			opt.QSegments, opt.KSegments = [][]int32{chunks[from:]}, [][]int32{chunks}
+		}
+		y := must.Get(l.Apply(ctx, must.Get(x.Slice(kernels.Seq, from, to))(t), opt))(t)
+		defer y.Release()
+		return must.Get(dev.ToFloat32(ctx, y.O))(t)
+	}
+	config := kvcache.Config{Batch: 1, KVHeads: c.KVHeads, Dim: cmp.Or(c.HeadDim, c.Model/c.Heads), Capacity: tokens}
+	if w := layer.Options.Window; w != nil {
+		config.Window = w.Left + 1
+	}
+	cache := must.Get(kvcache.New(ctx, dev, config))(t)
+	defer cache.Release()
+	steps := apply(0, 6, cache)
+	for i := 6; i < tokens; i++ {
+		steps = append(steps, apply(i, i+1, cache)...)
+	}
+	largest := 0.0
+	for _, y := range want {
+		largest = max(largest, math.Abs(float64(y)))
+	}
+	for name, got := range map[string][]float32{"at once": apply(0, tokens, nil), "with a cache": steps} {
+		for i, y := range want {
+			if e := math.Abs(float64(got[i]) - float64(y)); !(e <= 0x1p-17*largest) {
+				t.Fatalf("%s: y[%d] is %v, should be %v, the largest is %v", name, i, got[i], y, largest)
+			}
+		}
+	}
+}
