@@ -88,7 +88,7 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 	if err := v.CheckShape("v", rows, rule, floats...); err != nil {
 		return err
 	}
-	if err := checkPositions(positions, len(seqs), k.Shape()[kernels.Seq], "k"); err != nil {
+	if err := op.CheckPositions(positions, len(seqs), k.Shape()[kernels.Seq], "k"); err != nil {
 		return err
 	}
 	if err := p.plan(seqs, k.Shape()[kernels.Seq], count); err != nil {

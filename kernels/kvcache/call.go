@@ -242,7 +242,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	if s.count, err = counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
 		return err
 	}
-	if err := checkPositions(opt.Positions, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
+	if err := op.CheckPositions(opt.Positions, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
 		return err
 	}
 	if n := len(opt.Offset); n > 1 && n != len(seqs) {

@@ -161,17 +161,3 @@ func counts(memory, count []int, batch, n int, of string) ([]int, error) {
 	}
 	return append(memory, count...), nil
 }
-
-// checkPositions returns an error unless positions is nil or has n for each of batch sequences,
-// or n for all.
-func checkPositions(positions [][]int, batch, n int, of string) error {
-	if l := len(positions); positions != nil && l != 1 && l != batch {
-		return fmt.Errorf("positions has %d lists, it must have 1 or one for each of %d sequences: %w", l, batch, kernels.ErrShape)
-	}
-	for b, list := range positions {
-		if len(list) != n {
-			return fmt.Errorf("positions[%d] has %d numbers, it must have one for each of the %d rows of %s: %w", b, len(list), n, of, kernels.ErrShape)
-		}
-	}
-	return nil
-}

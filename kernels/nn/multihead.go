@@ -163,6 +163,7 @@ func (l *MultiHeadAttention) Release() {
 // [kvcache.Batch].
 type KVCache interface {
 	Append(ctx context.Context, k, v kernels.Tensor, count []int) error
+	AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, positions [][]int) error
 	AttentionInto(ctx context.Context, out kernels.Result, q kernels.Tensor, opt kvcache.CallOptions) error
 	// Lens returns the number of tokens of each sequence.
 	Lens() []int
@@ -184,12 +185,18 @@ type MultiHeadOptions struct {
 	// positions 0, 1, 2, .., or those after the Cache's tokens. Layers whose rows have the
 	// same positions should share them.
 	Angles, MemoryAngles kernels.Angles
+	// Positions [B or 1][S] are the positions of the rows of x by which the layer's RoPE or that of
+	// the Cache rotates them, in place of Angles and of consecutive positions. The siblings in a
+	// tree of speculated tokens share a position.
+	Positions [][]int
 	// Cache, unless nil, is for generation: the layer appends the keys and values of x to
 	// it and attends from x to all tokens of the cache. Options are then those of
 	// [kvcache.CallOptions]. Count is the number of rows of x that each sequence has; nil
 	// means all. After an error the cache may have the keys of x already; Lens shows it.
-	Cache KVCache
-	Count []int
+	// MaskLast is that of [kvcache.CallOptions]: Mask is for the last tokens only.
+	Cache    KVCache
+	Count    []int
+	MaskLast bool
 }
 
 // Apply computes the layer's output for x and allocates it, for the caller to Release:
@@ -247,9 +254,17 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 		return err
 	}
 	// Validate before anything is computed.
-	if opt.Cache != nil {
+	if err := op.CheckPositions(opt.Positions, d.Batch, d.SeqQ, "x"); err != nil {
+		return err
+	}
+	switch {
+	case opt.Positions != nil && opt.Angles != (kernels.Angles{}):
+		return fmt.Errorf("options Positions and Angles are both set: leave one of them out: %w", kernels.ErrOption)
+	case opt.Cache != nil:
 		err = l.checkCache(&d, &opt)
-	} else {
+	case opt.MaskLast:
+		return fmt.Errorf("option MaskLast is set without a Cache: %w", kernels.ErrOption)
+	default:
 		p.call, err = l.prepare(d, x.DType(), opt.Options)
 	}
 	if err != nil {
@@ -281,8 +296,8 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 		if err = p.call.Rebind(p.qkv[0], p.qkv[1], p.qkv[2]); err == nil {
 			err = p.call.RunInto(ctx, out)
 		}
-	} else if err = opt.Cache.Append(ctx, p.qkv[1], p.qkv[2], opt.Count); err == nil {
-		err = opt.Cache.AttentionInto(ctx, out, p.qkv[0], kvcache.CallOptions{Options: opt.Options, Count: opt.Count})
+	} else if err = opt.Cache.AppendAt(ctx, p.qkv[1], p.qkv[2], opt.Count, opt.Positions); err == nil {
+		err = opt.Cache.AttentionInto(ctx, out, p.qkv[0], kvcache.CallOptions{Options: opt.Options, Count: opt.Count, Positions: opt.Positions, MaskLast: opt.MaskLast})
 	}
 	if err == nil {
 		err = l.applyGate(ctx, p)
@@ -364,14 +379,14 @@ func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) 
 // rotate rotates queries and keys in place, by the angles of opt or those of the layer's RoPE, or back.
 func (l *MultiHeadAttention) rotate(ctx context.Context, qkv [3]kernels.Tensor, opt *MultiHeadOptions, back bool) error {
 	q, k := qkv[0], qkv[1]
-	forQ, made, err := l.angles(ctx, opt.Angles, q, opt.Cache)
+	forQ, made, err := l.angles(ctx, opt.Angles, opt.Positions, q, opt.Cache)
 	if err != nil {
 		return err
 	}
 	defer made.Release()
 	forK := forQ
 	if !opt.Memory.IsZero() {
-		if forK, made, err = l.angles(ctx, opt.MemoryAngles, k, nil); err != nil {
+		if forK, made, err = l.angles(ctx, opt.MemoryAngles, nil, k, nil); err != nil {
 			return err
 		}
 		defer made.Release()
@@ -395,20 +410,20 @@ func (l *MultiHeadAttention) rotate(ctx context.Context, qkv [3]kernels.Tensor, 
 	return nil
 }
 
-// angles returns the angles of t: given, or new ones that the caller releases. Positions
-// continue those of a cache.
-func (l *MultiHeadAttention) angles(ctx context.Context, given kernels.Angles, t kernels.Tensor, cache KVCache) (a, made kernels.Angles, err error) {
+// angles returns the angles of t: given, or new ones that the caller releases. Positions that are
+// nil continue those of a cache.
+func (l *MultiHeadAttention) angles(ctx context.Context, given kernels.Angles, positions [][]int, t kernels.Tensor, cache KVCache) (a, made kernels.Angles, err error) {
 	if given != (kernels.Angles{}) || l.config.RoPE == nil {
 		return given, made, nil
 	}
-	rows := t.Shape()[kernels.Seq]
-	from := []int{0}
-	if cache != nil {
-		from = cache.Lens()
-	}
-	positions, err := op.Positions(from, rows)
-	if err != nil {
-		return a, made, err
+	if positions == nil {
+		from := []int{0}
+		if cache != nil {
+			from = cache.Lens()
+		}
+		if positions, err = op.Positions(from, t.Shape()[kernels.Seq]); err != nil {
+			return a, made, err
+		}
 	}
 	made, err = l.config.RoPE.Angles(ctx, l.dev, l.config.HeadDim, positions)
 	return made, made, err

@@ -62,3 +62,17 @@ func Positions(from []int, n int) (positions [][]int, err error) {
 	}
 	return positions, nil
 }
+
+// CheckPositions returns an error unless positions is nil or has n for each of batch sequences,
+// or n for all.
+func CheckPositions(positions [][]int, batch, n int, of string) error {
+	if l := len(positions); positions != nil && l != 1 && l != batch {
+		return fmt.Errorf("positions has %d lists, it must have 1 or one for each of %d sequences: %w", l, batch, backend.ErrShape)
+	}
+	for b, list := range positions {
+		if len(list) != n {
+			return fmt.Errorf("positions[%d] has %d numbers, it must have one for each of the %d rows of %s: %w", b, len(list), n, of, backend.ErrShape)
+		}
+	}
+	return nil
+}
