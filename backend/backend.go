@@ -169,9 +169,10 @@ type Norm struct {
 }
 
 // The limits of [Norm.Epsilon]. Squares below 2^-126, which a device may replace by 0, are less than 2^-26 of MinEpsilon.
+// Next to the mean square of a row with elements of 2^48, MaxEpsilon counts for nothing.
 const (
 	MinEpsilon = 0x1p-100
-	MaxEpsilon = 0x1p+100
+	MaxEpsilon = 1
 )
 
 // Gater is implemented by backends that multiply by gates, as the outputs of attention.

@@ -27,7 +27,7 @@ func testThreads(t *testing.T, tier string) {
 		Dropout: backend.Dropout{P: 0.2, Seed: 8}}
 	w, bias := random(t, 5, backend.Shape{b, h, dv, 50}), random(t, 6, backend.Shape{1, 1, 1, 50})
 	cos, sin := random(t, 7, backend.Shape{b, h, sq, 9}), random(t, 8, backend.Shape{b, h, sq, 9})
-	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse", "rotated"}
+	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse", "rotated", "dx of a norm", "dw", "dx of a gate", "dgate"}
 	all := func(threads int) []backend.Tensor {
 		be, ctx := open(t, Options{Threads: threads, Tier: tier}), t.Context()
 		o, lse := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 1})
@@ -45,7 +45,13 @@ func testThreads(t *testing.T, tier string) {
 		must.Do(t, be.Merge(ctx, merged, mergedLSE, staged, stagedLSE))
 		rotated := alloc(t, backend.Shape{b, h, sq, dv})
 		must.Do(t, be.Rotate(ctx, rotated, o, cos, sin, backend.Rotation{Interleaved: true}))
-		return []backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE, rotated}
+		var grads [4]backend.Tensor
+		for i := range grads {
+			grads[i] = alloc(t, backend.Shape{b, h, sq, dv})
+		}
+		must.Do(t, be.NormaliseBackward(ctx, grads[0], grads[1], rotated, o, backend.Tensor{}, backend.Norm{Epsilon: 1e-6}))
+		must.Do(t, be.GateBackward(ctx, grads[2], grads[3], rotated, o, merged))
+		return append([]backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE, rotated}, grads[:]...)
 	}
 	want := all(1)
 	for _, threads := range []int{2, 3, 7} {

@@ -202,6 +202,14 @@ func stages(t *testing.T, be *Backend) []stage {
 	add("rotate", []backend.Tensor{y}, func(ctx context.Context) error {
 		return be.Rotate(ctx, y, q, cos, sin, backend.Rotation{})
 	})
+	normed, dw := zeros(1, 2, rows, dim), zeros(1, 2, rows, dim)
+	add("normalise backward", []backend.Tensor{normed, dw}, func(ctx context.Context) error {
+		return be.NormaliseBackward(ctx, normed, dw, q, part, backend.Tensor{}, backend.Norm{Epsilon: 1e-6})
+	})
+	gated, dgate := zeros(1, 2, rows, dim), zeros(1, 2, rows, dim)
+	add("gate backward", []backend.Tensor{gated, dgate}, func(ctx context.Context) error {
+		return be.GateBackward(ctx, gated, dgate, q, part, q)
+	})
 	projected, matrix := zeros(1, 1, rows, 48), x(12, 1, 1, dim, 48)
 	add("project", []backend.Tensor{projected}, func(ctx context.Context) error {
 		return be.Project(ctx, projected, x(13, 1, 1, rows, dim), matrix, backend.Tensor{})

@@ -52,6 +52,22 @@ func (w waiting) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how 
 	return w.after(ctx, w.Backend.Rotate(ctx, y, x, cos, sin, how))
 }
 
+func (w waiting) Normalise(ctx context.Context, y, x, f backend.Tensor, n backend.Norm) error {
+	return w.after(ctx, w.Backend.Normalise(ctx, y, x, f, n))
+}
+
+func (w waiting) NormaliseBackward(ctx context.Context, dx, dw, dy, x, f backend.Tensor, n backend.Norm) error {
+	return w.after(ctx, w.Backend.NormaliseBackward(ctx, dx, dw, dy, x, f, n))
+}
+
+func (w waiting) Gate(ctx context.Context, y, x, gate backend.Tensor) error {
+	return w.after(ctx, w.Backend.Gate(ctx, y, x, gate))
+}
+
+func (w waiting) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor) error {
+	return w.after(ctx, w.Backend.GateBackward(ctx, dx, dgate, dy, x, gate))
+}
+
 func (w waiting) Backward(ctx context.Context, g *backend.Gradients) error {
 	return w.after(ctx, w.Backend.Backward(ctx, g))
 }

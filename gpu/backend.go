@@ -45,6 +45,8 @@ var (
 	_ backend.LaunchMeter    = (*Backend)(nil)
 	_ backend.MemoryMeter    = (*Backend)(nil)
 	_ backend.Merger         = (*Backend)(nil)
+	_ backend.Normaliser     = (*Backend)(nil)
+	_ backend.Gater          = (*Backend)(nil)
 	_ backend.PeakMeter      = (*Backend)(nil)
 	_ backend.Projector      = (*Backend)(nil)
 	_ backend.Rotator        = (*Backend)(nil)

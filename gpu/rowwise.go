@@ -36,11 +36,11 @@ const (
 func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
 	sh, pairs, inPlace := y.Shape(), cos.Shape()[backend.Dim], y == x
 	units := sh[backend.Dim] - pairs
-	ops := []*cut.Operand{cut.Reads("x", x, cut.RowAxes, 1), cut.Reads("cos", cos, cut.RowAxes, 1), cut.Reads("sin", sin, cut.RowAxes, 1), cut.Writes("y", y, cut.RowAxes)}
 	if inPlace { // elements that do not turn stay
 		units = pairs
-		ops[0], ops[3] = new(cut.Operand), cut.Updates("y", y, cut.RowAxes)
 	}
+	in, out := inOut("x", x, "y", y)
+	ops := []*cut.Operand{in, cut.Reads("cos", cos, cut.RowAxes, 1), cut.Reads("sin", sin, cut.RowAxes, 1), out}
 	var kernel shaders.Variant = shaders.RoPE{InPlace: inPlace}
 	step := func(box cut.Box, v []cut.View) queue.Step {
 		n := rows(box) * units
@@ -51,11 +51,20 @@ func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how
 			Kernel: kernel, Groups: ceil(n, rotateUnits), Each: rotateUnits * rotateOps,
 			Params: &shaders.RoPEParams{
 				Heads: box.Len(cut.Head), Rows: box.Len(cut.Row), Pairs: pairs, Units: units, All: n, Interleaved: when(how.Interleaved, 1), Inverse: when(how.Inverse, 1),
-				InType: int(x.DType()), OutType: int(y.DType()), X: strides(v[0]), Cosine: strides(v[1]), Sine: strides(v[2]), O: strides(v[3]),
+				XType: int(x.DType()), OutType: int(y.DType()), X: strides(v[0]), Cosine: strides(v[1]), Sine: strides(v[2]), O: strides(v[3]),
 			},
 		}
 	}
 	return b.run(ctx, "rotate", func() (*queue.Op, error) { return b.rowOp(sh, ops, step), nil })
+}
+
+// inOut returns the operands of a kernel that reads the rows of x and writes those of y. In place, when y is x itself,
+// it binds y alone.
+func inOut(in string, x backend.Tensor, out string, y backend.Tensor) (*cut.Operand, *cut.Operand) {
+	if x == y {
+		return new(cut.Operand), cut.Updates(out, y, cut.RowAxes)
+	}
+	return cut.Reads(in, x, cut.RowAxes, 1), cut.Writes(out, y, cut.RowAxes)
 }
 
 // Copy implements backend.Copier. The copies share submissions. Between equal types it moves

@@ -23,7 +23,7 @@ import (
 //
 // The L2 norm of a row, x/sqrt(Σ x_i² + ε), is a norm with ε/D and weights of 1/sqrt(D).
 //
-// Errors: ErrShape and ErrDType name the operand, ErrOption for an ε that is neither 0 nor between 2^-100 and 2^100,
+// Errors: ErrShape and ErrDType name the operand, ErrOption for an ε that is neither 0 nor between 2^-100 and 1,
 // ErrUnsupported when the device does not normalise, and the backend's.
 func (d *Device) Normalise(ctx context.Context, y, x, w Tensor, n Norm) (err error) {
 	defer op.Annotate(&err, "normalise")
@@ -72,7 +72,7 @@ func (d *Device) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor,
 func normWeights(w Tensor, x Shape, n *Norm) (Tensor, error) {
 	n.Epsilon = cmp.Or(n.Epsilon, 1e-6)
 	if !(n.Epsilon >= backend.MinEpsilon && n.Epsilon <= backend.MaxEpsilon) { // or NaN
-		return w, fmt.Errorf("epsilon is %v, it must be from 2^-100 to 2^100, or 0 for 1e-6: %w", n.Epsilon, ErrOption)
+		return w, fmt.Errorf("epsilon is %v, it must be from 2^-100 to 1, or 0 for 1e-6: %w", n.Epsilon, ErrOption)
 	}
 	if w.IsZero() {
 		return w, nil

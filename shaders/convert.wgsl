@@ -62,13 +62,6 @@ fn converted(bits: u32) -> u32 {
     return encode16(value(bits), p.out_type);
 }
 
-// $x_row returns where a row of the box begins in $x.
-@each($x: src, o)
-fn $x_row(row: u32) -> u32 {
-    let h = (row / p.rows) % p.heads;
-    return p.$x.base + (row / p.rows / p.heads) * p.$x.b + h * p.$x.h + (row % p.rows) * p.$x.s;
-}
-
 // reciprocal returns 1/x, rounded to nearest, for 2^-126 <= |x| < 2^126. WGSL's division may be off by 2.5 ulp.
 fn reciprocal(x: f32) -> f32 {
     let bits = bitcast<u32>(x);
@@ -82,7 +75,7 @@ fn reciprocal(x: f32) -> f32 {
 // below 2^-118 becomes zeros.
 fn quantise(row: u32, t: u32) {
     let lane = t % 16u;
-    let at = src_row(row);
+    let at = begin_src(row);
     var top = 0u;
     if (row < p.all) {
         for (var i = lane; i < p.units; i += 16u) {
@@ -96,7 +89,7 @@ fn quantise(row: u32, t: u32) {
     workgroupBarrier();
     for (var i = 0u; i < 16u; i++) { top = max(top, tops[t - lane + i]); }
     if (row >= p.all) { return; }
-    let to = o_row(row);
+    let to = begin_o(row);
     let bad = top >= 0x7f800000u;
     let zero = bad || top < 0x04800000u; // 2^-118
     let largest = select(bitcast<f32>(top), 1.0, zero);
@@ -119,9 +112,9 @@ fn quantise(row: u32, t: u32) {
 // scale, and one whose scale rounds to 0 becomes zeros.
 fn quantise_block(n: u32) {
     if (n >= p.all) { return; }
-    let at = src_row(n / p.units);
+    let at = begin_src(n / p.units);
     let first = n % p.units * 32u;
-    let to = o_row(n / p.units) + n % p.units * 9u;
+    let to = begin_o(n / p.units) + n % p.units * 9u;
     var most = 0u; // bits of x_m
     for (var e = 0u; e < 32u; e++) {
         let x = bitcast<u32>(value(load(at, first + e)));
@@ -156,8 +149,8 @@ fn quantise_block(n: u32) {
     for (var k = 0u; k < 4u; k++) {
         let n = id * 256u + k * 64u + t;
         if (n >= p.all) { return; }
-        let from_row = src_row(n / p.units);
-        let to = o_row(n / p.units);
+        let from_row = begin_src(n / p.units);
+        let to = begin_o(n / p.units);
         let unit = n % p.units;
         if (p.pairs == 1u) {
             let lower = converted(load(from_row, 2u * unit));

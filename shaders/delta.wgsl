@@ -39,12 +39,6 @@ struct DeltaParams {
 
 var<workgroup> part: array<f32, 64>;
 
-// load_$x returns element i of $x.
-@each($x: g, o)
-fn load_$x(i: u32) -> f32 {
-    return decode($x[select(i >> 1u, i, p.$x_type == 0u)], i, p.$x_type);
-}
-
 @main(64) {
     @inline row_of_id(row);
     let g_at = p.g.base + b * p.g.b + h * p.g.h + row * p.g.s;

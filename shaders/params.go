@@ -393,6 +393,69 @@ func (p *MergeParams) Append(b []byte) []byte {
 // SetRange implements Ranged.
 func (p *MergeParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
+// NormGateParams are the parameters of normgate.wgsl.
+type NormGateParams struct {
+	First    int // workgroups of the box that earlier dispatches ran
+	Total    int // workgroups of the box up to the end of this dispatch
+	Heads    int
+	Rows     int
+	All      int // rows of the box, in all heads and batches
+	Dim      int
+	Lanes    int // threads of a row
+	Gated    int // 1: gates, else norms
+	Backward int // 1: gradients
+	Weighted int // 1: the norm has factors
+	Termed   int // 1: terms is written
+	GType    int // type of g: 0 f32, 1 f16, 2 bf16
+	XType    int
+	WType    int
+	OutType  int     // type of o
+	One      float32 // added to w: 0 or 1
+	Epsilon  float32
+	By       float32 // 1/dim
+	G        Strides
+	X        Strides
+	W        Strides
+	O        Strides
+	Terms    Strides
+}
+
+// Size implements Params.
+func (p *NormGateParams) Size() int { return 240 }
+
+// Append implements Params.
+func (p *NormGateParams) Append(b []byte) []byte {
+	b = put32(b, uint32(p.First))
+	b = put32(b, uint32(p.Total))
+	b = put32(b, uint32(p.Heads))
+	b = put32(b, uint32(p.Rows))
+	b = put32(b, uint32(p.All))
+	b = put32(b, uint32(p.Dim))
+	b = put32(b, uint32(p.Lanes))
+	b = put32(b, uint32(p.Gated))
+	b = put32(b, uint32(p.Backward))
+	b = put32(b, uint32(p.Weighted))
+	b = put32(b, uint32(p.Termed))
+	b = put32(b, uint32(p.GType))
+	b = put32(b, uint32(p.XType))
+	b = put32(b, uint32(p.WType))
+	b = put32(b, uint32(p.OutType))
+	b = put32(b, math.Float32bits(p.One))
+	b = put32(b, math.Float32bits(p.Epsilon))
+	b = put32(b, math.Float32bits(p.By))
+	b = put32(b, 0)
+	b = put32(b, 0)
+	b = p.G.append(b)
+	b = p.X.append(b)
+	b = p.W.append(b)
+	b = p.O.append(b)
+	b = p.Terms.append(b)
+	return b
+}
+
+// SetRange implements Ranged.
+func (p *NormGateParams) SetRange(first, total int) { p.First, p.Total = first, total }
+
 // PeakParams are the parameters of peak.wgsl.
 type PeakParams struct {
 	Rounds int
@@ -505,7 +568,7 @@ type RoPEParams struct {
 	All         int // units of the box
 	Interleaved int
 	Inverse     int // 1: by -sin
-	InType      int // type of x: 0 f32, 1 f16, 2 bf16
+	XType       int // type of x: 0 f32, 1 f16, 2 bf16
 	OutType     int // type of o
 	X           Strides
 	Cosine      Strides
@@ -527,7 +590,7 @@ func (p *RoPEParams) Append(b []byte) []byte {
 	b = put32(b, uint32(p.All))
 	b = put32(b, uint32(p.Interleaved))
 	b = put32(b, uint32(p.Inverse))
-	b = put32(b, uint32(p.InType))
+	b = put32(b, uint32(p.XType))
 	b = put32(b, uint32(p.OutType))
 	b = put32(b, 0)
 	b = p.X.append(b)

@@ -18,7 +18,7 @@ struct RoPEParams {
     all: u32, // units of the box
     interleaved: u32,
     inverse: u32, // 1: by -sin
-    in_type: u32, // type of x: 0 f32, 1 f16, 2 bf16
+    x_type: u32, // type of x: 0 f32, 1 f16, 2 bf16
     out_type: u32, // type of o
     pad0: u32,
     x: Strides,
@@ -33,10 +33,9 @@ struct RoPEParams {
 @binding var<storage, read_write> o: Words;
 @binding var<uniform> p: RoPEParams;
 
-fn load_x(i: u32) -> f32 {
-    let at = select(i >> 1u, i, p.in_type == 0u);
-    if (INPLACE == 1u) { return decode(atomicLoad(&o.data[at]), i, p.in_type); }
-    return decode(x[at], i, p.in_type);
+fn input(i: u32) -> f32 {
+    if (INPLACE == 1u) { return load_out(i); }
+    return load_x(i);
 }
 
 @main(64) {
@@ -44,12 +43,9 @@ fn load_x(i: u32) -> f32 {
         let n = id * 256u + k * 64u + t;
         if (n >= p.all) { return; }
         let unit = n % p.units;
-        let bhs = n / p.units;
-        let row = bhs % p.rows;
-        let h = (bhs / p.rows) % p.heads;
-        let b = bhs / p.rows / p.heads;
-        let x_at = p.x.base + b * p.x.b + h * p.x.h + row * p.x.s;
-        let o_at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
+        let row = n / p.units;
+        let x_at = begin_x(row);
+        let o_at = begin_o(row);
         let turns = unit < p.pairs;
         // The first element, and the second of a pair.
         var i = unit + p.pairs;
@@ -58,14 +54,14 @@ fn load_x(i: u32) -> f32 {
             i = select(unit, 2u * unit, p.interleaved == 1u);
             j = select(unit + p.pairs, 2u * unit + 1u, p.interleaved == 1u);
         }
-        let u = load_x(x_at + i * p.x.d);
+        let u = input(x_at + i * p.x.d);
         if (!turns) {
             put(o_at + i * p.o.d, u);
             continue;
         }
-        let v = load_x(x_at + j * p.x.d);
-        let c = cosine[p.cosine.base + b * p.cosine.b + h * p.cosine.h + row * p.cosine.s + unit * p.cosine.d];
-        var s = sine[p.sine.base + b * p.sine.b + h * p.sine.h + row * p.sine.s + unit * p.sine.d];
+        let v = input(x_at + j * p.x.d);
+        let c = cosine[begin_cosine(row) + unit * p.cosine.d];
+        var s = sine[begin_sine(row) + unit * p.sine.d];
         s = select(s, -s, p.inverse == 1u);
         put(o_at + i * p.o.d, u * c - v * s);
         put(o_at + j * p.o.d, u * s + v * c);

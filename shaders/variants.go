@@ -198,6 +198,11 @@ type RoPE struct {
 	InPlace bool // x is in o, and not bound
 }
 
+// NormGate computes norms and gates of rows, or their gradients.
+type NormGate struct {
+	InPlace bool // x, or g of gradients, is in o, and not bound
+}
+
 // Convert copies between types.
 type Convert struct {
 	To Type // Q8 or Q4 if only o is, else F32
@@ -251,6 +256,7 @@ func (Matmul) Name() string     { return "matmul" }
 func (Softmax) Name() string    { return "softmax" }
 func (Gradient) Name() string   { return "gradient" }
 func (RoPE) Name() string       { return "rope" }
+func (NormGate) Name() string   { return "normgate" }
 func (Convert) Name() string    { return "convert" }
 func (k Fixed) Name() string    { return string(k) }
 func (k Custom) Name() string   { return k.Title }

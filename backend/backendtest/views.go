@@ -129,6 +129,28 @@ var viewOps = []struct {
 		angles := func() backend.Tensor { return v.in(backend.F32, some(v, 1, b), some(v, 1, h), some(v, 1, s), d/2) }
 		return v.dev.Rotate(v.Context(), v.out(v.dtype, b, h, s, d), v.in(v.dtype, b, h, s, d), kernels.Angles{Cos: angles(), Sin: angles()})
 	}},
+	{"normalise", func(v *viewed) error {
+		b, h, s, d := v.length(), v.length(), v.length(), some(v, 1, 3, 8)
+		rows := func() backend.Tensor { return v.in(v.dtype, b, h, s, d) }
+		var w, dw backend.Tensor
+		if some(v, true, false) {
+			w, dw = v.in(v.dtype, 1, some(v, 1, h), 1, d), v.out(backend.F32, b, h, s, d)
+		}
+		norm := kernels.Norm{PlusOne: some(v, true, false)}
+		if err := v.dev.Normalise(v.Context(), v.out(v.dtype, b, h, s, d), rows(), w, norm); err != nil {
+			return err
+		}
+		return v.dev.NormaliseBackward(v.Context(), v.out(v.dtype, b, h, s, d), dw, rows(), rows(), w, norm)
+	}},
+	{"gate", func(v *viewed) error {
+		b, h, s, d := v.length(), v.length(), v.length(), some(v, 1, 3, 8)
+		rows := func(n int) backend.Tensor { return v.in(v.dtype, b, h, s, n) }
+		gate := rows(some(v, 1, d))
+		if err := v.dev.Gate(v.Context(), v.out(v.dtype, b, h, s, d), rows(d), gate); err != nil {
+			return err
+		}
+		return v.dev.GateBackward(v.Context(), v.out(v.dtype, b, h, s, d), v.out(backend.F32, b, h, s, d), rows(d), rows(d), gate)
+	}},
 	{"merge", func(v *viewed) error {
 		b, h, s, d, f32 := v.length(), v.length(), v.length(), some(v, 1, 8), backend.F32
 		return v.dev.Merge(v.Context(), kernels.Result{O: v.out(f32, b, h, s, d), LSE: v.out(f32, b, h, s, 1)},

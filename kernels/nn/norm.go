@@ -28,7 +28,7 @@ func (c MultiHeadConfig) checkNorm() error {
 	switch n := c.Norm; {
 	case n == nil:
 	case n.Epsilon != 0 && !(n.Epsilon >= backend.MinEpsilon && n.Epsilon <= backend.MaxEpsilon): // or NaN
-		return fmt.Errorf("config: norm: Epsilon is %v, it must be from 2^-100 to 2^100, or 0 for 1e-6: %w", n.Epsilon, kernels.ErrOption)
+		return fmt.Errorf("config: norm: Epsilon is %v, it must be from 2^-100 to 1, or 0 for 1e-6: %w", n.Epsilon, kernels.ErrOption)
 	case n.Weightless && n.PlusOne:
 		return fmt.Errorf("config: norm: PlusOne is set, but a Weightless norm has no weights to add one to: leave one of them out: %w", kernels.ErrOption)
 	}

@@ -20,6 +20,24 @@ fn decode(word: u32, i: u32, dtype: u32) -> f32 {
     return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
 }
 
+// load_$x returns element i of the binding $x: array<u32>, whose type is p.$x_type.
+@each($x: g, o, w, x)
+fn load_$x(i: u32) -> f32 {
+    return decode($x[select(i >> 1u, i, p.$x_type == 0u)], i, p.$x_type);
+}
+
+// load_out returns element i of o: Words.
+fn load_out(i: u32) -> f32 {
+    return decode(atomicLoad(&o.data[select(i >> 1u, i, p.out_type == 0u)]), i, p.out_type);
+}
+
+// begin_$x returns where a row of the box begins in $x.
+@each($x: cosine, g, o, sine, src, terms, w, x)
+fn begin_$x(row: u32) -> u32 {
+    let h = (row / p.rows) % p.heads;
+    return p.$x.base + (row / p.rows / p.heads) * p.$x.b + h * p.$x.h + (row % p.rows) * p.$x.s;
+}
+
 // load_q returns element i of the binding q: array<u32>, whose type is IN.
 fn load_q(i: u32) -> f32 {
     return decode(q[select(i >> 1u, i, IN == 0u)], i, IN);

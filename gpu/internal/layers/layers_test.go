@@ -44,12 +44,14 @@ type counting struct {
 	backend.Backend
 	backend.Projector
 	backend.Rotator
+	backend.Normaliser
+	backend.Gater
 	ups, downs, elements atomic.Int64
 }
 
 func count(dev *kernels.Device) *counting {
 	be := dev.Backend()
-	return &counting{Backend: be, Projector: be.(backend.Projector), Rotator: be.(backend.Rotator)}
+	return &counting{Backend: be, Projector: be.(backend.Projector), Rotator: be.(backend.Rotator), Normaliser: be.(backend.Normaliser), Gater: be.(backend.Gater)}
 }
 
 func (c *counting) Upload(ctx context.Context, host kernels.Tensor) (kernels.Tensor, error) {

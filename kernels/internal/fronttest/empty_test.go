@@ -167,7 +167,7 @@ func TestSlicesRefuse(t *testing.T) {
 	})
 }
 
-// TestEmptyOperations: Copy, Project, Rotate, Merge and layers take tensors without batches, heads
+// TestEmptyOperations: operations on tensors and layers take tensors without batches, heads
 // or rows, and refuse rows without elements.
 func TestEmptyOperations(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
@@ -182,8 +182,11 @@ func TestEmptyOperations(t *testing.T) {
 			to := tensor(1, 1, 3, 8)
 			for name, err := range map[string]error{
 				"Copy": dev.Copy(ctx, []kernels.Tensor{of(8), to}, []kernels.Tensor{of(8), part}), "Project": dev.Project(ctx, of(4), of(8), w, tensor(1, 1, 1, 4)),
-				"Rotate": dev.Rotate(ctx, of(8), of(8), kernels.Angles{Cos: of(4), Sin: of(4)}),
-				"Merge":  dev.Merge(ctx, kernels.Result{O: of(8), LSE: of(1)}, kernels.Result{O: of(8), LSE: of(1)}),
+				"Rotate":    dev.Rotate(ctx, of(8), of(8), kernels.Angles{Cos: of(4), Sin: of(4)}),
+				"Merge":     dev.Merge(ctx, kernels.Result{O: of(8), LSE: of(1)}, kernels.Result{O: of(8), LSE: of(1)}),
+				"Normalise": dev.Normalise(ctx, of(8), of(8), kernels.Tensor{}, kernels.Norm{}), "Gate": dev.Gate(ctx, of(8), of(8), of(1)),
+				"NormaliseBackward": dev.NormaliseBackward(ctx, of(8), of(8), of(8), of(8), tensor(1, 1, 1, 8), kernels.Norm{}),
+				"GateBackward":      dev.GateBackward(ctx, of(8), of(8), of(8), of(8), of(8)),
 			} {
 				if err != nil {
 					t.Errorf("%s of %v: %v", name, l, err)
@@ -193,8 +196,10 @@ func TestEmptyOperations(t *testing.T) {
 		}
 		for name, err := range map[string]error{
 			"Copy": dev.Copy(ctx, []kernels.Tensor{tensor(1, 1, 3, 0)}, []kernels.Tensor{tensor(1, 1, 3, 0)}), "Project": dev.Project(ctx, tensor(1, 1, 3, 4), tensor(1, 1, 3, 0), tensor(1, 1, 0, 4), kernels.Tensor{}),
-			"Rotate": dev.Rotate(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), kernels.Angles{Cos: w, Sin: w}),
-			"Merge":  dev.Merge(ctx, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}),
+			"Rotate":    dev.Rotate(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), kernels.Angles{Cos: w, Sin: w}),
+			"Merge":     dev.Merge(ctx, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}),
+			"Normalise": dev.Normalise(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), kernels.Tensor{}, kernels.Norm{}),
+			"Gate":      dev.Gate(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), tensor(1, 1, 3, 0)),
 		} {
 			must.Fail(t, fmt.Sprintf("%s of rows without elements", name), err, kernels.ErrShape)
 		}

@@ -1,0 +1,108 @@
+package oracle
+
+import (
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Element is an element of a result, and a bound of the error of float32 arithmetic.
+type Element struct{ Value, Err float64 }
+
+// Bound returns the error bound of the element when it is stored as out.
+func (e Element) Bound(out backend.DType) float64 {
+	bound := e.Err
+	if out != backend.F32 {
+		bound += out.UnitRoundoff() * (math.Abs(e.Value) + bound)
+	}
+	return bound + tiny(out, 1, 0)
+}
+
+// normed returns r of a row, the bound of its relative error, and the factors.
+//
+// A sum of n squares errs by (λ·√n + 1)·u, the mean by 2u more, its sum with ε by 2u and the square root and its
+// reciprocal by 4u (2 ulp). Squares that are flushed are less than u/4 of ε. A root halves what comes before it:
+//
+//	ρ = u·(λ·√n/2 + 7)
+func normed(x, w []float32, n backend.Norm) (r, rho float64, f []float64) {
+	sum := 0.0
+	f = make([]float64, len(x))
+	for i, v := range x {
+		sum += float64(v) * float64(v)
+		f[i] = 1
+		if w != nil {
+			f[i] = float64(w[i])
+		}
+		if w != nil && n.PlusOne {
+			f[i]++
+		}
+	}
+	return 1 / math.Sqrt(sum/float64(len(x))+n.Epsilon), u * (Lambda*math.Sqrt(float64(len(x)))/2 + 7), f
+}
+
+// Normalise returns the norm of a row of x, as backend.Normaliser defines it; nil as w means factors of 1. The factor
+// and two products add 3u to ρ:
+//
+//	|y - ref| <= (ρ + 3u)·|ref| + 2^-125·(1 + |f|)
+func Normalise(x, w []float32, n backend.Norm) []Element {
+	r, rho, f := normed(x, w, n)
+	y := make([]Element, len(x))
+	for i, v := range x {
+		ref := float64(v) * r * f[i]
+		y[i] = Element{ref, (rho+3*u)*math.Abs(ref) + flushed*(1+math.Abs(f[i]))}
+	}
+	return y
+}
+
+// NormaliseBackward returns the gradients of Normalise from those of its result, dy. With y = x·r, the mean m of f·dy·y
+// has the relative errors ρ + u of y, u·(λ·√n + 5) of its sum, three products and the mean, all of A = mean |f·dy·y|:
+//
+//	|dw - ref| <= (ρ + 2u)·|ref| + tiny
+//	|dx - ref| <= r·((ρ + 6u)·|f·dy| + (3ρ + u·(λ·√n + 12))·A·|y|) + tiny    tiny = 2^-125·(1 + r·(1 + |f|)·(2 + |dy| + |y|))
+func NormaliseBackward(dy, x, w []float32, n backend.Norm) (dx, dw []Element) {
+	r, rho, f := normed(x, w, n)
+	mean, size, of := 0.0, 0.0, float64(len(x))
+	for i, v := range x {
+		t := f[i] * float64(dy[i]) * float64(v) * r / of
+		mean, size = mean+t, size+math.Abs(t)
+	}
+	dx, dw = make([]Element, len(x)), make([]Element, len(x))
+	for i, v := range x {
+		g, y := float64(dy[i]), float64(v)*r
+		slack := flushed * (1 + r*(1+math.Abs(f[i]))*(2+math.Abs(g)+math.Abs(y)))
+		dw[i] = Element{g * y, (rho+2*u)*math.Abs(g*y) + slack}
+		dx[i] = Element{r * (f[i]*g - y*mean), r*((rho+6*u)*math.Abs(f[i]*g)+(3*rho+u*(Lambda*math.Sqrt(of)+12))*size*math.Abs(y)) + slack}
+	}
+	return dx, dw
+}
+
+// sigmoid returns σ(g), 1 - σ(g) and the bound of their relative errors: 2u·|g| for the exponent and its constant,
+// 4u for the exponential, 7u for a sum, a division and a product.
+func sigmoid(g float32) (s, rest, err float64) {
+	return 1 / (1 + math.Exp(-float64(g))), 1 / (1 + math.Exp(float64(g))), u * (2*math.Abs(float64(g)) + 11)
+}
+
+// Gate returns x·σ(gate). The product adds u, and an exponential below 2^-126 may be 0:
+//
+//	|y - ref| <= u·(2·|gate| + 12)·|ref| + 2^-125·(1 + |x|)
+func Gate(x, gate []float32) []Element {
+	y := make([]Element, len(x))
+	for i, v := range x {
+		s, _, err := sigmoid(gate[i])
+		y[i] = Element{float64(v) * s, times(err+u, math.Abs(float64(v)*s)) + flushed*(1+math.Abs(float64(v)))}
+	}
+	return y
+}
+
+// GateBackward returns the gradients of Gate from those of its result, dy: dx as Gate bounds it, and dgate with
+//
+//	|dgate - ref| <= u·(4·|gate| + 25)·|ref| + 2^-125·(1 + |x|)·(1 + |dy|)
+func GateBackward(dy, x, gate []float32) (dx, dgate []Element) {
+	dgate = make([]Element, len(x))
+	for i, v := range x {
+		s, rest, err := sigmoid(gate[i])
+		g, v := float64(dy[i]), float64(v)
+		dgate[i] = Element{g * v * s * rest, times(2*err+3*u, math.Abs(g*v*s*rest)) + flushed*(1+math.Abs(v))*(1+math.Abs(g))}
+	}
+	return Gate(dy, gate), dgate
+}

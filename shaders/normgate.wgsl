@@ -1,0 +1,130 @@
+// Root-mean-square norms (Zhang and Sennrich 2019) and gates of rows, and their gradients, given that of o as g:
+//
+//     norm    o = x·r·f    r = 1/sqrt(mean x² + ε)    f = w, 1 + w or 1
+//             gradients    o = r·(f·g - x·r·mean(f·g·x·r))    terms = g·x·r
+//     gate    o = x·σ(w)    σ(w) = 1/(1 + exp(-w))
+//             gradients    o = g·σ(w)    terms = g·x·σ(w)·(1 - σ(w))
+//
+// A row has 16 or 64 threads, each of which computes every 16th or 64th element. In place o holds x, or g for gradients.
+//
+// Workgroup memory: part 512 bytes.
+
+struct NormGateParams {
+    first: u32, // workgroups of the box that earlier dispatches ran
+    total: u32, // workgroups of the box up to the end of this dispatch
+    heads: u32,
+    rows: u32,
+    all: u32, // rows of the box, in all heads and batches
+    dim: u32,
+    lanes: u32, // threads of a row
+    gated: u32, // 1: gates, else norms
+    backward: u32, // 1: gradients
+    weighted: u32, // 1: the norm has factors
+    termed: u32, // 1: terms is written
+    g_type: u32, // type of g: 0 f32, 1 f16, 2 bf16
+    x_type: u32,
+    w_type: u32,
+    out_type: u32, // type of o
+    one: f32, // added to w: 0 or 1
+    epsilon: f32,
+    by: f32, // 1/dim
+    pad0: u32,
+    pad1: u32,
+    g: Strides,
+    x: Strides,
+    w: Strides,
+    o: Strides,
+    terms: Strides,
+}
+
+@binding var<storage, read> g: array<u32>;
+@binding var<storage, read> x: array<u32>;
+@binding var<storage, read> w: array<u32>;
+@binding var<storage, read_write> o: Words;
+@binding var<storage, read_write> terms: array<f32>;
+@binding var<uniform> p: NormGateParams;
+
+var<workgroup> part: array<vec2<f32>, 64>;
+
+fn input_x(i: u32) -> f32 {
+    if (INPLACE == 1u && p.backward == 0u) { return load_out(i); }
+    return load_x(i);
+}
+
+fn input_g(i: u32) -> f32 {
+    if (INPLACE == 1u) { return load_out(i); }
+    return load_g(i);
+}
+
+fn factor(i: u32) -> f32 {
+    if (p.weighted == 0u) { return 1.0; }
+    return load_w(i) + p.one;
+}
+
+// gathered returns the sum of x and the maximum of y, of all threads of a row.
+fn gathered(x: f32, y: f32, t: u32) -> vec2<f32> {
+    part[t] = vec2<f32>(x, y);
+    workgroupBarrier();
+    var all = vec2<f32>(0.0);
+    for (var i = 0u; i < p.lanes; i++) {
+        let other = part[t - t % p.lanes + i];
+        all = vec2<f32>(all.x + other.x, max(all.y, other.y));
+    }
+    workgroupBarrier();
+    return all;
+}
+
+@main(64) {
+    let n = id * (64u / p.lanes) + t / p.lanes;
+    let dim = select(0u, p.dim, n < p.all); // all threads reach the barriers
+    let g_at = begin_g(n);
+    let x_at = begin_x(n);
+    let w_at = begin_w(n);
+    var scale = 1.0; // x·scale·r has no factor and no product that overflows or vanishes
+    var r = 1.0;
+    var mean = 0.0;
+    if (p.gated == 0u) {
+        // Rows with elements from 2^48 on are scaled until the largest is 2 to 4. There ε counts for nothing.
+        var top = 0.0;
+        for (var d = t % p.lanes; d < dim; d += p.lanes) { top = max(top, abs(input_x(x_at + d * p.x.d))); }
+        let exponent = min(bitcast<u32>(gathered(0.0, top, t).y) >> 23u, 254u);
+        if (exponent >= 175u) { scale = bitcast<f32>((255u - exponent) << 23u); }
+        var sum = 0.0;
+        for (var d = t % p.lanes; d < dim; d += p.lanes) {
+            let y = input_x(x_at + d * p.x.d) * scale;
+            sum = fma(y, y, sum);
+        }
+        r = inverseSqrt(fma(gathered(sum, 0.0, t).x, p.by, p.epsilon * scale * scale));
+    }
+    if (p.gated == 0u && p.backward == 1u) {
+        var dot = 0.0;
+        for (var d = t % p.lanes; d < dim; d += p.lanes) {
+            let y = input_x(x_at + d * p.x.d) * scale * r;
+            dot = fma(input_g(g_at + d * p.g.d) * factor(w_at + d * p.w.d), y, dot);
+        }
+        mean = gathered(dot, 0.0, t).x * p.by;
+    }
+    for (var d = t % p.lanes; d < dim; d += p.lanes) {
+        let o_at = begin_o(n) + d * p.o.d;
+        let y = input_x(x_at + d * p.x.d) * scale * r;
+        var up = 0.0;
+        if (p.backward == 1u) { up = input_g(g_at + d * p.g.d); }
+        var term = up * y;
+        if (p.gated == 0u) {
+            let f = factor(w_at + d * p.w.d);
+            let value = select(y * f, (up * f - y * mean) * scale * r, p.backward == 1u);
+            put(o_at, value);
+        } else {
+            // σ(|w|) = 1/(1 + e) and σ(-|w|) = e/(1 + e), so that 1 - σ does not cancel.
+            let gate = load_w(w_at + d * p.w.d);
+            let e = exp2_acc(vec4<f32>(-abs(gate) * LOG2E)).x;
+            let most = 1.0 / (1.0 + e);
+            let sigma = select(e * most, most, gate >= 0.0);
+            let rest = select(most, e * most, gate >= 0.0);
+            let value = select(y, up, p.backward == 1u);
+            put(o_at, value * sigma);
+            term = (y * rest) * (up * sigma);
+        }
+        if (p.termed == 1u) { terms[begin_terms(n) + d * p.terms.d] = term; }
+    }
+}
