@@ -59,40 +59,50 @@ func (be *Backend) rowwise(ctx context.Context, name string, compute func(r row)
 	})
 }
 
-// loaded returns the row of operand n in memory i, with zeros up to whole vectors, which are its capacity.
-func (r *row) loaded(i, n int) []float32 {
+// part returns memory i for a row. Its capacity is whole vectors.
+func (r *row) part(i int) []float32 {
 	ld := tile.RoundUp(r.job.cols, r.job.kernels.Lanes)
-	x := r.mem[i*ld : (i+1)*ld : (i+1)*ld]
-	r.job.x[r.source(n)].Load(r.job.kernels, x, ld, r.b, r.h, r.i, 1, 0, r.job.cols)
-	return x[:r.job.cols]
+	return r.mem[i*ld:][:r.job.cols:ld]
 }
 
-// scale multiplies x, which loaded returned, by c.
+// loaded returns the row of operand n in memory i, with zeros up to whole vectors.
+func (r *row) loaded(i, n int) []float32 {
+	x := r.part(i)
+	r.job.x[r.source(n)].Load(r.job.kernels, x[:cap(x)], cap(x), r.b, r.h, r.i, 1, 0, len(x))
+	return x
+}
+
+// scale multiplies a part by c.
 func (r *row) scale(x []float32, c float32) {
 	r.job.kernels.ScaleMax(x[:cap(x)], c, r.mem[len(r.mem)-r.job.kernels.Lanes:])
 }
 
-// dot returns the sum of the products of rows that loaded returned, each of which is exact in float64.
+// dot returns the sum of the products of loaded rows. Each product is exact in float64.
 func dot(x, y []float32) float64 {
-	var s [4]float64
-	for x, y = x[:cap(x)], y[:cap(x)]; len(x) >= 4 && len(y) >= 4; x, y = x[4:], y[4:] {
-		s[0] += float64(x[0]) * float64(y[0])
-		s[1] += float64(x[1]) * float64(y[1])
-		s[2] += float64(x[2]) * float64(y[2])
-		s[3] += float64(x[3]) * float64(y[3])
+	var a, b, c, d float64
+	x = x[:cap(x)]
+	y = y[:len(x)]
+	for i := 3; i < len(x); i += 4 {
+		a += float64(x[i-3]) * float64(y[i-3])
+		b += float64(x[i-2]) * float64(y[i-2])
+		c += float64(x[i-1]) * float64(y[i-1])
+		d += float64(x[i]) * float64(y[i])
 	}
-	return (s[0] + s[1]) + (s[2] + s[3])
+	return (a + b) + (c + d)
 }
 
-// normalise multiplies x by r = 1/sqrt(mean x² + ε) and returns r. Below 2^-126, r has few bits in float32.
-func (r *row) normalise(x []float32) float64 {
-	inverse, shift := 1/math.Sqrt(dot(x, x)/float64(len(x))+r.job.norm.Epsilon), 1.0
+// inverse returns r = 1/sqrt(mean x² + ε).
+func (r *row) inverse(x []float32) float64 {
+	return 1 / math.Sqrt(dot(x, x)/float64(len(x))+r.job.norm.Epsilon)
+}
+
+// shrink multiplies x by the inverse of a row. One below 2^-126 would have few bits in float32.
+func (r *row) shrink(x []float32, inverse float64) {
 	if inverse < 0x1p-126 {
-		shift = 0x1p8
 		r.scale(x, 0x1p-8)
+		inverse *= 0x1p8
 	}
-	r.scale(x, float32(inverse*shift))
-	return inverse
+	r.scale(x, float32(inverse))
 }
 
 // weigh multiplies x by the factors of the row, which it loads into memory i.
@@ -111,45 +121,48 @@ func (r *row) weigh(x []float32, i int) {
 
 func normaliseRow(r row) {
 	x := r.loaded(0, rowIn)
-	r.normalise(x)
+	r.shrink(x, r.inverse(x))
 	r.weigh(x, 1)
 	r.store(x)
 }
 
 func normaliseBackwardRow(r row) {
 	dy, x := r.loaded(0, rowIn), r.loaded(1, rowForward)
-	inverse := r.normalise(x)
-	if out := &r.job.x[rowTerms]; !out.IsZero() {
-		dw := r.mem[2*cap(x):][:len(x)]
+	inverse := r.inverse(x)
+	r.shrink(x, inverse)
+	if terms := &r.job.x[rowTerms]; !terms.IsZero() {
+		dw := r.part(2)
 		for c := range dw {
 			dw[c] = dy[c] * x[c]
 		}
-		out.Store(r.job.kernels, dw, r.b, r.h, r.i, 0)
+		terms.Store(r.job.kernels, dw, r.b, r.h, r.i, 0)
 	}
 	r.weigh(dy, 2)
-	mean := dot(dy, x) / float64(len(x))
+	mean := float32(dot(dy, x) / float64(len(x)))
 	for c := range dy {
-		dy[c] = float32((float64(dy[c]) - float64(float64(x[c])*mean)) * inverse)
+		dy[c] -= float32(x[c] * mean)
 	}
+	r.shrink(dy, inverse)
 	r.store(dy)
 }
 
-// sigmoid returns σ(g) and 1 - σ(g) of the gates, in memory i and i+1. The difference does not cancel:
+// sigmoid returns σ(g) and 1 - σ(g) of the gates in memory i and i+1, from e = exp(-g). Neither cancels:
 //
-//	e = exp(-|g|)    σ(|g|) = 1/(1+e)    σ(-|g|) = e/(1+e)
+//	σ = 1/(1+e), or 0 where that is below 2^-125    1 - σ = e·σ
 func (r *row) sigmoid(i int) (s, rest []float32) {
-	s, rest = r.loaded(i, rowWeights), r.loaded(i+1, rowWeights)
+	s, rest = r.part(i), r.loaded(i+1, rowWeights)
 	for c, g := range rest {
-		rest[c] = min(g, -g)
+		if g < -87 { // an e of 2^125.5, and not an infinite one
+			rest[c] = -87
+		}
 	}
-	r.scale(rest, math.Log2E)
+	r.scale(rest, -math.Log2E)
 	r.job.kernels.Exp2(rest[:cap(rest)], 0)
 	for c, e := range rest {
-		q := 1 / (1 + e)
-		if e *= q; s[c] >= 0 {
-			s[c], rest[c] = q, e
-		} else {
-			s[c], rest[c] = e, q
+		s[c] = 1 / (1 + e)
+		rest[c] = e * s[c]
+		if e > 0x1p125 {
+			s[c] = 0
 		}
 	}
 	return s, rest

@@ -82,7 +82,7 @@ func sigmoid(g float32) (s, rest, err float64) {
 	return 1 / (1 + math.Exp(-float64(g))), 1 / (1 + math.Exp(float64(g))), u * (2*math.Abs(float64(g)) + 11)
 }
 
-// Gate returns x·σ(gate). The product adds u, and an exponential below 2^-126 may be 0:
+// Gate returns x·σ(gate). The product adds u, and a σ below 2^-125 may be 0:
 //
 //	|y - ref| <= u·(2·|gate| + 12)·|ref| + 2^-125·(1 + |x|)
 func Gate(x, gate []float32) []Element {
