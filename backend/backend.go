@@ -140,8 +140,8 @@ type Rotation struct {
 }
 
 // Normaliser is implemented by backends that compute root-mean-square norms of rows, as of queries
-// and keys (Zhang and Sennrich 2019). With r = 1/sqrt(mean_i x_i² + ε) and the factor f_i of an element,
-// which is w_i, 1 + w_i, or 1 where w is the zero Tensor:
+// and keys (Zhang and Sennrich 2019). In its formulas r is 1/sqrt(mean_i x_i² + ε), and the factor f_i of an element
+// is w_i or 1 + w_i, or 1 where w is the zero Tensor.
 type Normaliser interface {
 	// Normalise computes y_i = x_i·r·f_i for each row. y may be x itself, the same view.
 	//
