@@ -39,7 +39,7 @@ func (c joined) moved(ctx context.Context, x kernels.Tensor, heads, dim int, pla
 	return kernels.HostF32(y, kernels.Shape{1, heads, s, dim})
 }
 
-func (c joined) Append(ctx context.Context, k, v kernels.Tensor, count []int) error {
+func (c joined) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, positions [][]int) error {
 	all := func(h, d int) (int, int) { return 0, h*llama.HeadDim + d }
 	k, err := c.moved(ctx, k, 1, llama.KVHeads*llama.HeadDim, all)
 	if err == nil {
@@ -48,7 +48,7 @@ func (c joined) Append(ctx context.Context, k, v kernels.Tensor, count []int) er
 	if err != nil {
 		return err
 	}
-	return c.Cache.Append(ctx, k, v, count)
+	return c.Cache.AppendAt(ctx, k, v, count, positions)
 }
 
 func (c joined) AttentionInto(ctx context.Context, out kernels.Result, q kernels.Tensor, opt kvcache.CallOptions) error {

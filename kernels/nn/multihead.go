@@ -159,8 +159,8 @@ func (l *MultiHeadAttention) Release() {
 	w.release()
 }
 
-// KVCache is a cache that a layer appends to and attends to: a [kvcache.Cache] or a
-// [kvcache.Batch].
+// KVCache is a cache that a layer appends to, by AppendAt, and attends to: a [kvcache.Cache] or
+// a [kvcache.Batch].
 type KVCache interface {
 	Append(ctx context.Context, k, v kernels.Tensor, count []int) error
 	AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, positions [][]int) error
