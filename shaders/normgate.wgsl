@@ -76,21 +76,21 @@ fn gathered(x: f32, y: f32, t: u32) -> vec2<f32> {
 
 @main(64) {
     let n = id * (64u / p.lanes) + t / p.lanes;
-    let dim = select(0u, p.dim, n < p.all); // all threads reach the barriers
-    let g_at = begin_g(n);
-    let x_at = begin_x(n);
-    let w_at = begin_w(n);
+    let row = min(n, p.all - 1u); // threads after the last row compute it too, and write nothing: all reach the barriers
+    let g_at = begin_g(row);
+    let x_at = begin_x(row);
+    let w_at = begin_w(row);
     var scale = 1.0; // x·scale·r has no factor and no product that overflows or vanishes
     var r = 1.0;
     var mean = 0.0;
     if (p.gated == 0u) {
         // Rows with elements from 2^48 on are scaled until the largest is 2 to 4. There ε counts for nothing.
         var top = 0.0;
-        for (var d = t % p.lanes; d < dim; d += p.lanes) { top = max(top, abs(input_x(x_at + d * p.x.d))); }
+        for (var d = t % p.lanes; d < p.dim; d += p.lanes) { top = max(top, abs(input_x(x_at + d * p.x.d))); }
         let exponent = min(bitcast<u32>(gathered(0.0, top, t).y) >> 23u, 254u);
         if (exponent >= 175u) { scale = bitcast<f32>((255u - exponent) << 23u); }
         var sum = 0.0;
-        for (var d = t % p.lanes; d < dim; d += p.lanes) {
+        for (var d = t % p.lanes; d < p.dim; d += p.lanes) {
             let y = input_x(x_at + d * p.x.d) * scale;
             sum = fma(y, y, sum);
         }
@@ -98,22 +98,23 @@ fn gathered(x: f32, y: f32, t: u32) -> vec2<f32> {
     }
     if (p.gated == 0u && p.backward == 1u) {
         var dot = 0.0;
-        for (var d = t % p.lanes; d < dim; d += p.lanes) {
+        for (var d = t % p.lanes; d < p.dim; d += p.lanes) {
             let y = input_x(x_at + d * p.x.d) * scale * r;
             dot = fma(input_g(g_at + d * p.g.d) * factor(w_at + d * p.w.d), y, dot);
         }
         mean = gathered(dot, 0.0, t).x * p.by;
     }
-    for (var d = t % p.lanes; d < dim; d += p.lanes) {
-        let o_at = begin_o(n) + d * p.o.d;
+    for (var d = t % p.lanes; d < p.dim; d += p.lanes) {
+        let o_at = begin_o(row) + d * p.o.d;
         let y = input_x(x_at + d * p.x.d) * scale * r;
         var up = 0.0;
         if (p.backward == 1u) { up = input_g(g_at + d * p.g.d); }
         var term = up * y;
+        var value = 0.0;
         if (p.gated == 0u) {
             let f = factor(w_at + d * p.w.d);
-            let value = select(y * f, (up * f - y * mean) * scale * r, p.backward == 1u);
-            put(o_at, value);
+            let either = select(y * f, (up * f - y * mean) * scale * r, p.backward == 1u);
+            value = either;
         } else {
             // σ(|w|) = 1/(1 + e) and σ(-|w|) = e/(1 + e), so that 1 - σ does not cancel.
             let gate = load_w(w_at + d * p.w.d);
@@ -121,10 +122,11 @@ fn gathered(x: f32, y: f32, t: u32) -> vec2<f32> {
             let most = 1.0 / (1.0 + e);
             let sigma = select(e * most, most, gate >= 0.0);
             let rest = select(most, e * most, gate >= 0.0);
-            let value = select(y, up, p.backward == 1u);
-            put(o_at, value * sigma);
+            let either = select(y, up, p.backward == 1u);
+            value = either * sigma;
             term = (y * rest) * (up * sigma);
         }
-        if (p.termed == 1u) { terms[begin_terms(n) + d * p.terms.d] = term; }
+        if (n < p.all) { put(o_at, value); }
+        if (n < p.all && p.termed == 1u) { terms[begin_terms(row) + d * p.terms.d] = term; }
     }
 }
