@@ -133,7 +133,7 @@ func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy kernels.Tensor, g
 	wv := l.w.Wv
 	if c.KeysAsValues { // the gradients of Wk from keys and from values add up
 		wv = l.w.Wk
-		b.linear(&w.Wk, &w.Bk, b.stack(p.z, p.z), b.stack(dk, dv), c.Bias)
+		b.linear(&w.Wk, &w.Bk, b.concat(kernels.Batch, p.z, p.z), b.concat(kernels.Batch, dk, dv), c.Bias)
 	} else {
 		b.linear(&w.Wk, &w.Bk, p.z, dk, c.Bias)
 		b.linear(&w.Wv, &w.Bv, p.z, dv, c.Bias)
@@ -255,36 +255,32 @@ func (b *backward) rows(t kernels.Tensor, n int) kernels.Tensor {
 	return b.must(t.View(kernels.Shape{1, 1, rows, n}, kernels.Strides{rows * n, rows * n, n, 1}, 0))
 }
 
-// stack returns the rows of two tensors [B, 1, S, N], one below the other.
-func (b *backward) stack(x, y kernels.Tensor) kernels.Tensor {
-	s := x.Shape()
-	n := s[kernels.Batch]
-	s[kernels.Batch] = 2 * n
-	both := b.alloc(s)
-	b.copy(b.must(both.Slice(kernels.Batch, 0, n)), x)
-	b.copy(b.must(both.Slice(kernels.Batch, n, 2*n)), y)
-	return both
+// concat returns tensors next to each other along an axis.
+func (b *backward) concat(axis int, ts ...kernels.Tensor) kernels.Tensor {
+	if len(ts) == 1 {
+		return ts[0]
+	}
+	s, at := ts[0].Shape(), 0
+	for _, t := range ts[1:] {
+		s[axis] += t.Shape()[axis]
+	}
+	all := b.alloc(s)
+	for _, t := range ts {
+		n := t.Shape()[axis]
+		b.copy(b.must(all.Slice(axis, at, at+n)), t)
+		at += n
+	}
+	return all
 }
 
 // input computes dx = Σ dy·wᵀ over the layers that read x: one product of the gradients of all
 // outputs, side by side, and the transposed weights below each other.
 func (b *backward) input(dx *kernels.Tensor, dy, weights []kernels.Tensor) {
-	s, all := dy[0].Shape(), 0
-	for _, w := range weights {
-		all += w.Shape()[kernels.Dim]
+	below := make([]kernels.Tensor, len(weights))
+	for i, w := range weights {
+		below[i] = b.transposed(w)
 	}
-	model := weights[0].Shape()[kernels.Seq]
-	side, below := dy[0], b.transposed(weights[0])
-	if len(weights) > 1 {
-		side = b.alloc(kernels.Shape{s[kernels.Batch], 1, s[kernels.Seq], all})
-		below = b.alloc(kernels.Shape{1, 1, all, model})
-		at := 0
-		for i, w := range weights {
-			n := w.Shape()[kernels.Dim]
-			b.copy(b.must(side.Slice(kernels.Dim, at, at+n)), dy[i])
-			b.copy(b.must(below.Slice(kernels.Seq, at, at+n)), b.transposed(w))
-			at += n
-		}
-	}
-	b.project(b.kept(dx, kernels.Shape{s[kernels.Batch], 1, s[kernels.Seq], model}), side, below)
+	shape := dy[0].Shape()
+	shape[kernels.Dim] = weights[0].Shape()[kernels.Seq]
+	b.project(b.kept(dx, shape), b.concat(kernels.Dim, dy...), b.concat(kernels.Seq, below...))
 }
