@@ -133,7 +133,7 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 func (p *pool) plan(seqs []*Sequence, n int, count []int) (err error) {
 	a := &p.next
 	a.taken, a.from, a.after, a.unshared, a.moves, a.writes = 0, a.from[:0], a.after[:0], a.unshared[:0], a.moves[:0], a.writes[:0]
-	if a.count, err = counts(a.count, count, len(seqs), n, "k"); err != nil {
+	if a.count, err = op.Counts(a.count, count, len(seqs), n, "k"); err != nil {
 		return err
 	}
 	for b, s := range seqs {

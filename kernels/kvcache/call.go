@@ -239,7 +239,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	if err := p.check(opt); err != nil {
 		return err
 	}
-	if s.count, err = counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
+	if s.count, err = op.Counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
 		return err
 	}
 	if err := op.CheckPositions(opt.Positions, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {

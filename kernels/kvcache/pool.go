@@ -141,23 +141,3 @@ func (p *pool) released() error {
 	}
 	return nil
 }
-
-// counts returns count, or n for each of batch sequences when it is nil, in memory.
-func counts(memory, count []int, batch, n int, of string) ([]int, error) {
-	memory = memory[:0]
-	if count == nil {
-		for range batch {
-			memory = append(memory, n)
-		}
-		return memory, nil
-	}
-	if len(count) != batch {
-		return nil, fmt.Errorf("count has %d numbers, it must have one for each of %d sequences: %w", len(count), batch, kernels.ErrShape)
-	}
-	for b, m := range count {
-		if m < 0 || m > n {
-			return nil, fmt.Errorf("count[%d] is %d, %s has %d rows: it must be 0 to %d: %w", b, m, of, n, n, kernels.ErrOption)
-		}
-	}
-	return append(memory, count...), nil
-}

@@ -48,29 +48,28 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 	if c, err = c.withDefaults(); err != nil {
 		return w, err
 	}
-	for i, p := range w.named() {
-		shape := c.shapeOf(p.name)
-		if shape.Elements() < 0 {
-			return w, fmt.Errorf("%s would have shape %v, which is too large: %w", p.name, shape, kernels.ErrOption)
+	for i, p := range w.list(c) {
+		if p.Shape.Elements() < 0 {
+			return w, fmt.Errorf("%s would have shape %v, which is too large: %w", p.Name, p.Shape, kernels.ErrOption)
 		}
-		if shape == (kernels.Shape{}) {
+		if !p.Has() {
 			continue
 		}
-		data, err := kernels.Make[float32](shape.Elements())
+		data, err := kernels.Make[float32](p.Shape.Elements())
 		if err != nil {
-			return w, fmt.Errorf("%s of shape %v: %w", p.name, shape, err)
+			return w, fmt.Errorf("%s of shape %v: %w", p.Name, p.Shape, err)
 		}
 		switch {
-		case !p.vector:
-			if err := in.fill(data, shape[kernels.Seq], shape[kernels.Dim], uint64(i)); err != nil {
+		case !p.Vector:
+			if err := in.fill(data, p.In(), p.Out(), uint64(i)); err != nil {
 				return w, err
 			}
-		case (p.name == "qnorm" || p.name == "knorm") && !c.Norm.PlusOne:
+		case (p.Name == "qnorm" || p.Name == "knorm") && !c.Norm.PlusOne:
 			for j := range data {
 				data[j] = 1
 			}
 		}
-		if *p.t, err = kernels.HostF32(data, shape); err != nil {
+		if *p.T, err = kernels.HostF32(data, p.Shape); err != nil {
 			return w, err
 		}
 	}

@@ -108,29 +108,20 @@ func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHead
 	if c, err = c.withDefaults(); err != nil {
 		return nil, err
 	}
-	if err := w.check(c); err != nil {
-		return nil, err
-	}
-	if err := c.able(dev.Backend()); err != nil {
+	list := w.list(c)
+	if err := cmp.Or(list.Check(), c.able(dev.Backend())); err != nil {
 		return nil, err
 	}
 	l = &MultiHeadAttention{dev: dev, config: c}
-	to := l.w.named()
-	for i, host := range w.named() {
-		if host.t.IsZero() {
-			continue
-		}
-		data, err := host.t.Float32s()
-		if err == nil && host.name == "sinks" {
-			l.sinks = slices.Clone(data[:c.Heads])
-		} else if err == nil {
-			shape := host.t.Shape()
-			*to[i].t, err = dev.FromFloat32(ctx, c.DType, data[:shape.Elements()], shape)
-		}
+	if c.Sinks {
+		sinks, err := w.Sinks.Float32s()
 		if err != nil {
-			l.w.release()
-			return nil, fmt.Errorf("%s: %w", host.name, err)
+			return nil, fmt.Errorf("sinks: %w", err)
 		}
+		l.sinks, w.Sinks = slices.Clone(sinks[:c.Heads]), kernels.Tensor{}
+	}
+	if err := list.Upload(ctx, dev, c.DType, l.w.list(c)); err != nil {
+		return nil, err
 	}
 	return l, nil
 }
@@ -154,10 +145,7 @@ func lacks[T any](be backend.Backend, wanted bool, ability string) error {
 }
 
 // Release frees the memory of the weights.
-func (l *MultiHeadAttention) Release() {
-	w := l.w
-	w.release()
-}
+func (l *MultiHeadAttention) Release() { l.w.release() }
 
 // KVCache is a cache that a layer appends to, by AppendAt, and attends to: a [kvcache.Cache] or
 // a [kvcache.Batch].
@@ -276,20 +264,16 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	if err := l.operands(ctx, p); err != nil {
 		return err
 	}
-	if p.attended, err = l.dev.Alloc(ctx, x.DType(), kernels.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim}); err != nil {
+	alloc := func(wanted bool, dtype kernels.DType, heads, n int) (t kernels.Tensor) {
+		if err == nil && wanted {
+			t, err = l.dev.Alloc(ctx, dtype, kernels.Shape{d.Batch, heads, d.SeqQ, n})
+		}
+		return t
+	}
+	p.attended = alloc(true, x.DType(), 1, d.Heads*d.ValueDim)
+	p.LSE, p.Weights = alloc(opt.LSE, kernels.F32, d.Heads, 1), alloc(opt.Weights, kernels.F32, d.Heads, d.SeqK)
+	if err != nil {
 		return err
-	}
-	rows := kernels.Shape{d.Batch, d.Heads, d.SeqQ, 1}
-	if opt.LSE {
-		if p.LSE, err = l.dev.Alloc(ctx, kernels.F32, rows); err != nil {
-			return err
-		}
-	}
-	rows[kernels.Dim] = d.SeqK
-	if opt.Weights {
-		if p.Weights, err = l.dev.Alloc(ctx, kernels.F32, rows); err != nil {
-			return err
-		}
 	}
 	out := kernels.Result{O: splitHeads(p.attended, d.Heads), LSE: p.LSE, Weights: p.Weights}
 	if opt.Cache == nil {
@@ -360,20 +344,12 @@ func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) 
 	if len(lens) != d.Batch {
 		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", d.Batch, len(lens), kernels.ErrShape)
 	}
-	if opt.Count != nil && len(opt.Count) != d.Batch {
-		return fmt.Errorf("count has %d numbers, it must have one for each of %d sequences: %w", len(opt.Count), d.Batch, kernels.ErrShape)
-	}
+	rows, err := op.Counts(nil, opt.Count, d.Batch, d.SeqQ, "x")
 	d.SeqK = 0
-	for b, n := range lens {
-		rows := d.SeqQ
-		if opt.Count != nil {
-			if rows = opt.Count[b]; rows < 0 || rows > d.SeqQ {
-				return fmt.Errorf("count[%d] is %d, x has %d rows: it must be 0 to %d: %w", b, rows, d.SeqQ, d.SeqQ, kernels.ErrOption)
-			}
-		}
-		d.SeqK = max(d.SeqK, n+rows)
+	for b, n := range rows {
+		d.SeqK = max(d.SeqK, lens[b]+n)
 	}
-	return nil
+	return err
 }
 
 // rotate rotates queries and keys in place, by the angles of opt or those of the layer's RoPE, or back.

@@ -1,7 +1,6 @@
 package nn
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -9,7 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/safetensors"
+	"github.com/seed90331342/attn/kernels/internal/weights"
 )
 
 // layout is how a family of models names and stores the weights and biases of q, k, v and
@@ -33,21 +32,28 @@ func linear(q, k, v, o string) layout {
 // others are the names of weights that have one name in all layouts but our own.
 var others = map[string]string{"qnorm": "q_norm.weight", "knorm": "k_norm.weight", "sinks": "sinks", "wg": "g_proj.weight", "bg": "g_proj.bias"}
 
-// tensor returns the name of the tensor with a weight, number i of those of a layer.
-func (l layout) tensor(i int, p weight) string {
-	switch {
-	case l.gated && p.name == "wg":
-		return l.weights[0]
-	case l.gated && p.name == "bg":
-		return l.biases[0]
-	case i < 4:
-		return l.weights[i]
-	case i < 8:
-		return l.biases[i-4]
-	case l.own:
-		return p.name
+// place sets where files have the weights of list, in which those of the four projections are first,
+// then their biases. heads are those of the queries.
+func (l layout) place(list weights.List, heads int) {
+	for i := range list {
+		w := &list[i]
+		w.Columns, w.Optional = l.columns, w.Name[0] == 'b'
+		switch {
+		case l.gated && (w.Name[1] == 'q' || w.Name[1] == 'g'):
+			w.Tensor, w.Groups = l.weights[0], heads
+			if w.Optional {
+				w.Tensor = l.biases[0]
+			}
+		case i < 4:
+			w.Tensor = l.weights[i]
+		case i < 8:
+			w.Tensor = l.biases[i-4]
+		case l.own:
+			w.Tensor = w.Name
+		default:
+			w.Tensor = others[w.Name]
+		}
 	}
-	return others[p.name]
 }
 
 // layouts are listed in the comment of LoadSafetensors. The first whose weights exist is read.
@@ -119,177 +125,61 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if c, err = c.withDefaults(); err != nil {
 		return w, err
 	}
-	if r == nil {
-		return w, fmt.Errorf("the reader is nil, give a file: %w", kernels.ErrOption)
-	}
-	h, err := safetensors.ReadHeader(r, size)
-	if errors.Is(err, kernels.ErrMemory) {
-		return w, err
-	}
-	if err != nil {
-		return w, fmt.Errorf("%w: %w", err, kernels.ErrFile)
-	}
-	l, err := layoutOf(h, prefix, c)
+	f, err := weights.Open(r, size, prefix)
 	if err != nil {
 		return w, err
 	}
-	biased, known := c, []string(nil)
+	l, err := layoutOf(f, c)
+	if err != nil {
+		return w, err
+	}
+	biased := c
 	biased.Bias = true // others are refused below
-	for _, name := range harmless {
-		known = append(known, prefix+name)
+	list, all := w.list(c), w.list(biased)
+	l.place(list, c.Heads)
+	l.place(all, c.Heads)
+	if err := f.Known(all, harmless); err != nil {
+		return w, err
 	}
-	for i, p := range w.named() {
-		if biased.shapeOf(p.name) != (kernels.Shape{}) {
-			known = append(known, prefix+l.tensor(i, p))
-		}
-	}
-	if others := h.List(prefix, known...); others != "none" {
-		return w, fmt.Errorf("the layer would ignore %s: set the field of the config for it, compute the layer from its Projections, or remove what changes nothing from the file: %w", others, kernels.ErrFile)
+	if l.weights[0] == l.weights[1] && c.Model != c.Memory {
+		return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", prefix+l.weights[0], c.Model, c.Memory, kernels.ErrShape)
 	}
 	biases := 0
-	for i, p := range w.named() {
-		shape, name := c.shapeOf(p.name), prefix+l.tensor(i, p)
-		switch exists := h.Has(name); {
-		case shape == (kernels.Shape{}) && exists && p.bias() && !c.Bias:
-			return w, fmt.Errorf("there is a tensor %q, but the config has no Bias: %w", name, kernels.ErrShape)
-		case shape == (kernels.Shape{}):
-			continue
-		case !exists && p.bias():
-			if *p.t, err = kernels.AllocHost(kernels.F32, shape); err != nil {
-				return w, err
+	for _, p := range all {
+		if p.Optional && p.Has() && f.Has(prefix+p.Tensor) {
+			if biases++; !c.Bias {
+				return w, fmt.Errorf("there is a tensor %q, but the config has no Bias: %w", prefix+p.Tensor, kernels.ErrShape)
 			}
-			continue
-		case !exists:
-			return w, fmt.Errorf("the config has %s, but there is no %q: %w", p.of, name, kernels.ErrFile)
-		}
-		rows := shape[kernels.Seq]
-		part := part{transposed: !l.columns && !p.vector, vector: p.vector, rows: rows, columns: shape.Elements() / rows}
-		for j, other := range w.named() {
-			s := c.shapeOf(other.name)
-			if prefix+l.tensor(j, other) != name || s == (kernels.Shape{}) {
-				continue
-			}
-			if s[kernels.Seq] != rows {
-				return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", name, c.Model, c.Memory, kernels.ErrShape)
-			}
-			if j == i {
-				part.first = part.total
-			}
-			part.total += s.Elements() / rows
-		}
-		part.run = part.columns
-		if i := strings.IndexByte("qg", p.name[1]); l.gated && i >= 0 {
-			part.first, part.run, part.step = i*c.HeadDim, c.HeadDim, 2*c.HeadDim
-		}
-		data, err := part.read(r, h, name)
-		if err == nil {
-			*p.t, err = kernels.HostF32(data, shape)
-		}
-		if err != nil {
-			return w, fmt.Errorf("%s: %w", name, err)
-		}
-		if p.bias() {
-			biases++
 		}
 	}
 	if c.Bias && biases == 0 {
 		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.biases[0], kernels.ErrFile)
 	}
-	return w, nil
+	return w, f.Load(list)
 }
 
-// layoutOf returns the layout of the tensors whose names begin with prefix.
-func layoutOf(h *safetensors.Header, prefix string, c MultiHeadConfig) (layout, error) {
+// layoutOf returns the layout of the tensors of a file.
+func layoutOf(f *weights.File, c MultiHeadConfig) (layout, error) {
 	var firsts []string
 	for _, l := range layouts {
 		have := 0
 		for i, name := range l.weights {
-			if h.Has(prefix+name) || i == 2 && c.KeysAsValues {
+			if f.Has(f.Prefix+name) || i == 2 && c.KeysAsValues {
 				have++
 			}
 		}
-		if l.gated = c.Gate == GateInQuery && !l.own; have == len(l.weights) && l.gated && l.weights[0] == l.weights[1] {
-			return l, fmt.Errorf("%q has the weights of q, k and v, which is not read with GateInQuery: %w", prefix+l.weights[0], kernels.ErrUnsupported)
+		if firsts = append(firsts, l.weights[0]); have < len(l.weights) {
+			continue
 		}
-		if have == len(l.weights) {
-			return l, nil
+		if l.gated = c.Gate == GateInQuery && !l.own; l.gated && l.weights[0] == l.weights[1] {
+			return l, fmt.Errorf("%q has the weights of q, k and v, which is not read with GateInQuery: %w", f.Prefix+l.weights[0], kernels.ErrUnsupported)
 		}
-		firsts = append(firsts, l.weights[0])
+		return l, nil
 	}
-	have := prefix
-	if h.List(prefix) == "none" {
+	have := f.Prefix
+	if f.List(have) == "none" {
 		have = ""
 	}
 	return layout{}, fmt.Errorf("no layout has all of its weights after the prefix %q (one starts with %s); the file has %s: %w",
-		prefix, strings.Join(slices.Compact(firsts), ", "), h.List(have), kernels.ErrFile)
-}
-
-// part is a weight [rows, columns], alone in a tensor or next to others.
-type part struct {
-	rows, columns      int
-	first, total       int // its first column in those of the tensor
-	run, step          int // so many columns are adjacent, and so many from one run to the next
-	transposed, vector bool
-}
-
-// column returns the place of a column in the tensor.
-func (p part) column(i int) int { return p.first + i/p.run*p.step + i%p.run }
-
-// read reads a part of the named tensor.
-func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]float32, error) {
-	h, err := headers.Tensor(name)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", err, kernels.ErrDType)
-	}
-	want := []int{p.rows, p.total}
-	switch {
-	case p.vector:
-		want = want[1:]
-	case p.transposed:
-		want = []int{p.total, p.rows}
-	}
-	if !slices.Equal(h.Shape, want) {
-		return nil, fmt.Errorf("shape is %v, for the config it must be %v: %w", h.Shape, want, kernels.ErrShape)
-	}
-	if h.Kind != 'f' && h.Kind != 'w' {
-		return nil, fmt.Errorf("elements are %s, they must be f2, f4, f8 or bf16: %w", h.TypeName(), kernels.ErrDType)
-	}
-	// Lines of the file are rows, or columns.
-	end, width := p.rows, p.total
-	if p.transposed {
-		end, width = p.columns, p.rows
-	}
-	const block = 16 // lines: whole cache lines of the transpose
-	most := min(block, end) * width
-	if err := kernels.CheckMemory(4*int64(p.rows)*int64(p.columns) + int64(most)*int64(4+h.Size)); err != nil {
-		return nil, err
-	}
-	data, lines, raw := make([]float32, p.rows*p.columns), make([]float32, most), make([]byte, most*h.Size)
-	overflows := 0
-	for at, n := 0, 0; at < end; at += n {
-		line := at
-		if n = min(block, end-at); p.transposed {
-			line, n = p.column(at), min(n, p.run-at%p.run)
-		}
-		if got, err := r.ReadAt(raw[:n*width*h.Size], h.Start+int64(line*width*h.Size)); got < n*width*h.Size {
-			return nil, fmt.Errorf("%w: %w", err, kernels.ErrFile)
-		}
-		overflows += h.Float32s(lines[:n*width], raw)
-		if p.transposed {
-			for row := range p.rows {
-				to := data[row*p.columns+at:][:n]
-				for i := range to {
-					to[i] = lines[i*width+row]
-				}
-			}
-			continue
-		}
-		for i := 0; i < n*p.columns; i += p.run {
-			copy(data[at*p.columns+i:][:p.run], lines[i/p.columns*width+p.column(i%p.columns):])
-		}
-	}
-	if overflows > 0 {
-		return nil, fmt.Errorf("numbers out of the range of float32: %d: %w", overflows, kernels.ErrDType)
-	}
-	return data, nil
+		f.Prefix, strings.Join(slices.Compact(firsts), ", "), f.List(have), kernels.ErrFile)
 }

@@ -1,9 +1,11 @@
 package nn
 
 import (
-	"fmt"
+	"io"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/weights"
 )
 
 // MultiHeadWeights are the weights of a [MultiHeadAttention] in host memory, F32 and
@@ -33,76 +35,45 @@ type MultiHeadWeights struct {
 	Wg, Bg              kernels.Tensor
 }
 
-// weight is one of a layer's weights.
-type weight struct {
-	name   string // in files and errors
-	t      *kernels.Tensor
-	vector bool   // files store one axis
-	of     string // what a config without this weight lacks
-}
-
-// bias reports whether w is the bias of a projection.
-func (w weight) bias() bool { return w.name[0] == 'b' }
-
-func (w *MultiHeadWeights) named() [13]weight {
-	return [13]weight{
-		{"wq", &w.Wq, false, "q projection"}, {"wk", &w.Wk, false, "k projection"}, {"wv", &w.Wv, false, "v projection"}, {"wo", &w.Wo, false, "o projection"},
-		{"bq", &w.Bq, true, "Bias"}, {"bk", &w.Bk, true, "Bias"}, {"bv", &w.Bv, true, "Bias of values"}, {"bo", &w.Bo, true, "Bias"},
-		{"qnorm", &w.QNorm, true, "Norm with weights"}, {"knorm", &w.KNorm, true, "Norm with weights"}, {"sinks", &w.Sinks, true, "Sinks"},
-		{"wg", &w.Wg, false, "Gate"}, {"bg", &w.Bg, true, "Gate with Bias"},
-	}
-}
-
-func (w *MultiHeadWeights) release() {
-	for _, p := range w.named() {
-		p.t.Release()
-	}
-}
-
-// shapeOf returns the shape of a weight by its name, the zero Shape for one that the layer does
-// not have. c has its defaults.
-func (c MultiHeadConfig) shapeOf(name string) (s kernels.Shape) {
-	q, k, o := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim, c.Heads*c.ValueDim
-	switch {
-	case name == "sinks" && c.Sinks:
-		return kernels.Shape{1, c.Heads, 1, 1}
-	case name == "sinks" || name[0] == 'b' && !c.Bias || name[1] == 'v' && c.KeysAsValues || name[1] == 'g' && c.Gate == GateNone:
-		return s
-	case name == "qnorm":
-		return c.normShape(q)
-	case name == "knorm":
-		return c.normShape(k)
-	}
-	gates := o
+// list returns the weights with the shapes that they have in a layer of config c, which has its
+// defaults. The zero config gives them no shapes.
+func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
+	q, k, v, o, gates := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim, c.KVHeads*c.ValueDim, c.Heads*c.ValueDim, c.Heads*c.ValueDim
 	if c.Gate == GateHeads {
 		gates = c.Heads
 	}
-	s = kernels.Shape{1, 1, 1, map[byte]int{'q': q, 'k': k, 'v': c.KVHeads * c.ValueDim, 'o': c.Model, 'g': gates}[name[1]]}
-	if name[0] == 'w' {
-		s[kernels.Seq] = map[byte]int{'q': c.Model, 'k': c.Memory, 'v': c.Memory, 'o': o, 'g': c.Model}[name[1]]
+	hasV, hasGate := c.Heads > 0 && !c.KeysAsValues, c.Gate != GateNone
+	shape := func(has bool, heads, in, out int) (s kernels.Shape) {
+		if has {
+			s = kernels.Shape{1, heads, in, out}
+		}
+		return s
 	}
-	return s
+	return weights.List{
+		{Name: "wq", T: &w.Wq, Shape: shape(c.Heads > 0, 1, c.Model, q), Of: "q projection"},
+		{Name: "wk", T: &w.Wk, Shape: shape(c.Heads > 0, 1, c.Memory, k), Of: "k projection"},
+		{Name: "wv", T: &w.Wv, Shape: shape(hasV, 1, c.Memory, v), Of: "v projection"},
+		{Name: "wo", T: &w.Wo, Shape: shape(c.Heads > 0, 1, o, c.Model), Of: "o projection"},
+		{Name: "bq", T: &w.Bq, Shape: shape(c.Bias, 1, 1, q), Of: "Bias", Vector: true},
+		{Name: "bk", T: &w.Bk, Shape: shape(c.Bias, 1, 1, k), Of: "Bias", Vector: true},
+		{Name: "bv", T: &w.Bv, Shape: shape(c.Bias && hasV, 1, 1, v), Of: "Bias of values", Vector: true},
+		{Name: "bo", T: &w.Bo, Shape: shape(c.Bias, 1, 1, c.Model), Of: "Bias", Vector: true},
+		{Name: "qnorm", T: &w.QNorm, Shape: c.normShape(q), Of: "Norm with weights", Vector: true},
+		{Name: "knorm", T: &w.KNorm, Shape: c.normShape(k), Of: "Norm with weights", Vector: true},
+		{Name: "sinks", T: &w.Sinks, Shape: shape(c.Sinks, c.Heads, 1, 1), Of: "Sinks", Vector: true},
+		{Name: "wg", T: &w.Wg, Shape: shape(hasGate, 1, c.Model, gates), Of: "Gate"},
+		{Name: "bg", T: &w.Bg, Shape: shape(c.Bias && hasGate, 1, 1, gates), Of: "Gate with Bias", Vector: true},
+	}
 }
 
-// check compares w with c, which has its defaults.
-func (w *MultiHeadWeights) check(c MultiHeadConfig) error {
-	for _, p := range w.named() {
-		want, got := c.shapeOf(p.name), *p.t
-		if want == (kernels.Shape{}) {
-			if !got.IsZero() {
-				return fmt.Errorf("%s is present, but the config has no %s: %w", p.name, p.of, kernels.ErrShape)
-			}
-			continue
-		}
-		if err := got.CheckShape(p.name, want, "shape for the config", kernels.F32); err != nil {
-			return err
-		}
-		if !got.OnHost() {
-			return fmt.Errorf("%s is not in host memory: %w", p.name, kernels.ErrDevice)
-		}
-		if !got.IsContiguous() {
-			return fmt.Errorf("%s has strides %v, weights must be contiguous: %w", p.name, got.Strides(), kernels.ErrShape)
-		}
-	}
-	return nil
+func (w *MultiHeadWeights) release() { w.list(MultiHeadConfig{}).Release() }
+
+// WriteSafetensors writes w to a .safetensors file, under the names wq, wk, wv, wo, bq, bk, bv,
+// bo, qnorm, knorm, sinks, wg and bg, which [MultiHeadConfig.LoadSafetensors] reads.
+//
+// Errors: ErrShape, ErrDType and ErrReleased for weights that are not as in
+// [MultiHeadWeights], found before anything is written, and those of to.
+func (w MultiHeadWeights) WriteSafetensors(to io.Writer) (err error) {
+	defer op.Annotate(&err, "weights")
+	return w.list(MultiHeadConfig{}).Write(to)
 }

@@ -1,0 +1,93 @@
+// Package weights checks, stores and reads the named weights of a layer.
+package weights
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Weight is one of a layer's weights.
+type Weight struct {
+	Name   string          // in errors, and in the files that Write writes
+	T      *kernels.Tensor // [1, 1, in, out] or, for a Vector, any shape of as many elements
+	Shape  kernels.Shape   // zero for a weight that the layer does not have
+	Vector bool            // files store one axis
+	Of     string          // what a config without this weight lacks
+
+	// Tensor is the name of the tensor of a file. Weights of equal names are next to each other in
+	// one tensor, in this order: whole, or for each of a number of Groups the part that it has of
+	// each weight. Columns means that the tensor is [in, out]; otherwise it is [out, in].
+	Tensor  string
+	Groups  int
+	Columns bool
+	// Optional means zeros where the file has no such tensor.
+	Optional bool
+}
+
+// In returns the number of rows of a weight, Out that of its columns.
+func (w Weight) In() int  { return w.Shape[kernels.Seq] }
+func (w Weight) Out() int { return w.Shape.Elements() / w.In() }
+
+// Has reports whether the layer has the weight.
+func (w Weight) Has() bool { return w.Shape != kernels.Shape{} }
+
+// List is the weights that layers of one type may have, always in the same order.
+type List []Weight
+
+// Release frees the memory.
+func (l List) Release() {
+	for _, w := range l {
+		w.T.Release()
+	}
+}
+
+// Check returns an error unless all weights are as the layer needs them, F32 in contiguous host memory.
+func (l List) Check() error {
+	for _, w := range l {
+		switch {
+		case !w.Has() && !w.T.IsZero():
+			return fmt.Errorf("%s is present, but the config has no %s: %w", w.Name, w.Of, kernels.ErrShape)
+		case !w.Has():
+			continue
+		}
+		if err := w.T.CheckShape(w.Name, w.Shape, "shape for the config", kernels.F32); err != nil {
+			return err
+		}
+		if !w.T.OnHost() {
+			return fmt.Errorf("%s is not in host memory: %w", w.Name, kernels.ErrDevice)
+		}
+		if err := w.contiguous(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w Weight) contiguous() error {
+	if !w.T.IsContiguous() {
+		return fmt.Errorf("%s has strides %v, weights must be contiguous: %w", w.Name, w.T.Strides(), kernels.ErrShape)
+	}
+	return nil
+}
+
+// Upload stores the weights that are present, which Check has passed, in device memory as dtype.
+// After an error none of them is left there.
+func (l List) Upload(ctx context.Context, dev *kernels.Device, dtype kernels.DType, to List) error {
+	for i, w := range l {
+		if w.T.IsZero() {
+			continue
+		}
+		shape := w.T.Shape()
+		data, err := w.T.Float32s()
+		if err == nil {
+			*to[i].T, err = dev.FromFloat32(ctx, dtype, data[:shape.Elements()], shape)
+		}
+		if err != nil {
+			to.Release()
+			return fmt.Errorf("%s: %w", w.Name, err)
+		}
+	}
+	return nil
+}
