@@ -51,8 +51,8 @@ type write struct {
 //
 //	k [B, Hkv, n, D]    v [B, Hkv, n, Dv]    count [B], each 0 to n, or nil for all
 //
-// k and v are in the device's memory, F32, F16 or BF16, each independently. After an error the
-// sequences are unchanged.
+// k and v are in the device's memory, F32, F16 or BF16, each independently. v is the zero Tensor
+// for a cache whose config is Latent. After an error the sequences are unchanged.
 //
 // Errors: ErrShape and ErrDType for wrong operands, ErrCapacity when a sequence has no room
 // or too few pages are free, ErrReleased for a cache or a sequence that was released,
@@ -85,8 +85,12 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 		return err
 	}
 	rows[kernels.Dim] = p.config.ValueDim
-	if err := v.CheckShape("v", rows, rule, floats...); err != nil {
-		return err
+	if p.config.Latent > 0 && !v.IsZero() {
+		return fmt.Errorf("v has shape %v, but the values are the first %d elements of k: give the zero Tensor: %w", v.Shape(), p.config.Latent, kernels.ErrShape)
+	} else if p.config.Latent == 0 {
+		if err := v.CheckShape("v", rows, rule, floats...); err != nil {
+			return err
+		}
 	}
 	if err := op.CheckPositions(positions, len(seqs), k.Shape()[kernels.Seq], "k"); err != nil {
 		return err
@@ -273,8 +277,9 @@ func (p *pool) compact(ctx context.Context, seqs []*Sequence) error {
 func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k, v kernels.Tensor) error {
 	a := &p.next
 	a.dst, a.src = a.dst[:0], a.src[:0]
+	pools, rows := [2]kernels.Tensor{p.k, p.v}, [2]kernels.Tensor{k, v}
 	for _, m := range moves {
-		for _, t := range [2]kernels.Tensor{p.k, p.v} {
+		for _, t := range pools[:p.tensors()] {
 			// Heads one by one: the rows of one lie between those of another, which the
 			// device would take for an overlap.
 			for h := range p.config.KVHeads {
@@ -285,9 +290,9 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 		}
 	}
 	for _, w := range writes {
-		for _, t := range [2][2]kernels.Tensor{{p.k, k}, {p.v, v}} {
-			a.dst = append(a.dst, view.Rows(t[0], int(w.page), w.batch, w.lo, w.n))
-			a.src = append(a.src, view.Rows(t[1], w.b, w.batch, w.from, w.n))
+		for i, t := range pools[:p.tensors()] {
+			a.dst = append(a.dst, view.Rows(t, int(w.page), w.batch, w.lo, w.n))
+			a.src = append(a.src, view.Rows(rows[i], w.b, w.batch, w.from, w.n))
 		}
 	}
 	if len(a.dst) == 0 {

@@ -16,6 +16,11 @@ type Config struct {
 	Batch int
 	// KVHeads is Hkv. Dim and ValueDim are the head sizes D of keys and Dv of values.
 	KVHeads, Dim, ValueDim int
+	// Latent, unless 0, means that the values are the first Latent elements of the keys, as in
+	// multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2): a token takes Dim elements, not
+	// Dim and ValueDim. Appends then have the zero Tensor for v, and ValueDim is left 0. DType is
+	// not quantised, and neither a RoPE nor Hadamard, which turn keys alone, can be set.
+	Latent int
 	// DType is the type of the stored keys and values: F32, F16, BF16, or Q8 or Q4 with
 	// head sizes that are multiples of 4 or 32. Appended tokens are rounded to it.
 	DType kernels.DType

@@ -44,7 +44,7 @@ type cacheModel struct {
 func newCacheModel(t *rapid.T, be *cpu.Backend) *cacheModel {
 	m := &cacheModel{machine: newMachine(t, be)}
 	window := rapid.SampledFrom([]int{0, 1, 2, 5}).Draw(t, "window")
-	m.config = kvcache.Config{KVHeads: modelHeads, Dim: modelDim, Window: window, DType: m.dtype,
+	m.config = kvcache.Config{KVHeads: modelHeads, Dim: modelDim, Latent: m.latent, Window: window, DType: m.dtype,
 		Batch: rapid.IntRange(1, 3).Draw(t, "batch"), Capacity: 2*window + rapid.IntRange(1, 8).Draw(t, "capacity")}
 	if window == 0 {
 		m.config.Capacity += 12

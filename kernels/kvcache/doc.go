@@ -30,5 +30,6 @@
 //
 // A cache can also have a window: tokens that no later row sees make room for new ones.
 // A cache with a [Rotary] embedding rotates keys when they are appended and queries when
-// they attend. One with [Config].Hadamard multiplies both, and values, by Hadamard matrices.
+// they attend. One with [Config].Hadamard multiplies both, and values, by Hadamard matrices. One
+// with [Config].Latent has no values of its own: they are the first elements of the keys.
 package kvcache

@@ -50,14 +50,18 @@ type model struct {
 
 // machine is what the models of both kinds of caches share: a device whose copies may fail.
 type machine struct {
-	be    *failing
-	dev   *kernels.Device
-	dtype kernels.DType // of keys and values
+	be     *failing
+	dev    *kernels.Device
+	dtype  kernels.DType // of keys and values
+	latent int           // modelDim if the keys are the values
 }
 
 func newMachine(t *rapid.T, be *cpu.Backend) machine {
 	m := machine{be: &failing{Backend: be, after: -1}, dtype: rapid.SampledFrom([]kernels.DType{kernels.F32, kernels.F16, kernels.Q8}).Draw(t, "type")}
 	m.dev = kernels.NewDevice(m.be)
+	if m.dtype != kernels.Q8 && rapid.Bool().Draw(t, "latent") {
+		m.latent = modelDim
+	}
 	return m
 }
 
@@ -101,7 +105,7 @@ const modelHeads, modelDim = 2, 16
 
 func newModel(t *rapid.T, be *cpu.Backend) *model {
 	m := &model{machine: newMachine(t, be)}
-	m.config = kvcache.PagedConfig{KVHeads: modelHeads, Dim: modelDim, DType: m.dtype,
+	m.config = kvcache.PagedConfig{KVHeads: modelHeads, Dim: modelDim, Latent: m.latent, DType: m.dtype,
 		PageSize: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "page"), Pages: rapid.IntRange(1, 24).Draw(t, "pages")}
 	m.cache = must.Get(kvcache.NewPaged(context.Background(), m.dev, m.config))(t)
 	return m
@@ -182,7 +186,10 @@ func tokens(t *rapid.T, sequences, heads, n int) (kernels.Tensor, []float32) {
 func (m *machine) append(t *rapid.T, c nn.KVCache, of []*modelled, most int) (count []int, err error) {
 	n := rapid.IntRange(1, most).Draw(t, "tokens")
 	k, kd := tokens(t, len(of), modelHeads, n)
-	v, vd := tokens(t, len(of), modelHeads, n)
+	v, vd := kernels.Tensor{}, kd
+	if m.latent == 0 {
+		v, vd = tokens(t, len(of), modelHeads, n)
+	}
 	count = rapid.SliceOfN(rapid.IntRange(0, n), len(of), len(of)).Draw(t, "count")
 	given := count
 	if rapid.IntRange(0, 3).Draw(t, "all at 3") == 3 {

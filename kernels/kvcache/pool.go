@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/turn"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // pool is the memory of a cache, in pages of the same size. In a Cache, sequence b owns
@@ -21,7 +22,7 @@ type pool struct {
 	paged  bool
 
 	mu   sync.RWMutex
-	k, v kernels.Tensor // [P, Hkv, Size, D] and Dv, zero once released
+	k, v kernels.Tensor // [P, Hkv, Size, D] and Dv, zero once released; v is a view of k if the config is Latent
 	// free lists the pages that no sequence refers to, refs counts the sequences that
 	// refer to each page. Only a Paged has them.
 	free, refs []int32
@@ -52,7 +53,10 @@ const maxLength = 1 << 30
 
 // configure checks what both caches have in common and fills in its defaults.
 func (p *pool) configure(ctx context.Context, c Config) error {
-	c.KVHeads, c.ValueDim = cmp.Or(c.KVHeads, 1), cmp.Or(c.ValueDim, c.Dim)
+	if err := c.checkLatent(); err != nil {
+		return err
+	}
+	c.KVHeads, c.ValueDim = cmp.Or(c.KVHeads, 1), cmp.Or(c.Latent, c.ValueDim, c.Dim)
 	p.config, p.turner = c, turn.Turner{Dev: p.dev, RoPE: c.RoPE, Dim: c.Dim}
 	for _, l := range [...]struct {
 		name     string
@@ -86,10 +90,38 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 	return err
 }
 
+// checkLatent refuses what has no meaning when values are elements of the keys.
+func (c *Config) checkLatent() error {
+	switch {
+	case c.Latent == 0:
+		return nil
+	case c.Latent < 0 || c.Latent > c.Dim:
+		return fmt.Errorf("config: Latent is %d, it must be 1 to Dim, which is %d: %w", c.Latent, c.Dim, kernels.ErrOption)
+	case c.ValueDim != 0:
+		return fmt.Errorf("config: ValueDim is %d and Latent is %d, which is the size of a value: leave ValueDim out: %w", c.ValueDim, c.Latent, kernels.ErrOption)
+	case c.DType.Quantised():
+		return fmt.Errorf("config: DType is %v, elements of such a key are not a value: with Latent it must be f32, f16 or bf16: %w", c.DType, kernels.ErrUnsupported)
+	case c.RoPE != nil:
+		return fmt.Errorf("config: RoPE and Latent are both set, but a cache would rotate the values with the keys: rotate keys before they are appended: %w", kernels.ErrOption)
+	case c.Hadamard:
+		return fmt.Errorf("config: Hadamard and Latent are both set, but keys and values of one row cannot have a matrix each: leave Hadamard out: %w", kernels.ErrOption)
+	}
+	return nil
+}
+
+// tensors returns how many of keys and values have memory: 2, or 1 if values are elements of the keys.
+func (p *pool) tensors() int {
+	if p.config.Latent > 0 {
+		return 1
+	}
+	return 2
+}
+
 // alloc allocates the memory of so many pages.
 func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 	dims := [2]int{p.config.Dim, p.config.ValueDim}
-	for i, t := range [2]*kernels.Tensor{&p.k, &p.v} {
+	pools := [2]*kernels.Tensor{&p.k, &p.v}
+	for i, t := range pools[:p.tensors()] {
 		shape := kernels.Shape{pages, p.config.KVHeads, p.size, dims[i]}
 		if p.paged {
 			// The pages of a head are adjacent. With the heads of a page adjacent, the pages
@@ -108,7 +140,15 @@ func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 			return err
 		}
 	}
+	if p.config.Latent > 0 {
+		p.v = p.values(p.k)
+	}
 	return nil
+}
+
+// values returns the elements of keys that are the values.
+func (p *pool) values(k kernels.Tensor) kernels.Tensor {
+	return view.Slice(k, kernels.Dim, 0, p.config.Latent)
 }
 
 func (p *pool) release() {

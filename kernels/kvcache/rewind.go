@@ -160,11 +160,14 @@ func (p *pool) keep(ctx context.Context, s *Sequence, from int, rows []int) erro
 //	[B, Hkv, len(rows), D] and Dv of the cache's dtype
 func (p *pool) gather(ctx context.Context, seqs []*Sequence, from, rows []int) (kept [2]kernels.Tensor, err error) {
 	pools := [2]kernels.Tensor{p.k, p.v}
-	for i, t := range pools {
+	for i, t := range pools[:p.tensors()] {
 		shape := kernels.Shape{len(seqs), p.config.KVHeads, len(rows), t.Shape()[kernels.Dim]}
 		if kept[i], err = p.dev.Alloc(ctx, p.config.DType, shape); err != nil {
 			return kept, err
 		}
+	}
+	if p.config.Latent > 0 {
+		kept[1] = p.values(kept[0])
 	}
 	var dst, src []kernels.Tensor
 	for b, s := range seqs {
@@ -172,7 +175,7 @@ func (p *pool) gather(ctx context.Context, seqs []*Sequence, from, rows []int) (
 			at := from[b] + rows[i] - s.first
 			for n = 1; i+n < len(rows) && rows[i+n] == rows[i]+n && (at+n)%p.size != 0; n++ {
 			}
-			for j, t := range pools {
+			for j, t := range pools[:p.tensors()] {
 				dst = append(dst, view.Rows(kept[j], b, 1, i, n))
 				src = append(src, view.Rows(t, int(s.pages[at/p.size]), 1, at%p.size, n))
 			}
