@@ -18,7 +18,7 @@ type Config struct {
 	KVHeads, Dim, ValueDim int
 	// Latent, unless 0, means that the values are the first Latent elements of the keys, as in
 	// multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2): a token takes Dim elements, not
-	// Dim and ValueDim. Appends then have the zero Tensor for v, and ValueDim is left 0. DType is
+	// Dim and ValueDim. Appends then have the zero Tensor for v, and ValueDim is 0 or Latent. DType is
 	// not quantised, and neither a RoPE nor Hadamard, which turn keys alone, can be set.
 	Latent int
 	// DType is the type of the stored keys and values: F32, F16, BF16, or Q8 or Q4 with

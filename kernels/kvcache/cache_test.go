@@ -53,7 +53,7 @@ func TestConfigs(t *testing.T) {
 		{"rope", dev, with(func(c *kvcache.Config) { c.RoPE = &nn.RoPE{Dim: 10} }), kernels.ErrOption, "rope: dim is 10, it must be even and 2 to the head size 8"},
 		{"latent beyond the key", dev, with(func(c *kvcache.Config) { c.Latent = 9 }), kernels.ErrOption, "Latent is 9, it must be 1 to Dim, which is 8"},
 		{"negative latent", dev, with(func(c *kvcache.Config) { c.Latent = -1 }), kernels.ErrOption, "Latent is -1"},
-		{"latent and values", dev, with(func(c *kvcache.Config) { c.Latent, c.ValueDim = 4, 4 }), kernels.ErrOption, "ValueDim is 4 and Latent is 4"},
+		{"latent and values", dev, with(func(c *kvcache.Config) { c.Latent, c.ValueDim = 4, 5 }), kernels.ErrOption, "ValueDim is 5 and Latent is 4"},
 		{"latent in q8", dev, with(func(c *kvcache.Config) { c.Latent, c.DType = 4, kernels.Q8 }), kernels.ErrUnsupported, "DType is q8, elements of such a key are not a value"},
 		{"latent and rope", dev, with(func(c *kvcache.Config) { c.Latent, c.RoPE = 4, &nn.RoPE{} }), kernels.ErrOption, "RoPE and Latent are both set"},
 		{"latent and hadamard", dev, with(func(c *kvcache.Config) { c.Latent, c.Hadamard = 4, true }), kernels.ErrOption, "Hadamard and Latent are both set"},

@@ -81,6 +81,10 @@ type batch struct {
 // Rotates reports whether the cache has a rotary embedding.
 func (x *batch) Rotates() bool { return x.pool.orNone().config.RoPE != nil }
 
+// Config returns the shape of the cache with its defaults. That of a [Paged] has neither Batch nor
+// Capacity.
+func (x *batch) Config() Config { return x.pool.orNone().config }
+
 // Lens returns the number of tokens appended to each sequence, including those that a
 // window has dropped.
 func (x *batch) Lens() []int {

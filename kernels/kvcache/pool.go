@@ -97,7 +97,7 @@ func (c *Config) checkLatent() error {
 		return nil
 	case c.Latent < 0 || c.Latent > c.Dim:
 		return fmt.Errorf("config: Latent is %d, it must be 1 to Dim, which is %d: %w", c.Latent, c.Dim, kernels.ErrOption)
-	case c.ValueDim != 0:
+	case c.ValueDim != 0 && c.ValueDim != c.Latent:
 		return fmt.Errorf("config: ValueDim is %d and Latent is %d, which is the size of a value: leave ValueDim out: %w", c.ValueDim, c.Latent, kernels.ErrOption)
 	case c.DType.Quantised():
 		return fmt.Errorf("config: DType is %v, elements of such a key are not a value: with Latent it must be f32, f16 or bf16: %w", c.DType, kernels.ErrUnsupported)

@@ -53,7 +53,7 @@ func (l *MultiHeadAttention) applyGate(ctx context.Context, p *Pass) (err error)
 
 // gateBackward turns do, the gradient of the gated output, into that of the output, in place,
 // and returns the gradient of the gate's projection.
-func (l *MultiHeadAttention) gateBackward(b *backward, p *Pass, do kernels.Tensor) (dGate kernels.Tensor) {
+func (l *MultiHeadAttention) gateBackward(b *steps, p *Pass, do kernels.Tensor) (dGate kernels.Tensor) {
 	if p.gate.IsZero() || b.err != nil {
 		return dGate
 	}

@@ -83,11 +83,9 @@ func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt 
 //
 // Errors as for [kernels.Call.Backward].
 func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.Tensor) (g LayerGradients, err error) {
-	b := backward{ctx: ctx, dev: l.dev}
+	b := steps{ctx: ctx, dev: l.dev}
 	defer func() {
-		for _, t := range b.temporary {
-			t.Release()
-		}
+		b.release()
 		if err != nil {
 			g.Release()
 			g = LayerGradients{}
@@ -105,7 +103,7 @@ func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.T
 }
 
 // backward computes g. Its steps do nothing after an error.
-func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy kernels.Tensor, g *LayerGradients) {
+func (l *MultiHeadAttention) backward(b *steps, p *Pass, dy kernels.Tensor, g *LayerGradients) {
 	c, d, w := l.config, p.call.Dims(), &g.Weights
 	// y = joined·Wo + Bo
 	b.linear(&w.Wo, &w.Bo, p.joined, dy, c.Bias)
@@ -146,54 +144,8 @@ func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy kernels.Tensor, g
 	b.input(&g.X, outputs, weights)
 }
 
-// backward runs the steps of a backward pass. After the first error they do nothing.
-type backward struct {
-	ctx       context.Context
-	dev       *kernels.Device
-	temporary []kernels.Tensor // released at the end
-	err       error
-}
-
-func (b *backward) must(t kernels.Tensor, err error) kernels.Tensor {
-	if b.err == nil {
-		b.err = err
-	}
-	return t
-}
-
-// alloc returns a new F32 tensor that is released at the end.
-func (b *backward) alloc(shape kernels.Shape) kernels.Tensor {
-	if b.err != nil {
-		return kernels.Tensor{}
-	}
-	t := b.must(b.dev.Alloc(b.ctx, kernels.F32, shape))
-	b.temporary = append(b.temporary, t)
-	return t
-}
-
-// kept returns a new F32 tensor that the caller of Backward gets.
-func (b *backward) kept(to *kernels.Tensor, shape kernels.Shape) kernels.Tensor {
-	if b.err == nil {
-		*to = b.must(b.dev.Alloc(b.ctx, kernels.F32, shape))
-	}
-	return *to
-}
-
-// project computes y = x·w.
-func (b *backward) project(y, x, w kernels.Tensor) {
-	if b.err == nil {
-		b.err = b.dev.Project(b.ctx, y, x, w, kernels.Tensor{})
-	}
-}
-
-func (b *backward) copy(dst, src kernels.Tensor) {
-	if b.err == nil {
-		b.err = b.dev.Copy(b.ctx, []kernels.Tensor{dst}, []kernels.Tensor{src})
-	}
-}
-
 // flat returns t [B, 1, S, N] as the rows of all batches, [1, 1, B·S, N].
-func (b *backward) flat(t kernels.Tensor) kernels.Tensor {
+func (b *steps) flat(t kernels.Tensor) kernels.Tensor {
 	rows, ok := t.Rows()
 	if !ok {
 		c := b.alloc(t.Shape())
@@ -203,12 +155,8 @@ func (b *backward) flat(t kernels.Tensor) kernels.Tensor {
 	return rows
 }
 
-func (b *backward) transposed(t kernels.Tensor) kernels.Tensor {
-	return b.must(t.Swap(kernels.Seq, kernels.Dim))
-}
-
 // attention computes the gradients d of q, k and v, and those of the options.
-func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]kernels.Tensor, dO kernels.Tensor) {
+func (b *steps) attention(options *kernels.Gradients, p *Pass, d [3]kernels.Tensor, dO kernels.Tensor) {
 	want := p.call.Gradients()
 	want.Q, want.K, want.V = kernels.Tensor{}, kernels.Tensor{}, kernels.Tensor{}
 	if *options, b.err = p.call.AllocGradients(b.ctx, want); b.err != nil {
@@ -221,7 +169,7 @@ func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]kernels.T
 }
 
 // linear computes the gradients of the weight and the bias of y = x·w + bias.
-func (b *backward) linear(dw, dbias *kernels.Tensor, x, dy kernels.Tensor, bias bool) {
+func (b *steps) linear(dw, dbias *kernels.Tensor, x, dy kernels.Tensor, bias bool) {
 	x, dy = b.flat(x), b.flat(dy)
 	n := dy.Shape()[kernels.Dim]
 	b.project(b.kept(dw, kernels.Shape{1, 1, x.Shape()[kernels.Dim], n}), b.transposed(x), dy)
@@ -231,13 +179,13 @@ func (b *backward) linear(dw, dbias *kernels.Tensor, x, dy kernels.Tensor, bias 
 }
 
 // sum computes the sum of the rows of t [1, 1, S, N].
-func (b *backward) sum(to *kernels.Tensor, t kernels.Tensor) {
+func (b *steps) sum(to *kernels.Tensor, t kernels.Tensor) {
 	s := t.Shape()
 	b.project(b.kept(to, kernels.Shape{1, 1, 1, s[kernels.Dim]}), b.ones(kernels.Shape{1, 1, 1, s[kernels.Seq]}), t)
 }
 
 // ones returns a tensor of ones.
-func (b *backward) ones(shape kernels.Shape) kernels.Tensor {
+func (b *steps) ones(shape kernels.Shape) kernels.Tensor {
 	if b.err != nil {
 		return kernels.Tensor{}
 	}
@@ -247,7 +195,7 @@ func (b *backward) ones(shape kernels.Shape) kernels.Tensor {
 }
 
 // rows returns contiguous memory as rows of n elements.
-func (b *backward) rows(t kernels.Tensor, n int) kernels.Tensor {
+func (b *steps) rows(t kernels.Tensor, n int) kernels.Tensor {
 	if b.err != nil {
 		return t
 	}
@@ -256,7 +204,7 @@ func (b *backward) rows(t kernels.Tensor, n int) kernels.Tensor {
 }
 
 // concat returns tensors next to each other along an axis.
-func (b *backward) concat(axis int, ts ...kernels.Tensor) kernels.Tensor {
+func (b *steps) concat(axis int, ts ...kernels.Tensor) kernels.Tensor {
 	if len(ts) == 1 {
 		return ts[0]
 	}
@@ -275,7 +223,7 @@ func (b *backward) concat(axis int, ts ...kernels.Tensor) kernels.Tensor {
 
 // input computes dx = Σ dy·wᵀ over the layers that read x: one product of the gradients of all
 // outputs, side by side, and the transposed weights below each other.
-func (b *backward) input(dx *kernels.Tensor, dy, weights []kernels.Tensor) {
+func (b *steps) input(dx *kernels.Tensor, dy, weights []kernels.Tensor) {
 	below := make([]kernels.Tensor, len(weights))
 	for i, w := range weights {
 		below[i] = b.transposed(w)

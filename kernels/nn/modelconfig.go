@@ -24,6 +24,8 @@ type LayerConfig struct {
 	Options kernels.Options
 	// Prefix starts the names of the layer's tensors, for [MultiHeadConfig.LoadSafetensors].
 	Prefix string
+	// Latent, unless nil, is the shape of a layer with latent attention. MultiHead is zero then.
+	Latent *LatentConfig
 	// Linear means linear attention, which MultiHead and Options do not describe: they are zero.
 	Linear bool
 }
@@ -77,18 +79,31 @@ type configJSON struct {
 	Shared        int              `json:"num_kv_shared_layers"`
 	PerLayer      any              `json:"per_layer_config"`
 	Bidirectional any              `json:"use_bidirectional_attention"`
-	Latent        int              `json:"kv_lora_rank"`
+	Rank          int              `json:"kv_lora_rank"`
+	QueryRank     *int             `json:"q_lora_rank"`
+	NopeDim       int              `json:"qk_nope_head_dim"`
+	RopeDim       int              `json:"qk_rope_head_dim"`
+	ValueDim      int              `json:"v_head_dim"`
+	Interleave    bool             `json:"rope_interleave"`
 }
+
+// latentFamilies have latent attention, with the sizes of DeepSeek V3 for fields that are left out.
+var latentFamilies = []string{"deepseek_v2", "deepseek_v3", "kimi_k2"}
+
+const latentSizes = `"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_interleave": true`
 
 // families have the fields that the config.json of a family may leave out.
 var families = map[string]string{
-	"gemma2": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "attn_logit_softcapping": 50, "sliding_window": 4096, "sliding_window_pattern": 2}`,
+	"deepseek_v2": `{"num_attention_heads": 32, ` + latentSizes + `}`,
+	"deepseek_v3": `{"num_attention_heads": 128, ` + latentSizes + `}`,
+	"gemma2":      `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "attn_logit_softcapping": 50, "sliding_window": 4096, "sliding_window_pattern": 2}`,
 	"gemma3": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
 		"rope_theta": 1e6, "rope_local_base_freq": 10000}`,
 	"gemma4": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "sliding_window_pattern": 6,
 		"default rope_parameters": {"sliding_attention": {}, "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}}`,
 	"gpt_oss": `{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": true, "sliding_window": 128, "sliding_window_pattern": 2,
 		"rope_theta": 150000, "default rope_parameters": {"rope_type": "yarn", "factor": 32, "truncate": false, "original_max_position_embeddings": 4096}}`,
+	"kimi_k2":    `{"num_attention_heads": 64, ` + latentSizes + `}`,
 	"llama":      `{}`,
 	"mistral":    `{"num_key_value_heads": 8, "sliding_window": 4096}`,
 	"olmo2":      `{"rms_norm_eps": 1e-5}`,
@@ -109,14 +124,15 @@ var families = map[string]string{
 //	gemma2, gemma3, gemma4    windows in most layers; a softcap; norms; a RoPE for each kind of layer
 //	gpt_oss                   biases, sinks, windows in every other layer
 //	smollm3                   some layers without RoPE
+//	deepseek_v2, deepseek_v3  latent attention
+//	kimi_k2                   the same
 //
 // Fields that are not in the file have the defaults of transformers. A RoPE with dynamic or
 // longrope scaling is that of short sequences until the caller sets [Scaling].Length. Tokens of
 // an image, which see each other in Gemma 3 and 4, are up to the caller.
 //
 // Errors: ErrUnsupported for another model_type, kind of layer or rope_type, for latent
-// attention (DeepSeek V2 and V3, Kimi K2), and for layers that are bidirectional or share keys
-// with others. ErrFile for text that is not JSON and for numbers out of range.
+// attention of other families, and for layers that are bidirectional or share keys with others. ErrFile for text that is not JSON and for numbers out of range.
 func ParseConfig(data []byte) (m ModelConfig, err error) {
 	defer op.Annotate(&err, "model config")
 	var outer, head, c configJSON
@@ -131,10 +147,10 @@ func ParseConfig(data []byte) (m ModelConfig, err error) {
 			return m, op.As(kernels.ErrFile, fmt.Errorf("text_config: %w", err))
 		}
 	}
-	if head.Latent != 0 {
-		return m, fmt.Errorf("%s has multi-head latent attention (kv_lora_rank is %d), layers of this package do not: %w", head.Family, head.Latent, kernels.ErrUnsupported)
-	}
 	family := strings.TrimSuffix(head.Family, "_text")
+	if head.Rank != 0 && !slices.Contains(latentFamilies, family) {
+		return m, fmt.Errorf("%s has multi-head latent attention (kv_lora_rank is %d), which is read of %q alone: %w", head.Family, head.Rank, latentFamilies, kernels.ErrUnsupported)
+	}
 	defaults, ok := families[family]
 	if !ok {
 		return m, fmt.Errorf("model_type is %q, it must be one of %q: %w", head.Family, slices.Sorted(maps.Keys(families)), kernels.ErrUnsupported)
@@ -264,6 +280,15 @@ func (c *configJSON) layer(kind string) (l LayerConfig, err error) {
 		}
 	default:
 		return l, fmt.Errorf("layer_types has %q, it must be one of %s, %s and %s: %w", kind, fullAttention, slidingAttention, linearAttention, kernels.ErrUnsupported)
+	}
+	if slices.Contains(latentFamilies, c.Family) {
+		l.MultiHead = MultiHeadConfig{}
+		l.Latent = &LatentConfig{Model: c.Model, Heads: c.Heads, QueryRank: *cmp.Or(c.QueryRank, new(0)), Rank: c.Rank, NopeDim: c.NopeDim, RopeDim: c.RopeDim, ValueDim: c.ValueDim}
+		if l.Latent.RoPE, err = c.rope(kind, c.RopeDim); err != nil {
+			return l, err
+		}
+		l.Latent.RoPE.Interleaved = c.Interleave
+		return l, op.As(kernels.ErrFile, l.Latent.check())
 	}
 	norm := &Norm{Norm: kernels.Norm{Epsilon: c.Epsilon}}
 	switch c.Family {

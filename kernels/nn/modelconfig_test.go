@@ -133,6 +133,11 @@ func TestParseConfig(t *testing.T) {
 					c.RoPE = &nn.RoPE{Base: 10000, Sections: []int{4, 2, 2}, SectionsInterleaved: true}
 				}), Options: causal(0, 0, 0)},
 				1: {Linear: true}}},
+		{"Kimi K2, sizes of the file and defaults", `{"model_type": "kimi_k2", ` + sizes + `, "q_lora_rank": 12, "rope_theta": 50000, "rope_scaling": {"type": "yarn", "factor": 32, "mscale": 1, "mscale_all_dim": 1, "original_max_position_embeddings": 4096}}`,
+			"model.", 4, map[int]nn.LayerConfig{3: {Options: causal(0, 0, 0), Latent: &nn.LatentConfig{Model: 64, Heads: 4, QueryRank: 12, Rank: 512, NopeDim: 128, RopeDim: 64, ValueDim: 128,
+				RoPE: &nn.RoPE{Base: 50000, Interleaved: true, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 32, MScale: 1, MScaleAllDim: 1, OriginalMaxPositionEmbeddings: 4096}}}}}},
+		{"DeepSeek V2-Lite, halves", `{"model_type": "deepseek_v2", ` + sizes + `, "q_lora_rank": null, "rope_interleave": false}`, "model.", 4, map[int]nn.LayerConfig{
+			0: {Options: causal(0, 0, 0), Latent: &nn.LatentConfig{Model: 64, Heads: 4, Rank: 512, NopeDim: 128, RopeDim: 64, ValueDim: 128, RoPE: &nn.RoPE{Base: 10000}}}}},
 	} {
 		m, err := nn.ParseConfig([]byte(c.text))
 		if err != nil || len(m.Layers) != c.layers {
@@ -177,9 +182,11 @@ func TestParseConfigRefuses(t *testing.T) {
 		{``, kernels.ErrFile, nil},
 		{`[]`, kernels.ErrFile, nil},
 		{`{"text_config": 3}`, kernels.ErrFile, []string{"text_config"}},
-		{`{}`, kernels.ErrUnsupported, []string{`model_type is ""`, `"gpt_oss" "llama"`}},
+		{`{}`, kernels.ErrUnsupported, []string{`model_type is ""`, `"gpt_oss" "kimi_k2" "llama"`}},
 		{`{"model_type": "falcon"}`, kernels.ErrUnsupported, []string{`model_type is "falcon"`}},
-		{`{"model_type": "deepseek_v3", "kv_lora_rank": 512}`, kernels.ErrUnsupported, []string{"deepseek_v3 has multi-head latent attention"}},
+		{`{"model_type": "deepseek_v32", "kv_lora_rank": 512}`, kernels.ErrUnsupported, []string{"deepseek_v32 has multi-head latent attention"}},
+		{`{"model_type": "deepseek_v3", ` + sizes + `, "v_head_dim": 0}`, kernels.ErrFile, []string{"ValueDim is 0"}},
+		{`{"model_type": "deepseek_v3", ` + sizes + `, "kv_lora_rank": 0}`, kernels.ErrFile, []string{"Rank is 0"}},
 		{`{"model_type": "kimi_vl", "text_config": {"kv_lora_rank": 512}}`, kernels.ErrUnsupported, []string{"kimi_vl has multi-head latent attention"}},
 		{`{"model_type": "llama"}`, kernels.ErrFile, []string{"num_hidden_layers is 0"}},
 		{`{"model_type": "llama", "num_hidden_layers": 5000}`, kernels.ErrFile, []string{"num_hidden_layers is 5000, it must be 1 to 4096"}},

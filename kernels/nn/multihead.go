@@ -157,6 +157,8 @@ type KVCache interface {
 	Lens() []int
 	// Rotates reports whether the cache rotates keys and queries.
 	Rotates() bool
+	// Config returns the shape of the cache, for a batch without its number of sequences.
+	Config() kvcache.Config
 }
 
 // MultiHeadOptions are the options of one call of a layer. The zero value is plain
@@ -355,14 +357,14 @@ func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) 
 // rotate rotates queries and keys in place, by the angles of opt or those of the layer's RoPE, or back.
 func (l *MultiHeadAttention) rotate(ctx context.Context, qkv [3]kernels.Tensor, opt *MultiHeadOptions, back bool) error {
 	q, k := qkv[0], qkv[1]
-	forQ, made, err := l.angles(ctx, opt.Angles, opt.Positions, q, opt.Cache)
+	forQ, made, err := l.config.RoPE.anglesOf(ctx, l.dev, opt.Angles, opt.Positions, q, opt.Cache)
 	if err != nil {
 		return err
 	}
 	defer made.Release()
 	forK := forQ
 	if !opt.Memory.IsZero() {
-		if forK, made, err = l.angles(ctx, opt.MemoryAngles, nil, k, nil); err != nil {
+		if forK, made, err = l.config.RoPE.anglesOf(ctx, l.dev, opt.MemoryAngles, nil, k, nil); err != nil {
 			return err
 		}
 		defer made.Release()
@@ -384,23 +386,4 @@ func (l *MultiHeadAttention) rotate(ctx context.Context, qkv [3]kernels.Tensor, 
 		return fmt.Errorf("k: %w", err)
 	}
 	return nil
-}
-
-// angles returns the angles of t: given, or new ones that the caller releases. Positions that are
-// nil continue those of a cache.
-func (l *MultiHeadAttention) angles(ctx context.Context, given kernels.Angles, positions [][]int, t kernels.Tensor, cache KVCache) (a, made kernels.Angles, err error) {
-	if given != (kernels.Angles{}) || l.config.RoPE == nil {
-		return given, made, nil
-	}
-	if positions == nil {
-		from := []int{0}
-		if cache != nil {
-			from = cache.Lens()
-		}
-		if positions, err = op.Positions(from, t.Shape()[kernels.Seq]); err != nil {
-			return a, made, err
-		}
-	}
-	made, err = l.config.RoPE.Angles(ctx, l.dev, l.config.HeadDim, positions)
-	return made, made, err
 }

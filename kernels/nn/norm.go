@@ -117,7 +117,7 @@ func (l *MultiHeadAttention) normalise(ctx context.Context, p *Pass) (err error)
 
 // operandsBackward turns d, the gradients of queries, keys and values, into those of their
 // projections, in place, and computes the gradients of the norm's weights.
-func (l *MultiHeadAttention) operandsBackward(b *backward, p *Pass, d [3]kernels.Tensor, w *MultiHeadWeights) {
+func (l *MultiHeadAttention) operandsBackward(b *steps, p *Pass, d [3]kernels.Tensor, w *MultiHeadWeights) {
 	rotate := func() {
 		if b.err == nil {
 			b.err = l.rotate(b.ctx, d, &p.opt, true)

@@ -83,6 +83,25 @@ func (r *RoPE) AnglesOfAxes(ctx context.Context, dev *kernels.Device, headDim in
 	return r.angles(ctx, dev, headDim, positions)
 }
 
+// anglesOf returns the angles of rows t [B, H, S, D] of a layer: given, or new ones that the caller
+// releases. Positions that are nil continue those of a cache. A nil r has no angles.
+func (r *RoPE) anglesOf(ctx context.Context, dev *kernels.Device, given kernels.Angles, positions [][]int, t kernels.Tensor, cache KVCache) (a, made kernels.Angles, err error) {
+	if given != (kernels.Angles{}) || r == nil {
+		return given, made, nil
+	}
+	if positions == nil {
+		from := []int{0}
+		if cache != nil {
+			from = cache.Lens()
+		}
+		if positions, err = op.Positions(from, t.Shape()[kernels.Seq]); err != nil {
+			return a, made, err
+		}
+	}
+	made, err = r.Angles(ctx, dev, t.Shape()[kernels.Dim], positions)
+	return made, made, err
+}
+
 // angles returns the angles of positions on each axis, or on all of them.
 func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, axes [][][]int) (a kernels.Angles, err error) {
 	theta, err := r.frequencies(headDim)

@@ -155,7 +155,8 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if c.Bias && biases == 0 {
 		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.biases[0], kernels.ErrFile)
 	}
-	return w, f.Load(list)
+	err = f.Load(list)
+	return w, err
 }
 
 // layoutOf returns the layout of the tensors of a file.

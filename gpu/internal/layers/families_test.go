@@ -28,15 +28,17 @@ const chunkOfLlama4 = 8
 
 // TestFamilies compares the layers in kernels/nn/testdata/families, whose README says how they were made, with the
 // outputs of a program in float64 that follows the families' own code: the whole sequence at once, and the last
-// tokens one by one over a cache.
+// tokens one by one over a cache. Latent attention expands keys at once and absorbs them over a cache; its last tokens
+// come together too, over pages.
 //
 // Four products follow each other between x and y. Each sum of at most 64 terms has an error of about √64·u
-// times its magnitudes, which exceed the largest output less than 4 times: 4·8·4·u = 2^-17 of that output.
+// times its magnitudes, which exceed the largest output less than 4 times: 4·8·4·u = 2^-17 of that output. Latent
+// attention has six or seven products, and is within twice as much. The two forms differ by the sum of their errors.
 func TestFamilies(t *testing.T) {
 	folder := "../../../kernels/nn/testdata/families"
 	files := must.Get(filepath.Glob(filepath.Join(folder, "*.safetensors")))(t)
-	if len(files) != 7 {
-		t.Fatalf("there are %d files, should be 7", len(files))
+	if len(files) != 9 {
+		t.Fatalf("there are %d files, should be 9", len(files))
 	}
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		for _, file := range files {
@@ -56,10 +58,24 @@ func TestFamilies(t *testing.T) {
 }
 
 func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, content []byte, chunked bool) {
-	ctx, c := t.Context(), layer.MultiHead
+	ctx, c, bound := t.Context(), layer.MultiHead, 0x1p-17
 	r, size := bytes.NewReader(content), int64(len(content))
-	l := must.Get(nn.NewMultiHeadAttention(ctx, dev, c, must.Get(c.LoadSafetensors(r, size, layer.Prefix))(t)))(t)
-	defer l.Release()
+	config := kvcache.Config{Batch: 1, KVHeads: c.KVHeads, Dim: cmp.Or(c.HeadDim, c.Model/max(c.Heads, 1))}
+	model := c.Model
+	var forward func(x kernels.Tensor, opt nn.MultiHeadOptions) (kernels.Tensor, error)
+	if latent := layer.Latent; latent != nil {
+		l := must.Get(nn.NewLatentAttention(ctx, dev, *latent, must.Get(latent.LoadSafetensors(r, size, layer.Prefix))(t)))(t)
+		defer l.Release()
+		model, bound, config = latent.Model, 0x1p-16, kvcache.Config{Dim: latent.Rank + latent.RopeDim, Latent: latent.Rank}
+		forward = func(x kernels.Tensor, opt nn.MultiHeadOptions) (kernels.Tensor, error) { return l.Apply(ctx, x, opt) }
+	} else {
+		l := must.Get(nn.NewMultiHeadAttention(ctx, dev, c, must.Get(c.LoadSafetensors(r, size, layer.Prefix))(t)))(t)
+		defer l.Release()
+		forward = func(x kernels.Tensor, opt nn.MultiHeadOptions) (kernels.Tensor, error) {
+			y, err := l.Apply(ctx, x, opt)
+			return y.O, err
+		}
+	}
 	header := must.Get(safetensors.ReadHeader(r, size))(t)
 	read := func(name string) []float32 {
 		h := must.Get(header.Tensor(fmt.Sprintf("%s.%d", name, i)))(t)
@@ -68,8 +84,8 @@ func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, 
 		return data
 	}
 	in, want := read("input"), read("output")
-	tokens := len(in) / c.Model
-	x := must.Get(dev.FromFloat32(ctx, kernels.F32, in, kernels.Shape{1, 1, tokens, c.Model}))(t)
+	tokens := len(in) / model
+	x := must.Get(dev.FromFloat32(ctx, kernels.F32, in, kernels.Shape{1, 1, tokens, model}))(t)
 	defer x.Release()
 	// apply returns the output for some tokens. A cache has those before them.
 	apply := func(from, to int, cache nn.KVCache) []float32 {
@@ -84,11 +100,11 @@ func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, 
 			}
 			opt.QSegments, opt.KSegments = [][]int32{chunks[from:]}, [][]int32{chunks}
 		}
-		y := must.Get(l.Apply(ctx, must.Get(x.Slice(kernels.Seq, from, to))(t), opt))(t)
+		y := must.Get(forward(must.Get(x.Slice(kernels.Seq, from, to))(t), opt))(t)
 		defer y.Release()
-		return must.Get(dev.ToFloat32(ctx, y.O))(t)
+		return must.Get(dev.ToFloat32(ctx, y))(t)
 	}
-	config := kvcache.Config{Batch: 1, KVHeads: c.KVHeads, Dim: cmp.Or(c.HeadDim, c.Model/c.Heads), Capacity: tokens}
+	config.Capacity = tokens
 	if w := layer.Options.Window; w != nil {
 		config.Window = w.Left + 1
 	}
@@ -98,13 +114,20 @@ func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, 
 	for i := 6; i < tokens; i++ {
 		steps = append(steps, apply(i, i+1, cache)...)
 	}
+	results := map[string][]float32{"at once": apply(0, tokens, nil), "with a cache": steps}
+	if layer.Latent != nil {
+		pages := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: config.Dim, Latent: config.Latent, PageSize: 4, Pages: tokens}))(t)
+		defer pages.Release()
+		batch := pages.Batch(must.Get(pages.NewSequence())(t))
+		results["in pages"] = append(apply(0, 3, batch), apply(3, tokens, batch)...)
+	}
 	largest := 0.0
 	for _, y := range want {
 		largest = max(largest, math.Abs(float64(y)))
 	}
-	for name, got := range map[string][]float32{"at once": apply(0, tokens, nil), "with a cache": steps} {
+	for name, got := range results {
 		for i, y := range want {
-			if e := math.Abs(float64(got[i]) - float64(y)); !(e <= 0x1p-17*largest) {
+			if e := math.Abs(float64(got[i]) - float64(y)); !(e <= bound*largest) {
 				t.Fatalf("%s: y[%d] is %v, should be %v, the largest is %v", name, i, got[i], y, largest)
 			}
 		}

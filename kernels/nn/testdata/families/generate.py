@@ -57,6 +57,28 @@ def halves(x, frequencies, factor=1):
     return turned
 
 
+def neighbours(x, frequencies, factor=1):
+    """Pairs (2i, 2i + 1) are complex numbers."""
+    out = []
+    for position, token in enumerate(x):
+        turns = [complex(math.cos(position * f) * factor, math.sin(position * f) * factor) for f in frequencies]
+        out.append([sum(([z.real, z.imag] for z in (complex(*h[2 * i:2 * i + 2]) * a for i, a in enumerate(turns))), []) for h in token])
+    return out
+
+
+def yarn(base, d, s):
+    """Frequencies of pairs."""
+    low, high = (d * math.log(s["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (s["beta_fast"], s["beta_slow"]))
+    if s.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, d - 1)
+    f = []
+    for i, a in enumerate(plain_frequencies(base, d)):
+        ramp = min(max((i - low) / (high - low), 0), 1)
+        f.append(a / s["factor"] * ramp + a * (1 - ramp))
+    return f
+
+
 def attend(q, k, v, scale, sees, sinks=None):
     """Softmax attention in which row i of head h sees the keys j with sees(i, j)."""
     groups, out = len(q[0]) // len(k[0]), []
@@ -130,16 +152,8 @@ def olmo2(x, t, c, kind):
 def llama4(x, t, c, kind):
     d, eps = c["head_dim"], c["rms_norm_eps"]
     f = plain_frequencies(c["rope_theta"], d)
-
-    def rotated(tokens):  # neighbours are complex numbers
-        out = []
-        for position, token in enumerate(tokens):
-            turns = [complex(math.cos(position * a), math.sin(position * a)) for a in f]
-            out.append([sum(([z.real, z.imag] for z in (complex(*h[2 * i:2 * i + 2]) * a for i, a in enumerate(turns))), []) for h in token])
-        return out
-
-    q = each(lambda h: rms(h, eps), rotated(split(linear(x, t["q_proj.weight"]), d)))
-    k = each(lambda h: rms(h, eps), rotated(split(linear(x, t["k_proj.weight"]), d)))
+    q = each(lambda h: rms(h, eps), neighbours(split(linear(x, t["q_proj.weight"]), d), f))
+    k = each(lambda h: rms(h, eps), neighbours(split(linear(x, t["k_proj.weight"]), d), f))
     v = split(linear(x, t["v_proj.weight"]), d)
     chunk = c["attention_chunk_size"]
     o = attend(q, k, v, d ** -0.5, lambda i, j: j <= i and i // chunk == j // chunk)
@@ -148,14 +162,8 @@ def llama4(x, t, c, kind):
 
 def gpt_oss(x, t, c, kind):
     d, s = c["head_dim"], c["rope_scaling"]
-    base, length, factor = c["rope_theta"], s["original_max_position_embeddings"], s["factor"]
-    low, high = (d * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (s["beta_fast"], s["beta_slow"]))
-    low, high = max(low, 0), min(high, d - 1)  # not truncated
-    f = []
-    for i, a in enumerate(plain_frequencies(base, d)):
-        ramp = min(max((i - low) / (high - low), 0), 1)
-        f.append(a / factor * ramp + a * (1 - ramp))
-    far = 0.1 * math.log(factor) + 1
+    f = yarn(c["rope_theta"], d, s)
+    far = 0.1 * math.log(s["factor"]) + 1
     q, k, v = (split(linear(x, t[p + ".weight"], t[p + ".bias"]), d) for p in ("q_proj", "k_proj", "v_proj"))
     o = attend(halves(q, f, far), halves(k, f, far), v, d ** -0.5, sliding(c["sliding_window"]), t["sinks"])
     return linear(o, t["o_proj.weight"], t["o_proj.bias"])
@@ -174,6 +182,23 @@ def gemma4(x, t, c, kind):
     if full:  # proportional: the others have the frequency 0
         f = [a if i < int(rope["partial_rotary_factor"] * d // 2) else 0 for i, a in enumerate(f)]
     return linear(attend(halves(q, f), halves(k, f), v, 1, sees), t["o_proj.weight"])
+
+
+def deepseek(x, t, c, kind):
+    n, r, dv, rank, s = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"], c["kv_lora_rank"], c["rope_scaling"]
+    f, factor, scale = plain_frequencies(c["rope_theta"], r), 1, (n + r) ** -0.5
+    if s:
+        ms = [0.1 * s[m] * math.log(s["factor"]) + 1 for m in ("mscale", "mscale_all_dim")]
+        f, factor, scale = yarn(c["rope_theta"], r, s), ms[0] / ms[1], scale * ms[1] ** 2
+    u, name = x, "q_proj.weight"
+    if c["q_lora_rank"]:
+        u, name = [weighted(t["q_a_layernorm.weight"], 1e-6)(row) for row in linear(x, t["q_a_proj.weight"])], "q_b_proj.weight"
+    q, both = split(linear(u, t[name]), n + r), linear(x, t["kv_a_proj_with_mqa.weight"])
+    kv = split(linear([weighted(t["kv_a_layernorm.weight"], 1e-6)(row[:rank]) for row in both], t["kv_b_proj.weight"]), n + dv)
+    at_q, at_k = neighbours(each(lambda h: h[n:], q), f, factor), neighbours([[row[rank:]] for row in both], f, factor)
+    q = [[h[:n] + p for h, p in zip(*token)] for token in zip(q, at_q)]
+    k = [[h[:n] + p[0] for h in token] for token, p in zip(kv, at_k)]
+    return linear(attend(q, k, each(lambda h: h[n:], kv), scale, causal), t["o_proj.weight"])
 
 
 def config(family, kinds, **more):
@@ -197,6 +222,11 @@ MODELS = {
                               attention_k_eq_v=True, num_kv_shared_layers=0, sliding_window=4, rope_parameters={
                                   SLIDING: {"rope_type": "default", "rope_theta": 1e4},
                                   FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}})),
+    "deepseek_v3": (deepseek, config("deepseek_v3", [FULL], hidden_size=40, rope_theta=1e4, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8,
+                                     v_head_dim=10, num_key_value_heads=4, rope_scaling={"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                                                                                         "mscale_all_dim": 0.5, "original_max_position_embeddings": 4096})),
+    "deepseek_v2": (deepseek, config("deepseek_v2", [FULL], hidden_size=40, rope_theta=1e4, q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8,
+                                     v_head_dim=10, num_key_value_heads=4, rope_scaling=None)),
 }
 
 
@@ -210,6 +240,15 @@ def tensors(family, c, kind, rng):
     def normal(*shape):
         return [normal(*shape[1:]) for _ in range(shape[0])] if shape else rng.randint(-127, 127) / 256
 
+    def ones(n):
+        return [1 + rng.randint(-64, 63) / 128 for _ in range(n)]
+
+    if "kv_lora_rank" in c:
+        n, r, dv, rank, queries = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"], c["kv_lora_rank"], c["q_lora_rank"]
+        t = {"kv_a_proj_with_mqa.weight": normal(rank + r, m), "kv_a_layernorm.weight": ones(rank), "kv_b_proj.weight": normal(h * (n + dv), rank), "o_proj.weight": normal(m, h * dv)}
+        if queries:
+            return t | {"q_a_proj.weight": normal(queries, m), "q_a_layernorm.weight": ones(queries), "q_b_proj.weight": normal(h * (n + r), queries)}
+        return t | {"q_proj.weight": normal(h * (n + r), m)}
     t = {"q_proj.weight": normal(h * d * (2 if family == "qwen3_next" else 1), m), "k_proj.weight": normal(kv * d, m), "o_proj.weight": normal(m, h * d)}
     if not keys_are_values:
         t["v_proj.weight"] = normal(kv * d, m)
@@ -219,7 +258,7 @@ def tensors(family, c, kind, rng):
         t["sinks"] = [4 * a for a in normal(h)]
     elif family != "llama4":
         lengths = (h * d, kv * d) if family == "olmo2" else (d, d)
-        factor = normal if family in ("qwen3_next", "gemma3") else lambda n: [1 + rng.randint(-64, 63) / 128 for _ in range(n)]
+        factor = normal if family in ("qwen3_next", "gemma3") else ones
         t |= {p + "_norm.weight": factor(n) for p, n in zip("qk", lengths)}
     return t
 

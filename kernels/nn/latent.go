@@ -1,0 +1,210 @@
+package nn
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/kvcache"
+)
+
+// LatentAttention is multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2), as in DeepSeek V2
+// and V3 and Kimi K2. Keys and values of all heads follow from one small row of a token, [c | p],
+// and a cache stores that row alone:
+//
+//	c = norm(x·Wkva[:r])       p = RoPE(x·Wkva[r:])
+//	[u | ρ] of head h = norm(x·Wqa)·Wq, whose last RopeDim elements are rotated
+//
+// There are two ways to compute the same attention, with scale m²/√(NopeDim+RopeDim), where m² is
+// the [Scaling.SoftmaxFactor] of the RoPE:
+//
+//	expanded   q = [u | ρ]       k = [c·Wk | p]   v = c·Wv    o = softmax(scale·q·kᵀ)·v
+//	absorbed   q = [u·Wkᵀ | ρ]   k = [c | p]      v = c       o = softmax(scale·q·kᵀ)·v·Wv
+//
+// Expanded, a pair of a query and a key takes 2·(NopeDim+RopeDim+ValueDim) operations for each head,
+// absorbed 2·(2·Rank+RopeDim), which is 3.4 times as many for DeepSeek V3. Both multiply
+// each row of x by Wk and Wv once, but expanded keys need it for each row of a cache too. A call is
+// therefore expanded when rows of x see rows of x alone, without a cache or over an empty one, and
+// absorbed over a cache with tokens. Methods are safe for concurrent use.
+type LatentAttention struct {
+	dev    *kernels.Device
+	config LatentConfig
+	w      LatentWeights // in the device's memory
+}
+
+// NewLatentAttention returns a layer with weights w, rounded to c.DType, in the device's memory, for
+// the caller to Release. The weights come from [LatentConfig.LoadSafetensors]. Errors as for
+// [NewMultiHeadAttention].
+func NewLatentAttention(ctx context.Context, dev *kernels.Device, c LatentConfig, w LatentWeights) (l *LatentAttention, err error) {
+	defer op.Annotate(&err, "latent attention")
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	list, be := w.list(c), dev.Backend()
+	if err := cmp.Or(list.Check(), lacks[backend.Projector](be, true, "projections"), lacks[backend.Rotator](be, true, "rotary embedding"),
+		lacks[backend.Normaliser](be, true, "norms"), lacks[backend.Copier](be, true, "copies")); err != nil {
+		return nil, err
+	}
+	l = &LatentAttention{dev: dev, config: c}
+	if err := list.Upload(ctx, dev, c.DType, l.w.list(c)); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Release frees the memory of the weights.
+func (l *LatentAttention) Release() { l.w.list(l.config).Release() }
+
+// Apply computes the layer's output for x and allocates it, for the caller to Release:
+//
+//	x [B, 1, S, Model]    y [B, 1, S, Model] of x's dtype
+//
+// The Scale of the options is the one above unless it is set. Their Cache has the shape
+// kvcache.Config{Dim: Rank+RopeDim, Latent: Rank} and no window. Memory, MemoryAngles, LSE and
+// Weights are refused. Expanded keys and values take Heads·(NopeDim+RopeDim+ValueDim) elements for
+// each row of x while the call runs. Errors as for [MultiHeadAttention.Apply].
+func (l *LatentAttention) Apply(ctx context.Context, x kernels.Tensor, opt MultiHeadOptions) (y kernels.Tensor, err error) {
+	defer op.Annotate(&err, "latent attention")
+	if err := l.check(x, &opt); err != nil {
+		return y, err
+	}
+	b := steps{ctx: ctx, dev: l.dev, dtype: x.DType()}
+	defer b.release()
+	l.apply(&b, &y, x, opt)
+	if b.err != nil {
+		y.Release()
+		return kernels.Tensor{}, b.err
+	}
+	return y, nil
+}
+
+// check checks the inputs and sets the scale.
+func (l *LatentAttention) check(x kernels.Tensor, opt *MultiHeadOptions) error {
+	c := l.config
+	if err := x.Check("x", floats...); err != nil {
+		return err
+	}
+	s := x.Shape()
+	if want := (kernels.Shape{s[0], 1, s[2], c.Model}); s != want {
+		return fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", s, c.Model, kernels.ErrShape)
+	}
+	switch {
+	case !opt.Memory.IsZero() || opt.MemoryAngles != (kernels.Angles{}):
+		return fmt.Errorf("options Memory or MemoryAngles is set, but keys of latent attention are those of x: leave them out: %w", kernels.ErrOption)
+	case opt.LSE || opt.Weights:
+		return fmt.Errorf("options LSE or Weights is set, but the layer returns its output alone: leave them out: %w", kernels.ErrOption)
+	case opt.Positions != nil && opt.Angles != (kernels.Angles{}):
+		return fmt.Errorf("options Positions and Angles are both set: leave one of them out: %w", kernels.ErrOption)
+	case opt.MaskLast && opt.Cache == nil:
+		return fmt.Errorf("option MaskLast is set without a Cache: %w", kernels.ErrOption)
+	}
+	if opt.Scale == nil {
+		opt.Scale = new(c.RoPE.Scaling.SoftmaxFactor() / math.Sqrt(float64(c.NopeDim+c.RopeDim)))
+	}
+	on := op.LayerPath
+	if opt.Cache != nil {
+		on |= op.CachePath
+		if k := opt.Cache.Config(); k.KVHeads != 1 || k.Dim != c.Rank+c.RopeDim || k.Latent != c.Rank || k.Window != 0 {
+			return fmt.Errorf("the Cache has KVHeads %d, Dim %d, Latent %d and Window %d, they must be 1, %d, %d and 0 for the layer: %w",
+				k.KVHeads, k.Dim, k.Latent, k.Window, c.Rank+c.RopeDim, c.Rank, kernels.ErrShape)
+		}
+		if n := len(opt.Cache.Lens()); n != s[0] {
+			return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", s[0], n, kernels.ErrShape)
+		}
+	}
+	return cmp.Or(op.CheckPositions(opt.Positions, s[0], s[2], "x"), op.CheckPath(&opt.Options, on))
+}
+
+// apply computes y. Its steps do nothing after an error.
+func (l *LatentAttention) apply(b *steps, y *kernels.Tensor, x kernels.Tensor, opt MultiHeadOptions) {
+	c, w, s := l.config, l.w, x.Shape()
+	h, d := c.Heads, c.NopeDim+c.RopeDim
+	rows := func(n int) kernels.Tensor { return b.alloc(kernels.Shape{s[0], 1, s[2], n}) }
+	u := x
+	if c.QueryRank > 0 {
+		u = rows(c.QueryRank)
+		b.project(u, x, w.Wqa)
+		b.normalise(u, w.QNorm)
+	}
+	flat, latent, attended := rows(h*d), rows(c.Rank+c.RopeDim), rows(h*c.ValueDim)
+	b.project(flat, u, w.Wq)
+	b.project(latent, x, w.Wkva)
+	if b.err != nil {
+		return
+	}
+	q, o, wk, wv := splitHeads(flat, h), splitHeads(attended, h), splitHeads(w.Wk, h), splitHeads(w.Wv, h)
+	content, place := b.columns(latent, 0, c.Rank), b.columns(latent, c.Rank, c.Rank+c.RopeDim)
+	b.normalise(content, w.KVNorm)
+	b.rotate(c.RoPE, b.columns(q, c.NopeDim, d), place, &opt)
+	expanded := expands(&opt, s[2])
+	if opt.Cache != nil && b.err == nil {
+		b.err = opt.Cache.AppendAt(b.ctx, latent, kernels.Tensor{}, opt.Count, opt.Positions)
+	}
+	if b.err != nil {
+		return
+	}
+	if expanded {
+		k, v := splitHeads(rows(h*d), h), splitHeads(rows(h*c.ValueDim), h)
+		each := func(t kernels.Tensor) kernels.Tensor { // the same for each head
+			return b.must(t.Broadcast(kernels.Shape{s[0], h, s[2], t.Shape()[kernels.Dim]}))
+		}
+		b.project(b.columns(k, 0, c.NopeDim), each(content), wk)
+		b.copy(b.columns(k, c.NopeDim, d), each(place))
+		b.project(v, each(content), wv)
+		opt.Causal = opt.Causal || opt.Cache != nil
+		b.attend(o, q, k, v, opt.Options)
+	} else {
+		absorbed, sums := splitHeads(rows(h*(c.Rank+c.RopeDim)), h), splitHeads(rows(h*c.Rank), h)
+		b.project(b.columns(absorbed, 0, c.Rank), b.columns(q, 0, c.NopeDim), b.transposed(wk))
+		b.copy(b.columns(absorbed, c.Rank, c.Rank+c.RopeDim), b.columns(q, c.NopeDim, d))
+		if b.err == nil {
+			b.err = opt.Cache.AttentionInto(b.ctx, kernels.Result{O: sums}, absorbed, kvcache.CallOptions{Options: opt.Options, Count: opt.Count, Positions: opt.Positions, MaskLast: opt.MaskLast})
+		}
+		b.project(o, sums, wv)
+	}
+	b.project(b.kept(y, s), attended, w.Wo)
+}
+
+// expands reports whether S rows of x see rows of x alone, as far as one sequence has all of them.
+func expands(opt *MultiHeadOptions, s int) bool {
+	if opt.Cache == nil {
+		return true
+	}
+	empty := !slices.ContainsFunc(opt.Cache.Lens(), func(n int) bool { return n > 0 })
+	return empty && !opt.MaskLast && (opt.Count == nil || slices.Contains(opt.Count, s))
+}
+
+// normalise replaces the rows of x by their norms.
+func (b *steps) normalise(x, w kernels.Tensor) {
+	if b.err == nil {
+		b.err = b.dev.Normalise(b.ctx, x, x, w, kernels.Norm{})
+	}
+}
+
+// rotate rotates q and k in place.
+func (b *steps) rotate(r *RoPE, q, k kernels.Tensor, opt *MultiHeadOptions) {
+	if b.err != nil {
+		return
+	}
+	angles, made, err := r.anglesOf(b.ctx, b.dev, opt.Angles, opt.Positions, q, opt.Cache)
+	defer made.Release()
+	if b.err = err; err == nil {
+		b.err = cmp.Or(b.dev.Rotate(b.ctx, q, q, angles), b.dev.Rotate(b.ctx, k, k, angles))
+	}
+}
+
+// attend computes attention into o.
+func (b *steps) attend(o, q, k, v kernels.Tensor, opt kernels.Options) {
+	if b.err != nil {
+		return
+	}
+	call, err := b.dev.Prepare(q, k, v, opt)
+	if b.err = err; err == nil {
+		b.err = call.RunInto(b.ctx, kernels.Result{O: o})
+	}
+}
