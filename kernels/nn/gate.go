@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 )
 
 // GateKind is the gate of a layer's output. With a gate, the output o of the attention is
@@ -53,22 +54,22 @@ func (l *MultiHeadAttention) applyGate(ctx context.Context, p *Pass) (err error)
 
 // gateBackward turns do, the gradient of the gated output, into that of the output, in place,
 // and returns the gradient of the gate's projection.
-func (l *MultiHeadAttention) gateBackward(b *steps, p *Pass, do kernels.Tensor) (dGate kernels.Tensor) {
-	if p.gate.IsZero() || b.err != nil {
+func (l *MultiHeadAttention) gateBackward(b *steps.Steps, p *Pass, do kernels.Tensor) (dGate kernels.Tensor) {
+	if p.gate.IsZero() || b.Err != nil {
 		return dGate
 	}
 	c, shape := l.config, do.Shape()
-	terms := b.alloc(shape)
-	if b.err == nil {
+	terms := b.Alloc(shape)
+	if b.Err == nil {
 		do = splitHeads(do, c.Heads)
-		b.err = l.dev.GateBackward(b.ctx, do, splitHeads(terms, c.Heads), do, splitHeads(p.attended, c.Heads), p.gate)
+		b.Err = l.dev.GateBackward(b.Ctx, do, splitHeads(terms, c.Heads), do, splitHeads(p.attended, c.Heads), p.gate)
 	}
 	if c.Gate != GateHeads {
 		return terms
 	}
 	// The gate of a head has the sum of the terms of its elements.
 	shape[kernels.Dim] = c.Heads
-	dGate = b.alloc(shape)
-	b.project(b.rows(dGate, 1), b.rows(terms, c.ValueDim), b.ones(kernels.Shape{1, 1, c.ValueDim, 1}))
+	dGate = b.Alloc(shape)
+	b.Project(b.Rows(dGate, 1), b.Rows(terms, c.ValueDim), b.Ones(kernels.Shape{1, 1, c.ValueDim, 1}))
 	return dGate
 }

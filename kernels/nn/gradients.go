@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 )
 
 // Pass is one forward pass of a layer with what [MultiHeadAttention.Backward] needs of it.
@@ -83,9 +84,9 @@ func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt 
 //
 // Errors as for [kernels.Call.Backward].
 func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.Tensor) (g LayerGradients, err error) {
-	b := steps{ctx: ctx, dev: l.dev}
+	b := steps.Steps{Ctx: ctx, Dev: l.dev}
 	defer func() {
-		b.release()
+		b.Release()
 		if err != nil {
 			g.Release()
 			g = LayerGradients{}
@@ -99,136 +100,60 @@ func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.T
 		return g, err
 	}
 	l.backward(&b, p, dy, &g)
-	return g, b.err
+	return g, b.Err
 }
 
 // backward computes g. Its steps do nothing after an error.
-func (l *MultiHeadAttention) backward(b *steps, p *Pass, dy kernels.Tensor, g *LayerGradients) {
+func (l *MultiHeadAttention) backward(b *steps.Steps, p *Pass, dy kernels.Tensor, g *LayerGradients) {
 	c, d, w := l.config, p.call.Dims(), &g.Weights
 	// y = joined·Wo + Bo
-	b.linear(&w.Wo, &w.Bo, p.joined, dy, c.Bias)
-	dJoined := b.alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.ValueDim})
-	b.project(dJoined, dy, b.transposed(l.w.Wo))
+	b.LinearBackward(&w.Wo, &w.Bo, p.joined, dy, c.Bias)
+	dJoined := b.Alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.ValueDim})
+	b.Project(dJoined, dy, b.Transposed(l.w.Wo))
 	dGate := l.gateBackward(b, p, dJoined)
-	dq := b.alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.HeadDim})
-	dk := b.alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.HeadDim})
-	dv := b.alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.ValueDim})
-	if b.err != nil {
+	dq := b.Alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.HeadDim})
+	dk := b.Alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.HeadDim})
+	dv := b.Alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.ValueDim})
+	if b.Err != nil {
 		return
 	}
 	qkv := [3]kernels.Tensor{splitHeads(dq, c.Heads), splitHeads(dk, c.KVHeads), splitHeads(dv, c.KVHeads)}
-	b.attention(&g.Attention, p, qkv, splitHeads(dJoined, c.Heads))
+	p.attentionBackward(b, &g.Attention, qkv, splitHeads(dJoined, c.Heads))
 	if c.Sinks {
 		w.Sinks, g.Attention.Sinks = g.Attention.Sinks, kernels.Tensor{}
 	}
 	l.operandsBackward(b, p, qkv, w)
-	b.linear(&w.Wq, &w.Bq, p.x, dq, c.Bias)
+	b.LinearBackward(&w.Wq, &w.Bq, p.x, dq, c.Bias)
 	weights, outputs := []kernels.Tensor{l.w.Wq}, []kernels.Tensor{dq}
 	if !dGate.IsZero() {
-		b.linear(&w.Wg, &w.Bg, p.x, dGate, c.Bias)
+		b.LinearBackward(&w.Wg, &w.Bg, p.x, dGate, c.Bias)
 		weights, outputs = append(weights, l.w.Wg), append(outputs, dGate)
 	}
 	wv := l.w.Wv
 	if c.KeysAsValues { // the gradients of Wk from keys and from values add up
 		wv = l.w.Wk
-		b.linear(&w.Wk, &w.Bk, b.concat(kernels.Batch, p.z, p.z), b.concat(kernels.Batch, dk, dv), c.Bias)
+		b.LinearBackward(&w.Wk, &w.Bk, b.Concat(kernels.Batch, p.z, p.z), b.Concat(kernels.Batch, dk, dv), c.Bias)
 	} else {
-		b.linear(&w.Wk, &w.Bk, p.z, dk, c.Bias)
-		b.linear(&w.Wv, &w.Bv, p.z, dv, c.Bias)
+		b.LinearBackward(&w.Wk, &w.Bk, p.z, dk, c.Bias)
+		b.LinearBackward(&w.Wv, &w.Bv, p.z, dv, c.Bias)
 	}
 	if p.opt.Memory.IsZero() {
 		weights, outputs = append(weights, l.w.Wk, wv), append(outputs, dk, dv)
 	} else {
-		b.input(&g.Memory, []kernels.Tensor{dk, dv}, []kernels.Tensor{l.w.Wk, wv})
+		b.InputBackward(&g.Memory, []kernels.Tensor{dk, dv}, []kernels.Tensor{l.w.Wk, wv})
 	}
-	b.input(&g.X, outputs, weights)
+	b.InputBackward(&g.X, outputs, weights)
 }
 
-// flat returns t [B, 1, S, N] as the rows of all batches, [1, 1, B·S, N].
-func (b *steps) flat(t kernels.Tensor) kernels.Tensor {
-	rows, ok := t.Rows()
-	if !ok {
-		c := b.alloc(t.Shape())
-		b.copy(c, t)
-		rows, _ = c.Rows() // contiguous
-	}
-	return rows
-}
-
-// attention computes the gradients d of q, k and v, and those of the options.
-func (b *steps) attention(options *kernels.Gradients, p *Pass, d [3]kernels.Tensor, dO kernels.Tensor) {
+// attentionBackward computes the gradients d of q, k and v, and those of the options.
+func (p *Pass) attentionBackward(b *steps.Steps, options *kernels.Gradients, d [3]kernels.Tensor, dO kernels.Tensor) {
 	want := p.call.Gradients()
 	want.Q, want.K, want.V = kernels.Tensor{}, kernels.Tensor{}, kernels.Tensor{}
-	if *options, b.err = p.call.AllocGradients(b.ctx, want); b.err != nil {
+	if *options, b.Err = p.call.AllocGradients(b.Ctx, want); b.Err != nil {
 		return
 	}
 	grads := *options
 	grads.Q, grads.K, grads.V = d[0], d[1], d[2]
-	b.err = p.call.Backward(b.ctx, grads, kernels.Result{O: dO},
+	b.Err = p.call.Backward(b.Ctx, grads, kernels.Result{O: dO},
 		kernels.Result{O: splitHeads(p.attended, p.call.Dims().Heads), LSE: p.LSE})
-}
-
-// linear computes the gradients of the weight and the bias of y = x·w + bias.
-func (b *steps) linear(dw, dbias *kernels.Tensor, x, dy kernels.Tensor, bias bool) {
-	x, dy = b.flat(x), b.flat(dy)
-	n := dy.Shape()[kernels.Dim]
-	b.project(b.kept(dw, kernels.Shape{1, 1, x.Shape()[kernels.Dim], n}), b.transposed(x), dy)
-	if bias {
-		b.sum(dbias, dy)
-	}
-}
-
-// sum computes the sum of the rows of t [1, 1, S, N].
-func (b *steps) sum(to *kernels.Tensor, t kernels.Tensor) {
-	s := t.Shape()
-	b.project(b.kept(to, kernels.Shape{1, 1, 1, s[kernels.Dim]}), b.ones(kernels.Shape{1, 1, 1, s[kernels.Seq]}), t)
-}
-
-// ones returns a tensor of ones.
-func (b *steps) ones(shape kernels.Shape) kernels.Tensor {
-	if b.err != nil {
-		return kernels.Tensor{}
-	}
-	one := b.must(b.dev.FromFloat32(b.ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1}))
-	b.temporary = append(b.temporary, one)
-	return b.must(one.Broadcast(shape))
-}
-
-// rows returns contiguous memory as rows of n elements.
-func (b *steps) rows(t kernels.Tensor, n int) kernels.Tensor {
-	if b.err != nil {
-		return t
-	}
-	rows := t.Shape().Elements() / n
-	return b.must(t.View(kernels.Shape{1, 1, rows, n}, kernels.Strides{rows * n, rows * n, n, 1}, 0))
-}
-
-// concat returns tensors next to each other along an axis.
-func (b *steps) concat(axis int, ts ...kernels.Tensor) kernels.Tensor {
-	if len(ts) == 1 {
-		return ts[0]
-	}
-	s, at := ts[0].Shape(), 0
-	for _, t := range ts[1:] {
-		s[axis] += t.Shape()[axis]
-	}
-	all := b.alloc(s)
-	for _, t := range ts {
-		n := t.Shape()[axis]
-		b.copy(b.must(all.Slice(axis, at, at+n)), t)
-		at += n
-	}
-	return all
-}
-
-// input computes dx = Σ dy·wᵀ over the layers that read x: one product of the gradients of all
-// outputs, side by side, and the transposed weights below each other.
-func (b *steps) input(dx *kernels.Tensor, dy, weights []kernels.Tensor) {
-	below := make([]kernels.Tensor, len(weights))
-	for i, w := range weights {
-		below[i] = b.transposed(w)
-	}
-	shape := dy[0].Shape()
-	shape[kernels.Dim] = weights[0].Shape()[kernels.Seq]
-	b.project(b.kept(dx, shape), b.concat(kernels.Dim, dy...), b.concat(kernels.Seq, below...))
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
@@ -73,12 +74,12 @@ func (l *LatentAttention) Apply(ctx context.Context, x kernels.Tensor, opt Multi
 	if err := l.check(x, &opt); err != nil {
 		return y, err
 	}
-	b := steps{ctx: ctx, dev: l.dev, dtype: x.DType()}
-	defer b.release()
+	b := steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
+	defer b.Release()
 	l.apply(&b, &y, x, opt)
-	if b.err != nil {
+	if b.Err != nil {
 		y.Release()
-		return kernels.Tensor{}, b.err
+		return kernels.Tensor{}, b.Err
 	}
 	return y, nil
 }
@@ -121,53 +122,53 @@ func (l *LatentAttention) check(x kernels.Tensor, opt *MultiHeadOptions) error {
 }
 
 // apply computes y. Its steps do nothing after an error.
-func (l *LatentAttention) apply(b *steps, y *kernels.Tensor, x kernels.Tensor, opt MultiHeadOptions) {
+func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Tensor, opt MultiHeadOptions) {
 	c, w, s := l.config, l.w, x.Shape()
 	h, d := c.Heads, c.NopeDim+c.RopeDim
-	rows := func(n int) kernels.Tensor { return b.alloc(kernels.Shape{s[0], 1, s[2], n}) }
+	rows := func(n int) kernels.Tensor { return b.Alloc(kernels.Shape{s[0], 1, s[2], n}) }
 	u := x
 	if c.QueryRank > 0 {
 		u = rows(c.QueryRank)
-		b.project(u, x, w.Wqa)
-		b.normalise(u, w.QNorm)
+		b.Project(u, x, w.Wqa)
+		b.Normalise(u, w.QNorm)
 	}
 	flat, latent, attended := rows(h*d), rows(c.Rank+c.RopeDim), rows(h*c.ValueDim)
-	b.project(flat, u, w.Wq)
-	b.project(latent, x, w.Wkva)
-	if b.err != nil {
+	b.Project(flat, u, w.Wq)
+	b.Project(latent, x, w.Wkva)
+	if b.Err != nil {
 		return
 	}
 	q, o, wk, wv := splitHeads(flat, h), splitHeads(attended, h), splitHeads(w.Wk, h), splitHeads(w.Wv, h)
-	content, place := b.columns(latent, 0, c.Rank), b.columns(latent, c.Rank, c.Rank+c.RopeDim)
-	b.normalise(content, w.KVNorm)
-	b.rotate(c.RoPE, b.columns(q, c.NopeDim, d), place, &opt)
+	content, place := b.Columns(latent, 0, c.Rank), b.Columns(latent, c.Rank, c.Rank+c.RopeDim)
+	b.Normalise(content, w.KVNorm)
+	rotate(b, c.RoPE, b.Columns(q, c.NopeDim, d), place, &opt)
 	expanded := expands(&opt, s[2])
-	if opt.Cache != nil && b.err == nil {
-		b.err = opt.Cache.AppendAt(b.ctx, latent, kernels.Tensor{}, opt.Count, opt.Positions)
+	if opt.Cache != nil && b.Err == nil {
+		b.Err = opt.Cache.AppendAt(b.Ctx, latent, kernels.Tensor{}, opt.Count, opt.Positions)
 	}
-	if b.err != nil {
+	if b.Err != nil {
 		return
 	}
 	if expanded {
 		k, v := splitHeads(rows(h*d), h), splitHeads(rows(h*c.ValueDim), h)
 		each := func(t kernels.Tensor) kernels.Tensor { // the same for each head
-			return b.must(t.Broadcast(kernels.Shape{s[0], h, s[2], t.Shape()[kernels.Dim]}))
+			return b.Must(t.Broadcast(kernels.Shape{s[0], h, s[2], t.Shape()[kernels.Dim]}))
 		}
-		b.project(b.columns(k, 0, c.NopeDim), each(content), wk)
-		b.copy(b.columns(k, c.NopeDim, d), each(place))
-		b.project(v, each(content), wv)
+		b.Project(b.Columns(k, 0, c.NopeDim), each(content), wk)
+		b.Copy(b.Columns(k, c.NopeDim, d), each(place))
+		b.Project(v, each(content), wv)
 		opt.Causal = opt.Causal || opt.Cache != nil
-		b.attend(o, q, k, v, opt.Options)
+		b.Attend(o, q, k, v, opt.Options)
 	} else {
 		absorbed, sums := splitHeads(rows(h*(c.Rank+c.RopeDim)), h), splitHeads(rows(h*c.Rank), h)
-		b.project(b.columns(absorbed, 0, c.Rank), b.columns(q, 0, c.NopeDim), b.transposed(wk))
-		b.copy(b.columns(absorbed, c.Rank, c.Rank+c.RopeDim), b.columns(q, c.NopeDim, d))
-		if b.err == nil {
-			b.err = opt.Cache.AttentionInto(b.ctx, kernels.Result{O: sums}, absorbed, kvcache.CallOptions{Options: opt.Options, Count: opt.Count, Positions: opt.Positions, MaskLast: opt.MaskLast})
+		b.Project(b.Columns(absorbed, 0, c.Rank), b.Columns(q, 0, c.NopeDim), b.Transposed(wk))
+		b.Copy(b.Columns(absorbed, c.Rank, c.Rank+c.RopeDim), b.Columns(q, c.NopeDim, d))
+		if b.Err == nil {
+			b.Err = opt.Cache.AttentionInto(b.Ctx, kernels.Result{O: sums}, absorbed, kvcache.CallOptions{Options: opt.Options, Count: opt.Count, Positions: opt.Positions, MaskLast: opt.MaskLast})
 		}
-		b.project(o, sums, wv)
+		b.Project(o, sums, wv)
 	}
-	b.project(b.kept(y, s), attended, w.Wo)
+	b.Project(b.Keep(y, s), attended, w.Wo)
 }
 
 // expands reports whether S rows of x see rows of x alone, as far as one sequence has all of them.
@@ -179,32 +180,14 @@ func expands(opt *MultiHeadOptions, s int) bool {
 	return empty && !opt.MaskLast && (opt.Count == nil || slices.Contains(opt.Count, s))
 }
 
-// normalise replaces the rows of x by their norms.
-func (b *steps) normalise(x, w kernels.Tensor) {
-	if b.err == nil {
-		b.err = b.dev.Normalise(b.ctx, x, x, w, kernels.Norm{})
-	}
-}
-
 // rotate rotates q and k in place.
-func (b *steps) rotate(r *RoPE, q, k kernels.Tensor, opt *MultiHeadOptions) {
-	if b.err != nil {
+func rotate(b *steps.Steps, r *RoPE, q, k kernels.Tensor, opt *MultiHeadOptions) {
+	if b.Err != nil {
 		return
 	}
-	angles, made, err := r.anglesOf(b.ctx, b.dev, opt.Angles, opt.Positions, q, opt.Cache)
+	angles, made, err := r.anglesOf(b.Ctx, b.Dev, opt.Angles, opt.Positions, q, opt.Cache)
 	defer made.Release()
-	if b.err = err; err == nil {
-		b.err = cmp.Or(b.dev.Rotate(b.ctx, q, q, angles), b.dev.Rotate(b.ctx, k, k, angles))
-	}
-}
-
-// attend computes attention into o.
-func (b *steps) attend(o, q, k, v kernels.Tensor, opt kernels.Options) {
-	if b.err != nil {
-		return
-	}
-	call, err := b.dev.Prepare(q, k, v, opt)
-	if b.err = err; err == nil {
-		b.err = call.RunInto(b.ctx, kernels.Result{O: o})
+	if b.Err = err; err == nil {
+		b.Err = cmp.Or(b.Dev.Rotate(b.Ctx, q, q, angles), b.Dev.Rotate(b.Ctx, k, k, angles))
 	}
 }

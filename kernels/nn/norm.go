@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 )
 
 // Norm is the root-mean-square norm of queries and keys (QK-norm). The zero value is that
@@ -117,10 +118,10 @@ func (l *MultiHeadAttention) normalise(ctx context.Context, p *Pass) (err error)
 
 // operandsBackward turns d, the gradients of queries, keys and values, into those of their
 // projections, in place, and computes the gradients of the norm's weights.
-func (l *MultiHeadAttention) operandsBackward(b *steps, p *Pass, d [3]kernels.Tensor, w *MultiHeadWeights) {
+func (l *MultiHeadAttention) operandsBackward(b *steps.Steps, p *Pass, d [3]kernels.Tensor, w *MultiHeadWeights) {
 	rotate := func() {
-		if b.err == nil {
-			b.err = l.rotate(b.ctx, d, &p.opt, true)
+		if b.Err == nil {
+			b.Err = l.rotate(b.Ctx, d, &p.opt, true)
 		}
 	}
 	if !l.config.afterRoPE() {
@@ -130,14 +131,14 @@ func (l *MultiHeadAttention) operandsBackward(b *steps, p *Pass, d [3]kernels.Te
 		dx, x := n.rows(d[n.at]), n.rows(p.raw[n.at])
 		var terms, dw kernels.Tensor
 		if !n.w.IsZero() {
-			terms = b.alloc(joinHeads(d[n.at]).Shape())
+			terms = b.Alloc(joinHeads(d[n.at]).Shape())
 			dw = splitHeads(terms, dx.Shape()[kernels.Heads])
 		}
-		if b.err == nil {
-			b.err = l.dev.NormaliseBackward(b.ctx, dx, dw, dx, x, n.w, n.n)
+		if b.Err == nil {
+			b.Err = l.dev.NormaliseBackward(b.Ctx, dx, dw, dx, x, n.w, n.n)
 		}
 		if !n.w.IsZero() {
-			b.sum([]*kernels.Tensor{&w.QNorm, &w.KNorm}[n.at], b.rows(terms, n.w.Shape()[kernels.Dim]))
+			b.Sum([]*kernels.Tensor{&w.QNorm, &w.KNorm}[n.at], b.Rows(terms, n.w.Shape()[kernels.Dim]))
 		}
 	}
 	if l.config.afterRoPE() {

@@ -1,0 +1,164 @@
+// Package steps runs the operations of a pass of a layer one after the other.
+package steps
+
+import (
+	"context"
+
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Steps runs the operations of a pass one after the other. After the first error they do nothing.
+type Steps struct {
+	Ctx       context.Context
+	Dev       *kernels.Device
+	DType     kernels.DType    // of new tensors
+	Err       error            // the first one
+	temporary []kernels.Tensor // released at the end
+}
+
+// Release frees the tensors of Alloc.
+func (b *Steps) Release() {
+	for _, t := range b.temporary {
+		t.Release()
+	}
+}
+
+// Must returns t and notes err.
+func (b *Steps) Must(t kernels.Tensor, err error) kernels.Tensor {
+	if b.Err == nil {
+		b.Err = err
+	}
+	return t
+}
+
+// Alloc returns a new tensor that is released at the end.
+func (b *Steps) Alloc(shape kernels.Shape) (t kernels.Tensor) {
+	b.temporary = append(b.temporary, b.Keep(&t, shape))
+	return t
+}
+
+// Keep returns a new tensor that the caller of the pass gets.
+func (b *Steps) Keep(to *kernels.Tensor, shape kernels.Shape) kernels.Tensor {
+	if b.Err == nil {
+		*to = b.Must(b.Dev.Alloc(b.Ctx, b.DType, shape))
+	}
+	return *to
+}
+
+// Project computes y = x·w.
+func (b *Steps) Project(y, x, w kernels.Tensor) {
+	if b.Err == nil {
+		b.Err = b.Dev.Project(b.Ctx, y, x, w, kernels.Tensor{})
+	}
+}
+
+// Copy copies src to dst.
+func (b *Steps) Copy(dst, src kernels.Tensor) {
+	if b.Err == nil {
+		b.Err = b.Dev.Copy(b.Ctx, []kernels.Tensor{dst}, []kernels.Tensor{src})
+	}
+}
+
+// Transposed returns t with rows as columns.
+func (b *Steps) Transposed(t kernels.Tensor) kernels.Tensor {
+	return b.Must(t.Swap(kernels.Seq, kernels.Dim))
+}
+
+// Columns returns elements lo to hi of each row of t.
+func (b *Steps) Columns(t kernels.Tensor, lo, hi int) kernels.Tensor {
+	return b.Must(t.Slice(kernels.Dim, lo, hi))
+}
+
+// Normalise replaces the rows of x by their norms.
+func (b *Steps) Normalise(x, w kernels.Tensor) {
+	if b.Err == nil {
+		b.Err = b.Dev.Normalise(b.Ctx, x, x, w, kernels.Norm{})
+	}
+}
+
+// Attend computes attention into o.
+func (b *Steps) Attend(o, q, k, v kernels.Tensor, opt kernels.Options) {
+	if b.Err != nil {
+		return
+	}
+	call, err := b.Dev.Prepare(q, k, v, opt)
+	if b.Err = err; err == nil {
+		b.Err = call.RunInto(b.Ctx, kernels.Result{O: o})
+	}
+}
+
+// flat returns t [B, 1, S, N] as the rows of all batches, [1, 1, B·S, N].
+func (b *Steps) flat(t kernels.Tensor) kernels.Tensor {
+	rows, ok := t.Rows()
+	if !ok {
+		c := b.Alloc(t.Shape())
+		b.Copy(c, t)
+		rows, _ = c.Rows() // contiguous
+	}
+	return rows
+}
+
+// LinearBackward computes the gradients of the weight and the bias of y = x·w + bias.
+func (b *Steps) LinearBackward(dw, dbias *kernels.Tensor, x, dy kernels.Tensor, bias bool) {
+	x, dy = b.flat(x), b.flat(dy)
+	n := dy.Shape()[kernels.Dim]
+	b.Project(b.Keep(dw, kernels.Shape{1, 1, x.Shape()[kernels.Dim], n}), b.Transposed(x), dy)
+	if bias {
+		b.Sum(dbias, dy)
+	}
+}
+
+// Sum computes the sum of the rows of t [1, 1, S, N].
+func (b *Steps) Sum(to *kernels.Tensor, t kernels.Tensor) {
+	s := t.Shape()
+	b.Project(b.Keep(to, kernels.Shape{1, 1, 1, s[kernels.Dim]}), b.Ones(kernels.Shape{1, 1, 1, s[kernels.Seq]}), t)
+}
+
+// Ones returns a tensor of ones.
+func (b *Steps) Ones(shape kernels.Shape) kernels.Tensor {
+	if b.Err != nil {
+		return kernels.Tensor{}
+	}
+	one := b.Must(b.Dev.FromFloat32(b.Ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1}))
+	b.temporary = append(b.temporary, one)
+	return b.Must(one.Broadcast(shape))
+}
+
+// Rows returns contiguous memory as rows of n elements.
+func (b *Steps) Rows(t kernels.Tensor, n int) kernels.Tensor {
+	if b.Err != nil {
+		return t
+	}
+	rows := t.Shape().Elements() / n
+	return b.Must(t.View(kernels.Shape{1, 1, rows, n}, kernels.Strides{rows * n, rows * n, n, 1}, 0))
+}
+
+// Concat returns tensors next to each other along an axis.
+func (b *Steps) Concat(axis int, ts ...kernels.Tensor) kernels.Tensor {
+	if len(ts) == 1 {
+		return ts[0]
+	}
+	s, at := ts[0].Shape(), 0
+	for _, t := range ts[1:] {
+		s[axis] += t.Shape()[axis]
+	}
+	all := b.Alloc(s)
+	for _, t := range ts {
+		n := t.Shape()[axis]
+		b.Copy(b.Must(all.Slice(axis, at, at+n)), t)
+		at += n
+	}
+	return all
+}
+
+// InputBackward computes dx = Σ dy·wᵀ over the layers that read x: one product of the gradients of all
+// outputs, side by side, and the transposed weights below each other.
+func (b *Steps) InputBackward(dx *kernels.Tensor, dy, weights []kernels.Tensor) {
+	below := make([]kernels.Tensor, len(weights))
+	for i, w := range weights {
+		below[i] = b.Transposed(w)
+	}
+	shape := dy[0].Shape()
+	shape[kernels.Dim] = weights[0].Shape()[kernels.Seq]
+	b.Project(b.Keep(dx, shape), b.Concat(kernels.Dim, dy...), b.Concat(kernels.Seq, below...))
+}
