@@ -124,15 +124,15 @@ var families = map[string]string{
 //	gemma2, gemma3, gemma4    windows in most layers; a softcap; norms; a RoPE for each kind of layer
 //	gpt_oss                   biases, sinks, windows in every other layer
 //	smollm3                   some layers without RoPE
-//	deepseek_v2, deepseek_v3  latent attention
-//	kimi_k2                   the same
+//	deepseek_v2, deepseek_v3, kimi_k2  latent attention
 //
 // Fields that are not in the file have the defaults of transformers. A RoPE with dynamic or
 // longrope scaling is that of short sequences until the caller sets [Scaling].Length. Tokens of
 // an image, which see each other in Gemma 3 and 4, are up to the caller.
 //
-// Errors: ErrUnsupported for another model_type, kind of layer or rope_type, for latent
-// attention of other families, and for layers that are bidirectional or share keys with others. ErrFile for text that is not JSON and for numbers out of range.
+// Errors: ErrUnsupported for another model_type, kind of layer or rope_type, for latent attention
+// of other families, and for layers that are bidirectional or share keys with others. ErrFile for
+// text that is not JSON and for numbers out of range.
 func ParseConfig(data []byte) (m ModelConfig, err error) {
 	defer op.Annotate(&err, "model config")
 	var outer, head, c configJSON
