@@ -9,16 +9,28 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
-// regions returns the regions into which Prefix, QSegments, KSegments and Offset divide p,
+// regions returns the regions into which Prefix, Spans, QSegments, KSegments and Offset divide p,
 // nil when one call computes all. keys is Sk, hidden keys included.
 func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 	d, differ := p.Dims, o.offsetsDiffer()
-	if o.Prefix == nil && o.QSegments == nil && o.KSegments == nil && !differ {
+	if o.Prefix == nil && o.Spans == nil && o.QSegments == nil && o.KSegments == nil && !differ {
 		return nil, nil
 	}
 	for b, n := range o.Prefix {
 		if n < 0 || n > keys {
 			return nil, fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, ErrOption)
+		}
+	}
+	if o.Prefix != nil && o.Spans != nil {
+		return nil, fmt.Errorf("prefix and spans are both set: give a prefix of n keys as the span 0 to n: %w", ErrOption)
+	}
+	for b, spans := range o.Spans {
+		end := 0
+		for _, s := range spans {
+			if s[0] < end || s[1] <= s[0] || s[1] > keys {
+				return nil, fmt.Errorf("spans[%d] has the span %d to %d after %d, there are %d keys: spans must ascend, not overlap and not be empty: %w", b, s[0], s[1], end, keys, ErrOption)
+			}
+			end = s[1]
 		}
 	}
 	qs, ks, err := o.segmentIDs(d, keys)
@@ -28,7 +40,7 @@ func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 	var all []view.Region
 	first := 0 // region of the batch before
 	for b := range d.Batch {
-		if b > 0 && ofBatch(o.Prefix, b) == ofBatch(o.Prefix, b-1) && slices.Equal(ofBatch(qs, b), ofBatch(qs, b-1)) &&
+		if b > 0 && ofBatch(o.Prefix, b) == ofBatch(o.Prefix, b-1) && slices.Equal(ofBatch(o.Spans, b), ofBatch(o.Spans, b-1)) && slices.Equal(ofBatch(qs, b), ofBatch(qs, b-1)) &&
 			slices.Equal(ofBatch(ks, b), ofBatch(ks, b-1)) && (!differ || ofBatch(o.Offset, b) == ofBatch(o.Offset, b-1)) {
 			for i := first; i < len(all); i++ {
 				all[i].Hi[Batch]++
@@ -55,6 +67,11 @@ func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 				early, late := x.SplitRows(n - p.Visible.Offset - x.Offset - p.Visible.Right)
 				early.Ahead, early.Limit = true, min(n, early.Limit)
 				all, x = early.AppendTo(all, p), late
+			}
+			for _, span := range ofBatch(o.Spans, b) {
+				if all, x, err = x.SplitSpan(all, p, span); err != nil {
+					return nil, err
+				}
 			}
 			all = x.AppendTo(all, p)
 		}

@@ -61,6 +61,16 @@ type Options struct {
 	//	1 1 1 0     1 1 1 0
 	//	1 1 1 1     1 1 1 1
 	Prefix []int
+	// Spans [B or 1] are stretches [lo, hi) of positions, in ascending order. The rows of a span see all its keys, also
+	// those that Causal or a Window hides, as the tokens of one image do in Gemma 3. With pages or a BlockMask, one that
+	// is longer than the Window begins with a page or block. Spans exclude Prefix. For Sq = Sk = 4 and Causal:
+	//
+	//	Spans {{{1, 3}}}
+	//	1 0 0 0
+	//	1 1 1 0
+	//	1 1 1 0
+	//	1 1 1 1
+	Spans [][][2]int
 	// QSegments [B or 1][Sq] and KSegments [B or 1][Sk] are segment ids: a row sees only keys with its own id, such as
 	// those of its document, and no others are computed. The keys of a segment must be adjacent (otherwise use Mask),
 	// and with a BlockMask begin at multiples of BlockSize. Positions count from the first row and key of the batch.
@@ -232,6 +242,8 @@ func (o *Options) checkLengths(n, heads int, of string) error {
 		return wrongLength("offset", len(o.Offset), of, 1, n)
 	case o.Prefix != nil && len(o.Prefix) != 1 && len(o.Prefix) != n:
 		return wrongLength("prefix", len(o.Prefix), of, 1, n)
+	case o.Spans != nil && len(o.Spans) != 1 && len(o.Spans) != n:
+		return wrongLength("spans", len(o.Spans), of, 1, n)
 	case o.ALiBi != nil && len(o.ALiBi) != heads && len(o.ALiBi) != n*heads:
 		return wrongLength("alibi", len(o.ALiBi), "heads, or of heads in all "+of, heads, n*heads)
 	}

@@ -39,6 +39,7 @@ var optionTable = []struct {
 	{"Offset", func(o *Options) bool { return o.Offset != nil }, op.WindowPath | op.SharedPath, op.Placeless | op.Small},
 	{"KLen", func(o *Options) bool { return o.KLen != nil }, op.CachePath, op.Placeless | op.Small},
 	{"Prefix", func(o *Options) bool { return o.Prefix != nil }, op.WindowPath | op.SharedPath, op.Placeless | op.Small},
+	{"Spans", func(o *Options) bool { return o.Spans != nil }, op.PackedPath | op.SharedPath, op.Placeless | op.Small},
 	{"QSegments", func(o *Options) bool { return o.QSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless | op.Small},
 	{"KSegments", func(o *Options) bool { return o.KSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless | op.Small},
 	{"Mask", func(o *Options) bool { return !o.Mask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless},

@@ -22,7 +22,7 @@ func setOptions(t *testing.T) map[string]Options {
 	ids := [][]int32{{0}}
 	return map[string]Options{
 		"Scale": {Scale: new(1.0)}, "ScoreMod": {ScoreMod: &ScoreMod{Go: func([]float32, Position) {}}}, "Softcap": {Softcap: 1}, "Causal": {Causal: true}, "Window": {Window: &Window{}},
-		"Align": {Align: LowerRight}, "Offset": {Offset: list}, "KLen": {KLen: list}, "Prefix": {Prefix: list},
+		"Align": {Align: LowerRight}, "Offset": {Offset: list}, "KLen": {KLen: list}, "Prefix": {Prefix: list}, "Spans": {Spans: [][][2]int{nil}},
 		"QSegments": {QSegments: ids}, "KSegments": {KSegments: ids}, "Mask": {Mask: seen}, "Bias": {Bias: x}, "ALiBi": {ALiBi: []float32{1}},
 		"RelativeBias": {RelativeBias: x}, "BlockMask": {BlockMask: seen, BlockSize: 1}, "Sinks": {Sinks: []float32{1}},
 		"Dropout": {Dropout: Dropout{P: 0.5}}, "Pages": {Pages: &Pages{}}, "CuQ": {CuQ: ends}, "CuK": {CuK: ends},

@@ -111,6 +111,7 @@ func testCacheOptions(t *testing.T, dev *kernels.Device, h Harness) {
 	all := options()
 	all = append(all[3:len(all)-1], // without lengths, type, layout and poison
 		option{"score mod", []func(*Case){func(c *Case) { c.Options.ScoreMod = placeMod() }, func(c *Case) { c.Options.ScoreMod = linearMod(slopes(c.Heads)) }}},
+		option{"spans", []func(*Case){func(c *Case) { c.Options.Spans = [][][2]int{{{3, 30}, {34, 36}}} }, func(c *Case) { c.Options.Spans = [][][2]int{{{35, 36}}, {{34, 36}}} }}},
 		option{"low precision", []func(*Case){func(c *Case) { c.DType, c.Options.LowPrecision = backend.BF16, true }}},
 		option{"key indices", []func(*Case){func(c *Case) { *c = chosen(*c, true, 1, 12) }}})
 	for _, kind := range []struct {

@@ -238,6 +238,7 @@ func (c Case) String() string {
 	add(o.Causal || o.Window != nil, "align %d offset %v", o.Align, o.Offset)
 	add(o.KLen != nil, "klen %v", o.KLen)
 	add(o.Prefix != nil, "prefix %v", o.Prefix)
+	add(o.Spans != nil, "spans %v", o.Spans)
 	add(o.QSegments != nil, "segments %v of %v", o.QSegments, o.KSegments)
 	add(c.MaskShape != none, "mask %v", c.MaskShape)
 	add(c.BiasShape != none, "bias %v %v", c.BiasDType, c.BiasShape)

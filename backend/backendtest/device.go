@@ -352,6 +352,13 @@ func (b *built) visibility() func(batch, i, j int) bool {
 		}
 		ahead := o.Causal && j > position || o.Window != nil && j-position > o.Window.Right
 		behind := o.Window != nil && position-j > o.Window.Left
+		if o.Spans != nil {
+			for _, s := range forBatch(o.Spans, n) {
+				if in := func(x int) bool { return s[0] <= x && x < s[1] }; in(position) && in(j) {
+					ahead, behind = false, false
+				}
+			}
+		}
 		inPrefix := o.Prefix != nil && j-keys.lo < forBatch(o.Prefix, n)
 		return j >= keys.lo && j < keys.hi && !(o.KLen != nil && j-keys.lo >= o.KLen[n]) && !behind && (inPrefix || !ahead)
 	}

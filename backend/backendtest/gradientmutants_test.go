@@ -185,7 +185,7 @@ func TestGradientsFindMistakes(t *testing.T) {
 	found := map[string]string{}
 	var worst [7]oracle.Worst // with outputs in float32
 	all := len(mistakes) + len(gradientMistakes)
-	for n, c := range slices.Concat(keyGradientCases()[:2], Pairs(), Cases()) {
+	for n, c := range slices.Concat(spanCases()[:2], keyGradientCases()[:2], Pairs(), Cases()) {
 		if len(found) == all && testing.Short() && n%8 > 0 {
 			continue // the suite runs all cases on each backend
 		}

@@ -169,6 +169,9 @@ func (s *history) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kv
 		d := s.dims
 		d.Batch, d.SeqQ, d.SeqK = 1, m, s.len(b)
 		one := &built{Case: Case{Name: fmt.Sprintf("sequence %d", b), Dims: d, DType: s.q, Options: opt.Options}, k: s.whole(s.k[b], d.Dim), v: s.whole(s.v[b], d.ValueDim)}
+		if opt.Spans != nil {
+			one.Options.Spans = [][][2]int{forBatch(opt.Spans, b)}
+		}
 		one.Options.Causal, one.Options.Align = !opt.Bidirectional, kernels.LowerRight
 		one.q = operand{backend.Shape{1, d.Heads, m, d.Dim}, s.q, nil}
 		var got answer

@@ -69,6 +69,12 @@ var mistakes = map[string]mistake{
 			c.Options.Prefix = c.Options.Prefix[:1]
 		}
 	}),
+	"spans forgotten": hiddenOf(func(c *built) { c.Options.Spans = nil }),
+	"spans of batch 0 for all": hiddenOf(func(c *built) {
+		if c.Options.Spans != nil {
+			c.Options.Spans = c.Options.Spans[:1]
+		}
+	}),
 	"segments forgotten": hiddenOf(func(c *built) {
 		c.Options.QSegments, c.Options.KSegments = nil, nil
 	}),
@@ -243,7 +249,7 @@ func solve(b *built, wrong mistake) (a answer) {
 // one.
 func TestCasesFindMistakes(t *testing.T) {
 	found := map[string]string{}
-	cases := slices.Concat(keyCases(), Pairs(), Cases())
+	cases := slices.Concat(spanCases(), keyCases(), Pairs(), Cases())
 	slices.SortStableFunc(cases, func(a, b Case) int { return a.SeqQ*a.SeqK - b.SeqQ*b.SeqK }) // most mistakes are found by small ones
 	for _, c := range cases {
 		b := c.build()

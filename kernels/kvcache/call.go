@@ -18,6 +18,10 @@ type CallOptions struct {
 	// the longest sequence as Sk. Causal need not be set. The cache sets KLen, Align and
 	// Pages, and adds the positions of the rows to Offset. With a window, the cache refuses
 	// options whose shape or meaning depends on the number of keys.
+	//
+	// Spans are of positions in the sequences, in the order of tokens. A call ignores those without a row of q, and
+	// returns ErrOption for one with a token that is no row of q: the tokens of a span are
+	// appended and attended from in one call.
 	kernels.Options
 	// Count is the number of rows of q that each sequence has, as given to Append; nil
 	// means all. The results of further rows are unspecified.
@@ -281,6 +285,9 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	}
 	s.opt = opt.Options
 	s.opt.Causal, s.opt.KLen, s.opt.Offset = false, s.klen, nil
+	if err := s.ownSpans(seqs); err != nil {
+		return err
+	}
 	if q.Shape()[kernels.Seq] > 1 || p.config.Window > 0 || opt.Offset != nil || !op.Takes(&s.opt, op.Placeless) {
 		s.opt.Causal, s.opt.Offset = !opt.Bidirectional, s.offsets
 	} // else the only row sees all keys that KLen leaves, and offsets would make lists
@@ -302,4 +309,29 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 		s.q, err = p.turner.Spread(ctx, 0, s.q, q.DType(), &s.spread)
 	}
 	return err
+}
+
+// ownSpans leaves each sequence the spans of its rows of q, counted from its first token in memory.
+func (s *step) ownSpans(seqs []*Sequence) error {
+	given := s.asked.Spans
+	if len(given) != 1 && len(given) != len(seqs) {
+		return nil // none, or an error of the call
+	}
+	s.opt.Spans = nil
+	for b, r := range seqs {
+		for _, x := range given[min(b, len(given)-1)] {
+			switch from := s.from[b]; {
+			case x[0] < x[1] && (x[1] <= from || x[0] >= r.n): // of another call
+			case x[0] < from || x[1] > r.n:
+				return fmt.Errorf("spans: the tokens %d to %d of sequence %d are a span, and q has rows for %d to %d: append all tokens of a span at once, and attend from them in one call: %w",
+					x[0], x[1]-1, b, from, r.n-1, kernels.ErrOption)
+			default:
+				if s.opt.Spans == nil {
+					s.opt.Spans = make([][][2]int, len(seqs))
+				}
+				s.opt.Spans[b] = append(s.opt.Spans[b], [2]int{x[0] - r.first, x[1] - r.first})
+			}
+		}
+	}
+	return nil
 }

@@ -28,6 +28,8 @@
 // call with Positions and a Mask of ancestors attend from a tree of tokens, and Keep leaves
 // one of its paths.
 //
+// The tokens of an image may see each other: [kernels.Options].Spans has their positions.
+//
 // A cache can also have a window: tokens that no later row sees make room for new ones.
 // A cache with a [Rotary] embedding rotates keys when they are appended and queries when
 // they attend. One with [Config].Hadamard multiplies both, and values, by Hadamard matrices. One

@@ -23,6 +23,7 @@ func TestPreparedCall(t *testing.T) {
 		"causal":   {Causal: true},
 		"window":   {Causal: true, Window: &kernels.Window{Left: 5}},
 		"prefix":   {Causal: true, Prefix: []int{7}},
+		"spans":    {Causal: true, Window: &kernels.Window{Left: 2}, Spans: [][][2]int{{{3, 9}}}},
 		"segments": {QSegments: [][]int32{{0, 1, 1}}, KSegments: [][]int32{append(make([]int32, 20), 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)}},
 		"weights":  {Causal: true, Weights: true},
 	} {

@@ -214,6 +214,7 @@ func TestRegionsOfPages(t *testing.T) {
 		}
 		for name, opt := range map[string]kernels.Options{
 			"prefix":   {Causal: true, Prefix: []int{33, 20}},
+			"spans":    {Causal: true, Window: &kernels.Window{Left: 4}, Spans: [][][2]int{{{1, 5}, {size, 2*size + 3}}}},
 			"segments": {QSegments: segments(11), KSegments: segments(2 * size)},
 			"short":    {Mask: mask, Causal: true},
 		} {

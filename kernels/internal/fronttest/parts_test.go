@@ -18,6 +18,11 @@ func visible(o *kernels.Options, d kernels.Dims, b, i, j int) bool {
 	if o.KLen != nil && j >= o.KLen[b] || o.QSegments != nil && o.QSegments[b][i] != o.KSegments[b][j] {
 		return false
 	}
+	for _, s := range spansOf(o, b) {
+		if at >= s[0] && at < s[1] && j >= s[0] && j < s[1] {
+			return true
+		}
+	}
 	if o.Window != nil && j < at-o.Window.Left {
 		return false
 	}
@@ -25,6 +30,14 @@ func visible(o *kernels.Options, d kernels.Dims, b, i, j int) bool {
 		return true
 	}
 	return (!o.Causal || j <= at) && (o.Window == nil || j <= at+o.Window.Right)
+}
+
+// spansOf returns the spans of batch b.
+func spansOf(o *kernels.Options, b int) [][2]int {
+	if o.Spans == nil {
+		return nil
+	}
+	return o.Spans[b%len(o.Spans)]
 }
 
 // TestParts: each row belongs to one part, whose rule shows the keys that the options show.
@@ -41,6 +54,15 @@ func TestParts(t *testing.T) {
 			return n
 		}
 		o.KLen, o.Prefix = ofEach("klen", 0, d.SeqK), ofEach("prefix", 0, d.SeqK)
+		for range rapid.IntRange(0, 1).Draw(t, "lists of spans") * d.Batch {
+			o.Prefix = nil
+			var spans [][2]int
+			for lo := rapid.IntRange(0, 3).Draw(t, "first"); lo < d.SeqK; {
+				hi := rapid.IntRange(lo+1, d.SeqK).Draw(t, "end of span")
+				spans, lo = append(spans, [2]int{lo, hi}), hi+rapid.IntRange(0, 3).Draw(t, "gap")
+			}
+			o.Spans = append(o.Spans, spans)
+		}
 		if each := ofEach("offsets", -6, 6); each != nil {
 			o.Offset = each
 		}

@@ -7,7 +7,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// The visibility rule of a backend.Problem cannot express a prefix, segments, or offsets that differ between batches.
+// The visibility rule of a backend.Problem cannot express a prefix, spans, segments, or offsets that differ between batches.
 // A call with these is cut into backend calls over slices of its operands, each of which the rule can express. The
 // slices are views, and the calls run together (backend.Backend), so that they cost what their visible pairs cost.
 // Every query row belongs to one call, whose bits it has.
@@ -18,6 +18,8 @@ type Region struct {
 	// Ahead lets the rows see the keys after their own position, up to Limit: the rows
 	// whose position lies before the end of a prefix.
 	Ahead bool
+	// Behind lets the rows see the keys before the Window: those of their own span.
+	Behind bool
 	// Limit is the first key that is hidden from all rows, whatever KLen is.
 	Limit int
 	// Offset is added to the positions of the rows.
@@ -90,6 +92,34 @@ func (x Region) SplitSegments(p *Problem, rows, keys []int32) ([]Region, error) 
 		all = append(all, y)
 	}
 	return all, nil
+}
+
+// SplitSpan appends the rows of x before the end of a span of positions to all, and returns the rows after it.
+func (x Region) SplitSpan(all []Region, p *Problem, span [2]int) ([]Region, Region, error) {
+	v, lo, hi := p.Visible, span[0], span[1]
+	at := v.Offset + x.Offset // position of row 0
+	x, after := x.SplitRows(hi - at)
+	before, x := x.SplitRows(lo - at)
+	all = before.AppendTo(all, p)
+	own := []Region{x}
+	if v.Right != backend.Unbounded { // rows whose Right ends in the span see up to its end
+		ahead, rest := x.SplitRows(hi - at - v.Right)
+		ahead.Ahead, ahead.Limit = true, min(hi, ahead.Limit)
+		own = []Region{ahead, rest}
+	}
+	for _, y := range own {
+		if v.Left != backend.Unbounded && lo < y.Hi[backend.Dim] { // rows whose Left begins in the span see from its begin on
+			near, far := y.SplitRows(lo + v.Left + 1 - at)
+			far.Behind, far.Lo[backend.Dim] = true, max(lo, far.Lo[backend.Dim])
+			if far.Len(backend.Seq) > 0 && !p.Blocks.IsZero() && far.Lo[backend.Dim]%p.BlockK != 0 {
+				return nil, x, fmt.Errorf("the span %d to %d of batch %d is longer than the window and begins inside a block of the block mask: it must begin at a multiple of %d (otherwise use Mask): %w",
+					lo, hi, x.Lo[backend.Batch], p.BlockK, backend.ErrOption)
+			}
+			all, y = near.AppendTo(all, p), far
+		}
+		all = y.AppendTo(all, p)
+	}
+	return all, after, nil
 }
 
 // runs yields the bounds of each run of equal ids.
@@ -173,6 +203,9 @@ func (x Region) visible(v backend.Visibility) backend.Visibility {
 	if x.Ahead {
 		v.Right = backend.Unbounded
 	}
+	if x.Behind {
+		v.Left = backend.Unbounded
+	}
 	if v.KLen == nil && x.Limit >= x.Hi[backend.Dim] {
 		return v
 	}
@@ -195,7 +228,7 @@ func (x Region) PagesOf(p *backend.Pages, size int) (*backend.Pages, error) {
 		return p, nil
 	}
 	if j0%size != 0 {
-		return nil, fmt.Errorf("a segment of batch %d begins at key %d, inside a page: with pages, segments must begin at multiples of %d: %w", b0, j0, size, backend.ErrUnsupported)
+		return nil, fmt.Errorf("a segment of batch %d, or a span longer than the window, begins at key %d, inside a page: with pages, it must begin at a multiple of %d: %w", b0, j0, size, backend.ErrUnsupported)
 	}
 	own := &backend.Pages{Table: make([][]int32, b1-b0), Keys: j1 - j0}
 	for b, row := range p.Table[b0:b1] {
