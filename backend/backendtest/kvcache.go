@@ -384,6 +384,12 @@ func testPagedCache(t *testing.T, dev *kernels.Device) {
 			testForks(t, s)
 		})
 	}
+	for _, kv := range []backend.DType{backend.F32, backend.BF16, backend.Q8} {
+		t.Run(fmt.Sprintf("prefixes of prefixes, %v", kv), func(t *testing.T) {
+			needs(t, dev, Case{Keys: &kv})
+			testPrefixes(t, newHistory(t, dev, 6, backend.F32, kv, nil))
+		})
+	}
 	t.Run("window", func(t *testing.T) {
 		s := newHistory(t, dev, 2, backend.F32, backend.F32, nil)
 		const w = 9

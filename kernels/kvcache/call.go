@@ -38,10 +38,11 @@ type CallOptions struct {
 	// Bidirectional lets rows see tokens after their own position too, as in cross
 	// attention. q may then have any number of rows.
 	Bidirectional bool
-	// SharePrefix reads the pages that all sequences share at their start only once, and
-	// merges the result with that of each sequence's other pages. Results may differ in
-	// the last bits. Options by which rows see different parts of the prefix are refused.
-	// A [Cache] has no shared pages and ignores SharePrefix.
+	// SharePrefix reads the pages that all sequences share at their start only once, then those
+	// that adjacent ones share after them, on any number of levels, and merges the results with
+	// that of each sequence's other pages. Results may differ in the last bits. Options by which
+	// rows see different parts of the prefix are refused. A [Cache] has no shared pages and
+	// ignores SharePrefix.
 	SharePrefix bool
 }
 
@@ -227,12 +228,7 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 		}
 		into.O = s.o
 	}
-	if opt.MaskLast {
-		err = p.maskLast(ctx, s, x.seqs, into)
-	} else {
-		err = p.run(ctx, s, into)
-	}
-	if err == nil && p.config.Hadamard {
+	if err = p.run(ctx, s, x.seqs, into); err == nil && p.config.Hadamard {
 		err = p.turner.Back(ctx, out.O, s.o)
 	}
 	return out, err

@@ -6,80 +6,61 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
-// A call with a shared prefix is two calls whose results are merged by their log-sum-exp
-// (Juravsky et al. 2024, Hydragen). In the first, over the pages that all sequences begin
-// with, the rows of all sequences are rows of one batch, so that these keys and values are
-// read once and not once for each sequence. The second is over the other pages.
+// A call over shared prefixes, or with a mask of the last tokens, is several calls over disjoint keys, whose results are
+// merged by their log-sum-exp (Juravsky et al. 2024, Hydragen; Ye et al. 2025, FlashInfer). In the call over a prefix the
+// rows of all its sequences are rows of one batch, so that these keys and values are read once and not once for each
+// sequence. Prefixes may begin with other prefixes:
+//
+//	sequence 0  A A B B d
+//	sequence 1  A A B B e f     calls over A, B, C, and d to h
+//	sequence 2  A A C g
+//	sequence 3  A A C h
 
-// sharedPages returns the number of pages to share in a call, those that all sequences begin
-// with and that precede all rows; 0 for a plain call.
-func (p *pool) sharedPages(s *step) int {
+// prefix is pages [from, to) of the sequences [lo, hi) of a batch, which these share.
+type prefix struct{ lo, hi, from, to int }
+
+// prefixes appends the prefixes of sequences [lo, hi), whose first pages up to from are shared already, to all. They
+// precede all rows. The pages that all of the sequences share come before those that some adjacent ones share.
+func (p *pool) prefixes(s *step, all []prefix, lo, hi, from int) []prefix {
 	table := s.pages.Table
-	if !s.asked.SharePrefix || !p.paged || len(table) < 2 {
-		return 0
-	}
-	n := len(table[0])
-	for b, pages := range table {
-		n = min(n, max(0, min(s.offsets[b], s.klen[b]))/p.size)
-		for i := 0; i < n; i++ {
-			if pages[i] != table[0][i] {
-				n = i
+	before := func(b int) int { return max(0, min(s.offsets[b], s.klen[b])) / p.size } // pages before its rows
+	to := before(lo)
+	for b := lo + 1; b < hi; b++ {
+		to = min(to, before(b))
+		for i := from; i < to; i++ {
+			if table[b][i] != table[lo][i] {
+				to = i
 			}
 		}
 	}
-	return n
+	if to > from {
+		all = append(all, prefix{lo, hi, from, to})
+	}
+	for b := lo; b < hi; {
+		end := b + 1
+		for end < hi && min(before(b), before(end)) > to && table[end][to] == table[b][to] {
+			end++
+		}
+		if end-b > 1 {
+			all = p.prefixes(s, all, b, end, to)
+		}
+		b = end
+	}
+	return all
 }
 
 // run computes the call of s into out.
-func (p *pool) run(ctx context.Context, s *step, out kernels.Result) error {
-	pages := p.sharedPages(s)
-	if pages == 0 {
+func (p *pool) run(ctx context.Context, s *step, seqs []*Sequence, out kernels.Result) error {
+	var shared []prefix
+	if s.asked.SharePrefix && p.paged && len(seqs) > 1 {
+		shared = p.prefixes(s, nil, 0, len(seqs), 0)
+	}
+	if len(shared) == 0 && !s.asked.MaskLast {
 		return s.call.RunInto(ctx, out)
 	}
-	keys := pages * p.size
-	return p.union(ctx, s, out, func(to kernels.Result) error {
-		if err := p.prefix(ctx, s, to, keys); err != nil {
-			return fmt.Errorf("prefix of %d tokens: %w", keys, err)
-		}
-		return nil
-	}, func(to kernels.Result) error {
-		if err := p.afterPrefix(ctx, s, to, pages); err != nil {
-			return fmt.Errorf("after the prefix of %d tokens: %w", keys, err)
-		}
-		return nil
-	})
-}
-
-// maskLast merges the call of s, over the tokens before those of the mask, with one over the
-// others. It copies the others, because they may begin inside a page.
-func (p *pool) maskLast(ctx context.Context, s *step, seqs []*Sequence, out kernels.Result) error {
-	return p.union(ctx, s, out, func(to kernels.Result) error { return p.run(ctx, s, to) }, func(to kernels.Result) error {
-		rows, opt := make([]int, s.asked.Mask.Shape()[kernels.Dim]), s.asked.Options
-		for i := range rows {
-			rows[i] = i
-		}
-		opt.Causal, opt.Offset = !s.asked.Bidirectional, slices.Clone(s.offsets)
-		for b, n := range s.klen {
-			opt.Offset[b] -= n
-		}
-		last, err := p.gather(ctx, seqs, s.klen, rows)
-		defer last[0].Release()
-		defer last[1].Release()
-		if err != nil {
-			return err
-		}
-		call, err := p.dev.Prepare(s.q, last[0], last[1], opt)
-		if err != nil {
-			return err
-		}
-		return call.RunInto(ctx, to)
-	})
-}
-
-// union computes the results of s over disjoint keys and merges them into out.
-func (p *pool) union(ctx context.Context, s *step, out kernels.Result, first, second func(to kernels.Result) error) error {
 	// RunInto and Copy check the shapes.
 	if t := out.O.DType(); t != s.q.DType() && t != kernels.F32 {
 		return fmt.Errorf("o is %v, it must be %v as q or f32: %w", t, s.q.DType(), kernels.ErrDType)
@@ -92,19 +73,30 @@ func (p *pool) union(ctx context.Context, s *step, out kernels.Result, first, se
 		return err
 	}
 	defer whole.Release()
-	begin, err := p.partial(ctx, s.q.Shape())
+	part, err := p.partial(ctx, s.q.Shape())
 	if err != nil {
 		return err
 	}
-	defer begin.Release()
-	if err := first(begin); err != nil {
+	defer part.Release()
+	if err := p.afterPrefixes(ctx, s, whole, shared); err != nil {
 		return err
 	}
-	if err := second(whole); err != nil {
-		return err
+	for _, x := range shared {
+		to := batches(part, x.lo, x.hi)
+		if err := p.prefix(ctx, s, to, x); err != nil {
+			return fmt.Errorf("prefix of sequences %d to %d, tokens %d to %d: %w", x.lo, x.hi-1, x.from*p.size, x.to*p.size-1, err)
+		}
+		if err := p.dev.Merge(ctx, batches(whole, x.lo, x.hi), to); err != nil {
+			return err
+		}
 	}
-	if err := p.dev.Merge(ctx, whole, begin); err != nil {
-		return err
+	if s.asked.MaskLast {
+		if err := p.maskLast(ctx, s, seqs, part); err != nil {
+			return err
+		}
+		if err := p.dev.Merge(ctx, whole, part); err != nil {
+			return err
+		}
 	}
 	dst, src := []kernels.Tensor{out.O, out.LSE}, []kernels.Tensor{whole.O, whole.LSE}
 	if out.LSE.IsZero() {
@@ -113,36 +105,67 @@ func (p *pool) union(ctx context.Context, s *step, out kernels.Result, first, se
 	return p.dev.Copy(ctx, dst, src)
 }
 
-// prefix attends from all rows of s to its first keys. Row i of all sequences is one call.
-func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, keys int) error {
-	opt := s.opt
+// maskLast attends from all rows of s to the last tokens, which have the mask. It copies them, because they may begin
+// inside a page.
+func (p *pool) maskLast(ctx context.Context, s *step, seqs []*Sequence, out kernels.Result) error {
+	rows, opt := make([]int, s.asked.Mask.Shape()[kernels.Dim]), s.asked.Options
+	for i := range rows {
+		rows[i] = i
+	}
+	opt.Causal, opt.Offset = !s.asked.Bidirectional, slices.Clone(s.offsets)
+	for b, n := range s.klen {
+		opt.Offset[b] -= n
+	}
+	last, err := p.gather(ctx, seqs, s.klen, rows)
+	defer last[0].Release()
+	defer last[1].Release()
+	if err != nil {
+		return err
+	}
+	return p.attendInto(ctx, out, s.q, last[0], last[1], opt)
+}
+
+// prefix attends from all rows of the sequences of x to its keys. Row i of all sequences is one call.
+func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, x prefix) error {
+	q, opt := view.Slice(s.q, kernels.Batch, x.lo, x.hi), s.opt
 	opt.Causal, opt.KLen, opt.Offset, opt.Sinks = false, nil, nil, nil // all rows see all keys, and sinks count once
-	opt.Pages = &kernels.Pages{Table: s.pages.Table[:1], Keys: keys}
-	for i := range s.q.Shape()[kernels.Seq] {
-		call, err := p.dev.Prepare(acrossBatches(s.q, i), s.k, s.v, opt)
-		if err == nil {
-			err = call.RunInto(ctx, kernels.Result{O: acrossBatches(out.O, i), LSE: acrossBatches(out.LSE, i)})
-		}
-		if err != nil {
+	opt.Pages = &kernels.Pages{Table: [][]int32{s.pages.Table[x.lo][x.from:x.to]}, Keys: (x.to - x.from) * p.size}
+	for i := range q.Shape()[kernels.Seq] {
+		to := kernels.Result{O: acrossBatches(out.O, i), LSE: acrossBatches(out.LSE, i)}
+		if err := p.attendInto(ctx, to, acrossBatches(q, i), s.k, s.v, opt); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// afterPrefix attends from all rows of s to the keys after so many pages.
-func (p *pool) afterPrefix(ctx context.Context, s *step, out kernels.Result, pages int) error {
-	keys, opt := pages*p.size, s.opt
-	opt.Pages = &kernels.Pages{Table: slices.Clone(s.pages.Table), Keys: max(1, s.pages.Keys-keys)}
+// afterPrefixes attends from all rows of s to the keys after those of shared, or before those of a mask of the last ones.
+func (p *pool) afterPrefixes(ctx context.Context, s *step, out kernels.Result, shared []prefix) error {
+	if len(shared) == 0 {
+		return s.call.RunInto(ctx, out)
+	}
+	opt := s.opt
+	opt.Pages = &kernels.Pages{Table: slices.Clone(s.pages.Table)}
 	opt.KLen, opt.Offset = slices.Clone(opt.KLen), slices.Clone(opt.Offset) // nil stays nil
-	for b := range opt.KLen {
-		opt.Pages.Table[b] = opt.Pages.Table[b][pages:]
-		opt.KLen[b] -= keys
+	for _, x := range shared {
+		for b, pages := x.lo, x.to-x.from; b < x.hi; b++ {
+			opt.Pages.Table[b] = opt.Pages.Table[b][pages:]
+			opt.KLen[b] -= pages * p.size
+			if opt.Offset != nil {
+				opt.Offset[b] -= pages * p.size
+			}
+		}
 	}
-	for b := range opt.Offset {
-		opt.Offset[b] -= keys
+	opt.Pages.Keys = max(1, slices.Max(opt.KLen))
+	if err := p.attendInto(ctx, out, s.q, s.k, s.v, opt); err != nil {
+		return fmt.Errorf("after the shared prefixes: %w", err)
 	}
-	call, err := p.dev.Prepare(s.q, s.k, s.v, opt)
+	return nil
+}
+
+// attendInto computes a call into out.
+func (p *pool) attendInto(ctx context.Context, out kernels.Result, q, k, v kernels.Tensor, opt kernels.Options) error {
+	call, err := p.dev.Prepare(q, k, v, opt)
 	if err != nil {
 		return err
 	}
@@ -160,6 +183,11 @@ func (p *pool) partial(ctx context.Context, shape kernels.Shape) (r kernels.Resu
 		r.Release()
 	}
 	return r, err
+}
+
+// batches returns the results of batches [lo, hi).
+func batches(r kernels.Result, lo, hi int) kernels.Result {
+	return kernels.Result{O: view.Slice(r.O, kernels.Batch, lo, hi), LSE: view.Slice(r.LSE, kernels.Batch, lo, hi)}
 }
 
 // acrossBatches returns row i of each batch of t as the rows of one batch.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -251,4 +252,64 @@ func TestMaskLast(t *testing.T) {
 	rolling := must.Get(kvcache.New(ctx, dev, kvcache.Config{Dim: dim, Capacity: 8, Window: 4}))(t)
 	defer rolling.Release()
 	must.Fail(t, "window", must.Err(rolling.Attention(ctx, draw(1, 1, 1), opt)), kernels.ErrUnsupported, "MaskLast is set, but the cache has a window, which begins at another token for each depth")
+}
+
+// reading is a backend that records the lengths of the keys that calls attend to, and of their batches.
+type reading struct {
+	*cpu.Backend
+	keys [][2]int
+}
+
+func (r *reading) Attention(ctx context.Context, calls ...*backend.Call) error {
+	for _, c := range calls {
+		r.keys = append(r.keys, [2]int{len(c.Pages.Table), c.Pages.Keys})
+	}
+	return r.Backend.Attention(ctx, calls...)
+}
+
+// TestPrefixes: each page that adjacent sequences share is read once.
+func TestPrefixes(t *testing.T) {
+	be, ctx := &reading{Backend: cpu.New(cpu.Options{})}, t.Context()
+	defer be.Close()
+	c := must.Get(kvcache.NewPaged(ctx, kernels.NewDevice(be), kvcache.PagedConfig{Dim: 8, PageSize: 4, Pages: 30}))(t)
+	defer c.Release()
+	host := func(batch, n int) kernels.Tensor {
+		return must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{batch, 1, n, 8}))(t)
+	}
+	grow := func(s *kvcache.Sequence, n int) *kvcache.Sequence {
+		must.Do(t, c.Batch(s).Append(ctx, host(1, n), host(1, n), nil))
+		return s
+	}
+	fork := func(s *kvcache.Sequence) *kvcache.Sequence { return must.Get(s.Fork())(t) }
+	root := grow(must.Get(c.NewSequence())(t), 8)
+	a, b := grow(fork(root), 4), grow(fork(root), 12)
+	a2, a3 := grow(fork(a), 4), grow(fork(a), 7)
+	a4 := fork(a3)
+	for name, x := range map[string]struct {
+		batch []*kvcache.Sequence
+		want  [][2]int // batches and keys of each call
+	}{
+		"one level, and two":  {[]*kvcache.Sequence{a2, a4, b}, [][2]int{{3, 13}, {1, 8}, {1, 4}}},
+		"one level":           {[]*kvcache.Sequence{a2, b}, [][2]int{{2, 13}, {1, 8}}},
+		"three levels":        {[]*kvcache.Sequence{b, a2, a3, a4}, [][2]int{{4, 13}, {1, 8}, {1, 4}, {1, 4}}},
+		"nothing in common":   {[]*kvcache.Sequence{grow(must.Get(c.NewSequence())(t), 2), a2}, [][2]int{{2, 17}}},
+		"groups of two":       {[]*kvcache.Sequence{a3, a4, grow(must.Get(c.NewSequence())(t), 2), root, b}, [][2]int{{5, 13}, {1, 16}, {1, 8}}},
+		"the others not next": {[]*kvcache.Sequence{a2, b, a3}, [][2]int{{3, 13}, {1, 8}}},
+	} {
+		own := c.Batch(x.batch...)
+		for i, s := range x.batch {
+			x.batch[i] = fork(s)
+		}
+		own = c.Batch(x.batch...)
+		must.Do(t, own.Append(ctx, host(len(x.batch), 1), host(len(x.batch), 1), nil))
+		be.keys = nil
+		r := must.Get(own.Attention(ctx, host(len(x.batch), 1), kvcache.CallOptions{SharePrefix: true}))(t)
+		r.Release()
+		if !slices.Equal(be.keys, x.want) {
+			t.Errorf("%s: calls read %v, should read %v", name, be.keys, x.want)
+		}
+		for _, s := range x.batch {
+			s.Free()
+		}
+	}
 }
