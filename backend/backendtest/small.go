@@ -327,20 +327,16 @@ func drawHistory(t *testing.T, dev *kernels.Device, d drawing) (attended int) {
 		remember(count)
 		if x := d.n("cut", 0, 3*sequences); x < sequences && s.len(x) > 0 {
 			y := d.n("other", 0, sequences-1)
-			switch {
-			case paged == nil:
-				to := d.n("rewind", 0, s.len(x))
-				story += fmt.Sprintf(", rewind %d to %d", x, to)
-				noError(t, contiguous.Rewind(x, to))
-				s.k[x], s.v[x] = s.k[x][:to*s.dims.KVHeads*s.dims.Dim], s.v[x][:to*s.dims.KVHeads*s.dims.ValueDim]
-				count[x] = min(count[x], to)
-			case x != y:
+			if paged != nil && x != y && d.every(2, "fork") {
 				story += fmt.Sprintf(", fork %d to %d", x, y)
 				of[y].Free()
 				of[y] = must(of[x].Fork())(t)
 				s.k[y], s.v[y] = slices.Clone(s.k[x]), slices.Clone(s.v[x])
 				count[y] = min(count[y], s.len(y))
 				cache = paged.Batch(of...)
+			} else {
+				story += ", " + s.cut(t, d, x, contiguous, of)
+				count[x] = min(count[x], s.len(x))
 			}
 		}
 		if !slices.ContainsFunc(all, func(i int) bool { return s.len(i) > 0 }) {
@@ -354,7 +350,7 @@ func drawHistory(t *testing.T, dev *kernels.Device, d drawing) (attended int) {
 		merges := 0.0
 		switch {
 		case d.every(4, "share prefix") && paged != nil:
-			opt.SharePrefix, merges = true, 1
+			opt.SharePrefix, merges = true, float64(max(1, sequences-1))
 		case d.every(4, "alibi") && !lacking(dev, "alibi"):
 			opt.ALiBi = slopes(s.dims.Heads)
 		}
@@ -363,4 +359,36 @@ func drawHistory(t *testing.T, dev *kernels.Device, d drawing) (attended int) {
 		attended++
 	}
 	return attended
+}
+
+// cut rewinds sequence b of a cache, or keeps drawn ones of its last tokens, and says which.
+func (s *history) cut(t *testing.T, d drawing, b int, c *kvcache.Cache, of []*kvcache.Sequence) string {
+	from := d.n("from", 0, s.len(b))
+	var rows []int
+	for i := range s.len(b) - from {
+		if d.every(3, "keep") {
+			rows = append(rows, i)
+		}
+	}
+	switch {
+	case c != nil && rows == nil:
+		noError(t, c.Rewind(b, from))
+	case c != nil:
+		noError(t, c.Keep(t.Context(), b, from, rows))
+	case rows == nil:
+		noError(t, of[b].Rewind(from))
+	default:
+		noError(t, of[b].Keep(t.Context(), from, rows))
+	}
+	for _, x := range []struct {
+		all *[]float32
+		n   int // elements of a token
+	}{{&s.k[b], s.dims.KVHeads * s.dims.Dim}, {&s.v[b], s.dims.KVHeads * s.dims.ValueDim}} {
+		left := slices.Clone((*x.all)[:from*x.n])
+		for _, i := range rows {
+			left = append(left, (*x.all)[(from+i)*x.n:][:x.n]...)
+		}
+		*x.all = left
+	}
+	return fmt.Sprintf("keep %v of %d from %d on", rows, b, from)
 }

@@ -177,17 +177,23 @@ func TestZeroValuesOfCaches(t *testing.T) {
 	cache := must.Get(kvcache.New(ctx, dev, config))(t)
 	defer cache.Release()
 	must.Do(t, cache.Append(ctx, x, x, nil))
+	moved := must.Get(kvcache.New(ctx, dev, config))(t)
+	defer moved.Release()
+	must.Do(t, moved.Append(ctx, x, x, nil))
+	must.Do(t, moved.Append(ctx, x, x, nil))
 	var missing context.Context
 	zero, batch := new(kvcache.Cache), new(kvcache.Paged).Batch(new(kvcache.Sequence))
 	for name, err := range map[string]error{
 		"Append": zero.Append(ctx, x, x, nil), "Attention": must.Err(zero.Attention(ctx, x, kvcache.CallOptions{})), "AttentionInto": zero.AttentionInto(ctx, out, x, kvcache.CallOptions{}),
-		"Rewind": zero.Rewind(0, 0), "Reset": zero.Reset(), "NewSequence": must.Err(new(kvcache.Paged).NewSequence()), "Fork": must.Err(new(kvcache.Sequence).Fork()),
-		"Batch.Append": batch.Append(ctx, x, x, nil), "Batch.Attention": must.Err(batch.Attention(ctx, x, kvcache.CallOptions{})),
+		"Rewind": zero.Rewind(0, 0), "Keep": zero.Keep(ctx, 0, 0, nil), "AppendAt": zero.AppendAt(ctx, x, x, nil, [][]int{{0}}), "Reset": zero.Reset(), "NewSequence": must.Err(new(kvcache.Paged).NewSequence()), "Fork": must.Err(new(kvcache.Sequence).Fork()),
+		"Sequence.Rewind": new(kvcache.Sequence).Rewind(0), "Sequence.Keep": new(kvcache.Sequence).Keep(ctx, 0, nil),
+		"Batch.Append": batch.Append(ctx, x, x, nil), "Batch.AppendAt": batch.AppendAt(ctx, x, x, nil, [][]int{{0}}), "Batch.Attention": must.Err(batch.Attention(ctx, x, kvcache.CallOptions{})),
 	} {
 		must.Fail(t, fmt.Sprintf("%s of a zero value", name), err, kernels.ErrOption, "make it with New or NewPaged")
 	}
 	for name, err := range map[string]error{
-		"New": must.Err(kvcache.New(missing, dev, config)), "Append": cache.Append(missing, x, x, nil), "Attention": must.Err(cache.Attention(missing, x, kvcache.CallOptions{})),
+		"New": must.Err(kvcache.New(missing, dev, config)), "Append": cache.Append(missing, x, x, nil), "AppendAt": cache.AppendAt(missing, x, x, nil, [][]int{{0}}),
+		"Keep": moved.Keep(missing, 0, 0, []int{1}), "Attention": must.Err(cache.Attention(missing, x, kvcache.CallOptions{})),
 		"AttentionInto": cache.AttentionInto(missing, out, x, kvcache.CallOptions{}), "Angles": must.Err((&nn.RoPE{}).Angles(missing, dev, 2, [][]int{{0}})),
 	} {
 		must.Fail(t, fmt.Sprintf("%s without a context", name), err, kernels.ErrOption, "the context is nil")
