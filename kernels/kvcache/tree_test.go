@@ -296,11 +296,10 @@ func TestPrefixes(t *testing.T) {
 		"groups of two":       {[]*kvcache.Sequence{a3, a4, grow(must.Get(c.NewSequence())(t), 2), root, b}, [][2]int{{5, 13}, {1, 16}, {1, 8}}},
 		"the others not next": {[]*kvcache.Sequence{a2, b, a3}, [][2]int{{3, 13}, {1, 8}}},
 	} {
-		own := c.Batch(x.batch...)
 		for i, s := range x.batch {
 			x.batch[i] = fork(s)
 		}
-		own = c.Batch(x.batch...)
+		own := c.Batch(x.batch...)
 		must.Do(t, own.Append(ctx, host(len(x.batch), 1), host(len(x.batch), 1), nil))
 		be.keys = nil
 		r := must.Get(own.Attention(ctx, host(len(x.batch), 1), kvcache.CallOptions{SharePrefix: true}))(t)

@@ -102,6 +102,9 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			}
 		}
 		if seldom() {
+			opt.Spans = [][][2]int{{{integer(), integer()}}}
+		}
+		if seldom() {
 			opt.Window = &kernels.Window{Left: integer(), Right: integer()}
 		}
 		if seldom() {
