@@ -40,8 +40,8 @@ func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 	var all []view.Region
 	first := 0 // region of the batch before
 	for b := range d.Batch {
-		if b > 0 && ofBatch(o.Prefix, b) == ofBatch(o.Prefix, b-1) && slices.Equal(ofBatch(o.Spans, b), ofBatch(o.Spans, b-1)) && slices.Equal(ofBatch(qs, b), ofBatch(qs, b-1)) &&
-			slices.Equal(ofBatch(ks, b), ofBatch(ks, b-1)) && (!differ || ofBatch(o.Offset, b) == ofBatch(o.Offset, b-1)) {
+		if b > 0 && ofBatch(o.Prefix, b) == ofBatch(o.Prefix, b-1) && slices.Equal(ofBatch(o.Spans, b), ofBatch(o.Spans, b-1)) &&
+			slices.Equal(ofBatch(qs, b), ofBatch(qs, b-1)) && slices.Equal(ofBatch(ks, b), ofBatch(ks, b-1)) && (!differ || ofBatch(o.Offset, b) == ofBatch(o.Offset, b-1)) {
 			for i := first; i < len(all); i++ {
 				all[i].Hi[Batch]++
 			}

@@ -19,9 +19,9 @@ type CallOptions struct {
 	// Pages, and adds the positions of the rows to Offset. With a window, the cache refuses
 	// options whose shape or meaning depends on the number of keys.
 	//
-	// Spans are of positions in the sequences, in the order of tokens. A call ignores those without a row of q, and
-	// returns ErrOption for one with a token that is no row of q: the tokens of a span are
-	// appended and attended from in one call.
+	// Spans are of positions in the sequences, in the order of tokens. A call ignores those
+	// without a row of q. One with a token that is no row of q returns ErrOption: the tokens of
+	// a span are appended, and attended from, in one call.
 	kernels.Options
 	// Count is the number of rows of q that each sequence has, as given to Append; nil
 	// means all. The results of further rows are unspecified.
@@ -316,11 +316,13 @@ func (s *step) ownSpans(seqs []*Sequence) error {
 	s.opt.Spans = nil
 	for b, r := range seqs {
 		for _, x := range given[min(b, len(given)-1)] {
-			switch from := s.from[b]; {
-			case x[0] < x[1] && (x[1] <= from || x[0] >= r.n): // of another call
-			case x[0] < from || x[1] > r.n:
+			from := s.offsets[b] + r.first
+			end := from + s.count[b]
+			switch {
+			case x[0] < x[1] && (x[1] <= from || x[0] >= end): // of another call
+			case x[0] < from || x[1] > end:
 				return fmt.Errorf("spans: the tokens %d to %d of sequence %d are a span, and q has rows for %d to %d: append all tokens of a span at once, and attend from them in one call: %w",
-					x[0], x[1]-1, b, from, r.n-1, kernels.ErrOption)
+					x[0], x[1]-1, b, from, end-1, kernels.ErrOption)
 			default:
 				if s.opt.Spans == nil {
 					s.opt.Spans = make([][][2]int, len(seqs))
