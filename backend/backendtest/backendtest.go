@@ -134,7 +134,7 @@ func Run(t *testing.T, h Harness) {
 	run("Views", func(t *testing.T) { testViews(t, dev, max(4, draws(h.Draws, 100)/2)) })
 	run("ScoreMods", func(t *testing.T) { testScoreMods(t, dev, h) })
 	run("KeyIndices", func(t *testing.T) { testKeyIndices(t, dev, h) })
-	run("Spans", func(t *testing.T) { testSpans(t, dev) })
+	run("Spans", func(t *testing.T) { testSpans(t, dev, h) })
 	run("LowPrecision", func(t *testing.T) { testLowPrecision(t, dev, h) })
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
