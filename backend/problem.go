@@ -7,7 +7,7 @@ const Unbounded = math.MaxInt32
 
 // Visibility is the rule by which a query row sees keys. Row i of batch b sees key j when
 //
-//	-Left <= j - (i + Offset) <= Right   and   j < KLen[b]
+//	-Left <= j - (i + Offset + Offsets[b]) <= Right   and   j < KLen[b]
 //
 // It expresses causal attention, sliding windows, caches and right padding: causal attention is Right = 0 with Left
 // [Unbounded], and Offset is the key at which the diagonal starts (0: the upper left corner, Sk-Sq: the lower right
@@ -15,6 +15,8 @@ const Unbounded = math.MaxInt32
 type Visibility struct {
 	// Offset is the position of query row 0 among the keys; it may be negative.
 	Offset int
+	// Offsets [B] are added to Offset, one for each batch, as where sequences of unequal lengths end; nil means zeros.
+	Offsets []int
 	// Left and Right are the numbers of keys that a row sees before and after its own
 	// position; at least 0, Unbounded for no limit.
 	Left, Right int
@@ -25,6 +27,14 @@ type Visibility struct {
 // Everything is the Visibility in which every row sees every key.
 func Everything() Visibility { return Visibility{Left: Unbounded, Right: Unbounded} }
 
+// OffsetOf returns the position of query row 0 of batch b among the keys.
+func (v Visibility) OffsetOf(b int) int {
+	if v.Offsets != nil {
+		return v.Offset + v.Offsets[b]
+	}
+	return v.Offset
+}
+
 // Range returns the keys [lo, hi) of seqK keys that row i of batch b sees; lo == hi when it sees none.
 func (v Visibility) Range(b, i, seqK int) (lo, hi int) {
 	hi = seqK
@@ -32,10 +42,10 @@ func (v Visibility) Range(b, i, seqK int) (lo, hi int) {
 		hi = min(hi, v.KLen[b])
 	}
 	if v.Left != Unbounded {
-		lo = max(0, i+v.Offset-v.Left)
+		lo = max(0, i+v.OffsetOf(b)-v.Left)
 	}
 	if v.Right != Unbounded {
-		hi = min(hi, i+v.Offset+v.Right+1)
+		hi = min(hi, i+v.OffsetOf(b)+v.Right+1)
 	}
 	if lo >= hi {
 		return 0, 0
@@ -44,30 +54,35 @@ func (v Visibility) Range(b, i, seqK int) (lo, hi int) {
 }
 
 // Pairs returns the number of visible (query, key) pairs of one head, summed over the batches.
-func (v Visibility) Pairs(batch, seqQ, seqK int) int64 {
-	var n int64
+func (v Visibility) Pairs(batch, seqQ, seqK int) (n int64) {
+	if v.KLen == nil && v.Offsets == nil && batch > 0 {
+		return v.PairsOf(0, seqQ, seqK) * int64(batch)
+	}
 	for b := range batch {
-		keys := int64(seqK)
-		if v.KLen != nil {
-			keys = min(keys, int64(v.KLen[b]))
-		}
-		// before sums, over the rows, the keys less than to after the row's own position.
-		before := func(to int64) int64 {
-			first := int64(v.Offset) + to
-			return below(first+int64(seqQ), keys) - below(first, keys)
-		}
-		pairs := int64(seqQ) * keys
-		if v.Right != Unbounded {
-			pairs = before(int64(v.Right) + 1)
-		}
-		if v.Left != Unbounded {
-			pairs -= before(-int64(v.Left))
-		}
-		if n += pairs; v.KLen == nil {
-			return n * int64(batch)
-		}
+		n += v.PairsOf(b, seqQ, seqK)
 	}
 	return n
+}
+
+// PairsOf returns the number of visible (query, key) pairs of one head of batch b.
+func (v Visibility) PairsOf(b, seqQ, seqK int) int64 {
+	keys := int64(seqK)
+	if v.KLen != nil {
+		keys = min(keys, int64(v.KLen[b]))
+	}
+	// before sums, over the rows, the keys less than to after the row's own position.
+	before := func(to int64) int64 {
+		first := int64(v.OffsetOf(b)) + to
+		return below(first+int64(seqQ), keys) - below(first, keys)
+	}
+	pairs := int64(seqQ) * keys
+	if v.Right != Unbounded {
+		pairs = before(int64(v.Right) + 1)
+	}
+	if v.Left != Unbounded {
+		pairs -= before(-int64(v.Left))
+	}
+	return pairs
 }
 
 // below returns the sum of x clamped to [0, limit] over all x < end.
@@ -80,9 +95,9 @@ func below(end, limit int64) int64 {
 // computes. For query row i, key j and one head:
 //
 //	s   = Scale · q_i·k_j
-//	s   = ScoreMod(s, b, h, i + Visible.Offset, j)    when there is one
+//	s   = ScoreMod(s, b, h, i + Visible.OffsetOf(b), j)    when there is one
 //	s   = Softcap · tanh(s / Softcap)    when Softcap > 0; a -Inf of ScoreMod stays
-//	s   = s + (Bias[i,j] + Relative[j-i+Sq-1] - Slope·|i + Visible.Offset - j|)    the terms that are set
+//	s   = s + (Bias[i,j] + Relative[j-i+Sq-1] - Slope·|i + Visible.OffsetOf(b) - j|)    the terms that are set
 //	p_j = exp(s_j - m) / (Σ exp(s - m) + exp(Sink - m))    over the keys that i sees, m = max(s, Sink)
 //	w_j = p_j · keep_ij / (1 - Dropout.P)
 //	o_i = Σ w_j·v_j       lse_i = m + log(Σ exp(s - m) + exp(Sink - m))

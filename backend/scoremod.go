@@ -35,7 +35,7 @@ type ScoreMod struct {
 // Position is the place of a span of scores in a call.
 type Position struct {
 	Batch, Head int
-	Row         int       // of the query row among the keys, i + Visible.Offset; it may be negative
+	Row         int       // of the query row among the keys, i + Visible.OffsetOf(b); it may be negative
 	Key         int       // the first key of the span
 	Values      []float32 // of the ScoreMod
 }
@@ -43,7 +43,7 @@ type Position struct {
 // Position returns the place of row i and key j of head h of batch b for the ScoreMod of p.
 func (p *Problem) Position(b, h, i, j int) Position {
 	m := p.ScoreMod
-	return Position{m.First[Batch] + b, m.First[Heads] + h, m.First[Seq] + i + p.Visible.Offset, m.First[Dim] + j, slices.Clip(m.Values)}
+	return Position{m.First[Batch] + b, m.First[Heads] + h, m.First[Seq] + i + p.Visible.OffsetOf(b), m.First[Dim] + j, slices.Clip(m.Values)}
 }
 
 // Modify calls f, a function of the ScoreMod of p, for scores of row i and the keys from j on. When f panics, so does

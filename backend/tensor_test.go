@@ -246,6 +246,10 @@ func TestVisibility(t *testing.T) {
 	if n := (Visibility{Left: Unbounded, Right: Unbounded, KLen: []int{2, 3}}).Pairs(2, 3, 4); n != 15 {
 		t.Errorf("klen 2 and 3: %d pairs, should be 15", n)
 	}
+	// Two rows of two sequences with 4 and 2 keys, causal: 3 + 4 and 1 + 2.
+	if n := (Visibility{Left: Unbounded, KLen: []int{4, 2}, Offsets: []int{2, 0}}).Pairs(2, 2, 4); n != 10 {
+		t.Errorf("causal, offsets 2 and 0: %d pairs, should be 10", n)
+	}
 }
 
 // The sum in closed form is that of a loop over the rows.
@@ -262,6 +266,9 @@ func TestPairsAreThoseOfALoop(t *testing.T) {
 		batch, seqQ, seqK := rng.IntN(4), rng.IntN(9), rng.IntN(9)
 		for range batch * rng.IntN(2) {
 			v.KLen = append(v.KLen, rng.IntN(seqK+1))
+		}
+		for range batch * rng.IntN(2) {
+			v.Offsets = append(v.Offsets, rng.IntN(13)-6)
 		}
 		want := int64(0)
 		for b := range batch {

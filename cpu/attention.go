@@ -97,6 +97,7 @@ type attention struct {
 	pending []atomic.Int32
 	saved   []float32
 	set     []bool
+	order   []int // of batches that differ in their work, the longest last
 }
 
 var attentionPool = sync.Pool{New: func() any { return new(attention) }}
@@ -107,6 +108,7 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, er
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
 	a.plan.gatherSmall(c)
 	a.tiles.Open(&a.plan.layout, c)
+	a.sort(c)
 	if a.plan.keyChunks <= 1 {
 		return a, nil
 	}
@@ -127,8 +129,22 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, er
 
 // release forgets the operands.
 func (a *attention) release() {
-	*a = attention{pending: a.pending, saved: a.saved, set: a.set}
+	*a = attention{pending: a.pending, saved: a.saved, set: a.set, order: a.order[:0]}
 	attentionPool.Put(a)
+}
+
+// sort sets the order of the batches of c. Tasks are taken from the last one on, and short ones fill the gaps.
+func (a *attention) sort(c *backend.Call) {
+	d, v := &a.plan.layout.Dims, &c.Visible
+	if v.KLen == nil && v.Offsets == nil || a.plan.taskGroups > 0 {
+		return
+	}
+	for b := range d.Batch {
+		a.order = append(a.order, b)
+	}
+	slices.SortStableFunc(a.order, func(x, y int) int {
+		return cmp.Compare(v.PairsOf(x, d.SeqQ, d.SeqK), v.PairsOf(y, d.SeqQ, d.SeqK))
+	})
 }
 
 // Task implements pool.Job.
@@ -142,6 +158,9 @@ func (a *attention) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 // tilesTask computes the tiles of chunk n.
 func (a *attention) tilesTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 	c, shared := a.plan.chunk(n), a.plan.keyChunks > 1
+	if len(a.order) > 0 {
+		c.Batch = a.order[c.Batch]
+	}
 	s := a.tiles.Products.Open(w)
 	tiles, keys := a.tiles.Begin(w, s, &c)
 	for j0 := keys.Lo / tile.BlockKeys * tile.BlockKeys; j0 < keys.Hi; j0 += tile.BlockKeys {

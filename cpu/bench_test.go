@@ -43,6 +43,40 @@ func BenchmarkRatio(b *testing.B) {
 	}
 }
 
+// BenchmarkUnequal reports the time of 32 causal sequences of unequal lengths, each at its own lower right, as a
+// multiple of that of equal ones with the same rows and keys in all. The two take turns; the median counts.
+//
+//	go test -run '^$' -bench Unequal -benchtime 9x ./cpu
+func BenchmarkUnequal(b *testing.B) {
+	const sequences, mean = 32, 1024
+	for _, c := range []struct{ rows, window int }{{1, backend.Unbounded}, {1, 127}, {16, backend.Unbounded}, {256, backend.Unbounded}, {256, 127}} {
+		b.Run(fmt.Sprintf("rows%d/window%d", c.rows, c.window), func(b *testing.B) {
+			be := open(b, Options{})
+			calls := [2]*backend.Call{} // equal, unequal
+			for n := range calls {
+				x := &backend.Call{Problem: backend.Problem{Scale: 0.125, Visible: backend.Visibility{Left: c.window}}}
+				for i := range sequences {
+					keys := mean + n*(2*i-sequences+1)*20 // 404 to 1,644
+					x.Visible.KLen, x.Visible.Offsets = append(x.Visible.KLen, keys), append(x.Visible.Offsets, keys-c.rows)
+				}
+				q, kv := backend.Shape{sequences, 8, c.rows, 64}, backend.Shape{sequences, 2, slices.Max(x.Visible.KLen), 64}
+				x.Q, x.K, x.V, x.O = random(b, 1, q), random(b, 2, kv), random(b, 3, kv), alloc(b, q)
+				calls[n] = x
+			}
+			var ratios []float64
+			for b.Loop() {
+				start := time.Now()
+				must.Do(b, be.Attention(b.Context(), calls[0]))
+				middle := time.Now()
+				must.Do(b, be.Attention(b.Context(), calls[1]))
+				ratios = append(ratios, time.Since(middle).Seconds()/middle.Sub(start).Seconds())
+			}
+			slices.Sort(ratios)
+			b.ReportMetric(ratios[len(ratios)/2], "xEqual")
+		})
+	}
+}
+
 // BenchmarkLowPrecision reports the speed of calls of LowPrecision as a multiple of calls in float32
 // and of plain calls with the same types, and in percent of a ceiling: that of the machine's unit for
 // products of bf16, or for int8 keys the rate at which a loop reads them and the values. They take turns;

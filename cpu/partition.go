@@ -65,7 +65,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 			x = few // with vectors that fit
 		}
 	}
-	return divide(tile.NewLayout(x, decode, c), decode, threads)
+	return divide(tile.NewLayout(x, decode, c), decode, evenBatches(c), threads)
 }
 
 // queryWidth returns the table of k's tier with which c takes the least time. Wider tiles read less for each
@@ -108,10 +108,23 @@ func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 	return best
 }
 
-// divide divides a call with layout l into tasks.
-func divide(l tile.Layout, decode bool, threads int) partition {
+// evenBatches returns how many batches like the longest of c would be as much work as c.
+func evenBatches(c *backend.Call) int {
+	d, v, most := c.Dims(), c.Visible, int64(1)
+	if v.KLen == nil && v.Offsets == nil {
+		return d.Batch
+	}
+	for b := range d.Batch {
+		most = max(most, v.PairsOf(b, d.SeqQ, d.SeqK))
+	}
+	return int(max(1, v.Pairs(d.Batch, d.SeqQ, d.SeqK)/most))
+}
+
+// divide divides a call with layout l into tasks. even is how many batches like its longest
+// would be as much work.
+func divide(l tile.Layout, decode bool, even, threads int) partition {
 	x := partition{layout: l, keyChunks: 1}
-	groups, want := l.Dims.Batch*l.Dims.KVHeads, max(1, tasksPerThread*threads)
+	groups, want := even*l.Dims.KVHeads, max(1, tasksPerThread*threads)
 	if decode {
 		want = max(1, decodeTasks*threads)
 	}

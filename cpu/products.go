@@ -44,7 +44,7 @@ type stageJob struct {
 
 // divide divides a product of rows of q and k among the threads. Tiles have keys as lanes.
 func (j *stageJob) divide(be *Backend, q, k backend.Tensor) {
-	j.plan = divide(tile.NewLayout(be.kernels, true, &backend.Call{Q: q, K: k, V: k}), false, be.threads())
+	j.plan = divide(tile.NewLayout(be.kernels, true, &backend.Call{Q: q, K: k, V: k}), false, q.Shape()[backend.Batch], be.threads())
 }
 
 // run computes the call; a tile needs some floats of its own.

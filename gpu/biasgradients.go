@@ -65,7 +65,7 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 		rows, keys, view := p.Len(cut.Row), p.Len(cut.Col), out.View(p.Box, c.Align)
 		w := &shaders.ReduceParams{
 			Kind: kind, Rows: rows, Keys: keys, Pitch: pitch(p.Box), Sloped: when(sloped, 1), Chained: when(!x.g.Add, 1),
-			Away: p.Lo[cut.Row] + x.p.Visible.Offset - p.Lo[cut.Col], O: strides(view),
+			Away: p.Lo[cut.Row] + x.p.Visible.OffsetOf(p.Lo[cut.Batch]) - p.Lo[cut.Col], O: strides(view),
 		}
 		terms := 1
 		switch kind {

@@ -86,7 +86,7 @@ func (o *scoreOptions) kinds() tune.Pairs {
 	}
 }
 
-// flags returns the flags of the options, without HasKLen.
+// flags returns the flags of the options, without HasKLen and HasOffsets.
 func (o *scoreOptions) flags() int {
 	p := o.p
 	return when(!p.Mask.IsZero(), shaders.HasMask) | when(!p.Blocks.IsZero(), shaders.HasBlocks) |
@@ -96,7 +96,7 @@ func (o *scoreOptions) flags() int {
 
 // limit bounds boxes to what the tables hold.
 func (o *scoreOptions) limit(c *cut.Cutter) {
-	if o.p.Visible.KLen != nil {
+	if v := o.p.Visible; v.KLen != nil || v.Offsets != nil {
 		c.AtMost(cut.Batch, klenBatches)
 	}
 	if o.p.Slopes != nil || o.p.Sinks != nil {
@@ -154,7 +154,7 @@ func (o *scoreOptions) params(w *shaders.AttentionParams, x cut.Box, sinks float
 	w.Scale, w.Softcap, w.Unit = p.Scale, p.Softcap, scoreUnit(p)
 	w.Lo, w.Hi = cut.Bounds(p.Visible)
 	w.Offset = p.Visible.Offset
-	w.Flags |= o.flags() | when(p.Visible.KLen != nil, shaders.HasKLen)
+	w.Flags |= o.flags() | when(p.Visible.KLen != nil, shaders.HasKLen) | when(p.Visible.Offsets != nil, shaders.HasOffsets)
 	w.BiasType, w.RelativeType = biasType(o.pairs.Bias.T), biasType(o.pairs.Relative.T)
 	w.BlockQ, w.BlockK = o.pairs.Blocks.Block[0], o.pairs.Blocks.Block[1]
 	w.Threshold, w.Seed0, w.Seed1, w.Keep = int(d.Threshold()), int(uint32(d.Seed)), int(uint32(d.Seed>>32)), 1
@@ -163,11 +163,8 @@ func (o *scoreOptions) params(w *shaders.AttentionParams, x cut.Box, sinks float
 	}
 	w.DropBatch, w.DropHead = d.First[backend.Batch]+x.Lo[cut.Batch], d.First[backend.Heads]+x.Lo[cut.Head]
 	w.DropRow, w.DropKey = d.First[backend.Seq]+x.Lo[cut.Row], d.First[backend.Dim]+x.Lo[cut.Col]
-	if p.Visible.KLen != nil {
-		for b := range x.Len(cut.Batch) {
-			w.KLen[b] = int32(p.Visible.KLen[x.Lo[cut.Batch]+b])
-		}
-	}
+	setBatches(&w.KLen, p.Visible.KLen, x)
+	setBatches(&w.Offsets, p.Visible.Offsets, x)
 	if p.Sinks != nil {
 		for h := range heads {
 			w.Sinks[h] = float32(sinks * float64(p.Sink(x.Lo[cut.Head]+h)))
@@ -184,6 +181,13 @@ func (o *scoreOptions) params(w *shaders.AttentionParams, x cut.Box, sinks float
 		for h := range heads {
 			w.Slopes[b*heads+h] = p.Slope(x.Lo[cut.Batch]+b, x.Lo[cut.Head]+h, o.heads)
 		}
+	}
+}
+
+// setBatches sets table to the elements of a list for the batches of x; nil has none.
+func setBatches(table *[klenBatches]int32, list []int, x cut.Box) {
+	for b := range list[min(x.Lo[cut.Batch], len(list)):min(x.Hi[cut.Batch], len(list))] {
+		table[b] = int32(list[x.Lo[cut.Batch]+b])
 	}
 }
 

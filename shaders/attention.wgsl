@@ -105,7 +105,7 @@ fn load_$x(at: u32, d: u32) -> f32 {
         }
         if ((p.flags & HAS_SOFTCAP) != 0u) { x = p.softcap * tanh_acc(x / p.softcap); }
         if (check) {
-            let i = i32(p.row0 + row);
+            let i = i32(p.row0 + row) + offset;
             let key = vec4<i32>(tile + i32(tx)) + vec4<i32>(0, 8, 16, 24);
             shown = shown & (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
             if (row >= p.rows) { shown = vec4<bool>(false); }

@@ -96,14 +96,14 @@ fn unit() -> f32 {
 }
 
 // score turns the dot products of a row of the box with keys from j of the chunk into scores.
-fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
+fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, offset: i32, check: bool) -> Scores {
     var r: Scores;
     r.x = dots;
     @if(MOD == 1u) r.x = modified(dots * p.scale, b, h, vec4<u32>(row), vec4<u32>(j) + vec4<u32>(0u, 1u, 2u, 3u));
     @if(MOD == 1u) let shown = !mod_hides(r.x);
     if ((p.flags & HAS_SOFTCAP) != 0u) { r.x = capped(r.x); }
     r.seen = vec4<bool>(true);
-    let i = i32(p.row0 + row);
+    let i = i32(p.row0 + row) + offset;
     let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
     @if(EXTRA == 1u) if ((p.flags & (HAS_BIAS | HAS_SLOPES)) == HAS_SLOPES) {
         let at = vec4<u32>(key_of(b, j), key_of(b, j + 1u), key_of(b, j + 2u), key_of(b, j + 3u));
@@ -152,11 +152,11 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     let several = first / p.rows != last / p.rows;
     let row_first = select(first % p.rows, 0u, several);
     let row_last = select(last % p.rows, p.rows - 1u, several);
-    let i_first = i32(p.row0 + row_first);
-    let i_last = i32(p.row0 + row_last);
+    let offset = offset_of(b);
+    let i_first = i32(p.row0 + row_first) + offset;
+    let i_last = i32(p.row0 + row_last) + offset;
     let split_key = p.key0 + split * SPLIT;
-    var cap = i32(p.key0 + p.keys);
-    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[b / 4u][b % 4u]); }
+    let cap = key_end(b, p.key0 + p.keys);
     let begin = max(i_first + p.lo, i32(split_key));
     let end = min(min(i_last + p.hi, cap), i32(split_key + SPLIT));
     let all_from = i_last + p.lo;
@@ -245,7 +245,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
         let row = first + x / (BC / 4u);
         if (x < ROWS * BC / 4u && row <= last) {
             let bits = kv[x];
-            s[i] = score(bitcast<vec4<f32>>(bits), b, h0 + row / p.rows, row % p.rows, j0 + 4u * (x % (BC / 4u)), cap, check);
+            s[i] = score(bitcast<vec4<f32>>(bits), b, h0 + row / p.rows, row % p.rows, j0 + 4u * (x % (BC / 4u)), cap, offset, check);
             part[x / 4u][x % 4u] = max(m[i], largest(s[i].s));
         }
     }

@@ -236,7 +236,7 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
         let slope = vec4<f32>(slope_of(batch, head));
         @unroll for (var h = 0u; h < RV; h++) {
             @unroll for (var j = 0u; j < KT; j++) {
-                let at = i32(p.row0 + r0 + ty * ROWS + 4u * h) + p.offset - i32(p.key0 + key_of(batch, j0 + tx + TX * j));
+                let at = i32(p.row0 + r0 + ty * ROWS + 4u * h) + p.offset + offset - i32(p.key0 + key_of(batch, j0 + tx + TX * j));
                 let away = vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
                 s[j * RV + h] = fma(s[j * RV + h], vec4<f32>(p.unit), fma(-slope, away, vec4<f32>(0.0)) * LOG2E);
             }
@@ -252,7 +252,7 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
     if (check) {
         @unroll for (var h = 0u; h < RV; h++) {
             let row = r0 + ty * ROWS + 4u * h;
-            let i = vec4<i32>(i32(p.row0 + row)) + vec4<i32>(0, 1, 2, 3);
+            let i = vec4<i32>(i32(p.row0 + row) + offset) + vec4<i32>(0, 1, 2, 3);
             let from_key = i + p.lo;
             let to_key = min(i + p.hi, vec4<i32>(cap));
             let pairs = pairs_of(batch, head, row);
@@ -326,7 +326,7 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
     var keep: array<vec4<bool>, RV>; // rows that see no key of this split
     var fresh: array<vec4<bool>, RV>; // rows that see no key before this split
     @unroll for (var h = 0u; h < RV; h++) {
-        let i = vec4<i32>(i32(p.row0 + r0 + ty * ROWS + 4u * h)) + vec4<i32>(0, 1, 2, 3);
+        let i = vec4<i32>(i32(p.row0 + r0 + ty * ROWS + 4u * h) + offset) + vec4<i32>(0, 1, 2, 3);
         let from_key = max(i + p.lo, vec4<i32>(0));
         keep[h] = (from_key >= vec4<i32>(s0 + split_keys)) | (min(i + p.hi, vec4<i32>(cap)) <= vec4<i32>(s0));
         fresh[h] = from_key >= vec4<i32>(s0);

@@ -92,21 +92,21 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, e
     let kv_head = (p.head0 + first_head) / p.group - p.head0 / p.group;
     let k_at = p.k.base + batch * p.k.b + kv_head * p.k.h;
     let v_at = p.v.base + batch * p.v.b + kv_head * p.v.h;
-    var cap = i32(p.key0 + p.keys);
-    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[batch / 4u][batch % 4u]); }
+    let cap = key_end(batch, p.key0 + p.keys);
+    let offset = offset_of(batch);
     let others = i32(OTHERS);
     var begin = 0;
     var end = 0;
     if (KEYS == 1u) {
         let j_first = i32(p.key0 + own);
         let j_end = min(j_first + i32(OWNED), cap);
-        begin = max(j_first - p.hi + 1, i32(p.row0)) / others * others; // tiles order the sums over heads
+        begin = max(j_first - p.hi - offset + 1, i32(p.row0)) / others * others; // tiles order the sums over heads
         begin = max(begin, i32(p.row0));
-        end = min(j_end - p.lo, i32(p.row0 + p.rows));
+        end = min(j_end - p.lo - offset, i32(p.row0 + p.rows));
         if (j_first >= j_end) { end = begin; }
     } else {
-        let i_first = i32(p.row0 + own);
-        let i_last = i32(p.row0 + min(own + OWNED, p.rows)) - 1;
+        let i_first = i32(p.row0 + own) + offset;
+        let i_last = i32(p.row0 + min(own + OWNED, p.rows)) - 1 + offset;
         begin = max(i_first + p.lo, i32(p.key0));
         end = min(i_last + p.hi, cap);
         @if(OF == 2u) {
@@ -203,7 +203,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, e
     var hidden = vec4<bool>(false);
     var more = vec4<f32>(0.0);
     if (check) {
-        let i = i32(p.row0 + r0 + row);
+        let i = i32(p.row0 + r0 + row) + offset;
         let at_key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(i32(step)) * vec4<i32>(0, 1, 2, 3);
         var seen = (at_key >= vec4<i32>(i + p.lo)) & (at_key < vec4<i32>(min(i + p.hi, cap)));
         if (bitcast<u32>(lse) == MINUS_INF) { seen = vec4<bool>(false); }
@@ -357,8 +357,8 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, e
             let other0 = u32(at) - zero;
             let r0 = select(own, other0, KEYS == 1u);
             let j0 = select(other0, own, KEYS == 1u);
-            let i_first = i32(p.row0 + r0);
-            let i_last = i32(p.row0 + min(r0 + TILE_ROWS, p.rows)) - 1;
+            let i_first = i32(p.row0 + r0) + offset;
+            let i_last = i32(p.row0 + min(r0 + TILE_ROWS, p.rows)) - 1 + offset;
             let key = i32(p.key0 + j0);
             var look = 2u;
             @if(PAIRED == 1u) if ((p.flags & HAS_BLOCKS) != 0u) {

@@ -232,7 +232,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
         @unroll for (var g = 0u; g < FOURS; g++) { s[g] = capped(s[g]); }
     }
     if (check) {
-        let i = i32(p.row0 + row);
+        let i = i32(p.row0 + row) + offset;
         @unroll for (var g = 0u; g < FOURS; g++) {
             let c = 4u * (lane % PER + g * PER);
             let key = vec4<i32>(tile + i32(c)) + vec4<i32>(0, 1, 2, 3);

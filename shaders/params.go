@@ -19,6 +19,7 @@ const (
 	HasBias    = 1024 // of either kind
 	Sums       = 2048 // the first phase of the softmax stage
 	Weights    = 4096 // the second phase
+	HasOffsets = 8192
 )
 
 // Strides are the element strides of an operand's four axes; base is the index of its
@@ -68,7 +69,7 @@ type AttentionParams struct {
 	Scale        float32
 	Softcap      float32
 	Unit         float32 // log2(e) times softcap if there is one, else log2(e) times scale
-	Lo           int     // row i sees key j when i + lo <= j < min(i + hi, klen)
+	Lo           int     // row i sees key j when i + lo <= j < min(i + hi, klen); offsets are added to i, as also to offset and mod_row
 	Hi           int
 	Flags        int
 	BiasType     int // 0 without a bias, else 1 + its type
@@ -108,12 +109,13 @@ type AttentionParams struct {
 	Blocked      Strides     // of the block mask, in blocks
 	Relative     Strides     // of the relative bias; s is -d
 	KLen         [64]int32   // of up to 64 batches
+	Offsets      [64]int32   // of up to 64 batches
 	Slopes       [64]float32 // of up to 64 heads, batch by batch unless slope_b is 0
 	Sinks        [64]float32 // of up to 64 heads, -Inf where there is none, in units of log 2 but for softmax
 }
 
 // Size implements Params.
-func (p *AttentionParams) Size() int { return 1296 }
+func (p *AttentionParams) Size() int { return 1552 }
 
 // Append implements Params.
 func (p *AttentionParams) Append(b []byte) []byte {
@@ -180,6 +182,9 @@ func (p *AttentionParams) Append(b []byte) []byte {
 	b = p.Blocked.append(b)
 	b = p.Relative.append(b)
 	for _, x := range p.KLen {
+		b = put32(b, uint32(x))
+	}
+	for _, x := range p.Offsets {
 		b = put32(b, uint32(x))
 	}
 	for _, x := range p.Slopes {

@@ -68,7 +68,7 @@ func TestParamsAreCurrent(t *testing.T) {
 // The encoder writes each field at its place in the WGSL structure, in its own type.
 func TestEncoding(t *testing.T) {
 	p := AttentionParams{Total: 7, Scale: 0.5, Lo: -3, Seed0: 1<<32 - 1, Relative: Strides{Base: 1, D: 5}}
-	p.KLen[63], p.Slopes[0], p.Sinks[63] = -9, 2, 4
+	p.KLen[63], p.Offsets[0], p.Slopes[0], p.Sinks[63] = -9, -8, 2, 4
 	p.SetRange(5, 6)
 	b := p.Append(make([]byte, 3))[3:]
 	if len(b) != p.Size() {
@@ -76,7 +76,7 @@ func TestEncoding(t *testing.T) {
 	}
 	const strides, tables = 52, 52 + 10*8
 	want := map[int]uint32{0: 5, 1: 6, 18: math.Float32bits(0.5), 21: 1<<32 - 3, 32: 1<<32 - 1, strides + 9*8: 1, strides + 9*8 + 4: 5,
-		tables + 63: 1<<32 - 9, tables + 64: math.Float32bits(2), tables + 191: math.Float32bits(4)}
+		tables + 63: 1<<32 - 9, tables + 64: 1<<32 - 8, tables + 128: math.Float32bits(2), tables + 255: math.Float32bits(4)}
 	for i := range len(b) / 4 {
 		if got := binary.LittleEndian.Uint32(b[4*i:]); got != want[i] {
 			t.Errorf("word %d is %#x, want %#x", i, got, want[i])

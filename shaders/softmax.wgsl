@@ -78,8 +78,8 @@ fn scores(r: Row, j: u32) -> Scores {
 @main(64) {
     @inline row_of_id(i);
     let scores_at = p.s.base + b * p.s.b + h * p.s.h + i * p.s.s;
-    var r = Row(b, h, i, scores_at, i32(p.row0 + i) + p.lo, i32(p.row0 + i) + p.hi);
-    if ((p.flags & HAS_KLEN) != 0u) { r.to = min(r.to, p.klen[b / 4u][b % 4u]); }
+    let at = i32(p.row0 + i) + offset_of(b);
+    let r = Row(b, h, i, scores_at, at + p.lo, key_end(b, u32(max(at + p.hi, 0))));
     if ((p.flags & (SUMS | WEIGHTS)) == 0u) {
         for (var j = t; j < p.keys; j += 256u) {
             let w = scores(r, j);

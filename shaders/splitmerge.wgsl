@@ -32,9 +32,8 @@ var<workgroup> factors: array<vec2<f32>, BLOCK>; // a and b
     @inline row_of_id(row);
 
     // The splits in which the row sees a key.
-    let i = i32(p.row0 + row);
-    var cap = i32(p.key0 + p.keys);
-    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[b / 4u][b % 4u]); }
+    let i = i32(p.row0 + row) + offset_of(b);
+    let cap = key_end(b, p.key0 + p.keys);
     let from_key = max(i + p.lo, i32(p.key0));
     let to_key = min(i + p.hi, cap);
     var s0 = 0u;

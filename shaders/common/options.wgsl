@@ -129,7 +129,7 @@ fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: 
     if (biased) {
         let bias_at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
         let relative_at = p.relative.base + b * p.relative.b + h * p.relative.h + row * p.relative.s;
-        let i = i32(p.row0 + row) + p.offset;
+        let i = i32(p.row0 + row) + p.offset + offset_of(b);
         @unroll for (var c = 0u; c < 4u; c++) {
             if (r.seen[c]) {
                 let n = key_of(b, j + c * step);

@@ -39,7 +39,7 @@ struct AttentionParams {
     scale: f32,
     softcap: f32,
     unit: f32, // log2(e) times softcap if there is one, else log2(e) times scale
-    lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen)
+    lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen); offsets are added to i, as also to offset and mod_row
     hi: i32,
     flags: u32,
     bias_type: u32, // 0 without a bias, else 1 + its type
@@ -81,6 +81,7 @@ struct AttentionParams {
     blocked: Strides, // of the block mask, in blocks
     relative: Strides, // of the relative bias; s is -d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
+    offsets: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch unless slope_b is 0
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none, in units of log 2 but for softmax
 }
@@ -99,3 +100,4 @@ const HAS_DROPOUT: u32 = 512u;
 const HAS_BIAS: u32 = 1024u; // of either kind
 const SUMS: u32 = 2048u; // the first phase of the softmax stage
 const WEIGHTS: u32 = 4096u; // the second phase
+const HAS_OFFSETS: u32 = 8192u;

@@ -18,12 +18,12 @@
 }
 
 // visible_keys declares the keys that any row of a block of TY·ROWS rows from r0 on sees, sees_from to sees_to, those of them in the
-// chunk, begin to end, and those that all rows see, all_from to all_to.
+// chunk, begin to end, those that all rows see, all_from to all_to, and the batch's offset.
 @inline fn visible_keys() {
-    let i_first = i32(p.row0 + r0);
-    let i_last = i32(p.row0 + min(r0 + TY * ROWS, p.rows)) - 1;
-    var cap = i32(p.all_keys);
-    if ((p.flags & HAS_KLEN) != 0u) { cap = min(cap, p.klen[batch / 4u][batch % 4u]); }
+    let offset = offset_of(batch);
+    let i_first = i32(p.row0 + r0) + offset;
+    let i_last = i32(p.row0 + min(r0 + TY * ROWS, p.rows)) - 1 + offset;
+    let cap = key_end(batch, p.all_keys);
     let sees_from = max(i_first + p.lo, 0);
     let sees_to = min(i_last + p.hi, cap);
     let all_from = i_last + p.lo;

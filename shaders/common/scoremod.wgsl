@@ -25,7 +25,7 @@ fn precise_exp2(x: f32) -> f32 { return exp2_acc(vec4<f32>(x)).x; }
 fn $f(s: vec4<f32>, batch: u32, head: u32, row: vec4<u32>, key: vec4<u32>) -> vec4<f32> {
     let b = batch + p.mod_batch;
     let h = head + p.mod_head;
-    let i = row + vec4<u32>(p.mod_row);
+    let i = row + vec4<u32>(p.mod_row + u32(offset_of(batch)));
     let j = vec4<u32>(key_of(batch, key.x), key_of(batch, key.y), key_of(batch, key.z), key_of(batch, key.w)) + vec4<u32>(p.mod_key);
     return vec4<f32>($text(s.x, b, h, i.x, j.x), $text(s.y, b, h, i.y, j.y), $text(s.z, b, h, i.z, j.z), $text(s.w, b, h, i.w, j.w));
 }

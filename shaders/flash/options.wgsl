@@ -54,7 +54,7 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
         w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
     }
     @if(BIASES == 2u) if ((p.flags & HAS_BIAS) != 0u) {
-        let away = i32(p.row0 + row) + p.offset - i32(p.key0 + key);
+        let away = i32(p.row0 + row) + p.offset + offset_of(batch) - i32(p.key0 + key);
         @unroll(deep) for (var r = 0u; r < 4u; r++) {
             let base = pairs.bias[r];
             let start = pairs.relative[r];

@@ -74,7 +74,7 @@ func (c *Call) writeBiases() {
 	c.writeSums(&c.dRelative, func(head, at int) float64 { return c.distances[head*n+at] })
 	c.writeSums(&c.dSlopes, func(head, _ int) (slope float64) {
 		for at, x := range c.distances[head*n:][:n] {
-			slope -= math.Abs(float64(c.problem.Visible.Offset-(at-(plan.layout.Dims.SeqQ-1)))) * x
+			slope -= math.Abs(float64(c.problem.Visible.OffsetOf(head/plan.layout.Dims.Heads)-(at-(plan.layout.Dims.SeqQ-1)))) * x
 		}
 		return slope
 	})

@@ -207,7 +207,7 @@ func (sc *Scores) addSlopes(s *Space, t *Tile, lo, n int) bool {
 	for r := range t.N {
 		const most = 1<<24 - BlockKeys
 		h, i := sc.Layout.Row(t.H, t.I, r)
-		far, slope := lo-i-sc.problem.Visible.Offset, sc.problem.Slope(t.Batch, h, sc.Layout.Dims.Heads)
+		far, slope := lo-i-sc.problem.Visible.OffsetOf(t.Batch), sc.problem.Slope(t.Batch, h, sc.Layout.Dims.Heads)
 		if far < -most || far > most || !(max(slope, -slope) <= 0x1p100) {
 			return false
 		}

@@ -101,7 +101,7 @@ func (sc *Scores) biasAlone() bool {
 // distances writes the terms that depend on the distance between row and key, for distances from d on; 0 for
 // distances that no pair has. dst has room for whole vectors, as in AddedRow.
 func (sc *Scores) distances(dst []float32, b, h, d int) {
-	slope, far := sc.problem.Slope(b, h, sc.Layout.Dims.Heads), d-sc.problem.Visible.Offset
+	slope, far := sc.problem.Slope(b, h, sc.Layout.Dims.Heads), d-sc.problem.Visible.OffsetOf(b)
 	k, at := sc.Layout.Kernels, d+sc.Layout.Dims.SeqQ-1
 	lo := min(len(dst), max(0, -at))
 	hi := max(lo, min(len(dst), sc.relative.Shape[backend.Dim]-at)) // lo without relative

@@ -66,7 +66,7 @@ func AlignUp(n, align int) int { return (n + align - 1) / align * align }
 const maxSeq = 1 << 30
 
 // Bounds returns the visibility rule in the form that kernels use: row i sees key j when
-// i+lo <= j < i+hi. Both are within ±2^30, which is beyond every position.
+// i+lo <= j < i+hi, where i includes the batch's own offset. Both are within ±2^30, which is beyond every position.
 func Bounds(v backend.Visibility) (lo, hi int) {
 	lo, hi = -(maxSeq - 1), maxSeq-1
 	if v.Left != backend.Unbounded {
@@ -78,10 +78,20 @@ func Bounds(v backend.Visibility) (lo, hi int) {
 	return lo, hi
 }
 
+// bounds is Bounds with the least and the most that the offsets of the batches of x add.
+func (x Box) bounds(v backend.Visibility) (lo, hi int) {
+	lo, hi = Bounds(v)
+	if v.Offsets != nil {
+		own := v.Offsets[x.Lo[Batch]:x.Hi[Batch]]
+		lo, hi = lo+slices.Min(own), hi+slices.Max(own)
+	}
+	return lo, hi
+}
+
 // Visible narrows x to the keys that any of its rows sees, in whole tiles of so many
 // keys. The result has no keys when no row sees any.
 func (x Box) Visible(v backend.Visibility, tile int) Box {
-	lo, hi := Bounds(v)
+	lo, hi := x.bounds(v)
 	first, last := max(x.Lo[Col], x.Lo[Row]+lo), min(x.Hi[Col], x.Hi[Row]-1+hi, x.longest(v))
 	if first >= last {
 		x.Hi[Col] = x.Lo[Col]
@@ -94,7 +104,7 @@ func (x Box) Visible(v backend.Visibility, tile int) Box {
 // VisibleRows narrows x to the rows that see any of its keys, from a multiple of tile on. The
 // result has no rows when no key is seen.
 func (x Box) VisibleRows(v backend.Visibility, tile int) Box {
-	lo, hi := Bounds(v)
+	lo, hi := x.bounds(v)
 	end := min(x.Hi[Col], x.longest(v))
 	first, last := max(x.Lo[Row], x.Lo[Col]-hi+1), min(x.Hi[Row], end-lo)
 	if x.Lo[Col] >= end || first >= last {

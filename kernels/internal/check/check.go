@@ -250,7 +250,7 @@ func (p *patch) row(i int) oracle.Row {
 	}
 	if c.Slopes != nil {
 		row.Slope = float64(c.Slope(b, h, d.Heads))
-		row.Distance = func(j int) float64 { return math.Abs(float64(i + c.Visible.Offset - first - j)) }
+		row.Distance = func(j int) float64 { return math.Abs(float64(i + c.Visible.OffsetOf(b) - first - j)) }
 	}
 	if m := c.ScoreMod; m != nil {
 		at := func(f func([]float32, backend.Position)) func(j int, s float32) float32 {

@@ -188,7 +188,7 @@ func (x *Cut) add(p *kernels.Part, b Block) {
 		if p.Hi[1]-b.Rows.Hi < min(rowStep, x.Config.Rows) {
 			b.Rows.Hi = p.Hi[1]
 		}
-		b.Offset = p.Visible.Offset + row - p.Lo[1]
+		b.Offset = p.Visible.OffsetOf(b.Batch-p.Lo[0]) + row - p.Lo[1]
 		b.Pairs = b.pairs(b.Keys)
 		x.Blocks = append(x.Blocks, b)
 	}
