@@ -305,7 +305,7 @@ func (c *Call) RunInto(ctx context.Context, out Result) error { return c.run(ctx
 // its Partial. The earlier call had the same operands and options; its device may be another one.
 //
 // ErrOption when from is of another call, ErrUnsupported for weights and for calls that packed
-// sequences, a prefix, segments or offsets divide into several.
+// sequences, a prefix or segments divide into several.
 func (c *Call) Resume(ctx context.Context, out Result, from *Partial) error {
 	if from == nil || from.Call == "" || from.O.IsZero() {
 		return fmt.Errorf("attention: the partial result is empty, it must be the Partial of an Interrupted: %w", ErrOption)

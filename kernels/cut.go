@@ -9,11 +9,11 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
-// regions returns the regions into which Prefix, Spans, QSegments, KSegments and Offset divide p,
+// regions returns the regions into which Prefix, Spans, QSegments and KSegments divide p,
 // nil when one call computes all. keys is Sk, hidden keys included.
 func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
-	d, differ := p.Dims, o.offsetsDiffer()
-	if o.Prefix == nil && o.Spans == nil && o.QSegments == nil && o.KSegments == nil && !differ {
+	d := p.Dims
+	if o.Prefix == nil && o.Spans == nil && o.QSegments == nil && o.KSegments == nil {
 		return nil, nil
 	}
 	for b, n := range o.Prefix {
@@ -41,7 +41,8 @@ func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 	first := 0 // region of the batch before
 	for b := range d.Batch {
 		if b > 0 && ofBatch(o.Prefix, b) == ofBatch(o.Prefix, b-1) && slices.Equal(ofBatch(o.Spans, b), ofBatch(o.Spans, b-1)) &&
-			slices.Equal(ofBatch(qs, b), ofBatch(qs, b-1)) && slices.Equal(ofBatch(ks, b), ofBatch(ks, b-1)) && (!differ || ofBatch(o.Offset, b) == ofBatch(o.Offset, b-1)) {
+			slices.Equal(ofBatch(qs, b), ofBatch(qs, b-1)) && slices.Equal(ofBatch(ks, b), ofBatch(ks, b-1)) &&
+			(o.Prefix == nil && o.Spans == nil || p.Visible.OffsetOf(b) == p.Visible.OffsetOf(b-1)) {
 			for i := first; i < len(all); i++ {
 				all[i].Hi[Batch]++
 			}
@@ -50,9 +51,6 @@ func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 		first = len(all)
 		x := view.WholeRegion(d)
 		x.Lo[Batch], x.Hi[Batch] = b, b+1
-		if differ {
-			x.Offset = o.Offset[b]
-		}
 		segments := []view.Region{x}
 		if qs != nil {
 			if segments, err = x.SplitSegments(p, ofBatch(qs, b), ofBatch(ks, b)); err != nil {
@@ -64,7 +62,7 @@ func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 				n := min(ofBatch(o.Prefix, b), d.SeqK)
 				// Row i sees the keys up to i + Offset + Right by the rule. Where that is
 				// before the end of the prefix, the row sees up to that end.
-				early, late := x.SplitRows(n - p.Visible.Offset - x.Offset - p.Visible.Right)
+				early, late := x.SplitRows(n - p.Visible.OffsetOf(b) - p.Visible.Right)
 				early.Ahead, early.Limit = true, min(n, early.Limit)
 				all, x = early.AppendTo(all, p), late
 			}
@@ -205,14 +203,14 @@ type Part struct {
 	// Lo and Hi are the ranges [Lo, Hi) of batches, query rows and keys.
 	Lo, Hi [3]int
 	// Visible is the rule for the rows and keys of the part, counted from its first ones.
-	// Its KLen, unless nil, has one length for each batch of the part.
+	// Its KLen and Offsets, unless nil, have one element for each batch of the part.
 	Visible Visibility
 }
 
 // Parts returns the parts of a call with lengths d. It is for programs that distribute a call over machines: they
 // compute each part, or rows and keys of it, as a call of its own with a Window, an Offset and a KLen. Every row of
-// every batch belongs to one part, which has all keys that the row may see. A call without a Prefix, segments and
-// different offsets is one part; a call without rows or keys has none. Parts ignores CuQ and CuK.
+// every batch belongs to one part, which has all keys that the row may see. A call without a Prefix and
+// segments is one part; a call without rows or keys has none. Parts ignores CuQ and CuK.
 //
 // It returns ErrShape and ErrOption as [Device.Prepare] does.
 func (o *Options) Parts(d Dims) (parts []Part, err error) {

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -47,7 +46,8 @@ type Options struct {
 	// Align sets the position of the rows, for Causal and Window.
 	Align Align
 	// Offset [B] or [1] is added to the positions of the rows of each batch: for keys
-	// that continue others, as in a cache. nil means 0.
+	// that continue others, as in a cache. Batches may differ: with KLen, sequences of
+	// unequal lengths are one call. nil means 0.
 	Offset []int
 	// KLen [B] is the number of keys of each batch, 0 to Sk; nil means Sk.
 	KLen []int
@@ -256,14 +256,16 @@ func wrongLength(name string, n int, of string, want ...int) error {
 	return fmt.Errorf("%s has %d elements, it must have %s, the number of %s: %w", name, n, lengths, of, ErrShape)
 }
 
-// visibility returns Causal, Window, Align, Offset and KLen as the one rule of backend.Visibility, as far as it can
-// express them: regions handles the offsets that offsetsDiffer reports.
+// visibility returns Causal, Window, Align, Offset and KLen as the one rule of backend.Visibility.
 func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	vis := backend.Everything()
-	furthest := 0
+	furthest, most := 0, maxOffset
+	if len(o.Offset) > 1 { // kernels add them to other offsets
+		most /= 4
+	}
 	for b, n := range o.Offset {
-		if n < -maxOffset || n > maxOffset {
-			return vis, fmt.Errorf("offset[%d] is %d, it must lie within ±%d: %w", b, n, maxOffset, ErrOption)
+		if n < -most || n > most {
+			return vis, fmt.Errorf("offset[%d] is %d, it must lie within ±%d: %w", b, n, most, ErrOption)
 		}
 		furthest = max(furthest, n, -n)
 	}
@@ -296,15 +298,12 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 		}
 	}
 	vis.KLen = o.KLen
-	if len(o.Offset) > 0 && !o.offsetsDiffer() {
+	if slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] }) {
+		vis.Offsets = o.Offset
+	} else if len(o.Offset) > 0 {
 		vis.Offset += o.Offset[0]
 	}
 	return vis, nil
-}
-
-// offsetsDiffer reports whether batches with different offsets need calls of their own.
-func (o *Options) offsetsDiffer() bool {
-	return slices.ContainsFunc(o.Offset, func(n int) bool { return n != o.Offset[0] }) && !o.takes(op.Placeless)
 }
 
 // tensors fills in the tensors of p and drops the keys that a short Mask or Bias lacks.

@@ -22,44 +22,43 @@ var paths = []struct {
 	{op.SharedPath, "with it a shared prefix would not be the same for all rows", ErrOption},
 }
 
-// optionTable has every option, with the paths that refuse it and the short ways that it may go. Other special cases of
-// calls meet every option: calls without rows or keys, few rows on a GPU, copies and merges.
+// optionTable has every option, with the paths that refuse it and whether package cpu's way for groups of few rows and few
+// keys, without tiles, takes it. Other special cases of calls meet every option: calls without rows or keys, few rows on a GPU, copies and merges.
 var optionTable = []struct {
 	name    string
 	isSet   func(*Options) bool
 	refused op.Path
-	goes    op.Way
+	small   bool
 }{
-	{"Scale", func(o *Options) bool { return o.Scale != nil }, 0, op.Placeless | op.Small},
-	{"ScoreMod", func(o *Options) bool { return o.ScoreMod != nil }, op.WindowPath | op.SharedPath, 0},
-	{"Softcap", func(o *Options) bool { return o.Softcap != 0 }, 0, op.Placeless},
-	{"Causal", func(o *Options) bool { return o.Causal }, 0, op.Small},
-	{"Window", func(o *Options) bool { return o.Window != nil }, op.WindowPath | op.SharedPath, op.Small},
-	{"Align", func(o *Options) bool { return o.Align != UpperLeft }, op.CachePath, op.Placeless | op.Small},
-	{"Offset", func(o *Options) bool { return o.Offset != nil }, op.WindowPath | op.SharedPath, op.Placeless | op.Small},
-	{"KLen", func(o *Options) bool { return o.KLen != nil }, op.CachePath, op.Placeless | op.Small},
-	{"Prefix", func(o *Options) bool { return o.Prefix != nil }, op.WindowPath | op.SharedPath, op.Placeless | op.Small},
-	{"Spans", func(o *Options) bool { return o.Spans != nil }, op.PackedPath | op.SharedPath, op.Placeless | op.Small},
-	{"QSegments", func(o *Options) bool { return o.QSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless | op.Small},
-	{"KSegments", func(o *Options) bool { return o.KSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless | op.Small},
-	{"Mask", func(o *Options) bool { return !o.Mask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless},
-	{"Bias", func(o *Options) bool { return !o.Bias.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless},
-	{"ALiBi", func(o *Options) bool { return o.ALiBi != nil }, op.SharedPath, 0},
-	{"RelativeBias", func(o *Options) bool { return !o.RelativeBias.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless},
-	{"BlockMask", func(o *Options) bool { return !o.BlockMask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, op.Placeless},
-	{"KeyIndices", func(o *Options) bool { return o.KeyIndices != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.LayerPath | op.WindowPath | op.SharedPath, op.Placeless},
-	{"Sinks", func(o *Options) bool { return o.Sinks != nil }, 0, op.Placeless | op.Small},
-	{"Dropout", func(o *Options) bool { return o.Dropout.P > 0 }, op.WindowPath | op.SharedPath, op.Placeless},
-	{"LowPrecision", func(o *Options) bool { return o.LowPrecision }, op.StagePath, op.Placeless | op.Small},
-	{"Pages", func(o *Options) bool { return o.Pages != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.SlicePath | op.LayerPath | op.CachePath, op.Placeless | op.Small},
-	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, op.StagePath | op.LayerPath | op.CachePath, op.Placeless | op.Small},
-	{"CuK", func(o *Options) bool { return o.CuK != nil }, op.StagePath | op.LayerPath | op.CachePath, op.Placeless | op.Small},
-	{"LSE", func(o *Options) bool { return o.LSE }, op.StagePath | op.SlicePath, op.Placeless | op.Small},
-	{"Weights", func(o *Options) bool { return o.Weights }, op.PackedPath | op.StagePath | op.SlicePath | op.WindowPath | op.SharedPath, op.Placeless | op.Small},
+	{"Scale", func(o *Options) bool { return o.Scale != nil }, 0, true},
+	{"ScoreMod", func(o *Options) bool { return o.ScoreMod != nil }, op.WindowPath | op.SharedPath, false},
+	{"Softcap", func(o *Options) bool { return o.Softcap != 0 }, 0, false},
+	{"Causal", func(o *Options) bool { return o.Causal }, 0, true},
+	{"Window", func(o *Options) bool { return o.Window != nil }, op.WindowPath | op.SharedPath, true},
+	{"Align", func(o *Options) bool { return o.Align != UpperLeft }, op.CachePath, true},
+	{"Offset", func(o *Options) bool { return o.Offset != nil }, op.WindowPath | op.SharedPath, true},
+	{"KLen", func(o *Options) bool { return o.KLen != nil }, op.CachePath, true},
+	{"Prefix", func(o *Options) bool { return o.Prefix != nil }, op.WindowPath | op.SharedPath, true},
+	{"Spans", func(o *Options) bool { return o.Spans != nil }, op.PackedPath | op.SharedPath, true},
+	{"QSegments", func(o *Options) bool { return o.QSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath, true},
+	{"KSegments", func(o *Options) bool { return o.KSegments != nil }, op.PackedPath | op.WindowPath | op.SharedPath, true},
+	{"Mask", func(o *Options) bool { return !o.Mask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, false},
+	{"Bias", func(o *Options) bool { return !o.Bias.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, false},
+	{"ALiBi", func(o *Options) bool { return o.ALiBi != nil }, op.SharedPath, false},
+	{"RelativeBias", func(o *Options) bool { return !o.RelativeBias.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, false},
+	{"BlockMask", func(o *Options) bool { return !o.BlockMask.IsZero() }, op.PackedPath | op.WindowPath | op.SharedPath, false},
+	{"KeyIndices", func(o *Options) bool { return o.KeyIndices != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.LayerPath | op.WindowPath | op.SharedPath, false},
+	{"Sinks", func(o *Options) bool { return o.Sinks != nil }, 0, true},
+	{"Dropout", func(o *Options) bool { return o.Dropout.P > 0 }, op.WindowPath | op.SharedPath, false},
+	{"LowPrecision", func(o *Options) bool { return o.LowPrecision }, op.StagePath, true},
+	{"Pages", func(o *Options) bool { return o.Pages != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.SlicePath | op.LayerPath | op.CachePath, true},
+	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, op.StagePath | op.LayerPath | op.CachePath, true},
+	{"CuK", func(o *Options) bool { return o.CuK != nil }, op.StagePath | op.LayerPath | op.CachePath, true},
+	{"LSE", func(o *Options) bool { return o.LSE }, op.StagePath | op.SlicePath, true},
+	{"Weights", func(o *Options) bool { return o.Weights }, op.PackedPath | op.StagePath | op.SlicePath | op.WindowPath | op.SharedPath, true},
 }
 
 func init() {
-	op.Takes = func(options any, on op.Way) bool { return options.(*Options).takes(on) }
 	op.CheckPath = func(options any, on op.Path) error { return options.(*Options).checkPath(on) }
 }
 
@@ -77,14 +76,4 @@ func (o *Options) checkPath(on op.Path) error {
 		}
 	}
 	return nil
-}
-
-// takes is [op.Takes].
-func (o *Options) takes(on op.Way) bool {
-	for i := range optionTable {
-		if option := &optionTable[i]; option.goes&on != on && option.isSet(o) {
-			return false
-		}
-	}
-	return true
 }

@@ -120,13 +120,14 @@ func TestShortWays(t *testing.T) {
 	if !small(Options{}) {
 		t.Skip("this tier has no such way")
 	}
-	for name, opt := range setOptions(t) {
-		switch name {
+	set := setOptions(t)
+	for _, option := range optionTable {
+		switch option.name {
 		case "Pages", "KSegments", "CuK": // not without others
 			continue
 		}
-		if got := small(opt); got != opt.takes(op.Small) {
-			t.Errorf("%s: without tiles is %t, the table has %t", name, got, !got)
+		if got := small(set[option.name]); got != option.small {
+			t.Errorf("%s: without tiles is %t, the table has %t", option.name, got, !got)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -75,6 +76,7 @@ func TestAttentionRefuses(t *testing.T) {
 		{"negative window", q, k, v, Options{Window: &Window{-1, 3}}, ErrOption, "window is -1,3"},
 		{"align", q, k, v, Options{Align: 2}, ErrOption, "align is 2"},
 		{"offset", q, k, v, Options{Offset: []int{1 << 31}}, ErrOption, "offset[0] is 2147483648"},
+		{"offsets of batches", q, k, v, Options{Offset: []int{0, 1 << 29}}, ErrOption, "offset[1] is 536870912, it must lie within ±268435456"},
 		{"klen count", q, k, v, Options{KLen: []int{1}}, ErrShape, "klen has 1 elements, it must have 2, the number of batches"},
 		{"klen range", q, k, v, Options{KLen: []int{9, 10}}, ErrOption, "klen[1] is 10, there are 9 keys"},
 		{"klen negative", q, k, v, Options{KLen: []int{-1, 1}}, ErrOption, "klen[0] is -1"},
@@ -169,7 +171,7 @@ func TestStagesRefuse(t *testing.T) {
 }
 
 func TestOptionsBecomeTheRule(t *testing.T) {
-	d := Dims{Batch: 1, Heads: 1, SeqQ: 4, SeqK: 6, Dim: 4}
+	d := Dims{Batch: 2, Heads: 1, SeqQ: 4, SeqK: 6, Dim: 4}
 	un := Unbounded
 	for _, c := range []struct {
 		name string
@@ -182,9 +184,11 @@ func TestOptionsBecomeTheRule(t *testing.T) {
 		{"window lower right with offset", Options{Window: &Window{1, 2}, Align: LowerRight, Offset: []int{3}}, backend.Visibility{Left: 1, Right: 2, Offset: 5}},
 		{"window and causal", Options{Window: &Window{1, 2}, Causal: true}, backend.Visibility{Left: 1}},
 		{"a window too wide to matter", Options{Window: &Window{10, 11}}, backend.Visibility{Left: un, Right: un}},
+		{"equal offsets", Options{Causal: true, Offset: []int{3, 3}}, backend.Visibility{Left: un, Offset: 3}},
+		{"each batch at its own lower right", Options{Causal: true, Offset: []int{2, -1}, KLen: []int{6, 3}}, backend.Visibility{Left: un, Offsets: []int{2, -1}, KLen: []int{6, 3}}},
 	} {
 		p, err := c.opt.problem(d)
-		if err != nil || p.Visible.Offset != c.want.Offset || p.Visible.Left != c.want.Left || p.Visible.Right != c.want.Right {
+		if err != nil || !reflect.DeepEqual(p.Visible, c.want) || p.Regions != nil {
 			t.Errorf("%s: rule is %+v, %v, should be %+v", c.name, p.Visible, err, c.want)
 		}
 		if p.Scale != 0.5 {

@@ -36,16 +36,27 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 	})
 
 	t.Run("same row in any batch", func(t *testing.T) {
-		b := base.build()
-		whole := b.once(t, dev, fused)
-		rows := dims.Heads * dims.SeqQ
-		for batch := range dims.Batch {
-			alone := *b
-			alone.Batch = 1
-			alone.q, alone.k, alone.v = oneBatch(b.q, batch), oneBatch(b.k, batch), oneBatch(b.v, batch)
-			got := alone.once(t, dev, fused)
-			n := rows * dims.ValueDim
-			sameBits(t, answer{o: whole.o[batch*n : (batch+1)*n], lse: whole.lse[batch*rows : (batch+1)*rows]}, got)
+		ragged, window, decode := base, base, base // sequences of unequal lengths, each at its own lower right
+		ragged.Options.KLen, ragged.Options.Offset = []int{300, 97, 170}, []int{230, 27, 100}
+		window.Options = ragged.Options
+		window.Options.Window = &kernels.Window{Left: 40}
+		decode.SeqQ = 2
+		decode.Options.KLen, decode.Options.Offset = ragged.Options.KLen, []int{298, 95, 168}
+		for _, c := range []Case{base, ragged, window, decode} {
+			b := c.build()
+			whole := b.once(t, dev, fused)
+			rows := c.Heads * c.SeqQ
+			for batch := range c.Batch {
+				alone := *b
+				alone.Batch = 1
+				alone.q, alone.k, alone.v = oneBatch(b.q, batch), oneBatch(b.k, batch), oneBatch(b.v, batch)
+				if alone.Options.Offset = []int{forBatch(b.Options.Offset, batch)}; b.Options.KLen != nil {
+					alone.Options.KLen = b.Options.KLen[batch : batch+1]
+				}
+				got := alone.once(t, dev, fused)
+				n := rows * c.ValueDim
+				sameBits(t, answer{o: whole.o[batch*n : (batch+1)*n], lse: whole.lse[batch*rows : (batch+1)*rows]}, got)
+			}
 		}
 	})
 

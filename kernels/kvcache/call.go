@@ -280,13 +280,10 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 		return fmt.Errorf("the cache is empty, append keys first: %w", kernels.ErrShape)
 	}
 	s.opt = opt.Options
-	s.opt.Causal, s.opt.KLen, s.opt.Offset = false, s.klen, nil
+	s.opt.Causal, s.opt.KLen, s.opt.Offset = !opt.Bidirectional, s.klen, s.offsets
 	if err := s.ownSpans(seqs); err != nil {
 		return err
 	}
-	if q.Shape()[kernels.Seq] > 1 || p.config.Window > 0 || opt.Offset != nil || !op.Takes(&s.opt, op.Placeless) {
-		s.opt.Causal, s.opt.Offset = !opt.Bidirectional, s.offsets
-	} // else the only row sees all keys that KLen leaves, and offsets would make lists
 	if opt.MaskLast { // the call over the tokens before the last ones
 		s.opt.Causal, s.opt.Offset, s.opt.Mask, s.opt.Sinks = false, nil, kernels.Tensor{}, nil
 	}

@@ -58,7 +58,7 @@ func (l *KeyLists) each(p *Problem, x Region, f func(x Region, own backend.Probl
 			}
 			for _, part := range z.AppendTo(nil, p) {
 				own := p.Cut(part)
-				own.Visible = backend.Visibility{Offset: own.Visible.Offset, Left: backend.Unbounded, Right: backend.Unbounded, KLen: make([]int, len(lists))}
+				own.Visible.Left, own.Visible.Right, own.Visible.KLen = backend.Unbounded, backend.Unbounded, make([]int, len(lists))
 				for b, list := range lists {
 					own.Visible.KLen[b] = len(list)
 				}

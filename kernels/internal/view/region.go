@@ -7,7 +7,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// The visibility rule of a backend.Problem cannot express a prefix, spans, segments, or offsets that differ between batches.
+// The visibility rule of a backend.Problem cannot express a prefix, spans or segments.
 // A call with these is cut into backend calls over slices of its operands, each of which the rule can express. The
 // slices are views, and the calls run together (backend.Backend), so that they cost what their visible pairs cost.
 // Every query row belongs to one call, whose bits it has.
@@ -22,8 +22,6 @@ type Region struct {
 	Behind bool
 	// Limit is the first key that is hidden from all rows, whatever KLen is.
 	Limit int
-	// Offset is added to the positions of the rows.
-	Offset int
 }
 
 // WholeRegion is all scores of a call.
@@ -97,7 +95,7 @@ func (x Region) SplitSegments(p *Problem, rows, keys []int32) ([]Region, error) 
 // SplitSpan appends the rows of x before the end of a span of positions to all, and returns the rows after it.
 func (x Region) SplitSpan(all []Region, p *Problem, span [2]int) ([]Region, Region, error) {
 	v, lo, hi := p.Visible, span[0], span[1]
-	at := v.Offset + x.Offset // position of row 0
+	at := v.OffsetOf(x.Lo[backend.Batch]) // position of row 0
 	x, after := x.SplitRows(hi - at)
 	before, x := x.SplitRows(lo - at)
 	all = before.AppendTo(all, p)
@@ -199,7 +197,10 @@ func (p *Problem) Cut(x Region) backend.Problem {
 // visible returns the rule v for the rows and keys of x, counted from their first ones.
 func (x Region) visible(v backend.Visibility) backend.Visibility {
 	first, keys := x.Lo[backend.Dim], x.Len(backend.Dim)
-	v.Offset += x.Lo[backend.Seq] - first + x.Offset
+	v.Offset += x.Lo[backend.Seq] - first
+	if v.Offsets != nil {
+		v.Offsets = v.Offsets[x.Lo[backend.Batch]:x.Hi[backend.Batch]]
+	}
 	if x.Ahead {
 		v.Right = backend.Unbounded
 	}
