@@ -47,6 +47,9 @@ func TestVisible(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			v.KLen = []int{rng.IntN(seqK + 1), rng.IntN(seqK + 1)}
 		}
+		if rng.IntN(2) == 0 {
+			v.Offsets = []int{rng.IntN(21) - 10, rng.IntN(21) - 10}
+		}
 		x := Space(2, 1, seqQ, seqK, 1)
 		x.Lo[Row] = rng.IntN(seqQ)
 		x.Lo[Batch] = rng.IntN(2)
