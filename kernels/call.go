@@ -135,7 +135,7 @@ func (c *Call) addAll() error {
 			return err
 		}
 	}
-	return c.add(&p, 0, 0, 0)
+	return c.add(&p, c.opt.Pages, 0, 0, 0)
 }
 
 // all returns the call with all its operands and outputs, before it is cut.
@@ -144,10 +144,10 @@ func (c *Call) all(out Result) *backend.Call {
 }
 
 // add appends the subcalls of p, whose first row and key are row and key of the call; sequence is
-// the packed sequence, or 0.
-func (c *Call) add(p *view.Problem, sequence, row, key int) error {
+// the packed sequence, or 0. all are the pages of p, or nil.
+func (c *Call) add(p *view.Problem, all *Pages, sequence, row, key int) error {
 	return p.Each(func(x view.Region, own backend.Problem, listed [][]int32) error {
-		pages, err := x.PagesOf(c.opt.Pages, c.k.Shape()[Seq])
+		pages, err := x.PagesOf(all, c.k.Shape()[Seq])
 		if err != nil {
 			return err
 		}

@@ -119,19 +119,27 @@ func (o *Options) segmentIDs(d Dims, keys int) (qs, ks [][]int32, err error) {
 
 // addSequences validates the options of packed sequences and appends the subcalls of each.
 func (c *Call) addSequences() error {
-	if c.opt.CuK == nil {
-		c.opt.CuK = c.opt.CuQ
-	}
 	opt, d := &c.opt, c.dims
 	n := len(opt.CuQ) - 1
+	switch {
+	case opt.Pages != nil && opt.CuK != nil:
+		return fmt.Errorf("cuK is set with pages, of which each sequence has its own: give KLen instead: %w", ErrOption)
+	case opt.Pages != nil && len(opt.Pages.Table) != n:
+		return fmt.Errorf("pages: the table has %d rows, cuQ has %d sequences: give one for each: %w", len(opt.Pages.Table), n, ErrShape)
+	case opt.Pages == nil && opt.CuK == nil:
+		opt.CuK = opt.CuQ
+	}
 	if d.Batch != 1 {
 		return fmt.Errorf("q has shape %v, packed sequences have 1 batch: %w", c.q.Shape(), ErrShape)
 	}
-	if len(opt.CuK) != len(opt.CuQ) || n < 1 {
+	if opt.Pages == nil && len(opt.CuK) != len(opt.CuQ) || n < 1 {
 		return fmt.Errorf("cuQ has %d entries and cuK %d: both have 0 and then the end of each sequence: %w", len(opt.CuQ), len(opt.CuK), ErrShape)
 	}
-	if err := cmp.Or(checkCumulative("cuQ", opt.CuQ, d.SeqQ, "rows"), checkCumulative("cuK", opt.CuK, d.SeqK, "keys"),
-		opt.checkLengths(n, d.Heads, "sequences")); err != nil {
+	err := cmp.Or(checkCumulative("cuQ", opt.CuQ, d.SeqQ, "rows"), opt.checkLengths(n, d.Heads, "sequences"))
+	if opt.Pages == nil {
+		err = cmp.Or(err, checkCumulative("cuK", opt.CuK, d.SeqK, "keys"))
+	}
+	if err != nil {
 		return err
 	}
 	for i := range n {
@@ -161,7 +169,13 @@ func checkCumulative(name string, cu []int, total int, of string) error {
 // addSequence appends the subcalls of sequence n, which has rows.
 func (c *Call) addSequence(n int) error {
 	opt, heads := c.opt, c.dims.Heads
-	row, key, keys := opt.CuQ[n], opt.CuK[n], opt.CuK[n+1]-opt.CuK[n]
+	row, key, keys, pages := opt.CuQ[n], 0, c.dims.SeqK, opt.Pages
+	switch {
+	case pages == nil:
+		key, keys = opt.CuK[n], opt.CuK[n+1]-opt.CuK[n]
+	case opt.KLen != nil:
+		keys = max(0, min(opt.KLen[n], keys))
+	}
 	opt.Dropout.First[Batch] += n
 	if opt.ScoreMod != nil {
 		mod := *opt.ScoreMod
@@ -195,7 +209,13 @@ func (c *Call) addSequence(n int) error {
 	if err != nil || view.Empty(c.dims) {
 		return err
 	}
-	return c.add(&p, n, row, key)
+	if pages != nil {
+		pages = &Pages{Table: pages.Table[n : n+1], Keys: keys}
+		if err := (&backend.Call{Q: c.q, K: c.k, V: c.v, Problem: p.Problem, Pages: pages}).CheckPages(); err != nil {
+			return err
+		}
+	}
+	return c.add(&p, pages, n, row, key)
 }
 
 // Part is a rectangle of the scores of a call in which one visibility rule holds.

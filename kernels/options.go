@@ -112,12 +112,13 @@ type Options struct {
 	LowPrecision bool
 
 	// Pages, when not nil, makes k and v pools of pages, [P, Hkv, Size, D] and
-	// [P, Hkv, Size, Dv], and lists the pages of each batch. Sk is Pages.Keys.
+	// [P, Hkv, Size, Dv], and lists the pages of each batch, or sequence. Sk is Pages.Keys.
 	Pages *Pages
 	// CuQ and CuK [N+1] pack N sequences of different lengths one after the other (FlashAttention's
 	// flash_attn_varlen_func, Dao 2023): q, k and v have one batch, sequence n has the rows CuQ[n] to CuQ[n+1] of q
 	// and the keys CuK[n] to CuK[n+1] of k and v, and sees nothing else. Both begin with 0, never fall and end with Sq
-	// and Sk. CuK nil means CuQ. Swap(Heads, Seq) of [1, total, H, D] is the q of a call.
+	// and Sk. CuK nil means CuQ. With Pages, CuK must be nil: Pages.Table has N rows, and sequence n has KLen[n] keys,
+	// or Pages.Keys. Swap(Heads, Seq) of [1, total, H, D] is the q of a call.
 	//
 	// The other options hold for each sequence as in a call of its own: positions count
 	// from its first row and key; Offset, KLen, Prefix and ALiBi have N in place of B;

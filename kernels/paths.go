@@ -51,7 +51,7 @@ var optionTable = []struct {
 	{"Sinks", func(o *Options) bool { return o.Sinks != nil }, 0, true},
 	{"Dropout", func(o *Options) bool { return o.Dropout.P > 0 }, op.WindowPath | op.SharedPath, false},
 	{"LowPrecision", func(o *Options) bool { return o.LowPrecision }, op.StagePath, true},
-	{"Pages", func(o *Options) bool { return o.Pages != nil }, op.PackedPath | op.WeightPath | op.StagePath | op.SlicePath | op.LayerPath | op.CachePath, true},
+	{"Pages", func(o *Options) bool { return o.Pages != nil }, op.WeightPath | op.StagePath | op.SlicePath | op.LayerPath | op.CachePath, true},
 	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, op.StagePath | op.LayerPath | op.CachePath, true},
 	{"CuK", func(o *Options) bool { return o.CuK != nil }, op.StagePath | op.LayerPath | op.CachePath, true},
 	{"LSE", func(o *Options) bool { return o.LSE }, op.StagePath | op.SlicePath, true},

@@ -38,8 +38,9 @@ func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
 	sum := backend.NewPlan(c.all(out)) // Bytes are those of the whole operands
 	sum.Pairs, sum.FLOPs = 0, 0
-	if c.opt.KeyIndices != nil {
-		sum.Bytes = 0 // the parts have those of their lists
+	parts := c.opt.KeyIndices != nil || c.opt.Pages != nil && c.packed()
+	if parts {
+		sum.Bytes = 0 // the parts have those of their lists, or pages
 	}
 	if len(c.calls) == 0 {
 		sum.Backend, sum.Path, sum.Why = c.dev.Info().Name, "none", "there are no scores: the output is empty or zeros"
@@ -56,7 +57,7 @@ func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
 			sum.Path, sum.Why, sum.Cut = p.Path, p.Why, p.Cut
 		}
 		sum.Backend, sum.Limits = p.Backend, p.Limits
-		if c.opt.KeyIndices != nil {
+		if parts {
 			sum.Bytes += p.Bytes
 		}
 		addPlan(&sum, p)

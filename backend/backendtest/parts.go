@@ -20,6 +20,7 @@ func testPacked(t *testing.T, dev *kernels.Device) {
 	// One has no rows, one has no keys, some have one row.
 	cuQ, cuK := []int{0, 1, 40, 40, 73, 74, 230}, []int{0, 33, 72, 80, 80, 81, 237}
 	n := len(cuQ) - 1
+	t.Run("pages", func(t *testing.T) { testPackedPages(t, dev) })
 	pack := func(o operand) backend.Tensor { // [1, total, H, D] in memory
 		f := put(t, dev, o, BSHD)
 		t.Cleanup(f.release)
@@ -80,6 +81,33 @@ func testPacked(t *testing.T, dev *kernels.Device) {
 				}
 			})
 		}
+	}
+}
+
+// testPackedPages packs the rows of sequences whose keys are pages, each at its own lower right.
+func testPackedPages(t *testing.T, dev *kernels.Device) {
+	needsAll(t, dev, "pages")
+	// One has no rows, and one no keys.
+	cuQ, klen, table := []int{0, 1, 40, 40, 50, 90}, []int{33, 50, 7, 0, 160}, [][]int32{{4, 1, 11}, {2, 3, 4, 0}, {5}, {}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}}
+	b := Case{Dims: dims(12, 4, 2, 90, 16, 16, 24), Seed: 78}.build()
+	b.q = oneBatch(b.q, 0)
+	q, k, v := put(t, dev, b.q, BSHD), put(t, dev, b.k, Contiguous), put(t, dev, b.v, Contiguous)
+	for _, f := range []flat{q, k, v} {
+		defer f.release()
+	}
+	opt := kernels.Options{Causal: true, Align: kernels.LowerRight, KLen: klen, LSE: true, CuQ: cuQ, Pages: &kernels.Pages{Table: table, Keys: 160}}
+	r := must(dev.Attention(t.Context(), q.view, k.view, v.view, opt))(t)
+	defer r.Release()
+	for s, n := range klen {
+		part := func(x backend.Tensor) backend.Tensor { return must(x.Slice(backend.Seq, cuQ[s], cuQ[s+1]))(t) }
+		one := kernels.Options{Causal: true, Align: kernels.LowerRight, LSE: true, Pages: &kernels.Pages{Table: table[s : s+1], Keys: n}}
+		own := must(dev.Attention(t.Context(), part(q.view), k.view, v.view, one))(t)
+		sameBits(t, answer{o: read(t, dev, own.O), lse: read(t, dev, own.LSE)}, answer{o: read(t, dev, part(r.O)), lse: read(t, dev, part(r.LSE))})
+		own.Release()
+	}
+	p := must(plan(t.Context(), dev, q.view, k.view, v.view, opt))(t)
+	if pairs := int64(4 * (33 + 39*50 - 38*39/2 + 40*160 - 39*40/2)); p.Pairs != pairs {
+		t.Errorf("plan has %d pairs, %d are visible", p.Pairs, pairs)
 	}
 }
 
