@@ -16,7 +16,7 @@ func TestOnTheCPU(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
 	defer dev.Close()
 	for _, dtype := range []kernels.DType{kernels.F32, kernels.F16, kernels.BF16} {
-		r, err := bench.Run(t.Context(), []*kernels.Device{dev}, bench.Config{Series: []bench.Series{{
+		r, err := bench.Run(t.Context(), []*kernels.Device{dev}, bench.Config{Rounds: 3, Series: []bench.Series{{
 			Seqs: []int{64, 100}, Batch: 2, Heads: 2, KVHeads: 1, Dim: 16, Causal: true, DType: dtype}}})
 		must.Do(t, err)
 		if err := r.Err(); err != nil {

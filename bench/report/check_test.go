@@ -74,10 +74,14 @@ func TestEditedReports(t *testing.T) {
 	must.Do(t, json.Unmarshal(text, &root))
 	derived := regexp.MustCompile(`^cases\[\d+\]\.(repetitions|median_s|min_s|low_s|high_s|confidence|pairs|flops|gflops|ceiling_gflops|` +
 		`bytes|gbs|ceiling_gbs|launch_s|bound|percent_of_bound|speedup_vs_stages|name|memory\.(operands|scratch|square))$`)
-	n, refused := 0, 0
+	n, tried, refused := 0, 0, 0
 	for _, e := range edits("", root) {
 		for _, x := range []any{"dropped", nil, 0, -1, 0.5, 7, 1e300, json.Number("9223372036854775807"), json.Number("1e-300"), "NaN", "another", "\x1b[31m", strings.Repeat("x", 70_000),
 			true, []any{}, []any{nil}, map[string]any{}} {
+			if n++; testing.Short() && n%4 > 0 { // 4 does not divide the number of values: each field has some
+				continue
+			}
+			tried++
 			if x == "dropped" {
 				e.drop()
 			} else {
@@ -86,7 +90,6 @@ func TestEditedReports(t *testing.T) {
 			edited, err := json.Marshal(root)
 			e.set(e.old)
 			must.Do(t, err)
-			n++
 			got, err := Read(bytes.NewReader(edited))
 			if err != nil {
 				refused++
@@ -106,7 +109,7 @@ func TestEditedReports(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d edits, %d refused", n, refused)
+	t.Logf("%d of %d edits, %d refused", tried, n, refused)
 	if n < 2016 {
 		t.Errorf("only %d edits", n)
 	}
