@@ -83,8 +83,8 @@ type Options struct {
 }
 
 // Backend computes in host memory. It implements backend.Backend,
-// backend.Projector, backend.Rotator, backend.Normaliser, backend.Gater, backend.Merger, backend.Scorer,
-// backend.Copier, backend.Differentiator, backend.PeakMeter and backend.BandwidthMeter.
+// backend.Projector, backend.Rotator, backend.Normaliser, backend.Gater, backend.LinearAttender, backend.Merger,
+// backend.Scorer, backend.Copier, backend.Differentiator, backend.PeakMeter and backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
 	err     error // why the backend cannot be used
@@ -103,6 +103,7 @@ var (
 	_ backend.Rotator        = (*Backend)(nil)
 	_ backend.Normaliser     = (*Backend)(nil)
 	_ backend.Gater          = (*Backend)(nil)
+	_ backend.LinearAttender = (*Backend)(nil)
 	_ backend.Merger         = (*Backend)(nil)
 	_ backend.Scorer         = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)

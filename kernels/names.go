@@ -102,6 +102,12 @@ type Rotation = backend.Rotation
 // Norm is the ε of [Device.Normalise], 0 for 1e-6, and whether the factor of an element is 1 + w rather than w.
 type Norm = backend.Norm
 
+// LinearAttention is the operands and options of [Device.LinearAttention].
+type LinearAttention = backend.LinearAttention
+
+// CausalConv is the operands and options of [Device.CausalConv].
+type CausalConv = backend.CausalConv
+
 // ScorePoint is a point between QKᵀ and softmax, for [Device.Scores].
 type ScorePoint = backend.ScorePoint
 

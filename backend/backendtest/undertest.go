@@ -150,6 +150,20 @@ func (p *poisoned) GateBackward(ctx context.Context, dx, dgate, dy, x, gate back
 	})
 }
 
+func (p *poisoned) LinearAttention(ctx context.Context, c *backend.LinearAttention) error {
+	return with(p, func(be backend.LinearAttender) error {
+		p.fill(ctx, c.O)
+		return be.LinearAttention(ctx, c)
+	})
+}
+
+func (p *poisoned) CausalConv(ctx context.Context, c *backend.CausalConv) error {
+	return with(p, func(be backend.Convolver) error {
+		p.fill(ctx, c.Y)
+		return be.CausalConv(ctx, c)
+	})
+}
+
 func (p *poisoned) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	return with(p, func(be backend.Copier) error { return be.Copy(ctx, dst, src) })
 }

@@ -107,3 +107,57 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 		must.Fail(t, "epsilon", dev.Normalise(ctx, y, x, none, kernels.Norm{Epsilon: epsilon}), kernels.ErrOption, "it must be from 2^-100 to 1")
 	}
 }
+
+func TestLinearAttentionRefuses(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	ctx := t.Context()
+	tensor := func(dtype kernels.DType, s ...int) kernels.Tensor {
+		return must.Get(kernels.AllocHost(dtype, kernels.Shape(s)))(t)
+	}
+	f32, mask := kernels.F32, tensor(kernels.Bool, 2, 4, 5, 1)
+	call := func(change func(c *kernels.LinearAttention)) error {
+		c := kernels.LinearAttention{O: tensor(f32, 2, 4, 5, 6), Q: tensor(f32, 2, 4, 5, 8), K: tensor(f32, 2, 2, 5, 8), V: tensor(f32, 2, 4, 5, 6),
+			Decay: tensor(f32, 2, 4, 5, 8), Beta: tensor(f32, 2, 1, 5, 1), PastState: tensor(f32, 2, 4, 8, 6), PresentState: tensor(f32, 2, 4, 8, 6)}
+		change(&c)
+		return dev.LinearAttention(ctx, c)
+	}
+	type linear = kernels.LinearAttention
+	if err := call(func(*linear) {}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		err  error
+		want error
+		text string
+	}{
+		{kernels.NewDevice(plainBackend{dev.Backend()}).LinearAttention(ctx, linear{}), kernels.ErrUnsupported, "linear attention: cpu has no linear attention"},
+		{call(func(c *linear) { c.Q = kernels.Tensor{} }), kernels.ErrShape, "linear attention: q is missing"},
+		{call(func(c *linear) { c.K = tensor(f32, 2, 2, 5, 7) }), kernels.ErrShape, "they must be [B, Hq, T, K], [B, Hk, T, K] and [B, Hv, T, V]"},
+		{call(func(c *linear) { c.V = mask }), kernels.ErrDType, "v is bool"},
+		{call(func(c *linear) { c.K = tensor(f32, 2, 3, 5, 8) }), kernels.ErrShape, "4 query heads, 3 key heads and 4 value heads"},
+		{call(func(c *linear) { c.K = tensor(f32, 2, 0, 5, 8) }), kernels.ErrShape, "0 key heads"},
+		{call(func(c *linear) { c.Q = tensor(f32, 2, 3, 5, 8) }), kernels.ErrShape, "3 query heads"},
+		{call(func(c *linear) { c.O = tensor(f32, 2, 2, 5, 6) }), kernels.ErrShape, "o has shape [2 2 5 6], it must be [2 4 5 6]"},
+		{call(func(c *linear) { c.Decay = tensor(f32, 2, 4, 5, 2) }), kernels.ErrShape, "decay has shape [2 4 5 2], it must be [2 4 5 8]"},
+		{call(func(c *linear) { c.Decay = mask }), kernels.ErrDType, "decay is bool"},
+		{call(func(c *linear) { c.Beta = tensor(f32, 2, 2, 5, 1) }), kernels.ErrShape, "beta has shape [2 2 5 1], it must be [2 4 5 1]"},
+		{call(func(c *linear) { c.PastState = tensor(kernels.F16, 2, 4, 8, 6) }), kernels.ErrDType, "past state is f16"},
+		{call(func(c *linear) { c.PresentState = tensor(f32, 2, 2, 8, 6) }), kernels.ErrShape, "present state has shape [2 2 8 6], it must be [2 4 8 6]"},
+		{call(func(c *linear) { c.Scale = float32(math.NaN()) }), kernels.ErrOption, "scale is NaN"},
+		{call(func(c *linear) { c.ChunkSize = -1 }), kernels.ErrOption, "chunkSize is -1"},
+		{call(func(c *linear) { c.CuQ = []int{0, 5} }), kernels.ErrShape, "2 batches, packed sequences (cuQ) have 1"},
+		{call(func(c *linear) { c.V = c.O }), kernels.ErrOverlap, "o is written while v is read"},
+		{call(func(c *linear) {
+			c.PresentState = must.Get(c.PastState.View(c.PastState.Shape(), kernels.Strides{192, 48, 1, 8}, 0))(t)
+		}), kernels.ErrOverlap, "present state is written while past state is read"},
+	} {
+		must.Fail(t, c.text, c.err, c.want, c.text)
+	}
+	one := func(cuQ ...int) error {
+		return dev.LinearAttention(ctx, linear{O: tensor(f32, 1, 1, 5, 6), Q: tensor(f32, 1, 1, 5, 8), K: tensor(f32, 1, 1, 5, 8), V: tensor(f32, 1, 1, 5, 6), CuQ: cuQ})
+	}
+	must.Fail(t, "cuQ of 1", one(0), kernels.ErrShape, "cuQ has 1 entries")
+	must.Fail(t, "cuQ too short", one(0, 4), kernels.ErrOption, "cuQ[1] is 4, there are 5 tokens")
+	must.Fail(t, "cuQ that falls", one(0, 5, 3), kernels.ErrOption, "cuQ[2] is 3, after 5")
+}

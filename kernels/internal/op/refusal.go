@@ -40,6 +40,8 @@ func (r Refusal) NormaliseBackward(_ context.Context, _, _, _, _, _ backend.Tens
 }
 func (r Refusal) Gate(_ context.Context, _, _, _ backend.Tensor) error               { return r.Err }
 func (r Refusal) GateBackward(_ context.Context, _, _, _, _, _ backend.Tensor) error { return r.Err }
+func (r Refusal) LinearAttention(context.Context, *backend.LinearAttention) error    { return r.Err }
+func (r Refusal) CausalConv(context.Context, *backend.CausalConv) error              { return r.Err }
 func (r Refusal) Scores(context.Context, backend.Tensor, *backend.Problem, backend.ScorePoint) error {
 	return r.Err
 }

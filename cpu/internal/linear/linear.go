@@ -1,0 +1,193 @@
+// Package linear computes linear attention, one state head of one sequence a task:
+//
+//	S = diag(exp g)·S    d = β·(v - Sᵀk)    S = S + kᵀd    o = scale·q·S
+//
+// A step computes one token by these formulas (step.go). A chunk computes up to [Job.Chunk] tokens as products of matrices
+// (chunk.go). Products of both are those of Kernels.Mix, o = alpha·o + p·v, with an alpha for each row.
+package linear
+
+import (
+	"cmp"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
+)
+
+// The most tokens of a chunk, those of a chunk without a hint, and those with decays of channels, whose exponentials
+// share a reference.
+const (
+	maxChunk     = 64
+	usualChunk   = 32
+	channelChunk = 16
+)
+
+// minDecay is the least g. Its exponential is 0 in float32.
+const minDecay = -128
+
+// Job is a call. It implements pool.Job. Its fields are those of backend.LinearAttention.
+type Job struct {
+	kernels                                            *vec.Kernels
+	o, q, k, v, decays, betas, pastState, presentState view.View
+	scale                                              float32
+	cuQ                                                []int
+
+	chunk    int  // tokens
+	states   int  // of a sequence: Hv
+	group    int  // outputs of a state
+	dk, dv   int  // K and V
+	lk, lv   int  // likewise in whole vectors
+	lc       int  // chunk in whole vectors
+	channels bool // decays are those of channels
+	inPlace  bool // states are computed where PresentState is
+	updated  bool // PastState is PresentState
+}
+
+// Set makes j the call c, whose operands are pinned, and returns the number of tasks and the floats of scratch of each.
+func (j *Job) Set(x *vec.Kernels, c *backend.LinearAttention) (tasks, floats int) {
+	*j = Job{kernels: x, scale: c.Scale, cuQ: c.CuQ, o: view.Of(&c.O), q: view.Of(&c.Q), k: view.Of(&c.K), v: view.Of(&c.V),
+		decays: view.Of(&c.Decay), betas: view.Of(&c.Beta), pastState: view.Of(&c.PastState), presentState: view.Of(&c.PresentState)}
+	j.states, j.dk, j.dv = j.v.Shape[backend.Heads], j.k.Shape[backend.Dim], j.v.Shape[backend.Dim]
+	j.group = j.o.Shape[backend.Heads] / j.states
+	j.lk, j.lv = tile.RoundUp(j.dk, x.Lanes), tile.RoundUp(j.dv, x.Lanes)
+	j.channels = j.decays.Shape[backend.Dim] > 1
+	j.chunk = min(cmp.Or(c.ChunkSize, usualChunk), maxChunk)
+	if j.channels {
+		j.chunk = min(j.chunk, channelChunk)
+	}
+	j.lc = tile.RoundUp(j.chunk, x.Lanes)
+	j.inPlace = !j.presentState.IsZero() && view.InPlace(&c.PresentState) && j.lv == j.dv
+	j.updated = c.PastState == c.PresentState
+	var r room
+	r.divide(j, func(n int) []float32 { floats += n; return nil })
+	return backend.Sequences(c.CuQ, j.v.Shape[backend.Batch]) * j.states, floats
+}
+
+// room is the memory and the place of a task.
+type room struct {
+	*Job
+	space *tile.Space
+	b, h  int // batch and state head
+
+	s, own      []float32 // the state [K, V], rows ls apart; memory for it
+	ls          int
+	qs, keys, p []float32 // [lc, lk], p for factors of a product
+	g           []float32 // [lc, lk] or [lc], decays
+	d, out      []float32 // [lc, lv], values and then d
+	kt          []float32 // [K, lc], keys as columns
+	m, mask     []float32 // [lc, lc], products of keys; exp(G_i - G_j), or 0 for j > i
+	beta        []float32 // [lc]
+	from, to    []float32 // [lk], exponentials for channels or rows
+	one, zero   []float32 // factors of rows
+	alpha       []float32 // likewise
+	lanes       []float32
+	few, rows   []float32 // [1 + group, lk] and [1 + group, lv] of a step
+	dots        []float32 // [group]
+}
+
+// divide takes the slices of r from floats.
+func (r *room) divide(j *Job, floats func(n int) []float32) {
+	rows := max(j.lc, j.lk, 1+j.group)
+	r.own = floats(j.dk * j.lv)
+	r.qs, r.keys, r.p, r.g = floats(j.lc*j.lk), floats(j.lc*j.lk), floats(j.lc*j.lk), floats(j.lc*j.lk)
+	r.d, r.out = floats(j.lc*j.lv), floats(j.lc*j.lv)
+	r.kt, r.m, r.mask, r.beta = floats(j.lk*j.lc), floats(j.lc*j.lc), floats(j.lc*j.lc), floats(j.lc)
+	r.from, r.to, r.lanes = floats(max(j.lk, j.lc)), floats(max(j.lk, j.lc)), floats(j.kernels.Lanes)
+	r.one, r.zero, r.alpha = floats(rows), floats(rows), floats(rows)
+	r.few, r.rows, r.dots = floats((1+j.group)*j.lk), floats((1+j.group)*j.lv), floats(j.group)
+}
+
+// Task implements pool.Job.
+func (j *Job) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
+	n, h := t/j.states, t%j.states
+	b, lo, hi := backend.Sequence(j.cuQ, n, j.v.Shape[backend.Seq])
+	r := room{Job: j, space: tile.SpaceOf(w), b: b, h: h}
+	r.divide(j, w.Floats)
+	tile.Fill(r.one, 1)
+	clear(r.zero)
+	r.open(n)
+	for lo < hi {
+		if err := turn.Pause(); err != nil {
+			return err
+		}
+		lo += r.advance(lo, min(hi-lo, j.chunk))
+	}
+	for i := 0; i < j.dk && !j.presentState.IsZero() && !j.inPlace; i++ {
+		j.presentState.Store(j.kernels, r.s[i*r.ls:][:j.dv], n, h, i, 0)
+	}
+	return nil
+}
+
+// open sets r.s to the state before the first token of sequence n.
+func (r *room) open(n int) {
+	r.s, r.ls = r.own, r.lv
+	if r.inPlace {
+		r.s, r.ls = r.presentState.F32[r.presentState.Index(n, r.h, 0):], r.presentState.Stride[backend.Seq]
+	}
+	for i := range r.dk {
+		row := r.s[i*r.ls:][:r.lv]
+		switch {
+		case r.pastState.IsZero():
+			clear(row)
+		case !r.inPlace || !r.updated:
+			r.pastState.LoadRows(r.kernels, row, r.lv, n, r.h, i, 1)
+		}
+	}
+}
+
+// advance computes up to n tokens from t on, and returns how many. It computes tokens with NaN or Inf one at a time: in
+// a chunk products with 0 would spread them to the tokens before.
+func (r *room) advance(t, n int) int {
+	x := r.kernels
+	r.k.LoadRows(x, r.keys, r.lk, r.b, r.h*r.k.Shape[backend.Heads]/r.states, t, n)
+	r.v.LoadRows(x, r.d, r.lv, r.b, r.h, t, n)
+	spoilt := x.NonFinite(r.keys, r.lk, n, r.dk) || x.NonFinite(r.d, r.lv, n, r.dv)
+	if !r.betas.IsZero() {
+		r.betas.LoadRows(x, r.beta, 1, r.b, r.h, t, n)
+		spoilt = spoilt || x.NonFinite(r.beta, 1, n, 1)
+	}
+	if !r.decays.IsZero() {
+		width := 1
+		if r.channels {
+			width = r.lk
+		}
+		r.decays.LoadRows(x, r.g, width, r.b, r.h, t, n)
+		for i, g := range r.g[:n*width] {
+			if g < minDecay {
+				r.g[i] = minDecay
+			}
+		}
+		spoilt = spoilt || x.NonFinite(r.g, width, n, r.decays.Shape[backend.Dim])
+	}
+	ref := 0
+	if r.channels && !spoilt {
+		ref, n = r.reference(n)
+	}
+	if n > 1 && !spoilt {
+		r.chunkOf(t, n, ref)
+		return n
+	}
+	for i := range n {
+		r.step(t, i)
+	}
+	return n
+}
+
+// query loads n query rows of output head g of the state from token t on, times scale.
+func (r *room) query(dst []float32, g, t, n int) {
+	h := (r.h*r.group + g) * r.q.Shape[backend.Heads] / r.o.Shape[backend.Heads]
+	r.q.LoadRows(r.kernels, dst, r.lk, r.b, h, t, n)
+	r.times(dst[:n*r.lk], r.scale)
+}
+
+// times multiplies whole vectors by c.
+func (r *room) times(s []float32, c float32) { r.kernels.ScaleMax(s, c, r.lanes) }
+
+// mix computes o = alpha·o + p·v.
+//
+//	o [rows, cols]    p [rows, n]    v [n, cols]    alpha [rows]
+func (r *room) mix(o []float32, ldo int, v []float32, ldv, n int, p []float32, ldp int, alpha []float32, rows, cols int) {
+	r.kernels.Mix(vec.F32, o, ldo, r.space.Rows(v, ldv, n, cols), ldv, p, ldp, alpha, rows, cols)
+}

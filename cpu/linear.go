@@ -1,0 +1,27 @@
+package cpu
+
+import (
+	"context"
+	"sync"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/linear"
+)
+
+// linearJobs holds calls, so that a step of decoding does not allocate.
+var linearJobs = sync.Pool{New: func() any { return new(linear.Job) }}
+
+// LinearAttention implements backend.LinearAttender: a task computes one state head of one sequence, several tokens as
+// products of matrices. Errors as for Attention.
+func (be *Backend) LinearAttention(ctx context.Context, c *backend.LinearAttention) error {
+	out, in := c.Operands()
+	return be.doPinned(ctx, "linear attention", out[:], in[:], func() error {
+		j := linearJobs.Get().(*linear.Job)
+		defer func() {
+			*j = linear.Job{}
+			linearJobs.Put(j)
+		}()
+		tasks, floats := j.Set(be.kernels, c)
+		return workers.Run(ctx, j, floats, tasks, be.threads())
+	})
+}
