@@ -6,41 +6,43 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
-// blockRows is the number of rows that a chunk solves and hides together.
+// blockRows is the number of rows that a chunk solves together, and the most of which it inverts I + A.
 const blockRows = 16
 
 // chunkOf computes tokens [t, t+n). With G the sums of g from the first token of the chunk on, and E = exp(G_i - G_j) for
 // j <= i, else 0:
 //
-//	A = -β·(K·Kᵀ ⊙ E), for j < i                    M, below its diagonal
-//	D = β·V - β·exp(G)·K·S + A·D                    row after row; without the delta rule D = V
+//	A = β·(K·Kᵀ ⊙ E), for j < i
+//	D = β·V - β·exp(G)·K·S - A·D                    without the delta rule D = V
 //	O = exp(G)·Q·S + (Q·Kᵀ ⊙ E)·D                   for each query head, times scale
-//	S = exp(G_n)·S + Kᵀ·(exp(G_n - G)·D)
+//	S = exp(G_n)·S + (exp(G_n - G)·K)ᵀ·D
 //
 // This is the form of Yang et al. (2024) without their W: chunks follow each other here, so S is known when D is solved.
+// S and D lie below each other in strips of columns, those of a tile, so a row [-β·exp(G)·K | -A] or [exp(G)·Q | Q·Kᵀ ⊙ E]
+// of left times a strip is a row of D or O.
 //
 // With decays of channels E is exp(G_i - G_ref)·exp(G_ref - G_j), factors of the rows of K and Q and of the columns of
 // Kᵀ, see reference.
 func (r *room) chunkOf(t, n, ref int) {
-	x, lc, lk, lv := r.kernels, r.lc, r.lk, r.lv
-	whole := tile.RoundUp(n, x.Lanes)
+	x, lk := r.kernels, r.lk
 	columns := r.keys
 	switch {
 	case r.channels:
 		r.channelDecays(n, ref)
 		columns = r.p
+		fallthrough
+	case r.decays.IsZero():
+		for i := range n {
+			tile.Fill(r.mask[i*r.lc:][:i+1], 1)
+		}
 	default:
 		r.tokenDecays(n)
 	}
-	clear(columns[n*lk : whole*lk])
-	r.turn(columns, whole)
-	if r.channels || r.decays.IsZero() {
-		for i := range n {
-			tile.Fill(r.mask[i*lc:][:i+1], 1)
-			clear(r.mask[i*lc+i+1 : (i+1)*lc])
-		}
-	}
-	if !r.betas.IsZero() {
+	clear(columns[n*lk : tile.RoundUp(n, r.tokens.Width)*lk])
+	r.turn(columns, n)
+	r.toStrips()
+	r.values(n)
+	if r.delta() {
 		r.solve(n)
 	}
 	for g := range r.group {
@@ -48,99 +50,168 @@ func (r *room) chunkOf(t, n, ref int) {
 		if r.channels {
 			multiply(r.qs, r.g[:n*lk])
 		}
-		r.products(r.qs, n)
-		for i := range n {
-			multiply(r.m[i*lc:], r.mask[i*lc:][:min(lc, tile.RoundUp(i+1, blockRows))])
+		r.products(r.qs, n, nil)
+		for s := range r.strips {
+			x := r.strip(s)
+			for i := 0; i < n; i += blockRows {
+				end := min(i+blockRows, n)
+				r.scores(r.columns, r.tmp, r.left[i*r.ll:], r.ll, end-i, x, r.dk+end)
+				for j := i; j < end; j++ {
+					copy(r.out[j*r.lv:][:r.lv][s*r.columns.Width:], r.tmp[(j-i)*r.columns.Width:][:r.columns.Width])
+				}
+			}
 		}
-		r.decayRows(r.qs, r.qs, n, nil)
-		clear(r.out[:n*lv])
-		r.mix(r.out, lv, r.s, r.ls, r.dk, r.qs, lk, r.zero, n, lv)
-		for i := 0; i < n; i += blockRows {
-			end := min(i+blockRows, n)
-			r.mix(r.out[i*lv:], lv, r.d, lv, end, r.m[i*lc:], lc, r.one, end-i, lv)
-		}
 		for i := range n {
-			r.o.Store(x, r.out[i*lv:][:r.dv], r.b, r.h*r.group+g, t+i, 0)
+			r.o.Store(x, r.out[i*r.lv:][:r.dv], r.b, r.h*r.group+g, t+i, 0)
 		}
 	}
-	switch {
-	case r.channels:
-		for c := range r.dk {
-			r.times(r.kt[c*lc:][:whole], r.to[c])
-			r.alpha[c] = r.from[c] * r.to[c]
-		}
-	case r.decays.IsZero():
-		tile.Fill(r.alpha, 1)
-	default:
-		for i := range n {
-			r.times(r.d[i*lv:][:lv], r.mask[(n-1)*lc+i])
-		}
-		tile.Fill(r.alpha, r.from[n-1])
-	}
-	r.mix(r.s, r.ls, r.d, lv, n, r.kt, lc, r.alpha, r.dk, lv)
+	r.update(n)
 }
 
-// solve replaces the values by D.
+// delta reports whether the rule is a delta rule.
+func (r *room) delta() bool { return !r.betas.IsZero() }
+
+// strip returns strip s: [K + lc, Width], S and D.
+func (r *room) strip(s int) []float32 {
+	size := (r.dk + r.lc) * r.columns.Width
+	return r.x[s*size:][:size]
+}
+
+// eachStrip calls do with row i of each strip, and the elements of row that it has, at least one.
+func (r *room) eachStrip(i int, row []float32, do func(strip, row []float32)) {
+	w := r.columns.Width
+	for s := range r.strips {
+		do(r.strip(s)[i*w:][:w], row[s*w:min((s+1)*w, len(row))])
+	}
+}
+
+// toStrips moves the state to the strips, unless it is there.
+func (r *room) toStrips() {
+	for i := 0; i < r.dk && !r.inStrips; i++ {
+		r.eachStrip(i, r.s[i*r.ls:][:r.lv], func(strip, row []float32) { clear(strip[copy(strip, row):]) })
+	}
+	r.inStrips = true
+}
+
+// toRows moves the state back.
+func (r *room) toRows() {
+	for i := 0; i < r.dk && r.inStrips; i++ {
+		r.eachStrip(i, r.s[i*r.ls:][:r.lv], func(strip, row []float32) { copy(row, strip) })
+	}
+	r.inStrips = false
+}
+
+// values sets D to V, or to β·V.
+func (r *room) values(n int) {
+	for i := range n {
+		row := r.d[i*r.lv:][:r.lv]
+		if r.delta() {
+			r.times(row, r.beta[i])
+		}
+		r.eachStrip(r.dk+i, row, func(strip, row []float32) { clear(strip[copy(strip, row):]) })
+	}
+}
+
+// solve solves (I + A)·D = β·V - β·exp(G)·K·S in the strips, block after block of rows, with the inverse of each block.
 func (r *room) solve(n int) {
-	lc, lk, lv := r.lc, r.lk, r.lv
-	r.products(r.keys, n)
-	for i := range n {
-		row := r.m[i*lc:]
-		for j, e := range r.mask[i*lc:][:i] {
-			row[j] *= -r.beta[i] * e
+	w, ll := r.columns.Width, r.ll
+	r.products(r.keys, n, r.beta)
+	for i := 0; i < n; i += blockRows {
+		rows := min(blockRows, n-i)
+		inverse := r.inverse[i*blockRows:]
+		clear(inverse[:rows*blockRows])
+		for j := range rows {
+			inverse[j*blockRows+j] = 1
+			if j > 0 {
+				r.mix(inverse[j*blockRows:], blockRows, inverse, blockRows, j, r.left[(i+j)*ll+r.dk+i:], ll, r.one, 1, blockRows)
+			}
 		}
 	}
-	r.decayRows(r.p, r.keys, n, r.beta)
-	r.mix(r.d, lv, r.s, r.ls, r.dk, r.p, lk, r.beta, n, lv)
-	for i := 0; i < n; i += blockRows {
-		end := min(i+blockRows, n)
-		if i > 0 {
-			r.mix(r.d[i*lv:], lv, r.d, lv, i, r.m[i*lc:], lc, r.one, end-i, lv)
-		}
-		for j := i + 1; j < end; j++ {
-			r.mix(r.d[j*lv:], lv, r.d[i*lv:], lv, j-i, r.m[j*lc+i:], lc, r.one, 1, lv)
+	for s := range r.strips {
+		x := r.strip(s)
+		for i := 0; i < n; i += blockRows {
+			rows := min(blockRows, n-i)
+			d := x[(r.dk+i)*w:][:rows*w]
+			r.scores(r.columns, r.tmp, r.left[i*ll:], ll, rows, x, r.dk+i)
+			r.add(d, r.tmp)
+			r.scores(r.columns, r.tmp, r.inverse[i*blockRows:], blockRows, rows, d, rows)
+			copy(d, r.tmp)
 		}
 	}
 }
 
-// products computes M = rows·kt, as far as j <= i needs it.
-func (r *room) products(rows []float32, n int) {
-	for i := 0; i < n; i += blockRows {
-		end := min(i+blockRows, n)
-		cols := tile.RoundUp(end, r.kernels.Lanes)
-		for j := i; j < end; j++ {
-			clear(r.m[j*r.lc:][:cols])
+// products sets the rows of left to [exp(G)·rows | rows·kt ⊙ E], times -beta unless it is nil.
+func (r *room) products(rows []float32, n int, beta []float32) {
+	w := r.tokens.Width
+	for j := 0; j < n; j += w {
+		r.scores(r.tokens, r.tmp, rows[j*r.lk:], r.lk, n-j, r.kt[j*r.lk:], r.dk)
+		for i := j; i < n; i++ {
+			factor := float32(1)
+			if beta != nil {
+				factor = -beta[i]
+			}
+			cols := min(w, i+1-j)
+			to, from, e := r.left[i*r.ll+r.dk+j:][:cols], r.tmp[(i-j)*w:][:cols], r.mask[i*r.lc+j:][:cols]
+			for c, y := range from {
+				to[c] = y * e[c] * factor
+			}
 		}
-		r.mix(r.m[i*r.lc:], r.lc, r.kt, r.lc, r.dk, rows[i*r.lk:], r.lk, r.zero, end-i, cols)
 	}
-}
-
-// decayRows writes rows times exp(G), and times -beta unless it is nil.
-func (r *room) decayRows(dst, rows []float32, n int, beta []float32) {
 	for i := range n {
-		to, row, factor := dst[i*r.lk:][:r.lk], rows[i*r.lk:][:r.lk], float32(1)
+		to, row, factor := r.left[i*r.ll:], rows[i*r.lk:][:r.dk], float32(1)
+		clear(to[r.dk+i+1:][:r.lc-i-1])
 		if beta != nil {
 			factor = -beta[i]
 		}
-		if r.channels {
+		switch {
+		case r.channels:
+			e := r.from[:r.dk]
 			for c, y := range row {
-				to[c] = y * factor * r.from[c]
+				to[c] = y * factor * e[c]
 			}
 			continue
-		}
-		if !r.decays.IsZero() {
+		case !r.decays.IsZero():
 			factor *= r.from[i]
 		}
-		copy(to, row)
-		r.times(to, factor)
+		for c, y := range row {
+			to[c] = y * factor
+		}
+	}
+}
+
+// update computes the state after a chunk.
+func (r *room) update(n int) {
+	w, rows := r.columns.Width, r.keys
+	tile.Fill(r.alpha[:w], 1)
+	switch {
+	case r.channels:
+		rows = r.p
+		for i := range n {
+			multiply(rows[i*r.lk:], r.to[:r.lk])
+		}
+		for s := range r.strips {
+			x := r.strip(s)
+			for c := range r.dk {
+				a := r.from[c] * r.to[c]
+				for i, y := range x[c*w:][:w] {
+					x[c*w+i] = y * a
+				}
+			}
+		}
+	case !r.decays.IsZero():
+		for i := range n {
+			r.times(rows[i*r.lk:][:r.lk], r.mask[(n-1)*r.lc+i])
+		}
+		tile.Fill(r.alpha[:w], r.from[n-1])
+	}
+	for s := range r.strips {
+		x := r.strip(s)
+		r.addOuter(x, x[r.dk*w:], rows, n)
 	}
 }
 
 // tokenDecays sets from to exp(G) and mask to E, with sums in float64.
 func (r *room) tokenDecays(n int) {
-	if r.decays.IsZero() {
-		return
-	}
 	var sums [maxChunk]float64
 	sum := 0.0
 	for i := range r.lc {
@@ -152,12 +223,11 @@ func (r *room) tokenDecays(n int) {
 	}
 	r.kernels.Exp2(r.from[:r.lc], 0)
 	for i := range n {
-		row := r.mask[i*r.lc:][:r.lc]
+		row := r.mask[i*r.lc:][:tile.RoundUp(i+1, r.kernels.Lanes)]
 		for j := range row {
-			row[j] = float32(sums[i] - sums[j])
+			row[j] = float32(min(sums[i]-sums[j], 0))
 		}
-		r.kernels.Exp2(row[:tile.RoundUp(i+1, r.kernels.Lanes)], 0)
-		clear(row[i+1:])
+		r.kernels.Exp2(row, 0)
 	}
 }
 
@@ -208,21 +278,6 @@ func (r *room) channelDecays(n, ref int) {
 	for i, e := range r.g[:n*lk] {
 		r.p[i] = r.keys[i] / e
 		r.keys[i] *= e
-	}
-}
-
-// turn sets kt to the transpose of rows, n of them.
-func (r *room) turn(rows []float32, n int) {
-	if r.kernels.KeyLanes { // which lacks Transpose
-		for i := range n {
-			for c, y := range rows[i*r.lk:][:r.dk] {
-				r.kt[c*r.lc+i] = y
-			}
-		}
-		return
-	}
-	for i := 0; i < n; i += r.kernels.Lanes {
-		tile.Turn(r.kernels, r.kt[i:], r.lc, r.lc, rows[i*r.lk:], r.lk, 1, r.lk, r.one)
 	}
 }
 

@@ -3,7 +3,7 @@
 //	S = diag(exp g)·S    d = β·(v - Sᵀk)    S = S + kᵀd    o = scale·q·S
 //
 // A step computes one token by these formulas (step.go). A chunk computes up to [Job.Chunk] tokens as products of matrices
-// (chunk.go). Products of both are those of Kernels.Mix, o = alpha·o + p·v, with an alpha for each row.
+// (chunk.go), with the kernels of tiles of attention (products.go).
 package linear
 
 import (
@@ -34,15 +34,18 @@ type Job struct {
 	scale                                              float32
 	cuQ                                                []int
 
-	chunk    int  // tokens
-	states   int  // of a sequence: Hv
-	group    int  // outputs of a state
-	dk, dv   int  // K and V
-	lk, lv   int  // likewise in whole vectors
-	lc       int  // chunk in whole vectors
-	channels bool // decays are those of channels
-	inPlace  bool // states are computed where PresentState is
-	updated  bool // PastState is PresentState
+	chunk    int          // tokens
+	states   int          // of a sequence: Hv
+	group    int          // outputs of a state
+	dk, dv   int          // K and V
+	lk, lv   int          // likewise in whole vectors
+	lc       int          // chunk in whole tiles of tokens
+	strips   int          // tiles that dv columns are
+	columns  *vec.Kernels // those whose lanes are columns
+	tokens   *vec.Kernels // those whose lanes are tokens
+	channels bool         // decays are those of channels
+	inPlace  bool         // states are computed where PresentState is
+	updated  bool         // PastState is PresentState
 }
 
 // Set makes j the call c, whose operands are pinned, and returns the number of tasks and the floats of scratch of each.
@@ -57,7 +60,9 @@ func (j *Job) Set(x *vec.Kernels, c *backend.LinearAttention) (tasks, floats int
 	if j.channels {
 		j.chunk = min(j.chunk, channelChunk)
 	}
-	j.lc = tile.RoundUp(j.chunk, x.Lanes)
+	j.columns, j.strips = tableOf(x, j.dv)
+	j.tokens, j.lc = tableOf(x, j.chunk)
+	j.lc *= j.tokens.Width
 	j.inPlace = !j.presentState.IsZero() && view.InPlace(&c.PresentState) && j.lv == j.dv
 	j.updated = c.PastState == c.PresentState
 	var r room
@@ -73,28 +78,36 @@ type room struct {
 
 	s, own      []float32 // the state [K, V], rows ls apart; memory for it
 	ls          int
-	qs, keys, p []float32 // [lc, lk], p for factors of a product
+	x           []float32 // strips [K + lc, Width] of states and d
+	inStrips    bool      // the state is in x
+	qs, keys, p []float32 // [lc, lk], p for keys with decays of channels
 	g           []float32 // [lc, lk] or [lc], decays
-	d, out      []float32 // [lc, lv], values and then d
-	kt          []float32 // [K, lc], keys as columns
-	m, mask     []float32 // [lc, lc], products of keys; exp(G_i - G_j), or 0 for j > i
+	d, out      []float32 // [lc, lv], values or d, and outputs
+	kt          []float32 // strips [lk, Width] of keys as columns
+	left        []float32 // [lc, ll], left factors of x
+	ll          int       // K + lc
+	mask        []float32 // [lc, lc], exp(G_i - G_j) for j <= i
+	inverse     []float32 // [lc, blockRows]
+	tmp         []float32 // [lc, Width]
 	beta        []float32 // [lc]
-	from, to    []float32 // [lk], exponentials for channels or rows
+	from, to    []float32 // exponentials for channels or tokens
 	one, zero   []float32 // factors of rows
 	alpha       []float32 // likewise
-	lanes       []float32
+	lanes, mx   []float32
 	few, rows   []float32 // [1 + group, lk] and [1 + group, lv] of a step
 	dots        []float32 // [group]
 }
 
 // divide takes the slices of r from floats.
 func (r *room) divide(j *Job, floats func(n int) []float32) {
-	rows := max(j.lc, j.lk, 1+j.group)
-	r.own = floats(j.dk * j.lv)
+	width := max(j.columns.Width, j.tokens.Width)
+	rows := max(j.lc, j.lk, 1+j.group, width)
+	r.ll = j.dk + j.lc
+	r.own, r.x = floats(j.dk*j.lv), floats(j.strips*r.ll*j.columns.Width)
 	r.qs, r.keys, r.p, r.g = floats(j.lc*j.lk), floats(j.lc*j.lk), floats(j.lc*j.lk), floats(j.lc*j.lk)
-	r.d, r.out = floats(j.lc*j.lv), floats(j.lc*j.lv)
-	r.kt, r.m, r.mask, r.beta = floats(j.lk*j.lc), floats(j.lc*j.lc), floats(j.lc*j.lc), floats(j.lc)
-	r.from, r.to, r.lanes = floats(max(j.lk, j.lc)), floats(max(j.lk, j.lc)), floats(j.kernels.Lanes)
+	r.d, r.out, r.kt, r.left = floats(j.lc*j.lv), floats(j.lc*j.lv), floats(j.lk*j.lc), floats(j.lc*r.ll)
+	r.mask, r.inverse, r.tmp, r.beta = floats(j.lc*j.lc), floats(j.lc*blockRows), floats(j.lc*width), floats(j.lc)
+	r.from, r.to, r.lanes, r.mx = floats(max(j.lk, j.lc)), floats(max(j.lk, j.lc)), floats(j.kernels.Lanes), floats(width)
 	r.one, r.zero, r.alpha = floats(rows), floats(rows), floats(rows)
 	r.few, r.rows, r.dots = floats((1+j.group)*j.lk), floats((1+j.group)*j.lv), floats(j.group)
 }
@@ -114,6 +127,7 @@ func (j *Job) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 		}
 		lo += r.advance(lo, min(hi-lo, j.chunk))
 	}
+	r.toRows()
 	for i := 0; i < j.dk && !j.presentState.IsZero() && !j.inPlace; i++ {
 		j.presentState.Store(j.kernels, r.s[i*r.ls:][:j.dv], n, h, i, 0)
 	}
@@ -169,6 +183,7 @@ func (r *room) advance(t, n int) int {
 		r.chunkOf(t, n, ref)
 		return n
 	}
+	r.toRows()
 	for i := range n {
 		r.step(t, i)
 	}
@@ -184,10 +199,3 @@ func (r *room) query(dst []float32, g, t, n int) {
 
 // times multiplies whole vectors by c.
 func (r *room) times(s []float32, c float32) { r.kernels.ScaleMax(s, c, r.lanes) }
-
-// mix computes o = alpha·o + p·v.
-//
-//	o [rows, cols]    p [rows, n]    v [n, cols]    alpha [rows]
-func (r *room) mix(o []float32, ldo int, v []float32, ldv, n int, p []float32, ldp int, alpha []float32, rows, cols int) {
-	r.kernels.Mix(vec.F32, o, ldo, r.space.Rows(v, ldv, n, cols), ldv, p, ldp, alpha, rows, cols)
-}

@@ -1,0 +1,75 @@
+package cpu
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/cpu/internal/pool"
+)
+
+// scaleJob reads and writes states in place: the ceiling of a step of decoding.
+type scaleJob struct {
+	be    *Backend
+	state []float32
+	of    int // floats of a state
+}
+
+func (j *scaleJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {
+	j.be.kernels.ScaleMax(j.state[t*j.of:][:j.of], 1, w.Floats(j.be.kernels.Lanes))
+	return nil
+}
+
+// BenchmarkLinearAttention measures gated delta rules with K = V = 128. Prompts of 8,192 tokens are compared with the peak, by
+// C·(5K + 3V) + 6KV operations a token with C = 64, whatever the chunks are, and steps of decoding with a loop that reads
+// and writes the states. Both take turns, and the medians count.
+//
+//	go test -run '^$' -bench LinearAttention -benchtime 9x ./cpu
+func BenchmarkLinearAttention(b *testing.B) {
+	const k, v = 128, 128
+	be := open(b, Options{})
+	for _, c := range []struct {
+		heads, tokens, decays, chunk int
+	}{{8, 8192, 1, 16}, {8, 8192, 1, 32}, {8, 8192, 1, 64}, {8, 8192, k, 0}, {1024, 1, 1, 0}, {1024, 1, k, 0}} {
+		b.Run(fmt.Sprintf("h%dt%dg%dc%d", c.heads, c.tokens, c.decays, c.chunk), func(b *testing.B) {
+			tensor := func(heads, rows, cols int, fill float32) backend.Tensor {
+				t := must.Get(backend.AllocHost(backend.F32, backend.Shape{1, heads, rows, cols}))(b)
+				data := must.Get(t.Float32s())(b)
+				for i := range data {
+					data[i] = fill * float32(i%7+1) / 7
+				}
+				return t
+			}
+			q, state := tensor(c.heads, c.tokens, k, 0.1), tensor(c.heads, k, v, 1)
+			call := &backend.LinearAttention{O: tensor(c.heads, c.tokens, v, 0), Q: q, K: q, V: tensor(c.heads, c.tokens, v, 1), Decay: tensor(c.heads, c.tokens, c.decays, -0.1),
+				Beta: tensor(c.heads, c.tokens, 1, 0.5), PastState: state, PresentState: state, Scale: 0.1, ChunkSize: c.chunk}
+			scale := &scaleJob{be, must.Get(state.Float32s())(b), k * v}
+			var rates, shares []float64
+			must.Do(b, be.LinearAttention(b.Context(), call))
+			b.ReportAllocs()
+			for b.Loop() {
+				start := time.Now()
+				must.Do(b, be.LinearAttention(b.Context(), call))
+				rate := float64(c.heads) / time.Since(start).Seconds()
+				ceiling := 0.0
+				if c.tokens > 1 {
+					rate *= float64(c.tokens) * (64*(5*k+3*v) + 6*k*v)
+					ceiling = must.Get(be.PeakFLOPS(b.Context()))(b)
+				} else {
+					rate *= 2 * 4 * k * v
+					start = time.Now()
+					must.Do(b, workers.Run(b.Context(), scale, 64, c.heads, be.threads()))
+					ceiling = float64(c.heads) * 2 * 4 * k * v / time.Since(start).Seconds()
+				}
+				rates, shares = append(rates, rate), append(shares, 100*rate/ceiling)
+			}
+			slices.Sort(rates)
+			slices.Sort(shares)
+			b.ReportMetric(rates[len(rates)/2]/1e9, "Gop-or-GB/s")
+			b.ReportMetric(shares[len(shares)/2], "%ceiling")
+		})
+	}
+}
