@@ -104,6 +104,7 @@ var (
 	_ backend.Normaliser     = (*Backend)(nil)
 	_ backend.Gater          = (*Backend)(nil)
 	_ backend.LinearAttender = (*Backend)(nil)
+	_ backend.Convolver      = (*Backend)(nil)
 	_ backend.Merger         = (*Backend)(nil)
 	_ backend.Scorer         = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)

@@ -8,8 +8,11 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/linear"
 )
 
-// linearJobs holds calls, so that a step of decoding does not allocate.
-var linearJobs = sync.Pool{New: func() any { return new(linear.Job) }}
+// linearJobs and convJobs hold calls, so that a step of decoding does not allocate.
+var (
+	linearJobs = sync.Pool{New: func() any { return new(linear.Job) }}
+	convJobs   = sync.Pool{New: func() any { return new(linear.Conv) }}
+)
 
 // LinearAttention implements backend.LinearAttender: a task computes one state head of one sequence, several tokens as
 // products of matrices. Errors as for Attention.
@@ -23,5 +26,23 @@ func (be *Backend) LinearAttention(ctx context.Context, c *backend.LinearAttenti
 		}()
 		tasks, floats := j.Set(be.kernels, c)
 		return workers.Run(ctx, j, floats, tasks, be.threads())
+	})
+}
+
+// CausalConv implements backend.Convolver: a task computes some channels of one sequence. Errors as for Attention.
+func (be *Backend) CausalConv(ctx context.Context, c *backend.CausalConv) error {
+	out, in := c.Operands()
+	return be.doPinned(ctx, "causal convolution", out[:], in[:], func() error {
+		j := convJobs.Get().(*linear.Conv)
+		defer func() {
+			*j = linear.Conv{}
+			convJobs.Put(j)
+		}()
+		tasks, floats := j.Set(be.kernels, c)
+		threads := be.threads()
+		if c.Y.Shape().Elements() < copyAlone {
+			threads = 1
+		}
+		return workers.Run(ctx, j, floats, tasks, threads)
 	})
 }

@@ -116,8 +116,8 @@ func CausalConv(x, w []float32, bias float32, silu bool) Element {
 	}
 	e := Element{sum, u * (Lambda*math.Sqrt(float64(len(x)+1)) + 2) * size}
 	if silu {
-		s, _, err := sigmoid(float32(sum))
-		e = Element{sum * s, 1.1*e.Err + times(err+u, math.Abs(sum*s))}
+		y := sum / (1 + math.Exp(-sum))
+		e = Element{y, 1.1*e.Err + times(u*(2*math.Abs(sum)+12), math.Abs(y))}
 	}
 	e.Err += flushed * (1 + float64(len(x)) + math.Abs(sum))
 	return e

@@ -133,7 +133,7 @@ func (r *room) solve(n int) {
 			rows := min(blockRows, n-i)
 			d := x[(r.dk+i)*w:][:rows*w]
 			r.scores(r.columns, r.tmp, r.left[i*ll:], ll, rows, x, r.dk+i)
-			r.add(d, r.tmp)
+			fold(r.columns, d, r.tmp, r.one, r.one)
 			r.scores(r.columns, r.tmp, r.inverse[i*blockRows:], blockRows, rows, d, rows)
 			copy(d, r.tmp)
 		}

@@ -1,4 +1,4 @@
-// Package linear computes linear attention, one state head of one sequence a task:
+// Package linear computes causal convolutions (conv.go), and linear attention, one state head of one sequence a task:
 //
 //	S = diag(exp g)·S    d = β·(v - Sᵀk)    S = S + kᵀd    o = scale·q·S
 //

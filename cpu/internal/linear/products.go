@@ -56,14 +56,17 @@ func (r *room) addOuter(o, x, rows []float32, n int) {
 	}
 }
 
-// add computes o += x, whole rows of a strip.
-func (r *room) add(o, x []float32) {
-	if y := r.columns; !y.KeyLanes {
-		y.Fold(o, x, len(o)/y.Width, r.one, r.one)
+// fold computes o = o·a + x·b, whole rows of a strip.
+//
+//	o, x [n, Width]    a, b [Width]
+func fold(y *vec.Kernels, o, x, a, b []float32) {
+	if !y.KeyLanes { // which lacks Fold
+		y.Fold(o, x, len(o)/y.Width, a, b)
 		return
 	}
 	for i := range o {
-		o[i] += x[i]
+		lane := i % y.Width
+		o[i] = float32(o[i]*a[lane]) + float32(x[i]*b[lane])
 	}
 }
 

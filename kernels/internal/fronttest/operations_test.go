@@ -161,3 +161,45 @@ func TestLinearAttentionRefuses(t *testing.T) {
 	must.Fail(t, "cuQ too short", one(0, 4), kernels.ErrOption, "cuQ[1] is 4, there are 5 tokens")
 	must.Fail(t, "cuQ that falls", one(0, 5, 3), kernels.ErrOption, "cuQ[2] is 3, after 5")
 }
+
+func TestCausalConvRefuses(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	ctx := t.Context()
+	tensor := func(dtype kernels.DType, s ...int) kernels.Tensor {
+		return must.Get(kernels.AllocHost(dtype, kernels.Shape(s)))(t)
+	}
+	f32 := kernels.F32
+	type conv = kernels.CausalConv
+	call := func(change func(c *conv)) error {
+		c := conv{Y: tensor(f32, 2, 1, 5, 6), X: tensor(f32, 2, 1, 5, 6), W: tensor(f32, 1, 1, 4, 6), Bias: tensor(f32, 1, 1, 1, 6),
+			PastState: tensor(f32, 2, 1, 3, 6), PresentState: tensor(f32, 2, 1, 3, 6)}
+		change(&c)
+		return dev.CausalConv(ctx, c)
+	}
+	must.Do(t, call(func(*conv) {}))
+	for _, c := range []struct {
+		err  error
+		want error
+		text string
+	}{
+		{kernels.NewDevice(plainBackend{dev.Backend()}).CausalConv(ctx, conv{}), kernels.ErrUnsupported, "causal convolution: cpu has no convolutions"},
+		{call(func(c *conv) { c.X = kernels.Tensor{} }), kernels.ErrShape, "causal convolution: x is missing"},
+		{call(func(c *conv) { c.X = tensor(f32, 2, 2, 5, 6) }), kernels.ErrShape, "x has shape [2 2 5 6] and w [1 1 4 6]: they must be [B, 1, S, Ch] and [1, 1, W, Ch] with W from 1 to 64"},
+		{call(func(c *conv) { c.W = tensor(f32, 1, 1, 65, 6) }), kernels.ErrShape, "w [1 1 65 6]"},
+		{call(func(c *conv) { c.W = tensor(f32, 1, 1, 0, 6) }), kernels.ErrShape, "w [1 1 0 6]"},
+		{call(func(c *conv) { c.W = tensor(f32, 1, 1, 4, 1) }), kernels.ErrShape, "w has shape [1 1 4 1], it must be [1 1 4 6], the [1, 1, W, Ch] of x"},
+		{call(func(c *conv) { c.W = tensor(kernels.Bool, 1, 1, 4, 6) }), kernels.ErrDType, "w is bool"},
+		{call(func(c *conv) { c.Y = tensor(f32, 2, 1, 4, 6) }), kernels.ErrShape, "y has shape [2 1 4 6], it must be [2 1 5 6], the shape of x"},
+		{call(func(c *conv) { c.Bias = tensor(f32, 1, 1, 1, 1) }), kernels.ErrShape, "bias has shape [1 1 1 1], it must be [1 1 1 6]"},
+		{call(func(c *conv) { c.PastState = tensor(f32, 2, 1, 4, 6) }), kernels.ErrShape, "past state has shape [2 1 4 6], it must be [2 1 3 6], the [N, 1, W-1, Ch] of sequences, w and x"},
+		{call(func(c *conv) { c.PresentState = tensor(kernels.Bool, 2, 1, 3, 6) }), kernels.ErrDType, "present state is bool"},
+		{call(func(c *conv) { c.CuQ = []int{0, 5} }), kernels.ErrShape, "2 batches, packed sequences (cuQ) have 1"},
+		{call(func(c *conv) { c.Y = c.X }), kernels.ErrOverlap, "y is written while x is read"},
+		{call(func(c *conv) {
+			c.PresentState = must.Get(c.PastState.View(c.PastState.Shape(), kernels.Strides{18, 18, 1, 3}, 0))(t)
+		}), kernels.ErrOverlap, "present state is written while past state is read"},
+	} {
+		must.Fail(t, c.text, c.err, c.want, c.text)
+	}
+}
