@@ -54,6 +54,8 @@ func linearCases() []linearCase {
 		{"decays of channels of -5", 1, 1, 1, 1, 40, 16, 16, 16, 1, f32, f32, Contiguous, nil, true, 0, []float32{-5}, 0},
 		{"keys longer than 1", 1, 2, 2, 2, 40, 16, 16, 1, 2, f32, f32, Contiguous, nil, true, 0, one, 1.5},
 		{"keys shorter than 1", 1, 2, 2, 2, 40, 16, 16, 16, 2, f32, f32, Contiguous, nil, true, 0, nil, 0.1},
+		{"decays that grow", 1, 2, 2, 2, 50, 16, 16, 1, 2, f32, f32, Contiguous, nil, true, 0, []float32{0.1, -0.3, 0.2}, 0},
+		{"decays of channels that grow", 1, 2, 2, 2, 50, 16, 16, 16, 2, f32, f32, Contiguous, nil, true, 0, []float32{0.1, -0.3, 0.2}, 0},
 		{"the same keys", 1, 1, 1, 1, 66, 1, 16, 1, 1, f32, f32, Contiguous, nil, true, 64, one, 0},
 	}
 }
@@ -148,7 +150,14 @@ func (p *linearProblem) on(t *testing.T, dev *kernels.Device, states Layout) (c 
 // check compares outputs and states with float64.
 func (p *linearProblem) check(t *testing.T, what string, o, state []float32) {
 	t.Helper()
-	var worst oracle.Worst
+	worst := p.worst(what, o, state)
+	if err := worst.Err(); err != nil {
+		t.Error(err)
+	}
+	t.Logf("%.2g of the bound at worst, at %s", worst.Off, worst.Where)
+}
+
+func (p *linearProblem) worst(what string, o, state []float32) (worst oracle.Worst) {
 	outs := max(p.hq, p.hv)
 	for n := range p.sequences {
 		for h := range outs {
@@ -168,10 +177,7 @@ func (p *linearProblem) check(t *testing.T, what string, o, state []float32) {
 			}
 		}
 	}
-	if err := worst.Err(); err != nil {
-		t.Error(err)
-	}
-	t.Logf("%.2g of the bound at worst, at %s", worst.Off, worst.Where)
+	return worst
 }
 
 // testLinear compares linear attention with the recurrence in float64: in one call, in one with the state in place, and

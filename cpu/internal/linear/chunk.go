@@ -225,7 +225,10 @@ func (r *room) tokenDecays(n int) {
 	for i := range n {
 		row := r.mask[i*r.lc:][:tile.RoundUp(i+1, r.kernels.Lanes)]
 		for j := range row {
-			row[j] = float32(min(sums[i]-sums[j], 0))
+			row[j] = 0 // after i
+			if j <= i {
+				row[j] = float32(sums[i] - sums[j])
+			}
 		}
 		r.kernels.Exp2(row, 0)
 	}
