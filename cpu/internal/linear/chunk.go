@@ -143,6 +143,21 @@ func (r *room) solve(n int) {
 // products sets the rows of left to [exp(G)·rows | rows·kt ⊙ E], times -beta unless it is nil.
 func (r *room) products(rows []float32, n int, beta []float32) {
 	w := r.tokens.Width
+	for i := range n {
+		to, factor := r.left[i*r.ll:][:r.ll], float32(1)
+		if beta != nil {
+			factor = -beta[i]
+		}
+		copy(to, rows[i*r.lk:][:r.lk]) // whole vectors: what is to the right follows
+		if r.channels {
+			multiply(to, r.from[:r.dk])
+		} else if !r.decays.IsZero() {
+			r.times(to[:r.lk], factor*r.from[i])
+		}
+		if r.channels || r.decays.IsZero() {
+			r.times(to[:r.lk], factor)
+		}
+	}
 	for j := 0; j < n; j += w {
 		r.scores(r.tokens, r.tmp, rows[j*r.lk:], r.lk, n-j, r.kt[j*r.lk:], r.dk)
 		for i := j; i < n; i++ {
@@ -151,30 +166,11 @@ func (r *room) products(rows []float32, n int, beta []float32) {
 				factor = -beta[i]
 			}
 			cols := min(w, i+1-j)
-			to, from, e := r.left[i*r.ll+r.dk+j:][:cols], r.tmp[(i-j)*w:][:cols], r.mask[i*r.lc+j:][:cols]
+			to, from, e := r.left[i*r.ll+r.dk+j:][:r.lc-j], r.tmp[(i-j)*w:][:cols], r.mask[i*r.lc+j:][:cols]
 			for c, y := range from {
 				to[c] = y * e[c] * factor
 			}
-		}
-	}
-	for i := range n {
-		to, row, factor := r.left[i*r.ll:], rows[i*r.lk:][:r.dk], float32(1)
-		clear(to[r.dk+i+1:][:r.lc-i-1])
-		if beta != nil {
-			factor = -beta[i]
-		}
-		switch {
-		case r.channels:
-			e := r.from[:r.dk]
-			for c, y := range row {
-				to[c] = y * factor * e[c]
-			}
-			continue
-		case !r.decays.IsZero():
-			factor *= r.from[i]
-		}
-		for c, y := range row {
-			to[c] = y * factor
+			clear(to[cols:])
 		}
 	}
 }
