@@ -203,6 +203,11 @@ type NormGate struct {
 	InPlace bool // x, or g of gradients, is in o, and not bound
 }
 
+// Linear is linear attention, token after token.
+type Linear struct {
+	Rows int // vec4 of rows of a column of a state that a thread has
+}
+
 // Convert copies between types.
 type Convert struct {
 	To Type // Q8 or Q4 if only o is, else F32
@@ -257,6 +262,7 @@ func (Softmax) Name() string    { return "softmax" }
 func (Gradient) Name() string   { return "gradient" }
 func (RoPE) Name() string       { return "rope" }
 func (NormGate) Name() string   { return "normgate" }
+func (Linear) Name() string     { return "linear" }
 func (Convert) Name() string    { return "convert" }
 func (k Fixed) Name() string    { return string(k) }
 func (k Custom) Name() string   { return k.Title }

@@ -1,0 +1,152 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/shaders"
+)
+
+const (
+	// linearColumns is the number of columns of a state that a workgroup of linear.wgsl has, linearRows that of its rows for
+	// each of Rows, and linearStage that of the vec4 that it stages, of up to linearTokens tokens.
+	linearColumns, linearRows, linearStage, linearTokens = 16, 32, 768, 16
+	// maxLinearDim is the largest K. A thread then has 128 elements of a state.
+	maxLinearDim = 1024
+)
+
+// Axes of [B, H, T, K], [B, H, T, V] and [N, H, K, V] of linear attention, in chunks of tokens.
+var (
+	tokenAxes = [4]int{cut.Batch, cut.Head, cut.Sum, cut.Whole}
+	valueAxes = [4]int{cut.Batch, cut.Head, cut.Sum, cut.Col}
+	stateAxes = [4]int{cut.Batch, cut.Head, cut.Whole, cut.Col}
+)
+
+// LinearAttention implements backend.LinearAttender, token after token: ChunkSize has no effect. It returns
+// backend.ErrUnsupported for K above 1,024.
+func (b *Backend) LinearAttention(ctx context.Context, c *backend.LinearAttention) error {
+	if k := c.K.Shape()[backend.Dim]; k > maxLinearDim {
+		return fmt.Errorf("linear attention: rows of q and k have %d elements, GPUs take up to %d: use the CPU: %w", k, maxLinearDim, backend.ErrUnsupported)
+	}
+	out, in := c.Operands()
+	return b.sequences(ctx, "linear attention", out, in[:], c.PastState, c.CuQ, func(n int) ([]*queue.Op, error) {
+		x := *c
+		err := sequence(c.CuQ, n, []*backend.Tensor{&x.O, &x.Q, &x.K, &x.V, &x.Decay, &x.Beta}, &x.PastState, &x.PresentState)
+		if err != nil {
+			return nil, err
+		}
+		return []*queue.Op{b.linear(&x)}, nil
+	})
+}
+
+// sequences runs a call with states: the operations that build returns for each packed sequence, or for 0 if there are none.
+func (b *Backend) sequences(ctx context.Context, name string, out [2]backend.Operand, in []backend.Operand, past backend.Tensor, cuQ []int, build func(n int) ([]*queue.Op, error)) error {
+	o := operands{out: out[:], in: in}
+	if out[1].Tensor == past {
+		o.updated = out[1:]
+	}
+	return b.do(ctx, name, 1, func(int) (operands, error) { return o, nil }, func(*queue.Runner, int) (ops []*queue.Op, err error) {
+		for n := range backend.Sequences(cuQ, 1) {
+			more, err := build(n)
+			if err != nil {
+				return nil, err
+			}
+			ops = append(ops, more...)
+		}
+		return ops, nil
+	})
+}
+
+// sequence replaces rows by those of packed sequence n, and states by its state.
+func sequence(cuQ []int, n int, rows []*backend.Tensor, states ...*backend.Tensor) (err error) {
+	for i, t := range append(rows, states...) {
+		switch {
+		case cuQ == nil || t.IsZero() || err != nil:
+		case i < len(rows):
+			*t, err = t.Slice(backend.Seq, cuQ[n], cuQ[n+1])
+		default:
+			*t, err = t.Slice(backend.Batch, n, n+1)
+		}
+	}
+	return err
+}
+
+// some returns t, or the zero Tensor if it has no elements.
+func some(t backend.Tensor) backend.Tensor {
+	if t.Shape().Elements() == 0 {
+		return backend.Tensor{}
+	}
+	return t
+}
+
+// linear returns the operation of c, which is not packed. Boxes have all output heads of a state. Chunks of tokens leave the
+// state in scratch for the next one.
+func (b *Backend) linear(c *backend.LinearAttention) *queue.Op {
+	all, dim, states := c.O.Shape(), c.K.Shape()[backend.Dim], c.V.Shape()[backend.Heads]
+	tokens, group := all[backend.Seq], all[backend.Heads]/states
+	kernel, width := shaders.Linear{Rows: 1}, linearRows // of a staged row
+	for ; width < dim; width *= 2 {
+		kernel.Rows *= 2
+	}
+	decayed := when(!c.Decay.IsZero(), 1) + when(c.Decay.Shape()[backend.Dim] > 1, 1)
+	fit, others := 4*linearStage/width, 1+decayed/2 // staged rows, and those of a token that are no queries
+	queries := min(group, fit-others)
+	w := shaders.LinearParams{
+		Group: group, QueryGroup: all[backend.Heads] / c.Q.Shape()[backend.Heads], KeyGroup: all[backend.Heads] / c.K.Shape()[backend.Heads], Dim: dim,
+		Held: max(min(fit/(others+group), linearTokens), 1), Slots: others + queries, Queries: queries, Decayed: decayed, Delta: when(!c.Beta.IsZero(), 1), Scale: c.Scale,
+		Leaves: when(!c.PresentState.IsZero(), 1), Starts: when(!c.PastState.IsZero(), 1), QueryType: int(c.Q.DType()), KeyType: int(c.K.DType()),
+		ValueType: int(c.V.DType()), DecayType: int(c.Decay.DType()), BetaType: int(c.Beta.DType()), OutType: int(c.O.DType()),
+	}
+	past, present := inOut("past state", c.PastState, "present state", c.PresentState)
+	inPlace := past.T.IsZero() && !c.PastState.IsZero()
+	ops := []*cut.Operand{
+		cut.Reads("q", some(c.Q), tokenAxes, w.QueryGroup), cut.Reads("k", some(c.K), tokenAxes, w.KeyGroup), cut.Reads("v", some(c.V), valueAxes, group),
+		cut.Reads("decay", some(c.Decay), tokenAxes, group), cut.Reads("beta", some(c.Beta), tokenAxes, group), past, cut.Writes("o", some(c.O), valueAxes), present,
+	}
+	ops[0].Heads, ops[6].Heads = group, group
+	for _, o := range []*cut.Operand{past, present} {
+		o.T, o.Axes, o.Group = some(o.T), stateAxes, group
+	}
+	cutter := b.dev.NewCutter(cut.Sum, 1, ops...)
+	cutter.State = func(x cut.Box) uint64 {
+		return uint64(4 * x.Len(cut.Batch) * x.Len(cut.Head) / group * dim * x.Len(cut.Col))
+	}
+	each := float64(width * (linearColumns*(5+2*group) + convertOps*w.Slots)) // of a token
+	cutter.Most[cut.Sum] = cut.LongestChunk(1, 4+2*group+(w.Slots+group)*kernel.Rows/16, each, b.dev.ChunkWork(kernel))
+	return &queue.Op{
+		Cutter: cutter, Space: cut.Space(all[backend.Batch], all[backend.Heads], 1, all[backend.Dim], max(tokens, 1)),
+		Sweep: func(x cut.Box, chunk int) queue.Sweep {
+			return queue.Sweep{Box: x, Chunk: chunk, Passes: 1, State: uint64(when(chunk < x.Len(cut.Sum), int(cutter.State(x))))}
+		},
+		Step: func(x queue.Chunk) queue.Step {
+			v, windows, w := make([]cut.View, len(ops)), make([]cut.Window, len(ops)), w
+			for i, o := range ops {
+				v[i] = o.View(x.Box, cutter.Align)
+			}
+			w.Heads, w.Head0, w.VDim, w.Tokens = x.Len(cut.Head)/group, x.Lo[cut.Head], x.Len(cut.Col), min(x.Len(cut.Sum), tokens)
+			w.Blocks = ceil(w.VDim, linearColumns)
+			scratch := cut.View{Window: x.State, Strides: backend.Strides{w.Heads * dim * w.VDim, dim * w.VDim, w.VDim, 1}}
+			switch { // the state before, and the one after
+			case x.Of.State == 0:
+				w.Starts += when(inPlace, 1)
+			case x.First && inPlace:
+				v[5], v[7] = v[7], scratch
+			case x.First:
+				v[7], w.Leaves = scratch, 1
+			case x.Last:
+				v[5], w.Starts = scratch, 1
+			default:
+				v[5], v[7], w.Starts, w.Leaves = cut.View{}, scratch, 2, 1
+			}
+			w.Query, w.Key, w.Value, w.Decay, w.Beta = strides(v[0]), strides(v[1]), strides(v[2]), strides(v[3]), strides(v[4])
+			w.Past, w.O, w.Present = strides(v[5]), strides(v[6]), strides(v[7])
+			for i := range v {
+				windows[i] = v[i].Window
+			}
+			return queue.Step{Kernel: kernel, Params: &w, Windows: windows, Groups: x.Len(cut.Batch) * w.Heads * w.Blocks, Each: each * float64(w.Tokens+1)}
+		},
+	}
+}

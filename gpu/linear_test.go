@@ -1,0 +1,99 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/backend/oracle"
+)
+
+// gatedDelta returns a call of linear attention with decays of channels.
+func gatedDelta(t testing.TB, b *Backend, batch, hq, hk, hv, tokens, k, v int) *backend.LinearAttention {
+	t.Helper()
+	up := func(heads, dim int, f func(i int) float32) backend.Tensor {
+		return upload(t, b, host(t, backend.Shape{batch, heads, tokens, dim}, f))
+	}
+	length := 1 / float32(math.Sqrt(float64(k)))
+	states := backend.Shape{batch, hv, k, v}
+	return &backend.LinearAttention{
+		Q: up(hq, k, wave), K: up(hk, k, func(i int) float32 { return wave(i+1) * length }), V: up(hv, v, func(i int) float32 { return wave(i + 2) }),
+		Decay: up(hv, k, func(i int) float32 { return -wave(i) * wave(i) }), Beta: up(hv, 1, func(i int) float32 { return wave(i)*0.4 + 0.9 }),
+		O: alloc(t, b, backend.F32, backend.Shape{batch, max(hq, hv), tokens, v}), PastState: upload(t, b, host(t, states, wave)),
+		PresentState: alloc(t, b, backend.F32, states), Scale: 0.3,
+	}
+}
+
+// TestLinearCuts compares linear attention that is cut with whole calls bit for bit: with the state in place, without
+// a final state, and without either.
+func TestLinearCuts(t *testing.T) {
+	results := func(opt Options) (all [][]float32, cuts int) {
+		b := open(t, opt)
+		defer b.Close() // before the next one is opened
+		c := gatedDelta(t, b, 2, 4, 1, 2, 70, 40, 33)
+		e := must.Get(b.dev.Count(b.linear(c)))(t)
+		check(t, b.LinearAttention(t.Context(), c))
+		all = append(all, floats(t, b, c.O), floats(t, b, c.PresentState))
+		c.PresentState = backend.Tensor{}
+		check(t, b.LinearAttention(t.Context(), c))
+		all = append(all, floats(t, b, c.O))
+		c.PresentState = c.PastState
+		check(t, b.LinearAttention(t.Context(), c))
+		all = append(all, floats(t, b, c.O), floats(t, b, c.PastState))
+		c.PresentState, c.PastState = backend.Tensor{}, backend.Tensor{}
+		check(t, b.LinearAttention(t.Context(), c))
+		return append(all, floats(t, b, c.O)), max(e.Chunks, e.Dispatches)
+	}
+	names := []string{"o", "present state", "o without it", "o in place", "the state in place", "o without states"}
+	want, _ := results(Options{})
+	for _, l := range append(lowered[:len(lowered):len(lowered)], struct {
+		name string
+		opt  Options
+	}{"bindings of 4 KiB gather rows", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 4 << 10}}}) {
+		got, cuts := results(l.opt)
+		if cuts < 2 && l.opt.MemoryBytes == 0 && l.opt.Limits.MaxBufferSize == 0 {
+			t.Errorf("%s: one dispatch, nothing was cut", l.name)
+		}
+		for i := range got {
+			sameRow(t, l.name+": "+names[i], got[i], want[i])
+		}
+	}
+}
+
+// TestLinearSizes compares calls with more query heads than a workgroup stages, and with the longest rows, with float64.
+func TestLinearSizes(t *testing.T) {
+	b := open(t, Options{})
+	for _, s := range []struct{ heads, k int }{{30, 100}, {3, maxLinearDim}, {1, maxLinearDim + 1}} {
+		t.Run(fmt.Sprintf("%d heads, K=%d", s.heads, s.k), func(t *testing.T) {
+			if testing.Short() && s.k == maxLinearDim {
+				t.Skip("the software driver compiles its kernel for ten seconds")
+			}
+			const tokens, v = 5, 19
+			c := gatedDelta(t, b, 1, s.heads, 1, 1, tokens, s.k, v)
+			err := b.LinearAttention(t.Context(), c)
+			if s.k > maxLinearDim {
+				if !errors.Is(err, backend.ErrUnsupported) {
+					t.Errorf("got %v, want backend.ErrUnsupported", err)
+				}
+				return
+			}
+			check(t, err)
+			q, o := floats(t, b, c.Q), floats(t, b, c.O)
+			l := oracle.Linear{K: s.k, V: v, Key: floats(t, b, c.K), Value: floats(t, b, c.V), Decay: floats(t, b, c.Decay), Beta: floats(t, b, c.Beta),
+				State: floats(t, b, c.PastState), Scale: c.Scale, Chunk: 1}
+			var worst oracle.Worst
+			for h := range s.heads {
+				l.Q = q[h*tokens*s.k:][:tokens*s.k]
+				want, _ := l.Attend()
+				for i, e := range want {
+					worst.See(float64(o[h*tokens*v+i]), e.Value, e.Bound(backend.F32), func() string { return fmt.Sprintf("head %d, token %d, element %d", h, i/v, i%v) })
+				}
+			}
+			check(t, worst.Err())
+		})
+	}
+}
