@@ -40,6 +40,7 @@ type Backend struct {
 var (
 	_ backend.Backend        = (*Backend)(nil)
 	_ backend.BandwidthMeter = (*Backend)(nil)
+	_ backend.Convolver      = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)
 	_ backend.Differentiator = (*Backend)(nil)
 	_ backend.LaunchMeter    = (*Backend)(nil)

@@ -97,3 +97,68 @@ func TestLinearSizes(t *testing.T) {
 		})
 	}
 }
+
+// TestConvCuts compares convolutions that are cut with whole ones bit for bit, and those with float64: of sequences that are
+// longer and shorter than the state, with states in place and not.
+func TestConvCuts(t *testing.T) {
+	const batch, channels, width = 2, 35, 6
+	type results struct {
+		names  []string
+		values [][]float32
+	}
+	run := func(opt Options, tokens int) (r results) {
+		b := open(t, opt)
+		defer b.Close() // before the next one is opened
+		up := func(dtype backend.DType, batch, rows int) backend.Tensor {
+			return tensor(t, b, dtype, backend.Shape{batch, 1, rows, channels}, wave)
+		}
+		c := &backend.CausalConv{X: up(backend.BF16, batch, tokens), W: up(backend.F16, 1, width), Bias: up(backend.F32, 1, 1), SiLU: true,
+			Y: alloc(t, b, backend.F16, backend.Shape{batch, 1, tokens, channels}), PastState: up(backend.F16, batch, width-1),
+			PresentState: alloc(t, b, backend.F32, backend.Shape{batch, 1, width - 1, channels})}
+		see := func(name string, x backend.Tensor) {
+			r.names, r.values = append(r.names, name), append(r.values, floats(t, b, x))
+		}
+		x, w, bias, past := floats(t, b, c.X), floats(t, b, c.W), floats(t, b, c.Bias), floats(t, b, c.PastState)
+		check(t, b.CausalConv(t.Context(), c))
+		see("y", c.Y)
+		see("present state", c.PresentState)
+		var worst oracle.Worst
+		y, state := r.values[0], r.values[1]
+		for i := range batch * channels {
+			n, ch := i/channels, i%channels
+			var all, weights []float32
+			for j := range width {
+				weights = append(weights, w[j*channels+ch])
+			}
+			for j := range width - 1 {
+				all = append(all, past[(n*(width-1)+j)*channels+ch])
+			}
+			for s := range tokens {
+				all = append(all, x[(n*tokens+s)*channels+ch])
+				e := oracle.CausalConv(all[s:], weights, bias[ch], true)
+				worst.See(float64(y[(n*tokens+s)*channels+ch]), e.Value, e.Bound(backend.F16), func() string { return fmt.Sprintf("token %d of %d, channel %d", s, tokens, ch) })
+			}
+			for j, want := range all[tokens:] {
+				if got := state[(n*(width-1)+j)*channels+ch]; got != want {
+					t.Errorf("row %d of the state after %d tokens is %v, want %v", j, tokens, got, want)
+				}
+			}
+		}
+		check(t, worst.Err())
+		c.PresentState = c.PastState
+		check(t, b.CausalConv(t.Context(), c))
+		see("y in place", c.Y)
+		see("the state in place", c.PastState)
+		return r
+	}
+	for _, tokens := range []int{90, 3} {
+		want := run(Options{}, tokens)
+		for _, l := range lowered {
+			l.opt.Limits.MaxStorageBufferBindingSize = min(l.opt.Limits.MaxStorageBufferBindingSize, 2<<10)
+			got := run(l.opt, tokens)
+			for i := range got.values {
+				sameRow(t, fmt.Sprintf("%s: %s of %d tokens", l.name, got.names[i], tokens), got.values[i], want.values[i])
+			}
+		}
+	}
+}

@@ -12,7 +12,7 @@ import (
 )
 
 // fixed are the kernels with one variant.
-var fixed = []Fixed{Merge, Delta, Reduce, Peak, Read, Exponentials}
+var fixed = []Fixed{Merge, Conv, Delta, Reduce, Peak, Read, Exponentials}
 
 // Tiles of package gpu for head size 64.
 var (
@@ -120,6 +120,7 @@ func variants(f func(v Variant, departures int)) {
 	each(1, []Type{F32}, func(on flags, _ Type, n int) {
 		f(own(merge64, on(0)), n)
 		f(own(Merge, on(0)), n)
+		f(own(Conv, on(0)), n)
 		f(RoPE{on(0)}, n)
 		f(own(NormGate{on(0)}, on(0)), n)
 		f(own(Linear{pick(on(0), 32, 1)}, on(0)), n)

@@ -116,15 +116,10 @@ fn gathered(x: f32, y: f32, t: u32) -> vec2<f32> {
             let either = select(y * f, (up * f - y * mean) * scale * r, p.backward == 1u);
             value = either;
         } else {
-            // σ(|w|) = 1/(1 + e) and σ(-|w|) = e/(1 + e), so that 1 - σ does not cancel.
-            let gate = load_w(w_at + d * p.w.d);
-            let e = exp2_acc(vec4<f32>(-abs(gate) * LOG2E)).x;
-            let most = 1.0 / (1.0 + e);
-            let sigma = select(e * most, most, gate >= 0.0);
-            let rest = select(most, e * most, gate >= 0.0);
+            let sigma = sigmoid(load_w(w_at + d * p.w.d));
             let either = select(y, up, p.backward == 1u);
-            value = either * sigma;
-            term = (y * rest) * (up * sigma);
+            value = either * sigma.x;
+            term = (y * sigma.y) * (up * sigma.x);
         }
         if (n < p.all) { put(o_at, value); }
         if (n < p.all && p.termed == 1u) { terms[begin_terms(row) + d * p.terms.d] = term; }

@@ -199,6 +199,68 @@ func (p *AttentionParams) Append(b []byte) []byte {
 // SetRange implements Ranged.
 func (p *AttentionParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
+// ConvParams are the parameters of conv.wgsl.
+type ConvParams struct {
+	First        int // workgroups of the box that earlier dispatches ran
+	Total        int // workgroups of the box up to the end of this dispatch
+	Rows         int // of o
+	Row0         int // index of the first
+	Channels     int
+	All          int // elements
+	Width        int // elements of w, 0 for a state
+	Before       int // rows of past, 0 where x overlaps
+	Tail         int // rows of x in a state
+	Starts       int // with rows 1: of past, 2: of o, 0: of zeros
+	Shifted      int // 1: there is a constant
+	Silu         int // 1: SiLU
+	XType        int // type of x: 0 f32, 1 f16, 2 bf16
+	WType        int
+	ConstantType int
+	PastType     int
+	OutType      int // type of o
+	X            Strides
+	W            Strides
+	Constant     Strides
+	Past         Strides
+	O            Strides
+}
+
+// Size implements Params.
+func (p *ConvParams) Size() int { return 240 }
+
+// Append implements Params.
+func (p *ConvParams) Append(b []byte) []byte {
+	b = put32(b, uint32(p.First))
+	b = put32(b, uint32(p.Total))
+	b = put32(b, uint32(p.Rows))
+	b = put32(b, uint32(p.Row0))
+	b = put32(b, uint32(p.Channels))
+	b = put32(b, uint32(p.All))
+	b = put32(b, uint32(p.Width))
+	b = put32(b, uint32(p.Before))
+	b = put32(b, uint32(p.Tail))
+	b = put32(b, uint32(p.Starts))
+	b = put32(b, uint32(p.Shifted))
+	b = put32(b, uint32(p.Silu))
+	b = put32(b, uint32(p.XType))
+	b = put32(b, uint32(p.WType))
+	b = put32(b, uint32(p.ConstantType))
+	b = put32(b, uint32(p.PastType))
+	b = put32(b, uint32(p.OutType))
+	b = put32(b, 0)
+	b = put32(b, 0)
+	b = put32(b, 0)
+	b = p.X.append(b)
+	b = p.W.append(b)
+	b = p.Constant.append(b)
+	b = p.Past.append(b)
+	b = p.O.append(b)
+	return b
+}
+
+// SetRange implements Ranged.
+func (p *ConvParams) SetRange(first, total int) { p.First, p.Total = first, total }
+
 // ConvertParams are the parameters of convert.wgsl.
 type ConvertParams struct {
 	First   int // workgroups of the box that earlier dispatches ran

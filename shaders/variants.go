@@ -219,6 +219,7 @@ type Fixed string
 // The kernels with one variant.
 const (
 	Merge        Fixed = "merge"
+	Conv         Fixed = "conv"
 	Delta        Fixed = "delta"
 	Reduce       Fixed = "reduce"
 	Peak         Fixed = "peak"

@@ -94,6 +94,15 @@ fn tanh_acc(x: vec4<f32>) -> vec4<f32> {
     return select(r, x, is_nan(x));
 }
 
+// sigmoid returns σ(x) and 1 - σ(x): σ(|x|) = 1/(1 + e) and σ(-|x|) = e/(1 + e), so that 1 - σ does not cancel.
+fn sigmoid(x: f32) -> vec2<f32> {
+    let e = exp2_acc(vec4<f32>(-abs(x) * LOG2E)).x;
+    let most = 1.0 / (1.0 + e);
+    let sigma = select(e * most, most, x >= 0.0);
+    let rest = select(most, e * most, x >= 0.0);
+    return vec2<f32>(sigma, rest);
+}
+
 // log_acc returns the natural logarithm of a normal x > 0 to 2 ulp (Cephes logf). The log of a driver may be
 // off by 2^-21 near 1, where the sums of many rows lie.
 fn log_acc(x: f32) -> f32 {

@@ -21,7 +21,7 @@ fn decode(word: u32, i: u32, dtype: u32) -> f32 {
 }
 
 // load_$x returns element i of the binding $x: array<u32>, whose type is p.$x_type.
-@each($x: beta, decay, g, key, o, past, query, shift, value, w, x)
+@each($x: beta, constant, decay, g, key, o, past, query, value, w, x)
 fn load_$x(i: u32) -> f32 {
     return decode($x[select(i >> 1u, i, p.$x_type == 0u)], i, p.$x_type);
 }
