@@ -9,9 +9,9 @@
 // the errors. It computes nothing.
 //
 // Optional abilities are small interfaces, found by type assertion: [Projector], [Rotator],
-// [Normaliser], [Gater], [LinearAttender], [Convolver], [Merger], [Scorer], [Copier] and [Warmer] compute; [PeakMeter],
-// [MatrixMeter], [BandwidthMeter], [LaunchMeter] and [MemoryMeter] measure. A [Trace] in a context observes
-// calls.
+// [Normaliser], [Gater], [LinearAttender], [Convolver], [Merger], [Scorer], [Copier] and [Warmer]
+// compute; [PeakMeter], [MatrixMeter], [BandwidthMeter], [LaunchMeter] and [MemoryMeter] measure. A
+// [Trace] in a context observes calls.
 //
 // A program chooses its backends by importing them, and opens one with Open of package kernels.
 //

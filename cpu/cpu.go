@@ -83,8 +83,9 @@ type Options struct {
 }
 
 // Backend computes in host memory. It implements backend.Backend,
-// backend.Projector, backend.Rotator, backend.Normaliser, backend.Gater, backend.LinearAttender, backend.Merger,
-// backend.Scorer, backend.Copier, backend.Differentiator, backend.PeakMeter and backend.BandwidthMeter.
+// backend.Projector, backend.Rotator, backend.Normaliser, backend.Gater, backend.LinearAttender,
+// backend.Convolver, backend.Merger, backend.Scorer, backend.Copier, backend.Differentiator,
+// backend.PeakMeter and backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
 	err     error // why the backend cannot be used
