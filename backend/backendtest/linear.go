@@ -202,7 +202,7 @@ func testLinear(t *testing.T, dev *kernels.Device) {
 			if c.past {
 				call.PresentState = call.PastState
 				noError(t, dev.LinearAttention(t.Context(), call))
-				if c.t > 0 && !slices.Equal(o.get(t, dev, "o"), out) || !slices.Equal(read(t, dev, viewOf(t, dev, call.PastState)), final) {
+				if c.t > 0 && !slices.Equal(o.get(t, dev, "o"), out) || !slices.Equal(read(t, dev, copied(t, dev, call.PastState)), final) {
 					t.Error("other results with the state in place")
 				}
 			}
@@ -214,8 +214,8 @@ func testLinear(t *testing.T, dev *kernels.Device) {
 	t.Run("NaN stays in its sequence", func(t *testing.T) { testLinearAlone(t, dev) })
 }
 
-// viewOf returns a contiguous copy of x.
-func viewOf(t *testing.T, dev *kernels.Device, x backend.Tensor) backend.Tensor {
+// copied returns a contiguous copy of x.
+func copied(t *testing.T, dev *kernels.Device, x backend.Tensor) backend.Tensor {
 	y := must(dev.Alloc(t.Context(), x.DType(), x.Shape()))(t)
 	t.Cleanup(y.Release)
 	noError(t, dev.Copy(t.Context(), []backend.Tensor{y}, []backend.Tensor{x}))
