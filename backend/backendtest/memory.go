@@ -92,7 +92,7 @@ func (m Memory) walk(t *testing.T, dev *kernels.Device, dtype backend.DType, do 
 	}
 	step := 1
 	if testing.Short() {
-		step = 2
+		step = 3
 	}
 	for n := 1; ; n += step {
 		runtime.GC()
@@ -114,7 +114,7 @@ func (m Memory) walk(t *testing.T, dev *kernels.Device, dtype backend.DType, do 
 			t.Errorf("request %d refused: %d is held, %d before", n, now, before)
 			before = now
 		}
-		if !testing.Short() || n%3 == 0 || requests < n {
+		if !testing.Short() || n%2 == 0 || requests < n {
 			if out, err = work(); err != nil {
 				t.Fatalf("after request %d was refused: %v", n, err)
 			}
