@@ -28,7 +28,7 @@ type damaged struct {
 // drawDamaged draws a valid call of each operator in turn and damages it.
 func drawDamaged(t *testing.T, seed uint64) *damaged {
 	d := &damaged{Rand: rand.New(rand.NewPCG(seed, 41)), NodeProto: &onnxfile.NodeProto{}, opset: 1}
-	switch seed % 5 {
+	switch seed % 8 {
 	case 0:
 		d.files(&drawONNX(seed).onnxFiles)
 	case 1:
@@ -39,8 +39,14 @@ func drawDamaged(t *testing.T, seed uint64) *damaged {
 		d.files(drawnCase(d.Rand, rotaryCases()))
 	case 4:
 		d.files(drawnCase(d.Rand, scatterCases()))
+	case 5:
+		d.files(drawnCase(d.Rand, linearCases()))
+	case 6:
+		d.files(drawnCase(d.Rand, convCases()))
+	case 7:
+		d.files(&drawLinear(seed, true).onnxFiles)
 	}
-	s := schemas[d.OpType]
+	s := schemas[qualified(d.Domain, d.OpType)]
 	d.Output = s.outputs[:1+d.IntN(len(s.outputs))]
 	for len(d.in) < len(s.inputs) {
 		d.in = append(d.in, nil)
@@ -62,7 +68,8 @@ func drawnCase(rng *rand.Rand, cases map[string]*onnxFiles) *onnxFiles {
 
 // files takes a call from a case of the ONNX project.
 func (d *damaged) files(c *onnxFiles) {
-	d.OpType, d.opset, d.in = cmp.Or(c.operator, "Attention"), c.opset, slices.Clone(c.in)
+	d.Domain, d.OpType = c.name()
+	d.opset, d.in = c.opset, slices.Clone(c.in)
 	for name, x := range c.ints {
 		d.Attribute = append(d.Attribute, &onnxfile.AttributeProto{Name: name, Type: onnxfile.AttributeProto_INT, I: x})
 	}
@@ -109,6 +116,8 @@ func (d *damaged) attribute() {
 	i := d.IntN(len(d.Attribute) + 1)
 	if i == len(d.Attribute) {
 		names := map[string][]string{
+			"CausalConvWithState": {"activation"},
+			"LinearAttention":     {"q_num_heads", "kv_num_heads", "chunk_size", "state_window"},
 			"Attention":           {"q_num_heads", "kv_num_heads", "is_causal", "qk_matmul_output_mode", "left_window_size", "right_window_size"},
 			"GroupQueryAttention": {"num_heads", "kv_num_heads", "local_window_size", "do_rotary", "rotary_interleaved", "smooth_softmax"},
 			"MultiHeadAttention":  {"num_heads", "unidirectional"},
@@ -195,7 +204,7 @@ func TestDamaged(t *testing.T) {
 			}
 		}()
 		named := map[string]*onnxfile.Tensor{}
-		for i, name := range schemas[d.OpType].inputs {
+		for i, name := range schemas[qualified(d.Domain, d.OpType)].inputs {
 			d.Input = append(d.Input, "")
 			if d.in[i] != nil {
 				d.Input[i], named[name] = name, d.in[i]
@@ -219,10 +228,10 @@ func TestDamaged(t *testing.T) {
 			t.Fatalf("seed %d, %s %v", seed, d.OpType, d.Attribute)
 		}
 		if err != nil {
-			refused[d.OpType]++
+			refused[qualified(d.Domain, d.OpType)]++
 			continue
 		}
-		ran[d.OpType]++
+		ran[qualified(d.Domain, d.OpType)]++
 		for name, x := range out {
 			if x != nil && len(x.Data) != clitest.Elements(x.Shape)*x.Type.Size() {
 				t.Fatalf("seed %d, %s: %s has shape %v of %v and %d bytes", seed, d.OpType, name, x.Shape, x.Type, len(x.Data))

@@ -204,6 +204,26 @@ func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype kernels.DType, 
 	return up
 }
 
+// alloc returns a tensor with unspecified contents in the device's memory.
+func (u *uploader) alloc(name string, dtype kernels.DType, shape kernels.Shape) (t kernels.Tensor) {
+	if u.err == nil {
+		if t, u.err = u.dev.Alloc(u.ctx, dtype, shape); u.err == nil {
+			u.held = append(u.held, t)
+		} else {
+			u.err = fmt.Errorf("%s: %w", name, u.err)
+		}
+	}
+	return t
+}
+
+// view returns t, a view of a tensor. Its error is kept unless there is an earlier one.
+func (u *uploader) view(t kernels.Tensor, err error) kernels.Tensor {
+	if u.err == nil {
+		u.err = err
+	}
+	return t
+}
+
 // rows is upload for a tensor of 4 axes or of the 3 axes [batch, sequence, heads·size].
 // It returns [batch, heads, sequence, size].
 func (u *uploader) rows(name string, t *onnxfile.Tensor, dtype kernels.DType, heads int) kernels.Tensor {
@@ -211,11 +231,7 @@ func (u *uploader) rows(name string, t *onnxfile.Tensor, dtype kernels.DType, he
 	if len(s) == 4 {
 		return u.upload(name, t, dtype, kernels.Shape(s))
 	}
-	x := u.upload(name, t, dtype, kernels.Shape{s[0], s[1], heads, s[2] / heads})
-	if u.err == nil {
-		x, u.err = x.Swap(kernels.Heads, kernels.Seq)
-	}
-	return x
+	return u.view(u.upload(name, t, dtype, kernels.Shape{s[0], s[1], heads, s[2] / heads}).Swap(kernels.Heads, kernels.Seq))
 }
 
 // unrows downloads x [batch, heads, sequence, size] in the type and the layout of a tensor

@@ -116,7 +116,7 @@ func (c *groupQueryCall) checkTypes(in []*onnxfile.Tensor) error {
 	if !query.Float() {
 		return fmt.Errorf("query is %v, it must be f32, f16, bf16 or f64: %w", query, kernels.ErrDType)
 	}
-	for i, name := range schemas["GroupQueryAttention"].inputs {
+	for i, name := range schemas[microsoft+".GroupQueryAttention"].inputs {
 		t := in[i]
 		switch {
 		case t == nil:

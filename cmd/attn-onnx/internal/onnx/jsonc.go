@@ -168,7 +168,7 @@ func (test *jsoncTest) node(c *jsoncCase) (n *node, in map[string]*onnxfile.Tens
 		p.Attribute = append(p.Attribute, x)
 	}
 	var inputs, outputs []string
-	if s := schemas[test.Operator]; s != nil {
+	if s := schemas[qualified(p.Domain, p.OpType)]; s != nil {
 		inputs, outputs = s.inputs, s.outputs
 	}
 	var have []*onnxfile.Tensor

@@ -74,7 +74,7 @@ func (op *multiHeadOp) run(ctx context.Context, dev *kernels.Device, in []*onnxf
 	if !in[mhQuery].Type.Float() {
 		return nil, "", fmt.Errorf("query is %v, it must be f32, f16, bf16 or f64: %w", in[mhQuery].Type, kernels.ErrDType)
 	}
-	for i, name := range schemas["MultiHeadAttention"].inputs {
+	for i, name := range schemas[microsoft+".MultiHeadAttention"].inputs {
 		t, want := in[i], in[mhQuery].Type
 		if i == mhPaddingMask {
 			want = onnxfile.Int32

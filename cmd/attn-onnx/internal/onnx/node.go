@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -20,7 +21,6 @@ type operator interface {
 
 // schema describes an operator.
 type schema struct {
-	domain      string
 	first, last int64 // versions of the operator set
 	// inputs are by position, the first required ones must be there. So are outputs.
 	inputs   []string
@@ -32,7 +32,12 @@ type schema struct {
 // microsoft is the domain of ONNX Runtime's own operators.
 const microsoft = "com.microsoft"
 
-// schemas are the operators by name.
+// qualified returns the name of an operator with its domain, as in schemas.
+func qualified(domain, operator string) string {
+	return strings.TrimPrefix(domain+"."+operator, ".")
+}
+
+// schemas are the operators by their qualified names.
 var schemas = map[string]*schema{
 	"Attention": {
 		first: 23, last: 25, required: 3, decode: newAttention,
@@ -49,14 +54,25 @@ var schemas = map[string]*schema{
 		inputs:  []string{"past_cache", "update", "write_indices"},
 		outputs: []string{"present_cache"},
 	},
-	"MultiHeadAttention": {
-		domain: microsoft, first: 1, last: 1, required: 1, decode: newMultiHead,
+	"LinearAttention": {
+		first: 27, last: 27, required: 3, decode: newLinear, inputs: linearInputs, outputs: linearOutputs,
+	},
+	"CausalConvWithState": {
+		first: 27, last: 27, required: 2, decode: newCausalConv,
+		inputs:  []string{"input", "weight", "bias", "past_state"},
+		outputs: []string{"output", "present_state"},
+	},
+	microsoft + ".LinearAttention": {
+		first: 1, last: 1, required: 3, decode: newRuntimeLinear, inputs: linearInputs, outputs: linearOutputs,
+	},
+	microsoft + ".MultiHeadAttention": {
+		first: 1, last: 1, required: 1, decode: newMultiHead,
 		inputs: []string{"query", "key", "value", "bias", "key_padding_mask", "attention_bias", "past_key", "past_value",
 			"past_sequence_length", "cache_indirection"},
 		outputs: []string{"output", "present_key", "present_value", "qk"},
 	},
-	"GroupQueryAttention": {
-		domain: microsoft, first: 1, last: 1, required: 1, decode: newGroupQuery,
+	microsoft + ".GroupQueryAttention": {
+		first: 1, last: 1, required: 1, decode: newGroupQuery,
 		inputs: []string{"query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache",
 			"position_ids", "attention_bias", "head_sink", "k_scale", "v_scale"},
 		outputs: []string{"output", "present_key", "present_value", "output_qk"},
@@ -78,16 +94,12 @@ func newNode(m *onnxfile.Model) (*node, error) {
 		return nil, fmt.Errorf("the graph has %d nodes, it must have one: %w", n, kernels.ErrUnsupported)
 	}
 	p := m.Nodes[0]
-	s := schemas[p.OpType]
-	if s == nil || s.domain != p.Domain {
-		var known []string
-		for name, s := range schemas {
-			known = append(known, strings.TrimPrefix(s.domain+"."+name, "."))
-		}
-		slices.Sort(known)
+	s := schemas[qualified(p.Domain, p.OpType)]
+	if s == nil {
+		known := slices.Sorted(maps.Keys(schemas))
 		return nil, fmt.Errorf("the node is %q of domain %q, it must be one of %s: %w", p.OpType, p.Domain, strings.Join(known, ", "), kernels.ErrUnsupported)
 	}
-	n := &node{schema: s, name: p.OpType, opset: m.Opsets[s.domain], inputs: p.Input, outputs: p.Output}
+	n := &node{schema: s, name: p.OpType, opset: m.Opsets[p.Domain], inputs: p.Input, outputs: p.Output}
 	if n.opset < s.first || n.opset > s.last {
 		return nil, fmt.Errorf("the model imports opset %d, %s is known from %d to %d: %w", n.opset, n.name, s.first, s.last, kernels.ErrUnsupported)
 	}

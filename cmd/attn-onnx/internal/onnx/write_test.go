@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -20,7 +21,7 @@ import (
 // onnxFiles is a case to write: an operator with values of its inputs and outputs;
 // nil for missing ones.
 type onnxFiles struct {
-	operator string // "" is Attention
+	operator string // qualified; "" is Attention
 	producer string // the name of the program that wrote the model
 	opset    int64
 	ints     map[string]int64
@@ -28,6 +29,14 @@ type onnxFiles struct {
 	texts    map[string]string
 	in, want []*onnxfile.Tensor
 	constant int // this input, when not 0, comes with the model
+}
+
+// name returns the domain and the name of the operator.
+func (c *onnxFiles) name() (domain, operator string) {
+	if name, ok := strings.CutPrefix(c.operator, microsoft+"."); ok {
+		return microsoft, name
+	}
+	return "", cmp.Or(c.operator, "Attention")
 }
 
 // write writes the folder of a case.
@@ -63,9 +72,10 @@ func (c *onnxFiles) write(t *testing.T, dir string) string {
 			files++
 		}
 	}
-	operator := cmp.Or(c.operator, "Attention")
-	tensors("input", 1, 11, schemas[operator].inputs, c.in)
-	tensors("output", 2, 12, schemas[operator].outputs, c.want)
+	domain, operator := c.name()
+	schema := schemas[qualified(domain, operator)]
+	tensors("input", 1, 11, schema.inputs, c.in)
+	tensors("output", 2, 12, schema.outputs, c.want)
 	put(&node, 4, []byte(operator))
 	for _, name := range slices.Sorted(maps.Keys(c.ints)) {
 		var a []byte
@@ -88,8 +98,12 @@ func (c *onnxFiles) write(t *testing.T, dir string) string {
 		varint(&a, 20, 3)
 		put(&node, 5, a)
 	}
-	put(&graph, 1, node)
 	var model, opset []byte
+	if domain != "" {
+		put(&node, 7, []byte(domain))
+		put(&opset, 1, []byte(domain))
+	}
+	put(&graph, 1, node)
 	if c.producer != "" {
 		put(&model, 2, []byte(c.producer))
 	}
