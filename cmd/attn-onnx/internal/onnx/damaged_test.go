@@ -119,7 +119,7 @@ func (d *damaged) attribute() {
 			"CausalConvWithState": {"activation"},
 			"LinearAttention":     {"q_num_heads", "kv_num_heads", "chunk_size", "state_window"},
 			"Attention":           {"q_num_heads", "kv_num_heads", "is_causal", "qk_matmul_output_mode", "left_window_size", "right_window_size"},
-			"GroupQueryAttention": {"num_heads", "kv_num_heads", "local_window_size", "do_rotary", "rotary_interleaved", "smooth_softmax"},
+			"GroupQueryAttention": {"num_heads", "kv_num_heads", "local_window_size", "do_rotary", "rotary_interleaved", "smooth_softmax", "causal", "qk_output"},
 			"MultiHeadAttention":  {"num_heads", "unidirectional"},
 			"RotaryEmbedding":     {"num_heads", "interleaved", "rotary_embedding_dim"},
 			"TensorScatter":       {"axis"},

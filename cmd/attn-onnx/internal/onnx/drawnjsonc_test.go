@@ -164,7 +164,7 @@ func drawGroupQuery(seed uint64) string {
 	present := max(total, p.past)
 	q, k, v := p.draw(p.batch, p.seq, p.heads, p.dim), p.draw(p.batch, p.seq, p.kvHeads, p.dim), p.draw(p.batch, p.seq, p.kvHeads, p.dim)
 	hidden, kvHidden := p.heads*p.dim, p.kvHeads*p.dim
-	p.in = make([]*array, 12)
+	p.in = make([]*array, 16)
 	if p.rng.IntN(3) == 0 {
 		all := p.zeros(p.batch, p.seq, hidden+2*kvHidden)
 		all.Data = nil
@@ -180,6 +180,9 @@ func drawGroupQuery(seed uint64) string {
 	}
 	p.in[gqLengths] = p.integers("int32", []int{p.batch}, lens...)
 	p.in[gqTotal] = p.integers("int32", [][]int{{1}, {}}[p.rng.IntN(2)], total)
+	if p.rng.IntN(3) == 0 {
+		p.in[gqQueryNorm], p.in[gqKeyNorm] = p.norm(q, k)
+	}
 	if p.flip() {
 		p.rotate(q, k, starts, total, prompt)
 	}
@@ -192,7 +195,10 @@ func drawGroupQuery(seed uint64) string {
 		softcap = float64(x)
 		p.set("float", "softcap", x)
 	}
-	if p.flip() {
+	causal := p.rng.IntN(4) > 0
+	if !causal {
+		p.set("int", "causal", 0)
+	} else if p.flip() {
 		window = 1 + p.rng.IntN(4)
 		p.set("int", "local_window_size", window)
 	}
@@ -208,8 +214,17 @@ func drawGroupQuery(seed uint64) string {
 		p.in[gqBias] = p.draw([]int{1, p.batch}[p.rng.IntN(2)], []int{1, p.heads}[p.rng.IntN(2)], p.seq, total)
 	}
 	keys, values := p.cache(k, p.in[gqPastKey], present, starts), p.cache(v, p.in[gqPastValue], present, starts)
+	mode := p.rng.IntN(3)
+	if mode > 0 {
+		p.set("int", "qk_output", mode)
+	}
+	qk := p.zeros(p.batch, p.heads, p.seq, total)
+	for i := range qk.Data {
+		qk.Data[i] = math.Inf(-1)
+	}
 	y := p.attend(q, keys, values, sinks.Data, func(x float64, b, h, i, j int) float64 {
-		if at := starts[b] + i; j > at || j <= at-window {
+		at := starts[b] + i
+		if causal && (j > at || j <= at-window) || !causal && j > lens[b] {
 			return math.Inf(-1)
 		}
 		if x *= scale; softcap > 0 {
@@ -218,10 +233,44 @@ func drawGroupQuery(seed uint64) string {
 		if bias := p.in[gqBias]; bias != nil {
 			x += bias.at(b%bias.Dims[0], h%bias.Dims[1], i, j)
 		}
+		qk.Data[((b*p.heads+h)*p.seq+i)*total+j] = x
 		return x
 	})
 	p.out = []*array{y, keys, values}
+	for row := range p.batch * p.heads * p.seq {
+		for j, w := range softmax(qk.Data[row*total:][:total], sinks.Data[row/p.seq%p.heads]) {
+			if n := row*total + j; mode == 2 || math.IsInf(qk.Data[n], -1) {
+				qk.Data[n] = w // 0 for a hidden key
+			}
+		}
+	}
+	if mode > 0 {
+		p.out = append(p.out, qk)
+	}
 	return p.text("GroupQueryAttention")
+}
+
+// norm draws weights, and replaces the heads of queries and keys by their root-mean-square norms.
+func (p *jsoncProblem) norm(q, k *array) (wq, wk *array) {
+	epsilon := 1e-6
+	if p.flip() {
+		x := float32(0.001 + p.rng.Float64())
+		p.set("float", "qk_norm_epsilon", x)
+		epsilon = float64(x)
+	}
+	wq, wk = p.draw(p.dim), p.draw(p.dim)
+	for x, w := range map[*array]*array{q: wq, k: wk} {
+		for row := 0; row < len(x.Data); row += p.dim {
+			sum := 0.0
+			for _, e := range x.Data[row:][:p.dim] {
+				sum += e * e
+			}
+			for i := range p.dim {
+				x.Data[row+i] *= w.Data[i] / math.Sqrt(sum/float64(p.dim)+epsilon)
+			}
+		}
+	}
+	return wq, wk
 }
 
 // rotate draws angles and rotates queries and keys.

@@ -10,22 +10,27 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// groupQueryOp is a GroupQueryAttention node of ONNX Runtime: causal attention with a cache.
+// groupQueryOp is a GroupQueryAttention node of ONNX Runtime: causal attention with a cache, or attention to all of it.
 //
 //	query [B, S, H·D]    key, value [B, S, Hkv·D]    past_key, past_value [B, Hkv, P, D]
 //
 // or query [B, S, (H+2·Hkv)·D] without key and value. Keys and values of no new row
 // (sequence 0) read the past alone. Batch b has seqlens_k[b]+1 keys, of which the new ones
 // are the last. A call with as many queries as total_sequence_length is a prompt: its keys
-// are the first, and seqlens_k counts those that are not padding.
+// are the first, and seqlens_k counts those that are not padding. q_norm_weight and
+// k_norm_weight [D] norm each head of queries and new keys, before the rotation.
+// output_qk [B, H, S, total_sequence_length] is the scores with softcap and bias, or the weights.
 type groupQueryOp struct {
 	heads, kvHeads int
 	scale          *float64 // nil means 1/sqrt(D)
 	softcap        float64
 	window         int // local_window_size, with the current key; -1 means none
+	causal         bool
 	rotary         bool
 	interleaved    bool
-	smooth         bool // one more logit of 0 in the denominator of each softmax
+	smooth         bool    // one more logit of 0 in the denominator of each softmax
+	epsilon        float64 // of the norm of queries and keys
+	scores         int     // of output_qk, -1 for none
 }
 
 // The inputs of GroupQueryAttention, by position.
@@ -44,13 +49,16 @@ const (
 	gqSink
 	gqKeyScale
 	gqValueScale
+	gqQueryNorm
+	gqKeyNorm
 )
 
 func newGroupQuery(n *node, a *attributes) operator {
 	op := &groupQueryOp{
 		heads: headCount(a, "num_heads"), kvHeads: headCount(a, "kv_num_heads"), scale: scaleOf(a),
 		window: a.integer("local_window_size", -1, -1, math.MaxInt32), rotary: a.flag("do_rotary"), interleaved: a.flag("rotary_interleaved"),
-		smooth: a.integer("smooth_softmax", -1, -1, 1) == 1,
+		smooth: a.integer("smooth_softmax", -1, -1, 1) == 1, causal: a.integer("causal", 1, 0, 1) == 1, epsilon: 1e-6,
+		scores: []int{-1, scoresBiased, scoresSoftmax}[a.integer("qk_output", 0, 0, 2)],
 	}
 	if x := a.number("softcap"); x != nil {
 		op.softcap = *x
@@ -61,8 +69,17 @@ func newGroupQuery(n *node, a *attributes) operator {
 	if op.heads%op.kvHeads != 0 {
 		a.fail("num_heads is %d and kv_num_heads %d: num_heads must be a multiple of it: %w", op.heads, op.kvHeads, kernels.ErrOption)
 	}
-	if mode := a.integer("qk_output", 0, math.MinInt32, math.MaxInt32); mode != 0 || n.has(outScores) {
-		a.fail("attribute qk_output is %d and output_qk is requested: attn does not compute it for GroupQueryAttention: leave both out: %w", mode, kernels.ErrUnsupported)
+	if op.window > 0 && !op.causal {
+		a.fail("attribute causal is 0 and local_window_size %d: it must be -1 without causality: %w", op.window, kernels.ErrOption)
+	}
+	if x := a.number("qk_norm_epsilon"); x != nil {
+		op.epsilon = *x
+	}
+	if (op.scores >= 0) != n.has(outScores) {
+		a.fail("attribute qk_output and the output output_qk need each other: 1 requests scores, 2 weights: %w", kernels.ErrOption)
+	}
+	if a.flag("sliding_window_cache") {
+		a.fail("attribute sliding_window_cache is 1, attn does not support caches of a window here: leave it out: %w", kernels.ErrUnsupported)
 	}
 	return op
 }
@@ -76,7 +93,8 @@ type groupQueryCall struct {
 	added, past        int // rows of key, and of past_key
 	prompt             bool
 	lens, starts       []int // keys of each batch, and the position of its first query
-	present            int   // rows of present_key
+	visible            []int // keys of each batch but for padding
+	present, total     int   // rows of present_key; total_sequence_length
 	bias               *onnxfile.Tensor
 	sinks              []float32
 }
@@ -87,6 +105,9 @@ func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnx
 		if err := check(in); err != nil {
 			return nil, "", err
 		}
+	}
+	if err := c.norm(ctx, dev, in); err != nil {
+		return nil, "", err
 	}
 	if op.rotary {
 		if err := c.rotate(ctx, dev, in); err != nil {
@@ -101,14 +122,17 @@ func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnx
 	if err != nil {
 		return nil, "", err
 	}
-	call := fused{q: c.q, heads: op.heads, keys: keys, values: values, mask: c.bias, opt: kernels.Options{
-		Scale: op.scale, Softcap: op.softcap, Causal: true, Offset: c.starts, KLen: c.lens, Sinks: c.sinks,
+	call := fused{q: c.q, heads: op.heads, keys: keys, values: values, mask: c.bias, scores: op.scores, opt: kernels.Options{
+		Scale: op.scale, Softcap: op.softcap, Causal: op.causal, Offset: c.starts, KLen: c.visible, Sinks: c.sinks, Weights: op.scores >= 0,
 	}}
 	if op.window > 0 {
 		call.opt.Window = &kernels.Window{Left: op.window - 1}
 	}
-	y, _, err := call.run(ctx, dev)
-	return []*onnxfile.Tensor{y, keys, values}, call.how(), err
+	y, scores, err := call.run(ctx, dev)
+	if err == nil && scores != nil {
+		scores, err = c.outputQK(scores)
+	}
+	return []*onnxfile.Tensor{y, keys, values, scores}, call.how(), err
 }
 
 func (c *groupQueryCall) checkTypes(in []*onnxfile.Tensor) error {
@@ -188,7 +212,7 @@ func (c *groupQueryCall) checkLengths(in []*onnxfile.Tensor) error {
 		return fmt.Errorf("total_sequence_length is %d, it must be positive and at most %d: past_key has %d rows and key %d: %w", n, c.past+c.added, c.past, c.added, kernels.ErrOption)
 	}
 	total := int(n)
-	c.prompt = c.seq == total
+	c.total, c.prompt = total, c.seq == total
 	c.present = max(c.past, total)
 	lens := in[gqLengths]
 	if s := lens.Shape; len(s) < 1 || len(s) > 2 || lens.Elements() != c.batch || len(s) == 2 && s[0] != 1 && s[1] != 1 {
@@ -203,9 +227,12 @@ func (c *groupQueryCall) checkLengths(in []*onnxfile.Tensor) error {
 		if n < 0 || n > int64(most) {
 			return fmt.Errorf("seqlens_k[%d] is %d, it must be 0 to %d: one less than the keys of the batch, of which present_key has %d: %w", b, n, most, c.present, kernels.ErrOption)
 		}
-		keys, start := int(n)+1, int(n)+1-c.seq
+		keys, visible, start := int(n)+1, int(n)+1, int(n)+1-c.seq
 		if c.prompt {
-			keys, start = total, 0
+			keys, visible, start = total, min(visible, total), 0
+		}
+		if c.causal {
+			visible = keys // padding is after all rows that count
 		}
 		if start < 0 {
 			return fmt.Errorf("seqlens_k[%d] is %d, which is too small for a query sequence of %d: it must be at least %d unless total_sequence_length is %d: %w", b, n, c.seq, c.seq-1, c.seq, kernels.ErrOption)
@@ -213,7 +240,7 @@ func (c *groupQueryCall) checkLengths(in []*onnxfile.Tensor) error {
 		if keys-c.added > c.past {
 			return fmt.Errorf("seqlens_k[%d] is %d, past_key has %d rows and key %d: it must be at most %d: %w", b, n, c.past, c.added, c.past+c.added-1, kernels.ErrOption)
 		}
-		c.lens, c.starts = append(c.lens, keys), append(c.starts, start)
+		c.lens, c.visible, c.starts = append(c.lens, keys), append(c.visible, visible), append(c.starts, start)
 	}
 	return checkBias(c.bias, c.batch, c.heads, c.seq, total)
 }
@@ -236,6 +263,64 @@ func (c *groupQueryCall) checkSinks(in []*onnxfile.Tensor) error {
 		c.sinks = append(c.sinks, float32(t.At(h)))
 	}
 	return nil
+}
+
+// norm norms the heads of the queries and the new keys, if there are weights for it.
+func (c *groupQueryCall) norm(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) (err error) {
+	q, k := in[gqQueryNorm], in[gqKeyNorm]
+	if q == nil && k == nil {
+		return nil
+	}
+	if q == nil || k == nil || !slices.Equal(q.Shape, []int{c.size}) || !slices.Equal(k.Shape, []int{c.size}) {
+		return fmt.Errorf("q_norm_weight has shape %v and k_norm_weight %v: they need each other, and must be [%d], a weight for each element of a head: %w", shapeOf(q), shapeOf(k), c.size, kernels.ErrShape)
+	}
+	if c.q, err = normed(ctx, dev, c.q, q, c.heads, c.epsilon); err == nil && c.added > 0 {
+		c.k, err = normed(ctx, dev, c.k, k, c.kvHeads, c.epsilon)
+	}
+	return err
+}
+
+// normed returns the root-mean-square norm of each head of x, [batch, sequence, heads·size], in the type of x.
+func normed(ctx context.Context, dev *kernels.Device, x, w *onnxfile.Tensor, heads int, epsilon float64) (*onnxfile.Tensor, error) {
+	if !(epsilon > 0) {
+		return nil, fmt.Errorf("attribute qk_norm_epsilon is %v, it must be above 0: %w", epsilon, kernels.ErrOption)
+	}
+	up := uploader{ctx: ctx, dev: dev}
+	defer up.release()
+	rows := up.rows("query or key", x, dtypeOf(x.Type), heads)
+	weights := up.upload("norm weight", w, kernels.F32, kernels.Shape{1, 1, 1, w.Shape[0]})
+	if up.err != nil {
+		return nil, up.err
+	}
+	if err := dev.Normalise(ctx, rows, rows, weights, kernels.Norm{Epsilon: epsilon}); err != nil {
+		return nil, err
+	}
+	return unrows(ctx, dev, rows, x)
+}
+
+// outputQK returns the columns of scores [B, H, S, present] that are keys of the call. Like ONNX Runtime, it has 0 for
+// hidden keys, also before the softmax.
+func (c *groupQueryCall) outputQK(scores *onnxfile.Tensor) (*onnxfile.Tensor, error) {
+	y, err := newTensor(scores.Type, []int{c.batch, c.heads, c.seq, c.total})
+	if err != nil {
+		return nil, err
+	}
+	size := y.Type.Size()
+	y.Data = y.Data[:cap(y.Data)]
+	for row := range c.batch * c.heads * c.seq {
+		b, at := row/(c.heads*c.seq), c.starts[row/(c.heads*c.seq)]+row%c.seq
+		first, last := 0, c.visible[b]
+		if c.causal {
+			last = min(last, at+1)
+		}
+		if c.window > 0 {
+			first = max(0, at+1-c.window)
+		}
+		if first < last {
+			copy(y.Data[(row*c.total+first)*size:], scores.Data[(row*c.present+first)*size:(row*c.present+last)*size])
+		}
+	}
+	return y, nil
 }
 
 // rotate rotates the queries and the new keys. A row's position is that of its key, or

@@ -70,6 +70,9 @@ func (g *gqaText) String() string {
 		in[4] = in[3]
 	}
 	for i, text := range g.inputs {
+		for len(in) <= i {
+			in = append(in, `{"data": null}`)
+		}
 		in[i] = text
 	}
 	attributes := g.attributes
@@ -146,6 +149,24 @@ func TestGroupQueryRefused(t *testing.T) {
 		{"an attribute twice", func(g *gqaText) {
 			g.attributes = `{"name": "softcap", "data": 1.5, "type": "float"}, {"name": "softcap", "data": 2, "type": "float"}`
 		}, `attribute "softcap" is given twice`},
+		{"a norm of queries alone", func(g *gqaText) { g.inputs[14] = jsoncTensorText("float32", 8) }, "q_norm_weight has shape [8] and k_norm_weight missing: they need each other"},
+		{"norms of another size", func(g *gqaText) {
+			g.inputs[14], g.inputs[15] = jsoncTensorText("float32", 8), jsoncTensorText("float32", 4)
+		}, "k_norm_weight [4]: they need each other, and must be [8]"},
+		{"norms of f16", func(g *gqaText) {
+			g.inputs[14], g.inputs[15] = jsoncTensorText("float16", 8), jsoncTensorText("float32", 8)
+		}, "q_norm_weight is f16 and query f32"},
+		{"norms without epsilon", func(g *gqaText) {
+			g.attributes = `{"name": "qk_norm_epsilon", "data": 0, "type": "float"}`
+			g.inputs[14], g.inputs[15] = jsoncTensorText("float32", 8), jsoncTensorText("float32", 8)
+		}, "attribute qk_norm_epsilon is 0, it must be above 0"},
+		{"scores without an output", func(g *gqaText) { g.attributes = `{"name": "qk_output", "data": 1, "type": "int"}` }, "attribute qk_output and the output output_qk need each other"},
+		{"scores of another kind", func(g *gqaText) { g.attributes = `{"name": "qk_output", "data": 3, "type": "int"}` }, "qk_output is 3, it must be 0 to 2"},
+		{"a window without causality", func(g *gqaText) {
+			g.attributes = `{"name": "causal", "data": 0, "type": "int"}, {"name": "local_window_size", "data": 2, "type": "int"}`
+		}, "attribute causal is 0 and local_window_size 2"},
+		{"a quantized cache", func(g *gqaText) { g.inputs[12] = jsoncTensorText("float32", 1) }, "input k_scale is given, attn does not support quantized caches here"},
+		{"a cache of a window", func(g *gqaText) { g.attributes = `{"name": "sliding_window_cache", "data": 1, "type": "int"}` }, "attribute sliding_window_cache is 1"},
 		{"no heads", func(g *gqaText) { g.attributes = `{"name": "num_heads", "data": 0, "type": "int"}` }, "num_heads is 0"},
 		{"no heads of keys", func(g *gqaText) { g.attributes = `{"name": "kv_num_heads", "data": 0, "type": "int"}` }, "attribute kv_num_heads is 0, it must be 1 to 2147483647"},
 	} {

@@ -74,7 +74,7 @@ var schemas = map[string]*schema{
 	microsoft + ".GroupQueryAttention": {
 		first: 1, last: 1, required: 1, decode: newGroupQuery,
 		inputs: []string{"query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache",
-			"position_ids", "attention_bias", "head_sink", "k_scale", "v_scale"},
+			"position_ids", "attention_bias", "head_sink", "k_scale", "v_scale", "q_norm_weight", "k_norm_weight"},
 		outputs: []string{"output", "present_key", "present_value", "output_qk"},
 	},
 }
