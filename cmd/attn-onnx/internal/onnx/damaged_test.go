@@ -28,7 +28,7 @@ type damaged struct {
 // drawDamaged draws a valid call of each operator in turn and damages it.
 func drawDamaged(t *testing.T, seed uint64) *damaged {
 	d := &damaged{Rand: rand.New(rand.NewPCG(seed, 41)), NodeProto: &onnxfile.NodeProto{}, opset: 1}
-	switch seed % 8 {
+	switch seed % 9 {
 	case 0:
 		d.files(&drawONNX(seed).onnxFiles)
 	case 1:
@@ -45,6 +45,8 @@ func drawDamaged(t *testing.T, seed uint64) *damaged {
 		d.files(drawnCase(d.Rand, convCases()))
 	case 7:
 		d.files(&drawLinear(seed, true).onnxFiles)
+	case 8:
+		d.files(drawPaged(seed))
 	}
 	s := schemas[qualified(d.Domain, d.OpType)]
 	d.Output = s.outputs[:1+d.IntN(len(s.outputs))]
@@ -121,6 +123,7 @@ func (d *damaged) attribute() {
 			"Attention":           {"q_num_heads", "kv_num_heads", "is_causal", "qk_matmul_output_mode", "left_window_size", "right_window_size"},
 			"GroupQueryAttention": {"num_heads", "kv_num_heads", "local_window_size", "do_rotary", "rotary_interleaved", "smooth_softmax", "causal", "qk_output"},
 			"MultiHeadAttention":  {"num_heads", "unidirectional"},
+			"PagedAttention":      {"num_heads", "kv_num_heads", "local_window_size", "do_rotary", "rotary_offset", "v_head_size", "is_causal"},
 			"RotaryEmbedding":     {"num_heads", "interleaved", "rotary_embedding_dim"},
 			"TensorScatter":       {"axis"},
 		}[d.OpType]

@@ -56,24 +56,18 @@ const (
 func newGroupQuery(n *node, a *attributes) operator {
 	op := &groupQueryOp{
 		heads: headCount(a, "num_heads"), kvHeads: headCount(a, "kv_num_heads"), scale: scaleOf(a),
-		window: a.integer("local_window_size", -1, -1, math.MaxInt32), rotary: a.flag("do_rotary"), interleaved: a.flag("rotary_interleaved"),
-		smooth: a.integer("smooth_softmax", -1, -1, 1) == 1, causal: a.integer("causal", 1, 0, 1) == 1, epsilon: 1e-6,
+		window: windowOf(a), rotary: a.flag("do_rotary"), interleaved: a.flag("rotary_interleaved"),
+		smooth: a.integer("smooth_softmax", -1, -1, 1) == 1, causal: a.integer("causal", 1, 0, 1) == 1, epsilon: epsilonOf(a),
 		scores: []int{-1, scoresBiased, scoresSoftmax}[a.integer("qk_output", 0, 0, 2)],
 	}
 	if x := a.number("softcap"); x != nil {
 		op.softcap = *x
-	}
-	if op.window == 0 {
-		a.fail("attribute local_window_size is 0, it counts the current key: it must be at least 1, or -1 for none: %w", kernels.ErrOption)
 	}
 	if op.heads%op.kvHeads != 0 {
 		a.fail("num_heads is %d and kv_num_heads %d: num_heads must be a multiple of it: %w", op.heads, op.kvHeads, kernels.ErrOption)
 	}
 	if op.window > 0 && !op.causal {
 		a.fail("attribute causal is 0 and local_window_size %d: it must be -1 without causality: %w", op.window, kernels.ErrOption)
-	}
-	if x := a.number("qk_norm_epsilon"); x != nil {
-		op.epsilon = *x
 	}
 	if (op.scores >= 0) != n.has(outScores) {
 		a.fail("attribute qk_output and the output output_qk need each other: 1 requests scores, 2 weights: %w", kernels.ErrOption)
@@ -82,6 +76,15 @@ func newGroupQuery(n *node, a *attributes) operator {
 		a.fail("attribute sliding_window_cache is 1, attn does not support caches of a window here: leave it out: %w", kernels.ErrUnsupported)
 	}
 	return op
+}
+
+// windowOf reads the number of keys that a query sees, with its own; -1 means no limit.
+func windowOf(a *attributes) int {
+	n := a.integer("local_window_size", -1, -1, math.MaxInt32)
+	if n == 0 {
+		a.fail("attribute local_window_size is 0, it counts the current key: it must be at least 1, or -1 for none: %w", kernels.ErrOption)
+	}
+	return n
 }
 
 // groupQueryCall is a node with its inputs, checked.
@@ -96,17 +99,20 @@ type groupQueryCall struct {
 	visible            []int // keys of each batch but for padding
 	present, total     int   // rows of present_key; total_sequence_length
 	bias               *onnxfile.Tensor
-	sinks              []float32
 }
 
 func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) ([]*onnxfile.Tensor, string, error) {
 	c := &groupQueryCall{groupQueryOp: op, pastKey: in[gqPastKey], pastValue: in[gqPastValue], bias: in[gqBias]}
-	for _, check := range []func([]*onnxfile.Tensor) error{c.checkTypes, c.checkOperands, c.checkLengths, c.checkSinks} {
+	for _, check := range []func([]*onnxfile.Tensor) error{c.checkTypes, c.checkOperands, c.checkLengths} {
 		if err := check(in); err != nil {
 			return nil, "", err
 		}
 	}
-	if err := c.norm(ctx, dev, in); err != nil {
+	sinks, err := sinksOf(in[gqSink], op.heads, op.smooth)
+	if err != nil {
+		return nil, "", err
+	}
+	if c.q, c.k, err = normedHeads(ctx, dev, c.q, c.k, in[gqQueryNorm], in[gqKeyNorm], op.heads, op.kvHeads, op.epsilon); err != nil {
 		return nil, "", err
 	}
 	if op.rotary {
@@ -123,7 +129,7 @@ func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnx
 		return nil, "", err
 	}
 	call := fused{q: c.q, heads: op.heads, keys: keys, values: values, mask: c.bias, scores: op.scores, opt: kernels.Options{
-		Scale: op.scale, Softcap: op.softcap, Causal: op.causal, Offset: c.starts, KLen: c.visible, Sinks: c.sinks, Weights: op.scores >= 0,
+		Scale: op.scale, Softcap: op.softcap, Causal: op.causal, Offset: c.starts, KLen: c.visible, Sinks: sinks, Weights: op.scores >= 0,
 	}}
 	if op.window > 0 {
 		call.opt.Window = &kernels.Window{Left: op.window - 1}
@@ -245,59 +251,6 @@ func (c *groupQueryCall) checkLengths(in []*onnxfile.Tensor) error {
 	return checkBias(c.bias, c.batch, c.heads, c.seq, total)
 }
 
-// checkSinks reads head_sink, the logit of each head that counts in the denominator of the
-// softmax. smooth_softmax is a logit of 0.
-func (c *groupQueryCall) checkSinks(in []*onnxfile.Tensor) error {
-	if c.smooth {
-		c.sinks = make([]float32, c.heads)
-	}
-	t := in[gqSink]
-	if t == nil {
-		return nil
-	}
-	if !slices.Equal(t.Shape, []int{c.heads}) {
-		return fmt.Errorf("head_sink has shape %v, it must be [%d], one logit a head: %w", t.Shape, c.heads, kernels.ErrShape)
-	}
-	c.sinks = nil
-	for h := range c.heads {
-		c.sinks = append(c.sinks, float32(t.At(h)))
-	}
-	return nil
-}
-
-// norm norms the heads of the queries and the new keys, if there are weights for it.
-func (c *groupQueryCall) norm(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) (err error) {
-	q, k := in[gqQueryNorm], in[gqKeyNorm]
-	if q == nil && k == nil {
-		return nil
-	}
-	if q == nil || k == nil || !slices.Equal(q.Shape, []int{c.size}) || !slices.Equal(k.Shape, []int{c.size}) {
-		return fmt.Errorf("q_norm_weight has shape %v and k_norm_weight %v: they need each other, and must be [%d], a weight for each element of a head: %w", shapeOf(q), shapeOf(k), c.size, kernels.ErrShape)
-	}
-	if c.q, err = normed(ctx, dev, c.q, q, c.heads, c.epsilon); err == nil && c.added > 0 {
-		c.k, err = normed(ctx, dev, c.k, k, c.kvHeads, c.epsilon)
-	}
-	return err
-}
-
-// normed returns the root-mean-square norm of each head of x, [batch, sequence, heads·size], in the type of x.
-func normed(ctx context.Context, dev *kernels.Device, x, w *onnxfile.Tensor, heads int, epsilon float64) (*onnxfile.Tensor, error) {
-	if !(epsilon > 0) {
-		return nil, fmt.Errorf("attribute qk_norm_epsilon is %v, it must be above 0: %w", epsilon, kernels.ErrOption)
-	}
-	up := uploader{ctx: ctx, dev: dev}
-	defer up.release()
-	rows := up.rows("query or key", x, dtypeOf(x.Type), heads)
-	weights := up.upload("norm weight", w, kernels.F32, kernels.Shape{1, 1, 1, w.Shape[0]})
-	if up.err != nil {
-		return nil, up.err
-	}
-	if err := dev.Normalise(ctx, rows, rows, weights, kernels.Norm{Epsilon: epsilon}); err != nil {
-		return nil, err
-	}
-	return unrows(ctx, dev, rows, x)
-}
-
 // outputQK returns the columns of scores [B, H, S, present] that are keys of the call. Like ONNX Runtime, it has 0 for
 // hidden keys, also before the softmax.
 func (c *groupQueryCall) outputQK(scores *onnxfile.Tensor) (*onnxfile.Tensor, error) {
@@ -328,8 +281,8 @@ func (c *groupQueryCall) outputQK(scores *onnxfile.Tensor) (*onnxfile.Tensor, er
 // position of the first row of every batch.
 func (c *groupQueryCall) rotate(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) error {
 	cos, sin := in[gqCos], in[gqSin]
-	if cos == nil || sin == nil || len(cos.Shape) != 2 || !slices.Equal(cos.Shape, sin.Shape) || cos.Shape[1] < 1 || 2*cos.Shape[1] > c.size {
-		return fmt.Errorf("cos_cache has shape %v and sin_cache %v: do_rotary needs both as [positions pairs] with at most %d pairs, half of the head size: %w", shapeOf(cos), shapeOf(sin), c.size/2, kernels.ErrShape)
+	if err := checkAngles(cos, sin, c.size); err != nil {
+		return err
 	}
 	var at []int
 	for _, start := range c.starts {

@@ -71,6 +71,10 @@ var schemas = map[string]*schema{
 			"past_sequence_length", "cache_indirection"},
 		outputs: []string{"output", "present_key", "present_value", "qk"},
 	},
+	microsoft + ".PagedAttention": {
+		first: 1, last: 1, required: 1, decode: newPaged, inputs: pagedInputs,
+		outputs: []string{"output", "key_cache_out", "value_cache_out"},
+	},
 	microsoft + ".GroupQueryAttention": {
 		first: 1, last: 1, required: 1, decode: newGroupQuery,
 		inputs: []string{"query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache",

@@ -92,6 +92,7 @@ type rotation struct {
 	cos, sin *onnxfile.Tensor // [..., R/2]
 	// positions [batch·sequence] are rows of the caches; nil means all in order.
 	positions   []int
+	offset      int // the first element of a head that is rotated
 	interleaved bool
 }
 
@@ -136,7 +137,13 @@ func (r *rotation) run(ctx context.Context, dev *kernels.Device) (*onnxfile.Tens
 	if err != nil {
 		return nil, err
 	}
-	if err := dev.Rotate(ctx, x, x, kernels.Angles{Cos: cos, Sin: sin, Rotation: kernels.Rotation{Interleaved: r.interleaved}}); err != nil {
+	part := x
+	if r.offset > 0 {
+		if part, err = x.Slice(kernels.Dim, r.offset, r.offset+2*pairs); err != nil {
+			return nil, err
+		}
+	}
+	if err := dev.Rotate(ctx, part, part, kernels.Angles{Cos: cos, Sin: sin, Rotation: kernels.Rotation{Interleaved: r.interleaved}}); err != nil {
 		return nil, err
 	}
 	return unrows(ctx, dev, x, r.x)
