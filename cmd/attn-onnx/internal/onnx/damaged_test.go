@@ -161,7 +161,7 @@ func (d *damaged) tensor(i int) {
 		}
 		x, shape = *d.in[i], d.in[i].Shape
 	case what == 2:
-		x.Type = []onnxfile.DataType{onnxfile.Float, onnxfile.Double, onnxfile.Float16, onnxfile.BFloat16, onnxfile.Bool, onnxfile.Int32, onnxfile.Int64}[d.IntN(7)]
+		x.Type = []onnxfile.DataType{onnxfile.Float, onnxfile.Double, onnxfile.Float16, onnxfile.BFloat16, onnxfile.Bool, onnxfile.Int8, onnxfile.Int32, onnxfile.Int64}[d.IntN(8)]
 	case what == 3 || axis == len(shape):
 		shape = slices.Insert(shape, axis, d.IntN(3))
 	case what == 4:

@@ -180,11 +180,17 @@ func drawGroupQuery(seed uint64) string {
 	}
 	p.in[gqLengths] = p.integers("int32", []int{p.batch}, lens...)
 	p.in[gqTotal] = p.integers("int32", [][]int{{1}, {}}[p.rng.IntN(2)], total)
-	if p.rng.IntN(3) == 0 {
+	// Keys that the device has normed or rotated may be at the other side of a tie of int8.
+	quantised := p.rng.IntN(3) == 0
+	if !quantised && p.rng.IntN(3) == 0 {
 		p.in[gqQueryNorm], p.in[gqKeyNorm] = p.norm(q, k)
 	}
-	if p.flip() {
+	if !quantised && p.flip() {
 		p.rotate(q, k, starts, total, prompt)
+	}
+	var kFactors, vFactors *array
+	if quantised {
+		kFactors, vFactors = p.quantise(k, gqPastKey, gqKeyScale), p.quantise(v, gqPastValue, gqValueScale)
 	}
 	scale, softcap, window, sinks := p.scale(), 0.0, total, p.zeros(p.heads)
 	for h := range sinks.Data {
@@ -214,7 +220,15 @@ func drawGroupQuery(seed uint64) string {
 		p.in[gqBias] = p.draw([]int{1, p.batch}[p.rng.IntN(2)], []int{1, p.heads}[p.rng.IntN(2)], p.seq, total)
 	}
 	keys, values := p.cache(k, p.in[gqPastKey], present, starts), p.cache(v, p.in[gqPastValue], present, starts)
+	p.out = []*array{nil, keys, values}
+	if quantised {
+		keys.Type, values.Type = "int8", "int8"
+		keys, values = kFactors.times(keys), vFactors.times(values)
+	}
 	mode := p.rng.IntN(3)
+	if quantised {
+		mode = 0
+	}
 	if mode > 0 {
 		p.set("int", "qk_output", mode)
 	}
@@ -236,7 +250,7 @@ func drawGroupQuery(seed uint64) string {
 		qk.Data[((b*p.heads+h)*p.seq+i)*total+j] = x
 		return x
 	})
-	p.out = []*array{y, keys, values}
+	p.out[0] = y
 	for row := range p.batch * p.heads * p.seq {
 		for j, w := range softmax(qk.Data[row*total:][:total], sinks.Data[row/p.seq%p.heads]) {
 			if n := row*total + j; mode == 2 || math.IsInf(qk.Data[n], -1) {
@@ -271,6 +285,44 @@ func (p *jsoncProblem) norm(q, k *array) (wq, wk *array) {
 		}
 	}
 	return wq, wk
+}
+
+// quantise draws a quantised cache: it replaces x, [batch, seq, kv heads, dim], by integers and the past by others, and
+// returns the factors [1, kv heads, 1, dim]. Some integers are beyond int8.
+func (p *jsoncProblem) quantise(x *array, past, scale int) *array {
+	kind, dims := "PER_CHANNEL", []int{1, p.kvHeads, 1, p.dim}
+	if p.flip() {
+		kind, dims = "PER_TENSOR", []int{1}
+	}
+	p.set("string", map[int]string{gqKeyScale: "k_quant_type", gqValueScale: "v_quant_type"}[scale], kind)
+	p.in[scale] = p.zeros(dims...)
+	for i := range p.in[scale].Data {
+		p.in[scale].Data[i] = float64(float32(0.006 + 0.02*p.rng.Float64()))
+	}
+	f := p.zeros(1, p.kvHeads, 1, p.dim)
+	for i := range f.Data {
+		f.Data[i] = p.in[scale].Data[i%len(p.in[scale].Data)]
+	}
+	for i := range x.Data {
+		x.Data[i] = min(max(math.RoundToEven(x.Data[i]/f.Data[i%len(f.Data)]), -128), 127)
+	}
+	if a := p.in[past]; a != nil {
+		a.Type = "int8"
+		for i := range a.Data {
+			a.Data[i] = float64(p.rng.IntN(256) - 128)
+		}
+	}
+	return f
+}
+
+// times returns the integers of a cache [batch, kv heads, n, dim] times the factors.
+func (a *array) times(x *array) *array {
+	y := &array{Type: "float32", Dims: x.Dims}
+	for i, n := range x.Data {
+		h := i / (x.Dims[2] * x.Dims[3]) % x.Dims[1]
+		y.Data = append(y.Data, n*a.at(0, h, 0, i%x.Dims[3]))
+	}
+	return y
 }
 
 // rotate draws angles and rotates queries and keys.

@@ -19,6 +19,8 @@ type fused struct {
 	// opt.Weights requests the scores at a point of the computation, or the weights.
 	opt    kernels.Options
 	scores int
+	// keyFactors and valueFactors are those of keys and values of int8, next to a flat q.
+	keyFactors, valueFactors factors
 }
 
 // Values of [fused].scores.
@@ -33,9 +35,14 @@ const (
 func (c *fused) run(ctx context.Context, dev *kernels.Device) (y, scores *onnxfile.Tensor, err error) {
 	up := uploader{ctx: ctx, dev: dev}
 	defer up.release()
-	q := up.rows("Q", c.q, c.dtype(), c.heads)
-	k := up.upload("K", c.keys, c.dtype(), kernels.Shape(c.keys.Shape))
-	v := up.upload("V", c.values, c.dtype(), kernels.Shape(c.values.Shape))
+	host, as, kvHeads := c.q, c.q, c.keys.Shape[kernels.Heads]
+	if c.keyFactors != nil {
+		host = c.keyFactors.scale(c.q, onnxfile.Float, c.heads, kvHeads)
+		as = host
+	}
+	q := up.rows("Q", host, c.dtype(), c.heads)
+	k := up.cache("K", c.keys, c.dtype())
+	v := up.cache("V", c.values, c.dtype())
 	opt := c.opt
 	if c.mask != nil {
 		shape := kernels.Shape(c.mask.Shape)
@@ -67,12 +74,14 @@ func (c *fused) run(ctx context.Context, dev *kernels.Device) (y, scores *onnxfi
 			return nil, nil, err
 		}
 	}
-	y, err = unrows(ctx, dev, r.O, c.q)
+	if y, err = unrows(ctx, dev, r.O, as); err == nil && c.valueFactors != nil {
+		y = c.valueFactors.scale(y, c.q.Type, c.heads, kvHeads)
+	}
 	return y, scores, err
 }
 
-// dtype returns the element type on the device. f64 is rounded to f32, and types that
-// differ are widened to it, which is exact.
+// dtype returns the element type on the device, of q next to a cache of int8. f64 is
+// rounded to f32, and types that differ are widened to it, which is exact.
 func (c *fused) dtype() kernels.DType {
 	if c.q.Type == c.values.Type {
 		return dtypeOf(c.q.Type)
@@ -90,6 +99,9 @@ func (c *fused) how() string {
 	path := "fused"
 	if c.opt.Weights {
 		path = "fused and stages"
+	}
+	if c.keyFactors != nil {
+		path += ", q8"
 	}
 	return fmt.Sprintf("%s, %s", path, typeText(c.q.Type, c.dtype()))
 }

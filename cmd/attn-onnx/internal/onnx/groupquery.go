@@ -31,6 +31,7 @@ type groupQueryOp struct {
 	smooth         bool    // one more logit of 0 in the denominator of each softmax
 	epsilon        float64 // of the norm of queries and keys
 	scores         int     // of output_qk, -1 for none
+	kQuant, vQuant string  // kinds of factors of the cache
 }
 
 // The inputs of GroupQueryAttention, by position.
@@ -58,6 +59,7 @@ func newGroupQuery(n *node, a *attributes) operator {
 		heads: headCount(a, "num_heads"), kvHeads: headCount(a, "kv_num_heads"), scale: scaleOf(a),
 		window: windowOf(a), rotary: a.flag("do_rotary"), interleaved: a.flag("rotary_interleaved"),
 		smooth: a.integer("smooth_softmax", -1, -1, 1) == 1, causal: a.integer("causal", 1, 0, 1) == 1, epsilon: epsilonOf(a),
+		kQuant: quantTypeOf(a, "k_quant_type"), vQuant: quantTypeOf(a, "v_quant_type"),
 		scores: []int{-1, scoresBiased, scoresSoftmax}[a.integer("qk_output", 0, 0, 2)],
 	}
 	if x := a.number("softcap"); x != nil {
@@ -71,6 +73,12 @@ func newGroupQuery(n *node, a *attributes) operator {
 	}
 	if (op.scores >= 0) != n.has(outScores) {
 		a.fail("attribute qk_output and the output output_qk need each other: 1 requests scores, 2 weights: %w", kernels.ErrOption)
+	}
+	if bits := a.integer("kv_cache_bit_width", 8, 0, 8); (op.kQuant == "NONE") != (op.vQuant == "NONE") || op.kQuant != "NONE" && bits != 8 {
+		a.fail("attribute k_quant_type is %s, v_quant_type %s and kv_cache_bit_width %d: attn has quantized caches of 8 bits, for keys and values or none: %w", op.kQuant, op.vQuant, bits, kernels.ErrUnsupported)
+	}
+	if op.kQuant != "NONE" && op.scores >= 0 {
+		a.fail("attribute qk_output is given and k_quant_type is %s: attn computes no output_qk from quantized caches: leave it out: %w", op.kQuant, kernels.ErrUnsupported)
 	}
 	if a.flag("sliding_window_cache") {
 		a.fail("attribute sliding_window_cache is 1, attn does not support caches of a window here: leave it out: %w", kernels.ErrUnsupported)
@@ -120,6 +128,22 @@ func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnx
 			return nil, "", err
 		}
 	}
+	kFactors, err := factorsOf("k_scale", op.kQuant, in[gqKeyScale], op.kvHeads, c.size)
+	if err != nil {
+		return nil, "", err
+	}
+	vFactors, err := factorsOf("v_scale", op.vQuant, in[gqValueScale], op.kvHeads, c.size)
+	if err != nil {
+		return nil, "", err
+	}
+	if kFactors != nil {
+		if c.k, err = kFactors.quantise("key", c.k); err != nil {
+			return nil, "", err
+		}
+		if c.v, err = vFactors.quantise("value", c.v); err != nil {
+			return nil, "", err
+		}
+	}
 	keys, err := c.cached(c.pastKey, c.k)
 	if err != nil {
 		return nil, "", err
@@ -128,7 +152,7 @@ func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnx
 	if err != nil {
 		return nil, "", err
 	}
-	call := fused{q: c.q, heads: op.heads, keys: keys, values: values, mask: c.bias, scores: op.scores, opt: kernels.Options{
+	call := fused{q: c.q, heads: op.heads, keys: keys, values: values, mask: c.bias, scores: op.scores, keyFactors: kFactors, valueFactors: vFactors, opt: kernels.Options{
 		Scale: op.scale, Softcap: op.softcap, Causal: op.causal, Offset: c.starts, KLen: c.visible, Sinks: sinks, Weights: op.scores >= 0,
 	}}
 	if op.window > 0 {
@@ -153,8 +177,11 @@ func (c *groupQueryCall) checkTypes(in []*onnxfile.Tensor) error {
 			if i == gqLengths || i == gqTotal {
 				return fmt.Errorf("input %s is missing: %w", name, kernels.ErrShape)
 			}
-		case i == gqKeyScale || i == gqValueScale:
-			return fmt.Errorf("input %s is given, attn does not support quantized caches here: leave it out: %w", name, kernels.ErrUnsupported)
+		case i == gqKeyScale || i == gqValueScale: // factorsOf checks them
+		case (i == gqPastKey || i == gqPastValue) && c.kQuant != "NONE":
+			if t.Type != onnxfile.Int8 {
+				return fmt.Errorf("%s is %v, it must be int8 for k_quant_type %s and v_quant_type %s: %w", name, t.Type, c.kQuant, c.vQuant, kernels.ErrDType)
+			}
 		case (i == gqLengths || i == gqTotal) && t.Type != onnxfile.Int32:
 			return fmt.Errorf("%s is %v, it must be int32: %w", name, t.Type, kernels.ErrDType)
 		case i == gqPositions && t.Type != onnxfile.Int64:

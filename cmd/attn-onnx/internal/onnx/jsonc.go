@@ -212,7 +212,7 @@ func (t *jsoncTensor) missing() bool { return len(t.Data) == 0 || string(t.Data)
 
 // jsoncTypes are the element types by their names in the files.
 var jsoncTypes = map[string]onnxfile.DataType{
-	"float16": onnxfile.Float16, "float32": onnxfile.Float, "float64": onnxfile.Double, "int32": onnxfile.Int32, "int64": onnxfile.Int64, "bool": onnxfile.Bool,
+	"float16": onnxfile.Float16, "float32": onnxfile.Float, "float64": onnxfile.Double, "int8": onnxfile.Int8, "int32": onnxfile.Int32, "int64": onnxfile.Int64, "bool": onnxfile.Bool,
 }
 
 // tensor decodes t.
@@ -268,6 +268,8 @@ func appendElement(b []byte, d onnxfile.DataType, x json.Token) ([]byte, error) 
 	case err != nil:
 		return nil, err
 	case d == onnxfile.Bool && (n == 0 || n == 1):
+		return append(b, byte(n)), nil
+	case d == onnxfile.Int8 && n == int64(int8(n)):
 		return append(b, byte(n)), nil
 	case d == onnxfile.Int32 && n == int64(int32(n)):
 		return binary.LittleEndian.AppendUint32(b, uint32(n)), nil

@@ -86,6 +86,11 @@ func (g *gqaText) String() string {
 		"cases": [{"name": "case", "inputs": [%s], "outputs": [%s],},],},]`, attributes, strings.Join(in, ", "), q)
 }
 
+// quantText returns the attribute with the kind of factors of a cache, of keys (k) or values (v).
+func quantText(of, kind string) string {
+	return fmt.Sprintf(`{"name": "%s_quant_type", "data": %q, "type": "string"}`, of, kind)
+}
+
 func numbers(n ...int) string {
 	return fmt.Sprintf(`{"type": "int32", "dims": [%d], "data": %s}`, len(n), strings.ReplaceAll(fmt.Sprint(n), " ", ","))
 }
@@ -144,7 +149,7 @@ func TestGroupQueryRefused(t *testing.T) {
 		{"sinks of other heads", func(g *gqaText) { g.inputs[11] = jsoncTensorText("float32", 2) }, "head_sink has shape [2], it must be [1]"},
 		{"no window", func(g *gqaText) { g.attributes = `{"name": "local_window_size", "data": 0, "type": "int"}` }, "local_window_size is 0"},
 		{"a softcap below 0", func(g *gqaText) { g.attributes = `{"name": "softcap", "data": -1.5, "type": "float"}` }, "softcap is -1.5"},
-		{"an unknown attribute", func(g *gqaText) { g.attributes = `{"name": "k_quant_type", "data": "PER_TENSOR", "type": "string"}` }, `attribute "k_quant_type" is none of GroupQueryAttention`},
+		{"an unknown attribute", func(g *gqaText) { g.attributes = `{"name": "k_bits", "data": 8, "type": "int"}` }, `attribute "k_bits" is none of GroupQueryAttention`},
 		{"heads that do not divide", func(g *gqaText) { g.attributes = `{"name": "kv_num_heads", "data": 3, "type": "int"}` }, "num_heads is 1 and kv_num_heads 3"},
 		{"an attribute twice", func(g *gqaText) {
 			g.attributes = `{"name": "softcap", "data": 1.5, "type": "float"}, {"name": "softcap", "data": 2, "type": "float"}`
@@ -165,7 +170,30 @@ func TestGroupQueryRefused(t *testing.T) {
 		{"a window without causality", func(g *gqaText) {
 			g.attributes = `{"name": "causal", "data": 0, "type": "int"}, {"name": "local_window_size", "data": 2, "type": "int"}`
 		}, "attribute causal is 0 and local_window_size 2"},
-		{"a quantized cache", func(g *gqaText) { g.inputs[12] = jsoncTensorText("float32", 1) }, "input k_scale is given, attn does not support quantized caches here"},
+		{"a scale alone", func(g *gqaText) { g.inputs[12] = jsoncTensorText("float32", 1) }, "k_scale has shape [1] for a cache of the kind NONE"},
+		{"quantized keys alone", func(g *gqaText) { g.attributes = quantText("k", "PER_TENSOR") }, "attribute k_quant_type is PER_TENSOR, v_quant_type NONE and kv_cache_bit_width 8"},
+		{"4 bits", func(g *gqaText) {
+			g.attributes = quantText("k", "PER_TENSOR") + ", " + quantText("v", "PER_TENSOR") + `, {"name": "kv_cache_bit_width", "data": 4, "type": "int"}`
+		}, "and kv_cache_bit_width 4: attn has quantized caches of 8 bits"},
+		{"no scale", func(g *gqaText) { g.attributes = quantText("k", "PER_TENSOR") + ", " + quantText("v", "PER_TENSOR") }, "k_scale has shape missing for a cache of the kind PER_TENSOR"},
+		{"a scale of another size", func(g *gqaText) {
+			g.attributes = quantText("k", "PER_TENSOR") + ", " + quantText("v", "PER_CHANNEL")
+			g.inputs[12], g.inputs[13] = jsoncTensorText("float32", 1), jsoncTensorText("float32", 1)
+		}, "v_scale has shape [1] for a cache of the kind PER_CHANNEL: it must have 1 element of f32 for PER_TENSOR, 1·8"},
+		{"a scale of 0", func(g *gqaText) {
+			g.attributes = quantText("k", "PER_TENSOR") + ", " + quantText("v", "PER_TENSOR")
+			g.inputs[12], g.inputs[13] = `{"type": "float32", "dims": [1], "data": [0]}`, jsoncTensorText("float32", 1)
+		}, "k_scale has the element 0, it must be above 0 and finite"},
+		{"a quantized cache of floats", func(g *gqaText) {
+			g.past, g.lens, g.total = 1, numbers(1), numbers(2)
+			g.attributes = quantText("k", "PER_TENSOR") + ", " + quantText("v", "PER_TENSOR")
+			g.inputs[12], g.inputs[13] = jsoncTensorText("float32", 1), jsoncTensorText("float32", 1)
+		}, "past_key is f32, it must be int8 for k_quant_type PER_TENSOR"},
+		{"NaN in int8", func(g *gqaText) {
+			g.attributes = quantText("k", "PER_TENSOR") + ", " + quantText("v", "PER_TENSOR")
+			g.inputs[12], g.inputs[13] = jsoncTensorText("float32", 1), jsoncTensorText("float32", 1)
+			g.inputs[2] = strings.Replace(jsoncTensorText("float32", 1, 1, 8), "1,1]", `1,"NaN"]`, 1)
+		}, "value has a NaN, which int8 cannot represent"},
 		{"a cache of a window", func(g *gqaText) { g.attributes = `{"name": "sliding_window_cache", "data": 1, "type": "int"}` }, "attribute sliding_window_cache is 1"},
 		{"no heads", func(g *gqaText) { g.attributes = `{"name": "num_heads", "data": 0, "type": "int"}` }, "num_heads is 0"},
 		{"no heads of keys", func(g *gqaText) { g.attributes = `{"name": "kv_num_heads", "data": 0, "type": "int"}` }, "attribute kv_num_heads is 0, it must be 1 to 2147483647"},

@@ -29,6 +29,7 @@ type pagedOp struct {
 	causal, latent, smooth    bool
 	rotary, interleaved       bool
 	rotaryOffset              int
+	kQuant, vQuant            string // kinds of factors of the caches
 }
 
 // The inputs of PagedAttention, by position.
@@ -61,15 +62,19 @@ func newPaged(_ *node, a *attributes) operator {
 		scale: scaleOf(a), epsilon: epsilonOf(a), window: windowOf(a), causal: a.integer("is_causal", 1, 0, 1) == 1,
 		latent: a.word("kv_cache_layout", "SEPARATE", "LATENT") == "LATENT", smooth: a.flag("smooth_softmax"),
 		rotary: a.flag("do_rotary"), interleaved: a.flag("rotary_interleaved"), rotaryOffset: a.integer("rotary_offset", 0, 0, math.MaxInt32),
+		kQuant: quantTypeOf(a, "k_quant_type"), vQuant: quantTypeOf(a, "v_quant_type"),
 	}
 	if x := a.number("softcap"); x != nil {
 		op.softcap = *x
 	}
-	// Caches have the type of query. Other types need the names that are refused here.
-	a.word("k_quant_type", "NONE")
-	a.word("v_quant_type", "NONE")
-	a.word("k_cache_dtype", "", "float16", "bfloat16")
-	a.word("v_cache_dtype", "", "float16", "bfloat16")
+	if op.latent {
+		op.vQuant = op.kQuant
+	}
+	for i, quant := range []string{op.kQuant, op.vQuant} {
+		if dtype := a.word([]string{"k_cache_dtype", "v_cache_dtype"}[i], "", "float16", "bfloat16", "int8"); (op.kQuant == "NONE") != (quant == "NONE") || dtype != "" && (dtype == "int8") != (quant != "NONE") {
+			a.fail("attribute k_quant_type is %s, v_quant_type %s, and the type of a cache %q: attn has caches of the type of query with NONE, and of int8 with other kinds, for keys and values: %w", op.kQuant, op.vQuant, dtype, kernels.ErrUnsupported)
+		}
+	}
 	if op.heads%op.kvHeads != 0 || op.latent && op.kvHeads != 1 {
 		a.fail("num_heads is %d and kv_num_heads %d: num_heads must be a multiple of it, and kv_num_heads 1 in the layout LATENT: %w", op.heads, op.kvHeads, kernels.ErrOption)
 	}
@@ -118,6 +123,16 @@ func (op *pagedOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.
 			return nil, "", err
 		}
 	}
+	typ := c.q.Type
+	kFactors, vFactors, err := c.quantise()
+	if err != nil {
+		return nil, "", err
+	}
+	how := "fused, pages, " + typ.String()
+	if kFactors != nil {
+		c.q = kFactors.scale(c.q, onnxfile.Float, op.heads, op.kvHeads)
+		how = "fused, pages, q8, " + typeText(typ, kernels.F32)
+	}
 	keys, values := c.written(in[paKeyCache], c.k), (*onnxfile.Tensor)(nil)
 	if !op.latent {
 		values = c.written(in[paValueCache], c.v)
@@ -127,14 +142,15 @@ func (op *pagedOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.
 	defer up.release()
 	q := up.rows("query", c.q, dtype, op.heads)
 	pool := func(name string, t *onnxfile.Tensor) kernels.Tensor {
-		return up.view(up.upload(name, t, dtype, kernels.Shape(t.Shape)).Swap(kernels.Heads, kernels.Seq))
+		return up.view(up.cache(name, t, dtype).Swap(kernels.Heads, kernels.Seq))
 	}
 	k := pool("key_cache", keys)
 	v := k
-	if op.latent {
-		v = up.view(k.Slice(kernels.Dim, 0, c.valueSize))
-	} else {
+	switch {
+	case !op.latent:
 		v = pool("value_cache", values)
+	case kFactors == nil: // else a row of int8 is whole, and the output is cut
+		v = up.view(k.Slice(kernels.Dim, 0, c.valueSize))
 	}
 	if up.err != nil {
 		return nil, "", up.err
@@ -151,12 +167,19 @@ func (op *pagedOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.
 		return nil, "", err
 	}
 	defer r.Release()
-	y, err := unrows(ctx, dev, r.O, c.q)
+	o, err := r.O.Slice(kernels.Dim, 0, c.valueSize)
 	if err != nil {
 		return nil, "", err
 	}
+	y, err := unrows(ctx, dev, o, c.q)
+	if err != nil {
+		return nil, "", err
+	}
+	if vFactors != nil {
+		y = vFactors.scale(y, typ, op.heads, op.kvHeads)
+	}
 	y.Shape = y.Shape[1:]
-	return []*onnxfile.Tensor{y, keys, values}, "fused, pages, " + c.q.Type.String(), nil
+	return []*onnxfile.Tensor{y, keys, values}, how, nil
 }
 
 func (c *pagedCall) checkTypes() error {
@@ -168,9 +191,7 @@ func (c *pagedCall) checkTypes() error {
 		}
 		switch i {
 		case paKeyScale, paValueScale:
-			if t != nil {
-				return fmt.Errorf("input %s is given, attn does not support quantized caches here: leave it out: %w", name, kernels.ErrUnsupported)
-			}
+			floats[i] = nil // factorsOf checks them
 		case paCumulative, paPast, paTable, paSlots, paMetadata:
 			if floats[i] = nil; t != nil && t.Type != onnxfile.Int32 {
 				return fmt.Errorf("%s is %v, it must be int32: %w", name, t.Type, kernels.ErrDType)
@@ -178,6 +199,11 @@ func (c *pagedCall) checkTypes() error {
 		case paValueCache, paValue:
 			if c.latent && t != nil || !c.latent && i == paValueCache && t == nil {
 				return fmt.Errorf("input %s has shape %v: the layout LATENT has no values, SEPARATE needs value_cache: %w", name, shapeOf(t), kernels.ErrOption)
+			}
+		}
+		if t != nil && c.kQuant != "NONE" && (i == paKeyCache || i == paValueCache) {
+			if floats[i] = nil; t.Type != onnxfile.Int8 {
+				return fmt.Errorf("%s is %v, it must be int8 for k_quant_type %s and v_quant_type %s: %w", name, t.Type, c.kQuant, c.vQuant, kernels.ErrDType)
 			}
 		}
 	}
@@ -282,6 +308,28 @@ func (c *pagedCall) checkSlots() error {
 		}
 	}
 	return nil
+}
+
+// quantise replaces the new keys and values by int8 if the caches have that, and returns the factors of both.
+func (c *pagedCall) quantise() (kFactors, vFactors factors, err error) {
+	if kFactors, err = factorsOf("k_scale", c.kQuant, c.in[paKeyScale], c.kvHeads, c.size); err != nil {
+		return nil, nil, err
+	}
+	if c.latent {
+		if c.in[paValueScale] != nil {
+			return nil, nil, fmt.Errorf("v_scale has shape %v, the layout LATENT has only that of keys: leave it out: %w", c.in[paValueScale].Shape, kernels.ErrOption)
+		}
+		vFactors = kFactors[:min(len(kFactors), c.valueSize)]
+	} else if vFactors, err = factorsOf("v_scale", c.vQuant, c.in[paValueScale], c.kvHeads, c.size); err != nil {
+		return nil, nil, err
+	}
+	if kFactors == nil {
+		return nil, nil, nil
+	}
+	if c.k, err = kFactors.quantise("key", c.k); err == nil && !c.latent {
+		c.v, err = vFactors.quantise("value", c.v)
+	}
+	return kFactors, vFactors, err
 }
 
 // written returns a cache with the new rows in their slots.

@@ -104,8 +104,9 @@ func drawPaged(seed uint64) *onnxFiles {
 		}
 		c.in[paQuery], c.in[paKey], c.in[paValue] = all, nil, nil
 	}
-	queries, keys := elementsOf(q), elementsOf(k)
-	if d == onnxfile.Float && flip() {
+	queries, keys, newValues := elementsOf(q), elementsOf(k), elementsOf(v)
+	quantised := rng.IntN(3) == 0 // without norm and rotation, after which keys may be at the other side of a tie
+	if !quantised && d == onnxfile.Float && flip() {
 		epsilon := float32(0.001 + rng.Float64())
 		c.floats["qk_norm_epsilon"] = epsilon
 		c.in[paQueryNorm], c.in[paKeyNorm] = uniform(rng, d, -1, dim), uniform(rng, d, -1, dim)
@@ -121,7 +122,7 @@ func drawPaged(seed uint64) *onnxFiles {
 			}
 		}
 	}
-	if d == onnxfile.Float && flip() {
+	if !quantised && d == onnxfile.Float && flip() {
 		pairs, offset, step, apart := []int{2, 4}[rng.IntN(2)], 8*rng.IntN(2), 1, 0
 		c.ints["do_rotary"], c.ints["rotary_offset"] = 1, int64(offset)
 		if apart = pairs; flip() {
@@ -142,16 +143,23 @@ func drawPaged(seed uint64) *onnxFiles {
 			}
 		}
 	}
+	row := kvHeads * dim
+	kFactors, vFactors := slices.Repeat([]float64{1}, row), slices.Repeat([]float64{1}, row)
+	if quantised {
+		kFactors = c.quantise(rng, "k_quant_type", paKeyScale, paKeyCache, row, keys)
+		if vFactors = kFactors; !latent {
+			vFactors = c.quantise(rng, "v_quant_type", paValueScale, paValueCache, row, newValues)
+		}
+	}
 	keyCache, valueCache := elementsOf(c.in[paKeyCache]), []float64(nil)
 	if !latent {
 		valueCache = elementsOf(c.in[paValueCache])
 	}
-	row := kvHeads * dim
 	for i, slot := range slots {
 		if slot >= 0 {
 			copy(keyCache[slot*row:], keys[i*row:][:row])
 			if !latent {
-				copy(valueCache[slot*row:], elementsOf(v)[i*row:][:row])
+				copy(valueCache[slot*row:], newValues[i*row:][:row])
 			}
 		}
 	}
@@ -193,7 +201,7 @@ func drawPaged(seed uint64) *onnxFiles {
 				continue
 			}
 			for e := range dim {
-				scores[j] += scale * queries[n*dim+e] * keyCache[at(j)+e]
+				scores[j] += scale * queries[n*dim+e] * keyCache[at(j)+e] * kFactors[(at(j)+e)%row]
 			}
 			if softcap > 0 {
 				scores[j] = softcap * math.Tanh(scores[j]/softcap)
@@ -201,15 +209,57 @@ func drawPaged(seed uint64) *onnxFiles {
 		}
 		for j, w := range softmax(scores, sinks[h]) {
 			for e := range valueSize {
-				y[n*valueSize+e] += w * values[at(j)+e]
+				y[n*valueSize+e] += w * values[at(j)+e] * vFactors[(at(j)+e)%row]
 			}
 		}
 	}
-	c.want = []*onnxfile.Tensor{filled(d, y, tokens, heads*valueSize), filled(d, keyCache, blocks, block, kvHeads, dim)}
+	cache := func(data []float64) *onnxfile.Tensor {
+		if quantised {
+			return int8s(data, blocks, block, kvHeads, dim)
+		}
+		return filled(d, data, blocks, block, kvHeads, dim)
+	}
+	c.want = []*onnxfile.Tensor{filled(d, y, tokens, heads*valueSize), cache(keyCache)}
 	if !latent {
-		c.want = append(c.want, filled(d, valueCache, blocks, block, kvHeads, dim))
+		c.want = append(c.want, cache(valueCache))
 	}
 	return c
+}
+
+// int8s returns a tensor of integers.
+func int8s(data []float64, shape ...int) *onnxfile.Tensor {
+	t := &onnxfile.Tensor{Type: onnxfile.Int8, Shape: shape}
+	for _, x := range data {
+		t.Data = append(t.Data, byte(int8(x)))
+	}
+	return t
+}
+
+// quantise draws a quantised cache and its scale, replaces new rows by integers, some of which are beyond int8, and returns the
+// factor of each element of a row.
+func (c *onnxFiles) quantise(rng *rand.Rand, attribute string, scale, cache, row int, data []float64) []float64 {
+	shape := c.in[cache].Shape
+	size := []int{shape[2], 1, shape[3]}
+	if c.texts[attribute] = "PER_CHANNEL"; rng.IntN(2) == 0 {
+		c.texts[attribute], size = "PER_TENSOR", []int{1}
+	}
+	c.in[scale] = times(uniform(rng, onnxfile.Float, 0.3, size...), 0.02)
+	f := make([]float64, row)
+	for i := range f {
+		f[i] = c.in[scale].At(i % c.in[scale].Elements())
+	}
+	for i := range data {
+		data[i] = min(max(math.RoundToEven(data[i]/f[i%row]), -128), 127)
+	}
+	old := make([]float64, c.in[cache].Elements())
+	for i := range old {
+		old[i] = float64(rng.IntN(256) - 128)
+		if c.in[paQuery].Type != onnxfile.Float {
+			old[i] = math.Abs(old[i] / 2) // as uniform
+		}
+	}
+	c.in[cache] = int8s(old, shape...)
+	return f
 }
 
 // TestPagedDrawn compares random calls of PagedAttention with its formula in float64.
@@ -251,8 +301,17 @@ func TestPagedRefused(t *testing.T) {
 		{"heads that do not divide", attribute("kv_num_heads", 3), "num_heads is 2 and kv_num_heads 3"},
 		{"a window of 0", attribute("local_window_size", 0), "local_window_size is 0"},
 		{"another layout", func(c *onnxFiles) { c.texts["kv_cache_layout"] = "RING" }, `kv_cache_layout is "RING"`},
-		{"int8 keys", func(c *onnxFiles) { c.texts["k_quant_type"] = "PER_TENSOR" }, `k_quant_type is "PER_TENSOR", it must be one of NONE`},
-		{"scales", input(paKeyScale, ones(1)), "input k_scale is given, attn does not support quantized caches here"},
+		{"int8 keys alone", func(c *onnxFiles) { c.texts["k_quant_type"] = "PER_TENSOR" }, "k_quant_type is PER_TENSOR, v_quant_type NONE"},
+		{"4 bits", func(c *onnxFiles) { c.texts["k_cache_dtype"] = "int4" }, `k_cache_dtype is "int4", it must be one of , float16, bfloat16, int8`},
+		{"int8 without a kind", func(c *onnxFiles) { c.texts["v_cache_dtype"] = "int8" }, `v_quant_type NONE, and the type of a cache "int8"`},
+		{"scales", input(paKeyScale, ones(1)), "k_scale has shape [1] for a cache of the kind NONE"},
+		{"int8 latent", func(c *onnxFiles) {
+			latent(c)
+			c.texts["k_quant_type"], c.in[paKeyScale], c.in[paKeyCache] = "PER_TENSOR", ones(1), int8s(slices.Repeat([]float64{1}, 64), 4, 2, 1, 8)
+			c.want[1] = c.in[paKeyCache]
+		}, ""},
+		{"latent values with a scale", func(c *onnxFiles) { latent(c); c.in[paValueScale] = ones(1) }, "v_scale has shape [1], the layout LATENT has only that of keys"},
+		{"a quantized cache of floats", func(c *onnxFiles) { latent(c); c.texts["k_quant_type"], c.in[paKeyScale] = "PER_TENSOR", ones(1) }, "key_cache is f32, it must be int8"},
 		{"a query of 3 axes", input(paQuery, ones(1, 3, 16)), "query has shape [1 3 16], it must be [tokens 2·size]"},
 		{"no rows", input(paQuery, ones(0, 16)), "query has shape [0 16]"},
 		{"no key", input(paKey, nil), "key has shape missing, it must be [3 8]"},

@@ -15,6 +15,7 @@ type DataType int32
 // The decoded element types: those of the operators of attention.
 const (
 	Float    DataType = 1
+	Int8     DataType = 3
 	Int32    DataType = 6
 	Int64    DataType = 7
 	Bool     DataType = 9
@@ -31,13 +32,13 @@ var types = map[DataType]struct {
 	field protoreflect.Name
 }{
 	Float: {"f32", 4, "float_data"}, Double: {"f64", 8, "double_data"}, Float16: {"f16", 2, "int32_data"}, BFloat16: {"bf16", 2, "int32_data"},
-	Bool: {"bool", 1, "int32_data"}, Int32: {"int32", 4, "int32_data"}, Int64: {"int64", 8, "int64_data"},
+	Bool: {"bool", 1, "int32_data"}, Int8: {"int8", 1, "int32_data"}, Int32: {"int32", 4, "int32_data"}, Int64: {"int64", 8, "int64_data"},
 }
 
 // elementFields are the fields of TensorProto with elements.
 var elementFields = []protoreflect.Name{"float_data", "int32_data", "string_data", "int64_data", "raw_data", "double_data", "uint64_data"}
 
-// String returns a short name: f32, f16, bf16, f64, bool, int32, int64.
+// String returns a short name: f32, f16, bf16, f64, bool, int8, int32, int64.
 func (d DataType) String() string {
 	if t, ok := types[d]; ok {
 		return t.name
@@ -119,8 +120,13 @@ func (t *Tensor) fill(p *TensorProto) error {
 	for _, numbers := range []any{p.FloatData, p.DoubleData, p.Int64Data} { // one of them at most has elements
 		t.Data, _ = binary.Append(t.Data, binary.LittleEndian, numbers) // cannot fail for these types
 	}
-	for i, v := range p.Int32Data { // the bits of f16 and bf16, a bool, or an int32
-		if limit := map[int]int32{1: 1, 2: math.MaxUint16}[kind.size]; t.Type != Int32 && (v < 0 || v > limit) {
+	limits := map[DataType][2]int32{Bool: {0, 1}, Int8: {math.MinInt8, math.MaxInt8}, Int32: {math.MinInt32, math.MaxInt32}}
+	limit, ok := limits[t.Type]
+	if !ok { // the bits of f16 and bf16
+		limit[1] = math.MaxUint16
+	}
+	for i, v := range p.Int32Data {
+		if v < limit[0] || v > limit[1] {
 			return fmt.Errorf("element %d is %d, not a %v: %w", i, v, t.Type, ErrMalformed)
 		}
 		t.Data = append(t.Data, binary.LittleEndian.AppendUint32(nil, uint32(v))[:kind.size]...)
@@ -166,6 +172,8 @@ func (t *Tensor) Int(i int) int64 {
 	switch t.Type {
 	case Bool:
 		return int64(t.Data[i])
+	case Int8:
+		return int64(int8(t.Data[i]))
 	case Int32:
 		return int64(int32(binary.LittleEndian.Uint32(t.Data[4*i:])))
 	}
