@@ -32,7 +32,11 @@ func drawDamaged(t *testing.T, seed uint64) *damaged {
 	case 0:
 		d.files(&drawONNX(seed).onnxFiles)
 	case 1:
-		d.text(t, drawGroupQuery(seed))
+		if seed%2 == 0 {
+			d.text(t, drawGroupQuery(seed))
+		} else {
+			d.text(t, drawWindowCache(seed))
+		}
 	case 2:
 		d.text(t, drawMultiHead(seed))
 	case 3:
@@ -121,7 +125,7 @@ func (d *damaged) attribute() {
 			"CausalConvWithState": {"activation"},
 			"LinearAttention":     {"q_num_heads", "kv_num_heads", "chunk_size", "state_window"},
 			"Attention":           {"q_num_heads", "kv_num_heads", "is_causal", "qk_matmul_output_mode", "left_window_size", "right_window_size"},
-			"GroupQueryAttention": {"num_heads", "kv_num_heads", "local_window_size", "do_rotary", "rotary_interleaved", "smooth_softmax", "causal", "qk_output"},
+			"GroupQueryAttention": {"num_heads", "kv_num_heads", "local_window_size", "do_rotary", "rotary_interleaved", "smooth_softmax", "causal", "qk_output", "sliding_window_cache"},
 			"MultiHeadAttention":  {"num_heads", "unidirectional"},
 			"PagedAttention":      {"num_heads", "kv_num_heads", "local_window_size", "do_rotary", "rotary_offset", "v_head_size", "is_causal"},
 			"RotaryEmbedding":     {"num_heads", "interleaved", "rotary_embedding_dim"},

@@ -32,6 +32,7 @@ type groupQueryOp struct {
 	epsilon        float64 // of the norm of queries and keys
 	scores         int     // of output_qk, -1 for none
 	kQuant, vQuant string  // kinds of factors of the cache
+	sliding        bool    // a cache of a window
 }
 
 // The inputs of GroupQueryAttention, by position.
@@ -60,7 +61,8 @@ func newGroupQuery(n *node, a *attributes) operator {
 		window: windowOf(a), rotary: a.flag("do_rotary"), interleaved: a.flag("rotary_interleaved"),
 		smooth: a.integer("smooth_softmax", -1, -1, 1) == 1, causal: a.integer("causal", 1, 0, 1) == 1, epsilon: epsilonOf(a),
 		kQuant: quantTypeOf(a, "k_quant_type"), vQuant: quantTypeOf(a, "v_quant_type"),
-		scores: []int{-1, scoresBiased, scoresSoftmax}[a.integer("qk_output", 0, 0, 2)],
+		sliding: a.flag("sliding_window_cache"),
+		scores:  []int{-1, scoresBiased, scoresSoftmax}[a.integer("qk_output", 0, 0, 2)],
 	}
 	if x := a.number("softcap"); x != nil {
 		op.softcap = *x
@@ -80,8 +82,8 @@ func newGroupQuery(n *node, a *attributes) operator {
 	if op.kQuant != "NONE" && op.scores >= 0 {
 		a.fail("attribute qk_output is given and k_quant_type is %s: attn computes no output_qk from quantized caches: leave it out: %w", op.kQuant, kernels.ErrUnsupported)
 	}
-	if a.flag("sliding_window_cache") {
-		a.fail("attribute sliding_window_cache is 1, attn does not support caches of a window here: leave it out: %w", kernels.ErrUnsupported)
+	if op.sliding && (op.window < 1 || op.scores >= 0) {
+		a.fail("attribute sliding_window_cache is 1, local_window_size %d and qk_output given: %t: a cache of a window needs local_window_size, and has no output_qk here: %w", op.window, op.scores >= 0, kernels.ErrUnsupported)
 	}
 	return op
 }
@@ -105,7 +107,8 @@ type groupQueryCall struct {
 	prompt             bool
 	lens, starts       []int // keys of each batch, and the position of its first query
 	visible            []int // keys of each batch but for padding
-	present, total     int   // rows of present_key; total_sequence_length
+	present, total     int   // rows of present_key, or of the keys if they are those of a window; total_sequence_length
+	first, tokens      []int // with a cache of a window, the position of the first key of each batch, and the tokens so far
 	bias               *onnxfile.Tensor
 }
 
@@ -152,8 +155,26 @@ func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnx
 	if err != nil {
 		return nil, "", err
 	}
+	offsets, presentKey, presentValue := c.starts, keys, values
+	if op.sliding {
+		offsets = nil
+		for b, start := range c.starts {
+			offsets = append(offsets, start-c.first[b])
+		}
+		if presentKey, err = c.compacted(keys); err != nil {
+			return nil, "", err
+		}
+		if presentValue, err = c.compacted(values); err != nil {
+			return nil, "", err
+		}
+		if c.bias != nil {
+			if c.bias, err = c.windowBias(); err != nil {
+				return nil, "", err
+			}
+		}
+	}
 	call := fused{q: c.q, heads: op.heads, keys: keys, values: values, mask: c.bias, scores: op.scores, keyFactors: kFactors, valueFactors: vFactors, opt: kernels.Options{
-		Scale: op.scale, Softcap: op.softcap, Causal: op.causal, Offset: c.starts, KLen: c.visible, Sinks: sinks, Weights: op.scores >= 0,
+		Scale: op.scale, Softcap: op.softcap, Causal: op.causal, Offset: offsets, KLen: c.visible, Sinks: sinks, Weights: op.scores >= 0,
 	}}
 	if op.window > 0 {
 		call.opt.Window = &kernels.Window{Left: op.window - 1}
@@ -162,7 +183,7 @@ func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnx
 	if err == nil && scores != nil {
 		scores, err = c.outputQK(scores)
 	}
-	return []*onnxfile.Tensor{y, keys, values, scores}, call.how(), err
+	return []*onnxfile.Tensor{y, presentKey, presentValue, scores}, call.how(), err
 }
 
 func (c *groupQueryCall) checkTypes(in []*onnxfile.Tensor) error {
@@ -241,7 +262,7 @@ func (c *groupQueryCall) checkLengths(in []*onnxfile.Tensor) error {
 		return fmt.Errorf("total_sequence_length has shape %v, it must be one number: %w", t.Shape, kernels.ErrShape)
 	}
 	n := t.Int(0)
-	if n < 1 || n > int64(c.past+c.added) {
+	if n < 1 || n > int64(c.past+c.added) && !c.sliding {
 		return fmt.Errorf("total_sequence_length is %d, it must be positive and at most %d: past_key has %d rows and key %d: %w", n, c.past+c.added, c.past, c.added, kernels.ErrOption)
 	}
 	total := int(n)
@@ -250,6 +271,10 @@ func (c *groupQueryCall) checkLengths(in []*onnxfile.Tensor) error {
 	lens := in[gqLengths]
 	if s := lens.Shape; len(s) < 1 || len(s) > 2 || lens.Elements() != c.batch || len(s) == 2 && s[0] != 1 && s[1] != 1 {
 		return fmt.Errorf("seqlens_k has shape %v, it must be [%d], [%d 1] or [1 %d], one number for each batch: %w", s, c.batch, c.batch, c.batch, kernels.ErrShape)
+	}
+	if c.sliding {
+		c.present = 0
+		return c.checkWindow(lens)
 	}
 	most := c.present - 1
 	if c.prompt {
@@ -354,7 +379,7 @@ func (c *groupQueryCall) cached(past, own *onnxfile.Tensor) (*onnxfile.Tensor, e
 		for h := range c.kvHeads {
 			to := x.Data[(b*c.kvHeads+h)*c.present*row:][:c.present*row]
 			kept := c.past
-			if c.present > c.past {
+			if c.present > c.past || c.sliding {
 				kept = c.lens[b] - c.added
 			}
 			if past != nil {

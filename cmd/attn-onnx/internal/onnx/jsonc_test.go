@@ -91,6 +91,9 @@ func quantText(of, kind string) string {
 	return fmt.Sprintf(`{"name": "%s_quant_type", "data": %q, "type": "string"}`, of, kind)
 }
 
+// slidingText is the attributes of a cache of a window of two keys.
+const slidingText = `{"name": "sliding_window_cache", "data": 1, "type": "int"}, {"name": "local_window_size", "data": 2, "type": "int"}`
+
 func numbers(n ...int) string {
 	return fmt.Sprintf(`{"type": "int32", "dims": [%d], "data": %s}`, len(n), strings.ReplaceAll(fmt.Sprint(n), " ", ","))
 }
@@ -194,7 +197,25 @@ func TestGroupQueryRefused(t *testing.T) {
 			g.inputs[12], g.inputs[13] = jsoncTensorText("float32", 1), jsoncTensorText("float32", 1)
 			g.inputs[2] = strings.Replace(jsoncTensorText("float32", 1, 1, 8), "1,1]", `1,"NaN"]`, 1)
 		}, "value has a NaN, which int8 cannot represent"},
-		{"a cache of a window", func(g *gqaText) { g.attributes = `{"name": "sliding_window_cache", "data": 1, "type": "int"}` }, "attribute sliding_window_cache is 1"},
+		{"a cache of no window", func(g *gqaText) { g.attributes = `{"name": "sliding_window_cache", "data": 1, "type": "int"}` }, "attribute sliding_window_cache is 1, local_window_size -1"},
+		{"a cache of a window", func(g *gqaText) {
+			g.past, g.lens, g.total, g.attributes = 2, numbers(1000), numbers(1001), slidingText
+		}, ""},
+		{"a small cache of a window", func(g *gqaText) {
+			g.past, g.lens, g.total, g.attributes = 1, numbers(1), numbers(2), slidingText
+		}, "past_key has shape [1 1 1 8], sliding_window_cache needs it with at least the 2 rows"},
+		{"no cache of a window", func(g *gqaText) { g.attributes = slidingText }, "past_key has shape missing, sliding_window_cache needs it"},
+		{"a cache of a window alone", func(g *gqaText) {
+			g.past, g.lens, g.total, g.attributes = 2, numbers(1), numbers(2), slidingText
+			g.inputs[1] = jsoncTensorText("float32", 1, 0, 8)
+			g.inputs[2] = g.inputs[1]
+		}, "key has no rows, sliding_window_cache needs those of query"},
+		{"more tokens than in all", func(g *gqaText) {
+			g.past, g.lens, g.total, g.attributes = 2, numbers(5), numbers(5), slidingText
+		}, "seqlens_k[0] is 5, it must be one less than the tokens of the batch: from the 1 rows of query, or 1 in a prompt, to total_sequence_length, 5"},
+		{"fewer tokens than queries", func(g *gqaText) {
+			g.seq, g.past, g.lens, g.total, g.attributes = 3, 2, numbers(1), numbers(5), slidingText
+		}, "seqlens_k[0] is 1, it must be one less than the tokens"},
 		{"no heads", func(g *gqaText) { g.attributes = `{"name": "num_heads", "data": 0, "type": "int"}` }, "num_heads is 0"},
 		{"no heads of keys", func(g *gqaText) { g.attributes = `{"name": "kv_num_heads", "data": 0, "type": "int"}` }, "attribute kv_num_heads is 0, it must be 1 to 2147483647"},
 	} {
