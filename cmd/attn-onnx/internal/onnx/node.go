@@ -248,7 +248,7 @@ func (a *attributes) word(name string, words ...string) string {
 		return words[0]
 	}
 	if !slices.Contains(words, string(x.S)) {
-		a.fail("attribute %s is %q, it must be one of %s: %w", name, x.S, strings.Join(words, ", "), kernels.ErrOption)
+		a.fail("attribute %s is %q, it must be one of %s: %w", name, x.S, strings.TrimPrefix(strings.Join(words, ", "), ", "), kernels.ErrOption)
 	}
 	return string(x.S)
 }

@@ -30,6 +30,7 @@ type pagedOp struct {
 	rotary, interleaved       bool
 	rotaryOffset              int
 	kQuant, vQuant            string // kinds of factors of the caches
+	kType, vType              string // element types of the caches, or ""
 }
 
 // The inputs of PagedAttention, by position.
@@ -62,6 +63,7 @@ func newPaged(_ *node, a *attributes) operator {
 		scale: scaleOf(a), epsilon: epsilonOf(a), window: windowOf(a), causal: a.integer("is_causal", 1, 0, 1) == 1,
 		latent: a.word("kv_cache_layout", "SEPARATE", "LATENT") == "LATENT", smooth: a.flag("smooth_softmax"),
 		rotary: a.flag("do_rotary"), interleaved: a.flag("rotary_interleaved"), rotaryOffset: a.integer("rotary_offset", 0, 0, math.MaxInt32),
+		kType: a.word("k_cache_dtype", "", "float16", "bfloat16", "int8"), vType: a.word("v_cache_dtype", "", "float16", "bfloat16", "int8"),
 		kQuant: quantTypeOf(a, "k_quant_type"), vQuant: quantTypeOf(a, "v_quant_type"),
 	}
 	if x := a.number("softcap"); x != nil {
@@ -70,10 +72,8 @@ func newPaged(_ *node, a *attributes) operator {
 	if op.latent {
 		op.vQuant = op.kQuant
 	}
-	for i, quant := range []string{op.kQuant, op.vQuant} {
-		if dtype := a.word([]string{"k_cache_dtype", "v_cache_dtype"}[i], "", "float16", "bfloat16", "int8"); (op.kQuant == "NONE") != (quant == "NONE") || dtype != "" && (dtype == "int8") != (quant != "NONE") {
-			a.fail("attribute k_quant_type is %s, v_quant_type %s, and the type of a cache %q: attn has caches of the type of query with NONE, and of int8 with other kinds, for keys and values: %w", op.kQuant, op.vQuant, dtype, kernels.ErrUnsupported)
-		}
+	if (op.kQuant == "NONE") != (op.vQuant == "NONE") {
+		a.fail("attribute k_quant_type is %s and v_quant_type %s: attn has quantized caches for keys and values or for none: %w", op.kQuant, op.vQuant, kernels.ErrUnsupported)
 	}
 	if op.heads%op.kvHeads != 0 || op.latent && op.kvHeads != 1 {
 		a.fail("num_heads is %d and kv_num_heads %d: num_heads must be a multiple of it, and kv_num_heads 1 in the layout LATENT: %w", op.heads, op.kvHeads, kernels.ErrOption)
@@ -184,6 +184,13 @@ func (op *pagedOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.
 
 func (c *pagedCall) checkTypes() error {
 	floats := slices.Clone(c.in)
+	for n, name := range []string{c.kType, c.vType} {
+		i := paKeyCache + n
+		typ := map[string]onnxfile.DataType{"float16": onnxfile.Float16, "bfloat16": onnxfile.BFloat16, "int8": onnxfile.Int8}[name]
+		if t := c.in[i]; t != nil && name != "" && t.Type != typ {
+			return fmt.Errorf("attribute %c_cache_dtype is %s and %s %v: they must agree: %w", pagedInputs[i][0], name, pagedInputs[i], t.Type, kernels.ErrDType)
+		}
+	}
 	for i, name := range pagedInputs {
 		t := c.in[i]
 		if t == nil && slices.Contains([]int{paKeyCache, paCumulative, paPast, paTable}, i) {

@@ -163,7 +163,7 @@ func drawPaged(seed uint64) *onnxFiles {
 			}
 		}
 	}
-	scale, softcap, window, causal := 0.25, 0.0, math.MaxInt32, flip() || flip()
+	scale, softcap, window, causal := 0.25, 0.0, math.MaxInt32, rng.IntN(4) > 0
 	if flip() || valueSize < dim {
 		c.floats["scale"] = float32(0.1 + rng.Float64())
 		scale = float64(c.floats["scale"])
@@ -301,9 +301,10 @@ func TestPagedRefused(t *testing.T) {
 		{"heads that do not divide", attribute("kv_num_heads", 3), "num_heads is 2 and kv_num_heads 3"},
 		{"a window of 0", attribute("local_window_size", 0), "local_window_size is 0"},
 		{"another layout", func(c *onnxFiles) { c.texts["kv_cache_layout"] = "RING" }, `kv_cache_layout is "RING"`},
-		{"int8 keys alone", func(c *onnxFiles) { c.texts["k_quant_type"] = "PER_TENSOR" }, "k_quant_type is PER_TENSOR, v_quant_type NONE"},
-		{"4 bits", func(c *onnxFiles) { c.texts["k_cache_dtype"] = "int4" }, `k_cache_dtype is "int4", it must be one of , float16, bfloat16, int8`},
-		{"int8 without a kind", func(c *onnxFiles) { c.texts["v_cache_dtype"] = "int8" }, `v_quant_type NONE, and the type of a cache "int8"`},
+		{"int8 keys alone", func(c *onnxFiles) { c.texts["k_quant_type"] = "PER_TENSOR" }, "k_quant_type is PER_TENSOR and v_quant_type NONE"},
+		{"4 bits", func(c *onnxFiles) { c.texts["k_cache_dtype"] = "int4" }, `k_cache_dtype is "int4", it must be one of float16, bfloat16, int8`},
+		{"int8 without a kind", func(c *onnxFiles) { c.texts["v_cache_dtype"] = "int8" }, "v_cache_dtype is int8 and value_cache f32"},
+		{"f16 caches by name", func(c *onnxFiles) { c.texts["k_cache_dtype"] = "float16" }, "k_cache_dtype is float16 and key_cache f32"},
 		{"scales", input(paKeyScale, ones(1)), "k_scale has shape [1] for a cache of the kind NONE"},
 		{"int8 latent", func(c *onnxFiles) {
 			latent(c)
