@@ -175,22 +175,32 @@ const (
 	MaxEpsilon = 1
 )
 
-// Gater is implemented by backends that multiply by gates, as the outputs of attention.
+// Gater is implemented by backends that multiply by functions of gates, as the outputs of attention.
 type Gater interface {
-	// Gate computes y = x·σ(gate), with σ(g) = 1/(1 + exp(-g)). y may be x itself, the same view.
+	// Gate computes y = x·f(gate). y may be x itself, the same view.
 	//
 	//	y, x, gate [B, H, S, D]
 	//
-	// They are F32, F16 or BF16, each independently. A gate for each row is broadcast by a stride of zero.
-	Gate(ctx context.Context, y, x, gate Tensor) error
+	// They are F32, F16 or BF16, each independently. x and gate may be broadcast by strides of zero.
+	Gate(ctx context.Context, y, x, gate Tensor, f Activation) error
 	// GateBackward computes the gradients of Gate. Elements that share a gate have a term each in
 	// dgate. dx may be dy itself, the same view.
 	//
-	//	dx = dy·σ(gate)    dgate = dy·x·σ(gate)·(1 - σ(gate))
+	//	dx = dy·f(gate)    dgate = dy·x·f'(gate)
 	//
 	//	dx, dy, x, gate [B, H, S, D]    dgate [B, H, S, D] F32
-	GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor) error
+	GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor, f Activation) error
 }
+
+// Activation is the function f of a [Gater]. At infinite gates f and its derivative are their limits.
+type Activation int
+
+const (
+	Sigmoid  Activation = iota // σ(g) = 1/(1 + exp(-g))
+	SiLU                       // g·σ(g), also called swish
+	Softplus                   // log(1 + exp(g)), which neither overflows nor cancels
+	Identity                   // g
+)
 
 // Copier is implemented by backends that copy between tensors in their memory, as a cache of
 // keys and values needs.

@@ -50,7 +50,7 @@ func testThreads(t *testing.T, tier string) {
 			grads[i] = alloc(t, backend.Shape{b, h, sq, dv})
 		}
 		must.Do(t, be.NormaliseBackward(ctx, grads[0], grads[1], rotated, o, backend.Tensor{}, backend.Norm{Epsilon: 1e-6}))
-		must.Do(t, be.GateBackward(ctx, grads[2], grads[3], rotated, o, merged))
+		must.Do(t, be.GateBackward(ctx, grads[2], grads[3], rotated, o, merged, backend.SiLU))
 		return append([]backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE, rotated}, grads[:]...)
 	}
 	want := all(1)

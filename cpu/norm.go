@@ -26,30 +26,30 @@ type (
 
 // Normalise implements backend.Normaliser, with sums in float64. Errors as for Attention.
 func (be *Backend) Normalise(ctx context.Context, y, x, w backend.Tensor, n backend.Norm) error {
-	return be.rowwise(ctx, "normalise", normaliseRow, n, names{"y", "", "x", "w"}, tensors{y, {}, x, w})
+	return be.rowwise(ctx, "normalise", normaliseRow, n, 0, names{"y", "", "x", "w"}, tensors{y, {}, x, w})
 }
 
 // NormaliseBackward implements backend.Normaliser, with sums in float64. Errors as for Attention.
 func (be *Backend) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w backend.Tensor, n backend.Norm) error {
-	return be.rowwise(ctx, "normalise backward", normaliseBackwardRow, n, names{"dx", "dw", "dy", "w", "x"}, tensors{dx, dw, dy, w, x})
+	return be.rowwise(ctx, "normalise backward", normaliseBackwardRow, n, 0, names{"dx", "dw", "dy", "w", "x"}, tensors{dx, dw, dy, w, x})
 }
 
 // Gate implements backend.Gater. Errors as for Attention.
-func (be *Backend) Gate(ctx context.Context, y, x, gate backend.Tensor) error {
-	return be.rowwise(ctx, "gate", gateRow, backend.Norm{}, names{"y", "", "x", "gate"}, tensors{y, {}, x, gate})
+func (be *Backend) Gate(ctx context.Context, y, x, gate backend.Tensor, f backend.Activation) error {
+	return be.rowwise(ctx, "gate", gateRow, backend.Norm{}, f, names{"y", "", "x", "gate"}, tensors{y, {}, x, gate})
 }
 
 // GateBackward implements backend.Gater. Errors as for Attention.
-func (be *Backend) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor) error {
-	return be.rowwise(ctx, "gate backward", gateBackwardRow, backend.Norm{}, names{"dx", "dgate", "dy", "gate", "x"}, tensors{dx, dgate, dy, gate, x})
+func (be *Backend) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor, f backend.Activation) error {
+	return be.rowwise(ctx, "gate backward", gateBackwardRow, backend.Norm{}, f, names{"dx", "dgate", "dy", "gate", "x"}, tensors{dx, dgate, dy, gate, x})
 }
 
 // rowwise calls compute for each row, with memory for three rows of whole vectors and a vector.
-func (be *Backend) rowwise(ctx context.Context, name string, compute func(r row), n backend.Norm, as names, x tensors) error {
+func (be *Backend) rowwise(ctx context.Context, name string, compute func(r row), n backend.Norm, f backend.Activation, as names, x tensors) error {
 	return be.do(ctx, name, func() error {
 		shape, lanes := x[rowOut].Shape(), be.kernels.Lanes
 		j := be.newRowJob(shape, 3*tile.RoundUp(shape[backend.Dim], lanes)+lanes, compute)
-		j.norm = n
+		j.norm, j.activation = n, f
 		x[rowIn] = unlessSame(x[rowIn], x[rowOut])
 		var list [rowOperands]backend.Operand
 		for i := range list {
@@ -146,46 +146,58 @@ func normaliseBackwardRow(r row) {
 	r.store(dy)
 }
 
-// sigmoid returns σ(g) and 1 - σ(g) of the gates in memory i and i+1, from e = exp(-g). Neither cancels:
+// activate returns f(g) and f'(g) of the gates in memory 1 and 2, from σ and 1 - σ with e = exp(-g). None of them cancels:
 //
-//	σ = 1/(1+e), or 0 where that is below 2^-125    1 - σ = e·σ
-func (r *row) sigmoid(i int) (s, rest []float32) {
-	s, rest = r.part(i), r.loaded(i+1, rowWeights)
-	for c, g := range rest {
+//	σ = 1/(1+e), or 0 where that is below 2^-125    1 - σ = e·σ    log(1 + exp g) = max(g, 0) + log1p(exp -|g|)
+func (r *row) activate() (f, slope []float32) {
+	f, slope = r.loaded(1, rowWeights), r.loaded(2, rowWeights)
+	for c, g := range slope {
 		if g < -87 { // an e of 2^125.5, and not an infinite one
-			rest[c] = -87
+			slope[c] = -87
 		}
 	}
-	r.scale(rest, -math.Log2E)
-	r.job.kernels.Exp2(rest[:cap(rest)], 0)
-	for c, e := range rest {
-		s[c] = 1 / (1 + e)
-		rest[c] = e * s[c]
+	r.scale(slope, -math.Log2E)
+	r.job.kernels.Exp2(slope[:cap(slope)], 0)
+	for c, e := range slope {
+		g, s := f[c], 1/(1+e)
+		rest := e * s
 		if e > 0x1p125 {
-			s[c] = 0
+			s = 0
+		}
+		switch r.job.activation {
+		case backend.Sigmoid:
+			f[c], slope[c] = s, s*rest
+		case backend.SiLU: // no product of 0 and infinity
+			f[c] = max(g, -math.MaxFloat32) * s
+			slope[c] = s + float32(min(f[c], math.MaxFloat32)*rest)
+		case backend.Softplus: // s/rest is exp g
+			f[c], slope[c] = max(g, 0)+float32(math.Log1p(float64(min(s/rest, rest/s)))), s
+		default:
+			slope[c] = 1
 		}
 	}
-	return s, rest
+	return f, slope
 }
 
 func gateRow(r row) {
 	x := r.loaded(0, rowIn)
-	s, _ := r.sigmoid(1)
+	f, _ := r.activate()
 	for c := range x {
-		x[c] *= s[c]
+		x[c] *= f[c]
 	}
 	r.store(x)
 }
 
 func gateBackwardRow(r row) {
 	dy := r.loaded(0, rowIn)
-	s, rest := r.sigmoid(1)
-	for c := range dy {
-		dy[c] *= s[c]
+	f, slope := r.activate()
+	for c, v := range dy {
+		dy[c] *= f[c]
+		slope[c] *= v
 	}
 	x := r.loaded(1, rowForward)
 	for c := range x {
-		x[c] = x[c] * rest[c] * dy[c]
+		x[c] *= slope[c]
 	}
 	r.store(dy)
 	r.job.x[rowTerms].Store(r.job.kernels, x, r.b, r.h, r.i, 0)

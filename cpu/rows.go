@@ -26,12 +26,13 @@ type rowJob struct {
 	tasks      int
 	threads    int
 
-	x        [6]view.View // the operands, see run
-	cols     int          // of a row
-	rotation backend.Rotation
-	norm     backend.Norm
-	problem  *backend.Problem // of scores, else nil
-	scores   *tile.Scores
+	x          [6]view.View // the operands, see run
+	cols       int          // of a row
+	rotation   backend.Rotation
+	norm       backend.Norm
+	activation backend.Activation
+	problem    *backend.Problem // of scores, else nil
+	scores     *tile.Scores
 }
 
 // row is row i of head (b, h) of a call, and the memory to compute it in.

@@ -208,7 +208,7 @@ func stages(t *testing.T, be *Backend) []stage {
 	})
 	gated, dgate := zeros(1, 2, rows, dim), zeros(1, 2, rows, dim)
 	add("gate backward", []backend.Tensor{gated, dgate}, func(ctx context.Context) error {
-		return be.GateBackward(ctx, gated, dgate, q, part, q)
+		return be.GateBackward(ctx, gated, dgate, q, part, q, backend.SiLU)
 	})
 	projected, matrix := zeros(1, 1, rows, 48), x(12, 1, 1, dim, 48)
 	add("project", []backend.Tensor{projected}, func(ctx context.Context) error {

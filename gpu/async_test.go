@@ -60,12 +60,12 @@ func (w waiting) NormaliseBackward(ctx context.Context, dx, dw, dy, x, f backend
 	return w.after(ctx, w.Backend.NormaliseBackward(ctx, dx, dw, dy, x, f, n))
 }
 
-func (w waiting) Gate(ctx context.Context, y, x, gate backend.Tensor) error {
-	return w.after(ctx, w.Backend.Gate(ctx, y, x, gate))
+func (w waiting) Gate(ctx context.Context, y, x, gate backend.Tensor, f backend.Activation) error {
+	return w.after(ctx, w.Backend.Gate(ctx, y, x, gate, f))
 }
 
-func (w waiting) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor) error {
-	return w.after(ctx, w.Backend.GateBackward(ctx, dx, dgate, dy, x, gate))
+func (w waiting) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor, f backend.Activation) error {
+	return w.after(ctx, w.Backend.GateBackward(ctx, dx, dgate, dy, x, gate, f))
 }
 
 func (w waiting) Backward(ctx context.Context, g *backend.Gradients) error {

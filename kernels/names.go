@@ -102,6 +102,16 @@ type Rotation = backend.Rotation
 // Norm is the ε of [Device.Normalise], 0 for 1e-6, and whether the factor of an element is 1 + w rather than w.
 type Norm = backend.Norm
 
+// Activation is the function of [Device.Gate].
+type Activation = backend.Activation
+
+const (
+	Sigmoid  = backend.Sigmoid  // σ(g) = 1/(1 + exp(-g)), the default
+	SiLU     = backend.SiLU     // g·σ(g), also called swish
+	Softplus = backend.Softplus // log(1 + exp(g)), which neither overflows nor cancels
+	Identity = backend.Identity // g
+)
+
 // LinearAttention is the operands and options of [Device.LinearAttention].
 type LinearAttention = backend.LinearAttention
 

@@ -87,34 +87,39 @@ func normWeights(w Tensor, x Shape, n *Norm) (Tensor, error) {
 	return w.Broadcast(x)
 }
 
-// Gate multiplies each element of x by the logistic function of its gate, as models do with the output of attention:
+// Gate multiplies each element of x by a function of its gate, as models do with the output of attention, in feed-forward
+// layers and for the decays of linear attention:
 //
-//	y = x·σ(gate)    σ(g) = 1/(1 + exp(-g))
+//	y = x·f(gate)    f is Sigmoid, SiLU, Softplus or Identity
 //
 //	y, x [B, H, S, D]    gate [B, H, S, D] or [B, H, S, 1]
 //
 // All are F32, F16 or BF16, each independently, and strides are arbitrary. y may be the same view as x, and must not
-// overlap it otherwise.
+// overlap it otherwise. The arithmetic is in float32.
 //
-// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device has no gates, and the backend's.
-func (d *Device) Gate(ctx context.Context, y, x, gate Tensor) (err error) {
+// At a gate of ±Inf, f is its limit: 0 or 1 for Sigmoid, 0 or +Inf for SiLU and Softplus, ±Inf for Identity. A NaN
+// makes its element NaN. Results of f below 2^-125 may become 0, as Softplus does for gates below -86.
+//
+// Errors: ErrShape and ErrDType name the operand, ErrOption for another f, ErrUnsupported when the device has no gates,
+// and the backend's.
+func (d *Device) Gate(ctx context.Context, y, x, gate Tensor, f Activation) (err error) {
 	defer op.Annotate(&err, "gate")
 	b, err := ofRows[backend.Gater](d.on(ctx), "gates", x, backend.Operand{Name: "y", Tensor: y})
 	if err != nil {
 		return err
 	}
-	if gate, err = gates(gate, x.Shape()); err != nil {
+	if gate, err = gates(gate, x.Shape(), f); err != nil {
 		return err
 	}
 	if noElements(y) {
 		return d.nothing(ctx)
 	}
-	return b.Gate(ctx, y, x, gate)
+	return b.Gate(ctx, y, x, gate, f)
 }
 
 // GateBackward computes the gradients of [Device.Gate] with respect to x and gate from dy, that with respect to y:
 //
-//	dx = dy·σ(gate)    dgate = dy·x·σ(gate)·(1 - σ(gate))
+//	dx = dy·f(gate)    dgate = dy·x·f'(gate)
 //
 //	dx, dy [B, H, S, D] F32, F16 or BF16    dgate [B, H, S, D] F32    x, gate as for Gate
 //
@@ -122,7 +127,7 @@ func (d *Device) Gate(ctx context.Context, y, x, gate Tensor) (err error) {
 // as dy.
 //
 // Errors as for Gate.
-func (d *Device) GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor) (err error) {
+func (d *Device) GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor, f Activation) (err error) {
 	defer op.Annotate(&err, "gate backward")
 	b, err := ofRows[backend.Gater](d.on(ctx), "gates", x, backend.Operand{Name: "dy", Tensor: dy}, backend.Operand{Name: "dx", Tensor: dx})
 	if err != nil {
@@ -131,17 +136,20 @@ func (d *Device) GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor
 	if err := dgate.CheckShape("dgate", x.Shape(), "shape of x", F32); err != nil {
 		return err
 	}
-	if gate, err = gates(gate, x.Shape()); err != nil {
+	if gate, err = gates(gate, x.Shape(), f); err != nil {
 		return err
 	}
 	if noElements(dx) {
 		return d.nothing(ctx)
 	}
-	return b.GateBackward(ctx, dx, dgate, dy, x, gate)
+	return b.GateBackward(ctx, dx, dgate, dy, x, gate, f)
 }
 
 // gates returns the gates of x, broadcast to its shape.
-func gates(gate Tensor, x Shape) (Tensor, error) {
+func gates(gate Tensor, x Shape, f Activation) (Tensor, error) {
+	if f < Sigmoid || f > Identity {
+		return gate, fmt.Errorf("activation is %d, it must be Sigmoid, SiLU, Softplus or Identity: %w", f, ErrOption)
+	}
 	shape := x
 	if gate.Shape()[Dim] == 1 {
 		shape[Dim] = 1

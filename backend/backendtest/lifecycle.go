@@ -123,9 +123,9 @@ func testHostOperands(t *testing.T, dev *kernels.Device) {
 		{"normalise backward: dx, dw, dy, x, w", []backend.Shape{rows, rows, rows, rows, {1, 2, 1, 8}}, nil, func(x tensors) error {
 			return dev.NormaliseBackward(ctx, x[0], x[1], x[2], x[3], x[4], kernels.Norm{})
 		}},
-		{"gate: y, x, gate", []backend.Shape{rows, rows, lse}, nil, func(x tensors) error { return dev.Gate(ctx, x[0], x[1], x[2]) }},
+		{"gate: y, x, gate", []backend.Shape{rows, rows, lse}, nil, func(x tensors) error { return dev.Gate(ctx, x[0], x[1], x[2], kernels.Sigmoid) }},
 		{"gate backward: dx, dgate, dy, x, gate", []backend.Shape{rows, rows, rows, rows, rows}, nil, func(x tensors) error {
-			return dev.GateBackward(ctx, x[0], x[1], x[2], x[3], x[4])
+			return dev.GateBackward(ctx, x[0], x[1], x[2], x[3], x[4], kernels.Sigmoid)
 		}},
 		{"merge: o, lse, the part's o and lse", []backend.Shape{rows, lse, rows, lse}, nil, func(x tensors) error {
 			return dev.Merge(ctx, kernels.Result{O: x[0], LSE: x[1]}, kernels.Result{O: x[2], LSE: x[3]})

@@ -139,14 +139,14 @@ func (p *poisoned) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w backe
 	})
 }
 
-func (p *poisoned) Gate(ctx context.Context, y, x, gate backend.Tensor) error {
-	return with(p, func(be backend.Gater) error { return be.Gate(ctx, y, x, gate) })
+func (p *poisoned) Gate(ctx context.Context, y, x, gate backend.Tensor, f backend.Activation) error {
+	return with(p, func(be backend.Gater) error { return be.Gate(ctx, y, x, gate, f) })
 }
 
-func (p *poisoned) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor) error {
+func (p *poisoned) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor, f backend.Activation) error {
 	return with(p, func(be backend.Gater) error {
 		p.fill(ctx, dgate)
-		return be.GateBackward(ctx, dx, dgate, dy, x, gate)
+		return be.GateBackward(ctx, dx, dgate, dy, x, gate, f)
 	})
 }
 

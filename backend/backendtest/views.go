@@ -146,10 +146,10 @@ var viewOps = []struct {
 		b, h, s, d := v.length(), v.length(), v.length(), some(v, 1, 3, 8)
 		rows := func(n int) backend.Tensor { return v.in(v.dtype, b, h, s, n) }
 		gate := rows(some(v, 1, d))
-		if err := v.dev.Gate(v.Context(), v.out(v.dtype, b, h, s, d), rows(d), gate); err != nil {
+		if err := v.dev.Gate(v.Context(), v.out(v.dtype, b, h, s, d), rows(d), gate, kernels.Sigmoid); err != nil {
 			return err
 		}
-		return v.dev.GateBackward(v.Context(), v.out(v.dtype, b, h, s, d), v.out(backend.F32, b, h, s, d), rows(d), rows(d), gate)
+		return v.dev.GateBackward(v.Context(), v.out(v.dtype, b, h, s, d), v.out(backend.F32, b, h, s, d), rows(d), rows(d), gate, kernels.Sigmoid)
 	}},
 	{"merge", func(v *viewed) error {
 		b, h, s, d, f32 := v.length(), v.length(), v.length(), some(v, 1, 8), backend.F32

@@ -76,33 +76,51 @@ func NormaliseBackward(dy, x, w []float32, n backend.Norm) (dx, dw []Element) {
 	return dx, dw
 }
 
-// sigmoid returns σ(g), 1 - σ(g) and the bound of their relative errors: 2u·|g| for the exponent and its constant,
-// 4u for the exponential, 7u for a sum, a division and a product.
-func sigmoid(g float32) (s, rest, err float64) {
-	return 1 / (1 + math.Exp(-float64(g))), 1 / (1 + math.Exp(float64(g))), u * (2*math.Abs(float64(g)) + 11)
+// activation returns f(g) and f'(g), and bounds of their errors. The relative error ε of σ and 1 - σ consists of 2u·|g|
+// for the exponent and its constant, 4u for the exponential and 7u for a sum, a division and a product. The tail
+// log1p(exp -|g|) of Softplus has the first two and 9u: 6u for s = e/(2+e), and 3u for 2·(s + s³/3 + ..).
+//
+//	Sigmoid     ε·f                         (2ε + u)·f'
+//	SiLU        (ε + u)·|f|                 (2ε + 3u)·(σ + |f|·(1 - σ))    f' = σ + f·(1 - σ)
+//	Softplus    (ε + 2u)·tail + u·f         ε·f'
+//	Identity    0                           0
+func activation(f backend.Activation, g float64) (value, slope, err, slopeErr float64) {
+	s, rest, eps := 1/(1+math.Exp(-g)), 1/(1+math.Exp(g)), u*(2*math.Abs(g)+11)
+	switch f {
+	case backend.Sigmoid:
+		return s, s * rest, eps * s, (2*eps + u) * s * rest
+	case backend.SiLU:
+		y := g * s
+		return y, s + y*rest, (eps + u) * math.Abs(y), (2*eps + 3*u) * (s + math.Abs(y)*rest)
+	case backend.Softplus:
+		tail := math.Log1p(math.Exp(-math.Abs(g)))
+		return max(g, 0) + tail, s, (eps+2*u)*tail + u*(max(g, 0)+tail), eps * s
+	}
+	return g, 1, 0, 0
 }
 
-// Gate returns x·σ(gate). The product adds u, and a σ below 2^-125 may be 0:
+// Gate returns x·f(gate), with the error e of f. The product adds u, and a σ or a tail below 2^-125 may be 0:
 //
-//	|y - ref| <= u·(2·|gate| + 12)·|ref| + 2^-125·(1 + |x|)
-func Gate(x, gate []float32) []Element {
+//	|y - ref| <= |x|·(e + u·|f|) + 2^-125·(1 + |x|)·(1 + |gate|)
+func Gate(x, gate []float32, f backend.Activation) []Element {
 	y := make([]Element, len(x))
 	for i, v := range x {
-		s, _, err := sigmoid(gate[i])
-		y[i] = Element{float64(v) * s, times(err+u, math.Abs(float64(v)*s)) + flushed*(1+math.Abs(float64(v)))}
+		v, g := float64(v), float64(gate[i])
+		value, _, err, _ := activation(f, g)
+		y[i] = Element{v * value, times(err+u*math.Abs(value), math.Abs(v)) + flushed*(1+math.Abs(v))*(1+math.Abs(g))}
 	}
 	return y
 }
 
-// GateBackward returns the gradients of Gate from those of its result, dy: dx as Gate bounds it, and dgate with
+// GateBackward returns the gradients of Gate from those of its result, dy: dx as Gate bounds it, and with the error e of f'
 //
-//	|dgate - ref| <= u·(4·|gate| + 25)·|ref| + 2^-125·(1 + |x|)·(1 + |dy|)
-func GateBackward(dy, x, gate []float32) (dx, dgate []Element) {
+//	|dgate - ref| <= |dy·x|·(e + 2u·|f'|) + 2^-125·(1 + |x|)·(1 + |dy|)·(1 + |gate|)
+func GateBackward(dy, x, gate []float32, f backend.Activation) (dx, dgate []Element) {
 	dgate = make([]Element, len(x))
 	for i, v := range x {
-		s, rest, err := sigmoid(gate[i])
-		g, v := float64(dy[i]), float64(v)
-		dgate[i] = Element{g * v * s * rest, times(2*err+3*u, math.Abs(g*v*s*rest)) + flushed*(1+math.Abs(v))*(1+math.Abs(g))}
+		dy, v, g := float64(dy[i]), float64(v), float64(gate[i])
+		_, slope, _, err := activation(f, g)
+		dgate[i] = Element{dy * v * slope, times(err+2*u*math.Abs(slope), math.Abs(dy*v)) + flushed*(1+math.Abs(v))*(1+math.Abs(dy))*(1+math.Abs(g))}
 	}
-	return Gate(dy, gate), dgate
+	return Gate(dy, gate, f), dgate
 }

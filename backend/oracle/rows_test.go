@@ -47,8 +47,10 @@ func TestGradientsOfRows(t *testing.T) {
 	}
 	dx, _ := NormaliseBackward(dy, x, nil, backend.Norm{Epsilon: 1e-6})
 	compare("dx without weights", x, dx, func() []Element { return Normalise(x, nil, backend.Norm{Epsilon: 1e-6}) })
-	dx, dgate := GateBackward(dy, x, w)
-	gate := func() []Element { return Gate(x, w) }
-	compare("dx of a gate", x, dx, gate)
-	compare("dgate", w, dgate, gate)
+	for f := backend.Sigmoid; f <= backend.Identity; f++ {
+		dx, dgate := GateBackward(dy, x, w, f)
+		gate := func() []Element { return Gate(x, w, f) }
+		compare("dx of a gate", x, dx, gate)
+		compare("dgate", w, dgate, gate)
+	}
 }

@@ -49,7 +49,7 @@ func (l *MultiHeadAttention) applyGate(ctx context.Context, p *Pass) (err error)
 		}
 	}
 	h := l.config.Heads
-	return l.dev.Gate(ctx, splitHeads(p.joined, h), splitHeads(p.attended, h), p.gate)
+	return l.dev.Gate(ctx, splitHeads(p.joined, h), splitHeads(p.attended, h), p.gate, kernels.Sigmoid)
 }
 
 // gateBackward turns do, the gradient of the gated output, into that of the output, in place,
@@ -62,7 +62,7 @@ func (l *MultiHeadAttention) gateBackward(b *steps.Steps, p *Pass, do kernels.Te
 	terms := b.Alloc(shape)
 	if b.Err == nil {
 		do = splitHeads(do, c.Heads)
-		b.Err = l.dev.GateBackward(b.Ctx, do, splitHeads(terms, c.Heads), do, splitHeads(p.attended, c.Heads), p.gate)
+		b.Err = l.dev.GateBackward(b.Ctx, do, splitHeads(terms, c.Heads), do, splitHeads(p.attended, c.Heads), p.gate, kernels.Sigmoid)
 	}
 	if c.Gate != GateHeads {
 		return terms

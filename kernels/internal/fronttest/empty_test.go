@@ -184,9 +184,9 @@ func TestEmptyOperations(t *testing.T) {
 				"Copy": dev.Copy(ctx, []kernels.Tensor{of(8), to}, []kernels.Tensor{of(8), part}), "Project": dev.Project(ctx, of(4), of(8), w, tensor(1, 1, 1, 4)),
 				"Rotate":    dev.Rotate(ctx, of(8), of(8), kernels.Angles{Cos: of(4), Sin: of(4)}),
 				"Merge":     dev.Merge(ctx, kernels.Result{O: of(8), LSE: of(1)}, kernels.Result{O: of(8), LSE: of(1)}),
-				"Normalise": dev.Normalise(ctx, of(8), of(8), kernels.Tensor{}, kernels.Norm{}), "Gate": dev.Gate(ctx, of(8), of(8), of(1)),
+				"Normalise": dev.Normalise(ctx, of(8), of(8), kernels.Tensor{}, kernels.Norm{}), "Gate": dev.Gate(ctx, of(8), of(8), of(1), kernels.Sigmoid),
 				"NormaliseBackward": dev.NormaliseBackward(ctx, of(8), of(8), of(8), of(8), tensor(1, 1, 1, 8), kernels.Norm{}),
-				"GateBackward":      dev.GateBackward(ctx, of(8), of(8), of(8), of(8), of(8)),
+				"GateBackward":      dev.GateBackward(ctx, of(8), of(8), of(8), of(8), of(8), kernels.Sigmoid),
 			} {
 				if err != nil {
 					t.Errorf("%s of %v: %v", name, l, err)
@@ -199,7 +199,7 @@ func TestEmptyOperations(t *testing.T) {
 			"Rotate":    dev.Rotate(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), kernels.Angles{Cos: w, Sin: w}),
 			"Merge":     dev.Merge(ctx, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}),
 			"Normalise": dev.Normalise(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), kernels.Tensor{}, kernels.Norm{}),
-			"Gate":      dev.Gate(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), tensor(1, 1, 3, 0)),
+			"Gate":      dev.Gate(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), kernels.Sigmoid),
 		} {
 			must.Fail(t, fmt.Sprintf("%s of rows without elements", name), err, kernels.ErrShape)
 		}

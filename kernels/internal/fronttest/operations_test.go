@@ -80,7 +80,7 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 		text string
 	}{
 		{kernels.NewDevice(plainBackend{dev.Backend()}).Normalise(ctx, y, x, none, kernels.Norm{}), kernels.ErrUnsupported, "normalise: cpu has no norms"},
-		{kernels.NewDevice(plainBackend{dev.Backend()}).GateBackward(ctx, y, x, x, x, x), kernels.ErrUnsupported, "gate backward: cpu has no gates"},
+		{kernels.NewDevice(plainBackend{dev.Backend()}).GateBackward(ctx, y, x, x, x, x, kernels.Sigmoid), kernels.ErrUnsupported, "gate backward: cpu has no gates"},
 		{norm(y, none, none), kernels.ErrShape, "normalise: x is missing"},
 		{norm(short, x, none), kernels.ErrShape, "y has shape [2 3 4 8], it must be [2 3 5 8], the shape of x"},
 		{norm(mask, x, none), kernels.ErrDType, "y is bool"},
@@ -94,12 +94,14 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 		{normBack(y, half, y, x), kernels.ErrDType, "dw is f16"},
 		{normBack(y, y, y, x), kernels.ErrOverlap, "dw and dx share memory"},
 		{normBack(x, none, y, x), kernels.ErrOverlap, "dx is written while x is read"},
-		{dev.Gate(ctx, y, x, none), kernels.ErrShape, "gate: gate is missing"},
-		{dev.Gate(ctx, y, x, tensor(f32, 1, 3, 5, 1)), kernels.ErrShape, "gate has shape [1 3 5 1], it must be [2 3 5 1]"},
-		{dev.Gate(ctx, y, x, mask), kernels.ErrDType, "gate is bool"},
-		{dev.Gate(ctx, x, x, x), kernels.ErrOverlap, "y is written while gate is read"},
-		{dev.GateBackward(ctx, y, none, y, x, x), kernels.ErrShape, "gate backward: dgate is missing"},
-		{dev.GateBackward(ctx, y, half, y, x, x), kernels.ErrDType, "dgate is f16"},
+		{dev.Gate(ctx, y, x, none, kernels.Sigmoid), kernels.ErrShape, "gate: gate is missing"},
+		{dev.Gate(ctx, y, x, tensor(f32, 1, 3, 5, 1), kernels.Sigmoid), kernels.ErrShape, "gate has shape [1 3 5 1], it must be [2 3 5 1]"},
+		{dev.Gate(ctx, y, x, mask, kernels.Sigmoid), kernels.ErrDType, "gate is bool"},
+		{dev.Gate(ctx, x, x, x, kernels.Sigmoid), kernels.ErrOverlap, "y is written while gate is read"},
+		{dev.GateBackward(ctx, y, none, y, x, x, kernels.Sigmoid), kernels.ErrShape, "gate backward: dgate is missing"},
+		{dev.GateBackward(ctx, y, half, y, x, x, kernels.Sigmoid), kernels.ErrDType, "dgate is f16"},
+		{dev.Gate(ctx, y, x, x, kernels.Identity+1), kernels.ErrOption, "activation is 4, it must be Sigmoid"},
+		{dev.GateBackward(ctx, y, terms, y, x, x, -1), kernels.ErrOption, "gate backward: activation is -1"},
 	} {
 		must.Fail(t, c.text, c.err, c.want, c.text)
 	}

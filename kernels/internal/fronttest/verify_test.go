@@ -229,7 +229,7 @@ func TestMissingBackendAndContext(t *testing.T) {
 			"Alloc": must.Err(dev.Alloc(ctx, kernels.F32, x.Shape())), "Upload": must.Err(dev.Upload(ctx, x)), "Download": dev.Download(ctx, x, x),
 			"Copy": dev.Copy(ctx, []kernels.Tensor{s}, []kernels.Tensor{s}), "Project": dev.Project(ctx, s, s, s, kernels.Tensor{}),
 			"Rotate": dev.Rotate(ctx, x, x, kernels.Angles{Cos: s, Sin: s}), "Merge": dev.Merge(ctx, kernels.Result{O: x, LSE: s}, kernels.Result{O: x, LSE: s}),
-			"Normalise": dev.Normalise(ctx, x, x, kernels.Tensor{}, kernels.Norm{}), "Gate": dev.Gate(ctx, x, x, s),
+			"Normalise": dev.Normalise(ctx, x, x, kernels.Tensor{}, kernels.Norm{}), "Gate": dev.Gate(ctx, x, x, s, kernels.Sigmoid),
 			"LinearAttention": dev.LinearAttention(ctx, kernels.LinearAttention{O: x, Q: x, K: x, V: x}), "CausalConv": dev.CausalConv(ctx, kernels.CausalConv{Y: x, X: x, W: x}),
 			"QK": must.Err(dev.QK(ctx, x, x)), "Softmax": dev.Softmax(ctx, s, kernels.Tensor{}, kernels.Options{Scale: new(1.0)}), "PV": must.Err(dev.PV(ctx, s, x)),
 			"Scores": must.Err(dev.Scores(ctx, x, x, kernels.Biased, kernels.Options{})), "TopWeights": must.Err(dev.TopWeights(ctx, x, x, 1, kernels.Options{})),
