@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -31,18 +30,12 @@ func (b *Backend) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w backen
 
 // Gate implements backend.Gater.
 func (b *Backend) Gate(ctx context.Context, y, x, gate backend.Tensor, f backend.Activation) error {
-	if f != backend.Sigmoid {
-		return fmt.Errorf("GPUs have gates of Sigmoid only: %w", backend.ErrUnsupported)
-	}
-	return b.normGate(ctx, "gate", shaders.NormGateParams{Gated: 1}, [5]string{"", "x", "gate", "y", ""}, backend.Tensor{}, x, gate, y, backend.Tensor{})
+	return b.normGate(ctx, "gate", shaders.NormGateParams{Gated: int(f) + 1}, [5]string{"", "x", "gate", "y", ""}, backend.Tensor{}, x, gate, y, backend.Tensor{})
 }
 
 // GateBackward implements backend.Gater.
 func (b *Backend) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor, f backend.Activation) error {
-	if f != backend.Sigmoid {
-		return fmt.Errorf("GPUs have gates of Sigmoid only: %w", backend.ErrUnsupported)
-	}
-	return b.normGate(ctx, "gate backward", shaders.NormGateParams{Gated: 1, Backward: 1}, [5]string{"dy", "x", "gate", "dx", "dgate"}, dy, x, gate, dx, dgate)
+	return b.normGate(ctx, "gate backward", shaders.NormGateParams{Gated: int(f) + 1, Backward: 1}, [5]string{"dy", "x", "gate", "dx", "dgate"}, dy, x, gate, dx, dgate)
 }
 
 func normParams(w backend.Tensor, n backend.Norm) shaders.NormGateParams {

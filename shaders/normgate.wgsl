@@ -2,8 +2,8 @@
 //
 //     norm    o = x·r·f    r = 1/sqrt(mean x² + ε)    f = w, 1 + w or 1
 //             gradients    o = r·(f·g - x·r·mean(f·g·x·r))    terms = g·x·r
-//     gate    o = x·σ(w)    σ(w) = 1/(1 + exp(-w))
-//             gradients    o = g·σ(w)    terms = g·x·σ(w)·(1 - σ(w))
+//     gate    o = x·f(w)    f is σ(w) = 1/(1 + exp(-w)), w·σ(w), log(1 + exp(w)) or w
+//             gradients    o = g·f(w)    terms = g·x·f'(w)
 //
 // A row has 16 or 64 threads, each of which computes every 16th or 64th element. In place o holds x, or g for gradients.
 //
@@ -17,7 +17,7 @@ struct NormGateParams {
     all: u32, // rows of the box, in all heads and batches
     dim: u32,
     lanes: u32, // threads of a row
-    gated: u32, // 1: gates, else norms
+    gated: u32, // 0: norms, else gates: 1 sigmoid, 2 SiLU, 3 softplus, 4 identity
     backward: u32, // 1: gradients
     weighted: u32, // 1: the norm has factors
     termed: u32, // 1: terms is written
@@ -74,6 +74,31 @@ fn gathered(x: f32, y: f32, t: u32) -> vec2<f32> {
     return all;
 }
 
+// activation returns f(w) and f'(w), without products of 0 and infinity. With e = exp(-|w|) and s = e/(2+e), which is at most
+// 1/3, softplus is max(w, 0) + log(1+e), and log(1+e) = 2·artanh(s) = 2·(s + s³/3 + s⁵/5 + ..). The first term left out is
+// below 2^-26 of it.
+fn activation(w: f32) -> vec2<f32> {
+    let sigma = sigmoid(w);
+    var f = vec2<f32>(w, 1.0);
+    if (p.gated == 1u) {
+        f = vec2<f32>(sigma.x, sigma.x * sigma.y);
+    } else if (p.gated == 2u) {
+        let value = max(w, LOWEST) * sigma.x;
+        f = vec2<f32>(value, fma(min(value, -LOWEST), sigma.y, sigma.x));
+    } else if (p.gated == 3u) {
+        let e = exp2_acc(vec4<f32>(-abs(w) * LOG2E)).x;
+        let s = e / (2.0 + e);
+        let z = s * s;
+        var r = fma(0.07692308, z, 0.09090909);
+        r = fma(r, z, 0.11111111);
+        r = fma(r, z, 0.14285714);
+        r = fma(r, z, 0.2);
+        r = fma(r, z, 0.33333334);
+        f = vec2<f32>(max(w, 0.0) + 2.0 * s * fma(r, z, 1.0), sigma.x);
+    }
+    return f;
+}
+
 @main(64) {
     let n = id * (64u / p.lanes) + t / p.lanes;
     let row = min(n, p.all - 1u); // threads after the last row compute it too, and write nothing: all reach the barriers
@@ -116,10 +141,10 @@ fn gathered(x: f32, y: f32, t: u32) -> vec2<f32> {
             let either = select(y * f, (up * f - y * mean) * scale * r, p.backward == 1u);
             value = either;
         } else {
-            let sigma = sigmoid(load_w(w_at + d * p.w.d));
+            let f = activation(load_w(w_at + d * p.w.d));
             let either = select(y, up, p.backward == 1u);
-            value = either * sigma.x;
-            term = (y * sigma.y) * (up * sigma.x);
+            value = either * f.x;
+            term = y * (up * f.y);
         }
         if (n < p.all) { put(o_at, value); }
         if (n < p.all && p.termed == 1u) { terms[begin_terms(row) + d * p.terms.d] = term; }

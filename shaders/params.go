@@ -553,7 +553,7 @@ type NormGateParams struct {
 	All      int // rows of the box, in all heads and batches
 	Dim      int
 	Lanes    int // threads of a row
-	Gated    int // 1: gates, else norms
+	Gated    int // 0: norms, else gates: 1 sigmoid, 2 SiLU, 3 softplus, 4 identity
 	Backward int // 1: gradients
 	Weighted int // 1: the norm has factors
 	Termed   int // 1: terms is written

@@ -38,10 +38,14 @@ func (r Refusal) Normalise(_ context.Context, _, _, _ backend.Tensor, _ backend.
 func (r Refusal) NormaliseBackward(_ context.Context, _, _, _, _, _ backend.Tensor, _ backend.Norm) error {
 	return r.Err
 }
-func (r Refusal) Gate(_ context.Context, _, _, _ backend.Tensor) error               { return r.Err }
-func (r Refusal) GateBackward(_ context.Context, _, _, _, _, _ backend.Tensor) error { return r.Err }
-func (r Refusal) LinearAttention(context.Context, *backend.LinearAttention) error    { return r.Err }
-func (r Refusal) CausalConv(context.Context, *backend.CausalConv) error              { return r.Err }
+func (r Refusal) Gate(_ context.Context, _, _, _ backend.Tensor, _ backend.Activation) error {
+	return r.Err
+}
+func (r Refusal) GateBackward(_ context.Context, _, _, _, _, _ backend.Tensor, _ backend.Activation) error {
+	return r.Err
+}
+func (r Refusal) LinearAttention(context.Context, *backend.LinearAttention) error { return r.Err }
+func (r Refusal) CausalConv(context.Context, *backend.CausalConv) error           { return r.Err }
 func (r Refusal) Scores(context.Context, backend.Tensor, *backend.Problem, backend.ScorePoint) error {
 	return r.Err
 }
