@@ -33,9 +33,8 @@ import (
 // after a call has returned is returned, with the name of the call, by the first call that
 // uses the result, or by Wait.
 //
-// Results depend on the inputs alone: the same call yields
-// the same bits, whatever else runs, and the result of a row does not depend on other rows
-// and batches.
+// Results depend on the inputs alone: the same call yields the same bits, whatever else runs, and the result of a row does
+// not depend on other rows and batches.
 //
 // All operands must be in this backend's memory or in the host's (ErrDevice) and not released (ErrReleased),
 // and outputs must not overlap anything else (ErrOverlap). A backend that does not compute in host memory streams
@@ -96,8 +95,7 @@ type Backend interface {
 	// and dtypes of the operands matter; they need no memory (see [Meta]).
 	Plan(ctx context.Context, c *Call) (Plan, error)
 
-	// Wait waits until all calls are complete. It returns the first error that occurred
-	// after a call had returned and that no other call has returned.
+	// Wait waits for all calls. It returns the first error of a call that had returned, unless another call returned it.
 	Wait(ctx context.Context) error
 
 	// Close waits for running calls and frees the device. Tensors that still exist
@@ -143,12 +141,10 @@ type Rotation struct {
 // and keys (Zhang and Sennrich 2019). In its formulas r is 1/sqrt(mean_i x_i² + ε), and the factor f_i of an element
 // is w_i or 1 + w_i, or 1 where w is the zero Tensor.
 type Normaliser interface {
-	// Normalise computes y_i = x_i·r·f_i for each row. y may be x itself, the same view.
+	// Normalise computes y_i = x_i·r·f_i for each row. The square of no finite element overflows. y may be x itself, the
+	// same view. w is usually broadcast by strides of zero.
 	//
-	//	y, x, w [B, H, S, D]
-	//
-	// They are F32, F16 or BF16, each independently. w is usually broadcast by strides of zero.
-	// The square of no finite element overflows.
+	//	y, x, w [B, H, S, D], F32, F16 or BF16 each
 	Normalise(ctx context.Context, y, x, w Tensor, n Norm) error
 	// NormaliseBackward computes the gradients of Normalise: that of x, and unless dw is the zero
 	// Tensor, what each row adds to that of w. dx may be dy itself, the same view.
@@ -177,14 +173,11 @@ const (
 
 // Gater is implemented by backends that multiply by functions of gates, as the outputs of attention.
 type Gater interface {
-	// Gate computes y = x·f(gate). y may be x itself, the same view.
+	// Gate computes y = x·f(gate). y may be x itself, the same view. x and gate may be broadcast by strides of zero.
 	//
-	//	y, x, gate [B, H, S, D]
-	//
-	// They are F32, F16 or BF16, each independently. x and gate may be broadcast by strides of zero.
+	//	y, x, gate [B, H, S, D], F32, F16 or BF16 each
 	Gate(ctx context.Context, y, x, gate Tensor, f Activation) error
-	// GateBackward computes the gradients of Gate. Elements that share a gate have a term each in
-	// dgate. dx may be dy itself, the same view.
+	// GateBackward computes the gradients of Gate, with a term in dgate for each element. dx may be dy itself, the same view.
 	//
 	//	dx = dy·f(gate)    dgate = dy·x·f'(gate)
 	//
@@ -267,16 +260,14 @@ type Warmer interface {
 	// Calls of other sequence lengths usually need the same code. The errors are those
 	// of the calls.
 	Warmup(ctx context.Context, c *Call, weights bool) error
-	// WarmupBackward compiles what Backward of a [Differentiator] needs for g, in the
-	// same way.
+	// WarmupBackward compiles what Backward of a [Differentiator] needs for g, in the same way.
 	WarmupBackward(ctx context.Context, g *Gradients) error
 }
 
 // PeakMeter is implemented by backends that can measure their peak arithmetic rate.
 type PeakMeter interface {
-	// PeakFLOPS measures float32 operations per second in independent fused
-	// multiply-adds (2 operations each) on registers, with all threads that the backend
-	// uses. It takes some tens of milliseconds.
+	// PeakFLOPS measures float32 operations per second in independent fused multiply-adds (2 operations each) on
+	// registers, with all threads that the backend uses. It takes some tens of milliseconds.
 	PeakFLOPS(ctx context.Context) (float64, error)
 }
 
@@ -301,9 +292,8 @@ type BandwidthMeter interface {
 // LaunchMeter is implemented by backends that submit work to a device with a queue, whose
 // latency limits small calls.
 type LaunchMeter interface {
-	// LaunchTime measures the time from the submission of a kernel of one workgroup that
-	// does almost nothing until its completion is known: the median of some tens of
-	// measurements.
+	// LaunchTime measures the time from the submission of a kernel of one workgroup that does almost nothing until its
+	// completion is known: the median of some tens of measurements.
 	LaunchTime(ctx context.Context) (time.Duration, error)
 }
 

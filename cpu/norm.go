@@ -146,33 +146,52 @@ func normaliseBackwardRow(r row) {
 	r.store(dy)
 }
 
-// activate returns f(g) and f'(g) of the gates in memory 1 and 2, from σ and 1 - σ with e = exp(-g). None of them cancels:
+// logistic returns σ(g) and 1 - σ(g) from e = exp(-g). Neither cancels:
 //
-//	σ = 1/(1+e), or 0 where that is below 2^-125    1 - σ = e·σ    log(1 + exp g) = max(g, 0) + log1p(exp -|g|)
+//	σ = 1/(1+e), or 0 where that is below 2^-125    1 - σ = e·σ
+func logistic(e float32) (s, rest float32) {
+	s = 1 / (1 + e)
+	rest = e * s
+	if e > 0x1p125 {
+		s = 0
+	}
+	return s, rest
+}
+
+// activate returns f(g) and f'(g) of the gates in memory 1 and 2, without products of 0 and infinity. Softplus is
+//
+//	max(g, 0) + log(1 + exp -|g|) = max(g, 0) + 2·artanh(z) = max(g, 0) + 2·(z + z³/3 + z⁵/5 + ..)
+//
+// with z = a/(1+b) <= 1/3, where a is the lesser of σ and 1 - σ, and b the other. The first term left out is below 2^-26 of it.
 func (r *row) activate() (f, slope []float32) {
-	f, slope = r.loaded(1, rowWeights), r.loaded(2, rowWeights)
-	for c, g := range slope {
-		if g < -87 { // an e of 2^125.5, and not an infinite one
-			slope[c] = -87
-		}
+	f, slope = r.loaded(1, rowWeights), r.part(2)
+	for c, g := range f {
+		slope[c] = max(g, -87) // an e of 2^125.5, and not an infinite one
 	}
 	r.scale(slope, -math.Log2E)
 	r.job.kernels.Exp2(slope[:cap(slope)], 0)
-	for c, e := range slope {
-		g, s := f[c], 1/(1+e)
-		rest := e * s
-		if e > 0x1p125 {
-			s = 0
-		}
-		switch r.job.activation {
-		case backend.Sigmoid:
+	switch r.job.activation {
+	case backend.Sigmoid:
+		for c, e := range slope {
+			s, rest := logistic(e)
 			f[c], slope[c] = s, s*rest
-		case backend.SiLU: // no product of 0 and infinity
-			f[c] = max(g, -math.MaxFloat32) * s
-			slope[c] = s + float32(min(f[c], math.MaxFloat32)*rest)
-		case backend.Softplus: // s/rest is exp g
-			f[c], slope[c] = max(g, 0)+float32(math.Log1p(float64(min(s/rest, rest/s)))), s
-		default:
+		}
+	case backend.SiLU:
+		for c, e := range slope {
+			s, rest := logistic(e)
+			y := max(f[c], -math.MaxFloat32) * s
+			f[c], slope[c] = y, s+float32(min(y, math.MaxFloat32)*rest)
+		}
+	case backend.Softplus:
+		for c, e := range slope {
+			s, rest := logistic(e)
+			z := min(s, rest) / (1 + max(s, rest))
+			t := z * z
+			f[c] = max(f[c], 0) + 2*z*(1+t*(1./3+t*(1./5+t*(1./7+t*(1./9+t*(1./11+t*(1./13)))))))
+			slope[c] = s
+		}
+	default:
+		for c := range slope {
 			slope[c] = 1
 		}
 	}
