@@ -1,0 +1,169 @@
+// Package configjson reads the attention of a model from its config.json, as transformers of Hugging Face defines it.
+package configjson
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
+)
+
+// Config has the fields of a config.json that describe attention, with the defaults of the family.
+type Config struct {
+	Family        string           `json:"model_type"` // without _text
+	Text          *json.RawMessage `json:"text_config"`
+	Model         int              `json:"hidden_size"`
+	Layers        int              `json:"num_hidden_layers"`
+	Heads         int              `json:"num_attention_heads"`
+	KVHeads       int              `json:"num_key_value_heads"`
+	HeadDim       int              `json:"head_dim"`
+	Bias          bool             `json:"attention_bias"`
+	Epsilon       float64          `json:"rms_norm_eps"`
+	Theta         float64          `json:"rope_theta"`
+	LocalTheta    float64          `json:"rope_local_base_freq"`
+	Partial       float64          `json:"partial_rotary_factor"`
+	RopeScaling   *Rope            `json:"rope_scaling"`
+	RopeParams    *Rope            `json:"rope_parameters"`
+	RopeDefault   *Rope            `json:"default rope_parameters"` // in families alone
+	Longest       int              `json:"max_position_embeddings"`
+	Original      int              `json:"original_max_position_embeddings"`
+	Kinds         []string         `json:"layer_types"`
+	Window        *int             `json:"sliding_window"`
+	UseWindow     bool             `json:"use_sliding_window"`
+	FullLayers    int              `json:"max_window_layers"` // so many at the start
+	Pattern       int              `json:"sliding_window_pattern"`
+	OldPattern    int              `json:"_sliding_window_pattern"`
+	FullInterval  int              `json:"full_attention_interval"`
+	Rotated       []int            `json:"no_rope_layers"` // 0 for a layer without RoPE
+	NoRoPE        int              `json:"no_rope_layer_interval"`
+	QueryScalar   float64          `json:"query_pre_attn_scalar"`
+	Softcap       *float64         `json:"attn_logit_softcapping"`
+	GlobalHeadDim int              `json:"global_head_dim"`
+	GlobalKVHeads int              `json:"num_global_key_value_heads"`
+	KeysAsValues  bool             `json:"attention_k_eq_v"`
+	Shared        int              `json:"num_kv_shared_layers"`
+	PerLayer      any              `json:"per_layer_config"`
+	Bidirectional any              `json:"use_bidirectional_attention"`
+	Rank          int              `json:"kv_lora_rank"`
+	QueryRank     *int             `json:"q_lora_rank"`
+	NopeDim       int              `json:"qk_nope_head_dim"`
+	RopeDim       int              `json:"qk_rope_head_dim"`
+	ValueDim      int              `json:"v_head_dim"`
+	Interleave    bool             `json:"rope_interleave"`
+
+	prefix string // of the names of tensors
+}
+
+const latentSizes = `"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_interleave": true`
+
+// families have the fields that the config.json of a family may leave out. Those with latent attention have the
+// sizes of DeepSeek V3.
+var families = map[string]string{
+	"deepseek_v2": `{"num_attention_heads": 32, ` + latentSizes + `}`,
+	"deepseek_v3": `{"num_attention_heads": 128, ` + latentSizes + `}`,
+	"gemma2":      `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "attn_logit_softcapping": 50, "sliding_window": 4096, "sliding_window_pattern": 2}`,
+	"gemma3": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
+		"rope_theta": 1e6, "rope_local_base_freq": 10000}`,
+	"gemma4": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "sliding_window_pattern": 6,
+		"default rope_parameters": {"sliding_attention": {}, "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}}`,
+	"gpt_oss": `{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": true, "sliding_window": 128, "sliding_window_pattern": 2,
+		"rope_theta": 150000, "default rope_parameters": {"rope_type": "yarn", "factor": 32, "truncate": false, "original_max_position_embeddings": 4096}}`,
+	"kimi_k2":    `{"num_attention_heads": 64, ` + latentSizes + `}`,
+	"llama":      `{}`,
+	"mistral":    `{"num_key_value_heads": 8, "sliding_window": 4096}`,
+	"olmo2":      `{"rms_norm_eps": 1e-5}`,
+	"olmo3":      `{"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000}`,
+	"phi3":       `{}`,
+	"qwen2":      `{"sliding_window": 4096, "max_window_layers": 28}`,
+	"qwen3":      `{"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}`,
+	"qwen3_next": `{"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4}`,
+	"smollm3":    `{"num_attention_heads": 16, "num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}`,
+}
+
+// latent reports whether a family has latent attention.
+func latent(family string) bool { return strings.Contains(families[family], latentSizes) }
+
+// Read reads a config.json, or the text_config in it, and checks it.
+func Read(data []byte) (*Config, error) {
+	var outer Config
+	if err := json.Unmarshal(data, &outer); err != nil {
+		return nil, op.As(kernels.ErrFile, err)
+	}
+	c, head := Config{prefix: "model."}, outer
+	if outer.Text != nil {
+		data, head = *outer.Text, Config{Family: outer.Family}
+		if err := json.Unmarshal(data, &head); err != nil {
+			return nil, op.As(kernels.ErrFile, fmt.Errorf("text_config: %w", err))
+		}
+		c.prefix = "language_model.model."
+	}
+	family := strings.TrimSuffix(head.Family, "_text")
+	defaults, ok := families[family]
+	if head.Rank != 0 && !latent(family) {
+		list := slices.DeleteFunc(slices.Sorted(maps.Keys(families)), func(f string) bool { return !latent(f) })
+		return nil, fmt.Errorf("%s has multi-head latent attention (kv_lora_rank is %d), which is read of %q alone: %w", head.Family, head.Rank, list, kernels.ErrUnsupported)
+	}
+	if !ok {
+		return nil, fmt.Errorf("model_type is %q, it must be one of %q: %w", head.Family, slices.Sorted(maps.Keys(families)), kernels.ErrUnsupported)
+	}
+	if family == "gemma4" && outer.Text != nil {
+		c.prefix = "model.language_model."
+	}
+	const all = `{"rms_norm_eps": 1e-6, "rope_theta": 10000, "partial_rotary_factor": 1, "query_pre_attn_scalar": 256}`
+	for _, text := range [][]byte{[]byte(all), []byte(defaults), data} {
+		if err := json.Unmarshal(text, &c); err != nil {
+			return nil, op.As(kernels.ErrFile, err)
+		}
+	}
+	c.Family = family
+	return &c, c.check()
+}
+
+// check checks c and sets what follows from other fields.
+func (c *Config) check() error {
+	if c.PerLayer != nil || c.Shared != 0 || c.Bidirectional == true || c.Bidirectional == "all" {
+		return fmt.Errorf("per_layer_config, num_kv_shared_layers (%d) or use_bidirectional_attention (%v) is set: layers with sizes of their own, with keys of other layers or without causality are not read: %w",
+			c.Shared, c.Bidirectional, kernels.ErrUnsupported)
+	}
+	if optional := strings.HasPrefix(c.Family, "qwen") || c.Family == "smollm3"; optional && !c.UseWindow || c.Family == "llama" || c.Family == "olmo2" {
+		c.Window = nil
+	}
+	c.Bias = c.Bias || c.Family == "qwen2" // of q, k and v
+	c.Pattern, c.KVHeads = cmp.Or(c.OldPattern, c.Pattern), cmp.Or(c.KVHeads, c.Heads)
+	if c.HeadDim == 0 && c.Heads > 0 {
+		c.HeadDim = c.Model / c.Heads
+	}
+	c.GlobalHeadDim, c.GlobalKVHeads = cmp.Or(c.GlobalHeadDim, c.HeadDim), cmp.Or(c.GlobalKVHeads, c.KVHeads)
+	const size = 1 << 20
+	for _, f := range []struct {
+		name           string
+		n, least, most float64
+	}{
+		{"num_hidden_layers", float64(c.Layers), 1, 4096},
+		{"the number of layer_types", float64(cmp.Or(len(c.Kinds), c.Layers)), float64(c.Layers), float64(c.Layers)},
+		{"the number of no_rope_layers", float64(cmp.Or(len(c.Rotated), c.Layers)), float64(c.Layers), size},
+		{"hidden_size", float64(c.Model), 1, size},
+		{"num_attention_heads", float64(c.Heads), 1, size},
+		{"num_key_value_heads", float64(c.KVHeads), 1, float64(c.Heads)},
+		{"num_global_key_value_heads", float64(c.GlobalKVHeads), 1, float64(c.Heads)},
+		{"head_dim", float64(c.HeadDim), 1, size},
+		{"global_head_dim", float64(c.GlobalHeadDim), 0, size},
+		{"sliding_window", float64(*cmp.Or(c.Window, new(1))), 1, 1 << 30},
+		{"rms_norm_eps", c.Epsilon, 0, 1},
+		{"query_pre_attn_scalar", c.QueryScalar, 1, size},
+		{"attn_logit_softcapping", *cmp.Or(c.Softcap, new(0.0)), 0, size},
+	} {
+		if f.n < f.least || f.n > f.most {
+			return fmt.Errorf("%s is %v, it must be %v to %v: %w", f.name, f.n, f.least, f.most, kernels.ErrFile)
+		}
+	}
+	if c.Heads%c.KVHeads != 0 || c.Heads%c.GlobalKVHeads != 0 {
+		return fmt.Errorf("num_key_value_heads is %d, num_global_key_value_heads %d: they must divide num_attention_heads, %d: %w", c.KVHeads, c.GlobalKVHeads, c.Heads, kernels.ErrFile)
+	}
+	return nil
+}

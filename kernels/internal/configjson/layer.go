@@ -1,0 +1,187 @@
+package configjson
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"github.com/seed90331342/attn/kernels"
+)
+
+// The kinds of layers.
+const (
+	Full    = "full_attention"
+	Sliding = "sliding_attention"
+	Linear  = "linear_attention"
+)
+
+// Layer is the attention of a layer. Those of one kind differ in Prefix and in whether they have a Rope.
+type Layer struct {
+	Kind, Prefix                    string
+	Model, Heads, KVHeads, HeadDim  int
+	Bias, Sinks, KeysAsValues, Gate bool    // the gate of Qwen, which is in the query projection
+	Window                          int     // 0 for none; it counts the row itself
+	Scale, Softcap                  float64 // 0 for the default, and for none
+	Norm                            *Norm
+	Rope                            *Rope
+	Latent                          *Latent
+}
+
+// Norm is the norm of queries and keys.
+type Norm struct {
+	Epsilon                     float64
+	PlusOne, Projection, Values bool
+}
+
+// Latent has the sizes of latent attention.
+type Latent struct{ QueryRank, Rank, NopeDim, RopeDim, ValueDim int }
+
+// Rope is rope_scaling or rope_parameters, of all layers or with one object for each kind. That of a Layer is of
+// its kind, and has all defaults.
+type Rope struct {
+	Kind                string  `json:"rope_type"` // of the scaling, or "default"
+	OldKind             string  `json:"type"`
+	Factor              float64 `json:"factor"`
+	Original            int     `json:"original_max_position_embeddings"`
+	Truncate            *bool   `json:"truncate"`
+	Base                float64 `json:"rope_theta"`
+	Partial             float64 `json:"partial_rotary_factor"`
+	Sections            []int   `json:"mrope_section"`
+	SectionsInterleaved bool    `json:"mrope_interleaved"`
+	Full                *Rope   `json:"full_attention"`
+	Sliding             *Rope   `json:"sliding_attention"`
+
+	Dim         int    `json:"-"` // 0 for all elements
+	Interleaved bool   `json:"-"`
+	Text        []byte `json:"-"` // the whole object, with the other fields of the scaling
+}
+
+// UnmarshalJSON also keeps the text.
+func (r *Rope) UnmarshalJSON(text []byte) error {
+	type fields Rope
+	r.Text = append(r.Text[:0], text...)
+	return json.Unmarshal(text, (*fields)(r))
+}
+
+// Kind returns the kind of layer i.
+func (c *Config) Kind(i int) string {
+	switch {
+	case c.Family == "gemma4" && i == c.Layers-1:
+		return Full // whatever layer_types has
+	case c.Kinds != nil:
+		return c.Kinds[i]
+	case c.FullInterval > 0 && (i+1)%c.FullInterval != 0:
+		return Linear
+	case c.Window == nil || i < c.FullLayers || c.Pattern > 0 && (i+1)%c.Pattern == 0 || c.Family == "smollm3" && c.Rotates(i):
+		return Full
+	}
+	return Sliding
+}
+
+// Rotates reports whether layer i has a RoPE, unless it is linear.
+func (c *Config) Rotates(i int) bool {
+	switch {
+	case c.Family != "smollm3":
+		return true
+	case c.Rotated != nil:
+		return c.Rotated[i] != 0
+	}
+	return c.NoRoPE == 0 || (i+1)%c.NoRoPE != 0
+}
+
+// Prefix returns how the names of the tensors of layer i begin.
+func (c *Config) Prefix(i int) string {
+	module := "self_attn."
+	if c.Kind(i) == Linear {
+		module = "linear_attn."
+	}
+	return fmt.Sprintf("%slayers.%d.%s", c.prefix, i, module)
+}
+
+// Layer returns the layers of a kind.
+func (c *Config) Layer(kind string) (Layer, error) {
+	l := Layer{Kind: kind, Model: c.Model, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Bias: c.Bias}
+	switch kind {
+	case Linear:
+		return l, nil
+	case Sliding:
+		if c.Window == nil {
+			return l, fmt.Errorf("it is %s, but sliding_window is not set: %w", kind, kernels.ErrFile)
+		}
+		l.Window = *c.Window
+	case Full:
+		if c.Family == "gemma4" {
+			l.HeadDim, l.KeysAsValues = c.GlobalHeadDim, c.KeysAsValues
+		}
+		if l.KeysAsValues {
+			l.KVHeads = c.GlobalKVHeads
+		}
+	default:
+		return l, fmt.Errorf("layer_types has %q, it must be one of %s, %s and %s: %w", kind, Full, Sliding, Linear, kernels.ErrUnsupported)
+	}
+	switch norm := (&Norm{Epsilon: c.Epsilon}); c.Family {
+	case "deepseek_v2", "deepseek_v3", "kimi_k2":
+		l.Latent = &Latent{*cmp.Or(c.QueryRank, new(0)), c.Rank, c.NopeDim, c.RopeDim, c.ValueDim}
+		l.HeadDim = c.RopeDim
+	case "qwen3":
+		l.Norm = norm
+	case "qwen3_next":
+		norm.PlusOne = true
+		l.Norm, l.Gate = norm, true
+	case "olmo2", "olmo3":
+		norm.Projection = true
+		l.Norm = norm
+	case "gemma2", "gemma3":
+		if c.Family == "gemma3" {
+			norm.PlusOne = true
+			l.Norm = norm
+		}
+		l.Scale, l.Softcap = 1/math.Sqrt(c.QueryScalar), *cmp.Or(c.Softcap, new(0.0))
+	case "gemma4":
+		norm.Values = true
+		l.Norm, l.Scale = norm, 1
+	case "gpt_oss":
+		l.Sinks = true
+	}
+	return l, c.rope(&l)
+}
+
+// rope sets the RoPE of l.
+func (c *Config) rope(l *Layer) error {
+	p, theta := cmp.Or(c.RopeScaling, c.RopeParams, c.RopeDefault, &Rope{}), c.Theta
+	switch flat := p.Full == nil && p.Sliding == nil; {
+	case l.Kind == Sliding && flat && (c.Family == "gemma3" || c.Family == "olmo3"):
+		p = nil // one object is that of full layers
+	case l.Kind == Sliding && !flat:
+		p = p.Sliding
+	case !flat:
+		p = p.Full
+	}
+	if l.Kind == Sliding {
+		theta = cmp.Or(c.LocalTheta, theta)
+	}
+	p = cmp.Or(p, &Rope{})
+	r, part := *p, cmp.Or(p.Partial, c.Partial)
+	r.Base, r.Dim, r.Interleaved = cmp.Or(p.Base, theta), int(part*float64(l.HeadDim)), l.Latent != nil && c.Interleave
+	switch r.Kind = cmp.Or(p.Kind, p.OldKind, "default"); r.Kind {
+	case "proportional":
+		r.Dim = 2 * int(part*float64(l.HeadDim)/2)
+	case "dynamic":
+		r.Original = c.Longest
+	case "llama3", "yarn", "longrope", "su":
+		r.Original = cmp.Or(c.Original, r.Original, c.Longest)
+		r.Factor = cmp.Or(r.Factor, float64(c.Longest)/float64(r.Original))
+		if r.Kind == "su" || r.Kind == "yarn" && c.Family == "phi3" {
+			r.Kind = "longrope" // these are older names
+		}
+	}
+	if !(part > 0 && part <= 1) || r.Dim == 0 {
+		return fmt.Errorf("partial_rotary_factor is %v, it must be up to 1 and leave 2 of %d elements: %w", part, l.HeadDim, kernels.ErrFile)
+	}
+	if r.Dim == l.HeadDim {
+		r.Dim = 0
+	}
+	l.Rope = &r
+	return nil
+}
