@@ -7,7 +7,8 @@
 //
 // where z is x, or the memory of cross attention. A config adds what the families of models
 // have besides: norms of queries and keys, sinks, and gates before Wo. [LatentAttention] is the
-// layer of DeepSeek's models, whose keys and values follow from one small row. For generation, a
-// layer appends its keys and values to a cache of package kvcache. For training, Forward and
+// layer of DeepSeek's models, whose keys and values follow from one small row. [LinearAttention] is
+// that of Qwen3-Next and Kimi Linear, which has a state of fixed size. For generation, the other
+// layers append keys and values to a cache of package kvcache. For training, Forward and
 // Backward of [MultiHeadAttention] compute the gradients of its input and weights.
 package nn

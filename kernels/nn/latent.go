@@ -15,8 +15,8 @@ import (
 )
 
 // LatentAttention is multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2), as in DeepSeek V2
-// and V3 and Kimi K2. Keys and values of all heads follow from one small row of a token, [c | p],
-// and a cache stores that row alone:
+// and V3, Kimi K2 and, without a RoPE, Kimi Linear. Keys and values of all heads follow from one
+// small row of a token, [c | p], and a cache stores that row alone:
 //
 //	c = norm(x·Wkva[:r])       p = RoPE(x·Wkva[r:])
 //	[u | ρ] of head h = norm(x·Wqa)·Wq, whose last RopeDim elements are rotated
@@ -47,7 +47,7 @@ func NewLatentAttention(ctx context.Context, dev *kernels.Device, c LatentConfig
 		return nil, err
 	}
 	list, be := w.list(c), dev.Backend()
-	if err := cmp.Or(list.Check(), lacks[backend.Projector](be, true, "projections"), lacks[backend.Rotator](be, true, "rotary embedding"),
+	if err := cmp.Or(list.Check(), lacks[backend.Projector](be, true, "projections"), lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding"),
 		lacks[backend.Normaliser](be, true, "norms"), lacks[backend.Copier](be, true, "copies")); err != nil {
 		return nil, err
 	}
@@ -105,7 +105,11 @@ func (l *LatentAttention) check(x kernels.Tensor, opt *MultiHeadOptions) error {
 		return fmt.Errorf("option MaskLast is set without a Cache: %w", kernels.ErrOption)
 	}
 	if opt.Scale == nil {
-		opt.Scale = new(c.RoPE.Scaling.SoftmaxFactor() / math.Sqrt(float64(c.NopeDim+c.RopeDim)))
+		factor := 1.0
+		if c.RoPE != nil {
+			factor = c.RoPE.Scaling.SoftmaxFactor()
+		}
+		opt.Scale = new(factor / math.Sqrt(float64(c.NopeDim+c.RopeDim)))
 	}
 	on := op.LayerPath
 	if opt.Cache != nil {
@@ -130,7 +134,7 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 	if c.QueryRank > 0 {
 		u = rows(c.QueryRank)
 		b.Project(u, x, w.Wqa)
-		b.Normalise(u, w.QNorm)
+		b.Normalise(u, w.QNorm, 0)
 	}
 	flat, latent, attended := rows(h*d), rows(c.Rank+c.RopeDim), rows(h*c.ValueDim)
 	b.Project(flat, u, w.Wq)
@@ -140,7 +144,7 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 	}
 	q, o, wk, wv := splitHeads(flat, h), splitHeads(attended, h), splitHeads(w.Wk, h), splitHeads(w.Wv, h)
 	content, place := b.Columns(latent, 0, c.Rank), b.Columns(latent, c.Rank, c.Rank+c.RopeDim)
-	b.Normalise(content, w.KVNorm)
+	b.Normalise(content, w.KVNorm, 0)
 	rotate(b, c.RoPE, b.Columns(q, c.NopeDim, d), place, &opt)
 	expanded := expands(&opt, s[2])
 	if opt.Cache != nil && b.Err == nil {
@@ -187,7 +191,7 @@ func rotate(b *steps.Steps, r *RoPE, q, k kernels.Tensor, opt *MultiHeadOptions)
 	}
 	angles, made, err := r.anglesOf(b.Ctx, b.Dev, opt.Angles, opt.Positions, q, opt.Cache)
 	defer made.Release()
-	if b.Err = err; err == nil {
+	if b.Err = err; err == nil && angles != (kernels.Angles{}) {
 		b.Err = cmp.Or(b.Dev.Rotate(b.Ctx, q, q, angles), b.Dev.Rotate(b.Ctx, k, k, angles))
 	}
 }

@@ -124,7 +124,7 @@ func TestLatentRefuses(t *testing.T) {
 	}{
 		{"no rank", with(func(c *nn.LatentConfig) { c.Rank = 0 }), kernels.ErrOption, "config: Rank is 0, it must be 1 to"},
 		{"negative query rank", with(func(c *nn.LatentConfig) { c.QueryRank = -1 }), kernels.ErrOption, "QueryRank is -1, it must be 0 to"},
-		{"no rope", with(func(c *nn.LatentConfig) { c.RoPE = nil }), kernels.ErrOption, "rope: the *RoPE is nil"},
+		{"rope", with(func(c *nn.LatentConfig) { c.RoPE = &nn.RoPE{Base: -1} }), kernels.ErrOption, "rope: base is -1"},
 		{"type", with(func(c *nn.LatentConfig) { c.DType = kernels.Q8 }), kernels.ErrDType, "DType is q8"},
 		{"queries without a latent", with(func(c *nn.LatentConfig) { c.QueryRank = 0 }), kernels.ErrShape, "wqa is present, but the config has no QueryRank"},
 		{"another rank", with(func(c *nn.LatentConfig) { c.Rank = 5 }), kernels.ErrShape, "wkva has shape [1 1 10 10], it must be [1 1 10 9]"},

@@ -20,7 +20,7 @@ type LatentConfig struct {
 	// Each query and key has NopeDim elements without positions, then RopeDim elements with them.
 	// A value has ValueDim elements.
 	NopeDim, RopeDim, ValueDim int
-	// RoPE rotates the RopeDim elements. Interleaved is that of DeepSeek's files.
+	// RoPE, unless nil, rotates the RopeDim elements. Interleaved is that of DeepSeek's files.
 	RoPE *RoPE
 	// DType is the type of the weights on the device; the zero value is F32.
 	DType kernels.DType
@@ -39,8 +39,10 @@ func (c LatentConfig) check() error {
 	if !c.DType.Float() {
 		return fmt.Errorf("config: DType is %v, weights must be f32, f16 or bf16: %w", c.DType, kernels.ErrDType)
 	}
-	if _, err := c.RoPE.frequencies(c.RopeDim); err != nil {
-		return fmt.Errorf("config: rope: %w", err)
+	if c.RoPE != nil {
+		if _, err := c.RoPE.frequencies(c.RopeDim); err != nil {
+			return fmt.Errorf("config: rope: %w", err)
+		}
 	}
 	return nil
 }

@@ -24,20 +24,22 @@ type LayerConfig struct {
 	Prefix string
 	// Latent, unless nil, is the shape of a layer with latent attention. MultiHead is zero then.
 	Latent *LatentConfig
-	// Linear means linear attention, which MultiHead and Options do not describe: they are zero.
-	Linear bool
+	// Linear, unless nil, is the shape of a layer with linear attention. MultiHead and Options are zero then.
+	Linear *LinearConfig
 }
 
 // ParseConfig reads the attention of the layers of a model from its config.json, as transformers
 // of Hugging Face defines it, or from the text_config in it. The model_type decides the family:
 //
 //	llama, mistral, phi3      grouped heads; mistral and phi3 also windows in all layers
-//	qwen2, qwen3, qwen3_next  biases; norms; norms, a gate, and linear attention in most layers
+//	qwen2, qwen3              biases; norms
+//	qwen3_next, qwen3_5, qwen3_5_moe   norms, a gate, and linear attention in most layers
 //	olmo2, olmo3              norms of whole projections; olmo3 also windows in most layers
 //	gemma2, gemma3, gemma4    windows in most layers; a softcap; norms; a RoPE for each kind of layer
 //	gpt_oss                   biases, sinks, windows in every other layer
 //	smollm3                   some layers without RoPE
 //	deepseek_v2, deepseek_v3, kimi_k2  latent attention
+//	kimi_linear               linear attention, and latent attention without RoPE in some layers
 //
 // Fields that are not in the file have the defaults of transformers. A RoPE with dynamic or
 // longrope scaling is that of short sequences until the caller sets [Scaling].Length. Tokens of
@@ -74,8 +76,16 @@ func ParseConfig(data []byte) (m ModelConfig, err error) {
 // layerOf returns a layer of a kind, without its Prefix.
 func layerOf(c *configjson.Config, kind string) (l LayerConfig, err error) {
 	from, err := c.Layer(kind)
-	if err != nil || kind == configjson.Linear {
-		return LayerConfig{Linear: true}, err
+	if err != nil {
+		return l, err
+	}
+	if d := from.Linear; d != nil {
+		l.Linear = &LinearConfig{Model: from.Model, KeyHeads: d.KeyHeads, ValueHeads: d.ValueHeads, KeyDim: d.KeyDim, ValueDim: d.ValueDim, Conv: d.Conv,
+			Channels: d.Kimi, LowerBound: d.LowerBound, Gate: kernels.SiLU, Epsilon: d.Epsilon}
+		if d.Kimi {
+			l.Linear.Rank, l.Linear.Gate = d.KeyDim, kernels.Sigmoid
+		}
+		return l, op.As(kernels.ErrFile, l.Linear.check())
 	}
 	l.Options = kernels.Options{Causal: true, Softcap: from.Softcap}
 	if from.Window > 0 {
@@ -84,9 +94,11 @@ func layerOf(c *configjson.Config, kind string) (l LayerConfig, err error) {
 	if from.Scale != 0 {
 		l.Options.Scale = &from.Scale
 	}
-	rope, err := ropeOf(from.Rope, from.HeadDim)
-	if err != nil {
-		return l, err
+	var rope *RoPE
+	if from.Rope != nil {
+		if rope, err = ropeOf(from.Rope, from.HeadDim); err != nil {
+			return l, err
+		}
 	}
 	if s := from.Latent; s != nil {
 		l.Latent = &LatentConfig{Model: from.Model, Heads: from.Heads, QueryRank: s.QueryRank, Rank: s.Rank, NopeDim: s.NopeDim, RopeDim: s.RopeDim, ValueDim: s.ValueDim, RoPE: rope}

@@ -57,6 +57,10 @@ func TestParseConfig(t *testing.T) {
 	gemma4 := nn.MultiHeadConfig{Model: 5376, Heads: 32, KVHeads: 16, HeadDim: 256, Norm: norm(1e-6, values), RoPE: local}
 	gemma4Full := nn.MultiHeadConfig{Model: 5376, Heads: 32, KVHeads: 4, HeadDim: 512, Norm: norm(1e-6, values), KeysAsValues: true,
 		RoPE: &nn.RoPE{Base: 1e6, Dim: 128, Scaling: &nn.Scaling{Kind: nn.ScalingProportional}}}
+	qwen := &nn.LinearConfig{Model: 2048, KeyHeads: 16, ValueHeads: 32, KeyDim: 128, ValueDim: 128, Conv: 4, Gate: kernels.SiLU, Epsilon: 1e-6}
+	qwen35 := &nn.LinearConfig{Model: 5120, KeyHeads: 16, ValueHeads: 48, KeyDim: 128, ValueDim: 128, Conv: 4, Gate: kernels.SiLU, Epsilon: 1e-6}
+	kimi := &nn.LinearConfig{Model: 2304, KeyHeads: 32, ValueHeads: 32, KeyDim: 128, ValueDim: 128, Conv: 4, Channels: true, Rank: 128, Gate: kernels.Sigmoid, Epsilon: 1e-5}
+	bounded := &nn.LinearConfig{Model: 64, KeyHeads: 2, ValueHeads: 2, KeyDim: 128, ValueDim: 128, Conv: 3, Channels: true, Rank: 128, LowerBound: -5, Epsilon: 1e-5}
 	small := nn.MultiHeadConfig{Model: 64, Heads: 4, KVHeads: 2, HeadDim: 16, RoPE: local}
 	with := func(c nn.MultiHeadConfig, change func(c *nn.MultiHeadConfig)) nn.MultiHeadConfig {
 		change(&c)
@@ -82,9 +86,23 @@ func TestParseConfig(t *testing.T) {
 		{"OLMo 2 7B", config(t, "olmo-2-7b"), "model.", 32, map[int]nn.LayerConfig{
 			0: {MultiHead: nn.MultiHeadConfig{Model: 4096, Heads: 32, KVHeads: 32, HeadDim: 128, Norm: norm(1e-6, projection), RoPE: &nn.RoPE{Base: 500000}}, Options: causal(0, 0, 0)}}},
 		{"Qwen3-Next 80B", config(t, "qwen3-next-80b-a3b"), "model.", 48, map[int]nn.LayerConfig{
-			0: {Linear: true}, 2: {Linear: true}, 4: {Linear: true},
+			0: {Linear: qwen}, 2: {Linear: qwen}, 4: {Linear: qwen},
 			3: {MultiHead: nn.MultiHeadConfig{Model: 2048, Heads: 16, KVHeads: 2, HeadDim: 256, Norm: norm(1e-6, plusOne), Gate: nn.GateInQuery,
 				RoPE: &nn.RoPE{Base: 1e7, Dim: 64}}, Options: causal(0, 0, 0)}}},
+		{"Qwen3.5 27B", `{"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24, "linear_num_value_heads": 48,
+			"layer_types": [` + strings.Repeat(`"linear_attention", "linear_attention", "linear_attention", "full_attention", `, 15) + `"linear_attention", "linear_attention", "linear_attention", "full_attention"],
+			"rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"}}}`, "model.language_model.", 64, map[int]nn.LayerConfig{
+			62: {Linear: qwen35}, 63: {MultiHead: nn.MultiHeadConfig{Model: 5120, Heads: 24, KVHeads: 4, HeadDim: 256, Norm: norm(1e-6, plusOne), Gate: nn.GateInQuery,
+				RoPE: &nn.RoPE{Base: 1e7, Dim: 64, Sections: []int{11, 11, 10}, SectionsInterleaved: true}}, Options: causal(0, 0, 0)}}},
+		{"Qwen3.5 35B-A3B, defaults", `{"model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 4}`, "model.", 4, map[int]nn.LayerConfig{
+			2: {Linear: qwen}, 3: {MultiHead: nn.MultiHeadConfig{Model: 2048, Heads: 16, KVHeads: 2, HeadDim: 256, Norm: norm(1e-6, plusOne), Gate: nn.GateInQuery, RoPE: &nn.RoPE{Base: 10000, Dim: 64}}, Options: causal(0, 0, 0)}}},
+		{"Kimi Linear 48B-A3B", `{"model_type": "kimi_linear", "head_dim": 72, "hidden_size": 2304, "kv_lora_rank": 512, "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128,
+			"kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26], "num_heads": 32, "short_conv_kernel_size": 4}, "mla_use_nope": true, "num_attention_heads": 32, "num_hidden_layers": 27,
+			"num_key_value_heads": 32, "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0, "v_head_dim": 128}`, "model.", 27, map[int]nn.LayerConfig{
+			0: {Linear: kimi}, 2: {Linear: kimi}, 25: {Linear: kimi}, 3: {Options: causal(0, 0, 0), Latent: &nn.LatentConfig{Model: 2304, Heads: 32, Rank: 512, NopeDim: 128, RopeDim: 64, ValueDim: 128}},
+			26: {Options: causal(0, 0, 0), Latent: &nn.LatentConfig{Model: 2304, Heads: 32, Rank: 512, NopeDim: 128, RopeDim: 64, ValueDim: 128}}}},
+		{"Kimi Linear with a bound", `{"model_type": "kimi_linear", ` + sizes + `, "mla_use_nope": true, "linear_attn_config": {"num_heads": 2, "short_conv_kernel_size": 3, "gate_lower_bound": -5.0, "kda_layers": [1, 2, 4], "full_attn_layers": [3]}}`, "model.", 4,
+			map[int]nn.LayerConfig{1: {Linear: bounded}, 3: {Linear: bounded}}},
 		{"gpt-oss without a RoPE", `{"model_type": "gpt_oss", "hidden_size": 2880, "num_hidden_layers": 2}`, "model.", 2, map[int]nn.LayerConfig{
 			0: {MultiHead: with(gptOSS, func(c *nn.MultiHeadConfig) { c.RoPE = defaultYarn }), Options: causal(128, 0, 0)},
 			1: {MultiHead: with(gptOSS, func(c *nn.MultiHeadConfig) { c.RoPE = defaultYarn }), Options: causal(0, 0, 0)}}},
@@ -127,12 +145,11 @@ func TestParseConfig(t *testing.T) {
 			map[int]nn.LayerConfig{0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) {
 				c.RoPE = &nn.RoPE{Base: 7, Dim: 8, Scaling: &nn.Scaling{Kind: nn.ScalingDynamic, Factor: 2, OriginalMaxPositionEmbeddings: 2048}}
 			}), Options: causal(0, 0, 0)}}},
-		{"layer_types of Llama, with sections", `{"model_type": "llama", ` + sizes + `, "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": true}, "layer_types": ["full_attention", "linear_attention", "full_attention", "full_attention"]}`,
+		{"layer_types of Llama, with sections", `{"model_type": "llama", ` + sizes + `, "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": true}, "layer_types": ["full_attention", "full_attention", "full_attention", "full_attention"]}`,
 			"model.", 4, map[int]nn.LayerConfig{
 				0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) {
 					c.RoPE = &nn.RoPE{Base: 10000, Sections: []int{4, 2, 2}, SectionsInterleaved: true}
-				}), Options: causal(0, 0, 0)},
-				1: {Linear: true}}},
+				}), Options: causal(0, 0, 0)}}},
 		{"Kimi K2, sizes of the file and defaults", `{"model_type": "kimi_k2", ` + sizes + `, "q_lora_rank": 12, "rope_theta": 50000, "rope_scaling": {"type": "yarn", "factor": 32, "mscale": 1, "mscale_all_dim": 1, "original_max_position_embeddings": 4096}}`,
 			"model.", 4, map[int]nn.LayerConfig{3: {Options: causal(0, 0, 0), Latent: &nn.LatentConfig{Model: 64, Heads: 4, QueryRank: 12, Rank: 512, NopeDim: 128, RopeDim: 64, ValueDim: 128,
 				RoPE: &nn.RoPE{Base: 50000, Interleaved: true, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 32, MScale: 1, MScaleAllDim: 1, OriginalMaxPositionEmbeddings: 4096}}}}}},
@@ -146,7 +163,7 @@ func TestParseConfig(t *testing.T) {
 		}
 		for i, want := range c.want {
 			want.Prefix = fmt.Sprintf("%slayers.%d.self_attn.", c.prefix, i)
-			if want.Linear {
+			if want.Linear != nil && want.Linear.Rank == 0 {
 				want.Prefix = strings.Replace(want.Prefix, "self", "linear", 1)
 			}
 			if got := m.Layers[i]; !reflect.DeepEqual(got, want) {
@@ -182,7 +199,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{``, kernels.ErrFile, nil},
 		{`[]`, kernels.ErrFile, nil},
 		{`{"text_config": 3}`, kernels.ErrFile, []string{"text_config"}},
-		{`{}`, kernels.ErrUnsupported, []string{`model_type is ""`, `"gpt_oss" "kimi_k2" "llama"`}},
+		{`{}`, kernels.ErrUnsupported, []string{`model_type is ""`, `"gpt_oss" "kimi_k2" "kimi_linear" "llama"`}},
 		{`{"model_type": "falcon"}`, kernels.ErrUnsupported, []string{`model_type is "falcon"`}},
 		{`{"model_type": "deepseek_v32", "kv_lora_rank": 512}`, kernels.ErrUnsupported, []string{"deepseek_v32 has multi-head latent attention"}},
 		{`{"model_type": "deepseek_v3", ` + sizes + `, "v_head_dim": 0}`, kernels.ErrFile, []string{"ValueDim is 0"}},
@@ -199,6 +216,11 @@ func TestParseConfigRefuses(t *testing.T) {
 		{llama(`"num_key_value_heads": 8`), kernels.ErrFile, []string{"num_key_value_heads is 8, it must be 1 to 4"}},
 		{llama(`"layer_types": ["full_attention"]`), kernels.ErrFile, []string{"the number of layer_types is 1, it must be 4 to 4"}},
 		{llama(`"layer_types": ["full_attention", "chunked_attention", "", ""]`), kernels.ErrUnsupported, []string{`layer 1: layer_types has "chunked_attention"`, "full_attention, sliding_attention and linear_attention"}},
+		{llama(`"layer_types": ["linear_attention", "", "", ""]`), kernels.ErrUnsupported, []string{"layer 0: llama has linear attention"}},
+		{`{"model_type": "qwen3_next", ` + sizes + `, "linear_key_head_dim": 0}`, kernels.ErrFile, []string{"layer 0", "KeyDim is 0"}},
+		{`{"model_type": "kimi_linear", ` + sizes + `}`, kernels.ErrUnsupported, []string{"mla_use_nope is false"}},
+		{`{"model_type": "kimi_linear", ` + sizes + `, "mla_use_nope": true, "linear_attn_config": {"use_full_rank_gate": true}}`, kernels.ErrUnsupported, []string{"use_full_rank_gate true"}},
+		{`{"model_type": "kimi_linear", ` + sizes + `, "mla_use_nope": true, "linear_attn_config": {"kda_layers": [1, 2]}}`, kernels.ErrFile, []string{"the number of kda_layers and full_attn_layers is 2, it must be 4 to 4"}},
 		{llama(`"layer_types": ["sliding_attention", "", "", ""]`), kernels.ErrFile, []string{"sliding_window is not set"}},
 		{llama(`"rope_scaling": {"type": "ntk", "factor": 2}`), kernels.ErrUnsupported, []string{`rope_type is "ntk", it must be one of default linear dynamic llama3 yarn longrope proportional`}},
 		{llama(`"rope_scaling": {"type": "linear"}`), kernels.ErrFile, []string{"Factor is 0"}},

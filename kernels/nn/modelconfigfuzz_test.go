@@ -15,6 +15,7 @@ func FuzzParseConfig(f *testing.F) {
 	}
 	f.Add([]byte(`{"model_type": "gemma4", "text_config": {"hidden_size": 8, "num_hidden_layers": 2, "attention_k_eq_v": true, "text_config": {"model_type": "llama"}}}`))
 	f.Add([]byte(`{"model_type": "smollm3", "hidden_size": 64, "num_hidden_layers": 2, "no_rope_layers": [0, 1], "no_rope_layer_interval": -3}`))
+	f.Add([]byte(`{"model_type": "kimi_linear", "hidden_size": 64, "num_hidden_layers": 2, "mla_use_nope": true, "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2], "gate_lower_bound": -5}}`))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		m, err := ParseConfig(content)
 		if err == nil && len(m.Layers) == 0 {
@@ -22,7 +23,7 @@ func FuzzParseConfig(f *testing.F) {
 		}
 		for i, l := range m.Layers {
 			c := l.MultiHead
-			if l.Prefix == "" || l.Linear != (c.Model == 0) || !l.Linear && (c.Heads < 1 || c.KVHeads < 1 || c.Heads%c.KVHeads != 0 || c.HeadDim < 1) {
+			if l.Prefix == "" || (l.Linear != nil || l.Latent != nil) != (c.Model == 0) || c.Model > 0 && (c.Heads < 1 || c.KVHeads < 1 || c.Heads%c.KVHeads != 0 || c.HeadDim < 1) {
 				t.Fatalf("layer %d is %+v", i, l)
 			}
 			if c.RoPE != nil && i < 8 {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
@@ -34,11 +35,12 @@ const chunkOfLlama4 = 8
 // Four products follow each other between x and y. Each sum of at most 64 terms has an error of about √64·u
 // times its magnitudes, which exceed the largest output less than 4 times: 4·8·4·u = 2^-17 of that output. Latent
 // attention has six or seven products, and is within twice as much. The two forms differ by the sum of their errors.
+// So has linear attention, whose sums have fewer terms.
 func TestFamilies(t *testing.T) {
 	folder := "../../../kernels/nn/testdata/families"
 	files := must.Get(filepath.Glob(filepath.Join(folder, "*.safetensors")))(t)
-	if len(files) != 9 {
-		t.Fatalf("there are %d files, should be 9", len(files))
+	if len(files) != 12 {
+		t.Fatalf("there are %d files, should be 12", len(files))
 	}
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		for _, file := range files {
@@ -49,9 +51,7 @@ func TestFamilies(t *testing.T) {
 			}
 			content := must.Get(os.ReadFile(file))(t)
 			for i, layer := range model.Layers {
-				if !layer.Linear {
-					t.Run(fmt.Sprintf("%s/%d", family, i), func(t *testing.T) { testFamily(t, dev, layer, i, content, family == "llama4") })
-				}
+				t.Run(fmt.Sprintf("%s/%d", family, i), func(t *testing.T) { testFamily(t, dev, layer, i, content, family == "llama4") })
 			}
 		}
 	})
@@ -60,6 +60,13 @@ func TestFamilies(t *testing.T) {
 func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, content []byte, chunked bool) {
 	ctx, c, bound := t.Context(), layer.MultiHead, 0x1p-17
 	r, size := bytes.NewReader(content), int64(len(content))
+	in, want := numbersOf(t, content, "input", i), numbersOf(t, content, "output", i)
+	if layer.Linear != nil {
+		l := must.Get(nn.NewLinearAttention(ctx, dev, *layer.Linear, must.Get(layer.Linear.LoadSafetensors(r, size, layer.Prefix))(t)))(t)
+		defer l.Release()
+		compare(t, testLinear(t, dev, l, in, layer.Linear.Model), want, 0x1p-16)
+		return
+	}
 	config := kvcache.Config{Batch: 1, KVHeads: c.KVHeads, Dim: cmp.Or(c.HeadDim, c.Model/max(c.Heads, 1))}
 	model := c.Model
 	var forward func(x kernels.Tensor, opt nn.MultiHeadOptions) (kernels.Tensor, error)
@@ -76,14 +83,6 @@ func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, 
 			return y.O, err
 		}
 	}
-	header := must.Get(safetensors.ReadHeader(r, size))(t)
-	read := func(name string) []float32 {
-		h := must.Get(header.Tensor(fmt.Sprintf("%s.%d", name, i)))(t)
-		data := make([]float32, h.Shape[0]*h.Shape[1])
-		h.Float32s(data, content[h.Start:][:4*len(data)])
-		return data
-	}
-	in, want := read("input"), read("output")
 	tokens := len(in) / model
 	x := must.Get(dev.FromFloat32(ctx, kernels.F32, in, kernels.Shape{1, 1, tokens, model}))(t)
 	defer x.Release()
@@ -121,15 +120,57 @@ func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, 
 		batch := pages.Batch(must.Get(pages.NewSequence())(t))
 		results["in pages"] = append(apply(0, 3, batch), apply(3, tokens, batch)...)
 	}
+	compare(t, results, want, bound)
+}
+
+// numbersOf returns the tensor name.i of a file, which is F32.
+func numbersOf(t *testing.T, content []byte, name string, i int) []float32 {
+	header := must.Get(safetensors.ReadHeader(bytes.NewReader(content), int64(len(content))))(t)
+	h := must.Get(header.Tensor(fmt.Sprintf("%s.%d", name, i)))(t)
+	data := make([]float32, h.Shape[0]*h.Shape[1])
+	h.Float32s(data, content[h.Start:][:4*len(data)])
+	return data
+}
+
+// compare compares results with what they should be, up to a part of the largest number.
+func compare(t *testing.T, results map[string][]float32, want []float32, bound float64) {
 	largest := 0.0
 	for _, y := range want {
 		largest = max(largest, math.Abs(float64(y)))
 	}
 	for name, got := range results {
+		if len(got) != len(want) {
+			t.Fatalf("%s: there are %d numbers, should be %d", name, len(got), len(want))
+		}
 		for i, y := range want {
 			if e := math.Abs(float64(got[i]) - float64(y)); !(e <= bound*largest) {
 				t.Fatalf("%s: y[%d] is %v, should be %v, the largest is %v", name, i, got[i], y, largest)
 			}
 		}
 	}
+}
+
+// testLinear returns the outputs of a layer of linear attention for a sequence at once, in pieces and then token after
+// token through a state, and in a packed batch behind its own first tokens.
+func testLinear(t *testing.T, dev *kernels.Device, l *nn.LinearAttention, in []float32, model int) map[string][]float32 {
+	ctx, tokens := t.Context(), len(in)/model
+	apply := func(rows []float32, opt nn.LinearOptions) []float32 {
+		x := must.Get(dev.FromFloat32(ctx, kernels.F32, rows, kernels.Shape{1, 1, len(rows) / model, model}))(t)
+		defer x.Release()
+		y := must.Get(l.Apply(ctx, x, opt))(t)
+		defer y.Release()
+		return must.Get(dev.ToFloat32(ctx, y))(t)
+	}
+	state := must.Get(l.NewState(ctx, 1))(t)
+	defer state.Release()
+	var pieces []float32
+	for from, to := 0, 5; from < tokens; from, to = to, to+max(7-to, 1) {
+		pieces = append(pieces, apply(in[from*model:to*model], nn.LinearOptions{State: state})...)
+	}
+	both := must.Get(l.NewState(ctx, 2))(t)
+	defer both.Release()
+	const first = 4 // the second sequence has its other tokens in a second call, in which the first one has none
+	packed := apply(append(slices.Clone(in), in[:first*model]...), nn.LinearOptions{State: both, CuQ: []int{0, tokens, tokens + first}})
+	rest := apply(in[first*model:], nn.LinearOptions{State: both, CuQ: []int{0, 0, tokens - first}})
+	return map[string][]float32{"at once": apply(in, nn.LinearOptions{}), "with a state": pieces, "packed": packed[:len(in)], "packed, then the rest": append(packed[len(in):], rest...)}
 }

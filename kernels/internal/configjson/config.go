@@ -55,17 +55,37 @@ type Config struct {
 	RopeDim       int              `json:"qk_rope_head_dim"`
 	ValueDim      int              `json:"v_head_dim"`
 	Interleave    bool             `json:"rope_interleave"`
+	NoPE          bool             `json:"mla_use_nope"` // latent attention without RoPE
+	OutputGate    bool             `json:"mla_use_output_gate"`
+	KeyHeads      int              `json:"linear_num_key_heads"`
+	ValueHeads    int              `json:"linear_num_value_heads"`
+	LinearKeyDim  int              `json:"linear_key_head_dim"`
+	LinearDim     int              `json:"linear_value_head_dim"`
+	Conv          int              `json:"linear_conv_kernel_dim"`
+	Kimi          struct {
+		Linear     []int    `json:"kda_layers"` // from 1
+		Full       []int    `json:"full_attn_layers"`
+		Heads      int      `json:"num_heads"`
+		Dim        int      `json:"head_dim"`
+		Conv       int      `json:"short_conv_kernel_size"`
+		LowerBound *float64 `json:"gate_lower_bound"`
+		FullGate   bool     `json:"use_full_rank_gate"`
+	} `json:"linear_attn_config"`
 
 	prefix string // of the names of tensors
 }
 
-const latentSizes = `"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_interleave": true`
+const (
+	latentSizes = `"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_interleave": true`
+	qwenSizes   = `"num_attention_heads": 16, "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4,
+		"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4`
+)
 
 // families have the fields that the config.json of a family may leave out. Those with latent attention have the
 // sizes of DeepSeek V3.
 var families = map[string]string{
-	"deepseek_v2": `{"num_attention_heads": 32, ` + latentSizes + `}`,
-	"deepseek_v3": `{"num_attention_heads": 128, ` + latentSizes + `}`,
+	"deepseek_v2": `{"num_attention_heads": 32, "q_lora_rank": 1536, ` + latentSizes + `}`,
+	"deepseek_v3": `{"num_attention_heads": 128, "q_lora_rank": 1536, ` + latentSizes + `}`,
 	"gemma2":      `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "attn_logit_softcapping": 50, "sliding_window": 4096, "sliding_window_pattern": 2}`,
 	"gemma3": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
 		"rope_theta": 1e6, "rope_local_base_freq": 10000}`,
@@ -73,16 +93,19 @@ var families = map[string]string{
 		"default rope_parameters": {"sliding_attention": {}, "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}}`,
 	"gpt_oss": `{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": true, "sliding_window": 128, "sliding_window_pattern": 2,
 		"rope_theta": 150000, "default rope_parameters": {"rope_type": "yarn", "factor": 32, "truncate": false, "original_max_position_embeddings": 4096}}`,
-	"kimi_k2":    `{"num_attention_heads": 64, ` + latentSizes + `}`,
-	"llama":      `{}`,
-	"mistral":    `{"num_key_value_heads": 8, "sliding_window": 4096}`,
-	"olmo2":      `{"rms_norm_eps": 1e-5}`,
-	"olmo3":      `{"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000}`,
-	"phi3":       `{}`,
-	"qwen2":      `{"sliding_window": 4096, "max_window_layers": 28}`,
-	"qwen3":      `{"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}`,
-	"qwen3_next": `{"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4}`,
-	"smollm3":    `{"num_attention_heads": 16, "num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}`,
+	"kimi_k2":     `{"num_attention_heads": 64, "q_lora_rank": 1536, ` + latentSizes + `}`,
+	"kimi_linear": `{"num_attention_heads": 32, "rms_norm_eps": 1e-5, ` + latentSizes + `, "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}}`,
+	"llama":       `{}`,
+	"mistral":     `{"num_key_value_heads": 8, "sliding_window": 4096}`,
+	"olmo2":       `{"rms_norm_eps": 1e-5}`,
+	"olmo3":       `{"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000}`,
+	"phi3":        `{}`,
+	"qwen2":       `{"sliding_window": 4096, "max_window_layers": 28}`,
+	"qwen3":       `{"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}`,
+	"qwen3_5":     `{"num_key_value_heads": 4, ` + qwenSizes + `}`,
+	"qwen3_5_moe": `{"num_key_value_heads": 2, ` + qwenSizes + `}`,
+	"qwen3_next":  `{"num_key_value_heads": 2, ` + qwenSizes + `}`,
+	"smollm3":     `{"num_attention_heads": 16, "num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}`,
 }
 
 // latent reports whether a family has latent attention.
@@ -111,7 +134,7 @@ func Read(data []byte) (*Config, error) {
 	if !ok {
 		return nil, fmt.Errorf("model_type is %q, it must be one of %q: %w", head.Family, slices.Sorted(maps.Keys(families)), kernels.ErrUnsupported)
 	}
-	if family == "gemma4" && outer.Text != nil {
+	if outer.Text != nil && (family == "gemma4" || strings.HasPrefix(family, "qwen3_5")) {
 		c.prefix = "model.language_model."
 	}
 	const all = `{"rms_norm_eps": 1e-6, "rope_theta": 10000, "partial_rotary_factor": 1, "query_pre_attn_scalar": 256}`
@@ -130,6 +153,10 @@ func (c *Config) check() error {
 		return fmt.Errorf("per_layer_config, num_kv_shared_layers (%d) or use_bidirectional_attention (%v) is set: layers with sizes of their own, with keys of other layers or without causality are not read: %w",
 			c.Shared, c.Bidirectional, kernels.ErrUnsupported)
 	}
+	if c.Family == "kimi_linear" && (!c.NoPE || c.OutputGate || c.Kimi.FullGate) {
+		return fmt.Errorf("mla_use_nope is %v, mla_use_output_gate %v and use_full_rank_gate %v: layers of kimi_linear are read with true, false and false: %w",
+			c.NoPE, c.OutputGate, c.Kimi.FullGate, kernels.ErrUnsupported)
+	}
 	if optional := strings.HasPrefix(c.Family, "qwen") || c.Family == "smollm3"; optional && !c.UseWindow || c.Family == "llama" || c.Family == "olmo2" {
 		c.Window = nil
 	}
@@ -146,6 +173,7 @@ func (c *Config) check() error {
 	}{
 		{"num_hidden_layers", float64(c.Layers), 1, 4096},
 		{"the number of layer_types", float64(cmp.Or(len(c.Kinds), c.Layers)), float64(c.Layers), float64(c.Layers)},
+		{"the number of kda_layers and full_attn_layers", float64(cmp.Or(len(c.Kimi.Linear)+len(c.Kimi.Full), c.Layers)), float64(c.Layers), float64(c.Layers)},
 		{"the number of no_rope_layers", float64(cmp.Or(len(c.Rotated), c.Layers)), float64(c.Layers), size},
 		{"hidden_size", float64(c.Model), 1, size},
 		{"num_attention_heads", float64(c.Heads), 1, size},

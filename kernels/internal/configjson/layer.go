@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/seed90331342/attn/kernels"
 )
@@ -26,6 +27,7 @@ type Layer struct {
 	Norm                            *Norm
 	Rope                            *Rope
 	Latent                          *Latent
+	Linear                          *Delta
 }
 
 // Norm is the norm of queries and keys.
@@ -36,6 +38,14 @@ type Norm struct {
 
 // Latent has the sizes of latent attention.
 type Latent struct{ QueryRank, Rank, NopeDim, RopeDim, ValueDim int }
+
+// Delta has the sizes of linear attention with the gated delta rule.
+type Delta struct {
+	KeyHeads, ValueHeads, KeyDim, ValueDim, Conv int
+	Epsilon                                      float64
+	Kimi                                         bool    // decays of channels, latents of KeyDim numbers and sigmoid
+	LowerBound                                   float64 // of decays; 0 for none
+}
 
 // Rope is rope_scaling or rope_parameters, of all layers or with one object for each kind. That of a Layer is of
 // its kind, and has all defaults.
@@ -71,6 +81,10 @@ func (c *Config) Kind(i int) string {
 		return Full // whatever layer_types has
 	case c.Kinds != nil:
 		return c.Kinds[i]
+	case slices.Contains(c.Kimi.Linear, i+1):
+		return Linear
+	case c.Kimi.Full != nil:
+		return Full
 	case c.FullInterval > 0 && (i+1)%c.FullInterval != 0:
 		return Linear
 	case c.Window == nil || i < c.FullLayers || c.Pattern > 0 && (i+1)%c.Pattern == 0 || c.Family == "smollm3" && c.Rotates(i):
@@ -93,7 +107,7 @@ func (c *Config) Rotates(i int) bool {
 // Prefix returns how the names of the tensors of layer i begin.
 func (c *Config) Prefix(i int) string {
 	module := "self_attn."
-	if c.Kind(i) == Linear {
+	if c.Kind(i) == Linear && c.Family != "kimi_linear" {
 		module = "linear_attn."
 	}
 	return fmt.Sprintf("%slayers.%d.%s", c.prefix, i, module)
@@ -104,7 +118,7 @@ func (c *Config) Layer(kind string) (Layer, error) {
 	l := Layer{Kind: kind, Model: c.Model, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Bias: c.Bias}
 	switch kind {
 	case Linear:
-		return l, nil
+		return l, c.linear(&l)
 	case Sliding:
 		if c.Window == nil {
 			return l, fmt.Errorf("it is %s, but sliding_window is not set: %w", kind, kernels.ErrFile)
@@ -121,12 +135,14 @@ func (c *Config) Layer(kind string) (Layer, error) {
 		return l, fmt.Errorf("layer_types has %q, it must be one of %s, %s and %s: %w", kind, Full, Sliding, Linear, kernels.ErrUnsupported)
 	}
 	switch norm := (&Norm{Epsilon: c.Epsilon}); c.Family {
-	case "deepseek_v2", "deepseek_v3", "kimi_k2":
+	case "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_linear":
 		l.Latent = &Latent{*cmp.Or(c.QueryRank, new(0)), c.Rank, c.NopeDim, c.RopeDim, c.ValueDim}
-		l.HeadDim = c.RopeDim
+		if l.HeadDim = c.RopeDim; c.NoPE {
+			return l, nil
+		}
 	case "qwen3":
 		l.Norm = norm
-	case "qwen3_next":
+	case "qwen3_next", "qwen3_5", "qwen3_5_moe":
 		norm.PlusOne = true
 		l.Norm, l.Gate = norm, true
 	case "olmo2", "olmo3":
@@ -145,6 +161,19 @@ func (c *Config) Layer(kind string) (Layer, error) {
 		l.Sinks = true
 	}
 	return l, c.rope(&l)
+}
+
+// linear sets the linear attention of l.
+func (c *Config) linear(l *Layer) error {
+	switch k := c.Kimi; c.Family {
+	case "kimi_linear":
+		l.Linear = &Delta{k.Heads, k.Heads, k.Dim, k.Dim, k.Conv, c.Epsilon, true, *cmp.Or(k.LowerBound, new(0.0))}
+	case "qwen3_next", "qwen3_5", "qwen3_5_moe":
+		l.Linear = &Delta{c.KeyHeads, c.ValueHeads, c.LinearKeyDim, c.LinearDim, c.Conv, c.Epsilon, false, 0}
+	default:
+		return fmt.Errorf("%s has linear attention, which is read of kimi_linear, qwen3_next, qwen3_5 and qwen3_5_moe alone: %w", c.Family, kernels.ErrUnsupported)
+	}
+	return nil
 }
 
 // rope sets the RoPE of l.

@@ -46,9 +46,12 @@ func (b *Steps) Keep(to *kernels.Tensor, shape kernels.Shape) kernels.Tensor {
 }
 
 // Project computes y = x·w.
-func (b *Steps) Project(y, x, w kernels.Tensor) {
+func (b *Steps) Project(y, x, w kernels.Tensor) { b.Affine(y, x, w, kernels.Tensor{}) }
+
+// Affine computes y = x·w + bias.
+func (b *Steps) Affine(y, x, w, bias kernels.Tensor) {
 	if b.Err == nil {
-		b.Err = b.Dev.Project(b.Ctx, y, x, w, kernels.Tensor{})
+		b.Err = b.Dev.Project(b.Ctx, y, x, w, bias)
 	}
 }
 
@@ -70,9 +73,30 @@ func (b *Steps) Columns(t kernels.Tensor, lo, hi int) kernels.Tensor {
 }
 
 // Normalise replaces the rows of x by their norms.
-func (b *Steps) Normalise(x, w kernels.Tensor) {
+func (b *Steps) Normalise(x, w kernels.Tensor, epsilon float64) {
 	if b.Err == nil {
-		b.Err = b.Dev.Normalise(b.Ctx, x, x, w, kernels.Norm{})
+		b.Err = b.Dev.Normalise(b.Ctx, x, x, w, kernels.Norm{Epsilon: epsilon})
+	}
+}
+
+// Gate computes y = x·f(gate).
+func (b *Steps) Gate(y, x, gate kernels.Tensor, f kernels.Activation) {
+	if b.Err == nil {
+		b.Err = b.Dev.Gate(b.Ctx, y, x, gate, f)
+	}
+}
+
+// CausalConv computes a causal convolution.
+func (b *Steps) CausalConv(c kernels.CausalConv) {
+	if b.Err == nil {
+		b.Err = b.Dev.CausalConv(b.Ctx, c)
+	}
+}
+
+// LinearAttention computes linear attention.
+func (b *Steps) LinearAttention(c kernels.LinearAttention) {
+	if b.Err == nil {
+		b.Err = b.Dev.LinearAttention(b.Ctx, c)
 	}
 }
 

@@ -117,7 +117,11 @@ func (p part) read(f *File, name string) ([]float32, error) {
 	case p.transposed:
 		want = []int{p.total, p.rows}
 	}
-	if !slices.Equal(h.Shape, want) {
+	shape := h.Shape
+	if one := func(n int) bool { return n == 1 }; len(shape) > len(want) { // as [C, 1, W] of a convolution
+		shape, want = slices.DeleteFunc(slices.Clone(shape), one), slices.DeleteFunc(want, one)
+	}
+	if !slices.Equal(shape, want) {
 		return nil, fmt.Errorf("shape is %v, for the config it must be %v: %w", h.Shape, want, kernels.ErrShape)
 	}
 	if h.Kind != 'f' && h.Kind != 'w' {

@@ -14,6 +14,7 @@ type Weight struct {
 	T      *kernels.Tensor // [1, 1, in, out] or, for a Vector, any shape of as many elements
 	Shape  kernels.Shape   // zero for a weight that the layer does not have
 	Vector bool            // files store one axis
+	F32    bool            // it is not rounded to the type of the others
 	Of     string          // what a config without this weight lacks
 
 	// Tensor is the name of the tensor of a file. Weights of equal names are next to each other in
@@ -79,10 +80,13 @@ func (l List) Upload(ctx context.Context, dev *kernels.Device, dtype kernels.DTy
 		if w.T.IsZero() {
 			continue
 		}
-		shape := w.T.Shape()
+		shape, as := w.T.Shape(), dtype
+		if w.F32 {
+			as = kernels.F32
+		}
 		data, err := w.T.Float32s()
 		if err == nil {
-			*to[i].T, err = dev.FromFloat32(ctx, dtype, data[:shape.Elements()], shape)
+			*to[i].T, err = dev.FromFloat32(ctx, as, data[:shape.Elements()], shape)
 		}
 		if err != nil {
 			to.Release()
@@ -90,4 +94,26 @@ func (l List) Upload(ctx context.Context, dev *kernels.Device, dtype kernels.DTy
 		}
 	}
 	return nil
+}
+
+// Joined returns matrices in host memory, F32 and contiguous, side by side. Zero tensors have no columns.
+func Joined(ts ...kernels.Tensor) (kernels.Tensor, error) {
+	shape := ts[0].Shape()
+	shape[kernels.Dim] = 0
+	for _, t := range ts {
+		shape[kernels.Dim] += t.Shape()[kernels.Dim]
+	}
+	all, err := kernels.AllocHost(kernels.F32, shape)
+	if err != nil {
+		return all, err
+	}
+	to, _ := all.Float32s() // F32, as all of them
+	for row := range shape[kernels.Seq] {
+		for _, t := range ts {
+			from, _ := t.Float32s()
+			n := t.Shape()[kernels.Dim]
+			to = to[copy(to, from[row*n:][:n]):]
+		}
+	}
+	return all, nil
 }

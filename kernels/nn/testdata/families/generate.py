@@ -3,6 +3,7 @@ input and its output. See README.md.
 
 Each function of a family follows the family's module in huggingface/transformers,
 src/transformers/models/FAMILY/modeling_FAMILY.py, in float64, which is Python's own.
+Kimi Linear's is modeling_kimi.py of moonshotai/Kimi-Linear-48B-A3B-Instruct.
 """
 import json, math, random, struct
 from pathlib import Path
@@ -103,6 +104,88 @@ def sliding(window):
     return lambda i, j: i - window < j <= i
 
 
+def sigmoid(a):
+    return 1 / (1 + math.exp(-a))
+
+
+def silu(a):
+    return a * sigmoid(a)
+
+
+def softplus(a):
+    return math.log1p(math.exp(a))
+
+
+def convolved(x, w):
+    """SiLU of torch.nn.Conv1d with groups = channels, over the tokens up to each one."""
+    width, tokens = len(w[0][0]), []
+    for i in range(len(x)):
+        taps = [(j, i - width + 1 + j) for j in range(width) if i - width + 1 + j >= 0]
+        tokens.append([silu(sum(channel[0][j] * x[at][n] for j, at in taps)) for n, channel in enumerate(w)])
+    return tokens
+
+
+def unit(x):
+    """l2norm"""
+    return [a / math.sqrt(sum(b * b for b in x) + 1e-6) for a in x]
+
+
+def delta(q, k, v, g, beta):
+    """The gated delta rule, token after token. q, k [tokens][key heads][K], v [tokens][heads][V], g [tokens][heads][K]."""
+    heads, keys, values, out = len(v[0]), len(k[0][0]), len(v[0][0]), []
+    states = [[[0] * values for _ in range(keys)] for _ in range(heads)]
+    for i in range(len(v)):
+        row = []
+        for h, state in enumerate(states):
+            query, key = (unit(a[i][h * len(k[0]) // heads]) for a in (q, k))
+            state = [[a * math.exp(d) for a in line] for line, d in zip(state, g[i][h])]
+            held = [sum(a * line[e] for a, line in zip(key, state)) for e in range(values)]
+            new = [beta[i][h] * (a - b) for a, b in zip(v[i][h], held)]
+            states[h] = state = [[a + b * n for a, n in zip(line, new)] for line, b in zip(state, key)]
+            row.append([sum(a * line[e] for a, line in zip(query, state)) * keys ** -0.5 for e in range(values)])
+        out.append(row)
+    return out
+
+
+def gated(o, w, gate, f, eps):
+    """RMSNormGated"""
+    return join([[[a * f(b) for a, b in zip(weighted(w, eps)(h), g)] for h, g in zip(*token)] for token in zip(o, gate)])
+
+
+def delta_net(x, t, c):
+    """GatedDeltaNet of Qwen3-Next and Qwen3.5."""
+    hk, hv, dk, dv = c["linear_num_key_heads"], c["linear_num_value_heads"], c["linear_key_head_dim"], c["linear_value_head_dim"]
+    n = hv // hk  # fix_query_key_value_ordering
+    if "in_proj_qkvz.weight" in t:
+        heads = split(linear(x, t["in_proj_qkvz.weight"]), 2 * dk + 2 * n * dv)
+        parts = [(0, dk), (dk, 2 * dk), (2 * dk, 2 * dk + n * dv)]
+        qkv = [sum((sum((h[lo:hi] for h in token), []) for lo, hi in parts), []) for token in heads]
+        z = join(each(lambda h: h[2 * dk + n * dv:], heads))
+        ba = split(linear(x, t["in_proj_ba.weight"]), 2 * n)
+        b, a = join(each(lambda h: h[:n], ba)), join(each(lambda h: h[n:], ba))
+    else:
+        qkv, z, b, a = (linear(x, t["in_proj_" + p + ".weight"]) for p in ("qkv", "z", "b", "a"))
+    qkv = convolved(qkv, t["conv1d.weight"])
+    q, k, v = split([r[:hk * dk] for r in qkv], dk), split([r[hk * dk:2 * hk * dk] for r in qkv], dk), split([r[2 * hk * dk:] for r in qkv], dv)
+    g = [[[-math.exp(log) * softplus(u + bias)] * dk for u, log, bias in zip(row, t["A_log"], t["dt_bias"])] for row in a]
+    o = delta(q, k, v, g, each(sigmoid, b))
+    return linear(gated(o, t["norm.weight"], split(z, dv), silu, c["rms_norm_eps"]), t["out_proj.weight"])
+
+
+def kimi_delta(x, t, c):
+    """KimiDeltaAttention, with the gate function of fla's ops/kda/gate.py."""
+    d, low = c["linear_attn_config"]["head_dim"], c["linear_attn_config"].get("gate_lower_bound")
+    q, k, v = (split(convolved(linear(x, t[p + "_proj.weight"]), t[p + "_conv1d.weight"]), d) for p in "qkv")
+    f, z = (split(linear(linear(x, t[p + "_a_proj.weight"]), t[p + "_b_proj.weight"]), d) for p in "fg")
+    bias, logs = split([t["dt_bias"]], d)[0], [h[0] for h in t["A_log"][0][0]]
+    if low:
+        g = [[[low * sigmoid(math.exp(log) * (a + b)) for a, b in zip(h, bs)] for h, log, bs in zip(token, logs, bias)] for token in f]
+    else:
+        g = [[[-math.exp(log) * softplus(a + b) for a, b in zip(h, bs)] for h, log, bs in zip(token, logs, bias)] for token in f]
+    o = delta(q, k, v, g, each(sigmoid, linear(x, t["b_proj.weight"])))
+    return linear(gated(o, t["o_norm.weight"], z, sigmoid, c["rms_norm_eps"]), t["o_proj.weight"])
+
+
 def qwen3(x, t, c, kind):
     d, eps = c["head_dim"], c["rms_norm_eps"]
     q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
@@ -114,6 +197,8 @@ def qwen3(x, t, c, kind):
 
 
 def qwen3_next(x, t, c, kind):
+    if kind == LINEAR:
+        return delta_net(x, t, c)
     d, eps = c["head_dim"], c["rms_norm_eps"]
     both = split(linear(x, t["q_proj.weight"]), 2 * d)
     q, gate = each(lambda h: h[:d], both), join(each(lambda h: h[d:], both))
@@ -196,9 +281,15 @@ def deepseek(x, t, c, kind):
     q, both = split(linear(u, t[name]), n + r), linear(x, t["kv_a_proj_with_mqa.weight"])
     kv = split(linear([weighted(t["kv_a_layernorm.weight"], 1e-6)(row[:rank]) for row in both], t["kv_b_proj.weight"]), n + dv)
     at_q, at_k = neighbours(each(lambda h: h[n:], q), f, factor), neighbours([[row[rank:]] for row in both], f, factor)
+    if c.get("mla_use_nope"):
+        at_q, at_k = each(lambda h: h[n:], q), [[row[rank:]] for row in both]
     q = [[h[:n] + p for h, p in zip(*token)] for token in zip(q, at_q)]
     k = [[h[:n] + p[0] for h in token] for token, p in zip(kv, at_k)]
     return linear(attend(q, k, each(lambda h: h[n:], kv), scale, causal), t["o_proj.weight"])
+
+
+def kimi_linear(x, t, c, kind):
+    return kimi_delta(x, t, c) if kind == LINEAR else deepseek(x, t, c, kind)
 
 
 def config(family, kinds, **more):
@@ -206,10 +297,19 @@ def config(family, kinds, **more):
             "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "attention_bias": False} | more
 
 
+def kimi(width, **more):
+    c = config("kimi_linear", [LINEAR, FULL], hidden_size=40, q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, num_key_value_heads=4,
+               mla_use_nope=True, rope_theta=1e4, rope_scaling=None, rms_norm_eps=1e-5,
+               linear_attn_config={"kda_layers": [1], "full_attn_layers": [2], "num_heads": 3, "head_dim": 8, "short_conv_kernel_size": width} | more)
+    return c
+
+
+NEXT = ("qwen3_next", "qwen3_5")
 FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 MODELS = {
     "qwen3": (qwen3, config("qwen3", [FULL], hidden_size=40, head_dim=16, rope_theta=1e6)),
-    "qwen3_next": (qwen3_next, config("qwen3_next", [LINEAR, FULL], hidden_size=40, head_dim=16, rope_theta=1e7, partial_rotary_factor=0.25)),
+    "qwen3_next": (qwen3_next, config("qwen3_next", [LINEAR, FULL], hidden_size=40, head_dim=16, rope_theta=1e7, partial_rotary_factor=0.25, linear_num_key_heads=2,
+                                      linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6, linear_conv_kernel_dim=4)),
     "gemma3": (gemma3, config("gemma3_text", [SLIDING, FULL], hidden_size=36, head_dim=8, rope_theta=1e6, rope_local_base_freq=1e4,
                               query_pre_attn_scalar=24, sliding_window=4, rope_scaling={"rope_type": "linear", "factor": 8.0})),
     "olmo2": (olmo2, config("olmo2", [FULL], hidden_size=32, rope_theta=5e5)),
@@ -227,6 +327,11 @@ MODELS = {
                                                                                          "mscale_all_dim": 0.5, "original_max_position_embeddings": 4096})),
     "deepseek_v2": (deepseek, config("deepseek_v2", [FULL], hidden_size=40, rope_theta=1e4, q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8,
                                      v_head_dim=10, num_key_value_heads=4, rope_scaling=None)),
+    "qwen3_5": (qwen3_next, config("qwen3_5_text", [LINEAR, FULL], hidden_size=40, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=8,
+                                   linear_value_head_dim=10, linear_conv_kernel_dim=3, partial_rotary_factor=0.5, rope_theta=1e7, rope_parameters={
+                                       "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True})),
+    "kimi_linear": (kimi_linear, kimi(4)),
+    "kimi_bounded": (kimi_linear, kimi(2, gate_lower_bound=-5.0)),
 }
 
 
@@ -243,13 +348,15 @@ def tensors(family, c, kind, rng):
     def ones(n):
         return [1 + rng.randint(-64, 63) / 128 for _ in range(n)]
 
+    if kind == LINEAR:
+        return linear_tensors(family, c, normal, ones)
     if "kv_lora_rank" in c:
         n, r, dv, rank, queries = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"], c["kv_lora_rank"], c["q_lora_rank"]
         t = {"kv_a_proj_with_mqa.weight": normal(rank + r, m), "kv_a_layernorm.weight": ones(rank), "kv_b_proj.weight": normal(h * (n + dv), rank), "o_proj.weight": normal(m, h * dv)}
         if queries:
             return t | {"q_a_proj.weight": normal(queries, m), "q_a_layernorm.weight": ones(queries), "q_b_proj.weight": normal(h * (n + r), queries)}
         return t | {"q_proj.weight": normal(h * (n + r), m)}
-    t = {"q_proj.weight": normal(h * d * (2 if family == "qwen3_next" else 1), m), "k_proj.weight": normal(kv * d, m), "o_proj.weight": normal(m, h * d)}
+    t = {"q_proj.weight": normal(h * d * (2 if family in NEXT else 1), m), "k_proj.weight": normal(kv * d, m), "o_proj.weight": normal(m, h * d)}
     if not keys_are_values:
         t["v_proj.weight"] = normal(kv * d, m)
     if c["attention_bias"]:
@@ -258,9 +365,33 @@ def tensors(family, c, kind, rng):
         t["sinks"] = [4 * a for a in normal(h)]
     elif family != "llama4":
         lengths = (h * d, kv * d) if family == "olmo2" else (d, d)
-        factor = normal if family in ("qwen3_next", "gemma3") else ones
+        factor = normal if family in (*NEXT, "gemma3") else ones
         t |= {p + "_norm.weight": factor(n) for p, n in zip("qk", lengths)}
     return t
+
+
+def linear_tensors(family, c, normal, ones):
+    def less(n):  # log rates and biases, small enough for states that last
+        return [2 * a - 1 for a in normal(n)]
+
+    def faint(rows, *spans):  # queries and keys whose lengths are near the epsilon of their norm
+        return [[a / 1024 for a in row] if any(lo <= i < hi for lo, hi in spans) else row for i, row in enumerate(rows)]
+
+    m = c["hidden_size"]
+    if family not in NEXT:
+        a = c["linear_attn_config"]
+        h, d, w = a["num_heads"], a["head_dim"], a["short_conv_kernel_size"]
+        t = {p + "_proj.weight": faint(normal(h * d, m), (0, 0 if p == "v" else d)) for p in "qkv"} | {p + "_conv1d.weight": normal(h * d, 1, w) for p in "qkv"} | {"b_proj.weight": normal(h, m)}
+        for p in "fg":
+            t |= {p + "_a_proj.weight": normal(d, m), p + "_b_proj.weight": normal(h * d, d)}
+        return t | {"A_log": [[[[a] for a in less(h)]]], "dt_bias": less(h * d), "o_norm.weight": ones(d), "o_proj.weight": normal(m, h * d)}
+    hk, hv, dk, dv = c["linear_num_key_heads"], c["linear_num_value_heads"], c["linear_key_head_dim"], c["linear_value_head_dim"]
+    n = 2 * hk * dk + hv * dv
+    if family == "qwen3_next":
+        t = {"in_proj_qkvz.weight": faint(normal(n + hv * dv, m), (0, 2 * dk)), "in_proj_ba.weight": normal(2 * hv, m)}
+    else:
+        t = {"in_proj_qkv.weight": faint(normal(n, m), (0, dk), (hk * dk, (hk + 1) * dk)), "in_proj_z.weight": normal(hv * dv, m), "in_proj_b.weight": normal(hv, m), "in_proj_a.weight": normal(hv, m)}
+    return t | {"conv1d.weight": normal(n, 1, c["linear_conv_kernel_dim"]), "A_log": less(hv), "dt_bias": less(hv), "norm.weight": ones(dv), "out_proj.weight": normal(m, hv * dv)}
 
 
 def write(path, stored):
@@ -268,8 +399,8 @@ def write(path, stored):
     header, data = {}, b""
     for name, (kind, x) in stored.items():
         shape, flat = [len(x)], x
-        if isinstance(x[0], list):
-            shape, flat = [len(x), len(x[0])], sum(x, [])
+        while isinstance(flat[0], list):
+            shape, flat = shape + [len(flat[0])], sum(flat, [])
         raw = struct.pack(f"<{len(flat)}f", *flat)
         if kind == "BF16":
             raw = b"".join(raw[i + 2:i + 4] for i in range(0, len(raw), 4))
@@ -283,11 +414,10 @@ def write(path, stored):
 for number, (family, (layer, c)) in enumerate(MODELS.items()):
     rng, folder, stored = random.Random(number), Path(__file__).parent, {}
     for i, kind in enumerate(c["layer_types"]):
-        if kind == LINEAR:
-            continue
         t = tensors(family, c, kind, rng)
         x = [[rng.randint(-1024, 1024) / 512 for _ in range(c["hidden_size"])] for _ in range(TOKENS)]
-        stored |= {f"model.layers.{i}.self_attn.{name}": ("F32" if family == "olmo2" else "BF16", w) for name, w in t.items()}
+        module = "linear_attn" if kind == LINEAR and family in NEXT else "self_attn"
+        stored |= {f"model.layers.{i}.{module}.{name}": ("F32" if family == "olmo2" or name == "A_log" else "BF16", w) for name, w in t.items()}
         stored |= {f"input.{i}": ("F32", x), f"output.{i}": ("F32", layer(x, t, c, kind))}
     write(folder / (family + ".safetensors"), stored)
     (folder / (family + ".json")).write_text(json.dumps(c, indent=1) + "\n")
