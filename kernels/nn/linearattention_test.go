@@ -112,16 +112,19 @@ func TestLinearBatches(t *testing.T) {
 			}
 		}
 	}
-	// The numbers of linearFile have few bits: weights in bf16 are the same, and x is rounded first.
+	// The numbers of linearFile have few bits: matrices in bf16 are the same. x is rounded first, and y last.
 	half := must.Get(dev.Alloc(ctx, kernels.BF16, x.Shape()))(t)
 	defer half.Release()
 	must.Do(t, dev.Copy(ctx, []kernels.Tensor{half}, []kernels.Tensor{x}))
 	rounded := must.Get(dev.FromFloat32(ctx, kernels.F32, must.Get(dev.ToFloat32(ctx, half))(t), x.Shape()))(t)
 	defer rounded.Release()
-	c.Conv, c.DType = 4, kernels.BF16
+	c.Conv = 4
+	exact := must.Get(nn.NewLinearAttention(ctx, dev, c, must.Get(loadLinear(c, linearFile()))(t)))(t)
+	defer exact.Release()
+	c.DType = kernels.BF16
 	l := must.Get(nn.NewLinearAttention(ctx, dev, c, must.Get(loadLinear(c, linearFile()))(t)))(t)
 	defer l.Release()
-	want := apply(l, rounded, nn.LinearOptions{})
+	want := apply(exact, rounded, nn.LinearOptions{})
 	for i, got := range apply(l, half, nn.LinearOptions{}) {
 		if e := float64(want[i]); math.Abs(float64(got)-e) > math.Abs(e)*0x1p-8+0x1p-16 {
 			t.Fatalf("bf16: y[%d] is %v, should be %v", i, got, e)
@@ -209,6 +212,12 @@ func TestLinearRefuses(t *testing.T) {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	must.Fail(t, "cancelled", must.Err(l.Apply(done, x, nn.LinearOptions{})), context.Canceled)
+	some := must.Get(l.Apply(ctx, x, nn.LinearOptions{State: two}))(t)
+	some.Release()
+	before := must.Get(dev.ToFloat32(ctx, two.S))(t)
+	if y := must.Get(l.Apply(ctx, must.Get(x.Slice(kernels.Seq, 0, 0))(t), nn.LinearOptions{State: two}))(t); y.Shape() != (kernels.Shape{2, 1, 0, 10}) || !same([][]float32{before}, [][]float32{must.Get(dev.ToFloat32(ctx, two.S))(t)}) {
+		t.Errorf("without tokens y has shape %v, and the state changes", y.Shape())
+	}
 	l.Release()
 	must.Fail(t, "released", must.Err(l.Apply(ctx, x, nn.LinearOptions{})), kernels.ErrReleased)
 }

@@ -85,15 +85,21 @@ func (c LinearConfig) states(n int) [2]kernels.Shape {
 }
 
 // LinearWeights are the weights of a [LinearAttention] in host memory, F32 and contiguous, for y = x·W. With
-// Na = Hv decays, or Hv·K with Channels, and Ma = Rank, or Model without one:
+// C = 2·Hk·K + Hv·V, and Na = Hv decays, or Hv·K with Channels:
 //
-//	Win  [1, 1, Model, 2·Hk·K+Hv·V+Hv·V+Hv]           columns of q, k, v, gates and β; with a Rank
-//	     [1, 1, Model, 2·Hk·K+Hv·V+Rank+Hv+Rank]      the latents of gates and decays
-//	Conv [1, 1, W, 2·Hk·K+Hv·V]                       of q, k and v
-//	Wz   [1, 1, Rank, Hv·V]                           gates, with a Rank
-//	Wa   [1, 1, Ma, Na]     Bias [1, 1, 1, Na]        decays
-//	A    [1, Hv, 1, 1]                                -exp(A), or exp(A) with a LowerBound
-//	Norm [1, 1, 1, V]       Wo   [1, 1, Hv·V, Model]
+//	Win  [1, 1, Model, C+Hv·V+Hv]         columns of q, k, v, gates and β
+//	Conv [1, 1, W, C]                     columns of q, k and v
+//	Wa   [1, 1, Model, Na]                decays
+//	Bias [1, 1, 1, Na]
+//	A    [1, Hv, 1, 1]                    -exp(A_log), or exp(A_log) with a LowerBound
+//	Norm [1, 1, 1, V]
+//	Wo   [1, 1, Hv·V, Model]
+//
+// With a Rank the gates and decays come from latents, whose columns are in Win:
+//
+//	Win  [1, 1, Model, C+Rank+Hv+Rank]    columns of q, k, v, latents of gates, β and latents of decays
+//	Wz   [1, 1, Rank, Hv·V]
+//	Wa   [1, 1, Rank, Na]
 type LinearWeights struct {
 	Win, Conv, Wz, Wa, Bias, A, Norm, Wo kernels.Tensor
 }
@@ -120,18 +126,19 @@ func (w *LinearWeights) list(c LinearConfig) weights.List {
 // file of the given size. The names of its tensors begin with prefix, such as "model.layers.0.linear_attn.", and go on
 // with
 //
-//	in_proj_qkvz in_proj_ba             Qwen3-Next: .weight [out, Model]. The rows of a key head are those of
-//	                                    its q, k, v and gates, and those of its β and decays
-//	in_proj_qkv in_proj_z in_proj_b in_proj_a            Qwen3.5: .weight [out, Model]
-//	conv1d norm out_proj                both: .weight [2·Hk·K+Hv·V, 1, W], [V], [Model, Hv·V]
-//	q_proj k_proj v_proj b_proj         Kimi Linear: .weight [out, Model]
-//	g_a_proj g_b_proj f_a_proj f_b_proj .weight [Rank, Model] and [out, Rank] of gates and decays
-//	q_conv1d k_conv1d v_conv1d          .weight [Hk·K, 1, W], [Hv·V, 1, W]
-//	o_norm o_proj                       .weight [V], [Model, Hv·V]
-//	A_log dt_bias                       all: [Hv], [Na]
+//	in_proj_qkvz in_proj_ba              Qwen3-Next: .weight [out, Model], with adjacent rows for each key head
+//	in_proj_qkv in_proj_z                Qwen3.5: .weight [out, Model]
+//	in_proj_b in_proj_a                  the same
+//	conv1d norm out_proj                 both: .weight [C, 1, W], [V], [Model, Hv·V]
+//	q_proj k_proj v_proj b_proj          Kimi Linear: .weight [out, Model]
+//	g_a_proj g_b_proj f_a_proj f_b_proj  .weight [Rank, Model], [out, Rank], of gates and of decays
+//	q_conv1d k_conv1d v_conv1d           .weight [out, 1, W]
+//	o_norm o_proj                        .weight [V], [Model, Hv·V]
+//	A_log dt_bias                        all: [Hv], [Na]
 //
-// Elements are F16, BF16, F32 or F64. A_log of Kimi Linear may be [1, 1, Hv, 1]. Other tensors below the prefix are
-// refused by name. Errors as for [MultiHeadConfig.LoadSafetensors].
+// The rows of a key head of Qwen3-Next are those of its query, of its key, of the values and of the gates of its value
+// heads, and those of their β and of their decays. Elements are F16, BF16, F32 or F64. A_log of Kimi Linear may be
+// [1, 1, Hv, 1]. Other tensors below the prefix are refused by name. Errors as for [MultiHeadConfig.LoadSafetensors].
 func (c LinearConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix string) (w LinearWeights, err error) {
 	defer op.Annotate(&err, "weights")
 	if err := c.check(); err != nil {

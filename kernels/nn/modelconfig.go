@@ -33,21 +33,21 @@ type LayerConfig struct {
 //
 //	llama, mistral, phi3      grouped heads; mistral and phi3 also windows in all layers
 //	qwen2, qwen3              biases; norms
-//	qwen3_next, qwen3_5, qwen3_5_moe   norms, a gate, and linear attention in most layers
 //	olmo2, olmo3              norms of whole projections; olmo3 also windows in most layers
 //	gemma2, gemma3, gemma4    windows in most layers; a softcap; norms; a RoPE for each kind of layer
 //	gpt_oss                   biases, sinks, windows in every other layer
 //	smollm3                   some layers without RoPE
-//	deepseek_v2, deepseek_v3, kimi_k2  latent attention
-//	kimi_linear               linear attention, and latent attention without RoPE in some layers
+//	deepseek_v2, deepseek_v3, kimi_k2      latent attention
+//	qwen3_next, qwen3_5, qwen3_5_moe       norms, a gate, and linear attention in most layers
+//	kimi_linear               latent attention without RoPE, and linear attention in most layers
 //
 // Fields that are not in the file have the defaults of transformers. A RoPE with dynamic or
 // longrope scaling is that of short sequences until the caller sets [Scaling].Length. Tokens of
 // an image, which see each other in Gemma 3 and 4, are up to the caller.
 //
-// Errors: ErrUnsupported for another model_type, kind of layer or rope_type, for latent attention
-// of other families, and for layers that are bidirectional or share keys with others. ErrFile for
-// text that is not JSON and for numbers out of range.
+// Errors: ErrUnsupported for another model_type, kind of layer or rope_type, for latent or linear
+// attention of other families, for the gates of Kimi K3, and for layers that are bidirectional or
+// share keys with others. ErrFile for text that is not JSON and for numbers out of range.
 func ParseConfig(data []byte) (m ModelConfig, err error) {
 	defer op.Annotate(&err, "model config")
 	c, err := configjson.Read(data)

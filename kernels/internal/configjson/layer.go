@@ -17,9 +17,9 @@ const (
 	Linear  = "linear_attention"
 )
 
-// Layer is the attention of a layer. Those of one kind differ in Prefix and in whether they have a Rope.
+// Layer is the attention of the layers of a kind, some of which may lack the Rope, see [Config.Rotates].
 type Layer struct {
-	Kind, Prefix                    string
+	Kind                            string
 	Model, Heads, KVHeads, HeadDim  int
 	Bias, Sinks, KeysAsValues, Gate bool    // the gate of Qwen, which is in the query projection
 	Window                          int     // 0 for none; it counts the row itself
