@@ -103,6 +103,8 @@ func TestParseConfig(t *testing.T) {
 			26: {Options: causal(0, 0, 0), Latent: &nn.LatentConfig{Model: 2304, Heads: 32, Rank: 512, NopeDim: 128, RopeDim: 64, ValueDim: 128}}}},
 		{"Kimi Linear with a bound", `{"model_type": "kimi_linear", ` + sizes + `, "mla_use_nope": true, "linear_attn_config": {"num_heads": 2, "short_conv_kernel_size": 3, "gate_lower_bound": -5.0, "kda_layers": [1, 2, 4], "full_attn_layers": [3]}}`, "model.", 4,
 			map[int]nn.LayerConfig{1: {Linear: bounded}, 3: {Linear: bounded}}},
+		{"Kimi Linear with empty lists", `{"model_type": "kimi_linear", "hidden_size": 2304, "num_hidden_layers": 4, "q_lora_rank": null, "mla_use_nope": true, "linear_attn_config": {"kda_layers": [], "full_attn_layers": []}}`, "model.", 4,
+			map[int]nn.LayerConfig{2: {Linear: kimi}, 3: {Options: causal(0, 0, 0), Latent: &nn.LatentConfig{Model: 2304, Heads: 32, Rank: 512, NopeDim: 128, RopeDim: 64, ValueDim: 128}}}},
 		{"gpt-oss without a RoPE", `{"model_type": "gpt_oss", "hidden_size": 2880, "num_hidden_layers": 2}`, "model.", 2, map[int]nn.LayerConfig{
 			0: {MultiHead: with(gptOSS, func(c *nn.MultiHeadConfig) { c.RoPE = defaultYarn }), Options: causal(128, 0, 0)},
 			1: {MultiHead: with(gptOSS, func(c *nn.MultiHeadConfig) { c.RoPE = defaultYarn }), Options: causal(0, 0, 0)}}},
@@ -137,7 +139,7 @@ func TestParseConfig(t *testing.T) {
 					c.Norm = norm(1e-5, projection)
 					c.RoPE = &nn.RoPE{Base: 5e5, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 8, OriginalMaxPositionEmbeddings: 8192, AttentionFactor: 1.2}}
 				}), Options: causal(0, 0, 0)}}},
-		{"SmolLM3", `{"model_type": "smollm3", ` + sizes + `}`, "model.", 4, map[int]nn.LayerConfig{
+		{"SmolLM3", `{"model_type": "smollm3", ` + sizes + `, "layer_types": [], "no_rope_layers": []}`, "model.", 4, map[int]nn.LayerConfig{
 			2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = &nn.RoPE{Base: 2e6} }), Options: causal(0, 0, 0)}, 3: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = nil }), Options: causal(0, 0, 0)}}},
 		{"SmolLM3 with a list and a window", `{"model_type": "smollm3", ` + sizes + `, "rope_theta": 1e4, "no_rope_layers": [0, 1, 1, 1], "use_sliding_window": true, "sliding_window": 7}`, "model.", 4, map[int]nn.LayerConfig{
 			0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = nil }), Options: causal(7, 0, 0)}, 3: {MultiHead: small, Options: causal(0, 0, 0)}}},

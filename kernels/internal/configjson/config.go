@@ -94,7 +94,7 @@ var families = map[string]string{
 	"gpt_oss": `{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": true, "sliding_window": 128, "sliding_window_pattern": 2,
 		"rope_theta": 150000, "default rope_parameters": {"rope_type": "yarn", "factor": 32, "truncate": false, "original_max_position_embeddings": 4096}}`,
 	"kimi_k2":     `{"num_attention_heads": 64, "q_lora_rank": 1536, ` + latentSizes + `}`,
-	"kimi_linear": `{"num_attention_heads": 32, "rms_norm_eps": 1e-5, ` + latentSizes + `, "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}}`,
+	"kimi_linear": `{"num_attention_heads": 32, "rms_norm_eps": 1e-5, "full_attention_interval": 4, ` + latentSizes + `, "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}}`,
 	"llama":       `{}`,
 	"mistral":     `{"num_key_value_heads": 8, "sliding_window": 4096}`,
 	"olmo2":       `{"rms_norm_eps": 1e-5}`,

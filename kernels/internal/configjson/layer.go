@@ -79,11 +79,11 @@ func (c *Config) Kind(i int) string {
 	switch {
 	case c.Family == "gemma4" && i == c.Layers-1:
 		return Full // whatever layer_types has
-	case c.Kinds != nil:
+	case len(c.Kinds) > 0:
 		return c.Kinds[i]
 	case slices.Contains(c.Kimi.Linear, i+1):
 		return Linear
-	case c.Kimi.Full != nil:
+	case len(c.Kimi.Full)+len(c.Kimi.Linear) > 0:
 		return Full
 	case c.FullInterval > 0 && (i+1)%c.FullInterval != 0:
 		return Linear
@@ -98,7 +98,7 @@ func (c *Config) Rotates(i int) bool {
 	switch {
 	case c.Family != "smollm3":
 		return true
-	case c.Rotated != nil:
+	case len(c.Rotated) > 0:
 		return c.Rotated[i] != 0
 	}
 	return c.NoRoPE == 0 || (i+1)%c.NoRoPE != 0
