@@ -47,6 +47,7 @@ func RunOutOfMemory(t *testing.T, be backend.Backend, m Memory) {
 		{"scores", all[:2], (*worker).scores},
 		{"cache", all[:2], (*worker).contiguous},
 		{"paged cache", all[:2], (*worker).paged},
+		{"states", all[:2], (*worker).states},
 		{"layer", all[:2], (*worker).layer},
 	} {
 		for _, dtype := range w.dtypes {
@@ -266,6 +267,26 @@ func (x *worker) paged() {
 	c := try(kvcache.NewPaged(x.ctx, x.dev, kvcache.PagedConfig{KVHeads: 1, Dim: memoryDim, DType: x.dtype, PageSize: 4, Pages: 8}))
 	defer c.Release()
 	x.generate(c.Batch(try(c.NewSequence()), try(c.NewSequence())), 6, 1)
+}
+
+func (x *worker) states() {
+	if !implements[backend.LinearAttender](x.dev) || !implements[backend.Convolver](x.dev) {
+		return
+	}
+	const n = 3
+	c := try(kvcache.NewStates(x.ctx, x.dev, kvcache.StateConfig{Batch: 2, Dim: memoryDim, Channels: memoryDim, Width: 3, Window: n}))
+	defer c.Release()
+	in, out, w := x.tensor(x.dtype, backend.Shape{2, 1, n, memoryDim}), x.tensor(x.dtype, backend.Shape{2, 1, n, memoryDim}), x.tensor(x.dtype, backend.Shape{1, 1, 3, memoryDim})
+	for b := range 2 {
+		end(c.CausalConv(x.ctx, kernels.CausalConv{X: in, Y: out, W: w}))
+		x.yield(out)
+		end(c.LinearAttention(x.ctx, kernels.LinearAttention{Q: in, K: in, V: in, O: out}))
+		x.yield(out)
+		end(c.Rewind(b, c.Lens()[b]-1))
+	}
+	var file bytes.Buffer
+	end(c.Save(x.ctx, 0, &file))
+	end(c.Load(x.ctx, 1, bytes.NewReader(file.Bytes()), int64(file.Len())))
 }
 
 func (x *worker) layer() {

@@ -34,4 +34,6 @@
 // A cache with a [Rotary] embedding rotates keys when they are appended and queries when
 // they attend. One with [Config].Hadamard multiplies both, and values, by Hadamard matrices. One
 // with [Config].Latent has no values of its own: they are the first elements of the keys.
+//
+// [States] is for linear attention, whose state has a fixed size, and for the convolution before it.
 package kvcache

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"slices"
 
 	_ "github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -239,4 +240,54 @@ func ExamplePaged() {
 	// after a token of each of 4 answers: 4
 	// attention: [4 2 1 4]
 	// when all are freed: 12
+}
+
+// A draft model proposes four tokens. One call computes them, and the last two are rejected.
+func ExampleStates() {
+	ctx := context.Background()
+	dev, err := kernels.Open("cpu")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+	states, err := kvcache.NewStates(ctx, dev, kvcache.StateConfig{Dim: 1, Window: 4})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer states.Release()
+	for _, tokens := range [][]float32{{1, 2, 3, 4, 5, 6}, {7, 8, 9, 9}, {9}} { // a prompt of six tokens, a draft, and one more
+		shape := kernels.Shape{1, 1, len(tokens), 1}
+		v, err := dev.FromFloat32(ctx, kernels.F32, tokens, shape)
+		if err != nil {
+			log.Fatal(err)
+		}
+		ones, err := dev.FromFloat32(ctx, kernels.F32, slices.Repeat([]float32{1}, len(tokens)), shape)
+		if err != nil {
+			log.Fatal(err)
+		}
+		o, err := dev.Alloc(ctx, kernels.F32, shape)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := states.LinearAttention(ctx, kernels.LinearAttention{O: o, Q: ones, K: ones, V: v}); err != nil { // sums of v
+			log.Fatal(err)
+		}
+		sums, err := dev.ToFloat32(ctx, o)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(states.Lens()[0], sums)
+		if len(tokens) == 4 {
+			if err := states.Rewind(0, states.Lens()[0]-2); err != nil {
+				log.Fatal(err)
+			}
+		}
+		o.Release()
+		ones.Release()
+		v.Release()
+	}
+	// Output:
+	// 6 [1 3 6 10 15 21]
+	// 10 [28 36 45 54]
+	// 9 [45]
 }

@@ -174,7 +174,7 @@ func (p *pool) orNone() *pool {
 // released returns ErrReleased after a release, and ErrOption for none.
 func (p *pool) released() error {
 	if p == none {
-		return fmt.Errorf("the cache is a zero value, make it with New or NewPaged: %w", kernels.ErrOption)
+		return fmt.Errorf("the cache is a zero value, make it with New, NewPaged or NewStates: %w", kernels.ErrOption)
 	}
 	if p.k.IsZero() {
 		return fmt.Errorf("the cache was released, make a new one: %w", kernels.ErrReleased)

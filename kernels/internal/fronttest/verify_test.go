@@ -102,11 +102,12 @@ func TestNothingPanics(t *testing.T) {
 	cache := must.Get(kvcache.New(t.Context(), open, kvcache.Config{Dim: 2, Capacity: 4, RoPE: &nn.RoPE{}}))(t)
 	paged := must.Get(kvcache.NewPaged(t.Context(), open, kvcache.PagedConfig{Dim: 2, Pages: 2, PageSize: 2}))(t)
 	sequence := must.Get(paged.NewSequence())(t)
+	states := must.Get(kvcache.NewStates(t.Context(), open, kvcache.StateConfig{Dim: 2, Channels: 2, Width: 2}))(t)
 	config := nn.MultiHeadConfig{Model: 2, RoPE: &nn.RoPE{}}
 	weights := must.Get(config.Initialise(nn.Initialiser{}))(t)
 	layer := must.Get(nn.NewMultiHeadAttention(t.Context(), open, config, weights))(t)
 	for name, target := range map[string]any{
-		"a zero Cache": new(kvcache.Cache), "a zero Paged": new(kvcache.Paged), "a zero Sequence": new(kvcache.Sequence), "a zero Batch": new(kvcache.Batch),
+		"a zero Cache": new(kvcache.Cache), "a zero Paged": new(kvcache.Paged), "a zero Sequence": new(kvcache.Sequence), "a zero Batch": new(kvcache.Batch), "a zero States": new(kvcache.States), "a States": states,
 		"a Batch of a zero Paged": new(kvcache.Paged).Batch(new(kvcache.Sequence)), "a Batch of a zero Sequence": paged.Batch(new(kvcache.Sequence)),
 		"a Cache": cache, "a Paged": paged, "a Sequence": sequence, "a Batch": paged.Batch(sequence),
 		"a zero layer": new(nn.MultiHeadAttention), "a layer": layer, "a zero linear layer": new(nn.Linear), "zero Projections": nn.Projections{}, "a zero RoPE": new(nn.RoPE), "a nil RoPE": (*nn.RoPE)(nil),
@@ -161,6 +162,11 @@ func (functions) NewPaged(ctx context.Context, dev *kernels.Device, c kvcache.Pa
 	return err
 }
 
+func (functions) NewStates(ctx context.Context, dev *kernels.Device, c kvcache.StateConfig) error {
+	_, err := kvcache.NewStates(ctx, dev, c)
+	return err
+}
+
 func (functions) NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c nn.MultiHeadConfig, w nn.MultiHeadWeights) error {
 	_, err := nn.NewMultiHeadAttention(ctx, dev, c, w)
 	return err
@@ -182,17 +188,19 @@ func TestZeroValuesOfCaches(t *testing.T) {
 	must.Do(t, moved.Append(ctx, x, x, nil))
 	must.Do(t, moved.Append(ctx, x, x, nil))
 	var missing context.Context
-	zero, batch := new(kvcache.Cache), new(kvcache.Paged).Batch(new(kvcache.Sequence))
+	zero, batch, states := new(kvcache.Cache), new(kvcache.Paged).Batch(new(kvcache.Sequence)), new(kvcache.States)
 	for name, err := range map[string]error{
 		"Append": zero.Append(ctx, x, x, nil), "Attention": must.Err(zero.Attention(ctx, x, kvcache.CallOptions{})), "AttentionInto": zero.AttentionInto(ctx, out, x, kvcache.CallOptions{}),
 		"Rewind": zero.Rewind(0, 0), "Keep": zero.Keep(ctx, 0, 0, nil), "AppendAt": zero.AppendAt(ctx, x, x, nil, [][]int{{0}}), "Reset": zero.Reset(), "NewSequence": must.Err(new(kvcache.Paged).NewSequence()), "Fork": must.Err(new(kvcache.Sequence).Fork()),
+		"States.LinearAttention": states.LinearAttention(ctx, kernels.LinearAttention{Q: x, K: x, V: x, O: x}), "States.CausalConv": states.CausalConv(ctx, kernels.CausalConv{X: x, Y: x, W: x}),
+		"States.Rewind": states.Rewind(0, 0), "States.Fork": states.Fork(ctx, 0, 0), "States.Save": states.Save(ctx, 0, nil), "States.Load": states.Load(ctx, 0, nil, 0),
 		"Sequence.Rewind": new(kvcache.Sequence).Rewind(0), "Sequence.Keep": new(kvcache.Sequence).Keep(ctx, 0, nil),
 		"Batch.Append": batch.Append(ctx, x, x, nil), "Batch.AppendAt": batch.AppendAt(ctx, x, x, nil, [][]int{{0}}), "Batch.Attention": must.Err(batch.Attention(ctx, x, kvcache.CallOptions{})),
 	} {
-		must.Fail(t, fmt.Sprintf("%s of a zero value", name), err, kernels.ErrOption, "make it with New or NewPaged")
+		must.Fail(t, fmt.Sprintf("%s of a zero value", name), err, kernels.ErrOption, "make it with New, NewPaged or NewStates")
 	}
 	for name, err := range map[string]error{
-		"New": must.Err(kvcache.New(missing, dev, config)), "Append": cache.Append(missing, x, x, nil), "AppendAt": cache.AppendAt(missing, x, x, nil, [][]int{{0}}),
+		"New": must.Err(kvcache.New(missing, dev, config)), "NewStates": must.Err(kvcache.NewStates(missing, dev, kvcache.StateConfig{Dim: 2})), "Append": cache.Append(missing, x, x, nil), "AppendAt": cache.AppendAt(missing, x, x, nil, [][]int{{0}}),
 		"Keep": moved.Keep(missing, 0, 0, []int{1}), "Attention": must.Err(cache.Attention(missing, x, kvcache.CallOptions{})),
 		"AttentionInto": cache.AttentionInto(missing, out, x, kvcache.CallOptions{}), "Angles": must.Err((&nn.RoPE{}).Angles(missing, dev, 2, [][]int{{0}})),
 	} {
