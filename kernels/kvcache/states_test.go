@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"testing"
@@ -153,14 +154,34 @@ func TestRewindStates(t *testing.T) {
 			t.Errorf("rewound to %d tokens, sequence 1 has %d and another state", n, c.Lens()[1])
 		}
 	}
+	must.Fail(t, "twice further than the window", c.Rewind(1, 4), kernels.ErrOption, "it must be 0 or 5 to 5")
 	must.Do(t, layerStep(t, ctx, c, smallStates, 3, 5.0/8)) // copies the state of sequence 1 to that of sequence 0
-	must.Fail(t, "before the copy", c.Rewind(1, 4), kernels.ErrOption, "it must be 0 or 5 to 8")
 	must.Do(t, c.Rewind(1, 6))
 	if !bytes.Equal(saved(t, c, 1), files[6]) {
 		t.Error("another state after a token of a second try")
 	}
+	must.Do(t, layerStep(t, ctx, c, smallStates, 4, 1))
+	for name, f := range map[string]func() error{
+		"a call that copies": func() error { return layerStep(t, ctx, c, smallStates, 1, 1) },
+		"fork":               func() error { return c.Fork(ctx, 0, 1) },
+		"load": func() error {
+			file := saved(t, c, 1)
+			return c.Load(ctx, 1, bytes.NewReader(file), int64(len(file)))
+		},
+		"views": func() error { return must.Err(firstOf(c.Views(ctx, []int{0, 0}))) },
+	} {
+		must.Do(t, layerStep(t, ctx, c, smallStates, 4, 1))
+		must.Do(t, c.Rewind(1, c.Lens()[1]-1))
+		n := c.Lens()[1]
+		must.Do(t, f())
+		if name == "fork" {
+			n = c.Lens()[1]
+		}
+		must.Fail(t, "before "+name, c.Rewind(1, n-1), kernels.ErrOption, "of which the cache has the states")
+	}
 	must.Do(t, layerStep(t, ctx, c, smallStates, 5, 1))
-	must.Fail(t, "of a call longer than the window", c.Rewind(1, 10), kernels.ErrOption, "it must be 0 or 11 to 11")
+	n := c.Lens()[1]
+	must.Fail(t, "of a call longer than the window", c.Rewind(1, n-1), kernels.ErrOption, fmt.Sprintf("it must be 0 or %d to %d", n, n))
 	must.Do(t, c.Rewind(1, 0))
 	if c.Lens()[1] != 0 || !bytes.Equal(saved(t, c, 1), files[0]) {
 		t.Errorf("%d tokens, or a state that is not zero, at the start", c.Lens()[1])
