@@ -35,9 +35,9 @@ type StateConfig struct {
 // states that are of another age than that of sequence 0.
 //
 // A call of at most Window tokens that is not packed is computed token after token, and leaves the state after each. The bits of
-// speculative decoding are then those of plain decoding. Keeping the inputs of calls instead, and computing the accepted
-// tokens again, would take 57 kB a token in a layer of Qwen3-Next, where a state takes 2 MiB. But it takes a second
-// pass, and on the CPU the bits of several tokens together depend on their number.
+// speculative decoding are then those of plain decoding. Keeping the inputs of a call instead, and computing the accepted
+// tokens again, would take 57 kB a token in a layer of Qwen3-Next, where a state takes 2 MiB. But on the CPU the bits of
+// tokens that are computed together depend on their number.
 //
 // Methods are safe for concurrent use and run one at a time. After an error the sequences are unchanged, but Rewind may remove
 // fewer tokens.

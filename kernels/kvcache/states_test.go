@@ -179,8 +179,12 @@ func TestRewindStates(t *testing.T) {
 		}
 		must.Fail(t, "before "+name, c.Rewind(1, n-1), kernels.ErrOption, "of which the cache has the states")
 	}
-	must.Do(t, layerStep(t, ctx, c, smallStates, 5, 1))
+	must.Do(t, layerStep(t, ctx, c, smallStates, 2, 1))
+	must.Do(t, must.Err(firstOf(c.Views(ctx, []int{0, 1}))))
 	n := c.Lens()[1]
+	must.Fail(t, "tokens of another place", c.Rewind(1, n-1), kernels.ErrOption, fmt.Sprintf("it must be 0 or %d to %d", n, n))
+	must.Do(t, layerStep(t, ctx, c, smallStates, 5, 1))
+	n = c.Lens()[1]
 	must.Fail(t, "of a call longer than the window", c.Rewind(1, n-1), kernels.ErrOption, fmt.Sprintf("it must be 0 or %d to %d", n, n))
 	must.Do(t, c.Rewind(1, 0))
 	if c.Lens()[1] != 0 || !bytes.Equal(saved(t, c, 1), files[0]) {
