@@ -204,7 +204,7 @@ type Copier interface {
 	//
 	//	dst[i], src[i] [B, H, S, D] of the same shape
 	//
-	// All are F32, F16, BF16, Q8 or Q4, each independently. src[i] may be
+	// All are F32, F16, BF16, Q8, Q4 or F8, each independently. src[i] may be
 	// broadcast by strides of zero and must not overlap dst[i].
 	Copy(ctx context.Context, dst, src []Tensor) error
 }

@@ -26,6 +26,11 @@ const (
 	// of element i and the upper 4 that of element 16+i. Only keys and values have it. D is a
 	// multiple of 32; strides, except the last, and offsets are in bytes and even.
 	Q4
+	// F8 is e4m3fn, one byte per element: a sign, 4 bits of exponent with bias 7 and 3 of fraction.
+	// The largest number is 448, the least subnormal one 2^-9; 0x7f and 0xff are NaN, and there is no
+	// infinity. Only keys and values have it. D, strides, except the last, and offsets are
+	// multiples of 4.
+	F8
 )
 
 type dtypeInfo struct {
@@ -34,7 +39,7 @@ type dtypeInfo struct {
 	roundoff float64
 }
 
-var dtypes = [...]dtypeInfo{F32: {"f32", 4, 0x1p-24}, F16: {"f16", 2, 0x1p-11}, BF16: {"bf16", 2, 0x1p-8}, Bool: {"bool", 1, 0}, Q8: {"q8", 1, 0}, Q4: {"q4", 1, 0}}
+var dtypes = [...]dtypeInfo{F32: {"f32", 4, 0x1p-24}, F16: {"f16", 2, 0x1p-11}, BF16: {"bf16", 2, 0x1p-8}, Bool: {"bool", 1, 0}, Q8: {"q8", 1, 0}, Q4: {"q4", 1, 0}, F8: {"f8", 1, 0x1p-4}}
 
 func (d DType) info() dtypeInfo {
 	if int(d) < len(dtypes) {
@@ -81,18 +86,18 @@ func (d DType) Bytes(s Shape) int64 {
 	return n * int64(d.Size())
 }
 
-// Float reports whether d is a floating point type.
+// Float reports whether d is F32, F16 or BF16.
 func (d DType) Float() bool { return d <= BF16 }
 
-// Quantised reports whether d is Q8 or Q4.
-func (d DType) Quantised() bool { return d == Q8 || d == Q4 }
+// Quantised reports whether d is Q8, Q4 or F8, whose rows are bytes and whole.
+func (d DType) Quantised() bool { return d >= Q8 && d <= F8 }
 
-// String returns the name on the command line: f32, f16, bf16, bool, q8, q4.
+// String returns the name on the command line: f32, f16, bf16, bool, q8, q4, f8.
 func (d DType) String() string { return d.info().name }
 
 // UnitRoundoff returns u, half the distance between 1 and the next larger number of type d:
-// 2^-24, 2^-11, 2^-8. It is 0 for Bool, which is exact, and for Q8 and Q4, whose steps depend
-// on the row.
+// 2^-24, 2^-11, 2^-8, and 2^-4 for F8. It is 0 for Bool, which is exact, and for Q8 and Q4, whose
+// steps depend on the row.
 func (d DType) UnitRoundoff() float64 { return d.info().roundoff }
 
 // Encode returns the bits of x as an F16 or BF16 number, rounded to nearest even; NaN remains

@@ -14,7 +14,7 @@ import "context"
 type Gradients struct {
 	// Call is the forward call. O and LSE, which must be set, are its results or those over
 	// a larger set of keys: then the gradients are those of the larger call, restricted to
-	// the keys of this one, and DQ has this one's part of the sum. Pages, Resume, Q8 and Q4
+	// the keys of this one, and DQ has this one's part of the sum. Pages, Resume, Q8, Q4 and F8
 	// operands are not differentiable. With Listed, Add is set: the rows of other keys stay.
 	Call
 	// DO is [B, H, Sq, Dv], F32, F16 or BF16. DLSE is [B, H, Sq, 1] F32; the zero Tensor

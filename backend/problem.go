@@ -215,7 +215,7 @@ func Bound(x, limit float32) float32 {
 //	O   [B, H, Sq, Dv]     of Q's type or F32
 //	LSE [B, H, Sq, 1]      F32, natural logarithm; the zero Tensor when not requested
 //
-// Q is F32, F16 or BF16, K and V one of these, Q8 or Q4; every length is at least 1;
+// Q is F32, F16 or BF16, K and V one of these, Q8, Q4 or F8; every length is at least 1;
 // strides are arbitrary, K and V may repeat over batches by a stride of zero.
 type Call struct {
 	Q, K, V, O, LSE Tensor

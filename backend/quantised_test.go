@@ -207,3 +207,49 @@ func TestPages(t *testing.T) {
 		must.Fail(t, bad.name, c.CheckPages(), bad.want)
 	}
 }
+
+// TestQuantiseF8 compares codes with the formula of e4m3fn (Micikevicius et al. 2022, FP8 Formats for Deep Learning) and
+// rounding with the nearest of all numbers, in float64.
+func TestQuantiseF8(t *testing.T) {
+	number := func(code byte) float64 {
+		e, m := int(code>>3&15), float64(code&7)
+		x := math.Ldexp(1+m/8, e-7)
+		switch {
+		case code&0x7f == 0x7f:
+			x = math.NaN()
+		case e == 0:
+			x = m * 0x1p-9
+		}
+		return math.Copysign(x, 0.5-float64(code>>7))
+	}
+	codes, read := make([]byte, 256), make([]float32, 256)
+	for i := range codes {
+		codes[i] = byte(i)
+	}
+	F8.Dequantise(read, codes)
+	back := make([]byte, 256)
+	F8.Quantise(back, read)
+	for i, x := range read {
+		if want := float32(number(byte(i))); math.Float32bits(x) != math.Float32bits(want) && x == x || (x == x) != (want == want) || back[i] != byte(i) {
+			t.Errorf("code %#x is %v, should be %v, and becomes %#x again", i, x, want, back[i])
+		}
+	}
+	near := []float32{0, 0x1p-149, 447, 448, 449, 464, 480, 0x1p127, math.MaxFloat32, float32(math.Inf(1))}
+	for i := range 0x7e { // halves between neighbours, and their own neighbours
+		half := float32(number(byte(i))+number(byte(i+1))) / 2
+		near = append(near, half, math.Nextafter32(half, 0), math.Nextafter32(half, 1e9))
+	}
+	for _, x := range near {
+		best := 0 // the even one of two that are equally near
+		for i := range 0x7f {
+			off, least := math.Abs(number(byte(i))-float64(x)), math.Abs(number(byte(best))-float64(x))
+			if math.IsInf(float64(x), 1) || off < least || off == least && i%2 == 0 {
+				best = i
+			}
+		}
+		got := make([]byte, 2)
+		if F8.Quantise(got, []float32{x, -x}); got[0] != byte(best) || got[1] != byte(best)|0x80 {
+			t.Errorf("%v becomes %#x, should be %#x", x, got, best)
+		}
+	}
+}

@@ -121,6 +121,9 @@ func HostQ8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, 
 // HostQ4 is HostF32 for rows in the format of [DType.Quantise].
 func HostQ4(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q4, shape) }
 
+// HostF8 is HostF32 for numbers in e4m3fn.
+func HostF8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, F8, shape) }
+
 func hostTensor[T float32 | uint16 | bool | byte](data []T, dtype DType, shape Shape) (Tensor, error) {
 	if _, err := Meta(dtype, shape); err != nil {
 		return Tensor{}, err
@@ -140,7 +143,7 @@ func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 		return allocHost[bool](dtype, shape)
 	case F32:
 		return allocHost[float32](dtype, shape)
-	case Q8, Q4:
+	case Q8, Q4, F8:
 		return allocHost[byte](dtype, shape)
 	default:
 		return allocHost[uint16](dtype, shape)
@@ -236,7 +239,7 @@ func (t Tensor) IsContiguous() bool {
 
 // View returns another view of the same memory, whose first element is offset elements after
 // that of t. It returns ErrShape when a stride or the offset is negative, or when the view
-// would exceed the memory or divide a row of Q8 or Q4.
+// would exceed the memory or divide a row of Q8, Q4 or F8.
 func (t Tensor) View(shape Shape, strides Strides, offset int) (Tensor, error) {
 	if shape.Elements() < 0 {
 		return Tensor{}, fmt.Errorf("view: shape %v is negative or too large: %w", shape, ErrShape)
@@ -267,7 +270,7 @@ func (t Tensor) View(shape Shape, strides Strides, offset int) (Tensor, error) {
 }
 
 // Slice returns the view of t from lo to hi along axis. It returns ErrShape when the range
-// exceeds the axis or divides a row of Q8 or Q4.
+// exceeds the axis or divides a row of Q8, Q4 or F8.
 func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
 	if axis < 0 || axis > Dim || lo < 0 || hi < lo || hi > t.shape[axis] {
 		return Tensor{}, fmt.Errorf("slice [%d:%d] of axis %d of shape %v: %w", lo, hi, axis, t.shape, ErrShape)
@@ -285,7 +288,7 @@ func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
 
 // Swap returns the view of t with two axes exchanged: Swap(Heads, Seq) turns [B,S,H,D] data
 // into [B,H,S,D]. It returns ErrShape for an axis that is not 0 to 3, and for Dim of a
-// tensor of Q8 or Q4.
+// tensor of Q8, Q4 or F8.
 func (t Tensor) Swap(a, b int) (Tensor, error) {
 	if min(a, b) < 0 || max(a, b) > Dim {
 		return Tensor{}, fmt.Errorf("swap of axes %d and %d, a tensor has axes 0 to 3: %w", a, b, ErrShape)
@@ -341,11 +344,11 @@ func (t Tensor) Bits() ([]uint16, error) { return hostSlice[uint16](t, F16, BF16
 // Bools is Float32s for a Bool tensor.
 func (t Tensor) Bools() ([]bool, error) { return hostSlice[bool](t, Bool) }
 
-// QuantisedRows is Float32s for a Q8 or Q4 tensor, from the scale of its first row on.
+// QuantisedRows is Float32s for a Q8, Q4 or F8 tensor, from the scale of its first row on.
 // [DType.Dequantise] reads a row.
 func (t Tensor) QuantisedRows() ([]byte, error) {
 	t.offset -= t.dtype.Lead()
-	return hostSlice[byte](t, Q8, Q4)
+	return hostSlice[byte](t, Q8, Q4, F8)
 }
 
 func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {

@@ -110,6 +110,8 @@ func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
 	switch host.DType() { // one row as long as the memory
 	case backend.Q8:
 		n = max(n/4-1, 0) * 4 // after its scale
+	case backend.F8:
+		n = n / 4 * 4
 	case backend.Q4:
 		n = n / backend.Q4.Row(32) * 32
 	}

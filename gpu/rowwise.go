@@ -68,7 +68,7 @@ func inOut(in string, x backend.Tensor, out string, y backend.Tensor) (*cut.Oper
 }
 
 // Copy implements backend.Copier. The copies share submissions. Between equal types it moves
-// bits; rows of Q8 and Q4 keep their scales and integers.
+// bits; rows of Q8 and Q4 keep their scales and integers, those of F8 their codes.
 func (b *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	return b.runAll(ctx, "copy", len(dst), func(i int) (*queue.Op, error) { return b.convert(dst[i], src[i]) })
 }
@@ -98,6 +98,8 @@ func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
 		switch {
 		case out == backend.Q8:
 			units, n, each = dim/4, rows, quantiseRows
+		case out == backend.F8:
+			units, n = dim/4, rows*dim/4
 		case out == backend.Q4:
 			units, n, each = dim/32, rows*dim/32, quantiseBlocks
 		case pairs:

@@ -34,7 +34,7 @@ func (r Result) Release() {
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]    O [B, H, Sq, Dv]
 //
 // Hkv divides H: query head h reads key and value head h/(H/Hkv). q is F32, F16 or BF16,
-// and so is O; k and v have one dtype of these, Q8 or Q4. Strides are arbitrary. The fused
+// and so is O; k and v have one dtype of these, Q8, Q4 or F8. Strides are arbitrary. The fused
 // kernels follow Dao et al. 2022 (FlashAttention).
 //
 // Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the

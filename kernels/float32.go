@@ -106,7 +106,7 @@ func checkDims(d Dims, l Layout) error {
 	return nil
 }
 
-// FromFloat32 returns data as a contiguous tensor of dtype F32, F16, BF16, Q8 or Q4 in device
+// FromFloat32 returns data as a contiguous tensor of dtype F32, F16, BF16, Q8, Q4 or F8 in device
 // memory, rounded to nearest even, for the caller to Release. On a device that computes in
 // host memory an F32 tensor is data itself, not a copy.
 //
@@ -131,7 +131,7 @@ func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, s
 	return d.on(ctx).Upload(ctx, host)
 }
 
-// encode writes data to a contiguous tensor in host memory, of dtype F16, BF16, Q8 or Q4.
+// encode writes data to a contiguous tensor in host memory, of dtype F16, BF16, Q8, Q4 or F8.
 func encode(host Tensor, data []float32) error {
 	if dtype := host.DType(); dtype.Quantised() {
 		return eachRow(host, data, func(row []float32, stored []byte) { dtype.Quantise(stored, row) })
@@ -143,7 +143,7 @@ func encode(host Tensor, data []float32) error {
 	return err
 }
 
-// eachRow calls f with the numbers of each row of a Q8 or Q4 tensor in host memory.
+// eachRow calls f with the numbers of each row of a Q8, Q4 or F8 tensor in host memory.
 func eachRow(host Tensor, numbers []float32, f func(row []float32, stored []byte)) error {
 	rows, err := host.QuantisedRows()
 	cols, stride := host.Shape()[Dim], host.Strides()[Seq]
@@ -179,7 +179,7 @@ func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 			}
 		}
 		return out, err
-	case Q8, Q4:
+	case Q8, Q4, F8:
 		return out, eachRow(host, out, t.DType().Dequantise)
 	}
 	bits, err := host.Bits()

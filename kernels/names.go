@@ -51,6 +51,7 @@ const (
 	Bool = backend.Bool // one byte per element, 0 or 1, for masks; true means visible
 	Q8   = backend.Q8   // keys and values as a signed byte per element, a float32 scale per row: see [DType.Quantise]
 	Q4   = backend.Q4   // keys and values as 4 bits per element, a float16 scale per 32 elements, as ggml's q4_0
+	F8   = backend.F8   // keys and values as e4m3fn, a byte per element without a scale: see [DType.Quantise]
 )
 
 // HostF32 returns data as a tensor in host memory, without copying it. Every device takes it as an operand: the CPU
@@ -71,6 +72,9 @@ func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.HostQ8(da
 
 // HostQ4 is [HostF32] for rows in the format of [DType.Quantise].
 func HostQ4(data []byte, shape Shape) (Tensor, error) { return backend.HostQ4(data, shape) }
+
+// HostF8 is [HostF32] for numbers in e4m3fn.
+func HostF8(data []byte, shape Shape) (Tensor, error) { return backend.HostF8(data, shape) }
 
 // AllocHost returns a contiguous tensor of zeros in host memory, on Linux in large pages where these
 // fit: attention of a few rows reads it faster than a slice of make. It returns ErrShape for a shape

@@ -57,7 +57,7 @@ func divides(heads, kvHeads int, kv, q string) error {
 // The dtypes of numbers, and of keys and values.
 var (
 	floats  = []DType{F32, F16, BF16}
-	numbers = []DType{F32, F16, BF16, Q8, Q4}
+	numbers = []DType{F32, F16, BF16, Q8, Q4, F8}
 )
 
 // checkOptional is Tensor.CheckShape unless t is the zero Tensor.

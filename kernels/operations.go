@@ -11,7 +11,7 @@ import (
 )
 
 // Copy writes dst[i] = src[i] for each i in order, rounded to the dtype of dst[i], so that a
-// copy sees the results of the earlier ones. Tensors are F32, F16, BF16, Q8 or Q4.
+// copy sees the results of the earlier ones. Tensors are F32, F16, BF16, Q8, Q4 or F8.
 //
 // Errors: ErrShape for different shapes or numbers of tensors, ErrUnsupported when the
 // device does not copy.

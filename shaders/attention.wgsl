@@ -58,6 +58,7 @@ var<workgroup> b: array<array<vec4<f32>, 33>, TX>; // k [key/8][depth/4], v [key
 fn load_$x(at: u32, d: u32) -> f32 {
     if (KV == 4u) { return bitcast<f32>($x[at]) * integer($x[at + 1u + d / 4u], d); }
     if (KV == 5u) { return nibble_$x(at, d); }
+    if (KV == 6u) { return eighths($x[at + d / 4u] >> (8u * (d & 3u))).x; }
     let i = at + d * p.$x.d;
     return decode($x[select(i >> 1u, i, KV == 0u)], i, KV);
 }

@@ -61,10 +61,10 @@ func variants(f func(v Variant, departures int)) {
 	}
 	type flags = func(flag int) bool
 	both := func(on, crossed bool) Both { return pick(on, pick(crossed, Crossed, Apart), Neither) }
-	each(3, []Type{F32, F16, Q8, Q4}, func(on flags, kv Type, n int) {
+	each(3, []Type{F32, F16, Q8, Q4, F8}, func(on flags, kv Type, n int) {
 		f(own(Attention{In: pick(on(2), BF16, F32), KV: kv, Paged: on(0), Listed: on(1), Both: pick(on(1), Apart, Neither), Low: kv == F16 && on(2), DVB: 2}, on(1)), n)
 	})
-	each(6, []Type{F32, BF16, Q8, Q4}, func(on flags, kv Type, n int) {
+	each(6, []Type{F32, BF16, Q8, Q4, F8}, func(on flags, kv Type, n int) {
 		v := flash64.with(pick(on(5), Absent, pick(on(2), Present, Flagged)))
 		v.In, v.KV, v.Paged, v.Both, v.Out16, v.Vec = pick(on(4), F16, F32), kv, on(0), both(on(1), on(0)), on(2), on(3)
 		v.Listed = on(1) && on(2)
@@ -93,7 +93,7 @@ func variants(f func(v Variant, departures int)) {
 		}
 		f(own(v, on(1)), n)
 	})
-	each(6, []Type{F32, BF16, Q8, Q4}, func(on flags, kv Type, n int) {
+	each(6, []Type{F32, BF16, Q8, Q4, F8}, func(on flags, kv Type, n int) {
 		v := decode64
 		v.In, v.KV, v.Paged, v.Both, v.Wide, v.Full, v.Extra = pick(on(5), F16, F32), kv, on(0), both(on(1), on(0)), on(2) && kv < Q8, on(3), on(4)
 		v.Low, v.Listed = kv == BF16 && on(5), on(1) && on(4)
@@ -127,6 +127,7 @@ func variants(f func(v Variant, departures int)) {
 		f(MatrixPeak{8, pick(on(0), 8, 16), pick(on(0), 8, 16), pick(on(0), 8, 32)}, n)
 		f(Convert{pick(on(0), Q8, F32)}, n)
 		f(Convert{pick(on(0), Q4, F32)}, n)
+		f(Convert{pick(on(0), F8, F32)}, n)
 	})
 	for _, k := range fixed {
 		f(k, 0)

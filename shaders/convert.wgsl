@@ -10,6 +10,8 @@
 //
 //     scale = x_m/-8, rounded to f16    n_i = min(15, ⌊x_i·(1/(x_m/-8)) + 8.5⌋)
 //
+// and to f8, words of four elements, each rounded to e4m3fn (TO = 6).
+//
 // All operations are rounded to nearest, on every device: the integers are those of package backend.
 //
 // Copies between equal types move bits. Otherwise a unit is an element, or two elements where pairs begin at
@@ -23,7 +25,7 @@ struct ConvertParams {
     total: u32, // workgroups of the box up to the end of this dispatch
     heads: u32,
     rows: u32,
-    units: u32, // of a row: elements, or pairs; words of integers of q8, or blocks of q4
+    units: u32, // of a row: elements, or pairs; words of q8 or f8, or blocks of q4
     all: u32, // units of the box, or its rows that become q8
     in_type: u32, // type of src
     out_type: u32, // type of o
@@ -43,6 +45,7 @@ var<workgroup> tops: array<u32, 64>; // bits of each thread's largest |x|
 
 // load returns the bits of element d of the row that begins at element at.
 fn load(at: u32, d: u32) -> u32 {
+    if (p.in_type == 6u) { return bitcast<u32>(eighths(src[at + d / 4u] >> (8u * (d & 3u))).x); }
     if (p.in_type == 5u) { return bitcast<u32>(nibble_src(at, d)); }
     if (p.in_type == 4u) {
         return bitcast<u32>(bitcast<f32>(src[at]) * integer(src[at + 1u + d / 4u], d));
@@ -52,7 +55,7 @@ fn load(at: u32, d: u32) -> u32 {
     return (src[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu;
 }
 
-// value returns the number whose bits load returned, which are those of an f32 for q8 and q4.
+// value returns the number whose bits load returned, which are those of an f32 for q8, q4 and f8.
 fn value(bits: u32) -> f32 { return decode(bits, 0u, select(p.in_type, 0u, p.in_type > 2u)); }
 
 // converted returns the bits of the number in the type of o.
@@ -152,6 +155,14 @@ fn quantise_block(n: u32) {
         let from_row = begin_src(n / p.units);
         let to = begin_o(n / p.units);
         let unit = n % p.units;
+        if (TO == 6u) {
+            var w = 0u;
+            for (var e = 0u; e < 4u; e++) {
+                w = w | (encode8(value(load(from_row, 4u * unit + e))) << (8u * e));
+            }
+            atomicStore(&o.data[to + unit], w);
+            continue;
+        }
         if (p.pairs == 1u) {
             let lower = converted(load(from_row, 2u * unit));
             let upper = converted(load(from_row, 2u * unit + 1u));

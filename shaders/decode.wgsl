@@ -23,7 +23,7 @@
 //
 // Q stays in workgroup memory. Stages of K, of four granules (16 bytes) of each key, go through it:
 // neighbouring threads load neighbouring granules, and a thread computes with its key. A key's granules are
-// permuted by place. The scores take the place of the last stage. Values of q8, q4 and of 16-bit elements in
+// permuted by place. The scores take the place of the last stage. Values of q8, q4, f8 and of 16-bit elements in
 // aligned rows go through workgroup memory: a thread loads 4 bytes of four keys, or 16 bytes of two, and
 // transposes them. Then a word holds a column of PACK keys. Other values are loaded by the threads that need
 // them, whose neighbours load the neighbouring columns.
@@ -37,6 +37,7 @@
 // Workgroup memory: 16·(KN + GN·WN + STAGES·QN + PN + SN·SG) + 32 + 8·RN bytes.
 
 const EL: u32 = 4u * (1u + min(KV, 1u) + KV / 4u * 2u); // elements in 16 bytes: 4, 8 or 16
+const SCALES: u32 = KV / 4u * (max(KV, 3u) - 3u) * (1u - KV / 6u); // of a key in a stage: 1 of q8, 2 of q4, else 0
 const KUNIT: u32 = 1u + WIDE * (EL - 1u); // elements that a position in k counts
 const VWIDE: u32 = WIDE * (EL / 8u); // 1: v is read 16 bytes at a time
 const UNIT: u32 = 1u + VWIDE * (EL - 1u); // elements that a position in v counts
@@ -48,7 +49,7 @@ const KN: u32 = 4u * BC; // granules of a stage of K
 const KLOADS: u32 = (KN + THREADS - 1u) / THREADS;
 const COLS: u32 = (4u * QUADS + THREADS / SIDES - 1u) / (THREADS / SIDES); // columns of a thread
 const ACC: u32 = ROWS / SIDES * COLS;
-const TWICE: u32 = VWIDE + KV / 5u; // 1: a load of values is for 8 columns
+const TWICE: u32 = VWIDE + SCALES / 2u; // 1: a load of values is for 8 columns
 const LN: u32 = max(STAGED * QUADS / (1u + TWICE), 1u); // loads of a row of staged values
 @if(STAGED == 1u) const LINES: u32 = (AHEAD / PACK * LN + THREADS - 1u) / THREADS; // loads of a thread
 @else const LINES: u32 = COLS;
@@ -57,10 +58,10 @@ const LN: u32 = max(STAGED * QUADS / (1u + TWICE), 1u); // loads of a row of sta
 const GN: u32 = max(STAGED * (LINES * THREADS + LN - 1u) / LN, 1u);
 const WN: u32 = max(STAGED * QUADS, 1u);
 const PN: u32 = ROWS * BC / 16u;
-const VB: u32 = max(KV / 5u * ((QUADS + 7u) / 8u), 1u); // blocks of q4 of a row of values
-const SN: u32 = max(KV / 4u * BC / AHEAD, 1u);
+const VB: u32 = max(SCALES / 2u * ((QUADS + 7u) / 8u), 1u); // blocks of q4 of a row of values
+const SN: u32 = max(min(SCALES, 1u) * BC / AHEAD, 1u);
 const SV: u32 = SN * VB;
-const SG: u32 = max(KV / 4u * AHEAD / 4u, 1u);
+const SG: u32 = max(min(SCALES, 1u) * AHEAD / 4u, 1u);
 const RN: u32 = max(PAGED * 2u * BC, 1u);
 const SQ: u32 = (ROWS * BC / 4u + THREADS - 1u) / THREADS; // vec4 of keys of a thread in the softmax
 const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
@@ -217,7 +218,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
                             let word1 = x[2u * e + 1u];
                             @inline halves(y, word, word1, KV);
                         }
-                        @if(KV / 4u == 1u) y = integers(x[e]) * scale;
+                        @if(KV == 6u) y = eighths(x[e]);
+                        @if(SCALES != 0u) y = integers(x[e]) * scale;
                         @unroll for (var i = 0u; i < ROWS; i++) {
                             dots[i] = dot4(qs[n][(g * (EL / 4u) + e) * ROWS + i], y, dots[i]);
                         }
@@ -399,7 +401,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
             @inline load_scale(value_scale[e], v, value_at, v_at, j0, v_step, turn, n);
         }
         @inline weights();
-        @if(KV / 4u == 1u) @unroll for (var e = 0u; e < VB; e++) {
+        @if(SCALES != 0u) @unroll for (var e = 0u; e < VB; e++) {
             if (t < BC) { scales[e * SN + t / AHEAD][t % AHEAD / 4u][t % 4u] = value_scale[e]; }
         }
         workgroupBarrier();

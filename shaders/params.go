@@ -267,7 +267,7 @@ type ConvertParams struct {
 	Total   int // workgroups of the box up to the end of this dispatch
 	Heads   int
 	Rows    int
-	Units   int // of a row: elements, or pairs; words of integers of q8, or blocks of q4
+	Units   int // of a row: elements, or pairs; words of q8 or f8, or blocks of q4
 	All     int // units of the box, or its rows that become q8
 	InType  int // type of src
 	OutType int // type of o

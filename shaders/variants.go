@@ -11,13 +11,14 @@ type Variant interface {
 type Type uint32
 
 // Types of elements. A row of Q8 is its scale, an f32, and 8-bit integers; one of Q4 has for each
-// 32 elements a scale, an f16, and 4-bit integers.
+// 32 elements a scale, an f16, and 4-bit integers. One of F8 is bytes in e4m3fn.
 const (
 	F32  Type = 0
 	F16  Type = 1
 	BF16 Type = 2
 	Q8   Type = 4
 	Q4   Type = 5
+	F8   Type = 6
 )
 
 // Expand is how far loops are unrolled.
@@ -80,7 +81,7 @@ type Flash struct {
 	Paged  bool // k and v are pools of pages
 	Listed bool // keys are listed
 	Out16  bool // elements of o have 16 bits
-	Vec    bool // q, k and v (unless Q8 or Q4) are contiguous along D, in aligned fours
+	Vec    bool // q, k and v (unless Q8, Q4 or F8) are contiguous along D, in aligned fours
 	Full   bool // rows of q, k and v fill the stages of 4·QD and the turns; needs Vec
 	Both   Both // of a kind of pair operands
 	Low    bool // weights are rounded to KV before they multiply v
@@ -210,7 +211,7 @@ type Linear struct {
 
 // Convert copies between types.
 type Convert struct {
-	To Type // Q8 or Q4 if only o is, else F32
+	To Type // Q8, Q4 or F8 if only o is, else F32
 }
 
 // A Fixed kernel has one variant.

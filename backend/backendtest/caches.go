@@ -17,9 +17,9 @@ import (
 )
 
 // cacheCases are problems whose keys and values are stored as in a cache: in another dtype than
-// the queries, as Q8 or Q4, in pages.
+// the queries, as Q8, Q4 or F8, in pages.
 func cacheCases() []Case {
-	f32, f16, bf16, q8, q4 := backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4
+	f32, f16, bf16, q8, q4, f8 := backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4, backend.F8
 	decode := kernels.Dims{Batch: 2, Heads: 8, KVHeads: 2, SeqQ: 1, SeqK: 421, Dim: 64, ValueDim: 64}
 	alone := kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, SeqK: 3000, Dim: 32, ValueDim: 64}
 	few := kernels.Dims{Batch: 2, Heads: 2, KVHeads: 1, SeqQ: 5, SeqK: 150, Dim: 32, ValueDim: 48}
@@ -74,6 +74,20 @@ func cacheCases() []Case {
 			Case{Name: fmt.Sprintf("pages of %d, q4, prefill", size), Dims: prefill, DType: f32, Keys: &q4, PageSize: size, Layout: Padded, Options: short},
 		)
 	}
+	nan := map[int]float32{77: float32(math.NaN())}
+	cases = append(cases,
+		Case{Name: "f8, decode", Dims: decode, DType: f32, Keys: &f8},
+		Case{Name: "f8, one head", Dims: alone, DType: f32, Keys: &f8},
+		Case{Name: "f8, f16 queries", Dims: decode, DType: f16, Keys: &f8, Layout: Padded, Options: with(window, func(o *kernels.Options) { o.KLen = []int{421, 400} })},
+		Case{Name: "f8, prefill", Dims: prefill, DType: bf16, Keys: &f8, Layout: BSHD, Options: short},
+		Case{Name: "f8, odd sizes", Dims: odd, DType: f32, Keys: &f8, Options: lower},
+		Case{Name: "f8, masked NaN", Dims: few, DType: f32, Keys: &f8, Options: kernels.Options{KLen: []int{120, 149}},
+			PoisonK: map[int]float32{149: float32(math.NaN())}, PoisonV: map[int]float32{149: float32(math.Inf(1))}},
+		Case{Name: "f8, NaN keys", Dims: decode, DType: f32, Keys: &f8, PoisonK: nan},
+		Case{Name: "f8, NaN values", Dims: prefill, DType: f32, Keys: &f8, PoisonV: nan, Options: lower},
+		Case{Name: "pages of 16, f8, decode", Dims: decode, DType: f32, Keys: &f8, PageSize: 16, Options: lower},
+		Case{Name: "pages of 5, f8, prefill", Dims: prefill, DType: f32, Keys: &f8, PageSize: 5, Layout: Padded, Options: short},
+	)
 	for i := range cases {
 		cases[i].Seed = uint64(1000 + i)
 	}
@@ -204,7 +218,7 @@ func (c Case) throughCache(t *testing.T, dev *kernels.Device, paged, share bool)
 	return b.compare(a)
 }
 
-// quantise rounds rows to Q8 or Q4 until they no longer change. Once is not enough: 127 times a scale, divided by
+// quantise rounds rows to Q8, Q4 or F8 until they no longer change. Once is not enough: 127 times a scale, divided by
 // 127, may differ from the scale in its last bit.
 func (o *operand) quantise() {
 	n := o.shape[3]
@@ -218,11 +232,18 @@ func (o *operand) quantise() {
 	}
 }
 
-// spoil sets all elements that share a scale with a NaN or an Inf to NaN, as their scale is.
+// spoil sets all elements that share a scale with a NaN or an Inf to NaN, as their scale is. F8 has
+// no scales, and its largest number stands for Inf.
 func (o *operand) spoil() {
 	n := o.shape[3]
-	if o.dtype == backend.Q4 {
+	switch o.dtype {
+	case backend.Q4:
 		n = 32
+	case backend.F8:
+		for i, x := range o.data {
+			o.data[i] = max(-448, min(x, 448)) // NaN stays
+		}
+		return
 	}
 	for row := range slices.Chunk(o.data, n) {
 		if slices.ContainsFunc(row, func(x float32) bool { return x-x != 0 }) {
@@ -233,12 +254,15 @@ func (o *operand) spoil() {
 	}
 }
 
-// putQuantised is put for Q8 and Q4 operands. Gaps are bytes of 0xff, which are NaN as scales.
+// putQuantised is put for Q8, Q4 and F8 operands. Gaps are bytes of 0xff, which are NaN in F8 and as scales.
 func putQuantised(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	tb.Helper()
 	n, wide, gap, host := o.shape[3], o.shape, 8, backend.HostQ8
-	if o.dtype == backend.Q4 {
+	switch o.dtype {
+	case backend.Q4:
 		gap, host = 10, backend.HostQ4 // as few bytes as may be
+	case backend.F8:
+		host = backend.HostF8
 	}
 	wide[3] = o.dtype.Row(n)
 	st, offset, _ := Contiguous.place(wide)
@@ -318,6 +342,9 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
 	if !lacking(dev, "q4") {
 		types = append(types, backend.Q4)
+	}
+	if !lacking(dev, "f8") {
+		types = append(types, backend.F8)
 	}
 	n := 0
 	for _, from := range types {
@@ -455,11 +482,16 @@ func testCopyInOrder(t *testing.T, dev *kernels.Device, c backend.Copier) {
 
 // compareQuantised compares quantised rows with their source: within half a step, and exactly if the
 // source had their type. Steps of Q4 are an eighth of a block's maximum, whose negation is off by a whole one; a
-// scale that is rounded to 2^-11 of it adds eight times that.
+// scale that is rounded to 2^-11 of it adds eight times that. Elements of F8 have one right code each.
 func compareQuantised(t *testing.T, src operand, got []float32, from, to backend.DType) {
 	n, steps := src.shape[3], 254.
-	if to == backend.Q4 {
+	switch to {
+	case backend.Q4:
 		n, steps = 32, 8/(1+0x1p-8)
+	case backend.F8:
+		src = operand{src.shape, to, slices.Clone(src.data)}
+		src.quantise()
+		from = to
 	}
 	for r := 0; r < len(got); r += n {
 		var most float64

@@ -374,7 +374,7 @@ func (s *history) result(t *testing.T, c nn.KVCache, q backend.Tensor) []float32
 // testPagedCache tests sequences that share pages.
 func testPagedCache(t *testing.T, dev *kernels.Device) {
 	needsAll(t, dev, "pages")
-	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8, backend.Q4} {
+	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8, backend.Q4, backend.F8} {
 		t.Run(fmt.Sprintf("%v", kv), func(t *testing.T) {
 			needs(t, dev, Case{Keys: &kv})
 			s := newHistory(t, dev, 4, backend.F32, kv, nil)

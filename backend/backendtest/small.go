@@ -30,7 +30,7 @@ func one[E any](t drawing, name string, of ...E) E { return rapid.SampledFrom(of
 // every is true in one of n draws.
 func (t drawing) every(n int, name string) bool { return t.n(name, 1, n) == n }
 
-// drawSmall draws a small problem. One that is not differentiated may have Q8 or Q4 keys and pages.
+// drawSmall draws a small problem. One that is not differentiated may have Q8, Q4 or F8 keys and pages.
 func drawSmall(rt *rapid.T, differentiable bool) Case {
 	t := drawing{rt}
 	f32, f16, bf16 := backend.F32, backend.F16, backend.BF16
@@ -49,7 +49,7 @@ func drawSmall(rt *rapid.T, differentiable bool) Case {
 	if t.every(4, "keys differ") {
 		c.Keys = new(one(t, "keys", f32, f16, bf16))
 		if !differentiable && c.Dim%4 == 0 && c.ValueDim%4 == 0 && c.Layout != Transposed {
-			if *c.Keys = one(t, "quantised keys", backend.Q8, backend.Q4); *c.Keys == backend.Q4 {
+			if *c.Keys = one(t, "quantised keys", backend.Q8, backend.Q4, backend.F8); *c.Keys == backend.Q4 {
 				c.Dim, c.ValueDim = 32, 32
 			}
 		}
@@ -258,7 +258,7 @@ func testHistories(t *testing.T, dev *kernels.Device, n int) {
 // drawHistory runs one history and returns the number of results.
 func drawHistory(t *testing.T, dev *kernels.Device, d drawing) (attended int) {
 	sequences := d.n("sequences", 1, 3)
-	q, kv := one(d, "queries", backend.F32, backend.F32, backend.F16), one(d, "keys", backend.F32, backend.F32, backend.F16, backend.Q8, backend.Q4)
+	q, kv := one(d, "queries", backend.F32, backend.F32, backend.F16), one(d, "keys", backend.F32, backend.F32, backend.F16, backend.Q8, backend.Q4, backend.F8)
 	var rope kvcache.Rotary
 	if !kv.Quantised() && d.every(4, "rope") && implements[backend.Rotator](dev) {
 		rope = &nn.RoPE{}

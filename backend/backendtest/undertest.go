@@ -223,6 +223,8 @@ var optionals = []struct {
 		func(c *Case) { c.Keys = nil }, func(c *Case) { c.Keys = new(backend.Q8) }},
 	{"q4", func(c *Case) bool { return c.keyType() == backend.Q4 },
 		func(c *Case) { c.Keys = nil }, func(c *Case) { c.Keys, c.Dim, c.ValueDim = new(backend.Q4), 32, 32 }},
+	{"f8", func(c *Case) bool { return c.keyType() == backend.F8 },
+		func(c *Case) { c.Keys = nil }, func(c *Case) { c.Keys = new(backend.F8) }},
 }
 
 // lacking reports whether Harness.Unsupported has an option.

@@ -65,7 +65,7 @@ type refusing struct {
 func (r refusing) refuse(p *backend.Problem, k backend.Tensor, paged, listed bool) error {
 	for name, uses := range map[string]bool{
 		"score mod": p.ScoreMod != nil, "softcap": p.Softcap > 0, "mask": !p.Mask.IsZero(), "block mask": !p.Blocks.IsZero(), "bias": !p.Bias.IsZero(), "relative bias": !p.Relative.IsZero(),
-		"alibi": p.Slopes != nil, "sinks": p.Sinks != nil, "dropout": p.Dropout.P > 0, "pages": paged, "key indices": listed, "q8": k.DType() == backend.Q8, "q4": k.DType() == backend.Q4,
+		"alibi": p.Slopes != nil, "sinks": p.Sinks != nil, "dropout": p.Dropout.P > 0, "pages": paged, "key indices": listed, "q8": k.DType() == backend.Q8, "q4": k.DType() == backend.Q4, "f8": k.DType() == backend.F8,
 	} {
 		if uses && slices.Contains(r.options, name) {
 			return fmt.Errorf("no %s: %w", name, backend.ErrUnsupported)

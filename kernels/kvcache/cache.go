@@ -21,8 +21,8 @@ type Config struct {
 	// Dim and ValueDim. Appends then have the zero Tensor for v, and ValueDim is 0 or Latent. DType is
 	// not quantised, and neither a RoPE nor Hadamard, which turn keys alone, can be set.
 	Latent int
-	// DType is the type of the stored keys and values: F32, F16, BF16, or Q8 or Q4 with
-	// head sizes that are multiples of 4 or 32. Appended tokens are rounded to it.
+	// DType is the type of the stored keys and values: F32, F16, BF16, or Q8 or F8 with head sizes
+	// that are multiples of 4, or Q4 with multiples of 32. Appended tokens are rounded to it.
 	DType kernels.DType
 	// Capacity is the number of tokens that a sequence has room for.
 	Capacity int

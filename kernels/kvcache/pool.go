@@ -67,9 +67,9 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 		}
 	}
 	if !c.DType.Float() && !c.DType.Quantised() {
-		return fmt.Errorf("config: DType is %v, it must be f32, f16, bf16, q8 or q4: %w", c.DType, kernels.ErrDType)
+		return fmt.Errorf("config: DType is %v, it must be f32, f16, bf16, q8, q4 or f8: %w", c.DType, kernels.ErrDType)
 	}
-	if unit := map[kernels.DType]int{kernels.Q8: 4, kernels.Q4: 32}[c.DType]; unit > 0 && (c.Dim%unit != 0 || c.ValueDim%unit != 0) {
+	if unit := map[kernels.DType]int{kernels.Q8: 4, kernels.Q4: 32, kernels.F8: 4}[c.DType]; unit > 0 && (c.Dim%unit != 0 || c.ValueDim%unit != 0) {
 		return fmt.Errorf("config: head sizes are %d and %d, they must be multiples of %d for %v: %w", c.Dim, c.ValueDim, unit, c.DType, kernels.ErrOption)
 	}
 	if _, err := op.Need[backend.Copier](p.dev.Backend(), "copies"); err != nil {

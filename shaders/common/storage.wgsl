@@ -1,8 +1,9 @@
-// Elements as they are stored. A type is 0 for f32, 1 for f16, 2 for bf16, 4 for q8 and 5 for q4. Elements of 16
+// Elements as they are stored. A type is 0 for f32, 1 for f16, 2 for bf16, 4 for q8, 5 for q4 and 6 for f8. Elements of 16
 // bits lie two to a word. A row of q8 is its scale, an f32, followed by words of four signed integers each; element
 // d is scale·integer d. A row of q4 is a sequence of blocks, of nine 16-bit elements each: a scale, an f16, and 32
 // integers of 4 bits. The lower 4 bits of byte i are integer i, the upper ones integer 16 + i. An element is
-// scale·(integer - 8). As blocks may begin in the middle of words, positions in q4 count 16-bit elements.
+// scale·(integer - 8). As blocks may begin in the middle of words, positions in q4 count 16-bit elements. A row of
+// f8 is words of four numbers in e4m3fn each.
 //
 // Kernels that call put or put16 have a binding o: Words.
 
@@ -72,6 +73,8 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
             x.x = $x[i >> 2u][i & 3u];
             x.y = $x[at >> 2u][at & 3u];
         }
+    } @else @if($TYPE == 6u) {
+        if (FULL == 1u || d < end) { x.x = $x[(at + d / 4u) >> 2u][(at + d / 4u) & 3u]; }
     } @else @if($TYPE == 5u) {
         if (FULL == 1u || d < end) {
             let first = at + d / 32u * 9u;
@@ -105,7 +108,8 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
 @each($x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2, g DO G2, a A A2, w W W2)
 fn value_$x(x: vec4<u32>) -> vec4<f32> {
     var r = bitcast<vec4<f32>>(x);
-    @if($TYPE / 4u == 1u) r = integers(x.x) * bitcast<f32>(x.y);
+    @if($TYPE == 6u) r = eighths(x.x);
+    @else @if($TYPE / 4u == 1u) r = integers(x.x) * bitcast<f32>(x.y);
     @if($TWO == 1u) { @inline halves(r, x.x, x.y, $TYPE); }
     return r;
 }

@@ -14,6 +14,29 @@ fn integers(w: u32) -> vec4<f32> {
     return vec4<f32>(vec4<i32>(bitcast<i32>(w << 24u), bitcast<i32>(w << 16u), bitcast<i32>(w << 8u), bitcast<i32>(w)) >> vec4<u32>(24u));
 }
 
+// eighths returns the four e4m3fn numbers of a word. With the bits of a code in those of an f32, its exponents
+// differ by 120. Below 2^-6 steps are twice as wide as that makes them, so that y becomes 2y - 2^-6, which is less
+// than y there and nowhere else. No step needs subnormal numbers, which devices may treat as 0.
+fn eighths(w: u32) -> vec4<f32> {
+    let x = vec4<u32>(w << 24u, w << 16u, w << 8u, w);
+    let m = (x & vec4<u32>(0x7f000000u)) >> vec4<u32>(4u);
+    let y = bitcast<vec4<f32>>(m + vec4<u32>(0x3c000000u));
+    let n = bitcast<vec4<u32>>(min(y, y * 2.0 - vec4<f32>(0.015625)));
+    let size = select(n, vec4<u32>(0x7fc00000u), m == vec4<u32>(0x07f00000u));
+    return bitcast<vec4<f32>>(size | (x & vec4<u32>(0x80000000u)));
+}
+
+// encode8 rounds x to e4m3fn, to nearest even. Larger numbers become 448.
+fn encode8(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let a = bits & 0x7fffffffu;
+    // Below 2^-6 steps are 2^-9, as those of f32 are from 2^14 on.
+    var n = select((a - 0x3c000000u + 0x7ffffu + ((a >> 20u) & 1u)) >> 20u, bitcast<u32>(bitcast<f32>(a) + 16384.0) - 0x46800000u, a < 0x3c800000u);
+    n = select(n, 0x7eu, a >= 0x43e00000u);
+    n = select(n, 0x7fu, a > 0x7f800000u);
+    return n | ((bits >> 24u) & 0x80u);
+}
+
 // aligned returns 16-bit elements i and i + 1, given the words that hold them.
 fn aligned(low: u32, high: u32, i: u32) -> u32 {
     return select(low, (low >> 16u) | (high << 16u), i % 2u == 1u);

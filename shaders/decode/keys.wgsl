@@ -57,8 +57,8 @@ fn fetch(t: u32, start: u32, limit: u32, turn: u32, d0: u32) -> Stage {
             @unroll for (var c = 0u; c < 4u; c++) {
                 let w = d0 * 4u / EL + t % 16u;
                 let in_tile = min(t / 16u + THREADS / 16u * (4u * n + c), BC - 1u);
-                @if(KV == 4u) {
-                    let at = 1u + min(w, (p.dim - 1u) / 4u);
+                @if(EL == 16u) {
+                    let at = SCALES + min(w, (p.dim - 1u) / 4u); // q8 has its scale first
                     r.x[n][c] = k[key_at(start + at, THREADS / 16u * (4u * n + c), limit + at, at, turn, in_tile)];
                 } @else {
                     r.x[n][c] = word_k(key_at(start, THREADS / 16u * (4u * n + c), limit, 0u, turn, in_tile), w);
@@ -121,7 +121,7 @@ fn stage(t: u32, next_stage: Stage) {
     let k_limit = k_at / KUNIT + last_key * k_step;
     var next_stage = fetch(t, k_start, k_limit, turn, 0u);
     var next_scale: vec2<f32>; // of key t of the next tile, or of its two blocks of the next stage
-    @if(KV / 4u == 1u) @unroll for (var e = 0u; e < KV - 3u; e++) {
+    @if(SCALES != 0u) @unroll for (var e = 0u; e < SCALES; e++) {
         let n = min(e, p.dim / 32u - 1u);
         @inline load_scale(next_scale[e], k, key_at, k_at, tile_start, k_step, turn, n);
     }

@@ -48,7 +48,7 @@ fn column_at(w: u32) -> u32 {
         @if(PACK == 1u) {
             lines[x] = min(n, p.vdim - 1u) * p.v.d;
         } @else {
-            lines[x] = min(n % LN, (p.vdim - 1u) / (4u * QUADS / LN)) + (1u - VWIDE); // q8 has its scale first
+            lines[x] = min(n % LN, (p.vdim - 1u) / (4u * QUADS / LN)) + min(SCALES, 1u); // q8 has its scale first
             @if(KV == 5u) lines[x] = pair_of(lines[x] - 1u);
             key_of_value = n / LN * PACK;
         }
@@ -80,7 +80,7 @@ fn column_at(w: u32) -> u32 {
             staged[n / LN][n % LN / 4u * 8u + n % 4u] = nibbles(bytes, 0u);
             staged[n / LN][n % LN / 4u * 8u + n % 4u + 4u] = nibbles(bytes, 16u);
         }
-        @if(KV == 4u) {
+        @if(PACK == 4u) @if(KV != 5u) {
             staged[n / LN][n % LN] = transposed(vec4<u32>(values[4u * x], values[4u * x + 1u], values[4u * x + 2u], values[4u * x + 3u]));
         }
         @if(PACK == 2u) @unroll for (var e = 0u; e < 2u; e++) {
@@ -101,7 +101,8 @@ fn column_at(w: u32) -> u32 {
         let in_row = min(t % (THREADS / SIDES) + THREADS / SIDES * x, 4u * QUADS - 1u);
         @if(PACK == 4u) {
             let word = staged[n][in_row / 4u][in_row % 4u];
-            y[x] = integers(word) * scales[in_row / 32u % VB * SN + j / AHEAD][n];
+            @if(KV == 6u) y[x] = eighths(word);
+            @else y[x] = integers(word) * scales[in_row / 32u % VB * SN + j / AHEAD][n];
         }
         @if(PACK == 2u) {
             let word = staged[2u * n][in_row / 4u][in_row % 4u];

@@ -1,4 +1,4 @@
-// Package quantise converts rows of float32 to integers with scales, and back.
+// Package quantise converts rows of float32 to integers with scales or to 8-bit numbers, and back.
 package quantise
 
 import (
@@ -100,5 +100,56 @@ func FromQ4(row []float32, src []byte) {
 			row[i] = scale * float32(int(n&15)-8)
 			row[Q4Values/2+i] = scale * float32(int(n>>4)-8)
 		}
+	}
+}
+
+// The float32 bits of the largest number of e4m3fn, 448, and of its least normal one, 2^-6.
+const (
+	f8Largest = 0x43e00000
+	f8Normal  = 0x3c800000
+)
+
+// F8 writes row as e4m3fn, rounded to nearest even. Numbers above 448 become 448, NaN becomes 0x7f.
+func F8(dst []byte, row []float32) {
+	for i, x := range row {
+		bits := math.Float32bits(x)
+		n := bits & 0x7fffffff
+		switch {
+		case x != x:
+			n = 0x7f
+		case n >= f8Largest:
+			n = 0x7e
+		case n < f8Normal: // the sum rounds to steps of 2^-9, which its low bits count
+			n = math.Float32bits(math.Float32frombits(n)+0x1p14) - math.Float32bits(0x1p14)
+		default: // the exponent's bias becomes 7
+			n = (n+0x7ffff+n>>20&1)>>20 - 120<<3
+		}
+		dst[i] = byte(bits>>24&0x80 | n)
+	}
+}
+
+// fromF8 has the number of each code.
+var fromF8 = func() (all [256]float32) {
+	for i := range all {
+		n := i & 0x7f
+		x := math.Ldexp(float64(8+n%8), n/8-10)
+		switch {
+		case n < 8:
+			x = math.Ldexp(float64(n), -9)
+		case n == 0x7f:
+			x = math.NaN()
+		}
+		if i >= 0x80 {
+			x = math.Copysign(x, -1)
+		}
+		all[i] = float32(x)
+	}
+	return all
+}()
+
+// FromF8 reads a row of e4m3fn.
+func FromF8(row []float32, src []byte) {
+	for i, n := range src[:len(row)] {
+		row[i] = fromF8[n]
 	}
 }

@@ -159,9 +159,9 @@ func (x *Kernels) RowOutputs() bool { return x.tile.halfValues != nil }
 
 // The types of keys or values in memory. A row of Q8 begins with its scale, a float32.
 const (
-	F32, F16, BF16, Q8, Q4 = backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4
+	F32, F16, BF16, Q8, Q4, F8 = backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4, backend.F8
 
-	elements = Q4 + 1
+	elements = F8 + 1
 	Fixed    = elements // Q8 in Dots, for query rows of Fix
 	MaxFixed = 512      // elements of such a row: sums of more products could exceed 32 bits
 )
@@ -445,7 +445,7 @@ func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul 
 	x.transpose(&dst[0], 4*ldd, &src[0], 4*lds, &mul[0])
 }
 
-// Load writes F16, BF16, Q8 or Q4 as float32, exactly. cols is a multiple of Lanes.
+// Load writes F16, BF16, Q8, Q4 or F8 as float32, exactly. cols is a multiple of Lanes.
 //
 //	dst [rows, cols], rows ldd apart    src [rows, cols] of type e, rows lds apart
 //

@@ -16,7 +16,7 @@ type View struct {
 	F32    []float32
 	Bits   []uint16 // F16, BF16
 	Bools  []bool
-	Bytes  []byte // Q8, from the scale of the first row on, and Q4
+	Bytes  []byte // Q8, from the scale of the first row on, Q4 and F8
 	Shape  backend.Shape
 	Stride backend.Strides
 	Pages  [][]int32 // of a pool of pages: row s of batch b is in page Pages[b][s/Shape[Seq]]
@@ -76,7 +76,7 @@ func InPlace(t *backend.Tensor) bool {
 }
 
 // Load copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose rows are ld
-// apart, and zeros what follows them there. k converts whole vectors. Of Q8 and Q4 rows c0 is 0.
+// apart, and zeros what follows them there. k converts whole vectors. Of Q8, Q4 and F8 rows c0 is 0.
 func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
 	apart, step := v.Stride[backend.Seq], v.Stride[backend.Dim]
 	if v.Listed != nil && v.Pages == nil && v.DType == backend.F32 && step == 1 {
@@ -194,6 +194,10 @@ func (v *View) At(b, h, s, c int) float32 {
 		return v.F32[at]
 	case backend.F16, backend.BF16:
 		return v.DType.Decode(v.Bits[at])
+	case backend.F8:
+		var x [1]float32
+		v.DType.Dequantise(x[:], v.Bytes[at:])
+		return x[0]
 	case backend.Q4:
 		block := v.Bytes[row+v.DType.Row(c):]
 		return backend.F16.Decode(binary.LittleEndian.Uint16(block)) * float32(int(block[2+c%16]>>(c/4&4)&15)-8)
@@ -212,7 +216,7 @@ func CopyElements[T any](dst []T, di int, src []T, dj, n int) {
 	}
 }
 
-// Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For Q8 and Q4 they must be the whole row.
+// Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For Q8, Q4 and F8 they must be the whole row.
 func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	step := v.Stride[backend.Dim]
 	i := v.RowIndex(b, h, s) + c0*step
@@ -220,7 +224,7 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	case backend.F32:
 		CopyElements(v.F32[i:], step, row, 1, len(row))
 		return
-	case backend.Q8, backend.Q4:
+	case backend.Q8, backend.Q4, backend.F8:
 		v.DType.Quantise(v.Bytes[i:i+v.DType.Row(len(row))], row)
 		return
 	}

@@ -129,7 +129,7 @@ func Slices(c *backend.Call) ([]*backend.Call, error) {
 		return []*backend.Call{c}, nil
 	}
 	if c.V.DType().Quantised() {
-		return nil, fmt.Errorf("v of %v has head size %d, the fused kernel takes up to %d of q8 and q4: store v as f16 or bf16: %w", c.V.DType(), dv, MaxValueDim, backend.ErrUnsupported)
+		return nil, fmt.Errorf("v of %v has head size %d, the fused kernel takes up to %d of q8, q4 and f8: store v as f16 or bf16: %w", c.V.DType(), dv, MaxValueDim, backend.ErrUnsupported)
 	}
 	n := (dv + MaxValueDim - 1) / MaxValueDim
 	width := AlignUp((dv+n-1)/n, Tile)

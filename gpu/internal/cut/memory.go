@@ -120,7 +120,7 @@ func (s *Store) Spans(lo, hi uint64) iter.Seq[Window] {
 }
 
 // Words returns t as it is copied and as kernels see it. Rows of Q8 become words, the scale in
-// the first and four integers in each of the others. Rows of Q4 become 16-bit elements, nine a
+// the first and four integers in each of the others. Those of F8 become words of four numbers. Rows of Q4 become 16-bit elements, nine a
 // block, because rows of an odd number of blocks begin in the middle of words.
 func Words(t backend.Tensor) (backend.Tensor, error) {
 	as, d := backend.F32, t.DType()

@@ -22,7 +22,7 @@ func (t Tiling) Decode(k shaders.Decode, dim int, software bool, l Limits) (_ sh
 	for k.Rows*t.Lanes > threads { // a thread sums one class of one row
 		k.Rows /= 2
 	}
-	el := [...]int{shaders.F32: 4, shaders.F16: 8, shaders.BF16: 8, shaders.Q8: 16, shaders.Q4: 16}[k.KV] // elements in 16 bytes
+	el := [...]int{shaders.F32: 4, shaders.F16: 8, shaders.BF16: 8, shaders.Q8: 16, shaders.Q4: 16, shaders.F8: 16}[k.KV] // elements in 16 bytes
 	if k.Wide && el == 8 {
 		k.Sides = min(k.Rows, 2) // a thread has half of the rows and twice the columns
 	}
@@ -33,7 +33,7 @@ func (t Tiling) Decode(k shaders.Decode, dim int, software bool, l Limits) (_ sh
 	}
 	k.Full = dim%(4*el) == 0 && (k.Wide || k.KV >= shaders.Q8)
 	k.Split, k.BC, k.TX, k.Stages, k.Quads = t.Split, t.Keys, t.Lanes, (dim+4*el-1)/(4*el), t.Width/4
-	// Values of q8, q4 and of aligned 16-bit elements go through workgroup memory. More than 8
+	// Values of q8, q4, f8 and of aligned 16-bit elements go through workgroup memory. More than 8
 	// words of them in registers would exceed 96 registers where the head size is 64.
 	if k.KV >= shaders.Q8 || k.Wide && el == 8 {
 		pack, loads, words := 4, t.Width/4, 4 // keys of a word, loads of a row, words of a thread's load

@@ -185,7 +185,7 @@ func (x *exercise) upload(ctx context.Context, rng *rand.Rand, dtype backend.DTy
 		host, err = backend.HostF32(draw(stored, number), stored)
 	case backend.Bool:
 		host, err = backend.HostBool(draw(stored, func() bool { return rng.IntN(4) > 0 }), stored)
-	case backend.Q8, backend.Q4:
+	case backend.Q8, backend.Q4, backend.F8:
 		if host, err = backend.AllocHost(dtype, stored); err != nil {
 			return host, err
 		}
