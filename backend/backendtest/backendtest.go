@@ -70,8 +70,11 @@ type Harness struct {
 	// Digests is a file of recorded digests of output bits, for backends whose bits do
 	// not depend on the machine; -update-digests writes it.
 	Digests string
+	// WidensF8 means that keys and values of F8 yield the bits of the same numbers in F32. Such
+	// cases are compared with those instead of a digest.
+	WidensF8 bool
 	// Unsupported lists the options that the backend refuses with backend.ErrUnsupported: score mod,
-	// softcap, mask, block mask, bias, relative bias, alibi, sinks, dropout, pages, key indices, q8, q4. Tests that need
+	// softcap, mask, block mask, bias, relative bias, alibi, sinks, dropout, pages, key indices, q8, q4, f8. Tests that need
 	// one are skipped and name it, and random problems lack them. An entry that the backend
 	// supports is a failure, so that the list shrinks as the backend grows.
 	Unsupported []string
@@ -96,13 +99,13 @@ func Run(t *testing.T, h Harness) {
 			t.Run(name, f)
 		}
 	}
-	bits := readDigests(t, h.Digests)
+	bits := readDigests(t, h)
 	twice := func(name string, f func(t *testing.T, dev *kernels.Device, bits *digests)) {
 		run(name, func(t *testing.T) {
 			f(t, dev, bits)
 			if h.Again != nil && !(h.hurries() && name == "Caches") {
 				again := h.underTest(t, h.Again(be)) // closed as dev
-				t.Run("again", func(t *testing.T) { f(t, again, &digests{file: bits.file, want: bits.want}) })
+				t.Run("again", func(t *testing.T) { f(t, again, &digests{file: bits.file, want: bits.want, widensF8: bits.widensF8}) })
 			}
 		})
 	}

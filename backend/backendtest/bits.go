@@ -269,10 +269,13 @@ type digests struct {
 	want  map[string]string // nil when nothing is recorded for this device
 	lines strings.Builder
 	seen  int
+	// widensF8 is Harness.WidensF8.
+	widensF8 bool
 }
 
-func readDigests(t *testing.T, file string) *digests {
-	d := &digests{file: file}
+func readDigests(t *testing.T, h Harness) *digests {
+	file := h.Digests
+	d := &digests{file: file, widensF8: h.WidensF8}
 	if file == "" || *updateDigests {
 		return d
 	}

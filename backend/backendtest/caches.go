@@ -95,23 +95,31 @@ func cacheCases() []Case {
 }
 
 // testCaches compares them with the oracle, and those in pages with the same keys in one
-// tensor, to the bit.
+// tensor, to the bit. With Harness.WidensF8 no digests of F8 are recorded: a digest holds on the
+// machines on which it was written, the bits of the same numbers in F32 hold on every one.
 func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 	for _, c := range cacheCases() {
 		t.Run(c.Name, func(t *testing.T) {
 			needs(t, dev, c)
-			if c.PageSize == 0 {
+			widens := bits.widensF8 && c.keyType() == backend.F8
+			if c.PageSize == 0 && !widens {
 				testCase(t, dev, c, bits)
 				return
 			}
 			b := c.build()
 			got := b.once(t, dev, fused)
-			bits.see(t, c, fused, got)
 			if err := b.compare(got); err != nil {
 				t.Fatalf("%v: %v", c, err)
 			}
-			c.PageSize = 0
-			if err := differ(c.build().once(t, dev, fused), got); err != nil {
+			if b.PageSize = 0; widens {
+				b.Keys, b.k.dtype, b.v.dtype = new(backend.F32), backend.F32, backend.F32
+				if err := differ(b.once(t, dev, fused), got); err != nil {
+					t.Fatalf("%v: in f32: %v", c, err)
+				}
+				return
+			}
+			bits.see(t, c, fused, got)
+			if err := differ(b.once(t, dev, fused), got); err != nil {
 				t.Fatalf("%v: in pages: %v", c, err)
 			}
 		})
