@@ -33,7 +33,7 @@
 // kernel, which rounds differently, runs where no tile of 32 to 128 keys fits the limits. Plan
 // reports the kernel and the reason.
 //
-// Keys and values may be q8, q4 or in pages, with the bits of the same numbers in one float32 tensor.
+// Keys and values may be q8, q4, f8 or in pages, with the bits of the same numbers in one float32 tensor.
 // Values of more than 256 columns take one pass over the keys for each 256 of them; q8 and
 // q4 values have at most 256, because their rows are whole.
 //

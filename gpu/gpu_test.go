@@ -41,7 +41,7 @@ func TestConformance(t *testing.T) {
 		every = 12
 	}
 	backendtest.Run(t, backendtest.Harness{
-		Digests:        digests(t),
+		Digests: digests(t), WidensF8: true,
 		PairsEvery:     every,
 		GradientsEvery: 64,
 		Draws:          50, // most have a kernel of their own

@@ -31,7 +31,7 @@ func BenchmarkLevels(b *testing.B) {
 		kernels, run := []levelsKernel{}, make([]Run, 0, 1)
 		for _, heads := range []int{1, 4, 8} {
 			q, s, o, alpha := filled(heads*d, 0.5), filled(heads*keys, 0.5), filled(heads*d, 0), filled(heads, 1)
-			for _, e := range []backend.DType{F32, F16, BF16, Q8, Q4} {
+			for _, e := range []backend.DType{F32, F16, BF16, Q8, Q4, F8} {
 				name, ld := strings.TrimPrefix(e.String(), "f32"), d
 				if e.Quantised() {
 					if !x.Reads(e) {
@@ -43,7 +43,7 @@ func BenchmarkLevels(b *testing.B) {
 					switch e {
 					case F32:
 						return AppendRun(run, at, ld, keys, d, next)
-					case Q8, Q4:
+					case Q8, Q4, F8:
 						return AppendRun(run, reinterpret[byte](at), ld, keys, ld, reinterpret[byte](next))
 					}
 					return AppendRun(run, reinterpret[uint16](at), ld, keys, d, reinterpret[uint16](next))

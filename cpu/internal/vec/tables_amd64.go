@@ -38,6 +38,7 @@ var kernelsAVX512Half = Kernels{
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
 		Q4:   loadQ4AVX2,
+		F8:   loadF8AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX2,
@@ -45,12 +46,14 @@ var kernelsAVX512Half = Kernels{
 		BF16:  dotsBF16AVX2,
 		Q8:    dotsQ8AVX2,
 		Fixed: dotsFixedAVX2,
+		F8:    dotsF8AVX2,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX2}, {8, 1, mix8x1AVX2}, {4, 4, mix4x4AVX2}, {4, 1, mix4x1AVX2}, {1, 8, mix1x8AVX2}, {1, 4, mix1x4AVX2}, {1, 1, mix1x1AVX2}},
 		F16:  {{8, 2, mixF168x2AVX2}, {8, 1, mixF168x1AVX2}, {4, 4, mixF164x4AVX2}, {4, 1, mixF164x1AVX2}, {1, 8, mixF161x8AVX2}, {1, 4, mixF161x4AVX2}, {1, 1, mixF161x1AVX2}},
 		BF16: {{8, 2, mixBF168x2AVX2}, {8, 1, mixBF168x1AVX2}, {4, 4, mixBF164x4AVX2}, {4, 1, mixBF164x1AVX2}, {1, 8, mixBF161x8AVX2}, {1, 4, mixBF161x4AVX2}, {1, 1, mixBF161x1AVX2}},
 		Q8:   {{8, 2, mixQ88x2AVX2}, {8, 1, mixQ88x1AVX2}, {4, 4, mixQ84x4AVX2}, {4, 1, mixQ84x1AVX2}, {1, 8, mixQ81x8AVX2}, {1, 4, mixQ81x4AVX2}, {1, 1, mixQ81x1AVX2}},
+		F8:   {{8, 2, mixF88x2AVX2}, {8, 1, mixF88x1AVX2}, {4, 4, mixF84x4AVX2}, {4, 1, mixF84x1AVX2}, {1, 8, mixF81x8AVX2}, {1, 4, mixF81x4AVX2}, {1, 1, mixF81x1AVX2}},
 	},
 }
 
@@ -89,6 +92,7 @@ var kernelsAVX2x1 = Kernels{
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
 		Q4:   loadQ4AVX2,
+		F8:   loadF8AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX2,
@@ -96,12 +100,14 @@ var kernelsAVX2x1 = Kernels{
 		BF16:  dotsBF16AVX2,
 		Q8:    dotsQ8AVX2,
 		Fixed: dotsFixedAVX2,
+		F8:    dotsF8AVX2,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX2}, {8, 1, mix8x1AVX2}, {4, 4, mix4x4AVX2}, {4, 1, mix4x1AVX2}, {1, 8, mix1x8AVX2}, {1, 4, mix1x4AVX2}, {1, 1, mix1x1AVX2}},
 		F16:  {{8, 2, mixF168x2AVX2}, {8, 1, mixF168x1AVX2}, {4, 4, mixF164x4AVX2}, {4, 1, mixF164x1AVX2}, {1, 8, mixF161x8AVX2}, {1, 4, mixF161x4AVX2}, {1, 1, mixF161x1AVX2}},
 		BF16: {{8, 2, mixBF168x2AVX2}, {8, 1, mixBF168x1AVX2}, {4, 4, mixBF164x4AVX2}, {4, 1, mixBF164x1AVX2}, {1, 8, mixBF161x8AVX2}, {1, 4, mixBF161x4AVX2}, {1, 1, mixBF161x1AVX2}},
 		Q8:   {{8, 2, mixQ88x2AVX2}, {8, 1, mixQ88x1AVX2}, {4, 4, mixQ84x4AVX2}, {4, 1, mixQ84x1AVX2}, {1, 8, mixQ81x8AVX2}, {1, 4, mixQ81x4AVX2}, {1, 1, mixQ81x1AVX2}},
+		F8:   {{8, 2, mixF88x2AVX2}, {8, 1, mixF88x1AVX2}, {4, 4, mixF84x4AVX2}, {4, 1, mixF84x1AVX2}, {1, 8, mixF81x8AVX2}, {1, 4, mixF81x4AVX2}, {1, 1, mixF81x1AVX2}},
 	},
 }
 
@@ -150,6 +156,7 @@ var kernelsAVX512x1 = Kernels{
 		BF16: loadBF16AVX512,
 		Q8:   loadQ8AVX512,
 		Q4:   loadQ4AVX512,
+		F8:   loadF8AVX512,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX512,
@@ -203,6 +210,7 @@ var kernelsAVX2x2 = Kernels{
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
 		Q4:   loadQ4AVX2,
+		F8:   loadF8AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX2,
@@ -210,12 +218,14 @@ var kernelsAVX2x2 = Kernels{
 		BF16:  dotsBF16AVX2,
 		Q8:    dotsQ8AVX2,
 		Fixed: dotsFixedAVX2,
+		F8:    dotsF8AVX2,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX2}, {8, 1, mix8x1AVX2}, {4, 4, mix4x4AVX2}, {4, 1, mix4x1AVX2}, {1, 8, mix1x8AVX2}, {1, 4, mix1x4AVX2}, {1, 1, mix1x1AVX2}},
 		F16:  {{8, 2, mixF168x2AVX2}, {8, 1, mixF168x1AVX2}, {4, 4, mixF164x4AVX2}, {4, 1, mixF164x1AVX2}, {1, 8, mixF161x8AVX2}, {1, 4, mixF161x4AVX2}, {1, 1, mixF161x1AVX2}},
 		BF16: {{8, 2, mixBF168x2AVX2}, {8, 1, mixBF168x1AVX2}, {4, 4, mixBF164x4AVX2}, {4, 1, mixBF164x1AVX2}, {1, 8, mixBF161x8AVX2}, {1, 4, mixBF161x4AVX2}, {1, 1, mixBF161x1AVX2}},
 		Q8:   {{8, 2, mixQ88x2AVX2}, {8, 1, mixQ88x1AVX2}, {4, 4, mixQ84x4AVX2}, {4, 1, mixQ84x1AVX2}, {1, 8, mixQ81x8AVX2}, {1, 4, mixQ81x4AVX2}, {1, 1, mixQ81x1AVX2}},
+		F8:   {{8, 2, mixF88x2AVX2}, {8, 1, mixF88x1AVX2}, {4, 4, mixF84x4AVX2}, {4, 1, mixF84x1AVX2}, {1, 8, mixF81x8AVX2}, {1, 4, mixF81x4AVX2}, {1, 1, mixF81x1AVX2}},
 	},
 }
 
@@ -256,6 +266,7 @@ var kernelsAVX2 = Kernels{
 		BF16: loadBF16AVX2,
 		Q8:   loadQ8AVX2,
 		Q4:   loadQ4AVX2,
+		F8:   loadF8AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX2,
@@ -263,12 +274,14 @@ var kernelsAVX2 = Kernels{
 		BF16:  dotsBF16AVX2,
 		Q8:    dotsQ8AVX2,
 		Fixed: dotsFixedAVX2,
+		F8:    dotsF8AVX2,
 	},
 	mix: [elements][]registerTile[mixFunc]{
 		F32:  {{8, 2, mix8x2AVX2}, {8, 1, mix8x1AVX2}, {4, 4, mix4x4AVX2}, {4, 1, mix4x1AVX2}, {1, 8, mix1x8AVX2}, {1, 4, mix1x4AVX2}, {1, 1, mix1x1AVX2}},
 		F16:  {{8, 2, mixF168x2AVX2}, {8, 1, mixF168x1AVX2}, {4, 4, mixF164x4AVX2}, {4, 1, mixF164x1AVX2}, {1, 8, mixF161x8AVX2}, {1, 4, mixF161x4AVX2}, {1, 1, mixF161x1AVX2}},
 		BF16: {{8, 2, mixBF168x2AVX2}, {8, 1, mixBF168x1AVX2}, {4, 4, mixBF164x4AVX2}, {4, 1, mixBF164x1AVX2}, {1, 8, mixBF161x8AVX2}, {1, 4, mixBF161x4AVX2}, {1, 1, mixBF161x1AVX2}},
 		Q8:   {{8, 2, mixQ88x2AVX2}, {8, 1, mixQ88x1AVX2}, {4, 4, mixQ84x4AVX2}, {4, 1, mixQ84x1AVX2}, {1, 8, mixQ81x8AVX2}, {1, 4, mixQ81x4AVX2}, {1, 1, mixQ81x1AVX2}},
+		F8:   {{8, 2, mixF88x2AVX2}, {8, 1, mixF88x1AVX2}, {4, 4, mixF84x4AVX2}, {4, 1, mixF84x1AVX2}, {1, 8, mixF81x8AVX2}, {1, 4, mixF81x4AVX2}, {1, 1, mixF81x1AVX2}},
 	},
 	narrow: []*Kernels{&kernelsAVX2x1, &kernelsAVX2x2},
 }
@@ -318,6 +331,7 @@ var kernelsAVX512x2 = Kernels{
 		BF16: loadBF16AVX512,
 		Q8:   loadQ8AVX512,
 		Q4:   loadQ4AVX512,
+		F8:   loadF8AVX512,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX512,
@@ -383,6 +397,7 @@ var kernelsAVX512 = Kernels{
 		BF16: loadBF16AVX512,
 		Q8:   loadQ8AVX512,
 		Q4:   loadQ4AVX512,
+		F8:   loadF8AVX512,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX512,

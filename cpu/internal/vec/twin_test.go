@@ -369,8 +369,8 @@ func row(e backend.DType, p *byte, first, n int) []float32 {
 		for i, x := range unsafe.Slice((*int8)(unsafe.Add(at, Q8Lead+first)), n) {
 			out[i] = scale * float32(x)
 		}
-	case Q4:
-		Q4.Dequantise(out, unsafe.Slice((*byte)(unsafe.Add(at, first)), Q4.Row(n)))
+	case Q4, F8:
+		e.Dequantise(out, unsafe.Slice((*byte)(unsafe.Add(at, first)), e.Row(n)))
 	default:
 		decode := f16
 		if e == BF16 {

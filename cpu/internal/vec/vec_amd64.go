@@ -106,6 +106,9 @@ func loadQ8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors i
 // loadQ4AVX512 is Kernels.load[Q4].
 func loadQ4AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
+// loadF8AVX512 is Kernels.load[F8].
+func loadF8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+
 // storeF16AVX512 is Kernels.storeF16.
 func storeF16AVX512(dst *uint16, src *float32, vectors int)
 
@@ -310,6 +313,9 @@ func loadQ8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int
 // loadQ4AVX2 is Kernels.load[Q4].
 func loadQ4AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
+// loadF8AVX2 is Kernels.load[F8].
+func loadF8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+
 // storeF16AVX2 is Kernels.storeF16.
 func storeF16AVX2(dst *uint16, src *float32, vectors int)
 
@@ -411,6 +417,30 @@ func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 
 // mixQ81x1AVX2 is Kernels.mix[Q8] for 1 rows and 1 vectors.
 func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// dotsF8AVX2 is Kernels.dots[F8].
+func dotsF8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixF88x2AVX2 is Kernels.mix[F8] for 8 rows and 2 vectors.
+func mixF88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF88x1AVX2 is Kernels.mix[F8] for 8 rows and 1 vectors.
+func mixF88x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF84x4AVX2 is Kernels.mix[F8] for 4 rows and 4 vectors.
+func mixF84x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF84x1AVX2 is Kernels.mix[F8] for 4 rows and 1 vectors.
+func mixF84x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF81x8AVX2 is Kernels.mix[F8] for 1 rows and 8 vectors.
+func mixF81x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF81x4AVX2 is Kernels.mix[F8] for 1 rows and 4 vectors.
+func mixF81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF81x1AVX2 is Kernels.mix[F8] for 1 rows and 1 vectors.
+func mixF81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsQ4AVX512 is Kernels.dots[Q4].
 func dotsQ4AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)

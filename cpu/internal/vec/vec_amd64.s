@@ -692,103 +692,183 @@ DATA constants<>+2736(SB)/4, $0xc3080000
 DATA constants<>+2740(SB)/4, $0xc3080000
 DATA constants<>+2744(SB)/4, $0xc3080000
 DATA constants<>+2748(SB)/4, $0xc3080000
-DATA constants<>+2752(SB)/4, $0x00000001
-DATA constants<>+2756(SB)/4, $0x00000002
-DATA constants<>+2760(SB)/4, $0x00000004
-DATA constants<>+2764(SB)/4, $0x00000008
-DATA constants<>+2768(SB)/4, $0x00000010
-DATA constants<>+2772(SB)/4, $0x00000020
-DATA constants<>+2776(SB)/4, $0x00000040
-DATA constants<>+2780(SB)/4, $0x00000080
-DATA constants<>+2784(SB)/4, $0x00000100
-DATA constants<>+2788(SB)/4, $0x00000200
-DATA constants<>+2792(SB)/4, $0x00000400
-DATA constants<>+2796(SB)/4, $0x00000800
-DATA constants<>+2800(SB)/4, $0x00001000
-DATA constants<>+2804(SB)/4, $0x00002000
-DATA constants<>+2808(SB)/4, $0x00004000
-DATA constants<>+2812(SB)/4, $0x00008000
-DATA constants<>+2816(SB)/4, $0x00808080
-DATA constants<>+2820(SB)/4, $0x04808080
-DATA constants<>+2824(SB)/4, $0x08808080
-DATA constants<>+2828(SB)/4, $0x0c808080
-DATA constants<>+2832(SB)/4, $0x00808080
-DATA constants<>+2836(SB)/4, $0x04808080
-DATA constants<>+2840(SB)/4, $0x08808080
-DATA constants<>+2844(SB)/4, $0x0c808080
-DATA constants<>+2848(SB)/4, $0x00808080
-DATA constants<>+2852(SB)/4, $0x04808080
-DATA constants<>+2856(SB)/4, $0x08808080
-DATA constants<>+2860(SB)/4, $0x0c808080
-DATA constants<>+2864(SB)/4, $0x00808080
-DATA constants<>+2868(SB)/4, $0x04808080
-DATA constants<>+2872(SB)/4, $0x08808080
-DATA constants<>+2876(SB)/4, $0x0c808080
-DATA constants<>+2880(SB)/4, $0x01808080
-DATA constants<>+2884(SB)/4, $0x05808080
-DATA constants<>+2888(SB)/4, $0x09808080
-DATA constants<>+2892(SB)/4, $0x0d808080
-DATA constants<>+2896(SB)/4, $0x01808080
-DATA constants<>+2900(SB)/4, $0x05808080
-DATA constants<>+2904(SB)/4, $0x09808080
-DATA constants<>+2908(SB)/4, $0x0d808080
-DATA constants<>+2912(SB)/4, $0x01808080
-DATA constants<>+2916(SB)/4, $0x05808080
-DATA constants<>+2920(SB)/4, $0x09808080
-DATA constants<>+2924(SB)/4, $0x0d808080
-DATA constants<>+2928(SB)/4, $0x01808080
-DATA constants<>+2932(SB)/4, $0x05808080
-DATA constants<>+2936(SB)/4, $0x09808080
-DATA constants<>+2940(SB)/4, $0x0d808080
-DATA constants<>+2944(SB)/4, $0x02808080
-DATA constants<>+2948(SB)/4, $0x06808080
-DATA constants<>+2952(SB)/4, $0x0a808080
-DATA constants<>+2956(SB)/4, $0x0e808080
-DATA constants<>+2960(SB)/4, $0x02808080
-DATA constants<>+2964(SB)/4, $0x06808080
-DATA constants<>+2968(SB)/4, $0x0a808080
-DATA constants<>+2972(SB)/4, $0x0e808080
-DATA constants<>+2976(SB)/4, $0x02808080
-DATA constants<>+2980(SB)/4, $0x06808080
-DATA constants<>+2984(SB)/4, $0x0a808080
-DATA constants<>+2988(SB)/4, $0x0e808080
-DATA constants<>+2992(SB)/4, $0x02808080
-DATA constants<>+2996(SB)/4, $0x06808080
-DATA constants<>+3000(SB)/4, $0x0a808080
-DATA constants<>+3004(SB)/4, $0x0e808080
-DATA constants<>+3008(SB)/4, $0x03808080
-DATA constants<>+3012(SB)/4, $0x07808080
-DATA constants<>+3016(SB)/4, $0x0b808080
-DATA constants<>+3020(SB)/4, $0x0f808080
-DATA constants<>+3024(SB)/4, $0x03808080
-DATA constants<>+3028(SB)/4, $0x07808080
-DATA constants<>+3032(SB)/4, $0x0b808080
-DATA constants<>+3036(SB)/4, $0x0f808080
-DATA constants<>+3040(SB)/4, $0x03808080
-DATA constants<>+3044(SB)/4, $0x07808080
-DATA constants<>+3048(SB)/4, $0x0b808080
-DATA constants<>+3052(SB)/4, $0x0f808080
-DATA constants<>+3056(SB)/4, $0x03808080
-DATA constants<>+3060(SB)/4, $0x07808080
-DATA constants<>+3064(SB)/4, $0x0b808080
-DATA constants<>+3068(SB)/4, $0x0f808080
-DATA constants<>+3072(SB)/4, $0xc1000000
-DATA constants<>+3076(SB)/4, $0xc0e00000
-DATA constants<>+3080(SB)/4, $0xc0c00000
-DATA constants<>+3084(SB)/4, $0xc0a00000
-DATA constants<>+3088(SB)/4, $0xc0800000
-DATA constants<>+3092(SB)/4, $0xc0400000
-DATA constants<>+3096(SB)/4, $0xc0000000
-DATA constants<>+3100(SB)/4, $0xbf800000
-DATA constants<>+3104(SB)/4, $0x00000000
-DATA constants<>+3108(SB)/4, $0x3f800000
-DATA constants<>+3112(SB)/4, $0x40000000
-DATA constants<>+3116(SB)/4, $0x40400000
-DATA constants<>+3120(SB)/4, $0x40800000
-DATA constants<>+3124(SB)/4, $0x40a00000
-DATA constants<>+3128(SB)/4, $0x40c00000
-DATA constants<>+3132(SB)/4, $0x40e00000
-GLOBL constants<>(SB), RODATA|NOPTR, $3136
+DATA constants<>+2752(SB)/4, $0xbf80bf80
+DATA constants<>+2756(SB)/4, $0xbf80bf80
+DATA constants<>+2760(SB)/4, $0xbf80bf80
+DATA constants<>+2764(SB)/4, $0xbf80bf80
+DATA constants<>+2768(SB)/4, $0xbf80bf80
+DATA constants<>+2772(SB)/4, $0xbf80bf80
+DATA constants<>+2776(SB)/4, $0xbf80bf80
+DATA constants<>+2780(SB)/4, $0xbf80bf80
+DATA constants<>+2784(SB)/4, $0xbf80bf80
+DATA constants<>+2788(SB)/4, $0xbf80bf80
+DATA constants<>+2792(SB)/4, $0xbf80bf80
+DATA constants<>+2796(SB)/4, $0xbf80bf80
+DATA constants<>+2800(SB)/4, $0xbf80bf80
+DATA constants<>+2804(SB)/4, $0xbf80bf80
+DATA constants<>+2808(SB)/4, $0xbf80bf80
+DATA constants<>+2812(SB)/4, $0xbf80bf80
+DATA constants<>+2816(SB)/4, $0x7f007f00
+DATA constants<>+2820(SB)/4, $0x7f007f00
+DATA constants<>+2824(SB)/4, $0x7f007f00
+DATA constants<>+2828(SB)/4, $0x7f007f00
+DATA constants<>+2832(SB)/4, $0x7f007f00
+DATA constants<>+2836(SB)/4, $0x7f007f00
+DATA constants<>+2840(SB)/4, $0x7f007f00
+DATA constants<>+2844(SB)/4, $0x7f007f00
+DATA constants<>+2848(SB)/4, $0x7f007f00
+DATA constants<>+2852(SB)/4, $0x7f007f00
+DATA constants<>+2856(SB)/4, $0x7f007f00
+DATA constants<>+2860(SB)/4, $0x7f007f00
+DATA constants<>+2864(SB)/4, $0x7f007f00
+DATA constants<>+2868(SB)/4, $0x7f007f00
+DATA constants<>+2872(SB)/4, $0x7f007f00
+DATA constants<>+2876(SB)/4, $0x7f007f00
+DATA constants<>+2880(SB)/4, $0x43800000
+DATA constants<>+2884(SB)/4, $0x43800000
+DATA constants<>+2888(SB)/4, $0x43800000
+DATA constants<>+2892(SB)/4, $0x43800000
+DATA constants<>+2896(SB)/4, $0x43800000
+DATA constants<>+2900(SB)/4, $0x43800000
+DATA constants<>+2904(SB)/4, $0x43800000
+DATA constants<>+2908(SB)/4, $0x43800000
+DATA constants<>+2912(SB)/4, $0x43800000
+DATA constants<>+2916(SB)/4, $0x43800000
+DATA constants<>+2920(SB)/4, $0x43800000
+DATA constants<>+2924(SB)/4, $0x43800000
+DATA constants<>+2928(SB)/4, $0x43800000
+DATA constants<>+2932(SB)/4, $0x43800000
+DATA constants<>+2936(SB)/4, $0x43800000
+DATA constants<>+2940(SB)/4, $0x43800000
+DATA constants<>+2944(SB)/4, $0x00000001
+DATA constants<>+2948(SB)/4, $0x00000002
+DATA constants<>+2952(SB)/4, $0x00000004
+DATA constants<>+2956(SB)/4, $0x00000008
+DATA constants<>+2960(SB)/4, $0x00000010
+DATA constants<>+2964(SB)/4, $0x00000020
+DATA constants<>+2968(SB)/4, $0x00000040
+DATA constants<>+2972(SB)/4, $0x00000080
+DATA constants<>+2976(SB)/4, $0x00000100
+DATA constants<>+2980(SB)/4, $0x00000200
+DATA constants<>+2984(SB)/4, $0x00000400
+DATA constants<>+2988(SB)/4, $0x00000800
+DATA constants<>+2992(SB)/4, $0x00001000
+DATA constants<>+2996(SB)/4, $0x00002000
+DATA constants<>+3000(SB)/4, $0x00004000
+DATA constants<>+3004(SB)/4, $0x00008000
+DATA constants<>+3008(SB)/4, $0x00808080
+DATA constants<>+3012(SB)/4, $0x04808080
+DATA constants<>+3016(SB)/4, $0x08808080
+DATA constants<>+3020(SB)/4, $0x0c808080
+DATA constants<>+3024(SB)/4, $0x00808080
+DATA constants<>+3028(SB)/4, $0x04808080
+DATA constants<>+3032(SB)/4, $0x08808080
+DATA constants<>+3036(SB)/4, $0x0c808080
+DATA constants<>+3040(SB)/4, $0x00808080
+DATA constants<>+3044(SB)/4, $0x04808080
+DATA constants<>+3048(SB)/4, $0x08808080
+DATA constants<>+3052(SB)/4, $0x0c808080
+DATA constants<>+3056(SB)/4, $0x00808080
+DATA constants<>+3060(SB)/4, $0x04808080
+DATA constants<>+3064(SB)/4, $0x08808080
+DATA constants<>+3068(SB)/4, $0x0c808080
+DATA constants<>+3072(SB)/4, $0x01808080
+DATA constants<>+3076(SB)/4, $0x05808080
+DATA constants<>+3080(SB)/4, $0x09808080
+DATA constants<>+3084(SB)/4, $0x0d808080
+DATA constants<>+3088(SB)/4, $0x01808080
+DATA constants<>+3092(SB)/4, $0x05808080
+DATA constants<>+3096(SB)/4, $0x09808080
+DATA constants<>+3100(SB)/4, $0x0d808080
+DATA constants<>+3104(SB)/4, $0x01808080
+DATA constants<>+3108(SB)/4, $0x05808080
+DATA constants<>+3112(SB)/4, $0x09808080
+DATA constants<>+3116(SB)/4, $0x0d808080
+DATA constants<>+3120(SB)/4, $0x01808080
+DATA constants<>+3124(SB)/4, $0x05808080
+DATA constants<>+3128(SB)/4, $0x09808080
+DATA constants<>+3132(SB)/4, $0x0d808080
+DATA constants<>+3136(SB)/4, $0x02808080
+DATA constants<>+3140(SB)/4, $0x06808080
+DATA constants<>+3144(SB)/4, $0x0a808080
+DATA constants<>+3148(SB)/4, $0x0e808080
+DATA constants<>+3152(SB)/4, $0x02808080
+DATA constants<>+3156(SB)/4, $0x06808080
+DATA constants<>+3160(SB)/4, $0x0a808080
+DATA constants<>+3164(SB)/4, $0x0e808080
+DATA constants<>+3168(SB)/4, $0x02808080
+DATA constants<>+3172(SB)/4, $0x06808080
+DATA constants<>+3176(SB)/4, $0x0a808080
+DATA constants<>+3180(SB)/4, $0x0e808080
+DATA constants<>+3184(SB)/4, $0x02808080
+DATA constants<>+3188(SB)/4, $0x06808080
+DATA constants<>+3192(SB)/4, $0x0a808080
+DATA constants<>+3196(SB)/4, $0x0e808080
+DATA constants<>+3200(SB)/4, $0x03808080
+DATA constants<>+3204(SB)/4, $0x07808080
+DATA constants<>+3208(SB)/4, $0x0b808080
+DATA constants<>+3212(SB)/4, $0x0f808080
+DATA constants<>+3216(SB)/4, $0x03808080
+DATA constants<>+3220(SB)/4, $0x07808080
+DATA constants<>+3224(SB)/4, $0x0b808080
+DATA constants<>+3228(SB)/4, $0x0f808080
+DATA constants<>+3232(SB)/4, $0x03808080
+DATA constants<>+3236(SB)/4, $0x07808080
+DATA constants<>+3240(SB)/4, $0x0b808080
+DATA constants<>+3244(SB)/4, $0x0f808080
+DATA constants<>+3248(SB)/4, $0x03808080
+DATA constants<>+3252(SB)/4, $0x07808080
+DATA constants<>+3256(SB)/4, $0x0b808080
+DATA constants<>+3260(SB)/4, $0x0f808080
+DATA constants<>+3264(SB)/4, $0xc1000000
+DATA constants<>+3268(SB)/4, $0xc0e00000
+DATA constants<>+3272(SB)/4, $0xc0c00000
+DATA constants<>+3276(SB)/4, $0xc0a00000
+DATA constants<>+3280(SB)/4, $0xc0800000
+DATA constants<>+3284(SB)/4, $0xc0400000
+DATA constants<>+3288(SB)/4, $0xc0000000
+DATA constants<>+3292(SB)/4, $0xbf800000
+DATA constants<>+3296(SB)/4, $0x00000000
+DATA constants<>+3300(SB)/4, $0x3f800000
+DATA constants<>+3304(SB)/4, $0x40000000
+DATA constants<>+3308(SB)/4, $0x40400000
+DATA constants<>+3312(SB)/4, $0x40800000
+DATA constants<>+3316(SB)/4, $0x40a00000
+DATA constants<>+3320(SB)/4, $0x40c00000
+DATA constants<>+3324(SB)/4, $0x40e00000
+DATA constants<>+3328(SB)/4, $0x04800080
+DATA constants<>+3332(SB)/4, $0x0c800880
+DATA constants<>+3336(SB)/4, $0x05800180
+DATA constants<>+3340(SB)/4, $0x0d800980
+DATA constants<>+3344(SB)/4, $0x04800080
+DATA constants<>+3348(SB)/4, $0x0c800880
+DATA constants<>+3352(SB)/4, $0x05800180
+DATA constants<>+3356(SB)/4, $0x0d800980
+DATA constants<>+3360(SB)/4, $0x04800080
+DATA constants<>+3364(SB)/4, $0x0c800880
+DATA constants<>+3368(SB)/4, $0x05800180
+DATA constants<>+3372(SB)/4, $0x0d800980
+DATA constants<>+3376(SB)/4, $0x04800080
+DATA constants<>+3380(SB)/4, $0x0c800880
+DATA constants<>+3384(SB)/4, $0x05800180
+DATA constants<>+3388(SB)/4, $0x0d800980
+DATA constants<>+3392(SB)/4, $0x06800280
+DATA constants<>+3396(SB)/4, $0x0e800a80
+DATA constants<>+3400(SB)/4, $0x07800380
+DATA constants<>+3404(SB)/4, $0x0f800b80
+DATA constants<>+3408(SB)/4, $0x06800280
+DATA constants<>+3412(SB)/4, $0x0e800a80
+DATA constants<>+3416(SB)/4, $0x07800380
+DATA constants<>+3420(SB)/4, $0x0f800b80
+DATA constants<>+3424(SB)/4, $0x06800280
+DATA constants<>+3428(SB)/4, $0x0e800a80
+DATA constants<>+3432(SB)/4, $0x07800380
+DATA constants<>+3436(SB)/4, $0x0f800b80
+DATA constants<>+3440(SB)/4, $0x06800280
+DATA constants<>+3444(SB)/4, $0x0e800a80
+DATA constants<>+3448(SB)/4, $0x07800380
+DATA constants<>+3452(SB)/4, $0x0f800b80
+GLOBL constants<>(SB), RODATA|NOPTR, $3456
 
 // func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
@@ -4982,7 +5062,7 @@ TEXT ·loadQ4AVX512(SB), NOSPLIT, $0-48
 	MOVQ    lds+24(FP), BX
 	MOVQ    rows+32(FP), SI
 	MOVQ    vectors+40(FP), DI
-	VMOVUPS constants<>+3072(SB), Z0
+	VMOVUPS constants<>+3264(SB), Z0
 
 row:
 	MOVQ AX, R8
@@ -5012,6 +5092,47 @@ block:
 	ADDQ         BX, DX
 	SUBQ         $0x00000001, SI
 	JNZ          row
+	VZEROUPPER
+	RET
+
+// func loadF8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+// Requires: AVX, AVX2, AVX512F, MMX+
+TEXT ·loadF8AVX512(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ ldd+8(FP), CX
+	MOVQ src+16(FP), DX
+	MOVQ lds+24(FP), BX
+	MOVQ rows+32(FP), SI
+	MOVQ vectors+40(FP), DI
+
+row:
+	MOVQ AX, R8
+	MOVQ DX, R9
+	MOVQ DI, R10
+	MOVQ BX, R11
+	SHLQ $0x05, R11
+	ADDQ DX, R11
+
+vector:
+	PREFETCHT1 (R11)
+	ADDQ       $0x00000010, R11
+	VPMOVSXBW  (R9), Y0
+	VPSLLW     $0x07, Y0, Y0
+	VPAND      constants<>+2752(SB), Y0, Y0
+	VPADDW     Y0, Y0, Y1
+	VPCMPEQW   constants<>+2816(SB), Y1, Y1
+	VPOR       Y1, Y0, Y0
+	VCVTPH2PS  Y0, Z0
+	VMULPS     constants<>+2880(SB), Z0, Z0
+	VMOVUPS    Z0, (R8)
+	ADDQ       $0x00000040, R8
+	ADDQ       $0x00000010, R9
+	SUBQ       $0x00000001, R10
+	JNZ        vector
+	ADDQ       CX, AX
+	ADDQ       BX, DX
+	SUBQ       $0x00000001, SI
+	JNZ        row
 	VZEROUPPER
 	RET
 
@@ -22371,50 +22492,50 @@ square:
 	PREFETCHT1   128(SI)
 	VMOVDQU      Y1, (SP)
 	VPBROADCASTD (SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      (AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, (AX)
 	VPBROADCASTD 4(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      96(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 96(AX)
 	VPBROADCASTD 8(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      192(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 192(AX)
 	VPBROADCASTD 12(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      288(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 288(AX)
 	VPBROADCASTD 16(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      384(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 384(AX)
 	VPBROADCASTD 20(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      480(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 480(AX)
 	VPBROADCASTD 24(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      576(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 576(AX)
 	VPBROADCASTD 28(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      672(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 672(AX)
@@ -25030,6 +25151,47 @@ block:
 	ADDQ         BX, DX
 	SUBQ         $0x00000001, SI
 	JNZ          row
+	VZEROUPPER
+	RET
+
+// func loadF8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+// Requires: AVX, F16C, MMX+
+TEXT ·loadF8AVX2(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ ldd+8(FP), CX
+	MOVQ src+16(FP), DX
+	MOVQ lds+24(FP), BX
+	MOVQ rows+32(FP), SI
+	MOVQ vectors+40(FP), DI
+
+row:
+	MOVQ AX, R8
+	MOVQ DX, R9
+	MOVQ DI, R10
+	MOVQ BX, R11
+	SHLQ $0x05, R11
+	ADDQ DX, R11
+
+vector:
+	PREFETCHT1 (R11)
+	ADDQ       $0x00000008, R11
+	VPMOVSXBW  (R9), X0
+	VPSLLW     $0x07, X0, X0
+	VPAND      constants<>+2752(SB), X0, X0
+	VPADDW     X0, X0, X1
+	VPCMPEQW   constants<>+2816(SB), X1, X1
+	VPOR       X1, X0, X0
+	VCVTPH2PS  X0, Y0
+	VMULPS     constants<>+2880(SB), Y0, Y0
+	VMOVUPS    Y0, (R8)
+	ADDQ       $0x00000020, R8
+	ADDQ       $0x00000008, R9
+	SUBQ       $0x00000001, R10
+	JNZ        vector
+	ADDQ       CX, AX
+	ADDQ       BX, DX
+	SUBQ       $0x00000001, SI
+	JNZ        row
 	VZEROUPPER
 	RET
 
@@ -32120,110 +32282,110 @@ rows1_by4_piece:
 	VUNPCKLPD      Y10, Y6, Y12
 	VUNPCKHPD      Y10, Y6, Y6
 	VBROADCASTSS   (DX), Y10
-	VPSHUFB        constants<>+2816(SB), Y7, Y13
+	VPSHUFB        constants<>+3008(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         24(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y1
-	VPSHUFB        constants<>+2816(SB), Y11, Y13
+	VPSHUFB        constants<>+3008(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         56(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y2
 	VBROADCASTSS   4(DX), Y10
-	VPSHUFB        constants<>+2880(SB), Y7, Y13
+	VPSHUFB        constants<>+3072(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         24(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y1
-	VPSHUFB        constants<>+2880(SB), Y11, Y13
+	VPSHUFB        constants<>+3072(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         56(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y2
 	VBROADCASTSS   8(DX), Y10
-	VPSHUFB        constants<>+2944(SB), Y7, Y13
+	VPSHUFB        constants<>+3136(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         24(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y1
-	VPSHUFB        constants<>+2944(SB), Y11, Y13
+	VPSHUFB        constants<>+3136(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         56(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y2
 	VBROADCASTSS   12(DX), Y10
-	VPSHUFB        constants<>+3008(SB), Y7, Y7
+	VPSHUFB        constants<>+3200(SB), Y7, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y10, Y7, Y1
-	VPSHUFB        constants<>+3008(SB), Y11, Y7
+	VPSHUFB        constants<>+3200(SB), Y11, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y10, Y7, Y2
 	VBROADCASTSS   16(DX), Y7
-	VPSHUFB        constants<>+2816(SB), Y5, Y10
+	VPSHUFB        constants<>+3008(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         24(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y1
-	VPSHUFB        constants<>+2816(SB), Y9, Y10
+	VPSHUFB        constants<>+3008(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         56(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y2
 	VBROADCASTSS   20(DX), Y7
-	VPSHUFB        constants<>+2880(SB), Y5, Y10
+	VPSHUFB        constants<>+3072(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         24(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y1
-	VPSHUFB        constants<>+2880(SB), Y9, Y10
+	VPSHUFB        constants<>+3072(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         56(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y2
 	VBROADCASTSS   24(DX), Y7
-	VPSHUFB        constants<>+2944(SB), Y5, Y10
+	VPSHUFB        constants<>+3136(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         24(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y1
-	VPSHUFB        constants<>+2944(SB), Y9, Y10
+	VPSHUFB        constants<>+3136(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         56(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y2
 	VBROADCASTSS   28(DX), Y7
-	VPSHUFB        constants<>+3008(SB), Y5, Y5
+	VPSHUFB        constants<>+3200(SB), Y5, Y5
 	VCVTDQ2PS      Y5, Y5
 	VMULPS         24(SP), Y5, Y5
 	VFMADD231PS    Y7, Y5, Y1
-	VPSHUFB        constants<>+3008(SB), Y9, Y5
+	VPSHUFB        constants<>+3200(SB), Y9, Y5
 	VCVTDQ2PS      Y5, Y5
 	VMULPS         56(SP), Y5, Y5
 	VFMADD231PS    Y7, Y5, Y2
 	VBROADCASTSS   32(DX), Y5
-	VPSHUFB        constants<>+2816(SB), Y8, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         24(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2816(SB), Y12, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         56(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y2
-	VBROADCASTSS   36(DX), Y5
-	VPSHUFB        constants<>+2880(SB), Y8, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         24(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2880(SB), Y12, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         56(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y2
-	VBROADCASTSS   40(DX), Y5
-	VPSHUFB        constants<>+2944(SB), Y8, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         24(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2944(SB), Y12, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         56(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y2
-	VBROADCASTSS   44(DX), Y5
 	VPSHUFB        constants<>+3008(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
 	VPSHUFB        constants<>+3008(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   36(DX), Y5
+	VPSHUFB        constants<>+3072(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+3072(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   40(DX), Y5
+	VPSHUFB        constants<>+3136(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+3136(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   44(DX), Y5
+	VPSHUFB        constants<>+3200(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+3200(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
@@ -32250,38 +32412,38 @@ rows1_by4_piece0_4_same0:
 	MOVQ           R10, 8(R12)
 	MOVQ           R11, 24(R12)
 	VBROADCASTSS   48(DX), Y5
-	VPSHUFB        constants<>+2816(SB), Y4, Y7
+	VPSHUFB        constants<>+3008(SB), Y4, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2816(SB), Y6, Y7
+	VPSHUFB        constants<>+3008(SB), Y6, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   52(DX), Y5
-	VPSHUFB        constants<>+2880(SB), Y4, Y7
+	VPSHUFB        constants<>+3072(SB), Y4, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2880(SB), Y6, Y7
+	VPSHUFB        constants<>+3072(SB), Y6, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   56(DX), Y5
-	VPSHUFB        constants<>+2944(SB), Y4, Y7
+	VPSHUFB        constants<>+3136(SB), Y4, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         24(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y1
-	VPSHUFB        constants<>+2944(SB), Y6, Y7
+	VPSHUFB        constants<>+3136(SB), Y6, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         56(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   60(DX), Y5
-	VPSHUFB        constants<>+3008(SB), Y4, Y4
+	VPSHUFB        constants<>+3200(SB), Y4, Y4
 	VCVTDQ2PS      Y4, Y4
 	VMULPS         24(SP), Y4, Y4
 	VFMADD231PS    Y5, Y4, Y1
-	VPSHUFB        constants<>+3008(SB), Y6, Y4
+	VPSHUFB        constants<>+3200(SB), Y6, Y4
 	VCVTDQ2PS      Y4, Y4
 	VMULPS         56(SP), Y4, Y4
 	VFMADD231PS    Y5, Y4, Y2
@@ -32322,110 +32484,110 @@ rows1_by4_piece0_4_same0:
 	VUNPCKLPD      Y10, Y6, Y12
 	VUNPCKHPD      Y10, Y6, Y6
 	VBROADCASTSS   (DX), Y10
-	VPSHUFB        constants<>+2816(SB), Y7, Y13
+	VPSHUFB        constants<>+3008(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         88(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y3
-	VPSHUFB        constants<>+2816(SB), Y11, Y13
+	VPSHUFB        constants<>+3008(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         120(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y0
 	VBROADCASTSS   4(DX), Y10
-	VPSHUFB        constants<>+2880(SB), Y7, Y13
+	VPSHUFB        constants<>+3072(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         88(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y3
-	VPSHUFB        constants<>+2880(SB), Y11, Y13
+	VPSHUFB        constants<>+3072(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         120(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y0
 	VBROADCASTSS   8(DX), Y10
-	VPSHUFB        constants<>+2944(SB), Y7, Y13
+	VPSHUFB        constants<>+3136(SB), Y7, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         88(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y3
-	VPSHUFB        constants<>+2944(SB), Y11, Y13
+	VPSHUFB        constants<>+3136(SB), Y11, Y13
 	VCVTDQ2PS      Y13, Y13
 	VMULPS         120(SP), Y13, Y13
 	VFMADD231PS    Y10, Y13, Y0
 	VBROADCASTSS   12(DX), Y10
-	VPSHUFB        constants<>+3008(SB), Y7, Y7
+	VPSHUFB        constants<>+3200(SB), Y7, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         88(SP), Y7, Y7
 	VFMADD231PS    Y10, Y7, Y3
-	VPSHUFB        constants<>+3008(SB), Y11, Y7
+	VPSHUFB        constants<>+3200(SB), Y11, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         120(SP), Y7, Y7
 	VFMADD231PS    Y10, Y7, Y0
 	VBROADCASTSS   16(DX), Y7
-	VPSHUFB        constants<>+2816(SB), Y5, Y10
+	VPSHUFB        constants<>+3008(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         88(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y3
-	VPSHUFB        constants<>+2816(SB), Y9, Y10
+	VPSHUFB        constants<>+3008(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         120(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y0
 	VBROADCASTSS   20(DX), Y7
-	VPSHUFB        constants<>+2880(SB), Y5, Y10
+	VPSHUFB        constants<>+3072(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         88(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y3
-	VPSHUFB        constants<>+2880(SB), Y9, Y10
+	VPSHUFB        constants<>+3072(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         120(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y0
 	VBROADCASTSS   24(DX), Y7
-	VPSHUFB        constants<>+2944(SB), Y5, Y10
+	VPSHUFB        constants<>+3136(SB), Y5, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         88(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y3
-	VPSHUFB        constants<>+2944(SB), Y9, Y10
+	VPSHUFB        constants<>+3136(SB), Y9, Y10
 	VCVTDQ2PS      Y10, Y10
 	VMULPS         120(SP), Y10, Y10
 	VFMADD231PS    Y7, Y10, Y0
 	VBROADCASTSS   28(DX), Y7
-	VPSHUFB        constants<>+3008(SB), Y5, Y5
+	VPSHUFB        constants<>+3200(SB), Y5, Y5
 	VCVTDQ2PS      Y5, Y5
 	VMULPS         88(SP), Y5, Y5
 	VFMADD231PS    Y7, Y5, Y3
-	VPSHUFB        constants<>+3008(SB), Y9, Y5
+	VPSHUFB        constants<>+3200(SB), Y9, Y5
 	VCVTDQ2PS      Y5, Y5
 	VMULPS         120(SP), Y5, Y5
 	VFMADD231PS    Y7, Y5, Y0
 	VBROADCASTSS   32(DX), Y5
-	VPSHUFB        constants<>+2816(SB), Y8, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         88(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y3
-	VPSHUFB        constants<>+2816(SB), Y12, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         120(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y0
-	VBROADCASTSS   36(DX), Y5
-	VPSHUFB        constants<>+2880(SB), Y8, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         88(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y3
-	VPSHUFB        constants<>+2880(SB), Y12, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         120(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y0
-	VBROADCASTSS   40(DX), Y5
-	VPSHUFB        constants<>+2944(SB), Y8, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         88(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y3
-	VPSHUFB        constants<>+2944(SB), Y12, Y7
-	VCVTDQ2PS      Y7, Y7
-	VMULPS         120(SP), Y7, Y7
-	VFMADD231PS    Y5, Y7, Y0
-	VBROADCASTSS   44(DX), Y5
 	VPSHUFB        constants<>+3008(SB), Y8, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         88(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y3
 	VPSHUFB        constants<>+3008(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   36(DX), Y5
+	VPSHUFB        constants<>+3072(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+3072(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   40(DX), Y5
+	VPSHUFB        constants<>+3136(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+3136(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   44(DX), Y5
+	VPSHUFB        constants<>+3200(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+3200(SB), Y12, Y7
 	VCVTDQ2PS      Y7, Y7
 	VMULPS         120(SP), Y7, Y7
 	VFMADD231PS    Y5, Y7, Y0
@@ -32452,38 +32614,38 @@ rows1_by4_piece2_4_same0:
 	MOVQ         R10, 8(R12)
 	MOVQ         R11, 24(R12)
 	VBROADCASTSS 48(DX), Y5
-	VPSHUFB      constants<>+2816(SB), Y4, Y7
+	VPSHUFB      constants<>+3008(SB), Y4, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       88(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y3
-	VPSHUFB      constants<>+2816(SB), Y6, Y7
+	VPSHUFB      constants<>+3008(SB), Y6, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       120(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y0
 	VBROADCASTSS 52(DX), Y5
-	VPSHUFB      constants<>+2880(SB), Y4, Y7
+	VPSHUFB      constants<>+3072(SB), Y4, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       88(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y3
-	VPSHUFB      constants<>+2880(SB), Y6, Y7
+	VPSHUFB      constants<>+3072(SB), Y6, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       120(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y0
 	VBROADCASTSS 56(DX), Y5
-	VPSHUFB      constants<>+2944(SB), Y4, Y7
+	VPSHUFB      constants<>+3136(SB), Y4, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       88(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y3
-	VPSHUFB      constants<>+2944(SB), Y6, Y7
+	VPSHUFB      constants<>+3136(SB), Y6, Y7
 	VCVTDQ2PS    Y7, Y7
 	VMULPS       120(SP), Y7, Y7
 	VFMADD231PS  Y5, Y7, Y0
 	VBROADCASTSS 60(DX), Y5
-	VPSHUFB      constants<>+3008(SB), Y4, Y4
+	VPSHUFB      constants<>+3200(SB), Y4, Y4
 	VCVTDQ2PS    Y4, Y4
 	VMULPS       88(SP), Y4, Y4
 	VFMADD231PS  Y5, Y4, Y3
-	VPSHUFB      constants<>+3008(SB), Y6, Y4
+	VPSHUFB      constants<>+3200(SB), Y6, Y4
 	VCVTDQ2PS    Y4, Y4
 	VMULPS       120(SP), Y4, Y4
 	VFMADD231PS  Y5, Y4, Y0
@@ -33807,6 +33969,3008 @@ key:
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
 	ADDQ         $0x00000058, R8
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y1
+	VFMADD231PS  (DX), Y1, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000008, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func dotsF8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·dotsF8AVX2(SB), NOSPLIT, $56-80
+	MOVQ ldk+24(FP), AX
+	SHLQ $0x03, chunks+64(FP)
+	LEAQ (AX)(AX*2), CX
+	MOVQ run+32(FP), DX
+	XORQ BX, BX
+	MOVQ groups+72(FP), SI
+	SHLQ $0x03, SI
+	CMPQ SI, 16(DX)
+	JLE  one_run
+	ADDQ $0x00000058, DX
+	MOVQ (DX), BX
+	SUBQ k+16(FP), BX
+	MOVQ AX, SI
+	SHLQ $0x04, SI
+	SUBQ SI, BX
+
+one_run:
+	MOVQ DX, 24(SP)
+	MOVQ BX, 32(SP)
+
+rows8:
+	CMPQ heads+56(FP), $0x08
+	JL   rows8_done
+	MOVQ s+0(FP), DX
+	MOVQ DX, (SP)
+	MOVQ k+16(FP), DX
+	MOVQ DX, 8(SP)
+	MOVQ groups+72(FP), DX
+	MOVQ DX, 16(SP)
+
+rows8_by1:
+	CMPQ    16(SP), $0x01
+	JL      rows8_by1_done
+	MOVQ    8(SP), DX
+	VXORPS  Y0, Y0, Y0
+	MOVQ    DX, BX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	VMOVAPS Y0, Y1
+	VMOVAPS Y0, Y2
+	VMOVAPS Y0, Y3
+	VMOVAPS Y0, Y4
+	VMOVAPS Y0, Y5
+	VMOVAPS Y0, Y6
+	VMOVAPS Y0, Y7
+	VMOVAPS Y0, Y0
+	MOVQ    DX, 8(SP)
+	MOVQ    q+40(FP), DX
+	MOVQ    ldq+48(FP), SI
+	LEAQ    (SI)(SI*2), DI
+	LEAQ    (DX)(SI*4), R8
+	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
+
+rows8_by1_piece:
+	LEAQ           (BX)(R9*1), R12
+	VBROADCASTF128 (R12), Y8
+	VBROADCASTF128 (R12)(AX*1), Y9
+	VBROADCASTF128 (R12)(AX*2), Y10
+	VBROADCASTF128 (R12)(CX*1), Y11
+	LEAQ           (R12)(AX*4), R12
+	VINSERTF128    $0x01, (R12), Y8, Y8
+	VINSERTF128    $0x01, (R12)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, (R12)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, (R12)(CX*1), Y11, Y11
+	VUNPCKLPS      Y9, Y8, Y12
+	VUNPCKHPS      Y9, Y8, Y8
+	VUNPCKLPS      Y11, Y10, Y9
+	VUNPCKHPS      Y11, Y10, Y10
+	VUNPCKLPD      Y9, Y12, Y11
+	VUNPCKHPD      Y9, Y12, Y9
+	VUNPCKLPD      Y10, Y8, Y12
+	VUNPCKHPD      Y10, Y8, Y8
+	VPSHUFB        constants<>+3328(SB), Y11, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y13
+	VPCMPEQW       constants<>+2816(SB), Y13, Y13
+	VPOR           Y13, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y13
+	VMULPS         constants<>+2880(SB), Y13, Y13
+	VBROADCASTSS   (DX), Y14
+	VFMADD231PS    Y14, Y13, Y1
+	VBROADCASTSS   (DX)(SI*1), Y14
+	VFMADD231PS    Y14, Y13, Y2
+	VBROADCASTSS   (DX)(SI*2), Y14
+	VFMADD231PS    Y14, Y13, Y3
+	VBROADCASTSS   (DX)(DI*1), Y14
+	VFMADD231PS    Y14, Y13, Y4
+	VBROADCASTSS   (R8), Y14
+	VFMADD231PS    Y14, Y13, Y5
+	VBROADCASTSS   (R8)(SI*1), Y14
+	VFMADD231PS    Y14, Y13, Y6
+	VBROADCASTSS   (R8)(SI*2), Y14
+	VFMADD231PS    Y14, Y13, Y7
+	VBROADCASTSS   (R8)(DI*1), Y14
+	VFMADD231PS    Y14, Y13, Y0
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   4(DX), Y13
+	VFMADD231PS    Y13, Y10, Y1
+	VBROADCASTSS   4(DX)(SI*1), Y13
+	VFMADD231PS    Y13, Y10, Y2
+	VBROADCASTSS   4(DX)(SI*2), Y13
+	VFMADD231PS    Y13, Y10, Y3
+	VBROADCASTSS   4(DX)(DI*1), Y13
+	VFMADD231PS    Y13, Y10, Y4
+	VBROADCASTSS   4(R8), Y13
+	VFMADD231PS    Y13, Y10, Y5
+	VBROADCASTSS   4(R8)(SI*1), Y13
+	VFMADD231PS    Y13, Y10, Y6
+	VBROADCASTSS   4(R8)(SI*2), Y13
+	VFMADD231PS    Y13, Y10, Y7
+	VBROADCASTSS   4(R8)(DI*1), Y13
+	VFMADD231PS    Y13, Y10, Y0
+	VPSHUFB        constants<>+3392(SB), Y11, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y11
+	VPCMPEQW       constants<>+2816(SB), Y11, Y11
+	VPOR           Y11, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y11
+	VMULPS         constants<>+2880(SB), Y11, Y11
+	VBROADCASTSS   8(DX), Y13
+	VFMADD231PS    Y13, Y11, Y1
+	VBROADCASTSS   8(DX)(SI*1), Y13
+	VFMADD231PS    Y13, Y11, Y2
+	VBROADCASTSS   8(DX)(SI*2), Y13
+	VFMADD231PS    Y13, Y11, Y3
+	VBROADCASTSS   8(DX)(DI*1), Y13
+	VFMADD231PS    Y13, Y11, Y4
+	VBROADCASTSS   8(R8), Y13
+	VFMADD231PS    Y13, Y11, Y5
+	VBROADCASTSS   8(R8)(SI*1), Y13
+	VFMADD231PS    Y13, Y11, Y6
+	VBROADCASTSS   8(R8)(SI*2), Y13
+	VFMADD231PS    Y13, Y11, Y7
+	VBROADCASTSS   8(R8)(DI*1), Y13
+	VFMADD231PS    Y13, Y11, Y0
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   12(DX), Y11
+	VFMADD231PS    Y11, Y10, Y1
+	VBROADCASTSS   12(DX)(SI*1), Y11
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   12(DX)(SI*2), Y11
+	VFMADD231PS    Y11, Y10, Y3
+	VBROADCASTSS   12(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y4
+	VBROADCASTSS   12(R8), Y11
+	VFMADD231PS    Y11, Y10, Y5
+	VBROADCASTSS   12(R8)(SI*1), Y11
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   12(R8)(SI*2), Y11
+	VFMADD231PS    Y11, Y10, Y7
+	VBROADCASTSS   12(R8)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y0
+	VPSHUFB        constants<>+3328(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y11
+	VPCMPEQW       constants<>+2816(SB), Y11, Y11
+	VPOR           Y11, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y11
+	VMULPS         constants<>+2880(SB), Y11, Y11
+	VBROADCASTSS   16(DX), Y13
+	VFMADD231PS    Y13, Y11, Y1
+	VBROADCASTSS   16(DX)(SI*1), Y13
+	VFMADD231PS    Y13, Y11, Y2
+	VBROADCASTSS   16(DX)(SI*2), Y13
+	VFMADD231PS    Y13, Y11, Y3
+	VBROADCASTSS   16(DX)(DI*1), Y13
+	VFMADD231PS    Y13, Y11, Y4
+	VBROADCASTSS   16(R8), Y13
+	VFMADD231PS    Y13, Y11, Y5
+	VBROADCASTSS   16(R8)(SI*1), Y13
+	VFMADD231PS    Y13, Y11, Y6
+	VBROADCASTSS   16(R8)(SI*2), Y13
+	VFMADD231PS    Y13, Y11, Y7
+	VBROADCASTSS   16(R8)(DI*1), Y13
+	VFMADD231PS    Y13, Y11, Y0
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   20(DX), Y11
+	VFMADD231PS    Y11, Y10, Y1
+	VBROADCASTSS   20(DX)(SI*1), Y11
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   20(DX)(SI*2), Y11
+	VFMADD231PS    Y11, Y10, Y3
+	VBROADCASTSS   20(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y4
+	VBROADCASTSS   20(R8), Y11
+	VFMADD231PS    Y11, Y10, Y5
+	VBROADCASTSS   20(R8)(SI*1), Y11
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   20(R8)(SI*2), Y11
+	VFMADD231PS    Y11, Y10, Y7
+	VBROADCASTSS   20(R8)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y0
+	VPSHUFB        constants<>+3392(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y9
+	VPCMPEQW       constants<>+2816(SB), Y9, Y9
+	VPOR           Y9, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   24(DX), Y11
+	VFMADD231PS    Y11, Y9, Y1
+	VBROADCASTSS   24(DX)(SI*1), Y11
+	VFMADD231PS    Y11, Y9, Y2
+	VBROADCASTSS   24(DX)(SI*2), Y11
+	VFMADD231PS    Y11, Y9, Y3
+	VBROADCASTSS   24(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y9, Y4
+	VBROADCASTSS   24(R8), Y11
+	VFMADD231PS    Y11, Y9, Y5
+	VBROADCASTSS   24(R8)(SI*1), Y11
+	VFMADD231PS    Y11, Y9, Y6
+	VBROADCASTSS   24(R8)(SI*2), Y11
+	VFMADD231PS    Y11, Y9, Y7
+	VBROADCASTSS   24(R8)(DI*1), Y11
+	VFMADD231PS    Y11, Y9, Y0
+	VEXTRACTI128   $0x01, Y10, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   28(DX), Y10
+	VFMADD231PS    Y10, Y9, Y1
+	VBROADCASTSS   28(DX)(SI*1), Y10
+	VFMADD231PS    Y10, Y9, Y2
+	VBROADCASTSS   28(DX)(SI*2), Y10
+	VFMADD231PS    Y10, Y9, Y3
+	VBROADCASTSS   28(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y4
+	VBROADCASTSS   28(R8), Y10
+	VFMADD231PS    Y10, Y9, Y5
+	VBROADCASTSS   28(R8)(SI*1), Y10
+	VFMADD231PS    Y10, Y9, Y6
+	VBROADCASTSS   28(R8)(SI*2), Y10
+	VFMADD231PS    Y10, Y9, Y7
+	VBROADCASTSS   28(R8)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y0
+	VPSHUFB        constants<>+3328(SB), Y12, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   32(DX), Y11
+	VFMADD231PS    Y11, Y10, Y1
+	VBROADCASTSS   32(DX)(SI*1), Y11
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   32(DX)(SI*2), Y11
+	VFMADD231PS    Y11, Y10, Y3
+	VBROADCASTSS   32(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y4
+	VBROADCASTSS   32(R8), Y11
+	VFMADD231PS    Y11, Y10, Y5
+	VBROADCASTSS   32(R8)(SI*1), Y11
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   32(R8)(SI*2), Y11
+	VFMADD231PS    Y11, Y10, Y7
+	VBROADCASTSS   32(R8)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y0
+	VEXTRACTI128   $0x01, Y9, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   36(DX), Y10
+	VFMADD231PS    Y10, Y9, Y1
+	VBROADCASTSS   36(DX)(SI*1), Y10
+	VFMADD231PS    Y10, Y9, Y2
+	VBROADCASTSS   36(DX)(SI*2), Y10
+	VFMADD231PS    Y10, Y9, Y3
+	VBROADCASTSS   36(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y4
+	VBROADCASTSS   36(R8), Y10
+	VFMADD231PS    Y10, Y9, Y5
+	VBROADCASTSS   36(R8)(SI*1), Y10
+	VFMADD231PS    Y10, Y9, Y6
+	VBROADCASTSS   36(R8)(SI*2), Y10
+	VFMADD231PS    Y10, Y9, Y7
+	VBROADCASTSS   36(R8)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y0
+	VPSHUFB        constants<>+3392(SB), Y12, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   40(DX), Y11
+	VFMADD231PS    Y11, Y10, Y1
+	VBROADCASTSS   40(DX)(SI*1), Y11
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   40(DX)(SI*2), Y11
+	VFMADD231PS    Y11, Y10, Y3
+	VBROADCASTSS   40(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y4
+	VBROADCASTSS   40(R8), Y11
+	VFMADD231PS    Y11, Y10, Y5
+	VBROADCASTSS   40(R8)(SI*1), Y11
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   40(R8)(SI*2), Y11
+	VFMADD231PS    Y11, Y10, Y7
+	VBROADCASTSS   40(R8)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y0
+	VEXTRACTI128   $0x01, Y9, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   44(DX), Y10
+	VFMADD231PS    Y10, Y9, Y1
+	VBROADCASTSS   44(DX)(SI*1), Y10
+	VFMADD231PS    Y10, Y9, Y2
+	VBROADCASTSS   44(DX)(SI*2), Y10
+	VFMADD231PS    Y10, Y9, Y3
+	VBROADCASTSS   44(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y4
+	VBROADCASTSS   44(R8), Y10
+	VFMADD231PS    Y10, Y9, Y5
+	VBROADCASTSS   44(R8)(SI*1), Y10
+	VFMADD231PS    Y10, Y9, Y6
+	VBROADCASTSS   44(R8)(SI*2), Y10
+	VFMADD231PS    Y10, Y9, Y7
+	VBROADCASTSS   44(R8)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y0
+	TESTQ          $0x00000010, R9
+	JNZ            rows8_by1_piece0_4_odd
+	PREFETCHT1     (R10)
+	MOVQ           run+32(FP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R12
+	PREFETCHT1     (R10)(R12*1)
+	ADDQ           $0x40, R10
+	DECQ           R11
+	JNZ            rows8_by1_piece0_4_same0
+	MOVQ           run+32(FP), R11
+	ADDQ           64(R11), R10
+	MOVQ           56(R11), R11
+
+rows8_by1_piece0_4_same0:
+rows8_by1_piece0_4_odd:
+	VPSHUFB      constants<>+3328(SB), Y8, Y9
+	VPSRAW       $0x01, Y9, Y9
+	VPAND        constants<>+2752(SB), Y9, Y9
+	VPADDW       Y9, Y9, Y10
+	VPCMPEQW     constants<>+2816(SB), Y10, Y10
+	VPOR         Y10, Y9, Y9
+	VPERMQ       $0xd8, Y9, Y9
+	VCVTPH2PS    X9, Y10
+	VMULPS       constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS 48(DX), Y11
+	VFMADD231PS  Y11, Y10, Y1
+	VBROADCASTSS 48(DX)(SI*1), Y11
+	VFMADD231PS  Y11, Y10, Y2
+	VBROADCASTSS 48(DX)(SI*2), Y11
+	VFMADD231PS  Y11, Y10, Y3
+	VBROADCASTSS 48(DX)(DI*1), Y11
+	VFMADD231PS  Y11, Y10, Y4
+	VBROADCASTSS 48(R8), Y11
+	VFMADD231PS  Y11, Y10, Y5
+	VBROADCASTSS 48(R8)(SI*1), Y11
+	VFMADD231PS  Y11, Y10, Y6
+	VBROADCASTSS 48(R8)(SI*2), Y11
+	VFMADD231PS  Y11, Y10, Y7
+	VBROADCASTSS 48(R8)(DI*1), Y11
+	VFMADD231PS  Y11, Y10, Y0
+	VEXTRACTI128 $0x01, Y9, X9
+	VCVTPH2PS    X9, Y9
+	VMULPS       constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS 52(DX), Y10
+	VFMADD231PS  Y10, Y9, Y1
+	VBROADCASTSS 52(DX)(SI*1), Y10
+	VFMADD231PS  Y10, Y9, Y2
+	VBROADCASTSS 52(DX)(SI*2), Y10
+	VFMADD231PS  Y10, Y9, Y3
+	VBROADCASTSS 52(DX)(DI*1), Y10
+	VFMADD231PS  Y10, Y9, Y4
+	VBROADCASTSS 52(R8), Y10
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSS 52(R8)(SI*1), Y10
+	VFMADD231PS  Y10, Y9, Y6
+	VBROADCASTSS 52(R8)(SI*2), Y10
+	VFMADD231PS  Y10, Y9, Y7
+	VBROADCASTSS 52(R8)(DI*1), Y10
+	VFMADD231PS  Y10, Y9, Y0
+	VPSHUFB      constants<>+3392(SB), Y8, Y9
+	VPSRAW       $0x01, Y9, Y9
+	VPAND        constants<>+2752(SB), Y9, Y9
+	VPADDW       Y9, Y9, Y8
+	VPCMPEQW     constants<>+2816(SB), Y8, Y8
+	VPOR         Y8, Y9, Y9
+	VPERMQ       $0xd8, Y9, Y9
+	VCVTPH2PS    X9, Y8
+	VMULPS       constants<>+2880(SB), Y8, Y8
+	VBROADCASTSS 56(DX), Y10
+	VFMADD231PS  Y10, Y8, Y1
+	VBROADCASTSS 56(DX)(SI*1), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VBROADCASTSS 56(DX)(SI*2), Y10
+	VFMADD231PS  Y10, Y8, Y3
+	VBROADCASTSS 56(DX)(DI*1), Y10
+	VFMADD231PS  Y10, Y8, Y4
+	VBROADCASTSS 56(R8), Y10
+	VFMADD231PS  Y10, Y8, Y5
+	VBROADCASTSS 56(R8)(SI*1), Y10
+	VFMADD231PS  Y10, Y8, Y6
+	VBROADCASTSS 56(R8)(SI*2), Y10
+	VFMADD231PS  Y10, Y8, Y7
+	VBROADCASTSS 56(R8)(DI*1), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VEXTRACTI128 $0x01, Y9, X8
+	VCVTPH2PS    X8, Y8
+	VMULPS       constants<>+2880(SB), Y8, Y8
+	VBROADCASTSS 60(DX), Y9
+	VFMADD231PS  Y9, Y8, Y1
+	VBROADCASTSS 60(DX)(SI*1), Y9
+	VFMADD231PS  Y9, Y8, Y2
+	VBROADCASTSS 60(DX)(SI*2), Y9
+	VFMADD231PS  Y9, Y8, Y3
+	VBROADCASTSS 60(DX)(DI*1), Y9
+	VFMADD231PS  Y9, Y8, Y4
+	VBROADCASTSS 60(R8), Y9
+	VFMADD231PS  Y9, Y8, Y5
+	VBROADCASTSS 60(R8)(SI*1), Y9
+	VFMADD231PS  Y9, Y8, Y6
+	VBROADCASTSS 60(R8)(SI*2), Y9
+	VFMADD231PS  Y9, Y8, Y7
+	VBROADCASTSS 60(R8)(DI*1), Y9
+	VFMADD231PS  Y9, Y8, Y0
+	ADDQ         $0x00000010, R9
+	ADDQ         $0x00000040, DX
+	ADDQ         $0x00000040, R8
+	CMPQ         R9, chunks+64(FP)
+	JNE          rows8_by1_piece
+	MOVQ         run+32(FP), DX
+	MOVQ         R10, 8(DX)
+	MOVQ         R11, 24(DX)
+	MOVQ         (SP), DX
+	MOVQ         lds+8(FP), BX
+	ADDQ         $0x00000020, (SP)
+	VMOVUPS      Y1, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y2, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y3, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y4, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y5, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y6, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y7, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y0, (DX)
+	SUBQ         $0x01, 16(SP)
+	JMP          rows8_by1
+
+rows8_by1_done:
+	MOVQ lds+8(FP), DX
+	SHLQ $0x03, DX
+	ADDQ DX, s+0(FP)
+	MOVQ ldq+48(FP), DX
+	SHLQ $0x03, DX
+	ADDQ DX, q+40(FP)
+	SUBQ $0x08, heads+56(FP)
+	JMP  rows8
+
+rows8_done:
+rows4:
+	CMPQ heads+56(FP), $0x04
+	JL   rows4_done
+	MOVQ s+0(FP), DX
+	MOVQ DX, (SP)
+	MOVQ k+16(FP), DX
+	MOVQ DX, 8(SP)
+	MOVQ groups+72(FP), DX
+	MOVQ DX, 16(SP)
+
+rows4_by2:
+	CMPQ    16(SP), $0x02
+	JL      rows4_by2_done
+	MOVQ    8(SP), DX
+	VXORPS  Y0, Y0, Y0
+	MOVQ    DX, BX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	VMOVAPS Y0, Y1
+	VMOVAPS Y0, Y2
+	VMOVAPS Y0, Y3
+	VMOVAPS Y0, Y4
+	MOVQ    DX, SI
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	VMOVAPS Y0, Y5
+	VMOVAPS Y0, Y6
+	VMOVAPS Y0, Y7
+	VMOVAPS Y0, Y0
+	MOVQ    DX, 8(SP)
+	MOVQ    q+40(FP), DX
+	MOVQ    ldq+48(FP), DI
+	LEAQ    (DI)(DI*2), R8
+	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
+
+rows4_by2_piece:
+	LEAQ           (BX)(R9*1), R12
+	VBROADCASTF128 (R12), Y8
+	VBROADCASTF128 (R12)(AX*1), Y9
+	VBROADCASTF128 (R12)(AX*2), Y10
+	VBROADCASTF128 (R12)(CX*1), Y11
+	LEAQ           (R12)(AX*4), R12
+	VINSERTF128    $0x01, (R12), Y8, Y8
+	VINSERTF128    $0x01, (R12)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, (R12)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, (R12)(CX*1), Y11, Y11
+	VUNPCKLPS      Y9, Y8, Y12
+	VUNPCKHPS      Y9, Y8, Y8
+	VUNPCKLPS      Y11, Y10, Y9
+	VUNPCKHPS      Y11, Y10, Y10
+	VUNPCKLPD      Y9, Y12, Y11
+	VUNPCKHPD      Y9, Y12, Y9
+	VUNPCKLPD      Y10, Y8, Y12
+	VUNPCKHPD      Y10, Y8, Y8
+	VPSHUFB        constants<>+3328(SB), Y11, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y13
+	VPCMPEQW       constants<>+2816(SB), Y13, Y13
+	VPOR           Y13, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y13
+	VMULPS         constants<>+2880(SB), Y13, Y13
+	VBROADCASTSS   (DX), Y14
+	VFMADD231PS    Y14, Y13, Y1
+	VBROADCASTSS   (DX)(DI*1), Y14
+	VFMADD231PS    Y14, Y13, Y2
+	VBROADCASTSS   (DX)(DI*2), Y14
+	VFMADD231PS    Y14, Y13, Y3
+	VBROADCASTSS   (DX)(R8*1), Y14
+	VFMADD231PS    Y14, Y13, Y4
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   4(DX), Y13
+	VFMADD231PS    Y13, Y10, Y1
+	VBROADCASTSS   4(DX)(DI*1), Y13
+	VFMADD231PS    Y13, Y10, Y2
+	VBROADCASTSS   4(DX)(DI*2), Y13
+	VFMADD231PS    Y13, Y10, Y3
+	VBROADCASTSS   4(DX)(R8*1), Y13
+	VFMADD231PS    Y13, Y10, Y4
+	VPSHUFB        constants<>+3392(SB), Y11, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y11
+	VPCMPEQW       constants<>+2816(SB), Y11, Y11
+	VPOR           Y11, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y11
+	VMULPS         constants<>+2880(SB), Y11, Y11
+	VBROADCASTSS   8(DX), Y13
+	VFMADD231PS    Y13, Y11, Y1
+	VBROADCASTSS   8(DX)(DI*1), Y13
+	VFMADD231PS    Y13, Y11, Y2
+	VBROADCASTSS   8(DX)(DI*2), Y13
+	VFMADD231PS    Y13, Y11, Y3
+	VBROADCASTSS   8(DX)(R8*1), Y13
+	VFMADD231PS    Y13, Y11, Y4
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   12(DX), Y11
+	VFMADD231PS    Y11, Y10, Y1
+	VBROADCASTSS   12(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   12(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y3
+	VBROADCASTSS   12(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y4
+	VPSHUFB        constants<>+3328(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y11
+	VPCMPEQW       constants<>+2816(SB), Y11, Y11
+	VPOR           Y11, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y11
+	VMULPS         constants<>+2880(SB), Y11, Y11
+	VBROADCASTSS   16(DX), Y13
+	VFMADD231PS    Y13, Y11, Y1
+	VBROADCASTSS   16(DX)(DI*1), Y13
+	VFMADD231PS    Y13, Y11, Y2
+	VBROADCASTSS   16(DX)(DI*2), Y13
+	VFMADD231PS    Y13, Y11, Y3
+	VBROADCASTSS   16(DX)(R8*1), Y13
+	VFMADD231PS    Y13, Y11, Y4
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   20(DX), Y11
+	VFMADD231PS    Y11, Y10, Y1
+	VBROADCASTSS   20(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   20(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y3
+	VBROADCASTSS   20(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y4
+	VPSHUFB        constants<>+3392(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y9
+	VPCMPEQW       constants<>+2816(SB), Y9, Y9
+	VPOR           Y9, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   24(DX), Y11
+	VFMADD231PS    Y11, Y9, Y1
+	VBROADCASTSS   24(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y9, Y2
+	VBROADCASTSS   24(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y9, Y3
+	VBROADCASTSS   24(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y9, Y4
+	VEXTRACTI128   $0x01, Y10, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   28(DX), Y10
+	VFMADD231PS    Y10, Y9, Y1
+	VBROADCASTSS   28(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y2
+	VBROADCASTSS   28(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y9, Y3
+	VBROADCASTSS   28(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y9, Y4
+	VPSHUFB        constants<>+3328(SB), Y12, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   32(DX), Y11
+	VFMADD231PS    Y11, Y10, Y1
+	VBROADCASTSS   32(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   32(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y3
+	VBROADCASTSS   32(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y4
+	VEXTRACTI128   $0x01, Y9, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   36(DX), Y10
+	VFMADD231PS    Y10, Y9, Y1
+	VBROADCASTSS   36(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y2
+	VBROADCASTSS   36(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y9, Y3
+	VBROADCASTSS   36(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y9, Y4
+	VPSHUFB        constants<>+3392(SB), Y12, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   40(DX), Y11
+	VFMADD231PS    Y11, Y10, Y1
+	VBROADCASTSS   40(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   40(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y3
+	VBROADCASTSS   40(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y4
+	VEXTRACTI128   $0x01, Y9, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   44(DX), Y10
+	VFMADD231PS    Y10, Y9, Y1
+	VBROADCASTSS   44(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y2
+	VBROADCASTSS   44(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y9, Y3
+	VBROADCASTSS   44(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y9, Y4
+	PREFETCHT1     (R10)
+	MOVQ           run+32(FP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R12
+	PREFETCHT1     (R10)(R12*1)
+	ADDQ           $0x40, R10
+	DECQ           R11
+	JNZ            rows4_by2_piece0_4_same0
+	MOVQ           run+32(FP), R11
+	ADDQ           64(R11), R10
+	MOVQ           56(R11), R11
+
+rows4_by2_piece0_4_same0:
+	VPSHUFB        constants<>+3328(SB), Y8, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   48(DX), Y11
+	VFMADD231PS    Y11, Y10, Y1
+	VBROADCASTSS   48(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   48(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y3
+	VBROADCASTSS   48(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y4
+	VEXTRACTI128   $0x01, Y9, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   52(DX), Y10
+	VFMADD231PS    Y10, Y9, Y1
+	VBROADCASTSS   52(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y2
+	VBROADCASTSS   52(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y9, Y3
+	VBROADCASTSS   52(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y9, Y4
+	VPSHUFB        constants<>+3392(SB), Y8, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y8
+	VPCMPEQW       constants<>+2816(SB), Y8, Y8
+	VPOR           Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y8
+	VMULPS         constants<>+2880(SB), Y8, Y8
+	VBROADCASTSS   56(DX), Y10
+	VFMADD231PS    Y10, Y8, Y1
+	VBROADCASTSS   56(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y8, Y2
+	VBROADCASTSS   56(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y8, Y3
+	VBROADCASTSS   56(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y8, Y4
+	VEXTRACTI128   $0x01, Y9, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         constants<>+2880(SB), Y8, Y8
+	VBROADCASTSS   60(DX), Y9
+	VFMADD231PS    Y9, Y8, Y1
+	VBROADCASTSS   60(DX)(DI*1), Y9
+	VFMADD231PS    Y9, Y8, Y2
+	VBROADCASTSS   60(DX)(DI*2), Y9
+	VFMADD231PS    Y9, Y8, Y3
+	VBROADCASTSS   60(DX)(R8*1), Y9
+	VFMADD231PS    Y9, Y8, Y4
+	LEAQ           (SI)(R9*1), R12
+	VBROADCASTF128 (R12), Y8
+	VBROADCASTF128 (R12)(AX*1), Y9
+	VBROADCASTF128 (R12)(AX*2), Y10
+	VBROADCASTF128 (R12)(CX*1), Y11
+	LEAQ           (R12)(AX*4), R12
+	VINSERTF128    $0x01, (R12), Y8, Y8
+	VINSERTF128    $0x01, (R12)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, (R12)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, (R12)(CX*1), Y11, Y11
+	VUNPCKLPS      Y9, Y8, Y12
+	VUNPCKHPS      Y9, Y8, Y8
+	VUNPCKLPS      Y11, Y10, Y9
+	VUNPCKHPS      Y11, Y10, Y10
+	VUNPCKLPD      Y9, Y12, Y11
+	VUNPCKHPD      Y9, Y12, Y9
+	VUNPCKLPD      Y10, Y8, Y12
+	VUNPCKHPD      Y10, Y8, Y8
+	VPSHUFB        constants<>+3328(SB), Y11, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y13
+	VPCMPEQW       constants<>+2816(SB), Y13, Y13
+	VPOR           Y13, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y13
+	VMULPS         constants<>+2880(SB), Y13, Y13
+	VBROADCASTSS   (DX), Y14
+	VFMADD231PS    Y14, Y13, Y5
+	VBROADCASTSS   (DX)(DI*1), Y14
+	VFMADD231PS    Y14, Y13, Y6
+	VBROADCASTSS   (DX)(DI*2), Y14
+	VFMADD231PS    Y14, Y13, Y7
+	VBROADCASTSS   (DX)(R8*1), Y14
+	VFMADD231PS    Y14, Y13, Y0
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   4(DX), Y13
+	VFMADD231PS    Y13, Y10, Y5
+	VBROADCASTSS   4(DX)(DI*1), Y13
+	VFMADD231PS    Y13, Y10, Y6
+	VBROADCASTSS   4(DX)(DI*2), Y13
+	VFMADD231PS    Y13, Y10, Y7
+	VBROADCASTSS   4(DX)(R8*1), Y13
+	VFMADD231PS    Y13, Y10, Y0
+	VPSHUFB        constants<>+3392(SB), Y11, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y11
+	VPCMPEQW       constants<>+2816(SB), Y11, Y11
+	VPOR           Y11, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y11
+	VMULPS         constants<>+2880(SB), Y11, Y11
+	VBROADCASTSS   8(DX), Y13
+	VFMADD231PS    Y13, Y11, Y5
+	VBROADCASTSS   8(DX)(DI*1), Y13
+	VFMADD231PS    Y13, Y11, Y6
+	VBROADCASTSS   8(DX)(DI*2), Y13
+	VFMADD231PS    Y13, Y11, Y7
+	VBROADCASTSS   8(DX)(R8*1), Y13
+	VFMADD231PS    Y13, Y11, Y0
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   12(DX), Y11
+	VFMADD231PS    Y11, Y10, Y5
+	VBROADCASTSS   12(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   12(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y7
+	VBROADCASTSS   12(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y0
+	VPSHUFB        constants<>+3328(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y11
+	VPCMPEQW       constants<>+2816(SB), Y11, Y11
+	VPOR           Y11, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y11
+	VMULPS         constants<>+2880(SB), Y11, Y11
+	VBROADCASTSS   16(DX), Y13
+	VFMADD231PS    Y13, Y11, Y5
+	VBROADCASTSS   16(DX)(DI*1), Y13
+	VFMADD231PS    Y13, Y11, Y6
+	VBROADCASTSS   16(DX)(DI*2), Y13
+	VFMADD231PS    Y13, Y11, Y7
+	VBROADCASTSS   16(DX)(R8*1), Y13
+	VFMADD231PS    Y13, Y11, Y0
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   20(DX), Y11
+	VFMADD231PS    Y11, Y10, Y5
+	VBROADCASTSS   20(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   20(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y7
+	VBROADCASTSS   20(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y0
+	VPSHUFB        constants<>+3392(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y9
+	VPCMPEQW       constants<>+2816(SB), Y9, Y9
+	VPOR           Y9, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   24(DX), Y11
+	VFMADD231PS    Y11, Y9, Y5
+	VBROADCASTSS   24(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y9, Y6
+	VBROADCASTSS   24(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y9, Y7
+	VBROADCASTSS   24(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y9, Y0
+	VEXTRACTI128   $0x01, Y10, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   28(DX), Y10
+	VFMADD231PS    Y10, Y9, Y5
+	VBROADCASTSS   28(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y6
+	VBROADCASTSS   28(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y9, Y7
+	VBROADCASTSS   28(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y9, Y0
+	VPSHUFB        constants<>+3328(SB), Y12, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   32(DX), Y11
+	VFMADD231PS    Y11, Y10, Y5
+	VBROADCASTSS   32(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   32(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y7
+	VBROADCASTSS   32(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y0
+	VEXTRACTI128   $0x01, Y9, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   36(DX), Y10
+	VFMADD231PS    Y10, Y9, Y5
+	VBROADCASTSS   36(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y6
+	VBROADCASTSS   36(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y9, Y7
+	VBROADCASTSS   36(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y9, Y0
+	VPSHUFB        constants<>+3392(SB), Y12, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   40(DX), Y11
+	VFMADD231PS    Y11, Y10, Y5
+	VBROADCASTSS   40(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   40(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y7
+	VBROADCASTSS   40(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y0
+	VEXTRACTI128   $0x01, Y9, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   44(DX), Y10
+	VFMADD231PS    Y10, Y9, Y5
+	VBROADCASTSS   44(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y6
+	VBROADCASTSS   44(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y9, Y7
+	VBROADCASTSS   44(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y9, Y0
+	VPSHUFB        constants<>+3328(SB), Y8, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VBROADCASTSS   48(DX), Y11
+	VFMADD231PS    Y11, Y10, Y5
+	VBROADCASTSS   48(DX)(DI*1), Y11
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   48(DX)(DI*2), Y11
+	VFMADD231PS    Y11, Y10, Y7
+	VBROADCASTSS   48(DX)(R8*1), Y11
+	VFMADD231PS    Y11, Y10, Y0
+	VEXTRACTI128   $0x01, Y9, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   52(DX), Y10
+	VFMADD231PS    Y10, Y9, Y5
+	VBROADCASTSS   52(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y6
+	VBROADCASTSS   52(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y9, Y7
+	VBROADCASTSS   52(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y9, Y0
+	VPSHUFB        constants<>+3392(SB), Y8, Y9
+	VPSRAW         $0x01, Y9, Y9
+	VPAND          constants<>+2752(SB), Y9, Y9
+	VPADDW         Y9, Y9, Y8
+	VPCMPEQW       constants<>+2816(SB), Y8, Y8
+	VPOR           Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VCVTPH2PS      X9, Y8
+	VMULPS         constants<>+2880(SB), Y8, Y8
+	VBROADCASTSS   56(DX), Y10
+	VFMADD231PS    Y10, Y8, Y5
+	VBROADCASTSS   56(DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y8, Y6
+	VBROADCASTSS   56(DX)(DI*2), Y10
+	VFMADD231PS    Y10, Y8, Y7
+	VBROADCASTSS   56(DX)(R8*1), Y10
+	VFMADD231PS    Y10, Y8, Y0
+	VEXTRACTI128   $0x01, Y9, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         constants<>+2880(SB), Y8, Y8
+	VBROADCASTSS   60(DX), Y9
+	VFMADD231PS    Y9, Y8, Y5
+	VBROADCASTSS   60(DX)(DI*1), Y9
+	VFMADD231PS    Y9, Y8, Y6
+	VBROADCASTSS   60(DX)(DI*2), Y9
+	VFMADD231PS    Y9, Y8, Y7
+	VBROADCASTSS   60(DX)(R8*1), Y9
+	VFMADD231PS    Y9, Y8, Y0
+	ADDQ           $0x00000010, R9
+	ADDQ           $0x00000040, DX
+	CMPQ           R9, chunks+64(FP)
+	JNE            rows4_by2_piece
+	MOVQ           run+32(FP), DX
+	MOVQ           R10, 8(DX)
+	MOVQ           R11, 24(DX)
+	MOVQ           (SP), DX
+	MOVQ           lds+8(FP), BX
+	ADDQ           $0x00000040, (SP)
+	VMOVUPS        Y1, (DX)
+	VMOVUPS        Y5, 32(DX)
+	ADDQ           BX, DX
+	VMOVUPS        Y2, (DX)
+	VMOVUPS        Y6, 32(DX)
+	ADDQ           BX, DX
+	VMOVUPS        Y3, (DX)
+	VMOVUPS        Y7, 32(DX)
+	ADDQ           BX, DX
+	VMOVUPS        Y4, (DX)
+	VMOVUPS        Y0, 32(DX)
+	SUBQ           $0x02, 16(SP)
+	JMP            rows4_by2
+
+rows4_by2_done:
+rows4_by1:
+	CMPQ    16(SP), $0x01
+	JL      rows4_by1_done
+	MOVQ    8(SP), DX
+	VXORPS  Y0, Y0, Y0
+	MOVQ    DX, BX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	VMOVAPS Y0, Y1
+	VMOVAPS Y0, Y2
+	VMOVAPS Y0, Y3
+	VMOVAPS Y0, Y0
+	MOVQ    DX, 8(SP)
+	MOVQ    q+40(FP), DX
+	MOVQ    ldq+48(FP), SI
+	LEAQ    (SI)(SI*2), DI
+	XORQ    R8, R8
+	MOVQ    run+32(FP), R10
+	MOVQ    8(R10), R9
+	MOVQ    24(R10), R10
+
+rows4_by1_piece:
+	LEAQ           (BX)(R8*1), R11
+	VBROADCASTF128 (R11), Y4
+	VBROADCASTF128 (R11)(AX*1), Y5
+	VBROADCASTF128 (R11)(AX*2), Y6
+	VBROADCASTF128 (R11)(CX*1), Y7
+	LEAQ           (R11)(AX*4), R11
+	VINSERTF128    $0x01, (R11), Y4, Y4
+	VINSERTF128    $0x01, (R11)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R11)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R11)(CX*1), Y7, Y7
+	VUNPCKLPS      Y5, Y4, Y8
+	VUNPCKHPS      Y5, Y4, Y4
+	VUNPCKLPS      Y7, Y6, Y5
+	VUNPCKHPS      Y7, Y6, Y6
+	VUNPCKLPD      Y5, Y8, Y7
+	VUNPCKHPD      Y5, Y8, Y5
+	VUNPCKLPD      Y6, Y4, Y8
+	VUNPCKHPD      Y6, Y4, Y4
+	VPSHUFB        constants<>+3328(SB), Y7, Y6
+	VPSRAW         $0x01, Y6, Y6
+	VPAND          constants<>+2752(SB), Y6, Y6
+	VPADDW         Y6, Y6, Y9
+	VPCMPEQW       constants<>+2816(SB), Y9, Y9
+	VPOR           Y9, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VCVTPH2PS      X6, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS   (DX), Y10
+	VFMADD231PS    Y10, Y9, Y1
+	VBROADCASTSS   (DX)(SI*1), Y10
+	VFMADD231PS    Y10, Y9, Y2
+	VBROADCASTSS   (DX)(SI*2), Y10
+	VFMADD231PS    Y10, Y9, Y3
+	VBROADCASTSS   (DX)(DI*1), Y10
+	VFMADD231PS    Y10, Y9, Y0
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         constants<>+2880(SB), Y6, Y6
+	VBROADCASTSS   4(DX), Y9
+	VFMADD231PS    Y9, Y6, Y1
+	VBROADCASTSS   4(DX)(SI*1), Y9
+	VFMADD231PS    Y9, Y6, Y2
+	VBROADCASTSS   4(DX)(SI*2), Y9
+	VFMADD231PS    Y9, Y6, Y3
+	VBROADCASTSS   4(DX)(DI*1), Y9
+	VFMADD231PS    Y9, Y6, Y0
+	VPSHUFB        constants<>+3392(SB), Y7, Y6
+	VPSRAW         $0x01, Y6, Y6
+	VPAND          constants<>+2752(SB), Y6, Y6
+	VPADDW         Y6, Y6, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VBROADCASTSS   8(DX), Y9
+	VFMADD231PS    Y9, Y7, Y1
+	VBROADCASTSS   8(DX)(SI*1), Y9
+	VFMADD231PS    Y9, Y7, Y2
+	VBROADCASTSS   8(DX)(SI*2), Y9
+	VFMADD231PS    Y9, Y7, Y3
+	VBROADCASTSS   8(DX)(DI*1), Y9
+	VFMADD231PS    Y9, Y7, Y0
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         constants<>+2880(SB), Y6, Y6
+	VBROADCASTSS   12(DX), Y7
+	VFMADD231PS    Y7, Y6, Y1
+	VBROADCASTSS   12(DX)(SI*1), Y7
+	VFMADD231PS    Y7, Y6, Y2
+	VBROADCASTSS   12(DX)(SI*2), Y7
+	VFMADD231PS    Y7, Y6, Y3
+	VBROADCASTSS   12(DX)(DI*1), Y7
+	VFMADD231PS    Y7, Y6, Y0
+	VPSHUFB        constants<>+3328(SB), Y5, Y6
+	VPSRAW         $0x01, Y6, Y6
+	VPAND          constants<>+2752(SB), Y6, Y6
+	VPADDW         Y6, Y6, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VBROADCASTSS   16(DX), Y9
+	VFMADD231PS    Y9, Y7, Y1
+	VBROADCASTSS   16(DX)(SI*1), Y9
+	VFMADD231PS    Y9, Y7, Y2
+	VBROADCASTSS   16(DX)(SI*2), Y9
+	VFMADD231PS    Y9, Y7, Y3
+	VBROADCASTSS   16(DX)(DI*1), Y9
+	VFMADD231PS    Y9, Y7, Y0
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         constants<>+2880(SB), Y6, Y6
+	VBROADCASTSS   20(DX), Y7
+	VFMADD231PS    Y7, Y6, Y1
+	VBROADCASTSS   20(DX)(SI*1), Y7
+	VFMADD231PS    Y7, Y6, Y2
+	VBROADCASTSS   20(DX)(SI*2), Y7
+	VFMADD231PS    Y7, Y6, Y3
+	VBROADCASTSS   20(DX)(DI*1), Y7
+	VFMADD231PS    Y7, Y6, Y0
+	VPSHUFB        constants<>+3392(SB), Y5, Y6
+	VPSRAW         $0x01, Y6, Y6
+	VPAND          constants<>+2752(SB), Y6, Y6
+	VPADDW         Y6, Y6, Y5
+	VPCMPEQW       constants<>+2816(SB), Y5, Y5
+	VPOR           Y5, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VCVTPH2PS      X6, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VBROADCASTSS   24(DX), Y7
+	VFMADD231PS    Y7, Y5, Y1
+	VBROADCASTSS   24(DX)(SI*1), Y7
+	VFMADD231PS    Y7, Y5, Y2
+	VBROADCASTSS   24(DX)(SI*2), Y7
+	VFMADD231PS    Y7, Y5, Y3
+	VBROADCASTSS   24(DX)(DI*1), Y7
+	VFMADD231PS    Y7, Y5, Y0
+	VEXTRACTI128   $0x01, Y6, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VBROADCASTSS   28(DX), Y6
+	VFMADD231PS    Y6, Y5, Y1
+	VBROADCASTSS   28(DX)(SI*1), Y6
+	VFMADD231PS    Y6, Y5, Y2
+	VBROADCASTSS   28(DX)(SI*2), Y6
+	VFMADD231PS    Y6, Y5, Y3
+	VBROADCASTSS   28(DX)(DI*1), Y6
+	VFMADD231PS    Y6, Y5, Y0
+	VPSHUFB        constants<>+3328(SB), Y8, Y5
+	VPSRAW         $0x01, Y5, Y5
+	VPAND          constants<>+2752(SB), Y5, Y5
+	VPADDW         Y5, Y5, Y6
+	VPCMPEQW       constants<>+2816(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VCVTPH2PS      X5, Y6
+	VMULPS         constants<>+2880(SB), Y6, Y6
+	VBROADCASTSS   32(DX), Y7
+	VFMADD231PS    Y7, Y6, Y1
+	VBROADCASTSS   32(DX)(SI*1), Y7
+	VFMADD231PS    Y7, Y6, Y2
+	VBROADCASTSS   32(DX)(SI*2), Y7
+	VFMADD231PS    Y7, Y6, Y3
+	VBROADCASTSS   32(DX)(DI*1), Y7
+	VFMADD231PS    Y7, Y6, Y0
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VBROADCASTSS   36(DX), Y6
+	VFMADD231PS    Y6, Y5, Y1
+	VBROADCASTSS   36(DX)(SI*1), Y6
+	VFMADD231PS    Y6, Y5, Y2
+	VBROADCASTSS   36(DX)(SI*2), Y6
+	VFMADD231PS    Y6, Y5, Y3
+	VBROADCASTSS   36(DX)(DI*1), Y6
+	VFMADD231PS    Y6, Y5, Y0
+	VPSHUFB        constants<>+3392(SB), Y8, Y5
+	VPSRAW         $0x01, Y5, Y5
+	VPAND          constants<>+2752(SB), Y5, Y5
+	VPADDW         Y5, Y5, Y6
+	VPCMPEQW       constants<>+2816(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VCVTPH2PS      X5, Y6
+	VMULPS         constants<>+2880(SB), Y6, Y6
+	VBROADCASTSS   40(DX), Y7
+	VFMADD231PS    Y7, Y6, Y1
+	VBROADCASTSS   40(DX)(SI*1), Y7
+	VFMADD231PS    Y7, Y6, Y2
+	VBROADCASTSS   40(DX)(SI*2), Y7
+	VFMADD231PS    Y7, Y6, Y3
+	VBROADCASTSS   40(DX)(DI*1), Y7
+	VFMADD231PS    Y7, Y6, Y0
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VBROADCASTSS   44(DX), Y6
+	VFMADD231PS    Y6, Y5, Y1
+	VBROADCASTSS   44(DX)(SI*1), Y6
+	VFMADD231PS    Y6, Y5, Y2
+	VBROADCASTSS   44(DX)(SI*2), Y6
+	VFMADD231PS    Y6, Y5, Y3
+	VBROADCASTSS   44(DX)(DI*1), Y6
+	VFMADD231PS    Y6, Y5, Y0
+	TESTQ          $0x00000010, R8
+	JNZ            rows4_by1_piece0_4_odd
+	PREFETCHT1     (R9)
+	MOVQ           run+32(FP), R11
+	MOVQ           32(R11), R12
+	PREFETCHT1     (R9)(R12*1)
+	MOVQ           40(R11), R12
+	PREFETCHT1     (R9)(R12*1)
+	MOVQ           48(R11), R11
+	PREFETCHT1     (R9)(R11*1)
+	ADDQ           $0x40, R9
+	DECQ           R10
+	JNZ            rows4_by1_piece0_4_same0
+	MOVQ           run+32(FP), R10
+	ADDQ           64(R10), R9
+	MOVQ           56(R10), R10
+
+rows4_by1_piece0_4_same0:
+rows4_by1_piece0_4_odd:
+	VPSHUFB      constants<>+3328(SB), Y4, Y5
+	VPSRAW       $0x01, Y5, Y5
+	VPAND        constants<>+2752(SB), Y5, Y5
+	VPADDW       Y5, Y5, Y6
+	VPCMPEQW     constants<>+2816(SB), Y6, Y6
+	VPOR         Y6, Y5, Y5
+	VPERMQ       $0xd8, Y5, Y5
+	VCVTPH2PS    X5, Y6
+	VMULPS       constants<>+2880(SB), Y6, Y6
+	VBROADCASTSS 48(DX), Y7
+	VFMADD231PS  Y7, Y6, Y1
+	VBROADCASTSS 48(DX)(SI*1), Y7
+	VFMADD231PS  Y7, Y6, Y2
+	VBROADCASTSS 48(DX)(SI*2), Y7
+	VFMADD231PS  Y7, Y6, Y3
+	VBROADCASTSS 48(DX)(DI*1), Y7
+	VFMADD231PS  Y7, Y6, Y0
+	VEXTRACTI128 $0x01, Y5, X5
+	VCVTPH2PS    X5, Y5
+	VMULPS       constants<>+2880(SB), Y5, Y5
+	VBROADCASTSS 52(DX), Y6
+	VFMADD231PS  Y6, Y5, Y1
+	VBROADCASTSS 52(DX)(SI*1), Y6
+	VFMADD231PS  Y6, Y5, Y2
+	VBROADCASTSS 52(DX)(SI*2), Y6
+	VFMADD231PS  Y6, Y5, Y3
+	VBROADCASTSS 52(DX)(DI*1), Y6
+	VFMADD231PS  Y6, Y5, Y0
+	VPSHUFB      constants<>+3392(SB), Y4, Y5
+	VPSRAW       $0x01, Y5, Y5
+	VPAND        constants<>+2752(SB), Y5, Y5
+	VPADDW       Y5, Y5, Y4
+	VPCMPEQW     constants<>+2816(SB), Y4, Y4
+	VPOR         Y4, Y5, Y5
+	VPERMQ       $0xd8, Y5, Y5
+	VCVTPH2PS    X5, Y4
+	VMULPS       constants<>+2880(SB), Y4, Y4
+	VBROADCASTSS 56(DX), Y6
+	VFMADD231PS  Y6, Y4, Y1
+	VBROADCASTSS 56(DX)(SI*1), Y6
+	VFMADD231PS  Y6, Y4, Y2
+	VBROADCASTSS 56(DX)(SI*2), Y6
+	VFMADD231PS  Y6, Y4, Y3
+	VBROADCASTSS 56(DX)(DI*1), Y6
+	VFMADD231PS  Y6, Y4, Y0
+	VEXTRACTI128 $0x01, Y5, X4
+	VCVTPH2PS    X4, Y4
+	VMULPS       constants<>+2880(SB), Y4, Y4
+	VBROADCASTSS 60(DX), Y5
+	VFMADD231PS  Y5, Y4, Y1
+	VBROADCASTSS 60(DX)(SI*1), Y5
+	VFMADD231PS  Y5, Y4, Y2
+	VBROADCASTSS 60(DX)(SI*2), Y5
+	VFMADD231PS  Y5, Y4, Y3
+	VBROADCASTSS 60(DX)(DI*1), Y5
+	VFMADD231PS  Y5, Y4, Y0
+	ADDQ         $0x00000010, R8
+	ADDQ         $0x00000040, DX
+	CMPQ         R8, chunks+64(FP)
+	JNE          rows4_by1_piece
+	MOVQ         run+32(FP), DX
+	MOVQ         R9, 8(DX)
+	MOVQ         R10, 24(DX)
+	MOVQ         (SP), DX
+	MOVQ         lds+8(FP), BX
+	ADDQ         $0x00000020, (SP)
+	VMOVUPS      Y1, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y2, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y3, (DX)
+	ADDQ         BX, DX
+	VMOVUPS      Y0, (DX)
+	SUBQ         $0x01, 16(SP)
+	JMP          rows4_by1
+
+rows4_by1_done:
+	MOVQ lds+8(FP), DX
+	SHLQ $0x02, DX
+	ADDQ DX, s+0(FP)
+	MOVQ ldq+48(FP), DX
+	SHLQ $0x02, DX
+	ADDQ DX, q+40(FP)
+	SUBQ $0x04, heads+56(FP)
+	JMP  rows4
+
+rows4_done:
+rows1:
+	CMPQ heads+56(FP), $0x01
+	JL   rows1_done
+	MOVQ s+0(FP), DX
+	MOVQ DX, (SP)
+	MOVQ k+16(FP), DX
+	MOVQ DX, 8(SP)
+	MOVQ groups+72(FP), DX
+	MOVQ DX, 16(SP)
+
+rows1_by4:
+	CMPQ    16(SP), $0x04
+	JL      rows1_by4_done
+	MOVQ    8(SP), DX
+	VXORPS  Y0, Y0, Y0
+	MOVQ    DX, BX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	VMOVAPS Y0, Y1
+	MOVQ    DX, SI
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
+	VMOVAPS Y0, Y2
+	MOVQ    DX, DI
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	VMOVAPS Y0, Y3
+	MOVQ    DX, R8
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	VMOVAPS Y0, Y0
+	MOVQ    DX, 8(SP)
+	MOVQ    q+40(FP), DX
+	XORQ    R9, R9
+
+rows1_by4_piece:
+	LEAQ           (BX)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
+	VUNPCKLPS      Y5, Y4, Y8
+	VUNPCKHPS      Y5, Y4, Y4
+	VUNPCKLPS      Y7, Y6, Y5
+	VUNPCKHPS      Y7, Y6, Y6
+	VUNPCKLPD      Y5, Y8, Y7
+	VUNPCKHPD      Y5, Y8, Y5
+	VUNPCKLPD      Y6, Y4, Y8
+	VUNPCKHPD      Y6, Y4, Y4
+	LEAQ           (SI)(R9*1), R10
+	VBROADCASTF128 (R10), Y6
+	VBROADCASTF128 (R10)(AX*1), Y9
+	VBROADCASTF128 (R10)(AX*2), Y10
+	VBROADCASTF128 (R10)(CX*1), Y11
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y6, Y6
+	VINSERTF128    $0x01, (R10)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, (R10)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, (R10)(CX*1), Y11, Y11
+	VUNPCKLPS      Y9, Y6, Y12
+	VUNPCKHPS      Y9, Y6, Y6
+	VUNPCKLPS      Y11, Y10, Y9
+	VUNPCKHPS      Y11, Y10, Y10
+	VUNPCKLPD      Y9, Y12, Y11
+	VUNPCKHPD      Y9, Y12, Y9
+	VUNPCKLPD      Y10, Y6, Y12
+	VUNPCKHPD      Y10, Y6, Y6
+	VBROADCASTSS   (DX), Y14
+	VPSHUFB        constants<>+3328(SB), Y7, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y13
+	VPCMPEQW       constants<>+2816(SB), Y13, Y13
+	VPOR           Y13, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y13
+	VMULPS         constants<>+2880(SB), Y13, Y13
+	VFMADD231PS    Y14, Y13, Y1
+	VPSHUFB        constants<>+3328(SB), Y11, Y13
+	VPSRAW         $0x01, Y13, Y13
+	VPAND          constants<>+2752(SB), Y13, Y13
+	VPADDW         Y13, Y13, Y15
+	VPCMPEQW       constants<>+2816(SB), Y15, Y15
+	VPOR           Y15, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VCVTPH2PS      X13, Y15
+	VMULPS         constants<>+2880(SB), Y15, Y15
+	VFMADD231PS    Y14, Y15, Y2
+	VBROADCASTSS   4(DX), Y14
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y14, Y10, Y1
+	VEXTRACTI128   $0x01, Y13, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y14, Y10, Y2
+	VBROADCASTSS   8(DX), Y14
+	VPSHUFB        constants<>+3392(SB), Y7, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y14, Y7, Y1
+	VPSHUFB        constants<>+3392(SB), Y11, Y13
+	VPSRAW         $0x01, Y13, Y13
+	VPAND          constants<>+2752(SB), Y13, Y13
+	VPADDW         Y13, Y13, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VCVTPH2PS      X13, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y14, Y7, Y2
+	VBROADCASTSS   12(DX), Y7
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y1
+	VEXTRACTI128   $0x01, Y13, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y2
+	VBROADCASTSS   16(DX), Y11
+	VPSHUFB        constants<>+3328(SB), Y5, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y11, Y10, Y1
+	VPSHUFB        constants<>+3328(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y13
+	VPCMPEQW       constants<>+2816(SB), Y13, Y13
+	VPOR           Y13, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y13
+	VMULPS         constants<>+2880(SB), Y13, Y13
+	VFMADD231PS    Y11, Y13, Y2
+	VBROADCASTSS   20(DX), Y11
+	VEXTRACTI128   $0x01, Y7, X7
+	VCVTPH2PS      X7, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y11, Y7, Y1
+	VEXTRACTI128   $0x01, Y10, X7
+	VCVTPH2PS      X7, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y11, Y7, Y2
+	VBROADCASTSS   24(DX), Y11
+	VPSHUFB        constants<>+3392(SB), Y5, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y5
+	VPCMPEQW       constants<>+2816(SB), Y5, Y5
+	VPOR           Y5, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y11, Y5, Y1
+	VPSHUFB        constants<>+3392(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y5
+	VPCMPEQW       constants<>+2816(SB), Y5, Y5
+	VPOR           Y5, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y11, Y5, Y2
+	VBROADCASTSS   28(DX), Y5
+	VEXTRACTI128   $0x01, Y7, X7
+	VCVTPH2PS      X7, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VEXTRACTI128   $0x01, Y10, X7
+	VCVTPH2PS      X7, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   32(DX), Y9
+	VPSHUFB        constants<>+3328(SB), Y8, Y5
+	VPSRAW         $0x01, Y5, Y5
+	VPAND          constants<>+2752(SB), Y5, Y5
+	VPADDW         Y5, Y5, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VCVTPH2PS      X5, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y9, Y7, Y1
+	VPSHUFB        constants<>+3328(SB), Y12, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y9, Y10, Y2
+	VBROADCASTSS   36(DX), Y9
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y9, Y5, Y1
+	VEXTRACTI128   $0x01, Y7, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y9, Y5, Y2
+	VBROADCASTSS   40(DX), Y9
+	VPSHUFB        constants<>+3392(SB), Y8, Y5
+	VPSRAW         $0x01, Y5, Y5
+	VPAND          constants<>+2752(SB), Y5, Y5
+	VPADDW         Y5, Y5, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VCVTPH2PS      X5, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y9, Y7, Y1
+	VPSHUFB        constants<>+3392(SB), Y12, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y8
+	VPCMPEQW       constants<>+2816(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y8
+	VMULPS         constants<>+2880(SB), Y8, Y8
+	VFMADD231PS    Y9, Y8, Y2
+	VBROADCASTSS   44(DX), Y8
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y8, Y5, Y1
+	VEXTRACTI128   $0x01, Y7, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y8, Y5, Y2
+	MOVQ           run+32(FP), R11
+	MOVQ           8(R11), R10
+	MOVQ           24(R11), R11
+	PREFETCHT1     (R10)
+	MOVQ           run+32(FP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R12
+	PREFETCHT1     (R10)(R12*1)
+	ADDQ           $0x40, R10
+	DECQ           R11
+	JNZ            rows1_by4_piece0_4_same0
+	MOVQ           run+32(FP), R11
+	ADDQ           64(R11), R10
+	MOVQ           56(R11), R11
+
+rows1_by4_piece0_4_same0:
+	MOVQ           run+32(FP), R12
+	MOVQ           R10, 8(R12)
+	MOVQ           R11, 24(R12)
+	VBROADCASTSS   48(DX), Y8
+	VPSHUFB        constants<>+3328(SB), Y4, Y5
+	VPSRAW         $0x01, Y5, Y5
+	VPAND          constants<>+2752(SB), Y5, Y5
+	VPADDW         Y5, Y5, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VCVTPH2PS      X5, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y8, Y7, Y1
+	VPSHUFB        constants<>+3328(SB), Y6, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y9
+	VPCMPEQW       constants<>+2816(SB), Y9, Y9
+	VPOR           Y9, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y9
+	VMULPS         constants<>+2880(SB), Y9, Y9
+	VFMADD231PS    Y8, Y9, Y2
+	VBROADCASTSS   52(DX), Y8
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y8, Y5, Y1
+	VEXTRACTI128   $0x01, Y7, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y8, Y5, Y2
+	VBROADCASTSS   56(DX), Y8
+	VPSHUFB        constants<>+3392(SB), Y4, Y5
+	VPSRAW         $0x01, Y5, Y5
+	VPAND          constants<>+2752(SB), Y5, Y5
+	VPADDW         Y5, Y5, Y4
+	VPCMPEQW       constants<>+2816(SB), Y4, Y4
+	VPOR           Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VCVTPH2PS      X5, Y4
+	VMULPS         constants<>+2880(SB), Y4, Y4
+	VFMADD231PS    Y8, Y4, Y1
+	VPSHUFB        constants<>+3392(SB), Y6, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y4
+	VPCMPEQW       constants<>+2816(SB), Y4, Y4
+	VPOR           Y4, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y4
+	VMULPS         constants<>+2880(SB), Y4, Y4
+	VFMADD231PS    Y8, Y4, Y2
+	VBROADCASTSS   60(DX), Y4
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y4, Y5, Y1
+	VEXTRACTI128   $0x01, Y7, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y4, Y5, Y2
+	LEAQ           (DI)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
+	VUNPCKLPS      Y5, Y4, Y8
+	VUNPCKHPS      Y5, Y4, Y4
+	VUNPCKLPS      Y7, Y6, Y5
+	VUNPCKHPS      Y7, Y6, Y6
+	VUNPCKLPD      Y5, Y8, Y7
+	VUNPCKHPD      Y5, Y8, Y5
+	VUNPCKLPD      Y6, Y4, Y8
+	VUNPCKHPD      Y6, Y4, Y4
+	LEAQ           (R8)(R9*1), R10
+	VBROADCASTF128 (R10), Y6
+	VBROADCASTF128 (R10)(AX*1), Y9
+	VBROADCASTF128 (R10)(AX*2), Y10
+	VBROADCASTF128 (R10)(CX*1), Y11
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y6, Y6
+	VINSERTF128    $0x01, (R10)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, (R10)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, (R10)(CX*1), Y11, Y11
+	VUNPCKLPS      Y9, Y6, Y12
+	VUNPCKHPS      Y9, Y6, Y6
+	VUNPCKLPS      Y11, Y10, Y9
+	VUNPCKHPS      Y11, Y10, Y10
+	VUNPCKLPD      Y9, Y12, Y11
+	VUNPCKHPD      Y9, Y12, Y9
+	VUNPCKLPD      Y10, Y6, Y12
+	VUNPCKHPD      Y10, Y6, Y6
+	VBROADCASTSS   (DX), Y14
+	VPSHUFB        constants<>+3328(SB), Y7, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y13
+	VPCMPEQW       constants<>+2816(SB), Y13, Y13
+	VPOR           Y13, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y13
+	VMULPS         constants<>+2880(SB), Y13, Y13
+	VFMADD231PS    Y14, Y13, Y3
+	VPSHUFB        constants<>+3328(SB), Y11, Y13
+	VPSRAW         $0x01, Y13, Y13
+	VPAND          constants<>+2752(SB), Y13, Y13
+	VPADDW         Y13, Y13, Y15
+	VPCMPEQW       constants<>+2816(SB), Y15, Y15
+	VPOR           Y15, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VCVTPH2PS      X13, Y15
+	VMULPS         constants<>+2880(SB), Y15, Y15
+	VFMADD231PS    Y14, Y15, Y0
+	VBROADCASTSS   4(DX), Y14
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y14, Y10, Y3
+	VEXTRACTI128   $0x01, Y13, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y14, Y10, Y0
+	VBROADCASTSS   8(DX), Y14
+	VPSHUFB        constants<>+3392(SB), Y7, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y14, Y7, Y3
+	VPSHUFB        constants<>+3392(SB), Y11, Y13
+	VPSRAW         $0x01, Y13, Y13
+	VPAND          constants<>+2752(SB), Y13, Y13
+	VPADDW         Y13, Y13, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VCVTPH2PS      X13, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y14, Y7, Y0
+	VBROADCASTSS   12(DX), Y7
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y3
+	VEXTRACTI128   $0x01, Y13, X10
+	VCVTPH2PS      X10, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y0
+	VBROADCASTSS   16(DX), Y11
+	VPSHUFB        constants<>+3328(SB), Y5, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y11, Y10, Y3
+	VPSHUFB        constants<>+3328(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y13
+	VPCMPEQW       constants<>+2816(SB), Y13, Y13
+	VPOR           Y13, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y13
+	VMULPS         constants<>+2880(SB), Y13, Y13
+	VFMADD231PS    Y11, Y13, Y0
+	VBROADCASTSS   20(DX), Y11
+	VEXTRACTI128   $0x01, Y7, X7
+	VCVTPH2PS      X7, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y11, Y7, Y3
+	VEXTRACTI128   $0x01, Y10, X7
+	VCVTPH2PS      X7, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y11, Y7, Y0
+	VBROADCASTSS   24(DX), Y11
+	VPSHUFB        constants<>+3392(SB), Y5, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y5
+	VPCMPEQW       constants<>+2816(SB), Y5, Y5
+	VPOR           Y5, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y11, Y5, Y3
+	VPSHUFB        constants<>+3392(SB), Y9, Y10
+	VPSRAW         $0x01, Y10, Y10
+	VPAND          constants<>+2752(SB), Y10, Y10
+	VPADDW         Y10, Y10, Y5
+	VPCMPEQW       constants<>+2816(SB), Y5, Y5
+	VPOR           Y5, Y10, Y10
+	VPERMQ         $0xd8, Y10, Y10
+	VCVTPH2PS      X10, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y11, Y5, Y0
+	VBROADCASTSS   28(DX), Y5
+	VEXTRACTI128   $0x01, Y7, X7
+	VCVTPH2PS      X7, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VEXTRACTI128   $0x01, Y10, X7
+	VCVTPH2PS      X7, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   32(DX), Y9
+	VPSHUFB        constants<>+3328(SB), Y8, Y5
+	VPSRAW         $0x01, Y5, Y5
+	VPAND          constants<>+2752(SB), Y5, Y5
+	VPADDW         Y5, Y5, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VCVTPH2PS      X5, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y9, Y7, Y3
+	VPSHUFB        constants<>+3328(SB), Y12, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y10
+	VPCMPEQW       constants<>+2816(SB), Y10, Y10
+	VPOR           Y10, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y10
+	VMULPS         constants<>+2880(SB), Y10, Y10
+	VFMADD231PS    Y9, Y10, Y0
+	VBROADCASTSS   36(DX), Y9
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y9, Y5, Y3
+	VEXTRACTI128   $0x01, Y7, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y9, Y5, Y0
+	VBROADCASTSS   40(DX), Y9
+	VPSHUFB        constants<>+3392(SB), Y8, Y5
+	VPSRAW         $0x01, Y5, Y5
+	VPAND          constants<>+2752(SB), Y5, Y5
+	VPADDW         Y5, Y5, Y7
+	VPCMPEQW       constants<>+2816(SB), Y7, Y7
+	VPOR           Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VCVTPH2PS      X5, Y7
+	VMULPS         constants<>+2880(SB), Y7, Y7
+	VFMADD231PS    Y9, Y7, Y3
+	VPSHUFB        constants<>+3392(SB), Y12, Y7
+	VPSRAW         $0x01, Y7, Y7
+	VPAND          constants<>+2752(SB), Y7, Y7
+	VPADDW         Y7, Y7, Y8
+	VPCMPEQW       constants<>+2816(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VCVTPH2PS      X7, Y8
+	VMULPS         constants<>+2880(SB), Y8, Y8
+	VFMADD231PS    Y9, Y8, Y0
+	VBROADCASTSS   44(DX), Y8
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y8, Y5, Y3
+	VEXTRACTI128   $0x01, Y7, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         constants<>+2880(SB), Y5, Y5
+	VFMADD231PS    Y8, Y5, Y0
+	MOVQ           24(SP), R11
+	MOVQ           8(R11), R10
+	MOVQ           24(R11), R11
+	PREFETCHT1     (R10)
+	MOVQ           24(SP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R12
+	PREFETCHT1     (R10)(R12*1)
+	ADDQ           $0x40, R10
+	DECQ           R11
+	JNZ            rows1_by4_piece2_4_same0
+	MOVQ           24(SP), R11
+	ADDQ           64(R11), R10
+	MOVQ           56(R11), R11
+
+rows1_by4_piece2_4_same0:
+	MOVQ         24(SP), R12
+	MOVQ         R10, 8(R12)
+	MOVQ         R11, 24(R12)
+	VBROADCASTSS 48(DX), Y8
+	VPSHUFB      constants<>+3328(SB), Y4, Y5
+	VPSRAW       $0x01, Y5, Y5
+	VPAND        constants<>+2752(SB), Y5, Y5
+	VPADDW       Y5, Y5, Y7
+	VPCMPEQW     constants<>+2816(SB), Y7, Y7
+	VPOR         Y7, Y5, Y5
+	VPERMQ       $0xd8, Y5, Y5
+	VCVTPH2PS    X5, Y7
+	VMULPS       constants<>+2880(SB), Y7, Y7
+	VFMADD231PS  Y8, Y7, Y3
+	VPSHUFB      constants<>+3328(SB), Y6, Y7
+	VPSRAW       $0x01, Y7, Y7
+	VPAND        constants<>+2752(SB), Y7, Y7
+	VPADDW       Y7, Y7, Y9
+	VPCMPEQW     constants<>+2816(SB), Y9, Y9
+	VPOR         Y9, Y7, Y7
+	VPERMQ       $0xd8, Y7, Y7
+	VCVTPH2PS    X7, Y9
+	VMULPS       constants<>+2880(SB), Y9, Y9
+	VFMADD231PS  Y8, Y9, Y0
+	VBROADCASTSS 52(DX), Y8
+	VEXTRACTI128 $0x01, Y5, X5
+	VCVTPH2PS    X5, Y5
+	VMULPS       constants<>+2880(SB), Y5, Y5
+	VFMADD231PS  Y8, Y5, Y3
+	VEXTRACTI128 $0x01, Y7, X5
+	VCVTPH2PS    X5, Y5
+	VMULPS       constants<>+2880(SB), Y5, Y5
+	VFMADD231PS  Y8, Y5, Y0
+	VBROADCASTSS 56(DX), Y8
+	VPSHUFB      constants<>+3392(SB), Y4, Y5
+	VPSRAW       $0x01, Y5, Y5
+	VPAND        constants<>+2752(SB), Y5, Y5
+	VPADDW       Y5, Y5, Y4
+	VPCMPEQW     constants<>+2816(SB), Y4, Y4
+	VPOR         Y4, Y5, Y5
+	VPERMQ       $0xd8, Y5, Y5
+	VCVTPH2PS    X5, Y4
+	VMULPS       constants<>+2880(SB), Y4, Y4
+	VFMADD231PS  Y8, Y4, Y3
+	VPSHUFB      constants<>+3392(SB), Y6, Y7
+	VPSRAW       $0x01, Y7, Y7
+	VPAND        constants<>+2752(SB), Y7, Y7
+	VPADDW       Y7, Y7, Y4
+	VPCMPEQW     constants<>+2816(SB), Y4, Y4
+	VPOR         Y4, Y7, Y7
+	VPERMQ       $0xd8, Y7, Y7
+	VCVTPH2PS    X7, Y4
+	VMULPS       constants<>+2880(SB), Y4, Y4
+	VFMADD231PS  Y8, Y4, Y0
+	VBROADCASTSS 60(DX), Y4
+	VEXTRACTI128 $0x01, Y5, X5
+	VCVTPH2PS    X5, Y5
+	VMULPS       constants<>+2880(SB), Y5, Y5
+	VFMADD231PS  Y4, Y5, Y3
+	VEXTRACTI128 $0x01, Y7, X5
+	VCVTPH2PS    X5, Y5
+	VMULPS       constants<>+2880(SB), Y5, Y5
+	VFMADD231PS  Y4, Y5, Y0
+	ADDQ         $0x00000010, R9
+	ADDQ         $0x00000040, DX
+	CMPQ         R9, chunks+64(FP)
+	JNE          rows1_by4_piece
+	MOVQ         (SP), DX
+	MOVQ         lds+8(FP), BX
+	ADDQ         $0x00000080, (SP)
+	VMOVUPS      Y1, (DX)
+	VMOVUPS      Y2, 32(DX)
+	VMOVUPS      Y3, 64(DX)
+	VMOVUPS      Y0, 96(DX)
+	SUBQ         $0x04, 16(SP)
+	JMP          rows1_by4
+
+rows1_by4_done:
+rows1_by1:
+	CMPQ   16(SP), $0x01
+	JL     rows1_by1_done
+	MOVQ   8(SP), DX
+	VXORPS Y0, Y0, Y0
+	MOVQ   DX, BX
+	LEAQ   (DX)(AX*4), DX
+	LEAQ   (DX)(AX*4), DX
+	TESTQ  $0x00000001, 16(SP)
+	JZ     rows1_by1_first
+	ADDQ   32(SP), DX
+
+rows1_by1_first:
+	VMOVAPS Y0, Y0
+	MOVQ    DX, 8(SP)
+	MOVQ    q+40(FP), DX
+	XORQ    SI, SI
+	MOVQ    run+32(FP), R8
+	MOVQ    8(R8), DI
+	MOVQ    24(R8), R8
+
+rows1_by1_piece:
+	LEAQ           (BX)(SI*1), R9
+	VBROADCASTF128 (R9), Y1
+	VBROADCASTF128 (R9)(AX*1), Y2
+	VBROADCASTF128 (R9)(AX*2), Y3
+	VBROADCASTF128 (R9)(CX*1), Y4
+	LEAQ           (R9)(AX*4), R9
+	VINSERTF128    $0x01, (R9), Y1, Y1
+	VINSERTF128    $0x01, (R9)(AX*1), Y2, Y2
+	VINSERTF128    $0x01, (R9)(AX*2), Y3, Y3
+	VINSERTF128    $0x01, (R9)(CX*1), Y4, Y4
+	VUNPCKLPS      Y2, Y1, Y5
+	VUNPCKHPS      Y2, Y1, Y1
+	VUNPCKLPS      Y4, Y3, Y2
+	VUNPCKHPS      Y4, Y3, Y3
+	VUNPCKLPD      Y2, Y5, Y4
+	VUNPCKHPD      Y2, Y5, Y2
+	VUNPCKLPD      Y3, Y1, Y5
+	VUNPCKHPD      Y3, Y1, Y1
+	VPSHUFB        constants<>+3328(SB), Y4, Y3
+	VPSRAW         $0x01, Y3, Y3
+	VPAND          constants<>+2752(SB), Y3, Y3
+	VPADDW         Y3, Y3, Y6
+	VPCMPEQW       constants<>+2816(SB), Y6, Y6
+	VPOR           Y6, Y3, Y3
+	VPERMQ         $0xd8, Y3, Y3
+	VCVTPH2PS      X3, Y6
+	VMULPS         constants<>+2880(SB), Y6, Y6
+	VBROADCASTSS   (DX), Y7
+	VFMADD231PS    Y7, Y6, Y0
+	VEXTRACTI128   $0x01, Y3, X3
+	VCVTPH2PS      X3, Y3
+	VMULPS         constants<>+2880(SB), Y3, Y3
+	VBROADCASTSS   4(DX), Y6
+	VFMADD231PS    Y6, Y3, Y0
+	VPSHUFB        constants<>+3392(SB), Y4, Y3
+	VPSRAW         $0x01, Y3, Y3
+	VPAND          constants<>+2752(SB), Y3, Y3
+	VPADDW         Y3, Y3, Y4
+	VPCMPEQW       constants<>+2816(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPERMQ         $0xd8, Y3, Y3
+	VCVTPH2PS      X3, Y4
+	VMULPS         constants<>+2880(SB), Y4, Y4
+	VBROADCASTSS   8(DX), Y6
+	VFMADD231PS    Y6, Y4, Y0
+	VEXTRACTI128   $0x01, Y3, X3
+	VCVTPH2PS      X3, Y3
+	VMULPS         constants<>+2880(SB), Y3, Y3
+	VBROADCASTSS   12(DX), Y4
+	VFMADD231PS    Y4, Y3, Y0
+	VPSHUFB        constants<>+3328(SB), Y2, Y3
+	VPSRAW         $0x01, Y3, Y3
+	VPAND          constants<>+2752(SB), Y3, Y3
+	VPADDW         Y3, Y3, Y4
+	VPCMPEQW       constants<>+2816(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPERMQ         $0xd8, Y3, Y3
+	VCVTPH2PS      X3, Y4
+	VMULPS         constants<>+2880(SB), Y4, Y4
+	VBROADCASTSS   16(DX), Y6
+	VFMADD231PS    Y6, Y4, Y0
+	VEXTRACTI128   $0x01, Y3, X3
+	VCVTPH2PS      X3, Y3
+	VMULPS         constants<>+2880(SB), Y3, Y3
+	VBROADCASTSS   20(DX), Y4
+	VFMADD231PS    Y4, Y3, Y0
+	VPSHUFB        constants<>+3392(SB), Y2, Y3
+	VPSRAW         $0x01, Y3, Y3
+	VPAND          constants<>+2752(SB), Y3, Y3
+	VPADDW         Y3, Y3, Y2
+	VPCMPEQW       constants<>+2816(SB), Y2, Y2
+	VPOR           Y2, Y3, Y3
+	VPERMQ         $0xd8, Y3, Y3
+	VCVTPH2PS      X3, Y2
+	VMULPS         constants<>+2880(SB), Y2, Y2
+	VBROADCASTSS   24(DX), Y4
+	VFMADD231PS    Y4, Y2, Y0
+	VEXTRACTI128   $0x01, Y3, X2
+	VCVTPH2PS      X2, Y2
+	VMULPS         constants<>+2880(SB), Y2, Y2
+	VBROADCASTSS   28(DX), Y3
+	VFMADD231PS    Y3, Y2, Y0
+	VPSHUFB        constants<>+3328(SB), Y5, Y2
+	VPSRAW         $0x01, Y2, Y2
+	VPAND          constants<>+2752(SB), Y2, Y2
+	VPADDW         Y2, Y2, Y3
+	VPCMPEQW       constants<>+2816(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VCVTPH2PS      X2, Y3
+	VMULPS         constants<>+2880(SB), Y3, Y3
+	VBROADCASTSS   32(DX), Y4
+	VFMADD231PS    Y4, Y3, Y0
+	VEXTRACTI128   $0x01, Y2, X2
+	VCVTPH2PS      X2, Y2
+	VMULPS         constants<>+2880(SB), Y2, Y2
+	VBROADCASTSS   36(DX), Y3
+	VFMADD231PS    Y3, Y2, Y0
+	VPSHUFB        constants<>+3392(SB), Y5, Y2
+	VPSRAW         $0x01, Y2, Y2
+	VPAND          constants<>+2752(SB), Y2, Y2
+	VPADDW         Y2, Y2, Y3
+	VPCMPEQW       constants<>+2816(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VCVTPH2PS      X2, Y3
+	VMULPS         constants<>+2880(SB), Y3, Y3
+	VBROADCASTSS   40(DX), Y4
+	VFMADD231PS    Y4, Y3, Y0
+	VEXTRACTI128   $0x01, Y2, X2
+	VCVTPH2PS      X2, Y2
+	VMULPS         constants<>+2880(SB), Y2, Y2
+	VBROADCASTSS   44(DX), Y3
+	VFMADD231PS    Y3, Y2, Y0
+	TESTQ          $0x00000010, SI
+	JNZ            rows1_by1_piece0_4_odd
+	PREFETCHT1     (DI)
+	MOVQ           run+32(FP), R9
+	MOVQ           32(R9), R10
+	PREFETCHT1     (DI)(R10*1)
+	MOVQ           40(R9), R10
+	PREFETCHT1     (DI)(R10*1)
+	MOVQ           48(R9), R9
+	PREFETCHT1     (DI)(R9*1)
+	ADDQ           $0x40, DI
+	DECQ           R8
+	JNZ            rows1_by1_piece0_4_same0
+	MOVQ           run+32(FP), R8
+	ADDQ           64(R8), DI
+	MOVQ           56(R8), R8
+
+rows1_by1_piece0_4_same0:
+rows1_by1_piece0_4_odd:
+	VPSHUFB      constants<>+3328(SB), Y1, Y2
+	VPSRAW       $0x01, Y2, Y2
+	VPAND        constants<>+2752(SB), Y2, Y2
+	VPADDW       Y2, Y2, Y3
+	VPCMPEQW     constants<>+2816(SB), Y3, Y3
+	VPOR         Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VCVTPH2PS    X2, Y3
+	VMULPS       constants<>+2880(SB), Y3, Y3
+	VBROADCASTSS 48(DX), Y4
+	VFMADD231PS  Y4, Y3, Y0
+	VEXTRACTI128 $0x01, Y2, X2
+	VCVTPH2PS    X2, Y2
+	VMULPS       constants<>+2880(SB), Y2, Y2
+	VBROADCASTSS 52(DX), Y3
+	VFMADD231PS  Y3, Y2, Y0
+	VPSHUFB      constants<>+3392(SB), Y1, Y2
+	VPSRAW       $0x01, Y2, Y2
+	VPAND        constants<>+2752(SB), Y2, Y2
+	VPADDW       Y2, Y2, Y1
+	VPCMPEQW     constants<>+2816(SB), Y1, Y1
+	VPOR         Y1, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VCVTPH2PS    X2, Y1
+	VMULPS       constants<>+2880(SB), Y1, Y1
+	VBROADCASTSS 56(DX), Y3
+	VFMADD231PS  Y3, Y1, Y0
+	VEXTRACTI128 $0x01, Y2, X1
+	VCVTPH2PS    X1, Y1
+	VMULPS       constants<>+2880(SB), Y1, Y1
+	VBROADCASTSS 60(DX), Y2
+	VFMADD231PS  Y2, Y1, Y0
+	ADDQ         $0x00000010, SI
+	ADDQ         $0x00000040, DX
+	CMPQ         SI, chunks+64(FP)
+	JNE          rows1_by1_piece
+	MOVQ         run+32(FP), DX
+	MOVQ         DI, 8(DX)
+	MOVQ         R8, 24(DX)
+	MOVQ         (SP), DX
+	MOVQ         lds+8(FP), BX
+	ADDQ         $0x00000020, (SP)
+	VMOVUPS      Y0, (DX)
+	SUBQ         $0x01, 16(SP)
+	JMP          rows1_by1
+
+rows1_by1_done:
+	MOVQ lds+8(FP), DX
+	SHLQ $0x00, DX
+	ADDQ DX, s+0(FP)
+	MOVQ ldq+48(FP), DX
+	SHLQ $0x00, DX
+	ADDQ DX, q+40(FP)
+	SUBQ $0x01, heads+56(FP)
+	JMP  rows1
+
+rows1_done:
+	VZEROUPPER
+	RET
+
+// func mixF88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, CMOV, F16C, FMA3, MMX+
+TEXT ·mixF88x2AVX2(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), DI
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   p+40(FP), R8
+	LEAQ   (R8)(CX*4), R9
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R10
+
+run:
+	MOVQ (R10), BX
+	ADDQ DX, BX
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
+
+keys:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        keys_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+keys_same0:
+	MOVQ    $0x00000020, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VPMOVSXBW    (BX), X8
+	VPSLLW       $0x07, X8, X8
+	VPAND        constants<>+2752(SB), X8, X8
+	VPADDW       X8, X8, X9
+	VPCMPEQW     constants<>+2816(SB), X9, X9
+	VPOR         X9, X8, X8
+	VCVTPH2PS    X8, Y8
+	VMULPS       constants<>+2880(SB), Y8, Y8
+	VBROADCASTSS (R8), Y9
+	VFMADD231PS  Y8, Y9, Y0
+	VBROADCASTSS (R8)(CX*1), Y9
+	VFMADD231PS  Y8, Y9, Y1
+	VBROADCASTSS (R8)(CX*2), Y9
+	VFMADD231PS  Y8, Y9, Y2
+	VBROADCASTSS (R8)(DI*1), Y9
+	VFMADD231PS  Y8, Y9, Y3
+	VBROADCASTSS (R9), Y9
+	VFMADD231PS  Y8, Y9, Y4
+	VBROADCASTSS (R9)(CX*1), Y9
+	VFMADD231PS  Y8, Y9, Y5
+	VBROADCASTSS (R9)(CX*2), Y9
+	VFMADD231PS  Y8, Y9, Y6
+	VBROADCASTSS (R9)(DI*1), Y9
+	VFMADD231PS  Y8, Y9, Y7
+	ADDQ         AX, BX
+	ADDQ         $0x04, R8
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000058, R10
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), R8
+	VBROADCASTSS (R8), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(R8), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(R8), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(R8), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(R8), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(R8), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(R8), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(R8), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000008, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixF88x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, CMOV, F16C, FMA3, MMX+
+TEXT ·mixF88x1AVX2(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), DI
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   p+40(FP), R8
+	LEAQ   (R8)(CX*4), R9
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R10
+
+run:
+	MOVQ (R10), BX
+	ADDQ DX, BX
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
+
+keys:
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        keys_same0
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
+
+keys_same0:
+	MOVQ    $0x00000020, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VPMOVSXBW    (BX), X8
+	VPSLLW       $0x07, X8, X8
+	VPAND        constants<>+2752(SB), X8, X8
+	VPADDW       X8, X8, X9
+	VPCMPEQW     constants<>+2816(SB), X9, X9
+	VPOR         X9, X8, X8
+	VCVTPH2PS    X8, Y8
+	VMULPS       constants<>+2880(SB), Y8, Y8
+	VBROADCASTSS (R8), Y9
+	VFMADD231PS  Y8, Y9, Y0
+	VBROADCASTSS (R8)(CX*1), Y9
+	VFMADD231PS  Y8, Y9, Y1
+	VBROADCASTSS (R8)(CX*2), Y9
+	VFMADD231PS  Y8, Y9, Y2
+	VBROADCASTSS (R8)(DI*1), Y9
+	VFMADD231PS  Y8, Y9, Y3
+	VBROADCASTSS (R9), Y9
+	VFMADD231PS  Y8, Y9, Y4
+	VBROADCASTSS (R9)(CX*1), Y9
+	VFMADD231PS  Y8, Y9, Y5
+	VBROADCASTSS (R9)(CX*2), Y9
+	VFMADD231PS  Y8, Y9, Y6
+	VBROADCASTSS (R9)(DI*1), Y9
+	VFMADD231PS  Y8, Y9, Y7
+	ADDQ         AX, BX
+	ADDQ         $0x04, R8
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000058, R10
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), R8
+	VBROADCASTSS (R8), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(R8), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(R8), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(R8), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(R8), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(R8), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(R8), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(R8), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000008, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixF84x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·mixF84x4AVX2(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), DI
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   p+40(FP), R8
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R9
+
+run:
+	MOVQ (R9), BX
+	ADDQ DX, BX
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
+
+keys:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        keys_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+keys_same0:
+	MOVQ    $0x00000010, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VPMOVSXBW    (BX), Y9
+	VPSLLW       $0x07, Y9, Y9
+	VPAND        constants<>+2752(SB), Y9, Y9
+	VPADDW       Y9, Y9, Y8
+	VPCMPEQW     constants<>+2816(SB), Y8, Y8
+	VPOR         Y8, Y9, Y9
+	VCVTPH2PS    X9, Y8
+	VEXTRACTI128 $0x01, Y9, X9
+	VCVTPH2PS    X9, Y9
+	VMULPS       constants<>+2880(SB), Y8, Y8
+	VMULPS       constants<>+2880(SB), Y9, Y9
+	VBROADCASTSS (R8), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y1
+	VBROADCASTSS (R8)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y3
+	VBROADCASTSS (R8)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS (R8)(DI*1), Y10
+	VFMADD231PS  Y8, Y10, Y6
+	VFMADD231PS  Y9, Y10, Y7
+	ADDQ         AX, BX
+	ADDQ         $0x04, R8
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000058, R9
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), R8
+	VBROADCASTSS (R8), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	VFMADD231PS  32(BX), Y8, Y1
+	VMOVUPS      Y1, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(R8), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	VFMADD231PS  32(BX), Y0, Y3
+	VMOVUPS      Y3, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(R8), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	VFMADD231PS  32(BX), Y0, Y5
+	VMOVUPS      Y5, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(R8), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	VFMADD231PS  32(BX), Y0, Y7
+	VMOVUPS      Y7, 32(BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixF84x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, CMOV, F16C, FMA3, MMX+
+TEXT ·mixF84x1AVX2(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), DI
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   p+40(FP), R8
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R9
+
+run:
+	MOVQ (R9), BX
+	ADDQ DX, BX
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
+
+keys:
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        keys_same0
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
+
+keys_same0:
+	MOVQ    $0x00000020, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VPMOVSXBW    (BX), X4
+	VPSLLW       $0x07, X4, X4
+	VPAND        constants<>+2752(SB), X4, X4
+	VPADDW       X4, X4, X5
+	VPCMPEQW     constants<>+2816(SB), X5, X5
+	VPOR         X5, X4, X4
+	VCVTPH2PS    X4, Y4
+	VMULPS       constants<>+2880(SB), Y4, Y4
+	VBROADCASTSS (R8), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS (R8)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS (R8)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS (R8)(DI*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	ADDQ         AX, BX
+	ADDQ         $0x04, R8
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000058, R9
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), R8
+	VBROADCASTSS (R8), Y4
+	VFMADD231PS  (BX), Y4, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(R8), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(R8), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(R8), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000008, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixF81x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·mixF81x8AVX2(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        keys_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+keys_same0:
+	MOVQ    $0x00000008, BX
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
+
+key:
+	VPMOVSXBW    (DX), Y5
+	VPSLLW       $0x07, Y5, Y5
+	VPAND        constants<>+2752(SB), Y5, Y5
+	VPADDW       Y5, Y5, Y4
+	VPCMPEQW     constants<>+2816(SB), Y4, Y4
+	VPOR         Y4, Y5, Y5
+	VCVTPH2PS    X5, Y4
+	VEXTRACTI128 $0x01, Y5, X5
+	VCVTPH2PS    X5, Y5
+	VPMOVSXBW    16(DX), Y7
+	VPSLLW       $0x07, Y7, Y7
+	VPAND        constants<>+2752(SB), Y7, Y7
+	VPADDW       Y7, Y7, Y6
+	VPCMPEQW     constants<>+2816(SB), Y6, Y6
+	VPOR         Y6, Y7, Y7
+	VCVTPH2PS    X7, Y6
+	VEXTRACTI128 $0x01, Y7, X7
+	VCVTPH2PS    X7, Y7
+	VBROADCASTSS (SI), Y8
+	VMULPS       constants<>+2880(SB), Y8, Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y4, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y4, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y4, Y3
+	VMOVUPS      Y3, 96(DX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000020, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixF81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+
+TEXT ·mixF81x4AVX2(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        keys_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+keys_same0:
+	MOVQ    $0x00000008, BX
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
+
+key:
+	VPMOVSXBW    (DX), Y5
+	VPSLLW       $0x07, Y5, Y5
+	VPAND        constants<>+2752(SB), Y5, Y5
+	VPADDW       Y5, Y5, Y4
+	VPCMPEQW     constants<>+2816(SB), Y4, Y4
+	VPOR         Y4, Y5, Y5
+	VCVTPH2PS    X5, Y4
+	VEXTRACTI128 $0x01, Y5, X5
+	VCVTPH2PS    X5, Y5
+	VPMOVSXBW    16(DX), Y7
+	VPSLLW       $0x07, Y7, Y7
+	VPAND        constants<>+2752(SB), Y7, Y7
+	VPADDW       Y7, Y7, Y6
+	VPCMPEQW     constants<>+2816(SB), Y6, Y6
+	VPOR         Y6, Y7, Y7
+	VCVTPH2PS    X7, Y6
+	VEXTRACTI128 $0x01, Y7, X7
+	VCVTPH2PS    X7, Y7
+	VBROADCASTSS (SI), Y8
+	VMULPS       constants<>+2880(SB), Y8, Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y4, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y4, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y4, Y3
+	VMOVUPS      Y3, 96(DX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000020, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixF81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, CMOV, F16C, FMA3, MMX+
+TEXT ·mixF81x1AVX2(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        keys_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+keys_same0:
+	MOVQ    $0x00000020, BX
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
+
+key:
+	VPMOVSXBW    (DX), X1
+	VPSLLW       $0x07, X1, X1
+	VPAND        constants<>+2752(SB), X1, X1
+	VPADDW       X1, X1, X2
+	VPCMPEQW     constants<>+2816(SB), X2, X2
+	VPOR         X2, X1, X1
+	VCVTPH2PS    X1, Y1
+	VMULPS       constants<>+2880(SB), Y1, Y1
+	VBROADCASTSS (SI), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -35511,7 +38675,7 @@ TEXT ·mixQ48x2AVX512(SB), NOSPLIT, $24-80
 	MOVQ    ldv+32(FP), AX
 	MOVQ    ldp+48(FP), CX
 	LEAQ    (CX)(CX*2), DI
-	VMOVUPS constants<>+3072(SB), Z0
+	VMOVUPS constants<>+3264(SB), Z0
 	MOVQ    first+64(FP), DX
 
 strip:
@@ -35666,7 +38830,7 @@ TEXT ·mixQ44x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ    ldv+32(FP), AX
 	MOVQ    ldp+48(FP), CX
 	LEAQ    (CX)(CX*2), DI
-	VMOVUPS constants<>+3072(SB), Z0
+	VMOVUPS constants<>+3264(SB), Z0
 	MOVQ    first+64(FP), DX
 
 strip:
@@ -35822,7 +38986,7 @@ TEXT ·mixQ44x2AVX512(SB), NOSPLIT, $24-80
 	MOVQ    ldv+32(FP), AX
 	MOVQ    ldp+48(FP), CX
 	LEAQ    (CX)(CX*2), DI
-	VMOVUPS constants<>+3072(SB), Z0
+	VMOVUPS constants<>+3264(SB), Z0
 	MOVQ    first+64(FP), DX
 
 strip:
@@ -35939,7 +39103,7 @@ TEXT ·mixQ41x8AVX512(SB), NOSPLIT, $24-80
 	MOVQ    ldv+32(FP), AX
 	MOVQ    ldp+48(FP), CX
 	LEAQ    (CX)(CX*2), CX
-	VMOVUPS constants<>+3072(SB), Z0
+	VMOVUPS constants<>+3264(SB), Z0
 	MOVQ    first+64(FP), CX
 
 strip:
@@ -36068,7 +39232,7 @@ TEXT ·mixQ41x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ    ldv+32(FP), AX
 	MOVQ    ldp+48(FP), CX
 	LEAQ    (CX)(CX*2), CX
-	VMOVUPS constants<>+3072(SB), Z0
+	VMOVUPS constants<>+3264(SB), Z0
 	MOVQ    first+64(FP), CX
 
 strip:
@@ -36167,7 +39331,7 @@ TEXT ·mixQ41x2AVX512(SB), NOSPLIT, $24-80
 	MOVQ    ldv+32(FP), AX
 	MOVQ    ldp+48(FP), CX
 	LEAQ    (CX)(CX*2), CX
-	VMOVUPS constants<>+3072(SB), Z0
+	VMOVUPS constants<>+3264(SB), Z0
 	MOVQ    first+64(FP), CX
 
 strip:
@@ -41419,50 +44583,50 @@ square:
 	PREFETCHT1   128(SI)
 	VMOVDQU      Y1, (SP)
 	VPBROADCASTD (SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      (AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, (AX)
 	VPBROADCASTD 4(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      64(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 64(AX)
 	VPBROADCASTD 8(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      128(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 128(AX)
 	VPBROADCASTD 12(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      192(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 192(AX)
 	VPBROADCASTD 16(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      256(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 256(AX)
 	VPBROADCASTD 20(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      320(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 320(AX)
 	VPBROADCASTD 24(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      384(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 384(AX)
 	VPBROADCASTD 28(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      448(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 448(AX)
@@ -43168,50 +46332,50 @@ square:
 	PREFETCHT1   128(SI)
 	VMOVDQU      Y1, (SP)
 	VPBROADCASTD (SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      (AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, (AX)
 	VPBROADCASTD 4(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      32(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 32(AX)
 	VPBROADCASTD 8(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      64(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 64(AX)
 	VPBROADCASTD 12(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      96(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 96(AX)
 	VPBROADCASTD 16(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      128(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 128(AX)
 	VPBROADCASTD 20(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      160(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 160(AX)
 	VPBROADCASTD 24(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      192(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 192(AX)
 	VPBROADCASTD 28(SP), Y1
-	VPAND        constants<>+2752(SB), Y1, Y1
-	VPCMPEQD     constants<>+2752(SB), Y1, Y1
+	VPAND        constants<>+2944(SB), Y1, Y1
+	VPCMPEQD     constants<>+2944(SB), Y1, Y1
 	VMOVUPS      224(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 224(AX)

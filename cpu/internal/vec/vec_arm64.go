@@ -103,6 +103,9 @@ func loadBF16NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors i
 // loadQ8NEON is Kernels.load[Q8].
 func loadQ8NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
+// loadF8NEON is Kernels.load[F8].
+func loadF8NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+
 // storeF16NEON is Kernels.storeF16.
 func storeF16NEON(dst *uint16, src *float32, vectors int)
 
@@ -201,6 +204,30 @@ func mixQ81x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 
 // mixQ81x1NEON is Kernels.mix[Q8] for 1 rows and 1 vectors.
 func mixQ81x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// dotsF8NEON is Kernels.dots[F8].
+func dotsF8NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixF88x2NEON is Kernels.mix[F8] for 8 rows and 2 vectors.
+func mixF88x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF88x1NEON is Kernels.mix[F8] for 8 rows and 1 vectors.
+func mixF88x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF84x4NEON is Kernels.mix[F8] for 4 rows and 4 vectors.
+func mixF84x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF84x1NEON is Kernels.mix[F8] for 4 rows and 1 vectors.
+func mixF84x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF81x8NEON is Kernels.mix[F8] for 1 rows and 8 vectors.
+func mixF81x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF81x4NEON is Kernels.mix[F8] for 1 rows and 4 vectors.
+func mixF81x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF81x1NEON is Kernels.mix[F8] for 1 rows and 1 vectors.
+func mixF81x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // fmaNEON is Kernels.fma.
 func fmaNEON(n int, x float32, y float32) (operations int)

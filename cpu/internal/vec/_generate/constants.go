@@ -48,10 +48,14 @@ const (
 	cPower16 // 2^7
 	cBias8   // -(2^15+8)
 	cBias16  // -(2^7+8)
+	cHalfF8  // bits 15 and 13 to 7 of both halves of a word
+	cNaNF8   // 0x7f00 in both halves of a word
+	cUpF8    // 2^8
 	cBits    // 1, 2, 4 and so on, one to a lane
 	cToTop   // four shuffles of bytes: the n-th moves byte n of a word to its top
 
-	cNumbers = cToTop + 4 // -8 to 7, one to a lane
+	cNumbers = cToTop + 4   // -8 to 7, one to a lane
+	cSplitF8 = cNumbers + 1 // two shuffles of bytes: bytes 2n of four words to the upper bytes of 64 bits, bytes 2n+1 to the others
 )
 
 var table Mem
@@ -71,7 +75,8 @@ func layConstants() {
 		math.Float32bits(0x1p127), math.Float32bits(-0x1p127), 0xffff0000,
 		0xff, 0xff00, math.Float32bits(0x1p23+128), math.Float32bits(0x1p15+128),
 		math.Float32bits(0x1p-102), math.Float32bits(0x1p-24), math.Float32bits(0x1p23+127), 0x80808080,
-		8, 15, 15<<8, 15<<16, math.Float32bits(0x1p15), math.Float32bits(0x1p7), math.Float32bits(-0x1p15-8), math.Float32bits(-0x1p7-8))
+		8, 15, 15<<8, 15<<16, math.Float32bits(0x1p15), math.Float32bits(0x1p7), math.Float32bits(-0x1p15-8), math.Float32bits(-0x1p7-8),
+		0xbf80bf80, 0x7f007f00, math.Float32bits(256))
 	table = GLOBL("constants", RODATA|NOPTR)
 	for i, b := range bits {
 		for j := range 16 {
@@ -90,6 +95,14 @@ func layConstants() {
 		}
 	}
 	for lane := range 16 {
-		DATA(at+4*lane, U32(math.Float32bits(float32(lane-8))))
+		DATA(at, U32(math.Float32bits(float32(lane-8))))
+		at += 4
+	}
+	for n := range uint32(2) {
+		for lane := range uint32(16) {
+			first := lane%2*8 + 2*n + lane/2%2
+			DATA(at, U32((first+4)<<24|first<<8|0x800080))
+			at += 4
+		}
 	}
 }

@@ -61,7 +61,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 	if heads > 4 {
 		p = append(p, GP64())
 	}
-	q4 := e.suffix == elementQ4.suffix
+	q4, pairs := e.suffix == elementQ4.suffix, e.suffix == elementF8.suffix && vectors%2 == 0
 	var numbers reg.VecVirtual
 	if q4 {
 		numbers = a.q4Numbers()
@@ -121,7 +121,13 @@ func (a *isa) mix(e element, heads, vectors int) {
 					for j := 0; q4 && j < len(x); j += 2 {
 						a.blockQ4(Mem{Base: vp, Disp: e.span(j * a.lanes)}, numbers, x[j:j+2])
 					}
-					for j := 0; !q4 && j < len(x); j++ {
+					for j := 0; pairs && j < len(x); j += 2 {
+						a.readPairF8(Mem{Base: vp, Disp: j * a.lanes}, x[j:j+2])
+					}
+					for j := 0; pairs && heads > len(x) && j < len(x); j++ {
+						VMULPS(cUpF8.mem(), x[j], x[j])
+					}
+					for j := 0; !q4 && !pairs && j < len(x); j++ {
 						e.load(a, Mem{Base: vp, Disp: e.lead + j*a.lanes*e.bytes}, scale, x[j])
 					}
 				}
@@ -135,6 +141,9 @@ func (a *isa) mix(e element, heads, vectors int) {
 					}
 					w := a.vec()
 					VBROADCASTSS(m, w)
+					if pairs && heads <= len(x) {
+						VMULPS(cUpF8.mem(), w, w)
+					}
 					for j := range x {
 						if inMemory {
 							VFMADD231PS(a.at(vp, j), w, acc[h][j])

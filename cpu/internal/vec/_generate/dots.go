@@ -136,11 +136,11 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	if d.lead > 0 { // the rows are longer than their elements
 		t.prefetch(label, 0)
 	}
-	// Conversions of int8 bind, but a core looks ahead over few of them. Therefore the chains
+	// Conversions of bytes bind, but a core looks ahead over few of them. Therefore the chains
 	// of two groups alternate; f16 converts two groups at once. Other types are read from
 	// memory more slowly like that.
 	t.pair = 1
-	if rows == 1 && (d.lead > 0 || d.splitPairs != nil) {
+	if rows == 1 && (d.element.bytes == 1 || d.splitPairs != nil) {
 		t.pair = min(groups, 2)
 	}
 	t.allPieces(label + "_piece")
@@ -212,7 +212,7 @@ func (t *dotsTile) openKeys() {
 		}
 	}
 	MOVQ(p, d.kp)
-	t.moves = d.lead == 0 || a.wide() // else conversions bind, and more instructions take longer
+	t.moves = d.element.bytes > 1 || a.wide() // else conversions bind, and more instructions take longer
 	if t.moves {
 		CMPQ(d.count, Imm(uint64(t.groups)))
 		CMOVQEQ(t.base[0], p)

@@ -41,6 +41,7 @@ func main() {
 		a.loadBF16()
 		a.loadQ8()
 		a.loadQ4()
+		a.loadF8()
 		a.storeF16()
 		for _, e := range elements {
 			if e.split == nil {
@@ -54,15 +55,11 @@ func main() {
 			case e.lead > 0:
 				a.dotsWords(e)
 			}
-			a.mix(e, 8, 2)
-			a.mix(e, 8, 1)
-			a.mix(e, 4, min(4, 128/(e.bytes*a.lanes))) // with float32, strips of 256 bytes wait for memory
-			a.mix(e, 4, 1)
-			a.mix(e, 1, 8)
-			a.mix(e, 1, 4)
-			a.mix(e, 1, 1)
+			a.mixes(e)
 		}
 	}
+	avx2.dots(elementF8)
+	avx2.mixes(elementF8)
 	avx512.dotsQ4()
 	for _, tile := range [][2]int{{8, 2}, {4, 4}, {4, 2}, {1, 8}, {1, 4}, {1, 2}} {
 		avx512.mix(elementQ4, tile[0], tile[1])
@@ -109,6 +106,17 @@ func main() {
 		all = append(all, a.table())
 	}
 	tables.Write("../tables_amd64.go", all...)
+}
+
+// mixes writes the value products of rows of type e.
+func (a *isa) mixes(e element) {
+	a.mix(e, 8, 2)
+	a.mix(e, 8, 1)
+	a.mix(e, 4, min(4, 128/(e.bytes*a.lanes))) // with float32, strips of 256 bytes wait for memory
+	a.mix(e, 4, 1)
+	a.mix(e, 1, 8)
+	a.mix(e, 1, 4)
+	a.mix(e, 1, 1)
 }
 
 // tile writes the kernels that depend on the number of query rows in a tile, except those

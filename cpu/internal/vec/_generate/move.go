@@ -158,8 +158,8 @@ func (a *isa) nonFinite() {
 	end()
 }
 
-// load16 writes rows x vectors of 16-bit numbers as float32.
-func (a *isa) load16(element string, convert func(src Mem, dst reg.VecVirtual)) {
+// loadRows writes rows x vectors of numbers of size bytes as float32.
+func (a *isa) loadRows(element string, size int, convert func(src Mem, dst reg.VecVirtual)) {
 	a.oneOf("load", tables.Which{Element: element})
 	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
 	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
@@ -174,11 +174,11 @@ func (a *isa) load16(element string, convert func(src Mem, dst reg.VecVirtual)) 
 		loop("vector", n, 1, func() {
 			x := a.vec()
 			PREFETCHT1(Mem{Base: ahead})
-			ADDQ(U32(uint32(a.bytes()/2)), ahead)
+			ADDQ(U32(uint32(a.lanes*size)), ahead)
 			convert(Mem{Base: from}, x)
 			VMOVUPS(x, a.at(to, 0))
 			ADDQ(U32(uint32(a.bytes())), to)
-			ADDQ(U32(uint32(a.bytes()/2)), from)
+			ADDQ(U32(uint32(a.lanes*size)), from)
 		})
 		ADDQ(ldd, dst)
 		ADDQ(lds, src)
@@ -219,11 +219,11 @@ func (a *isa) loadQ8() {
 }
 
 func (a *isa) loadF16() {
-	a.load16("F16", func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) })
+	a.loadRows("F16", 2, func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) })
 }
 
 func (a *isa) loadBF16() {
-	a.load16("BF16", func(src Mem, dst reg.VecVirtual) {
+	a.loadRows("BF16", 2, func(src Mem, dst reg.VecVirtual) {
 		VPMOVZXWD(src, dst)
 		VPSLLD(Imm(16), dst, dst)
 	})

@@ -320,7 +320,7 @@ func (f *function) two(base uint32, name string, n, d vec) {
 	f.word(vector, base|uint32(n)<<5|uint32(d), "%s V%d.4S, V%d.4S", name, d, n)
 }
 
-// fma computes d += n·m, fmaAt d += n·m[i] with one lane of m.
+// fma computes d += n·m, fmaAt d += n·m[i] with one lane of m, and fmulAt d = n·m[i].
 func (f *function) fma(n, m, d vec) {
 	f.emit(multiplyAdd, "VFMLA %s, %s, %s", m.s4(), n.s4(), d.s4())
 }
@@ -328,6 +328,11 @@ func (f *function) fma(n, m, d vec) {
 func (f *function) fmaAt(n, m vec, i int, d vec) {
 	code := 0x4f801000 | uint32(i&1)<<21 | uint32(m)<<16 | uint32(i>>1)<<11 | uint32(n)<<5 | uint32(d)
 	f.word(multiplyAdd, code, "FMLA V%d.4S, V%d.4S, V%d.S[%d]", d, n, m, i)
+}
+
+func (f *function) fmulAt(n, m vec, i int, d vec) {
+	code := 0x4f809000 | uint32(i&1)<<21 | uint32(m)<<16 | uint32(i>>1)<<11 | uint32(n)<<5 | uint32(d)
+	f.word(vector, code, "FMUL V%d.4S, V%d.4S, V%d.S[%d]", d, n, m, i)
 }
 
 func (f *function) fadd(n, m, d vec) { f.three(vector, 0x4e20d400, "FADD", n, m, d) }
@@ -387,6 +392,26 @@ func (f *function) fromBytes(signed bool, n, d vec) {
 	}
 	f.widen(0x2f08a400, "UXTL", "8B", n, d)
 	f.widen(0x2f10a400, "UXTL", "", d, d)
+}
+
+// fromF8 converts the lowest four bytes. With a byte shifted to the bits of float16, and bit 14 cleared, which is a copy of
+// the sign, its number is 2^8 times as large, exactly. 480, which stands for NaN, is the only one whose product with the
+// second factor overflows, so that 0 times the product is NaN.
+func (f *function) fromF8(n, factors, d vec) {
+	f.scope(func() {
+		t := f.vec()
+		f.widen(0x0f0fa400, "SSHLL", "8B, #7", n, d)
+		f.word(vector, 0x6f02b400|uint32(d), "BIC V%d.8H, #0x40, LSL #8", d)
+		f.fromF16(d, d)
+		f.fmulAt(d, factors, 1, t)
+		f.fmulAt(d, factors, 0, d)
+		f.fmaAt(t, factors, 2, d)
+	})
+}
+
+// loadF8Factors reads what fromF8 takes.
+func (f *function) loadF8Factors(factors vec) {
+	f.scope(func() { f.copy(f.constant(cF8), factors) })
 }
 
 func (f *function) toF16(n, d vec) {

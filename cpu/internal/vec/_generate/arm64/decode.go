@@ -13,9 +13,9 @@ type element struct {
 	lead   int // bytes of a row's scale, which precedes its elements
 }
 
-var elements = []element{{"", 4, 0}, {"F16", 2, 0}, {"BF16", 2, 0}, {"Q8", 1, 4}}
+var elements = []element{{"", 4, 0}, {"F16", 2, 0}, {"BF16", 2, 0}, {"Q8", 1, 4}, {"F8", 1, 0}}
 
-// load reads the vector at base+offset, of a row whose scale is in all lanes of scale.
+// load reads the vector at base+offset, of a row whose scale is in all lanes of scale. For F8 scale has what fromF8 takes.
 func (e element) load(f *function, base gp, offset int, scale, to vec) {
 	f.ld(base, e.lead+offset, e.bytes, to)
 	switch e.suffix {
@@ -27,6 +27,15 @@ func (e element) load(f *function, base gp, offset int, scale, to vec) {
 		f.fromBytes(true, to, to)
 		f.fromInt(to, to)
 		f.fmul(to, scale, to)
+	case "F8":
+		f.fromF8(to, scale, to)
+	}
+}
+
+// open reads what load takes for all rows.
+func (e element) open(f *function, scale vec) {
+	if e.suffix == "F8" {
+		f.loadF8Factors(scale)
 	}
 }
 
@@ -66,6 +75,7 @@ func dots(e element) {
 			}
 			acc, queries, keys, scale := f.accumulators(vectors, rows), f.vectors(rows), f.vectors(lanes), f.vec()
 			f.clear(acc)
+			e.open(f, scale)
 			f.mov(k, kp)
 			f.emit(integer, "MOVD $0, %v", at) // bytes from the beginning of a row
 			f.mov(chunks, c)
@@ -149,6 +159,7 @@ func mix(e element, heads, vectors int) {
 		p[h] = f.gp()
 	}
 	acc, weights, x, scale := f.accumulators(heads, vectors), f.vectors(heads), [2][]vec{f.vectors(vectors), f.vectors(vectors)}, f.vec()
+	e.open(f, scale)
 	f.loop("strip", strips, func() {
 		f.clear(acc)
 		f.loadParam("p", p[0])

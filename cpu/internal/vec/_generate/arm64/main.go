@@ -55,6 +55,7 @@ func main() {
 	load16("F16", (*function).fromF16)
 	load16("BF16", (*function).fromBF16)
 	loadQ8()
+	loadF8()
 	storeF16()
 	for _, e := range elements {
 		dots(e)
@@ -85,6 +86,9 @@ func assembly() string {
 	b.WriteString("#include \"textflag.h\"\n\n")
 	for i, x := range constants() {
 		for j := range lanes {
+			if i == int(cF8) {
+				x = []uint32{math.Float32bits(256), math.Float32bits(0x1.2p127), 0, 0}[j]
+			}
 			fmt.Fprintf(&b, "DATA constants<>+%d(SB)/4, $%#08x\n", bytes*i+4*j, x)
 		}
 	}
@@ -138,6 +142,7 @@ const (
 	cFlush
 	cHigh
 	cLow
+	cF8 // 2^8, 1.125·2^127 and 0
 )
 
 func constants() []uint32 {
@@ -146,7 +151,7 @@ func constants() []uint32 {
 		bits = append(bits, math.Float32bits(x))
 	}
 	for _, x := range append(fit.Tanh[:], 1, 2, 10, 2*math.Log2E, 0.625, float32(math.Copysign(0, -1)), math.Log2E,
-		float32(math.Inf(1)), float32(math.Inf(-1)), -126, 0x1p127, -0x1p127) {
+		float32(math.Inf(1)), float32(math.Inf(-1)), -126, 0x1p127, -0x1p127, 256) {
 		bits = append(bits, math.Float32bits(x))
 	}
 	return bits

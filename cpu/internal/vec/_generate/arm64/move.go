@@ -113,6 +113,18 @@ func loadQ8() {
 	f.ret()
 }
 
+func loadF8() {
+	f := oneOf("load", tables.Which{Element: "F8"})
+	factors, x := f.vec(), f.vec()
+	f.loadF8Factors(factors)
+	f.rows(1, func(_, from, to gp) {
+		f.ld(from, 0, 1, x)
+		f.fromF8(x, factors, x)
+		f.st(x, to, 0)
+	}, nil)
+	f.ret()
+}
+
 // storeF16 rounds vectors of src to binary16.
 func storeF16() {
 	f := kernel("storeF16")

@@ -34,7 +34,7 @@ var declared = func() map[string]ast.Expr {
 
 // Which states which of a field's kernels one is, where the field has several.
 type Which struct {
-	Element       string // of keys or values: "" for F32, "F16", "BF16", "Q8", "Q4"
+	Element       string // of keys or values: "" for F32, "F16", "BF16", "Q8", "Q4", "F8"
 	Rows, Vectors int    // of its register tile, or 0
 }
 
