@@ -38,7 +38,7 @@ func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
 // broadcasts to parts of a larger tensor whose other elements must not change. The results
 // are those of rounding on the host.
 func TestCopy(t *testing.T) {
-	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4}
+	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4, backend.F8}
 	for _, opt := range []Options{{}, all.opt, {MemoryBytes: 64 << 10}} {
 		b := open(t, opt)
 		for _, from := range types {
@@ -55,7 +55,7 @@ func TestCopy(t *testing.T) {
 					{"of an odd number of blocks", 1, 3, 96, false, false},
 					{"of an even number of blocks, BSHD to BHSD", 2, 3, 64, true, false},
 				} {
-					if x.dim%4 != 0 && (from == backend.Q8 || to == backend.Q8) || x.dim%32 != 0 && (from == backend.Q4 || to == backend.Q4) {
+					if x.dim%4 != 0 && (from.Quantised() || to.Quantised()) || x.dim%32 != 0 && (from == backend.Q4 || to == backend.Q4) {
 						continue
 					}
 					name := fmt.Sprintf("%v to %v, %s", from, to, x.name)
@@ -203,6 +203,8 @@ func TestKeysOfAnotherType(t *testing.T) {
 				{backend.Q8, 4, 5, 1100, 64, 64, false},
 				{backend.Q8, 2, 1, 90, 20, 96, true},
 				{backend.Q8, 4, 2, 70, 128, 116, false},
+				{backend.F8, 4, 5, 1100, 64, 64, false},
+				{backend.F8, 2, 1, 90, 20, 96, true},
 				{backend.Q4, 4, 5, 1100, 64, 64, false},
 				{backend.Q4, 2, 1, 90, 32, 96, true},
 				{backend.Q4, 4, 2, 70, 160, 224, false},
@@ -294,7 +296,7 @@ func TestPagesWithinEightBuffers(t *testing.T) {
 	}
 }
 
-// TestCachesInHostMemory streams keys in host memory, in q8, q4 and pages too.
+// TestCachesInHostMemory streams keys in host memory, in q8, q4, f8 and pages too.
 func TestCachesInHostMemory(t *testing.T) {
 	b := open(t, Options{MemoryBytes: 600 << 10})
 	all := open(t, Options{})
@@ -317,6 +319,7 @@ func TestCachesInHostMemory(t *testing.T) {
 	}{
 		{"q8", backend.Q8, nil},
 		{"q4", backend.Q4, nil},
+		{"f8", backend.F8, nil},
 		{"q4 in pages", backend.Q4, &backend.Pages{Table: [][]int32{table[:3]}, Keys: 3*size - 5}},
 		{"f16 in pages", backend.F16, &backend.Pages{Table: [][]int32{table[:3]}, Keys: 3*size - 5}},
 	} {

@@ -209,7 +209,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 			})
 		}
 		for _, rows := range []int{1, 4, 8} {
-			for _, dtype := range append(slices.Clip(types), backend.Q8, backend.Q4) {
+			for _, dtype := range append(slices.Clip(types), backend.Q8, backend.Q4, backend.F8) {
 				if dtype == backend.Q4 && d%32 != 0 {
 					continue
 				}
@@ -225,7 +225,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 	return list
 }
 
-// gradientSources returns the kernels of the gradients of c, unless its keys are q8 or q4.
+// gradientSources returns the kernels of the gradients of c, unless its keys are quantised.
 func gradientSources(t *testing.T, c *backend.Call) []KernelSource {
 	t.Helper()
 	if c.K.DType().Quantised() {

@@ -34,8 +34,8 @@
 // reports the kernel and the reason.
 //
 // Keys and values may be q8, q4, f8 or in pages, with the bits of the same numbers in one float32 tensor.
-// Values of more than 256 columns take one pass over the keys for each 256 of them; q8 and
-// q4 values have at most 256, because their rows are whole.
+// Values of more than 256 columns take one pass over the keys for each 256 of them; q8, q4
+// and f8 values have at most 256, because their rows are whole.
 //
 // WebGPU guarantees eight storage buffers a shader stage. The few calls that need more, which
 // docs/gpu.md lists, return backend.ErrUnsupported where the device binds fewer.

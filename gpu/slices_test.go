@@ -56,7 +56,7 @@ func TestValuesInSlices(t *testing.T) {
 			sameRow(t, fmt.Sprintf("%d rows, row %d of a slice", sq, row), so[row*(dv-256):][:dv-256], o[row*dv+256:][:dv-256])
 		}
 	}
-	for _, kv := range []backend.DType{backend.Q8, backend.Q4} {
+	for _, kv := range []backend.DType{backend.Q8, backend.Q4, backend.F8} {
 		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), Problem: backend.Problem{Visible: backend.Everything()},
 			K: alloc(t, b, kv, backend.Shape{1, 1, sk, d}), V: alloc(t, b, kv, backend.Shape{1, 1, sk, dv}),
 			O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, dv})}

@@ -83,6 +83,7 @@ var sourceCalls = []struct {
 		}, kernels: []string{"flash"}},
 	{name: "decode", q: backend.Shape{1, 32, 1, 128}, k: backend.Shape{1, 8, 16384, 128}, kernels: []string{"decode", "splitmerge"}},
 	{name: "decode q8", q: backend.Shape{1, 8, 1, 64}, k: backend.Shape{1, 8, 4096, 64}, kv: backend.Q8, kernels: []string{"decode", "splitmerge"}},
+	{name: "decode f8", q: backend.Shape{1, 8, 1, 64}, k: backend.Shape{1, 8, 4096, 64}, kv: backend.F8, kernels: []string{"decode", "splitmerge"}},
 	{name: "q4", q: backend.Shape{1, 8, 40, 96}, k: backend.Shape{1, 8, 300, 96}, kv: backend.Q4, kernels: []string{"flash"}},
 	{name: "stages", q: backend.Shape{1, 2, 256, 64}, k: backend.Shape{1, 2, 512, 64}, staged: true, kernels: []string{"matmul", "softmax", "matmul"}},
 }

@@ -142,7 +142,7 @@ func emissions() (all []emission) {
 	for _, dim := range []int{32, 40, 64, 80, 96, 128, 256} {
 		for _, in := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			all = append(all, emission{dim: dim, in: in, kv: in, seqQ: 512, group: 1, staged: true})
-			for _, kv := range []backend.DType{in, backend.Q8, backend.Q4} {
+			for _, kv := range []backend.DType{in, backend.Q8, backend.Q4, backend.F8} {
 				if kv == backend.Q4 && dim%32 > 0 { // rows are whole blocks
 					continue
 				}

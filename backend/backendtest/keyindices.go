@@ -82,6 +82,7 @@ func keyCases() (cases []Case) {
 		{Name: "score mod", Dims: plain, Options: kernels.Options{ScoreMod: placeMod()}},
 		{Name: "dropout", Dims: wide, Options: kernels.Options{Dropout: backend.Dropout{P: 0.4, Seed: 7, First: [4]int{1, 2, 3, 5}}}},
 		{Name: "dropout, decode", Dims: dims(1, 4, 2, 1, 300, 16, 16), Options: kernels.Options{Dropout: backend.Dropout{P: 0.4, Seed: 7}}},
+		{Name: "f8", Dims: wide, Keys: new(backend.F8)},
 		{Name: "hidden NaN", Dims: plain, PoisonK: map[int]float32{3: nan, 70: nan}, PoisonV: map[int]float32{5: nan, 81: nan}, Options: lower},
 	} {
 		c.Seed = uint64(n + 1)

@@ -218,7 +218,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		noError(t, c.Append(t.Context(), k, v, count))
 		remember(count)
 	}
-	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}, {f32, q4}} {
+	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}, {f32, q4}, {f32, backend.F8}} {
 		t.Run(fmt.Sprintf("generation, %v keys", kind.kv), func(t *testing.T) {
 			needs(t, dev, Case{Keys: &kind.kv})
 			s := newHistory(t, dev, 2, kind.q, kind.kv, nil)

@@ -140,7 +140,7 @@ func TestPerplexity(t *testing.T) {
 		dtype    kernels.DType
 		hadamard bool
 	}{
-		{"f32", kernels.F32, false}, {"f32, Hadamard", kernels.F32, true}, {"q8", kernels.Q8, false}, {"q4", kernels.Q4, false}, {"q4, Hadamard", kernels.Q4, true},
+		{"f32", kernels.F32, false}, {"f32, Hadamard", kernels.F32, true}, {"q8", kernels.Q8, false}, {"f8", kernels.F8, false}, {"q4", kernels.Q4, false}, {"q4, Hadamard", kernels.Q4, true},
 	} {
 		p, d := cost(x.dtype, x.hadamard)
 		t.Logf("%-14s perplexity %.4f, divergence from f32 %.2g", x.name, p, d)

@@ -49,6 +49,7 @@ func TestConfigs(t *testing.T) {
 		{"bools", dev, with(func(c *kvcache.Config) { c.DType = kernels.Bool }), kernels.ErrDType, "DType is bool"},
 		{"q8 of odd size", dev, with(func(c *kvcache.Config) { c.DType, c.ValueDim = kernels.Q8, 6 }), kernels.ErrOption, "head sizes are 8 and 6, they must be multiples of 4 for q8"},
 		{"q4 of odd size", dev, with(func(c *kvcache.Config) { c.DType, c.ValueDim = kernels.Q4, 48 }), kernels.ErrOption, "head sizes are 8 and 48, they must be multiples of 32 for q4"},
+		{"f8 of odd size", dev, with(func(c *kvcache.Config) { c.DType, c.Dim = kernels.F8, 6 }), kernels.ErrOption, "head sizes are 6 and 6, they must be multiples of 4 for f8"},
 		{"window", dev, with(func(c *kvcache.Config) { c.Window = 9 }), kernels.ErrOption, "with a Window of 9 it must be at least 18"},
 		{"rope", dev, with(func(c *kvcache.Config) { c.RoPE = &nn.RoPE{Dim: 10} }), kernels.ErrOption, "rope: dim is 10, it must be even and 2 to the head size 8"},
 		{"latent beyond the key", dev, with(func(c *kvcache.Config) { c.Latent = 9 }), kernels.ErrOption, "Latent is 9, it must be 1 to Dim, which is 8"},

@@ -55,7 +55,7 @@ func (f *fake) Upload(_ context.Context, dst, host backend.Tensor) error {
 		return copied(to.Float32s, host.Float32s)
 	case backend.Bool:
 		return copied(to.Bools, host.Bools)
-	case backend.Q8, backend.Q4:
+	case backend.Q8, backend.Q4, backend.F8:
 		return copied(to.QuantisedRows, host.QuantisedRows)
 	default:
 		return copied(to.Bits, host.Bits)
@@ -96,7 +96,7 @@ var (
 
 // The operands of an exercise have the types of the calls that are tuned.
 func TestExerciseTypes(t *testing.T) {
-	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4} {
+	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4, backend.F8} {
 		s := soft
 		s.KV, s.Half, s.Pairs, s.Wide = kv, true, exercised, kv.Quantised()
 		if kv == backend.Q4 {

@@ -27,6 +27,7 @@ type Emission struct {
 	KVHeads int    `name:"kv-heads" help:"With --emit: key and value heads, a divisor of --heads. Default: --heads." placeholder:"N"`
 	Q8      bool   `name:"q8" help:"With --emit: keys and values of 8-bit integers with a scale a row."`
 	Q4      bool   `name:"q4" help:"With --emit: keys and values in ggml's q4_0."`
+	F8      bool   `name:"f8" help:"With --emit: keys and values in fp8, e4m3fn."`
 	Causal  bool   `name:"causal" help:"With --emit: hide later keys from a row."`
 	Staged  bool   `name:"staged" help:"With --emit: the kernels of QK, Softmax and PV."`
 	// Gradients selects other kernels than those of attention, as Staged does.
@@ -36,7 +37,7 @@ type Emission struct {
 // check returns an error for flags that have no effect.
 func (e *Emission) check() error {
 	if *e != (Emission{}) && e.Emit == "" {
-		return flags.Usagef("--seq-q, --kv-heads, --q8, --q4, --causal, --staged and --gradients select kernels for --emit DIR, which is missing")
+		return flags.Usagef("--seq-q, --kv-heads, --q8, --q4, --f8, --causal, --staged and --gradients select kernels for --emit DIR, which is missing")
 	}
 	return nil
 }
@@ -71,14 +72,16 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 		kv, multiple = kernels.Q8, 4
 	case e.Q4:
 		kv, multiple = kernels.Q4, 32
+	case e.F8:
+		kv, multiple = kernels.F8, 4
 	}
 	switch {
 	case e.KVHeads < 0 || e.KVHeads > 0 && s.heads%e.KVHeads != 0:
 		return nil, emittedCall{}, flags.Usagef("--kv-heads is %d, it must divide --heads, which is %d", e.KVHeads, s.heads)
 	case e.SeqQ < 0:
 		return nil, emittedCall{}, flags.Usagef("--seq-q is %d, it must be at least 1", e.SeqQ)
-	case e.Q8 && e.Q4:
-		return nil, emittedCall{}, flags.Usagef("--q8 and --q4 exclude each other")
+	case e.Q8 && e.Q4 || e.F8 && (e.Q8 || e.Q4):
+		return nil, emittedCall{}, flags.Usagef("--q8, --q4 and --f8 exclude each other")
 	case s.dim%multiple != 0:
 		return nil, emittedCall{}, flags.Usagef("--dim is %d, it must be a multiple of %d with --%v", s.dim, multiple, kv)
 	case multiple > 1 && (e.Staged || e.Gradients):

@@ -47,6 +47,9 @@ func TestEmit(t *testing.T) {
 			// A row of q4 has 18 bytes for each 32 elements.
 			{Name: "decode-128-r4-f32-q4-kv8-1x16384", Total: 512, Group: 32, Useful: 4 * 256 * 2 * 128, Bytes: 2 * 256 * 72, First: 8192, Rows: 256, Data: []string{"f32", "q4", "q4"}},
 		}},
+		{"--seq 16k --seq-q 1 --heads 32 --kv-heads 8 --dim 128 --f8", []string{"splitmerge-128-f32-f8-kv8-1x16384"}, []simulated{
+			{Name: "decode-128-r4-f32-f8-kv8-1x16384", Total: 512, Group: 32, Useful: 4 * 256 * 2 * 128, Bytes: 2 * 256 * 128, First: 8192, Rows: 256, Data: []string{"f32", "f8", "f8"}},
+		}},
 		{"--seq 1k --seq-q 1 --heads 4 --kv-heads 1 --dim 64 --dtype f16", []string{"decode-064-r4-f16-kv1-1x1024"}, []simulated{
 			{Name: "decode-064-r4-f16-kv1-1x1024", Total: 4, Group: 2, Useful: 4 * 256 * 2 * 64, Bytes: 2 * 256 * 128, First: 512, Rows: 256, Data: []string{"f16", "f16", "f16"}},
 		}},
