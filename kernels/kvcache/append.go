@@ -99,7 +99,7 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 		return err
 	}
 	dtype := p.config.DType
-	if dtype.Quantised() || p.config.Hadamard {
+	if dtype.Quantised() || p.config.Hadamard || p.config.scaled() {
 		dtype = kernels.F32
 	}
 	if positions == nil {
@@ -118,6 +118,12 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 		return err
 	}
 	if v, err = p.turner.Spread(ctx, 1, v, kernels.F32, &p.next.spread[1]); err != nil {
+		return err
+	}
+	if k, err = p.turner.Divide(ctx, 0, k, kernels.F32, &p.next.spread[0]); err != nil {
+		return err
+	}
+	if v, err = p.turner.Divide(ctx, 1, v, kernels.F32, &p.next.spread[1]); err != nil {
 		return err
 	}
 	if !p.paged && len(p.next.moves) > 0 {

@@ -24,6 +24,16 @@ type Config struct {
 	// DType is the type of the stored keys and values: F32, F16, BF16, or Q8 or F8 with head sizes
 	// that are multiples of 4, or Q4 with multiples of 32. Appended tokens are rounded to it.
 	DType kernels.DType
+	// KScale and VScale, unless they are zero Tensors, are factors that stored keys and values are multiplied by when
+	// they are read: k_scale and v_scale of vLLM, FlashInfer and ONNX Runtime, one for all, for a head or for an
+	// element of all rows. Appends divide by them, queries are multiplied by those of keys and outputs by those of
+	// values, so that a key costs no more. [kernels.F8], which saturates at 448, needs them for larger numbers.
+	//
+	//	KScale [1, Hkv or 1, 1, D or 1]    VScale [1, Hkv or 1, 1, Dv or 1]    2^-100 to 2^100
+	//
+	// They are F32, F16 or BF16 and are read once. They follow a RoPE and Hadamard, and Latent excludes them. Queries are
+	// rounded to their type again.
+	KScale, VScale kernels.Tensor
 	// Capacity is the number of tokens that a sequence has room for.
 	Capacity int
 	// Window, unless 0, is the number of tokens that a row sees, including its own.
@@ -41,6 +51,9 @@ type Config struct {
 	// must be powers of two up to 4096. For n tokens of a head it takes 2·n·D² operations.
 	Hadamard bool
 }
+
+// scaled reports whether rows are divided by factors.
+func (c *Config) scaled() bool { return !c.KScale.IsZero() || !c.VScale.IsZero() }
 
 // Rotary is a rotary position embedding, such as nn.RoPE.
 type Rotary interface {

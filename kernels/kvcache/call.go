@@ -220,7 +220,7 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 		}
 	}
 	into := out
-	if p.config.Hadamard {
+	if p.turner.Turns() {
 		shape := s.q.Shape()
 		shape[kernels.Dim] = p.config.ValueDim
 		if err := p.turner.Fit(ctx, &s.o, kernels.F32, shape); err != nil {
@@ -228,7 +228,7 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 		}
 		into.O = s.o
 	}
-	if err = p.run(ctx, s, x.seqs, into); err == nil && p.config.Hadamard {
+	if err = p.run(ctx, s, x.seqs, into); err == nil && p.turner.Turns() {
 		err = p.turner.Back(ctx, out.O, s.o)
 	}
 	return out, err
@@ -300,6 +300,9 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	}
 	if s.q, err = p.turner.Rotate(ctx, "q", q, q.DType(), s.from, opt.Positions, &s.rotated); err == nil {
 		s.q, err = p.turner.Spread(ctx, 0, s.q, q.DType(), &s.spread)
+	}
+	if err == nil {
+		s.q, err = p.turner.Multiply(ctx, s.q, &s.spread)
 	}
 	return err
 }

@@ -33,6 +33,7 @@
 // A cache can also have a window: tokens that no later row sees make room for new ones.
 // A cache with a [Rotary] embedding rotates keys when they are appended and queries when
 // they attend. One with [Config].Hadamard multiplies both, and values, by Hadamard matrices. One
+// with KScale and VScale divides keys and values by factors and multiplies queries and outputs by them. One
 // with [Config].Latent has no values of its own: they are the first elements of the keys.
 //
 // [States] is for linear attention, whose state has a fixed size, and for the convolution before it.

@@ -10,12 +10,13 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// PagedConfig is the shape of a [Paged]. KVHeads, Dim, ValueDim, Latent, DType, RoPE and
-// Hadamard are as in [Config].
+// PagedConfig is the shape of a [Paged]. KVHeads, Dim, ValueDim, Latent, DType, KScale, VScale,
+// RoPE and Hadamard are as in [Config].
 type PagedConfig struct {
 	KVHeads, Dim, ValueDim int
 	Latent                 int
 	DType                  kernels.DType
+	KScale, VScale         kernels.Tensor
 	// PageSize is the number of tokens in a page; 0 means 64. The CPU reads pages in
 	// place when it is a multiple of 16.
 	PageSize int
@@ -57,7 +58,7 @@ func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged
 	defer op.Annotate(&err, "paged cache")
 	c.PageSize = cmp.Or(c.PageSize, 64)
 	p := &pool{dev: dev, size: c.PageSize, paged: true}
-	if err := p.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, Latent: c.Latent, DType: c.DType, Window: c.Window, RoPE: c.RoPE, Hadamard: c.Hadamard}); err != nil {
+	if err := p.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, Latent: c.Latent, DType: c.DType, KScale: c.KScale, VScale: c.VScale, Window: c.Window, RoPE: c.RoPE, Hadamard: c.Hadamard}); err != nil {
 		return nil, err
 	}
 	if c.PageSize < 1 || c.Pages < 1 || c.Pages > math.MaxInt32 || c.PageSize > maxLength/c.Pages {

@@ -78,6 +78,9 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 	if _, err := op.Need[backend.Projector](p.dev.Backend(), "projections"); c.Hadamard && err != nil {
 		return err
 	}
+	if _, err := op.Need[backend.Gater](p.dev.Backend(), "gates"); c.scaled() && err != nil {
+		return err
+	}
 	if c.RoPE == nil {
 		return nil
 	}
@@ -103,6 +106,8 @@ func (c *Config) checkLatent() error {
 		return fmt.Errorf("config: DType is %v, elements of such a key are not a value: with Latent it must be f32, f16 or bf16: %w", c.DType, kernels.ErrUnsupported)
 	case c.RoPE != nil:
 		return fmt.Errorf("config: RoPE and Latent are both set, but a cache would rotate the values with the keys: rotate keys before they are appended: %w", kernels.ErrOption)
+	case c.scaled():
+		return fmt.Errorf("config: KScale or VScale and Latent are set, but keys and values of one row cannot have factors each: leave them out: %w", kernels.ErrOption)
 	case c.Hadamard:
 		return fmt.Errorf("config: Hadamard and Latent are both set, but keys and values of one row cannot have a matrix each: leave Hadamard out: %w", kernels.ErrOption)
 	}
@@ -134,6 +139,9 @@ func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 		}
 		if err == nil && p.config.Hadamard {
 			err = p.turner.AddHadamard(ctx, i, dims[i])
+		}
+		if err == nil {
+			err = p.turner.AddFactors(ctx, i, [2]string{"KScale", "VScale"}[i], [2]kernels.Tensor{p.config.KScale, p.config.VScale}[i], p.config.KVHeads, dims[i])
 		}
 		if err != nil {
 			p.release()

@@ -23,6 +23,7 @@ type Turner struct {
 
 	angles   angleTable
 	matrices [2]kernels.Tensor // of keys, and of values
+	factors  [2]Factors
 }
 
 // Release frees the memory.
@@ -30,6 +31,8 @@ func (p *Turner) Release() {
 	p.angles.Release()
 	p.matrices[0].Release()
 	p.matrices[1].Release()
+	p.factors[0].release()
+	p.factors[1].release()
 	p.angles, p.matrices = angleTable{}, [2]kernels.Tensor{}
 }
 
@@ -138,8 +141,25 @@ func (p *Turner) Spread(ctx context.Context, i int, x kernels.Tensor, dtype kern
 	return *memory, p.Dev.Project(ctx, *memory, x, p.matrices[i], kernels.Tensor{})
 }
 
-// Back multiplies x by the matrix of values again, and so undoes it.
+// Turns reports whether outputs need Back.
+func (p *Turner) Turns() bool { return !p.matrices[1].IsZero() || p.factors[1].host != nil }
+
+// Back writes outputs x, which it may replace, to y: times the factors of values, and times their matrix again, which
+// undoes it.
 func (p *Turner) Back(ctx context.Context, y, x kernels.Tensor) error {
+	to := x
+	if p.matrices[1].IsZero() {
+		to = y
+	}
+	if p.factors[1].host != nil {
+		f, err := p.factors[1].of(ctx, p.Dev, x.Shape()[kernels.Heads])
+		if err == nil {
+			err = p.multiply(ctx, to, x, f)
+		}
+		if err != nil || to == y {
+			return err
+		}
+	}
 	return p.Dev.Project(ctx, y, x, p.matrices[1], kernels.Tensor{})
 }
 

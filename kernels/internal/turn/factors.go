@@ -1,0 +1,122 @@
+package turn
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Factors multiply stored rows when they are read: those of keys multiply queries, and those of values outputs.
+type Factors struct {
+	host    []float32      // [Hkv, D]
+	inverse kernels.Tensor // [1, Hkv, 1, D]
+	dim     int
+
+	mu     sync.Mutex
+	byHead map[int]kernels.Tensor // [1, H, 1, D] for H query heads
+}
+
+// AddFactors makes Divide divide rows of dim elements, keys (i = 0) or values, by f, [1, Hkv or 1, 1, dim or 1].
+func (p *Turner) AddFactors(ctx context.Context, i int, name string, f kernels.Tensor, kvHeads, dim int) error {
+	if f.IsZero() {
+		return nil
+	}
+	want := kernels.Shape{1, kvHeads, 1, dim}
+	for axis, n := range f.Shape() {
+		if n == 1 {
+			want[axis] = 1
+		}
+	}
+	if err := f.CheckShape(name, want, "[1, Hkv or 1, 1, D or 1]", kernels.F32, kernels.F16, kernels.BF16); err != nil {
+		return err
+	}
+	given, err := p.Dev.ToFloat32(ctx, f)
+	if err != nil {
+		return err
+	}
+	of := &p.factors[i]
+	of.dim, of.host = dim, make([]float32, kvHeads*dim)
+	over := make([]float32, len(of.host))
+	for n := range over {
+		x := given[(n/dim%want[kernels.Heads])*want[kernels.Dim]+n%dim%want[kernels.Dim]]
+		if !(x >= 0x1p-100 && x <= 0x1p100) { // or NaN
+			return fmt.Errorf("%s has a factor of %v, it must be from 2^-100 to 2^100: %w", name, x, kernels.ErrOption)
+		}
+		of.host[n], over[n] = x, 1/x
+	}
+	of.inverse, err = p.Dev.FromFloat32(ctx, kernels.F32, over, kernels.Shape{1, kvHeads, 1, dim})
+	return err
+}
+
+// of returns the factors of so many query heads, which the Factors keep.
+func (f *Factors) of(ctx context.Context, dev *kernels.Device, heads int) (kernels.Tensor, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if x, ok := f.byHead[heads]; ok {
+		return x, nil
+	}
+	kvHeads := len(f.host) / f.dim
+	if heads < 1 || heads%kvHeads != 0 {
+		return kernels.Tensor{}, fmt.Errorf("q has %d heads, they must be a multiple of the cache's %d: %w", heads, kvHeads, kernels.ErrShape)
+	}
+	var all []float32
+	for row := range slices.Chunk(f.host, f.dim) {
+		all = append(all, slices.Repeat(row, heads/kvHeads)...)
+	}
+	x, err := dev.FromFloat32(ctx, kernels.F32, all, kernels.Shape{1, heads, 1, f.dim})
+	if err == nil {
+		if f.byHead == nil {
+			f.byHead = map[int]kernels.Tensor{}
+		}
+		f.byHead[heads] = x
+	}
+	return x, err
+}
+
+func (f *Factors) release() {
+	f.inverse.Release()
+	for _, x := range f.byHead {
+		x.Release()
+	}
+	f.inverse, f.byHead = kernels.Tensor{}, nil
+}
+
+// Divide returns x divided by the factors of keys (i = 0) or values, as dtype, in memory as Rotate does. Without
+// factors it returns x.
+func (p *Turner) Divide(ctx context.Context, i int, x kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
+	return p.times(ctx, x, p.factors[i].inverse, dtype, memory)
+}
+
+// Multiply returns queries times the factors of keys, as Divide does.
+func (p *Turner) Multiply(ctx context.Context, q kernels.Tensor, memory *kernels.Tensor) (kernels.Tensor, error) {
+	if p.factors[0].host == nil {
+		return q, nil
+	}
+	f, err := p.factors[0].of(ctx, p.Dev, q.Shape()[kernels.Heads])
+	if err != nil {
+		return q, err
+	}
+	return p.times(ctx, q, f, q.DType(), memory)
+}
+
+func (p *Turner) times(ctx context.Context, x, f kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
+	if f.IsZero() {
+		return x, nil
+	}
+	if err := p.Fit(ctx, memory, dtype, x.Shape()); err != nil {
+		return x, err
+	}
+	return *memory, p.multiply(ctx, *memory, x, f)
+}
+
+// multiply computes y = x·f, with y as x or elsewhere.
+func (p *Turner) multiply(ctx context.Context, y, x, f kernels.Tensor) error {
+	f, err := f.Broadcast(x.Shape())
+	if err != nil {
+		return err
+	}
+	return p.Dev.Gate(ctx, y, x, f, kernels.Identity)
+}
