@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/steps"
+	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
 // LinearAttention is a layer of linear attention with the gated delta rule, as in Qwen3-Next and Qwen3.5 (Yang et al.
@@ -98,6 +99,10 @@ type LinearOptions struct {
 	// State, unless zero, is that before the tokens of x, which Apply replaces by that after them. Without it
 	// sequences start with x. After an error it may be changed in part.
 	State LinearState
+	// States, unless nil, keeps the states of its sequences in the place of State, and can rewind, fork and save them. Its
+	// config has the KVHeads, Dim, ValueDim, Channels and Width of ValueHeads, KeyDim, ValueDim, C and Conv of the layer. After
+	// an error a Rewind to its Lens takes back the convolution, up to its Window.
+	States *kvcache.States
 	// CuQ packs sequences as in [kernels.LinearAttention]; nil means that each batch of x is one.
 	CuQ []int
 }
@@ -109,8 +114,8 @@ type LinearOptions struct {
 // Padding before the first token of a sequence must be rows of zeros, which change nothing. Padding after its last token
 // must be left out, by CuQ for example, because it would change the State.
 //
-// Errors: ErrShape and ErrDType for x and the State, those of CuQ as for [kernels.Device.LinearAttention], and the
-// backend's.
+// Errors: ErrShape and ErrDType for x and the State, ErrOption for both kinds of states, those of CuQ as for
+// [kernels.Device.LinearAttention], those of States, and the backend's.
 func (l *LinearAttention) Apply(ctx context.Context, x kernels.Tensor, opt LinearOptions) (y kernels.Tensor, err error) {
 	defer op.Annotate(&err, "linear attention layer")
 	if err := x.Check("x", floats...); err != nil {
@@ -121,13 +126,21 @@ func (l *LinearAttention) Apply(ctx context.Context, x kernels.Tensor, opt Linea
 		return y, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", s, l.config.Model, kernels.ErrShape)
 	}
 	if opt.State != (LinearState{}) {
+		if opt.States != nil {
+			return y, fmt.Errorf("both State and States are set: only one can be the state before x: %w", kernels.ErrOption)
+		}
 		shapes := l.config.states(backend.Sequences(opt.CuQ, s[0]))
 		if err := cmp.Or(opt.State.S.CheckShape("state S", shapes[0], "[N, Hv, K, V] of x and the layer", kernels.F32),
 			opt.State.Conv.CheckShape("state Conv", shapes[1], "[N, 1, W-1, C] of x and the layer", floats...)); err != nil {
 			return y, err
 		}
 	}
-	b := steps.Steps{Ctx: ctx, Dev: l.dev}
+	b := steps.Steps{Ctx: ctx, Dev: l.dev, Conv: l.dev, Linear: l.dev}
+	if opt.States != nil {
+		if b.Linear = opt.States; l.config.Conv > 1 { // else the convolution has no state
+			b.Conv = opt.States
+		}
+	}
 	defer b.Release()
 	l.apply(&b, &y, x, opt)
 	if b.Err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -103,6 +104,21 @@ func TestLinearBatches(t *testing.T) {
 					t.Fatalf("width %d, sequence %d: y[%d] is %v, should be %v", conv, b, i, got, e)
 				}
 			}
+		}
+		config := kvcache.StateConfig{Batch: 2, KVHeads: 4, Dim: 3, ValueDim: 5, Channels: 32, Width: conv, Window: 2}
+		if conv == 1 {
+			config.Channels, config.Width = 0, 0
+		}
+		states := must.Get(kvcache.NewStates(ctx, dev, config))(t)
+		defer states.Release()
+		kept := apply(l, must.Get(x.Slice(kernels.Seq, 0, 4))(t), nn.LinearOptions{States: states})
+		drafted := apply(l, must.Get(x.Slice(kernels.Seq, 4, 6))(t), nn.LinearOptions{States: states})
+		for b := range 2 {
+			must.Do(t, states.Rewind(b, 5))
+		}
+		again := apply(l, must.Get(x.Slice(kernels.Seq, 5, 6))(t), nn.LinearOptions{States: states})
+		if !same([][]float32{kept, again[:10], again[10:]}, [][]float32{first, drafted[10:20], drafted[30:]}) {
+			t.Errorf("width %d: a cache has %v and %v after a rewind, should be %v and the ends of %v", conv, kept, again, first, drafted)
 		}
 		padded := must.Get(dev.FromFloat32(ctx, kernels.F32, append(make([]float32, 30), must.Get(dev.ToFloat32(ctx, x))(t)[:60]...), kernels.Shape{1, 1, 9, 10}))(t)
 		defer padded.Release()
@@ -209,6 +225,11 @@ func TestLinearRefuses(t *testing.T) {
 	} {
 		must.Fail(t, a.name, must.Err(l.Apply(ctx, a.x, a.opt)), a.want, a.text, "linear attention layer: ")
 	}
+	states := must.Get(kvcache.NewStates(ctx, dev, kvcache.StateConfig{Batch: 2, KVHeads: 4, Dim: 4, ValueDim: 5, Channels: 32, Width: 4}))(t)
+	defer states.Release()
+	must.Fail(t, "two states", must.Err(l.Apply(ctx, x, nn.LinearOptions{State: two, States: states})), kernels.ErrOption, "both State and States are set")
+	must.Fail(t, "another key size", must.Err(l.Apply(ctx, x, nn.LinearOptions{States: states})), kernels.ErrShape, "past state has shape [2 4 4 5]")
+	must.Do(t, states.Rewind(0, 0))
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	must.Fail(t, "cancelled", must.Err(l.Apply(done, x, nn.LinearOptions{})), context.Canceled)

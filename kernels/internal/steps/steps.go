@@ -12,8 +12,20 @@ type Steps struct {
 	Ctx       context.Context
 	Dev       *kernels.Device
 	DType     kernels.DType    // of new tensors
+	Conv      Convolver        // of CausalConv: Dev, or a cache that keeps the states
+	Linear    LinearAttender   // of LinearAttention, likewise
 	Err       error            // the first one
 	temporary []kernels.Tensor // released at the end
+}
+
+// Convolver is a device, or a cache of states.
+type Convolver interface {
+	CausalConv(ctx context.Context, c kernels.CausalConv) error
+}
+
+// LinearAttender is a device, or a cache of states.
+type LinearAttender interface {
+	LinearAttention(ctx context.Context, c kernels.LinearAttention) error
 }
 
 // Release frees the tensors of Alloc.
@@ -89,14 +101,14 @@ func (b *Steps) Gate(y, x, gate kernels.Tensor, f kernels.Activation) {
 // CausalConv computes a causal convolution.
 func (b *Steps) CausalConv(c kernels.CausalConv) {
 	if b.Err == nil {
-		b.Err = b.Dev.CausalConv(b.Ctx, c)
+		b.Err = b.Conv.CausalConv(b.Ctx, c)
 	}
 }
 
 // LinearAttention computes linear attention.
 func (b *Steps) LinearAttention(c kernels.LinearAttention) {
 	if b.Err == nil {
-		b.Err = b.Dev.LinearAttention(b.Ctx, c)
+		b.Err = b.Linear.LinearAttention(b.Ctx, c)
 	}
 }
 
