@@ -16,7 +16,7 @@
 //	a case on a device        device.go, undertest.go (poisoned outputs, options that a backend lacks)
 //	fused calls               fused.go, parts.go (packed, batched, merged), bits.go (no reference needed)
 //	stages and gradients      stages.go, gradients.go
-//	caches and layers         caches.go (dtypes, pages, copies), kvcache.go, layers.go
+//	caches and layers         caches.go (dtypes, pages), copies.go, kvcache.go, layers.go
 //	every operation on views  views.go
 //	errors, memory, closing   lifecycle.go, memory.go
 package backendtest
