@@ -122,7 +122,7 @@ func TestChangelog(t *testing.T) {
 	}
 }
 
-// functionsOf returns the names of the test functions of a package or, with /..., below it, a
+// functionsOf returns the names of the tests and examples of a package or, with /..., below it, a
 // line each.
 func functionsOf(t *testing.T, root, pattern string) (names string) {
 	dir, deep := strings.CutSuffix(pattern, "/...")
@@ -135,7 +135,7 @@ func functionsOf(t *testing.T, root, pattern string) (names string) {
 			return nil
 		}
 		text, err := os.ReadFile(path)
-		for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz)\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+		for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz|Example)\w*)\(`).FindAllStringSubmatch(string(text), -1) {
 			names += m[1] + "\n"
 		}
 		return err

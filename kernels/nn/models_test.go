@@ -1,82 +1,45 @@
 package nn_test
 
 import (
-	"bytes"
-	"context"
-	"fmt"
-	"io"
-	"log"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
-	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// attentionOf returns the attention of layer i of a model, from its config.json and its weights.
-func attentionOf(ctx context.Context, dev *kernels.Device, config []byte, i int, file io.ReaderAt, size int64) (*nn.MultiHeadAttention, kernels.Options, error) {
-	model, err := nn.ParseConfig(config)
-	if err != nil {
-		return nil, kernels.Options{}, err
-	}
-	layer := model.Layers[i]
-	weights, err := layer.MultiHead.LoadSafetensors(file, size, layer.Prefix)
-	if err != nil {
-		return nil, kernels.Options{}, err
-	}
-	attention, err := nn.NewMultiHeadAttention(ctx, dev, layer.MultiHead, weights)
-	return attention, layer.Options, err
-}
-
-// The second layer of a small model of Gemma 4 has keys that are also its values, and norms of both.
-func ExampleParseConfig() {
-	ctx := context.Background()
-	dev, err := kernels.Open("cpu")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer dev.Close()
-	config, err := os.ReadFile("testdata/families/gemma4.json")
-	if err != nil {
-		log.Fatal(err)
-	}
-	content, err := os.ReadFile("testdata/families/gemma4.safetensors")
-	if err != nil {
-		log.Fatal(err)
-	}
-	attention, options, err := attentionOf(ctx, dev, config, 1, bytes.NewReader(content), int64(len(content)))
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer attention.Release()
-	x := make([]float32, 3*40) // three tokens of hidden_size 40
-	x[0], x[40], x[80] = 1, 2, 3
-	y, _, err := attention.ApplyFloat32(ctx, x, 1, nn.MultiHeadOptions{Options: options})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Printf("%.3f", y[:4])
-	// Output: [-1.469 -0.374 2.575 -4.321]
-}
-
-// TestModelsPage: docs/models.md has the function attentionOf, and a row for each family that ParseConfig names.
+// TestModelsPage: docs/models.md has the program of ExampleParseConfig. Its table has the families that ParseConfig reads
+// and no others, and each row has a program.
 func TestModelsPage(t *testing.T) {
-	source := must.Get(os.ReadFile("models_test.go"))(t)
 	page := string(must.Get(os.ReadFile("../../docs/models.md"))(t))
-	_, text, _ := strings.Cut(string(source), "\n// attentionOf ")
-	text, _, ok := strings.Cut(text, "\n// The second layer")
-	if want := "```go\n// attentionOf " + text + "```\n"; !ok || !strings.Contains(page, want) {
+	example := string(must.Get(os.ReadFile("example_qwen3_test.go"))(t))
+	_, after, _ := strings.Cut(example, "// Output:\n")
+	program, _, _ := strings.Cut(example, "\t// Output:")
+	program = strings.NewReplacer("package nn_test", "package main", "func ExampleParseConfig()", "func main()",
+		"testdata/families/qwen3.json", "config.json", "testdata/families/qwen3.safetensors", "model.safetensors").Replace(program)
+	if want := "```go\n" + program + strings.ReplaceAll(after, "\t// ", "\t// prints ") + "```\n"; !strings.Contains(page, want) {
 		t.Errorf("docs/models.md lacks\n%s", want)
 	}
-	_, err := nn.ParseConfig([]byte(`{"model_type": "none"}`))
-	if err == nil {
-		t.Fatal("ParseConfig reads a family of no name")
+
+	err := must.Err(nn.ParseConfig([]byte(`{"model_type": "none"}`)))
+	_, list, _ := strings.Cut(err.Error(), "one of ")
+	var read, rows []string
+	for _, m := range regexp.MustCompile(`"(\w+)"`).FindAllStringSubmatch(list, -1) {
+		read = append(read, m[1])
 	}
-	for i, family := range strings.Split(err.Error(), `"`) {
-		if i > 2 && i%2 == 1 && !strings.Contains(page, "`"+family+"`") {
-			t.Errorf("docs/models.md lacks the family %s", family)
+	for _, m := range regexp.MustCompile(`(?m)^\| [^|\n]*\(([^|\n]*)\)[^|\n]* \|(.*)$`).FindAllStringSubmatch(page, -1) {
+		for _, family := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(m[1], -1) {
+			rows = append(rows, family[1])
 		}
+		if !strings.Contains(m[2], "](../kernels/nn/example_") {
+			t.Errorf("docs/models.md has a row without a program: %s", m[0])
+		}
+	}
+	slices.Sort(rows)
+	if rows = slices.Compact(rows); len(read) == 0 || !slices.Equal(rows, read) {
+		t.Errorf("the rows of docs/models.md are of %q, ParseConfig reads %q", rows, read)
 	}
 }
