@@ -1,7 +1,6 @@
 package nn
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/seed90331342/attn/kernels"
@@ -39,17 +38,14 @@ func (c MultiHeadConfig) checkGate() error {
 }
 
 // applyGate multiplies the attention's output by the gate.
-func (l *MultiHeadAttention) applyGate(ctx context.Context, p *Pass) (err error) {
+func (l *MultiHeadAttention) applyGate(b *steps.Steps, p *Pass) {
 	if p.joined = p.attended; p.gate.IsZero() {
-		return nil
+		return
 	}
 	if p.keep {
-		if p.joined, err = l.dev.Alloc(ctx, p.attended.DType(), p.attended.Shape()); err != nil {
-			return err
-		}
+		p.joined = allocHeads(b, p.x, l.config.Heads, l.config.ValueDim)
 	}
-	h := l.config.Heads
-	return l.dev.Gate(ctx, splitHeads(p.joined, h), splitHeads(p.attended, h), p.gate, kernels.Sigmoid)
+	b.Gate(p.joined, p.attended, p.gate, kernels.Sigmoid)
 }
 
 // gateBackward turns do, the gradient of the gated output, into that of the output, in place,
@@ -62,7 +58,7 @@ func (l *MultiHeadAttention) gateBackward(b *steps.Steps, p *Pass, do kernels.Te
 	terms := b.Alloc(shape)
 	if b.Err == nil {
 		do = splitHeads(do, c.Heads)
-		b.Err = l.dev.GateBackward(b.Ctx, do, splitHeads(terms, c.Heads), do, splitHeads(p.attended, c.Heads), p.gate, kernels.Sigmoid)
+		b.Err = l.dev.GateBackward(b.Ctx, do, splitHeads(terms, c.Heads), do, p.attended, p.gate, kernels.Sigmoid)
 	}
 	if c.Gate != GateHeads {
 		return terms

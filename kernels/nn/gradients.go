@@ -3,7 +3,6 @@ package nn
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
@@ -15,12 +14,14 @@ import (
 type Pass struct {
 	// Result is what [MultiHeadAttention.Apply] returns, with the LSE.
 	kernels.Result
-	call *kernels.Call
-	x, z kernels.Tensor
+	call  *kernels.Call
+	steps steps.Steps // own the tensors below, but those of the caller
+	x, z  kernels.Tensor
 	// raw and qkv are the attention's operands before and after norms, attended is its output
-	// and joined the input of Wo, [B, 1, S, H·Dv]. Without keep they share memory.
+	// and joined the input of Wo, [B, H, S, Dv]. Without keep they share memory.
 	raw, qkv         [3]kernels.Tensor
-	gate             kernels.Tensor // the projection of the gate, [B, H, S, Dv or 1]
+	angles           [2]kernels.Angles // of q and k
+	gate             kernels.Tensor    // the projection of the gate, [B, H, S, Dv or 1]
 	attended, joined kernels.Tensor
 	opt              MultiHeadOptions
 	keep             bool // for Backward
@@ -28,12 +29,9 @@ type Pass struct {
 
 // Release frees the results and the memory of p.
 func (p *Pass) Release() {
-	if p == nil {
-		return
-	}
-	p.Result.Release()
-	for _, t := range slices.Concat(p.qkv[:], p.raw[:], []kernels.Tensor{p.gate, p.attended, p.joined}) {
-		t.Release()
+	if p != nil {
+		p.Result.Release()
+		p.steps.Release()
 	}
 }
 
@@ -107,7 +105,7 @@ func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.T
 func (l *MultiHeadAttention) backward(b *steps.Steps, p *Pass, dy kernels.Tensor, g *LayerGradients) {
 	c, d, w := l.config, p.call.Dims(), &g.Weights
 	// y = joined·Wo + Bo
-	b.LinearBackward(&w.Wo, &w.Bo, p.joined, dy, c.Bias)
+	b.LinearBackward(&w.Wo, &w.Bo, joinHeads(p.joined), dy, c.Bias)
 	dJoined := b.Alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.ValueDim})
 	b.Project(dJoined, dy, b.Transposed(l.w.Wo))
 	dGate := l.gateBackward(b, p, dJoined)
@@ -155,5 +153,5 @@ func (p *Pass) attentionBackward(b *steps.Steps, options *kernels.Gradients, d [
 	grads := *options
 	grads.Q, grads.K, grads.V = d[0], d[1], d[2]
 	b.Err = p.call.Backward(b.Ctx, grads, kernels.Result{O: dO},
-		kernels.Result{O: splitHeads(p.attended, p.call.Dims().Heads), LSE: p.LSE})
+		kernels.Result{O: p.attended, LSE: p.LSE})
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/steps"
-	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
 // LatentAttention is multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2), as in DeepSeek V2
@@ -86,23 +85,15 @@ func (l *LatentAttention) Apply(ctx context.Context, x kernels.Tensor, opt Multi
 
 // check checks the inputs and sets the scale.
 func (l *LatentAttention) check(x kernels.Tensor, opt *MultiHeadOptions) error {
-	c := l.config
-	if err := x.Check("x", floats...); err != nil {
+	c, s := l.config, x.Shape()
+	if err := checkInput(x, c.Model); err != nil {
 		return err
-	}
-	s := x.Shape()
-	if want := (kernels.Shape{s[0], 1, s[2], c.Model}); s != want {
-		return fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", s, c.Model, kernels.ErrShape)
 	}
 	switch {
 	case !opt.Memory.IsZero() || opt.MemoryAngles != (kernels.Angles{}):
 		return fmt.Errorf("options Memory or MemoryAngles is set, but keys of latent attention are those of x: leave them out: %w", kernels.ErrOption)
 	case opt.LSE || opt.Weights:
 		return fmt.Errorf("options LSE or Weights is set, but the layer returns its output alone: leave them out: %w", kernels.ErrOption)
-	case opt.Positions != nil && opt.Angles != (kernels.Angles{}):
-		return fmt.Errorf("options Positions and Angles are both set: leave one of them out: %w", kernels.ErrOption)
-	case opt.MaskLast && opt.Cache == nil:
-		return fmt.Errorf("option MaskLast is set without a Cache: %w", kernels.ErrOption)
 	}
 	if opt.Scale == nil {
 		factor := 1.0
@@ -118,11 +109,8 @@ func (l *LatentAttention) check(x kernels.Tensor, opt *MultiHeadOptions) error {
 			return fmt.Errorf("the Cache has KVHeads %d, Dim %d, Latent %d and Window %d, they must be 1, %d, %d and 0 for the layer: %w",
 				k.KVHeads, k.Dim, k.Latent, k.Window, c.Rank+c.RopeDim, c.Rank, kernels.ErrShape)
 		}
-		if n := len(opt.Cache.Lens()); n != s[0] {
-			return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", s[0], n, kernels.ErrShape)
-		}
 	}
-	return cmp.Or(op.CheckPositions(opt.Positions, s[0], s[2], "x"), op.CheckPath(&opt.Options, on))
+	return cmp.Or(opt.check(s[0], s[2]), op.CheckPath(&opt.Options, on))
 }
 
 // apply computes y. Its steps do nothing after an error.
@@ -134,7 +122,7 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 	if c.QueryRank > 0 {
 		u = rows(c.QueryRank)
 		b.Project(u, x, w.Wqa)
-		b.Normalise(u, w.QNorm, 0)
+		b.Normalise(u, u, w.QNorm, kernels.Norm{})
 	}
 	flat, latent, attended := rows(h*d), rows(c.Rank+c.RopeDim), rows(h*c.ValueDim)
 	b.Project(flat, u, w.Wq)
@@ -144,17 +132,18 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 	}
 	q, o, wk, wv := splitHeads(flat, h), splitHeads(attended, h), splitHeads(w.Wk, h), splitHeads(w.Wv, h)
 	content, place := b.Columns(latent, 0, c.Rank), b.Columns(latent, c.Rank, c.Rank+c.RopeDim)
-	b.Normalise(content, w.KVNorm, 0)
-	rotate(b, c.RoPE, b.Columns(q, c.NopeDim, d), place, &opt)
+	b.Normalise(content, content, w.KVNorm, kernels.Norm{})
+	rotated := b.Columns(q, c.NopeDim, d)
+	b.Rotate(rotated, place, c.RoPE.anglesOf(b, rotated, place, &opt), false)
 	expanded := expands(&opt, s[2])
-	if opt.Cache != nil && b.Err == nil {
-		b.Err = opt.Cache.AppendAt(b.Ctx, latent, kernels.Tensor{}, opt.Count, opt.Positions)
+	if opt.Cache != nil {
+		opt.append(b, latent, kernels.Tensor{})
 	}
 	if b.Err != nil {
 		return
 	}
 	if expanded {
-		k, v := splitHeads(rows(h*d), h), splitHeads(rows(h*c.ValueDim), h)
+		k, v := allocHeads(b, x, h, d), allocHeads(b, x, h, c.ValueDim)
 		each := func(t kernels.Tensor) kernels.Tensor { // the same for each head
 			return b.Must(t.Broadcast(kernels.Shape{s[0], h, s[2], t.Shape()[kernels.Dim]}))
 		}
@@ -164,12 +153,10 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 		opt.Causal = opt.Causal || opt.Cache != nil
 		b.Attend(o, q, k, v, opt.Options)
 	} else {
-		absorbed, sums := splitHeads(rows(h*(c.Rank+c.RopeDim)), h), splitHeads(rows(h*c.Rank), h)
+		absorbed, sums := allocHeads(b, x, h, c.Rank+c.RopeDim), allocHeads(b, x, h, c.Rank)
 		b.Project(b.Columns(absorbed, 0, c.Rank), b.Columns(q, 0, c.NopeDim), b.Transposed(wk))
 		b.Copy(b.Columns(absorbed, c.Rank, c.Rank+c.RopeDim), b.Columns(q, c.NopeDim, d))
-		if b.Err == nil {
-			b.Err = opt.Cache.AttentionInto(b.Ctx, kernels.Result{O: sums}, absorbed, kvcache.CallOptions{Options: opt.Options, Count: opt.Count, Positions: opt.Positions, MaskLast: opt.MaskLast})
-		}
+		opt.attend(b, kernels.Result{O: sums}, absorbed)
 		b.Project(o, sums, wv)
 	}
 	b.Project(b.Keep(y, s), attended, w.Wo)
@@ -182,16 +169,4 @@ func expands(opt *MultiHeadOptions, s int) bool {
 	}
 	empty := !slices.ContainsFunc(opt.Cache.Lens(), func(n int) bool { return n > 0 })
 	return empty && !opt.MaskLast && (opt.Count == nil || slices.Contains(opt.Count, s))
-}
-
-// rotate rotates q and k in place.
-func rotate(b *steps.Steps, r *RoPE, q, k kernels.Tensor, opt *MultiHeadOptions) {
-	if b.Err != nil {
-		return
-	}
-	angles, made, err := r.anglesOf(b.Ctx, b.Dev, opt.Angles, opt.Positions, q, opt.Cache)
-	defer made.Release()
-	if b.Err = err; err == nil && angles != (kernels.Angles{}) {
-		b.Err = cmp.Or(b.Dev.Rotate(b.Ctx, q, q, angles), b.Dev.Rotate(b.Ctx, k, k, angles))
-	}
 }

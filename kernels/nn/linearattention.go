@@ -118,18 +118,14 @@ type LinearOptions struct {
 // [kernels.Device.LinearAttention], those of States, and the backend's.
 func (l *LinearAttention) Apply(ctx context.Context, x kernels.Tensor, opt LinearOptions) (y kernels.Tensor, err error) {
 	defer op.Annotate(&err, "linear attention layer")
-	if err := x.Check("x", floats...); err != nil {
+	if err := checkInput(x, l.config.Model); err != nil {
 		return y, err
-	}
-	s := x.Shape()
-	if want := (kernels.Shape{s[0], 1, s[2], l.config.Model}); s != want {
-		return y, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", s, l.config.Model, kernels.ErrShape)
 	}
 	if opt.State != (LinearState{}) {
 		if opt.States != nil {
 			return y, fmt.Errorf("both State and States are set: only one can be the state before x: %w", kernels.ErrOption)
 		}
-		shapes := l.config.states(backend.Sequences(opt.CuQ, s[0]))
+		shapes := l.config.states(backend.Sequences(opt.CuQ, x.Shape()[0]))
 		if err := cmp.Or(opt.State.S.CheckShape("state S", shapes[0], "[N, Hv, K, V] of x and the layer", kernels.F32),
 			opt.State.Conv.CheckShape("state Conv", shapes[1], "[N, 1, W-1, C] of x and the layer", floats...)); err != nil {
 			return y, err
@@ -171,7 +167,7 @@ func (l *LinearAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 	}
 	q, k, v := splitHeads(b.Columns(conv, 0, n.keys), c.KeyHeads), splitHeads(b.Columns(conv, n.keys, 2*n.keys), c.KeyHeads), splitHeads(b.Columns(conv, 2*n.keys, n.channels), h)
 	for _, t := range []kernels.Tensor{q, k} { // by their lengths, see [kernels.Device.Normalise]
-		b.Normalise(t, l.number(b, 1, kernels.Shape{1, 1, 1, c.KeyDim}), 1e-6/float64(c.KeyDim))
+		b.Normalise(t, t, l.number(b, 1, kernels.Shape{1, 1, 1, c.KeyDim}), kernels.Norm{Epsilon: 1e-6 / float64(c.KeyDim)})
 	}
 	f, g, o := splitHeads(f, h), splitHeads(g, h), splitHeads(attended, h)
 	if rates := b.Must(w.A.Broadcast(g.Shape())); c.LowerBound == 0 {
@@ -181,7 +177,7 @@ func (l *LinearAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 		b.Gate(g, l.number(b, 2, g.Shape()), f, kernels.Sigmoid)
 	}
 	b.LinearAttention(kernels.LinearAttention{O: o, Q: q, K: k, V: v, Decay: g, Beta: splitHeads(beta, h), PastState: opt.State.S, PresentState: opt.State.S, CuQ: opt.CuQ})
-	b.Normalise(o, w.Norm, c.Epsilon)
+	b.Normalise(o, o, w.Norm, kernels.Norm{Epsilon: c.Epsilon})
 	b.Gate(o, o, splitHeads(gate, h), c.Gate)
 	b.DType = x.DType()
 	b.Project(b.Keep(y, s), attended, w.Wo)

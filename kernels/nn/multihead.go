@@ -9,6 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
@@ -228,8 +229,9 @@ func (l *MultiHeadAttention) ApplyFloat32(ctx context.Context, x []float32, batc
 }
 
 // apply computes a forward pass. The caller releases p, also after an error.
-func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tensor, opt MultiHeadOptions) (err error) {
-	if l.config.Sinks {
+func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tensor, opt MultiHeadOptions) error {
+	c, w := l.config, l.w
+	if c.Sinks {
 		if opt.Sinks != nil {
 			return fmt.Errorf("options Sinks is set, but the layer has its own: leave it out: %w", kernels.ErrOption)
 		}
@@ -239,70 +241,94 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	if !opt.Memory.IsZero() {
 		p.z = opt.Memory
 	}
-	d, err := l.dims(x, p.z)
-	if err != nil {
-		return err
-	}
 	// Validate before anything is computed.
-	if err := op.CheckPositions(opt.Positions, d.Batch, d.SeqQ, "x"); err != nil {
-		return err
+	d, err := l.dims(x, p.z)
+	if err == nil {
+		err = opt.check(d.Batch, d.SeqQ)
 	}
-	switch {
-	case opt.Positions != nil && opt.Angles != (kernels.Angles{}):
-		return fmt.Errorf("options Positions and Angles are both set: leave one of them out: %w", kernels.ErrOption)
-	case opt.Cache != nil:
+	if err == nil && opt.Cache != nil {
 		err = l.checkCache(&d, &opt)
-	case opt.MaskLast:
-		return fmt.Errorf("option MaskLast is set without a Cache: %w", kernels.ErrOption)
-	default:
+	} else if err == nil {
 		p.call, err = l.prepare(d, x.DType(), opt.Options)
 	}
 	if err != nil {
 		return err
 	}
-	if err := l.project(ctx, p); err != nil {
-		return err
-	}
-	if err := l.operands(ctx, p); err != nil {
-		return err
-	}
-	alloc := func(wanted bool, dtype kernels.DType, heads, n int) (t kernels.Tensor) {
-		if err == nil && wanted {
-			t, err = l.dev.Alloc(ctx, dtype, kernels.Shape{d.Batch, heads, d.SeqQ, n})
+	p.steps = steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
+	b := &p.steps
+	project := func(x, w, bias kernels.Tensor, heads int) (y kernels.Tensor) {
+		if !w.IsZero() {
+			y = allocHeads(b, x, heads, w.Shape()[kernels.Dim]/heads)
+			b.Affine(joinHeads(y), x, w, bias)
 		}
-		return t
+		return y
 	}
-	p.attended = alloc(true, x.DType(), 1, d.Heads*d.ValueDim)
-	p.LSE, p.Weights = alloc(opt.LSE, kernels.F32, d.Heads, 1), alloc(opt.Weights, kernels.F32, d.Heads, d.SeqK)
-	if err != nil {
-		return err
+	p.qkv = [3]kernels.Tensor{project(x, w.Wq, w.Bq, c.Heads), project(p.z, w.Wk, w.Bk, c.KVHeads), project(p.z, w.Wv, w.Bv, c.KVHeads)}
+	p.gate = project(x, w.Wg, w.Bg, c.Heads)
+	l.operands(b, p)
+	p.attended = allocHeads(b, x, c.Heads, c.ValueDim)
+	b.DType = kernels.F32
+	if opt.LSE {
+		b.Keep(&p.LSE, kernels.Shape{d.Batch, d.Heads, d.SeqQ, 1})
 	}
-	out := kernels.Result{O: splitHeads(p.attended, d.Heads), LSE: p.LSE, Weights: p.Weights}
-	if opt.Cache == nil {
-		if err = p.call.Rebind(p.qkv[0], p.qkv[1], p.qkv[2]); err == nil {
-			err = p.call.RunInto(ctx, out)
-		}
-	} else if err = opt.Cache.AppendAt(ctx, p.qkv[1], p.qkv[2], opt.Count, opt.Positions); err == nil {
-		err = opt.Cache.AttentionInto(ctx, out, p.qkv[0], kvcache.CallOptions{Options: opt.Options, Count: opt.Count, Positions: opt.Positions, MaskLast: opt.MaskLast})
+	if opt.Weights {
+		b.Keep(&p.Weights, kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 	}
-	if err == nil {
-		err = l.applyGate(ctx, p)
+	b.DType = x.DType()
+	p.attend(b)
+	l.applyGate(b, p)
+	b.Affine(b.Keep(&p.O, x.Shape()), joinHeads(p.joined), w.Wo, w.Bo)
+	return b.Err
+}
+
+// attend computes the attention of the operands, over those of the cache if there is one.
+func (p *Pass) attend(b *steps.Steps) {
+	out := kernels.Result{O: p.attended, LSE: p.LSE, Weights: p.Weights}
+	if p.opt.Cache != nil {
+		p.opt.append(b, p.qkv[1], p.qkv[2])
+		p.opt.attend(b, out, p.qkv[0])
+		return
 	}
-	if err != nil {
-		return err
+	if b.Err == nil {
+		b.Err = p.call.Rebind(p.qkv[0], p.qkv[1], p.qkv[2])
 	}
-	p.O, err = project(ctx, l.dev, "o", p.joined, l.w.Wo, l.w.Bo, 1)
-	return err
+	if b.Err == nil {
+		b.Err = p.call.RunInto(b.Ctx, out)
+	}
+}
+
+// check returns an error for options that a call of a layer cannot have, for rows of so many batches.
+func (opt *MultiHeadOptions) check(batches, rows int) error {
+	switch {
+	case opt.Positions != nil && opt.Angles != (kernels.Angles{}):
+		return fmt.Errorf("options Positions and Angles are both set: leave one of them out: %w", kernels.ErrOption)
+	case opt.MaskLast && opt.Cache == nil:
+		return fmt.Errorf("option MaskLast is set without a Cache: %w", kernels.ErrOption)
+	case opt.Cache != nil && len(opt.Cache.Lens()) != batches:
+		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", batches, len(opt.Cache.Lens()), kernels.ErrShape)
+	}
+	return op.CheckPositions(opt.Positions, batches, rows, "x")
+}
+
+// append appends keys and values to the cache.
+func (opt *MultiHeadOptions) append(b *steps.Steps, k, v kernels.Tensor) {
+	if b.Err == nil {
+		b.Err = opt.Cache.AppendAt(b.Ctx, k, v, opt.Count, opt.Positions)
+	}
+}
+
+// attend attends to the tokens of the cache.
+func (opt *MultiHeadOptions) attend(b *steps.Steps, out kernels.Result, q kernels.Tensor) {
+	if b.Err == nil {
+		b.Err = opt.Cache.AttentionInto(b.Ctx, out, q, kvcache.CallOptions{Options: opt.Options, Count: opt.Count, Positions: opt.Positions, MaskLast: opt.MaskLast})
+	}
 }
 
 // dims checks the inputs and returns the lengths of the attention.
 func (l *MultiHeadAttention) dims(x, z kernels.Tensor) (kernels.Dims, error) {
-	if err := cmp.Or(x.Check("x", floats...), z.Check("memory", floats...)); err != nil {
-		return kernels.Dims{}, err
-	}
 	c, xs, zs := l.config, x.Shape(), z.Shape()
-	if want := (kernels.Shape{xs[0], 1, xs[2], c.Model}); xs != want {
-		return kernels.Dims{}, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", xs, c.Model, kernels.ErrShape)
+	if err := cmp.Or(checkInput(x, c.Model), z.Check("memory", floats...)); err != nil {
+		return kernels.Dims{}, err
 	}
 	if want := (kernels.Shape{xs[0], 1, zs[2], c.Memory}); zs != want {
 		return kernels.Dims{}, fmt.Errorf("memory (x without Options.Memory) has shape %v, it must be [%d, 1, Sk, %d], the batches of x and the layer's memory size: %w",
@@ -343,47 +369,10 @@ func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) 
 		return fmt.Errorf("the Cache rotates the keys after the layer's norm, which is AfterRoPE: give the layer the RoPE and the Cache none: %w", kernels.ErrOption)
 	}
 	lens := opt.Cache.Lens()
-	if len(lens) != d.Batch {
-		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", d.Batch, len(lens), kernels.ErrShape)
-	}
 	rows, err := op.Counts(nil, opt.Count, d.Batch, d.SeqQ, "x")
 	d.SeqK = 0
 	for b, n := range rows {
 		d.SeqK = max(d.SeqK, lens[b]+n)
 	}
 	return err
-}
-
-// rotate rotates queries and keys in place, by the angles of opt or those of the layer's RoPE, or back.
-func (l *MultiHeadAttention) rotate(ctx context.Context, qkv [3]kernels.Tensor, opt *MultiHeadOptions, back bool) error {
-	q, k := qkv[0], qkv[1]
-	forQ, made, err := l.config.RoPE.anglesOf(ctx, l.dev, opt.Angles, opt.Positions, q, opt.Cache)
-	if err != nil {
-		return err
-	}
-	defer made.Release()
-	forK := forQ
-	if !opt.Memory.IsZero() {
-		if forK, made, err = l.config.RoPE.anglesOf(ctx, l.dev, opt.MemoryAngles, nil, k, nil); err != nil {
-			return err
-		}
-		defer made.Release()
-	}
-	none := kernels.Angles{}
-	if forQ == none && forK == none {
-		return nil
-	}
-	if forQ == none || forK == none {
-		return fmt.Errorf("only one of Angles and MemoryAngles is set: give both or neither: %w", kernels.ErrOption)
-	}
-	if back {
-		forQ.Inverse, forK.Inverse = !forQ.Inverse, !forK.Inverse
-	}
-	if err := l.dev.Rotate(ctx, q, q, forQ); err != nil {
-		return fmt.Errorf("q: %w", err)
-	}
-	if err := l.dev.Rotate(ctx, k, k, forK); err != nil {
-		return fmt.Errorf("k: %w", err)
-	}
-	return nil
 }

@@ -1,7 +1,6 @@
 package nn
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
@@ -78,54 +77,38 @@ func (n normed) rows(t kernels.Tensor) kernels.Tensor {
 func (c MultiHeadConfig) afterRoPE() bool { return c.Norm != nil && c.Norm.AfterRoPE }
 
 // operands turns the projections in p into queries, keys and values.
-func (l *MultiHeadAttention) operands(ctx context.Context, p *Pass) (err error) {
+func (l *MultiHeadAttention) operands(b *steps.Steps, p *Pass) {
 	if l.config.KeysAsValues {
-		if p.qkv[2], err = l.allocHeads(ctx, p.qkv[1]); err != nil {
-			return err
-		}
-		if err := l.dev.Copy(ctx, []kernels.Tensor{p.qkv[2]}, []kernels.Tensor{p.qkv[1]}); err != nil {
-			return err
-		}
+		p.qkv[2] = allocHeads(b, p.z, l.config.KVHeads, l.config.ValueDim)
+		b.Copy(p.qkv[2], p.qkv[1])
 	}
+	p.angles = l.config.RoPE.anglesOf(b, p.qkv[0], p.qkv[1], &p.opt)
+	if !l.config.afterRoPE() {
+		l.normalise(b, p)
+	}
+	b.Rotate(p.qkv[0], p.qkv[1], p.angles, false)
 	if l.config.afterRoPE() {
-		if err := l.rotate(ctx, p.qkv, &p.opt, false); err != nil {
-			return err
-		}
-		return l.normalise(ctx, p)
+		l.normalise(b, p)
 	}
-	if err := l.normalise(ctx, p); err != nil {
-		return err
-	}
-	return l.rotate(ctx, p.qkv, &p.opt, false)
 }
 
 // normalise replaces queries, keys and values by their norms, as far as the layer has them.
-func (l *MultiHeadAttention) normalise(ctx context.Context, p *Pass) (err error) {
+func (l *MultiHeadAttention) normalise(b *steps.Steps, p *Pass) {
 	for _, n := range l.norms() {
 		x := p.qkv[n.at]
 		p.raw[n.at] = x
 		if p.keep {
-			if p.qkv[n.at], err = l.allocHeads(ctx, x); err != nil {
-				return err
-			}
+			p.qkv[n.at] = allocHeads(b, x, x.Shape()[kernels.Heads], x.Shape()[kernels.Dim])
 		}
-		if err := l.dev.Normalise(ctx, n.rows(p.qkv[n.at]), n.rows(x), n.w, n.n); err != nil {
-			return fmt.Errorf("%c: %w", "qkv"[n.at], err)
-		}
+		b.Normalise(n.rows(p.qkv[n.at]), n.rows(x), n.w, n.n)
 	}
-	return nil
 }
 
 // operandsBackward turns d, the gradients of queries, keys and values, into those of their
 // projections, in place, and computes the gradients of the norm's weights.
 func (l *MultiHeadAttention) operandsBackward(b *steps.Steps, p *Pass, d [3]kernels.Tensor, w *MultiHeadWeights) {
-	rotate := func() {
-		if b.Err == nil {
-			b.Err = l.rotate(b.Ctx, d, &p.opt, true)
-		}
-	}
 	if !l.config.afterRoPE() {
-		rotate()
+		b.Rotate(d[0], d[1], p.angles, true)
 	}
 	for _, n := range l.norms() {
 		dx, x := n.rows(d[n.at]), n.rows(p.raw[n.at])
@@ -142,6 +125,6 @@ func (l *MultiHeadAttention) operandsBackward(b *steps.Steps, p *Pass, d [3]kern
 		}
 	}
 	if l.config.afterRoPE() {
-		rotate()
+		b.Rotate(d[0], d[1], p.angles, true)
 	}
 }

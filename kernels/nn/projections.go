@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 )
 
 // Projections are the linear layers before self-attention, which [kernels.Device.Attention] then
@@ -54,20 +55,6 @@ func (p Projections) Apply(ctx context.Context, dev *kernels.Device, x kernels.T
 	return q, k, v, nil
 }
 
-// project computes the projections of p.x and p.z that the layer has: q, k, v and the gate.
-func (l *MultiHeadAttention) project(ctx context.Context, p *Pass) (err error) {
-	of := func(name string, x, w, b kernels.Tensor, heads int) (y kernels.Tensor) {
-		if err == nil && !w.IsZero() {
-			y, err = project(ctx, l.dev, name, x, w, b, heads)
-		}
-		return y
-	}
-	c, w := l.config, l.w
-	p.qkv = [3]kernels.Tensor{of("q", p.x, w.Wq, w.Bq, c.Heads), of("k", p.z, w.Wk, w.Bk, c.KVHeads), of("v", p.z, w.Wv, w.Bv, c.KVHeads)}
-	p.gate = of("g", p.x, w.Wg, w.Bg, c.Heads)
-	return err
-}
-
 // project computes x·w + b and splits the columns into heads.
 func project(ctx context.Context, dev *kernels.Device, name string, x, w, b kernels.Tensor, heads int) (kernels.Tensor, error) {
 	none := kernels.Tensor{}
@@ -113,11 +100,18 @@ func joinHeads(t kernels.Tensor) kernels.Tensor {
 	return joined
 }
 
-// allocHeads returns new memory of the type and shape of t, whose heads are split.
-func (l *MultiHeadAttention) allocHeads(ctx context.Context, t kernels.Tensor) (kernels.Tensor, error) {
-	y, err := l.dev.Alloc(ctx, t.DType(), joinHeads(t).Shape())
-	if err != nil {
-		return y, err
+// allocHeads returns new memory for d elements of each head and row of x, whose heads are split.
+func allocHeads(b *steps.Steps, x kernels.Tensor, heads, d int) kernels.Tensor {
+	return splitHeads(b.Alloc(kernels.Shape{x.Shape()[0], 1, x.Shape()[2], heads * d}), heads)
+}
+
+// checkInput returns an error unless x is [B, 1, S, model] of floats.
+func checkInput(x kernels.Tensor, model int) error {
+	if err := x.Check("x", floats...); err != nil {
+		return err
 	}
-	return splitHeads(y, t.Shape()[kernels.Heads]), nil
+	if s := x.Shape(); s != (kernels.Shape{s[0], 1, s[2], model}) {
+		return fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", s, model, kernels.ErrShape)
+	}
+	return nil
 }

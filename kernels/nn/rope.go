@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 )
 
 // RoPE is a rotary position embedding (Su et al. 2021, RoFormer). In a row at position t,
@@ -83,23 +84,34 @@ func (r *RoPE) AnglesOfAxes(ctx context.Context, dev *kernels.Device, headDim in
 	return r.angles(ctx, dev, headDim, positions)
 }
 
-// anglesOf returns the angles of rows t [B, H, S, D] of a layer: given, or new ones that the caller
-// releases. Positions that are nil continue those of a cache. A nil r has no angles.
-func (r *RoPE) anglesOf(ctx context.Context, dev *kernels.Device, given kernels.Angles, positions [][]int, t kernels.Tensor, cache KVCache) (a, made kernels.Angles, err error) {
-	if given != (kernels.Angles{}) || r == nil {
-		return given, made, nil
-	}
-	if positions == nil {
-		from := []int{0}
-		if cache != nil {
-			from = cache.Lens()
+// anglesOf returns the angles of the queries and keys of a layer: those of opt, or new ones that the
+// steps own. Positions that are nil continue those of a cache. A nil r has no angles.
+func (r *RoPE) anglesOf(b *steps.Steps, q, k kernels.Tensor, opt *MultiHeadOptions) (angles [2]kernels.Angles) {
+	of := func(given kernels.Angles, positions [][]int, t kernels.Tensor, cache KVCache) kernels.Angles {
+		if given != (kernels.Angles{}) || r == nil || b.Err != nil {
+			return given
 		}
-		if positions, err = op.Positions(from, t.Shape()[kernels.Seq]); err != nil {
-			return a, made, err
+		if positions == nil {
+			from := []int{0}
+			if cache != nil {
+				from = cache.Lens()
+			}
+			if positions, b.Err = op.Positions(from, t.Shape()[kernels.Seq]); b.Err != nil {
+				return given
+			}
 		}
+		given, b.Err = r.Angles(b.Ctx, b.Dev, t.Shape()[kernels.Dim], positions)
+		b.Own(given.Cos, given.Sin)
+		return given
 	}
-	made, err = r.Angles(ctx, dev, t.Shape()[kernels.Dim], positions)
-	return made, made, err
+	angles[0] = of(opt.Angles, opt.Positions, q, opt.Cache)
+	if angles[1] = angles[0]; !opt.Memory.IsZero() {
+		angles[1] = of(opt.MemoryAngles, nil, k, nil)
+	}
+	if none := (kernels.Angles{}); b.Err == nil && (angles[0] == none) != (angles[1] == none) {
+		b.Err = fmt.Errorf("only one of Angles and MemoryAngles is set: give both or neither: %w", kernels.ErrOption)
+	}
+	return angles
 }
 
 // angles returns the angles of positions on each axis, or on all of them.

@@ -3,6 +3,7 @@ package steps
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/seed90331342/attn/kernels"
 )
@@ -28,7 +29,10 @@ type LinearAttender interface {
 	LinearAttention(ctx context.Context, c kernels.LinearAttention) error
 }
 
-// Release frees the tensors of Alloc.
+// Own makes the release at the end that of t too.
+func (b *Steps) Own(t ...kernels.Tensor) { b.temporary = append(b.temporary, t...) }
+
+// Release frees the tensors of Alloc and Own.
 func (b *Steps) Release() {
 	for _, t := range b.temporary {
 		t.Release()
@@ -45,7 +49,7 @@ func (b *Steps) Must(t kernels.Tensor, err error) kernels.Tensor {
 
 // Alloc returns a new tensor that is released at the end.
 func (b *Steps) Alloc(shape kernels.Shape) (t kernels.Tensor) {
-	b.temporary = append(b.temporary, b.Keep(&t, shape))
+	b.Own(b.Keep(&t, shape))
 	return t
 }
 
@@ -84,10 +88,24 @@ func (b *Steps) Columns(t kernels.Tensor, lo, hi int) kernels.Tensor {
 	return b.Must(t.Slice(kernels.Dim, lo, hi))
 }
 
-// Normalise replaces the rows of x by their norms.
-func (b *Steps) Normalise(x, w kernels.Tensor, epsilon float64) {
+// Normalise computes y, the norms of the rows of x.
+func (b *Steps) Normalise(y, x, w kernels.Tensor, n kernels.Norm) {
 	if b.Err == nil {
-		b.Err = b.Dev.Normalise(b.Ctx, x, x, w, kernels.Norm{Epsilon: epsilon})
+		b.Err = b.Dev.Normalise(b.Ctx, y, x, w, n)
+	}
+}
+
+// Rotate rotates the rows of q and k in place, unless there are no angles, or with back rotates them back.
+func (b *Steps) Rotate(q, k kernels.Tensor, angles [2]kernels.Angles, back bool) {
+	for i, x := range []kernels.Tensor{q, k} {
+		a := angles[i]
+		if b.Err != nil || a == (kernels.Angles{}) {
+			return
+		}
+		a.Inverse = a.Inverse != back
+		if err := b.Dev.Rotate(b.Ctx, x, x, a); err != nil {
+			b.Err = fmt.Errorf("%c: %w", "qk"[i], err)
+		}
 	}
 }
 
@@ -156,7 +174,7 @@ func (b *Steps) Ones(shape kernels.Shape) kernels.Tensor {
 		return kernels.Tensor{}
 	}
 	one := b.Must(b.Dev.FromFloat32(b.Ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1}))
-	b.temporary = append(b.temporary, one)
+	b.Own(one)
 	return b.Must(one.Broadcast(shape))
 }
 
