@@ -81,8 +81,8 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err erro
 		return nil, err
 	}
 	switch {
-	case c.Batch < 0 || c.Batch > maxLength || c.Capacity < 1 || c.Capacity > maxLength:
-		return nil, fmt.Errorf("config: Batch is %d and Capacity is %d, both must be 1 to %d: %w", c.Batch, c.Capacity, maxLength, kernels.ErrOption)
+	case c.Batch < 0 || c.Batch > op.MaxLength || c.Capacity < 1 || c.Capacity > op.MaxLength:
+		return nil, fmt.Errorf("config: Batch is %d and Capacity is %d, both must be 1 to %d: %w", c.Batch, c.Capacity, op.MaxLength, kernels.ErrOption)
 	case c.Capacity < 2*c.Window:
 		return nil, fmt.Errorf("config: Capacity is %d, with a Window of %d it must be at least %d: %w", c.Capacity, c.Window, 2*c.Window, kernels.ErrOption)
 	}

@@ -61,8 +61,8 @@ func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged
 	if err := p.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, Latent: c.Latent, DType: c.DType, KScale: c.KScale, VScale: c.VScale, Window: c.Window, RoPE: c.RoPE, Hadamard: c.Hadamard}); err != nil {
 		return nil, err
 	}
-	if c.PageSize < 1 || c.Pages < 1 || c.Pages > math.MaxInt32 || c.PageSize > maxLength/c.Pages {
-		return nil, fmt.Errorf("config: Pages is %d and PageSize is %d, both must be at least 1 and their product at most %d: %w", c.Pages, c.PageSize, maxLength, kernels.ErrOption)
+	if c.PageSize < 1 || c.Pages < 1 || c.Pages > math.MaxInt32 || c.PageSize > op.MaxLength/c.Pages {
+		return nil, fmt.Errorf("config: Pages is %d and PageSize is %d, both must be at least 1 and their product at most %d: %w", c.Pages, c.PageSize, op.MaxLength, kernels.ErrOption)
 	}
 	if err := kernels.CheckMemory(8 * int64(c.Pages)); err != nil {
 		return nil, err

@@ -48,9 +48,6 @@ func (r *placement) used() int { return r.n - r.first }
 // oldest returns the position of the first token that can still be read.
 func (r *placement) oldest() int { return r.first + r.stale }
 
-// maxLength keeps positions within int32 on every device.
-const maxLength = 1 << 30
-
 // configure checks what both caches have in common and fills in its defaults.
 func (p *pool) configure(ctx context.Context, c Config) error {
 	if err := c.checkLatent(); err != nil {
@@ -58,13 +55,8 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 	}
 	c.KVHeads, c.ValueDim = cmp.Or(c.KVHeads, 1), cmp.Or(c.Latent, c.ValueDim, c.Dim)
 	p.config, p.turner = c, turn.Turner{Dev: p.dev, RoPE: c.RoPE, Dim: c.Dim}
-	for _, l := range [...]struct {
-		name     string
-		n, least int
-	}{{"KVHeads", c.KVHeads, 1}, {"Dim", c.Dim, 1}, {"ValueDim", c.ValueDim, 1}, {"Window", c.Window, 0}} {
-		if l.n < l.least || l.n > maxLength {
-			return fmt.Errorf("config: %s is %d, it must be %d to %d: %w", l.name, l.n, l.least, maxLength, kernels.ErrOption)
-		}
+	if err := cmp.Or(op.CheckLength("KVHeads", c.KVHeads, 1), op.CheckLength("Dim", c.Dim, 1), op.CheckLength("ValueDim", c.ValueDim, 1), op.CheckLength("Window", c.Window, 0)); err != nil {
+		return err
 	}
 	if !c.DType.Float() && !c.DType.Quantised() {
 		return fmt.Errorf("config: DType is %v, it must be f32, f16, bf16, q8, q4 or f8: %w", c.DType, kernels.ErrDType)
@@ -72,19 +64,9 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 	if unit := map[kernels.DType]int{kernels.Q8: 4, kernels.Q4: 32, kernels.F8: 4}[c.DType]; unit > 0 && (c.Dim%unit != 0 || c.ValueDim%unit != 0) {
 		return fmt.Errorf("config: head sizes are %d and %d, they must be multiples of %d for %v: %w", c.Dim, c.ValueDim, unit, c.DType, kernels.ErrOption)
 	}
-	if _, err := op.Need[backend.Copier](p.dev.Backend(), "copies"); err != nil {
-		return err
-	}
-	if _, err := op.Need[backend.Projector](p.dev.Backend(), "projections"); c.Hadamard && err != nil {
-		return err
-	}
-	if _, err := op.Need[backend.Gater](p.dev.Backend(), "gates"); c.scaled() && err != nil {
-		return err
-	}
-	if c.RoPE == nil {
-		return nil
-	}
-	if _, err := op.Need[backend.Rotator](p.dev.Backend(), "rotary embedding"); err != nil {
+	be := p.dev.Backend()
+	if err := cmp.Or(op.Lacks[backend.Copier](be, true, "copies"), op.Lacks[backend.Projector](be, c.Hadamard, "projections"), op.Lacks[backend.Gater](be, c.scaled(), "gates"),
+		op.Lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding")); err != nil || c.RoPE == nil {
 		return err
 	}
 	// Find a wrong embedding now and not at the first append.

@@ -32,14 +32,12 @@ func (c *States) Save(ctx context.Context, b int, w io.Writer) error {
 	return c.change("save", b, true, func() error {
 		var data [3]kernels.Tensor
 		n, l := c.linear.n[b], c.file(&data)
-		numbers := [3][]float32{{float32(c.config.KVHeads), float32(c.config.Dim), float32(n >> 16), float32(n & 0xffff)}}
-		for i, x := range l {
-			var err error
-			if i > 0 {
-				numbers[i], err = c.pool.dev.ToFloat32(ctx, c.of(c.rings()[i-1], b))
-			}
+		meta := []float32{float32(c.config.KVHeads), float32(c.config.Dim), float32(n >> 16), float32(n & 0xffff)}
+		data[0], _ = kernels.HostF32(meta, l[0].Shape) // of 4 numbers
+		for i, r := range c.rings() {
+			x, err := c.pool.dev.ToFloat32(ctx, c.of(r, b))
 			if err == nil {
-				*x.T, err = kernels.HostF32(numbers[i], x.Shape)
+				data[1+i], err = kernels.HostF32(x, l[1+i].Shape)
 			}
 			if err != nil {
 				return err
@@ -54,8 +52,15 @@ func (c *States) Save(ctx context.Context, b int, w io.Writer) error {
 // ErrMemory, ErrReleased, and the backend's.
 func (c *States) Load(ctx context.Context, b int, r io.ReaderAt, size int64) error {
 	return c.change("load", b, false, func() error {
-		var data, up [3]kernels.Tensor
-		n, err := c.read(r, size, c.file(&data))
+		var data [3]kernels.Tensor
+		f, err := weights.Open(r, size, "")
+		if err == nil {
+			err = f.Load(c.file(&data))
+		}
+		n := 0
+		if err == nil {
+			n, err = c.tokens(data[0])
+		}
 		if err != nil {
 			if !errors.Is(err, kernels.ErrMemory) {
 				err = op.As(kernels.ErrFile, err)
@@ -63,42 +68,22 @@ func (c *States) Load(ctx context.Context, b int, r io.ReaderAt, size int64) err
 			return err
 		}
 		for i, r := range c.rings() {
-			x, err := data[1+i].Float32s()
-			if err == nil {
-				up[i], err = c.pool.dev.FromFloat32(ctx, kernels.F32, x, c.of(r, b).Shape())
-			}
-			if err != nil {
+			x, _ := data[1+i].Float32s() // F32
+			if data[1+i], err = c.pool.dev.FromFloat32(ctx, kernels.F32, x, c.of(r, b).Shape()); err != nil {
 				return err
 			}
-			defer up[i].Release()
+			defer data[1+i].Release()
 		}
-		return c.set(ctx, b, n, up[:]...)
+		return c.set(ctx, b, n, data[1:]...)
 	})
 }
 
-// read reads the tensors of a file, and returns its number of tokens.
-func (c *States) read(r io.ReaderAt, size int64, l weights.List) (int, error) {
-	f, err := weights.Open(r, size, "")
-	if err != nil {
-		return 0, err
-	}
-	var names []string
-	for _, x := range l {
-		names = append(names, x.Name)
-	}
-	if others := f.List("", names...); others != "none" {
-		return 0, fmt.Errorf("the file has %s too, it is not one of such a cache", others)
-	}
-	if err := f.Load(l); err != nil {
-		return 0, err
-	}
-	meta, err := l[0].T.Float32s()
-	if err != nil {
-		return 0, err
-	}
+// tokens returns the number of tokens in the meta of a file.
+func (c *States) tokens(t kernels.Tensor) (int, error) {
+	meta, _ := t.Float32s() // F32
 	heads, dim, n := float32(c.config.KVHeads), float32(c.config.Dim), float64(meta[2])*65536+float64(meta[3])
-	if meta[0] != heads || meta[1] != dim || !(n >= 0 && n <= maxLength && n == float64(int(n))) {
-		return 0, fmt.Errorf("meta is %v, it must be %v, %v, and a number of tokens up to %d", meta, heads, dim, maxLength)
+	if meta[0] != heads || meta[1] != dim || !(n >= 0 && n <= op.MaxLength && n == float64(int(n))) {
+		return 0, fmt.Errorf("meta is %v, it must be %v, %v, and a number of tokens up to %d", meta, heads, dim, op.MaxLength)
 	}
 	return int(n), nil
 }

@@ -42,16 +42,13 @@ type LatentAttention struct {
 // [NewMultiHeadAttention].
 func NewLatentAttention(ctx context.Context, dev *kernels.Device, c LatentConfig, w LatentWeights) (l *LatentAttention, err error) {
 	defer op.Annotate(&err, "latent attention")
-	if err := c.check(); err != nil {
-		return nil, err
-	}
-	list, be := w.list(c), dev.Backend()
-	if err := cmp.Or(list.Check(), lacks[backend.Projector](be, true, "projections"), lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding"),
-		lacks[backend.Normaliser](be, true, "norms"), lacks[backend.Copier](be, true, "copies")); err != nil {
+	be := dev.Backend()
+	if err := cmp.Or(c.check(), op.Lacks[backend.Projector](be, true, "projections"), op.Lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding"),
+		op.Lacks[backend.Normaliser](be, true, "norms"), op.Lacks[backend.Copier](be, true, "copies")); err != nil {
 		return nil, err
 	}
 	l = &LatentAttention{dev: dev, config: c}
-	if err := list.Upload(ctx, dev, c.DType, l.w.list(c)); err != nil {
+	if err := w.list(c).Upload(ctx, dev, c.DType, l.w.list(c)); err != nil {
 		return nil, err
 	}
 	return l, nil

@@ -1,7 +1,7 @@
 package nn
 
 import (
-	"fmt"
+	"cmp"
 	"io"
 
 	"github.com/seed90331342/attn/kernels"
@@ -28,23 +28,11 @@ type LatentConfig struct {
 
 // check returns an error for a config out of range.
 func (c LatentConfig) check() error {
-	for _, l := range []struct {
-		name     string
-		n, least int
-	}{{"Model", c.Model, 1}, {"Heads", c.Heads, 1}, {"QueryRank", c.QueryRank, 0}, {"Rank", c.Rank, 1}, {"NopeDim", c.NopeDim, 1}, {"RopeDim", c.RopeDim, 1}, {"ValueDim", c.ValueDim, 1}} {
-		if l.n < l.least || l.n > maxLength {
-			return fmt.Errorf("config: %s is %d, it must be %d to %d: %w", l.name, l.n, l.least, maxLength, kernels.ErrOption)
-		}
+	if err := cmp.Or(op.CheckLength("Model", c.Model, 1), op.CheckLength("Heads", c.Heads, 1), op.CheckLength("QueryRank", c.QueryRank, 0), op.CheckLength("Rank", c.Rank, 1),
+		op.CheckLength("NopeDim", c.NopeDim, 1), op.CheckLength("RopeDim", c.RopeDim, 1), op.CheckLength("ValueDim", c.ValueDim, 1)); err != nil {
+		return err
 	}
-	if !c.DType.Float() {
-		return fmt.Errorf("config: DType is %v, weights must be f32, f16 or bf16: %w", c.DType, kernels.ErrDType)
-	}
-	if c.RoPE != nil {
-		if _, err := c.RoPE.frequencies(c.RopeDim); err != nil {
-			return fmt.Errorf("config: rope: %w", err)
-		}
-	}
-	return nil
+	return checkConfig(c.DType, c.RoPE, c.RopeDim, 0)
 }
 
 // LatentWeights are the weights of a [LatentAttention] in host memory, F32 and contiguous, for
@@ -100,9 +88,6 @@ func (c LatentConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix string) 
 	if err != nil {
 		return w, err
 	}
-	list := w.list(c)
-	if err = f.Known(list, harmless); err == nil {
-		err = f.Load(list)
-	}
+	err = f.Load(w.list(c), harmless...)
 	return w, err
 }

@@ -35,21 +35,18 @@ type LinearAttention struct {
 // rounded to c.DType. The weights come from [LinearConfig.LoadSafetensors]. Errors as for [NewMultiHeadAttention].
 func NewLinearAttention(ctx context.Context, dev *kernels.Device, c LinearConfig, w LinearWeights) (l *LinearAttention, err error) {
 	defer op.Annotate(&err, "linear attention layer")
-	if err := c.check(); err != nil {
-		return nil, err
-	}
-	list, be := w.list(c), dev.Backend()
-	if err := cmp.Or(list.Check(), lacks[backend.Projector](be, true, "projections"), lacks[backend.Normaliser](be, true, "norms"), lacks[backend.Gater](be, true, "gates"),
-		lacks[backend.Convolver](be, true, "convolutions"), lacks[backend.LinearAttender](be, true, "linear attention")); err != nil {
+	be := dev.Backend()
+	if err := cmp.Or(c.check(), op.Lacks[backend.Projector](be, true, "projections"), op.Lacks[backend.Normaliser](be, true, "norms"), op.Lacks[backend.Gater](be, true, "gates"),
+		op.Lacks[backend.Convolver](be, true, "convolutions"), op.Lacks[backend.LinearAttender](be, true, "linear attention")); err != nil {
 		return nil, err
 	}
 	l = &LinearAttention{dev: dev, config: c}
-	fixed := []float32{1, float32(1 / math.Sqrt(float64(c.KeyDim))), float32(c.LowerBound)}
-	if l.fixed, err = dev.FromFloat32(ctx, kernels.F32, fixed, kernels.Shape{1, 1, 1, 3}); err != nil {
-		return nil, err
+	if err = w.list(c).Upload(ctx, dev, c.DType, l.w.list(c)); err == nil {
+		fixed := []float32{1, float32(1 / math.Sqrt(float64(c.KeyDim))), float32(c.LowerBound)}
+		l.fixed, err = dev.FromFloat32(ctx, kernels.F32, fixed, kernels.Shape{1, 1, 1, 3})
 	}
-	if err := list.Upload(ctx, dev, c.DType, l.w.list(c)); err != nil {
-		l.fixed.Release()
+	if err != nil {
+		l.Release()
 		return nil, err
 	}
 	return l, nil
@@ -81,12 +78,10 @@ func (l *LinearAttention) NewState(ctx context.Context, n int) (s LinearState, e
 	to := [2]*kernels.Tensor{&s.S, &s.Conv}
 	for i, shape := range l.config.states(n) {
 		host, err := kernels.AllocHost(kernels.F32, shape)
-		if err != nil {
-			s.Release()
-			return LinearState{}, err
+		if err == nil {
+			*to[i], err = l.dev.Upload(ctx, host)
 		}
-		zeros, _ := host.Float32s() // F32
-		if *to[i], err = l.dev.FromFloat32(ctx, kernels.F32, zeros, shape); err != nil {
+		if err != nil {
 			s.Release()
 			return LinearState{}, err
 		}

@@ -193,7 +193,7 @@ func TestLinearRefuses(t *testing.T) {
 		{"heads", with(func(c *nn.LinearConfig) { c.KeyHeads = 3 }), kernels.ErrOption, "KeyHeads is 3, ValueHeads is 4: the key heads must divide the value heads"},
 		{"bound", with(func(c *nn.LinearConfig) { c.LowerBound = 5 }), kernels.ErrOption, "LowerBound is 5, it must be negative"},
 		{"gate", with(func(c *nn.LinearConfig) { c.Gate = kernels.Identity }), kernels.ErrOption, "Gate is 3, it must be SiLU or Sigmoid"},
-		{"epsilon", with(func(c *nn.LinearConfig) { c.Epsilon = 2 }), kernels.ErrOption, "Epsilon is 2"},
+		{"epsilon", with(func(c *nn.LinearConfig) { c.Epsilon = 2 }), kernels.ErrOption, "Epsilon of norms is 2"},
 		{"type", with(func(c *nn.LinearConfig) { c.DType = kernels.Q8 }), kernels.ErrDType, "DType is q8"},
 		{"another rank", with(func(c *nn.LinearConfig) { c.Rank = 3 }), kernels.ErrShape, "wz is missing"},
 		{"another size", with(func(c *nn.LinearConfig) { c.ValueDim = 6 }), kernels.ErrShape, "norm has shape [1 1 1 5], it must be [1 1 1 6]"},

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -39,28 +40,21 @@ type LinearConfig struct {
 
 // check returns an error for a config out of range.
 func (c LinearConfig) check() error {
-	for _, l := range []struct {
-		name           string
-		n, least, most int
-	}{{"Model", c.Model, 1, maxLength}, {"KeyHeads", c.KeyHeads, 1, maxLength}, {"ValueHeads", c.ValueHeads, 1, maxLength}, {"KeyDim", c.KeyDim, 1, maxLength},
-		{"ValueDim", c.ValueDim, 1, maxLength}, {"Conv", c.Conv, 1, backend.MaxConv}, {"Rank", c.Rank, 0, maxLength}} {
-		if l.n < l.least || l.n > l.most {
-			return fmt.Errorf("config: %s is %d, it must be %d to %d: %w", l.name, l.n, l.least, l.most, kernels.ErrOption)
-		}
+	if err := cmp.Or(op.CheckLength("Model", c.Model, 1), op.CheckLength("KeyHeads", c.KeyHeads, 1), op.CheckLength("ValueHeads", c.ValueHeads, 1), op.CheckLength("KeyDim", c.KeyDim, 1),
+		op.CheckLength("ValueDim", c.ValueDim, 1), op.CheckLength("Rank", c.Rank, 0)); err != nil {
+		return err
 	}
 	switch {
+	case c.Conv < 1 || c.Conv > backend.MaxConv:
+		return fmt.Errorf("config: Conv is %d, it must be 1 to %d: %w", c.Conv, backend.MaxConv, kernels.ErrOption)
 	case c.ValueHeads%c.KeyHeads != 0:
 		return fmt.Errorf("config: KeyHeads is %d, ValueHeads is %d: the key heads must divide the value heads: %w", c.KeyHeads, c.ValueHeads, kernels.ErrOption)
 	case !(c.LowerBound >= -backend.MaxFactor && c.LowerBound <= 0): // or NaN
 		return fmt.Errorf("config: LowerBound is %v, it must be negative, or 0 for none: %w", c.LowerBound, kernels.ErrOption)
 	case c.Gate != kernels.SiLU && c.Gate != kernels.Sigmoid:
 		return fmt.Errorf("config: Gate is %d, it must be SiLU or Sigmoid: %w", c.Gate, kernels.ErrOption)
-	case c.Epsilon != 0 && !(c.Epsilon >= backend.MinEpsilon && c.Epsilon <= backend.MaxEpsilon): // or NaN
-		return fmt.Errorf("config: Epsilon is %v, it must be from 2^-100 to 1, or 0 for 1e-6: %w", c.Epsilon, kernels.ErrOption)
-	case !c.DType.Float():
-		return fmt.Errorf("config: DType is %v, weights must be f32, f16 or bf16: %w", c.DType, kernels.ErrDType)
 	}
-	return nil
+	return checkConfig(c.DType, nil, 0, c.Epsilon)
 }
 
 // linearSizes are the numbers of elements of a token: of q and of k, of v, of the convolution, of gates in Win, and of
@@ -170,10 +164,7 @@ func (c LinearConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix string) 
 		all[5].Shape = kernels.Shape{}
 	}
 	all = append(all, list...)
-	if err = f.Known(all, nil); err == nil {
-		err = f.Load(all)
-	}
-	if err != nil {
+	if err = f.Load(all); err != nil {
 		return w, err
 	}
 	a, _ := w.A.Float32s() // F32

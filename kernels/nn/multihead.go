@@ -46,13 +46,9 @@ type MultiHeadConfig struct {
 // withDefaults returns c with every length set. It returns an error for a config out of
 // range.
 func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
-	for _, l := range []struct {
-		name string
-		n    int
-	}{{"Model", c.Model}, {"Memory", c.Memory}, {"Heads", c.Heads}, {"KVHeads", c.KVHeads}, {"HeadDim", c.HeadDim}, {"ValueDim", c.ValueDim}} {
-		if l.n < 0 || l.n > maxLength || l.name == "Model" && l.n == 0 {
-			return c, fmt.Errorf("config: %s is %d, it must be 1 to %d (0, except for Model, means the default): %w", l.name, l.n, maxLength, kernels.ErrOption)
-		}
+	if err := cmp.Or(op.CheckLength("Model", c.Model, 1), op.CheckLength("Memory", c.Memory, 0), op.CheckLength("Heads", c.Heads, 0),
+		op.CheckLength("KVHeads", c.KVHeads, 0), op.CheckLength("HeadDim", c.HeadDim, 0), op.CheckLength("ValueDim", c.ValueDim, 0)); err != nil {
+		return c, err
 	}
 	c.Memory, c.Heads = cmp.Or(c.Memory, c.Model), cmp.Or(c.Heads, 1)
 	c.KVHeads = cmp.Or(c.KVHeads, c.Heads)
@@ -64,21 +60,17 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 	if c.Heads%c.KVHeads != 0 {
 		return c, fmt.Errorf("config: KVHeads is %d, Heads is %d: the kv heads must divide the query heads: %w", c.KVHeads, c.Heads, kernels.ErrOption)
 	}
-	if !c.DType.Float() {
-		return c, fmt.Errorf("config: DType is %v, weights must be f32, f16 or bf16: %w", c.DType, kernels.ErrDType)
-	}
-	if c.RoPE != nil {
-		if _, err := c.RoPE.frequencies(c.HeadDim); err != nil {
-			return c, fmt.Errorf("config: rope: %w", err)
-		}
-	}
 	if err := cmp.Or(c.checkNorm(), c.checkGate()); err != nil {
 		return c, err
 	}
 	if c.KeysAsValues && c.ValueDim != c.HeadDim {
 		return c, fmt.Errorf("config: ValueDim is %d, HeadDim %d: they must be equal with KeysAsValues: %w", c.ValueDim, c.HeadDim, kernels.ErrOption)
 	}
-	return c, nil
+	epsilon := 0.0
+	if c.Norm != nil {
+		epsilon = c.Norm.Epsilon
+	}
+	return c, checkConfig(c.DType, c.RoPE, c.HeadDim, epsilon)
 }
 
 // MultiHeadAttention is the attention layer of Vaswani et al. 2017:
@@ -92,7 +84,7 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 type MultiHeadAttention struct {
 	dev    *kernels.Device
 	config MultiHeadConfig  // with defaults
-	w      MultiHeadWeights // in the device's memory, without Sinks
+	w      MultiHeadWeights // in the device's memory
 	sinks  []float32
 }
 
@@ -109,40 +101,24 @@ func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHead
 	if c, err = c.withDefaults(); err != nil {
 		return nil, err
 	}
-	list := w.list(c)
-	if err := cmp.Or(list.Check(), c.able(dev.Backend())); err != nil {
+	be := dev.Backend()
+	if err := cmp.Or(
+		op.Lacks[backend.Projector](be, true, "projections"),
+		op.Lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding"),
+		op.Lacks[backend.Normaliser](be, c.Norm != nil, "norms"),
+		op.Lacks[backend.Gater](be, c.Gate != GateNone, "gates"),
+		op.Lacks[backend.Copier](be, c.KeysAsValues, "copies")); err != nil {
 		return nil, err
 	}
 	l = &MultiHeadAttention{dev: dev, config: c}
-	if c.Sinks {
-		sinks, err := w.Sinks.Float32s()
-		if err != nil {
-			return nil, fmt.Errorf("sinks: %w", err)
-		}
-		l.sinks, w.Sinks = slices.Clone(sinks[:c.Heads]), kernels.Tensor{}
-	}
-	if err := list.Upload(ctx, dev, c.DType, l.w.list(c)); err != nil {
+	if err := w.list(c).Upload(ctx, dev, c.DType, l.w.list(c)); err != nil {
 		return nil, err
 	}
-	return l, nil
-}
-
-// able returns an error when a backend lacks an operation of the layer.
-func (c MultiHeadConfig) able(be backend.Backend) error {
-	return cmp.Or(
-		lacks[backend.Projector](be, true, "projections"),
-		lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding"),
-		lacks[backend.Normaliser](be, c.Norm != nil, "norms"),
-		lacks[backend.Gater](be, c.Gate != GateNone, "gates"),
-		lacks[backend.Copier](be, c.KeysAsValues, "copies"))
-}
-
-func lacks[T any](be backend.Backend, wanted bool, ability string) error {
-	if !wanted {
-		return nil
+	if c.Sinks {
+		sinks, _ := w.Sinks.Float32s() // as Upload has checked
+		l.sinks = slices.Clone(sinks[:c.Heads])
 	}
-	_, err := op.Need[T](be, ability)
-	return err
+	return l, nil
 }
 
 // Release frees the memory of the weights.

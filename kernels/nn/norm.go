@@ -3,7 +3,6 @@ package nn
 import (
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/steps"
 )
@@ -23,13 +22,9 @@ type Norm struct {
 	Values bool
 }
 
-// checkNorm returns an error for a norm out of range.
+// checkNorm returns an error for a norm that contradicts itself.
 func (c MultiHeadConfig) checkNorm() error {
-	switch n := c.Norm; {
-	case n == nil:
-	case n.Epsilon != 0 && !(n.Epsilon >= backend.MinEpsilon && n.Epsilon <= backend.MaxEpsilon): // or NaN
-		return fmt.Errorf("config: norm: Epsilon is %v, it must be from 2^-100 to 1, or 0 for 1e-6: %w", n.Epsilon, kernels.ErrOption)
-	case n.Weightless && n.PlusOne:
+	if n := c.Norm; n != nil && n.Weightless && n.PlusOne {
 		return fmt.Errorf("config: norm: PlusOne is set, but a Weightless norm has no weights to add one to: leave one of them out: %w", kernels.ErrOption)
 	}
 	return nil

@@ -30,9 +30,9 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 		config config
 		text   string
 	}{
-		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: -1}}}, "norm: Epsilon is -1"},
-		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: math.NaN()}}}, "norm: Epsilon is NaN"},
-		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: 1e-40}}}, "norm: Epsilon is 1e-40"},
+		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: -1}}}, "Epsilon of norms is -1"},
+		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: math.NaN()}}}, "Epsilon of norms is NaN"},
+		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: 1e-40}}}, "Epsilon of norms is 1e-40"},
 		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{PlusOne: true}, Weightless: true}}, "PlusOne is set, but a Weightless norm has no weights"},
 		{config{Model: 8, Gate: -1}, "Gate is -1"},
 		{config{Model: 8, Gate: nn.GateHeads + 1}, "Gate is 4, it must be one of GateNone to GateHeads"},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/steps"
@@ -112,6 +113,23 @@ func checkInput(x kernels.Tensor, model int) error {
 	}
 	if s := x.Shape(); s != (kernels.Shape{s[0], 1, s[2], model}) {
 		return fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", s, model, kernels.ErrShape)
+	}
+	return nil
+}
+
+// checkConfig returns an error for the type of a layer's weights, its RoPE, which may be nil, for heads
+// of a size, or the ε of its norms.
+func checkConfig(dtype kernels.DType, r *RoPE, headDim int, epsilon float64) error {
+	if !dtype.Float() {
+		return fmt.Errorf("config: DType is %v, weights must be f32, f16 or bf16: %w", dtype, kernels.ErrDType)
+	}
+	if r != nil {
+		if _, err := r.frequencies(headDim); err != nil {
+			return fmt.Errorf("config: rope: %w", err)
+		}
+	}
+	if epsilon != 0 && !(epsilon >= backend.MinEpsilon && epsilon <= backend.MaxEpsilon) { // or NaN
+		return fmt.Errorf("config: Epsilon of norms is %v, it must be from 2^-100 to 1, or 0 for 1e-6: %w", epsilon, kernels.ErrOption)
 	}
 	return nil
 }

@@ -134,8 +134,8 @@ func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, axe
 				return a, fmt.Errorf("batch %d has %d positions, batch 0 has %d: they must be equally many, on each axis too: %w", b, len(ids), seq, kernels.ErrShape)
 			}
 			for i, t := range ids {
-				if t < -maxLength || t > maxLength {
-					return a, fmt.Errorf("position %d of batch %d is %d, it must lie within ±%d: %w", i, b, t, maxLength, kernels.ErrOption)
+				if t < -op.MaxLength || t > op.MaxLength {
+					return a, fmt.Errorf("position %d of batch %d is %d, it must lie within ±%d: %w", i, b, t, op.MaxLength, kernels.ErrOption)
 				}
 			}
 		}
@@ -232,7 +232,7 @@ func (r *RoPE) frequencies(headDim int) ([]float64, error) {
 			return nil, err
 		}
 	}
-	if slices.ContainsFunc(theta, func(f float64) bool { return !finite(f * maxLength) }) {
+	if slices.ContainsFunc(theta, func(f float64) bool { return !finite(f * op.MaxLength) }) {
 		return nil, fmt.Errorf("base is %v, at which angles overflow: %w", r.Base, kernels.ErrOption)
 	}
 	if len(r.Sections) > 0 || r.SectionsInterleaved {
@@ -242,8 +242,5 @@ func (r *RoPE) frequencies(headDim int) ([]float64, error) {
 	}
 	return theta, nil
 }
-
-// maxLength keeps positions within int32 on every device.
-const maxLength = 1 << 30
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

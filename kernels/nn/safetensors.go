@@ -138,9 +138,6 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	list, all := w.list(c), w.list(biased)
 	l.place(list, c.Heads)
 	l.place(all, c.Heads)
-	if err := f.Known(all, harmless); err != nil {
-		return w, err
-	}
 	if l.weights[0] == l.weights[1] && c.Model != c.Memory {
 		return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", prefix+l.weights[0], c.Model, c.Memory, kernels.ErrShape)
 	}
@@ -155,7 +152,7 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if c.Bias && biases == 0 {
 		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.biases[0], kernels.ErrFile)
 	}
-	err = f.Load(list)
+	err = f.Load(list, harmless...)
 	return w, err
 }
 

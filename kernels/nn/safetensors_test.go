@@ -420,7 +420,7 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		{"packed for another memory", grouped, whole, "mha.", kernels.ErrShape, `"mha.in_proj_weight" has the weights of q, k and v, but Model is 40 and Memory 24: they must be equal`},
 		{"integers", grouped, as("a.q_proj.bias", "I8", func(*stored) {}), "a.", kernels.ErrDType, "a.q_proj.bias: elements are i1, they must be f2, f4, f8 or bf16"},
 		{"8-bit numbers", grouped, as("a.q_proj.bias", "F8_E5M2", func(*stored) {}), "a.", kernels.ErrDType, `a.q_proj.bias: tensor "a.q_proj.bias" is F8_E5M2, which is not read: convert it to F32, F16 or BF16`},
-		{"norms of q and k", grouped, with("a.q_norm.weight", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `the layer would ignore ["a.q_norm.weight"]`},
+		{"norms of q and k", grouped, with("a.q_norm.weight", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `loading would ignore ["a.q_norm.weight"]`},
 		{"sinks", grouped, with("a.sinks", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `would ignore ["a.sinks"]`},
 		{"a gate", grouped, with("a.g_proj.weight", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `would ignore ["a.g_proj.weight"]`},
 		{"an indexer", grouped, with("a.indexer.wk.weight", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `would ignore ["a.indexer.wk.weight"]`},

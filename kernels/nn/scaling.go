@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // ScalingKind is a kind of [Scaling], named as the rope_type of a config.json.
@@ -123,17 +124,17 @@ func (s Scaling) check(base float64, pairs int) (Scaling, error) {
 		value, least, most float64
 		required, optional string // kinds
 	}{
-		{"Factor", s.Factor, 1, maxLength, scalingKinds, ""},
-		{"OriginalMaxPositionEmbeddings", float64(s.OriginalMaxPositionEmbeddings), 2, maxLength, "dynamic llama3 yarn longrope", ""},
-		{"Length", float64(s.Length), 1, maxLength, "", "dynamic longrope"},
-		{"LowFreqFactor", s.LowFreqFactor, least, maxLength, "llama3", ""},
-		{"HighFreqFactor", s.HighFreqFactor, s.LowFreqFactor + least, maxLength, "llama3", ""},
-		{"BetaSlow", s.BetaSlow, least, maxLength, "", "yarn"},
-		{"BetaFast", s.BetaFast, s.BetaSlow, maxLength, "", "yarn"},
+		{"Factor", s.Factor, 1, op.MaxLength, scalingKinds, ""},
+		{"OriginalMaxPositionEmbeddings", float64(s.OriginalMaxPositionEmbeddings), 2, op.MaxLength, "dynamic llama3 yarn longrope", ""},
+		{"Length", float64(s.Length), 1, op.MaxLength, "", "dynamic longrope"},
+		{"LowFreqFactor", s.LowFreqFactor, least, op.MaxLength, "llama3", ""},
+		{"HighFreqFactor", s.HighFreqFactor, s.LowFreqFactor + least, op.MaxLength, "llama3", ""},
+		{"BetaSlow", s.BetaSlow, least, op.MaxLength, "", "yarn"},
+		{"BetaFast", s.BetaFast, s.BetaSlow, op.MaxLength, "", "yarn"},
 		{"NoTruncate", truncate, 1, 1, "", "yarn"},
-		{"MScale", s.MScale, least, maxLength, "", "yarn"},
-		{"MScaleAllDim", s.MScaleAllDim, least, maxLength, "", "yarn"},
-		{"AttentionFactor", s.AttentionFactor, least, maxLength, "", "yarn longrope"},
+		{"MScale", s.MScale, least, op.MaxLength, "", "yarn"},
+		{"MScaleAllDim", s.MScaleAllDim, least, op.MaxLength, "", "yarn"},
+		{"AttentionFactor", s.AttentionFactor, least, op.MaxLength, "", "yarn longrope"},
 		{"the number of ShortFactor", float64(len(s.ShortFactor)), n, n, "longrope", ""},
 		{"the number of LongFactor", float64(len(s.LongFactor)), n, n, "longrope", ""},
 	} {
@@ -146,8 +147,8 @@ func (s Scaling) check(base float64, pairs int) (Scaling, error) {
 		}
 	}
 	for i, f := range slices.Concat(s.ShortFactor, s.LongFactor) {
-		if !(f >= least && f <= maxLength) {
-			return s, fmt.Errorf("ShortFactor or LongFactor of pair %d is %v, it must be %v to %v: %w", i%pairs, f, least, maxLength, kernels.ErrOption)
+		if !(f >= least && f <= op.MaxLength) {
+			return s, fmt.Errorf("ShortFactor or LongFactor of pair %d is %v, it must be %v to %v: %w", i%pairs, f, least, op.MaxLength, kernels.ErrOption)
 		}
 	}
 	return s, nil

@@ -49,6 +49,26 @@ func Need[T any](be backend.Backend, ability string) (T, error) {
 	return able, nil
 }
 
+// Lacks returns the error of Need if an ability is wanted.
+func Lacks[T any](be backend.Backend, wanted bool, ability string) error {
+	if !wanted {
+		return nil
+	}
+	_, err := Need[T](be, ability)
+	return err
+}
+
+// MaxLength keeps positions within int32 on every device.
+const MaxLength = 1 << 30
+
+// CheckLength returns ErrOption for a length of a config that is not least to MaxLength.
+func CheckLength(name string, n, least int) error {
+	if n < least || n > MaxLength {
+		return fmt.Errorf("config: %s is %d, it must be %d to %d: %w", name, n, least, MaxLength, backend.ErrOption)
+	}
+	return nil
+}
+
 // Positions returns, for each of from, the positions of n rows from there on.
 func Positions(from []int, n int) (positions [][]int, err error) {
 	positions = make([][]int, len(from))

@@ -33,8 +33,8 @@ func Open(r io.ReaderAt, size int64, prefix string) (*File, error) {
 	return &File{h, prefix, r}, err
 }
 
-// Known returns an error for tensors of the layer that are neither weights of l nor harmless.
-func (f *File) Known(l List, harmless []string) error {
+// Load reads the weights that the layer has. It refuses tensors of the layer that are neither weights nor harmless.
+func (f *File) Load(l List, harmless ...string) error {
 	var known []string
 	for _, name := range harmless {
 		known = append(known, f.Prefix+name)
@@ -45,13 +45,8 @@ func (f *File) Known(l List, harmless []string) error {
 		}
 	}
 	if others := f.List(f.Prefix, known...); others != "none" {
-		return fmt.Errorf("the layer would ignore %s: set the field of the config for it, compute the layer from its Projections, or remove what changes nothing from the file: %w", others, kernels.ErrFile)
+		return fmt.Errorf("loading would ignore %s: set the field of the config for it, compute a layer from its Projections, or remove what changes nothing from the file: %w", others, kernels.ErrFile)
 	}
-	return nil
-}
-
-// Load reads the weights that the layer has.
-func (f *File) Load(l List) error {
 	for _, w := range l {
 		if !w.Has() {
 			continue

@@ -44,8 +44,8 @@ func (l List) Release() {
 	}
 }
 
-// Check returns an error unless all weights are as the layer needs them, F32 in contiguous host memory.
-func (l List) Check() error {
+// check returns an error unless all weights are as the layer needs them, F32 in contiguous host memory.
+func (l List) check() error {
 	for _, w := range l {
 		switch {
 		case !w.Has() && !w.T.IsZero():
@@ -73,9 +73,12 @@ func (w Weight) contiguous() error {
 	return nil
 }
 
-// Upload stores the weights that are present, which Check has passed, in device memory as dtype.
-// After an error none of them is left there.
+// Upload checks the weights and stores those that are present in device memory as dtype. After an
+// error none of them is left there.
 func (l List) Upload(ctx context.Context, dev *kernels.Device, dtype kernels.DType, to List) error {
+	if err := l.check(); err != nil {
+		return err
+	}
 	for i, w := range l {
 		if w.T.IsZero() {
 			continue
