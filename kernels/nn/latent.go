@@ -71,13 +71,8 @@ func (l *LatentAttention) Apply(ctx context.Context, x kernels.Tensor, opt Multi
 		return y, err
 	}
 	b := steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
-	defer b.Release()
 	l.apply(&b, &y, x, opt)
-	if b.Err != nil {
-		y.Release()
-		return kernels.Tensor{}, b.Err
-	}
-	return y, nil
+	return b.Result(y)
 }
 
 // check checks the inputs and sets the scale.

@@ -26,19 +26,19 @@ type Linear struct {
 // Errors: ErrShape for lengths that do not match, ErrMemory, and the backend's.
 func NewLinear(ctx context.Context, dev *kernels.Device, inputs int, weights, bias []float32) (l *Linear, err error) {
 	defer op.Annotate(&err, "linear layer")
-	host, err := Transposed(weights, inputs)
-	if err != nil {
-		return nil, err
-	}
 	l = &Linear{dev: dev}
-	if l.w, err = dev.Upload(ctx, host); err != nil {
-		return nil, err
+	host, err := Transposed(weights, inputs)
+	if err == nil {
+		l.w, err = dev.Upload(ctx, host)
 	}
-	if bias != nil {
+	if err == nil && bias != nil {
 		if l.b, err = dev.FromFloat32(ctx, kernels.F32, bias, kernels.Shape{1, 1, 1, host.Shape()[kernels.Dim]}); err != nil {
-			l.Release()
-			return nil, fmt.Errorf("bias: %w", err)
+			err = fmt.Errorf("bias: %w", err)
 		}
+	}
+	if err != nil {
+		l.Release()
+		return nil, err
 	}
 	return l, nil
 }
@@ -57,11 +57,8 @@ func (l *Linear) Release() {
 // and the backend's.
 func (l *Linear) Apply(ctx context.Context, x kernels.Tensor) (y kernels.Tensor, err error) {
 	defer op.Annotate(&err, "linear layer")
-	if err := x.Check("x", floats...); err != nil {
+	if err := checkInput(x, l.w.Shape()[kernels.Seq]); err != nil {
 		return y, err
-	}
-	if in := l.w.Shape()[kernels.Seq]; x.Shape()[kernels.Dim] != in {
-		return y, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the inputs of the layer: %w", x.Shape(), in, kernels.ErrShape)
 	}
 	return project(ctx, l.dev, "y", x, l.w, l.b, 1)
 }

@@ -56,8 +56,8 @@ func TestLinearErrors(t *testing.T) {
 		{func() error { _, err := nn.NewLinear(ctx, dev, 3, []float32{1, 2, 3, 4}, nil); return err }(), "linear layer: 4 weights are not rows of 3 inputs"},
 		{func() error { _, err := nn.NewLinear(ctx, dev, 0, nil, nil); return err }(), "linear layer: 0 weights are not rows of 0 inputs"},
 		{func() error { _, err := nn.NewLinear(ctx, dev, 2, []float32{1, 2, 3, 4}, []float32{1}); return err }(), "linear layer: bias: "},
-		{apply(1, 1, 2, 3), "linear layer: x has shape [1 1 2 3], it must be [B, 1, S, 2], the inputs of the layer"},
-		{apply(1, 2, 2, 2), "linear layer: x has shape [1 2 2 2], it must be [B, 1, S, M]"},
+		{apply(1, 1, 2, 3), "linear layer: x has shape [1 1 2 3], it must be [B, 1, S, 2] for the layer"},
+		{apply(1, 2, 2, 2), "linear layer: x has shape [1 2 2 2], it must be [B, 1, S, 2]"},
 		{func() error { _, err := l.ApplyFloat32(ctx, []float32{1, 2, 3}); return err }(), "linear layer: x: "},
 		{func() error {
 			_, _, err := attention.ApplyFloat32(ctx, make([]float32, 9), 1, nn.MultiHeadOptions{})

@@ -132,13 +132,8 @@ func (l *LinearAttention) Apply(ctx context.Context, x kernels.Tensor, opt Linea
 			b.Conv = opt.States
 		}
 	}
-	defer b.Release()
 	l.apply(&b, &y, x, opt)
-	if b.Err != nil {
-		y.Release()
-		return kernels.Tensor{}, b.Err
-	}
-	return y, nil
+	return b.Result(y)
 }
 
 // apply computes y. Its steps do nothing after an error.

@@ -218,59 +218,46 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 		p.z = opt.Memory
 	}
 	// Validate before anything is computed.
-	d, err := l.dims(x, p.z)
-	if err == nil {
-		err = opt.check(d.Batch, d.SeqQ)
-	}
-	if err == nil && opt.Cache != nil {
-		err = l.checkCache(&d, &opt)
-	} else if err == nil {
-		p.call, err = l.prepare(d, x.DType(), opt.Options)
-	}
-	if err != nil {
+	n := x.Shape()
+	if err := cmp.Or(l.checkInputs(x, p.z), opt.check(n[0], n[2])); err != nil {
 		return err
 	}
 	p.steps = steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
 	b := &p.steps
-	project := func(x, w, bias kernels.Tensor, heads int) (y kernels.Tensor) {
-		if !w.IsZero() {
-			y = allocHeads(b, x, heads, w.Shape()[kernels.Dim]/heads)
-			b.Affine(joinHeads(y), x, w, bias)
+	p.qkv = [3]kernels.Tensor{allocHeads(b, x, c.Heads, c.HeadDim), allocHeads(b, p.z, c.KVHeads, c.HeadDim), allocHeads(b, p.z, c.KVHeads, c.ValueDim)}
+	keys, err := p.z.Shape()[kernels.Seq], b.Err
+	switch {
+	case err != nil:
+	case opt.Cache != nil:
+		keys, err = l.checkCache(n[0], n[2], &opt)
+	default:
+		if err = op.CheckPath(&opt.Options, op.LayerPath); err == nil {
+			p.call, err = l.dev.Prepare(p.qkv[0], p.qkv[1], p.qkv[2], opt.Options)
 		}
-		return y
 	}
-	p.qkv = [3]kernels.Tensor{project(x, w.Wq, w.Bq, c.Heads), project(p.z, w.Wk, w.Bk, c.KVHeads), project(p.z, w.Wv, w.Bv, c.KVHeads)}
-	p.gate = project(x, w.Wg, w.Bg, c.Heads)
+	if err != nil {
+		return err
+	}
 	l.operands(b, p)
 	p.attended = allocHeads(b, x, c.Heads, c.ValueDim)
 	b.DType = kernels.F32
 	if opt.LSE {
-		b.Keep(&p.LSE, kernels.Shape{d.Batch, d.Heads, d.SeqQ, 1})
+		b.Keep(&p.LSE, kernels.Shape{n[0], c.Heads, n[2], 1})
 	}
 	if opt.Weights {
-		b.Keep(&p.Weights, kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+		b.Keep(&p.Weights, kernels.Shape{n[0], c.Heads, n[2], keys})
 	}
 	b.DType = x.DType()
-	p.attend(b)
-	l.applyGate(b, p)
-	b.Affine(b.Keep(&p.O, x.Shape()), joinHeads(p.joined), w.Wo, w.Bo)
-	return b.Err
-}
-
-// attend computes the attention of the operands, over those of the cache if there is one.
-func (p *Pass) attend(b *steps.Steps) {
 	out := kernels.Result{O: p.attended, LSE: p.LSE, Weights: p.Weights}
-	if p.opt.Cache != nil {
-		p.opt.append(b, p.qkv[1], p.qkv[2])
-		p.opt.attend(b, out, p.qkv[0])
-		return
+	if opt.Cache != nil {
+		opt.append(b, p.qkv[1], p.qkv[2])
+		opt.attend(b, out, p.qkv[0])
+	} else if b.Err == nil {
+		b.Err = p.call.RunInto(ctx, out)
 	}
-	if b.Err == nil {
-		b.Err = p.call.Rebind(p.qkv[0], p.qkv[1], p.qkv[2])
-	}
-	if b.Err == nil {
-		b.Err = p.call.RunInto(b.Ctx, out)
-	}
+	l.applyGate(b, p)
+	b.Affine(b.Keep(&p.O, n), joinHeads(p.joined), w.Wo, w.Bo)
+	return b.Err
 }
 
 // check returns an error for options that a call of a layer cannot have, for rows of so many batches.
@@ -300,55 +287,37 @@ func (opt *MultiHeadOptions) attend(b *steps.Steps, out kernels.Result, q kernel
 	}
 }
 
-// dims checks the inputs and returns the lengths of the attention.
-func (l *MultiHeadAttention) dims(x, z kernels.Tensor) (kernels.Dims, error) {
+// checkInputs returns an error unless x and its memory z are inputs of the layer.
+func (l *MultiHeadAttention) checkInputs(x, z kernels.Tensor) error {
 	c, xs, zs := l.config, x.Shape(), z.Shape()
 	if err := cmp.Or(checkInput(x, c.Model), z.Check("memory", floats...)); err != nil {
-		return kernels.Dims{}, err
+		return err
 	}
 	if want := (kernels.Shape{xs[0], 1, zs[2], c.Memory}); zs != want {
-		return kernels.Dims{}, fmt.Errorf("memory (x without Options.Memory) has shape %v, it must be [%d, 1, Sk, %d], the batches of x and the layer's memory size: %w",
+		return fmt.Errorf("memory (x without Options.Memory) has shape %v, it must be [%d, 1, Sk, %d], the batches of x and the layer's memory size: %w",
 			zs, xs[0], c.Memory, kernels.ErrShape)
 	}
 	if x.DType() != z.DType() {
-		return kernels.Dims{}, fmt.Errorf("x is %v, memory is %v: they must have one dtype: %w", x.DType(), z.DType(), kernels.ErrDType)
+		return fmt.Errorf("x is %v, memory is %v: they must have one dtype: %w", x.DType(), z.DType(), kernels.ErrDType)
 	}
-	return kernels.Dims{Batch: xs[0], Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: xs[2], SeqK: zs[2], Dim: c.HeadDim, ValueDim: c.ValueDim}, nil
+	return nil
 }
 
-// prepare prepares the call of lengths d before its operands are computed.
-func (l *MultiHeadAttention) prepare(d kernels.Dims, dtype kernels.DType, opt kernels.Options) (*kernels.Call, error) {
-	if err := op.CheckPath(&opt, op.LayerPath); err != nil {
-		return nil, err
-	}
-	var operands [3]kernels.Tensor
-	for i, o := range [3]struct{ rows, heads, dim int }{{d.SeqQ, d.Heads, d.Dim}, {d.SeqK, d.KVHeads, d.Dim}, {d.SeqK, d.KVHeads, d.ValueDim}} {
-		t, err := kernels.Meta(dtype, kernels.Shape{d.Batch, 1, o.rows, o.heads * o.dim})
-		if err != nil {
-			return nil, err
-		}
-		operands[i] = splitHeads(t, o.heads)
-	}
-	return l.dev.Prepare(operands[0], operands[1], operands[2], opt)
-}
-
-// checkCache checks that the layer can attend to a cache, and sets d.SeqK to the tokens of
+// checkCache checks that the layer can attend to a cache from so many rows, and returns the tokens of
 // its longest sequence, including the new ones.
-func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) error {
-	if !opt.Memory.IsZero() {
-		return fmt.Errorf("options Cache and Memory are both set: leave one of them out: %w", kernels.ErrOption)
+func (l *MultiHeadAttention) checkCache(batches, rows int, opt *MultiHeadOptions) (keys int, err error) {
+	switch rotates := opt.Cache.Rotates(); {
+	case !opt.Memory.IsZero():
+		return 0, fmt.Errorf("options Cache and Memory are both set: leave one of them out: %w", kernels.ErrOption)
+	case rotates && (l.config.RoPE != nil || opt.Angles != (kernels.Angles{})):
+		return 0, fmt.Errorf("the layer and its Cache would both rotate the keys: leave one RoPE out: %w", kernels.ErrOption)
+	case rotates && l.config.afterRoPE():
+		return 0, fmt.Errorf("the Cache rotates the keys after the layer's norm, which is AfterRoPE: give the layer the RoPE and the Cache none: %w", kernels.ErrOption)
 	}
-	if opt.Cache.Rotates() && (l.config.RoPE != nil || opt.Angles != (kernels.Angles{})) {
-		return fmt.Errorf("the layer and its Cache would both rotate the keys: leave one RoPE out: %w", kernels.ErrOption)
-	}
-	if l.config.afterRoPE() && opt.Cache.Rotates() {
-		return fmt.Errorf("the Cache rotates the keys after the layer's norm, which is AfterRoPE: give the layer the RoPE and the Cache none: %w", kernels.ErrOption)
-	}
+	count, err := op.Counts(nil, opt.Count, batches, rows, "x")
 	lens := opt.Cache.Lens()
-	rows, err := op.Counts(nil, opt.Count, d.Batch, d.SeqQ, "x")
-	d.SeqK = 0
-	for b, n := range rows {
-		d.SeqK = max(d.SeqK, lens[b]+n)
+	for b, n := range count {
+		keys = max(keys, lens[b]+n)
 	}
-	return err
+	return keys, err
 }

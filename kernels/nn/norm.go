@@ -71,31 +71,35 @@ func (n normed) rows(t kernels.Tensor) kernels.Tensor {
 // afterRoPE reports whether the norm comes after the rotation.
 func (c MultiHeadConfig) afterRoPE() bool { return c.Norm != nil && c.Norm.AfterRoPE }
 
-// operands turns the projections in p into queries, keys and values.
+// operands computes queries, keys and values, and the projection of the gate.
 func (l *MultiHeadAttention) operands(b *steps.Steps, p *Pass) {
-	if l.config.KeysAsValues {
-		p.qkv[2] = allocHeads(b, p.z, l.config.KVHeads, l.config.ValueDim)
-		b.Copy(p.qkv[2], p.qkv[1])
-	}
-	p.angles = l.config.RoPE.anglesOf(b, p.qkv[0], p.qkv[1], &p.opt)
-	if !l.config.afterRoPE() {
-		l.normalise(b, p)
-	}
-	b.Rotate(p.qkv[0], p.qkv[1], p.angles, false)
-	if l.config.afterRoPE() {
-		l.normalise(b, p)
-	}
-}
-
-// normalise replaces queries, keys and values by their norms, as far as the layer has them.
-func (l *MultiHeadAttention) normalise(b *steps.Steps, p *Pass) {
-	for _, n := range l.norms() {
-		x := p.qkv[n.at]
-		p.raw[n.at] = x
+	c, w, norms := l.config, l.w, l.norms()
+	p.raw = p.qkv
+	for _, n := range norms {
 		if p.keep {
-			p.qkv[n.at] = allocHeads(b, x, x.Shape()[kernels.Heads], x.Shape()[kernels.Dim])
+			p.raw[n.at] = splitHeads(b.Alloc(joinHeads(p.qkv[n.at]).Shape()), p.qkv[n.at].Shape()[kernels.Heads])
 		}
-		b.Normalise(n.rows(p.qkv[n.at]), n.rows(x), n.w, n.n)
+	}
+	b.Affine(joinHeads(p.raw[0]), p.x, w.Wq, w.Bq)
+	b.Affine(joinHeads(p.raw[1]), p.z, w.Wk, w.Bk)
+	if c.KeysAsValues {
+		b.Copy(p.raw[2], p.raw[1])
+	} else {
+		b.Affine(joinHeads(p.raw[2]), p.z, w.Wv, w.Bv)
+	}
+	if c.Gate != GateNone {
+		p.gate = allocHeads(b, p.x, c.Heads, w.Wg.Shape()[kernels.Dim]/c.Heads)
+		b.Affine(joinHeads(p.gate), p.x, w.Wg, w.Bg)
+	}
+	p.angles = c.RoPE.anglesOf(b, p.qkv[0], p.qkv[1], &p.opt)
+	if c.afterRoPE() {
+		b.Rotate(p.raw[0], p.raw[1], p.angles, false)
+	}
+	for _, n := range norms {
+		b.Normalise(n.rows(p.qkv[n.at]), n.rows(p.raw[n.at]), n.w, n.n)
+	}
+	if !c.afterRoPE() {
+		b.Rotate(p.qkv[0], p.qkv[1], p.angles, false)
 	}
 }
 

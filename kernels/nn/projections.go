@@ -56,30 +56,21 @@ func (p Projections) Apply(ctx context.Context, dev *kernels.Device, x kernels.T
 	return q, k, v, nil
 }
 
-// project computes x·w + b and splits the columns into heads.
-func project(ctx context.Context, dev *kernels.Device, name string, x, w, b kernels.Tensor, heads int) (kernels.Tensor, error) {
-	none := kernels.Tensor{}
-	if err := cmp.Or(x.Check("x", floats...), w.Check("w"+name, floats...)); err != nil {
-		return none, err
-	}
-	xs, ws := x.Shape(), w.Shape()
-	if xs[kernels.Heads] != 1 {
-		return none, fmt.Errorf("x has shape %v, it must be [B, 1, S, M]: %w", xs, kernels.ErrShape)
-	}
-	n := ws[kernels.Dim]
-	if want := (kernels.Shape{1, 1, xs[kernels.Dim], n}); ws != want {
-		return none, fmt.Errorf("w%s has shape %v, x has %v: it must be [1, 1, %d, N]: %w", name, ws, xs, xs[kernels.Dim], kernels.ErrShape)
+// project computes x·w + bias and splits the columns into heads.
+func project(ctx context.Context, dev *kernels.Device, name string, x, w, bias kernels.Tensor, heads int) (kernels.Tensor, error) {
+	m, n := x.Shape()[kernels.Dim], w.Shape()[kernels.Dim]
+	if err := cmp.Or(checkInput(x, m), w.CheckShape("w"+name, kernels.Shape{1, 1, m, n}, "[1, 1, M, N] of x [B, 1, S, M]", floats...)); err != nil {
+		return kernels.Tensor{}, err
 	}
 	if n%heads != 0 {
-		return none, fmt.Errorf("w%s has %d columns, %d heads must divide them: %w", name, n, heads, kernels.ErrShape)
+		return kernels.Tensor{}, fmt.Errorf("w%s has %d columns, %d heads must divide them: %w", name, n, heads, kernels.ErrShape)
 	}
-	y, err := dev.Alloc(ctx, x.DType(), kernels.Shape{xs[kernels.Batch], 1, xs[kernels.Seq], n})
+	b := steps.Steps{Ctx: ctx, Dev: dev, DType: x.DType()}
+	var y kernels.Tensor
+	b.Affine(b.Keep(&y, kernels.Shape{x.Shape()[0], 1, x.Shape()[2], n}), x, w, bias)
+	y, err := b.Result(y)
 	if err != nil {
-		return none, err
-	}
-	if err := dev.Project(ctx, y, x, w, b); err != nil {
-		y.Release()
-		return none, fmt.Errorf("%s: %w", name, err)
+		return y, fmt.Errorf("%s: %w", name, err)
 	}
 	return splitHeads(y, heads), nil
 }
@@ -112,7 +103,7 @@ func checkInput(x kernels.Tensor, model int) error {
 		return err
 	}
 	if s := x.Shape(); s != (kernels.Shape{s[0], 1, s[2], model}) {
-		return fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", s, model, kernels.ErrShape)
+		return fmt.Errorf("x has shape %v, it must be [B, 1, S, %d] for the layer: %w", s, model, kernels.ErrShape)
 	}
 	return nil
 }

@@ -33,10 +33,10 @@ func TestProjectionsRefuse(t *testing.T) {
 		{"no projector", plain, good, x, kernels.ErrUnsupported, "cpu"},
 		{"negative heads", dev, with(func(p *nn.Projections) { p.Heads = -1 }), x, kernels.ErrOption, "heads is -1"},
 		{"no weight", dev, with(func(p *nn.Projections) { p.Wk = kernels.Tensor{} }), x, kernels.ErrShape, "wk is missing"},
-		{"rows of a weight", dev, with(func(p *nn.Projections) { p.Wv = tensor(1, 1, 5, 8) }), x, kernels.ErrShape, "wv has shape [1 1 5 8], x has [2 1 5 6]"},
+		{"rows of a weight", dev, with(func(p *nn.Projections) { p.Wv = tensor(1, 1, 5, 8) }), x, kernels.ErrShape, "wv has shape [1 1 5 8], it must be [1 1 6 8]"},
 		{"columns of a weight", dev, with(func(p *nn.Projections) { p.Heads = 3 }), x, kernels.ErrShape, "wq has 8 columns, 3 heads must divide them"},
 		{"a bias", dev, with(func(p *nn.Projections) { p.Bk = tensor(1, 1, 1, 6) }), x, kernels.ErrShape, "k: project: bias has shape [1 1 1 6]"},
-		{"heads of x", dev, good, tensor(2, 2, 5, 6), kernels.ErrShape, "x has shape [2 2 5 6], it must be [B, 1, S, M]"},
+		{"heads of x", dev, good, tensor(2, 2, 5, 6), kernels.ErrShape, "x has shape [2 2 5 6], it must be [B, 1, S, 6]"},
 		{"no x", dev, good, kernels.Tensor{}, kernels.ErrShape, "x is missing"},
 	} {
 		if _, _, _, err := c.p.Apply(t.Context(), c.dev, c.x); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {

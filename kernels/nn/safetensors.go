@@ -11,66 +11,57 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/weights"
 )
 
-// layout is how a family of models names and stores the weights and biases of q, k, v and
-// o. Equal names are parts of one tensor, in this order.
+// layout is how a family of models names and stores the weights of q, k, v and o, then their
+// biases. Equal names are parts of one tensor, in this order.
 type layout struct {
-	weights, biases [4]string
-	columns         bool // a weight is [in, out], as in [MultiHeadWeights]; otherwise [out, in]
-	own             bool // that of WriteSafetensors, with its names
-	gated           bool // the rows of q are those of a head's query, then of its gate
+	names   []string
+	columns bool // a weight is [in, out], as in [MultiHeadWeights]; otherwise [out, in]
+	own     bool // that of WriteSafetensors, with its names
+	gated   bool // the rows of q are those of a head's query, then of its gate
 }
 
 // linear is a layout of PyTorch's Linear modules.
-func linear(q, k, v, o string) layout {
-	l := layout{weights: [4]string{q, k, v, o}}
-	for i, name := range l.weights {
-		l.weights[i], l.biases[i] = name+".weight", name+".bias"
+func linear(modules string) (l layout) {
+	for _, suffix := range []string{".weight", ".bias"} {
+		for _, name := range strings.Fields(modules) {
+			l.names = append(l.names, name+suffix)
+		}
 	}
 	return l
 }
 
-// others are the names of weights that have one name in all layouts but our own.
-var others = map[string]string{"qnorm": "q_norm.weight", "knorm": "k_norm.weight", "sinks": "sinks", "wg": "g_proj.weight", "bg": "g_proj.bias"}
-
 // place sets where files have the weights of list, in which those of the four projections are first,
 // then their biases. heads are those of the queries.
-func (l layout) place(list weights.List, heads int) {
+func (l layout) place(list weights.List, heads int) weights.List {
 	for i := range list {
 		w := &list[i]
 		w.Columns, w.Optional = l.columns, w.Name[0] == 'b'
 		switch {
-		case l.gated && (w.Name[1] == 'q' || w.Name[1] == 'g'):
-			w.Tensor, w.Groups = l.weights[0], heads
-			if w.Optional {
-				w.Tensor = l.biases[0]
-			}
-		case i < 4:
-			w.Tensor = l.weights[i]
-		case i < 8:
-			w.Tensor = l.biases[i-4]
 		case l.own:
 			w.Tensor = w.Name
-		default:
-			w.Tensor = others[w.Name]
+		case l.gated && (w.Name == "wq" || w.Name == "wg"):
+			w.Tensor, w.Groups = l.names[0], heads
+		case l.gated && (w.Name == "bq" || w.Name == "bg"):
+			w.Tensor, w.Groups = l.names[4], heads
+		case i < len(l.names):
+			w.Tensor = l.names[i]
 		}
 	}
+	return list
 }
 
 // layouts are listed in the comment of LoadSafetensors. The first whose weights exist is read.
 var layouts = []layout{
-	linear("q_proj", "k_proj", "v_proj", "o_proj"),
-	linear("q_proj", "k_proj", "v_proj", "out_proj"),
-	linear("wq", "wk", "wv", "wo"),
-	linear("self.query", "self.key", "self.value", "output.dense"),
-	linear("qkv_proj", "qkv_proj", "qkv_proj", "o_proj"),
-	linear("qkv", "qkv", "qkv", "proj"),
-	{weights: [4]string{"in_proj_weight", "in_proj_weight", "in_proj_weight", "out_proj.weight"},
-		biases: [4]string{"in_proj_bias", "in_proj_bias", "in_proj_bias", "out_proj.bias"}},
-	{weights: [4]string{"q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"},
-		biases: [4]string{"in_proj_bias", "in_proj_bias", "in_proj_bias", "out_proj.bias"}},
-	{weights: [4]string{"c_attn.weight", "c_attn.weight", "c_attn.weight", "c_proj.weight"},
-		biases: [4]string{"c_attn.bias", "c_attn.bias", "c_attn.bias", "c_proj.bias"}, columns: true},
-	{weights: [4]string{"wq", "wk", "wv", "wo"}, biases: [4]string{"bq", "bk", "bv", "bo"}, columns: true, own: true},
+	linear("q_proj k_proj v_proj o_proj"),
+	linear("q_proj k_proj v_proj out_proj"),
+	linear("wq wk wv wo"),
+	linear("self.query self.key self.value output.dense"),
+	linear("qkv_proj qkv_proj qkv_proj o_proj"),
+	linear("qkv qkv qkv proj"),
+	{names: strings.Fields("in_proj_weight in_proj_weight in_proj_weight out_proj.weight in_proj_bias in_proj_bias in_proj_bias out_proj.bias")},
+	{names: strings.Fields("q_proj_weight k_proj_weight v_proj_weight out_proj.weight in_proj_bias in_proj_bias in_proj_bias out_proj.bias")},
+	{names: strings.Fields("c_attn.weight c_attn.weight c_attn.weight c_proj.weight c_attn.bias c_attn.bias c_attn.bias c_proj.bias"), columns: true},
+	{names: strings.Fields("wq wk wv wo bq bk bv bo"), columns: true, own: true},
 }
 
 // harmless are tensors below the prefix of a layer that change no number of it.
@@ -133,16 +124,9 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if err != nil {
 		return w, err
 	}
-	biased := c
-	biased.Bias = true // others are refused below
-	list, all := w.list(c), w.list(biased)
-	l.place(list, c.Heads)
-	l.place(all, c.Heads)
-	if l.weights[0] == l.weights[1] && c.Model != c.Memory {
-		return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", prefix+l.weights[0], c.Model, c.Memory, kernels.ErrShape)
-	}
-	biases := 0
-	for _, p := range all {
+	biased, biases := c, 0
+	biased.Bias = true
+	for _, p := range l.place(w.list(biased), c.Heads) {
 		if p.Optional && p.Has() && f.Has(prefix+p.Tensor) {
 			if biases++; !c.Bias {
 				return w, fmt.Errorf("there is a tensor %q, but the config has no Bias: %w", prefix+p.Tensor, kernels.ErrShape)
@@ -150,9 +134,9 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 		}
 	}
 	if c.Bias && biases == 0 {
-		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.biases[0], kernels.ErrFile)
+		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.names[4], kernels.ErrFile)
 	}
-	err = f.Load(list, harmless...)
+	err = f.Load(l.place(w.list(c), c.Heads), harmless...)
 	return w, err
 }
 
@@ -161,16 +145,20 @@ func layoutOf(f *weights.File, c MultiHeadConfig) (layout, error) {
 	var firsts []string
 	for _, l := range layouts {
 		have := 0
-		for i, name := range l.weights {
+		for i, name := range l.names[:4] {
 			if f.Has(f.Prefix+name) || i == 2 && c.KeysAsValues {
 				have++
 			}
 		}
-		if firsts = append(firsts, l.weights[0]); have < len(l.weights) {
+		if firsts = append(firsts, l.names[0]); have < 4 {
 			continue
 		}
-		if l.gated = c.Gate == GateInQuery && !l.own; l.gated && l.weights[0] == l.weights[1] {
-			return l, fmt.Errorf("%q has the weights of q, k and v, which is not read with GateInQuery: %w", f.Prefix+l.weights[0], kernels.ErrUnsupported)
+		l.gated = c.Gate == GateInQuery && !l.own
+		switch packed := l.names[0] == l.names[1]; {
+		case packed && l.gated:
+			return l, fmt.Errorf("%q has the weights of q, k and v, which is not read with GateInQuery: %w", f.Prefix+l.names[0], kernels.ErrUnsupported)
+		case packed && c.Model != c.Memory:
+			return l, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", f.Prefix+l.names[0], c.Model, c.Memory, kernels.ErrShape)
 		}
 		return l, nil
 	}

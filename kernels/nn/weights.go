@@ -58,11 +58,11 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 		{Name: "bk", T: &w.Bk, Shape: shape(c.Bias, 1, 1, k), Of: "Bias", Vector: true},
 		{Name: "bv", T: &w.Bv, Shape: shape(c.Bias && hasV, 1, 1, v), Of: "Bias of values", Vector: true},
 		{Name: "bo", T: &w.Bo, Shape: shape(c.Bias, 1, 1, c.Model), Of: "Bias", Vector: true},
-		{Name: "qnorm", T: &w.QNorm, Shape: c.normShape(q), Of: "Norm with weights", Vector: true},
-		{Name: "knorm", T: &w.KNorm, Shape: c.normShape(k), Of: "Norm with weights", Vector: true},
-		{Name: "sinks", T: &w.Sinks, Shape: shape(c.Sinks, c.Heads, 1, 1), Of: "Sinks", Vector: true},
-		{Name: "wg", T: &w.Wg, Shape: shape(hasGate, 1, c.Model, gates), Of: "Gate"},
-		{Name: "bg", T: &w.Bg, Shape: shape(c.Bias && hasGate, 1, 1, gates), Of: "Gate with Bias", Vector: true},
+		{Name: "qnorm", T: &w.QNorm, Shape: c.normShape(q), Of: "Norm with weights", Vector: true, Tensor: "q_norm.weight"},
+		{Name: "knorm", T: &w.KNorm, Shape: c.normShape(k), Of: "Norm with weights", Vector: true, Tensor: "k_norm.weight"},
+		{Name: "sinks", T: &w.Sinks, Shape: shape(c.Sinks, c.Heads, 1, 1), Of: "Sinks", Vector: true, Tensor: "sinks"},
+		{Name: "wg", T: &w.Wg, Shape: shape(hasGate, 1, c.Model, gates), Of: "Gate", Tensor: "g_proj.weight"},
+		{Name: "bg", T: &w.Bg, Shape: shape(c.Bias && hasGate, 1, 1, gates), Of: "Gate with Bias", Vector: true, Tensor: "g_proj.bias"},
 	}
 }
 

@@ -39,6 +39,16 @@ func (b *Steps) Release() {
 	}
 }
 
+// Result releases what Release does, and returns y, or after an error nothing.
+func (b *Steps) Result(y kernels.Tensor) (kernels.Tensor, error) {
+	b.Release()
+	if b.Err != nil {
+		y.Release()
+		return kernels.Tensor{}, b.Err
+	}
+	return y, nil
+}
+
 // Must returns t and notes err.
 func (b *Steps) Must(t kernels.Tensor, err error) kernels.Tensor {
 	if b.Err == nil {
