@@ -1,8 +1,6 @@
 package nn
 
 import (
-	"fmt"
-
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/steps"
 )
@@ -26,17 +24,6 @@ const (
 	GateHeads
 )
 
-// checkGate returns an error for a gate out of range.
-func (c MultiHeadConfig) checkGate() error {
-	if c.Gate < GateNone || c.Gate > GateHeads {
-		return fmt.Errorf("config: Gate is %d, it must be one of GateNone to GateHeads: %w", c.Gate, kernels.ErrOption)
-	}
-	if c.Gate == GateInQuery && c.ValueDim != c.HeadDim {
-		return fmt.Errorf("config: ValueDim is %d, HeadDim %d: they must be equal with GateInQuery: %w", c.ValueDim, c.HeadDim, kernels.ErrOption)
-	}
-	return nil
-}
-
 // applyGate multiplies the attention's output by the gate.
 func (l *MultiHeadAttention) applyGate(b *steps.Steps, p *Pass) {
 	if p.joined = p.attended; p.gate.IsZero() {
@@ -48,24 +35,22 @@ func (l *MultiHeadAttention) applyGate(b *steps.Steps, p *Pass) {
 	b.Gate(p.joined, p.attended, p.gate, kernels.Sigmoid)
 }
 
-// gateBackward turns do, the gradient of the gated output, into that of the output, in place,
+// gateBackward turns dO, the gradient of the gated output, into that of the output, in place,
 // and returns the gradient of the gate's projection.
-func (l *MultiHeadAttention) gateBackward(b *steps.Steps, p *Pass, do kernels.Tensor) (dGate kernels.Tensor) {
-	if p.gate.IsZero() || b.Err != nil {
+func (l *MultiHeadAttention) gateBackward(b *steps.Steps, p *Pass, dO kernels.Tensor) (dGate kernels.Tensor) {
+	c := l.config
+	if c.Gate == GateNone {
 		return dGate
 	}
-	c, shape := l.config, do.Shape()
-	terms := b.Alloc(shape)
+	terms := allocHeads(b, p.x, c.Heads, c.ValueDim)
 	if b.Err == nil {
-		do = splitHeads(do, c.Heads)
-		b.Err = l.dev.GateBackward(b.Ctx, do, splitHeads(terms, c.Heads), do, p.attended, p.gate, kernels.Sigmoid)
+		b.Err = l.dev.GateBackward(b.Ctx, dO, terms, dO, p.attended, p.gate, kernels.Sigmoid)
 	}
-	if c.Gate != GateHeads {
+	if terms = joinHeads(terms); c.Gate != GateHeads {
 		return terms
 	}
 	// The gate of a head has the sum of the terms of its elements.
-	shape[kernels.Dim] = c.Heads
-	dGate = b.Alloc(shape)
+	dGate = joinHeads(allocHeads(b, p.x, c.Heads, 1))
 	b.Project(b.Rows(dGate, 1), b.Rows(terms, c.ValueDim), b.Ones(kernels.Shape{1, 1, c.ValueDim, 1}))
 	return dGate
 }

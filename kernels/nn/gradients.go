@@ -103,20 +103,18 @@ func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.T
 
 // backward computes g. Its steps do nothing after an error.
 func (l *MultiHeadAttention) backward(b *steps.Steps, p *Pass, dy kernels.Tensor, g *LayerGradients) {
-	c, d, w := l.config, p.call.Dims(), &g.Weights
+	c, w := l.config, &g.Weights
 	// y = joined·Wo + Bo
 	b.LinearBackward(&w.Wo, &w.Bo, joinHeads(p.joined), dy, c.Bias)
-	dJoined := b.Alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.ValueDim})
-	b.Project(dJoined, dy, b.Transposed(l.w.Wo))
-	dGate := l.gateBackward(b, p, dJoined)
-	dq := b.Alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.HeadDim})
-	dk := b.Alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.HeadDim})
-	dv := b.Alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.ValueDim})
+	dO := allocHeads(b, p.x, c.Heads, c.ValueDim)
+	b.Project(joinHeads(dO), dy, b.Transposed(l.w.Wo))
+	dGate := l.gateBackward(b, p, dO)
+	qkv := [3]kernels.Tensor{allocHeads(b, p.x, c.Heads, c.HeadDim), allocHeads(b, p.z, c.KVHeads, c.HeadDim), allocHeads(b, p.z, c.KVHeads, c.ValueDim)}
+	dq, dk, dv := joinHeads(qkv[0]), joinHeads(qkv[1]), joinHeads(qkv[2])
 	if b.Err != nil {
 		return
 	}
-	qkv := [3]kernels.Tensor{splitHeads(dq, c.Heads), splitHeads(dk, c.KVHeads), splitHeads(dv, c.KVHeads)}
-	p.attentionBackward(b, &g.Attention, qkv, splitHeads(dJoined, c.Heads))
+	p.attentionBackward(b, &g.Attention, qkv, dO)
 	if c.Sinks {
 		w.Sinks, g.Attention.Sinks = g.Attention.Sinks, kernels.Tensor{}
 	}

@@ -78,30 +78,26 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 
 // fill draws a weight of fanIn rows and fanOut columns from one of the seed's streams.
 func (in Initialiser) fill(w []float32, fanIn, fanOut int, stream uint64) error {
-	gain, spread, uniform := in.Gain, 1.0, false
-	switch in.Distribution {
-	case XavierUniform, XavierNormal:
-		gain = cmp.Or(gain, 1)
-		spread, uniform = math.Sqrt(2/(float64(fanIn)+float64(fanOut))), in.Distribution == XavierUniform
-	case KaimingUniform, KaimingNormal:
-		gain = cmp.Or(gain, math.Sqrt2)
-		spread, uniform = math.Sqrt(1/float64(fanIn)), in.Distribution == KaimingUniform
-	case Gaussian:
-		gain = cmp.Or(gain, 0.02)
-	default:
+	xavier, kaiming := 2/(float64(fanIn)+float64(fanOut)), 1/float64(fanIn)
+	rules := []struct {
+		gain, variance float64
+		uniform        bool
+	}{XavierUniform: {1, xavier, true}, XavierNormal: {1, xavier, false}, KaimingUniform: {math.Sqrt2, kaiming, true}, KaimingNormal: {math.Sqrt2, kaiming, false}, Gaussian: {0.02, 1, false}}
+	if in.Distribution < 0 || int(in.Distribution) >= len(rules) {
 		return fmt.Errorf("distribution is %d, it must be one of XavierUniform to Gaussian: %w", in.Distribution, kernels.ErrOption)
 	}
+	rule := rules[in.Distribution]
+	gain := cmp.Or(in.Gain, rule.gain)
 	if !(gain > 0) || !finite(float64(float32(gain))) {
 		return fmt.Errorf("gain is %v, it must be a positive float32 (0 means the distribution's default): %w", in.Gain, kernels.ErrOption)
 	}
 	rng := rand.New(rand.NewPCG(in.Seed, stream))
+	draw := rng.NormFloat64
+	if rule.uniform { // U(-1, 1) has the variance 1/3
+		draw = func() float64 { return math.Sqrt(3) * (2*rng.Float64() - 1) }
+	}
 	for i := range w {
-		x := rng.NormFloat64
-		if uniform {
-			// U(-1, 1) has the variance 1/3.
-			x = func() float64 { return math.Sqrt(3) * (2*rng.Float64() - 1) }
-		}
-		w[i] = float32(gain * spread * x())
+		w[i] = float32(gain * math.Sqrt(rule.variance) * draw())
 	}
 	return nil
 }

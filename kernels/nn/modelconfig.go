@@ -129,7 +129,7 @@ func ropeOf(from *configjson.Rope, headDim int) (*RoPE, error) {
 		r.Scaling.Kind, r.Scaling.Factor, r.Scaling.OriginalMaxPositionEmbeddings = ScalingKind(from.Kind), from.Factor, from.Original
 		r.Scaling.NoTruncate = from.Truncate != nil && !*from.Truncate
 	}
-	if _, err := r.frequencies(headDim); err != nil {
+	if _, _, err := r.frequencies(headDim); err != nil {
 		return nil, op.As(kernels.ErrFile, err)
 	}
 	return r, nil

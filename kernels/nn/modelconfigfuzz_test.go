@@ -27,7 +27,7 @@ func FuzzParseConfig(f *testing.F) {
 				t.Fatalf("layer %d is %+v", i, l)
 			}
 			if c.RoPE != nil && i < 8 {
-				must.Get(c.RoPE.frequencies(c.HeadDim))(t)
+				must.Do(t, checkConfig(c.DType, c.RoPE, c.HeadDim, 0))
 			}
 		}
 	})

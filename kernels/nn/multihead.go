@@ -57,20 +57,18 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 	}
 	c.HeadDim = cmp.Or(c.HeadDim, c.Model/c.Heads)
 	c.ValueDim = cmp.Or(c.ValueDim, c.HeadDim)
-	if c.Heads%c.KVHeads != 0 {
+	n := cmp.Or(c.Norm, &Norm{})
+	switch {
+	case c.Heads%c.KVHeads != 0:
 		return c, fmt.Errorf("config: KVHeads is %d, Heads is %d: the kv heads must divide the query heads: %w", c.KVHeads, c.Heads, kernels.ErrOption)
+	case n.Weightless && n.PlusOne:
+		return c, fmt.Errorf("config: norm: PlusOne is set, but a Weightless norm has no weights to add one to: leave one of them out: %w", kernels.ErrOption)
+	case c.Gate < GateNone || c.Gate > GateHeads:
+		return c, fmt.Errorf("config: Gate is %d, it must be one of GateNone to GateHeads: %w", c.Gate, kernels.ErrOption)
+	case c.ValueDim != c.HeadDim && (c.KeysAsValues || c.Gate == GateInQuery):
+		return c, fmt.Errorf("config: ValueDim is %d, HeadDim %d: they must be equal with KeysAsValues and with GateInQuery: %w", c.ValueDim, c.HeadDim, kernels.ErrOption)
 	}
-	if err := cmp.Or(c.checkNorm(), c.checkGate()); err != nil {
-		return c, err
-	}
-	if c.KeysAsValues && c.ValueDim != c.HeadDim {
-		return c, fmt.Errorf("config: ValueDim is %d, HeadDim %d: they must be equal with KeysAsValues: %w", c.ValueDim, c.HeadDim, kernels.ErrOption)
-	}
-	epsilon := 0.0
-	if c.Norm != nil {
-		epsilon = c.Norm.Epsilon
-	}
-	return c, checkConfig(c.DType, c.RoPE, c.HeadDim, epsilon)
+	return c, checkConfig(c.DType, c.RoPE, c.HeadDim, n.Epsilon)
 }
 
 // MultiHeadAttention is the attention layer of Vaswani et al. 2017:

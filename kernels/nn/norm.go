@@ -1,8 +1,6 @@
 package nn
 
 import (
-	"fmt"
-
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/steps"
 )
@@ -20,14 +18,6 @@ type Norm struct {
 	AfterRoPE bool
 	// Values means that values are normed too, each head, without weights (Gemma 4).
 	Values bool
-}
-
-// checkNorm returns an error for a norm that contradicts itself.
-func (c MultiHeadConfig) checkNorm() error {
-	if n := c.Norm; n != nil && n.Weightless && n.PlusOne {
-		return fmt.Errorf("config: norm: PlusOne is set, but a Weightless norm has no weights to add one to: leave one of them out: %w", kernels.ErrOption)
-	}
-	return nil
 }
 
 // normShape returns the shape of the weights for queries or keys whose projection has n columns.

@@ -36,7 +36,7 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{PlusOne: true}, Weightless: true}}, "PlusOne is set, but a Weightless norm has no weights"},
 		{config{Model: 8, Gate: -1}, "Gate is -1"},
 		{config{Model: 8, Gate: nn.GateHeads + 1}, "Gate is 4, it must be one of GateNone to GateHeads"},
-		{config{Model: 8, Gate: nn.GateInQuery, ValueDim: 4}, "ValueDim is 4, HeadDim 8: they must be equal with GateInQuery"},
+		{config{Model: 8, Gate: nn.GateInQuery, ValueDim: 4}, "ValueDim is 4, HeadDim 8: they must be equal with KeysAsValues and with GateInQuery"},
 		{config{Model: 8, KeysAsValues: true, ValueDim: 4}, "ValueDim is 4, HeadDim 8: they must be equal with KeysAsValues"},
 	} {
 		must.Fail(t, c.text, must.Err(c.config.Initialise(nn.Initialiser{})), kernels.ErrOption, c.text)

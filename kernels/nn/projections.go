@@ -115,7 +115,7 @@ func checkConfig(dtype kernels.DType, r *RoPE, headDim int, epsilon float64) err
 		return fmt.Errorf("config: DType is %v, weights must be f32, f16 or bf16: %w", dtype, kernels.ErrDType)
 	}
 	if r != nil {
-		if _, err := r.frequencies(headDim); err != nil {
+		if _, _, err := r.frequencies(headDim); err != nil {
 			return fmt.Errorf("config: rope: %w", err)
 		}
 	}

@@ -116,7 +116,7 @@ func (r *RoPE) anglesOf(b *steps.Steps, q, k kernels.Tensor, opt *MultiHeadOptio
 
 // angles returns the angles of positions on each axis, or on all of them.
 func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, axes [][][]int) (a kernels.Angles, err error) {
-	theta, err := r.frequencies(headDim)
+	theta, axisOf, err := r.frequencies(headDim)
 	if err != nil {
 		return a, err
 	}
@@ -148,12 +148,6 @@ func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, axe
 		return a, err
 	}
 	cos, sin := make([]float32, shape.Elements()), make([]float32, shape.Elements())
-	axisOf := make([]int, pairs)
-	if len(axes) > 1 {
-		if axisOf, err = r.axes(pairs); err != nil {
-			return a, err
-		}
-	}
 	factor, at := r.Scaling.attentionFactor(), 0
 	for b := range batches {
 		if ctx != nil && ctx.Err() != nil { // FromFloat32 refuses nil
@@ -161,18 +155,18 @@ func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, axe
 		}
 		for i := range seq {
 			for pair, f := range theta {
-				s, c := math.Sincos(float64(axes[axisOf[pair]][b][i]) * f)
+				s, c := math.Sincos(float64(axes[min(axisOf[pair], len(axes)-1)][b][i]) * f)
 				cos[at], sin[at] = float32(factor*c), float32(factor*s)
 				at++
 			}
 		}
 	}
 	a.Interleaved = r.Interleaved
-	if a.Cos, err = dev.FromFloat32(ctx, kernels.F32, cos, shape); err != nil {
-		return a, err
+	if a.Cos, err = dev.FromFloat32(ctx, kernels.F32, cos, shape); err == nil {
+		a.Sin, err = dev.FromFloat32(ctx, kernels.F32, sin, shape)
 	}
-	if a.Sin, err = dev.FromFloat32(ctx, kernels.F32, sin, shape); err != nil {
-		a.Cos.Release()
+	if err != nil {
+		a.Release()
 		return kernels.Angles{}, err
 	}
 	return a, nil
@@ -181,66 +175,58 @@ func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, axe
 // axes returns the axis of each pair.
 func (r *RoPE) axes(pairs int) ([]int, error) {
 	axes, left := make([]int, pairs), slices.Clone(r.Sections)
-	if len(left) == 0 {
-		left = []int{0}
-	}
 	for i := range axes {
-		axis := 0
-		if r.SectionsInterleaved {
-			axis = i % len(left)
-			if left[axis] <= 0 {
-				axis = 0
-			}
-		} else {
-			for axis < len(left)-1 && left[axis] <= 0 {
-				axis++
-			}
+		if len(left) == 0 {
+			break
+		}
+		axis := i % len(left)
+		if !r.SectionsInterleaved {
+			axis = max(0, slices.IndexFunc(left, func(n int) bool { return n > 0 }))
+		}
+		if left[axis] <= 0 {
+			axis = 0
 		}
 		axes[i] = axis
 		left[axis]--
 	}
-	if slices.ContainsFunc(left, func(n int) bool { return n != 0 }) {
+	if r.SectionsInterleaved && len(left) == 0 || slices.ContainsFunc(left, func(n int) bool { return n != 0 }) {
 		return nil, fmt.Errorf("sections are %v (interleaved: %v), their sum must be the %d pairs: %w", r.Sections, r.SectionsInterleaved, pairs, kernels.ErrOption)
 	}
 	return axes, nil
 }
 
-// frequencies returns the frequency of each pair.
-func (r *RoPE) frequencies(headDim int) ([]float64, error) {
+// frequencies returns the frequency and the axis of each pair.
+func (r *RoPE) frequencies(headDim int) (theta []float64, axes []int, err error) {
 	if r == nil {
-		return nil, fmt.Errorf("the *RoPE is nil: %w", kernels.ErrOption)
+		return nil, nil, fmt.Errorf("the *RoPE is nil: %w", kernels.ErrOption)
 	}
 	base, dim := cmp.Or(r.Base, 10000), cmp.Or(r.Dim, headDim)
 	if !(base > 0) || !finite(base) {
-		return nil, fmt.Errorf("base is %v, it must be a positive number: %w", r.Base, kernels.ErrOption)
+		return nil, nil, fmt.Errorf("base is %v, it must be a positive number: %w", r.Base, kernels.ErrOption)
 	}
 	if dim < 2 || dim%2 != 0 || dim > headDim {
-		return nil, fmt.Errorf("dim is %d, it must be even and 2 to the head size %d: %w", dim, headDim, kernels.ErrOption)
+		return nil, nil, fmt.Errorf("dim is %d, it must be even and 2 to the head size %d: %w", dim, headDim, kernels.ErrOption)
 	}
 	rotated := dim / 2
 	if r.Scaling != nil && r.Scaling.Kind == ScalingProportional {
 		if dim = headDim; dim%2 != 0 {
-			return nil, fmt.Errorf("head size is %d, proportional scaling needs an even one: %w", dim, kernels.ErrOption)
+			return nil, nil, fmt.Errorf("head size is %d, proportional scaling needs an even one: %w", dim, kernels.ErrOption)
 		}
 	}
-	theta := make([]float64, dim/2)
+	theta = make([]float64, dim/2)
 	for i := range rotated {
 		theta[i] = math.Pow(base, -2*float64(i)/float64(dim))
 	}
 	if r.Scaling != nil {
 		if err := r.Scaling.scale(theta, base); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	if slices.ContainsFunc(theta, func(f float64) bool { return !finite(f * op.MaxLength) }) {
-		return nil, fmt.Errorf("base is %v, at which angles overflow: %w", r.Base, kernels.ErrOption)
+		return nil, nil, fmt.Errorf("base is %v, at which angles overflow: %w", r.Base, kernels.ErrOption)
 	}
-	if len(r.Sections) > 0 || r.SectionsInterleaved {
-		if _, err := r.axes(len(theta)); err != nil {
-			return nil, err
-		}
-	}
-	return theta, nil
+	axes, err = r.axes(len(theta))
+	return theta, axes, err
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
