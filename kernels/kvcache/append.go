@@ -1,6 +1,7 @@
 package kvcache
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -79,63 +80,49 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 		return err
 	}
 	const rule = "sequences, heads and head size of the cache with as many rows as k"
-	rows := kernels.Shape{len(seqs), p.config.KVHeads, k.Shape()[kernels.Seq], p.config.Dim}
-	floats := []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
-	if err := k.CheckShape("k", rows, rule, floats...); err != nil {
-		return err
+	c, n := p.config, k.Shape()[kernels.Seq]
+	rows, floats := kernels.Shape{len(seqs), c.KVHeads, n, c.Dim}, []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
+	err = k.CheckShape("k", rows, rule, floats...)
+	rows[kernels.Dim] = c.ValueDim
+	switch {
+	case err != nil:
+	case c.Latent == 0:
+		err = v.CheckShape("v", rows, rule, floats...)
+	case !v.IsZero():
+		err = fmt.Errorf("v has shape %v, but the values are the first %d elements of k: give the zero Tensor: %w", v.Shape(), c.Latent, kernels.ErrShape)
 	}
-	rows[kernels.Dim] = p.config.ValueDim
-	if p.config.Latent > 0 && !v.IsZero() {
-		return fmt.Errorf("v has shape %v, but the values are the first %d elements of k: give the zero Tensor: %w", v.Shape(), p.config.Latent, kernels.ErrShape)
-	} else if p.config.Latent == 0 {
-		if err := v.CheckShape("v", rows, rule, floats...); err != nil {
-			return err
-		}
+	if err = cmp.Or(err, op.CheckPositions(positions, len(seqs), n, "k")); err == nil {
+		err = p.plan(seqs, n, count)
 	}
-	if err := op.CheckPositions(positions, len(seqs), k.Shape()[kernels.Seq], "k"); err != nil {
-		return err
+	if err == nil && positions == nil {
+		err = p.turner.ExtendAngles(ctx, p.next.from, n)
 	}
-	if err := p.plan(seqs, k.Shape()[kernels.Seq], count); err != nil {
-		return err
-	}
-	dtype := p.config.DType
-	if dtype.Quantised() || p.config.Hadamard || p.config.scaled() {
-		dtype = kernels.F32
-	}
-	if positions == nil {
-		if err := p.turner.ExtendAngles(ctx, p.next.from, k.Shape()[kernels.Seq]); err != nil {
-			return err
-		}
-	}
-	defer turn.Free(&p.next.rotated)
-	k, err = p.turner.Rotate(ctx, "k", k, dtype, p.next.from, positions, &p.next.rotated)
 	if err != nil {
 		return err
 	}
+	defer turn.Free(&p.next.rotated)
 	defer turn.Free(&p.next.spread[0])
 	defer turn.Free(&p.next.spread[1])
-	if k, err = p.turner.Spread(ctx, 0, k, kernels.F32, &p.next.spread[0]); err != nil {
-		return err
+	dtype := c.DType
+	if dtype.Quantised() || c.Hadamard || c.scaled() {
+		dtype = kernels.F32
 	}
-	if v, err = p.turner.Spread(ctx, 1, v, kernels.F32, &p.next.spread[1]); err != nil {
-		return err
+	if k, err = p.turner.Rotate(ctx, "k", k, dtype, p.next.from, positions, &p.next.rotated); err == nil {
+		k, err = p.turner.Stored(ctx, 0, k, &p.next.spread[0])
 	}
-	if k, err = p.turner.Divide(ctx, 0, k, kernels.F32, &p.next.spread[0]); err != nil {
-		return err
+	if err == nil {
+		v, err = p.turner.Stored(ctx, 1, v, &p.next.spread[1])
 	}
-	if v, err = p.turner.Divide(ctx, 1, v, kernels.F32, &p.next.spread[1]); err != nil {
-		return err
+	if err == nil && !p.paged {
+		err = p.compact(ctx, seqs)
 	}
-	if !p.paged && len(p.next.moves) > 0 {
-		if err := p.compact(ctx, seqs); err != nil {
-			return err
-		}
+	if err == nil {
+		err = p.copyPlanned(ctx, p.next.moves, p.next.writes, k, v)
 	}
-	if err := p.copyPlanned(ctx, p.next.moves, p.next.writes, k, v); err != nil {
-		return err
+	if err == nil {
+		p.commit(seqs)
 	}
-	p.commit(seqs)
-	return nil
+	return err
 }
 
 // plan plans an append of up to n tokens to each sequence in p.next. It changes nothing

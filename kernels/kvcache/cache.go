@@ -100,16 +100,11 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err erro
 func (c *Cache) Release() { c.pool.orNone().release() }
 
 // Reset removes all tokens. It returns ErrReleased after Release.
-func (c *Cache) Reset() (err error) {
-	defer op.Annotate(&err, "reset")
-	p := c.pool.orNone()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.released(); err != nil {
-		return err
-	}
-	for _, s := range c.seqs {
-		s.first, s.n, s.stale = 0, 0, 0
-	}
-	return nil
+func (c *Cache) Reset() error {
+	return c.pool.orNone().change("reset", func() error {
+		for _, s := range c.seqs {
+			s.first, s.n, s.stale = 0, 0, 0
+		}
+		return nil
+	})
 }

@@ -1,6 +1,7 @@
 package kvcache
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -243,10 +244,8 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	if err := p.check(opt); err != nil {
 		return err
 	}
-	if s.count, err = op.Counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
-		return err
-	}
-	if err := op.CheckPositions(opt.Positions, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
+	s.count, err = op.Counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q")
+	if err := cmp.Or(err, op.CheckPositions(opt.Positions, len(seqs), q.Shape()[kernels.Seq], "q")); err != nil {
 		return err
 	}
 	if n := len(opt.Offset); n > 1 && n != len(seqs) {
@@ -299,10 +298,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 		s.k, s.v = view.Slice(p.k, kernels.Seq, 0, keys), view.Slice(p.v, kernels.Seq, 0, keys)
 	}
 	if s.q, err = p.turner.Rotate(ctx, "q", q, q.DType(), s.from, opt.Positions, &s.rotated); err == nil {
-		s.q, err = p.turner.Spread(ctx, 0, s.q, q.DType(), &s.spread)
-	}
-	if err == nil {
-		s.q, err = p.turner.Multiply(ctx, s.q, &s.spread)
+		s.q, err = p.turner.Asked(ctx, s.q, &s.spread)
 	}
 	return err
 }

@@ -90,27 +90,24 @@ func (c *Paged) FreePages() int {
 
 // NewSequence returns an empty sequence, for the caller to Free. It returns ErrReleased
 // after Release.
-func (c *Paged) NewSequence() (*Sequence, error) {
+func (c *Paged) NewSequence() (s *Sequence, err error) {
 	p := c.pool.orNone()
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	if err := p.released(); err != nil {
-		return nil, fmt.Errorf("sequence: %w", err)
-	}
-	return &Sequence{of: p}, nil
+	err = p.change("sequence", func() error {
+		s = &Sequence{of: p}
+		return nil
+	})
+	return s, err
 }
 
 // Fork returns a sequence with the tokens that s has now, for the caller to Free. It takes
 // no page: each of the two copies a shared page when it first writes to it. It returns
 // ErrReleased after Free or Release.
-func (s *Sequence) Fork() (*Sequence, error) {
-	p := s.of.orNone()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := s.usable(p); err != nil {
-		return nil, fmt.Errorf("fork: %w", err)
-	}
-	return &Sequence{of: p, placement: placement{pages: p.share(s.pages), first: s.first, n: s.n}}, nil
+func (s *Sequence) Fork() (fork *Sequence, err error) {
+	err = s.change("fork", func(p *pool) error {
+		fork = &Sequence{of: p, placement: placement{pages: p.share(s.pages), first: s.first, n: s.n}}
+		return nil
+	})
+	return fork, err
 }
 
 // Free releases the sequence's references to its pages. A second Free does nothing.

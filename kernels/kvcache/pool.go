@@ -150,6 +150,17 @@ func (p *pool) release() {
 	p.k, p.v = kernels.Tensor{}, kernels.Tensor{}
 }
 
+// change applies f, an operation on the cache, which no other call uses then.
+func (p *pool) change(operation string, f func() error) (err error) {
+	defer op.Annotate(&err, operation)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.released(); err != nil {
+		return err
+	}
+	return f()
+}
+
 // none is the pool of zero values.
 var none = new(pool)
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -68,46 +69,33 @@ func (p *pool) run(ctx context.Context, s *step, seqs []*Sequence, out kernels.R
 	if !out.LSE.IsZero() && out.LSE.DType() != kernels.F32 {
 		return fmt.Errorf("lse is %v, it must be f32: %w", out.LSE.DType(), kernels.ErrDType)
 	}
-	whole, err := p.partial(ctx, s.q.Shape())
-	if err != nil {
-		return err
-	}
-	defer whole.Release()
-	part, err := p.partial(ctx, s.q.Shape())
-	if err != nil {
-		return err
-	}
-	defer part.Release()
-	if err := p.afterPrefixes(ctx, s, whole, shared); err != nil {
-		return err
+	b := steps.Steps{Ctx: ctx, Dev: p.dev}
+	defer b.Release()
+	whole, part := p.partial(&b, s.q.Shape()), p.partial(&b, s.q.Shape())
+	if p.afterPrefixes(&b, s, whole, shared); b.Err != nil {
+		return b.Err
 	}
 	for _, x := range shared {
 		to := batches(part, x.lo, x.hi)
-		if err := p.prefix(ctx, s, to, x); err != nil {
-			return fmt.Errorf("prefix of sequences %d to %d, tokens %d to %d: %w", x.lo, x.hi-1, x.from*p.size, x.to*p.size-1, err)
+		if p.prefix(&b, s, to, x); b.Err != nil {
+			return fmt.Errorf("prefix of sequences %d to %d, tokens %d to %d: %w", x.lo, x.hi-1, x.from*p.size, x.to*p.size-1, b.Err)
 		}
-		if err := p.dev.Merge(ctx, batches(whole, x.lo, x.hi), to); err != nil {
-			return err
-		}
+		b.Merge(batches(whole, x.lo, x.hi), to)
 	}
 	if s.asked.MaskLast {
-		if err := p.maskLast(ctx, s, seqs, part); err != nil {
-			return err
-		}
-		if err := p.dev.Merge(ctx, whole, part); err != nil {
-			return err
-		}
+		p.maskLast(&b, s, seqs, part)
+		b.Merge(whole, part)
 	}
-	dst, src := []kernels.Tensor{out.O, out.LSE}, []kernels.Tensor{whole.O, whole.LSE}
-	if out.LSE.IsZero() {
-		dst, src = dst[:1], src[:1]
+	b.Copy(out.O, whole.O)
+	if !out.LSE.IsZero() {
+		b.Copy(out.LSE, whole.LSE)
 	}
-	return p.dev.Copy(ctx, dst, src)
+	return b.Err
 }
 
 // maskLast attends from all rows of s to the last tokens, which have the mask. It copies them, because they may begin
 // inside a page.
-func (p *pool) maskLast(ctx context.Context, s *step, seqs []*Sequence, out kernels.Result) error {
+func (p *pool) maskLast(b *steps.Steps, s *step, seqs []*Sequence, out kernels.Result) {
 	rows, opt := make([]int, s.asked.Mask.Shape()[kernels.Dim]), s.asked.Options
 	for i := range rows {
 		rows[i] = i
@@ -116,33 +104,28 @@ func (p *pool) maskLast(ctx context.Context, s *step, seqs []*Sequence, out kern
 	for b, n := range s.klen {
 		opt.Offset[b] -= n
 	}
-	last, err := p.gather(ctx, seqs, s.klen, rows)
-	defer last[0].Release()
-	defer last[1].Release()
-	if err != nil {
-		return err
-	}
-	return p.attendInto(ctx, out, s.q, last[0], last[1], opt)
+	last := p.gather(b, seqs, s.klen, rows)
+	b.Attend(out, s.q, last[0], last[1], opt)
 }
 
 // prefix attends from all rows of the sequences of x to its keys. Row i of all sequences is one call.
-func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, x prefix) error {
+func (p *pool) prefix(b *steps.Steps, s *step, out kernels.Result, x prefix) {
 	q, opt := view.Slice(s.q, kernels.Batch, x.lo, x.hi), s.opt
 	opt.Causal, opt.KLen, opt.Offset, opt.Sinks = false, nil, nil, nil // all rows see all keys, and sinks count once
 	opt.Pages = &kernels.Pages{Table: [][]int32{s.pages.Table[x.lo][x.from:x.to]}, Keys: (x.to - x.from) * p.size}
 	for i := range q.Shape()[kernels.Seq] {
 		to := kernels.Result{O: acrossBatches(out.O, i), LSE: acrossBatches(out.LSE, i)}
-		if err := p.attendInto(ctx, to, acrossBatches(q, i), s.k, s.v, opt); err != nil {
-			return err
-		}
+		b.Attend(to, acrossBatches(q, i), s.k, s.v, opt)
 	}
-	return nil
 }
 
 // afterPrefixes attends from all rows of s to the keys after those of shared, or before those of a mask of the last ones.
-func (p *pool) afterPrefixes(ctx context.Context, s *step, out kernels.Result, shared []prefix) error {
+func (p *pool) afterPrefixes(b *steps.Steps, s *step, out kernels.Result, shared []prefix) {
 	if len(shared) == 0 {
-		return s.call.RunInto(ctx, out)
+		if b.Err == nil {
+			b.Err = s.call.RunInto(b.Ctx, out)
+		}
+		return
 	}
 	opt := s.opt
 	opt.Pages = &kernels.Pages{Table: slices.Clone(s.pages.Table)}
@@ -157,32 +140,16 @@ func (p *pool) afterPrefixes(ctx context.Context, s *step, out kernels.Result, s
 		}
 	}
 	opt.Pages.Keys = max(1, slices.Max(opt.KLen))
-	if err := p.attendInto(ctx, out, s.q, s.k, s.v, opt); err != nil {
-		return fmt.Errorf("after the shared prefixes: %w", err)
-	}
-	return nil
-}
-
-// attendInto computes a call into out.
-func (p *pool) attendInto(ctx context.Context, out kernels.Result, q, k, v kernels.Tensor, opt kernels.Options) error {
-	call, err := p.dev.Prepare(q, k, v, opt)
-	if err != nil {
-		return err
-	}
-	return call.RunInto(ctx, out)
+	b.Attend(out, s.q, s.k, s.v, opt)
 }
 
 // partial returns a new result in F32 for rows of shape, which can be merged.
-func (p *pool) partial(ctx context.Context, shape kernels.Shape) (r kernels.Result, err error) {
+func (p *pool) partial(b *steps.Steps, shape kernels.Shape) (r kernels.Result) {
 	shape[kernels.Dim] = p.config.ValueDim
-	if r.O, err = p.dev.Alloc(ctx, kernels.F32, shape); err == nil {
-		shape[kernels.Dim] = 1
-		r.LSE, err = p.dev.Alloc(ctx, kernels.F32, shape)
-	}
-	if err != nil {
-		r.Release()
-	}
-	return r, err
+	r.O = b.Alloc(shape)
+	shape[kernels.Dim] = 1
+	r.LSE = b.Alloc(shape)
+	return r
 }
 
 // batches returns the results of batches [lo, hi).

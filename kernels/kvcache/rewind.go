@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -16,7 +16,7 @@ import (
 // Errors: ErrOption for a sequence that does not exist, a length greater than the
 // sequence's, or one for which the window needs tokens that are overwritten; ErrReleased.
 func (c *Cache) Rewind(b, length int) error {
-	return c.change("rewind", b, func(s *Sequence) error { return s.Rewind(length) })
+	return c.change("rewind", b, func(p *pool, s *Sequence) error { return p.rewind(s, length) })
 }
 
 // Rewind removes tokens from the end of s and leaves length of them, as [Cache.Rewind]
@@ -25,19 +25,8 @@ func (c *Cache) Rewind(b, length int) error {
 //
 // Errors: ErrOption for a length greater than that of s, or one for which the window needs
 // tokens that are dropped; ErrReleased after Free or Release.
-func (s *Sequence) Rewind(length int) (err error) {
-	defer op.Annotate(&err, "rewind")
-	p := s.of.orNone()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := s.usable(p); err != nil {
-		return err
-	}
-	if err := p.checkLength(s, "length", length); err != nil {
-		return err
-	}
-	p.cut(s, length)
-	return nil
+func (s *Sequence) Rewind(length int) error {
+	return s.change("rewind", func(p *pool) error { return p.rewind(s, length) })
 }
 
 // Keep removes the tokens of sequence b from position from on, except those at from+rows[i],
@@ -55,39 +44,47 @@ func (s *Sequence) Rewind(length int) (err error) {
 // Errors: ErrOption for a from that Rewind refuses, and for rows that do not ascend or are not
 // in the cache; ErrMemory, ErrReleased, and the backend's.
 func (c *Cache) Keep(ctx context.Context, b, from int, rows []int) error {
-	return c.change("keep", b, func(s *Sequence) error { return s.Keep(ctx, from, rows) })
+	return c.change("keep", b, func(p *pool, s *Sequence) error { return p.keep(ctx, s, from, rows) })
 }
 
 // Keep removes the tokens of s from position from on, except those at from+rows[i], as
 // [Cache.Keep] does. Pages that forks share are copied before they are written. Errors as
 // there, ErrCapacity when too few pages are free for such copies, and ErrReleased after Free.
-func (s *Sequence) Keep(ctx context.Context, from int, rows []int) (err error) {
-	defer op.Annotate(&err, "keep")
-	p := s.of.orNone()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := s.usable(p); err != nil {
-		return err
-	}
-	return p.keep(ctx, s, from, rows)
+func (s *Sequence) Keep(ctx context.Context, from int, rows []int) error {
+	return s.change("keep", func(p *pool) error { return p.keep(ctx, s, from, rows) })
 }
 
-// change applies f, the method of an operation, to sequence b.
-func (c *Cache) change(operation string, b int, f func(s *Sequence) error) (err error) {
-	defer op.Annotate(&err, operation)
+// change applies f, an operation, to s.
+func (s *Sequence) change(operation string, f func(p *pool) error) error {
+	p := s.of.orNone()
+	return p.change(operation, func() error {
+		if err := s.usable(p); err != nil {
+			return err
+		}
+		return f(p)
+	})
+}
+
+// change applies f, an operation, to sequence b.
+func (c *Cache) change(operation string, b int, f func(p *pool, s *Sequence) error) error {
 	p := c.pool.orNone()
-	p.mu.RLock()
-	err = p.released()
-	p.mu.RUnlock()
-	switch {
-	case err != nil:
+	return p.change(operation, func() error {
+		if b < 0 || b >= len(c.seqs) {
+			return fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, len(c.seqs), kernels.ErrOption)
+		}
+		if err := f(p, c.seqs[b]); err != nil {
+			return fmt.Errorf("sequence %d: %w", b, err)
+		}
+		return nil
+	})
+}
+
+// rewind is Sequence.Rewind.
+func (p *pool) rewind(s *Sequence, length int) error {
+	if err := p.checkLength(s, "length", length); err != nil {
 		return err
-	case b < 0 || b >= len(c.seqs):
-		return fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, len(c.seqs), kernels.ErrOption)
 	}
-	if err := f(c.seqs[b]); err != nil {
-		return fmt.Errorf("sequence %d: %w", b, err)
-	}
+	p.cut(s, length)
 	return nil
 }
 
@@ -132,11 +129,11 @@ func (p *pool) keep(ctx context.Context, s *Sequence, from int, rows []int) erro
 		return nil
 	}
 	seqs := []*Sequence{s}
-	kept, err := p.gather(ctx, seqs, []int{from}, rows[still:])
-	defer kept[0].Release()
-	defer kept[1].Release()
-	if err != nil {
-		return err
+	b := steps.Steps{Ctx: ctx, Dev: p.dev}
+	defer b.Release()
+	kept := p.gather(&b, seqs, []int{from}, rows[still:])
+	if b.Err != nil {
+		return b.Err
 	}
 	before, free := s.placement, len(p.free)
 	before.pages = slices.Clone(s.pages) // the plan overwrites the end of the list
@@ -154,32 +151,32 @@ func (p *pool) keep(ctx context.Context, s *Sequence, from int, rows []int) erro
 	return nil
 }
 
-// gather returns copies of keys and values, for the caller to Release also after an error.
-// Row i of batch b is the token of seqs[b] at position from[b]+rows[i]:
+// gather returns copies of keys and values, which the steps own. Row i of batch b is the token of
+// seqs[b] at position from[b]+rows[i]:
 //
 //	[B, Hkv, len(rows), D] and Dv of the cache's dtype
-func (p *pool) gather(ctx context.Context, seqs []*Sequence, from, rows []int) (kept [2]kernels.Tensor, err error) {
+func (p *pool) gather(b *steps.Steps, seqs []*Sequence, from, rows []int) (kept [2]kernels.Tensor) {
 	pools := [2]kernels.Tensor{p.k, p.v}
 	for i, t := range pools[:p.tensors()] {
-		shape := kernels.Shape{len(seqs), p.config.KVHeads, len(rows), t.Shape()[kernels.Dim]}
-		if kept[i], err = p.dev.Alloc(ctx, p.config.DType, shape); err != nil {
-			return kept, err
-		}
+		kept[i] = b.AllocAs(p.config.DType, kernels.Shape{len(seqs), p.config.KVHeads, len(rows), t.Shape()[kernels.Dim]})
 	}
 	if p.config.Latent > 0 {
 		kept[1] = p.values(kept[0])
 	}
 	var dst, src []kernels.Tensor
-	for b, s := range seqs {
+	for batch, s := range seqs {
 		for i, n := 0, 0; i < len(rows); i += n {
-			at := from[b] + rows[i] - s.first
+			at := from[batch] + rows[i] - s.first
 			for n = 1; i+n < len(rows) && rows[i+n] == rows[i]+n && (at+n)%p.size != 0; n++ {
 			}
 			for j, t := range pools[:p.tensors()] {
-				dst = append(dst, view.Rows(kept[j], b, 1, i, n))
+				dst = append(dst, view.Rows(kept[j], batch, 1, i, n))
 				src = append(src, view.Rows(t, int(s.pages[at/p.size]), 1, at%p.size, n))
 			}
 		}
 	}
-	return kept, p.dev.Copy(ctx, dst, src)
+	if b.Err == nil {
+		b.Err = p.dev.Copy(b.Ctx, dst, src)
+	}
+	return kept
 }

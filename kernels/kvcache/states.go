@@ -197,21 +197,16 @@ func (c *States) of(r *ring, b int) kernels.Tensor {
 }
 
 // change applies f to sequence b. With whole its convolution must have as many tokens as its state.
-func (c *States) change(operation string, b int, whole bool, f func() error) (err error) {
-	defer op.Annotate(&err, operation)
-	p := c.pool.orNone()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.released(); err != nil {
-		return err
-	}
-	switch {
-	case b < 0 || b >= c.config.Batch:
-		return fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, c.config.Batch, kernels.ErrOption)
-	case whole && c.config.Channels > 0 && c.linear.n[b] != c.conv.n[b]:
-		return fmt.Errorf("sequence %d has %d tokens in its state and %d in its convolution: make both calls, or Rewind it: %w", b, c.linear.n[b], c.conv.n[b], kernels.ErrOption)
-	}
-	return f()
+func (c *States) change(operation string, b int, whole bool, f func() error) error {
+	return c.pool.orNone().change(operation, func() error {
+		switch {
+		case b < 0 || b >= c.config.Batch:
+			return fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, c.config.Batch, kernels.ErrOption)
+		case whole && c.config.Channels > 0 && c.linear.n[b] != c.conv.n[b]:
+			return fmt.Errorf("sequence %d has %d tokens in its state and %d in its convolution: make both calls, or Rewind it: %w", b, c.linear.n[b], c.conv.n[b], kernels.ErrOption)
+		}
+		return f()
+	})
 }
 
 // Rewind removes tokens from the end of sequence b and leaves length of them, as [Cache.Rewind] does: up to Window tokens, of

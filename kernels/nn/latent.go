@@ -143,7 +143,7 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 		b.Copy(b.Columns(k, c.NopeDim, d), each(place))
 		b.Project(v, each(content), wv)
 		opt.Causal = opt.Causal || opt.Cache != nil
-		b.Attend(o, q, k, v, opt.Options)
+		b.Attend(kernels.Result{O: o}, q, k, v, opt.Options)
 	} else {
 		absorbed, sums := allocHeads(b, x, h, c.Rank+c.RopeDim), allocHeads(b, x, h, c.Rank)
 		b.Project(b.Columns(absorbed, 0, c.Rank), b.Columns(q, 0, c.NopeDim), b.Transposed(wk))

@@ -58,8 +58,14 @@ func (b *Steps) Must(t kernels.Tensor, err error) kernels.Tensor {
 }
 
 // Alloc returns a new tensor that is released at the end.
-func (b *Steps) Alloc(shape kernels.Shape) (t kernels.Tensor) {
-	b.Own(b.Keep(&t, shape))
+func (b *Steps) Alloc(shape kernels.Shape) kernels.Tensor { return b.AllocAs(b.DType, shape) }
+
+// AllocAs is Alloc of another type.
+func (b *Steps) AllocAs(dtype kernels.DType, shape kernels.Shape) (t kernels.Tensor) {
+	if b.Err == nil {
+		t = b.Must(b.Dev.Alloc(b.Ctx, dtype, shape))
+		b.Own(t)
+	}
 	return t
 }
 
@@ -140,14 +146,21 @@ func (b *Steps) LinearAttention(c kernels.LinearAttention) {
 	}
 }
 
-// Attend computes attention into o.
-func (b *Steps) Attend(o, q, k, v kernels.Tensor, opt kernels.Options) {
+// Attend computes attention into out.
+func (b *Steps) Attend(out kernels.Result, q, k, v kernels.Tensor, opt kernels.Options) {
 	if b.Err != nil {
 		return
 	}
 	call, err := b.Dev.Prepare(q, k, v, opt)
 	if b.Err = err; err == nil {
-		b.Err = call.RunInto(b.Ctx, kernels.Result{O: o})
+		b.Err = call.RunInto(b.Ctx, out)
+	}
+}
+
+// Merge merges part into whole, see [kernels.Device.Merge].
+func (b *Steps) Merge(whole, part kernels.Result) {
+	if b.Err == nil {
+		b.Err = b.Dev.Merge(b.Ctx, whole, part)
 	}
 }
 

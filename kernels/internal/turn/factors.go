@@ -19,7 +19,7 @@ type Factors struct {
 	byHead map[int]kernels.Tensor // [1, H, 1, D] for H query heads
 }
 
-// AddFactors makes Divide divide rows of dim elements, keys (i = 0) or values, by f, [1, Hkv or 1, 1, dim or 1].
+// AddFactors makes Stored divide rows of dim elements, keys (i = 0) or values, by f, [1, Hkv or 1, 1, dim or 1].
 func (p *Turner) AddFactors(ctx context.Context, i int, name string, f kernels.Tensor, kvHeads, dim int) error {
 	if f.IsZero() {
 		return nil
@@ -84,24 +84,7 @@ func (f *Factors) release() {
 	f.inverse, f.byHead = kernels.Tensor{}, nil
 }
 
-// Divide returns x divided by the factors of keys (i = 0) or values, as dtype, in memory as Rotate does. Without
-// factors it returns x.
-func (p *Turner) Divide(ctx context.Context, i int, x kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
-	return p.times(ctx, x, p.factors[i].inverse, dtype, memory)
-}
-
-// Multiply returns queries times the factors of keys, as Divide does.
-func (p *Turner) Multiply(ctx context.Context, q kernels.Tensor, memory *kernels.Tensor) (kernels.Tensor, error) {
-	if p.factors[0].host == nil {
-		return q, nil
-	}
-	f, err := p.factors[0].of(ctx, p.Dev, q.Shape()[kernels.Heads])
-	if err != nil {
-		return q, err
-	}
-	return p.times(ctx, q, f, q.DType(), memory)
-}
-
+// times returns x·f as dtype, in memory as Rotate does. Without f it returns x.
 func (p *Turner) times(ctx context.Context, x, f kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
 	if f.IsZero() {
 		return x, nil

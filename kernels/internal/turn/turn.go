@@ -128,10 +128,32 @@ func (p *Turner) Fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.
 	return err
 }
 
-// Spread returns x times the Hadamard matrix of keys (i = 0) or values, as dtype, in memory as
-// Rotate does. Without one it returns x. Next to attention the D² operations a row are few, and
-// the fast transform would need a kernel of its own on each backend.
-func (p *Turner) Spread(ctx context.Context, i int, x kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
+// Stored returns keys (i = 0) or values as they are stored: times their Hadamard matrix, divided by their
+// factors, in memory as Rotate does. Without both it returns x.
+func (p *Turner) Stored(ctx context.Context, i int, x kernels.Tensor, memory *kernels.Tensor) (kernels.Tensor, error) {
+	x, err := p.spread(ctx, i, x, kernels.F32, memory)
+	if err != nil {
+		return x, err
+	}
+	return p.times(ctx, x, p.factors[i].inverse, kernels.F32, memory)
+}
+
+// Asked returns queries times the Hadamard matrix and the factors of keys, as Stored does.
+func (p *Turner) Asked(ctx context.Context, q kernels.Tensor, memory *kernels.Tensor) (kernels.Tensor, error) {
+	q, err := p.spread(ctx, 0, q, q.DType(), memory)
+	if err != nil || p.factors[0].host == nil {
+		return q, err
+	}
+	f, err := p.factors[0].of(ctx, p.Dev, q.Shape()[kernels.Heads])
+	if err != nil {
+		return q, err
+	}
+	return p.times(ctx, q, f, q.DType(), memory)
+}
+
+// spread returns x times the Hadamard matrix of keys (i = 0) or values, as dtype. Next to attention
+// the D² operations a row are few, and the fast transform would need a kernel of its own on each backend.
+func (p *Turner) spread(ctx context.Context, i int, x kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
 	if p.matrices[i].IsZero() {
 		return x, nil
 	}
