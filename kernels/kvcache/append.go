@@ -184,22 +184,27 @@ func (p *pool) makeRoomInPages(g *growth, b, n int) error {
 		g.first += g.dropped * size
 		g.pages = g.pages[g.dropped:]
 	}
-	used, ok := g.used(), true
-	if used%size != 0 && p.sharesLast(g.pages) {
-		if g.copied, ok = p.takePage(); ok {
-			last := g.pages[len(g.pages)-1]
-			a.unshared = append(a.unshared, last)
-			a.moves = append(a.moves, move{to: g.copied, from: last, n: used % size})
-		}
+	used := g.used()
+	needs, copies := max(0, view.CeilDiv(used+n, size)-len(g.pages)), used%size != 0 && p.sharesLast(g.pages)
+	if copies {
+		needs++
 	}
-	for page := int32(0); ok && len(g.pages)*size < used+n; {
-		if page, ok = p.takePage(); ok {
-			g.pages = append(g.pages, page)
-		}
+	if free := len(p.free) - a.taken; needs > free {
+		return fmt.Errorf("%d of %d pages of %d tokens are free, sequence %d needs %d for its %d tokens and %d new ones: Free sequences, or make the cache with more Pages: %w",
+			free, len(p.refs), size, b, needs, g.n, n, kernels.ErrCapacity)
 	}
-	if !ok {
-		return fmt.Errorf("%d of %d pages of %d tokens are free, sequence %d needs more for its %d tokens and %d new ones: Free sequences, or make the cache with more Pages: %w",
-			len(p.free), len(p.refs), size, b, g.n, n, kernels.ErrCapacity)
+	take := func() int32 {
+		a.taken++
+		return p.free[len(p.free)-a.taken]
+	}
+	if copies {
+		last := g.pages[len(g.pages)-1]
+		g.copied = take()
+		a.unshared = append(a.unshared, last)
+		a.moves = append(a.moves, move{to: g.copied, from: last, n: used % size})
+	}
+	for len(g.pages)*size < used+n {
+		g.pages = append(g.pages, take())
 	}
 	return nil
 }
@@ -215,16 +220,6 @@ func (p *pool) sharesLast(pages []int32) bool {
 		}
 	}
 	return left > 1
-}
-
-// takePage returns a free page.
-func (p *pool) takePage() (int32, bool) {
-	a := &p.next
-	if a.taken == len(p.free) {
-		return 0, false
-	}
-	a.taken++
-	return p.free[len(p.free)-a.taken], true
 }
 
 // write adds the writes of n rows of sequence b after those in use. Sequences that write
@@ -255,7 +250,7 @@ func (p *pool) compact(ctx context.Context, seqs []*Sequence) error {
 		// Sequence b owns page b.
 		seqs[m.to].stale = max(seqs[m.to].stale, m.n)
 	}
-	if err := p.copyPlanned(ctx, p.next.moves, nil, p.k, p.v); err != nil {
+	if err := p.copyPlanned(ctx, p.next.moves, nil, kernels.Tensor{}, kernels.Tensor{}); err != nil {
 		return err
 	}
 	for _, m := range p.next.moves {
@@ -270,9 +265,9 @@ func (p *pool) compact(ctx context.Context, seqs []*Sequence) error {
 func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k, v kernels.Tensor) error {
 	a := &p.next
 	a.dst, a.src = a.dst[:0], a.src[:0]
-	pools, rows := [2]kernels.Tensor{p.k, p.v}, [2]kernels.Tensor{k, v}
+	rows := [2]kernels.Tensor{k, v}
 	for _, m := range moves {
-		for _, t := range pools[:p.tensors()] {
+		for _, t := range p.stored() {
 			// Heads one by one: the rows of one lie between those of another, which the
 			// device would take for an overlap.
 			for h := range p.config.KVHeads {
@@ -283,7 +278,7 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 		}
 	}
 	for _, w := range writes {
-		for i, t := range pools[:p.tensors()] {
+		for i, t := range p.stored() {
 			a.dst = append(a.dst, view.Rows(t, int(w.page), w.batch, w.lo, w.n))
 			a.src = append(a.src, view.Rows(rows[i], w.b, w.batch, w.from, w.n))
 		}

@@ -57,7 +57,7 @@ func TestConfigs(t *testing.T) {
 		{"latent and values", dev, with(func(c *kvcache.Config) { c.Latent, c.ValueDim = 4, 5 }), kernels.ErrOption, "ValueDim is 5 and Latent is 4"},
 		{"latent in q8", dev, with(func(c *kvcache.Config) { c.Latent, c.DType = 4, kernels.Q8 }), kernels.ErrUnsupported, "DType is q8, elements of such a key are not a value"},
 		{"latent and rope", dev, with(func(c *kvcache.Config) { c.Latent, c.RoPE = 4, &nn.RoPE{} }), kernels.ErrOption, "RoPE and Latent are both set"},
-		{"latent and hadamard", dev, with(func(c *kvcache.Config) { c.Latent, c.Hadamard = 4, true }), kernels.ErrOption, "Hadamard and Latent are both set"},
+		{"latent and hadamard", dev, with(func(c *kvcache.Config) { c.Latent, c.Hadamard = 4, true }), kernels.ErrOption, "Hadamard is set with Latent"},
 		{"a backend without copies", kernels.NewDevice(noCopies{dev.Backend()}), good, kernels.ErrUnsupported, "cpu has no copies"},
 		{"more than there is", dev, with(func(c *kvcache.Config) { c.Batch, c.Capacity = 1<<20, 1<<28 }), kernels.ErrMemory, ""},
 	} {

@@ -50,27 +50,22 @@ type CallOptions struct {
 // check refuses options that the cache sets, or that cannot be combined with its window or
 // a shared prefix.
 func (p *pool) check(opt *CallOptions) error {
-	on, share := op.CachePath, opt.SharePrefix && p.paged
-	if p.config.Window > 0 {
+	on, window, share := op.CachePath, p.config.Window > 0, opt.SharePrefix && p.paged
+	switch {
+	case window && opt.Bidirectional:
+		return fmt.Errorf("option Bidirectional is set, but the cache has a window: %w", kernels.ErrOption)
+	case window && share:
+		return fmt.Errorf("option SharePrefix is set, but the cache has a window: %w", kernels.ErrOption)
+	case window && opt.MaskLast:
+		return fmt.Errorf("option MaskLast is set, but the cache has a window, which begins at another token for each depth of a tree: %w", kernels.ErrUnsupported)
+	case window:
 		on |= op.WindowPath
-		switch {
-		case opt.Bidirectional:
-			return fmt.Errorf("option Bidirectional is set, but the cache has a window: %w", kernels.ErrOption)
-		case share:
-			return fmt.Errorf("option SharePrefix is set, but the cache has a window: %w", kernels.ErrOption)
-		}
-	}
-	if share {
+	case opt.MaskLast && opt.Mask.IsZero():
+		return fmt.Errorf("option MaskLast is set without a Mask: %w", kernels.ErrOption)
+	case opt.MaskLast || share:
 		on |= op.SharedPath
 	}
 	if mask := opt.Mask; opt.MaskLast {
-		switch {
-		case p.config.Window > 0:
-			return fmt.Errorf("option MaskLast is set, but the cache has a window, which begins at another token for each depth of a tree: %w", kernels.ErrUnsupported)
-		case mask.IsZero():
-			return fmt.Errorf("option MaskLast is set without a Mask: %w", kernels.ErrOption)
-		}
-		on |= op.SharedPath
 		opt.Mask = kernels.Tensor{} // the call over the tokens before it has none
 		defer func() { opt.Mask = mask }()
 	}
@@ -290,12 +285,12 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 		s.window = kernels.Window{Left: w - 1}
 		s.opt.Window = &s.window
 	}
-	s.k, s.v = p.k, p.v
+	s.k, s.v = p.kv[0], p.kv[1]
 	if p.paged {
 		s.pages.Keys = keys
 		s.opt.Pages = &s.pages
 	} else {
-		s.k, s.v = view.Slice(p.k, kernels.Seq, 0, keys), view.Slice(p.v, kernels.Seq, 0, keys)
+		s.k, s.v = view.Slice(s.k, kernels.Seq, 0, keys), view.Slice(s.v, kernels.Seq, 0, keys)
 	}
 	if s.q, err = p.turner.Rotate(ctx, "q", q, q.DType(), s.from, opt.Positions, &s.rotated); err == nil {
 		s.q, err = p.turner.Asked(ctx, s.q, &s.spread)

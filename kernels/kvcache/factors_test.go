@@ -128,7 +128,7 @@ func TestFactorsRefuse(t *testing.T) {
 		{kvcache.Config{VScale: f(one, 0)}, kernels.ErrOption, "VScale has a factor of 0"},
 		{kvcache.Config{KScale: f(one, -1)}, kernels.ErrOption, "KScale has a factor of -1"},
 		{kvcache.Config{KScale: f(one, float32(math.NaN()))}, kernels.ErrOption, "KScale has a factor of NaN"},
-		{kvcache.Config{KScale: f(one, 1), Latent: 4}, kernels.ErrOption, "KScale or VScale and Latent are set"},
+		{kvcache.Config{KScale: f(one, 1), Latent: 4}, kernels.ErrOption, "KScale, VScale or Hadamard is set with Latent"},
 	} {
 		c.config.KVHeads, c.config.Dim, c.config.Capacity = 2, 8, 4
 		must.Fail(t, c.text, must.Err(kvcache.New(t.Context(), dev, c.config)), c.want, c.text)

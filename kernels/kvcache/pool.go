@@ -21,8 +21,8 @@ type pool struct {
 	size   int    // tokens of a page
 	paged  bool
 
-	mu   sync.RWMutex
-	k, v kernels.Tensor // [P, Hkv, Size, D] and Dv, zero once released; v is a view of k if the config is Latent
+	mu sync.RWMutex
+	kv [2]kernels.Tensor // [P, Hkv, Size, D] and Dv, zero once released; v is a view of k if the config is Latent
 	// free lists the pages that no sequence refers to, refs counts the sequences that
 	// refer to each page. Only a Paged has them.
 	free, refs []int32
@@ -88,50 +88,48 @@ func (c *Config) checkLatent() error {
 		return fmt.Errorf("config: DType is %v, elements of such a key are not a value: with Latent it must be f32, f16 or bf16: %w", c.DType, kernels.ErrUnsupported)
 	case c.RoPE != nil:
 		return fmt.Errorf("config: RoPE and Latent are both set, but a cache would rotate the values with the keys: rotate keys before they are appended: %w", kernels.ErrOption)
-	case c.scaled():
-		return fmt.Errorf("config: KScale or VScale and Latent are set, but keys and values of one row cannot have factors each: leave them out: %w", kernels.ErrOption)
-	case c.Hadamard:
-		return fmt.Errorf("config: Hadamard and Latent are both set, but keys and values of one row cannot have a matrix each: leave Hadamard out: %w", kernels.ErrOption)
+	case c.scaled() || c.Hadamard:
+		return fmt.Errorf("config: KScale, VScale or Hadamard is set with Latent, but keys and values of one row cannot have factors or a matrix each: leave it out: %w", kernels.ErrOption)
 	}
 	return nil
 }
 
-// tensors returns how many of keys and values have memory: 2, or 1 if values are elements of the keys.
-func (p *pool) tensors() int {
+// stored returns keys and values, or the keys alone if values are elements of them.
+func (p *pool) stored() []kernels.Tensor {
 	if p.config.Latent > 0 {
-		return 1
+		return p.kv[:1]
 	}
-	return 2
+	return p.kv[:]
 }
 
 // alloc allocates the memory of so many pages.
 func (p *pool) alloc(ctx context.Context, pages int) (err error) {
-	dims := [2]int{p.config.Dim, p.config.ValueDim}
-	pools := [2]*kernels.Tensor{&p.k, &p.v}
-	for i, t := range pools[:p.tensors()] {
-		shape := kernels.Shape{pages, p.config.KVHeads, p.size, dims[i]}
+	c := p.config
+	dims, factors := [2]int{c.Dim, c.ValueDim}, [2]kernels.Tensor{c.KScale, c.VScale}
+	for i := range p.stored() {
+		shape := kernels.Shape{pages, c.KVHeads, p.size, dims[i]}
 		if p.paged {
 			// The pages of a head are adjacent. With the heads of a page adjacent, the pages
 			// of one head would lie a power of two apart and compete for the same lines of a
 			// processor's cache, and prefetching past a page would miss the next one.
 			shape[0], shape[1] = shape[1], shape[0]
 		}
-		if *t, err = p.dev.Alloc(ctx, p.config.DType, shape); err == nil && p.paged {
-			*t, err = t.Swap(kernels.Batch, kernels.Heads)
+		if p.kv[i], err = p.dev.Alloc(ctx, c.DType, shape); err == nil && p.paged {
+			p.kv[i], err = p.kv[i].Swap(kernels.Batch, kernels.Heads)
 		}
-		if err == nil && p.config.Hadamard {
+		if err == nil && c.Hadamard {
 			err = p.turner.AddHadamard(ctx, i, dims[i])
 		}
 		if err == nil {
-			err = p.turner.AddFactors(ctx, i, [2]string{"KScale", "VScale"}[i], [2]kernels.Tensor{p.config.KScale, p.config.VScale}[i], p.config.KVHeads, dims[i])
+			err = p.turner.AddFactors(ctx, i, [2]string{"KScale", "VScale"}[i], factors[i], c.KVHeads, dims[i])
 		}
 		if err != nil {
 			p.release()
 			return err
 		}
 	}
-	if p.config.Latent > 0 {
-		p.v = p.values(p.k)
+	if c.Latent > 0 {
+		p.kv[1] = p.values(p.kv[0])
 	}
 	return nil
 }
@@ -144,10 +142,10 @@ func (p *pool) values(k kernels.Tensor) kernels.Tensor {
 func (p *pool) release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.k.Release()
-	p.v.Release()
+	p.kv[0].Release()
+	p.kv[1].Release()
 	p.turner.Release()
-	p.k, p.v = kernels.Tensor{}, kernels.Tensor{}
+	p.kv = [2]kernels.Tensor{}
 }
 
 // change applies f, an operation on the cache, which no other call uses then.
@@ -177,7 +175,7 @@ func (p *pool) released() error {
 	if p == none {
 		return fmt.Errorf("the cache is a zero value, make it with New, NewPaged or NewStates: %w", kernels.ErrOption)
 	}
-	if p.k.IsZero() {
+	if p.kv[0].IsZero() {
 		return fmt.Errorf("the cache was released, make a new one: %w", kernels.ErrReleased)
 	}
 	return nil

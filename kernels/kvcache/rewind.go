@@ -156,8 +156,7 @@ func (p *pool) keep(ctx context.Context, s *Sequence, from int, rows []int) erro
 //
 //	[B, Hkv, len(rows), D] and Dv of the cache's dtype
 func (p *pool) gather(b *steps.Steps, seqs []*Sequence, from, rows []int) (kept [2]kernels.Tensor) {
-	pools := [2]kernels.Tensor{p.k, p.v}
-	for i, t := range pools[:p.tensors()] {
+	for i, t := range p.stored() {
 		kept[i] = b.AllocAs(p.config.DType, kernels.Shape{len(seqs), p.config.KVHeads, len(rows), t.Shape()[kernels.Dim]})
 	}
 	if p.config.Latent > 0 {
@@ -169,7 +168,7 @@ func (p *pool) gather(b *steps.Steps, seqs []*Sequence, from, rows []int) (kept 
 			at := from[batch] + rows[i] - s.first
 			for n = 1; i+n < len(rows) && rows[i+n] == rows[i]+n && (at+n)%p.size != 0; n++ {
 			}
-			for j, t := range pools[:p.tensors()] {
+			for j, t := range p.stored() {
 				dst = append(dst, view.Rows(kept[j], batch, 1, i, n))
 				src = append(src, view.Rows(t, int(s.pages[at/p.size]), 1, at%p.size, n))
 			}

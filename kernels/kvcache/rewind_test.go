@@ -76,7 +76,7 @@ func TestKeepWithoutFreePages(t *testing.T) {
 	fork := must.Get(s.Fork())(t)
 	must.Do(t, c.Batch(s).Append(ctx, x, x, []int{1}))
 	keep := func() error { return s.Keep(ctx, 1, []int{1, 2, 3}) } // two pages, of which one is shared
-	must.Fail(t, "no free page", keep(), kernels.ErrCapacity, "keep: without the tokens from 1 on, 1 of 3 pages of 2 tokens are free, sequence 0 needs more for its 1 tokens and 3 new ones")
+	must.Fail(t, "no free page", keep(), kernels.ErrCapacity, "keep: without the tokens from 1 on, 1 of 3 pages of 2 tokens are free, sequence 0 needs 2 for its 1 tokens and 3 new ones")
 	if c.FreePages() != 0 || s.Len() != 5 {
 		t.Errorf("%d pages are free and %d tokens left, should be 0 and 5", c.FreePages(), s.Len())
 	}

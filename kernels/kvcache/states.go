@@ -78,7 +78,7 @@ func NewStates(ctx context.Context, dev *kernels.Device, c StateConfig) (x *Stat
 			r.states[j], err = dev.Alloc(ctx, kernels.F32, shape)
 		}
 	}
-	if p.k = x.zero; err != nil {
+	if p.kv[0] = x.zero; err != nil {
 		x.Release()
 		return nil, err
 	}
