@@ -22,8 +22,7 @@ type appendPlan struct {
 	moves       []move
 	writes      []write
 	dst, src    []kernels.Tensor
-	rotated     kernels.Tensor    // the memory of rotated keys
-	spread      [2]kernels.Tensor // the memory of keys and values times their matrices
+	memory      turn.Memory
 }
 
 // growth is the state of a sequence after an append.
@@ -100,18 +99,9 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 	if err != nil {
 		return err
 	}
-	defer turn.Free(&p.next.rotated)
-	defer turn.Free(&p.next.spread[0])
-	defer turn.Free(&p.next.spread[1])
-	dtype := c.DType
-	if dtype.Quantised() || c.Hadamard || c.scaled() {
-		dtype = kernels.F32
-	}
-	if k, err = p.turner.Rotate(ctx, "k", k, dtype, p.next.from, positions, &p.next.rotated); err == nil {
-		k, err = p.turner.Stored(ctx, 0, k, &p.next.spread[0])
-	}
-	if err == nil {
-		v, err = p.turner.Stored(ctx, 1, v, &p.next.spread[1])
+	defer p.next.memory.Free()
+	if k, err = p.turner.Keys(ctx, k, c.DType, p.next.from, positions, &p.next.memory); err == nil {
+		v, err = p.turner.Values(ctx, v, &p.next.memory)
 	}
 	if err == nil && !p.paged {
 		err = p.compact(ctx, seqs)

@@ -77,13 +77,10 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err erro
 	defer op.Annotate(&err, "cache")
 	p := &pool{dev: dev, size: c.Capacity}
 	c.Batch = cmp.Or(c.Batch, 1)
-	if err := p.configure(ctx, c); err != nil {
+	if err := cmp.Or(p.configure(ctx, c), op.CheckLength("Batch", c.Batch, 1), op.CheckLength("Capacity", c.Capacity, 1)); err != nil {
 		return nil, err
 	}
-	switch {
-	case c.Batch < 0 || c.Batch > op.MaxLength || c.Capacity < 1 || c.Capacity > op.MaxLength:
-		return nil, fmt.Errorf("config: Batch is %d and Capacity is %d, both must be 1 to %d: %w", c.Batch, c.Capacity, op.MaxLength, kernels.ErrOption)
-	case c.Capacity < 2*c.Window:
+	if c.Capacity < 2*c.Window {
 		return nil, fmt.Errorf("config: Capacity is %d, with a Window of %d it must be at least %d: %w", c.Capacity, c.Window, 2*c.Window, kernels.ErrOption)
 	}
 	if err := p.alloc(ctx, c.Batch); err != nil {

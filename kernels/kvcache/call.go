@@ -132,9 +132,7 @@ type step struct {
 	q, k, v kernels.Tensor
 	asked   CallOptions
 	opt     kernels.Options // of the call
-	rotated kernels.Tensor  // the memory of q when it was rotated
-	spread  kernels.Tensor  // the memory of q times its matrix
-	o       kernels.Tensor  // the output before it is multiplied by its matrix
+	memory  turn.Memory
 
 	count, klen, offsets, from []int
 	pages                      kernels.Pages
@@ -165,9 +163,7 @@ func (p *pool) step(ctx context.Context, seqs []*Sequence, q kernels.Tensor, opt
 
 // putBack frees what s owns and keeps the rest.
 func (p *pool) putBack(s *step) {
-	for _, t := range [...]*kernels.Tensor{&s.rotated, &s.spread, &s.o} {
-		turn.Free(t)
-	}
+	s.memory.Free()
 	clear(s.pages.Table)
 	s.q, s.asked, s.opt = kernels.Tensor{}, CallOptions{}, kernels.Options{}
 	p.steps.Put(s)
@@ -216,16 +212,11 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 		}
 	}
 	into := out
-	if p.turner.Turns() {
-		shape := s.q.Shape()
-		shape[kernels.Dim] = p.config.ValueDim
-		if err := p.turner.Fit(ctx, &s.o, kernels.F32, shape); err != nil {
-			return out, err
-		}
-		into.O = s.o
+	if into.O, err = p.turner.Outputs(ctx, out.O, s.q, p.config.ValueDim, &s.memory); err == nil {
+		err = p.run(ctx, s, x.seqs, into)
 	}
-	if err = p.run(ctx, s, x.seqs, into); err == nil && p.turner.Turns() {
-		err = p.turner.Back(ctx, out.O, s.o)
+	if err == nil {
+		err = p.turner.Back(ctx, out.O, into.O)
 	}
 	return out, err
 }
@@ -292,9 +283,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	} else {
 		s.k, s.v = view.Slice(s.k, kernels.Seq, 0, keys), view.Slice(s.v, kernels.Seq, 0, keys)
 	}
-	if s.q, err = p.turner.Rotate(ctx, "q", q, q.DType(), s.from, opt.Positions, &s.rotated); err == nil {
-		s.q, err = p.turner.Asked(ctx, s.q, &s.spread)
-	}
+	s.q, err = p.turner.Queries(ctx, q, s.from, opt.Positions, &s.memory)
 	return err
 }
 

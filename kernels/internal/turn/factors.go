@@ -19,7 +19,7 @@ type Factors struct {
 	byHead map[int]kernels.Tensor // [1, H, 1, D] for H query heads
 }
 
-// AddFactors makes Stored divide rows of dim elements, keys (i = 0) or values, by f, [1, Hkv or 1, 1, dim or 1].
+// AddFactors makes Keys or Values divide rows of dim elements, keys (i = 0) or values, by f, [1, Hkv or 1, 1, dim or 1].
 func (p *Turner) AddFactors(ctx context.Context, i int, name string, f kernels.Tensor, kvHeads, dim int) error {
 	if f.IsZero() {
 		return nil
@@ -84,12 +84,12 @@ func (f *Factors) release() {
 	f.inverse, f.byHead = kernels.Tensor{}, nil
 }
 
-// times returns x·f as dtype, in memory as Rotate does. Without f it returns x.
+// times returns x·f as dtype, in memory. Without f it returns x.
 func (p *Turner) times(ctx context.Context, x, f kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
 	if f.IsZero() {
 		return x, nil
 	}
-	if err := p.Fit(ctx, memory, dtype, x.Shape()); err != nil {
+	if err := p.fit(ctx, memory, dtype, x.Shape()); err != nil {
 		return x, err
 	}
 	return *memory, p.multiply(ctx, *memory, x, f)

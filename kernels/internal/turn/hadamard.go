@@ -12,7 +12,7 @@ import (
 // mostHadamard bounds the memory of a Hadamard matrix to 64 MiB.
 const mostHadamard = 4096
 
-// AddHadamard makes Stored and Asked multiply rows of n elements, keys (i = 0) or values, by Sylvester's n x n matrix
+// AddHadamard makes a Turner multiply rows of n elements, keys (i = 0) or values, by Sylvester's n x n matrix
 // divided by √n, symmetric and its own inverse:
 //
 //	h_ij = (-1)^popcount(i & j) / √n

@@ -88,7 +88,7 @@ func (t *angleTable) continues(from []int, n int) bool {
 
 // ExtendAngles makes a new angleTable before an append of n tokens that continues the
 // append before it and exceeds the old table. Its only error is ErrMemory: positions to come
-// may be too large, while Rotate needs those of the tokens only.
+// may be too large, while Keys needs those of the tokens only.
 func (p *Turner) ExtendAngles(ctx context.Context, from []int, n int) error {
 	t := &p.angles
 	if p.RoPE == nil || !t.continues(from, n) || n > stepTokens || t.has(from, n) {
@@ -119,8 +119,22 @@ func (p *Turner) ExtendAngles(ctx context.Context, from []int, n int) error {
 	return nil
 }
 
-// Fit replaces memory unless it has that type and shape.
-func (p *Turner) Fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.DType, shape kernels.Shape) (err error) {
+// Memory is where a step has rows while they are turned, kept for the next step. Its owner frees it.
+type Memory struct{ rotated, keys, values, out kernels.Tensor }
+
+// Free releases the memory, unless it is that of a step in host memory: a step is kept in a sync.Pool, from
+// which only host memory may vanish.
+func (m *Memory) Free() {
+	for _, t := range [...]*kernels.Tensor{&m.rotated, &m.keys, &m.values, &m.out} {
+		if !t.OnHost() || t.Shape()[kernels.Seq] > stepTokens {
+			t.Release()
+			*t = kernels.Tensor{}
+		}
+	}
+}
+
+// fit replaces memory unless it has that type and shape.
+func (p *Turner) fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.DType, shape kernels.Shape) (err error) {
 	if memory.IsZero() || memory.Shape() != shape || memory.DType() != dtype {
 		memory.Release()
 		*memory, err = p.Dev.Alloc(ctx, dtype, shape)
@@ -128,19 +142,31 @@ func (p *Turner) Fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.
 	return err
 }
 
-// Stored returns keys (i = 0) or values as they are stored: times their Hadamard matrix, divided by their
-// factors, in memory as Rotate does. Without both it returns x.
-func (p *Turner) Stored(ctx context.Context, i int, x kernels.Tensor, memory *kernels.Tensor) (kernels.Tensor, error) {
-	x, err := p.spread(ctx, i, x, kernels.F32, memory)
+// Keys returns keys as they are stored as dtype: rotated, times their Hadamard matrix, and divided by their
+// factors. Row i of batch b is at position from[b]+i, or at positions[b or 0][i] unless that is nil. The result
+// is x if nothing turns it, or in m.
+func (p *Turner) Keys(ctx context.Context, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, m *Memory) (kernels.Tensor, error) {
+	if dtype.Quantised() || !p.matrices[0].IsZero() || p.factors[0].host != nil {
+		dtype = kernels.F32
+	}
+	x, err := p.rotate(ctx, "k", x, dtype, from, positions, &m.rotated)
 	if err != nil {
 		return x, err
 	}
-	return p.times(ctx, x, p.factors[i].inverse, kernels.F32, memory)
+	return p.stored(ctx, 0, x, &m.keys)
 }
 
-// Asked returns queries times the Hadamard matrix and the factors of keys, as Stored does.
-func (p *Turner) Asked(ctx context.Context, q kernels.Tensor, memory *kernels.Tensor) (kernels.Tensor, error) {
-	q, err := p.spread(ctx, 0, q, q.DType(), memory)
+// Values returns values as they are stored, as Keys does.
+func (p *Turner) Values(ctx context.Context, x kernels.Tensor, m *Memory) (kernels.Tensor, error) {
+	return p.stored(ctx, 1, x, &m.values)
+}
+
+// Queries returns queries rotated, times the Hadamard matrix and the factors of keys, as Keys does.
+func (p *Turner) Queries(ctx context.Context, q kernels.Tensor, from []int, positions [][]int, m *Memory) (kernels.Tensor, error) {
+	q, err := p.rotate(ctx, "q", q, q.DType(), from, positions, &m.rotated)
+	if err == nil {
+		q, err = p.spread(ctx, 0, q, q.DType(), &m.keys)
+	}
 	if err != nil || p.factors[0].host == nil {
 		return q, err
 	}
@@ -148,7 +174,27 @@ func (p *Turner) Asked(ctx context.Context, q kernels.Tensor, memory *kernels.Te
 	if err != nil {
 		return q, err
 	}
-	return p.times(ctx, q, f, q.DType(), memory)
+	return p.times(ctx, q, f, q.DType(), &m.keys)
+}
+
+// Outputs returns memory for outputs of n elements for queries q, which Back writes to out; or out if nothing
+// turns values.
+func (p *Turner) Outputs(ctx context.Context, out, q kernels.Tensor, n int, m *Memory) (kernels.Tensor, error) {
+	if p.matrices[1].IsZero() && p.factors[1].host == nil {
+		return out, nil
+	}
+	shape := q.Shape()
+	shape[kernels.Dim] = n
+	err := p.fit(ctx, &m.out, kernels.F32, shape)
+	return m.out, err
+}
+
+func (p *Turner) stored(ctx context.Context, i int, x kernels.Tensor, memory *kernels.Tensor) (kernels.Tensor, error) {
+	x, err := p.spread(ctx, i, x, kernels.F32, memory)
+	if err != nil {
+		return x, err
+	}
+	return p.times(ctx, x, p.factors[i].inverse, kernels.F32, memory)
 }
 
 // spread returns x times the Hadamard matrix of keys (i = 0) or values, as dtype. Next to attention
@@ -157,18 +203,18 @@ func (p *Turner) spread(ctx context.Context, i int, x kernels.Tensor, dtype kern
 	if p.matrices[i].IsZero() {
 		return x, nil
 	}
-	if err := p.Fit(ctx, memory, dtype, x.Shape()); err != nil {
+	if err := p.fit(ctx, memory, dtype, x.Shape()); err != nil {
 		return x, err
 	}
 	return *memory, p.Dev.Project(ctx, *memory, x, p.matrices[i], kernels.Tensor{})
 }
 
-// Turns reports whether outputs need Back.
-func (p *Turner) Turns() bool { return !p.matrices[1].IsZero() || p.factors[1].host != nil }
-
-// Back writes outputs x, which it may replace, to y: times the factors of values, and times their matrix again, which
-// undoes it.
+// Back writes x, the memory of Outputs, which it may replace, to y: times the factors of values, and times their
+// matrix again, which undoes it. It does nothing if x is y.
 func (p *Turner) Back(ctx context.Context, y, x kernels.Tensor) error {
+	if x == y {
+		return nil
+	}
 	to := x
 	if p.matrices[1].IsZero() {
 		to = y
@@ -185,14 +231,12 @@ func (p *Turner) Back(ctx context.Context, y, x kernels.Tensor) error {
 	return p.Dev.Project(ctx, y, x, p.matrices[1], kernels.Tensor{})
 }
 
-// Rotate returns x rotated, as dtype. Row i of batch b is at position from[b]+i, or at
-// positions[b or 0][i] unless that is nil. The result is in memory, which Rotate replaces where
-// it does not fit, for the caller to release. Without an embedding Rotate returns x.
-func (p *Turner) Rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
+// rotate returns x rotated, as dtype, in memory. Without an embedding it returns x.
+func (p *Turner) rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
 	if p.RoPE == nil {
 		return x, nil
 	}
-	if err := p.Fit(ctx, memory, dtype, x.Shape()); err != nil {
+	if err := p.fit(ctx, memory, dtype, x.Shape()); err != nil {
 		return x, err
 	}
 	if n := x.Shape()[kernels.Seq]; positions == nil && p.angles.has(from, n) {
@@ -233,13 +277,4 @@ func (p *Turner) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []
 		}
 	}
 	return nil
-}
-
-// Free releases memory of Rotate, unless it is that of a step in host memory: a
-// step is kept in a sync.Pool, from which only host memory may vanish.
-func Free(memory *kernels.Tensor) {
-	if !memory.OnHost() || memory.Shape()[kernels.Seq] > stepTokens {
-		memory.Release()
-		*memory = kernels.Tensor{}
-	}
 }
