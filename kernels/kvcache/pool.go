@@ -117,11 +117,8 @@ func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 		if p.kv[i], err = p.dev.Alloc(ctx, c.DType, shape); err == nil && p.paged {
 			p.kv[i], err = p.kv[i].Swap(kernels.Batch, kernels.Heads)
 		}
-		if err == nil && c.Hadamard {
-			err = p.turner.AddHadamard(ctx, i, dims[i])
-		}
 		if err == nil {
-			err = p.turner.AddFactors(ctx, i, [2]string{"KScale", "VScale"}[i], factors[i], c.KVHeads, dims[i])
+			err = p.turner.Turn(ctx, i, c.Hadamard, factors[i], c.KVHeads, dims[i])
 		}
 		if err != nil {
 			p.release()

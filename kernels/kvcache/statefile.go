@@ -53,11 +53,7 @@ func (c *States) Save(ctx context.Context, b int, w io.Writer) error {
 func (c *States) Load(ctx context.Context, b int, r io.ReaderAt, size int64) error {
 	return c.change("load", b, false, func() error {
 		var data [3]kernels.Tensor
-		f, err := weights.Open(r, size, "")
-		if err == nil {
-			err = f.Load(c.file(&data))
-		}
-		n := 0
+		n, err := 0, weights.Load(r, size, "", c.file(&data))
 		if err == nil {
 			n, err = c.tokens(data[0])
 		}

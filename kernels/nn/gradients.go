@@ -58,15 +58,16 @@ func (g *LayerGradients) Release() {
 // Forward is Apply that keeps what Backward needs: q, k, v and the attention's output, also
 // before norms and the gate, in O(S) memory. The caller releases the Pass. It returns ErrOption
 // for a Cache, which is for generation.
-func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt MultiHeadOptions) (*Pass, error) {
+func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt MultiHeadOptions) (p *Pass, err error) {
+	defer op.Annotate(&err, "multi-head attention: forward")
 	if opt.Cache != nil {
-		return nil, fmt.Errorf("multi-head attention: forward: a Cache is set, which is for generation: leave it out: %w", kernels.ErrOption)
+		return nil, fmt.Errorf("a Cache is set, which is for generation: leave it out: %w", kernels.ErrOption)
 	}
 	opt.LSE = true
-	p := &Pass{keep: true}
+	p = &Pass{keep: true}
 	if err := l.apply(ctx, p, x, opt); err != nil {
 		p.Release()
-		return nil, fmt.Errorf("multi-head attention: forward: %w", err)
+		return nil, err
 	}
 	return p, nil
 }

@@ -55,10 +55,10 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 		if !p.Has() {
 			continue
 		}
-		data, err := kernels.Make[float32](p.Shape.Elements())
-		if err != nil {
+		if *p.T, err = kernels.AllocHost(kernels.F32, p.Shape); err != nil {
 			return w, fmt.Errorf("%s of shape %v: %w", p.Name, p.Shape, err)
 		}
+		data, _ := p.T.Float32s() // F32
 		switch {
 		case !p.Vector:
 			if err := in.fill(data, p.In(), p.Out(), uint64(i)); err != nil {
@@ -68,9 +68,6 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 			for j := range data {
 				data[j] = 1
 			}
-		}
-		if *p.T, err = kernels.HostF32(data, p.Shape); err != nil {
-			return w, err
 		}
 	}
 	return w, nil

@@ -81,13 +81,8 @@ func (w *LatentWeights) list(c LatentConfig) weights.List {
 // indexers, scales of quantised weights. Errors as for [MultiHeadConfig.LoadSafetensors].
 func (c LatentConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix string) (w LatentWeights, err error) {
 	defer op.Annotate(&err, "weights")
-	if err := c.check(); err != nil {
-		return w, err
+	if err = c.check(); err == nil {
+		err = weights.Load(r, size, prefix, w.list(c), harmless...)
 	}
-	f, err := weights.Open(r, size, prefix)
-	if err != nil {
-		return w, err
-	}
-	err = f.Load(w.list(c), harmless...)
 	return w, err
 }

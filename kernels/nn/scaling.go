@@ -115,10 +115,7 @@ func (s Scaling) check(base float64, pairs int) (Scaling, error) {
 	case s.Kind == ScalingProportional:
 		s.Factor = cmp.Or(s.Factor, 1)
 	}
-	truncate, least, n := 0.0, 0x1p-30, float64(pairs)
-	if s.NoTruncate {
-		truncate = 1
-	}
+	least, n := 0x1p-30, float64(pairs)
 	for _, f := range []struct {
 		name               string
 		value, least, most float64
@@ -131,7 +128,7 @@ func (s Scaling) check(base float64, pairs int) (Scaling, error) {
 		{"HighFreqFactor", s.HighFreqFactor, s.LowFreqFactor + least, op.MaxLength, "llama3", ""},
 		{"BetaSlow", s.BetaSlow, least, op.MaxLength, "", "yarn"},
 		{"BetaFast", s.BetaFast, s.BetaSlow, op.MaxLength, "", "yarn"},
-		{"NoTruncate", truncate, 1, 1, "", "yarn"},
+		{"NoTruncate", map[bool]float64{true: 1}[s.NoTruncate], 1, 1, "", "yarn"},
 		{"MScale", s.MScale, least, op.MaxLength, "", "yarn"},
 		{"MScaleAllDim", s.MScaleAllDim, least, op.MaxLength, "", "yarn"},
 		{"AttentionFactor", s.AttentionFactor, least, op.MaxLength, "", "yarn longrope"},

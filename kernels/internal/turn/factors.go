@@ -19,11 +19,18 @@ type Factors struct {
 	byHead map[int]kernels.Tensor // [1, H, 1, D] for H query heads
 }
 
-// AddFactors makes Keys or Values divide rows of dim elements, keys (i = 0) or values, by f, [1, Hkv or 1, 1, dim or 1].
-func (p *Turner) AddFactors(ctx context.Context, i int, name string, f kernels.Tensor, kvHeads, dim int) error {
+// Turn multiplies stored rows of dim elements, keys (i = 0) or values, by a Hadamard matrix if it is set, and divides
+// them by f, KScale or VScale [1, Hkv or 1, 1, dim or 1], unless that is zero.
+func (p *Turner) Turn(ctx context.Context, i int, hadamard bool, f kernels.Tensor, kvHeads, dim int) error {
+	if hadamard {
+		if err := p.addHadamard(ctx, i, dim); err != nil {
+			return err
+		}
+	}
 	if f.IsZero() {
 		return nil
 	}
+	name := [2]string{"KScale", "VScale"}[i]
 	want := kernels.Shape{1, kvHeads, 1, dim}
 	for axis, n := range f.Shape() {
 		if n == 1 {

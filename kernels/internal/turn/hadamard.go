@@ -12,13 +12,13 @@ import (
 // mostHadamard bounds the memory of a Hadamard matrix to 64 MiB.
 const mostHadamard = 4096
 
-// AddHadamard makes a Turner multiply rows of n elements, keys (i = 0) or values, by Sylvester's n x n matrix
+// addHadamard makes a Turner multiply rows of n elements, keys (i = 0) or values, by Sylvester's n x n matrix
 // divided by √n, symmetric and its own inverse:
 //
 //	h_ij = (-1)^popcount(i & j) / √n
 //
 // It returns ErrOption unless n is a power of two up to 4096.
-func (p *Turner) AddHadamard(ctx context.Context, i, n int) (err error) {
+func (p *Turner) addHadamard(ctx context.Context, i, n int) (err error) {
 	if n > mostHadamard || n&(n-1) != 0 {
 		return fmt.Errorf("head size %d has no Hadamard matrix, it must be a power of two up to %d: %w", n, mostHadamard, kernels.ErrOption)
 	}

@@ -33,6 +33,15 @@ func Open(r io.ReaderAt, size int64, prefix string) (*File, error) {
 	return &File{h, prefix, r}, err
 }
 
+// Load reads weights from a file of the given size, see [File.Load].
+func Load(r io.ReaderAt, size int64, prefix string, l List, harmless ...string) error {
+	f, err := Open(r, size, prefix)
+	if err != nil {
+		return err
+	}
+	return f.Load(l, harmless...)
+}
+
 // Load reads the weights that the layer has. It refuses tensors of the layer that are neither weights nor harmless.
 func (f *File) Load(l List, harmless ...string) error {
 	var known []string
