@@ -115,7 +115,14 @@ func (l *MultiHeadAttention) backward(b *steps.Steps, p *Pass, dy kernels.Tensor
 	if b.Err != nil {
 		return
 	}
-	p.attentionBackward(b, &g.Attention, qkv, dO)
+	want := p.call.Gradients()
+	want.Q, want.K, want.V = kernels.Tensor{}, kernels.Tensor{}, kernels.Tensor{}
+	if g.Attention, b.Err = p.call.AllocGradients(b.Ctx, want); b.Err != nil {
+		return
+	}
+	all := g.Attention
+	all.Q, all.K, all.V = qkv[0], qkv[1], qkv[2]
+	b.Err = p.call.Backward(b.Ctx, all, kernels.Result{O: dO}, kernels.Result{O: p.attended, LSE: p.LSE})
 	if c.Sinks {
 		w.Sinks, g.Attention.Sinks = g.Attention.Sinks, kernels.Tensor{}
 	}
@@ -140,17 +147,4 @@ func (l *MultiHeadAttention) backward(b *steps.Steps, p *Pass, dy kernels.Tensor
 		b.InputBackward(&g.Memory, []kernels.Tensor{dk, dv}, []kernels.Tensor{l.w.Wk, wv})
 	}
 	b.InputBackward(&g.X, outputs, weights)
-}
-
-// attentionBackward computes the gradients d of q, k and v, and those of the options.
-func (p *Pass) attentionBackward(b *steps.Steps, options *kernels.Gradients, d [3]kernels.Tensor, dO kernels.Tensor) {
-	want := p.call.Gradients()
-	want.Q, want.K, want.V = kernels.Tensor{}, kernels.Tensor{}, kernels.Tensor{}
-	if *options, b.Err = p.call.AllocGradients(b.Ctx, want); b.Err != nil {
-		return
-	}
-	grads := *options
-	grads.Q, grads.K, grads.V = d[0], d[1], d[2]
-	b.Err = p.call.Backward(b.Ctx, grads, kernels.Result{O: dO},
-		kernels.Result{O: p.attended, LSE: p.LSE})
 }

@@ -17,7 +17,6 @@ type layout struct {
 	names   []string
 	columns bool // a weight is [in, out], as in [MultiHeadWeights]; otherwise [out, in]
 	own     bool // that of WriteSafetensors, with its names
-	gated   bool // the rows of q are those of a head's query, then of its gate
 }
 
 // linear is a layout of PyTorch's Linear modules.
@@ -30,19 +29,21 @@ func linear(modules string) (l layout) {
 	return l
 }
 
-// place sets where files have the weights of list, in which those of the four projections are first,
-// then their biases. heads are those of the queries.
-func (l layout) place(list weights.List, heads int) weights.List {
+// place returns the weights of a config with the places where files have them. Those of the four projections are
+// first, then their biases.
+func (l layout) place(w *MultiHeadWeights, c MultiHeadConfig) weights.List {
+	list := w.list(c)
+	gated := c.Gate == GateInQuery // the rows of q are those of a head's query, then of its gate
 	for i := range list {
 		w := &list[i]
 		w.Columns, w.Optional = l.columns, w.Name[0] == 'b'
 		switch {
 		case l.own:
 			w.Tensor = w.Name
-		case l.gated && (w.Name == "wq" || w.Name == "wg"):
-			w.Tensor, w.Groups = l.names[0], heads
-		case l.gated && (w.Name == "bq" || w.Name == "bg"):
-			w.Tensor, w.Groups = l.names[4], heads
+		case gated && (w.Name == "wq" || w.Name == "wg"):
+			w.Tensor, w.Groups = l.names[0], c.Heads
+		case gated && (w.Name == "bq" || w.Name == "bg"):
+			w.Tensor, w.Groups = l.names[4], c.Heads
 		case i < len(l.names):
 			w.Tensor = l.names[i]
 		}
@@ -120,13 +121,22 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if err != nil {
 		return w, err
 	}
-	l, err := layoutOf(f, c)
-	if err != nil {
-		return w, err
+	at := slices.IndexFunc(layouts, func(l layout) bool {
+		return !slices.ContainsFunc(l.place(&w, c)[:4], func(p weights.Weight) bool { return p.Has() && !f.Has(prefix+p.Tensor) })
+	})
+	if at < 0 {
+		return w, noLayout(f)
+	}
+	l := layouts[at]
+	switch packed := l.names[0] == l.names[1]; {
+	case packed && c.Gate == GateInQuery:
+		return w, fmt.Errorf("%q has the weights of q, k and v, which is not read with GateInQuery: %w", prefix+l.names[0], kernels.ErrUnsupported)
+	case packed && c.Model != c.Memory:
+		return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", prefix+l.names[0], c.Model, c.Memory, kernels.ErrShape)
 	}
 	biased, biases := c, 0
 	biased.Bias = true
-	for _, p := range l.place(w.list(biased), c.Heads) {
+	for _, p := range l.place(&w, biased) {
 		if p.Optional && p.Has() && f.Has(prefix+p.Tensor) {
 			if biases++; !c.Bias {
 				return w, fmt.Errorf("there is a tensor %q, but the config has no Bias: %w", prefix+p.Tensor, kernels.ErrShape)
@@ -136,36 +146,20 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if c.Bias && biases == 0 {
 		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.names[4], kernels.ErrFile)
 	}
-	err = f.Load(l.place(w.list(c), c.Heads), harmless...)
+	err = f.Load(l.place(&w, c), harmless...)
 	return w, err
 }
 
-// layoutOf returns the layout of the tensors of a file.
-func layoutOf(f *weights.File, c MultiHeadConfig) (layout, error) {
+// noLayout is the error for a file that lacks weights of every layout.
+func noLayout(f *weights.File) error {
 	var firsts []string
 	for _, l := range layouts {
-		have := 0
-		for i, name := range l.names[:4] {
-			if f.Has(f.Prefix+name) || i == 2 && c.KeysAsValues {
-				have++
-			}
-		}
-		if firsts = append(firsts, l.names[0]); have < 4 {
-			continue
-		}
-		l.gated = c.Gate == GateInQuery && !l.own
-		switch packed := l.names[0] == l.names[1]; {
-		case packed && l.gated:
-			return l, fmt.Errorf("%q has the weights of q, k and v, which is not read with GateInQuery: %w", f.Prefix+l.names[0], kernels.ErrUnsupported)
-		case packed && c.Model != c.Memory:
-			return l, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", f.Prefix+l.names[0], c.Model, c.Memory, kernels.ErrShape)
-		}
-		return l, nil
+		firsts = append(firsts, l.names[0])
 	}
-	have := f.Prefix
-	if f.List(have) == "none" {
-		have = ""
+	have := f.List(f.Prefix)
+	if have == "none" {
+		have = f.List("")
 	}
-	return layout{}, fmt.Errorf("no layout has all of its weights after the prefix %q (one starts with %s); the file has %s: %w",
-		f.Prefix, strings.Join(slices.Compact(firsts), ", "), f.List(have), kernels.ErrFile)
+	return fmt.Errorf("no layout has all of its weights after the prefix %q (one starts with %s); the file has %s: %w",
+		f.Prefix, strings.Join(slices.Compact(firsts), ", "), have, kernels.ErrFile)
 }
