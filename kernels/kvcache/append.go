@@ -15,23 +15,15 @@ import (
 // appendPlan is an append before anything is written: the copies to make and the state of the
 // sequences after them.
 type appendPlan struct {
-	count, from []int    // of each sequence: its new tokens, the position of the first
-	after       []growth // of each sequence
-	taken       int      // pages taken from the end of the free list
-	unshared    []int32  // shared pages that a sequence replaces by a copy, once for each
+	count, from []int       // of each sequence: its new tokens, the position of the first
+	after       []placement // of each sequence; only the append, which holds the lock, sees pages that extend an old list in place
+	taken       int         // pages taken from the end of the free list
+	unshared    []int32     // shared pages that a sequence replaces by a copy, once for each
+	passed      []int32     // pages at the start of a sequence that its window has passed
 	moves       []move
 	writes      []write
 	dst, src    []kernels.Tensor
 	memory      turn.Memory
-}
-
-// growth is the state of a sequence after an append.
-type growth struct {
-	// Its pages may extend the old list in place: only the append, which holds the
-	// lock, sees entries after the old length.
-	placement
-	dropped int   // pages at the start that the window has passed
-	copied  int32 // page that replaces the last old one, which is shared; -1 for none
 }
 
 // move copies rows [lo, lo+n) of page from to rows [0, n) of page to.
@@ -93,9 +85,6 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 	if err = cmp.Or(err, op.CheckPositions(positions, len(seqs), n, "k")); err == nil {
 		err = p.plan(seqs, n, count)
 	}
-	if err == nil && positions == nil {
-		err = p.turner.ExtendAngles(ctx, p.next.from, n)
-	}
 	if err != nil {
 		return err
 	}
@@ -119,22 +108,18 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 // that another call can see.
 func (p *pool) plan(seqs []*Sequence, n int, count []int) (err error) {
 	a := &p.next
-	a.taken, a.from, a.after, a.unshared, a.moves, a.writes = 0, a.from[:0], a.after[:0], a.unshared[:0], a.moves[:0], a.writes[:0]
+	a.taken, a.from, a.after, a.unshared, a.passed, a.moves, a.writes = 0, a.from[:0], a.after[:0], a.unshared[:0], a.passed[:0], a.moves[:0], a.writes[:0]
 	if a.count, err = op.Counts(a.count, count, len(seqs), n, "k"); err != nil {
 		return err
 	}
 	for b, s := range seqs {
 		a.from = append(a.from, s.n)
-		a.after = append(a.after, growth{placement: s.placement, copied: -1})
+		a.after = append(a.after, s.placement)
 		g, n := &a.after[b], a.count[b]
 		if n == 0 {
 			continue
 		}
-		makeRoom := p.makeRoom
-		if p.paged {
-			makeRoom = p.makeRoomInPages
-		}
-		if err := makeRoom(g, b, n); err != nil {
+		if err := p.makeRoom(g, b, n); err != nil {
 			return err
 		}
 		a.write(b, n, p.size, g)
@@ -143,11 +128,13 @@ func (p *pool) plan(seqs []*Sequence, n int, count []int) (err error) {
 	return nil
 }
 
-// makeRoom makes room for n tokens in the only page of a sequence: when they do not fit
-// after the others, the tokens that the window still needs move to the start.
-func (p *pool) makeRoom(g *growth, b, n int) error {
+// makeRoom makes room for n tokens in the pages of a sequence, or in its only one: when they do not
+// fit after the others, the tokens that the window still needs move to the start.
+func (p *pool) makeRoom(g *placement, b, n int) error {
 	used, size, w := g.used(), p.size, p.config.Window
 	switch {
+	case p.paged:
+		return p.makeRoomInPages(g, b, n)
 	case used+n <= size:
 		return nil
 	case w == 0:
@@ -166,13 +153,13 @@ func (p *pool) makeRoom(g *growth, b, n int) error {
 
 // makeRoomInPages makes room for n tokens of sequence b: pages before the window are
 // dropped, a shared last page is replaced by a copy, and pages are added.
-func (p *pool) makeRoomInPages(g *growth, b, n int) error {
+func (p *pool) makeRoomInPages(g *placement, b, n int) error {
 	a, size := &p.next, p.size
-	old := len(g.pages)
 	if w := p.config.Window; w > 0 {
-		g.dropped = min(max(0, g.used()-(w-1))/size, old)
-		g.first += g.dropped * size
-		g.pages = g.pages[g.dropped:]
+		passed := min(max(0, g.used()-(w-1))/size, len(g.pages))
+		a.passed = append(a.passed, g.pages[:passed]...)
+		g.first += passed * size
+		g.pages = g.pages[passed:]
 	}
 	used := g.used()
 	needs, copies := max(0, view.CeilDiv(used+n, size)-len(g.pages)), used%size != 0 && p.sharesLast(g.pages)
@@ -188,10 +175,10 @@ func (p *pool) makeRoomInPages(g *growth, b, n int) error {
 		return p.free[len(p.free)-a.taken]
 	}
 	if copies {
-		last := g.pages[len(g.pages)-1]
-		g.copied = take()
+		before, last := g.pages[:len(g.pages)-1], g.pages[len(g.pages)-1]
+		g.pages = slices.Concat(before, []int32{take()})
 		a.unshared = append(a.unshared, last)
-		a.moves = append(a.moves, move{to: g.copied, from: last, n: used % size})
+		a.moves = append(a.moves, move{to: g.pages[len(before)], from: last, n: used % size})
 	}
 	for len(g.pages)*size < used+n {
 		g.pages = append(g.pages, take())
@@ -215,13 +202,10 @@ func (p *pool) sharesLast(pages []int32) bool {
 // write adds the writes of n rows of sequence b after those in use. Sequences that write
 // to the same rows of consecutive pages are written together, as all sequences of a Cache
 // are when they are equally long.
-func (a *appendPlan) write(b, n, size int, g *growth) {
+func (a *appendPlan) write(b, n, size int, g *placement) {
 	at := g.used()
 	for from := 0; from < n; {
 		w := write{page: g.pages[at/size], b: b, batch: 1, lo: at % size, from: from, n: min(n-from, size-at%size)}
-		if from == 0 && g.copied >= 0 {
-			w.page = g.copied
-		}
 		from, at = from+w.n, at+w.n
 		if len(a.writes) > 0 {
 			if l := &a.writes[len(a.writes)-1]; l.page+int32(l.batch) == w.page && l.b+l.batch == b && l.lo == w.lo && l.from == w.from && l.n == w.n {
@@ -289,15 +273,10 @@ func (p *pool) commit(seqs []*Sequence) {
 		p.refs[page] = 1
 	}
 	p.free = p.free[:len(p.free)-a.taken]
+	p.drop(a.unshared)
+	p.drop(a.passed)
 	for b, s := range seqs {
-		g := &a.after[b]
-		if g.copied >= 0 {
-			last := len(s.pages) - 1
-			p.drop(s.pages[last:])
-			g.pages[last-g.dropped] = g.copied
-		}
-		p.drop(s.pages[:g.dropped])
-		s.placement = g.placement
+		s.placement = a.after[b]
 	}
 }
 

@@ -147,11 +147,9 @@ func (p *pool) step(ctx context.Context, seqs []*Sequence, q kernels.Tensor, opt
 	}
 	s.asked = *opt
 	err := p.fill(ctx, s, seqs, q)
-	switch {
-	case err != nil:
-	case s.call == nil:
+	if err == nil && s.call == nil {
 		s.call, err = p.dev.Prepare(s.q, s.k, s.v, s.opt)
-	default:
+	} else if err == nil {
 		err = s.call.Reset(s.q, s.k, s.v, s.opt)
 	}
 	if err != nil {

@@ -126,14 +126,9 @@ func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 		}
 	}
 	if c.Latent > 0 {
-		p.kv[1] = p.values(p.kv[0])
+		p.kv[1] = view.Slice(p.kv[0], kernels.Dim, 0, c.Latent)
 	}
 	return nil
-}
-
-// values returns the elements of keys that are the values.
-func (p *pool) values(k kernels.Tensor) kernels.Tensor {
-	return view.Slice(k, kernels.Dim, 0, p.config.Latent)
 }
 
 func (p *pool) release() {

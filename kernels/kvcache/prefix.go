@@ -72,7 +72,12 @@ func (p *pool) run(ctx context.Context, s *step, seqs []*Sequence, out kernels.R
 	b := steps.Steps{Ctx: ctx, Dev: p.dev}
 	defer b.Release()
 	whole, part := p.partial(&b, s.q.Shape()), p.partial(&b, s.q.Shape())
-	if p.afterPrefixes(&b, s, whole, shared); b.Err != nil {
+	if len(shared) > 0 {
+		p.afterPrefixes(&b, s, whole, shared)
+	} else if b.Err == nil {
+		b.Err = s.call.RunInto(ctx, whole)
+	}
+	if b.Err != nil {
 		return b.Err
 	}
 	for _, x := range shared {
@@ -119,14 +124,8 @@ func (p *pool) prefix(b *steps.Steps, s *step, out kernels.Result, x prefix) {
 	}
 }
 
-// afterPrefixes attends from all rows of s to the keys after those of shared, or before those of a mask of the last ones.
+// afterPrefixes attends from all rows of s to the keys after those of shared, before those of a mask of the last ones.
 func (p *pool) afterPrefixes(b *steps.Steps, s *step, out kernels.Result, shared []prefix) {
-	if len(shared) == 0 {
-		if b.Err == nil {
-			b.Err = s.call.RunInto(b.Ctx, out)
-		}
-		return
-	}
 	opt := s.opt
 	opt.Pages = &kernels.Pages{Table: slices.Clone(s.pages.Table)}
 	opt.KLen, opt.Offset = slices.Clone(opt.KLen), slices.Clone(opt.Offset) // nil stays nil

@@ -160,7 +160,7 @@ func (p *pool) gather(b *steps.Steps, seqs []*Sequence, from, rows []int) (kept 
 		kept[i] = b.AllocAs(p.config.DType, kernels.Shape{len(seqs), p.config.KVHeads, len(rows), t.Shape()[kernels.Dim]})
 	}
 	if p.config.Latent > 0 {
-		kept[1] = p.values(kept[0])
+		kept[1] = view.Slice(kept[0], kernels.Dim, 0, p.config.Latent)
 	}
 	var dst, src []kernels.Tensor
 	for batch, s := range seqs {

@@ -86,10 +86,10 @@ func (t *angleTable) continues(from []int, n int) bool {
 	return continues
 }
 
-// ExtendAngles makes a new angleTable before an append of n tokens that continues the
+// extendAngles makes a new angleTable before an append of n tokens that continues the
 // append before it and exceeds the old table. Its only error is ErrMemory: positions to come
 // may be too large, while Keys needs those of the tokens only.
-func (p *Turner) ExtendAngles(ctx context.Context, from []int, n int) error {
+func (p *Turner) extendAngles(ctx context.Context, from []int, n int) error {
 	t := &p.angles
 	if p.RoPE == nil || !t.continues(from, n) || n > stepTokens || t.has(from, n) {
 		return nil
@@ -146,6 +146,11 @@ func (p *Turner) fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.
 // factors. Row i of batch b is at position from[b]+i, or at positions[b or 0][i] unless that is nil. The result
 // is x if nothing turns it, or in m.
 func (p *Turner) Keys(ctx context.Context, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, m *Memory) (kernels.Tensor, error) {
+	if positions == nil {
+		if err := p.extendAngles(ctx, from, x.Shape()[kernels.Seq]); err != nil {
+			return x, err
+		}
+	}
 	if dtype.Quantised() || !p.matrices[0].IsZero() || p.factors[0].host != nil {
 		dtype = kernels.F32
 	}
