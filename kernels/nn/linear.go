@@ -65,18 +65,30 @@ func (l *Linear) Apply(ctx context.Context, x kernels.Tensor) (y kernels.Tensor,
 
 // ApplyFloat32 is Apply for the rows of x in host memory: x [S][In], y [S][Out].
 func (l *Linear) ApplyFloat32(ctx context.Context, x []float32) (y []float32, err error) {
-	in := l.w.Shape()[kernels.Seq] // 0 in a layer that nobody made
-	t, err := l.dev.FromFloat32(ctx, kernels.F32, x, kernels.Shape{1, 1, len(x) / max(in, 1), in})
+	y, _, err = onHost(ctx, l.dev, x, 1, l.w.Shape()[kernels.Seq], func(t kernels.Tensor) (kernels.Result, error) {
+		y, err := l.Apply(ctx, t)
+		return kernels.Result{O: y}, err
+	})
+	op.Annotate(&err, "linear layer")
+	return y, err
+}
+
+// onHost applies a layer of n inputs, 0 if nobody made it, to batches of rows in host memory.
+func onHost(ctx context.Context, dev *kernels.Device, x []float32, batches, n int, apply func(x kernels.Tensor) (kernels.Result, error)) (y, weights []float32, err error) {
+	t, err := dev.FromFloat32(ctx, kernels.F32, x, kernels.Shape{batches, 1, len(x) / max(n, 1) / max(batches, 1), n})
 	if err != nil {
-		return nil, fmt.Errorf("linear layer: x: %w", err)
+		return nil, nil, fmt.Errorf("x: %w", err)
 	}
 	defer t.Release()
-	out, err := l.Apply(ctx, t)
+	r, err := apply(t)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	defer out.Release()
-	return l.dev.ToFloat32(ctx, out)
+	defer r.Release()
+	if y, err = dev.ToFloat32(ctx, r.O); err == nil && !r.Weights.IsZero() {
+		weights, err = dev.ToFloat32(ctx, r.Weights)
+	}
+	return y, weights, err
 }
 
 // Transposed returns the weights [Out][In] of PyTorch's Linear as a tensor [1, 1, In, Out] in

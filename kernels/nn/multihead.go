@@ -185,21 +185,8 @@ func (l *MultiHeadAttention) Apply(ctx context.Context, x kernels.Tensor, opt Mu
 //
 //	x [B][S][M]    y [B][S][M]    weights [B][H][S][Sk] when the options ask for them
 func (l *MultiHeadAttention) ApplyFloat32(ctx context.Context, x []float32, batches int, opt MultiHeadOptions) (y, weights []float32, err error) {
-	m := l.config.Model // 0 in a layer that nobody made
-	t, err := l.dev.FromFloat32(ctx, kernels.F32, x, kernels.Shape{batches, 1, len(x) / max(m, 1) / max(batches, 1), m})
-	if err != nil {
-		return nil, nil, fmt.Errorf("multi-head attention: x: %w", err)
-	}
-	defer t.Release()
-	r, err := l.Apply(ctx, t, opt)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer r.Release()
-	if y, err = l.dev.ToFloat32(ctx, r.O); err == nil && opt.Weights {
-		weights, err = l.dev.ToFloat32(ctx, r.Weights)
-	}
-	return y, weights, err
+	defer op.Annotate(&err, "multi-head attention")
+	return onHost(ctx, l.dev, x, batches, l.config.Model, func(t kernels.Tensor) (kernels.Result, error) { return l.Apply(ctx, t, opt) })
 }
 
 // apply computes a forward pass. The caller releases p, also after an error.

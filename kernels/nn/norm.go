@@ -20,17 +20,6 @@ type Norm struct {
 	Values bool
 }
 
-// normShape returns the shape of the weights for queries or keys whose projection has n columns.
-func (c MultiHeadConfig) normShape(n int) kernels.Shape {
-	switch {
-	case c.Norm == nil || c.Norm.Weightless:
-		return kernels.Shape{}
-	case c.Norm.Projection:
-		return kernels.Shape{1, 1, 1, n}
-	}
-	return kernels.Shape{1, 1, 1, c.HeadDim}
-}
-
 // normed is a tensor [B, heads, S, D] that the norm takes.
 type normed struct {
 	at    int // in Pass.qkv

@@ -42,6 +42,10 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 	if c.Gate == GateHeads {
 		gates = c.Heads
 	}
+	normed, qnorm, knorm := c.Norm != nil && !c.Norm.Weightless, c.HeadDim, c.HeadDim
+	if normed && c.Norm.Projection {
+		qnorm, knorm = q, k
+	}
 	hasV, hasGate := c.Heads > 0 && !c.KeysAsValues, c.Gate != GateNone
 	shape := func(has bool, heads, in, out int) (s kernels.Shape) {
 		if has {
@@ -58,8 +62,8 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 		{Name: "bk", T: &w.Bk, Shape: shape(c.Bias, 1, 1, k), Of: "Bias", Vector: true},
 		{Name: "bv", T: &w.Bv, Shape: shape(c.Bias && hasV, 1, 1, v), Of: "Bias of values", Vector: true},
 		{Name: "bo", T: &w.Bo, Shape: shape(c.Bias, 1, 1, c.Model), Of: "Bias", Vector: true},
-		{Name: "qnorm", T: &w.QNorm, Shape: c.normShape(q), Of: "Norm with weights", Vector: true, Tensor: "q_norm.weight"},
-		{Name: "knorm", T: &w.KNorm, Shape: c.normShape(k), Of: "Norm with weights", Vector: true, Tensor: "k_norm.weight"},
+		{Name: "qnorm", T: &w.QNorm, Shape: shape(normed, 1, 1, qnorm), Of: "Norm with weights", Vector: true, Tensor: "q_norm.weight"},
+		{Name: "knorm", T: &w.KNorm, Shape: shape(normed, 1, 1, knorm), Of: "Norm with weights", Vector: true, Tensor: "k_norm.weight"},
 		{Name: "sinks", T: &w.Sinks, Shape: shape(c.Sinks, c.Heads, 1, 1), Of: "Sinks", Vector: true, Tensor: "sinks"},
 		{Name: "wg", T: &w.Wg, Shape: shape(hasGate, 1, c.Model, gates), Of: "Gate", Tensor: "g_proj.weight"},
 		{Name: "bg", T: &w.Bg, Shape: shape(c.Bias && hasGate, 1, 1, gates), Of: "Gate with Bias", Vector: true, Tensor: "g_proj.bias"},
