@@ -191,37 +191,29 @@ func (l *MultiHeadAttention) ApplyFloat32(ctx context.Context, x []float32, batc
 
 // apply computes a forward pass. The caller releases p, also after an error.
 func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tensor, opt MultiHeadOptions) error {
-	c, w := l.config, l.w
-	if c.Sinks {
-		if opt.Sinks != nil {
-			return fmt.Errorf("options Sinks is set, but the layer has its own: leave it out: %w", kernels.ErrOption)
-		}
-		opt.Sinks = l.sinks
-	}
-	p.x, p.z, p.opt = x, x, opt
+	c, w, n, z := l.config, l.w, x.Shape(), x
 	if !opt.Memory.IsZero() {
-		p.z = opt.Memory
+		z = opt.Memory
 	}
 	// Validate before anything is computed.
-	n := x.Shape()
-	if err := cmp.Or(l.checkInputs(x, p.z), opt.check(n[0], n[2])); err != nil {
+	if err := l.check(x, z, &opt); err != nil {
 		return err
 	}
+	if c.Sinks {
+		opt.Sinks = l.sinks
+	}
+	p.x, p.z, p.opt = x, z, opt
 	p.steps = steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
 	b := &p.steps
-	p.qkv = [3]kernels.Tensor{allocHeads(b, x, c.Heads, c.HeadDim), allocHeads(b, p.z, c.KVHeads, c.HeadDim), allocHeads(b, p.z, c.KVHeads, c.ValueDim)}
-	keys, err := p.z.Shape()[kernels.Seq], b.Err
-	switch {
-	case err != nil:
-	case opt.Cache != nil:
-		keys, err = l.checkCache(n[0], n[2], &opt)
-	default:
-		if err = op.CheckPath(&opt.Options, op.LayerPath); err == nil {
-			p.call, err = l.dev.Prepare(p.qkv[0], p.qkv[1], p.qkv[2], opt.Options)
-		}
+	p.qkv = [3]kernels.Tensor{allocHeads(b, x, c.Heads, c.HeadDim), allocHeads(b, z, c.KVHeads, c.HeadDim), allocHeads(b, z, c.KVHeads, c.ValueDim)}
+	keys := z.Shape()[kernels.Seq]
+	if opt.Cache != nil {
+		keys = opt.keys(n[2])
+	} else if b.Err == nil {
+		p.call, b.Err = l.dev.Prepare(p.qkv[0], p.qkv[1], p.qkv[2], opt.Options)
 	}
-	if err != nil {
-		return err
+	if b.Err != nil {
+		return b.Err
 	}
 	l.operands(b, p)
 	p.attended = allocHeads(b, x, c.Heads, c.ValueDim)
@@ -255,7 +247,23 @@ func (opt *MultiHeadOptions) check(batches, rows int) error {
 	case opt.Cache != nil && len(opt.Cache.Lens()) != batches:
 		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", batches, len(opt.Cache.Lens()), kernels.ErrShape)
 	}
+	if opt.Cache != nil {
+		if _, err := op.Counts(nil, opt.Count, batches, rows, "x"); err != nil {
+			return err
+		}
+	}
 	return op.CheckPositions(opt.Positions, batches, rows, "x")
+}
+
+// keys returns the tokens of the cache's longest sequence after those of x, which has so many rows.
+func (opt *MultiHeadOptions) keys(rows int) (most int) {
+	for b, n := range opt.Cache.Lens() {
+		if opt.Count != nil {
+			rows = opt.Count[b]
+		}
+		most = max(most, n+rows)
+	}
+	return most
 }
 
 // append appends keys and values to the cache.
@@ -272,37 +280,30 @@ func (opt *MultiHeadOptions) attend(b *steps.Steps, out kernels.Result, q kernel
 	}
 }
 
-// checkInputs returns an error unless x and its memory z are inputs of the layer.
-func (l *MultiHeadAttention) checkInputs(x, z kernels.Tensor) error {
+// check returns an error unless the layer can be applied to x and its memory z.
+func (l *MultiHeadAttention) check(x, z kernels.Tensor, opt *MultiHeadOptions) error {
 	c, xs, zs := l.config, x.Shape(), z.Shape()
-	if err := cmp.Or(checkInput(x, c.Model), z.Check("memory", floats...)); err != nil {
+	if err := cmp.Or(checkInput(x, c.Model), z.Check("memory", floats...), opt.check(xs[0], xs[2])); err != nil {
 		return err
 	}
-	if want := (kernels.Shape{xs[0], 1, zs[2], c.Memory}); zs != want {
+	cached := opt.Cache != nil
+	rotates := cached && opt.Cache.Rotates()
+	switch want := (kernels.Shape{xs[0], 1, zs[2], c.Memory}); {
+	case c.Sinks && opt.Sinks != nil:
+		return fmt.Errorf("options Sinks is set, but the layer has its own: leave it out: %w", kernels.ErrOption)
+	case zs != want:
 		return fmt.Errorf("memory (x without Options.Memory) has shape %v, it must be [%d, 1, Sk, %d], the batches of x and the layer's memory size: %w",
 			zs, xs[0], c.Memory, kernels.ErrShape)
-	}
-	if x.DType() != z.DType() {
+	case x.DType() != z.DType():
 		return fmt.Errorf("x is %v, memory is %v: they must have one dtype: %w", x.DType(), z.DType(), kernels.ErrDType)
+	case cached && !opt.Memory.IsZero():
+		return fmt.Errorf("options Cache and Memory are both set: leave one of them out: %w", kernels.ErrOption)
+	case rotates && (c.RoPE != nil || opt.Angles != (kernels.Angles{})):
+		return fmt.Errorf("the layer and its Cache would both rotate the keys: leave one RoPE out: %w", kernels.ErrOption)
+	case rotates && c.afterRoPE():
+		return fmt.Errorf("the Cache rotates the keys after the layer's norm, which is AfterRoPE: give the layer the RoPE and the Cache none: %w", kernels.ErrOption)
+	case !cached:
+		return op.CheckPath(&opt.Options, op.LayerPath)
 	}
 	return nil
-}
-
-// checkCache checks that the layer can attend to a cache from so many rows, and returns the tokens of
-// its longest sequence, including the new ones.
-func (l *MultiHeadAttention) checkCache(batches, rows int, opt *MultiHeadOptions) (keys int, err error) {
-	switch rotates := opt.Cache.Rotates(); {
-	case !opt.Memory.IsZero():
-		return 0, fmt.Errorf("options Cache and Memory are both set: leave one of them out: %w", kernels.ErrOption)
-	case rotates && (l.config.RoPE != nil || opt.Angles != (kernels.Angles{})):
-		return 0, fmt.Errorf("the layer and its Cache would both rotate the keys: leave one RoPE out: %w", kernels.ErrOption)
-	case rotates && l.config.afterRoPE():
-		return 0, fmt.Errorf("the Cache rotates the keys after the layer's norm, which is AfterRoPE: give the layer the RoPE and the Cache none: %w", kernels.ErrOption)
-	}
-	count, err := op.Counts(nil, opt.Count, batches, rows, "x")
-	lens := opt.Cache.Lens()
-	for b, n := range count {
-		keys = max(keys, lens[b]+n)
-	}
-	return keys, err
 }
