@@ -12,10 +12,14 @@ import (
 
 const (
 	// linearColumns is the number of columns of a state that a workgroup of linear.wgsl has, linearRows that of its rows for
-	// each of Rows, and linearStage that of the vec4 that it stages, of up to linearTokens tokens.
-	linearColumns, linearRows, linearStage, linearTokens = 16, 32, 768, 16
+	// each of Rows, chunkRows likewise in chunks, and linearStage that of the vec4 that it stages, of up to linearTokens tokens,
+	// those of a chunk.
+	linearColumns, linearRows, chunkRows, linearStage, linearTokens = 16, 32, 16, 768, 16
 	// maxLinearDim is the largest K. A thread then has 128 elements of a state.
 	maxLinearDim = 1024
+	// maxChunkDim is the largest K of chunks, whose workgroups then have 30 KiB of memory, and chunksFrom the fewest tokens of a
+	// sequence that is computed in chunks.
+	maxChunkDim, chunksFrom = 128, 2 * linearTokens
 )
 
 // Axes of [B, H, T, K], [B, H, T, V] and [N, H, K, V] of linear attention, in chunks of tokens.
@@ -25,7 +29,7 @@ var (
 	stateAxes = [4]int{cut.Batch, cut.Head, cut.Whole, cut.Col}
 )
 
-// LinearAttention implements backend.LinearAttender, token after token: ChunkSize has no effect. It returns
+// LinearAttention implements backend.LinearAttender, in chunks of 16 tokens or token after token, see linear. It returns
 // backend.ErrUnsupported for K above 1,024.
 func (b *Backend) LinearAttention(ctx context.Context, c *backend.LinearAttention) error {
 	if k := c.K.Shape()[backend.Dim]; k > maxLinearDim {
@@ -82,15 +86,34 @@ func some(t backend.Tensor) backend.Tensor {
 	return t
 }
 
-// linear returns the operation of c, which is not packed. Boxes have all output heads of a state. Chunks of tokens leave the
-// state in scratch for the next one.
+// linear returns the operation of c, which is not packed. It computes chunks, unless ChunkSize is 1, c has few tokens or a large K,
+// the workgroups of the device have too little memory, or its bindings are too small for the rows of a chunk. Cuts are between
+// chunks and change no bit.
 func (b *Backend) linear(c *backend.LinearAttention) *queue.Op {
+	dim := c.K.Shape()[backend.Dim]
+	chunks := shaders.Linear{Rows: linearRowsOf(dim, chunkRows), Chunks: true}
+	if c.ChunkSize != 1 && c.O.Shape()[backend.Seq] >= chunksFrom && dim <= maxChunkDim &&
+		shaders.Describe(chunks).WorkgroupMemory <= int(b.dev.Limits.MaxComputeWorkgroupStorageSize) {
+		if op := b.linearBy(chunks, c); op.Cutter.Fits(op.Space) == nil {
+			return op
+		}
+	}
+	return b.linearBy(shaders.Linear{Rows: linearRowsOf(dim, linearRows)}, c)
+}
+
+// linearRowsOf returns the Rows, a power of 2, whose workgroups have dim rows of a state. Each of Rows has n of them.
+func linearRowsOf(dim, n int) (rows int) {
+	for rows = 1; rows*n < dim; rows *= 2 {
+	}
+	return rows
+}
+
+// linearBy returns the operation of c by a kernel. Boxes have all output heads of a state. Chunks of tokens leave the state in
+// scratch for the next one.
+func (b *Backend) linearBy(kernel shaders.Linear, c *backend.LinearAttention) *queue.Op {
 	all, dim, states := c.O.Shape(), c.K.Shape()[backend.Dim], c.V.Shape()[backend.Heads]
 	tokens, group := all[backend.Seq], all[backend.Heads]/states
-	kernel, width := shaders.Linear{Rows: 1}, linearRows // of a staged row
-	for ; width < dim; width *= 2 {
-		kernel.Rows *= 2
-	}
+	granule, width := 1, kernel.Rows*linearRows // of a staged row
 	decayed := when(!c.Decay.IsZero(), 1) + when(c.Decay.Shape()[backend.Dim] > 1, 1)
 	fit, others := 4*linearStage/width, 1+decayed/2 // staged rows, and those of a token that are no queries
 	queries := min(group, fit-others)
@@ -99,6 +122,13 @@ func (b *Backend) linear(c *backend.LinearAttention) *queue.Op {
 		Held: max(min(fit/(others+group), linearTokens), 1), Slots: others + queries, Queries: queries, Decayed: decayed, Delta: when(!c.Beta.IsZero(), 1), Scale: c.Scale,
 		Leaves: when(!c.PresentState.IsZero(), 1), Starts: when(!c.PastState.IsZero(), 1), QueryType: int(c.Q.DType()), KeyType: int(c.K.DType()),
 		ValueType: int(c.V.DType()), DecayType: int(c.Decay.DType()), BetaType: int(c.Beta.DType()), OutType: int(c.O.DType()),
+	}
+	loops := 4 + 2*group + (w.Slots+group)*kernel.Rows/16                     // of a thread for a token
+	each := float64(width * (linearColumns*(5+2*group) + convertOps*w.Slots)) // of a token
+	if kernel.Chunks {
+		granule, width = linearTokens, kernel.Rows*chunkRows
+		w.Held, w.Slots, w.Queries = linearTokens, others+1, 1
+		loops, each = 16+3*group, float64(width*(linearColumns*(6+5*group)+convertOps*(others+group)))
 	}
 	past, present := inOut("past state", c.PastState, "present state", c.PresentState)
 	inPlace := past.T.IsZero() && !c.PastState.IsZero()
@@ -110,12 +140,11 @@ func (b *Backend) linear(c *backend.LinearAttention) *queue.Op {
 	for _, o := range []*cut.Operand{past, present} {
 		o.T, o.Axes, o.Group = some(o.T), stateAxes, group
 	}
-	cutter := b.dev.NewCutter(cut.Sum, 1, ops...)
+	cutter := b.dev.NewCutter(cut.Sum, granule, ops...)
 	cutter.State = func(x cut.Box) uint64 {
 		return uint64(4 * x.Len(cut.Batch) * x.Len(cut.Head) / group * dim * x.Len(cut.Col))
 	}
-	each := float64(width * (linearColumns*(5+2*group) + convertOps*w.Slots)) // of a token
-	cutter.Most[cut.Sum] = cut.LongestChunk(1, 4+2*group+(w.Slots+group)*kernel.Rows/16, each, b.dev.ChunkWork(kernel))
+	cutter.Most[cut.Sum] = cut.LongestChunk(granule, granule*loops, float64(granule)*each, b.dev.ChunkWork(kernel))
 	return &queue.Op{
 		Cutter: cutter, Space: cut.Space(all[backend.Batch], all[backend.Heads], 1, all[backend.Dim], max(tokens, 1)),
 		Sweep: func(x cut.Box, chunk int) queue.Sweep {

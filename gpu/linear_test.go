@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 )
 
 // gatedDelta returns a call of linear attention with decays of channels.
@@ -34,7 +36,7 @@ func TestLinearCuts(t *testing.T) {
 	results := func(opt Options) (all [][]float32, cuts int) {
 		b := open(t, opt)
 		defer b.Close() // before the next one is opened
-		c := gatedDelta(t, b, 2, 4, 1, 2, 70, 40, 33)
+		c := gatedDelta(t, b, 2, 4, 1, 2, 150, 40, 33)
 		e := must.Get(b.dev.Count(b.linear(c)))(t)
 		check(t, b.LinearAttention(t.Context(), c))
 		all = append(all, floats(t, b, c.O), floats(t, b, c.PresentState))
@@ -53,7 +55,7 @@ func TestLinearCuts(t *testing.T) {
 	for i, l := range append(lowered[:len(lowered):len(lowered)], struct {
 		name string
 		opt  Options
-	}{"bindings of 4 KiB gather rows", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 4 << 10}}}) {
+	}{"bindings of 8 KiB gather rows", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 8 << 10}}}) {
 		if testing.Short() && i%2 == 0 && i < len(lowered) {
 			continue
 		}
@@ -70,12 +72,13 @@ func TestLinearCuts(t *testing.T) {
 // TestLinearSizes compares calls with more query heads than a workgroup stages, and with the longest rows, with float64.
 func TestLinearSizes(t *testing.T) {
 	b := open(t, Options{})
-	for _, s := range []struct{ heads, k int }{{30, 100}, {3, maxLinearDim}, {1, maxLinearDim + 1}} {
-		t.Run(fmt.Sprintf("%d heads, K=%d", s.heads, s.k), func(t *testing.T) {
+	for _, s := range []struct{ heads, tokens, k int }{{30, 5, 100}, {3, 5, maxLinearDim}, {1, 5, maxLinearDim + 1}, {2, chunksFrom + 3, maxChunkDim}} {
+		t.Run(fmt.Sprintf("%d heads, %d tokens, K=%d", s.heads, s.tokens, s.k), func(t *testing.T) {
 			if testing.Short() && s.k == maxLinearDim {
 				t.Skip("the software driver compiles its kernel for ten seconds")
 			}
-			const tokens, v = 5, 19
+			const v = 19
+			tokens := s.tokens
 			c := gatedDelta(t, b, 1, s.heads, 1, 1, tokens, s.k, v)
 			err := b.LinearAttention(t.Context(), c)
 			if s.k > maxLinearDim {
@@ -87,7 +90,7 @@ func TestLinearSizes(t *testing.T) {
 			check(t, err)
 			q, o := floats(t, b, c.Q), floats(t, b, c.O)
 			l := oracle.Linear{K: s.k, V: v, Key: floats(t, b, c.K), Value: floats(t, b, c.V), Decay: floats(t, b, c.Decay), Beta: floats(t, b, c.Beta),
-				State: floats(t, b, c.PastState), Scale: c.Scale, Chunk: 1}
+				State: floats(t, b, c.PastState), Scale: c.Scale, Chunk: linearTokens}
 			var worst oracle.Worst
 			for h := range s.heads {
 				l.Q = q[h*tokens*s.k:][:tokens*s.k]
@@ -98,6 +101,34 @@ func TestLinearSizes(t *testing.T) {
 			}
 			check(t, worst.Err())
 		})
+	}
+}
+
+// TestLinearChunks checks which calls are computed in chunks.
+func TestLinearChunks(t *testing.T) {
+	for _, s := range []struct {
+		what            string
+		tokens, k, size int
+		memory          uint32
+		chunks          bool
+	}{
+		{"a long call", chunksFrom, maxChunkDim, 0, 0, true},
+		{"few tokens", chunksFrom - 1, maxChunkDim, 0, 0, false},
+		{"a hint", chunksFrom, maxChunkDim, 1, 0, false},
+		{"a large K", chunksFrom, maxChunkDim + 1, 0, 0, false},
+		{"16 KiB of workgroup memory", chunksFrom, maxChunkDim, 0, 16 << 10, false},
+		{"16 KiB of workgroup memory, a small K", chunksFrom, 32, 0, 16 << 10, true},
+	} {
+		b := open(t, Options{Limits: gputypes.Limits{MaxComputeWorkgroupStorageSize: s.memory}})
+		c := gatedDelta(t, b, 1, 1, 1, 1, s.tokens, s.k, 4)
+		c.ChunkSize = s.size
+		check(t, b.dev.Dispatches(b.linear(c), func(x queue.Dispatch) error {
+			if got := strings.Contains(fmt.Sprintf("%+v", x.Kernel), "Chunks:true"); got != s.chunks {
+				t.Errorf("%s: kernel %+v", s.what, x.Kernel)
+			}
+			return nil
+		}))
+		b.Close()
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 
 // LinearAttention computes linear attention, gated or not, with the delta rule or not, whose state of fixed size takes
 // the place of a cache. [LinearAttention] has the formula, the shapes and the options. A call with one token for each
-// sequence is a step of decoding, usually with PastState as PresentState. Longer calls compute chunks of tokens as
-// products of matrices on the CPU, and token after token on GPUs.
+// sequence is a step of decoding, usually with PastState as PresentState. Longer calls compute chunks of tokens
+// together: on the CPU as products of matrices, and on GPUs from 32 tokens a sequence on, for keys of up to 128 elements.
 //
 // Errors: ErrShape and ErrDType name the operand, ErrOption an option, ErrUnsupported when the device has no linear
 // attention, and the backend's.

@@ -34,7 +34,7 @@ func (f Flash) with(o Option) Flash {
 func plain() []Variant {
 	decode, matmul, matrix := decode64, matmulL, matrix64
 	decode.Wide, decode.Extra, matmul.Skip, matrix.Paired = true, true, true, true
-	list := []Variant{Attention{DVB: 2}, flash64.with(Flagged), matrix, MatrixPeak{16, 8, 16, 32}, decode, merge64, matmul, Softmax{Held: true, Row: 1024}, gradient64, RoPE{}, NormGate{}, Linear{4}, Convert{}}
+	list := []Variant{Attention{DVB: 2}, flash64.with(Flagged), matrix, MatrixPeak{16, 8, 16, 32}, decode, merge64, matmul, Softmax{Held: true, Row: 1024}, gradient64, RoPE{}, NormGate{}, Linear{Rows: 4}, Convert{}}
 	for _, k := range fixed {
 		list = append(list, k)
 	}
@@ -123,7 +123,8 @@ func variants(f func(v Variant, departures int)) {
 		f(own(Conv, on(0)), n)
 		f(RoPE{on(0)}, n)
 		f(own(NormGate{on(0)}, on(0)), n)
-		f(own(Linear{pick(on(0), 32, 1)}, on(0)), n)
+		f(own(Linear{Rows: pick(on(0), 32, 1)}, on(0)), n)
+		f(own(Linear{pick(on(0), 8, 1), true}, on(0)), n)
 		f(MatrixPeak{8, pick(on(0), 8, 16), pick(on(0), 8, 16), pick(on(0), 8, 32)}, n)
 		f(Convert{pick(on(0), Q8, F32)}, n)
 		f(Convert{pick(on(0), Q4, F32)}, n)

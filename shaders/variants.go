@@ -204,9 +204,10 @@ type NormGate struct {
 	InPlace bool // x, or g of gradients, is in o, and not bound
 }
 
-// Linear is linear attention, token after token.
+// Linear is linear attention.
 type Linear struct {
-	Rows int // vec4 of rows of a column of a state that a thread has
+	Rows   int  // vec4 of rows of a column of a state that a thread has
+	Chunks bool // of 16 tokens, else token after token
 }
 
 // Convert copies between types.

@@ -30,6 +30,12 @@ type linearCase struct {
 // linearDecays are log decays far below 0, between others.
 var linearDecays = []float32{-0.1, -1e4, -0.01, -2, float32(math.Inf(-1)), -5, -130, 0, -30, -50}
 
+// linearGrowth are log decays of heads that grow for 12 tokens and fall for 13, and channelGrowth those of 16 channels.
+var (
+	linearGrowth  = slices.Concat(slices.Repeat([]float32{4}, 12), slices.Repeat([]float32{-4}, 13))
+	channelGrowth = slices.Concat(slices.Repeat([]float32{4}, 12*16), slices.Repeat([]float32{-4}, 13*16))
+)
+
 func linearCases() []linearCase {
 	f32, f16, bf16, one := backend.F32, backend.F16, backend.BF16, []float32{-0.05}
 	return []linearCase{
@@ -56,6 +62,8 @@ func linearCases() []linearCase {
 		{"keys shorter than 1", 1, 2, 2, 2, 40, 16, 16, 16, 2, f32, f32, Contiguous, nil, true, 0, nil, 0.1},
 		{"decays that grow", 1, 2, 2, 2, 50, 16, 16, 1, 2, f32, f32, Contiguous, nil, true, 0, []float32{0.1, -0.3, 0.2}, 0},
 		{"decays of channels that grow", 1, 2, 2, 2, 50, 16, 16, 16, 2, f32, f32, Contiguous, nil, true, 0, []float32{0.1, -0.3, 0.2}, 0},
+		{"decays that grow by exp(48) in a dozen tokens", 1, 2, 2, 2, 50, 16, 16, 1, 2, f32, f32, Contiguous, nil, true, 0, linearGrowth, 0},
+		{"decays of channels that grow by exp(48) in a dozen tokens", 1, 2, 2, 2, 50, 16, 16, 16, 2, f32, f32, Contiguous, nil, true, 0, channelGrowth, 0},
 		{"the same keys", 1, 1, 1, 1, 66, 1, 16, 1, 1, f32, f32, Contiguous, nil, true, 64, one, 0},
 	}
 }
@@ -244,7 +252,7 @@ func (p *linearProblem) steps(t *testing.T, dev *kernels.Device) {
 // testLinearAlone puts a NaN in each input of one sequence. Other sequences keep their bits, and earlier tokens are right.
 func testLinearAlone(t *testing.T, dev *kernels.Device) {
 	for _, decay := range []int{1, 16} {
-		c := linearCase{batch: 1, hq: 1, hk: 1, hv: 1, t: 90, k: 16, v: 16, decay: decay, beta: 1, cuQ: []int{0, 30, 60, 90}, past: true}
+		c := linearCase{batch: 1, hq: 1, hk: 1, hv: 1, t: 120, k: 16, v: 16, decay: decay, beta: 1, cuQ: []int{0, 40, 80, 120}, past: true}
 		results := func(p linearProblem) (o, state []float32) {
 			call, out, present, release := p.on(t, dev, Contiguous)
 			defer release()
@@ -253,7 +261,7 @@ func testLinearAlone(t *testing.T, dev *kernels.Device) {
 		}
 		p := c.draw(1)
 		o, state := results(p)
-		const token = 50
+		const token = 61
 		for name, x := range map[string]*operand{"q": &p.q, "k": &p.key, "v": &p.value, "decay": &p.g, "beta": &p.betas} {
 			old := x.data
 			x.data = slices.Clone(old)
@@ -262,9 +270,9 @@ func testLinearAlone(t *testing.T, dev *kernels.Device) {
 			x.data = old
 			for i, y := range gotO {
 				switch n := i / c.v; {
-				case (n < 30 || n >= 60) && y != o[i]:
+				case (n < 40 || n >= 80) && y != o[i]:
 					t.Errorf("NaN in %s of another sequence: token %d has %v, else %v", name, n, y, o[i])
-				case n >= 30 && n < token && !(math.Abs(float64(y-o[i])) <= 1e-3): // a bit more than both bounds
+				case n >= 40 && n < token && !(math.Abs(float64(y-o[i])) <= 1e-3): // a bit more than both bounds
 					t.Errorf("NaN in %s of token %d: token %d before it has %v, else %v", name, token, n, y, o[i])
 				case n == token && i%c.v == 0 && y == y:
 					t.Errorf("NaN in %s does not reach its token", name)
