@@ -166,9 +166,9 @@ func (p *pool) makeRoomInPages(g *placement, b, n int) error {
 	if copies {
 		needs++
 	}
-	if free := len(p.free) - a.taken; needs > free {
-		return fmt.Errorf("%d of %d pages of %d tokens are free, sequence %d needs %d for its %d tokens and %d new ones: Free sequences, or make the cache with more Pages: %w",
-			free, len(p.refs), size, b, needs, g.n, n, kernels.ErrCapacity)
+	if needs > len(p.free)-a.taken {
+		return fmt.Errorf("%d of %d pages of %d tokens are free, sequence %d needs %d for its %d tokens and %d new ones, those before it %d: Free sequences, or make the cache with more Pages: %w",
+			len(p.free), len(p.refs), size, b, needs, g.n, n, a.taken, kernels.ErrCapacity)
 	}
 	take := func() int32 {
 		a.taken++
