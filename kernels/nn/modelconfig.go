@@ -34,6 +34,7 @@ type LayerConfig struct {
 //	llama, mistral, phi3      grouped heads; mistral and phi3 also windows in all layers
 //	qwen2, qwen3              biases; norms
 //	olmo2, olmo3              norms of whole projections; olmo3 also windows in most layers
+//	mixtral, qwen2_moe, qwen3_moe, olmoe   those of mistral, qwen2, qwen3 and olmo2
 //	gemma2, gemma3, gemma4    windows in most layers; a softcap; norms; a RoPE for each kind of layer
 //	gpt_oss                   biases, sinks, windows in every other layer
 //	smollm3                   some layers without RoPE
@@ -47,7 +48,7 @@ type LayerConfig struct {
 // a window of models whose use_bidirectional_attention is "vision".
 //
 // Errors: ErrUnsupported for another model_type, kind of layer or rope_type, for latent or linear
-// attention of other families, for the gates of Kimi K3, and for layers that are bidirectional or
+// attention of other families, for clip_qkv, for windows of qwen2_moe, for the gates of Kimi K3, and for layers that are bidirectional or
 // share keys with others. ErrFile for text that is not JSON and for numbers out of range.
 func ParseConfig(data []byte) (m ModelConfig, err error) {
 	defer op.Annotate(&err, "model config")

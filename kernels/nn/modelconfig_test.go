@@ -132,6 +132,17 @@ func TestParseConfig(t *testing.T) {
 			1: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Bias = true }), Options: causal(0, 0, 0)}, 2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Bias = true }), Options: causal(7, 0, 0)}}},
 		{"Qwen2, window not used", `{"model_type": "qwen2", ` + sizes + `, "sliding_window": 7, "max_window_layers": 2}`, "model.", 4, map[int]nn.LayerConfig{
 			3: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Bias = true }), Options: causal(0, 0, 0)}}},
+		{"Qwen3-30B-A3B", `{"model_type": "qwen3_moe", "hidden_size": 2048, "head_dim": 128, "num_hidden_layers": 48, "max_window_layers": 48, "rope_theta": 1000000.0, "sliding_window": null, "use_sliding_window": false}`, "model.", 48,
+			map[int]nn.LayerConfig{47: {MultiHead: nn.MultiHeadConfig{Model: 2048, Heads: 32, KVHeads: 4, HeadDim: 128, Norm: norm(1e-6, nil), RoPE: &nn.RoPE{Base: 1e6}}, Options: causal(0, 0, 0)}}},
+		{"Qwen3-MoE with windows, in all layers", `{"model_type": "qwen3_moe", ` + sizes + `, "max_window_layers": 3, "sliding_window": 7, "use_sliding_window": true}`, "model.", 4,
+			map[int]nn.LayerConfig{0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm = norm(1e-6, nil) }), Options: causal(7, 0, 0)}}},
+		{"Mixtral", `{"model_type": "mixtral", ` + sizes + `, "sliding_window": 7}`, "model.", 4,
+			map[int]nn.LayerConfig{0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = &nn.RoPE{Base: 1e6} }), Options: causal(7, 0, 0)}}},
+		{"Mixtral without the field", `{"model_type": "mixtral", ` + sizes + `}`, "model.", 4,
+			map[int]nn.LayerConfig{3: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = &nn.RoPE{Base: 1e6} }), Options: causal(0, 0, 0)}}},
+		{"Qwen1.5-MoE without biases", `{"model_type": "qwen2_moe", ` + sizes + `, "qkv_bias": false}`, "model.", 4, map[int]nn.LayerConfig{0: {MultiHead: small, Options: causal(0, 0, 0)}}},
+		{"OLMoE", `{"model_type": "olmoe", ` + sizes + `, "clip_qkv": null}`, "model.", 4,
+			map[int]nn.LayerConfig{0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm = norm(1e-5, projection) }), Options: causal(0, 0, 0)}}},
 		{"OLMo 3, scaling of full layers only", `{"model_type": "olmo3", ` + sizes + `, "rope_scaling": {"rope_type": "yarn", "factor": 8, "original_max_position_embeddings": 8192, "attention_factor": 1.2}}`, "model.", 4,
 			map[int]nn.LayerConfig{
 				2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm, c.RoPE = norm(1e-5, projection), &nn.RoPE{Base: 5e5} }), Options: causal(4096, 0, 0)},
@@ -237,6 +248,8 @@ func TestParseConfigRefuses(t *testing.T) {
 		{`{"model_type": "gemma2", ` + sizes + `, "attn_logit_softcapping": -1}`, kernels.ErrFile, []string{"attn_logit_softcapping is -1"}},
 		{`{"model_type": "gemma4_text", ` + sizes + `, "num_kv_shared_layers": 2}`, kernels.ErrUnsupported, []string{"num_kv_shared_layers (2)"}},
 		{`{"model_type": "gemma4_text", ` + sizes + `, "per_layer_config": {}}`, kernels.ErrUnsupported, []string{"per_layer_config"}},
+		{`{"model_type": "olmoe", ` + sizes + `, "clip_qkv": 8}`, kernels.ErrUnsupported, []string{"clip_qkv is set"}},
+		{`{"model_type": "qwen2_moe", ` + sizes + `, "use_sliding_window": true}`, kernels.ErrUnsupported, []string{"use_sliding_window of qwen2_moe"}},
 		{`{"model_type": "smollm3", ` + sizes + `, "no_rope_layers": [1]}`, kernels.ErrFile, []string{"the number of no_rope_layers is 1"}},
 	} {
 		must.Fail(t, c.text, must.Err(nn.ParseConfig([]byte(c.text))), c.want, append(c.texts, "model config: ")...)

@@ -39,8 +39,8 @@ const chunkOfLlama4 = 8
 func TestFamilies(t *testing.T) {
 	folder := "../../../kernels/nn/testdata/families"
 	files := must.Get(filepath.Glob(filepath.Join(folder, "*.safetensors")))(t)
-	if len(files) != 12 {
-		t.Fatalf("there are %d files, should be 12", len(files))
+	if len(files) != 16 {
+		t.Fatalf("there are %d files, should be 16", len(files))
 	}
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		for _, file := range files {

@@ -23,6 +23,8 @@ type Config struct {
 	KVHeads       int              `json:"num_key_value_heads"`
 	HeadDim       int              `json:"head_dim"`
 	Bias          bool             `json:"attention_bias"`
+	InputBias     bool             `json:"qkv_bias"`
+	Clip          *float64         `json:"clip_qkv"`
 	Epsilon       float64          `json:"rms_norm_eps"`
 	Theta         float64          `json:"rope_theta"`
 	LocalTheta    float64          `json:"rope_local_base_freq"`
@@ -97,13 +99,17 @@ var families = map[string]string{
 	"kimi_linear": `{"num_attention_heads": 32, "rms_norm_eps": 1e-5, "full_attention_interval": 4, ` + latentSizes + `, "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}}`,
 	"llama":       `{}`,
 	"mistral":     `{"num_key_value_heads": 8, "sliding_window": 4096}`,
+	"mixtral":     `{"num_key_value_heads": 8, "rope_theta": 1e6}`,
 	"olmo2":       `{"rms_norm_eps": 1e-5}`,
+	"olmoe":       `{"rms_norm_eps": 1e-5, "num_attention_heads": 16}`,
 	"olmo3":       `{"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000}`,
 	"phi3":        `{}`,
 	"qwen2":       `{"sliding_window": 4096, "max_window_layers": 28}`,
+	"qwen2_moe":   `{"num_attention_heads": 16, "num_key_value_heads": 16, "qkv_bias": true}`,
 	"qwen3":       `{"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}`,
 	"qwen3_5":     `{"num_key_value_heads": 4, ` + qwenSizes + `}`,
 	"qwen3_5_moe": `{"num_key_value_heads": 2, ` + qwenSizes + `}`,
+	"qwen3_moe":   `{"num_attention_heads": 32, "num_key_value_heads": 4, "sliding_window": 4096}`,
 	"qwen3_next":  `{"num_key_value_heads": 2, ` + qwenSizes + `}`,
 	"smollm3":     `{"num_attention_heads": 16, "num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}`,
 }
@@ -157,10 +163,16 @@ func (c *Config) check() error {
 		return fmt.Errorf("mla_use_nope is %v, mla_use_output_gate %v and use_full_rank_gate %v: layers of kimi_linear are read with true, false and false: %w",
 			c.NoPE, c.OutputGate, c.Kimi.FullGate, kernels.ErrUnsupported)
 	}
-	if optional := strings.HasPrefix(c.Family, "qwen") || c.Family == "smollm3"; optional && !c.UseWindow || c.Family == "llama" || c.Family == "olmo2" {
+	if c.Clip != nil || c.Family == "qwen2_moe" && c.UseWindow {
+		return fmt.Errorf("clip_qkv is set, or use_sliding_window of qwen2_moe: clipped projections and these windows are not read: %w", kernels.ErrUnsupported)
+	}
+	if optional := strings.HasPrefix(c.Family, "qwen") || c.Family == "smollm3"; optional && !c.UseWindow || slices.Contains([]string{"llama", "olmo2", "olmoe"}, c.Family) {
 		c.Window = nil
 	}
-	c.Bias = c.Bias || c.Family == "qwen2" // of q, k and v
+	if c.Family == "qwen3_moe" {
+		c.FullLayers = 0 // its code does not read max_window_layers
+	}
+	c.Bias = c.Bias || c.InputBias || c.Family == "qwen2" // of q, k and v
 	c.Pattern, c.KVHeads = cmp.Or(c.OldPattern, c.Pattern), cmp.Or(c.KVHeads, c.Heads)
 	if c.HeadDim == 0 && c.Heads > 0 {
 		c.HeadDim = c.Model / c.Heads

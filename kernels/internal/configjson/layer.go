@@ -140,12 +140,12 @@ func (c *Config) Layer(kind string) (Layer, error) {
 		if l.HeadDim = c.RopeDim; c.NoPE {
 			return l, nil
 		}
-	case "qwen3":
+	case "qwen3", "qwen3_moe":
 		l.Norm = norm
 	case "qwen3_next", "qwen3_5", "qwen3_5_moe":
 		norm.PlusOne = true
 		l.Norm, l.Gate = norm, true
-	case "olmo2", "olmo3":
+	case "olmo2", "olmo3", "olmoe":
 		norm.Projection = true
 		l.Norm = norm
 	case "gemma2", "gemma3":

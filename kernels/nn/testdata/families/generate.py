@@ -196,6 +196,14 @@ def qwen3(x, t, c, kind):
     return linear(o, t["o_proj.weight"])
 
 
+def llama(x, t, c, kind):
+    """LlamaAttention and those that follow it, with the windows of Mistral."""
+    d = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
+    q, k, v = (split(linear(x, t[p + "_proj.weight"], t.get(p + "_proj.bias")), d) for p in "qkv")
+    f, sees = plain_frequencies(c["rope_theta"], d), sliding(c["sliding_window"]) if c["sliding_window"] else causal
+    return linear(attend(halves(q, f), halves(k, f), v, d ** -0.5, sees), t["o_proj.weight"])
+
+
 def qwen3_next(x, t, c, kind):
     if kind == LINEAR:
         return delta_net(x, t, c)
@@ -332,6 +340,10 @@ MODELS = {
                                        "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True})),
     "kimi_linear": (kimi_linear, kimi(4)),
     "kimi_bounded": (kimi_linear, kimi(2, gate_lower_bound=-5.0)),
+    "qwen3_moe": (qwen3, config("qwen3_moe", [FULL], hidden_size=32, head_dim=16, rope_theta=1e6, max_window_layers=1, use_sliding_window=False, sliding_window=None)),
+    "mixtral": (llama, config("mixtral", [SLIDING], hidden_size=32, rope_theta=1e6, sliding_window=4)),
+    "qwen2_moe": (llama, config("qwen2_moe", [FULL], hidden_size=32, rope_theta=1e6, use_sliding_window=False, sliding_window=None, qkv_bias=True)),
+    "olmoe": (olmo2, config("olmoe", [FULL], hidden_size=32, rope_theta=1e4, rms_norm_eps=1e-5, clip_qkv=None)),
 }
 
 
@@ -359,12 +371,12 @@ def tensors(family, c, kind, rng):
     t = {"q_proj.weight": normal(h * d * (2 if family in NEXT else 1), m), "k_proj.weight": normal(kv * d, m), "o_proj.weight": normal(m, h * d)}
     if not keys_are_values:
         t["v_proj.weight"] = normal(kv * d, m)
-    if c["attention_bias"]:
-        t |= {p.replace("weight", "bias"): normal(len(w)) for p, w in t.items()}
+    if c["attention_bias"] or c.get("qkv_bias"):
+        t |= {p.replace("weight", "bias"): normal(len(w)) for p, w in t.items() if c["attention_bias"] or p[0] != "o"}
     if family == "gpt_oss":
         t["sinks"] = [4 * a for a in normal(h)]
-    elif family != "llama4":
-        lengths = (h * d, kv * d) if family == "olmo2" else (d, d)
+    elif family not in ("llama4", "mixtral", "qwen2_moe"):
+        lengths = (h * d, kv * d) if family in ("olmo2", "olmoe") else (d, d)
         factor = normal if family in (*NEXT, "gemma3") else ones
         t |= {p + "_norm.weight": factor(n) for p, n in zip("qk", lengths)}
     return t
