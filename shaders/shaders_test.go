@@ -55,9 +55,6 @@ func TestDescribe(t *testing.T) {
 
 // params.go is what the generator makes of the WGSL.
 func TestParamsAreCurrent(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs the go command")
-	}
 	have := must.Get(os.ReadFile("params.go"))(t)
 	want := must.Get(exec.Command("go", "run", "./_generate", "-print").Output())(t)
 	if !bytes.Equal(have, want) {
