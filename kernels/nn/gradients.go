@@ -21,6 +21,7 @@ type Pass struct {
 	// and joined the input of Wo, [B, H, S, Dv]. Without keep they share memory.
 	raw, qkv         [3]kernels.Tensor
 	angles           [2]kernels.Angles // of q and k
+	factors          kernels.Tensor    // of q, [B, H, S, 1]
 	gate             kernels.Tensor    // the projection of the gate, [B, H, S, Dv or 1]
 	attended, joined kernels.Tensor
 	opt              MultiHeadOptions

@@ -38,6 +38,7 @@ type LayerConfig struct {
 //	gemma2, gemma3, gemma4    windows in most layers; a softcap; norms; a RoPE for each kind of layer
 //	gpt_oss                   biases, sinks, windows in every other layer
 //	smollm3                   some layers without RoPE
+//	llama4                    chunks, norms after RoPE; in some layers a factor of positions, without RoPE
 //	deepseek_v2, deepseek_v3, kimi_k2      latent attention
 //	qwen3_next, qwen3_5, qwen3_5_moe       norms, a gate, and linear attention in most layers
 //	kimi_linear               latent attention without RoPE, and linear attention in most layers
@@ -56,18 +57,19 @@ func ParseConfig(data []byte) (m ModelConfig, err error) {
 	if err != nil {
 		return m, err
 	}
-	of := map[string]LayerConfig{} // by kind
+	type kind struct {
+		name    string
+		rotates bool
+	}
+	of := map[kind]LayerConfig{}
 	for i := range c.Layers {
-		kind := c.Kind(i)
-		layer, ok := of[kind]
+		k := kind{c.Kind(i), c.Rotates(i)}
+		layer, ok := of[k]
 		if !ok {
-			if layer, err = layerOf(c, kind); err != nil {
+			if layer, err = layerOf(c, i); err != nil {
 				return ModelConfig{}, fmt.Errorf("layer %d: %w", i, err)
 			}
-			of[kind] = layer
-		}
-		if !c.Rotates(i) {
-			layer.MultiHead.RoPE = nil
+			of[k] = layer
 		}
 		layer.Prefix = c.Prefix(i)
 		m.Layers = append(m.Layers, layer)
@@ -75,9 +77,9 @@ func ParseConfig(data []byte) (m ModelConfig, err error) {
 	return m, nil
 }
 
-// layerOf returns a layer of a kind, without its Prefix.
-func layerOf(c *configjson.Config, kind string) (l LayerConfig, err error) {
-	from, err := c.Layer(kind)
+// layerOf returns layer i, without its Prefix.
+func layerOf(c *configjson.Config, i int) (l LayerConfig, err error) {
+	from, err := c.Layer(i)
 	if err != nil {
 		return l, err
 	}
@@ -106,9 +108,10 @@ func layerOf(c *configjson.Config, kind string) (l LayerConfig, err error) {
 		l.Latent = &LatentConfig{Model: from.Model, Heads: from.Heads, QueryRank: s.QueryRank, Rank: s.Rank, NopeDim: s.NopeDim, RopeDim: s.RopeDim, ValueDim: s.ValueDim, RoPE: rope}
 		return l, op.As(kernels.ErrFile, l.Latent.check())
 	}
-	l.MultiHead = MultiHeadConfig{Model: from.Model, Heads: from.Heads, KVHeads: from.KVHeads, HeadDim: from.HeadDim, Bias: from.Bias, RoPE: rope, Sinks: from.Sinks, KeysAsValues: from.KeysAsValues}
+	l.MultiHead = MultiHeadConfig{Model: from.Model, Heads: from.Heads, KVHeads: from.KVHeads, HeadDim: from.HeadDim, Bias: from.Bias, RoPE: rope, Sinks: from.Sinks, KeysAsValues: from.KeysAsValues,
+		Chunk: from.Chunk, Temperature: (*Temperature)(from.Temperature)}
 	if n := from.Norm; n != nil {
-		l.MultiHead.Norm = &Norm{Norm: kernels.Norm{Epsilon: n.Epsilon, PlusOne: n.PlusOne}, Projection: n.Projection, Values: n.Values}
+		l.MultiHead.Norm = &Norm{Norm: kernels.Norm{Epsilon: n.Epsilon, PlusOne: n.PlusOne}, Projection: n.Projection, Weightless: n.Weightless, AfterRoPE: n.AfterRoPE, Values: n.Values}
 	}
 	if from.Gate {
 		l.MultiHead.Gate = GateInQuery

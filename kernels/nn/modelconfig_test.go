@@ -25,6 +25,7 @@ func norm(epsilon float64, change func(n *nn.Norm)) *nn.Norm {
 func plusOne(n *nn.Norm)    { n.PlusOne = true }
 func projection(n *nn.Norm) { n.Projection = true }
 func values(n *nn.Norm)     { n.Values = true }
+func afterRoPE(n *nn.Norm)  { n.Weightless, n.AfterRoPE = true, true }
 
 // causal returns options with a window of so many tokens, 0 for none, and a scale unless it is 0.
 func causal(window int, scale, softcap float64) kernels.Options {
@@ -150,6 +151,18 @@ func TestParseConfig(t *testing.T) {
 					c.Norm = norm(1e-5, projection)
 					c.RoPE = &nn.RoPE{Base: 5e5, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 8, OriginalMaxPositionEmbeddings: 8192, AttentionFactor: 1.2}}
 				}), Options: causal(0, 0, 0)}}},
+		{"Llama 4 Scout", `{"model_type": "llama4", "text_config": {"model_type": "llama4_text", "attn_temperature_tuning": 4, "hidden_size": 5120, "num_hidden_layers": 48,
+			"no_rope_layers": [], "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}}}`, "language_model.model.", 48,
+			map[int]nn.LayerConfig{
+				46: {MultiHead: nn.MultiHeadConfig{Model: 5120, Heads: 40, KVHeads: 8, HeadDim: 128, Chunk: 8192, Norm: norm(1e-5, afterRoPE),
+					RoPE: &nn.RoPE{Base: 5e5, Interleaved: true, Scaling: &nn.Scaling{Kind: nn.ScalingLlama3, Factor: 16, OriginalMaxPositionEmbeddings: 8192, LowFreqFactor: 1, HighFreqFactor: 1}}}, Options: causal(0, 0, 0)},
+				47: {MultiHead: nn.MultiHeadConfig{Model: 5120, Heads: 40, KVHeads: 8, HeadDim: 128, Temperature: &nn.Temperature{Scale: 0.1, Floor: 8192}}, Options: causal(0, 0, 0)}}},
+		{"Llama 4 without norms and factors", `{"model_type": "llama4_text", ` + sizes + `, "head_dim": 16, "use_qk_norm": false, "attn_temperature_tuning": false, "no_rope_layers": [0, 1, 1, 1], "attention_chunk_size": 7, "attention_bias": true}`, "model.", 4,
+			map[int]nn.LayerConfig{
+				0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Bias, c.RoPE = true, nil }), Options: causal(0, 0, 0)},
+				3: {MultiHead: with(small, func(c *nn.MultiHeadConfig) {
+					c.Bias, c.RoPE, c.Chunk = true, &nn.RoPE{Base: 5e5, Interleaved: true}, 7
+				}), Options: causal(0, 0, 0)}}},
 		{"SmolLM3", `{"model_type": "smollm3", ` + sizes + `, "layer_types": [], "no_rope_layers": []}`, "model.", 4, map[int]nn.LayerConfig{
 			2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = &nn.RoPE{Base: 2e6} }), Options: causal(0, 0, 0)}, 3: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.RoPE = nil }), Options: causal(0, 0, 0)}}},
 		{"SmolLM3 with a list and a window", `{"model_type": "smollm3", ` + sizes + `, "rope_theta": 1e4, "no_rope_layers": [0, 1, 1, 1], "use_sliding_window": true, "sliding_window": 7}`, "model.", 4, map[int]nn.LayerConfig{
@@ -228,7 +241,11 @@ func TestParseConfigRefuses(t *testing.T) {
 		{llama(`"num_key_value_heads": 3`), kernels.ErrFile, []string{"num_key_value_heads is 3"}},
 		{llama(`"num_key_value_heads": 8`), kernels.ErrFile, []string{"num_key_value_heads is 8, it must be 1 to 4"}},
 		{llama(`"layer_types": ["full_attention"]`), kernels.ErrFile, []string{"the number of layer_types is 1, it must be 4 to 4"}},
-		{llama(`"layer_types": ["full_attention", "chunked_attention", "", ""]`), kernels.ErrUnsupported, []string{`layer 1: layer_types has "chunked_attention"`, "full_attention, sliding_attention and linear_attention"}},
+		{llama(`"layer_types": ["full_attention", "strided_attention", "", ""]`), kernels.ErrUnsupported, []string{`layer 1: layer_types has "strided_attention"`, "full_attention, sliding_attention, linear_attention and chunked_attention"}},
+		{llama(`"layer_types": ["chunked_attention", "", "", ""]`), kernels.ErrFile, []string{"attention_chunk_size is not set"}},
+		{`{"model_type": "llama4_text", ` + sizes + `, "attention_chunk_size": 0}`, kernels.ErrFile, []string{"attention_chunk_size is 0"}},
+		{`{"model_type": "llama4_text", ` + sizes + `, "floor_scale": -1}`, kernels.ErrFile, []string{"floor_scale is -1"}},
+		{`{"model_type": "llama4_text", ` + sizes + `, "attn_scale": -1}`, kernels.ErrFile, []string{"attn_scale is -1"}},
 		{llama(`"layer_types": ["linear_attention", "", "", ""]`), kernels.ErrUnsupported, []string{"layer 0: llama has linear attention"}},
 		{`{"model_type": "qwen3_next", ` + sizes + `, "linear_key_head_dim": 0}`, kernels.ErrFile, []string{"layer 0", "KeyDim is 0"}},
 		{`{"model_type": "kimi_linear", ` + sizes + `}`, kernels.ErrUnsupported, []string{"mla_use_nope is false"}},

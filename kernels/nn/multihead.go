@@ -39,6 +39,12 @@ type MultiHeadConfig struct {
 	// KeysAsValues means that there is no v projection: the values are the key projection
 	// before its norm and rotation (Gemma 4). ValueDim is HeadDim.
 	KeysAsValues bool
+	// Chunk, unless 0, hides the keys of other chunks of so many positions from a row (Llama 4): the
+	// layer sets [kernels.Options].QSegments and KSegments, which must be nil. A Cache must not have
+	// a window.
+	Chunk int
+	// Temperature, unless nil, multiplies queries by a factor of their position.
+	Temperature *Temperature
 	// DType is the type of the weights on the device; the zero value is F32.
 	DType kernels.DType
 }
@@ -47,7 +53,7 @@ type MultiHeadConfig struct {
 // range.
 func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 	if err := cmp.Or(op.CheckLength("Model", c.Model, 1), op.CheckLength("Memory", c.Memory, 0), op.CheckLength("Heads", c.Heads, 0),
-		op.CheckLength("KVHeads", c.KVHeads, 0), op.CheckLength("HeadDim", c.HeadDim, 0), op.CheckLength("ValueDim", c.ValueDim, 0)); err != nil {
+		op.CheckLength("KVHeads", c.KVHeads, 0), op.CheckLength("HeadDim", c.HeadDim, 0), op.CheckLength("ValueDim", c.ValueDim, 0), op.CheckLength("Chunk", c.Chunk, 0)); err != nil {
 		return c, err
 	}
 	c.Memory, c.Heads = cmp.Or(c.Memory, c.Model), cmp.Or(c.Heads, 1)
@@ -65,6 +71,8 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 		return c, fmt.Errorf("config: norm: PlusOne is set, but a Weightless norm has no weights to add one to: leave one of them out: %w", kernels.ErrOption)
 	case c.Gate < GateNone || c.Gate > GateHeads:
 		return c, fmt.Errorf("config: Gate is %d, it must be one of GateNone to GateHeads: %w", c.Gate, kernels.ErrOption)
+	case c.Temperature != nil && !(c.Temperature.Scale >= 0 && finite(c.Temperature.Scale) && c.Temperature.Floor >= 1):
+		return c, fmt.Errorf("config: Temperature is %+v, Scale must not be negative and Floor at least 1: %w", *c.Temperature, kernels.ErrOption)
 	case c.ValueDim != c.HeadDim && (c.KeysAsValues || c.Gate == GateInQuery):
 		return c, fmt.Errorf("config: ValueDim is %d, HeadDim %d: they must be equal with KeysAsValues and with GateInQuery: %w", c.ValueDim, c.HeadDim, kernels.ErrOption)
 	}
@@ -104,7 +112,7 @@ func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHead
 		op.Lacks[backend.Projector](be, true, "projections"),
 		op.Lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding"),
 		op.Lacks[backend.Normaliser](be, c.Norm != nil, "norms"),
-		op.Lacks[backend.Gater](be, c.Gate != GateNone, "gates"),
+		op.Lacks[backend.Gater](be, c.Gate != GateNone || c.Temperature != nil, "gates"),
 		op.Lacks[backend.Copier](be, c.KeysAsValues, "copies")); err != nil {
 		return nil, err
 	}
@@ -202,6 +210,9 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	if c.Sinks {
 		opt.Sinks = l.sinks
 	}
+	if err := opt.chunk(c.Chunk, n[2]); err != nil {
+		return err
+	}
 	p.x, p.z, p.opt = x, z, opt
 	p.steps = steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
 	b := &p.steps
@@ -294,6 +305,8 @@ func (l *MultiHeadAttention) check(x, z kernels.Tensor, opt *MultiHeadOptions) e
 	case zs != want:
 		return fmt.Errorf("memory (x without Options.Memory) has shape %v, it must be [%d, 1, Sk, %d], the batches of x and the layer's memory size: %w",
 			zs, xs[0], c.Memory, kernels.ErrShape)
+	case c.Chunk > 0 && (opt.QSegments != nil || opt.KSegments != nil || !opt.Memory.IsZero()):
+		return fmt.Errorf("options QSegments, KSegments or Memory is set, but the layer's Chunk sets the segments of x: leave them out: %w", kernels.ErrOption)
 	case x.DType() != z.DType():
 		return fmt.Errorf("x is %v, memory is %v: they must have one dtype: %w", x.DType(), z.DType(), kernels.ErrDType)
 	case cached && !opt.Memory.IsZero():

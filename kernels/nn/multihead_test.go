@@ -69,8 +69,9 @@ func TestLayersReleaseTheirMemory(t *testing.T) {
 		backwards bool
 		n         int // allocations of a call; 0 means any
 	}{
-		{"plain", nn.MultiHeadConfig{Model: 6, Heads: 3, RoPE: &nn.RoPE{}, Bias: true}, false, 9}, // q, k, v, cos, sin, joined, lse, weights, y
-		{"norms, a gate, keys as values", all, false, 10},                                         // and the gate
+		{"plain", nn.MultiHeadConfig{Model: 6, Heads: 3, RoPE: &nn.RoPE{}, Bias: true}, false, 9},                                     // q, k, v, cos, sin, joined, lse, weights, y
+		{"norms, a gate, keys as values", all, false, 10},                                                                             // and the gate
+		{"chunks, a temperature", nn.MultiHeadConfig{Model: 6, Heads: 3, Chunk: 2, Temperature: &nn.Temperature{Floor: 2}}, false, 8}, // factors, no cos and sin
 		{"gradients", all, true, 0},
 	} {
 		dev := onCPU(t)

@@ -80,11 +80,18 @@ func (l *MultiHeadAttention) operands(b *steps.Steps, p *Pass) {
 	if !c.afterRoPE() {
 		b.Rotate(p.qkv[0], p.qkv[1], p.angles, false)
 	}
+	p.factors = c.Temperature.factors(b, &p.opt, p.qkv[0].Shape())
+	if c.Temperature != nil {
+		b.Gate(p.qkv[0], p.qkv[0], p.factors, kernels.Identity)
+	}
 }
 
 // operandsBackward turns d, the gradients of queries, keys and values, into those of their
 // projections, in place, and computes the gradients of the norm's weights.
 func (l *MultiHeadAttention) operandsBackward(b *steps.Steps, p *Pass, d [3]kernels.Tensor, w *MultiHeadWeights) {
+	if l.config.Temperature != nil {
+		b.Gate(d[0], d[0], p.factors, kernels.Identity)
+	}
 	if !l.config.afterRoPE() {
 		b.Rotate(d[0], d[1], p.angles, true)
 	}

@@ -37,6 +37,10 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 		{config{Model: 8, Gate: -1}, "Gate is -1"},
 		{config{Model: 8, Gate: nn.GateHeads + 1}, "Gate is 4, it must be one of GateNone to GateHeads"},
 		{config{Model: 8, Gate: nn.GateInQuery, ValueDim: 4}, "ValueDim is 4, HeadDim 8: they must be equal with KeysAsValues and with GateInQuery"},
+		{config{Model: 8, Chunk: -1}, "Chunk is -1"},
+		{config{Model: 8, Temperature: &nn.Temperature{}}, "Temperature is {Scale:0 Floor:0}"},
+		{config{Model: 8, Temperature: &nn.Temperature{Scale: -1, Floor: 1}}, "Temperature is {Scale:-1 Floor:1}"},
+		{config{Model: 8, Temperature: &nn.Temperature{Scale: math.NaN(), Floor: 1}}, "Temperature is {Scale:NaN Floor:1}"},
 		{config{Model: 8, KeysAsValues: true, ValueDim: 4}, "ValueDim is 4, HeadDim 8: they must be equal with KeysAsValues"},
 	} {
 		must.Fail(t, c.text, must.Err(c.config.Initialise(nn.Initialiser{})), kernels.ErrOption, c.text)
@@ -78,6 +82,8 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 	x := random(t, dev, 1, 1, 1, 5, 6)
 	must.Fail(t, "sinks twice", must.Err(layerOf(t, dev, whole).Apply(ctx, x, nn.MultiHeadOptions{Options: kernels.Options{Sinks: []float32{1, 2}}})),
 		kernels.ErrOption, "options Sinks is set, but the layer has its own")
+	must.Fail(t, "segments twice", must.Err(layerOf(t, dev, config{Model: 6, Chunk: 2}).Apply(ctx, x, nn.MultiHeadOptions{Options: kernels.Options{QSegments: [][]int32{{1, 1, 1, 1, 1}}}})),
+		kernels.ErrOption, "the layer's Chunk sets the segments of x")
 	cache := must.Get(kvcache.New(ctx, dev, kvcache.Config{Batch: 1, KVHeads: 1, Dim: 4, Capacity: 9, RoPE: &nn.RoPE{}}))(t)
 	defer cache.Release()
 	late := layerOf(t, dev, with(func(c *config) { c.RoPE, c.Norm = nil, &nn.Norm{AfterRoPE: true} }))

@@ -87,26 +87,21 @@ func (r *RoPE) AnglesOfAxes(ctx context.Context, dev *kernels.Device, headDim in
 // anglesOf returns the angles of the queries and keys of a layer: those of opt, or new ones that the
 // steps own. Positions that are nil continue those of a cache. A nil r has no angles.
 func (r *RoPE) anglesOf(b *steps.Steps, q, k kernels.Tensor, opt *MultiHeadOptions) (angles [2]kernels.Angles) {
-	of := func(given kernels.Angles, positions [][]int, t kernels.Tensor, cache KVCache) kernels.Angles {
+	of := func(given kernels.Angles, t kernels.Tensor, opt *MultiHeadOptions) kernels.Angles {
 		if given != (kernels.Angles{}) || r == nil || b.Err != nil {
 			return given
 		}
-		if positions == nil {
-			from := []int{0}
-			if cache != nil {
-				from = cache.Lens()
-			}
-			if positions, b.Err = op.Positions(from, t.Shape()[kernels.Seq]); b.Err != nil {
-				return given
-			}
+		positions, err := opt.positions(t.Shape()[kernels.Seq])
+		if err == nil {
+			given, err = r.Angles(b.Ctx, b.Dev, t.Shape()[kernels.Dim], positions)
 		}
-		given, b.Err = r.Angles(b.Ctx, b.Dev, t.Shape()[kernels.Dim], positions)
+		b.Err = err
 		b.Own(given.Cos, given.Sin)
 		return given
 	}
-	angles[0] = of(opt.Angles, opt.Positions, q, opt.Cache)
+	angles[0] = of(opt.Angles, q, opt)
 	if angles[1] = angles[0]; !opt.Memory.IsZero() {
-		angles[1] = of(opt.MemoryAngles, nil, k, nil)
+		angles[1] = of(opt.MemoryAngles, k, &MultiHeadOptions{})
 	}
 	if none := (kernels.Angles{}); b.Err == nil && (angles[0] == none) != (angles[1] == none) {
 		b.Err = fmt.Errorf("only one of Angles and MemoryAngles is set: give both or neither: %w", kernels.ErrOption)

@@ -125,7 +125,7 @@ func (s Scaling) check(base float64, pairs int) (Scaling, error) {
 		{"OriginalMaxPositionEmbeddings", float64(s.OriginalMaxPositionEmbeddings), 2, op.MaxLength, "dynamic llama3 yarn longrope", ""},
 		{"Length", float64(s.Length), 1, op.MaxLength, "", "dynamic longrope"},
 		{"LowFreqFactor", s.LowFreqFactor, least, op.MaxLength, "llama3", ""},
-		{"HighFreqFactor", s.HighFreqFactor, s.LowFreqFactor + least, op.MaxLength, "llama3", ""},
+		{"HighFreqFactor", s.HighFreqFactor, s.LowFreqFactor, op.MaxLength, "llama3", ""},
 		{"BetaSlow", s.BetaSlow, least, op.MaxLength, "", "yarn"},
 		{"BetaFast", s.BetaFast, s.BetaSlow, op.MaxLength, "", "yarn"},
 		{"NoTruncate", map[bool]float64{true: 1}[s.NoTruncate], 1, 1, "", "yarn"},
@@ -180,7 +180,7 @@ func (s Scaling) scale(theta []float64, base float64) error {
 		case ScalingLongRoPE:
 			divisor = divisors[i]
 		case ScalingLlama3:
-			u = (l0*f/(2*math.Pi) - s.LowFreqFactor) / (s.HighFreqFactor - s.LowFreqFactor)
+			u = (l0*f/(2*math.Pi) - s.LowFreqFactor) / max(s.HighFreqFactor-s.LowFreqFactor, 0x1p-30)
 		case ScalingYaRN:
 			u = (hi - float64(i)) / (hi - lo)
 		}

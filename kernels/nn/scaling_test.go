@@ -109,7 +109,7 @@ func TestScalingRefuses(t *testing.T) {
 		{with(yarn, func(s *nn.Scaling) { s.AttentionFactor = -1 }), 8, "AttentionFactor is -1"},
 		{nn.RoPE{Base: 1, Scaling: &yarn}, 8, "base is 1, for yarn it must be greater than 1"},
 		{with(llama, func(s *nn.Scaling) { s.NoTruncate = true }), 8, "NoTruncate is 1, llama3 does not use it"},
-		{with(llama, func(s *nn.Scaling) { s.LowFreqFactor = 4 }), 8, "HighFreqFactor is 4, for llama3 it must be"},
+		{with(llama, func(s *nn.Scaling) { s.LowFreqFactor = 5 }), 8, "HighFreqFactor is 4, for llama3 it must be"},
 		{with(llama, func(s *nn.Scaling) { s.LowFreqFactor = 0 }), 8, "LowFreqFactor is 0"},
 		{with(llama, func(s *nn.Scaling) { s.ShortFactor = []float64{0} }), 8, "the number of ShortFactor is 1, llama3 does not use it"},
 		{with(long, func(s *nn.Scaling) { s.ShortFactor = times(3, 1) }), 8, "the number of ShortFactor is 3, for longrope it must be 4 to 4"},

@@ -17,16 +17,6 @@ import (
 	"github.com/seed90331342/attn/kernels/safetensors"
 )
 
-// llama4 is the layer of the family that ParseConfig does not read: a row sees only keys of its chunk of positions.
-var llama4 = nn.ModelConfig{Layers: []nn.LayerConfig{{
-	MultiHead: nn.MultiHeadConfig{Model: 40, Heads: 4, KVHeads: 2, HeadDim: 8, RoPE: &nn.RoPE{Base: 5e5, Interleaved: true},
-		Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: 1e-5}, Weightless: true, AfterRoPE: true}},
-	Options: kernels.Options{Causal: true},
-	Prefix:  "model.layers.0.self_attn.",
-}}}
-
-const chunkOfLlama4 = 8
-
 // TestFamilies compares the layers in kernels/nn/testdata/families, whose README says how they were made, with the
 // outputs of a program in float64 that follows the families' own code: the whole sequence at once, and the last
 // tokens one by one over a cache. Latent attention expands keys at once and absorbs them over a cache; its last tokens
@@ -45,19 +35,16 @@ func TestFamilies(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		for _, file := range files {
 			family := file[len(folder)+1 : len(file)-len(".safetensors")]
-			model := llama4
-			if family != "llama4" {
-				model = must.Get(nn.ParseConfig(must.Get(os.ReadFile(filepath.Join(folder, family+".json")))(t)))(t)
-			}
+			model := must.Get(nn.ParseConfig(must.Get(os.ReadFile(filepath.Join(folder, family+".json")))(t)))(t)
 			content := must.Get(os.ReadFile(file))(t)
 			for i, layer := range model.Layers {
-				t.Run(fmt.Sprintf("%s/%d", family, i), func(t *testing.T) { testFamily(t, dev, layer, i, content, family == "llama4") })
+				t.Run(fmt.Sprintf("%s/%d", family, i), func(t *testing.T) { testFamily(t, dev, layer, i, content) })
 			}
 		}
 	})
 }
 
-func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, content []byte, chunked bool) {
+func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, content []byte) {
 	ctx, c, bound := t.Context(), layer.MultiHead, 0x1p-17
 	r, size := bytes.NewReader(content), int64(len(content))
 	in, want := numbersOf(t, content, "input", i), numbersOf(t, content, "output", i)
@@ -91,13 +78,6 @@ func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, 
 		opt := nn.MultiHeadOptions{Options: layer.Options, Cache: cache}
 		if cache != nil {
 			opt.Causal, opt.Window = false, nil // the cache has both
-		}
-		if chunked {
-			chunks := make([]int32, to)
-			for i := range chunks {
-				chunks[i] = int32(i / chunkOfLlama4)
-			}
-			opt.QSegments, opt.KSegments = [][]int32{chunks[from:]}, [][]int32{chunks}
 		}
 		y := must.Get(forward(must.Get(x.Slice(kernels.Seq, from, to))(t), opt))(t)
 		defer y.Release()

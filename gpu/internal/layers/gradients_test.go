@@ -105,6 +105,11 @@ func (l *layer64) loss(x, z, dy []float64) float64 {
 		v = l.normed(v, nil, l.HeadDim)
 	}
 	k = l.operand(k, w["knorm"], l.keys, l.KVHeads)
+	if t := l.Temperature; t != nil {
+		for i := range q {
+			q[i] *= 1 + t.Scale*math.Log1p(math.Floor(float64(i/(l.Heads*l.HeadDim)%l.rows+1)/float64(t.Floor)))
+		}
+	}
 	o := make([]float64, len(q))
 	scale := 1 / math.Sqrt(float64(l.HeadDim))
 	for b := range l.batch {
@@ -113,6 +118,9 @@ func (l *layer64) loss(x, z, dy []float64) float64 {
 				at := ((b*l.rows+i)*l.Heads + h) * l.HeadDim
 				sum := math.Exp(w["sinks"][h])
 				for j := range min(i+1, l.keys) {
+					if l.Chunk > 0 && i/l.Chunk != j/l.Chunk {
+						continue
+					}
 					key := ((b*l.keys+j)*l.KVHeads + h/(l.Heads/l.KVHeads)) * l.HeadDim
 					s := 0.0
 					for c := range l.HeadDim {
@@ -165,6 +173,7 @@ func TestLayerGradients(t *testing.T) {
 		{"norm of the projection, gate of elements", grouped(nn.MultiHeadConfig{Norm: &nn.Norm{Projection: true}, Gate: nn.GateElements}), 0, 2, false},
 		{"norm after rope without weights, gate of heads", grouped(nn.MultiHeadConfig{Norm: &nn.Norm{Weightless: true, AfterRoPE: true}, Gate: nn.GateHeads}), 0, 2, true},
 		{"norm after rope", grouped(nn.MultiHeadConfig{Norm: &nn.Norm{AfterRoPE: true}}), 0, 2, false},
+		{"chunks and a temperature", grouped(nn.MultiHeadConfig{Norm: &nn.Norm{}, Chunk: 3, Temperature: &nn.Temperature{Scale: 0.5, Floor: 2}}), 0, 2, true},
 		{"norm of values", grouped(nn.MultiHeadConfig{Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: 0.1}, Values: true}}), 0, 2, false},
 		{"keys as values", grouped(nn.MultiHeadConfig{KeysAsValues: true}), 0, 2, true},
 		{"keys as values, their norm, memory", grouped(nn.MultiHeadConfig{Memory: 6, Norm: &nn.Norm{Values: true}, KeysAsValues: true, Gate: nn.GateHeads}), 5, 2, true},

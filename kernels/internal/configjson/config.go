@@ -24,6 +24,11 @@ type Config struct {
 	HeadDim       int              `json:"head_dim"`
 	Bias          bool             `json:"attention_bias"`
 	InputBias     bool             `json:"qkv_bias"`
+	QKNorm        bool             `json:"use_qk_norm"`
+	Chunk         *int             `json:"attention_chunk_size"`
+	Tuning        any              `json:"attn_temperature_tuning"` // false, true, or a number
+	TuningScale   float64          `json:"attn_scale"`
+	TuningFloor   int              `json:"floor_scale"`
 	Clip          *float64         `json:"clip_qkv"`
 	Epsilon       float64          `json:"rms_norm_eps"`
 	Theta         float64          `json:"rope_theta"`
@@ -98,6 +103,8 @@ var families = map[string]string{
 	"kimi_k2":     `{"num_attention_heads": 64, "q_lora_rank": 1536, ` + latentSizes + `}`,
 	"kimi_linear": `{"num_attention_heads": 32, "rms_norm_eps": 1e-5, "full_attention_interval": 4, ` + latentSizes + `, "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}}`,
 	"llama":       `{}`,
+	"llama4": `{"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500000, "use_qk_norm": true,
+		"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "attn_temperature_tuning": true, "attn_scale": 0.1, "floor_scale": 8192}`,
 	"mistral":     `{"num_key_value_heads": 8, "sliding_window": 4096}`,
 	"mixtral":     `{"num_key_value_heads": 8, "rope_theta": 1e6}`,
 	"olmo2":       `{"rms_norm_eps": 1e-5}`,
@@ -193,6 +200,9 @@ func (c *Config) check() error {
 		{"num_global_key_value_heads", float64(c.GlobalKVHeads), 1, float64(c.Heads)},
 		{"head_dim", float64(c.HeadDim), 1, size},
 		{"global_head_dim", float64(c.GlobalHeadDim), 0, size},
+		{"attention_chunk_size", float64(*cmp.Or(c.Chunk, new(1))), 1, 1 << 30},
+		{"attn_scale", c.TuningScale, 0, size},
+		{"floor_scale", float64(cmp.Or(c.TuningFloor, 1)), 1, 1 << 30},
 		{"sliding_window", float64(*cmp.Or(c.Window, new(1))), 1, 1 << 30},
 		{"rms_norm_eps", c.Epsilon, 0, 1},
 		{"query_pre_attn_scalar", c.QueryScalar, 1, size},

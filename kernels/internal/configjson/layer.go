@@ -15,25 +15,34 @@ const (
 	Full    = "full_attention"
 	Sliding = "sliding_attention"
 	Linear  = "linear_attention"
+	Chunked = "chunked_attention"
 )
 
-// Layer is the attention of the layers of a kind, some of which may lack the Rope, see [Config.Rotates].
+// Layer is the attention of a layer.
 type Layer struct {
 	Kind                            string
 	Model, Heads, KVHeads, HeadDim  int
 	Bias, Sinks, KeysAsValues, Gate bool    // the gate of Qwen, which is in the query projection
 	Window                          int     // 0 for none; it counts the row itself
+	Chunk                           int     // 0 for none
 	Scale, Softcap                  float64 // 0 for the default, and for none
 	Norm                            *Norm
 	Rope                            *Rope
+	Temperature                     *Temperature
 	Latent                          *Latent
 	Linear                          *Delta
 }
 
 // Norm is the norm of queries and keys.
 type Norm struct {
-	Epsilon                     float64
-	PlusOne, Projection, Values bool
+	Epsilon                                            float64
+	PlusOne, Projection, Weightless, AfterRoPE, Values bool
+}
+
+// Temperature is the factor of queries by their positions.
+type Temperature struct {
+	Scale float64
+	Floor int
 }
 
 // Latent has the sizes of latent attention.
@@ -81,6 +90,8 @@ func (c *Config) Kind(i int) string {
 		return Full // whatever layer_types has
 	case len(c.Kinds) > 0:
 		return c.Kinds[i]
+	case c.Family == "llama4" && c.Rotates(i):
+		return Chunked
 	case slices.Contains(c.Kimi.Linear, i+1):
 		return Linear
 	case len(c.Kimi.Full)+len(c.Kimi.Linear) > 0:
@@ -96,7 +107,7 @@ func (c *Config) Kind(i int) string {
 // Rotates reports whether layer i has a RoPE, unless it is linear.
 func (c *Config) Rotates(i int) bool {
 	switch {
-	case c.Family != "smollm3":
+	case c.Family != "smollm3" && c.Family != "llama4":
 		return true
 	case len(c.Rotated) > 0:
 		return c.Rotated[i] != 0
@@ -113,8 +124,9 @@ func (c *Config) Prefix(i int) string {
 	return fmt.Sprintf("%slayers.%d.%s", c.prefix, i, module)
 }
 
-// Layer returns the layers of a kind.
-func (c *Config) Layer(kind string) (Layer, error) {
+// Layer returns layer i. Layers with the same kind and Rotates are equal.
+func (c *Config) Layer(i int) (Layer, error) {
+	kind := c.Kind(i)
 	l := Layer{Kind: kind, Model: c.Model, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Bias: c.Bias}
 	switch kind {
 	case Linear:
@@ -131,8 +143,13 @@ func (c *Config) Layer(kind string) (Layer, error) {
 		if l.KeysAsValues {
 			l.KVHeads = c.GlobalKVHeads
 		}
+	case Chunked:
+		if c.Chunk == nil {
+			return l, fmt.Errorf("it is %s, but attention_chunk_size is not set: %w", kind, kernels.ErrFile)
+		}
+		l.Chunk = *c.Chunk
 	default:
-		return l, fmt.Errorf("layer_types has %q, it must be one of %s, %s and %s: %w", kind, Full, Sliding, Linear, kernels.ErrUnsupported)
+		return l, fmt.Errorf("layer_types has %q, it must be one of %s, %s, %s and %s: %w", kind, Full, Sliding, Linear, Chunked, kernels.ErrUnsupported)
 	}
 	switch norm := (&Norm{Epsilon: c.Epsilon}); c.Family {
 	case "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_linear":
@@ -159,6 +176,16 @@ func (c *Config) Layer(kind string) (Layer, error) {
 		l.Norm, l.Scale = norm, 1
 	case "gpt_oss":
 		l.Sinks = true
+	case "llama4":
+		norm.Weightless, norm.AfterRoPE = true, true
+		if rotates := c.Rotates(i); rotates && c.QKNorm {
+			l.Norm = norm
+		} else if !rotates && c.Tuning != nil && c.Tuning != false && c.Tuning != 0.0 {
+			l.Temperature = &Temperature{c.TuningScale, c.TuningFloor}
+		}
+	}
+	if !c.Rotates(i) {
+		return l, nil
 	}
 	return l, c.rope(&l)
 }
@@ -192,7 +219,7 @@ func (c *Config) rope(l *Layer) error {
 	}
 	p = cmp.Or(p, &Rope{})
 	r, part := *p, cmp.Or(p.Partial, c.Partial)
-	r.Base, r.Dim, r.Interleaved = cmp.Or(p.Base, theta), int(part*float64(l.HeadDim)), l.Latent != nil && c.Interleave
+	r.Base, r.Dim, r.Interleaved = cmp.Or(p.Base, theta), int(part*float64(l.HeadDim)), l.Latent != nil && c.Interleave || c.Family == "llama4"
 	switch r.Kind = cmp.Or(p.Kind, p.OldKind, "default"); r.Kind {
 	case "proportional":
 		r.Dim = 2 * int(part*float64(l.HeadDim)/2)

@@ -245,12 +245,14 @@ def olmo2(x, t, c, kind):
 def llama4(x, t, c, kind):
     d, eps = c["head_dim"], c["rms_norm_eps"]
     f = plain_frequencies(c["rope_theta"], d)
-    q = each(lambda h: rms(h, eps), neighbours(split(linear(x, t["q_proj.weight"]), d), f))
-    k = each(lambda h: rms(h, eps), neighbours(split(linear(x, t["k_proj.weight"]), d), f))
-    v = split(linear(x, t["v_proj.weight"]), d)
+    q, k, v = (split(linear(x, t[p + "_proj.weight"]), d) for p in "qkv")
     chunk = c["attention_chunk_size"]
-    o = attend(q, k, v, d ** -0.5, lambda i, j: j <= i and i // chunk == j // chunk)
-    return linear(o, t["o_proj.weight"])
+    if kind == CHUNKED:  # those with RoPE, by no_rope_layers
+        q, k = (each(lambda h: rms(h, eps), neighbours(a, f)) for a in (q, k))
+        sees = lambda i, j: j <= i and i // chunk == j // chunk
+    else:
+        q, sees = [[[a * (1 + c["attn_scale"] * math.log1p(math.floor((i + 1.0) / c["floor_scale"]))) for a in h] for h in token] for i, token in enumerate(q)], causal
+    return linear(attend(q, k, v, d ** -0.5, sees), t["o_proj.weight"])
 
 
 def gpt_oss(x, t, c, kind):
@@ -321,8 +323,8 @@ MODELS = {
     "gemma3": (gemma3, config("gemma3_text", [SLIDING, FULL], hidden_size=36, head_dim=8, rope_theta=1e6, rope_local_base_freq=1e4,
                               query_pre_attn_scalar=24, sliding_window=4, rope_scaling={"rope_type": "linear", "factor": 8.0})),
     "olmo2": (olmo2, config("olmo2", [FULL], hidden_size=32, rope_theta=5e5)),
-    "llama4": (llama4, config("llama4_text", [CHUNKED], hidden_size=40, head_dim=8, rope_theta=5e5, rms_norm_eps=1e-5, use_qk_norm=True,
-                              no_rope_layers=[1], attention_chunk_size=8)),
+    "llama4": (llama4, config("llama4_text", [CHUNKED, FULL], hidden_size=40, head_dim=8, rope_theta=5e5, rms_norm_eps=1e-5, use_qk_norm=True,
+                              no_rope_layers=[1, 0], attention_chunk_size=8, attn_temperature_tuning=4, attn_scale=0.5, floor_scale=3)),
     "gpt_oss": (gpt_oss, config("gpt_oss", [SLIDING], hidden_size=40, head_dim=16, rope_theta=150000.0, rms_norm_eps=1e-5, attention_bias=True,
                                 sliding_window=5, rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
                                                                 "truncate": False, "original_max_position_embeddings": 4096})),
