@@ -20,6 +20,9 @@ type LayerConfig struct {
 	MultiHead MultiHeadConfig
 	// Options are Causal, and the Window, Scale and Softcap of the layer.
 	Options kernels.Options
+	// SharedWith is the number of the layer whose cache this one reads, if MultiHead has SharedKeys. It
+	// is applied to the same tokens after that layer. Otherwise it is 0.
+	SharedWith int
 	// Prefix starts the names of the layer's tensors, for [MultiHeadConfig.LoadSafetensors].
 	Prefix string
 	// Latent, unless nil, is the shape of a layer with latent attention. MultiHead is zero then.
@@ -36,6 +39,7 @@ type LayerConfig struct {
 //	olmo2, olmo3              norms of whole projections; olmo3 also windows in most layers
 //	mixtral, qwen2_moe, qwen3_moe, olmoe   those of mistral, qwen2, qwen3 and olmo2
 //	gemma2, gemma3, gemma4    windows in most layers; a softcap; norms; a RoPE for each kind of layer
+//	gemma3n                   the same without a softcap; the last layers read caches of others, also in gemma4
 //	gpt_oss                   biases, sinks, windows in every other layer
 //	smollm3                   some layers without RoPE
 //	llama4                    chunks, norms after RoPE; in some layers a factor of positions, without RoPE
@@ -50,7 +54,7 @@ type LayerConfig struct {
 //
 // Errors: ErrUnsupported for another model_type, kind of layer or rope_type, for latent or linear
 // attention of other families, for clip_qkv, for windows of qwen2_moe, for the gates of Kimi K3, and for layers that are bidirectional or
-// share keys with others. ErrFile for text that is not JSON and for numbers out of range.
+// have sizes of their own. ErrFile for text that is not JSON and for numbers out of range.
 func ParseConfig(data []byte) (m ModelConfig, err error) {
 	defer op.Annotate(&err, "model config")
 	c, err := configjson.Read(data)
@@ -58,12 +62,12 @@ func ParseConfig(data []byte) (m ModelConfig, err error) {
 		return m, err
 	}
 	type kind struct {
-		name    string
-		rotates bool
+		name            string
+		rotates, shares bool
 	}
 	of := map[kind]LayerConfig{}
 	for i := range c.Layers {
-		k := kind{c.Kind(i), c.Rotates(i)}
+		k := kind{c.Kind(i), c.Rotates(i), i >= c.Layers-c.Shared}
 		layer, ok := of[k]
 		if !ok {
 			if layer, err = layerOf(c, i); err != nil {
@@ -112,6 +116,9 @@ func layerOf(c *configjson.Config, i int) (l LayerConfig, err error) {
 		Chunk: from.Chunk, Temperature: (*Temperature)(from.Temperature)}
 	if n := from.Norm; n != nil {
 		l.MultiHead.Norm = &Norm{Norm: kernels.Norm{Epsilon: n.Epsilon, PlusOne: n.PlusOne}, Projection: n.Projection, Weightless: n.Weightless, AfterRoPE: n.AfterRoPE, Values: n.Values}
+	}
+	if from.Shared >= 0 {
+		l.SharedWith, l.MultiHead.SharedKeys, l.MultiHead.KeysAsValues = from.Shared, true, false
 	}
 	if from.Gate {
 		l.MultiHead.Gate = GateInQuery

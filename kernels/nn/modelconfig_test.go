@@ -58,6 +58,8 @@ func TestParseConfig(t *testing.T) {
 	gemma4 := nn.MultiHeadConfig{Model: 5376, Heads: 32, KVHeads: 16, HeadDim: 256, Norm: norm(1e-6, values), RoPE: local}
 	gemma4Full := nn.MultiHeadConfig{Model: 5376, Heads: 32, KVHeads: 4, HeadDim: 512, Norm: norm(1e-6, values), KeysAsValues: true,
 		RoPE: &nn.RoPE{Base: 1e6, Dim: 128, Scaling: &nn.Scaling{Kind: nn.ScalingProportional}}}
+	gemma3n := nn.MultiHeadConfig{Model: 2048, Heads: 8, KVHeads: 2, HeadDim: 256, Norm: norm(1e-6, values), RoPE: local}
+	full, shared := func(c *nn.MultiHeadConfig) { c.RoPE = &nn.RoPE{Base: 1e6} }, func(c *nn.MultiHeadConfig) { c.SharedKeys = true }
 	qwen := &nn.LinearConfig{Model: 2048, KeyHeads: 16, ValueHeads: 32, KeyDim: 128, ValueDim: 128, Conv: 4, Gate: kernels.SiLU, Epsilon: 1e-6}
 	qwen35 := &nn.LinearConfig{Model: 5120, KeyHeads: 16, ValueHeads: 48, KeyDim: 128, ValueDim: 128, Conv: 4, Gate: kernels.SiLU, Epsilon: 1e-6}
 	kimi := &nn.LinearConfig{Model: 2304, KeyHeads: 32, ValueHeads: 32, KeyDim: 128, ValueDim: 128, Conv: 4, Channels: true, Rank: 128, Gate: kernels.Sigmoid, Epsilon: 1e-5}
@@ -118,6 +120,12 @@ func TestParseConfig(t *testing.T) {
 		{"Gemma 4, defaults, last layer full", `{"model_type": "gemma4_text", "hidden_size": 64, "num_hidden_layers": 2}`, "model.", 2, map[int]nn.LayerConfig{
 			0: {MultiHead: with(gemma4, func(c *nn.MultiHeadConfig) { c.Model, c.Heads, c.KVHeads = 64, 8, 4 }), Options: causal(512, 1, 0)},
 			1: {MultiHead: with(gemma4Full, func(c *nn.MultiHeadConfig) { c.Model, c.Heads, c.KVHeads, c.KeysAsValues = 64, 8, 4, false }), Options: causal(0, 1, 0)}}},
+		{"Gemma 3n, defaults", `{"model_type": "gemma3n", "text_config": {"model_type": "gemma3n_text", "hidden_size": 2048, "num_hidden_layers": 35}}`, "model.language_model.", 35, map[int]nn.LayerConfig{
+			18: {MultiHead: gemma3n, Options: causal(512, 1, 0)}, 19: {MultiHead: with(gemma3n, full), Options: causal(0, 1, 0)},
+			20: {MultiHead: with(gemma3n, shared), Options: causal(512, 1, 0), SharedWith: 18}, 34: {MultiHead: with(with(gemma3n, full), shared), Options: causal(0, 1, 0), SharedWith: 19}}},
+		{"Gemma 4 with keys as values and shared keys", `{"model_type": "gemma4_text", "hidden_size": 5376, "num_attention_heads": 32, "num_global_key_value_heads": 4, "num_hidden_layers": 12, "num_kv_shared_layers": 6, "attention_k_eq_v": true}`, "model.", 12,
+			map[int]nn.LayerConfig{5: {MultiHead: gemma4Full, Options: causal(0, 1, 0)},
+				11: {MultiHead: with(gemma4Full, func(c *nn.MultiHeadConfig) { c.KeysAsValues, c.SharedKeys = false, true }), Options: causal(0, 1, 0), SharedWith: 5}}},
 		{"Gemma 3 in the new format", `{"model_type": "gemma3_text", ` + sizes + `, "head_dim": 16, "query_pre_attn_scalar": 4, "_sliding_window_pattern": 2, "attn_logit_softcapping": 30,
 			"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 1e6}, "sliding_attention": {"rope_type": "default"}}}`, "model.", 4, map[int]nn.LayerConfig{
 			0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm = norm(1e-6, plusOne) }), Options: causal(4096, 0.5, 30)},
@@ -263,7 +271,9 @@ func TestParseConfigRefuses(t *testing.T) {
 		{`{"model_type": "gemma2", ` + sizes + `, "query_pre_attn_scalar": 0}`, kernels.ErrFile, []string{"query_pre_attn_scalar is 0"}},
 		{`{"model_type": "gemma2", ` + sizes + `, "sliding_window": 0}`, kernels.ErrFile, []string{"sliding_window is 0"}},
 		{`{"model_type": "gemma2", ` + sizes + `, "attn_logit_softcapping": -1}`, kernels.ErrFile, []string{"attn_logit_softcapping is -1"}},
-		{`{"model_type": "gemma4_text", ` + sizes + `, "num_kv_shared_layers": 2}`, kernels.ErrUnsupported, []string{"num_kv_shared_layers (2)"}},
+		{llama(`"num_kv_shared_layers": 2`), kernels.ErrUnsupported, []string{"num_kv_shared_layers (2) of llama"}},
+		{`{"model_type": "gemma4_text", ` + sizes + `, "num_kv_shared_layers": 2}`, kernels.ErrFile, []string{"layer 3: num_kv_shared_layers is 2, but none of the first 2 layers is full_attention"}},
+		{`{"model_type": "gemma3n_text", ` + sizes + `, "num_kv_shared_layers": 4}`, kernels.ErrFile, []string{"num_kv_shared_layers is 4, it must be 0 to 3"}},
 		{`{"model_type": "gemma4_text", ` + sizes + `, "per_layer_config": {}}`, kernels.ErrUnsupported, []string{"per_layer_config"}},
 		{`{"model_type": "olmoe", ` + sizes + `, "clip_qkv": 8}`, kernels.ErrUnsupported, []string{"clip_qkv is set"}},
 		{`{"model_type": "qwen2_moe", ` + sizes + `, "use_sliding_window": true}`, kernels.ErrUnsupported, []string{"use_sliding_window of qwen2_moe"}},

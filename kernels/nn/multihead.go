@@ -39,6 +39,10 @@ type MultiHeadConfig struct {
 	// KeysAsValues means that there is no v projection: the values are the key projection
 	// before its norm and rotation (Gemma 4). ValueDim is HeadDim.
 	KeysAsValues bool
+	// SharedKeys means that there are no k and v projections (the last layers of Gemma 3n and 4). The
+	// layer reads the keys and values of another one: [MultiHeadOptions].Cache is that of the other
+	// layer, which has appended those of x already, and nothing is appended.
+	SharedKeys bool
 	// Chunk, unless 0, hides the keys of other chunks of so many positions from a row (Llama 4): the
 	// layer sets [kernels.Options].QSegments and KSegments, which must be nil. A Cache must not have
 	// a window.
@@ -73,6 +77,8 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 		return c, fmt.Errorf("config: Gate is %d, it must be one of GateNone to GateHeads: %w", c.Gate, kernels.ErrOption)
 	case c.Temperature != nil && !(c.Temperature.Scale >= 0 && finite(c.Temperature.Scale) && c.Temperature.Floor >= 1):
 		return c, fmt.Errorf("config: Temperature is %+v, Scale must not be negative and Floor at least 1: %w", *c.Temperature, kernels.ErrOption)
+	case c.SharedKeys && c.KeysAsValues:
+		return c, fmt.Errorf("config: SharedKeys and KeysAsValues are both set, but a layer with shared keys has no projections of its own: leave one of them out: %w", kernels.ErrOption)
 	case c.ValueDim != c.HeadDim && (c.KeysAsValues || c.Gate == GateInQuery):
 		return c, fmt.Errorf("config: ValueDim is %d, HeadDim %d: they must be equal with KeysAsValues and with GateInQuery: %w", c.ValueDim, c.HeadDim, kernels.ErrOption)
 	}
@@ -170,6 +176,8 @@ type MultiHeadOptions struct {
 	Cache    KVCache
 	Count    []int
 	MaskLast bool
+
+	last bool // x are the last tokens of the Cache, of a layer with SharedKeys
 }
 
 // Apply computes the layer's output for x and allocates it, for the caller to Release:
@@ -207,7 +215,7 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	if err := l.check(x, z, &opt); err != nil {
 		return err
 	}
-	if c.Sinks {
+	if opt.last = c.SharedKeys; c.Sinks {
 		opt.Sinks = l.sinks
 	}
 	if err := opt.chunk(c.Chunk, n[2]); err != nil {
@@ -216,7 +224,9 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	p.x, p.z, p.opt = x, z, opt
 	p.steps = steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
 	b := &p.steps
-	p.qkv = [3]kernels.Tensor{allocHeads(b, x, c.Heads, c.HeadDim), allocHeads(b, z, c.KVHeads, c.HeadDim), allocHeads(b, z, c.KVHeads, c.ValueDim)}
+	if p.qkv[0] = allocHeads(b, x, c.Heads, c.HeadDim); !c.SharedKeys {
+		p.qkv[1], p.qkv[2] = allocHeads(b, z, c.KVHeads, c.HeadDim), allocHeads(b, z, c.KVHeads, c.ValueDim)
+	}
 	keys := z.Shape()[kernels.Seq]
 	if opt.Cache != nil {
 		keys = opt.keys(n[2])
@@ -266,20 +276,36 @@ func (opt *MultiHeadOptions) check(batches, rows int) error {
 	return op.CheckPositions(opt.Positions, batches, rows, "x")
 }
 
+// before returns the tokens of the sequences of the cache before x, which has so many rows.
+func (opt *MultiHeadOptions) before(rows int) []int {
+	lens := opt.Cache.Lens()
+	for b := range lens {
+		if opt.last {
+			lens[b] -= opt.count(b, rows)
+		}
+	}
+	return lens
+}
+
+// count returns the rows of x that sequence b has, of so many.
+func (opt *MultiHeadOptions) count(b, rows int) int {
+	if opt.Count != nil {
+		return opt.Count[b]
+	}
+	return rows
+}
+
 // keys returns the tokens of the cache's longest sequence after those of x, which has so many rows.
 func (opt *MultiHeadOptions) keys(rows int) (most int) {
-	for b, n := range opt.Cache.Lens() {
-		if opt.Count != nil {
-			rows = opt.Count[b]
-		}
-		most = max(most, n+rows)
+	for b, n := range opt.before(rows) {
+		most = max(most, n+opt.count(b, rows))
 	}
 	return most
 }
 
-// append appends keys and values to the cache.
+// append appends keys and values to the cache, unless it has them.
 func (opt *MultiHeadOptions) append(b *steps.Steps, k, v kernels.Tensor) {
-	if b.Err == nil {
+	if b.Err == nil && !opt.last {
 		b.Err = opt.Cache.AppendAt(b.Ctx, k, v, opt.Count, opt.Positions)
 	}
 }
@@ -300,6 +326,8 @@ func (l *MultiHeadAttention) check(x, z kernels.Tensor, opt *MultiHeadOptions) e
 	cached := opt.Cache != nil
 	rotates := cached && opt.Cache.Rotates()
 	switch want := (kernels.Shape{xs[0], 1, zs[2], c.Memory}); {
+	case c.SharedKeys && !cached:
+		return fmt.Errorf("the layer has SharedKeys, but options Cache is not set: give the cache of the layer whose keys it shares, after that layer: %w", kernels.ErrOption)
 	case c.Sinks && opt.Sinks != nil:
 		return fmt.Errorf("options Sinks is set, but the layer has its own: leave it out: %w", kernels.ErrOption)
 	case zs != want:

@@ -32,6 +32,9 @@ type normed struct {
 func (l *MultiHeadAttention) norms() (list []normed) {
 	if n := l.config.Norm; n != nil {
 		list = []normed{{0, l.w.QNorm, n.Norm, n.Projection}, {1, l.w.KNorm, n.Norm, n.Projection}}
+		if l.config.SharedKeys {
+			return list[:1]
+		}
 		if n.Values {
 			list = append(list, normed{at: 2, n: kernels.Norm{Epsilon: n.Epsilon}})
 		}
@@ -60,17 +63,21 @@ func (l *MultiHeadAttention) operands(b *steps.Steps, p *Pass) {
 		}
 	}
 	b.Affine(joinHeads(p.raw[0]), p.x, w.Wq, w.Bq)
-	b.Affine(joinHeads(p.raw[1]), p.z, w.Wk, w.Bk)
+	if !c.SharedKeys {
+		b.Affine(joinHeads(p.raw[1]), p.z, w.Wk, w.Bk)
+	}
 	if c.KeysAsValues {
 		b.Copy(p.raw[2], p.raw[1])
-	} else {
+	} else if !c.SharedKeys {
 		b.Affine(joinHeads(p.raw[2]), p.z, w.Wv, w.Bv)
 	}
 	if c.Gate != GateNone {
 		p.gate = allocHeads(b, p.x, c.Heads, w.Wg.Shape()[kernels.Dim]/c.Heads)
 		b.Affine(joinHeads(p.gate), p.x, w.Wg, w.Bg)
 	}
-	p.angles = c.RoPE.anglesOf(b, p.qkv[0], p.qkv[1], &p.opt)
+	if p.angles = c.RoPE.anglesOf(b, p.qkv[0], p.qkv[1], &p.opt); c.SharedKeys {
+		p.angles[1] = kernels.Angles{}
+	}
 	if c.afterRoPE() {
 		b.Rotate(p.raw[0], p.raw[1], p.angles, false)
 	}

@@ -37,6 +37,7 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 		{config{Model: 8, Gate: -1}, "Gate is -1"},
 		{config{Model: 8, Gate: nn.GateHeads + 1}, "Gate is 4, it must be one of GateNone to GateHeads"},
 		{config{Model: 8, Gate: nn.GateInQuery, ValueDim: 4}, "ValueDim is 4, HeadDim 8: they must be equal with KeysAsValues and with GateInQuery"},
+		{config{Model: 8, SharedKeys: true, KeysAsValues: true}, "SharedKeys and KeysAsValues are both set"},
 		{config{Model: 8, Chunk: -1}, "Chunk is -1"},
 		{config{Model: 8, Temperature: &nn.Temperature{}}, "Temperature is {Scale:0 Floor:0}"},
 		{config{Model: 8, Temperature: &nn.Temperature{Scale: -1, Floor: 1}}, "Temperature is {Scale:-1 Floor:1}"},
@@ -72,6 +73,7 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 		{"no gate", dev, with(func(c *config) { c.Gate = nn.GateNone }), w, kernels.ErrShape, "wg is present, but the config has no Gate"},
 		{"gate of heads", dev, with(func(c *config) { c.Gate = nn.GateHeads }), w, kernels.ErrShape, "wg has shape [1 1 6 8], it must be [1 1 6 2]"},
 		{"no values", dev, with(func(c *config) { c.KeysAsValues = true }), w, kernels.ErrShape, "wv is present, but the config has no v projection"},
+		{"shared keys", dev, with(func(c *config) { c.SharedKeys = true }), w, kernels.ErrShape, "wk is present, but the config has no k projection"},
 		{"a device without norms", kernels.NewDevice(turning), whole, w, kernels.ErrUnsupported, "no norms"},
 		{"a device without gates", kernels.NewDevice(turning), gated, must.Get(gated.Initialise(nn.Initialiser{}))(t), kernels.ErrUnsupported, "no gates"},
 		{"a device without copies", kernels.NewDevice(turning), copied, must.Get(copied.Initialise(nn.Initialiser{}))(t), kernels.ErrUnsupported, "no copies"},
@@ -82,6 +84,8 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 	x := random(t, dev, 1, 1, 1, 5, 6)
 	must.Fail(t, "sinks twice", must.Err(layerOf(t, dev, whole).Apply(ctx, x, nn.MultiHeadOptions{Options: kernels.Options{Sinks: []float32{1, 2}}})),
 		kernels.ErrOption, "options Sinks is set, but the layer has its own")
+	must.Fail(t, "shared keys without a cache", must.Err(layerOf(t, dev, config{Model: 6, SharedKeys: true}).Apply(ctx, x, nn.MultiHeadOptions{})),
+		kernels.ErrOption, "the layer has SharedKeys, but options Cache is not set")
 	must.Fail(t, "segments twice", must.Err(layerOf(t, dev, config{Model: 6, Chunk: 2}).Apply(ctx, x, nn.MultiHeadOptions{Options: kernels.Options{QSegments: [][]int32{{1, 1, 1, 1, 1}}}})),
 		kernels.ErrOption, "the layer's Chunk sets the segments of x")
 	cache := must.Get(kvcache.New(ctx, dev, kvcache.Config{Batch: 1, KVHeads: 1, Dim: 4, Capacity: 9, RoPE: &nn.RoPE{}}))(t)

@@ -45,14 +45,14 @@ func (t *Temperature) factors(b *steps.Steps, opt *MultiHeadOptions, s kernels.S
 }
 
 // positions returns those of n rows of x: the ones of the options, or those after the tokens of the
-// cache.
+// cache before x.
 func (opt *MultiHeadOptions) positions(n int) ([][]int, error) {
 	from := []int{0}
 	switch {
 	case opt.Positions != nil:
 		return opt.Positions, nil
 	case opt.Cache != nil:
-		from = opt.Cache.Lens()
+		from = opt.before(n)
 	}
 	return op.Positions(from, n)
 }
@@ -75,7 +75,7 @@ func (opt *MultiHeadOptions) chunk(size, n int) error {
 	if opt.Cache == nil {
 		return nil
 	}
-	for b, before := range opt.Cache.Lens() {
+	for b, before := range opt.before(n) {
 		ids, err := kernels.Make[int32](opt.keys(n))
 		if err != nil {
 			return err

@@ -11,7 +11,8 @@ import (
 )
 
 // TestChunksInABatch: two sequences of different lengths in a cache, one of which gets fewer tokens from each call, have
-// the outputs of a whole sequence. Chunks and factors are those of the positions of each.
+// the outputs of a whole sequence. Chunks and factors are those of the positions of each. A layer with shared keys and
+// the same other weights has them too, over the cache of the first one.
 //
 // Keys are the same numbers, and sums of up to 8 terms have errors of 8·u = 2^-21 of their magnitudes, which
 // are less than 8 here. A row in the wrong chunk or with the factor of another position differs by more than 2^-10.
@@ -25,6 +26,10 @@ func TestChunksInABatch(t *testing.T) {
 	defer r.Release()
 	want, in := must.Get(dev.ToFloat32(ctx, r.O))(t), must.Get(dev.ToFloat32(ctx, whole))(t)
 
+	c.SharedKeys = true
+	w := must.Get(c.Initialise(nn.Initialiser{Seed: 3}))(t)
+	shared := must.Get(nn.NewMultiHeadAttention(ctx, dev, c, w))(t)
+	defer shared.Release()
 	cache := must.Get(kvcache.New(ctx, dev, kvcache.Config{Batch: 2, KVHeads: 2, Dim: 2, Capacity: tokens}))(t)
 	defer cache.Release()
 	for _, count := range [][]int{{4, 1}, {2, 4}, {4, 2}} {
@@ -32,13 +37,15 @@ func TestChunksInABatch(t *testing.T) {
 		for b, n := range count {
 			copy(data[b*rows*c.Model:], in[lens[b]*c.Model:(lens[b]+n)*c.Model])
 		}
-		y, _, err := l.ApplyFloat32(ctx, data, 2, nn.MultiHeadOptions{Cache: cache, Count: count})
-		must.Do(t, err)
-		for b, n := range count {
-			for i := range n * c.Model {
-				got, want := y[b*rows*c.Model+i], want[lens[b]*c.Model+i]
-				if !(math.Abs(float64(got-want)) < 0x1p-18) {
-					t.Fatalf("sequence %d with %d tokens: y[%d] is %v, should be %v", b, lens[b], i, got, want)
+		for _, l := range []*nn.MultiHeadAttention{l, shared} {
+			y, _, err := l.ApplyFloat32(ctx, data, 2, nn.MultiHeadOptions{Cache: cache, Count: count})
+			must.Do(t, err)
+			for b, n := range count {
+				for i := range n * c.Model {
+					got, want := y[b*rows*c.Model+i], want[lens[b]*c.Model+i]
+					if !(math.Abs(float64(got-want)) < 0x1p-18) {
+						t.Fatalf("sequence %d with %d tokens: y[%d] is %v, should be %v", b, lens[b], i, got, want)
+					}
 				}
 			}
 		}

@@ -97,7 +97,8 @@ var harmless = []string{
 //	qnorm knorm sinks wg bg             [MultiHeadWeights]
 //
 // With GateInQuery the rows of q are D of the query and D of the gate for each head, but in the last
-// layout, and with KeysAsValues there is no tensor for v.
+// layout, and with KeysAsValues there is no tensor for v. With SharedKeys those of k and v, which files of Gemma 3n
+// have, are not read.
 //
 // Heads are adjacent rows of [out, in] and columns of [in, out]; grouped heads are fewer
 // rows of k and v. Llama's rotary embedding pairs element i of a head with i+D/2, as [RoPE]
@@ -146,7 +147,11 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if c.Bias && biases == 0 {
 		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.names[4], kernels.ErrFile)
 	}
-	err = f.Load(l.place(&w, c), harmless...)
+	unused := harmless
+	if c.SharedKeys {
+		unused = append([]string{"k_proj.weight", "v_proj.weight", "k_norm.weight"}, harmless...)
+	}
+	err = f.Load(l.place(&w, c), unused...)
 	return w, err
 }
 

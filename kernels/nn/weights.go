@@ -24,7 +24,7 @@ import (
 //	Sinks [1, Heads, 1, 1]
 //	Wg    [1, 1, Model, Heads·Dv], or [1, 1, Model, Heads] for GateHeads    Bg [1, 1, 1, N]
 //
-// With KeysAsValues there are no Wv and Bv.
+// With KeysAsValues there are no Wv and Bv, and with SharedKeys no Wk, Bk, Wv, Bv and KNorm.
 // The columns of a head are adjacent, for Wo its rows. PyTorch's Linear stores the
 // transpose, see [Transposed].
 type MultiHeadWeights struct {
@@ -46,7 +46,8 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 	if normed && c.Norm.Projection {
 		qnorm, knorm = q, k
 	}
-	hasV, hasGate := c.Heads > 0 && !c.KeysAsValues, c.Gate != GateNone
+	hasK, hasGate := c.Heads > 0 && !c.SharedKeys, c.Gate != GateNone
+	hasV := hasK && !c.KeysAsValues
 	shape := func(has bool, heads, in, out int) (s kernels.Shape) {
 		if has {
 			s = kernels.Shape{1, heads, in, out}
@@ -55,15 +56,15 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 	}
 	return weights.List{
 		{Name: "wq", T: &w.Wq, Shape: shape(c.Heads > 0, 1, c.Model, q), Of: "q projection"},
-		{Name: "wk", T: &w.Wk, Shape: shape(c.Heads > 0, 1, c.Memory, k), Of: "k projection"},
+		{Name: "wk", T: &w.Wk, Shape: shape(hasK, 1, c.Memory, k), Of: "k projection"},
 		{Name: "wv", T: &w.Wv, Shape: shape(hasV, 1, c.Memory, v), Of: "v projection"},
 		{Name: "wo", T: &w.Wo, Shape: shape(c.Heads > 0, 1, o, c.Model), Of: "o projection"},
 		{Name: "bq", T: &w.Bq, Shape: shape(c.Bias, 1, 1, q), Of: "Bias", Vector: true},
-		{Name: "bk", T: &w.Bk, Shape: shape(c.Bias, 1, 1, k), Of: "Bias", Vector: true},
+		{Name: "bk", T: &w.Bk, Shape: shape(c.Bias && hasK, 1, 1, k), Of: "Bias", Vector: true},
 		{Name: "bv", T: &w.Bv, Shape: shape(c.Bias && hasV, 1, 1, v), Of: "Bias of values", Vector: true},
 		{Name: "bo", T: &w.Bo, Shape: shape(c.Bias, 1, 1, c.Model), Of: "Bias", Vector: true},
 		{Name: "qnorm", T: &w.QNorm, Shape: shape(normed, 1, 1, qnorm), Of: "Norm with weights", Vector: true, Tensor: "q_norm.weight"},
-		{Name: "knorm", T: &w.KNorm, Shape: shape(normed, 1, 1, knorm), Of: "Norm with weights", Vector: true, Tensor: "k_norm.weight"},
+		{Name: "knorm", T: &w.KNorm, Shape: shape(normed && hasK, 1, 1, knorm), Of: "Norm with weights", Vector: true, Tensor: "k_norm.weight"},
 		{Name: "sinks", T: &w.Sinks, Shape: shape(c.Sinks, c.Heads, 1, 1), Of: "Sinks", Vector: true, Tensor: "sinks"},
 		{Name: "wg", T: &w.Wg, Shape: shape(hasGate, 1, c.Model, gates), Of: "Gate", Tensor: "g_proj.weight"},
 		{Name: "bg", T: &w.Bg, Shape: shape(c.Bias && hasGate, 1, 1, gates), Of: "Gate with Bias", Vector: true, Tensor: "g_proj.bias"},

@@ -29,22 +29,23 @@ import (
 func TestFamilies(t *testing.T) {
 	folder := "../../../kernels/nn/testdata/families"
 	files := must.Get(filepath.Glob(filepath.Join(folder, "*.safetensors")))(t)
-	if len(files) != 16 {
-		t.Fatalf("there are %d files, should be 16", len(files))
+	if len(files) != 18 {
+		t.Fatalf("there are %d files, should be 18", len(files))
 	}
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		for _, file := range files {
 			family := file[len(folder)+1 : len(file)-len(".safetensors")]
 			model := must.Get(nn.ParseConfig(must.Get(os.ReadFile(filepath.Join(folder, family+".json")))(t)))(t)
 			content := must.Get(os.ReadFile(file))(t)
-			for i, layer := range model.Layers {
-				t.Run(fmt.Sprintf("%s/%d", family, i), func(t *testing.T) { testFamily(t, dev, layer, i, content) })
+			for i := range model.Layers {
+				t.Run(fmt.Sprintf("%s/%d", family, i), func(t *testing.T) { testFamily(t, dev, model, i, content) })
 			}
 		}
 	})
 }
 
-func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, content []byte) {
+func testFamily(t *testing.T, dev *kernels.Device, m nn.ModelConfig, i int, content []byte) {
+	layer := m.Layers[i]
 	ctx, c, bound := t.Context(), layer.MultiHead, 0x1p-17
 	r, size := bytes.NewReader(content), int64(len(content))
 	in, want := numbersOf(t, content, "input", i), numbersOf(t, content, "output", i)
@@ -65,7 +66,19 @@ func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, 
 	} else {
 		l := must.Get(nn.NewMultiHeadAttention(ctx, dev, c, must.Get(c.LoadSafetensors(r, size, layer.Prefix))(t)))(t)
 		defer l.Release()
+		before := func(nn.MultiHeadOptions, int) {}
+		if c.SharedKeys {
+			from, in := m.Layers[layer.SharedWith], numbersOf(t, content, "input", layer.SharedWith)
+			source := must.Get(nn.NewMultiHeadAttention(ctx, dev, from.MultiHead, must.Get(from.MultiHead.LoadSafetensors(r, size, from.Prefix))(t)))(t)
+			defer source.Release()
+			before = func(opt nn.MultiHeadOptions, rows int) {
+				at := opt.Cache.Lens()[0]
+				_, _, err := source.ApplyFloat32(ctx, in[at*c.Model:(at+rows)*c.Model], 1, opt)
+				must.Do(t, err)
+			}
+		}
 		forward = func(x kernels.Tensor, opt nn.MultiHeadOptions) (kernels.Tensor, error) {
+			before(opt, x.Shape()[kernels.Seq])
 			y, err := l.Apply(ctx, x, opt)
 			return y.O, err
 		}
@@ -93,7 +106,15 @@ func testFamily(t *testing.T, dev *kernels.Device, layer nn.LayerConfig, i int, 
 	for i := 6; i < tokens; i++ {
 		steps = append(steps, apply(i, i+1, cache)...)
 	}
-	results := map[string][]float32{"at once": apply(0, tokens, nil), "with a cache": steps}
+	results := map[string][]float32{"with a cache": steps}
+	if c.SharedKeys { // which a layer needs a cache for
+		config.Capacity *= 2
+		cache := must.Get(kvcache.New(ctx, dev, config))(t)
+		defer cache.Release()
+		results["at once"] = apply(0, tokens, cache)
+	} else {
+		results["at once"] = apply(0, tokens, nil)
+	}
 	if layer.Latent != nil {
 		pages := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: config.Dim, Latent: config.Latent, PageSize: 4, Pages: tokens}))(t)
 		defer pages.Release()

@@ -96,6 +96,8 @@ var families = map[string]string{
 	"gemma2":      `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "attn_logit_softcapping": 50, "sliding_window": 4096, "sliding_window_pattern": 2}`,
 	"gemma3": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
 		"rope_theta": 1e6, "rope_local_base_freq": 10000}`,
+	"gemma3n": `{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512, "sliding_window_pattern": 5,
+		"rope_theta": 1e6, "rope_local_base_freq": 10000, "num_kv_shared_layers": 15}`,
 	"gemma4": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "sliding_window_pattern": 6,
 		"default rope_parameters": {"sliding_attention": {}, "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}}`,
 	"gpt_oss": `{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": true, "sliding_window": 128, "sliding_window_pattern": 2,
@@ -147,7 +149,7 @@ func Read(data []byte) (*Config, error) {
 	if !ok {
 		return nil, fmt.Errorf("model_type is %q, it must be one of %q: %w", head.Family, slices.Sorted(maps.Keys(families)), kernels.ErrUnsupported)
 	}
-	if outer.Text != nil && (family == "gemma4" || strings.HasPrefix(family, "qwen3_5")) {
+	if outer.Text != nil && (family == "gemma4" || family == "gemma3n" || strings.HasPrefix(family, "qwen3_5")) {
 		c.prefix = "model.language_model."
 	}
 	const all = `{"rms_norm_eps": 1e-6, "rope_theta": 10000, "partial_rotary_factor": 1, "query_pre_attn_scalar": 256}`
@@ -162,9 +164,9 @@ func Read(data []byte) (*Config, error) {
 
 // check checks c and sets what follows from other fields.
 func (c *Config) check() error {
-	if c.PerLayer != nil || c.Shared != 0 || c.Bidirectional == true || c.Bidirectional == "all" {
-		return fmt.Errorf("per_layer_config, num_kv_shared_layers (%d) or use_bidirectional_attention (%v) is set: layers with sizes of their own, with keys of other layers or without causality are not read: %w",
-			c.Shared, c.Bidirectional, kernels.ErrUnsupported)
+	if shares := c.Family == "gemma4" || c.Family == "gemma3n"; c.PerLayer != nil || c.Shared != 0 && !shares || c.Bidirectional == true || c.Bidirectional == "all" {
+		return fmt.Errorf("per_layer_config, num_kv_shared_layers (%d) of %s or use_bidirectional_attention (%v) is set: layers with sizes of their own or without causality are not read, and keys of other layers of gemma3n and gemma4 alone: %w",
+			c.Shared, c.Family, c.Bidirectional, kernels.ErrUnsupported)
 	}
 	if c.Family == "kimi_linear" && (!c.NoPE || c.OutputGate || c.Kimi.FullGate) {
 		return fmt.Errorf("mla_use_nope is %v, mla_use_output_gate %v and use_full_rank_gate %v: layers of kimi_linear are read with true, false and false: %w",
@@ -194,6 +196,7 @@ func (c *Config) check() error {
 		{"the number of layer_types", float64(cmp.Or(len(c.Kinds), c.Layers)), float64(c.Layers), float64(c.Layers)},
 		{"the number of kda_layers and full_attn_layers", float64(cmp.Or(len(c.Kimi.Linear)+len(c.Kimi.Full), c.Layers)), float64(c.Layers), float64(c.Layers)},
 		{"the number of no_rope_layers", float64(cmp.Or(len(c.Rotated), c.Layers)), float64(c.Layers), size},
+		{"num_kv_shared_layers", float64(c.Shared), 0, float64(c.Layers - 1)},
 		{"hidden_size", float64(c.Model), 1, size},
 		{"num_attention_heads", float64(c.Heads), 1, size},
 		{"num_key_value_heads", float64(c.KVHeads), 1, float64(c.Heads)},

@@ -23,6 +23,7 @@ type Layer struct {
 	Kind                            string
 	Model, Heads, KVHeads, HeadDim  int
 	Bias, Sinks, KeysAsValues, Gate bool    // the gate of Qwen, which is in the query projection
+	Shared                          int     // the layer whose keys and values it reads; -1 for its own
 	Window                          int     // 0 for none; it counts the row itself
 	Chunk                           int     // 0 for none
 	Scale, Softcap                  float64 // 0 for the default, and for none
@@ -115,6 +116,20 @@ func (c *Config) Rotates(i int) bool {
 	return c.NoRoPE == 0 || (i+1)%c.NoRoPE != 0
 }
 
+// shared returns the layer whose keys and values layer i reads: the last of its kind that has its own, or -1 for itself.
+func (c *Config) shared(i int) (int, error) {
+	first := c.Layers - c.Shared
+	if i < first {
+		return -1, nil
+	}
+	for j := first - 1; j >= 0; j-- {
+		if c.Kind(j) == c.Kind(i) {
+			return j, nil
+		}
+	}
+	return 0, fmt.Errorf("num_kv_shared_layers is %d, but none of the first %d layers is %s: %w", c.Shared, first, c.Kind(i), kernels.ErrFile)
+}
+
 // Prefix returns how the names of the tensors of layer i begin.
 func (c *Config) Prefix(i int) string {
 	module := "self_attn."
@@ -124,10 +139,14 @@ func (c *Config) Prefix(i int) string {
 	return fmt.Sprintf("%slayers.%d.%s", c.prefix, i, module)
 }
 
-// Layer returns layer i. Layers with the same kind and Rotates are equal.
+// Layer returns layer i.
 func (c *Config) Layer(i int) (Layer, error) {
 	kind := c.Kind(i)
-	l := Layer{Kind: kind, Model: c.Model, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Bias: c.Bias}
+	shared, err := c.shared(i)
+	l := Layer{Kind: kind, Shared: shared, Model: c.Model, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Bias: c.Bias}
+	if err != nil {
+		return l, err
+	}
 	switch kind {
 	case Linear:
 		return l, c.linear(&l)
@@ -171,7 +190,7 @@ func (c *Config) Layer(i int) (Layer, error) {
 			l.Norm = norm
 		}
 		l.Scale, l.Softcap = 1/math.Sqrt(c.QueryScalar), *cmp.Or(c.Softcap, new(0.0))
-	case "gemma4":
+	case "gemma3n", "gemma4":
 		norm.Values = true
 		l.Norm, l.Scale = norm, 1
 	case "gpt_oss":
@@ -207,7 +226,7 @@ func (c *Config) linear(l *Layer) error {
 func (c *Config) rope(l *Layer) error {
 	p, theta := cmp.Or(c.RopeScaling, c.RopeParams, c.RopeDefault, &Rope{}), c.Theta
 	switch flat := p.Full == nil && p.Sliding == nil; {
-	case l.Kind == Sliding && flat && (c.Family == "gemma3" || c.Family == "olmo3"):
+	case l.Kind == Sliding && flat && (c.Family == "gemma3" || c.Family == "gemma3n" || c.Family == "olmo3"):
 		p = nil // one object is that of full layers
 	case l.Kind == Sliding && !flat:
 		p = p.Sliding

@@ -264,19 +264,32 @@ def gpt_oss(x, t, c, kind):
     return linear(o, t["o_proj.weight"], t["o_proj.bias"])
 
 
+KEYS = {}  # of each kind, the rotated keys and the values of the last layer that has its own
+
+
 def gemma4(x, t, c, kind):
     full, eps = kind == "full_attention", c["rms_norm_eps"]
     d = c["global_head_dim"] if full else c["head_dim"]
-    q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
-    k = split(linear(x, t["k_proj.weight"]), d)
-    v = k if full and c["attention_k_eq_v"] else split(linear(x, t["v_proj.weight"]), d)
-    k = each(weighted(t["k_norm.weight"], eps), k)
-    v = each(lambda h: rms(h, eps), v)
     rope, sees = c["rope_parameters"][kind], causal if full else sliding(c["sliding_window"])
     f = plain_frequencies(rope["rope_theta"], d)
     if full:  # proportional: the others have the frequency 0
         f = [a if i < int(rope["partial_rotary_factor"] * d // 2) else 0 for i, a in enumerate(f)]
-    return linear(attend(halves(q, f), halves(k, f), v, 1, sees), t["o_proj.weight"])
+    q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
+    if "k_proj.weight" in t:
+        k = split(linear(x, t["k_proj.weight"]), d)
+        v = k if full and c["attention_k_eq_v"] else split(linear(x, t["v_proj.weight"]), d)
+        KEYS[kind] = halves(each(weighted(t["k_norm.weight"], eps), k), f), each(lambda h: rms(h, eps), v)
+    return linear(attend(halves(q, f), *KEYS[kind], 1, sees), t["o_proj.weight"])
+
+
+def gemma3n(x, t, c, kind):
+    d, eps, full = c["head_dim"], c["rms_norm_eps"], kind == FULL
+    f, sees = plain_frequencies(c["rope_theta" if full else "rope_local_base_freq"], d), causal if full else sliding(c["sliding_window"])
+    q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
+    if "k_proj.weight" in t:
+        k, v = (split(linear(x, t[p + "_proj.weight"]), d) for p in "kv")
+        KEYS[kind] = halves(each(weighted(t["k_norm.weight"], eps), k), f), each(lambda h: rms(h, eps), v)
+    return linear(attend(halves(q, f), *KEYS[kind], 1, sees), t["o_proj.weight"])
 
 
 def deepseek(x, t, c, kind):
@@ -346,13 +359,19 @@ MODELS = {
     "mixtral": (llama, config("mixtral", [SLIDING], hidden_size=32, rope_theta=1e6, sliding_window=4)),
     "qwen2_moe": (llama, config("qwen2_moe", [FULL], hidden_size=32, rope_theta=1e6, use_sliding_window=False, sliding_window=None, qkv_bias=True)),
     "olmoe": (olmo2, config("olmoe", [FULL], hidden_size=32, rope_theta=1e4, rms_norm_eps=1e-5, clip_qkv=None)),
+    "gemma4_shared": (gemma4, config("gemma4_text", [SLIDING, FULL, SLIDING, FULL], hidden_size=32, head_dim=8, global_head_dim=16, num_global_key_value_heads=1,
+                                     attention_k_eq_v=True, num_kv_shared_layers=2, sliding_window=4, rope_parameters={
+                                         SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+                                         FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}})),
+    "gemma3n": (gemma3n, config("gemma3n_text", [SLIDING, FULL, SLIDING, FULL, SLIDING], hidden_size=32, head_dim=8, num_kv_shared_layers=2, sliding_window=4,
+                                rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling=None)),
 }
 
 
 def tensors(family, c, kind, rng):
     """Random weights of a layer. Types of 16 bits represent all numbers exactly."""
     m, h, kv, d = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"], c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
-    keys_are_values = family == "gemma4" and kind == FULL
+    keys_are_values = c["model_type"] == "gemma4_text" and kind == FULL
     if keys_are_values:
         kv, d = c["num_global_key_value_heads"], c["global_head_dim"]
 
@@ -429,9 +448,11 @@ for number, (family, (layer, c)) in enumerate(MODELS.items()):
     rng, folder, stored = random.Random(number), Path(__file__).parent, {}
     for i, kind in enumerate(c["layer_types"]):
         t = tensors(family, c, kind, rng)
+        used = t if i < len(c["layer_types"]) - c.get("num_kv_shared_layers", 0) else {name: w for name, w in t.items() if name[0] not in "kv"}
+        t = t if family == "gemma3n" else used  # its files have the unused weights
         x = [[rng.randint(-1024, 1024) / 512 for _ in range(c["hidden_size"])] for _ in range(TOKENS)]
         module = "linear_attn" if kind == LINEAR and family in NEXT else "self_attn"
         stored |= {f"model.layers.{i}.{module}.{name}": ("F32" if family == "olmo2" or name == "A_log" else "BF16", w) for name, w in t.items()}
-        stored |= {f"input.{i}": ("F32", x), f"output.{i}": ("F32", layer(x, t, c, kind))}
+        stored |= {f"input.{i}": ("F32", x), f"output.{i}": ("F32", layer(x, used, c, kind))}
     write(folder / (family + ".safetensors"), stored)
     (folder / (family + ".json")).write_text(json.dumps(c, indent=1) + "\n")
