@@ -58,11 +58,14 @@ func (g *LayerGradients) Release() {
 
 // Forward is Apply that keeps what Backward needs: q, k, v and the attention's output, also
 // before norms and the gate, in O(S) memory. The caller releases the Pass. It returns ErrOption
-// for a Cache, which is for generation.
+// for a Cache, which is for generation, and ErrUnsupported for a [Norm] with Mean.
 func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt MultiHeadOptions) (p *Pass, err error) {
 	defer op.Annotate(&err, "multi-head attention: forward")
 	if opt.Cache != nil {
 		return nil, fmt.Errorf("a Cache is set, which is for generation: leave it out: %w", kernels.ErrOption)
+	}
+	if n := l.config.Norm; n != nil && n.Mean {
+		return nil, fmt.Errorf("the layer has a Norm with Mean, which has no gradients: %w", kernels.ErrUnsupported)
 	}
 	opt.LSE = true
 	p = &Pass{keep: true}

@@ -34,6 +34,7 @@ type LayerConfig struct {
 // ParseConfig reads the attention of the layers of a model from its config.json, as transformers
 // of Hugging Face defines it, or from the text_config in it. The model_type decides the family:
 //
+//	cohere, cohere2           layer norms; windows, and in every fourth layer neither a window nor a RoPE
 //	llama, mistral, phi3      grouped heads; mistral and phi3 also windows in all layers
 //	qwen2, qwen3              biases; norms
 //	olmo2, olmo3              norms of whole projections; olmo3 also windows in most layers
@@ -115,7 +116,7 @@ func layerOf(c *configjson.Config, i int) (l LayerConfig, err error) {
 	l.MultiHead = MultiHeadConfig{Model: from.Model, Heads: from.Heads, KVHeads: from.KVHeads, HeadDim: from.HeadDim, Bias: from.Bias, RoPE: rope, Sinks: from.Sinks, KeysAsValues: from.KeysAsValues,
 		Chunk: from.Chunk, Temperature: (*Temperature)(from.Temperature)}
 	if n := from.Norm; n != nil {
-		l.MultiHead.Norm = &Norm{Norm: kernels.Norm{Epsilon: n.Epsilon, PlusOne: n.PlusOne}, Projection: n.Projection, Weightless: n.Weightless, AfterRoPE: n.AfterRoPE, Values: n.Values}
+		l.MultiHead.Norm = &Norm{Norm: kernels.Norm{Epsilon: n.Epsilon, PlusOne: n.PlusOne}, Projection: n.Projection, Mean: n.Mean, Weightless: n.Weightless, AfterRoPE: n.AfterRoPE, Values: n.Values}
 	}
 	if from.Shared >= 0 {
 		l.SharedWith, l.MultiHead.SharedKeys, l.MultiHead.KeysAsValues = from.Shared, true, false

@@ -25,6 +25,7 @@ func norm(epsilon float64, change func(n *nn.Norm)) *nn.Norm {
 func plusOne(n *nn.Norm)    { n.PlusOne = true }
 func projection(n *nn.Norm) { n.Projection = true }
 func values(n *nn.Norm)     { n.Values = true }
+func mean(n *nn.Norm)       { n.Mean = true }
 func afterRoPE(n *nn.Norm)  { n.Weightless, n.AfterRoPE = true, true }
 
 // causal returns options with a window of so many tokens, 0 for none, and a scale unless it is 0.
@@ -130,6 +131,14 @@ func TestParseConfig(t *testing.T) {
 			"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 1e6}, "sliding_attention": {"rope_type": "default"}}}`, "model.", 4, map[int]nn.LayerConfig{
 			0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm = norm(1e-6, plusOne) }), Options: causal(4096, 0.5, 30)},
 			1: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm, c.RoPE = norm(1e-6, plusOne), gemma3Full.RoPE }), Options: causal(0, 0.5, 30)}}},
+		{"Command R+", `{"model_type": "cohere", "hidden_size": 12288, "layer_norm_eps": 1e-05, "num_attention_heads": 96, "num_hidden_layers": 64, "num_key_value_heads": 8, "rope_theta": 75000000.0, "use_qk_norm": true}`, "model.", 64,
+			map[int]nn.LayerConfig{63: {MultiHead: nn.MultiHeadConfig{Model: 12288, Heads: 96, KVHeads: 8, HeadDim: 128, Norm: norm(1e-5, mean), RoPE: &nn.RoPE{Base: 75e6, Interleaved: true}}, Options: causal(0, 0, 0)}}},
+		{"Command R, defaults", `{"model_type": "cohere", "hidden_size": 8192, "num_hidden_layers": 40}`, "model.", 40,
+			map[int]nn.LayerConfig{0: {MultiHead: nn.MultiHeadConfig{Model: 8192, Heads: 64, KVHeads: 64, HeadDim: 128, RoPE: &nn.RoPE{Base: 5e5, Interleaved: true}}, Options: causal(0, 0, 0)}}},
+		{"Command R7B", `{"model_type": "cohere2", "head_dim": 128, "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rope_theta": 50000, "sliding_window": 4096, "sliding_window_pattern": 4}`, "model.", 32,
+			map[int]nn.LayerConfig{
+				2: {MultiHead: nn.MultiHeadConfig{Model: 4096, Heads: 32, KVHeads: 8, HeadDim: 128, RoPE: &nn.RoPE{Base: 5e4, Interleaved: true}}, Options: causal(4096, 0, 0)},
+				3: {MultiHead: nn.MultiHeadConfig{Model: 4096, Heads: 32, KVHeads: 8, HeadDim: 128}, Options: causal(0, 0, 0)}}},
 		{"Gemma 2", `{"model_type": "gemma2", ` + sizes + `, "head_dim": 16}`, "model.", 4, map[int]nn.LayerConfig{
 			0: {MultiHead: small, Options: causal(4096, 1./16, 50)}, 1: {MultiHead: small, Options: causal(0, 1./16, 50)}}},
 		{"Gemma 2 without a softcap", `{"model_type": "gemma2", ` + sizes + `, "head_dim": 16, "attn_logit_softcapping": null}`, "model.", 4, map[int]nn.LayerConfig{
@@ -267,6 +276,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{llama(`"partial_rotary_factor": 0.01`), kernels.ErrFile, []string{"partial_rotary_factor is 0.01"}},
 		{llama(`"partial_rotary_factor": 1.5`), kernels.ErrFile, []string{"partial_rotary_factor is 1.5"}},
 		{llama(`"rms_norm_eps": -1`), kernels.ErrFile, []string{"rms_norm_eps is -1"}},
+		{`{"model_type": "cohere", ` + sizes + `, "layer_norm_eps": -1}`, kernels.ErrFile, []string{"layer_norm_eps is -1"}},
 		{llama(`"use_bidirectional_attention": true`), kernels.ErrUnsupported, []string{"use_bidirectional_attention (true)"}},
 		{`{"model_type": "gemma2", ` + sizes + `, "query_pre_attn_scalar": 0}`, kernels.ErrFile, []string{"query_pre_attn_scalar is 0"}},
 		{`{"model_type": "gemma2", ` + sizes + `, "sliding_window": 0}`, kernels.ErrFile, []string{"sliding_window is 0"}},

@@ -73,6 +73,8 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 		return c, fmt.Errorf("config: KVHeads is %d, Heads is %d: the kv heads must divide the query heads: %w", c.KVHeads, c.Heads, kernels.ErrOption)
 	case n.Weightless && n.PlusOne:
 		return c, fmt.Errorf("config: norm: PlusOne is set, but a Weightless norm has no weights to add one to: leave one of them out: %w", kernels.ErrOption)
+	case n.Mean && (n.Projection || n.Weightless || n.AfterRoPE || c.KeysAsValues):
+		return c, fmt.Errorf("config: norm: Mean is set with Projection, Weightless, AfterRoPE or KeysAsValues: leave it or them out: %w", kernels.ErrOption)
 	case c.Gate < GateNone || c.Gate > GateHeads:
 		return c, fmt.Errorf("config: Gate is %d, it must be one of GateNone to GateHeads: %w", c.Gate, kernels.ErrOption)
 	case c.Temperature != nil && !(c.Temperature.Scale >= 0 && finite(c.Temperature.Scale) && c.Temperature.Floor >= 1):
@@ -123,6 +125,13 @@ func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHead
 		return nil, err
 	}
 	l = &MultiHeadAttention{dev: dev, config: c}
+	if c.Norm != nil && c.Norm.Mean {
+		for _, t := range []*kernels.Tensor{&w.Wq, &w.Wk, &w.Bq, &w.Bk} {
+			if *t, err = centred(*t, c.HeadDim); err != nil {
+				return nil, err
+			}
+		}
+	}
 	if err := w.list(c).Upload(ctx, dev, c.DType, l.w.list(c)); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,11 @@ type Norm struct {
 	// Projection means over the whole projection, Heads·D and KVHeads·D elements of a
 	// token (OLMo 2 and 3), not over each head.
 	Projection bool
+	// Mean means a layer norm: the mean of each head is subtracted first, and each head has weights of
+	// its own (Cohere). It excludes Projection, Weightless, AfterRoPE and KeysAsValues, and there are no
+	// gradients. The mean is linear: [NewMultiHeadAttention] subtracts it from the columns of Wq and
+	// Wk, so that a call takes no longer.
+	Mean bool
 	// Weightless means that there are no weights (Llama 4).
 	Weightless bool
 	// AfterRoPE means after the rotation (Llama 4), not before.
@@ -48,6 +53,28 @@ func (n normed) rows(t kernels.Tensor) kernels.Tensor {
 		return joinHeads(t)
 	}
 	return t
+}
+
+// centred returns t after the mean of each d columns of a row is subtracted: heads of x·t have the mean 0.
+func centred(t kernels.Tensor, d int) (kernels.Tensor, error) {
+	from, err := t.Float32s()
+	if err != nil || !t.IsContiguous() || t.Shape()[kernels.Dim]%d != 0 {
+		return t, nil // there is none, or the check of all weights refuses it
+	}
+	data, err := kernels.Make[float32](t.Shape().Elements())
+	if err != nil {
+		return t, err
+	}
+	for at := 0; at < len(data); at += d {
+		mean := 0.0
+		for _, x := range from[at : at+d] {
+			mean += float64(x) / float64(d)
+		}
+		for i, x := range from[at : at+d] {
+			data[at+i] = float32(float64(x) - mean)
+		}
+	}
+	return kernels.HostF32(data, t.Shape())
 }
 
 // afterRoPE reports whether the norm comes after the rotation.

@@ -34,6 +34,10 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: math.NaN()}}}, "Epsilon of norms is NaN"},
 		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{Epsilon: 1e-40}}}, "Epsilon of norms is 1e-40"},
 		{config{Model: 8, Norm: &nn.Norm{Norm: kernels.Norm{PlusOne: true}, Weightless: true}}, "PlusOne is set, but a Weightless norm has no weights"},
+		{config{Model: 8, Norm: &nn.Norm{Mean: true, Projection: true}}, "Mean is set with Projection, Weightless, AfterRoPE or KeysAsValues"},
+		{config{Model: 8, Norm: &nn.Norm{Mean: true, Weightless: true}}, "Mean is set with"},
+		{config{Model: 8, Norm: &nn.Norm{Mean: true, AfterRoPE: true}}, "Mean is set with"},
+		{config{Model: 8, Norm: &nn.Norm{Mean: true}, KeysAsValues: true}, "Mean is set with"},
 		{config{Model: 8, Gate: -1}, "Gate is -1"},
 		{config{Model: 8, Gate: nn.GateHeads + 1}, "Gate is 4, it must be one of GateNone to GateHeads"},
 		{config{Model: 8, Gate: nn.GateInQuery, ValueDim: 4}, "ValueDim is 4, HeadDim 8: they must be equal with KeysAsValues and with GateInQuery"},
@@ -67,6 +71,7 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 	}{
 		{"no weight", dev, whole, missing, kernels.ErrShape, "qnorm is missing"},
 		{"norm of the projection", dev, with(func(c *config) { c.Norm = &nn.Norm{Projection: true} }), w, kernels.ErrShape, "qnorm has shape [1 1 1 4], it must be [1 1 1 8]"},
+		{"norm of each head with its mean", dev, with(func(c *config) { c.Norm = &nn.Norm{Mean: true} }), w, kernels.ErrShape, "qnorm has shape [1 1 1 4], it must be [1 2 1 4]"},
 		{"no norm", dev, with(func(c *config) { c.Norm = nil }), w, kernels.ErrShape, "qnorm is present, but the config has no Norm with weights"},
 		{"weightless", dev, with(func(c *config) { c.Norm = &nn.Norm{Weightless: true} }), w, kernels.ErrShape, "qnorm is present"},
 		{"no sinks", dev, with(func(c *config) { c.Sinks = false }), w, kernels.ErrShape, "sinks is present, but the config has no Sinks"},
@@ -84,6 +89,8 @@ func TestNormsAndGatesRefuse(t *testing.T) {
 	x := random(t, dev, 1, 1, 1, 5, 6)
 	must.Fail(t, "sinks twice", must.Err(layerOf(t, dev, whole).Apply(ctx, x, nn.MultiHeadOptions{Options: kernels.Options{Sinks: []float32{1, 2}}})),
 		kernels.ErrOption, "options Sinks is set, but the layer has its own")
+	must.Fail(t, "gradients of a layer norm", must.Err(layerOf(t, dev, with(func(c *config) { c.Norm = &nn.Norm{Mean: true} })).Forward(ctx, x, nn.MultiHeadOptions{})),
+		kernels.ErrUnsupported, "a Norm with Mean, which has no gradients")
 	must.Fail(t, "shared keys without a cache", must.Err(layerOf(t, dev, config{Model: 6, SharedKeys: true}).Apply(ctx, x, nn.MultiHeadOptions{})),
 		kernels.ErrOption, "the layer has SharedKeys, but options Cache is not set")
 	must.Fail(t, "segments twice", must.Err(layerOf(t, dev, config{Model: 6, Chunk: 2}).Apply(ctx, x, nn.MultiHeadOptions{Options: kernels.Options{QSegments: [][]int32{{1, 1, 1, 1, 1}}}})),

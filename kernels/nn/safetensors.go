@@ -91,7 +91,8 @@ var harmless = []string{
 //
 // Next to each of them are the weights that the config asks for:
 //
-//	q_norm k_norm                       .weight [D], or [H·D] and [Hkv·D] for a norm of the Projection
+//	q_norm k_norm                       .weight [D], or [H·D] and [Hkv·D] for a norm of the Projection, or
+//	                                    [H, D] and [Hkv, D] with its Mean
 //	sinks                               [H]
 //	g_proj                              .weight [out, in] and .bias [out] of a gate
 //	qnorm knorm sinks wg bg             [MultiHeadWeights]

@@ -19,8 +19,8 @@ import (
 // The lengths are those of the [MultiHeadConfig]. Either all biases are present or none.
 // These are present if the config has a Norm with weights, Sinks or a Gate:
 //
-//	QNorm [1, 1, 1, D], or [1, 1, 1, Heads·D] for a Norm of the whole Projection
-//	KNorm [1, 1, 1, D], or [1, 1, 1, KVHeads·D]
+//	QNorm [1, 1, 1, D], or [1, 1, 1, Heads·D] for a Norm of the whole Projection, or [1, Heads, 1, D] with Mean
+//	KNorm [1, 1, 1, D], or [1, 1, 1, KVHeads·D], or [1, KVHeads, 1, D]
 //	Sinks [1, Heads, 1, 1]
 //	Wg    [1, 1, Model, Heads·Dv], or [1, 1, Model, Heads] for GateHeads    Bg [1, 1, 1, N]
 //
@@ -42,9 +42,11 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 	if c.Gate == GateHeads {
 		gates = c.Heads
 	}
-	normed, qnorm, knorm := c.Norm != nil && !c.Norm.Weightless, c.HeadDim, c.HeadDim
+	normed, qnorm, knorm, qheads, kheads := c.Norm != nil && !c.Norm.Weightless, c.HeadDim, c.HeadDim, 1, 1
 	if normed && c.Norm.Projection {
 		qnorm, knorm = q, k
+	} else if normed && c.Norm.Mean {
+		qheads, kheads = c.Heads, c.KVHeads
 	}
 	hasK, hasGate := c.Heads > 0 && !c.SharedKeys, c.Gate != GateNone
 	hasV := hasK && !c.KeysAsValues
@@ -63,8 +65,8 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 		{Name: "bk", T: &w.Bk, Shape: shape(c.Bias && hasK, 1, 1, k), Of: "Bias", Vector: true},
 		{Name: "bv", T: &w.Bv, Shape: shape(c.Bias && hasV, 1, 1, v), Of: "Bias of values", Vector: true},
 		{Name: "bo", T: &w.Bo, Shape: shape(c.Bias, 1, 1, c.Model), Of: "Bias", Vector: true},
-		{Name: "qnorm", T: &w.QNorm, Shape: shape(normed, 1, 1, qnorm), Of: "Norm with weights", Vector: true, Tensor: "q_norm.weight"},
-		{Name: "knorm", T: &w.KNorm, Shape: shape(normed && hasK, 1, 1, knorm), Of: "Norm with weights", Vector: true, Tensor: "k_norm.weight"},
+		{Name: "qnorm", T: &w.QNorm, Shape: shape(normed, qheads, 1, qnorm), Of: "Norm with weights", Vector: true, Tensor: "q_norm.weight"},
+		{Name: "knorm", T: &w.KNorm, Shape: shape(normed && hasK, kheads, 1, knorm), Of: "Norm with weights", Vector: true, Tensor: "k_norm.weight"},
 		{Name: "sinks", T: &w.Sinks, Shape: shape(c.Sinks, c.Heads, 1, 1), Of: "Sinks", Vector: true, Tensor: "sinks"},
 		{Name: "wg", T: &w.Wg, Shape: shape(hasGate, 1, c.Model, gates), Of: "Gate", Tensor: "g_proj.weight"},
 		{Name: "bg", T: &w.Bg, Shape: shape(c.Bias && hasGate, 1, 1, gates), Of: "Gate with Bias", Vector: true, Tensor: "g_proj.bias"},

@@ -29,8 +29,8 @@ import (
 func TestFamilies(t *testing.T) {
 	folder := "../../../kernels/nn/testdata/families"
 	files := must.Get(filepath.Glob(filepath.Join(folder, "*.safetensors")))(t)
-	if len(files) != 18 {
-		t.Fatalf("there are %d files, should be 18", len(files))
+	if len(files) != 21 {
+		t.Fatalf("there are %d files, should be 21", len(files))
 	}
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		for _, file := range files {

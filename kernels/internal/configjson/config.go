@@ -31,6 +31,7 @@ type Config struct {
 	TuningFloor   int              `json:"floor_scale"`
 	Clip          *float64         `json:"clip_qkv"`
 	Epsilon       float64          `json:"rms_norm_eps"`
+	LayerEpsilon  float64          `json:"layer_norm_eps"`
 	Theta         float64          `json:"rope_theta"`
 	LocalTheta    float64          `json:"rope_local_base_freq"`
 	Partial       float64          `json:"partial_rotary_factor"`
@@ -91,6 +92,8 @@ const (
 // families have the fields that the config.json of a family may leave out. Those with latent attention have the
 // sizes of DeepSeek V3.
 var families = map[string]string{
+	"cohere":      `{"num_attention_heads": 64, "rope_theta": 500000, "layer_norm_eps": 1e-5}`,
+	"cohere2":     `{"num_attention_heads": 64, "sliding_window": 4096, "sliding_window_pattern": 4}`,
 	"deepseek_v2": `{"num_attention_heads": 32, "q_lora_rank": 1536, ` + latentSizes + `}`,
 	"deepseek_v3": `{"num_attention_heads": 128, "q_lora_rank": 1536, ` + latentSizes + `}`,
 	"gemma2":      `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "attn_logit_softcapping": 50, "sliding_window": 4096, "sliding_window_pattern": 2}`,
@@ -175,7 +178,7 @@ func (c *Config) check() error {
 	if c.Clip != nil || c.Family == "qwen2_moe" && c.UseWindow {
 		return fmt.Errorf("clip_qkv is set, or use_sliding_window of qwen2_moe: clipped projections and these windows are not read: %w", kernels.ErrUnsupported)
 	}
-	if optional := strings.HasPrefix(c.Family, "qwen") || c.Family == "smollm3"; optional && !c.UseWindow || slices.Contains([]string{"llama", "olmo2", "olmoe"}, c.Family) {
+	if optional := strings.HasPrefix(c.Family, "qwen") || c.Family == "smollm3"; optional && !c.UseWindow || slices.Contains([]string{"cohere", "llama", "olmo2", "olmoe"}, c.Family) {
 		c.Window = nil
 	}
 	if c.Family == "qwen3_moe" {
@@ -208,6 +211,7 @@ func (c *Config) check() error {
 		{"floor_scale", float64(cmp.Or(c.TuningFloor, 1)), 1, 1 << 30},
 		{"sliding_window", float64(*cmp.Or(c.Window, new(1))), 1, 1 << 30},
 		{"rms_norm_eps", c.Epsilon, 0, 1},
+		{"layer_norm_eps", c.LayerEpsilon, 0, 1},
 		{"query_pre_attn_scalar", c.QueryScalar, 1, size},
 		{"attn_logit_softcapping", *cmp.Or(c.Softcap, new(0.0)), 0, size},
 	} {

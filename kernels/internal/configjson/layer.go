@@ -36,8 +36,8 @@ type Layer struct {
 
 // Norm is the norm of queries and keys.
 type Norm struct {
-	Epsilon                                            float64
-	PlusOne, Projection, Weightless, AfterRoPE, Values bool
+	Epsilon                                                  float64
+	PlusOne, Projection, Mean, Weightless, AfterRoPE, Values bool
 }
 
 // Temperature is the factor of queries by their positions.
@@ -108,6 +108,8 @@ func (c *Config) Kind(i int) string {
 // Rotates reports whether layer i has a RoPE, unless it is linear.
 func (c *Config) Rotates(i int) bool {
 	switch {
+	case c.Family == "cohere2":
+		return c.Kind(i) == Sliding
 	case c.Family != "smollm3" && c.Family != "llama4":
 		return true
 	case len(c.Rotated) > 0:
@@ -176,6 +178,10 @@ func (c *Config) Layer(i int) (Layer, error) {
 		if l.HeadDim = c.RopeDim; c.NoPE {
 			return l, nil
 		}
+	case "cohere":
+		if norm.Epsilon, norm.Mean = c.LayerEpsilon, true; c.QKNorm {
+			l.Norm = norm
+		}
 	case "qwen3", "qwen3_moe":
 		l.Norm = norm
 	case "qwen3_next", "qwen3_5", "qwen3_5_moe":
@@ -238,7 +244,7 @@ func (c *Config) rope(l *Layer) error {
 	}
 	p = cmp.Or(p, &Rope{})
 	r, part := *p, cmp.Or(p.Partial, c.Partial)
-	r.Base, r.Dim, r.Interleaved = cmp.Or(p.Base, theta), int(part*float64(l.HeadDim)), l.Latent != nil && c.Interleave || c.Family == "llama4"
+	r.Base, r.Dim, r.Interleaved = cmp.Or(p.Base, theta), int(part*float64(l.HeadDim)), l.Latent != nil && c.Interleave || c.Family == "llama4" || c.Family == "cohere" || c.Family == "cohere2"
 	switch r.Kind = cmp.Or(p.Kind, p.OldKind, "default"); r.Kind {
 	case "proportional":
 		r.Dim = 2 * int(part*float64(l.HeadDim)/2)

@@ -83,6 +83,7 @@ func (f *File) Load(l List, harmless ...string) error {
 // part is a weight [rows, columns], alone in a tensor or next to others.
 type part struct {
 	rows, columns      int
+	heads              int // of a vector
 	first, total       int // its first column in those of the tensor
 	run, step          int // so many columns are adjacent, and so many from one run to the next
 	transposed, vector bool
@@ -91,7 +92,7 @@ type part struct {
 // partOf returns the part of its tensor that w is.
 func partOf(l List, w Weight) part {
 	groups := max(w.Groups, 1)
-	p := part{rows: w.In(), columns: w.Out(), run: w.Out() / groups, transposed: !w.Columns && !w.Vector, vector: w.Vector}
+	p := part{rows: w.In(), columns: w.Out(), heads: w.Shape[kernels.Heads], run: w.Out() / groups, transposed: !w.Columns && !w.Vector, vector: w.Vector}
 	for _, other := range l {
 		if other.Tensor != w.Tensor || !other.Has() {
 			continue
@@ -122,6 +123,9 @@ func (p part) read(f *File, name string) ([]float32, error) {
 		want = []int{p.total, p.rows}
 	}
 	shape := h.Shape
+	if p.vector && slices.Equal(shape, []int{p.heads, p.total / p.heads}) {
+		shape = want
+	}
 	if one := func(n int) bool { return n == 1 }; len(shape) > len(want) { // as [C, 1, W] of a convolution
 		shape, want = slices.DeleteFunc(slices.Clone(shape), one), slices.DeleteFunc(want, one)
 	}

@@ -13,7 +13,7 @@ type Weight struct {
 	Name   string          // in errors, and in the files that Write writes
 	T      *kernels.Tensor // [1, 1, in, out] or, for a Vector, any shape of as many elements
 	Shape  kernels.Shape   // zero for a weight that the layer does not have
-	Vector bool            // files store one axis
+	Vector bool            // files store one axis, or that of heads too
 	F32    bool            // it is not rounded to the type of the others
 	Of     string          // what a config without this weight lacks
 

@@ -204,6 +204,24 @@ def llama(x, t, c, kind):
     return linear(attend(halves(q, f), halves(k, f), v, d ** -0.5, sees), t["o_proj.weight"])
 
 
+def layer_norm(x, w, eps):
+    """CohereLayerNorm"""
+    mean = sum(x) / len(x)
+    r = 1 / math.sqrt(sum((a - mean) ** 2 for a in x) / len(x) + eps)
+    return [(a - mean) * r * b for a, b in zip(x, w)]
+
+
+def cohere(x, t, c, kind):
+    d = c["hidden_size"] // c["num_attention_heads"]
+    q, k, v = (split(linear(x, t[p + "_proj.weight"], t.get(p + "_proj.bias")), d) for p in "qkv")
+    if c.get("use_qk_norm"):
+        q, k = ([[layer_norm(h, w, c["layer_norm_eps"]) for h, w in zip(token, t[p + "_norm.weight"])] for token in a] for p, a in (("q", q), ("k", k)))
+    if c["model_type"] == "cohere" or kind == SLIDING:
+        q, k = (neighbours(a, plain_frequencies(c["rope_theta"], d)) for a in (q, k))
+    o = attend(q, k, v, d ** -0.5, sliding(c["sliding_window"]) if kind == SLIDING else causal)
+    return linear(o, t["o_proj.weight"], t.get("o_proj.bias"))
+
+
 def qwen3_next(x, t, c, kind):
     if kind == LINEAR:
         return delta_net(x, t, c)
@@ -365,6 +383,9 @@ MODELS = {
                                          FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}})),
     "gemma3n": (gemma3n, config("gemma3n_text", [SLIDING, FULL, SLIDING, FULL, SLIDING], hidden_size=32, head_dim=8, num_kv_shared_layers=2, sliding_window=4,
                                 rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling=None)),
+    "cohere": (cohere, config("cohere", [FULL], hidden_size=32, rope_theta=8e6, layer_norm_eps=1e-5, use_qk_norm=False, attention_bias=True)),
+    "cohere_norm": (cohere, config("cohere", [FULL], hidden_size=32, rope_theta=8e6, layer_norm_eps=1e-5, use_qk_norm=True, attention_bias=True)),
+    "cohere2": (cohere, config("cohere2", [SLIDING, FULL], hidden_size=32, rope_theta=5e4, layer_norm_eps=1e-5, sliding_window=4)),
 }
 
 
@@ -396,7 +417,9 @@ def tensors(family, c, kind, rng):
         t |= {p.replace("weight", "bias"): normal(len(w)) for p, w in t.items() if c["attention_bias"] or p[0] != "o"}
     if family == "gpt_oss":
         t["sinks"] = [4 * a for a in normal(h)]
-    elif family not in ("llama4", "mixtral", "qwen2_moe"):
+    elif c["model_type"] == "cohere" and c["use_qk_norm"]:
+        t |= {p + "_norm.weight": [ones(d) for _ in range(n)] for p, n in (("q", h), ("k", kv))}
+    elif family not in ("llama4", "mixtral", "qwen2_moe", "cohere", "cohere2"):
         lengths = (h * d, kv * d) if family in ("olmo2", "olmoe") else (d, d)
         factor = normal if family in (*NEXT, "gemma3") else ones
         t |= {p + "_norm.weight": factor(n) for p, n in zip("qk", lengths)}
