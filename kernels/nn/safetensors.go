@@ -136,23 +136,14 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	case packed && c.Model != c.Memory:
 		return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", prefix+l.names[0], c.Model, c.Memory, kernels.ErrShape)
 	}
-	biased, biases := c, 0
-	biased.Bias = true
-	for _, p := range l.place(&w, biased) {
-		if p.Optional && p.Has() && f.Has(prefix+p.Tensor) {
-			if biases++; !c.Bias {
-				return w, fmt.Errorf("there is a tensor %q, but the config has no Bias: %w", prefix+p.Tensor, kernels.ErrShape)
-			}
-		}
-	}
-	if c.Bias && biases == 0 {
+	list, unused := l.place(&w, c), harmless
+	if c.Bias && !slices.ContainsFunc(list, func(p weights.Weight) bool { return p.Optional && p.Has() && f.Has(prefix+p.Tensor) }) {
 		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.names[4], kernels.ErrFile)
 	}
-	unused := harmless
 	if c.SharedKeys {
 		unused = append([]string{"k_proj.weight", "v_proj.weight", "k_norm.weight"}, harmless...)
 	}
-	err = f.Load(l.place(&w, c), unused...)
+	err = f.Load(list, unused...)
 	return w, err
 }
 

@@ -411,7 +411,7 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		{"truncated", grouped, whole[:len(whole)-1], "a.", kernels.ErrFile, "truncated: tensor"},
 		{"another prefix", grouped, whole, "b.", kernels.ErrFile, `after the prefix "b." (one starts with q_proj.weight, wq.weight, self.query.weight, qkv_proj.weight, qkv.weight, in_proj_weight, q_proj_weight, c_attn.weight, wq); the file has ["a.k_proj.bias" `},
 		{"a weight missing", grouped, with("a.o_proj.weight", stored{}), "a.", kernels.ErrFile, `the file has ["a.k_proj.bias" "a.k_proj.weight" "a.o_proj.bias" "a.q_proj.bias" "a.q_proj.weight" "a.v_proj.bias" "a.v_proj.weight"]`},
-		{"biases too many", none, whole, "a.", kernels.ErrShape, `there is a tensor "a.q_proj.bias", but the config has no Bias`},
+		{"biases too many", none, whole, "a.", kernels.ErrFile, `loading would ignore ["a.k_proj.bias" "a.o_proj.bias" "a.q_proj.bias" "a.v_proj.bias"]: set the field of the config`},
 		{"no biases", grouped, safetensors(map[string]stored{"q_proj.weight": good["a.q_proj.weight"], "k_proj.weight": good["a.k_proj.weight"],
 			"v_proj.weight": good["a.v_proj.weight"], "o_proj.weight": good["a.o_proj.weight"]}), "", kernels.ErrFile, "the config has Bias, but there is no q_proj.bias"},
 		{"shape", square, whole, "a.", kernels.ErrShape, "a.k_proj.weight: shape is [18 24], for the config it must be [18 40]"},
