@@ -39,6 +39,9 @@ type write struct {
 	b, batch, lo, from, n int
 }
 
+// appended is the rule for the shapes of rows of keys and values.
+const appended = "sequences, heads and head size of the cache with as many rows as k"
+
 // Append appends n tokens to each sequence, or the first count[b] of them to sequence b:
 //
 //	k [B, Hkv, n, D]    v [B, Hkv, n, Dv]    count [B], each 0 to n, or nil for all
@@ -70,15 +73,14 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 	if err := x.check(true); err != nil {
 		return err
 	}
-	const rule = "sequences, heads and head size of the cache with as many rows as k"
 	c, n := p.config, k.Shape()[kernels.Seq]
 	rows, floats := kernels.Shape{len(seqs), c.KVHeads, n, c.Dim}, []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
-	err = k.CheckShape("k", rows, rule, floats...)
+	err = k.CheckShape("k", rows, appended, floats...)
 	rows[kernels.Dim] = c.ValueDim
 	switch {
 	case err != nil:
 	case c.Latent == 0:
-		err = v.CheckShape("v", rows, rule, floats...)
+		err = v.CheckShape("v", rows, appended, floats...)
 	case !v.IsZero():
 		err = fmt.Errorf("v has shape %v, but the values are the first %d elements of k: give the zero Tensor: %w", v.Shape(), c.Latent, kernels.ErrShape)
 	}

@@ -189,6 +189,32 @@ func (x *batch) AttentionInto(ctx context.Context, out kernels.Result, q kernels
 	return err
 }
 
+// ReadKeys copies the stored keys of the tokens at positions from, from+1, .. of each sequence:
+//
+//	k [B, Hkv, n, D] F32, F16 or BF16
+//
+// They have been rotated, multiplied by a Hadamard matrix and divided by KScale, if the cache does so. Rows of tokens
+// that a sequence does not have, or no longer, are unchanged. Errors: ErrShape and ErrDType for another k, ErrOption
+// for a negative from, ErrReleased, and the backend's.
+func (x *batch) ReadKeys(ctx context.Context, k kernels.Tensor, from int) (err error) {
+	defer op.Annotate(&err, "read keys")
+	p := x.pool.orNone()
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	n := k.Shape()[kernels.Seq]
+	if err := cmp.Or(x.check(false), k.CheckShape("k", kernels.Shape{len(x.seqs), p.config.KVHeads, n, p.config.Dim}, appended, kernels.F32, kernels.F16, kernels.BF16)); err != nil {
+		return err
+	}
+	if from < 0 {
+		return fmt.Errorf("from is %d, it must be at least 0: %w", from, kernels.ErrOption)
+	}
+	rows, err := op.Positions([]int{from}, n)
+	if err == nil {
+		err = p.read(ctx, []kernels.Tensor{k}, x.seqs, make([]int, len(x.seqs)), rows[0])
+	}
+	return err
+}
+
 // attend computes a call into out, or with alloc into a new result.
 func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q kernels.Tensor, opt *CallOptions) (_ kernels.Result, err error) {
 	defer op.Annotate(&err, "cache")

@@ -162,20 +162,30 @@ func (p *pool) gather(b *steps.Steps, seqs []*Sequence, from, rows []int) (kept 
 	if p.config.Latent > 0 {
 		kept[1] = view.Slice(kept[0], kernels.Dim, 0, p.config.Latent)
 	}
+	if b.Err == nil {
+		b.Err = p.read(b.Ctx, kept[:len(p.stored())], seqs, from, rows)
+	}
+	return kept
+}
+
+// read is gather into keys, and values if to has them. It skips tokens that a sequence does not have.
+func (p *pool) read(ctx context.Context, to []kernels.Tensor, seqs []*Sequence, from, rows []int) error {
 	var dst, src []kernels.Tensor
 	for batch, s := range seqs {
 		for i, n := 0, 0; i < len(rows); i += n {
+			n = 1
 			at := from[batch] + rows[i] - s.first
-			for n = 1; i+n < len(rows) && rows[i+n] == rows[i]+n && (at+n)%p.size != 0; n++ {
+			if at < s.stale || at >= s.used() {
+				continue
 			}
-			for j, t := range p.stored() {
-				dst = append(dst, view.Rows(kept[j], batch, 1, i, n))
-				src = append(src, view.Rows(t, int(s.pages[at/p.size]), 1, at%p.size, n))
+			for i+n < len(rows) && rows[i+n] == rows[i]+n && (at+n)%p.size != 0 && at+n < s.used() {
+				n++
+			}
+			for j, t := range to {
+				dst = append(dst, view.Rows(t, batch, 1, i, n))
+				src = append(src, view.Rows(p.kv[j], int(s.pages[at/p.size]), 1, at%p.size, n))
 			}
 		}
 	}
-	if b.Err == nil {
-		b.Err = p.dev.Copy(b.Ctx, dst, src)
-	}
-	return kept
+	return p.dev.Copy(ctx, dst, src)
 }

@@ -1,6 +1,8 @@
 package kvcache_test
 
 import (
+	"context"
+	"math"
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
@@ -85,4 +87,63 @@ func TestKeepWithoutFreePages(t *testing.T) {
 	if c.FreePages() != 1 || s.Len() != 4 {
 		t.Errorf("%d pages are free and %d tokens left, should be 1 and 4", c.FreePages(), s.Len())
 	}
+}
+
+// TestReadKeys: the keys of a cache that rounds, from any token on and across pages, also those of forks. Rows of tokens
+// that a sequence does not have, or that a window has dropped, stay.
+func TestReadKeys(t *testing.T) {
+	dev, ctx := onCPU(t, cpu.Options{}), t.Context()
+	numbers := make([]float32, 2*7*4)
+	for i := range numbers {
+		numbers[i] = float32(i) + 1
+	}
+	k := must.Get(kernels.HostF32(numbers, kernels.Shape{1, 2, 7, 4}))(t)
+	cache := must.Get(kvcache.New(ctx, dev, kvcache.Config{KVHeads: 2, Dim: 4, DType: kernels.BF16, Capacity: 7}))(t)
+	defer cache.Release()
+	must.Do(t, cache.Append(ctx, k, k, nil))
+	paged := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: 2, Dim: 4, PageSize: 3, Pages: 8}))(t)
+	defer paged.Release()
+	s := must.Get(paged.NewSequence())(t)
+	must.Do(t, paged.Batch(s).Append(ctx, k, k, nil))
+	fork := must.Get(s.Fork())(t)
+	must.Do(t, fork.Rewind(4))
+	window := must.Get(kvcache.New(ctx, dev, kvcache.Config{KVHeads: 2, Dim: 4, Capacity: 6, Window: 2}))(t)
+	defer window.Release()
+	for i := range 7 { // token 5 moves to the start before token 6
+		row := must.Get(k.Slice(kernels.Seq, i, i+1))(t)
+		must.Do(t, window.Append(ctx, row, row, nil))
+	}
+	type reader interface {
+		ReadKeys(ctx context.Context, k kernels.Tensor, from int) error
+	}
+	for _, c := range []struct {
+		name    string
+		cache   reader
+		from, n int
+		has     [][2]int // tokens of each sequence that are read
+	}{
+		{"contiguous", cache, 0, 7, [][2]int{{0, 7}}},
+		{"from a token on, past the last", cache, 5, 4, [][2]int{{5, 7}}},
+		{"pages of forks", paged.Batch(s, fork), 1, 6, [][2]int{{1, 7}, {1, 4}}},
+		{"past one sequence", paged.Batch(s, fork), 4, 3, [][2]int{{4, 7}, {4, 4}}},
+		{"window", window, 3, 5, [][2]int{{5, 7}}},
+		{"far past", window, math.MaxInt - 1, 2, [][2]int{{0, 0}}},
+	} {
+		got := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{len(c.has), 2, c.n, 4}))(t)
+		must.Do(t, c.cache.ReadKeys(ctx, got, c.from))
+		x := must.Get(dev.ToFloat32(ctx, got))(t)
+		for i := range x {
+			b, h, row, e := i/(8*c.n), i/(4*c.n)%2, i/4%c.n, i%4
+			want := float32(0)
+			if at := c.from + row; at >= c.has[b][0] && at < c.has[b][1] {
+				want = numbers[(h*7+at)*4+e]
+			}
+			if x[i] != want {
+				t.Fatalf("%s: element %d of token %d, head %d, sequence %d is %v, should be %v", c.name, e, c.from+row, h, b, x[i], want)
+			}
+		}
+	}
+	must.Fail(t, "heads", cache.ReadKeys(ctx, must.Get(k.Slice(kernels.Heads, 0, 1))(t), 0), kernels.ErrShape, "read keys: k has shape [1 1 7 4], it must be [1 2 7 4]")
+	must.Fail(t, "a negative token", cache.ReadKeys(ctx, k, -1), kernels.ErrOption, "from is -1")
+	must.Fail(t, "zero value", new(kvcache.Cache).ReadKeys(ctx, k, 0), kernels.ErrOption)
 }

@@ -26,11 +26,16 @@ import (
 //	expanded   q = [u | ρ]       k = [c·Wk | p]   v = c·Wv    o = softmax(scale·q·kᵀ)·v
 //	absorbed   q = [u·Wkᵀ | ρ]   k = [c | p]      v = c       o = softmax(scale·q·kᵀ)·v·Wv
 //
-// Expanded, a pair of a query and a key takes 2·(NopeDim+RopeDim+ValueDim) operations for each head,
-// absorbed 2·(2·Rank+RopeDim), which is 3.4 times as many for DeepSeek V3. Both multiply
-// each row of x by Wk and Wv once, but expanded keys need it for each row of a cache too. A call is
-// therefore expanded when rows of x see rows of x alone, without a cache or over an empty one, and
-// absorbed over a cache with tokens. Methods are safe for concurrent use.
+// Each head takes for a pair of a query and a key
+//
+//	expanded   2·(NopeDim+RopeDim+ValueDim) operations, and 2·Rank·(NopeDim+ValueDim) once for a key
+//	absorbed   2·(2·Rank+RopeDim) operations, and 2·Rank·(NopeDim+ValueDim) once for a query
+//
+// which is 640 and 2,176 for DeepSeek V3, and 262,144 once. A call is expanded when rows of x see rows of x alone,
+// without a cache or over an empty one. Over a cache with tokens it takes the form with fewer operations: expanded for
+// DeepSeek V3 from 171 rows of x, and from fewer that follow few tokens. It then reads the cache in blocks of
+// [LatentConfig].BlockBytes, and merges their results by their log-sum-exp. With options other than Scale, Softcap, Sinks
+// and LowPrecision it is absorbed there. Methods are safe for concurrent use.
 type LatentAttention struct {
 	dev    *kernels.Device
 	config LatentConfig
@@ -44,7 +49,7 @@ func NewLatentAttention(ctx context.Context, dev *kernels.Device, c LatentConfig
 	defer op.Annotate(&err, "latent attention")
 	be := dev.Backend()
 	if err := cmp.Or(c.check(), op.Lacks[backend.Projector](be, true, "projections"), op.Lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding"),
-		op.Lacks[backend.Normaliser](be, true, "norms"), op.Lacks[backend.Copier](be, true, "copies")); err != nil {
+		op.Lacks[backend.Normaliser](be, true, "norms"), op.Lacks[backend.Copier](be, true, "copies"), op.Lacks[backend.Merger](be, true, "merge")); err != nil {
 		return nil, err
 	}
 	l = &LatentAttention{dev: dev, config: c}
@@ -127,24 +132,22 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 	b.Normalise(content, content, w.KVNorm, kernels.Norm{})
 	rotated := b.Columns(q, c.NopeDim, d)
 	b.Rotate(rotated, place, c.RoPE.anglesOf(b, rotated, place, &opt), false)
-	expanded := expands(&opt, s[2])
+	alone := ownRows(&opt, s[2])
 	if opt.Cache != nil {
 		opt.append(b, latent, kernels.Tensor{})
 	}
 	if b.Err != nil {
 		return
 	}
-	if expanded {
-		k, v := allocHeads(b, x, h, d), allocHeads(b, x, h, c.ValueDim)
-		each := func(t kernels.Tensor) kernels.Tensor { // the same for each head
-			return b.Must(t.Broadcast(kernels.Shape{s[0], h, s[2], t.Shape()[kernels.Dim]}))
-		}
-		b.Project(b.Columns(k, 0, c.NopeDim), each(content), wk)
-		b.Copy(b.Columns(k, c.NopeDim, d), each(place))
-		b.Project(v, each(content), wv)
+	switch {
+	case alone:
 		opt.Causal = opt.Causal || opt.Cache != nil
+		k, v := allocHeads(b, x, h, d), allocHeads(b, x, h, c.ValueDim)
+		l.expand(b, k, v, latent)
 		b.Attend(kernels.Result{O: o}, q, k, v, opt.Options)
-	} else {
+	case l.expands(&opt, s[2]):
+		l.attendInBlocks(b, o, q, &opt)
+	default:
 		absorbed, sums := allocHeads(b, x, h, c.Rank+c.RopeDim), allocHeads(b, x, h, c.Rank)
 		b.Project(b.Columns(absorbed, 0, c.Rank), b.Columns(q, 0, c.NopeDim), b.Transposed(wk))
 		b.Copy(b.Columns(absorbed, c.Rank, c.Rank+c.RopeDim), b.Columns(q, c.NopeDim, d))
@@ -154,11 +157,91 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 	b.Project(b.Keep(y, s), attended, w.Wo)
 }
 
-// expands reports whether S rows of x see rows of x alone, as far as one sequence has all of them.
-func expands(opt *MultiHeadOptions, s int) bool {
+// ownRows reports whether S rows of x see rows of x alone, as far as one sequence has all of them.
+func ownRows(opt *MultiHeadOptions, s int) bool {
 	if opt.Cache == nil {
 		return true
 	}
 	empty := !slices.ContainsFunc(opt.Cache.Lens(), func(n int) bool { return n > 0 })
 	return empty && !opt.MaskLast && (opt.Count == nil || slices.Contains(opt.Count, s))
+}
+
+// keyReader is a [KVCache] whose keys can be read.
+type keyReader interface {
+	ReadKeys(ctx context.Context, k kernels.Tensor, from int) error
+}
+
+// expands reports whether rows of x, which are in the cache, take fewer operations in the expanded form.
+func (l *LatentAttention) expands(opt *MultiHeadOptions, s int) bool {
+	if _, ok := opt.Cache.(keyReader); !ok || opt.MaskLast || op.CheckPath(&opt.Options, op.SharedPath) != nil {
+		return false
+	}
+	c, lens, less := l.config, opt.Cache.Lens(), 0.0
+	count, _ := op.Counts(nil, opt.Count, len(lens), s, "x") // as check has found
+	for b, keys := range lens {
+		rows := count[b]
+		less += float64(rows)*float64(keys)*float64(2*c.Rank-c.NopeDim-c.ValueDim) - float64(keys-rows)*float64(c.Rank)*float64(c.NopeDim+c.ValueDim)
+	}
+	return less > 0
+}
+
+// expand computes the keys and values of all heads from rows of a cache.
+func (l *LatentAttention) expand(b *steps.Steps, k, v, rows kernels.Tensor) {
+	c, w := l.config, l.w
+	each := func(lo, hi int) kernels.Tensor { // the same for each head
+		t := b.Columns(rows, lo, hi)
+		n := t.Shape()
+		n[kernels.Heads] = c.Heads
+		return b.Must(t.Broadcast(n))
+	}
+	b.Project(b.Columns(k, 0, c.NopeDim), each(0, c.Rank), splitHeads(w.Wk, c.Heads))
+	b.Copy(b.Columns(k, c.NopeDim, c.NopeDim+c.RopeDim), each(c.Rank, c.Rank+c.RopeDim))
+	b.Project(v, each(0, c.Rank), splitHeads(w.Wv, c.Heads))
+}
+
+// blockKeys divides the length of a block. It is that of a step of the online softmax.
+const blockKeys = 128
+
+// attendInBlocks attends from q to the cache in the expanded form.
+func (l *LatentAttention) attendInBlocks(b *steps.Steps, o, q kernels.Tensor, opt *MultiHeadOptions) {
+	c, s, lens := l.config, q.Shape(), opt.Cache.Lens()
+	count, _ := op.Counts(nil, opt.Count, len(lens), s[kernels.Seq], "x")
+	keys, d := slices.Max(lens), c.NopeDim+c.RopeDim
+	key := s[0] * c.Heads * (d + c.ValueDim) * b.DType.Size()
+	n := min(keys, max(1, cmp.Or(c.BlockBytes, 128<<20)/key/blockKeys)*blockKeys)
+	x := b.Alloc(kernels.Shape{s[0], 1, n, c.Rank + c.RopeDim})
+	k, v := allocHeads(b, x, c.Heads, d), allocHeads(b, x, c.Heads, c.ValueDim)
+	whole, part := kernels.Result{O: o}, kernels.Result{}
+	if n < keys {
+		whole, part = partial(b, o.Shape()), partial(b, o.Shape())
+	}
+	own := opt.Options
+	own.Causal, own.Offset = true, make([]int, s[0])
+	for from := 0; from < keys && b.Err == nil; from += n {
+		has := min(n, keys-from)
+		first := func(t kernels.Tensor) kernels.Tensor { return b.Must(t.Slice(kernels.Seq, 0, has)) }
+		b.Err = opt.Cache.(keyReader).ReadKeys(b.Ctx, first(x), from)
+		l.expand(b, first(k), first(v), first(x))
+		for i, all := range lens {
+			own.Offset[i] = all - count[i] - from
+		}
+		if from == 0 {
+			b.Attend(whole, q, first(k), first(v), own)
+			own.Sinks = nil // they count once
+			continue
+		}
+		b.Attend(part, q, first(k), first(v), own)
+		b.Merge(whole, part)
+	}
+	if n < keys {
+		b.Copy(o, whole.O)
+	}
+}
+
+// partial returns a new result of shape, which can be merged.
+func partial(b *steps.Steps, shape kernels.Shape) (r kernels.Result) {
+	r.O = b.AllocAs(kernels.F32, shape)
+	shape[kernels.Dim] = 1
+	r.LSE = b.AllocAs(kernels.F32, shape)
+	return r
 }

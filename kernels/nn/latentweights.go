@@ -24,12 +24,16 @@ type LatentConfig struct {
 	RoPE *RoPE
 	// DType is the type of the weights on the device; the zero value is F32.
 	DType kernels.DType
+	// BlockBytes is the most memory for expanded keys and values of a cache's tokens; 0 means 128 MiB. 128 tokens of
+	// each sequence may take more.
+	BlockBytes int
 }
 
 // check returns an error for a config out of range.
 func (c LatentConfig) check() error {
 	if err := cmp.Or(op.CheckLength("Model", c.Model, 1), op.CheckLength("Heads", c.Heads, 1), op.CheckLength("QueryRank", c.QueryRank, 0), op.CheckLength("Rank", c.Rank, 1),
-		op.CheckLength("NopeDim", c.NopeDim, 1), op.CheckLength("RopeDim", c.RopeDim, 1), op.CheckLength("ValueDim", c.ValueDim, 1)); err != nil {
+		op.CheckLength("NopeDim", c.NopeDim, 1), op.CheckLength("RopeDim", c.RopeDim, 1), op.CheckLength("ValueDim", c.ValueDim, 1),
+		op.CheckLength("BlockBytes", c.BlockBytes, 0)); err != nil {
 		return err
 	}
 	return checkConfig(c.DType, c.RoPE, c.RopeDim, 0)
