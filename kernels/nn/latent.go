@@ -32,8 +32,9 @@ import (
 //	absorbed   2·(2·Rank+RopeDim) operations, and 2·Rank·(NopeDim+ValueDim) once for a query
 //
 // which is 640 and 2,176 for DeepSeek V3, and 262,144 once. A call is expanded when rows of x see rows of x alone,
-// without a cache or over an empty one. Over a cache with tokens it takes the form with fewer operations: expanded for
-// DeepSeek V3 from 171 rows of x, and from fewer that follow few tokens. It then reads the cache in blocks of
+// without a cache or over an empty one. Over a cache with tokens it takes the form with fewer operations, where those
+// of once count twice, because projections ran at about half the rate of attention on an AMD EPYC: expanded for
+// DeepSeek V3 from 342 rows of x, and from fewer that follow few tokens. It then reads the cache in blocks of
 // [LatentConfig].BlockBytes, and merges their results by their log-sum-exp. With options other than Scale, Softcap, Sinks
 // and LowPrecision it is absorbed there. Methods are safe for concurrent use.
 type LatentAttention struct {
@@ -171,7 +172,7 @@ type keyReader interface {
 	ReadKeys(ctx context.Context, k kernels.Tensor, from int) error
 }
 
-// expands reports whether rows of x, which are in the cache, take fewer operations in the expanded form.
+// expands reports whether rows of x, which are in the cache, take less time in the expanded form.
 func (l *LatentAttention) expands(opt *MultiHeadOptions, s int) bool {
 	if _, ok := opt.Cache.(keyReader); !ok || opt.MaskLast || op.CheckPath(&opt.Options, op.SharedPath) != nil {
 		return false
@@ -180,7 +181,7 @@ func (l *LatentAttention) expands(opt *MultiHeadOptions, s int) bool {
 	count, _ := op.Counts(nil, opt.Count, len(lens), s, "x") // as check has found
 	for b, keys := range lens {
 		rows := count[b]
-		less += float64(rows)*float64(keys)*float64(2*c.Rank-c.NopeDim-c.ValueDim) - float64(keys-rows)*float64(c.Rank)*float64(c.NopeDim+c.ValueDim)
+		less += float64(rows)*float64(keys)*float64(2*c.Rank-c.NopeDim-c.ValueDim) - 2*float64(keys-rows)*float64(c.Rank)*float64(c.NopeDim+c.ValueDim)
 	}
 	return less > 0
 }
