@@ -18,6 +18,7 @@ type row struct {
 	batch        int    // 0 is 1
 	heads, kv    int    // query heads, 0 is 8; key and value heads, 0 is as many
 	sq, sk, dim  int    // rows; keys, 0 is as many; elements of a head
+	latent       int    // unless 0, the values are so many elements of the keys
 	dtype        kernels.DType
 	pages        int // keys of a page; 0: keys are in one tensor
 	option       option
@@ -81,6 +82,9 @@ func (r row) job(b *testing.B, be *cpu.Backend) job {
 		plan, run = must(be.PlanBackward(ctx, g)), func() error { return be.Backward(ctx, g) }
 	}
 	j := job{run: run, pairs: float64(plan.Pairs), flops: float64(plan.FLOPs), reads: []kernels.Tensor{c.K, c.V}}
+	if r.latent > 0 {
+		j.reads = j.reads[:1]
+	}
 	if !c.Blocks.IsZero() { // plans count what the visibility rule leaves
 		seen := 0
 		for _, sees := range must(c.Blocks.Bools())[:c.Blocks.Shape().Elements()] {
@@ -110,6 +114,9 @@ func (r row) call(b *testing.B, be *cpu.Backend) *backend.Call {
 			dtype = kernels.F32
 		}
 		*x = must(dev.FromFloat32(b.Context(), dtype, must(x.Float32s()), x.Shape()))
+	}
+	if r.latent > 0 {
+		c.V, c.O = must(c.K.Slice(kernels.Dim, 0, r.latent)), must(c.O.Slice(kernels.Dim, 0, r.latent))
 	}
 	if r.pages > 0 {
 		c.Pages = &kernels.Pages{Table: [][]int32{nil}, Keys: sk}

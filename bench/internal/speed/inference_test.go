@@ -26,6 +26,8 @@ func inference() []row {
 		{name: "decode/bf16", sq: 1, sk: long, dim: 128, dtype: kernels.BF16, want: [2]float64{85, 90}},
 		{name: "decode", kv: 1, sq: 1, sk: long, dim: 128, want: [2]float64{50, 50}},
 		{name: "decode", kv: 1, sq: 1, sk: 4 * long, dim: 128, want: [2]float64{88, 88}},
+		{name: "decode/latent", heads: 128, kv: 1, sq: 1, sk: 8192, dim: 576, latent: 512, want: [2]float64{80, 80}},
+		{name: "decode/latent/bf16", heads: 128, kv: 1, sq: 1, sk: 8192, dim: 576, latent: 512, dtype: kernels.BF16, want: [2]float64{80, 80}},
 	}
 	for _, dim := range []int{64, 128} {
 		q8 := row{name: "decode/q8", sq: 1, sk: long, dim: dim, dtype: kernels.Q8, againstPlain: true, want: [2]float64{300, 300}}
