@@ -7,6 +7,7 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // onCPU returns a device that the test closes.
@@ -28,4 +29,19 @@ func random(t *testing.T, dev *kernels.Device, seed uint64, shape ...int) kernel
 	x := must.Get(dev.FromFloat32(t.Context(), kernels.F32, data, s))(t)
 	t.Cleanup(x.Release)
 	return x
+}
+
+// wrongCall is a call of a layer that is refused.
+type wrongCall struct {
+	name string
+	x    kernels.Tensor
+	opt  nn.MultiHeadOptions
+	want error
+	text string
+}
+
+// refused checks the error of the call.
+func (c wrongCall) refused(t *testing.T, err error) {
+	t.Helper()
+	must.Fail(t, c.name, err, c.want, c.text)
 }

@@ -142,13 +142,7 @@ func TestLatentRefuses(t *testing.T) {
 		t.Cleanup(k.Release)
 		return k
 	}
-	for _, a := range []struct {
-		name string
-		x    kernels.Tensor
-		opt  nn.MultiHeadOptions
-		want error
-		text string
-	}{
+	for _, a := range []wrongCall{
 		{"no x", kernels.Tensor{}, nn.MultiHeadOptions{}, kernels.ErrShape, "x is missing"},
 		{"model size", random(t, dev, 2, 2, 1, 3, 9), nn.MultiHeadOptions{}, kernels.ErrShape, "x has shape [2 1 3 9], it must be [B, 1, S, 10]"},
 		{"memory", x, nn.MultiHeadOptions{Memory: x}, kernels.ErrOption, "Memory or MemoryAngles is set"},
@@ -162,7 +156,7 @@ func TestLatentRefuses(t *testing.T) {
 		{"count", x, nn.MultiHeadOptions{Cache: cache(kvcache.Config{Batch: 2, Dim: 10, Latent: 6}), Count: []int{4, 1}}, kernels.ErrOption, "count[0] is 4"},
 		{"an option of the cache", x, nn.MultiHeadOptions{Cache: cache(kvcache.Config{Batch: 2, Dim: 10, Latent: 6}), Options: kernels.Options{KLen: []int{1}}}, kernels.ErrOption, "KLen"},
 	} {
-		must.Fail(t, a.name, must.Err(l.Apply(ctx, a.x, a.opt)), a.want, a.text)
+		a.refused(t, must.Err(l.Apply(ctx, a.x, a.opt)))
 	}
 	done, cancel := context.WithCancel(ctx)
 	cancel()

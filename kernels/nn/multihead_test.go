@@ -215,13 +215,7 @@ func TestLayerRefuses(t *testing.T) {
 	l := layerOf(t, dev, c)
 	x, z := random(t, dev, 1, 2, 1, 5, 8), random(t, dev, 2, 2, 1, 7, 6)
 	short := must.Get((&nn.RoPE{}).Angles(ctx, dev, 4, positionsOf(t, 0, 4)))(t)
-	for _, a := range []struct {
-		name string
-		x    kernels.Tensor
-		opt  nn.MultiHeadOptions
-		want error
-		text string
-	}{
+	for _, a := range []wrongCall{
 		{"no x", kernels.Tensor{}, nn.MultiHeadOptions{}, kernels.ErrShape, "x is missing"},
 		{"model size", z, nn.MultiHeadOptions{Memory: z}, kernels.ErrShape, "x has shape [2 1 7 6], it must be [B, 1, S, 8]"},
 		{"memory size", x, nn.MultiHeadOptions{}, kernels.ErrShape, "has shape [2 1 5 8], it must be [2, 1, Sk, 6]"},
@@ -234,7 +228,7 @@ func TestLayerRefuses(t *testing.T) {
 		{"angles for one", x, nn.MultiHeadOptions{Memory: z, Angles: short}, kernels.ErrOption, "only one of Angles and MemoryAngles is set"},
 		{"angles too few", x, nn.MultiHeadOptions{Memory: z, Angles: short, MemoryAngles: short}, kernels.ErrShape, "q: rotate: cos: shape [1 1 4 2] does not broadcast to [2 2 5 2]"},
 	} {
-		must.Fail(t, a.name, must.Err(l.Apply(ctx, a.x, a.opt)), a.want, a.text)
+		a.refused(t, must.Err(l.Apply(ctx, a.x, a.opt)))
 	}
 	done, cancel := context.WithCancel(ctx)
 	cancel()
