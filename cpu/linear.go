@@ -24,8 +24,9 @@ func (be *Backend) LinearAttention(ctx context.Context, c *backend.LinearAttenti
 			*j = linear.Job{}
 			linearJobs.Put(j)
 		}()
-		tasks, floats := j.Set(be.kernels, c)
-		return workers.Run(ctx, j, floats, tasks, be.threads())
+		threads := be.threads()
+		tasks, floats := j.Set(be.kernels, c, threads)
+		return workers.Run(ctx, j, floats, tasks, threads)
 	})
 }
 

@@ -27,10 +27,12 @@ func (j *scaleJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {
 // C·(5K + 3V) + 6KV operations a token with C = 64, whatever the chunks are, and steps of decoding with a loop that reads
 // and writes the states. Both take turns, and the medians count.
 //
-// Prompts reach 60 to 72% of the peak with AVX2 on a shared machine, those with decays of channels 25 to 33%, and steps
-// 40 to 46% of the loop, which updates the states once. Half of a step is the second pass over a state, from the second
-// level of cache. Three others were not faster: 32 columns at a time 27 to 31% (rows 512 bytes apart share few sets of the
-// first level), keys and queries in one tile of four rows 33 to 37%, and prefetches of the next state 38 to 44%.
+// Prompts reach 60 to 72% of the peak with AVX2 on a shared machine. On a loaded one, where the best of several hundred calls
+// on one thread counts, those with decays of channels reach 65% (41% with their factors in Go), and a step in the cache takes
+// 3.4 µs for a head (7.3 µs with a pass for the key and one for each query, and sums of one product for the update). Steps
+// from memory reach 49% of the loop there (38%), which updates the states once. They read a state once for the key and the
+// query, and prefetch the next one while they update it. Tried before: 32 columns at a time were slower (rows 512 bytes apart
+// share few sets of the first level), and so was one tile of four rows for keys and queries.
 //
 //	go test -run '^$' -bench LinearAttention -benchtime 9x ./cpu
 func BenchmarkLinearAttention(b *testing.B) {

@@ -36,6 +36,8 @@ type Job struct {
 
 	chunk    int          // tokens
 	states   int          // of a sequence: Hv
+	all      int          // of the call
+	heads    int          // states of a task
 	group    int          // outputs of a state
 	dk, dv   int          // K and V
 	lk, lv   int          // likewise in whole vectors
@@ -48,8 +50,14 @@ type Job struct {
 	updated  bool         // PastState is PresentState
 }
 
-// Set makes j the call c, whose operands are pinned, and returns the number of tasks and the floats of scratch of each.
-func (j *Job) Set(x *vec.Kernels, c *backend.LinearAttention) (tasks, floats int) {
+// maxHeads is the most state heads of a task, and taskShare the least tasks of each thread with several heads each.
+const (
+	maxHeads  = 8
+	taskShare = 4
+)
+
+// Set makes j the call c, whose operands are pinned, for so many threads, and returns the number of tasks and the floats of scratch of each.
+func (j *Job) Set(x *vec.Kernels, c *backend.LinearAttention, threads int) (tasks, floats int) {
 	*j = Job{kernels: x, scale: c.Scale, cuQ: c.CuQ, o: view.Of(&c.O), q: view.Of(&c.Q), k: view.Of(&c.K), v: view.Of(&c.V),
 		decays: view.Of(&c.Decay), betas: view.Of(&c.Beta), pastState: view.Of(&c.PastState), presentState: view.Of(&c.PresentState)}
 	j.states, j.dk, j.dv = j.v.Shape[backend.Heads], j.k.Shape[backend.Dim], j.v.Shape[backend.Dim]
@@ -67,7 +75,12 @@ func (j *Job) Set(x *vec.Kernels, c *backend.LinearAttention) (tasks, floats int
 	j.updated = c.PastState == c.PresentState
 	var r room
 	r.divide(j, func(n int) []float32 { floats += n; return nil })
-	return backend.Sequences(c.CuQ, j.v.Shape[backend.Batch]) * j.states, floats
+	sequences := backend.Sequences(c.CuQ, j.v.Shape[backend.Batch])
+	j.all, j.heads = sequences*j.states, 1
+	if j.v.Shape[backend.Batch]*j.v.Shape[backend.Seq] == sequences { // one token each
+		j.heads = max(1, min(maxHeads, j.all/(taskShare*threads)))
+	}
+	return tile.CeilDiv(j.all, j.heads), floats
 }
 
 // room is the memory and the place of a task.
@@ -77,7 +90,7 @@ type room struct {
 	b, h  int // batch and state head
 
 	s, own      []float32 // the state [K, V], rows ls apart; memory for it
-	ls          int
+	ls, ahead   int       // from the state to the one of the next task, or 0
 	x           []float32 // strips [K + lc, Width] of states and d
 	inStrips    bool      // the state is in x
 	qs, keys, p []float32 // [lc, lk], p for keys with decays of channels
@@ -114,22 +127,28 @@ func (r *room) divide(j *Job, floats func(n int) []float32) {
 
 // Task implements pool.Job.
 func (j *Job) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
-	n, h := t/j.states, t%j.states
-	b, lo, hi := backend.Sequence(j.cuQ, n, j.v.Shape[backend.Seq])
-	r := room{Job: j, space: tile.SpaceOf(w), b: b, h: h}
+	r := room{Job: j, space: tile.SpaceOf(w)}
 	r.divide(j, w.Floats)
 	tile.Fill(r.one, 1)
 	clear(r.zero)
-	r.open(n)
-	for lo < hi {
-		if err := turn.Pause(); err != nil {
-			return err
+	for t, end := t*j.heads, min((t+1)*j.heads, j.all); t < end; t++ {
+		n, lo, hi := t/j.states, 0, 0
+		r.b, lo, hi = backend.Sequence(j.cuQ, n, j.v.Shape[backend.Seq])
+		r.h, r.ahead = t%j.states, 0
+		if next := t + 1; j.inPlace && next < end {
+			r.ahead = j.presentState.Index(next/j.states, next%j.states, 0) - j.presentState.Index(n, r.h, 0)
 		}
-		lo += r.advance(lo, min(hi-lo, j.chunk))
-	}
-	r.toRows()
-	for i := 0; i < j.dk && !j.presentState.IsZero() && !j.inPlace; i++ {
-		j.presentState.Store(j.kernels, r.s[i*r.ls:][:j.dv], n, h, i, 0)
+		r.open(n)
+		for lo < hi {
+			if err := turn.Pause(); err != nil {
+				return err
+			}
+			lo += r.advance(lo, min(hi-lo, j.chunk))
+		}
+		r.toRows()
+		for i := 0; i < j.dk && !j.presentState.IsZero() && !j.inPlace; i++ {
+			j.presentState.Store(j.kernels, r.s[i*r.ls:][:j.dv], n, r.h, i, 0)
+		}
 	}
 	return nil
 }
@@ -140,12 +159,12 @@ func (r *room) open(n int) {
 	if r.inPlace {
 		r.s, r.ls = r.presentState.F32[r.presentState.Index(n, r.h, 0):], r.presentState.Stride[backend.Seq]
 	}
-	for i := range r.dk {
+	for i := 0; i < r.dk && !(r.inPlace && r.updated); i++ {
 		row := r.s[i*r.ls:][:r.lv]
 		switch {
 		case r.pastState.IsZero():
 			clear(row)
-		case !r.inPlace || !r.updated:
+		default:
 			r.pastState.LoadRows(r.kernels, row, r.lv, n, r.h, i, 1)
 		}
 	}
@@ -157,10 +176,10 @@ func (r *room) advance(t, n int) int {
 	x := r.kernels
 	r.k.LoadRows(x, r.keys, r.lk, r.b, r.h*r.k.Shape[backend.Heads]/r.states, t, n)
 	r.v.LoadRows(x, r.d, r.lv, r.b, r.h, t, n)
-	spoilt := x.NonFinite(r.keys, r.lk, n, r.dk) || x.NonFinite(r.d, r.lv, n, r.dv)
+	together := n > 1 && !x.NonFinite(r.keys, r.lk, n, r.dk) && !x.NonFinite(r.d, r.lv, n, r.dv)
 	if !r.betas.IsZero() {
 		r.betas.LoadRows(x, r.beta, 1, r.b, r.h, t, n)
-		spoilt = spoilt || x.NonFinite(r.beta, 1, n, 1)
+		together = together && !x.NonFinite(r.beta, 1, n, 1)
 	}
 	if !r.decays.IsZero() {
 		width := 1
@@ -173,13 +192,13 @@ func (r *room) advance(t, n int) int {
 				r.g[i] = minDecay
 			}
 		}
-		spoilt = spoilt || x.NonFinite(r.g, width, n, r.decays.Shape[backend.Dim])
+		together = together && !x.NonFinite(r.g, width, n, r.decays.Shape[backend.Dim])
 	}
 	ref := 0
-	if r.channels && !spoilt {
+	if r.channels && together {
 		ref, n = r.reference(n)
 	}
-	if n > 1 && !spoilt {
+	if n > 1 && together {
 		r.chunkOf(t, n, ref)
 		return n
 	}
@@ -196,6 +215,9 @@ func (r *room) query(dst []float32, g, t, n int) {
 	r.q.LoadRows(r.kernels, dst, r.lk, r.b, h, t, n)
 	r.times(dst[:n*r.lk], r.scale)
 }
+
+// multiply sets whole vectors to x·y, one row of K.
+func (r *room) multiply(to, x, y []float32) { r.kernels.ProductSum(to[:r.lk], x, y, r.zero) }
 
 // times multiplies whole vectors by c.
 func (r *room) times(s []float32, c float32) { r.kernels.ScaleMax(s, c, r.lanes) }

@@ -27,11 +27,13 @@ func (r *room) step(t, i int) {
 	for g := range r.group {
 		q := r.few[(1+g)*r.lk:][:r.lk]
 		r.query(q, g, t+i, 1)
-		r.dots[g] = 0
-		for c, y := range q {
-			r.dots[g] += y * k[c]
-			q[c] = y * a[c]
+		var sums [4]float32 // as many as hide the latency of an addition
+		for c := 0; c < len(q); c += 4 {
+			x, y := q[c:c+4:c+4], k[c:c+4:c+4]
+			sums[0], sums[1], sums[2], sums[3] = sums[0]+x[0]*y[0], sums[1]+x[1]*y[1], sums[2]+x[2]*y[2], sums[3]+x[3]*y[3]
 		}
+		r.dots[g] = (sums[0] + sums[1]) + (sums[2] + sums[3])
+		r.multiply(q, q, a)
 	}
 	first := 1 // row of r.rows
 	clear(r.rows)
@@ -40,19 +42,18 @@ func (r *room) step(t, i int) {
 		r.alpha[0] = r.beta[i]
 		copy(r.alpha[1:], r.zero[:r.group])
 		copy(r.rows, d)
-		for c, y := range k {
-			r.few[c] = -r.beta[i] * y * a[c]
-		}
+		r.multiply(r.few, k, a)
+		r.times(r.few[:r.lk], -r.beta[i])
 	}
 	r.mix(r.rows[first*r.lv:], r.lv, r.s, r.ls, r.dk, r.few[first*r.lk:], r.lk, r.alpha[first:], 1-first+r.group, r.lv)
 	if first == 0 {
 		copy(d, r.rows)
 	}
-	r.mix(r.rows[r.lv:], r.lv, d, r.lv, 1, r.dots, 1, r.one, r.group, r.lv)
+	r.kernels.RankOne(r.rows[r.lv:], r.lv, d, r.dots, r.one, r.group, r.lv, 0)
 	for g := range r.group {
 		r.o.Store(r.kernels, r.rows[(1+g)*r.lv:][:r.dv], r.b, r.h*r.group+g, t+i, 0)
 	}
-	r.mix(r.s, r.ls, d, r.lv, 1, k, 1, a, r.dk, r.lv)
+	r.kernels.RankOne(r.s, r.ls, d, k, a, r.dk, r.lv, r.ahead)
 }
 
 // exp replaces whole vectors by their exponentials.

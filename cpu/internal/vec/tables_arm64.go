@@ -32,6 +32,9 @@ var kernelsNEON = Kernels{
 	dropRow:    dropRowNEON,
 	transpose:  transposeNEON,
 	storeF16:   storeF16NEON,
+	rankOne:    rankOneNEON,
+	productSum: productSumNEON,
+	silu:       siluNEON,
 	fma:        fmaNEON,
 	read:       readNEON,
 	load: [elements]loadFunc{
@@ -48,7 +51,7 @@ var kernelsNEON = Kernels{
 		F8:   dotsF8NEON,
 	},
 	mix: [elements][]registerTile[mixFunc]{
-		F32:  {{8, 2, mix8x2NEON}, {8, 1, mix8x1NEON}, {4, 4, mix4x4NEON}, {4, 1, mix4x1NEON}, {1, 8, mix1x8NEON}, {1, 4, mix1x4NEON}, {1, 1, mix1x1NEON}},
+		F32:  {{8, 2, mix8x2NEON}, {8, 1, mix8x1NEON}, {4, 4, mix4x4NEON}, {4, 1, mix4x1NEON}, {2, 4, mix2x4NEON}, {2, 1, mix2x1NEON}, {1, 8, mix1x8NEON}, {1, 4, mix1x4NEON}, {1, 1, mix1x1NEON}},
 		F16:  {{8, 2, mixF168x2NEON}, {8, 1, mixF168x1NEON}, {4, 4, mixF164x4NEON}, {4, 1, mixF164x1NEON}, {1, 8, mixF161x8NEON}, {1, 4, mixF161x4NEON}, {1, 1, mixF161x1NEON}},
 		BF16: {{8, 2, mixBF168x2NEON}, {8, 1, mixBF168x1NEON}, {4, 4, mixBF164x4NEON}, {4, 1, mixBF164x1NEON}, {1, 8, mixBF161x8NEON}, {1, 4, mixBF161x4NEON}, {1, 1, mixBF161x1NEON}},
 		Q8:   {{8, 2, mixQ88x2NEON}, {8, 1, mixQ88x1NEON}, {4, 4, mixQ84x4NEON}, {4, 1, mixQ84x1NEON}, {1, 8, mixQ81x8NEON}, {1, 4, mixQ81x4NEON}, {1, 1, mixQ81x1NEON}},

@@ -71,6 +71,9 @@ type Kernels struct {
 	rowLanes   int    // the elements of a vector of dropRow, if more than Lanes
 	transpose  func(dst *float32, ldd int, src *float32, lds int, mul *float32)
 	storeF16   func(dst *uint16, src *float32, vectors int)
+	rankOne    func(o *float32, ldo int, x, p, alpha *float32, rows, vectors, ahead int)
+	productSum func(o, x, y, z *float32, vectors int)
+	silu       func(x *float32, vectors int)
 	fma        func(n int, x, y float32) (operations int)
 	read       func(p *byte, apart, n int)
 

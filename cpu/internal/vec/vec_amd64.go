@@ -112,6 +112,15 @@ func loadF8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors i
 // storeF16AVX512 is Kernels.storeF16.
 func storeF16AVX512(dst *uint16, src *float32, vectors int)
 
+// rankOneAVX512 is Kernels.rankOne.
+func rankOneAVX512(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)
+
+// productSumAVX512 is Kernels.productSum.
+func productSumAVX512(o *float32, x *float32, y *float32, z *float32, vectors int)
+
+// siluAVX512 is Kernels.silu.
+func siluAVX512(x *float32, vectors int)
+
 // dotsAVX512 is Kernels.dots[F32].
 func dotsAVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
@@ -126,6 +135,12 @@ func mix4x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 
 // mix4x1AVX512 is Kernels.mix[F32] for 4 rows and 1 vectors.
 func mix4x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mix2x4AVX512 is Kernels.mix[F32] for 2 rows and 4 vectors.
+func mix2x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mix2x1AVX512 is Kernels.mix[F32] for 2 rows and 1 vectors.
+func mix2x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix1x8AVX512 is Kernels.mix[F32] for 1 rows and 8 vectors.
 func mix1x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -319,6 +334,15 @@ func loadF8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int
 // storeF16AVX2 is Kernels.storeF16.
 func storeF16AVX2(dst *uint16, src *float32, vectors int)
 
+// rankOneAVX2 is Kernels.rankOne.
+func rankOneAVX2(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)
+
+// productSumAVX2 is Kernels.productSum.
+func productSumAVX2(o *float32, x *float32, y *float32, z *float32, vectors int)
+
+// siluAVX2 is Kernels.silu.
+func siluAVX2(x *float32, vectors int)
+
 // dotsAVX2 is Kernels.dots[F32].
 func dotsAVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
@@ -333,6 +357,12 @@ func mix4x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, 
 
 // mix4x1AVX2 is Kernels.mix[F32] for 4 rows and 1 vectors.
 func mix4x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mix2x4AVX2 is Kernels.mix[F32] for 2 rows and 4 vectors.
+func mix2x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mix2x1AVX2 is Kernels.mix[F32] for 2 rows and 1 vectors.
+func mix2x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix1x8AVX2 is Kernels.mix[F32] for 1 rows and 8 vectors.
 func mix1x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)

@@ -5153,6 +5153,177 @@ next:
 	VZEROUPPER
 	RET
 
+// func rankOneAVX512(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·rankOneAVX512(SB), NOSPLIT, $0-64
+	MOVQ o+0(FP), AX
+	MOVQ ldo+8(FP), CX
+	MOVQ x+16(FP), DX
+	MOVQ p+24(FP), BX
+	MOVQ alpha+32(FP), SI
+	MOVQ rows+40(FP), DI
+	MOVQ vectors+48(FP), R8
+	MOVQ ahead+56(FP), R9
+
+row:
+	VBROADCASTSS (BX), Z0
+	VBROADCASTSS (SI), Z1
+	MOVQ         AX, R10
+	MOVQ         DX, R11
+	MOVQ         R8, R12
+	SHRQ         $0x02, R12
+	JZ           vector_rest
+
+vector:
+	PREFETCHT0  (R10)(R9*1)
+	PREFETCHT0  64(R10)(R9*1)
+	PREFETCHT0  128(R10)(R9*1)
+	PREFETCHT0  192(R10)(R9*1)
+	VMULPS      (R11), Z0, Z2
+	VFMADD231PS (R10), Z1, Z2
+	VMOVUPS     Z2, (R10)
+	VMULPS      64(R11), Z0, Z2
+	VFMADD231PS 64(R10), Z1, Z2
+	VMOVUPS     Z2, 64(R10)
+	VMULPS      128(R11), Z0, Z2
+	VFMADD231PS 128(R10), Z1, Z2
+	VMOVUPS     Z2, 128(R10)
+	VMULPS      192(R11), Z0, Z2
+	VFMADD231PS 192(R10), Z1, Z2
+	VMOVUPS     Z2, 192(R10)
+	ADDQ        $0x00000100, R10
+	ADDQ        $0x00000100, R11
+	SUBQ        $0x00000001, R12
+	JNZ         vector
+
+vector_rest:
+	MOVQ R8, R12
+	ANDQ $0x03, R12
+	JZ   vector_done
+
+vector_one:
+	PREFETCHT0  (R10)(R9*1)
+	VMULPS      (R11), Z0, Z2
+	VFMADD231PS (R10), Z1, Z2
+	VMOVUPS     Z2, (R10)
+	ADDQ        $0x00000040, R10
+	ADDQ        $0x00000040, R11
+	SUBQ        $0x00000001, R12
+	JNZ         vector_one
+
+vector_done:
+	ADDQ CX, AX
+	ADDQ $0x04, BX
+	ADDQ $0x04, SI
+	SUBQ $0x00000001, DI
+	JNZ  row
+	VZEROUPPER
+	RET
+
+// func productSumAVX512(o *float32, x *float32, y *float32, z *float32, vectors int)
+// Requires: AVX, AVX512F
+TEXT ·productSumAVX512(SB), NOSPLIT, $0-40
+	MOVQ o+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+16(FP), DX
+	MOVQ z+24(FP), BX
+	MOVQ vectors+32(FP), SI
+	MOVQ SI, DI
+	SHRQ $0x02, DI
+	JZ   vector_rest
+
+vector:
+	VMOVUPS     (CX), Z0
+	VMOVUPS     (DX), Z1
+	VFMADD213PS (BX), Z0, Z1
+	VMOVUPS     64(CX), Z0
+	VMOVUPS     64(DX), Z2
+	VFMADD213PS 64(BX), Z0, Z2
+	VMOVUPS     128(CX), Z0
+	VMOVUPS     128(DX), Z3
+	VFMADD213PS 128(BX), Z0, Z3
+	VMOVUPS     192(CX), Z0
+	VMOVUPS     192(DX), Z4
+	VFMADD213PS 192(BX), Z0, Z4
+	VMOVUPS     Z1, (AX)
+	VMOVUPS     Z2, 64(AX)
+	VMOVUPS     Z3, 128(AX)
+	VMOVUPS     Z4, 192(AX)
+	ADDQ        $0x00000100, AX
+	ADDQ        $0x00000100, CX
+	ADDQ        $0x00000100, DX
+	ADDQ        $0x00000100, BX
+	SUBQ        $0x00000001, DI
+	JNZ         vector
+
+vector_rest:
+	MOVQ SI, DI
+	ANDQ $0x03, DI
+	JZ   vector_done
+
+vector_one:
+	VMOVUPS     (CX), Z0
+	VMOVUPS     (DX), Z1
+	VFMADD213PS (BX), Z0, Z1
+	VMOVUPS     Z1, (AX)
+	ADDQ        $0x00000040, AX
+	ADDQ        $0x00000040, CX
+	ADDQ        $0x00000040, DX
+	ADDQ        $0x00000040, BX
+	SUBQ        $0x00000001, DI
+	JNZ         vector_one
+
+vector_done:
+	VZEROUPPER
+	RET
+
+// func siluAVX512(x *float32, vectors int)
+// Requires: AVX, AVX512DQ, AVX512F, SSE
+TEXT ·siluAVX512(SB), NOSPLIT, $8-16
+	MOVQ    x+0(FP), AX
+	MOVQ    vectors+8(FP), CX
+	STMXCSR (SP)
+	MOVL    (SP), DX
+	ORL     $0x00008000, DX
+	MOVL    DX, 4(SP)
+	LDMXCSR 4(SP)
+	VMOVUPS constants<>+0(SB), Z0
+	VMOVUPS constants<>+64(SB), Z1
+	VMOVUPS constants<>+128(SB), Z2
+	VMOVUPS constants<>+192(SB), Z3
+	VMOVUPS constants<>+256(SB), Z4
+	VMOVUPS constants<>+320(SB), Z5
+	VMOVUPS constants<>+384(SB), Z6
+	VMOVUPS constants<>+832(SB), Z7
+
+next:
+	VMOVUPS     (AX), Z8
+	VMOVUPS     constants<>+1216(SB), Z9
+	VORPS       Z8, Z9, Z9
+	VMULPS      constants<>+1280(SB), Z9, Z10
+	VREDUCEPS   $0x01, Z10, Z12
+	VMOVUPS     Z6, Z11
+	VFMADD213PS Z5, Z12, Z11
+	VFMADD213PS Z4, Z12, Z11
+	VFMADD213PS Z3, Z12, Z11
+	VFMADD213PS Z2, Z12, Z11
+	VFMADD213PS Z1, Z12, Z11
+	VFMADD213PS Z0, Z12, Z11
+	VSCALEFPS   Z10, Z11, Z11
+	VMOVAPS     Z7, Z10
+	VCMPPS      $0x00, Z8, Z9, K1
+	VMOVAPS     Z11, K1, Z10
+	VADDPS      Z7, Z11, Z11
+	VMULPS      Z10, Z8, Z8
+	VDIVPS      Z11, Z8, Z8
+	VMOVUPS     Z8, (AX)
+	ADDQ        $0x00000040, AX
+	SUBQ        $0x00000001, CX
+	JNZ         next
+	LDMXCSR     (SP)
+	VZEROUPPER
+	RET
+
 // func dotsAVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·dotsAVX512(SB), NOSPLIT, $8-80
@@ -6607,6 +6778,329 @@ key:
 	VBROADCASTSS 12(R8), Z4
 	VFMADD231PS  (BX), Z4, Z3
 	VMOVUPS      Z3, (BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000040, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mix2x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mix2x4AVX512(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), DX
+	MOVQ first+64(FP), DX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ       (DI), BX
+	ADDQ       DX, BX
+	MOVQ       8(DI), R8
+	MOVQ       24(DI), R9
+	MOVQ       16(DI), R10
+	MOVQ       R10, 8(SP)
+	CMPQ       72(DI), $0x00
+	JNE        chained
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       40(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same0:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       40(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same1
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same1:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       40(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same2
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same2:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       40(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same3
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same3:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       40(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same4
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same4:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       40(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same5
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same5:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       40(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same6
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same6:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       40(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        overlap_same7
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+overlap_same7:
+chained:
+keys:
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       40(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(DI), R10
+	PREFETCHT1 (R8)(R10*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
+	JNZ        keys_same0
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
+
+keys_same0:
+	VMOVUPS      (BX), Z8
+	VMOVUPS      64(BX), Z9
+	VMOVUPS      128(BX), Z10
+	VMOVUPS      192(BX), Z11
+	VBROADCASTSS (SI), Z12
+	VFMADD231PS  Z8, Z12, Z0
+	VFMADD231PS  Z9, Z12, Z1
+	VFMADD231PS  Z10, Z12, Z2
+	VFMADD231PS  Z11, Z12, Z3
+	VBROADCASTSS (SI)(CX*1), Z12
+	VFMADD231PS  Z8, Z12, Z4
+	VFMADD231PS  Z9, Z12, Z5
+	VFMADD231PS  Z10, Z12, Z6
+	VFMADD231PS  Z11, Z12, Z7
+	ADDQ         AX, BX
+	ADDQ         $0x04, SI
+	DECQ         8(SP)
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z8
+	VFMADD231PS  (BX), Z8, Z0
+	VMOVUPS      Z0, (BX)
+	VFMADD231PS  64(BX), Z8, Z1
+	VMOVUPS      Z1, 64(BX)
+	VFMADD231PS  128(BX), Z8, Z2
+	VMOVUPS      Z2, 128(BX)
+	VFMADD231PS  192(BX), Z8, Z3
+	VMOVUPS      Z3, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z8
+	VFMADD231PS  (BX), Z8, Z4
+	VMOVUPS      Z4, (BX)
+	VFMADD231PS  64(BX), Z8, Z5
+	VMOVUPS      Z5, 64(BX)
+	VFMADD231PS  128(BX), Z8, Z6
+	VMOVUPS      Z6, 128(BX)
+	VFMADD231PS  192(BX), Z8, Z7
+	VMOVUPS      Z7, 192(BX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000100, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mix2x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·mix2x1AVX512(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), DX
+	MOVQ first+64(FP), DX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   p+40(FP), DI
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R8
+
+run:
+	MOVQ       (R8), BX
+	ADDQ       DX, BX
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       16(R8), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R8), $0x00
+	JNE        chained
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        overlap_same0
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+overlap_same0:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        overlap_same1
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+overlap_same1:
+chained:
+keys:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        keys_same0
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+keys_same0:
+	MOVQ    $0x00000004, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VMOVUPS      (BX), Z2
+	VBROADCASTSS (DI), Z3
+	VFMADD231PS  Z2, Z3, Z0
+	VBROADCASTSS (DI)(CX*1), Z3
+	VFMADD231PS  Z2, Z3, Z1
+	ADDQ         AX, BX
+	ADDQ         $0x04, DI
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000058, R8
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z2
+	VFMADD231PS  (BX), Z2, Z0
+	VMOVUPS      Z0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z2
+	VFMADD231PS  (BX), Z2, Z1
+	VMOVUPS      Z1, (BX)
 	ADDQ         $0x00000040, o+0(FP)
 	ADDQ         $0x00000040, DX
 	SUBQ         $0x00000001, (SP)
@@ -25212,6 +25706,167 @@ next:
 	VZEROUPPER
 	RET
 
+// func rankOneAVX2(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)
+// Requires: AVX, FMA3, MMX+
+TEXT ·rankOneAVX2(SB), NOSPLIT, $0-64
+	MOVQ o+0(FP), AX
+	MOVQ ldo+8(FP), CX
+	MOVQ x+16(FP), DX
+	MOVQ p+24(FP), BX
+	MOVQ alpha+32(FP), SI
+	MOVQ rows+40(FP), DI
+	MOVQ vectors+48(FP), R8
+	MOVQ ahead+56(FP), R9
+
+row:
+	VBROADCASTSS (BX), Y0
+	VBROADCASTSS (SI), Y1
+	MOVQ         AX, R10
+	MOVQ         DX, R11
+	MOVQ         R8, R12
+	SHRQ         $0x02, R12
+	JZ           vector_rest
+
+vector:
+	PREFETCHT0  (R10)(R9*1)
+	PREFETCHT0  64(R10)(R9*1)
+	VMULPS      (R11), Y0, Y2
+	VFMADD231PS (R10), Y1, Y2
+	VMOVUPS     Y2, (R10)
+	VMULPS      32(R11), Y0, Y2
+	VFMADD231PS 32(R10), Y1, Y2
+	VMOVUPS     Y2, 32(R10)
+	VMULPS      64(R11), Y0, Y2
+	VFMADD231PS 64(R10), Y1, Y2
+	VMOVUPS     Y2, 64(R10)
+	VMULPS      96(R11), Y0, Y2
+	VFMADD231PS 96(R10), Y1, Y2
+	VMOVUPS     Y2, 96(R10)
+	ADDQ        $0x00000080, R10
+	ADDQ        $0x00000080, R11
+	SUBQ        $0x00000001, R12
+	JNZ         vector
+
+vector_rest:
+	MOVQ R8, R12
+	ANDQ $0x03, R12
+	JZ   vector_done
+
+vector_one:
+	PREFETCHT0  (R10)(R9*1)
+	VMULPS      (R11), Y0, Y2
+	VFMADD231PS (R10), Y1, Y2
+	VMOVUPS     Y2, (R10)
+	ADDQ        $0x00000020, R10
+	ADDQ        $0x00000020, R11
+	SUBQ        $0x00000001, R12
+	JNZ         vector_one
+
+vector_done:
+	ADDQ CX, AX
+	ADDQ $0x04, BX
+	ADDQ $0x04, SI
+	SUBQ $0x00000001, DI
+	JNZ  row
+	VZEROUPPER
+	RET
+
+// func productSumAVX2(o *float32, x *float32, y *float32, z *float32, vectors int)
+// Requires: AVX, FMA3
+TEXT ·productSumAVX2(SB), NOSPLIT, $0-40
+	MOVQ o+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+16(FP), DX
+	MOVQ z+24(FP), BX
+	MOVQ vectors+32(FP), SI
+	MOVQ SI, DI
+	SHRQ $0x02, DI
+	JZ   vector_rest
+
+vector:
+	VMOVUPS     (CX), Y0
+	VMOVUPS     (DX), Y1
+	VFMADD213PS (BX), Y0, Y1
+	VMOVUPS     32(CX), Y0
+	VMOVUPS     32(DX), Y2
+	VFMADD213PS 32(BX), Y0, Y2
+	VMOVUPS     64(CX), Y0
+	VMOVUPS     64(DX), Y3
+	VFMADD213PS 64(BX), Y0, Y3
+	VMOVUPS     96(CX), Y0
+	VMOVUPS     96(DX), Y4
+	VFMADD213PS 96(BX), Y0, Y4
+	VMOVUPS     Y1, (AX)
+	VMOVUPS     Y2, 32(AX)
+	VMOVUPS     Y3, 64(AX)
+	VMOVUPS     Y4, 96(AX)
+	ADDQ        $0x00000080, AX
+	ADDQ        $0x00000080, CX
+	ADDQ        $0x00000080, DX
+	ADDQ        $0x00000080, BX
+	SUBQ        $0x00000001, DI
+	JNZ         vector
+
+vector_rest:
+	MOVQ SI, DI
+	ANDQ $0x03, DI
+	JZ   vector_done
+
+vector_one:
+	VMOVUPS     (CX), Y0
+	VMOVUPS     (DX), Y1
+	VFMADD213PS (BX), Y0, Y1
+	VMOVUPS     Y1, (AX)
+	ADDQ        $0x00000020, AX
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, DX
+	ADDQ        $0x00000020, BX
+	SUBQ        $0x00000001, DI
+	JNZ         vector_one
+
+vector_done:
+	VZEROUPPER
+	RET
+
+// func siluAVX2(x *float32, vectors int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·siluAVX2(SB), NOSPLIT, $0-16
+	MOVQ    x+0(FP), AX
+	MOVQ    vectors+8(FP), CX
+	VMOVUPS constants<>+832(SB), Y0
+
+next:
+	VMOVUPS     (AX), Y1
+	VMOVUPS     constants<>+1216(SB), Y2
+	VORPS       Y1, Y2, Y2
+	VMULPS      constants<>+1280(SB), Y2, Y3
+	VMOVUPS     constants<>+1472(SB), Y5
+	VMAXPS      Y3, Y5, Y3
+	VROUNDPS    $0x09, Y3, Y5
+	VSUBPS      Y5, Y3, Y3
+	VMOVUPS     constants<>+384(SB), Y4
+	VFMADD213PS constants<>+320(SB), Y3, Y4
+	VFMADD213PS constants<>+256(SB), Y3, Y4
+	VFMADD213PS constants<>+192(SB), Y3, Y4
+	VFMADD213PS constants<>+128(SB), Y3, Y4
+	VFMADD213PS constants<>+64(SB), Y3, Y4
+	VFMADD213PS constants<>+0(SB), Y3, Y4
+	VADDPS      constants<>+2112(SB), Y5, Y5
+	VPSLLD      $0x17, Y5, Y5
+	VMULPS      Y5, Y4, Y4
+	VMOVAPS     Y0, Y3
+	VCMPPS      $0x00, Y1, Y2, Y2
+	VBLENDVPS   Y2, Y4, Y3, Y3
+	VADDPS      Y0, Y4, Y4
+	VMULPS      Y3, Y1, Y1
+	VDIVPS      Y4, Y1, Y1
+	VMOVUPS     Y1, (AX)
+	ADDQ        $0x00000020, AX
+	SUBQ        $0x00000001, CX
+	JNZ         next
+	VZEROUPPER
+	RET
+
 // func dotsAVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, FMA3, MMX+
 TEXT ·dotsAVX2(SB), NOSPLIT, $8-80
@@ -26153,6 +26808,267 @@ key:
 	VBROADCASTSS 12(R8), Y0
 	VFMADD231PS  (BX), Y0, Y3
 	VMOVUPS      Y3, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000020, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mix2x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, CMOV, FMA3, MMX+
+TEXT ·mix2x4AVX2(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), DX
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   p+40(FP), DI
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R8
+
+run:
+	MOVQ       (R8), BX
+	ADDQ       DX, BX
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       16(R8), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R8), $0x00
+	JNE        chained
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        overlap_same0
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+overlap_same0:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        overlap_same1
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+overlap_same1:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        overlap_same2
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+overlap_same2:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        overlap_same3
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+overlap_same3:
+chained:
+keys:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        keys_same0
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+keys_same0:
+	MOVQ    $0x00000002, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VMOVUPS      (BX), Y8
+	VMOVUPS      32(BX), Y9
+	VMOVUPS      64(BX), Y10
+	VMOVUPS      96(BX), Y11
+	VBROADCASTSS (DI), Y12
+	VFMADD231PS  Y8, Y12, Y0
+	VFMADD231PS  Y9, Y12, Y1
+	VFMADD231PS  Y10, Y12, Y2
+	VFMADD231PS  Y11, Y12, Y3
+	VBROADCASTSS (DI)(CX*1), Y12
+	VFMADD231PS  Y8, Y12, Y4
+	VFMADD231PS  Y9, Y12, Y5
+	VFMADD231PS  Y10, Y12, Y6
+	VFMADD231PS  Y11, Y12, Y7
+	ADDQ         AX, BX
+	ADDQ         $0x04, DI
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000058, R8
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	VFMADD231PS  32(BX), Y8, Y1
+	VMOVUPS      Y1, 32(BX)
+	VFMADD231PS  64(BX), Y8, Y2
+	VMOVUPS      Y2, 64(BX)
+	VFMADD231PS  96(BX), Y8, Y3
+	VMOVUPS      Y3, 96(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	VFMADD231PS  32(BX), Y0, Y5
+	VMOVUPS      Y5, 32(BX)
+	VFMADD231PS  64(BX), Y0, Y6
+	VMOVUPS      Y6, 64(BX)
+	VFMADD231PS  96(BX), Y0, Y7
+	VMOVUPS      Y7, 96(BX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000080, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mix2x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, CMOV, FMA3, MMX+
+TEXT ·mix2x1AVX2(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), DX
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   p+40(FP), DI
+	MOVQ   n+24(FP), BX
+	MOVQ   BX, 16(SP)
+	MOVQ   runs+16(FP), R8
+
+run:
+	MOVQ       (R8), BX
+	ADDQ       DX, BX
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       16(R8), SI
+	MOVQ       SI, 8(SP)
+	CMPQ       72(R8), $0x00
+	JNE        chained
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        overlap_same0
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+overlap_same0:
+chained:
+keys:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       40(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	MOVQ       48(R8), SI
+	PREFETCHT1 (R9)(SI*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        keys_same0
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
+
+keys_same0:
+	MOVQ    $0x00000008, SI
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
+
+key:
+	VMOVUPS      (BX), Y2
+	VBROADCASTSS (DI), Y3
+	VFMADD231PS  Y2, Y3, Y0
+	VBROADCASTSS (DI)(CX*1), Y3
+	VFMADD231PS  Y2, Y3, Y1
+	ADDQ         AX, BX
+	ADDQ         $0x04, DI
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000058, R8
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y2
+	VFMADD231PS  (BX), Y2, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
 	ADDQ         $0x00000020, o+0(FP)
 	ADDQ         $0x00000020, DX
 	SUBQ         $0x00000001, (SP)

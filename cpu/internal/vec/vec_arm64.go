@@ -109,6 +109,15 @@ func loadF8NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int
 // storeF16NEON is Kernels.storeF16.
 func storeF16NEON(dst *uint16, src *float32, vectors int)
 
+// rankOneNEON is Kernels.rankOne.
+func rankOneNEON(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)
+
+// productSumNEON is Kernels.productSum.
+func productSumNEON(o *float32, x *float32, y *float32, z *float32, vectors int)
+
+// siluNEON is Kernels.silu.
+func siluNEON(x *float32, vectors int)
+
 // dotsNEON is Kernels.dots[F32].
 func dotsNEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
@@ -123,6 +132,12 @@ func mix4x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, 
 
 // mix4x1NEON is Kernels.mix[F32] for 4 rows and 1 vectors.
 func mix4x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mix2x4NEON is Kernels.mix[F32] for 2 rows and 4 vectors.
+func mix2x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mix2x1NEON is Kernels.mix[F32] for 2 rows and 1 vectors.
+func mix2x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix1x8NEON is Kernels.mix[F32] for 1 rows and 8 vectors.
 func mix1x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)

@@ -3067,6 +3067,110 @@ next:
 	CBNZ R2, next
 	RET
 
+// func rankOneNEON(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)
+TEXT ·rankOneNEON(SB), NOSPLIT, $0-64
+	MOVD o+0(FP), R0
+	MOVD ldo+8(FP), R1
+	MOVD x+16(FP), R2
+	MOVD p+24(FP), R3
+	MOVD alpha+32(FP), R4
+	MOVD rows+40(FP), R5
+	MOVD vectors+48(FP), R6
+row:
+	VLD1R (R3), [V0.S4]
+	VLD1R (R4), [V1.S4]
+	MOVD R0, R7
+	MOVD R2, R8
+	MOVD R6, R9
+	// A turn: multiply-adds 1, loads 2, stores 1, other vector instructions 1, others 3.
+vector:
+	VLD1.P 16(R8), [V3.S4]
+	WORD $0x6e20dc63 // FMUL V3.4S, V3.4S, V0.4S
+	FMOVQ 0(R7), F2
+	VFMLA V1.S4, V2.S4, V3.S4
+	FMOVQ F3, 0(R7)
+	ADD $16, R7, R7
+	SUB $1, R9, R9
+	CBNZ R9, vector
+	ADD R1, R0, R0
+	ADD $4, R3, R3
+	ADD $4, R4, R4
+	SUB $1, R5, R5
+	CBNZ R5, row
+	RET
+
+// func productSumNEON(o *float32, x *float32, y *float32, z *float32, vectors int)
+TEXT ·productSumNEON(SB), NOSPLIT, $0-40
+	MOVD o+0(FP), R0
+	MOVD x+8(FP), R1
+	MOVD y+16(FP), R2
+	MOVD z+24(FP), R3
+	MOVD vectors+32(FP), R4
+	// A turn: multiply-adds 1, loads 3, stores 1, other vector instructions 0, others 3.
+vector:
+	VLD1.P 16(R1), [V0.S4]
+	VLD1.P 16(R2), [V1.S4]
+	VLD1.P 16(R3), [V2.S4]
+	VFMLA V1.S4, V0.S4, V2.S4
+	FMOVQ F2, 0(R0)
+	ADD $16, R0, R0
+	SUB $1, R4, R4
+	CBNZ R4, vector
+	RET
+
+// func siluNEON(x *float32, vectors int)
+TEXT ·siluNEON(SB), NOSPLIT, $0-16
+	MOVD x+0(FP), R0
+	MOVD vectors+8(FP), R1
+	MOVD $constants<>(SB), R2
+	FMOVQ 352(R2), F0
+	FMOVQ 0(R2), F1
+	FMOVQ 16(R2), F2
+	FMOVQ 32(R2), F3
+	FMOVQ 48(R2), F4
+	FMOVQ 64(R2), F5
+	FMOVQ 80(R2), F6
+	FMOVQ 96(R2), F7
+	MOVD $constants<>(SB), R2
+	FMOVQ 304(R2), F8
+	FMOVQ 288(R2), F9
+	// A turn: multiply-adds 6, loads 1, stores 1, other vector instructions 22, others 3.
+next:
+	FMOVQ 0(R0), F10
+	WORD $0x4ea0f94c // FABS V12.4S, V10.4S
+	VORR V9.B16, V12.B16, V11.B16
+	WORD $0x6e28dd6b // FMUL V11.4S, V11.4S, V8.4S
+	WORD $0x6eabe40f // FCMGT V15.4S, V0.4S, V11.4S
+	WORD $0x4e21996e // FRINTM V14.4S, V11.4S
+	WORD $0x4eaed56b // FSUB V11.4S, V11.4S, V14.4S
+	VMOV V6.B16, V16.B16
+	VFMLA V11.S4, V7.S4, V16.S4
+	VMOV V5.B16, V17.B16
+	VFMLA V11.S4, V16.S4, V17.S4
+	VMOV V4.B16, V16.B16
+	VFMLA V11.S4, V17.S4, V16.S4
+	VMOV V3.B16, V17.B16
+	VFMLA V11.S4, V16.S4, V17.S4
+	VMOV V2.B16, V16.B16
+	VFMLA V11.S4, V17.S4, V16.S4
+	VMOV V1.B16, V17.B16
+	VFMLA V11.S4, V16.S4, V17.S4
+	WORD $0x4ea1b9ce // FCVTZS V14.4S, V14.4S
+	VSHL $23, V14.S4, V14.S4
+	VADD V14.S4, V17.S4, V17.S4
+	WORD $0x4e6f1e2b // BIC V11.16B, V17.16B, V15.16B
+	VMOV V11.B16, V13.B16
+	WORD $0x4e2ce54c // FCMEQ V12.4S, V10.4S, V12.4S
+	VBIT V12.B16, V1.B16, V13.B16
+	WORD $0x6e2ddd4a // FMUL V10.4S, V10.4S, V13.4S
+	WORD $0x4e21d56b // FADD V11.4S, V11.4S, V1.4S
+	WORD $0x6e2bfd4a // FDIV V10.4S, V10.4S, V11.4S
+	FMOVQ F10, 0(R0)
+	ADD $16, R0, R0
+	SUB $1, R1, R1
+	CBNZ R1, next
+	RET
+
 // func dotsNEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 TEXT ·dotsNEON(SB), NOSPLIT, $0-80
 	MOVD s+0(FP), R0
@@ -4367,6 +4471,241 @@ key_done:
 	FMOVQ 0(R5), F8
 	WORD $0x4f841103 // FMLA V3.4S, V8.4S, V4.S[0]
 	FMOVQ F3, 0(R5)
+	ADD R1, R5, R5
+	ADD $16, R0, R0
+	ADD $16, R3, R3
+	SUB $1, R4, R4
+	CBNZ R4, strip
+	RET
+
+// func mix2x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+TEXT ·mix2x4NEON(SB), NOSPLIT, $0-80
+	MOVD o+0(FP), R0
+	MOVD ldo+8(FP), R1
+	MOVD ldv+32(FP), R2
+	MOVD first+64(FP), R3
+	MOVD strips+72(FP), R4
+strip:
+	VMOVI $0, V0.B16
+	VMOVI $0, V1.B16
+	VMOVI $0, V2.B16
+	VMOVI $0, V3.B16
+	VMOVI $0, V4.B16
+	VMOVI $0, V5.B16
+	VMOVI $0, V6.B16
+	VMOVI $0, V7.B16
+	MOVD p+40(FP), R11
+	MOVD ldp+48(FP), R10
+	ADD R10<<0, R11, R12
+	MOVD runs+16(FP), R5
+	MOVD n+24(FP), R6
+run:
+	MOVD 0(R5), R7
+	MOVD 8(R5), R8
+	MOVD 16(R5), R9
+	ADD $88, R5, R5
+	ADD R3, R7, R7
+	ADD R3, R8, R8
+	LSR $2, R9, R13
+	CBZ R13, key_rest
+	// A turn: multiply-adds 32, loads 10, stores 0, other vector instructions 0, others 14.
+key:
+	VLD1.P 16(R11), [V8.S4]
+	VLD1.P 16(R12), [V9.S4]
+	PRFM 0(R8), PLDL1KEEP
+	FLDPQ 0(R7), (F10, F11)
+	FLDPQ 32(R7), (F12, F13)
+	WORD $0x4f881140 // FMLA V0.4S, V10.4S, V8.S[0]
+	WORD $0x4f881161 // FMLA V1.4S, V11.4S, V8.S[0]
+	WORD $0x4f881182 // FMLA V2.4S, V12.4S, V8.S[0]
+	WORD $0x4f8811a3 // FMLA V3.4S, V13.4S, V8.S[0]
+	WORD $0x4f891144 // FMLA V4.4S, V10.4S, V9.S[0]
+	WORD $0x4f891165 // FMLA V5.4S, V11.4S, V9.S[0]
+	WORD $0x4f891186 // FMLA V6.4S, V12.4S, V9.S[0]
+	WORD $0x4f8911a7 // FMLA V7.4S, V13.4S, V9.S[0]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	PRFM 0(R8), PLDL1KEEP
+	FLDPQ 0(R7), (F14, F15)
+	FLDPQ 32(R7), (F16, F17)
+	WORD $0x4fa811c0 // FMLA V0.4S, V14.4S, V8.S[1]
+	WORD $0x4fa811e1 // FMLA V1.4S, V15.4S, V8.S[1]
+	WORD $0x4fa81202 // FMLA V2.4S, V16.4S, V8.S[1]
+	WORD $0x4fa81223 // FMLA V3.4S, V17.4S, V8.S[1]
+	WORD $0x4fa911c4 // FMLA V4.4S, V14.4S, V9.S[1]
+	WORD $0x4fa911e5 // FMLA V5.4S, V15.4S, V9.S[1]
+	WORD $0x4fa91206 // FMLA V6.4S, V16.4S, V9.S[1]
+	WORD $0x4fa91227 // FMLA V7.4S, V17.4S, V9.S[1]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	PRFM 0(R8), PLDL1KEEP
+	FLDPQ 0(R7), (F10, F11)
+	FLDPQ 32(R7), (F12, F13)
+	WORD $0x4f881940 // FMLA V0.4S, V10.4S, V8.S[2]
+	WORD $0x4f881961 // FMLA V1.4S, V11.4S, V8.S[2]
+	WORD $0x4f881982 // FMLA V2.4S, V12.4S, V8.S[2]
+	WORD $0x4f8819a3 // FMLA V3.4S, V13.4S, V8.S[2]
+	WORD $0x4f891944 // FMLA V4.4S, V10.4S, V9.S[2]
+	WORD $0x4f891965 // FMLA V5.4S, V11.4S, V9.S[2]
+	WORD $0x4f891986 // FMLA V6.4S, V12.4S, V9.S[2]
+	WORD $0x4f8919a7 // FMLA V7.4S, V13.4S, V9.S[2]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	PRFM 0(R8), PLDL1KEEP
+	FLDPQ 0(R7), (F14, F15)
+	FLDPQ 32(R7), (F16, F17)
+	WORD $0x4fa819c0 // FMLA V0.4S, V14.4S, V8.S[3]
+	WORD $0x4fa819e1 // FMLA V1.4S, V15.4S, V8.S[3]
+	WORD $0x4fa81a02 // FMLA V2.4S, V16.4S, V8.S[3]
+	WORD $0x4fa81a23 // FMLA V3.4S, V17.4S, V8.S[3]
+	WORD $0x4fa919c4 // FMLA V4.4S, V14.4S, V9.S[3]
+	WORD $0x4fa919e5 // FMLA V5.4S, V15.4S, V9.S[3]
+	WORD $0x4fa91a06 // FMLA V6.4S, V16.4S, V9.S[3]
+	WORD $0x4fa91a27 // FMLA V7.4S, V17.4S, V9.S[3]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	SUB $1, R13, R13
+	CBNZ R13, key
+key_rest:
+	AND $3, R9, R13
+	CBZ R13, key_done
+	// A turn: multiply-adds 8, loads 4, stores 0, other vector instructions 0, others 7.
+key_one:
+	FMOVS 0(R11), F8
+	ADD $4, R11, R11
+	FMOVS 0(R12), F9
+	ADD $4, R12, R12
+	PRFM 0(R8), PLDL1KEEP
+	FLDPQ 0(R7), (F10, F11)
+	FLDPQ 32(R7), (F12, F13)
+	WORD $0x4f881140 // FMLA V0.4S, V10.4S, V8.S[0]
+	WORD $0x4f881161 // FMLA V1.4S, V11.4S, V8.S[0]
+	WORD $0x4f881182 // FMLA V2.4S, V12.4S, V8.S[0]
+	WORD $0x4f8811a3 // FMLA V3.4S, V13.4S, V8.S[0]
+	WORD $0x4f891144 // FMLA V4.4S, V10.4S, V9.S[0]
+	WORD $0x4f891165 // FMLA V5.4S, V11.4S, V9.S[0]
+	WORD $0x4f891186 // FMLA V6.4S, V12.4S, V9.S[0]
+	WORD $0x4f8911a7 // FMLA V7.4S, V13.4S, V9.S[0]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	SUB $1, R13, R13
+	CBNZ R13, key_one
+key_done:
+	SUB $1, R6, R6
+	CBNZ R6, run
+	MOVD alpha+56(FP), R10
+	MOVD R0, R5
+	FMOVS 0(R10), F8
+	FLDPQ 0(R5), (F10, F11)
+	FLDPQ 32(R5), (F12, F13)
+	WORD $0x4f881140 // FMLA V0.4S, V10.4S, V8.S[0]
+	WORD $0x4f881161 // FMLA V1.4S, V11.4S, V8.S[0]
+	WORD $0x4f881182 // FMLA V2.4S, V12.4S, V8.S[0]
+	WORD $0x4f8811a3 // FMLA V3.4S, V13.4S, V8.S[0]
+	FSTPQ (F0, F1), 0(R5)
+	FSTPQ (F2, F3), 32(R5)
+	ADD R1, R5, R5
+	FMOVS 4(R10), F8
+	FLDPQ 0(R5), (F10, F11)
+	FLDPQ 32(R5), (F12, F13)
+	WORD $0x4f881144 // FMLA V4.4S, V10.4S, V8.S[0]
+	WORD $0x4f881165 // FMLA V5.4S, V11.4S, V8.S[0]
+	WORD $0x4f881186 // FMLA V6.4S, V12.4S, V8.S[0]
+	WORD $0x4f8811a7 // FMLA V7.4S, V13.4S, V8.S[0]
+	FSTPQ (F4, F5), 0(R5)
+	FSTPQ (F6, F7), 32(R5)
+	ADD R1, R5, R5
+	ADD $64, R0, R0
+	ADD $64, R3, R3
+	SUB $1, R4, R4
+	CBNZ R4, strip
+	RET
+
+// func mix2x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+TEXT ·mix2x1NEON(SB), NOSPLIT, $0-80
+	MOVD o+0(FP), R0
+	MOVD ldo+8(FP), R1
+	MOVD ldv+32(FP), R2
+	MOVD first+64(FP), R3
+	MOVD strips+72(FP), R4
+strip:
+	VMOVI $0, V0.B16
+	VMOVI $0, V1.B16
+	MOVD p+40(FP), R11
+	MOVD ldp+48(FP), R10
+	ADD R10<<0, R11, R12
+	MOVD runs+16(FP), R5
+	MOVD n+24(FP), R6
+run:
+	MOVD 0(R5), R7
+	MOVD 8(R5), R8
+	MOVD 16(R5), R9
+	ADD $88, R5, R5
+	ADD R3, R7, R7
+	ADD R3, R8, R8
+	LSR $2, R9, R13
+	CBZ R13, key_rest
+	// A turn: multiply-adds 8, loads 6, stores 0, other vector instructions 0, others 14.
+key:
+	VLD1.P 16(R11), [V2.S4]
+	VLD1.P 16(R12), [V3.S4]
+	PRFM 0(R8), PLDL1KEEP
+	FMOVQ 0(R7), F4
+	WORD $0x4f821080 // FMLA V0.4S, V4.4S, V2.S[0]
+	WORD $0x4f831081 // FMLA V1.4S, V4.4S, V3.S[0]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	PRFM 0(R8), PLDL1KEEP
+	FMOVQ 0(R7), F5
+	WORD $0x4fa210a0 // FMLA V0.4S, V5.4S, V2.S[1]
+	WORD $0x4fa310a1 // FMLA V1.4S, V5.4S, V3.S[1]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	PRFM 0(R8), PLDL1KEEP
+	FMOVQ 0(R7), F4
+	WORD $0x4f821880 // FMLA V0.4S, V4.4S, V2.S[2]
+	WORD $0x4f831881 // FMLA V1.4S, V4.4S, V3.S[2]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	PRFM 0(R8), PLDL1KEEP
+	FMOVQ 0(R7), F5
+	WORD $0x4fa218a0 // FMLA V0.4S, V5.4S, V2.S[3]
+	WORD $0x4fa318a1 // FMLA V1.4S, V5.4S, V3.S[3]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	SUB $1, R13, R13
+	CBNZ R13, key
+key_rest:
+	AND $3, R9, R13
+	CBZ R13, key_done
+	// A turn: multiply-adds 2, loads 3, stores 0, other vector instructions 0, others 7.
+key_one:
+	FMOVS 0(R11), F2
+	ADD $4, R11, R11
+	FMOVS 0(R12), F3
+	ADD $4, R12, R12
+	PRFM 0(R8), PLDL1KEEP
+	FMOVQ 0(R7), F4
+	WORD $0x4f821080 // FMLA V0.4S, V4.4S, V2.S[0]
+	WORD $0x4f831081 // FMLA V1.4S, V4.4S, V3.S[0]
+	ADD R2, R7, R7
+	ADD R2, R8, R8
+	SUB $1, R13, R13
+	CBNZ R13, key_one
+key_done:
+	SUB $1, R6, R6
+	CBNZ R6, run
+	MOVD alpha+56(FP), R10
+	MOVD R0, R5
+	FMOVS 0(R10), F2
+	FMOVQ 0(R5), F4
+	WORD $0x4f821080 // FMLA V0.4S, V4.4S, V2.S[0]
+	FMOVQ F0, 0(R5)
+	ADD R1, R5, R5
+	FMOVS 4(R10), F2
+	FMOVQ 0(R5), F4
+	WORD $0x4f821081 // FMLA V1.4S, V4.4S, V2.S[0]
+	FMOVQ F1, 0(R5)
 	ADD R1, R5, R5
 	ADD $16, R0, R0
 	ADD $16, R3, R3

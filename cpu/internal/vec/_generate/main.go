@@ -43,6 +43,9 @@ func main() {
 		a.loadQ4()
 		a.loadF8()
 		a.storeF16()
+		a.rankOne()
+		a.productSum()
+		a.silu()
 		for _, e := range elements {
 			if e.split == nil {
 				a.dotsF32()
@@ -114,6 +117,10 @@ func (a *isa) mixes(e element) {
 	a.mix(e, 8, 1)
 	a.mix(e, 4, min(4, 128/(e.bytes*a.lanes))) // with float32, strips of 256 bytes wait for memory
 	a.mix(e, 4, 1)
+	if e.bytes == 4 { // the key and the query of linear attention
+		a.mix(e, 2, 4)
+		a.mix(e, 2, 1)
+	}
 	a.mix(e, 1, 8)
 	a.mix(e, 1, 4)
 	a.mix(e, 1, 1)

@@ -57,12 +57,19 @@ func main() {
 	loadQ8()
 	loadF8()
 	storeF16()
+	rankOne()
+	productSum()
+	silu()
 	for _, e := range elements {
 		dots(e)
 		mix(e, 8, 2)
 		mix(e, 8, 1)
 		mix(e, 4, 4)
 		mix(e, 4, 1)
+		if e.bytes == 4 {
+			mix(e, 2, 4)
+			mix(e, 2, 1)
+		}
 		mix(e, 1, 8)
 		mix(e, 1, 4)
 		mix(e, 1, 1)

@@ -1,0 +1,85 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// rankOne computes o = alpha*o + p·x for rows of o, each with a number of alpha and one of p.
+func (a *isa) rankOne() {
+	a.kernel("rankOne")
+	o, ldo, x, p, alpha, rows, vectors, ahead := param("o"), param("ldo"), param("x"), param("p"), param("alpha"), param("rows"), param("vectors"), param("ahead")
+	op, xp := GP64(), GP64()
+	loop("row", rows, 1, func() {
+		w, factor := a.vec(), a.vec()
+		VBROADCASTSS(Mem{Base: p}, w)
+		VBROADCASTSS(Mem{Base: alpha}, factor)
+		MOVQ(o, op)
+		MOVQ(x, xp)
+		byFour("vector", vectors, func(n int) {
+			for i := 0; i < n*a.bytes(); i += 64 {
+				PREFETCHT0(Mem{Base: op, Index: ahead, Scale: 1, Disp: i})
+			}
+			y := a.vecs(n)
+			for u := range y {
+				VMULPS(a.at(xp, u), w, y[u])
+				VFMADD231PS(a.at(op, u), factor, y[u])
+				VMOVUPS(y[u], a.at(op, u))
+			}
+			ADDQ(U32(uint32(n*a.bytes())), op)
+			ADDQ(U32(uint32(n*a.bytes())), xp)
+		})
+		ADDQ(ldo, o)
+		ADDQ(Imm(4), p)
+		ADDQ(Imm(4), alpha)
+	})
+	end()
+}
+
+// productSum computes o = x·y + z.
+func (a *isa) productSum() {
+	a.kernel("productSum")
+	o, x, y, z, vectors := param("o"), param("x"), param("y"), param("z"), param("vectors")
+	byFour("vector", vectors, func(n int) {
+		s, t := a.vecs(n), a.vecs(n)
+		for u := range s {
+			VMOVUPS(a.at(x, u), s[u])
+			VMOVUPS(a.at(y, u), t[u])
+			VFMADD213PS(a.at(z, u), s[u], t[u])
+		}
+		for u := range s {
+			VMOVUPS(t[u], a.at(o, u))
+		}
+		for _, p := range []reg.GPVirtual{o, x, y, z} {
+			ADDQ(U32(uint32(n*a.bytes())), p)
+		}
+	})
+	end()
+}
+
+// silu replaces vectors of x by x/(1 + exp(-x)). With e = exp(-|x|) it is x/(1+e), times e where x is negative.
+func (a *isa) silu() {
+	a.kernel("silu")
+	x, vectors := param("x"), param("vectors")
+	restore := a.flush()
+	e, one := a.exponential(a.masks()), a.vec()
+	VMOVUPS(cOne.mem(), one)
+	loop("next", vectors, 1, func() {
+		y, negative, p, factor := a.vec(), a.vec(), a.vec(), a.vec()
+		VMOVUPS(a.at(x, 0), y)
+		VMOVUPS(cSign.mem(), negative)
+		VORPS(y, negative, negative)
+		VMULPS(cLog2E.mem(), negative, p)
+		p = e.of(p)
+		VMOVAPS(one, factor)
+		a.where(negative, y, p, factor)
+		VADDPS(one, p, p)
+		VMULPS(factor, y, y)
+		VDIVPS(p, y, y)
+		VMOVUPS(y, a.at(x, 0))
+		ADDQ(U32(uint32(a.bytes())), x)
+	})
+	restore()
+	end()
+}
