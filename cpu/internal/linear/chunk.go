@@ -47,8 +47,8 @@ func (r *room) chunkOf(t, n, ref int) {
 	}
 	for g := range r.group {
 		r.query(r.qs, g, t, n)
-		if r.channels {
-			multiply(r.qs, r.g[:n*lk])
+		for i := 0; i < n && r.channels; i++ {
+			r.multiply(r.qs[i*lk:], r.qs[i*lk:], r.g[i*lk:])
 		}
 		r.products(r.qs, n, nil)
 		for s := range r.strips {
@@ -148,13 +148,16 @@ func (r *room) products(rows []float32, n int, beta []float32) {
 		if beta != nil {
 			factor = -beta[i]
 		}
-		copy(to, rows[i*r.lk:][:r.lk]) // whole vectors: what is to the right follows
+		row := rows[i*r.lk:][:r.lk] // whole vectors: what is to the right follows
 		if r.channels {
-			multiply(to, r.from[:r.dk])
-		} else if !r.decays.IsZero() {
-			r.times(to[:r.lk], factor*r.from[i])
+			r.multiply(to, row, r.from)
+		} else {
+			copy(to, row)
 		}
-		if r.channels || r.decays.IsZero() {
+		if !r.channels && !r.decays.IsZero() {
+			factor *= r.from[i]
+		}
+		if factor != 1 {
 			r.times(to[:r.lk], factor)
 		}
 	}
@@ -183,16 +186,11 @@ func (r *room) update(n int) {
 	case r.channels:
 		rows = r.p
 		for i := range n {
-			multiply(rows[i*r.lk:], r.to[:r.lk])
+			r.multiply(rows[i*r.lk:], rows[i*r.lk:], r.to)
 		}
+		r.multiply(r.few, r.from, r.to)
 		for s := range r.strips {
-			x := r.strip(s)
-			for c := range r.dk {
-				a := r.from[c] * r.to[c]
-				for i, y := range x[c*w:][:w] {
-					x[c*w+i] = y * a
-				}
-			}
+			r.columns.RankOne(r.strip(s), w, r.zero, r.zero, r.few, r.dk, w, 0)
 		}
 	case !r.decays.IsZero():
 		for i := range n {
@@ -239,11 +237,11 @@ const reach = 44
 func (r *room) reference(n int) (ref, tokens int) {
 	sum := 0.0
 	for i := 1; i < n; i++ {
-		top := float32(0)
+		top := uint32(0) // magnitudes are in the order of their bits
 		for _, g := range r.g[i*r.lk:][:r.dk] {
-			top = max(top, g, -g)
+			top = max(top, math.Float32bits(g)&0x7fffffff)
 		}
-		if sum += float64(top); sum > reach {
+		if sum += float64(math.Float32frombits(top)); sum > reach {
 			return ref, i
 		}
 		if i <= channelChunk/2 {
@@ -257,7 +255,7 @@ func (r *room) reference(n int) (ref, tokens int) {
 }
 
 // channelDecays replaces g by exp(G - G_ref), with sums in float64, and sets from to exp(G_ref) and to to
-// exp(G_n - G_ref). Keys are multiplied by g in keys, and divided by it in p.
+// exp(G_n - G_ref). It multiplies the keys by g in keys, and by 1/g in p.
 func (r *room) channelDecays(n, ref int) {
 	lk := r.lk
 	for c := range lk {
@@ -272,18 +270,13 @@ func (r *room) channelDecays(n, ref int) {
 		}
 	}
 	r.kernels.Exp2(r.from[:lk], 0)
+	copy(r.p, r.g[:n*lk])
+	r.times(r.p[:n*lk], -1)
+	r.kernels.Exp2(r.p[:n*lk], 0)
 	r.kernels.Exp2(r.g[:n*lk], 0)
 	copy(r.to, r.g[(n-1)*lk:][:lk])
-	for i, e := range r.g[:n*lk] {
-		r.p[i] = r.keys[i] / e
-		r.keys[i] *= e
-	}
-}
-
-// multiply multiplies x by y.
-func multiply(x, y []float32) {
-	x = x[:len(y)]
-	for i, z := range y {
-		x[i] *= z
+	for i := 0; i < n*lk; i += lk {
+		r.multiply(r.p[i:], r.p[i:], r.keys[i:])
+		r.multiply(r.keys[i:], r.keys[i:], r.g[i:])
 	}
 }
