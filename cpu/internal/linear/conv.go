@@ -1,8 +1,6 @@
 package linear
 
 import (
-	"math"
-
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/tile"
@@ -10,105 +8,128 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
-// convRows is the number of tokens that a convolution computes at a time, and convStrips the most strips of channels of a
-// task, whose rows are then whole lines of cache of neighbours.
+// convRows is the number of tokens that a convolution reads at a time, and convChannels the most channels of a task.
+// Where tokens are adjacent in memory, as ONNX has them, lanes are tokens: turnedRows at a time, of turnedChannels one
+// after another.
 const (
-	convRows   = 32
-	convStrips = 16
+	convRows       = 16
+	convChannels   = 512
+	turnedRows     = 256
+	turnedChannels = 16
 )
 
-// Conv is a causal convolution, see backend.CausalConv. A task computes some strips of channels of one sequence. It
-// implements pool.Job.
+// Conv is a causal convolution, see backend.CausalConv. A task computes some channels of one sequence. It implements
+// pool.Job.
 type Conv struct {
-	columns                       *vec.Kernels // whose lanes are channels
-	y, x, w, bias, past, present  view.View
-	silu                          bool
-	cuQ                           []int
-	strips, tasks, before, window int // of a sequence; W-1; floats of a window
+	kernels                      *vec.Kernels
+	y, x, w, bias, past, present view.View
+	silu, turned                 bool
+	cuQ                          []int
+	tasks, before                int // of a sequence; W-1
+	tokens, channels, some       int // of X; of a task, at most
 }
 
 // Set makes j the call c, whose operands are pinned, and returns the number of tasks and the floats of scratch of each.
 func (j *Conv) Set(x *vec.Kernels, c *backend.CausalConv) (tasks, floats int) {
-	*j = Conv{y: view.Of(&c.Y), x: view.Of(&c.X), w: view.Of(&c.W), bias: view.Of(&c.Bias), past: view.Of(&c.PastState), present: view.Of(&c.PresentState),
+	*j = Conv{kernels: x, y: view.Of(&c.Y), x: view.Of(&c.X), w: view.Of(&c.W), bias: view.Of(&c.Bias), past: view.Of(&c.PastState), present: view.Of(&c.PresentState),
 		silu: c.SiLU, cuQ: c.CuQ, before: c.W.Shape()[backend.Seq] - 1}
-	j.columns, j.strips = tableOf(x, j.x.Shape[backend.Dim])
-	j.tasks = tile.CeilDiv(j.strips, convStrips)
-	j.window = (j.before + convRows) * j.columns.Width
-	return backend.Sequences(c.CuQ, j.x.Shape[backend.Batch]) * j.tasks, convStrips*(j.window+(j.before+2)*j.columns.Width) + (2*convRows+2)*j.columns.Width
-}
-
-// convStrip is a strip of channels: [before + convRows, Width] rows of x, weights and bias.
-type convStrip struct {
-	at, cols             int // channels
-	window, weights, add []float32
+	j.tokens, j.channels = j.x.Shape[backend.Seq], j.x.Shape[backend.Dim]
+	j.some, floats = convChannels, (2*j.before+convRows+3)*convChannels
+	if j.turned = j.x.Stride[backend.Dim] != 1 && j.x.Stride[backend.Seq] == 1; j.turned {
+		j.some, floats = turnedChannels, j.before+(j.before+4)*turnedRows
+		for _, v := range []*view.View{&j.y, &j.x, &j.w, &j.past, &j.present} {
+			v.Shape[backend.Seq], v.Shape[backend.Dim] = v.Shape[backend.Dim], v.Shape[backend.Seq]
+			v.Stride[backend.Seq], v.Stride[backend.Dim] = v.Stride[backend.Dim], v.Stride[backend.Seq]
+		}
+	}
+	j.tasks = tile.CeilDiv(j.channels, j.some)
+	return backend.Sequences(c.CuQ, j.x.Shape[backend.Batch]) * j.tasks, floats
 }
 
 // Task implements pool.Job.
 func (j *Conv) Task(turn *pool.Turn, scratch *pool.Scratch, t int) error {
-	y, width := j.columns, j.columns.Width
-	n, first := t/j.tasks, t%j.tasks*convStrips
-	b, lo, hi := backend.Sequence(j.cuQ, n, j.x.Shape[backend.Seq])
-	all := scratch.Floats(convStrips * (j.window + (j.before+2)*width))
-	out, e, one, lanes := scratch.Floats(convRows*width), scratch.Floats(convRows*width), scratch.Floats(width), scratch.Floats(width)
-	tile.Fill(one, 1)
-	var memory [convStrips]convStrip
-	strips := memory[:min(convStrips, j.strips-first)]
-	for i := range strips {
-		s := &strips[i]
-		s.at = (first + i) * width
-		s.cols = min(width, j.x.Shape[backend.Dim]-s.at)
-		s.window, s.weights, s.add, all = all[:j.window], all[j.window:][:(j.before+1)*width], all[j.window+(j.before+1)*width:][:width], all[j.window+(j.before+2)*width:]
-		j.w.Load(y, s.weights, width, 0, 0, 0, j.before+1, s.at, s.cols)
-		clear(s.add)
-		if !j.bias.IsZero() {
-			j.bias.Load(y, s.add, width, 0, 0, 0, 1, s.at, s.cols)
+	x, n, at := j.kernels, t/j.tasks, t%j.tasks*j.some
+	b, lo, hi := backend.Sequence(j.cuQ, n, j.tokens)
+	cols := min(j.some, j.channels-at)
+	if j.turned {
+		for c := at; c < at+cols; c++ {
+			scratch.Reset()
+			if err := j.channel(turn, scratch, n, b, lo, hi, c); err != nil {
+				return err
+			}
 		}
-		clear(s.window[:j.before*width])
-		if !j.past.IsZero() {
-			j.past.Load(y, s.window, width, n, 0, 0, j.before, s.at, s.cols)
-		}
+		return nil
+	}
+	width := tile.RoundUp(cols, x.Lanes)
+	window, weights := scratch.Floats((j.before+convRows)*width), scratch.Floats((j.before+1)*width)
+	bias, out := scratch.Floats(width), scratch.Floats(width)
+	j.w.Load(x, weights, width, 0, 0, 0, j.before+1, at, cols)
+	clear(bias)
+	if !j.bias.IsZero() {
+		j.bias.Load(x, bias, width, 0, 0, 0, 1, at, cols)
+	}
+	clear(window[:j.before*width])
+	if !j.past.IsZero() {
+		j.past.Load(x, window, width, n, 0, 0, j.before, at, cols)
 	}
 	for ; lo < hi; lo += convRows {
 		if err := turn.Pause(); err != nil {
 			return err
 		}
 		rows := min(convRows, hi-lo)
-		for i := range strips {
-			s := &strips[i]
-			j.x.Load(y, s.window[j.before*width:], width, b, 0, lo, rows, s.at, s.cols)
-			for r := range rows {
-				copy(out[r*width:], s.add)
-			}
-			for tap := range j.before + 1 {
-				fold(y, out[:rows*width], s.window[tap*width:], one, s.weights[tap*width:])
-			}
-			if j.silu {
-				silu(y, out[:rows*width], e, lanes)
-			}
-			for r := range rows {
-				j.y.Store(y, out[r*width:][:s.cols], b, 0, lo+r, s.at)
-			}
-			copy(s.window[:j.before*width], s.window[rows*width:])
+		j.x.Load(x, window[j.before*width:], width, b, 0, lo, rows, at, cols)
+		for r := range rows {
+			j.sum(out, window[r*width:], width, weights, width, bias)
+			j.y.Store(x, out[:cols], b, 0, lo+r, at)
 		}
+		copy(window[:j.before*width], window[rows*width:])
 	}
-	for i := range strips {
-		for r := 0; r < j.before && !j.present.IsZero(); r++ {
-			j.present.Store(y, strips[i].window[r*width:][:strips[i].cols], n, 0, r, strips[i].at)
-		}
+	for r := 0; r < j.before && !j.present.IsZero(); r++ {
+		j.present.Store(x, window[r*width:][:cols], n, 0, r, at)
 	}
 	return nil
 }
 
-// silu replaces whole vectors y by y·σ(y) = y/(1+e) with e = exp(-y), or by 0 where e exceeds 2^125.
-func silu(x *vec.Kernels, y, e, lanes []float32) {
-	e = e[:len(y)]
-	copy(e, y)
-	x.Bound(e, 87) // e up to 2^125.5, and not an infinite one
-	x.ScaleMax(e, -math.Log2E, lanes)
-	x.Exp2(e, 0)
-	for i, z := range e {
-		if y[i] /= 1 + z; z > 0x1p125 {
-			y[i] = 0
-		}
+// sum computes whole vectors out = bias + Σ window·weights, a tap after another, and SiLU. Taps are ldx and ldw apart.
+func (j *Conv) sum(out, window []float32, ldx int, weights []float32, ldw int, bias []float32) {
+	for tap := range j.before + 1 {
+		j.kernels.ProductSum(out, window[tap*ldx:], weights[tap*ldw:], bias)
+		bias = out
 	}
+	if j.silu {
+		j.kernels.SiLU(out)
+	}
+}
+
+// channel computes tokens [lo, hi) of channel c of sequence n, in batch b, with tokens as lanes. The axes of all views are
+// exchanged.
+func (j *Conv) channel(turn *pool.Turn, scratch *pool.Scratch, n, b, lo, hi, c int) error {
+	x := j.kernels
+	most := min(turnedRows, tile.RoundUp(hi-lo, x.Lanes))
+	window, weights, bias, out := scratch.Floats(j.before+most), scratch.Floats((j.before+1)*most), scratch.Floats(most), scratch.Floats(most)
+	clear(bias)
+	if !j.bias.IsZero() {
+		tile.Fill(bias, j.bias.At(0, 0, 0, c))
+	}
+	for tap := range j.before + 1 {
+		tile.Fill(weights[tap*most:][:most], j.w.At(0, 0, c, tap))
+	}
+	clear(window[:j.before])
+	if !j.past.IsZero() {
+		j.past.Load(x, window, j.before, n, 0, c, 1, 0, j.before)
+	}
+	for ; lo < hi; lo += most {
+		if err := turn.Pause(); err != nil {
+			return err
+		}
+		rows := min(most, hi-lo)
+		j.x.Load(x, window[j.before:], most, b, 0, c, 1, lo, rows)
+		j.sum(out[:tile.RoundUp(rows, x.Lanes)], window, 1, weights, most, bias)
+		j.y.Store(x, out[:rows], b, 0, c, lo)
+		copy(window[:j.before], window[rows:])
+	}
+	if !j.present.IsZero() {
+		j.present.Store(x, window[:j.before], n, 0, c, 0)
+	}
+	return nil
 }
