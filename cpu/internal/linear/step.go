@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // step computes token t+i, row i of what advance has loaded. It reads the state once for d and the outputs of its group,
@@ -45,7 +46,11 @@ func (r *room) step(t, i int) {
 		r.multiply(r.few, k, a)
 		r.times(r.few[:r.lk], -r.beta[i])
 	}
-	r.mix(r.rows[first*r.lv:], r.lv, r.s, r.ls, r.dk, r.few[first*r.lk:], r.lk, r.alpha[first:], 1-first+r.group, r.lv)
+	runs := r.space.Rows(r.s, r.ls, r.dk, r.lv)
+	if r.ahead > 0 { // prefetch the next state here as well as in RankOne: neither pass has time for all of it
+		vec.Ahead(&runs[0], r.s[r.ahead:], r.ls, r.dk, r.lv)
+	}
+	r.kernels.Mix(vec.F32, r.rows[first*r.lv:], r.lv, runs, r.ls, r.few[first*r.lk:], r.lk, r.alpha[first:], 1-first+r.group, r.lv)
 	if first == 0 {
 		copy(d, r.rows)
 	}
