@@ -1,7 +1,12 @@
 package port_test
 
 import (
+	"cmp"
+	"encoding/binary"
 	"fmt"
+	"math"
+	"math/bits"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -157,5 +162,63 @@ func TestSubmissionsElsewhere(t *testing.T) {
 	for range 20 {
 		must.Do(t, port.Elsewhere(d, time.Hour))
 		must.Do(t, roundTrip(d))
+	}
+}
+
+// TestFeatures: shaders may enable what the device lists. Subgroups have as many lanes as it says, and products of
+// matrices of ones have K in M·N elements, for each shape that it lists.
+func TestFeatures(t *testing.T) {
+	d := open(t, nil)
+	f := d.Features()
+	if !f.F16 && f.SubgroupMax == 0 {
+		t.Skip("needs a device with 16-bit floats or subgroups")
+	}
+	one, staged := buffer(t, d, 16, storage), buffer(t, d, 4096, staging)
+	must.Do(t, d.Write(one, 0, words(1)))
+	// run returns the words of out after a kernel, in a workgroup of the longest subgroup that WebGPU has.
+	run := func(enable, element, body string) (got []uint32) {
+		t.Helper()
+		p, err := d.CreatePipeline(port.PipelineDesc{Label: enable, Entry: "main", Bindings: []port.BindingKind{port.ReadOnly, port.ReadWrite}, WGSL: enable + `
+@group(0) @binding(0) var<storage, read> one: array<u32>;
+@group(0) @binding(1) var<storage, read_write> out: array<` + element + `>;
+@compute @workgroup_size(128) fn main() {` + body + `}`})
+		must.Do(t, err)
+		defer p.Release()
+		out := buffer(t, d, 4096, storage)
+		defer out.Release()
+		submit(t, d, port.Command{
+			Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{{Buffer: one, Size: 16}, {Buffer: out, Size: 4096}},
+		}, port.Command{Src: out, Dst: staged, Size: 4096})
+		for b := range slices.Chunk(read(t, d, staged), 4) {
+			got = append(got, binary.LittleEndian.Uint32(b))
+		}
+		return got
+	}
+	if f.F16 {
+		if got := run("enable f16;", "vec2<f16>", "out[0] = vec2<f16>(f16(one[0]), 2h);")[0]; got != 0x40003c00 {
+			t.Errorf("1 and 2 in f16 are %#x", got)
+		}
+	}
+	if f.SubgroupMax > 0 {
+		if got := run("enable subgroups;", "u32", "out[0] = subgroupAdd(one[0]);")[0]; got < f.SubgroupMin || got > f.SubgroupMax {
+			t.Errorf("a subgroup has %d lanes, want %d to %d", got, f.SubgroupMin, f.SubgroupMax)
+		}
+	}
+	for _, m := range f.Matrices {
+		scalar := cmp.Or(map[port.Component]port.Component{"u8": "u32", "i8": "i32"}[m.Component], m.Component)
+		got := run("enable f16; enable chromium_experimental_subgroup_matrix;", string(m.Result), fmt.Sprintf(`
+	let x = %[5]s(one[0]);
+	let sum = subgroupMatrixMultiply<%[2]s>(subgroup_matrix_left<%[1]s, %[6]d, %[3]d>(x), subgroup_matrix_right<%[1]s, %[4]d, %[6]d>(x));
+	subgroupMatrixStore<row_major>(&out, 0u, sum, %[4]du);`, m.Component, m.Result, m.M, m.N, scalar, m.K))
+		want, n := m.K, int(m.M*m.N)
+		switch m.Result {
+		case port.F32:
+			want = math.Float32bits(float32(m.K))
+		case port.F16: // two of a power of two
+			want, n = 0x10001*uint32(bits.Len32(m.K)+14)<<10, n/2
+		}
+		if !slices.Equal(got[:n], slices.Repeat([]uint32{want}, n)) || got[n] != 0 {
+			t.Errorf("%v: the products of ones are %#x, want %d of %#x", m, got[:n+1], n, want)
+		}
 	}
 }

@@ -78,9 +78,9 @@ func Adapters() (all []port.LibraryAdapter, err error) {
 	seen := map[gputypes.AdapterInfo]bool{}
 	for _, preference := range []string{"high-performance", "low-power"} {
 		a, err := await(gpu.Call("requestAdapter", map[string]any{"powerPreference": preference}))
-		if err == nil && a.Truthy() && !seen[infoOf(&a)] {
-			seen[infoOf(&a)] = true
-			all = append(all, adapter{&a})
+		if x := (adapter{&a}); err == nil && a.Truthy() && !seen[x.Info().AdapterInfo] {
+			seen[x.Info().AdapterInfo] = true
+			all = append(all, x)
 		}
 	}
 	if len(all) == 0 {
@@ -91,32 +91,38 @@ func Adapters() (all []port.LibraryAdapter, err error) {
 
 type adapter struct{ *Adapter }
 
-// Info implements port.LibraryAdapter.
-func (a adapter) Info() port.Info {
-	return port.Info{AdapterInfo: infoOf(a.Adapter), Library: Provider}
+// has reports whether an adapter lists a feature.
+func (a adapter) has(feature string) bool { return a.Get("features").Call("has", feature).Bool() }
+
+// number returns a number of an object, 0 where a browser has none.
+func number(of js.Value, name string) uint64 {
+	if n := of.Get(name); n.Type() == js.TypeNumber {
+		return uint64(n.Float())
+	}
+	return 0
 }
 
-// Limits implements port.LibraryAdapter.
-func (a adapter) Limits() gputypes.Limits { return limitsOf(a.Adapter) }
+// word returns a string of an object, "" where a browser has none.
+func word(of js.Value, name string) string {
+	if v := of.Get(name); v.Type() == js.TypeString {
+		return v.String()
+	}
+	return ""
+}
 
-// infoOf describes an adapter. Browsers hide the type of a device: hardware is of type Other.
-func infoOf(a *Adapter) gputypes.AdapterInfo {
+// Info implements port.LibraryAdapter. Browsers hide the type of a device: hardware is of type Other. A
+// feature whose sizes they hide is left out.
+func (a adapter) Info() port.Info {
 	from := a.Get("info")
 	if !from.Truthy() { // an old browser
 		from = js.Global().Get("Object").New()
 	}
-	field := func(name string) string {
-		if v := from.Get(name); v.Type() == js.TypeString {
-			return v.String()
-		}
-		return ""
-	}
-	info := gputypes.AdapterInfo{
-		Name: field("description"), Vendor: field("vendor"), Driver: field("architecture"),
+	info := port.Info{Library: Provider, AdapterInfo: gputypes.AdapterInfo{
+		Name: word(from, "description"), Vendor: word(from, "vendor"), Driver: word(from, "architecture"),
 		DeviceType: gputypes.DeviceTypeOther, Backend: gputypes.BackendBrowserWebGPU,
-	}
+	}}
 	if info.Name == "" {
-		info.Name = strings.Join(strings.Fields(info.Vendor+" "+info.Driver+" "+field("device")), " ")
+		info.Name = strings.Join(strings.Fields(info.Vendor+" "+info.Driver+" "+word(from, "device")), " ")
 	}
 	software := from.Get("isFallbackAdapter").Truthy()
 	for _, name := range []string{"swiftshader", "llvmpipe"} {
@@ -124,6 +130,20 @@ func infoOf(a *Adapter) gputypes.AdapterInfo {
 	}
 	if software {
 		info.DeviceType = gputypes.DeviceTypeCPU
+	}
+	f := &info.Features
+	f.F16 = a.has(shaderF16)
+	if a.has(subgroups) {
+		f.SubgroupMin, f.SubgroupMax = uint32(number(from, "subgroupMinSize")), uint32(number(from, "subgroupMaxSize"))
+	}
+	if configs := from.Get("subgroupMatrixConfigs"); f.SubgroupMax > 0 && a.has(matrices) && configs.Truthy() {
+		for i := range configs.Length() {
+			c := configs.Index(i)
+			f.Matrices = append(f.Matrices, port.Matrix{
+				M: uint32(number(c, "M")), N: uint32(number(c, "N")), K: uint32(number(c, "K")),
+				Component: port.Component(word(c, "componentType")), Result: port.Component(word(c, "resultComponentType")),
+			})
+		}
 	}
 	return info
 }
@@ -137,30 +157,35 @@ func eachLimit(l *gputypes.Limits, f func(name string, to reflect.Value)) {
 	}
 }
 
-// limitsOf returns the limits of an adapter or a device. Those that browsers do not have are 0.
-func limitsOf(a *js.Value) (l gputypes.Limits) {
+// Limits implements port.LibraryAdapter. Those that browsers do not have are 0.
+func (a adapter) Limits() (l gputypes.Limits) {
 	from := a.Get("limits")
-	eachLimit(&l, func(name string, to reflect.Value) {
-		if n := from.Get(name); n.Type() == js.TypeNumber {
-			to.SetUint(uint64(n.Float()))
-		}
-	})
+	eachLimit(&l, func(name string, to reflect.Value) { to.SetUint(number(from, name)) })
 	return l
 }
 
-const timestampQuery = "timestamp-query"
+// The features of a device, by their names in browsers.
+const (
+	timestampQuery = "timestamp-query"
+	shaderF16      = "shader-f16"
+	subgroups      = "subgroups"
+	matrices       = "chromium-experimental-subgroup-matrix"
+)
 
-// Open implements port.LibraryAdapter.
+// Open implements port.LibraryAdapter. The device has all features of Info.
 func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
-	limits, features := map[string]any{}, []any{}
+	limits, features, f, timed := map[string]any{}, []any{}, a.Info().Features, a.has(timestampQuery)
 	eachLimit(&l, func(name string, n reflect.Value) {
 		if a.Get("limits").Get(name).Type() == js.TypeNumber {
 			limits[name] = float64(n.Uint())
 		}
 	})
-	timed := a.Get("features").Call("has", timestampQuery).Bool()
-	if timed {
-		features = append(features, timestampQuery)
+	for feature, has := range map[string]bool{
+		timestampQuery: timed, shaderF16: f.F16, subgroups: f.SubgroupMax > 0, matrices: len(f.Matrices) > 0,
+	} {
+		if has {
+			features = append(features, feature)
+		}
 	}
 	dev, err := await(a.Call("requestDevice", map[string]any{"label": "attn", "requiredLimits": limits, "requiredFeatures": features}))
 	if err != nil {
