@@ -120,6 +120,11 @@ func TestMeasure(t *testing.T) {
 	if !pagetest.Eval[bool](p, `[...document.querySelectorAll("#ort, .ort")].every(e => e.hidden)`) {
 		t.Error("the page offers ONNX Runtime Web, which is not beside it")
 	}
+	facts := pagetest.Eval[string](p, `document.querySelector("#device").innerText`)
+	if !strings.Contains(facts, "subgroups of 4 lanes") || pagetest.Eval[bool](p, "form.low.checked") {
+		t.Errorf("the device is %q, and low precision is not for it", facts)
+	}
+	pagetest.Eval[bool](p, "form.low.checked = true")
 	choose(p, "256", "causal,decode", "f32,f16", 8) // f32 has 1 MiB to read, which a rate needs
 	p.Click("#start")
 	p.Await("!running")
@@ -139,14 +144,14 @@ func TestMeasure(t *testing.T) {
 	}
 	must.Do(t, r.WritePage(io.Discard))
 	rows := pagetest.Eval[[]string](p, `[...document.querySelectorAll("#rows tr")].map(row => row.innerText)`)
-	figures := regexp.MustCompile(`^gpu:0 · (causal|decode) · H=8 D=64 (f32|f16)\t256\t.* (s|ms|µs)\t[0-9.]+\t[0-9.]+%\t[0-9.]+\t([0-9.]+%|–)\t\d\.\de-\d+\t\d\.\de-\d+\tok`)
+	figures := regexp.MustCompile(`^gpu:0 · (causal|decode) · H=8 D=64 (f32|f16) low precision\t256\t.* (s|ms|µs)\t[0-9.]+\t[0-9.]+%\t[0-9.]+\t([0-9.]+%|–)\t\d\.\de-\d+\t\d\.\de-\d+\tok`)
 	for _, row := range rows {
 		if !figures.MatchString(row) {
 			t.Errorf("row %q", row)
 		}
 	}
 	line := pagetest.Eval[string](p, `document.querySelector("#line").value`)
-	if len(rows) != 4 || !strings.Contains(line, " of FMA (causal S=256 ") || !strings.Contains(line, " of read (decode S=256 ") {
+	if len(rows) != 4 || !strings.Contains(line, " of peak (causal S=256 ") || !strings.Contains(line, " of read (decode S=256 ") {
 		t.Errorf("%d rows, line %q", len(rows), line)
 	}
 	wrong := pagetest.Eval[string](p, `show({...rows[0], status: "wrong", note: "WRONG: o[0,0,0,0]", median_s: null, gflops: null, gbs: null}),

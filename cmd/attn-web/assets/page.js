@@ -87,7 +87,7 @@ function choose() {
   if (!d) return;
   const limit = l => l.name + " " + (/bytes|memory/.test(l.name) && l.value >= 1024 ? bytes(l.value) : l.value);
   const facts = [["device", d.device], ["reached through", [d.provider, d.driver].filter(Boolean).join(" · ")],
-    ["limits", (d.limits || []).map(limit).join(" · ")], ["browser", browser()]];
+    ["limits", (d.limits || []).map(limit).join(" · ")], ["features", (d.features || []).join(" · ")], ["browser", browser()]].filter(([, value]) => value);
   $("device").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
   const slow = software(d);
   const defaults = {
@@ -95,6 +95,7 @@ function choose() {
     kinds: ["full", "causal", "decode"], dims: ["64"], dtypes: slow ? ["f32"] : ["f32", "f16"],
   };
   for (const box of form.querySelectorAll("fieldset input[type=checkbox]")) box.checked = defaults[box.name].includes(box.value);
+  form.low.checked = (d.features || []).some(f => f.endsWith("f16->f32"));
   form.turns.disabled = d.name === "cpu";
   form.heads.value = slow ? 1 : 8;
   form.seconds.value = slow ? 60 : 180;
@@ -121,7 +122,7 @@ function start(request) {
   const ticked = name => [...form.querySelectorAll(`input[name=${name}]:checked`)].map(box => box.value);
   request ??= {
     device: form.device.value, seqs: ticked("seqs").map(Number), dims: ticked("dims").map(Number), kinds: ticked("kinds"),
-    dtypes: ticked("dtypes"), heads: Number(form.heads.value), seconds: Number(form.seconds.value),
+    dtypes: ticked("dtypes"), heads: Number(form.heads.value), low_precision: form.low.checked, seconds: Number(form.seconds.value),
   };
   request.browser = browser();
   free(false);
@@ -188,7 +189,7 @@ function ended(text) {
 // show adds a row to the table, with the result of ONNX Runtime Web. Cases without figures have their reason.
 function show(m, ort) {
   const tr = document.createElement("tr");
-  const name = element("th", m.backend + " · " + kind(m) + " · H=" + m.heads + " D=" + m.dim + " " + m.dtype);
+  const name = element("th", m.backend + " · " + kind(m) + " · H=" + m.heads + " D=" + m.dim + " " + type(m));
   name.scope = "row";
   const wrong = m.status === "wrong";
   const note = wrong ? "WRONG" + m.note.replace("WRONG", "") : m.note ? (m.status === "ok" ? "ok, " : "") + m.note : m.status;
@@ -214,11 +215,11 @@ function line() {
   const e = JSON.parse(report).environment;
   const of = (prefill || decode).backend;
   const d = e.backends.find(b => b.name === of);
-  const name = m => `${kind(m)} S=${m.seq_k} H=${m.heads} D=${m.dim} ${m.dtype}`;
+  const name = m => `${kind(m)} S=${m.seq_k} H=${m.heads} D=${m.dim} ${type(m)}`;
   const worst = Math.max(...right.filter(m => m.error_bound).map(m => m.max_error / m.error_bound));
   return "| " + [
     d.device, browser(),
-    prefill ? `${digits(prefill.gflops)} GFLOP/s, ${percent(prefill.gflops, prefill.ceiling_gflops)} of FMA (${name(prefill)})` : "–",
+    prefill ? `${digits(prefill.gflops)} GFLOP/s, ${percent(prefill.gflops, prefill.ceiling_gflops)} of peak (${name(prefill)})` : "–",
     decode ? `${digits(decode.gbs)} GB/s, ${percent(decode.gbs, decode.ceiling_gbs) || "–"} of read (${name(decode)})` : "–",
     `${right.length} of ${rows.filter(m => ["ok", "wrong", "failed"].includes(m.status)).length} cases right, error at most ${(100 * worst).toPrecision(2)}% of its bound`, e.version, e.date.slice(0, 10),
   ].map(text => text.replaceAll("|", "/")).join(" | ") + " |";
@@ -267,6 +268,7 @@ function drawMap() {
 }
 
 const kind = m => m.seq_q === 1 ? "decode" : m.causal ? "causal" : "full";
+const type = m => m.dtype + (m.low_precision ? " low precision" : "");
 const digits = x => x == null ? "" : x >= 100 ? x.toFixed(0) : x.toPrecision(3);
 const percent = (x, of) => x == null || !of ? "" : (100 * x / of).toFixed(1) + "%";
 const seconds = s => s >= 1 ? s.toPrecision(3) + " s" : s >= 1e-3 ? (s * 1e3).toPrecision(3) + " ms" : (s * 1e6).toPrecision(3) + " µs";

@@ -27,6 +27,8 @@ type Request struct {
 	Kinds  []string `json:"kinds"`
 	DTypes []string `json:"dtypes"`
 	Heads  int      `json:"heads"`
+	// LowPrecision is kernels.Options.LowPrecision.
+	LowPrecision bool `json:"low_precision"`
 	// Seconds limits the time of the run; 0 is no limit.
 	Seconds float64 `json:"seconds"`
 	// Browser names the browser and its processors in the report.
@@ -105,7 +107,7 @@ func (r Request) series() (all []bench.Series, err error) {
 	for _, kind := range r.Kinds {
 		for _, dim := range r.Dims {
 			for _, name := range r.DTypes {
-				s := bench.Series{Seqs: slices.Sorted(slices.Values(r.Seqs)), Heads: r.Heads, Dim: dim, Causal: kind == "causal"}
+				s := bench.Series{Seqs: slices.Sorted(slices.Values(r.Seqs)), Heads: r.Heads, Dim: dim, Causal: kind == "causal", LowPrecision: r.LowPrecision}
 				if kind == "decode" {
 					s.SeqQ = 1
 				}

@@ -91,13 +91,13 @@ func events(t *testing.T, req Request, d *device) (rows []Event, done Event, r *
 
 func TestRun(t *testing.T) {
 	req := short
-	req.DTypes = []string{"f32", "f16"}
+	req.DTypes, req.LowPrecision = []string{"f32", "f16"}, true
 	rows, done, r := events(t, req, &device{})
 	if len(rows) != 8 || len(r.Cases) != 8 || done.Text != "" || r.Err() != nil || r.Environment.CPU != "a browser" {
 		t.Fatalf("%d rows, %d cases, %q, %v", len(rows), len(r.Cases), done.Text, r.Err())
 	}
 	for i, e := range rows {
-		if e.Row.Name != r.Cases[i].Name || e.Row.SeqK != []int{32, 64}[i%2] || e.Row.StagesS != nil {
+		if e.Row.Name != r.Cases[i].Name || e.Row.SeqK != []int{32, 64}[i%2] || e.Row.StagesS != nil || !e.Row.LowPrecision {
 			t.Errorf("row %d is %+v", i, e.Row)
 		}
 		if so, err := report.Read(strings.NewReader(e.Report)); err != nil || len(so.Cases) != i+1 {
