@@ -9,7 +9,7 @@
 // the errors. It computes nothing.
 //
 // Optional abilities are small interfaces, found by type assertion: [Projector], [Rotator],
-// [Normaliser], [Gater], [LinearAttender], [Convolver], [Merger], [Scorer], [Copier] and [Warmer]
+// [Normaliser], [Gater], [LinearAttender], [Convolver], [Indexer], [Merger], [Scorer], [Copier] and [Warmer]
 // compute; [PeakMeter], [MatrixMeter], [BandwidthMeter], [LaunchMeter] and [MemoryMeter] measure. A
 // [Trace] in a context observes calls.
 //

@@ -84,7 +84,7 @@ type Options struct {
 
 // Backend computes in host memory. It implements backend.Backend,
 // backend.Projector, backend.Rotator, backend.Normaliser, backend.Gater, backend.LinearAttender,
-// backend.Convolver, backend.Merger, backend.Scorer, backend.Copier, backend.Differentiator,
+// backend.Convolver, backend.Indexer, backend.Merger, backend.Scorer, backend.Copier, backend.Differentiator,
 // backend.PeakMeter and backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
@@ -106,6 +106,7 @@ var (
 	_ backend.Gater          = (*Backend)(nil)
 	_ backend.LinearAttender = (*Backend)(nil)
 	_ backend.Convolver      = (*Backend)(nil)
+	_ backend.Indexer        = (*Backend)(nil)
 	_ backend.Merger         = (*Backend)(nil)
 	_ backend.Scorer         = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)

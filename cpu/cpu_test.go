@@ -58,7 +58,7 @@ func TestConformance(t *testing.T) {
 			if raceEnabled {
 				h.Only = []string{"Batch", "Concurrent", "Cancel", "Release", "Close"}
 				if i == 0 {
-					h.Only = append(h.Only, "Cases", "Linear", "Conv")
+					h.Only = append(h.Only, "Cases", "Linear", "Conv", "Index")
 				}
 			}
 			backendtest.Run(t, h)

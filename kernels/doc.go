@@ -15,6 +15,7 @@
 // QK, Softmax and PV are the stages of a call; Scores, TopWeights and EachWeightRow show what
 // it attends to; Project, Rotate, Normalise, Gate, Merge and Copy surround it. [Device.LinearAttention]
 // has a state of fixed size in place of keys and values, and [Device.CausalConv] goes before it.
+// [Device.Index] chooses the keys of sparse attention.
 //
 // Tensors are [batch, heads, seq, dim] with arbitrary strides; data that lies as
 // [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads may share key

@@ -2,10 +2,12 @@ package kernels
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math/bits"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -13,7 +15,7 @@ import (
 // (DeepSeek-AI 2025, DeepSeek-V3.2: DSA; Yuan et al. 2025: NSA; Tang et al. 2024: Quest): a row sees the keys of its list
 // alone, and of these only what the other options show.
 //
-//	Indices [B, Hkv or 1, ⌈Sq/Rows⌉, TopK]    keys, in host memory
+//	Indices [B, Hkv or 1, ⌈Sq/Rows⌉, TopK]    keys, in host memory, as [Device.Index] returns them
 //
 // A list ends at its first -1, or after TopK keys. Its order does not matter: sums follow the order of the keys. No key
 // may be listed twice. The result is that of a call with the listed keys alone, gathered, in which they keep their
@@ -25,6 +27,62 @@ type KeyIndices struct {
 	Indices []int32
 	TopK    int // keys of a list
 	Rows    int // query rows that share a list; 0 means 1
+}
+
+// Index computes the lists of a sparse attention with the lightning indexer of DeepSeek V3.2 (DeepSeek-AI 2025): for each
+// query row, the n keys with the largest index scores among those that the row sees:
+//
+//	I[t,s] = Σ_h w[t,h]·max(0, q[t,h]·k[s])
+//
+//	q [B, Hi, Sq, Di]    k [B, 1, Sk, Di]    w [B, 1, Sq, Hi]    Indices [B, 1, Sq, min(n, Sk)]
+//
+// All are F32, F16 or BF16, each independently, and strides are arbitrary. Weights may have any sign. Sums are in float32.
+// Causal, Window, Align, Offset and KLen of opt hide keys as in attention; other options are refused.
+//
+// A list has its keys in ascending order, and a row that sees n keys or fewer has all of them. Of equal scores the lower key
+// is chosen, and NaN counts as -Inf. Backends round sums differently, and may choose different keys where scores are nearly
+// equal. Scores of Sk keys are never stored for all rows. The call waits for the device.
+//
+// Errors: ErrShape and ErrDType name the operand, ErrOption an option or an n less than 1, ErrUnsupported an option that
+// index scores do not have or a device without them, and the backend's.
+func (d *Device) Index(ctx context.Context, q, k, w Tensor, n int, opt Options) (lists *KeyIndices, err error) {
+	defer op.Annotate(&err, "index")
+	if err := opt.checkPath(op.IndexPath); err != nil {
+		return nil, err
+	}
+	b, err := op.Need[backend.Indexer](d.on(ctx), "index scores")
+	if err != nil {
+		return nil, err
+	}
+	dims, err := scoreDims(q, k)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case n < 1:
+		return nil, fmt.Errorf("n is %d, it must be at least 1: %w", n, ErrOption)
+	case dims.Heads < 1 || dims.KVHeads != 1:
+		return nil, fmt.Errorf("q has %d heads and k %d, they must have at least 1 and 1: %w", dims.Heads, dims.KVHeads, ErrShape)
+	}
+	x := backend.Index{Q: q, K: k, W: w, TopK: min(n, dims.SeqK)}
+	if err := cmp.Or(w.CheckShape("w", Shape{dims.Batch, 1, dims.SeqQ, dims.Heads}, "[B, 1, Sq, Hi] of q", floats...),
+		opt.checkLengths(dims.Batch, dims.Heads, "batches")); err != nil {
+		return nil, err
+	}
+	if x.Visible, err = opt.visibility(dims); err != nil {
+		return nil, err
+	}
+	lists = &KeyIndices{TopK: x.TopK}
+	if lists.Indices, err = backend.Make[int32](Shape{dims.Batch, 1, dims.SeqQ, x.TopK}.Elements()); err != nil {
+		return nil, fmt.Errorf("%d keys for each of %d queries: %w", x.TopK, dims.Batch*dims.SeqQ, err)
+	}
+	if len(lists.Indices) == 0 {
+		return lists, d.nothing(ctx)
+	}
+	if err := b.Index(ctx, lists.Indices, &x); err != nil {
+		return nil, err
+	}
+	return lists, nil
 }
 
 // keyLists checks o.KeyIndices against the lengths d and returns its lists.

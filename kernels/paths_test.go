@@ -84,6 +84,10 @@ func TestPathsRefuse(t *testing.T) {
 			_, err := dev.Prepare(x, x, x, o)
 			return err
 		}},
+		op.IndexPath: {"Index": func(o Options) error {
+			_, err := dev.Index(ctx, x, x, x, 1, o)
+			return err
+		}},
 		op.SlicePath: {"AttentionFloat32": func(o Options) error {
 			one := []float32{1}
 			_, err := dev.AttentionFloat32(ctx, Dims{SeqQ: 1, Dim: 1}, BHSD, one, one, one, o)

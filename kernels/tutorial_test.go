@@ -309,3 +309,24 @@ func ExampleKeyIndices() {
 	// head 0: recall 133 of 256, 69% of the weight
 	// head 1: recall 102 of 256, 66% of the weight
 }
+
+// Sparse attention with the lightning indexer of DeepSeek V3.2: each of 6 tokens attends to the 2 keys with the largest
+// index scores up to its own. An indexer has few and small heads, here one of size 1, and projects their weights from the tokens.
+func ExampleDevice_Index() {
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
+	defer dev.Close()
+	column := func(dim int, x ...float32) kernels.Tensor {
+		return check(dev.FromFloat32(ctx, kernels.F32, x, kernels.Shape{1, 1, 6, dim}))
+	}
+	q, k, w := column(1, 1, 1, 1, -1, -1, -1), column(1, 3, 1, -2, 5, 4, -6), column(1, 1, 1, 1, 1, 1, -1)
+	causal := kernels.Options{Causal: true, Align: kernels.LowerRight}
+	lists := check(dev.Index(ctx, q, k, w, 2, causal))
+	for list := range slices.Chunk(lists.Indices, lists.TopK) {
+		fmt.Print(list, " ")
+	}
+	values := column(2, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0)
+	causal.KeyIndices = lists
+	out := check(dev.Attention(ctx, column(2, make([]float32, 12)...), column(2, make([]float32, 12)...), values, causal))
+	fmt.Println(check(dev.ToFloat32(ctx, check(out.O.Slice(kernels.Dim, 0, 1)))))
+	// Output: [0 -1] [0 1] [0 1] [0 2] [0 2] [0 1] [1 1.5 1.5 2 2 1.5]
+}

@@ -135,6 +135,7 @@ func Run(t *testing.T, h Harness) {
 	run("NormGate", func(t *testing.T) { testNormGate(t, dev) })
 	run("Linear", func(t *testing.T) { testLinear(t, dev) })
 	run("Conv", func(t *testing.T) { testConv(t, dev) })
+	run("Index", func(t *testing.T) { testIndex(t, dev) })
 	run("States", func(t *testing.T) { testStates(t, dev, max(3, draws(h.Draws, 100)/5)) })
 	run("MultiHead", func(t *testing.T) { testMultiHead(t, dev) })
 	run("Views", func(t *testing.T) { testViews(t, dev, max(4, draws(h.Draws, 100)/2)) })

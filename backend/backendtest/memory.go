@@ -45,6 +45,7 @@ func RunOutOfMemory(t *testing.T, be backend.Backend, m Memory) {
 		{"packed", all, func(x *worker) { x.attention(60, 60, kernels.Options{CuQ: []int{0, 7, 7, 60}}) }},
 		{"slices", all, (*worker).slices},
 		{"scores", all[:2], (*worker).scores},
+		{"index", all[:2], (*worker).index},
 		{"cache", all[:2], (*worker).contiguous},
 		{"paged cache", all[:2], (*worker).paged},
 		{"states", all[:2], (*worker).states},
@@ -242,6 +243,17 @@ func (x *worker) scores() {
 	x.yield(x.hold(try(x.dev.Scores(x.ctx, q, k, backend.Scaled, kernels.Options{}))))
 	top := try(x.dev.TopWeights(x.ctx, q, k, 3, kernels.Options{Causal: true}))
 	x.out = append(x.out, top.Weights...)
+}
+
+func (x *worker) index() {
+	if !implements[backend.Indexer](x.dev) {
+		return
+	}
+	q, k, _ := x.operands(20, 300)
+	lists := try(x.dev.Index(x.ctx, q, k, x.tensor(x.dtype, backend.Shape{1, 1, 20, memoryHeads}), 9, kernels.Options{Causal: true, Align: kernels.LowerRight}))
+	for _, key := range lists.Indices {
+		x.out = append(x.out, float32(key))
+	}
 }
 
 // generate appends tokens to a cache and attends from them.

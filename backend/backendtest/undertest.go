@@ -164,6 +164,15 @@ func (p *poisoned) CausalConv(ctx context.Context, c *backend.CausalConv) error 
 	})
 }
 
+func (p *poisoned) Index(ctx context.Context, keys []int32, c *backend.Index) error {
+	return with(p, func(be backend.Indexer) error {
+		for i := range keys {
+			keys[i] = -7
+		}
+		return be.Index(ctx, keys, c)
+	})
+}
+
 func (p *poisoned) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	return with(p, func(be backend.Copier) error { return be.Copy(ctx, dst, src) })
 }

@@ -124,3 +124,32 @@ func GateBackward(dy, x, gate []float32, f backend.Activation) (dx, dgate []Elem
 	}
 	return Gate(dy, gate, f), dgate
 }
+
+// IndexScores returns the scores Σ_h w_h·max(0, q_h·k_j) of a query row, q [Hi, Di] and w [Hi], for each key of k [Sk, Di]. With
+// a_h = Σ_d |q_hd·k_jd|, a product q_h·k_j errs by at most δ_h = u·(λ·√Di + 1)·a_h, and max(0, ·) does not increase that. The
+// product with w_h errs by u more, and the sum by λ·√Hi·u of its terms:
+//
+//	|I - ref| <= Σ_h |w_h|·(δ_h + u·(λ·√Hi + 1)·(max(0, q_h·k_j) + δ_h)) + tiny    tiny = 2^-125·Hi·(1 + Di·max(1, |w|))
+//
+// A backend chooses key a and not key b only if its score of a is at least that of b. If it chooses n keys, and a is not among
+// the n largest, then it leaves out one of these, b. The score of a is therefore at least the n-th largest minus the bounds of a and b.
+func IndexScores(q, k, w []float32) []Element {
+	heads := len(w)
+	dim := len(q) / heads
+	all := make([]Element, len(k)/dim)
+	for j := range all {
+		e := &all[j]
+		for h, weight := range w {
+			p, a, weight := 0.0, 0.0, float64(weight)
+			for i, x := range q[h*dim:][:dim] {
+				term := float64(x) * float64(k[j*dim+i])
+				p, a = p+term, a+math.Abs(term)
+			}
+			p = max(p, 0)
+			delta := u * (Lambda*math.Sqrt(float64(dim)) + 1) * a
+			e.Value += weight * p
+			e.Err += math.Abs(weight)*(delta+u*(Lambda*math.Sqrt(float64(heads))+1)*(p+delta)) + flushed*(1+float64(dim)*max(1, math.Abs(weight)))
+		}
+	}
+	return all
+}

@@ -205,3 +205,44 @@ func TestCausalConvRefuses(t *testing.T) {
 		must.Fail(t, c.text, c.err, c.want, c.text)
 	}
 }
+
+func TestIndexRefuses(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	ctx := t.Context()
+	tensor := func(dtype kernels.DType, s ...int) kernels.Tensor {
+		return must.Get(kernels.AllocHost(dtype, kernels.Shape(s)))(t)
+	}
+	f32, none := kernels.F32, kernels.Tensor{}
+	q, k, w := tensor(f32, 2, 3, 5, 8), tensor(f32, 2, 1, 9, 8), tensor(f32, 2, 1, 5, 3)
+	released := tensor(f32, 2, 1, 9, 8)
+	released.Release()
+	index := func(q, k, w kernels.Tensor, n int, opt kernels.Options) error {
+		return must.Err(dev.Index(ctx, q, k, w, n, opt))
+	}
+	type options = kernels.Options
+	must.Do(t, index(q, k, w, 4, options{Causal: true, Align: kernels.LowerRight, KLen: []int{9, 3}, Offset: []int{0, -6}, Window: &kernels.Window{Left: 2}}))
+	for _, c := range []struct {
+		err  error
+		want error
+		text string
+	}{
+		{must.Err(kernels.NewDevice(plainBackend{dev.Backend()}).Index(ctx, q, k, w, 4, options{})), kernels.ErrUnsupported, "index: cpu has no index scores"},
+		{index(q, k, w, 0, options{}), kernels.ErrOption, "index: n is 0, it must be at least 1"},
+		{index(none, k, w, 4, options{}), kernels.ErrShape, "index: q is missing"},
+		{index(q, tensor(kernels.Q8, 2, 1, 9, 8), w, 4, options{}), kernels.ErrDType, "k is q8"},
+		{index(q, tensor(f32, 2, 3, 9, 8), w, 4, options{}), kernels.ErrShape, "q has 3 heads and k 3, they must have at least 1 and 1"},
+		{index(tensor(f32, 2, 0, 5, 8), k, w, 4, options{}), kernels.ErrShape, "q has 0 heads and k 1"},
+		{index(q, tensor(f32, 1, 1, 9, 8), w, 4, options{}), kernels.ErrShape, "batches differ"},
+		{index(q, tensor(f32, 2, 1, 9, 7), w, 4, options{}), kernels.ErrShape, "k [2 1 9 7] has head size 7"},
+		{index(q, k, none, 4, options{}), kernels.ErrShape, "w is missing"},
+		{index(q, k, tensor(f32, 2, 3, 5, 1), 4, options{}), kernels.ErrShape, "w has shape [2 3 5 1], it must be [2 1 5 3], the [B, 1, Sq, Hi] of q"},
+		{index(q, k, tensor(kernels.Bool, 2, 1, 5, 3), 4, options{}), kernels.ErrDType, "w is bool"},
+		{index(q, k, w, 4, options{KLen: []int{9}}), kernels.ErrShape, "klen has 1 elements"},
+		{index(q, k, w, 4, options{KLen: []int{9, 10}}), kernels.ErrOption, "klen[1] is 10"},
+		{index(q, k, w, 4, options{Scale: new(1.0)}), kernels.ErrUnsupported, "Scale is set, but index scores have no such option"},
+		{index(q, released, w, 4, options{}), kernels.ErrReleased, "index: k"},
+	} {
+		must.Fail(t, c.text, c.err, c.want, c.text)
+	}
+}

@@ -13,6 +13,7 @@ const (
 	WeightPath                  // attention that returns weights
 	StagePath                   // a stage alone
 	SlicePath                   // attention of slices in host memory
+	IndexPath                   // index scores
 )
 
 // CheckPath returns an error that names the first option, of a *kernels.Options, that is set
