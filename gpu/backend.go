@@ -43,6 +43,7 @@ var (
 	_ backend.Convolver      = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)
 	_ backend.Differentiator = (*Backend)(nil)
+	_ backend.Indexer        = (*Backend)(nil)
 	_ backend.LaunchMeter    = (*Backend)(nil)
 	_ backend.LinearAttender = (*Backend)(nil)
 	_ backend.MemoryMeter    = (*Backend)(nil)

@@ -44,7 +44,7 @@ type KeyIndices struct {
 // equal. Scores of Sk keys are never stored for all rows. The call waits for the device.
 //
 // Errors: ErrShape and ErrDType name the operand, ErrOption an option or an n less than 1, ErrUnsupported an option that
-// index scores do not have or a device without them, and the backend's.
+// index scores do not have, more than 192,000 keys on a GPU or a device without index scores, and the backend's.
 func (d *Device) Index(ctx context.Context, q, k, w Tensor, n int, opt Options) (lists *KeyIndices, err error) {
 	defer op.Annotate(&err, "index")
 	if err := opt.checkPath(op.IndexPath); err != nil {

@@ -354,6 +354,53 @@ func (p *DeltaParams) Append(b []byte) []byte {
 // SetRange implements Ranged.
 func (p *DeltaParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
+// IndexParams are the parameters of index.wgsl.
+type IndexParams struct {
+	First int // workgroups of the box that earlier dispatches ran
+	Total int // workgroups of the box up to the end of this dispatch
+	Heads int
+	Keys  int // of the block
+	Key0  int // the first of them
+	Top   int // keys to choose
+	Held  int // candidates of past: top or 0
+	WType int // type of w: 0 f32, 1 f16, 2 bf16
+	Row0  int // index of row 0
+	Lo    int // row i sees keys from i + lo on
+	Hi    int // and below i + hi
+	Limit int // and below limit
+	X     Strides
+	W     Strides
+	Past  Strides
+	O     Strides
+}
+
+// Size implements Params.
+func (p *IndexParams) Size() int { return 176 }
+
+// Append implements Params.
+func (p *IndexParams) Append(b []byte) []byte {
+	b = put32(b, uint32(p.First))
+	b = put32(b, uint32(p.Total))
+	b = put32(b, uint32(p.Heads))
+	b = put32(b, uint32(p.Keys))
+	b = put32(b, uint32(p.Key0))
+	b = put32(b, uint32(p.Top))
+	b = put32(b, uint32(p.Held))
+	b = put32(b, uint32(p.WType))
+	b = put32(b, uint32(p.Row0))
+	b = put32(b, uint32(p.Lo))
+	b = put32(b, uint32(p.Hi))
+	b = put32(b, uint32(p.Limit))
+	b = p.X.append(b)
+	b = p.W.append(b)
+	b = p.Past.append(b)
+	b = p.O.append(b)
+	return b
+}
+
+// SetRange implements Ranged.
+func (p *IndexParams) SetRange(first, total int) { p.First, p.Total = first, total }
+
 // LinearParams are the parameters of linear.wgsl.
 type LinearParams struct {
 	First      int // workgroups of the box that earlier dispatches ran

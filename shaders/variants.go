@@ -222,6 +222,7 @@ type Fixed string
 const (
 	Merge        Fixed = "merge"
 	Conv         Fixed = "conv"
+	Index        Fixed = "index"
 	Delta        Fixed = "delta"
 	Reduce       Fixed = "reduce"
 	Peak         Fixed = "peak"
