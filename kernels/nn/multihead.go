@@ -145,6 +145,16 @@ func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHead
 // Release frees the memory of the weights.
 func (l *MultiHeadAttention) Release() { l.w.release() }
 
+// CacheConfig returns the config of a cache for the layer's keys and values without a Capacity. That of [kernels.F8] has
+// the layer's KScale and VScale; they change no results of other types, which leave them out. The layer owns them.
+func (l *MultiHeadAttention) CacheConfig(dtype kernels.DType) kvcache.Config {
+	c := kvcache.Config{KVHeads: l.config.KVHeads, Dim: l.config.HeadDim, ValueDim: l.config.ValueDim, DType: dtype}
+	if dtype == kernels.F8 {
+		c.KScale, c.VScale = l.w.KScale, l.w.VScale
+	}
+	return c
+}
+
 // KVCache is a cache that a layer appends to, by AppendAt, and attends to: a [kvcache.Cache] or
 // a [kvcache.Batch].
 type KVCache interface {

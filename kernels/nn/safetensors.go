@@ -97,6 +97,9 @@ var harmless = []string{
 //	g_proj                              .weight [out, in] and .bias [out] of a gate
 //	qnorm knorm sinks wg bg             [MultiHeadWeights]
 //
+// and, for any config, KScale and VScale, [] or [1], under one of the names of vLLM: k_proj.k_scale, qkv_proj.k_scale,
+// attn.k_scale, k_scale or k_proj.output_scale, the same with v, or kscale and vscale.
+//
 // With GateInQuery the rows of q are D of the query and D of the gate for each head, but in the last
 // layout, and with KeysAsValues there is no tensor for v. With SharedKeys those of k and v, which files of Gemma 3n
 // have, are not read.
@@ -139,6 +142,14 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	list, unused := l.place(&w, c), harmless
 	if c.Bias && !slices.ContainsFunc(list, func(p weights.Weight) bool { return p.Optional && p.Has() && f.Has(prefix+p.Tensor) }) {
 		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.names[4], kernels.ErrFile)
+	}
+	for i, x := range []string{"k", "v"} {
+		for _, name := range strings.Fields("x_proj.x_scale qkv_proj.x_scale attn.x_scale x_scale x_proj.output_scale xscale") {
+			if name = strings.ReplaceAll(name, "x", x); f.Has(prefix + name) {
+				p := &list[len(list)-2+i]
+				p.Tensor, p.Shape = name, kernels.Shape{1, 1, 1, 1}
+			}
+		}
 	}
 	if c.SharedKeys {
 		unused = append([]string{"k_proj.weight", "v_proj.weight", "k_norm.weight"}, harmless...)

@@ -426,6 +426,9 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		{"an indexer", grouped, with("a.indexer.wk.weight", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `would ignore ["a.indexer.wk.weight"]`},
 		{"a bias of another layout", grouped, with("a.bq", good["a.q_proj.bias"]), "a.", kernels.ErrFile, `would ignore ["a.bq"]`},
 		{"biases of keys", square, with("mha.bias_k", good["a.q_proj.bias"]), "mha.", kernels.ErrFile, `would ignore ["mha.bias_k"]`},
+		{"a factor of each head", grouped, with("a.k_proj.k_scale", stored{"F32", []int{2}, []float32{1, 1}}), "a.", kernels.ErrShape, "a.k_proj.k_scale: shape is [2], for the config it must be [1]"},
+		{"a factor of integers", grouped, with("a.attn.v_scale", stored{"I8", []int{1}, []float32{1}}), "a.", kernels.ErrDType, "a.attn.v_scale: elements are i1"},
+		{"a factor of queries", grouped, with("a.attn.q_scale", stored{"F32", []int{}, []float32{1}}), "a.", kernels.ErrFile, `would ignore ["a.attn.q_scale"]`},
 		{"4 bits", grouped, as("a.q_proj.bias", "NF4", func(*stored) {}), "a.", kernels.ErrDType, "is NF4, which is not read"},
 	} {
 		must.Fail(t, c.name, must.Err(c.config.LoadSafetensors(bytes.NewReader(c.content), int64(len(c.content)), c.prefix)), c.want, c.text)

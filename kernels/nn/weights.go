@@ -24,7 +24,8 @@ import (
 //	Sinks [1, Heads, 1, 1]
 //	Wg    [1, 1, Model, Heads·Dv], or [1, 1, Model, Heads] for GateHeads    Bg [1, 1, 1, N]
 //
-// With KeysAsValues there are no Wv and Bv, and with SharedKeys no Wk, Bk, Wv, Bv and KNorm.
+// With KeysAsValues there are no Wv and Bv, and with SharedKeys no Wk, Bk, Wv, Bv and KNorm. KScale and VScale [1, 1, 1, 1], or the
+// zero Tensor for 1, are for [MultiHeadAttention.CacheConfig].
 // The columns of a head are adjacent, for Wo its rows. PyTorch's Linear stores the
 // transpose, see [Transposed].
 type MultiHeadWeights struct {
@@ -33,6 +34,7 @@ type MultiHeadWeights struct {
 
 	QNorm, KNorm, Sinks kernels.Tensor
 	Wg, Bg              kernels.Tensor
+	KScale, VScale      kernels.Tensor
 }
 
 // list returns the weights with the shapes that they have in a layer of config c, which has its
@@ -70,13 +72,15 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 		{Name: "sinks", T: &w.Sinks, Shape: shape(c.Sinks, c.Heads, 1, 1), Of: "Sinks", Vector: true, Tensor: "sinks"},
 		{Name: "wg", T: &w.Wg, Shape: shape(hasGate, 1, c.Model, gates), Of: "Gate", Tensor: "g_proj.weight"},
 		{Name: "bg", T: &w.Bg, Shape: shape(c.Bias && hasGate, 1, 1, gates), Of: "Gate with Bias", Vector: true, Tensor: "g_proj.bias"},
+		{Name: "kscale", T: &w.KScale, Shape: shape(!w.KScale.IsZero(), 1, 1, 1), Vector: true, F32: true},
+		{Name: "vscale", T: &w.VScale, Shape: shape(!w.VScale.IsZero(), 1, 1, 1), Vector: true, F32: true},
 	}
 }
 
 func (w *MultiHeadWeights) release() { w.list(MultiHeadConfig{}).Release() }
 
 // WriteSafetensors writes w to a .safetensors file, under the names wq, wk, wv, wo, bq, bk, bv,
-// bo, qnorm, knorm, sinks, wg and bg, which [MultiHeadConfig.LoadSafetensors] reads.
+// bo, qnorm, knorm, sinks, wg, bg, kscale and vscale, which [MultiHeadConfig.LoadSafetensors] reads.
 //
 // Errors: ErrShape, ErrDType and ErrReleased for weights that are not as in
 // [MultiHeadWeights], found before anything is written, and those of to.

@@ -126,7 +126,7 @@ func (p part) read(f *File, name string) ([]float32, error) {
 	if p.vector && slices.Equal(shape, []int{p.heads, p.total / p.heads}) {
 		shape = want
 	}
-	if one := func(n int) bool { return n == 1 }; len(shape) > len(want) { // as [C, 1, W] of a convolution
+	if one := func(n int) bool { return n == 1 }; len(shape) != len(want) { // as [C, 1, W] of a convolution, or [] of a factor
 		shape, want = slices.DeleteFunc(slices.Clone(shape), one), slices.DeleteFunc(want, one)
 	}
 	if !slices.Equal(shape, want) {
