@@ -61,8 +61,9 @@ func (a *isa) mix(e element, heads, vectors int) {
 	if heads > 4 {
 		p = append(p, GP64())
 	}
-	q4, pairs := e.suffix == elementQ4.suffix, e.suffix == elementF8.suffix && vectors%2 == 0
+	q4, f8 := e.suffix == elementQ4.suffix, e.suffix == elementF8.suffix
 	var numbers reg.VecVirtual
+	var seen *seenF8
 	if q4 {
 		numbers = a.q4Numbers()
 	}
@@ -78,6 +79,10 @@ func (a *isa) mix(e element, heads, vectors int) {
 			for j := range acc[h] {
 				a.zero(acc[h][j])
 			}
+		}
+		if f8 {
+			seen = a.seenF8()
+			a.zero(seen.most)
 		}
 		MOVQ(argument("p"), p[0])
 		if heads > 4 {
@@ -121,13 +126,13 @@ func (a *isa) mix(e element, heads, vectors int) {
 					for j := 0; q4 && j < len(x); j += 2 {
 						a.blockQ4(Mem{Base: vp, Disp: e.span(j * a.lanes)}, numbers, x[j:j+2])
 					}
-					for j := 0; pairs && j < len(x); j += 2 {
-						a.readPairF8(Mem{Base: vp, Disp: j * a.lanes}, x[j:j+2])
+					if f8 {
+						seen.read(a, Mem{Base: vp}, x)
 					}
-					for j := 0; pairs && heads > len(x) && j < len(x); j++ {
+					for j := 0; f8 && heads > len(x) && j < len(x); j++ {
 						VMULPS(cUpF8.mem(), x[j], x[j])
 					}
-					for j := 0; !q4 && !pairs && j < len(x); j++ {
+					for j := 0; !q4 && !f8 && j < len(x); j++ {
 						e.load(a, Mem{Base: vp, Disp: e.lead + j*a.lanes*e.bytes}, scale, x[j])
 					}
 				}
@@ -141,7 +146,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 					}
 					w := a.vec()
 					VBROADCASTSS(m, w)
-					if pairs && heads <= len(x) {
+					if f8 && heads <= len(x) {
 						VMULPS(cUpF8.mem(), w, w)
 					}
 					for j := range x {
@@ -164,6 +169,9 @@ func (a *isa) mix(e element, heads, vectors int) {
 			}
 			JNE(LabelRef("keys"))
 		})
+		if f8 {
+			seen.spread(a, acc)
+		}
 		op, ldo, alpha := GP64(), GP64(), GP64()
 		MOVQ(o, op)
 		MOVQ(argument("ldo"), ldo)

@@ -45,6 +45,9 @@ func (a *isa) dotsBody(e element, fixed bool) {
 			VMOVUPS((cBiased0 + constant(i)).mem(), d.biased[i])
 		}
 	}
+	if e.suffix == elementF8.suffix {
+		d.seen = AllocLocal(d.most() * a.bytes())
+	}
 	d.second, d.hop = pairRuns(a.lanes, ldk)
 	d.following, d.nearer = AllocLocal(8), AllocLocal(8)
 	for _, rows := range []int{8, 4, 1} {
@@ -77,6 +80,7 @@ type dotsKernel struct {
 	byteMask, biased     [2]reg.VecVirtual
 	scaledDown           bool // scales is divided by 2^24
 	fixed                bool // see dotsFixed
+	seen                 Mem  // see seenF8, of each group
 	following, nearer    Mem  // the keys of the run's next tile, else the tile's own; those of them that moveNearer takes next
 	second, hop          Mem  // the run of the keys from pairedRun on, and bytes from the end of the first to it
 }
@@ -155,6 +159,9 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	if d.fixed {
 		t.fixedScores()
 	}
+	for g := 0; g < groups && d.element.suffix == elementF8.suffix; g++ {
+		t.scoresF8(g)
+	}
 	sp, lds := GP64(), GP64()
 	MOVQ(d.sp, sp)
 	MOVQ(argument("lds"), lds)
@@ -209,6 +216,9 @@ func (t *dotsTile) openKeys() {
 		}
 		for r := range t.acc[g] {
 			VMOVAPS(zero, t.acc[g][r])
+		}
+		if d.element.suffix == elementF8.suffix {
+			VMOVUPS(zero, d.seen.Offset(g*a.bytes()))
 		}
 	}
 	MOVQ(p, d.kp)
@@ -290,7 +300,11 @@ func (t *dotsTile) piece(loop string, n int) {
 		var next []func()
 		for g := first; g < first+t.pair; g++ {
 			next = append(next, t.prefetches(fmt.Sprintf("%s%d_%d", loop, g, n), g)...)
-			words = append(words, d.words(n, t.base[g], t.at))
+			w := d.words(n, t.base[g], t.at)
+			if d.element.suffix == elementF8.suffix {
+				d.seeF8(w, g)
+			}
+			words = append(words, w)
 		}
 		fetch, perWord := among(n, next), 4/d.element.bytes
 		for i := range n {
