@@ -16,15 +16,20 @@ const bytes = (field, b) => [...varint(field * 8 + 2), ...varint(b.length), ...b
 const string = (field, s) => bytes(field, text.encode(s));
 const message = (field, ...parts) => bytes(field, parts.flat());
 
-const FLOAT = 1, INT32 = 6; // TensorProto.DataType
+/** types are the element types (TensorProto.DataType) by their names in JavaScript. */
+export const types = { float32: 1, int8: 3, int32: 6, int64: 7, float16: 10 };
+const { float32: FLOAT, int32: INT32 } = types;
 
 // value is a ValueInfoProto: a name, an element type and a shape.
 const value = (field, [name, type, shape]) =>
   message(field, string(1, name),
     message(2, message(1, int(1, type), message(2, ...shape.map((n) => message(1, int(1, n)))))));
 
-// attribute is an AttributeProto with an integer.
-const attribute = (field, [name, n]) => message(field, string(1, name), int(3, n), int(20, 2));
+// attribute is an AttributeProto with an integer, or with a string or a number as { float }.
+const attribute = (field, [name, x]) => message(field, string(1, name), ...(
+  typeof x === "string" ? [string(4, x), int(20, 3)]
+  : typeof x === "object" ? [2 * 8 + 5, ...new Uint8Array(Float32Array.of(x.float).buffer), int(20, 1)]
+  : [int(3, x), int(20, 2)]));
 
 const microsoft = "com.microsoft";
 
@@ -39,7 +44,7 @@ export function model({ op, domain, inputs, outputs, attributes }) {
     string(7, domain));
   const graph = message(7, node, string(2, "attention"),
     ...inputs.filter(Boolean).map((v) => value(11, v)),
-    ...outputs.map((v) => value(12, v)));
+    ...outputs.filter(Boolean).map((v) => value(12, v)));
   return Uint8Array.from([
     int(1, 10), // ir_version
     graph,

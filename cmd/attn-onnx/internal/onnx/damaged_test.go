@@ -33,9 +33,9 @@ func drawDamaged(t *testing.T, seed uint64) *damaged {
 		d.files(&drawONNX(seed).onnxFiles)
 	case 1:
 		if seed%2 == 0 {
-			d.text(t, drawGroupQuery(seed))
+			d.text(t, drawGroupQuery(seed, false))
 		} else {
-			d.text(t, drawWindowCache(seed))
+			d.text(t, drawWindowCache(seed, false))
 		}
 	case 2:
 		d.text(t, drawMultiHead(seed))

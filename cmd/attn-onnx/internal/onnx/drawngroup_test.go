@@ -6,23 +6,35 @@ import (
 	"slices"
 )
 
-// drawGroupQuery draws a GroupQueryAttention call.
-func drawGroupQuery(seed uint64) string {
-	p := &jsoncProblem{rng: rand.New(rand.NewPCG(seed, 31))}
-	p.batch, p.kvHeads, p.seq, p.past, p.dim = 1+p.rng.IntN(3), 1+p.rng.IntN(2), 1+p.rng.IntN(4), p.rng.IntN(6), 8
+// drawGroupQuery draws a GroupQueryAttention call. A recorded one is a call that ONNX Runtime takes, of which its document
+// specifies all elements of the outputs: without padding, and with zeros in rows of the past that are no tokens.
+func drawGroupQuery(seed uint64, recorded bool) string {
+	p := &jsoncProblem{rng: rand.New(rand.NewPCG(seed, 31)), recorded: recorded}
+	p.batch, p.kvHeads, p.seq, p.past, p.dim = 1+p.rng.IntN(3), 1+p.rng.IntN(2), 1+p.rng.IntN(4), p.rng.IntN(6), 16
+	if recorded && p.past > 0 && p.batch > 1 {
+		p.seq = 1
+	}
 	p.heads = p.kvHeads * (1 + p.rng.IntN(3))
 	p.set("int", "num_heads", p.heads)
 	p.set("int", "kv_num_heads", p.kvHeads)
-	prompt := p.past == 0 || p.rng.IntN(4) == 0
-	total := p.seq
-	if !prompt {
+	prompt := p.past == 0 || p.rng.IntN(4) == 0 && !recorded
+	total, even := p.seq, recorded && p.flip()
+	if even {
+		total += p.past
+	} else if !prompt {
 		total += 1 + p.rng.IntN(p.past) // the past may have room for new rows
 	}
 	starts, lens := make([]int, p.batch), make([]int, p.batch)
 	for b := range starts {
 		lens[b] = p.rng.IntN(p.seq) // padding or not
+		if recorded {
+			lens[b] = p.seq - 1
+		}
 		if !prompt {
 			starts[b] = p.rng.IntN(total - p.seq + 1)
+			if even || recorded && b == 0 {
+				starts[b] = total - p.seq
+			}
 			lens[b] = starts[b] + p.seq - 1
 		}
 	}
@@ -40,8 +52,13 @@ func drawGroupQuery(seed uint64) string {
 	} else {
 		p.in[gqQuery], p.in[gqKey], p.in[gqValue] = flat(q), flat(k), flat(v)
 	}
-	if p.past > 0 || p.flip() {
+	if p.past > 0 || p.flip() || recorded {
 		p.in[gqPastKey], p.in[gqPastValue] = p.draw(p.batch, p.kvHeads, p.past, p.dim), p.draw(p.batch, p.kvHeads, p.past, p.dim)
+	}
+	for i := range p.batch * p.kvHeads * p.past * p.dim {
+		if recorded && i/p.dim%p.past >= starts[i/(p.kvHeads*p.past*p.dim)] {
+			p.in[gqPastKey].Data[i], p.in[gqPastValue].Data[i] = 0, 0
+		}
 	}
 	p.in[gqLengths] = p.integers("int32", []int{p.batch}, lens...)
 	p.in[gqTotal] = p.integers("int32", [][]int{{1}, {}}[p.rng.IntN(2)], total)
@@ -55,6 +72,7 @@ func drawGroupQuery(seed uint64) string {
 	}
 	var kFactors, vFactors *array
 	if quantised {
+		p.set("int", "kv_cache_bit_width", 8)
 		kFactors, vFactors = p.quantise(k, gqPastKey, gqKeyScale), p.quantise(v, gqPastValue, gqValueScale)
 	}
 	scale, softcap, window, sinks := p.scale(), 0.0, total, p.zeros(p.heads)
@@ -91,7 +109,7 @@ func drawGroupQuery(seed uint64) string {
 		keys, values = kFactors.times(keys), vFactors.times(values)
 	}
 	mode := p.rng.IntN(3)
-	if quantised {
+	if quantised || recorded && !even {
 		mode = 0
 	}
 	if mode > 0 {
@@ -156,7 +174,7 @@ func (p *jsoncProblem) norm(q, k *array) (wq, wk *array) {
 // returns the factors [1, kv heads, 1, dim]. Some integers are beyond int8.
 func (p *jsoncProblem) quantise(x *array, past, scale int) *array {
 	kind, dims := "PER_CHANNEL", []int{1, p.kvHeads, 1, p.dim}
-	if p.flip() {
+	if p.flip() && !p.recorded || p.recorded && p.heads%2 == 0 {
 		kind, dims = "PER_TENSOR", []int{1}
 	}
 	p.set("string", map[int]string{gqKeyScale: "k_quant_type", gqValueScale: "v_quant_type"}[scale], kind)
@@ -173,8 +191,10 @@ func (p *jsoncProblem) quantise(x *array, past, scale int) *array {
 	}
 	if a := p.in[past]; a != nil {
 		a.Type = "int8"
-		for i := range a.Data {
-			a.Data[i] = float64(p.rng.IntN(256) - 128)
+		for i, x := range a.Data {
+			if x != 0 {
+				a.Data[i] = float64(p.rng.IntN(256) - 128)
+			}
 		}
 	}
 	return f
@@ -193,7 +213,10 @@ func (a *array) times(x *array) *array {
 // rotate draws angles and rotates queries and keys.
 func (p *jsoncProblem) rotate(q, k *array, starts []int, total int, prompt bool) {
 	p.set("int", "do_rotary", 1)
-	pairs := []int{2, 4}[p.rng.IntN(2)]
+	pairs := 8
+	if !p.recorded {
+		pairs = 1 + p.rng.IntN(8)
+	}
 	p.in[gqCos], p.in[gqSin] = p.draw(total+2, pairs), p.draw(total+2, pairs)
 	interleaved := p.flip()
 	if interleaved {
@@ -229,9 +252,9 @@ func (p *jsoncProblem) rotate(q, k *array, starts []int, total int, prompt bool)
 
 // drawWindowCache draws a GroupQueryAttention call whose cache has the rows of a window. The expected outputs are those of
 // attention to all tokens so far, of which the cache has lost some.
-func drawWindowCache(seed uint64) string {
-	p := &jsoncProblem{rng: rand.New(rand.NewPCG(seed, 47))}
-	p.batch, p.kvHeads, p.seq, p.dim = 1+p.rng.IntN(3), 1+p.rng.IntN(2), 1+p.rng.IntN(6), 8
+func drawWindowCache(seed uint64, recorded bool) string {
+	p := &jsoncProblem{rng: rand.New(rand.NewPCG(seed, 47)), recorded: recorded}
+	p.batch, p.kvHeads, p.seq, p.dim = 1+p.rng.IntN(3), 1+p.rng.IntN(2), 1+p.rng.IntN(6), 16
 	p.heads = p.kvHeads * (1 + p.rng.IntN(3))
 	window := 1 + p.rng.IntN(4)
 	capacity := window + p.rng.IntN(4)
@@ -250,9 +273,14 @@ func drawWindowCache(seed uint64) string {
 	p.set("int", "local_window_size", window)
 	p.set("int", "sliding_window_cache", 1)
 	prompt := p.rng.IntN(3) == 0
+	if recorded && !prompt && p.seq > 1 {
+		p.batch = 1
+	}
 	starts, lens, total := make([]int, p.batch), make([]int, p.batch), p.seq
 	for b := range starts {
-		lens[b] = p.rng.IntN(p.seq)
+		if lens[b] = p.rng.IntN(p.seq); recorded {
+			lens[b] = p.seq - 1
+		}
 		if !prompt {
 			starts[b] = 1 + p.rng.IntN(12)
 			lens[b] = starts[b] + p.seq - 1

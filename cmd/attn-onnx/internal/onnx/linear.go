@@ -105,9 +105,7 @@ func (op *linearOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile
 		c.PastState = slot(up.upload("past_state", past, kernels.F32, kernels.Shape(states.Shape)), slots-1)
 	}
 	c.O = up.view(c.O.Swap(kernels.Heads, kernels.Seq))
-	// The first call ends with the first token whose state is kept, the others have a token each.
-	kept := min(slots, tokens)
-	for lo, hi, n := 0, tokens-kept+1, slots-kept; n < slots; lo, hi, n = hi, hi+1, n+1 {
+	err = lastStates(tokens, slots, func(lo, hi, n int) error {
 		part := c
 		for _, t := range []*kernels.Tensor{&part.O, &part.Q, &part.K, &part.V, &part.Decay, &part.Beta} {
 			if !t.IsZero() {
@@ -115,13 +113,14 @@ func (op *linearOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile
 			}
 		}
 		part.PresentState = slot(present, n)
-		if up.err != nil {
-			return nil, "", up.err
-		}
-		if err := dev.LinearAttention(ctx, part); err != nil {
-			return nil, "", err
-		}
 		c.PastState = part.PresentState
+		if up.err != nil {
+			return up.err
+		}
+		return dev.LinearAttention(ctx, part)
+	})
+	if err != nil {
+		return nil, "", err
 	}
 	y, err := unrows(ctx, dev, c.O, q)
 	if err != nil {

@@ -281,36 +281,56 @@ func convCases() map[string]*onnxFiles {
 	return cases
 }
 
+// convStates returns the shape of the states of a convolution with weights [channels, 1, width].
+func (c *onnxFiles) convStates(width int) []int {
+	shape := slices.Clone(c.in[convInput].Shape)
+	shape[2-c.ints["channels_last"]] = (width - 1) * max(1, int(c.ints["dilation"]))
+	if n := int(c.ints["state_window"]); n > 0 {
+		shape = append([]int{n}, shape...)
+	}
+	return shape
+}
+
 // solveConv computes want of a convolution in float64.
 func (c *onnxFiles) solveConv(batch, channels, length, width int, silu bool) {
-	var y, present []float64
-	for b := range batch {
-		for ch := range channels {
-			row := make([]float64, width-1, width-1+length)
-			for i := range row {
-				if past := c.in[convPast]; past != nil {
-					row[i] = past.At((b*channels+ch)*(width-1) + i)
+	dilation, slots := max(1, int(c.ints["dilation"])), max(1, int(c.ints["state_window"]))
+	kept := (width - 1) * dilation
+	// at returns the place of element i, of n, of a channel.
+	at := func(b, ch, i, n int) int {
+		if c.ints["channels_last"] == 1 {
+			return (b*n+i)*channels + ch
+		}
+		return (b*channels+ch)*n + i
+	}
+	y, present := make([]float64, batch*channels*length), make([]float64, slots*batch*channels*kept)
+	for n := range batch * channels {
+		b, ch := n/channels, n%channels
+		row := make([]float64, kept, kept+length)
+		for i := range row {
+			if past := c.in[convPast]; past != nil {
+				row[i] = past.At(at((slots-1)*batch+b, ch, i, kept))
+			}
+		}
+		for s := range length {
+			row = append(row, c.in[convInput].At(at(b, ch, s, length)))
+			sum := 0.0
+			for i := range width {
+				sum += c.in[convWeight].At(ch*width+i) * row[s+i*dilation]
+			}
+			if bias := c.in[convBias]; bias != nil {
+				sum += bias.At(ch)
+			}
+			if silu {
+				sum /= 1 + math.Exp(-sum)
+			}
+			y[at(b, ch, s, length)] = sum
+			for i := range kept {
+				if slot := slots - length + s; slot >= 0 {
+					present[at(slot*batch+b, ch, i, kept)] = row[s+1+i]
 				}
 			}
-			for i := range length {
-				row = append(row, c.in[convInput].At((b*channels+ch)*length+i))
-			}
-			for s := range length {
-				sum := 0.0
-				for i := range width {
-					sum += c.in[convWeight].At(ch*width+i) * row[s+i]
-				}
-				if bias := c.in[convBias]; bias != nil {
-					sum += bias.At(ch)
-				}
-				if silu {
-					sum /= 1 + math.Exp(-sum)
-				}
-				y = append(y, sum)
-			}
-			present = append(present, row[length:]...)
 		}
 	}
 	d := c.in[convInput].Type
-	c.want = []*onnxfile.Tensor{filled(d, y, batch, channels, length), filled(d, present, batch, channels, width-1)}
+	c.want = []*onnxfile.Tensor{filled(d, y, c.in[convInput].Shape...), filled(d, present, c.convStates(width)...)}
 }

@@ -70,32 +70,41 @@ func drawLinear(seed uint64, runtime bool) *linearProblem {
 	return p
 }
 
-// drawConv draws a call of CausalConvWithState.
-func drawConv(seed uint64) *onnxFiles {
+// drawConv draws a call of CausalConvWithState, of ONNX or of ONNX Runtime.
+func drawConv(seed uint64, runtime bool) *onnxFiles {
 	rng := rand.New(rand.NewPCG(seed, 28))
 	d := []onnxfile.DataType{onnxfile.Float, onnxfile.Float, onnxfile.Float16, onnxfile.BFloat16}[rng.IntN(4)]
 	batch, channels, length, width := 1+rng.IntN(3), 1+rng.IntN(40), 1+rng.IntN(9), 1+rng.IntN(6)
 	activation := []string{"none", "silu", "swish"}[rng.IntN(3)]
 	c := &onnxFiles{operator: "CausalConvWithState", opset: 27, texts: map[string]string{"activation": activation}}
-	c.in = []*onnxfile.Tensor{uniform(rng, d, -1, batch, channels, length), uniform(rng, d, -1, channels, 1, width), nil, nil}
+	shape := []int{batch, channels, length}
+	if runtime {
+		c.operator, c.opset = microsoft+".CausalConvWithState", 1
+		c.ints = map[string]int64{"dilation": 1 + rng.Int64N(3), "state_window": rng.Int64N(9), "channels_last": rng.Int64N(2)}
+		if c.ints["channels_last"] == 1 {
+			shape = []int{batch, length, channels, 1 + rng.IntN(3)}
+			channels *= shape[3]
+		}
+	}
+	c.in = []*onnxfile.Tensor{uniform(rng, d, -1, shape...), uniform(rng, d, -1, channels, 1, width), nil, nil}
 	if rng.IntN(2) == 0 {
 		c.in[convBias] = uniform(rng, d, -1, channels)
 	}
 	if rng.IntN(2) == 0 {
-		c.in[convPast] = uniform(rng, d, -1, batch, channels, width-1)
+		c.in[convPast] = uniform(rng, d, -1, c.convStates(width)...)
 	}
 	c.solveConv(batch, channels, length, width, activation != "none")
 	return c
 }
 
-// TestLinearDrawn compares random calls of both operators of LinearAttention and of CausalConvWithState with their formulas
+// TestLinearDrawn compares random calls of LinearAttention and CausalConvWithState, each of both projects, with their formulas
 // in float64.
 func TestLinearDrawn(t *testing.T) {
 	runDrawn(t, 16, func(t *testing.T, device string, draws int) {
 		var dirs []string
 		dir := t.TempDir()
 		for seed := range uint64(draws) {
-			c := drawConv(seed)
+			c := drawConv(seed, seed%8 > 3)
 			if seed%4 > 0 {
 				c = &drawLinear(seed, seed%4 > 1).onnxFiles
 			}
@@ -109,6 +118,8 @@ func TestLinearDrawn(t *testing.T) {
 func TestLinearRefused(t *testing.T) {
 	linear, conv, runtime := linearCases()["test_linear_attention_prefill_with_past"], convCases()["test_causal_conv_with_state_with_bias_and_past_state"], *linearCases()["test_linear_attention_gated_delta"]
 	runtime.operator, runtime.opset = microsoft+".LinearAttention", 1
+	runtimeConv := *conv
+	runtimeConv.operator, runtimeConv.opset = microsoft+".CausalConvWithState", 1
 	ones := func(shape ...int) *onnxfile.Tensor { return repeated(onnxfile.Float, 1, shape...) }
 	ints := func(name string, x int64) func(c *onnxFiles) {
 		return func(c *onnxFiles) {
@@ -170,6 +181,14 @@ func TestLinearRefused(t *testing.T) {
 		{"a state of another width", conv, input(convPast, ones(2, 4, 4)), "past_state has shape [2 4 4], it must be [2 4 3]"},
 		{"f64", conv, input(convInput, repeated(onnxfile.Double, 1, 2, 4, 8)), "input is f64"},
 		{"a bias of f16", conv, input(convBias, repeated(onnxfile.Float16, 1, 4)), "bias is f16 and input f32"},
+		{"dilation in ONNX", conv, func(c *onnxFiles) { c.ints = map[string]int64{"dilation": 2} }, `attribute "dilation" is none of CausalConvWithState in opset 27`},
+
+		{"nothing of ONNX Runtime", &runtimeConv, func(*onnxFiles) {}, ""},
+		{"two axes", &runtimeConv, func(c *onnxFiles) { c.ints = map[string]int64{"ndim": 2} }, "attribute ndim is 2, attn convolves along one axis"},
+		{"dilation 0", &runtimeConv, func(c *onnxFiles) { c.ints = map[string]int64{"dilation": 0} }, "attribute dilation is 0, it must be 1 to 63"},
+		{"a state without dilation", &runtimeConv, func(c *onnxFiles) { c.ints = map[string]int64{"dilation": 2} }, "past_state has shape [2 4 3], it must be [2 4 6]"},
+		{"a convolution's state without windows", &runtimeConv, func(c *onnxFiles) { c.ints = map[string]int64{"state_window": 2} }, "past_state has shape [2 4 3], it must be [2 2 4 3]"},
+		{"channels of another axis", &runtimeConv, func(c *onnxFiles) { c.ints = map[string]int64{"channels_last": 1} }, "weight has shape [4 1 4], it must be [8 1 4]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bad := *c.good

@@ -58,9 +58,7 @@ var schemas = map[string]*schema{
 		first: 27, last: 27, required: 3, decode: newLinear, inputs: linearInputs, outputs: linearOutputs,
 	},
 	"CausalConvWithState": {
-		first: 27, last: 27, required: 2, decode: newCausalConv,
-		inputs:  []string{"input", "weight", "bias", "past_state"},
-		outputs: []string{"output", "present_state"},
+		first: 27, last: 27, required: 2, decode: newCausalConv, inputs: convInputs, outputs: linearOutputs,
 	},
 	microsoft + ".LinearAttention": {
 		first: 1, last: 1, required: 3, decode: newRuntimeLinear, inputs: linearInputs, outputs: linearOutputs,
@@ -70,6 +68,9 @@ var schemas = map[string]*schema{
 		inputs: []string{"query", "key", "value", "bias", "key_padding_mask", "attention_bias", "past_key", "past_value",
 			"past_sequence_length", "cache_indirection"},
 		outputs: []string{"output", "present_key", "present_value", "qk"},
+	},
+	microsoft + ".CausalConvWithState": {
+		first: 1, last: 1, required: 2, decode: newRuntimeConv, inputs: convInputs, outputs: linearOutputs,
 	},
 	microsoft + ".PagedAttention": {
 		first: 1, last: 1, required: 1, decode: newPaged, inputs: pagedInputs,

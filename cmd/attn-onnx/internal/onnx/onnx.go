@@ -24,7 +24,7 @@ type Command struct {
 	cli.Device `embed:""`
 
 	JSONC bool     `name:"jsonc" help:"The arguments are files of ONNX Runtime's operator tests (js/web/test/data/ops/*.jsonc), with an operator of ONNX Runtime."`
-	Cases []string `arg:"" name:"case" help:"Folders with a model.onnx (one node: Attention of opset 23 to 25, RotaryEmbedding, TensorScatter, LinearAttention or CausalConvWithState, or ONNX Runtime's LinearAttention, MultiHeadAttention, GroupQueryAttention or PagedAttention) and test_data_set_* of input_N.pb and output_N.pb, as published by the ONNX project; with --jsonc files."`
+	Cases []string `arg:"" name:"case" help:"Folders with a model.onnx (one node: Attention of opset 23 to 25, RotaryEmbedding, TensorScatter, LinearAttention or CausalConvWithState, or ONNX Runtime's LinearAttention, CausalConvWithState, MultiHeadAttention, GroupQueryAttention or PagedAttention) and test_data_set_* of input_N.pb and output_N.pb, as published by the ONNX project; with --jsonc files."`
 }
 
 // Run runs every case, prints a line for each, and counts the failures. A case that

@@ -37,11 +37,12 @@ func factorsOf(name, kind string, t *onnxfile.Tensor, kvHeads, size int) (factor
 	return f, nil
 }
 
-// quantise returns x [..., kv heads·size] as the nearest integers times f, even ones for ties.
+// quantise returns x [..., kv heads·size] as the nearest integers times f, even ones for ties. Like ONNX Runtime, it
+// multiplies by 1/f.
 func (f factors) quantise(name string, x *onnxfile.Tensor) (*onnxfile.Tensor, error) {
 	t := &onnxfile.Tensor{Type: onnxfile.Int8, Shape: x.Shape}
 	for i := range x.Elements() {
-		v := math.RoundToEven(float64(float32(x.At(i)) / f[i%len(f)]))
+		v := math.RoundToEven(float64(float32(x.At(i)) * (1 / f[i%len(f)])))
 		if v != v {
 			return nil, fmt.Errorf("%s has a NaN, which int8 cannot represent: %w", name, kernels.ErrDType)
 		}
