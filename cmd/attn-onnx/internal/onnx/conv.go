@@ -2,6 +2,7 @@ package onnx
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -70,9 +71,11 @@ func (op *convOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.T
 		}
 	}
 	w, err := dilated(w, op.dilation)
-	if err != nil {
+	state, e := newTensor(x.Type, stateShape)
+	if err = errors.Join(err, e); err != nil {
 		return nil, "", err
 	}
+	state.Data = state.Data[:cap(state.Data)]
 	slots, dtype := max(op.window, 1), dtypeOf(x.Type)
 	up := uploader{ctx: ctx, dev: dev}
 	defer up.release()
@@ -101,11 +104,6 @@ func (op *convOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.T
 	if bias := in[convBias]; bias != nil {
 		c.Bias = up.upload("bias", bias, dtype, kernels.Shape{1, 1, 1, channels})
 	}
-	state, err := newTensor(x.Type, stateShape)
-	if err != nil {
-		return nil, "", err
-	}
-	state.Data = state.Data[:cap(state.Data)]
 	var present kernels.Tensor
 	if kept > 0 { // else states have no elements
 		present = up.upload("present_state", state, dtype, rows(slots*batch, kept))
@@ -137,9 +135,6 @@ func (op *convOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.T
 
 // dilated returns weights [Ch, 1, k] with zeros between them, [Ch, 1, (k-1)·dilation+1].
 func dilated(w *onnxfile.Tensor, dilation int) (*onnxfile.Tensor, error) {
-	if dilation == 1 {
-		return w, nil
-	}
 	taps, size := w.Shape[2], w.Type.Size()
 	width := (taps-1)*dilation + 1
 	y, err := newTensor(w.Type, []int{w.Shape[0], 1, width})

@@ -28,11 +28,11 @@ type damaged struct {
 // drawDamaged draws a valid call of each operator in turn and damages it.
 func drawDamaged(t *testing.T, seed uint64) *damaged {
 	d := &damaged{Rand: rand.New(rand.NewPCG(seed, 41)), NodeProto: &onnxfile.NodeProto{}, opset: 1}
-	switch seed % 9 {
+	switch seed % 10 {
 	case 0:
 		d.files(&drawONNX(seed).onnxFiles)
 	case 1:
-		if seed%2 == 0 {
+		if seed%20 == 1 {
 			d.text(t, drawGroupQuery(seed, false))
 		} else {
 			d.text(t, drawWindowCache(seed, false))
@@ -51,6 +51,8 @@ func drawDamaged(t *testing.T, seed uint64) *damaged {
 		d.files(&drawLinear(seed, true).onnxFiles)
 	case 8:
 		d.files(drawPaged(seed))
+	case 9:
+		d.files(drawConv(seed, true))
 	}
 	s := schemas[qualified(d.Domain, d.OpType)]
 	d.Output = s.outputs[:1+d.IntN(len(s.outputs))]
