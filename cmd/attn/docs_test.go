@@ -18,6 +18,9 @@ func TestDocs(t *testing.T) {
 	root := filepath.Join("..", "..")
 	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
 	clitest.NoError(t, err)
+	guides, err := filepath.Glob(filepath.Join(root, "docs", "guides", "*.md"))
+	clitest.NoError(t, err)
+	pages = append(pages, guides...)
 	for _, name := range []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/results/README.md"} {
 		pages = append(pages, filepath.Join(root, name))
 	}
