@@ -12,8 +12,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// writeSlots writes row i of rows, [1, n, Hkv, D], to slot slots[i] of pool, [blocks, size, Hkv, D].
-// Those with slot -1 are padding. Rows of adjacent slots in a block are one copy.
+// writeSlots copies row i of rows, [1, n, Hkv, D], to slot slots[i] of pool, [blocks, size, Hkv, D].
+// Rows with slot -1 are padding.
 func writeSlots(ctx context.Context, dev *kernels.Device, pool, rows kernels.Tensor, slots []int) error {
 	size := pool.Shape()[1]
 	var dst, src []kernels.Tensor
