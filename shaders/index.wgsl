@@ -4,7 +4,7 @@
 //
 // A score becomes a code, an integer that grows with it: 0 for hidden keys and -Inf for NaN. The candidates are those of past,
 // the best of earlier blocks, and then the keys of the block, which replace the products of head 0 by their codes. The least
-// code that is chosen is found digit by digit, of 8 bits, from a histogram of the candidates that share the digits before it.
+// code that is chosen is found digit by digit, of 4 bits, from a histogram of the candidates that share the digits before it.
 // Each thread then writes what is chosen of its stretch of candidates, in their order: of equal codes the first ones.
 //
 // o and past have the codes of a row in head 0, and its keys in head 1. Key -1 is none, whose code is 0.
