@@ -93,7 +93,7 @@ func (m *decoder) logits(ctx context.Context, tokens [][]int, cache func(layer i
 	for i, layer := range m.layers {
 		opt := nn.MultiHeadOptions{Options: m.options[i]}
 		if cache != nil {
-			opt.Cache, opt.Count = cache(i), count
+			opt.Cache, opt.Count, opt.SharePrefix = cache(i), count, true
 		}
 		y, _, err := layer.ApplyFloat32(ctx, normed(x), len(tokens), opt)
 		check(y, err)
@@ -144,14 +144,6 @@ func (a *answer) free() {
 	}
 }
 
-// sharing is a batch of sequences that reads the pages of their common prefix once.
-type sharing struct{ *kvcache.Batch }
-
-func (s sharing) AttentionInto(ctx context.Context, out kernels.Result, q kernels.Tensor, opt kvcache.CallOptions) error {
-	opt.SharePrefix = true
-	return s.Batch.AttentionInto(ctx, out, q, opt)
-}
-
 // next computes the tokens of each answer that are not in the cache yet, a whole prompt or one token, and returns logits.
 func (m *decoder) next(ctx context.Context, pool *kvcache.Paged, answers ...*answer) [][]float32 {
 	var tokens [][]int
@@ -163,7 +155,7 @@ func (m *decoder) next(ctx context.Context, pool *kvcache.Paged, answers ...*ans
 		for _, a := range answers {
 			list = append(list, a.cached[layer])
 		}
-		return sharing{pool.Batch(list...)}
+		return pool.Batch(list...)
 	})
 }
 

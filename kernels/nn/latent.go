@@ -174,7 +174,7 @@ type keyReader interface {
 
 // expands reports whether rows of x, which are in the cache, take less time in the expanded form.
 func (l *LatentAttention) expands(opt *MultiHeadOptions, s int) bool {
-	if _, ok := opt.Cache.(keyReader); !ok || opt.MaskLast || op.CheckPath(&opt.Options, op.SharedPath) != nil {
+	if _, ok := opt.Cache.(keyReader); !ok || opt.MaskLast || opt.SharePrefix || op.CheckPath(&opt.Options, op.SharedPath) != nil {
 		return false
 	}
 	c, lens, less := l.config, opt.Cache.Lens(), 0.0

@@ -148,6 +148,7 @@ func TestLatentRefuses(t *testing.T) {
 		{"memory", x, nn.MultiHeadOptions{Memory: x}, kernels.ErrOption, "Memory or MemoryAngles is set"},
 		{"lse", x, nn.MultiHeadOptions{Options: kernels.Options{LSE: true}}, kernels.ErrOption, "LSE or Weights is set"},
 		{"positions", x, nn.MultiHeadOptions{Positions: [][]int{{1}}}, kernels.ErrShape, "positions[0] has 1 numbers"},
+		{"shared prefix without a cache", x, nn.MultiHeadOptions{SharePrefix: true}, kernels.ErrOption, "SharePrefix is set without a Cache"},
 		{"mask without a cache", x, nn.MultiHeadOptions{MaskLast: true}, kernels.ErrOption, "MaskLast is set without a Cache"},
 		{"packed", x, nn.MultiHeadOptions{Options: kernels.Options{CuQ: []int{0, 3}}}, kernels.ErrUnsupported, "CuQ is set, but a layer computes"},
 		{"a cache of values", x, nn.MultiHeadOptions{Cache: cache(kvcache.Config{Batch: 2, Dim: 10})}, kernels.ErrShape, "the Cache has KVHeads 1, Dim 10, Latent 0 and Window 0, they must be 1, 10, 6 and 0"},

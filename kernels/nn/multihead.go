@@ -191,10 +191,11 @@ type MultiHeadOptions struct {
 	// it and attends from x to all tokens of the cache. Options are then those of
 	// [kvcache.CallOptions]. Count is the number of rows of x that each sequence has; nil
 	// means all. After an error the cache may have the keys of x already; Lens shows it.
-	// MaskLast is that of [kvcache.CallOptions]: Mask is for the last tokens only.
-	Cache    KVCache
-	Count    []int
-	MaskLast bool
+	// MaskLast and SharePrefix are those of [kvcache.CallOptions]: Mask is for the last tokens only, and pages that
+	// sequences share are read once. Both need a Cache.
+	Cache                 KVCache
+	Count                 []int
+	MaskLast, SharePrefix bool
 
 	last bool // x are the last tokens of the Cache, of a layer with SharedKeys
 }
@@ -284,6 +285,8 @@ func (opt *MultiHeadOptions) check(batches, rows int) error {
 		return fmt.Errorf("options Positions and Angles are both set: leave one of them out: %w", kernels.ErrOption)
 	case opt.MaskLast && opt.Cache == nil:
 		return fmt.Errorf("option MaskLast is set without a Cache: %w", kernels.ErrOption)
+	case opt.SharePrefix && opt.Cache == nil:
+		return fmt.Errorf("option SharePrefix is set without a Cache: %w", kernels.ErrOption)
 	case opt.Cache != nil && len(opt.Cache.Lens()) != batches:
 		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", batches, len(opt.Cache.Lens()), kernels.ErrShape)
 	}
@@ -332,7 +335,7 @@ func (opt *MultiHeadOptions) append(b *steps.Steps, k, v kernels.Tensor) {
 // attend attends to the tokens of the cache.
 func (opt *MultiHeadOptions) attend(b *steps.Steps, out kernels.Result, q kernels.Tensor) {
 	if b.Err == nil {
-		b.Err = opt.Cache.AttentionInto(b.Ctx, out, q, kvcache.CallOptions{Options: opt.Options, Count: opt.Count, Positions: opt.Positions, MaskLast: opt.MaskLast})
+		b.Err = opt.Cache.AttentionInto(b.Ctx, out, q, kvcache.CallOptions{Options: opt.Options, Count: opt.Count, Positions: opt.Positions, MaskLast: opt.MaskLast, SharePrefix: opt.SharePrefix})
 	}
 }
 

@@ -74,6 +74,9 @@ func TestLayerOfATree(t *testing.T) {
 	l := layerOf(t, dev, nn.MultiHeadConfig{Model: 12, Heads: 4, KVHeads: 2, RoPE: &nn.RoPE{Dim: 2}})
 	angles := must.Get(rope.Angles(ctx, dev, 2, positions))(t)
 	defer angles.Release()
+	pool := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: 2, Dim: 3, Pages: 2, Window: 8}))(t)
+	defer pool.Release()
+	windowed := pool.Batch(must.Get(pool.NewSequence())(t))
 	for _, c := range []struct {
 		opt  nn.MultiHeadOptions
 		want error
@@ -83,6 +86,8 @@ func TestLayerOfATree(t *testing.T) {
 		{nn.MultiHeadOptions{Positions: make([][]int, 3)}, kernels.ErrShape, "positions has 3 lists"},
 		{nn.MultiHeadOptions{Positions: positions, Angles: angles}, kernels.ErrOption, "Positions and Angles are both set"},
 		{nn.MultiHeadOptions{MaskLast: true}, kernels.ErrOption, "MaskLast is set without a Cache"},
+		{nn.MultiHeadOptions{SharePrefix: true}, kernels.ErrOption, "SharePrefix is set without a Cache"},
+		{nn.MultiHeadOptions{Cache: windowed, SharePrefix: true}, kernels.ErrOption, "SharePrefix is set, but the cache has a window"},
 	} {
 		must.Fail(t, c.text, must.Err(l.Apply(ctx, tree, c.opt)), c.want, c.text)
 	}
