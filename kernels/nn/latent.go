@@ -146,7 +146,7 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 		k, v := allocHeads(b, x, h, d), allocHeads(b, x, h, c.ValueDim)
 		l.expand(b, k, v, latent)
 		b.Attend(kernels.Result{O: o}, q, k, v, opt.Options)
-	case l.expands(&opt, s[2]):
+	case l.expands(&opt):
 		l.attendInBlocks(b, o, q, &opt)
 	default:
 		absorbed, sums := allocHeads(b, x, h, c.Rank+c.RopeDim), allocHeads(b, x, h, c.Rank)
@@ -164,7 +164,7 @@ func ownRows(opt *MultiHeadOptions, s int) bool {
 		return true
 	}
 	empty := !slices.ContainsFunc(opt.Cache.Lens(), func(n int) bool { return n > 0 })
-	return empty && !opt.MaskLast && (opt.Count == nil || slices.Contains(opt.Count, s))
+	return empty && !opt.MaskLast && slices.Contains(opt.Count, s)
 }
 
 // keyReader is a [KVCache] whose keys can be read.
@@ -173,14 +173,13 @@ type keyReader interface {
 }
 
 // expands reports whether rows of x, which are in the cache, take less time in the expanded form.
-func (l *LatentAttention) expands(opt *MultiHeadOptions, s int) bool {
+func (l *LatentAttention) expands(opt *MultiHeadOptions) bool {
 	if _, ok := opt.Cache.(keyReader); !ok || opt.MaskLast || opt.SharePrefix || op.CheckPath(&opt.Options, op.SharedPath) != nil {
 		return false
 	}
-	c, lens, less := l.config, opt.Cache.Lens(), 0.0
-	count, _ := op.Counts(nil, opt.Count, len(lens), s, "x") // as check has found
-	for b, keys := range lens {
-		rows := count[b]
+	c, less := l.config, 0.0
+	for b, keys := range opt.Cache.Lens() {
+		rows := opt.Count[b]
 		less += float64(rows)*float64(keys)*float64(2*c.Rank-c.NopeDim-c.ValueDim) - 2*float64(keys-rows)*float64(c.Rank)*float64(c.NopeDim+c.ValueDim)
 	}
 	return less > 0
@@ -206,7 +205,6 @@ const blockKeys = 128
 // attendInBlocks attends from q to the cache in the expanded form.
 func (l *LatentAttention) attendInBlocks(b *steps.Steps, o, q kernels.Tensor, opt *MultiHeadOptions) {
 	c, s, lens := l.config, q.Shape(), opt.Cache.Lens()
-	count, _ := op.Counts(nil, opt.Count, len(lens), s[kernels.Seq], "x")
 	keys, d := slices.Max(lens), c.NopeDim+c.RopeDim
 	key := s[0] * c.Heads * (d + c.ValueDim) * b.DType.Size()
 	n := min(keys, max(1, cmp.Or(c.BlockBytes, 128<<20)/key/blockKeys)*blockKeys)
@@ -224,7 +222,7 @@ func (l *LatentAttention) attendInBlocks(b *steps.Steps, o, q kernels.Tensor, op
 		b.Err = opt.Cache.(keyReader).ReadKeys(b.Ctx, first(x), from)
 		l.expand(b, first(k), first(v), first(x))
 		for i, all := range lens {
-			own.Offset[i] = all - count[i] - from
+			own.Offset[i] = all - opt.Count[i] - from
 		}
 		if from == 0 {
 			b.Attend(whole, q, first(k), first(v), own)

@@ -249,7 +249,7 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	}
 	keys := z.Shape()[kernels.Seq]
 	if opt.Cache != nil {
-		keys = opt.keys(n[2])
+		keys = opt.keys()
 	} else if b.Err == nil {
 		p.call, b.Err = l.dev.Prepare(p.qkv[0], p.qkv[1], p.qkv[2], opt.Options)
 	}
@@ -278,8 +278,9 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	return b.Err
 }
 
-// check returns an error for options that a call of a layer cannot have, for rows of so many batches.
-func (opt *MultiHeadOptions) check(batches, rows int) error {
+// check returns an error for options that a call of a layer cannot have, for rows of so many batches. It sets Count for a
+// Cache.
+func (opt *MultiHeadOptions) check(batches, rows int) (err error) {
 	switch {
 	case opt.Positions != nil && opt.Angles != (kernels.Angles{}):
 		return fmt.Errorf("options Positions and Angles are both set: leave one of them out: %w", kernels.ErrOption)
@@ -291,36 +292,26 @@ func (opt *MultiHeadOptions) check(batches, rows int) error {
 		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", batches, len(opt.Cache.Lens()), kernels.ErrShape)
 	}
 	if opt.Cache != nil {
-		if _, err := op.Counts(nil, opt.Count, batches, rows, "x"); err != nil {
-			return err
-		}
+		opt.Count, err = op.Counts(nil, opt.Count, batches, rows, "x")
 	}
-	return op.CheckPositions(opt.Positions, batches, rows, "x")
+	return cmp.Or(err, op.CheckPositions(opt.Positions, batches, rows, "x"))
 }
 
-// before returns the tokens of the sequences of the cache before x, which has so many rows.
-func (opt *MultiHeadOptions) before(rows int) []int {
+// before returns the tokens of the sequences of the cache before x.
+func (opt *MultiHeadOptions) before() []int {
 	lens := opt.Cache.Lens()
 	for b := range lens {
 		if opt.last {
-			lens[b] -= opt.count(b, rows)
+			lens[b] -= opt.Count[b]
 		}
 	}
 	return lens
 }
 
-// count returns the rows of x that sequence b has, of so many.
-func (opt *MultiHeadOptions) count(b, rows int) int {
-	if opt.Count != nil {
-		return opt.Count[b]
-	}
-	return rows
-}
-
-// keys returns the tokens of the cache's longest sequence after those of x, which has so many rows.
-func (opt *MultiHeadOptions) keys(rows int) (most int) {
-	for b, n := range opt.before(rows) {
-		most = max(most, n+opt.count(b, rows))
+// keys returns the tokens of the cache's longest sequence after those of x.
+func (opt *MultiHeadOptions) keys() (most int) {
+	for b, n := range opt.before() {
+		most = max(most, n+opt.Count[b])
 	}
 	return most
 }

@@ -52,7 +52,7 @@ func (opt *MultiHeadOptions) positions(n int) ([][]int, error) {
 	case opt.Positions != nil:
 		return opt.Positions, nil
 	case opt.Cache != nil:
-		from = opt.before(n)
+		from = opt.before()
 	}
 	return op.Positions(from, n)
 }
@@ -75,8 +75,8 @@ func (opt *MultiHeadOptions) chunk(size, n int) error {
 	if opt.Cache == nil {
 		return nil
 	}
-	for b, before := range opt.before(n) {
-		ids, err := kernels.Make[int32](opt.keys(n))
+	for b, before := range opt.before() {
+		ids, err := kernels.Make[int32](opt.keys())
 		if err != nil {
 			return err
 		}
