@@ -39,8 +39,10 @@ type write struct {
 	b, batch, lo, from, n int
 }
 
-// appended is the rule for the shapes of rows of keys and values.
+// appended is the rule for the shapes of rows of keys and values, and floats are their types.
 const appended = "sequences, heads and head size of the cache with as many rows as k"
+
+var floats = []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
 
 // Append appends n tokens to each sequence, or the first count[b] of them to sequence b:
 //
@@ -74,7 +76,7 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 		return err
 	}
 	c, n := p.config, k.Shape()[kernels.Seq]
-	rows, floats := kernels.Shape{len(seqs), c.KVHeads, n, c.Dim}, []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
+	rows := kernels.Shape{len(seqs), c.KVHeads, n, c.Dim}
 	err = k.CheckShape("k", rows, appended, floats...)
 	rows[kernels.Dim] = c.ValueDim
 	switch {

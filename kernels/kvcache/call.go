@@ -202,7 +202,7 @@ func (x *batch) ReadKeys(ctx context.Context, k kernels.Tensor, from int) (err e
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	n := k.Shape()[kernels.Seq]
-	if err := cmp.Or(x.check(false), k.CheckShape("k", kernels.Shape{len(x.seqs), p.config.KVHeads, n, p.config.Dim}, appended, kernels.F32, kernels.F16, kernels.BF16)); err != nil {
+	if err := cmp.Or(x.check(false), k.CheckShape("k", kernels.Shape{len(x.seqs), p.config.KVHeads, n, p.config.Dim}, appended, floats...)); err != nil {
 		return err
 	}
 	if from < 0 {

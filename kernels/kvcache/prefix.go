@@ -71,7 +71,9 @@ func (p *pool) run(ctx context.Context, s *step, seqs []*Sequence, out kernels.R
 	}
 	b := steps.Steps{Ctx: ctx, Dev: p.dev}
 	defer b.Release()
-	whole, part := p.partial(&b, s.q.Shape()), p.partial(&b, s.q.Shape())
+	rows := s.q.Shape()
+	rows[kernels.Dim] = p.config.ValueDim
+	whole, part := b.Partial(rows), b.Partial(rows)
 	if len(shared) > 0 {
 		p.afterPrefixes(&b, s, whole, shared)
 	} else if b.Err == nil {
@@ -140,15 +142,6 @@ func (p *pool) afterPrefixes(b *steps.Steps, s *step, out kernels.Result, shared
 	}
 	opt.Pages.Keys = max(1, slices.Max(opt.KLen))
 	b.Attend(out, s.q, s.k, s.v, opt)
-}
-
-// partial returns a new result in F32 for rows of shape, which can be merged.
-func (p *pool) partial(b *steps.Steps, shape kernels.Shape) (r kernels.Result) {
-	shape[kernels.Dim] = p.config.ValueDim
-	r.O = b.Alloc(shape)
-	shape[kernels.Dim] = 1
-	r.LSE = b.Alloc(shape)
-	return r
 }
 
 // batches returns the results of batches [lo, hi).

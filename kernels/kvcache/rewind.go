@@ -103,7 +103,7 @@ func (p *pool) checkLength(s *Sequence, name string, n int) error {
 func (p *pool) cut(s *Sequence, n int) {
 	s.n = n
 	if p.paged {
-		pages := (s.used() + p.size - 1) / p.size
+		pages := view.CeilDiv(s.used(), p.size)
 		p.drop(s.pages[pages:])
 		s.pages = s.pages[:pages]
 	}

@@ -212,7 +212,7 @@ func (l *LatentAttention) attendInBlocks(b *steps.Steps, o, q kernels.Tensor, op
 	k, v := allocHeads(b, x, c.Heads, d), allocHeads(b, x, c.Heads, c.ValueDim)
 	whole, part := kernels.Result{O: o}, kernels.Result{}
 	if n < keys {
-		whole, part = partial(b, o.Shape()), partial(b, o.Shape())
+		whole, part = b.Partial(o.Shape()), b.Partial(o.Shape())
 	}
 	own := opt.Options
 	own.Causal, own.Offset = true, make([]int, s[0])
@@ -235,12 +235,4 @@ func (l *LatentAttention) attendInBlocks(b *steps.Steps, o, q kernels.Tensor, op
 	if n < keys {
 		b.Copy(o, whole.O)
 	}
-}
-
-// partial returns a new result of shape, which can be merged.
-func partial(b *steps.Steps, shape kernels.Shape) (r kernels.Result) {
-	r.O = b.AllocAs(kernels.F32, shape)
-	shape[kernels.Dim] = 1
-	r.LSE = b.AllocAs(kernels.F32, shape)
-	return r
 }

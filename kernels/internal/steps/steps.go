@@ -157,6 +157,14 @@ func (b *Steps) Attend(out kernels.Result, q, k, v kernels.Tensor, opt kernels.O
 	}
 }
 
+// Partial returns a new result for Merge, with an output of shape and an LSE in F32.
+func (b *Steps) Partial(shape kernels.Shape) (r kernels.Result) {
+	r.O = b.AllocAs(kernels.F32, shape)
+	shape[kernels.Dim] = 1
+	r.LSE = b.AllocAs(kernels.F32, shape)
+	return r
+}
+
 // Merge merges part into whole, see [kernels.Device.Merge].
 func (b *Steps) Merge(whole, part kernels.Result) {
 	if b.Err == nil {
