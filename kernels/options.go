@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
@@ -168,9 +169,6 @@ func factor(name string, x float64) (float32, error) {
 	return float32(x), nil
 }
 
-// maxOffset keeps positions within int32 on every device.
-const maxOffset = 1 << 30
-
 // problem checks o against the lengths d and returns the canonical problem. d.Dim 0 means
 // that the head size is unknown; then Scale must be set.
 func (o *Options) problem(d Dims) (p view.Problem, err error) {
@@ -209,8 +207,8 @@ func (o *Options) problem(d Dims) (p view.Problem, err error) {
 			return p, fmt.Errorf("score mod: Go is nil and WGSL empty, set the function that replaces scores: %w", ErrOption)
 		}
 		for _, n := range m.First {
-			if n < 0 || n > maxOffset/2 { // with an Offset a position stays within int32
-				return p, fmt.Errorf("score mod has First %v, each must be 0 to %d: %w", m.First, maxOffset/2, ErrOption)
+			if n < 0 || n > op.MaxLength/2 { // with an Offset a position stays within int32
+				return p, fmt.Errorf("score mod has First %v, each must be 0 to %d: %w", m.First, op.MaxLength/2, ErrOption)
 			}
 		}
 	}
@@ -260,7 +258,7 @@ func wrongLength(name string, n int, of string, want ...int) error {
 // visibility returns Causal, Window, Align, Offset and KLen as the one rule of backend.Visibility.
 func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	vis := backend.Everything()
-	furthest, most := 0, maxOffset
+	furthest, most := 0, op.MaxLength
 	if len(o.Offset) > 1 { // kernels add them to other offsets
 		most /= 4
 	}
