@@ -10,11 +10,12 @@
 # make fuzz        each fuzz target for DURATION (10m)
 # make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
 # make bench       the main job: attention on every backend, with its ceiling in the same run
+# make house       lines, files and exported names of each part with their ceilings, and the way of a call
 # make build       one binary, ./attn
 # make release-snapshot  what a release of the last commit contains, in .cache/release
 # make update      refresh golden files and generated code
 
-.PHONY: quick test test-all test-beam test-onnx test-adapters test-web test-matrix test-peers fuzz soak bench build release-snapshot update
+.PHONY: quick test test-all test-beam test-onnx test-adapters test-web test-matrix test-peers fuzz soak bench house build release-snapshot update
 
 quick:
 	@sh .ci/quick
@@ -51,6 +52,9 @@ soak:
 
 bench:
 	go run ./cmd/attn bench
+
+house:
+	@go run ./.ci/house
 
 build:
 	go build -o attn ./cmd/attn
