@@ -13,9 +13,9 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// grace is how long a running call may continue after Ctrl-C: the longest call of a sweep,
-// with a margin.
-const grace = 2 * time.Second
+// grace is how long a running call may continue after Ctrl-C, and then the check of the output:
+// longer than a round of short calls, whose figures count.
+const grace = 200 * time.Millisecond
 
 // Run measures every series on every device, one after the other. Wrong results, failing
 // calls and a spent budget are in the report and not errors, see [report.Report.Err]. When

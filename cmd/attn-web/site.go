@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/llama"
 )
 
@@ -62,7 +63,10 @@ func build(ctx context.Context, dir, ort string, messages io.Writer) error {
 		return err
 	}
 	program := filepath.Join(dir, "attn.wasm")
-	if _, err := goCommand(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", program, worker); err != nil {
+	stop := cli.NewStatus(messages).Watch(func() string { return "building attn.wasm, the first time takes a minute or more" })
+	_, err = goCommand(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", program, worker)
+	stop()
+	if err != nil {
 		return err
 	}
 	if err := os.Chmod(program, 0o644); err != nil {

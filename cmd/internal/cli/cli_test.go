@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/seed90331342/attn/cmd/internal/flags"
 )
@@ -39,4 +42,25 @@ func TestClosedOutput(t *testing.T) {
 	if !done {
 		t.Error("the command stopped at the closed output")
 	}
+}
+
+// TestWatch: the clock goes on within a step, and nothing of it stays.
+func TestWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		step := "upload"
+		stop := Status{&out}.Watch(func() string { return step })
+		time.Sleep(999 * time.Millisecond)
+		if out.Len() > 0 {
+			t.Errorf("short work shows %q", out.String())
+		}
+		time.Sleep(60 * time.Second)
+		step = "call"
+		time.Sleep(time.Second)
+		stop()
+		text := out.String()
+		if !strings.HasPrefix(text, "\r\x1b[Kupload  0:01\r") || !strings.HasSuffix(text, "\r\x1b[Kupload  1:00\r\x1b[Kcall  1:01\r\x1b[K") {
+			t.Errorf("%q", text)
+		}
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"time"
 
 	"golang.org/x/term"
 
@@ -76,6 +77,32 @@ func (s Status) Show(text string) { fmt.Fprintf(s.w, "\r\x1b[K%s", text) }
 
 // Clear removes the line.
 func (s Status) Clear() { fmt.Fprint(s.w, "\r\x1b[K") }
+
+// Watch shows text() and the time since its call in the line, anew each second, until the caller calls stop.
+// Work of less than a second shows nothing. Nothing else may write to the terminal meanwhile. text
+// runs in another goroutine.
+func (s Status) Watch(text func() string) (stop func()) {
+	if !s.Active() {
+		return func() {}
+	}
+	began, done, ended := time.Now(), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				at := int(time.Since(began).Seconds())
+				s.Show(fmt.Sprintf("%s  %d:%02d", text(), at/60, at%60))
+			case <-done:
+				s.Clear()
+				return
+			}
+		}
+	}()
+	return func() { close(done); <-ended }
+}
 
 // Device is the flag of the backend.
 type Device struct {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -87,15 +88,16 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := c.checkOutputs(); err != nil {
 		return err
 	}
-	status := cli.NewStatus(out.Err)
-	cfg.Progress = func(p bench.Progress) { status.Show(describe(p)) }
+	var step atomic.Pointer[bench.Progress]
+	cfg.Progress = func(p bench.Progress) { step.Store(&p) }
 	if c.JSON != "" && !c.Plan && !output.IsStream(c.JSON) {
 		// The report survives a crash. The last write returns the error of a file
 		// that cannot be written.
 		cfg.Measured = func(r *report.Report) { _ = output.Write(ctx, c.JSON, r.WriteJSON) }
 	}
+	stop := cli.NewStatus(out.Err).Watch(func() string { return describe(step.Load()) })
 	r, err := c.measure(ctx, cfg)
-	status.Clear()
+	stop()
 	if err != nil {
 		return err
 	}
@@ -137,14 +139,16 @@ func (c *Command) write(ctx context.Context, r *report.Report) error {
 	return errors.Join(errs...)
 }
 
-// describe returns the number of the case, the case with its step, and the elapsed time.
-func describe(p bench.Progress) string {
+// describe returns the number of the case, and the case with its step. p is nil before the first.
+func describe(p *bench.Progress) string {
+	if p == nil {
+		return "opening the devices"
+	}
 	of := ""
 	if p.Of > 0 {
 		of = fmt.Sprintf(" of %d", p.Of)
 	}
-	s := int(p.Elapsed.Seconds())
-	return fmt.Sprintf("case %d%s · %-5s S=%-7d %-12s %d:%02d", p.Cases+1, of, p.Backend, p.Case.SeqK, p.Step, s/60, s%60)
+	return fmt.Sprintf("case %d%s · %-5s S=%-7d %-12s", p.Cases+1, of, p.Backend, p.Case.SeqK, p.Step)
 }
 
 // measure runs the cases, or plans them.

@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync/atomic"
 
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
-	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/output"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -20,7 +20,9 @@ type computation struct {
 	*call.Operands
 	dev     *kernels.Device
 	files   *output.Set
-	streams *cli.Streams
+	traced  bool         // anyone sees the progress
+	done    atomic.Int64 // the progress of attend in percent
+	printed string       // by the current step
 
 	call   *kernels.Call
 	result kernels.Result
@@ -64,7 +66,15 @@ func (r *computation) rotate(ctx context.Context) error {
 	return nil
 }
 
-// attend computes and checks the call.
+// percent returns the progress of the current step, if it is known.
+func (r *computation) percent() string {
+	if p := r.done.Load(); p > 0 {
+		return fmt.Sprintf(", %d%%", p)
+	}
+	return ""
+}
+
+// attend computes the call.
 func (r *computation) attend(ctx context.Context) error {
 	opt := r.Options // without LSE and Weights for the other outputs
 	opt.LSE, opt.Weights = r.LSE != "" || r.DO != "", r.Weights != ""
@@ -73,18 +83,20 @@ func (r *computation) attend(ctx context.Context) error {
 		return err
 	}
 	r.call = prepared
-	status := cli.NewStatus(r.streams.Err)
-	defer status.Clear()
-	traced := ctx
-	if status.Active() {
-		traced = kernels.WithTrace(ctx, &kernels.Trace{Progress: func(done, total float64) {
-			status.Show(fmt.Sprintf("%s: %3.0f%% of %s", r.dev.Info().Name, 100*done/total, cli.SI(total, "FLOP")))
-		}})
+	if r.traced {
+		defer r.done.Store(0)
+		ctx = kernels.WithTrace(ctx, &kernels.Trace{Progress: func(done, total float64) { r.done.Store(int64(100 * done / total)) }})
 	}
-	if r.result, err = prepared.Run(traced); err != nil || !r.Check {
-		return err
+	r.result, err = prepared.Run(ctx)
+	return err
+}
+
+// check checks the result.
+func (r *computation) check(ctx context.Context) error {
+	if !r.Check {
+		return nil
 	}
-	report, err := prepared.Check(ctx, r.result, kernels.CheckOptions{})
+	report, err := r.call.Check(ctx, r.result, kernels.CheckOptions{})
 	if err != nil {
 		return err
 	}
@@ -98,11 +110,11 @@ func (r *computation) checked(rows string, report kernels.CheckReport) error {
 			report.Worst, report.MaxError, report.Bound, report.Rows, rows)
 	}
 	if report.Rows == 0 {
-		_, err := fmt.Fprintf(r.streams.Out, "check: there are no %s\n", rows)
-		return err
+		r.printed = fmt.Sprintf("check: there are no %s\n", rows)
+		return nil
 	}
-	_, err := fmt.Fprintf(r.streams.Out, "check: %d %s against float64: largest error %.3g, bound %.3g (%s)\n", report.Rows, rows, report.MaxError, report.Bound, report.Worst)
-	return err
+	r.printed = fmt.Sprintf("check: %d %s against float64: largest error %.3g, bound %.3g (%s)\n", report.Rows, rows, report.MaxError, report.Bound, report.Worst)
+	return nil
 }
 
 // writeRows writes the output, and the results with numbers for each row.
@@ -169,6 +181,9 @@ func (r *computation) writePairs(ctx context.Context) error {
 		}
 		for n := range kept {
 			i := n / d.SeqK
+			if n%d.SeqK == 0 && ctx.Err() != nil {
+				return ctx.Err()
+			}
 			kept[n] = r.Options.Dropout.Keeps(i/d.SeqQ/d.Heads, i/d.SeqQ%d.Heads, i%d.SeqQ, n%d.SeqK)
 		}
 		return r.write(ctx, "keep-mask", keep, r.pairs())

@@ -99,15 +99,34 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := errors.Join(in.CheckMemory(), c.checkMemory(in.Dims)); err != nil {
 		return err
 	}
-	operands, err := in.Load(ctx, dev, out.Note)
+	status := cli.NewStatus(out.Err)
+	var notes []string
+	stop := status.Watch(func() string { return "reading the inputs" })
+	operands, err := in.Load(ctx, dev, func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) })
+	stop()
+	for _, n := range notes {
+		out.Note("%s", n)
+	}
 	if err != nil {
 		return err
 	}
 	defer operands.Release()
-	r := &computation{Command: c, Operands: operands, dev: dev, files: &set, streams: out}
+	r := &computation{Command: c, Operands: operands, dev: dev, files: &set, traced: status.Active()}
 	defer func() { r.result.Release() }()
-	for _, step := range []func(context.Context) error{r.rotate, r.attend, r.writeRows, r.writePairs, r.differentiate, set.Commit} {
-		if err := step(ctx); err != nil {
+	for _, step := range []struct {
+		what string
+		run  func(context.Context) error
+	}{
+		{"rotary embedding", r.rotate}, {"attention of " + cli.SI(float64(plan.FLOPs), "FLOP"), r.attend}, {"check against float64", r.check},
+		{"output", r.writeRows}, {"scores, weights and masks", r.writePairs}, {"gradients", r.differentiate}, {"writing", set.Commit},
+	} {
+		stop := status.Watch(func() string { return dev.Info().Name + ": " + step.what + r.percent() })
+		err := step.run(ctx)
+		stop()
+		if _, e := io.WriteString(out.Out, r.printed); err == nil {
+			err = e
+		}
+		if r.printed = ""; err != nil {
 			return err
 		}
 	}
