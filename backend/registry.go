@@ -73,7 +73,7 @@ func driver(family string) Driver {
 }
 
 // Open opens a backend by name: "auto", "cpu", "gpu", "gpu:1" (by number) or "gpu:NAME" (by a
-// part of the device's name, ignoring case). "auto" opens the device of [Auto], or "cpu" if
+// part of the device's name, ignoring case). "auto" and "" open the device of [Auto], or "cpu" if
 // that fails.
 //
 // Errors: ErrNoBackend for a family that is not registered, ErrNoDevice when the

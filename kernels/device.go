@@ -18,7 +18,7 @@ type Device struct {
 	verified atomic.Uint64 // runs
 }
 
-// Open opens a device by name: "auto" (a hardware GPU, else the CPU), "cpu", "gpu",
+// Open opens a device by name: "auto" or "" (a hardware GPU, else the CPU), "cpu", "gpu",
 // "gpu:1" by number or "gpu:NAME" by a part of the device's name. The program imports the
 // backends that it wants to open.
 //

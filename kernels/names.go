@@ -7,7 +7,9 @@ import (
 )
 
 // A program names everything by this package. What follows is declared in package backend,
-// where drivers need it, and has its methods there.
+// where drivers need it, and has its methods there: go doc ./backend Tensor lists them, and
+// go doc ./backend Tensor.Swap prints one. Outside of this module the package is
+// github.com/seed90331342/attn/backend.
 
 // Tensor is a view of memory as [batch, heads, seq, dim]: a [Shape], [Strides] and an offset,
 // all in elements of one [DType]. Copies of a Tensor share the memory. The zero Tensor means
@@ -15,11 +17,13 @@ import (
 //
 // Slice, Swap, Broadcast and View return other views of the same memory: [B,S,H,D] data, one
 // head of many and a mask that all heads share are views, not copies. Float32s, Bits, Bools and
-// QuantisedRows return host memory as a slice. Release frees the memory of all views.
+// QuantisedRows return host memory as a slice. Release frees the memory of all views. Command
+// go doc ./backend Tensor.Swap prints the comment of one.
 type Tensor = backend.Tensor
 
 // Shape is the length of a tensor along each axis. All four are written: a tensor of
-// Shape{S, D}, which is [S, D, 0, 0], has no elements.
+// Shape{S, D}, which is [S, D, 0, 0], has no elements. Elements counts them and Contiguous returns
+// the strides in order of the axes: go doc ./backend Shape.Elements.
 type Shape = backend.Shape
 
 // Strides are the distances in elements between neighbours along each axis, 0 where one element
@@ -41,7 +45,8 @@ type ScoreMod = backend.ScoreMod
 type Position = backend.Position
 
 // DType is the element type of a [Tensor] in memory. Arithmetic is in float32 or wider for all
-// types.
+// types. String returns its name, Size the bytes of an element, and Bytes those of a shape; Quantise
+// and Dequantise convert rows, Encode and Decode single numbers: go doc ./backend DType.Quantise.
 type DType = backend.DType
 
 const (
@@ -92,7 +97,8 @@ func CheckMemory(bytes int64) error { return backend.CheckMemory(bytes) }
 // [Call.Warmup]. It returns ErrShape for a shape that is negative or too large.
 func Meta(dtype DType, shape Shape) (Tensor, error) { return backend.Meta(dtype, shape) }
 
-// Dropout drops softmax weights at random, the same ones on every backend (Srivastava et al. 2014).
+// Dropout drops softmax weights at random, the same ones on every backend (Srivastava et al. 2014). Keeps
+// reports whether a weight stays, and Factor returns its multiplier 1/(1-P): go doc ./backend Dropout.Keeps.
 type Dropout = backend.Dropout
 
 // Pages lists the pages of each batch in a pool of keys and a pool of values. Pages need not be
@@ -116,10 +122,11 @@ const (
 	Identity = backend.Identity // g
 )
 
-// LinearAttention is the operands and options of [Device.LinearAttention].
+// LinearAttention is the operands and options of [Device.LinearAttention]. Its fields describe the
+// formula: go doc ./backend LinearAttention.
 type LinearAttention = backend.LinearAttention
 
-// CausalConv is the operands and options of [Device.CausalConv].
+// CausalConv is the operands and options of [Device.CausalConv]: go doc ./backend CausalConv.
 type CausalConv = backend.CausalConv
 
 // ScorePoint is a point between QKᵀ and softmax, for [Device.Scores].
@@ -131,7 +138,8 @@ const (
 	Biased = backend.Biased // with all biases, and -Inf for hidden keys: the input of the softmax, before Sinks and Dropout
 )
 
-// Visibility is the rule by which a query row sees keys.
+// Visibility is the rule by which a query row sees keys. Range returns the keys of a row, and Pairs counts
+// the visible pairs: go doc ./backend Visibility.Range.
 type Visibility = backend.Visibility
 
 // Plan is how a device runs a call: the code path and the reason for it, counts of operations
@@ -173,7 +181,8 @@ type Trace = backend.Trace
 func WithTrace(ctx context.Context, t *Trace) context.Context { return backend.WithTrace(ctx, t) }
 
 // Interrupted is the error of a call that ended early. A prepared call can be resumed; calls of
-// caches and layers run again from the start. Find it with [errors.As].
+// caches and layers run again from the start. Find it with [errors.As]. Unwrap returns the
+// cause: go doc ./backend Interrupted.Unwrap.
 type Interrupted = backend.Interrupted
 
 // Partial is the finished part of a call that ended early.

@@ -125,6 +125,30 @@ func TestChangelog(t *testing.T) {
 	}
 }
 
+// TestAliases: the comments of package kernels name commands that find something.
+func TestAliases(t *testing.T) {
+	code := string(clitest.ReadFile(t, "../../kernels/names.go"))
+	found := regexp.MustCompile(`go\s+(?://\s+)?doc \./backend (\w+)(?:\.(\w+))?`).FindAllStringSubmatch(code, -1)
+	if len(found) < 8 {
+		t.Fatalf("only %v", found)
+	}
+	files, err := filepath.Glob("../../backend/*.go")
+	clitest.NoError(t, err)
+	var declared string
+	for _, file := range files {
+		declared += string(clitest.ReadFile(t, file))
+	}
+	for _, m := range found {
+		pattern := `(?m)^type ` + m[1] + ` `
+		if m[2] != "" {
+			pattern = `(?m)^func \(\w+ \*?` + m[1] + `\) ` + m[2] + `\(`
+		}
+		if !regexp.MustCompile(pattern).MatchString(declared) {
+			t.Errorf("%s finds nothing", m[0])
+		}
+	}
+}
+
 // functionsOf returns the names of the tests and examples of a package or, with /..., below it, a
 // line each.
 func functionsOf(t *testing.T, root, pattern string) (names string) {

@@ -19,7 +19,7 @@ type Command struct {
 	cli.Device      `embed:""`
 	flags.Overwrite `embed:""`
 
-	File  string `arg:"" name:"file" placeholder:"FILE.json" help:"The example: x, and optionally w_query, w_key, w_value, b_query, b_key, b_value, scale, softcap, labels, d_outputs, and expected values, which are checked."`
+	File  string `arg:"" name:"file" placeholder:"FILE.json" help:"The example, with the fields above."`
 	Grads bool   `name:"gradients" help:"Also print each step of the backward pass, from the gradient of the outputs (d_outputs in the file, else 1) to those of queries, keys and values."`
 	Round *int   `name:"round" placeholder:"N" help:"Also print the weights rounded to N decimals, so that each row still adds up to 1, and the steps that follow from them."`
 	PNG   string `name:"png" placeholder:"H.png" help:"Draw the weights as a heat map: queries down, keys across."`
