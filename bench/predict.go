@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/seed90331342/attn/bench/internal/format"
@@ -74,12 +75,15 @@ func share(left time.Duration, of int) time.Duration {
 }
 
 // patience returns how many seconds a case may run rounds that only make its median more
-// precise: without a budget caseSeconds, else an even share of the time left, which leaves
-// most of it to the longer lengths.
+// precise: in a sweep caseSeconds, with a budget an even share of the time left, which leaves
+// most of it to the longer lengths, else any number.
 func (r *runner) patience(seq int) float64 {
 	left := r.left()
-	if left < 0 || len(r.series.Seqs) == 0 {
+	switch {
+	case len(r.series.Seqs) == 0:
 		return caseSeconds
+	case left < 0:
+		return math.Inf(1)
 	}
 	later := 0
 	for _, s := range r.series.Seqs {

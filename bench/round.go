@@ -34,9 +34,9 @@ const (
 	longRounds = 2
 	// maxRounds ends the repetitions of a case that does not become precise.
 	maxRounds = 40
-	// morePatience limits the time of a case to a multiple of its shortest time.
+	// morePatience limits the time of a case with a budget, or in a sweep, to a multiple of its shortest time.
 	morePatience = 5
-	// caseSeconds limits the time of a case's rounds beyond minRounds, without a budget.
+	// caseSeconds limits the time of a case's rounds beyond minRounds in a sweep.
 	caseSeconds = 3.0
 	// ceilingSeconds is the time of the ceilings of one round.
 	ceilingSeconds = 0.07
@@ -72,7 +72,10 @@ func oneRound(seconds float64) float64 {
 // long to become so.
 func (b *bencher) enough() bool {
 	n, took := len(b.row.Rounds), time.Since(b.roundsBegan).Seconds()
-	limit := min(b.limit, max(morePatience*leastSeconds(b.warm), caseSeconds))
+	limit := b.limit
+	if !math.IsInf(limit, 1) {
+		limit = min(limit, max(morePatience*leastSeconds(b.warm), caseSeconds))
+	}
 	switch {
 	case b.cfg.Rounds > 0:
 		return n >= b.cfg.Rounds
@@ -128,7 +131,7 @@ func (b *bencher) round() error {
 	if err := b.kernel(); err != nil {
 		return err
 	}
-	if b.staged == nil || b.stop() != "" || floats.Sum(b.stages) > stagesSeconds {
+	if b.staged == nil || b.stop() != "" || floats.Sum(b.stages) > stagesSeconds && (len(b.stages) >= stagesRounds || !math.IsInf(b.limit, 1)) {
 		return nil // the comparison needs fewer digits than the figure
 	}
 	seconds, err := timed(b.work, b.staged.run)
@@ -136,6 +139,7 @@ func (b *bencher) round() error {
 		return fmt.Errorf("three stages: %w", err)
 	}
 	b.stages = append(b.stages, seconds)
+	b.row.Rounds[len(b.row.Rounds)-1].StagesS = report.Positive(seconds)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -202,8 +203,11 @@ func TestPatience(t *testing.T) {
 	cfg := must.Get(of(Series{Seqs: []int{1024, 2048, 4096, 1 << 20}}).withDefaults())(t)
 	synctest.Test(t, func(t *testing.T) { // time stands still
 		r := &runner{cfg: cfg, series: &cfg.Series[0]}
-		if got := r.patience(1024); got != caseSeconds {
+		if got := r.patience(1024); !math.IsInf(got, 1) {
 			t.Errorf("without a budget: %v s", got)
+		}
+		if got := (&runner{series: &Series{}}).patience(1024); got != caseSeconds {
+			t.Errorf("in a sweep: %v s", got)
 		}
 		r.seriesEnd = time.Now().Add(100 * time.Second)
 		if got := r.patience(1024); got != 20 {

@@ -22,7 +22,7 @@ const (
 )
 
 // measuredTime matches the times that are divided by.
-var measuredTime = regexp.MustCompile(`(times_s|pace_s)\[|predicted_s$`)
+var measuredTime = regexp.MustCompile(`(times_s|pace_s)\[|(predicted|rounds\[\d+\]\.stages)_s$`)
 
 // check returns ErrFile for values with which a reader of the report would crash or be
 // misled. Figures that follow from others are not among them: they are derived again.

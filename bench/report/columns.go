@@ -49,6 +49,7 @@ var columns = []column{
 	{"ceiling", word, 11, func(m *Measurement) any { return m.ceilingText() }},
 	{"reached", percent, 7, func(m *Measurement) any { return m.PercentOfBound }},
 	{"vs stages", ratio, 9, func(m *Measurement) any { return m.SpeedupVsStages }},
+	{"±", percent, 6, func(m *Measurement) any { return m.StagesPercent }},
 	{"memory", byteSize, 9, func(m *Measurement) any { return m.peak() }},
 	{"part that grows as S²", byteSize, 0, func(m *Measurement) any { return Positive(float64(m.Memory.Square)) }},
 	{"host peak", byteSize, 0, func(m *Measurement) any { return m.Memory.HostPeak }},
@@ -69,7 +70,7 @@ var legend = [][2]string{
 		"matrix, GFLOP/s of products of f16 matrices in registers, a third of it where three stand for one;\n" +
 		"read, GB/s of these operands, from cache if they fit, else from memory; launch, µs of an empty call"},
 	{"reached", "GFLOP/s, GB/s or the launch in percent of the ceiling"},
-	{"vs stages", "time of QKᵀ, softmax and PV with all weights in memory, relative to this call"},
+	{"vs stages", "time of QKᵀ, softmax and PV with all weights in memory, relative to this call; ±: from six rounds on"},
 	{"memory", "maximum for the case: growth of the process by operands and first calls, or memory held on the device"},
 	{"error", "of sampled rows against float64, at the element closest to its bound; WRONG: the bound is exceeded, no figures"},
 	{"noisy", "other processes used that share of the backend's CPU time: measure again on a quiet machine"},

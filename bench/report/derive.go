@@ -157,7 +157,7 @@ func (m *Measurement) findBound() {
 // findRates computes the rates and percentages that follow from MedianS, the counts, the
 // ceilings and Bound.
 func (m *Measurement) findRates() {
-	m.GFLOPS, m.GBS, m.PercentOfBound, m.SpeedupVsStages = nil, nil, nil, nil
+	m.GFLOPS, m.GBS, m.PercentOfBound, m.SpeedupVsStages, m.StagesPercent = nil, nil, nil, nil, nil
 	if m.MedianS == nil {
 		return
 	}
@@ -166,5 +166,14 @@ func (m *Measurement) findRates() {
 	m.PercentOfBound = Positive(100 * m.least(m.Bound) / s)
 	if m.StagesS != nil {
 		m.SpeedupVsStages = Figure(*m.StagesS / s)
+	}
+	var ratios []float64 // of times close to each other: load and clock rates cancel
+	for _, r := range m.Rounds {
+		if r.StagesS != nil {
+			ratios = append(ratios, *r.StagesS/stats.Median(r.TimesS))
+		}
+	}
+	if low, high, sure := stats.MedianInterval(ratios); sure >= stats.Confidence {
+		m.StagesPercent = Figure(50 * (high - low) / stats.Median(ratios))
 	}
 }

@@ -110,6 +110,9 @@ type Measurement struct {
 	// memory. SpeedupVsStages is StagesS / MedianS.
 	StagesS         *float64 `json:"stages_s"`
 	SpeedupVsStages *float64 `json:"speedup_vs_stages"`
+	// StagesPercent is half of the 95% interval of the median over rounds of the stages' time relative to the
+	// call's, in percent of it; null for fewer than six rounds with both.
+	StagesPercent *float64 `json:"stages_percent,omitempty"`
 	// MaxError is |x - float64 result| of the sampled element x of the output or gradients
 	// with the largest ratio of error to bound, ErrorBound the bound of that element. MaxError is null when it is
 	// not finite.
@@ -131,6 +134,8 @@ type Round struct {
 	CeilingGFLOPS *float64 `json:"ceiling_gflops"`
 	CeilingGBS    *float64 `json:"ceiling_gbs"`
 	LaunchS       *float64 `json:"launch_s"`
+	// StagesS is the time of the three stages after the calls; null where they are left out.
+	StagesS *float64 `json:"stages_s,omitempty"`
 }
 
 // Memory is the memory of a case in bytes, counted exactly and measured.

@@ -120,10 +120,10 @@ func TestMarkdown(t *testing.T) {
 	r := sample()
 	r.Cases[1].Note = "a | bar"
 	wantText(t, r.WriteMarkdown,
-		"| case | device | S | time | ± | kernel | GFLOP/s | GB/s | ceiling | reached | vs stages | memory | error | bound | status |\n| --- | --- |",
-		"| plain | cpu | 256 | 1.23 ms | 1.2% | - | 54.6 | 0.32 | 100 fma | 54.4% | 2.10x | 2.0 MiB | 6.4e-08 | 7.3e-05 | ok, noisy: ",
+		"| case | device | S | time | ± | kernel | GFLOP/s | GB/s | ceiling | reached | vs stages | ± | memory | error | bound | status |\n| --- | --- |",
+		"| plain | cpu | 256 | 1.23 ms | 1.2% | - | 54.6 | 0.32 | 100 fma | 54.4% | 2.10x | - | 2.0 MiB | 6.4e-08 | 7.3e-05 | ok, noisy: ",
 		"| 1.0e-07 | 1.0e-04 | ok, a / bar |\n",
-		"| plain | gpu:0 | 64 | 60.0 µs | - | 15.0 µs | 69.9 | 6.55 | 30.0 launch | 50.0% | - | 390.6 KiB | 1.0e-07 | 1.0e-04 | ok |\n",
+		"| plain | gpu:0 | 64 | 60.0 µs | - | 15.0 µs | 69.9 | 6.55 | 30.0 launch | 50.0% | - | - | 390.6 KiB | 1.0e-07 | 1.0e-04 | ok |\n",
 	)
 }
 

@@ -53,7 +53,7 @@ type Command struct {
 	Threads []int         `name:"threads" help:"Threads of the CPU backend, at most GOMAXPROCS; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
 	Memory  cli.Size      `name:"device-memory" placeholder:"SIZE" help:"Limit of the GPU memory in use: 256M, 2G. Tensors beyond it stay in host memory and are streamed. Default: all of it."`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among backends and series; cases beyond it are predicted. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
-	Rounds  int           `name:"rounds" help:"Rounds of each case, of several calls with the ceilings next to them. Default: as many as a precise median takes." placeholder:"N"`
+	Rounds  int           `name:"rounds" help:"Rounds of each case, of several calls with the ceilings next to them. Default: as many as a precise median takes, at most 40." placeholder:"N"`
 	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the choice of checked rows."`
 	Resume  string        `name:"resume" placeholder:"FILE" type:"path" help:"Continue an interrupted run: cases that its --json report FILE has are not measured again. The other flags are those of that run; --json defaults to FILE."`
 	JSON    string        `name:"json" help:"Write the report to this file, after each case." placeholder:"FILE"`
