@@ -38,6 +38,9 @@ func (c Case) row(info kernels.Info) report.Measurement {
 	if c.Mask {
 		m.Mask = kernels.F32.String()
 	}
+	if c.Cache != kernels.F32 {
+		m.Cache = c.Cache.String()
+	}
 	if w := c.Window; w != nil {
 		limited := func(n int) *int {
 			if n == kernels.Unbounded {
@@ -55,6 +58,14 @@ func (c Case) row(info kernels.Info) report.Measurement {
 func (c Case) options(bias kernels.Tensor) kernels.Options {
 	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, LowPrecision: c.LowPrecision, Bias: bias,
 		LSE: c.Variant == report.Backward}
+}
+
+// keys returns the type of K and V.
+func (c Case) keys() kernels.DType {
+	if c.Cache != kernels.F32 {
+		return c.Cache
+	}
+	return c.DType
 }
 
 // stored reports whether the variant stores scores or weights.
@@ -124,7 +135,7 @@ func (c Case) plan(ctx context.Context, dev *kernels.Device) (kernels.Plan, erro
 		}
 		return t
 	}
-	q, k, v := meta(c.DType, s.q), meta(c.DType, s.k), meta(c.DType, s.k)
+	q, k, v := meta(c.DType, s.q), meta(c.keys(), s.k), meta(c.keys(), s.k)
 	var bias kernels.Tensor
 	if c.Mask {
 		bias = meta(kernels.F32, s.mask)

@@ -96,6 +96,8 @@ type Series struct {
 	Batch, Heads, KVHeads, Dim int
 	// DType is the type of Q, K, V and O.
 	DType kernels.DType
+	// Cache is the type of K and V in place of DType: Q8, Q4 or F8, as a cache stores them. F32, the zero value, is that of DType.
+	Cache kernels.DType
 	// Variant is one of [report.Variants]; "" means fused.
 	Variant string
 	// Causal hides later keys from a row. The last query is at the position of the last
@@ -129,6 +131,15 @@ func (s Series) withDefaults() (Series, error) {
 		return s, fmt.Errorf("bench: seq-q is %d, it must be 1 to %d, or 0 for as many queries as keys: %w", s.SeqQ, maxSeq, kernels.ErrShape)
 	case !slices.Contains(report.Variants, s.Variant):
 		return s, fmt.Errorf("bench: variant is %q, it must be one of %v: %w", s.Variant, report.Variants, kernels.ErrOption)
+	}
+	if s.Cache != kernels.F32 {
+		// Meta refuses a head size that q4 does not have.
+		if _, err := kernels.Meta(s.Cache, kernels.Shape{1, 1, 1, s.Dim}); err != nil || !s.Cache.Quantised() {
+			return s, fmt.Errorf("bench: cache is %v, it must be q8, q4 or f8, and for q4 the head size %d a multiple of 32: %w", s.Cache, s.Dim, kernels.ErrDType)
+		}
+		if s.Variant != report.Fused {
+			return s, fmt.Errorf("bench: a cache in %v is read by the fused call, the variant is %s: %w", s.Cache, s.Variant, kernels.ErrOption)
+		}
 	}
 	if s.LowPrecision && s.Variant != report.Fused {
 		return s, fmt.Errorf("bench: low precision is an option of the fused call, the variant is %s: %w", s.Variant, kernels.ErrOption)

@@ -90,6 +90,32 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 	}
 }
 
+// A cache stores rows of fewer bytes: in q8 an integer for each element and a float32, in q4 18 bytes for 32
+// elements, in fp8 a byte for each. What is measured is within its bound, and the case has another name.
+func TestCaches(t *testing.T) {
+	be := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
+	defer be.Close()
+	names := map[string]bool{}
+	for _, tc := range []struct {
+		cache kernels.DType
+		row   int64
+	}{{kernels.F32, 64 * 4}, {kernels.Q8, 64 + 4}, {kernels.Q4, 2 * 18}, {kernels.F8, 64}} {
+		r := must.Get(Run(t.Context(), []*kernels.Device{be}, Config{Rounds: 1, Series: []Series{
+			{Heads: 4, KVHeads: 2, SeqQ: 8, Seqs: []int{40}, Cache: tc.cache, Window: &kernels.Window{Left: 3}}}}))(t)
+		m := r.Cases[0]
+		if names[m.Name] = true; m.Status != report.OK || m.MaxError == nil || *m.MaxError > *m.ErrorBound {
+			t.Errorf("%v: %v %v", tc.cache, m.Status, m.Note)
+		}
+		q := int64(4 * 8 * 64 * 4)
+		if want := 2*q + 2*2*(8+3)*tc.row; m.Bytes != want { // the rows see 11 keys
+			t.Errorf("%v moves %d bytes, want %d", tc.cache, m.Bytes, want)
+		}
+	}
+	if len(names) != 4 {
+		t.Errorf("the names are %v", names)
+	}
+}
+
 // The stages compute every pair and store the scores.
 func TestCountsOfStages(t *testing.T) {
 	c := Case{Series{DType: kernels.BF16, Causal: true, Mask: true, Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, Dim: 7}, 5}

@@ -39,7 +39,7 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 		shape kernels.Shape
 		dtype kernels.DType
 		skip  bool
-	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.DType, false}, {&op.v, s.k, c.DType, false}, {&op.bias, s.mask, kernels.F32, !c.Mask},
+	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.keys(), false}, {&op.v, s.k, c.keys(), false}, {&op.bias, s.mask, kernels.F32, !c.Mask},
 		{&op.dO, s.q, c.DType, c.Variant != report.Backward}} {
 		if in.skip {
 			continue
@@ -208,7 +208,8 @@ func (op *operands) reads() []kernels.Tensor {
 	row := op.c.row(op.dev.Info())
 	seen := func(t kernels.Tensor) kernels.Tensor {
 		shape := kernels.Shape{1, 1, op.c.Batch * op.c.KVHeads * row.SeenKeys(), op.c.Dim}
-		if view, err := t.View(shape, shape.Contiguous(), t.Offset()); err == nil {
+		strides, _ := t.DType().Contiguous(shape)
+		if view, err := t.View(shape, strides, t.Offset()); err == nil {
 			return view
 		}
 		return t

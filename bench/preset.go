@@ -34,9 +34,11 @@ func Presets() []Preset {
 			{Name: "full", Seqs: doubling(4*k, 1*M), Heads: 1},
 			{Name: "window of 4096", Seqs: doubling(64*k, 1*M), Heads: 1, Causal: true, Window: last(4096)},
 		}},
-		{Name: "decode", About: "one query on 1k to 128k cached keys, 32 heads on 8, f32 and bf16", Budget: 3 * time.Minute, Series: []Series{
+		{Name: "decode", About: "one query on 1k to 128k cached keys, 32 heads on 8, f32, bf16, q8 and q4", Budget: 5 * time.Minute, Series: []Series{
 			{Name: "decode f32", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128},
 			{Name: "decode bf16", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: kernels.BF16},
+			{Name: "decode q8", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, Cache: kernels.Q8},
+			{Name: "decode q4", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, Cache: kernels.Q4},
 		}},
 		{Name: "shapes", About: "the head shapes of well-known models at 1k and 4k", Budget: 5 * time.Minute, Series: []Series{
 			model("BERT large", 16, 16, 64, false),

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -85,7 +86,7 @@ func settings(was, now *report.Measurement) (differ []string) {
 	}
 	flags := func(m *report.Measurement) [][2]any {
 		return [][2]any{
-			{"series", m.Series}, {"--backend", m.Backend}, {"--threads", m.Threads}, {"--variant", m.Variant}, {"--dtype", m.DType}, {"--batch", m.Batch},
+			{"series", m.Series}, {"--backend", m.Backend}, {"--threads", m.Threads}, {"--variant", m.Variant}, {"--dtype", m.DType}, {"--cache", cmp.Or(m.Cache, "none")}, {"--batch", m.Batch},
 			{"--heads", m.Heads}, {"--kv-heads", unless(m.KVHeads, m.Heads, "that of --heads")}, {"--dim", m.Dim}, {"--seq", m.SeqK},
 			{"--seq-q", unless(m.SeqQ, m.SeqK, "that of --seq")}, {"--causal", m.Causal},
 			{"--window", fmt.Sprint(number(m.WindowLeft), ",", number(m.WindowRight))}, {"--softcap", m.Softcap}, {"--low-precision", m.LowPrecision}, {"--mask", m.Mask != ""},

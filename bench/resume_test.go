@@ -95,6 +95,7 @@ func TestResumeKeepsCases(t *testing.T) {
 		{of(func(s *Series) { s.KVHeads = 1 }), be, "--kv-heads was that of --heads and is 1 now"},
 		{of(func(s *Series) { s.SeqQ = 1 }), be, "drop: --seq-q was that of --seq and is 1 now: give"},
 		{of(func(s *Series) { s.Causal, s.Softcap = true, 2 }), be, "drop: --causal was false and is true now, --softcap was 0 and is 2 now: give"},
+		{of(func(s *Series) { s.Cache, s.Dim = kernels.Q4, 32 }), be, "--cache was none and is q4 now"},
 		{of(func(s *Series) { s.LowPrecision = true }), be, "drop: --low-precision was false and is true now: give"},
 		{of(func(s *Series) { s.Window = &kernels.Window{Left: 3, Right: kernels.Unbounded} }), be, "drop: --window was inf,inf and is 3,inf now: give"},
 		{of(func(s *Series) { s.Mask = true }), be, "drop: --mask was false and is true now: give"},

@@ -298,6 +298,9 @@ func TestConfigRefuses(t *testing.T) {
 		{of(Series{Softcap: math.NaN()}), kernels.ErrOption},
 		{of(Series{Softcap: math.Inf(1)}), kernels.ErrOption},
 		{of(Series{LowPrecision: true, Variant: report.QK}), kernels.ErrOption},
+		{of(Series{Cache: kernels.BF16}), kernels.ErrDType},
+		{of(Series{Cache: kernels.Q4, Dim: 40}), kernels.ErrDType},
+		{of(Series{Cache: kernels.Q8, Variant: report.Backward}), kernels.ErrOption},
 	} {
 		r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), nil, tc.cfg) })
 		if !errors.Is(err, tc.want) || r != nil {

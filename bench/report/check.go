@@ -90,6 +90,7 @@ func (m *Measurement) check(e *Environment) (field, must string) {
 		{"batch, heads, seq_q, seq_k, dim", size <= maxCount, "have a product that can be counted"},
 		{"variant", slices.Contains(Variants, m.Variant), "be one of " + strings.Join(Variants, ", ")},
 		{"dtype", elementSize[m.DType] > 0, "be f32, f16 or bf16"},
+		{"cache", m.Cache == "" || cacheTypes[m.Cache] != kernels.F32, "be q8, q4 or f8, or be left out"},
 		{"backend", slices.ContainsFunc(e.Backends, func(b kernels.Info) bool { return m.on(&b) }), "be in environment.backends, with these threads"},
 		{"status", slices.Contains([]Status{OK, Wrong, Failed, NotRun, Predicted}, m.Status), "be one of ok, wrong, failed, not run, predicted"},
 		{"status", (m.Status == OK) == (len(m.Rounds) > 0), `be "ok" exactly if there are rounds`},

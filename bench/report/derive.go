@@ -43,6 +43,9 @@ func (m *Measurement) SeenKeys() int {
 // elementSize has the sizes in bytes of the types that a case may have.
 var elementSize = map[string]int64{kernels.F32.String(): 4, kernels.F16.String(): 2, kernels.BF16.String(): 2}
 
+// cacheTypes are the types of a cache.
+var cacheTypes = map[string]kernels.DType{kernels.Q8.String(): kernels.Q8, kernels.Q4.String(): kernels.Q4, kernels.F8.String(): kernels.F8}
+
 // count sets the figures that follow from the call and its plan, without a measurement:
 // operations, bytes moved and memory.
 func (m *Measurement) count() {
@@ -53,7 +56,11 @@ func (m *Measurement) count() {
 	}
 	size, rows := elementSize[m.DType], int64(m.Batch)*int64(m.Heads)*int64(m.SeqQ)
 	all := rows * int64(m.SeqK)
-	q, k := size*rows*int64(m.Dim), size*int64(m.Batch)*int64(m.KVHeads)*int64(m.SeqK)*int64(m.Dim) // also of O and V
+	keyRow := size * int64(m.Dim)
+	if t, ok := cacheTypes[m.Cache]; ok {
+		keyRow = t.Bytes(kernels.Shape{1, 1, 1, m.Dim})
+	}
+	q, k := size*rows*int64(m.Dim), keyRow*int64(m.Batch)*int64(m.KVHeads)*int64(m.SeqK) // also of O and V
 	operands, scores, stage := 2*q+2*k, 4*all, 2*int64(m.Dim)
 	unseen := 2 * k / int64(m.SeqK) * int64(m.SeqK-m.SeenKeys())
 	var mask int64

@@ -26,6 +26,8 @@ type Measurement struct {
 	Variant string `json:"variant"`
 	// DType is the type of Q, K, V and O: "f32", "f16" or "bf16".
 	DType string `json:"dtype"`
+	// Cache is the type of K and V where it is another one: "q8", "q4" or "f8".
+	Cache string `json:"cache,omitempty"`
 	// Batch to Dim are the lengths of the call. Dim is also the head size of the values.
 	Batch   int `json:"batch"`
 	Heads   int `json:"heads"`
@@ -283,6 +285,7 @@ func (m *Measurement) differences() (all []string) {
 			all = append(all, fmt.Sprintf(format, args...))
 		}
 	}
+	add(m.Cache != "", "cache-%s", m.Cache)
 	add(m.KVHeads != m.Heads, "kv%d", m.KVHeads)
 	add(m.SeqQ != m.SeqK, "q%d", m.SeqQ)
 	add(m.Causal, "causal")

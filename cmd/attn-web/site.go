@@ -63,7 +63,7 @@ func build(ctx context.Context, dir, ort string, messages io.Writer) error {
 		return err
 	}
 	program := filepath.Join(dir, "attn.wasm")
-	stop := cli.NewStatus(messages).Watch(func() string { return "building attn.wasm, the first time takes a minute or more" })
+	stop := cli.NewStatus(messages).Watch(func() string { return "building attn.wasm, which takes a minute or more the first time" })
 	_, err = goCommand(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", program, worker)
 	stop()
 	if err != nil {

@@ -42,6 +42,7 @@ type Command struct {
 	KVHeads []int         `name:"kv-heads" help:"Key and value heads, a divisor of --heads. Default: --heads." placeholder:"N"`
 	Dim     []int         `name:"dim" placeholder:"N" help:"Head size. Default: 64."`
 	DType   []string      `name:"dtype" placeholder:"TYPE" help:"Element type: f32, f16 or bf16. Default: f32."`
+	Cache   []string      `name:"cache" placeholder:"TYPE" help:"Type of keys and values, as a cache stores them: q8, q4 or f8; none is that of --dtype. Default: none."`
 	Variant []string      `name:"variant" placeholder:"NAME" help:"Operation: fused, stages (all three, with the weights in memory), qk, softmax, pv, or backward (the gradients of q, k and v, without the forward call). Default: fused."`
 	Causal  bool          `name:"causal" help:"Hide later keys from a row."`
 	Window  *flags.Window `name:"window" placeholder:"L,R" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
@@ -172,7 +173,7 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report
 // config returns the configuration that the flags describe.
 func (c *Command) config() (bench.Config, error) {
 	cfg := bench.Config{Budget: c.Budget, Rounds: c.Rounds, Seed: c.Seed}
-	cases := c.Seq != "" || c.SeqQ != nil || len(c.Batch)+len(c.Heads)+len(c.KVHeads)+len(c.Dim)+len(c.DType)+len(c.Variant) > 0 ||
+	cases := c.Seq != "" || c.SeqQ != nil || len(c.Batch)+len(c.Heads)+len(c.KVHeads)+len(c.Dim)+len(c.DType)+len(c.Cache)+len(c.Variant) > 0 ||
 		c.Causal || c.Window != nil || c.Softcap != 0 || c.Low || c.Mask
 	for _, refused := range []struct {
 		when bool
@@ -271,6 +272,13 @@ func (c *Command) series() ([]bench.Series, error) {
 		}
 	}
 	all = combined(all, dtypes, func(s *bench.Series, d kernels.DType) { s.DType = d })
+	caches := map[string]kernels.DType{"none": kernels.F32, "q8": kernels.Q8, "q4": kernels.Q4, "f8": kernels.F8}
+	for _, name := range c.Cache {
+		if _, ok := caches[name]; !ok {
+			return nil, fmt.Errorf("--cache is %q, it must be q8, q4, f8 or none", name)
+		}
+	}
+	all = combined(all, c.Cache, func(s *bench.Series, name string) { s.Cache = caches[name] })
 	return combined(all, c.Variant, func(s *bench.Series, v string) { s.Variant = v }), nil
 }
 
