@@ -48,6 +48,7 @@ func TestClosedOutput(t *testing.T) {
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
+		Status{&out}.Watch(nil)() // ends at once
 		step := "upload"
 		stop := Status{&out}.Watch(func() string { return step })
 		time.Sleep(999 * time.Millisecond)

@@ -86,6 +86,7 @@ func (s Status) Watch(text func() string) (stop func()) {
 		return func() {}
 	}
 	began, done, ended := time.Now(), make(chan struct{}), make(chan struct{})
+	shown := false
 	go func() {
 		defer close(ended)
 		tick := time.NewTicker(time.Second)
@@ -95,8 +96,11 @@ func (s Status) Watch(text func() string) (stop func()) {
 			case <-tick.C:
 				at := int(time.Since(began).Seconds())
 				s.Show(fmt.Sprintf("%s  %d:%02d", text(), at/60, at%60))
+				shown = true
 			case <-done:
-				s.Clear()
+				if shown {
+					s.Clear()
+				}
 				return
 			}
 		}
