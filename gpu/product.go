@@ -106,7 +106,7 @@ func (b *Backend) product(m product) *queue.Op {
 // productTile is one way to divide the results of a matrix product into tiles.
 type productTile struct {
 	name   string
-	time   int            // of a result, relative to other tiles, by the table in docs/gpu.md
+	time   int            // of a result, relative to other tiles, by the table in docs/results/README.md
 	kernel shaders.Matmul // without what depends on the operands
 	// scalar loads elements one at a time even where four are adjacent.
 	scalar bool
