@@ -11,7 +11,7 @@ import (
 	attnborn "github.com/seed90331342/attn/kernels/adapters/born"
 )
 
-// BenchmarkTurns times born's model with its own attention and with attn, in turns, and reports the
+// BenchmarkTurns times a LLaMA that born loads from a GGUF file with born's own attention and with attn, in turns, and reports the
 // median of each in milliseconds: a prompt of 512 tokens, and a step of decoding over a cache of 512.
 //
 //	go test -run '^$' -bench Turns -benchtime 20x
@@ -20,7 +20,7 @@ func BenchmarkTurns(b *testing.B) {
 	defer dev.Close()
 	config := llama.Config{VocabSize: 256, HiddenSize: 256, NumLayers: 4, NumHeads: 8, NumKVHeads: 2, HeadDim: 32,
 		FFNSize: 688, MaxSeqLen: 4096, RopeTheta: 10000, NormEpsilon: 1e-5}
-	model := llama.NewModel(config, backend)
+	model := loaded(b, config)
 	functions := [2]llama.AttentionFunc[Backend]{nil, attnborn.New[Backend](ctx, dev, nil)}
 	turns := func(b *testing.B, step func()) {
 		var times [2][]float64
