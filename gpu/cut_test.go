@@ -12,13 +12,15 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest/must"
 )
 
+type lowering struct {
+	name string
+	opt  Options
+}
+
 // lowered are limits far below any adapter's. Each makes the tests' problems be cut in the
 // way that its name describes. A tile of 32 keys of 256 channels takes 32 KiB; a binding
 // must hold that and its alignment.
-var lowered = []struct {
-	name string
-	opt  Options
-}{
+var lowered = []lowering{
 	{"bindings of 36 KiB cut batches, heads, queries and keys", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 36 << 10}}},
 	{"three workgroups a dimension cut grids", Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}},
 	{"submissions of 100,000 operations cut keys and ranges", Options{MaxWork: 1e5}},
@@ -29,11 +31,18 @@ var lowered = []struct {
 	all,
 }
 
-var all = struct {
-	name string
-	opt  Options
-}{"all of it, and nothing pooled", Options{PoolBytes: -1, MaxWork: 1e6, Limits: gputypes.Limits{
+var all = lowering{"all of it, and nothing pooled", Options{PoolBytes: -1, MaxWork: 1e6, Limits: gputypes.Limits{
 	MinStorageBufferOffsetAlignment: 512, MaxStorageBufferBindingSize: 36 << 10, MaxComputeWorkgroupsPerDimension: 5, MaxBufferSize: 64 << 20}}}
+
+// someLowered returns lowered: with -short every other one, beginning with the first or the second.
+func someLowered(from int) (list []lowering) {
+	for i, l := range lowered {
+		if !testing.Short() || i%2 == from {
+			list = append(list, l)
+		}
+	}
+	return list
+}
 
 // TestConformanceOfCuts runs the suite with limits that cut everything.
 func TestConformanceOfCuts(t *testing.T) {
@@ -158,10 +167,7 @@ func testCutsChangeNoBit(t *testing.T, from int, problem func(testing.TB, *Backe
 	}
 	names := []string{"o", "lse", "weights", "o of the stages", "lse of the stages", "scores"}
 	want, _ := results(Options{})
-	for i, l := range lowered {
-		if testing.Short() && i%2 != from {
-			continue
-		}
+	for _, l := range someLowered(from) {
 		got, chunks := results(l.opt)
 		if chunks < 2 {
 			t.Errorf("%s: one chunk, nothing was cut", l.name)

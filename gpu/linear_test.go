@@ -52,13 +52,7 @@ func TestLinearCuts(t *testing.T) {
 	}
 	names := []string{"o", "present state", "o without it", "o in place", "the state in place", "o without states"}
 	want, _ := results(Options{})
-	for i, l := range append(lowered[:len(lowered):len(lowered)], struct {
-		name string
-		opt  Options
-	}{"bindings of 8 KiB gather rows", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 8 << 10}}}) {
-		if testing.Short() && i%2 == 0 && i < len(lowered) {
-			continue
-		}
+	for _, l := range append(someLowered(1), lowering{"bindings of 8 KiB gather rows", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 8 << 10}}}) {
 		got, cuts := results(l.opt)
 		if cuts < 2 && l.opt.MemoryBytes == 0 && l.opt.Limits.MaxBufferSize == 0 {
 			t.Errorf("%s: one dispatch, nothing was cut", l.name)
@@ -187,7 +181,7 @@ func TestConvCuts(t *testing.T) {
 	}
 	for _, tokens := range []int{90, 3} {
 		want := run(Options{}, tokens)
-		for _, l := range lowered {
+		for _, l := range someLowered(tokens % 2) {
 			l.opt.Limits.MaxStorageBufferBindingSize = min(l.opt.Limits.MaxStorageBufferBindingSize, 2<<10)
 			got := run(l.opt, tokens)
 			for i := range got.values {

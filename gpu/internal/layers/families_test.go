@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
@@ -33,7 +34,10 @@ func TestFamilies(t *testing.T) {
 		t.Fatalf("there are %d files, should be 21", len(files))
 	}
 	each(t, func(t *testing.T, dev *kernels.Device) {
-		for _, file := range files {
+		for n, file := range files {
+			if testing.Short() && n%2 > 0 && strings.HasSuffix(t.Name(), "gpu") { // a driver compiles a kernel for many of them
+				continue
+			}
 			family := file[len(folder)+1 : len(file)-len(".safetensors")]
 			model := must.Get(nn.ParseConfig(must.Get(os.ReadFile(filepath.Join(folder, family+".json")))(t)))(t)
 			content := must.Get(os.ReadFile(file))(t)
