@@ -79,23 +79,20 @@ func (h *stateHistory) step(t *testing.T) string {
 	b, window := h.rng.IntN(len(h.of)), max(h.config.Window, 1)
 	s := &h.of[b]
 	counts := slices.Repeat([]int{1 + h.rng.IntN(window)}, len(h.of))
-	switch h.rng.IntN(9) {
+	switch h.rng.IntN(8) {
 	case 0:
 		counts = slices.Repeat([]int{window + 1 + h.rng.IntN(5)}, len(h.of))
 		fallthrough
 	case 1, 2, 3:
-		h.call(t, counts, false, false)
+		h.call(t, counts, false)
 		return fmt.Sprintf("a call of %d tokens", counts[0])
 	case 4:
 		for b := range counts {
 			counts[b] = h.rng.IntN(4)
 		}
-		h.call(t, counts, true, false)
+		h.call(t, counts, true)
 		return fmt.Sprintf("a packed call of %v tokens", counts)
 	case 5:
-		h.call(t, counts, false, true)
-		return fmt.Sprintf("a call of %d tokens outside the cache", counts[0])
-	case 6:
 		to := (b + 1) % len(h.of)
 		if err := h.cache.Fork(t.Context(), b, to); to == b {
 			wantError(t, "fork to itself", kernels.ErrOption, err)
@@ -105,7 +102,7 @@ func (h *stateHistory) step(t *testing.T) string {
 		}
 		h.of[to] = statesOf{after: map[int][2][]float32{s.n: s.after[s.n], 0: s.after[0]}, n: s.n}
 		return fmt.Sprintf("fork %d to %d", b, to)
-	case 7:
+	case 6:
 		var file bytes.Buffer
 		noError(t, h.cache.Save(t.Context(), b, &file))
 		to := h.rng.IntN(len(h.of))
@@ -130,7 +127,7 @@ func (h *stateHistory) step(t *testing.T) string {
 }
 
 // call makes the two calls of a step, and the same ones for each sequence alone.
-func (h *stateHistory) call(t *testing.T, counts []int, packed, outside bool) {
+func (h *stateHistory) call(t *testing.T, counts []int, packed bool) {
 	c, batch, tokens := h.config, len(h.of), counts[0]
 	var cuQ []int
 	if packed {
@@ -161,26 +158,17 @@ func (h *stateHistory) call(t *testing.T, counts []int, packed, outside bool) {
 		t.Cleanup(f.release)
 		*to = f.view
 	}
-	window, giveUp := max(c.Window, 1), h.rng.IntN(4) == 0
-	whole := packed || outside || tokens > window
-	if outside {
-		state, rows, err := h.cache.Views(t.Context(), counts)
-		noError(t, err)
-		inConv, inLinear := conv, linear
-		inConv.PastState, inConv.PresentState, inLinear.PastState, inLinear.PresentState = rows, rows, state, state
-		noError(t, h.dev.CausalConv(t.Context(), inConv))
-		noError(t, h.dev.LinearAttention(t.Context(), inLinear))
-	} else {
-		for b := 0; !whole && b < len(h.of) && giveUp; b++ { // the step is given up after its convolution
-			if b == 0 {
-				noError(t, h.cache.CausalConv(t.Context(), conv))
-			}
-			noError(t, h.cache.Rewind(b, h.of[b].n))
-			h.of[b].reach = min(h.of[b].reach, window-tokens)
+	giveUp := h.rng.IntN(4) == 0
+	whole := packed || tokens > c.Window
+	for b := 0; !whole && b < len(h.of) && giveUp; b++ { // the step is given up after its convolution
+		if b == 0 {
+			noError(t, h.cache.CausalConv(t.Context(), conv))
 		}
-		noError(t, h.cache.CausalConv(t.Context(), conv))
-		noError(t, h.cache.LinearAttention(t.Context(), linear))
+		noError(t, h.cache.Rewind(b, h.of[b].n))
+		h.of[b].reach = min(h.of[b].reach, c.Window-tokens)
 	}
+	noError(t, h.cache.CausalConv(t.Context(), conv))
+	noError(t, h.cache.LinearAttention(t.Context(), linear))
 	h.plain(t, counts, conv, linear, whole)
 }
 
@@ -221,7 +209,7 @@ func (h *stateHistory) plain(t *testing.T, counts []int, conv kernels.CausalConv
 				}
 			}
 		}
-		s.reach = min(n, max(c.Window, 1))
+		s.reach = min(n, c.Window)
 		if whole {
 			s.reach = 0
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
-// StateConfig is the shape of a [States]. Fields left 0 mean: Batch 1, KVHeads 1, ValueDim as Dim, Window 1.
+// StateConfig is the shape of a [States]. Fields left 0 mean: Batch 1, KVHeads 1, ValueDim as Dim.
 type StateConfig struct {
 	// Batch is the number of sequences.
 	Batch int
@@ -20,7 +20,8 @@ type StateConfig struct {
 	KVHeads, Dim, ValueDim int
 	// Channels and Width are Ch and W of the convolution; both 0 mean none.
 	Channels, Width int
-	// Window is the number of tokens that Rewind can remove, and of states of a sequence besides its own.
+	// Window is the number of tokens that Rewind can remove, and of states of a sequence besides its own. With 0 calls
+	// update the only state in place.
 	Window int
 }
 
@@ -40,7 +41,7 @@ type StateConfig struct {
 // tokens that are computed together depend on their number.
 //
 // Methods are safe for concurrent use and run one at a time. After an error the sequences are unchanged, but Rewind may remove
-// fewer tokens.
+// fewer tokens. Without a Window their states may be changed in part: Rewind them to 0.
 type States struct {
 	config       StateConfig
 	pool         *pool // without pages: the device, the lock, and whether it was released
@@ -61,7 +62,7 @@ func NewStates(ctx context.Context, dev *kernels.Device, c StateConfig) (x *Stat
 	if err := p.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, Window: c.Window}); err != nil {
 		return nil, err
 	}
-	c.Batch, c.KVHeads, c.ValueDim, c.Window = cmp.Or(c.Batch, 1), p.config.KVHeads, p.config.ValueDim, cmp.Or(c.Window, 1)
+	c.Batch, c.KVHeads, c.ValueDim = cmp.Or(c.Batch, 1), p.config.KVHeads, p.config.ValueDim
 	if conv := min(c.Channels, 1); c.Batch < 1 || c.Batch > op.MaxLength || conv < 0 || c.Channels > op.MaxLength || c.Width < 2*conv || c.Width > backend.MaxConv*conv {
 		return nil, fmt.Errorf("config: Batch is %d, Channels is %d and Width is %d: they must be at least 1, 1 and 2, the Width at most %d, and both 0 without a convolution: %w",
 			c.Batch, c.Channels, c.Width, backend.MaxConv, kernels.ErrOption)
@@ -144,7 +145,7 @@ func (c *States) run(ctx context.Context, r *ring, past, present kernels.Tensor,
 		}
 		at, size := r.at[0], len(r.states)
 		for b, n := range r.back {
-			r.back[b] = min(n, c.config.Window-calls) // the calls overwrite the others
+			r.back[b] = max(min(n, c.config.Window-calls), 0) // the calls overwrite the others
 		}
 		for i := range calls {
 			for j, t := range operands {
@@ -256,30 +257,4 @@ func (c *States) set(ctx context.Context, b, n int, src ...kernels.Tensor) error
 		r.n[b], r.at[b] = n, (r.at[b]+1)%len(r.states)
 	}
 	return nil
-}
-
-// Views returns the states [B, Hv, K, V] and the rows [B, 1, W-1, Ch], or the zero Tensor, for calls outside the cache, such as
-// those of a layer, which update them in place by count[b] tokens. Rewind does not remove these. The views serve until
-// the next method, Lens excepted. Errors: ErrOption for other counts and between the two calls of a step, ErrReleased, and the
-// backend's.
-func (c *States) Views(ctx context.Context, count []int) (state, rows kernels.Tensor, err error) {
-	views := [2]kernels.Tensor{}
-	err = c.change("views", 0, true, func() error {
-		if len(count) != c.config.Batch || slices.Min(count) < 0 || c.config.Channels > 0 && !slices.Equal(c.linear.n, c.conv.n) {
-			return fmt.Errorf("count is %v, it must have a number for each of %d sequences, with as many tokens in their states as in their convolutions: %w", count, c.config.Batch, kernels.ErrOption)
-		}
-		for i, r := range c.rings() {
-			if err := c.align(ctx, r); err != nil {
-				return err
-			}
-			views[i] = r.states[r.at[0]]
-		}
-		for _, r := range c.rings() {
-			for b, n := range count {
-				r.n[b], r.back[b] = r.n[b]+n, 0
-			}
-		}
-		return nil
-	})
-	return views[0], views[1], err
 }

@@ -110,8 +110,6 @@ func TestStateCalls(t *testing.T) {
 		{"fork of a sequence that does not exist", c.Fork(ctx, -1, 0), kernels.ErrOption, "fork: sequence -1 does not exist"},
 		{"fork to one that does not exist", c.Fork(ctx, 0, 2), kernels.ErrOption, "sequence 2 is no other one of 2"},
 		{"fork to itself", c.Fork(ctx, 1, 1), kernels.ErrOption, "sequence 1 is no other one of 2"},
-		{"few counts", must.Err(firstOf(c.Views(ctx, []int{1}))), kernels.ErrOption, "count is [1], it must have a number for each of 2 sequences"},
-		{"negative counts", must.Err(firstOf(c.Views(ctx, []int{1, -1}))), kernels.ErrOption, "count is [1 -1]"},
 		{"save of a sequence that does not exist", c.Save(ctx, 2, io.Discard), kernels.ErrOption, "save: sequence 2"},
 		{"save to nothing", c.Save(ctx, 1, nil), kernels.ErrOption, "the writer is nil"},
 		{"load of a sequence that does not exist", c.Load(ctx, 2, bytes.NewReader(before), int64(len(before))), kernels.ErrOption, "load: sequence 2"},
@@ -122,11 +120,10 @@ func TestStateCalls(t *testing.T) {
 		t.Errorf("refused calls change the states, or the lengths to %v", n)
 	}
 	must.Do(t, c.CausalConv(ctx, conv))
-	for name, err := range map[string]error{"fork": c.Fork(ctx, 0, 1), "save": c.Save(ctx, 0, io.Discard), "views": must.Err(firstOf(c.Views(ctx, []int{1, 1})))} {
+	for name, err := range map[string]error{"fork": c.Fork(ctx, 0, 1), "save": c.Save(ctx, 0, io.Discard)} {
 		must.Fail(t, name+" between the calls of a step", err, kernels.ErrOption, "3 tokens in its state and 5 in its convolution")
 	}
 	must.Do(t, c.Rewind(0, 3))
-	must.Fail(t, "views when one is between the calls of a step", must.Err(firstOf(c.Views(ctx, []int{1, 1}))), kernels.ErrOption, "as many tokens in their states as in their convolutions")
 	must.Do(t, c.LinearAttention(ctx, linear))
 	must.Fail(t, "rewind", c.Rewind(0, 5), kernels.ErrOption, "length is 5")
 	c.Release()
@@ -134,8 +131,6 @@ func TestStateCalls(t *testing.T) {
 		must.Fail(t, name+" after Release", err, kernels.ErrReleased, "the cache was released")
 	}
 }
-
-func firstOf[T any](x, _ T, err error) (T, error) { return x, err }
 
 // TestRewindStates: Rewind reaches over several calls as far as the Window does, and a state is that after the tokens left.
 func TestRewindStates(t *testing.T) {
@@ -168,7 +163,6 @@ func TestRewindStates(t *testing.T) {
 			file := saved(t, c, 1)
 			return c.Load(ctx, 1, bytes.NewReader(file), int64(len(file)))
 		},
-		"views": func() error { return must.Err(firstOf(c.Views(ctx, []int{0, 0}))) },
 	} {
 		must.Do(t, layerStep(t, ctx, c, smallStates, 4, 1))
 		must.Do(t, c.Rewind(1, c.Lens()[1]-1))
@@ -179,12 +173,8 @@ func TestRewindStates(t *testing.T) {
 		}
 		must.Fail(t, "before "+name, c.Rewind(1, n-1), kernels.ErrOption, "of which the cache has the states")
 	}
-	must.Do(t, layerStep(t, ctx, c, smallStates, 2, 1))
-	must.Do(t, must.Err(firstOf(c.Views(ctx, []int{0, 1}))))
-	n := c.Lens()[1]
-	must.Fail(t, "tokens of another place", c.Rewind(1, n-1), kernels.ErrOption, fmt.Sprintf("it must be 0 or %d to %d", n, n))
 	must.Do(t, layerStep(t, ctx, c, smallStates, 5, 1))
-	n = c.Lens()[1]
+	n := c.Lens()[1]
 	must.Fail(t, "of a call longer than the window", c.Rewind(1, n-1), kernels.ErrOption, fmt.Sprintf("it must be 0 or %d to %d", n, n))
 	must.Do(t, c.Rewind(1, 0))
 	if c.Lens()[1] != 0 || !bytes.Equal(saved(t, c, 1), files[0]) {
@@ -269,7 +259,6 @@ func TestFailedStates(t *testing.T) {
 		{"load", func(ctx context.Context) error {
 			return c.Load(ctx, 1, bytes.NewReader(before[0]), int64(len(before[0])))
 		}},
-		{"views", func(ctx context.Context) error { return must.Err(firstOf(c.Views(ctx, []int{1, 1}))) }},
 	} {
 		for i := range 2 { // the state or the rows
 			if copies.after = i; x.name == "a call" && i == 1 {

@@ -45,9 +45,9 @@ func ExampleLinearAttention_kimiLinear() {
 	latent, err := nn.NewLatentAttention(ctx, dev, d, weights)
 	check(err)
 	defer latent.Release()
-	state, err := linear.NewState(ctx, 1)
+	states, err := kvcache.NewStates(ctx, dev, linear.StateConfig())
 	check(err)
-	defer state.Release()
+	defer states.Release()
 	cache, err := kvcache.New(ctx, dev, kvcache.Config{Dim: d.Rank + d.RopeDim, Latent: d.Rank, Capacity: 4096})
 	check(err)
 	defer cache.Release()
@@ -70,10 +70,10 @@ func ExampleLinearAttention_kimiLinear() {
 	opt := nn.MultiHeadOptions{Options: model.Layers[1].Options}
 	whole := apply(x, nn.LinearOptions{}, opt)
 	opt.Cache = cache
-	y := append(apply(x[:5*c.Model], nn.LinearOptions{State: state}, opt), apply(x[5*c.Model:], nn.LinearOptions{State: state}, opt)...)
-	fmt.Println("state:", state.S.Shape(), "convolution:", state.Conv.Shape(), "tokens in the cache:", cache.Lens()[0])
+	y := append(apply(x[:5*c.Model], nn.LinearOptions{States: states}, opt), apply(x[5*c.Model:], nn.LinearOptions{States: states}, opt)...)
+	fmt.Println("tokens in the states:", states.Lens()[0], "tokens in the cache:", cache.Lens()[0])
 	fmt.Println("equal:", slices.EqualFunc(y, whole, func(a, b float32) bool { return math.Abs(float64(a-b)) < 1e-4 }))
 	// Output:
-	// state: [1 3 8 8] convolution: [1 1 3 72] tokens in the cache: 7
+	// tokens in the states: 7 tokens in the cache: 7
 	// equal: true
 }

@@ -45,8 +45,9 @@ func ExampleLinearAttention() {
 	attention, err := nn.NewMultiHeadAttention(ctx, dev, full.MultiHead, weights)
 	check(err)
 	defer attention.Release()
-	states, err := kvcache.NewStates(ctx, dev, kvcache.StateConfig{KVHeads: c.ValueHeads, Dim: c.KeyDim, ValueDim: c.ValueDim,
-		Channels: 2*c.KeyHeads*c.KeyDim + c.ValueHeads*c.ValueDim, Width: c.Conv, Window: 3})
+	shape := linear.StateConfig()
+	shape.Window = 3 // tokens that Rewind can remove
+	states, err := kvcache.NewStates(ctx, dev, shape)
 	check(err)
 	defer states.Release()
 	cache, err := kvcache.New(ctx, dev, kvcache.Config{KVHeads: full.MultiHead.KVHeads, Dim: full.MultiHead.HeadDim, Capacity: 4096})

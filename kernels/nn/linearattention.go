@@ -3,7 +3,6 @@ package nn
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math"
 
 	"github.com/seed90331342/attn/backend"
@@ -58,45 +57,21 @@ func (l *LinearAttention) Release() {
 	l.fixed.Release()
 }
 
-// LinearState is what N sequences of any lengths keep from one call to the next. It starts with zeros. A program may
-// slice and copy the tensors, for example to return to an earlier token.
-type LinearState struct {
-	S    kernels.Tensor // [N, ValueHeads, KeyDim, ValueDim] F32
-	Conv kernels.Tensor // [N, 1, Conv-1, C] of any float type: the last inputs of the convolution, of C channels q|k|v
-}
-
-// Release frees the memory of s.
-func (s LinearState) Release() {
-	s.S.Release()
-	s.Conv.Release()
-}
-
-// NewState returns the state of n sequences without tokens, in F32, for the caller to Release. It returns ErrShape for
-// a negative n, ErrMemory, and the backend's errors.
-func (l *LinearAttention) NewState(ctx context.Context, n int) (s LinearState, err error) {
-	defer op.Annotate(&err, "linear attention state")
-	to := [2]*kernels.Tensor{&s.S, &s.Conv}
-	for i, shape := range l.config.states(n) {
-		host, err := kernels.AllocHost(kernels.F32, shape)
-		if err == nil {
-			*to[i], err = l.dev.Upload(ctx, host)
-		}
-		if err != nil {
-			s.Release()
-			return LinearState{}, err
-		}
+// StateConfig returns the config of the states of one sequence for the layer, without a Window.
+func (l *LinearAttention) StateConfig() kvcache.StateConfig {
+	c := l.config
+	s := kvcache.StateConfig{KVHeads: c.ValueHeads, Dim: c.KeyDim, ValueDim: c.ValueDim}
+	if c.Conv > 1 { // else the convolution has no state
+		s.Channels, s.Width = c.sizes().channels, c.Conv
 	}
-	return s, nil
+	return s
 }
 
 // LinearOptions are the options of one call of a [LinearAttention].
 type LinearOptions struct {
-	// State, unless zero, is that before the tokens of x, which Apply replaces by that after them. Without it
-	// sequences start with x. After an error it may be changed in part.
-	State LinearState
-	// States, unless nil, keeps the states of its sequences in the place of State, and can rewind, fork and save them. Its
-	// config has the KVHeads, Dim, ValueDim, Channels and Width of ValueHeads, KeyDim, ValueDim, C and Conv of the layer. After
-	// an error a Rewind to its Lens takes back the convolution, up to its Window.
+	// States, unless nil, keeps the states of the sequences from one call to the next. Without them sequences start with x.
+	// Their config is [LinearAttention.StateConfig] with any Batch and Window. After an error a Rewind to the Lens takes
+	// back the convolution, up to the Window.
 	States *kvcache.States
 	// CuQ packs sequences as in [kernels.LinearAttention]; nil means that each batch of x is one.
 	CuQ []int
@@ -107,37 +82,27 @@ type LinearOptions struct {
 //	x [B, 1, S, Model]    y [B, 1, S, Model] of x's dtype
 //
 // Padding before the first token of a sequence must be rows of zeros, which change nothing. Padding after its last token
-// must be left out, by CuQ for example, because it would change the State.
+// must be left out, by CuQ for example, because it would change the state.
 //
-// Errors: ErrShape and ErrDType for x and the State, ErrOption for both kinds of states, those of CuQ as for
-// [kernels.Device.LinearAttention], those of States, and the backend's.
+// Errors: ErrShape and ErrDType for x, those of CuQ as for [kernels.Device.LinearAttention], those of States, and the
+// backend's.
 func (l *LinearAttention) Apply(ctx context.Context, x kernels.Tensor, opt LinearOptions) (y kernels.Tensor, err error) {
 	defer op.Annotate(&err, "linear attention layer")
 	if err := checkInput(x, l.config.Model); err != nil {
 		return y, err
 	}
-	if opt.State != (LinearState{}) {
-		if opt.States != nil {
-			return y, fmt.Errorf("both State and States are set: only one can be the state before x: %w", kernels.ErrOption)
-		}
-		shapes := l.config.states(backend.Sequences(opt.CuQ, x.Shape()[0]))
-		if err := cmp.Or(opt.State.S.CheckShape("state S", shapes[0], "[N, Hv, K, V] of x and the layer", kernels.F32),
-			opt.State.Conv.CheckShape("state Conv", shapes[1], "[N, 1, W-1, C] of x and the layer", floats...)); err != nil {
-			return y, err
-		}
-	}
 	b := steps.Steps{Ctx: ctx, Dev: l.dev, Conv: l.dev, Linear: l.dev}
 	if opt.States != nil {
-		if b.Linear = opt.States; l.config.Conv > 1 { // else the convolution has no state
+		if b.Linear = opt.States; l.config.Conv > 1 {
 			b.Conv = opt.States
 		}
 	}
-	l.apply(&b, &y, x, opt)
+	l.apply(&b, &y, x, opt.CuQ)
 	return b.Result(y)
 }
 
 // apply computes y. Its steps do nothing after an error.
-func (l *LinearAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Tensor, opt LinearOptions) {
+func (l *LinearAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Tensor, cuQ []int) {
 	c, w, s, h, n := l.config, l.w, x.Shape(), l.config.ValueHeads, l.config.sizes()
 	rows := func(n int) kernels.Tensor { return b.Alloc(kernels.Shape{s[0], 1, s[2], n}) }
 	in, conv, beta, f, g, attended := rows(n.channels+n.gates+h+c.Rank), rows(n.channels), rows(h), rows(n.decays), rows(n.decays), rows(n.values)
@@ -150,7 +115,7 @@ func (l *LinearAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 		b.Project(gate, latent, w.Wz)
 	}
 	b.Affine(f, u, w.Wa, w.Bias)
-	b.CausalConv(kernels.CausalConv{Y: conv, X: b.Columns(in, 0, n.channels), W: w.Conv, SiLU: true, PastState: opt.State.Conv, PresentState: opt.State.Conv, CuQ: opt.CuQ})
+	b.CausalConv(kernels.CausalConv{Y: conv, X: b.Columns(in, 0, n.channels), W: w.Conv, SiLU: true, CuQ: cuQ})
 	b.Gate(beta, l.number(b, 0, beta.Shape()), b.Columns(in, at, at+h), kernels.Sigmoid)
 	if b.Err != nil {
 		return
@@ -166,7 +131,7 @@ func (l *LinearAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 		b.Gate(f, f, rates, kernels.Identity)
 		b.Gate(g, l.number(b, 2, g.Shape()), f, kernels.Sigmoid)
 	}
-	b.LinearAttention(kernels.LinearAttention{O: o, Q: q, K: k, V: v, Decay: g, Beta: splitHeads(beta, h), PastState: opt.State.S, PresentState: opt.State.S, CuQ: opt.CuQ})
+	b.LinearAttention(kernels.LinearAttention{O: o, Q: q, K: k, V: v, Decay: g, Beta: splitHeads(beta, h), CuQ: cuQ})
 	b.Normalise(o, o, w.Norm, kernels.Norm{Epsilon: c.Epsilon})
 	b.Gate(o, o, splitHeads(gate, h), c.Gate)
 	b.DType = x.DType()

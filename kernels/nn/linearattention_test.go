@@ -93,10 +93,12 @@ func TestLinearBatches(t *testing.T) {
 				t.Errorf("width %d: sequence %d alone is %v, should be %v", conv, b, got, want[b*60:])
 			}
 		}
-		state := must.Get(l.NewState(ctx, 2))(t)
+		config := l.StateConfig()
+		config.Batch = 2
+		state := must.Get(kvcache.NewStates(ctx, dev, config))(t)
 		defer state.Release()
-		first := apply(l, must.Get(x.Slice(kernels.Seq, 0, 4))(t), nn.LinearOptions{State: state})
-		rest := apply(l, must.Get(x.Slice(kernels.Seq, 4, 6))(t), nn.LinearOptions{State: state})
+		first := apply(l, must.Get(x.Slice(kernels.Seq, 0, 4))(t), nn.LinearOptions{States: state})
+		rest := apply(l, must.Get(x.Slice(kernels.Seq, 4, 6))(t), nn.LinearOptions{States: state})
 		for b := range 2 {
 			// The same sums in another order: four products of at most 20 terms below 8 have errors of 4·√20·8·u < 2^-16.
 			for i, got := range append(first[b*40:b*40+40:b*40+40], rest[b*20:b*20+20]...) {
@@ -105,10 +107,7 @@ func TestLinearBatches(t *testing.T) {
 				}
 			}
 		}
-		config := kvcache.StateConfig{Batch: 2, KVHeads: 4, Dim: 3, ValueDim: 5, Channels: 32, Width: conv, Window: 2}
-		if conv == 1 {
-			config.Channels, config.Width = 0, 0
-		}
+		config.Window = 2
 		states := must.Get(kvcache.NewStates(ctx, dev, config))(t)
 		defer states.Release()
 		kept := apply(l, must.Get(x.Slice(kernels.Seq, 0, 4))(t), nn.LinearOptions{States: states})
@@ -205,9 +204,11 @@ func TestLinearRefuses(t *testing.T) {
 	}
 	must.Fail(t, "no projections", must.Err(nn.NewLinearAttention(ctx, kernels.NewDevice(plainBackend{dev.Backend()}), smallLinear, w)), kernels.ErrUnsupported, "no projections")
 	l := must.Get(nn.NewLinearAttention(ctx, dev, smallLinear, w))(t)
-	must.Fail(t, "sequences", must.Err(l.NewState(ctx, -1)), kernels.ErrShape, "linear attention state: ")
-	x, one, two := random(t, dev, 1, 2, 1, 3, 10), must.Get(l.NewState(ctx, 1))(t), must.Get(l.NewState(ctx, 2))(t)
+	config := l.StateConfig()
+	x, one := random(t, dev, 1, 2, 1, 3, 10), must.Get(kvcache.NewStates(ctx, dev, config))(t)
 	defer one.Release()
+	config.Batch = 2
+	two := must.Get(kvcache.NewStates(ctx, dev, config))(t)
 	defer two.Release()
 	for _, a := range []struct {
 		name string
@@ -218,8 +219,7 @@ func TestLinearRefuses(t *testing.T) {
 	}{
 		{"no x", kernels.Tensor{}, nn.LinearOptions{}, kernels.ErrShape, "x is missing"},
 		{"model size", random(t, dev, 2, 2, 1, 3, 9), nn.LinearOptions{}, kernels.ErrShape, "x has shape [2 1 3 9], it must be [B, 1, S, 10]"},
-		{"sequences", x, nn.LinearOptions{State: one}, kernels.ErrShape, "state S has shape [1 4 3 5], it must be [2 4 3 5]"},
-		{"half a state", x, nn.LinearOptions{State: nn.LinearState{S: two.S}}, kernels.ErrShape, "state Conv is missing"},
+		{"sequences", x, nn.LinearOptions{States: one}, kernels.ErrShape, "past state has shape [1 1 3 32], it must be [2 1 3 32]"},
 		{"packed batches", x, nn.LinearOptions{CuQ: []int{0, 3}}, kernels.ErrShape, "there are 2 batches"},
 		{"no sequences", x, nn.LinearOptions{CuQ: []int{}}, kernels.ErrShape, "batches"},
 	} {
@@ -227,16 +227,20 @@ func TestLinearRefuses(t *testing.T) {
 	}
 	states := must.Get(kvcache.NewStates(ctx, dev, kvcache.StateConfig{Batch: 2, KVHeads: 4, Dim: 4, ValueDim: 5, Channels: 32, Width: 4}))(t)
 	defer states.Release()
-	must.Fail(t, "two states", must.Err(l.Apply(ctx, x, nn.LinearOptions{State: two, States: states})), kernels.ErrOption, "both State and States are set")
 	must.Fail(t, "another key size", must.Err(l.Apply(ctx, x, nn.LinearOptions{States: states})), kernels.ErrShape, "past state has shape [2 4 4 5]")
 	must.Do(t, states.Rewind(0, 0))
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	must.Fail(t, "cancelled", must.Err(l.Apply(done, x, nn.LinearOptions{})), context.Canceled)
-	some := must.Get(l.Apply(ctx, x, nn.LinearOptions{State: two}))(t)
+	some := must.Get(l.Apply(ctx, x, nn.LinearOptions{States: two}))(t)
 	some.Release()
-	before := must.Get(dev.ToFloat32(ctx, two.S))(t)
-	if y := must.Get(l.Apply(ctx, must.Get(x.Slice(kernels.Seq, 0, 0))(t), nn.LinearOptions{State: two}))(t); y.Shape() != (kernels.Shape{2, 1, 0, 10}) || !same([][]float32{before}, [][]float32{must.Get(dev.ToFloat32(ctx, two.S))(t)}) {
+	saved := func() []byte {
+		var file bytes.Buffer
+		must.Do(t, two.Save(ctx, 0, &file))
+		return file.Bytes()
+	}
+	before := saved()
+	if y := must.Get(l.Apply(ctx, must.Get(x.Slice(kernels.Seq, 0, 0))(t), nn.LinearOptions{States: two}))(t); y.Shape() != (kernels.Shape{2, 1, 0, 10}) || !bytes.Equal(before, saved()) {
 		t.Errorf("without tokens y has shape %v, and the state changes", y.Shape())
 	}
 	l.Release()

@@ -73,11 +73,6 @@ func (c LinearConfig) sizes() linearSizes {
 	return n
 }
 
-// states returns the shapes of a LinearState of n sequences.
-func (c LinearConfig) states(n int) [2]kernels.Shape {
-	return [2]kernels.Shape{{n, c.ValueHeads, c.KeyDim, c.ValueDim}, {n, 1, c.Conv - 1, c.sizes().channels}}
-}
-
 // LinearWeights are the weights of a [LinearAttention] in host memory, F32 and contiguous, for y = x·W. With
 // C = 2·Hk·K + Hv·V, and Na = Hv decays, or Hv·K with Channels:
 //

@@ -166,16 +166,18 @@ func testLinear(t *testing.T, dev *kernels.Device, l *nn.LinearAttention, in []f
 		defer y.Release()
 		return must.Get(dev.ToFloat32(ctx, y))(t)
 	}
-	state := must.Get(l.NewState(ctx, 1))(t)
+	config := l.StateConfig()
+	state := must.Get(kvcache.NewStates(ctx, dev, config))(t)
 	defer state.Release()
 	var pieces []float32
 	for from, to := 0, 5; from < tokens; from, to = to, to+max(7-to, 1) {
-		pieces = append(pieces, apply(in[from*model:to*model], nn.LinearOptions{State: state})...)
+		pieces = append(pieces, apply(in[from*model:to*model], nn.LinearOptions{States: state})...)
 	}
-	both := must.Get(l.NewState(ctx, 2))(t)
+	config.Batch = 2
+	both := must.Get(kvcache.NewStates(ctx, dev, config))(t)
 	defer both.Release()
 	const first = 4 // the second sequence has its other tokens in a second call, in which the first one has none
-	packed := apply(append(slices.Clone(in), in[:first*model]...), nn.LinearOptions{State: both, CuQ: []int{0, tokens, tokens + first}})
-	rest := apply(in[first*model:], nn.LinearOptions{State: both, CuQ: []int{0, 0, tokens - first}})
+	packed := apply(append(slices.Clone(in), in[:first*model]...), nn.LinearOptions{States: both, CuQ: []int{0, tokens, tokens + first}})
+	rest := apply(in[first*model:], nn.LinearOptions{States: both, CuQ: []int{0, 0, tokens - first}})
 	return map[string][]float32{"at once": apply(in, nn.LinearOptions{}), "with a state": pieces, "packed": packed[:len(in)], "packed, then the rest": append(packed[len(in):], rest...)}
 }
