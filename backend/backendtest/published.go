@@ -14,7 +14,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/kernels"
-	"github.com/seed90331342/attn/kernels/nn"
 )
 
 //go:embed testdata/worked-examples/*.json
@@ -64,20 +63,14 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 	tx := up(t, dev, x, shape)
 	q, k, v := tx, tx, tx
 	if w.WQuery != nil {
-		var p nn.Projections
 		for _, m := range []struct {
 			dst  *backend.Tensor
 			from [][]float32
-		}{{&p.Wq, w.WQuery}, {&p.Wk, w.WKey}, {&p.Wv, w.WValue}} {
-			*m.dst = up(t, dev, join(m.from), backend.Shape{1, 1, len(m.from), len(m.from[0])})
+		}{{&q, w.WQuery}, {&k, w.WKey}, {&v, w.WValue}} {
+			*m.dst = must(dev.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, shape[backend.Seq], len(m.from[0])}))(t)
+			defer m.dst.Release()
+			noError(t, dev.Project(t.Context(), *m.dst, tx, up(t, dev, join(m.from), backend.Shape{1, 1, len(m.from), len(m.from[0])}), backend.Tensor{}))
 		}
-		var err error
-		if q, k, v, err = p.Apply(t.Context(), dev, tx); err != nil {
-			t.Fatal(err)
-		}
-		defer q.Release()
-		defer k.Release()
-		defer v.Release()
 		same(t, "queries", read(t, dev, q), join(w.Queries), 0, 0)
 		same(t, "keys", read(t, dev, k), join(w.Keys), 0, 0)
 		same(t, "values", read(t, dev, v), join(w.Values), 0, 0)

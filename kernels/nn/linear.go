@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/steps"
 )
 
 // Linear is a linear layer, with weights in the device's memory:
@@ -57,10 +58,14 @@ func (l *Linear) Release() {
 // and the backend's.
 func (l *Linear) Apply(ctx context.Context, x kernels.Tensor) (y kernels.Tensor, err error) {
 	defer op.Annotate(&err, "linear layer")
-	if err := checkInput(x, l.w.Shape()[kernels.Seq]); err != nil {
+	s, w := x.Shape(), l.w.Shape()
+	if err := checkInput(x, w[kernels.Seq]); err != nil {
 		return y, err
 	}
-	return project(ctx, l.dev, "y", x, l.w, l.b, 1)
+	s[kernels.Dim] = w[kernels.Dim]
+	b := steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
+	b.Affine(b.Keep(&y, s), x, l.w, l.b)
+	return b.Result(y)
 }
 
 // ApplyFloat32 is Apply for the rows of x in host memory: x [S][In], y [S][Out].

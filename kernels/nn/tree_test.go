@@ -51,12 +51,15 @@ func TestLayerOfATree(t *testing.T) {
 	}
 
 	// By hand.
-	cache, in := newCache(rope), nn.Projections{Wq: w.Wq, Wk: w.Wk, Wv: w.Wv, Heads: config.Heads, KVHeads: config.KVHeads}
-	_, k, v, err := in.Apply(ctx, dev, prompt)
-	must.Do(t, err)
-	must.Do(t, cache.Append(ctx, k, v, nil))
-	q, k, v, err := in.Apply(ctx, dev, tree)
-	must.Do(t, err)
+	project := func(x, w kernels.Tensor, heads int) kernels.Tensor { // [1, heads, rows, dim]
+		rows := x.Shape()[kernels.Seq]
+		y := must.Get(dev.Alloc(ctx, kernels.F32, kernels.Shape{1, 1, rows, heads * dim}))(t)
+		must.Do(t, dev.Project(ctx, y, x, w, kernels.Tensor{}))
+		return must.Get(y.View(kernels.Shape{1, heads, rows, dim}, kernels.Strides{rows * heads * dim, dim, heads * dim, 1}, 0))(t)
+	}
+	cache, kvHeads := newCache(rope), config.KVHeads
+	must.Do(t, cache.Append(ctx, project(prompt, w.Wk, kvHeads), project(prompt, w.Wv, kvHeads), nil))
+	q, k, v := project(tree, w.Wq, config.Heads), project(tree, w.Wk, kvHeads), project(tree, w.Wv, kvHeads)
 	must.Do(t, cache.AppendAt(ctx, k, v, nil, positions))
 	r := must.Get(cache.Attention(ctx, q, kvcache.CallOptions{Options: opt.Options, Positions: positions, MaskLast: true}))(t)
 	joined := must.Get(dev.Alloc(ctx, kernels.F32, kernels.Shape{1, 1, n, config.Heads * dim}))(t)

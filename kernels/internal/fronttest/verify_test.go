@@ -110,7 +110,7 @@ func TestNothingPanics(t *testing.T) {
 		"a zero Cache": new(kvcache.Cache), "a zero Paged": new(kvcache.Paged), "a zero Sequence": new(kvcache.Sequence), "a zero Batch": new(kvcache.Batch), "a zero States": new(kvcache.States), "a States": states,
 		"a Batch of a zero Paged": new(kvcache.Paged).Batch(new(kvcache.Sequence)), "a Batch of a zero Sequence": paged.Batch(new(kvcache.Sequence)),
 		"a Cache": cache, "a Paged": paged, "a Sequence": sequence, "a Batch": paged.Batch(sequence),
-		"a zero layer": new(nn.MultiHeadAttention), "a layer": layer, "a zero linear layer": new(nn.Linear), "zero Projections": nn.Projections{}, "a zero RoPE": new(nn.RoPE), "a nil RoPE": (*nn.RoPE)(nil),
+		"a zero layer": new(nn.MultiHeadAttention), "a layer": layer, "a zero linear layer": new(nn.Linear), "a zero RoPE": new(nn.RoPE), "a nil RoPE": (*nn.RoPE)(nil),
 		"a zero layer's config": nn.MultiHeadConfig{}, "a layer's config": config, "zero weights": nn.MultiHeadWeights{}, "weights": weights,
 		"the package's functions": functions{},
 		"a nil Device":            (*kernels.Device)(nil), "a zero Device": new(kernels.Device), "a Device of nil": kernels.NewDevice(nil),

@@ -54,7 +54,7 @@ func (f *File) Load(l List, harmless ...string) error {
 		}
 	}
 	if others := f.List(f.Prefix, known...); others != "none" {
-		return fmt.Errorf("loading would ignore %s: set the field of the config for it, compute a layer from its Projections, or remove what changes nothing from the file: %w", others, kernels.ErrFile)
+		return fmt.Errorf("loading would ignore %s: set the field of the config for it, compute the layer by the operations of the device, or remove what changes nothing from the file: %w", others, kernels.ErrFile)
 	}
 	for _, w := range l {
 		if !w.Has() {
