@@ -100,6 +100,7 @@ type MultiHeadAttention struct {
 	config MultiHeadConfig  // with defaults
 	w      MultiHeadWeights // in the device's memory
 	sinks  []float32
+	chunks chunkIDs
 }
 
 // NewMultiHeadAttention returns a layer with weights w, rounded to c.DType, in the device's
@@ -238,7 +239,7 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	if opt.last = c.SharedKeys; c.Sinks {
 		opt.Sinks = l.sinks
 	}
-	if err := opt.chunk(c.Chunk, n[2]); err != nil {
+	if err := l.chunk(&opt, n[2]); err != nil {
 		return err
 	}
 	p.x, p.z, p.opt = x, z, opt

@@ -2,6 +2,7 @@ package nn
 
 import (
 	"math"
+	"sync"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
@@ -57,8 +58,9 @@ func (opt *MultiHeadOptions) positions(n int) ([][]int, error) {
 	return op.Positions(from, n)
 }
 
-// chunk sets the segments of n rows of x and of the tokens before them, the chunks of size positions.
-func (opt *MultiHeadOptions) chunk(size, n int) error {
+// chunk sets the segments of n rows of x and of the tokens before them, the chunks of Chunk positions.
+func (l *MultiHeadAttention) chunk(opt *MultiHeadOptions, n int) error {
+	size := l.config.Chunk
 	if size == 0 {
 		return nil
 	}
@@ -75,16 +77,43 @@ func (opt *MultiHeadOptions) chunk(size, n int) error {
 	if opt.Cache == nil {
 		return nil
 	}
-	for b, before := range opt.before() {
-		ids, err := kernels.Make[int32](opt.keys())
+	ids, err := l.chunks.first(opt.keys(), size)
+	if opt.Positions == nil || err != nil {
+		opt.KSegments = [][]int32{ids}
+		return err
+	}
+	for b, before := range opt.before() { // the tokens of x are in the chunks of their own positions
+		own, err := kernels.Make[int32](len(ids))
 		if err != nil {
 			return err
+		}
+		copy(own, ids)
+		copy(own[min(before, len(own)):], opt.QSegments[min(b, len(positions)-1)])
+		opt.KSegments = append(opt.KSegments, own)
+	}
+	return nil
+}
+
+// chunkIDs are the chunks of the positions 0, 1, 2, .. Calls over a cache share them. A call of one token then allocates no
+// number for each token of the cache.
+type chunkIDs struct {
+	mu  sync.Mutex
+	ids []int32
+}
+
+// first returns the chunks of the first n positions.
+func (c *chunkIDs) first(n, size int) ([]int32, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n > len(c.ids) {
+		ids, err := kernels.Make[int32](max(n, 2*len(c.ids)))
+		if err != nil {
+			return nil, err
 		}
 		for i := range ids {
 			ids[i] = int32(i / size)
 		}
-		copy(ids[min(before, len(ids)):], opt.QSegments[min(b, len(positions)-1)])
-		opt.KSegments = append(opt.KSegments, ids)
+		c.ids = ids
 	}
-	return nil
+	return c.ids[:n], nil
 }

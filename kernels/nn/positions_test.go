@@ -2,6 +2,7 @@ package nn_test
 
 import (
 	"math"
+	"runtime"
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
@@ -49,5 +50,27 @@ func TestChunksInABatch(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestChunksOfATokenAreSmall: a token takes less memory than a number for each token of the cache.
+func TestChunksOfATokenAreSmall(t *testing.T) {
+	dev, ctx := onCPU(t), t.Context()
+	const tokens = 1 << 18
+	l := layerOf(t, dev, nn.MultiHeadConfig{Model: 2, Chunk: tokens / 2})
+	cache := must.Get(kvcache.New(ctx, dev, kvcache.Config{Dim: 2, Capacity: tokens + 8}))(t)
+	defer cache.Release()
+	k := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{1, 1, tokens, 2}))(t)
+	must.Do(t, cache.Append(ctx, k, k, nil))
+	x := random(t, dev, 1, 1, 1, 1, 2)
+	var before, after runtime.MemStats
+	for range 4 { // the ids grow at most once
+		runtime.ReadMemStats(&before)
+		r := must.Get(l.Apply(ctx, x, nn.MultiHeadOptions{Cache: cache}))(t)
+		runtime.ReadMemStats(&after)
+		r.Release()
+	}
+	if n := after.TotalAlloc - before.TotalAlloc; n > tokens {
+		t.Errorf("a token allocates %d bytes next to a cache of %d tokens", n, tokens)
 	}
 }
