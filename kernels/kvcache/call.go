@@ -79,9 +79,6 @@ type batch struct {
 	seqs []*Sequence
 }
 
-// Rotates reports whether the cache has a rotary embedding.
-func (x *batch) Rotates() bool { return x.pool.orNone().config.RoPE != nil }
-
 // Config returns the shape of the cache with its defaults. That of a [Paged] has neither Batch nor
 // Capacity.
 func (x *batch) Config() Config { return x.pool.orNone().config }

@@ -19,12 +19,8 @@ func (c *Cache) Rewind(b, length int) error {
 	return c.change("rewind", b, func(p *pool, s *Sequence) error { return p.rewind(s, length) })
 }
 
-// Rewind removes tokens from the end of s and leaves length of them, as [Cache.Rewind]
-// does. It frees the pages after them that no fork shares. The next append copies a shared page
-// before it writes to it.
-//
-// Errors: ErrOption for a length greater than that of s, or one for which the window needs
-// tokens that are dropped; ErrReleased after Free or Release.
+// Rewind is [Cache.Rewind] of s. It frees the pages that no token is left in and that no fork shares. The next append
+// copies a shared page before it writes to it. Errors as there, and ErrReleased after Free.
 func (s *Sequence) Rewind(length int) error {
 	return s.change("rewind", func(p *pool) error { return p.rewind(s, length) })
 }
@@ -47,9 +43,8 @@ func (c *Cache) Keep(ctx context.Context, b, from int, rows []int) error {
 	return c.change("keep", b, func(p *pool, s *Sequence) error { return p.keep(ctx, s, from, rows) })
 }
 
-// Keep removes the tokens of s from position from on, except those at from+rows[i], as
-// [Cache.Keep] does. Pages that forks share are copied before they are written. Errors as
-// there, ErrCapacity when too few pages are free for such copies, and ErrReleased after Free.
+// Keep is [Cache.Keep] of s. It copies pages that forks share before it writes to them. Errors as there, ErrCapacity
+// when too few pages are free for such copies, and ErrReleased after Free.
 func (s *Sequence) Keep(ctx context.Context, from int, rows []int) error {
 	return s.change("keep", func(p *pool) error { return p.keep(ctx, s, from, rows) })
 }

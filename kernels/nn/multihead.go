@@ -87,14 +87,9 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 	return c, checkConfig(c.DType, c.RoPE, c.HeadDim, n.Epsilon)
 }
 
-// MultiHeadAttention is the attention layer of Vaswani et al. 2017:
-//
-//	q = x·Wq + Bq    k = z·Wk + Bk    v = z·Wv + Bv
-//	y = concat over heads of softmax(scale·q·kᵀ + bias)·v, times Wo, + Bo
-//
-// where z is the memory of cross attention, or x. Its config adds what later models have: a
-// rotation and a norm of q and k, sinks, a gate before Wo. Heads are split and joined as views. Its
-// methods are safe for concurrent use.
+// MultiHeadAttention is the attention layer of Vaswani et al. 2017, whose formula is in the comment of the package. Its
+// config adds what later models have: a rotation and a norm of q and k, sinks, a gate before Wo. Heads are split and
+// joined as views. Its methods are safe for concurrent use.
 type MultiHeadAttention struct {
 	dev    *kernels.Device
 	config MultiHeadConfig  // with defaults
@@ -164,8 +159,6 @@ type KVCache interface {
 	AttentionInto(ctx context.Context, out kernels.Result, q kernels.Tensor, opt kvcache.CallOptions) error
 	// Lens returns the number of tokens of each sequence.
 	Lens() []int
-	// Rotates reports whether the cache rotates keys and queries.
-	Rotates() bool
 	// Config returns the shape of the cache, for a batch without its number of sequences.
 	Config() kvcache.Config
 }
@@ -338,7 +331,7 @@ func (l *MultiHeadAttention) check(x, z kernels.Tensor, opt *MultiHeadOptions) e
 		return err
 	}
 	cached := opt.Cache != nil
-	rotates := cached && opt.Cache.Rotates()
+	rotates := cached && opt.Cache.Config().RoPE != nil
 	switch want := (kernels.Shape{xs[0], 1, zs[2], c.Memory}); {
 	case c.SharedKeys && !cached:
 		return fmt.Errorf("the layer has SharedKeys, but options Cache is not set: give the cache of the layer whose keys it shares, after that layer: %w", kernels.ErrOption)
