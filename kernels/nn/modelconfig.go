@@ -114,10 +114,7 @@ func layerOf(c *configjson.Config, i int) (l LayerConfig, err error) {
 		return l, op.As(kernels.ErrFile, l.Latent.check())
 	}
 	l.MultiHead = MultiHeadConfig{Model: from.Model, Heads: from.Heads, KVHeads: from.KVHeads, HeadDim: from.HeadDim, Bias: from.Bias, RoPE: rope, Sinks: from.Sinks, KeysAsValues: from.KeysAsValues,
-		Chunk: from.Chunk, Temperature: (*Temperature)(from.Temperature)}
-	if n := from.Norm; n != nil {
-		l.MultiHead.Norm = &Norm{Norm: kernels.Norm{Epsilon: n.Epsilon, PlusOne: n.PlusOne}, Projection: n.Projection, Mean: n.Mean, Weightless: n.Weightless, AfterRoPE: n.AfterRoPE, Values: n.Values}
-	}
+		Chunk: from.Chunk, Norm: (*Norm)(from.Norm), Temperature: (*Temperature)(from.Temperature)}
 	if from.Shared >= 0 {
 		l.SharedWith, l.MultiHead.SharedKeys, l.MultiHead.KeysAsValues = from.Shared, true, false
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/steps"
+	"github.com/seed90331342/attn/kernels/internal/weights"
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
@@ -123,7 +124,7 @@ func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHead
 	l = &MultiHeadAttention{dev: dev, config: c}
 	if c.Norm != nil && c.Norm.Mean {
 		for _, t := range []*kernels.Tensor{&w.Wq, &w.Wk, &w.Bq, &w.Bk} {
-			if *t, err = centred(*t, c.HeadDim); err != nil {
+			if *t, err = weights.Centred(*t, c.HeadDim); err != nil {
 				return nil, err
 			}
 		}

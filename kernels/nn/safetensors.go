@@ -111,9 +111,8 @@ var harmless = []string{
 //
 // Other tensors below the prefix are refused by name, because the layer would compute something
 // else without them: norms, sinks and gates that the config does not ask for, indexers, adapters, scales of
-// quantised weights, learned relative positions. Those that change nothing may be there: frequencies of a rotary embedding
-// (rotary_emb.inv_freq), causal masks of GPT-2 (bias, masked_bias), the norm after BERT's layer
-// (output.LayerNorm) and indices of relative positions. With the prefix "" the file has the layer alone.
+// quantised weights, learned relative positions. Those that change nothing may be there, such as frequencies of a rotary embedding
+// (rotary_emb.inv_freq). With the prefix "" the file has the layer alone.
 //
 // Errors: ErrFile for a file that is damaged, lacks a tensor or has others of the layer, ErrShape and
 // ErrDType for a tensor that does not match c, ErrOption for the config, ErrMemory, and those of r.

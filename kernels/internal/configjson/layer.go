@@ -36,8 +36,8 @@ type Layer struct {
 
 // Norm is the norm of queries and keys.
 type Norm struct {
-	Epsilon                                                  float64
-	PlusOne, Projection, Mean, Weightless, AfterRoPE, Values bool
+	kernels.Norm
+	Projection, Mean, Weightless, AfterRoPE, Values bool
 }
 
 // Temperature is the factor of queries by their positions.
@@ -172,7 +172,7 @@ func (c *Config) Layer(i int) (Layer, error) {
 	default:
 		return l, fmt.Errorf("layer_types has %q, it must be one of %s, %s, %s and %s: %w", kind, Full, Sliding, Linear, Chunked, kernels.ErrUnsupported)
 	}
-	switch norm := (&Norm{Epsilon: c.Epsilon}); c.Family {
+	switch norm := (&Norm{Norm: kernels.Norm{Epsilon: c.Epsilon}}); c.Family {
 	case "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_linear":
 		l.Latent = &Latent{*cmp.Or(c.QueryRank, new(0)), c.Rank, c.NopeDim, c.RopeDim, c.ValueDim}
 		if l.HeadDim = c.RopeDim; c.NoPE {

@@ -120,3 +120,25 @@ func Joined(ts ...kernels.Tensor) (kernels.Tensor, error) {
 	}
 	return all, nil
 }
+
+// Centred returns t after the mean of each d columns of a row is subtracted: heads of x·t have the mean 0.
+func Centred(t kernels.Tensor, d int) (kernels.Tensor, error) {
+	from, err := t.Float32s()
+	if err != nil || !t.IsContiguous() || t.Shape()[kernels.Dim]%d != 0 {
+		return t, nil // there is none, or the check of all weights refuses it
+	}
+	data, err := kernels.Make[float32](t.Shape().Elements())
+	if err != nil {
+		return t, err
+	}
+	for at := 0; at < len(data); at += d {
+		mean := 0.0
+		for _, x := range from[at : at+d] {
+			mean += float64(x) / float64(d)
+		}
+		for i, x := range from[at : at+d] {
+			data[at+i] = float32(float64(x) - mean)
+		}
+	}
+	return kernels.HostF32(data, t.Shape())
+}
