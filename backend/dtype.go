@@ -31,6 +31,7 @@ const (
 	// infinity. Only keys and values have it. D, strides, except the last, and offsets are
 	// multiples of 4.
 	F8
+	I32 // 32-bit two's complement, for lists of keys (see [Call.Lists])
 )
 
 type dtypeInfo struct {
@@ -39,7 +40,7 @@ type dtypeInfo struct {
 	roundoff float64
 }
 
-var dtypes = [...]dtypeInfo{F32: {"f32", 4, 0x1p-24}, F16: {"f16", 2, 0x1p-11}, BF16: {"bf16", 2, 0x1p-8}, Bool: {"bool", 1, 0}, Q8: {"q8", 1, 0}, Q4: {"q4", 1, 0}, F8: {"f8", 1, 0x1p-4}}
+var dtypes = [...]dtypeInfo{F32: {"f32", 4, 0x1p-24}, F16: {"f16", 2, 0x1p-11}, BF16: {"bf16", 2, 0x1p-8}, Bool: {"bool", 1, 0}, Q8: {"q8", 1, 0}, Q4: {"q4", 1, 0}, F8: {"f8", 1, 0x1p-4}, I32: {"i32", 4, 0}}
 
 func (d DType) info() dtypeInfo {
 	if int(d) < len(dtypes) {
@@ -92,11 +93,11 @@ func (d DType) Float() bool { return d <= BF16 }
 // Quantised reports whether d is Q8, Q4 or F8, whose rows are bytes and whole.
 func (d DType) Quantised() bool { return d >= Q8 && d <= F8 }
 
-// String returns the name on the command line: f32, f16, bf16, bool, q8, q4, f8.
+// String returns the name on the command line: f32, f16, bf16, bool, q8, q4, f8, i32.
 func (d DType) String() string { return d.info().name }
 
 // UnitRoundoff returns u, half the distance between 1 and the next larger number of type d:
-// 2^-24, 2^-11, 2^-8, and 2^-4 for F8. It is 0 for Bool, which is exact, and for Q8 and Q4, whose
+// 2^-24, 2^-11, 2^-8, and 2^-4 for F8. It is 0 for Bool and I32, which are exact, and for Q8 and Q4, whose
 // steps depend on the row.
 func (d DType) UnitRoundoff() float64 { return d.info().roundoff }
 

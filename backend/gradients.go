@@ -14,7 +14,7 @@ import "context"
 type Gradients struct {
 	// Call is the forward call. O and LSE, which must be set, are its results or those over
 	// a larger set of keys: then the gradients are those of the larger call, restricted to
-	// the keys of this one, and DQ has this one's part of the sum. Pages, Resume, Q8, Q4 and F8
+	// the keys of this one, and DQ has this one's part of the sum. Pages, Lists, Resume, Q8, Q4 and F8
 	// operands are not differentiable. With Listed, Add is set: the rows of other keys stay.
 	Call
 	// DO is [B, H, Sq, Dv], F32, F16 or BF16. DLSE is [B, H, Sq, 1] F32; the zero Tensor
@@ -38,8 +38,9 @@ func (g *Gradients) Operands() (outputs [7]Operand, inputs [11]Operand) {
 	outputs = [7]Operand{{"dq", g.DQ}, {"dk", g.DK}, {"dv", g.DV}, {"dbias", g.DBias},
 		{"drelative", g.DRelative}, {"dslopes", g.DSlopes}, {"dsinks", g.DSinks}}
 	results, operands := g.Call.Operands()
-	copy(inputs[:], operands[:])
-	copy(inputs[len(operands):], results[:])
+	const without = 7 // those before Lists
+	copy(inputs[:], operands[:without])
+	copy(inputs[without:], results[:])
 	inputs[9], inputs[10] = Operand{"do", g.DO}, Operand{"dlse", g.DLSE}
 	return outputs, inputs
 }

@@ -34,7 +34,7 @@ func NewMemory(owner any, where string, bytes int64, handle any, free func()) *M
 }
 
 // hostMemory wraps a slice without copying it.
-func hostMemory[T float32 | uint16 | bool | byte](data []T) *Memory {
+func hostMemory[T float32 | uint16 | bool | byte | int32](data []T) *Memory {
 	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(*new(T))))
 	return &Memory{where: "host memory", handle: data, data: bytes, bytes: int64(len(bytes))}
 }

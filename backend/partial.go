@@ -24,9 +24,9 @@ func (c *Call) Signature() string {
 	if c.Pages != nil {
 		page = c.K.Shape()[Seq]
 	}
-	return fmt.Sprintf("%+v of %v, keys and values %v, pages of %d, listed %t, to %v, lse %t, mask %t, bias %t, relative %t, blocks %t of %d by %d, "+
+	return fmt.Sprintf("%+v of %v, keys and values %v, pages of %d, listed %t, lists %v, to %v, lse %t, mask %t, bias %t, relative %t, blocks %t of %d by %d, "+
 		"scale %v, score mod %t, softcap %v, visible %+v, slopes %v, sinks %v, dropout %+v, low precision %t",
-		c.Dims(), c.Q.DType(), c.K.DType(), page, c.Listed != nil, c.O.DType(), !c.LSE.IsZero(), !c.Mask.IsZero(), !c.Bias.IsZero(), !c.Relative.IsZero(),
+		c.Dims(), c.Q.DType(), c.K.DType(), page, c.Listed != nil, c.Lists.Shape(), c.O.DType(), !c.LSE.IsZero(), !c.Mask.IsZero(), !c.Bias.IsZero(), !c.Relative.IsZero(),
 		!c.Blocks.IsZero(), c.BlockQ, c.BlockK, c.Scale, c.ScoreMod != nil, c.Softcap, c.Visible, c.Slopes, c.Sinks, c.Dropout, c.LowPrecision)
 }
 

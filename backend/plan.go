@@ -33,14 +33,17 @@ type Limit struct {
 func NewPlan(c *Call) Plan {
 	d := c.Dims()
 	pairs := c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads)
+	if !c.Lists.IsZero() { // as if all keys of the lists were seen
+		pairs = int64(d.Batch) * int64(d.Heads) * int64(d.SeqK)
+	}
 	p := Plan{Pairs: pairs, FLOPs: pairs * 2 * int64(d.Dim+d.ValueDim)}
-	if c.Listed != nil {
+	if c.Listed != nil || !c.Lists.IsZero() {
 		p.Bytes = c.listedBytes()
 	} else if c.Pages != nil {
 		p.Bytes = c.Pages.bytes(c)
 	}
 	outputs, inputs := c.Operands()
-	if c.Listed != nil || c.Pages != nil {
+	if c.Listed != nil || !c.Lists.IsZero() || c.Pages != nil {
 		inputs[1], inputs[2] = Operand{}, Operand{} // k and v, which are counted above
 	}
 	p.Bytes += bytesOf(outputs[:]) + bytesOf(inputs[:])
@@ -49,7 +52,7 @@ func NewPlan(c *Call) Plan {
 
 // listedBytes returns the bytes of the keys and values of all lists.
 func (c *Call) listedBytes() int64 {
-	n, k, v := 0, c.K.Shape(), c.V.Shape()
+	n, k, v := c.Lists.Shape().Elements(), c.K.Shape(), c.V.Shape()
 	for _, list := range c.Listed {
 		n += len(list)
 	}

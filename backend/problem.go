@@ -226,6 +226,10 @@ type Call struct {
 	// and heads. Masks, biases, positions and dropout are those of the listed keys. The sides of Visible are Unbounded,
 	// KLen[b] is the length of Listed[b], and Sk that of the longest list, or 1.
 	Listed [][]int32
+	// Lists, unless it is the zero Tensor, lists keys of calls of one row, Sq = 1: those of batch b in any order, I32
+	// [B, 1, 1, TopK]. The row sees of these what Visible shows, see [Call.ListKeys]. Only the device knows them, so that
+	// Sk is taken for TopK. There are no masks, blocks, biases but Slopes, dropout, score mods and Listed.
+	Lists Tensor
 	// Resume, unless nil, is what an earlier call of the same operands and options finished (see [Interrupted]). A
 	// backend that cannot continue from it computes the call from the start.
 	Resume *Partial
@@ -247,9 +251,9 @@ func (c *Call) Split() bool {
 
 // Operands returns the call's outputs and inputs under the names that errors use. Those
 // that the call lacks are the zero Tensor.
-func (c *Call) Operands() (outputs [2]Operand, inputs [7]Operand) {
+func (c *Call) Operands() (outputs [2]Operand, inputs [8]Operand) {
 	return [2]Operand{{"o", c.O}, {"lse", c.LSE}},
-		[7]Operand{{"q", c.Q}, {"k", c.K}, {"v", c.V}, {"mask", c.Mask}, {"bias", c.Bias}, {"relative", c.Relative}, {"blocks", c.Blocks}}
+		[8]Operand{{"q", c.Q}, {"k", c.K}, {"v", c.V}, {"mask", c.Mask}, {"bias", c.Bias}, {"relative", c.Relative}, {"blocks", c.Blocks}, {"key indices", c.Lists}}
 }
 
 // Dims are the lengths of an attention call.
@@ -269,6 +273,9 @@ func (c *Call) Dims() Dims {
 	d := Dims{q[Batch], q[Heads], k[Heads], q[Seq], k[Seq], q[Dim], v[Dim]}
 	if c.Pages != nil {
 		d.SeqK = c.Pages.Keys
+	}
+	if !c.Lists.IsZero() {
+		d.SeqK = max(1, c.Lists.Shape()[Dim])
 	}
 	if c.Listed != nil {
 		d.SeqK = 1

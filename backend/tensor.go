@@ -115,6 +115,9 @@ func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 // HostBool is HostF32 for a mask; true means visible.
 func HostBool(data []bool, shape Shape) (Tensor, error) { return hostTensor(data, Bool, shape) }
 
+// HostI32 is HostF32 for lists of keys.
+func HostI32(data []int32, shape Shape) (Tensor, error) { return hostTensor(data, I32, shape) }
+
 // HostQ8 is HostF32 for rows in the format of [DType.Quantise].
 func HostQ8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q8, shape) }
 
@@ -124,7 +127,7 @@ func HostQ4(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, 
 // HostF8 is HostF32 for numbers in e4m3fn.
 func HostF8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, F8, shape) }
 
-func hostTensor[T float32 | uint16 | bool | byte](data []T, dtype DType, shape Shape) (Tensor, error) {
+func hostTensor[T float32 | uint16 | bool | byte | int32](data []T, dtype DType, shape Shape) (Tensor, error) {
 	if _, err := Meta(dtype, shape); err != nil {
 		return Tensor{}, err
 	}
@@ -143,6 +146,8 @@ func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 		return allocHost[bool](dtype, shape)
 	case F32:
 		return allocHost[float32](dtype, shape)
+	case I32:
+		return allocHost[int32](dtype, shape)
 	case Q8, Q4, F8:
 		return allocHost[byte](dtype, shape)
 	default:
@@ -150,7 +155,7 @@ func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 	}
 }
 
-func allocHost[T float32 | uint16 | bool | byte](dtype DType, shape Shape) (Tensor, error) {
+func allocHost[T float32 | uint16 | bool | byte | int32](dtype DType, shape Shape) (Tensor, error) {
 	if _, err := Meta(dtype, shape); err != nil {
 		return Tensor{}, err
 	}
@@ -343,6 +348,9 @@ func (t Tensor) Bits() ([]uint16, error) { return hostSlice[uint16](t, F16, BF16
 
 // Bools is Float32s for a Bool tensor.
 func (t Tensor) Bools() ([]bool, error) { return hostSlice[bool](t, Bool) }
+
+// Int32s is Float32s for an I32 tensor.
+func (t Tensor) Int32s() ([]int32, error) { return hostSlice[int32](t, I32) }
 
 // QuantisedRows is Float32s for a Q8, Q4 or F8 tensor, from the scale of its first row on.
 // [DType.Dequantise] reads a row.

@@ -11,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Attention implements backend.Backend: for each query row i of a head, over the keys j that it sees,
@@ -65,9 +66,15 @@ const ShardKeys = tile.ShardKeys
 // Plan implements backend.Backend.
 func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
 	return result(ctx, be, "plan", func() (backend.Plan, error) {
+		p := be.newPlan(backend.NewPlan(c))
+		if !c.Lists.IsZero() {
+			var err error
+			if c, err = c.FillLists(); err != nil {
+				return p, err
+			}
+		}
 		x := newPartition(be.kernels, c, be.threads())
 		x.gatherSmall(c)
-		p := be.newPlan(backend.NewPlan(c))
 		p.Path, p.Why = x.explain(c)
 		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
 		return p, c.GoMod(false)
@@ -104,6 +111,11 @@ var attentionPool = sync.Pool{New: func() any { return new(attention) }}
 
 // openAttention opens c, divided among threads goroutines, until it is released.
 func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, err error) {
+	if !c.Lists.IsZero() {
+		if c, err = listed(c); err != nil {
+			return nil, err
+		}
+	}
 	a = attentionPool.Get().(*attention)
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
 	a.plan.gatherSmall(c)
@@ -125,6 +137,20 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, er
 		a.pending[i].Store(int32(a.plan.keyChunks))
 	}
 	return a, nil
+}
+
+// listed returns a call with Lists, which are pinned, as one with Listed.
+func listed(c *backend.Call) (*backend.Call, error) {
+	lists, shape := view.Of(&c.Lists), c.Lists.Shape()
+	ids, err := backend.Make[int32](shape.Elements())
+	if err != nil {
+		return nil, fmt.Errorf("key indices %v: %w", shape, err)
+	}
+	n := shape[backend.Dim]
+	for b := range shape[backend.Batch] {
+		view.CopyElements(ids[b*n:], 1, lists.Ints[lists.Index(b, 0, 0):], lists.Stride[backend.Dim], n)
+	}
+	return c.ListKeys(ids)
 }
 
 // release forgets the operands.

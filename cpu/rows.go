@@ -185,6 +185,8 @@ func copyRow(r row) {
 		copy(dst.Bytes[to:to+dst.DType.Row(n)], src.Bytes[from:])
 	case dst.DType == backend.F32:
 		view.CopyElements(dst.F32[to:], step, src.F32[from:], steps, n)
+	case dst.DType == backend.I32:
+		view.CopyElements(dst.Ints[to:], step, src.Ints[from:], steps, n)
 	case dst.DType == backend.Bool:
 		view.CopyElements(dst.Bools[to:], step, src.Bools[from:], steps, n)
 	default:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
@@ -19,7 +20,12 @@ import (
 // dispatches of several calls share submissions, so that many short sequences cost a
 // dispatch each instead of a round trip. Errors are those of backend.Backend;
 // backend.ErrUnsupported names options that the device does not support together.
+// Lists are downloaded first, which waits for the calls before.
 func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
+	calls, err := b.listed(ctx, calls)
+	if err != nil {
+		return fmt.Errorf("attention: %w", err)
+	}
 	total := func() (flops float64) {
 		for _, c := range calls {
 			flops += float64(backend.NewPlan(c).FLOPs)
@@ -33,11 +39,52 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	})
 }
 
+// listed returns calls with Listed in place of Lists.
+func (b *Backend) listed(ctx context.Context, calls []*backend.Call) ([]*backend.Call, error) {
+	own := calls
+	for i, c := range calls {
+		if c.Lists.IsZero() {
+			continue
+		}
+		host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
+		if err == nil {
+			err = b.Download(ctx, host, c.Lists)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("key indices: %w", err)
+		}
+		keys, err := host.Int32s()
+		if err == nil {
+			c, err = c.ListKeys(keys)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if &own[0] == &calls[0] {
+			own = slices.Clone(calls)
+		}
+		own[i] = c
+	}
+	return own, nil
+}
+
+// full returns c, whose lists nobody knows yet, with lists as long as they can be.
+func full(c *backend.Call) (*backend.Call, error) {
+	if c.Lists.IsZero() {
+		return c, nil
+	}
+	return c.FillLists()
+}
+
 // Warmup compiles the pipelines that Attention needs for c and, with weights, those of QK and
 // Softmax, by a rehearsal of the calls. Stages of other shapes may need other pipelines: keys
 // that are no multiple of 4, much longer rows, or many more of them. It returns
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
+	c, err := full(c)
+	if err != nil {
+		return fmt.Errorf("warmup: %w", err)
+	}
 	return b.warmup(ctx, func(r *queue.Runner) ([]*queue.Op, error) {
 		ops, err := b.attention(r, c, true)
 		if err != nil || !weights {
@@ -70,6 +117,11 @@ func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, erro
 func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend, p.Limits = b.info.Name, b.info.Limits
+	lists := !c.Lists.IsZero()
+	c, err := full(c)
+	if err != nil {
+		return p, err
+	}
 	parts, err := cut.Slices(c)
 	if err != nil {
 		return p, err
@@ -99,6 +151,9 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 			p.Why += fmt.Sprintf("; %s stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",
 				strings.Join(names, ", "), op.Cutter.Room>>10)
 		}
+	}
+	if lists {
+		p.Why += "; the lists of keys are downloaded first, which waits for the device"
 	}
 	if len(parts) > 1 {
 		p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", c.V.Shape()[backend.Dim], len(parts))

@@ -92,7 +92,7 @@ func openShared(selector string, opt Options) (*Backend, error) {
 
 // Wrap returns a buffer of the program, on the device of Options.Shared, as a contiguous
 // tensor at its start. A part of a buffer is a view of a tensor of all of it. Bool, Q8,
-// Q4 and F8 are stored as [backend.Bool], [backend.Q8], [backend.Q4] and [backend.F8] describe.
+// Q4, F8 and I32 are stored as [backend.Bool], [backend.Q8], [backend.Q4], [backend.F8] and [backend.I32] describe.
 //
 // The buffer needs the usages Storage, CopySrc and CopyDst and a size that is a multiple of
 // 16 bytes, because kernels read 16 bytes at a time. It must not be mapped, and is wrapped
@@ -130,7 +130,7 @@ func (b *Backend) Wrap(buffer *SharedBuffer, dtype backend.DType, shape backend.
 		if t, err = b.tensorOn(s, int64(size), free, dtype, shape); err != nil {
 			return t, err
 		}
-		if err = t.CheckDType("the buffer", backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8, backend.Q4, backend.F8); err != nil {
+		if err = t.CheckDType("the buffer", backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8, backend.Q4, backend.F8, backend.I32); err != nil {
 			t.Release()
 			return backend.Tensor{}, err
 		}

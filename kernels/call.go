@@ -66,7 +66,8 @@ type Call struct {
 type subcall struct {
 	view.Region
 	backend.Call
-	sequence int // the packed sequence, or 0
+	sequence int  // the packed sequence, or 0
+	turned   bool // rows are batches, see turn
 }
 
 // Prepare validates an attention call and returns it. The operands may be [Meta]
@@ -115,6 +116,9 @@ func (c *Call) checkPath(weights bool) error {
 	case weights:
 		on |= op.WeightPath
 	}
+	if c.opt.onDevice() {
+		on |= op.ListPath
+	}
 	return c.opt.checkPath(on)
 }
 
@@ -130,6 +134,9 @@ func (c *Call) addAll() error {
 			return err
 		}
 	}
+	if c.opt.onDevice() {
+		return c.addLists(&p)
+	}
 	if c.opt.KeyIndices != nil {
 		if p.Lists, err = c.opt.keyLists(c.dims); err != nil {
 			return err
@@ -140,7 +147,11 @@ func (c *Call) addAll() error {
 
 // all returns the call with all its operands and outputs, before it is cut.
 func (c *Call) all(out Result) *backend.Call {
-	return &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.opt.Pages}
+	x := &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.opt.Pages}
+	if c.opt.onDevice() {
+		x.Lists = c.opt.KeyIndices.Tensor
+	}
+	return x
 }
 
 // add appends the subcalls of p, whose first row and key are row and key of the call; sequence is
@@ -161,8 +172,8 @@ func (c *Call) add(p *view.Problem, all *Pages, sequence, row, key int) error {
 	})
 }
 
-// whole reports whether s computes all of c.
-func (s *subcall) whole(c *Call) bool { return s.Region == view.WholeRegion(c.dims) }
+// whole reports whether s computes all of c, as it is.
+func (s *subcall) whole(c *Call) bool { return !s.turned && s.Region == view.WholeRegion(c.dims) }
 
 // bind sets the inputs of s to its parts of c's.
 func (s *subcall) bind(c *Call) {
@@ -171,7 +182,22 @@ func (s *subcall) bind(c *Call) {
 		return
 	}
 	paged := s.Pages != nil
-	s.Q, s.K, s.V = s.Rows(c.q), s.Keys(c.k, c.dims, paged), s.Keys(c.v, c.dims, paged)
+	s.Q, s.K, s.V = s.rows(c.q), s.Keys(c.k, c.dims, paged), s.Keys(c.v, c.dims, paged)
+	if s.turned && !paged { // all rows read the keys of one batch
+		for _, t := range [2]*Tensor{&s.K, &s.V} {
+			shape := t.Shape()
+			shape[Batch] = c.dims.SeqQ
+			*t, _ = t.Broadcast(shape) // from one batch
+		}
+	}
+}
+
+// rows returns the rows of s of t, as the backend call has them.
+func (s *subcall) rows(t Tensor) Tensor {
+	if t = s.Rows(t); s.turned {
+		t = turned(t)
+	}
+	return t
 }
 
 // bindOutputs sets the outputs of the subcalls to their parts of out. Those of an empty result
@@ -180,7 +206,7 @@ func (c *Call) bindOutputs(out Result) {
 	for i := range c.subs {
 		s := &c.subs[i]
 		if s.O, s.LSE, s.Resume = out.O, out.LSE, nil; !s.whole(c) {
-			s.O, s.LSE = s.Rows(out.O), s.Rows(out.LSE)
+			s.O, s.LSE = s.rows(out.O), s.rows(out.LSE)
 		}
 	}
 }
@@ -296,7 +322,8 @@ func (c *Call) Run(ctx context.Context) (Result, error) {
 
 // RunInto computes the call into preallocated outputs: out.O, of q's dtype or F32, and
 // out.LSE and out.Weights unless they are the zero Tensor. Options.LSE and Options.Weights do not
-// matter. It does not allocate. It returns ErrOverlap when an output shares memory with an input
+// matter. It does not allocate, except for [KeyIndices] in a
+// tensor. It returns ErrOverlap when an output shares memory with an input
 // or another output.
 func (c *Call) RunInto(ctx context.Context, out Result) error { return c.run(ctx, out, nil) }
 
@@ -337,8 +364,8 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 		}
 	}
 	err = c.dev.on(ctx).Attention(ctx, c.calls...)
-	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || c.packed() || !out.Weights.IsZero()) {
-		return left.Err // neither one of several calls nor one with weights can be resumed
+	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || c.packed() || c.opt.onDevice() || !out.Weights.IsZero()) {
+		return left.Err // see bindPartial
 	}
 	if err == nil && !out.Weights.IsZero() {
 		err = c.runWeights(ctx, out.Weights)
@@ -351,8 +378,8 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 
 // bindPartial makes the only backend call of c continue from a Partial of the same call.
 func (c *Call) bindPartial(from *Partial, out Result) error {
-	if len(c.calls) != 1 || c.packed() || !out.Weights.IsZero() {
-		return fmt.Errorf("a call with weights, or one that is divided into several, cannot be resumed: %w", ErrUnsupported)
+	if len(c.calls) != 1 || c.packed() || c.opt.onDevice() || !out.Weights.IsZero() {
+		return fmt.Errorf("a call with weights, with lists of keys in device memory, or one that is divided into several, cannot be resumed: %w", ErrUnsupported)
 	}
 	if is := c.calls[0].Signature(); from.Call != is {
 		return fmt.Errorf("the partial result is of another call, %s, this one is %s: %w", from.Call, is, ErrOption)

@@ -41,7 +41,10 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 	}
 	defer c.bindOutputs(Result{})
 	c.bindOutputs(out)
-	subs := c.checked()
+	subs, err := c.checked(ctx)
+	if err != nil {
+		return CheckReport{}, err
+	}
 	if view.Empty(c.dims) { // rows without keys
 		subs = []check.Sub{{Box: view.Whole(c.dims), Call: c.all(out)}}
 	}
@@ -50,12 +53,21 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 }
 
 // checked returns the backend calls of c for a comparison with float64.
-func (c *Call) checked() []check.Sub {
+func (c *Call) checked(ctx context.Context) ([]check.Sub, error) {
 	subs := make([]check.Sub, len(c.subs))
 	for i := range subs {
-		subs[i] = check.Sub{Box: c.subs[i].Box, Call: c.calls[i]}
+		subs[i] = check.Sub{Box: c.subs[i].Box, Call: c.calls[i], Turned: c.subs[i].turned}
+		if lists := c.calls[i].Lists; !lists.IsZero() {
+			keys, err := c.dev.ToInt32(ctx, lists)
+			if err == nil {
+				subs[i].Call, err = c.calls[i].ListKeys(keys)
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
 	}
-	return subs
+	return subs, nil
 }
 
 // verify returns ErrVerify when rows of out that [Device.SetVerify] requests are wrong.
@@ -83,7 +95,10 @@ func (c *Call) CheckBackward(ctx context.Context, grads Gradients, d, result Res
 	if err := c.checkBackward(&grads, d, result); err != nil {
 		return CheckReport{}, err
 	}
-	subs := c.checked()
+	subs, err := c.checked(ctx)
+	if err != nil {
+		return CheckReport{}, err
+	}
 	for i := range subs {
 		part := c.gradients(&c.subs[i], &grads, d, result)
 		subs[i].Call, subs[i].Gradients = &part.Call, &part

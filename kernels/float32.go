@@ -153,6 +153,21 @@ func eachRow(host Tensor, numbers []float32, f func(row []float32, stored []byte
 	return err
 }
 
+// ToInt32 returns the elements of t, I32 of any strides, in row-major order.
+func (d *Device) ToInt32(ctx context.Context, t Tensor) ([]int32, error) {
+	if err := t.CheckDType("t", I32); err != nil {
+		return nil, err
+	}
+	host, err := AllocHost(I32, t.Shape())
+	if err == nil {
+		err = d.on(ctx).Download(ctx, host, t)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return host.Int32s()
+}
+
 // ToFloat32 returns the elements of t, of any dtype and any strides, in row-major order. A true
 // element of a mask is 1, a false one 0.
 func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
@@ -171,6 +186,12 @@ func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 		return nil, err
 	}
 	switch t.DType() {
+	case I32:
+		keys, err := host.Int32s()
+		for i, key := range keys {
+			out[i] = float32(key)
+		}
+		return out, err
 	case Bool:
 		shown, err := host.Bools()
 		for i, b := range shown {

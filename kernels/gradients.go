@@ -116,6 +116,8 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 	switch {
 	case c.opt.Pages != nil:
 		return fmt.Errorf("keys in pages have no gradients: use contiguous keys instead of Pages: %w", ErrUnsupported)
+	case c.opt.onDevice():
+		return fmt.Errorf("lists of keys in device memory have no gradients: give KeyIndices.Indices: %w", ErrUnsupported)
 	case c.k.DType().Quantised():
 		return fmt.Errorf("k is %v, which has no gradients: use f32, f16 or bf16: %w", c.k.DType(), ErrUnsupported)
 	case c.opt.LowPrecision:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
@@ -16,6 +17,7 @@ import (
 // alone, and of these only what the other options show.
 //
 //	Indices [B, Hkv or 1, ⌈Sq/Rows⌉, TopK]    keys, in host memory, as [Device.Index] returns them
+//	Tensor  [B, Hkv or 1, Sq, TopK] I32       keys, in place of Indices, in device memory
 //
 // A list ends at its first -1, or after TopK keys. Its order does not matter: sums follow the order of the keys. No key
 // may be listed twice. The result is that of a call with the listed keys alone, gathered, in which they keep their
@@ -23,10 +25,18 @@ import (
 // a block that Causal or a Window shows other listed keys than its neighbours. With H = Hkv and Rows 1, the Keys of a [Top] are Indices.
 //
 // Other lengths are ErrShape; keys that do not exist and keys that are listed twice are ErrOption.
+//
+// The keys of a Tensor are read when the call runs: a prepared call can run again with other keys. They are not checked.
+// A number that is no key that the row sees, such as -1, is skipped wherever it is, and a key that is listed twice may count
+// once or twice. One backend call has all rows of a batch, or all batches of one row. Plans take all lists for full. With
+// a Tensor, Prefix, Spans, segments, masks, biases other than ALiBi, dropout, a ScoreMod, gradients and Resume are
+// refused (ErrUnsupported). On a GPU the call downloads the keys, and therefore waits for the device.
 type KeyIndices struct {
 	Indices []int32
 	TopK    int // keys of a list
 	Rows    int // query rows that share a list; 0 means 1
+	// Tensor, unless it is the zero Tensor, has the keys. Indices are nil then, TopK is 0 or that of Tensor, and Rows 0 or 1.
+	Tensor Tensor
 }
 
 // Index computes the lists of a sparse attention with the lightning indexer of DeepSeek V3.2 (DeepSeek-AI 2025): for each
@@ -83,6 +93,74 @@ func (d *Device) Index(ctx context.Context, q, k, w Tensor, n int, opt Options) 
 		return nil, err
 	}
 	return lists, nil
+}
+
+// onDevice reports whether o has lists in a tensor.
+func (o *Options) onDevice() bool { return o.KeyIndices != nil && !o.KeyIndices.Tensor.IsZero() }
+
+// addLists appends the subcalls of p, the whole call, whose lists are in a tensor: one for each batch, in which its rows are
+// batches of one row, or one for all batches of one row; and as many for each head of the lists.
+func (c *Call) addLists(p *view.Problem) error {
+	x, d := c.opt.KeyIndices, c.dims
+	lists := x.Tensor
+	heads, top := lists.Shape()[Heads], lists.Shape()[Dim]
+	if heads != 1 {
+		heads = d.KVHeads
+	}
+	switch err := lists.CheckShape("key indices", Shape{d.Batch, heads, d.SeqQ, top}, "[B, Hkv or 1, Sq, TopK] of q and k", I32); {
+	case err != nil:
+		return err
+	case x.Indices != nil || x.Rows < 0 || x.Rows > 1 || x.TopK != 0 && x.TopK != top:
+		return fmt.Errorf("key indices: next to a Tensor of %d keys a row, there are %d Indices, TopK is %d and Rows %d: leave them 0: %w", top, len(x.Indices), x.TopK, x.Rows, ErrOption)
+	case top == 0: // no row sees a key
+		p.Visible.KLen = make([]int, d.Batch)
+		return c.add(p, c.opt.Pages, 0, 0, 0)
+	}
+	batches := d.Batch // of a subcall
+	if d.SeqQ > 1 {
+		batches = 1
+	}
+	for b := 0; b < d.Batch; b += batches {
+		for h := range heads {
+			part, share := view.WholeRegion(d), d.Heads/heads
+			part.Lo[Batch], part.Hi[Batch] = b, b+batches
+			part.Lo[Heads], part.Hi[Heads] = h*share, (h+1)*share
+			p.Regions = []view.Region{part}
+			if err := c.add(p, c.opt.Pages, 0, 0, 0); err != nil || len(c.subs) == 0 { // no scores
+				return err
+			}
+			s := &c.subs[len(c.subs)-1]
+			s.Lists = view.Slice(view.Slice(lists, Batch, b, b+batches), Heads, h, h+1)
+			if d.SeqQ > 1 {
+				s.turn(d.SeqQ)
+				s.bind(c)
+			}
+		}
+	}
+	return nil
+}
+
+// turn makes the rows of s, which has one batch, batches of one row.
+func (s *subcall) turn(rows int) {
+	s.turned, s.Lists = true, turned(s.Lists)
+	v := &s.Visible
+	first := v.OffsetOf(0)
+	v.Offset, v.Offsets = 0, make([]int, rows)
+	for i := range v.Offsets {
+		v.Offsets[i] = first + i
+	}
+	if v.KLen != nil {
+		v.KLen = slices.Repeat(v.KLen, rows)
+	}
+	if s.Pages != nil {
+		s.Pages = &Pages{Table: slices.Repeat(s.Pages.Table, rows), Keys: s.Pages.Keys}
+	}
+}
+
+// turned returns t with rows as batches, and the reverse.
+func turned(t Tensor) Tensor {
+	t, _ = t.Swap(Batch, Seq) // valid axes
+	return t
 }
 
 // keyLists checks o.KeyIndices against the lengths d and returns its lists.

@@ -57,6 +57,7 @@ const (
 	Q8   = backend.Q8   // keys and values as a signed byte per element, a float32 scale per row: see [DType.Quantise]
 	Q4   = backend.Q4   // keys and values as 4 bits per element, a float16 scale per 32 elements, as ggml's q4_0
 	F8   = backend.F8   // keys and values as e4m3fn, a byte per element without a scale: see [DType.Quantise]
+	I32  = backend.I32  // 32-bit two's complement, for lists of keys: see [KeyIndices]
 )
 
 // HostF32 returns data as a tensor in host memory, without copying it. Every device takes it as an operand: the CPU
@@ -71,6 +72,9 @@ func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 
 // HostBool is [HostF32] for a mask; true means visible.
 func HostBool(data []bool, shape Shape) (Tensor, error) { return backend.HostBool(data, shape) }
+
+// HostI32 is [HostF32] for lists of keys, see [KeyIndices].
+func HostI32(data []int32, shape Shape) (Tensor, error) { return backend.HostI32(data, shape) }
 
 // HostQ8 is [HostF32] for rows in the format of [DType.Quantise].
 func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.HostQ8(data, shape) }

@@ -84,6 +84,11 @@ func TestPathsRefuse(t *testing.T) {
 			_, err := dev.Prepare(x, x, x, o)
 			return err
 		}},
+		op.ListPath: {"Prepare": func(o Options) error {
+			o.KeyIndices = &KeyIndices{Tensor: meta(t, I32, 1, 1, 1, 1)}
+			_, err := dev.Prepare(x, x, x, o)
+			return err
+		}},
 		op.IndexPath: {"Index": func(o Options) error {
 			_, err := dev.Index(ctx, x, x, x, 1, o)
 			return err

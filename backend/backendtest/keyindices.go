@@ -118,6 +118,7 @@ func testKeyIndices(t *testing.T, dev *kernels.Device, h Harness) {
 			})
 		}
 	}
+	t.Run("in a tensor", func(t *testing.T) { testListTensors(t, dev, h) })
 	t.Run("as gathered", func(t *testing.T) { testGathered(t, dev) })
 	t.Run("drawn", func(t *testing.T) {
 		check(t, min(draws(h.Draws, 100), h.small(1)), func(rt *rapid.T) {
@@ -128,6 +129,50 @@ func testKeyIndices(t *testing.T, dev *kernels.Device, h Harness) {
 		})
 	})
 	t.Run("gradients", func(t *testing.T) { testKeyGradients(t, dev, h) })
+}
+
+// inTensor returns the lists of b as Indices of a tensor, or false for options that do not go with one. Next to the keys
+// there are numbers that are none, and lists end anywhere. Rows of the tensor are not adjacent.
+func (b *built) inTensor(t *testing.T, dev *kernels.Device) (lists *kernels.KeyIndices, ok bool) {
+	o, x := b.Options, b.Options.KeyIndices
+	none := backend.Shape{}
+	if x.Rows > 1 || o.Prefix != nil || o.QSegments != nil || o.ScoreMod != nil || o.Dropout.P > 0 ||
+		b.MaskShape != none || b.BiasShape != none || b.RelativeShape != none || b.BlockSize > 0 {
+		return nil, false
+	}
+	junk := []int32{-1, int32(b.SeqK), math.MinInt32, math.MaxInt32}
+	shape := backend.Shape{b.Batch, len(x.Indices) / x.TopK / b.Batch / b.SeqQ, b.SeqQ, x.TopK + 3}
+	var data []int32
+	for list := range slices.Chunk(x.Indices, x.TopK) {
+		row := append([]int32{junk[len(data)%4], -1}, list...)
+		data = append(append(data, row...), junk[len(data)/3%4], junk[len(data)/5%4], 0)
+	}
+	wide := shape
+	wide[backend.Dim] += 2
+	host := must(kernels.HostI32(data, wide))(t)
+	all := must(dev.Upload(t.Context(), host))(t)
+	t.Cleanup(all.Release)
+	return &kernels.KeyIndices{Tensor: must(all.Slice(backend.Dim, 0, shape[backend.Dim]))(t)}, true
+}
+
+// testListTensors compares calls with lists in device memory with the oracle.
+func testListTensors(t *testing.T, dev *kernels.Device, h Harness) {
+	for n, c := range keyCases() {
+		b := c.build()
+		lists, ok := b.inTensor(t, dev)
+		if !ok || !h.takes(n) {
+			continue
+		}
+		t.Run(c.Name, func(t *testing.T) {
+			needs(t, dev, c)
+			on := b.on(t, dev)
+			defer on.release()
+			on.opt.KeyIndices = lists
+			if err := b.compare(on.mustRun(t, fused)); err != nil {
+				t.Errorf("%v: %v", c, err)
+			}
+		})
+	}
 }
 
 // drawKeys draws a case with lists, one in four in pages.

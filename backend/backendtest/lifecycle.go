@@ -350,7 +350,7 @@ func testClose(t *testing.T, h Harness) {
 func testTransfer(t *testing.T, dev *kernels.Device) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	for _, n := range []int{1, 2, 3, 5, 8, 255, 4097} {
-		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool} {
+		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool, backend.I32} {
 			t.Run(fmt.Sprintf("%v %d", dtype, n), func(t *testing.T) {
 				host := randomHost(t, rng, dtype, backend.Shape{1, 1, n, 3})
 				uploaded := must(dev.Upload(t.Context(), host))(t)
@@ -404,6 +404,11 @@ func randomHost(t testing.TB, rng *rand.Rand, dtype backend.DType, s backend.Sha
 		for i := range x {
 			x[i] = float32(rng.NormFloat64())
 		}
+	case backend.I32:
+		x, _ := host.Int32s()
+		for i := range x {
+			x[i] = rng.Int32N(1<<24) - 1<<23 // exact as float32, see walk
+		}
 	case backend.Bool:
 		x, _ := host.Bools()
 		for i := range x {
@@ -439,6 +444,11 @@ func walk(t *testing.T, h backend.Tensor) []float32 {
 		x := must(h.Float32s())(t)
 		for i := range out {
 			out[i] = x[at(i)]
+		}
+	case backend.I32:
+		x := must(h.Int32s())(t)
+		for i := range out {
+			out[i] = float32(x[at(i)])
 		}
 	case backend.Bool:
 		x := must(h.Bools())(t)

@@ -16,7 +16,8 @@ type View struct {
 	F32    []float32
 	Bits   []uint16 // F16, BF16
 	Bools  []bool
-	Bytes  []byte // Q8, from the scale of the first row on, Q4 and F8
+	Ints   []int32 // I32
+	Bytes  []byte  // Q8, from the scale of the first row on, Q4 and F8
 	Shape  backend.Shape
 	Stride backend.Strides
 	Pages  [][]int32 // of a pool of pages: row s of batch b is in page Pages[b][s/Shape[Seq]]
@@ -38,6 +39,8 @@ func Of(t *backend.Tensor) (v View) {
 		v.F32 = memory[min(t.Offset(), len(memory)):]
 	case []uint16:
 		v.Bits = memory[min(t.Offset(), len(memory)):]
+	case []int32:
+		v.Ints = memory[min(t.Offset(), len(memory)):]
 	case []bool:
 		v.Bools = memory[min(t.Offset(), len(memory)):]
 	case []byte:

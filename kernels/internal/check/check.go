@@ -34,6 +34,7 @@ type Sub struct {
 	view.Box
 	*backend.Call
 	Gradients *backend.Gradients
+	Turned    bool // rows of the box are batches of the call, of one row each
 }
 
 // Read returns the elements of a tensor in device memory, in row-major order.
@@ -73,6 +74,9 @@ type rowIndex = [3]int
 func (s *Sub) within(at rowIndex) rowIndex {
 	for axis := range at {
 		at[axis] -= s.Lo[axis]
+	}
+	if s.Turned {
+		at[backend.Batch], at[backend.Seq] = at[backend.Seq], at[backend.Batch]
 	}
 	return at
 }

@@ -14,6 +14,7 @@ const (
 	StagePath                   // a stage alone
 	SlicePath                   // attention of slices in host memory
 	IndexPath                   // index scores
+	ListPath                    // lists of keys in device memory
 )
 
 // CheckPath returns an error that names the first option, of a *kernels.Options, that is set

@@ -1,0 +1,49 @@
+package backend
+
+import (
+	"fmt"
+	"slices"
+)
+
+// ListKeys returns a call without Lists in which Listed has the keys that ids, the elements of Lists in row-major order,
+// list: of each batch those that exist and that Visible shows to its row, ascending. Other numbers, such as -1, are skipped,
+// wherever they are, and a key that is listed twice counts once. It returns ErrMemory when there is not enough memory.
+func (c *Call) ListKeys(ids []int32) (*Call, error) {
+	own, batch, n := *c, c.Q.Shape()[Batch], c.Lists.Shape()[Dim]
+	own.Lists = Tensor{}
+	keys := own.Positions()
+	all, err := Make[int32](len(ids))
+	if err != nil {
+		return nil, fmt.Errorf("%d lists of %d keys: %w", batch, n, err)
+	}
+	own.Listed, own.Visible.KLen = make([][]int32, batch), make([]int, batch)
+	own.Visible.Left, own.Visible.Right = Unbounded, Unbounded
+	for b := range batch {
+		lo, hi := c.Visible.Range(b, 0, keys)
+		list := all[b*n : b*n : (b+1)*n]
+		for _, key := range ids[b*n:][:n] {
+			if int(key) >= lo && int(key) < hi {
+				list = append(list, key)
+			}
+		}
+		slices.Sort(list)
+		own.Listed[b] = slices.Compact(list)
+		own.Visible.KLen[b] = len(own.Listed[b])
+	}
+	return &own, nil
+}
+
+// FillLists returns ListKeys with lists as long as they can be, for plans, which know no keys.
+func (c *Call) FillLists() (*Call, error) {
+	ids, err := Make[int32](c.Lists.Shape().Elements())
+	if err != nil {
+		return nil, err
+	}
+	for i := range ids {
+		ids[i] = int32(i % c.Lists.Shape()[Dim])
+	}
+	own := *c
+	own.Visible = Everything()
+	own.Visible.Offset, own.Visible.Offsets = c.Visible.Offset, c.Visible.Offsets
+	return own.ListKeys(ids)
+}
