@@ -4,13 +4,12 @@ import "context"
 
 // Indexer is implemented by backends that choose keys by index scores.
 type Indexer interface {
-	// Index writes the keys that c chooses for each row, which package kernels has validated, to keys, and returns when
-	// they are there:
+	// Index returns the keys that c, which package kernels has validated, chooses for each row, for the caller to Release:
 	//
-	//	keys [B, Sq, TopK]    in ascending order, -1 after the last one
+	//	keys [B, 1, Sq, TopK] I32, of any strides    in ascending order, -1 after the last one
 	//
 	// It uses O(Sq·TopK + Sk) memory in addition to the operands.
-	Index(ctx context.Context, keys []int32, c *Index) error
+	Index(ctx context.Context, c *Index) (keys Tensor, err error)
 }
 
 // Index is one call of the lightning indexer of a sparse attention (DeepSeek-AI 2025, DeepSeek-V3.2). For query row t of

@@ -9,12 +9,24 @@ import (
 
 // Index implements backend.Indexer: a task computes some rows of a batch, a block of keys at a time, and keeps the best
 // keys of each row in a heap. Errors as for Attention.
-func (be *Backend) Index(ctx context.Context, keys []int32, c *backend.Index) error {
-	in := c.Operands()
-	return be.doPinned(ctx, "index", nil, in[:], func() error {
+func (be *Backend) Index(ctx context.Context, c *backend.Index) (lists backend.Tensor, err error) {
+	in, shape := c.Operands(), c.Q.Shape()
+	err = be.doPinned(ctx, "index", nil, in[:], func() error {
+		lists, err = backend.AllocHost(backend.I32, backend.Shape{shape[backend.Batch], 1, shape[backend.Seq], c.TopK})
+		if err != nil {
+			return err
+		}
+		keys, err := lists.Int32s()
+		if err != nil {
+			return err
+		}
 		var j index.Job
 		threads := be.threads()
 		tasks, floats := j.Set(be.kernels, keys, c, threads)
 		return workers.Run(ctx, &j, floats, tasks, threads)
 	})
+	if err != nil {
+		return backend.Tensor{}, err
+	}
+	return lists, nil
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -23,34 +22,37 @@ const (
 )
 
 // Index implements backend.Indexer: products of some rows with a block of keys at a time, among which, and the best of the blocks
-// before, index.wgsl chooses. It returns backend.ErrUnsupported for more than maxTop keys.
-func (b *Backend) Index(ctx context.Context, keys []int32, c *backend.Index) error {
+// before, index.wgsl chooses. The lists are views of the last results, next to their codes. It returns backend.ErrUnsupported for more than maxTop keys.
+func (b *Backend) Index(ctx context.Context, c *backend.Index) (keys backend.Tensor, err error) {
 	if c.TopK > maxTop {
-		return fmt.Errorf("index: %d keys are chosen, GPUs choose up to %d: use the CPU: %w", c.TopK, maxTop, backend.ErrUnsupported)
+		return keys, fmt.Errorf("index: %d keys are chosen, GPUs choose up to %d: use the CPU: %w", c.TopK, maxTop, backend.ErrUnsupported)
 	}
 	x := indexing{b: b, c: c}
 	defer func() {
-		for _, t := range append(x.best[:], x.products, x.out) {
+		for _, t := range append(x.best[:], x.products) {
 			t.Release()
+		}
+		if err != nil {
+			x.out.Release()
+			keys = backend.Tensor{}
 		}
 	}()
 	in := c.Operands()
-	err := b.do(ctx, "index", 1, func(int) (operands, error) {
+	err = b.do(ctx, "index", 1, func(int) (operands, error) {
 		err := x.alloc(ctx)
 		return operands{in: in[:], out: []backend.Operand{{Name: "keys", Tensor: x.out}}}, err
 	}, func(*queue.Runner, int) ([]*queue.Op, error) { return x.ops() })
 	if err != nil {
-		return err
+		return keys, err
 	}
 	chosen, err := x.out.Slice(backend.Heads, 1, 2)
 	if err != nil {
-		return err
+		return keys, err
 	}
-	host, err := backend.HostF32(unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(keys))), len(keys)), chosen.Shape())
-	if err != nil {
-		return err
+	if keys, err = backend.NewTensor(x.out.Memory(), backend.I32, backend.Shape{1, 1, 1, x.out.Shape().Elements()}); err != nil {
+		return keys, err
 	}
-	return b.Download(ctx, host, chosen)
+	return keys.View(chosen.Shape(), chosen.Strides(), chosen.Offset())
 }
 
 // indexing is a call of Index.

@@ -17,8 +17,11 @@ func TestIndexCuts(t *testing.T) {
 		c := &backend.Index{TopK: top, Visible: backend.Visibility{Left: backend.Unbounded, Offset: keys - seq, KLen: []int{keys, 700}},
 			Q: tensor(t, b, backend.F16, backend.Shape{batch, heads, seq, dim}, wave),
 			K: tensor(t, b, backend.F32, backend.Shape{batch, 1, keys, dim}, wave), W: tensor(t, b, backend.BF16, backend.Shape{batch, 1, seq, heads}, wave)}
-		list = make([]int32, batch*seq*top)
-		check(t, b.Index(t.Context(), list, c))
+		chosen := must.Get(b.Index(t.Context(), c))(t)
+		defer chosen.Release()
+		host := must.Get(backend.AllocHost(backend.I32, chosen.Shape()))(t)
+		check(t, b.Download(t.Context(), host, chosen))
+		list = must.Get(host.Int32s())(t)
 		x := indexing{b: b, c: c}
 		check(t, x.alloc(t.Context()))
 		for _, t := range append(x.best[:], x.products, x.out) {
@@ -42,5 +45,5 @@ func TestIndexCuts(t *testing.T) {
 		t.Errorf("at most %d blocks", most)
 	}
 	b := open(t, Options{})
-	must.Fail(t, "too many keys", b.Index(t.Context(), nil, &backend.Index{TopK: maxTop + 1}), backend.ErrUnsupported, "GPUs choose up to")
+	must.Fail(t, "too many keys", must.Err(b.Index(t.Context(), &backend.Index{TopK: maxTop + 1})), backend.ErrUnsupported, "GPUs choose up to")
 }

@@ -16,8 +16,8 @@ import (
 // (DeepSeek-AI 2025, DeepSeek-V3.2: DSA; Yuan et al. 2025: NSA; Tang et al. 2024: Quest): a row sees the keys of its list
 // alone, and of these only what the other options show.
 //
-//	Indices [B, Hkv or 1, ⌈Sq/Rows⌉, TopK]    keys, in host memory, as [Device.Index] returns them
-//	Tensor  [B, Hkv or 1, Sq, TopK] I32       keys, in place of Indices, in device memory
+//	Indices [B, Hkv or 1, ⌈Sq/Rows⌉, TopK]    keys, in host memory
+//	Tensor  [B, Hkv or 1, Sq, TopK] I32       keys, in place of Indices, in device memory, as [Device.Index] returns them
 //
 // A list ends at its first -1, or after TopK keys. Its order does not matter: sums follow the order of the keys. No key
 // may be listed twice. The result is that of a call with the listed keys alone, gathered, in which they keep their
@@ -44,14 +44,15 @@ type KeyIndices struct {
 //
 //	I[t,s] = Σ_h w[t,h]·max(0, q[t,h]·k[s])
 //
-//	q [B, Hi, Sq, Di]    k [B, 1, Sk, Di]    w [B, 1, Sq, Hi]    Indices [B, 1, Sq, min(n, Sk)]
+//	q [B, Hi, Sq, Di]    k [B, 1, Sk, Di]    w [B, 1, Sq, Hi]    Tensor [B, 1, Sq, min(n, Sk)]
 //
 // All are F32, F16 or BF16, each independently, and strides are arbitrary. Weights may have any sign. Sums are in float32.
 // Causal, Window, Align, Offset and KLen of opt hide keys as in attention; other options are refused.
 //
-// A list has its keys in ascending order, and a row that sees n keys or fewer has all of them. Of equal scores the lower key
+// The lists are in a Tensor in device memory, for the caller to Release; [Device.ToInt32] returns them as Indices. A list
+// has its keys in ascending order, -1 after the last one, and a row that sees n keys or fewer has all of them. Of equal scores the lower key
 // is chosen, and NaN counts as -Inf. Backends round sums differently, and may choose different keys where scores are nearly
-// equal. Scores of Sk keys are never stored for all rows. The call waits for the device.
+// equal. Scores of Sk keys are never stored for all rows.
 //
 // Errors: ErrShape and ErrDType name the operand, ErrOption an option or an n less than 1, ErrUnsupported an option that
 // index scores do not have, more than 192,000 keys on a GPU or a device without index scores, and the backend's.
@@ -83,13 +84,12 @@ func (d *Device) Index(ctx context.Context, q, k, w Tensor, n int, opt Options) 
 		return nil, err
 	}
 	lists = &KeyIndices{TopK: x.TopK}
-	if lists.Indices, err = backend.Make[int32](Shape{dims.Batch, 1, dims.SeqQ, x.TopK}.Elements()); err != nil {
-		return nil, fmt.Errorf("%d keys for each of %d queries: %w", x.TopK, dims.Batch*dims.SeqQ, err)
+	if shape := (Shape{dims.Batch, 1, dims.SeqQ, x.TopK}); shape.Elements() == 0 {
+		lists.Tensor, err = d.Alloc(ctx, I32, shape)
+	} else {
+		lists.Tensor, err = b.Index(ctx, &x)
 	}
-	if len(lists.Indices) == 0 {
-		return lists, d.nothing(ctx)
-	}
-	if err := b.Index(ctx, lists.Indices, &x); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return lists, nil

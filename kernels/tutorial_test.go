@@ -321,7 +321,8 @@ func ExampleDevice_Index() {
 	q, k, w := column(1, 1, 1, 1, -1, -1, -1), column(1, 3, 1, -2, 5, 4, -6), column(1, 1, 1, 1, 1, 1, -1)
 	causal := kernels.Options{Causal: true, Align: kernels.LowerRight}
 	lists := check(dev.Index(ctx, q, k, w, 2, causal))
-	for list := range slices.Chunk(lists.Indices, lists.TopK) {
+	defer lists.Tensor.Release()
+	for list := range slices.Chunk(check(dev.ToInt32(ctx, lists.Tensor)), lists.TopK) {
 		fmt.Print(list, " ")
 	}
 	values := column(2, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0)

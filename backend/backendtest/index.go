@@ -152,7 +152,7 @@ func testIndex(t *testing.T, dev *kernels.Device) {
 				defer in[n].release()
 			}
 			call := func() *kernels.KeyIndices {
-				return must(dev.Index(t.Context(), in[0].view, in[1].view, in[2].view, c.n, c.opt))(t)
+				return onHost(t, dev, must(dev.Index(t.Context(), in[0].view, in[1].view, in[2].view, c.n, c.opt))(t))
 			}
 			lists := call()
 			if err := x.check(lists); err != nil {
@@ -198,7 +198,7 @@ func testIndexNaN(t *testing.T, dev *kernels.Device) {
 	} {
 		q := upload1(t, dev, 1)
 		k, w := upload1(t, dev, keys...), upload1(t, dev, c.w)
-		lists := must(dev.Index(t.Context(), q, must(k.Swap(backend.Seq, backend.Dim))(t), w, c.n, kernels.Options{KLen: []int{7}}))(t)
+		lists := onHost(t, dev, must(dev.Index(t.Context(), q, must(k.Swap(backend.Seq, backend.Dim))(t), w, c.n, kernels.Options{KLen: []int{7}}))(t))
 		if !slices.Equal(lists.Indices, c.want) {
 			t.Errorf("w %v: keys %d, want %d", c.w, lists.Indices, c.want)
 		}
@@ -206,6 +206,13 @@ func testIndexNaN(t *testing.T, dev *kernels.Device) {
 			x.Release()
 		}
 	}
+}
+
+// onHost returns lists of Index with Indices, and releases the tensor.
+func onHost(t *testing.T, dev *kernels.Device, lists *kernels.KeyIndices) *kernels.KeyIndices {
+	t.Helper()
+	defer lists.Tensor.Release()
+	return &kernels.KeyIndices{Indices: must(dev.ToInt32(t.Context(), lists.Tensor))(t), TopK: lists.TopK}
 }
 
 // upload1 returns a tensor [1, 1, 1, n].
@@ -227,9 +234,12 @@ func testIndexAttention(t *testing.T, dev *kernels.Device) {
 	c := Case{Name: "index", Dims: dims(2, 4, 2, 9, 60, 32, 32), Seed: 3, Options: kernels.Options{Causal: true, Align: kernels.LowerRight}}
 	lists := must(dev.Index(t.Context(), q.view, k.view, w.view, 60, c.Options))(t)
 	plain := c.build()
-	c.Options.KeyIndices = lists
+	on := plain.on(t, dev)
+	defer on.release()
+	on.opt.KeyIndices = lists
+	got := on.mustRun(t, fused)
+	c.Options.KeyIndices = onHost(t, dev, lists)
 	b := c.build()
-	got := b.once(t, dev, fused)
 	if err := b.compare(got); err != nil { // with the reference of the lists
 		t.Error(err)
 	}

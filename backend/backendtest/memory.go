@@ -251,9 +251,7 @@ func (x *worker) index() {
 	}
 	q, k, _ := x.operands(20, 300)
 	lists := try(x.dev.Index(x.ctx, q, k, x.tensor(x.dtype, backend.Shape{1, 1, 20, memoryHeads}), 9, kernels.Options{Causal: true, Align: kernels.LowerRight}))
-	for _, key := range lists.Indices {
-		x.out = append(x.out, float32(key))
-	}
+	x.yield(x.hold(lists.Tensor))
 }
 
 // generate appends tokens to a cache and attends from them.

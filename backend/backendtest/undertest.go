@@ -164,13 +164,12 @@ func (p *poisoned) CausalConv(ctx context.Context, c *backend.CausalConv) error 
 	})
 }
 
-func (p *poisoned) Index(ctx context.Context, keys []int32, c *backend.Index) error {
-	return with(p, func(be backend.Indexer) error {
-		for i := range keys {
-			keys[i] = -7
-		}
-		return be.Index(ctx, keys, c)
+func (p *poisoned) Index(ctx context.Context, c *backend.Index) (keys backend.Tensor, err error) {
+	err = with(p, func(be backend.Indexer) error {
+		keys, err = be.Index(ctx, c)
+		return err
 	})
+	return keys, err
 }
 
 func (p *poisoned) Copy(ctx context.Context, dst, src []backend.Tensor) error {

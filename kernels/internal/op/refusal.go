@@ -46,7 +46,9 @@ func (r Refusal) GateBackward(_ context.Context, _, _, _, _, _ backend.Tensor, _
 }
 func (r Refusal) LinearAttention(context.Context, *backend.LinearAttention) error { return r.Err }
 func (r Refusal) CausalConv(context.Context, *backend.CausalConv) error           { return r.Err }
-func (r Refusal) Index(context.Context, []int32, *backend.Index) error            { return r.Err }
+func (r Refusal) Index(context.Context, *backend.Index) (t backend.Tensor, err error) {
+	return t, r.Err
+}
 func (r Refusal) Scores(context.Context, backend.Tensor, *backend.Problem, backend.ScorePoint) error {
 	return r.Err
 }
