@@ -57,6 +57,9 @@ func (b *Backend) listed(ctx context.Context, calls []*backend.Call) ([]*backend
 		if err == nil {
 			c, err = c.ListKeys(keys)
 		}
+		if err == nil {
+			err = b.headsAsRows(c)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -68,12 +71,40 @@ func (b *Backend) listed(ctx context.Context, calls []*backend.Call) ([]*backend
 	return own, nil
 }
 
-// full returns c, whose lists nobody knows yet, with lists as long as they can be.
-func full(c *backend.Call) (*backend.Call, error) {
+// full returns c with lists as long as they can be, if it has Lists, whose keys nobody knows yet.
+func (b *Backend) full(c *backend.Call) (*backend.Call, error) {
 	if c.Lists.IsZero() {
 		return c, nil
 	}
-	return c.FillLists()
+	c, err := c.FillLists()
+	if err == nil {
+		err = b.headsAsRows(c)
+	}
+	return c, err
+}
+
+// headsAsRows makes the heads that share a key head the rows of c, a call of one row that has Listed, if they are too many to
+// decode: a tile of the prefill kernel then looks a key up once for all of them, as for the 128 heads of latent attention.
+// What depends on a head forbids it.
+func (b *Backend) headsAsRows(c *backend.Call) error {
+	d := c.Dims()
+	if b.decodes(c) || c.Slopes != nil || c.Sinks != nil {
+		return nil
+	}
+	for _, t := range [3]*backend.Tensor{&c.Q, &c.O, &c.LSE} {
+		if t.IsZero() {
+			continue
+		}
+		shape, strides, rows := t.Shape(), t.Strides(), d.Heads/d.KVHeads
+		shape[backend.Heads], shape[backend.Seq] = d.KVHeads, rows
+		strides[backend.Seq] = strides[backend.Heads]
+		strides[backend.Heads] *= rows
+		var err error
+		if *t, err = t.View(shape, strides, 0); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Warmup compiles the pipelines that Attention needs for c and, with weights, those of QK and
@@ -81,7 +112,7 @@ func full(c *backend.Call) (*backend.Call, error) {
 // that are no multiple of 4, much longer rows, or many more of them. It returns
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
-	c, err := full(c)
+	c, err := b.full(c)
 	if err != nil {
 		return fmt.Errorf("warmup: %w", err)
 	}
@@ -118,7 +149,7 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend, p.Limits = b.info.Name, b.info.Limits
 	lists := !c.Lists.IsZero()
-	c, err := full(c)
+	c, err := b.full(c)
 	if err != nil {
 		return p, err
 	}

@@ -84,6 +84,7 @@ func keyCases() (cases []Case) {
 		{Name: "dropout, decode", Dims: dims(1, 4, 2, 1, 300, 16, 16), Options: kernels.Options{Dropout: backend.Dropout{P: 0.4, Seed: 7}}},
 		{Name: "f8", Dims: wide, Keys: new(backend.F8)},
 		{Name: "hidden NaN", Dims: plain, PoisonK: map[int]float32{3: nan, 70: nan}, PoisonV: map[int]float32{5: nan, 81: nan}, Options: lower},
+		{Name: "latent", Dims: dims(2, 40, 1, 3, 200, 24, 16)},
 	} {
 		c.Seed = uint64(n + 1)
 		for _, rows := range []int{1, 8} {
