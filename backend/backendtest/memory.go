@@ -249,9 +249,12 @@ func (x *worker) index() {
 	if !implements[backend.Indexer](x.dev) {
 		return
 	}
-	q, k, _ := x.operands(20, 300)
+	q, k, v := x.operands(20, 300)
 	lists := try(x.dev.Index(x.ctx, q, k, x.tensor(x.dtype, backend.Shape{1, 1, 20, memoryHeads}), 9, kernels.Options{Causal: true, Align: kernels.LowerRight}))
 	x.yield(x.hold(lists.Tensor))
+	if !lacking(x.dev, "key indices") {
+		x.result(x.dev.Attention(x.ctx, q, k, v, kernels.Options{LSE: true, KeyIndices: lists}))
+	}
 }
 
 // generate appends tokens to a cache and attends from them.
