@@ -33,17 +33,19 @@ func (c *Call) ListKeys(ids []int32) (*Call, error) {
 	return &own, nil
 }
 
-// FillLists returns ListKeys with lists as long as they can be, for plans, which know no keys.
+// FillLists returns c with Listed as long as Lists can be, for plans, which know no keys. Lists stay.
 func (c *Call) FillLists() (*Call, error) {
-	ids, err := Make[int32](c.Lists.Shape().Elements())
+	own, all := *c, c.Lists.Shape()
+	list, err := Make[int32](all[Dim])
 	if err != nil {
 		return nil, err
 	}
-	for i := range ids {
-		ids[i] = int32(i % c.Lists.Shape()[Dim])
+	for i := range list {
+		list[i] = int32(min(i, c.Positions()-1))
 	}
-	own := *c
-	own.Visible = Everything()
-	own.Visible.Offset, own.Visible.Offsets = c.Visible.Offset, c.Visible.Offsets
-	return own.ListKeys(ids)
+	own.Listed, own.Visible = slices.Repeat([][]int32{list}, all[Batch]), Everything()
+	if c.Slopes != nil {
+		own.Visible.Offset, own.Visible.Offsets = c.Visible.Offset, c.Visible.Offsets
+	}
+	return &own, nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
@@ -20,9 +19,9 @@ import (
 // dispatches of several calls share submissions, so that many short sequences cost a
 // dispatch each instead of a round trip. Errors are those of backend.Backend;
 // backend.ErrUnsupported names options that the device does not support together.
-// Lists are downloaded first, which waits for the calls before.
+// Lists are downloaded first where kernels cannot look keys up, which waits for the calls before.
 func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
-	calls, err := b.listed(ctx, calls)
+	calls, err := b.download(ctx, calls)
 	if err != nil {
 		return fmt.Errorf("attention: %w", err)
 	}
@@ -39,83 +38,11 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	})
 }
 
-// listed returns calls with Listed in place of Lists.
-func (b *Backend) listed(ctx context.Context, calls []*backend.Call) ([]*backend.Call, error) {
-	own := calls
-	for i, c := range calls {
-		if c.Lists.IsZero() {
-			continue
-		}
-		host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
-		if err == nil {
-			err = b.Download(ctx, host, c.Lists)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("key indices: %w", err)
-		}
-		keys, err := host.Int32s()
-		if err == nil {
-			c, err = c.ListKeys(keys)
-		}
-		if err == nil {
-			err = b.headsAsRows(c)
-		}
-		if err != nil {
-			return nil, err
-		}
-		if &own[0] == &calls[0] {
-			own = slices.Clone(calls)
-		}
-		own[i] = c
-	}
-	return own, nil
-}
-
-// full returns c with lists as long as they can be, if it has Lists, whose keys nobody knows yet.
-func (b *Backend) full(c *backend.Call) (*backend.Call, error) {
-	if c.Lists.IsZero() {
-		return c, nil
-	}
-	c, err := c.FillLists()
-	if err == nil {
-		err = b.headsAsRows(c)
-	}
-	return c, err
-}
-
-// headsAsRows makes the heads that share a key head the rows of c, a call of one row that has Listed, if they are too many to
-// decode: a tile of the prefill kernel then looks a key up once for all of them, as for the 128 heads of latent attention.
-// What depends on a head forbids it.
-func (b *Backend) headsAsRows(c *backend.Call) error {
-	d := c.Dims()
-	if b.decodes(c) || c.Slopes != nil || c.Sinks != nil {
-		return nil
-	}
-	for _, t := range [3]*backend.Tensor{&c.Q, &c.O, &c.LSE} {
-		if t.IsZero() {
-			continue
-		}
-		shape, strides, rows := t.Shape(), t.Strides(), d.Heads/d.KVHeads
-		shape[backend.Heads], shape[backend.Seq] = d.KVHeads, rows
-		strides[backend.Seq] = strides[backend.Heads]
-		strides[backend.Heads] *= rows
-		var err error
-		if *t, err = t.View(shape, strides, 0); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Warmup compiles the pipelines that Attention needs for c and, with weights, those of QK and
 // Softmax, by a rehearsal of the calls. Stages of other shapes may need other pipelines: keys
 // that are no multiple of 4, much longer rows, or many more of them. It returns
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
-	c, err := b.full(c)
-	if err != nil {
-		return fmt.Errorf("warmup: %w", err)
-	}
 	return b.warmup(ctx, func(r *queue.Runner) ([]*queue.Op, error) {
 		ops, err := b.attention(r, c, true)
 		if err != nil || !weights {
@@ -148,7 +75,7 @@ func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, erro
 func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend, p.Limits = b.info.Name, b.info.Limits
-	lists := !c.Lists.IsZero()
+	lists := c
 	c, err := b.full(c)
 	if err != nil {
 		return p, err
@@ -163,6 +90,9 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 			return p, err
 		}
 		op := x.op()
+		if !c.Lists.IsZero() {
+			x.base().fill(op, lists)
+		}
 		if len(parts) == 1 {
 			op.Call = c
 		}
@@ -183,7 +113,7 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 				strings.Join(names, ", "), op.Cutter.Room>>10)
 		}
 	}
-	if lists {
+	if lists.Listed == nil && c.Listed != nil && c.Lists.IsZero() {
 		p.Why += "; the lists of keys are downloaded first, which waits for the device"
 	}
 	if len(parts) > 1 {
@@ -198,6 +128,13 @@ func (b *Backend) count(p *backend.Plan, op *queue.Op) (queue.Extent, error) {
 	if err != nil {
 		return e, err
 	}
+	if op.Fill != nil {
+		first, err := b.dev.Count(op.Fill(cut.Window{Size: op.Filled}))
+		if err != nil {
+			return e, err
+		}
+		p.Chunks += first.Dispatches
+	}
 	moved, memory, err := b.dev.Streamed(op)
 	p.Chunks += e.Dispatches
 	p.Streamed += int64(moved)
@@ -209,7 +146,11 @@ func (b *Backend) count(p *backend.Plan, op *queue.Op) (queue.Extent, error) {
 // the variants of the kernel first where the tuner wants that. resumable calls may continue from
 // c.Resume and be interrupted.
 func (b *Backend) attention(r *queue.Runner, c *backend.Call, resumable bool) ([]*queue.Op, error) {
-	parts, err := cut.Slices(c)
+	full, err := b.full(c)
+	if err != nil {
+		return nil, err
+	}
+	parts, err := cut.Slices(full)
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +164,10 @@ func (b *Backend) attention(r *queue.Runner, c *backend.Call, resumable bool) ([
 			return nil, err
 		}
 		if ops[i] = x.op(); resumable && len(parts) == 1 {
-			ops[i].Call = c
+			ops[i].Call = full
+		}
+		if !full.Lists.IsZero() {
+			x.base().fill(ops[i], c)
 		}
 	}
 	return ops, nil
@@ -234,6 +178,7 @@ type path interface {
 	op() *queue.Op
 	// describe sets Path, Why and Cut of a plan.
 	describe(p *backend.Plan, e queue.Extent)
+	base() *attention
 }
 
 // path returns the path for c: decode for few query rows, else prefill, on matrix units where they take c.
@@ -313,6 +258,12 @@ func (a *attention) newCutter(buffers int) error {
 	most := queue.MaxWindow(a.b.dev.Limits)
 	for bound := buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage); ; bound = false {
 		a.Collect(bound)
+		if !a.c.Lists.IsZero() {
+			if !a.HasTable() || a.tableBytes() > most {
+				return errCollected
+			}
+			return nil
+		}
 		var pages []byte
 		if a.HasTable() || a.listed() {
 			pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
@@ -356,6 +307,10 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 	w.Page, w.Pages, w.TableAt, w.PageBits = size, width, a.Pages.At(p.Lo[cut.Batch]), 32
 	if size&(size-1) == 0 {
 		w.PageBits = bits.TrailingZeros(uint(size))
+	}
+	if !a.c.Lists.IsZero() {
+		w.Flags |= shaders.HasCounts
+		w.CountsAt = a.Pages.At(a.d.Batch) + p.Lo[cut.Batch]
 	}
 	if a.values() != shaders.InTable {
 		more = append(more, p.Table)

@@ -12,7 +12,7 @@ import (
 )
 
 // fixed are the kernels with one variant.
-var fixed = []Fixed{Merge, Conv, Index, Delta, Reduce, Peak, Read, Exponentials}
+var fixed = []Fixed{Merge, Conv, Index, Lists, Delta, Reduce, Peak, Read, Exponentials}
 
 // Tiles of package gpu for head size 64.
 var (

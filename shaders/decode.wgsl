@@ -314,6 +314,14 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     }
 }
 
+// write_empty writes the state of rows that see no key.
+@inline fn write_empty() {
+    for (var row = first; row <= last; row++) {
+        let at = (((b * p.heads + h0) * p.rows + row) * p.splits + p.part0 + split) * WIDTH;
+        for (var x = t; x < WIDTH; x += THREADS) { state[at + x] = vec4<f32>(select(0.0, LOWEST, x == WIDTH - 1u)); }
+    }
+}
+
 // write writes the state of the rows: O, the parts of l, m.
 @inline fn write() {
     let at = (((b * p.heads + h0) * p.rows + first) * p.splits + p.part0 + split) * WIDTH;
@@ -354,8 +362,9 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     let v_at = (p.v.base + v_batch + kh * p.v.h) / UNIT;
 
     @inline visible_keys();
-    if (begin >= end) {
-        return; // splitmerge.wgsl does not read this state
+    if (begin >= end) { // splitmerge.wgsl reads the state of no key end but a count, which it does not know
+        @if(LISTED == 1u) if ((p.flags & HAS_COUNTS) != 0u) { @inline write_empty(); }
+        return;
     }
     var paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_DROPOUT)) != 0u;
     @if(MOD == 1u) paired = true;

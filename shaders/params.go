@@ -20,6 +20,7 @@ const (
 	Sums       = 2048 // the first phase of the softmax stage
 	Weights    = 4096 // the second phase
 	HasOffsets = 8192
+	HasCounts  = 16384 // of listed keys, in the table
 )
 
 // Strides are the element strides of an operand's four axes; base is the index of its
@@ -98,6 +99,7 @@ type AttentionParams struct {
 	ModKey       int
 	Values       int     // of the score mod
 	ValuesAt     int     // position of the first in its binding
+	CountsAt     int     // position of the first batch's count of listed keys in the table
 	S            Strides // scores of the softmax stage
 	Q            Strides
 	K            Strides
@@ -169,7 +171,7 @@ func (p *AttentionParams) Append(b []byte) []byte {
 	b = put32(b, uint32(p.ModKey))
 	b = put32(b, uint32(p.Values))
 	b = put32(b, uint32(p.ValuesAt))
-	b = put32(b, 0)
+	b = put32(b, uint32(p.CountsAt))
 	b = put32(b, 0)
 	b = p.S.append(b)
 	b = p.Q.append(b)
@@ -484,6 +486,45 @@ func (p *LinearParams) Append(b []byte) []byte {
 
 // SetRange implements Ranged.
 func (p *LinearParams) SetRange(first, total int) { p.First, p.Total = first, total }
+
+// ListsParams are the parameters of lists.wgsl.
+type ListsParams struct {
+	First    int // workgroups of the box that earlier dispatches ran
+	Total    int // workgroups of the box up to the end of this dispatch
+	List0    int // index in the call of the first list
+	Top      int // keys of a list
+	Page     int // keys of a page, 0 without pages
+	CountsAt int // position in the table of the numbers of keys
+	KB       int // strides of k and v, batches of which are pages if there are any
+	KS       int
+	VB       int
+	VS       int
+	Keys     Strides
+}
+
+// Size implements Params.
+func (p *ListsParams) Size() int { return 80 }
+
+// Append implements Params.
+func (p *ListsParams) Append(b []byte) []byte {
+	b = put32(b, uint32(p.First))
+	b = put32(b, uint32(p.Total))
+	b = put32(b, uint32(p.List0))
+	b = put32(b, uint32(p.Top))
+	b = put32(b, uint32(p.Page))
+	b = put32(b, uint32(p.CountsAt))
+	b = put32(b, uint32(p.KB))
+	b = put32(b, uint32(p.KS))
+	b = put32(b, uint32(p.VB))
+	b = put32(b, uint32(p.VS))
+	b = put32(b, 0)
+	b = put32(b, 0)
+	b = p.Keys.append(b)
+	return b
+}
+
+// SetRange implements Ranged.
+func (p *ListsParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
 // MatmulParams are the parameters of matmul.wgsl.
 type MatmulParams struct {

@@ -223,6 +223,7 @@ const (
 	Merge        Fixed = "merge"
 	Conv         Fixed = "conv"
 	Index        Fixed = "index"
+	Lists        Fixed = "lists"
 	Delta        Fixed = "delta"
 	Reduce       Fixed = "reduce"
 	Peak         Fixed = "peak"

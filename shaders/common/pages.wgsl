@@ -1,6 +1,7 @@
 // Where the rows of keys and values begin. A variant with PAGED = 1 reads them from pools of pages; the binding
 // table lists the pages of each batch in order, and then the values of the score mod if VALUES = 3. With LISTED = 1 it
 // has three words for each key instead: its position among all keys, and where its row begins in k and in v.
+// The words of lists in device memory, and then the numbers of their keys, are those of lists.wgsl.
 
 @if(max(max(PAGED, LISTED), VALUES / 3u) == 1u) @binding var<storage, read> table: array<u32>;
 

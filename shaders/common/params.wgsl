@@ -68,8 +68,8 @@ struct AttentionParams {
     mod_key: u32,
     values: u32, // of the score mod
     values_at: u32, // position of the first in its binding
+    counts_at: u32, // position of the first batch's count of listed keys in the table
     pad0: u32,
-    pad1: u32,
     s: Strides, // scores of the softmax stage
     q: Strides,
     k: Strides,
@@ -101,3 +101,4 @@ const HAS_BIAS: u32 = 1024u; // of either kind
 const SUMS: u32 = 2048u; // the first phase of the softmax stage
 const WEIGHTS: u32 = 4096u; // the second phase
 const HAS_OFFSETS: u32 = 8192u;
+const HAS_COUNTS: u32 = 16384u; // of listed keys, in the table

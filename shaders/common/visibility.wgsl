@@ -2,6 +2,7 @@
 
 // key_end returns end, or how many keys a batch has if that is less.
 fn key_end(batch: u32, end: u32) -> i32 {
+    @if(LISTED == 1u) if ((p.flags & HAS_COUNTS) != 0u) { return i32(min(end, table[p.counts_at + batch])); }
     if ((p.flags & HAS_KLEN) == 0u) { return i32(end); }
     return min(i32(end), p.klen[batch / 4u][batch % 4u]);
 }

@@ -26,6 +26,9 @@ type Op struct {
 	Chained bool
 	// Table is the contents of Chunk.Table; nil means that no step has it.
 	Table []byte
+	// Fill, unless nil, returns the operation that writes Chunk.Table, of Filled bytes, in place of Table.
+	Fill   func(table cut.Window) *Op
+	Filled uint64
 	// Call, unless nil, is a call that continues from Call.Resume and may be interrupted.
 	// Kernel leaves its state.
 	Call   *backend.Call
@@ -65,7 +68,7 @@ type Step struct {
 // state provide the buffers of the table and of a state; in plans both are nil.
 func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, error), f func(p Chunk, s Step) error) error {
 	return op.Cutter.Boxes(op.Space, func(x cut.Box, chunk int) (err error) {
-		p := Chunk{Of: Sweep{Box: x, Chunk: chunk, Passes: 1}, Table: cut.Window{Buf: table, Size: uint64(len(op.Table))}}
+		p := Chunk{Of: Sweep{Box: x, Chunk: chunk, Passes: 1}, Table: cut.Window{Buf: table, Size: op.tableBytes()}}
 		if op.Sweep != nil {
 			p.Of = op.Sweep(x, chunk)
 		}
@@ -90,6 +93,14 @@ func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, err
 		}
 		return nil
 	})
+}
+
+// tableBytes returns the size of the table.
+func (op *Op) tableBytes() uint64 {
+	if op.Fill != nil {
+		return op.Filled
+	}
+	return uint64(len(op.Table))
 }
 
 // Extent counts what running an operation takes.

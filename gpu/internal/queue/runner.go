@@ -182,10 +182,16 @@ func (r *Runner) Queue(op *Op) error {
 	}
 	op.Cutter.Share = r.d.pacing.share(r.deadline) / r.d.pacing.share(time.Time{})
 	var table port.Buffer
-	if op.Table != nil && !r.rehearsal {
-		if err := r.hold(&table, uint64(len(op.Table))); err != nil {
+	if op.tableBytes() > 0 && !r.rehearsal {
+		if err := r.hold(&table, op.tableBytes()); err != nil {
 			return err
 		}
+	}
+	if op.Fill != nil {
+		if err := r.Queue(op.Fill(cut.Window{Buf: table, Size: op.Filled})); err != nil {
+			return err
+		}
+	} else if table != nil {
 		if err := r.d.wrap(r.d.Port.Write(table, 0, op.Table)); err != nil {
 			return err
 		}
