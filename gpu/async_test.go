@@ -91,6 +91,9 @@ func TestCallsDoNotWait(t *testing.T) {
 		b, _ := simulate(t, Options{}, func() time.Duration { return time.Second })
 		defer b.Close()
 		c := plain(t, b, 8, 8, 8)
+		listed := *plain(t, b, 1, 8, 8)
+		listed.Lists = must.Get(b.Alloc(t.Context(), backend.I32, backend.Shape{1, 1, 1, 4}))(t)
+		lists := func() error { return b.Attention(t.Context(), &listed) }
 		out := host(t, backend.Shape{1, 1, 8, 8}, wave)
 		attend := func() error { return b.Attention(t.Context(), c) }
 		wait := func() error { return b.Wait(t.Context()) }
@@ -111,6 +114,9 @@ func TestCallsDoNotWait(t *testing.T) {
 			{"a wait for nothing", wait, 0},
 			{"a call", attend, 0},
 			{"a wait", wait, time.Second},
+			{"the first call with lists in device memory", lists, time.Second},
+			{"another with lists", lists, 0},
+			{"a wait for it", wait, time.Second},
 			{"a traced call", func() error {
 				return b.Attention(backend.WithTrace(t.Context(), &backend.Trace{Progress: func(_, _ float64) {}}), c)
 			}, time.Second},

@@ -30,7 +30,8 @@ import (
 // A number that is no key that the row sees, such as -1, is skipped wherever it is, and a key that is listed twice may count
 // once or twice. One backend call has all rows of a batch, or all batches of one row. Plans take all lists for full. With
 // a Tensor, Prefix, Spans, segments, masks, biases other than ALiBi, dropout, a ScoreMod, gradients and Resume are
-// refused (ErrUnsupported). On a GPU the call downloads the keys, and therefore waits for the device.
+// refused (ErrUnsupported). Sums on a GPU follow the order of the list. A call there that reads K or V from host memory, or binds
+// too few buffers, downloads the lists and therefore waits for the device: its plan says so. It sorts them, and counts no key twice.
 type KeyIndices struct {
 	Indices []int32
 	TopK    int // keys of a list
