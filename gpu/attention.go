@@ -75,7 +75,7 @@ func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, erro
 func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend, p.Limits = b.info.Name, b.info.Limits
-	lists := c
+	given := c
 	c, err := b.full(c)
 	if err != nil {
 		return p, err
@@ -91,7 +91,7 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 		}
 		op := x.op()
 		if !c.Lists.IsZero() {
-			x.base().fill(op, lists)
+			x.base().fill(op, given)
 		}
 		if len(parts) == 1 {
 			op.Call = c
@@ -113,7 +113,7 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 				strings.Join(names, ", "), op.Cutter.Room>>10)
 		}
 	}
-	if lists.Listed == nil && c.Listed != nil && c.Lists.IsZero() {
+	if !given.Lists.IsZero() && c.Lists.IsZero() {
 		p.Why += "; the lists of keys are downloaded first, which waits for the device"
 	}
 	if len(parts) > 1 {
