@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// example is a file with every kind of expected value, for the help and docs/cli.md.
+// example is a file with every kind of expected value, for the help.
 //
 //go:embed example.json
 var example string
