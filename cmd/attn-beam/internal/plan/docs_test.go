@@ -37,7 +37,7 @@ func tables(t *testing.T) map[string]string {
 	for _, l := range lengths {
 		p := planned(t, l.s, 1, causal)
 		fmt.Fprintf(&bytes, "| %s | %s | %s | %s | %s | %s |\n", l.name, cli.SI(p.FLOPs, "FLOP"), thousands(p.Units), cli.SI(float64(p.Read), "B"), cli.SI(float64(p.Partials), "B"), cli.SI(float64(p.Output), "B"))
-		for _, workers := range []int{1, 16, 256, 4096} {
+		for _, workers := range []int{16, 256, 4096} {
 			p := planned(t, l.s, workers, causal)
 			c, g := p.On(node(workers)), p.On(gpu(workers))
 			fmt.Fprintf(&times, "| %s | %s | %s | %s | %.0f%% | %s | %s | %.0f%% |\n", l.name, thousands(int64(workers)),
