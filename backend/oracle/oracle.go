@@ -61,8 +61,16 @@
 // exactly. Half a unit, with the roundings of unit and quotients, is less than (2^-16 + 2^-22)·max_d |q_d|. φ = max_j
 // |scale|·Σ_d |k_jd| times that adds to e.
 //
-// With a score mod f, δ_j takes the place of φ_j, and |f| that of the product in A: docs/score-mods.md derives δ_j, and
-// the c' and γ' that take the places of c and γ below.
+// A score mod f gets a score s with an error of at most e = u·A_j·(λ√D + 4) + φ_j, with A_j = |scale|·Σ_d |q_d·k_jd|, for
+// the product, the scale, and the rounding to float32 with which the reference takes f. f itself errs by at most η = 8u·(1
+// + |s| + |f|). Where f is monotonic or convex from s - e to s + e, no score between them is further from f(s) than one of
+// the ends. With an η each for the reference, the device, and both sides of the difference,
+//
+//	δ_j = max |f(s ± e) - f(s)| + 4η
+//
+// takes the place of φ_j, and |f| that of A_j in A. A softcap after f has a slope of at most 1 and passes δ_j on. For
+// gradients f' has the error δ' in the same way. The argument of the softcap's tanh errs by δ_j/softcap more, and
+// c' = f'·c and γ' = |f'|·γ + δ'·(c + γ) + u·|c'| take the places of c and γ below.
 //
 // Float32 products may be split, as PyTorch's float32_matmul_precision "high" splits them: x = high + low/2^11, with high
 // the nearest f16 and low the rest in f16, rounded either way, and x·y = high·high + (high·low + low·high)/2^11. A power
