@@ -5,7 +5,9 @@ go 1.26.5
 require (
 	github.com/gomlx/compute v0.1.5
 	github.com/gomlx/gomlx v0.28.5
+	github.com/gomlx/onnx-gomlx v0.5.2
 	github.com/seed90331342/attn v0.0.0
+	google.golang.org/protobuf v1.36.11
 )
 
 require (
@@ -16,6 +18,7 @@ require (
 	github.com/gogpu/gputypes v0.8.0 // indirect
 	github.com/gogpu/naga v0.19.0 // indirect
 	github.com/gogpu/wgpu v0.34.5 // indirect
+	github.com/gomlx/exceptions v0.0.3 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/pkg/errors v0.9.1 // indirect

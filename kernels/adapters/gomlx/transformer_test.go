@@ -182,33 +182,41 @@ func TestTrainingStep(t *testing.T) {
 }
 
 // BenchmarkTurns times gomlx's Go backend and attn in turns, and reports the median of each in
-// milliseconds: a step of training, and the loss alone.
+// milliseconds: a step of training, the loss alone, and the attention layers from ONNX.
 //
 //	go test -run '^$' -bench Turns -benchtime 10x
 func BenchmarkTurns(b *testing.B) {
 	dev := must.Get(kernels.Open("cpu"))(b)
 	defer dev.Close()
-	with := must.Get(attngomlx.New(dev, sequential))(b)
 	m := transformer{vocab: 256, layers: 2, heads: 8, kvHeads: 2, headDim: 32, seq: 512, batch: 1}
 	loss := func(b compute.Backend) *Exec {
 		return MustNewExec(b, func(in []*Node) *Node { return m.loss(in[0], in[1:]) })
 	}
+	whole := func(build func(compute.Backend) *Exec) func(compute.Backend) func() []*tensors.Tensor {
+		return func(on compute.Backend) func() []*tensors.Tensor {
+			e, in := build(on), append([]any{m.tokens()}, weights[float32](m)...)
+			return func() []*tensors.Tensor { return e.MustCall(in...) }
+		}
+	}
+	layers := func(on compute.Backend) func() []*tensors.Tensor {
+		e, x := imported[float32](b, on, m)
+		return func() []*tensors.Tensor { return e.MustCall(x) }
+	}
 	for _, c := range []struct {
 		name  string
-		build func(compute.Backend) *Exec
-	}{{"training", m.step}, {"loss", loss}} {
+		build func(compute.Backend) func() []*tensors.Tensor
+	}{{"training", whole(m.step)}, {"loss", whole(loss)}, {"onnx", layers}} {
 		b.Run(c.name, func(b *testing.B) {
-			var execs [2]*Exec
-			var inputs [2][]any
-			for i, on := range []compute.Backend{own(b), with} {
-				execs[i], inputs[i] = c.build(on), append([]any{m.tokens()}, weights[float32](m)...)
-				execs[i].MustCall(inputs[i]...) // compiles
+			var calls [2]func() []*tensors.Tensor
+			for i, on := range []compute.Backend{own(b), must.Get(attngomlx.New(dev, sequential))(b)} {
+				calls[i] = c.build(on)
+				calls[i]() // compiles
 			}
 			var times [2][]float64
 			for b.Loop() {
-				for i, e := range execs {
+				for i, call := range calls {
 					start := time.Now()
-					for _, t := range e.MustCall(inputs[i]...) {
+					for _, t := range call() {
 						t.MustFinalizeAll()
 					}
 					times[i] = append(times[i], float64(time.Since(start).Microseconds())/1000)
