@@ -12,30 +12,25 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest/must"
 )
 
-type lowering struct {
-	name string
-	opt  Options
-}
-
 // lowered are limits far below any adapter's. Each makes the tests' problems be cut in the
 // way that its name describes. A tile of 32 keys of 256 channels takes 32 KiB; a binding
 // must hold that and its alignment.
-var lowered = []lowering{
-	{"bindings of 36 KiB cut batches, heads, queries and keys", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 36 << 10}}},
-	{"three workgroups a dimension cut grids", Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}},
-	{"submissions of 100,000 operations cut keys and ranges", Options{MaxWork: 1e5}},
-	{"buffers of 64 KiB cut tensors", Options{Limits: gputypes.Limits{MaxBufferSize: 64 << 10}}},
-	{"a device without room for a tensor streams", Options{MemoryBytes: 540 << 10}},
-	{"an alignment of 1 KiB moves windows", Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: 36 << 10}}},
-	{"a budget that no chunk keeps cuts keys by tiles", Options{Budget: time.Nanosecond}},
+var lowered = []way{
+	{name: "bindings of 36 KiB cut batches, heads, queries and keys", cuts: true, opt: Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 36 << 10}}},
+	{name: "three workgroups a dimension cut grids", cuts: true, opt: Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}},
+	{name: "submissions of 100,000 operations cut keys and ranges", cuts: true, opt: Options{MaxWork: 1e5}},
+	{name: "buffers of 64 KiB cut tensors", cuts: true, opt: Options{Limits: gputypes.Limits{MaxBufferSize: 64 << 10}}},
+	{name: "a device without room for a tensor streams", cuts: true, opt: Options{MemoryBytes: 540 << 10}},
+	{name: "an alignment of 1 KiB moves windows", cuts: true, opt: Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: 36 << 10}}},
+	{name: "a budget that no chunk keeps cuts keys by tiles", cuts: true, opt: Options{Budget: time.Nanosecond}},
 	all,
 }
 
-var all = lowering{"all of it, and nothing pooled", Options{PoolBytes: -1, MaxWork: 1e6, Limits: gputypes.Limits{
+var all = way{name: "all of it, and nothing pooled", cuts: true, opt: Options{PoolBytes: -1, MaxWork: 1e6, Limits: gputypes.Limits{
 	MinStorageBufferOffsetAlignment: 512, MaxStorageBufferBindingSize: 36 << 10, MaxComputeWorkgroupsPerDimension: 5, MaxBufferSize: 64 << 20}}}
 
 // someLowered returns lowered: with -short every other one, beginning with the first or the second.
-func someLowered(from int) (list []lowering) {
+func someLowered(from int) (list []way) {
 	for i, l := range lowered {
 		if !testing.Short() || i%2 == from {
 			list = append(list, l)
@@ -46,7 +41,7 @@ func someLowered(from int) (list []lowering) {
 
 // TestConformanceOfCuts runs the suite with limits that cut everything.
 func TestConformanceOfCuts(t *testing.T) {
-	conform(t, "TestCutsChangeNoBit compares calls that are cut with whole ones", all.opt, nil, backendtest.Harness{Lowered: true, PairsFrom: 2})
+	conform(t, "TestSameBits compares calls that are cut with whole ones", all.opt, nil, backendtest.Harness{Lowered: true, PairsFrom: 2})
 }
 
 func host(t testing.TB, shape backend.Shape, f func(i int) float32) backend.Tensor {
@@ -138,44 +133,6 @@ func distant(t testing.TB, b *Backend) *backend.Call {
 	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 10, 8), 7, 12
 	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
 	return c
-}
-
-// TestCutsChangeNoBit compares cut and uncut results bit for bit: with -short each of the limits with one of
-// the problems.
-func TestCutsChangeNoBit(t *testing.T) {
-	t.Run("mask and bias", func(t *testing.T) { testCutsChangeNoBit(t, 0, problem) })
-	t.Run("blocks and bias by distance", func(t *testing.T) { testCutsChangeNoBit(t, 1, distant) })
-}
-
-func testCutsChangeNoBit(t *testing.T, from int, problem func(testing.TB, *Backend) *backend.Call) {
-	results := func(opt Options) (all [][]float32, chunks int) {
-		b := open(t, opt)
-		defer b.Close() // before the next one is opened
-		c := problem(t, b)
-		check(t, b.Attention(context.Background(), c))
-		plan := must.Get(b.Plan(t.Context(), c))(t)
-		w, o := alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 90}), alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 33})
-		lse := alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 1})
-		check(t, b.QK(context.Background(), w, c.Q, c.K))
-		scores := floats(t, b, w)
-		check(t, b.Softmax(context.Background(), w, lse, &c.Problem))
-		check(t, b.PV(context.Background(), o, w, c.V))
-		for _, x := range []backend.Tensor{c.O, c.LSE, w, o, lse} {
-			all = append(all, floats(t, b, x))
-		}
-		return append(all, scores), plan.Chunks
-	}
-	names := []string{"o", "lse", "weights", "o of the stages", "lse of the stages", "scores"}
-	want, _ := results(Options{})
-	for _, l := range someLowered(from) {
-		got, chunks := results(l.opt)
-		if chunks < 2 {
-			t.Errorf("%s: one chunk, nothing was cut", l.name)
-		}
-		for i := range got {
-			sameRow(t, l.name+": "+names[i], got[i], want[i])
-		}
-	}
 }
 
 // TestManyKeys exceeds what one loop of a software driver may count, and has more pages than a

@@ -8,13 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
-	"github.com/seed90331342/attn/shaders"
 )
 
 // everyRow sends calls with any number of rows to the decode path.
@@ -165,62 +163,6 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 	}
 }
 
-// TestDecodeCutsChangeNoBit compares cut and uncut results of the decode path bit for bit:
-// chunks of keys, heads, rows, grids and submissions, and keys that are read one element
-// at a time.
-func TestDecodeCutsChangeNoBit(t *testing.T) {
-	const heads, kvHeads, sq, sk, d, dv = 6, 2, 9, 2300, 40, 36
-	results := func(opt Options, pad int) (o, lse []float32, plan backend.Plan) {
-		opt.decodeRows = everyRow
-		b := open(t, opt)
-		defer b.Close() // before the next one is opened
-		mask, bias := pairs(t, b, heads, sq, sk)
-		// Rows with padding. The data of a key is the same.
-		keys := func(width, from int) backend.Tensor {
-			x := upload(t, b, host(t, backend.Shape{2, kvHeads, sk, width + pad}, func(i int) float32 {
-				if i%(width+pad) >= width {
-					return float32(math.NaN())
-				}
-				return wave(from + i/(width+pad)*width + i%(width+pad))
-			}))
-			return must.Get(x.Slice(backend.Dim, 0, width))(t)
-		}
-		c := &backend.Call{
-			Q: upload(t, b, host(t, backend.Shape{2, heads, sq, d}, wave)), K: keys(d, 3), V: keys(dv, 4),
-			O: alloc(t, b, backend.F32, backend.Shape{2, heads, sq, dv}), LSE: alloc(t, b, backend.F32, backend.Shape{2, heads, sq, 1}),
-			Problem: backend.Problem{Scale: 0.2, Softcap: 5, Mask: mask, Bias: bias,
-				Visible: backend.Visibility{Offset: 2000, Left: 1990, Right: 250, KLen: []int{2300, 1500}}},
-		}
-		check(t, b.Attention(context.Background(), c))
-		plan = must.Get(b.Plan(t.Context(), c))(t)
-		return floats(t, b, c.O), floats(t, b, c.LSE), plan
-	}
-	o, lse, whole := results(Options{}, 0)
-	const split = 256 * d * 4 // bytes of a split's keys
-	for _, x := range []struct {
-		name string
-		opt  Options
-		pad  int
-	}{
-		{"a binding of one split and a bit", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: split + 4096}}, 0},
-		{"a binding of two splits", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 2*split + 4096}}, 0},
-		{"three workgroups a dimension", Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}, 0},
-		{"submissions of a few workgroups, nothing pooled", Options{MaxWork: 4e6, PoolBytes: -1}, 0},
-		{"an alignment of 1 KiB", Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: split + 4096}}, 0},
-		{"tensors of several buffers", Options{Limits: gputypes.Limits{MaxBufferSize: 700 << 10}}, 0},
-		{"a device without room for all tensors", Options{MemoryBytes: 4 << 20}, 0},
-		{"rows that are not on 16 bytes", Options{}, 1},
-		{"rows that are not on 16 bytes, in chunks", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: split*(d+1)/d + 4096}}, 1},
-	} {
-		co, clse, plan := results(x.opt, x.pad)
-		if !strings.Contains(plan.Path, "decode") || plan.Chunks <= whole.Chunks && x.pad == 0 {
-			t.Errorf("%s: the plan is %+v", x.name, plan)
-		}
-		sameRow(t, x.name, co, o)
-		sameRow(t, x.name+": lse", clse, lse)
-	}
-}
-
 // decodeCall returns a call of one query row a head, without memory.
 func decodeCall(t *testing.T, dtype backend.DType, batch, heads, kvHeads, keys, d int) *backend.Call {
 	t.Helper()
@@ -336,94 +278,5 @@ func TestMergeOfManySplits(t *testing.T) {
 			sameRow(t, what, ro, o[i*d:(i+1)*d])
 			sameRow(t, what+": lse", rlse, lse[i:i+1])
 		}
-	}
-}
-
-// TestDecodeUnrolledChangesNoBit compares the kernels at both levels of unrolling, bit for
-// bit: values that pass through workgroup memory, and values that do not.
-func TestDecodeUnrolledChangesNoBit(t *testing.T) {
-	b := open(t, Options{decodeRows: everyRow})
-	const sq, sk, d = 5, 1100, 64
-	for _, dtype := range []backend.DType{backend.BF16, backend.F32} {
-		c := &backend.Call{
-			Q: tensor(t, b, dtype, backend.Shape{1, 1, sq, d}, wave), K: tensor(t, b, dtype, backend.Shape{1, 1, sk, d}, wave),
-			V: tensor(t, b, dtype, backend.Shape{1, 1, sk, d}, wave), O: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, d}),
-			LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, 1}),
-			Problem: backend.Problem{Scale: 0.2, Visible: backend.Visibility{Offset: 1050, Left: backend.Unbounded},
-				Slopes: []float32{0.02}, Sinks: []float32{1}, Dropout: backend.Dropout{P: 0.2, Seed: 1},
-				Blocks: blocksOf(t, b, 2, 9), BlockQ: 3, BlockK: 128,
-				Relative: upload(t, b, host(t, backend.Shape{1, 1, 1, sq + sk - 1}, wave))},
-		}
-		var o, lse [3][]float32
-		for _, level := range []shaders.Expand{shaders.Registers, shaders.Full} {
-			check(t, b.run(context.Background(), "attention", func() (*queue.Op, error) {
-				x, err := b.newDecode(c)
-				if err != nil {
-					return nil, err
-				}
-				splits := x.splits.(shaders.Decode)
-				splits.Expand = level
-				x.splits = splits
-				return x.op(), nil
-			}))
-			o[level], lse[level] = floats(t, b, c.O), floats(t, b, c.LSE)
-			sameRow(t, fmt.Sprintf("%v, unrolled to level %d", dtype, level), o[level], o[shaders.Registers])
-			sameRow(t, fmt.Sprintf("%v, lse unrolled to level %d", dtype, level), lse[level], lse[shaders.Registers])
-		}
-	}
-}
-
-// TestDecodeWhereItCan lowers each limit of decoding to just enough and to less. With less
-// workgroup memory, a workgroup has fewer rows. Below that decoding is refused, and below
-// the other limits the prefill path takes the call. All yield the same bits.
-func TestDecodeWhereItCan(t *testing.T) {
-	const heads, sk, d = 8, 2100, 128
-	memory := func(rows int) uint32 {
-		const kn, chunks = 4 * d, d / 16
-		return uint32(16*(kn+1+chunks*4*rows+rows*d/16+1) + 32 + 8)
-	}
-	var want []float32
-	for _, x := range []struct {
-		name   string
-		limits gputypes.Limits
-		rows   int // of a workgroup, 0 for prefill
-	}{
-		{"all limits", gputypes.Limits{}, 8},
-		{"128 threads", gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 128}, 8},
-		{"64 threads", gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 64}, 0},
-		{"workgroup memory for 8 rows", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(8)}, 8},
-		{"a word less", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(8) - 4}, 4},
-		{"workgroup memory for 1 row", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(1)}, 1},
-		{"a word less than that", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(1) - 4}, -1}, // too little for prefill
-		{"a binding of a split", gputypes.Limits{MaxStorageBufferBindingSize: 256 * d * 4}, 8},
-		{"a binding of half a split", gputypes.Limits{MaxStorageBufferBindingSize: 128 * d * 4}, 0},
-	} {
-		b := open(t, Options{Limits: x.limits})
-		k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave))
-		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), K: k, V: k,
-			O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, d}), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
-		if x.rows < 0 {
-			must.Fail(t, x.name, must.Err(b.newDecode(c)), backend.ErrUnsupported)
-			b.Close()
-			continue
-		}
-		plan, err := b.Plan(t.Context(), c)
-		if err != nil {
-			t.Fatalf("%s: %v", x.name, err)
-		}
-		if decodes := strings.Contains(plan.Path, "decode"); decodes != (x.rows > 0) {
-			t.Errorf("%s: the path is %s", x.name, plan.Path)
-		} else if decodes && !strings.Contains(plan.Cut, fmt.Sprintf("blocks of %d rows", x.rows)) {
-			t.Errorf("%s: %s, should have blocks of %d rows", x.name, plan.Cut, x.rows)
-		}
-		if err := b.Attention(context.Background(), c); err != nil {
-			t.Fatalf("%s: %v", x.name, err)
-		}
-		o := floats(t, b, c.O)
-		if want == nil {
-			want = o
-		}
-		sameRow(t, x.name, o, want)
-		b.Close()
 	}
 }

@@ -52,7 +52,7 @@ func TestLinearCuts(t *testing.T) {
 	}
 	names := []string{"o", "present state", "o without it", "o in place", "the state in place", "o without states"}
 	want, _ := results(Options{})
-	for _, l := range append(someLowered(1), lowering{"bindings of 8 KiB gather rows", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 8 << 10}}}) {
+	for _, l := range append(someLowered(1), way{name: "bindings of 8 KiB gather rows", opt: Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 8 << 10}}}) {
 		got, cuts := results(l.opt)
 		if cuts < 2 && l.opt.MemoryBytes == 0 && l.opt.Limits.MaxBufferSize == 0 {
 			t.Errorf("%s: one dispatch, nothing was cut", l.name)
