@@ -165,8 +165,8 @@ const (
 	F32, F16, BF16, Q8, Q4, F8 = backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4, backend.F8
 
 	elements = F8 + 1
-	Fixed    = elements // Q8 in Dots, for query rows of Fix
-	MaxFixed = 512      // elements of such a row: sums of more products could exceed 32 bits
+	Fixed    = backend.I32 + 1 // Q8 in Dots, for query rows of Fix: a type that backend does not have, and so without a size
+	MaxFixed = 512             // elements of such a row: sums of more products could exceed 32 bits
 )
 
 // Q8Lead is the size in bytes of the scale of a Q8 row.
