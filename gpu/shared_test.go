@@ -288,7 +288,7 @@ func TestSharedRefused(t *testing.T) {
 		"size":           {odd, backend.F32, shape, backend.ErrUnsupported, "the buffer has 132 bytes, kernels read 16 at a time: create it with 144"},
 		"shape":          {good, backend.F32, backend.Shape{1, 1, 5, 8}, backend.ErrShape, "shape [1 1 5 8] of f32 needs 160 bytes, the memory has 128"},
 		"negative shape": {good, backend.F32, backend.Shape{1, 1, -1, 8}, backend.ErrShape, "negative"},
-		"dtype":          {good, 99, backend.Shape{1, 1, 1, 8}, backend.ErrDType, "the buffer is dtype?, it must be one of [f32 f16 bf16 bool q8 q4 f8]"},
+		"dtype":          {good, 99, backend.Shape{1, 1, 1, 8}, backend.ErrDType, "the buffer is dtype?, it must be one of [f32 f16 bf16 bool q8 q4 f8 i32]"},
 		"other device":   {theirs, backend.F32, shape, backend.ErrDevice, "buffer is on another WebGPU device"},
 	} {
 		_, err := b.Wrap(c.buffer, c.dtype, c.shape)
