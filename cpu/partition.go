@@ -52,7 +52,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	decode := rows <= k.Width/2 && !pairs
 	if lanes := tile.RoundUp(rows, x.Width); d.SeqK > tile.BlockKeys { // else see smallTask
 		full := lanes / 2
-		if !tile.InPlace(&c.K, c) || !tile.InPlace(&c.V, c) {
+		if !view.RowsInPlace(&c.K, c) || !view.RowsInPlace(&c.V, c) {
 			full = max(12, lanes*3/4) // keys as lanes need no copies
 		}
 		decode = decode && rows <= full

@@ -32,7 +32,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	d := c.Dims()
 	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes,
 		DimK: RoundUp(d.Dim, k.Lanes), DimV: RoundUp(d.ValueDim, k.Lanes), Sums: CeilDiv(d.SeqK, SumKeys),
-		ReadK: InPlace(&c.K, c), ReadV: InPlace(&c.V, c)}
+		ReadK: view.RowsInPlace(&c.K, c), ReadV: view.RowsInPlace(&c.V, c)}
 	if d.SeqQ < k.Width { // tiles span heads
 		group := l.Share * d.SeqQ
 		l.Rows, l.Tiles = min(k.Width, group), CeilDiv(group, k.Width)
@@ -42,7 +42,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	}
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
 	if l.KeyLanes {
-		l.ReadK, l.ReadV = readInPlace(k, &c.K, c), readInPlace(k, &c.V, c)
+		l.ReadK, l.ReadV = view.KeysInPlace(k, &c.K, c), view.KeysInPlace(k, &c.V, c)
 		l.Fixed = l.ReadK && c.LowPrecision && c.K.DType() == backend.Q8 && d.Dim <= vec.MaxFixed && k.HasFixed()
 	}
 	if l.Pairs = Pairs(k, c); l.Pairs {
@@ -57,20 +57,6 @@ func Pairs(k *vec.Kernels, c *backend.Call) bool {
 	const few = 8
 	d := c.Dims()
 	return d.Heads/d.KVHeads*d.SeqQ > few && c.WeightType() == backend.BF16 && c.Q.DType() == backend.BF16 && c.K.DType() == backend.BF16 && k.PairUnit() != ""
-}
-
-// InPlace reports whether kernels with query rows as lanes read the rows of t, K or V of c, in place. Pages of fewer
-// keys, or of odd numbers of them, would take kernels for few keys: they are copied, and so are listed keys.
-func InPlace(t *backend.Tensor, c *backend.Call) bool {
-	return view.InPlace(t) && c.Listed == nil && (c.Pages == nil || t.Shape()[backend.Seq]%16 == 0)
-}
-
-// readInPlace is InPlace for kernels with keys as lanes: whole vectors of adjacent elements in rows of a multiple of 16
-// bytes, and whole groups of keys in each page.
-func readInPlace(k *vec.Kernels, t *backend.Tensor, c *backend.Call) bool {
-	d, dtype := t.Shape()[backend.Dim], t.DType()
-	return d%k.Lanes == 0 && k.Reads(dtype) && d*dtype.Size()%16 == 0 && t.Strides()[backend.Dim] == 1 &&
-		(dtype != backend.F32 || view.InPlace(t)) && c.Listed == nil && (c.Pages == nil || t.Shape()[backend.Seq]%k.Lanes == 0)
 }
 
 // dotRows returns the number of query rows that Dots computes for n of a tile: it takes 8,

@@ -3,6 +3,7 @@ package tile
 import (
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // maxWidth is the largest Width of any kernels.
@@ -64,6 +65,13 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 	s.pairs = w.Floats(l.pairFloats)
 	s.Chain = nil
 	return s
+}
+
+// Runs returns the rows of some of head h of v, which the kernels read in place. They prefetch those of the next block,
+// as far as end.
+func (s *Space) Runs(v *view.View, b, h int, some Span, end int) []vec.Run {
+	s.runs = v.AppendRuns(s.runs[:0], b, h, some.Lo, some.Hi, some.Lo+BlockKeys, end)
+	return s.runs
 }
 
 // Rows returns n rows of float32 as one run.

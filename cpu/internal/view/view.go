@@ -78,6 +78,20 @@ func InPlace(t *backend.Tensor) bool {
 		(shape[backend.Seq] == 1 || stride[backend.Seq] >= shape[backend.Dim])
 }
 
+// RowsInPlace reports whether kernels with query rows as lanes read the rows of t, K or V of c, in place. Pages of fewer
+// keys, or of odd numbers of them, would take kernels for few keys: they are copied, and so are listed keys.
+func RowsInPlace(t *backend.Tensor, c *backend.Call) bool {
+	return InPlace(t) && c.Listed == nil && (c.Pages == nil || t.Shape()[backend.Seq]%16 == 0)
+}
+
+// KeysInPlace is RowsInPlace for kernels with keys as lanes: whole vectors of adjacent elements in rows of a multiple of
+// 16 bytes, and whole groups of keys in each page.
+func KeysInPlace(k *vec.Kernels, t *backend.Tensor, c *backend.Call) bool {
+	d, dtype := t.Shape()[backend.Dim], t.DType()
+	return d%k.Lanes == 0 && k.Reads(dtype) && d*dtype.Size()%16 == 0 && t.Strides()[backend.Dim] == 1 &&
+		(dtype != backend.F32 || InPlace(t)) && c.Listed == nil && (c.Pages == nil || t.Shape()[backend.Seq]%k.Lanes == 0)
+}
+
 // Load copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose rows are ld
 // apart, and zeros what follows them there. k converts whole vectors. Of Q8, Q4 and F8 rows c0 is 0.
 func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
@@ -245,8 +259,57 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	}
 }
 
-// AppendRun appends the n rows from index i on; the kernels prefetch those from index next on.
-func (v *View) AppendRun(runs []vec.Run, i, next, n int) []vec.Run {
+// AppendRuns appends rows [lo, hi) of head h. The kernels prefetch as many rows from next on, if that is before row end.
+func (v *View) AppendRuns(runs []vec.Run, b, h, lo, hi, next, end int) []vec.Run {
+	n := hi - lo
+	if v.Pages == nil {
+		if next >= end {
+			next = lo
+		}
+		return v.appendRun(runs, v.Index(b, h, lo), v.Index(b, h, next), n)
+	}
+	// Each run prefetches a share of the four quarters of the next rows, and has as many rows as to lie, like these
+	// quarters, in one page each.
+	size, ld, stride := v.Shape[backend.Seq], v.Stride[backend.Seq], v.Stride[backend.Batch]
+	most, quarter, bytes := size&-size, n/4, v.DType.Size()
+	pages, head, last := v.Pages[b], h*v.Stride[backend.Heads], (end-1)/size
+	from := pagedRow{lo / size, lo % size}
+	var ahead [4]pagedRow
+	for q := range ahead {
+		r := next + q*quarter
+		ahead[q] = pagedRow{r / size, r % size}
+	}
+	for m := most - from.row%most; n > 0; m = most {
+		m = min(m, n)
+		at := int(pages[from.page])*stride + head + from.row*ld
+		to := [4]int{at, at, at, at}
+		for q := range ahead {
+			if a := &ahead[q]; a.page <= last {
+				to[q] = int(pages[a.page])*stride + head + a.row*ld
+				a.add(m/4, size)
+			}
+		}
+		runs = v.appendRun(runs, at, to[0], m)
+		runs[len(runs)-1].Spread(bytes*(to[1]-to[0]), bytes*(to[2]-to[0]), bytes*(to[3]-to[0]))
+		from.add(m, size)
+		n -= m
+	}
+	vec.Chain(runs)
+	return runs
+}
+
+// pagedRow is a row of a page.
+type pagedRow struct{ page, row int }
+
+// add moves r by n rows, at most the size of a page.
+func (r *pagedRow) add(n, size int) {
+	if r.row += n; r.row >= size {
+		r.page, r.row = r.page+1, r.row-size
+	}
+}
+
+// appendRun appends the n rows from index i on; the kernels prefetch those from index next on.
+func (v *View) appendRun(runs []vec.Run, i, next, n int) []vec.Run {
 	ld, d := v.Stride[backend.Seq], v.DType.Row(v.Shape[backend.Dim])
 	switch {
 	case v.F32 != nil:
