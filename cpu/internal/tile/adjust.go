@@ -185,12 +185,12 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 
 // fetchBias lets the product with keys, unless it prefetches the next ones, prefetch the rows of a bias that
 // the next tile of the task reads. They are in as many pages: the kernel that adds them would wait.
-func (sc *Scores) fetchBias(s *Space, t, next *Tile, b *block) {
+func (sc *Scores) fetchBias(s *Space, t, next *Tile) {
 	lo := t.here.Lo
 	if next.index <= t.index {
 		lo += BlockKeys
 	}
-	if v := &sc.bias; t.here.Lo+BlockKeys >= b.end && len(s.runs) == 1 && sc.biasAlone() && sc.Listed == nil && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
+	if v := &sc.bias; t.here.Lo+BlockKeys >= s.block.end && len(s.runs) == 1 && sc.biasAlone() && sc.Listed == nil && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
 		vec.Ahead(&s.runs[0], v.F32[min(v.Index(next.Batch, next.H, next.I)+lo, len(v.F32)):], v.Stride[backend.Seq], next.N, BlockKeys)
 	}
 }

@@ -72,8 +72,8 @@ const maxFirst = vec.PairStep
 
 // Block takes tiles over the block of keys from j0 on.
 func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
-	l := a.Products.Layout
-	b, fetched := block{span: Span{j0 + BlockKeys, j0}}, false
+	l, b, fetched := a.Products.Layout, &s.block, false
+	*b = block{span: Span{j0 + BlockKeys, j0}, tiles: len(tiles)}
 	for n := range tiles {
 		t := &tiles[n]
 		t.here = a.Scores.Trim(t, t.Keys.Clip(j0, j0+BlockKeys))
@@ -82,14 +82,7 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 	if b.span.Empty() {
 		return
 	}
-	first := 4 // keys of a step begin at a multiple of first
-	switch {
-	case l.Pairs:
-		first = vec.PairStep // the sums of Product
-	case l.KeyLanes && a.Products.K.Pages != nil:
-		first = l.Kernels.Lanes // groups of keys lie in one page
-	}
-	b.span.Lo = b.span.Lo / first * first
+	b.span.Lo = b.span.Lo / l.first * l.first
 	for n := range tiles {
 		t := &tiles[n]
 		if t.here.Empty() {
@@ -101,59 +94,71 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 			b.end = min(t.Keys.Hi, c.Keys.Hi)
 			fetched = b.end > j0+BlockKeys
 		}
-		t.here.Lo = t.here.Lo / first * first
-		// Tiles that have fewer outputs than the block has values look at those. The gonum
-		// kernels may skip weights of 0, so they always look at the values.
-		a.step(s, t, &tiles[(n+1)%len(tiles)], &b, !l.Kernels.KeyLanes && (l.KeyLanes || 2*len(tiles)*l.Kernels.Width <= BlockKeys))
+		t.here.Lo = t.here.Lo / l.first * l.first
+		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
 	}
 }
 
-// step takes t, which next follows, over its keys in b. Both layouts compute the same sums in the same order. With
-// look set the outputs are looked at for values that are not finite, see addValues.
-func (a *Attention) step(s *Space, t, next *Tile, b *block, look bool) {
-	x, p, cur, n := a.Products.Layout.Kernels, &a.Products, &t.sums.cur, t.here.Hi-t.here.Lo
-	clean := a.Scores.hiding || t.mixed || b.replaced || x.KeyLanes || t.edge(t.here)
+func (rows) step(a *Attention, s *Space, t, next *Tile) {
+	p, b, cur, n := &a.Products, &s.block, &t.sums.cur, t.here.Hi-t.here.Lo
+	l := p.Layout
+	x := l.Kernels
 	copy(s.MX, cur.m)
-	switch {
-	case p.Layout.Pairs:
-		p.pairScores(s, b, t)
-	case p.Layout.KeyLanes:
-		p.dots(s, b, t, t.here)
-	default:
-		ldk := p.Layout.DimK
-		if p.Layout.ReadK {
+	if l.KeyLanes {
+		p.dots(s, t, t.here)
+	} else {
+		ldk := l.DimK
+		if l.ReadK {
 			ldk = p.K.Stride[backend.Seq]
 			s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
 		} else {
 			p.load(&p.K, s.k, ldk, &b.hasK, b, t)
 			s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
 		}
-		a.Scores.fetchBias(s, t, next, b)
-		x.Scores(s.S, s.runs, ldk, t.q, p.Layout.Dims.Dim, s.MX)
+		a.Scores.fetchBias(s, t, next)
+		x.Scores(s.S, s.runs, ldk, t.q, l.Dims.Dim, s.MX)
 	}
 	a.Scores.Adjust(s, t, t.here)
-	if p.Layout.KeyLanes {
+	if l.KeyLanes {
 		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
-	} else {
-		fours := CeilDiv(n, 4)
-		Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
-		if p.Layout.Pairs {
-			p.addPairValues(s, b, t, clean, a.pairWeights(s, t, clean))
-			a.addReplaced(s, t, b)
-			return
-		}
-		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
+		a.addValues(s, t, cur.o[:t.N*l.DimV], !x.KeyLanes) // the gonum kernels may skip weights of 0
+		return
 	}
+	fours := CeilDiv(n, 4)
+	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
+	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
+	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys) // else there are fewer values than outputs
+}
+
+// cleans reports whether a weight of 0 may have to hide a value of t's keys that is not finite.
+func (a *Attention) cleans(s *Space, t *Tile) bool {
+	return a.Scores.hiding || t.mixed || s.block.replaced || a.Products.Layout.Kernels.KeyLanes || t.edge(t.here)
+}
+
+// addValues adds the products of the weights in s.S, after dropout, and the values of t's keys in the block to o, the
+// outputs of t. Values that are not finite leave outputs that are not finite, whatever their weights. Where such values
+// may be hidden, and with look set, the outputs are looked at: reading values once is cheaper than looking at them first.
+func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool) {
+	p, x, clean := &a.Products, a.Products.Layout.Kernels, a.cleans(s, t)
 	if a.Scores.Drops() {
 		a.Scores.Drop(s, t, s.S, t.here)
 	}
-	p.addValues(s, b, t, clean, look)
-	a.addReplaced(s, t, b)
+	if look = look && clean && !s.block.checked && p.Layout.ReadV; look {
+		copy(s.v, o)
+	}
+	e, ld := p.values(s, t, t.here, clean && !look)
+	p.multiply(s, t, e, ld, s.S, BlockKeys)
+	if look && x.NonFinite(o, len(o), 1, len(o)) {
+		copy(o, s.v)
+		e, ld = p.values(s, t, t.here, true)
+		p.multiply(s, t, e, ld, s.S, BlockKeys)
+	}
+	a.addReplaced(s, t)
 }
 
-// addReplaced adds to the outputs of t what its rows see of the values that are replaced in b.
-func (a *Attention) addReplaced(s *Space, t *Tile, b *block) {
-	if b.replaced {
+// addReplaced adds to the outputs of t what its rows see of the values that are replaced in the block.
+func (a *Attention) addReplaced(s *Space, t *Tile) {
+	if s.block.replaced {
 		a.Products.addNonFinite(t, t.here, s.S, BlockKeys, func(h, i, j, r int, _ float32) bool {
 			return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) &&
 				(!a.Scores.Drops() || a.Scores.problem.Dropout.Keeps(t.Batch, h, i, a.Scores.Key(t.Batch, j)))

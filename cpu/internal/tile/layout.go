@@ -24,6 +24,17 @@ type Layout struct {
 	Pairs        bool // both products multiply pairs of bf16
 	Fixed        bool // queries are integers, as the keys are
 	pairFloats   int  // of the weights of a tile and the sums of PairValues
+	first        int  // keys of a step begin at a multiple of it
+	form         form
+}
+
+// form is one of the layouts of tiles.
+type form interface {
+	// pack loads the query rows of t, times scale.
+	pack(p *Products, s *Space, t *Tile)
+	// step takes t, which next follows, over its keys in the block of s. The sums and their order are the same in each
+	// form, but for those of pairs.
+	step(a *Attention, s *Space, t, next *Tile)
 }
 
 // NewLayout returns the layout of c with the kernels of k. Tiles have keys as lanes if keyLanes
@@ -32,7 +43,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	d := c.Dims()
 	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes,
 		DimK: RoundUp(d.Dim, k.Lanes), DimV: RoundUp(d.ValueDim, k.Lanes), Sums: CeilDiv(d.SeqK, SumKeys),
-		ReadK: view.RowsInPlace(&c.K, c), ReadV: view.RowsInPlace(&c.V, c)}
+		ReadK: view.RowsInPlace(&c.K, c), ReadV: view.RowsInPlace(&c.V, c), first: 4, form: rows{}}
 	if d.SeqQ < k.Width { // tiles span heads
 		group := l.Share * d.SeqQ
 		l.Rows, l.Tiles = min(k.Width, group), CeilDiv(group, k.Width)
@@ -42,11 +53,15 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	}
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
 	if l.KeyLanes {
+		if c.Pages != nil {
+			l.first = k.Lanes // groups of keys lie in one page
+		}
 		l.ReadK, l.ReadV = view.KeysInPlace(k, &c.K, c), view.KeysInPlace(k, &c.V, c)
 		l.Fixed = l.ReadK && c.LowPrecision && c.K.DType() == backend.Q8 && d.Dim <= vec.MaxFixed && k.HasFixed()
 	}
 	if l.Pairs = Pairs(k, c); l.Pairs {
 		l.ReadK, l.ReadV, l.pairFloats = false, false, BlockKeys/2*k.Width+vec.PairSums
+		l.first, l.form = vec.PairStep, pairs{} // the sums of PairValues
 	}
 	return l
 }

@@ -16,13 +16,16 @@ type Products struct {
 
 // Pack loads the query rows of t, times scale.
 func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
+	t.q = w.Floats(p.Layout.QueryFloats())
+	p.Layout.form.pack(p, s, t)
+}
+
+// rows is the form with query rows as lanes.
+type rows struct{}
+
+func (rows) pack(p *Products, s *Space, t *Tile) {
 	l := p.Layout
 	x := l.Kernels
-	t.q = w.Floats(l.QueryFloats())
-	if l.Pairs {
-		p.packPairs(s, t)
-		return
-	}
 	if l.KeyLanes {
 		p.loadQueries(t.q, t, 0, t.N)
 		ScaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
@@ -61,8 +64,8 @@ func ScaleRows(dst, src []float32, scale float32) {
 
 // dots computes the scores of t and the keys of here, with keys as lanes. Those of the keys up
 // to the next multiple of Lanes become unspecified.
-func (p *Products) dots(s *Space, b *block, t *Tile, here Span) {
-	l, k, e := p.Layout, s.k, p.K.DType
+func (p *Products) dots(s *Space, t *Tile, here Span) {
+	l, b, k, e := p.Layout, &s.block, s.k, p.K.DType
 	x, n, rows, done := l.Kernels, here.Hi-here.Lo, l.dotRows(t.N), 0
 	if l.Fixed {
 		e = vec.Fixed
@@ -91,11 +94,11 @@ func (p *Products) dots(s *Space, b *block, t *Tile, here Span) {
 	x.Dots(vec.F32, s.S[done:], BlockKeys, s.Rows(k, l.DimK, rest, l.DimK), l.DimK, t.q, l.DimK, rows, l.DimK)
 }
 
-// values sets s.runs to the values of here, which are in b, as rows of type e that are ld
+// values sets s.runs to the values of here, which are in the block of s, as rows of type e that are ld
 // apart, in place or converted. With clean set NaN and Inf are replaced by 0, because a weight
 // of 0 must hide them and 0·NaN is NaN. If there are any, b.replaced is set.
-func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e backend.DType, ld int) {
-	l := p.Layout
+func (p *Products) values(s *Space, t *Tile, here Span, clean bool) (e backend.DType, ld int) {
+	l, b := p.Layout, &s.block
 	if clean && !b.checked {
 		b.checked = true
 		n, rows, ld := b.span.Hi-b.span.Lo, s.v, l.DimV
@@ -116,28 +119,6 @@ func (p *Products) values(s *Space, b *block, t *Tile, here Span, clean bool) (e
 	p.load(&p.V, s.v, l.DimV, &b.hasV, b, t)
 	s.Rows(s.v[(here.Lo-b.span.Lo)*l.DimV:], l.DimV, here.Hi-here.Lo, l.DimV)
 	return vec.F32, l.DimV
-}
-
-// addValues adds the products of the weights in s.S and the values of t's keys in b to the outputs
-// of t. With clean set a weight of 0 hides values that are not finite. Such values leave outputs
-// that are not finite, whatever their weights: with look set the outputs are looked at, because
-// reading values once is cheaper than looking at them first.
-func (p *Products) addValues(s *Space, b *block, t *Tile, clean, look bool) {
-	l, o := p.Layout, t.sums.cur.o
-	if l.KeyLanes {
-		o = o[:t.N*l.DimV]
-	}
-	if look = look && clean && !b.checked && l.ReadV; look {
-		copy(s.v, o)
-		clean = false
-	}
-	e, ld := p.values(s, b, t, t.here, clean)
-	p.multiply(s, t, e, ld, s.S, BlockKeys)
-	if look && l.Kernels.NonFinite(o, len(o), 1, len(o)) {
-		copy(o, s.v)
-		e, ld = p.values(s, b, t, t.here, true)
-		p.multiply(s, t, e, ld, s.S, BlockKeys)
-	}
 }
 
 // load converts the keys or the values of b to rows, once.

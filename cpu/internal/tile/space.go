@@ -28,6 +28,7 @@ type Space struct {
 	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
 	Draw       vec.Draw
 	runs       []vec.Run
+	block      block
 
 	tiles [MaxTiles]Tile
 	spans [MaxRows]Span // that the rows of the tiles see

@@ -12,17 +12,18 @@ import (
 // WriteScores writes S of tiles and the keys of c's block from j0 on to dst.
 func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *view.View) {
 	l := p.Layout
-	b := block{span: Span{j0, min(j0+BlockKeys, c.Keys.Hi)}, end: c.Keys.Hi}
-	n := b.span.Hi - b.span.Lo
+	some := Span{j0, min(j0+BlockKeys, c.Keys.Hi)}
+	s.block = block{span: some, end: c.Keys.Hi}
+	n := some.Hi - j0
 	clear(s.bias)
 	for i := range tiles {
 		t := &tiles[i]
-		p.dots(s, &b, t, b.span)
+		p.dots(s, t, some)
 		for row := range t.N {
 			h, i := l.Row(t.H, t.I, row)
 			scores := s.S[row*BlockKeys:][:RoundUp(n, l.Kernels.Lanes)]
 			l.Kernels.Bias(scores, s.bias) // adding 0 turns -0 into 0
-			dst.Store(l.Kernels, scores[:n], t.Batch, h, i, b.span.Lo)
+			dst.Store(l.Kernels, scores[:n], t.Batch, h, i, j0)
 		}
 	}
 }
@@ -51,7 +52,8 @@ func (p *Products) BeginSums(w *pool.Scratch, s *Space, t *Tile, start *view.Vie
 //	weights [B, H, Sq, Sk]
 func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View, zeroHides bool) {
 	l := p.Layout
-	b := block{span: Span{j0, min(j0+BlockKeys, l.Dims.SeqK)}, end: l.Dims.SeqK}
+	some := Span{j0, min(j0+BlockKeys, l.Dims.SeqK)}
+	s.block = block{span: some, end: l.Dims.SeqK}
 	for i := range tiles {
 		t := &tiles[i]
 		w, ldw := s.S, BlockKeys
@@ -61,13 +63,13 @@ func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View,
 		} else {
 			for r := range t.N {
 				h, i := l.Row(t.H, t.I, r)
-				weights.Load(l.Kernels, w[r*ldw:], ldw, t.Batch, h, i, 1, j0, b.span.Hi-j0)
+				weights.Load(l.Kernels, w[r*ldw:], ldw, t.Batch, h, i, 1, j0, some.Hi-j0)
 			}
 		}
-		e, ld := p.values(s, &b, t, b.span, zeroHides || l.Kernels.KeyLanes)
+		e, ld := p.values(s, t, some, zeroHides || l.Kernels.KeyLanes)
 		p.multiply(s, t, e, ld, w, ldw)
-		if b.replaced {
-			p.addNonFinite(t, b.span, w, ldw, func(_, _, _, _ int, weight float32) bool { return weight != 0 || !zeroHides })
+		if s.block.replaced {
+			p.addNonFinite(t, some, w, ldw, func(_, _, _, _ int, weight float32) bool { return weight != 0 || !zeroHides })
 		}
 	}
 }

@@ -97,6 +97,7 @@ type Tile struct {
 // block is the keys and values that the tiles of a task take in one step.
 type block struct {
 	span       Span
+	tiles      int  // that take them
 	end        int  // of the keys of which the kernels prefetch those of the next block
 	hasK, hasV bool // the space has the converted keys, values
 	checked    bool // whether all values are finite is known
