@@ -11,30 +11,51 @@ import (
 // Adjust applies score mod, softcap, biases and masks to the score tile, which has the keys of here.
 // With query rows as lanes it also computes the maxima again, from those of t's sums on.
 func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
-	x, n, mod := sc.Layout.Kernels, here.Hi-here.Lo, sc.problem.ScoreMod
+	l, mod := sc.Layout, sc.problem.ScoreMod
 	Fill(s.Chain, 1)
 	if mod != nil {
 		if s.Chain != nil {
-			sc.modify(s, t, here, mod.Derivative, s.Chain, 1)
+			l.form.modify(sc, s, t, here, mod.Derivative, s.Chain, 1)
 		}
-		sc.modify(s, t, here, mod.Go, s.S, sc.After)
+		l.form.modify(sc, s, t, here, mod.Go, s.S, sc.After)
 	}
 	if sc.Cap > 0 {
-		scores, inv := s.S[:sc.Layout.Floats(t, n)], 1/sc.Cap
+		scores, inv := s.S[:l.Floats(t, here.Hi-here.Lo)], 1/sc.Cap
 		sc.Softcap(s, scores)
 		for i, y := range scores[:min(len(s.Chain), len(scores))] {
 			tanh := y * inv
 			s.Chain[i] *= (1 - tanh) * (1 + tanh)
 		}
 	}
-	if sc.Layout.KeyLanes {
-		for row := range t.N {
-			sc.adjustRow(s, t, row, here)
-		}
-		return
+	l.form.adjust(sc, s, t, here)
+}
+
+// modifyRow applies f to the scores of row r of t and the keys of here that it sees.
+func (sc *Scores) modifyRow(scores []float32, t *Tile, r int, here Span, f func([]float32, backend.Position)) {
+	h, i := sc.Layout.Row(t.H, t.I, r)
+	for j, m, end := max(here.Lo, t.Spans[r].Lo), 0, min(here.Hi, t.Spans[r].Hi); j < end; j += m {
+		key := 0
+		key, m = sc.adjacent(t.Batch, j, end-j)
+		sc.problem.Modify(f, scores[j-here.Lo:][:m], t.Batch, h, i, key)
 	}
+}
+
+func (rows) modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32) {
+	x, n := sc.Layout.Kernels, here.Hi-here.Lo
+	Fill(s.terms[:x.Lanes], factor)
+	for lane := 0; lane < t.N; lane += x.Lanes {
+		Turn(x, s.Stage, BlockKeys, 1, s.S[lane:], x.Width, x.Width, n, s.One)
+		for r := range min(x.Lanes, t.N-lane) {
+			sc.modifyRow(s.Stage[r*BlockKeys:], t, lane+r, here, f)
+		}
+		Turn(x, dst[lane:], x.Width, x.Width, s.Stage, BlockKeys, 1, n, s.terms[:])
+	}
+}
+
+func (rows) adjust(sc *Scores, s *Space, t *Tile, here Span) {
+	x, n := sc.Layout.Kernels, here.Hi-here.Lo
 	edge, masked := t.edge(here), !sc.mask.IsZero() || t.mixed
-	if !edge && !masked && !sc.Added && sc.Cap == 0 && mod == nil {
+	if !edge && !masked && !sc.Added && sc.Cap == 0 && sc.problem.ScoreMod == nil {
 		return
 	}
 	copy(s.MX, t.sums.cur.m)
@@ -61,37 +82,6 @@ func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
 	x.ColumnMax(s.S, n, s.MX)
 }
 
-// modify writes what f makes of the scores of t and the keys of here to dst, times factor.
-func (sc *Scores) modify(s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32) {
-	l, n := sc.Layout, here.Hi-here.Lo
-	x, rows, step := l.Kernels, s.Stage, l.Kernels.Lanes
-	if l.KeyLanes {
-		rows, step = dst, t.N
-		copy(dst, s.S[:t.N*BlockKeys])
-	}
-	Fill(s.terms[:x.Lanes], factor)
-	for first := 0; first < t.N; first += step {
-		if !l.KeyLanes {
-			Turn(x, rows, BlockKeys, 1, s.S[first:], x.Width, x.Width, n, s.One)
-		}
-		for r := range min(step, t.N-first) {
-			if seen := here.Clip(t.Spans[first+r].Lo, t.Spans[first+r].Hi); !seen.Empty() {
-				h, i := l.Row(t.H, t.I, first+r)
-				for m := 0; !seen.Empty(); seen.Lo += m {
-					key := 0
-					key, m = sc.adjacent(t.Batch, seen.Lo, seen.Hi-seen.Lo)
-					sc.problem.Modify(f, rows[r*BlockKeys:][seen.Lo-here.Lo:][:m], t.Batch, h, i, key)
-				}
-			}
-		}
-		if l.KeyLanes {
-			x.ScaleMax(dst[:t.N*BlockKeys], factor, s.terms[:])
-		} else {
-			Turn(x, dst[first:], x.Width, x.Width, rows, BlockKeys, 1, n, s.terms[:])
-		}
-	}
-}
-
 // Softcap applies the softcap to scores, of which a -Inf of the score mod stays. The length is a multiple of Lanes.
 func (sc *Scores) Softcap(s *Space, scores []float32) {
 	for mod, n := sc.problem.ScoreMod != nil, 0; len(scores) > 0; scores = scores[n:] {
@@ -109,23 +99,6 @@ func (sc *Scores) Softcap(s *Space, scores []float32) {
 
 // edge reports whether the visibility rule hides some of keys from some row.
 func (t *Tile) edge(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t.Every.Hi }
-
-// adjustRow is Adjust for a row of a tile with keys as lanes.
-func (sc *Scores) adjustRow(s *Space, t *Tile, row int, here Span) {
-	x, n := sc.Layout.Kernels, here.Hi-here.Lo
-	scores := s.S[row*BlockKeys:][:RoundUp(n, x.Lanes)]
-	h, i := sc.Layout.Row(t.H, t.I, row)
-	if sc.Added {
-		sc.AddedRow(s, s.bias[:n], t.Batch, h, i, here.Lo)
-		clear(s.bias[n:len(scores)])
-		x.Bias(scores, s.bias)
-	}
-	if !sc.mask.IsZero() || t.mixed {
-		sc.MaskRow(s, scores[:n], t.Batch, h, i, here.Lo)
-	}
-	Fill(scores[:max(0, min(n, t.Spans[row].Lo-here.Lo))], vec.NegInf)
-	Fill(scores[max(0, min(n, t.Spans[row].Hi-here.Lo)):], vec.NegInf)
-}
 
 // add adds the biases to the scores of t for n keys from lo on, and computes the maxima. Query rows are lanes.
 func (sc *Scores) add(s *Space, t *Tile, lo, n int) {

@@ -104,30 +104,25 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	l := p.Layout
 	x := l.Kernels
 	copy(s.MX, cur.m)
-	if l.KeyLanes {
-		p.dots(s, t, t.here)
+	ldk := l.DimK
+	if l.ReadK {
+		ldk = p.K.Stride[backend.Seq]
+		s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
 	} else {
-		ldk := l.DimK
-		if l.ReadK {
-			ldk = p.K.Stride[backend.Seq]
-			s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
-		} else {
-			p.load(&p.K, s.k, ldk, &b.hasK, b, t)
-			s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
-		}
-		a.Scores.fetchBias(s, t, next)
-		x.Scores(s.S, s.runs, ldk, t.q, l.Dims.Dim, s.MX)
+		p.load(&p.K, s.k, ldk, &b.hasK, b, t)
+		s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
 	}
+	a.Scores.fetchBias(s, t, next)
+	x.Scores(s.S, s.runs, ldk, t.q, l.Dims.Dim, s.MX)
 	a.Scores.Adjust(s, t, t.here)
-	if l.KeyLanes {
-		x.RowWeights(s.S, BlockKeys, RoundUp(n, x.Lanes), t.N, cur.m, cur.l, s.Alpha)
-		a.addValues(s, t, cur.o[:t.N*l.DimV], !x.KeyLanes) // the gonum kernels may skip weights of 0
-		return
-	}
 	fours := CeilDiv(n, 4)
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
 	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys) // else there are fewer values than outputs
+}
+
+func (rows) multiply(p *Products, s *Space, t *Tile, _ backend.DType, ldv int) {
+	p.Layout.Kernels.Values(t.sums.cur.o, s.runs, ldv, s.S, p.Layout.Dims.ValueDim, s.Alpha)
 }
 
 // cleans reports whether a weight of 0 may have to hide a value of t's keys that is not finite.
@@ -140,18 +135,16 @@ func (a *Attention) cleans(s *Space, t *Tile) bool {
 // may be hidden, and with look set, the outputs are looked at: reading values once is cheaper than looking at them first.
 func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool) {
 	p, x, clean := &a.Products, a.Products.Layout.Kernels, a.cleans(s, t)
-	if a.Scores.Drops() {
-		a.Scores.Drop(s, t, s.S, t.here)
-	}
+	a.Scores.Drop(s, t, s.S, t.here)
 	if look = look && clean && !s.block.checked && p.Layout.ReadV; look {
 		copy(s.v, o)
 	}
 	e, ld := p.values(s, t, t.here, clean && !look)
-	p.multiply(s, t, e, ld, s.S, BlockKeys)
+	p.Layout.form.multiply(p, s, t, e, ld)
 	if look && x.NonFinite(o, len(o), 1, len(o)) {
 		copy(o, s.v)
 		e, ld = p.values(s, t, t.here, true)
-		p.multiply(s, t, e, ld, s.S, BlockKeys)
+		p.Layout.form.multiply(p, s, t, e, ld)
 	}
 	a.addReplaced(s, t)
 }

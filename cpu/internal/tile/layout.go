@@ -35,6 +35,15 @@ type form interface {
 	// step takes t, which next follows, over its keys in the block of s. The sums and their order are the same in each
 	// form, but for those of pairs.
 	step(a *Attention, s *Space, t, next *Tile)
+	// modify writes what f makes of the scores of t and the keys of here to dst, times factor.
+	modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32)
+	// adjust is Scores.Adjust after score mod and softcap.
+	adjust(sc *Scores, s *Space, t *Tile, here Span)
+	// drop is Scores.Drop.
+	drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span)
+	// multiply adds the products of the weights in s.S and the values of s.runs, of type e and ldv apart, to the outputs
+	// of t.
+	multiply(p *Products, s *Space, t *Tile, e backend.DType, ldv int)
 }
 
 // NewLayout returns the layout of c with the kernels of k. Tiles have keys as lanes if keyLanes
@@ -53,6 +62,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	}
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
 	if l.KeyLanes {
+		l.form = keys{}
 		if c.Pages != nil {
 			l.first = k.Lanes // groups of keys lie in one page
 		}
@@ -61,7 +71,9 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	}
 	if l.Pairs = Pairs(k, c); l.Pairs {
 		l.ReadK, l.ReadV, l.pairFloats = false, false, BlockKeys/2*k.Width+vec.PairSums
-		l.first, l.form = vec.PairStep, pairs{} // the sums of PairValues
+		if l.first = vec.PairStep; !l.KeyLanes { // the sums of PairValues
+			l.form = pairs{}
+		}
 	}
 	return l
 }
@@ -72,15 +84,6 @@ func Pairs(k *vec.Kernels, c *backend.Call) bool {
 	const few = 8
 	d := c.Dims()
 	return d.Heads/d.KVHeads*d.SeqQ > few && c.WeightType() == backend.BF16 && c.Q.DType() == backend.BF16 && c.K.DType() == backend.BF16 && k.PairUnit() != ""
-}
-
-// dotRows returns the number of query rows that Dots computes for n of a tile: it takes 8,
-// 4 or 1 at a time, and reads and transposes the keys for each of these again.
-func (l *Layout) dotRows(n int) int {
-	if n%8 < 2 || l.Kernels.KeyLanes {
-		return n
-	}
-	return RoundUp(n, 4)
 }
 
 // QueryFloats returns the floats of a tile's packed query rows.

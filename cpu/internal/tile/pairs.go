@@ -54,11 +54,9 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 	whole, fours := RoundUp(n, vec.PairStep), CeilDiv(n, 4)
 	weights := as[uint32](s.pairs)[:whole/2*x.Width]
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
-	if drops := a.Scores.Drops(); drops || clean {
+	if a.Scores.Drops() || clean {
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-		if drops {
-			a.Scores.Drop(s, t, s.S, t.here)
-		}
+		a.Scores.Drop(s, t, s.S, t.here)
 		x.RoundPairs(weights, s.S, 4*fours, x.Width)
 	} else {
 		x.PairWeights(weights, s.S, fours, cur.m, s.MX, cur.l, s.Alpha)

@@ -26,15 +26,6 @@ type rows struct{}
 func (rows) pack(p *Products, s *Space, t *Tile) {
 	l := p.Layout
 	x := l.Kernels
-	if l.KeyLanes {
-		p.loadQueries(t.q, t, 0, t.N)
-		ScaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
-		clear(t.q[t.N*l.DimK : l.dotRows(t.N)*l.DimK])
-		for r := 0; l.Fixed && r < t.N; r++ {
-			x.Fix(t.q[r*l.DimK:][:l.DimK])
-		}
-		return
-	}
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		rows, ld, ok := l.square(&p.Q, t, lane)
 		if !ok || l.Dims.Dim != l.DimK {
@@ -60,38 +51,6 @@ func ScaleRows(dst, src []float32, scale float32) {
 	for c, y := range src {
 		dst[c] = float32(y*scale) + 0
 	}
-}
-
-// dots computes the scores of t and the keys of here, with keys as lanes. Those of the keys up
-// to the next multiple of Lanes become unspecified.
-func (p *Products) dots(s *Space, t *Tile, here Span) {
-	l, b, k, e := p.Layout, &s.block, s.k, p.K.DType
-	x, n, rows, done := l.Kernels, here.Hi-here.Lo, l.dotRows(t.N), 0
-	if l.Fixed {
-		e = vec.Fixed
-	}
-	if l.ReadK {
-		if done = n / x.Lanes * x.Lanes; done > 0 {
-			runs := s.Runs(&p.K, t.Batch, t.KVHead, Span{here.Lo, here.Lo + done}, b.end)
-			x.Dots(e, s.S, BlockKeys, runs, p.K.Stride[backend.Seq], t.q, l.DimK, rows, l.DimK)
-		}
-		if done == n {
-			return
-		}
-		if l.Fixed {
-			rest, ld := as[byte](k), backend.Q8.Row(l.DimK)
-			view.CopyRows(&p.K, rest, p.K.Bytes, ld, t.Batch, t.KVHead, here.Lo+done, n-done)
-			s.runs = vec.AppendRun(s.runs[:0], rest, ld, x.Lanes, ld, rest)
-			x.Dots(e, s.S[done:], BlockKeys, s.runs, ld, t.q, l.DimK, rows, l.DimK)
-			return
-		}
-		p.K.LoadRows(x, k, l.DimK, t.Batch, t.KVHead, here.Lo+done, n-done)
-	} else {
-		p.load(&p.K, s.k, l.DimK, &b.hasK, b, t)
-		k = k[(here.Lo-b.span.Lo)*l.DimK:]
-	}
-	rest := RoundUp(n-done, x.Lanes)
-	x.Dots(vec.F32, s.S[done:], BlockKeys, s.Rows(k, l.DimK, rest, l.DimK), l.DimK, t.q, l.DimK, rows, l.DimK)
 }
 
 // values sets s.runs to the values of here, which are in the block of s, as rows of type e that are ld
@@ -164,17 +123,6 @@ func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, ldw int, 
 				}
 			}
 		}
-	}
-}
-
-// multiply adds the products of weights and the values of s.runs, of type e, to the outputs of t.
-// With keys as lanes the weights of a row are ldw apart from those of the row before.
-func (p *Products) multiply(s *Space, t *Tile, e backend.DType, ldv int, weights []float32, ldw int) {
-	l, o := p.Layout, t.sums.cur.o
-	if l.KeyLanes {
-		l.Kernels.Mix(e, o, l.DimV, s.runs, ldv, weights, ldw, s.Alpha, t.N, l.DimV)
-	} else {
-		l.Kernels.Values(o, s.runs, ldv, weights, l.Dims.ValueDim, s.Alpha)
 	}
 }
 

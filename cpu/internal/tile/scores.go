@@ -155,16 +155,17 @@ func (sc *Scores) Seed(d *vec.Draw) {
 	}
 }
 
-// Drop applies dropout to weights of t for the keys of here. The draw of s is seeded.
+// Drop applies dropout, if the call has it, to weights of t for the keys of here. The draw of s is seeded.
 func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
+	if sc.Drops() {
+		sc.Layout.form.drop(sc, s, t, weights, here)
+	}
+}
+
+func (rows) drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span) {
 	l, n, first := sc.Layout, here.Hi-here.Lo, &sc.problem.Dropout.First
 	x, batch, row, column := l.Kernels, uint32(first[backend.Batch]+t.Batch), uint32(first[backend.Seq]+t.I), uint32(first[backend.Dim]+here.Lo)
 	switch {
-	case l.KeyLanes:
-		for row := range t.N {
-			h, i := l.Row(t.H, t.I, row)
-			sc.DropRow(&s.Draw, weights[row*BlockKeys:][:n], t.Batch, h, i, here.Lo)
-		}
 	case l.Dims.SeqQ == 1 && sc.Listed == nil:
 		for lane := 0; lane < t.N; lane += x.Lanes {
 			s.Draw.Rows(x, batch, uint32(first[backend.Heads]+t.H+lane), row, x.Lanes)

@@ -1,0 +1,180 @@
+package tile
+
+import (
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
+)
+
+// keys is the form with keys as lanes.
+type keys struct{}
+
+func (keys) pack(p *Products, _ *Space, t *Tile) {
+	l := p.Layout
+	p.loadQueries(t.q, t, 0, t.N)
+	ScaleRows(t.q, t.q[:t.N*l.DimK], p.Scale)
+	clear(t.q[t.N*l.DimK : l.dotRows(t.N)*l.DimK])
+	for r := 0; l.Fixed && r < t.N; r++ {
+		l.Kernels.Fix(t.q[r*l.DimK:][:l.DimK])
+	}
+}
+
+// dotRows returns the number of query rows that Dots computes for n of a tile: it takes 8,
+// 4 or 1 at a time, and reads and transposes the keys for each of these again.
+func (l *Layout) dotRows(n int) int {
+	if n%8 < 2 || l.Kernels.KeyLanes {
+		return n
+	}
+	return RoundUp(n, 4)
+}
+
+func (keys) step(a *Attention, s *Space, t, _ *Tile) {
+	l, cur := a.Products.Layout, &t.sums.cur
+	keys{}.dots(&a.Products, s, t, t.here)
+	a.Scores.Adjust(s, t, t.here)
+	l.Kernels.RowWeights(s.S, BlockKeys, RoundUp(t.here.Hi-t.here.Lo, l.Kernels.Lanes), t.N, cur.m, cur.l, s.Alpha)
+	a.addValues(s, t, cur.o[:t.N*l.DimV], !l.Kernels.KeyLanes) // the gonum kernels may skip weights of 0
+}
+
+// dots computes the scores of t and the keys of here. Those of the keys up to the next multiple of Lanes become
+// unspecified.
+func (keys) dots(p *Products, s *Space, t *Tile, here Span) {
+	l, b, k, e := p.Layout, &s.block, s.k, p.K.DType
+	x, n, rows, done := l.Kernels, here.Hi-here.Lo, l.dotRows(t.N), 0
+	if l.Fixed {
+		e = vec.Fixed
+	}
+	if l.ReadK {
+		if done = n / x.Lanes * x.Lanes; done > 0 {
+			runs := s.Runs(&p.K, t.Batch, t.KVHead, Span{here.Lo, here.Lo + done}, b.end)
+			x.Dots(e, s.S, BlockKeys, runs, p.K.Stride[backend.Seq], t.q, l.DimK, rows, l.DimK)
+		}
+		if done == n {
+			return
+		}
+		if l.Fixed {
+			rest, ld := as[byte](k), backend.Q8.Row(l.DimK)
+			view.CopyRows(&p.K, rest, p.K.Bytes, ld, t.Batch, t.KVHead, here.Lo+done, n-done)
+			s.runs = vec.AppendRun(s.runs[:0], rest, ld, x.Lanes, ld, rest)
+			x.Dots(e, s.S[done:], BlockKeys, s.runs, ld, t.q, l.DimK, rows, l.DimK)
+			return
+		}
+		p.K.LoadRows(x, k, l.DimK, t.Batch, t.KVHead, here.Lo+done, n-done)
+	} else {
+		p.load(&p.K, s.k, l.DimK, &b.hasK, b, t)
+		k = k[(here.Lo-b.span.Lo)*l.DimK:]
+	}
+	rest := RoundUp(n-done, x.Lanes)
+	x.Dots(vec.F32, s.S[done:], BlockKeys, s.Rows(k, l.DimK, rest, l.DimK), l.DimK, t.q, l.DimK, rows, l.DimK)
+}
+
+func (keys) modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32) {
+	dst = dst[:t.N*BlockKeys]
+	copy(dst, s.S)
+	for r := range t.N {
+		sc.modifyRow(dst[r*BlockKeys:], t, r, here, f)
+	}
+	sc.Layout.Kernels.ScaleMax(dst, factor, s.terms[:])
+}
+
+func (keys) adjust(sc *Scores, s *Space, t *Tile, here Span) {
+	x, n := sc.Layout.Kernels, here.Hi-here.Lo
+	for r, seen := range t.Spans[:t.N] {
+		scores := s.S[r*BlockKeys:][:RoundUp(n, x.Lanes)]
+		h, i := sc.Layout.Row(t.H, t.I, r)
+		if sc.Added {
+			sc.AddedRow(s, s.bias[:n], t.Batch, h, i, here.Lo)
+			clear(s.bias[n:len(scores)])
+			x.Bias(scores, s.bias)
+		}
+		if !sc.mask.IsZero() || t.mixed {
+			sc.MaskRow(s, scores[:n], t.Batch, h, i, here.Lo)
+		}
+		Fill(scores[:max(0, min(n, seen.Lo-here.Lo))], vec.NegInf)
+		Fill(scores[max(0, min(n, seen.Hi-here.Lo)):], vec.NegInf)
+	}
+}
+
+func (keys) drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span) {
+	for r := range t.N {
+		h, i := sc.Layout.Row(t.H, t.I, r)
+		sc.DropRow(&s.Draw, weights[r*BlockKeys:][:here.Hi-here.Lo], t.Batch, h, i, here.Lo)
+	}
+}
+
+func (keys) multiply(p *Products, s *Space, t *Tile, e backend.DType, ldv int) {
+	l := p.Layout
+	l.Kernels.Mix(e, t.sums.cur.o, l.DimV, s.runs, ldv, s.S, BlockKeys, s.Alpha, t.N, l.DimV)
+}
+
+// The stages of attention, too, have tiles of this form. They share the kernels and the order of the sums with
+// Attention, and so the bits.
+
+// WriteScores writes S of tiles and the keys of c's block from j0 on to dst.
+func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *view.View) {
+	l := p.Layout
+	some := Span{j0, min(j0+BlockKeys, c.Keys.Hi)}
+	s.block = block{span: some, end: c.Keys.Hi}
+	n := some.Hi - j0
+	clear(s.bias)
+	for i := range tiles {
+		t := &tiles[i]
+		keys{}.dots(p, s, t, some)
+		for row := range t.N {
+			h, i := l.Row(t.H, t.I, row)
+			scores := s.S[row*BlockKeys:][:RoundUp(n, l.Kernels.Lanes)]
+			l.Kernels.Bias(scores, s.bias) // adding 0 turns -0 into 0
+			dst.Store(l.Kernels, scores[:n], t.Batch, h, i, j0)
+		}
+	}
+}
+
+// BeginSums sets the outputs of t to start(c) in column c, in memory of w.
+func (p *Products) BeginSums(w *pool.Scratch, s *Space, t *Tile, start *view.View, c0 int) {
+	l := p.Layout
+	o := w.Floats(l.OutputFloats())
+	t.sums.cur.o = o
+	clear(o)
+	Fill(s.Alpha, 1)
+	if start.IsZero() {
+		return
+	}
+	for c := range l.Dims.ValueDim {
+		o[c] = start.At(0, 0, 0, c0+t.KVHead*l.Dims.ValueDim+c) + 0 // no zero is negative, and then none of the sums is
+	}
+	for r := 1; r < t.N; r++ {
+		copy(o[r*l.DimV:], o[:l.DimV])
+	}
+}
+
+// AddValues adds the products of weights and values of the block from j0 on to the outputs of
+// tiles. If zeroHides is set, weights of exactly 0 hide NaN and Inf.
+//
+//	weights [B, H, Sq, Sk]
+func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View, zeroHides bool) {
+	l := p.Layout
+	some := Span{j0, min(j0+BlockKeys, l.Dims.SeqK)}
+	s.block = block{span: some, end: l.Dims.SeqK}
+	for i := range tiles {
+		t := &tiles[i]
+		w, ldw := s.S, BlockKeys
+		if h, i := l.Row(t.H, t.I, 0); i+t.N <= l.Dims.SeqQ && weights.DType == backend.F32 &&
+			weights.Stride[backend.Dim] == 1 && weights.Stride[backend.Seq] >= l.Dims.SeqK {
+			w, ldw = weights.F32[weights.Index(t.Batch, h, i)+j0:], weights.Stride[backend.Seq]
+		} else {
+			for r := range t.N {
+				h, i := l.Row(t.H, t.I, r)
+				weights.Load(l.Kernels, w[r*ldw:], ldw, t.Batch, h, i, 1, j0, some.Hi-j0)
+			}
+		}
+		e, ld := p.values(s, t, some, zeroHides || l.Kernels.KeyLanes)
+		l.Kernels.Mix(e, t.sums.cur.o, l.DimV, s.runs, ld, w, ldw, s.Alpha, t.N, l.DimV)
+		if s.block.replaced {
+			p.addNonFinite(t, some, w, ldw, func(_, _, _, _ int, weight float32) bool { return weight != 0 || !zeroHides })
+		}
+	}
+}
+
+// WriteSums writes the outputs of t.
+func (p *Products) WriteSums(s *Space, t *Tile) { p.writeOutputs(s, t, t.sums.cur.o, s.Alpha) }
