@@ -67,9 +67,6 @@ func (sc *Scores) FindVisible(t *Tile) {
 	}
 }
 
-// maxFirst is the most keys of which the first key of a step may have to be a multiple.
-const maxFirst = vec.PairStep
-
 // Block takes tiles over the block of keys from j0 on.
 func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 	l, b, fetched := a.Products.Layout, &s.block, false
@@ -99,34 +96,8 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 	}
 }
 
-func (rows) step(a *Attention, s *Space, t, next *Tile) {
-	p, b, cur, n := &a.Products, &s.block, &t.sums.cur, t.here.Hi-t.here.Lo
-	l := p.Layout
-	x := l.Kernels
-	copy(s.MX, cur.m)
-	ldk := l.DimK
-	if l.ReadK {
-		ldk = p.K.Stride[backend.Seq]
-		s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
-	} else {
-		p.load(&p.K, s.k, ldk, &b.hasK, b, t)
-		s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
-	}
-	a.Scores.fetchBias(s, t, next)
-	x.Scores(s.S, s.runs, ldk, t.q, l.Dims.Dim, s.MX)
-	a.Scores.Adjust(s, t, t.here)
-	fours := CeilDiv(n, 4)
-	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
-	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys) // else there are fewer values than outputs
-}
-
-func (rows) multiply(p *Products, s *Space, t *Tile, _ backend.DType, ldv int) {
-	p.Layout.Kernels.Values(t.sums.cur.o, s.runs, ldv, s.S, p.Layout.Dims.ValueDim, s.Alpha)
-}
-
-// cleans reports whether a weight of 0 may have to hide a value of t's keys that is not finite.
-func (a *Attention) cleans(s *Space, t *Tile) bool {
+// mayHide reports whether a weight of 0 may have to hide a value of t's keys that is not finite.
+func (a *Attention) mayHide(s *Space, t *Tile) bool {
 	return a.Scores.hiding || t.mixed || s.block.replaced || a.Products.Layout.Kernels.KeyLanes || t.edge(t.here)
 }
 
@@ -134,7 +105,7 @@ func (a *Attention) cleans(s *Space, t *Tile) bool {
 // outputs of t. Values that are not finite leave outputs that are not finite, whatever their weights. Where such values
 // may be hidden, and with look set, the outputs are looked at: reading values once is cheaper than looking at them first.
 func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool) {
-	p, x, clean := &a.Products, a.Products.Layout.Kernels, a.cleans(s, t)
+	p, x, clean := &a.Products, a.Products.Layout.Kernels, a.mayHide(s, t)
 	a.Scores.Drop(s, t, s.S, t.here)
 	if look = look && clean && !s.block.checked && p.Layout.ReadV; look {
 		copy(s.v, o)

@@ -62,18 +62,14 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	}
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
 	if l.KeyLanes {
-		l.form = keys{}
+		l.form, l.ReadK, l.ReadV = keys{}, view.KeysInPlace(k, &c.K, c), view.KeysInPlace(k, &c.V, c)
+		l.Fixed = l.ReadK && c.LowPrecision && c.K.DType() == backend.Q8 && d.Dim <= vec.MaxFixed && k.HasFixed()
 		if c.Pages != nil {
 			l.first = k.Lanes // groups of keys lie in one page
 		}
-		l.ReadK, l.ReadV = view.KeysInPlace(k, &c.K, c), view.KeysInPlace(k, &c.V, c)
-		l.Fixed = l.ReadK && c.LowPrecision && c.K.DType() == backend.Q8 && d.Dim <= vec.MaxFixed && k.HasFixed()
-	}
-	if l.Pairs = Pairs(k, c); l.Pairs {
-		l.ReadK, l.ReadV, l.pairFloats = false, false, BlockKeys/2*k.Width+vec.PairSums
-		if l.first = vec.PairStep; !l.KeyLanes { // the sums of PairValues
-			l.form = pairs{}
-		}
+	} else if l.Pairs = Pairs(k, c); l.Pairs {
+		l.form, l.ReadK, l.ReadV, l.pairFloats = pairs{}, false, false, BlockKeys/2*k.Width+vec.PairSums
+		l.first = vec.PairStep // the sums of PairValues
 	}
 	return l
 }

@@ -20,24 +20,6 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 	p.Layout.form.pack(p, s, t)
 }
 
-// rows is the form with query rows as lanes.
-type rows struct{}
-
-func (rows) pack(p *Products, s *Space, t *Tile) {
-	l := p.Layout
-	x := l.Kernels
-	for lane := 0; lane < x.Width; lane += x.Lanes {
-		rows, ld, ok := l.square(&p.Q, t, lane)
-		if !ok || l.Dims.Dim != l.DimK {
-			rows, ld = s.Stage, l.DimK
-			n := max(0, min(x.Lanes, t.N-lane))
-			p.loadQueries(rows, t, lane, n)
-			clear(rows[n*ld : x.Lanes*ld])
-		}
-		Turn(x, t.q[lane:], x.Width, x.Width, rows, ld, 1, l.DimK, s.Scale)
-	}
-}
-
 // loadQueries loads n query rows of t, from one on, to rows.
 func (p *Products) loadQueries(rows []float32, t *Tile, from, n int) {
 	for r := range n {

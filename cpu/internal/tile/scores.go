@@ -8,8 +8,8 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
-// Scores turns dot products into scores: scale, softcap, biases and masks. The methods in this
-// file take rows, those in adjust.go tiles.
+// Scores turns dot products into scores: scale, softcap, biases and masks. What it does to tiles of one
+// form is in the file of that form.
 type Scores struct {
 	Layout                       *Layout
 	problem                      *backend.Problem
@@ -41,6 +41,53 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 	sc.Masked = !sc.mask.IsZero() || !sc.blocks.IsZero()
 	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || p.Dropout.P > 0 || p.ScoreMod != nil
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
+}
+
+// Adjust applies score mod, softcap, biases and masks to the score tile, which has the keys of here.
+// With query rows as lanes it also computes the maxima again, from those of t's sums on.
+func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
+	l, mod := sc.Layout, sc.problem.ScoreMod
+	Fill(s.Chain, 1)
+	if mod != nil {
+		if s.Chain != nil {
+			l.form.modify(sc, s, t, here, mod.Derivative, s.Chain, 1)
+		}
+		l.form.modify(sc, s, t, here, mod.Go, s.S, sc.After)
+	}
+	if sc.Cap > 0 {
+		scores, inv := s.S[:l.Floats(t, here.Hi-here.Lo)], 1/sc.Cap
+		sc.Softcap(s, scores)
+		for i, y := range scores[:min(len(s.Chain), len(scores))] {
+			tanh := y * inv
+			s.Chain[i] *= (1 - tanh) * (1 + tanh)
+		}
+	}
+	l.form.adjust(sc, s, t, here)
+}
+
+// modifyRow applies f to the scores of row r of t and the keys of here that it sees.
+func (sc *Scores) modifyRow(scores []float32, t *Tile, r int, here Span, f func([]float32, backend.Position)) {
+	h, i := sc.Layout.Row(t.H, t.I, r)
+	for j, m, end := max(here.Lo, t.Spans[r].Lo), 0, min(here.Hi, t.Spans[r].Hi); j < end; j += m {
+		key := 0
+		key, m = sc.adjacent(t.Batch, j, end-j)
+		sc.problem.Modify(f, scores[j-here.Lo:][:m], t.Batch, h, i, key)
+	}
+}
+
+// Softcap applies the softcap to scores, of which a -Inf of the score mod stays. The length is a multiple of Lanes.
+func (sc *Scores) Softcap(s *Space, scores []float32) {
+	for mod, n := sc.problem.ScoreMod != nil, 0; len(scores) > 0; scores = scores[n:] {
+		if n = len(scores); mod {
+			n = copy(s.terms[:], scores)
+		}
+		sc.Layout.Kernels.Softcap(scores[:n], sc.Cap)
+		for c := 0; mod && c < n; c++ {
+			if s.terms[c] == vec.NegInf {
+				scores[c] = vec.NegInf
+			}
+		}
+	}
 }
 
 // Key returns the position of key j of batch b.
@@ -118,6 +165,86 @@ func (sc *Scores) distances(dst []float32, b, h, d int) {
 	}
 }
 
+// MaskRow writes -Inf to the scores of row i, with the keys from j on, that the mask or the block mask hides. There
+// are at most BlockKeys. The elements up to whole vectors, for which scores has room, become unspecified.
+func (sc *Scores) MaskRow(s *Space, scores []float32, b, h, i, j int) {
+	sc.seenRow(s.seen[:len(scores)], b, h, i, j)
+	x := sc.Layout.Kernels
+	x.HideRow(scores[:RoundUp(len(scores), x.Lanes)], s.seen[:])
+}
+
+// seenRow sets seen to whether the mask and the block mask show the keys from j on to row i.
+func (sc *Scores) seenRow(seen []bool, b, h, i, j int) {
+	for m := 0; len(seen) > 0; seen, j = seen[m:], j+m {
+		key := 0
+		key, m = sc.adjacent(b, j, len(seen))
+		sc.seenKeys(seen[:m], b, h, i, key)
+	}
+}
+
+// seenKeys is seenRow for adjacent positions.
+func (sc *Scores) seenKeys(seen []bool, b, h, i, j int) {
+	if sc.mask.IsZero() {
+		Fill(seen, true)
+	} else {
+		step := sc.mask.Stride[backend.Dim]
+		view.CopyElements(seen, 1, sc.mask.Bools[sc.mask.Index(b, h, i)+j*step:], step, len(seen))
+	}
+	if sc.blocks.IsZero() {
+		return
+	}
+	for n := 0; n < len(seen); {
+		block := (j + n) / sc.problem.BlockK
+		end := min(len(seen), (block+1)*sc.problem.BlockK-j)
+		if !sc.sees(b, h, i/sc.problem.BlockQ, block) {
+			clear(seen[n:end])
+		}
+		n = end
+	}
+}
+
+// Trim narrows keys to those that the block mask leaves to any row of t; the span is empty when there is none.
+func (sc *Scores) Trim(t *Tile, keys Span) Span {
+	t.mixed = false
+	if sc.blocks.IsZero() || keys.Empty() {
+		return keys
+	}
+	if sc.Listed != nil {
+		t.mixed = true
+		return keys
+	}
+	left, gap, size := Span{keys.Hi, keys.Lo}, false, sc.problem.BlockK
+	for block := keys.Lo / size; block*size < keys.Hi; block++ {
+		some, all := sc.blockSeen(t, block)
+		if !some {
+			gap = !left.Empty()
+			continue
+		}
+		t.mixed = t.mixed || !all || gap
+		left = Span{min(left.Lo, max(keys.Lo, block*size)), min(keys.Hi, (block+1)*size)}
+	}
+	t.mixed = t.mixed || left.Lo%vec.PairStep > 0 // a step may begin earlier
+	return left
+}
+
+// blockSeen reports whether some of the rows of t see a block of keys of the block mask, and whether all of them do.
+func (sc *Scores) blockSeen(t *Tile, block int) (some, all bool) {
+	all = true
+	for r := 0; r < t.N; {
+		h, i := sc.Layout.Row(t.H, t.I, r)
+		rows := i / sc.problem.BlockQ
+		sees := sc.sees(t.Batch, h, rows, block)
+		some, all = some || sees, all && sees
+		r += min(sc.Layout.Dims.SeqQ-i, (rows+1)*sc.problem.BlockQ-i)
+	}
+	return some, all
+}
+
+// sees reports whether the block mask shows a block of keys to a block of rows.
+func (sc *Scores) sees(b, h, rows, keys int) bool {
+	return sc.blocks.Bools[sc.blocks.Index(b, h, rows)+keys*sc.blocks.Stride[backend.Dim]]
+}
+
 // Hides reports whether a mask or an infinite bias hides key j from row i.
 func (sc *Scores) Hides(b, h, i, j int) bool {
 	var seen [1]bool
@@ -159,27 +286,5 @@ func (sc *Scores) Seed(d *vec.Draw) {
 func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
 	if sc.Drops() {
 		sc.Layout.form.drop(sc, s, t, weights, here)
-	}
-}
-
-func (rows) drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span) {
-	l, n, first := sc.Layout, here.Hi-here.Lo, &sc.problem.Dropout.First
-	x, batch, row, column := l.Kernels, uint32(first[backend.Batch]+t.Batch), uint32(first[backend.Seq]+t.I), uint32(first[backend.Dim]+here.Lo)
-	switch {
-	case l.Dims.SeqQ == 1 && sc.Listed == nil:
-		for lane := 0; lane < t.N; lane += x.Lanes {
-			s.Draw.Rows(x, batch, uint32(first[backend.Heads]+t.H+lane), row, x.Lanes)
-			x.Drop(weights[lane:], n, &s.Draw, column)
-		}
-	case row%4 == 0 && t.I+t.N <= l.Dims.SeqQ && sc.Listed == nil:
-		s.Draw.Tile(x, batch, uint32(first[backend.Heads]+t.H), row)
-		x.Drop(weights, n, &s.Draw, column)
-	default: // the kernel for tiles takes rows of one head, from a multiple of 4 on
-		for r := range t.N {
-			h, i := l.Row(t.H, t.I, r)
-			view.CopyElements(s.Stage, 1, weights[r:], x.Width, n)
-			sc.DropRow(&s.Draw, s.Stage[:n], t.Batch, h, i, here.Lo)
-			view.CopyElements(weights[r:], x.Width, s.Stage, 1, n)
-		}
 	}
 }

@@ -4,14 +4,15 @@
 //	m' = max(m, max S)    P = 2^(S·log2 e - m')    a = 2^(m - m')
 //	l = a·l + Σ P         O = a·O + P·V
 //
-// A tile has one of two layouts:
+// A tile has one of three forms, each of which has a file from scores to values:
 //
-//	query rows as lanes   queries [DimK, Width]   scores [keys, Width]       outputs [DimV, Width]
-//	keys as lanes         queries [rows, DimK]    scores [rows, BlockKeys]   outputs [rows, DimV]
+//	rows    query rows as lanes            queries [DimK, Width]   scores [keys, Width]       outputs [DimV, Width]
+//	pairs   likewise, products of bf16     queries [D/2, Width]    scores [keys, Width]       outputs [DimV, Width]
+//	keys    keys as lanes                  queries [rows, DimK]    scores [rows, BlockKeys]   outputs [rows, DimV]
 //
-// A tile of few query rows may have them as lanes and the outputs of the second layout
+// A tile of few query rows may have them as lanes and the outputs of the last form
 // (Layout.RowOutputs). The first fills the vector registers when there are many rows, the
-// second when there are few. The gonum kernels always use the second.
+// last when there are few. The gonum kernels always use the last.
 //
 // What is shared by the tiles of a call is read-only:
 //
@@ -104,6 +105,9 @@ type block struct {
 	replaced   bool // they are not: the space has them with 0 for NaN and Inf
 }
 
+// edge reports whether the visibility rule hides some of keys from some row.
+func (t *Tile) edge(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t.Every.Hi }
+
 // CeilDiv returns a/b, rounded up.
 func CeilDiv(a, b int) int { return (a + b - 1) / b }
 
@@ -119,7 +123,7 @@ func Turn(x *vec.Kernels, dst []float32, ldd, down int, src []float32, lds, alon
 }
 
 // Fill sets each element of s to x.
-func Fill(s []float32, x float32) {
+func Fill[T any](s []T, x T) {
 	for i := range s {
 		s[i] = x
 	}

@@ -1,0 +1,239 @@
+package tile
+
+import (
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/cpu/internal/view"
+)
+
+// rows is the form with query rows as lanes.
+type rows struct{}
+
+func (rows) pack(p *Products, s *Space, t *Tile) {
+	l := p.Layout
+	x := l.Kernels
+	for lane := 0; lane < x.Width; lane += x.Lanes {
+		rows, ld, ok := l.square(&p.Q, t, lane)
+		if !ok || l.Dims.Dim != l.DimK {
+			rows, ld = s.Stage, l.DimK
+			n := max(0, min(x.Lanes, t.N-lane))
+			p.loadQueries(rows, t, lane, n)
+			clear(rows[n*ld : x.Lanes*ld])
+		}
+		Turn(x, t.q[lane:], x.Width, x.Width, rows, ld, 1, l.DimK, s.Scale)
+	}
+}
+
+func (rows) step(a *Attention, s *Space, t, next *Tile) {
+	p, b, cur, n := &a.Products, &s.block, &t.sums.cur, t.here.Hi-t.here.Lo
+	l := p.Layout
+	x := l.Kernels
+	copy(s.MX, cur.m)
+	ldk := l.DimK
+	if l.ReadK {
+		ldk = p.K.Stride[backend.Seq]
+		s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
+	} else {
+		p.load(&p.K, s.k, ldk, &b.hasK, b, t)
+		s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
+	}
+	a.Scores.fetchBias(s, t, next)
+	x.Scores(s.S, s.runs, ldk, t.q, l.Dims.Dim, s.MX)
+	a.Scores.Adjust(s, t, t.here)
+	fours := CeilDiv(n, 4)
+	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
+	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
+	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys) // else there are fewer values than outputs
+}
+
+// fetchBias lets the product with keys, unless it prefetches the next ones, prefetch the rows of a bias that
+// the next tile of the task reads. They are in as many pages: the kernel that adds them would wait.
+func (sc *Scores) fetchBias(s *Space, t, next *Tile) {
+	lo := t.here.Lo
+	if next.index <= t.index {
+		lo += BlockKeys
+	}
+	if v := &sc.bias; t.here.Lo+BlockKeys >= s.block.end && len(s.runs) == 1 && sc.biasAlone() && sc.Listed == nil && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
+		vec.Ahead(&s.runs[0], v.F32[min(v.Index(next.Batch, next.H, next.I)+lo, len(v.F32)):], v.Stride[backend.Seq], next.N, BlockKeys)
+	}
+}
+
+func (rows) modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32) {
+	x, n := sc.Layout.Kernels, here.Hi-here.Lo
+	Fill(s.terms[:x.Lanes], factor)
+	for lane := 0; lane < t.N; lane += x.Lanes {
+		Turn(x, s.Stage, BlockKeys, 1, s.S[lane:], x.Width, x.Width, n, s.One)
+		for r := range min(x.Lanes, t.N-lane) {
+			sc.modifyRow(s.Stage[r*BlockKeys:], t, lane+r, here, f)
+		}
+		Turn(x, dst[lane:], x.Width, x.Width, s.Stage, BlockKeys, 1, n, s.terms[:])
+	}
+}
+
+func (rows) adjust(sc *Scores, s *Space, t *Tile, here Span) {
+	x, n := sc.Layout.Kernels, here.Hi-here.Lo
+	edge, masked := t.edge(here), !sc.mask.IsZero() || t.mixed
+	if !edge && !masked && !sc.Added && sc.Cap == 0 && sc.problem.ScoreMod == nil {
+		return
+	}
+	copy(s.MX, t.sums.cur.m)
+	if sc.Added {
+		sc.add(s, t, here.Lo, n)
+		if !edge && !masked {
+			return
+		}
+		copy(s.MX, t.sums.cur.m)
+	}
+	if masked {
+		sc.hide(s, t, here.Lo, n)
+	}
+	if edge {
+		from, to := s.edge[0][:x.Width], s.edge[1][:x.Width]
+		clear(from[t.N:])
+		clear(to[t.N:])
+		for r, span := range t.Spans[:t.N] {
+			from[r] = int32(max(0, min(n, span.Lo-here.Lo)))
+			to[r] = int32(max(0, min(n, span.Hi-here.Lo)))
+		}
+		x.Edge(s.S, n, 0, from, to)
+	}
+	x.ColumnMax(s.S, n, s.MX)
+}
+
+// add adds the biases to the scores of t for n keys from lo on, and computes the maxima.
+func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
+	l := sc.Layout
+	x := l.Kernels
+	Fill(s.S[n*x.Width:RoundUp(n, x.Lanes)*x.Width], vec.NegInf) // fours and squares may reach there
+	if sc.addSlopes(s, t, lo, n) {
+		return
+	}
+	var table []float32 // the terms of a tile of one head that depend on the distance alone
+	if t.I+t.N <= l.Dims.SeqQ && !sc.biasAlone() && sc.Listed == nil {
+		table = s.table[:n-1+x.Width]
+		sc.distances(table, t.Batch, t.H, lo-t.I-(x.Width-1))
+		if sc.bias.IsZero() { // each key reads a span of it that begins one element earlier
+			slices.Reverse(table)
+			x.Diagonal(s.S, table, n, s.MX)
+			return
+		}
+	}
+	// A term that is the only one, and has a row for each query row, is read in place.
+	term, limit, alone := &sc.bias, float32(backend.MaxBias), sc.biasAlone()
+	if sc.bias.IsZero() {
+		term, limit, alone = &sc.relative, backend.MaxRelative, l.Dims.SeqQ == 1 && sc.problem.Slopes == nil
+	}
+	for lane := 0; lane < x.Width; lane += x.Lanes {
+		whole := 0
+		if alone && sc.Listed == nil {
+			if from, ld, ok := l.square(term, t, lane); ok && n >= x.Lanes {
+				whole = n / x.Lanes * x.Lanes
+				x.BiasSquares(s.S[lane:], from[lo:], ld, whole/x.Lanes, limit, s.MX[lane:])
+			}
+		}
+		if whole == n {
+			continue
+		}
+		rows, padded := max(0, min(x.Lanes, t.N-lane)), RoundUp(n-whole, x.Lanes)
+		for r, m := 0, 0; r < rows; r += m {
+			h, i := l.Row(t.H, t.I, lane+r)
+			row := s.Stage[r*BlockKeys:]
+			if m = 1; table == nil && !sc.biasAlone() || sc.Listed != nil {
+				sc.AddedRow(s, row[:n-whole], t.Batch, h, i, lo+whole)
+			} else {
+				m = min(rows-r, l.Dims.SeqQ-i)
+				sc.bias.Load(x, row, BlockKeys, t.Batch, h, i, m, lo+whole, n-whole)
+			}
+			for q := range m {
+				row := row[q*BlockKeys:][:padded]
+				if table != nil {
+					x.Join(row, table[x.Width-1-lane-r-q+whole:])
+				}
+				clear(row[n-whole:])
+			}
+		}
+		x.BiasSquares(s.S[whole*x.Width+lane:], s.Stage, BlockKeys, padded/x.Lanes, backend.MaxBias, s.MX[lane:])
+	}
+}
+
+// addSlopes is add where slopes are the only biases. It returns false, and adds nothing,
+// where the kernel would have to round distances or to bound products.
+func (sc *Scores) addSlopes(s *Space, t *Tile, lo, n int) bool {
+	x := sc.Layout.Kernels
+	if !sc.bias.IsZero() || !sc.relative.IsZero() || sc.Listed != nil {
+		return false
+	}
+	d, factors := s.table[:x.Width], s.table[x.Width:2*x.Width]
+	clear(s.table[:2*x.Width])
+	for r := range t.N {
+		const most = 1<<24 - BlockKeys
+		h, i := sc.Layout.Row(t.H, t.I, r)
+		far, slope := lo-i-sc.problem.Visible.OffsetOf(t.Batch), sc.problem.Slope(t.Batch, h, sc.Layout.Dims.Heads)
+		if far < -most || far > most || !(max(slope, -slope) <= 0x1p100) {
+			return false
+		}
+		d[r], factors[r] = float32(far), -slope
+	}
+	x.Slopes(s.S, d, factors, CeilDiv(n, 4), s.MX)
+	return true
+}
+
+// hide hides those of n keys from lo on that the mask or the block mask hides.
+func (sc *Scores) hide(s *Space, t *Tile, lo, n int) {
+	l := sc.Layout
+	x := l.Kernels
+	for lane := 0; lane < t.N; lane += x.Lanes {
+		rows, whole := min(x.Lanes, t.N-lane), 0
+		h, i := l.Row(t.H, t.I, lane)
+		if ld, ok := l.rowDistance(&sc.mask, i); ok && !t.mixed && rows == x.Lanes && sc.mask.Stride[backend.Dim] == 1 && sc.Listed == nil {
+			// Whole squares are read in place; the rest is staged.
+			if whole = n / x.Lanes * x.Lanes; whole > 0 {
+				x.Hide(s.S[lane:], sc.mask.Bools[sc.mask.Index(t.Batch, h, i)+lo:], ld, whole/x.Lanes)
+			}
+		}
+		if whole == n {
+			continue
+		}
+		for r, before := 0, [2]int{-1}; r < rows; r++ {
+			h, i := l.Row(t.H, t.I, lane+r)
+			seen := s.seen[r*BlockKeys:][:n-whole]
+			if sc.mask.IsZero() && before == [2]int{h, i / sc.problem.BlockQ} {
+				copy(seen, s.seen[(r-1)*BlockKeys:]) // rows of one block see the same
+				continue
+			}
+			sc.seenRow(seen, t.Batch, h, i, lo+whole)
+			if t.mixed {
+				before = [2]int{h, i / sc.problem.BlockQ}
+			}
+		}
+		x.Hide(s.S[whole*x.Width+lane:], s.seen[:], BlockKeys, CeilDiv(n-whole, x.Lanes))
+	}
+}
+
+func (rows) drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span) {
+	l, n, first := sc.Layout, here.Hi-here.Lo, &sc.problem.Dropout.First
+	x, batch, row, column := l.Kernels, uint32(first[backend.Batch]+t.Batch), uint32(first[backend.Seq]+t.I), uint32(first[backend.Dim]+here.Lo)
+	switch {
+	case l.Dims.SeqQ == 1 && sc.Listed == nil:
+		for lane := 0; lane < t.N; lane += x.Lanes {
+			s.Draw.Rows(x, batch, uint32(first[backend.Heads]+t.H+lane), row, x.Lanes)
+			x.Drop(weights[lane:], n, &s.Draw, column)
+		}
+	case row%4 == 0 && t.I+t.N <= l.Dims.SeqQ && sc.Listed == nil:
+		s.Draw.Tile(x, batch, uint32(first[backend.Heads]+t.H), row)
+		x.Drop(weights, n, &s.Draw, column)
+	default: // the kernel for tiles takes rows of one head, from a multiple of 4 on
+		for r := range t.N {
+			h, i := l.Row(t.H, t.I, r)
+			view.CopyElements(s.Stage, 1, weights[r:], x.Width, n)
+			sc.DropRow(&s.Draw, s.Stage[:n], t.Batch, h, i, here.Lo)
+			view.CopyElements(weights[r:], x.Width, s.Stage, 1, n)
+		}
+	}
+}
+
+func (rows) multiply(p *Products, s *Space, t *Tile, _ backend.DType, ldv int) {
+	p.Layout.Kernels.Values(t.sums.cur.o, s.runs, ldv, s.S, p.Layout.Dims.ValueDim, s.Alpha)
+}
