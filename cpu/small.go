@@ -157,21 +157,17 @@ func (x *smallSpace) scores(b, hk, n int) {
 
 // write writes the rows of a group, from head h0 on.
 func (x *smallSpace) write(b, h0 int) {
-	p, l, lses := &x.a.tiles.Products, &x.a.plan.layout, &x.a.tiles.LSE
+	a, l := &x.a.tiles, &x.a.plan.layout
 	for r := range l.Rows {
 		h, i := l.Row(h0, 0, r)
-		lse, inv := float32(0), float32(0)
-		if sink := x.a.problem.Sink(h); !lses.IsZero() || sink != vec.NegInf {
-			lse, inv = tile.RowLSE(x.m[r], float64(x.l[r]), sink)
-		} else if x.l[r] != 0 {
-			inv = float32(1 / float64(x.l[r]))
+		inv := 1 / x.l[r]
+		if a.Exact || x.l[r] == 0 {
+			var lse float32
+			lse, inv = tile.RowLSE(x.m[r], float64(x.l[r]), x.a.problem.Sink(h))
+			if !a.LSE.IsZero() {
+				a.LSE.F32[a.LSE.Index(b, h, i)] = lse
+			}
 		}
-		if !lses.IsZero() {
-			lses.F32[lses.Index(b, h, i)] = lse
-		}
-		o := p.O.F32[p.O.Index(b, h, i):][:l.Dims.ValueDim]
-		for c, y := range x.o[r*l.DimV:][:len(o)] {
-			o[c] = float32(y*inv) + 0 // no zero is negative
-		}
+		tile.ScaleRows(a.Products.O.F32[a.Products.O.Index(b, h, i):], x.o[r*l.DimV:][:l.Dims.ValueDim], inv)
 	}
 }

@@ -16,6 +16,7 @@ type Attention struct {
 	// sums that have seen keys. The last of the tasks folds them.
 	Saved []float32
 	Set   []bool
+	Exact bool // rows end in RowLSE: their LSE is written, merged with others, or counts a sink
 }
 
 // Open opens the operands of c, whose tiles have layout l.
@@ -23,6 +24,7 @@ func (a *Attention) Open(l *Layout, c *backend.Call) {
 	a.Scores.Open(l, &c.Problem)
 	a.Products = Products{Layout: l, Q: view.Of(&c.Q), K: view.Of(&c.K), V: view.Of(&c.V), O: view.Of(&c.O), Scale: a.Scores.Scale}
 	a.LSE = view.Of(&c.LSE)
+	a.Exact = !a.LSE.IsZero() || l.Sums > shardSums || c.Sinks != nil
 	if c.Pages != nil {
 		a.Products.K.Pages, a.Products.V.Pages = c.Pages.Table, c.Pages.Table
 	}
@@ -157,23 +159,17 @@ func (a *Attention) leave(s *Space, t *Tile, at int) {
 // complete turns the maxima of t's sums st into LSE, if these are needed, and sets the
 // factors of its outputs. With sinks these count.
 func (a *Attention) complete(t *Tile, st *state, factors []float32, sinks bool) {
-	l := a.Products.Layout
 	clear(factors)
-	if a.LSE.IsZero() && l.Sums <= shardSums && a.Scores.problem.Sinks == nil {
-		for r, sum := range st.l[:t.N] {
-			if sum != 0 {
-				factors[r] = 1 / sum
-			}
-		}
-		return
-	}
 	for r := range t.N {
-		sink := vec.NegInf
-		if sinks {
-			h, _ := l.Row(t.H, t.I, r)
-			sink = a.Scores.problem.Sink(h)
+		factors[r] = 1 / st.l[r]
+		if a.Exact || st.l[r] == 0 {
+			sink := vec.NegInf
+			if sinks {
+				h, _ := a.Products.Layout.Row(t.H, t.I, r)
+				sink = a.Scores.problem.Sink(h)
+			}
+			st.m[r], factors[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
 		}
-		st.m[r], factors[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
 	}
 }
 

@@ -30,6 +30,7 @@ func (p *Products) loadQueries(rows []float32, t *Tile, from, n int) {
 
 // ScaleRows writes scale·src to dst. As after Kernels.Transpose, no zero is negative.
 func ScaleRows(dst, src []float32, scale float32) {
+	dst = dst[:len(src)]
 	for c, y := range src {
 		dst[c] = float32(y*scale) + 0
 	}
