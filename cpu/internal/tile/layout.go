@@ -28,12 +28,11 @@ type Layout struct {
 	form         form
 }
 
-// form is one of the layouts of tiles.
+// form is one of the layouts of tiles. Rows and keys compute the same sums in the same order.
 type form interface {
 	// pack loads the query rows of t, times scale.
 	pack(p *Products, s *Space, t *Tile)
-	// step takes t, which next follows, over its keys in the block of s. The sums and their order are the same in each
-	// form, but for those of pairs.
+	// step takes t, which next follows, over its keys in the block of s: scores, weights, values.
 	step(a *Attention, s *Space, t, next *Tile)
 	// modify writes what f makes of the scores of t and the keys of here to dst, times factor.
 	modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32)
@@ -41,8 +40,7 @@ type form interface {
 	adjust(sc *Scores, s *Space, t *Tile, here Span)
 	// drop is Scores.Drop.
 	drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span)
-	// multiply adds the products of the weights in s.S and the values of s.runs, of type e and ldv apart, to the outputs
-	// of t.
+	// multiply adds weights in s.S times values in s.runs, of type e and ldv apart, to the outputs of t.
 	multiply(p *Products, s *Space, t *Tile, e backend.DType, ldv int)
 }
 

@@ -82,11 +82,9 @@ func ZeroNonFinite(s []float32) {
 
 // addNonFinite adds the products of weights and values for the keys of here and the values that are NaN or Inf, which
 // values has replaced. uses reports whether row i of head h takes in key j with the given weight.
-//
-// weights are those of t from the first key of here on, as in multiply.
+// weights are those of t from the first key of here on. With keys as lanes those of a row are ldw apart from the row before.
 func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, ldw int, uses func(h, i, j, r int, weight float32) bool) {
-	l := p.Layout
-	w := l.Kernels.Width
+	l, w := p.Layout, p.Layout.Kernels.Width
 	for j := here.Lo; j < here.Hi; j++ {
 		for c := range l.Dims.ValueDim {
 			y := p.V.At(t.Batch, t.KVHead, j, c)

@@ -12,8 +12,7 @@ import (
 type rows struct{}
 
 func (rows) pack(p *Products, s *Space, t *Tile) {
-	l := p.Layout
-	x := l.Kernels
+	l, x := p.Layout, p.Layout.Kernels
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		rows, ld, ok := l.square(&p.Q, t, lane)
 		if !ok || l.Dims.Dim != l.DimK {
@@ -27,11 +26,9 @@ func (rows) pack(p *Products, s *Space, t *Tile) {
 }
 
 func (rows) step(a *Attention, s *Space, t, next *Tile) {
-	p, b, cur, n := &a.Products, &s.block, &t.sums.cur, t.here.Hi-t.here.Lo
-	l := p.Layout
-	x := l.Kernels
+	p, l, x := &a.Products, a.Products.Layout, a.Products.Layout.Kernels
+	b, cur, n, ldk := &s.block, &t.sums.cur, t.here.Hi-t.here.Lo, l.DimK
 	copy(s.MX, cur.m)
-	ldk := l.DimK
 	if l.ReadK {
 		ldk = p.K.Stride[backend.Seq]
 		s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
@@ -104,8 +101,7 @@ func (rows) adjust(sc *Scores, s *Space, t *Tile, here Span) {
 
 // add adds the biases to the scores of t for n keys from lo on, and computes the maxima.
 func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
-	l := sc.Layout
-	x := l.Kernels
+	l, x := sc.Layout, sc.Layout.Kernels
 	Fill(s.S[n*x.Width:RoundUp(n, x.Lanes)*x.Width], vec.NegInf) // fours and squares may reach there
 	if sc.addSlopes(s, t, lo, n) {
 		return
@@ -182,8 +178,7 @@ func (sc *Scores) addSlopes(s *Space, t *Tile, lo, n int) bool {
 
 // hide hides those of n keys from lo on that the mask or the block mask hides.
 func (sc *Scores) hide(s *Space, t *Tile, lo, n int) {
-	l := sc.Layout
-	x := l.Kernels
+	l, x := sc.Layout, sc.Layout.Kernels
 	for lane := 0; lane < t.N; lane += x.Lanes {
 		rows, whole := min(x.Lanes, t.N-lane), 0
 		h, i := l.Row(t.H, t.I, lane)

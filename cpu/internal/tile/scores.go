@@ -205,12 +205,8 @@ func (sc *Scores) seenKeys(seen []bool, b, h, i, j int) {
 
 // Trim narrows keys to those that the block mask leaves to any row of t; the span is empty when there is none.
 func (sc *Scores) Trim(t *Tile, keys Span) Span {
-	t.mixed = false
-	if sc.blocks.IsZero() || keys.Empty() {
-		return keys
-	}
-	if sc.Listed != nil {
-		t.mixed = true
+	t.mixed = sc.Listed != nil && !sc.blocks.IsZero()
+	if t.mixed || sc.blocks.IsZero() || keys.Empty() {
 		return keys
 	}
 	left, gap, size := Span{keys.Hi, keys.Lo}, false, sc.problem.BlockK
