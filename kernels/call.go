@@ -112,14 +112,14 @@ func (c *Call) checkPath(weights bool) error {
 	case weights && c.k.DType().Quantised():
 		return fmt.Errorf("weights are requested, but k is %v, which QK does not take: %w", c.k.DType(), ErrUnsupported)
 	case weights && c.packed():
-		return (&Options{Weights: true}).checkPath(on)
+		return op.CheckPath([]string{"Weights"}, on)
 	case weights:
 		on |= op.WeightPath
 	}
 	if c.opt.onDevice() {
 		on |= op.ListPath
 	}
-	return c.opt.checkPath(on)
+	return op.CheckPath(c.opt.Set(), on)
 }
 
 // addAll validates the options and appends the subcalls of a call that is not packed.

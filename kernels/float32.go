@@ -31,7 +31,7 @@ const (
 // shape.
 func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, layout Layout, q, k, v []float32, opt Options) (o []float32, err error) {
 	defer op.Annotate(&err, "attention")
-	if err := opt.checkPath(op.SlicePath); err != nil {
+	if err := op.CheckPath(opt.Set(), op.SlicePath); err != nil {
 		return nil, err
 	}
 	dims.Batch, dims.Heads = cmp.Or(dims.Batch, 1), cmp.Or(dims.Heads, 1)

@@ -59,7 +59,7 @@ type KeyIndices struct {
 // index scores do not have, more than 192,000 keys on a GPU or a device without index scores, and the backend's.
 func (d *Device) Index(ctx context.Context, q, k, w Tensor, n int, opt Options) (lists *KeyIndices, err error) {
 	defer op.Annotate(&err, "index")
-	if err := opt.checkPath(op.IndexPath); err != nil {
+	if err := op.CheckPath(opt.Set(), op.IndexPath); err != nil {
 		return nil, err
 	}
 	b, err := op.Need[backend.Indexer](d.on(ctx), "index scores")

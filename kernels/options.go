@@ -133,6 +133,28 @@ type Options struct {
 	Weights bool
 }
 
+// Set returns the names of the options that are set, in the order of the fields.
+func (o *Options) Set() []string { return o.appendSet(make([]string, 0, 26)) } // inlined, so that callers need not allocate
+
+func (o *Options) appendSet(names []string) []string {
+	for _, option := range [...]struct {
+		name string
+		set  bool
+	}{
+		{"Scale", o.Scale != nil}, {"ScoreMod", o.ScoreMod != nil}, {"Softcap", o.Softcap != 0},
+		{"Causal", o.Causal}, {"Window", o.Window != nil}, {"Align", o.Align != UpperLeft}, {"Offset", o.Offset != nil}, {"KLen", o.KLen != nil},
+		{"Prefix", o.Prefix != nil}, {"Spans", o.Spans != nil}, {"QSegments", o.QSegments != nil}, {"KSegments", o.KSegments != nil},
+		{"Mask", !o.Mask.IsZero()}, {"Bias", !o.Bias.IsZero()}, {"ALiBi", o.ALiBi != nil}, {"RelativeBias", !o.RelativeBias.IsZero()},
+		{"BlockMask", !o.BlockMask.IsZero()}, {"KeyIndices", o.KeyIndices != nil}, {"Sinks", o.Sinks != nil}, {"Dropout", o.Dropout.P > 0},
+		{"LowPrecision", o.LowPrecision}, {"Pages", o.Pages != nil}, {"CuQ", o.CuQ != nil}, {"CuK", o.CuK != nil}, {"LSE", o.LSE}, {"Weights", o.Weights},
+	} {
+		if option.set {
+			names = append(names, option.name)
+		}
+	}
+	return names
+}
+
 // Unbounded as a side of a [Window] means that the side has no limit.
 const Unbounded = backend.Unbounded
 

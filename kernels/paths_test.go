@@ -30,30 +30,35 @@ func setOptions(t *testing.T) map[string]Options {
 	}
 }
 
-// TestOptionTable: the table has every option and recognises when it is set.
+// TestOptionTable: Set names each option that is set, and the table of refusals has every option.
 func TestOptionTable(t *testing.T) {
 	set := setOptions(t)
-	var names []string
-	for _, option := range optionTable {
-		names = append(names, option.name)
-		opt, ok := set[option.name]
-		if !ok || !option.isSet(&opt) || option.isSet(&Options{}) {
-			t.Errorf("%s: set %t, in the zero value %t", option.name, option.isSet(&opt), option.isSet(&Options{}))
-		}
+	if opt := (Options{}); len(opt.Set()) > 0 {
+		t.Errorf("the zero value sets %v", opt.Set())
 	}
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[Options]()) {
-		if !slices.Contains(names, f.Name) && f.Name != "BlockSize" { // part of BlockMask
-			t.Errorf("the table lacks Options.%s", f.Name)
+		if f.Name == "BlockSize" { // part of BlockMask
+			continue
+		}
+		opt := set[f.Name]
+		if got := opt.Set(); !slices.Equal(got, []string{f.Name}) {
+			t.Errorf("%s alone: Set names %v", f.Name, got)
+		}
+		if _, ok := op.Refused[f.Name]; !ok {
+			t.Errorf("the table of refusals lacks Options.%s", f.Name)
 		}
 	}
-	for _, p := range paths {
+	if len(op.Refused) != len(set) {
+		t.Errorf("the table has %d options, there are %d", len(op.Refused), len(set))
+	}
+	for _, p := range op.Paths {
 		for name, opt := range set {
-			i := slices.Index(names, name)
-			err := opt.checkPath(p.Path)
-			if refused := optionTable[i].refused&p.Path != 0; refused != errors.Is(err, p.err) || refused && !strings.Contains(err.Error(), name+" is set, but "+p.reason) {
-				t.Errorf("%s on the path of %q: error is %v, refused %t", name, p.reason, err, refused)
+			err := op.CheckPath(opt.Set(), p.Path)
+			if refused := op.Refused[name]&p.Path != 0; refused != errors.Is(err, p.Err) || refused && !strings.Contains(err.Error(), name+" is set, but "+p.Reason) {
+				t.Errorf("%s on the path of %q: error is %v, refused %t", name, p.Reason, err, refused)
 			}
 		}
+		must.Fail(t, "an option that the table lacks", op.CheckPath([]string{"Causal", "Unknown"}, p.Path), p.Err, "Unknown is set, but "+p.Reason)
 	}
 }
 
@@ -100,10 +105,9 @@ func TestPathsRefuse(t *testing.T) {
 		}},
 	}
 	set := setOptions(t)
-	for _, option := range optionTable {
-		name, opt := option.name, set[option.name]
+	for name, opt := range set {
 		for path, functions := range calls {
-			if option.refused&path == 0 {
+			if op.Refused[name]&path == 0 {
 				continue
 			}
 			for function, call := range functions {
@@ -116,7 +120,7 @@ func TestPathsRefuse(t *testing.T) {
 	must.Fail(t, "weights of packed sequences", call.RunInto(ctx, Result{O: x, Weights: x}), ErrUnsupported, "Weights is set")
 }
 
-// TestShortWays: package cpu computes a small call without tiles if the table takes its options there, and no other.
+// TestShortWays: package cpu computes a small call without tiles if it has none of some options.
 // Conformance compares the results of this way and of caches with the reference, option by option.
 func TestShortWays(t *testing.T) {
 	dev := NewDevice(cpu.New(cpu.Options{}))
@@ -129,14 +133,14 @@ func TestShortWays(t *testing.T) {
 	if !small(Options{}) {
 		t.Skip("this tier has no such way")
 	}
-	set := setOptions(t)
-	for _, option := range optionTable {
-		switch option.name {
+	tiled := []string{"ScoreMod", "Softcap", "Mask", "Bias", "ALiBi", "RelativeBias", "BlockMask", "KeyIndices", "Dropout"}
+	for name, opt := range setOptions(t) {
+		switch name {
 		case "Pages", "KSegments", "CuK": // not without others
 			continue
 		}
-		if got := small(set[option.name]); got != option.small {
-			t.Errorf("%s: without tiles is %t, the table has %t", option.name, got, !got)
+		if got, want := small(opt), !slices.Contains(tiled, name); got != want {
+			t.Errorf("%s: without tiles is %t, should be %t", name, got, want)
 		}
 	}
 }

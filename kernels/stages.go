@@ -71,7 +71,7 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 
 // stage returns the problem of a stage alone, over scores of lengths d.
 func (o *Options) stage(d Dims) (view.Problem, error) {
-	if err := o.checkPath(op.StagePath); err != nil {
+	if err := op.CheckPath(o.Set(), op.StagePath); err != nil {
 		return view.Problem{}, err
 	}
 	return o.problem(d)

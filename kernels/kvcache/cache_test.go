@@ -129,7 +129,7 @@ func TestOptionsOfTheTable(t *testing.T) {
 					t.Fatalf("Options.%s is of kind %v", f.Name, field.Kind())
 				}
 			}
-			want := op.CheckPath(&opt, c.path)
+			want := op.CheckPath(opt.Set(), c.path)
 			if want == nil {
 				continue
 			}

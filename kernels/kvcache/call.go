@@ -65,11 +65,11 @@ func (p *pool) check(opt *CallOptions) error {
 	case opt.MaskLast || share:
 		on |= op.SharedPath
 	}
-	if mask := opt.Mask; opt.MaskLast {
-		opt.Mask = kernels.Tensor{} // the call over the tokens before it has none
-		defer func() { opt.Mask = mask }()
+	set := opt.Set()
+	if opt.MaskLast { // the call over the tokens before the last ones has no mask
+		set = slices.DeleteFunc(set, func(name string) bool { return name == "Mask" })
 	}
-	return op.CheckPath(&opt.Options, on)
+	return op.CheckPath(set, on)
 }
 
 // batch is the sequences that a call appends to or attends to: those of a [Cache] or of a

@@ -108,7 +108,7 @@ func (l *LatentAttention) check(x kernels.Tensor, opt *MultiHeadOptions) error {
 				k.KVHeads, k.Dim, k.Latent, k.Window, c.Rank+c.RopeDim, c.Rank, kernels.ErrShape)
 		}
 	}
-	return cmp.Or(opt.check(s[0], s[2]), op.CheckPath(&opt.Options, on))
+	return cmp.Or(opt.check(s[0], s[2]), op.CheckPath(opt.Set(), on))
 }
 
 // apply computes y. Its steps do nothing after an error.
@@ -174,7 +174,7 @@ type keyReader interface {
 
 // expands reports whether rows of x, which are in the cache, take less time in the expanded form.
 func (l *LatentAttention) expands(opt *MultiHeadOptions) bool {
-	if _, ok := opt.Cache.(keyReader); !ok || opt.MaskLast || opt.SharePrefix || op.CheckPath(&opt.Options, op.SharedPath) != nil {
+	if _, ok := opt.Cache.(keyReader); !ok || opt.MaskLast || opt.SharePrefix || op.CheckPath(opt.Set(), op.SharedPath) != nil {
 		return false
 	}
 	c, less := l.config, 0.0

@@ -352,7 +352,7 @@ func (l *MultiHeadAttention) check(x, z kernels.Tensor, opt *MultiHeadOptions) e
 	case rotates && c.afterRoPE():
 		return fmt.Errorf("the Cache rotates the keys after the layer's norm, which is AfterRoPE: give the layer the RoPE and the Cache none: %w", kernels.ErrOption)
 	case !cached:
-		return op.CheckPath(&opt.Options, op.LayerPath)
+		return op.CheckPath(opt.Set(), op.LayerPath)
 	}
 	return nil
 }
