@@ -363,7 +363,7 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 			return err
 		}
 	}
-	err = c.dev.on(ctx).Attention(ctx, c.calls...)
+	err = c.dev.attend(ctx, c.calls...)
 	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || c.packed() || c.opt.onDevice() || !out.Weights.IsZero()) {
 		return left.Err // see bindPartial
 	}
@@ -416,7 +416,7 @@ func (c *Call) distinct(out Result) error {
 func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 	for i := range c.subs {
 		s := &c.subs[i]
-		err := c.dev.on(ctx).QK(ctx, s.Scores(w), s.Q, s.K)
+		err := c.dev.be.QK(ctx, s.Scores(w), s.Q, s.K)
 		if err == nil {
 			err = c.dev.softmax(ctx, w, Tensor{}, s.Region, &s.Problem)
 		}

@@ -62,7 +62,7 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, layout Layout,
 		if !o.t.OnHost() {
 			return nil, fmt.Errorf("%s: the tensor is not in host memory, which a call with slices takes: call Attention, or give a host tensor: %w", o.name, ErrDevice)
 		}
-		if *o.t, err = d.on(ctx).Upload(ctx, *o.t); err != nil {
+		if *o.t, err = d.Upload(ctx, *o.t); err != nil {
 			return nil, fmt.Errorf("%s: %w", o.name, err)
 		}
 		defer o.t.Release()
@@ -128,7 +128,7 @@ func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, s
 	if err != nil {
 		return Tensor{}, err
 	}
-	return d.on(ctx).Upload(ctx, host)
+	return d.Upload(ctx, host)
 }
 
 // encode writes data to a contiguous tensor in host memory, of dtype F16, BF16, Q8, Q4 or F8.
@@ -160,7 +160,7 @@ func (d *Device) ToInt32(ctx context.Context, t Tensor) ([]int32, error) {
 	}
 	host, err := AllocHost(I32, t.Shape())
 	if err == nil {
-		err = d.on(ctx).Download(ctx, host, t)
+		err = d.Download(ctx, host, t)
 	}
 	if err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.on(ctx).Download(ctx, host, t); err != nil {
+	if err := d.Download(ctx, host, t); err != nil {
 		return nil, err
 	}
 	if t.DType() == F32 {

@@ -74,7 +74,7 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 	if err := c.checkBackward(&grads, d, result); err != nil {
 		return err
 	}
-	diff, err := op.Need[backend.Differentiator](c.dev.on(ctx), "gradients")
+	diff, err := need[backend.Differentiator](ctx, c.dev, "gradients")
 	if err != nil {
 		return err
 	}
@@ -286,7 +286,7 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err 
 	if err := c.ready(); err != nil {
 		return sum, err
 	}
-	diff, err := op.Need[backend.Differentiator](c.dev.on(ctx), "gradients")
+	diff, err := need[backend.Differentiator](ctx, c.dev, "gradients")
 	if err != nil {
 		return sum, err
 	}
@@ -306,11 +306,10 @@ func (c *Call) WarmupBackward(ctx context.Context, want Gradients) (err error) {
 	if err := c.ready(); err != nil {
 		return err
 	}
-	on := c.dev.on(ctx)
-	if _, err := op.Need[backend.Differentiator](on, "gradients"); err != nil {
+	if _, err := need[backend.Differentiator](ctx, c.dev, "gradients"); err != nil {
 		return err
 	}
-	w, ok := on.(backend.Warmer)
+	w, ok := c.dev.Backend().(backend.Warmer)
 	if !ok {
 		return ctx.Err()
 	}

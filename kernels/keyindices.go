@@ -62,7 +62,7 @@ func (d *Device) Index(ctx context.Context, q, k, w Tensor, n int, opt Options) 
 	if err := op.CheckPath(opt.Set(), op.IndexPath); err != nil {
 		return nil, err
 	}
-	b, err := op.Need[backend.Indexer](d.on(ctx), "index scores")
+	b, err := need[backend.Indexer](ctx, d, "index scores")
 	if err != nil {
 		return nil, err
 	}

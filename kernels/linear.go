@@ -19,7 +19,7 @@ import (
 // attention, and the backend's.
 func (d *Device) LinearAttention(ctx context.Context, c LinearAttention) (err error) {
 	defer op.Annotate(&err, "linear attention")
-	b, err := op.Need[backend.LinearAttender](d.on(ctx), "linear attention")
+	b, err := need[backend.LinearAttender](ctx, d, "linear attention")
 	if err != nil {
 		return err
 	}
@@ -27,7 +27,7 @@ func (d *Device) LinearAttention(ctx context.Context, c LinearAttention) (err er
 		return err
 	}
 	if noElements(c.O) && noElements(c.PresentState) { // or there is none
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	return b.LinearAttention(ctx, &c)
 }
@@ -107,7 +107,7 @@ func checkStates(past, present Tensor, shape Shape, rule string, dtypes ...DType
 // convolutions, and the backend's.
 func (d *Device) CausalConv(ctx context.Context, c CausalConv) (err error) {
 	defer op.Annotate(&err, "causal convolution")
-	b, err := op.Need[backend.Convolver](d.on(ctx), "convolutions")
+	b, err := need[backend.Convolver](ctx, d, "convolutions")
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (d *Device) CausalConv(ctx context.Context, c CausalConv) (err error) {
 		return err
 	}
 	if noElements(c.Y) && noElements(c.PresentState) { // or there is none
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	return b.CausalConv(ctx, &c)
 }

@@ -17,7 +17,7 @@ import (
 // device does not copy.
 func (d *Device) Copy(ctx context.Context, dst, src []Tensor) (err error) {
 	defer op.Annotate(&err, "copy")
-	c, err := op.Need[backend.Copier](d.on(ctx), "copies")
+	c, err := need[backend.Copier](ctx, d, "copies")
 	if err != nil {
 		return err
 	}
@@ -41,9 +41,6 @@ func (d *Device) Copy(ctx context.Context, dst, src []Tensor) (err error) {
 // noElements reports whether t has an axis of length 0.
 func noElements(t Tensor) bool { return t.Shape().Elements() == 0 }
 
-// nothing is a call without results. It returns the errors of a closed device and of ctx.
-func (d *Device) nothing(ctx context.Context) error { return d.on(ctx).Attention(ctx) }
-
 // Project computes a linear layer for each batch and head:
 //
 //	y = x·w + bias
@@ -57,7 +54,7 @@ func (d *Device) nothing(ctx context.Context) error { return d.on(ctx).Attention
 // projections.
 func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) {
 	defer op.Annotate(&err, "project")
-	p, err := op.Need[backend.Projector](d.on(ctx), "projections")
+	p, err := need[backend.Projector](ctx, d, "projections")
 	if err != nil {
 		return err
 	}
@@ -76,7 +73,7 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) 
 		return err
 	}
 	if noElements(y) {
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	return p.Project(ctx, y, x, w, bias)
 }
@@ -110,7 +107,7 @@ func (a Angles) Release() {
 // rotate, and the backend's.
 func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) {
 	defer op.Annotate(&err, "rotate")
-	r, err := op.Need[backend.Rotator](d.on(ctx), "rotary embedding")
+	r, err := need[backend.Rotator](ctx, d, "rotary embedding")
 	if err != nil {
 		return err
 	}
@@ -139,7 +136,7 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 		return fmt.Errorf("sin: %w", err)
 	}
 	if noElements(y) {
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	return r.Rotate(ctx, y, x, cos, sin, a.Rotation)
 }
@@ -162,7 +159,7 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 // merge.
 func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 	defer op.Annotate(&err, "merge")
-	m, err := op.Need[backend.Merger](d.on(ctx), "merge")
+	m, err := need[backend.Merger](ctx, d, "merge")
 	if err != nil {
 		return err
 	}
@@ -178,7 +175,7 @@ func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 		return err
 	}
 	if noElements(r.O) {
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	return m.Merge(ctx, r.O, r.LSE, part.O, part.LSE)
 }

@@ -17,12 +17,16 @@ func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 	if err != nil {
 		return Plan{}, err
 	}
+	be, err := c.dev.on(ctx)
+	if err != nil {
+		return Plan{}, err
+	}
 	defer c.bindOutputs(Result{})
 	c.bindOutputs(out)
 	if len(c.calls) == 1 {
-		sum, err = c.dev.on(ctx).Plan(ctx, c.calls[0])
+		sum, err = be.Plan(ctx, c.calls[0])
 	} else {
-		sum, err = c.planTogether(ctx, out)
+		sum, err = c.planTogether(ctx, be, out)
 	}
 	if w := out.Weights; err == nil && c.opt.Weights && len(c.calls) > 0 {
 		sum.Path += ", QK and Softmax for weights"
@@ -35,7 +39,7 @@ func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 }
 
 // planTogether returns the plan of a call that several backend calls compute, or none.
-func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
+func (c *Call) planTogether(ctx context.Context, be backend.Backend, out Result) (Plan, error) {
 	sum := backend.NewPlan(c.all(out)) // Bytes are those of the whole operands
 	sum.Pairs, sum.FLOPs = 0, 0
 	parts := c.opt.KeyIndices != nil || c.opt.Pages != nil && c.packed()
@@ -43,12 +47,12 @@ func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
 		sum.Bytes = 0 // the parts have those of their lists, or pages
 	}
 	if len(c.calls) == 0 {
-		sum.Backend, sum.Path, sum.Why = c.dev.Info().Name, "none", "there are no scores: the output is empty or zeros"
+		sum.Backend, sum.Path, sum.Why = be.Info().Name, "none", "there are no scores: the output is empty or zeros"
 		return sum, nil
 	}
 	var largest int64
 	for _, call := range c.calls {
-		p, err := c.dev.on(ctx).Plan(ctx, call)
+		p, err := be.Plan(ctx, call)
 		if err != nil {
 			return p, err
 		}
@@ -84,7 +88,11 @@ func (c *Call) Warmup(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	w, ok := c.dev.on(ctx).(backend.Warmer)
+	be, err := c.dev.on(ctx)
+	if err != nil {
+		return err
+	}
+	w, ok := be.(backend.Warmer)
 	if !ok {
 		return ctx.Err()
 	}

@@ -27,7 +27,7 @@ import (
 // ErrUnsupported when the device does not normalise, and the backend's.
 func (d *Device) Normalise(ctx context.Context, y, x, w Tensor, n Norm) (err error) {
 	defer op.Annotate(&err, "normalise")
-	b, err := ofRows[backend.Normaliser](d.on(ctx), "norms", x, backend.Operand{Name: "y", Tensor: y})
+	b, err := ofRows[backend.Normaliser](ctx, d, "norms", x, backend.Operand{Name: "y", Tensor: y})
 	if err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func (d *Device) Normalise(ctx context.Context, y, x, w Tensor, n Norm) (err err
 		return err
 	}
 	if noElements(y) {
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	return b.Normalise(ctx, y, x, w, n)
 }
@@ -52,7 +52,7 @@ func (d *Device) Normalise(ctx context.Context, y, x, w Tensor, n Norm) (err err
 // Errors as for Normalise.
 func (d *Device) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor, n Norm) (err error) {
 	defer op.Annotate(&err, "normalise backward")
-	b, err := ofRows[backend.Normaliser](d.on(ctx), "norms", x, backend.Operand{Name: "dy", Tensor: dy}, backend.Operand{Name: "dx", Tensor: dx})
+	b, err := ofRows[backend.Normaliser](ctx, d, "norms", x, backend.Operand{Name: "dy", Tensor: dy}, backend.Operand{Name: "dx", Tensor: dx})
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (d *Device) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor,
 		return err
 	}
 	if noElements(dx) {
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	return b.NormaliseBackward(ctx, dx, dw, dy, x, w, n)
 }
@@ -104,7 +104,7 @@ func normWeights(w Tensor, x Shape, n *Norm) (Tensor, error) {
 // and the backend's.
 func (d *Device) Gate(ctx context.Context, y, x, gate Tensor, f Activation) (err error) {
 	defer op.Annotate(&err, "gate")
-	b, err := ofRows[backend.Gater](d.on(ctx), "gates", x, backend.Operand{Name: "y", Tensor: y})
+	b, err := ofRows[backend.Gater](ctx, d, "gates", x, backend.Operand{Name: "y", Tensor: y})
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (d *Device) Gate(ctx context.Context, y, x, gate Tensor, f Activation) (err
 		return err
 	}
 	if noElements(y) {
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	return b.Gate(ctx, y, x, gate, f)
 }
@@ -129,7 +129,7 @@ func (d *Device) Gate(ctx context.Context, y, x, gate Tensor, f Activation) (err
 // Errors as for Gate.
 func (d *Device) GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor, f Activation) (err error) {
 	defer op.Annotate(&err, "gate backward")
-	b, err := ofRows[backend.Gater](d.on(ctx), "gates", x, backend.Operand{Name: "dy", Tensor: dy}, backend.Operand{Name: "dx", Tensor: dx})
+	b, err := ofRows[backend.Gater](ctx, d, "gates", x, backend.Operand{Name: "dy", Tensor: dy}, backend.Operand{Name: "dx", Tensor: dx})
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (d *Device) GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor
 		return err
 	}
 	if noElements(dx) {
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	return b.GateBackward(ctx, dx, dgate, dy, x, gate, f)
 }
@@ -160,9 +160,9 @@ func gates(gate Tensor, x Shape, f Activation) (Tensor, error) {
 	return gate.Broadcast(x)
 }
 
-// ofRows checks the operands of a call that computes rows, x and those of its shape, and returns the ability of be.
-func ofRows[T any](be backend.Backend, ability string, x Tensor, same ...backend.Operand) (T, error) {
-	b, err := op.Need[T](be, ability)
+// ofRows checks the operands of a call that computes rows, x and those of its shape, and returns an ability of d.
+func ofRows[T any](ctx context.Context, d *Device, ability string, x Tensor, same ...backend.Operand) (T, error) {
+	b, err := need[T](ctx, d, ability)
 	err = cmp.Or(err, x.Check("x", floats...))
 	for _, o := range same {
 		err = cmp.Or(err, o.Tensor.CheckShape(o.Name, x.Shape(), "shape of x", floats...))

@@ -24,12 +24,12 @@ func (d *Device) QK(ctx context.Context, q, k Tensor) (s Tensor, err error) {
 	if err != nil {
 		return s, err
 	}
-	return d.filled(ctx, F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error { return d.on(ctx).QK(ctx, s, q, k) })
+	return d.filled(ctx, F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error { return d.be.QK(ctx, s, q, k) })
 }
 
 // filled returns a new tensor that fill has filled.
 func (d *Device) filled(ctx context.Context, dtype DType, shape Shape, fill func(Tensor) error) (Tensor, error) {
-	t, err := d.on(ctx).Alloc(ctx, dtype, shape)
+	t, err := d.Alloc(ctx, dtype, shape)
 	if err == nil && shape.Elements() > 0 {
 		err = fill(t)
 	}
@@ -64,6 +64,9 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 	if p.Dims.SeqK == 0 && !lse.IsZero() {
 		return d.noKeys(ctx, Tensor{}, lse, opt.Sinks)
 	}
+	if _, err := d.on(ctx); err != nil {
+		return err
+	}
 	return p.Each(func(x view.Region, own backend.Problem, _ [][]int32) error {
 		return d.softmax(ctx, s, x.Rows(lse), x, &own)
 	})
@@ -79,18 +82,18 @@ func (o *Options) stage(d Dims) (view.Problem, error) {
 
 // softmax turns x of the scores s, [B, H, Sq, Sk], into weights by p, and the other keys of its rows into zeros.
 func (d *Device) softmax(ctx context.Context, s, lse Tensor, x view.Region, p *backend.Problem) error {
-	if err := d.on(ctx).Softmax(ctx, x.Scores(s), lse, p); err != nil {
+	if err := d.be.Softmax(ctx, x.Scores(s), lse, p); err != nil {
 		return err
 	}
 	return outside(s, x, func(rest Tensor, hidden *backend.Problem) error {
-		return d.on(ctx).Softmax(ctx, rest, Tensor{}, hidden)
+		return d.be.Softmax(ctx, rest, Tensor{}, hidden)
 	})
 }
 
 // noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either
 // may be the zero Tensor.
 func (d *Device) noKeys(ctx context.Context, o, lse Tensor, sinks []float32) error {
-	return d.withoutKeys(ctx, o, lse, sinks, func(c *backend.Call) error { return d.on(ctx).Attention(ctx, c) })
+	return d.withoutKeys(ctx, o, lse, sinks, func(c *backend.Call) error { return d.attend(ctx, c) })
 }
 
 // withoutKeys calls f with the backend call of rows without keys, whose results are o and lse.
@@ -101,10 +104,10 @@ func (d *Device) withoutKeys(ctx context.Context, o, lse Tensor, sinks []float32
 		rows = lse.Shape()
 	}
 	if rows.Elements() == 0 {
-		return d.nothing(ctx)
+		return d.attend(ctx)
 	}
 	if o.IsZero() {
-		if o, err = d.on(ctx).Alloc(ctx, F32, rows); err != nil {
+		if o, err = d.Alloc(ctx, F32, rows); err != nil {
 			return err
 		}
 		defer o.Release()
@@ -128,7 +131,7 @@ func (d *Device) zero(ctx context.Context, dtype DType) (Tensor, error) {
 	if err != nil {
 		return host, err
 	}
-	return d.on(ctx).Upload(ctx, host)
+	return d.Upload(ctx, host)
 }
 
 // outside calls f with the rows of x of t, [B, H, Sq, Sk], and the keys before and after
@@ -171,7 +174,7 @@ func (d *Device) PV(ctx context.Context, w, v Tensor) (o Tensor, err error) {
 		if vs[Seq] == 0 {
 			return d.noKeys(ctx, o, Tensor{}, nil)
 		}
-		return d.on(ctx).PV(ctx, o, w, v)
+		return d.be.PV(ctx, o, w, v)
 	})
 }
 
@@ -198,12 +201,12 @@ func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Opt
 	if err != nil {
 		return s, err
 	}
-	scorer, err := op.Need[backend.Scorer](d.on(ctx), "scores")
+	scorer, err := need[backend.Scorer](ctx, d, "scores")
 	if err != nil {
 		return s, err
 	}
 	return d.filled(ctx, F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error {
-		if err := d.on(ctx).QK(ctx, s, q, k); err != nil {
+		if err := d.be.QK(ctx, s, q, k); err != nil {
 			return err
 		}
 		if at < Biased {

@@ -201,16 +201,16 @@ func (s *weightScan) chunk(ctx context.Context, x view.Region, lo, hi int, f fun
 		return nil
 	}
 	p := s.problem.Cut(x)
-	on, stride := s.dev.on(ctx), x.Len(Dim)
-	w, err := on.Alloc(ctx, F32, Shape{1, x.Len(Heads), x.Len(Seq), stride})
+	stride := x.Len(Dim)
+	w, err := s.dev.Alloc(ctx, F32, Shape{1, x.Len(Heads), x.Len(Seq), stride})
 	if err != nil {
 		return err
 	}
 	defer w.Release()
-	if err := on.QK(ctx, w, x.Rows(s.q), x.Keys(s.k, s.dims, false)); err != nil {
+	if err := s.dev.be.QK(ctx, w, x.Rows(s.q), x.Keys(s.k, s.dims, false)); err != nil {
 		return err
 	}
-	if err := on.Softmax(ctx, w, Tensor{}, &p); err != nil {
+	if err := s.dev.be.Softmax(ctx, w, Tensor{}, &p); err != nil {
 		return err
 	}
 	part := view.Slice(w, Dim, lo-x.Lo[Dim], hi-x.Lo[Dim])

@@ -39,11 +39,14 @@ type as struct {
 
 func (a as) Unwrap() []error { return []error{a.error, a.sentinel} }
 
-// Need returns be with an optional ability, such as a backend.Copier, or ErrUnsupported with the
-// ability's name.
+// Need returns be with an optional ability, such as a backend.Copier, ErrUnsupported with the
+// ability's name, or ErrNoBackend for nil.
 func Need[T any](be backend.Backend, ability string) (T, error) {
 	able, ok := be.(T)
-	if !ok {
+	switch {
+	case be == nil:
+		return able, fmt.Errorf("the Device has no backend, make it with Open: %w", backend.ErrNoBackend)
+	case !ok:
 		return able, fmt.Errorf("%s has no %s: %w", be.Info().Name, ability, backend.ErrUnsupported)
 	}
 	return able, nil
