@@ -30,6 +30,11 @@ type Shape = backend.Shape
 // is repeated.
 type Strides = backend.Strides
 
+// Dims are the lengths of an attention call: Batch (B), Heads (H, query heads), KVHeads (Hkv, key
+// and value heads), SeqQ (Sq), SeqK (Sk), Dim (D, of a query and a key) and ValueDim (Dv, of a
+// value and an output). [Device.AttentionFloat32] has defaults for those that are zero.
+type Dims = backend.Dims
+
 // The axes of a [Shape] [B, H, S, D].
 const (
 	Batch = backend.Batch
