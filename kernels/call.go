@@ -104,22 +104,22 @@ func (c *Call) packed() bool { return c.opt.CuQ != nil || c.opt.CuK != nil }
 
 // checkPath refuses options that the call cannot have, with or without weights.
 func (c *Call) checkPath(weights bool) error {
-	on := op.Path(0)
-	if c.packed() {
-		on = op.PackedPath
-	}
+	set, on := c.opt.Set(), op.Path(0)
 	switch {
 	case weights && c.k.DType().Quantised():
 		return fmt.Errorf("weights are requested, but k is %v, which QK does not take: %w", c.k.DType(), ErrUnsupported)
-	case weights && c.packed():
-		return op.CheckPath([]string{"Weights"}, on)
+	case c.packed():
+		on = op.PackedPath
 	case weights:
-		on |= op.WeightPath
+		on = op.WeightPath
+	}
+	if weights { // by an output
+		set = append(set, "Weights")
 	}
 	if c.opt.onDevice() {
 		on |= op.ListPath
 	}
-	return op.CheckPath(c.opt.Set(), on)
+	return op.CheckPath(set, on)
 }
 
 // addAll validates the options and appends the subcalls of a call that is not packed.

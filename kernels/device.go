@@ -65,10 +65,10 @@ func (d *Device) on(ctx context.Context) (backend.Backend, error) {
 // attend runs backend calls. Without any it returns the errors of a closed device and of ctx.
 func (d *Device) attend(ctx context.Context, calls ...*backend.Call) error {
 	be, err := d.on(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		err = be.Attention(ctx, calls...)
 	}
-	return be.Attention(ctx, calls...)
+	return err
 }
 
 // Info describes the device.
@@ -124,10 +124,10 @@ func (d *Device) Upload(ctx context.Context, host Tensor) (Tensor, error) {
 // shape and dtype.
 func (d *Device) Download(ctx context.Context, host, src Tensor) error {
 	be, err := d.on(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		err = be.Download(ctx, host, src)
 	}
-	return be.Download(ctx, host, src)
+	return err
 }
 
 // Wait waits until all calls of the device are complete, as measurements need. It returns the first
@@ -138,8 +138,8 @@ func (d *Device) Download(ctx context.Context, host, src Tensor) error {
 // name of the failed call, by the first call that uses its result.
 func (d *Device) Wait(ctx context.Context) error {
 	be, err := d.on(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		err = be.Wait(ctx)
 	}
-	return be.Wait(ctx)
+	return err
 }

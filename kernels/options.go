@@ -133,7 +133,7 @@ type Options struct {
 	Weights bool
 }
 
-// Set returns the names of the options that are set, in the order of the fields.
+// Set returns the names of the options that are set, in the order of the fields. BlockSize is part of BlockMask.
 func (o *Options) Set() []string { return o.appendSet(make([]string, 0, 26)) } // inlined, so that callers need not allocate
 
 func (o *Options) appendSet(names []string) []string {

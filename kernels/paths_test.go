@@ -51,14 +51,14 @@ func TestOptionTable(t *testing.T) {
 	if len(op.Refused) != len(set) {
 		t.Errorf("the table has %d options, there are %d", len(op.Refused), len(set))
 	}
-	for _, p := range op.Paths {
+	for path, p := range op.Paths {
 		for name, opt := range set {
-			err := op.CheckPath(opt.Set(), p.Path)
-			if refused := op.Refused[name]&p.Path != 0; refused != errors.Is(err, p.Err) || refused && !strings.Contains(err.Error(), name+" is set, but "+p.Reason) {
+			err := op.CheckPath(opt.Set(), path)
+			if refused := op.Refused[name]&path != 0; refused != errors.Is(err, p.Err) || refused && !strings.Contains(err.Error(), name+" is set, but "+p.Reason) {
 				t.Errorf("%s on the path of %q: error is %v, refused %t", name, p.Reason, err, refused)
 			}
 		}
-		must.Fail(t, "an option that the table lacks", op.CheckPath([]string{"Causal", "Unknown"}, p.Path), p.Err, "Unknown is set, but "+p.Reason)
+		must.Fail(t, "an option that the table lacks", op.CheckPath([]string{"Causal", "Unknown"}, path), p.Err, "Unknown is set, but "+p.Reason)
 	}
 }
 

@@ -11,17 +11,14 @@ import (
 )
 
 // A call over shared prefixes, or with a mask of the last tokens, is several calls over disjoint keys, whose results are
-// merged by their log-sum-exp (Juravsky et al. 2024, Hydragen; Ye et al. 2025, FlashInfer). In the call over a prefix the
-// rows of all its sequences are rows of one batch, so that these keys and values are read once and not once for each
-// sequence. Prefixes may begin with other prefixes:
+// merged by their log-sum-exp (Juravsky et al. 2024, Hydragen; Ye et al. 2025, FlashInfer). They have the same options,
+// but for those that the cache sets: op.SharedPath refuses what would differ between them. In the call over a prefix the
+// rows of all its sequences are rows of one batch, so that it reads its keys once. Prefixes may begin with prefixes:
 //
 //	sequence 0  A A B B d
 //	sequence 1  A A B B e f     calls over A, B, C, and d to h
 //	sequence 2  A A C g
 //	sequence 3  A A C h
-//
-// The calls have the same options, but for those that the cache sets and Sinks, which count once. op.SharedPath refuses
-// those that would mean something else in a call over some of the keys, and those that the table of refusals lacks.
 
 // prefix is pages [from, to) of the sequences [lo, hi) of a batch, which these share.
 type prefix struct{ lo, hi, from, to int }
@@ -121,7 +118,7 @@ func (p *pool) maskLast(b *steps.Steps, s *step, seqs []*Sequence, out kernels.R
 // prefix attends from all rows of the sequences of x to its keys. Row i of all sequences is one call.
 func (p *pool) prefix(b *steps.Steps, s *step, out kernels.Result, x prefix) {
 	q, opt := view.Slice(s.q, kernels.Batch, x.lo, x.hi), s.opt
-	opt.Causal, opt.KLen, opt.Offset, opt.Sinks = false, nil, nil, nil // all rows see all keys
+	opt.Causal, opt.KLen, opt.Offset, opt.Sinks = false, nil, nil, nil // all rows see all keys, and sinks count once
 	opt.Pages = &kernels.Pages{Table: [][]int32{s.pages.Table[x.lo][x.from:x.to]}, Keys: (x.to - x.from) * p.size}
 	for i := range q.Shape()[kernels.Seq] {
 		to := kernels.Result{O: acrossBatches(out.O, i), LSE: acrossBatches(out.LSE, i)}

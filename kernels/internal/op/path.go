@@ -23,22 +23,21 @@ const (
 	SharedPath                  // attention to a prefix that several sequences of a cache share
 )
 
-// Paths lists each Path with the reason why it refuses options, and the error.
-var Paths = []struct {
-	Path
+// Paths has the reason why each Path refuses options, and the error.
+var Paths = map[Path]struct {
 	Reason string
 	Err    error
 }{
-	{PackedPath, "packed sequences differ in length: call Attention for each sequence", backend.ErrUnsupported},
-	{WeightPath, "the stages QK and Softmax, which compute weights, cannot use it", backend.ErrUnsupported},
-	{StagePath, "a stage alone cannot use it", backend.ErrUnsupported},
-	{SlicePath, "a call with slices returns the output alone and cannot use it: call Attention", backend.ErrUnsupported},
-	{IndexPath, "index scores have no such option: Causal, Window, Align, Offset and KLen hide keys", backend.ErrUnsupported},
-	{ListPath, "lists of keys in device memory (KeyIndices.Tensor) cannot use it: give KeyIndices.Indices", backend.ErrUnsupported},
-	{LayerPath, "a layer computes its own queries, keys and values", backend.ErrUnsupported},
-	{CachePath, "the cache sets it itself", backend.ErrOption},
-	{WindowPath, "the cache has a window, so that keys change their places with each append", backend.ErrOption},
-	{SharedPath, "with it a shared prefix would not be the same for all rows", backend.ErrOption},
+	PackedPath: {"packed sequences differ in length: call Attention for each sequence", backend.ErrUnsupported},
+	WeightPath: {"the stages QK and Softmax, which compute weights, cannot use it", backend.ErrUnsupported},
+	StagePath:  {"a stage alone cannot use it", backend.ErrUnsupported},
+	SlicePath:  {"a call with slices returns the output alone and cannot use it: call Attention", backend.ErrUnsupported},
+	IndexPath:  {"index scores have no such option: Causal, Window, Align, Offset and KLen hide keys", backend.ErrUnsupported},
+	ListPath:   {"lists of keys in device memory (KeyIndices.Tensor) cannot use it: give KeyIndices.Indices", backend.ErrUnsupported},
+	LayerPath:  {"a layer computes its own queries, keys and values", backend.ErrUnsupported},
+	CachePath:  {"the cache sets it itself", backend.ErrOption},
+	WindowPath: {"the cache has a window, so that keys change their places with each append", backend.ErrOption},
+	SharedPath: {"with it a shared prefix would not be the same for all rows", backend.ErrOption},
 }
 
 // onScores are the paths that refuse tensors and ids with elements for each row or key.
@@ -74,18 +73,17 @@ var Refused = map[string]Path{
 	"Weights":      PackedPath | StagePath | SlicePath | WindowPath | SharedPath | IndexPath,
 }
 
-// CheckPath returns an error that names the first of the options that one of the paths refuses. All
-// paths refuse an option that the table lacks.
+// CheckPath returns an error that names the first of the options that one of the paths refuses, and
+// the first of these paths. All refuse an option that the table lacks.
 func CheckPath(options []string, on Path) error {
 	for _, option := range options {
 		by, known := Refused[option]
 		if !known {
 			by = on
 		}
-		for _, p := range Paths {
-			if by&on&p.Path != 0 {
-				return fmt.Errorf("%s is set, but %s: %w", option, p.Reason, p.Err)
-			}
+		if by &= on; by != 0 {
+			first := Paths[by&-by]
+			return fmt.Errorf("%s is set, but %s: %w", option, first.Reason, first.Err)
 		}
 	}
 	return nil
