@@ -3,6 +3,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -83,10 +84,7 @@ func (s *Sub) within(at rowIndex) rowIndex {
 
 // draw returns distinct random rows, or all if there are fewer than requested.
 func (o Sample) draw(d backend.Dims) ([]rowIndex, error) {
-	want := o.Rows
-	if want <= 0 {
-		want = 16
-	}
+	want := cmp.Or(max(o.Rows, 0), 16)
 	total := d.Batch * d.Heads * d.SeqQ
 	rows, err := backend.Make[rowIndex](min(want, total))
 	if err != nil {
@@ -133,19 +131,14 @@ func (k *checker) row(ctx context.Context, s *Sub, n int, weights backend.Tensor
 		return err
 	}
 	a := oracle.Solve(row)
-	err = k.see(ctx, "o", s.O, at, of, func(i int) (ref, bound float64) { return a.O[i], a.OBound[i] })
-	if err == nil {
-		err = k.see(ctx, "lse", s.LSE, at, of, func(int) (ref, bound float64) { return a.LSE, a.LSEBound })
-	}
-	if err != nil {
-		return err
-	}
-	return k.see(ctx, "weights", weights, of, of, func(i int) (ref, bound float64) {
-		if j := i - s.Lo[backend.Dim]; j >= 0 && j < len(a.Weights) { // other keys are outside of the subcall
-			ref, bound = a.Weights[j], a.WeightBounds[j]
-		}
-		return ref, bound
-	})
+	return cmp.Or(k.see(ctx, "o", s.O, at, of, func(i int) (ref, bound float64) { return a.O[i], a.OBound[i] }),
+		k.see(ctx, "lse", s.LSE, at, of, func(int) (ref, bound float64) { return a.LSE, a.LSEBound }),
+		k.see(ctx, "weights", weights, of, of, func(i int) (ref, bound float64) {
+			if j := i - s.Lo[backend.Dim]; j >= 0 && j < len(a.Weights) { // other keys are outside of the subcall
+				ref, bound = a.Weights[j], a.WeightBounds[j]
+			}
+			return ref, bound
+		}))
 }
 
 // see compares row at of t, row of in the call, with references and their bounds, unless t is the zero
@@ -278,19 +271,20 @@ func (p *patch) row(i int) oracle.Row {
 
 // head returns the keys and values of a head, and keeps those of a few.
 func (k *checker) head(ctx context.Context, c *backend.Call, at headIndex) (headData, error) {
-	if head, ok := k.heads[at]; ok {
+	head, ok := k.heads[at]
+	if ok {
 		return head, nil
 	}
 	if len(k.heads) >= 4 {
 		clear(k.heads)
 	}
-	var head headData
 	var err error
-	if head.k, err = k.keys(ctx, c, c.K, at); err != nil {
-		return head, err
+	if head.k, err = k.keys(ctx, c, c.K, at); err == nil {
+		head.v, err = k.keys(ctx, c, c.V, at)
 	}
-	head.v, err = k.keys(ctx, c, c.V, at)
-	k.heads[at] = head
+	if err == nil {
+		k.heads[at] = head
+	}
 	return head, err
 }
 
@@ -418,10 +412,7 @@ func (k *checker) keyGradients(ctx context.Context, d backend.Dims, subs []Sub, 
 			}
 		}
 	}
-	if err := k.seeGradient(ctx, "dk", dk, of, dK); err != nil {
-		return err
-	}
-	return k.seeGradient(ctx, "dv", dv, of, dV)
+	return cmp.Or(k.seeGradient(ctx, "dk", dk, of, dK), k.seeGradient(ctx, "dv", dv, of, dV))
 }
 
 // results are the o and lse of some rows, or their gradients.
