@@ -1,5 +1,5 @@
 // Package op has what the operations of package kernels and the packages below it have in common:
-// their names in errors, and the optional abilities of a backend that they need.
+// their names in errors, the options that they refuse, and the abilities of a backend that they need.
 package op
 
 import (
