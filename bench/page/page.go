@@ -1,8 +1,5 @@
-//go:build !js
-
-// Package page shows results to people: it makes texts from files, arguments, drivers and errors
-// safe to print on a terminal, and writes HTML pages with drawings, for light and dark themes and
-// for phones. A page is one file that loads nothing.
+// Package page writes HTML pages with drawings, for light and dark themes and for phones. A page is
+// one file that loads nothing.
 //
 // The content needs no script. The script adds zoom and tips to drawings, and sorting to
 // tables:
@@ -21,6 +18,8 @@ import (
 	"io"
 	"regexp"
 	"strings"
+
+	"github.com/seed90331342/attn/bench/plain"
 )
 
 var (
@@ -46,7 +45,7 @@ var frameTemplate = template.Must(template.New("page").Parse(frame))
 
 // Write writes the page, with U+FFFD for characters that are not safe in it.
 func Write(w io.Writer, p Page) error {
-	return frameTemplate.Execute(&Writer{W: w}, struct {
+	return frameTemplate.Execute(&plain.Writer{W: w}, struct {
 		Page
 		Style template.CSS
 		JS    template.JS

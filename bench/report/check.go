@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -36,7 +36,7 @@ func (r *Report) check() error {
 	for i := range r.Cases {
 		m := &r.Cases[i]
 		if field, must := m.check(&r.Environment); must != "" {
-			return damaged(fmt.Sprintf("cases[%d].%s (%.40s S=%d)", i, field, page.Text(m.Backend), m.SeqK), must)
+			return damaged(fmt.Sprintf("cases[%d].%s (%.40s S=%d)", i, field, plain.Text(m.Backend), m.SeqK), must)
 		}
 	}
 	return nil

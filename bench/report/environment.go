@@ -10,7 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/machine"
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -100,5 +100,5 @@ func describe(b *kernels.Info) string {
 	if b.Threads > 0 {
 		threads = format.Count(b.Threads, "thread")
 	}
-	return page.Line(strings.Join(nonEmpty(b.Name, b.Device, b.Provider, b.Driver, threads), " · "))
+	return plain.Line(strings.Join(nonEmpty(b.Name, b.Device, b.Provider, b.Driver, threads), " · "))
 }

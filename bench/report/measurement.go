@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/bench/internal/stats"
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -244,13 +244,13 @@ func (m *Measurement) unmeasured() bool {
 // outcome describes the status in words.
 func (m *Measurement) outcome() string {
 	if m.Status != OK {
-		return page.Line(m.Note)
+		return plain.Line(m.Note)
 	}
 	words := []string{"ok"}
 	if m.noisy() {
 		words = append(words, fmt.Sprintf("noisy: other processes used %.0f%% of the CPU time", *m.OthersPercent))
 	}
-	words = append(words, nonEmpty(page.Line(m.Note))...)
+	words = append(words, nonEmpty(plain.Line(m.Note))...)
 	if m.Confidence != nil && *m.Confidence < 100*stats.Confidence { // fewer than six rounds
 		words = append(words, fmt.Sprintf("± with %.0f%% confidence", *m.Confidence))
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/stats"
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -43,7 +43,7 @@ func (r *Report) head(b *strings.Builder) {
 
 func (r *Report) missing(b *strings.Builder) {
 	for _, m := range r.Environment.Missing {
-		fmt.Fprintf(b, "\n%s\n", page.Line(m))
+		fmt.Fprintf(b, "\n%s\n", plain.Line(m))
 	}
 }
 

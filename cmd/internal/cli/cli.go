@@ -23,7 +23,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 )
 
@@ -67,7 +67,7 @@ func (p Program) Main(args []string) {
 func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int) {
 	// fail prints err as one line. No other function prints errors.
 	fail := func(err error) int {
-		fmt.Fprintf(stderr, "%s: %s\n", p.Name, page.Line(err.Error()))
+		fmt.Fprintf(stderr, "%s: %s\n", p.Name, plain.Line(err.Error()))
 		return flags.ExitCode(ctx, err)
 	}
 	// A bug must not answer bad input with a page of stack.
@@ -79,7 +79,7 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 	}()
 	args = flags.JoinNegative(args)
 	printed := &output{w: stdout}
-	out := &page.Writer{W: printed}
+	out := &plain.Writer{W: printed}
 	// kong calls Exit after it has printed the help, and then goes on parsing.
 	exited := false
 	parser, err := kong.New(p.Grammar(), append(slices.Clip(p.Options),
@@ -118,7 +118,7 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 
 // Note prints a line that is not an error.
 func (s *Streams) Note(format string, args ...any) {
-	fmt.Fprintf(s.Err, "%s: note: %s\n", s.program, page.Line(fmt.Sprintf(format, args...)))
+	fmt.Fprintf(s.Err, "%s: note: %s\n", s.program, plain.Line(fmt.Sprintf(format, args...)))
 }
 
 // PrintJSON prints v as JSON.
@@ -130,7 +130,7 @@ func (s *Streams) PrintJSON(v any) error {
 	if err := e.Encode(v); err != nil {
 		return err
 	}
-	_, err := s.Out.Write(page.JSON(text.Bytes()))
+	_, err := s.Out.Write(plain.JSON(text.Bytes()))
 	return err
 }
 

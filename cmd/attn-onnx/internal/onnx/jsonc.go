@@ -13,7 +13,7 @@ import (
 
 	"github.com/tidwall/jsonc"
 
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/files"
 	"github.com/seed90331342/attn/kernels"
@@ -304,7 +304,7 @@ func (r *report) runTest(ctx context.Context, dev *kernels.Device, name string, 
 	if err := decodeJSONC(text, &test); err != nil {
 		return r.line(ctx, name, "", err)
 	}
-	name = fmt.Sprintf("%s %s", name, page.Line(test.Name))
+	name = fmt.Sprintf("%s %s", name, plain.Line(test.Name))
 	cases, err := elements(test.Cases)
 	if err == nil && len(cases) == 0 {
 		err = errors.New("it has no cases: nothing to run")
@@ -314,7 +314,7 @@ func (r *report) runTest(ctx context.Context, dev *kernels.Device, name string, 
 	}
 	for i, text := range cases {
 		label, how, err := test.run(ctx, dev, text)
-		if err := r.line(ctx, fmt.Sprintf("%s, %s", name, cmp.Or(page.Line(label), fmt.Sprint("case ", i))), how, err); err != nil {
+		if err := r.line(ctx, fmt.Sprintf("%s, %s", name, cmp.Or(plain.Line(label), fmt.Sprint("case ", i))), how, err); err != nil {
 			return err
 		}
 	}

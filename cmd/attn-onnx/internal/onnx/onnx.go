@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/files"
@@ -69,7 +69,7 @@ func (r *report) line(ctx context.Context, name, result string, err error) error
 	}
 	verdict := "ok  "
 	if err != nil {
-		verdict, result = "FAIL", page.Line(err.Error())
+		verdict, result = "FAIL", plain.Line(err.Error())
 		r.failed++
 	} else {
 		r.passed++

@@ -15,7 +15,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/seed90331342/attn/bench"
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
@@ -315,7 +315,7 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 				return nil, nil, l.Err
 			}
 			if l.Err != nil {
-				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, page.Line(l.Err.Error())))
+				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, plain.Line(l.Err.Error())))
 			}
 		}
 	}
@@ -333,7 +333,7 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 			case err != nil && (len(c.Backend) > 0 || flags.IsUsage(err)):
 				return devices, missing, fmt.Errorf("--backend: %w", err)
 			case err != nil: // a listed device that does not open: the others are measured
-				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, page.Line(err.Error())))
+				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, plain.Line(err.Error())))
 			case slices.ContainsFunc(devices, func(d *kernels.Device) bool {
 				return d.Info().Name == dev.Info().Name && d.Info().Threads == dev.Info().Threads
 			}): // "auto" and its own name, or a name twice

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
@@ -86,7 +86,7 @@ func resultsTable(reports map[string]report.Report) string {
 	for _, class := range classes {
 		r := reports[class]
 		e := &r.Environment
-		cell := func(text string) string { return strings.ReplaceAll(page.Line(text), "|", `\|`) }
+		cell := func(text string) string { return strings.ReplaceAll(plain.Line(text), "|", `\|`) }
 		variables := slices.DeleteFunc(slices.Clone(e.Variables), func(v string) bool { return !strings.HasPrefix(v, "ATTN_") })
 		day, _, _ := strings.Cut(e.Date, "T")
 		fmt.Fprintf(&b, "| [%s](%s.json) | %s, %d CPUs, %s/%s, %s | %s | %s | `%s` |\n", class, class, cell(e.CPU), e.CPUs, e.OS, e.Arch, e.GoVersion, day, cell(e.Version),

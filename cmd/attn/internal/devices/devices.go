@@ -8,7 +8,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -60,12 +60,12 @@ func (r Report) text() []byte {
 		if len(f.Devices) == 0 {
 			why := "no device"
 			if f.Error != "" {
-				why = page.Line(f.Error)
+				why = plain.Line(f.Error)
 			}
 			fmt.Fprintf(&buf, "%s: none (%s)\n\n", f.Family, why)
 		}
 		for _, d := range f.Devices {
-			fmt.Fprintf(&buf, "%s: %s\n", d.Name, page.Line(d.Device))
+			fmt.Fprintf(&buf, "%s: %s\n", d.Name, plain.Line(d.Device))
 			w := tabwriter.NewWriter(&buf, 0, 0, 2, ' ', 0)
 			rows := [][2]string{{"type", string(d.Type)}, {"provider", d.Provider}, {"driver", d.Driver}, {"features", strings.Join(d.Features, ", ")}}
 			if d.Threads > 0 {
@@ -76,7 +76,7 @@ func (r Report) text() []byte {
 			}
 			for _, row := range rows {
 				if row[1] != "" {
-					fmt.Fprintf(w, "  %s\t%s\n", row[0], page.Line(row[1]))
+					fmt.Fprintf(w, "  %s\t%s\n", row[0], plain.Line(row[1]))
 				}
 			}
 			w.Flush() // cannot fail on a bytes.Buffer

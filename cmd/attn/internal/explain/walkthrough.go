@@ -8,7 +8,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/internal/files"
 )
 
@@ -199,7 +199,7 @@ func (wt *walkthrough) takeExpected(arrays map[string]*numbers) error {
 
 // checkWords makes the title and the labels safe to print. Tokens without labels are x1, x2, ...
 func (wt *walkthrough) checkWords() error {
-	wt.Title = page.Text(wt.Title)
+	wt.Title = plain.Text(wt.Title)
 	if wt.Labels == nil {
 		for i := range wt.seq {
 			wt.Labels = append(wt.Labels, fmt.Sprintf("x%d", i+1))
@@ -209,7 +209,7 @@ func (wt *walkthrough) checkWords() error {
 		return fmt.Errorf("labels names %d tokens, x has %d", len(wt.Labels), wt.seq)
 	}
 	for i, label := range wt.Labels {
-		wt.Labels[i] = page.Label(label)
+		wt.Labels[i] = plain.Label(label)
 	}
 	return nil
 }

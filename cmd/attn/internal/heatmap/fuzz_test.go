@@ -6,7 +6,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
@@ -18,7 +18,7 @@ func FuzzLabels(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		labels := parseLabels(text)
 		for _, label := range labels {
-			if utf8.RuneCountInString(label) > 64 || page.Text(label) != label {
+			if utf8.RuneCountInString(label) > 64 || plain.Text(label) != label {
 				t.Errorf("%q has the label %q", text, label)
 			}
 		}

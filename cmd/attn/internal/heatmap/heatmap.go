@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/files"
@@ -111,7 +111,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := c.weigh(ctx, dev, operands, rows, keys, &heat, out.Err); err != nil {
 		return err
 	}
-	heat.Title = page.Text(c.title(&heat, in.Dims))
+	heat.Title = plain.Text(c.title(&heat, in.Dims))
 	page := func(w io.Writer) error { return heat.WritePage(w, c.facts(dev, in, rows, keys)) }
 	for flag, write := range map[string]func(io.Writer) error{"png": heat.WritePNG, "svg": heat.WriteSVG, "html": page} {
 		if err := set.Write(ctx, "--"+flag, write); err != nil {
@@ -213,7 +213,7 @@ func parseLabels(text []byte) (labels []string) {
 		labels = strings.Split(lines, "\n")
 	}
 	for i, label := range labels {
-		labels[i] = page.Label(label)
+		labels[i] = plain.Label(label)
 	}
 	return labels
 }

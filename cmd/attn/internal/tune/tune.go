@@ -14,7 +14,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
-	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/gpu"
@@ -97,7 +97,7 @@ func (c *Command) show(out *cli.Streams) error {
 	var last gpu.TuneEntry
 	for _, e := range entries {
 		if e.Device != last.Device {
-			fmt.Fprintln(out.Out, page.Line(e.Device.Adapter+" · "+e.Device.Driver+" · "+e.Device.Provider))
+			fmt.Fprintln(out.Out, plain.Line(e.Device.Adapter+" · "+e.Device.Driver+" · "+e.Device.Provider))
 		}
 		last = e
 		if err := printEntry(out.Out, e); err != nil {
@@ -260,12 +260,12 @@ func (t *tuning) measure(ctx context.Context, s shape, budget time.Duration) (gp
 
 // printEntry prints the measurements of a class of shapes.
 func printEntry(out io.Writer, e gpu.TuneEntry) error {
-	fmt.Fprintf(out, "\n%s · %s\n", page.Line(e.Class.String()), e.When.Format("2006-01-02 15:04 UTC"))
+	fmt.Fprintf(out, "\n%s · %s\n", plain.Line(e.Class.String()), e.When.Format("2006-01-02 15:04 UTC"))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "  variant\tms\tGFLOP/s\tof FMA peak\t")
 	for _, t := range e.Trials {
 		if t.Failed != "" {
-			fmt.Fprintf(w, "  %s\t-\t-\t-\t%s\n", page.Line(t.Variant), page.Line(t.Failed))
+			fmt.Fprintf(w, "  %s\t-\t-\t-\t%s\n", plain.Line(t.Variant), plain.Line(t.Failed))
 			continue
 		}
 		note, percent := "", "-"
@@ -275,7 +275,7 @@ func printEntry(out io.Writer, e gpu.TuneEntry) error {
 		if e.Peak > 0 {
 			percent = fmt.Sprintf("%.1f%%", 100*e.FLOPs/t.Seconds/e.Peak)
 		}
-		fmt.Fprintf(w, "  %s\t%.3f\t%.1f\t%s\t%s\n", page.Line(t.Variant), 1e3*t.Seconds, e.FLOPs/t.Seconds/1e9, percent, note)
+		fmt.Fprintf(w, "  %s\t%.3f\t%.1f\t%s\t%s\n", plain.Line(t.Variant), 1e3*t.Seconds, e.FLOPs/t.Seconds/1e9, percent, note)
 	}
 	return w.Flush()
 }

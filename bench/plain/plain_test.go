@@ -1,4 +1,4 @@
-package page
+package plain
 
 import (
 	"bytes"

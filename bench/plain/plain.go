@@ -1,4 +1,6 @@
-package page
+// Package plain makes texts from files, arguments, drivers and errors safe to show on terminals and
+// web pages.
+package plain
 
 import (
 	"io"
