@@ -1,6 +1,8 @@
 package bench_test
 
 import (
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest"
@@ -15,15 +17,15 @@ import (
 func TestOnTheCPU(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
 	defer dev.Close()
-	for _, dtype := range []kernels.DType{kernels.F32, kernels.F16, kernels.BF16} {
+	for _, dtype := range slices.Sorted(maps.Keys(report.DTypes)) {
 		r, err := bench.Run(t.Context(), []*kernels.Device{dev}, bench.Config{Rounds: 3, Series: []bench.Series{{
-			Seqs: []int{64, 100}, Batch: 2, Heads: 2, KVHeads: 1, Dim: 16, Causal: true, DType: dtype}}})
+			Seqs: []int{64, 100}, Case: report.Case{Batch: 2, Heads: 2, KVHeads: 1, Dim: 16, Causal: true, DType: dtype}}}})
 		must.Do(t, err)
 		if err := r.Err(); err != nil {
 			t.Errorf("%v: %v", dtype, err)
 		}
 		for _, c := range r.Cases {
-			if c.Status != report.OK || c.Threads != 1 || c.DType != dtype.String() || c.GFLOPS == nil || c.SpeedupVsStages == nil || *c.MaxError > *c.ErrorBound {
+			if c.Status != report.OK || c.Threads != 1 || c.DType != dtype || c.GFLOPS == nil || c.SpeedupVsStages == nil || *c.MaxError > *c.ErrorBound {
 				t.Errorf("%v: %+v", dtype, c)
 			}
 			for _, r := range c.Rounds {

@@ -4,8 +4,6 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/bench/report"
-
-	"github.com/seed90331342/attn/kernels"
 )
 
 func TestPercentOfTheLimitingCeiling(t *testing.T) {
@@ -52,7 +50,7 @@ func TestPercentOfTheLimitingCeiling(t *testing.T) {
 func TestOptionsOfACase(t *testing.T) {
 	be := &roofed{fake: fake{name: "cpu"}, peak: 1e9, read: 1e9}
 	cfg := small(48)
-	cfg.Series[0].SeqQ, cfg.Series[0].Window, cfg.Series[0].Softcap, cfg.Series[0].Mask, cfg.Series[0].KVHeads = 4, &kernels.Window{Left: 8, Right: kernels.Unbounded}, 1.5, true, 1
+	cfg.Series[0].SeqQ, cfg.Series[0].WindowLeft, cfg.Series[0].Softcap, cfg.Series[0].Mask, cfg.Series[0].KVHeads = 4, new(8), 1.5, "f32", 1
 	r := runOn(t, cfg, be)
 	c := r.Cases[0]
 	if c.Status != report.OK || c.SeqQ != 4 || c.SeqK != 48 || c.WindowLeft == nil || *c.WindowLeft != 8 || c.WindowRight != nil || c.Softcap != 1.5 || c.Mask != "f32" {

@@ -8,71 +8,30 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Case is a call that is timed, over inputs drawn by seed: a series at one length.
-type Case struct {
-	Series
-	// SeqK is the number of keys and, unless SeqQ is set, of queries.
-	SeqK int
-}
+// call is the attention call of a case, over inputs drawn by seed.
+type call struct{ report.Case }
 
-// dims returns the lengths of the call.
-func (c Case) dims() kernels.Dims {
-	d := kernels.Dims{Batch: c.Batch, Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: c.SeqQ, SeqK: c.SeqK, Dim: c.Dim, ValueDim: c.Dim}
-	if d.SeqQ == 0 {
-		d.SeqQ = d.SeqK
-	}
-	return d
-}
-
-// String returns the case's name in a report.
-func (c Case) String() string { return c.row(kernels.Info{}).Name }
-
-// row returns what is known of the case on a device before it is planned.
-func (c Case) row(info kernels.Info) report.Measurement {
-	d := c.dims()
-	m := report.Measurement{
-		Backend: info.Name, Series: c.Name, Variant: c.Variant, DType: c.DType.String(),
-		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
-		Causal: c.Causal, Softcap: c.Softcap, LowPrecision: c.LowPrecision, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
-	}
-	if c.Mask {
-		m.Mask = kernels.F32.String()
-	}
-	if c.Cache != kernels.F32 {
-		m.Cache = c.Cache.String()
-	}
-	if w := c.Window; w != nil {
-		limited := func(n int) *int {
-			if n == kernels.Unbounded {
-				return nil
-			}
-			return &n
-		}
-		m.WindowLeft, m.WindowRight = limited(w.Left), limited(w.Right)
-	}
+// row returns what is known of a case of a series on a device before it is planned.
+func (c call) row(series string, info kernels.Info) report.Measurement {
+	m := report.Measurement{Backend: info.Name, Series: series, Case: c.Case, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{}}
 	m.Derive()
 	return m
 }
 
 // options returns the call's options; bias is the mask.
-func (c Case) options(bias kernels.Tensor) kernels.Options {
-	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, LowPrecision: c.LowPrecision, Bias: bias,
-		LSE: c.Variant == report.Backward}
-}
-
-// keys returns the type of K and V.
-func (c Case) keys() kernels.DType {
-	if c.Cache != kernels.F32 {
-		return c.Cache
+func (c call) options(bias kernels.Tensor) kernels.Options {
+	opt := kernels.Options{Causal: c.Causal, Align: kernels.LowerRight, Softcap: c.Softcap, LowPrecision: c.LowPrecision, Bias: bias, LSE: c.Variant == report.Backward}
+	if v := c.Visible(); c.WindowLeft != nil || c.WindowRight != nil {
+		opt.Window = &kernels.Window{Left: v.Left, Right: v.Right}
 	}
-	return c.DType
+	return opt
 }
 
 // stored reports whether the variant stores scores or weights.
-func (c Case) stored() bool { return c.Variant != report.Fused && c.Variant != report.Backward }
+func (c call) stored() bool { return c.Variant != report.Fused && c.Variant != report.Backward }
 
 // stages returns the stages that the variant, which stores scores, consists of.
-func (c Case) stages() []string {
+func (c call) stages() []string {
 	if c.Variant == report.Stages {
 		return parts
 	}
@@ -83,28 +42,26 @@ func (c Case) stages() []string {
 // scores and weights.
 type shapes struct{ q, k, mask, w kernels.Shape }
 
-func (c Case) shapes() shapes {
-	d := c.dims()
+func (c call) shapes() shapes {
 	return shapes{
-		q:    kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim},
-		k:    kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim},
-		mask: kernels.Shape{1, 1, d.SeqQ, d.SeqK},
-		w:    kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK},
+		q:    kernels.Shape{c.Batch, c.Heads, c.SeqQ, c.Dim},
+		k:    kernels.Shape{c.Batch, c.KVHeads, c.SeqK, c.Dim},
+		mask: kernels.Shape{1, 1, c.SeqQ, c.SeqK},
+		w:    kernels.Shape{c.Batch, c.Heads, c.SeqQ, c.SeqK},
 	}
 }
 
 // weights returns the number of weights, which may exceed an int.
-func (c Case) weights() float64 {
-	d := c.dims()
-	return float64(d.Batch) * float64(d.Heads) * float64(d.SeqQ) * float64(d.SeqK)
+func (c call) weights() float64 {
+	return float64(c.Batch) * float64(c.Heads) * float64(c.SeqQ) * float64(c.SeqK)
 }
 
 // hostBytes returns the most host memory that drawing and checking the case takes: each
 // tensor as float32 and in its own type, the log-sum-exp like another output. It is -1 when a shape is too large for an int.
-func (c Case) hostBytes() int64 {
+func (c call) hostBytes() int64 {
 	s := c.shapes()
 	all := []kernels.Shape{s.q, s.q, s.k, s.k}
-	if c.Mask {
+	if c.Mask != "" {
 		all = append(all, s.mask)
 	}
 	if c.stored() {
@@ -125,7 +82,7 @@ func (c Case) hostBytes() int64 {
 }
 
 // plan returns how dev would run the case, without allocating its tensors.
-func (c Case) plan(ctx context.Context, dev *kernels.Device) (kernels.Plan, error) {
+func (c call) plan(ctx context.Context, dev *kernels.Device) (kernels.Plan, error) {
 	s := c.shapes()
 	var err error
 	meta := func(dtype kernels.DType, shape kernels.Shape) kernels.Tensor {
@@ -135,27 +92,28 @@ func (c Case) plan(ctx context.Context, dev *kernels.Device) (kernels.Plan, erro
 		}
 		return t
 	}
-	q, k, v := meta(c.DType, s.q), meta(c.keys(), s.k), meta(c.keys(), s.k)
+	dtype, cached := c.Types()
+	q, k, v := meta(dtype, s.q), meta(cached, s.k), meta(cached, s.k)
 	var bias kernels.Tensor
-	if c.Mask {
+	if c.Mask != "" {
 		bias = meta(kernels.F32, s.mask)
 	}
 	if err != nil {
 		return kernels.Plan{}, err
 	}
-	call, err := dev.Prepare(q, k, v, c.options(bias))
+	of, err := dev.Prepare(q, k, v, c.options(bias))
 	if err != nil {
 		return kernels.Plan{}, err
 	}
-	return c.planOf(ctx, call)
+	return c.planOf(ctx, of)
 }
 
 // planOf returns how the case runs: the plan of its call, or that of all three stages.
-func (c Case) planOf(ctx context.Context, call *kernels.Call) (kernels.Plan, error) {
+func (c call) planOf(ctx context.Context, of *kernels.Call) (kernels.Plan, error) {
 	if c.Variant == report.Backward {
-		return call.PlanBackward(ctx, call.Gradients().Operands())
+		return of.PlanBackward(ctx, of.Gradients().Operands())
 	}
-	p, err := call.Plan(ctx)
+	p, err := of.Plan(ctx)
 	if err != nil || !c.stored() {
 		return p, err
 	}

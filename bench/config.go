@@ -63,7 +63,7 @@ func (c Config) withDefaults() (Config, error) {
 			return c, err
 		}
 		if s.Name == "" && len(c.Series) > 1 {
-			s.Name = s.String()
+			s.Name = s.Shape()
 		}
 		if seen[s.Name] {
 			return c, fmt.Errorf("bench: there are two series %q: %w", s.Name, kernels.ErrOption)
@@ -83,69 +83,54 @@ func (c Config) Check() error {
 // Series is a case at several lengths. Its zero value is a sweep of plain attention with
 // 8 heads of size 64 in f32.
 type Series struct {
-	// Name identifies the series in a report. By default it describes the fields below, if
+	// Name identifies the series in a report. By default it is that of [report.Case.Shape], if
 	// there are several series.
 	Name string
-	// Seqs are the sequence lengths, of keys and, unless SeqQ is set, of queries. None
-	// means a sweep: 256, 512, ... as long as a call is predicted to take about a second.
+	// Seqs are the sequence lengths: the values of SeqK and, where it is 0, of SeqQ. None means a
+	// sweep: 256, 512, ... as long as a call is predicted to take about a second.
 	Seqs []int
-	// SeqQ is the number of queries, the last at the position of the last key, as in
-	// decoding; 0 means as many as keys.
-	SeqQ int
-	// Batch, Heads and Dim default to 1, 8 and 64. KVHeads divides Heads and defaults to it.
-	Batch, Heads, KVHeads, Dim int
-	// DType is the type of Q, K, V and O.
-	DType kernels.DType
-	// Cache is the type of K and V in place of DType: Q8, Q4 or F8, as a cache stores them. F32, the zero value, is that of DType.
-	Cache kernels.DType
-	// Variant is one of [report.Variants]; "" means fused.
-	Variant string
-	// Causal hides later keys from a row. The last query is at the position of the last
-	// key, as if the queries followed a cache.
-	Causal bool
-	// Window, when set, hides keys further away than that from a row's own, by the same
-	// positions.
-	Window *kernels.Window
-	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
-	Softcap float64
-	// LowPrecision is kernels.Options.LowPrecision.
-	LowPrecision bool
-	// Mask adds a bias to the scores: F32 [1, 1, Sq, Sk] of standard normal numbers, shared
-	// by all heads and batches.
-	Mask bool
+	// Case is the case without SeqK. By default it is "fused" in f32, its Batch, Heads and Dim are
+	// 1, 8 and 64, and KVHeads, which divides Heads, is Heads.
+	report.Case
 }
 
 // withDefaults fills in and checks s.
 func (s Series) withDefaults() (Series, error) {
 	s.Batch, s.Heads, s.Dim = cmp.Or(s.Batch, 1), cmp.Or(s.Heads, 8), cmp.Or(s.Dim, 64)
-	s.KVHeads, s.Variant = cmp.Or(s.KVHeads, s.Heads), cmp.Or(s.Variant, report.Fused)
+	s.KVHeads, s.Variant, s.DType = cmp.Or(s.KVHeads, s.Heads), cmp.Or(s.Variant, report.Fused), cmp.Or(s.DType, kernels.F32.String())
 	switch {
 	case min(s.Batch, s.Heads, s.KVHeads, s.Dim) < 1:
 		return s, fmt.Errorf("bench: batch %d, heads %d, kv-heads %d, dim %d: all must be at least 1: %w",
 			s.Batch, s.Heads, s.KVHeads, s.Dim, kernels.ErrShape)
 	case s.Heads%s.KVHeads != 0:
 		return s, fmt.Errorf("bench: heads is %d, kv-heads is %d: kv-heads must divide heads: %w", s.Heads, s.KVHeads, kernels.ErrShape)
-	case !s.DType.Float():
-		return s, fmt.Errorf("bench: dtype is %v, it must be f32, f16 or bf16: %w", s.DType, kernels.ErrDType)
+	case report.DTypes[s.DType].String() != s.DType:
+		return s, fmt.Errorf("bench: dtype is %s, it must be f32, f16 or bf16: %w", s.DType, kernels.ErrDType)
 	case s.SeqQ < 0 || s.SeqQ > maxSeq:
 		return s, fmt.Errorf("bench: seq-q is %d, it must be 1 to %d, or 0 for as many queries as keys: %w", s.SeqQ, maxSeq, kernels.ErrShape)
 	case !slices.Contains(report.Variants, s.Variant):
 		return s, fmt.Errorf("bench: variant is %q, it must be one of %v: %w", s.Variant, report.Variants, kernels.ErrOption)
 	}
-	if s.Cache != kernels.F32 {
+	if s.Cache != "" {
 		// Meta refuses a head size that q4 does not have.
-		if _, err := kernels.Meta(s.Cache, kernels.Shape{1, 1, 1, s.Dim}); err != nil || !s.Cache.Quantised() {
-			return s, fmt.Errorf("bench: cache is %v, it must be q8, q4 or f8, and for q4 the head size %d a multiple of 32: %w", s.Cache, s.Dim, kernels.ErrDType)
+		cache, ok := report.Caches[s.Cache]
+		if _, err := kernels.Meta(cache, kernels.Shape{1, 1, 1, s.Dim}); err != nil || !ok {
+			return s, fmt.Errorf("bench: cache is %s, it must be q8, q4 or f8, and for q4 the head size %d a multiple of 32: %w", s.Cache, s.Dim, kernels.ErrDType)
 		}
 		if s.Variant != report.Fused {
-			return s, fmt.Errorf("bench: a cache in %v is read by the fused call, the variant is %s: %w", s.Cache, s.Variant, kernels.ErrOption)
+			return s, fmt.Errorf("bench: a cache in %s is read by the fused call, the variant is %s: %w", s.Cache, s.Variant, kernels.ErrOption)
 		}
 	}
 	if s.LowPrecision && s.Variant != report.Fused {
 		return s, fmt.Errorf("bench: low precision is an option of the fused call, the variant is %s: %w", s.Variant, kernels.ErrOption)
 	}
-	if w := s.Window; w != nil && min(w.Left, w.Right) < 0 {
-		return s, fmt.Errorf("bench: window is %d,%d: both sides must be at least 0: %w", w.Left, w.Right, kernels.ErrOption)
+	for _, side := range []*int{s.WindowLeft, s.WindowRight} {
+		if side != nil && *side < 0 {
+			return s, fmt.Errorf("bench: window is %s: both sides must be at least 0: %w", s.Window(), kernels.ErrOption)
+		}
+	}
+	if f32 := kernels.F32.String(); s.Mask != "" && s.Mask != f32 {
+		return s, fmt.Errorf("bench: mask is %s, it must be %s, or empty for none: %w", s.Mask, f32, kernels.ErrDType)
 	}
 	if c := s.Softcap; !(c == 0 || c >= 1e-30 && c <= 1e30) { // well within the range of a float32
 		return s, fmt.Errorf("bench: softcap is %v, it must be 0 (off) or 1e-30 to 1e30: %w", c, kernels.ErrOption)
@@ -155,17 +140,15 @@ func (s Series) withDefaults() (Series, error) {
 			return s, fmt.Errorf("bench: sequence length is %d, it must be 1 to %d: %w", seq, maxSeq, kernels.ErrShape)
 		}
 		if at := s.at(seq); at.hostBytes() < 0 {
-			return s, fmt.Errorf("bench: %v is too large for this machine to count: %w", at, kernels.ErrShape)
+			return s, fmt.Errorf("bench: %s is too large for this machine to count: %w", at.Name(), kernels.ErrShape)
 		}
 	}
 	return s, nil
 }
 
 // at returns the case with seq keys.
-func (s *Series) at(seq int) Case { return Case{*s, seq} }
-
-// String describes the series without its lengths: "B=1 H=8 D=64 f32".
-func (s *Series) String() string {
-	m := s.at(0).row(kernels.Info{})
-	return m.Shape()
+func (s *Series) at(seq int) call {
+	c := s.Case
+	c.SeqK, c.SeqQ = seq, cmp.Or(c.SeqQ, seq)
+	return call{c}
 }

@@ -14,28 +14,25 @@ import (
 // the documentation.
 type counted struct{ pairs, flops, bytes, operands, square int64 }
 
-func countByLoop(c Case) counted {
-	d := c.dims()
-	size := int64(c.DType.Size())
+func countByLoop(d report.Case) counted {
+	size := int64(report.DTypes[d.DType].Size())
 	var n counted
 	for range d.Batch {
 		seen := map[[2]int]bool{} // kv head and key
 		for h := range d.Heads {
 			kv := h / (d.Heads / d.KVHeads)
 			for i := range d.SeqQ {
-				n.operands += int64(d.Dim+d.ValueDim) * size // a row of Q and of O
-				at := i + d.SeqK - d.SeqQ                    // the row's own position: the last row is at the last key
+				n.operands += int64(2*d.Dim) * size // a row of Q and of O
+				at := i + d.SeqK - d.SeqQ           // the row's own position: the last row is at the last key
 				for j := range d.SeqK {
 					visible := true
-					if c.Causal && j > at {
+					if d.Causal && j > at {
 						visible = false
 					}
-					if w := c.Window; w != nil {
-						if w.Left != kernels.Unbounded && j < at-w.Left || w.Right != kernels.Unbounded && j > at+w.Right {
-							visible = false
-						}
+					if l, r := d.WindowLeft, d.WindowRight; l != nil && j < at-*l || r != nil && j > at+*r {
+						visible = false
 					}
-					pair := int64(2*d.Dim + 2*d.ValueDim) // a multiplication and an addition for each element of K, and of V
+					pair := int64(4 * d.Dim) // a multiplication and an addition for each element of K, and of V
 					if visible {
 						n.pairs++
 						n.flops += pair
@@ -44,11 +41,11 @@ func countByLoop(c Case) counted {
 				}
 			}
 		}
-		n.bytes += int64(len(seen)) * int64(d.Dim+d.ValueDim) * size
-		n.operands += int64(d.KVHeads*d.SeqK*(d.Dim+d.ValueDim)) * size
-		n.bytes += int64(d.Heads*d.SeqQ*(d.Dim+d.ValueDim)) * size
+		n.bytes += int64(len(seen)) * int64(2*d.Dim) * size
+		n.operands += int64(d.KVHeads*d.SeqK*(2*d.Dim)) * size
+		n.bytes += int64(d.Heads*d.SeqQ*(2*d.Dim)) * size
 	}
-	if c.Mask {
+	if d.Mask != "" {
 		n.bytes += int64(d.SeqQ*d.SeqK) * 4
 		n.square += int64(d.SeqQ*d.SeqK) * 4
 	}
@@ -60,29 +57,31 @@ func countByLoop(c Case) counted {
 func TestCountsAreThoseOfALoop(t *testing.T) {
 	be := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
 	defer be.Close()
-	window := func(l, r int) *kernels.Window { return &kernels.Window{Left: l, Right: r} }
 	n := 0
-	for _, dims := range []kernels.Dims{
+	for _, dims := range []report.Case{
 		{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, SeqK: 1, Dim: 1},
 		{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 17, SeqK: 17, Dim: 3},
 		{Batch: 1, Heads: 3, KVHeads: 1, SeqQ: 5, SeqK: 23, Dim: 8},
 		{Batch: 3, Heads: 2, KVHeads: 2, SeqQ: 1, SeqK: 40, Dim: 4},
 		{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 9, SeqK: 4, Dim: 2},
 	} {
-		for _, w := range []*kernels.Window{nil, window(0, 0), window(3, 0), window(0, 2), window(6, 5), window(kernels.Unbounded, 1), window(2, kernels.Unbounded), window(100, 100)} {
+		for _, w := range [][2]*int{{}, {new(0), new(0)}, {new(3), new(0)}, {new(0), new(2)}, {new(6), new(5)}, {nil, new(1)}, {new(2), nil}, {new(100), new(100)}} {
 			for _, causal := range []bool{false, true} {
-				for _, dtype := range []kernels.DType{kernels.F32, kernels.BF16} {
-					c := Case{Series{Variant: report.Fused, DType: dtype, Batch: dims.Batch, Heads: dims.Heads, KVHeads: dims.KVHeads, SeqQ: dims.SeqQ, Dim: dims.Dim,
-						Causal: causal, Window: w, Mask: n%3 == 0}, dims.SeqK}
+				for _, dtype := range []string{"f32", "bf16"} {
+					c := call{dims}
+					c.Variant, c.DType, c.Causal, c.WindowLeft, c.WindowRight = report.Fused, dtype, causal, w[0], w[1]
+					if n%3 == 0 {
+						c.Mask = "f32"
+					}
 					n++
-					m := must.Get(planned(t.Context(), be, c))(t)
-					want := countByLoop(c)
+					m := must.Get(planned(t.Context(), be, "", c))(t)
+					want := countByLoop(c.Case)
 					got := counted{m.Pairs, m.FLOPs, m.Bytes, m.Memory.Operands, m.Memory.Square}
 					if got != want {
-						t.Errorf("%v: %+v, the loop counts %+v", c, got, want)
+						t.Errorf("%s: %+v, the loop counts %+v", c.Name(), got, want)
 					}
 					if m.Memory.Scratch != m.Plan.Scratch || m.Memory.Counted() != got.operands+got.square+m.Plan.Scratch {
-						t.Errorf("%v: memory %+v, the plan's scratch is %d", c, m.Memory, m.Plan.Scratch)
+						t.Errorf("%s: memory %+v, the plan's scratch is %d", c.Name(), m.Memory, m.Plan.Scratch)
 					}
 				}
 			}
@@ -97,18 +96,18 @@ func TestCaches(t *testing.T) {
 	defer be.Close()
 	names := map[string]bool{}
 	for _, tc := range []struct {
-		cache kernels.DType
+		cache string
 		row   int64
-	}{{kernels.F32, 64 * 4}, {kernels.Q8, 64 + 4}, {kernels.Q4, 2 * 18}, {kernels.F8, 64}} {
+	}{{"", 64 * 4}, {"q8", 64 + 4}, {"q4", 2 * 18}, {"f8", 64}} {
 		r := must.Get(Run(t.Context(), []*kernels.Device{be}, Config{Rounds: 1, Series: []Series{
-			{Heads: 4, KVHeads: 2, SeqQ: 8, Seqs: []int{40}, Cache: tc.cache, Window: &kernels.Window{Left: 3}}}}))(t)
+			{Seqs: []int{40}, Case: report.Case{Heads: 4, KVHeads: 2, SeqQ: 8, Cache: tc.cache, WindowLeft: new(3), WindowRight: new(0)}}}}))(t)
 		m := r.Cases[0]
 		if names[m.Name] = true; m.Status != report.OK || m.MaxError == nil || *m.MaxError > *m.ErrorBound {
-			t.Errorf("%v: %v %v", tc.cache, m.Status, m.Note)
+			t.Errorf("%q: %v %v", tc.cache, m.Status, m.Note)
 		}
 		q := int64(4 * 8 * 64 * 4)
 		if want := 2*q + 2*2*(8+3)*tc.row; m.Bytes != want { // the rows see 11 keys
-			t.Errorf("%v moves %d bytes, want %d", tc.cache, m.Bytes, want)
+			t.Errorf("%q moves %d bytes, want %d", tc.cache, m.Bytes, want)
 		}
 	}
 	if len(names) != 4 {
@@ -118,7 +117,7 @@ func TestCaches(t *testing.T) {
 
 // The stages compute every pair and store the scores.
 func TestCountsOfStages(t *testing.T) {
-	c := Case{Series{DType: kernels.BF16, Causal: true, Mask: true, Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, Dim: 7}, 5}
+	c := call{report.Case{DType: "bf16", Causal: true, Mask: "f32", Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 5, Dim: 7}}
 	const (
 		all  = 2 * 4 * 3 * 5
 		seen = 2 * 4 * (3 + 4 + 5)
@@ -137,7 +136,7 @@ func TestCountsOfStages(t *testing.T) {
 		{report.Fused, seen * 28, 2*q + 2*k + mask, mask},
 	} {
 		c.Variant = tc.variant
-		m := c.row(kernels.Info{})
+		m := c.row("", kernels.Info{})
 		m.Plan = &kernels.Plan{Scratch: 5}
 		m.Derive()
 		if got, want := fmt.Sprint(m.FLOPs, m.Bytes, m.Memory.Square), fmt.Sprint(tc.flops, tc.bytes, tc.square); got != want {

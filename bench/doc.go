@@ -8,7 +8,7 @@
 // Package report has the report and its forms: text, JSON, Markdown, Go benchmark lines and
 // a page with charts.
 //
-// A [Case] is a call of certain lengths and options, a [Series] is a case at several
+// A [report.Case] is a call of certain lengths and options, a [Series] is a case at several
 // lengths, [Presets] are named sets of series. For each case, Run draws the inputs by seed,
 // uploads them once and calls until the times settle. Then it repeats prepared calls with
 // preallocated outputs, round after round, until the median is known within 2% or the

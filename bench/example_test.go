@@ -6,6 +6,7 @@ import (
 	"log"
 
 	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -14,7 +15,7 @@ import (
 func Example() {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
 	defer dev.Close()
-	series := bench.Series{Seqs: []int{64}, Heads: 2, Dim: 16, Causal: true}
+	series := bench.Series{Seqs: []int{64}, Case: report.Case{Heads: 2, Dim: 16, Causal: true}}
 	r, err := bench.Run(context.Background(), []*kernels.Device{dev}, bench.Config{Series: []bench.Series{series}})
 	if err == nil {
 		err = r.Err()

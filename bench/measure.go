@@ -43,7 +43,7 @@ const (
 // bencher measures one case on one device. Times are in seconds.
 type bencher struct {
 	*runner
-	c   Case
+	c   call
 	row report.Measurement
 	// plain is the row without figures, for a case that fails or is wrong.
 	plain report.Measurement
@@ -134,7 +134,7 @@ func (b *bencher) warmUp() (err error) {
 // repeat runs rounds until the median is precise, notes what other processes used meanwhile,
 // and checks the output on other rows than before.
 func (b *bencher) repeat() (err error) {
-	if b.c.Variant == report.Fused && b.c.Cache == kernels.F32 && !b.cfg.NoStages {
+	if b.c.Variant == report.Fused && b.c.Cache == "" && !b.cfg.NoStages {
 		if b.note, err = b.prepareStages(); err != nil {
 			return err
 		}

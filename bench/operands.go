@@ -13,7 +13,7 @@ import (
 // operands are a case's tensors on a device with its prepared call.
 type operands struct {
 	dev  *kernels.Device
-	c    Case
+	c    call
 	call *kernels.Call
 	// bias is zero without a mask.
 	q, k, v, bias kernels.Tensor
@@ -26,7 +26,7 @@ type operands struct {
 
 // load draws Q, K, V, the mask and dO from the standard normal distribution, uploads them,
 // allocates the outputs and prepares the call. The caller releases the operands.
-func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *operands, err error) {
+func (c call) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *operands, err error) {
 	op = &operands{dev: dev, c: c}
 	defer func() {
 		if err != nil {
@@ -34,13 +34,14 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 		}
 	}()
 	s := c.shapes()
+	dtype, cached := c.Types()
 	for i, in := range []struct {
 		t     *kernels.Tensor
 		shape kernels.Shape
 		dtype kernels.DType
 		skip  bool
-	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.keys(), false}, {&op.v, s.k, c.keys(), false}, {&op.bias, s.mask, kernels.F32, !c.Mask},
-		{&op.dO, s.q, c.DType, c.Variant != report.Backward}} {
+	}{{&op.q, s.q, dtype, false}, {&op.k, s.k, cached, false}, {&op.v, s.k, cached, false}, {&op.bias, s.mask, kernels.F32, c.Mask == ""},
+		{&op.dO, s.q, dtype, c.Variant != report.Backward}} {
 		if in.skip {
 			continue
 		}
@@ -205,9 +206,8 @@ func (op *operands) reads() []kernels.Tensor {
 	case report.Stages:
 		return []kernels.Tensor{op.q, op.k, op.v, op.bias, op.out.Weights}
 	}
-	row := op.c.row(op.dev.Info())
 	seen := func(t kernels.Tensor) kernels.Tensor {
-		shape := kernels.Shape{1, 1, op.c.Batch * op.c.KVHeads * row.SeenKeys(), op.c.Dim}
+		shape := kernels.Shape{1, 1, op.c.Batch * op.c.KVHeads * op.c.SeenKeys(), op.c.Dim}
 		strides, _ := t.DType().Contiguous(shape)
 		if view, err := t.View(shape, strides, t.Offset()); err == nil {
 			return view

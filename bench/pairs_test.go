@@ -93,8 +93,8 @@ func runApart(b *testing.B, shift float64) *report.Report {
 // measurePair is the process of one report.
 func measurePair(b *testing.B, path string) {
 	cfg := bench.Config{Budget: 8 * time.Second, Series: []bench.Series{
-		{Name: "plain", Seqs: []int{64, 128}, Heads: 4},
-		{Name: "decode", Seqs: []int{512}, Heads: 4, KVHeads: 1, SeqQ: 1},
+		{Name: "plain", Seqs: []int{64, 128}, Case: report.Case{Heads: 4}},
+		{Name: "decode", Seqs: []int{512}, Case: report.Case{Heads: 4, KVHeads: 1, SeqQ: 1}},
 	}}
 	be := cpu.New(cpu.Options{Threads: 1})
 	defer be.Close()

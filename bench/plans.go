@@ -28,7 +28,7 @@ func Plans(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.
 				s.Seqs = planSeqs
 			}
 			for _, seq := range s.Seqs {
-				m, err := planned(ctx, dev, s.at(seq))
+				m, err := planned(ctx, dev, s.Name, s.at(seq))
 				if err == nil {
 					m.Note = describe(m.Plan, m.Memory)
 				}

@@ -98,7 +98,7 @@ func (r *runner) patience(seq int) float64 {
 type Progress struct {
 	// Backend and Case are what runs, Step is the part of it.
 	Backend string
-	Case    Case
+	Case    report.Case
 	Step    string
 	// Cases is the number of completed cases of Of, which is 0 in a sweep.
 	Cases, Of int
@@ -107,7 +107,7 @@ type Progress struct {
 }
 
 // follow returns a function that reports the steps of a case.
-func (r *runner) follow(c Case) func(step string) {
+func (r *runner) follow(c call) func(step string) {
 	of := 0
 	for _, s := range r.cfg.Series {
 		if len(s.Seqs) == 0 {
@@ -118,7 +118,7 @@ func (r *runner) follow(c Case) func(step string) {
 	}
 	return func(step string) {
 		if r.cfg.Progress != nil {
-			r.cfg.Progress(Progress{Backend: r.dev.Info().Name, Case: c, Step: step, Cases: len(r.report.Cases), Of: of, Elapsed: time.Since(r.runBegan)})
+			r.cfg.Progress(Progress{Backend: r.dev.Info().Name, Case: c.Case, Step: step, Cases: len(r.report.Cases), Of: of, Elapsed: time.Since(r.runBegan)})
 		}
 	}
 }

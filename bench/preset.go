@@ -3,7 +3,7 @@ package bench
 import (
 	"time"
 
-	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/bench/report"
 )
 
 // Preset is a named set of series.
@@ -22,23 +22,21 @@ type Preset struct {
 // Presets returns all presets.
 func Presets() []Preset {
 	const k, M = 1 << 10, 1 << 20
-	// last lets a row see its own position and those before it, n in all.
-	last := func(n int) *kernels.Window { return &kernels.Window{Left: n - 1} }
 	return []Preset{
 		{Name: "quick", About: "plain, causal and decoding at a few lengths, half a minute", Budget: 40 * time.Second, Series: []Series{
 			{Name: "plain", Seqs: []int{256, 1 * k, 4 * k}},
-			{Name: "causal", Seqs: []int{1 * k, 4 * k}, Causal: true},
-			{Name: "decode", Seqs: []int{4 * k, 32 * k}, SeqQ: 1},
+			{"causal", []int{1 * k, 4 * k}, report.Case{Causal: true}},
+			{"decode", []int{4 * k, 32 * k}, report.Case{SeqQ: 1}},
 		}},
 		{Name: "long", About: "one head, full attention from 4k and a window of 4096 from 64k, both up to 1M; what would take too long is predicted", Budget: 10 * time.Minute, Series: []Series{
-			{Name: "full", Seqs: doubling(4*k, 1*M), Heads: 1},
-			{Name: "window of 4096", Seqs: doubling(64*k, 1*M), Heads: 1, Causal: true, Window: last(4096)},
+			{"full", doubling(4*k, 1*M), report.Case{Heads: 1}},
+			{"window of 4096", doubling(64*k, 1*M), report.Case{Heads: 1, Causal: true, WindowLeft: new(4095), WindowRight: new(0)}},
 		}},
 		{Name: "decode", About: "one query on 1k to 128k cached keys, 32 heads on 8, f32, bf16, q8 and q4", Budget: 5 * time.Minute, Series: []Series{
-			{Name: "decode f32", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128},
-			{Name: "decode bf16", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: kernels.BF16},
-			{Name: "decode q8", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, Cache: kernels.Q8},
-			{Name: "decode q4", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, Cache: kernels.Q4},
+			{"decode f32", doubling(1*k, 128*k), report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128}},
+			{"decode bf16", doubling(1*k, 128*k), report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: "bf16"}},
+			{"decode q8", doubling(1*k, 128*k), report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, Cache: "q8"}},
+			{"decode q4", doubling(1*k, 128*k), report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, Cache: "q4"}},
 		}},
 		{Name: "shapes", About: "the head shapes of well-known models at 1k and 4k", Budget: 5 * time.Minute, Series: []Series{
 			model("BERT large", 16, 16, 64, false),
@@ -53,37 +51,37 @@ func Presets() []Preset {
 			model("Gemma 7B", 16, 16, 256, true),
 		}},
 		{Name: "gpu", About: "the rows of docs/gpu.md", Budget: 20 * time.Minute, Backends: []string{"gpu"}, Series: []Series{
-			{Name: "f32, D=64", Seqs: []int{8 * k}, Heads: 16},
-			{Name: "f32, D=128", Seqs: []int{8 * k}, Heads: 16, Dim: 128},
-			{Name: "f32, D=64, causal", Seqs: []int{8 * k}, Heads: 16, Causal: true},
-			{Name: "f32, D=128, causal", Seqs: []int{8 * k}, Heads: 16, Dim: 128, Causal: true},
-			{Name: "f32, D=80", Seqs: []int{8 * k}, Heads: 16, Dim: 80},
-			{Name: "f32, D=96", Seqs: []int{8 * k}, Heads: 16, Dim: 96},
-			{Name: "f32, D=256", Seqs: []int{8 * k}, Heads: 16, Dim: 256},
-			{Name: "bf16, D=64", Seqs: []int{8 * k}, Heads: 16, DType: kernels.BF16},
-			{Name: "bf16, D=128", Seqs: []int{8 * k}, Heads: 16, Dim: 128, DType: kernels.BF16},
-			{Name: "f16, D=64, low precision", Seqs: []int{4 * k, 16 * k}, Heads: 16, DType: kernels.F16, LowPrecision: true},
-			{Name: "f16, D=128, low precision", Seqs: []int{4 * k, 16 * k}, Heads: 16, Dim: 128, DType: kernels.F16, LowPrecision: true},
-			{Name: "f16, D=128, causal, low precision", Seqs: []int{4 * k, 16 * k}, Heads: 16, Dim: 128, Causal: true, DType: kernels.F16, LowPrecision: true},
-			{Name: "bf16, D=128, low precision", Seqs: []int{4 * k, 16 * k}, Heads: 16, Dim: 128, DType: kernels.BF16, LowPrecision: true},
-			{Name: "f32, D=64, low precision", Seqs: []int{4 * k, 16 * k}, Heads: 16, LowPrecision: true},
-			{Name: "f32, D=128, low precision", Seqs: []int{4 * k, 16 * k}, Heads: 16, Dim: 128, LowPrecision: true},
-			{Name: "decode bf16, H=32, 8 kv heads, D=128", Seqs: []int{64 * k}, SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: kernels.BF16},
-			{Name: "one head, D=64", Seqs: []int{1 * M}, Heads: 1},
-			{Name: "16,384 queries, D=64", Seqs: []int{256 * k}, SeqQ: 16 * k, Heads: 1},
+			{"f32, D=64", []int{8 * k}, report.Case{Heads: 16}},
+			{"f32, D=128", []int{8 * k}, report.Case{Heads: 16, Dim: 128}},
+			{"f32, D=64, causal", []int{8 * k}, report.Case{Heads: 16, Causal: true}},
+			{"f32, D=128, causal", []int{8 * k}, report.Case{Heads: 16, Dim: 128, Causal: true}},
+			{"f32, D=80", []int{8 * k}, report.Case{Heads: 16, Dim: 80}},
+			{"f32, D=96", []int{8 * k}, report.Case{Heads: 16, Dim: 96}},
+			{"f32, D=256", []int{8 * k}, report.Case{Heads: 16, Dim: 256}},
+			{"bf16, D=64", []int{8 * k}, report.Case{Heads: 16, DType: "bf16"}},
+			{"bf16, D=128", []int{8 * k}, report.Case{Heads: 16, Dim: 128, DType: "bf16"}},
+			{"f16, D=64, low precision", []int{4 * k, 16 * k}, report.Case{Heads: 16, DType: "f16", LowPrecision: true}},
+			{"f16, D=128, low precision", []int{4 * k, 16 * k}, report.Case{Heads: 16, Dim: 128, DType: "f16", LowPrecision: true}},
+			{"f16, D=128, causal, low precision", []int{4 * k, 16 * k}, report.Case{Heads: 16, Dim: 128, Causal: true, DType: "f16", LowPrecision: true}},
+			{"bf16, D=128, low precision", []int{4 * k, 16 * k}, report.Case{Heads: 16, Dim: 128, DType: "bf16", LowPrecision: true}},
+			{"f32, D=64, low precision", []int{4 * k, 16 * k}, report.Case{Heads: 16, LowPrecision: true}},
+			{"f32, D=128, low precision", []int{4 * k, 16 * k}, report.Case{Heads: 16, Dim: 128, LowPrecision: true}},
+			{"decode bf16, H=32, 8 kv heads, D=128", []int{64 * k}, report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: "bf16"}},
+			{"one head, D=64", []int{1 * M}, report.Case{Heads: 1}},
+			{"16,384 queries, D=64", []int{256 * k}, report.Case{SeqQ: 16 * k, Heads: 1}},
 		}},
 		// A single thread gets a processor to itself at times, however busy the machine is,
 		// and calls of a fifth of a millisecond complete within a time slice. The keys of
 		// the decoding case fit the cache of a core, which other processes do not disturb.
 		{Name: "ci", About: "short cases on one thread of the CPU, for attn compare", Budget: time.Minute, Backends: []string{"cpu"}, Threads: 1, Series: []Series{
-			{Name: "plain", Seqs: []int{64, 128}, Heads: 4},
-			{Name: "causal bf16", Seqs: []int{256}, Heads: 1, Causal: true, DType: kernels.BF16},
-			{Name: "decode", Seqs: []int{512}, Heads: 4, KVHeads: 1, SeqQ: 1},
+			{"plain", []int{64, 128}, report.Case{Heads: 4}},
+			{"causal bf16", []int{256}, report.Case{Heads: 1, Causal: true, DType: "bf16"}},
+			{"decode", []int{512}, report.Case{Heads: 4, KVHeads: 1, SeqQ: 1}},
 		}},
 	}
 }
 
 // model returns the head shape of a model from its published configuration.
 func model(name string, heads, kvHeads, dim int, causal bool) Series {
-	return Series{Name: name, Seqs: []int{1 << 10, 4 << 10}, Heads: heads, KVHeads: kvHeads, Dim: dim, Causal: causal}
+	return Series{name, []int{1 << 10, 4 << 10}, report.Case{Heads: heads, KVHeads: kvHeads, Dim: dim, Causal: causal}}
 }

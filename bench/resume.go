@@ -57,7 +57,7 @@ func (r *runner) differences(m *report.Measurement, devices []*kernels.Device) (
 			case len(s.Seqs) > 0:
 				seq = s.Seqs[0]
 			}
-			o := s.at(seq).row(dev.Info())
+			o := s.at(seq).row(s.Name, dev.Info())
 			if same(m, &o) {
 				return nil
 			}
@@ -72,12 +72,6 @@ func (r *runner) differences(m *report.Measurement, devices []*kernels.Device) (
 // settings returns the flags of attn bench whose values differ between a row of the report to resume and
 // one of this run.
 func settings(was, now *report.Measurement) (differ []string) {
-	number := func(n *int) any {
-		if n == nil {
-			return "inf"
-		}
-		return *n
-	}
 	unless := func(n, of int, same string) any {
 		if n == of {
 			return same
@@ -89,7 +83,7 @@ func settings(was, now *report.Measurement) (differ []string) {
 			{"series", m.Series}, {"--backend", m.Backend}, {"--threads", m.Threads}, {"--variant", m.Variant}, {"--dtype", m.DType}, {"--cache", cmp.Or(m.Cache, "none")}, {"--batch", m.Batch},
 			{"--heads", m.Heads}, {"--kv-heads", unless(m.KVHeads, m.Heads, "that of --heads")}, {"--dim", m.Dim}, {"--seq", m.SeqK},
 			{"--seq-q", unless(m.SeqQ, m.SeqK, "that of --seq")}, {"--causal", m.Causal},
-			{"--window", fmt.Sprint(number(m.WindowLeft), ",", number(m.WindowRight))}, {"--softcap", m.Softcap}, {"--low-precision", m.LowPrecision}, {"--mask", m.Mask != ""},
+			{"--window", m.Window()}, {"--softcap", m.Softcap}, {"--low-precision", m.LowPrecision}, {"--mask", m.Mask != ""},
 		}
 	}
 	for i, f := range flags(was) {

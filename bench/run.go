@@ -128,7 +128,7 @@ func (r *runner) device(dev *kernels.Device, index int) {
 }
 
 // measure runs a case and adds its row. It reports whether it has measured the case.
-func (r *runner) measure(c Case) bool {
+func (r *runner) measure(c call) bool {
 	b := r.prepare(c)
 	if b.runs {
 		b.run()
@@ -142,8 +142,8 @@ func (r *runner) measure(c Case) bool {
 
 // prepare returns a case with its plan. A case that does not run has the reason as its note, or
 // its figures from the report to resume.
-func (r *runner) prepare(c Case) *bencher {
-	m, err := planned(context.WithoutCancel(r.ctx), r.dev, c) // a spent budget is no failure
+func (r *runner) prepare(c call) *bencher {
+	m, err := planned(context.WithoutCancel(r.ctx), r.dev, r.series.Name, c) // a spent budget is no failure
 	b := &bencher{runner: r, c: c, row: m, step: r.follow(c)}
 	if r.resumed(&b.row) || err != nil {
 		return b
@@ -175,8 +175,8 @@ func (r *runner) prepare(c Case) *bencher {
 }
 
 // planned returns the row of a case with its plan. With an error it has the reason.
-func planned(ctx context.Context, dev *kernels.Device, c Case) (report.Measurement, error) {
-	m := c.row(dev.Info())
+func planned(ctx context.Context, dev *kernels.Device, series string, c call) (report.Measurement, error) {
+	m := c.row(series, dev.Info())
 	plan, err := c.plan(ctx, dev)
 	if err != nil {
 		fail(&m, err)

@@ -19,7 +19,7 @@ import (
 
 // small is a configuration that a fake computes quickly.
 func small(seqs ...int) Config {
-	cfg := of(Series{Seqs: seqs, Heads: 2, Dim: 4})
+	cfg := of(Series{Seqs: seqs, Case: report.Case{Heads: 2, Dim: 4}})
 	cfg.Seed = 7
 	return cfg
 }
@@ -281,26 +281,26 @@ func TestConfigRefuses(t *testing.T) {
 		cfg  Config
 		want error
 	}{
-		{of(Series{Dim: -1}), kernels.ErrShape},
-		{of(Series{Heads: -8}), kernels.ErrShape},
-		{of(Series{Batch: -1}), kernels.ErrShape},
-		{of(Series{Heads: 8, KVHeads: 3}), kernels.ErrShape},
+		{of(Series{Case: report.Case{Dim: -1}}), kernels.ErrShape},
+		{of(Series{Case: report.Case{Heads: -8}}), kernels.ErrShape},
+		{of(Series{Case: report.Case{Batch: -1}}), kernels.ErrShape},
+		{of(Series{Case: report.Case{Heads: 8, KVHeads: 3}}), kernels.ErrShape},
 		{of(Series{Seqs: []int{256, 0}}), kernels.ErrShape},
-		{of(Series{Seqs: []int{maxSeq}, Heads: 1 << 30, Dim: 1 << 30}), kernels.ErrShape},
-		{of(Series{DType: kernels.Bool}), kernels.ErrDType},
+		{of(Series{Seqs: []int{maxSeq}, Case: report.Case{Heads: 1 << 30, Dim: 1 << 30}}), kernels.ErrShape},
+		{of(Series{Case: report.Case{DType: "bool"}}), kernels.ErrDType},
 		{Config{Budget: -1}, kernels.ErrOption},
 		{Config{Rows: -1}, kernels.ErrShape},
-		{of(Series{SeqQ: -1}), kernels.ErrShape},
-		{of(Series{SeqQ: maxSeq + 1}), kernels.ErrShape},
-		{of(Series{Window: &kernels.Window{Left: -1}}), kernels.ErrOption},
-		{of(Series{Window: &kernels.Window{Right: -1}}), kernels.ErrOption},
-		{of(Series{Softcap: -1}), kernels.ErrOption},
-		{of(Series{Softcap: math.NaN()}), kernels.ErrOption},
-		{of(Series{Softcap: math.Inf(1)}), kernels.ErrOption},
-		{of(Series{LowPrecision: true, Variant: report.QK}), kernels.ErrOption},
-		{of(Series{Cache: kernels.BF16}), kernels.ErrDType},
-		{of(Series{Cache: kernels.Q4, Dim: 40}), kernels.ErrDType},
-		{of(Series{Cache: kernels.Q8, Variant: report.Backward}), kernels.ErrOption},
+		{of(Series{Case: report.Case{SeqQ: -1}}), kernels.ErrShape},
+		{of(Series{Case: report.Case{SeqQ: maxSeq + 1}}), kernels.ErrShape},
+		{of(Series{Case: report.Case{WindowLeft: new(-1)}}), kernels.ErrOption},
+		{of(Series{Case: report.Case{WindowRight: new(-1)}}), kernels.ErrOption},
+		{of(Series{Case: report.Case{Softcap: -1}}), kernels.ErrOption},
+		{of(Series{Case: report.Case{Softcap: math.NaN()}}), kernels.ErrOption},
+		{of(Series{Case: report.Case{Softcap: math.Inf(1)}}), kernels.ErrOption},
+		{of(Series{Case: report.Case{LowPrecision: true, Variant: report.QK}}), kernels.ErrOption},
+		{of(Series{Case: report.Case{Cache: "bf16"}}), kernels.ErrDType},
+		{of(Series{Case: report.Case{Cache: "q4", Dim: 40}}), kernels.ErrDType},
+		{of(Series{Case: report.Case{Cache: "q8", Variant: report.Backward}}), kernels.ErrOption},
 	} {
 		r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), nil, tc.cfg) })
 		if !errors.Is(err, tc.want) || r != nil {
@@ -310,7 +310,7 @@ func TestConfigRefuses(t *testing.T) {
 }
 
 func TestMoreThanTheMachineHolds(t *testing.T) {
-	cfg := of(Series{Seqs: []int{maxSeq}, Heads: 64, Dim: 128})
+	cfg := of(Series{Seqs: []int{maxSeq}, Case: report.Case{Heads: 64, Dim: 128}})
 	c := runOn(t, cfg, &fake{name: "cpu"}).Cases[0]
 	if c.Status != report.NotRun || !strings.Contains(c.Note, "TiB") {
 		t.Errorf("%q %q", c.Status, c.Note)
@@ -322,12 +322,12 @@ func TestProgressNamesWhatRuns(t *testing.T) {
 	steps, seen := 0, map[string]bool{}
 	elapsed, cases := time.Duration(0), map[string]int{"af32/b1h2s16d4": 0, "af32/b1h2s32d4": 1, "bf32/b1h2s16d4": 2, "bf32/b1h2s32d4": 3}
 	cfg.Progress = func(p Progress) {
-		if p.Of != 4 || p.Cases != cases[p.Backend+p.Case.String()] || p.Elapsed < elapsed {
+		if p.Of != 4 || p.Cases != cases[p.Backend+p.Case.Name()] || p.Elapsed < elapsed {
 			t.Errorf("%s of %s: %d of %d cases done, %v after %v", p.Step, p.Backend, p.Cases, p.Of, p.Elapsed, elapsed)
 		}
 		elapsed = p.Elapsed
 		steps++
-		seen[p.Backend+" "+p.Case.String()] = true
+		seen[p.Backend+" "+p.Case.Name()] = true
 	}
 	runOn(t, cfg, &fake{name: "a"}, &fake{name: "b"})
 	for _, want := range []string{"a f32/b1h2s16d4", "a f32/b1h2s32d4", "b f32/b1h2s16d4", "b f32/b1h2s32d4"} {
@@ -341,14 +341,14 @@ func TestProgressNamesWhatRuns(t *testing.T) {
 }
 
 func TestCaseNames(t *testing.T) {
-	cfg := must.Get(Series{KVHeads: 2, Causal: true, DType: kernels.BF16}.withDefaults())(t)
+	cfg := must.Get(Series{Case: report.Case{KVHeads: 2, Causal: true, DType: "bf16"}}.withDefaults())(t)
 	c := cfg.at(1024)
 	c.SeqQ = 1
-	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal"; got != want {
+	if got, want := c.Name(), "bf16/b1h8s1024d64/kv2/q1/causal"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	c.Window, c.Softcap, c.LowPrecision, c.Mask = &kernels.Window{Left: 256, Right: kernels.Unbounded}, 50, true, true
-	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal/window256,inf/softcap50/low/mask"; got != want {
+	c.WindowLeft, c.Softcap, c.LowPrecision, c.Mask = new(256), 50, true, "f32"
+	if got, want := c.Name(), "bf16/b1h8s1024d64/kv2/q1/causal/window256,inf/softcap50/low/mask"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

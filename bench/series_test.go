@@ -48,9 +48,9 @@ func TestPresetsAreWhatTheySay(t *testing.T) {
 
 func TestSeriesAreRunOneAfterTheOther(t *testing.T) {
 	cfg := Config{Series: []Series{
-		{Seqs: []int{16, 32}, Heads: 2, Dim: 4},
-		{Seqs: []int{16}, Heads: 2, Dim: 4, Causal: true},
-		{Name: "few", Seqs: []int{24}, SeqQ: 3, Heads: 2, Dim: 4},
+		{Seqs: []int{16, 32}, Case: report.Case{Heads: 2, Dim: 4}},
+		{Seqs: []int{16}, Case: report.Case{Heads: 2, Dim: 4, Causal: true}},
+		{Name: "few", Seqs: []int{24}, Case: report.Case{SeqQ: 3, Heads: 2, Dim: 4}},
 	}}
 	r := runOn(t, cfg, &fake{name: "a"}, &fake{name: "b"})
 	var got []string
@@ -72,7 +72,7 @@ func TestSeriesAreRunOneAfterTheOther(t *testing.T) {
 func TestVariants(t *testing.T) {
 	for _, v := range []string{report.Fused, report.Stages, report.QK, report.Softmax, report.PV} {
 		cfg := small(24)
-		cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = v, true, true, 1
+		cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = v, true, "f32", 1
 		be := &fake{name: "cpu", delay: time.Second}
 		c := runOn(t, cfg, be).Cases[0]
 		if c.Status != report.OK || c.MedianS == nil || c.Variant != v || (c.GFLOPS == nil) != (v == report.Softmax) || (c.StagesS != nil) != (v == report.Fused) {
@@ -98,7 +98,7 @@ func TestVariants(t *testing.T) {
 // checked. A backend without gradients is named.
 func TestBackward(t *testing.T) {
 	cfg := small(24)
-	cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = report.Backward, true, true, 1
+	cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = report.Backward, true, "f32", 1
 	for _, wrong := range []string{"o", "dq", "dk", "dv"} {
 		c := runOn(t, cfg, newDifferentiator(wrong)).Cases[0]
 		if c.Status != report.Wrong || c.MedianS != nil || !strings.Contains(c.Note, " "+wrong+"[") {

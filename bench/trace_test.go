@@ -49,7 +49,7 @@ func TestPlans(t *testing.T) {
 	r.Cases[0].Plan = nil
 	wantText(t, r.WriteTable, "D=4 f32 causal\n\ncpu · pretended · fake v1 ·", "      256   not run: not supported", "\ngpu:0 · pretended",
 		"     4096   pretended\n", "\n            16781312 visible pairs, moves ", "\nnpu · none\n")
-	if _, err := Plans(t.Context(), nil, of(Series{Dim: -1})); err == nil {
+	if _, err := Plans(t.Context(), nil, of(Series{Case: report.Case{Dim: -1}})); err == nil {
 		t.Error("a negative head size has plans")
 	}
 }

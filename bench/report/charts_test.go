@@ -21,7 +21,7 @@ func pictured() *Report {
 	for b, name := range []string{"cpu", "gpu:0"} {
 		for i, seq := range []int{256, 512, 1024, 2048, 4096} {
 			seconds := 1e-9 * float64(seq) * float64(seq) * float64(1+4*b)
-			m := Measurement{Backend: name, Variant: "fused", DType: "f32", Batch: 1, Heads: 8, KVHeads: 8, SeqQ: seq, SeqK: seq, Dim: 64,
+			m := Measurement{Backend: name, Case: Case{Variant: "fused", DType: "f32", Batch: 1, Heads: 8, KVHeads: 8, SeqQ: seq, SeqK: seq, Dim: 64},
 				Status: OK, Bound: BoundFMA, Repetitions: 10, Rounds: []Round{}, Memory: Memory{Operands: int64(seq) * 8192}}
 			m.FLOPs, m.Bytes = int64(seq)*int64(seq)*2048, int64(seq)*8192
 			if b == 1 && i >= 3 {
@@ -131,7 +131,7 @@ func TestPicturesOfLittle(t *testing.T) {
 	twice.Cases = append(twice.Cases, twice.Cases...)
 	none := pictured()
 	for i := range none.Cases {
-		none.Cases[i] = Measurement{Backend: "cpu", Status: Wrong, SeqK: 256}
+		none.Cases[i] = Measurement{Backend: "cpu", Status: Wrong, Case: Case{SeqK: 256}}
 	}
 	for _, tt := range []struct {
 		name   string
@@ -154,7 +154,7 @@ func TestPicturesOfLittle(t *testing.T) {
 
 // TestLineNames: the cases of a device and a series are one line.
 func TestLineNames(t *testing.T) {
-	r := &Report{Cases: []Measurement{{Backend: "cpu", Threads: 2}, {Backend: "cpu", Threads: 2, SeqK: 7}, {Backend: "cpu", Threads: 1}, {Backend: "gpu:0", Series: "A"}, {Backend: "gpu:0", Series: "B"}}}
+	r := &Report{Cases: []Measurement{{Backend: "cpu", Threads: 2}, {Backend: "cpu", Threads: 2, Case: Case{SeqK: 7}}, {Backend: "cpu", Threads: 1}, {Backend: "gpu:0", Series: "A"}, {Backend: "gpu:0", Series: "B"}}}
 	var got []string
 	for _, l := range r.curves() {
 		got = append(got, l.name)

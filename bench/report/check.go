@@ -48,8 +48,12 @@ func outside(v reflect.Value, path string) (at, must string) {
 	switch v = reflect.Indirect(v); v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
-			if at, must := outside(v.Field(i), strings.TrimPrefix(path+"."+name, ".")); must != "" {
+			inner := path
+			if f := v.Type().Field(i); !f.Anonymous {
+				name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+				inner = strings.TrimPrefix(path+"."+name, ".")
+			}
+			if at, must := outside(v.Field(i), inner); must != "" {
 				return at, must
 			}
 		}
@@ -89,8 +93,8 @@ func (m *Measurement) check(e *Environment) (field, must string) {
 			"be at least 1, and kv_heads at most heads"},
 		{"batch, heads, seq_q, seq_k, dim", size <= maxCount, "have a product that can be counted"},
 		{"variant", slices.Contains(Variants, m.Variant), "be one of " + strings.Join(Variants, ", ")},
-		{"dtype", elementSize[m.DType] > 0, "be f32, f16 or bf16"},
-		{"cache", m.Cache == "" || cacheTypes[m.Cache] != kernels.F32, "be q8, q4 or f8, or be left out"},
+		{"dtype", m.DType == DTypes[m.DType].String(), "be f32, f16 or bf16"},
+		{"cache", m.Cache == "" || Caches[m.Cache] != kernels.F32, "be q8, q4 or f8, or be left out"},
 		{"backend", slices.ContainsFunc(e.Backends, func(b kernels.Info) bool { return m.on(&b) }), "be in environment.backends, with these threads"},
 		{"status", slices.Contains([]Status{OK, Wrong, Failed, NotRun, Predicted}, m.Status), "be one of ok, wrong, failed, not run, predicted"},
 		{"status", (m.Status == OK) == (len(m.Rounds) > 0), `be "ok" exactly if there are rounds`},

@@ -10,7 +10,7 @@ import (
 // reportOf is a report of one case. Its calls take seconds·noise, and the arithmetic between
 // them is disturbed alike.
 func reportOf(seconds float64, rounds int, noise func(round, call int) float64) *Report {
-	m := Measurement{Backend: "cpu", Variant: "fused", Name: "f32/b1h8s256d64", Threads: 1, Status: OK}
+	m := Measurement{Backend: "cpu", Case: Case{Variant: "fused"}, Name: "f32/b1h8s256d64", Threads: 1, Status: OK}
 	for r := range rounds {
 		var one Round
 		for c := range 10 {

@@ -10,41 +10,12 @@ import (
 // Derive computes the figures that follow from others: the name and the counts from the
 // call and Plan, the statistics from Rounds, the rates and percentages from both.
 func (m *Measurement) Derive() {
-	m.Name = m.name()
+	m.Name = m.Case.Name()
 	m.count()
 	m.summarize()
 	m.findBound()
 	m.findRates()
 }
-
-// visible is the rule that hides keys from rows.
-func (m *Measurement) visible() kernels.Visibility {
-	v := kernels.Visibility{Left: kernels.Unbounded, Right: kernels.Unbounded}
-	v.Offset = m.SeqK - m.SeqQ
-	if w := m.WindowLeft; w != nil && *w < m.SeqQ+m.SeqK { // others hide nothing
-		v.Left = *w
-	}
-	if w := m.WindowRight; w != nil && *w < m.SeqQ+m.SeqK {
-		v.Right = *w
-	}
-	if m.Causal {
-		v.Right = 0
-	}
-	return v
-}
-
-// SeenKeys returns the number of keys that at least one row of a head sees. The first row
-// looks back the furthest.
-func (m *Measurement) SeenKeys() int {
-	v := m.visible()
-	return m.SeqK - max(0, min(v.Offset-v.Left, m.SeqK))
-}
-
-// elementSize has the sizes in bytes of the types that a case may have.
-var elementSize = map[string]int64{kernels.F32.String(): 4, kernels.F16.String(): 2, kernels.BF16.String(): 2}
-
-// cacheTypes are the types of a cache.
-var cacheTypes = map[string]kernels.DType{kernels.Q8.String(): kernels.Q8, kernels.Q4.String(): kernels.Q4, kernels.F8.String(): kernels.F8}
 
 // count sets the figures that follow from the call and its plan, without a measurement:
 // operations, bytes moved and memory.
@@ -54,12 +25,10 @@ func (m *Measurement) count() {
 	if m.Plan == nil {
 		return
 	}
-	size, rows := elementSize[m.DType], int64(m.Batch)*int64(m.Heads)*int64(m.SeqQ)
+	t, cached := m.Types()
+	size, rows := int64(t.Size()), int64(m.Batch)*int64(m.Heads)*int64(m.SeqQ)
 	all := rows * int64(m.SeqK)
-	keyRow := size * int64(m.Dim)
-	if t, ok := cacheTypes[m.Cache]; ok {
-		keyRow = t.Bytes(kernels.Shape{1, 1, 1, m.Dim})
-	}
+	keyRow := cached.Bytes(kernels.Shape{1, 1, 1, m.Dim})
 	q, k := size*rows*int64(m.Dim), keyRow*int64(m.Batch)*int64(m.KVHeads)*int64(m.SeqK) // also of O and V
 	operands, scores, stage := 2*q+2*k, 4*all, 2*int64(m.Dim)
 	unseen := 2 * k / int64(m.SeqK) * int64(m.SeqK-m.SeenKeys())
@@ -67,7 +36,7 @@ func (m *Measurement) count() {
 	if m.Mask != "" {
 		mask = 4 * int64(m.SeqQ) * int64(m.SeqK)
 	}
-	m.Pairs = m.visible().Pairs(m.Batch, m.SeqQ, m.SeqK) * int64(m.Heads)
+	m.Pairs = m.Visible().Pairs(m.Batch, m.SeqQ, m.SeqK) * int64(m.Heads)
 	m.FLOPs = m.Pairs * 2 * stage
 	m.Memory.Operands, m.Memory.Scratch, m.Memory.Square = operands, m.Plan.Scratch, mask+scores
 	switch m.Variant {

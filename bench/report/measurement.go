@@ -22,31 +22,7 @@ type Measurement struct {
 	// Name is the case in the form of a Go benchmark, without backend and variant:
 	// "f32/b1h8s1024d64/causal".
 	Name string `json:"name"`
-	// Variant is what ran, one of [Variants].
-	Variant string `json:"variant"`
-	// DType is the type of Q, K, V and O: "f32", "f16" or "bf16".
-	DType string `json:"dtype"`
-	// Cache is the type of K and V where it is another one: "q8", "q4" or "f8".
-	Cache string `json:"cache,omitempty"`
-	// Batch to Dim are the lengths of the call. Dim is also the head size of the values.
-	Batch   int `json:"batch"`
-	Heads   int `json:"heads"`
-	KVHeads int `json:"kv_heads"`
-	SeqQ    int `json:"seq_q"`
-	SeqK    int `json:"seq_k"`
-	Dim     int `json:"dim"`
-	// Causal hides later keys from a row. The last query is at the position of the last key.
-	Causal bool `json:"causal"`
-	// WindowLeft and WindowRight are how many keys a row sees before and after its own;
-	// null is no limit.
-	WindowLeft  *int `json:"window_left"`
-	WindowRight *int `json:"window_right"`
-	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
-	Softcap float64 `json:"softcap"`
-	// LowPrecision allows products in fewer bits than those of float32.
-	LowPrecision bool `json:"low_precision,omitempty"`
-	// Mask is the type of an additive mask [1, 1, SeqQ, SeqK]; "" is none.
-	Mask string `json:"mask"`
+	Case
 	// Threads is the number of CPU threads that compute; 0 on other devices.
 	Threads int `json:"threads"`
 
@@ -176,24 +152,6 @@ const (
 	Predicted Status = "predicted"
 )
 
-// The variants of a case are what runs. The stages store scores and weights of [B, H, Sq, Sk]
-// and compute every pair, visible or not.
-const (
-	// Fused is the fused attention call, Stages the same call as three stages.
-	Fused  = "fused"
-	Stages = "stages"
-	// QK, Softmax and PV are a single stage.
-	QK      = "qk"
-	Softmax = "softmax"
-	PV      = "pv"
-	// Backward computes the gradients of Q, K and V from the result of the fused call, whose
-	// time does not count.
-	Backward = "backward"
-)
-
-// Variants lists the variants.
-var Variants = []string{Fused, Stages, QK, Softmax, PV, Backward}
-
 // Bound names the ceiling that limits a call.
 type Bound string
 
@@ -260,48 +218,6 @@ func (m *Measurement) outcome() string {
 // on reports whether the case ran on a backend.
 func (m *Measurement) on(info *kernels.Info) bool {
 	return m.Backend == info.Name && m.Threads == info.Threads
-}
-
-// name is the case in the form of a Go benchmark: f32/b1h8s1024d64, followed by what
-// differs from plain self-attention.
-func (m *Measurement) name() string {
-	return strings.Join(append([]string{fmt.Sprintf("%s/b%dh%ds%dd%d", m.DType, m.Batch, m.Heads, m.SeqK, m.Dim)}, m.differences()...), "/")
-}
-
-// Shape describes the case without its length: "B=1 H=8 D=64 f32 causal qk". The variant is
-// left out for the fused call.
-func (m *Measurement) Shape() string {
-	words := append([]string{fmt.Sprintf("B=%d H=%d D=%d %s", m.Batch, m.Heads, m.Dim, m.DType)}, m.differences()...)
-	if m.Variant != Fused {
-		words = append(words, m.Variant)
-	}
-	return strings.Join(words, " ")
-}
-
-// differences lists what differs from plain self-attention.
-func (m *Measurement) differences() (all []string) {
-	add := func(differs bool, format string, args ...any) {
-		if differs {
-			all = append(all, fmt.Sprintf(format, args...))
-		}
-	}
-	add(m.Cache != "", "cache-%s", m.Cache)
-	add(m.KVHeads != m.Heads, "kv%d", m.KVHeads)
-	add(m.SeqQ != m.SeqK, "q%d", m.SeqQ)
-	add(m.Causal, "causal")
-	add(m.WindowLeft != nil || m.WindowRight != nil, "window%s,%s", side(m.WindowLeft), side(m.WindowRight))
-	add(m.Softcap > 0, "softcap%v", m.Softcap)
-	add(m.LowPrecision, "low")
-	add(m.Mask != "", "mask")
-	return all
-}
-
-// side writes one side of a window.
-func side(n *int) string {
-	if n == nil {
-		return "inf"
-	}
-	return fmt.Sprint(*n)
 }
 
 // nonEmpty returns the texts that are not empty.

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 
 	"github.com/seed90331342/attn/kernels"
 )
@@ -130,11 +131,14 @@ func Read(from io.Reader) (*Report, error) {
 	return &r, nil
 }
 
+// embedded matches the names of embedded structs, which JSON does not have.
+var embedded = regexp.MustCompile(`[A-Z]\w*\.`)
+
 // notReport returns the refusal of a text that does not decode, with the line where that is known.
 func notReport(text []byte, err error) error {
 	at, what := len(text), err.Error()
 	if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
-		at, what = int(wrong.Offset), cmp.Or(wrong.Field, "the text")+" is of type "+wrong.Value
+		at, what = int(wrong.Offset), cmp.Or(embedded.ReplaceAllString(wrong.Field, ""), "the text")+" is of type "+wrong.Value
 	} else if wrong := new(json.SyntaxError); errors.As(err, &wrong) {
 		at = int(wrong.Offset)
 	}

@@ -27,8 +27,9 @@ func sample() *Report {
 	f := func(x float64) *float64 { return &x }
 	n := func(x int64) *int64 { return &x }
 	row := func(name string, seq int) Measurement {
-		return Measurement{Backend: name, Series: "plain", Name: fmt.Sprintf("f32/b1h8s%dd64/kv2/causal", seq), Variant: "fused", DType: "f32", Batch: 1, Heads: 8, KVHeads: 2,
-			SeqQ: seq, SeqK: seq, Dim: 64, Causal: true, Threads: 2, Pairs: int64(seq) * int64(seq) * 4,
+		return Measurement{Backend: name, Series: "plain", Name: fmt.Sprintf("f32/b1h8s%dd64/kv2/causal", seq), Threads: 2,
+			Case:  Case{Variant: "fused", DType: "f32", Batch: 1, Heads: 8, KVHeads: 2, SeqQ: seq, SeqK: seq, Dim: 64, Causal: true},
+			Pairs: int64(seq) * int64(seq) * 4,
 			FLOPs: int64(seq) * int64(seq) * 1024, Memory: Memory{Operands: int64(seq) * 5120, Scratch: 65536}, Rounds: []Round{}}
 	}
 	ok := row("cpu", 256)
@@ -170,7 +171,7 @@ func TestReportErr(t *testing.T) {
 	rows := func(s ...Status) *Report {
 		r := &Report{}
 		for _, s := range s {
-			r.Cases = append(r.Cases, Measurement{Backend: "cpu", SeqK: 256, Status: s, Note: "why"})
+			r.Cases = append(r.Cases, Measurement{Backend: "cpu", Case: Case{SeqK: 256}, Status: s, Note: "why"})
 		}
 		return r
 	}

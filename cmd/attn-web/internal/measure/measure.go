@@ -97,8 +97,6 @@ func missing() (lines []string) {
 	return lines
 }
 
-var storage = []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
-
 // series returns the cases of a request, the options of a case in the order of the table.
 func (r Request) series() (all []bench.Series, err error) {
 	if r.Heads < 1 || r.Heads > maxHeads {
@@ -107,15 +105,14 @@ func (r Request) series() (all []bench.Series, err error) {
 	for _, kind := range r.Kinds {
 		for _, dim := range r.Dims {
 			for _, name := range r.DTypes {
-				s := bench.Series{Seqs: slices.Sorted(slices.Values(r.Seqs)), Heads: r.Heads, Dim: dim, Causal: kind == "causal", LowPrecision: r.LowPrecision}
+				if _, ok := report.DTypes[name]; !ok {
+					return nil, fmt.Errorf("the storage is %q, it must be f32, f16 or bf16", name)
+				}
+				s := bench.Series{Seqs: slices.Sorted(slices.Values(r.Seqs)),
+					Case: report.Case{DType: name, Heads: r.Heads, Dim: dim, Causal: kind == "causal", LowPrecision: r.LowPrecision}}
 				if kind == "decode" {
 					s.SeqQ = 1
 				}
-				at := slices.IndexFunc(storage, func(d kernels.DType) bool { return d.String() == name })
-				if at < 0 {
-					return nil, fmt.Errorf("the storage is %q, it must be f32, f16 or bf16", name)
-				}
-				s.DType = storage[at]
 				all = append(all, s)
 			}
 		}
@@ -165,11 +162,11 @@ func (r *run) device(req Request) (trouble string) {
 	cfg := bench.Config{
 		Series: series, Budget: time.Duration(req.Seconds * float64(time.Second)), Seed: 1, NoStages: true, Missing: missing(),
 		Progress: func(p bench.Progress) {
-			c := Case{Device: p.Backend, Heads: p.Case.Heads, Seq: p.Case.SeqK, Dim: p.Case.Dim, Causal: p.Case.Causal, DType: p.Case.DType.String()}
-			if p.Case.SeqQ > 0 {
-				c.Seq, c.Keys = p.Case.SeqQ, p.Case.SeqK
+			c := Case{Device: p.Backend, Heads: p.Case.Heads, Seq: p.Case.SeqQ, Dim: p.Case.Dim, Causal: p.Case.Causal, DType: p.Case.DType}
+			if c.Seq != p.Case.SeqK {
+				c.Keys = p.Case.SeqK
 			}
-			r.send(Event{Type: "progress", Text: fmt.Sprintf("%s, case %d of %d: %v", p.Backend, p.Cases+1, p.Of, p.Case), Step: p.Step, Case: &c})
+			r.send(Event{Type: "progress", Text: fmt.Sprintf("%s, case %d of %d: %v", p.Backend, p.Cases+1, p.Of, p.Case.Name()), Step: p.Step, Case: &c})
 			// The messages of the page, such as stop, arrive while every goroutine sleeps.
 			time.Sleep(time.Millisecond)
 		},

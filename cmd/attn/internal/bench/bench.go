@@ -228,7 +228,13 @@ func (c *Command) preset(cfg bench.Config) (bench.Config, error) {
 
 // series returns the combinations of the flags that are lists.
 func (c *Command) series() ([]bench.Series, error) {
-	one := bench.Series{Causal: c.Causal, Softcap: c.Softcap, LowPrecision: c.Low, Mask: c.Mask, Window: (*kernels.Window)(c.Window)}
+	one := bench.Series{Case: report.Case{Causal: c.Causal, Softcap: c.Softcap, LowPrecision: c.Low}}
+	if c.Mask {
+		one.Mask = kernels.F32.String()
+	}
+	if w := c.Window; w != nil {
+		one.WindowLeft, one.WindowRight = limit(w.Left), limit(w.Right)
+	}
 	if c.SeqQ != nil {
 		if one.SeqQ = *c.SeqQ; one.SeqQ < 1 { // package bench reads 0 as the number of keys
 			return nil, fmt.Errorf("--seq-q is %d, it must be at least 1", one.SeqQ)
@@ -258,28 +264,39 @@ func (c *Command) series() ([]bench.Series, error) {
 		}
 		all = combined(all, f.values, f.set)
 	}
-	var dtypes []kernels.DType
+	var dtypes []string
 	for _, name := range c.DType {
 		d, err := cli.ParseDType("--dtype", name)
 		if err != nil {
 			return nil, err
 		}
-		dtypes = append(dtypes, d)
+		dtypes = append(dtypes, d.String())
 	}
 	for _, v := range c.Variant {
 		if !slices.Contains(report.Variants, v) {
 			return nil, fmt.Errorf("--variant is %q, it must be one of %s", v, strings.Join(report.Variants, ", "))
 		}
 	}
-	all = combined(all, dtypes, func(s *bench.Series, d kernels.DType) { s.DType = d })
-	caches := map[string]kernels.DType{"none": kernels.F32, "q8": kernels.Q8, "q4": kernels.Q4, "f8": kernels.F8}
+	all = combined(all, dtypes, func(s *bench.Series, name string) { s.DType = name })
 	for _, name := range c.Cache {
-		if _, ok := caches[name]; !ok {
+		if _, ok := report.Caches[name]; !ok && name != "none" {
 			return nil, fmt.Errorf("--cache is %q, it must be q8, q4, f8 or none", name)
 		}
 	}
-	all = combined(all, c.Cache, func(s *bench.Series, name string) { s.Cache = caches[name] })
+	all = combined(all, c.Cache, func(s *bench.Series, name string) {
+		if s.Cache = name; name == "none" {
+			s.Cache = ""
+		}
+	})
 	return combined(all, c.Variant, func(s *bench.Series, v string) { s.Variant = v }), nil
+}
+
+// limit returns a side of a window; nil for none.
+func limit(n int) *int {
+	if n == kernels.Unbounded {
+		return nil
+	}
+	return &n
 }
 
 // combined returns each series with each of values, or the series where there are none.
