@@ -22,7 +22,7 @@ func pictured() *Report {
 		for i, seq := range []int{256, 512, 1024, 2048, 4096} {
 			seconds := 1e-9 * float64(seq) * float64(seq) * float64(1+4*b)
 			m := Measurement{Backend: name, Case: Case{Variant: "fused", DType: "f32", Batch: 1, Heads: 8, KVHeads: 8, SeqQ: seq, SeqK: seq, Dim: 64},
-				Status: OK, Bound: BoundFMA, Repetitions: 10, Rounds: []Round{}, Memory: Memory{Operands: int64(seq) * 8192}}
+				Status: OK, Rates: Rates{Bound: BoundFMA}, Repetitions: 10, Rounds: []Round{}, Memory: Memory{Operands: int64(seq) * 8192}}
 			m.FLOPs, m.Bytes = int64(seq)*int64(seq)*2048, int64(seq)*8192
 			if b == 1 && i >= 3 {
 				m.Status, m.Note, m.PredictedS = Predicted, "predicted, 1.00 s of the budget is left", Figure(seconds)

@@ -111,7 +111,7 @@ func TestDifferenceOfTheCeiling(t *testing.T) {
 func TestDifferenceOfWhatIsNotMeasured(t *testing.T) {
 	one := func(name string, s Status) *Report {
 		x := 1.0
-		return &Report{Cases: []Measurement{{Backend: "cpu", Name: name, Status: s, Note: "why", MedianS: &x, MinS: &x, Rounds: []Round{{TimesS: []float64{1}}}}}}
+		return &Report{Cases: []Measurement{{Backend: "cpu", Name: name, Status: s, Note: "why", Times: Times{MedianS: &x, MinS: &x}, Rounds: []Round{{TimesS: []float64{1}}}}}}
 	}
 	for _, tc := range []struct {
 		was, now *Report

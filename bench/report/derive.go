@@ -10,7 +10,9 @@ import (
 // Derive computes the figures that follow from others: the name and the counts from the
 // call and Plan, the statistics from Rounds, the rates and percentages from both.
 func (m *Measurement) Derive() {
-	m.Name = m.Case.Name()
+	m.Name, m.Repetitions, m.Times, m.Rates = m.Case.Name(), 0, Times{}, Rates{}
+	m.SpeedupVsStages, m.StagesPercent = nil, nil
+	m.Memory = Memory{HostPeak: m.Memory.HostPeak, DevicePeak: m.Memory.DevicePeak}
 	m.count()
 	m.summarize()
 	m.findBound()
@@ -20,8 +22,6 @@ func (m *Measurement) Derive() {
 // count sets the figures that follow from the call and its plan, without a measurement:
 // operations, bytes moved and memory.
 func (m *Measurement) count() {
-	m.Pairs, m.FLOPs, m.Bytes = 0, 0, 0
-	m.Memory = Memory{HostPeak: m.Memory.HostPeak, DevicePeak: m.Memory.DevicePeak}
 	if m.Plan == nil {
 		return
 	}
@@ -58,9 +58,6 @@ func (m *Measurement) count() {
 
 // summarize sets the statistics of Rounds, which only a measured case has.
 func (m *Measurement) summarize() {
-	m.Repetitions = 0
-	m.MedianS, m.MinS, m.LowS, m.HighS, m.Confidence = nil, nil, nil, nil, nil
-	m.CeilingGFLOPS, m.CeilingGBS, m.LaunchS = nil, nil, nil
 	if len(m.Rounds) == 0 {
 		return
 	}
@@ -118,7 +115,6 @@ func (m *Measurement) unit() Bound {
 // findBound sets Bound to the ceiling that takes the longest for a call. It stays "" without
 // a peak rate.
 func (m *Measurement) findBound() {
-	m.Bound = ""
 	if m.CeilingGFLOPS == nil {
 		return
 	}
@@ -133,7 +129,6 @@ func (m *Measurement) findBound() {
 // findRates computes the rates and percentages that follow from MedianS, the counts, the
 // ceilings and Bound.
 func (m *Measurement) findRates() {
-	m.GFLOPS, m.GBS, m.PercentOfBound, m.SpeedupVsStages, m.StagesPercent = nil, nil, nil, nil, nil
 	if m.MedianS == nil {
 		return
 	}

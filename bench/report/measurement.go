@@ -12,7 +12,8 @@ import (
 )
 
 // Measurement is one case with its figures. Times are in seconds, rates in 10^9 a second,
-// percentages 0 to 100; null means not measured.
+// percentages 0 to 100; null means not measured. [Measurement.Derive] computes Times, Rates and other
+// figures from the rest.
 type Measurement struct {
 	// Backend is the name that opens the device: "cpu", "gpu:0".
 	Backend string `json:"backend"`
@@ -38,16 +39,7 @@ type Measurement struct {
 	Rounds      []Round `json:"rounds"`
 	// PredictedS is the time of a call that earlier cases predicted.
 	PredictedS *float64 `json:"predicted_s"`
-
-	// MedianS is the median over rounds of a round's median time of a call; MinS is the
-	// shortest time of all.
-	MedianS *float64 `json:"median_s"`
-	MinS    *float64 `json:"min_s"`
-	// LowS to HighS covers the median with a probability of Confidence percent (at least
-	// 95 from six rounds on), by order statistics of the rounds.
-	LowS       *float64 `json:"low_s"`
-	HighS      *float64 `json:"high_s"`
-	Confidence *float64 `json:"confidence"`
+	Times
 	// OthersPercent is the share of the backend's threads that other processes and the
 	// hypervisor used while the case ran.
 	OthersPercent *float64 `json:"others_percent"`
@@ -60,6 +52,40 @@ type Measurement struct {
 	Compiled   int      `json:"compiled"`
 	MoveS      *float64 `json:"move_s"`
 	MovedBytes int64    `json:"moved_bytes"`
+	Rates
+	// StagesS is the median time of the same call as three stages with the weights in
+	// memory. SpeedupVsStages is StagesS / MedianS.
+	StagesS         *float64 `json:"stages_s"`
+	SpeedupVsStages *float64 `json:"speedup_vs_stages"`
+	// StagesPercent is half of the 95% interval of the median over rounds of the stages' time relative to the
+	// call's, in percent of it; null for fewer than six rounds with both.
+	StagesPercent *float64 `json:"stages_percent,omitempty"`
+	// MaxError is |x - float64 result| of the sampled element x of the output or gradients
+	// with the largest ratio of error to bound, ErrorBound the bound of that element. MaxError is null when it is
+	// not finite.
+	MaxError   *float64 `json:"max_error"`
+	ErrorBound *float64 `json:"error_bound"`
+	// Allocs is the number of heap allocations of a call on the host.
+	Allocs *int64 `json:"allocs"`
+	Memory Memory `json:"memory"`
+}
+
+// Times are the statistics of the rounds of a [Measurement].
+type Times struct {
+	// MedianS is the median over rounds of a round's median time of a call; MinS is the
+	// shortest time of all.
+	MedianS *float64 `json:"median_s"`
+	MinS    *float64 `json:"min_s"`
+	// LowS to HighS covers the median with a probability of Confidence percent (at least
+	// 95 from six rounds on), by order statistics of the rounds.
+	LowS       *float64 `json:"low_s"`
+	HighS      *float64 `json:"high_s"`
+	Confidence *float64 `json:"confidence"`
+}
+
+// Rates are the counts of a [Measurement], which follow from its case and plan, and their rates next to
+// the ceilings of its rounds.
+type Rates struct {
 	// Pairs counts the visible (query, key) pairs over batches and query heads.
 	Pairs int64 `json:"pairs"`
 	// FLOPs counts 2·(D+Dv) operations a visible pair, and "backward" 2·(3·D+2·Dv);
@@ -84,21 +110,6 @@ type Measurement struct {
 	// GFLOPS or GBS in percent of that ceiling, or LaunchS in percent of MedianS.
 	Bound          Bound    `json:"bound"`
 	PercentOfBound *float64 `json:"percent_of_bound"`
-	// StagesS is the median time of the same call as three stages with the weights in
-	// memory. SpeedupVsStages is StagesS / MedianS.
-	StagesS         *float64 `json:"stages_s"`
-	SpeedupVsStages *float64 `json:"speedup_vs_stages"`
-	// StagesPercent is half of the 95% interval of the median over rounds of the stages' time relative to the
-	// call's, in percent of it; null for fewer than six rounds with both.
-	StagesPercent *float64 `json:"stages_percent,omitempty"`
-	// MaxError is |x - float64 result| of the sampled element x of the output or gradients
-	// with the largest ratio of error to bound, ErrorBound the bound of that element. MaxError is null when it is
-	// not finite.
-	MaxError   *float64 `json:"max_error"`
-	ErrorBound *float64 `json:"error_bound"`
-	// Allocs is the number of heap allocations of a call on the host.
-	Allocs *int64 `json:"allocs"`
-	Memory Memory `json:"memory"`
 }
 
 // Round has the calls of one round and the ceilings measured next to them.
@@ -108,7 +119,7 @@ type Round struct {
 	// threads computed less than a millisecond before: the pace of the machine at that
 	// moment. Empty when the backend has no threads on the host.
 	PaceS []float64 `json:"pace_s"`
-	// CeilingGFLOPS, CeilingGBS and LaunchS are as in [Measurement].
+	// CeilingGFLOPS, CeilingGBS and LaunchS are as in [Rates].
 	CeilingGFLOPS *float64 `json:"ceiling_gflops"`
 	CeilingGBS    *float64 `json:"ceiling_gbs"`
 	LaunchS       *float64 `json:"launch_s"`

@@ -19,7 +19,7 @@ func TestBound(t *testing.T) {
 		{"no peak", 1e6, 1e6, 0, 10e9, 1e-3, ""},
 		{"nothing", 1e6, 1e6, 0, 0, 0, ""},
 	} {
-		m := Measurement{FLOPs: tc.flops, Bytes: tc.bytes, CeilingGFLOPS: Positive(tc.peak / 1e9), CeilingGBS: Positive(tc.read / 1e9), LaunchS: Positive(tc.launch)}
+		m := Measurement{Rates: Rates{FLOPs: tc.flops, Bytes: tc.bytes, CeilingGFLOPS: Positive(tc.peak / 1e9), CeilingGBS: Positive(tc.read / 1e9), LaunchS: Positive(tc.launch)}}
 		if m.findBound(); m.Bound != tc.want {
 			t.Errorf("%s: %q, want %q", tc.why, m.Bound, tc.want)
 		}

@@ -29,8 +29,7 @@ func sample() *Report {
 	row := func(name string, seq int) Measurement {
 		return Measurement{Backend: name, Series: "plain", Name: fmt.Sprintf("f32/b1h8s%dd64/kv2/causal", seq), Threads: 2,
 			Case:  Case{Variant: "fused", DType: "f32", Batch: 1, Heads: 8, KVHeads: 2, SeqQ: seq, SeqK: seq, Dim: 64, Causal: true},
-			Pairs: int64(seq) * int64(seq) * 4,
-			FLOPs: int64(seq) * int64(seq) * 1024, Memory: Memory{Operands: int64(seq) * 5120, Scratch: 65536}, Rounds: []Round{}}
+			Rates: Rates{Pairs: int64(seq) * int64(seq) * 4, FLOPs: int64(seq) * int64(seq) * 1024}, Memory: Memory{Operands: int64(seq) * 5120, Scratch: 65536}, Rounds: []Round{}}
 	}
 	ok := row("cpu", 256)
 	ok.Status, ok.Repetitions = OK, 80
