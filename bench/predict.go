@@ -102,8 +102,6 @@ type Progress struct {
 	Step    string
 	// Cases is the number of completed cases of Of, which is 0 in a sweep.
 	Cases, Of int
-	// Elapsed is the time since the beginning.
-	Elapsed time.Duration
 }
 
 // follow returns a function that reports the steps of a case.
@@ -118,7 +116,7 @@ func (r *runner) follow(c call) func(step string) {
 	}
 	return func(step string) {
 		if r.cfg.Progress != nil {
-			r.cfg.Progress(Progress{Backend: r.dev.Info().Name, Case: c.Case, Step: step, Cases: len(r.report.Cases), Of: of, Elapsed: time.Since(r.runBegan)})
+			r.cfg.Progress(Progress{Backend: r.dev.Info().Name, Case: c.Case, Step: step, Cases: len(r.report.Cases), Of: of})
 		}
 	}
 }

@@ -320,12 +320,11 @@ func TestMoreThanTheMachineHolds(t *testing.T) {
 func TestProgressNamesWhatRuns(t *testing.T) {
 	cfg := small(16, 32)
 	steps, seen := 0, map[string]bool{}
-	elapsed, cases := time.Duration(0), map[string]int{"af32/b1h2s16d4": 0, "af32/b1h2s32d4": 1, "bf32/b1h2s16d4": 2, "bf32/b1h2s32d4": 3}
+	cases := map[string]int{"af32/b1h2s16d4": 0, "af32/b1h2s32d4": 1, "bf32/b1h2s16d4": 2, "bf32/b1h2s32d4": 3}
 	cfg.Progress = func(p Progress) {
-		if p.Of != 4 || p.Cases != cases[p.Backend+p.Case.Name()] || p.Elapsed < elapsed {
-			t.Errorf("%s of %s: %d of %d cases done, %v after %v", p.Step, p.Backend, p.Cases, p.Of, p.Elapsed, elapsed)
+		if p.Of != 4 || p.Cases != cases[p.Backend+p.Case.Name()] {
+			t.Errorf("%s of %s: %d of %d cases done", p.Step, p.Backend, p.Cases, p.Of)
 		}
-		elapsed = p.Elapsed
 		steps++
 		seen[p.Backend+" "+p.Case.Name()] = true
 	}
