@@ -53,11 +53,7 @@ func (h *HeatMap) WritePage(w io.Writer, facts [][2]string) error {
 	if err != nil {
 		return err
 	}
-	var svg strings.Builder
-	if err := d.writeSVG(&svg, false); err != nil {
-		return err
-	}
-	drawing, err := page.Drawing(svg.String(), "heat map of attention weights: "+h.Title, map[string]string{"#000000": "--ink"}, "")
+	drawing, err := d.element()
 	if err != nil {
 		return err
 	}
@@ -92,6 +88,19 @@ func (h *HeatMap) WritePage(w io.Writer, facts [][2]string) error {
 		return err
 	}
 	return page.Write(w, page.Page{Title: h.Title, Body: template.HTML(body.String()), Script: template.JS(pageScript)})
+}
+
+// element returns the drawing as a part of a page. Black, the default, is the ink of its theme there.
+func (d *drawing) element() (template.HTML, error) {
+	var b strings.Builder
+	if err := d.writeSVG(&b, false); err != nil {
+		return "", err
+	}
+	_, file, _ := strings.Cut(b.String(), "<svg")
+	_, content, _ := strings.Cut(file, ">")
+	head := fmt.Sprintf(`<svg role="img" aria-label="%s" viewBox="0 0 %.5g %.5g" style="--drawn:%.5[2]gpt" xmlns:xlink="http://www.w3.org/1999/xlink">`,
+		template.HTMLEscapeString("heat map of attention weights: "+d.Title), d.width, d.height)
+	return template.HTML(head + strings.TrimRight(content, "\n")), nil
 }
 
 // tokens names the tokens of row or column i.

@@ -20,7 +20,6 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
 
-	"github.com/seed90331342/attn/bench/page"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
@@ -121,8 +120,10 @@ func (d *drawing) writeSVG(w io.Writer, ground bool) error {
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return err
 	}
-	// Enlarged cells must not get soft edges.
-	_, err := strings.NewReplacer("<image ", `<image preserveAspectRatio="none" style="image-rendering:pixelated" `).WriteString(w, page.Fonts(b.String()))
+	_, err := strings.NewReplacer(
+		"<image ", `<image preserveAspectRatio="none" style="image-rendering:pixelated" `, // no soft edges of enlarged cells
+		"font-family:Liberation Sans", "font-family:'Liberation Sans',Arimo,Arial,Helvetica,sans-serif", // fonts of the same widths
+	).WriteString(w, b.String())
 	return err
 }
 

@@ -1,6 +1,7 @@
 package picture
 
 import (
+	"encoding/xml"
 	"fmt"
 	"math"
 	"os"
@@ -53,5 +54,24 @@ func TestNaN(t *testing.T) {
 		if got := strings.Contains(svg.String(), "grey: NaN"); got != (weight != weight) {
 			t.Errorf("a weight of %v: the legend names NaN: %t", weight, got)
 		}
+	}
+}
+
+// TestElement: the drawing of a page is one element without a size or a black of its own.
+func TestElement(t *testing.T) {
+	h := HeatMap{Title: `"quotes" & <b>`, Key: Axis{Labels: []string{"a<", "b"}}, Weights: matrix.Matrix{Batch: 1, Rows: 1, Cols: 2, Data: []float32{0.5, 0.5}}}
+	got := string(must.Get(must.Get(h.layout(false))(t).element())(t))
+	for _, want := range []string{`<svg role="img" aria-label="heat map of attention weights: &#34;quotes&#34; &amp; &lt;b&gt;" viewBox="0 0 `, "--drawn:236.73pt", ">a&lt;<"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is not in %s", want, got)
+		}
+	}
+	for _, gone := range []string{"<?xml", "<!--", "#000000", "pt\" height="} {
+		if strings.Contains(got, gone) {
+			t.Errorf("%q is in %s", gone, got)
+		}
+	}
+	if err := xml.Unmarshal([]byte(got), new(struct{})); err != nil || strings.Count(got, "<svg") != 1 || !strings.HasSuffix(got, "</svg>") {
+		t.Errorf("%v in %s", err, got)
 	}
 }
