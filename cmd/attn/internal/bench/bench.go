@@ -175,16 +175,11 @@ func (c *Command) config() (bench.Config, error) {
 	cfg := bench.Config{Budget: c.Budget, Rounds: c.Rounds, Seed: c.Seed}
 	cases := c.Seq != "" || c.SeqQ != nil || len(c.Batch)+len(c.Heads)+len(c.KVHeads)+len(c.Dim)+len(c.DType)+len(c.Cache)+len(c.Variant) > 0 ||
 		c.Causal || c.Window != nil || c.Softcap != 0 || c.Low || c.Mask
-	for _, refused := range []struct {
-		when bool
-		text string
-	}{
-		{c.Resume != "" && c.Plan, "--resume cannot continue --plan"},
-		{c.Preset != "" && cases, "--preset replaces the flags --seq to --mask"},
-	} {
-		if refused.when {
-			return cfg, errors.New(refused.text)
-		}
+	switch {
+	case c.Resume != "" && c.Plan:
+		return cfg, errors.New("--resume cannot continue --plan")
+	case c.Preset != "" && cases:
+		return cfg, errors.New("--preset replaces the flags --seq to --mask")
 	}
 	for _, n := range c.Threads {
 		if n < 0 || n > maxThreads {
@@ -250,45 +245,40 @@ func (c *Command) series() ([]bench.Series, error) {
 	for _, f := range []struct {
 		name   string
 		values []int
-		set    func(s *bench.Series, n int)
+		field  func(s *bench.Series) *int
 	}{
-		{"batch", c.Batch, func(s *bench.Series, n int) { s.Batch = n }},
-		{"heads", c.Heads, func(s *bench.Series, n int) { s.Heads = n }},
-		{"kv-heads", c.KVHeads, func(s *bench.Series, n int) { s.KVHeads = n }},
-		{"dim", c.Dim, func(s *bench.Series, n int) { s.Dim = n }},
+		{"batch", c.Batch, func(s *bench.Series) *int { return &s.Batch }},
+		{"heads", c.Heads, func(s *bench.Series) *int { return &s.Heads }},
+		{"kv-heads", c.KVHeads, func(s *bench.Series) *int { return &s.KVHeads }},
+		{"dim", c.Dim, func(s *bench.Series) *int { return &s.Dim }},
 	} {
 		for _, n := range f.values {
 			if n < 1 { // package bench reads 0 as the default
 				return nil, fmt.Errorf("--%s is %d, it must be at least 1", f.name, n)
 			}
 		}
-		all = combined(all, f.values, f.set)
+		all = combined(all, f.values, f.field)
 	}
-	var dtypes []string
-	for _, name := range c.DType {
-		d, err := cli.ParseDType("--dtype", name)
-		if err != nil {
-			return nil, err
+	for _, f := range []struct {
+		name          string
+		values, known []string
+		field         func(s *bench.Series) *string
+	}{
+		{"dtype", c.DType, []string{"f32", "f16", "bf16"}, func(s *bench.Series) *string { return &s.DType }},
+		{"cache", c.Cache, []string{"q8", "q4", "f8", "none"}, func(s *bench.Series) *string { return &s.Cache }},
+		{"variant", c.Variant, report.Variants, func(s *bench.Series) *string { return &s.Variant }},
+	} {
+		for i, v := range f.values {
+			if f.values[i] = strings.TrimSpace(v); !slices.Contains(f.known, f.values[i]) {
+				return nil, fmt.Errorf("--%s is %q, it must be one of %s", f.name, v, strings.Join(f.known, ", "))
+			}
 		}
-		dtypes = append(dtypes, d.String())
+		all = combined(all, f.values, f.field)
 	}
-	for _, v := range c.Variant {
-		if !slices.Contains(report.Variants, v) {
-			return nil, fmt.Errorf("--variant is %q, it must be one of %s", v, strings.Join(report.Variants, ", "))
-		}
+	for i := range all {
+		all[i].Cache = strings.TrimPrefix(all[i].Cache, "none") // of the flag only
 	}
-	all = combined(all, dtypes, func(s *bench.Series, name string) { s.DType = name })
-	for _, name := range c.Cache {
-		if _, ok := report.Caches[name]; !ok && name != "none" {
-			return nil, fmt.Errorf("--cache is %q, it must be q8, q4, f8 or none", name)
-		}
-	}
-	all = combined(all, c.Cache, func(s *bench.Series, name string) {
-		if s.Cache = name; name == "none" {
-			s.Cache = ""
-		}
-	})
-	return combined(all, c.Variant, func(s *bench.Series, v string) { s.Variant = v }), nil
+	return all, nil
 }
 
 // limit returns a side of a window; nil for none.
@@ -299,15 +289,15 @@ func limit(n int) *int {
 	return &n
 }
 
-// combined returns each series with each of values, or the series where there are none.
-func combined[T any](all []bench.Series, values []T, set func(s *bench.Series, v T)) []bench.Series {
+// combined returns each series with each of values in a field, or the series where there are none.
+func combined[T any](all []bench.Series, values []T, field func(s *bench.Series) *T) []bench.Series {
 	if len(values) == 0 {
 		return all
 	}
 	var out []bench.Series
 	for _, s := range all {
 		for _, v := range values {
-			set(&s, v)
+			*field(&s) = v
 			out = append(out, s)
 		}
 	}
