@@ -19,9 +19,7 @@ type Config struct {
 	Budget time.Duration
 	// Rounds is the number of rounds of each case; 0 repeats them until the median is precise.
 	Rounds int
-	// Rows is the number of rows of a result that are recomputed in float64; 0 means 16.
-	Rows int
-	// Seed draws the inputs and the rows.
+	// Seed draws the inputs and the rows of a result that are recomputed in float64.
 	Seed uint64
 	// NoStages leaves out the comparison with the three stages, which keep all weights in memory.
 	NoStages bool
@@ -37,16 +35,13 @@ type Config struct {
 	Measured func(*report.Report)
 }
 
-// defaultRows takes a few milliseconds at S = 4096. If a tenth of the rows are wrong, a
+// checkedRows take a few milliseconds at S = 4096. If a tenth of the rows are wrong, a
 // check finds one with a probability of 4 in 5.
-const defaultRows = 16
+const checkedRows = 16
 
 // withDefaults fills in and checks c.
 func (c Config) withDefaults() (Config, error) {
-	c.Rows = cmp.Or(c.Rows, defaultRows)
 	switch {
-	case c.Rows < 1:
-		return c, fmt.Errorf("bench: rows is %d, it must be at least 1: %w", c.Rows, kernels.ErrShape)
 	case c.Rounds < 0:
 		return c, fmt.Errorf("bench: rounds is %d, it must be positive, or 0 for as many as a precise median takes: %w", c.Rounds, kernels.ErrOption)
 	case c.Budget < 0:
@@ -86,11 +81,11 @@ type Series struct {
 	// Name identifies the series in a report. By default it is that of [report.Case.Shape], if
 	// there are several series.
 	Name string
-	// Seqs are the sequence lengths: the values of SeqK and, where it is 0, of SeqQ. None means a
+	// Seqs are the sequence lengths, of keys and, unless SeqQ is set, of queries. None means a
 	// sweep: 256, 512, ... as long as a call is predicted to take about a second.
 	Seqs []int
-	// Case is the case without SeqK. By default it is "fused" in f32, its Batch, Heads and Dim are
-	// 1, 8 and 64, and KVHeads, which divides Heads, is Heads.
+	// Case has the rest, its SeqK is ignored. "" means the variant "fused" and the type "f32". Batch,
+	// Heads and Dim default to 1, 8 and 64. KVHeads divides Heads and defaults to it.
 	report.Case
 }
 

@@ -118,7 +118,7 @@ func (b *bencher) warmUp() (err error) {
 		b.row.Memory.DevicePeak = new(meter.PeakMemory())
 	}
 	b.step("check")
-	if b.check, err = b.op.check(b.work, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed}); err != nil || !b.check.OK() {
+	if b.check, err = b.op.check(b.work, kernels.CheckOptions{Rows: checkedRows, Seed: b.cfg.Seed}); err != nil || !b.check.OK() {
 		return err
 	}
 	if b.note = b.stop(); b.note != "" {
@@ -170,7 +170,7 @@ func (b *bencher) repeat() (err error) {
 		return nil
 	}
 	b.step("check")
-	check, err := b.op.check(ctx, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed + 1})
+	check, err := b.op.check(ctx, kernels.CheckOptions{Rows: checkedRows, Seed: b.cfg.Seed + 1})
 	if err != nil && ctx.Err() != nil {
 		return nil // no time is left; the output of the warm-up was checked
 	}

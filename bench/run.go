@@ -78,7 +78,7 @@ func newRunner(ctx context.Context, cfg Config, devices int) (r *runner, free fu
 // newReport returns an empty report of this machine.
 func newReport(cfg Config) *report.Report {
 	env := report.ThisMachine(time.Now())
-	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
+	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, checkedRows, cfg.Budget.Seconds()
 	env.Missing = append(env.Missing, cfg.Missing...)
 	env.Args = append(env.Args, cfg.Args...)
 	return &report.Report{Schema: report.Schema, Environment: env, Cases: []report.Measurement{}}

@@ -289,7 +289,6 @@ func TestConfigRefuses(t *testing.T) {
 		{of(Series{Seqs: []int{maxSeq}, Case: report.Case{Heads: 1 << 30, Dim: 1 << 30}}), kernels.ErrShape},
 		{of(Series{Case: report.Case{DType: "bool"}}), kernels.ErrDType},
 		{Config{Budget: -1}, kernels.ErrOption},
-		{Config{Rows: -1}, kernels.ErrShape},
 		{of(Series{Case: report.Case{SeqQ: -1}}), kernels.ErrShape},
 		{of(Series{Case: report.Case{SeqQ: maxSeq + 1}}), kernels.ErrShape},
 		{of(Series{Case: report.Case{WindowLeft: new(-1)}}), kernels.ErrOption},

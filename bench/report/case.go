@@ -7,7 +7,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Case is what a measurement calls.
+// Case is a call of certain lengths and options.
 type Case struct {
 	// Variant is what runs, one of [Variants].
 	Variant string `json:"variant"`
