@@ -147,29 +147,24 @@ func (b *bencher) round() error {
 // one of the call, the rate of reading operands in bytes a second, and the seconds of an empty call; 0 for what the
 // backend cannot measure.
 func meters(ctx context.Context, be backend.Backend, matrices int, operands ...kernels.Tensor) (peak, read, launch float64, err error) {
-	if meter, ok := be.(backend.MatrixMeter); ok && matrices > 0 {
-		if peak, err = meter.MatrixFLOPS(ctx); err != nil {
-			return 0, 0, 0, err
-		}
+	units, hasUnits := be.(backend.MatrixMeter)
+	fma, hasFMA := be.(backend.PeakMeter)
+	switch {
+	case hasUnits && matrices > 0:
+		peak, err = units.MatrixFLOPS(ctx)
 		peak /= float64(matrices)
-	} else if meter, ok := be.(backend.PeakMeter); ok {
-		if peak, err = meter.PeakFLOPS(ctx); err != nil {
-			return 0, 0, 0, err
-		}
+	case hasFMA:
+		peak, err = fma.PeakFLOPS(ctx)
 	}
-	if meter, ok := be.(backend.BandwidthMeter); ok {
-		if read, err = meter.ReadBandwidth(ctx, operands...); err != nil {
-			return 0, 0, 0, err
-		}
+	if meter, ok := be.(backend.BandwidthMeter); ok && err == nil {
+		read, err = meter.ReadBandwidth(ctx, operands...)
 	}
-	if meter, ok := be.(backend.LaunchMeter); ok {
-		took, err := meter.LaunchTime(ctx)
-		if err != nil {
-			return 0, 0, 0, err
-		}
+	if meter, ok := be.(backend.LaunchMeter); ok && err == nil {
+		var took time.Duration
+		took, err = meter.LaunchTime(ctx)
 		launch = took.Seconds()
 	}
-	return peak, read, launch, nil
+	return peak, read, launch, err
 }
 
 // kernel times a call by the device's clock, if it has one. It is a separate call, because
