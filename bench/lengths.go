@@ -37,21 +37,16 @@ func ParseSeqs(list string) ([]int, error) {
 }
 
 func parseSeq(text string) (int, error) {
-	digits, unit := text, 1
-	switch {
-	case strings.HasSuffix(text, "k"), strings.HasSuffix(text, "K"):
-		digits, unit = text[:len(text)-1], 1<<10
-	case strings.HasSuffix(text, "M"):
-		digits, unit = text[:len(text)-1], 1<<20
-	}
+	digits := strings.TrimRight(text, "kKM")
+	shift, ok := map[string]int{"": 0, "k": 10, "K": 10, "M": 20}[text[len(digits):]]
 	n, err := strconv.Atoi(digits)
 	switch {
-	case err != nil:
+	case err != nil || !ok:
 		return 0, fmt.Errorf("sequence length %q is not a number, write 256, 4k, 1M or a range like 256..4k: %w", text, kernels.ErrOption)
-	case n < 1 || n > maxSeq/unit:
+	case n < 1 || n > maxSeq>>shift:
 		return 0, fmt.Errorf("sequence length %q must be 1 to %d: %w", text, maxSeq, kernels.ErrOption)
 	}
-	return n * unit, nil
+	return n << shift, nil
 }
 
 // doubling returns lo, 2·lo, ... up to hi.
