@@ -32,11 +32,12 @@ func Presets() []Preset {
 			{"full", doubling(4*k, 1*M), report.Case{Heads: 1}},
 			{"window of 4096", doubling(64*k, 1*M), report.Case{Heads: 1, Causal: true, WindowLeft: new(4095), WindowRight: new(0)}},
 		}},
-		{Name: "decode", About: "one query on 1k to 128k cached keys, 32 heads on 8, f32, bf16, q8 and q4", Budget: 5 * time.Minute, Series: []Series{
+		{Name: "decode", About: "one query on 1k to 128k cached keys, 32 heads on 8, f32, bf16, q8, q4 and f8", Budget: 5 * time.Minute, Series: []Series{
 			{"decode f32", doubling(1*k, 128*k), report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128}},
 			{"decode bf16", doubling(1*k, 128*k), report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: "bf16"}},
 			{"decode q8", doubling(1*k, 128*k), report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, Cache: "q8"}},
 			{"decode q4", doubling(1*k, 128*k), report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, Cache: "q4"}},
+			{"decode f8", doubling(1*k, 128*k), report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, Cache: "f8"}},
 		}},
 		{Name: "shapes", About: "the head shapes of well-known models at 1k and 4k", Budget: 5 * time.Minute, Series: []Series{
 			model("BERT large", 16, 16, 64, false),
