@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,19 +50,24 @@ func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		Status{&out}.Watch(nil)() // ends at once
-		step := "upload"
-		stop := Status{&out}.Watch(func() string { return step })
+		var step atomic.Value
+		step.Store("upload")
+		text := func() string { return step.Load().(string) }
+		stop := Status{&out}.Watch(text)
 		time.Sleep(999 * time.Millisecond)
+		stop()
 		if out.Len() > 0 {
 			t.Errorf("short work shows %q", out.String())
 		}
+		stop = Status{&out}.Watch(text)
+		time.Sleep(999 * time.Millisecond)
 		time.Sleep(60 * time.Second)
-		step = "call"
+		step.Store("call")
 		time.Sleep(time.Second)
 		stop()
-		text := out.String()
-		if !strings.HasPrefix(text, "\r\x1b[Kupload  0:01\r") || !strings.HasSuffix(text, "\r\x1b[Kupload  1:00\r\x1b[Kcall  1:01\r\x1b[K") {
-			t.Errorf("%q", text)
+		shown := out.String()
+		if !strings.HasPrefix(shown, "\r\x1b[Kupload  0:01\r") || !strings.HasSuffix(shown, "\r\x1b[Kupload  1:00\r\x1b[Kcall  1:01\r\x1b[K") {
+			t.Errorf("%q", shown)
 		}
 	})
 }
