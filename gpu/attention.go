@@ -21,7 +21,7 @@ import (
 // backend.ErrUnsupported names options that the device does not support together.
 // Lists are downloaded first where kernels cannot look keys up, which waits for the calls before.
 func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
-	calls, err := b.download(ctx, calls)
+	calls, looked, err := b.download(ctx, calls)
 	if err != nil {
 		return fmt.Errorf("attention: %w", err)
 	}
@@ -34,7 +34,7 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	of := func(i int) (operands, error) { return operandsOf(calls[i]), nil }
 	return b.do(ctx, "attention", len(calls), of, func(r *queue.Runner, i int) ([]*queue.Op, error) {
 		r.Expect(total)
-		return b.attention(r, calls[i], len(calls) == 1)
+		return b.attention(r, calls[i], looked[i], len(calls) == 1)
 	})
 }
 
@@ -44,7 +44,7 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
 	return b.warmup(ctx, func(r *queue.Runner) ([]*queue.Op, error) {
-		ops, err := b.attention(r, c, true)
+		ops, err := b.attention(r, c, nil, true)
 		if err != nil || !weights {
 			return ops, err
 		}
@@ -76,23 +76,14 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend, p.Limits = b.info.Name, b.info.Limits
 	given := c
-	c, err := b.full(c)
+	way, err := b.route(c)
 	if err != nil {
 		return p, err
 	}
-	parts, err := cut.Slices(c)
-	if err != nil {
-		return p, err
-	}
-	for _, part := range parts {
-		x, err := b.path(part)
-		if err != nil {
-			return p, err
-		}
+	c, parts := way.c, way.parts
+	for _, x := range parts {
 		op := x.op()
-		if !c.Lists.IsZero() {
-			x.base().fill(op, given)
-		}
+		way.fill(x.base(), op)
 		if len(parts) == 1 {
 			op.Call = c
 		}
@@ -143,32 +134,24 @@ func (b *Backend) count(p *backend.Plan, op *queue.Op) (queue.Extent, error) {
 }
 
 // attention returns the operations of c: one, or one for each slice of V's columns. It measures
-// the variants of the kernel first where the tuner wants that. resumable calls may continue from
-// c.Resume and be interrupted.
-func (b *Backend) attention(r *queue.Runner, c *backend.Call, resumable bool) ([]*queue.Op, error) {
-	full, err := b.full(c)
-	if err != nil {
-		return nil, err
-	}
-	parts, err := cut.Slices(full)
-	if err != nil {
-		return nil, err
-	}
-	ops := make([]*queue.Op, len(parts))
-	for i, part := range parts {
-		x, err := b.path(part)
-		if err == nil {
-			x, err = b.tuned(r, x)
-		}
-		if err != nil {
+// the variants of the kernel first where the tuner wants that. way is the route of c, unless nil.
+// resumable calls may continue from c.Resume and be interrupted.
+func (b *Backend) attention(r *queue.Runner, c *backend.Call, way *route, resumable bool) (ops []*queue.Op, err error) {
+	if way == nil {
+		if way, err = b.route(c); err != nil {
 			return nil, err
 		}
-		if ops[i] = x.op(); resumable && len(parts) == 1 {
-			ops[i].Call = full
+	}
+	for _, x := range way.parts {
+		if x, err = b.tuned(r, x); err != nil {
+			return nil, err
 		}
-		if !full.Lists.IsZero() {
-			x.base().fill(ops[i], c)
+		op := x.op()
+		if resumable && len(way.parts) == 1 {
+			op.Call = way.c
 		}
+		way.fill(x.base(), op)
+		ops = append(ops, op)
 	}
 	return ops, nil
 }

@@ -19,38 +19,61 @@ const listOps = 40
 // errCollected means that the keys of a call cannot be looked up, so that the host must know its lists.
 var errCollected = errors.New("keys are collected")
 
-// full returns c with Listed as long as its lists can be, if it has Lists, whose keys only the device knows. Without Lists
-// in the result, kernels cannot look keys up.
-func (b *Backend) full(c *backend.Call) (*backend.Call, error) {
-	if c.Lists.IsZero() {
-		return c, nil
-	}
-	own, err := c.FillLists()
-	if err == nil {
-		err = b.headsAsRows(own)
-	}
-	if err != nil {
-		return nil, err
-	}
-	parts, err := cut.Slices(own)
-	for _, part := range parts {
-		if _, bad := b.path(part); errors.Is(bad, errCollected) {
-			own.Lists = backend.Tensor{}
-		}
-	}
-	if uint64(len(ranges(c))) > queue.MaxWindow(b.dev.Limits) {
-		own.Lists = backend.Tensor{}
-	}
-	return own, err
+// route is how the device computes a call.
+type route struct {
+	c     *backend.Call // whose Listed are as long as its lists can be, if only the device knows their keys
+	parts []path        // of c, or of each slice of V's columns
+	// given is the call with lists that kernels look up, nil without, and ranges what they need to know of it.
+	given  *backend.Call
+	ranges []byte
 }
 
-// download returns calls with Listed in place of Lists where kernels cannot look keys up.
-func (b *Backend) download(ctx context.Context, calls []*backend.Call) ([]*backend.Call, error) {
-	own := calls
-	for i, c := range calls {
-		if full, err := b.full(c); err != nil {
+// route returns the route of c. Without Lists in its call, kernels cannot look keys up.
+func (b *Backend) route(c *backend.Call) (x *route, err error) {
+	x = &route{c: c}
+	if !c.Lists.IsZero() {
+		if x.c, err = c.FillLists(); err == nil {
+			err = b.headsAsRows(x.c)
+		}
+		if err != nil {
 			return nil, err
-		} else if full == c || !full.Lists.IsZero() {
+		}
+		x.given, x.ranges = c, ranges(c)
+	}
+	if uint64(len(x.ranges)) <= queue.MaxWindow(b.dev.Limits) {
+		if err = b.paths(x); !errors.Is(err, errCollected) {
+			return x, err
+		}
+	}
+	x.c.Lists, x.given, x.ranges = backend.Tensor{}, nil, nil
+	return x, b.paths(x)
+}
+
+// paths sets the parts of x.
+func (b *Backend) paths(x *route) error {
+	parts, err := cut.Slices(x.c)
+	x.parts = make([]path, len(parts))
+	for i, part := range parts {
+		if x.parts[i], err = b.path(part); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// download returns calls with Listed in place of Lists where kernels cannot look keys up, and the routes of those that have Lists.
+func (b *Backend) download(ctx context.Context, calls []*backend.Call) (own []*backend.Call, looked []*route, err error) {
+	own, looked = calls, make([]*route, len(calls))
+	for i, c := range calls {
+		if c.Lists.IsZero() {
+			continue
+		}
+		x, err := b.route(c)
+		if err != nil {
+			return nil, nil, err
+		}
+		if x.given != nil {
+			looked[i] = x
 			continue
 		}
 		host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
@@ -58,7 +81,7 @@ func (b *Backend) download(ctx context.Context, calls []*backend.Call) ([]*backe
 			err = b.Download(ctx, host, c.Lists)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("key indices: %w", err)
+			return nil, nil, fmt.Errorf("key indices: %w", err)
 		}
 		keys, err := host.Int32s()
 		if err == nil {
@@ -68,14 +91,14 @@ func (b *Backend) download(ctx context.Context, calls []*backend.Call) ([]*backe
 			err = b.headsAsRows(c)
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if &own[0] == &calls[0] {
 			own = slices.Clone(calls)
 		}
 		own[i] = c
 	}
-	return own, nil
+	return own, looked, nil
 }
 
 // headsAsRows makes the heads that share a key head the rows of c, a call of one row that has Listed, if they are too many to
@@ -108,8 +131,12 @@ func (a *attention) tableBytes() uint64 { return 4 * uint64(a.Pages.At(a.d.Batch
 // base implements path.
 func (a *attention) base() *attention { return a }
 
-// fill makes op, which computes a, write its table from the lists of c, on the device.
-func (a *attention) fill(op *queue.Op, c *backend.Call) {
+// fill makes op, which computes a, write its table on the device, from the lists if there are any.
+func (x *route) fill(a *attention, op *queue.Op) {
+	c := x.given
+	if c == nil {
+		return
+	}
 	k, v, top := a.K.T.Strides(), a.V.T.Strides(), c.Lists.Shape()[backend.Dim]
 	p := shaders.ListsParams{
 		Top: top, CountsAt: a.Pages.At(a.d.Batch),
@@ -127,7 +154,7 @@ func (a *attention) fill(op *queue.Op, c *backend.Call) {
 			return queue.Step{Kernel: shaders.Lists, Params: &p, Groups: rows(x), Each: float64(listOps * top)}
 		})
 		step := lists.Step
-		lists.Table = ranges(c)
+		lists.Table = x.ranges
 		lists.Step = func(x queue.Chunk) queue.Step {
 			s := step(x)
 			s.Windows = append(s.Windows, x.Table, table)
