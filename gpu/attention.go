@@ -225,7 +225,7 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		return nil, err
 	}
 	return &attention{
-		b: b, c: c, d: d, Call: ops, scoreOptions: scoreOptions{p: &c.Problem, heads: d.Heads, pairs: &ops.Pairs},
+		b: b, c: c, d: d, Call: ops, scoreOptions: newScoreOptions(&c.Problem, d.Heads, &ops.Pairs),
 		each: 2 * float64(d.Dim+d.ValueDim),
 	}, nil
 }
@@ -233,7 +233,7 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 // newCutter sets the Cutter for a kernel with so many storage buffers in addition to
 // the page table and the options, and decides whether kernels look pages up.
 func (a *attention) newCutter(buffers int) error {
-	if a.both() == shaders.Apart {
+	if a.both == shaders.Apart {
 		buffers += 2
 	}
 	a.cutter = a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
@@ -264,7 +264,7 @@ func (a *attention) newCutter(buffers int) error {
 // listed reports whether kernels look up listed keys: their rows, or their positions, on which these options depend.
 func (a *attention) listed() bool {
 	const placed = shaders.HasMask | shaders.HasBlocks | shaders.HasBias | shaders.HasSlopes | shaders.HasDropout
-	return a.Pages.Listed() && (a.HasTable() || a.p.ScoreMod != nil || a.flags()&placed != 0)
+	return a.Pages.Listed() && (a.HasTable() || a.p.ScoreMod != nil || a.flags&placed != 0)
 }
 
 // check returns backend.ErrUnsupported when k has more storage buffers than the device
@@ -295,7 +295,7 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 		w.Flags |= shaders.HasCounts
 		w.CountsAt = a.Pages.At(a.d.Batch) + p.Lo[cut.Batch]
 	}
-	if a.values() != shaders.InTable {
+	if a.values != shaders.InTable {
 		more = append(more, p.Table)
 	}
 	return mask, bias, more
@@ -336,7 +336,7 @@ func (a *attention) shape() tune.Shape {
 	return tune.Shape{
 		Tiling: tiling, ValueDim: d.ValueDim, Partial: d.Dim < tiling.Width || d.ValueDim%(4*tiling.Lanes) != 0, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
 		In: c.Q.DType(), KV: c.K.DType(),
-		Pairs:    a.kinds(),
+		Pairs:    a.kinds,
 		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType().Quantised() || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
 		Eights:   cut.AlignedRows(c.Q, 8) && cut.AlignedRows(c.K, 8) && cut.AlignedRows(c.V, 8),
 		Half:     c.O.DType() != backend.F32,

@@ -92,8 +92,8 @@ func (x *decode) variants() error {
 	el := cut.GranuleBytes / kv.Size()
 	x.wide = !kv.Quantised() && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	k, bad := x.tiling.Decode(shaders.Decode{
-		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Listed: x.listed(), Wide: x.wide, Both: x.both(), Low: x.c.WeightType() != backend.F32,
-		Extra: x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), Rows: x.rows,
+		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Listed: x.listed(), Wide: x.wide, Both: x.both, Low: x.c.WeightType() != backend.F32,
+		Extra: x.flags&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), Rows: x.rows,
 	}, x.d.Dim, x.b.info.Type == backend.CPU, tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
 	if bad != "" {
 		return fmt.Errorf("decoding needs %s, %s has %d and %d: %w",

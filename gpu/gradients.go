@@ -133,8 +133,8 @@ func (x *gradients) check() error {
 	if x.g.Listed != nil {
 		return fmt.Errorf("key indices: no GPU kernel computes their gradients: use the CPU: %w", backend.ErrUnsupported)
 	}
-	o := scoreOptions{p: &x.p}
-	need := gradientBuffers + when(o.both() == shaders.Apart, 2) + when(o.values() == shaders.InTable, 1)
+	o := newScoreOptions(&x.p, x.d.Heads, nil)
+	need := gradientBuffers + when(o.both == shaders.Apart, 2) + when(o.values == shaders.InTable, 1)
 	if have := int(x.b.dev.Limits.MaxStorageBuffersPerShaderStage); have < need {
 		return fmt.Errorf("two masks with a bias, two biases with a mask, or values of a score mod with both: the kernel of their gradients has %d storage buffers, %s binds %d: %w",
 			need, x.b.info.Name, have, backend.ErrUnsupported)
@@ -232,19 +232,14 @@ func (x *gradients) delta() {
 // columns of each result, and ty for what is owned.
 type tiling struct{ results, lanes, ty int }
 
-// tilings are those for results of up to 8 columns for each lane, with ty for one result and for two.
-var tilings = [][3]int{{4, 16, 16}, {8, 16, 8}, {10, 12, 6}, {12, 10, 4}, {16, 8, 4}}
-
 // gradientDepths are the vec4 of depths that gradient.wgsl stages at once.
 const gradientDepths = 4
 
 // tilingOf returns the tiling for results with so many columns. Wider ones take several parts.
 func tilingOf(of shaders.Result, columns int) tiling {
-	results, i := 1+when(of == shaders.DKV, 1), 0
-	for i < len(tilings)-1 && columns > 8*tilings[i][0] {
-		i++
-	}
-	return tiling{results, tilings[i][0], tilings[i][results]}
+	t := tiling{results: 1 + when(of == shaders.DKV, 1), lanes: tune.TilingOf(columns, columns).Lanes}
+	t.ty = tune.RowThreads(t.tx())
+	return t
 }
 
 func (t tiling) tx() int      { return t.results * t.lanes }
@@ -278,7 +273,7 @@ func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads in
 		return nil, err
 	}
 	s := &pass{
-		x: x, scoreOptions: scoreOptions{p: &x.p, heads: d.Heads, pairs: &pairs}, tile: tilingOf(of, columns),
+		x: x, scoreOptions: newScoreOptions(&x.p, d.Heads, &pairs), tile: tilingOf(of, columns),
 		q: cut.Reads("q", g.Q, cut.RowAxes, 1), k: cut.Reads("k", g.K, cut.KeyAxes, x.group), v: cut.Reads("v", g.V, cut.KeyAxes, x.group),
 		do: cut.Reads("do", g.DO, cut.RowAxes, 1), info: cut.Reads("scratch", x.rows, cut.RowAxes, 1),
 	}
@@ -301,7 +296,7 @@ func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads in
 	s.kernel = s.modded(shaders.Gradient{
 		Expand: expand, In: shaders.Type(g.Q.DType()), KV: shaders.Type(g.K.DType()), DO: shaders.Type(g.DO.DType()), Vec: wide,
 		Full: wide && d.Dim%(4*gradientDepths) == 0 && d.ValueDim%(4*gradientDepths) == 0 && (of == shaders.DS || columns%s.tile.columns() == 0 && (of == shaders.DQ || d.Dim == d.ValueDim)),
-		Both: s.both(), Paired: s.kinds() != tune.Pairs{}, Of: of, TX: s.tile.tx(), TY: s.tile.ty, QD: gradientDepths,
+		Both: s.both, Paired: s.kinds != tune.Pairs{}, Of: of, TX: s.tile.tx(), TY: s.tile.ty, QD: gradientDepths,
 	}, true)
 	return s, nil
 }

@@ -42,7 +42,7 @@ func (b *Backend) newMatrix(c *backend.Call, choose func(s tune.Shape, dim int) 
 	if err := x.newCutter(prefillBuffers); err != nil {
 		return nil, "", err
 	}
-	k.Both, k.Paged, k.Listed, k.Paired = x.both(), x.HasTable(), x.listed(), x.kinds() != tune.Pairs{}
+	k.Both, k.Paged, k.Listed, k.Paired = x.both, x.HasTable(), x.listed(), x.kinds != tune.Pairs{}
 	x.kernel, x.rows, x.keys = x.modded(k, false), k.TY*k.M, k.Keys
 	x.why = fmt.Sprintf("%d subgroups of %d lanes", k.TY, k.Lanes)
 	cutter := x.cutter

@@ -64,7 +64,7 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	}
 	c := x.cutter
 	kernel := s.Kernel(v)
-	kernel.Both, kernel.Paged, kernel.Low = x.both(), x.HasTable(), x.c.WeightType() != backend.F32
+	kernel.Both, kernel.Paged, kernel.Low = x.both, x.HasTable(), x.c.WeightType() != backend.F32
 	kernel.Listed = x.listed()
 	c.Granule, c.StateAbove = v.Keys, v.Split
 	c.AlignGranules()
@@ -108,7 +108,7 @@ func (x *prefill) plain(because string) error {
 	x.rows, x.keys = cut.Tile, cut.Tile
 	x.kernel = x.modded(shaders.Attention{
 		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(x.c.K.DType()),
-		Paged: x.HasTable(), Listed: x.listed(), Both: x.both(), Low: x.c.WeightType() != backend.F32, DVB: blocks,
+		Paged: x.HasTable(), Listed: x.listed(), Both: x.both, Low: x.c.WeightType() != backend.F32, DVB: blocks,
 	}, false)
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging and
 	// products of a stage, options, maxima, exponentials, and the blocks of columns.

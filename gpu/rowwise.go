@@ -193,7 +193,7 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 	if err != nil {
 		return nil, err
 	}
-	opts := scoreOptions{p: p, heads: sh[backend.Heads], pairs: &pairs}
+	opts := newScoreOptions(p, sh[backend.Heads], &pairs)
 	s, lse := cut.Updates("s", st, cut.PairAxes), cut.Writes("lse", lt, cut.RowAxes)
 	c := b.dev.NewCutter(cut.Col, softmaxGrain, append(pairs.List(), s, lse)...)
 	opts.limit(c)
@@ -228,7 +228,7 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 				Flags: phases | when(p.Of.State > 0, shaders.Leave) | when(!lt.IsZero(), shaders.WantLSE),
 				S:     strides(sv), LSE: strides(lv),
 			}
-			v.Both = opts.both()
+			v.Both = opts.both
 			mask, bias, more := opts.bind(w, p, c.Align, 1)
 			return queue.Step{
 				Kernel: opts.modded(v, false), Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),

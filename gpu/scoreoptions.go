@@ -17,9 +17,58 @@ import (
 // the other, the second has the other kind's binding; otherwise the block mask and the relative bias
 // have bindings of their own. Slopes and sinks are in the uniform.
 type scoreOptions struct {
-	p     *backend.Problem
-	heads int // of the call
-	pairs *cut.Pairs
+	p      *backend.Problem
+	heads  int // of the call
+	pairs  *cut.Pairs
+	kinds  tune.Pairs     // the options that change the kernels' loops
+	flags  int            // for kernels
+	both   shaders.Both   // where the second operand of a kind is
+	values shaders.Values // where the values of the score mod are: in a binding that the other options leave free
+	unit   float32        // turns dot products, or with softcap the values of tanh, into scores in units of log 2
+}
+
+// newScoreOptions returns the options of a problem with so many heads.
+func newScoreOptions(p *backend.Problem, heads int, pairs *cut.Pairs) scoreOptions {
+	bias, relative := !p.Bias.IsZero(), !p.Relative.IsZero()
+	other := relative || bias && p.Bias.DType() != backend.F32
+	k := tune.Pairs{
+		Mask: !p.Mask.IsZero(), Blocks: !p.Blocks.IsZero(), Bias: bias && !other, OtherBias: other,
+		Slopes: p.Slopes != nil, Softcap: p.Softcap > 0, Dropout: p.Dropout.P > 0,
+	}
+	o := scoreOptions{p: p, heads: heads, pairs: pairs, kinds: k, unit: p.Scale}
+	for _, x := range []struct {
+		has  bool
+		flag int
+	}{
+		{k.Mask, shaders.HasMask}, {k.Blocks, shaders.HasBlocks}, {k.Bias || k.OtherBias, shaders.HasBias}, {k.Slopes, shaders.HasSlopes},
+		{k.Softcap, shaders.HasSoftcap}, {k.Dropout, shaders.HasDropout}, {p.Sinks != nil, shaders.HasSinks},
+		{p.Visible.KLen != nil, shaders.HasKLen}, {p.Visible.Offsets != nil, shaders.HasOffsets},
+	} {
+		o.flags |= when(x.has, x.flag)
+	}
+	switch masks, biases := k.Mask && k.Blocks, bias && relative; {
+	case masks && (bias || relative), biases && (k.Mask || k.Blocks):
+		o.both = shaders.Apart
+	case masks, biases:
+		o.both = shaders.Crossed
+	}
+	switch {
+	case p.ScoreMod == nil || len(p.ScoreMod.Values) == 0:
+		o.values = shaders.NoValues
+	case o.both == shaders.Neither && !k.Mask && !k.Blocks:
+		o.values = shaders.InMask
+	case o.both == shaders.Neither && !bias && !relative:
+		o.values = shaders.InBias
+	default:
+		o.values = shaders.InTable
+	}
+	if k.Softcap {
+		o.unit = p.Softcap
+	} else if p.ScoreMod != nil { // its results are scaled
+		o.unit = 1
+	}
+	o.unit = float32(math.Log2E * float64(o.unit))
+	return o
 }
 
 // Lengths of the tables in a kernel's parameters.
@@ -28,38 +77,13 @@ const (
 	tableHeads  = len(shaders.AttentionParams{}.Slopes) // and of sinks
 )
 
-// both returns where the second operand of a kind is.
-func (o *scoreOptions) both() shaders.Both {
-	masks := when(!o.p.Mask.IsZero(), 1) + when(!o.p.Blocks.IsZero(), 1)
-	biases := when(!o.p.Bias.IsZero(), 1) + when(!o.p.Relative.IsZero(), 1)
-	if max(masks, biases) < 2 {
-		return shaders.Neither
-	} else if min(masks, biases) > 0 {
-		return shaders.Apart
-	}
-	return shaders.Crossed
-}
-
-// values returns where the values of the score mod are: in a binding that the other options leave free.
-func (o *scoreOptions) values() shaders.Values {
-	switch p := o.p; {
-	case p.ScoreMod == nil || len(p.ScoreMod.Values) == 0:
-		return shaders.NoValues
-	case p.Mask.IsZero() && p.Blocks.IsZero() && o.both() == shaders.Neither:
-		return shaders.InMask
-	case p.Bias.IsZero() && p.Relative.IsZero() && o.both() == shaders.Neither:
-		return shaders.InBias
-	}
-	return shaders.InTable
-}
-
 // modded returns a kernel with the score mod, if there is one, and with slope also its derivative.
 func (o *scoreOptions) modded(v shaders.Variant, slope bool) shaders.Variant {
 	m := o.p.ScoreMod
 	if m == nil {
 		return v
 	}
-	k := shaders.Modded{Variant: v, Score: m.WGSL, Values: o.values()}
+	k := shaders.Modded{Variant: v, Score: m.WGSL, Values: o.values}
 	if slope {
 		k.Derivative = m.WGSLDerivative
 	}
@@ -68,30 +92,12 @@ func (o *scoreOptions) modded(v shaders.Variant, slope bool) shaders.Variant {
 
 // table returns the contents of the table binding: pages, then values of the score mod.
 func (o *scoreOptions) table(pages []byte) []byte {
-	if o.values() != shaders.NoValues {
+	if o.values != shaders.NoValues {
 		for _, x := range o.p.ScoreMod.Values {
 			pages = binary.LittleEndian.AppendUint32(pages, math.Float32bits(x))
 		}
 	}
 	return pages
-}
-
-// kinds returns the options that change the kernel's loops.
-func (o *scoreOptions) kinds() tune.Pairs {
-	p := o.p
-	plain := !p.Bias.IsZero() && p.Bias.DType() == backend.F32 && p.Relative.IsZero()
-	return tune.Pairs{
-		Mask: !p.Mask.IsZero(), Blocks: !p.Blocks.IsZero(), Bias: plain, OtherBias: !plain && (!p.Bias.IsZero() || !p.Relative.IsZero()),
-		Slopes: p.Slopes != nil, Softcap: p.Softcap > 0, Dropout: p.Dropout.P > 0,
-	}
-}
-
-// flags returns the flags of the options, without HasKLen and HasOffsets.
-func (o *scoreOptions) flags() int {
-	p := o.p
-	return when(!p.Mask.IsZero(), shaders.HasMask) | when(!p.Blocks.IsZero(), shaders.HasBlocks) |
-		when(!p.Bias.IsZero() || !p.Relative.IsZero(), shaders.HasBias) | when(p.Slopes != nil, shaders.HasSlopes) |
-		when(p.Softcap > 0, shaders.HasSoftcap) | when(p.Sinks != nil, shaders.HasSinks) | when(p.Dropout.P > 0, shaders.HasDropout)
 }
 
 // limit bounds boxes to what the tables hold.
@@ -110,7 +116,7 @@ func (o *scoreOptions) limit(c *cut.Cutter) {
 // rounds bounds the loop iterations that the options add to a thread that computes its
 // weights of a tile in groups, each with its own Philox counter.
 func (o *scoreOptions) rounds(groups int) int {
-	return when(!o.p.Blocks.IsZero(), 65) + when(o.p.Dropout.P > 0, 21*groups) // up to two counters of ten rounds
+	return when(o.kinds.Blocks, 65) + when(o.kinds.Dropout, 21*groups) // up to two counters of ten rounds
 }
 
 // bind sets the parameters of the options for a box, with the places of the pair operands. It
@@ -126,7 +132,7 @@ func (o *scoreOptions) bind(w *shaders.AttentionParams, c queue.Chunk, align uin
 	m, b := o.pairs.Mask.View(x, align), o.pairs.Bias.View(x, align)
 	blocks, relative := o.pairs.Blocks.View(x, align), o.pairs.Relative.View(x, align)
 	w.Mask, w.Bias, w.Blocked, w.Relative = strides(m), strides(b), strides(blocks), strides(relative)
-	switch o.both() {
+	switch o.both {
 	case shaders.Apart:
 		mask, bias, more = m.Window, b.Window, []cut.Window{blocks.Window, relative.Window}
 	case shaders.Crossed:
@@ -134,7 +140,7 @@ func (o *scoreOptions) bind(w *shaders.AttentionParams, c queue.Chunk, align uin
 	default:
 		mask, bias = cmp.Or(m.Window, blocks.Window), cmp.Or(b.Window, relative.Window)
 	}
-	switch o.values() {
+	switch o.values {
 	case shaders.InMask:
 		mask = c.Table
 	case shaders.InBias:
@@ -151,10 +157,10 @@ func (o *scoreOptions) params(w *shaders.AttentionParams, x cut.Box, sinks float
 	p, d := o.p, o.p.Dropout
 	heads := x.Len(cut.Head)
 	w.Heads, w.Head0, w.Rows, w.Row0, w.Keys, w.Key0 = heads, x.Lo[cut.Head], x.Len(cut.Row), x.Lo[cut.Row], x.Len(cut.Col), x.Lo[cut.Col]
-	w.Scale, w.Softcap, w.Unit = p.Scale, p.Softcap, scoreUnit(p)
+	w.Scale, w.Softcap, w.Unit = p.Scale, p.Softcap, o.unit
 	w.Lo, w.Hi = cut.Bounds(p.Visible)
 	w.Offset = p.Visible.Offset
-	w.Flags |= o.flags() | when(p.Visible.KLen != nil, shaders.HasKLen) | when(p.Visible.Offsets != nil, shaders.HasOffsets)
+	w.Flags |= o.flags
 	w.BiasType, w.RelativeType = biasType(o.pairs.Bias.T), biasType(o.pairs.Relative.T)
 	w.BlockQ, w.BlockK = o.pairs.Blocks.Block[0], o.pairs.Blocks.Block[1]
 	w.Threshold, w.Seed0, w.Seed1, w.Keep = int(d.Threshold()), int(uint32(d.Seed)), int(uint32(d.Seed>>32)), 1
@@ -189,18 +195,6 @@ func setBatches(table *[klenBatches]int32, list []int, x cut.Box) {
 	for b := range list[min(x.Lo[cut.Batch], len(list)):min(x.Hi[cut.Batch], len(list))] {
 		table[b] = int32(list[x.Lo[cut.Batch]+b])
 	}
-}
-
-// scoreUnit returns the factor that turns dot products, or with softcap the values of
-// tanh, into scores in units of log 2.
-func scoreUnit(p *backend.Problem) float32 {
-	factor := p.Scale
-	if p.Softcap > 0 {
-		factor = p.Softcap
-	} else if p.ScoreMod != nil { // its results are scaled
-		factor = 1
-	}
-	return float32(math.Log2E * float64(factor))
 }
 
 // strides returns the place of a view's elements for kernels.

@@ -12,7 +12,6 @@ package tune
 import (
 	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
@@ -41,50 +40,54 @@ func TilingOf(dim, valueDim int) Tiling {
 	return tilings[len(tilings)-1]
 }
 
+// RowThreads returns the threads along rows of a workgroup with so many along keys or columns: at most 128 together, because with
+// more, 8x8 tiles leave registers for one workgroup only on a processor. Threads come in pairs along rows.
+func RowThreads(others int) int { return min(128/others, 16) &^ 1 }
+
 // Variant is one way to divide tiles among threads. The zero Variant stands for the
 // plain kernel, attention.wgsl.
 type Variant struct {
-	Name string
+	blocking
 	Tiling
-	rv int // vec4 of rows of a thread: 2 for 8 rows, 1 for 4
-	ty int // threads along rows
-	// What a stage holds in workgroup memory: qd vec4 of depths of Q and K, and jj keys
-	// of P and V for each thread along keys. A thread has cv vec4 of columns at a time
-	// and takes several turns for more columns. With qd = 0 a stage holds weights only.
-	qd, jj, cv int
 	// Expand is the level to which loops are unrolled, as in package shaders.
 	Expand shaders.Expand
 	// Scalar loads elements one at a time even where four are adjacent.
 	Scalar bool
 }
 
-// variants holds the variants of each tiling. L has tiles of 8 rows by 8 keys and 8
+// blocking is what a thread and a stage have of a tile.
+type blocking struct {
+	Name       string
+	rowVecs    int // vec4 of rows of a thread: 2 for 8 rows, 1 for 4
+	rowThreads int // threads along rows
+	// What a stage holds in workgroup memory: vec4 of depths of Q and K, and keys of P and V
+	// for each thread along keys. Without depths a stage holds weights only.
+	stagedDepths, stagedKeys int
+	columnVecs               int // vec4 of columns of a thread at a time; more columns take several turns
+}
+
+// blockings are those of the variants for each width of tilings. L has tiles of 8 rows by 8 keys and 8
 // columns a thread (width 256: 4 keys and 16 columns). M has 4 rows, which takes half
 // the registers. S has 4 rows and half the threads or a few more, for small grids. They fit in 16 KiB
 // of workgroup memory. L32 and L48 stage twice as much at once, or have more rows, in 32
 // and 48 KiB. D stages weights only, for software drivers: there a read of workgroup memory costs as
 // much as one of a buffer, and a barrier more than both.
+var blockings = map[int][]blocking{
+	32:  {{"L", 2, 16, 4, 4, 2}, {"M", 1, 16, 4, 4, 2}, {"S", 1, 8, 4, 4, 2}, {"L32", 2, 16, 8, 8, 2}, {"D", 2, 4, 0, 8, 2}},
+	64:  {{"L", 2, 16, 4, 2, 2}, {"M", 1, 16, 4, 2, 2}, {"S", 1, 8, 4, 2, 2}, {"L32", 2, 16, 8, 4, 2}, {"D", 2, 4, 0, 8, 2}},
+	80:  {{"L", 2, 12, 4, 1, 2}, {"M", 1, 12, 4, 1, 2}, {"S", 1, 8, 4, 1, 2}, {"L32", 2, 12, 8, 2, 2}, {"D", 2, 2, 0, 8, 2}},
+	96:  {{"L", 2, 10, 4, 1, 2}, {"M", 1, 10, 4, 1, 2}, {"S", 1, 8, 4, 1, 2}, {"L32", 2, 10, 8, 2, 2}, {"D", 2, 2, 0, 8, 2}},
+	128: {{"L48", 2, 16, 8, 2, 2}, {"L", 2, 8, 4, 1, 2}, {"M", 1, 8, 4, 1, 2}, {"S", 1, 4, 4, 1, 2}, {"L32", 2, 8, 8, 2, 2}, {"D", 2, 2, 0, 8, 2}},
+	256: {{"L", 2, 8, 4, 1, 2}, {"M", 1, 8, 4, 1, 2}, {"S", 1, 4, 4, 1, 2}, {"L32", 2, 8, 4, 1, 4}, {"D", 2, 4, 0, 4, 2}},
+}
+
+// variants are the variants of each tiling.
 var variants = map[Tiling][]Variant{}
 
 func init() {
 	for _, c := range tilings {
-		// At most 128 threads: with more, 8x8 tiles leave registers for one workgroup only
-		// on a processor. Threads come in pairs along rows.
-		ty := min(128/c.Lanes, 16) &^ 1
-		l := Variant{Name: "L", Tiling: c, rv: 2, ty: ty, qd: 4, jj: max(16/c.Lanes, 1), cv: 2, Expand: shaders.Full}
-		m, s, l32, l48 := l, l, l, l
-		m.Name, m.rv = "M", 1
-		s.Name, s.rv, s.ty = "S", 1, (ty/2+3)&^3
-		l32.Name, l32.qd, l32.jj = "L32", 8, 2*l.jj
-		if c.Width == 256 {
-			l32.qd, l32.jj, l32.cv = 4, 1, 4 // all columns in one turn
-		}
-		d := l
-		d.Name, d.ty, d.qd, d.jj = "D", min(256/c.Keys&^1, 4), 0, d.kt()
-		variants[c] = []Variant{l, m, s, l32, d}
-		if c.Width == 128 {
-			l48.Name, l48.ty, l48.qd, l48.jj = "L48", 16, 8, 2
-			variants[c] = slices.Insert(variants[c], 0, l48)
+		for _, x := range blockings[c.Width] {
+			variants[c] = append(variants[c], Variant{blocking: x, Tiling: c, Expand: shaders.Full})
 		}
 	}
 }
@@ -108,23 +111,23 @@ func (v Variant) Quick() Variant {
 }
 
 // Rows returns the query rows of a workgroup.
-func (v Variant) Rows() int { return 4 * v.rv * v.ty }
+func (v Variant) Rows() int { return 4 * v.rowVecs * v.rowThreads }
 
 // direct reports whether only weights are staged.
-func (v Variant) direct() bool { return v.qd == 0 }
+func (v Variant) direct() bool { return v.stagedDepths == 0 }
 
 // RowsByKeys returns the vec4 of scores that a thread has of a tile.
-func (v Variant) RowsByKeys() int { return v.rv * v.kt() }
+func (v Variant) RowsByKeys() int { return v.rowVecs * v.kt() }
 
 // Area returns the vec4 of state that a workgroup leaves for values of dv columns.
 func (v Variant) Area(dv int) int { return v.keep(dv) * v.threads() }
 
 func (v Variant) kt() int      { return v.Keys / v.Lanes } // keys of a tile, of a thread
-func (v Variant) threads() int { return v.Lanes * v.ty }
+func (v Variant) threads() int { return v.Lanes * v.rowThreads }
 
-// turns returns the turns of cv columns that values of dv columns take.
+// turns returns the turns that values of dv columns take.
 func (v Variant) turns(dv int) int {
-	once := 4 * v.Lanes * v.cv
+	once := 4 * v.Lanes * v.columnVecs
 	return (dv + once - 1) / once
 }
 
@@ -132,7 +135,7 @@ func (v Variant) turns(dv int) int {
 // power of two that fits into the memory of its weights.
 func (v Variant) together() int {
 	n := 1
-	for 2*n <= 4*v.rv && 2*n*v.Lanes <= max(4*v.rv*v.qd, v.jj*v.Lanes*v.rv, v.Lanes*v.rv) {
+	for 2*n <= 4*v.rowVecs && 2*n*v.Lanes <= max(4*v.rowVecs*v.stagedDepths, v.stagedKeys*v.Lanes*v.rowVecs, v.Lanes*v.rowVecs) {
 		n *= 2
 	}
 	return n
@@ -147,7 +150,7 @@ func (v Variant) memory() int {
 
 // keep returns the vec4 of state of a thread: output, maxima and sums.
 func (v Variant) keep(dv int) int {
-	return 4*v.rv*v.cv*v.turns(dv) + 2*v.rv
+	return 4*v.rowVecs*v.columnVecs*v.turns(dv) + 2*v.rowVecs
 }
 
 // safeMemory is the workgroup memory of every WebGPU device. Drivers have lost devices
@@ -163,14 +166,14 @@ func (s Shape) proven(v Variant) bool { return s.NVIDIA && v.Name == "L48" }
 // Loops returns a bound on the rounds of loops that a thread makes for one tile.
 func (v Variant) Loops(dim, dv int, mask bool) int {
 	turns := v.turns(dv)
-	depths := 4 * max(v.qd, 1)
+	depths := 4 * max(v.stagedDepths, 1)
 	stages := (dim + depths - 1) / depths
-	steps := v.kt() / v.jj
+	steps := v.kt() / v.stagedKeys
 	perStage, perStep, rest := 1, 1, 1
 	if v.Expand < shaders.Full { // with the loops of @unroll(deep)
-		perStage += v.qd
-		perStep += turns * v.jj * v.Lanes
-		rest += v.rv*v.Lanes + 8*v.rv*v.kt()
+		perStage += v.stagedDepths
+		perStep += turns * v.stagedKeys * v.Lanes
+		rest += v.rowVecs*v.Lanes + 8*v.rowVecs*v.kt()
 	}
 	if mask { // each thread stages some words, see MW in flash.wgsl
 		each := 32 / v.Lanes
@@ -193,23 +196,23 @@ func (s Shape) option(v Variant, present bool) shaders.Option {
 
 // biases returns the option for biases: only a plain float32 bias has a kernel of its own.
 func (s Shape) biases(v Variant) shaders.Option {
-	if s.Pairs.OtherBias || s.Pairs.Bias && s.Pairs.Slopes {
+	if s.OtherBias || s.Bias && s.Slopes {
 		return shaders.Flagged
 	}
-	return s.option(v, s.Pairs.Bias)
+	return s.option(v, s.Bias)
 }
 
 // full reports whether rows fill what v stages of them, so that it need not look for
 // their end.
 func (s Shape) full(v Variant) bool {
-	return s.Wide && !s.Partial && !v.Scalar && v.Width%(4*max(v.qd, 1)) == 0 && s.ValueDim%(4*v.Lanes*v.cv) == 0
+	return s.Wide && !s.Partial && !v.Scalar && v.Width%(4*max(v.stagedDepths, 1)) == 0 && s.ValueDim%(4*v.Lanes*v.columnVecs) == 0
 }
 
 // ahead reports whether v loads values a step ahead. The registers that this takes pay only
 // where the head size, the exponentials, what is staged and the absence of options leave
 // enough of them. M and S are for devices with fewer registers.
 func (s Shape) ahead(v Variant) bool {
-	if v.rv < 2 || v.direct() || v.memory() > safeMemory || !s.Wide || v.Scalar || s.Pairs != (Pairs{}) || s.In != backend.F32 || s.KV != backend.F32 {
+	if v.rowVecs < 2 || v.direct() || v.memory() > safeMemory || !s.Wide || v.Scalar || s.Pairs != (Pairs{}) || s.In != backend.F32 || s.KV != backend.F32 {
 		return false
 	}
 	switch v.Width {
@@ -226,15 +229,15 @@ func (s Shape) Kernel(v Variant) shaders.Flash {
 	k := v.tiles()
 	k.Expand, k.In, k.KV, k.Out16 = v.Expand, shaders.Type(s.In), shaders.Type(s.KV), s.Half
 	k.Vec, k.Full, k.Ahead, k.VP = s.Wide && !v.Scalar, s.full(v), s.ahead(v), v.turns(s.ValueDim)
-	k.Masks, k.Blocked, k.Biases = s.option(v, s.Pairs.Mask), s.option(v, s.Pairs.Blocks), s.biases(v)
-	k.Sloped, k.Capped, k.Drops = s.option(v, s.Pairs.Slopes), s.option(v, s.Pairs.Softcap), s.option(v, s.Pairs.Dropout)
+	k.Masks, k.Blocked, k.Biases = s.option(v, s.Mask), s.option(v, s.Blocks), s.biases(v)
+	k.Sloped, k.Capped, k.Drops = s.option(v, s.Slopes), s.option(v, s.Softcap), s.option(v, s.Dropout)
 	return k
 }
 
 // tiles returns the part of the kernel that does not depend on the shape.
 func (v Variant) tiles() shaders.Flash {
 	return shaders.Flash{
-		TX: v.Lanes, TY: v.ty, RV: v.rv, KT: v.kt(), CV: v.cv, QD: v.qd, JJ: v.jj, ER: v.together(), Split: v.Split,
+		TX: v.Lanes, TY: v.rowThreads, RV: v.rowVecs, KT: v.kt(), CV: v.columnVecs, QD: v.stagedDepths, JJ: v.stagedKeys, ER: v.together(), Split: v.Split,
 	}
 }
 
@@ -247,21 +250,21 @@ type Limits struct {
 
 // Shape is the part of a call that the choice of a variant depends on.
 type Shape struct {
+	Pairs
 	Tiling   Tiling
 	ValueDim int
 	Heads    int // of all batches
 	SeqQ     int
 
 	In, KV   backend.DType // of queries, and of keys and values
-	Pairs    Pairs
-	Partial  bool // keys have fewer elements than Tiling.Width, or values than whole vec4 of lanes
-	Wide     bool // elements along D are adjacent, and rows begin at multiples of 4
-	Eights   bool // the same with multiples of 8
-	Half     bool // the output has 16-bit elements
-	Software bool // the device is a software driver
-	Direct   bool // the device is fastest with D; set by Tuner
-	NVIDIA   bool // the device is a GPU of NVIDIA; set by Tuner
-	OwnExp2  bool // kernels use the device's exp2
+	Partial  bool          // keys have fewer elements than Tiling.Width, or values than whole vec4 of lanes
+	Wide     bool          // elements along D are adjacent, and rows begin at multiples of 4
+	Eights   bool          // the same with multiples of 8
+	Half     bool          // the output has 16-bit elements
+	Software bool          // the device is a software driver
+	Direct   bool          // the device is fastest with D; set by Tuner
+	NVIDIA   bool          // the device is a GPU of NVIDIA; set by Tuner
+	OwnExp2  bool          // kernels use the device's exp2
 	Limits   Limits
 }
 
