@@ -43,7 +43,7 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 // that are no multiple of 4, much longer rows, or many more of them. It returns
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
-	return b.warmup(ctx, func(r *queue.Runner) ([]*queue.Op, error) {
+	return b.warmup(ctx, func(r *queue.Runner, _ int) ([]*queue.Op, error) {
 		ops, err := b.attention(r, c, nil, true)
 		if err != nil || !weights {
 			return ops, err
@@ -142,10 +142,11 @@ func (b *Backend) attention(r *queue.Runner, c *backend.Call, way *route, resuma
 			return nil, err
 		}
 	}
-	for _, x := range way.parts {
+	for i, x := range way.parts {
 		if x, err = b.tuned(r, x); err != nil {
 			return nil, err
 		}
+		way.parts[i] = x // a call that a rehearsal precedes is queued twice
 		op := x.op()
 		if resumable && len(way.parts) == 1 {
 			op.Call = way.c

@@ -52,7 +52,7 @@ func gradientOperands(g *backend.Gradients) operands {
 // WarmupBackward compiles the pipelines that Backward needs for g, by a rehearsal of the call.
 // Errors are those of Warmup.
 func (b *Backend) WarmupBackward(ctx context.Context, g *backend.Gradients) error {
-	return b.warmup(ctx, func(*queue.Runner) ([]*queue.Op, error) {
+	return b.warmup(ctx, func(*queue.Runner, int) ([]*queue.Op, error) {
 		x, err := b.newGradients(g, backend.Meta)
 		return x.ops, err
 	})

@@ -41,30 +41,27 @@ type (
 // TuneFile returns the default path of the tuning file: attn/tuning.json in the user's
 // cache folder. It returns backend.ErrFile where the system names no such folder.
 func TuneFile() (string, error) {
-	path, err := tunefile.Path()
-	return path, ofFile(err)
+	return ofFile(tunefile.Path())
 }
 
 // ReadTuneFile returns the entries of a tuning file, none when it does not exist. Errors wrap
 // backend.ErrFile.
 func ReadTuneFile(path string) ([]TuneEntry, error) {
-	entries, err := tunefile.Read(path)
-	return entries, ofFile(err)
+	return ofFile(tunefile.Read(path))
 }
 
 // ClearTuneFile removes a tuning file and returns the number of its entries. It leaves
 // any other file and returns backend.ErrFile.
 func ClearTuneFile(path string) (int, error) {
-	n, err := tunefile.Clear(path)
-	return n, ofFile(err)
+	return ofFile(tunefile.Clear(path))
 }
 
 // ofFile wraps an error of the tuning file.
-func ofFile(err error) error {
-	if err == nil {
-		return nil
+func ofFile[T any](result T, err error) (T, error) {
+	if err != nil {
+		err = fmt.Errorf("%w: %w", err, backend.ErrFile)
 	}
-	return fmt.Errorf("%w: %w", err, backend.ErrFile)
+	return result, err
 }
 
 // Tune measures the variants for calls like c, even if that was done before, and keeps

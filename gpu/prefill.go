@@ -64,29 +64,35 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	if err := x.newCutter(prefillBuffers); err != nil {
 		return "", err
 	}
-	c := x.cutter
 	kernel := s.Kernel(v)
 	kernel.Both, kernel.Paged, kernel.Low = x.both, x.HasTable(), x.c.WeightType() != backend.F32
 	kernel.Listed = x.listed()
-	c.Granule, c.StateAbove = v.Keys, v.Split
-	c.AlignGranules()
-	loops := v.Loops(x.d.Dim, x.d.ValueDim, s.Pairs.Mask) + x.rounds(v.RowsByKeys())
-	c.Most[cut.Col] = cut.LongestChunk(v.Keys, loops, x.each*float64(v.Rows()*v.Keys), x.b.dev.ChunkWork(x.modded(kernel, false)))
-	x.rows = v.Rows()
-	x.leave(16 * uint64(v.Area(x.d.ValueDim)))
+	x.path, x.why = "register-tiled WGSL, variant "+v.Name, why
+	x.kernel, x.rows, x.keys = x.modded(kernel, false), v.Rows(), v.Keys
+	x.cutter.StateAbove = v.Split
 	// A second area, for the state of chunks, at most doubles it.
-	if c.MaxState /= 2; c.Room == 0 {
-		l := &x.b.dev.Limits
-		c.MaxState = min(queue.MaxWindow(*l)/2, l.MaxBufferSize/2, maxFlashState)
+	whyNot, err = x.fit(v.Loops(x.d.Dim, x.d.ValueDim, s.Mask)+x.rounds(v.RowsByKeys()), v.Area(x.d.ValueDim), 2)
+	if whyNot == "" {
+		x.split, x.tiled = v.Split, true
 	}
-	if err := c.Fits(x.all()); errors.Is(err, backend.ErrMemory) {
-		return "", err
-	} else if err != nil {
+	return whyNot, err
+}
+
+// fit sets the cutter for tiles of x.rows and x.keys, in each of which a thread makes so many loop iterations. A workgroup leaves
+// vec4 of state in up to so many areas. It returns why a workgroup does not fit, and an error if that is for lack of memory.
+func (x *prefill) fit(loops, vecs int, areas uint64) (whyNot string, err error) {
+	c, l := x.cutter, &x.b.dev.Limits
+	c.Granule = x.keys
+	c.AlignGranules()
+	c.Most[cut.Col] = cut.LongestChunk(x.keys, loops, x.each*float64(x.rows*x.keys), x.b.dev.ChunkWork(x.kernel))
+	x.leave(16 * uint64(vecs))
+	if c.MaxState /= areas; c.Room == 0 {
+		c.MaxState = min(queue.MaxWindow(*l)/areas, l.MaxBufferSize/areas, maxFlashState)
+	}
+	if err = c.Fits(x.all()); err != nil && !errors.Is(err, backend.ErrMemory) {
 		return err.Error(), nil
 	}
-	x.path, x.why = "register-tiled WGSL, variant "+v.Name, why
-	x.kernel, x.keys, x.split, x.tiled = x.modded(kernel, false), v.Keys, v.Split, true
-	return "", nil
+	return "", err
 }
 
 // leave sets the cutter's state: workgroups leave area bytes each.
@@ -219,21 +225,10 @@ func (b *Backend) newMatrix(c *backend.Call, choose func(s tune.Shape, dim int) 
 	k.Both, k.Paged, k.Listed, k.Paired = x.both, x.HasTable(), x.listed(), x.kinds != tune.Pairs{}
 	x.kernel, x.rows, x.keys = x.modded(k, false), k.TY*k.M, k.Keys
 	x.why = fmt.Sprintf("%d subgroups of %d lanes", k.TY, k.Lanes)
-	cutter := x.cutter
-	cutter.Granule = k.Keys
-	cutter.AlignGranules()
 	made := shaders.Describe(k).Constants
-	loops := tune.MatrixLoops(k) + x.rounds(2*int(made["EACH"]*made["FOURS"]))
-	cutter.Most[cut.Col] = cut.LongestChunk(k.Keys, loops, x.each*float64(x.rows*k.Keys), b.dev.ChunkWork(x.kernel))
-	x.leave(16 * uint64(made["AREA"]))
-	if cutter.Room == 0 {
-		l := &b.dev.Limits
-		cutter.MaxState = min(queue.MaxWindow(*l), l.MaxBufferSize, maxFlashState)
-	}
-	if err := cutter.Fits(x.all()); errors.Is(err, backend.ErrMemory) {
-		return nil, "", err
-	} else if err != nil {
-		return nil, err.Error(), nil
+	whyNot, err = x.fit(tune.MatrixLoops(k)+x.rounds(2*int(made["EACH"]*made["FOURS"])), int(made["AREA"]), 1)
+	if err != nil || whyNot != "" {
+		return nil, whyNot, err
 	}
 	return x, "", x.check(x.kernel)
 }

@@ -125,13 +125,8 @@ func (c *Cutter) OnHost(t backend.Tensor) bool {
 	return slices.ContainsFunc(c.Operands, func(o *Operand) bool { return o.OnHost && o.T == t })
 }
 
-// Fits returns the error of Boxes without visiting any box.
-func (c *Cutter) Fits(x Box) error {
-	r := c.resume
-	c.resume = nil
-	defer func() { c.resume = r }()
-	return c.Boxes(x, func(Box, int) error { return nil })
-}
+// Fits returns the error of Boxes, before Follow.
+func (c *Cutter) Fits(x Box) error { return c.Boxes(x, func(Box, int) error { return nil }) }
 
 // Boxes calls f for each box of x, in a fixed order, with the length of its chunks along
 // the inner axis. It returns backend.ErrUnsupported when the smallest box does not fit
