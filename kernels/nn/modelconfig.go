@@ -38,6 +38,7 @@ type LayerConfig struct {
 //	llama, mistral, phi3      grouped heads; mistral and phi3 also windows in all layers
 //	qwen2, qwen3              biases; norms
 //	olmo2, olmo3              norms of whole projections; olmo3 also windows in most layers
+//	qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe   those of qwen2 and qwen3, with positions on three axes
 //	mixtral, qwen2_moe, qwen3_moe, olmoe   those of mistral, qwen2, qwen3 and olmo2
 //	gemma2, gemma3, gemma4    windows in most layers; a softcap; norms; a RoPE for each kind of layer
 //	gemma3n                   the same without a softcap; the last layers read caches of others, also in gemma4

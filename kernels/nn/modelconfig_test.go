@@ -71,6 +71,7 @@ func TestParseConfig(t *testing.T) {
 		return c
 	}
 	const sizes = `"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2`
+	qwenVL := nn.MultiHeadConfig{Model: 2048, Heads: 32, KVHeads: 4, HeadDim: 128, Norm: norm(1e-6, nil), RoPE: &nn.RoPE{Base: 5e6, Sections: []int{24, 20, 20}, SectionsInterleaved: true}}
 	for _, c := range []struct {
 		name, text, prefix string
 		layers             int
@@ -100,6 +101,20 @@ func TestParseConfig(t *testing.T) {
 				RoPE: &nn.RoPE{Base: 1e7, Dim: 64, Sections: []int{11, 11, 10}, SectionsInterleaved: true}}, Options: causal(0, 0, 0)}}},
 		{"Qwen3.5 35B-A3B, defaults", `{"model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 4}`, "model.", 4, map[int]nn.LayerConfig{
 			2: {Linear: qwen}, 3: {MultiHead: nn.MultiHeadConfig{Model: 2048, Heads: 16, KVHeads: 2, HeadDim: 256, Norm: norm(1e-6, plusOne), Gate: nn.GateInQuery, RoPE: &nn.RoPE{Base: 10000, Dim: 64}}, Options: causal(0, 0, 0)}}},
+		{"Qwen2.5-VL 7B", `{"model_type": "qwen2_5_vl", "hidden_size": 3584, "max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+			"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_theta": 1000000.0, "sliding_window": 32768, "use_sliding_window": false, "vision_config": {"hidden_size": 1280}}`, "model.", 28, map[int]nn.LayerConfig{
+			27: {MultiHead: nn.MultiHeadConfig{Model: 3584, Heads: 28, KVHeads: 4, HeadDim: 128, Bias: true, RoPE: &nn.RoPE{Base: 1e6, Sections: []int{16, 24, 24}}}, Options: causal(0, 0, 0)}}},
+		{"Qwen2-VL with a text_config, and windows", `{"model_type": "qwen2_vl", "text_config": {"model_type": "qwen2_vl_text", ` + sizes + `, "use_sliding_window": true, "max_window_layers": 2,
+			"rope_parameters": {"type": "mrope", "rope_type": "default", "mrope_section": [4, 2, 2]}}}`, "model.", 4, map[int]nn.LayerConfig{
+			1: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Bias, c.RoPE = true, &nn.RoPE{Base: 1e6, Sections: []int{4, 2, 2}} }), Options: causal(0, 0, 0)},
+			2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Bias, c.RoPE = true, &nn.RoPE{Base: 1e6, Sections: []int{4, 2, 2}} }), Options: causal(4096, 0, 0)}}},
+		{"Qwen3-VL 30B-A3B", `{"model_type": "qwen3_vl_moe", "text_config": {"attention_bias": false, "head_dim": 128, "hidden_size": 2048, "model_type": "qwen3_vl_moe_text", "num_attention_heads": 32, "num_hidden_layers": 48,
+			"num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": {"mrope_interleaved": true, "mrope_section": [24, 20, 20], "rope_type": "default"}, "rope_theta": 5000000}}`, "model.language_model.", 48, map[int]nn.LayerConfig{
+			47: {MultiHead: qwenVL, Options: causal(0, 0, 0)}}},
+		{"Qwen3-VL, defaults", `{"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", "hidden_size": 4096, "num_hidden_layers": 32}}`, "model.language_model.", 32, map[int]nn.LayerConfig{
+			0: {MultiHead: with(qwenVL, func(c *nn.MultiHeadConfig) {
+				c.Model, c.KVHeads, c.RoPE = 4096, 32, &nn.RoPE{Base: 500000, Sections: []int{24, 20, 20}, SectionsInterleaved: true}
+			}), Options: causal(0, 0, 0)}}},
 		{"Kimi Linear 48B-A3B", `{"model_type": "kimi_linear", "head_dim": 72, "hidden_size": 2304, "kv_lora_rank": 512, "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128,
 			"kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26], "num_heads": 32, "short_conv_kernel_size": 4}, "mla_use_nope": true, "num_attention_heads": 32, "num_hidden_layers": 27,
 			"num_key_value_heads": 32, "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0, "v_head_dim": 128}`, "model.", 27, map[int]nn.LayerConfig{

@@ -15,7 +15,8 @@ import (
 
 // Config has the fields of a config.json that describe attention, with the defaults of the family.
 type Config struct {
-	Family        string           `json:"model_type"` // without _text
+	Family        string           `json:"model_type"`            // without _text
+	Like          string           `json:"layers of this family"` // in families alone
 	Text          *json.RawMessage `json:"text_config"`
 	Model         int              `json:"hidden_size"`
 	Layers        int              `json:"num_hidden_layers"`
@@ -80,13 +81,17 @@ type Config struct {
 		FullGate   bool     `json:"use_full_rank_gate"`
 	} `json:"linear_attn_config"`
 
+	// In families alone: how names of tensors begin under a text_config.
+	Nested string `json:"prefix of a text_config"`
 	prefix string // of the names of tensors
 }
 
 const (
+	nested      = `"prefix of a text_config": "model.language_model."`
 	latentSizes = `"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_interleave": true`
 	qwenSizes   = `"num_attention_heads": 16, "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4,
 		"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4`
+	qwenVLSizes = `"prefix of a text_config": "model.", "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 4096, "max_window_layers": 80`
 )
 
 // families have the fields that the config.json of a family may leave out. Those with latent attention have the
@@ -99,9 +104,9 @@ var families = map[string]string{
 	"gemma2":      `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "attn_logit_softcapping": 50, "sliding_window": 4096, "sliding_window_pattern": 2}`,
 	"gemma3": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
 		"rope_theta": 1e6, "rope_local_base_freq": 10000}`,
-	"gemma3n": `{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512, "sliding_window_pattern": 5,
+	"gemma3n": `{` + nested + `, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512, "sliding_window_pattern": 5,
 		"rope_theta": 1e6, "rope_local_base_freq": 10000, "num_kv_shared_layers": 15}`,
-	"gemma4": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "sliding_window_pattern": 6,
+	"gemma4": `{` + nested + `, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "sliding_window_pattern": 6,
 		"default rope_parameters": {"sliding_attention": {}, "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}}`,
 	"gpt_oss": `{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": true, "sliding_window": 128, "sliding_window_pattern": 2,
 		"rope_theta": 150000, "default rope_parameters": {"rope_type": "yarn", "factor": 32, "truncate": false, "original_max_position_embeddings": 4096}}`,
@@ -117,13 +122,19 @@ var families = map[string]string{
 	"olmo3":       `{"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000}`,
 	"phi3":        `{}`,
 	"qwen2":       `{"sliding_window": 4096, "max_window_layers": 28}`,
+	"qwen2_vl":    `{"layers of this family": "qwen2", ` + qwenVLSizes + `}`,
+	"qwen2_5_vl":  `{"layers of this family": "qwen2", ` + qwenVLSizes + `}`,
 	"qwen2_moe":   `{"num_attention_heads": 16, "num_key_value_heads": 16, "qkv_bias": true}`,
 	"qwen3":       `{"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}`,
-	"qwen3_5":     `{"num_key_value_heads": 4, ` + qwenSizes + `}`,
-	"qwen3_5_moe": `{"num_key_value_heads": 2, ` + qwenSizes + `}`,
+	"qwen3_5":     `{"num_key_value_heads": 4, ` + qwenSizes + `, ` + nested + `}`,
+	"qwen3_5_moe": `{"num_key_value_heads": 2, ` + qwenSizes + `, ` + nested + `}`,
 	"qwen3_moe":   `{"num_attention_heads": 32, "num_key_value_heads": 4, "sliding_window": 4096}`,
-	"qwen3_next":  `{"num_key_value_heads": 2, ` + qwenSizes + `}`,
-	"smollm3":     `{"num_attention_heads": 16, "num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}`,
+	"qwen3_vl": `{` + nested + `, "layers of this family": "qwen3", "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rope_theta": 500000,
+		"default rope_parameters": {"mrope_section": [24, 20, 20]}}`,
+	"qwen3_vl_moe": `{` + nested + `, "layers of this family": "qwen3_moe", "num_attention_heads": 16, "num_key_value_heads": 16, "rope_theta": 500000,
+		"default rope_parameters": {"mrope_section": [24, 20, 20]}}`,
+	"qwen3_next": `{"num_key_value_heads": 2, ` + qwenSizes + `}`,
+	"smollm3":    `{"num_attention_heads": 16, "num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}`,
 }
 
 // latent reports whether a family has latent attention.
@@ -135,13 +146,12 @@ func Read(data []byte) (*Config, error) {
 	if err := json.Unmarshal(data, &outer); err != nil {
 		return nil, op.As(kernels.ErrFile, err)
 	}
-	c, head := Config{prefix: "model."}, outer
+	c, head := Config{}, outer
 	if outer.Text != nil {
 		data, head = *outer.Text, Config{Family: outer.Family}
 		if err := json.Unmarshal(data, &head); err != nil {
 			return nil, op.As(kernels.ErrFile, fmt.Errorf("text_config: %w", err))
 		}
-		c.prefix = "language_model.model."
 	}
 	family := strings.TrimSuffix(head.Family, "_text")
 	defaults, ok := families[family]
@@ -152,16 +162,16 @@ func Read(data []byte) (*Config, error) {
 	if !ok {
 		return nil, fmt.Errorf("model_type is %q, it must be one of %q: %w", head.Family, slices.Sorted(maps.Keys(families)), kernels.ErrUnsupported)
 	}
-	if outer.Text != nil && (family == "gemma4" || family == "gemma3n" || strings.HasPrefix(family, "qwen3_5")) {
-		c.prefix = "model.language_model."
-	}
-	const all = `{"rms_norm_eps": 1e-6, "rope_theta": 10000, "partial_rotary_factor": 1, "query_pre_attn_scalar": 256}`
+	const all = `{"rms_norm_eps": 1e-6, "rope_theta": 10000, "partial_rotary_factor": 1, "query_pre_attn_scalar": 256, "prefix of a text_config": "language_model.model."}`
 	for _, text := range [][]byte{[]byte(all), []byte(defaults), data} {
 		if err := json.Unmarshal(text, &c); err != nil {
 			return nil, op.As(kernels.ErrFile, err)
 		}
 	}
-	c.Family = family
+	c.Family, c.prefix = cmp.Or(c.Like, family), "model."
+	if outer.Text != nil {
+		c.prefix = c.Nested
+	}
 	return &c, c.check()
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/seed90331342/attn/kernels"
 )
@@ -246,6 +247,8 @@ func (c *Config) rope(l *Layer) error {
 	r, part := *p, cmp.Or(p.Partial, c.Partial)
 	r.Base, r.Dim, r.Interleaved = cmp.Or(p.Base, theta), int(part*float64(l.HeadDim)), l.Latent != nil && c.Interleave || c.Family == "llama4" || c.Family == "cohere" || c.Family == "cohere2"
 	switch r.Kind = cmp.Or(p.Kind, p.OldKind, "default"); r.Kind {
+	case "mrope": // an older name, which Sections have replaced
+		r.Kind = "default"
 	case "proportional":
 		r.Dim = 2 * int(part*float64(l.HeadDim)/2)
 	case "dynamic":
@@ -263,6 +266,8 @@ func (c *Config) rope(l *Layer) error {
 	if r.Dim == l.HeadDim {
 		r.Dim = 0
 	}
+	// The code of Qwen3-VL and Qwen3.5 interleaves sections, whatever their files have.
+	r.SectionsInterleaved = p.SectionsInterleaved || len(p.Sections) > 0 && strings.HasPrefix(c.Family, "qwen3")
 	l.Rope = &r
 	return nil
 }
