@@ -45,8 +45,8 @@ type MultiHeadConfig struct {
 	// layer, which has appended those of x already, and nothing is appended.
 	SharedKeys bool
 	// Chunk, unless 0, hides the keys of other chunks of so many positions from a row (Llama 4): the
-	// layer sets [kernels.Options].QSegments and KSegments, which must be nil. A Cache must not have
-	// a window.
+	// layer sets [kernels.Options].QSegments and KSegments, which must be nil, or for one row of a
+	// Cache the Window and the Offset. A Cache must not have a window.
 	Chunk int
 	// Temperature, unless nil, multiplies queries by a factor of their position.
 	Temperature *Temperature
@@ -96,7 +96,6 @@ type MultiHeadAttention struct {
 	config MultiHeadConfig  // with defaults
 	w      MultiHeadWeights // in the device's memory
 	sinks  []float32
-	chunks chunkIDs
 }
 
 // NewMultiHeadAttention returns a layer with weights w, rounded to c.DType, in the device's

@@ -2,7 +2,6 @@ package nn
 
 import (
 	"math"
-	"sync"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
@@ -58,14 +57,15 @@ func (opt *MultiHeadOptions) positions(n int) ([][]int, error) {
 	return op.Positions(from, n)
 }
 
-// chunk sets the segments of n rows of x and of the tokens before them, the chunks of Chunk positions.
+// chunk hides from n rows of x the keys of other chunks of Chunk positions: by a window from one row of each sequence of a
+// cache, and otherwise by segments, which have a number for each key.
 func (l *MultiHeadAttention) chunk(opt *MultiHeadOptions, n int) error {
 	size := l.config.Chunk
 	if size == 0 {
 		return nil
 	}
 	positions, err := opt.positions(n)
-	if err != nil {
+	if err != nil || opt.chunkWindow(positions, size) {
 		return err
 	}
 	opt.QSegments = make([][]int32, len(positions))
@@ -77,43 +77,36 @@ func (l *MultiHeadAttention) chunk(opt *MultiHeadOptions, n int) error {
 	if opt.Cache == nil {
 		return nil
 	}
-	ids, err := l.chunks.first(opt.keys(), size)
-	if opt.Positions == nil || err != nil {
-		opt.KSegments = [][]int32{ids}
-		return err
-	}
 	for b, before := range opt.before() { // the tokens of x are in the chunks of their own positions
-		own, err := kernels.Make[int32](len(ids))
+		ids, err := kernels.Make[int32](opt.keys())
 		if err != nil {
 			return err
-		}
-		copy(own, ids)
-		copy(own[min(before, len(own)):], opt.QSegments[min(b, len(positions)-1)])
-		opt.KSegments = append(opt.KSegments, own)
-	}
-	return nil
-}
-
-// chunkIDs are the chunks of the positions 0, 1, 2, .. Calls over a cache share them. A call of one token then allocates no
-// number for each token of the cache.
-type chunkIDs struct {
-	mu  sync.Mutex
-	ids []int32
-}
-
-// first returns the chunks of the first n positions.
-func (c *chunkIDs) first(n, size int) ([]int32, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if n > len(c.ids) {
-		ids, err := kernels.Make[int32](max(n, 2*len(c.ids)))
-		if err != nil {
-			return nil, err
 		}
 		for i := range ids {
 			ids[i] = int32(i / size)
 		}
-		c.ids = ids
+		copy(ids[min(before, len(ids)):], opt.QSegments[min(b, len(positions)-1)])
+		opt.KSegments = append(opt.KSegments, ids)
 	}
-	return c.ids[:n], nil
+	return nil
+}
+
+// chunkWindow sets a window of size keys that begins with the chunk of the one row that each sequence of a cache has, and
+// reports whether the options allow it. The Offset moves the row to the last position of its chunk. That hides nothing:
+// the row is the last token of its sequence.
+func (opt *MultiHeadOptions) chunkWindow(positions [][]int, size int) bool {
+	given := opt.Options
+	if opt.Cache == nil || len(positions[0]) != 1 || opt.Cache.Config().Window > 0 || opt.MaskLast || opt.SharePrefix || given.Window != nil ||
+		given.Offset != nil || given.Prefix != nil || given.Spans != nil || given.ALiBi != nil || given.ScoreMod != nil {
+		return false
+	}
+	var offset []int
+	for b, before := range opt.before() {
+		if positions[min(b, len(positions)-1)][0]/size != before/size {
+			return false
+		}
+		offset = append(offset, size-1-before%size)
+	}
+	opt.Offset, opt.Window = offset, &kernels.Window{Left: size - 1}
+	return true
 }

@@ -1,8 +1,9 @@
 package nn_test
 
 import (
+	"context"
 	"math"
-	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
@@ -53,24 +54,53 @@ func TestChunksInABatch(t *testing.T) {
 	}
 }
 
-// TestChunksOfATokenAreSmall: a token takes less memory than a number for each token of the cache.
-func TestChunksOfATokenAreSmall(t *testing.T) {
+// seenCache is a cache that notes the options of the last call.
+type seenCache struct {
+	*kvcache.Cache
+	opt kvcache.CallOptions
+}
+
+func (c *seenCache) AttentionInto(ctx context.Context, out kernels.Result, q kernels.Tensor, opt kvcache.CallOptions) error {
+	c.opt = opt
+	return c.Cache.AttentionInto(ctx, out, q, opt)
+}
+
+// TestChunksOfAToken: the call of one token has no list with a number for each token of the cache. It does not allocate more
+// next to more tokens. A slope of 0 changes no score, but with it a
+// token has segments, and the same outputs.
+func TestChunksOfAToken(t *testing.T) {
 	dev, ctx := onCPU(t), t.Context()
-	const tokens = 1 << 18
-	l := layerOf(t, dev, nn.MultiHeadConfig{Model: 2, Chunk: tokens / 2})
-	cache := must.Get(kvcache.New(ctx, dev, kvcache.Config{Dim: 2, Capacity: tokens + 8}))(t)
-	defer cache.Release()
-	k := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{1, 1, tokens, 2}))(t)
-	must.Do(t, cache.Append(ctx, k, k, nil))
-	x := random(t, dev, 1, 1, 1, 1, 2)
-	var before, after runtime.MemStats
-	for range 4 { // the ids grow at most once
-		runtime.ReadMemStats(&before)
-		r := must.Get(l.Apply(ctx, x, nn.MultiHeadOptions{Cache: cache}))(t)
-		runtime.ReadMemStats(&after)
-		r.Release()
-	}
-	if n := after.TotalAlloc - before.TotalAlloc; n > tokens {
-		t.Errorf("a token allocates %d bytes next to a cache of %d tokens", n, tokens)
+	l := layerOf(t, dev, nn.MultiHeadConfig{Model: 2, Chunk: 4})
+	x := random(t, dev, 1, 2, 1, 1, 2)
+	var least float64
+	for _, tokens := range []int{9, 1 << 12} {
+		cache := &seenCache{Cache: must.Get(kvcache.New(ctx, dev, kvcache.Config{Batch: 2, Dim: 2, Capacity: tokens + 8}))(t)}
+		defer cache.Release()
+		k := random(t, dev, 2, 2, 1, tokens, 2)
+		must.Do(t, cache.Append(ctx, k, k, []int{tokens, tokens - 3}))
+		lens := cache.Lens()
+		apply := func(opt nn.MultiHeadOptions) []float32 {
+			for b, n := range lens {
+				must.Do(t, cache.Rewind(b, n))
+			}
+			opt.Cache = cache
+			r := must.Get(l.Apply(ctx, x, opt))(t)
+			defer r.Release()
+			return must.Get(dev.ToFloat32(ctx, r.O))(t)
+		}
+		got := apply(nn.MultiHeadOptions{})
+		if o := cache.opt; o.QSegments != nil || o.KSegments != nil || o.Window == nil {
+			t.Errorf("%d tokens: a token has segments of %d keys, window %v", tokens, len(o.KSegments), o.Window)
+		}
+		if want := apply(nn.MultiHeadOptions{Options: kernels.Options{ALiBi: []float32{0}}}); cache.opt.KSegments == nil || !slices.Equal(got, want) {
+			t.Errorf("%d tokens: outputs are %v, with segments %v", tokens, got, want)
+		}
+		n := testing.AllocsPerRun(8, func() { apply(nn.MultiHeadOptions{}) })
+		if least == 0 {
+			least = n
+		}
+		if n > least {
+			t.Errorf("%d tokens: %v allocations, %v next to few tokens", tokens, n, least)
+		}
 	}
 }
