@@ -89,12 +89,7 @@ func layerOf(c *configjson.Config, i int) (l LayerConfig, err error) {
 	if err != nil {
 		return l, err
 	}
-	if d := from.Linear; d != nil {
-		l.Linear = &LinearConfig{Model: from.Model, KeyHeads: d.KeyHeads, ValueHeads: d.ValueHeads, KeyDim: d.KeyDim, ValueDim: d.ValueDim, Conv: d.Conv,
-			Channels: d.Kimi, LowerBound: d.LowerBound, Gate: kernels.SiLU, Epsilon: d.Epsilon}
-		if d.Kimi {
-			l.Linear.Rank, l.Linear.Gate = d.KeyDim, kernels.Sigmoid
-		}
+	if l.Linear = (*LinearConfig)(from.Linear); l.Linear != nil {
 		return l, op.As(kernels.ErrFile, l.Linear.check())
 	}
 	l.Options = kernels.Options{Causal: true, Softcap: from.Softcap}

@@ -264,8 +264,8 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tenso
 	if opt.Cache != nil {
 		opt.append(b, p.qkv[1], p.qkv[2])
 		opt.attend(b, out, p.qkv[0])
-	} else if b.Err == nil {
-		b.Err = p.call.RunInto(ctx, out)
+	} else {
+		b.Do(func() error { return p.call.RunInto(ctx, out) })
 	}
 	l.applyGate(b, p)
 	b.Affine(b.Keep(&p.O, n), joinHeads(p.joined), w.Wo, w.Bo)

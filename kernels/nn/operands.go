@@ -1,7 +1,6 @@
 package nn
 
 import (
-
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/steps"
 )
@@ -115,9 +114,7 @@ func (l *MultiHeadAttention) operandsBackward(b *steps.Steps, p *Pass, d [3]kern
 			terms = b.Alloc(joinHeads(d[n.at]).Shape())
 			dw = splitHeads(terms, dx.Shape()[kernels.Heads])
 		}
-		if b.Err == nil {
-			b.Err = l.dev.NormaliseBackward(b.Ctx, dx, dw, dx, x, n.w, n.n)
-		}
+		b.Do(func() error { return l.dev.NormaliseBackward(b.Ctx, dx, dw, dx, x, n.w, n.n) })
 		if !n.w.IsZero() {
 			b.Sum([]*kernels.Tensor{&w.QNorm, &w.KNorm}[n.at], b.Rows(terms, n.w.Shape()[kernels.Dim]))
 		}
@@ -165,9 +162,7 @@ func (l *MultiHeadAttention) gateBackward(b *steps.Steps, p *Pass, dO kernels.Te
 		return dGate
 	}
 	terms := allocHeads(b, p.x, c.Heads, c.ValueDim)
-	if b.Err == nil {
-		b.Err = l.dev.GateBackward(b.Ctx, dO, terms, dO, p.attended, p.gate, kernels.Sigmoid)
-	}
+	b.Do(func() error { return l.dev.GateBackward(b.Ctx, dO, terms, dO, p.attended, p.gate, kernels.Sigmoid) })
 	if terms = joinHeads(terms); c.Gate != GateHeads {
 		return terms
 	}

@@ -15,8 +15,7 @@ import (
 
 // Config has the fields of a config.json that describe attention, with the defaults of the family.
 type Config struct {
-	Family        string           `json:"model_type"`            // without _text
-	Like          string           `json:"layers of this family"` // in families alone
+	Family        string           `json:"model_type"` // without _text
 	Text          *json.RawMessage `json:"text_config"`
 	Model         int              `json:"hidden_size"`
 	Layers        int              `json:"num_hidden_layers"`
@@ -81,57 +80,69 @@ type Config struct {
 		FullGate   bool     `json:"use_full_rank_gate"`
 	} `json:"linear_attn_config"`
 
-	// In families alone: how names of tensors begin under a text_config.
-	Nested string `json:"prefix of a text_config"`
+	// What no file has, in families alone.
+	Own struct {
+		Like        string // the family whose layers it has, unless empty
+		Nested      string // how names of tensors begin under a text_config
+		Norm        *Norm  // of queries and keys
+		Scale       float64
+		Sinks, Gate bool
+		Interleaved bool // the pairs of its RoPE
+	} `json:"of the family"`
+
 	prefix string // of the names of tensors
 }
 
 const (
-	nested      = `"prefix of a text_config": "model.language_model."`
+	// What the families whose names begin alike have of their own.
+	gemmaOwn = `"of the family": {"Nested": "model.language_model.", "Norm": {"Values": true}, "Scale": 1}`
+	qwenOwn  = `"of the family": {"Nested": "model.language_model.", "Norm": {"PlusOne": true}, "Gate": true}`
+	olmoOwn  = `"of the family": {"Norm": {"Projection": true}}`
+
 	latentSizes = `"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_interleave": true`
 	qwenSizes   = `"num_attention_heads": 16, "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4,
-		"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4`
-	qwenVLSizes = `"prefix of a text_config": "model.", "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 4096, "max_window_layers": 80`
+		"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, ` + qwenOwn
+	qwenVLSizes = `"of the family": {"Like": "qwen2", "Nested": "model."}, "qkv_bias": true, "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 4096, "max_window_layers": 80`
 )
 
 // families have the fields that the config.json of a family may leave out. Those with latent attention have the
 // sizes of DeepSeek V3.
 var families = map[string]string{
-	"cohere":      `{"num_attention_heads": 64, "rope_theta": 500000, "layer_norm_eps": 1e-5}`,
-	"cohere2":     `{"num_attention_heads": 64, "sliding_window": 4096, "sliding_window_pattern": 4}`,
+	"cohere":      `{"of the family": {"Norm": {"Mean": true}, "Interleaved": true}, "num_attention_heads": 64, "rope_theta": 500000, "layer_norm_eps": 1e-5}`,
+	"cohere2":     `{"of the family": {"Interleaved": true}, "num_attention_heads": 64, "sliding_window": 4096, "sliding_window_pattern": 4}`,
 	"deepseek_v2": `{"num_attention_heads": 32, "q_lora_rank": 1536, ` + latentSizes + `}`,
 	"deepseek_v3": `{"num_attention_heads": 128, "q_lora_rank": 1536, ` + latentSizes + `}`,
 	"gemma2":      `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "attn_logit_softcapping": 50, "sliding_window": 4096, "sliding_window_pattern": 2}`,
-	"gemma3": `{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
+	"gemma3": `{"of the family": {"Norm": {"PlusOne": true}}, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
 		"rope_theta": 1e6, "rope_local_base_freq": 10000}`,
-	"gemma3n": `{` + nested + `, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512, "sliding_window_pattern": 5,
+	"gemma3n": `{` + gemmaOwn + `, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512, "sliding_window_pattern": 5,
 		"rope_theta": 1e6, "rope_local_base_freq": 10000, "num_kv_shared_layers": 15}`,
-	"gemma4": `{` + nested + `, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "sliding_window_pattern": 6,
+	"gemma4": `{` + gemmaOwn + `, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "sliding_window_pattern": 6,
 		"default rope_parameters": {"sliding_attention": {}, "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}}`,
-	"gpt_oss": `{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": true, "sliding_window": 128, "sliding_window_pattern": 2,
+	"gpt_oss": `{"of the family": {"Sinks": true}, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": true, "sliding_window": 128, "sliding_window_pattern": 2,
 		"rope_theta": 150000, "default rope_parameters": {"rope_type": "yarn", "factor": 32, "truncate": false, "original_max_position_embeddings": 4096}}`,
 	"kimi_k2":     `{"num_attention_heads": 64, "q_lora_rank": 1536, ` + latentSizes + `}`,
 	"kimi_linear": `{"num_attention_heads": 32, "rms_norm_eps": 1e-5, "full_attention_interval": 4, ` + latentSizes + `, "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}}`,
 	"llama":       `{}`,
-	"llama4": `{"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500000, "use_qk_norm": true,
+	"llama4": `{"of the family": {"Norm": {"Weightless": true, "AfterRoPE": true}, "Interleaved": true}, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500000, "use_qk_norm": true,
 		"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "attn_temperature_tuning": true, "attn_scale": 0.1, "floor_scale": 8192}`,
 	"mistral":     `{"num_key_value_heads": 8, "sliding_window": 4096}`,
 	"mixtral":     `{"num_key_value_heads": 8, "rope_theta": 1e6}`,
-	"olmo2":       `{"rms_norm_eps": 1e-5}`,
-	"olmoe":       `{"rms_norm_eps": 1e-5, "num_attention_heads": 16}`,
-	"olmo3":       `{"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000}`,
+	"olmo2":       `{` + olmoOwn + `, "rms_norm_eps": 1e-5}`,
+	"olmoe":       `{` + olmoOwn + `, "rms_norm_eps": 1e-5, "num_attention_heads": 16}`,
+	"olmo3":       `{` + olmoOwn + `, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000}`,
 	"phi3":        `{}`,
-	"qwen2":       `{"sliding_window": 4096, "max_window_layers": 28}`,
-	"qwen2_vl":    `{"layers of this family": "qwen2", ` + qwenVLSizes + `}`,
-	"qwen2_5_vl":  `{"layers of this family": "qwen2", ` + qwenVLSizes + `}`,
+	"qwen2":       `{"qkv_bias": true, "sliding_window": 4096, "max_window_layers": 28}`,
+	"qwen2_vl":    `{` + qwenVLSizes + `}`,
+	"qwen2_5_vl":  `{` + qwenVLSizes + `}`,
 	"qwen2_moe":   `{"num_attention_heads": 16, "num_key_value_heads": 16, "qkv_bias": true}`,
-	"qwen3":       `{"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}`,
-	"qwen3_5":     `{"num_key_value_heads": 4, ` + qwenSizes + `, ` + nested + `}`,
-	"qwen3_5_moe": `{"num_key_value_heads": 2, ` + qwenSizes + `, ` + nested + `}`,
-	"qwen3_moe":   `{"num_attention_heads": 32, "num_key_value_heads": 4, "sliding_window": 4096}`,
-	"qwen3_vl": `{` + nested + `, "layers of this family": "qwen3", "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rope_theta": 500000,
+	"qwen3":       `{"of the family": {"Norm": {}}, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}`,
+	"qwen3_5":     `{"num_key_value_heads": 4, ` + qwenSizes + `}`,
+	"qwen3_5_moe": `{"num_key_value_heads": 2, ` + qwenSizes + `}`,
+	"qwen3_moe":   `{"of the family": {"Norm": {}}, "num_attention_heads": 32, "num_key_value_heads": 4, "sliding_window": 4096}`,
+	"qwen3_vl": `{"of the family": {"Like": "qwen3", "Nested": "model.language_model.", "Norm": {}}, "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rope_theta": 500000,
 		"default rope_parameters": {"mrope_section": [24, 20, 20]}}`,
-	"qwen3_vl_moe": `{` + nested + `, "layers of this family": "qwen3_moe", "num_attention_heads": 16, "num_key_value_heads": 16, "rope_theta": 500000,
+	"qwen3_vl_moe": `{"of the family": {"Like": "qwen3_moe", "Nested": "model.language_model.", "Norm": {}}, "num_attention_heads": 16, "num_key_value_heads": 16, "rope_theta": 500000,
 		"default rope_parameters": {"mrope_section": [24, 20, 20]}}`,
 	"qwen3_next": `{"num_key_value_heads": 2, ` + qwenSizes + `}`,
 	"smollm3":    `{"num_attention_heads": 16, "num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}`,
@@ -162,15 +173,15 @@ func Read(data []byte) (*Config, error) {
 	if !ok {
 		return nil, fmt.Errorf("model_type is %q, it must be one of %q: %w", head.Family, slices.Sorted(maps.Keys(families)), kernels.ErrUnsupported)
 	}
-	const all = `{"rms_norm_eps": 1e-6, "rope_theta": 10000, "partial_rotary_factor": 1, "query_pre_attn_scalar": 256, "prefix of a text_config": "language_model.model."}`
+	const all = `{"rms_norm_eps": 1e-6, "rope_theta": 10000, "partial_rotary_factor": 1, "query_pre_attn_scalar": 256, "of the family": {"Nested": "language_model.model."}}`
 	for _, text := range [][]byte{[]byte(all), []byte(defaults), data} {
 		if err := json.Unmarshal(text, &c); err != nil {
 			return nil, op.As(kernels.ErrFile, err)
 		}
 	}
-	c.Family, c.prefix = cmp.Or(c.Like, family), "model."
+	c.Family, c.prefix = cmp.Or(c.Own.Like, family), "model."
 	if outer.Text != nil {
-		c.prefix = c.Nested
+		c.prefix = c.Own.Nested
 	}
 	return &c, c.check()
 }
@@ -194,7 +205,7 @@ func (c *Config) check() error {
 	if c.Family == "qwen3_moe" {
 		c.FullLayers = 0 // its code does not read max_window_layers
 	}
-	c.Bias = c.Bias || c.InputBias || c.Family == "qwen2" // of q, k and v
+	c.Bias = c.Bias || c.InputBias // of q, k and v
 	c.Pattern, c.KVHeads = cmp.Or(c.OldPattern, c.Pattern), cmp.Or(c.KVHeads, c.Heads)
 	if c.HeadDim == 0 && c.Heads > 0 {
 		c.HeadDim = c.Model / c.Heads

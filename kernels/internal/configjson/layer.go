@@ -50,12 +50,16 @@ type Temperature struct {
 // Latent has the sizes of latent attention.
 type Latent struct{ QueryRank, Rank, NopeDim, RopeDim, ValueDim int }
 
-// Delta has the sizes of linear attention with the gated delta rule.
+// Delta has the sizes of linear attention with the gated delta rule, as package nn has them.
 type Delta struct {
-	KeyHeads, ValueHeads, KeyDim, ValueDim, Conv int
-	Epsilon                                      float64
-	Kimi                                         bool    // decays of channels, latents of KeyDim numbers and sigmoid
-	LowerBound                                   float64 // of decays; 0 for none
+	Model, KeyHeads, ValueHeads, KeyDim, ValueDim, Conv int
+
+	Channels   bool
+	Rank       int
+	LowerBound float64
+	Gate       kernels.Activation
+	Epsilon    float64
+	DType      kernels.DType
 }
 
 // Rope is rope_scaling or rope_parameters, of all layers or with one object for each kind. That of a Layer is of
@@ -173,44 +177,24 @@ func (c *Config) Layer(i int) (Layer, error) {
 	default:
 		return l, fmt.Errorf("layer_types has %q, it must be one of %s, %s, %s and %s: %w", kind, Full, Sliding, Linear, Chunked, kernels.ErrUnsupported)
 	}
-	switch norm := (&Norm{Norm: kernels.Norm{Epsilon: c.Epsilon}}); c.Family {
-	case "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_linear":
-		l.Latent = &Latent{*cmp.Or(c.QueryRank, new(0)), c.Rank, c.NopeDim, c.RopeDim, c.ValueDim}
-		if l.HeadDim = c.RopeDim; c.NoPE {
-			return l, nil
-		}
-	case "cohere":
-		if norm.Epsilon, norm.Mean = c.LayerEpsilon, true; c.QKNorm {
-			l.Norm = norm
-		}
-	case "qwen3", "qwen3_moe":
-		l.Norm = norm
-	case "qwen3_next", "qwen3_5", "qwen3_5_moe":
-		norm.PlusOne = true
-		l.Norm, l.Gate = norm, true
-	case "olmo2", "olmo3", "olmoe":
-		norm.Projection = true
-		l.Norm = norm
-	case "gemma2", "gemma3":
-		if c.Family == "gemma3" {
-			norm.PlusOne = true
-			l.Norm = norm
-		}
-		l.Scale, l.Softcap = 1/math.Sqrt(c.QueryScalar), *cmp.Or(c.Softcap, new(0.0))
-	case "gemma3n", "gemma4":
-		norm.Values = true
-		l.Norm, l.Scale = norm, 1
-	case "gpt_oss":
-		l.Sinks = true
-	case "llama4":
-		norm.Weightless, norm.AfterRoPE = true, true
-		if rotates := c.Rotates(i); rotates && c.QKNorm {
-			l.Norm = norm
-		} else if !rotates && c.Tuning != nil && c.Tuning != false && c.Tuning != 0.0 {
-			l.Temperature = &Temperature{c.TuningScale, c.TuningFloor}
+	rotates := c.Rotates(i)
+	l.Sinks, l.Gate, l.Scale = c.Own.Sinks, c.Own.Gate, c.Own.Scale
+	if n := c.Own.Norm; n != nil && rotates && (c.QKNorm || c.Family != "cohere" && c.Family != "llama4") {
+		l.Norm = new(*n)
+		if l.Norm.Epsilon = c.Epsilon; n.Mean {
+			l.Norm.Epsilon = c.LayerEpsilon
 		}
 	}
-	if !c.Rotates(i) {
+	switch {
+	case latent(c.Family):
+		l.Latent = &Latent{*cmp.Or(c.QueryRank, new(0)), c.Rank, c.NopeDim, c.RopeDim, c.ValueDim}
+		l.HeadDim, rotates = c.RopeDim, !c.NoPE
+	case c.Family == "gemma2" || c.Family == "gemma3":
+		l.Scale, l.Softcap = 1/math.Sqrt(c.QueryScalar), *cmp.Or(c.Softcap, new(0.0))
+	case c.Family == "llama4" && !rotates && c.Tuning != nil && c.Tuning != false && c.Tuning != 0.0:
+		l.Temperature = &Temperature{c.TuningScale, c.TuningFloor}
+	}
+	if !rotates {
 		return l, nil
 	}
 	return l, c.rope(&l)
@@ -218,14 +202,15 @@ func (c *Config) Layer(i int) (Layer, error) {
 
 // linear sets the linear attention of l.
 func (c *Config) linear(l *Layer) error {
+	d := Delta{c.Model, c.KeyHeads, c.ValueHeads, c.LinearKeyDim, c.LinearDim, c.Conv, false, 0, 0, kernels.SiLU, c.Epsilon, kernels.F32}
 	switch k := c.Kimi; c.Family {
 	case "kimi_linear":
-		l.Linear = &Delta{k.Heads, k.Heads, k.Dim, k.Dim, k.Conv, c.Epsilon, true, *cmp.Or(k.LowerBound, new(0.0))}
+		d = Delta{c.Model, k.Heads, k.Heads, k.Dim, k.Dim, k.Conv, true, k.Dim, *cmp.Or(k.LowerBound, new(0.0)), kernels.Sigmoid, c.Epsilon, kernels.F32}
 	case "qwen3_next", "qwen3_5", "qwen3_5_moe":
-		l.Linear = &Delta{c.KeyHeads, c.ValueHeads, c.LinearKeyDim, c.LinearDim, c.Conv, c.Epsilon, false, 0}
 	default:
 		return fmt.Errorf("%s has linear attention, which is read of kimi_linear, qwen3_next, qwen3_5 and qwen3_5_moe alone: %w", c.Family, kernels.ErrUnsupported)
 	}
+	l.Linear = &d
 	return nil
 }
 
@@ -245,7 +230,7 @@ func (c *Config) rope(l *Layer) error {
 	}
 	p = cmp.Or(p, &Rope{})
 	r, part := *p, cmp.Or(p.Partial, c.Partial)
-	r.Base, r.Dim, r.Interleaved = cmp.Or(p.Base, theta), int(part*float64(l.HeadDim)), l.Latent != nil && c.Interleave || c.Family == "llama4" || c.Family == "cohere" || c.Family == "cohere2"
+	r.Base, r.Dim, r.Interleaved = cmp.Or(p.Base, theta), int(part*float64(l.HeadDim)), l.Latent != nil && c.Interleave || c.Own.Interleaved
 	switch r.Kind = cmp.Or(p.Kind, p.OldKind, "default"); r.Kind {
 	case "mrope": // an older name, which Sections have replaced
 		r.Kind = "default"

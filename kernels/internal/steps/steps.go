@@ -10,23 +10,25 @@ import (
 
 // Steps runs the operations of a pass one after the other. After the first error they do nothing.
 type Steps struct {
-	Ctx       context.Context
-	Dev       *kernels.Device
-	DType     kernels.DType    // of new tensors
-	Conv      Convolver        // of CausalConv: Dev, or a cache that keeps the states
-	Linear    LinearAttender   // of LinearAttention, likewise
+	Ctx   context.Context
+	Dev   *kernels.Device
+	DType kernels.DType // of new tensors
+	// Conv is Dev, or a cache that keeps the states, and so is Linear.
+	Conv interface {
+		CausalConv(ctx context.Context, c kernels.CausalConv) error
+	}
+	Linear interface {
+		LinearAttention(ctx context.Context, c kernels.LinearAttention) error
+	}
 	Err       error            // the first one
 	temporary []kernels.Tensor // released at the end
 }
 
-// Convolver is a device, or a cache of states.
-type Convolver interface {
-	CausalConv(ctx context.Context, c kernels.CausalConv) error
-}
-
-// LinearAttender is a device, or a cache of states.
-type LinearAttender interface {
-	LinearAttention(ctx context.Context, c kernels.LinearAttention) error
+// Do runs f unless there was an error.
+func (b *Steps) Do(f func() error) {
+	if b.Err == nil {
+		b.Err = f()
+	}
 }
 
 // Own makes the release at the end that of t too.
@@ -82,16 +84,12 @@ func (b *Steps) Project(y, x, w kernels.Tensor) { b.Affine(y, x, w, kernels.Tens
 
 // Affine computes y = x·w + bias.
 func (b *Steps) Affine(y, x, w, bias kernels.Tensor) {
-	if b.Err == nil {
-		b.Err = b.Dev.Project(b.Ctx, y, x, w, bias)
-	}
+	b.Do(func() error { return b.Dev.Project(b.Ctx, y, x, w, bias) })
 }
 
 // Copy copies src to dst.
 func (b *Steps) Copy(dst, src kernels.Tensor) {
-	if b.Err == nil {
-		b.Err = b.Dev.Copy(b.Ctx, []kernels.Tensor{dst}, []kernels.Tensor{src})
-	}
+	b.Do(func() error { return b.Dev.Copy(b.Ctx, []kernels.Tensor{dst}, []kernels.Tensor{src}) })
 }
 
 // Transposed returns t with rows as columns.
@@ -106,9 +104,7 @@ func (b *Steps) Columns(t kernels.Tensor, lo, hi int) kernels.Tensor {
 
 // Normalise computes y, the norms of the rows of x.
 func (b *Steps) Normalise(y, x, w kernels.Tensor, n kernels.Norm) {
-	if b.Err == nil {
-		b.Err = b.Dev.Normalise(b.Ctx, y, x, w, n)
-	}
+	b.Do(func() error { return b.Dev.Normalise(b.Ctx, y, x, w, n) })
 }
 
 // Rotate rotates the rows of q and k in place, unless there are no angles, or with back rotates them back.
@@ -127,23 +123,17 @@ func (b *Steps) Rotate(q, k kernels.Tensor, angles [2]kernels.Angles, back bool)
 
 // Gate computes y = x·f(gate).
 func (b *Steps) Gate(y, x, gate kernels.Tensor, f kernels.Activation) {
-	if b.Err == nil {
-		b.Err = b.Dev.Gate(b.Ctx, y, x, gate, f)
-	}
+	b.Do(func() error { return b.Dev.Gate(b.Ctx, y, x, gate, f) })
 }
 
 // CausalConv computes a causal convolution.
 func (b *Steps) CausalConv(c kernels.CausalConv) {
-	if b.Err == nil {
-		b.Err = b.Conv.CausalConv(b.Ctx, c)
-	}
+	b.Do(func() error { return b.Conv.CausalConv(b.Ctx, c) })
 }
 
 // LinearAttention computes linear attention.
 func (b *Steps) LinearAttention(c kernels.LinearAttention) {
-	if b.Err == nil {
-		b.Err = b.Linear.LinearAttention(b.Ctx, c)
-	}
+	b.Do(func() error { return b.Linear.LinearAttention(b.Ctx, c) })
 }
 
 // Attend computes attention into out.
@@ -167,9 +157,7 @@ func (b *Steps) Partial(shape kernels.Shape) (r kernels.Result) {
 
 // Merge merges part into whole, see [kernels.Device.Merge].
 func (b *Steps) Merge(whole, part kernels.Result) {
-	if b.Err == nil {
-		b.Err = b.Dev.Merge(b.Ctx, whole, part)
-	}
+	b.Do(func() error { return b.Dev.Merge(b.Ctx, whole, part) })
 }
 
 // flat returns t [B, 1, S, N] as the rows of all batches, [1, 1, B·S, N].
