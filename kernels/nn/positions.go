@@ -65,7 +65,7 @@ func (l *MultiHeadAttention) chunk(opt *MultiHeadOptions, n int) error {
 		return nil
 	}
 	positions, err := opt.positions(n)
-	if err != nil || opt.chunkWindow(positions, size) {
+	if err != nil || opt.chunkWindow(positions, n, size) {
 		return err
 	}
 	opt.QSegments = make([][]int32, len(positions))
@@ -91,12 +91,12 @@ func (l *MultiHeadAttention) chunk(opt *MultiHeadOptions, n int) error {
 	return nil
 }
 
-// chunkWindow sets a window of size keys that begins with the chunk of the one row that each sequence of a cache has, and
-// reports whether the options allow it. The Offset moves the row to the last position of its chunk. That hides nothing:
-// the row is the last token of its sequence.
-func (opt *MultiHeadOptions) chunkWindow(positions [][]int, size int) bool {
+// chunkWindow sets a window of size keys that begins with the chunk of the row of each sequence of a cache, and reports
+// whether n, the rows of a sequence, is 1 and the options allow it. The Offset moves the row to the last position of its
+// chunk. That hides nothing: the row is the last token of its sequence.
+func (opt *MultiHeadOptions) chunkWindow(positions [][]int, n, size int) bool {
 	given := opt.Options
-	if opt.Cache == nil || len(positions[0]) != 1 || opt.Cache.Config().Window > 0 || opt.MaskLast || opt.SharePrefix || given.Window != nil ||
+	if opt.Cache == nil || n != 1 || opt.Cache.Config().Window > 0 || opt.MaskLast || opt.SharePrefix || given.Window != nil ||
 		given.Offset != nil || given.Prefix != nil || given.Spans != nil || given.ALiBi != nil || given.ScoreMod != nil {
 		return false
 	}

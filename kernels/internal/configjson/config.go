@@ -43,7 +43,7 @@ type Config struct {
 	Kinds         []string         `json:"layer_types"`
 	Window        *int             `json:"sliding_window"`
 	UseWindow     bool             `json:"use_sliding_window"`
-	FullLayers    int              `json:"max_window_layers"` // so many at the start
+	FullLayers    int              `json:"max_window_layers"` // so many at the start, which the code of qwen3_moe does not read
 	Pattern       int              `json:"sliding_window_pattern"`
 	OldPattern    int              `json:"_sliding_window_pattern"`
 	FullInterval  int              `json:"full_attention_interval"`
@@ -202,14 +202,8 @@ func (c *Config) check() error {
 	if optional := strings.HasPrefix(c.Family, "qwen") || c.Family == "smollm3"; optional && !c.UseWindow || slices.Contains([]string{"cohere", "llama", "olmo2", "olmoe"}, c.Family) {
 		c.Window = nil
 	}
-	if c.Family == "qwen3_moe" {
-		c.FullLayers = 0 // its code does not read max_window_layers
-	}
 	c.Bias = c.Bias || c.InputBias // of q, k and v
-	c.Pattern, c.KVHeads = cmp.Or(c.OldPattern, c.Pattern), cmp.Or(c.KVHeads, c.Heads)
-	if c.HeadDim == 0 && c.Heads > 0 {
-		c.HeadDim = c.Model / c.Heads
-	}
+	c.Pattern, c.KVHeads, c.HeadDim = cmp.Or(c.OldPattern, c.Pattern), cmp.Or(c.KVHeads, c.Heads), cmp.Or(c.HeadDim, c.Model/max(c.Heads, 1))
 	c.GlobalHeadDim, c.GlobalKVHeads = cmp.Or(c.GlobalHeadDim, c.HeadDim), cmp.Or(c.GlobalKVHeads, c.KVHeads)
 	const size = 1 << 20
 	for _, f := range []struct {

@@ -104,7 +104,7 @@ func (c *Config) Kind(i int) string {
 		return Full
 	case c.FullInterval > 0 && (i+1)%c.FullInterval != 0:
 		return Linear
-	case c.Window == nil || i < c.FullLayers || c.Pattern > 0 && (i+1)%c.Pattern == 0 || c.Family == "smollm3" && c.Rotates(i):
+	case c.Window == nil || i < c.FullLayers && c.Family != "qwen3_moe" || c.Pattern > 0 && (i+1)%c.Pattern == 0 || c.Family == "smollm3" && c.Rotates(i):
 		return Full
 	}
 	return Sliding
@@ -202,10 +202,11 @@ func (c *Config) Layer(i int) (Layer, error) {
 
 // linear sets the linear attention of l.
 func (c *Config) linear(l *Layer) error {
-	d := Delta{c.Model, c.KeyHeads, c.ValueHeads, c.LinearKeyDim, c.LinearDim, c.Conv, false, 0, 0, kernels.SiLU, c.Epsilon, kernels.F32}
+	d := Delta{Model: c.Model, KeyHeads: c.KeyHeads, ValueHeads: c.ValueHeads, KeyDim: c.LinearKeyDim, ValueDim: c.LinearDim, Conv: c.Conv, Gate: kernels.SiLU, Epsilon: c.Epsilon}
 	switch k := c.Kimi; c.Family {
 	case "kimi_linear":
-		d = Delta{c.Model, k.Heads, k.Heads, k.Dim, k.Dim, k.Conv, true, k.Dim, *cmp.Or(k.LowerBound, new(0.0)), kernels.Sigmoid, c.Epsilon, kernels.F32}
+		d = Delta{Model: c.Model, KeyHeads: k.Heads, ValueHeads: k.Heads, KeyDim: k.Dim, ValueDim: k.Dim, Conv: k.Conv, Gate: kernels.Sigmoid, Epsilon: c.Epsilon,
+			Channels: true, Rank: k.Dim, LowerBound: *cmp.Or(k.LowerBound, new(0.0))}
 	case "qwen3_next", "qwen3_5", "qwen3_5_moe":
 	default:
 		return fmt.Errorf("%s has linear attention, which is read of kimi_linear, qwen3_next, qwen3_5 and qwen3_5_moe alone: %w", c.Family, kernels.ErrUnsupported)

@@ -29,10 +29,10 @@ type Turner struct {
 // Release frees the memory.
 func (p *Turner) Release() {
 	p.angles.Release()
-	p.matrices[0].Release()
-	p.matrices[1].Release()
-	p.factors[0].release()
-	p.factors[1].release()
+	for i := range p.matrices {
+		p.matrices[i].Release()
+		p.factors[i].release()
+	}
 	p.angles, p.matrices = angleTable{}, [2]kernels.Tensor{}
 }
 
