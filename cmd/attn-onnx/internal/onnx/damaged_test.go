@@ -30,15 +30,15 @@ func drawDamaged(t *testing.T, seed uint64) *damaged {
 	d := &damaged{Rand: rand.New(rand.NewPCG(seed, 41)), NodeProto: &onnxfile.NodeProto{}, opset: 1}
 	switch seed % 10 {
 	case 0:
-		d.files(&drawONNX(seed).onnxFiles)
+		d.files(drawONNX(seed))
 	case 1:
 		if seed%20 == 1 {
-			d.text(t, drawGroupQuery(seed, false))
+			d.files(drawGroupQuery(seed, false))
 		} else {
-			d.text(t, drawWindowCache(seed, false))
+			d.files(drawWindowCache(seed, false))
 		}
 	case 2:
-		d.text(t, drawMultiHead(seed))
+		d.files(drawMultiHead(seed))
 	case 3:
 		d.files(drawnCase(d.Rand, rotaryCases()))
 	case 4:
@@ -48,7 +48,7 @@ func drawDamaged(t *testing.T, seed uint64) *damaged {
 	case 6:
 		d.files(drawnCase(d.Rand, convCases()))
 	case 7:
-		d.files(&drawLinear(seed, true).onnxFiles)
+		d.files(drawLinear(seed, true))
 	case 8:
 		d.files(drawPaged(seed))
 	case 9:
@@ -88,20 +88,6 @@ func (d *damaged) files(c *onnxFiles) {
 		d.Attribute = append(d.Attribute, &onnxfile.AttributeProto{Name: name, Type: onnxfile.AttributeProto_STRING, S: []byte(x)})
 	}
 	slices.SortFunc(d.Attribute, func(a, b *onnxfile.AttributeProto) int { return cmp.Compare(a.Name, b.Name) })
-}
-
-// text takes a call from a test of ONNX Runtime.
-func (d *damaged) text(t *testing.T, text string) {
-	var test jsoncTest
-	must.Do(t, decodeJSONC([]byte(text), &test))
-	cases := must.Get(list[jsoncCase]("cases", test.Cases))(t)
-	for _, a := range must.Get(list[jsoncAttribute]("attributes", test.Attributes))(t) {
-		d.Attribute = append(d.Attribute, must.Get(a.attribute())(t))
-	}
-	_, in, err := tensors("input", cases[0].Inputs, nil)
-	must.Do(t, err)
-	d.in = in
-	d.OpType, d.Domain = test.Operator, test.Opset.Domain
 }
 
 // integer draws a number that is near to or far from those that a call may have.

@@ -2,21 +2,24 @@ package onnx
 
 import (
 	"math"
-	"math/rand/v2"
 	"slices"
+
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 )
 
 // drawGroupQuery draws a GroupQueryAttention call. A recorded one is a call that ONNX Runtime takes, of which its document
 // specifies all elements of the outputs: without padding, and with zeros in rows of the past that are no tokens.
-func drawGroupQuery(seed uint64, recorded bool) string {
-	p := &jsoncProblem{rng: rand.New(rand.NewPCG(seed, 31)), recorded: recorded}
+func drawGroupQuery(seed uint64, recorded bool) *onnxFiles {
+	p := newRuntimeProblem("GroupQueryAttention", seed, 31, 16)
+	p.recorded = recorded
 	p.batch, p.kvHeads, p.seq, p.past, p.dim = 1+p.rng.IntN(3), 1+p.rng.IntN(2), 1+p.rng.IntN(4), p.rng.IntN(6), 16
 	if recorded && p.past > 0 && p.batch > 1 {
 		p.seq = 1
 	}
 	p.heads = p.kvHeads * (1 + p.rng.IntN(3))
-	p.set("int", "num_heads", p.heads)
-	p.set("int", "kv_num_heads", p.kvHeads)
+	p.ints["num_heads"] = int64(p.heads)
+	p.ints["kv_num_heads"] = int64(p.kvHeads)
 	prompt := p.past == 0 || p.rng.IntN(4) == 0 && !recorded
 	total, even := p.seq, recorded && p.flip()
 	if even {
@@ -40,187 +43,183 @@ func drawGroupQuery(seed uint64, recorded bool) string {
 	}
 	present := max(total, p.past)
 	q, k, v := p.draw(p.batch, p.seq, p.heads, p.dim), p.draw(p.batch, p.seq, p.kvHeads, p.dim), p.draw(p.batch, p.seq, p.kvHeads, p.dim)
-	hidden, kvHidden := p.heads*p.dim, p.kvHeads*p.dim
-	p.in = make([]*array, 16)
+	width, kvWidth := p.heads*p.dim, p.kvHeads*p.dim
 	if p.rng.IntN(3) == 0 {
-		all := p.zeros(p.batch, p.seq, hidden+2*kvHidden)
-		all.Data = nil
+		all := &array{Dims: []int{p.batch, p.seq, width + 2*kvWidth}}
 		for i := range p.batch * p.seq {
-			all.Data = append(append(append(all.Data, q.Data[i*hidden:][:hidden]...), k.Data[i*kvHidden:][:kvHidden]...), v.Data[i*kvHidden:][:kvHidden]...)
+			all.Data = append(append(append(all.Data, q.Data[i*width:][:width]...), k.Data[i*kvWidth:][:kvWidth]...), v.Data[i*kvWidth:][:kvWidth]...)
 		}
-		p.in[gqQuery] = all
+		p.in[gqQuery] = all.tensor(onnxfile.Float)
 	} else {
-		p.in[gqQuery], p.in[gqKey], p.in[gqValue] = flat(q), flat(k), flat(v)
+		p.in[gqQuery], p.in[gqKey], p.in[gqValue] = q.flat(), k.flat(), v.flat()
 	}
+	var pastKey, pastValue *array
 	if p.past > 0 || p.flip() || recorded {
-		p.in[gqPastKey], p.in[gqPastValue] = p.draw(p.batch, p.kvHeads, p.past, p.dim), p.draw(p.batch, p.kvHeads, p.past, p.dim)
+		pastKey, pastValue = p.draw(p.batch, p.kvHeads, p.past, p.dim), p.draw(p.batch, p.kvHeads, p.past, p.dim)
 	}
 	for i := range p.batch * p.kvHeads * p.past * p.dim {
 		if recorded && i/p.dim%p.past >= starts[i/(p.kvHeads*p.past*p.dim)] {
-			p.in[gqPastKey].Data[i], p.in[gqPastValue].Data[i] = 0, 0
+			pastKey.Data[i], pastValue.Data[i] = oracle.Element{}, oracle.Element{}
 		}
 	}
-	p.in[gqLengths] = p.integers("int32", []int{p.batch}, lens...)
-	p.in[gqTotal] = p.integers("int32", [][]int{{1}, {}}[p.rng.IntN(2)], total)
+	p.in[gqLengths] = int32s(lens, p.batch)
+	p.in[gqTotal] = int32s([]int{total}, [][]int{{1}, {}}[p.rng.IntN(2)]...)
 	// Keys that the device has normed or rotated may be at the other side of a tie of int8.
 	quantised := p.rng.IntN(3) == 0
 	if !quantised && p.rng.IntN(3) == 0 {
-		p.in[gqQueryNorm], p.in[gqKeyNorm] = p.norm(q, k)
+		p.norm(q, k)
 	}
 	if !quantised && p.flip() {
 		p.rotate(q, k, starts, total, prompt)
 	}
-	var kFactors, vFactors *array
+	var kFactors, vFactors factorsOfRow
 	if quantised {
-		p.set("int", "kv_cache_bit_width", 8)
-		kFactors, vFactors = p.quantise(k, gqPastKey, gqKeyScale), p.quantise(v, gqPastValue, gqValueScale)
+		p.ints["kv_cache_bit_width"] = 8
+		kFactors, vFactors = p.quantise(k, pastKey, gqKeyScale), p.quantise(v, pastValue, gqValueScale)
 	}
-	scale, softcap, window, sinks := p.scale(), 0.0, total, p.zeros(p.heads)
-	for h := range sinks.Data {
-		sinks.Data[h] = math.Inf(-1)
+	if pastKey != nil {
+		p.in[gqPastKey], p.in[gqPastValue] = pastKey.tensor(onnxfile.Float), pastValue.tensor(onnxfile.Float)
+		if quantised {
+			p.in[gqPastKey], p.in[gqPastValue] = int8s(pastKey.Data, pastKey.Dims...), int8s(pastValue.Data, pastValue.Dims...)
+		}
 	}
+	row, window, sinks := attendedRow{scale: p.scale()}, total, noSinks(p.heads)
 	if p.flip() {
-		x := float32(0.5 + p.rng.Float64())
-		softcap = float64(x)
-		p.set("float", "softcap", x)
+		row.softcap = p.setFloat("softcap", 0.5)
 	}
 	causal := p.rng.IntN(4) > 0
 	if !causal {
-		p.set("int", "causal", 0)
+		p.ints["causal"] = 0
 	} else if p.flip() {
 		window = 1 + p.rng.IntN(4)
-		p.set("int", "local_window_size", window)
+		p.ints["local_window_size"] = int64(window)
 	}
 	if p.rng.IntN(3) == 0 {
-		p.set("int", "smooth_softmax", 1)
-		sinks = p.zeros(p.heads)
+		p.ints["smooth_softmax"] = 1
+		sinks = make([]float64, p.heads)
 	}
 	if p.rng.IntN(3) == 0 {
-		sinks = p.draw(p.heads)
-		p.in[gqSink] = sinks
+		drawn := p.draw(p.heads)
+		p.in[gqSink] = drawn.tensor(onnxfile.Float)
+		for h, e := range drawn.Data {
+			sinks[h] = e.Value
+		}
 	}
-	if p.flip() {
-		p.in[gqBias] = p.draw([]int{1, p.batch}[p.rng.IntN(2)], []int{1, p.heads}[p.rng.IntN(2)], p.seq, total)
-	}
-	keys, values := p.cache(k, p.in[gqPastKey], present, starts), p.cache(v, p.in[gqPastValue], present, starts)
-	p.out = []*array{nil, keys, values}
-	if quantised {
-		keys.Type, values.Type = "int8", "int8"
-		keys, values = kFactors.times(keys), vFactors.times(values)
-	}
+	bias := p.attentionBias(gqBias, total)
+	keys, values := p.cache(k, pastKey, present, starts), p.cache(v, pastValue, present, starts)
 	mode := p.rng.IntN(3)
 	if quantised || recorded && !even {
 		mode = 0
 	}
 	if mode > 0 {
-		p.set("int", "qk_output", mode)
+		p.ints["qk_output"] = int64(mode)
 	}
-	qk := p.zeros(p.batch, p.heads, p.seq, total)
-	for i := range qk.Data {
-		qk.Data[i] = math.Inf(-1)
+	queries := q
+	if quantised {
+		// The factors of keys multiply queries, which rounds. Those of values multiply the output.
+		queries = kFactors.times(q, p.kvHeads)
 	}
-	y := p.attend(q, keys, values, sinks.Data, func(x float64, b, h, i, j int) float64 {
+	y, points := p.attend(row, queries, keys, values, sinks, func(b, h, i, j int) oracle.Element {
 		at := starts[b] + i
 		if causal && (j > at || j <= at-window) || !causal && j > lens[b] {
-			return math.Inf(-1)
+			return hidden
 		}
-		if x *= scale; softcap > 0 {
-			x = softcap * math.Tanh(x/softcap)
-		}
-		if bias := p.in[gqBias]; bias != nil {
-			x += bias.at(b%bias.Dims[0], h%bias.Dims[1], i, j)
-		}
-		qk.Data[((b*p.heads+h)*p.seq+i)*total+j] = x
-		return x
+		return oracle.Element{Value: bias(b, h, i, j)}
 	})
-	p.out[0] = y
-	for row := range p.batch * p.heads * p.seq {
-		for j, w := range softmax(qk.Data[row*total:][:total], sinks.Data[row/p.seq%p.heads]) {
-			if n := row*total + j; mode == 2 || math.IsInf(qk.Data[n], -1) {
-				qk.Data[n] = w // 0 for a hidden key
+	cached := onnxfile.Float
+	if quantised {
+		cached, y.Dims = onnxfile.Int8, []int{p.batch, p.seq, p.heads, p.dim}
+		y = vFactors.times(y, p.kvHeads)
+	}
+	p.expect(onnxfile.Float, y.Data, p.batch, p.seq, width)
+	p.expect(cached, keys.Data, keys.Dims...)
+	p.expect(cached, values.Data, values.Dims...)
+	if mode > 0 {
+		var qk []oracle.Element // total of present columns, with 0 for hidden keys
+		for n, e := range points[mode+1] {
+			if n%present < total {
+				if math.IsInf(e.Value, -1) {
+					e = oracle.Element{}
+				}
+				qk = append(qk, e)
 			}
 		}
+		p.expect(onnxfile.Float, qk, p.batch, p.heads, p.seq, total)
 	}
-	if mode > 0 {
-		p.out = append(p.out, qk)
-	}
-	return p.text("GroupQueryAttention")
+	return &p.onnxFiles
 }
 
 // norm draws weights, and replaces the heads of queries and keys by their root-mean-square norms.
-func (p *jsoncProblem) norm(q, k *array) (wq, wk *array) {
+func (p *runtimeProblem) norm(q, k *array) {
 	epsilon := 1e-6
 	if p.flip() {
-		x := float32(0.001 + p.rng.Float64())
-		p.set("float", "qk_norm_epsilon", x)
-		epsilon = float64(x)
+		epsilon = p.setFloat("qk_norm_epsilon", 0.001)
 	}
-	wq, wk = p.draw(p.dim), p.draw(p.dim)
-	for x, w := range map[*array]*array{q: wq, k: wk} {
-		for row := 0; row < len(x.Data); row += p.dim {
-			sum := 0.0
-			for _, e := range x.Data[row:][:p.dim] {
-				sum += e * e
-			}
-			for i := range p.dim {
-				x.Data[row+i] *= w.Data[i] / math.Sqrt(sum/float64(p.dim)+epsilon)
-			}
-		}
-	}
-	return wq, wk
+	p.in[gqQueryNorm], p.in[gqKeyNorm] = p.draw(p.dim).tensor(onnxfile.Float), p.draw(p.dim).tensor(onnxfile.Float)
+	norm(q.Data, p.in[gqQueryNorm], epsilon)
+	norm(k.Data, p.in[gqKeyNorm], epsilon)
 }
 
+// factorsOfRow are the factors of the elements of a row of a quantised cache, [kv heads·size].
+type factorsOfRow []float64
+
 // quantise draws a quantised cache: it replaces x, [batch, seq, kv heads, dim], by integers and the past by others, and
-// returns the factors [1, kv heads, 1, dim]. Some integers are beyond int8.
-func (p *jsoncProblem) quantise(x *array, past, scale int) *array {
+// returns the factors. Some integers are beyond int8.
+func (p *runtimeProblem) quantise(x, past *array, scale int) factorsOfRow {
 	kind, dims := "PER_CHANNEL", []int{1, p.kvHeads, 1, p.dim}
 	if p.flip() && !p.recorded || p.recorded && p.heads%2 == 0 {
 		kind, dims = "PER_TENSOR", []int{1}
 	}
-	p.set("string", map[int]string{gqKeyScale: "k_quant_type", gqValueScale: "v_quant_type"}[scale], kind)
-	p.in[scale] = p.zeros(dims...)
-	for i := range p.in[scale].Data {
-		p.in[scale].Data[i] = float64(float32(0.006 + 0.02*p.rng.Float64()))
+	p.texts[map[int]string{gqKeyScale: "k_quant_type", gqValueScale: "v_quant_type"}[scale]] = kind
+	drawn := zeros(dims...)
+	for i := range drawn.Data {
+		drawn.Data[i].Value = float64(float32(0.006 + 0.02*p.rng.Float64()))
 	}
-	f := p.zeros(1, p.kvHeads, 1, p.dim)
-	for i := range f.Data {
-		f.Data[i] = p.in[scale].Data[i%len(p.in[scale].Data)]
+	p.in[scale] = drawn.tensor(onnxfile.Float)
+	f := make(factorsOfRow, p.kvHeads*p.dim)
+	for i := range f {
+		f[i] = drawn.Data[i%len(drawn.Data)].Value
 	}
-	for i := range x.Data {
-		x.Data[i] = min(max(math.RoundToEven(x.Data[i]/f.Data[i%len(f.Data)]), -128), 127)
-	}
-	if a := p.in[past]; a != nil {
-		a.Type = "int8"
-		for i, x := range a.Data {
-			if x != 0 {
-				a.Data[i] = float64(p.rng.IntN(256) - 128)
+	f.quantise(x.Data)
+	if past != nil {
+		for i, e := range past.Data {
+			if e.Value != 0 {
+				past.Data[i].Value = float64(p.rng.IntN(256) - 128)
 			}
 		}
 	}
 	return f
 }
 
-// times returns the integers of a cache [batch, kv heads, n, dim] times the factors.
-func (a *array) times(x *array) *array {
-	y := &array{Type: "float32", Dims: x.Dims}
-	for i, n := range x.Data {
-		h := i / (x.Dims[2] * x.Dims[3]) % x.Dims[1]
-		y.Data = append(y.Data, n*a.at(0, h, 0, i%x.Dims[3]))
+// quantise replaces rows by integers.
+func (f factorsOfRow) quantise(rows []oracle.Element) {
+	for i := range rows {
+		rows[i].Value = min(max(math.RoundToEven(rows[i].Value/f[i%len(f)]), -128), 127)
+	}
+}
+
+// times returns x, [..., heads, size], whose groups of heads share a kv head, times the factors.
+func (f factorsOfRow) times(x *array, kvHeads int) *array {
+	y, heads, size := zeros(x.Dims...), x.Dims[len(x.Dims)-2], x.Dims[len(x.Dims)-1]
+	for i, e := range x.Data {
+		y.Data[i] = scaled(e, f[i/size%heads*kvHeads/heads*size+i%size])
 	}
 	return y
 }
 
 // rotate draws angles and rotates queries and keys.
-func (p *jsoncProblem) rotate(q, k *array, starts []int, total int, prompt bool) {
-	p.set("int", "do_rotary", 1)
+func (p *runtimeProblem) rotate(q, k *array, starts []int, total int, prompt bool) {
+	p.ints["do_rotary"] = 1
 	pairs := 8
 	if !p.recorded {
 		pairs = 1 + p.rng.IntN(8)
 	}
-	p.in[gqCos], p.in[gqSin] = p.draw(total+2, pairs), p.draw(total+2, pairs)
-	interleaved := p.flip()
-	if interleaved {
-		p.set("int", "rotary_interleaved", 1)
+	cos, sin := p.draw(total+2, pairs), p.draw(total+2, pairs)
+	p.in[gqCos], p.in[gqSin] = cos.tensor(onnxfile.Float), sin.tensor(onnxfile.Float)
+	step, apart := 1, pairs
+	if p.flip() {
+		p.ints["rotary_interleaved"] = 1
+		step, apart = 2, 1
 	}
 	position := func(b, s int) int { return starts[b] + s }
 	if p.rng.IntN(3) == 0 {
@@ -228,7 +227,8 @@ func (p *jsoncProblem) rotate(q, k *array, starts []int, total int, prompt bool)
 		for i := range ids {
 			ids[i] = p.rng.IntN(3)
 		}
-		p.in[gqPositions] = p.integers("int64", []int{p.batch, p.seq}, ids...)
+		p.in[gqPositions] = int64s(ids...)
+		p.in[gqPositions].Shape = []int{p.batch, p.seq}
 		position = func(b, s int) int { return ids[b*p.seq+s] }
 		if prompt {
 			position = func(_, s int) int { return ids[0] + s }
@@ -236,15 +236,10 @@ func (p *jsoncProblem) rotate(q, k *array, starts []int, total int, prompt bool)
 	}
 	for _, x := range []*array{q, k} {
 		for n := range len(x.Data) / p.dim {
-			s, b := n/x.Dims[2]%p.seq, n/x.Dims[2]/p.seq
-			row := x.Data[n*p.dim:][:p.dim]
+			at := position(n/x.Dims[2]/p.seq, n/x.Dims[2]%p.seq)
 			for i := range pairs {
-				first, second := i, i+pairs
-				if interleaved {
-					first, second = 2*i, 2*i+1
-				}
-				cos, sin := p.in[gqCos].at(position(b, s), i), p.in[gqSin].at(position(b, s), i)
-				row[first], row[second] = row[first]*cos-row[second]*sin, row[first]*sin+row[second]*cos
+				first := n*p.dim + i*step
+				rotate(&x.Data[first], &x.Data[first+apart], cos.at(at, i).Value, sin.at(at, i).Value)
 			}
 		}
 	}
@@ -252,8 +247,9 @@ func (p *jsoncProblem) rotate(q, k *array, starts []int, total int, prompt bool)
 
 // drawWindowCache draws a GroupQueryAttention call whose cache has the rows of a window. The expected outputs are those of
 // attention to all tokens so far, of which the cache has lost some.
-func drawWindowCache(seed uint64, recorded bool) string {
-	p := &jsoncProblem{rng: rand.New(rand.NewPCG(seed, 47)), recorded: recorded}
+func drawWindowCache(seed uint64, recorded bool) *onnxFiles {
+	p := newRuntimeProblem("GroupQueryAttention", seed, 47, 12)
+	p.recorded = recorded
 	p.batch, p.kvHeads, p.seq, p.dim = 1+p.rng.IntN(3), 1+p.rng.IntN(2), 1+p.rng.IntN(6), 16
 	p.heads = p.kvHeads * (1 + p.rng.IntN(3))
 	window := 1 + p.rng.IntN(4)
@@ -268,10 +264,10 @@ func drawWindowCache(seed uint64, recorded bool) string {
 		}
 		return rows
 	}
-	p.set("int", "num_heads", p.heads)
-	p.set("int", "kv_num_heads", p.kvHeads)
-	p.set("int", "local_window_size", window)
-	p.set("int", "sliding_window_cache", 1)
+	p.ints["num_heads"] = int64(p.heads)
+	p.ints["kv_num_heads"] = int64(p.kvHeads)
+	p.ints["local_window_size"] = int64(window)
+	p.ints["sliding_window_cache"] = 1
 	prompt := p.rng.IntN(3) == 0
 	if recorded && !prompt && p.seq > 1 {
 		p.batch = 1
@@ -290,19 +286,16 @@ func drawWindowCache(seed uint64, recorded bool) string {
 	p.past = total // of all tokens, not of the cache
 	pastKey, pastValue := p.draw(p.batch, p.kvHeads, total, p.dim), p.draw(p.batch, p.kvHeads, total, p.dim)
 	q, k, v := p.draw(p.batch, p.seq, p.heads, p.dim), p.draw(p.batch, p.seq, p.kvHeads, p.dim), p.draw(p.batch, p.seq, p.kvHeads, p.dim)
-	p.in = make([]*array, 12)
-	p.in[gqQuery], p.in[gqKey], p.in[gqValue] = flat(q), flat(k), flat(v)
-	p.in[gqLengths], p.in[gqTotal] = p.integers("int32", []int{p.batch}, lens...), p.integers("int32", []int{1}, total)
+	p.in[gqQuery], p.in[gqKey], p.in[gqValue] = q.flat(), k.flat(), v.flat()
+	p.in[gqLengths], p.in[gqTotal] = int32s(lens, p.batch), int32s([]int{total}, 1)
 	if p.flip() {
 		p.rotate(q, k, starts, total, prompt)
 	}
-	if p.flip() {
-		p.in[gqBias] = p.draw([]int{1, p.batch}[p.rng.IntN(2)], []int{1, p.heads}[p.rng.IntN(2)], p.seq, total)
-	}
+	bias := p.attentionBias(gqBias, total)
 	keys, values := p.cache(k, pastKey, total, starts), p.cache(v, pastValue, total, starts)
 	// cached returns the rows of x that the cache has after the tokens of each batch, and others of rest.
 	cached := func(x, rest *array, tokens func(b int) int) *array {
-		a := &array{Type: "float32", Dims: rest.Dims, Data: slices.Clone(rest.Data)}
+		a := &array{Dims: rest.Dims, Data: slices.Clone(rest.Data)}
 		for i := range p.batch * p.kvHeads {
 			n := tokens(i / p.kvHeads)
 			copy(a.Data[i*capacity*p.dim:], x.Data[(i*total+n-kept(n))*p.dim:(i*total+n)*p.dim])
@@ -310,19 +303,18 @@ func drawWindowCache(seed uint64, recorded bool) string {
 		return a
 	}
 	before, after := func(b int) int { return starts[b] }, func(b int) int { return lens[b] + 1 }
-	p.in[gqPastKey] = cached(pastKey, p.draw(p.batch, p.kvHeads, capacity, p.dim), before)
-	p.in[gqPastValue] = cached(pastValue, p.draw(p.batch, p.kvHeads, capacity, p.dim), before)
-	y := p.attend(q, keys, values, slices.Repeat([]float64{math.Inf(-1)}, p.heads), func(x float64, b, h, i, j int) float64 {
+	p.in[gqPastKey] = cached(pastKey, p.draw(p.batch, p.kvHeads, capacity, p.dim), before).tensor(onnxfile.Float)
+	p.in[gqPastValue] = cached(pastValue, p.draw(p.batch, p.kvHeads, capacity, p.dim), before).tensor(onnxfile.Float)
+	y, _ := p.attend(attendedRow{scale: 1 / math.Sqrt(float64(p.dim))}, q, keys, values, noSinks(p.heads), func(b, h, i, j int) oracle.Element {
 		if at := starts[b] + i; j > at || j <= at-window {
-			return math.Inf(-1)
+			return hidden
 		}
-		x /= math.Sqrt(float64(p.dim))
-		if bias := p.in[gqBias]; bias != nil {
-			x += bias.at(b%bias.Dims[0], h%bias.Dims[1], i, j)
-		}
-		return x
+		return oracle.Element{Value: bias(b, h, i, j)}
 	})
-	none := p.zeros(p.batch, p.kvHeads, capacity, p.dim)
-	p.out = []*array{y, cached(keys, none, after), cached(values, none, after)}
-	return p.text("GroupQueryAttention")
+	none := zeros(p.batch, p.kvHeads, capacity, p.dim)
+	p.expect(onnxfile.Float, y.Data, y.Dims...)
+	for _, x := range []*array{keys, values} {
+		p.expect(onnxfile.Float, cached(x, none, after).Data, none.Dims...)
+	}
+	return &p.onnxFiles
 }

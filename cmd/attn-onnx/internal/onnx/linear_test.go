@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
@@ -69,63 +70,59 @@ type linearProblem struct {
 	batch, tokens, heads, keyHeads, kvHeads, dim, valueDim int
 }
 
-// solve computes want: the recurrence in float64, a token after the other.
-func (p *linearProblem) solve() {
-	at := func(input, heads, size, b, t, h, e int) float64 {
-		return p.in[input].At(((b*p.tokens+t)*heads+h)*size + e)
+// head returns the first n tokens of an output head and a state head.
+func (p *linearProblem) head(b, out, h, n int) oracle.Linear {
+	rows := func(input, heads, h int) []float32 {
+		x := p.in[input]
+		if x == nil {
+			return nil
+		}
+		var list []float32
+		size := x.Shape[2] / heads
+		for t := range n {
+			for i := range size {
+				list = append(list, float32(x.At(((b*p.tokens+t)*heads+h)*size+i)))
+			}
+		}
+		return list
 	}
+	l := oracle.Linear{
+		K: p.dim, V: p.valueDim, Q: rows(linQuery, p.heads, out*p.heads/max(p.heads, p.kvHeads)), Key: rows(linKey, p.keyHeads, h*p.keyHeads/p.kvHeads),
+		Value: rows(linValue, p.kvHeads, h), Decay: rows(linDecay, p.kvHeads, h), Scale: 1, Chunk: min(n, 64),
+	}
+	if beta := p.in[linBeta]; beta != nil {
+		l.Beta = rows(linBeta, beta.Shape[2], h%beta.Shape[2])
+	}
+	if past := p.in[linPast]; past != nil {
+		block := p.dim * p.valueDim
+		first := past.Elements() - (p.batch*p.kvHeads-b*p.kvHeads-h)*block // of the last state
+		l.State = float32s(elementsOf(past)[first:][:block])
+	}
+	return l
+}
+
+// solve computes want: the recurrence in float64, a token after the other, with the bounds of package oracle. States that
+// are kept between tokens are float32. The scale adds its rounding.
+func (p *linearProblem) solve() {
 	scale := float64(p.floats["scale"])
 	if scale == 0 {
 		scale = 1 / math.Sqrt(float64(p.dim))
 	}
 	outHeads, window := max(p.heads, p.kvHeads), int(p.ints["state_window"])
-	slots := max(window, 1)
-	block := p.batch * p.kvHeads * p.dim * p.valueDim
-	y, present := make([]float64, p.batch*p.tokens*outHeads*p.valueDim), make([]float64, slots*block)
+	slots, block := max(window, 1), p.dim*p.valueDim
+	y, present := make([]oracle.Element, p.batch*p.tokens*outHeads*p.valueDim), make([]oracle.Element, slots*p.batch*p.kvHeads*block)
 	for b := range p.batch {
-		for h := range p.kvHeads {
-			first := (b*p.kvHeads + h) * p.dim * p.valueDim
-			s := make([]float64, p.dim*p.valueDim)
-			if past := p.in[linPast]; past != nil {
-				for i := range s {
-					s[i] = past.At((slots-1)*block + first + i)
-				}
+		for out := range outHeads {
+			h := out * p.kvHeads / outHeads
+			o, _ := p.head(b, out, h, p.tokens).Attend()
+			for i, e := range o {
+				e.Err = scale*e.Err + math.Abs(scale-float64(float32(scale)))*math.Abs(e.Value)
+				e.Value *= scale
+				y[((b*p.tokens+i/p.valueDim)*outHeads+out)*p.valueDim+i%p.valueDim] = e
 			}
-			for t := range p.tokens {
-				key := func(i int) float64 { return at(linKey, p.keyHeads, p.dim, b, t, h*p.keyHeads/p.kvHeads, i) }
-				if decay := p.in[linDecay]; decay != nil {
-					width := decay.Shape[2] / p.kvHeads
-					for i := range s {
-						s[i] *= math.Exp(at(linDecay, p.kvHeads, width, b, t, h, i/p.valueDim%width))
-					}
-				}
-				for j := range p.valueDim {
-					d := at(linValue, p.kvHeads, p.valueDim, b, t, h, j)
-					if beta := p.in[linBeta]; beta != nil {
-						for i := range p.dim {
-							d -= s[i*p.valueDim+j] * key(i)
-						}
-						d *= at(linBeta, beta.Shape[2], 1, b, t, h%beta.Shape[2], 0)
-					}
-					for i := range p.dim {
-						s[i*p.valueDim+j] += key(i) * d
-					}
-				}
-				for o := range outHeads {
-					if o*p.kvHeads/outHeads != h {
-						continue
-					}
-					for j := range p.valueDim {
-						sum := 0.0
-						for i := range p.dim {
-							sum += at(linQuery, p.heads, p.dim, b, t, o*p.heads/outHeads, i) * s[i*p.valueDim+j]
-						}
-						y[((b*p.tokens+t)*outHeads+o)*p.valueDim+j] = scale * sum
-					}
-				}
-				if n := slots - p.tokens + t; n >= 0 {
-					copy(present[n*block+first:], s)
-				}
+			for slot := max(0, slots-p.tokens); slot < slots; slot++ {
+				_, state := p.head(b, out, h, p.tokens-slots+1+slot).Attend()
+				copy(present[((slot*p.batch+b)*p.kvHeads+h)*block:], state)
 			}
 		}
 	}
@@ -137,7 +134,9 @@ func (p *linearProblem) solve() {
 	if past := p.in[linPast]; past != nil {
 		state = past.Type
 	}
-	p.want = []*onnxfile.Tensor{filled(p.in[linQuery].Type, y, p.batch, p.tokens, outHeads*p.valueDim), filled(state, present, shape...)}
+	p.want, p.elements = nil, nil
+	p.expect(p.in[linQuery].Type, y, p.batch, p.tokens, outHeads*p.valueDim)
+	p.expect(state, present, shape...)
 }
 
 // linearCases are the cases of LinearAttention that the ONNX project has as code, under their names there.
@@ -291,7 +290,7 @@ func (c *onnxFiles) convStates(width int) []int {
 	return shape
 }
 
-// solveConv computes want of a convolution in float64.
+// solveConv computes want of a convolution in float64, with the bounds of package oracle.
 func (c *onnxFiles) solveConv(batch, channels, length, width int, silu bool) {
 	dilation, slots := max(1, int(c.ints["dilation"])), max(1, int(c.ints["state_window"]))
 	kept := (width - 1) * dilation
@@ -302,35 +301,36 @@ func (c *onnxFiles) solveConv(batch, channels, length, width int, silu bool) {
 		}
 		return (b*channels+ch)*n + i
 	}
-	y, present := make([]float64, batch*channels*length), make([]float64, slots*batch*channels*kept)
+	y, present := make([]oracle.Element, batch*channels*length), make([]oracle.Element, slots*batch*channels*kept)
 	for n := range batch * channels {
 		b, ch := n/channels, n%channels
-		row := make([]float64, kept, kept+length)
+		row, w, taps, bias := make([]float32, kept, kept+length), make([]float32, width), make([]float32, width), float32(0)
 		for i := range row {
 			if past := c.in[convPast]; past != nil {
-				row[i] = past.At(at((slots-1)*batch+b, ch, i, kept))
+				row[i] = float32(past.At(at((slots-1)*batch+b, ch, i, kept)))
 			}
 		}
+		for i := range w {
+			w[i] = float32(c.in[convWeight].At(ch*width + i))
+		}
+		if x := c.in[convBias]; x != nil {
+			bias = float32(x.At(ch))
+		}
 		for s := range length {
-			row = append(row, c.in[convInput].At(at(b, ch, s, length)))
-			sum := 0.0
-			for i := range width {
-				sum += c.in[convWeight].At(ch*width+i) * row[s+i*dilation]
+			row = append(row, float32(c.in[convInput].At(at(b, ch, s, length))))
+			for i := range taps {
+				taps[i] = row[s+i*dilation] // zeros between the weights are exact
 			}
-			if bias := c.in[convBias]; bias != nil {
-				sum += bias.At(ch)
-			}
-			if silu {
-				sum /= 1 + math.Exp(-sum)
-			}
-			y[at(b, ch, s, length)] = sum
+			y[at(b, ch, s, length)] = oracle.CausalConv(taps, w, bias, silu)
 			for i := range kept {
 				if slot := slots - length + s; slot >= 0 {
-					present[at(slot*batch+b, ch, i, kept)] = row[s+1+i]
+					present[at(slot*batch+b, ch, i, kept)].Value = float64(row[s+1+i])
 				}
 			}
 		}
 	}
 	d := c.in[convInput].Type
-	c.want = []*onnxfile.Tensor{filled(d, y, c.in[convInput].Shape...), filled(d, present, c.convStates(width)...)}
+	c.want, c.elements = nil, nil
+	c.expect(d, y, c.in[convInput].Shape...)
+	c.expect(d, present, c.convStates(width)...)
 }

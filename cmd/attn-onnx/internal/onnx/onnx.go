@@ -121,22 +121,28 @@ func runCase(ctx context.Context, dev *kernels.Device, dir string) (string, erro
 // runDataSet runs the graph on the inputs of a folder and compares the results with
 // its outputs.
 func runDataSet(ctx context.Context, dev *kernels.Device, m *onnxfile.Model, n *node, dir string) (string, error) {
-	tensors := map[string]*onnxfile.Tensor{}
+	tensors, want, err := readDataSet(ctx, m, dir)
+	if err != nil {
+		return "", err
+	}
+	return n.check(ctx, dev, tensors, m.Outputs, want, exactly)
+}
+
+// readDataSet returns the initializers and the inputs of a folder, by name, and its outputs.
+func readDataSet(ctx context.Context, m *onnxfile.Model, dir string) (tensors map[string]*onnxfile.Tensor, want []*onnxfile.Tensor, err error) {
+	tensors = map[string]*onnxfile.Tensor{}
 	for _, t := range m.Initializers {
 		tensors[t.Name] = t
 	}
 	feeds, err := readTensors(ctx, dir, "input", m.Inputs)
 	if err != nil {
-		return "", err
+		return nil, nil, err
 	}
 	for i, name := range m.Inputs {
 		tensors[name] = feeds[i]
 	}
-	want, err := readTensors(ctx, dir, "output", m.Outputs)
-	if err != nil {
-		return "", err
-	}
-	return n.check(ctx, dev, tensors, m.Outputs, want, exactly)
+	want, err = readTensors(ctx, dir, "output", m.Outputs)
+	return tensors, want, err
 }
 
 // readTensors reads kind_0.pb, kind_1.pb, ... in dir, one for each name.

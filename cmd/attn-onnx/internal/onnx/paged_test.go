@@ -2,7 +2,6 @@ package onnx
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 )
 
@@ -20,15 +20,6 @@ func int32s(data []int, shape ...int) *onnxfile.Tensor {
 		t.Data = binary.LittleEndian.AppendUint32(t.Data, uint32(int32(n)))
 	}
 	return t
-}
-
-// elementsOf returns the elements of a tensor.
-func elementsOf(t *onnxfile.Tensor) []float64 {
-	list := make([]float64, t.Elements())
-	for i := range list {
-		list[i] = t.At(i)
-	}
-	return list
 }
 
 // drawPaged draws a PagedAttention call with the expected outputs: the formula in float64, a key after the other. Half
@@ -110,17 +101,8 @@ func drawPaged(seed uint64) *onnxFiles {
 		epsilon := float32(0.001 + rng.Float64())
 		c.floats["qk_norm_epsilon"] = epsilon
 		c.in[paQueryNorm], c.in[paKeyNorm] = uniform(rng, d, -1, dim), uniform(rng, d, -1, dim)
-		for i, rows := range [][]float64{queries, keys} {
-			for at := 0; at < len(rows); at += dim {
-				sum := 0.0
-				for _, e := range rows[at : at+dim] {
-					sum += e * e
-				}
-				for e := range dim {
-					rows[at+e] *= c.in[paQueryNorm+i].At(e) / math.Sqrt(sum/dim+float64(epsilon))
-				}
-			}
-		}
+		norm(queries, c.in[paQueryNorm], float64(epsilon))
+		norm(keys, c.in[paKeyNorm], float64(epsilon))
 	}
 	if !quantised && d == onnxfile.Float && flip() {
 		pairs, offset, step, apart := []int{2, 4}[rng.IntN(2)], 8*rng.IntN(2), 1, 0
@@ -131,27 +113,28 @@ func drawPaged(seed uint64) *onnxFiles {
 		}
 		cos, sin := uniform(rng, d, -1, block*width, pairs), uniform(rng, d, -1, block*width, pairs)
 		c.in[paCos], c.in[paSin] = cos, sin
-		for _, rows := range [][]float64{queries, keys} {
+		for _, rows := range [][]oracle.Element{queries, keys} {
 			for at := 0; at < len(rows); at += dim {
 				token := at / (len(rows) / tokens)
 				for i := range pairs {
 					first := at + offset + i*step
-					x, y := rows[first], rows[first+apart]
-					c, s := cos.At(position[token]*pairs+i), sin.At(position[token]*pairs+i)
-					rows[first], rows[first+apart] = x*c-y*s, x*s+y*c
+					angle := position[token]*pairs + i
+					rotate(&rows[first], &rows[first+apart], cos.At(angle), sin.At(angle))
 				}
 			}
 		}
 	}
 	row := kvHeads * dim
-	kFactors, vFactors := slices.Repeat([]float64{1}, row), slices.Repeat([]float64{1}, row)
+	var vFactors factorsOfRow
 	if quantised {
-		kFactors = c.quantise(rng, "k_quant_type", paKeyScale, paKeyCache, row, keys)
+		kFactors := c.quantise(rng, "k_quant_type", paKeyScale, paKeyCache, row, keys)
 		if vFactors = kFactors; !latent {
 			vFactors = c.quantise(rng, "v_quant_type", paValueScale, paValueCache, row, newValues)
 		}
+		// The factors of keys multiply queries, which rounds to f32. Those of values multiply the output.
+		queries = kFactors.times(&array{Dims: []int{tokens, heads, dim}, Data: queries}, kvHeads).Data
 	}
-	keyCache, valueCache := elementsOf(c.in[paKeyCache]), []float64(nil)
+	keyCache, valueCache := elementsOf(c.in[paKeyCache]), []oracle.Element(nil)
 	if !latent {
 		valueCache = elementsOf(c.in[paValueCache])
 	}
@@ -163,14 +146,14 @@ func drawPaged(seed uint64) *onnxFiles {
 			}
 		}
 	}
-	scale, softcap, window, causal := 0.25, 0.0, math.MaxInt32, rng.IntN(4) > 0
+	attended, window, causal := attendedRow{scale: 0.25}, math.MaxInt32, rng.IntN(4) > 0
 	if flip() || valueSize < dim {
 		c.floats["scale"] = float32(0.1 + rng.Float64())
-		scale = float64(c.floats["scale"])
+		attended.scale = float64(c.floats["scale"])
 	}
 	if flip() {
 		c.floats["softcap"] = float32(0.5 + rng.Float64())
-		softcap = float64(c.floats["softcap"])
+		attended.softcap = float64(c.floats["softcap"])
 	}
 	if flip() {
 		window = 1 + rng.IntN(5)
@@ -179,99 +162,80 @@ func drawPaged(seed uint64) *onnxFiles {
 	if !causal {
 		c.ints["is_causal"] = 0
 	}
-	sinks := slices.Repeat([]float64{math.Inf(-1)}, heads)
+	sinks := noSinks(heads)
 	if rng.IntN(3) == 0 {
 		c.in[paSink] = uniform(rng, d, -1, heads)
-		sinks = elementsOf(c.in[paSink])
+		for h, e := range elementsOf(c.in[paSink]) {
+			sinks[h] = e.Value
+		}
 	}
 	values := valueCache
 	if latent {
 		values = keyCache
 	}
-	y := make([]float64, tokens*heads*valueSize)
+	var y []oracle.Element
 	for n := range tokens * heads {
 		token, h := n/heads, n%heads
 		b := sequence[token]
-		count := past[b] + cumulative[b+1] - cumulative[b]
-		at := func(j int) int { return ((table[b*width+j/block]*block+j%block)*kvHeads + h*kvHeads/heads) * dim }
-		scores := make([]float64, count)
-		for j := range scores {
+		attended.q, attended.k, attended.v, attended.bias, attended.sink = queries[n*dim:][:dim], nil, nil, nil, sinks[h]
+		for j := range past[b] + cumulative[b+1] - cumulative[b] {
+			at := ((table[b*width+j/block]*block+j%block)*kvHeads + h*kvHeads/heads) * dim
+			attended.k, attended.v = append(attended.k, keyCache[at:at+dim]...), append(attended.v, values[at:at+valueSize]...)
+			term := oracle.Element{}
 			if causal && j > position[token] || j <= position[token]-window {
-				scores[j] = math.Inf(-1)
-				continue
+				term = hidden
 			}
-			for e := range dim {
-				scores[j] += scale * queries[n*dim+e] * keyCache[at(j)+e] * kFactors[(at(j)+e)%row]
-			}
-			if softcap > 0 {
-				scores[j] = softcap * math.Tanh(scores[j]/softcap)
-			}
+			attended.bias = append(attended.bias, term)
 		}
-		for j, w := range softmax(scores, sinks[h]) {
-			for e := range valueSize {
-				y[n*valueSize+e] += w * values[at(j)+e] * vFactors[(at(j)+e)%row]
+		o, _ := attended.solve()
+		for i, e := range o {
+			if quantised {
+				e = scaled(e, vFactors[h*kvHeads/heads*dim+i])
 			}
+			y = append(y, e)
 		}
 	}
-	cache := func(data []float64) *onnxfile.Tensor {
-		if quantised {
-			return int8s(data, blocks, block, kvHeads, dim)
-		}
-		return filled(d, data, blocks, block, kvHeads, dim)
+	cached := d
+	if quantised {
+		cached = onnxfile.Int8
 	}
-	c.want = []*onnxfile.Tensor{filled(d, y, tokens, heads*valueSize), cache(keyCache)}
+	c.expect(d, y, tokens, heads*valueSize)
+	c.expect(cached, keyCache, blocks, block, kvHeads, dim)
 	if !latent {
-		c.want = append(c.want, cache(valueCache))
+		c.expect(cached, valueCache, blocks, block, kvHeads, dim)
 	}
 	return c
 }
 
 // int8s returns a tensor of integers.
-func int8s(data []float64, shape ...int) *onnxfile.Tensor {
+func int8s(data []oracle.Element, shape ...int) *onnxfile.Tensor {
 	t := &onnxfile.Tensor{Type: onnxfile.Int8, Shape: shape}
-	for _, x := range data {
-		t.Data = append(t.Data, byte(int8(x)))
+	for _, e := range data {
+		t.Data = append(t.Data, byte(int8(e.Value)))
 	}
 	return t
 }
 
 // quantise draws a quantised cache and its scale, replaces new rows by integers, some of which are beyond int8, and returns the
 // factor of each element of a row.
-func (c *onnxFiles) quantise(rng *rand.Rand, attribute string, scale, cache, row int, data []float64) []float64 {
+func (c *onnxFiles) quantise(rng *rand.Rand, attribute string, scale, cache, row int, rows []oracle.Element) factorsOfRow {
 	shape := c.in[cache].Shape
 	size := []int{shape[2], 1, shape[3]}
 	if c.texts[attribute] = "PER_CHANNEL"; rng.IntN(2) == 0 {
 		c.texts[attribute], size = "PER_TENSOR", []int{1}
 	}
 	c.in[scale] = times(uniform(rng, onnxfile.Float, 0.3, size...), 0.02)
-	f := make([]float64, row)
+	f := make(factorsOfRow, row)
 	for i := range f {
 		f[i] = c.in[scale].At(i % c.in[scale].Elements())
 	}
-	for i := range data {
-		data[i] = min(max(math.RoundToEven(data[i]/f[i%row]), -128), 127)
+	f.quantise(rows)
+	old := zeros(shape...)
+	for i := range old.Data {
+		old.Data[i].Value = float64(rng.IntN(256) - 128)
 	}
-	old := make([]float64, c.in[cache].Elements())
-	for i := range old {
-		old[i] = float64(rng.IntN(256) - 128)
-		if c.in[paQuery].Type != onnxfile.Float {
-			old[i] = math.Abs(old[i] / 2) // as uniform
-		}
-	}
-	c.in[cache] = int8s(old, shape...)
+	c.in[cache] = int8s(old.Data, shape...)
 	return f
-}
-
-// TestPagedDrawn compares random calls of PagedAttention with its formula in float64.
-func TestPagedDrawn(t *testing.T) {
-	runDrawn(t, 8, func(t *testing.T, device string, draws int) {
-		var dirs []string
-		dir := t.TempDir()
-		for seed := range draws {
-			dirs = append(dirs, drawPaged(uint64(seed)).write(t, filepath.Join(dir, fmt.Sprint("seed", seed))))
-		}
-		wantPassed(t, device, dirs)
-	})
 }
 
 // TestPagedRefused has bad inputs of PagedAttention: two sequences with 1 and 2 past keys and 2 and 1 new rows, two heads of
@@ -308,7 +272,7 @@ func TestPagedRefused(t *testing.T) {
 		{"scales", input(paKeyScale, ones(1)), "k_scale has shape [1] for a cache of the kind NONE"},
 		{"int8 latent", func(c *onnxFiles) {
 			latent(c)
-			c.texts["k_quant_type"], c.in[paKeyScale], c.in[paKeyCache] = "PER_TENSOR", ones(1), int8s(slices.Repeat([]float64{1}, 64), 4, 2, 1, 8)
+			c.texts["k_quant_type"], c.in[paKeyScale], c.in[paKeyCache] = "PER_TENSOR", ones(1), int8s(slices.Repeat([]oracle.Element{{Value: 1}}, 64), 4, 2, 1, 8)
 			c.want[1] = c.in[paKeyCache]
 		}, ""},
 		{"latent values with a scale", func(c *onnxFiles) { latent(c); c.in[paValueScale] = ones(1) }, "v_scale has shape [1], the layout LATENT has only that of keys"},

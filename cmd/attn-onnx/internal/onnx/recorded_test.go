@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
@@ -18,66 +17,73 @@ import (
 var callsFile = flag.String("calls", "", "write calls for bench/peers/record.mjs to this file")
 
 // jsonc returns the call as a test of a file.
-func (c *onnxFiles) jsonc() string {
-	p := jsoncProblem{in: arraysOf(c.in), out: arraysOf(c.want)}
+func (c *onnxFiles) jsonc(name string) json.RawMessage {
+	attributes := []any{}
+	add := func(kind, name string, x any) {
+		attributes = append(attributes, map[string]any{"name": name, "type": kind, "data": x})
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.ints)) {
-		p.set("int", name, c.ints[name])
+		add("int", name, c.ints[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.floats)) {
-		p.set("float", name, c.floats[name])
+		add("float", name, c.floats[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.texts)) {
-		p.set("string", name, c.texts[name])
+		add("string", name, c.texts[name])
 	}
-	_, operator := c.name()
-	return p.text(operator)
+	domain, operator := c.name()
+	test, err := json.Marshal(map[string]any{
+		"name": name, "operator": operator, "opset": map[string]any{"domain": domain, "version": c.opset},
+		"attributes": attributes, "cases": []any{map[string]any{"name": "T[0]", "inputs": arraysOf(c.in), "outputs": arraysOf(c.want)}},
+	})
+	if err != nil {
+		panic(err)
+	}
+	return test
 }
 
-func arraysOf(tensors []*onnxfile.Tensor) []*array {
-	all := make([]*array, len(tensors))
+func arraysOf(tensors []*onnxfile.Tensor) []any {
+	all := make([]any, len(tensors))
 	for i, t := range tensors {
 		if t == nil {
+			all[i] = map[string]any{"data": nil, "type": "float32"}
 			continue
 		}
-		all[i] = &array{Dims: t.Shape, Data: []float64{}}
-		for name, kind := range jsoncTypes {
-			if kind == t.Type {
-				all[i].Type = name
+		kind, data := "", make([]float64, t.Elements())
+		for name, d := range jsoncTypes {
+			if d == t.Type {
+				kind = name
 			}
 		}
-		for n := range t.Elements() {
+		for n := range data {
 			if t.Type.Float() {
-				all[i].Data = append(all[i].Data, t.At(n))
+				data[n] = t.At(n)
 			} else {
-				all[i].Data = append(all[i].Data, float64(t.Int(n)))
+				data[n] = float64(t.Int(n))
 			}
 		}
+		all[i] = map[string]any{"type": kind, "dims": t.Shape, "data": data}
 	}
 	return all
 }
 
 // calls returns small calls for the CPU provider of ONNX Runtime. record.mjs leaves out those that it refuses.
 func calls() (tests []json.RawMessage) {
-	add := func(n int, name string, draw func(seed uint64) string) {
+	add := func(n int, name string, draw func(seed uint64, runtime bool) *onnxFiles) {
 		for seed := uint64(0); n > 0; seed++ {
-			text := draw(seed)
-			if text == "" || len(text) > 9500 || strings.Contains(text, "qk_norm") || strings.Contains(text, "quant") && n%3 > 0 {
+			c := draw(seed, true)
+			text := c.jsonc(fmt.Sprint(name, " ", seed))
+			if c.ints["state_window"] > 0 || c.in[0].Type != onnxfile.Float || len(text) > 9500 || c.floats["qk_norm_epsilon"] > 0 || c.texts["k_quant_type"] != "" && n%3 > 0 {
 				continue
 			}
 			n--
-			tests = append(tests, json.RawMessage(strings.Replace(text, `"name":"drawn"`, fmt.Sprintf(`"name":"%s %d"`, name, seed), 1)))
+			tests = append(tests, text)
 		}
 	}
-	float := func(c *onnxFiles) string {
-		if c.ints["state_window"] > 0 || c.in[0].Type != onnxfile.Float {
-			return ""
-		}
-		return c.jsonc()
-	}
-	add(24, "group", func(seed uint64) string { return drawGroupQuery(seed, true) })
-	add(10, "window", func(seed uint64) string { return drawWindowCache(seed, true) })
-	add(4, "linear", func(seed uint64) string { return float(&drawLinear(seed, true).onnxFiles) })
-	add(6, "conv", func(seed uint64) string { return float(drawConv(seed, true)) })
+	add(24, "group", drawGroupQuery)
+	add(10, "window", drawWindowCache)
+	add(4, "linear", drawLinear)
+	add(6, "conv", drawConv)
 	return tests
 }
 

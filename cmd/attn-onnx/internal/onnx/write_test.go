@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
@@ -28,7 +29,8 @@ type onnxFiles struct {
 	floats   map[string]float32
 	texts    map[string]string
 	in, want []*onnxfile.Tensor
-	constant int // this input, when not 0, comes with the model
+	elements [][]oracle.Element // of want, with error bounds; nil when those of a comparison with want count
+	constant int                // this input, when not 0, comes with the model
 }
 
 // name returns the domain and the name of the operator.
