@@ -259,3 +259,35 @@ func TestDrawn(t *testing.T) {
 		})
 	})
 }
+
+// TestBoundsOfDrawn: calls with a mistake are further off than the bounds allow, in each operator that has what is wrong.
+func TestBoundsOfDrawn(t *testing.T) {
+	dev := must.Get(kernels.Open("cpu"))(t)
+	defer dev.Close()
+	for mistake, c := range map[string]struct {
+		attribute string
+		factor    float32
+	}{
+		"a scale that is off by half a unit of f16": {"scale", 1 + 0x1p-12},
+		"a softcap that is off by a unit of f16":    {"softcap", 1 + 0x1p-10},
+		"no softcap":                                {"softcap", 0},
+	} {
+		for name, op := range drawnCalls {
+			drawn, found := 0, 0
+			for seed := range uint64(40) {
+				call := op.draw(seed)
+				if call.floats[c.attribute] == 0 {
+					continue
+				}
+				call.floats[c.attribute] *= c.factor
+				worst := call.compare(t, dev, fmt.Sprint(mistake, name, seed))
+				if drawn++; worst.Err() != nil {
+					found++
+				}
+			}
+			if drawn > 0 && found == 0 {
+				t.Errorf("%s: none of %d calls with %s is beyond its bounds", name, drawn, mistake)
+			}
+		}
+	}
+}

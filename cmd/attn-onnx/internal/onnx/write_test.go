@@ -29,7 +29,7 @@ type onnxFiles struct {
 	floats   map[string]float32
 	texts    map[string]string
 	in, want []*onnxfile.Tensor
-	elements [][]oracle.Element // of want, with error bounds; nil when those of a comparison with want count
+	elements [][]oracle.Element // of want, with error bounds; nil in published and damaged cases
 	constant int                // this input, when not 0, comes with the model
 }
 
