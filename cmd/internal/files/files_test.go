@@ -3,18 +3,20 @@ package files
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
 )
 
 // TestRead reads files of at most a number of bytes. A device without an end has a bound too.
 func TestRead(t *testing.T) {
 	dir := t.TempDir()
-	path := clitest.WriteFile(t, dir, "x", []byte("12345"))
+	path := filepath.Join(dir, "x")
+	must.Do(t, os.WriteFile(path, []byte("12345"), 0o600))
 	if text, err := Read(t.Context(), path, 5); err != nil || string(text) != "12345" {
 		t.Errorf("%q, %v", text, err)
 	}
@@ -42,7 +44,8 @@ func TestRead(t *testing.T) {
 
 // TestSparse refuses a file of 1 TiB at once.
 func TestSparse(t *testing.T) {
-	path := clitest.WriteFile(t, t.TempDir(), "x", nil)
+	path := filepath.Join(t.TempDir(), "x")
+	must.Do(t, os.WriteFile(path, nil, 0o600))
 	if err := os.Truncate(path, 1<<40); err != nil {
 		t.Skip(err)
 	}

@@ -1,10 +1,12 @@
 package array
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/backend/backendtest/must"
 )
 
 // TestHeaderForms reads the headers of other writers: without spaces, keys in another
@@ -15,7 +17,10 @@ func TestHeaderForms(t *testing.T) {
 		`{"shape": (2, 3), "fortran_order": False, "descr": "<f4"}   `,
 		"{'shape': (2L, 3L), 'fortran_order': False, 'descr': '<f4', 'more': [1, [2]]}",
 	} {
-		path := clitest.WriteFile(t, t.TempDir(), "x.npy", clitest.RawNPY(text, make([]byte, 24)))
+		text += "\n"
+		path := filepath.Join(t.TempDir(), "x.npy")
+		head := append([]byte("\x93NUMPY\x01\x00"), byte(len(text)), 0)
+		must.Do(t, os.WriteFile(path, slices.Concat(head, []byte(text), make([]byte, 24)), 0o600))
 		n, err := Open("x", path, false)
 		if err != nil {
 			t.Errorf("%s: %v", text, err)
