@@ -44,7 +44,7 @@ func TestPairsInRegisters(t *testing.T) {
 
 // TestConformance runs the suite on each tier. With the race detector it runs concurrent
 // calls on each tier and the cases on one: the Go code of the others is the same. For that reason
-// -short takes every fourth of the long lists on the others.
+// -short takes every fourth of the long lists and of the gradients on the others, and half of the cases at edges.
 func TestConformance(t *testing.T) {
 	for i, tier := range Tiers() {
 		t.Run(tier, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestConformance(t *testing.T) {
 				h.Digests = filepath.Join("testdata", "digests-"+tier+".txt")
 			}
 			if testing.Short() && i > 0 {
-				h.PairsEvery = 4
+				h.PairsEvery, h.GradientsEvery = 4, 4
 			}
 			if raceEnabled {
 				h.Only = []string{"Batch", "Concurrent", "Cancel", "Release", "Close"}

@@ -59,9 +59,12 @@ type Harness struct {
 	// backend's usual one, and for backends that compile each case's kernel. The first is case PairsFrom: paths
 	// with other numbers run other cases.
 	PairsEvery, PairsFrom int
+	// CasesEvery n > 1 runs only every n-th of [Cases]: for devices with the kernels of one that runs all of them.
+	CasesEvery int
 	// GradientsEvery n > 1 computes the gradients of only every n-th case with -short, of few random
-	// problems, of no large heads, and all of a call at once, for backends that take long: they compile a
-	// kernel for most random problems, which are then the same each time, so that drivers may keep it.
+	// problems, of no large heads, and all of a call at once, every second case of caches, and half of the edges
+	// of tiles, for backends that take long: they compile a kernel for most random problems, which are then the same
+	// each time, so that drivers may keep it.
 	GradientsEvery int
 	// Lowered means that the limits of the device are lowered: it may refuse head sizes over 256.
 	Lowered bool
@@ -80,6 +83,8 @@ type Harness struct {
 	Unsupported []string
 	// Only lists the subtests to run; nil means all.
 	Only []string
+
+	left *int // counts the cases of a part that are left out
 }
 
 // Run runs the suite as subtests of t.
@@ -96,7 +101,12 @@ func Run(t *testing.T, h Harness) {
 	}
 	run := func(name string, f func(t *testing.T)) {
 		if h.Only == nil || slices.Contains(h.Only, name) {
-			t.Run(name, f)
+			t.Run(name, func(t *testing.T) {
+				h.left = new(int)
+				if f(t); *h.left > 0 {
+					t.Logf("%d cases or sizes are left out", *h.left)
+				}
+			})
 		}
 	}
 	bits := readDigests(t, h)
@@ -111,9 +121,9 @@ func Run(t *testing.T, h Harness) {
 	}
 	run("Unsupported", func(t *testing.T) { testUnsupported(t, dev, h.Unsupported) })
 	run("Transfer", func(t *testing.T) { testTransfer(t, dev) })
-	run("Cases", func(t *testing.T) { testCases(t, dev, bits) })
+	run("Cases", func(t *testing.T) { testCases(t, dev, h, bits) })
 	run("Pairs", func(t *testing.T) { testPairs(t, dev, h, bits) })
-	twice("Caches", testCaches)
+	twice("Caches", func(t *testing.T, dev *kernels.Device, bits *digests) { testCaches(t, dev, h, bits) })
 	if h.Digests != "" {
 		run("Digests", bits.finish)
 	}
@@ -126,7 +136,7 @@ func Run(t *testing.T, h Harness) {
 	run("Packed", func(t *testing.T) { testPacked(t, dev) })
 	run("Scores", func(t *testing.T) { testScores(t, dev) })
 	run("TopWeights", func(t *testing.T) { testTopWeights(t, dev) })
-	run("Edges", func(t *testing.T) { testEdges(t, dev) })
+	run("Edges", func(t *testing.T) { testEdges(t, dev, h) })
 	run("HeadSizes", func(t *testing.T) { testHeadSizes(t, dev, h) })
 	run("Models", func(t *testing.T) { testModels(t, dev, h) })
 	run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, dev) })
@@ -181,7 +191,18 @@ func (h *Harness) hurries() bool { return testing.Short() && h.GradientsEvery > 
 func (h *Harness) every() int { return max(1, h.PairsEvery) }
 
 // takes reports whether case n of a long list is run.
-func (h *Harness) takes(n int) bool { return n%h.every() == h.PairsFrom%h.every() }
+func (h *Harness) takes(n int) bool { return h.take(n%h.every() == h.PairsFrom%h.every()) }
+
+// take returns yes, and counts what is left out.
+func (h *Harness) take(yes bool) bool {
+	if !yes && h.left != nil {
+		*h.left++
+	}
+	return yes
+}
+
+// edge reports whether number i of edges is taken: all, or powers of two, what follows them, and what precedes others.
+func (h *Harness) edge(i int) bool { return h.take(!h.hurries() || i/3%2 == 0) }
 
 // small returns the number of small problems, divided by a number.
 func (h *Harness) small(by int) int {

@@ -14,8 +14,11 @@ import (
 )
 
 // testCases runs every named case, fused and by stages.
-func testCases(t *testing.T, dev *kernels.Device, bits *digests) {
-	for _, c := range Cases() {
+func testCases(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
+	for n, c := range Cases() {
+		if !h.take(n%max(1, h.CasesEvery) == 0) {
+			continue
+		}
 		t.Run(c.Name, func(t *testing.T) {
 			needs(t, dev, c)
 			testCase(t, dev, c, bits)
@@ -58,7 +61,7 @@ func largeScores() (cases []Case) {
 }
 
 // testEdges runs numbers of queries and keys on both sides of every tile edge, also causal, and the largest scores.
-func testEdges(t *testing.T, dev *kernels.Device) {
+func testEdges(t *testing.T, dev *kernels.Device, h Harness) {
 	for _, c := range largeScores() {
 		t.Run(c.Name, func(t *testing.T) {
 			needs(t, dev, c)
@@ -66,6 +69,9 @@ func testEdges(t *testing.T, dev *kernels.Device) {
 		})
 	}
 	for i, n := range edges {
+		if !h.edge(i) {
+			continue
+		}
 		for _, c := range []Case{
 			{Name: "sq", Dims: kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: n, SeqK: 70, Dim: 12, ValueDim: 12}},
 			{Name: "sk", Dims: kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 35, SeqK: n, Dim: 12, ValueDim: 12}},
@@ -83,6 +89,9 @@ func testEdges(t *testing.T, dev *kernels.Device) {
 // for decoding.
 func testHeadSizes(t *testing.T, dev *kernels.Device, h Harness) {
 	for i, d := range append(edges, 80, 112, 576) {
+		if !h.edge(i) {
+			continue
+		}
 		cases := []Case{
 			{Name: "D", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: d, ValueDim: d}},
 			{Name: "Dv", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: 5, ValueDim: d}},
