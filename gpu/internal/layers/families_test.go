@@ -34,8 +34,10 @@ func TestFamilies(t *testing.T) {
 		t.Fatalf("there are %d files, should be 21", len(files))
 	}
 	each(t, func(t *testing.T, dev *kernels.Device) {
+		left := 0
 		for n, file := range files {
-			if testing.Short() && n%2 > 0 && strings.HasSuffix(t.Name(), "gpu") { // a driver compiles a kernel for many of them
+			if testing.Short() && n%4 > 0 && strings.HasSuffix(t.Name(), "gpu") { // a driver compiles kernels for many of them
+				left++
 				continue
 			}
 			family := file[len(folder)+1 : len(file)-len(".safetensors")]
@@ -45,6 +47,7 @@ func TestFamilies(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%d", family, i), func(t *testing.T) { testFamily(t, dev, model, i, content) })
 			}
 		}
+		t.Logf("%d of %d families are left out", left, len(files))
 	})
 }
 
