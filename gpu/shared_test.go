@@ -324,6 +324,8 @@ func TestSharedLeavesNothing(t *testing.T) {
 		b := p.share(t, gpu.Options{})
 		blank := gpu.Port(b).Live()
 		shape := backend.Shape{1, 1, 64, 32}
+		first := wrap(t, b, xb, shape)
+		first.Release()
 		x, o := wrap(t, b, xb, shape), wrap(t, b, ob, shape)
 		if live := gpu.Port(b).Live(); live.Buffers != blank.Buffers+2 || live.Bytes != blank.Bytes+2*4*64*32 {
 			t.Errorf("%+v with two wrapped buffers, %+v without", live, blank)
