@@ -4,11 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"os"
-	"strings"
-	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	_ "github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -97,15 +93,4 @@ func ExampleMultiHeadAttention_Backward() {
 	}
 	fmt.Printf("loss %.3f, after a step %.3f", before, after)
 	// Output: loss 2.588, after a step 2.039
-}
-
-// TestTrainingPage: docs/training.md has the functions lossOf and step.
-func TestTrainingPage(t *testing.T) {
-	source := must.Get(os.ReadFile("training_test.go"))(t)
-	page := must.Get(os.ReadFile("../../docs/training.md"))(t)
-	_, text, _ := strings.Cut(string(source), "\n// lossOf ")
-	text, _, ok := strings.Cut(text, "\n// The weights of a layer")
-	if want := "```go\n// lossOf " + text + "```\n"; !ok || !strings.Contains(string(page), want) {
-		t.Errorf("docs/training.md lacks\n%s", want)
-	}
 }
