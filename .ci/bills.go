@@ -1,8 +1,9 @@
 //go:build ignore
 
 // Command bills checks the bill of materials of each archive in the current folder, a release of the
-// VERSION in its argument: it has the modules of the binary in that archive, as the linker recorded
-// them, each with its version, hash and licence, and no others.
+// VERSION in its first argument: it has the modules of the binary in that archive, as the linker
+// recorded them, and no others. Each has its version, its hash, and a licence that NOTICE, the second
+// argument, has for it.
 package main
 
 import (
@@ -18,6 +19,8 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -35,8 +38,14 @@ type bill struct {
 	Components []component
 }
 
+// noticed has the licences of each module by the NOTICE of the release.
+var noticed = map[string][]string{}
+
 func main() {
 	log.SetFlags(0)
+	for _, m := range regexp.MustCompile(`(?m)^== (\S+) \((.+)\)$`).FindAllSubmatch(get(os.ReadFile(os.Args[2])), -1) {
+		noticed[string(m[1])] = strings.Split(string(m[2]), ", ")
+	}
 	archives := append(get(filepath.Glob("*.tar.gz")), get(filepath.Glob("*.zip"))...)
 	for _, archive := range archives {
 		name := strings.TrimSuffix(strings.TrimSuffix(archive, ".tar.gz"), ".zip")
@@ -65,8 +74,11 @@ func check(program, text []byte, version string) error {
 		if listed[c.Name+" "+c.Version] = true; c.Name == "std" {
 			continue // Go's own library, without hash and licence
 		}
-		if len(c.Hashes) == 0 || len(c.Evidence.Licenses) == 0 || c.Evidence.Licenses[0].License.ID == "" {
+		if len(c.Hashes) == 0 || len(c.Evidence.Licenses) == 0 {
 			return fmt.Errorf("%s has no hash or no licence", c.Name)
+		}
+		if id := c.Evidence.Licenses[0].License.ID; !slices.Contains(noticed[c.Name], id) {
+			return fmt.Errorf("%s has the licence %q, in NOTICE %q", c.Name, id, noticed[c.Name])
 		}
 	}
 	modules := []string{"std " + info.GoVersion}
