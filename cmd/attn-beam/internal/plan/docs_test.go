@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
@@ -20,33 +19,26 @@ import (
 
 var update = flag.Bool("update", false, "write the tables of docs/distributed.md")
 
-// gpu is a worker with a GPU and a network of 16 Gbit/s.
-func gpu(workers int) Machine {
-	return Machine{Workers: workers, Speed: 10e12, Bandwidth: 2e9, Overhead: 100 * time.Millisecond}
-}
-
 // tables returns the tables of docs/distributed.md that programs compute, by their names.
 func tables(t *testing.T) map[string]string {
 	lengths := []struct {
 		name string
 		s    int
 	}{{"1M", 1_000_000}, {"10M", 10_000_000}, {"100M", 100_000_000}}
-	var bytes, times strings.Builder
-	bytes.WriteString("| S | operations | units | q, k and v read | partial results | output |\n| --- | --- | --- | --- | --- | --- |\n")
-	times.WriteString("| S | workers | CPU: units | merge | efficiency | GPU: units | merge | efficiency |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	var times strings.Builder
+	times.WriteString("| S | units | partial results | on 256 workers | efficiency | on 4,096 workers | efficiency |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, l := range lengths {
 		p := planned(t, l.s, 1, causal)
-		fmt.Fprintf(&bytes, "| %s | %s | %s | %s | %s | %s |\n", l.name, cli.SI(p.FLOPs, "FLOP"), thousands(p.Units), cli.SI(float64(p.Read), "B"), cli.SI(float64(p.Partials), "B"), cli.SI(float64(p.Output), "B"))
-		for _, workers := range []int{16, 256, 4096} {
-			p := planned(t, l.s, workers, causal)
-			c, g := p.On(node(workers)), p.On(gpu(workers))
-			fmt.Fprintf(&times, "| %s | %s | %s | %s | %.0f%% | %s | %s | %.0f%% |\n", l.name, thousands(int64(workers)),
-				short(c.Units), short(c.Merge), 100*c.Efficiency, short(g.Units), short(g.Merge), 100*g.Efficiency)
+		fmt.Fprintf(&times, "| %s | %s | %s |", l.name, thousands(p.Units), cli.SI(float64(p.Partials), "B"))
+		for _, workers := range []int{256, 4096} {
+			c := planned(t, l.s, workers, causal).On(node(workers))
+			fmt.Fprintf(&times, " %s | %.0f%% |", short(c.Units+c.Merge), 100*c.Efficiency)
 		}
+		times.WriteByte('\n')
 	}
 	var printed strings.Builder
 	must.Do(t, planned(t, 10_000_000, 256, causal).Print(&printed, node(256)))
-	return map[string]string{"bytes": bytes.String(), "times": times.String(), "plan": "    " + strings.ReplaceAll(strings.TrimSuffix(printed.String(), "\n"), "\n", "\n    ") + "\n"}
+	return map[string]string{"times": times.String(), "plan": "    " + strings.ReplaceAll(strings.TrimSuffix(printed.String(), "\n"), "\n", "\n    ") + "\n"}
 }
 
 // TestDocs: the tables of docs/distributed.md are those that the plan computes now.
