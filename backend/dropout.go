@@ -46,14 +46,14 @@ func (d Dropout) Threshold() uint32 { return uint32(float64(d.P) * (1 << 32)) }
 // is at least Threshold. First is added to the position.
 func (d Dropout) Keeps(b, h, i, j int) bool {
 	row := uint32(d.First[Seq] + i)
-	x := Philox([4]uint32{row / 4, uint32(d.First[Dim] + j), uint32(d.First[Heads] + h), uint32(d.First[Batch] + b)},
+	x := philox([4]uint32{row / 4, uint32(d.First[Dim] + j), uint32(d.First[Heads] + h), uint32(d.First[Batch] + b)},
 		[2]uint32{uint32(d.Seed), uint32(d.Seed >> 32)})
 	return x[row%4] >= d.Threshold()
 }
 
-// Philox is the counter-based generator Philox4x32-10 (Salmon et al. 2011, Parallel
+// philox is the counter-based generator Philox4x32-10 (Salmon et al. 2011, Parallel
 // Random Numbers: As Easy as 1, 2, 3).
-func Philox(counter [4]uint32, key [2]uint32) [4]uint32 {
+func philox(counter [4]uint32, key [2]uint32) [4]uint32 {
 	const m0, m1 = 0xd2511f53, 0xcd9e8d57
 	const w0, w1 = 0x9e3779b9, 0xbb67ae85
 	c, k := counter, key

@@ -18,8 +18,8 @@ func TestPhilox(t *testing.T) {
 		{[4]uint32{all, all, all, all}, [2]uint32{all, all}, [4]uint32{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
 		{[4]uint32{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, [2]uint32{0xa4093822, 0x299f31d0}, [4]uint32{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
 	} {
-		if got := Philox(c.counter, c.key); got != c.want {
-			t.Errorf("Philox(%x, %x) = %x, published: %x", c.counter, c.key, got, c.want)
+		if got := philox(c.counter, c.key); got != c.want {
+			t.Errorf("philox(%x, %x) = %x, published: %x", c.counter, c.key, got, c.want)
 		}
 	}
 }

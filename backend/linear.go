@@ -35,7 +35,7 @@ type LinearAttender interface {
 // errors with it. Nothing is normalised here, see Normaliser.
 type LinearAttention struct {
 	O, Q, K, V Tensor
-	// Decay and Beta select the update rule, see UpdateRule. The zero Tensor means none.
+	// Decay and Beta select the update rule. The zero Tensor means none.
 	Decay, Beta Tensor
 	// PastState and PresentState may be the same view, and must not overlap otherwise. The zero Tensor means states of
 	// zeros, and that the final states are not requested.
@@ -47,20 +47,6 @@ type LinearAttention struct {
 	CuQ []int
 	// ChunkSize is a hint: how many tokens to compute together. 0 leaves the choice to the backend.
 	ChunkSize int
-}
-
-// UpdateRule returns the update_rule of ONNX: "gated_delta" with Decay and Beta, "gated" or "delta" with one of them, and
-// else "linear".
-func (c *LinearAttention) UpdateRule() string {
-	switch {
-	case c.Decay.IsZero() && c.Beta.IsZero():
-		return "linear"
-	case c.Beta.IsZero():
-		return "gated"
-	case c.Decay.IsZero():
-		return "delta"
-	}
-	return "gated_delta"
 }
 
 // Operands returns the outputs and inputs under the names that errors use. A state that is updated in place is an output only.
