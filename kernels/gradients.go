@@ -283,14 +283,7 @@ func (c *Call) AllocGradients(ctx context.Context, want Gradients) (g Gradients,
 // runs nothing. The gradients of q, k and v take five products where the forward pass takes two, 2.5 times its FLOPs.
 func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err error) {
 	defer op.Annotate(&err, "plan")
-	if err := c.ready(); err != nil {
-		return sum, err
-	}
-	diff, err := need[backend.Differentiator](ctx, c.dev, "gradients")
-	if err != nil {
-		return sum, err
-	}
-	err = c.rehearse(want, func(g *backend.Gradients) error {
+	err = c.rehearseBackward(ctx, want, func(diff backend.Differentiator, g *backend.Gradients) error {
 		p, err := diff.PlanBackward(ctx, g)
 		p.Bytes += sum.Bytes
 		addPlan(&p, sum)
@@ -303,47 +296,44 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err 
 // WarmupBackward is [Call.Warmup] for Backward with the gradients of want, which may be without memory.
 func (c *Call) WarmupBackward(ctx context.Context, want Gradients) (err error) {
 	defer op.Annotate(&err, "warmup")
-	if err := c.ready(); err != nil {
-		return err
-	}
-	if _, err := need[backend.Differentiator](ctx, c.dev, "gradients"); err != nil {
-		return err
-	}
-	w, ok := c.dev.Backend().(backend.Warmer)
-	if !ok {
+	return c.rehearseBackward(ctx, want, func(diff backend.Differentiator, g *backend.Gradients) error {
+		if w, ok := diff.(backend.Warmer); ok {
+			return w.WarmupBackward(ctx, g)
+		}
 		return ctx.Err()
-	}
-	return c.rehearse(want, func(g *backend.Gradients) error { return w.WarmupBackward(ctx, g) })
+	})
 }
 
-// rehearse calls f with the backward passes of the call, without memory for their results.
-func (c *Call) rehearse(want Gradients, f func(g *backend.Gradients) error) error {
-	out, err := c.outputs(Meta)
-	if err != nil {
-		return err
-	}
-	if out.LSE, err = Meta(F32, c.rows(1)); err != nil {
-		return err
-	}
-	d := Result{O: out.O}
-	if err := c.checkBackward(&want, d, out); err != nil {
-		return err
-	}
-	if !c.whole() { // see summed
-		for _, t := range want.sums() {
-			if *t, err = Meta(F32, t.Shape()); err != nil {
+// rehearseBackward calls f with the backward passes of the call, without memory for their results.
+func (c *Call) rehearseBackward(ctx context.Context, want Gradients, f func(diff backend.Differentiator, g *backend.Gradients) error) error {
+	return c.rehearse(ctx, func(be backend.Backend, out Result) (err error) {
+		diff, err := op.Need[backend.Differentiator](be, "gradients")
+		if err != nil {
+			return err
+		}
+		if out.LSE, err = Meta(F32, c.rows(1)); err != nil {
+			return err
+		}
+		d := Result{O: out.O}
+		if err := c.checkBackward(&want, d, out); err != nil {
+			return err
+		}
+		if !c.whole() { // see summed
+			for _, t := range want.sums() {
+				if *t, err = Meta(F32, t.Shape()); err != nil {
+					return err
+				}
+			}
+		}
+		for i := range c.subs {
+			g := c.gradients(&c.subs[i], &want, d, out)
+			g.Add = !c.whole()
+			if err := f(diff, &g); err != nil {
 				return err
 			}
 		}
-	}
-	for i := range c.subs {
-		g := c.gradients(&c.subs[i], &want, d, out)
-		g.Add = !c.whole()
-		if err := f(&g); err != nil {
-			return err
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // sums returns the gradients of g that need a sum in F32 before they are rounded.

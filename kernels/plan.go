@@ -13,29 +13,37 @@ import (
 // cut. It runs nothing.
 func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 	defer op.Annotate(&err, "plan")
+	err = c.rehearse(ctx, func(be backend.Backend, out Result) (err error) {
+		if len(c.calls) == 1 {
+			sum, err = be.Plan(ctx, c.calls[0])
+		} else {
+			sum, err = c.planTogether(ctx, be, out)
+		}
+		if w := out.Weights; err == nil && c.opt.Weights && len(c.calls) > 0 {
+			sum.Path += ", QK and Softmax for weights"
+			sum.Why += fmt.Sprintf("; weights are requested, which keeps all scores %v: O(S²) memory, and two stages compute the scores again", w.Shape())
+			sum.Bytes += 3 * w.Bytes() // QK writes them, Softmax reads and writes them
+			sum.Chunks += 2 * len(c.calls)
+			sum.Cut += fmt.Sprintf("; 2 stages over %d MiB of weights", w.Bytes()>>20)
+		}
+		return err
+	})
+	return sum, err
+}
+
+// rehearse calls f with the backend and with results without memory, which are those of the backend calls.
+func (c *Call) rehearse(ctx context.Context, f func(be backend.Backend, out Result) error) error {
 	out, err := c.outputs(Meta)
 	if err != nil {
-		return Plan{}, err
+		return err
 	}
 	be, err := c.dev.on(ctx)
 	if err != nil {
-		return Plan{}, err
+		return err
 	}
 	defer c.bindOutputs(Result{})
 	c.bindOutputs(out)
-	if len(c.calls) == 1 {
-		sum, err = be.Plan(ctx, c.calls[0])
-	} else {
-		sum, err = c.planTogether(ctx, be, out)
-	}
-	if w := out.Weights; err == nil && c.opt.Weights && len(c.calls) > 0 {
-		sum.Path += ", QK and Softmax for weights"
-		sum.Why += fmt.Sprintf("; weights are requested, which keeps all scores %v: O(S²) memory, and two stages compute the scores again", w.Shape())
-		sum.Bytes += 3 * w.Bytes() // QK writes them, Softmax reads and writes them
-		sum.Chunks += 2 * len(c.calls)
-		sum.Cut += fmt.Sprintf("; 2 stages over %d MiB of weights", w.Bytes()>>20)
-	}
-	return sum, err
+	return f(be, out)
 }
 
 // planTogether returns the plan of a call that several backend calls compute, or none.
@@ -84,24 +92,16 @@ func addPlan(sum *Plan, p Plan) {
 // nothing. It returns ErrUnsupported, ErrDeviceLost and context errors.
 func (c *Call) Warmup(ctx context.Context) (err error) {
 	defer op.Annotate(&err, "warmup")
-	out, err := c.outputs(Meta)
-	if err != nil {
-		return err
-	}
-	be, err := c.dev.on(ctx)
-	if err != nil {
-		return err
-	}
-	w, ok := be.(backend.Warmer)
-	if !ok {
-		return ctx.Err()
-	}
-	defer c.bindOutputs(Result{})
-	c.bindOutputs(out)
-	for _, call := range c.calls {
-		if err := w.Warmup(ctx, call, c.opt.Weights); err != nil {
-			return err
+	return c.rehearse(ctx, func(be backend.Backend, _ Result) error {
+		w, ok := be.(backend.Warmer)
+		if !ok {
+			return ctx.Err()
 		}
-	}
-	return nil
+		for _, call := range c.calls {
+			if err := w.Warmup(ctx, call, c.opt.Weights); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
