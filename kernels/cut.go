@@ -129,13 +129,10 @@ func (c *Call) addSequences() error {
 	case opt.Pages == nil && opt.CuK == nil:
 		opt.CuK = opt.CuQ
 	}
-	if d.Batch != 1 {
-		return fmt.Errorf("q has shape %v, packed sequences have 1 batch: %w", c.q.Shape(), ErrShape)
-	}
 	if opt.Pages == nil && len(opt.CuK) != len(opt.CuQ) || n < 1 {
 		return fmt.Errorf("cuQ has %d entries and cuK %d: both have 0 and then the end of each sequence: %w", len(opt.CuQ), len(opt.CuK), ErrShape)
 	}
-	err := cmp.Or(checkCumulative("cuQ", opt.CuQ, d.SeqQ, "rows"), opt.checkLengths(n, d.Heads, "sequences"))
+	err := cmp.Or(checkSequences(opt.CuQ, d.Batch, d.SeqQ, "rows"), opt.checkLengths(n, d.Heads, "sequences"))
 	if opt.Pages == nil {
 		err = cmp.Or(err, checkCumulative("cuK", opt.CuK, d.SeqK, "keys"))
 	}

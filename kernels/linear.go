@@ -26,10 +26,7 @@ func (d *Device) LinearAttention(ctx context.Context, c LinearAttention) (err er
 	if err := checkLinear(&c); err != nil {
 		return err
 	}
-	if noElements(c.O) && noElements(c.PresentState) { // or there is none
-		return d.attend(ctx)
-	}
-	return b.LinearAttention(ctx, &c)
+	return d.compute(ctx, func() error { return b.LinearAttention(ctx, &c) }, c.O, c.PresentState)
 }
 
 // checkLinear checks c, and sets its defaults.
@@ -64,7 +61,7 @@ func checkLinear(c *LinearAttention) error {
 	if err != nil {
 		return err
 	}
-	if err := checkSequences(c.CuQ, q[Batch], tokens); err != nil {
+	if err := checkSequences(c.CuQ, q[Batch], tokens, "tokens"); err != nil {
 		return err
 	}
 	if err := checkStates(c.PastState, c.PresentState, Shape{backend.Sequences(c.CuQ, q[Batch]), hv, q[Dim], v[Dim]}, "[N, Hv, K, V] of sequences, k and v", F32); err != nil {
@@ -83,7 +80,7 @@ func checkLinear(c *LinearAttention) error {
 }
 
 // checkSequences checks the list of packed sequences, unless it is nil.
-func checkSequences(cuQ []int, batches, tokens int) error {
+func checkSequences(cuQ []int, batches, total int, of string) error {
 	switch {
 	case cuQ == nil:
 		return nil
@@ -92,7 +89,7 @@ func checkSequences(cuQ []int, batches, tokens int) error {
 	case len(cuQ) < 2:
 		return fmt.Errorf("cuQ has %d entries: it has 0 and then the end of each sequence: %w", len(cuQ), ErrShape)
 	}
-	return checkCumulative("cuQ", cuQ, tokens, "tokens")
+	return checkCumulative("cuQ", cuQ, total, of)
 }
 
 // checkStates checks the states before and after a call, each of which may be absent.
@@ -119,14 +116,11 @@ func (d *Device) CausalConv(ctx context.Context, c CausalConv) (err error) {
 		return fmt.Errorf("x has shape %v and w %v: they must be [B, 1, S, Ch] and [1, 1, W, Ch] with W from 1 to %d: %w", x, c.W.Shape(), backend.MaxConv, ErrShape)
 	}
 	if err := cmp.Or(c.Y.CheckShape("y", x, "shape of x", floats...), c.W.CheckShape("w", Shape{1, 1, width, x[Dim]}, "[1, 1, W, Ch] of x", floats...),
-		checkOptional("bias", c.Bias, Shape{1, 1, 1, x[Dim]}, "[1, 1, 1, Ch] of x", floats...), checkSequences(c.CuQ, x[Batch], x[Seq])); err != nil {
+		checkOptional("bias", c.Bias, Shape{1, 1, 1, x[Dim]}, "[1, 1, 1, Ch] of x", floats...), checkSequences(c.CuQ, x[Batch], x[Seq], "tokens")); err != nil {
 		return err
 	}
 	if err := checkStates(c.PastState, c.PresentState, Shape{backend.Sequences(c.CuQ, x[Batch]), 1, width - 1, x[Dim]}, "[N, 1, W-1, Ch] of sequences, w and x", floats...); err != nil {
 		return err
 	}
-	if noElements(c.Y) && noElements(c.PresentState) { // or there is none
-		return d.attend(ctx)
-	}
-	return b.CausalConv(ctx, &c)
+	return d.compute(ctx, func() error { return b.CausalConv(ctx, &c) }, c.Y, c.PresentState)
 }

@@ -41,6 +41,14 @@ func (d *Device) Copy(ctx context.Context, dst, src []Tensor) (err error) {
 // noElements reports whether t has an axis of length 0.
 func noElements(t Tensor) bool { return t.Shape().Elements() == 0 }
 
+// compute calls f, which computes results. If none has elements, it returns the errors of a closed device and of ctx.
+func (d *Device) compute(ctx context.Context, f func() error, results ...Tensor) error {
+	if slices.ContainsFunc(results, func(t Tensor) bool { return !noElements(t) }) {
+		return f()
+	}
+	return d.attend(ctx)
+}
+
 // Project computes a linear layer for each batch and head:
 //
 //	y = x·w + bias
@@ -72,10 +80,7 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) 
 	if err := checkOptional("bias", bias, Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...); err != nil {
 		return err
 	}
-	if noElements(y) {
-		return d.attend(ctx)
-	}
-	return p.Project(ctx, y, x, w, bias)
+	return d.compute(ctx, func() error { return p.Project(ctx, y, x, w, bias) }, y)
 }
 
 // Angles are rotation angles in device memory, as cosines and sines, for example of nn.RoPE. Layers
@@ -107,17 +112,11 @@ func (a Angles) Release() {
 // rotate, and the backend's.
 func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) {
 	defer op.Annotate(&err, "rotate")
-	r, err := need[backend.Rotator](ctx, d, "rotary embedding")
-	if err != nil {
-		return err
-	}
-	if err := cmp.Or(x.Check("x", floats...), a.Cos.Check("cos", F32), a.Sin.Check("sin", F32)); err != nil {
+	r, err := ofRows[backend.Rotator](ctx, d, "rotary embedding", x, backend.Operand{Name: "y", Tensor: y})
+	if err := cmp.Or(err, a.Cos.Check("cos", F32), a.Sin.Check("sin", F32)); err != nil {
 		return err
 	}
 	shape := x.Shape()
-	if err := y.CheckShape("y", shape, "shape of x", floats...); err != nil {
-		return err
-	}
 	angles := shape
 	angles[Dim] = a.Cos.Shape()[Dim]
 	if 2*angles[Dim] > shape[Dim] {
@@ -135,10 +134,7 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 	if err != nil {
 		return fmt.Errorf("sin: %w", err)
 	}
-	if noElements(y) {
-		return d.attend(ctx)
-	}
-	return r.Rotate(ctx, y, x, cos, sin, a.Rotation)
+	return d.compute(ctx, func() error { return r.Rotate(ctx, y, x, cos, sin, a.Rotation) }, y)
 }
 
 // Merge combines results over two disjoint sets of keys into the result over their union,
@@ -174,10 +170,7 @@ func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 		part.LSE.CheckShape("the part's lse", sums, rule, F32)); err != nil {
 		return err
 	}
-	if noElements(r.O) {
-		return d.attend(ctx)
-	}
-	return m.Merge(ctx, r.O, r.LSE, part.O, part.LSE)
+	return d.compute(ctx, func() error { return m.Merge(ctx, r.O, r.LSE, part.O, part.LSE) }, r.O)
 }
 
 // Normalise computes the root-mean-square norm of each row of x (Zhang and Sennrich 2019), as models do with
@@ -205,10 +198,7 @@ func (d *Device) Normalise(ctx context.Context, y, x, w Tensor, n Norm) (err err
 	if w, err = normWeights(w, x.Shape(), &n); err != nil {
 		return err
 	}
-	if noElements(y) {
-		return d.attend(ctx)
-	}
-	return b.Normalise(ctx, y, x, w, n)
+	return d.compute(ctx, func() error { return b.Normalise(ctx, y, x, w, n) }, y)
 }
 
 // NormaliseBackward computes the gradients of [Device.Normalise] with respect to x and w from dy, that with respect to y:
@@ -233,10 +223,7 @@ func (d *Device) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor,
 	if w, err = normWeights(w, x.Shape(), &n); err != nil {
 		return err
 	}
-	if noElements(dx) {
-		return d.attend(ctx)
-	}
-	return b.NormaliseBackward(ctx, dx, dw, dy, x, w, n)
+	return d.compute(ctx, func() error { return b.NormaliseBackward(ctx, dx, dw, dy, x, w, n) }, dx)
 }
 
 // normWeights returns w, broadcast to the shape of x, and sets the default of n.
@@ -282,10 +269,7 @@ func (d *Device) Gate(ctx context.Context, y, x, gate Tensor, f Activation) (err
 	if gate, err = gates(gate, x.Shape(), f); err != nil {
 		return err
 	}
-	if noElements(y) {
-		return d.attend(ctx)
-	}
-	return b.Gate(ctx, y, x, gate, f)
+	return d.compute(ctx, func() error { return b.Gate(ctx, y, x, gate, f) }, y)
 }
 
 // GateBackward computes the gradients of [Device.Gate] with respect to x and gate from dy, that with respect to y:
@@ -310,10 +294,7 @@ func (d *Device) GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor
 	if gate, err = gates(gate, x.Shape(), f); err != nil {
 		return err
 	}
-	if noElements(dx) {
-		return d.attend(ctx)
-	}
-	return b.GateBackward(ctx, dx, dgate, dy, x, gate, f)
+	return d.compute(ctx, func() error { return b.GateBackward(ctx, dx, dgate, dy, x, gate, f) }, dx)
 }
 
 // gates returns the gates of x, broadcast to its shape.
