@@ -37,10 +37,8 @@ struct ConvParams {
     o: Strides,
 }
 
-@binding var<storage, read> x: array<u32>;
-@binding var<storage, read> w: array<u32>;
-@binding var<storage, read> constant: array<u32>;
-@binding var<storage, read> past: array<u32>;
+@each($x: x, w, constant, past)
+@binding var<storage, read> $x: array<u32>;
 @binding var<storage, read_write> o: Words;
 @binding var<uniform> p: ConvParams;
 

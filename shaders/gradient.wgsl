@@ -371,10 +371,8 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, e
                 @inline stage_info();
 
                 @unroll for (var i = 0u; i < 16u; i++) { s[i] = vec4<f32>(0.0); }
-                @inline begin(q, RN, r0, p.dim);
-                @inline begin(k, JN, j0, p.dim);
-                @inline begin(g, RN, r0, p.vdim);
-                @inline begin(v, JN, j0, p.vdim);
+                @each($x $count $first $depth: q RN r0 dim, k JN j0 dim, g RN r0 vdim, v JN j0 vdim)
+                @inline begin($x, $count, $first, p.$depth);
                 @if(KEYS == 1u) {
                     @inline scores(0u, k, q, p.dim);
                     @inline scores(8u, v, g, p.vdim);

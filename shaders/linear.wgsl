@@ -72,11 +72,8 @@ struct LinearParams {
     present: Strides,
 }
 
-@binding var<storage, read> query: array<u32>;
-@binding var<storage, read> key: array<u32>;
-@binding var<storage, read> value: array<u32>;
-@binding var<storage, read> decay: array<u32>;
-@binding var<storage, read> beta: array<u32>;
+@each($x: query, key, value, decay, beta)
+@binding var<storage, read> $x: array<u32>;
 @binding var<storage, read> past: array<f32>;
 @binding var<storage, read_write> o: Words;
 @binding var<storage, read_write> present: array<f32>;

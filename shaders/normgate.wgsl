@@ -37,9 +37,8 @@ struct NormGateParams {
     terms: Strides,
 }
 
-@binding var<storage, read> g: array<u32>;
-@binding var<storage, read> x: array<u32>;
-@binding var<storage, read> w: array<u32>;
+@each($x: g, x, w)
+@binding var<storage, read> $x: array<u32>;
 @binding var<storage, read_write> o: Words;
 @binding var<storage, read_write> terms: array<f32>;
 @binding var<uniform> p: NormGateParams;
@@ -90,10 +89,8 @@ fn activation(w: f32) -> vec2<f32> {
         let s = e / (2.0 + e);
         let z = s * s;
         var r = fma(0.07692308, z, 0.09090909);
-        r = fma(r, z, 0.11111111);
-        r = fma(r, z, 0.14285714);
-        r = fma(r, z, 0.2);
-        r = fma(r, z, 0.33333334);
+        @each($x: 0.11111111, 0.14285714, 0.2, 0.33333334)
+        r = fma(r, z, $x);
         f = vec2<f32>(max(w, 0.0) + 2.0 * s * fma(r, z, 1.0), sigma.x);
     }
     return f;

@@ -18,23 +18,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let f = vec4<f32>(p.factor);
     let a = vec4<f32>(p.addend);
     var x0 = vec4<f32>(f32(id.x));
-    var x1 = x0 + vec4<f32>(1.0);
-    var x2 = x0 + vec4<f32>(2.0);
-    var x3 = x0 + vec4<f32>(3.0);
-    var x4 = x0 + vec4<f32>(4.0);
-    var x5 = x0 + vec4<f32>(5.0);
-    var x6 = x0 + vec4<f32>(6.0);
-    var x7 = x0 + vec4<f32>(7.0);
+    @each($n: 1, 2, 3, 4, 5, 6, 7)
+    var x$n = x0 + vec4<f32>($n.0);
     for (var i = 0u; i < p.rounds; i++) {
         @unroll for (var n = 0u; n < 16u; n++) {
-            x0 = fma(x0, f, a);
-            x1 = fma(x1, f, a);
-            x2 = fma(x2, f, a);
-            x3 = fma(x3, f, a);
-            x4 = fma(x4, f, a);
-            x5 = fma(x5, f, a);
-            x6 = fma(x6, f, a);
-            x7 = fma(x7, f, a);
+            @each($n: 0, 1, 2, 3, 4, 5, 6, 7)
+            x$n = fma(x$n, f, a);
         }
     }
     let sum = ((x0 + x1) + (x2 + x3)) + ((x4 + x5) + (x6 + x7));

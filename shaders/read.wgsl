@@ -23,10 +23,8 @@ struct ReadParams {
     last3: u32,
 }
 
-@binding var<storage, read> src0: array<vec4<f32>>;
-@binding var<storage, read> src1: array<vec4<f32>>;
-@binding var<storage, read> src2: array<vec4<f32>>;
-@binding var<storage, read> src3: array<vec4<f32>>;
+@each($n: 0, 1, 2, 3)
+@binding var<storage, read> src$n: array<vec4<f32>>;
 @binding var<storage, read_write> out: array<vec4<f32>>;
 @binding var<uniform> p: ReadParams;
 

@@ -47,6 +47,7 @@ func TestAttributes(t *testing.T) {
 			"@if(IN == 0u) { a(); } @else b();\n@if(IN != max(N, M) - 2u) fn c() {}\n@if(N != M) if (x) {} else { d(); } @else e();",
 			"b();\nif (x) {} else { d(); }"},
 		{"conditions nest", Registers, "@if(N == 2u) @if(M == 2u) a(); @else { @if(M == 3u) b(); }", "{ b(); }"},
+		{"statements are copied too", Registers, "@each($x $y: a 1u, b N) { $x($y); }\nc();", "{ a(1u); }\n{ b(N); }\nc();"},
 		{"an inline function is inserted with its arguments", Registers,
 			"@unroll for (var i = 0u; i < 1u; i++) { @inline twice(put, i); }", "{  put(0u); put(0u + 1u);  }"},
 	} {

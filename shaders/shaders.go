@@ -17,7 +17,7 @@
 //	@main(n) { ... }                    the entry point, for n threads; it has t, the thread, and id, see [Ranged]
 //	@if(IN == 1u) ... @else ...         keeps one of two declarations or statements; @else is optional
 //	@unroll for (...) { ... }           copies the body for each value of the counter, see [Expand]
-//	@each($x $T: q IN, k KV) fn f_$x    makes a function for each binding: WGSL has no pointers to them
+//	@each($x $T: q IN, k KV) fn f_$x    copies a declaration or statement: WGSL has no pointers to bindings
 //	@inline f(a);                       inserts the body of a function @inline fn f($x) { ... } as text
 //
 // Conditions and the bounds of unrolled loops consist of constants. An inline function sees the

@@ -36,7 +36,7 @@ var (
 	blank     = regexp.MustCompile(`\n\s*\n`)
 	directive = regexp.MustCompile(`(?m)^(?:enable|diagnostic)\b[^;]*;\n`)
 	declared  = regexp.MustCompile(`\b(fn|struct|const|var|alias)(?:<[^>]*>)? (\w+)`)
-	copies    = regexp.MustCompile(`^@each\(([^:]*):(.*)\)\s*`)
+	copies    = regexp.MustCompile(`@each\(([^:]*):([^)]*)\)\s*`)
 	inline    = regexp.MustCompile(`^@inline fn \w+\((.*)\) \{`)
 	call      = regexp.MustCompile(`@inline (\w+)\((.*?)\);`)
 	entry     = regexp.MustCompile(`@main\((\w+)\) \{`)
@@ -96,25 +96,31 @@ func parse(text string, shared map[string]part) source {
 	maps.Copy(s.parts, shared)
 	s.head = strings.Join(directive.FindAllString(s.text, -1), "")
 	text = strings.TrimSpace(entry.ReplaceAllString(directive.ReplaceAllString(s.text, ""), mainFunction))
-	for text != "" && s.err == nil {
-		list, params := [][]string{nil}, []string(nil)
-		if m := copies.FindStringSubmatch(text); m != nil {
-			text = text[len(m[0]):]
-			params, list = strings.Fields(m[1]), nil
-			for _, c := range strings.Split(m[2], ",") {
-				list = append(list, strings.Fields(c))
-			}
-		}
+	for text = s.copied(text); text != "" && s.err == nil; {
 		n := item(text)
-		for _, args := range list {
-			s.add(s.replaced(text[:n], params, args))
-		}
+		s.add(text[:n])
 		text = strings.TrimSpace(text[n:])
 	}
 	for i := range s.decls {
 		s.decls[i].text = s.expanded(s.decls[i].text)
 	}
 	return s
+}
+
+// copied returns text with copies of the declarations and statements that have the attribute @each.
+func (s *source) copied(text string) string {
+	var out strings.Builder
+	for at := copies.FindStringSubmatchIndex(text); at != nil; at = copies.FindStringSubmatchIndex(text) {
+		params, list := strings.Fields(text[at[2]:at[3]]), text[at[4]:at[5]]
+		out.WriteString(text[:at[0]])
+		text = text[at[1]:]
+		n := item(text)
+		for _, args := range strings.Split(list, ",") {
+			out.WriteString(s.copied(s.replaced(text[:n], params, strings.Fields(args))) + "\n")
+		}
+		text = text[n:]
+	}
+	return out.String() + text
 }
 
 // add adds a declaration or an inline function.

@@ -42,11 +42,8 @@ fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
         let n = floor(y + vec4<f32>(0.5));
         let f = y - n;
         r = fma(vec4<f32>(1.535336188319500e-4), f, vec4<f32>(1.339887440266574e-3));
-        r = fma(r, f, vec4<f32>(9.618437357674640e-3));
-        r = fma(r, f, vec4<f32>(5.550332471162809e-2));
-        r = fma(r, f, vec4<f32>(2.402264791363012e-1));
-        r = fma(r, f, vec4<f32>(6.931472028550421e-1));
-        r = fma(r, f, vec4<f32>(1.0));
+        @each($x: 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1, 1.0)
+        r = fma(r, f, vec4<f32>($x));
         r = r * bitcast<vec4<f32>>((vec4<i32>(n) + vec4<i32>(127)) << vec4<u32>(23u));
         r = select(r, vec4<f32>(0.0), x < vec4<f32>(-126.0));
         r = select(r, x, is_nan(x));
@@ -67,10 +64,8 @@ fn exp2_down(x: vec4<f32>) -> vec4<f32> {
         let n = floor(max(x, vec4<f32>(-126.0)) + vec4<f32>(0.5));
         let f = x - n;
         r = fma(vec4<f32>(1.3264727e-3), f, vec4<f32>(9.6715126e-3));
-        r = fma(r, f, vec4<f32>(5.5507337e-2));
-        r = fma(r, f, vec4<f32>(2.4022242e-1));
-        r = fma(r, f, vec4<f32>(6.9314698e-1));
-        r = fma(r, f, vec4<f32>(1.0));
+        @each($x: 5.5507337e-2, 2.4022242e-1, 6.9314698e-1, 1.0)
+        r = fma(r, f, vec4<f32>($x));
         r = r * bitcast<vec4<f32>>((vec4<i32>(min(n, vec4<f32>(64.0))) + vec4<i32>(127)) << vec4<u32>(23u));
         let below = bitcast<vec4<u32>>(x) - vec4<u32>(0xc2fc0001u); // 0 for the first number below -126
         r = select(r, vec4<f32>(0.0), below <= vec4<u32>(0x3c83ffffu)); // as far as -Inf
@@ -84,9 +79,8 @@ fn tanh_acc(x: vec4<f32>) -> vec4<f32> {
     let a = min(abs(x), vec4<f32>(20.0));
     let z = a * a;
     var r = fma(vec4<f32>(-5.70498872745e-3), z, vec4<f32>(2.06390887954e-2));
-    r = fma(r, z, vec4<f32>(-5.37397155531e-2));
-    r = fma(r, z, vec4<f32>(1.33314422036e-1));
-    r = fma(r, z, vec4<f32>(-3.33332819422e-1));
+    @each($x: -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+    r = fma(r, z, vec4<f32>($x));
     r = fma(r * z, a, a);
     let e = exp2_acc(a * 2.885390082);
     r = select(r, vec4<f32>(1.0) - vec4<f32>(2.0) / (e + vec4<f32>(1.0)), a >= vec4<f32>(0.625));
@@ -116,13 +110,9 @@ fn log_acc(x: f32) -> f32 {
     f = f - 1.0;
     let z = f * f;
     var r = fma(7.0376836292e-2, f, -1.1514610310e-1);
-    r = fma(r, f, 1.1676998740e-1);
-    r = fma(r, f, -1.2420140846e-1);
-    r = fma(r, f, 1.4249322787e-1);
-    r = fma(r, f, -1.6668057665e-1);
-    r = fma(r, f, 2.0000714765e-1);
-    r = fma(r, f, -2.4999993993e-1);
-    r = fma(r, f, 3.3333331174e-1);
+    @each($x: 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
+        -2.4999993993e-1, 3.3333331174e-1)
+    r = fma(r, f, $x);
     r = r * f * z;
     r = fma(e, -2.12194440e-4, r);
     r = fma(z, -0.5, r);
