@@ -9,9 +9,7 @@
 //
 // Workgroup memory: none.
 
-struct ConvParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct ConvParams {
     rows: u32, // of o
     row0: u32, // index of the first
     channels: u32,
@@ -27,14 +25,7 @@ struct ConvParams {
     constant_type: u32,
     past_type: u32,
     out_type: u32, // type of o
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-    x: Strides,
-    w: Strides,
-    constant: Strides,
-    past: Strides,
-    o: Strides,
+    x, w, constant, past, o: Strides,
 }
 
 @each($x: x, w, constant, past)

@@ -20,9 +20,7 @@
 //
 // Workgroup memory: tops 256 bytes.
 
-struct ConvertParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct ConvertParams {
     heads: u32,
     rows: u32,
     units: u32, // of a row: elements, or pairs; words of q8 or f8, or blocks of q4
@@ -31,10 +29,8 @@ struct ConvertParams {
     out_type: u32, // type of o
     pairs: u32, // 1: units are pairs of elements
     adds: u32, // 1: adds src to o; both are f32
-    pad0: u32, // 0, which compilers do not know
-    pad1: u32,
-    src: Strides,
-    o: Strides,
+    zero: u32, // 0, which compilers do not know
+    src, o: Strides,
 }
 
 @binding var<storage, read> src: array<u32>;
@@ -133,7 +129,7 @@ fn quantise_block(n: u32) {
         var w = 0u;
         for (var e = 0u; e < 4u; e++) {
             let x = value(load(at, first + 2u * i + e / 2u + e % 2u * 16u));
-            let product = bitcast<f32>(bitcast<u32>(x * by) + p.pad0); // which keeps compilers from an fma
+            let product = bitcast<f32>(bitcast<u32>(x * by) + p.zero); // which keeps compilers from an fma
             w |= min(15u, u32(product + 8.5)) << (4u * e);
         }
         put16(to + 1u + i, select(w, 0x8888u, empty));

@@ -7,9 +7,7 @@
 //
 // Workgroup memory: part 256 bytes.
 
-struct DeltaParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct DeltaParams {
     heads: u32,
     rows: u32,
     vdim: u32,
@@ -17,13 +15,7 @@ struct DeltaParams {
     o_type: u32, // type of o
     shifted: u32, // 1: there is a dLSE
     sunk: u32, // 1: sums is written
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-    g: Strides,
-    o: Strides,
-    lse: Strides,
-    dlse: Strides,
+    g, o, lse, dlse: Strides,
     out: Strides, // of rows
     sums: Strides,
     sinks: array<vec4<f32>, 16>, // of up to 64 heads

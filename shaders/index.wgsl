@@ -11,9 +11,7 @@
 //
 // Workgroup memory: counts 4096, sums 64, above and equal 256 bytes each.
 
-struct IndexParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct IndexParams {
     heads: u32,
     keys: u32, // of the block
     key0: u32, // the first of them
@@ -24,10 +22,7 @@ struct IndexParams {
     lo: i32, // row i sees keys from i + lo on
     hi: i32, // and below i + hi
     limit: u32, // and below limit
-    x: Strides,
-    w: Strides,
-    past: Strides,
-    o: Strides,
+    x, w, past, o: Strides,
 }
 
 @binding var<storage, read_write> x: array<u32>;

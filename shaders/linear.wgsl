@@ -33,9 +33,7 @@
 // Workgroup memory, token after token: rows 12 KiB, part 1 KiB, values 1 KiB, factors 128 bytes. In chunks: rows 3 KiB·ROWS,
 // part 4 KiB, values 1 KiB, inner 1 KiB, factors 128 bytes, logs 64 bytes. That is 30 KiB for K = 128.
 
-struct LinearParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct LinearParams {
     blocks: u32, // of 16 columns
     heads: u32, // states of a batch
     head0: u32, // index in the call of the box's first output head
@@ -59,17 +57,7 @@ struct LinearParams {
     beta_type: u32,
     out_type: u32, // type of o
     scale: f32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-    query: Strides,
-    key: Strides,
-    value: Strides,
-    decay: Strides,
-    beta: Strides,
-    past: Strides,
-    o: Strides,
-    present: Strides,
+    query, key, value, decay, beta, past, o, present: Strides,
 }
 
 @each($x: query, key, value, decay, beta)

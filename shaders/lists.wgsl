@@ -7,9 +7,7 @@
 //
 // Workgroup memory: 256 bytes.
 
-struct ListsParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct ListsParams {
     list0: u32, // index in the call of the first list
     top: u32, // keys of a list
     page: u32, // keys of a page, 0 without pages
@@ -18,8 +16,6 @@ struct ListsParams {
     k_s: u32,
     v_b: u32,
     v_s: u32,
-    pad0: u32,
-    pad1: u32,
     keys: Strides,
 }
 

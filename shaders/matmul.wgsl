@@ -34,9 +34,7 @@ const W4: u32 = 4u * CV;
 const AN: u32 = ROWS * QD / TX; // vec4 of a that a thread stages, all for one row of as_
 const WN: u32 = 4u * QD * CV / TY; // the same for w
 
-struct MatmulParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct MatmulParams {
     row_tiles: u32,
     col_tiles: u32,
     heads: u32, // heads of the box
@@ -50,7 +48,6 @@ struct MatmulParams {
     out_type: u32, // type of o
     bias_base: u32,
     bias_stride: u32,
-    pad0: u32,
     a: Strides,
     w: Strides, // s along x, d along n
     o: Strides,

@@ -8,19 +8,11 @@
 //
 // Workgroup memory: none.
 
-struct MergeParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct MergeParams {
     heads: u32,
     rows: u32,
     vdim: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-    o: Strides,
-    lse: Strides,
-    po: Strides,
-    plse: Strides,
+    o, lse, po, plse: Strides,
 }
 
 @binding var<storage, read> po: array<f32>;

@@ -9,9 +9,7 @@
 //
 // Workgroup memory: part 512 bytes.
 
-struct NormGateParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct NormGateParams {
     heads: u32,
     rows: u32,
     all: u32, // rows of the box, in all heads and batches
@@ -28,13 +26,7 @@ struct NormGateParams {
     one: f32, // added to w: 0 or 1
     epsilon: f32,
     by: f32, // 1/dim
-    pad0: u32,
-    pad1: u32,
-    g: Strides,
-    x: Strides,
-    w: Strides,
-    o: Strides,
-    terms: Strides,
+    g, x, w, o, terms: Strides,
 }
 
 @each($x: g, x, w)

@@ -14,9 +14,7 @@
 //
 // Workgroup memory: part 256 bytes.
 
-struct ReduceParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct ReduceParams {
     kind: u32,
     all: u32, // elements of o in the box
     batches: u32, // TOTALS: that are summed; ZEROS: of the box

@@ -8,9 +8,7 @@
 //
 // Workgroup memory: none.
 
-struct RoPEParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct RoPEParams {
     heads: u32,
     rows: u32,
     pairs: u32,
@@ -20,11 +18,7 @@ struct RoPEParams {
     inverse: u32, // 1: by -sin
     x_type: u32, // type of x: 0 f32, 1 f16, 2 bf16
     out_type: u32, // type of o
-    pad0: u32,
-    x: Strides,
-    cosine: Strides,
-    sine: Strides,
-    o: Strides,
+    x, cosine, sine, o: Strides,
 }
 
 @binding var<storage, read> x: array<u32>;

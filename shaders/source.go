@@ -38,6 +38,7 @@ var (
 	declared  = regexp.MustCompile(`\b(fn|struct|const|var|alias)(?:<[^>]*>)? (\w+)`)
 	copies    = regexp.MustCompile(`@each\(([^:]*):([^)]*)\)\s*`)
 	inline    = regexp.MustCompile(`^@inline fn \w+\((.*)\) \{`)
+	fields    = regexp.MustCompile(`((?:\w+, )*\w+): ([^,]+(?:, \d+>)?),`)
 	call      = regexp.MustCompile(`@inline (\w+)\((.*?)\);`)
 	entry     = regexp.MustCompile(`@main\((\w+)\) \{`)
 )
@@ -125,6 +126,9 @@ func (s *source) copied(text string) string {
 
 // add adds a declaration or an inline function.
 func (s *source) add(text string) {
+	if strings.HasPrefix(text, "@ranged ") {
+		text = ranged(text)
+	}
 	m := declared.FindStringSubmatch(text)
 	brackets := func(kinds string) int { return strings.Count(text, kinds[:1]) + strings.Count(text, kinds[1:]) }
 	if m == nil || !strings.ContainsAny(text[len(text)-1:], ";}") || brackets("({") != brackets(")}") {
@@ -134,6 +138,25 @@ func (s *source) add(text string) {
 	} else {
 		s.decls = append(s.decls, declaration{m[1], m[2], text})
 	}
+}
+
+// ranged returns the structure of the parameters of [Ranged]: first and total before its fields, each of these
+// with a type of its own, and padding, because structures and arrays in a uniform begin at multiples of 16 bytes.
+func ranged(text string) string {
+	head, body, _ := strings.Cut(strings.TrimPrefix(text, "@ranged "), "{")
+	out, words, pads := head+"{\n", 0, 0
+	for _, m := range fields.FindAllStringSubmatch("first, total: u32,"+body, -1) {
+		scalar := len(m[2]) == len("u32")
+		for ; !scalar && words%4 != 0; words++ {
+			out += fmt.Sprintf("pad%d: u32,\n", pads)
+			pads++
+		}
+		for _, name := range arguments(m[1]) {
+			out += name + ": " + m[2] + ",\n"
+			words += int(bit(scalar))
+		}
+	}
+	return out + "}"
 }
 
 // expanded returns text with the bodies of inline functions instead of their calls.

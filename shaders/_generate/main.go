@@ -15,12 +15,17 @@ import (
 )
 
 var (
-	structure = regexp.MustCompile(`(?ms)((?:^//[^\n]*\n)*)^struct (\w+) \{\n(.*?)^\}`)
-	field     = regexp.MustCompile(`^    (\w+): ([^,]+(?:, \d+>)?),(?: // (.*))?$`)
+	structure = regexp.MustCompile(`(?ms)((?:^//[^\n]*\n)*)^(@ranged )?struct (\w+) \{\n(.*?)^\}`)
+	field     = regexp.MustCompile(`^    ((?:\w+, )*\w+): ([^,]+(?:, \d+>)?),(?: // (.*))?$`)
 	table     = regexp.MustCompile(`^array<vec4<([uif]32)>, (\d+)>$`)
 	flagBlock = regexp.MustCompile(`(?ms)^// Bits of flags\.\n(.*?)\n\n`)
 	flag      = regexp.MustCompile(`^const (\w+): u32 = (\d+)u;(?: // (.*))?$`)
 )
+
+// ranged are the fields that @ranged adds.
+const ranged = `    first: u32, // workgroups of the box that earlier dispatches ran
+    total: u32, // workgroups of the box up to the end of this dispatch
+`
 
 // goTypes are the field types for WGSL's scalars. Lengths and positions are ints in Go.
 var goTypes = map[string]string{"u32": "int", "i32": "int", "f32": "float32"}
@@ -76,8 +81,12 @@ func generate(dir string) ([]byte, error) {
 	out.WriteString(")\n")
 	sizes := map[string]int{} // in words, of structures that others may contain
 	for _, m := range structure.FindAllStringSubmatch(text.String(), -1) {
-		if name := m[2]; name == "Strides" || strings.HasSuffix(name, "Params") {
-			if err := write(&out, name, m[1], m[3], sizes); err != nil {
+		if name := m[3]; name == "Strides" || strings.HasSuffix(name, "Params") {
+			body := m[4]
+			if m[2] != "" {
+				body = ranged + body
+			}
+			if err := write(&out, name, m[1], body, sizes); err != nil {
 				return nil, fmt.Errorf("struct %s: %w", name, err)
 			}
 		}
@@ -86,24 +95,28 @@ func generate(dir string) ([]byte, error) {
 }
 
 // write appends the Go type of a structure and its encoder. A structure or an array in a
-// uniform begins at a multiple of 16 bytes; the WGSL has a padding field where needed.
+// uniform begins at a multiple of 16 bytes, see package shaders for the padding before it.
 func write(out *bytes.Buffer, name, doc, body string, sizes map[string]int) error {
 	var fields, encode strings.Builder
-	var names []string
-	size := 0
+	var list [][]string // name, type, comment
 	for _, line := range strings.Split(strings.TrimSuffix(body, "\n"), "\n") {
 		m := field.FindStringSubmatch(line)
 		if m == nil {
 			return fmt.Errorf("no field: %s", line)
 		}
-		wgsl, goField := m[2], goName(m[1])
-		scalar, of := goTypes[wgsl], table.FindStringSubmatch(wgsl)
-		if scalar == "" && size%4 != 0 {
-			return fmt.Errorf("%s lies at word %d, which is no multiple of 4", m[1], size)
+		for _, name := range strings.Split(m[1], ", ") {
+			list = append(list, []string{name, m[2], m[3]})
 		}
-		names = append(names, m[1])
+	}
+	size := 0
+	for _, m := range list {
+		name, wgsl, goField := m[0], m[1], goName(m[0])
+		scalar, of := goTypes[wgsl], table.FindStringSubmatch(wgsl)
+		for ; scalar == "" && size%4 != 0; size++ {
+			encode.WriteString("b = put32(b, 0)\n")
+		}
 		switch {
-		case strings.HasPrefix(m[1], "pad"):
+		case strings.HasPrefix(name, "pad"):
 			encode.WriteString("b = put32(b, 0)\n")
 			size++
 			continue
@@ -126,9 +139,9 @@ func write(out *bytes.Buffer, name, doc, body string, sizes map[string]int) erro
 			scalar = wgsl
 			size += sizes[wgsl]
 		default:
-			return fmt.Errorf("%s has an unknown type %s", m[1], wgsl)
+			return fmt.Errorf("%s has an unknown type %s", name, wgsl)
 		}
-		fmt.Fprintf(&fields, "%s %s%s\n", goField, scalar, comment(m[3]))
+		fmt.Fprintf(&fields, "%s %s%s\n", goField, scalar, comment(m[2]))
 	}
 	method := "append"
 	if name == "Strides" {
@@ -148,7 +161,7 @@ func write(out *bytes.Buffer, name, doc, body string, sizes map[string]int) erro
 		out.WriteString("\n// Append implements Params.\n")
 	}
 	fmt.Fprintf(out, "func (p *%s) %s(b []byte) []byte {\n%sreturn b\n}\n", name, method, encode.String())
-	if len(names) > 1 && names[0] == "first" && names[1] == "total" {
+	if strings.HasPrefix(body, ranged) {
 		fmt.Fprintf(out, "\n// SetRange implements Ranged.\nfunc (p *%s) SetRange(first, total int) { p.First, p.Total = first, total }\n", name)
 	}
 	return nil

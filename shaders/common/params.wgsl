@@ -17,9 +17,7 @@ struct Strides {
 // AttentionParams are the parameters of the kernels that compute scores, each of which
 // reads some of the fields. A call is cut into boxes (ranges of batches, query heads and
 // queries), and a box into chunks (ranges of keys).
-struct AttentionParams {
-    first: u32, // workgroups of the box that earlier dispatches ran
-    total: u32, // workgroups of the box up to the end of this dispatch
+@ranged struct AttentionParams {
     blocks: u32, // query blocks
     heads: u32, // query heads of the box
     head0: u32, // index in the call of the box's first query head
@@ -69,15 +67,8 @@ struct AttentionParams {
     values: u32, // of the score mod
     values_at: u32, // position of the first in its binding
     counts_at: u32, // position of the first batch's count of listed keys in the table
-    pad0: u32,
     s: Strides, // scores of the softmax stage
-    q: Strides,
-    k: Strides,
-    v: Strides,
-    o: Strides,
-    lse: Strides,
-    mask: Strides,
-    bias: Strides,
+    q, k, v, o, lse, mask, bias: Strides,
     blocked: Strides, // of the block mask, in blocks
     relative: Strides, // of the relative bias; s is -d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
