@@ -39,11 +39,7 @@ const O4: u32 = ROWS * DVB;
 const ER: u32 = ROWS;
 const OUT16: u32 = 1u;
 
-@binding var<storage, read> q: array<u32>;
-@binding var<storage, read> k: array<u32>;
-@binding var<storage, read> v: array<u32>;
-@binding var<storage, read> mask: array<u32>;
-@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read> q, k, v, mask, bias: array<u32>;
 @binding var<storage, read_write> o: Words;
 @binding var<storage, read_write> lse: array<f32>;
 @binding var<storage, read_write> state: array<vec4<f32>>;

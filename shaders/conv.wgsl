@@ -28,8 +28,7 @@
     x, w, constant, past, o: Strides,
 }
 
-@each($x: x, w, constant, past)
-@binding var<storage, read> $x: array<u32>;
+@binding var<storage, read> x, w, constant, past: array<u32>;
 @binding var<storage, read_write> o: Words;
 @binding var<uniform> p: ConvParams;
 

@@ -70,8 +70,7 @@ const WIDTH: u32 = QUADS + 5u; // vec4 of a row's state for one split: QUADS of 
 @each($x $FOURS: k WIDE, v VWIDE)
 @if($FOURS == 1u) @binding var<storage, read> $x: array<vec4<u32>>;
 @else @binding var<storage, read> $x: array<u32>;
-@binding var<storage, read> mask: array<u32>;
-@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read> mask, bias: array<u32>;
 @binding var<storage, read_write> state: array<vec4<f32>>;
 @binding var<uniform> p: AttentionParams;
 

@@ -21,12 +21,9 @@
     sinks: array<vec4<f32>, 16>, // of up to 64 heads
 }
 
-@binding var<storage, read> g: array<u32>;
-@binding var<storage, read> o: array<u32>;
-@binding var<storage, read> lse: array<f32>;
-@binding var<storage, read> dlse: array<f32>;
-@binding var<storage, read_write> rows: array<f32>;
-@binding var<storage, read_write> sums: array<f32>;
+@binding var<storage, read> g, o: array<u32>;
+@binding var<storage, read> lse, dlse: array<f32>;
+@binding var<storage, read_write> rows, sums: array<f32>;
 @binding var<uniform> p: DeltaParams;
 
 var<workgroup> part: array<f32, 64>;

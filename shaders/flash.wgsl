@@ -84,8 +84,7 @@ const MARKS: u32 = (TY * ROWS * MW + THREADS - 1u) / THREADS; // words of the ma
 @each($x $TWO: q Q2, k KV2, v KV2)
 @if($TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
 @else @binding var<storage, read> $x: array<vec4<u32>>;
-@binding var<storage, read> mask: array<u32>;
-@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read> mask, bias: array<u32>;
 @if(OUT16 == 1u) @binding var<storage, read_write> o: Words;
 @else @binding var<storage, read_write> o: array<u32>;
 @binding var<storage, read_write> lse: array<f32>;

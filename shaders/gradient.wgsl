@@ -66,8 +66,7 @@ const LOADED: u32 = max(max(QN, KN), VN);
 @if($TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
 @else @binding var<storage, read> $x: array<vec4<u32>>;
 @binding var<storage, read> rows: array<f32>;
-@binding var<storage, read> mask: array<u32>;
-@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read> mask, bias: array<u32>;
 @binding var<storage, read_write> state: array<vec4<f32>>;
 @binding var<uniform> p: AttentionParams;
 

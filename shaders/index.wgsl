@@ -26,8 +26,7 @@
 }
 
 @binding var<storage, read_write> x: array<u32>;
-@binding var<storage, read> w: array<u32>;
-@binding var<storage, read> past: array<u32>;
+@binding var<storage, read> w, past: array<u32>;
 @binding var<storage, read_write> o: array<u32>;
 @binding var<uniform> p: IndexParams;
 

@@ -60,8 +60,7 @@
     query, key, value, decay, beta, past, o, present: Strides,
 }
 
-@each($x: query, key, value, decay, beta)
-@binding var<storage, read> $x: array<u32>;
+@binding var<storage, read> query, key, value, decay, beta: array<u32>;
 @binding var<storage, read> past: array<f32>;
 @binding var<storage, read_write> o: Words;
 @binding var<storage, read_write> present: array<f32>;

@@ -19,8 +19,7 @@
     keys: Strides,
 }
 
-@binding var<storage, read> keys: array<u32>;
-@binding var<storage, read> ranges: array<u32>;
+@binding var<storage, read> keys, ranges: array<u32>;
 @binding var<storage, read_write> table: array<u32>;
 @binding var<uniform> p: ListsParams;
 

@@ -79,8 +79,7 @@ alias Result = subgroup_matrix_result<f32, N, M>;
 @each($x: q, k, v)
 @if(VEC * Q2 == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
 @else @binding var<storage, read> $x: array<vec4<u32>>;
-@binding var<storage, read> mask: array<u32>;
-@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read> mask, bias: array<u32>;
 @if(OUT16 == 1u) @binding var<storage, read_write> o: Words;
 @else @binding var<storage, read_write> o: array<u32>;
 @binding var<storage, read_write> lse: array<f32>;
@@ -179,8 +178,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
     @unroll for (var h = 0u; h < EACH; h++) {
         let line = lane / PER + h * STEP;
         let row = r0 + subgroup * M + line;
-        var s: array<vec4<f32>, FOURS>;
-        var e: array<vec4<f32>, FOURS>;
+        var s, e: array<vec4<f32>, FOURS>;
         @unroll for (var g = 0u; g < FOURS; g++) { s[g] = scores[subgroup][line * SS + lane % PER + g * PER]; }
         @if(IN != 1u) { @inline own_scores(); }
         @inline options();
@@ -418,8 +416,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var query: array<Left, PARTS * QI>;
     @inline stage_q();
     var acc: array<Result, ON>;
-    var m: array<f32, EACH>;
-    var l: array<f32, EACH>;
+    var m, l: array<f32, EACH>;
     @unroll for (var h = 0u; h < EACH; h++) {
         m[h] = LOWEST;
         l[h] = 0.0;

@@ -15,10 +15,8 @@
     o, lse, po, plse: Strides,
 }
 
-@binding var<storage, read> po: array<f32>;
-@binding var<storage, read> plse: array<f32>;
-@binding var<storage, read_write> o: array<f32>;
-@binding var<storage, read_write> lse: array<f32>;
+@binding var<storage, read> po, plse: array<f32>;
+@binding var<storage, read_write> o, lse: array<f32>;
 @binding var<uniform> p: MergeParams;
 
 @main(64) {

@@ -29,8 +29,7 @@
     g, x, w, o, terms: Strides,
 }
 
-@each($x: g, x, w)
-@binding var<storage, read> $x: array<u32>;
+@binding var<storage, read> g, x, w: array<u32>;
 @binding var<storage, read_write> o: Words;
 @binding var<storage, read_write> terms: array<f32>;
 @binding var<uniform> p: NormGateParams;

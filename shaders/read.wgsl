@@ -23,8 +23,7 @@ struct ReadParams {
     last3: u32,
 }
 
-@each($n: 0, 1, 2, 3)
-@binding var<storage, read> src$n: array<vec4<f32>>;
+@binding var<storage, read> src0, src1, src2, src3: array<vec4<f32>>;
 @binding var<storage, read_write> out: array<vec4<f32>>;
 @binding var<uniform> p: ReadParams;
 

@@ -78,6 +78,20 @@ func TestDeclarations(t *testing.T) {
 	}
 }
 
+// Fields of parameters get padding before structures and arrays, and declarations of several names become several.
+func TestParameters(t *testing.T) {
+	s := parse("@binding var<storage, read> a, b: u32;\n@ranged struct P {\n    c: f32, // why\n    d, e: Strides,\n    f: array<vec4<u32>, 16>,\n}", nil)
+	var got []string
+	for _, d := range s.decls {
+		got = append(got, strings.ReplaceAll(lines(d.text), "\n", " "))
+	}
+	const want = "@binding var<storage, read> a: u32;|@binding var<storage, read> b: u32;|" +
+		"struct P { first: u32, total: u32, c: f32, pad0: u32, d: Strides, e: Strides, f: array<vec4<u32>, 16>, }"
+	if s.err != nil || strings.Join(got, "|") != want {
+		t.Errorf("%v: %q", s.err, got)
+	}
+}
+
 func TestAttributesRefuse(t *testing.T) {
 	for _, src := range []string{
 		"@unroll for (var i = 0u; i < n; i++) {}",       // no constant

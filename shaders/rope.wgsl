@@ -22,8 +22,7 @@
 }
 
 @binding var<storage, read> x: array<u32>;
-@binding var<storage, read> cosine: array<f32>;
-@binding var<storage, read> sine: array<f32>;
+@binding var<storage, read> cosine, sine: array<f32>;
 @binding var<storage, read_write> o: Words;
 @binding var<uniform> p: RoPEParams;
 

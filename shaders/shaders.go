@@ -14,6 +14,7 @@
 // comments and replaces attributes that WGSL does not have:
 //
 //	@binding var<...> x: T;             numbers the bindings of group 0 in their order
+//	@binding var<...> a, b: T;          declares several names of a type, as do variables and fields of parameters
 //	@ranged struct A { ... }            parameters of a kernel with @main: adds first, total and padding
 //	@main(n) { ... }                    the entry point, for n threads; it has t, the thread, and id, see [Ranged]
 //	@if(IN == 1u) ... @else ...         keeps one of two declarations or statements; @else is optional

@@ -25,11 +25,9 @@
 // The bits of a hidden score: a NaN that no arithmetic produces. Any number and -Inf can be visible scores.
 const UNSEEN: u32 = 0xffc5a3d1u;
 
-@binding var<storage, read> mask: array<u32>;
-@binding var<storage, read> bias: array<u32>;
+@binding var<storage, read> mask, bias: array<u32>;
 @binding var<storage, read_write> s: array<u32>;
-@binding var<storage, read_write> lse: array<f32>;
-@binding var<storage, read_write> state: array<f32>;
+@binding var<storage, read_write> lse, state: array<f32>;
 @binding var<uniform> p: AttentionParams;
 
 var<workgroup> part: array<f32, 64>; // maxima, then sums

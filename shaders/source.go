@@ -38,7 +38,8 @@ var (
 	declared  = regexp.MustCompile(`\b(fn|struct|const|var|alias)(?:<[^>]*>)? (\w+)`)
 	copies    = regexp.MustCompile(`@each\(([^:]*):([^)]*)\)\s*`)
 	inline    = regexp.MustCompile(`^@inline fn \w+\((.*)\) \{`)
-	fields    = regexp.MustCompile(`((?:\w+, )*\w+): ([^,]+(?:, \d+>)?),`)
+	several   = regexp.MustCompile(`(?m)^([ \t]*(?:@binding )?(?:var(?:<[^>]*>)? )?)(\w+(?:, \w+)+)(: .*[;,])$`)
+	fields    = regexp.MustCompile(`(\w+): ([^,]+(?:, \d+>)?),`)
 	call      = regexp.MustCompile(`@inline (\w+)\((.*?)\);`)
 	entry     = regexp.MustCompile(`@main\((\w+)\) \{`)
 )
@@ -94,6 +95,7 @@ func Text(v Variant) (kernel, common string) { return sourceOf(v).text, sources(
 // parse divides text into its declarations. They may call the inline functions shared.
 func parse(text string, shared map[string]part) source {
 	s := source{text: blank.ReplaceAllString(remark.ReplaceAllString(text, ""), "\n"), parts: map[string]part{}}
+	s.text = several.ReplaceAllStringFunc(s.text, separate)
 	maps.Copy(s.parts, shared)
 	s.head = strings.Join(directive.FindAllString(s.text, -1), "")
 	text = strings.TrimSpace(entry.ReplaceAllString(directive.ReplaceAllString(s.text, ""), mainFunction))
@@ -106,6 +108,15 @@ func parse(text string, shared map[string]part) source {
 		s.decls[i].text = s.expanded(s.decls[i].text)
 	}
 	return s
+}
+
+// separate returns declarations of one name each instead of a line that declares several.
+func separate(line string) (out string) {
+	m := several.FindStringSubmatch(line)
+	for _, name := range arguments(m[2]) {
+		out += m[1] + name + m[3] + "\n"
+	}
+	return out
 }
 
 // copied returns text with copies of the declarations and statements that have the attribute @each.
@@ -140,21 +151,19 @@ func (s *source) add(text string) {
 	}
 }
 
-// ranged returns the structure of the parameters of [Ranged]: first and total before its fields, each of these
-// with a type of its own, and padding, because structures and arrays in a uniform begin at multiples of 16 bytes.
+// ranged returns the structure of the parameters of [Ranged]: first and total before its fields,
+// and padding, because structures and arrays in a uniform begin at multiples of 16 bytes.
 func ranged(text string) string {
 	head, body, _ := strings.Cut(strings.TrimPrefix(text, "@ranged "), "{")
 	out, words, pads := head+"{\n", 0, 0
-	for _, m := range fields.FindAllStringSubmatch("first, total: u32,"+body, -1) {
+	for _, m := range fields.FindAllStringSubmatch("first: u32, total: u32,"+body, -1) {
 		scalar := len(m[2]) == len("u32")
 		for ; !scalar && words%4 != 0; words++ {
 			out += fmt.Sprintf("pad%d: u32,\n", pads)
 			pads++
 		}
-		for _, name := range arguments(m[1]) {
-			out += name + ": " + m[2] + ",\n"
-			words += int(bit(scalar))
-		}
+		out += m[0] + "\n"
+		words += int(bit(scalar))
 	}
 	return out + "}"
 }

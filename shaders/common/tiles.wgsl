@@ -8,8 +8,7 @@
 
 // registers declares m, l and acc.
 @inline fn registers() {
-    var m: array<vec4<f32>, RV>;
-    var l: array<vec4<f32>, RV>;
+    var m, l: array<vec4<f32>, RV>;
     var acc: array<vec4<f32>, O4>;
     @inline clear();
 }

@@ -40,8 +40,7 @@ fn column_at(w: u32) -> u32 {
 @inline fn first_values() {
     let v_step = p.v.s / UNIT;
     var lines: array<u32, LINES>; // in a row
-    var v_start: array<u32, LINES>;
-    var v_limit: array<u32, LINES>;
+    var v_start, v_limit: array<u32, LINES>;
     @unroll for (var x = 0u; x < LINES; x++) {
         let n = t + THREADS * x;
         var key_of_value = 0u;
