@@ -158,6 +158,16 @@ var<workgroup> calls: array<atomic<u32>, 8>;
     }
 }
 
+// move_$x moves all units of $x that the thread stages, one after the other.
+@each($x $COUNT: k KN, v VN)
+@inline fn move_$x($j) {
+    for (var n = 0u; n < $COUNT; n++) {
+        var unit: vec4<u32>;
+        @inline load_$x(unit, $j);
+        @inline stage_$x(unit);
+    }
+}
+
 // products stores the scores of the subgroup's rows and the tile's keys, before their unit.
 @inline fn products() {
     var s: array<Result, SN>;
@@ -315,17 +325,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
     @unroll for (var h = 0u; h < EACH; h++) {
         var sum = l[h];
         @unroll for (var y = 0u; y < HALVINGS; y++) { sum += subgroupShuffleXor(sum, 1u << y); }
-        var scale = p.keep;
-        if ((p.flags & HAS_SINKS) != 0u) {
-            let sink = p.sinks[head / 4u][head % 4u];
-            if (bitcast<u32>(sink) != MINUS_INF) {
-                let top = max(m[h], sink);
-                let parts = exp2_down(vec4<f32>(m[h] - top, sink - top, 0.0, 0.0));
-                sum = fma(sum, parts.x, parts.y);
-                scale = scale * parts.x;
-                m[h] = top;
-            }
-        }
+        @inline add_sink(sum, m[h], head);
         let empty = (bitcast<u32>(sum) & 0x7fffffffu) == 0u;
         let safe = select(sum, 1.0, empty);
         inverse[h] = select(1.0 / safe * scale, 0.0, empty);
@@ -434,11 +434,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var called = vec4<u32>();
     var turn = 0u;
     if (tile < end) {
-        for (var n = 0u; n < KN; n++) {
-            var z: vec4<u32>;
-            @inline load_k(z, u32(tile) - p.key0);
-            @inline stage_k(z);
-        }
+        @inline move_k(u32(tile) - p.key0);
     }
     @if(IN != 1u) {
         @unroll for (var h = 0u; h < EACH; h++) { wants.z |= select(0u, 1u, huge_row[h]); }
@@ -465,16 +461,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             @unroll for (var n = 0u; n < VN; n++) { @inline stage_v(vr[n]); }
             @unroll for (var n = 0u; n < KN; n++) { @inline stage_k(kr[n]); }
         } @else {
-            for (var n = 0u; n < VN; n++) {
-                var z: vec4<u32>;
-                @inline load_v(z, j0);
-                @inline stage_v(z);
-            }
-            for (var n = 0u; n < KN; n++) {
-                var z: vec4<u32>;
-                @inline load_k(z, j1);
-                @inline stage_k(z);
-            }
+            @inline move_v(j0);
+            @inline move_k(j1);
         }
         @inline vote();
         var anew = ((called.x & 2u) | called.y) != 0u;

@@ -89,17 +89,7 @@ var<workgroup> factors: array<vec2<f32>, BLOCK>; // a and b
     workgroupBarrier();
     var l = 0.0;
     for (var c = 0u; c < TX; c++) { l = l + parts[c / 4u][c % 4u]; }
-    var scale = p.keep;
-    if ((p.flags & HAS_SINKS) != 0u) {
-        let sink = p.sinks[h / 4u][h % 4u];
-        if (bitcast<u32>(sink) != MINUS_INF) {
-            let top = max(m, sink);
-            let e = exp2_down(vec4<f32>(m - top, sink - top, 0.0, 0.0));
-            l = fma(l, e.x, e.y);
-            scale = scale * e.x;
-            m = top;
-        }
-    }
+    @inline add_sink(l, m, h);
     let empty = bitcast<u32>(l) == 0u;
     let safe = select(l, 1.0, empty);
     let inverse = 1.0 / safe * scale;

@@ -32,6 +32,22 @@
     let end = min(sees_to, i32(p.key0 + p.keys));
 }
 
+// add_sink adds the sink of $head to the sum of a row with the maximum $m, in units of log 2, and declares scale, the
+// factor of the output that is not that of the sum.
+@inline fn add_sink($sum, $m, $head) {
+    var scale = p.keep;
+    if ((p.flags & HAS_SINKS) != 0u) {
+        let sink = p.sinks[$head / 4u][$head % 4u];
+        if (bitcast<u32>(sink) != MINUS_INF) {
+            let top = max($m, sink);
+            let e = exp2_down(vec4<f32>($m - top, sink - top, 0.0, 0.0));
+            $sum = fma($sum, e.x, e.y);
+            scale = scale * e.x;
+            $m = top;
+        }
+    }
+}
+
 // block_of returns which query block the n-th workgroup of each head computes. Blocks with many visible keys
 // come first, so that the last workgroups to run are short. The number of visible keys of row i, min(i + hi,
 // keys) - max(i + lo, 0), falls with the distance from the middle of the rows that see the most: blocks follow
