@@ -67,38 +67,28 @@ fn nibble_$x(at: u32, d: u32) -> f32 {
 @each($x $TYPE $TWO $VEC: q IN Q2 VEC, k KV KV2 VEC, v KV KV2 VEC, g DO G2 VEC, a A A2 AVEC, w W W2 WVEC)
 fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
     var x = vec4<u32>(0u);
-    @if($TYPE == 4u) {
-        if (FULL == 1u || d < end) {
+    @if(max($VEC, $TYPE / 4u) == 0u) @unroll for (var e = 0u; e < 4u; e++) {
+        if (d + e < end) { x[e] = bitcast<u32>(scalar_$x(at + (d + e) * step)); }
+    } @else if (FULL == 1u || d < end) {
+        @if($TYPE == 4u) {
             let i = at + 1u + d / 4u;
             x.x = $x[i >> 2u][i & 3u];
             x.y = $x[at >> 2u][at & 3u];
-        }
-    } @else @if($TYPE == 6u) {
-        if (FULL == 1u || d < end) { x.x = $x[(at + d / 4u) >> 2u][(at + d / 4u) & 3u]; }
-    } @else @if($TYPE == 5u) {
-        if (FULL == 1u || d < end) {
+        } @else @if($TYPE == 6u) {
+            x.x = $x[(at + d / 4u) >> 2u][(at + d / 4u) & 3u];
+        } @else @if($TYPE == 5u) {
             let first = at + d / 32u * 9u;
             let i = first + 1u + d % 16u / 2u;
             x.x = nibbles(vec4<u32>(aligned($x[i >> 3u][(i >> 1u) & 3u], $x[(i + 1u) >> 3u][((i + 1u) >> 1u) & 3u], i)), d).x;
             x.y = bitcast<u32>(scale4($x[first >> 3u][(first >> 1u) & 3u], first));
-        }
-    } @else {
-        @if($VEC == 1u) {
-            if (FULL == 1u || d < end) {
-                let four = $x[(at + d) >> 2u];
-                @if($TWO == 0u) x = four;
-                @else x = vec4<u32>(four.x, four.y, 0u, 0u);
-            }
-        } @else @if($VEC == 2u) {
-            if (FULL == 1u || d < end) {
-                let eight = $x[(at + d) >> 3u];
-                let four = select(eight.xy, eight.zw, ((at + d) & 4u) != 0u);
-                x = vec4<u32>(four, 0u, 0u);
-            }
+        } @else @if($VEC == 1u) {
+            let four = $x[(at + d) >> 2u];
+            @if($TWO == 0u) x = four;
+            @else x = vec4<u32>(four.x, four.y, 0u, 0u);
         } @else {
-            @unroll for (var e = 0u; e < 4u; e++) {
-                if (d + e < end) { x[e] = bitcast<u32>(scalar_$x(at + (d + e) * step)); }
-            }
+            let eight = $x[(at + d) >> 3u];
+            let four = select(eight.xy, eight.zw, ((at + d) & 4u) != 0u);
+            x = vec4<u32>(four, 0u, 0u);
         }
     }
     return x;
