@@ -107,7 +107,7 @@ var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][column/4]
 var<workgroup> shown: array<vec4<u32>, MN>; // [row/4][word]: bits of keys that a mask shows
 var<workgroup> special: atomic<u32>; // the last round in which v had a NaN or an infinity
-@if(MOD == 1u) var<workgroup> gaps: atomic<u32>; // 1 + the last tile in which the score mod hid a key
+@if(MOD == 1u) var<workgroup> gaps: atomic<u32>; // 1 + the last tile in which the score mod hidden_bits a key
 
 // next_v loads what is element x, in vec4, of a turn over the keys of a step of v, which begin at j. Keys and
 // turns after the last are clamped, because steps are loaded ahead.
@@ -151,23 +151,23 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
 
 // scores adds the products of 4·QD depths, from d0 on, to s.
 @inline fn scores() {
-    var qr: array<vec4<u32>, QN>;
-    var kr: array<vec4<u32>, KN>;
+    var q_loaded: array<vec4<u32>, QN>;
+    var k_loaded: array<vec4<u32>, KN>;
     @unroll for (var n = 0u; n < QN; n++) {
         let x = t + THREADS * n;
-        qr[n] = stored_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
+        q_loaded[n] = stored_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
     }
     @unroll for (var n = 0u; n < KN; n++) {
         let x = t + THREADS * n;
-        kr[n] = stored_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
+        k_loaded[n] = stored_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
     }
     workgroupBarrier();
-    @inline stage_rows(value_q, qr);
+    @inline stage_rows(value_q, q_loaded);
     @unroll for (var n = 0u; n < KN; n++) {
         let x = t + THREADS * n;
         if (KN * THREADS == TX * KT * QD || x < TX * KT * QD) {
             let key = x / QD;
-            b[key % TX][(key / TX) * QD + x % QD] = value_k(kr[n]);
+            b[key % TX][(key / TX) * QD + x % QD] = value_k(k_loaded[n]);
         }
     }
     workgroupBarrier();
@@ -254,11 +254,11 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
     }
 }
 
-// hide sets most to the largest score of each row, and in hid a bit for each hidden score. It applies the other
+// hide sets most to the largest score of each row, and in hidden_bits a bit for each hidden score. It applies the other
 // options, unless all rows see all keys of the tile.
 @inline fn hide() {
-    hid[0] = 0u;
-    hid[1] = 0u;
+    hidden_bits[0] = 0u;
+    hidden_bits[1] = 0u;
     if (check) {
         @unroll for (var h = 0u; h < RV; h++) {
             let row = r0 + ty * ROWS + 4u * h;
@@ -278,7 +278,7 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
                 s[j * RV + h] = w.x;
                 most[h] = max(most[h], select(w.x * unit, vec4<f32>(LOWEST), w.hidden));
                 let bits = select(vec4<u32>(0u), vec4<u32>(1u, 2u, 4u, 8u), w.hidden);
-                hid[(j * RV + h) / 8u] |= (bits.x | bits.y | bits.z | bits.w) << (4u * ((j * RV + h) % 8u));
+                hidden_bits[(j * RV + h) / 8u] |= (bits.x | bits.y | bits.z | bits.w) << (4u * ((j * RV + h) % 8u));
             }
         }
     } else {
@@ -295,7 +295,7 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
         @unroll for (var j = 0u; j < KT; j++) {
             var e = exp2_down(fma(s[j * RV + h], vec4<f32>(unit), -m[h]));
             if (check) {
-                let bits = hid[(j * RV + h) / 8u] >> (4u * ((j * RV + h) % 8u));
+                let bits = hidden_bits[(j * RV + h) / 8u] >> (4u * ((j * RV + h) % 8u));
                 let hidden = (vec4<u32>(bits) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
                 e = select(e, vec4<f32>(hidden_weight()), hidden);
             }
@@ -314,7 +314,7 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
 
 // load_v loads the thread's values of a turn over the keys of a step, which begin at j.
 @inline fn load_v($j, $turn) {
-    @unroll for (var n = 0u; n < VN; n++) { vr[n] = next_v(v_at, batch, $j, $turn, t + THREADS * n); }
+    @unroll for (var n = 0u; n < VN; n++) { v_loaded[n] = next_v(v_at, batch, $j, $turn, t + THREADS * n); }
 }
 
 // drop hides the staged weights that dropout takes.
@@ -403,9 +403,9 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
 
             var most: array<vec4<f32>, RV>;
             @unroll for (var h = 0u; h < RV; h++) { most[h] = vec4<f32>(LOWEST); }
-            var hid: array<u32, 2>;
+            var hidden_bits: array<u32, 2>;
             @inline hide();
-            @if(QD != 0u) var vr: array<vec4<u32>, VN>;
+            @if(QD != 0u) var v_loaded: array<vec4<u32>, VN>;
             @if(AHEAD == 1u) { @inline load_v(j0, 0u); }
             @inline maxima();
             @if(MOD == 1u) check = check || atomicLoad(&gaps) == u32(tile) + 1u;
@@ -421,7 +421,7 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
                         @inline stage_weights();
                         @inline drop();
                     }
-                    @inline stage_columns(value_v, vr, TX, 0u);
+                    @inline stage_columns(value_v, v_loaded, TX, 0u);
                     workgroupBarrier();
                     @if(AHEAD == 1u) { @inline load_v(j1, turn + 1u); }
                     @if(QD == 0u) { if (check) { @inline direct_output(add_seen, turn * CV); } else { @inline direct_output(add, turn * CV); } }

@@ -8,12 +8,14 @@
 //
 //         x ──► 4·QD                n ──► 4·TX·CV
 //     i ┌────────────┐         x ┌────────────┐
-//       │ as_ [ty]   │           │ ws [tx]    │
-//       └────────────┘           └────────────┘
+//       │ a_rows[ty] │           │ w_columns  │
+//       └────────────┘           │       [tx] │
+//                                └────────────┘
 //
-// Threads read one row of as_ and one of ws, and are in pairs, as in flash.wgsl. Tiles of 8x8 (variant L) read 16 vec4 for 256 multiply-adds, 4 a word. Tiles
-// of 4x8 (M) and 4x4 (S) do 2.67 and 2 a word and serve grids that would be too small. Where w is contiguous
-// along x (keys of QKᵀ), ws keeps that order and registers transpose four columns.
+// Threads read one row of a_rows and one of w_columns, and are in pairs, as in flash.wgsl. Tiles of 8x8 (variant
+// L) read 16 vec4 for 256 multiply-adds, 4 a word. Tiles of 4x8 (M) and 4x4 (S) do 2.67 and 2 a word and serve
+// grids that would be too small. Where w is contiguous along x (keys of QKᵀ), w_columns keeps that order and
+// registers transpose four columns.
 //
 // PV must skip weights of exactly 0. The thread that stages weights notes whether there is a 0 among them, and
 // only threads with a 0 in their rows of a stage check each weight.
@@ -27,11 +29,11 @@ const A2: u32 = AVEC * min(A, 1u); // 1: a is bound as fours of 16-bit elements
 const W2: u32 = WVEC * min(W, 1u); // the same for w
 const THREADS: u32 = TX * TY;
 const ER: u32 = ROWS * QD / TX; // rows of a thread written at once
-const SA: u32 = 1u + ROWS * QD; // length of a row of as_, odd
-const SB: u32 = 1u + 4u * QD * CV; // length of a row of ws, odd
+const SA: u32 = 1u + ROWS * QD; // length of a row of a_rows, odd
+const SB: u32 = 1u + 4u * QD * CV; // length of a row of w_columns, odd
 const O4: u32 = ROWS * CV;
 const W4: u32 = 4u * CV;
-const AN: u32 = ROWS * QD / TX; // vec4 of a that a thread stages, all for one row of as_
+const AN: u32 = ROWS * QD / TX; // vec4 of a that a thread stages, all for one row of a_rows
 const WN: u32 = 4u * QD * CV / TY; // the same for w
 
 @ranged struct MatmulParams {
@@ -62,9 +64,9 @@ const WN: u32 = 4u * QD * CV / TY; // the same for w
 @binding var<storage, read_write> state: array<vec4<f32>>;
 @binding var<uniform> p: MatmulParams;
 
-var<workgroup> as_: array<array<vec4<f32>, SA>, TY>; // [row][x/4]
-var<workgroup> ws: array<array<vec4<f32>, SB>, TX>; // [x][n/4], or [n][x/4] with ALONG
-var<workgroup> zeros: array<array<u32, TX>, TY>; // 1: a thread staged a 0 for row ty of as_
+var<workgroup> a_rows: array<array<vec4<f32>, SA>, TY>; // [row][x/4]
+var<workgroup> w_columns: array<array<vec4<f32>, SB>, TX>; // [x][n/4], or [n][x/4] with ALONG
+var<workgroup> zeros: array<array<u32, TX>, TY>; // 1: a thread staged a 0 for row ty of a_rows
 
 // add_nonzero returns sum + x·v, or sum where x is 0.
 fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
@@ -75,44 +77,44 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
 
 // load loads the thread's part of the next 4·QD terms of a and w.
 @inline fn load() {
-    var ar: array<vec4<u32>, AN>;
-    var wr: array<vec4<u32>, WN>;
+    var a_loaded: array<vec4<u32>, AN>;
+    var w_loaded: array<vec4<u32>, WN>;
     @unroll for (var n = 0u; n < AN; n++) {
-        let row = r0 + ay * ROWS + part * AN + n;
-        ar[n] = stored_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * aq, p.depth, p.a.d);
+        let row = r0 + a_row * ROWS + part * AN + n;
+        a_loaded[n] = stored_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * a_quad, p.depth, p.a.d);
     }
     @unroll for (var n = 0u; n < WN; n++) {
         let e = t + THREADS * n;
-        wr[n] = vec4<u32>(0u);
+        w_loaded[n] = vec4<u32>(0u);
         @if(ALONG == 0u) {
             let x = x0 + e / (TX * CV);
             let column = min(c0 + 4u * (e % (TX * CV)), (p.cols - 1u) & 0xfffffffcu);
-            if (FULL == 1u || x < p.depth) { wr[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d); }
+            if (FULL == 1u || x < p.depth) { w_loaded[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d); }
         } @else {
             let column = min(c0 + e / QD, p.cols - 1u);
-            wr[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
+            w_loaded[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
         }
     }
 }
 
-// stage puts what load loaded into as_ and ws, and notes the zeros of a.
+// stage puts what load loaded into a_rows and w_columns, and notes the zeros of a.
 @inline fn stage() {
-    @unroll for (var n = 0u; n < AN; n++) { as_[ay][(part * AN + n) * QD + aq] = value_a(ar[n]); }
+    @unroll for (var n = 0u; n < AN; n++) { a_rows[a_row][(part * AN + n) * QD + a_quad] = value_a(a_loaded[n]); }
     @unroll for (var n = 0u; n < WN; n++) {
         let e = t + THREADS * n;
         @if(ALONG == 0u) {
             let quad = e % (TX * CV);
-            ws[quad % TX][(e / (TX * CV)) * CV + quad / TX] = value_w(wr[n]);
+            w_columns[quad % TX][(e / (TX * CV)) * CV + quad / TX] = value_w(w_loaded[n]);
         } @else {
             let c = e / QD;
-            ws[(c / 4u) % TX][(4u * (c / (4u * TX)) + c % 4u) * QD + e % QD] = value_w(wr[n]);
+            w_columns[(c / 4u) % TX][(4u * (c / (4u * TX)) + c % 4u) * QD + e % QD] = value_w(w_loaded[n]);
         }
     }
     @if(SKIP == 1u) {
         // Where subnormals count as 0, this finds more zeros than add_nonzero.
         var zero = vec4<bool>(false);
-        @unroll for (var n = 0u; n < AN; n++) { zero = zero | (value_a(ar[n]) == vec4<f32>(0.0)); }
-        zeros[ay][part * QD + aq] = select(0u, 1u, zero.x || zero.y || zero.z || zero.w);
+        @unroll for (var n = 0u; n < AN; n++) { zero = zero | (value_a(a_loaded[n]) == vec4<f32>(0.0)); }
+        zeros[a_row][part * QD + a_quad] = select(0u, 1u, zero.x || zero.y || zero.z || zero.w);
     }
 }
 
@@ -121,11 +123,11 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     @unroll(deep) for (var d = 0u; d < QD; d++) {
         var v: array<vec4<f32>, W4>; // [column/4][x]
         @unroll for (var i = 0u; i < CV; i++) {
-            @if(ALONG == 1u) { @inline transposed4(v, 4u * i, v, ws[tx]); }
-            @else @unroll for (var e = 0u; e < 4u; e++) { v[4u * i + e] = ws[tx][(4u * d + e) * CV + i]; }
+            @if(ALONG == 1u) { @inline transposed4(v, 4u * i, v, w_columns[tx]); }
+            @else @unroll for (var e = 0u; e < 4u; e++) { v[4u * i + e] = w_columns[tx][(4u * d + e) * CV + i]; }
         }
         @unroll for (var r = 0u; r < ROWS; r++) {
-            let x = as_[ty][r * QD + d];
+            let x = a_rows[ty][r * QD + d];
             @unroll for (var i = 0u; i < CV; i++) {
                 s[r * CV + i] = $add(x.w, v[4u * i + 3u], $add(x.z, v[4u * i + 2u],
                     $add(x.y, v[4u * i + 1u], $add(x.x, v[4u * i], s[r * CV + i]))));
@@ -163,14 +165,14 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     @unroll for (var i = 0u; i < CV; i++) {
         @unroll for (var z = 0u; z < ROWS / ER; z++) {
             workgroupBarrier();
-            @unroll for (var e = 0u; e < ER; e++) { as_[ty][e * TX + tx] = s[(z * ER + e) * CV + i]; }
+            @unroll for (var e = 0u; e < ER; e++) { a_rows[ty][e * TX + tx] = s[(z * ER + e) * CV + i]; }
             workgroupBarrier();
             for (var x = t; x < 4u * ER * THREADS; x += THREADS) {
                 let e = (x / (4u * TX)) % ER;
                 let row = r0 + (x / (4u * TX * ER)) * ROWS + z * ER + e;
                 let c = c0 + 4u * TX * i + x % (4u * TX);
                 if (row < p.rows && c < p.cols) {
-                    var v = as_[x / (4u * TX * ER)][e * TX + (x / 4u) % TX][x % 4u];
+                    var v = a_rows[x / (4u * TX * ER)][e * TX + (x / 4u) % TX][x % 4u];
                     if (p.bias_type != 0u) { v = v + load_bias(p.bias_base + c * p.bias_stride); }
                     put(o_at + row * p.o.s + c * p.o.d, v);
                 }
@@ -184,16 +186,16 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     let ty = t / (2u * TX) * 2u + t % 2u;
     let c0 = (id % p.col_tiles) * (4u * TX * CV);
     let r0 = ((id / p.col_tiles) % p.row_tiles) * (TY * ROWS);
-    let bh = id / p.col_tiles / p.row_tiles;
-    let h = bh % p.heads;
-    let b = bh / p.heads;
-    let wh = (p.head0 + h) / p.group - p.head0 / p.group;
+    let batch_head = id / p.col_tiles / p.row_tiles;
+    let h = batch_head % p.heads;
+    let b = batch_head / p.heads;
+    let w_head = (p.head0 + h) / p.group - p.head0 / p.group;
     let a_at = p.a.base + b * p.a.b + h * p.a.h;
-    let w_at = p.w.base + b * p.w.b + wh * p.w.h;
+    let w_at = p.w.base + b * p.w.b + w_head * p.w.h;
 
-    // Of a, this thread stages quad aq of rows part·AN + n for row ay of as_.
-    let aq = t % QD;
-    let ay = (t / QD) % TY;
+    // Of a, this thread stages quad a_quad of rows part·AN + n for row a_row of a_rows.
+    let a_quad = t % QD;
+    let a_row = (t / QD) % TY;
     let part = t / (QD * TY);
 
     var s: array<vec4<f32>, O4>; // [row][column/4]

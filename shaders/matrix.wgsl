@@ -447,10 +447,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         var next = tile + i32(KEYS);
         @inline skip_tiles(next);
         let j1 = u32(next) - p.key0;
-        @if(AHEAD == 1u) var kr: array<vec4<u32>, KN>;
-        @if(AHEAD == 1u) var vr: array<vec4<u32>, VN>;
-        @if(AHEAD == 1u) @unroll for (var n = 0u; n < VN; n++) { @inline load_v(vr[n], j0); }
-        @if(AHEAD == 1u) @unroll for (var n = 0u; n < KN; n++) { @inline load_k(kr[n], j1); }
+        @if(AHEAD == 1u) var k_loaded: array<vec4<u32>, KN>;
+        @if(AHEAD == 1u) var v_loaded: array<vec4<u32>, VN>;
+        @if(AHEAD == 1u) @unroll for (var n = 0u; n < VN; n++) { @inline load_v(v_loaded[n], j0); }
+        @if(AHEAD == 1u) @unroll for (var n = 0u; n < KN; n++) { @inline load_k(k_loaded[n], j1); }
         @inline products();
         workgroupBarrier();
 
@@ -458,8 +458,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         wants = vec4<u32>();
         @inline softmax();
         @if(AHEAD == 1u) {
-            @unroll for (var n = 0u; n < VN; n++) { @inline stage_v(vr[n]); }
-            @unroll for (var n = 0u; n < KN; n++) { @inline stage_k(kr[n]); }
+            @unroll for (var n = 0u; n < VN; n++) { @inline stage_v(v_loaded[n]); }
+            @unroll for (var n = 0u; n < KN; n++) { @inline stage_k(k_loaded[n]); }
         } @else {
             @inline move_v(j0);
             @inline move_k(j1);

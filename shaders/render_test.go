@@ -135,10 +135,10 @@ func TestConstantIndices(t *testing.T) {
 		least   int // indices to look at
 	}{
 		{flash,
-			[]string{"acc[", "s[", "m[", "l[", "w[", "most[", "hid[", "rescale[", "qr[", "kr[", "vr[", "b[tx]["}, 2000},
-		{matmul, []string{"s[", "v[", "ar[", "wr[", "ws[tx]["}, 800},
+			[]string{"acc[", "s[", "m[", "l[", "w[", "most[", "hidden_bits[", "rescale[", "q_loaded[", "k_loaded[", "v_loaded[", "b[tx]["}, 2000},
+		{matmul, []string{"s[", "v[", "a_loaded[", "w_loaded[", "w_columns[tx]["}, 800},
 		{matrix64, []string{"acc[", "query[", "s[", "m[", "l[", "e["}, 100},
-		{along, []string{"s[", "v[", "ar[", "wr[", "ws[tx][", "as_[ty]["}, 500},
+		{along, []string{"s[", "v[", "a_loaded[", "w_loaded[", "w_columns[tx][", "a_rows[ty]["}, 500},
 	} {
 		src := must.Get(Render(c.variant))(t)
 		n := 0
