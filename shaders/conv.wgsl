@@ -21,9 +21,7 @@
     shifted: u32, // 1: there is a constant
     silu: u32, // 1: SiLU
     x_type: u32, // type of x: 0 f32, 1 f16, 2 bf16
-    w_type: u32,
-    constant_type: u32,
-    past_type: u32,
+    w_type, constant_type, past_type: u32,
     out_type: u32, // type of o
     x, w, constant, past, o: Strides,
 }

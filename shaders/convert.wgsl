@@ -21,8 +21,7 @@
 // Workgroup memory: tops 256 bytes.
 
 @ranged struct ConvertParams {
-    heads: u32,
-    rows: u32,
+    heads, rows: u32,
     units: u32, // of a row: elements, or pairs; words of q8 or f8, or blocks of q4
     all: u32, // units of the box, or its rows that become q8
     in_type: u32, // type of src

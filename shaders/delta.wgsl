@@ -8,9 +8,7 @@
 // Workgroup memory: part 256 bytes.
 
 @ranged struct DeltaParams {
-    heads: u32,
-    rows: u32,
-    vdim: u32,
+    heads, rows, vdim: u32,
     g_type: u32, // type of dO: 0 f32, 1 f16, 2 bf16
     o_type: u32, // type of o
     shifted: u32, // 1: there is a dLSE

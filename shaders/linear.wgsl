@@ -51,10 +51,7 @@
     starts: u32, // with the state in 1: past, 2: present; 0: with zeros
     leaves: u32, // 1: present is written
     query_type: u32, // type of query: 0 f32, 1 f16, 2 bf16
-    key_type: u32,
-    value_type: u32,
-    decay_type: u32,
-    beta_type: u32,
+    key_type, value_type, decay_type, beta_type: u32,
     out_type: u32, // type of o
     scale: f32,
     query, key, value, decay, beta, past, o, present: Strides,

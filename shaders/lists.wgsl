@@ -13,9 +13,7 @@
     page: u32, // keys of a page, 0 without pages
     counts_at: u32, // position in the table of the numbers of keys
     k_b: u32, // strides of k and v, batches of which are pages if there are any
-    k_s: u32,
-    v_b: u32,
-    v_s: u32,
+    k_s, v_b, v_s: u32,
     keys: Strides,
 }
 

@@ -37,19 +37,16 @@ const AN: u32 = ROWS * QD / TX; // vec4 of a that a thread stages, all for one r
 const WN: u32 = 4u * QD * CV / TY; // the same for w
 
 @ranged struct MatmulParams {
-    row_tiles: u32,
-    col_tiles: u32,
+    row_tiles, col_tiles: u32,
     heads: u32, // heads of the box
     head0: u32, // index in the call of the first
     group: u32, // heads of a for each head of w
-    rows: u32,
-    cols: u32,
+    rows, cols: u32,
     depth: u32, // terms of a sum in the chunk
     flags: u32, // GO_ON, LEAVE
     bias_type: u32, // 0: no bias, else 1 + its type
     out_type: u32, // type of o
-    bias_base: u32,
-    bias_stride: u32,
+    bias_base, bias_stride: u32,
     a: Strides,
     w: Strides, // s along x, d along n
     o: Strides,

@@ -9,9 +9,7 @@
 // Workgroup memory: none.
 
 @ranged struct MergeParams {
-    heads: u32,
-    rows: u32,
-    vdim: u32,
+    heads, rows, vdim: u32,
     o, lse, po, plse: Strides,
 }
 

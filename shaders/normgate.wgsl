@@ -10,8 +10,7 @@
 // Workgroup memory: part 512 bytes.
 
 @ranged struct NormGateParams {
-    heads: u32,
-    rows: u32,
+    heads, rows: u32,
     all: u32, // rows of the box, in all heads and batches
     dim: u32,
     lanes: u32, // threads of a row
@@ -20,8 +19,7 @@
     weighted: u32, // 1: the norm has factors
     termed: u32, // 1: terms is written
     g_type: u32, // type of g: 0 f32, 1 f16, 2 bf16
-    x_type: u32,
-    w_type: u32,
+    x_type, w_type: u32,
     out_type: u32, // type of o
     one: f32, // added to w: 0 or 1
     epsilon: f32,

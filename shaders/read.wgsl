@@ -18,9 +18,7 @@ struct ReadParams {
     end1: u32, // after src1
     end2: u32, // after src2
     last0: u32, // the last vec4 of src0
-    last1: u32,
-    last2: u32,
-    last3: u32,
+    last1, last2, last3: u32,
 }
 
 @binding var<storage, read> src0, src1, src2, src3: array<vec4<f32>>;

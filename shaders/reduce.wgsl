@@ -19,8 +19,7 @@
     all: u32, // elements of o in the box
     batches: u32, // TOTALS: that are summed; ZEROS: of the box
     heads: u32, // the same
-    rows: u32,
-    keys: u32,
+    rows, keys: u32,
     pitch: u32, // elements from a row of s to the next
     base: u32, // the first element of s
     sloped: u32, // 1: each term has the factor -|away + row - key|

@@ -9,9 +9,7 @@
 // Workgroup memory: none.
 
 @ranged struct RoPEParams {
-    heads: u32,
-    rows: u32,
-    pairs: u32,
+    heads, rows, pairs: u32,
     units: u32, // of a row
     all: u32, // units of the box
     interleaved: u32,

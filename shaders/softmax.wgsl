@@ -34,9 +34,7 @@ var<workgroup> part: array<f32, 64>; // maxima, then sums
 var<workgroup> row: array<u32, ROW>; // scores
 
 struct Row {
-    b: u32,
-    h: u32,
-    i: u32,
+    b, h, i: u32,
     s: u32, // where its scores begin
     start: i32, // it sees keys from start
     to: i32, // up to this one, by position

@@ -4,14 +4,8 @@
 // Strides are the element strides of an operand's four axes; base is the index of its
 // element 0 in the binding. WGSL requires the padding of structures inside a uniform.
 struct Strides {
-    base: u32,
-    b: u32,
-    h: u32,
-    s: u32,
-    d: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
+    base, b, h, s, d: u32,
+    pad0, pad1, pad2: u32,
 }
 
 // AttentionParams are the parameters of the kernels that compute scores, each of which
@@ -34,8 +28,7 @@ struct Strides {
     dim: u32, // D
     vdim: u32, // Dv
     running: u32, // position of the unfinished split's state, in vec4; flash only
-    scale: f32,
-    softcap: f32,
+    scale, softcap: f32,
     unit: f32, // log2(e) times softcap if there is one, else log2(e) times scale
     lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen); offsets are added to i, as also to offset and mod_row
     hi: i32,
@@ -48,12 +41,9 @@ struct Strides {
     block_q: u32, // rows of a block of the block mask
     block_k: u32, // keys of a block of the block mask
     threshold: u32, // dropout keeps a weight whose random word is at least this
-    seed0: u32,
-    seed1: u32,
+    seed0, seed1: u32,
     drop_batch: u32, // added to batch, head, row and key in dropout's counter
-    drop_head: u32,
-    drop_row: u32,
-    drop_key: u32,
+    drop_head, drop_row, drop_key: u32,
     keep: f32, // dropout multiplies weights by this; 1 without dropout
     page: u32, // keys of a page
     pages: u32, // pages of a batch in the table
@@ -61,9 +51,7 @@ struct Strides {
     page_bits: u32, // log2 of page, 32 when page is not a power of 2
     batch_heads: u32, // query heads of the box in all batches; flash only
     mod_batch: u32, // added to batch, head, row and key for the score mod
-    mod_head: u32,
-    mod_row: u32,
-    mod_key: u32,
+    mod_head, mod_row, mod_key: u32,
     values: u32, // of the score mod
     values_at: u32, // position of the first in its binding
     counts_at: u32, // position of the first batch's count of listed keys in the table
@@ -71,8 +59,7 @@ struct Strides {
     q, k, v, o, lse, mask, bias: Strides,
     blocked: Strides, // of the block mask, in blocks
     relative: Strides, // of the relative bias; s is -d
-    klen: array<vec4<i32>, 16>, // of up to 64 batches
-    offsets: array<vec4<i32>, 16>, // of up to 64 batches
+    klen, offsets: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch unless slope_b is 0
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none, in units of log 2 but for softmax
 }

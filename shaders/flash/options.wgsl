@@ -13,9 +13,7 @@ fn has(option: u32, flag: u32) -> bool {
 
 // Pairs holds where four rows of block masks and biases begin.
 struct Pairs {
-    blocks: vec4<u32>,
-    bias: vec4<u32>,
-    relative: vec4<u32>,
+    blocks, bias, relative: vec4<u32>,
 }
 
 // pairs_of clamps rows to those of the box, because hidden pairs are read too.
