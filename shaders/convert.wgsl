@@ -28,7 +28,7 @@
     out_type: u32, // type of o
     pairs: u32, // 1: units are pairs of elements
     adds: u32, // 1: adds src to o; both are f32
-    zero: u32, // 0, which compilers do not know
+    pad_zero: u32, // 0, which compilers do not know
     src, o: Strides,
 }
 
@@ -128,7 +128,7 @@ fn quantise_block(n: u32) {
         var w = 0u;
         for (var e = 0u; e < 4u; e++) {
             let x = value(load(at, first + 2u * i + e / 2u + e % 2u * 16u));
-            let product = bitcast<f32>(bitcast<u32>(x * by) + p.zero); // which keeps compilers from an fma
+            let product = bitcast<f32>(bitcast<u32>(x * by) + p.pad_zero); // which keeps compilers from an fma
             w |= min(15u, u32(product + 8.5)) << (4u * e);
         }
         put16(to + 1u + i, select(w, 0x8888u, empty));

@@ -275,7 +275,6 @@ type ConvertParams struct {
 	OutType int // type of o
 	Pairs   int // 1: units are pairs of elements
 	Adds    int // 1: adds src to o; both are f32
-	Zero    int // 0, which compilers do not know
 	Src     Strides
 	O       Strides
 }
@@ -295,7 +294,7 @@ func (p *ConvertParams) Append(b []byte) []byte {
 	b = put32(b, uint32(p.OutType))
 	b = put32(b, uint32(p.Pairs))
 	b = put32(b, uint32(p.Adds))
-	b = put32(b, uint32(p.Zero))
+	b = put32(b, 0)
 	b = put32(b, 0)
 	b = p.Src.append(b)
 	b = p.O.append(b)
