@@ -10,8 +10,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Attention implements backend.Backend: for each query row i of a head, over the keys j that it sees,
@@ -141,14 +141,14 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, er
 
 // listed returns a call with Lists, which are pinned, as one with Listed.
 func listed(c *backend.Call) (*backend.Call, error) {
-	lists, shape := view.Of(&c.Lists), c.Lists.Shape()
+	lists, shape := strided.Of(&c.Lists), c.Lists.Shape()
 	ids, err := backend.Make[int32](shape.Elements())
 	if err != nil {
 		return nil, fmt.Errorf("key indices %v: %w", shape, err)
 	}
 	n := shape[backend.Dim]
 	for b := range shape[backend.Batch] {
-		view.CopyElements(ids[b*n:], 1, lists.Ints[lists.Index(b, 0, 0):], lists.Stride[backend.Dim], n)
+		strided.CopyElements(ids[b*n:], 1, lists.Ints[lists.Index(b, 0, 0):], lists.Stride[backend.Dim], n)
 	}
 	return c.ListKeys(ids)
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/peak"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // BenchmarkRatio reports the speed of attention in percent of that of blas32.Gemm alone
@@ -219,7 +219,7 @@ func gemm(m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, 
 
 // gemmJob is the two products of attention without the softmax between them.
 type gemmJob struct {
-	q, k     view.View
+	q, k     strided.Tensor
 	seq, dim int
 	tasks    int
 }
@@ -227,7 +227,7 @@ type gemmJob struct {
 func newGemmJob(b testing.TB, heads, seq, dim int) *gemmJob {
 	shape := backend.Shape{1, heads, seq, dim}
 	q, k := random(b, 1, shape), random(b, 2, shape)
-	return &gemmJob{q: view.Of(&q), k: view.Of(&k), seq: seq, dim: dim, tasks: heads * tile.CeilDiv(seq, gemmRows)}
+	return &gemmJob{q: strided.Of(&q), k: strided.Of(&k), seq: seq, dim: dim, tasks: heads * tile.CeilDiv(seq, gemmRows)}
 }
 
 func (j *gemmJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {

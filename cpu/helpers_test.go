@@ -8,8 +8,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // cut returns elements [lo, hi) of x along an axis.
@@ -98,7 +98,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 	}
 	shape := x.Shape()
 	y := must.Get(backend.AllocHost(dtype, shape))(tb)
-	to := view.Of(&y)
+	to := strided.Of(&y)
 	from := floats(tb, x)
 	n := shape[backend.Dim]
 	for b := range shape[backend.Batch] {

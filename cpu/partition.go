@@ -6,9 +6,9 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // partition is how a call on query rows, keys and values is divided into tasks. Shapes, strides and types alone
@@ -52,7 +52,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	decode := rows <= k.Width/2 && !pairs
 	if lanes := tile.RoundUp(rows, x.Width); d.SeqK > tile.BlockKeys { // else see smallTask
 		full := lanes / 2
-		if !view.RowsInPlace(&c.K, c) || !view.RowsInPlace(&c.V, c) {
+		if !strided.RowsInPlace(&c.K, c) || !strided.RowsInPlace(&c.V, c) {
 			full = max(12, lanes*3/4) // keys as lanes need no copies
 		}
 		decode = decode && rows <= full
@@ -197,7 +197,7 @@ func (x *partition) gatherSmall(c *backend.Call) {
 		return
 	}
 	for _, t := range [4]*backend.Tensor{&c.Q, &c.K, &c.V, &c.O} {
-		if !view.InPlace(t) {
+		if !strided.InPlace(t) {
 			return
 		}
 	}

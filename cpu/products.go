@@ -5,15 +5,15 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // QK implements backend.Backend: s = q·kᵀ. Errors as for Attention.
 func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	out, in := []backend.Operand{{Name: "s", Tensor: s}}, []backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}
 	return be.doPinned(ctx, "qk", out, in, func() error {
-		j := stageJob{scores: view.Of(&s), products: tile.Products{Q: view.Of(&q), K: view.Of(&k), Scale: 1}}
+		j := stageJob{scores: strided.Of(&s), products: tile.Products{Q: strided.Of(&q), K: strided.Of(&k), Scale: 1}}
 		j.divide(be, q, k)
 		j.plan.shareKeys(1) // nothing is summed over keys
 		return j.run(ctx, be, j.plan.layout.QueryFloats())
@@ -26,7 +26,7 @@ func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	out, in := []backend.Operand{{Name: "o", Tensor: o}}, []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}
 	return be.doPinned(ctx, "pv", out, in, func() error {
-		j := stageJob{w: view.Of(&w), zeroHides: true, products: tile.Products{V: view.Of(&v), O: view.Of(&o)}}
+		j := stageJob{w: strided.Of(&w), zeroHides: true, products: tile.Products{V: strided.Of(&v), O: strided.Of(&o)}}
 		return j.runValues(ctx, be, o, v)
 	})
 }
@@ -35,10 +35,10 @@ func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 type stageJob struct {
 	plan      partition
 	products  tile.Products
-	scores    view.View // that QK writes; zero in the other calls
-	w         view.View // the weights that values are multiplied by
+	scores    strided.Tensor // that QK writes; zero in the other calls
+	w         strided.Tensor // the weights that values are multiplied by
 	zeroHides bool
-	bias      view.View // [1, 1, 1, N] where the sums begin, from column c0 on; may be zero
+	bias      strided.Tensor // [1, 1, 1, N] where the sums begin, from column c0 on; may be zero
 	c0        int
 }
 
@@ -105,7 +105,7 @@ func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) er
 			for c0 := 0; c0 < all; {
 				cols := min(projectCols, all-c0)
 				n := (all - c0) / cols
-				if err := be.projectColumns(ctx, y, x, w, view.Of(&bias), h, c0, n, cols); err != nil {
+				if err := be.projectColumns(ctx, y, x, w, strided.Of(&bias), h, c0, n, cols); err != nil {
 					return err
 				}
 				c0 += n * cols
@@ -121,7 +121,7 @@ func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) er
 const projectCols = 128
 
 // projectColumns computes columns [c0, c0+n·cols) of head h of y, with cols of them as a head.
-func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, bias view.View, h, c0, n, cols int) (err error) {
+func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, bias strided.Tensor, h, c0, n, cols int) (err error) {
 	batches, rows := y.Shape()[backend.Batch], y.Shape()[backend.Seq]
 	if ys, ok := y.Rows(); ok && w.Strides()[backend.Batch] == 0 {
 		if xs, ok := x.Rows(); ok {
@@ -143,6 +143,6 @@ func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, b
 	if x = part(x, rows, x.Shape()[backend.Dim], 0, 0); err != nil {
 		return err
 	}
-	j := stageJob{w: view.Of(&x), bias: bias, c0: c0, products: tile.Products{V: view.Of(&w), O: view.Of(&y)}}
+	j := stageJob{w: strided.Of(&x), bias: bias, c0: c0, products: tile.Products{V: strided.Of(&w), O: strided.Of(&y)}}
 	return j.runValues(ctx, be, y, w)
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // eachRow calls do for the query rows of c, a call with one batch, and their key heads.
 func eachRow(t *testing.T, c *backend.Call, do func(h, hk, i int, r *oracle.Row)) {
 	t.Helper()
 	d := c.Dims()
-	open := func(x backend.Tensor) *view.View {
-		v := view.Of(&x)
+	open := func(x backend.Tensor) *strided.Tensor {
+		v := strided.Of(&x)
 		return &v
 	}
 	kernels := vec.Tiers()[0]

@@ -8,9 +8,9 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // rowJob is a call that computes the rows of a tensor [B, H, S, N] one at a time. Calls are
@@ -26,8 +26,8 @@ type rowJob struct {
 	tasks      int
 	threads    int
 
-	x          [6]view.View // the operands, see run
-	cols       int          // of a row
+	x          [6]strided.Tensor // the operands, see run
+	cols       int               // of a row
 	rotation   backend.Rotation
 	norm       backend.Norm
 	activation backend.Activation
@@ -83,7 +83,7 @@ func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
 	x := j.x[:0]
 	for _, list := range [2][]backend.Operand{out, in} {
 		for i := range list {
-			x = append(x, view.Of(&list[i].Tensor))
+			x = append(x, strided.Of(&list[i].Tensor))
 		}
 	}
 	return workers.Run(ctx, j, j.floats, j.tasks, j.threads)
@@ -184,13 +184,13 @@ func copyRow(r row) {
 	case dst.DType.Quantised():
 		copy(dst.Bytes[to:to+dst.DType.Row(n)], src.Bytes[from:])
 	case dst.DType == backend.F32:
-		view.CopyElements(dst.F32[to:], step, src.F32[from:], steps, n)
+		strided.CopyElements(dst.F32[to:], step, src.F32[from:], steps, n)
 	case dst.DType == backend.I32:
-		view.CopyElements(dst.Ints[to:], step, src.Ints[from:], steps, n)
+		strided.CopyElements(dst.Ints[to:], step, src.Ints[from:], steps, n)
 	case dst.DType == backend.Bool:
-		view.CopyElements(dst.Bools[to:], step, src.Bools[from:], steps, n)
+		strided.CopyElements(dst.Bools[to:], step, src.Bools[from:], steps, n)
 	default:
-		view.CopyElements(dst.Bits[to:], step, src.Bits[from:], steps, n)
+		strided.CopyElements(dst.Bits[to:], step, src.Bits[from:], steps, n)
 	}
 }
 

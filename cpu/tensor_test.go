@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // TestPack shows that packing finds the element that the strides select, for each
@@ -21,7 +21,7 @@ func TestPack(t *testing.T) {
 				if layout == "columns" {
 					x = swap(t, typed(t, random(t, 1, backend.Shape{2, 3, cols, rows}), dtype), backend.Seq, backend.Dim)
 				}
-				v := view.Of(&x)
+				v := strided.Of(&x)
 				const s0, n, c0, c = 2, 9, 3, 4
 				packed := make([]float32, n*8)
 				for _, k := range vec.Tiers() {

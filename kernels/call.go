@@ -8,7 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // Result holds the results of an attention call, in device memory.
@@ -64,7 +64,7 @@ type Call struct {
 
 // subcall is the backend call of a region of the scores.
 type subcall struct {
-	view.Region
+	region.Region
 	backend.Call
 	sequence int  // the packed sequence, or 0
 	turned   bool // rows are batches, see turn
@@ -156,14 +156,14 @@ func (c *Call) all(out Result) *backend.Call {
 
 // add appends the subcalls of p, whose first row and key are row and key of the call; sequence is
 // the packed sequence, or 0. all are the pages of p, or nil.
-func (c *Call) add(p *view.Problem, all *Pages, sequence, row, key int) error {
-	return p.Each(func(x view.Region, own backend.Problem, listed [][]int32) error {
+func (c *Call) add(p *region.Problem, all *Pages, sequence, row, key int) error {
+	return p.Each(func(x region.Region, own backend.Problem, listed [][]int32) error {
 		pages, err := x.PagesOf(all, c.k.Shape()[Seq])
 		if err != nil {
 			return err
 		}
 		x.Lo[Seq], x.Hi[Seq] = x.Lo[Seq]+row, x.Hi[Seq]+row
-		x.Lo[Dim], x.Hi[Dim] = x.Lo[Dim]+key, x.Hi[Dim]+key
+		x.Lo[region.Key], x.Hi[region.Key] = x.Lo[region.Key]+key, x.Hi[region.Key]+key
 		c.subs = append(c.subs, subcall{Region: x, sequence: sequence})
 		s := &c.subs[len(c.subs)-1]
 		s.Problem, s.Pages, s.Listed = own, pages, listed
@@ -173,7 +173,7 @@ func (c *Call) add(p *view.Problem, all *Pages, sequence, row, key int) error {
 }
 
 // whole reports whether s computes all of c, as it is.
-func (s *subcall) whole(c *Call) bool { return !s.turned && s.Region == view.WholeRegion(c.dims) }
+func (s *subcall) whole(c *Call) bool { return !s.turned && s.Region == region.WholeRegion(c.dims) }
 
 // bind sets the inputs of s to its parts of c's.
 func (s *subcall) bind(c *Call) {
@@ -347,7 +347,7 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 		return err
 	}
 	defer c.bindOutputs(Result{})
-	if view.Empty(c.dims) {
+	if region.Empty(c.dims) {
 		return c.dev.noKeys(ctx, out.O, out.LSE, c.opt.Sinks)
 	}
 	c.bindOutputs(out)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels/internal/check"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // CheckOptions choose the rows that [Call.Check] recomputes.
@@ -45,8 +45,8 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 	if err != nil {
 		return CheckReport{}, err
 	}
-	if view.Empty(c.dims) { // rows without keys
-		subs = []check.Sub{{Box: view.Whole(c.dims), Call: c.all(out)}}
+	if region.Empty(c.dims) { // rows without keys
+		subs = []check.Sub{{Box: region.Whole(c.dims), Call: c.all(out)}}
 	}
 	r, err := check.Results(ctx, c.dev.ToFloat32, c.dims, subs, out.Weights, check.Sample(opt))
 	return CheckReport(r), err

@@ -6,12 +6,12 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // regions returns the regions into which Prefix, Spans, QSegments and KSegments divide p,
 // nil when one call computes all. keys is Sk, hidden keys included.
-func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
+func (o *Options) regions(p *region.Problem, keys int) ([]region.Region, error) {
 	d := p.Dims
 	if o.Prefix == nil && o.Spans == nil && o.QSegments == nil && o.KSegments == nil {
 		return nil, nil
@@ -34,10 +34,10 @@ func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 		}
 	}
 	qs, ks, err := o.segmentIDs(d, keys)
-	if err != nil || view.Empty(d) {
+	if err != nil || region.Empty(d) {
 		return nil, err
 	}
-	var all []view.Region
+	var all []region.Region
 	first := 0 // region of the batch before
 	for b := range d.Batch {
 		if b > 0 && ofBatch(o.Prefix, b) == ofBatch(o.Prefix, b-1) && slices.Equal(ofBatch(o.Spans, b), ofBatch(o.Spans, b-1)) &&
@@ -49,9 +49,9 @@ func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 			continue
 		}
 		first = len(all)
-		x := view.WholeRegion(d)
+		x := region.WholeRegion(d)
 		x.Lo[Batch], x.Hi[Batch] = b, b+1
-		segments := []view.Region{x}
+		segments := []region.Region{x}
 		if qs != nil {
 			if segments, err = x.SplitSegments(p, ofBatch(qs, b), ofBatch(ks, b)); err != nil {
 				return nil, err
@@ -74,7 +74,7 @@ func (o *Options) regions(p *view.Problem, keys int) ([]view.Region, error) {
 			all = x.AppendTo(all, p)
 		}
 	}
-	if len(all) == 1 && all[0] == view.WholeRegion(d) {
+	if len(all) == 1 && all[0] == region.WholeRegion(d) {
 		return nil, nil
 	}
 	return all, nil
@@ -203,7 +203,7 @@ func (c *Call) addSequence(n int) error {
 	d := c.dims
 	d.SeqQ, d.SeqK = opt.CuQ[n+1]-row, keys
 	p, err := opt.problem(d)
-	if err != nil || view.Empty(c.dims) {
+	if err != nil || region.Empty(c.dims) {
 		return err
 	}
 	if pages != nil {
@@ -241,10 +241,10 @@ func (o *Options) Parts(d Dims) (parts []Part, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = p.Each(func(x view.Region, own backend.Problem, _ [][]int32) error {
+	err = p.Each(func(x region.Region, own backend.Problem, _ [][]int32) error {
 		parts = append(parts, Part{
-			Lo:      [3]int{x.Lo[Batch], x.Lo[Seq], x.Lo[Dim]},
-			Hi:      [3]int{x.Hi[Batch], x.Hi[Seq], x.Hi[Dim]},
+			Lo:      [3]int{x.Lo[Batch], x.Lo[Seq], x.Lo[region.Key]},
+			Hi:      [3]int{x.Hi[Batch], x.Hi[Seq], x.Hi[region.Key]},
 			Visible: own.Visible,
 		})
 		return nil

@@ -8,7 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
@@ -105,7 +105,7 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 // whole reports whether the call is one backend call that writes all elements of the gradients. Otherwise the
 // gradients are sums. Slopes of packed sequences without rows and keys are in no backend call.
 func (c *Call) whole() bool {
-	return len(c.subs) == 1 && c.subs[0].Region == view.WholeRegion(c.dims) && len(c.opt.CuQ) <= 2 && c.opt.KeyIndices == nil
+	return len(c.subs) == 1 && c.subs[0].Region == region.WholeRegion(c.dims) && len(c.opt.CuQ) <= 2 && c.opt.KeyIndices == nil
 }
 
 // checkBackward checks the arguments of Backward.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // KeyIndices choose the keys of each query row, or of each block of rows, as the indexer of a sparse attention does
@@ -101,7 +101,7 @@ func (o *Options) onDevice() bool { return o.KeyIndices != nil && !o.KeyIndices.
 
 // addLists appends the subcalls of p, the whole call, whose lists are in a tensor: one for each batch, in which its rows are
 // batches of one row, or one for all batches of one row; and as many for each head of the lists.
-func (c *Call) addLists(p *view.Problem) error {
+func (c *Call) addLists(p *region.Problem) error {
 	x, d := c.opt.KeyIndices, c.dims
 	lists := x.Tensor
 	heads, top := lists.Shape()[Heads], lists.Shape()[Dim]
@@ -123,15 +123,15 @@ func (c *Call) addLists(p *view.Problem) error {
 	}
 	for b := 0; b < d.Batch; b += batches {
 		for h := range heads {
-			part, share := view.WholeRegion(d), d.Heads/heads
+			part, share := region.WholeRegion(d), d.Heads/heads
 			part.Lo[Batch], part.Hi[Batch] = b, b+batches
 			part.Lo[Heads], part.Hi[Heads] = h*share, (h+1)*share
-			p.Regions = []view.Region{part}
+			p.Regions = []region.Region{part}
 			if err := c.add(p, c.opt.Pages, 0, 0, 0); err != nil || len(c.subs) == 0 { // no scores
 				return err
 			}
 			s := &c.subs[len(c.subs)-1]
-			s.Lists = view.Slice(view.Slice(lists, Batch, b, b+batches), Heads, h, h+1)
+			s.Lists = region.Slice(region.Slice(lists, Batch, b, b+batches), Heads, h, h+1)
 			if d.SeqQ > 1 {
 				s.turn(d.SeqQ)
 				s.bind(c)
@@ -165,13 +165,13 @@ func turned(t Tensor) Tensor {
 }
 
 // keyLists checks o.KeyIndices against the lengths d and returns its lists.
-func (o *Options) keyLists(d Dims) (l view.KeyLists, err error) {
+func (o *Options) keyLists(d Dims) (l region.KeyLists, err error) {
 	x := o.KeyIndices
 	if x.TopK < 0 || x.Rows < 0 {
 		return l, fmt.Errorf("key indices: TopK is %d and Rows %d, both must be at least 0: %w", x.TopK, x.Rows, ErrOption)
 	}
 	l.Rows, l.Heads = max(x.Rows, 1), 1
-	l.Blocks = view.CeilDiv(d.SeqQ, l.Rows)
+	l.Blocks = region.CeilDiv(d.SeqQ, l.Rows)
 	if len(x.Indices) != d.Batch*l.Blocks*x.TopK {
 		l.Heads = d.KVHeads
 	}
@@ -181,7 +181,7 @@ func (o *Options) keyLists(d Dims) (l view.KeyLists, err error) {
 	place := func(n, i int) [4]int { return [4]int{n / l.Blocks / l.Heads, n / l.Blocks % l.Heads, n % l.Blocks, i} }
 	const callBytes = 2 << 10 // of the backend call of a list
 	lists := d.Batch * l.Heads * l.Blocks
-	seen, err := backend.Make[uint64](view.CeilDiv(d.SeqK, 64))
+	seen, err := backend.Make[uint64](region.CeilDiv(d.SeqK, 64))
 	if err = cmp.Or(err, backend.CheckMemory(callBytes*int64(lists))); err != nil {
 		return l, fmt.Errorf("key indices: %d lists over %d keys: %w", lists, d.SeqK, err)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // Options are the options of an attention call. The zero value is plain attention: scale
@@ -193,7 +193,7 @@ func factor(name string, x float64) (float32, error) {
 
 // problem checks o against the lengths d and returns the canonical problem. d.Dim 0 means
 // that the head size is unknown; then Scale must be set.
-func (o *Options) problem(d Dims) (p view.Problem, err error) {
+func (o *Options) problem(d Dims) (p region.Problem, err error) {
 	p.Dims = d
 	switch {
 	case o.Scale != nil:
@@ -328,7 +328,7 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 }
 
 // tensors fills in the tensors of p and drops the keys that a short Mask or Bias lacks.
-func (o *Options) tensors(p *view.Problem) (err error) {
+func (o *Options) tensors(p *region.Problem) (err error) {
 	d := p.Dims
 	scores := Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
 	if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false, false); err != nil {
@@ -341,7 +341,7 @@ func (o *Options) tensors(p *view.Problem) (err error) {
 		}
 		n = min(n, max(d.SeqQ, d.SeqK, 1)) // larger ones are the same
 		p.BlockQ, p.BlockK = n, n
-		p.Blocks, err = broadcast("block mask", o.BlockMask, Shape{d.Batch, d.Heads, view.CeilDiv(d.SeqQ, n), view.CeilDiv(d.SeqK, n)}, true, false)
+		p.Blocks, err = broadcast("block mask", o.BlockMask, Shape{d.Batch, d.Heads, region.CeilDiv(d.SeqQ, n), region.CeilDiv(d.SeqK, n)}, true, false)
 		if err != nil {
 			return fmt.Errorf("%w (a block has %d rows and keys)", err, n)
 		}
@@ -365,7 +365,7 @@ func (o *Options) tensors(p *view.Problem) (err error) {
 		return nil
 	}
 	p.Dims.SeqK = keys
-	p.Problem = (&view.Problem{Problem: p.Problem, Dims: d}).Cut(view.WholeRegion(p.Dims))
+	p.Problem = (&region.Problem{Problem: p.Problem, Dims: d}).Cut(region.WholeRegion(p.Dims))
 	return nil
 }
 

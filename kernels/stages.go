@@ -7,7 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // QK computes the first stage and allocates s, for the caller to Release:
@@ -67,21 +67,21 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 	if _, err := d.on(ctx); err != nil {
 		return err
 	}
-	return p.Each(func(x view.Region, own backend.Problem, _ [][]int32) error {
+	return p.Each(func(x region.Region, own backend.Problem, _ [][]int32) error {
 		return d.softmax(ctx, s, x.Rows(lse), x, &own)
 	})
 }
 
 // stage returns the problem of a stage alone, over scores of lengths d.
-func (o *Options) stage(d Dims) (view.Problem, error) {
+func (o *Options) stage(d Dims) (region.Problem, error) {
 	if err := op.CheckPath(o.Set(), op.StagePath); err != nil {
-		return view.Problem{}, err
+		return region.Problem{}, err
 	}
 	return o.problem(d)
 }
 
 // softmax turns x of the scores s, [B, H, Sq, Sk], into weights by p, and the other keys of its rows into zeros.
-func (d *Device) softmax(ctx context.Context, s, lse Tensor, x view.Region, p *backend.Problem) error {
+func (d *Device) softmax(ctx context.Context, s, lse Tensor, x region.Region, p *backend.Problem) error {
 	if err := d.be.Softmax(ctx, x.Scores(s), lse, p); err != nil {
 		return err
 	}
@@ -136,12 +136,12 @@ func (d *Device) zero(ctx context.Context, dtype DType) (Tensor, error) {
 
 // outside calls f with the rows of x of t, [B, H, Sq, Sk], and the keys before and after
 // those of x, and with a problem in which all keys are hidden.
-func outside(t Tensor, x view.Region, f func(rest Tensor, hidden *backend.Problem) error) error {
-	for _, keys := range [2][2]int{{0, x.Lo[Dim]}, {x.Hi[Dim], t.Shape()[Dim]}} {
+func outside(t Tensor, x region.Region, f func(rest Tensor, hidden *backend.Problem) error) error {
+	for _, keys := range [2][2]int{{0, x.Lo[region.Key]}, {x.Hi[region.Key], t.Shape()[Dim]}} {
 		if keys[0] == keys[1] {
 			continue
 		}
-		rest := view.Slice(x.Rows(t), Dim, keys[0], keys[1])
+		rest := region.Slice(x.Rows(t), Dim, keys[0], keys[1])
 		hidden := backend.Problem{Scale: 1, Visible: backend.Everything()}
 		hidden.Visible.KLen = make([]int, rest.Shape()[Batch]) // zeros
 		if err := f(rest, &hidden); err != nil {
@@ -212,7 +212,7 @@ func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Opt
 		if at < Biased {
 			return scorer.Scores(ctx, s, &p.Problem, at)
 		}
-		return p.Each(func(x view.Region, own backend.Problem, _ [][]int32) error {
+		return p.Each(func(x region.Region, own backend.Problem, _ [][]int32) error {
 			if err := scorer.Scores(ctx, x.Scores(s), &own, at); err != nil {
 				return err
 			}

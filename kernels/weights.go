@@ -11,7 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // Top holds the largest weights of each query row, in host memory.
@@ -50,12 +50,12 @@ func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options
 		return all, fmt.Errorf("%d weights for each of %d queries: %w", n, s.dims.Batch*heads*seq, err)
 	}
 	all = Top{Keys: slices.Repeat([]int32{-1}, size), Weights: make([]float32, size)}
-	return all, s.scan(ctx, view.Whole(s.dims), func(x view.Region, w []float32, stride int) {
+	return all, s.scan(ctx, region.Whole(s.dims), func(x region.Region, w []float32, stride int) {
 		rows := x.Len(Seq)
 		inParallel(x.Len(Heads)*rows, func(r int) {
 			h, i := x.Lo[Heads]+r/rows, x.Lo[Seq]+r%rows
 			at := ((x.Lo[Batch]*heads+h)*seq + i) * n
-			pick(w[r*stride:][:x.Len(Dim)], x.Lo[Dim], all.Keys[at:at+n], all.Weights[at:at+n])
+			pick(w[r*stride:][:x.Len(region.Key)], x.Lo[region.Key], all.Keys[at:at+n], all.Weights[at:at+n])
 		})
 	})
 }
@@ -115,15 +115,15 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 		return err
 	}
 	s.rows, s.narrow = rangeRows, true
-	box := view.Box{Lo: [4]int{r.Batch, r.Head, r.Rows[0], r.Keys[0]}, Hi: [4]int{r.Batch + 1, r.Head + 1, r.Rows[1], r.Keys[1]}}
-	for axis, n := range view.Whole(s.dims).Hi {
+	box := region.Box{Lo: [4]int{r.Batch, r.Head, r.Rows[0], r.Keys[0]}, Hi: [4]int{r.Batch + 1, r.Head + 1, r.Rows[1], r.Keys[1]}}
+	for axis, n := range region.Whole(s.dims).Hi {
 		if box.Lo[axis] < 0 || box.Lo[axis] >= box.Hi[axis] || box.Hi[axis] > n {
 			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.dims, ErrShape)
 		}
 	}
-	return s.scan(ctx, box, func(x view.Region, w []float32, stride int) {
+	return s.scan(ctx, box, func(x region.Region, w []float32, stride int) {
 		for i := range x.Len(Seq) {
-			f(x.Lo[Seq]+i, x.Lo[Dim], slices.Clip(w[i*stride:][:x.Len(Dim)]))
+			f(x.Lo[Seq]+i, x.Lo[region.Key], slices.Clip(w[i*stride:][:x.Len(region.Key)]))
 		}
 	})
 }
@@ -133,7 +133,7 @@ type weightScan struct {
 	dev     *Device
 	dims    Dims
 	q, k    Tensor
-	problem view.Problem
+	problem region.Problem
 	rows    int  // of a head in a chunk, at most
 	narrow  bool // compute only the keys between the first and the last that rows of the chunk see
 }
@@ -151,13 +151,13 @@ func (d *Device) weightScan(q, k Tensor, opt *Options) (*weightScan, error) {
 // scan calls f with the weights of box, a chunk x of consecutive rows of one batch at a time: w has
 // a row of keys for each head and row of x, and rows begin stride elements apart. A chunk has whole
 // groups of query heads that share their keys, or one head where a row of a group is too large.
-func (s *weightScan) scan(ctx context.Context, box view.Box, f func(x view.Region, w []float32, stride int)) error {
-	return s.problem.Each(func(x view.Region, _ backend.Problem, _ [][]int32) error {
+func (s *weightScan) scan(ctx context.Context, box region.Box, f func(x region.Region, w []float32, stride int)) error {
+	return s.problem.Each(func(x region.Region, _ backend.Problem, _ [][]int32) error {
 		for axis := Batch; axis <= Seq; axis++ {
 			x.Lo[axis], x.Hi[axis] = max(x.Lo[axis], box.Lo[axis]), min(x.Hi[axis], box.Hi[axis])
 		}
 		share := s.dims.Heads / s.dims.KVHeads
-		most := weightChunk / x.Len(Dim) // rows of a head
+		most := weightChunk / x.Len(region.Key) // rows of a head
 		heads := max(1, min(x.Len(Heads), most/share*share))
 		rows := min(max(1, most/heads), s.rows)
 		for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
@@ -167,7 +167,7 @@ func (s *weightScan) scan(ctx context.Context, box view.Box, f func(x view.Regio
 				y.Lo[Heads], y.Hi[Heads] = h, min(h+heads, x.Hi[Heads])
 				for y.Lo[Seq] < x.Hi[Seq] {
 					y.Hi[Seq] = s.endOfRows(y.Lo[Seq], rows, x.Hi[Seq])
-					if err := s.chunk(ctx, y, box.Lo[Dim], box.Hi[Dim], f); err != nil {
+					if err := s.chunk(ctx, y, box.Lo[region.Key], box.Hi[region.Key], f); err != nil {
 						return err
 					}
 					y.Lo[Seq] = y.Hi[Seq]
@@ -193,15 +193,15 @@ func (s *weightScan) endOfRows(i, rows, last int) int {
 }
 
 // chunk computes the weights of x and calls f with those of the keys from lo to hi.
-func (s *weightScan) chunk(ctx context.Context, x view.Region, lo, hi int, f func(x view.Region, w []float32, stride int)) error {
+func (s *weightScan) chunk(ctx context.Context, x region.Region, lo, hi int, f func(x region.Region, w []float32, stride int)) error {
 	if s.narrow {
 		x = s.seen(x)
 	}
-	if lo, hi = max(x.Lo[Dim], lo), min(x.Hi[Dim], hi); lo >= hi {
+	if lo, hi = max(x.Lo[region.Key], lo), min(x.Hi[region.Key], hi); lo >= hi {
 		return nil
 	}
 	p := s.problem.Cut(x)
-	stride := x.Len(Dim)
+	stride := x.Len(region.Key)
 	w, err := s.dev.Alloc(ctx, F32, Shape{1, x.Len(Heads), x.Len(Seq), stride})
 	if err != nil {
 		return err
@@ -213,8 +213,8 @@ func (s *weightScan) chunk(ctx context.Context, x view.Region, lo, hi int, f fun
 	if err := s.dev.be.Softmax(ctx, w, Tensor{}, &p); err != nil {
 		return err
 	}
-	part := view.Slice(w, Dim, lo-x.Lo[Dim], hi-x.Lo[Dim])
-	x.Lo[Dim], x.Hi[Dim] = lo, hi
+	part := region.Slice(w, Dim, lo-x.Lo[region.Key], hi-x.Lo[region.Key])
+	x.Lo[region.Key], x.Hi[region.Key] = lo, hi
 	var data []float32
 	if part.OnHost() {
 		data, err = part.Float32s()
@@ -231,9 +231,9 @@ func (s *weightScan) chunk(ctx context.Context, x view.Region, lo, hi int, f fun
 
 // seen returns x, rows of one batch, with the keys that they see by the visibility rule; none when
 // they see no key.
-func (s *weightScan) seen(x view.Region) view.Region {
+func (s *weightScan) seen(x region.Region) region.Region {
 	p := s.problem.Cut(x)
-	first, keys := x.Lo[Dim], x.Len(Dim)
+	first, keys := x.Lo[region.Key], x.Len(region.Key)
 	from, to := keys, 0
 	for i := range x.Len(Seq) {
 		if lo, hi := p.Visible.Range(0, i, keys); lo < hi {
@@ -243,7 +243,7 @@ func (s *weightScan) seen(x view.Region) view.Region {
 	if !p.Blocks.IsZero() { // a slice of a block mask begins with a block
 		from = from / p.BlockK * p.BlockK
 	}
-	x.Lo[Dim], x.Hi[Dim] = first+from, first+to
+	x.Lo[region.Key], x.Hi[region.Key] = first+from, first+to
 	return x
 }
 

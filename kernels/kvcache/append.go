@@ -8,8 +8,8 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/region"
 	"github.com/seed90331342/attn/kernels/internal/turn"
-	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // appendPlan is an append before anything is written: the copies to make and the state of the
@@ -166,7 +166,7 @@ func (p *pool) makeRoomInPages(g *placement, b, n int) error {
 		g.pages = g.pages[passed:]
 	}
 	used := g.used()
-	needs, copies := max(0, view.CeilDiv(used+n, size)-len(g.pages)), used%size != 0 && p.sharesLast(g.pages)
+	needs, copies := max(0, region.CeilDiv(used+n, size)-len(g.pages)), used%size != 0 && p.sharesLast(g.pages)
 	if copies {
 		needs++
 	}
@@ -249,16 +249,16 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 			// Heads one by one: the rows of one lie between those of another, which the
 			// device would take for an overlap.
 			for h := range p.config.KVHeads {
-				head := view.Slice(t, kernels.Heads, h, h+1)
-				a.dst = append(a.dst, view.Rows(head, int(m.to), 1, 0, m.n))
-				a.src = append(a.src, view.Rows(head, int(m.from), 1, m.lo, m.n))
+				head := region.Slice(t, kernels.Heads, h, h+1)
+				a.dst = append(a.dst, region.Rows(head, int(m.to), 1, 0, m.n))
+				a.src = append(a.src, region.Rows(head, int(m.from), 1, m.lo, m.n))
 			}
 		}
 	}
 	for _, w := range writes {
 		for i, t := range p.stored() {
-			a.dst = append(a.dst, view.Rows(t, int(w.page), w.batch, w.lo, w.n))
-			a.src = append(a.src, view.Rows(rows[i], w.b, w.batch, w.from, w.n))
+			a.dst = append(a.dst, region.Rows(t, int(w.page), w.batch, w.lo, w.n))
+			a.src = append(a.src, region.Rows(rows[i], w.b, w.batch, w.from, w.n))
 		}
 	}
 	if len(a.dst) == 0 {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/region"
 	"github.com/seed90331342/attn/kernels/internal/turn"
-	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // CallOptions are the options of an attention call to a cache. The zero value is causal
@@ -302,7 +302,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 		s.pages.Keys = keys
 		s.opt.Pages = &s.pages
 	} else {
-		s.k, s.v = view.Slice(s.k, kernels.Seq, 0, keys), view.Slice(s.v, kernels.Seq, 0, keys)
+		s.k, s.v = region.Slice(s.k, kernels.Seq, 0, keys), region.Slice(s.v, kernels.Seq, 0, keys)
 	}
 	s.q, err = p.turner.Queries(ctx, q, s.from, opt.Positions, &s.memory)
 	return err

@@ -9,8 +9,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/internal/region"
 	"github.com/seed90331342/attn/kernels/internal/turn"
-	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // pool is the memory of a cache, in pages of the same size. In a Cache, sequence b owns
@@ -126,7 +126,7 @@ func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 		}
 	}
 	if c.Latent > 0 {
-		p.kv[1] = view.Slice(p.kv[0], kernels.Dim, 0, c.Latent)
+		p.kv[1] = region.Slice(p.kv[0], kernels.Dim, 0, c.Latent)
 	}
 	return nil
 }

@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/region"
 	"github.com/seed90331342/attn/kernels/internal/steps"
-	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // A call over shared prefixes, or with a mask of the last tokens, is several calls over disjoint keys, whose results are
@@ -117,7 +117,7 @@ func (p *pool) maskLast(b *steps.Steps, s *step, seqs []*Sequence, out kernels.R
 
 // prefix attends from all rows of the sequences of x to its keys. Row i of all sequences is one call.
 func (p *pool) prefix(b *steps.Steps, s *step, out kernels.Result, x prefix) {
-	q, opt := view.Slice(s.q, kernels.Batch, x.lo, x.hi), s.opt
+	q, opt := region.Slice(s.q, kernels.Batch, x.lo, x.hi), s.opt
 	opt.Causal, opt.KLen, opt.Offset, opt.Sinks = false, nil, nil, nil // all rows see all keys, and sinks count once
 	opt.Pages = &kernels.Pages{Table: [][]int32{s.pages.Table[x.lo][x.from:x.to]}, Keys: (x.to - x.from) * p.size}
 	for i := range q.Shape()[kernels.Seq] {
@@ -146,7 +146,7 @@ func (p *pool) afterPrefixes(b *steps.Steps, s *step, out kernels.Result, shared
 
 // batches returns the results of batches [lo, hi).
 func batches(r kernels.Result, lo, hi int) kernels.Result {
-	return kernels.Result{O: view.Slice(r.O, kernels.Batch, lo, hi), LSE: view.Slice(r.LSE, kernels.Batch, lo, hi)}
+	return kernels.Result{O: region.Slice(r.O, kernels.Batch, lo, hi), LSE: region.Slice(r.LSE, kernels.Batch, lo, hi)}
 }
 
 // acrossBatches returns row i of each batch of t as the rows of one batch.

@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/region"
 	"github.com/seed90331342/attn/kernels/internal/steps"
-	"github.com/seed90331342/attn/kernels/internal/view"
 )
 
 // Rewind removes tokens from the end of sequence b and leaves length of them, for example
@@ -98,7 +98,7 @@ func (p *pool) checkLength(s *Sequence, name string, n int) error {
 func (p *pool) cut(s *Sequence, n int) {
 	s.n = n
 	if p.paged {
-		pages := view.CeilDiv(s.used(), p.size)
+		pages := region.CeilDiv(s.used(), p.size)
 		p.drop(s.pages[pages:])
 		s.pages = s.pages[:pages]
 	}
@@ -155,7 +155,7 @@ func (p *pool) gather(b *steps.Steps, seqs []*Sequence, from, rows []int) (kept 
 		kept[i] = b.AllocAs(p.config.DType, kernels.Shape{len(seqs), p.config.KVHeads, len(rows), t.Shape()[kernels.Dim]})
 	}
 	if p.config.Latent > 0 {
-		kept[1] = view.Slice(kept[0], kernels.Dim, 0, p.config.Latent)
+		kept[1] = region.Slice(kept[0], kernels.Dim, 0, p.config.Latent)
 	}
 	if b.Err == nil {
 		b.Err = p.read(b.Ctx, kept[:len(p.stored())], seqs, from, rows)
@@ -177,8 +177,8 @@ func (p *pool) read(ctx context.Context, to []kernels.Tensor, seqs []*Sequence, 
 				n++
 			}
 			for j, t := range to {
-				dst = append(dst, view.Rows(t, batch, 1, i, n))
-				src = append(src, view.Rows(p.kv[j], int(s.pages[at/p.size]), 1, at%p.size, n))
+				dst = append(dst, region.Rows(t, batch, 1, i, n))
+				src = append(src, region.Rows(p.kv[j], int(s.pages[at/p.size]), 1, at%p.size, n))
 			}
 		}
 	}

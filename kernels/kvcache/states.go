@@ -9,7 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // StateConfig is the shape of a [States]. Fields left 0 mean: Batch 1, KVHeads 1, ValueDim as Dim.
@@ -150,7 +150,7 @@ func (c *States) run(ctx context.Context, r *ring, past, present kernels.Tensor,
 		for i := range calls {
 			for j, t := range operands {
 				if single {
-					*t = view.Slice(whole[j], kernels.Seq, i, i+1)
+					*t = region.Slice(whole[j], kernels.Seq, i, i+1)
 				}
 			}
 			if err := do(r.states[(at+i)%size], r.states[(at+i+1)%size]); err != nil {
@@ -175,7 +175,7 @@ func (c *States) align(ctx context.Context, r *ring) error {
 	for b, at := range r.at {
 		if at != to {
 			r.back[b] = 0
-			dst, src = append(dst, view.Slice(r.states[to], kernels.Batch, b, b+1)), append(src, c.of(r, b))
+			dst, src = append(dst, region.Slice(r.states[to], kernels.Batch, b, b+1)), append(src, c.of(r, b))
 		}
 	}
 	if len(dst) == 0 {
@@ -190,7 +190,7 @@ func (c *States) align(ctx context.Context, r *ring) error {
 
 // of returns the state of sequence b.
 func (c *States) of(r *ring, b int) kernels.Tensor {
-	state := view.Slice(r.states[max(r.at[b], 0)], kernels.Batch, b, b+1)
+	state := region.Slice(r.states[max(r.at[b], 0)], kernels.Batch, b, b+1)
 	if r.at[b] < 0 {
 		state, _ = c.zero.Broadcast(state.Shape()) // one number has every shape
 	}
@@ -248,7 +248,7 @@ func (c *States) set(ctx context.Context, b, n int, src ...kernels.Tensor) error
 	var dst []kernels.Tensor
 	for _, r := range c.rings() {
 		r.back[b] = 0
-		dst = append(dst, view.Slice(r.states[(r.at[b]+1)%len(r.states)], kernels.Batch, b, b+1))
+		dst = append(dst, region.Slice(r.states[(r.at[b]+1)%len(r.states)], kernels.Batch, b, b+1))
 	}
 	if err := c.pool.dev.Copy(ctx, dst, src[:len(dst)]); err != nil {
 		return err

@@ -18,9 +18,9 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Call is one call. It may be opened again after Reset and keeps its memory.
@@ -28,10 +28,10 @@ type Call struct {
 	plan     Plan
 	forward  tile.Attention // o and lse are its results
 	problem  *backend.Problem
-	dO, dLSE view.View
+	dO, dLSE strided.Tensor
 	add      bool // to the gradients
 
-	dQ, dK, dV, dBias, dRelative, dSlopes, dSinks view.View
+	dQ, dK, dV, dBias, dRelative, dSlopes, dSinks strided.Tensor
 
 	dots []float32      // D of each query row, [B, H, Sq]
 	sums []float32      // dQ of the tiles of each slot, unscaled
@@ -44,10 +44,10 @@ type Call struct {
 func (c *Call) Open(g *backend.Gradients, k *vec.Kernels, threads int) (err error) {
 	c.plan, c.problem, c.add = NewPlan(g, k, threads), &g.Problem, g.Add
 	c.forward.Open(&c.plan.layout, &g.Call)
-	c.dO, c.dLSE = view.Of(&g.DO), view.Of(&g.DLSE)
-	c.dQ, c.dK, c.dV = view.Of(&g.DQ), view.Of(&g.DK), view.Of(&g.DV)
+	c.dO, c.dLSE = strided.Of(&g.DO), strided.Of(&g.DLSE)
+	c.dQ, c.dK, c.dV = strided.Of(&g.DQ), strided.Of(&g.DK), strided.Of(&g.DV)
 	c.dK.Listed, c.dV.Listed = g.Listed, g.Listed
-	c.dBias, c.dRelative, c.dSlopes, c.dSinks = view.Of(&g.DBias), view.Of(&g.DRelative), view.Of(&g.DSlopes), view.Of(&g.DSinks)
+	c.dBias, c.dRelative, c.dSlopes, c.dSinks = strided.Of(&g.DBias), strided.Of(&g.DRelative), strided.Of(&g.DSlopes), strided.Of(&g.DSinks)
 	rows := c.plan.heads() * c.plan.layout.Dims.SeqQ
 	pool.Resize(&c.dots, rows, &err)
 	pool.Resize(&c.sums, c.plan.sumFloats, &err)
@@ -115,7 +115,7 @@ func (j dotJob) Task(_ *pool.Turn, w *pool.Scratch, n int) error {
 }
 
 // storeGradient writes scale·row, or adds it, to row i of v unless v is not requested. It overwrites row and old.
-func (c *Call) storeGradient(v *view.View, row, old []float32, scale float32, b, h, i int) {
+func (c *Call) storeGradient(v *strided.Tensor, row, old []float32, scale float32, b, h, i int) {
 	if v.IsZero() {
 		return
 	}

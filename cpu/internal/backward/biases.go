@@ -4,9 +4,9 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // The gradients of biases follow from sums over dS when the keys of all tasks are done. DBias
@@ -93,7 +93,7 @@ func (c *Call) writeBiases() {
 // writeSums writes the elements of the heads of v, which has no rows or no keys, or adds to them,
 // unless v is not requested: the terms of all heads and batches that share an element, in their
 // order. term returns one of head h of batch b, whose number is b·H + h.
-func (c *Call) writeSums(v *view.View, term func(head, at int) float64) {
+func (c *Call) writeSums(v *strided.Tensor, term func(head, at int) float64) {
 	if v.IsZero() {
 		return
 	}

@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // chunkJob computes dQ, dK and dV.
@@ -324,7 +324,7 @@ func (x *chunk) addOuter(t *tile.Tile, n int, sums, rows []float32, dim int, fac
 		return
 	}
 	for r := range t.N {
-		view.CopyElements(x.turned[r:], t.N, factors[r*tile.BlockKeys:], 1, n)
+		strided.CopyElements(x.turned[r:], t.N, factors[r*tile.BlockKeys:], 1, n)
 	}
 	k.Mix(vec.F32, sums, dim, x.space.Rows(rows, dim, t.N, dim), dim, x.turned, t.N, x.ones, n, dim)
 }

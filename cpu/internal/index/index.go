@@ -8,9 +8,9 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 // Job is one call. A task computes some rows of a batch, a block of keys at a time. It implements pool.Job.
 type Job struct {
 	kernels                *vec.Kernels
-	q, k, w                view.View
+	q, k, w                strided.Tensor
 	keys                   []int32
 	topK                   int
 	visible                backend.Visibility
@@ -34,7 +34,7 @@ type Job struct {
 
 // Set makes j the call c, whose operands are pinned, and returns the number of tasks and the floats of scratch of each.
 func (j *Job) Set(x *vec.Kernels, keys []int32, c *backend.Index, threads int) (tasks, floats int) {
-	*j = Job{kernels: x, q: view.Of(&c.Q), k: view.Of(&c.K), w: view.Of(&c.W), keys: keys, topK: c.TopK, visible: c.Visible}
+	*j = Job{kernels: x, q: strided.Of(&c.Q), k: strided.Of(&c.K), w: strided.Of(&c.W), keys: keys, topK: c.TopK, visible: c.Visible}
 	shape := c.Q.Shape()
 	j.heads, j.seqQ, j.seqK, j.dim = shape[backend.Heads], shape[backend.Seq], c.K.Shape()[backend.Seq], tile.RoundUp(shape[backend.Dim], x.Lanes)
 	j.rows = max(1, min(tile.CeilDiv(shape[backend.Batch]*j.seqQ, tasksPerThread*threads), maxRows, queryFloats/(j.heads*j.dim)))

@@ -3,9 +3,9 @@ package linear
 import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // convRows is the number of tokens that a convolution reads at a time, and convChannels the most channels of a task.
@@ -22,7 +22,7 @@ const (
 // pool.Job.
 type Conv struct {
 	kernels                      *vec.Kernels
-	y, x, w, bias, past, present view.View
+	y, x, w, bias, past, present strided.Tensor
 	silu, turned                 bool
 	cuQ                          []int
 	tasks, before                int // of a sequence; W-1
@@ -31,13 +31,13 @@ type Conv struct {
 
 // Set makes j the call c, whose operands are pinned, and returns the number of tasks and the floats of scratch of each.
 func (j *Conv) Set(x *vec.Kernels, c *backend.CausalConv) (tasks, floats int) {
-	*j = Conv{kernels: x, y: view.Of(&c.Y), x: view.Of(&c.X), w: view.Of(&c.W), bias: view.Of(&c.Bias), past: view.Of(&c.PastState), present: view.Of(&c.PresentState),
+	*j = Conv{kernels: x, y: strided.Of(&c.Y), x: strided.Of(&c.X), w: strided.Of(&c.W), bias: strided.Of(&c.Bias), past: strided.Of(&c.PastState), present: strided.Of(&c.PresentState),
 		silu: c.SiLU, cuQ: c.CuQ, before: c.W.Shape()[backend.Seq] - 1}
 	j.tokens, j.channels = j.x.Shape[backend.Seq], j.x.Shape[backend.Dim]
 	j.some, floats = convChannels, (2*j.before+convRows+3)*convChannels
 	if j.turned = j.x.Stride[backend.Dim] != 1 && j.x.Stride[backend.Seq] == 1; j.turned {
 		j.some, floats = turnedChannels, j.before+(j.before+4)*turnedRows
-		for _, v := range []*view.View{&j.y, &j.x, &j.w, &j.past, &j.present} {
+		for _, v := range []*strided.Tensor{&j.y, &j.x, &j.w, &j.past, &j.present} {
 			v.Shape[backend.Seq], v.Shape[backend.Dim] = v.Shape[backend.Dim], v.Shape[backend.Seq]
 			v.Stride[backend.Seq], v.Stride[backend.Dim] = v.Stride[backend.Dim], v.Stride[backend.Seq]
 		}

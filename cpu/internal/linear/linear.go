@@ -11,9 +11,9 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // The most tokens of a chunk, those of a chunk without a hint, and those with decays of channels, whose exponentials
@@ -30,7 +30,7 @@ const minDecay = -128
 // Job is a call. It implements pool.Job. Its fields are those of backend.LinearAttention.
 type Job struct {
 	kernels                                            *vec.Kernels
-	o, q, k, v, decays, betas, pastState, presentState view.View
+	o, q, k, v, decays, betas, pastState, presentState strided.Tensor
 	scale                                              float32
 	cuQ                                                []int
 
@@ -58,8 +58,8 @@ const (
 
 // Set makes j the call c, whose operands are pinned, for so many threads, and returns the number of tasks and the floats of scratch of each.
 func (j *Job) Set(x *vec.Kernels, c *backend.LinearAttention, threads int) (tasks, floats int) {
-	*j = Job{kernels: x, scale: c.Scale, cuQ: c.CuQ, o: view.Of(&c.O), q: view.Of(&c.Q), k: view.Of(&c.K), v: view.Of(&c.V),
-		decays: view.Of(&c.Decay), betas: view.Of(&c.Beta), pastState: view.Of(&c.PastState), presentState: view.Of(&c.PresentState)}
+	*j = Job{kernels: x, scale: c.Scale, cuQ: c.CuQ, o: strided.Of(&c.O), q: strided.Of(&c.Q), k: strided.Of(&c.K), v: strided.Of(&c.V),
+		decays: strided.Of(&c.Decay), betas: strided.Of(&c.Beta), pastState: strided.Of(&c.PastState), presentState: strided.Of(&c.PresentState)}
 	j.states, j.dk, j.dv = j.v.Shape[backend.Heads], j.k.Shape[backend.Dim], j.v.Shape[backend.Dim]
 	j.group = j.o.Shape[backend.Heads] / j.states
 	j.lk, j.lv = tile.RoundUp(j.dk, x.Lanes), tile.RoundUp(j.dv, x.Lanes)
@@ -71,7 +71,7 @@ func (j *Job) Set(x *vec.Kernels, c *backend.LinearAttention, threads int) (task
 	j.columns, j.strips = tableOf(x, j.dv)
 	j.tokens, j.lc = tableOf(x, j.chunk)
 	j.lc *= j.tokens.Width
-	j.inPlace = !j.presentState.IsZero() && view.InPlace(&c.PresentState) && j.lv == j.dv
+	j.inPlace = !j.presentState.IsZero() && strided.InPlace(&c.PresentState) && j.lv == j.dv
 	j.updated = c.PastState == c.PresentState
 	var r room
 	r.divide(j, func(n int) []float32 { floats += n; return nil })

@@ -3,15 +3,15 @@ package tile
 import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Attention is a call whose tiles take the online softmax between the two products.
 type Attention struct {
 	Products Products
 	Scores   Scores
-	LSE      view.View
+	LSE      strided.Tensor
 	// Where several tasks go over the keys of a tile, Saved has the sums of all tiles, and Set the
 	// sums that have seen keys. The last of the tasks folds them.
 	Saved []float32
@@ -22,8 +22,8 @@ type Attention struct {
 // Open opens the operands of c, whose tiles have layout l.
 func (a *Attention) Open(l *Layout, c *backend.Call) {
 	a.Scores.Open(l, &c.Problem)
-	a.Products = Products{Layout: l, Q: view.Of(&c.Q), K: view.Of(&c.K), V: view.Of(&c.V), O: view.Of(&c.O), Scale: a.Scores.Scale}
-	a.LSE = view.Of(&c.LSE)
+	a.Products = Products{Layout: l, Q: strided.Of(&c.Q), K: strided.Of(&c.K), V: strided.Of(&c.V), O: strided.Of(&c.O), Scale: a.Scores.Scale}
+	a.LSE = strided.Of(&c.LSE)
 	a.Exact = !a.LSE.IsZero() || l.Sums > shardSums || c.Sinks != nil
 	if c.Pages != nil {
 		a.Products.K.Pages, a.Products.V.Pages = c.Pages.Table, c.Pages.Table

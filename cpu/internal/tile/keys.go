@@ -3,8 +3,8 @@ package tile
 import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // keys is the form with keys as lanes.
@@ -55,7 +55,7 @@ func (keys) dots(p *Products, s *Space, t *Tile, here Span) {
 		}
 		if l.Fixed {
 			rest, ld := as[byte](k), backend.Q8.Row(l.DimK)
-			view.CopyRows(&p.K, rest, p.K.Bytes, ld, t.Batch, t.KVHead, here.Lo+done, n-done)
+			strided.CopyRows(&p.K, rest, p.K.Bytes, ld, t.Batch, t.KVHead, here.Lo+done, n-done)
 			s.runs = vec.AppendRun(s.runs[:0], rest, ld, x.Lanes, ld, rest)
 			x.Dots(e, s.S[done:], BlockKeys, s.runs, ld, t.q, l.DimK, rows, l.DimK)
 			return
@@ -112,7 +112,7 @@ func (keys) multiply(p *Products, s *Space, t *Tile, e backend.DType, ldv int) {
 // Attention, and so the bits.
 
 // WriteScores writes S of tiles and the keys of c's block from j0 on to dst.
-func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *view.View) {
+func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *strided.Tensor) {
 	l := p.Layout
 	some := Span{j0, min(j0+BlockKeys, c.Keys.Hi)}
 	s.block = block{span: some, end: c.Keys.Hi}
@@ -131,7 +131,7 @@ func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *vi
 }
 
 // BeginSums sets the outputs of t to start(c) in column c, in memory of w.
-func (p *Products) BeginSums(w *pool.Scratch, s *Space, t *Tile, start *view.View, c0 int) {
+func (p *Products) BeginSums(w *pool.Scratch, s *Space, t *Tile, start *strided.Tensor, c0 int) {
 	l := p.Layout
 	o := w.Floats(l.OutputFloats())
 	t.sums.cur.o = o
@@ -152,7 +152,7 @@ func (p *Products) BeginSums(w *pool.Scratch, s *Space, t *Tile, start *view.Vie
 // tiles. If zeroHides is set, weights of exactly 0 hide NaN and Inf.
 //
 //	weights [B, H, Sq, Sk]
-func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *view.View, zeroHides bool) {
+func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *strided.Tensor, zeroHides bool) {
 	l := p.Layout
 	some := Span{j0, min(j0+BlockKeys, l.Dims.SeqK)}
 	s.block = block{span: some, end: l.Dims.SeqK}

@@ -2,8 +2,8 @@ package tile
 
 import (
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Layout is how the tiles of a call lie in memory and which kernels compute them. Shapes,
@@ -50,7 +50,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	d := c.Dims()
 	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes,
 		DimK: RoundUp(d.Dim, k.Lanes), DimV: RoundUp(d.ValueDim, k.Lanes), Sums: CeilDiv(d.SeqK, SumKeys),
-		ReadK: view.RowsInPlace(&c.K, c), ReadV: view.RowsInPlace(&c.V, c), first: 4, form: rows{}}
+		ReadK: strided.RowsInPlace(&c.K, c), ReadV: strided.RowsInPlace(&c.V, c), first: 4, form: rows{}}
 	if d.SeqQ < k.Width { // tiles span heads
 		group := l.Share * d.SeqQ
 		l.Rows, l.Tiles = min(k.Width, group), CeilDiv(group, k.Width)
@@ -60,7 +60,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	}
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
 	if l.KeyLanes {
-		l.form, l.ReadK, l.ReadV = keys{}, view.KeysInPlace(k, &c.K, c), view.KeysInPlace(k, &c.V, c)
+		l.form, l.ReadK, l.ReadV = keys{}, strided.KeysInPlace(k, &c.K, c), strided.KeysInPlace(k, &c.V, c)
 		l.Fixed = l.ReadK && c.LowPrecision && c.K.DType() == backend.Q8 && d.Dim <= vec.MaxFixed && k.HasFixed()
 		if c.Pages != nil {
 			l.first = k.Lanes // groups of keys lie in one page
@@ -135,7 +135,7 @@ func (l *Layout) TilesOf(s *Space, c *Chunk) []Tile {
 
 // square returns the rows of v, which has a row for each query row, of the vector of query rows of t from lane on, if
 // kernels can transpose them in place: Lanes rows of float32 at a constant distance.
-func (l *Layout) square(v *view.View, t *Tile, lane int) (rows []float32, ld int, ok bool) {
+func (l *Layout) square(v *strided.Tensor, t *Tile, lane int) (rows []float32, ld int, ok bool) {
 	if t.N-lane < l.Kernels.Lanes || v.DType != backend.F32 || v.Stride[backend.Dim] != 1 {
 		return nil, 0, false
 	}
@@ -148,7 +148,7 @@ func (l *Layout) square(v *view.View, t *Tile, lane int) (rows []float32, ld int
 
 // rowDistance returns the distance in v, which has a row for each query row, between Lanes
 // of them from row i of a head on, if it is constant: they are in one head, or one in each.
-func (l *Layout) rowDistance(v *view.View, i int) (ld int, ok bool) {
+func (l *Layout) rowDistance(v *strided.Tensor, i int) (ld int, ok bool) {
 	if l.Dims.SeqQ == 1 {
 		return v.Stride[backend.Heads], true
 	}

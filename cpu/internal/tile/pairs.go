@@ -3,8 +3,8 @@ package tile
 import (
 	"unsafe"
 
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // pairs is the form in which both products of a tile are matrix products of bf16, with query rows as
@@ -30,7 +30,7 @@ func (pairs) pack(p *Products, s *Space, t *Tile) {
 	clear(rows[:l.Kernels.Width*d])
 	for r := range t.N {
 		h, i := l.Row(t.H, t.I, r)
-		view.CopyRows(&p.Q, rows[r*d:], p.Q.Bits, d, t.Batch, h, i, 1)
+		strided.CopyRows(&p.Q, rows[r*d:], p.Q.Bits, d, t.Batch, h, i, 1)
 	}
 	for lane := 0; lane < l.Kernels.Width; lane += l.Kernels.Lanes {
 		l.Kernels.Turn(as[uint32](t.q)[lane:], l.Kernels.Width, rows[lane*d:], d, d/2)
@@ -45,7 +45,7 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 	keys := as[uint16](s.k)
 	if !b.hasK {
 		b.hasK = true
-		view.CopyRows(&p.K, keys, p.K.Bits, d, t.Batch, t.KVHead, b.span.Lo, all)
+		strided.CopyRows(&p.K, keys, p.K.Bits, d, t.Batch, t.KVHead, b.span.Lo, all)
 	}
 	x.PairScores(s.S, keys[at*d:], d, n, as[uint32](t.q), d, p.Scale, s.MX)
 	a.Scores.Adjust(s, t, t.here)
@@ -67,7 +67,7 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 	values := as[uint16](s.v)[len(rows):]
 	if load {
 		b.hasV = true
-		view.CopyRows(&p.V, rows, p.V.Bits, l.DimV, t.Batch, t.KVHead, b.span.Lo, all)
+		strided.CopyRows(&p.V, rows, p.V.Bits, l.DimV, t.Batch, t.KVHead, b.span.Lo, all)
 		clear(rows[all*l.DimV : RoundUp(all, vec.PairStep)*l.DimV])
 	}
 	if clean && !b.checked {

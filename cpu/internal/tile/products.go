@@ -3,14 +3,14 @@ package tile
 import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Products are the operands of S = scale·Q·Kᵀ and O = P·V. Those that a call lacks are zero.
 type Products struct {
 	Layout     *Layout
-	Q, K, V, O view.View
+	Q, K, V, O strided.Tensor
 	Scale      float32 // of the queries
 }
 
@@ -64,7 +64,7 @@ func (p *Products) values(s *Space, t *Tile, here Span, clean bool) (e backend.D
 }
 
 // load converts the keys or the values of b to rows, once.
-func (p *Products) load(v *view.View, rows []float32, ld int, has *bool, b *block, t *Tile) {
+func (p *Products) load(v *strided.Tensor, rows []float32, ld int, has *bool, b *block, t *Tile) {
 	if !*has {
 		*has = true
 		v.LoadRows(p.Layout.Kernels, rows, ld, t.Batch, t.KVHead, b.span.Lo, b.span.Hi-b.span.Lo)

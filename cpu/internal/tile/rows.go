@@ -4,8 +4,8 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // rows is the form with query rows as lanes.
@@ -222,9 +222,9 @@ func (rows) drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span) {
 	default: // the kernel for tiles takes rows of one head, from a multiple of 4 on
 		for r := range t.N {
 			h, i := l.Row(t.H, t.I, r)
-			view.CopyElements(s.Stage, 1, weights[r:], x.Width, n)
+			strided.CopyElements(s.Stage, 1, weights[r:], x.Width, n)
 			sc.DropRow(&s.Draw, s.Stage[:n], t.Batch, h, i, here.Lo)
-			view.CopyElements(weights[r:], x.Width, s.Stage, 1, n)
+			strided.CopyElements(weights[r:], x.Width, s.Stage, 1, n)
 		}
 	}
 }

@@ -4,8 +4,8 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // Scores turns dot products into scores: scale, softcap, biases and masks. What it does to tiles of one
@@ -13,7 +13,7 @@ import (
 type Scores struct {
 	Layout                       *Layout
 	problem                      *backend.Problem
-	mask, blocks, bias, relative view.View
+	mask, blocks, bias, relative strided.Tensor
 	Listed                       [][]int32 // as backend.Call.Listed; what follows calls the n-th listed key, too, key n
 	// Scale is the factor of dot products, After that of what the score mod makes of them, which is 1
 	// without one, and Cap that of the softcap's tanh, or 0. They yield scores in units of log2 e.
@@ -37,7 +37,7 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 			sc.After = 1 / p.Softcap
 		}
 	}
-	sc.mask, sc.blocks, sc.bias, sc.relative = view.Of(&p.Mask), view.Of(&p.Blocks), view.Of(&p.Bias), view.Of(&p.Relative)
+	sc.mask, sc.blocks, sc.bias, sc.relative = strided.Of(&p.Mask), strided.Of(&p.Blocks), strided.Of(&p.Bias), strided.Of(&p.Relative)
 	sc.Masked = !sc.mask.IsZero() || !sc.blocks.IsZero()
 	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || p.Dropout.P > 0 || p.ScoreMod != nil
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
@@ -188,7 +188,7 @@ func (sc *Scores) seenKeys(seen []bool, b, h, i, j int) {
 		Fill(seen, true)
 	} else {
 		step := sc.mask.Stride[backend.Dim]
-		view.CopyElements(seen, 1, sc.mask.Bools[sc.mask.Index(b, h, i)+j*step:], step, len(seen))
+		strided.CopyElements(seen, 1, sc.mask.Bools[sc.mask.Index(b, h, i)+j*step:], step, len(seen))
 	}
 	if sc.blocks.IsZero() {
 		return

@@ -32,8 +32,8 @@ package tile
 
 import (
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
-	"github.com/seed90331342/attn/cpu/internal/view"
 )
 
 // BlockKeys is the number of keys in one step. Blocks start at multiples of it, whatever the
@@ -175,7 +175,7 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 
 // Runs returns the rows of some of head h of v, which the kernels read in place. They prefetch those of the next block,
 // as far as end.
-func (s *Space) Runs(v *view.View, b, h int, some Span, end int) []vec.Run {
+func (s *Space) Runs(v *strided.Tensor, b, h int, some Span, end int) []vec.Run {
 	s.runs = v.AppendRuns(s.runs[:0], b, h, some.Lo, some.Hi, some.Lo+BlockKeys, end)
 	return s.runs
 }

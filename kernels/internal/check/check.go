@@ -12,7 +12,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // Sample is the number of random rows to recompute, 0 for 16, and the seed of their choice.
@@ -32,7 +32,7 @@ type Report struct {
 // Sub is a backend call that computes a box of the scores of a call, with its outputs, and its
 // backward pass.
 type Sub struct {
-	view.Box
+	region.Box
 	*backend.Call
 	Gradients *backend.Gradients
 	Turned    bool // rows of the box are batches of the call, of one row each
@@ -134,7 +134,7 @@ func (k *checker) row(ctx context.Context, s *Sub, n int, weights backend.Tensor
 	return cmp.Or(k.see(ctx, "o", s.O, at, of, func(i int) (ref, bound float64) { return a.O[i], a.OBound[i] }),
 		k.see(ctx, "lse", s.LSE, at, of, func(int) (ref, bound float64) { return a.LSE, a.LSEBound }),
 		k.see(ctx, "weights", weights, of, of, func(i int) (ref, bound float64) {
-			if j := i - s.Lo[backend.Dim]; j >= 0 && j < len(a.Weights) { // other keys are outside of the subcall
+			if j := i - s.Lo[region.Key]; j >= 0 && j < len(a.Weights) { // other keys are outside of the subcall
 				ref, bound = a.Weights[j], a.WeightBounds[j]
 			}
 			return ref, bound
@@ -160,8 +160,8 @@ func (k *checker) see(ctx context.Context, name string, t backend.Tensor, at, of
 
 // reference downloads the inputs of row at of c, which is subcall n.
 func (k *checker) reference(ctx context.Context, c *backend.Call, n int, at rowIndex) (oracle.Row, error) {
-	x := view.Row(at[0], at[1], at[2], 1)
-	x.Hi[backend.Dim] = c.Positions()
+	x := region.Row(at[0], at[1], at[2], 1)
+	x.Hi[region.Key] = c.Positions()
 	p, err := k.patch(ctx, c, n, x)
 	if err != nil {
 		return oracle.Row{}, err
@@ -171,7 +171,7 @@ func (k *checker) reference(ctx context.Context, c *backend.Call, n int, at rowI
 
 // patch has the inputs of a box, within one query head, of a backend call.
 type patch struct {
-	view.Box
+	region.Box
 	call                         *backend.Call
 	q                            []float32
 	head                         headData // all keys
@@ -179,7 +179,7 @@ type patch struct {
 }
 
 // patch downloads the inputs of x, which is within one head, of c, which is subcall n.
-func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x view.Box) (p patch, err error) {
+func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x region.Box) (p patch, err error) {
 	d := c.Dims()
 	b, h := x.Lo[backend.Batch], x.Lo[backend.Heads]
 	p = patch{Box: x, call: c}
@@ -193,7 +193,7 @@ func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x view.Box)
 	for _, of := range []struct {
 		to *[]float32
 		t  backend.Tensor
-		x  view.Box
+		x  region.Box
 	}{{&p.mask, c.Mask, x}, {&p.blocks, c.Blocks, blocks}, {&p.bias, c.Bias, x}, {&p.relative, c.Relative, relative}} {
 		if of.t.IsZero() {
 			continue
@@ -209,7 +209,7 @@ func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x view.Box)
 // row returns row i of the call with the keys of p.
 func (p *patch) row(i int) oracle.Row {
 	c, d := p.call, p.call.Dims()
-	b, h, first, keys := p.Lo[backend.Batch], p.Lo[backend.Heads], p.Lo[backend.Dim], p.Hi[backend.Dim]-p.Lo[backend.Dim]
+	b, h, first, keys := p.Lo[backend.Batch], p.Lo[backend.Heads], p.Lo[region.Key], p.Hi[region.Key]-p.Lo[region.Key]
 	r := i - p.Lo[backend.Seq]
 	row := oracle.Row{Q: p.q[r*d.Dim:][:d.Dim], K: p.head.k[first*d.Dim:][:keys*d.Dim], V: p.head.v[first*d.ValueDim:][:keys*d.ValueDim],
 		Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType(), Rounded: c.WeightType(),
@@ -223,7 +223,7 @@ func (p *patch) row(i int) oracle.Row {
 	mask, bias := ofRow(p.mask), ofRow(p.bias)
 	var blocks []float32
 	if p.blocks != nil {
-		perRow := view.CeilDiv(first+keys, c.BlockK) - first/c.BlockK
+		perRow := region.CeilDiv(first+keys, c.BlockK) - first/c.BlockK
 		blocks = p.blocks[(i/c.BlockQ-p.Lo[backend.Seq]/c.BlockQ)*perRow:]
 	}
 	lo, hi := c.Visible.Range(b, i, d.SeqK)
@@ -319,7 +319,7 @@ func (k *checker) keys(ctx context.Context, c *backend.Call, t backend.Tensor, h
 
 // download downloads n rows of t from at on.
 func (k *checker) download(ctx context.Context, t backend.Tensor, at rowIndex, n int) ([]float32, error) {
-	x := view.Row(at[0], at[1], at[2], n)
+	x := region.Row(at[0], at[1], at[2], n)
 	return k.read(ctx, x.Rows(t))
 }
 
@@ -387,14 +387,14 @@ func (k *checker) keyGradients(ctx context.Context, d backend.Dims, subs []Sub, 
 	share := d.Heads / d.KVHeads
 	for n := range subs {
 		s := &subs[n]
-		if of[0] < s.Lo[backend.Batch] || of[0] >= s.Hi[backend.Batch] || of[2] < s.Lo[backend.Dim] || of[2] >= s.Hi[backend.Dim] {
+		if of[0] < s.Lo[backend.Batch] || of[0] >= s.Hi[backend.Batch] || of[2] < s.Lo[region.Key] || of[2] >= s.Hi[region.Key] {
 			continue
 		}
 		rows := s.Len(backend.Seq)
 		for h := max(of[1]*share, s.Lo[backend.Heads]); h < min((of[1]+1)*share, s.Hi[backend.Heads]); h++ {
 			at := rowIndex{of[0] - s.Lo[backend.Batch], h - s.Lo[backend.Heads], 0}
-			j := of[2] - s.Lo[backend.Dim]
-			p, err := k.patch(ctx, s.Call, n, view.Box{Lo: [4]int{at[0], at[1], 0, j}, Hi: [4]int{at[0] + 1, at[1] + 1, rows, j + 1}})
+			j := of[2] - s.Lo[region.Key]
+			p, err := k.patch(ctx, s.Call, n, region.Box{Lo: [4]int{at[0], at[1], 0, j}, Hi: [4]int{at[0] + 1, at[1] + 1, rows, j + 1}})
 			if err != nil {
 				return err
 			}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/view"
+	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // Turner turns rows in place of a cache: by the angles of their positions, and into another basis.
@@ -276,8 +276,8 @@ func (p *Turner) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []
 		}
 		a := t.Angles
 		first, last := min(b, len(t.from)-1), min(end, len(t.from))
-		a.Cos, a.Sin = view.Rows(a.Cos, first, last-first, row, n), view.Rows(a.Sin, first, last-first, row, n)
-		if err := p.Dev.Rotate(ctx, view.Slice(y, kernels.Batch, b, end), view.Slice(x, kernels.Batch, b, end), a); err != nil {
+		a.Cos, a.Sin = region.Rows(a.Cos, first, last-first, row, n), region.Rows(a.Sin, first, last-first, row, n)
+		if err := p.Dev.Rotate(ctx, region.Slice(y, kernels.Batch, b, end), region.Slice(x, kernels.Batch, b, end), a); err != nil {
 			return err
 		}
 	}

@@ -1,8 +1,11 @@
-// Package view divides the scores of a call into regions that backend calls compute, and returns the parts of the
+// Package region divides the scores of a call into regions that backend calls compute, and returns the parts of the
 // call's operands that belong to each.
-package view
+package region
 
 import "github.com/seed90331342/attn/backend"
+
+// Key is the axis of a Box that counts keys.
+const Key = backend.Dim
 
 // Box is a rectangle of the scores of a call: Lo <= index < Hi along batches, query heads, rows
 // and keys.
@@ -35,15 +38,15 @@ func (x Box) HasRow(row [3]int) bool {
 func (x Box) Relative(seqQ int) Box {
 	y := x
 	y.Lo[backend.Seq], y.Hi[backend.Seq] = 0, 1
-	y.Lo[backend.Dim] += seqQ - x.Hi[backend.Seq]
-	y.Hi[backend.Dim] += seqQ - x.Lo[backend.Seq] - 1
+	y.Lo[Key] += seqQ - x.Hi[backend.Seq]
+	y.Hi[Key] += seqQ - x.Lo[backend.Seq] - 1
 	return y
 }
 
 // Blocks returns the box of a mask of blocks of q rows and k keys that x reads.
 func (x Box) Blocks(q, k int) Box {
 	x.Lo[backend.Seq], x.Hi[backend.Seq] = x.Lo[backend.Seq]/q, CeilDiv(x.Hi[backend.Seq], q)
-	x.Lo[backend.Dim], x.Hi[backend.Dim] = x.Lo[backend.Dim]/k, CeilDiv(x.Hi[backend.Dim], k)
+	x.Lo[Key], x.Hi[Key] = x.Lo[Key]/k, CeilDiv(x.Hi[Key], k)
 	return x
 }
 
@@ -87,7 +90,7 @@ func (x *Box) Keys(t backend.Tensor, d backend.Dims, paged bool) backend.Tensor 
 		return t
 	}
 	t = Slice(t, backend.Batch, x.Lo[backend.Batch], x.Hi[backend.Batch])
-	return Slice(t, backend.Seq, x.Lo[backend.Dim], x.Hi[backend.Dim])
+	return Slice(t, backend.Seq, x.Lo[Key], x.Hi[Key])
 }
 
 // Part returns x of t, whose axes of length 1 stand for all of x.

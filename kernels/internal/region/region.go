@@ -1,4 +1,4 @@
-package view
+package region
 
 import (
 	"cmp"
@@ -68,7 +68,7 @@ func (p *Problem) Each(f func(x Region, own backend.Problem, listed [][]int32) e
 // SplitSegments returns a region for each run of rows with one id, over the keys with that id.
 func (x Region) SplitSegments(p *Problem, rows, keys []int32) ([]Region, error) {
 	keysOf := make(map[int32][2]int)
-	for lo, hi := range runs(keys[:x.Hi[backend.Dim]]) {
+	for lo, hi := range runs(keys[:x.Hi[Key]]) {
 		was, twice := keysOf[keys[lo]]
 		switch {
 		case twice:
@@ -85,9 +85,9 @@ func (x Region) SplitSegments(p *Problem, rows, keys []int32) ([]Region, error) 
 		y := x
 		y.Lo[backend.Seq], y.Hi[backend.Seq] = lo, hi
 		if own, ok := keysOf[rows[lo]]; ok {
-			y.Lo[backend.Dim], y.Hi[backend.Dim] = own[0], own[1]
+			y.Lo[Key], y.Hi[Key] = own[0], own[1]
 		} else { // a call needs a key, even if no row sees it
-			y.Hi[backend.Dim], y.Limit = 1, 0
+			y.Hi[Key], y.Limit = 1, 0
 		}
 		all = append(all, y)
 	}
@@ -108,10 +108,10 @@ func (x Region) SplitSpan(all []Region, p *Problem, span [2]int) ([]Region, Regi
 		own = []Region{ahead, rest}
 	}
 	for _, y := range own {
-		if v.Left != backend.Unbounded && lo < y.Hi[backend.Dim] { // rows whose Left begins in the span see from its begin on
+		if v.Left != backend.Unbounded && lo < y.Hi[Key] { // rows whose Left begins in the span see from its begin on
 			near, far := y.SplitRows(lo + v.Left + 1 - at)
-			far.Behind, far.Lo[backend.Dim] = true, max(lo, far.Lo[backend.Dim])
-			if far.Len(backend.Seq) > 0 && !p.Blocks.IsZero() && far.Lo[backend.Dim]%p.BlockK != 0 {
+			far.Behind, far.Lo[Key] = true, max(lo, far.Lo[Key])
+			if far.Len(backend.Seq) > 0 && !p.Blocks.IsZero() && far.Lo[Key]%p.BlockK != 0 {
 				return nil, x, fmt.Errorf("the span %d to %d of batch %d is longer than the window and begins inside a block of the block mask: it must begin at a multiple of %d (otherwise use Mask): %w",
 					lo, hi, x.Lo[backend.Batch], p.BlockK, backend.ErrOption)
 			}
@@ -198,7 +198,7 @@ func (p *Problem) Cut(x Region) backend.Problem {
 
 // visible returns the rule v for the rows and keys of x, counted from their first ones.
 func (x Region) visible(v backend.Visibility) backend.Visibility {
-	first, keys := x.Lo[backend.Dim], x.Len(backend.Dim)
+	first, keys := x.Lo[Key], x.Len(Key)
 	v.Offset += x.Lo[backend.Seq] - first
 	if v.Offsets != nil {
 		v.Offsets = v.Offsets[x.Lo[backend.Batch]:x.Hi[backend.Batch]]
@@ -209,7 +209,7 @@ func (x Region) visible(v backend.Visibility) backend.Visibility {
 	if x.Behind {
 		v.Left = backend.Unbounded
 	}
-	if v.KLen == nil && x.Limit >= x.Hi[backend.Dim] {
+	if v.KLen == nil && x.Limit >= x.Hi[Key] {
 		return v
 	}
 	n := make([]int, x.Len(backend.Batch))
@@ -226,7 +226,7 @@ func (x Region) visible(v backend.Visibility) backend.Visibility {
 
 // PagesOf returns the pages of the batches and keys of x; nil stays nil. size is the number of keys of a page.
 func (x Region) PagesOf(p *backend.Pages, size int) (*backend.Pages, error) {
-	b0, b1, j0, j1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[backend.Dim], x.Hi[backend.Dim]
+	b0, b1, j0, j1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[Key], x.Hi[Key]
 	if p == nil || b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
 		return p, nil
 	}
@@ -272,9 +272,9 @@ func (l *KeyLists) each(p *Problem, x Region, f func(x Region, own backend.Probl
 			lists := make([][]int32, y.Len(backend.Batch))
 			for b := range lists {
 				list := l.Lists[((y.Lo[backend.Batch]+b)*l.Heads+y.Lo[backend.Heads]/share)*l.Blocks+i/l.Rows]
-				lo, hi := visible.Range(b, i-y.Lo[backend.Seq], y.Len(backend.Dim))
-				from, _ := slices.BinarySearchFunc(list, y.Lo[backend.Dim]+lo, compareKey)
-				to, _ := slices.BinarySearchFunc(list, y.Lo[backend.Dim]+hi, compareKey)
+				lo, hi := visible.Range(b, i-y.Lo[backend.Seq], y.Len(Key))
+				from, _ := slices.BinarySearchFunc(list, y.Lo[Key]+lo, compareKey)
+				to, _ := slices.BinarySearchFunc(list, y.Lo[Key]+hi, compareKey)
 				lists[b] = list[from:max(from, to)]
 			}
 			return lists
@@ -286,7 +286,7 @@ func (l *KeyLists) each(p *Problem, x Region, f func(x Region, own backend.Probl
 			}
 			z.Hi[backend.Seq] = i
 			for b := range lists {
-				if first := int32(y.Lo[backend.Dim]); first > 0 {
+				if first := int32(y.Lo[Key]); first > 0 {
 					lists[b] = slices.Clone(lists[b])
 					for n := range lists[b] {
 						lists[b][n] -= first

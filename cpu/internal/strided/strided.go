@@ -1,5 +1,5 @@
-// Package view reads and writes the rows of tensors in host memory, of any type and strides.
-package view
+// Package strided reads and writes the rows of tensors in host memory, of any type and strides.
+package strided
 
 import (
 	"encoding/binary"
@@ -9,9 +9,9 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// View is a tensor that is opened for one call: its memory as a slice of its
-// type, its shape and its strides. The zero View is that of an absent tensor.
-type View struct {
+// Tensor is a tensor that is opened for one call: its memory as a slice of its
+// type, its shape and its strides. The zero Tensor is that of an absent tensor.
+type Tensor struct {
 	DType  backend.DType
 	F32    []float32
 	Bits   []uint16 // F16, BF16
@@ -26,7 +26,7 @@ type View struct {
 
 // Of returns the view of t, which is in host memory; zero for the zero Tensor. Call
 // [backend.Pinned.Pin], which refuses other tensors, before you use its elements.
-func Of(t *backend.Tensor) (v View) {
+func Of(t *backend.Tensor) (v Tensor) {
 	if t.IsZero() {
 		return v
 	}
@@ -50,15 +50,15 @@ func Of(t *backend.Tensor) (v View) {
 }
 
 // IsZero reports whether the tensor is absent.
-func (v *View) IsZero() bool { return v.Shape == backend.Shape{} }
+func (v *Tensor) IsZero() bool { return v.Shape == backend.Shape{} }
 
 // Index returns the index of element (b, h, s, 0).
-func (v *View) Index(b, h, s int) int {
+func (v *Tensor) Index(b, h, s int) int {
 	return b*v.Stride[backend.Batch] + h*v.Stride[backend.Heads] + s*v.Stride[backend.Seq]
 }
 
 // RowIndex is Index for a tensor that may lie in pages and be listed.
-func (v *View) RowIndex(b, h, s int) int {
+func (v *Tensor) RowIndex(b, h, s int) int {
 	if v.Listed != nil {
 		s = int(v.Listed[b][s])
 	}
@@ -94,7 +94,7 @@ func KeysInPlace(k *vec.Kernels, t *backend.Tensor, c *backend.Call) bool {
 
 // Load copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose rows are ld
 // apart, and zeros what follows them there. k converts whole vectors. Of Q8, Q4 and F8 rows c0 is 0.
-func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
+func (v *Tensor) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
 	apart, step := v.Stride[backend.Seq], v.Stride[backend.Dim]
 	if v.Listed != nil && v.Pages == nil && v.DType == backend.F32 && step == 1 {
 		v.gather(dst, ld, b, h, s, n, c0, cols)
@@ -131,7 +131,7 @@ func (v *View) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int)
 }
 
 // gather is Load for listed rows of float32.
-func (v *View) gather(dst []float32, ld, b, h, s, n, c0, cols int) {
+func (v *Tensor) gather(dst []float32, ld, b, h, s, n, c0, cols int) {
 	at, apart := v.Index(b, h, 0)+c0, v.Stride[backend.Seq]
 	for r, key := range v.Listed[b][s : s+n] {
 		if r%prefetched == 0 {
@@ -148,7 +148,7 @@ const prefetched = 16
 
 // prefetch prefetches listed rows after the next ones from s on, and with all set these too. Without, each read would
 // wait for memory, because no processor foresees where the next row is.
-func (v *View) prefetch(b, h, s int, all bool) {
+func (v *Tensor) prefetch(b, h, s int, all bool) {
 	from, to := s+3*prefetched, s+4*prefetched
 	if all {
 		from = s
@@ -167,7 +167,7 @@ func (v *View) prefetch(b, h, s int, all bool) {
 }
 
 // adjacent returns the number of the n rows from s on that lie one stride apart: n, or those of the page of row s.
-func (v *View) adjacent(s, n int) int {
+func (v *Tensor) adjacent(s, n int) int {
 	if v.Listed != nil {
 		return 1
 	}
@@ -179,13 +179,13 @@ func (v *View) adjacent(s, n int) int {
 }
 
 // LoadRows is Load for whole rows.
-func (v *View) LoadRows(k *vec.Kernels, dst []float32, ld, b, h, s, n int) {
+func (v *Tensor) LoadRows(k *vec.Kernels, dst []float32, ld, b, h, s, n int) {
 	v.Load(k, dst, ld, b, h, s, n, 0, v.Shape[backend.Dim])
 }
 
 // CopyRows copies rows [s, s+n) of v, whose memory is all, to dst, whose rows are ld apart, and
 // zeros what follows them there. Those of bytes include their scales.
-func CopyRows[T uint16 | byte](v *View, dst, all []T, ld, b, h, s, n int) {
+func CopyRows[T uint16 | byte](v *Tensor, dst, all []T, ld, b, h, s, n int) {
 	cols, step := v.DType.Row(v.Shape[backend.Dim]), v.Stride[backend.Dim]
 	for m := 0; n > 0; n, s = n-m, s+m {
 		m = v.adjacent(s, n)
@@ -203,7 +203,7 @@ func CopyRows[T uint16 | byte](v *View, dst, all []T, ld, b, h, s, n int) {
 }
 
 // At returns element (b, h, s, c) as float32.
-func (v *View) At(b, h, s, c int) float32 {
+func (v *Tensor) At(b, h, s, c int) float32 {
 	row := v.RowIndex(b, h, s)
 	at := row + c*v.Stride[backend.Dim]
 	switch v.DType {
@@ -234,7 +234,7 @@ func CopyElements[T any](dst []T, di int, src []T, dj, n int) {
 }
 
 // Store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For Q8, Q4 and F8 they must be the whole row.
-func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
+func (v *Tensor) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	step := v.Stride[backend.Dim]
 	i := v.RowIndex(b, h, s) + c0*step
 	switch v.DType {
@@ -260,7 +260,7 @@ func (v *View) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 }
 
 // AppendRuns appends rows [lo, hi) of head h. The kernels prefetch as many rows from next on, if that is before row end.
-func (v *View) AppendRuns(runs []vec.Run, b, h, lo, hi, next, end int) []vec.Run {
+func (v *Tensor) AppendRuns(runs []vec.Run, b, h, lo, hi, next, end int) []vec.Run {
 	n := hi - lo
 	if v.Pages == nil {
 		if next >= end {
@@ -309,7 +309,7 @@ func (r *pagedRow) add(n, size int) {
 }
 
 // appendRun appends the n rows from index i on; the kernels prefetch those from index next on.
-func (v *View) appendRun(runs []vec.Run, i, next, n int) []vec.Run {
+func (v *Tensor) appendRun(runs []vec.Run, i, next, n int) []vec.Run {
 	ld, d := v.Stride[backend.Seq], v.DType.Row(v.Shape[backend.Dim])
 	switch {
 	case v.F32 != nil:
