@@ -34,7 +34,11 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	of := func(i int) (operands, error) { return operandsOf(calls[i]), nil }
 	return b.do(ctx, "attention", len(calls), of, func(r *queue.Runner, i int) ([]*queue.Op, error) {
 		r.Expect(total)
-		return b.attention(r, calls[i], looked[i], len(calls) == 1)
+		var way route
+		if looked != nil {
+			way = looked[i]
+		}
+		return b.attention(r, calls[i], way, len(calls) == 1)
 	})
 }
 
@@ -44,7 +48,7 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
 	return b.warmup(ctx, func(r *queue.Runner, _ int) ([]*queue.Op, error) {
-		ops, err := b.attention(r, c, nil, true)
+		ops, err := b.attention(r, c, route{}, true)
 		if err != nil || !weights {
 			return ops, err
 		}
@@ -134,14 +138,15 @@ func (b *Backend) count(p *backend.Plan, op *queue.Op) (queue.Extent, error) {
 }
 
 // attention returns the operations of c: one, or one for each slice of V's columns. It measures
-// the variants of the kernel first where the tuner wants that. way is the route of c, unless nil.
+// the variants of the kernel first where the tuner wants that. way is the route of c, or zero.
 // resumable calls may continue from c.Resume and be interrupted.
-func (b *Backend) attention(r *queue.Runner, c *backend.Call, way *route, resumable bool) (ops []*queue.Op, err error) {
-	if way == nil {
+func (b *Backend) attention(r *queue.Runner, c *backend.Call, way route, resumable bool) (ops []*queue.Op, err error) {
+	if way.c == nil {
 		if way, err = b.route(c); err != nil {
 			return nil, err
 		}
 	}
+	ops = make([]*queue.Op, len(way.parts))
 	for i, x := range way.parts {
 		if x, err = b.tuned(r, x); err != nil {
 			return nil, err
@@ -152,7 +157,7 @@ func (b *Backend) attention(r *queue.Runner, c *backend.Call, way *route, resuma
 			op.Call = way.c
 		}
 		way.fill(x.base(), op)
-		ops = append(ops, op)
+		ops[i] = op
 	}
 	return ops, nil
 }

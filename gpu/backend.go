@@ -256,31 +256,31 @@ func (b *Backend) do(ctx context.Context, name string, n int, of func(i int) (op
 				}
 			}
 		}
-		return b.dev.Do(ctx, w, queued(n, build))
+		return b.dev.Do(ctx, w, func(r *queue.Runner) error { return queueParts(r, n, build) })
 	})
 }
 
 // warmup compiles the pipelines of the operations that build returns for part 0 of a call.
 func (b *Backend) warmup(ctx context.Context, build func(r *queue.Runner, i int) ([]*queue.Op, error)) error {
-	return b.within(ctx, "warmup", func() error { return b.dev.Warmup(ctx, queued(1, build)) })
+	return b.within(ctx, "warmup", func() error {
+		return b.dev.Warmup(ctx, func(r *queue.Runner) error { return queueParts(r, 1, build) })
+	})
 }
 
-// queued returns a function that queues the operations that build returns for each of n parts.
-func queued(n int, build func(r *queue.Runner, i int) ([]*queue.Op, error)) func(r *queue.Runner) error {
-	return func(r *queue.Runner) error {
-		for i := range n {
-			ops, err := build(r, i)
-			for _, op := range ops {
-				if err == nil {
-					err = r.Queue(op)
-				}
-			}
-			if err != nil {
-				return err
+// queueParts queues the operations that build returns for each of n parts.
+func queueParts(r *queue.Runner, n int, build func(r *queue.Runner, i int) ([]*queue.Op, error)) error {
+	for i := range n {
+		ops, err := build(r, i)
+		for _, op := range ops {
+			if err == nil {
+				err = r.Queue(op)
 			}
 		}
-		return nil
+		if err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // Wait waits until the device has ended all calls. It returns the error of a call that

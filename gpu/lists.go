@@ -30,41 +30,43 @@ type route struct {
 }
 
 // route returns the route of c. Without Lists in its call, kernels cannot look keys up.
-func (b *Backend) route(c *backend.Call) (x *route, err error) {
-	x = &route{c: c}
+func (b *Backend) route(c *backend.Call) (x route, err error) {
+	x.c = c
 	if !c.Lists.IsZero() {
 		if x.c, err = c.FillLists(); err == nil {
 			err = b.headsAsRows(x.c)
 		}
 		if err != nil {
-			return nil, err
+			return x, err
 		}
 		x.given, x.ranges = c, ranges(c)
 	}
 	if uint64(len(x.ranges)) <= queue.MaxWindow(b.dev.Limits) {
-		if err = b.paths(x); !errors.Is(err, errCollected) {
+		if x.parts, err = b.paths(x.c); !errors.Is(err, errCollected) {
 			return x, err
 		}
 	}
 	x.c.Lists, x.given, x.ranges = backend.Tensor{}, nil, nil
-	return x, b.paths(x)
+	x.parts, err = b.paths(x.c)
+	return x, err
 }
 
-// paths sets the parts of x.
-func (b *Backend) paths(x *route) error {
-	parts, err := cut.Slices(x.c)
-	x.parts = make([]path, len(parts))
+// paths returns the path of c, or of each slice of V's columns.
+func (b *Backend) paths(c *backend.Call) ([]path, error) {
+	parts, err := cut.Slices(c)
+	all := make([]path, len(parts))
 	for i, part := range parts {
-		if x.parts[i], err = b.path(part); err != nil {
-			return err
+		if all[i], err = b.path(part); err != nil {
+			return nil, err
 		}
 	}
-	return err
+	return all, err
 }
 
-// download returns calls with Listed in place of Lists where kernels cannot look keys up, and the routes of those that have Lists.
-func (b *Backend) download(ctx context.Context, calls []*backend.Call) (own []*backend.Call, looked []*route, err error) {
-	own, looked = calls, make([]*route, len(calls))
+// download returns calls with Listed in place of Lists where kernels cannot look keys up, and, if there are any, the routes
+// of those that have Lists.
+func (b *Backend) download(ctx context.Context, calls []*backend.Call) (own []*backend.Call, looked []route, err error) {
+	own = calls
 	for i, c := range calls {
 		if c.Lists.IsZero() {
 			continue
@@ -74,6 +76,9 @@ func (b *Backend) download(ctx context.Context, calls []*backend.Call) (own []*b
 			return nil, nil, err
 		}
 		if x.given != nil {
+			if looked == nil {
+				looked = make([]route, len(calls))
+			}
 			looked[i] = x
 			continue
 		}
@@ -133,7 +138,7 @@ func (a *attention) tableBytes() uint64 { return 4 * uint64(a.Pages.At(a.d.Batch
 func (a *attention) base() *attention { return a }
 
 // fill makes op, which computes a, write its table on the device, from the lists if there are any.
-func (x *route) fill(a *attention, op *queue.Op) {
+func (x route) fill(a *attention, op *queue.Op) {
 	c := x.given
 	if c == nil {
 		return
