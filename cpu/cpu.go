@@ -16,7 +16,7 @@
 //	                                  and scratch       and values        tile and a block
 //
 // Package internal/backward uses the scores of internal/tile, and
-// internal/view reads and writes tensors for all of them.
+// internal/strided reads and writes tensors for all of them.
 //
 // Importing the package registers it:
 //

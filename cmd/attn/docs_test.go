@@ -13,7 +13,8 @@ import (
 )
 
 // TestDocs checks that each go test command of the pages for readers runs something: its packages
-// have tests, benchmarks or fuzz targets of the names it gives. Relative links lead to files.
+// have tests, benchmarks or fuzz targets of the names it gives. Relative links lead to files, and files that a
+// page names by their path in the tree exist.
 func TestDocs(t *testing.T) {
 	root := filepath.Join("..", "..")
 	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
@@ -29,6 +30,11 @@ func TestDocs(t *testing.T) {
 		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(string(text), -1) {
 			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
 				t.Errorf("%s: link to %s: %v", page, m[1], err)
+			}
+		}
+		for _, m := range regexp.MustCompile("`((?:kernels|cpu|gpu|shaders|backend|bench|cmd|docs|\\.ci)/[\\w./-]+\\.[a-z]+)`").FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+				t.Errorf("%s names %s: %v", page, m[1], err)
 			}
 		}
 		for _, m := range regexp.MustCompile("(?m)go test ([^`\n]+)").FindAllStringSubmatch(string(text), -1) {
