@@ -24,7 +24,7 @@ var errCollected = errors.New("keys are collected")
 type route struct {
 	c     *backend.Call // whose Listed are as long as its lists can be, if only the device knows their keys
 	parts []path        // of c, or of each slice of V's columns
-	// given is the call with lists that kernels look up, nil without, and ranges what they need to know of it.
+	// given is the call whose lists kernels look up, or nil. ranges is what these kernels need to know of the lists.
 	given  *backend.Call
 	ranges []byte
 }

@@ -2,10 +2,10 @@
 // instead of 4x4. It is a rung of this ladder. A word is one that is read from workgroup memory, and the peak is
 // that of float32 multiply-adds; docs/gpu.md and docs/results have the figures.
 //
-//   - Plain: a thread has one row and takes one key at a time. It does less than one multiply-add a word, and stays
-//     below 25% of the peak. No kernel of attn does that.
+//   - Plain: a thread has one row and takes one key at a time. It does less than one multiply-add a word. No kernel
+//     of attn does that.
 //   - Tiled: attention.wgsl. A thread has 4x4 results, of tiles of keys that threads share in workgroup memory.
-//     That is 2 multiply-adds a word, at most 50% of the peak.
+//     That is 2 multiply-adds a word: reads of that memory bound the time.
 //   - Registers: this kernel. A thread has 8x8 results, and the loads of neighbouring threads merge, so that
 //     multiply-adds bound the time: 4 a word, and 31.6 TFLOP/s on an H200 with D=64, 49% of the peak.
 //   - Matrices: matrix.wgsl. Subgroups multiply matrices of f16 on units of their own, in low precision: 122
