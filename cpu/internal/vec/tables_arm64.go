@@ -57,5 +57,4 @@ var kernelsNEON = Kernels{
 		Q8:   {{8, 2, mixQ88x2NEON}, {8, 1, mixQ88x1NEON}, {4, 4, mixQ84x4NEON}, {4, 1, mixQ84x1NEON}, {1, 8, mixQ81x8NEON}, {1, 4, mixQ81x4NEON}, {1, 1, mixQ81x1NEON}},
 		F8:   {{8, 2, mixF88x2NEON}, {8, 1, mixF88x1NEON}, {4, 4, mixF84x4NEON}, {4, 1, mixF84x1NEON}, {1, 8, mixF81x8NEON}, {1, 4, mixF81x4NEON}, {1, 1, mixF81x1NEON}},
 	},
-	narrow: []*Kernels{},
 }

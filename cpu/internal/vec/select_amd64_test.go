@@ -1,0 +1,28 @@
+package vec
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend/backendtest/must"
+)
+
+// TestVNNI shows that no table for processors without VNNI, Skylake-X for one, has the kernel that needs it.
+func TestVNNI(t *testing.T) {
+	for _, vnni := range []bool{true, false} {
+		for _, x := range withNarrow([]*Kernels{tablesAVX512(vnni, false)}) {
+			// Vectors of 8 lanes have the kernel of AVX2.
+			if want := vnni || x.Lanes == 8; x.HasFixed() != want {
+				t.Errorf("VNNI %v, %d query rows: HasFixed is %v", vnni, x.Width, !want)
+			}
+		}
+	}
+	source := must.Get(os.ReadFile("vec_amd64.s"))(t)
+	for _, kernel := range strings.Split(string(source), "\n// func ")[1:] {
+		name, text, _ := strings.Cut(kernel, "(")
+		if uses := strings.Contains(text, "VPDPBUSD"); uses != (name == "dotsFixedAVX512") {
+			t.Errorf("%s: uses VNNI %v", name, uses)
+		}
+	}
+}
