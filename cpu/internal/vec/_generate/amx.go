@@ -183,11 +183,9 @@ func (a *isa) pairScores() {
 	s, p, left, mx := reg.RDI, GP64(), GP64(), GP64()
 	Load(Param("s"), s)
 	MOVQ(s, p)
-	scale, m := a.broadcastParam("scale"), a.vecs(a.cols)
+	scale := a.broadcastParam("scale")
 	MOVQ(argument("mx"), mx)
-	for v := range m {
-		VMOVUPS(a.at(mx, v), m[v])
-	}
+	m := a.row(mx)
 	MOVQ(argument("keys"), left)
 	a.pairTiles("k", "ldk", "q", s, left, func(groups int) { ADDQ(U32(uint32(16*groups*a.rowBytes())), s) }, func(label string, rows reg.GPVirtual) {
 		loop(label+"_row", rows, 1, func() {
@@ -201,20 +199,15 @@ func (a *isa) pairScores() {
 		})
 	})
 	MOVQ(argument("mx"), mx)
-	for v := range m {
-		VMOVUPS(m[v], a.at(mx, v))
-	}
+	a.store(m, mx)
 	end()
 }
 
 // pairValues writes outputs: alpha times the former ones, plus the sums over the values of tiles.
 func (a *isa) pairValues() {
 	a.kernel("pairValues")
-	sums, o, left, alpha := reg.RDI, param("o"), GP64(), a.vecs(a.cols)
-	p := param("alpha")
-	for v := range alpha {
-		VMOVUPS(a.at(p, v), alpha[v])
-	}
+	sums, o, left, p := reg.RDI, param("o"), GP64(), param("alpha")
+	alpha := a.row(p)
 	Load(Param("sums"), sums)
 	MOVQ(argument("groups"), left)
 	SHLQ(Imm(4), left)
@@ -227,8 +220,7 @@ func (a *isa) pairValues() {
 				VFMADD213PS(a.at(p, v), alpha[v], x)
 				VMOVUPS(x, a.at(o, v))
 			}
-			ADDQ(U32(uint32(a.rowBytes())), p)
-			ADDQ(U32(uint32(a.rowBytes())), o)
+			advance(a.rowBytes(), p, o)
 		})
 	})
 	end()

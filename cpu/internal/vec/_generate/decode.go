@@ -76,10 +76,8 @@ func (a *isa) mix(e element, heads, vectors int) {
 		acc := make([][]reg.VecVirtual, heads)
 		for h := range acc {
 			acc[h] = a.vecs(vectors)
-			for j := range acc[h] {
-				a.zero(acc[h][j])
-			}
 		}
+		a.clear(acc)
 		if f8 {
 			seen = a.seenF8()
 			a.zero(seen.most)

@@ -187,12 +187,9 @@ func (a *isa) exp2() {
 	x, vectors := param("x"), param("vectors")
 	restore := a.flush()
 	m, e := a.broadcastParam("m"), a.exponential(a.masks())
-	loop("next", vectors, 1, func() {
-		y := a.vec()
-		VMOVUPS(a.at(x, 0), y)
+	a.each(x, vectors, func(y reg.VecVirtual) reg.VecVirtual {
 		VSUBPS(m, y, y)
-		VMOVUPS(e.of(y), a.at(x, 0))
-		ADDQ(U32(uint32(a.bytes())), x)
+		return e.of(y)
 	})
 	restore()
 	end()
@@ -203,9 +200,8 @@ func (a *isa) softcap() {
 	a.kernel("softcap")
 	x, vectors := param("x"), param("vectors")
 	c, e := a.broadcastParam("c"), a.exponential(a.masks())
-	loop("next", vectors, 1, func() {
-		y, size := a.vec(), a.vec()
-		VMOVUPS(a.at(x, 0), y)
+	a.each(x, vectors, func(y reg.VecVirtual) reg.VecVirtual {
+		size := a.vec()
 		VANDPS(cAbs.mem(), y, size)
 		// 1 - 2/(e^2|y| + 1), with y's sign. min returns its second operand, size,
 		// when that is NaN.
@@ -241,8 +237,7 @@ func (a *isa) softcap() {
 			VBLENDVPS(size, big, q, q)
 		}
 		VMULPS(c, q, q)
-		VMOVUPS(q, a.at(x, 0))
-		ADDQ(U32(uint32(a.bytes())), x)
+		return q
 	})
 	end()
 }
@@ -259,8 +254,7 @@ func (a *isa) bias() {
 		VMOVUPS(a.at(x, 0), s)
 		a.addBias(s, y, scale)
 		VMOVUPS(s, a.at(x, 0))
-		ADDQ(U32(uint32(a.bytes())), x)
-		ADDQ(U32(uint32(a.bytes())), b)
+		advance(a.bytes(), x, b)
 	})
 	end()
 }
@@ -305,14 +299,12 @@ func (a *isa) bound() {
 	a.kernel("bound")
 	x, vectors := param("x"), param("vectors")
 	within := a.limit()
-	loop("next", vectors, 1, func() {
-		y, size := a.vec(), a.vec()
-		VMOVUPS(a.at(x, 0), y)
+	a.each(x, vectors, func(y reg.VecVirtual) reg.VecVirtual {
+		size := a.vec()
 		z := within(y)
 		VANDPS(cAbs.mem(), y, size)
 		a.where(size, cInf.mem(), y, z)
-		VMOVUPS(z, a.at(x, 0))
-		ADDQ(U32(uint32(a.bytes())), x)
+		return z
 	})
 	end()
 }
@@ -340,8 +332,7 @@ func (a *isa) join() {
 		VMOVUPS(a.at(x, 0), y)
 		VMOVUPS(a.at(b, 0), z)
 		VMOVUPS(a.joined(y, z, z), a.at(x, 0))
-		ADDQ(U32(uint32(a.bytes())), x)
-		ADDQ(U32(uint32(a.bytes())), b)
+		advance(a.bytes(), x, b)
 	})
 	end()
 }
@@ -386,14 +377,11 @@ func (a *isa) exp2Sum() {
 	restore := a.flush()
 	m, e, s := a.broadcastParam("m"), a.exponential(a.wide()), a.vec()
 	VMOVUPS(a.at(sum, 0), s)
-	loop("next", vectors, 1, func() {
-		y := a.vec()
-		VMOVUPS(a.at(x, 0), y)
+	a.each(x, vectors, func(y reg.VecVirtual) reg.VecVirtual {
 		VSUBPS(m, y, y)
 		p := e.of(y)
 		VADDPS(p, s, s)
-		VMOVUPS(p, a.at(x, 0))
-		ADDQ(U32(uint32(a.bytes())), x)
+		return p
 	})
 	VMOVUPS(s, a.at(sum, 0))
 	restore()

@@ -18,16 +18,10 @@ func (a *isa) outerSum(rows, vectors int) {
 	Label("group")
 	MOVQ(x, xp)
 	MOVQ(p, pp)
-	for i := range acc {
-		for j := range acc[i] {
-			a.zero(acc[i][j])
-		}
-	}
+	a.clear(acc)
 	byFour("lane", n, func(m int) {
 		for u := range m {
-			for j := range b {
-				VMOVUPS(a.at(xp, j), b[j])
-			}
+			a.load(xp, b)
 			a.outer(acc, b, t, u, func(i int) Mem { return Mem{Base: pp, Disp: i*a.rowBytes() + 4*u} })
 			ADDQ(ldx, xp)
 		}
@@ -59,11 +53,9 @@ func (a *isa) outerTile() (rows, vectors int) {
 func (a *isa) scoreGradients() {
 	a.kernel("scoreGradients")
 	ds, p, w, rows, dots := param("ds"), param("p"), param("w"), param("rows"), param("dots")
-	factor, zero, dot := a.broadcastParam("factor"), a.vec(), a.vecs(a.cols)
+	factor, zero := a.broadcastParam("factor"), a.vec()
 	a.zero(zero)
-	for j := range dot {
-		VMOVUPS(a.at(dots, j), dot[j])
-	}
+	dot := a.row(dots)
 	loop("row", rows, 1, func() {
 		for j := range dot {
 			x, weight := a.vec(), a.vec()
@@ -76,9 +68,7 @@ func (a *isa) scoreGradients() {
 			a.where(weight, zero, zero, x)
 			VMOVUPS(x, a.at(ds, j))
 		}
-		for _, next := range []Op{ds, p, w} {
-			ADDQ(U32(uint32(a.rowBytes())), next)
-		}
+		advance(a.rowBytes(), ds, p, w)
 	})
 	end()
 }

@@ -85,6 +85,35 @@ func (a *isa) zero(r reg.VecVirtual) {
 	VXORPS(r, r, r)
 }
 
+// clear sets the sums of a tile to 0.
+func (a *isa) clear(acc [][]reg.VecVirtual) {
+	for _, sums := range acc {
+		for _, sum := range sums {
+			a.zero(sum)
+		}
+	}
+}
+
+// load reads vectors from p on, and store writes them.
+func (a *isa) load(p reg.Register, to []reg.VecVirtual) {
+	for i, x := range to {
+		VMOVUPS(a.at(p, i), x)
+	}
+}
+
+func (a *isa) store(from []reg.VecVirtual, p reg.Register) {
+	for i, x := range from {
+		VMOVUPS(x, a.at(p, i))
+	}
+}
+
+// row loads a row of the tile's vectors at p.
+func (a *isa) row(p reg.Register) []reg.VecVirtual {
+	x := a.vecs(a.cols)
+	a.load(p, x)
+	return x
+}
+
 // at addresses the i-th vector after a pointer.
 func (a *isa) at(base reg.Register, i int) Mem { return Mem{Base: base, Disp: i * a.bytes()} }
 
@@ -107,9 +136,35 @@ func (a *isa) broadcastParam(name string) reg.VecVirtual {
 	return v
 }
 
+// advance moves pointers by so many bytes.
+func advance(by int, pointers ...Op) {
+	for _, p := range pointers {
+		ADDQ(U32(uint32(by)), p)
+	}
+}
+
+// skip moves p by n rows, 1 or 4, that are ld bytes apart.
+func skip(n int, p, ld reg.Register) {
+	if n == 4 {
+		LEAQ(Mem{Base: p, Index: ld, Scale: 4}, p)
+	} else {
+		ADDQ(ld, p)
+	}
+}
+
 func end() {
 	VZEROUPPER()
 	RET()
+}
+
+// each replaces vectors of x by what body returns for them.
+func (a *isa) each(x, vectors reg.GPVirtual, body func(y reg.VecVirtual) reg.VecVirtual) {
+	loop("next", vectors, 1, func() {
+		y := a.vec()
+		VMOVUPS(a.at(x, 0), y)
+		VMOVUPS(body(y), a.at(x, 0))
+		advance(a.bytes(), x)
+	})
 }
 
 // loop repeats body until counter, a positive multiple of step, has counted down to 0.

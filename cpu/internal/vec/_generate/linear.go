@@ -27,8 +27,7 @@ func (a *isa) rankOne() {
 				VFMADD231PS(a.at(op, u), factor, y[u])
 				VMOVUPS(y[u], a.at(op, u))
 			}
-			ADDQ(U32(uint32(n*a.bytes())), op)
-			ADDQ(U32(uint32(n*a.bytes())), xp)
+			advance(n*a.bytes(), op, xp)
 		})
 		ADDQ(ldo, o)
 		ADDQ(Imm(4), p)
@@ -48,12 +47,8 @@ func (a *isa) productSum() {
 			VMOVUPS(a.at(y, u), t[u])
 			VFMADD213PS(a.at(z, u), s[u], t[u])
 		}
-		for u := range s {
-			VMOVUPS(t[u], a.at(o, u))
-		}
-		for _, p := range []reg.GPVirtual{o, x, y, z} {
-			ADDQ(U32(uint32(n*a.bytes())), p)
-		}
+		a.store(t, o)
+		advance(n*a.bytes(), o, x, y, z)
 	})
 	end()
 }
@@ -65,9 +60,8 @@ func (a *isa) silu() {
 	restore := a.flush()
 	e, one := a.exponential(a.masks()), a.vec()
 	VMOVUPS(cOne.mem(), one)
-	loop("next", vectors, 1, func() {
-		y, negative, p, factor := a.vec(), a.vec(), a.vec(), a.vec()
-		VMOVUPS(a.at(x, 0), y)
+	a.each(x, vectors, func(y reg.VecVirtual) reg.VecVirtual {
+		negative, p, factor := a.vec(), a.vec(), a.vec()
 		VMOVUPS(cSign.mem(), negative)
 		VORPS(y, negative, negative)
 		VMULPS(cLog2E.mem(), negative, p)
@@ -77,8 +71,7 @@ func (a *isa) silu() {
 		VADDPS(one, p, p)
 		VMULPS(factor, y, y)
 		VDIVPS(p, y, y)
-		VMOVUPS(y, a.at(x, 0))
-		ADDQ(U32(uint32(a.bytes())), x)
+		return y
 	})
 	restore()
 	end()

@@ -98,10 +98,7 @@ func (a *isa) diagonal() {
 	s, b, rows, mx := param("s"), param("b"), param("rows"), param("mx")
 	scale := a.vec()
 	VMOVUPS(cLog2E.mem(), scale)
-	m := a.vecs(a.cols)
-	for c := range m {
-		VMOVUPS(a.at(mx, c), m[c])
-	}
+	m := a.row(mx)
 	loop("row", rows, 1, func() {
 		for c := range m {
 			x, y := a.vec(), a.vec()
@@ -114,9 +111,7 @@ func (a *isa) diagonal() {
 		SUBQ(Imm(4), b)
 		ADDQ(U32(uint32(a.rowBytes())), s)
 	})
-	for c := range m {
-		VMOVUPS(m[c], a.at(mx, c))
-	}
+	a.store(m, mx)
 	end()
 }
 
@@ -156,8 +151,6 @@ func (a *isa) slopes() {
 		}
 		ADDQ(U32(uint32(4*a.rowBytes())), s)
 	})
-	for c := range m {
-		VMOVUPS(m[c], a.at(mx, c))
-	}
+	a.store(m, mx)
 	end()
 }

@@ -76,11 +76,7 @@ func (a *isa) scores(rows int) {
 		LEAQ(Mem{Base: kp[g], Index: ld, Scale: 4}, kp[g+1])
 	}
 	MOVQ(qt, q)
-	for i := range acc {
-		for j := range acc[i] {
-			a.zero(acc[i][j])
-		}
-	}
+	a.clear(acc)
 	countByFour("dim", d, func(n int, left reg.GPVirtual) {
 		keepUp := ahead.keepUp("dim", left, n, rows)
 		for u := range n {
@@ -138,11 +134,7 @@ func (a *isa) values(rows int) {
 		ahead.overlap(1)
 	}
 	MOVQ(argument("p"), p)
-	for i := range acc {
-		for j := range acc[i] {
-			a.zero(acc[i][j])
-		}
-	}
+	a.clear(acc)
 	eachRun(vp, first, ahead, func(keys Mem, ahead *lookahead) {
 		countByFour("key", keys, func(n int, left reg.GPVirtual) {
 			keepUp := ahead.keepUp("key", left, n, rows)
@@ -154,17 +146,10 @@ func (a *isa) values(rows int) {
 				keepUp()
 			}
 			ADDQ(U32(uint32(n*a.rowBytes())), p)
-			if n == 4 {
-				LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
-			} else {
-				ADDQ(ld, vp)
-			}
+			skip(n, vp, ld)
 		})
 	})
-	alpha := param("alpha")
-	for j := range b {
-		VMOVUPS(a.at(alpha, j), b[j])
-	}
+	a.load(param("alpha"), b)
 	for i := range acc {
 		for j := range b {
 			VFMADD231PS(a.at(o, i*a.cols+j), b[j], acc[i][j])
@@ -204,11 +189,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 		SHRQ(Imm(uint64(a.lanes)), mask)
 	}
 	MOVQ(argument("p"), p)
-	for r := range acc {
-		for j := range acc[r] {
-			a.zero(acc[r][j])
-		}
-	}
+	a.clear(acc)
 	eachRun(vp, first, ahead, func(keys Mem, ahead *lookahead) {
 		byFour("key", keys, func(n int) {
 			var lines []func()
@@ -230,11 +211,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 				}
 			}
 			ADDQ(U32(uint32(n*b.bytes())), p)
-			if n == 4 {
-				LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
-			} else {
-				ADDQ(ld, vp)
-			}
+			skip(n, vp, ld)
 		})
 	})
 	op, alpha := GP64(), GP64()
@@ -249,8 +226,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 		}
 		ADDQ(argument("ldo"), op)
 	}
-	ADDQ(U32(uint32(vectors*a.bytes())), o)
-	ADDQ(U32(uint32(vectors*a.bytes())), first)
+	advance(vectors*a.bytes(), o, first)
 	SUBQ(U32(uint32(vectors*a.lanes)), left)
 	JG(LabelRef("strip"))
 	ahead.saveChain()
@@ -274,8 +250,7 @@ func (a *isa) fold() {
 			VADDPS(r, l, l)
 			VMOVUPS(l, a.at(o, j))
 		}
-		ADDQ(U32(uint32(a.rowBytes())), o)
-		ADDQ(U32(uint32(a.rowBytes())), x)
+		advance(a.rowBytes(), o, x)
 	})
 	end()
 }
@@ -286,10 +261,7 @@ func (a *isa) columnMax() {
 	s, rows, mx := param("s"), param("rows"), param("mx")
 	m := [4][]reg.VecVirtual{} // as many as hide the latency of a maximum
 	for u := range m {
-		m[u] = a.vecs(a.cols)
-		for j := range m[u] {
-			VMOVUPS(a.at(mx, j), m[u][j])
-		}
+		m[u] = a.row(mx)
 	}
 	byFour("row", rows, func(n int) {
 		for u := range n {
