@@ -32,8 +32,7 @@ func (a *isa) dotsFixed(e element) {
 
 // dotsBody writes dots or, with fixed set, dotsFixed.
 func (a *isa) dotsBody(e element, fixed bool) {
-	lds, ldk, ldq := argument("lds"), param("ldk"), argument("ldq")
-	s, q, heads, bytes := argument("s"), argument("q"), argument("heads"), argument("chunks")
+	ldk, bytes := param("ldk"), argument("chunks")
 	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), bytes) // of a row
 	d := &dotsKernel{isa: a, element: e, ldk: ldk, ldk3: tripled(ldk), bytes: bytes,
 		sp: AllocLocal(8), kp: AllocLocal(8), count: AllocLocal(8), fixed: fixed}
@@ -50,24 +49,7 @@ func (a *isa) dotsBody(e element, fixed bool) {
 	}
 	d.second, d.hop = pairRuns(a.lanes, ldk)
 	d.following, d.nearer = AllocLocal(8), AllocLocal(8)
-	for _, rows := range []int{8, 4, 1} {
-		label := fmt.Sprintf("rows%d", rows)
-		Label(label)
-		CMPQ(heads, Imm(uint64(rows)))
-		JL(LabelRef(label + "_done"))
-		d.allGroups(label, rows)
-		p := GP64()
-		MOVQ(lds, p)
-		SHLQ(Imm(uint64(bits.TrailingZeros(uint(rows)))), p)
-		ADDQ(p, s)
-		MOVQ(ldq, p)
-		SHLQ(Imm(uint64(bits.TrailingZeros(uint(rows)))), p)
-		ADDQ(p, q)
-		SUBQ(Imm(uint64(rows)), heads)
-		JMP(LabelRef(label))
-		Label(label + "_done")
-	}
-	end()
+	d.eachRows(map[int][]int{8: {1}, 4: {2, 1}, 1: {d.most(), 1}}, d.tile)
 }
 
 // dotsKernel is what the parts of dots share.
@@ -88,29 +70,41 @@ type dotsKernel struct {
 // most returns the number of groups of keys, one to a lane, that a tile has at most.
 func (d *dotsKernel) most() int { return 32 / d.lanes }
 
-// allGroups computes the scores of rows query rows. Several chains of FMAs hide their
-// latency.
-func (d *dotsKernel) allGroups(label string, rows int) {
-	p := GP64()
-	MOVQ(argument("s"), p)
-	MOVQ(p, d.sp)
-	MOVQ(argument("k"), p)
-	MOVQ(p, d.kp)
-	MOVQ(argument("groups"), p)
-	MOVQ(p, d.count)
-	for _, groups := range []int{map[int]int{8: 1, 4: 2, 1: d.most()}[rows], 1} {
-		part := fmt.Sprintf("%s_by%d", label, groups)
-		Label(part)
-		CMPQ(d.count, Imm(uint64(groups)))
-		JL(LabelRef(part + "_done"))
-		d.tile(part, rows, groups)
-		SUBQ(Imm(uint64(groups)), d.count)
-		JMP(LabelRef(part))
-		Label(part + "_done")
-		if groups == 1 {
-			break
-		}
+// eachRows writes tiles of 8, 4 and 1 query rows, with the numbers of groups of keys that counts has for
+// them. Several chains of FMAs hide their latency.
+func (d *dotsKernel) eachRows(counts map[int][]int, tile func(label string, rows, groups int)) {
+	lds, ldq, s, q, heads := argument("lds"), argument("ldq"), argument("s"), argument("q"), argument("heads")
+	// atLeast repeats body until less than n are left.
+	atLeast := func(label string, left Op, n int, body func()) {
+		Label(label)
+		CMPQ(left, Imm(uint64(n)))
+		JL(LabelRef(label + "_done"))
+		body()
+		SUBQ(Imm(uint64(n)), left)
+		JMP(LabelRef(label))
+		Label(label + "_done")
 	}
+	for _, rows := range []int{8, 4, 1} {
+		label := fmt.Sprintf("rows%d", rows)
+		atLeast(label, heads, rows, func() {
+			p := GP64()
+			for _, x := range [][2]Mem{{s, d.sp}, {argument("k"), d.kp}, {argument("groups"), d.count}} {
+				MOVQ(x[0], p)
+				MOVQ(p, x[1])
+			}
+			for _, groups := range counts[rows] {
+				part := fmt.Sprintf("%s_by%d", label, groups)
+				atLeast(part, d.count, groups, func() { tile(part, rows, groups) })
+			}
+			for _, x := range [][2]Mem{{lds, s}, {ldq, q}} {
+				p := GP64()
+				MOVQ(x[0], p)
+				SHLQ(Imm(uint64(bits.TrailingZeros(uint(rows)))), p)
+				ADDQ(p, x[1])
+			}
+		})
+	}
+	end()
 }
 
 // dotsTile is the scores of rows query rows and of groups vectors of keys.
@@ -162,15 +156,20 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	for g := 0; g < groups && d.element.suffix == elementF8.suffix; g++ {
 		t.scoresF8(g)
 	}
-	sp, lds := GP64(), GP64()
+	t.write()
+}
+
+// write stores the scores and moves sp to those of the next groups.
+func (t *dotsTile) write() {
+	d, sp, lds := t.d, GP64(), GP64()
 	MOVQ(d.sp, sp)
 	MOVQ(argument("lds"), lds)
-	ADDQ(U32(uint32(groups*d.isa.bytes())), d.sp)
-	for r := range rows {
-		for g := range groups {
+	advance(t.groups*d.isa.bytes(), d.sp)
+	for r := range t.rows {
+		for g := range t.groups {
 			VMOVUPS(t.acc[g][r], d.isa.at(sp, g))
 		}
-		if r < rows-1 {
+		if r < t.rows-1 {
 			ADDQ(lds, sp)
 		}
 	}

@@ -94,7 +94,7 @@ func (s *seenF8) spread(a *isa, acc [][]reg.VecVirtual) {
 }
 
 func (a *isa) loadF8() {
-	a.loadRows("F8", 1, func(src Mem, dst reg.VecVirtual) { a.readF8(src, Mem{}, dst) })
+	a.loadVectors("F8", 1, func(src Mem, dst reg.VecVirtual) { a.readF8(src, Mem{}, dst) })
 }
 
 // splitF8 is element.split for numbers that are 2^8 times smaller, with NaN as ±480. It converts two elements of each row

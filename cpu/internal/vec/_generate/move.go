@@ -158,27 +158,30 @@ func (a *isa) nonFinite() {
 	end()
 }
 
-// loadRows writes rows x vectors of numbers of size bytes as float32.
-func (a *isa) loadRows(element string, size int, convert func(src Mem, dst reg.VecVirtual)) {
+// loadRows writes rows of numbers as float32. begin writes what precedes all rows and open what
+// precedes a row. convert reads some vectors of size bytes in all.
+func (a *isa) loadRows(element, label string, vectors, size int, begin func(), open func(src reg.GPVirtual), convert func(from Mem, x []reg.VecVirtual)) {
 	a.oneOf("load", tables.Which{Element: element})
-	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
+	dst, ldd, src, lds, rows, count := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
 	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
+	begin()
 	loop("row", rows, 1, func() {
 		MOVQ(dst, to)
 		MOVQ(src, from)
-		MOVQ(vectors, n)
+		MOVQ(count, n)
 		// Prefetch 32 rows ahead, as in mix.
 		MOVQ(lds, ahead)
 		SHLQ(Imm(5), ahead)
 		ADDQ(src, ahead)
-		loop("vector", n, 1, func() {
-			x := a.vec()
+		open(src)
+		loop(label, n, vectors, func() {
+			x := a.vecs(vectors)
 			PREFETCHT1(Mem{Base: ahead})
-			ADDQ(U32(uint32(a.lanes*size)), ahead)
+			advance(size, ahead)
 			convert(Mem{Base: from}, x)
-			VMOVUPS(x, a.at(to, 0))
-			ADDQ(U32(uint32(a.bytes())), to)
-			ADDQ(U32(uint32(a.lanes*size)), from)
+			a.store(x, to)
+			advance(vectors*a.bytes(), to)
+			advance(size, from)
 		})
 		ADDQ(ldd, dst)
 		ADDQ(lds, src)
@@ -186,44 +189,30 @@ func (a *isa) loadRows(element string, size int, convert func(src Mem, dst reg.V
 	end()
 }
 
-// loadQ8 writes rows x vectors of integers as float32, times the scale at the beginning
-// of their row.
+// loadVectors is loadRows for rows without scales, which convert writes a vector at a time.
+func (a *isa) loadVectors(element string, size int, convert func(src Mem, dst reg.VecVirtual)) {
+	a.loadRows(element, "vector", 1, a.lanes*size, func() {}, func(reg.GPVirtual) {}, func(from Mem, x []reg.VecVirtual) { convert(from, x[0]) })
+}
+
+// loadQ8 writes integers times the scale at the beginning of their row.
 func (a *isa) loadQ8() {
-	a.oneOf("load", tables.Which{Element: "Q8"})
-	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
-	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
-	loop("row", rows, 1, func() {
-		MOVQ(dst, to)
-		MOVQ(src, from)
-		MOVQ(vectors, n)
-		MOVQ(lds, ahead)
-		SHLQ(Imm(5), ahead)
-		ADDQ(src, ahead)
-		scale := a.vec()
+	var scale reg.VecVirtual
+	a.loadRows("Q8", "vector", 1, a.lanes, func() {}, func(src reg.GPVirtual) {
+		scale = a.vec()
 		VBROADCASTSS(Mem{Base: src}, scale)
-		loop("vector", n, 1, func() {
-			x := a.vec()
-			PREFETCHT1(Mem{Base: ahead})
-			ADDQ(U32(uint32(a.lanes)), ahead)
-			VPMOVSXBD(Mem{Base: from, Disp: 4}, x)
-			VCVTDQ2PS(x, x)
-			VMULPS(scale, x, x)
-			VMOVUPS(x, a.at(to, 0))
-			ADDQ(U32(uint32(a.bytes())), to)
-			ADDQ(U32(uint32(a.lanes)), from)
-		})
-		ADDQ(ldd, dst)
-		ADDQ(lds, src)
+	}, func(from Mem, x []reg.VecVirtual) {
+		VPMOVSXBD(from.Offset(4), x[0])
+		VCVTDQ2PS(x[0], x[0])
+		VMULPS(scale, x[0], x[0])
 	})
-	end()
 }
 
 func (a *isa) loadF16() {
-	a.loadRows("F16", 2, func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) })
+	a.loadVectors("F16", 2, func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) })
 }
 
 func (a *isa) loadBF16() {
-	a.loadRows("BF16", 2, func(src Mem, dst reg.VecVirtual) {
+	a.loadVectors("BF16", 2, func(src Mem, dst reg.VecVirtual) {
 		VPMOVZXWD(src, dst)
 		VPSLLD(Imm(16), dst, dst)
 	})

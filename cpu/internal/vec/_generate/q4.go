@@ -1,9 +1,6 @@
 package main
 
 import (
-	"fmt"
-	"math/bits"
-
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -26,34 +23,12 @@ func (e element) span(n int) int {
 	return n * e.bytes
 }
 
-// loadQ4 writes rows x vectors of Q4 as float32.
+// loadQ4 writes rows of Q4 as float32.
 func (a *isa) loadQ4() {
-	a.oneOf("load", tables.Which{Element: "Q4"})
-	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
-	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
-	numbers := a.q4Numbers()
-	loop("row", rows, 1, func() {
-		MOVQ(dst, to)
-		MOVQ(src, from)
-		MOVQ(vectors, n)
-		MOVQ(lds, ahead)
-		SHLQ(Imm(5), ahead)
-		ADDQ(src, ahead)
-		loop("block", n, q4Elements/a.lanes, func() {
-			PREFETCHT1(Mem{Base: ahead})
-			ADDQ(U32(q4Bytes), ahead)
-			x := a.vecs(q4Elements / a.lanes)
-			a.blockQ4(Mem{Base: from}, numbers, x)
-			for i := range x {
-				VMOVUPS(x[i], a.at(to, i))
-			}
-			ADDQ(U32(4*q4Elements), to)
-			ADDQ(U32(q4Bytes), from)
-		})
-		ADDQ(ldd, dst)
-		ADDQ(lds, src)
+	var numbers reg.VecVirtual
+	a.loadRows("Q4", "block", q4Elements/a.lanes, q4Bytes, func() { numbers = a.q4Numbers() }, func(reg.GPVirtual) {}, func(from Mem, x []reg.VecVirtual) {
+		a.blockQ4(from, numbers, x)
 	})
-	end()
 }
 
 // q4Numbers returns -8 to 7, one to a lane, or in AVX2 8 in each.
@@ -108,40 +83,7 @@ func (a *isa) dotsQ4() {
 		VMOVUPS((cMask8 + constant(i)).mem(), d.mask[i])
 		VMOVUPS((cPower8 + constant(i)).mem(), d.power[i])
 	}
-	lds, ldq, s, q, heads := argument("lds"), argument("ldq"), argument("s"), argument("q"), argument("heads")
-	for _, rows := range []int{8, 4, 1} {
-		label := fmt.Sprintf("rows%d", rows)
-		Label(label)
-		CMPQ(heads, Imm(uint64(rows)))
-		JL(LabelRef(label + "_done"))
-		p := GP64()
-		MOVQ(s, p)
-		MOVQ(p, d.sp)
-		MOVQ(argument("k"), p)
-		MOVQ(p, d.kp)
-		MOVQ(argument("groups"), p)
-		MOVQ(p, d.count)
-		for groups := max(1, 3-rows); groups > 0; groups-- { // of one row two, whose chains of FMAs alternate
-			part := fmt.Sprintf("%s_by%d", label, groups)
-			Label(part)
-			CMPQ(d.count, Imm(uint64(groups)))
-			JL(LabelRef(part + "_done"))
-			d.tile(part, rows, groups)
-			SUBQ(Imm(uint64(groups)), d.count)
-			JMP(LabelRef(part))
-			Label(part + "_done")
-		}
-		for _, x := range [][2]Mem{{lds, s}, {ldq, q}} {
-			p := GP64()
-			MOVQ(x[0], p)
-			SHLQ(Imm(uint64(bits.TrailingZeros(uint(rows)))), p)
-			ADDQ(p, x[1])
-		}
-		SUBQ(Imm(uint64(rows)), heads)
-		JMP(LabelRef(label))
-		Label(label + "_done")
-	}
-	end()
+	d.eachRows(map[int][]int{8: {1}, 4: {1}, 1: {2, 1}}, d.tile) // the chains of FMAs of two groups alternate
 }
 
 type dotsQ4Kernel struct {
@@ -220,18 +162,8 @@ func (d *dotsQ4Kernel) tile(label string, rows, groups int) {
 		}
 	})
 	ahead.save()
-	sp, lds := GP64(), GP64()
-	MOVQ(d.sp, sp)
-	MOVQ(argument("lds"), lds)
-	ADDQ(U32(uint32(groups*a.bytes())), d.sp)
-	for r := range rows {
-		for g := range groups {
-			VMOVUPS(acc[g][r], a.at(sp, g))
-		}
-		if r < rows-1 {
-			ADDQ(lds, sp)
-		}
-	}
+	t.acc = acc
+	t.write()
 }
 
 // scalesOf reads the scales of the blocks at a place of 16 rows.
