@@ -8,23 +8,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
-)
 
-// The offsets of the fields of Draw. Vectors of 64 bit numbers have the width of the
-// wider instruction set; the narrower one reads their first half.
-const (
-	drawRounds    = 0                   // [20]: two keys for each round
-	drawCounters  = drawRounds + 64*20  // [3]: first words of counters
-	drawKeys      = drawCounters + 64*3 // [3]: second words less the base
-	drawBase      = drawKeys + 64*3     // the base of second words
-	drawStep      = drawBase + 64       // increment of the base
-	drawHeads     = drawStep + 64       // [3]: third words
-	drawBatch     = drawHeads + 64*3    // fourth words
-	drawThreshold = drawBatch + 64      // 32 bit numbers
-	drawFactor    = drawThreshold + 64  // float32
-	drawM0        = drawFactor + 64     // the two multipliers
-	drawM1        = drawM0 + 64
-	drawFixed     = drawM1 + 64 // [3][5]: written by the assembly
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
 )
 
 func drawAt(base reg.Register, field int) Mem { return Mem{Base: base, Disp: field} }
@@ -42,12 +27,12 @@ type philox struct {
 // newPhilox prepares the first groups of the Draw at p.
 func (a *isa) newPhilox(p reg.Register, groups int) *philox {
 	x := &philox{isa: a, p: p, m0: a.vec(), m1: a.vec(), base: a.vec()}
-	VMOVUPS(drawAt(p, drawM0), x.m0)
-	VMOVUPS(drawAt(p, drawM1), x.m1)
-	VMOVUPS(drawAt(p, drawBase), x.base)
+	VMOVUPS(drawAt(p, tables.DrawM0), x.m0)
+	VMOVUPS(drawAt(p, tables.DrawM1), x.m1)
+	VMOVUPS(drawAt(p, tables.DrawBase), x.base)
 	for g := range groups {
 		c, n := a.vecs(4), 0
-		for i, field := range []int{drawCounters + 64*g, 0, drawHeads + 64*g, drawBatch} {
+		for i, field := range []int{tables.DrawCounters + 64*g, 0, tables.DrawHeads + 64*g, tables.DrawBatch} {
 			if i != 1 {
 				VMOVUPS(drawAt(p, field), c[i])
 			}
@@ -74,10 +59,10 @@ func (a *isa) newPhilox(p reg.Register, groups int) *philox {
 }
 
 // fixed addresses a number that counters of group g share.
-func (x *philox) fixed(g, n int) Mem { return drawAt(x.p, drawFixed+64*(5*g+n)) }
+func (x *philox) fixed(g, n int) Mem { return drawAt(x.p, tables.DrawFixed+64*(5*g+n)) }
 
 // key addresses one of the two keys of a round.
-func (x *philox) key(round, i int) Mem { return drawAt(x.p, drawRounds+128*round+64*i) }
+func (x *philox) key(round, i int) Mem { return drawAt(x.p, tables.DrawRounds+128*round+64*i) }
 
 // product returns the two words of y·m.
 func (x *philox) product(y, m reg.VecVirtual) (low, high reg.VecVirtual) {
@@ -126,7 +111,7 @@ func (a *isa) interleave(chains ...chain) {
 // eight returns the words of the counters of group g after eight rounds.
 func (x *philox) eight(g int, base reg.VecVirtual, yield func(int) bool) [4]reg.VecVirtual {
 	c0, c2 := x.vec(), x.vec()
-	VPADDQ(drawAt(x.p, drawKeys+64*g), base, c0)
+	VPADDQ(drawAt(x.p, tables.DrawKeys+64*g), base, c0)
 	x.xor(x.fixed(g, 0), c0, c0)
 	low0, high0 := x.product(c0, x.m0)
 	x.xor(x.fixed(g, 1), high0, high0)
@@ -201,12 +186,12 @@ func (a *isa) dropped(words reg.VecVirtual, p reg.Register, m Mem) {
 	x := a.vec()
 	if a.masks() {
 		k := K()
-		VPCMPUD(Imm(5), drawAt(p, drawThreshold), words, k) // not less
-		VMOVUPS_Z(drawAt(p, drawFactor), k, x)
+		VPCMPUD(Imm(5), drawAt(p, tables.DrawThreshold), words, k) // not less
+		VMOVUPS_Z(drawAt(p, tables.DrawFactor), k, x)
 	} else {
-		VPMAXUD(drawAt(p, drawThreshold), words, x)
+		VPMAXUD(drawAt(p, tables.DrawThreshold), words, x)
 		VPCMPEQD(words, x, x)
-		VANDPS(drawAt(p, drawFactor), x, x)
+		VANDPS(drawAt(p, tables.DrawFactor), x, x)
 	}
 	VMULPS(m, x, x)
 	VMOVUPS(x, m)
@@ -240,7 +225,7 @@ func (a *isa) drop() {
 			})
 		}
 		a.interleave(chains...)
-		VPADDQ(drawAt(p, drawStep), x.base, x.base)
+		VPADDQ(drawAt(p, tables.DrawStep), x.base, x.base)
 		ADDQ(U32(uint32(rows*a.rowBytes())), s)
 	})
 	end()
@@ -252,7 +237,7 @@ func (a *isa) dropRow() {
 	a.kernel("dropRow")
 	s, vectors, step, p, word := param("s"), param("vectors"), param("step"), param("d"), param("word")
 	x, nowhere := a.newPhilox(p, 2), GP64()
-	LEAQ(drawAt(p, drawFixed+64*10), nowhere)
+	LEAQ(drawAt(p, tables.DrawFixed+64*10), nowhere)
 	for n := range 4 {
 		if n < 3 {
 			CMPQ(word, Imm(uint64(n)))
@@ -264,14 +249,14 @@ func (a *isa) dropRow() {
 		LEAQ(Mem{Base: s, Index: step, Scale: 1}, to)
 		CMPQ(vectors, Imm(1))
 		CMOVQEQ(nowhere, to)
-		VPADDQ(drawAt(p, drawStep), x.base, later)
+		VPADDQ(drawAt(p, tables.DrawStep), x.base, later)
 		var w [4]reg.VecVirtual
 		a.interleave(x.word(0, n, x.base, &w[0]), x.word(1, n, x.base, &w[1]), x.word(0, n, later, &w[2]), x.word(1, n, later, &w[3]))
 		VSHUFPS(U8(0x88), w[1], w[0], w[0])
 		a.dropped(w[0], p, a.at(s, 0))
 		VSHUFPS(U8(0x88), w[3], w[2], w[2])
 		a.dropped(w[2], p, a.at(to, 0))
-		VPADDQ(drawAt(p, drawStep), later, x.base)
+		VPADDQ(drawAt(p, tables.DrawStep), later, x.base)
 		LEAQ(Mem{Base: s, Index: step, Scale: 2}, s)
 		SUBQ(Imm(2), vectors)
 		JG(LabelRef(label))

@@ -217,6 +217,16 @@ func (f *function) loop(label string, counter gp, body func()) {
 	f.lines = append(f.lines[:at], append([]string{note}, f.lines[at:]...)...)
 }
 
+// each repeats body for each vector of x, which it reads to from and replaces by to.
+func (f *function) each(x, vectors gp, from, to vec, body func()) {
+	f.loop("next", vectors, func() {
+		f.ld(x, 0, 4, from)
+		body()
+		f.st(to, x, 0)
+		f.addI(bytes, x)
+	})
+}
+
 // skipped marks the end of a block whose instructions are not counted.
 const skipped = "!"
 

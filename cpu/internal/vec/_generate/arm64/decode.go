@@ -151,8 +151,7 @@ func (f *function) nextRun(run, rows, next, n gp) {
 // n runs.
 func mix(e element, heads, vectors int) {
 	f := oneOf("mix", tables.Which{Element: e.suffix, Rows: heads, Vectors: vectors})
-	args := f.params("o", "ldo", "ldv", "first", "strips")
-	o, ldo, ldv, off, strips := args[0], args[1], args[2], args[3], args[4]
+	o, ldo, ldv, off, strips := f.param("o"), f.param("ldo"), f.param("ldv"), f.param("first"), f.param("strips")
 	run, left, vp, ahead, n, temp := f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp()
 	p := make([]gp, heads)
 	for h := range p {

@@ -98,12 +98,9 @@ func exp2() {
 	f := kernel("exp2")
 	x, vectors := f.param("x"), f.param("vectors")
 	m, e, y := f.broadcastParam("m"), f.exponential(), f.vec()
-	f.loop("next", vectors, func() {
-		f.ld(x, 0, 4, y)
+	f.each(x, vectors, y, y, func() {
 		f.fsub(y, m, y)
 		e.of(y)
-		f.st(y, x, 0)
-		f.addI(bytes, x)
 	})
 	f.ret()
 }
@@ -111,17 +108,13 @@ func exp2() {
 // exp2Sum replaces vectors of x by 2^(x-m) and adds them to sum, lane by lane.
 func exp2Sum() {
 	f := kernel("exp2Sum")
-	p := f.params("x", "vectors", "sum")
-	x, vectors, sum := p[0], p[1], p[2]
+	x, vectors, sum := f.param("x"), f.param("vectors"), f.param("sum")
 	m, e, y, s := f.broadcastParam("m"), f.exponential(), f.vec(), f.vec()
 	f.ld(sum, 0, 4, s)
-	f.loop("next", vectors, func() {
-		f.ld(x, 0, 4, y)
+	f.each(x, vectors, y, y, func() {
 		f.fsub(y, m, y)
 		e.of(y)
 		f.fadd(s, y, s)
-		f.st(y, x, 0)
-		f.addI(bytes, x)
 	})
 	f.st(s, sum, 0)
 	f.ret()
@@ -130,8 +123,7 @@ func exp2Sum() {
 // scaleMax multiplies vectors of x by c and writes the largest product to mx.
 func scaleMax() {
 	f := kernel("scaleMax")
-	p := f.params("x", "vectors", "mx")
-	x, vectors, mx := p[0], p[1], p[2]
+	x, vectors, mx := f.param("x"), f.param("vectors"), f.param("mx")
 	c, m, y := f.broadcastParam("c"), f.constant(cNegInf), f.vec()
 	f.loop("next", vectors, func() {
 		f.ld(x, 0, 4, y)
@@ -148,8 +140,7 @@ func scaleMax() {
 // rowWeights is weights for rows of scores with keys as lanes.
 func rowWeights() {
 	f := kernel("rowWeights")
-	p := f.params("s", "lds", "vectors", "rows", "m", "l", "alpha")
-	s, lds, vectors, rows, pm, l, alpha := p[0], p[1], p[2], p[3], p[4], p[5], p[6]
+	s, lds, vectors, rows, pm, l, alpha := f.param("s"), f.param("lds"), f.param("vectors"), f.param("rows"), f.param("m"), f.param("l"), f.param("alpha")
 	e, y, mx, factor, sum := f.exponential(), f.vec(), f.vec(), f.vec(), f.vec()
 	low := f.constant(cNegInf)
 	x, n := f.gp(), f.gp()
@@ -205,9 +196,9 @@ func softcap() {
 	v := f.constants(cTwo, cTen, c2Log2E, cSmall, cSign)
 	two, ten, scale, small, sign := v[0], v[1], v[2], v[3], v[4]
 	tanh := f.constants(cTanh0, cTanh0+1, cTanh0+2, cTanh0+3, cTanh0+4, cTanh0+5)
-	f.loop("next", vectors, func() {
-		y, size, big := f.vec(), f.vec(), f.vec()
-		f.ld(x, 0, 4, y)
+	y := f.vec()
+	f.each(x, vectors, y, y, func() {
+		size, big := f.vec(), f.vec()
 		f.abs(y, size)
 		// 1 - 2/(e^2|y| + 1), with y's sign.
 		f.fmin(ten, size, big)
@@ -226,8 +217,6 @@ func softcap() {
 		f.greater(size, small, size)
 		f.where(size, big, y)
 		f.fmul(y, c, y)
-		f.st(y, x, 0)
-		f.addI(bytes, x)
 	})
 	f.ret()
 }
@@ -266,8 +255,7 @@ func (f *function) addBounded(b bounds, s, y, t vec) {
 // bias adds log2(e)·b to vectors of x.
 func bias() {
 	f := kernel("bias")
-	p := f.params("x", "b", "vectors")
-	x, b, vectors := p[0], p[1], p[2]
+	x, b, vectors := f.param("x"), f.param("b"), f.param("vectors")
 	limits, s, y := f.bounds(), f.vec(), f.vec()
 	f.loop("next", vectors, func() {
 		f.ld(b, 0, 4, y)
@@ -284,8 +272,7 @@ func bias() {
 // after. Infinite elements win over finite ones, and -Inf over +Inf.
 func join() {
 	f := kernel("join")
-	p := f.params("x", "b", "vectors")
-	x, b, vectors := p[0], p[1], p[2]
+	x, b, vectors := f.param("x"), f.param("b"), f.param("vectors")
 	limits, negInf := f.bounds(), f.constant(cNegInf)
 	y, z, sum := f.vec(), f.vec(), f.vec()
 	f.loop("next", vectors, func() {
@@ -331,13 +318,10 @@ func bound() {
 	f := kernel("bound")
 	x, vectors := f.param("x"), f.param("vectors")
 	within, inf, y, z, is := f.limit(), f.constant(cInf), f.vec(), f.vec(), f.vec()
-	f.loop("next", vectors, func() {
-		f.ld(x, 0, 4, y)
+	f.each(x, vectors, y, z, func() {
 		within(y, z)
 		f.absAtLeast(y, inf, is)
 		f.where(is, y, z)
-		f.st(z, x, 0)
-		f.addI(bytes, x)
 	})
 	f.ret()
 }
@@ -345,8 +329,7 @@ func bound() {
 // biasSquares adds the transposes of squares of biases to squares of scores.
 func biasSquares() {
 	f := kernel("biasSquares")
-	p := f.params("s", "b", "ldb", "squares", "mx")
-	s, b, ldb, squares, mx := p[0], p[1], p[2], p[3], p[4]
+	s, b, ldb, squares, mx := f.param("s"), f.param("b"), f.param("ldb"), f.param("squares"), f.param("mx")
 	limits, within, rows, m, x, z, from := f.bounds(), f.limit(), f.vectors(lanes), f.vec(), f.vec(), f.vec(), f.gp()
 	f.ld(mx, 0, 4, m)
 	f.loop("square", squares, func() {
@@ -373,8 +356,7 @@ func biasSquares() {
 // before those of the previous row.
 func diagonal() {
 	f := kernel("diagonal")
-	p := f.params("s", "b", "rows", "mx")
-	s, b, rows, mx := p[0], p[1], p[2], p[3]
+	s, b, rows, mx := f.param("s"), f.param("b"), f.param("rows"), f.param("mx")
 	limits, m, x, y := f.bounds(), f.vectors(cols), f.vectors(cols), f.vectors(cols)
 	f.ldRow(mx, 0, m)
 	f.loop("row", rows, func() {

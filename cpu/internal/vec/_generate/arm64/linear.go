@@ -3,8 +3,7 @@ package main
 // rankOne computes o = alpha*o + p·x for rows of o, each with a number of alpha and one of p. It does not prefetch.
 func rankOne() {
 	f := kernel("rankOne")
-	args := f.params("o", "ldo", "x", "p", "alpha", "rows", "vectors")
-	o, ldo, x, p, alpha, rows, vectors := args[0], args[1], args[2], args[3], args[4], args[5], args[6]
+	o, ldo, x, p, alpha, rows, vectors := f.param("o"), f.param("ldo"), f.param("x"), f.param("p"), f.param("alpha"), f.param("rows"), f.param("vectors")
 	w, factor, old, y, op, xp, n := f.vec(), f.vec(), f.vec(), f.vec(), f.gp(), f.gp(), f.gp()
 	f.loop("row", rows, func() {
 		f.spread(p, w)
@@ -49,8 +48,7 @@ func silu() {
 	x, vectors := f.param("x"), f.param("vectors")
 	e, v, y, p, size, factor := f.exponential(), f.constants(cLog2E, cSign), f.vec(), f.vec(), f.vec(), f.vec()
 	one := e.c[0]
-	f.loop("next", vectors, func() {
-		f.ld(x, 0, 4, y)
+	f.each(x, vectors, y, y, func() {
 		f.abs(y, size)
 		f.bits("VORR", v[1], size, p)
 		f.fmul(p, v[0], p)
@@ -61,8 +59,6 @@ func silu() {
 		f.fmul(y, factor, y)
 		f.fadd(p, one, p)
 		f.fdiv(y, p, y)
-		f.st(y, x, 0)
-		f.addI(bytes, x)
 	})
 	f.ret()
 }

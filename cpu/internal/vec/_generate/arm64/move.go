@@ -28,8 +28,7 @@ func transposeMul() {
 // nonFinite returns a number other than 0 when one of rows x vectors has NaN or Inf.
 func nonFinite() {
 	f := kernel("nonFinite")
-	args := f.params("x", "ld", "rows", "vectors")
-	x, ld, rows, vectors := args[0], args[1], args[2], args[3]
+	x, ld, rows, vectors := f.param("x"), f.param("ld"), f.param("rows"), f.param("vectors")
 	zero, sums, y, p := f.vec(), f.vectors(4), f.vec(), f.gp() // as many sums as hide the latency of an FMA
 	f.zero(zero)
 	f.zero(sums...)
@@ -78,8 +77,7 @@ func load16(element string, convert func(f *function, n, d vec)) {
 // rows repeats body for each vector of rows of src, whose elements have size bytes, and of
 // dst. It calls begin at the beginning of a row.
 func (f *function) rows(size int, body func(src, from, to gp), begin func(src gp)) {
-	p := f.params("dst", "ldd", "src", "lds", "rows", "vectors")
-	dst, ldd, src, lds, rows, vectors := p[0], p[1], p[2], p[3], p[4], p[5]
+	dst, ldd, src, lds, rows, vectors := f.param("dst"), f.param("ldd"), f.param("src"), f.param("lds"), f.param("rows"), f.param("vectors")
 	to, from, n := f.gp(), f.gp(), f.gp()
 	f.loop("row", rows, func() {
 		f.mov(dst, to)
@@ -128,8 +126,7 @@ func loadF8() {
 // storeF16 rounds vectors of src to binary16.
 func storeF16() {
 	f := kernel("storeF16")
-	p := f.params("dst", "src", "vectors")
-	dst, src, vectors := p[0], p[1], p[2]
+	dst, src, vectors := f.param("dst"), f.param("src"), f.param("vectors")
 	x := f.vec()
 	f.loop("next", vectors, func() {
 		f.ldNext(src, x)
@@ -143,8 +140,7 @@ func storeF16() {
 // hide writes -Inf to squares of scores where a mask, whose rows are lanes, is false.
 func hide() {
 	f := kernel("hide")
-	args := f.params("s", "mask", "ld", "squares")
-	s, mask, ld, squares := args[0], args[1], args[2], args[3]
+	s, mask, ld, squares := f.param("s"), f.param("mask"), f.param("ld"), f.param("squares")
 	hidden, rows, x, p := f.constant(cNegInf), f.vectors(lanes), f.vec(), f.gp()
 	f.loop("square", squares, func() {
 		f.mov(mask, p)
@@ -171,8 +167,7 @@ func hide() {
 // hideRow writes -Inf to vectors of x where mask is false.
 func hideRow() {
 	f := kernel("hideRow")
-	p := f.params("x", "mask", "vectors")
-	x, mask, vectors := p[0], p[1], p[2]
+	x, mask, vectors := f.param("x"), f.param("mask"), f.param("vectors")
 	hidden, sees, y := f.constant(cNegInf), f.vec(), f.vec()
 	f.loop("next", vectors, func() {
 		f.ld(mask, 0, 1, sees)

@@ -1,20 +1,9 @@
 package main
 
-// The offsets of the fields of Draw. Its vectors have 64 bit numbers, of which the lower
-// words matter.
-const (
-	drawStride    = 64
-	drawCounters  = 20 * drawStride // [3]: first words of counters, after two keys for each of ten rounds
-	drawKeys      = 23 * drawStride // [3]: second words less the base
-	drawBase      = 26 * drawStride // the base of second words
-	drawStep      = 27 * drawStride // increment of the base
-	drawHeads     = 28 * drawStride // [3]: third words
-	drawBatch     = 31 * drawStride // fourth words
-	drawThreshold = 32 * drawStride
-	drawFactor    = 33 * drawStride
-	drawM0        = 34 * drawStride // the two multipliers
-	drawM1        = 35 * drawStride
-)
+import "github.com/seed90331342/attn/cpu/internal/vec/_generate/tables"
+
+// drawStride is the distance between the vectors of a Draw, of whose 64 bit numbers the lower words matter.
+const drawStride = 64
 
 // draw holds what the turns of a loop over four counters share.
 type draw struct {
@@ -31,12 +20,12 @@ type draw struct {
 func (f *function) draw(p gp) *draw {
 	d := &draw{function: f, p: p, at: f.gp(), stride: f.gp()}
 	f.emit(integer, "MOVD $%d, %v", drawStride, d.stride)
-	d.first, d.second, d.head = d.packed(drawCounters), d.packed(drawKeys), d.packed(drawHeads)
+	d.first, d.second, d.head = d.packed(tables.DrawCounters), d.packed(tables.DrawKeys), d.packed(tables.DrawHeads)
 	for _, x := range []struct {
 		v     *vec
 		field int
-	}{{&d.base, drawBase}, {&d.step, drawStep}, {&d.batch, drawBatch}, {&d.m0, drawM0}, {&d.m1, drawM1},
-		{&d.threshold, drawThreshold}, {&d.factor, drawFactor}} {
+	}{{&d.base, tables.DrawBase}, {&d.step, tables.DrawStep}, {&d.batch, tables.DrawBatch}, {&d.m0, tables.DrawM0}, {&d.m1, tables.DrawM1},
+		{&d.threshold, tables.DrawThreshold}, {&d.factor, tables.DrawFactor}} {
 		*x.v = f.vec()
 		f.emit(integer, "ADD $%d, %v, %v", x.field, p, d.at)
 		f.spread(d.at, *x.v)

@@ -20,8 +20,7 @@ func (f *function) clear(acc [][]vec) {
 // scores writes the score tile: rows keys against all lanes, groups times.
 func scores(rows int) {
 	f := oneOf("scores", tables.Which{Rows: rows})
-	p := f.params("s", "k", "ldk", "qt", "d", "groups", "mx")
-	s, k, ld, qt, d, groups, mx := p[0], p[1], p[2], p[3], p[4], p[5], p[6]
+	s, k, ld, qt, d, groups, mx := f.param("s"), f.param("k"), f.param("ldk"), f.param("qt"), f.param("d"), f.param("groups"), f.param("mx")
 	q, kp := f.gp(), make([]gp, rows)
 	for i := range kp {
 		kp[i] = f.gp()
@@ -84,8 +83,7 @@ func (f *function) outer(acc [][]vec, b []vec, lane func(i int) (vec, int)) {
 // values are those of n runs.
 func values(rows int) {
 	f := oneOf("values", tables.Which{Rows: rows})
-	args := f.params("o", "ldv", "first", "groups", "alpha")
-	o, ld, first, groups, alpha := args[0], args[1], args[2], args[3], args[4]
+	o, ld, first, groups, alpha := f.param("o"), f.param("ldv"), f.param("first"), f.param("groups"), f.param("alpha")
 	run, left, vp, ahead, n, p := f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp()
 	acc, x, b := f.accumulators(rows, cols), f.vectors(2), [2][]vec{f.vectors(cols), f.vectors(cols)}
 	f.loop("group", groups, func() {
@@ -151,8 +149,7 @@ func fold() {
 // columnMax writes mx = max(mx, s) over rows of all lanes.
 func columnMax() {
 	f := kernel("columnMax")
-	p := f.params("s", "rows", "mx")
-	s, rows, mx := p[0], p[1], p[2]
+	s, rows, mx := f.param("s"), f.param("rows"), f.param("mx")
 	m, x := f.vectors(cols), f.vectors(cols)
 	f.ldRow(mx, 0, m)
 	f.loop("row", rows, func() {
@@ -197,8 +194,7 @@ func edge() {
 // outerSum adds sums over lanes to o, a tile of rows and vectors groups times.
 func outerSum(rows, vectors int) {
 	f := oneOf("outer", tables.Which{Rows: rows, Vectors: vectors})
-	args := f.params("o", "ldo", "x", "ldx", "n", "p", "groups")
-	o, ldo, x, ldx, n, p, groups := args[0], args[1], args[2], args[3], args[4], args[5], args[6]
+	o, ldo, x, ldx, n, p, groups := f.param("o"), f.param("ldo"), f.param("x"), f.param("ldx"), f.param("n"), f.param("p"), f.param("groups")
 	xp, pp := f.gp(), f.gp()
 	acc, weights, b := f.accumulators(rows, vectors), f.vectors(rows), [2][]vec{f.vectors(vectors), f.vectors(vectors)}
 	f.loop("group", groups, func() {

@@ -32,6 +32,23 @@ var declared = func() map[string]ast.Expr {
 	return found
 }()
 
+// The offsets of the fields of Draw. Vectors of 64 bit numbers have the width of the
+// widest instruction set; the others read their first part.
+const (
+	DrawRounds    = 0                   // [20]: two keys for each round
+	DrawCounters  = DrawRounds + 64*20  // [3]: first words of counters
+	DrawKeys      = DrawCounters + 64*3 // [3]: second words less the base
+	DrawBase      = DrawKeys + 64*3     // the base of second words
+	DrawStep      = DrawBase + 64       // increment of the base
+	DrawHeads     = DrawStep + 64       // [3]: third words
+	DrawBatch     = DrawHeads + 64*3    // fourth words
+	DrawThreshold = DrawBatch + 64      // 32 bit numbers
+	DrawFactor    = DrawThreshold + 64  // float32
+	DrawM0        = DrawFactor + 64     // the two multipliers
+	DrawM1        = DrawM0 + 64
+	DrawFixed     = DrawM1 + 64 // [3][5]: written by the assembly
+)
+
 // Which states which of a field's kernels one is, where the field has several.
 type Which struct {
 	Element       string // of keys or values: "" for F32, "F16", "BF16", "Q8", "Q4", "F8"
