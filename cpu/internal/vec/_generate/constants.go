@@ -64,14 +64,7 @@ func (c constant) mem() Mem { return table.Offset(64 * int(c)) }
 
 // layConstants writes the table. The Go twin in ../twin_test.go has the same numbers.
 func layConstants() {
-	var bits []uint32
-	for _, x := range fit.Exp2() {
-		bits = append(bits, math.Float32bits(x))
-	}
-	for _, x := range append(fit.Tanh[:], 1, 2, 10, 2*math.Log2E, 0.625) {
-		bits = append(bits, math.Float32bits(x))
-	}
-	bits = append(bits, 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0x7f800000, 0xff800000, math.Float32bits(-127),
+	bits := append(fit.Bits(1, 2, 10, 2*math.Log2E, 0.625), 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0x7f800000, 0xff800000, math.Float32bits(-127),
 		math.Float32bits(0x1p127), math.Float32bits(-0x1p127), 0xffff0000,
 		0xff, 0xff00, math.Float32bits(0x1p23+128), math.Float32bits(0x1p15+128),
 		math.Float32bits(0x1p-102), math.Float32bits(0x1p-24), math.Float32bits(0x1p23+127), 0x80808080,

@@ -354,10 +354,7 @@ func (t *dotsTile) multiplyFixed(acc []reg.VecVirtual, w reg.VecVirtual, i int) 
 // fixedScores turns the sums of integers into scores.
 func (t *dotsTile) fixedScores() {
 	for g, acc := range t.acc {
-		scale, nan := t.d.vec(), t.d.vec()
-		VMOVUPS(t.d.scales.Offset(g*t.d.isa.bytes()), scale)
-		VSUBPS(scale, scale, nan)
-		VADDPS(nan, scale, scale) // NaN if it is infinite, as the sum of its products would be
+		scale := t.d.finiteScales(t.d.scales.Offset(g * t.d.isa.bytes()))
 		for r := range t.rows {
 			x := acc[2*r]
 			VPSLLD(Imm(8), x, x)
@@ -369,6 +366,15 @@ func (t *dotsTile) fixedScores() {
 			t.acc[g][r] = x
 		}
 	}
+}
+
+// finiteScales reads scales, with NaN for those that are infinite, as the sum of their products would be.
+func (a *isa) finiteScales(m Mem) reg.VecVirtual {
+	scale, nan := a.vec(), a.vec()
+	VMOVUPS(m, scale)
+	VSUBPS(scale, scale, nan)
+	VADDPS(nan, scale, scale)
+	return scale
 }
 
 // prefetches returns functions that prefetch as many lines as a piece of group g has, in steps

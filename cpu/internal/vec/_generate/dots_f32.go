@@ -88,8 +88,7 @@ func (a *isa) dotsF32() {
 		MOVQ(h, c)
 		loop("four", c, 1, func() {
 			multiply(square("four"), acc, qp)
-			ADDQ(U32(uint32(a.bytes())), kp)
-			ADDQ(U32(uint32(a.bytes())), qp)
+			advance(a.bytes(), kp, qp)
 		})
 		MOVQ(s, sp)
 		for r := range acc {
@@ -134,16 +133,12 @@ func (a *isa) dotsF32() {
 				for r := range acc {
 					VMOVUPS(acc[r], rowAt(sums[r/4], lds, lds3, r%4, 0))
 				}
-				switch n {
-				case 8:
+				if n == 8 {
 					LEAQ(Mem{Base: sums[1], Index: lds, Scale: 4}, sp)
 					LEAQ(Mem{Base: queries[1], Index: ldq, Scale: 4}, qp)
-				case 4:
-					LEAQ(Mem{Base: sp, Index: lds, Scale: 4}, sp)
-					LEAQ(Mem{Base: qp, Index: ldq, Scale: 4}, qp)
-				default:
-					ADDQ(lds, sp)
-					ADDQ(ldq, qp)
+				} else {
+					skip(n, sp, lds)
+					skip(n, qp, ldq)
 				}
 			}
 			if a.wide() {
@@ -159,8 +154,7 @@ func (a *isa) dotsF32() {
 			} else {
 				byFour("head", heads, body)
 			}
-			ADDQ(U32(uint32(a.bytes())), kp)
-			ADDQ(U32(uint32(a.bytes())), qc)
+			advance(a.bytes(), kp, qc)
 		})
 		nextGroup()
 	})

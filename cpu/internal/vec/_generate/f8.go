@@ -15,15 +15,20 @@ var elementF8 = element{"F8", 1, 0, (*isa).readF8, splitF8, nil}
 // conversion of these takes no longer, while multiplying subnormal float32 does on many processors. NaN becomes ±480.
 func halvesF8(words reg.Register) { VPAND(cHalfF8.mem(), words, words) }
 
+// readHalvesF8 reads bytes as float16, as halvesF8 does.
+func readHalvesF8(m Mem, words reg.Register) {
+	VPMOVSXBW(m, words)
+	VPSLLW(Imm(7), words, words)
+	halvesF8(words)
+}
+
 // readF8 is element.load.
 func (a *isa) readF8(m, _ Mem, to reg.VecVirtual) {
 	var words, t reg.Register = to.AsX(), a.vec().AsX()
 	if a.wide() {
 		words, t = to.AsY(), a.vec().AsY()
 	}
-	VPMOVSXBW(m, words)
-	VPSLLW(Imm(7), words, words)
-	halvesF8(words)
+	readHalvesF8(m, words)
 	VPADDW(words, words, t) // without its sign
 	VPCMPEQW(cNaNF8.mem(), t, t)
 	VPOR(t, words, words)
@@ -49,9 +54,7 @@ func (s *seenF8) read(a *isa, m Mem, x []reg.VecVirtual) {
 		VMOVQ(m, t.AsX())
 		VPOR(t.AsX(), s.bit7.AsX(), t.AsX())
 		VPMAXUB(t.AsX(), s.most.AsX(), s.most.AsX())
-		VPMOVSXBW(m, x[0].AsX())
-		VPSLLW(Imm(7), x[0].AsX(), x[0].AsX())
-		halvesF8(x[0].AsX())
+		readHalvesF8(m, x[0].AsX())
 		VCVTPH2PS(x[0].AsX(), x[0])
 		return
 	case 2:
@@ -63,9 +66,7 @@ func (s *seenF8) read(a *isa, m Mem, x []reg.VecVirtual) {
 	}
 	for j := 0; j < len(x); j += 2 {
 		low, high := x[j], x[j+1]
-		VPMOVSXBW(m.Offset(j*a.lanes), high)
-		VPSLLW(Imm(7), high, high)
-		halvesF8(high)
+		readHalvesF8(m.Offset(j*a.lanes), high)
 		VCVTPH2PS(high.AsX(), low)
 		VEXTRACTI128(Imm(1), high, high.AsX())
 		VCVTPH2PS(high.AsX(), high)

@@ -113,17 +113,9 @@ func main() {
 
 // mixes writes the value products of rows of type e.
 func (a *isa) mixes(e element) {
-	a.mix(e, 8, 2)
-	a.mix(e, 8, 1)
-	a.mix(e, 4, min(4, 128/(e.bytes*a.lanes))) // with float32, strips of 256 bytes wait for memory
-	a.mix(e, 4, 1)
-	if e.bytes == 4 { // the key and the query of linear attention
-		a.mix(e, 2, 4)
-		a.mix(e, 2, 1)
+	for _, tile := range tables.MixTiles(e.bytes, min(4, 128/(e.bytes*a.lanes))) { // with float32, strips of 256 bytes wait for memory
+		a.mix(e, tile[0], tile[1])
 	}
-	a.mix(e, 1, 8)
-	a.mix(e, 1, 4)
-	a.mix(e, 1, 1)
 }
 
 // tile writes the kernels that depend on the number of query rows in a tile, except those

@@ -82,10 +82,7 @@ func (a *isa) dotsWords(e element) {
 			MOVL(key(i, 0), scale)
 			MOVL(scale, scales.Offset(4*i))
 		}
-		scale, nan := a.vec(), a.vec()
-		VMOVUPS(scales, scale)
-		VSUBPS(scale, scale, nan)
-		VADDPS(nan, scale, scale) // NaN if it is infinite, as the sum of its products would be
+		scale := a.finiteScales(scales)
 		MOVQ(s, sp)
 		MOVQ(argument("q"), q)
 		MOVQ(q, row)

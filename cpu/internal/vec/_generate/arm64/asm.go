@@ -256,12 +256,14 @@ func (f *function) addTo(x, y gp, shift int, to gp) {
 	f.emit(integer, "ADD %v<<%d, %v, %v", y, shift, x, to)
 }
 
-func (f *function) addI(by int, to gp) {
+func (f *function) addI(by int, to ...gp) {
+	name := "ADD"
 	if by < 0 {
-		f.emit(integer, "SUB $%d, %v, %v", -by, to, to)
-		return
+		name, by = "SUB", -by
 	}
-	f.emit(integer, "ADD $%d, %v, %v", by, to, to)
+	for _, r := range to {
+		f.emit(integer, "%s $%d, %v, %v", name, by, r, r)
+	}
 }
 
 // prefetch asks for the line at base+offset.

@@ -109,8 +109,7 @@ func dots(e element) {
 						}
 					}
 				}
-				f.addI(lanes*e.bytes, kp)
-				f.addI(lanes*e.bytes, at)
+				f.addI(lanes*e.bytes, kp, at)
 			})
 			f.emit(integer, "MOVD $1, %v", again)
 			for r := range rows {

@@ -180,9 +180,7 @@ func rowWeights() {
 		f.fadd(y, sum, y)
 		f.emit(store, "FMOVS F%d, (%v)", y, l)
 		f.add(lds, s)
-		for _, p := range []gp{pm, l, alpha} {
-			f.addI(4, p)
-		}
+		f.addI(4, pm, l, alpha)
 	})
 	f.ret()
 }
@@ -262,8 +260,7 @@ func bias() {
 		f.ld(x, 0, 4, s)
 		f.addBias(limits, s, y)
 		f.st(s, x, 0)
-		f.addI(bytes, x)
-		f.addI(bytes, b)
+		f.addI(bytes, x, b)
 	})
 	f.ret()
 }
@@ -280,8 +277,7 @@ func join() {
 		f.ld(b, 0, 4, z)
 		f.joined(limits, negInf, y, z, z, sum)
 		f.st(sum, x, 0)
-		f.addI(bytes, x)
-		f.addI(bytes, b)
+		f.addI(bytes, x, b)
 	})
 	f.ret()
 }

@@ -20,8 +20,7 @@ func rankOne() {
 			f.addI(bytes, op)
 		})
 		f.add(ldo, o)
-		f.addI(4, p)
-		f.addI(4, alpha)
+		f.addI(4, p, alpha)
 	})
 	f.ret()
 }

@@ -62,17 +62,9 @@ func main() {
 	silu()
 	for _, e := range elements {
 		dots(e)
-		mix(e, 8, 2)
-		mix(e, 8, 1)
-		mix(e, 4, 4)
-		mix(e, 4, 1)
-		if e.bytes == 4 {
-			mix(e, 2, 4)
-			mix(e, 2, 1)
+		for _, tile := range tables.MixTiles(e.bytes, 4) {
+			mix(e, tile[0], tile[1])
 		}
-		mix(e, 1, 8)
-		mix(e, 1, 4)
-		mix(e, 1, 1)
 	}
 	fma()
 	read()
@@ -153,15 +145,8 @@ const (
 )
 
 func constants() []uint32 {
-	var bits []uint32
-	for _, x := range fit.Exp2() {
-		bits = append(bits, math.Float32bits(x))
-	}
-	for _, x := range append(fit.Tanh[:], 1, 2, 10, 2*math.Log2E, 0.625, float32(math.Copysign(0, -1)), math.Log2E,
-		float32(math.Inf(1)), float32(math.Inf(-1)), -126, 0x1p127, -0x1p127, 256) {
-		bits = append(bits, math.Float32bits(x))
-	}
-	return bits
+	return fit.Bits(1, 2, 10, 2*math.Log2E, 0.625, float32(math.Copysign(0, -1)), math.Log2E,
+		float32(math.Inf(1)), float32(math.Inf(-1)), -126, 0x1p127, -0x1p127, 256)
 }
 
 // constants loads constants into registers.

@@ -140,8 +140,7 @@ func fold() {
 			f.fadd(l[j], r[j], l[j])
 		}
 		f.stRow(l, o, 0)
-		f.addI(rowBytes, o)
-		f.addI(rowBytes, x)
+		f.addI(rowBytes, o, x)
 	})
 	f.ret()
 }
@@ -248,9 +247,7 @@ func scoreGradients() {
 			f.andNot(x[j], weight[j], x[j])
 		}
 		f.stRow(x, ds, 0)
-		for _, next := range []gp{ds, p, w} {
-			f.addI(rowBytes, next)
-		}
+		f.addI(rowBytes, ds, p, w)
 	})
 	f.ret()
 }

@@ -2,11 +2,23 @@
 // every set computes the same bits.
 package fit
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Tanh are the coefficients of q in tanh(x) = x + x³·q(x²) for |x| <= 0.625, a Chebyshev fit
 // of degree 5 in 40 digits: below 1e-9 of relative error.
 var Tanh = [6]float32{-0.333333331494, 0.133333001462, -0.0539584616275, 0.0217625029074, -0.00832318705828, 0.00226950168416}
+
+// Bits returns the bits of both polynomials' coefficients and of what follows them in a table.
+func Bits(more ...float32) (bits []uint32) {
+	exp2 := Exp2()
+	for _, x := range slices.Concat(exp2[:], Tanh[:], more) {
+		bits = append(bits, math.Float32bits(x))
+	}
+	return bits
+}
 
 // Exp2 returns the coefficients of the polynomial 1 + c1·x + ... + c6·x⁶ with the
 // smallest relative error from 2^x on [0, 1] (Remez exchange; Muller, Elementary

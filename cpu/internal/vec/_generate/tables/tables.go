@@ -98,6 +98,16 @@ func Kernel(table, field, suffix string, which Which) (name, doc, params, result
 	return "", "", "", ""
 }
 
+// MixTiles returns the numbers of heads and vectors of the register tiles of Mix for elements of so many
+// bytes: for four heads, four vectors at most. Two heads are the key and the query of linear attention.
+func MixTiles(bytes, four int) (tiles [][2]int) {
+	tiles = [][2]int{{8, 2}, {8, 1}, {4, four}, {4, 1}}
+	if bytes == 4 {
+		tiles = append(tiles, [][2]int{{2, 4}, {2, 1}}...)
+	}
+	return append(tiles, [][2]int{{1, 8}, {1, 4}, {1, 1}}...)
+}
+
 // Share enters the kernels of a field into another table as well.
 func Share(field, from, to string) { kernels[to][field] = kernels[from][field] }
 
