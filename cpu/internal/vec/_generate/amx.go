@@ -243,12 +243,14 @@ func addDots(acc, y reg.VecPhysical, p, ld reg.GPPhysical, row, disp int) {
 	encoded(fmt.Sprintf("vdpbf16ps zmm%d,zmm%d,DWORD BCST %s+%#x]", d, v, at, disp), code, acc, y, p, ld)
 }
 
+// zmm are the vector registers.
+var zmm = []reg.VecPhysical{reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7, reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
+	reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23, reg.Z24, reg.Z25, reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31}
+
 // dotTiles writes the product of bf16 matrices as pairTiles does, in registers: some rows of x at a
 // time, whose sums finish gets.
 func (a *isa) dotTiles(x, ldx, y string, left reg.GPVirtual, finish func(acc [][]reg.VecPhysical)) {
 	in, row, right, step := [4]reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}, reg.RDX, reg.RBX, GP64()
-	zmm := []reg.VecPhysical{reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7, reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
-		reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23, reg.Z24, reg.Z25, reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31}
 	Load(Param(ldx), row)
 	Load(Param(x), in[0])
 	some := func(label string, rows int) {
@@ -409,8 +411,7 @@ func paired(first, second Op) reg.VecPhysical {
 // roundPairs writes pairs of bf16: those of rows 2j and 2j+1 of src.
 func (a *isa) roundPairs() {
 	a.kernel("roundPairs")
-	dst, src, pairs, vectors, lds, second := param("dst"), param("src"), param("pairs"), GP64(), GP64(), GP64()
-	MOVQ(argument("vectors"), lds)
+	dst, src, pairs, vectors, lds, second := param("dst"), param("src"), param("pairs"), GP64(), param("vectors"), GP64()
 	SHLQ(Imm(6), lds)
 	loop("pair", pairs, 1, func() {
 		LEAQ(Mem{Base: src, Index: lds, Scale: 1}, second)
@@ -462,7 +463,7 @@ func (a *isa) pairFMAs() {
 
 	a.kernel("dotFMA")
 	n, operations = param("n"), GP64()
-	chains := []reg.VecPhysical{reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7, reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15, reg.Z16}
+	chains := zmm[1:17]
 	IMUL3Q(U32(uint32(4*a.lanes*len(chains))), n, operations)
 	VPXORD(reg.Z0, reg.Z0, reg.Z0)
 	for _, c := range chains {

@@ -71,31 +71,25 @@ func layConstants() {
 		8, 15, 15<<8, 15<<16, math.Float32bits(0x1p15), math.Float32bits(0x1p7), math.Float32bits(-0x1p15-8), math.Float32bits(-0x1p7-8),
 		0xbf80bf80, 0x7f007f00, math.Float32bits(256))
 	table = GLOBL("constants", RODATA|NOPTR)
-	for i, b := range bits {
-		for j := range 16 {
-			DATA(64*i+4*j, U32(b))
-		}
-	}
-	at := 64 * len(bits)
-	for n := range 5 {
+	at := 0
+	put := func(word func(lane uint32) uint32) {
 		for lane := range uint32(16) {
-			word := uint32(1) << lane
-			if n > 0 {
-				word = (lane%4*4+uint32(n-1))<<24 | 0x808080
-			}
-			DATA(at, U32(word))
+			DATA(at, U32(word(lane)))
 			at += 4
 		}
 	}
-	for lane := range 16 {
-		DATA(at, U32(math.Float32bits(float32(lane-8))))
-		at += 4
+	for _, b := range bits {
+		put(func(uint32) uint32 { return b })
 	}
+	put(func(lane uint32) uint32 { return 1 << lane })
+	for n := range uint32(4) {
+		put(func(lane uint32) uint32 { return (lane%4*4+n)<<24 | 0x808080 })
+	}
+	put(func(lane uint32) uint32 { return math.Float32bits(float32(lane) - 8) })
 	for n := range uint32(2) {
-		for lane := range uint32(16) {
+		put(func(lane uint32) uint32 {
 			first := lane%2*8 + 2*n + lane/2%2
-			DATA(at, U32((first+4)<<24|first<<8|0x800080))
-			at += 4
-		}
+			return (first+4)<<24 | first<<8 | 0x800080
+		})
 	}
 }

@@ -48,8 +48,7 @@ var elements = []element{
 func (a *isa) mix(e element, heads, vectors int) {
 	a.oneOf("mix", tables.Which{Element: e.suffix, Rows: heads, Vectors: vectors})
 	strips := AllocLocal(8)
-	count := GP64()
-	MOVQ(argument("strips"), count)
+	count := param("strips")
 	if !a.wide() && (heads*vectors > 12 || heads == 1 && vectors == 8 && e.bytes <= 2) {
 		vectors /= 2 // there are too few registers, so two halves
 		ADDQ(count, count)
@@ -63,7 +62,6 @@ func (a *isa) mix(e element, heads, vectors int) {
 	}
 	q4, f8 := e.suffix == elementQ4.suffix, e.suffix == elementF8.suffix
 	var numbers reg.VecVirtual
-	var seen *seenF8
 	if q4 {
 		numbers = a.q4Numbers()
 	}
@@ -78,6 +76,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 			acc[h] = a.vecs(vectors)
 		}
 		a.clear(acc)
+		var seen *seenF8
 		if f8 {
 			seen = a.seenF8()
 			a.zero(seen.most)
@@ -170,10 +169,9 @@ func (a *isa) mix(e element, heads, vectors int) {
 		if f8 {
 			seen.spread(a, acc)
 		}
-		op, ldo, alpha := GP64(), GP64(), GP64()
+		op := GP64()
 		MOVQ(o, op)
-		MOVQ(argument("ldo"), ldo)
-		MOVQ(argument("alpha"), alpha)
+		ldo, alpha := param("ldo"), param("alpha")
 		for h := range acc {
 			w := a.vec()
 			VBROADCASTSS(Mem{Base: alpha, Disp: 4 * h}, w)

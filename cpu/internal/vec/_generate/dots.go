@@ -39,9 +39,7 @@ func (a *isa) dotsBody(e element, fixed bool) {
 	if e.lead > 0 {
 		d.scales = AllocLocal(d.most() * a.bytes())
 		for i := 0; a.wide() && !fixed && i < 2; i++ {
-			d.byteMask[i], d.biased[i] = a.vec(), a.vec()
-			VMOVUPS((cByte0 + constant(i)).mem(), d.byteMask[i])
-			VMOVUPS((cBiased0 + constant(i)).mem(), d.biased[i])
+			d.byteMask[i], d.biased[i] = a.constant(cByte0+constant(i)), a.constant(cBiased0+constant(i))
 		}
 	}
 	if e.suffix == elementF8.suffix {

@@ -205,24 +205,22 @@ func (a *isa) softcap() {
 		VANDPS(cAbs.mem(), y, size)
 		// 1 - 2/(e^2|y| + 1), with y's sign. min returns its second operand, size,
 		// when that is NaN.
-		big := a.vec()
-		VMOVUPS(cTen.mem(), big)
+		big := a.constant(cTen)
 		VMINPS(size, big, big)
 		VMULPS(c2Log2E.mem(), big, big)
 		big = e.of(big)
-		one, two := a.vec(), a.vec()
-		VMOVUPS(cOne.mem(), one)
+		one := a.constant(cOne)
 		VADDPS(one, big, big)
-		VMOVUPS(cTwo.mem(), two)
+		two := a.constant(cTwo)
 		VDIVPS(big, two, big)
 		VSUBPS(big, one, big)
 		sign := a.vec()
 		VANDPS(cSign.mem(), y, sign)
 		VORPS(sign, big, big)
 		// y + y·z·q(z), z = y²
-		z, q := a.vec(), a.vec()
+		z := a.vec()
 		VMULPS(y, y, z)
-		VMOVUPS((cTanh0 + 5).mem(), q)
+		q := a.constant(cTanh0 + 5)
 		for i := 4; i >= 0; i-- {
 			VFMADD213PS((cTanh0 + constant(i)).mem(), z, q)
 		}
@@ -246,8 +244,7 @@ func (a *isa) softcap() {
 func (a *isa) bias() {
 	a.kernel("bias")
 	x, b, vectors := param("x"), param("b"), param("vectors")
-	scale := a.vec()
-	VMOVUPS(cLog2E.mem(), scale)
+	scale := a.constant(cLog2E)
 	loop("next", vectors, 1, func() {
 		y, s := a.vec(), a.vec()
 		VMOVUPS(a.at(b, 0), y)
@@ -273,10 +270,9 @@ func (a *isa) addBounded(s, y, bounded, scale reg.VecVirtual) {
 
 // bounded returns y bounded to ±2^127; NaN stays NaN.
 func (a *isa) bounded(y reg.VecVirtual) reg.VecVirtual {
-	low, b := a.vec(), a.vec()
-	VMOVUPS(cLow.mem(), low)
+	low := a.constant(cLow)
 	VMAXPS(y, low, low) // returns the second operand, y, where that is NaN
-	VMOVUPS(cHigh.mem(), b)
+	b := a.constant(cHigh)
 	VMINPS(low, b, b)
 	return b
 }
@@ -356,8 +352,7 @@ func (a *isa) joined(y, z, bounded reg.VecVirtual) reg.VecVirtual {
 func (a *isa) scaleMax() {
 	a.kernel("scaleMax")
 	x, vectors, mx := param("x"), param("vectors"), param("mx")
-	c, m := a.broadcastParam("c"), a.vec()
-	VMOVUPS(cNegInf.mem(), m)
+	c, m := a.broadcastParam("c"), a.constant(cNegInf)
 	loop("next", vectors, 1, func() {
 		y := a.vec()
 		VMULPS(a.at(x, 0), c, y)
@@ -417,8 +412,7 @@ func (a *isa) rowWeights() {
 	loop("row", rows, 1, func() {
 		var mx [4]reg.VecVirtual // as many as hide the latency of a maximum
 		for u := range mx {
-			mx[u] = a.vec()
-			VMOVUPS(cNegInf.mem(), mx[u])
+			mx[u] = a.constant(cNegInf)
 		}
 		MOVQ(s, p)
 		byFour("max", vectors, func(n int) {

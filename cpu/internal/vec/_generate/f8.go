@@ -41,9 +41,7 @@ func (a *isa) readF8(m, _ Mem, to reg.VecVirtual) {
 type seenF8 struct{ most, bit7 reg.VecVirtual }
 
 func (a *isa) seenF8() *seenF8 {
-	s := &seenF8{a.vec(), a.vec()}
-	VMOVUPS(cOffset.mem(), s.bit7)
-	return s
+	return &seenF8{a.vec(), a.constant(cOffset)}
 }
 
 // read reads vectors, 1, 2 or 4, at m that are 2^8 times smaller, with NaN as ±480.

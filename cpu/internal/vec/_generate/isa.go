@@ -129,6 +129,13 @@ func argument(name string) Mem {
 	return arg.Addr
 }
 
+// constant loads a vector of the table of constants.
+func (a *isa) constant(c constant) reg.VecVirtual {
+	v := a.vec()
+	VMOVUPS(c.mem(), v)
+	return v
+}
+
 // broadcastParam loads a float32 argument into all lanes.
 func (a *isa) broadcastParam(name string) reg.VecVirtual {
 	v := a.vec()

@@ -58,11 +58,9 @@ func (a *isa) silu() {
 	a.kernel("silu")
 	x, vectors := param("x"), param("vectors")
 	restore := a.flush()
-	e, one := a.exponential(a.masks()), a.vec()
-	VMOVUPS(cOne.mem(), one)
+	e, one := a.exponential(a.masks()), a.constant(cOne)
 	a.each(x, vectors, func(y reg.VecVirtual) reg.VecVirtual {
-		negative, p, factor := a.vec(), a.vec(), a.vec()
-		VMOVUPS(cSign.mem(), negative)
+		negative, p, factor := a.constant(cSign), a.vec(), a.vec()
 		VORPS(y, negative, negative)
 		VMULPS(cLog2E.mem(), negative, p)
 		p = e.of(p)

@@ -179,8 +179,7 @@ func (l *lookahead) keepUp(label string, left reg.GPVirtual, n, rows int) func()
 // chainOfRuns returns a lookahead that goes from run to run, and starts where the last kernel
 // stopped with the function's runs.
 func chainOfRuns() *lookahead {
-	run := GP64()
-	MOVQ(argument("runs"), run)
+	run := param("runs")
 	ADDQ(Mem{Base: run, Disp: runAt}, run)
 	l := held(run)
 	l.chained = true
@@ -190,8 +189,7 @@ func chainOfRuns() *lookahead {
 // saveChain is save for a chain.
 func (l *lookahead) saveChain() {
 	l.save()
-	first, run := GP64(), l.base()
-	MOVQ(argument("runs"), first)
+	first, run := param("runs"), l.base()
 	SUBQ(first, run)
 	MOVQ(run, Mem{Base: first, Disp: runAt})
 }
@@ -226,8 +224,7 @@ const pairedRun = 16
 // than it has, of a pair.
 func pairRuns(n int, ldk reg.Register) (second, hop Mem) {
 	second, hop = AllocLocal(8), AllocLocal(8)
-	run, apart, keys := GP64(), GP64(), GP64()
-	MOVQ(argument("run"), run)
+	run, apart, keys := param("run"), GP64(), GP64()
 	XORQ(apart, apart)
 	MOVQ(argument("groups"), keys)
 	SHLQ(Imm(uint64(bits.TrailingZeros(uint(n)))), keys)

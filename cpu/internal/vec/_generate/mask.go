@@ -10,8 +10,7 @@ import (
 func (a *isa) hide() {
 	a.kernel("hide")
 	s, mask, ld, squares := param("s"), param("mask"), param("ld"), param("squares")
-	hidden, bits := a.vec(), AllocLocal(64)
-	VMOVUPS(cNegInf.mem(), hidden)
+	hidden, bits := a.constant(cNegInf), AllocLocal(64)
 	p := GP64()
 	loop("square", squares, 1, func() {
 		// Bit i of element j is byte j of row i; 1 is visible.
@@ -65,8 +64,7 @@ func (a *isa) hide() {
 func (a *isa) hideRow() {
 	a.kernel("hideRow")
 	x, mask, vectors := param("x"), param("mask"), param("vectors")
-	hidden, zero := a.vec(), a.vec()
-	VMOVUPS(cNegInf.mem(), hidden)
+	hidden, zero := a.constant(cNegInf), a.vec()
 	a.zero(zero)
 	loop("next", vectors, 1, func() {
 		seen := a.vec()
@@ -96,8 +94,7 @@ const maskAhead = 128
 func (a *isa) diagonal() {
 	a.kernel("diagonal")
 	s, b, rows, mx := param("s"), param("b"), param("rows"), param("mx")
-	scale := a.vec()
-	VMOVUPS(cLog2E.mem(), scale)
+	scale := a.constant(cLog2E)
 	m := a.row(mx)
 	loop("row", rows, 1, func() {
 		for c := range m {
@@ -120,8 +117,7 @@ func (a *isa) diagonal() {
 func (a *isa) slopes() {
 	a.kernel("slopes")
 	s, d, factors, fours, mx := param("s"), param("d"), param("factors"), param("fours"), param("mx")
-	scale, m, at := a.vec(), a.vecs(a.cols), a.vecs(a.cols)
-	VMOVUPS(cLog2E.mem(), scale)
+	scale, m, at := a.constant(cLog2E), a.vecs(a.cols), a.vecs(a.cols)
 	for c := range m {
 		VMOVUPS(a.at(mx, c), m[c])
 		VMOVUPS(a.at(d, c), at[c])

@@ -93,8 +93,7 @@ func (a *isa) transpose() {
 func (a *isa) biasSquares() {
 	a.kernel("biasSquares")
 	s, b, ld, squares, within := param("s"), param("b"), param("ldb"), param("squares"), a.limit()
-	p, scale, m := GP64(), a.vec(), a.vec()
-	VMOVUPS(cLog2E.mem(), scale)
+	p, scale, m := GP64(), a.constant(cLog2E), a.vec()
 	loop("square", squares, 1, func() {
 		rows := a.vecs(a.lanes)
 		MOVQ(b, p)

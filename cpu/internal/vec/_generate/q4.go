@@ -33,13 +33,10 @@ func (a *isa) loadQ4() {
 
 // q4Numbers returns -8 to 7, one to a lane, or in AVX2 8 in each.
 func (a *isa) q4Numbers() reg.VecVirtual {
-	numbers := a.vec()
 	if a.wide() {
-		VMOVUPS(cNumbers.mem(), numbers)
-	} else {
-		VMOVUPS(cEight.mem(), numbers)
+		return a.constant(cNumbers)
 	}
-	return numbers
+	return a.constant(cEight)
 }
 
 // blockQ4 reads the block at m.
@@ -79,9 +76,7 @@ func (a *isa) dotsQ4() {
 	d := &dotsQ4Kernel{dotsKernel: dotsKernel{isa: a, element: element{lead: q4Lead, bytes: 1}, ldk: param("ldk"), sp: AllocLocal(8), kp: AllocLocal(8), count: AllocLocal(8)}}
 	d.ldk3 = tripled(d.ldk)
 	for i := range d.mask {
-		d.mask[i], d.power[i] = a.vec(), a.vec()
-		VMOVUPS((cMask8 + constant(i)).mem(), d.mask[i])
-		VMOVUPS((cPower8 + constant(i)).mem(), d.power[i])
+		d.mask[i], d.power[i] = a.constant(cMask8+constant(i)), a.constant(cPower8+constant(i))
 	}
 	d.eachRows(map[int][]int{8: {1}, 4: {1}, 1: {2, 1}}, d.tile) // the chains of FMAs of two groups alternate
 }
@@ -115,9 +110,7 @@ func (d *dotsQ4Kernel) tile(label string, rows, groups int) {
 	t.openQueries()
 	ahead := continued(argument("run"))
 	ahead.prefetch(label, 1) // the blocks prefetch 8 of 9 lines
-	blocks := GP64()
-	MOVQ(argument("chunks"), blocks)
-	loop(label+"_block", blocks, q4Elements/a.lanes, func() {
+	loop(label+"_block", param("chunks"), q4Elements/a.lanes, func() {
 		words, scale := make([][]reg.VecVirtual, groups), a.vecs(groups)
 		bias := make([][2]reg.VecVirtual, groups)
 		for g := range groups {

@@ -284,8 +284,7 @@ func (a *isa) columnMax() {
 func (a *isa) edge() {
 	a.kernel("edge")
 	s, rows, lo, hi := param("s"), param("rows"), param("lo"), param("hi")
-	j, one, hidden := a.vec(), a.vec(), a.vec()
-	VMOVUPS(cNegInf.mem(), hidden)
+	j, one, hidden := a.vec(), a.vec(), a.constant(cNegInf)
 	VPBROADCASTD(argument("key"), j) // an SSE move to a register takes 100 ns after wide vectors
 	if a.masks() {
 		VPTERNLOGD(U8(0xff), one, one, one)
