@@ -4,7 +4,7 @@ import "github.com/seed90331342/attn/backend"
 
 // Draw is the state of dropout, and the same in the layout of the assembly.
 type Draw struct {
-	wide drawWide // first, see _generate/philox.go
+	wide drawWide // first, see _generate/tables
 
 	dropout backend.Dropout // its First is the position of the first weight
 	columns int             // keys in one iteration of the assembly
