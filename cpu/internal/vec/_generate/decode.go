@@ -71,10 +71,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 		lines = 2
 	}
 	loop("strip", strips, 1, func() {
-		acc := make([][]reg.VecVirtual, heads)
-		for h := range acc {
-			acc[h] = a.vecs(vectors)
-		}
+		acc := a.accumulators(heads, vectors)
 		a.clear(acc)
 		var seen *seenF8
 		if f8 {

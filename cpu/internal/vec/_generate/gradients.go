@@ -12,9 +12,7 @@ func (a *isa) outerSum(rows, vectors int) {
 	a.oneOf("outer", tables.Which{Rows: rows, Vectors: vectors})
 	o, ldo, x, ldx, n, p, groups := param("o"), param("ldo"), param("x"), param("ldx"), param("n"), param("p"), param("groups")
 	xp, pp := GP64(), GP64()
-	tile := *a
-	tile.cols = vectors
-	acc, b, t := tile.accumulators(rows), a.vecs(vectors), a.vecs(a.temps)
+	acc, b, t := a.accumulators(rows, vectors), a.vecs(vectors), a.vecs(a.temps)
 	Label("group")
 	MOVQ(x, xp)
 	MOVQ(p, pp)

@@ -41,10 +41,7 @@ func (a *isa) scorePairs() {
 	odd := GP64()
 	MOVQ(U32(0xaaaa), odd)
 	KMOVW(odd.As32(), second)
-	acc := make([]reg.VecVirtual, pairs)
-	for i := range acc {
-		acc[i] = ZMM()
-	}
+	acc := avx512.vecs(pairs)
 	q, from, at, n := GP64(), GP64(), GP64(), GP64()
 	query := func(i int) reg.VecVirtual {
 		y, x := YMM(), ZMM()

@@ -25,11 +25,11 @@ func (a *isa) outer(acc [][]reg.VecVirtual, b, t []reg.VecVirtual, u int, at fun
 	}
 }
 
-// accumulators returns the registers of a tile of rows.
-func (a *isa) accumulators(rows int) [][]reg.VecVirtual {
+// accumulators returns the registers of a tile.
+func (a *isa) accumulators(rows, cols int) [][]reg.VecVirtual {
 	acc := make([][]reg.VecVirtual, rows)
 	for i := range acc {
-		acc[i] = a.vecs(a.cols)
+		acc[i] = a.vecs(cols)
 	}
 	return acc
 }
@@ -65,7 +65,7 @@ func (a *isa) scores(rows int) {
 	for g := range kp {
 		kp[g] = GP64()
 	}
-	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
+	acc, b, t := a.accumulators(rows, a.cols), a.vecs(a.cols), a.vecs(a.temps)
 	ahead := held(argument("run"))
 	Label("group")
 	if rows >= 8 {
@@ -128,7 +128,7 @@ func (a *isa) values(rows int) {
 	o, ld, groups, first := param("o"), param("ldv"), param("groups"), argument("first")
 	ld3 := tripled(ld)
 	vp, p, ahead := GP64(), GP64(), chainOfRuns()
-	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
+	acc, b, t := a.accumulators(rows, a.cols), a.vecs(a.cols), a.vecs(a.temps)
 	Label("group")
 	if rows >= 8 {
 		ahead.overlap(1)
@@ -171,10 +171,8 @@ func (a *isa) halfValues(b *isa, vectors int) {
 	o, ld, left, first := param("o"), param("ldv"), param("d"), argument("first")
 	ld3 := tripled(ld)
 	vp, p, ahead := GP64(), GP64(), chainOfRuns()
-	acc, x, w, k := make([][]reg.VecVirtual, b.lanes), a.vecs(vectors), a.vecs(3), make([]reg.OpmaskVirtual, vectors)
-	for r := range acc {
-		acc[r] = a.vecs(vectors)
-	}
+	x, w, k := a.vecs(vectors), a.vecs(3), make([]reg.OpmaskVirtual, vectors)
+	acc := a.accumulators(b.lanes, vectors)
 	Label("strip")
 	ahead.overlap(4)
 	mask := GP64()

@@ -62,7 +62,9 @@ type kernel struct {
 }
 
 // kernels are those of each table and field, in the order in which they were written.
-var kernels = map[string]map[string][]kernel{}
+var kernels = map[key][]kernel{}
+
+type key struct{ table, field string }
 
 // Kernel enters a kernel into a field of a table. Its function is named after the field and ends
 // with suffix. Kernel returns its name, a comment, and its parameters and results, for example
@@ -85,12 +87,10 @@ func Kernel(table, field, suffix string, which Which) (name, doc, params, result
 					name, doc = fmt.Sprintf("%sx%d", name, which.Vectors), fmt.Sprintf("%s and %d vectors", doc, which.Vectors)
 				}
 				name += suffix
-				if kernels[table] == nil {
-					kernels[table] = map[string][]kernel{}
-				}
-				kernels[table][field] = append(kernels[table][field], kernel{which, name})
-				fn := function(f.Type)
-				return name, name + " is " + doc + ".", list(fn.Params), list(fn.Results)
+				at := key{table, field}
+				kernels[at] = append(kernels[at], kernel{which, name})
+				params, results, _ = strings.Cut(strings.TrimPrefix(types.ExprString(function(f.Type)), "func("), ")")
+				return name, name + " is " + doc + ".", params, strings.Trim(results, " ()")
 			}
 		}
 	}
@@ -109,7 +109,7 @@ func MixTiles(bytes, four int) (tiles [][2]int) {
 }
 
 // Share enters the kernels of a field into another table as well.
-func Share(field, from, to string) { kernels[to][field] = kernels[from][field] }
+func Share(field, from, to string) { kernels[key{to, field}] = kernels[key{from, field}] }
 
 func (w Which) element() string { return cmp.Or(w.Element, "F32") }
 
@@ -129,22 +129,6 @@ func function(t ast.Expr) *ast.FuncType {
 			log.Fatalf("%T is not the type of kernels", t)
 		}
 	}
-}
-
-// list returns "a, b int, c float32".
-func list(fields *ast.FieldList) string {
-	if fields == nil {
-		return ""
-	}
-	var all []string
-	for _, f := range fields.List {
-		var names []string
-		for _, n := range f.Names {
-			names = append(names, n.Name)
-		}
-		all = append(all, strings.Join(names, ", ")+" "+types.ExprString(f.Type))
-	}
-	return strings.Join(all, ", ")
 }
 
 // Table is the head of a table, which is the variable "kernels"+Name.
@@ -193,7 +177,7 @@ func Write(file string, tables ...Table) {
 func (t Table) fields(b *strings.Builder, of, line string) {
 	for _, f := range declared[of].(*ast.StructType).Fields.List {
 		for _, n := range f.Names {
-			all := kernels[t.Name][n.Name]
+			all := kernels[key{t.Name, n.Name}]
 			if all == nil {
 				continue
 			}
