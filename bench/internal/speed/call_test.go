@@ -110,7 +110,7 @@ func (r row) call(b *testing.B, be *cpu.Backend) *backend.Call {
 	dev := kernels.NewDevice(be)
 	for _, x := range []*kernels.Tensor{&c.K, &c.V, &c.Q, &c.O} {
 		dtype := r.dtype
-		if dtype == kernels.Q8 && (x == &c.Q || x == &c.O) {
+		if (dtype == kernels.Q8 || dtype == kernels.F8) && (x == &c.Q || x == &c.O) {
 			dtype = kernels.F32
 		}
 		*x = must(dev.FromFloat32(b.Context(), dtype, must(x.Float32s()), x.Shape()))

@@ -34,6 +34,10 @@ func inference() []row {
 		rows = append(rows, q8)
 		q8.name, q8.pages, q8.want = q8.name+"/pages16", 16, [2]float64{100, 100}
 		rows = append(rows, q8)
+		rows = append(rows, row{name: "decode/f8", sq: 1, sk: long, dim: dim, dtype: kernels.F8, againstPlain: true, want: [2]float64{300, 300}})
+	}
+	for _, dtype := range []kernels.DType{kernels.Q8, kernels.F8} { // groups of four rows
+		rows = append(rows, row{name: fmt.Sprintf("decode/%v", dtype), heads: 32, kv: 8, sq: 1, sk: long, dim: 128, dtype: dtype, againstPlain: true})
 	}
 	for _, pages := range []int{16, 64} {
 		rows = append(rows, row{name: fmt.Sprintf("decode/pages%d", pages), heads: 32, kv: 4, sq: 1, sk: long, dim: 128,
