@@ -11,13 +11,13 @@ var assembly = func() []*Kernels {
 	}
 	// F16C has no flag in x/sys/cpu: every processor with AVX2 has it.
 	kernelsAVX2.narrow = []*Kernels{narrowAVX2x1(kernelsAVX2), narrowAVX2x2(kernelsAVX2)}
-	if !x.HasAVX512F || !x.HasAVX512DQ || !x.HasAVX512VL || !x.HasBMI2 {
+	if !x.HasAVX512F || !x.HasAVX512BW || !x.HasAVX512DQ || !x.HasAVX512VL || !x.HasBMI2 {
 		return []*Kernels{&kernelsAVX2}
 	}
 	const authenticAMD = 0x68747541 // its first letters
 	model, _ := cpuid(1)
 	_, vendor := cpuid(0)
-	amd := x.HasAVX512BF16 && x.HasAVX512BW && vendor == authenticAMD
+	amd := x.HasAVX512BF16 && vendor == authenticAMD
 	wide := tablesAVX512(x.HasAVX512VNNI, amd && model>>20&0xff == 25-15)
 	if amd {
 		wide = wide.WithoutTiles()

@@ -60,6 +60,7 @@ var kernelsAVX512 = Kernels{
 		BF16:  dotsBF16AVX512,
 		Q8:    dotsQ8AVX512,
 		Fixed: dotsFixedAVX512,
+		F8:    dotsF8AVX512,
 		Q4:    dotsQ4AVX512,
 	},
 	mix: [elements][]registerTile[mixFunc]{
@@ -67,6 +68,7 @@ var kernelsAVX512 = Kernels{
 		F16:  {{8, 2, mixF168x2AVX512}, {8, 1, mixF168x1AVX512}, {4, 4, mixF164x4AVX512}, {4, 1, mixF164x1AVX512}, {1, 8, mixF161x8AVX512}, {1, 4, mixF161x4AVX512}, {1, 1, mixF161x1AVX512}},
 		BF16: {{8, 2, mixBF168x2AVX512}, {8, 1, mixBF168x1AVX512}, {4, 4, mixBF164x4AVX512}, {4, 1, mixBF164x1AVX512}, {1, 8, mixBF161x8AVX512}, {1, 4, mixBF161x4AVX512}, {1, 1, mixBF161x1AVX512}},
 		Q8:   {{8, 2, mixQ88x2AVX512}, {8, 1, mixQ88x1AVX512}, {4, 4, mixQ84x4AVX512}, {4, 1, mixQ84x1AVX512}, {1, 8, mixQ81x8AVX512}, {1, 4, mixQ81x4AVX512}, {1, 1, mixQ81x1AVX512}},
+		F8:   {{8, 2, mixF88x2AVX512}, {8, 1, mixF88x1AVX512}, {4, 4, mixF84x4AVX512}, {4, 1, mixF84x1AVX512}, {1, 4, mixF81x4AVX512}, {1, 1, mixF81x1AVX512}},
 		Q4:   {{8, 2, mixQ48x2AVX512}, {4, 4, mixQ44x4AVX512}, {4, 2, mixQ44x2AVX512}, {1, 8, mixQ41x8AVX512}, {1, 4, mixQ41x4AVX512}, {1, 2, mixQ41x2AVX512}},
 	},
 }

@@ -56,6 +56,7 @@ const (
 
 	cNumbers = cToTop + 4   // -8 to 7, one to a lane
 	cSplitF8 = cNumbers + 1 // two shuffles of bytes: bytes 2n of four words to the upper bytes of 64 bits, bytes 2n+1 to the others
+	cOrder   = cSplitF8 + 2 // 64-bit lanes 0, 2, 4, 6, 1, 3, 5, 7
 )
 
 var table Mem
@@ -91,5 +92,9 @@ func layConstants() {
 			first := lane%2*8 + 2*n + lane/2%2
 			return (first+4)<<24 | first<<8 | 0x800080
 		})
+	}
+	for lane := range 8 {
+		DATA(at, U64(lane%4*2+lane/4))
+		at += 8
 	}
 }

@@ -44,6 +44,10 @@ func (a *isa) dotsBody(e element, fixed bool) {
 	}
 	if e.suffix == elementF8.suffix {
 		d.seen = AllocLocal(d.most() * a.bytes())
+		if a.wide() {
+			d.order = a.vec()
+			VMOVUPS(cOrder.mem(), d.order)
+		}
 	}
 	d.second, d.hop = pairRuns(a.lanes, ldk)
 	d.following, d.nearer = AllocLocal(8), AllocLocal(8)
@@ -58,11 +62,12 @@ type dotsKernel struct {
 	bytes, sp, kp, count Mem
 	scales               Mem
 	byteMask, biased     [2]reg.VecVirtual
-	scaledDown           bool // scales is divided by 2^24
-	fixed                bool // see dotsFixed
-	seen                 Mem  // see seenF8, of each group
-	following, nearer    Mem  // the keys of the run's next tile, else the tile's own; those of them that moveNearer takes next
-	second, hop          Mem  // the run of the keys from pairedRun on, and bytes from the end of the first to it
+	scaledDown           bool           // scales is divided by 2^24
+	fixed                bool           // see dotsFixed
+	seen                 Mem            // see seenF8, of each group
+	order                reg.VecVirtual // cOrder
+	following, nearer    Mem            // the keys of the run's next tile, else the tile's own; those of them that moveNearer takes next
+	second, hop          Mem            // the run of the keys from pairedRun on, and bytes from the end of the first to it
 }
 
 // most returns the number of groups of keys, one to a lane, that a tile has at most.
@@ -261,7 +266,7 @@ func (t *dotsTile) prefetch(label string, g int) {
 // allPieces adds the products of all pieces of the rows.
 func (t *dotsTile) allPieces(loop string) {
 	d := t.d
-	halves := d.lead > 0 && d.wide() // a row may end with half a piece
+	halves := d.element.bytes == 1 && d.wide() // a row may end with half a piece
 	if halves {
 		CMPQ(d.bytes, Imm(16))
 		JE(LabelRef(loop + "_last"))

@@ -6,29 +6,50 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// elementF8 is not one of elements: AVX-512 converts rows first. To take one byte of 16 words out of a
-// vector it needs two shuffles, and there was no such processor to measure what else would be faster.
+// elementF8 is not one of elements: its mixes differ.
 var elementF8 = element{"F8", 1, 0, (*isa).readF8, splitF8, nil}
 
 // halvesF8 turns words of 16 bits into float16. Bits 15 and 14 of a word are the sign of a number in e4m3fn and bits 13
 // to 7 the rest of it, which has the value that they have in float16 times 2^8, exactly, also for subnormal numbers: the
 // conversion of these takes no longer, while multiplying subnormal float32 does on many processors. NaN becomes ±480.
-func halvesF8(words reg.Register) { VPAND(cHalfF8.mem(), words, words) }
+func (a *isa) halvesF8(words reg.Register) {
+	if a.wide() {
+		VPANDD(cHalfF8.mem(), words, words)
+		return
+	}
+	VPAND(cHalfF8.mem(), words, words)
+}
+
+// lower is the lower half of r.
+func (a *isa) lower(r reg.VecVirtual) reg.Register {
+	if a.wide() {
+		return r.AsY()
+	}
+	return r.AsX()
+}
+
+// upperF8 converts the upper half of r, 16 bits to an element.
+func (a *isa) upperF8(r, to reg.VecVirtual) {
+	half := a.lower(to)
+	if a.wide() {
+		VEXTRACTI64X4(Imm(1), r, half)
+	} else {
+		VEXTRACTI128(Imm(1), r, half)
+	}
+	VCVTPH2PS(half, to)
+}
 
 // readHalvesF8 reads bytes as float16, as halvesF8 does.
-func readHalvesF8(m Mem, words reg.Register) {
+func (a *isa) readHalvesF8(m Mem, words reg.Register) {
 	VPMOVSXBW(m, words)
 	VPSLLW(Imm(7), words, words)
-	halvesF8(words)
+	a.halvesF8(words)
 }
 
 // readF8 is element.load.
 func (a *isa) readF8(m, _ Mem, to reg.VecVirtual) {
-	var words, t reg.Register = to.AsX(), a.vec().AsX()
-	if a.wide() {
-		words, t = to.AsY(), a.vec().AsY()
-	}
-	readHalvesF8(m, words)
+	words, t := a.lower(to), a.lower(a.vec())
+	a.readHalvesF8(m, words)
 	VPADDW(words, words, t) // without its sign
 	VPCMPEQW(cNaNF8.mem(), t, t)
 	VPOR(t, words, words)
@@ -44,50 +65,83 @@ func (a *isa) seenF8() *seenF8 {
 	return &seenF8{a.vec(), a.constant(cOffset)}
 }
 
-// read reads vectors, 1, 2 or 4, at m that are 2^8 times smaller, with NaN as ±480.
-func (s *seenF8) read(a *isa, m Mem, x []reg.VecVirtual) {
+// see adds the bytes at m, or in m, of n vectors.
+func (s *seenF8) see(a *isa, m Op, n int) {
 	t := a.vec()
-	switch len(x) {
-	case 1:
+	of := func(r reg.VecVirtual) reg.Register {
+		switch bytes := n * a.lanes; {
+		case bytes <= 16:
+			return r.AsX()
+		case bytes == 32:
+			return r.AsY()
+		}
+		return r
+	}
+	switch {
+	case a.wide():
+		VPORD(m, of(s.bit7), of(t))
+	case n == 1:
 		VMOVQ(m, t.AsX())
 		VPOR(t.AsX(), s.bit7.AsX(), t.AsX())
-		VPMAXUB(t.AsX(), s.most.AsX(), s.most.AsX())
-		readHalvesF8(m, x[0].AsX())
-		VCVTPH2PS(x[0].AsX(), x[0])
-		return
-	case 2:
-		VPOR(m, s.bit7.AsX(), t.AsX())
-		VPMAXUB(t.AsX(), s.most.AsX(), s.most.AsX())
 	default:
-		VPOR(m, s.bit7, t)
-		VPMAXUB(t, s.most, s.most)
+		VPOR(m, of(s.bit7), of(t))
+	}
+	VPMAXUB(of(t), of(s.most), of(s.most))
+}
+
+// read reads vectors, 1, 2 or 4, at m that are 2^8 times smaller, with NaN as ±480.
+func (s *seenF8) read(a *isa, m Mem, x []reg.VecVirtual) {
+	s.see(a, m, len(x))
+	if len(x) == 1 {
+		words := a.lower(x[0])
+		a.readHalvesF8(m, words)
+		VCVTPH2PS(words, x[0])
+		return
 	}
 	for j := 0; j < len(x); j += 2 {
 		low, high := x[j], x[j+1]
-		readHalvesF8(m.Offset(j*a.lanes), high)
-		VCVTPH2PS(high.AsX(), low)
-		VEXTRACTI128(Imm(1), high, high.AsX())
-		VCVTPH2PS(high.AsX(), high)
+		a.readHalvesF8(m.Offset(j*a.lanes), high)
+		VCVTPH2PS(a.lower(high), low)
+		a.upperF8(high, high)
 	}
+}
+
+// nanF8 sets the bytes of nan to ones where those of most are 255, else to zeros.
+func (a *isa) nanF8(most Op, nan reg.VecVirtual) {
+	if a.wide() {
+		k := K()
+		VPTERNLOGD(U8(0xff), nan, nan, nan)
+		VPCMPEQB(most, nan, k)
+		VPMOVM2B(k, nan)
+		return
+	}
+	VPCMPEQD(nan, nan, nan)
+	VPCMPEQB(most, nan, nan)
 }
 
 // spread makes acc, the sums of vectors, NaN in the places where s has seen it.
 func (s *seenF8) spread(a *isa, acc [][]reg.VecVirtual) {
-	VPCMPEQD(s.bit7, s.bit7, s.bit7)
-	VPCMPEQB(s.bit7, s.most, s.most)
+	all := s.bit7
+	a.nanF8(s.most, all)
 	for j := range acc[0] {
 		nan := a.vec()
-		VPMOVSXBD(s.most.AsX(), nan)
+		VPMOVSXBD(all.AsX(), nan)
 		for h := range acc {
-			VPOR(nan, acc[h][j], acc[h][j])
+			if a.wide() {
+				VPORD(nan, acc[h][j], acc[h][j])
+			} else {
+				VPOR(nan, acc[h][j], acc[h][j])
+			}
 		}
 		switch {
 		case j == len(acc[0])-1:
+		case a.wide():
+			VSHUFI64X2(U8(0x39), all, all, all)
 		case j == 1:
-			VEXTRACTI128(Imm(1), s.most, s.most.AsX())
+			VEXTRACTI128(Imm(1), all, all.AsX())
 		default:
-			VPSRLDQ(Imm(8), s.most.AsX(), nan.AsX())
-			VPBLENDD(Imm(3), nan, s.most, s.most) // the lower half is done
+			VPSRLDQ(Imm(8), all.AsX(), nan.AsX())
+			VPBLENDD(Imm(3), nan, all, all) // the lower half is done
 		}
 	}
 }
@@ -102,42 +156,55 @@ func splitF8(a *dotsKernel, w reg.VecVirtual, _ Mem) func(int) reg.VecVirtual {
 	both := a.vec()
 	return func(n int) reg.VecVirtual {
 		x := a.vec()
-		if n%2 == 0 {
-			VPSHUFB((cSplitF8 + constant(n/2)).mem(), w, both)
-			VPSRAW(Imm(1), both, both)
-			halvesF8(both)
-			VPERMQ(Imm(0xd8), both, both)
-			VCVTPH2PS(both.AsX(), x)
-		} else {
-			VEXTRACTI128(Imm(1), both, x.AsX())
-			VCVTPH2PS(x.AsX(), x)
+		if n%2 == 1 {
+			a.upperF8(both, x)
+			return x
 		}
+		VPSHUFB((cSplitF8 + constant(n/2)).mem(), w, both)
+		VPSRAW(Imm(1), both, both)
+		a.halvesF8(both)
+		if a.wide() {
+			VPERMQ(both, a.order, both)
+		} else {
+			VPERMQ(Imm(0xd8), both, both)
+		}
+		VCVTPH2PS(a.lower(both), x)
 		return x
 	}
 }
 
 // seeF8 adds words of a group's rows to what it has seen, as seenF8 does.
 func (d *dotsKernel) seeF8(words []reg.VecVirtual, g int) {
-	most, t := d.vec(), d.vec()
-	VMOVUPS(d.seen.Offset(g*d.isa.bytes()), most)
+	s := seenF8{d.vec(), d.vec()}
+	VMOVUPS(d.seen.Offset(g*d.isa.bytes()), s.most)
+	VMOVUPS(cOffset.mem(), s.bit7)
 	for _, w := range words {
-		VPOR(cOffset.mem(), w, t)
-		VPMAXUB(t, most, most)
+		s.see(d.isa, w, 4)
 	}
-	VMOVUPS(most, d.seen.Offset(g*d.isa.bytes()))
+	VMOVUPS(s.most, d.seen.Offset(g*d.isa.bytes()))
 }
 
 // scoresF8 turns the sums of a group into scores.
 func (t *dotsTile) scoresF8(g int) {
-	ones, nan := t.d.vec(), t.d.vec()
-	VPCMPEQD(ones, ones, ones)
-	VPCMPEQB(t.d.seen.Offset(g*t.d.isa.bytes()), ones, nan)
-	zero := t.d.vec()
-	t.d.zero(zero)
-	VPCMPEQD(zero, nan, nan)
-	VPXOR(ones, nan, nan)
+	a, nan := t.d.isa, t.d.vec()
+	a.nanF8(t.d.seen.Offset(g*a.bytes()), nan)
+	if a.wide() {
+		k := K()
+		VPTESTMD(nan, nan, k)
+		VPMOVM2D(k, nan)
+	} else {
+		zero, ones := a.vec(), a.vec()
+		a.zero(zero)
+		VPCMPEQD(ones, ones, ones)
+		VPCMPEQD(zero, nan, nan)
+		VPXOR(ones, nan, nan)
+	}
 	for _, x := range t.acc[g] {
 		VMULPS(cUpF8.mem(), x, x)
-		VPOR(nan, x, x)
+		if a.wide() {
+			VPORD(nan, x, x)
+		} else {
+			VPOR(nan, x, x)
+		}
 	}
 }

@@ -63,6 +63,10 @@ func main() {
 	}
 	avx2.dots(elementF8)
 	avx2.mixes(elementF8)
+	avx512.dots(elementF8)
+	for _, tile := range [][2]int{{8, 2}, {8, 1}, {4, 4}, {4, 1}, {1, 4}, {1, 1}} {
+		avx512.mix(elementF8, tile[0], tile[1])
+	}
 	avx512.dotsQ4()
 	for _, tile := range [][2]int{{8, 2}, {4, 4}, {4, 2}, {1, 8}, {1, 4}, {1, 2}} {
 		avx512.mix(elementQ4, tile[0], tile[1])
