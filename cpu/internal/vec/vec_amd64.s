@@ -876,7 +876,103 @@ DATA constants<>+3488(SB)/8, $0x0000000000000001
 DATA constants<>+3496(SB)/8, $0x0000000000000003
 DATA constants<>+3504(SB)/8, $0x0000000000000005
 DATA constants<>+3512(SB)/8, $0x0000000000000007
-GLOBL constants<>(SB), RODATA|NOPTR, $3520
+DATA constants<>+3520(SB)/4, $0x3f317218
+DATA constants<>+3524(SB)/4, $0x3f317218
+DATA constants<>+3528(SB)/4, $0x3f317218
+DATA constants<>+3532(SB)/4, $0x3f317218
+DATA constants<>+3536(SB)/4, $0x3f317218
+DATA constants<>+3540(SB)/4, $0x3f317218
+DATA constants<>+3544(SB)/4, $0x3f317218
+DATA constants<>+3548(SB)/4, $0x3f317218
+DATA constants<>+3552(SB)/4, $0x3f317218
+DATA constants<>+3556(SB)/4, $0x3f317218
+DATA constants<>+3560(SB)/4, $0x3f317218
+DATA constants<>+3564(SB)/4, $0x3f317218
+DATA constants<>+3568(SB)/4, $0x3f317218
+DATA constants<>+3572(SB)/4, $0x3f317218
+DATA constants<>+3576(SB)/4, $0x3f317218
+DATA constants<>+3580(SB)/4, $0x3f317218
+DATA constants<>+3584(SB)/4, $0x3e75fdef
+DATA constants<>+3588(SB)/4, $0x3e75fdef
+DATA constants<>+3592(SB)/4, $0x3e75fdef
+DATA constants<>+3596(SB)/4, $0x3e75fdef
+DATA constants<>+3600(SB)/4, $0x3e75fdef
+DATA constants<>+3604(SB)/4, $0x3e75fdef
+DATA constants<>+3608(SB)/4, $0x3e75fdef
+DATA constants<>+3612(SB)/4, $0x3e75fdef
+DATA constants<>+3616(SB)/4, $0x3e75fdef
+DATA constants<>+3620(SB)/4, $0x3e75fdef
+DATA constants<>+3624(SB)/4, $0x3e75fdef
+DATA constants<>+3628(SB)/4, $0x3e75fdef
+DATA constants<>+3632(SB)/4, $0x3e75fdef
+DATA constants<>+3636(SB)/4, $0x3e75fdef
+DATA constants<>+3640(SB)/4, $0x3e75fdef
+DATA constants<>+3644(SB)/4, $0x3e75fdef
+DATA constants<>+3648(SB)/4, $0x3d6357b7
+DATA constants<>+3652(SB)/4, $0x3d6357b7
+DATA constants<>+3656(SB)/4, $0x3d6357b7
+DATA constants<>+3660(SB)/4, $0x3d6357b7
+DATA constants<>+3664(SB)/4, $0x3d6357b7
+DATA constants<>+3668(SB)/4, $0x3d6357b7
+DATA constants<>+3672(SB)/4, $0x3d6357b7
+DATA constants<>+3676(SB)/4, $0x3d6357b7
+DATA constants<>+3680(SB)/4, $0x3d6357b7
+DATA constants<>+3684(SB)/4, $0x3d6357b7
+DATA constants<>+3688(SB)/4, $0x3d6357b7
+DATA constants<>+3692(SB)/4, $0x3d6357b7
+DATA constants<>+3696(SB)/4, $0x3d6357b7
+DATA constants<>+3700(SB)/4, $0x3d6357b7
+DATA constants<>+3704(SB)/4, $0x3d6357b7
+DATA constants<>+3708(SB)/4, $0x3d6357b7
+DATA constants<>+3712(SB)/4, $0x3c1d95d0
+DATA constants<>+3716(SB)/4, $0x3c1d95d0
+DATA constants<>+3720(SB)/4, $0x3c1d95d0
+DATA constants<>+3724(SB)/4, $0x3c1d95d0
+DATA constants<>+3728(SB)/4, $0x3c1d95d0
+DATA constants<>+3732(SB)/4, $0x3c1d95d0
+DATA constants<>+3736(SB)/4, $0x3c1d95d0
+DATA constants<>+3740(SB)/4, $0x3c1d95d0
+DATA constants<>+3744(SB)/4, $0x3c1d95d0
+DATA constants<>+3748(SB)/4, $0x3c1d95d0
+DATA constants<>+3752(SB)/4, $0x3c1d95d0
+DATA constants<>+3756(SB)/4, $0x3c1d95d0
+DATA constants<>+3760(SB)/4, $0x3c1d95d0
+DATA constants<>+3764(SB)/4, $0x3c1d95d0
+DATA constants<>+3768(SB)/4, $0x3c1d95d0
+DATA constants<>+3772(SB)/4, $0x3c1d95d0
+DATA constants<>+3776(SB)/4, $0x3aaf83c2
+DATA constants<>+3780(SB)/4, $0x3aaf83c2
+DATA constants<>+3784(SB)/4, $0x3aaf83c2
+DATA constants<>+3788(SB)/4, $0x3aaf83c2
+DATA constants<>+3792(SB)/4, $0x3aaf83c2
+DATA constants<>+3796(SB)/4, $0x3aaf83c2
+DATA constants<>+3800(SB)/4, $0x3aaf83c2
+DATA constants<>+3804(SB)/4, $0x3aaf83c2
+DATA constants<>+3808(SB)/4, $0x3aaf83c2
+DATA constants<>+3812(SB)/4, $0x3aaf83c2
+DATA constants<>+3816(SB)/4, $0x3aaf83c2
+DATA constants<>+3820(SB)/4, $0x3aaf83c2
+DATA constants<>+3824(SB)/4, $0x3aaf83c2
+DATA constants<>+3828(SB)/4, $0x3aaf83c2
+DATA constants<>+3832(SB)/4, $0x3aaf83c2
+DATA constants<>+3836(SB)/4, $0x3aaf83c2
+DATA constants<>+3840(SB)/4, $0x3921847d
+DATA constants<>+3844(SB)/4, $0x3921847d
+DATA constants<>+3848(SB)/4, $0x3921847d
+DATA constants<>+3852(SB)/4, $0x3921847d
+DATA constants<>+3856(SB)/4, $0x3921847d
+DATA constants<>+3860(SB)/4, $0x3921847d
+DATA constants<>+3864(SB)/4, $0x3921847d
+DATA constants<>+3868(SB)/4, $0x3921847d
+DATA constants<>+3872(SB)/4, $0x3921847d
+DATA constants<>+3876(SB)/4, $0x3921847d
+DATA constants<>+3880(SB)/4, $0x3921847d
+DATA constants<>+3884(SB)/4, $0x3921847d
+DATA constants<>+3888(SB)/4, $0x3921847d
+DATA constants<>+3892(SB)/4, $0x3921847d
+DATA constants<>+3896(SB)/4, $0x3921847d
+DATA constants<>+3900(SB)/4, $0x3921847d
+GLOBL constants<>(SB), RODATA|NOPTR, $3904
 
 // func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
@@ -3134,49 +3230,37 @@ TEXT ·softcapAVX512(SB), NOSPLIT, $0-20
 	MOVQ         x+0(FP), AX
 	MOVQ         vectors+8(FP), CX
 	VBROADCASTSS c+16(FP), Z0
-	VMOVUPS      constants<>+0(SB), Z1
-	VMOVUPS      constants<>+64(SB), Z2
-	VMOVUPS      constants<>+128(SB), Z3
-	VMOVUPS      constants<>+192(SB), Z4
-	VMOVUPS      constants<>+256(SB), Z5
-	VMOVUPS      constants<>+320(SB), Z6
-	VMOVUPS      constants<>+384(SB), Z7
+	VMOVUPS      constants<>+3520(SB), Z1
+	VMOVUPS      constants<>+3584(SB), Z2
+	VMOVUPS      constants<>+3648(SB), Z3
+	VMOVUPS      constants<>+3712(SB), Z4
+	VMOVUPS      constants<>+3776(SB), Z5
+	VMOVUPS      constants<>+3840(SB), Z6
+	VMOVUPS      constants<>+832(SB), Z7
+	VMOVUPS      constants<>+896(SB), Z8
+	VMOVUPS      constants<>+960(SB), Z9
+	VMOVUPS      constants<>+1024(SB), Z10
 
 next:
-	VMOVUPS     (AX), Z8
-	VANDPS      constants<>+1152(SB), Z8, Z9
-	VMOVUPS     constants<>+960(SB), Z10
-	VMINPS      Z9, Z10, Z10
-	VMULPS      constants<>+1024(SB), Z10, Z10
-	VREDUCEPS   $0x01, Z10, Z12
-	VMOVUPS     Z7, Z11
-	VFMADD213PS Z6, Z12, Z11
-	VFMADD213PS Z5, Z12, Z11
-	VFMADD213PS Z4, Z12, Z11
-	VFMADD213PS Z3, Z12, Z11
-	VFMADD213PS Z2, Z12, Z11
-	VFMADD213PS Z1, Z12, Z11
-	VSCALEFPS   Z10, Z11, Z11
-	VMOVUPS     constants<>+832(SB), Z10
-	VADDPS      Z10, Z11, Z11
-	VMOVUPS     constants<>+896(SB), Z12
-	VDIVPS      Z11, Z12, Z11
-	VSUBPS      Z11, Z10, Z11
-	VANDPS      constants<>+1216(SB), Z8, Z10
-	VORPS       Z10, Z11, Z11
-	VMULPS      Z8, Z8, Z10
-	VMOVUPS     constants<>+768(SB), Z12
-	VFMADD213PS constants<>+704(SB), Z10, Z12
-	VFMADD213PS constants<>+640(SB), Z10, Z12
-	VFMADD213PS constants<>+576(SB), Z10, Z12
-	VFMADD213PS constants<>+512(SB), Z10, Z12
-	VFMADD213PS constants<>+448(SB), Z10, Z12
-	VMULPS      Z8, Z10, Z10
-	VFMADD213PS Z8, Z10, Z12
-	VCMPPS      $0x0e, constants<>+1088(SB), Z9, K1
-	VMOVAPS     Z11, K1, Z12
-	VMULPS      Z0, Z12, Z12
-	VMOVUPS     Z12, (AX)
+	VMOVUPS     (AX), Z11
+	VMINPS      Z11, Z9, Z11
+	VMULPS      Z10, Z11, Z11
+	VREDUCEPS   $0x00, Z11, Z12
+	VSUBPS      Z12, Z11, Z11
+	VSCALEFPS   Z11, Z7, Z13
+	VMOVAPS     Z6, Z14
+	VFMADD213PS Z5, Z12, Z14
+	VFMADD213PS Z4, Z12, Z14
+	VFMADD213PS Z3, Z12, Z14
+	VFMADD213PS Z2, Z12, Z14
+	VFMADD213PS Z1, Z12, Z14
+	VMULPS      Z12, Z14, Z14
+	VSUBPS      Z7, Z13, Z11
+	VFMADD213PS Z11, Z13, Z14
+	VADDPS      Z8, Z14, Z11
+	VDIVPS      Z11, Z14, Z14
+	VMULPS      Z0, Z14, Z14
+	VMOVUPS     Z14, (AX)
 	ADDQ        $0x00000040, AX
 	SUBQ        $0x00000001, CX
 	JNZ         next
@@ -54625,49 +54709,37 @@ TEXT ·softcapAVX512Half(SB), NOSPLIT, $0-20
 	MOVQ         x+0(FP), AX
 	MOVQ         vectors+8(FP), CX
 	VBROADCASTSS c+16(FP), Y0
-	VMOVUPS      constants<>+0(SB), Y1
-	VMOVUPS      constants<>+64(SB), Y2
-	VMOVUPS      constants<>+128(SB), Y3
-	VMOVUPS      constants<>+192(SB), Y4
-	VMOVUPS      constants<>+256(SB), Y5
-	VMOVUPS      constants<>+320(SB), Y6
-	VMOVUPS      constants<>+384(SB), Y7
+	VMOVUPS      constants<>+3520(SB), Y1
+	VMOVUPS      constants<>+3584(SB), Y2
+	VMOVUPS      constants<>+3648(SB), Y3
+	VMOVUPS      constants<>+3712(SB), Y4
+	VMOVUPS      constants<>+3776(SB), Y5
+	VMOVUPS      constants<>+3840(SB), Y6
+	VMOVUPS      constants<>+832(SB), Y7
+	VMOVUPS      constants<>+896(SB), Y8
+	VMOVUPS      constants<>+960(SB), Y9
+	VMOVUPS      constants<>+1024(SB), Y10
 
 next:
-	VMOVUPS     (AX), Y8
-	VANDPS      constants<>+1152(SB), Y8, Y9
-	VMOVUPS     constants<>+960(SB), Y10
-	VMINPS      Y9, Y10, Y10
-	VMULPS      constants<>+1024(SB), Y10, Y10
-	VREDUCEPS   $0x01, Y10, Y12
-	VMOVUPS     Y7, Y11
-	VFMADD213PS Y6, Y12, Y11
-	VFMADD213PS Y5, Y12, Y11
-	VFMADD213PS Y4, Y12, Y11
-	VFMADD213PS Y3, Y12, Y11
-	VFMADD213PS Y2, Y12, Y11
-	VFMADD213PS Y1, Y12, Y11
-	VSCALEFPS   Y10, Y11, Y11
-	VMOVUPS     constants<>+832(SB), Y10
-	VADDPS      Y10, Y11, Y11
-	VMOVUPS     constants<>+896(SB), Y12
-	VDIVPS      Y11, Y12, Y11
-	VSUBPS      Y11, Y10, Y11
-	VANDPS      constants<>+1216(SB), Y8, Y10
-	VORPS       Y10, Y11, Y11
-	VMULPS      Y8, Y8, Y10
-	VMOVUPS     constants<>+768(SB), Y12
-	VFMADD213PS constants<>+704(SB), Y10, Y12
-	VFMADD213PS constants<>+640(SB), Y10, Y12
-	VFMADD213PS constants<>+576(SB), Y10, Y12
-	VFMADD213PS constants<>+512(SB), Y10, Y12
-	VFMADD213PS constants<>+448(SB), Y10, Y12
-	VMULPS      Y8, Y10, Y10
-	VFMADD213PS Y8, Y10, Y12
-	VCMPPS      $0x0e, constants<>+1088(SB), Y9, K1
-	VMOVAPS     Y11, K1, Y12
-	VMULPS      Y0, Y12, Y12
-	VMOVUPS     Y12, (AX)
+	VMOVUPS     (AX), Y11
+	VMINPS      Y11, Y9, Y11
+	VMULPS      Y10, Y11, Y11
+	VREDUCEPS   $0x00, Y11, Y12
+	VSUBPS      Y12, Y11, Y11
+	VSCALEFPS   Y11, Y7, Y13
+	VMOVAPS     Y6, Y14
+	VFMADD213PS Y5, Y12, Y14
+	VFMADD213PS Y4, Y12, Y14
+	VFMADD213PS Y3, Y12, Y14
+	VFMADD213PS Y2, Y12, Y14
+	VFMADD213PS Y1, Y12, Y14
+	VMULPS      Y12, Y14, Y14
+	VSUBPS      Y7, Y13, Y11
+	VFMADD213PS Y11, Y13, Y14
+	VADDPS      Y8, Y14, Y11
+	VDIVPS      Y11, Y14, Y14
+	VMULPS      Y0, Y14, Y14
+	VMOVUPS     Y14, (AX)
 	ADDQ        $0x00000020, AX
 	SUBQ        $0x00000001, CX
 	JNZ         next

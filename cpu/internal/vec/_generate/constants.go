@@ -57,6 +57,7 @@ const (
 	cNumbers = cToTop + 4   // -8 to 7, one to a lane
 	cSplitF8 = cNumbers + 1 // two shuffles of bytes: bytes 2n of four words to the upper bytes of 64 bits, bytes 2n+1 to the others
 	cOrder   = cSplitF8 + 2 // 64-bit lanes 0, 2, 4, 6, 1, 3, 5, 7
+	cExpm0   = cOrder + 1   // fit.Exp2Minus1
 )
 
 var table Mem
@@ -96,5 +97,8 @@ func layConstants() {
 	for lane := range 8 {
 		DATA(at, U64(lane%4*2+lane/4))
 		at += 8
+	}
+	for _, x := range fit.Exp2Minus1 {
+		put(func(uint32) uint32 { return math.Float32bits(x) })
 	}
 }

@@ -6,6 +6,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/seed90331342/attn/cpu/internal/vec/_generate/fit"
 )
 
 const degree = 6
@@ -199,7 +201,12 @@ func (a *isa) exp2() {
 func (a *isa) softcap() {
 	a.kernel("softcap")
 	x, vectors := param("x"), param("vectors")
-	c, e := a.broadcastParam("c"), a.exponential(a.masks())
+	if a.masks() {
+		a.shortSoftcap(x, vectors)
+		end()
+		return
+	}
+	c, e := a.broadcastParam("c"), a.exponential(false)
 	a.each(x, vectors, func(y reg.VecVirtual) reg.VecVirtual {
 		size := a.vec()
 		VANDPS(cAbs.mem(), y, size)
@@ -226,18 +233,44 @@ func (a *isa) softcap() {
 		}
 		VMULPS(y, z, z)
 		VFMADD213PS(y, z, q)
-		if a.masks() {
-			k := K()
-			VCMPPS(Imm(14), cSmall.mem(), size, k) // greater than
-			VMOVAPS(big, k, q)
-		} else {
-			VCMPPS(Imm(14), cSmall.mem(), size, size)
-			VBLENDVPS(size, big, q, q)
-		}
+		VCMPPS(Imm(14), cSmall.mem(), size, size) // greater than
+		VBLENDVPS(size, big, q, q)
 		VMULPS(c, q, q)
 		return q
 	})
 	end()
+}
+
+// shortSoftcap is softcap in fewer instructions, without branches for small x and for signs:
+//
+//	tanh(x) = e/(e + 2)    e = e^2x - 1 = 2^n·(2^f - 1) + (2^n - 1)    2x·log2 e = n + f, |f| <= 1/2
+//
+// For small x n is 0, and e has the relative error of its polynomial.
+func (a *isa) shortSoftcap(x, vectors reg.GPVirtual) {
+	c, coefficients := a.broadcastParam("c"), []reg.VecVirtual{}
+	for i := range fit.Exp2Minus1 {
+		coefficients = append(coefficients, a.constant(cExpm0+constant(i)))
+	}
+	one, two, ten, factor := a.constant(cOne), a.constant(cTwo), a.constant(cTen), a.constant(c2Log2E)
+	a.each(x, vectors, func(y reg.VecVirtual) reg.VecVirtual {
+		f, s, e := a.vec(), a.vec(), a.vec()
+		VMINPS(y, ten, y) // the second operand, y, where that is NaN
+		VMULPS(factor, y, y)
+		VREDUCEPS(Imm(0), y, f)
+		VSUBPS(f, y, y)
+		VSCALEFPS(y, one, s)
+		VMOVAPS(coefficients[len(coefficients)-1], e)
+		for i := len(coefficients) - 2; i >= 0; i-- {
+			VFMADD213PS(coefficients[i], f, e)
+		}
+		VMULPS(f, e, e)
+		VSUBPS(one, s, y)
+		VFMADD213PS(y, s, e)
+		VADDPS(two, e, y)
+		VDIVPS(y, e, e)
+		VMULPS(c, e, e)
+		return e
+	})
 }
 
 // bias adds log2(e)·b to vectors of x; where b is -Inf the result is -Inf.
