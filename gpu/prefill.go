@@ -71,7 +71,7 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	x.kernel, x.rows, x.keys = x.modded(kernel, false), v.Rows(), v.Keys
 	x.cutter.StateAbove = v.Split
 	// A second area, for the state of chunks, at most doubles it.
-	whyNot, err = x.fit(v.Loops(x.d.Dim, x.d.ValueDim, s.Mask)+x.rounds(v.RowsByKeys()), v.Area(x.d.ValueDim), 2)
+	whyNot, err = x.fit(v.Loops(x.d.Dim, x.d.ValueDim, s.Mask)+x.rounds(kernel.RV*kernel.KT), v.Area(x.d.ValueDim), 2)
 	if whyNot == "" {
 		x.split, x.tiled = v.Split, true
 	}

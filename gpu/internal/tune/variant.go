@@ -47,8 +47,9 @@ func RowThreads(others int) int { return min(128/others, 16) &^ 1 }
 // Variant is one way to divide tiles among threads. The zero Variant stands for the
 // plain kernel, attention.wgsl.
 type Variant struct {
-	blocking
+	Name string
 	Tiling
+	tiles shaders.Flash // the part of the kernel that does not depend on the shape
 	// Expand is the level to which loops are unrolled, as in package shaders.
 	Expand shaders.Expand
 	// Scalar loads elements one at a time even where four are adjacent.
@@ -57,7 +58,7 @@ type Variant struct {
 
 // blocking is what a thread and a stage have of a tile.
 type blocking struct {
-	Name       string
+	name       string
 	rowVecs    int // vec4 of rows of a thread: 2 for 8 rows, 1 for 4
 	rowThreads int // threads along rows
 	// What a stage holds in workgroup memory: vec4 of depths of Q and K, and keys of P and V
@@ -87,7 +88,13 @@ var variants = map[Tiling][]Variant{}
 func init() {
 	for _, c := range tilings {
 		for _, x := range blockings[c.Width] {
-			variants[c] = append(variants[c], Variant{blocking: x, Tiling: c, Expand: shaders.Full})
+			k := shaders.Flash{
+				TX: c.Lanes, TY: x.rowThreads, RV: x.rowVecs, KT: c.Keys / c.Lanes, CV: x.columnVecs, QD: x.stagedDepths, JJ: x.stagedKeys, ER: 1, Split: c.Split,
+			}
+			for 2*k.ER <= 4*k.RV && 2*k.ER*k.TX <= k.RV*max(4*k.QD, k.JJ*k.TX) { // rows that fit the memory of the weights
+				k.ER *= 2
+			}
+			variants[c] = append(variants[c], Variant{Name: x.name, Tiling: c, tiles: k, Expand: shaders.Full})
 		}
 	}
 }
@@ -111,46 +118,28 @@ func (v Variant) Quick() Variant {
 }
 
 // Rows returns the query rows of a workgroup.
-func (v Variant) Rows() int { return 4 * v.rowVecs * v.rowThreads }
+func (v Variant) Rows() int { return 4 * v.tiles.RV * v.tiles.TY }
 
 // direct reports whether only weights are staged.
-func (v Variant) direct() bool { return v.stagedDepths == 0 }
+func (v Variant) direct() bool { return v.tiles.QD == 0 }
 
-// RowsByKeys returns the vec4 of scores that a thread has of a tile.
-func (v Variant) RowsByKeys() int { return v.rowVecs * v.kt() }
-
-// Area returns the vec4 of state that a workgroup leaves for values of dv columns.
-func (v Variant) Area(dv int) int { return v.keep(dv) * v.threads() }
-
-func (v Variant) kt() int      { return v.Keys / v.Lanes } // keys of a tile, of a thread
-func (v Variant) threads() int { return v.Lanes * v.rowThreads }
+// Area returns the vec4 of state that a workgroup leaves for values of dv columns: output, maxima and sums.
+func (v Variant) Area(dv int) int {
+	k := v.tiles
+	return (4*k.RV*k.CV*v.turns(dv) + 2*k.RV) * k.TX * k.TY
+}
 
 // turns returns the turns that values of dv columns take.
 func (v Variant) turns(dv int) int {
-	once := 4 * v.Lanes * v.columnVecs
+	once := 4 * v.Lanes * v.tiles.CV
 	return (dv + once - 1) / once
-}
-
-// together returns the rows of a thread that are written to o at once: the largest
-// power of two that fits into the memory of its weights.
-func (v Variant) together() int {
-	n := 1
-	for 2*n <= 4*v.rowVecs && 2*n*v.Lanes <= max(4*v.rowVecs*v.stagedDepths, v.stagedKeys*v.Lanes*v.rowVecs, v.Lanes*v.rowVecs) {
-		n *= 2
-	}
-	return n
 }
 
 // memory returns the bytes of workgroup memory with a mask.
 func (v Variant) memory() int {
-	k := v.tiles()
+	k := v.tiles
 	k.Masks = shaders.Present
 	return shaders.Describe(k).WorkgroupMemory
-}
-
-// keep returns the vec4 of state of a thread: output, maxima and sums.
-func (v Variant) keep(dv int) int {
-	return 4*v.rowVecs*v.columnVecs*v.turns(dv) + 2*v.rowVecs
 }
 
 // safeMemory is the workgroup memory of every WebGPU device. Drivers have lost devices
@@ -165,20 +154,19 @@ func (s Shape) proven(v Variant) bool { return s.NVIDIA && v.Name == "L48" }
 
 // Loops returns a bound on the rounds of loops that a thread makes for one tile.
 func (v Variant) Loops(dim, dv int, mask bool) int {
-	turns := v.turns(dv)
-	depths := 4 * max(v.stagedDepths, 1)
-	stages := (dim + depths - 1) / depths
-	steps := v.kt() / v.stagedKeys
+	k, turns := v.tiles, v.turns(dv)
+	depths := 4 * max(k.QD, 1)
+	stages, steps := (dim+depths-1)/depths, k.KT/k.JJ
 	perStage, perStep, rest := 1, 1, 1
 	if v.Expand < shaders.Full { // with the loops of @unroll(deep)
-		perStage += v.stagedDepths
-		perStep += turns * v.stagedKeys * v.Lanes
-		rest += v.rowVecs*v.Lanes + 8*v.rowVecs*v.kt()
+		perStage += k.QD
+		perStep += turns * k.JJ * k.TX
+		rest += k.RV*k.TX + 8*k.RV*k.KT
 	}
 	if mask { // each thread stages some words, see MW in flash.wgsl
-		each := 32 / v.Lanes
-		words := v.Rows() * ((v.kt() + each - 1) / each)
-		rest += (words + v.threads() - 1) / v.threads() * (1 + 32)
+		each, threads := 32/k.TX, k.TX*k.TY
+		words := v.Rows() * ((k.KT + each - 1) / each)
+		rest += (words + threads - 1) / threads * (1 + 32)
 	}
 	return rest + stages*perStage + steps*perStep
 }
@@ -205,14 +193,14 @@ func (s Shape) biases(v Variant) shaders.Option {
 // full reports whether rows fill what v stages of them, so that it need not look for
 // their end.
 func (s Shape) full(v Variant) bool {
-	return s.Wide && !s.Partial && !v.Scalar && v.Width%(4*max(v.stagedDepths, 1)) == 0 && s.ValueDim%(4*v.Lanes*v.columnVecs) == 0
+	return s.Wide && !s.Partial && !v.Scalar && v.Width%(4*max(v.tiles.QD, 1)) == 0 && s.ValueDim%(4*v.Lanes*v.tiles.CV) == 0
 }
 
 // ahead reports whether v loads values a step ahead. The registers that this takes pay only
 // where the head size, the exponentials, what is staged and the absence of options leave
 // enough of them. M and S are for devices with fewer registers.
 func (s Shape) ahead(v Variant) bool {
-	if v.rowVecs < 2 || v.direct() || v.memory() > safeMemory || !s.Wide || v.Scalar || s.Pairs != (Pairs{}) || s.In != backend.F32 || s.KV != backend.F32 {
+	if v.tiles.RV < 2 || v.direct() || v.memory() > safeMemory || !s.Wide || v.Scalar || s.Pairs != (Pairs{}) || s.In != backend.F32 || s.KV != backend.F32 {
 		return false
 	}
 	switch v.Width {
@@ -226,19 +214,12 @@ func (s Shape) ahead(v Variant) bool {
 
 // Kernel returns the kernel of v for calls of shape s.
 func (s Shape) Kernel(v Variant) shaders.Flash {
-	k := v.tiles()
+	k := v.tiles
 	k.Expand, k.In, k.KV, k.Out16 = v.Expand, shaders.Type(s.In), shaders.Type(s.KV), s.Half
 	k.Vec, k.Full, k.Ahead, k.VP = s.Wide && !v.Scalar, s.full(v), s.ahead(v), v.turns(s.ValueDim)
 	k.Masks, k.Blocked, k.Biases = s.option(v, s.Mask), s.option(v, s.Blocks), s.biases(v)
 	k.Sloped, k.Capped, k.Drops = s.option(v, s.Slopes), s.option(v, s.Softcap), s.option(v, s.Dropout)
 	return k
-}
-
-// tiles returns the part of the kernel that does not depend on the shape.
-func (v Variant) tiles() shaders.Flash {
-	return shaders.Flash{
-		TX: v.Lanes, TY: v.rowThreads, RV: v.rowVecs, KT: v.kt(), CV: v.columnVecs, QD: v.stagedDepths, JJ: v.stagedKeys, ER: v.together(), Split: v.Split,
-	}
 }
 
 // Limits are the limits of a device that a variant must keep.
@@ -270,10 +251,10 @@ type Shape struct {
 
 // Fits returns "" for variants that can run calls of the shape, else the reason.
 func (s Shape) Fits(v Variant) string {
-	state := uint64(2 * 16 * v.Area(s.ValueDim))
+	state, threads := uint64(2*16*v.Area(s.ValueDim)), v.tiles.TX*v.tiles.TY
 	switch l := s.Limits; {
-	case v.threads() > l.Threads:
-		return fmt.Sprintf("%s has %d threads a workgroup, the device up to %d", v.Name, v.threads(), l.Threads)
+	case threads > l.Threads:
+		return fmt.Sprintf("%s has %d threads a workgroup, the device up to %d", v.Name, threads, l.Threads)
 	case v.memory() > l.Memory:
 		return fmt.Sprintf("%s needs %d bytes of workgroup memory, the device has %d", v.Name, v.memory(), l.Memory)
 	case state > l.Binding:

@@ -13,9 +13,9 @@ import (
 // workgroup memory, with the largest heads of its class. An SM of 128 multiply-adds and
 // 32 words a clock needs 4 to be bound by the multiply-adds.
 func (v Variant) perWord() float64 {
-	rows, columns, turns := 4*v.rowVecs, 4*v.columnVecs, v.turns(v.Width)
-	scores, values := rows*v.kt()*v.Width, rows*columns*turns*v.Keys
-	read := (rows+v.kt())*v.Width + (rows+columns)*turns*v.Keys
+	rows, columns, turns := 4*v.tiles.RV, 4*v.tiles.CV, v.turns(v.Width)
+	scores, values := rows*v.tiles.KT*v.Width, rows*columns*turns*v.Keys
+	read := (rows+v.tiles.KT)*v.Width + (rows+columns)*turns*v.Keys
 	return float64(scores+values) / float64(read)
 }
 
@@ -44,11 +44,11 @@ func TestVariants(t *testing.T) {
 			t.Errorf("class %d: tiles of %d keys, %d lanes, splits of %d", c.Width, c.Keys, c.Lanes, c.Split)
 		}
 		for _, v := range vs {
-			if v.rowThreads%2 != 0 || v.kt()%v.stagedKeys != 0 || (4*v.rowVecs)%v.together() != 0 || v.threads() > 256 || v.memory() > memory[v.Name] {
-				t.Errorf("class %d: %+v: %d bytes, %d threads", c.Width, v, v.memory(), v.threads())
+			if v.tiles.TY%2 != 0 || v.tiles.KT%v.tiles.JJ != 0 || (4*v.tiles.RV)%v.tiles.ER != 0 || v.tiles.TX*v.tiles.TY > 256 || v.memory() > memory[v.Name] {
+				t.Errorf("class %d: %+v: %d bytes, %d threads", c.Width, v, v.memory(), v.tiles.TX*v.tiles.TY)
 			}
-			if v.turns(c.Width)*v.columnVecs*4*v.Lanes != max(c.Width, 4*v.Lanes*v.columnVecs) {
-				t.Errorf("class %d: %s: %d turns of %d columns", c.Width, v.Name, v.turns(c.Width), v.columnVecs*4*v.Lanes)
+			if v.turns(c.Width)*v.tiles.CV*4*v.Lanes != max(c.Width, 4*v.Lanes*v.tiles.CV) {
+				t.Errorf("class %d: %s: %d turns of %d columns", c.Width, v.Name, v.turns(c.Width), v.tiles.CV*4*v.Lanes)
 			}
 		}
 	}
