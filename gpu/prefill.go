@@ -145,11 +145,7 @@ func (x *prefill) sweep(box cut.Box, chunk int) queue.Sweep {
 	if seen.Len(cut.Col) == 0 {
 		seen.Hi[cut.Col] = min(seen.Lo[cut.Col]+x.keys, box.Hi[cut.Col])
 	}
-	state := x.totals(seen)
-	if chunk < seen.Len(cut.Col) {
-		state += x.cutter.State(seen)
-	}
-	return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, State: state}
+	return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, State: x.totals(seen) + x.cutter.StateOf(seen, chunk)}
 }
 
 func (x *prefill) step(p queue.Chunk) queue.Step {

@@ -67,7 +67,10 @@ func (b *Backend) product(m product) *queue.Op {
 	all := cut.Space(ys[0], ys[1], ys[2], ys[3], depth)
 	whole := func(t backend.Tensor) cut.View { return cut.View{Base: t.Offset(), Strides: t.Strides()} }
 	uncut := t.of(&m, whole(m.a), whole(m.w), whole(m.y), all)
-	const stages = cut.Tile / (4 * productQD)
+	loops := cut.Tile / (4 * productQD) // of a thread for a tile
+	if t.kernel.Expand < shaders.Full { // with those of @unroll(deep)
+		loops *= 1 + productQD + productLanes
+	}
 	c := b.dev.NewCutter(cut.Sum, cut.Tile, a, w, bias, y)
 	c.AlignGranules()
 	groups := func(x cut.Box) int {
@@ -75,16 +78,9 @@ func (b *Backend) product(m product) *queue.Op {
 	}
 	c.State = func(x cut.Box) uint64 { return uint64(groups(x)) * uint64(4*t.height()*t.width()) }
 	ops := 2 * float64(t.height()*t.width()) // for each term of the sums
-	c.Most[cut.Sum] = cut.LongestChunk(cut.Tile, stages*t.loops(), ops*cut.Tile, b.dev.ChunkWork(uncut))
+	c.Most[cut.Sum] = cut.LongestChunk(cut.Tile, loops, ops*cut.Tile, b.dev.ChunkWork(uncut))
 	return &queue.Op{
 		Cutter: c, Space: all,
-		Sweep: func(x cut.Box, chunk int) queue.Sweep {
-			s := queue.Sweep{Box: x, Chunk: chunk, Passes: 1}
-			if chunk < x.Len(cut.Sum) {
-				s.State = c.State(x)
-			}
-			return s
-		},
 		Step: func(p queue.Chunk) queue.Step {
 			av, wv := a.View(p.Box, c.Align).Granules(), w.View(p.Box, c.Align).Granules()
 			bv, yv := bias.View(p.Box, c.Align), y.View(p.Box, c.Align)
@@ -155,14 +151,6 @@ func (v productTile) tiles(m, n int) int { return ceil(m, v.height()) * ceil(n, 
 
 // cost is the time that a large GPU takes for these tiles, relative to other tiles.
 func (v productTile) cost(m, n int) int { return v.tiles(m, n) * v.height() * v.width() * v.time }
-
-// loops bounds the loop iterations of a thread for a stage.
-func (v productTile) loops() int {
-	if v.kernel.Expand < shaders.Full { // with the loops of @unroll(deep)
-		return 1 + productQD + productLanes
-	}
-	return 1
-}
 
 // fits reports whether the limits allow the tile's threads and memory, and the state of a
 // workgroup in one binding.

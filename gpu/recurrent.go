@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"fmt"
+	"math/bits"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -102,11 +103,7 @@ func (b *Backend) linear(c *backend.LinearAttention) *queue.Op {
 }
 
 // linearRowsOf returns the Rows, a power of 2, whose workgroups have dim rows of a state. Each of Rows has n of them.
-func linearRowsOf(dim, n int) (rows int) {
-	for rows = 1; rows*n < dim; rows *= 2 {
-	}
-	return rows
-}
+func linearRowsOf(dim, n int) int { return 1 << bits.Len(uint((dim-1)/n)) }
 
 // linearBy returns the operation of c by a kernel. Boxes have all output heads of a state. Chunks of tokens leave the state in
 // scratch for the next one.
@@ -147,9 +144,6 @@ func (b *Backend) linearBy(kernel shaders.Linear, c *backend.LinearAttention) *q
 	cutter.Most[cut.Sum] = cut.LongestChunk(granule, granule*loops, float64(granule)*each, b.dev.ChunkWork(kernel))
 	return &queue.Op{
 		Cutter: cutter, Space: cut.Space(all[backend.Batch], all[backend.Heads], 1, all[backend.Dim], max(tokens, 1)),
-		Sweep: func(x cut.Box, chunk int) queue.Sweep {
-			return queue.Sweep{Box: x, Chunk: chunk, Passes: 1, State: uint64(when(chunk < x.Len(cut.Sum), int(cutter.State(x))))}
-		},
 		Step: func(x queue.Chunk) queue.Step {
 			v, windows, w := make([]cut.View, len(ops)), make([]cut.Window, len(ops)), w
 			for i, o := range ops {

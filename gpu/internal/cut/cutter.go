@@ -1,6 +1,7 @@
 package cut
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -19,7 +20,7 @@ type Cutter struct {
 	// Most bounds the length of a box along each axis, of a chunk along the inner one;
 	// 0 is no bound.
 	Most [axes]int
-	// Share, unless 0, is the share of that bound of a chunk that applies.
+	// Share is the share of that bound of a chunk that applies.
 	Share float64
 	// State returns the bytes of state with which chunks of a box continue.
 	State func(Box) uint64
@@ -30,15 +31,15 @@ type Cutter struct {
 	Align uint64
 	// MaxState bounds State.
 	MaxState uint64
-	// Room is the device memory in bytes for streaming; 0 when no operand is in host
-	// memory.
+	// Room is the device memory in bytes for streaming; 0 without an operand in host memory.
 	Room uint64
+	// Resume, unless nil, skips and follows boxes.
+	Resume Resume
 
 	inner      int
 	heads      int // query heads that a workgroup needs together
 	maxBinding uint64
 	maxStaged  uint64
-	resume     Resume
 }
 
 // Resume continues a call from what an earlier one finished, and follows its progress.
@@ -51,9 +52,6 @@ type Resume interface {
 	// box.
 	Queued(x Box, end bool) error
 }
-
-// Follow makes c skip and report boxes by r.
-func (c *Cutter) Follow(r Resume) { c.resume = r }
 
 // MaxLoops bounds the number of loop iterations of one thread of a dispatch. Mesa's
 // software driver counts them and silently ends every loop after 65,535
@@ -80,7 +78,7 @@ const maxStateBytes = 64 << 20
 func New(l Limits, m Memory, inner, granule int, operands ...*Operand) *Cutter {
 	most := min(l.Binding, l.Buffer, maxStateBytes) &^ 3
 	c := &Cutter{
-		Operands: operands, inner: inner, heads: 1, Granule: granule, Align: l.Align,
+		Operands: operands, inner: inner, heads: 1, Granule: granule, Share: 1, Align: l.Align,
 		MaxState: most, maxStaged: most, maxBinding: l.Binding &^ (GranuleBytes - 1),
 	}
 	streamed := false
@@ -115,9 +113,7 @@ func (c *Cutter) AlignGranules() { c.Align = max(c.Align, GranuleBytes) }
 
 // AtMost lowers the bound on the length of a box along an axis to n.
 func (c *Cutter) AtMost(axis, n int) {
-	if c.Most[axis] == 0 || c.Most[axis] > n {
-		c.Most[axis] = n
-	}
+	c.Most[axis] = min(cmp.Or(c.Most[axis], n), n)
 }
 
 // OnHost reports whether the operand with tensor t is in host memory.
@@ -125,7 +121,15 @@ func (c *Cutter) OnHost(t backend.Tensor) bool {
 	return slices.ContainsFunc(c.Operands, func(o *Operand) bool { return o.OnHost && o.T == t })
 }
 
-// Fits returns the error of Boxes, before Follow.
+// StateOf returns the bytes of state of a box with chunks of a length: none in one chunk.
+func (c *Cutter) StateOf(x Box, chunk int) uint64 {
+	if c.State == nil || chunk >= x.Len(c.inner) {
+		return 0
+	}
+	return c.State(x)
+}
+
+// Fits returns the error of Boxes, before Resume is set.
 func (c *Cutter) Fits(x Box) error { return c.Boxes(x, func(Box, int) error { return nil }) }
 
 // Boxes calls f for each box of x, in a fixed order, with the length of its chunks along
@@ -140,9 +144,7 @@ func (c *Cutter) Boxes(x Box, f func(x Box, chunk int) error) error {
 	}
 	chunk := x.Len(c.inner)
 	if m := c.Most[c.inner]; m > 0 {
-		if c.Share > 0 {
-			m = int(c.Share * float64(m))
-		}
+		m = int(c.Share * float64(m))
 		chunk = min(chunk, max(m/c.Granule*c.Granule, c.Granule))
 	}
 	for {
@@ -170,21 +172,21 @@ func (c *Cutter) Boxes(x Box, f func(x Box, chunk int) error) error {
 			}
 		}
 	}
-	if c.resume != nil && c.resume.Done(x) {
+	if c.Resume != nil && c.Resume.Done(x) {
 		return nil
 	}
-	if err := f(x, chunk); err != nil || c.resume == nil {
+	if err := f(x, chunk); err != nil || c.Resume == nil {
 		return err
 	}
-	return c.resume.Queued(x, true)
+	return c.Resume.Queued(x, true)
 }
 
 // Chunks calls f for each chunk of x along the inner axis.
 func (c *Cutter) Chunks(x Box, chunk int, f func(x Box, first, last bool) error) error {
 	lo := x.Lo[c.inner]
-	if c.resume != nil && chunk < x.Len(c.inner) {
+	if c.Resume != nil && chunk < x.Len(c.inner) {
 		var err error
-		if lo, err = c.resume.Start(x); err != nil {
+		if lo, err = c.Resume.Start(x); err != nil {
 			return err
 		}
 	}
@@ -195,8 +197,8 @@ func (c *Cutter) Chunks(x Box, chunk int, f func(x Box, first, last bool) error)
 		if err := f(p, lo == x.Lo[c.inner], last); err != nil {
 			return err
 		}
-		if c.resume != nil && !last {
-			if err := c.resume.Queued(p, false); err != nil {
+		if c.Resume != nil && !last {
+			if err := c.Resume.Queued(p, false); err != nil {
 				return err
 			}
 		}

@@ -162,6 +162,7 @@ type ring struct {
 	buf   port.Buffer
 	size  uint64
 	align int // of the parameters of a dispatch
+	most  int // bytes of the parameters of a submission
 	head  uint64
 }
 
@@ -175,12 +176,10 @@ const ringStep = 256
 func newRing(dev port.Device) (r ring, err error) {
 	l := dev.Limits()
 	r.size, r.align = min(ringBytes, l.MaxBufferSize&^15), max(int(l.MinUniformBufferOffsetAlignment), 16)
+	r.most = int(min(r.size, batchBytes))
 	r.buf, err = dev.CreateBuffer(r.size, resource.UniformUsage)
 	return r, err
 }
-
-// most returns the largest size of the parameters of a submission.
-func (r *ring) most() int { return int(min(r.size, batchBytes)) }
 
 // find returns where bytes fit next to those of list.
 func (r *ring) find(bytes uint64, list []*flight) (at uint64, ok bool) {

@@ -143,11 +143,6 @@ func (d *Device) cutLimits() cut.Limits {
 	return cut.Limits{Binding: MaxWindow(d.Limits), Buffer: d.Limits.MaxBufferSize, Align: uint64(d.Limits.MinStorageBufferOffsetAlignment)}
 }
 
-// NewCutter returns a Cutter for operands on the device.
-func (d *Device) NewCutter(inner, granule int, operands ...*cut.Operand) *cut.Cutter {
-	return cut.New(d.cutLimits(), d.Memory(), inner, granule, operands...)
-}
-
 // Memory returns the bound on device memory and what tensors use.
 func (d *Device) Memory() cut.Memory {
 	return cut.Memory{Bound: d.bound.Load(), Used: d.tensors.Load()}

@@ -18,7 +18,7 @@ type Op struct {
 	Cutter *cut.Cutter // with the operands
 	Space  cut.Box
 	// Sweep returns how a box with chunks of some length is computed; nil is one pass
-	// over the chunks, without state.
+	// over the chunks, with the Cutter's state if there are several.
 	Sweep func(x cut.Box, chunk int) Sweep
 	// Step returns the step that computes a chunk.
 	Step func(p Chunk) Step
@@ -33,6 +33,11 @@ type Op struct {
 	// Kernel leaves its state.
 	Call   *backend.Call
 	Kernel shaders.Variant
+}
+
+// NewCutter returns a Cutter for operands on the device.
+func (d *Device) NewCutter(inner, granule int, operands ...*cut.Operand) *cut.Cutter {
+	return cut.New(d.cutLimits(), d.Memory(), inner, granule, operands...)
 }
 
 // Sweep is how a box is computed.
@@ -68,7 +73,7 @@ type Step struct {
 // state provide the buffers of the table and of a state; in plans both are nil.
 func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, error), f func(p Chunk, s Step) error) error {
 	return op.Cutter.Boxes(op.Space, func(x cut.Box, chunk int) (err error) {
-		p := Chunk{Of: Sweep{Box: x, Chunk: chunk, Passes: 1}, Table: cut.Window{Buf: table, Size: op.tableBytes()}}
+		p := Chunk{Of: Sweep{Box: x, Chunk: chunk, Passes: 1, State: op.Cutter.StateOf(x, chunk)}, Table: cut.Window{Buf: table, Size: op.tableBytes()}}
 		if op.Sweep != nil {
 			p.Of = op.Sweep(x, chunk)
 		}
@@ -96,12 +101,7 @@ func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, err
 }
 
 // tableBytes returns the size of the table.
-func (op *Op) tableBytes() uint64 {
-	if op.Fill != nil {
-		return op.Filled
-	}
-	return uint64(len(op.Table))
-}
+func (op *Op) tableBytes() uint64 { return max(op.Filled, uint64(len(op.Table))) }
 
 // Extent counts what running an operation takes.
 type Extent struct {

@@ -31,17 +31,14 @@ type checkpoint struct {
 
 var _ cut.Resume = (*checkpoint)(nil)
 
-// keep makes op continue from its Call.Resume, if there is one, and keep what it
+// keep makes op, which has a Call, continue from its Resume, if there is one, and keep what it
 // finishes, if it streams.
 func (r *Runner) keep(op *Op) error {
 	c := op.Call
-	if c == nil || op.Cutter.Room == 0 && c.Resume == nil {
-		return nil
-	}
 	old := cmp.Or(c.Resume, new(backend.Partial))
 	k := &checkpoint{r: r, call: c, cutter: op.Cutter, kernel: shaders.Key(op.Kernel)}
 	k.now = backend.Partial{Call: c.Signature(), Done: slices.Clone(old.Done), Work: old.Work}
-	op.Cutter.Follow(k)
+	op.Cutter.Resume = k
 	if r.rehearsal {
 		return nil
 	}

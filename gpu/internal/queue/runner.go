@@ -177,13 +177,15 @@ func (r *Runner) Queue(op *Op) error {
 	if err := r.separate(); err != nil {
 		return err
 	}
-	if err := r.keep(op); err != nil {
-		return err
+	if c := op.Call; c != nil && (op.Cutter.Room > 0 || c.Resume != nil) {
+		if err := r.keep(op); err != nil {
+			return err
+		}
 	}
 	op.Cutter.Share = r.d.pacing.share(r.deadline) / r.d.pacing.share(time.Time{})
 	var table port.Buffer
-	if op.tableBytes() > 0 && !r.rehearsal {
-		if err := r.hold(&table, op.tableBytes()); err != nil {
+	if n := op.tableBytes(); n > 0 && !r.rehearsal {
+		if err := r.hold(&table, n); err != nil {
 			return err
 		}
 	}
@@ -244,11 +246,11 @@ func (r *Runner) add(x *dispatch) error {
 		return nil
 	}
 	ring := &r.d.sent.ring
-	if size := x.params.Size(); size > ring.most() {
-		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.Kernel.Name(), size, ring.most(), backend.ErrUnsupported)
+	if size := x.params.Size(); size > ring.most {
+		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.Kernel.Name(), size, ring.most, backend.ErrUnsupported)
 	}
 	b := &r.batch
-	if len(b.list) > 0 && (cut.AlignUp(len(b.data), ring.align)+x.params.Size() > ring.most() || len(b.list) == maxDispatches ||
+	if len(b.list) > 0 && (cut.AlignUp(len(b.data), ring.align)+x.params.Size() > ring.most || len(b.list) == maxDispatches ||
 		r.d.pacing.full(b.seconds+x.seconds, b.work+x.work, r.deadline)) {
 		if err := r.push(); err != nil {
 			return err
