@@ -28,8 +28,11 @@ const (
 )
 
 // scores appends the operations that add the gradients of scores to t by a kind of
-// reduction, one head at a time, in ascending order.
-func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool) error {
+// reduction, one head at a time, in ascending order, unless t is zero.
+func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool) {
+	if t.IsZero() {
+		return
+	}
 	to, scratch := t, one(t) && kind == reduceRows
 	if scratch {
 		to = x.sums
@@ -47,10 +50,7 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 		out.Axes[backend.Seq], out.Axes[backend.Dim], out.Diagonal = cut.Whole, cut.Col, x.d.SeqQ
 	}
 	const columns = 64 // decides the tiles alone
-	s, err := x.newPass(shaders.DS, columns, cut.Sum, 1, 1, out)
-	if err != nil {
-		return err
-	}
+	s := x.newPass(shaders.DS, columns, cut.Sum, 1, 1, out)
 	tile, c := s.tile, s.cutter
 	c.AtMost(cut.Batch, 1)
 	c.AtMost(cut.Head, 1)
@@ -85,7 +85,6 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 	if scratch {
 		x.totals(name, t)
 	}
-	return nil
 }
 
 // zeros appends the operation that sets t to zeros.

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -99,6 +100,7 @@ type gradients struct {
 	rows  backend.Tensor  // [B, H, Sq, 2] F32: D and LSE, see delta.wgsl
 	sums  backend.Tensor  // [B, H, Sq, 1] F32: a term of each row, zero if none is needed
 	ops   []*queue.Op
+	err   error // of an operation
 }
 
 // newGradients returns the operations of g, with scratch from alloc, for the caller to release
@@ -118,7 +120,8 @@ func (b *Backend) newGradients(g *backend.Gradients, alloc func(backend.DType, b
 		x.sums, err = alloc(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
 	}
 	if err == nil {
-		err = x.build()
+		x.build()
+		err = x.err
 	}
 	return x, err
 }
@@ -161,43 +164,24 @@ func (x *gradients) check() error {
 }
 
 // build appends the operations.
-func (x *gradients) build() error {
+func (x *gradients) build() {
 	g := x.g
 	x.delta()
 	if !g.DSinks.IsZero() {
 		x.totals("dsinks", g.DSinks)
 	}
-	if !g.DV.IsZero() || !g.DK.IsZero() {
-		if err := x.sum(shaders.DKV, max(x.d.Dim, x.d.ValueDim), backend.Operand{Name: "dv", Tensor: g.DV}, backend.Operand{Name: "dk", Tensor: g.DK}); err != nil {
-			return err
-		}
+	x.sum(shaders.DKV, max(x.d.Dim, x.d.ValueDim), backend.Operand{Name: "dv", Tensor: g.DV}, backend.Operand{Name: "dk", Tensor: g.DK})
+	x.sum(shaders.DQ, x.d.Dim, backend.Operand{Name: "dq", Tensor: g.DQ})
+	kind := reducePairs
+	switch s := g.DBias.Shape(); {
+	case s[backend.Dim] == 1:
+		kind = reduceRows
+	case s[backend.Seq] == 1:
+		kind = reduceKeys
 	}
-	if !g.DQ.IsZero() {
-		if err := x.sum(shaders.DQ, x.d.Dim, backend.Operand{Name: "dq", Tensor: g.DQ}); err != nil {
-			return err
-		}
-	}
-	if !g.DBias.IsZero() {
-		kind := reducePairs
-		switch s := g.DBias.Shape(); {
-		case s[backend.Dim] == 1:
-			kind = reduceRows
-		case s[backend.Seq] == 1:
-			kind = reduceKeys
-		}
-		if err := x.scores(kind, "dbias", g.DBias, false); err != nil {
-			return err
-		}
-	}
-	if !g.DRelative.IsZero() {
-		if err := x.scores(reduceDiagonals, "drelative", g.DRelative, false); err != nil {
-			return err
-		}
-	}
-	if !g.DSlopes.IsZero() {
-		return x.scores(reduceRows, "dslopes", g.DSlopes, true)
-	}
-	return nil
+	x.scores(kind, "dbias", g.DBias, false)
+	x.scores(reduceDiagonals, "drelative", g.DRelative, false)
+	x.scores(reduceRows, "dslopes", g.DSlopes, true)
 }
 
 // delta appends the operation that fills rows, and sums for the sinks.
@@ -266,12 +250,10 @@ type pass struct {
 
 // newPass returns the pass for results of so many columns, which are added to operands. Workgroups
 // need so many query heads together.
-func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads int, to ...*cut.Operand) (*pass, error) {
+func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads int, to ...*cut.Operand) *pass {
 	d, g := x.d, x.g
 	pairs, err := cut.PairsOf(&x.p, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
-	if err != nil {
-		return nil, err
-	}
+	x.err = cmp.Or(x.err, err)
 	s := &pass{
 		x: x, scoreOptions: newScoreOptions(&x.p, d.Heads, &pairs), tile: tilingOf(of, columns),
 		q: cut.Reads("q", g.Q, cut.RowAxes, 1), k: cut.Reads("k", g.K, cut.KeyAxes, x.group), v: cut.Reads("v", g.V, cut.KeyAxes, x.group),
@@ -298,7 +280,7 @@ func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads in
 		Full: wide && d.Dim%(4*gradientDepths) == 0 && d.ValueDim%(4*gradientDepths) == 0 && (of == shaders.DS || columns%s.tile.columns() == 0 && (of == shaders.DQ || d.Dim == d.ValueDim)),
 		Both: s.both, Paired: s.kinds != tune.Pairs{}, Of: of, TX: s.tile.tx(), TY: s.tile.ty, QD: gradientDepths,
 	}, true)
-	return s, nil
+	return s
 }
 
 // add appends the operation. narrow leaves the part of a box that is computed. dispatch sets the
@@ -331,8 +313,8 @@ func (s *pass) add(chained bool, steps int, narrow func(box cut.Box) cut.Box, di
 	})
 }
 
-// sum appends the operation of DV and DK, or of DQ, of up to so many columns. One may be missing.
-func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Operand) error {
+// sum appends the operation of DV and DK, or of DQ, of up to so many columns. Each may be missing.
+func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Operand) {
 	heads, inner, axes, use := 1, cut.Col, cut.RowAxes, cut.Writes
 	if of == shaders.DKV {
 		heads, inner, axes = x.group, cut.Row, cut.KeyAxes
@@ -348,6 +330,9 @@ func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Opera
 			o.Group = heads
 			to, kinds = append(to, o), append(kinds, i)
 		}
+	}
+	if to == nil {
+		return
 	}
 	tile := tilingOf(of, columns)
 	parts := ceil(columns, tile.columns())
@@ -365,10 +350,7 @@ func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Opera
 	for granule > 1 && uint64(4*heads*granule*max(x.d.Dim, x.d.ValueDim)) > queue.MaxWindow(x.b.dev.Limits)/2 {
 		granule /= 2
 	}
-	s, err := x.newPass(of, columns, inner, granule, heads, to...)
-	if err != nil {
-		return err
-	}
+	s := x.newPass(of, columns, inner, granule, heads, to...)
 	c := s.cutter
 	// sums returns the elements of a result in the state.
 	sums := func(box cut.Box) int {
@@ -395,28 +377,13 @@ func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Opera
 	}, func(p queue.Chunk) queue.Step {
 		owners, length := owned(p.Box)
 		o := to[p.Pass-p.Of.Passes]
-		return x.finish(o.T, o.View(p.Box, c.Align), p, kinds[p.Pass-p.Of.Passes]*sums(p.Box), owners, length, pitch)
+		view := o.View(p.Box, c.Align)
+		// The sums are rows of pitch elements in the state.
+		step := conversion(shaders.ConvertParams{
+			Heads: owners, Rows: length, InType: int(backend.F32), OutType: int(o.T.DType()), Adds: when(x.g.Add, 1),
+			Src: shaders.Strides{Base: kinds[p.Pass-p.Of.Passes] * sums(p.Box), B: owners * length * pitch, H: length * pitch, S: pitch, D: 1},
+		}, p.Len(cut.Batch)*owners*length, o.T.Shape()[backend.Dim], view)
+		step.Windows = []cut.Window{p.State, view.Window}
+		return step
 	})
-	return nil
-}
-
-// finish returns the step that rounds sums in the state, rows of pitch elements from element base on,
-// to t.
-func (x *gradients) finish(t backend.Tensor, to cut.View, p queue.Chunk, base, heads, length, pitch int) queue.Step {
-	dim := t.Shape()[backend.Dim]
-	pairs := t.DType().Size() == 2 && inPairs(to, dim)
-	units := dim
-	if pairs {
-		units = dim / 2
-	}
-	n := p.Len(cut.Batch) * heads * length * units
-	return queue.Step{
-		Kernel: shaders.Convert{}, Windows: []cut.Window{p.State, to.Window},
-		Groups: ceil(n, convertUnits), Each: convertOps * convertUnits,
-		Params: &shaders.ConvertParams{
-			Heads: heads, Rows: length, Units: units, All: n, InType: int(backend.F32), OutType: int(t.DType()),
-			Pairs: when(pairs, 1), Adds: when(x.g.Add, 1),
-			Src: shaders.Strides{Base: base, B: heads * length * pitch, H: length * pitch, S: pitch, D: 1}, O: strides(to),
-		},
-	}
 }

@@ -86,34 +86,37 @@ func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
 	if in == out && in.Quantised() {
 		in, out, dim = from.DType(), to.DType(), to.Shape()[backend.Dim]
 	}
-	kernel := shaders.Convert{}
+	ops := []*cut.Operand{cut.Reads("src", from, cut.RowAxes, 1), cut.Writes("dst", to, cut.RowAxes)}
+	return b.rowOp(dst.Shape(), ops, func(box cut.Box, v []cut.View) queue.Step {
+		return conversion(shaders.ConvertParams{
+			Heads: box.Len(cut.Head), Rows: box.Len(cut.Row), InType: int(in), OutType: int(out), Src: strides(v[0]),
+		}, rows(box), dim, v[1])
+	}), nil
+}
+
+// conversion returns the step of convert.wgsl, without windows, that writes rows of dim elements to a view. p has what depends on
+// their source.
+func conversion(p shaders.ConvertParams, rows, dim int, to cut.View) queue.Step {
+	kernel, out, each := shaders.Convert{}, backend.DType(p.OutType), convertUnits
 	if out.Quantised() {
 		kernel.To = shaders.Type(out)
 	}
-	ops := []*cut.Operand{cut.Reads("src", from, cut.RowAxes, 1), cut.Writes("dst", to, cut.RowAxes)}
-	return b.rowOp(dst.Shape(), ops, func(box cut.Box, v []cut.View) queue.Step {
-		rows := rows(box)
-		pairs := out.Size() == 2 && inPairs(v[1], dim)
-		units, n, each := dim, rows*dim, convertUnits
-		switch {
-		case out == backend.Q8:
-			units, n, each = dim/4, rows, quantiseRows
-		case out == backend.F8:
-			units, n = dim/4, rows*dim/4
-		case out == backend.Q4:
-			units, n, each = dim/32, rows*dim/32, quantiseBlocks
-		case pairs:
-			units, n = dim/2, rows*dim/2
-		}
-		groups := ceil(n, each)
-		return queue.Step{
-			Kernel: kernel, Groups: groups, Each: convertOps * float64(rows*dim) / float64(groups),
-			Params: &shaders.ConvertParams{
-				Heads: box.Len(cut.Head), Rows: box.Len(cut.Row), Units: units, All: n, InType: int(in), OutType: int(out), Pairs: when(pairs, 1),
-				Src: strides(v[0]), O: strides(v[1]),
-			},
-		}
-	}), nil
+	p.Units, p.O = dim, strides(to)
+	switch {
+	case out == backend.Q8:
+		p.Units, each = dim/4, quantiseRows
+	case out == backend.F8:
+		p.Units = dim / 4
+	case out == backend.Q4:
+		p.Units, each = dim/32, quantiseBlocks
+	case out.Size() == 2 && inPairs(to, dim):
+		p.Units, p.Pairs = dim/2, 1
+	}
+	if p.All = rows * p.Units; out == backend.Q8 {
+		p.All = rows
+	}
+	groups := ceil(p.All, each)
+	return queue.Step{Kernel: kernel, Params: &p, Groups: groups, Each: convertOps * float64(rows*dim) / float64(groups)}
 }
 
 // inPairs reports whether rows of 16-bit elements, dim adjacent ones each, are whole
@@ -206,8 +209,8 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 		// A row in chunks takes a pass for its sum and one for its weights.
 		Sweep: func(x cut.Box, chunk int) queue.Sweep {
 			w := queue.Sweep{Box: x, Chunk: chunk, Passes: 1}
-			if !scores && chunk < x.Len(cut.Col) {
-				w.Passes, w.State = 2, c.State(x)
+			if w.State = c.StateOf(x, chunk); w.State > 0 {
+				w.Passes = 2
 			}
 			return w
 		},
