@@ -73,48 +73,40 @@ func weightsOf(c *backend.Call) (backend.Tensor, error) {
 
 // Plan describes how Attention would run c.
 func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	return resultWithin(ctx, b, "plan", func() (backend.Plan, error) { return b.plan(c) })
-}
-
-func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
-	p := backend.NewPlan(c)
-	p.Backend, p.Limits = b.info.Name, b.info.Limits
-	given := c
-	way, err := b.route(c)
-	if err != nil {
-		return p, err
-	}
-	c, parts := way.c, way.parts
-	for _, x := range parts {
-		op := x.op()
-		way.fill(x.base(), op)
-		if len(parts) == 1 {
-			op.Call = c
-		}
-		e, err := b.count(&p, op)
+	return resultWithin(ctx, b, "plan", func() (backend.Plan, error) {
+		p := backend.NewPlan(c)
+		p.Backend, p.Limits = b.info.Name, b.info.Limits
+		way, err := b.route(c)
 		if err != nil {
 			return p, err
 		}
-		x.describe(&p, e)
-		if op.Cutter.Room > 0 {
-			var names []string
-			for _, o := range op.Cutter.Operands {
-				if o.OnHost {
-					names = append(names, o.Name)
-				}
+		for _, x := range way.parts {
+			op := way.op(x, true)
+			e, err := b.count(&p, op)
+			if err != nil {
+				return p, err
 			}
-			p.Path = "streamed " + p.Path
-			p.Why += fmt.Sprintf("; %s stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",
-				strings.Join(names, ", "), op.Cutter.Room>>10)
+			x.describe(&p, e)
+			if op.Cutter.Room > 0 {
+				var names []string
+				for _, o := range op.Cutter.Operands {
+					if o.OnHost {
+						names = append(names, o.Name)
+					}
+				}
+				p.Path = "streamed " + p.Path
+				p.Why += fmt.Sprintf("; %s stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",
+					strings.Join(names, ", "), op.Cutter.Room>>10)
+			}
 		}
-	}
-	if !given.Lists.IsZero() && c.Lists.IsZero() {
-		p.Why += "; the lists of keys are downloaded first, which waits for the device"
-	}
-	if len(parts) > 1 {
-		p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", c.V.Shape()[backend.Dim], len(parts))
-	}
-	return p, nil
+		if !c.Lists.IsZero() && way.given == nil {
+			p.Why += "; the lists of keys are downloaded first, which waits for the device"
+		}
+		if n := len(way.parts); n > 1 {
+			p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", c.V.Shape()[backend.Dim], n)
+		}
+		return p, nil
+	})
 }
 
 // count adds what op takes to a plan, and returns its extent.
@@ -152,12 +144,7 @@ func (b *Backend) attention(r *queue.Runner, c *backend.Call, way route, resumab
 			return nil, err
 		}
 		way.parts[i] = x // a call that a rehearsal precedes is queued twice
-		op := x.op()
-		if resumable && len(way.parts) == 1 {
-			op.Call = way.c
-		}
-		way.fill(x.base(), op)
-		ops[i] = op
+		ops[i] = way.op(x, resumable)
 	}
 	return ops, nil
 }
@@ -168,6 +155,12 @@ type path interface {
 	// describe sets Path, Why and Cut of a plan.
 	describe(p *backend.Plan, e queue.Extent)
 	base() *attention
+}
+
+// decodes reports whether c has few enough query rows for the decode path.
+func (b *Backend) decodes(c *backend.Call) bool {
+	d := c.Dims()
+	return d.Heads/d.KVHeads*d.SeqQ <= b.decodeRows
 }
 
 // path returns the path for c: decode for few query rows, else prefill, on matrix units where they take c.

@@ -125,13 +125,11 @@ func (b *Backend) shut() error {
 		b.calling.Wait()
 		close(idle)
 	}()
-	tick := time.NewTicker(hangPoll)
-	defer tick.Stop()
 	for running := true; running && !b.dev.Port.Hung(); {
 		select {
 		case <-idle:
 			running = false
-		case <-tick.C:
+		case <-time.After(hangPoll):
 		}
 	}
 	if err := b.dev.Port.Close(); err != nil {
@@ -145,17 +143,6 @@ func (b *Backend) shut() error {
 // for it when calls end.
 const hangPoll = 100 * time.Millisecond
 
-// enter begins a call, which ends with b.calling.Done, unless b is closed.
-func (b *Backend) enter() error {
-	b.life.Lock()
-	defer b.life.Unlock()
-	if b.closed {
-		return fmt.Errorf("%s: %w", b.info.Name, backend.ErrClosed)
-	}
-	b.calling.Add(1)
-	return nil
-}
-
 // within runs f as a call of b: Close waits for it. Errors of f begin with name.
 func (b *Backend) within(ctx context.Context, name string, f func() error) error {
 	_, err := resultWithin(ctx, b, name, func() (struct{}, error) { return struct{}{}, f() })
@@ -167,8 +154,14 @@ func resultWithin[T any](ctx context.Context, b *Backend, name string, f func() 
 	if err := ctx.Err(); err != nil {
 		return result, err
 	}
-	if err := b.enter(); err != nil {
-		return result, err
+	b.life.Lock()
+	closed := b.closed
+	if !closed {
+		b.calling.Add(1)
+	}
+	b.life.Unlock()
+	if closed {
+		return result, fmt.Errorf("%s: %w", b.info.Name, backend.ErrClosed)
 	}
 	defer b.calling.Done()
 	if err = b.dev.Lost(); err == nil {

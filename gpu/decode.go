@@ -33,12 +33,6 @@ type decode struct {
 	width  int     // float32 of a row's state for a split
 }
 
-// decodes reports whether c has few enough query rows for the decode path.
-func (b *Backend) decodes(c *backend.Call) bool {
-	d := c.Dims()
-	return d.Heads/d.KVHeads*d.SeqQ <= b.decodeRows
-}
-
 // newDecode returns c as a decode call, or the reason why it is none. Both paths compute
 // the same bits.
 func (b *Backend) newDecode(c *backend.Call) (*decode, error) {

@@ -137,11 +137,15 @@ func (a *attention) tableBytes() uint64 { return 4 * uint64(a.Pages.At(a.d.Batch
 // base implements path.
 func (a *attention) base() *attention { return a }
 
-// fill makes op, which computes a, write its table on the device, from the lists if there are any.
-func (x route) fill(a *attention, op *queue.Op) {
-	c := x.given
+// op returns the operation of a part. It writes its table on the device, from the lists if there are any. That of a call of one
+// part may be resumable.
+func (x route) op(part path, resumable bool) *queue.Op {
+	op, a, c := part.op(), part.base(), x.given
+	if resumable && len(x.parts) == 1 {
+		op.Call = x.c
+	}
 	if c == nil {
-		return
+		return op
 	}
 	k, v, top := a.K.T.Strides(), a.V.T.Strides(), c.Lists.Shape()[backend.Dim]
 	p := shaders.ListsParams{
@@ -168,6 +172,7 @@ func (x route) fill(a *attention, op *queue.Op) {
 		}
 		return lists
 	}
+	return op
 }
 
 // ranges returns the words of the same name of lists.wgsl. Batches may have the same pages, which are there once.
@@ -188,10 +193,7 @@ func ranges(c *backend.Call) []byte {
 		}
 		words[3*b+2] = int32(at)
 	}
-	data := make([]byte, 0, 4*len(words))
-	for _, word := range words {
-		data = binary.LittleEndian.AppendUint32(data, uint32(word))
-	}
+	data, _ := binary.Append(nil, binary.LittleEndian, words) // words have a size
 	return data
 }
 

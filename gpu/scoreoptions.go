@@ -93,9 +93,7 @@ func (o *scoreOptions) modded(v shaders.Variant, slope bool) shaders.Variant {
 // table returns the contents of the table binding: pages, then values of the score mod.
 func (o *scoreOptions) table(pages []byte) []byte {
 	if o.values != shaders.NoValues {
-		for _, x := range o.p.ScoreMod.Values {
-			pages = binary.LittleEndian.AppendUint32(pages, math.Float32bits(x))
-		}
+		pages, _ = binary.Append(pages, binary.LittleEndian, o.p.ScoreMod.Values) // they have a size
 	}
 	return pages
 }
