@@ -251,27 +251,21 @@ func (p *parser) comparison() byte {
 	return kind
 }
 
-func (p *parser) sum() byte {
-	kind := p.product()
-	for p.peek() == "+" || p.peek() == "-" {
-		p.arithmetic(p.next(), kind, p.product())
+func (p *parser) sum() byte     { return p.chain("+-", p.product) }
+func (p *parser) product() byte { return p.chain("*/%", p.unary) }
+
+// chain checks operands between which there are some operators, of one character each.
+func (p *parser) chain(operators string, operand func() byte) byte {
+	kind := operand()
+	for op := p.peek(); op != "" && strings.Contains(operators, op); op = p.peek() {
+		p.next()
+		other := operand()
+		if kind == 'b' {
+			p.fail("%s takes numbers", op)
+		}
+		p.same(other, kind)
 	}
 	return kind
-}
-
-func (p *parser) product() byte {
-	kind := p.unary()
-	for p.peek() == "*" || p.peek() == "/" || p.peek() == "%" {
-		p.arithmetic(p.next(), kind, p.unary())
-	}
-	return kind
-}
-
-func (p *parser) arithmetic(op string, x, y byte) {
-	if x == 'b' {
-		p.fail("%s takes numbers", op)
-	}
-	p.same(y, x)
 }
 
 func (p *parser) unary() byte {
