@@ -193,7 +193,7 @@ func (b *Backend) tuned(r *queue.Runner, x path) (path, error) {
 	if err := b.dev.Idle(r.Context()); err != nil { // trials use the device alone
 		return nil, err
 	}
-	if err := b.tuner.FirstUse(r.Context(), tuneRunner{b}, a.shape()); err != nil {
+	if err := b.tuner.FirstUse(r.Context(), tuneRunner{b.dev, b}, a.shape()); err != nil {
 		return nil, err
 	}
 	return b.newPrefill(a.c, b.choose)

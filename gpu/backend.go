@@ -64,7 +64,7 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (_ *Backend, er
 			_ = dev.Close() // err matters more
 		}
 	}()
-	b := &Backend{info: info, matrices: matricesOf(dev.Features()), decodeRows: cmp.Or(opt.decodeRows, decodeRows)}
+	b := &Backend{info: info, matrices: tune.MatricesOf(dev.Features()), decodeRows: cmp.Or(opt.decodeRows, decodeRows)}
 	b.close = sync.OnceValue(b.shut)
 	b.dev, err = queue.New(dev, info.Name, info.Type, queue.Config{
 		Budget: opt.Budget, MaxWork: opt.MaxWork, PoolBytes: opt.PoolBytes, MemoryBytes: opt.MemoryBytes,
@@ -241,11 +241,9 @@ func (b *Backend) do(ctx context.Context, name string, n int, of func(i int) (op
 					w.Written = append(w.Written, queue.Output{Store: s, Whole: x.Tensor.Memory().Bytes() <= x.Tensor.Bytes()})
 				}
 			}
-			for _, list := range [][]backend.Operand{o.in, o.updated} {
-				for _, x := range list {
-					if s := cut.StoreOf(x.Tensor); s != nil {
-						w.Read = append(w.Read, s)
-					}
+			for _, x := range append(o.in, o.updated...) {
+				if s := cut.StoreOf(x.Tensor); s != nil {
+					w.Read = append(w.Read, s)
 				}
 			}
 		}

@@ -67,17 +67,8 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 			Kind: kind, Rows: rows, Keys: keys, Pitch: pitch(p.Box), Sloped: when(sloped, 1), Chained: when(!x.g.Add, 1),
 			Away: p.Lo[cut.Row] + x.p.Visible.OffsetOf(p.Lo[cut.Batch]) - p.Lo[cut.Col], O: strides(view),
 		}
-		terms := 1
-		switch kind {
-		case reducePairs:
-			w.All = rows * keys
-		case reduceKeys:
-			w.All, terms = keys, rows
-		case reduceRows:
-			w.All, terms = rows, keys
-		case reduceDiagonals:
-			w.All, terms = rows+keys-1, min(rows, keys)
-		}
+		w.All = [...]int{reducePairs: rows * keys, reduceKeys: keys, reduceRows: rows, reduceDiagonals: rows + keys - 1}[kind]
+		terms := [...]int{reducePairs: 1, reduceKeys: rows, reduceRows: keys, reduceDiagonals: min(rows, keys)}[kind]
 		step := reduce(w, terms)
 		step.Windows = []cut.Window{p.State, view.Window}
 		return step

@@ -234,7 +234,7 @@ func TestTuneTypesOfKeys(t *testing.T) {
 			Tiling: tune.TilingOf(32, 32), ValueDim: 32, Heads: 2, SeqQ: 40, In: backend.F32, KV: kv, Software: true,
 			Limits: tune.Limits{Threads: 256, Memory: 16 << 10, Binding: 1 << 27},
 		}
-		e, err := tune.New(tune.Options{Mode: tune.First}).Measure(t.Context(), tuneRunner{b}, s, tune.MeasureOptions{Budget: 1})
+		e, err := tune.New(tune.Options{Mode: tune.First}).Measure(t.Context(), tuneRunner{b.dev, b}, s, tune.MeasureOptions{Budget: 1})
 		if first := e.Trial(s.Candidates()[0].Label()); err != nil || first == nil || first.Failed != "" {
 			t.Errorf("keys of %v: %+v, %v", kv, first, err)
 		}

@@ -265,7 +265,7 @@ func TestMatrixPeak(t *testing.T) {
 	m, _ := b.matrices.Largest()
 	out := alloc(t, b, backend.F32, backend.Shape{1, 1, 1, 64})
 	r, rounds := b.dev.NewRunner(t.Context()), 3
-	err = r.Dispatch(m, []cut.Window{{Buf: cut.StoreOf(out).Parts[0], Size: 256}}, &shaders.MatrixPeakParams{Rounds: rounds, Factor: 0x04000400}, [3]uint32{1, 1, 1})
+	err = r.Dispatch(m, []cut.Window{{Buf: cut.StoreOf(out).Parts[0], Size: 256}}, &shaders.MatrixPeakParams{Rounds: rounds, Factor: 0x04000400}, 1)
 	if err == nil {
 		err = r.Flush()
 	}

@@ -85,22 +85,20 @@ func (b *Backend) Tune(ctx context.Context, c *backend.Call, opt TuneOptions) (T
 		if len(s.Candidates()) == 0 {
 			return e, fmt.Errorf("no variant of the register-tiled kernel fits (%s): %w", a.why, backend.ErrUnsupported)
 		}
-		return b.tuner.Measure(ctx, tuneRunner{b}, s, opt)
+		return b.tuner.Measure(ctx, tuneRunner{b.dev, b}, s, opt)
 	})
 }
 
 // tuneRunner runs the calls of package tune within a call of b.
-type tuneRunner struct{ b *Backend }
+type tuneRunner struct {
+	*queue.Device
+	b *Backend
+}
 
-func (r tuneRunner) Lanes() int                                { return r.b.dev.Lanes() }
 func (r tuneRunner) Peak(ctx context.Context) (float64, error) { return meter.Peak(ctx, r.b.dev) }
 
 func (r tuneRunner) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	return r.b.alloc(ctx, dtype, shape)
-}
-
-func (r tuneRunner) Upload(ctx context.Context, dst, host backend.Tensor) error {
-	return r.b.dev.Upload(ctx, dst, host)
 }
 
 func (r tuneRunner) Download(ctx context.Context, host, src backend.Tensor) error {

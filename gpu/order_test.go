@@ -31,7 +31,7 @@ func orderOf(t *testing.T, b *Backend, blocks, rows, row0, keys int, v backend.V
 	align := b.dev.NewCutter(cut.Col, cut.Tile, to).Align
 	window := to.View(cut.Space(1, 1, 1, blocks, 1), align).Window
 	check(t, b.dev.Do(t.Context(), queue.Work{}, func(r *queue.Runner) error {
-		return r.Dispatch(k, []cut.Window{window}, p, [3]uint32{uint32(ceil(blocks, 64)), 1, 1})
+		return r.Dispatch(k, []cut.Window{window}, p, ceil(blocks, 64))
 	}))
 	host := make([]byte, 4*blocks)
 	check(t, b.dev.Download(t.Context(), host, o.Strides(), o))

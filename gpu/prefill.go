@@ -6,7 +6,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
-	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
@@ -186,17 +185,6 @@ func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 		x.why, x.rows, x.storage(), arithmetic, x.b.exponentials, x.b.dev.Pacing(x.kernel))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d chunks of up to %d keys, key tiles of %d",
 		x.d.Batch, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Chunks, e.MaxChunk, x.keys)
-}
-
-// matricesOf returns those of a device's matrices that kernels use.
-func matricesOf(f port.Features) tune.Matrices {
-	m := tune.Matrices{LanesMin: int(f.SubgroupMin), LanesMax: int(f.SubgroupMax)}
-	for _, x := range f.Matrices {
-		if f.F16 && x.Component == port.F16 && x.Result == port.F32 {
-			m.Sizes = append(m.Sizes, [3]int{int(x.M), int(x.N), int(x.K)})
-		}
-	}
-	return m
 }
 
 // newMatrix returns c with the kernel on matrix units that choose picks, or the reason why it cannot run there.

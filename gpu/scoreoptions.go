@@ -36,16 +36,9 @@ func newScoreOptions(p *backend.Problem, heads int, pairs *cut.Pairs) scoreOptio
 		Slopes: p.Slopes != nil, Softcap: p.Softcap > 0, Dropout: p.Dropout.P > 0,
 	}
 	o := scoreOptions{p: p, heads: heads, pairs: pairs, kinds: k, unit: p.Scale}
-	for _, x := range []struct {
-		has  bool
-		flag int
-	}{
-		{k.Mask, shaders.HasMask}, {k.Blocks, shaders.HasBlocks}, {k.Bias || k.OtherBias, shaders.HasBias}, {k.Slopes, shaders.HasSlopes},
-		{k.Softcap, shaders.HasSoftcap}, {k.Dropout, shaders.HasDropout}, {p.Sinks != nil, shaders.HasSinks},
-		{p.Visible.KLen != nil, shaders.HasKLen}, {p.Visible.Offsets != nil, shaders.HasOffsets},
-	} {
-		o.flags |= when(x.has, x.flag)
-	}
+	o.flags = when(k.Mask, shaders.HasMask) | when(k.Blocks, shaders.HasBlocks) | when(k.Bias || k.OtherBias, shaders.HasBias) |
+		when(k.Slopes, shaders.HasSlopes) | when(k.Softcap, shaders.HasSoftcap) | when(k.Dropout, shaders.HasDropout) |
+		when(p.Sinks != nil, shaders.HasSinks) | when(p.Visible.KLen != nil, shaders.HasKLen) | when(p.Visible.Offsets != nil, shaders.HasOffsets)
 	switch masks, biases := k.Mask && k.Blocks, bias && relative; {
 	case masks && (bias || relative), biases && (k.Mask || k.Blocks):
 		o.both = shaders.Apart

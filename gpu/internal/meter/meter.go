@@ -54,11 +54,6 @@ func output(ctx context.Context, d *queue.Device, most, size int) (groups int, o
 	return groups, out, func() { d.Pool.Put(buf, resource.StorageUsage, false) }, nil
 }
 
-// dispatch queues a kernel on a row of workgroups.
-func dispatch(r *queue.Runner, k shaders.Variant, windows []cut.Window, params shaders.Params, groups int) error {
-	return r.Dispatch(k, windows, params, [3]uint32{uint32(groups), 1, 1})
-}
-
 // Time returns how long what run queues takes by the device's clock, or by the host's where the
 // device has none. Of the trace of ctx it keeps Compile alone.
 func Time(ctx context.Context, d *queue.Device, run func(r *queue.Runner) error) (took time.Duration, err error) {
@@ -109,7 +104,7 @@ func Peak(ctx context.Context, d *queue.Device) (float64, error) {
 	}
 	defer release()
 	return fastest(ctx, d, "peak", float64(groups*probeThreads*peakOps), cut.MaxLoops, func(r *queue.Runner, rounds int) error {
-		return dispatch(r, shaders.Peak, []cut.Window{out}, &shaders.PeakParams{Rounds: rounds, Factor: 0.999, Addend: 0.001}, groups)
+		return r.Dispatch(shaders.Peak, []cut.Window{out}, &shaders.PeakParams{Rounds: rounds, Factor: 0.999, Addend: 0.001}, groups)
 	})
 }
 
@@ -122,7 +117,7 @@ func MatrixPeak(ctx context.Context, d *queue.Device, k shaders.MatrixPeak) (flo
 	defer release()
 	each := float64(groups * (probeThreads / k.Lanes) * 128 * k.M * k.N * k.K)
 	return fastest(ctx, d, "peak of matrices", each, cut.MaxLoops, func(r *queue.Runner, rounds int) error {
-		return dispatch(r, k, []cut.Window{out}, &shaders.MatrixPeakParams{Rounds: rounds, Factor: 0x04000400}, groups) // 2^-14
+		return r.Dispatch(k, []cut.Window{out}, &shaders.MatrixPeakParams{Rounds: rounds, Factor: 0x04000400}, groups) // 2^-14
 	})
 }
 
@@ -206,7 +201,7 @@ func readParams(windows []cut.Window, rounds int) *shaders.ReadParams {
 func read(r *queue.Runner, windows []cut.Window, out cut.Window, groups, rounds int) error {
 	bound := make([]cut.Window, readWindows, readWindows+1)
 	copy(bound, windows)
-	return dispatch(r, shaders.Read, append(bound, out), readParams(windows, rounds), groups)
+	return r.Dispatch(shaders.Read, append(bound, out), readParams(windows, rounds), groups)
 }
 
 // Launch returns the median time from the submission to the end of an empty dispatch of

@@ -229,10 +229,10 @@ func (r *Runner) dispatch(s Step, before ...cut.Copy) error {
 	})
 }
 
-// Dispatch queues one dispatch of a kernel with a grid, whatever time it takes. The
+// Dispatch queues one dispatch of a kernel on a row of workgroups, whatever time it takes. The
 // probes of the device's ceilings use it.
-func (r *Runner) Dispatch(k shaders.Variant, windows []cut.Window, p shaders.Params, grid [3]uint32) error {
-	return r.add(&dispatch{pipeline: r.d.Pipelines.Of(k), windows: windows, params: p, grid: grid})
+func (r *Runner) Dispatch(k shaders.Variant, windows []cut.Window, p shaders.Params, groups int) error {
+	return r.add(&dispatch{pipeline: r.d.Pipelines.Of(k), windows: windows, params: p, grid: [3]uint32{uint32(groups), 1, 1}})
 }
 
 // add queues a dispatch, and submits what is queued before it when both together exceed

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -11,6 +12,17 @@ import (
 type Matrices struct {
 	LanesMin, LanesMax int      // of a subgroup
 	Sizes              [][3]int // M, N and K
+}
+
+// MatricesOf returns the matrices of a device that kernels use.
+func MatricesOf(f port.Features) Matrices {
+	m := Matrices{LanesMin: int(f.SubgroupMin), LanesMax: int(f.SubgroupMax)}
+	for _, x := range f.Matrices {
+		if f.F16 && x.Component == port.F16 && x.Result == port.F32 {
+			m.Sizes = append(m.Sizes, [3]int{int(x.M), int(x.N), int(x.K)})
+		}
+	}
+	return m
 }
 
 const (
