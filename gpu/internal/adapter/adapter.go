@@ -22,10 +22,6 @@ var deviceTypes = map[gputypes.DeviceType]backend.DeviceType{
 	gputypes.DeviceTypeVirtualGPU: backend.Virtual, gputypes.DeviceTypeCPU: backend.CPU,
 }
 
-func typeOf(a port.Info) backend.DeviceType {
-	return cmp.Or(deviceTypes[a.DeviceType], backend.Other)
-}
-
 // Pick returns the number of the adapter that a selector names: a number, a part of a name, or ""
 // for the best. It returns backend.ErrNoDevice when there is none.
 func Pick(selector string, adapters []*port.Adapter) (int, error) {
@@ -34,7 +30,7 @@ func Pick(selector string, adapters []*port.Adapter) (int, error) {
 	for i, a := range adapters {
 		info := a.Info()
 		names[i] = info.Name
-		if r := slices.Index(byRank, typeOf(info)); r > rank {
+		if r := slices.Index(byRank, cmp.Or(deviceTypes[info.DeviceType], backend.Other)); r > rank {
 			best, rank = i, r
 		}
 	}
@@ -58,7 +54,7 @@ func Pick(selector string, adapters []*port.Adapter) (int, error) {
 // Describe returns what a program sees of an adapter under a name, with the limits l.
 func Describe(name string, a port.Info, l gputypes.Limits) backend.Info {
 	return backend.Info{
-		Name: name, Device: a.Name, Type: typeOf(a), Provider: a.Library, Driver: driverName(a),
+		Name: name, Device: a.Name, Type: cmp.Or(deviceTypes[a.DeviceType], backend.Other), Provider: a.Library, Driver: driverName(a),
 		Features: features(a.Features),
 		Limits: []backend.Limit{
 			{Name: "max buffer bytes", Value: int64(min(l.MaxBufferSize, math.MaxInt64))},

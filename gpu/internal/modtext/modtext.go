@@ -32,6 +32,7 @@ var functions = map[string]string{
 
 var (
 	types = map[string]byte{"f32": 'f', "i32": 'i', "u32": 'u', "bool": 'b'}
+	kinds = map[byte]string{'f': "f32", 'i': "i32", 'u': "u32", 'b': "bool"}
 	// A comment is of ASCII, because compilers know more line breaks than \n, at which it would end.
 	token = regexp.MustCompile(`\n|[ \t]+|//[ -~\t]*|[A-Za-z]\w*|\d+\.\d*(?:[eE][+-]?\d+)?f?|\d+[eE][+-]?\d+f?|\d+[iuf]?|&&|\|\||[-+*/<>=!]=|.`)
 	name  = regexp.MustCompile(`^[A-Za-z]`)
@@ -124,32 +125,21 @@ func (p *parser) need(t string) {
 
 func (p *parser) same(got, want byte) {
 	if got != want {
-		p.fail("the type is %s, should be %s", full(got), full(want))
+		p.fail("the type is %s, should be %s", kinds[got], kinds[want])
 	}
 }
 
-func full(kind byte) string {
-	for n, k := range types {
-		if k == kind {
-			return n
-		}
-	}
-	return "another"
-}
-
-// enter bounds the depth of the parser until leave.
-func (p *parser) enter() {
+// enter bounds the depth of the parser until the function that it returns is called.
+func (p *parser) enter() (leave func()) {
 	if p.depth++; p.depth > maxDepth {
 		p.fail("more than %d expressions or blocks are inside of each other", maxDepth)
 	}
+	return func() { p.depth-- }
 }
-
-func (p *parser) leave() { p.depth-- }
 
 // block checks statements up to a token, and reports whether they return.
 func (p *parser) block(end string) (returns bool) {
-	p.enter()
-	defer p.leave()
+	defer p.enter()()
 	var own []string
 	for p.peek() != end {
 		if returns {
@@ -208,8 +198,7 @@ func (p *parser) declaration(changes bool) string {
 
 // choice checks the rest of an if, and reports whether all of its branches return.
 func (p *parser) choice() bool {
-	p.enter()
-	defer p.leave()
+	defer p.enter()()
 	p.same(p.expression(), 'b')
 	p.need("{")
 	returns := p.block("}")
@@ -225,8 +214,7 @@ func (p *parser) choice() bool {
 
 // expression returns the type of an expression. Where WGSL wants parentheses so does it.
 func (p *parser) expression() byte {
-	p.enter()
-	defer p.leave()
+	defer p.enter()()
 	kind := p.comparison()
 	if op := p.peek(); op == "&&" || op == "||" {
 		for p.take(op) {
