@@ -80,8 +80,7 @@ var<workgroup> qs: array<array<vec4<f32>, QN>, STAGES>; // [stage][depth/4][row]
 var<workgroup> part: array<vec4<f32>, PN>; // [row][key/16]: maxima
 var<workgroup> scales: array<array<vec4<f32>, SG>, SV>; // [block][key/AHEAD][key/4]: of values of q8 and q4
 var<workgroup> rescales: array<f32, 8>; // [row]
-var<workgroup> rows_k: array<u32, RN>; // [tile % 2][key]: where keys of pages begin
-var<workgroup> rows_v: array<u32, RN>; // the same for values
+var<workgroup> rows_k, rows_v: array<u32, RN>; // [tile % 2][key]: where keys and values of pages begin
 
 // Scores of a row with four neighbouring keys.
 struct Scores {
@@ -355,8 +354,7 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     let rows = (h1 - h0) * p.rows;
     if (first >= rows) { return; }
     let last = min(first + ROWS, rows) - 1u;
-    let k_batch = select(b * p.k.b, 0u, PAGED == 1u);
-    let v_batch = select(b * p.v.b, 0u, PAGED == 1u);
+    @each($x: k, v) let $x_batch = select(b * p.$x.b, 0u, PAGED == 1u);
     let k_at = p.k.base + k_batch + kh * p.k.h;
     let v_at = (p.v.base + v_batch + kh * p.v.h) / UNIT;
 

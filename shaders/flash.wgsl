@@ -331,10 +331,8 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
 // add_splits adds the total of the splits before, which is state, to the registers.
 @inline fn add_splits() {
     let s0 = part * split_keys;
-    var before: array<vec4<f32>, RV>; // factor of the splits before
-    var mine: array<vec4<f32>, RV>; // factor of this split
-    var keep: array<vec4<bool>, RV>; // rows that see no key of this split
-    var fresh: array<vec4<bool>, RV>; // rows that see no key before this split
+    var before, mine: array<vec4<f32>, RV>; // factors of the splits before and of this one
+    var keep, fresh: array<vec4<bool>, RV>; // rows that see no key of this split, and none before it
     @unroll for (var h = 0u; h < RV; h++) {
         let i = vec4<i32>(i32(p.row0 + r0 + ty * ROWS + 4u * h) + offset) + vec4<i32>(0, 1, 2, 3);
         let from_key = max(i + p.lo, vec4<i32>(0));

@@ -73,8 +73,8 @@ const LOADED: u32 = max(max(QN, KN), VN);
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // the owned [row][depth/4], weights [result][other][owned/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // others [other][depth/4], [other][column/4]
 var<workgroup> info: array<vec2<f32>, TILE_ROWS>; // LSE in units of log 2, and D, of the rows of the tile
-var<workgroup> dead: atomic<u32>; // the last tile with a row whose LSE is -Inf
-var<workgroup> special: atomic<u32>; // the last round in which the others had a NaN or an infinity
+// The last tile with a row whose LSE is -Inf, and the last round in which the others had a NaN or an infinity.
+var<workgroup> dead, special: atomic<u32>;
 
 // row_$x returns where row i of the part of $x that begins at element at, or its last row, begins.
 @each($x $s $n: q q rows, g o rows, k k keys, v v keys)
@@ -89,8 +89,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, e
 // begin and end.
 @inline fn tiles_of_owner() {
     let kv_head = (p.head0 + first_head) / p.group - p.head0 / p.group;
-    let k_at = p.k.base + batch * p.k.b + kv_head * p.k.h;
-    let v_at = p.v.base + batch * p.v.b + kv_head * p.v.h;
+    @each($x: k, v) let $x_at = p.$x.base + batch * p.$x.b + kv_head * p.$x.h;
     let cap = key_end(batch, p.key0 + p.keys);
     let offset = offset_of(batch);
     let others = i32(OTHERS);
@@ -267,8 +266,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, e
 
 @inline fn load_step($step) {
     @if(KEYS == 1u) {
-        @inline load_columns(g, $step, p.vdim);
-        @inline load_columns(q, $step, p.dim);
+        @each($x $length: g vdim, q dim) @inline load_columns($x, $step, p.$length);
     } @else {
         @inline load_columns(k, $step, p.dim);
     }
@@ -343,10 +341,7 @@ fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> { return stored_$x(row, d, e
     @if(MOD == 1u) paired = true;
     let biased = (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u;
 
-    if (t == 0u) {
-        atomicStore(&dead, 0u);
-        atomicStore(&special, 0u);
-    }
+    if (t == 0u) { @each($x: dead, special) atomicStore(&$x, 0u); }
     workgroupBarrier();
     var tiles = 0u; // that the workgroup has begun
     var round = 0u; // counts what is staged of the others

@@ -33,8 +33,7 @@
 // Counts of each digit, and for it of each thread: with atomic counts in workgroup memory the pure Go provider wrote no keys.
 var<workgroup> counts: array<u32, 1024>;
 var<workgroup> sums: array<u32, 16>; // of each digit
-var<workgroup> above: array<u32, 64>; // chosen codes of a thread that exceed the least one
-var<workgroup> equal: array<u32, 64>; // and those that equal it
+var<workgroup> above, equal: array<u32, 64>; // chosen codes of a thread that exceed the least one, and those that equal it
 
 // code returns the code of a score.
 fn code(score: f32) -> u32 {

@@ -276,8 +276,7 @@ fn fill(b: u32, h: u32, g: u32, token: u32, n: u32, slot: u32, t: u32) {
     let lane = t / COLUMNS;
     let lives = column < p.vdim;
     let first_row = lane * ROWS * 4u;
-    let past_at = p.past.base + b * p.past.b + h * p.past.h + column * p.past.d;
-    let present_at = p.present.base + b * p.present.b + h * p.present.h + column * p.present.d;
+    @each($x: past, present) let $x_at = p.$x.base + b * p.$x.b + h * p.$x.h + column * p.$x.d;
     var s: array<vec4<f32>, ROWS>;
     @unroll for (var r = 0u; r < ROWS; r++) {
         var x = vec4<f32>();

@@ -187,8 +187,7 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     let h = batch_head % p.heads;
     let b = batch_head / p.heads;
     let w_head = (p.head0 + h) / p.group - p.head0 / p.group;
-    let a_at = p.a.base + b * p.a.b + h * p.a.h;
-    let w_at = p.w.base + b * p.w.b + w_head * p.w.h;
+    @each($x $head: a h, w w_head) let $x_at = p.$x.base + b * p.$x.b + $head * p.$x.h;
 
     // Of a, this thread stages quad a_quad of rows part·AN + n for row a_row of a_rows.
     let a_quad = t % QD;

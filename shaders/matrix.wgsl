@@ -409,9 +409,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
     let state_at = id * AREA;
 
-    @if(IN != 1u) var top: array<u32, EACH>;
-    @if(IN != 1u) var odd_row: array<bool, EACH>;
-    @if(IN != 1u) var huge_row: array<bool, EACH>;
+    @each($x $T: top u32, odd_row bool, huge_row bool) @if(IN != 1u) var $x: array<$T, EACH>;
     @if(IN != 1u) { @inline row_tops(); }
     var query: array<Left, PARTS * QI>;
     @inline stage_q();
@@ -447,10 +445,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         var next = tile + i32(KEYS);
         @inline skip_tiles(next);
         let j1 = u32(next) - p.key0;
-        @if(AHEAD == 1u) var k_loaded: array<vec4<u32>, KN>;
-        @if(AHEAD == 1u) var v_loaded: array<vec4<u32>, VN>;
-        @if(AHEAD == 1u) @unroll for (var n = 0u; n < VN; n++) { @inline load_v(v_loaded[n], j0); }
-        @if(AHEAD == 1u) @unroll for (var n = 0u; n < KN; n++) { @inline load_k(k_loaded[n], j1); }
+        @each($x $COUNT: k KN, v VN) @if(AHEAD == 1u) var $x_loaded: array<vec4<u32>, $COUNT>;
+        @each($x $COUNT $j: v VN j0, k KN j1) @if(AHEAD == 1u) @unroll for (var n = 0u; n < $COUNT; n++) { @inline load_$x($x_loaded[n], $j); }
         @inline products();
         workgroupBarrier();
 
@@ -458,8 +454,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         wants = vec4<u32>();
         @inline softmax();
         @if(AHEAD == 1u) {
-            @unroll for (var n = 0u; n < VN; n++) { @inline stage_v(v_loaded[n]); }
-            @unroll for (var n = 0u; n < KN; n++) { @inline stage_k(k_loaded[n]); }
+            @each($x $COUNT: v VN, k KN) @unroll for (var n = 0u; n < $COUNT; n++) { @inline stage_$x($x_loaded[n]); }
         } @else {
             @inline move_v(j0);
             @inline move_k(j1);

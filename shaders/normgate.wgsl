@@ -88,9 +88,7 @@ fn activation(w: f32) -> vec2<f32> {
 @main(64) {
     let n = id * (64u / p.lanes) + t / p.lanes;
     let row = min(n, p.all - 1u); // threads after the last row compute it too, and write nothing: all reach the barriers
-    let g_at = begin_g(row);
-    let x_at = begin_x(row);
-    let w_at = begin_w(row);
+    @each($x: g, x, w) let $x_at = begin_$x(row);
     var scale = 1.0; // x·scale·r has no factor and no product that overflows or vanishes
     var r = 1.0;
     var mean = 0.0;

@@ -35,8 +35,7 @@ fn input(i: u32) -> f32 {
         if (n >= p.all) { return; }
         let unit = n % p.units;
         let row = n / p.units;
-        let x_at = begin_x(row);
-        let o_at = begin_o(row);
+        @each($x: x, o) let $x_at = begin_$x(row);
         let turns = unit < p.pairs;
         // The first element, and the second of a pair.
         var i = unit + p.pairs;

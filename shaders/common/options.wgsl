@@ -127,8 +127,7 @@ fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: 
         }
     }
     if (biased) {
-        let bias_at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
-        let relative_at = p.relative.base + b * p.relative.b + h * p.relative.h + row * p.relative.s;
+        @each($x: bias, relative) let $x_at = p.$x.base + b * p.$x.b + h * p.$x.h + row * p.$x.s;
         let i = i32(p.row0 + row) + p.offset + offset_of(b);
         @unroll for (var c = 0u; c < 4u; c++) {
             if (r.seen[c]) {

@@ -11,10 +11,8 @@
 @inline fn heads($batch, $head, $kv_head) {
     let $kv_head = (p.head0 + $head) / p.group - p.head0 / p.group;
     let q_at = p.q.base + $batch * p.q.b + $head * p.q.h;
-    let k_batch = select($batch * p.k.b, 0u, PAGED == 1u);
-    let v_batch = select($batch * p.v.b, 0u, PAGED == 1u);
-    let k_at = p.k.base + k_batch + $kv_head * p.k.h;
-    let v_at = p.v.base + v_batch + $kv_head * p.v.h;
+    @each($x: k, v) let $x_batch = select($batch * p.$x.b, 0u, PAGED == 1u);
+    @each($x: k, v) let $x_at = p.$x.base + $x_batch + $kv_head * p.$x.h;
 }
 
 // visible_keys declares the keys that any row of a block of TY·ROWS rows from r0 on sees, sees_from to sees_to, those of them in the

@@ -20,8 +20,7 @@ struct Pairs {
 fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
     let rows = min(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.rows - 1u));
     var r: Pairs;
-    r.bias = vec4<u32>(p.bias.base + batch * p.bias.b + head * p.bias.h) + rows * vec4<u32>(p.bias.s);
-    r.relative = vec4<u32>(p.relative.base + batch * p.relative.b + head * p.relative.h) + rows * vec4<u32>(p.relative.s);
+    @each($x: bias, relative) r.$x = vec4<u32>(p.$x.base + batch * p.$x.b + head * p.$x.h) + rows * vec4<u32>(p.$x.s);
     r.blocks = vec4<u32>(0u);
     if (has(BLOCKED, HAS_BLOCKS)) {
         r.blocks = vec4<u32>(p.blocked.base + batch * p.blocked.b + head * p.blocked.h)
