@@ -32,9 +32,9 @@ type device struct {
 	ended     Ticket    // the last submission that is known to have ended
 	progress  time.Time // when that was seen, or the first of the others was started
 	groups    map[groupKey]*group
-	// Of the dispatch that is being recorded.
-	key    groupKey
-	offset [1]uint32
+	clock     *clock   // nil where there is none
+	key       groupKey // of the dispatch that is being recorded
+	steps     []Step   // of the submission that is being recorded
 }
 
 type buffer struct {
@@ -80,9 +80,13 @@ func Fault(message string, kind error) error {
 }
 
 func newDevice(lib Library, limits gputypes.Limits, features Features) *device {
-	return &device{
+	d := &device{
 		lib: lib, traits: lib.Traits(), limits: limits, features: features, buffers: map[*buffer]bool{}, pipelines: map[*pipeline]bool{}, groups: map[groupKey]*group{},
 	}
+	if d.traits.Timed {
+		d.clock = &clock{lib: lib.(Stamper), tick: d.traits.Tick}
+	}
+	return d
 }
 
 func (d *device) Limits() gputypes.Limits { return d.limits }
@@ -260,7 +264,7 @@ func (d *device) Write(b Buffer, offset uint64, data []byte) error {
 }
 
 func (d *device) Read(b Buffer, offset uint64, dst []byte) error {
-	return d.move("read", Library.Read, b, offset, 8, dst)
+	return d.move("read", read, b, offset, 8, dst)
 }
 
 // move moves data to or from a span of b at a multiple of align.
@@ -290,17 +294,21 @@ func (d *device) submit(commands []Command, timed bool) (t Ticket, err error) {
 	if err := d.usable(); err != nil {
 		return 0, err
 	}
+	var stamps *Stamps
 	if timed {
-		err = d.lib.Clock().start(d.ended)
+		stamps, err = d.clock.start(d.ended)
 	}
 	for i := 0; err == nil && i < len(commands); i++ {
 		err = d.record(&commands[i])
 	}
 	if err == nil {
-		t, err = d.lib.Submit()
+		t, err = d.lib.Submit(d.steps, stamps)
 	}
-	d.lib.Discard()
-	d.lib.Clock().sent(t)
+	if stamps != nil {
+		stamps.ticket = t
+	}
+	clear(d.steps)
+	d.steps = d.steps[:0]
 	d.trimGroups()
 	if err != nil {
 		return 0, d.note(err)
@@ -312,7 +320,7 @@ func (d *device) submit(commands []Command, timed bool) (t Ticket, err error) {
 	return t, nil
 }
 
-// record hands a command to the library.
+// record appends a command to steps.
 func (d *device) record(c *Command) error {
 	if c.Pipeline == nil {
 		src, ok := d.has(c.Src)
@@ -320,7 +328,8 @@ func (d *device) record(c *Command) error {
 		if !ok || !ok2 || c.SrcOffset+c.Size > src.size || c.DstOffset+c.Size > dst.size {
 			return fmt.Errorf("copy of %d bytes from %d to %d outside its buffers: %w", c.Size, c.SrcOffset, c.DstOffset, ErrInvalid)
 		}
-		return d.lib.Copy(src.raw, dst.raw, c)
+		d.steps = append(d.steps, Step{Src: src.raw, Dst: dst.raw, SrcOffset: c.SrcOffset, DstOffset: c.DstOffset, Size: c.Size})
+		return nil
 	}
 	p, _ := c.Pipeline.(*pipeline)
 	if !d.pipelines[p] {
@@ -331,52 +340,47 @@ func (d *device) record(c *Command) error {
 			return fmt.Errorf("dispatch of %v workgroups, the limit is %d a dimension: %w", c.Groups, d.limits.MaxComputeWorkgroupsPerDimension, ErrInvalid)
 		}
 	}
-	g, offsets, err := d.bind(p, c.Bindings)
-	if err != nil {
-		return err
-	}
-	return d.lib.Dispatch(p.raw, g, offsets, c.Groups)
+	d.steps = append(d.steps, Step{Pipeline: p.raw, Groups: c.Groups})
+	return d.bind(&d.steps[len(d.steps)-1], p, c.Bindings)
 }
 
-// bind returns the bind group of a dispatch and the offset of its dynamic binding, if it has one. It
+// bind sets the bind group of a dispatch and the offset of its dynamic binding, if it has one. It
 // checks the spans because gogpu does not, and shaders run there without index clamps.
 // Multiples of the library's dynamicStep are the dynamic offset, the rest is part of the group:
 // calls find their group again wherever their parameters lie.
-func (d *device) bind(p *pipeline, bindings []Binding) (g Object, offsets []uint32, err error) {
+func (d *device) bind(s *Step, p *pipeline, bindings []Binding) (err error) {
 	if len(bindings) > MaxBindings {
-		return g, nil, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
+		return fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
 	}
 	d.key = groupKey{pipeline: p.id}
 	for i := range bindings {
 		b := &bindings[i]
 		x, ok := d.has(b.Buffer)
 		if !ok {
-			return g, nil, fmt.Errorf("binding %d is a released buffer: %w", i, ErrInvalid)
+			return fmt.Errorf("binding %d is a released buffer: %w", i, ErrInvalid)
 		}
 		if b.Offset+b.Size > x.size || b.Size > d.limits.MaxStorageBufferBindingSize {
-			return g, nil, fmt.Errorf("binding %d has %d bytes at %d of a buffer of %d, the limit is %d: %w",
+			return fmt.Errorf("binding %d has %d bytes at %d of a buffer of %d, the limit is %d: %w",
 				i, b.Size, b.Offset, x.size, d.limits.MaxStorageBufferBindingSize, ErrInvalid)
 		}
 		at := b.Offset
 		if i == p.dynamic {
-			d.offset[0], at = uint32(at-at%d.traits.DynamicStep), at%d.traits.DynamicStep
-			offsets = d.offset[:]
+			s.Dynamic, s.Offset[0], at = 1, uint32(at-at%d.traits.DynamicStep), at%d.traits.DynamicStep
 		}
 		d.key.spans[i] = groupSpan{x.id, at, b.Size}
 	}
 	if known := d.groups[d.key]; known != nil {
-		known.used = d.last
-		return known.raw, offsets, nil
+		known.used, s.Group = d.last, known.raw
+		return nil
 	}
 	spans := make([]Span, len(bindings))
 	for i, b := range bindings {
 		spans[i] = Span{b.Buffer.(*buffer).raw, d.key.spans[i].offset, b.Size}
 	}
-	g, err = d.lib.CreateGroup(p.raw, spans)
-	if err == nil {
-		d.groups[d.key] = &group{g, d.last}
+	if s.Group, err = d.lib.CreateGroup(p.raw, spans); err == nil {
+		d.groups[d.key] = &group{s.Group, d.last}
 	}
-	return g, offsets, err
+	return err
 }
 
 func (d *device) Took(t Ticket) (time.Duration, bool, error) {
@@ -385,14 +389,14 @@ func (d *device) Took(t Ticket) (time.Duration, bool, error) {
 	if err := d.usable(); err != nil || t > d.ended {
 		return 0, false, err
 	}
-	took, ok, err := d.lib.Clock().took(t)
+	took, ok, err := d.clock.took(t)
 	return took, ok, d.note(err)
 }
 
 // Wait looks whether the submission has ended, and pauses between looks, instead of blocking in the
 // library. The wait of wgpu-native gives up after 5 s and then reports work as done that is not.
 func (d *device) Wait(ctx context.Context, t Ticket, due time.Time) (blocked bool, err error) {
-	for start := time.Now(); ; d.lib.Pause(ctx, start, due) {
+	for start := time.Now(); ; pause(ctx, d.lib, start, due) {
 		if done, err := d.done(t); done || err != nil {
 			return blocked, err
 		}
@@ -454,7 +458,7 @@ func (d *device) Close() error {
 			return d.note(fmt.Errorf("submission %d did not end within %v, its memory remains with the driver: %w", d.ended+1, HangLimit, ErrLost))
 		}
 		d.mu.Unlock()
-		d.lib.Pause(context.Background(), start, time.Time{})
+		pause(context.Background(), d.lib, start, time.Time{})
 		d.mu.Lock()
 	}
 	d.mu.Unlock()
@@ -467,6 +471,7 @@ func (d *device) Close() error {
 	for b := range d.buffers {
 		d.releaseBuffer(b)
 	}
+	d.clock.release()
 	d.lib.Close()
 	return nil
 }

@@ -3,7 +3,6 @@ package port
 import (
 	"context"
 	"strings"
-	"time"
 	"unsafe"
 
 	"github.com/gogpu/gputypes"
@@ -16,7 +15,8 @@ type Object any
 // Library is an open device of a WebGPU library. The packages below this one implement it, and the
 // Device of this package calls it, with valid arguments. The device's lock is held around every
 // call but CreatePipeline: errors of wgpu-native reach one state of the device, and gogpu must not
-// release a buffer while a submission that binds it is being recorded.
+// release a buffer while a submission that binds it is being recorded. A Library is also a Mapper or
+// a Waiter.
 type Library interface {
 	// Traits returns what Device has to know of the library.
 	Traits() Traits
@@ -27,28 +27,34 @@ type Library interface {
 	CreateBuffer(size uint64, usage gputypes.BufferUsage) (Object, error)
 	Write(b Object, offset uint64, data []byte) error
 	CreatePipeline(desc PipelineDesc, dynamic int) (Object, error)
-	// Read copies bytes of a mappable, idle buffer to dst. See ReadMapped.
-	Read(b Object, offset uint64, dst []byte) error
 	// CreateGroup returns a bind group for a pipeline.
 	CreateGroup(p Object, spans []Span) (Object, error)
 	ReleaseBuffer(b Object)
 	ReleasePipeline(p Object)
 	ReleaseGroup(g Object)
-	// Copy and Dispatch record commands, Submit starts them, and Discard drops those that were
-	// not submitted.
-	Copy(src, dst Object, c *Command) error
-	Dispatch(p, g Object, offsets []uint32, groups [3]uint32) error
-	Submit() (Ticket, error)
-	Discard()
+	// Submit starts steps, with timestamps unless stamps is nil.
+	Submit(steps []Step, stamps *Stamps) (Ticket, error)
 	// Poll runs the callbacks that are due and returns the last submission that has ended.
 	Poll() (Ticket, error)
-	// Pause passes the time between two polls of a wait that began at start and is expected to
-	// end at due. See Pause.
-	Pause(ctx context.Context, start, due time.Time)
-	// Clock returns the device's clock, nil where there is none.
-	Clock() *Clock
 	// Close releases the device, unless the program owns it.
 	Close()
+}
+
+// Mapper is a Library that is polled, also while it maps a buffer, which is idle.
+type Mapper interface {
+	// StartMap starts to map a buffer for reading, and Mapped reports whether that has ended.
+	StartMap(b Object, offset, size uint64) error
+	Mapped() (bool, error)
+	// CopyMapped copies from the mapped buffer and unmaps it.
+	CopyMapped(b Object, offset uint64, dst []byte) error
+	// EndMap ends a map that may be pending.
+	EndMap(b Object)
+}
+
+// Waiter is a Library with events: Pause waits for the next one, and Read is that of Device.
+type Waiter interface {
+	Pause(ctx context.Context)
+	Read(b Object, offset uint64, dst []byte) error
 }
 
 // Traits are properties of a library.
@@ -57,6 +63,22 @@ type Traits struct {
 	DynamicStep uint64
 	// CompilesTogether means that a device compiles several pipelines at a time.
 	CompilesTogether bool
+	// Timed means that the library is a Stamper. Tick is the time of a tick in nanoseconds, 0 where
+	// it has to be measured.
+	Timed bool
+	Tick  float64
+}
+
+// Step is a Command with the library's objects.
+type Step struct {
+	// A dispatch has a pipeline, and Dynamic offsets: one or none.
+	Pipeline, Group Object
+	Groups          [3]uint32
+	Dynamic         int
+	Offset          [1]uint32
+	// A copy has none.
+	Src, Dst                   Object
+	SrcOffset, DstOffset, Size uint64
 }
 
 // Span is a span of a buffer that a bind group binds.

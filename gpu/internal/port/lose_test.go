@@ -27,10 +27,9 @@ func Elsewhere(d Device, ago time.Duration) error {
 	x := d.(*device)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	t, err := x.lib.Submit()
-	x.lib.Discard()
+	t, err := x.lib.Submit(nil, nil)
 	for err == nil && x.ended < t {
-		x.lib.Pause(context.Background(), time.Now(), time.Time{})
+		pause(context.Background(), x.lib, time.Now(), time.Time{})
 		err = x.poll()
 	}
 	x.progress = time.Now().Add(-ago)

@@ -1,6 +1,7 @@
 package port
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"time"
@@ -11,8 +12,18 @@ import (
 // timers are coarse.
 const spinTime = 200 * time.Microsecond
 
-// Pause is Library.Pause where a wait has to poll. Waits for short kernels poll often. Waits for long ones leave the processor to
-// a software driver.
+// pause passes the time between two polls of a wait that began at start and is expected to end at
+// due.
+func pause(ctx context.Context, l Library, start, due time.Time) {
+	if w, ok := l.(Waiter); ok {
+		w.Pause(ctx)
+	} else {
+		Pause(start, due)
+	}
+}
+
+// Pause is pause where a wait has to poll. Waits for short kernels poll often. Waits for long ones
+// leave the processor to a software driver.
 func Pause(start, due time.Time) {
 	runtime.Gosched() // sleep keeps the goroutine's processor
 	if d := pauseOf(time.Since(start), time.Until(due)); d > 0 {
@@ -40,20 +51,13 @@ const (
 	mapPolls = 100
 )
 
-// Mapper is a library that maps buffers.
-type Mapper interface {
-	// StartMap starts to map a buffer for reading, and Mapped reports whether that has ended.
-	StartMap(b Object, offset, size uint64) error
-	Mapped() (bool, error)
-	// CopyMapped copies from the mapped buffer and unmaps it.
-	CopyMapped(b Object, offset uint64, dst []byte) error
-	// EndMap ends a map that may be pending.
-	EndMap(b Object)
-}
-
-// ReadMapped is Library.Read by a map. The buffer is idle, so the map takes a few polls, and other
-// calls of the device can wait for it.
-func ReadMapped(l Mapper, b Object, offset uint64, dst []byte) (err error) {
+// read copies bytes of a mappable, idle buffer to dst. A map takes a few polls, and other calls of
+// the device can wait for it.
+func read(lib Library, b Object, offset uint64, dst []byte) (err error) {
+	if w, ok := lib.(Waiter); ok {
+		return w.Read(b, offset, dst)
+	}
+	l := lib.(Mapper)
 	if err := l.StartMap(b, offset, uint64(len(dst))); err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package loaded
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -19,15 +18,11 @@ type device struct {
 	*library
 	handle, queue uintptr
 	state         *state
-	clock         *port.Clock
+	timed         bool
 	submitted     port.Ticket
 
 	// calls is held around calls that report errors by the state, events too: a compilation runs next to others.
 	calls sync.Mutex
-
-	// The submission that is being recorded.
-	encoder, pass uintptr
-	begun         bool // a pass has written a timestamp
 
 	released uintptr     // bytes of buffers since the last submission
 	scratch  port.Object // of flush
@@ -36,8 +31,6 @@ type device struct {
 type (
 	buffer   struct{ handle, size uintptr }
 	pipeline struct{ handle, layout uintptr }
-	group    struct{ handle uintptr }
-	queries  struct{ handle uintptr }
 )
 
 // keptBytes is the most memory of released buffers that waits for a submission: the library frees
@@ -169,12 +162,8 @@ func (d *device) release(f, object uintptr) {
 }
 
 func (d *device) Traits() port.Traits {
-	return port.Traits{DynamicStep: 256, CompilesTogether: d.dawn}
+	return port.Traits{DynamicStep: 256, CompilesTogether: d.dawn, Timed: d.timed, Tick: 1}
 }
-
-func (d *device) Clock() *port.Clock { return d.clock }
-
-func (d *device) Pause(_ context.Context, start, due time.Time) { port.Pause(start, due) }
 
 func (d *device) Lost() error { return d.state.read().lost }
 
@@ -239,10 +228,6 @@ func (d *device) Write(b port.Object, offset uint64, data []byte) error {
 	})
 	runtime.KeepAlive(data)
 	return err
-}
-
-func (d *device) Read(b port.Object, offset uint64, dst []byte) error {
-	return port.ReadMapped(d, b, offset, dst)
 }
 
 func (d *device) StartMap(b port.Object, offset, size uint64) error {
@@ -356,85 +341,66 @@ func (d *device) CreateGroup(p port.Object, spans []port.Span) (port.Object, err
 		entries[i] = bindGroupEntry{binding: uintptr(i), buffer: s.Buffer.(*buffer).handle, offset: s.Offset, size: s.Size}
 	}
 	desc := bindGroupDescriptor{layout: p.(*pipeline).layout, items: listOf(mem, entries...)}
-	g, err := d.make(d.DeviceCreateBindGroup, d.BindGroupRelease, put(mem, desc))
-	if err != nil {
-		return nil, err
-	}
-	return &group{g}, nil
+	return d.make(d.DeviceCreateBindGroup, d.BindGroupRelease, put(mem, desc))
 }
 
-func (d *device) ReleaseGroup(g port.Object) { d.call(d.BindGroupRelease, g.(*group).handle) }
+func (d *device) ReleaseGroup(g port.Object) { d.call(d.BindGroupRelease, g.(uintptr)) }
 
-// begin makes sure that there is an encoder, and outside of a pass.
-func (d *device) begin() {
-	if d.encoder == 0 {
-		d.encoder = d.call(d.DeviceCreateCommandEncoder, d.handle, 0)
-	}
-	if d.pass != 0 {
-		d.call(d.ComputePassEncoderEnd, d.pass)
-		d.call(d.ComputePassEncoderRelease, d.pass)
-		d.pass = 0
-	}
-}
-
-// beginPass makes sure that there is a pass. The first one of a timed submission writes its first
-// timestamp, each one its second: the last remains.
-func (d *device) beginPass() {
-	if d.pass != 0 {
-		return
-	}
-	d.begin()
+// Submit implements port.Library. The first pass of a timed submission writes its first timestamp,
+// each one its second: the last remains.
+func (d *device) Submit(steps []port.Step, stamps *port.Stamps) (port.Ticket, error) {
 	mem := newArena()
 	defer mem.free()
-	var desc passDescriptor
-	if c := d.clock; c != nil && c.Slot != nil {
-		w := timestampWrites{set: c.Queries.(*queries).handle, begin: noIndex, end: c.Slot.First + 1}
-		if !d.begun {
-			w.begin, d.begun = c.Slot.First, true
-		}
-		desc.writes = put(mem, w)
+	desc := place(mem, passDescriptor{})
+	var writes *timestampWrites
+	if stamps != nil {
+		writes = place(mem, timestampWrites{set: stamps.Queries.(uintptr), begin: stamps.First, end: stamps.First + 1})
+		desc.writes = address(writes)
 	}
-	d.pass = d.call(d.CommandEncoderBeginComputePass, d.encoder, put(mem, desc))
-}
-
-func (d *device) Copy(src, dst port.Object, c *port.Command) error {
-	d.begin()
-	d.call(d.CommandEncoderCopyBufferToBuffer, d.encoder, src.(*buffer).handle, uintptr(c.SrcOffset), dst.(*buffer).handle, uintptr(c.DstOffset), uintptr(c.Size))
-	return nil
-}
-
-func (d *device) Dispatch(p, g port.Object, offsets []uint32, groups [3]uint32) error {
-	d.beginPass()
-	d.call(d.ComputePassEncoderSetPipeline, d.pass, p.(*pipeline).handle)
-	d.call(d.ComputePassEncoderSetBindGroup, d.pass, 0, g.(*group).handle, uintptr(len(offsets)), uintptr(unsafe.Pointer(unsafe.SliceData(offsets))))
-	d.call(d.ComputePassEncoderDispatchWorkgroups, d.pass, uintptr(groups[0]), uintptr(groups[1]), uintptr(groups[2]))
-	runtime.KeepAlive(offsets)
-	return nil
-}
-
-// Discard forgets the submission that is being recorded.
-func (d *device) Discard() {
-	d.release(d.ComputePassEncoderRelease, d.pass)
-	d.release(d.CommandEncoderRelease, d.encoder)
-	d.encoder, d.pass, d.begun = 0, 0, false
-}
-
-func (d *device) Submit() (port.Ticket, error) {
-	mem := newArena()
-	defer mem.free()
 	err := d.try(func() {
-		if c := d.clock; c != nil && c.Slot != nil {
-			d.beginPass() // a submission of copies has none
-			d.begin()
-			resolved := c.Resolved.(*buffer).handle
-			d.call(d.CommandEncoderResolveQuerySet, d.encoder, c.Queries.(*queries).handle, uintptr(c.Slot.First), 2, resolved, 0)
-			d.call(d.CommandEncoderCopyBufferToBuffer, d.encoder, resolved, 0, c.Slot.Staging.(*buffer).handle, 0, port.StampBytes)
+		encoder, pass := d.call(d.DeviceCreateCommandEncoder, d.handle, 0), uintptr(0)
+		begin := func() {
+			if pass == 0 {
+				pass = d.call(d.CommandEncoderBeginComputePass, encoder, address(desc))
+				if writes != nil {
+					writes.begin = noIndex
+				}
+			}
 		}
-		d.begin()
-		commands := d.call(d.CommandEncoderFinish, d.encoder, 0)
+		end := func() {
+			if pass != 0 {
+				d.call(d.ComputePassEncoderEnd, pass)
+				d.call(d.ComputePassEncoderRelease, pass)
+				pass = 0
+			}
+		}
+		for i := range steps {
+			s := &steps[i]
+			if s.Pipeline == nil {
+				end()
+				d.call(d.CommandEncoderCopyBufferToBuffer, encoder, s.Src.(*buffer).handle, uintptr(s.SrcOffset), s.Dst.(*buffer).handle, uintptr(s.DstOffset), uintptr(s.Size))
+				continue
+			}
+			begin()
+			d.call(d.ComputePassEncoderSetPipeline, pass, s.Pipeline.(*pipeline).handle)
+			d.call(d.ComputePassEncoderSetBindGroup, pass, 0, s.Group.(uintptr), uintptr(s.Dynamic), address(&s.Offset))
+			d.call(d.ComputePassEncoderDispatchWorkgroups, pass, uintptr(s.Groups[0]), uintptr(s.Groups[1]), uintptr(s.Groups[2]))
+		}
+		if writes != nil && writes.begin != noIndex {
+			begin() // a submission of copies has no pass
+		}
+		end()
+		if stamps != nil {
+			resolved := stamps.Resolved.(*buffer).handle
+			d.call(d.CommandEncoderResolveQuerySet, encoder, stamps.Queries.(uintptr), uintptr(stamps.First), 2, resolved, 0)
+			d.call(d.CommandEncoderCopyBufferToBuffer, encoder, resolved, 0, stamps.Staging.(*buffer).handle, 0, port.StampBytes)
+		}
+		commands := d.call(d.CommandEncoderFinish, encoder, 0)
 		d.call(d.QueueSubmit, d.queue, 1, put(mem, commands))
 		d.release(d.CommandBufferRelease, commands)
+		d.release(d.CommandEncoderRelease, encoder)
 	})
+	runtime.KeepAlive(steps)
 	if err != nil {
 		return 0, err
 	}
@@ -446,20 +412,12 @@ func (d *device) Submit() (port.Ticket, error) {
 func (d *device) CreateQueries(count int) (port.Object, error) {
 	mem := newArena()
 	defer mem.free()
-	q, err := d.make(d.DeviceCreateQuerySet, d.QuerySetRelease, put(mem, querySetDescriptor{kind: queryTimes, count: uint32(count)}))
-	if err != nil {
-		return nil, err
-	}
-	return &queries{q}, nil
+	return d.make(d.DeviceCreateQuerySet, d.QuerySetRelease, put(mem, querySetDescriptor{kind: queryTimes, count: uint32(count)}))
 }
 
-func (d *device) ReleaseQueries(q port.Object) { d.call(d.QuerySetRelease, q.(*queries).handle) }
-
-// TickTime is a nanosecond in Dawn.
-func (d *device) TickTime() (float64, error) { return 1, nil }
+func (d *device) ReleaseQueries(q port.Object) { d.call(d.QuerySetRelease, q.(uintptr)) }
 
 func (d *device) Close() {
-	d.clock.Release()
 	if d.scratch != nil {
 		d.ReleaseBuffer(d.scratch)
 	}

@@ -246,7 +246,7 @@ func (a *adapter) Release()                { a.call(a.AdapterRelease, a.handle) 
 
 // Open implements port.LibraryAdapter. The device has all features of the adapter.
 func (a *adapter) Open(l gputypes.Limits) (port.Library, error) {
-	d := &device{library: a.library, state: newState()}
+	d := &device{library: a.library, state: newState(), timed: a.timed}
 	mem := newArena()
 	defer mem.free()
 	want := place(mem, limits{})
@@ -277,8 +277,5 @@ func (a *adapter) Open(l gputypes.Limits) (port.Library, error) {
 		return nil, err
 	}
 	d.handle, d.queue = r.Object, a.call(a.DeviceGetQueue, r.Object)
-	if a.timed {
-		d.clock = port.NewClock(d)
-	}
 	return d, nil
 }

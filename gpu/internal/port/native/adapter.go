@@ -96,13 +96,11 @@ static void port_release(port_state *state) { port_guard(state, wgpuDeviceReleas
 import "C"
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"reflect"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/gogpu/gputypes"
@@ -124,8 +122,8 @@ type library struct {
 	scopes    sync.Mutex  // see scoped
 	broken    atomic.Bool // a compilation panicked, see unsound
 	submitted port.Ticket
+	timed     bool
 	encoder   nativeEncoder
-	clock     *port.Clock
 }
 
 // newState returns the state of a device that is open already, or of one to open. That of a device is
@@ -137,18 +135,7 @@ func newState(device unsafe.Pointer, shared C.int) *C.port_state {
 }
 
 // Traits implements port.Library. Errors of compilations reach one state of the device.
-func (l *library) Traits() port.Traits { return port.Traits{DynamicStep: 1} }
-
-// Clock implements port.Library.
-func (l *library) Clock() *port.Clock { return l.clock }
-
-// Pause implements port.Library.
-func (l *library) Pause(_ context.Context, start, due time.Time) { port.Pause(start, due) }
-
-// Read implements port.Library.
-func (l *library) Read(b port.Object, offset uint64, dst []byte) error {
-	return port.ReadMapped(l, b, offset, dst)
-}
+func (l *library) Traits() port.Traits { return port.Traits{DynamicStep: 1, Timed: l.timed} }
 
 // handleOf returns the C object of one of the binding's types, which have it in an
 // unexported field.
@@ -220,9 +207,8 @@ func limitsOf(a interface{ GetLimits() wgpu.SupportedLimits }) (l gputypes.Limit
 func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 	required := wgpu.Limits{MaxInterStageShaderComponents: wgpu.LimitU32Undefined} // the library's default
 	port.CopyFields(&required, &l)
-	lib := &library{state: newState(nil, 0)}
-	timed := a.HasFeature(wgpu.FeatureName_TimestampQuery)
-	C.port_open(handleOf(a.Adapter), unsafe.Pointer(&required), C.size_t(unsafe.Sizeof(required)), C.bool(timed), lib.state)
+	lib := &library{state: newState(nil, 0), timed: a.HasFeature(wgpu.FeatureName_TimestampQuery)}
+	C.port_open(handleOf(a.Adapter), unsafe.Pointer(&required), C.size_t(unsafe.Sizeof(required)), C.bool(lib.timed), lib.state)
 	if err := lib.Lost(); err != nil { // the library panicked, and its instance is unsound
 		return nil, err
 	}
@@ -230,9 +216,6 @@ func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 		return nil, port.Fault(message(lib.state), port.ErrInvalid)
 	}
 	lib.queue = C.wgpuDeviceGetQueue(lib.state.device)
-	if timed {
-		lib.clock = port.NewClock(lib)
-	}
 	return lib, nil
 }
 
@@ -248,10 +231,7 @@ type (
 func Share(a *Adapter, dev *Device) (port.Library, gputypes.Limits, port.Info, error) {
 	device := handleOf(dev)
 	C.wgpuDeviceReference(device)
-	lib := &library{state: newState(device, 1), queue: C.wgpuDeviceGetQueue(device)}
-	if dev.HasFeature(wgpu.FeatureName_TimestampQuery) {
-		lib.clock = port.NewClock(lib)
-	}
+	lib := &library{state: newState(device, 1), queue: C.wgpuDeviceGetQueue(device), timed: dev.HasFeature(wgpu.FeatureName_TimestampQuery)}
 	return lib, limitsOf(dev), infoOf(a), nil
 }
 
@@ -333,12 +313,10 @@ func (l *library) unsound() bool { return l.state.unsound != 0 || l.broken.Load(
 
 // Close implements port.Library.
 func (l *library) Close() {
-	l.clock.Release()
-	if l.unsound() {
-		return
+	if !l.unsound() {
+		C.wgpuQueueRelease(l.queue)
+		C.port_release(l.state)
 	}
-	C.wgpuQueueRelease(l.queue)
-	C.port_release(l.state)
 }
 
 // Lost implements port.Library.

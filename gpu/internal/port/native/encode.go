@@ -41,6 +41,15 @@ typedef struct {
 // null.
 typedef struct { void *queries; uint32_t first; void *resolved, *staging; uint64_t size; } port_stamps;
 
+typedef struct { void const *next; char const *label; int type; uint32_t count; void const *statistics; size_t n; } port_queries_desc;
+extern void *wgpuDeviceCreateQuerySet(void *device, void const *desc);
+extern void wgpuQuerySetRelease(void *queries);
+
+static void *port_create_queries(uint32_t count, port_state *state) {
+	port_queries_desc desc = { .type = 2, .count = count }; // timestamps
+	return port_create(wgpuDeviceCreateQuerySet, &desc, state);
+}
+
 static void *port_make_group(void *layout, port_entry const *entries, size_t n, port_state *state) {
 	port_group_desc desc = { .layout = layout, .count = n, .entries = entries };
 	return port_create(wgpuDeviceCreateBindGroup, &desc, state);
@@ -127,40 +136,29 @@ type nativeEncoder struct {
 	stamps   C.port_stamps
 }
 
-// Copy implements port.Library.
-func (l *library) Copy(src, dst port.Object, c *port.Command) error {
-	l.encoder.commands = append(l.encoder.commands, C.port_command{
-		src: src.(unsafe.Pointer), src_offset: C.uint64_t(c.SrcOffset),
-		dst: dst.(unsafe.Pointer), dst_offset: C.uint64_t(c.DstOffset), size: C.uint64_t(c.Size),
-	})
-	return nil
-}
-
-// Dispatch implements port.Library.
-func (l *library) Dispatch(p, g port.Object, offsets []uint32, groups [3]uint32) error {
-	x := C.port_command{
-		pipeline: p.(*pipeline).ref, group: g.(unsafe.Pointer), dynamic: C.uint32_t(len(offsets)),
-		groups: [3]C.uint32_t{C.uint32_t(groups[0]), C.uint32_t(groups[1]), C.uint32_t(groups[2])},
-	}
-	if len(offsets) > 0 {
-		x.offset = C.uint32_t(offsets[0])
-	}
-	l.encoder.commands = append(l.encoder.commands, x)
-	return nil
-}
-
-// Discard drops the commands that were not submitted.
-func (l *library) Discard() { l.encoder.commands = l.encoder.commands[:0] }
-
-// Submit starts the commands.
-func (l *library) Submit() (port.Ticket, error) {
+// Submit starts steps.
+func (l *library) Submit(steps []port.Step, stamps *port.Stamps) (port.Ticket, error) {
 	defer l.scoped()()
 	e := &l.encoder
-	e.stamps = C.port_stamps{}
-	if c := l.clock; c != nil && c.Slot != nil {
+	e.commands, e.stamps = e.commands[:0], C.port_stamps{}
+	for i := range steps {
+		s := &steps[i]
+		c := C.port_command{
+			groups:  [3]C.uint32_t{C.uint32_t(s.Groups[0]), C.uint32_t(s.Groups[1]), C.uint32_t(s.Groups[2])},
+			dynamic: C.uint32_t(s.Dynamic), offset: C.uint32_t(s.Offset[0]),
+			src_offset: C.uint64_t(s.SrcOffset), dst_offset: C.uint64_t(s.DstOffset), size: C.uint64_t(s.Size),
+		}
+		if s.Pipeline != nil {
+			c.pipeline, c.group = s.Pipeline.(*pipeline).ref, s.Group.(unsafe.Pointer)
+		} else {
+			c.src, c.dst = s.Src.(unsafe.Pointer), s.Dst.(unsafe.Pointer)
+		}
+		e.commands = append(e.commands, c)
+	}
+	if stamps != nil {
 		e.stamps = C.port_stamps{
-			queries: c.Queries.(unsafe.Pointer), first: C.uint32_t(c.Slot.First),
-			resolved: c.Resolved.(unsafe.Pointer), staging: c.Slot.Staging.(unsafe.Pointer), size: port.StampBytes,
+			queries: stamps.Queries.(unsafe.Pointer), first: C.uint32_t(stamps.First),
+			resolved: stamps.Resolved.(unsafe.Pointer), staging: stamps.Staging.(unsafe.Pointer), size: port.StampBytes,
 		}
 	}
 	C.port_run(l.queue, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, l.state)
@@ -191,6 +189,23 @@ func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, er
 func (l *library) ReleaseGroup(g port.Object) {
 	if !l.unsound() {
 		C.wgpuBindGroupRelease(g.(unsafe.Pointer))
+	}
+}
+
+// CreateQueries implements port.Stamper.
+func (l *library) CreateQueries(count int) (port.Object, error) {
+	defer l.scoped()()
+	q := C.port_create_queries(C.uint32_t(count), l.state)
+	if err := l.outcome(); err != nil {
+		return nil, err
+	}
+	return q, nil
+}
+
+// ReleaseQueries implements port.Stamper.
+func (l *library) ReleaseQueries(q port.Object) {
+	if !l.unsound() {
+		C.wgpuQuerySetRelease(q.(unsafe.Pointer))
 	}
 }
 

@@ -73,7 +73,7 @@ func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 func newLibrary(dev *wgpu.Device, api gputypes.Backend) *library {
 	return &library{
 		dev: dev, queue: dev.Queue(), spirv: api == gputypes.BackendVulkan,
-		unwritten: map[*Buffer]bool{}, released: map[*Buffer]uint64{}, copied: map[*Buffer]bool{}, filled: map[*Buffer]bool{},
+		unwritten: map[*Buffer]bool{}, released: map[*Buffer]uint64{}, copied: map[port.Object]bool{}, filled: map[port.Object]bool{},
 	}
 }
 

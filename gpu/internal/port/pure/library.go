@@ -3,7 +3,6 @@
 package pure
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -35,30 +34,14 @@ type library struct {
 	ended    uint64 // the last submission that poll found ended
 	probed   time.Time
 
-	// The submission that is being recorded: finished command buffers, the current
-	// encoder and pass, and the sources and destinations of its copies.
-	done           []*wgpu.CommandBuffer
-	encoder        *wgpu.CommandEncoder
-	pass           *wgpu.ComputePassEncoder
-	copied, filled map[*Buffer]bool
+	copied, filled map[port.Object]bool // sources and destinations of the copies of a command buffer
 
 	pending *wgpu.MapPending
 }
 
 // Traits implements port.Library. The library accepts no other step, whatever the device's limit.
+// wgpu 0.34 has no timestamps in compute passes, and writes none in render passes on Vulkan.
 func (l *library) Traits() port.Traits { return port.Traits{DynamicStep: 256} }
-
-// Clock returns none: wgpu 0.34 has no timestamps in compute passes, and writes none in render
-// passes on Vulkan.
-func (l *library) Clock() *port.Clock { return nil }
-
-// Pause implements port.Library.
-func (l *library) Pause(_ context.Context, start, due time.Time) { port.Pause(start, due) }
-
-// Read implements port.Library.
-func (l *library) Read(b port.Object, offset uint64, dst []byte) error {
-	return port.ReadMapped(l, b, offset, dst)
-}
 
 // Lost reports a device that the program has released. The library reports other losses as
 // errors only.
@@ -215,97 +198,90 @@ func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, er
 // ReleaseGroup implements port.Library.
 func (l *library) ReleaseGroup(g port.Object) { g.(*wgpu.BindGroup).Release() }
 
-// begin makes sure that there is an encoder, and outside of a pass.
-func (l *library) begin() (err error) {
+// record records steps in one command buffer.
+func (l *library) record(steps []port.Step) (*wgpu.CommandBuffer, error) {
 	growStack()
-	if l.encoder == nil {
-		l.encoder, err = l.dev.CreateCommandEncoder(nil)
-	}
-	if p := l.pass; p != nil {
-		l.pass = nil
-		err = p.End()
-	}
-	return translate(err, port.ErrInvalid)
-}
-
-// end finishes the current command buffer.
-func (l *library) end() error {
-	if err := l.begin(); err != nil {
-		return err
-	}
-	e := l.encoder
-	l.encoder = nil // Finish releases it even when it fails
-	clear(l.copied)
-	clear(l.filled)
-	buf, err := e.Finish()
-	if err == nil {
-		l.done = append(l.done, buf)
-	}
-	return translate(err, port.ErrInvalid)
-}
-
-// Copy records a copy. The library refuses a command buffer that copies both from a
-// buffer and to it, so such copies begin another command buffer.
-func (l *library) Copy(from, to port.Object, c *port.Command) error {
-	src, dst := from.(*Buffer), to.(*Buffer)
-	if l.filled[src] || l.copied[dst] {
-		if err := l.end(); err != nil {
-			return err
-		}
-	}
-	l.copied[src], l.filled[dst] = true, true
-	if err := l.begin(); err != nil {
-		return err
-	}
-	l.encoder.CopyBufferToBuffer(src, c.SrcOffset, dst, c.DstOffset, c.Size)
-	return nil
-}
-
-// Dispatch implements port.Library.
-func (l *library) Dispatch(p, g port.Object, offsets []uint32, groups [3]uint32) (err error) {
-	growStack()
-	if l.pass == nil {
-		if err := l.begin(); err != nil {
-			return err
-		}
-		if l.pass, err = l.encoder.BeginComputePass(nil); err != nil {
-			return translate(err, port.ErrInvalid)
-		}
-	}
-	l.pass.SetPipeline(p.(*pipeline).p)
-	l.pass.SetBindGroup(0, g.(*wgpu.BindGroup), offsets)
-	l.pass.Dispatch(groups[0], groups[1], groups[2])
-	return nil
-}
-
-// Discard drops the commands that were not submitted.
-func (l *library) Discard() {
-	if l.encoder != nil {
-		_ = l.begin() // ends the pass; the caller has an error
-		l.encoder.DiscardEncoding()
-		l.encoder = nil
-	}
-	for _, buf := range l.done {
-		buf.Release()
-	}
-	l.done = nil
-	clear(l.copied)
-	clear(l.filled)
-}
-
-// Submit starts the commands.
-func (l *library) Submit() (port.Ticket, error) {
-	if err := l.end(); err != nil {
-		return 0, err
-	}
-	index, err := l.queue.Submit(l.done...)
+	encoder, err := l.dev.CreateCommandEncoder(nil)
 	if err != nil {
-		return 0, translate(err, port.ErrInvalid)
+		return nil, err
 	}
-	l.done = nil
+	var pass *wgpu.ComputePassEncoder
+	end := func() {
+		if p := pass; p != nil {
+			pass, err = nil, p.End()
+		}
+	}
+	for i := 0; i < len(steps) && err == nil; i++ {
+		growStack()
+		s := &steps[i]
+		if s.Pipeline == nil {
+			if end(); err == nil {
+				encoder.CopyBufferToBuffer(s.Src.(*Buffer), s.SrcOffset, s.Dst.(*Buffer), s.DstOffset, s.Size)
+			}
+			continue
+		}
+		if pass == nil {
+			if pass, err = encoder.BeginComputePass(nil); err != nil {
+				break
+			}
+		}
+		pass.SetPipeline(s.Pipeline.(*pipeline).p)
+		pass.SetBindGroup(0, s.Group.(*wgpu.BindGroup), s.Offset[:s.Dynamic])
+		pass.Dispatch(s.Groups[0], s.Groups[1], s.Groups[2])
+	}
+	if err == nil {
+		end()
+	}
+	if err != nil {
+		encoder.DiscardEncoding()
+		return nil, err
+	}
+	growStack()
+	return encoder.Finish() // releases the encoder even when it fails
+}
+
+// together returns the number of steps for one command buffer: the library refuses one that copies
+// both from a buffer and to it.
+func (l *library) together(steps []port.Step) int {
+	clear(l.copied)
+	clear(l.filled)
+	for i := range steps {
+		if s := &steps[i]; s.Pipeline == nil {
+			if l.filled[s.Src] || l.copied[s.Dst] {
+				return i
+			}
+			l.copied[s.Src], l.filled[s.Dst] = true, true
+		}
+	}
+	return len(steps)
+}
+
+// Submit starts steps, at least an empty command buffer.
+func (l *library) Submit(steps []port.Step, _ *port.Stamps) (port.Ticket, error) {
+	var all []*wgpu.CommandBuffer
+	for first := true; first || len(steps) > 0; first = false {
+		n := l.together(steps)
+		buf, err := l.record(steps[:n])
+		if err != nil {
+			return 0, l.discard(all, err)
+		}
+		all, steps = append(all, buf), steps[n:]
+	}
+	index, err := l.queue.Submit(all...)
+	if err != nil {
+		return 0, l.discard(all, err)
+	}
 	clear(l.unwritten)
 	l.last, l.probed = index, time.Now()
 	return port.Ticket(index), nil
+}
+
+// discard drops command buffers that were not submitted.
+func (l *library) discard(all []*wgpu.CommandBuffer, err error) error {
+	for _, buf := range all {
+		buf.Release()
+	}
+	return translate(err, port.ErrInvalid)
 }
 
 // probeTime is the time without progress after which poll looks for a loss.
@@ -324,8 +300,7 @@ func (l *library) Poll() (port.Ticket, error) {
 		return port.Ticket(ended), nil
 	}
 	l.probed = time.Now()
-	_, err := l.Submit()
-	l.Discard()
+	_, err := l.Submit(nil, nil)
 	return port.Ticket(ended), err
 }
 

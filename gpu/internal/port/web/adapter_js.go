@@ -192,9 +192,7 @@ func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 		return nil, port.Fault(err.Error(), port.ErrInvalid)
 	}
 	lib := newLibrary(dev)
-	if timed {
-		lib.clock = port.NewClock(lib)
-	}
+	lib.timed = timed
 	return lib, nil
 }
 

@@ -20,24 +20,17 @@ type library struct {
 	ended      port.Ticket
 	event      chan struct{} // closed at the next event
 
-	// The submission that is being recorded. Encoder and pass are undefined outside of one.
-	encoder, pass js.Value
-	begun         bool // a pass has written a timestamp
-
 	offset, staged js.Value // a Uint32Array for the offset of a dispatch, a Uint8Array for writes
 	ends           js.Func
-	clock          *port.Clock
+	timed          bool
 }
 
 type pipeline struct{ p, layout js.Value }
 
 // Traits implements port.Library. The step is the largest that a device may require.
 func (l *library) Traits() port.Traits {
-	return port.Traits{DynamicStep: 256, CompilesTogether: true}
+	return port.Traits{DynamicStep: 256, CompilesTogether: true, Timed: l.timed, Tick: 1}
 }
-
-// Clock implements port.Library.
-func (l *library) Clock() *port.Clock { return l.clock }
 
 // stagedBytes is the most bytes that a write copies at a time.
 const stagedBytes = 1 << 20
@@ -180,73 +173,54 @@ func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, er
 	return g, err
 }
 
-// begin makes sure that there is an encoder, and outside of a pass.
-func (l *library) begin() {
-	if l.encoder.IsUndefined() {
-		l.encoder = l.dev.Call("createCommandEncoder")
-	}
-	if !l.pass.IsUndefined() {
-		l.pass.Call("end")
-		l.pass = js.Undefined()
-	}
-}
-
-// beginPass makes sure that there is a pass. The first one of a timed submission writes its first
-// timestamp, each one its second: the last remains.
-func (l *library) beginPass() {
-	if !l.pass.IsUndefined() {
-		return
-	}
-	l.begin()
-	desc := map[string]any{}
-	if c := l.clock; c != nil && c.Slot != nil {
-		writes := map[string]any{"querySet": c.Queries, "endOfPassWriteIndex": c.Slot.First + 1}
-		if !l.begun {
-			writes["beginningOfPassWriteIndex"] = c.Slot.First
-			l.begun = true
-		}
-		desc["timestampWrites"] = writes
-	}
-	l.pass = l.encoder.Call("beginComputePass", desc)
-}
-
-// Copy implements port.Library.
-func (l *library) Copy(src, dst port.Object, c *port.Command) error {
-	return try(port.ErrInvalid, func() {
-		l.begin()
-		l.encoder.Call("copyBufferToBuffer", *src.(*Buffer), float64(c.SrcOffset), *dst.(*Buffer), float64(c.DstOffset), float64(c.Size))
-	})
-}
-
-// Dispatch implements port.Library.
-func (l *library) Dispatch(p, g port.Object, offsets []uint32, groups [3]uint32) error {
-	return try(port.ErrInvalid, func() {
-		l.beginPass()
-		l.pass.Call("setPipeline", p.(*pipeline).p)
-		if len(offsets) > 0 {
-			l.offset.SetIndex(0, float64(offsets[0]))
-			l.pass.Call("setBindGroup", 0, g, l.offset, 0, 1)
-		} else {
-			l.pass.Call("setBindGroup", 0, g)
-		}
-		l.pass.Call("dispatchWorkgroups", groups[0], groups[1], groups[2])
-	})
-}
-
-// Discard forgets the submission that is being recorded.
-func (l *library) Discard() { l.encoder, l.pass, l.begun = js.Undefined(), js.Undefined(), false }
-
-// Submit implements port.Library.
-func (l *library) Submit() (port.Ticket, error) {
+// Submit implements port.Library. The first pass of a timed submission writes its first timestamp,
+// each one its second: the last remains.
+func (l *library) Submit(steps []port.Step, stamps *port.Stamps) (port.Ticket, error) {
 	err := try(port.ErrInvalid, func() {
-		if c := l.clock; c != nil && c.Slot != nil {
-			l.beginPass() // a submission of copies has none
-			l.begin()
-			l.encoder.Call("resolveQuerySet", c.Queries, c.Slot.First, 2, *c.Resolved.(*Buffer), 0)
-			l.encoder.Call("copyBufferToBuffer", *c.Resolved.(*Buffer), 0, *c.Slot.Staging.(*Buffer), 0, port.StampBytes)
+		encoder, pass, desc := l.dev.Call("createCommandEncoder"), js.Undefined(), map[string]any{}
+		if stamps != nil {
+			desc["timestampWrites"] = map[string]any{
+				"querySet": stamps.Queries, "beginningOfPassWriteIndex": stamps.First, "endOfPassWriteIndex": stamps.First + 1,
+			}
 		}
-		l.begin()
-		l.queue.Call("submit", []any{l.encoder.Call("finish")})
+		begun := false
+		begin := func() {
+			if pass.IsUndefined() {
+				pass = encoder.Call("beginComputePass", desc)
+				if stamps != nil {
+					delete(desc["timestampWrites"].(map[string]any), "beginningOfPassWriteIndex")
+				}
+				begun = true
+			}
+		}
+		end := func() {
+			if !pass.IsUndefined() {
+				pass.Call("end")
+				pass = js.Undefined()
+			}
+		}
+		for i := range steps {
+			s := &steps[i]
+			if s.Pipeline == nil {
+				end()
+				encoder.Call("copyBufferToBuffer", *s.Src.(*Buffer), float64(s.SrcOffset), *s.Dst.(*Buffer), float64(s.DstOffset), float64(s.Size))
+				continue
+			}
+			begin()
+			pass.Call("setPipeline", s.Pipeline.(*pipeline).p)
+			l.offset.SetIndex(0, float64(s.Offset[0]))
+			pass.Call("setBindGroup", 0, s.Group, l.offset, 0, s.Dynamic)
+			pass.Call("dispatchWorkgroups", s.Groups[0], s.Groups[1], s.Groups[2])
+		}
+		if stamps != nil && !begun {
+			begin() // a submission of copies has none
+		}
+		end()
+		if stamps != nil {
+			encoder.Call("resolveQuerySet", stamps.Queries, stamps.First, 2, *stamps.Resolved.(*Buffer), 0)
+			encoder.Call("copyBufferToBuffer", *stamps.Resolved.(*Buffer), 0, *stamps.Staging.(*Buffer), 0, port.StampBytes)
+		}
+		l.queue.Call("submit", []any{encoder.Call("finish")})
 		l.queue.Call("onSubmittedWorkDone").Call("then", l.ends, l.ends)
 	})
 	if err != nil {
@@ -269,7 +243,7 @@ func (l *library) Poll() (port.Ticket, error) {
 // Pause waits for the next event. None is missed between a look at the device's state and Pause,
 // because callbacks run only while every goroutine waits. After a second the caller looks whether
 // the device makes progress.
-func (l *library) Pause(ctx context.Context, _, _ time.Time) {
+func (l *library) Pause(ctx context.Context) {
 	late := time.NewTimer(time.Second)
 	defer late.Stop()
 	select {
@@ -308,6 +282,3 @@ func (l *library) CreateQueries(count int) (port.Object, error) {
 
 // ReleaseQueries leaves them to the browser.
 func (l *library) ReleaseQueries(port.Object) {}
-
-// TickTime is a nanosecond in every browser.
-func (l *library) TickTime() (float64, error) { return 1, nil }
