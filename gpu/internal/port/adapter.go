@@ -11,21 +11,15 @@ import (
 
 // Adapter is a device that can be opened.
 type Adapter struct {
-	raw  LibraryAdapter
+	LibraryAdapter
 	once sync.Once
 }
 
 // NewAdapter returns an adapter of a library.
-func NewAdapter(raw LibraryAdapter) *Adapter { return &Adapter{raw: raw} }
-
-// Info describes the adapter.
-func (a *Adapter) Info() Info { return a.raw.Info() }
-
-// Limits are the adapter's own limits, the most that Open grants.
-func (a *Adapter) Limits() gputypes.Limits { return a.raw.Limits() }
+func NewAdapter(raw LibraryAdapter) *Adapter { return &Adapter{LibraryAdapter: raw} }
 
 // Release releases the adapter. Devices opened from it remain valid.
-func (a *Adapter) Release() { a.once.Do(a.raw.Release) }
+func (a *Adapter) Release() { a.once.Do(a.LibraryAdapter.Release) }
 
 // Open opens a device with exactly these limits: those of Limits, with maxima lowered or
 // alignments raised. It returns ErrInvalid for limits beyond those of the adapter and ErrLost
@@ -34,7 +28,7 @@ func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 	var lib Library
 	err := Within(l, a.Limits())
 	if err == nil {
-		lib, err = a.raw.Open(l)
+		lib, err = a.LibraryAdapter.Open(l)
 	}
 	if err != nil {
 		// After a loss the library may not be called any more. For lack of memory wgpu-native drops

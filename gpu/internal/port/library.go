@@ -99,7 +99,7 @@ type Sharer interface {
 // LibraryAdapter is an adapter of a library.
 type LibraryAdapter interface {
 	Info() Info
-	Limits() gputypes.Limits
+	Limits() gputypes.Limits // the most that Open grants
 	Open(l gputypes.Limits) (Library, error)
 	Release()
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -62,35 +63,26 @@ const (
 	gotError
 )
 
-var states = struct {
-	sync.Mutex
-	last uintptr
-	all  map[uintptr]*state
-}{all: map[uintptr]*state{}}
+var (
+	states    sync.Map // by number
+	lastState atomic.Uintptr
+)
 
 func newState() *state {
-	states.Lock()
-	defer states.Unlock()
-	states.last++
-	s := &state{id: states.last}
-	states.all[s.id] = s
+	s := &state{id: lastState.Add(1)}
+	states.Store(s.id, s)
 	return s
 }
 
-func (s *state) forget() {
-	states.Lock()
-	defer states.Unlock()
-	delete(states.all, s.id)
-}
+func (s *state) forget() { states.Delete(s.id) }
 
 // answer is called by all callbacks, on any thread.
 func answer(user [2]uintptr, a port.Answer) {
-	states.Lock()
-	s := states.all[user[0]]
-	states.Unlock()
-	if s == nil {
+	x, ok := states.Load(user[0])
+	if !ok {
 		return
 	}
+	s := x.(*state)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch user[1] {

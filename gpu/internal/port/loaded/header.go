@@ -111,39 +111,16 @@ type (
 	}
 	// limits has gputypes' names where they differ in the first letter only.
 	limits struct {
-		Next                                      uintptr
-		MaxTextureDimension1D                     uint32
-		MaxTextureDimension2D                     uint32
-		MaxTextureDimension3D                     uint32
-		MaxTextureArrayLayers                     uint32
-		MaxBindGroups                             uint32
-		MaxBindGroupsPlusVertexBuffers            uint32
-		MaxBindingsPerBindGroup                   uint32
-		MaxDynamicUniformBuffersPerPipelineLayout uint32
-		MaxDynamicStorageBuffersPerPipelineLayout uint32
-		MaxSampledTexturesPerShaderStage          uint32
-		MaxSamplersPerShaderStage                 uint32
-		MaxStorageBuffersPerShaderStage           uint32
-		MaxStorageTexturesPerShaderStage          uint32
-		MaxUniformBuffersPerShaderStage           uint32
-		MaxUniformBufferBindingSize               uint64
-		MaxStorageBufferBindingSize               uint64
-		MinUniformBufferOffsetAlignment           uint32
-		MinStorageBufferOffsetAlignment           uint32
-		MaxVertexBuffers                          uint32
-		MaxBufferSize                             uint64
-		MaxVertexAttributes                       uint32
-		MaxVertexBufferArrayStride                uint32
-		MaxInterStageShaderVariables              uint32
-		MaxColorAttachments                       uint32
-		MaxColorAttachmentBytesPerSample          uint32
-		MaxComputeWorkgroupStorageSize            uint32
-		MaxComputeInvocationsPerWorkgroup         uint32
-		MaxComputeWorkgroupSizeX                  uint32
-		MaxComputeWorkgroupSizeY                  uint32
-		MaxComputeWorkgroupSizeZ                  uint32
-		MaxComputeWorkgroupsPerDimension          uint32
-		MaxImmediateSize                          uint32
+		Next uintptr
+		MaxTextureDimension1D, MaxTextureDimension2D, MaxTextureDimension3D, MaxTextureArrayLayers, MaxBindGroups, MaxBindGroupsPlusVertexBuffers,
+		MaxBindingsPerBindGroup, MaxDynamicUniformBuffersPerPipelineLayout, MaxDynamicStorageBuffersPerPipelineLayout, MaxSampledTexturesPerShaderStage,
+		MaxSamplersPerShaderStage, MaxStorageBuffersPerShaderStage, MaxStorageTexturesPerShaderStage, MaxUniformBuffersPerShaderStage uint32
+		MaxUniformBufferBindingSize, MaxStorageBufferBindingSize                           uint64
+		MinUniformBufferOffsetAlignment, MinStorageBufferOffsetAlignment, MaxVertexBuffers uint32
+		MaxBufferSize                                                                      uint64
+		MaxVertexAttributes, MaxVertexBufferArrayStride, MaxInterStageShaderVariables, MaxColorAttachments, MaxColorAttachmentBytesPerSample,
+		MaxComputeWorkgroupStorageSize, MaxComputeInvocationsPerWorkgroup, MaxComputeWorkgroupSizeX, MaxComputeWorkgroupSizeY, MaxComputeWorkgroupSizeZ,
+		MaxComputeWorkgroupsPerDimension, MaxImmediateSize uint32
 	}
 )
 

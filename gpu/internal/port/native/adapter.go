@@ -27,11 +27,7 @@ typedef struct {
 extern void wgpuAdapterRequestDevice(void *adapter, void const *desc, void (*cb)(int, void *, char const *, void *), void *userdata);
 extern void wgpuDeviceSetUncapturedErrorCallback(void *device, port_message_fn cb, void *userdata);
 extern void wgpuBufferMapAsync(void *buffer, uint32_t mode, size_t offset, size_t size, void (*cb)(int, void *), void *userdata);
-extern void wgpuDeviceReference(void *device);
-extern void wgpuDeviceRelease(void *device);
-extern void wgpuBufferReference(void *buffer);
 extern void *wgpuDeviceGetQueue(void *device);
-extern void wgpuQueueRelease(void *queue);
 
 static void port_on_lost(int reason, char const *message, void *ud) { port_note(ud, message); ((port_state *)ud)->lost = 1; }
 static void port_on_map(int status, void *ud) { ((port_state *)ud)->mapped = status + 1; }
@@ -59,13 +55,7 @@ static void port_do_open(void *request) {
 // Buffers are created and unmapped without the binding's error scopes, which would take the
 // errors of a compilation on another thread for theirs.
 typedef struct { void const *next; char const *label; uint32_t usage; uint64_t size; bool mapped; } port_buffer_desc;
-extern void *wgpuDeviceCreateBuffer(void *device, void const *desc);
 extern void *wgpuBufferGetMappedRange(void *buffer, size_t offset, size_t size);
-extern void wgpuBufferUnmap(void *buffer);
-static void *port_create_buffer(uint64_t size, uint32_t usage, port_state *state) {
-	port_buffer_desc desc = { .size = size, .usage = usage };
-	return port_create(wgpuDeviceCreateBuffer, &desc, state);
-}
 static void port_unmap(void *buffer, port_state *state) {
 	port_enter(state);
 	port_guard(state, wgpuBufferUnmap, buffer);
@@ -173,13 +163,9 @@ func Adapters() (all []port.LibraryAdapter, _ error) {
 
 type adapter struct{ *Adapter }
 
-// Limits implements port.LibraryAdapter.
 func (a adapter) Limits() gputypes.Limits { return limitsOf(a.Adapter) }
 
-// Info implements port.LibraryAdapter.
-func (a adapter) Info() port.Info { return infoOf(a.Adapter) }
-
-func infoOf(a *Adapter) port.Info {
+func (a adapter) Info() port.Info {
 	p := a.GetProperties()
 	kinds := map[wgpu.AdapterType]gputypes.DeviceType{ // others are the zero, DeviceTypeOther
 		wgpu.AdapterType_DiscreteGPU: gputypes.DeviceTypeDiscreteGPU, wgpu.AdapterType_IntegratedGPU: gputypes.DeviceTypeIntegratedGPU,
@@ -203,7 +189,6 @@ func limitsOf(a interface{ GetLimits() wgpu.SupportedLimits }) (l gputypes.Limit
 	return l
 }
 
-// Open implements port.LibraryAdapter.
 func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 	required := wgpu.Limits{MaxInterStageShaderComponents: wgpu.LimitU32Undefined} // the library's default
 	port.CopyFields(&required, &l)
@@ -232,7 +217,7 @@ func Share(a *Adapter, dev *Device) (port.Library, gputypes.Limits, port.Info, e
 	device := handleOf(dev)
 	C.wgpuDeviceReference(device)
 	lib := &library{state: newState(device, 1), queue: C.wgpuDeviceGetQueue(device), timed: dev.HasFeature(wgpu.FeatureName_TimestampQuery)}
-	return lib, limitsOf(dev), infoOf(a), nil
+	return lib, limitsOf(dev), adapter{a}.Info(), nil
 }
 
 // Import implements port.Sharer. The library does not report whether a buffer is mapped or destroyed.
@@ -244,10 +229,8 @@ func (l *library) Import(x any) (raw port.Object, size uint64, usage gputypes.Bu
 	return handleOf(b), b.GetSize(), gputypes.BufferUsage(b.GetUsage()), nil
 }
 
-// Reference implements port.Sharer.
 func (l *library) Reference(b port.Object) { C.wgpuBufferReference(b.(unsafe.Pointer)) }
 
-// Dereference implements port.Sharer.
 func (l *library) Dereference(b port.Object) { l.ReleaseBuffer(b) }
 
 // scoped takes the lock of the error scopes of a program's device and returns the function
@@ -261,17 +244,27 @@ func (l *library) scoped() func() {
 	return l.scopes.Unlock
 }
 
-// CreateBuffer implements port.Library.
 func (l *library) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Object, error) {
+	desc := C.port_buffer_desc{size: C.uint64_t(size), usage: C.uint32_t(usage)}
+	return l.create(C.wgpuDeviceCreateBuffer, C.wgpuBufferRelease, unsafe.Pointer(&desc))
+}
+
+// create calls a function that creates an object, which release releases after an error.
+func (l *library) create(f, release, desc unsafe.Pointer) (port.Object, error) {
 	defer l.scoped()()
-	b := C.port_create_buffer(C.uint64_t(size), C.uint32_t(usage), l.state)
+	object := C.port_create((*C.port_creator)(f), desc, l.state)
 	if err := l.outcome(); err != nil {
-		if b != nil {
-			C.wgpuBufferRelease(b)
-		}
+		l.release(release, object)
 		return nil, err
 	}
-	return b, nil
+	return object, nil
+}
+
+// release calls a function that releases an object, unless there is none.
+func (l *library) release(f, object unsafe.Pointer) {
+	if object != nil && !l.unsound() {
+		C.port_do((*C.port_action)(f), object)
+	}
 }
 
 // ReleaseBuffer polls, because the library frees released memory only then.
@@ -282,7 +275,6 @@ func (l *library) ReleaseBuffer(b port.Object) {
 	}
 }
 
-// CopyMapped implements port.Mapper.
 func (l *library) CopyMapped(x port.Object, offset uint64, dst []byte) error {
 	b := x.(unsafe.Pointer)
 	copy(dst, unsafe.Slice((*byte)(C.wgpuBufferGetMappedRange(b, C.size_t(offset), C.size_t(len(dst)))), len(dst)))
@@ -291,7 +283,6 @@ func (l *library) CopyMapped(x port.Object, offset uint64, dst []byte) error {
 	return l.outcome()
 }
 
-// StartMap implements port.Mapper.
 func (l *library) StartMap(b port.Object, offset, size uint64) error {
 	defer l.scoped()()
 	C.port_map(b.(unsafe.Pointer), C.size_t(offset), C.size_t(size), l.state)
@@ -311,7 +302,6 @@ func (l *library) EndMap(b port.Object) {
 // stays allocated.
 func (l *library) unsound() bool { return l.state.unsound != 0 || l.broken.Load() }
 
-// Close implements port.Library.
 func (l *library) Close() {
 	if !l.unsound() {
 		C.wgpuQueueRelease(l.queue)
@@ -319,7 +309,6 @@ func (l *library) Close() {
 	}
 }
 
-// Lost implements port.Library.
 func (l *library) Lost() error {
 	if l.state.lost == 0 {
 		return nil

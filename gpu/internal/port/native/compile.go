@@ -27,14 +27,6 @@ typedef struct {
 	struct { void const *next; void *module; char const *entry; size_t n_constants; void const *constants; } compute;
 } port_pipeline_desc;
 
-extern void *wgpuDeviceCreateShaderModule(void *device, port_module_desc const *desc);
-extern void *wgpuDeviceCreateBindGroupLayout(void *device, port_layout_desc const *desc);
-extern void *wgpuDeviceCreatePipelineLayout(void *device, port_pipeline_layout_desc const *desc);
-extern void *wgpuDeviceCreateComputePipeline(void *device, port_pipeline_desc const *desc);
-extern void wgpuShaderModuleRelease(void *module);
-extern void wgpuBindGroupLayoutRelease(void *layout);
-extern void wgpuPipelineLayoutRelease(void *layout);
-extern void wgpuComputePipelineRelease(void *pipeline);
 
 enum { port_max_entries = 16 };
 
@@ -131,16 +123,8 @@ func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (port.Obje
 	return p, nil
 }
 
-// ReleasePipeline implements port.Library.
 func (l *library) ReleasePipeline(x port.Object) {
-	if l.unsound() {
-		return
-	}
 	p := x.(*pipeline)
-	if p.ref != nil {
-		C.wgpuComputePipelineRelease(p.ref)
-	}
-	if p.layoutRef != nil {
-		C.wgpuBindGroupLayoutRelease(p.layoutRef)
-	}
+	l.release(C.wgpuComputePipelineRelease, p.ref)
+	l.release(C.wgpuBindGroupLayoutRelease, p.layoutRef)
 }

@@ -10,21 +10,12 @@ package native
 typedef struct { void const *next; uint32_t binding; void *buffer; uint64_t offset, size; void *sampler, *view; } port_entry;
 typedef struct { void const *next; char const *label; void *layout; size_t count; port_entry const *entries; } port_group_desc;
 
-extern void *wgpuDeviceCreateBindGroup(void *device, void const *desc);
-extern void wgpuBindGroupRelease(void *group);
-extern void *wgpuDeviceCreateCommandEncoder(void *device, void const *desc);
-extern void wgpuCommandEncoderRelease(void *encoder);
 extern void wgpuCommandEncoderCopyBufferToBuffer(void *encoder, void *src, uint64_t src_offset, void *dst, uint64_t dst_offset, uint64_t size);
 extern void wgpuCommandEncoderWriteTimestamp(void *encoder, void *queries, uint32_t index);
 extern void wgpuCommandEncoderResolveQuerySet(void *encoder, void *queries, uint32_t first, uint32_t count, void *dst, uint64_t offset);
-extern void *wgpuCommandEncoderFinish(void *encoder, void const *desc);
-extern void *wgpuCommandEncoderBeginComputePass(void *encoder, void const *desc);
 extern void wgpuComputePassEncoderSetPipeline(void *pass, void *pipeline);
 extern void wgpuComputePassEncoderSetBindGroup(void *pass, uint32_t index, void *group, size_t n, uint32_t const *offsets);
 extern void wgpuComputePassEncoderDispatchWorkgroups(void *pass, uint32_t x, uint32_t y, uint32_t z);
-extern void wgpuComputePassEncoderEnd(void *pass);
-extern void wgpuComputePassEncoderRelease(void *pass);
-extern void wgpuCommandBufferRelease(void *commands);
 extern void wgpuQueueOnSubmittedWorkDone(void *queue, void (*cb)(int, void *), void *userdata);
 extern void wgpuQueueSubmit(void *queue, size_t n, void *const *commands);
 extern void wgpuQueueWriteBuffer(void *queue, void *buffer, uint64_t offset, void const *data, size_t size);
@@ -42,18 +33,6 @@ typedef struct {
 typedef struct { void *queries; uint32_t first; void *resolved, *staging; uint64_t size; } port_stamps;
 
 typedef struct { void const *next; char const *label; int type; uint32_t count; void const *statistics; size_t n; } port_queries_desc;
-extern void *wgpuDeviceCreateQuerySet(void *device, void const *desc);
-extern void wgpuQuerySetRelease(void *queries);
-
-static void *port_create_queries(uint32_t count, port_state *state) {
-	port_queries_desc desc = { .type = 2, .count = count }; // timestamps
-	return port_create(wgpuDeviceCreateQuerySet, &desc, state);
-}
-
-static void *port_make_group(void *layout, port_entry const *entries, size_t n, port_state *state) {
-	port_group_desc desc = { .layout = layout, .count = n, .entries = entries };
-	return port_create(wgpuDeviceCreateBindGroup, &desc, state);
-}
 
 static void port_end_pass(void **pass) {
 	if (!*pass) return;
@@ -124,6 +103,7 @@ static void port_write(void *queue, void *buffer, uint64_t offset, void const *d
 import "C"
 
 import (
+	"runtime"
 	"unsafe"
 
 	"github.com/seed90331342/attn/gpu/internal/port"
@@ -132,7 +112,6 @@ import (
 // nativeEncoder collects a submission. Its memory is used again by the next one.
 type nativeEncoder struct {
 	commands []C.port_command
-	entries  [port.MaxBindings]C.port_entry
 	stamps   C.port_stamps
 }
 
@@ -169,45 +148,26 @@ func (l *library) Submit(steps []port.Step, stamps *port.Stamps) (port.Ticket, e
 	return l.submitted, nil
 }
 
-// CreateGroup implements port.Library.
 func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, error) {
+	var entries [port.MaxBindings]C.port_entry
 	for i, s := range spans {
-		l.encoder.entries[i] = C.port_entry{
-			binding: C.uint32_t(i), buffer: s.Buffer.(unsafe.Pointer), offset: C.uint64_t(s.Offset), size: C.uint64_t(s.Size),
-		}
+		entries[i] = C.port_entry{binding: C.uint32_t(i), buffer: s.Buffer.(unsafe.Pointer), offset: C.uint64_t(s.Offset), size: C.uint64_t(s.Size)}
 	}
-	defer l.scoped()()
-	g := C.port_make_group(p.(*pipeline).layoutRef, &l.encoder.entries[0], C.size_t(len(spans)), l.state)
-	if err := l.outcome(); err != nil {
-		C.wgpuBindGroupRelease(g)
-		return nil, err
-	}
-	return g, nil
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	pin.Pin(&entries)
+	desc := C.port_group_desc{layout: p.(*pipeline).layoutRef, count: C.size_t(len(spans)), entries: &entries[0]}
+	return l.create(C.wgpuDeviceCreateBindGroup, C.wgpuBindGroupRelease, unsafe.Pointer(&desc))
 }
 
-// ReleaseGroup implements port.Library.
-func (l *library) ReleaseGroup(g port.Object) {
-	if !l.unsound() {
-		C.wgpuBindGroupRelease(g.(unsafe.Pointer))
-	}
-}
+func (l *library) ReleaseGroup(g port.Object) { l.release(C.wgpuBindGroupRelease, g.(unsafe.Pointer)) }
 
-// CreateQueries implements port.Stamper.
 func (l *library) CreateQueries(count int) (port.Object, error) {
-	defer l.scoped()()
-	q := C.port_create_queries(C.uint32_t(count), l.state)
-	if err := l.outcome(); err != nil {
-		return nil, err
-	}
-	return q, nil
+	desc := C.port_queries_desc{_type: 2, count: C.uint32_t(count)} // timestamps
+	return l.create(C.wgpuDeviceCreateQuerySet, C.wgpuQuerySetRelease, unsafe.Pointer(&desc))
 }
 
-// ReleaseQueries implements port.Stamper.
-func (l *library) ReleaseQueries(q port.Object) {
-	if !l.unsound() {
-		C.wgpuQuerySetRelease(q.(unsafe.Pointer))
-	}
-}
+func (l *library) ReleaseQueries(q port.Object) { l.release(C.wgpuQuerySetRelease, q.(unsafe.Pointer)) }
 
 // Write starts a copy of data, which is not empty, to a buffer.
 func (l *library) Write(b port.Object, offset uint64, data []byte) error {

@@ -7,6 +7,20 @@
 // The declarations of the package are those of webgpu.h in wgpu-native v0.17. Handles point to
 // memory of the library.
 
+typedef void *port_creator(void *of, void const *desc);
+typedef void port_action(void *object);
+// cgo takes functions that are declared by a typedef for variables: those that Go names have prototypes.
+extern void *wgpuDeviceCreateBuffer(void *, void const *), *wgpuDeviceCreateBindGroup(void *, void const *),
+	*wgpuDeviceCreateQuerySet(void *, void const *);
+extern void wgpuBufferRelease(void *), wgpuBindGroupRelease(void *), wgpuBindGroupLayoutRelease(void *),
+	wgpuComputePipelineRelease(void *), wgpuQuerySetRelease(void *), wgpuQueueRelease(void *),
+	wgpuDeviceReference(void *), wgpuBufferReference(void *);
+extern port_creator wgpuDeviceCreateShaderModule, wgpuDeviceCreateBindGroupLayout, wgpuDeviceCreatePipelineLayout,
+	wgpuDeviceCreateComputePipeline, wgpuDeviceCreateCommandEncoder, wgpuCommandEncoderBeginComputePass,
+	wgpuCommandEncoderFinish;
+extern port_action wgpuDeviceRelease, wgpuBufferUnmap, wgpuShaderModuleRelease, wgpuPipelineLayoutRelease,
+	wgpuCommandEncoderRelease, wgpuComputePassEncoderEnd, wgpuComputePassEncoderRelease, wgpuCommandBufferRelease;
+
 // The results of callbacks. Every call that can run a callback holds the device's lock, but
 // for compilations, which have a state of their own.
 typedef struct {
@@ -24,10 +38,10 @@ typedef struct {
 // lock; else null.
 extern _Thread_local port_state *port_compiling;
 
-extern void wgpuBufferRelease(void *buffer);
 extern bool wgpuDevicePoll(void *device, bool wait, void const *submission);
 static inline void port_do_poll(void *device) { wgpuDevicePoll(device, 0, NULL); }
 
+static inline void port_do(port_action *f, void *object) { f(object); }
 static inline void port_note(port_state *s, char const *message) {
 	strncpy(s->message, message ? message : "", sizeof s->message - 1);
 }
@@ -53,7 +67,7 @@ static inline void port_leave(port_state *s) {
 	wgpuDevicePopErrorScope(s->device, port_on_error, s);
 	wgpuDevicePopErrorScope(s->device, port_on_error, s);
 }
-static inline void *port_create(void *(*create)(void *device, void const *desc), void const *desc, port_state *state) {
+static inline void *port_create(port_creator *create, void const *desc, port_state *state) {
 	port_enter(state);
 	void *object = create(state->device, desc);
 	port_leave(state);

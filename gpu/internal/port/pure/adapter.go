@@ -55,12 +55,10 @@ func Adapters() (all []port.LibraryAdapter, err error) {
 
 type adapter struct{ *Adapter }
 
-// Info implements port.LibraryAdapter.
 func (a adapter) Info() port.Info {
 	return port.Info{AdapterInfo: a.Adapter.Info(), Library: Provider}
 }
 
-// Open implements port.LibraryAdapter.
 func (a adapter) Open(l gputypes.Limits) (port.Library, error) {
 	growStack()
 	dev, err := a.RequestDevice(&wgpu.DeviceDescriptor{Label: "attn", RequiredLimits: l})
@@ -127,7 +125,6 @@ func Share(a *Adapter, dev *Device) (port.Library, gputypes.Limits, port.Info, e
 	return lib, dev.Limits(), info, nil
 }
 
-// Import implements port.Sharer.
 func (l *library) Import(x any) (raw port.Object, size uint64, usage gputypes.BufferUsage, err error) {
 	b := x.(*Buffer)
 	if owner, ok := fieldOf[*wgpu.Device](b, "device"); ok && owner != l.dev {

@@ -91,27 +91,24 @@ func (foreign) Callbacks(answer func(user [2]uintptr, a port.Answer)) port.Callb
 		answer([2]uintptr{user1, user2}, port.Answer{Status: uint32(status), Object: object, Message: port.StringView(data, length)})
 		return 0
 	}
-	if runtime.GOOS == "windows" { // which passes a structure of two words by its address
-		view := func(message uintptr) *[2]uintptr { return (*[2]uintptr)(port.Pointer(message)) }
+	if runtime.GOOS != "windows" {
 		return port.Callbacks{
-			Object: ffi.NewCallback(func(status, object, message, user1, user2 uintptr) uintptr {
-				return tell(status, object, view(message)[0], view(message)[1], user1, user2)
+			Object: ffi.NewCallback(tell),
+			Status: ffi.NewCallback(func(status, data, length, user1, user2 uintptr) uintptr {
+				return tell(status, 0, data, length, user1, user2)
 			}),
-			Status: ffi.NewCallback(func(status, message, user1, user2 uintptr) uintptr {
-				return tell(status, 0, view(message)[0], view(message)[1], user1, user2)
-			}),
-			Device: ffi.NewCallback(func(_, kind, message, user1, user2 uintptr) uintptr {
-				return tell(kind, 0, view(message)[0], view(message)[1], user1, user2)
+			Device: ffi.NewCallback(func(_, kind, data, length, user1, user2 uintptr) uintptr {
+				return tell(kind, 0, data, length, user1, user2)
 			}),
 		}
 	}
+	view := func(status, object, message, user1, user2 uintptr) uintptr { // Windows passes a structure of two words by its address
+		m := (*[2]uintptr)(port.Pointer(message))
+		return tell(status, object, m[0], m[1], user1, user2)
+	}
 	return port.Callbacks{
-		Object: ffi.NewCallback(tell),
-		Status: ffi.NewCallback(func(status, data, length, user1, user2 uintptr) uintptr {
-			return tell(status, 0, data, length, user1, user2)
-		}),
-		Device: ffi.NewCallback(func(_, kind, data, length, user1, user2 uintptr) uintptr {
-			return tell(kind, 0, data, length, user1, user2)
-		}),
+		Object: ffi.NewCallback(view),
+		Status: ffi.NewCallback(func(status, message, user1, user2 uintptr) uintptr { return view(status, 0, message, user1, user2) }),
+		Device: ffi.NewCallback(func(_, kind, message, user1, user2 uintptr) uintptr { return view(kind, 0, message, user1, user2) }),
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/wgsl"
 )
 
-// library is a device of gogpu.
+// library is a port.Library and a port.Sharer, a device of gogpu.
 type library struct {
 	dev   *wgpu.Device
 	queue *wgpu.Queue
@@ -63,7 +63,6 @@ func growStack() {
 	runtime.KeepAlive(&room)
 }
 
-// CreateBuffer implements port.Library.
 func (l *library) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Object, error) {
 	growStack()
 	l.free()
@@ -74,7 +73,6 @@ func (l *library) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Ob
 	return b, nil
 }
 
-// ReleaseBuffer implements port.Library.
 func (l *library) ReleaseBuffer(x port.Object) {
 	b := x.(*Buffer)
 	if l.unwritten[b] {
@@ -112,7 +110,6 @@ func (l *library) free() {
 	}
 }
 
-// Write implements port.Library.
 func (l *library) Write(x port.Object, offset uint64, data []byte) error {
 	b := x.(*Buffer)
 	growStack()
@@ -129,7 +126,6 @@ type pipeline struct {
 	made   []interface{ Release() } // its objects, in the order of creation
 }
 
-// CreatePipeline implements port.Library.
 func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (_ port.Object, err error) {
 	growStack()
 	p := new(pipeline)
@@ -177,14 +173,12 @@ func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (_ port.Ob
 	return p, nil
 }
 
-// ReleasePipeline implements port.Library.
 func (l *library) ReleasePipeline(p port.Object) {
 	for _, x := range slices.Backward(p.(*pipeline).made) {
 		x.Release()
 	}
 }
 
-// CreateGroup implements port.Library.
 func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, error) {
 	growStack()
 	entries := make([]wgpu.BindGroupEntry, len(spans))
@@ -195,7 +189,6 @@ func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, er
 	return g, translate(err, port.ErrInvalid)
 }
 
-// ReleaseGroup implements port.Library.
 func (l *library) ReleaseGroup(g port.Object) { g.(*wgpu.BindGroup).Release() }
 
 // record records steps in one command buffer.
@@ -304,14 +297,12 @@ func (l *library) Poll() (port.Ticket, error) {
 	return port.Ticket(ended), err
 }
 
-// StartMap implements port.Mapper.
 func (l *library) StartMap(b port.Object, offset, size uint64) (err error) {
 	growStack()
 	l.pending, err = b.(*Buffer).MapAsync(wgpu.MapModeRead, offset, size)
 	return translate(err, port.ErrInvalid)
 }
 
-// Mapped implements port.Mapper.
 func (l *library) Mapped() (bool, error) {
 	l.dev.Poll(wgpu.PollPoll)
 	ready, err := l.pending.Status()
@@ -322,13 +313,11 @@ func (l *library) Mapped() (bool, error) {
 	return ready, translate(err, port.ErrInvalid)
 }
 
-// EndMap implements port.Mapper.
 func (l *library) EndMap(b port.Object) {
 	_ = b.(*Buffer).Unmap() // fails when the map has ended
 	l.pending.Release()
 }
 
-// CopyMapped implements port.Mapper.
 func (l *library) CopyMapped(x port.Object, offset uint64, dst []byte) error {
 	b := x.(*Buffer)
 	growStack()
@@ -340,7 +329,6 @@ func (l *library) CopyMapped(x port.Object, offset uint64, dst []byte) error {
 	return translate(errors.Join(err, b.Unmap()), port.ErrInvalid)
 }
 
-// Close implements port.Library.
 func (l *library) Close() {
 	if len(l.unwritten) > 0 {
 		l.flush()

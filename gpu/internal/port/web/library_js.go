@@ -69,7 +69,6 @@ func newLibrary(dev js.Value) *library {
 	return l
 }
 
-// Lost implements port.Library.
 func (l *library) Lost() error { return l.isLost }
 
 // scope runs f in two error scopes, and returns what f throws or they take: a lack of memory, or an
@@ -95,7 +94,6 @@ func (l *library) scope(kind error, f func()) error {
 	return err
 }
 
-// CreateBuffer implements port.Library.
 func (l *library) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Object, error) {
 	var made js.Value
 	err := l.scope(port.ErrInvalid, func() {
@@ -110,7 +108,6 @@ func (l *library) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Ob
 // ReleaseBuffer frees the memory when the submissions that use it have ended.
 func (l *library) ReleaseBuffer(b port.Object) { b.(*Buffer).Call("destroy") }
 
-// Write implements port.Library.
 func (l *library) Write(b port.Object, offset uint64, data []byte) error {
 	for len(data) > 0 {
 		n := js.CopyBytesToJS(l.staged, data)
@@ -122,7 +119,6 @@ func (l *library) Write(b port.Object, offset uint64, data []byte) error {
 	return nil
 }
 
-// CreatePipeline implements port.Library.
 func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (port.Object, error) {
 	p := new(pipeline)
 	types := map[port.BindingKind]string{port.Uniform: "uniform", port.ReadOnly: "read-only-storage", port.ReadWrite: "storage"}
@@ -158,7 +154,6 @@ func (l *library) ReleasePipeline(port.Object) {}
 // ReleaseGroup leaves its object to the browser's garbage collector.
 func (l *library) ReleaseGroup(port.Object) {}
 
-// CreateGroup implements port.Library.
 func (l *library) CreateGroup(p port.Object, spans []port.Span) (port.Object, error) {
 	entries := make([]any, len(spans))
 	for i, s := range spans {
@@ -253,7 +248,6 @@ func (l *library) Pause(ctx context.Context) {
 	}
 }
 
-// Read implements port.Library.
 func (l *library) Read(x port.Object, offset uint64, dst []byte) error {
 	b := x.(*Buffer)
 	if _, err := await(b.Call("mapAsync", 1, float64(offset), len(dst))); err != nil { // GPUMapMode.READ
@@ -265,13 +259,11 @@ func (l *library) Read(x port.Object, offset uint64, dst []byte) error {
 	})
 }
 
-// Close implements port.Library.
 func (l *library) Close() {
 	l.closed = true
 	l.dev.Call("destroy")
 }
 
-// CreateQueries implements port.Stamper.
 func (l *library) CreateQueries(count int) (port.Object, error) {
 	var q js.Value
 	err := l.scope(port.ErrInvalid, func() {
