@@ -56,6 +56,7 @@ type Call struct {
 	opt     Options
 	q, k, v Tensor
 	dims    Dims
+	packed  bool            // CuQ or CuK is set
 	problem backend.Problem // of the whole call, unless sequences are packed
 	// subs are the backend calls that compute the call; each row belongs to one.
 	subs  []subcall
@@ -66,6 +67,7 @@ type Call struct {
 type subcall struct {
 	region.Region
 	backend.Call
+	whole    bool // computes all of the call, as it is
 	sequence int  // the packed sequence, or 0
 	turned   bool // rows are batches, see turn
 }
@@ -81,15 +83,19 @@ func (d *Device) Prepare(q, k, v Tensor, opt Options) (*Call, error) {
 	return c, nil
 }
 
+// prepare makes c a call of q, k and v, whatever it was before.
 func (c *Call) prepare(q, k, v Tensor, opt *Options) (err error) {
-	c.opt, c.q, c.k, c.v = *opt, q, k, v
+	clear(c.subs) // which would keep other memory reachable
+	*c = Call{dev: c.dev, opt: *opt, q: q, k: k, v: v, packed: opt.CuQ != nil || opt.CuK != nil, subs: c.subs[:0], calls: c.calls[:0]}
 	if c.dims, err = operandDims(q, k, v, opt.Pages); err != nil {
 		return err
 	}
-	if err := c.checkPath(opt.Weights); err != nil {
-		return err
+	if opt.Weights || c.packed || opt.KeyIndices != nil { // other calls take all options
+		if err := c.checkPath(opt.Weights); err != nil {
+			return err
+		}
 	}
-	if c.packed() {
+	if c.packed {
 		err = c.addSequences()
 	} else {
 		err = c.addAll()
@@ -100,15 +106,13 @@ func (c *Call) prepare(q, k, v Tensor, opt *Options) (err error) {
 	return err
 }
 
-func (c *Call) packed() bool { return c.opt.CuQ != nil || c.opt.CuK != nil }
-
 // checkPath refuses options that the call cannot have, with or without weights.
 func (c *Call) checkPath(weights bool) error {
 	set, on := c.opt.Set(), op.Path(0)
 	switch {
 	case weights && c.k.DType().Quantised():
 		return fmt.Errorf("weights are requested, but k is %v, which QK does not take: %w", c.k.DType(), ErrUnsupported)
-	case c.packed():
+	case c.packed:
 		on = op.PackedPath
 	case weights:
 		on = op.WeightPath
@@ -134,10 +138,10 @@ func (c *Call) addAll() error {
 			return err
 		}
 	}
-	if c.opt.onDevice() {
-		return c.addLists(&p)
-	}
 	if c.opt.KeyIndices != nil {
+		if c.opt.onDevice() {
+			return c.addLists(&p)
+		}
 		if p.Lists, err = c.opt.keyLists(c.dims); err != nil {
 			return err
 		}
@@ -157,14 +161,16 @@ func (c *Call) all(out Result) *backend.Call {
 // add appends the subcalls of p, whose first row and key are row and key of the call; sequence is
 // the packed sequence, or 0. all are the pages of p, or nil.
 func (c *Call) add(p *region.Problem, all *Pages, sequence, row, key int) error {
-	return p.Each(func(x region.Region, own backend.Problem, listed [][]int32) error {
-		pages, err := x.PagesOf(all, c.k.Shape()[Seq])
-		if err != nil {
-			return err
+	return p.Each(func(x region.Region, own backend.Problem, listed [][]int32) (err error) {
+		pages := all
+		if all != nil {
+			if pages, err = x.PagesOf(all, c.k.Shape()[Seq]); err != nil {
+				return err
+			}
 		}
 		x.Lo[Seq], x.Hi[Seq] = x.Lo[Seq]+row, x.Hi[Seq]+row
 		x.Lo[region.Key], x.Hi[region.Key] = x.Lo[region.Key]+key, x.Hi[region.Key]+key
-		c.subs = append(c.subs, subcall{Region: x, sequence: sequence})
+		c.subs = append(c.subs, subcall{Region: x, sequence: sequence, whole: x == region.WholeRegion(c.dims)})
 		s := &c.subs[len(c.subs)-1]
 		s.Problem, s.Pages, s.Listed = own, pages, listed
 		s.bind(c)
@@ -172,12 +178,9 @@ func (c *Call) add(p *region.Problem, all *Pages, sequence, row, key int) error 
 	})
 }
 
-// whole reports whether s computes all of c, as it is.
-func (s *subcall) whole(c *Call) bool { return !s.turned && s.Region == region.WholeRegion(c.dims) }
-
 // bind sets the inputs of s to its parts of c's.
 func (s *subcall) bind(c *Call) {
-	if s.whole(c) { // steps of generation are short: slicing takes half a microsecond
+	if s.whole { // steps of generation are short: slicing takes half a microsecond
 		s.Q, s.K, s.V = c.q, c.k, c.v
 		return
 	}
@@ -205,7 +208,7 @@ func (s *subcall) rows(t Tensor) Tensor {
 func (c *Call) bindOutputs(out Result) {
 	for i := range c.subs {
 		s := &c.subs[i]
-		if s.O, s.LSE, s.Resume = out.O, out.LSE, nil; !s.whole(c) {
+		if s.O, s.LSE, s.Resume = out.O, out.LSE, nil; !s.whole {
 			s.O, s.LSE = s.rows(out.O), s.rows(out.LSE)
 		}
 	}
@@ -261,17 +264,10 @@ func (c *Call) Reset(q, k, v Tensor, opt Options) (err error) {
 	if c == nil {
 		return c.ready()
 	}
-	c.clear()
 	if err = c.prepare(q, k, v, &opt); err != nil {
-		c.clear()
+		*c = Call{dev: c.dev}
 	}
 	return err
-}
-
-// clear makes c empty but for its device, so that it keeps no other memory reachable.
-func (c *Call) clear() {
-	clear(c.subs)
-	*c = Call{dev: c.dev, subs: c.subs[:0], calls: c.calls[:0]}
 }
 
 // outputs returns the results that the call's options request, made by alloc, or none and an error.
@@ -280,15 +276,14 @@ func (c *Call) outputs(alloc func(DType, Shape) (Tensor, error)) (r Result, err 
 		return r, err
 	}
 	request := func(t *Tensor, want bool, dtype DType, last int) {
-		if !want || err != nil {
-			return
+		switch {
+		case !want || err != nil:
+		case c.packed: // [total, H, last]
+			*t, err = alloc(dtype, BSHD.inMemory(c.rows(last)))
+			*t = BSHD.view(*t)
+		default:
+			*t, err = alloc(dtype, c.rows(last))
 		}
-		layout := BHSD
-		if c.packed() {
-			layout = BSHD // [total, H, Dv]
-		}
-		*t, err = alloc(dtype, layout.inMemory(c.rows(last)))
-		*t = layout.view(*t)
 	}
 	request(&r.O, true, c.q.DType(), c.dims.ValueDim)
 	request(&r.LSE, c.opt.LSE, F32, 1)
@@ -311,7 +306,7 @@ func (c *Call) Alloc(ctx context.Context) (r Result, err error) {
 func (c *Call) Run(ctx context.Context) (Result, error) {
 	r, err := c.Alloc(ctx)
 	if err == nil {
-		err = c.RunInto(ctx, r)
+		err = c.run(ctx, r, nil)
 	}
 	if err != nil {
 		r.Release()
@@ -356,15 +351,18 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 			return err
 		}
 	}
-	if len(c.subs) != 1 || !c.subs[0].whole(c) || !out.Weights.IsZero() {
+	if len(c.subs) != 1 || !c.subs[0].whole || !out.Weights.IsZero() {
 		// The output of a backend call may overlap an operand of another one, which
 		// backends do not see.
 		if err := c.distinct(out); err != nil {
 			return err
 		}
 	}
-	err = c.dev.attend(ctx, c.calls...)
-	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || c.packed() || c.opt.onDevice() || !out.Weights.IsZero()) {
+	be, err := c.dev.on(ctx)
+	if err == nil {
+		err = be.Attention(ctx, c.calls...)
+	}
+	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || c.packed || c.opt.onDevice() || !out.Weights.IsZero()) {
 		return left.Err // see bindPartial
 	}
 	if err == nil && !out.Weights.IsZero() {
@@ -373,12 +371,15 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 	if err != nil {
 		return err
 	}
-	return c.verify(ctx, out)
+	if rows := int(c.dev.verify.Load()); rows > 0 {
+		return c.verify(ctx, out, rows)
+	}
+	return nil
 }
 
 // bindPartial makes the only backend call of c continue from a Partial of the same call.
 func (c *Call) bindPartial(from *Partial, out Result) error {
-	if len(c.calls) != 1 || c.packed() || c.opt.onDevice() || !out.Weights.IsZero() {
+	if len(c.calls) != 1 || c.packed || c.opt.onDevice() || !out.Weights.IsZero() {
 		return fmt.Errorf("a call with weights, with lists of keys in device memory, or one that is divided into several, cannot be resumed: %w", ErrUnsupported)
 	}
 	if is := c.calls[0].Signature(); from.Call != is {
@@ -395,10 +396,10 @@ func (c *Call) checkOutputs(out Result) error {
 	}
 	if err := cmp.Or(out.O.CheckShape("o", c.rows(c.dims.ValueDim), "[B, H, Sq, Dv] of q and v", c.q.DType(), F32),
 		checkOptional("lse", out.LSE, c.rows(1), "[B, H, Sq, 1] of q", F32),
-		checkOptional("weights", out.Weights, c.rows(c.dims.SeqK), "[B, H, Sq, Sk] of q and k", F32)); err != nil {
+		checkOptional("weights", out.Weights, c.rows(c.dims.SeqK), "[B, H, Sq, Sk] of q and k", F32)); err != nil || out.Weights.IsZero() {
 		return err
 	}
-	return c.checkPath(!out.Weights.IsZero())
+	return c.checkPath(true)
 }
 
 // rows returns the shape of a tensor with so many elements for each row.

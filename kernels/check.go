@@ -46,7 +46,7 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 		return CheckReport{}, err
 	}
 	if region.Empty(c.dims) { // rows without keys
-		subs = []check.Sub{{Box: region.Whole(c.dims), Call: c.all(out)}}
+		subs = []check.Sub{{Box: region.WholeRegion(c.dims).Box, Call: c.all(out)}}
 	}
 	r, err := check.Results(ctx, c.dev.ToFloat32, c.dims, subs, out.Weights, check.Sample(opt))
 	return CheckReport(r), err
@@ -70,12 +70,8 @@ func (c *Call) checked(ctx context.Context) ([]check.Sub, error) {
 	return subs, nil
 }
 
-// verify returns ErrVerify when rows of out that [Device.SetVerify] requests are wrong.
-func (c *Call) verify(ctx context.Context, out Result) error {
-	rows := int(c.dev.verify.Load())
-	if rows == 0 {
-		return nil
-	}
+// verify returns ErrVerify when one of so many random rows of out is wrong, see [Device.SetVerify].
+func (c *Call) verify(ctx context.Context, out Result, rows int) error {
 	report, err := c.Check(ctx, out, CheckOptions{Rows: rows, Seed: c.dev.verified.Add(1) - 1})
 	if err == nil && !report.OK() {
 		err = fmt.Errorf("verify: %s: off by %.3g, bound %.3g: %w", report.Worst, report.MaxError, report.Bound, ErrVerify)

@@ -9,13 +9,10 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
-// regions returns the regions into which Prefix, Spans, QSegments and KSegments divide p,
+// regions returns the regions into which Prefix, Spans, QSegments and KSegments, of which some are set, divide p,
 // nil when one call computes all. keys is Sk, hidden keys included.
 func (o *Options) regions(p *region.Problem, keys int) ([]region.Region, error) {
 	d := p.Dims
-	if o.Prefix == nil && o.Spans == nil && o.QSegments == nil && o.KSegments == nil {
-		return nil, nil
-	}
 	for b, n := range o.Prefix {
 		if n < 0 || n > keys {
 			return nil, fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, ErrOption)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/internal/op"
-	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
 // Gradients are the gradients of a loss, in device memory, that [Call.Backward] writes. The zero
@@ -105,7 +104,7 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 // whole reports whether the call is one backend call that writes all elements of the gradients. Otherwise the
 // gradients are sums. Slopes of packed sequences without rows and keys are in no backend call.
 func (c *Call) whole() bool {
-	return len(c.subs) == 1 && c.subs[0].Region == region.WholeRegion(c.dims) && len(c.opt.CuQ) <= 2 && c.opt.KeyIndices == nil
+	return len(c.subs) == 1 && c.subs[0].whole && len(c.opt.CuQ) <= 2 && c.opt.KeyIndices == nil
 }
 
 // checkBackward checks the arguments of Backward.
@@ -186,7 +185,7 @@ func (c *Call) gradients(s *subcall, grads *Gradients, d, result Result) backend
 	relative := s.Box.Relative(c.dims.SeqQ)
 	g.DBias, g.DRelative = s.Part(grads.Bias), relative.Part(grads.RelativeBias)
 	heads := s.Box
-	if c.packed() {
+	if c.packed {
 		heads.Lo[Batch], heads.Hi[Batch] = s.sequence, s.sequence+1
 	}
 	g.DSlopes, g.DSinks = heads.Part(grads.ALiBi), heads.Part(grads.Sinks)

@@ -143,7 +143,7 @@ func (c *Call) addLists(p *region.Problem) error {
 
 // turn makes the rows of s, which has one batch, batches of one row.
 func (s *subcall) turn(rows int) {
-	s.turned, s.Lists = true, turned(s.Lists)
+	s.turned, s.whole, s.Lists = true, false, turned(s.Lists)
 	v := &s.Visible
 	first := v.OffsetOf(0)
 	v.Offset, v.Offsets = 0, make([]int, rows)

@@ -205,8 +205,10 @@ func (o *Options) problem(d Dims) (p region.Problem, err error) {
 	default:
 		return p, fmt.Errorf("scale is nil and cannot be derived from scores, set Scale (attention uses 1/sqrt(D)): %w", ErrOption)
 	}
-	if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
-		return p, err
+	if o.Softcap != 0 {
+		if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
+			return p, err
+		}
 	}
 	switch c := float64(p.Softcap); {
 	case c < 0:
@@ -247,10 +249,14 @@ func (o *Options) problem(d Dims) (p region.Problem, err error) {
 			return p, fmt.Errorf("sinks[%d] is %v, it must be finite, or -Inf for none: %w", i, x, ErrOption)
 		}
 	}
-	if err := p.Dropout.Check(); err != nil {
-		return p, err
+	if p.Dropout != (Dropout{}) {
+		if err := p.Dropout.Check(); err != nil {
+			return p, err
+		}
 	}
-	p.Regions, err = o.regions(&p, d.SeqK)
+	if o.Prefix != nil || o.Spans != nil || o.QSegments != nil || o.KSegments != nil {
+		p.Regions, err = o.regions(&p, d.SeqK)
+	}
 	return p, err
 }
 
@@ -331,8 +337,10 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 func (o *Options) tensors(p *region.Problem) (err error) {
 	d := p.Dims
 	scores := Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-	if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false, false); err != nil {
-		return err
+	if !o.RelativeBias.IsZero() {
+		if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false, false); err != nil {
+			return err
+		}
 	}
 	if !o.BlockMask.IsZero() {
 		n := o.BlockSize

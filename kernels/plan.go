@@ -50,7 +50,7 @@ func (c *Call) rehearse(ctx context.Context, f func(be backend.Backend, out Resu
 func (c *Call) planTogether(ctx context.Context, be backend.Backend, out Result) (Plan, error) {
 	sum := backend.NewPlan(c.all(out)) // Bytes are those of the whole operands
 	sum.Pairs, sum.FLOPs = 0, 0
-	parts := c.opt.KeyIndices != nil || c.opt.Pages != nil && c.packed()
+	parts := c.opt.KeyIndices != nil || c.opt.Pages != nil && c.packed
 	if parts {
 		sum.Bytes = 0 // the parts have those of their lists, or pages
 	}

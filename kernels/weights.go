@@ -50,7 +50,7 @@ func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options
 		return all, fmt.Errorf("%d weights for each of %d queries: %w", n, s.dims.Batch*heads*seq, err)
 	}
 	all = Top{Keys: slices.Repeat([]int32{-1}, size), Weights: make([]float32, size)}
-	return all, s.scan(ctx, region.Whole(s.dims), func(x region.Region, w []float32, stride int) {
+	return all, s.scan(ctx, region.WholeRegion(s.dims).Box, func(x region.Region, w []float32, stride int) {
 		rows := x.Len(Seq)
 		inParallel(x.Len(Heads)*rows, func(r int) {
 			h, i := x.Lo[Heads]+r/rows, x.Lo[Seq]+r%rows
@@ -116,7 +116,7 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 	}
 	s.rows, s.narrow = rangeRows, true
 	box := region.Box{Lo: [4]int{r.Batch, r.Head, r.Rows[0], r.Keys[0]}, Hi: [4]int{r.Batch + 1, r.Head + 1, r.Rows[1], r.Keys[1]}}
-	for axis, n := range region.Whole(s.dims).Hi {
+	for axis, n := range region.WholeRegion(s.dims).Hi {
 		if box.Lo[axis] < 0 || box.Lo[axis] >= box.Hi[axis] || box.Hi[axis] > n {
 			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.dims, ErrShape)
 		}

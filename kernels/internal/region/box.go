@@ -11,9 +11,6 @@ const Key = backend.Dim
 // and keys.
 type Box struct{ Lo, Hi [4]int }
 
-// Whole is all scores of a call.
-func Whole(d backend.Dims) Box { return Box{Hi: [4]int{d.Batch, d.Heads, d.SeqQ, d.SeqK}} }
-
 // Row is n rows of one head from a row on, without keys.
 func Row(batch, head, row, n int) Box {
 	return Box{Lo: [4]int{batch, head, row}, Hi: [4]int{batch + 1, head + 1, row + n}}

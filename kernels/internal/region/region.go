@@ -27,7 +27,9 @@ type Region struct {
 }
 
 // WholeRegion is all scores of a call.
-func WholeRegion(d backend.Dims) Region { return Region{Box: Whole(d), Limit: d.SeqK} }
+func WholeRegion(d backend.Dims) Region {
+	return Region{Box: Box{Hi: [4]int{d.Batch, d.Heads, d.SeqQ, d.SeqK}}, Limit: d.SeqK}
+}
 
 // Problem is a canonical problem and how it is cut into backend calls.
 type Problem struct {
@@ -224,10 +226,10 @@ func (x Region) visible(v backend.Visibility) backend.Visibility {
 	return v
 }
 
-// PagesOf returns the pages of the batches and keys of x; nil stays nil. size is the number of keys of a page.
+// PagesOf returns the pages of the batches and keys of x. size is the number of keys of a page.
 func (x Region) PagesOf(p *backend.Pages, size int) (*backend.Pages, error) {
 	b0, b1, j0, j1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[Key], x.Hi[Key]
-	if p == nil || b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
+	if b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
 		return p, nil
 	}
 	if j0%size != 0 {
