@@ -159,11 +159,14 @@ func allocHost[T float32 | uint16 | bool | byte | int32](dtype DType, shape Shap
 	if _, err := Meta(dtype, shape); err != nil {
 		return Tensor{}, err
 	}
-	data, err := Make[T](int(dtype.Bytes(shape)) / dtype.Size())
+	bytes := int(dtype.Bytes(shape))
+	data, err := Make[T](bytes / dtype.Size())
 	if err != nil {
 		return Tensor{}, fmt.Errorf("shape %v of %v: %w", shape, dtype, err)
 	}
-	hugepage.Advise(unsafe.Pointer(unsafe.SliceData(data)), int(dtype.Bytes(shape)))
+	if bytes >= hugepage.Size {
+		hugepage.Advise(unsafe.Pointer(unsafe.SliceData(data)), bytes)
+	}
 	return hostTensor(data, dtype, shape)
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	size   = 2 << 20 // that of most machines. Larger ones are multiples of it
+	Size   = 2 << 20 // of a large page on most machines. Larger ones are multiples of it
 	advice = 14      // MADV_HUGEPAGE
 )
 
@@ -24,9 +24,9 @@ func Advise(p unsafe.Pointer, bytes int) {
 
 // within returns the bytes before the first large page in the bytes at p, and those of all of them.
 func within(p, bytes uintptr) (first, n uintptr) {
-	first = -p % size
+	first = -p % Size
 	if bytes < first {
 		return 0, 0
 	}
-	return first, (bytes - first) / size * size
+	return first, (bytes - first) / Size * Size
 }

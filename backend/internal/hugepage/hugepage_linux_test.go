@@ -20,8 +20,8 @@ func TestAdvise(t *testing.T) {
 	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage/enabled"); err != nil {
 		t.Skipf("this system has no large pages: %v", err)
 	}
-	data := make([]byte, 4*size)
-	at := uintptr(unsafe.Pointer(&data[2*size]))
+	data := make([]byte, 4*Size)
+	at := uintptr(unsafe.Pointer(&data[2*Size]))
 	flags := func() (flags string) {
 		f := must.Get(os.Open("/proc/self/smaps"))(t)
 		defer f.Close()
@@ -49,11 +49,11 @@ func TestAdvise(t *testing.T) {
 func TestWithin(t *testing.T) {
 	for _, c := range [][4]uintptr{ // p, bytes, first, n
 		{0, 0, 0, 0},
-		{7 * size, size, 0, size},
-		{7 * size, size - 1, 0, 0},
-		{7*size + 1, size, 0, 0},
-		{7*size + 1, 2*size - 1, size - 1, size},
-		{7*size - 1, 3*size + 9, 1, 3 * size},
+		{7 * Size, Size, 0, Size},
+		{7 * Size, Size - 1, 0, 0},
+		{7*Size + 1, Size, 0, 0},
+		{7*Size + 1, 2*Size - 1, Size - 1, Size},
+		{7*Size - 1, 3*Size + 9, 1, 3 * Size},
 	} {
 		first, n := within(c[0], c[1])
 		if n != c[3] || n > 0 && first != c[2] {
