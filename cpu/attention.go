@@ -48,7 +48,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			return err
 		}
 		defer a.release()
-		return workers.Run(ctx, a, a.plan.floats(), a.plan.tasks, a.plan.threads)
+		return workers.Run(ctx, a, a.plan.floats, a.plan.tasks, a.plan.threads)
 	})
 }
 
@@ -91,7 +91,11 @@ func (be *Backend) newPlan(p backend.Plan) backend.Plan {
 // pinCall pins the operands of c, to be unpinned after an error too.
 func pinCall(pinned *backend.Pinned, c *backend.Call) error {
 	out, in := c.Operands()
-	return cmp.Or(pinned.Pin(nil, where, out[:], in[:]), c.GoMod(false))
+	err := pinned.Pin(nil, where, out[:], in[:])
+	if err == nil && c.ScoreMod != nil {
+		err = c.GoMod(false)
+	}
+	return err
 }
 
 // attention is one Attention call. Calls are pooled, so they do not allocate.
@@ -120,7 +124,9 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, er
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
 	a.plan.gatherSmall(c)
 	a.tiles.Open(&a.plan.layout, c)
-	a.sort(c)
+	if v := &c.Visible; (v.KLen != nil || v.Offsets != nil) && a.plan.taskGroups == 0 {
+		a.sort(c)
+	}
 	if a.plan.keyChunks <= 1 {
 		return a, nil
 	}
@@ -159,12 +165,9 @@ func (a *attention) release() {
 	attentionPool.Put(a)
 }
 
-// sort sets the order of the batches of c. Tasks are taken from the last one on, and short ones fill the gaps.
+// sort sets the order of the batches of c, which differ in their work. Tasks are taken from the last one on, and short ones fill the gaps.
 func (a *attention) sort(c *backend.Call) {
 	d, v := &a.plan.layout.Dims, &c.Visible
-	if v.KLen == nil && v.Offsets == nil || a.plan.taskGroups > 0 {
-		return
-	}
 	for b := range d.Batch {
 		a.order = append(a.order, b)
 	}
@@ -248,7 +251,7 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 		}
 		b.calls, b.first = append(b.calls, a), append(b.first, b.tasks)
 		b.tasks += a.plan.tasks
-		b.floats = max(b.floats, a.plan.floats())
+		b.floats = max(b.floats, a.plan.floats)
 	}
 	return nil
 }

@@ -132,6 +132,15 @@ func Open(opt Options) (*Backend, error) {
 	return be, be.err
 }
 
+// threads returns the maximum number of goroutines for a call that starts now. The pool grants
+// no more than GOMAXPROCS, so more would only cost scratch memory.
+func (be *Backend) threads() int {
+	if all := runtime.GOMAXPROCS(0); be.opt.Threads <= 0 || be.opt.Threads > all {
+		return all
+	}
+	return be.opt.Threads
+}
+
 // Alloc implements backend.Backend. It returns ErrShape for a shape that is
 // negative or too large to index, and ErrMemory when there is not enough memory.
 func (be *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {

@@ -3,7 +3,6 @@ package cpu
 import (
 	"context"
 	"fmt"
-	"runtime"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
@@ -50,15 +49,6 @@ func (be *Backend) doPinned(ctx context.Context, what string, out, in []backend.
 		defer pinned.Unpin()
 		return f()
 	})
-}
-
-// threads returns the maximum number of goroutines for a call that starts now. The pool grants
-// no more than GOMAXPROCS, so more would only cost scratch memory.
-func (be *Backend) threads() int {
-	if all := runtime.GOMAXPROCS(0); be.opt.Threads <= 0 || be.opt.Threads > all {
-		return all
-	}
-	return be.opt.Threads
 }
 
 // workers computes the calls of all backends of the process.

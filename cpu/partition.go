@@ -27,6 +27,7 @@ type partition struct {
 	keyChunks   int // chunks over the same tiles
 	taskGroups  int // groups of a task, where they are small problems; else 0
 	tasks       int
+	floats      int // of scratch that a goroutine needs for a call of Attention
 }
 
 const (
@@ -65,7 +66,11 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 			x = few // with vectors that fit
 		}
 	}
-	return divide(tile.NewLayout(x, decode, c), decode, evenBatches(c), threads)
+	even := d.Batch
+	if c.Visible.KLen != nil || c.Visible.Offsets != nil {
+		even = evenBatches(c)
+	}
+	return divide(tile.NewLayout(x, decode, c), decode, even, threads)
 }
 
 // queryWidth returns the table of k's tier with which c takes the least time. Wider tiles read less for each
@@ -111,9 +116,6 @@ func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 // evenBatches returns how many batches like the longest of c would be as much work as c.
 func evenBatches(c *backend.Call) int {
 	d, v, most := c.Dims(), c.Visible, int64(1)
-	if v.KLen == nil && v.Offsets == nil {
-		return d.Batch
-	}
 	for b := range d.Batch {
 		most = max(most, v.PairsOf(b, d.SeqQ, d.SeqK))
 	}
@@ -134,6 +136,7 @@ func divide(l tile.Layout, decode bool, even, threads int) partition {
 		most = min(most, l.Tiles)
 	}
 	x.chunkTiles = max(1, min(groups*l.Tiles/want, most))
+	x.floats = l.SpaceFloats() + x.chunkTiles*l.TileFloats
 	x.groupChunks = tile.CeilDiv(l.Tiles, x.chunkTiles)
 	// With few rows the sums are a small part of their keys.
 	_, saved := l.SavedSums()
@@ -163,12 +166,9 @@ func (x *partition) chunk(t int) tile.Chunk {
 	return c
 }
 
-// floats returns the floats of scratch that a goroutine needs for a call of Attention.
-func (x *partition) floats() int { return x.layout.SpaceFloats() + x.chunkTiles*x.layout.TileFloats() }
-
 // scratchBytes returns the memory that a call of Attention needs in addition to its operands.
 func (x *partition) scratchBytes() int64 {
-	n := int64(x.threads) * int64(x.floats()+pool.AlignFloats)
+	n := int64(x.threads) * int64(x.floats+pool.AlignFloats)
 	if x.keyChunks > 1 {
 		_, saved := x.layout.SavedSums()
 		n += int64(saved)

@@ -16,7 +16,7 @@ func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 		j := stageJob{scores: strided.Of(&s), products: tile.Products{Q: strided.Of(&q), K: strided.Of(&k), Scale: 1}}
 		j.divide(be, q, k)
 		j.plan.shareKeys(1) // nothing is summed over keys
-		return j.run(ctx, be, j.plan.layout.QueryFloats())
+		return j.run(ctx, be, j.plan.layout.QueryFloats)
 	})
 }
 
@@ -61,7 +61,7 @@ func (j *stageJob) runValues(ctx context.Context, be *Backend, o, v backend.Tens
 	// The rows of a weight matrix lie so far apart that those of a block share few
 	// sets of the caches: several tiles read a copy.
 	l.ReadV = l.ReadV && (j.zeroHides || l.Tiles == 1)
-	return j.run(ctx, be, l.OutputFloats())
+	return j.run(ctx, be, l.OutputFloats)
 }
 
 // Task implements pool.Job.

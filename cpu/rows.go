@@ -95,7 +95,9 @@ func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 	between := rowStep - 1 // two looks at the context
 	if j.problem != nil {
 		between = 0 // rows of scores may be long
-		j.scores.Seed(&s.Draw)
+		if j.scores.Drops {
+			j.scores.Seed(&s.Draw)
+		}
 	}
 	head, from := t/j.headTasks, t%j.headTasks*j.taskRows
 	b, h := head/j.heads, head%j.heads

@@ -76,7 +76,7 @@ func testSmallProblems(t *testing.T, tier string) {
 			if engine {
 				a.plan = newPartition(be.kernels, &c, 2)
 			}
-			must.Do(t, workers.Run(t.Context(), a, a.plan.floats(), a.plan.tasks, 2))
+			must.Do(t, workers.Run(t.Context(), a, a.plan.floats, a.plan.tasks, 2))
 			return c.O, c.LSE
 		}
 		o, lse := run(false)

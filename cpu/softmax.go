@@ -81,7 +81,7 @@ func softmaxRow(r row) {
 				}
 			}
 		}
-		if r.job.scores.Drops() {
+		if r.job.scores.Drops {
 			r.job.scores.DropRow(&r.space.Draw, x, r.b, r.h, r.i, key)
 		}
 	})

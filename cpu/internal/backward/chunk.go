@@ -55,7 +55,7 @@ func (j chunkJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 			return err
 		}
 		if plan.wantsQ {
-			x.dQ = c.sums[(slot*l.Tiles+i)*l.QueryFloats():][:l.QueryFloats()]
+			x.dQ = c.sums[(slot*l.Tiles+i)*l.QueryFloats:][:l.QueryFloats]
 			if at == 0 {
 				clear(x.dQ)
 			}
@@ -129,18 +129,18 @@ func (x *chunk) open(c *Call, w *pool.Scratch, group, at int) {
 		dK: w.Floats(plan.chunkKeys * l.DimK), dV: w.Floats(plan.chunkKeys * l.DimV),
 		q: w.Floats(rows * l.DimK), dO: w.Floats(rows * l.DimV), qt: w.Floats(rows * l.DimK), dOt: w.Floats(rows * l.DimV),
 		m: w.Floats(rows), dots: w.Floats(rows), sum: w.Floats(rows), w: s.S,
-		ds: w.Floats(l.ScoreFloats()), turned: w.Floats(rows * tile.BlockKeys), ones: w.Floats(max(tile.BlockKeys, rows)), old: w.Floats(max(l.DimK, l.DimV))}
+		ds: w.Floats(l.ScoreFloats), turned: w.Floats(rows * tile.BlockKeys), ones: w.Floats(max(tile.BlockKeys, rows)), old: w.Floats(max(l.DimK, l.DimV))}
 	x.of = tile.Chunk{Batch: group / l.Dims.KVHeads, KVHead: group % l.Dims.KVHeads}
 	x.of.Keys = tile.Span{Lo: at * plan.chunkKeys, Hi: min((at+1)*plan.chunkKeys, l.Dims.SeqK)}
 	if c.forward.Scores.Listed != nil { // the other lists may be longer
 		x.of.Keys.Hi = min(x.of.Keys.Hi, len(c.forward.Scores.Listed[x.of.Batch]))
 	}
-	if c.forward.Scores.Drops() {
-		x.w = w.Floats(l.ScoreFloats())
+	if c.forward.Scores.Drops {
+		x.w = w.Floats(l.ScoreFloats)
 		c.forward.Scores.Seed(&s.Draw)
 	}
 	if c.forward.Scores.Cap > 0 || c.problem.ScoreMod != nil {
-		s.Chain = w.Floats(l.ScoreFloats())
+		s.Chain = w.Floats(l.ScoreFloats)
 	}
 	tile.Fill(x.ones, 1)
 	clear(x.sum)
@@ -279,7 +279,7 @@ func (x *chunk) limitScores(t *tile.Tile, n int) {
 
 // drop sets x.w to the weights after dropout, n floats.
 func (x *chunk) drop(t *tile.Tile, here tile.Span, n int) {
-	if x.call.forward.Scores.Drops() {
+	if x.call.forward.Scores.Drops {
 		copy(x.w, x.space.S[:n])
 		x.call.forward.Scores.Drop(x.space, t, x.w, here)
 	}

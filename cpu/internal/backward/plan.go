@@ -57,7 +57,7 @@ func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
 	x.chunkKeys, x.keyChunks = some*tile.BlockKeys, tile.CeilDiv(blocks, some)
 	x.slots = max(1, min(groups, threads))
 	if x.wantsQ {
-		x.sumFloats = x.slots * x.layout.Tiles * x.layout.QueryFloats()
+		x.sumFloats = x.slots * x.layout.Tiles * x.layout.QueryFloats
 	}
 	x.tasks = tile.CeilDiv(groups, x.slots) * x.keyChunks * x.slots
 	x.threads = min(threads, x.tasks)
@@ -87,5 +87,5 @@ func (x *Plan) chunkFloats() int {
 	l, rows := &x.layout, x.layout.Kernels.Width
 	dims := l.DimK + l.DimV
 	return l.SpaceFloats() + (2*x.chunkKeys+l.Kernels.Lanes+2*rows)*dims + 3*rows +
-		4*max(l.ScoreFloats(), rows*tile.BlockKeys) + max(tile.BlockKeys, rows) + max(l.DimK, l.DimV)
+		4*max(l.ScoreFloats, rows*tile.BlockKeys) + max(tile.BlockKeys, rows) + max(l.DimK, l.DimV)
 }

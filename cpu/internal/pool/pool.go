@@ -212,7 +212,7 @@ func (p *Pool) assist(t *Turn) {
 	c, returned := t.crew, false
 	defer func() {
 		p.mu.Lock()
-		if c.next.Load() > 0 { // t has left early: see Turn.next
+		if c.next.Load() > 0 { // t has left early: see work
 			p.places.set(append(p.places.of, c))
 		}
 		p.mu.Unlock()
@@ -283,7 +283,11 @@ func (c *crew) work(t *Turn) (err error) {
 	if err != nil {
 		return err
 	}
-	for n := t.next(); err == nil && n >= 0; n = t.next() {
+	for err == nil && !(t.worker && c.pool.queue.n.Load() > 0) { // a worker leaves when callers wait for a core
+		n := int(c.next.Add(-1))
+		if n < 0 {
+			break
+		}
 		if err = t.Pause(); err == nil {
 			w.Reset()
 			err = c.job.Task(t, w, n)

@@ -21,15 +21,6 @@ type Turn struct {
 // errStopped is what Pause returns when another goroutine of the call has failed.
 var errStopped = errors.New("another goroutine of the call has failed")
 
-// next returns a task that no other goroutine computes, or -1. The tasks descend from the
-// last one to 0. It returns -1 to a worker when callers wait for a core.
-func (t *Turn) next() int {
-	if t.worker && t.crew.pool.queue.n.Load() > 0 {
-		return -1
-	}
-	return int(max(-1, t.crew.next.Add(-1)))
-}
-
 // Pause returns the error of the context, or an error when the call has failed elsewhere.
 // From time to time it lets other goroutines run, and returns when it holds a core again.
 func (t *Turn) Pause() error {

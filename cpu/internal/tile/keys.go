@@ -133,7 +133,7 @@ func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *st
 // BeginSums sets the outputs of t to start(c) in column c, in memory of w.
 func (p *Products) BeginSums(w *pool.Scratch, s *Space, t *Tile, start *strided.Tensor, c0 int) {
 	l := p.Layout
-	o := w.Floats(l.OutputFloats())
+	o := w.Floats(l.OutputFloats)
 	t.sums.cur.o = o
 	clear(o)
 	Fill(s.Alpha, 1)

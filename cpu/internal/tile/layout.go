@@ -23,9 +23,12 @@ type Layout struct {
 	ReadK, ReadV bool // kernels read keys, values in place; others are converted
 	Pairs        bool // both products multiply pairs of bf16
 	Fixed        bool // queries are integers, as the keys are
-	pairFloats   int  // of the weights of a tile and the sums of PairValues
 	first        int  // keys of a step begin at a multiple of it
 	form         form
+
+	// QueryFloats to pairFloats are the floats of a tile: its packed query rows, its scores, its outputs, the state of one
+	// of its sums, all that Begin takes, and its weights in pairs with the sums of PairValues.
+	QueryFloats, ScoreFloats, OutputFloats, stateFloats, TileFloats, pairFloats int
 }
 
 // form is one of the layouts of tiles. Rows and keys compute the same sums in the same order.
@@ -69,6 +72,13 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 		l.form, l.ReadK, l.ReadV, l.pairFloats = pairs{}, false, false, BlockKeys/2*k.Width+vec.PairSums
 		l.first = vec.PairStep // the sums of PairValues
 	}
+	// The scores have some rows more: squares at the end of gathered keys reach beyond them.
+	l.QueryFloats, l.ScoreFloats, l.OutputFloats = k.Width*l.DimK, (BlockKeys+k.Lanes)*k.Width, k.Width*l.DimV
+	if l.KeyLanes { // there may be few rows
+		l.OutputFloats = l.Rows * l.DimV
+	}
+	l.stateFloats = l.OutputFloats + 2*k.Width
+	l.TileFloats = l.QueryFloats + 3*l.stateFloats
 	return l
 }
 
@@ -77,15 +87,8 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 func Pairs(k *vec.Kernels, c *backend.Call) bool {
 	const few = 8
 	d := c.Dims()
-	return d.Heads/d.KVHeads*d.SeqQ > few && c.WeightType() == backend.BF16 && c.Q.DType() == backend.BF16 && c.K.DType() == backend.BF16 && k.PairUnit() != ""
+	return d.Heads/d.KVHeads*d.SeqQ > few && c.LowPrecision && c.Q.DType() == backend.BF16 && c.K.DType() == backend.BF16 && k.PairUnit() != ""
 }
-
-// QueryFloats returns the floats of a tile's packed query rows.
-func (l *Layout) QueryFloats() int { return l.Kernels.Width * l.DimK }
-
-// ScoreFloats returns the floats of a score tile: some rows more, as squares at the end of
-// gathered keys reach beyond them.
-func (l *Layout) ScoreFloats() int { return (BlockKeys + l.Kernels.Lanes) * l.Kernels.Width }
 
 // Floats returns the floats of a score tile that hold the scores of t and n keys.
 func (l *Layout) Floats(t *Tile, n int) int {
@@ -94,17 +97,6 @@ func (l *Layout) Floats(t *Tile, n int) int {
 	}
 	return n * l.Kernels.Width
 }
-
-// OutputFloats returns the floats of a tile's outputs. Tiles with keys as lanes may have few rows.
-func (l *Layout) OutputFloats() int {
-	if l.KeyLanes {
-		return l.Rows * l.DimV
-	}
-	return l.Kernels.Width * l.DimV
-}
-
-// stateFloats returns the floats of a state of a tile.
-func (l *Layout) stateFloats() int { return l.OutputFloats() + 2*l.Kernels.Width }
 
 // Row returns the head and the index of the r-th row from row (h, i) on.
 func (l *Layout) Row(h, i, r int) (int, int) {

@@ -54,9 +54,11 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 	whole, fours := RoundUp(n, vec.PairStep), CeilDiv(n, 4)
 	weights := as[uint32](s.pairs)[:whole/2*x.Width]
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
-	if a.Scores.Drops() || clean {
+	if a.Scores.Drops || clean {
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-		a.Scores.Drop(s, t, s.S, t.here)
+		if a.Scores.Drops {
+			a.Scores.Drop(s, t, s.S, t.here)
+		}
 		x.RoundPairs(weights, s.S, 4*fours, x.Width)
 	} else {
 		x.PairWeights(weights, s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
@@ -82,5 +84,7 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 		x.TurnPairs(values[j:], BlockKeys, rows[j*l.DimV:], l.DimV, l.DimV)
 	}
 	x.PairValues(cur.o, values[at:], BlockKeys, weights, l.DimV, whole, s.Alpha, s.pairs[BlockKeys/2*x.Width:])
-	a.addReplaced(s, t)
+	if b.replaced {
+		a.addReplaced(s, t)
+	}
 }

@@ -16,7 +16,7 @@ type Products struct {
 
 // Pack loads the query rows of t, times scale.
 func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
-	t.q = w.Floats(p.Layout.QueryFloats())
+	t.q = w.Floats(p.Layout.QueryFloats)
 	p.Layout.form.pack(p, s, t)
 }
 

@@ -36,7 +36,9 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 		p.load(&p.K, s.k, ldk, &b.hasK, b, t)
 		s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
 	}
-	a.Scores.fetchBias(s, t, next)
+	if a.Scores.biasAlone {
+		a.Scores.fetchBias(s, t, next)
+	}
 	x.Scores(s.S, s.runs, ldk, t.q, l.Dims.Dim, s.MX)
 	a.Scores.Adjust(s, t, t.here)
 	fours := CeilDiv(n, 4)
@@ -45,14 +47,14 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys) // else there are fewer values than outputs
 }
 
-// fetchBias lets the product with keys, unless it prefetches the next ones, prefetch the rows of a bias that
+// fetchBias lets the product with keys, unless it prefetches the next ones, prefetch the rows of the bias that
 // the next tile of the task reads. They are in as many pages: the kernel that adds them would wait.
 func (sc *Scores) fetchBias(s *Space, t, next *Tile) {
 	lo := t.here.Lo
 	if next.index <= t.index {
 		lo += BlockKeys
 	}
-	if v := &sc.bias; t.here.Lo+BlockKeys >= s.block.end && len(s.runs) == 1 && sc.biasAlone() && sc.Listed == nil && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
+	if v := &sc.bias; t.here.Lo+BlockKeys >= s.block.end && len(s.runs) == 1 && sc.Listed == nil && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
 		vec.Ahead(&s.runs[0], v.F32[min(v.Index(next.Batch, next.H, next.I)+lo, len(v.F32)):], v.Stride[backend.Seq], next.N, BlockKeys)
 	}
 }
@@ -107,7 +109,7 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 		return
 	}
 	var table []float32 // the terms of a tile of one head that depend on the distance alone
-	if t.I+t.N <= l.Dims.SeqQ && !sc.biasAlone() && sc.Listed == nil {
+	if t.I+t.N <= l.Dims.SeqQ && !sc.biasAlone && sc.Listed == nil {
 		table = s.table[:n-1+x.Width]
 		sc.distances(table, t.Batch, t.H, lo-t.I-(x.Width-1))
 		if sc.bias.IsZero() { // each key reads a span of it that begins one element earlier
@@ -117,7 +119,7 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 		}
 	}
 	// A term that is the only one, and has a row for each query row, is read in place.
-	term, limit, alone := &sc.bias, float32(backend.MaxBias), sc.biasAlone()
+	term, limit, alone := &sc.bias, float32(backend.MaxBias), sc.biasAlone
 	if sc.bias.IsZero() {
 		term, limit, alone = &sc.relative, backend.MaxRelative, l.Dims.SeqQ == 1 && sc.problem.Slopes == nil
 	}
@@ -136,7 +138,7 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 		for r, m := 0, 0; r < rows; r += m {
 			h, i := l.Row(t.H, t.I, lane+r)
 			row := s.Stage[r*BlockKeys:]
-			if m = 1; table == nil && !sc.biasAlone() || sc.Listed != nil {
+			if m = 1; table == nil && !sc.biasAlone || sc.Listed != nil {
 				sc.AddedRow(s, row[:n-whole], t.Batch, h, i, lo+whole)
 			} else {
 				m = min(rows-r, l.Dims.SeqQ-i)

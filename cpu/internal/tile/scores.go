@@ -19,9 +19,11 @@ type Scores struct {
 	// without one, and Cap that of the softcap's tanh, or 0. They yield scores in units of log2 e.
 	Scale, After, Cap float32
 
-	Masked bool // there is a mask or a block mask
-	Added  bool // there is a bias, a relative bias or slopes
-	hiding bool // a mask, a bias or dropout may hide single keys
+	Masked    bool // there is a mask or a block mask
+	Added     bool // there is a bias, a relative bias or slopes
+	biasAlone bool // the bias is the only one of these
+	Drops     bool // there is dropout
+	hiding    bool // a mask, a bias or dropout may hide single keys
 }
 
 // Open opens the mask and bias tensors of p; sc must be zero. The methods that take rows read only
@@ -39,7 +41,9 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 	}
 	sc.mask, sc.blocks, sc.bias, sc.relative = strided.Of(&p.Mask), strided.Of(&p.Blocks), strided.Of(&p.Bias), strided.Of(&p.Relative)
 	sc.Masked = !sc.mask.IsZero() || !sc.blocks.IsZero()
-	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || p.Dropout.P > 0 || p.ScoreMod != nil
+	sc.biasAlone = !sc.bias.IsZero() && sc.relative.IsZero() && p.Slopes == nil
+	sc.Drops = p.Dropout.P > 0
+	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || sc.Drops || p.ScoreMod != nil
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
 }
 
@@ -134,15 +138,10 @@ func (sc *Scores) addedKeys(s *Space, dst []float32, b, h, i, j int) {
 	}
 	k := sc.Layout.Kernels
 	sc.bias.Load(k, dst, len(dst), b, h, i, 1, j, len(dst))
-	if !sc.biasAlone() {
+	if !sc.biasAlone {
 		sc.distances(s.terms[:len(dst)], b, h, j-i)
 		k.Join(dst[:RoundUp(len(dst), k.Lanes)], s.terms[:])
 	}
-}
-
-// biasAlone reports whether a bias is the only term to add.
-func (sc *Scores) biasAlone() bool {
-	return !sc.bias.IsZero() && sc.relative.IsZero() && sc.problem.Slopes == nil
 }
 
 // distances writes the terms that depend on the distance between row and key, for distances from d on; 0 for
@@ -250,9 +249,6 @@ func (sc *Scores) Hides(b, h, i, j int) bool {
 		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf
 }
 
-// Drops reports whether the call has dropout.
-func (sc *Scores) Drops() bool { return sc.problem.Dropout.P > 0 }
-
 // DropRow applies dropout to the weights s of row i, which belong to the keys from j
 // on. s has room for a multiple of DropLanes, which it overwrites, and d is seeded.
 func (sc *Scores) DropRow(d *vec.Draw, s []float32, b, h, i, j int) {
@@ -271,16 +267,10 @@ func (sc *Scores) DropRow(d *vec.Draw, s []float32, b, h, i, j int) {
 	}
 }
 
-// Seed seeds d if the call has dropout.
-func (sc *Scores) Seed(d *vec.Draw) {
-	if sc.Drops() {
-		d.Seed(sc.problem.Dropout)
-	}
-}
+// Seed seeds d for the dropout of the call.
+func (sc *Scores) Seed(d *vec.Draw) { d.Seed(sc.problem.Dropout) }
 
-// Drop applies dropout, if the call has it, to weights of t for the keys of here. The draw of s is seeded.
+// Drop applies the dropout of the call to weights of t for the keys of here. The draw of s is seeded.
 func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
-	if sc.Drops() {
-		sc.Layout.form.drop(sc, s, t, weights, here)
-	}
+	sc.Layout.form.drop(sc, s, t, weights, here)
 }

@@ -151,7 +151,7 @@ func SpaceOf(w *pool.Scratch) *Space {
 
 // SpaceFloats returns the floats that Products.Open takes.
 func (l *Layout) SpaceFloats() int {
-	return (BlockKeys+l.Kernels.Lanes)*l.DimK + BlockKeys*l.DimV + 2*l.Kernels.Lanes + l.ScoreFloats() + 3*l.Kernels.Width +
+	return (BlockKeys+l.Kernels.Lanes)*l.DimK + BlockKeys*l.DimV + 2*l.Kernels.Lanes + l.ScoreFloats + 3*l.Kernels.Width +
 		l.Kernels.Lanes*max(l.DimK, l.DimV, BlockKeys) + BlockKeys + l.Kernels.Width + l.pairFloats
 }
 
@@ -163,7 +163,7 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 	s.Scale, s.One = w.Floats(x.Lanes), w.Floats(x.Lanes)
 	Fill(s.Scale, p.Scale)
 	Fill(s.One, 1)
-	s.S = w.Floats(l.ScoreFloats())
+	s.S = w.Floats(l.ScoreFloats)
 	s.MX, s.Alpha, s.beta = w.Floats(x.Width), w.Floats(x.Width), w.Floats(x.Width)
 	s.Stage = w.Floats(x.Lanes * max(l.DimK, l.DimV, BlockKeys))
 	s.table = w.Floats(BlockKeys + x.Width)

@@ -47,7 +47,7 @@ func Ahead[T float32 | uint16 | byte](r *Run, next []T, ld, n, d int) {
 		quarter += stagger
 	}
 	if r.next != uintptr(unsafe.Pointer(r.rows)) { // else one stream stays in the first-level cache
-		r.Spread(quarter, 2*quarter, 3*quarter)
+		r.apart = [3]int{quarter, 2 * quarter, 3 * quarter}
 	}
 	if r.jump <= 0 {
 		r.left = math.MaxInt // there are no gaps to leave out
