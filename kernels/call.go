@@ -83,29 +83,6 @@ func (d *Device) Prepare(q, k, v Tensor, opt Options) (*Call, error) {
 	return c, nil
 }
 
-// prepare makes c a call of q, k and v, whatever it was before.
-func (c *Call) prepare(q, k, v Tensor, opt *Options) (err error) {
-	clear(c.subs) // which would keep other memory reachable
-	*c = Call{dev: c.dev, opt: *opt, q: q, k: k, v: v, packed: opt.CuQ != nil || opt.CuK != nil, subs: c.subs[:0], calls: c.calls[:0]}
-	if c.dims, err = operandDims(q, k, v, opt.Pages); err != nil {
-		return err
-	}
-	if opt.Weights || c.packed || opt.KeyIndices != nil { // other calls take all options
-		if err := c.checkPath(opt.Weights); err != nil {
-			return err
-		}
-	}
-	if c.packed {
-		err = c.addSequences()
-	} else {
-		err = c.addAll()
-	}
-	for i := range c.subs {
-		c.calls = append(c.calls, &c.subs[i].Call)
-	}
-	return err
-}
-
 // checkPath refuses options that the call cannot have, with or without weights.
 func (c *Call) checkPath(weights bool) error {
 	set, on := c.opt.Set(), op.Path(0)
@@ -264,10 +241,27 @@ func (c *Call) Reset(q, k, v Tensor, opt Options) (err error) {
 	if c == nil {
 		return c.ready()
 	}
-	if err = c.prepare(q, k, v, &opt); err != nil {
-		*c = Call{dev: c.dev}
+	clear(c.subs) // which would keep other memory reachable
+	*c = Call{dev: c.dev, opt: opt, q: q, k: k, v: v, packed: opt.CuQ != nil || opt.CuK != nil, subs: c.subs[:0], calls: c.calls[:0]}
+	c.dims, err = operandDims(q, k, v, opt.Pages)
+	if err == nil && (opt.Weights || c.packed || opt.KeyIndices != nil) { // other calls take all options
+		err = c.checkPath(opt.Weights)
 	}
-	return err
+	switch {
+	case err != nil:
+	case c.packed:
+		err = c.addSequences()
+	default:
+		err = c.addAll()
+	}
+	if err != nil {
+		*c = Call{dev: c.dev}
+		return err
+	}
+	for i := range c.subs {
+		c.calls = append(c.calls, &c.subs[i].Call)
+	}
+	return nil
 }
 
 // outputs returns the results that the call's options request, made by alloc, or none and an error.

@@ -48,10 +48,13 @@ func (p *Problem) Each(f func(x Region, own backend.Problem, listed [][]int32) e
 	if Empty(p.Dims) {
 		return nil
 	}
-	whole := [1]Region{WholeRegion(p.Dims)}
 	regions := p.Regions
 	if regions == nil {
-		regions = whole[:]
+		whole := WholeRegion(p.Dims)
+		if p.Lists.Lists == nil {
+			return f(whole, p.Problem, nil)
+		}
+		regions = []Region{whole}
 	}
 	for _, x := range regions {
 		var err error
@@ -165,9 +168,6 @@ func (x Region) AppendTo(all []Region, p *Problem) []Region {
 // Cut returns the canonical problem of part x of p.
 func (p *Problem) Cut(x Region) backend.Problem {
 	q := p.Problem
-	if x == WholeRegion(p.Dims) {
-		return q
-	}
 	b0, b1, h0, h1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[backend.Heads], x.Hi[backend.Heads]
 	q.Visible = x.visible(p.Visible)
 	relative := x.Relative(p.Dims.SeqQ)
