@@ -55,24 +55,6 @@ func (m *Memory) Bytes() int64 { return m.bytes }
 
 func (m *Memory) released() bool { return m.state.Load()&1 != 0 }
 
-func (m *Memory) pin() error {
-	for {
-		was := m.state.Load()
-		if was&1 != 0 {
-			return ErrReleased
-		}
-		if m.state.CompareAndSwap(was, was+2) {
-			return nil
-		}
-	}
-}
-
-func (m *Memory) unpin() {
-	if m.state.Add(-2) == 1 && m.free != nil {
-		m.free()
-	}
-}
-
 func (m *Memory) release() {
 	if m.state.Or(1) == 0 && m.free != nil {
 		m.free()
@@ -150,6 +132,7 @@ func Distinct(outputs, inputs []Operand) error {
 	return nil
 }
 
+// add keeps the memory of o from being freed.
 func (p *Pinned) add(owner any, where string, o *Operand) error {
 	m := o.Tensor.mem
 	if m == nil {
@@ -161,8 +144,12 @@ func (p *Pinned) add(owner any, where string, o *Operand) error {
 	if p.n == len(p.mem) {
 		return fmt.Errorf("%s is operand %d of one call, at most %d are taken: %w", o.Name, p.n+1, len(p.mem), ErrUnsupported)
 	}
-	if err := m.pin(); err != nil {
-		return fmt.Errorf("%s: %w", o.Name, err)
+	for pinned := false; !pinned; {
+		was := m.state.Load()
+		if was&1 != 0 {
+			return fmt.Errorf("%s: %w", o.Name, ErrReleased)
+		}
+		pinned = m.state.CompareAndSwap(was, was+2)
 	}
 	p.mem[p.n] = m
 	p.n++
@@ -172,7 +159,9 @@ func (p *Pinned) add(owner any, where string, o *Operand) error {
 // Unpin releases the operands that Pin holds. It may be called more than once.
 func (p *Pinned) Unpin() {
 	for i := range p.n {
-		p.mem[i].unpin()
+		if m := p.mem[i]; m.state.Add(-2) == 1 && m.free != nil {
+			m.free()
+		}
 		p.mem[i] = nil
 	}
 	p.n = 0

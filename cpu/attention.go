@@ -130,9 +130,9 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, er
 	if a.plan.keyChunks <= 1 {
 		return a, nil
 	}
-	n, floats := a.plan.layout.SavedSums()
-	pool.Resize(&a.saved, floats, &err)
-	pool.Resize(&a.set, n, &err)
+	sums := a.plan.layout.AllSums
+	pool.Resize(&a.saved, sums*a.plan.layout.StateFloats, &err)
+	pool.Resize(&a.set, sums, &err)
 	if pool.Resize(&a.pending, a.plan.tasks/a.plan.keyChunks, &err); err != nil {
 		a.release()
 		return nil, fmt.Errorf("sums of %d tasks: %w", a.plan.tasks, err)

@@ -139,7 +139,7 @@ func divide(l tile.Layout, decode bool, even, threads int) partition {
 	x.floats = l.SpaceFloats() + x.chunkTiles*l.TileFloats
 	x.groupChunks = tile.CeilDiv(l.Tiles, x.chunkTiles)
 	// With few rows the sums are a small part of their keys.
-	_, saved := l.SavedSums()
+	saved := l.AllSums * l.StateFloats
 	if tasks := groups * x.groupChunks; tasks < want && (decode || saved <= maxSavedFloats) {
 		x.keyChunks = min(l.Sums, tile.CeilDiv(want, tasks))
 	}
@@ -170,8 +170,7 @@ func (x *partition) chunk(t int) tile.Chunk {
 func (x *partition) scratchBytes() int64 {
 	n := int64(x.threads) * int64(x.floats+pool.AlignFloats)
 	if x.keyChunks > 1 {
-		_, saved := x.layout.SavedSums()
-		n += int64(saved)
+		n += int64(x.layout.AllSums * x.layout.StateFloats)
 	}
 	return 4 * n
 }

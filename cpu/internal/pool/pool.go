@@ -231,7 +231,7 @@ func (p *Pool) assist(t *Turn) {
 func (p *Pool) join(t *Turn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.places.of) == 0 || !p.tryAcquire(t) {
+	for len(p.places.of) == 0 || p.queue.n.Load() > 0 || !p.acquire(t) {
 		if p.users == 0 {
 			p.started--
 			p.ended.Broadcast()
@@ -269,7 +269,7 @@ var errGoexit = fmt.Errorf("a score mod or another function of the program calle
 func (c *crew) work(t *Turn) (err error) {
 	defer backend.Recover(&err)
 	if !t.worker {
-		if err = c.ctx.Err(); err == nil && !c.pool.tryAcquire(t) {
+		if err = c.ctx.Err(); err == nil && (c.pool.queue.n.Load() > 0 || !c.pool.acquire(t)) {
 			err = c.pool.wait(t)
 		}
 		if err != nil {

@@ -56,22 +56,15 @@ func (t *Turn) Yield() error {
 		return p.wait(t)
 	}
 	runtime.Gosched()
-	t.begin()
+	t.since, t.skip = -1, stride
 	return nil
 }
 
-// begin starts a slice of time.
-func (t *Turn) begin() { t.since, t.skip = -1, stride }
-
-// tryAcquire takes a free core for t unless others wait for one.
-func (p *Pool) tryAcquire(t *Turn) bool { return p.queue.n.Load() == 0 && p.acquire(t) }
-
-// acquire takes a free core for t.
+// acquire takes a free core for t and starts its slice of time.
 func (p *Pool) acquire(t *Turn) bool {
 	for n := p.held.Load(); n < p.cores.Load(); n = p.held.Load() {
 		if p.held.CompareAndSwap(n, n+1) {
-			t.holds = true
-			t.begin()
+			t.holds, t.since, t.skip = true, -1, stride
 			return true
 		}
 	}

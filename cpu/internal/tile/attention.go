@@ -42,7 +42,7 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 	tiles, keys = l.TilesOf(s, c), Span{l.Dims.SeqK, 0}
 	for n := range tiles {
 		t := &tiles[n]
-		t.sums = sums{l.stateIn(w.Floats(l.stateFloats)), l.stateIn(w.Floats(l.stateFloats)), l.stateIn(w.Floats(l.stateFloats)), -1, false}
+		t.sums = sums{l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), -1, false}
 		t.sums.all.reset()
 		if l.Sums > shardSums { // what no row sees has the result of no keys
 			t.sums.merged.reset()
@@ -300,17 +300,11 @@ func (l *Layout) close(s *Space, u *sums) {
 	}
 }
 
-// SavedSums returns the number of sums in Attention.Saved, and the floats of them all.
-func (l *Layout) SavedSums() (n, floats int) {
-	n = l.Dims.Batch * l.Dims.KVHeads * l.Tiles * l.Sums
-	return n, n * l.stateFloats
-}
-
 // saved returns the state of the sum at of t.
 func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
 	l := a.Products.Layout
 	n := t.index*l.Sums + at
-	return l.stateIn(a.Saved[n*l.stateFloats:]), &a.Set[n]
+	return l.stateIn(a.Saved[n*l.StateFloats:]), &a.Set[n]
 }
 
 // Fold folds the saved sums of t into it, one after another.

@@ -18,6 +18,7 @@ type Layout struct {
 	HeadTiles  int  // tiles of a head; 0 where tiles span heads
 	Tiles      int  // tiles of a group
 	Sums       int  // of SumKeys keys
+	AllSums    int  // of all tiles of the call
 	DimK, DimV int  // head sizes rounded up to Lanes
 
 	ReadK, ReadV bool // kernels read keys, values in place; others are converted
@@ -28,7 +29,7 @@ type Layout struct {
 
 	// QueryFloats to pairFloats are the floats of a tile: its packed query rows, its scores, its outputs, the state of one
 	// of its sums, all that Begin takes, and its weights in pairs with the sums of PairValues.
-	QueryFloats, ScoreFloats, OutputFloats, stateFloats, TileFloats, pairFloats int
+	QueryFloats, ScoreFloats, OutputFloats, StateFloats, TileFloats, pairFloats int
 }
 
 // form is one of the layouts of tiles. Rows and keys compute the same sums in the same order.
@@ -61,6 +62,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 		l.Rows, l.HeadTiles = k.Width, CeilDiv(d.SeqQ, k.Width)
 		l.Tiles = l.HeadTiles * l.Share
 	}
+	l.AllSums = d.Batch * d.KVHeads * l.Tiles * l.Sums
 	l.RowOutputs = l.KeyLanes || k.RowOutputs()
 	if l.KeyLanes {
 		l.form, l.ReadK, l.ReadV = keys{}, strided.KeysInPlace(k, &c.K, c), strided.KeysInPlace(k, &c.V, c)
@@ -77,8 +79,8 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	if l.KeyLanes { // there may be few rows
 		l.OutputFloats = l.Rows * l.DimV
 	}
-	l.stateFloats = l.OutputFloats + 2*k.Width
-	l.TileFloats = l.QueryFloats + 3*l.stateFloats
+	l.StateFloats = l.OutputFloats + 2*k.Width
+	l.TileFloats = l.QueryFloats + 3*l.StateFloats
 	return l
 }
 
