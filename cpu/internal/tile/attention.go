@@ -97,20 +97,16 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 			fetched = b.end > j0+BlockKeys
 		}
 		t.here.Lo = t.here.Lo / l.first * l.first
+		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.KeyLanes || t.edge(t.here)
 		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
 	}
-}
-
-// mayHide reports whether a weight of 0 may have to hide a value of t's keys that is not finite.
-func (a *Attention) mayHide(s *Space, t *Tile) bool {
-	return a.Scores.hiding || t.mixed || s.block.replaced || a.Products.Layout.Kernels.KeyLanes || t.edge(t.here)
 }
 
 // addValues adds the products of the weights in s.S, after dropout, and the values of t's keys in the block to o, the
 // outputs of t. Values that are not finite leave outputs that are not finite, whatever their weights. Where such values
 // may be hidden, and with look set, the outputs are looked at: reading values once is cheaper than looking at them first.
 func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool) {
-	p, x, clean := &a.Products, a.Products.Layout.Kernels, a.mayHide(s, t)
+	p, x, clean := &a.Products, a.Products.Layout.Kernels, t.mayHide
 	if a.Scores.Drops {
 		a.Scores.Drop(s, t, s.S, t.here)
 	}

@@ -38,7 +38,7 @@ func (pairs) pack(p *Products, s *Space, t *Tile) {
 }
 
 func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
-	p, b, cur, clean := &a.Products, &s.block, &t.sums.cur, a.mayHide(s, t)
+	p, b, cur, clean := &a.Products, &s.block, &t.sums.cur, t.mayHide
 	l, n, all := p.Layout, t.here.Hi-t.here.Lo, b.span.Hi-b.span.Lo
 	x, d, at := l.Kernels, l.pairDim(), t.here.Lo-b.span.Lo
 	copy(s.MX, cur.m)
