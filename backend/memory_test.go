@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 const (

@@ -5,12 +5,12 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // Every element type yields figures on the CPU, with the ceiling of its threads.
@@ -43,5 +43,5 @@ func TestOnTheCPU(t *testing.T) {
 func BenchmarkCases(b *testing.B) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	backendtest.Benchmark(b, dev)
+	kernelstest.Benchmark(b, dev)
 }

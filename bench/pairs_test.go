@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var (

@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // backwardOf returns a request for gradients of c, with random DO and DLSE, after a forward

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {

@@ -10,12 +10,12 @@ import (
 	"gonum.org/v1/gonum/blas/blas32"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/peak"
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // BenchmarkRatio reports the speed of attention in percent of that of blas32.Gemm alone

@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestThreads shows that every operation yields the same bits on any number of

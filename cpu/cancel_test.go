@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // writesContext counts the elements of data that change between two looks at the context.

@@ -16,9 +16,9 @@ import (
 	"gonum.org/v1/gonum/blas/gonum"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // In wasm the runtime keeps a goroutine for events.
@@ -35,7 +35,7 @@ func TestPairsInRegisters(t *testing.T) {
 	if k.PairUnit() == "" {
 		t.Skip("this machine has no AVX512-BF16")
 	}
-	backendtest.Run(t, backendtest.Harness{Only: []string{"LowPrecision"}, Open: func(tb testing.TB) backend.Backend {
+	kernelstest.Run(t, kernelstest.Harness{Only: []string{"LowPrecision"}, Open: func(tb testing.TB) backend.Backend {
 		be := open(tb, Options{})
 		be.kernels = k
 		return be
@@ -48,7 +48,7 @@ func TestPairsInRegisters(t *testing.T) {
 func TestConformance(t *testing.T) {
 	for i, tier := range Tiers() {
 		t.Run(tier, func(t *testing.T) {
-			h := backendtest.Harness{Open: func(tb testing.TB) backend.Backend { return open(tb, Options{Tier: tier}) }, Draws: 500, Small: 20000, WidensF8: true}
+			h := kernelstest.Harness{Open: func(tb testing.TB) backend.Backend { return open(tb, Options{Tier: tier}) }, Draws: 500, Small: 20000, WidensF8: true}
 			if tier != tierGonum || runtime.GOARCH == "amd64" { // gonum sums in another order elsewhere
 				h.Digests = filepath.Join("testdata", "digests-"+tier+".txt")
 			}
@@ -61,7 +61,7 @@ func TestConformance(t *testing.T) {
 					h.Only = append(h.Only, "Cases", "Linear", "Conv", "Index")
 				}
 			}
-			backendtest.Run(t, h)
+			kernelstest.Run(t, h)
 		})
 	}
 }

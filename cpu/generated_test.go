@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestGenerated shows that the checked-in assembly and its tables are what the generators write.

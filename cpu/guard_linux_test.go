@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // guarded returns memory for n elements with a page before and one behind it

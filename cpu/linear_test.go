@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/pool"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // scaleJob reads and writes states in place: the ceiling of a step of decoding.

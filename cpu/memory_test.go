@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 const (
@@ -193,7 +193,7 @@ func TestAllocTooLarge(t *testing.T) {
 func TestOutOfMemory(t *testing.T) {
 	for _, tier := range Tiers() {
 		t.Run(tier, func(t *testing.T) {
-			backendtest.RunOutOfMemory(t, open(t, Options{Tier: tier, Threads: 2}), backendtest.Memory{Fail: backend.FailMemory})
+			kernelstest.RunOutOfMemory(t, open(t, Options{Tier: tier, Threads: 2}), kernelstest.Memory{Fail: backend.FailMemory})
 		})
 	}
 }

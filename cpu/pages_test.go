@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestPages compares the bits of calls over pages of any size with those of the same keys in

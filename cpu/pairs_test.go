@@ -7,9 +7,9 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // pairTwins returns a copy of k, a table of vectors, whose kernels for pairs of bf16 are plain Go, for machines without

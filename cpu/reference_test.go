@@ -5,10 +5,10 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // eachRow calls do for the query rows of c, a call with one batch, and their key heads.

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/tile"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestWorkersOutliveCalls shows that calls of all backends use the same goroutines once

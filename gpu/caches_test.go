@@ -11,10 +11,10 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // attend returns the output and log-sum-exp of q over what c has.

@@ -16,9 +16,9 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/source"
 	"github.com/seed90331342/attn/gpu/internal/wgsl"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // radv is the manifest of Mesa's driver for AMD GPUs in Debian. It contains a compiler and

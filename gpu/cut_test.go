@@ -8,8 +8,8 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // lowered are limits far below any adapter's. Each makes the tests' problems be cut in the
@@ -41,7 +41,7 @@ func someLowered(from int) (list []way) {
 
 // TestConformanceOfCuts runs the suite with limits that cut everything.
 func TestConformanceOfCuts(t *testing.T) {
-	conform(t, "TestSameBits compares calls that are cut with whole ones", all.opt, nil, backendtest.Harness{Lowered: true, PairsFrom: 2})
+	conform(t, "TestSameBits compares calls that are cut with whole ones", all.opt, nil, kernelstest.Harness{Lowered: true, PairsFrom: 2})
 }
 
 func host(t testing.TB, shape backend.Shape, f func(i int) float32) backend.Tensor {

@@ -9,10 +9,10 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // everyRow sends calls with any number of rows to the decode path.
@@ -20,7 +20,7 @@ const everyRow = 1 << 20
 
 // TestConformanceOfDecode runs the suite with every call on the decode path.
 func TestConformanceOfDecode(t *testing.T) {
-	conform(t, "TestConformance decodes what has few rows", Options{decodeRows: everyRow}, nil, backendtest.Harness{PairsFrom: 1, Only: ofKernels})
+	conform(t, "TestConformance decodes what has few rows", Options{decodeRows: everyRow}, nil, kernelstest.Harness{PairsFrom: 1, Only: ofKernels})
 }
 
 // Sums of 0 have no sign. Only the first tile has values other than -0, and its weights

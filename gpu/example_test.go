@@ -11,9 +11,9 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // A program computes 4 tokens of size 8 by a shader of its own, attends to them in its own

@@ -5,10 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // precise stands for a device whose own exp2 is within the bound.
@@ -19,7 +19,7 @@ func precise(context.Context, port.Device) (ulp float64, err error) { return met
 func TestOwnExp2(t *testing.T) {
 	compareDecodeWithPrefill(t, Options{exp2: precise}, true)
 	t.Run("bound", func(t *testing.T) {
-		conform(t, "runs a part of the suite again", Options{exp2: precise}, nil, backendtest.Harness{PairsFrom: 3,
+		conform(t, "runs a part of the suite again", Options{exp2: precise}, nil, kernelstest.Harness{PairsFrom: 3,
 			Only: []string{"Cases", "Pairs", "Edges", "TopWeights", "Stages", "Drawn", "Extremes", "Merge"}})
 		checkGradients(t, open(t, Options{exp2: precise}), gradientCases())
 	})

@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/adapter"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // faulty opens a backend on a device whose calls can be made to fail.
@@ -378,7 +378,7 @@ func TestOutOfMemory(t *testing.T) {
 				fill(b)
 			}
 			// Tensors move to the host, whose memory is then requested.
-			m := backendtest.Memory{Fail: backend.FailMemory, Elsewhere: true, Held: func() int {
+			m := kernelstest.Memory{Fail: backend.FailMemory, Elsewhere: true, Held: func() int {
 				b.dev.Pool.Drain()
 				return dev.Live().Buffers
 			}}
@@ -400,7 +400,7 @@ func TestOutOfMemory(t *testing.T) {
 					}
 				}
 			}
-			backendtest.RunOutOfMemory(t, b, m)
+			kernelstest.RunOutOfMemory(t, b, m)
 		})
 	}
 }

@@ -10,9 +10,9 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 func plainOnly(tune.Shape) (tune.Variant, string) { return tune.Variant{}, "asked for" }
@@ -20,7 +20,7 @@ func plainOnly(tune.Shape) (tune.Variant, string) { return tune.Variant{}, "aske
 // TestConformanceOfPlain runs the suite on the plain kernel, and compares the
 // register-tiled kernel with it on drawn problems, within both bounds.
 func TestConformanceOfPlain(t *testing.T) {
-	conform(t, "TestSameBits compares the plain kernel with the one that the suite runs on", Options{decodeRows: -1}, plainOnly, backendtest.Harness{
+	conform(t, "TestSameBits compares the plain kernel with the one that the suite runs on", Options{decodeRows: -1}, plainOnly, kernelstest.Harness{
 		Against:      func(t testing.TB) backend.Backend { return open(t, Options{}) },
 		AgainstDraws: 50, Only: ofKernels,
 	})
@@ -43,7 +43,7 @@ func TestConformanceOfVariants(t *testing.T) {
 				}
 				return s.Rule()
 			}
-			conform(t, "TestSameBits compares them with the one that the suite runs on", Options{decodeRows: -1}, only, backendtest.Harness{PairsEvery: 36, PairsFrom: 4 + 7*i, Only: few})
+			conform(t, "TestSameBits compares them with the one that the suite runs on", Options{decodeRows: -1}, only, kernelstest.Harness{PairsEvery: 36, PairsFrom: 4 + 7*i, Only: few})
 			if taken.Load() < 100 {
 				t.Errorf("%s was taken %d times", name, taken.Load())
 			}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // turned returns a tensor of f(row, column) stored column by column, as the transposed

@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // open opens the default adapter until the test ends. Without one the test is skipped, or fails
@@ -40,7 +40,7 @@ func TestConformance(t *testing.T) {
 	if testing.Short() { // the software driver compiles a kernel with many options in two to seven seconds
 		every = 12
 	}
-	backendtest.Run(t, backendtest.Harness{
+	kernelstest.Run(t, kernelstest.Harness{
 		Digests: digests(t), WidensF8: true,
 		PairsEvery:     every,
 		GradientsEvery: 64,
@@ -62,7 +62,7 @@ var ofKernels = []string{"Cases", "Pairs", "Caches", "Batch", "Packed", "Edges",
 
 // conform runs the suite on devices opened with opt, with few random problems and at most a twelfth of the long lists, each
 // configuration with its own. choose, unless nil, picks variants. With -short it is skipped; instead says why.
-func conform(t *testing.T, instead string, opt Options, choose chooser, h backendtest.Harness) {
+func conform(t *testing.T, instead string, opt Options, choose chooser, h kernelstest.Harness) {
 	if testing.Short() {
 		t.Skip("-short: " + instead)
 	}
@@ -74,7 +74,7 @@ func conform(t *testing.T, instead string, opt Options, choose chooser, h backen
 		}
 		return b
 	}
-	backendtest.Run(t, h)
+	kernelstest.Run(t, h)
 }
 
 // digests returns the file with the recorded bits of the default adapter.

@@ -6,19 +6,19 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"github.com/seed90331342/attn/shaders"
 )
 
 // gradientCases are calls whose gradients take every reduction: no bias, biases of all pairs, of
 // keys, of rows and of heads, and all options at once, with one result or the sum of several.
-func gradientCases() []backendtest.Case {
+func gradientCases() []kernelstest.Case {
 	d := kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 37, SeqK: 75, Dim: 16, ValueDim: 24}
 	long := kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 150, SeqK: 60, Dim: 160, ValueDim: 33}
 	causal := kernels.Options{Causal: true, Align: kernels.LowerRight}
-	everything := backendtest.Case{
+	everything := kernelstest.Case{
 		Name: "every option", Dims: d, Seed: 1, BiasHides: true, MaskShape: backend.Shape{2, 1, 37, 75}, BiasShape: backend.Shape{1, 4, 37, 75},
 		RelativeShape: backend.Shape{2, 1, 1, 37 + 75 - 1}, BlockSize: 7, BlockShape: backend.Shape{1, 4, 6, 11},
 		Options: kernels.Options{Window: &kernels.Window{Left: 50, Right: 12}, Offset: []int{9}, KLen: []int{75, 37}, Softcap: 2,
@@ -28,7 +28,7 @@ func gradientCases() []backendtest.Case {
 	added := everything
 	added.Name, added.Seed, added.BiasShape = "every option, added", 3, backend.Shape{2, 4, 1, 1}
 	added.Options.Prefix = []int{20, 9} // several calls, whose gradients are summed
-	return []backendtest.Case{
+	return []kernelstest.Case{
 		{Name: "plain", Dims: d, Seed: 1},
 		{Name: "causal", Dims: d, Seed: 3, Options: causal, BiasShape: backend.Shape{1, 1, 37, 75}},
 		{Name: "f16", Dims: d, Seed: 6, DType: backend.F16, Options: causal, BiasShape: backend.Shape{1, 4, 1, 75}},
@@ -61,9 +61,9 @@ func TestGradients(t *testing.T) {
 	checkGradients(t, open(t, Options{}), cases)
 }
 
-func checkGradients(t *testing.T, b *Backend, cases []backendtest.Case) {
+func checkGradients(t *testing.T, b *Backend, cases []kernelstest.Case) {
 	for _, c := range cases {
-		t.Run(c.Name, func(t *testing.T) { check(t, backendtest.CheckGradients(t, kernels.NewDevice(b), c)) })
+		t.Run(c.Name, func(t *testing.T) { check(t, kernelstest.CheckGradients(t, kernels.NewDevice(b), c)) })
 	}
 }
 
@@ -78,7 +78,7 @@ func TestGradientsAsOnGPU(t *testing.T) {
 	d := kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 150, SeqK: 140, Dim: 64, ValueDim: 64}
 	partial := d
 	partial.Dim, partial.ValueDim = 24, 20
-	checkGradients(t, b, []backendtest.Case{
+	checkGradients(t, b, []kernelstest.Case{
 		{Name: "full rows", Dims: d, Seed: 1},
 		{Name: "partial rows, causal", Dims: partial, Seed: 3, Options: kernels.Options{Causal: true}},
 		{Name: "f16 and bf16", Dims: d, Seed: 6, DType: backend.F16},

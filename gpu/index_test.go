@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestIndexCuts compares lists of calls that are cut, also into blocks of keys, with those of whole calls.

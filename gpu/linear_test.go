@@ -9,9 +9,9 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // gatedDelta returns a call of linear attention with decays of channels.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestListsOnTheDevice compares a call whose lists are looked up with calls that download them, by their plans too: ascending

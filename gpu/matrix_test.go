@@ -11,12 +11,12 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"github.com/seed90331342/attn/shaders"
 )
 

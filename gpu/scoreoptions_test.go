@@ -10,7 +10,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestOptionsOfManyHeads compares, bit for bit, a call with more heads than the kernels'

@@ -8,9 +8,9 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/gogpu/wgpu"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // native reports whether the library of this build is go-webgpu.

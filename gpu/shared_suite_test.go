@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestSharedConformance runs the suite's cases in buffers of a program, on devices that it
@@ -40,7 +40,7 @@ func TestSharedConformance(t *testing.T) {
 		every = 5
 	}
 	name := strings.ToLower(strings.NewReplacer(" ", "-", "(", "", ")", "", ",", "", "/", "-").Replace(device))
-	backendtest.Run(t, backendtest.Harness{
+	kernelstest.Run(t, kernelstest.Harness{
 		Digests: filepath.Join("testdata", "digests-"+name+".txt"), Open: open, CasesEvery: every, Only: []string{"Cases", "Digests"},
 	})
 	if n := wrapped.Load(); n == 0 {

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestValuesInSlices computes heads of 576 with values of 512 columns, as absorbed latent

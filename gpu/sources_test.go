@@ -8,8 +8,8 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // recorded is a dispatch that a device got.

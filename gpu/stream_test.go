@@ -11,9 +11,9 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // openFull opens a backend whose device memory is full of tensors: further tensors stay in
@@ -38,7 +38,7 @@ func TestConformanceStreamed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the suite runs resident and cut")
 	}
-	backendtest.Run(t, backendtest.Harness{
+	kernelstest.Run(t, kernelstest.Harness{
 		PairsEvery: 12, PairsFrom: 6,
 		LittleMemory: true,
 		Open:         func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },

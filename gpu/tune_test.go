@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/gpu/internal/tunefile"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestMain replaces this machine's tuning file by an empty one.

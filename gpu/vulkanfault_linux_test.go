@@ -16,7 +16,7 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"golang.org/x/sys/unix"
 )
 

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var updateAPI = flag.Bool("update", false, "write docs/api.txt instead of comparing it")

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestTopWeightsInChunks: for every chunk size and every cut by options, the result is the

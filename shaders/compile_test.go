@@ -8,7 +8,7 @@ import (
 
 	"github.com/gogpu/naga"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // fixed are the kernels with one variant.

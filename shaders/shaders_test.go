@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 func TestFieldsBecomeConstants(t *testing.T) {

@@ -161,7 +161,7 @@ func kindOf(file string, src []byte) string {
 		return tests
 	case in("_generate/", ".ci/"):
 		return generators
-	case in("backend/backendtest/", "cmd/internal/pagetest/", "cmd/internal/cli/clitest/", "bench/peers/", "testdata/"):
+	case in("kernels/kernelstest/", "cmd/internal/pagetest/", "cmd/internal/cli/clitest/", "bench/peers/", "testdata/"):
 		return kit
 	case in("cmd/attn-beam/", "cmd/attn-onnx/", "kernels/adapters/"):
 		return modules

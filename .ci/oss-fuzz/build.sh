@@ -40,8 +40,8 @@ target kernels/npy FuzzNPY '\000\001' "$made/f4.npy"
 target kernels/safetensors FuzzHeader '\001' "$made/small.safetensors"
 target kernels/nn FuzzSafetensors '\001' "$made/small.safetensors"
 target kernels/nn FuzzParseConfig '\001' kernels/nn/testdata/configs/*.json
-target cmd/attn/internal/explain FuzzWalkthrough '\001' backend/backendtest/testdata/worked-examples/*.json
-target cmd/attn/internal/heatmap FuzzLabels '\001' backend/backendtest/testdata/models/*.labels.json
+target cmd/attn/internal/explain FuzzWalkthrough '\001' kernels/kernelstest/testdata/worked-examples/*.json
+target cmd/attn/internal/heatmap FuzzLabels '\001' kernels/kernelstest/testdata/models/*.labels.json
 target bench/report FuzzReport '\001' bench/report/testdata/*.json
 target gpu/internal/tunefile FuzzParse '\001' "$made/tuning.json"
 target cmd/attn-onnx/internal/onnxfile FuzzDecodeModel '\001' cmd/attn-onnx/testdata/onnx*/test_*/model.onnx

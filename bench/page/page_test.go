@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestPlainText: no escape, direction mark or broken UTF-8 reaches a page.

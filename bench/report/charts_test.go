@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/bench/internal/chart"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // pictured is a report with two backends over five lengths, of which the second one

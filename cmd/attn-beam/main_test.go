@@ -13,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"github.com/seed90331342/attn/kernels/npy"
 )
 

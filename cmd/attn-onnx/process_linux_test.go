@@ -9,8 +9,8 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestInterruptPipe interrupts programs that read a pipe without content.

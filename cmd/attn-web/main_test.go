@@ -18,10 +18,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // built is the folder that site has made.

@@ -14,13 +14,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/llama"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -315,7 +315,7 @@ func TestStats(t *testing.T) {
 // TestRecording compares the queries, keys and values of the first 128 tokens with those
 // that every backend is tested with.
 func TestRecording(t *testing.T) {
-	dev, recorder := backendtest.Record(t, cpu.New(cpu.Options{}))
+	dev, recorder := kernelstest.Record(t, cpu.New(cpu.Options{}))
 	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
 	clitest.NoError(t, err)
 	pieces := llama.LoadTokenizer(llama.TokenizerFile)

@@ -8,10 +8,10 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/op"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )

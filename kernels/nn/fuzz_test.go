@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // FuzzSafetensors loads layers from arbitrary files: the result is an error, or weights of the

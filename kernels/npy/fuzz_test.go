@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/sbinet/npyio/npy"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // FuzzNPY reads arbitrary files: the data agrees with the header, and numbers that were read

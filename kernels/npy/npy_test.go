@@ -12,8 +12,8 @@ import (
 
 	"github.com/sbinet/npyio/npy"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestOpenReadsOtherWriters reads files that npyio writes.

@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // ask requests bytes and reports a grant that calls nothing.

@@ -19,10 +19,10 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest"
 )
 
 const (
@@ -103,7 +103,7 @@ func TestHistories(t *testing.T) {
 type history struct {
 	seed    uint64
 	gpu     bool
-	cases   []backendtest.Case
+	cases   []kernelstest.Case
 	slots   []atomic.Pointer[opened]
 	refuses bool // memory is refused at times
 

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -56,11 +56,11 @@ func (quick) Fatalf(f string, args ...any) { ok(fmt.Errorf(f, args...)) }
 // set is the operands of a case on a device.
 type set struct {
 	life
-	backendtest.Operands
+	kernelstest.Operands
 }
 
 // newSet uploads operands. A variant has other queries, and another row of keys and values.
-func newSet(dev *kernels.Device, c backendtest.Case, variant int) *set {
+func newSet(dev *kernels.Device, c kernelstest.Case, variant int) *set {
 	if variant > 0 {
 		c.Gain, c.PoisonK, c.PoisonV = 2, map[int]float32{0: 0.5}, map[int]float32{0: -2}
 	}
@@ -69,17 +69,17 @@ func newSet(dev *kernels.Device, c backendtest.Case, variant int) *set {
 
 // drawCase draws a call that a device can plan: any with few rows, or a plain one that may have
 // more.
-func drawCase(rng *rand.Rand, onGPU bool) (c backendtest.Case) {
+func drawCase(rng *rand.Rand, onGPU bool) (c kernelstest.Case) {
 	meter := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer meter.Close()
 	for {
-		if c = backendtest.Draw(rng.Int()); onGPU || rng.IntN(2) == 0 {
+		if c = kernelstest.Draw(rng.Int()); onGPU || rng.IntN(2) == 0 {
 			length := func() int { return 1 + rng.IntN([]int{1, 4, 40, 130, 300}[rng.IntN(5)]) }
 			heads, dim := 1+rng.IntN(2), []int{4, 20, 32, 64}[rng.IntN(4)]
 			if onGPU { // each other kernel takes a second to compile
 				dim = 32
 			}
-			c = backendtest.Case{Name: "plain", Seed: rng.Uint64(), Dims: kernels.Dims{Batch: 1 + rng.IntN(3),
+			c = kernelstest.Case{Name: "plain", Seed: rng.Uint64(), Dims: kernels.Dims{Batch: 1 + rng.IntN(3),
 				Heads: heads * (1 + rng.IntN(3)), KVHeads: heads, SeqQ: length(), SeqK: length(), Dim: dim, ValueDim: dim}}
 		}
 		o, kind := &c.Options, rng.IntN(10)
@@ -178,7 +178,7 @@ func (a *actor) step(i int) {
 		return
 	}
 	c := &a.h.cases[n]
-	staged := func(c *backendtest.Case) bool { return c.Keys == nil && c.PageSize == 0 }
+	staged := func(c *kernelstest.Case) bool { return c.Keys == nil && c.PageSize == 0 }
 	prepared := func(what string, w work) { a.compute(rng, what, a.of, a.with, a.call, a.n, a.varied, w) }
 	switch {
 	case kind < 20:

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // ask sends lines to a server and returns its answers.

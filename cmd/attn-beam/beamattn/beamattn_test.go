@@ -14,12 +14,12 @@ import (
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/shards"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 func TestMain(m *testing.M) {

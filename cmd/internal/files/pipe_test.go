@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestPipes reads a pipe to its end. Without a writer, the end of the context ends the

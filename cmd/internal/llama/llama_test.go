@@ -6,9 +6,9 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	_ "github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestSampleFrequencies compares frequencies of drawn tokens with their probabilities,

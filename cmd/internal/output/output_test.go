@@ -13,7 +13,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 func put(text string) func(io.Writer) error {

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestPipes: a pipe is written to and stays a pipe. Without a reader, the end of the

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestHeatMapSizes draws shapes with different layouts: one token, many tokens, long

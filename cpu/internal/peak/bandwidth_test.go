@@ -5,8 +5,8 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestSplitStaysInside shows that each byte read lies in a span, that no two calls read

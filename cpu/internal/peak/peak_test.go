@@ -5,8 +5,8 @@ import (
 	"context"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestKernels shows that each loop counts the operations that it does. Rates are

@@ -5,8 +5,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestReadLoopsStayInsideTheirSpan reads a span between pages that cannot be read.

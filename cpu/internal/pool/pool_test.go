@@ -16,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -9,8 +9,8 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/peak"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // BenchmarkLevels shows what binds the products of few query rows with keys or values of 128

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestEncodings compares the instructions that the generator writes as bytes with the text of a disassembler.

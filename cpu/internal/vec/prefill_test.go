@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu/internal/peak"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // BenchmarkPrefill shows what binds prefill: it runs the kernels of wide tiles as package cpu

@@ -6,10 +6,10 @@ import (
 	"os"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // onCPU returns a device that the test closes.

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -292,7 +292,7 @@ func TestTransliteration(t *testing.T) {
 // TestRecording compares the queries, keys and values of a word with those that every
 // backend is tested with.
 func TestRecording(t *testing.T) {
-	dev, recorder := backendtest.Record(t, cpu.New(cpu.Options{}))
+	dev, recorder := kernelstest.Record(t, cpu.New(cpu.Options{}))
 	loadTransliterator(t, dev).transliterate("آتزمون", "atzmon")
 	var names []string
 	for i := range translitLayers {

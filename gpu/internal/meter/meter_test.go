@@ -10,11 +10,11 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // open opens the first adapter, with the limits that are not zero.

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/gogpu/gputypes"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // A compilation holds up no other call of the device: each would wait forever here.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"golang.org/x/sys/unix"
 )
 

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // statm returns /proc/self/statm in pages: mapped, resident and more.

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/gogpu/gputypes"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 const (

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu/internal/tunefile"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // fake runs calls on the CPU, whatever the variant.

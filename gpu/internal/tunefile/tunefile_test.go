@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // entry returns an entry like those of a tuner, for a class with number n.

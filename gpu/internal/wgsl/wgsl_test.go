@@ -6,7 +6,7 @@ import (
 
 	"github.com/gogpu/naga"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // SPIR-V numbers, from its specification, unified1.

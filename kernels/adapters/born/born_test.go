@@ -15,12 +15,12 @@ import (
 	"github.com/born-ml/born/models/llama"
 	"github.com/born-ml/born/nn"
 	"github.com/born-ml/born/tensor"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/backend/oracle"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 	attnborn "github.com/seed90331342/attn/kernels/adapters/born"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 type (

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/born-ml/born/models/llama"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
 	attnborn "github.com/seed90331342/attn/kernels/adapters/born"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // writeGGUF writes a file of version 3 with a LLaMA model of random weights: embeddings, norms and

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/born-ml/born/models/llama"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
 	attnborn "github.com/seed90331342/attn/kernels/adapters/born"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // BenchmarkTurns times a LLaMA that born loads from a GGUF file with born's own attention and with attn, in turns, and reports the

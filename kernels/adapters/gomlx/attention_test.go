@@ -12,8 +12,8 @@ import (
 	"github.com/gomlx/compute/dtypes/bfloat16"
 	"github.com/gomlx/compute/dtypes/float16"
 	"github.com/gomlx/compute/shapes"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 const (

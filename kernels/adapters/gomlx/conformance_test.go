@@ -7,10 +7,10 @@ import (
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/support/backendtest"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // open returns a device, or skips the test where there is none of that name.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/gomlx/compute"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var update = flag.Bool("update", false, "write gen_function.go again")

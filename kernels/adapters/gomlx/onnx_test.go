@@ -14,9 +14,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
 	attngomlx "github.com/seed90331342/attn/kernels/adapters/gomlx"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // message is a protocol buffer as it is written: the fields of ModelProto and of those below it.

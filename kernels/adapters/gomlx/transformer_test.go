@@ -17,11 +17,11 @@ import (
 	"github.com/gomlx/gomlx/core/tensors"
 	"github.com/gomlx/gomlx/ml/layers/attention"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 	attngomlx "github.com/seed90331342/attn/kernels/adapters/gomlx"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // transformer is a causal language model: layers of grouped-query attention and of a ReLU network,

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestAnyOptions prepares, plans, runs and checks small calls, and computes their stages and gradients, with options

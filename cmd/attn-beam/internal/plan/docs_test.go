@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var update = flag.Bool("update", false, "write the tables of docs/distributed.md")

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var causal = kernels.Options{Causal: true}

@@ -11,9 +11,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var update = flag.Bool("update", false, "write the generated cases of testdata/onnx-generated")

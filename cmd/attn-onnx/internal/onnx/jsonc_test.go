@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // publishedJSONC returns the four files of ONNX Runtime, with 40 cases.

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 const publishedONNX = "../../testdata/onnx"

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var (

@@ -13,10 +13,10 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // onnxFiles is a case to write: an operator with values of its inputs and outputs;

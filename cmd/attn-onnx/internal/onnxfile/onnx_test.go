@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // wireMessage encodes fields without the package's own code.

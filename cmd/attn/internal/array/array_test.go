@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestHeaderForms reads the headers of other writers: without spaces, keys in another

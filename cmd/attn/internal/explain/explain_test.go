@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // backend: its numbers must be those of the file. On the CPU the text must also be
 // that of the golden file; another backend may differ in the last printed digit.
 func TestExplainWorkedExamples(t *testing.T) {
-	examples, err := filepath.Glob("../../../../backend/backendtest/testdata/worked-examples/*.json")
+	examples, err := filepath.Glob("../../../../kernels/kernelstest/testdata/worked-examples/*.json")
 	if err != nil || len(examples) < 3 {
 		t.Fatal(examples, err)
 	}
@@ -103,7 +103,7 @@ func TestExplainWrongDevice(t *testing.T) {
 // of its last printed digit. The error names the first number that differs.
 func TestExplainDifferences(t *testing.T) {
 	read := func(name string) string {
-		b := clitest.ReadFile(t, "../../../../backend/backendtest/testdata/worked-examples/"+name)
+		b := clitest.ReadFile(t, "../../../../kernels/kernelstest/testdata/worked-examples/"+name)
 		return string(b)
 	}
 	illustrated, five, batched := read("illustrated-self-attention.json"), read("five-token-scaled.json"), read("batched-single-head.json")
@@ -216,7 +216,7 @@ func TestRoundRow(t *testing.T) {
 
 // TestExplainRoundsOtherwise: expected values of other decimals are noted, and not checked.
 func TestExplainRoundsOtherwise(t *testing.T) {
-	code, out, stderr := attn(t, "explain", "--backend=cpu", "--round=2", "../../../../backend/backendtest/testdata/worked-examples/illustrated-self-attention.json")
+	code, out, stderr := attn(t, "explain", "--backend=cpu", "--round=2", "../../../../kernels/kernelstest/testdata/worked-examples/illustrated-self-attention.json")
 	if code != 0 || !strings.Contains(out, "x1  0.06  0.47  0.47") || strings.Contains(out, "outputs_rounded") || !strings.Contains(stderr, "its rounded values have --round 1") {
 		t.Errorf("exit code %d, stderr %q, it prints\n%s", code, stderr, out)
 	}

@@ -6,14 +6,14 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // FuzzWalkthrough reads arbitrary files. The steps of a small one are computed, compared with
 // the expected values and printed.
 func FuzzWalkthrough(f *testing.F) {
-	examples, err := filepath.Glob("../../../../backend/backendtest/testdata/worked-examples/*.json")
+	examples, err := filepath.Glob("../../../../kernels/kernelstest/testdata/worked-examples/*.json")
 	if err != nil || len(examples) < 3 {
 		f.Fatal(examples, err)
 	}

@@ -93,7 +93,7 @@ func TestGradientsByHand(t *testing.T) {
 // a softcap, with the fused backward pass.
 func TestGradientsAreThoseOfBackward(t *testing.T) {
 	texts := []string{`{"x": [[1, 2], [0.5, -1], [3, 0.25]], "softcap": 1.5, "d_outputs": [[1, 0.5], [-1, 2], [0.25, 3]]}`}
-	examples, err := filepath.Glob("../../../../backend/backendtest/testdata/worked-examples/*.json")
+	examples, err := filepath.Glob("../../../../kernels/kernelstest/testdata/worked-examples/*.json")
 	if err != nil || len(examples) < 3 {
 		t.Fatal(examples, err)
 	}

@@ -11,12 +11,12 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/cmd/attn/internal/bench"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 func grammar() any {

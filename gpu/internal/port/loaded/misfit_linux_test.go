@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 	"github.com/seed90331342/attn/gpu/internal/port/loaded"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // Definitions of functions in C, by which libraries differ. Other functions return 0.

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/native"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // open opens a device of the first adapter.

@@ -11,7 +11,7 @@ import (
 	"github.com/gogpu/wgpu/core"
 	"github.com/gogpu/wgpu/hal/vulkan/vk"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // The tests of this file fail when a later version of gogpu/wgpu no longer has a defect that this package works around. They name the code that can then go.

@@ -6,9 +6,9 @@ import (
 	"syscall/js"
 	"testing"
 
-	"github.com/seed90331342/attn/backend/backendtest/must"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/web"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestFeatures: an adapter has the features that its browser lists, with sizes that the browser does not hide, and a device
