@@ -20,7 +20,8 @@ const everyRow = 1 << 20
 
 // TestConformanceOfDecode runs the suite with every call on the decode path.
 func TestConformanceOfDecode(t *testing.T) {
-	conform(t, "TestConformance decodes what has few rows", Options{decodeRows: everyRow}, nil, kernelstest.Harness{PairsFrom: 1, Only: ofKernels})
+	conform(t, "TestConformance decodes what has few rows", Options{decodeRows: everyRow}, nil, kernelstest.Harness{
+		Extent: kernelstest.Extent{PairsFrom: 1, Only: ofKernels}})
 }
 
 // Sums of 0 have no sign. Only the first tile has values other than -0, and its weights

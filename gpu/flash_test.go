@@ -21,8 +21,8 @@ func plainOnly(tune.Shape) (tune.Variant, string) { return tune.Variant{}, "aske
 // register-tiled kernel with it on drawn problems, within both bounds.
 func TestConformanceOfPlain(t *testing.T) {
 	conform(t, "TestSameBits compares the plain kernel with the one that the suite runs on", Options{decodeRows: -1}, plainOnly, kernelstest.Harness{
-		Against:      func(t testing.TB) backend.Backend { return open(t, Options{}) },
-		AgainstDraws: 50, Only: ofKernels,
+		Against: func(t testing.TB) backend.Backend { return open(t, Options{}) },
+		Extent:  kernelstest.Extent{AgainstDraws: 50, Only: ofKernels},
 	})
 }
 
@@ -43,7 +43,8 @@ func TestConformanceOfVariants(t *testing.T) {
 				}
 				return s.Rule()
 			}
-			conform(t, "TestSameBits compares them with the one that the suite runs on", Options{decodeRows: -1}, only, kernelstest.Harness{PairsEvery: 36, PairsFrom: 4 + 7*i, Only: few})
+			conform(t, "TestSameBits compares them with the one that the suite runs on", Options{decodeRows: -1}, only, kernelstest.Harness{
+				Extent: kernelstest.Extent{PairsEvery: 36, PairsFrom: 4 + 7*i, Only: few}})
 			if taken.Load() < 100 {
 				t.Errorf("%s was taken %d times", name, taken.Load())
 			}

@@ -41,17 +41,15 @@ func TestConformance(t *testing.T) {
 		every = 12
 	}
 	kernelstest.Run(t, kernelstest.Harness{
-		Digests: digests(t), WidensF8: true,
-		PairsEvery:     every,
-		GradientsEvery: 64,
-		Draws:          50, // most have a kernel of their own
+		Digests: digests(t),
+		Extent:  kernelstest.Extent{PairsEvery: every, GradientsEvery: 64, Draws: 50, AgainstDraws: 200}, // most draws have a kernel of their own
 		Open: func(t testing.TB) backend.Backend {
 			b := open(t, Options{})
 			b.dev.Pipelines.Most = 512 // else the suite compiles most of its kernels again for each list
 			return b
 		},
 		Again:   func(be backend.Backend) backend.Backend { return waiting{be.(*Backend)} },
-		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) }, AgainstDraws: 200,
+		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
 	})
 }
 
@@ -66,7 +64,7 @@ func conform(t *testing.T, instead string, opt Options, choose chooser, h kernel
 	if testing.Short() {
 		t.Skip("-short: " + instead)
 	}
-	h.PairsEvery, h.Draws = max(h.PairsEvery, 12), 5
+	h.Extent.PairsEvery, h.Extent.Draws = max(h.Extent.PairsEvery, 12), 5
 	h.Open = func(t testing.TB) backend.Backend {
 		b := open(t, opt)
 		if choose != nil {

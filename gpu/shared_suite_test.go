@@ -41,7 +41,8 @@ func TestSharedConformance(t *testing.T) {
 	}
 	name := strings.ToLower(strings.NewReplacer(" ", "-", "(", "", ")", "", ",", "", "/", "-").Replace(device))
 	kernelstest.Run(t, kernelstest.Harness{
-		Digests: filepath.Join("testdata", "digests-"+name+".txt"), Open: open, CasesEvery: every, Only: []string{"Cases", "Digests"},
+		Digests: filepath.Join("testdata", "digests-"+name+".txt"), Open: open,
+		Extent: kernelstest.Extent{CasesEvery: every, Only: []string{"Cases", "Digests"}},
 	})
 	if n := wrapped.Load(); n == 0 {
 		t.Error("no tensor was in a program's buffer")

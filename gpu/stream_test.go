@@ -39,10 +39,8 @@ func TestConformanceStreamed(t *testing.T) {
 		t.Skip("the suite runs resident and cut")
 	}
 	kernelstest.Run(t, kernelstest.Harness{
-		PairsEvery: 12, PairsFrom: 6,
-		LittleMemory: true,
-		Open:         func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
-		Draws:        5,
+		Open:   func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
+		Extent: kernelstest.Extent{PairsEvery: 12, PairsFrom: 6, Draws: 5, LargeHeads: backend.ErrMemory},
 	})
 }
 

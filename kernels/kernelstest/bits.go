@@ -269,13 +269,11 @@ type digests struct {
 	want  map[string]string // nil when nothing is recorded for this device
 	lines strings.Builder
 	seen  int
-	// widensF8 is Harness.WidensF8.
-	widensF8 bool
 }
 
 func readDigests(t *testing.T, h Harness) *digests {
 	file := h.Digests
-	d := &digests{file: file, widensF8: h.WidensF8}
+	d := &digests{file: file}
 	if file == "" || *updateDigests {
 		return d
 	}

@@ -95,7 +95,7 @@ func cacheCases() []Case {
 }
 
 // testCaches compares them with the oracle, and those in pages with the same keys in one
-// tensor, to the bit. With Harness.WidensF8 no digests of F8 are recorded: a digest holds on the
+// tensor, to the bit. No digests of F8 are recorded: a digest holds on the
 // machines on which it was written, the bits of the same numbers in F32 hold on every one.
 func testCaches(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
 	for n, c := range cacheCases() {
@@ -104,7 +104,7 @@ func testCaches(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
 		}
 		t.Run(c.Name, func(t *testing.T) {
 			needs(t, dev, c)
-			widens := bits.widensF8 && c.keyType() == backend.F8
+			widens := bits.file != "" && c.keyType() == backend.F8
 			if c.PageSize == 0 && !widens {
 				testCase(t, dev, c, bits)
 				return
@@ -131,7 +131,7 @@ func testCaches(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
 
 // testCacheOptions computes calls with each way of each option through caches, from one row and from three, and compares
 // them with the reference of the call without a cache. A shared prefix may refuse options by name, other caches KLen alone.
-// Backends with the default of Harness.Small, which take long, compute the last way of each option, from one row over pages.
+// Backends with the default of Extent.Small, which take long, compute the last way of each option, from one row over pages.
 func testCacheOptions(t *testing.T, dev *kernels.Device, h Harness) {
 	all := options()
 	all = append(all[3:len(all)-1], // without lengths, type, layout and poison
@@ -143,13 +143,13 @@ func testCacheOptions(t *testing.T, dev *kernels.Device, h Harness) {
 		name         string
 		paged, share bool
 	}{{"cache", false, false}, {"pages", true, false}, {"shared prefix", true, true}} {
-		if h.Small == 0 && !kind.paged {
+		if h.Extent.Small == 0 && !kind.paged {
 			continue
 		}
 		for _, o := range all {
 			t.Run(kind.name+"/"+o.name, func(t *testing.T) {
 				lengths := []int{1, 3}
-				if h.Small == 0 {
+				if h.Extent.Small == 0 {
 					lengths, o.ways = lengths[:1], o.ways[len(o.ways)-1:]
 				}
 				for n, way := range o.ways {

@@ -16,7 +16,7 @@ import (
 // testCases runs every named case, fused and by stages.
 func testCases(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
 	for n, c := range Cases() {
-		if !h.take(n%max(1, h.CasesEvery) == 0) {
+		if !h.take(n%max(1, h.Extent.CasesEvery) == 0) {
 			continue
 		}
 		t.Run(c.Name, func(t *testing.T) {
@@ -102,7 +102,7 @@ func testHeadSizes(t *testing.T, dev *kernels.Device, h Harness) {
 		for _, c := range cases {
 			c.Name, c.Seed = fmt.Sprintf("%s %d", c.Name, d), uint64(i)
 			t.Run(c.Name, func(t *testing.T) {
-				if !h.Lowered || d <= 256 {
+				if h.Extent.LargeHeads != backend.ErrUnsupported || d <= 256 {
 					testCase(t, dev, c, new(digests))
 					return
 				}

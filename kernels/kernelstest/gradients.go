@@ -230,13 +230,13 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 			worst[n].Considered += of[n].Considered
 		}
 	}
-	every, problems, sizes := h.every(), draws(h.Draws, 1000), []int{80, 96, 129, 256, 576}
+	every, problems, sizes := h.every(), draws(h.Extent.Draws, 1000), []int{80, 96, 129, 256, 576}
 	few := h.hurries()
 	if few {
-		every, problems, sizes = max(every, h.GradientsEvery), 5, sizes[:2] // rapid divides by 5
+		every, problems, sizes = max(every, h.Extent.GradientsEvery), 5, sizes[:2] // rapid divides by 5
 	}
 	for n, c := range slices.Concat(Cases(), Pairs()) {
-		if n%every == h.PairsFrom%every {
+		if n%every == h.Extent.PairsFrom%every {
 			t.Run(c.Name, func(t *testing.T) {
 				needs(t, dev, c)
 				of, err := checkGradients(t, dev, c)
@@ -264,10 +264,10 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 		})
 	})
 	for _, d := range sizes {
-		if !h.Lowered || d <= 256 {
+		if h.Extent.LargeHeads != backend.ErrUnsupported || d <= 256 {
 			t.Run(fmt.Sprintf("head size %d", d), func(t *testing.T) {
 				of, err := checkGradients(t, dev, Case{Name: "head size", Dims: dims(1, 2, 1, 21, 40, d, d), Seed: 6})
-				if h.LittleMemory && d > 256 && errors.Is(err, backend.ErrMemory) {
+				if h.Extent.LargeHeads == backend.ErrMemory && d > 256 && errors.Is(err, backend.ErrMemory) {
 					t.Skip(err)
 				}
 				see(t, of, err)

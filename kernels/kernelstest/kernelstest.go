@@ -41,23 +41,40 @@ type Harness struct {
 	// Again, unless nil, wraps the backend. Caches run a second time on the wrapped one, because
 	// their calls depend on each other's results; with -short and GradientsEvery those of KVCache alone.
 	Again func(be backend.Backend) backend.Backend
-	// Against, unless nil, opens another backend. The results of both on AgainstDraws random
-	// problems are compared with each other, and the gradients of a tenth as many.
-	Against      func(t testing.TB) backend.Backend
-	AgainstDraws int
+	// Against, unless nil, opens another backend. The results of both on random problems are compared
+	// with each other, and the gradients of a tenth as many.
+	Against func(t testing.TB) backend.Backend
+	// Digests is a file of recorded digests of output bits, for backends whose bits do not depend on the
+	// machine; -update-digests writes it. Where it is set, keys and values of F8 must yield the bits of the same
+	// numbers in F32, with which they are compared instead of a digest, also while the file does not exist.
+	Digests string
+	// Unsupported lists the options that the backend refuses with backend.ErrUnsupported: score mod,
+	// softcap, mask, block mask, bias, relative bias, alibi, sinks, dropout, pages, key indices, q8, q4, f8. Tests that need
+	// one are skipped and name it, and random problems lack them. An entry that the backend
+	// supports is a failure, so that the list shrinks as the backend grows.
+	Unsupported []string
+	// Extent is how much of the suite runs.
+	Extent Extent
+}
+
+// Extent is how much of the suite runs. The zero value is usual; other values are for slow or small devices, and for
+// code paths that differ little from the backend's usual one.
+type Extent struct {
+	// Only lists the subtests to run; nil means all.
+	Only []string
 	// Draws is the number of random problems to compare with the oracle; 0 means 100. The
 	// gradients of as many are compared, or of 1,000; of lists of keys at most Small.
 	// With -short all these numbers of random problems are a tenth.
 	Draws int
+	// AgainstDraws is the number of random problems to compare with Harness.Against; 0 means 1,000.
+	AgainstDraws int
 	// Small is the number of small random problems to compare with the oracle; 0 means 20, or
 	// one n-th with PairsEvery n. The gradients of a quarter as many are compared, and the
 	// results of a quarter as many histories of caches: at least 5 of each. With -short they
 	// are a hundredth, and at least 4.
 	Small int
 	// PairsEvery n > 1 runs only every n-th case of the long lists: [Pairs], trained models, listed
-	// keys, low precision and score mods. It is for code paths that differ little from the
-	// backend's usual one, and for backends that compile each case's kernel. The first is case PairsFrom: paths
-	// with other numbers run other cases.
+	// keys, low precision and score mods. The first is case PairsFrom: paths with other numbers run other cases.
 	PairsEvery, PairsFrom int
 	// CasesEvery n > 1 runs only every n-th of [Cases]: for devices with the kernels of one that runs all of them.
 	CasesEvery int
@@ -66,23 +83,9 @@ type Harness struct {
 	// of tiles, for backends that take long: they compile a kernel for most random problems, which are then the same
 	// each time, so that drivers may keep it.
 	GradientsEvery int
-	// Lowered means that the limits of the device are lowered: it may refuse head sizes over 256.
-	Lowered bool
-	// LittleMemory means that gradients with head sizes over 256 may end with ErrMemory.
-	LittleMemory bool
-	// Digests is a file of recorded digests of output bits, for backends whose bits do
-	// not depend on the machine; -update-digests writes it.
-	Digests string
-	// WidensF8 means that keys and values of F8 yield the bits of the same numbers in F32. Such
-	// cases are compared with those instead of a digest.
-	WidensF8 bool
-	// Unsupported lists the options that the backend refuses with backend.ErrUnsupported: score mod,
-	// softcap, mask, block mask, bias, relative bias, alibi, sinks, dropout, pages, key indices, q8, q4, f8. Tests that need
-	// one are skipped and name it, and random problems lack them. An entry that the backend
-	// supports is a failure, so that the list shrinks as the backend grows.
-	Unsupported []string
-	// Only lists the subtests to run; nil means all.
-	Only []string
+	// LargeHeads is what devices with lowered limits or little memory may return for head sizes over 256: ErrUnsupported
+	// for all calls, or ErrMemory for gradients. nil means that they compute them.
+	LargeHeads error
 
 	left *int // counts the cases of a part that are left out
 }
@@ -100,11 +103,11 @@ func Run(t *testing.T, h Harness) {
 		noError(t, setFlag(t, "rapid.seed", "1"))
 	}
 	run := func(name string, f func(t *testing.T)) {
-		if h.Only == nil || slices.Contains(h.Only, name) {
+		if h.Extent.Only == nil || slices.Contains(h.Extent.Only, name) {
 			t.Run(name, func(t *testing.T) {
-				h.left = new(int)
-				if f(t); *h.left > 0 {
-					t.Logf("%d cases or sizes are left out", *h.left)
+				h.Extent.left = new(int)
+				if f(t); *h.Extent.left > 0 {
+					t.Logf("%d cases or sizes are left out", *h.Extent.left)
 				}
 			})
 		}
@@ -115,7 +118,7 @@ func Run(t *testing.T, h Harness) {
 			f(t, dev, bits)
 			if h.Again != nil && !(h.hurries() && name == "Caches") {
 				again := h.underTest(t, h.Again(be)) // closed as dev
-				t.Run("again", func(t *testing.T) { f(t, again, &digests{file: bits.file, want: bits.want, widensF8: bits.widensF8}) })
+				t.Run("again", func(t *testing.T) { f(t, again, &digests{file: bits.file, want: bits.want}) })
 			}
 		})
 	}
@@ -146,16 +149,16 @@ func Run(t *testing.T, h Harness) {
 	run("Linear", func(t *testing.T) { testLinear(t, dev) })
 	run("Conv", func(t *testing.T) { testConv(t, dev) })
 	run("Index", func(t *testing.T) { testIndex(t, dev) })
-	run("States", func(t *testing.T) { testStates(t, dev, max(3, draws(h.Draws, 100)/5)) })
+	run("States", func(t *testing.T) { testStates(t, dev, max(3, draws(h.Extent.Draws, 100)/5)) })
 	run("MultiHead", func(t *testing.T) { testMultiHead(t, dev) })
-	run("Views", func(t *testing.T) { testViews(t, dev, max(4, draws(h.Draws, 100)/2)) })
+	run("Views", func(t *testing.T) { testViews(t, dev, max(4, draws(h.Extent.Draws, 100)/2)) })
 	run("ScoreMods", func(t *testing.T) { testScoreMods(t, dev, h) })
 	run("KeyIndices", func(t *testing.T) { testKeyIndices(t, dev, h) })
 	run("Spans", func(t *testing.T) { testSpans(t, dev, h) })
 	run("LowPrecision", func(t *testing.T) { testLowPrecision(t, dev, h) })
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
-	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
-	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Draws, 100)) })
+	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Extent.Draws, 100)) })
+	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Extent.Draws, 100)) })
 	run("Small", func(t *testing.T) { testSmall(t, dev, h.small(1)) })
 	run("Properties", func(t *testing.T) { testProperties(t, dev) })
 	run("Merge", func(t *testing.T) { testMerge(t, dev) })
@@ -179,24 +182,24 @@ func Run(t *testing.T, h Harness) {
 		run("Against", func(t *testing.T) {
 			other := h.underTest(t, h.Against(t))
 			defer other.Close()
-			testAgainst(t, dev, other, draws(h.AgainstDraws, 1000))
-			t.Run("gradients", func(t *testing.T) { testGradientsAgainst(t, dev, other, draws(h.AgainstDraws/10, 100)) })
+			testAgainst(t, dev, other, draws(h.Extent.AgainstDraws, 1000))
+			t.Run("gradients", func(t *testing.T) { testGradientsAgainst(t, dev, other, draws(h.Extent.AgainstDraws/10, 100)) })
 		})
 	}
 }
 
 // hurries reports whether GradientsEvery counts.
-func (h *Harness) hurries() bool { return testing.Short() && h.GradientsEvery > 0 }
+func (h *Harness) hurries() bool { return testing.Short() && h.Extent.GradientsEvery > 0 }
 
-func (h *Harness) every() int { return max(1, h.PairsEvery) }
+func (h *Harness) every() int { return max(1, h.Extent.PairsEvery) }
 
 // takes reports whether case n of a long list is run.
-func (h *Harness) takes(n int) bool { return h.take(n%h.every() == h.PairsFrom%h.every()) }
+func (h *Harness) takes(n int) bool { return h.take(n%h.every() == h.Extent.PairsFrom%h.every()) }
 
 // take returns yes, and counts what is left out.
 func (h *Harness) take(yes bool) bool {
-	if !yes && h.left != nil {
-		*h.left++
+	if !yes && h.Extent.left != nil {
+		*h.Extent.left++
 	}
 	return yes
 }
@@ -206,7 +209,7 @@ func (h *Harness) edge(i int) bool { return h.take(!h.hurries() || i/3%2 == 0) }
 
 // small returns the number of small problems, divided by a number.
 func (h *Harness) small(by int) int {
-	n := h.Small
+	n := h.Extent.Small
 	if n == 0 {
 		n = 20 / h.every()
 	}

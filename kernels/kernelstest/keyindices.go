@@ -122,7 +122,7 @@ func testKeyIndices(t *testing.T, dev *kernels.Device, h Harness) {
 	t.Run("in a tensor", func(t *testing.T) { testListTensors(t, dev, h) })
 	t.Run("as gathered", func(t *testing.T) { testGathered(t, dev) })
 	t.Run("drawn", func(t *testing.T) {
-		check(t, min(draws(h.Draws, 100), h.small(1)), func(rt *rapid.T) {
+		check(t, min(draws(h.Extent.Draws, 100), h.small(1)), func(rt *rapid.T) {
 			b := drawKeys(rt, dev).build()
 			if err := b.compare(b.once(t, dev, fused)); err != nil {
 				rt.Fatalf("%v: %v", b.Case, err)
@@ -228,7 +228,7 @@ func testKeyGradients(t *testing.T, dev *kernels.Device, h Harness) {
 			}
 		}
 	}
-	check(t, min(draws(h.Draws, 100), h.small(1)), func(rt *rapid.T) {
+	check(t, min(draws(h.Extent.Draws, 100), h.small(1)), func(rt *rapid.T) {
 		c := drawKeys(rt, dev)
 		c.PageSize = 0
 		if _, err := checkGradients(t, dev, c); err != nil {

@@ -241,7 +241,7 @@ func testModPositions(t *testing.T, dev *kernels.Device, h Harness) {
 		{QSegments: ids(41, 12, 1, 41, 2)}, {CuQ: []int{0, 7, 7, 41}, CuK: []int{0, 20, 22, 41}}, {Softcap: 2, KLen: []int{41, 13}},
 		{Causal: true, ALiBi: slopes(2), Dropout: kernels.Dropout{P: 0.3, Seed: 9}},
 	} {
-		if h.every() > 1 && i%4 != h.PairsFrom%4 {
+		if h.every() > 1 && i%4 != h.Extent.PairsFrom%4 {
 			continue
 		}
 		c := Case{Name: fmt.Sprint("positions ", i), Dims: d, Options: opt, Seed: uint64(i)}

@@ -123,7 +123,7 @@ func TestUnsupported(t *testing.T) {
 			continue
 		}
 		t.Run(strings.Join(options, ", "), func(t *testing.T) {
-			Run(t, Harness{Unsupported: options, Draws: 10, PairsEvery: 12,
+			Run(t, Harness{Unsupported: options, Extent: Extent{Draws: 10, PairsEvery: 12},
 				Open: func(testing.TB) backend.Backend { return refusing{cpu.New(cpu.Options{}), options} }})
 		})
 	}
