@@ -123,7 +123,7 @@ func TestQ4Tensors(t *testing.T) {
 		"a turned row":     must.Err(x.Swap(Seq, Dim)),
 		"an odd stride":    must.Err(x.View(Shape{1, 1, 2, 64}, Strides{0, 0, 37, 1}, 0)),
 		"an odd offset":    must.Err(x.View(Shape{1, 1, 2, 64}, Strides{0, 0, 36, 1}, 1)),
-		"too few bytes":    must.Err(HostQ4(make([]byte, 35), Shape{1, 1, 1, 64})),
+		"too few bytes":    must.Err(Host(make([]byte, 35), Q4, Shape{1, 1, 1, 64})),
 		"beyond the bytes": must.Err(x.View(Shape{1, 1, 31, 64}, Strides{0, 0, 36, 1}, 0)),
 		"a huge shape":     must.Err(Meta(Q4, Shape{1 << 30, 1 << 30, 1, 1})),
 	} {
@@ -163,7 +163,7 @@ func TestQ8Tensors(t *testing.T) {
 		"an odd stride":    must.Err(x.View(Shape{1, 1, 2, 8}, Strides{0, 0, 13, 1}, 0)),
 		"an odd offset":    must.Err(x.View(Shape{1, 1, 2, 8}, Strides{0, 0, 12, 1}, 2)),
 		"elements apart":   must.Err(x.View(Shape{1, 1, 2, 8}, Strides{0, 0, 24, 2}, 0)),
-		"too few bytes":    must.Err(HostQ8(make([]byte, 11), Shape{1, 1, 1, 8})),
+		"too few bytes":    must.Err(Host(make([]byte, 11), Q8, Shape{1, 1, 1, 8})),
 		"beyond the bytes": must.Err(x.View(Shape{1, 1, 31, 8}, Strides{0, 0, 12, 1}, 0)),
 	} {
 		must.Fail(t, name, err, ErrShape)

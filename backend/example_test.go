@@ -10,7 +10,7 @@ import (
 // A driver reads the strides of a view and the rule of visibility: here [B, S, H, D] data of two
 // heads, and the keys that each row of a causal call over a cache of two tokens sees.
 func Example() {
-	t, err := backend.HostF32([]float32{0, 1, 10, 11, 20, 21}, backend.Shape{1, 3, 2, 1})
+	t, err := backend.Host([]float32{0, 1, 10, 11, 20, 21}, backend.F32, backend.Shape{1, 3, 2, 1})
 	if err != nil {
 		log.Fatal(err)
 	}

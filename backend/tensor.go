@@ -100,34 +100,26 @@ func NewTensor(m *Memory, dtype DType, shape Shape) (Tensor, error) {
 // [Warmer]. It returns ErrShape for a shape that is negative or too large.
 func Meta(dtype DType, shape Shape) (Tensor, error) { return NewTensor(nil, dtype, shape) }
 
-// HostF32 returns data as a tensor in host memory, without copying it. It returns ErrShape
-// when data does not have exactly the elements of shape.
-func HostF32(data []float32, shape Shape) (Tensor, error) { return hostTensor(data, F32, shape) }
-
-// HostBits is HostF32 for the bits of F16 or BF16 numbers. It returns ErrDType for another dtype.
-func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
-	if dtype != F16 && dtype != BF16 {
-		return Tensor{}, fmt.Errorf("16-bit data cannot be %v, only f16 or bf16: %w", dtype, ErrDType)
+// Host returns data as a tensor in host memory, without copying it: float32 for F32, the bits of F16 or BF16 as uint16,
+// bool for Bool, int32 for I32, and bytes for numbers of F8 and for rows of Q8 or Q4 in the format of [DType.Quantise]. It
+// returns ErrShape when data does not have exactly the elements of shape, and ErrDType when its type is that of another dtype.
+func Host[T float32 | uint16 | bool | byte | int32](data []T, dtype DType, shape Shape) (Tensor, error) {
+	var of []DType
+	switch any(data).(type) {
+	case []float32:
+		of = []DType{F32}
+	case []uint16:
+		of = []DType{F16, BF16}
+	case []bool:
+		of = []DType{Bool}
+	case []int32:
+		of = []DType{I32}
+	case []byte:
+		of = []DType{Q8, Q4, F8}
 	}
-	return hostTensor(data, dtype, shape)
-}
-
-// HostBool is HostF32 for a mask; true means visible.
-func HostBool(data []bool, shape Shape) (Tensor, error) { return hostTensor(data, Bool, shape) }
-
-// HostI32 is HostF32 for lists of keys.
-func HostI32(data []int32, shape Shape) (Tensor, error) { return hostTensor(data, I32, shape) }
-
-// HostQ8 is HostF32 for rows in the format of [DType.Quantise].
-func HostQ8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q8, shape) }
-
-// HostQ4 is HostF32 for rows in the format of [DType.Quantise].
-func HostQ4(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q4, shape) }
-
-// HostF8 is HostF32 for numbers in e4m3fn.
-func HostF8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, F8, shape) }
-
-func hostTensor[T float32 | uint16 | bool | byte | int32](data []T, dtype DType, shape Shape) (Tensor, error) {
+	if !slices.Contains(of, dtype) {
+		return Tensor{}, fmt.Errorf("%T cannot be %v, only one of %v: %w", data, dtype, slices.Clone(of), ErrDType)
+	}
 	if _, err := Meta(dtype, shape); err != nil {
 		return Tensor{}, err
 	}
@@ -167,7 +159,7 @@ func allocHost[T float32 | uint16 | bool | byte | int32](dtype DType, shape Shap
 	if bytes >= hugepage.Size {
 		hugepage.Advise(unsafe.Pointer(unsafe.SliceData(data)), bytes)
 	}
-	return hostTensor(data, dtype, shape)
+	return Host(data, dtype, shape)
 }
 
 // IsZero reports whether t is the zero Tensor, which means none.

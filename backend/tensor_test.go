@@ -38,20 +38,20 @@ func TestShapeElements(t *testing.T) {
 
 func TestHostTensorsShareTheSlice(t *testing.T) {
 	data := []float32{1, 2, 3, 4, 5, 6}
-	x := must.Get(HostF32(data, Shape{1, 1, 2, 3}))(t)
+	x := must.Get(Host(data, F32, Shape{1, 1, 2, 3}))(t)
 	data[4] = 50
 	got, err := x.Float32s()
 	if err != nil || got[4] != 50 {
 		t.Errorf("element 4 is %v, %v: the tensor copied the slice", got, err)
 	}
 	for name, bad := range map[string]error{
-		"too few": must.Err(HostF32(data, Shape{1, 1, 2, 4})),
-		"bits":    must.Err(HostBits(make([]uint16, 3), F16, Shape{1, 1, 1, 4})),
-		"bools":   must.Err(HostBool(make([]bool, 3), Shape{1, 1, 1, 4})),
+		"too few": must.Err(Host(data, F32, Shape{1, 1, 2, 4})),
+		"bits":    must.Err(Host(make([]uint16, 3), F16, Shape{1, 1, 1, 4})),
+		"bools":   must.Err(Host(make([]bool, 3), Bool, Shape{1, 1, 1, 4})),
 	} {
 		must.Fail(t, name, bad, ErrShape)
 	}
-	must.Fail(t, "f32 bits", must.Err(HostBits(make([]uint16, 4), F32, Shape{1, 1, 1, 4})), ErrDType)
+	must.Fail(t, "f32 bits", must.Err(Host(make([]uint16, 4), F32, Shape{1, 1, 1, 4})), ErrDType)
 }
 
 func TestViewsStayInside(t *testing.T) {

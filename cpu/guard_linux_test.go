@@ -61,19 +61,19 @@ func testGuardPages(t *testing.T, tier string) {
 			for i := range data {
 				data[i] = rng.Float32() - 0.5
 			}
-			x, err = backend.HostF32(data, shape)
+			x, err = backend.Host(data, backend.F32, shape)
 		case backend.Bool:
 			data := guarded[bool](t, n, atEnd)
 			for i := range data {
 				data[i] = rng.IntN(3) > 0
 			}
-			x, err = backend.HostBool(data, shape)
+			x, err = backend.Host(data, backend.Bool, shape)
 		default:
 			data := guarded[uint16](t, n, atEnd)
 			for i := range data {
 				data[i] = uint16(rng.IntN(0x3800))
 			}
-			x, err = backend.HostBits(data, dtype, shape)
+			x, err = backend.Host(data, dtype, shape)
 		}
 		must.Do(t, err)
 		return x

@@ -57,7 +57,7 @@ func flags(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
 	for i := range data {
 		data[i] = rng.IntN(4) > 0
 	}
-	return must.Get(backend.HostBool(data, shape))(t)
+	return must.Get(backend.Host(data, backend.Bool, shape))(t)
 }
 
 // rowsOfHead returns rows [from, to) of head h of a contiguous F32 tensor.
@@ -87,7 +87,7 @@ func random(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
 	for i := range data {
 		data[i] = rng.Float32()*2 - 1
 	}
-	return must.Get(backend.HostF32(data, shape))(t)
+	return must.Get(backend.Host(data, backend.F32, shape))(t)
 }
 
 // typed returns x, a contiguous F32 tensor, rounded to dtype.

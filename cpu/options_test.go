@@ -87,7 +87,7 @@ func TestOneRowOfManyHeads(t *testing.T) {
 			for _, together := range []int{8, 16, heads} {
 				got := attend(0, together)
 				for h := range together {
-					one := must.Get(backend.HostF32(rowsOfHead(t, got, h, 0, 1), backend.Shape{1, 1, 1, dim}))(t)
+					one := must.Get(backend.Host(rowsOfHead(t, got, h, 0, 1), backend.F32, backend.Shape{1, 1, 1, dim}))(t)
 					sameBits(t, fmt.Sprintf("problem %d, head %d of %d", n, h, together), one, attend(h, h+1))
 				}
 			}

@@ -51,7 +51,7 @@ func host(t testing.TB, shape backend.Shape, f func(i int) float32) backend.Tens
 	for i := range data {
 		data[i] = f(i)
 	}
-	return must.Get(backend.HostF32(data, shape))(t)
+	return must.Get(backend.Host(data, backend.F32, shape))(t)
 }
 
 func upload(t testing.TB, b *Backend, h backend.Tensor) backend.Tensor {
@@ -75,7 +75,7 @@ func floats(t testing.TB, b *Backend, d backend.Tensor) []float32 {
 		d = copied(t, b, backend.F32, d)
 	}
 	data := make([]float32, d.Shape().Elements())
-	h := must.Get(backend.HostF32(data, d.Shape()))(t)
+	h := must.Get(backend.Host(data, backend.F32, d.Shape()))(t)
 	check(t, b.Download(context.Background(), h, d))
 	return data
 }
@@ -104,7 +104,7 @@ func bools(t testing.TB, b *Backend, shape backend.Shape, f func(i int) bool) ba
 	for i := range data {
 		data[i] = f(i)
 	}
-	h := must.Get(backend.HostBool(data, shape))(t)
+	h := must.Get(backend.Host(data, backend.Bool, shape))(t)
 	return upload(t, b, h)
 }
 

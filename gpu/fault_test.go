@@ -57,11 +57,11 @@ func session(b *Backend) (out []float32, err error) {
 	}
 	c := &backend.Call{Q: q, K: k, V: k, O: o, LSE: lse, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 	out = make([]float32, 2*40*2*8)
-	h, err := backend.HostF32(out[:40*2*8], backend.Shape{1, 2, 40, 8})
+	h, err := backend.Host(out[:40*2*8], backend.F32, backend.Shape{1, 2, 40, 8})
 	if err != nil {
 		return nil, err
 	}
-	hdq, err := backend.HostF32(out[40*2*8:], backend.Shape{1, 2, 40, 8})
+	hdq, err := backend.Host(out[40*2*8:], backend.F32, backend.Shape{1, 2, 40, 8})
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func (u *uploads) up(shape backend.Shape) (d backend.Tensor) {
 	for i := range data {
 		data[i] = wave(i)
 	}
-	h, err := backend.HostF32(data, shape)
+	h, err := backend.Host(data, backend.F32, shape)
 	if err == nil {
 		d, err = u.b.Upload(u.ctx, h)
 	}

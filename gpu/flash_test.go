@@ -78,7 +78,7 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 		for i := range bits {
 			bits[i] = dtype.Encode(wave(3*i + from))
 		}
-		half := must.Get(backend.HostBits(bits, dtype, shape))(t)
+		half := must.Get(backend.Host(bits, dtype, shape))(t)
 		return upload(t, b, half)
 	}
 	c := &backend.Call{

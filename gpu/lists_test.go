@@ -30,7 +30,7 @@ func TestListsOnTheDevice(t *testing.T) {
 			Problem: backend.Problem{Scale: 0.3, Visible: backend.Everything()},
 		}
 		c.Visible.KLen = []int{4000, 7}
-		c.Lists = upload(t, b, must.Get(backend.HostI32([]int32{2, 5, 3000, -1, -1, 0, 3, 6, 7, 3999}, backend.Shape{2, 1, 1, 5}))(t))
+		c.Lists = upload(t, b, must.Get(backend.Host([]int32{2, 5, 3000, -1, -1, 0, 3, 6, 7, 3999}, backend.I32, backend.Shape{2, 1, 1, 5}))(t))
 		if p := must.Get(b.Plan(t.Context(), c))(t); strings.Contains(p.Why, "downloaded") != x.down {
 			t.Errorf("%s: %s", x.what, p.Why)
 		}

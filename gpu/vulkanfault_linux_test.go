@@ -235,7 +235,7 @@ func faultSession(b *Backend, ctx context.Context, program *Shared) (r faultResu
 		return r
 	}
 	r.out = make([]float32, sq*d)
-	h, err := backend.HostF32(r.out, o.Shape())
+	h, err := backend.Host(r.out, backend.F32, o.Shape())
 	if r.err = err; err == nil {
 		r.err = r.b.Download(ctx, h, o)
 	}

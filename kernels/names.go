@@ -68,27 +68,33 @@ const (
 // HostF32 returns data as a tensor in host memory, without copying it. Every device takes it as an operand: the CPU
 // computes in place, and a GPU streams it in each call, as plans show; [Device.Upload] copies it once. It returns
 // ErrShape when data does not have exactly the elements of shape.
-func HostF32(data []float32, shape Shape) (Tensor, error) { return backend.HostF32(data, shape) }
+func HostF32(data []float32, shape Shape) (Tensor, error) {
+	return backend.Host(data, backend.F32, shape)
+}
 
 // HostBits is [HostF32] for the bits of F16 or BF16 numbers. It returns ErrDType for another dtype.
 func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
-	return backend.HostBits(data, dtype, shape)
+	return backend.Host(data, dtype, shape)
 }
 
 // HostBool is [HostF32] for a mask; true means visible.
-func HostBool(data []bool, shape Shape) (Tensor, error) { return backend.HostBool(data, shape) }
+func HostBool(data []bool, shape Shape) (Tensor, error) {
+	return backend.Host(data, backend.Bool, shape)
+}
 
 // HostI32 is [HostF32] for lists of keys, see [KeyIndices].
-func HostI32(data []int32, shape Shape) (Tensor, error) { return backend.HostI32(data, shape) }
+func HostI32(data []int32, shape Shape) (Tensor, error) {
+	return backend.Host(data, backend.I32, shape)
+}
 
 // HostQ8 is [HostF32] for rows in the format of [DType.Quantise].
-func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.HostQ8(data, shape) }
+func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.Host(data, backend.Q8, shape) }
 
 // HostQ4 is [HostF32] for rows in the format of [DType.Quantise].
-func HostQ4(data []byte, shape Shape) (Tensor, error) { return backend.HostQ4(data, shape) }
+func HostQ4(data []byte, shape Shape) (Tensor, error) { return backend.Host(data, backend.Q4, shape) }
 
 // HostF8 is [HostF32] for numbers in e4m3fn.
-func HostF8(data []byte, shape Shape) (Tensor, error) { return backend.HostF8(data, shape) }
+func HostF8(data []byte, shape Shape) (Tensor, error) { return backend.Host(data, backend.F8, shape) }
 
 // AllocHost returns a contiguous tensor of zeros in host memory, on Linux in large pages where these
 // fit: attention of a few rows reads it faster than a slice of make. It returns ErrShape for a shape

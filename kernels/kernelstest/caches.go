@@ -268,12 +268,9 @@ func (o *operand) spoil() {
 // putQuantised is put for Q8, Q4 and F8 operands. Gaps are bytes of 0xff, which are NaN in F8 and as scales.
 func putQuantised(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	tb.Helper()
-	n, wide, gap, host := o.shape[3], o.shape, 8, backend.HostQ8
-	switch o.dtype {
-	case backend.Q4:
-		gap, host = 10, backend.HostQ4 // as few bytes as may be
-	case backend.F8:
-		host = backend.HostF8
+	n, wide, gap := o.shape[3], o.shape, 8
+	if o.dtype == backend.Q4 {
+		gap = 10 // as few bytes as may be
 	}
 	wide[3] = o.dtype.Row(n)
 	st, offset, _ := Contiguous.place(wide)
@@ -297,7 +294,7 @@ func putQuantised(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat 
 	if o.dtype == backend.Q4 {
 		one = size / 18 * 32
 	}
-	all := must(dev.Upload(tb.Context(), must(host(mem, backend.Shape{1, 1, 1, one}))(tb)))(tb)
+	all := must(dev.Upload(tb.Context(), must(backend.Host(mem, o.dtype, backend.Shape{1, 1, 1, one}))(tb)))(tb)
 	return flat{all: all, view: must(all.View(o.shape, st, offset))(tb)}
 }
 

@@ -132,7 +132,7 @@ func (b *built) on(tb testing.TB, dev *kernels.Device) *onDevice {
 	o.held = append(o.held, o.q.all, o.k.all, o.v.all)
 	mask := func(seen []bool, shape backend.Shape) (t backend.Tensor) {
 		if seen != nil {
-			t = must(dev.Upload(tb.Context(), must(backend.HostBool(seen, shape))(tb)))(tb)
+			t = must(dev.Upload(tb.Context(), must(backend.Host(seen, backend.Bool, shape))(tb)))(tb)
 			o.held = append(o.held, t)
 		}
 		return t

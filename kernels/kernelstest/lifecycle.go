@@ -385,7 +385,7 @@ func testTransfer(t *testing.T, dev *kernels.Device) {
 		uploaded := must(dev.FromFloat32(t.Context(), backend.F32, []float32{1, 2, 3, 4, 5, 6}, backend.Shape{1, 1, 2, 3}))(t)
 		defer uploaded.Release()
 		mem := make([]float32, 8)
-		host := must(backend.HostF32(mem, backend.Shape{1, 1, 1, 8}))(t)
+		host := must(backend.Host(mem, backend.F32, backend.Shape{1, 1, 1, 8}))(t)
 		view := must(host.View(backend.Shape{1, 1, 2, 3}, backend.Strides{0, 0, 1, 2}, 1))(t)
 		noError(t, dev.Download(t.Context(), view, uploaded))
 		if want := []float32{0, 1, 4, 2, 5, 3, 6, 0}; !slices.Equal(mem, want) {

@@ -205,7 +205,7 @@ func (l *torchLayer) run(t *testing.T, dev *kernels.Device, w nn.MultiHeadWeight
 	for i := range seen {
 		seen[i] = !l.hides(i/l.keys/l.rows/l.config.Heads, i/l.keys/l.rows%l.config.Heads, i/l.keys%l.rows, i%l.keys)
 	}
-	mask, err := backend.HostBool(seen, shape)
+	mask, err := backend.Host(seen, backend.Bool, shape)
 	if err == nil {
 		opt.Mask, err = dev.Upload(ctx, mask)
 	}

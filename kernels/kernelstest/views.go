@@ -97,7 +97,7 @@ var viewOps = []struct {
 }{
 	{"transfer", func(v *viewed) error {
 		host := func(f flat) backend.Tensor {
-			all := must(backend.HostF32(f.before, f.all.Shape()))(v)
+			all := must(backend.Host(f.before, backend.F32, f.all.Shape()))(v)
 			return must(all.View(f.view.Shape(), f.view.Strides(), f.view.Offset()))(v)
 		}
 		b, h, s, d := v.length(), v.length(), v.length(), some(v, 1, 2, 5)

@@ -155,9 +155,9 @@ func HostTensor(t backend.Tensor) (all backend.Tensor, err error) {
 	n := len(data) / t.DType().Size()
 	at := unsafe.Pointer(unsafe.SliceData(data))
 	if shape := (backend.Shape{1, 1, 1, n}); t.DType() == backend.F32 {
-		all, err = backend.HostF32(unsafe.Slice((*float32)(at), n), shape)
+		all, err = backend.Host(unsafe.Slice((*float32)(at), n), backend.F32, shape)
 	} else {
-		all, err = backend.HostBits(unsafe.Slice((*uint16)(at), n), t.DType(), shape)
+		all, err = backend.Host(unsafe.Slice((*uint16)(at), n), t.DType(), shape)
 	}
 	if err != nil {
 		return all, err

@@ -182,9 +182,9 @@ func (x *exercise) upload(ctx context.Context, rng *rand.Rand, dtype backend.DTy
 	var err error
 	switch dtype {
 	case backend.F32:
-		host, err = backend.HostF32(draw(stored, number), stored)
+		host, err = backend.Host(draw(stored, number), backend.F32, stored)
 	case backend.Bool:
-		host, err = backend.HostBool(draw(stored, func() bool { return rng.IntN(4) > 0 }), stored)
+		host, err = backend.Host(draw(stored, func() bool { return rng.IntN(4) > 0 }), backend.Bool, stored)
 	case backend.Q8, backend.Q4, backend.F8:
 		if host, err = backend.AllocHost(dtype, stored); err != nil {
 			return host, err
@@ -196,7 +196,7 @@ func (x *exercise) upload(ctx context.Context, rng *rand.Rand, dtype backend.DTy
 			rows = rows[dtype.Row(len(row)):]
 		}
 	default:
-		host, err = backend.HostBits(draw(stored, func() uint16 { return dtype.Encode(number()) }), dtype, stored)
+		host, err = backend.Host(draw(stored, func() uint16 { return dtype.Encode(number()) }), dtype, stored)
 	}
 	if err != nil {
 		return host, err
