@@ -158,18 +158,11 @@ type Normaliser interface {
 // Norm is how a [Normaliser] normalises.
 type Norm struct {
 	// Epsilon is ε, which is added to the mean of squares. In calls of package kernels 0 means 1e-6;
-	// backends get a number from [MinEpsilon] to [MaxEpsilon].
+	// backends get a number from 2^-100 to 1.
 	Epsilon float64
 	// PlusOne means that the factor of element i is 1 + w_i, as in Gemma 3 and Qwen3-Next, not w_i.
 	PlusOne bool
 }
-
-// The limits of [Norm.Epsilon]. Squares below 2^-126, which a device may replace by 0, are less than 2^-26 of MinEpsilon.
-// Next to the mean square of a row with elements of 2^48, MaxEpsilon counts for nothing.
-const (
-	MinEpsilon = 0x1p-100
-	MaxEpsilon = 1
-)
 
 // Gater is implemented by backends that multiply by functions of gates, as the outputs of attention.
 type Gater interface {

@@ -1,10 +1,6 @@
 package backend
 
-import (
-	"fmt"
-	"math"
-	"math/bits"
-)
+import "math/bits"
 
 // Dropout drops softmax weights at random: w_ij = p_ij / (1 - P) if Keeps(b, h, i, j), and 0
 // otherwise (Srivastava et al. 2014; on attention weights as in Vaswani et al. 2017). The
@@ -15,21 +11,8 @@ type Dropout struct {
 	P    float32
 	Seed uint64
 	// First is added to the batch, query head, row and key of a weight. It is not zero in
-	// a call that computes a part of another call.
+	// a call that computes a part of another call. Each fits 31 bits.
 	First [4]int
-}
-
-// Check returns ErrOption unless 0 <= P < 1 and First fits 31 bits.
-func (d Dropout) Check() error {
-	if !(d.P >= 0 && d.P < 1) {
-		return fmt.Errorf("dropout is %v, it must be at least 0 and less than 1: %w", d.P, ErrOption)
-	}
-	for _, n := range d.First {
-		if n < 0 || n > math.MaxInt32 {
-			return fmt.Errorf("dropout has First %v, each must be 0 to %d: %w", d.First, math.MaxInt32, ErrOption)
-		}
-	}
-	return nil
 }
 
 // Factor returns 1/(1-P), the factor of the weights that are kept.

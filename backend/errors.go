@@ -21,8 +21,6 @@ var (
 	ErrNoDevice    = errors.New("no usable device")
 	ErrDeviceLost  = errors.New("device lost")
 	ErrMemory      = limits.ErrMemory
-	ErrCapacity    = errors.New("cache is full")
-	ErrVerify      = errors.New("result is wrong")
 	ErrInternal    = errors.New("internal error")
 	ErrCallback    = errors.New("a function of the program failed")
 	ErrFile        = errors.New("file cannot be used")

@@ -88,7 +88,7 @@ type Convolver interface {
 //	y_s = f(bias + Σ_i w_i·x_(s-W+1+i))    f is the identity or SiLU, x·σ(x)
 //
 //	Y, X          [B, 1, S, Ch]
-//	W             [1, 1, W, Ch]      W from 1 to MaxConv; the strides of a view place the weights [Ch, 1, W] of Conv1d
+//	W             [1, 1, W, Ch]      W from 1 to 64; the strides of a view place the weights [Ch, 1, W] of Conv1d
 //	Bias          [1, 1, 1, Ch]      the zero Tensor means none
 //	PastState     [N, 1, W-1, Ch]    the rows of x before the first token of each of N sequences
 //	PresentState  [N, 1, W-1, Ch]    the last W-1 rows of past state and x together
@@ -104,9 +104,6 @@ type CausalConv struct {
 	// CuQ packs sequences as in LinearAttention.
 	CuQ []int
 }
-
-// MaxConv is the largest width of a CausalConv.
-const MaxConv = 64
 
 // Operands is that of LinearAttention.
 func (c *CausalConv) Operands() (outputs [2]Operand, inputs [4]Operand) {

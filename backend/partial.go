@@ -34,16 +34,6 @@ func (c *Call) Signature() string {
 // [Heads] and [Seq].
 type Rows struct{ Lo, Hi [3]int }
 
-// Has reports whether r contains s.
-func (r Rows) Has(s Rows) bool {
-	for i := range r.Lo {
-		if s.Lo[i] < r.Lo[i] || s.Hi[i] > r.Hi[i] {
-			return false
-		}
-	}
-	return true
-}
-
 // Work is the state of rows whose keys are processed in part.
 type Work struct {
 	Rows Rows

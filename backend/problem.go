@@ -118,10 +118,10 @@ func below(end, limit int64) int64 {
 // may overflow, on one backend and not on another, which makes the output of the rows that
 // see them Inf, NaN or inexact, and no other.
 type Problem struct {
-	// Scale multiplies q·k. It is 0 or has a magnitude from MinFactor to MaxFactor.
+	// Scale multiplies q·k. It is 0 or has a magnitude from 2^-60 to 2^60.
 	Scale float32
 	// Softcap bounds the scaled scores to (-Softcap, Softcap); 0 turns it off. It is from
-	// MinFactor to MaxFactor, and |Scale|/Softcap is at most MaxFactor.
+	// 2^-60 to 2^60, and |Scale|/Softcap is at most 2^60.
 	Softcap float32
 	// ScoreMod replaces scaled scores; nil means none.
 	ScoreMod *ScoreMod
@@ -132,7 +132,7 @@ type Problem struct {
 	// finite sums with Relative and Slopes, are clamped to ±MaxBias; only -Inf hides.
 	Bias Tensor
 	// Slopes [H] or [B·H] are the slopes of linear biases (Press et al. 2022, ALiBi),
-	// within ±MaxSlope. nil means none.
+	// within ±2^94. nil means none.
 	Slopes []float32
 	// Relative is a bias by distance, an F32, F16 or BF16 tensor broadcast to [B, H, 1, Sq+Sk-1]: element j-i+Sq-1 is
 	// added to the score of row i and key j. Finite elements are clamped to ±MaxRelative. The zero Tensor means none.
@@ -180,23 +180,12 @@ func (p *Problem) Sink(h int) float32 {
 	return Bound(p.Sinks[h], MaxBias)
 }
 
-// MinFactor and MaxFactor bound the magnitudes of Scale and Softcap, unless they are 0.
-// Kernels multiply queries by Scale/Softcap, which stays a normal number between these
-// limits; scores over a larger Softcap would be subnormal, and become 0 on many devices.
-const (
-	MinFactor = 0x1p-60
-	MaxFactor = 0x1p60
-)
-
 // MaxBias is the largest magnitude of a bias, 2^127. Kernels add log2(e) times the bias to
 // scores in base 2, which is then still finite.
 const MaxBias = 0x1p127
 
 // MaxRelative is the largest magnitude of a Relative, so that its sum with a bias is finite.
 const MaxRelative = 0x1p126
-
-// MaxSlope is the largest magnitude of a slope: its product with any distance is below 2^125.
-const MaxSlope = 0x1p94
 
 // Bound clamps a finite x to ±limit and returns other x unchanged.
 func Bound(x, limit float32) float32 {

@@ -40,8 +40,8 @@ type Position struct {
 	Values      []float32 // of the ScoreMod
 }
 
-// Position returns the place of row i and key j of head h of batch b for the ScoreMod of p.
-func (p *Problem) Position(b, h, i, j int) Position {
+// position returns the place of row i and key j of head h of batch b for the ScoreMod of p.
+func (p *Problem) position(b, h, i, j int) Position {
 	m := p.ScoreMod
 	return Position{m.First[Batch] + b, m.First[Heads] + h, m.First[Seq] + i + p.Visible.OffsetOf(b), m.First[Dim] + j, slices.Clip(m.Values)}
 }
@@ -54,7 +54,7 @@ func (p *Problem) Modify(f func([]float32, Position), scores []float32, b, h, i,
 			panic(panicOf(f, r))
 		}
 	}()
-	f(slices.Clip(scores), p.Position(b, h, i, j)) // an append must not write behind them
+	f(slices.Clip(scores), p.position(b, h, i, j)) // an append must not write behind them
 }
 
 // panicOf returns the error of a panic of f with r: the name of f, and the place of the panic.

@@ -70,7 +70,7 @@ func checkLinear(c *LinearAttention) error {
 	if c.Scale == 0 {
 		c.Scale = float32(1 / math.Sqrt(float64(q[Dim])))
 	}
-	if !(math.Abs(float64(c.Scale)) <= backend.MaxFactor) { // or NaN
+	if !(math.Abs(float64(c.Scale)) <= op.MaxFactor) { // or NaN
 		return fmt.Errorf("scale is %v, its magnitude must be at most 2^60, or 0 for K^-0.5: %w", c.Scale, ErrOption)
 	}
 	if c.ChunkSize < 0 {
@@ -112,8 +112,8 @@ func (d *Device) CausalConv(ctx context.Context, c CausalConv) (err error) {
 		return err
 	}
 	x, width := c.X.Shape(), c.W.Shape()[Seq]
-	if x[Heads] != 1 || width < 1 || width > backend.MaxConv {
-		return fmt.Errorf("x has shape %v and w %v: they must be [B, 1, S, Ch] and [1, 1, W, Ch] with W from 1 to %d: %w", x, c.W.Shape(), backend.MaxConv, ErrShape)
+	if x[Heads] != 1 || width < 1 || width > op.MaxConv {
+		return fmt.Errorf("x has shape %v and w %v: they must be [B, 1, S, Ch] and [1, 1, W, Ch] with W from 1 to %d: %w", x, c.W.Shape(), op.MaxConv, ErrShape)
 	}
 	if err := cmp.Or(c.Y.CheckShape("y", x, "shape of x", floats...), c.W.CheckShape("w", Shape{1, 1, width, x[Dim]}, "[1, 1, W, Ch] of x", floats...),
 		checkOptional("bias", c.Bias, Shape{1, 1, 1, x[Dim]}, "[1, 1, 1, Ch] of x", floats...), checkSequences(c.CuQ, x[Batch], x[Seq], "tokens")); err != nil {

@@ -2,6 +2,7 @@ package kernels
 
 import (
 	"context"
+	"errors"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -207,21 +208,21 @@ type Partial = backend.Partial
 // a context error, or the error of a writer or a function of the program, for [errors.Is]. The text of the
 // error names the argument, the shapes and the violated rule.
 var (
-	ErrShape       = backend.ErrShape       // shapes that do not match each other or the operation
-	ErrDType       = backend.ErrDType       // an element type that the operation does not accept
-	ErrOption      = backend.ErrOption      // an option out of range: a NaN scale, a negative window, a KLen over Sk
-	ErrDevice      = backend.ErrDevice      // a tensor whose memory belongs to another device or to none
-	ErrReleased    = backend.ErrReleased    // a tensor used after its memory was released
-	ErrOverlap     = backend.ErrOverlap     // an output that shares memory with an input, another output or itself
-	ErrUnsupported = backend.ErrUnsupported // a valid request that the device does not support
-	ErrNoBackend   = backend.ErrNoBackend   // the name of a backend that is not imported
-	ErrNoDevice    = backend.ErrNoDevice    // a backend without a usable device: no driver, no adapter
-	ErrDeviceLost  = backend.ErrDeviceLost  // a device that was lost with all its memory: open it again
-	ErrMemory      = backend.ErrMemory      // too little memory, or a ulimit, control group or GOMEMLIMIT that is too low
-	ErrCapacity    = backend.ErrCapacity    // a cache that is full
-	ErrVerify      = backend.ErrVerify      // a result beyond its error bound: a defect of device, driver or memory
-	ErrInternal    = backend.ErrInternal    // a defect of this module, with the stack; other calls are not affected
-	ErrCallback    = backend.ErrCallback    // a function of the program, such as a ScoreMod, that panicked or called runtime.Goexit
-	ErrFile        = backend.ErrFile        // a file that is damaged or has other contents than expected
-	ErrClosed      = backend.ErrClosed      // a device used after Close
+	ErrShape       = backend.ErrShape              // shapes that do not match each other or the operation
+	ErrDType       = backend.ErrDType              // an element type that the operation does not accept
+	ErrOption      = backend.ErrOption             // an option out of range: a NaN scale, a negative window, a KLen over Sk
+	ErrDevice      = backend.ErrDevice             // a tensor whose memory belongs to another device or to none
+	ErrReleased    = backend.ErrReleased           // a tensor used after its memory was released
+	ErrOverlap     = backend.ErrOverlap            // an output that shares memory with an input, another output or itself
+	ErrUnsupported = backend.ErrUnsupported        // a valid request that the device does not support
+	ErrNoBackend   = backend.ErrNoBackend          // the name of a backend that is not imported
+	ErrNoDevice    = backend.ErrNoDevice           // a backend without a usable device: no driver, no adapter
+	ErrDeviceLost  = backend.ErrDeviceLost         // a device that was lost with all its memory: open it again
+	ErrMemory      = backend.ErrMemory             // too little memory, or a ulimit, control group or GOMEMLIMIT that is too low
+	ErrCapacity    = errors.New("cache is full")   // a cache that is full
+	ErrVerify      = errors.New("result is wrong") // a result beyond its error bound: a defect of device, driver or memory
+	ErrInternal    = backend.ErrInternal           // a defect of this module, with the stack; other calls are not affected
+	ErrCallback    = backend.ErrCallback           // a function of the program, such as a ScoreMod, that panicked or called runtime.Goexit
+	ErrFile        = backend.ErrFile               // a file that is damaged or has other contents than expected
+	ErrClosed      = backend.ErrClosed             // a device used after Close
 )

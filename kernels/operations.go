@@ -229,7 +229,7 @@ func (d *Device) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor,
 // normWeights returns w, broadcast to the shape of x, and sets the default of n.
 func normWeights(w Tensor, x Shape, n *Norm) (Tensor, error) {
 	n.Epsilon = cmp.Or(n.Epsilon, 1e-6)
-	if !(n.Epsilon >= backend.MinEpsilon && n.Epsilon <= backend.MaxEpsilon) { // or NaN
+	if !(n.Epsilon >= op.MinEpsilon && n.Epsilon <= op.MaxEpsilon) { // or NaN
 		return w, fmt.Errorf("epsilon is %v, it must be from 2^-100 to 1, or 0 for 1e-6: %w", n.Epsilon, ErrOption)
 	}
 	if w.IsZero() {

@@ -185,7 +185,7 @@ const (
 // factor returns an option that multiplies or divides scores as float32: 0, or a number
 // whose magnitude backend.Problem accepts.
 func factor(name string, x float64) (float32, error) {
-	if size := math.Abs(x); x != 0 && !(size >= backend.MinFactor && size <= backend.MaxFactor) {
+	if size := math.Abs(x); x != 0 && !(size >= op.MinFactor && size <= op.MaxFactor) {
 		return 0, fmt.Errorf("%s is %v, it must be 0 or have a magnitude from 2^-60 to 2^60: %w", name, x, ErrOption)
 	}
 	return float32(x), nil
@@ -213,7 +213,7 @@ func (o *Options) problem(d Dims) (p region.Problem, err error) {
 	switch c := float64(p.Softcap); {
 	case c < 0:
 		return p, fmt.Errorf("softcap is %v, it must be positive, or 0 for none: %w", o.Softcap, ErrOption)
-	case c > 0 && math.Abs(float64(p.Scale)) > backend.MaxFactor*c:
+	case c > 0 && math.Abs(float64(p.Scale)) > op.MaxFactor*c:
 		return p, fmt.Errorf("softcap is %v with a scale of %v, it must be at least |scale|/2^60: %w", o.Softcap, p.Scale, ErrOption)
 	}
 	if err := o.checkLengths(d.Batch, d.Heads, "batches"); err != nil {
@@ -237,7 +237,7 @@ func (o *Options) problem(d Dims) (p region.Problem, err error) {
 		}
 	}
 	for i, x := range p.Slopes {
-		if !(x >= -backend.MaxSlope && x <= backend.MaxSlope) {
+		if !(x >= -op.MaxSlope && x <= op.MaxSlope) {
 			return p, fmt.Errorf("alibi[%d] is %v, slopes must lie within ±2^94: %w", i, x, ErrOption)
 		}
 	}
@@ -249,10 +249,10 @@ func (o *Options) problem(d Dims) (p region.Problem, err error) {
 			return p, fmt.Errorf("sinks[%d] is %v, it must be finite, or -Inf for none: %w", i, x, ErrOption)
 		}
 	}
-	if p.Dropout != (Dropout{}) {
-		if err := p.Dropout.Check(); err != nil {
-			return p, err
-		}
+	if x := p.Dropout; !(x.P >= 0 && x.P < 1) {
+		return p, fmt.Errorf("dropout is %v, it must be at least 0 and less than 1: %w", x.P, ErrOption)
+	} else if slices.Min(x.First[:]) < 0 || slices.Max(x.First[:]) > math.MaxInt32 {
+		return p, fmt.Errorf("dropout has First %v, each must be 0 to %d: %w", x.First, math.MaxInt32, ErrOption)
 	}
 	if o.Prefix != nil || o.Spans != nil || o.QSegments != nil || o.KSegments != nil {
 		p.Regions, err = o.regions(&p, d.SeqK)

@@ -276,7 +276,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 			s.attendWindow(t, both, n, c, opt, count, w)
 		}
 		k, v, _ := s.next(t, both, 7)
-		wantError(t, "more at once than fits next to the window", backend.ErrCapacity, c.Append(t.Context(), k, v, nil))
+		wantError(t, "more at once than fits next to the window", kernels.ErrCapacity, c.Append(t.Context(), k, v, nil))
 		s.attendWindow(t, both, 1, c, opt, nil, w)
 	})
 	t.Run("a failed append changes nothing", func(t *testing.T) {
@@ -297,8 +297,8 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 			want  error
 			text  string
 		}{
-			{"no room", t.Context(), k, v, nil, backend.ErrCapacity, "sequence 0 has 8 of 10 tokens, 3 more do not fit"},
-			{"no room for one", t.Context(), k, v, []int{3, 1}, backend.ErrCapacity, "larger Capacity"},
+			{"no room", t.Context(), k, v, nil, kernels.ErrCapacity, "sequence 0 has 8 of 10 tokens, 3 more do not fit"},
+			{"no room for one", t.Context(), k, v, []int{3, 1}, kernels.ErrCapacity, "larger Capacity"},
 			{"shapes", t.Context(), k, short, nil, backend.ErrShape, "v has shape [2 2 2 8], it must be [2 2 3 8]"},
 			{"heads", t.Context(), q, v, nil, backend.ErrShape, "k has shape [2 4 2 16], it must be [2 2 2 16]"},
 			{"missing", t.Context(), k, backend.Tensor{}, nil, backend.ErrShape, "v is missing"},
@@ -466,7 +466,7 @@ func testForks(t *testing.T, s *history) {
 		want  error
 		text  string
 	}{
-		{"too few pages", c.Batch(seqs[1:]...), backend.ErrCapacity, "5 of 9 pages of 16 tokens are free"},
+		{"too few pages", c.Batch(seqs[1:]...), kernels.ErrCapacity, "5 of 9 pages of 16 tokens are free"},
 		{"freed", c.Batch(seqs[0], seqs[1]), backend.ErrReleased, "sequence 0: the sequence was freed"},
 		{"twice", c.Batch(seqs[1], seqs[1]), backend.ErrOption, "Fork it"},
 		{"none", c.Batch(), backend.ErrShape, "no sequences"},

@@ -2,6 +2,7 @@ package kernelstest
 
 import (
 	"fmt"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -39,7 +40,7 @@ func testNormGate(t *testing.T, dev *kernels.Device) {
 		{"two elements of f16, gates of rows", shape{2, 3, 5, 2}, f16, bf16, f16, BSHD, shape{1, 1, 1, 2}, kernels.Norm{}, 1},
 		{"bf16, weights of heads", shape{2, 3, 6, 3}, bf16, f32, bf16, Transposed, shape{1, 3, 1, 3}, one, 0},
 		{"f32 to f16", shape{1, 3, 5, 80}, f32, bf16, f16, Padded, shape{1, 1, 1, 80}, kernels.Norm{Epsilon: 0.5}, 0},
-		{"bf16 to f32", shape{3, 2, 1, 136}, bf16, f16, f32, Swapped, shape{1, 2, 1, 136}, kernels.Norm{Epsilon: backend.MinEpsilon}, 1},
+		{"bf16 to f32", shape{3, 2, 1, 136}, bf16, f16, f32, Swapped, shape{1, 2, 1, 136}, kernels.Norm{Epsilon: op.MinEpsilon}, 1},
 		{"f32 to bf16, long rows", shape{1, 2, 6, 576}, f32, f32, bf16, BSHD, shape{1, 1, 1, 576}, one, 0},
 		{"a whole projection", shape{1, 1, 6, 4096}, f32, f32, f32, Padded, shape{1, 1, 1, 4096}, kernels.Norm{Epsilon: 1e-5}, 0},
 		{"no rows", shape{2, 2, 0, 8}, f32, f32, f32, Contiguous, shape{1, 1, 1, 8}, one, 0},

@@ -63,9 +63,9 @@ func NewStates(ctx context.Context, dev *kernels.Device, c StateConfig) (x *Stat
 		return nil, err
 	}
 	c.Batch, c.KVHeads, c.ValueDim = cmp.Or(c.Batch, 1), p.config.KVHeads, p.config.ValueDim
-	if conv := min(c.Channels, 1); c.Batch < 1 || c.Batch > op.MaxLength || conv < 0 || c.Channels > op.MaxLength || c.Width < 2*conv || c.Width > backend.MaxConv*conv {
+	if conv := min(c.Channels, 1); c.Batch < 1 || c.Batch > op.MaxLength || conv < 0 || c.Channels > op.MaxLength || c.Width < 2*conv || c.Width > op.MaxConv*conv {
 		return nil, fmt.Errorf("config: Batch is %d, Channels is %d and Width is %d: they must be at least 1, 1 and 2, the Width at most %d, and both 0 without a convolution: %w",
-			c.Batch, c.Channels, c.Width, backend.MaxConv, kernels.ErrOption)
+			c.Batch, c.Channels, c.Width, op.MaxConv, kernels.ErrOption)
 	}
 	if err := kernels.CheckMemory(48*int64(c.Batch) + 64*int64(c.Window)); err != nil {
 		return nil, err

@@ -2,8 +2,8 @@ package nn
 
 import (
 	"fmt"
+	"github.com/seed90331342/attn/kernels/internal/op"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/internal/steps"
 )
@@ -52,7 +52,7 @@ func checkConfig(dtype kernels.DType, r *RoPE, headDim int, epsilon float64) err
 			return fmt.Errorf("config: rope: %w", err)
 		}
 	}
-	if epsilon != 0 && !(epsilon >= backend.MinEpsilon && epsilon <= backend.MaxEpsilon) { // or NaN
+	if epsilon != 0 && !(epsilon >= op.MinEpsilon && epsilon <= op.MaxEpsilon) { // or NaN
 		return fmt.Errorf("config: Epsilon of norms is %v, it must be from 2^-100 to 1, or 0 for 1e-6: %w", epsilon, kernels.ErrOption)
 	}
 	return nil

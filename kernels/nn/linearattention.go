@@ -48,11 +48,11 @@ func (c LinearConfig) check() error {
 		return err
 	}
 	switch {
-	case c.Conv < 1 || c.Conv > backend.MaxConv:
-		return fmt.Errorf("config: Conv is %d, it must be 1 to %d: %w", c.Conv, backend.MaxConv, kernels.ErrOption)
+	case c.Conv < 1 || c.Conv > op.MaxConv:
+		return fmt.Errorf("config: Conv is %d, it must be 1 to %d: %w", c.Conv, op.MaxConv, kernels.ErrOption)
 	case c.ValueHeads%c.KeyHeads != 0:
 		return fmt.Errorf("config: KeyHeads is %d, ValueHeads is %d: the key heads must divide the value heads: %w", c.KeyHeads, c.ValueHeads, kernels.ErrOption)
-	case !(c.LowerBound >= -backend.MaxFactor && c.LowerBound <= 0): // or NaN
+	case !(c.LowerBound >= -op.MaxFactor && c.LowerBound <= 0): // or NaN
 		return fmt.Errorf("config: LowerBound is %v, it must be negative, or 0 for none: %w", c.LowerBound, kernels.ErrOption)
 	case c.Gate != kernels.SiLU && c.Gate != kernels.Sigmoid:
 		return fmt.Errorf("config: Gate is %d, it must be SiLU or Sigmoid: %w", c.Gate, kernels.ErrOption)

@@ -132,7 +132,15 @@ func hostRows(t backend.Tensor, rows backend.Rows) (part backend.Tensor, data []
 
 // Done implements cut.Resume.
 func (k *checkpoint) Done(x cut.Box) bool {
-	return slices.ContainsFunc(k.now.Done, func(r backend.Rows) bool { return r.Has(x.Rows()) })
+	rows := x.Rows()
+	return slices.ContainsFunc(k.now.Done, func(r backend.Rows) bool {
+		for axis := range r.Lo {
+			if rows.Lo[axis] < r.Lo[axis] || rows.Hi[axis] > r.Hi[axis] {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // Start implements cut.Resume. It uploads the state with which the chunks continue.

@@ -64,6 +64,21 @@ func Lacks[T any](be backend.Backend, wanted bool, ability string) error {
 // MaxLength keeps positions within int32 on every device.
 const MaxLength = 1 << 30
 
+// The limits of numbers that package backend promises to drivers.
+const (
+	// MinFactor and MaxFactor bound the magnitudes of Scale and Softcap, unless they are 0. Kernels multiply queries by
+	// Scale/Softcap, which stays a normal number between these limits; scores over a larger Softcap would be subnormal,
+	// and become 0 on many devices.
+	MinFactor, MaxFactor = 0x1p-60, 0x1p60
+	// MaxSlope is the largest magnitude of a slope: its product with any distance is below 2^125.
+	MaxSlope = 0x1p94
+	// MinEpsilon and MaxEpsilon bound the ε of a norm. Squares below 2^-126, which a device may replace by 0, are less than
+	// 2^-26 of MinEpsilon. Next to the mean square of a row with elements of 2^48, MaxEpsilon counts for nothing.
+	MinEpsilon, MaxEpsilon = 0x1p-100, 1
+	// MaxConv is the largest width of a causal convolution.
+	MaxConv = 64
+)
+
 // CheckLength returns ErrOption for a length of a config that is not least to MaxLength.
 func CheckLength(name string, n, least int) error {
 	if n < least || n > MaxLength {
