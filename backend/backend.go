@@ -10,8 +10,7 @@
 //
 // Optional abilities are small interfaces, found by type assertion: [Projector], [Rotator],
 // [Normaliser], [Gater], [LinearAttender], [Convolver], [Indexer], [Merger], [Scorer], [Copier] and [Warmer]
-// compute; [PeakMeter], [MatrixMeter], [BandwidthMeter], [LaunchMeter] and [MemoryMeter] measure. A
-// [Trace] in a context observes calls.
+// compute; [Meter], [MatrixMeter] and [QueueMeter] measure. A [Trace] in a context observes calls.
 //
 // A program chooses its backends by importing them, and opens one with Open of package kernels.
 //
@@ -257,11 +256,17 @@ type Warmer interface {
 	WarmupBackward(ctx context.Context, g *Gradients) error
 }
 
-// PeakMeter is implemented by backends that can measure their peak arithmetic rate.
-type PeakMeter interface {
+// Meter is implemented by backends that can measure what limits their calls.
+type Meter interface {
 	// PeakFLOPS measures float32 operations per second in independent fused multiply-adds (2 operations each) on
 	// registers, with all threads that the backend uses. It takes some tens of milliseconds.
 	PeakFLOPS(ctx context.Context) (float64, error)
+	// ReadBandwidth measures the bytes per second that the device reads of at most 8
+	// operands, from the first to the last element of each, repeatedly for some tens of
+	// milliseconds and with all threads that the backend uses. Operands that fit a
+	// cache are read from the cache, as in a call that is repeated. It is 0 when there
+	// are too few bytes to measure. Errors are those of a call that reads the operands.
+	ReadBandwidth(ctx context.Context, operands ...Tensor) (float64, error)
 }
 
 // MatrixMeter is implemented by backends with plans of matrix units ([Plan.Matrices]).
@@ -271,27 +276,11 @@ type MatrixMeter interface {
 	MatrixFLOPS(ctx context.Context) (float64, error)
 }
 
-// BandwidthMeter is implemented by backends that can measure their read bandwidth, which
-// limits calls with little arithmetic for each byte, such as decoding.
-type BandwidthMeter interface {
-	// ReadBandwidth measures the bytes per second that the device reads of at most 8
-	// operands, from the first to the last element of each, repeatedly for some tens of
-	// milliseconds and with all threads that the backend uses. Operands that fit a
-	// cache are read from the cache, as in a call that is repeated. It is 0 when there
-	// are too few bytes to measure. Errors are those of a call that reads the operands.
-	ReadBandwidth(ctx context.Context, operands ...Tensor) (float64, error)
-}
-
-// LaunchMeter is implemented by backends that submit work to a device with a queue, whose
-// latency limits small calls.
-type LaunchMeter interface {
+// QueueMeter is implemented by backends whose device has a queue and memory of its own.
+type QueueMeter interface {
 	// LaunchTime measures the time from the submission of a kernel of one workgroup that does almost nothing until its
-	// completion is known: the median of some tens of measurements.
+	// completion is known, which limits small calls: the median of some tens of measurements.
 	LaunchTime(ctx context.Context) (time.Duration, error)
-}
-
-// MemoryMeter is implemented by backends whose device has its own memory.
-type MemoryMeter interface {
 	// PeakMemory returns the largest number of bytes of device memory that tensors and
 	// calls held at once since the previous call of PeakMemory.
 	PeakMemory() int64

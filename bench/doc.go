@@ -20,10 +20,10 @@
 // CPU a piece of plain arithmetic. The report marks cases during which other processes used
 // the processors.
 //
-// There are three ceilings: the peak rate of multiply-adds (backend.PeakMeter), or of matrix
-// units where they multiply (backend.MatrixMeter), the rate at which the device reads this
-// case's operands (backend.BandwidthMeter), and the time of an empty call
-// (backend.LaunchMeter). The report has a figure in percent of the ceiling that limits it:
+// There are three ceilings: the peak rate of multiply-adds (backend.Meter), or of matrix units
+// where they multiply (backend.MatrixMeter), the rate at which the device reads this case's
+// operands (backend.Meter), and the time of an empty call (backend.QueueMeter). The report has
+// a figure in percent of the ceiling that limits it:
 // usually the first in prefill, the second in decoding, the third in short calls.
 //
 // [Plans] returns how cases would run.

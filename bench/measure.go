@@ -87,7 +87,7 @@ func (b *bencher) run() {
 func (b *bencher) warmUp() (err error) {
 	b.step("inputs")
 	before := machine.Resident()
-	meter, metered := b.dev.Backend().(backend.MemoryMeter)
+	meter, metered := b.dev.Backend().(backend.QueueMeter)
 	if metered {
 		meter.PeakMemory() // restarts it
 	}

@@ -148,20 +148,20 @@ func (b *bencher) round() error {
 // backend cannot measure.
 func meters(ctx context.Context, be backend.Backend, matrices int, operands ...kernels.Tensor) (peak, read, launch float64, err error) {
 	units, hasUnits := be.(backend.MatrixMeter)
-	fma, hasFMA := be.(backend.PeakMeter)
+	meter, hasMeter := be.(backend.Meter)
 	switch {
 	case hasUnits && matrices > 0:
 		peak, err = units.MatrixFLOPS(ctx)
 		peak /= float64(matrices)
-	case hasFMA:
-		peak, err = fma.PeakFLOPS(ctx)
+	case hasMeter:
+		peak, err = meter.PeakFLOPS(ctx)
 	}
-	if meter, ok := be.(backend.BandwidthMeter); ok && err == nil {
+	if hasMeter && err == nil {
 		read, err = meter.ReadBandwidth(ctx, operands...)
 	}
-	if meter, ok := be.(backend.LaunchMeter); ok && err == nil {
+	if queue, ok := be.(backend.QueueMeter); ok && err == nil {
 		var took time.Duration
-		took, err = meter.LaunchTime(ctx)
+		took, err = queue.LaunchTime(ctx)
 		launch = took.Seconds()
 	}
 	return peak, read, launch, err

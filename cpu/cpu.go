@@ -84,8 +84,8 @@ type Options struct {
 
 // Backend computes in host memory. It implements backend.Backend,
 // backend.Projector, backend.Rotator, backend.Normaliser, backend.Gater, backend.LinearAttender,
-// backend.Convolver, backend.Indexer, backend.Merger, backend.Scorer, backend.Copier, backend.Differentiator,
-// backend.PeakMeter and backend.BandwidthMeter.
+// backend.Convolver, backend.Indexer, backend.Merger, backend.Scorer, backend.Copier, backend.Differentiator
+// and backend.Meter.
 type Backend struct {
 	opt     Options
 	err     error // why the backend cannot be used
@@ -111,8 +111,7 @@ var (
 	_ backend.Scorer         = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)
 	_ backend.Differentiator = (*Backend)(nil)
-	_ backend.PeakMeter      = (*Backend)(nil)
-	_ backend.BandwidthMeter = (*Backend)(nil)
+	_ backend.Meter          = (*Backend)(nil)
 )
 
 // New returns a backend with the given options. The caller must Close it.

@@ -58,7 +58,7 @@ func provider() string {
 
 var blas32Default any = gonum.Implementation{}
 
-// PeakFLOPS implements backend.PeakMeter: the best of five measurements of 8
+// PeakFLOPS implements backend.Meter: the best of five measurements of 8
 // milliseconds each, in the instructions of the backend's tier. For the gonum tier
 // these are the widest that the machine has, because another BLAS may use them.
 // On machines without vector kernels a plain Go loop yields a lower bound.
@@ -66,7 +66,7 @@ func (be *Backend) PeakFLOPS(ctx context.Context) (flops float64, err error) {
 	return result(ctx, be, "peak", func() (float64, error) { return peak.FLOPS(ctx, be.loops(), be.threads()) })
 }
 
-// ReadBandwidth implements backend.BandwidthMeter: the best of three measurements
+// ReadBandwidth implements backend.Meter: the best of three measurements
 // of 8 milliseconds each, in which every thread reads its own share of the
 // operands with the load instructions of the tier that PeakFLOPS uses.
 func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor) (rate float64, err error) {

@@ -42,7 +42,7 @@ func memoryFromEnv() (int64, error) {
 	return n << shift, nil
 }
 
-// PeakMemory implements backend.MemoryMeter. It excludes what the pool keeps for later
+// PeakMemory implements backend.QueueMeter. It excludes what the pool keeps for later
 // calls and what the driver allocates.
 func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
 

@@ -150,7 +150,7 @@ func (s *server) do(ctx context.Context, r request) (a answer, err error) {
 		a.Trials, err = s.tune(ctx, r.Case)
 		return a, err
 	case "peak":
-		meter, ok := s.dev.Backend().(backend.PeakMeter)
+		meter, ok := s.dev.Backend().(backend.Meter)
 		if !ok {
 			return a, fmt.Errorf("%s cannot measure its peak rate: %w", s.dev.Info().Name, kernels.ErrUnsupported)
 		}

@@ -187,7 +187,7 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 		x, err := dev.FromFloat32(t.Context(), kernels.F32, make([]float32, 1<<19), kernels.Shape{1, 1, 1, 1 << 19})
 		clitest.NoError(t, err)
 		defer x.Release()
-		rate, err := dev.Backend().(backend.BandwidthMeter).ReadBandwidth(t.Context(), x)
+		rate, err := dev.Backend().(backend.Meter).ReadBandwidth(t.Context(), x)
 		if err != nil || (rate == 0) != tc.onHost {
 			t.Errorf("of %d bytes: 2 MiB are read at %v B/s, %v", tc.memory, rate, err)
 		}
