@@ -13,12 +13,13 @@ import (
 )
 
 // Tuning selects how a device's choice among the variants of the prefill kernel is made.
-// It changes how fast calls are, never a bit of their results.
+// It changes how fast calls are, never a bit of their results, except that TunePlain has bits
+// of its own.
 type Tuning = tune.Mode
 
 const (
 	// TuneDefault is the value of the environment variable ATTN_GPU_TUNE (off, stored,
-	// first). Without it, it is TuneFirst on a GPU and TuneStored on a software driver,
+	// first, plain). Without it, it is TuneFirst on a GPU and TuneStored on a software driver,
 	// which takes seconds to compile a variant.
 	TuneDefault = tune.Default
 	// TuneOff applies a rule to the shape and the device's limits, and reads no file.
@@ -29,6 +30,8 @@ const (
 	// TuneFirst also measures: the first call of a class of shapes, and Warmup for it,
 	// take longer by about Options.TuneBudget. The choice is kept in Options.TuneFile.
 	TuneFirst = tune.First
+	// TunePlain runs the plain kernel, which is slower, for comparison.
+	TunePlain = tune.Plain
 )
 
 type (
@@ -71,11 +74,11 @@ func ofFile[T any](result T, err error) (T, error) {
 //
 // Tune returns the entry also with the error of a file that could not be written. It
 // returns backend.ErrUnsupported when the register-tiled kernel cannot run c, and
-// backend.ErrOption when tuning is off.
+// backend.ErrOption when tuning is off or plain.
 func (b *Backend) Tune(ctx context.Context, c *backend.Call, opt TuneOptions) (TuneEntry, error) {
 	return resultWithin(ctx, b, "tune", func() (e TuneEntry, err error) {
-		if b.tuner.Mode == tune.Off {
-			return e, fmt.Errorf("tuning of %s is off: %w", b.info.Name, backend.ErrOption)
+		if m := b.tuner.Mode; m == tune.Off || m == tune.Plain {
+			return e, fmt.Errorf("tuning of %s is %s: %w", b.info.Name, m, backend.ErrOption)
 		}
 		a, err := b.newPrefill(c, b.choose)
 		if err != nil {

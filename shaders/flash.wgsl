@@ -1,9 +1,10 @@
 // Fused attention with register tiles: the results of attention.wgsl, computed in tiles of 8x8 in both products
-// instead of 4x4. It is a rung of this ladder. A word is one that is read from workgroup memory, and the peak is
-// that of float32 multiply-adds; docs/gpu.md and docs/results have the figures.
+// instead of 4x4. It is a rung of this ladder, which "attn bench --ladder --backend gpu" measures. A word is one
+// that is read from workgroup memory, and the peak is that of float32 multiply-adds; docs/gpu.md and docs/results
+// have the figures.
 //
-//   - Plain: a thread has one row and takes one key at a time. It does less than one multiply-add a word. No kernel
-//     of attn does that.
+//   - Stages: matmul.wgsl and softmax.wgsl. QKᵀ, softmax and PV are kernels of their own, and all scores go through
+//     the device's memory.
 //   - Tiled: attention.wgsl. A thread has 4x4 results, of tiles of keys that threads share in workgroup memory.
 //     That is 2 multiply-adds a word: reads of that memory bound the time.
 //   - Registers: this kernel. A thread has 8x8 results, and the loads of neighbouring threads merge, so that

@@ -16,7 +16,7 @@ import (
 )
 
 // Mode selects how a device's choice among the variants of a kernel is made. It changes
-// how fast calls are, never a bit of their results.
+// how fast calls are, never a bit of their results, except that Plain has bits of its own.
 type Mode uint8
 
 const (
@@ -24,11 +24,12 @@ const (
 	Off                 // by rule, without a file
 	Stored              // as measured earlier, else by rule
 	First               // as Stored, and measure on first use
+	Plain               // the plain kernel
 )
 
-// String returns off, stored, first or default.
+// String returns off, stored, first, plain or default.
 func (m Mode) String() string {
-	return [...]string{"default", "off", "stored", "first"}[min(m, First)]
+	return [...]string{"default", "off", "stored", "first", plainName}[min(m, Plain)]
 }
 
 // env is the environment variable that Default reads.
@@ -39,8 +40,8 @@ const env = "ATTN_GPU_TUNE"
 func (m Mode) Or(adapter backend.DeviceType) (Mode, error) {
 	value := os.Getenv(env)
 	switch {
-	case m > First:
-		return m, fmt.Errorf("gpu: Options.Tune is %d, it goes up to %d: %w", m, First, backend.ErrOption)
+	case m > Plain:
+		return m, fmt.Errorf("gpu: Options.Tune is %d, it goes up to %d: %w", m, Plain, backend.ErrOption)
 	case m != Default:
 		return m, nil
 	case value == "" && adapter == backend.CPU:
@@ -48,12 +49,12 @@ func (m Mode) Or(adapter backend.DeviceType) (Mode, error) {
 	case value == "":
 		return First, nil
 	}
-	for _, m := range []Mode{Off, Stored, First} {
+	for _, m := range []Mode{Off, Stored, First, Plain} {
 		if m.String() == value {
 			return m, nil
 		}
 	}
-	return m, fmt.Errorf("gpu: %s is %q, it must be off, stored or first: %w", env, value, backend.ErrOption)
+	return m, fmt.Errorf("gpu: %s is %q, it must be off, stored, first or plain: %w", env, value, backend.ErrOption)
 }
 
 // defaultBudget suits a class on a GPU, whose drivers compile a variant in 0.3 to 2.6 s (an
@@ -113,9 +114,12 @@ func (t *Tuner) here(s Shape) Shape {
 // measured variant, else that of the rule. The zero Variant stands for the plain kernel.
 func (t *Tuner) Choose(s Shape) (v Variant, why string) {
 	s = t.here(s)
-	if t.Mode == Off {
+	switch t.Mode {
+	case Off:
 		v, why = s.Rule()
 		return v, why + ", by rule as tuning is off"
+	case Plain:
+		return v, "tuning is plain"
 	}
 	t.mu.Lock()
 	d := *t.decide(s)

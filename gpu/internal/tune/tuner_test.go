@@ -432,10 +432,11 @@ func TestModes(t *testing.T) {
 		{Default, "off", backend.Discrete, Off, nil},
 		{Default, "stored", backend.Discrete, Stored, nil},
 		{Default, "first", backend.CPU, First, nil},
+		{Default, "plain", backend.Discrete, Plain, nil},
 		{Stored, "first", backend.Discrete, Stored, nil},
 		{Off, "always", backend.Discrete, Off, nil},
 		{Default, "always", backend.Discrete, 0, backend.ErrOption},
-		{First + 1, "", backend.Discrete, 0, backend.ErrOption},
+		{Plain + 1, "", backend.Discrete, 0, backend.ErrOption},
 	} {
 		t.Setenv(env, c.env)
 		got, err := c.asked.Or(c.adapter)

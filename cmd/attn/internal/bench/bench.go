@@ -53,6 +53,7 @@ type Command struct {
 	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits), and run none."`
 	Threads []int         `name:"threads" help:"Threads of the CPU backend, at most GOMAXPROCS; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
 	Memory  cli.Size      `name:"device-memory" placeholder:"SIZE" help:"Limit of the GPU memory in use: 256M, 2G. Tensors beyond it stay in host memory and are streamed. Default: all of it."`
+	Ladder  bool          `name:"ladder" help:"Measure one case on one backend with kernels from the plainest to the fastest, each next to the one below; see docs/cli.md. Default of --seq: 1k, of --backend: auto."`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among backends and series; cases beyond it are predicted. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
 	Rounds  int           `name:"rounds" help:"Rounds of each case, of several calls with the ceilings next to them. Default: as many as a precise median takes, at most 40." placeholder:"N"`
 	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the choice of checked rows."`
@@ -154,6 +155,9 @@ func describe(p *bench.Progress) string {
 
 // measure runs the cases, or plans them.
 func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report, error) {
+	if c.Ladder {
+		return c.climb(ctx, cfg)
+	}
 	devices, missing, err := c.open()
 	defer func() {
 		for _, dev := range devices {
@@ -180,6 +184,8 @@ func (c *Command) config() (bench.Config, error) {
 		return cfg, errors.New("--resume cannot continue --plan")
 	case c.Preset != "" && cases:
 		return cfg, errors.New("--preset replaces the flags --seq to --mask")
+	case c.Ladder && (c.Preset != "" || c.Resume != "" || len(c.Variant) > 0 || c.Low || len(c.Backend) > 1 || len(c.Threads) > 1):
+		return cfg, errLadder
 	}
 	for _, n := range c.Threads {
 		if n < 0 || n > maxThreads {
@@ -189,9 +195,15 @@ func (c *Command) config() (bench.Config, error) {
 	if c.Preset != "" {
 		return c.preset(cfg)
 	}
+	if c.Ladder {
+		c.Seq = cmp.Or(c.Seq, "1k")
+	}
 	var err error
 	if cfg.Series, err = c.series(); err != nil {
 		return cfg, err
+	}
+	if c.Ladder && len(cfg.Series) > 1 {
+		return cfg, errLadder
 	}
 	if c.Seq == "" && cfg.Budget == 0 {
 		cfg.Budget = sweepBudget
@@ -359,7 +371,7 @@ func (c *Command) openOne(name string, threads int) (*kernels.Device, error) {
 		return kernels.NewDevice(be), err
 	}
 	if family, selector, _ := strings.Cut(name, ":"); family == "gpu" && c.Memory > 0 {
-		return openGPU(selector, int64(c.Memory))
+		return openGPU(selector, int64(c.Memory), false)
 	}
 	return kernels.Open(name)
 }
