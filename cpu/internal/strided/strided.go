@@ -115,7 +115,7 @@ func (v *Tensor) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols in
 		default:
 			vec.Load(k, v.DType, dst, ld, v.Bits[at:], apart, m, whole)
 		}
-		for r := range m {
+		for r := 0; r < m && whole < ld; r++ {
 			row := dst[r*ld : (r+1)*ld]
 			if v.DType == backend.F32 {
 				CopyElements(row, 1, v.F32[at+r*apart:], step, cols)
@@ -245,16 +245,12 @@ func (v *Tensor) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 		v.DType.Quantise(v.Bytes[i:i+v.DType.Row(len(row))], row)
 		return
 	}
-	if whole := len(row) / k.Lanes * k.Lanes; whole > 0 && step == 1 && v.DType == backend.F16 {
-		k.StoreF16(v.Bits[i:], row[:whole])
+	if whole := len(row) / k.Lanes * k.Lanes; whole > 0 && step == 1 {
+		k.Store(v.DType, v.Bits[i:], row[:whole])
 		i, row = i+whole, row[whole:]
 	}
 	for _, x := range row {
-		if bits := math.Float32bits(x); v.DType == backend.BF16 && x == x {
-			v.Bits[i] = uint16((bits + 0x7fff + bits>>16&1) >> 16) // Encode is not inlined
-		} else {
-			v.Bits[i] = v.DType.Encode(x)
-		}
+		v.Bits[i] = v.DType.Encode(x)
 		i += step
 	}
 }

@@ -22,9 +22,10 @@ func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
 
 // loadQueries loads n query rows of t, from one on, to rows.
 func (p *Products) loadQueries(rows []float32, t *Tile, from, n int) {
-	for r := range n {
+	for r, m := 0, 0; r < n; r += m {
 		h, i := p.Layout.Row(t.H, t.I, from+r)
-		p.Q.LoadRows(p.Layout.Kernels, rows[r*p.Layout.DimK:], p.Layout.DimK, t.Batch, h, i, 1)
+		m = min(n-r, p.Layout.Dims.SeqQ-i) // those of one head
+		p.Q.LoadRows(p.Layout.Kernels, rows[r*p.Layout.DimK:], p.Layout.DimK, t.Batch, h, i, m)
 	}
 }
 

@@ -25,7 +25,7 @@ var kernelsGonum = Kernels{
 	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
-	storeF16: storeF16Gonum, rankOne: rankOneGonum, productSum: productSumGonum, silu: siluGonum, fma: fmaGonum, read: readGonum,
+	store: [elements]storeFunc{F16: storeGonum(F16), BF16: storeGonum(BF16)}, rankOne: rankOneGonum, productSum: productSumGonum, silu: siluGonum, fma: fmaGonum, read: readGonum,
 }
 
 // gonum's Gemm starts goroutines, and splits its sums differently, from four
@@ -242,10 +242,12 @@ func nonFiniteGonum(x *float32, ld, rows, vectors int) int32 {
 	return int32(seen >> 31)
 }
 
-func storeF16Gonum(dst *uint16, src *float32, vectors int) {
-	to := unsafe.Slice(dst, 4*vectors)
-	for i, x := range unsafe.Slice(src, 4*vectors) {
-		to[i] = backend.F16.Encode(x)
+func storeGonum(e backend.DType) storeFunc {
+	return func(dst *uint16, src *float32, vectors int) {
+		to := unsafe.Slice(dst, 4*vectors)
+		for i, x := range unsafe.Slice(src, 4*vectors) {
+			to[i] = e.Encode(x)
+		}
 	}
 }
 

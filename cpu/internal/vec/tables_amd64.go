@@ -36,7 +36,6 @@ var kernelsAVX512 = Kernels{
 	hideRow:    hideRowAVX512,
 	dropRow:    dropRowAVX512,
 	transpose:  transposeAVX512,
-	storeF16:   storeF16AVX512,
 	rankOne:    rankOneAVX512,
 	productSum: productSumAVX512,
 	silu:       siluAVX512,
@@ -53,6 +52,10 @@ var kernelsAVX512 = Kernels{
 		Q8:   loadQ8AVX512,
 		Q4:   loadQ4AVX512,
 		F8:   loadF8AVX512,
+	},
+	store: [elements]storeFunc{
+		F16:  storeF16AVX512,
+		BF16: storeBF16AVX512,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX512,
@@ -102,7 +105,6 @@ var kernelsAVX2 = Kernels{
 	hideRow:    hideRowAVX2,
 	dropRow:    dropRowAVX2,
 	transpose:  transposeAVX2,
-	storeF16:   storeF16AVX2,
 	rankOne:    rankOneAVX2,
 	productSum: productSumAVX2,
 	silu:       siluAVX2,
@@ -114,6 +116,10 @@ var kernelsAVX2 = Kernels{
 		Q8:   loadQ8AVX2,
 		Q4:   loadQ4AVX2,
 		F8:   loadF8AVX2,
+	},
+	store: [elements]storeFunc{
+		F16:  storeF16AVX2,
+		BF16: storeBF16AVX2,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:   dotsAVX2,

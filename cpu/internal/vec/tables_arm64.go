@@ -31,7 +31,6 @@ var kernelsNEON = Kernels{
 	hideRow:    hideRowNEON,
 	dropRow:    dropRowNEON,
 	transpose:  transposeNEON,
-	storeF16:   storeF16NEON,
 	rankOne:    rankOneNEON,
 	productSum: productSumNEON,
 	silu:       siluNEON,
@@ -42,6 +41,10 @@ var kernelsNEON = Kernels{
 		BF16: loadBF16NEON,
 		Q8:   loadQ8NEON,
 		F8:   loadF8NEON,
+	},
+	store: [elements]storeFunc{
+		F16:  storeF16NEON,
+		BF16: storeBF16NEON,
 	},
 	dots: [Fixed + 1]dotsFunc{
 		F32:  dotsNEON,

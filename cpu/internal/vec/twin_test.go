@@ -24,7 +24,7 @@ func newTwin(lanes, width int) *Kernels {
 		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias,
 		nonFinite: t.nonFinite, transpose: t.transpose,
 		join: t.join, bound: t.bound, hideRow: t.hideRow, dropRow: t.dropRow,
-		storeF16: t.storeF16, rankOne: t.rankOne, productSum: t.productSum, silu: t.silu}
+		store: [elements]storeFunc{F16: t.store(F16), BF16: t.store(BF16)}, rankOne: t.rankOne, productSum: t.productSum, silu: t.silu}
 	for e := range elements {
 		x.load[e], x.dots[e], x.mix[e] = t.load(e), t.dots(e), []registerTile[mixFunc]{{4, 2, t.mix(e, 4, 2)}, {4, 1, t.mix(e, 4, 1)}, {1, 1, t.mix(e, 1, 1)}}
 	}
@@ -351,10 +351,27 @@ func (t twin) transpose(dst *float32, ldd int, src *float32, lds int, mul *float
 func f16(b uint16) float32  { return float16.Frombits(b).Float32() }
 func bf16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
 
-func (t twin) storeF16(dst *uint16, src *float32, vectors int) {
-	out := floats(dst, 0, 0, vectors*t.lanes)
-	for i, x := range floats(src, 0, 0, vectors*t.lanes) {
-		out[i] = float16.Fromfloat32(x).Bits()
+func (t twin) store(e backend.DType) storeFunc {
+	return func(dst *uint16, src *float32, vectors int) {
+		out := floats(dst, 0, 0, vectors*t.lanes)
+		for i, x := range floats(src, 0, 0, vectors*t.lanes) {
+			switch big := float64(x); {
+			case e == F16:
+				out[i] = float16.Fromfloat32(x).Bits()
+			case x != x:
+				out[i] = uint16(math.Float32bits(x)>>16) | 1<<6 // quiet
+			default: // the nearer one of two numbers, or the even one
+				low := math.Float32bits(x) >> 16
+				down, up := float64(bf16(uint16(low))), float64(bf16(uint16(low+1)))
+				if math.IsInf(up, 0) && !math.IsInf(down, 0) {
+					up = math.Copysign(0x1p128, up)
+				}
+				if a, b := math.Abs(big-down), math.Abs(up-big); !math.IsInf(big, 0) && (b < a || b == a && low&1 == 1) {
+					low++
+				}
+				out[i] = uint16(low)
+			}
+		}
 	}
 }
 

@@ -70,7 +70,6 @@ type Kernels struct {
 	pairUnit   string // inRegisters, or ""
 	rowLanes   int    // the elements of a vector of dropRow, if more than Lanes
 	transpose  func(dst *float32, ldd int, src *float32, lds int, mul *float32)
-	storeF16   func(dst *uint16, src *float32, vectors int)
 	rankOne    func(o *float32, ldo int, x, p, alpha *float32, rows, vectors, ahead int)
 	productSum func(o, x, y, z *float32, vectors int)
 	silu       func(x *float32, vectors int)
@@ -83,9 +82,10 @@ type Kernels struct {
 	tileFMA    func(config *byte, n int) (operations int)
 	dotFMA     func(n int) (operations int)
 
-	load [elements]loadFunc
-	dots [Fixed + 1]dotsFunc
-	mix  [elements][]registerTile[mixFunc]
+	load  [elements]loadFunc
+	store [elements]storeFunc // F16 and BF16
+	dots  [Fixed + 1]dotsFunc
+	mix   [elements][]registerTile[mixFunc]
 }
 
 // tileKernels are the kernels that depend on Width. Narrow tables lack outer and scoreGradients:
@@ -125,6 +125,7 @@ type (
 	pairValuesFunc func(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups, steps int, alpha, sums *float32)
 	scoresFunc     func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
 	valuesFunc     func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
+	storeFunc      func(dst *uint16, src *float32, vectors int)
 	loadFunc       func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
 	dotsFunc       func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int)
 	outerFunc      func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
@@ -470,10 +471,9 @@ func Load[T uint16 | byte](x *Kernels, e backend.DType, dst []float32, ldd int, 
 	}
 }
 
-// StoreF16 rounds src to binary16, to nearest even. The length of src is a
-// multiple of Lanes.
-func (x *Kernels) StoreF16(dst []uint16, src []float32) {
-	x.storeF16(&dst[:len(src)][0], &src[0], len(src)/x.Lanes)
+// Store rounds src to type e, F16 or BF16, to nearest even; NaN stays NaN. The length of src is a multiple of Lanes.
+func (x *Kernels) Store(e backend.DType, dst []uint16, src []float32) {
+	x.store[e](&dst[:len(src)][0], &src[0], len(src)/x.Lanes)
 }
 
 // FMA computes c = c·a + b, n times in each of some registers, and returns the number of

@@ -109,8 +109,11 @@ func loadQ4AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors i
 // loadF8AVX512 is Kernels.load[F8].
 func loadF8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
-// storeF16AVX512 is Kernels.storeF16.
+// storeF16AVX512 is Kernels.store[F16].
 func storeF16AVX512(dst *uint16, src *float32, vectors int)
+
+// storeBF16AVX512 is Kernels.store[BF16].
+func storeBF16AVX512(dst *uint16, src *float32, vectors int)
 
 // rankOneAVX512 is Kernels.rankOne.
 func rankOneAVX512(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)
@@ -331,8 +334,11 @@ func loadQ4AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int
 // loadF8AVX2 is Kernels.load[F8].
 func loadF8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
-// storeF16AVX2 is Kernels.storeF16.
+// storeF16AVX2 is Kernels.store[F16].
 func storeF16AVX2(dst *uint16, src *float32, vectors int)
+
+// storeBF16AVX2 is Kernels.store[BF16].
+func storeBF16AVX2(dst *uint16, src *float32, vectors int)
 
 // rankOneAVX2 is Kernels.rankOne.
 func rankOneAVX2(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)

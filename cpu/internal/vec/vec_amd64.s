@@ -972,7 +972,39 @@ DATA constants<>+3888(SB)/4, $0x3921847d
 DATA constants<>+3892(SB)/4, $0x3921847d
 DATA constants<>+3896(SB)/4, $0x3921847d
 DATA constants<>+3900(SB)/4, $0x3921847d
-GLOBL constants<>(SB), RODATA|NOPTR, $3904
+DATA constants<>+3904(SB)/4, $0x00007fff
+DATA constants<>+3908(SB)/4, $0x00007fff
+DATA constants<>+3912(SB)/4, $0x00007fff
+DATA constants<>+3916(SB)/4, $0x00007fff
+DATA constants<>+3920(SB)/4, $0x00007fff
+DATA constants<>+3924(SB)/4, $0x00007fff
+DATA constants<>+3928(SB)/4, $0x00007fff
+DATA constants<>+3932(SB)/4, $0x00007fff
+DATA constants<>+3936(SB)/4, $0x00007fff
+DATA constants<>+3940(SB)/4, $0x00007fff
+DATA constants<>+3944(SB)/4, $0x00007fff
+DATA constants<>+3948(SB)/4, $0x00007fff
+DATA constants<>+3952(SB)/4, $0x00007fff
+DATA constants<>+3956(SB)/4, $0x00007fff
+DATA constants<>+3960(SB)/4, $0x00007fff
+DATA constants<>+3964(SB)/4, $0x00007fff
+DATA constants<>+3968(SB)/4, $0x00400000
+DATA constants<>+3972(SB)/4, $0x00400000
+DATA constants<>+3976(SB)/4, $0x00400000
+DATA constants<>+3980(SB)/4, $0x00400000
+DATA constants<>+3984(SB)/4, $0x00400000
+DATA constants<>+3988(SB)/4, $0x00400000
+DATA constants<>+3992(SB)/4, $0x00400000
+DATA constants<>+3996(SB)/4, $0x00400000
+DATA constants<>+4000(SB)/4, $0x00400000
+DATA constants<>+4004(SB)/4, $0x00400000
+DATA constants<>+4008(SB)/4, $0x00400000
+DATA constants<>+4012(SB)/4, $0x00400000
+DATA constants<>+4016(SB)/4, $0x00400000
+DATA constants<>+4020(SB)/4, $0x00400000
+DATA constants<>+4024(SB)/4, $0x00400000
+DATA constants<>+4028(SB)/4, $0x00400000
+GLOBL constants<>(SB), RODATA|NOPTR, $4032
 
 // func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
@@ -5242,6 +5274,31 @@ next:
 	ADDQ      $0x00000020, AX
 	SUBQ      $0x00000001, DX
 	JNZ       next
+	VZEROUPPER
+	RET
+
+// func storeBF16AVX512(dst *uint16, src *float32, vectors int)
+// Requires: AVX, AVX512F
+TEXT ·storeBF16AVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ vectors+16(FP), DX
+
+next:
+	VMOVUPS (CX), Z0
+	VPSLLD  $0x0f, Z0, Z1
+	VPSRLD  $0x1f, Z1, Z1
+	VPADDD  Z0, Z1, Z1
+	VPADDD  constants<>+3904(SB), Z1, Z1
+	VPORD   constants<>+3968(SB), Z0, Z2
+	VCMPPS  $0x03, Z0, Z0, K1
+	VMOVAPS Z2, K1, Z1
+	VPSRLD  $0x10, Z1, Z1
+	VPMOVDW Z1, (AX)
+	ADDQ    $0x00000040, CX
+	ADDQ    $0x00000020, AX
+	SUBQ    $0x00000001, DX
+	JNZ     next
 	VZEROUPPER
 	RET
 
@@ -25791,6 +25848,33 @@ TEXT ·storeF16AVX2(SB), NOSPLIT, $0-24
 next:
 	VMOVUPS   (CX), Y0
 	VCVTPS2PH $0x00, Y0, (AX)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000010, AX
+	SUBQ      $0x00000001, DX
+	JNZ       next
+	VZEROUPPER
+	RET
+
+// func storeBF16AVX2(dst *uint16, src *float32, vectors int)
+// Requires: AVX, AVX2
+TEXT ·storeBF16AVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ vectors+16(FP), DX
+
+next:
+	VMOVUPS   (CX), Y0
+	VPSLLD    $0x0f, Y0, Y1
+	VPSRLD    $0x1f, Y1, Y1
+	VPADDD    Y0, Y1, Y1
+	VPADDD    constants<>+3904(SB), Y1, Y1
+	VPOR      constants<>+3968(SB), Y0, Y2
+	VCMPPS    $0x03, Y0, Y0, Y0
+	VBLENDVPS Y0, Y2, Y1, Y1
+	VPSRLD    $0x10, Y1, Y1
+	VPACKUSDW Y1, Y1, Y1
+	VPERMQ    $0x08, Y1, Y1
+	VMOVUPS   X1, (AX)
 	ADDQ      $0x00000020, CX
 	ADDQ      $0x00000010, AX
 	SUBQ      $0x00000001, DX

@@ -106,8 +106,11 @@ func loadQ8NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int
 // loadF8NEON is Kernels.load[F8].
 func loadF8NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
 
-// storeF16NEON is Kernels.storeF16.
+// storeF16NEON is Kernels.store[F16].
 func storeF16NEON(dst *uint16, src *float32, vectors int)
+
+// storeBF16NEON is Kernels.store[BF16].
+func storeBF16NEON(dst *uint16, src *float32, vectors int)
 
 // rankOneNEON is Kernels.rankOne.
 func rankOneNEON(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)

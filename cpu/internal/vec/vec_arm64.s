@@ -3067,6 +3067,29 @@ next:
 	CBNZ R2, next
 	RET
 
+// func storeBF16NEON(dst *uint16, src *float32, vectors int)
+TEXT ·storeBF16NEON(SB), NOSPLIT, $0-24
+	MOVD dst+0(FP), R0
+	MOVD src+8(FP), R1
+	MOVD vectors+16(FP), R2
+	// A turn: multiply-adds 0, loads 1, stores 1, other vector instructions 9, others 3.
+next:
+	VLD1.P 16(R1), [V0.S4]
+	WORD $0x4f03c7e1 // MOVI V1.4S, #0x7f, MSL #8
+	VSHL $15, V0.S4, V2.S4
+	VUSRA $31, V2.S4, V1.S4
+	VADD V1.S4, V0.S4, V1.S4
+	WORD $0x4e20e403 // FCMEQ V3.4S, V0.4S, V0.4S
+	VMOV V0.B16, V2.B16
+	WORD $0x4f025402 // ORR V2.4S, #0x40, LSL #16
+	VBIF V3.B16, V2.B16, V1.B16
+	WORD $0x0f108420 // SHRN V0.4H, V1.4S, #16
+	FMOVD F0, (R0)
+	ADD $8, R0, R0
+	SUB $1, R2, R2
+	CBNZ R2, next
+	RET
+
 // func rankOneNEON(o *float32, ldo int, x *float32, p *float32, alpha *float32, rows int, vectors int, ahead int)
 TEXT ·rankOneNEON(SB), NOSPLIT, $0-64
 	MOVD o+0(FP), R0

@@ -5,6 +5,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 // eachTier runs f for each tier that the machine has, and for its tables with narrower
@@ -381,24 +383,30 @@ func TestMoves(t *testing.T) {
 		got := make([]float32, 1<<16)
 		same(t, "f16", x, twin, got, nil, func(k *Kernels, s, _ []float32) { Load(k, F16, s, 1<<12, all, 1<<12, 16, 1<<12) })
 		same(t, "bf16", x, twin, got, nil, func(k *Kernels, s, _ []float32) { Load(k, BF16, s, 1<<12, all, 1<<12, 16, 1<<12) })
-		Load(x, F16, got, 1<<12, all, 1<<12, 16, 1<<12)
-		back := make([]uint16, 1<<16)
-		x.StoreF16(back, got)
-		for i, b := range back {
-			if b != all[i] && got[i] == got[i] {
-				t.Fatalf("f16 %#04x came back as %#04x", i, b)
-			}
-		}
 		in := random(rng, 1<<12)
 		for i := range in {
-			in[i] = float32(math.Ldexp(float64(in[i]), rng.IntN(50)-30))
+			in[i] = float32(math.Ldexp(float64(in[i]), rng.IntN(300)-160)) // subnormal and infinite ones too
 		}
-		r, r2 := make([]uint16, len(in)), make([]uint16, len(in))
-		x.StoreF16(r, in)
-		twin.StoreF16(r2, in)
-		for i := range r {
-			if r[i] != r2[i] {
-				t.Fatalf("%v became f16 %#04x, its twin has %#04x", in[i], r[i], r2[i])
+		for i := range 1 << 10 { // ties, and their neighbours
+			in[i] = math.Float32frombits(rng.Uint32()&^0xffff | 1<<15 + uint32(i%3) - 1)
+		}
+		copy(in, []float32{0, float32(math.Copysign(0, -1)), math.MaxFloat32, -math.MaxFloat32, math.Float32frombits(0x7f800001), math.Float32frombits(0xffffffff)})
+		for _, e := range []backend.DType{F16, BF16} {
+			Load(x, e, got, 1<<12, all, 1<<12, 16, 1<<12)
+			back := make([]uint16, 1<<16)
+			x.Store(e, back, got)
+			for i, b := range back {
+				if b != all[i] && got[i] == got[i] {
+					t.Fatalf("%v %#04x came back as %#04x", e, i, b)
+				}
+			}
+			r, r2 := make([]uint16, len(in)), make([]uint16, len(in))
+			x.Store(e, r, in)
+			twin.Store(e, r2, in)
+			for i := range r {
+				if r[i] != r2[i] && (e == BF16 || in[i] == in[i]) {
+					t.Fatalf("%v (%#08x) became %v %#04x, its twin has %#04x", in[i], math.Float32bits(in[i]), e, r[i], r2[i])
+				}
 			}
 		}
 

@@ -58,6 +58,9 @@ const (
 	cSplitF8 = cNumbers + 1 // two shuffles of bytes: bytes 2n of four words to the upper bytes of 64 bits, bytes 2n+1 to the others
 	cOrder   = cSplitF8 + 2 // 64-bit lanes 0, 2, 4, 6, 1, 3, 5, 7
 	cExpm0   = cOrder + 1   // fit.Exp2Minus1
+
+	cHalfBF16 = cExpm0 + 6    // half a unit of bf16, less 1
+	cQuiet    = cHalfBF16 + 1 // the bit of a quiet NaN
 )
 
 var table Mem
@@ -100,5 +103,8 @@ func layConstants() {
 	}
 	for _, x := range fit.Exp2Minus1 {
 		put(func(uint32) uint32 { return math.Float32bits(x) })
+	}
+	for _, b := range []uint32{0x7fff, 1 << 22} {
+		put(func(uint32) uint32 { return b })
 	}
 }

@@ -43,6 +43,7 @@ func main() {
 		a.loadQ4()
 		a.loadF8()
 		a.storeF16()
+		a.storeBF16()
 		a.rankOne()
 		a.productSum()
 		a.silu()

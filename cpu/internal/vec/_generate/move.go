@@ -217,16 +217,48 @@ func (a *isa) loadBF16() {
 	})
 }
 
-// storeF16 rounds vectors of src to binary16.
-func (a *isa) storeF16() {
-	a.kernel("storeF16")
+// storeVectors rounds vectors of src to 16 bits. convert writes one of them.
+func (a *isa) storeVectors(element string, convert func(x reg.VecVirtual, dst Mem)) {
+	a.oneOf("store", tables.Which{Element: element})
 	dst, src, vectors := param("dst"), param("src"), param("vectors")
 	loop("next", vectors, 1, func() {
 		x := a.vec()
 		VMOVUPS(a.at(src, 0), x)
-		VCVTPS2PH(Imm(0), x, Mem{Base: dst})
-		ADDQ(U32(uint32(a.bytes())), src)
-		ADDQ(U32(uint32(a.bytes()/2)), dst)
+		convert(x, Mem{Base: dst})
+		advance(a.bytes(), src)
+		advance(a.bytes()/2, dst)
 	})
 	end()
+}
+
+func (a *isa) storeF16() {
+	a.storeVectors("F16", func(x reg.VecVirtual, dst Mem) { VCVTPS2PH(Imm(0), x, dst) })
+}
+
+// storeBF16 writes the upper half of x + 0x7fff + b, where b is the lowest bit of that half. For NaN it writes a quiet
+// NaN, which the sum might not be. VCVTNEPS2BF16 has another result for subnormal numbers.
+func (a *isa) storeBF16() {
+	a.storeVectors("BF16", func(x reg.VecVirtual, dst Mem) {
+		sum, quiet := a.vec(), a.vec()
+		VPSLLD(Imm(15), x, sum)
+		VPSRLD(Imm(31), sum, sum)
+		VPADDD(x, sum, sum)
+		VPADDD(cHalfBF16.mem(), sum, sum)
+		if a.masks() {
+			k := K()
+			VPORD(cQuiet.mem(), x, quiet)
+			VCMPPS(Imm(3), x, x, k) // NaN
+			VMOVAPS(quiet, k, sum)
+			VPSRLD(Imm(16), sum, sum)
+			VPMOVDW(sum, dst)
+			return
+		}
+		VPOR(cQuiet.mem(), x, quiet)
+		VCMPPS(Imm(3), x, x, x)
+		VBLENDVPS(x, quiet, sum, sum)
+		VPSRLD(Imm(16), sum, sum)
+		VPACKUSDW(sum, sum, sum) // each half twice
+		VPERMQ(Imm(8), sum, sum)
+		VMOVUPS(sum.AsX(), dst)
+	})
 }

@@ -430,6 +430,22 @@ func (f *function) toF16(n, d vec) {
 	f.word(vector, 0x0e216800|uint32(n)<<5|uint32(d), "FCVTN V%d.4H, V%d.4S", d, n)
 }
 
+// toBF16 writes the upper half of n + 0x7fff + b, where b is the lowest bit of that half, and a quiet NaN for NaN.
+func (f *function) toBF16(n, d vec) {
+	f.scope(func() {
+		sum, bit, number := f.vec(), f.vec(), f.vec()
+		f.word(vector, 0x4f03c7e0|uint32(sum), "MOVI V%d.4S, #0x7f, MSL #8", sum)
+		f.emit(vector, "VSHL $15, %s, %s", n.s4(), bit.s4())
+		f.emit(vector, "VUSRA $31, %s, %s", bit.s4(), sum.s4())
+		f.words("VADD", n, sum, sum)
+		f.equal(n, n, number)
+		f.copy(n, bit)
+		f.word(vector, 0x4f025400|uint32(bit), "ORR V%d.4S, #0x40, LSL #16", bit)
+		f.whereNot(number, bit, sum)
+		f.word(vector, 0x0f108400|uint32(sum)<<5|uint32(d), "SHRN V%d.4H, V%d.4S, #16", d, sum)
+	})
+}
+
 // products computes the 64 bit products of the lower and of the upper words.
 func (f *function) products(n, m, low, high vec) {
 	f.word(vector, 0x2ea0c000|uint32(m)<<16|uint32(n)<<5|uint32(low), "UMULL V%d.2D, V%d.2S, V%d.2S", low, n, m)

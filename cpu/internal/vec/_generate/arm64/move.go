@@ -123,14 +123,14 @@ func loadF8() {
 	f.ret()
 }
 
-// storeF16 rounds vectors of src to binary16.
-func storeF16() {
-	f := kernel("storeF16")
+// store16 rounds vectors of src to 16 bits.
+func store16(element string, convert func(f *function, n, d vec)) {
+	f := oneOf("store", tables.Which{Element: element})
 	dst, src, vectors := f.param("dst"), f.param("src"), f.param("vectors")
 	x := f.vec()
 	f.loop("next", vectors, func() {
 		f.ldNext(src, x)
-		f.toF16(x, x)
+		convert(f, x, x)
 		f.emit(store, "FMOVD F%d, (%v)", x, dst)
 		f.addI(bytes/2, dst)
 	})
