@@ -52,42 +52,6 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 	})
 }
 
-// ShardKeys is the number of keys in a shard. A call over more keys computes (O, LSE) of each shard, which begins at
-// a multiple of ShardKeys, and merges them in order as [Backend.Merge] does: ((0 + 1) + 2) + 3. The first shard has the
-// sinks. A sequence whose keys are divided between machines therefore has the bits of one call if
-//
-//   - each part is one shard, except that the first may have several: (0 + 1) + (2 + 3) has other bits;
-//   - the parts merge in the order of their keys, in float32, and a 16-bit output is rounded after that;
-//   - all machines compute with the same [Options.Tier].
-//
-// A call with lists of keys cannot be divided in this way: its shards count the listed keys.
-const ShardKeys = tile.ShardKeys
-
-// Plan implements backend.Backend.
-func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	return result(ctx, be, "plan", func() (backend.Plan, error) {
-		p := be.newPlan(backend.NewPlan(c))
-		if !c.Lists.IsZero() {
-			var err error
-			if c, err = c.FillLists(); err != nil {
-				return p, err
-			}
-		}
-		x := newPartition(be.kernels, c, be.threads())
-		x.gatherSmall(c)
-		p.Path, p.Why = x.explain(c)
-		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
-		return p, c.GoMod(false)
-	})
-}
-
-// newPlan returns p with the fields that do not depend on the call.
-func (be *Backend) newPlan(p backend.Plan) backend.Plan {
-	p.Backend = name
-	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
-	return p
-}
-
 // pinCall pins the operands of c, to be unpinned after an error too.
 func pinCall(pinned *backend.Pinned, c *backend.Call) error {
 	out, in := c.Operands()
@@ -270,4 +234,40 @@ func (b *batch) close() {
 func (b *batch) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 	next, _ := slices.BinarySearch(b.first, t+1)
 	return b.calls[next-1].Task(turn, w, t-b.first[next-1])
+}
+
+// ShardKeys is the number of keys in a shard. A call over more keys computes (O, LSE) of each shard, which begins at
+// a multiple of ShardKeys, and merges them in order as [Backend.Merge] does: ((0 + 1) + 2) + 3. The first shard has the
+// sinks. A sequence whose keys are divided between machines therefore has the bits of one call if
+//
+//   - each part is one shard, except that the first may have several: (0 + 1) + (2 + 3) has other bits;
+//   - the parts merge in the order of their keys, in float32, and a 16-bit output is rounded after that;
+//   - all machines compute with the same [Options.Tier].
+//
+// A call with lists of keys cannot be divided in this way: its shards count the listed keys.
+const ShardKeys = tile.ShardKeys
+
+// Plan implements backend.Backend.
+func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
+	return result(ctx, be, "plan", func() (backend.Plan, error) {
+		p := be.newPlan(backend.NewPlan(c))
+		if !c.Lists.IsZero() {
+			var err error
+			if c, err = c.FillLists(); err != nil {
+				return p, err
+			}
+		}
+		x := newPartition(be.kernels, c, be.threads())
+		x.gatherSmall(c)
+		p.Path, p.Why = x.explain(c)
+		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
+		return p, c.GoMod(false)
+	})
+}
+
+// newPlan returns p with the fields that do not depend on the call.
+func (be *Backend) newPlan(p backend.Plan) backend.Plan {
+	p.Backend = name
+	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
+	return p
 }

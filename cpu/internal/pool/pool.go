@@ -145,6 +145,55 @@ func (p *Pool) Run(ctx context.Context, j Job, floats, tasks, threads int) (err 
 	return nil
 }
 
+// compute computes tasks of c with a core. It keeps the first error, after which no goroutine begins a task.
+func (c *crew) compute(t *Turn) {
+	err := errGoexit
+	defer func() {
+		if err != nil {
+			if c.failed.CompareAndSwap(false, true) {
+				c.err = err
+			}
+			c.next.Store(0)
+		}
+	}()
+	err = c.work(t)
+}
+
+// errGoexit is the error of a call whose goroutine has neither returned nor panicked.
+var errGoexit = fmt.Errorf("a score mod or another function of the program called runtime.Goexit: %w", backend.ErrCallback)
+
+// work computes the tasks that no other goroutine takes.
+func (c *crew) work(t *Turn) (err error) {
+	defer backend.Recover(&err)
+	if !t.worker {
+		if err = c.ctx.Err(); err == nil && (c.pool.queue.n.Load() > 0 || !c.pool.acquire(t)) {
+			err = c.pool.wait(t)
+		}
+		if err != nil {
+			return err
+		}
+		if c.helpers > 0 {
+			c.pool.invite(c)
+		}
+	}
+	w, err := takeScratch(c.floats)
+	if err != nil {
+		return err
+	}
+	for err == nil && !(t.worker && c.pool.queue.n.Load() > 0) { // a worker leaves when callers wait for a core
+		n := int(c.next.Add(-1))
+		if n < 0 {
+			break
+		}
+		if err = t.Pause(); err == nil {
+			w.Reset()
+			err = c.job.Task(t, w, n)
+		}
+	}
+	w.giveBack() // not after a panic: it may be in use
+	return err
+}
+
 // end waits for the workers of c, and returns the first error.
 func (c *crew) end() error {
 	p := c.pool
@@ -246,53 +295,4 @@ func (p *Pool) join(t *Turn) bool {
 	t.crew.busy.Add(1)
 	t.crew.inside.Add(1)
 	return true
-}
-
-// compute computes tasks of c with a core. It keeps the first error, after which no goroutine begins a task.
-func (c *crew) compute(t *Turn) {
-	err := errGoexit
-	defer func() {
-		if err != nil {
-			if c.failed.CompareAndSwap(false, true) {
-				c.err = err
-			}
-			c.next.Store(0)
-		}
-	}()
-	err = c.work(t)
-}
-
-// errGoexit is the error of a call whose goroutine has neither returned nor panicked.
-var errGoexit = fmt.Errorf("a score mod or another function of the program called runtime.Goexit: %w", backend.ErrCallback)
-
-// work computes the tasks that no other goroutine takes.
-func (c *crew) work(t *Turn) (err error) {
-	defer backend.Recover(&err)
-	if !t.worker {
-		if err = c.ctx.Err(); err == nil && (c.pool.queue.n.Load() > 0 || !c.pool.acquire(t)) {
-			err = c.pool.wait(t)
-		}
-		if err != nil {
-			return err
-		}
-		if c.helpers > 0 {
-			c.pool.invite(c)
-		}
-	}
-	w, err := takeScratch(c.floats)
-	if err != nil {
-		return err
-	}
-	for err == nil && !(t.worker && c.pool.queue.n.Load() > 0) { // a worker leaves when callers wait for a core
-		n := int(c.next.Add(-1))
-		if n < 0 {
-			break
-		}
-		if err = t.Pause(); err == nil {
-			w.Reset()
-			err = c.job.Task(t, w, n)
-		}
-	}
-	w.giveBack() // not after a panic: it may be in use
-	return err
 }

@@ -14,11 +14,11 @@ type Attention struct {
 	Products Products
 	Scores   Scores
 	LSE      strided.Tensor
-	// Where several tasks go over the keys of a tile, Saved has the sums of all tiles, and Set the
-	// sums that have seen keys. The last of the tasks folds them.
+	// Where several tasks share the keys of a tile, Saved holds the sums of all tiles, and Set those that have seen keys. The
+	// last task folds them.
 	Saved []float32
 	Set   []bool
-	Exact bool // rows end in RowLSE: their LSE is written, merged with others, or counts a sink
+	Exact bool // RowLSE finishes every row: its LSE is written, merged with others, or includes a sink
 }
 
 // Open opens the operands of c, whose tiles have layout l.
@@ -44,7 +44,7 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 		t := &tiles[n]
 		t.sums = sums{l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), -1, false}
 		t.sums.all.reset()
-		if l.Sums > shardSums { // what no row sees has the result of no keys
+		if l.Sums > shardSums { // shards that no row sees have the result of no keys
 			t.sums.merged.reset()
 			a.complete(t, &t.sums.merged, s.Alpha, true)
 		}
@@ -70,7 +70,7 @@ func (sc *Scores) FindVisible(t *Tile) {
 	}
 }
 
-// Block takes tiles over the block of keys from j0 on.
+// Block adds the block of keys and values from j0 on to the sums of tiles.
 func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 	l, b, fetched := a.Products.Layout, &s.block, false
 	*b = block{span: Span{j0 + BlockKeys, j0}, tiles: len(tiles)}
@@ -102,9 +102,26 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 	}
 }
 
+// enter makes sum at the current one of t.
+func (a *Attention) enter(s *Space, t *Tile, at int) {
+	if t.sums.at == at {
+		return
+	}
+	if a.Saved == nil {
+		a.leave(s, t, at)
+	} else { // another task folds the sums
+		var set *bool
+		t.sums.cur, set = a.saved(t, at)
+		*set = true
+	}
+	t.sums.cur.reset()
+	t.sums.at = at
+}
+
 // addValues adds the products of the weights in s.S, after dropout, and the values of t's keys in the block to o, the
-// outputs of t. Values that are not finite leave outputs that are not finite, whatever their weights. Where such values
-// may be hidden, and with look set, the outputs are looked at: reading values once is cheaper than looking at them first.
+// outputs of t. A value that is not finite spoils the outputs, even with a weight of 0. Where a weight may have to hide
+// one, such values are replaced by 0 first. With look set, this happens only after a product with an output that is not
+// finite: most blocks have none, and their values are then read once.
 func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool) {
 	p, x, clean := &a.Products, a.Products.Layout.Kernels, t.mayHide
 	if a.Scores.Drops {
@@ -125,7 +142,7 @@ func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool) {
 	}
 }
 
-// addReplaced adds to the outputs of t what its rows see of the values that are replaced in the block.
+// addReplaced adds the products of the values that are replaced in the block to the outputs of the rows of t that see them.
 func (a *Attention) addReplaced(s *Space, t *Tile) {
 	a.Products.addNonFinite(t, t.here, s.S, BlockKeys, func(h, i, j, r int, _ float32) bool {
 		return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) &&
@@ -133,63 +150,15 @@ func (a *Attention) addReplaced(s *Space, t *Tile) {
 	})
 }
 
-// enter prepares t for keys of sum at.
-func (a *Attention) enter(s *Space, t *Tile, at int) {
-	if t.sums.at == at {
-		return
-	}
-	if a.Saved == nil {
-		a.leave(s, t, at)
-	} else { // another task folds the sums
-		var set *bool
-		t.sums.cur, set = a.saved(t, at)
-		*set = true
-	}
-	t.sums.cur.reset()
-	t.sums.at = at
-}
-
-// leave adds the current sum of t to those before it. The next one is at.
-func (a *Attention) leave(s *Space, t *Tile, at int) {
-	a.Products.Layout.close(s, &t.sums)
-	if t.sums.at >= 0 && t.sums.at/shardSums != at/shardSums {
-		a.mergeShard(s, t)
-	}
-}
-
-// complete turns the maxima of t's sums st into LSE, if these are needed, and sets the
-// factors of its outputs. With sinks these count.
-func (a *Attention) complete(t *Tile, st *state, factors []float32, sinks bool) {
-	clear(factors)
-	for r := range t.N {
-		factors[r] = 1 / st.l[r]
-		if a.Exact || st.l[r] == 0 {
-			sink := vec.NegInf
-			if sinks {
-				h, _ := a.Products.Layout.Row(t.H, t.I, r)
-				sink = a.Scores.problem.Sink(h)
-			}
-			st.m[r], factors[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
+// Fold folds the saved sums of t into it, one after another.
+func (a *Attention) Fold(s *Space, t *Tile) {
+	t.sums.at = -1
+	for at := range a.Products.Layout.Sums {
+		if st, set := a.saved(t, at); *set {
+			a.leave(s, t, at)
+			t.sums.cur, t.sums.at = st, at
 		}
 	}
-}
-
-// mergeShard completes the rows of t over its shard and merges them with the shards before.
-func (a *Attention) mergeShard(s *Space, t *Tile) {
-	l, st, merged := a.Products.Layout, &t.sums.all, &t.sums.merged
-	first := t.sums.at < shardSums
-	a.complete(t, st, s.Alpha, first)
-	l.multiply(st.o, s.Alpha)
-	if first {
-		*merged, *st = *st, *merged
-	} else {
-		for r := range t.N {
-			s.Alpha[r], s.beta[r], merged.m[r] = MergeLSE(merged.m[r], st.m[r])
-		}
-		l.add(merged.o, st.o, s.Alpha, s.beta)
-	}
-	st.reset()
-	t.sums.hasAll = false
 }
 
 // Write divides the outputs of t's rows by their sums and writes O and LSE.
@@ -212,6 +181,65 @@ func (a *Attention) Write(s *Space, t *Tile) {
 	a.Products.writeOutputs(s, t, st.o, s.Alpha)
 }
 
+// saved returns the state of the sum at of t.
+func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
+	l := a.Products.Layout
+	n := t.index*l.Sums + at
+	return l.stateIn(a.Saved[n*l.StateFloats:]), &a.Set[n]
+}
+
+// leave adds the current sum of t to those before it. Sum at follows it.
+func (a *Attention) leave(s *Space, t *Tile, at int) {
+	a.Products.Layout.close(s, &t.sums)
+	if t.sums.at >= 0 && t.sums.at/shardSums != at/shardSums {
+		a.mergeShard(s, t)
+	}
+}
+
+// mergeShard completes the rows of t over its shard and merges them with the shards before.
+func (a *Attention) mergeShard(s *Space, t *Tile) {
+	l, st, merged := a.Products.Layout, &t.sums.all, &t.sums.merged
+	first := t.sums.at < shardSums
+	a.complete(t, st, s.Alpha, first)
+	l.multiply(st.o, s.Alpha)
+	if first {
+		*merged, *st = *st, *merged
+	} else {
+		for r := range t.N {
+			s.Alpha[r], s.beta[r], merged.m[r] = MergeLSE(merged.m[r], st.m[r])
+		}
+		l.add(merged.o, st.o, s.Alpha, s.beta)
+	}
+	st.reset()
+	t.sums.hasAll = false
+}
+
+// complete turns the maxima of t's sums st into LSE, if these are needed, and sets the
+// factors of its outputs. With sinks these count.
+func (a *Attention) complete(t *Tile, st *state, factors []float32, sinks bool) {
+	clear(factors)
+	for r := range t.N {
+		factors[r] = 1 / st.l[r]
+		if a.Exact || st.l[r] == 0 {
+			sink := vec.NegInf
+			if sinks {
+				h, _ := a.Products.Layout.Row(t.H, t.I, r)
+				sink = a.Scores.problem.Sink(h)
+			}
+			st.m[r], factors[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
+		}
+	}
+}
+
+// sums are the states of the rows of a tile between blocks: cur is the sum over the last
+// SumKeys keys, all that over the keys of its shard before them. merged is the result of the
+// shards before, with O in o and LSE in m, if a call has several.
+type sums struct {
+	cur, all, merged state
+	at               int  // the index of cur among the sums of a row; -1 before the first
+	hasAll           bool // all has seen keys
+}
+
 // state is the online softmax of some rows over some keys: with m the largest score, in units of log2 e,
 //
 //	l = Σ 2^(s - m)    o = Σ 2^(s - m)·v
@@ -230,6 +258,17 @@ func (s *state) reset() {
 	clear(s.o)
 	clear(s.l)
 	Fill(s.m, vec.NoScore)
+}
+
+// close adds cur to all.
+func (l *Layout) close(s *Space, u *sums) {
+	switch {
+	case u.at < 0:
+	case u.hasAll:
+		l.fold(s, &u.all, &u.cur)
+	default:
+		u.cur, u.all, u.hasAll = u.all, u.cur, true
+	}
 }
 
 // fold adds y, the sums over later keys, to x:
@@ -272,44 +311,6 @@ func (l *Layout) multiply(x, a []float32) {
 			x[i] *= a[i/l.DimV]
 		} else {
 			x[i] *= a[i%l.Kernels.Width]
-		}
-	}
-}
-
-// sums are the states of the rows of a tile between blocks: cur is the sum over the last
-// SumKeys keys, all that over the keys of its shard before them. merged is the result of the
-// shards before, with O in o and LSE in m, if a call has several.
-type sums struct {
-	cur, all, merged state
-	at               int  // the index of cur among the sums of a row; -1 before the first
-	hasAll           bool // all has seen keys
-}
-
-// close adds cur to all.
-func (l *Layout) close(s *Space, u *sums) {
-	switch {
-	case u.at < 0:
-	case u.hasAll:
-		l.fold(s, &u.all, &u.cur)
-	default:
-		u.cur, u.all, u.hasAll = u.all, u.cur, true
-	}
-}
-
-// saved returns the state of the sum at of t.
-func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
-	l := a.Products.Layout
-	n := t.index*l.Sums + at
-	return l.stateIn(a.Saved[n*l.StateFloats:]), &a.Set[n]
-}
-
-// Fold folds the saved sums of t into it, one after another.
-func (a *Attention) Fold(s *Space, t *Tile) {
-	t.sums.at = -1
-	for at := range a.Products.Layout.Sums {
-		if st, set := a.saved(t, at); *set {
-			a.leave(s, t, at)
-			t.sums.cur, t.sums.at = st, at
 		}
 	}
 }

@@ -36,9 +36,9 @@ type Layout struct {
 type form interface {
 	// pack loads the query rows of t, times scale.
 	pack(p *Products, s *Space, t *Tile)
-	// step takes t, which next follows, over its keys in the block of s: scores, weights, values.
+	// step computes scores and weights of t for its keys in the block of s, and adds the values. next is the tile after t.
 	step(a *Attention, s *Space, t, next *Tile)
-	// modify writes what f makes of the scores of t and the keys of here to dst, times factor.
+	// modify applies f to the scores of t and the keys of here, and writes the results times factor to dst.
 	modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, backend.Position), dst []float32, factor float32)
 	// adjust is Scores.Adjust after score mod and softcap.
 	adjust(sc *Scores, s *Space, t *Tile, here Span)

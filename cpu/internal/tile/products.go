@@ -64,6 +64,19 @@ func (p *Products) values(s *Space, t *Tile, here Span, clean bool) (e backend.D
 	return vec.F32, l.DimV
 }
 
+// Runs returns the rows of head h of v in the span some, which the kernels read in place. They prefetch those of the next
+// block, as far as end.
+func (s *Space) Runs(v *strided.Tensor, b, h int, some Span, end int) []vec.Run {
+	s.runs = v.AppendRuns(s.runs[:0], b, h, some.Lo, some.Hi, some.Lo+BlockKeys, end)
+	return s.runs
+}
+
+// Rows returns n rows of float32 as one run.
+func (s *Space) Rows(rows []float32, ld, n, d int) []vec.Run {
+	s.runs = vec.AppendRun(s.runs[:0], rows, ld, n, d, rows)
+	return s.runs
+}
+
 // load converts the keys or the values of b to rows, once.
 func (p *Products) load(v *strided.Tensor, rows []float32, ld int, has *bool, b *block, t *Tile) {
 	if !*has {

@@ -44,11 +44,11 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	fours := CeilDiv(n, 4)
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
 	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys) // else there are fewer values than outputs
+	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys) // else the values are fewer than the outputs, and checked first
 }
 
-// fetchBias lets the product with keys, unless it prefetches the next ones, prefetch the rows of the bias that
-// the next tile of the task reads. They are in as many pages: the kernel that adds them would wait.
+// fetchBias makes the product with keys prefetch the rows of the bias that the next tile of the task reads, unless it
+// prefetches keys. Each row is in a memory page of its own, for which the kernel that adds them would wait.
 func (sc *Scores) fetchBias(s *Space, t, next *Tile) {
 	lo := t.here.Lo
 	if next.index <= t.index {

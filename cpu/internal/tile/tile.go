@@ -32,7 +32,6 @@ package tile
 
 import (
 	"github.com/seed90331342/attn/cpu/internal/pool"
-	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -106,7 +105,7 @@ type Tile struct {
 type block struct {
 	span       Span
 	tiles      int  // that take them
-	end        int  // of the keys of which the kernels prefetch those of the next block
+	end        int  // of the keys that the kernels may prefetch for the next block
 	hasK, hasV bool // the space has the converted keys, values
 	checked    bool // whether all values are finite is known
 	replaced   bool // they are not: the space has them with 0 for NaN and Inf
@@ -172,19 +171,6 @@ func (p *Products) Open(w *pool.Scratch) *Space {
 	s.pairs = w.Floats(l.pairFloats)
 	s.Chain = nil
 	return s
-}
-
-// Runs returns the rows of some of head h of v, which the kernels read in place. They prefetch those of the next block,
-// as far as end.
-func (s *Space) Runs(v *strided.Tensor, b, h int, some Span, end int) []vec.Run {
-	s.runs = v.AppendRuns(s.runs[:0], b, h, some.Lo, some.Hi, some.Lo+BlockKeys, end)
-	return s.runs
-}
-
-// Rows returns n rows of float32 as one run.
-func (s *Space) Rows(rows []float32, ld, n, d int) []vec.Run {
-	s.runs = vec.AppendRun(s.runs[:0], rows, ld, n, d, rows)
-	return s.runs
 }
 
 // CeilDiv returns a/b, rounded up.

@@ -114,7 +114,8 @@ type tileKernels struct {
 
 // registerTile is a kernel that computes rows by vectors sums at once. The rows are keys,
 // elements of outputs, or heads. vectors is 0 if all tiles have those of Width. Lists of tiles
-// are in descending order, and end with one row, of one vector. Small tiles wait for their FMAs.
+// are in descending order of size, and end with one row, of one vector. Small tiles are slower: they
+// have too few independent sums to hide the latency of their FMAs.
 type registerTile[F any] struct {
 	rows, vectors int
 	kernel        F
