@@ -47,31 +47,6 @@ type CallOptions struct {
 	SharePrefix bool
 }
 
-// check refuses options that the cache sets, or that cannot be combined with its window or
-// a shared prefix.
-func (p *pool) check(opt *CallOptions) error {
-	on, window, share := op.CachePath, p.config.Window > 0, opt.SharePrefix && p.paged
-	switch {
-	case window && opt.Bidirectional:
-		return fmt.Errorf("option Bidirectional is set, but the cache has a window: %w", kernels.ErrOption)
-	case window && share:
-		return fmt.Errorf("option SharePrefix is set, but the cache has a window: %w", kernels.ErrOption)
-	case window && opt.MaskLast:
-		return fmt.Errorf("option MaskLast is set, but the cache has a window, which begins at another token for each depth of a tree: %w", kernels.ErrUnsupported)
-	case window:
-		on |= op.WindowPath
-	case opt.MaskLast && opt.Mask.IsZero():
-		return fmt.Errorf("option MaskLast is set without a Mask: %w", kernels.ErrOption)
-	case opt.MaskLast || share:
-		on |= op.SharedPath
-	}
-	set := opt.Set()
-	if opt.MaskLast { // the call over the tokens before the last ones has no mask
-		set = slices.DeleteFunc(set, func(name string) bool { return name == "Mask" })
-	}
-	return op.CheckPath(set, on)
-}
-
 // batch is the sequences that a call appends to or attends to: those of a [Cache] or of a
 // [Batch].
 type batch struct {
@@ -79,23 +54,56 @@ type batch struct {
 	seqs []*Sequence
 }
 
-// Config returns the shape of the cache with its defaults. That of a [Paged] has neither Batch nor
-// Capacity.
-func (x *batch) Config() Config { return x.pool.orNone().config }
+// Attention attends from the last tokens of each sequence to all of its tokens, or to
+// those of the window, and allocates the result, for the caller to Release:
+//
+//	q [B, H, Sq, D] F32, F16 or BF16    O [B, H, Sq, Dv] of q's dtype
+//
+// Errors as for [kernels.Device.Attention], ErrShape when the cache is empty or has fewer
+// tokens than q has rows, and ErrReleased.
+func (x *batch) Attention(ctx context.Context, q kernels.Tensor, opt CallOptions) (kernels.Result, error) {
+	out, err := x.attend(ctx, true, kernels.Result{}, q, &opt)
+	if err != nil {
+		out.Release()
+		return kernels.Result{}, err
+	}
+	return out, nil
+}
 
-// Lens returns the number of tokens appended to each sequence, including those that a
-// window has dropped.
-func (x *batch) Lens() []int {
+// AttentionInto is Attention into preallocated tensors, as [kernels.Call.RunInto] takes them.
+func (x *batch) AttentionInto(ctx context.Context, out kernels.Result, q kernels.Tensor, opt CallOptions) error {
+	_, err := x.attend(ctx, false, out, q, &opt)
+	return err
+}
+
+// attend computes a call into out, or with alloc into a new result.
+func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q kernels.Tensor, opt *CallOptions) (_ kernels.Result, err error) {
+	defer op.Annotate(&err, "cache")
 	p := x.pool.orNone()
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	n := make([]int, len(x.seqs))
-	for b, s := range x.seqs {
-		if s != nil {
-			n[b] = s.n
+	if err := x.check(false); err != nil {
+		return out, err
+	}
+	opt.Weights = opt.Weights || !out.Weights.IsZero()
+	s, err := p.step(ctx, x.seqs, q, opt)
+	if err != nil {
+		return out, err
+	}
+	defer p.putBack(s)
+	if alloc {
+		if out, err = s.call.Alloc(ctx); err != nil {
+			return out, err
 		}
 	}
-	return n
+	into := out
+	if into.O, err = p.turner.Outputs(ctx, out.O, s.q, p.config.ValueDim, &s.memory); err == nil {
+		err = p.run(ctx, s, x.seqs, into)
+	}
+	if err == nil {
+		err = p.turner.Back(ctx, out.O, into.O)
+	}
+	return out, err
 }
 
 // check returns an error for sequences that cannot be used. With once, each may be among
@@ -164,84 +172,6 @@ func (p *pool) putBack(s *step) {
 	p.steps.Put(s)
 }
 
-// Attention attends from the last tokens of each sequence to all of its tokens, or to
-// those of the window, and allocates the result, for the caller to Release:
-//
-//	q [B, H, Sq, D] F32, F16 or BF16    O [B, H, Sq, Dv] of q's dtype
-//
-// Errors as for [kernels.Device.Attention], ErrShape when the cache is empty or has fewer
-// tokens than q has rows, and ErrReleased.
-func (x *batch) Attention(ctx context.Context, q kernels.Tensor, opt CallOptions) (kernels.Result, error) {
-	out, err := x.attend(ctx, true, kernels.Result{}, q, &opt)
-	if err != nil {
-		out.Release()
-		return kernels.Result{}, err
-	}
-	return out, nil
-}
-
-// AttentionInto is Attention into preallocated tensors, as [kernels.Call.RunInto] takes them.
-func (x *batch) AttentionInto(ctx context.Context, out kernels.Result, q kernels.Tensor, opt CallOptions) error {
-	_, err := x.attend(ctx, false, out, q, &opt)
-	return err
-}
-
-// ReadKeys copies the stored keys of the tokens at positions from, from+1, .. of each sequence:
-//
-//	k [B, Hkv, n, D] F32, F16 or BF16
-//
-// They have been rotated, multiplied by a Hadamard matrix and divided by KScale, if the cache does so. Rows of tokens
-// that a sequence does not have, or no longer, are unchanged. Errors: ErrShape and ErrDType for another k, ErrOption
-// for a negative from, ErrReleased, and the backend's.
-func (x *batch) ReadKeys(ctx context.Context, k kernels.Tensor, from int) (err error) {
-	defer op.Annotate(&err, "read keys")
-	p := x.pool.orNone()
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	n := k.Shape()[kernels.Seq]
-	if err := cmp.Or(x.check(false), k.CheckShape("k", kernels.Shape{len(x.seqs), p.config.KVHeads, n, p.config.Dim}, appended, floats...)); err != nil {
-		return err
-	}
-	if from < 0 {
-		return fmt.Errorf("from is %d, it must be at least 0: %w", from, kernels.ErrOption)
-	}
-	rows, err := op.Positions([]int{from}, n)
-	if err == nil {
-		err = p.read(ctx, []kernels.Tensor{k}, x.seqs, make([]int, len(x.seqs)), rows[0])
-	}
-	return err
-}
-
-// attend computes a call into out, or with alloc into a new result.
-func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q kernels.Tensor, opt *CallOptions) (_ kernels.Result, err error) {
-	defer op.Annotate(&err, "cache")
-	p := x.pool.orNone()
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	if err := x.check(false); err != nil {
-		return out, err
-	}
-	opt.Weights = opt.Weights || !out.Weights.IsZero()
-	s, err := p.step(ctx, x.seqs, q, opt)
-	if err != nil {
-		return out, err
-	}
-	defer p.putBack(s)
-	if alloc {
-		if out, err = s.call.Alloc(ctx); err != nil {
-			return out, err
-		}
-	}
-	into := out
-	if into.O, err = p.turner.Outputs(ctx, out.O, s.q, p.config.ValueDim, &s.memory); err == nil {
-		err = p.run(ctx, s, x.seqs, into)
-	}
-	if err == nil {
-		err = p.turner.Back(ctx, out.O, into.O)
-	}
-	return out, err
-}
-
 // fill sets the operands and options of s.
 func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Tensor) (err error) {
 	opt := &s.asked
@@ -308,6 +238,31 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	return err
 }
 
+// check refuses options that the cache sets, or that cannot be combined with its window or
+// a shared prefix.
+func (p *pool) check(opt *CallOptions) error {
+	on, window, share := op.CachePath, p.config.Window > 0, opt.SharePrefix && p.paged
+	switch {
+	case window && opt.Bidirectional:
+		return fmt.Errorf("option Bidirectional is set, but the cache has a window: %w", kernels.ErrOption)
+	case window && share:
+		return fmt.Errorf("option SharePrefix is set, but the cache has a window: %w", kernels.ErrOption)
+	case window && opt.MaskLast:
+		return fmt.Errorf("option MaskLast is set, but the cache has a window, which begins at another token for each depth of a tree: %w", kernels.ErrUnsupported)
+	case window:
+		on |= op.WindowPath
+	case opt.MaskLast && opt.Mask.IsZero():
+		return fmt.Errorf("option MaskLast is set without a Mask: %w", kernels.ErrOption)
+	case opt.MaskLast || share:
+		on |= op.SharedPath
+	}
+	set := opt.Set()
+	if opt.MaskLast { // the call over the tokens before the last ones has no mask
+		set = slices.DeleteFunc(set, func(name string) bool { return name == "Mask" })
+	}
+	return op.CheckPath(set, on)
+}
+
 // ownSpans leaves each sequence the spans of its rows of q, counted from its first token in memory.
 func (s *step) ownSpans(seqs []*Sequence) error {
 	given := s.asked.Spans
@@ -333,4 +288,49 @@ func (s *step) ownSpans(seqs []*Sequence) error {
 		}
 	}
 	return nil
+}
+
+// Config returns the shape of the cache with its defaults. That of a [Paged] has neither Batch nor
+// Capacity.
+func (x *batch) Config() Config { return x.pool.orNone().config }
+
+// Lens returns the number of tokens appended to each sequence, including those that a
+// window has dropped.
+func (x *batch) Lens() []int {
+	p := x.pool.orNone()
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	n := make([]int, len(x.seqs))
+	for b, s := range x.seqs {
+		if s != nil {
+			n[b] = s.n
+		}
+	}
+	return n
+}
+
+// ReadKeys copies the stored keys of the tokens at positions from, from+1, .. of each sequence:
+//
+//	k [B, Hkv, n, D] F32, F16 or BF16
+//
+// They have been rotated, multiplied by a Hadamard matrix and divided by KScale, if the cache does so. Rows of tokens
+// that a sequence does not have, or no longer, are unchanged. Errors: ErrShape and ErrDType for another k, ErrOption
+// for a negative from, ErrReleased, and the backend's.
+func (x *batch) ReadKeys(ctx context.Context, k kernels.Tensor, from int) (err error) {
+	defer op.Annotate(&err, "read keys")
+	p := x.pool.orNone()
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	n := k.Shape()[kernels.Seq]
+	if err := cmp.Or(x.check(false), k.CheckShape("k", kernels.Shape{len(x.seqs), p.config.KVHeads, n, p.config.Dim}, appended, floats...)); err != nil {
+		return err
+	}
+	if from < 0 {
+		return fmt.Errorf("from is %d, it must be at least 0: %w", from, kernels.ErrOption)
+	}
+	rows, err := op.Positions([]int{from}, n)
+	if err == nil {
+		err = p.read(ctx, []kernels.Tensor{k}, x.seqs, make([]int, len(x.seqs)), rows[0])
+	}
+	return err
 }

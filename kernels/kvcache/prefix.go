@@ -20,39 +20,6 @@ import (
 //	sequence 2  A A C g
 //	sequence 3  A A C h
 
-// prefix is pages [from, to) of the sequences [lo, hi) of a batch, which these share.
-type prefix struct{ lo, hi, from, to int }
-
-// prefixes appends the prefixes of sequences [lo, hi), whose first pages up to from are shared already, to all. They
-// precede all rows. The pages that all of the sequences share come before those that some adjacent ones share.
-func (p *pool) prefixes(s *step, all []prefix, lo, hi, from int) []prefix {
-	table := s.pages.Table
-	before := func(b int) int { return max(0, min(s.offsets[b], s.klen[b])) / p.size } // pages before its rows
-	to := before(lo)
-	for b := lo + 1; b < hi; b++ {
-		to = min(to, before(b))
-		for i := from; i < to; i++ {
-			if table[b][i] != table[lo][i] {
-				to = i
-			}
-		}
-	}
-	if to > from {
-		all = append(all, prefix{lo, hi, from, to})
-	}
-	for b := lo; b < hi; {
-		end := b + 1
-		for end < hi && min(before(b), before(end)) > to && table[end][to] == table[b][to] {
-			end++
-		}
-		if end-b > 1 {
-			all = p.prefixes(s, all, b, end, to)
-		}
-		b = end
-	}
-	return all
-}
-
 // run computes the call of s into out.
 func (p *pool) run(ctx context.Context, s *step, seqs []*Sequence, out kernels.Result) error {
 	var shared []prefix
@@ -98,6 +65,39 @@ func (p *pool) run(ctx context.Context, s *step, seqs []*Sequence, out kernels.R
 		b.Copy(out.LSE, whole.LSE)
 	}
 	return b.Err
+}
+
+// prefix is pages [from, to) of the sequences [lo, hi) of a batch, which these share.
+type prefix struct{ lo, hi, from, to int }
+
+// prefixes appends the prefixes of sequences [lo, hi), whose first pages up to from are shared already, to all. They
+// precede all rows. The pages that all of the sequences share come before those that some adjacent ones share.
+func (p *pool) prefixes(s *step, all []prefix, lo, hi, from int) []prefix {
+	table := s.pages.Table
+	before := func(b int) int { return max(0, min(s.offsets[b], s.klen[b])) / p.size } // pages before its rows
+	to := before(lo)
+	for b := lo + 1; b < hi; b++ {
+		to = min(to, before(b))
+		for i := from; i < to; i++ {
+			if table[b][i] != table[lo][i] {
+				to = i
+			}
+		}
+	}
+	if to > from {
+		all = append(all, prefix{lo, hi, from, to})
+	}
+	for b := lo; b < hi; {
+		end := b + 1
+		for end < hi && min(before(b), before(end)) > to && table[end][to] == table[b][to] {
+			end++
+		}
+		if end-b > 1 {
+			all = p.prefixes(s, all, b, end, to)
+		}
+		b = end
+	}
+	return all
 }
 
 // maskLast attends from all rows of s to the last tokens, which have the mask. It copies them, because they may begin
