@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -149,6 +150,52 @@ func (b *Backend) attention(r *queue.Runner, c *backend.Call, way route, resumab
 	return ops, nil
 }
 
+// errCollected means that the keys of a call cannot be looked up, so that the host must know its lists.
+var errCollected = errors.New("keys are collected")
+
+// route is how the device computes a call.
+type route struct {
+	c     *backend.Call // if only the device knows its lists, Listed are as long as these can be
+	parts []path        // of c, or of each slice of V's columns
+	// given is the call whose lists kernels look up, or nil. ranges is what these kernels need to know of the lists.
+	given  *backend.Call
+	ranges []byte
+}
+
+// route returns the route of c. Without Lists in its call, kernels cannot look keys up.
+func (b *Backend) route(c *backend.Call) (x route, err error) {
+	x.c = c
+	if !c.Lists.IsZero() {
+		if x.c, err = c.FillLists(); err == nil {
+			err = b.headsAsRows(x.c)
+		}
+		if err != nil {
+			return x, err
+		}
+		x.given, x.ranges = c, ranges(c)
+	}
+	if uint64(len(x.ranges)) <= queue.MaxWindow(b.dev.Limits) {
+		if x.parts, err = b.paths(x.c); !errors.Is(err, errCollected) {
+			return x, err
+		}
+	}
+	x.c.Lists, x.given, x.ranges = backend.Tensor{}, nil, nil
+	x.parts, err = b.paths(x.c)
+	return x, err
+}
+
+// paths returns the path of c, or of each slice of V's columns.
+func (b *Backend) paths(c *backend.Call) ([]path, error) {
+	parts, err := cut.Slices(c)
+	all := make([]path, len(parts))
+	for i, part := range parts {
+		if all[i], err = b.path(part); err != nil {
+			return nil, err
+		}
+	}
+	return all, err
+}
+
 // path is a way to compute an attention call.
 type path interface {
 	op() *queue.Op
@@ -180,8 +227,7 @@ func (b *Backend) path(c *backend.Call) (path, error) {
 	return x, err
 }
 
-// tuned returns x, or the path with the fastest variant after measuring the variants, if
-// this call is the first of its class.
+// tuned returns x. If the call is the first of its class, it measures the variants and returns the path with the fastest.
 func (b *Backend) tuned(r *queue.Runner, x path) (path, error) {
 	a, ok := x.(*prefill)
 	if !ok || !a.tiled || !b.tuner.Claim(a.shape()) {
@@ -210,6 +256,9 @@ type attention struct {
 	each   float64 // operations for one row and one key
 	table  []byte  // of pages, nil when kernels do not look pages up
 }
+
+// base implements path.
+func (a *attention) base() *attention { return a }
 
 func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 	if err := tooLong(operandsOf(c)); err != nil {
@@ -278,8 +327,8 @@ func (a *attention) check(k shaders.Variant) error {
 	return nil
 }
 
-// bind is that of the options for a chunk. It also sets where the pages of its batches are and
-// returns the window of their table, when kernels look pages up.
+// bind sets the options of a chunk in w, and returns the windows of masks and biases. When kernels look pages up, it also
+// sets where the pages of the chunk's batches are, and returns the window of their table.
 func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
 	mask, bias, more = a.scoreOptions.bind(w, p, a.cutter.Align, math.Log2E)
 	if !a.HasTable() && !a.listed() {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -16,52 +15,6 @@ import (
 
 // listOps is the approximate cost of a key of a list, with its memory accesses.
 const listOps = 40
-
-// errCollected means that the keys of a call cannot be looked up, so that the host must know its lists.
-var errCollected = errors.New("keys are collected")
-
-// route is how the device computes a call.
-type route struct {
-	c     *backend.Call // whose Listed are as long as its lists can be, if only the device knows their keys
-	parts []path        // of c, or of each slice of V's columns
-	// given is the call whose lists kernels look up, or nil. ranges is what these kernels need to know of the lists.
-	given  *backend.Call
-	ranges []byte
-}
-
-// route returns the route of c. Without Lists in its call, kernels cannot look keys up.
-func (b *Backend) route(c *backend.Call) (x route, err error) {
-	x.c = c
-	if !c.Lists.IsZero() {
-		if x.c, err = c.FillLists(); err == nil {
-			err = b.headsAsRows(x.c)
-		}
-		if err != nil {
-			return x, err
-		}
-		x.given, x.ranges = c, ranges(c)
-	}
-	if uint64(len(x.ranges)) <= queue.MaxWindow(b.dev.Limits) {
-		if x.parts, err = b.paths(x.c); !errors.Is(err, errCollected) {
-			return x, err
-		}
-	}
-	x.c.Lists, x.given, x.ranges = backend.Tensor{}, nil, nil
-	x.parts, err = b.paths(x.c)
-	return x, err
-}
-
-// paths returns the path of c, or of each slice of V's columns.
-func (b *Backend) paths(c *backend.Call) ([]path, error) {
-	parts, err := cut.Slices(c)
-	all := make([]path, len(parts))
-	for i, part := range parts {
-		if all[i], err = b.path(part); err != nil {
-			return nil, err
-		}
-	}
-	return all, err
-}
 
 // download returns calls with Listed in place of Lists where kernels cannot look keys up, and, if there are any, the routes
 // of those that have Lists.
@@ -133,9 +86,6 @@ func (b *Backend) headsAsRows(c *backend.Call) error {
 
 // tableBytes returns the size of the table of lists in device memory: that of listed keys, and then their numbers.
 func (a *attention) tableBytes() uint64 { return 4 * uint64(a.Pages.At(a.d.Batch)+a.d.Batch) }
-
-// base implements path.
-func (a *attention) base() *attention { return a }
 
 // op returns the operation of a part. It writes its table on the device, from the lists if there are any. That of a call of one
 // part may be resumable.
