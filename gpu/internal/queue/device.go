@@ -1,16 +1,19 @@
-// Package queue brings the steps of an operation to a device.
+// Package queue brings the steps of an operation to a device:
 //
-// An [Op] describes an operation: its operands and how they are cut (package cut), and
-// the [Step] that computes a chunk. One loop, Op.walk, visits the steps. Running,
-// planning and warming up differ only in what they do with each:
+//	Op          an operation: its operands, how they are cut (package cut), and its steps
+//	Chunk       a span of the keys of a box, which a Step computes
+//	dispatch    as many workgroups of a Step as fit the time of a submission
+//	batch       the dispatches of the next submission
+//	flight      a submission that may still run
+//
+// One loop, Op.walk, visits the steps. Running, planning and warming up differ only in what they do with each:
 //
 //	Runner.Queue   submits it with others     (Device.Do)
 //	Device.Count   counts it, for a plan
 //	a rehearsal    adds up its work and finds the pipelines that it needs (Device.Warmup)
 //
-// A [Runner] collects steps into submissions of bounded time, keeps two of them on the
-// device, streams windows of host memory, and keeps what an interrupted call finished. A
-// [Device] owns what all calls share: buffers, pipelines, uniform buffers and pacing.
+// A [Runner] collects steps into submissions of bounded time, streams windows of host memory, and keeps what an
+// interrupted call finished. A [Device] owns what all calls share: buffers, pipelines, uniform buffers and pacing.
 package queue
 
 import (
@@ -29,8 +32,7 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// Device is an open device. Its methods are safe for concurrent use: the submissions of
-// concurrent calls take turns.
+// Device is an open device. Its methods are safe for concurrent use: the submissions of concurrent calls take turns.
 type Device struct {
 	Port   port.Device
 	Limits gputypes.Limits
@@ -113,8 +115,7 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 	return d, nil
 }
 
-// NewPlanner returns a Device with limits and no device behind it. It plans operations
-// (Count, Dispatches) and must not run any.
+// NewPlanner returns a Device with limits and no device behind it. It plans operations (Count, Dispatches) and must run none.
 func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
 	d := &Device{Limits: l, name: name, pacing: newPacing(kind, c), streaming: make(chan struct{}, 1)}
 	d.sent = &sent{turn: make(chan struct{}, 1), writers: map[*cut.Store]*call{}}

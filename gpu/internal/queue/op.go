@@ -2,7 +2,6 @@ package queue
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"time"
 
@@ -157,21 +156,4 @@ func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
 			return f(x)
 		})
 	})
-}
-
-// split divides the workgroups of a step into dispatches that respect the time of a
-// submission, by the deadline of its call, and the limit of workgroups a dimension. f gets the
-// first workgroup, their number, and the grid that contains them.
-func (d *Device) split(s Step, deadline time.Time, f func(first, n int, grid [3]uint32) error) error {
-	p := d.Pipelines.Of(s.Kernel)
-	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)
-	for first := 0; first < s.Groups; {
-		n := min(s.Groups-first, d.pacing.atOnce(p.Pace.Speed(), s.Each, deadline), dim*dim)
-		x := min(n, dim)
-		if err := f(first, n, [3]uint32{uint32(x), uint32((n + x - 1) / x), 1}); err != nil {
-			return err
-		}
-		first += n
-	}
-	return nil
 }

@@ -93,8 +93,25 @@ func (p *pacing) full(seconds, work float64, deadline time.Time) bool {
 	return seconds > p.share(deadline) || p.maxWork > 0 && work > p.maxWork
 }
 
-// atOnce returns the number of workgroups, of each operations, that one dispatch may
-// have on a pipeline of a speed.
+// split divides the workgroups of a step into dispatches that respect the time of a
+// submission, by the deadline of its call, and the limit of workgroups a dimension. f gets the
+// first workgroup, their number, and the grid that contains them.
+func (d *Device) split(s Step, deadline time.Time, f func(first, n int, grid [3]uint32) error) error {
+	p := d.Pipelines.Of(s.Kernel)
+	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)
+	for first := 0; first < s.Groups; {
+		n := min(s.Groups-first, d.pacing.atOnce(p.Pace.Speed(), s.Each, deadline), dim*dim)
+		x := min(n, dim)
+		if err := f(first, n, [3]uint32{uint32(x), uint32((n + x - 1) / x), 1}); err != nil {
+			return err
+		}
+		first += n
+	}
+	return nil
+}
+
+// atOnce returns the number of workgroups that one dispatch may have on a pipeline of a speed. each is the operations of a
+// workgroup.
 func (p *pacing) atOnce(speed, each float64, deadline time.Time) int {
 	if each <= 0 {
 		return math.MaxInt32
@@ -106,7 +123,7 @@ func (p *pacing) atOnce(speed, each float64, deadline time.Time) int {
 	return int(min(max(n, 1), math.MaxInt32))
 }
 
-// seconds is the expected time of n workgroups of each operations.
+// seconds is the expected time of n workgroups, of so many operations each.
 func (p *pacing) seconds(speed float64, n int, each float64) float64 {
 	return each * float64(max(n, p.lanes)) / speed
 }

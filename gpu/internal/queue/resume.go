@@ -31,8 +31,8 @@ type checkpoint struct {
 
 var _ cut.Resume = (*checkpoint)(nil)
 
-// keep makes op, which has a Call, continue from its Resume, if there is one, and keep what it
-// finishes, if it streams.
+// keep makes op, which has a Call, continue from its Resume, if there is one. If op streams, the
+// runner keeps the boxes that it finishes.
 func (r *Runner) keep(op *Op) error {
 	c := op.Call
 	old := cmp.Or(c.Resume, new(backend.Partial))
