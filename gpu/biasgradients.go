@@ -27,8 +27,8 @@ const (
 	mostReduceKeys = 1 << 20
 )
 
-// scores appends the operations that add the gradients of scores to t by a kind of
-// reduction, one head at a time, in ascending order, unless t is zero.
+// scores appends the operations that add the gradients of scores to t, unless t is zero. kind is the reduction, which takes
+// one head at a time, in ascending order.
 func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool) {
 	if t.IsZero() {
 		return

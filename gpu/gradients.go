@@ -313,7 +313,7 @@ func (s *pass) add(chained bool, steps int, narrow func(box cut.Box) cut.Box, di
 	})
 }
 
-// sum appends the operation of DV and DK, or of DQ, of up to so many columns. Each may be missing.
+// sum appends the operation that computes results: DV and DK, or DQ, of at most so many columns. A result may be missing.
 func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Operand) {
 	heads, inner, axes, use := 1, cut.Col, cut.RowAxes, cut.Writes
 	if of == shaders.DKV {

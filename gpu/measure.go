@@ -12,9 +12,8 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
-// Tuning selects how a device's choice among the variants of the prefill kernel is made.
-// It changes how fast calls are, never a bit of their results, except that TunePlain has bits
-// of its own.
+// Tuning selects how a device chooses among the variants of the prefill kernel. It changes the speed of calls and not the
+// bits of their results, except that TunePlain has bits of its own.
 type Tuning = tune.Mode
 
 const (

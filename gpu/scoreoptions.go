@@ -12,10 +12,12 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// scoreOptions are the options of a problem in the form that kernels need. One binding holds
-// the mask or the block mask, one the bias or the relative bias. With both of one kind and none of
-// the other, the second has the other kind's binding; otherwise the block mask and the relative bias
-// have bindings of their own. Slopes and sinks are in the uniform.
+// scoreOptions are the options of a problem in the form that kernels need: slopes and sinks in the uniform, masks and
+// biases in bindings. The field both names their bindings:
+//
+//	Neither    at most one mask, in the binding of masks, and one bias, in that of biases
+//	Crossed    two masks and no bias, or two biases and no mask: the second is in the other binding
+//	Apart      all others: the block mask and the relative bias have bindings of their own
 type scoreOptions struct {
 	p      *backend.Problem
 	heads  int // of the call

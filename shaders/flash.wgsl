@@ -108,7 +108,7 @@ var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][column/4]
 var<workgroup> shown: array<vec4<u32>, MN>; // [row/4][word]: bits of keys that a mask shows
 var<workgroup> special: atomic<u32>; // the last round in which v had a NaN or an infinity
-@if(MOD == 1u) var<workgroup> gaps: atomic<u32>; // 1 + the last tile in which the score mod hidden_bits a key
+@if(MOD == 1u) var<workgroup> gaps: atomic<u32>; // 1 + the last tile in which the score mod hid a key
 
 // next_v loads what is element x, in vec4, of a turn over the keys of a step of v, which begin at j. Keys and
 // turns after the last are clamped, because steps are loaded ahead.

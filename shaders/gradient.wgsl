@@ -73,7 +73,7 @@ const LOADED: u32 = max(max(QN, KN), VN);
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // the owned [row][depth/4], weights [result][other][owned/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // others [other][depth/4], [other][column/4]
 var<workgroup> info: array<vec2<f32>, TILE_ROWS>; // LSE in units of log 2, and D, of the rows of the tile
-// The last tile with a row whose LSE is -Inf, and the last round in which the others had a NaN or an infinity.
+// dead is the last tile with a row whose LSE is -Inf, special the last round in which the others had a NaN or an infinity.
 var<workgroup> dead, special: atomic<u32>;
 
 // row_$x returns where row i of the part of $x that begins at element at, or its last row, begins.

@@ -17,10 +17,10 @@ type Cutter struct {
 	Operands []*Operand
 	// Granule divides the length of every chunk along the inner axis but the last.
 	Granule int
-	// Most bounds the length of a box along each axis, of a chunk along the inner one;
-	// 0 is no bound.
+	// Most bounds the length of a box along each axis, and that of a chunk along the inner
+	// one; 0 is no bound.
 	Most [axes]int
-	// Share is the share of that bound of a chunk that applies.
+	// Share multiplies the bound on chunks. It is less than 1 near a deadline.
 	Share float64
 	// State returns the bytes of state with which chunks of a box continue.
 	State func(Box) uint64

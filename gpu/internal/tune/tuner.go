@@ -15,8 +15,8 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/tunefile"
 )
 
-// Mode selects how a device's choice among the variants of a kernel is made. It changes
-// how fast calls are, never a bit of their results, except that Plain has bits of its own.
+// Mode selects how a device chooses among the variants of a kernel. It changes the speed of
+// calls and not the bits of their results, except that Plain has bits of its own.
 type Mode uint8
 
 const (

@@ -9,7 +9,7 @@
 
 typedef void *port_creator(void *of, void const *desc);
 typedef void port_action(void *object);
-// cgo takes functions that are declared by a typedef for variables: those that Go names have prototypes.
+// Functions that Go names have prototypes here, because cgo takes functions declared by a typedef for variables.
 extern void *wgpuDeviceCreateBuffer(void *, void const *), *wgpuDeviceCreateBindGroup(void *, void const *),
 	*wgpuDeviceCreateQuerySet(void *, void const *);
 extern void wgpuBufferRelease(void *), wgpuBindGroupRelease(void *), wgpuBindGroupLayoutRelease(void *),
