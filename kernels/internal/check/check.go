@@ -334,29 +334,25 @@ func Gradients(ctx context.Context, read Read, d backend.Dims, subs []Sub, grads
 		}
 	}
 	n := 0
-	if !grads[0].IsZero() {
+	compare := func(d backend.Dims, row func(at rowIndex) error) error {
 		rows, err := of.draw(d)
-		if err != nil {
-			return Report{}, err
-		}
-		for _, at := range rows {
-			if err := k.queryGradient(ctx, d, subs, grads[0], at); err != nil {
-				return Report{}, err
-			}
-		}
 		n += len(rows)
-	}
-	if !grads[1].IsZero() || !grads[2].IsZero() {
-		keys, err := of.draw(backend.Dims{Batch: d.Batch, Heads: d.KVHeads, SeqQ: d.SeqK})
-		if err != nil {
-			return Report{}, err
-		}
-		for _, at := range keys {
-			if err := k.keyGradients(ctx, d, subs, grads[1], grads[2], at); err != nil {
-				return Report{}, err
+		for _, at := range rows {
+			if err := row(at); err != nil {
+				return err
 			}
 		}
-		n += len(keys)
+		return err
+	}
+	if !grads[0].IsZero() {
+		err = compare(d, func(at rowIndex) error { return k.queryGradient(ctx, d, subs, grads[0], at) })
+	}
+	if err == nil && (!grads[1].IsZero() || !grads[2].IsZero()) {
+		keys := backend.Dims{Batch: d.Batch, Heads: d.KVHeads, SeqQ: d.SeqK}
+		err = compare(keys, func(at rowIndex) error { return k.keyGradients(ctx, d, subs, grads[1], grads[2], at) })
+	}
+	if err != nil {
+		return Report{}, err
 	}
 	return k.report(n), nil
 }
@@ -420,14 +416,10 @@ type results struct{ o, lse []float32 }
 
 // loss downloads the gradients of the results of n rows from at on.
 func (k *checker) loss(ctx context.Context, g *backend.Gradients, at rowIndex, n int) (l results, err error) {
-	if l.o, err = k.download(ctx, g.DO, at, n); err != nil {
-		return l, err
+	l.lse = make([]float32, n)
+	if l.o, err = k.download(ctx, g.DO, at, n); err == nil && !g.DLSE.IsZero() {
+		l.lse, err = k.download(ctx, g.DLSE, at, n)
 	}
-	if g.DLSE.IsZero() {
-		l.lse = make([]float32, n)
-		return l, nil
-	}
-	l.lse, err = k.download(ctx, g.DLSE, at, n)
 	return l, err
 }
 
