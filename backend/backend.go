@@ -117,14 +117,10 @@ type Projector interface {
 // Rotator is implemented by backends that rotate pairs of elements, as rotary position
 // embedding does (Su et al. 2021, RoFormer), in place or from one tensor to another.
 type Rotator interface {
-	// Rotate rotates R/2 pairs (a, b) of elements of each row and copies the elements from R on:
-	//
-	//	y_a = x_a·cos_i - x_b·sin_i    y_b = x_a·sin_i + x_b·cos_i
+	// Rotate computes the formula of kernels.Device.Rotate. cos and sin are usually broadcast over the heads by strides of
+	// zero. y may be x itself, the same view.
 	//
 	//	y, x [B, H, S, D]    cos, sin [B, H, S, R/2] F32    R even, 2 to D
-	//
-	// y and x are F32, F16 or BF16, each independently. y may be x itself, the same view.
-	// cos and sin are usually broadcast over the heads by strides of zero.
 	Rotate(ctx context.Context, y, x, cos, sin Tensor, how Rotation) error
 }
 
@@ -136,19 +132,16 @@ type Rotation struct {
 	Inverse bool
 }
 
-// Normaliser is implemented by backends that compute root-mean-square norms of rows, as of queries
-// and keys (Zhang and Sennrich 2019). In its formulas r is 1/sqrt(mean_i x_i² + ε), and the factor f_i of an element
-// is w_i or 1 + w_i, or 1 where w is the zero Tensor.
+// Normaliser is implemented by backends that compute root-mean-square norms of rows, by the formulas of
+// kernels.Device.Normalise and NormaliseBackward.
 type Normaliser interface {
-	// Normalise computes y_i = x_i·r·f_i for each row. The square of no finite element overflows. y may be x itself, the
-	// same view. w is usually broadcast by strides of zero.
+	// Normalise computes the norm of each row. The square of no finite element overflows. y may be x itself, the same view.
+	// w is usually broadcast by strides of zero, or the zero Tensor.
 	//
 	//	y, x, w [B, H, S, D], F32, F16 or BF16 each
 	Normalise(ctx context.Context, y, x, w Tensor, n Norm) error
 	// NormaliseBackward computes the gradients of Normalise: that of x, and unless dw is the zero
 	// Tensor, what each row adds to that of w. dx may be dy itself, the same view.
-	//
-	//	dx_i = r·(f_i·dy_i - x_i·r²·mean_j f_j·dy_j·x_j)    dw_i = dy_i·x_i·r
 	//
 	//	dx, dy, x, w [B, H, S, D]    dw [B, H, S, D] F32
 	NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor, n Norm) error
@@ -163,15 +156,14 @@ type Norm struct {
 	PlusOne bool
 }
 
-// Gater is implemented by backends that multiply by functions of gates, as the outputs of attention.
+// Gater is implemented by backends that multiply by functions of gates, by the formulas of kernels.Device.Gate and
+// GateBackward.
 type Gater interface {
-	// Gate computes y = x·f(gate). y may be x itself, the same view. x and gate may be broadcast by strides of zero.
+	// Gate multiplies by gates. y may be x itself, the same view. x and gate may be broadcast by strides of zero.
 	//
 	//	y, x, gate [B, H, S, D], F32, F16 or BF16 each
 	Gate(ctx context.Context, y, x, gate Tensor, f Activation) error
 	// GateBackward computes the gradients of Gate, with a term in dgate for each element. dx may be dy itself, the same view.
-	//
-	//	dx = dy·f(gate)    dgate = dy·x·f'(gate)
 	//
 	//	dx, dy, x, gate [B, H, S, D]    dgate [B, H, S, D] F32
 	GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor, f Activation) error

@@ -42,14 +42,15 @@ func NewPlan(c *Call) Plan {
 		pairs = int64(d.Batch) * int64(d.Heads) * int64(d.SeqK)
 	}
 	p := Plan{Pairs: pairs, FLOPs: pairs * 2 * int64(d.Dim+d.ValueDim)}
-	if c.Listed != nil || !c.Lists.IsZero() {
-		p.Bytes = c.listedBytes()
-	} else if c.Pages != nil {
-		p.Bytes = c.Pages.bytes(c)
-	}
 	outputs, inputs := c.Operands()
-	if c.Listed != nil || !c.Lists.IsZero() || c.Pages != nil {
-		inputs[1], inputs[2] = Operand{}, Operand{} // k and v, which are counted above
+	keys := inputs[1:3] // and values
+	switch {
+	case c.Listed != nil || !c.Lists.IsZero():
+		p.Bytes = c.listedBytes()
+		clear(keys)
+	case c.Pages != nil:
+		p.Bytes = c.Pages.bytes(c)
+		clear(keys)
 	}
 	p.Bytes += bytesOf(outputs[:]) + bytesOf(inputs[:])
 	return p

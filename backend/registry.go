@@ -3,7 +3,6 @@ package backend
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -46,30 +45,26 @@ type Driver interface {
 	Open(selector string) (Backend, error)
 }
 
-var registry = struct {
-	sync.Mutex
-	drivers map[string]Driver
-}{drivers: map[string]Driver{}}
+var drivers sync.Map // a Driver for each family
 
 // Register registers a family of backends under a name; backend packages call it in init. A
 // later registration of a name replaces the earlier one, for programs that configure a
 // driver.
-func Register(family string, d Driver) {
-	registry.Lock()
-	defer registry.Unlock()
-	registry.drivers[family] = d
+func Register(family string, d Driver) { drivers.Store(family, d) }
+
+func families() (all []string) {
+	for family := range drivers.Range {
+		all = append(all, family.(string))
+	}
+	slices.Sort(all)
+	return all
 }
 
-func families() []string {
-	registry.Lock()
-	defer registry.Unlock()
-	return slices.Sorted(maps.Keys(registry.drivers))
-}
-
+// driver returns the driver of a family, nil if there is none.
 func driver(family string) Driver {
-	registry.Lock()
-	defer registry.Unlock()
-	return registry.drivers[family]
+	d, _ := drivers.Load(family)
+	registered, _ := d.(Driver)
+	return registered
 }
 
 // Open opens a backend by name: "auto", "cpu", "gpu", "gpu:1" (by number) or "gpu:NAME" (by a
@@ -79,19 +74,19 @@ func driver(family string) Driver {
 // Errors: ErrNoBackend for a family that is not registered, ErrNoDevice when the
 // family has no such device.
 func Open(name string) (Backend, error) {
-	if name == "auto" || name == "" {
-		pick, _ := Auto()
-		be, err := openNamed(pick)
-		if err == nil || pick == "cpu" {
-			return be, err
-		}
-		cpu, cpuErr := openNamed("cpu")
-		if cpuErr != nil {
-			return nil, errors.Join(cpuErr, err)
-		}
-		return cpu, nil
+	if name != "auto" && name != "" {
+		return openNamed(name)
 	}
-	return openNamed(name)
+	pick, _ := Auto()
+	be, err := openNamed(pick)
+	if err == nil || pick == "cpu" {
+		return be, err
+	}
+	cpu, cpuErr := openNamed("cpu")
+	if cpuErr != nil {
+		return nil, errors.Join(cpuErr, err)
+	}
+	return cpu, nil
 }
 
 func openNamed(name string) (Backend, error) {
@@ -110,27 +105,23 @@ func openNamed(name string) (Backend, error) {
 // before integrated before virtual before one of a kind that a browser hides, otherwise "cpu".
 // It never chooses a software GPU driver, because the CPU backend uses the same cores and is faster.
 func Auto() (name, why string) {
-	best, rank := Info{}, 0
-	software := 0
+	best, rank, software := Info{}, 0, false
 	var failed []string
 	for _, l := range Devices() {
 		if l.Err != nil {
 			failed = append(failed, l.Err.Error())
 		}
 		for _, info := range l.Infos {
-			r := map[DeviceType]int{Discrete: 4, Integrated: 3, Virtual: 2, Other: 1}[info.Type] // browsers hide the kind
-			if r > rank {
+			if r := slices.Index(ranks, info.Type); r > rank {
 				best, rank = info, r
 			}
-			if info.Type == CPU && l.Family != "cpu" {
-				software++
-			}
+			software = software || info.Type == CPU && l.Family != "cpu"
 		}
 	}
 	switch {
 	case rank > 0:
 		return best.Name, fmt.Sprintf("%s is a %s", best.Device, best.Type)
-	case software > 0:
+	case software:
 		return "cpu", "the only GPU adapter is a software driver, which is slower on the same cores"
 	case len(failed) > 0:
 		return "cpu", strings.Join(failed, "; ")
@@ -138,6 +129,9 @@ func Auto() (name, why string) {
 		return "cpu", "no GPU backend is built in"
 	}
 }
+
+// ranks are the kinds of devices, the preferred ones last. Browsers hide the kind: Other.
+var ranks = []DeviceType{CPU, Other, Virtual, Integrated, Discrete}
 
 // Listing lists the devices of one family.
 type Listing struct {

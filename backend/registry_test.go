@@ -2,6 +2,7 @@ package backend
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -56,8 +57,8 @@ func TestOpenAndAuto(t *testing.T) {
 			t.Errorf("%s: asked cpu %q, gpu %q", c.name, cpu, gpu)
 		}
 	}
-	saved := registry.drivers
-	registry.drivers = map[string]Driver{}
+	saved := maps.Collect(drivers.Range)
+	drivers.Clear()
 	for _, name := range []string{"auto", "cpu", "gpu", "gpu:1"} {
 		family := map[string]string{"auto": "cpu", "gpu:1": "gpu"}[name]
 		if family == "" {
@@ -65,7 +66,9 @@ func TestOpenAndAuto(t *testing.T) {
 		}
 		must.Fail(t, fmt.Sprintf("%s without imports", name), must.Err(Open(name)), ErrNoBackend, `import _ "github.com/seed90331342/attn/`+family+`"`)
 	}
-	registry.drivers = saved
+	for family, d := range saved {
+		drivers.Store(family, d)
+	}
 	must.Fail(t, "unknown backend", must.Err(Open("tpu")), ErrNoBackend, "auto, cpu, gpu")
 	gpu = nil
 	Register("gpu", fakeDriver{infos: cpuInfo, asked: &gpu})
