@@ -45,18 +45,13 @@ func checkLinear(c *LinearAttention) error {
 	if err := c.O.CheckShape("o", Shape{q[Batch], max(hq, hv), tokens, v[Dim]}, "[B, max(Hq, Hv), T, V] of q and v", floats...); err != nil {
 		return err
 	}
-	decays, betas := Shape{q[Batch], hv, tokens, q[Dim]}, Shape{q[Batch], hv, tokens, 1}
+	decays := Shape{q[Batch], hv, tokens, q[Dim]}
 	if c.Decay.Shape()[Dim] == 1 {
 		decays[Dim] = 1
 	}
-	if c.Beta.Shape()[Heads] == 1 {
-		betas[Heads] = 1
-	}
-	err := cmp.Or(checkOptional("decay", c.Decay, decays, "[B, Hv, T, 1 or K] of k and v", floats...),
-		checkOptional("beta", c.Beta, betas, "[B, Hv or 1, T, 1] of v", floats...))
+	err := checkOptional("decay", c.Decay, decays, "[B, Hv, T, 1 or K] of k and v", floats...)
 	if err == nil && !c.Beta.IsZero() {
-		betas[Heads] = hv
-		c.Beta, err = c.Beta.Broadcast(betas)
+		c.Beta, err = repeated("beta", c.Beta, Shape{q[Batch], hv, tokens, 1}, Heads, "[B, Hv or 1, T, 1] of v")
 	}
 	if err != nil {
 		return err

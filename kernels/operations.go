@@ -235,14 +235,23 @@ func normWeights(w Tensor, x Shape, n *Norm) (Tensor, error) {
 	if w.IsZero() {
 		return w, nil
 	}
-	shape := Shape{1, 1, 1, x[Dim]}
-	if w.Shape()[Heads] != 1 {
-		shape[Heads] = x[Heads]
-	}
-	if err := w.CheckShape("w", shape, "[1, H or 1, 1, D] of x", floats...); err != nil {
+	w, err := repeated("w", w, Shape{1, x[Heads], 1, x[Dim]}, Heads, "[1, H or 1, 1, D] of x")
+	if err != nil {
 		return w, err
 	}
 	return w.Broadcast(x)
+}
+
+// repeated returns an operand of a shape, or with one element along axis, repeated to that shape.
+func repeated(name string, t Tensor, shape Shape, axis int, rule string) (Tensor, error) {
+	stored := shape
+	if t.Shape()[axis] == 1 {
+		stored[axis] = 1
+	}
+	if err := t.CheckShape(name, stored, rule, floats...); err != nil {
+		return t, err
+	}
+	return t.Broadcast(shape)
 }
 
 // Gate multiplies each element of x by a function of its gate, as models do with the output of attention, in feed-forward
@@ -302,14 +311,7 @@ func gates(gate Tensor, x Shape, f Activation) (Tensor, error) {
 	if f < Sigmoid || f > Identity {
 		return gate, fmt.Errorf("activation is %d, it must be Sigmoid, SiLU, Softplus or Identity: %w", f, ErrOption)
 	}
-	shape := x
-	if gate.Shape()[Dim] == 1 {
-		shape[Dim] = 1
-	}
-	if err := gate.CheckShape("gate", shape, "[B, H, S, D] or [B, H, S, 1] of x", floats...); err != nil {
-		return gate, err
-	}
-	return gate.Broadcast(x)
+	return repeated("gate", gate, x, Dim, "[B, H, S, D] or [B, H, S, 1] of x")
 }
 
 // ofRows checks the operands of a call that computes rows, x and those of its shape, and returns an ability of d.

@@ -205,10 +205,8 @@ func (o *Options) problem(d Dims) (p region.Problem, err error) {
 	default:
 		return p, fmt.Errorf("scale is nil and cannot be derived from scores, set Scale (attention uses 1/sqrt(D)): %w", ErrOption)
 	}
-	if o.Softcap != 0 {
-		if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
-			return p, err
-		}
+	if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
+		return p, err
 	}
 	switch c := float64(p.Softcap); {
 	case c < 0:
@@ -230,10 +228,8 @@ func (o *Options) problem(d Dims) (p region.Problem, err error) {
 		if m.Go == nil && m.WGSL == "" {
 			return p, fmt.Errorf("score mod: Go is nil and WGSL empty, set the function that replaces scores: %w", ErrOption)
 		}
-		for _, n := range m.First {
-			if n < 0 || n > op.MaxLength/2 { // with an Offset a position stays within int32
-				return p, fmt.Errorf("score mod has First %v, each must be 0 to %d: %w", m.First, op.MaxLength/2, ErrOption)
-			}
+		if slices.Min(m.First[:]) < 0 || slices.Max(m.First[:]) > op.MaxLength/2 { // with an Offset a position stays within int32
+			return p, fmt.Errorf("score mod has First %v, each must be 0 to %d: %w", m.First, op.MaxLength/2, ErrOption)
 		}
 	}
 	for i, x := range p.Slopes {
@@ -337,10 +333,8 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 func (o *Options) tensors(p *region.Problem) (err error) {
 	d := p.Dims
 	scores := Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-	if !o.RelativeBias.IsZero() {
-		if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false, false); err != nil {
-			return err
-		}
+	if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false, false); err != nil {
+		return err
 	}
 	if !o.BlockMask.IsZero() {
 		n := o.BlockSize
@@ -353,9 +347,6 @@ func (o *Options) tensors(p *region.Problem) (err error) {
 		if err != nil {
 			return fmt.Errorf("%w (a block has %d rows and keys)", err, n)
 		}
-	}
-	if o.Mask.IsZero() && o.Bias.IsZero() {
-		return nil
 	}
 	if p.Mask, err = broadcast("mask", o.Mask, scores, true, true); err != nil {
 		return err
@@ -392,7 +383,7 @@ func broadcast(name string, t Tensor, shape Shape, mask, short bool) (Tensor, er
 	}
 	t, err := t.Broadcast(shape)
 	if err != nil {
-		return t, fmt.Errorf("%s: %w", name, err)
+		err = fmt.Errorf("%s: %w", name, err)
 	}
-	return t, nil
+	return t, err
 }
