@@ -40,12 +40,6 @@ type Position struct {
 	Values      []float32 // of the ScoreMod
 }
 
-// position returns the place of row i and key j of head h of batch b for the ScoreMod of p.
-func (p *Problem) position(b, h, i, j int) Position {
-	m := p.ScoreMod
-	return Position{m.First[Batch] + b, m.First[Heads] + h, m.First[Seq] + i + p.Visible.OffsetOf(b), m.First[Dim] + j, slices.Clip(m.Values)}
-}
-
 // Modify calls f, a function of the ScoreMod of p, for scores of row i and the keys from j on. When f panics, so does
 // Modify, with an error for [Recover] that names f.
 func (p *Problem) Modify(f func([]float32, Position), scores []float32, b, h, i, j int) {
@@ -54,7 +48,9 @@ func (p *Problem) Modify(f func([]float32, Position), scores []float32, b, h, i,
 			panic(panicOf(f, r))
 		}
 	}()
-	f(slices.Clip(scores), p.position(b, h, i, j)) // an append must not write behind them
+	m := p.ScoreMod
+	at := Position{m.First[Batch] + b, m.First[Heads] + h, m.First[Seq] + i + p.Visible.OffsetOf(b), m.First[Dim] + j, slices.Clip(m.Values)}
+	f(slices.Clip(scores), at) // an append must not write behind them
 }
 
 // panicOf returns the error of a panic of f with r: the name of f, and the place of the panic.

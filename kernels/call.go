@@ -348,7 +348,9 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 	if len(c.subs) != 1 || !c.subs[0].whole || !out.Weights.IsZero() {
 		// The output of a backend call may overlap an operand of another one, which
 		// backends do not see.
-		if err := c.distinct(out); err != nil {
+		outputs, inputs := c.all(out).Operands()
+		written := []backend.Operand{outputs[0], outputs[1], {Name: "weights", Tensor: out.Weights}}
+		if err := backend.Distinct(written, inputs[:]); err != nil {
 			return err
 		}
 	}
@@ -399,12 +401,6 @@ func (c *Call) checkOutputs(out Result) error {
 // rows returns the shape of a tensor with so many elements for each row.
 func (c *Call) rows(elements int) Shape {
 	return Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, elements}
-}
-
-// distinct returns ErrOverlap when outputs overlap inputs or each other.
-func (c *Call) distinct(out Result) error {
-	outputs, inputs := c.all(out).Operands()
-	return backend.Distinct([]backend.Operand{outputs[0], outputs[1], {Name: "weights", Tensor: out.Weights}}, inputs[:])
 }
 
 // runWeights computes the weights, for which a fused call has no memory, by stages into w.
