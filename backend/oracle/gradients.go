@@ -41,11 +41,7 @@ func (s *Sum) Bound(out backend.DType) float64 {
 	if s.terms == 0 {
 		return 0
 	}
-	bound := s.err + u*(Lambda*math.Sqrt(float64(s.terms))+2)*s.abs
-	if out != backend.F32 {
-		bound += out.UnitRoundoff() * (math.Abs(s.Value) + bound)
-	}
-	return bound + tiny(out, 1, 0)
+	return Element{s.Value, s.err + u*(Lambda*math.Sqrt(float64(s.terms))+2)*s.abs}.Bound(out)
 }
 
 // RowGradients are the gradients to which a row adds. Those that are nil are not computed.
