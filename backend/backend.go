@@ -109,8 +109,8 @@ type Projector interface {
 	//
 	//	y [B, H, S, N]    x [B, H, S, M]    w [B, H, M, N]    bias [1, 1, 1, N]
 	//
-	// All are F32, F16 or BF16, each independently; w is usually broadcast by strides of
-	// zero. The zero Tensor as bias means none. NaN in w or x propagates.
+	// All are F32, F16 or BF16, each independently. w is usually broadcast by strides of zero. bias may be the zero Tensor.
+	// NaN in w or x propagates.
 	Project(ctx context.Context, y, x, w, bias Tensor) error
 }
 

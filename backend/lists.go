@@ -61,14 +61,8 @@ type Indexer interface {
 	Index(ctx context.Context, c *Index) (keys Tensor, err error)
 }
 
-// Index is one call of the lightning indexer of a sparse attention (DeepSeek-AI 2025, DeepSeek-V3.2). For query row t of
-// each batch, the TopK keys s with the largest index scores among those that Visible shows to the row:
-//
-//	I[t,s] = Σ_h W[t,h]·max(0, Q[t,h]·K[s])
-//
-//	Q [B, Hi, Sq, Di]    K [B, 1, Sk, Di]    W [B, 1, Sq, Hi]    F32, F16 or BF16 each, any strides
-//
-// Sums are in float32. NaN counts as -Inf, and of equal scores the lower key is chosen. A row that sees TopK keys or fewer has all of them.
+// Index is one call of the lightning indexer of a sparse attention, with the formula and the operands of
+// kernels.Device.Index: for each query row, the TopK keys with the largest index scores among those that Visible shows to it.
 type Index struct {
 	Q, K, W Tensor
 	TopK    int // 1 to Sk
