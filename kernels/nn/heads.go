@@ -2,9 +2,9 @@ package nn
 
 import (
 	"fmt"
-	"github.com/seed90331342/attn/kernels/internal/op"
 
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/internal/steps"
 )
 
