@@ -205,8 +205,10 @@ func (o *Options) problem(d Dims) (p region.Problem, err error) {
 	default:
 		return p, fmt.Errorf("scale is nil and cannot be derived from scores, set Scale (attention uses 1/sqrt(D)): %w", ErrOption)
 	}
-	if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
-		return p, err
+	if o.Softcap != 0 {
+		if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
+			return p, err
+		}
 	}
 	switch c := float64(p.Softcap); {
 	case c < 0:
@@ -333,8 +335,10 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 func (o *Options) tensors(p *region.Problem) (err error) {
 	d := p.Dims
 	scores := Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-	if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false, false); err != nil {
-		return err
+	if !o.RelativeBias.IsZero() {
+		if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false, false); err != nil {
+			return err
+		}
 	}
 	if !o.BlockMask.IsZero() {
 		n := o.BlockSize
@@ -347,6 +351,9 @@ func (o *Options) tensors(p *region.Problem) (err error) {
 		if err != nil {
 			return fmt.Errorf("%w (a block has %d rows and keys)", err, n)
 		}
+	}
+	if o.Mask.IsZero() && o.Bias.IsZero() {
+		return nil
 	}
 	if p.Mask, err = broadcast("mask", o.Mask, scores, true, true); err != nil {
 		return err
