@@ -24,16 +24,15 @@ const blockRows = 16
 // With decays of channels E is exp(G_i - G_ref)·exp(G_ref - G_j), factors of the rows of K and Q and of the columns of
 // Kᵀ, see reference.
 func (r *room) chunkOf(t, n, ref int) {
-	x, lk := r.kernels, r.lk
-	columns := r.keys
+	lk, w, columns := r.lk, r.columns.Width, r.keys
 	switch {
 	case r.channels:
 		r.channelDecays(n, ref)
 		columns = r.p
 		fallthrough
 	case r.decays.IsZero():
-		for i := range n {
-			tile.Fill(r.mask[i*r.lc:][:i+1], 1)
+		if !r.inStrips { // the first chunk
+			tile.Fill(r.mask, 1)
 		}
 	default:
 		r.tokenDecays(n)
@@ -50,19 +49,16 @@ func (r *room) chunkOf(t, n, ref int) {
 		for i := 0; i < n && r.channels; i++ {
 			r.multiply(r.qs[i*lk:], r.qs[i*lk:], r.g[i*lk:])
 		}
-		r.products(r.qs, n, nil)
+		r.products(r.qs, n, r.one)
 		for s := range r.strips {
 			x := r.strip(s)
 			for i := 0; i < n; i += blockRows {
 				end := min(i+blockRows, n)
 				r.scores(r.columns, r.tmp, r.left[i*r.ll:], r.ll, end-i, x, r.dk+end)
 				for j := i; j < end; j++ {
-					copy(r.out[j*r.lv:][:r.lv][s*r.columns.Width:], r.tmp[(j-i)*r.columns.Width:][:r.columns.Width])
+					r.o.Store(r.kernels, r.tmp[(j-i)*w:][:min(w, r.dv-s*w)], r.b, r.h*r.group+g, t+j, s*w)
 				}
 			}
-		}
-		for i := range n {
-			r.o.Store(x, r.out[i*r.lv:][:r.dv], r.b, r.h*r.group+g, t+i, 0)
 		}
 	}
 	r.update(n)
@@ -103,19 +99,21 @@ func (r *room) toRows() {
 
 // values sets D to V, or to β·V.
 func (r *room) values(n int) {
+	if r.delta() {
+		r.scaleRows(r.d, r.lv, n, r.lv, r.beta)
+	}
 	for i := range n {
-		row := r.d[i*r.lv:][:r.lv]
-		if r.delta() {
-			r.times(row, r.beta[i])
-		}
-		r.eachStrip(r.dk+i, row, func(strip, row []float32) { clear(strip[copy(strip, row):]) })
+		r.eachStrip(r.dk+i, r.d[i*r.lv:][:r.lv], func(strip, row []float32) { clear(strip[copy(strip, row):]) })
 	}
 }
 
 // solve solves (I + A)·D = β·V - β·exp(G)·K·S in the strips, block after block of rows, with the inverse of each block.
 func (r *room) solve(n int) {
 	w, ll := r.columns.Width, r.ll
-	r.products(r.keys, n, r.beta)
+	for i, beta := range r.beta[:n] {
+		r.alpha[i] = -beta
+	}
+	r.products(r.keys, n, r.alpha)
 	for i := 0; i < n; i += blockRows {
 		rows := min(blockRows, n-i)
 		inverse := r.inverse[i*blockRows:]
@@ -133,45 +131,35 @@ func (r *room) solve(n int) {
 			rows := min(blockRows, n-i)
 			d := x[(r.dk+i)*w:][:rows*w]
 			r.scores(r.columns, r.tmp, r.left[i*ll:], ll, rows, x, r.dk+i)
-			fold(r.columns, d, r.tmp, r.one, r.one)
-			r.scores(r.columns, r.tmp, r.inverse[i*blockRows:], blockRows, rows, d, rows)
-			copy(d, r.tmp)
+			fold(r.columns, r.tmp[:len(d)], d, r.one, r.one)
+			r.scores(r.columns, d, r.inverse[i*blockRows:], blockRows, rows, r.tmp, rows)
 		}
 	}
 }
 
-// products sets the rows of left to [exp(G)·rows | rows·kt ⊙ E], times -beta unless it is nil.
-func (r *room) products(rows []float32, n int, beta []float32) {
-	w := r.tokens.Width
+// products sets the rows of left to [exp(G)·rows | rows·kt ⊙ E], times factors [n].
+func (r *room) products(rows []float32, n int, factors []float32) {
+	w, scales := r.tokens.Width, factors
+	if !r.channels && !r.decays.IsZero() {
+		scales = r.to
+		r.kernels.ProductSum(scales[:r.lc], r.from, factors, r.zero)
+	}
 	for i := range n {
-		to, factor := r.left[i*r.ll:][:r.ll], float32(1)
-		if beta != nil {
-			factor = -beta[i]
-		}
-		row := rows[i*r.lk:][:r.lk] // whole vectors: what is to the right follows
+		to, row := r.left[i*r.ll:][:r.ll], rows[i*r.lk:][:r.lk] // whole vectors: what is to the right follows
 		if r.channels {
 			r.multiply(to, row, r.from)
 		} else {
 			copy(to, row)
 		}
-		if !r.channels && !r.decays.IsZero() {
-			factor *= r.from[i]
-		}
-		if factor != 1 {
-			r.times(to[:r.lk], factor)
-		}
 	}
+	r.scaleRows(r.left, r.ll, n, r.lk, scales)
 	for j := 0; j < n; j += w {
 		r.scores(r.tokens, r.tmp, rows[j*r.lk:], r.lk, n-j, r.kt[j*r.lk:], r.dk)
 		for i := j; i < n; i++ {
-			factor := float32(1)
-			if beta != nil {
-				factor = -beta[i]
-			}
 			cols := min(w, i+1-j)
 			to, from, e := r.left[i*r.ll+r.dk+j:][:r.lc-j], r.tmp[(i-j)*w:][:cols], r.mask[i*r.lc+j:][:cols]
 			for c, y := range from {
-				to[c] = y * e[c] * factor
+				to[c] = y * e[c] * factors[i]
 			}
 			clear(to[cols:])
 		}
@@ -193,9 +181,7 @@ func (r *room) update(n int) {
 			r.columns.RankOne(r.strip(s), w, r.zero, r.zero, r.few, r.dk, w, 0)
 		}
 	case !r.decays.IsZero():
-		for i := range n {
-			r.times(rows[i*r.lk:][:r.lk], r.mask[(n-1)*r.lc+i])
-		}
+		r.scaleRows(rows, r.lk, n, r.lk, r.mask[(n-1)*r.lc:])
 		tile.Fill(r.alpha[:w], r.from[n-1])
 	}
 	for s := range r.strips {
@@ -218,11 +204,9 @@ func (r *room) tokenDecays(n int) {
 	r.kernels.Exp2(r.from[:r.lc], 0)
 	for i := range n {
 		row := r.mask[i*r.lc:][:tile.RoundUp(i+1, r.kernels.Lanes)]
-		for j := range row {
-			row[j] = 0 // after i
-			if j <= i {
-				row[j] = float32(sums[i] - sums[j])
-			}
+		clear(row[i+1:])
+		for j, before := range sums[:i+1] {
+			row[j] = float32(sums[i] - before)
 		}
 		r.kernels.Exp2(row, 0)
 	}
@@ -237,11 +221,8 @@ const reach = 44
 func (r *room) reference(n int) (ref, tokens int) {
 	sum := 0.0
 	for i := 1; i < n; i++ {
-		top := uint32(0) // magnitudes are in the order of their bits
-		for _, g := range r.g[i*r.lk:][:r.dk] {
-			top = max(top, math.Float32bits(g)&0x7fffffff)
-		}
-		if sum += float64(math.Float32frombits(top)); sum > reach {
+		least, most := r.extremes(r.g[i*r.lk:][:r.lk])
+		if sum += float64(max(-least, most)); sum > reach {
 			return ref, i
 		}
 		if i <= channelChunk/2 {
@@ -258,15 +239,22 @@ func (r *room) reference(n int) (ref, tokens int) {
 // exp(G_n - G_ref). It multiplies the keys by g in keys, and by 1/g in p.
 func (r *room) channelDecays(n, ref int) {
 	lk := r.lk
-	for c := range lk {
-		sum, at := 0.0, 0.0 // G, and G of the reference
-		for i := range ref + 1 {
-			at += float64(r.g[i*lk+c])
-		}
-		r.from[c] = float32(at * math.Log2E)
+	for c := 0; c < lk; c += 4 { // as many as hide the latency of an addition
+		var sums [channelChunk][4]float64
+		var s0, s1, s2, s3 float64
 		for i := range n {
-			sum += float64(r.g[i*lk+c])
-			r.g[i*lk+c] = float32((sum - at) * math.Log2E)
+			g := r.g[i*lk+c:][:4:4]
+			s0, s1, s2, s3 = s0+float64(g[0]), s1+float64(g[1]), s2+float64(g[2]), s3+float64(g[3])
+			sums[i] = [4]float64{s0, s1, s2, s3}
+		}
+		at := sums[ref]
+		for lane, sum := range at {
+			r.from[c+lane] = float32(sum * math.Log2E)
+		}
+		for i := range n {
+			g, sums := r.g[i*lk+c:][:4:4], &sums[i]
+			g[0], g[1] = float32((sums[0]-at[0])*math.Log2E), float32((sums[1]-at[1])*math.Log2E)
+			g[2], g[3] = float32((sums[2]-at[2])*math.Log2E), float32((sums[3]-at[3])*math.Log2E)
 		}
 	}
 	r.kernels.Exp2(r.from[:lk], 0)

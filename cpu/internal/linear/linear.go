@@ -95,7 +95,7 @@ type room struct {
 	inStrips    bool      // the state is in x
 	qs, keys, p []float32 // [lc, lk], p for keys with decays of channels
 	g           []float32 // [lc, lk] or [lc], decays
-	d, out      []float32 // [lc, lv], values or d, and outputs
+	d           []float32 // [lc, lv], values or d
 	kt          []float32 // strips [lk, Width] of keys as columns
 	left        []float32 // [lc, ll], left factors of x
 	ll          int       // K + lc
@@ -114,11 +114,11 @@ type room struct {
 // divide takes the slices of r from floats.
 func (r *room) divide(j *Job, floats func(n int) []float32) {
 	width := max(j.columns.Width, j.tokens.Width)
-	rows := max(j.lc, j.lk, 1+j.group, width)
+	rows := max(j.lc, j.lk, j.lv, 1+j.group, width)
 	r.ll = j.dk + j.lc
 	r.own, r.x = floats(j.dk*j.lv), floats(j.strips*r.ll*j.columns.Width)
 	r.qs, r.keys, r.p, r.g = floats(j.lc*j.lk), floats(j.lc*j.lk), floats(j.lc*j.lk), floats(j.lc*j.lk)
-	r.d, r.out, r.kt, r.left = floats(j.lc*j.lv), floats(j.lc*j.lv), floats(j.lk*j.lc), floats(j.lc*r.ll)
+	r.d, r.kt, r.left = floats(j.lc*j.lv), floats(j.lk*j.lc), floats(j.lc*r.ll)
 	r.mask, r.inverse, r.tmp, r.beta = floats(j.lc*j.lc), floats(j.lc*blockRows), floats(j.lc*width), floats(j.lc)
 	r.from, r.to, r.lanes, r.mx = floats(max(j.lk, j.lc)), floats(max(j.lk, j.lc)), floats(j.kernels.Lanes), floats(width)
 	r.one, r.zero, r.alpha = floats(rows), floats(rows), floats(rows)
@@ -187,9 +187,11 @@ func (r *room) advance(t, n int) int {
 			width = r.lk
 		}
 		r.decays.LoadRows(x, r.g, width, r.b, r.h, t, n)
-		for i, g := range r.g[:n*width] {
-			if g < minDecay {
-				r.g[i] = minDecay
+		if least, _ := r.extremes(r.g[:tile.RoundUp(n*width, x.Lanes)]); least < minDecay {
+			for i, g := range r.g[:n*width] {
+				if g < minDecay {
+					r.g[i] = minDecay
+				}
 			}
 		}
 		together = together && !x.NonFinite(r.g, width, n, r.decays.Shape[backend.Dim])
@@ -221,3 +223,14 @@ func (r *room) multiply(to, x, y []float32) { r.kernels.ProductSum(to[:r.lk], x,
 
 // times multiplies whole vectors by c.
 func (r *room) times(s []float32, c float32) { r.kernels.ScaleMax(s, c, r.lanes) }
+
+// scaleRows multiplies n rows of d elements, whole vectors ld apart, by factors [n].
+func (r *room) scaleRows(rows []float32, ld, n, d int, factors []float32) {
+	r.kernels.RankOne(rows, ld, r.zero, r.zero, factors, n, d, 0)
+}
+
+// extremes returns the least and the largest element of whole vectors that is not NaN.
+func (r *room) extremes(s []float32) (least, most float32) {
+	least = -r.kernels.ScaleMax(s, -1, r.lanes)
+	return least, r.kernels.ScaleMax(s, -1, r.lanes)
+}
