@@ -245,16 +245,17 @@ func (r *room) channelDecays(n, ref int) {
 		for i := range n {
 			g := r.g[i*lk+c:][:4:4]
 			s0, s1, s2, s3 = s0+float64(g[0]), s1+float64(g[1]), s2+float64(g[2]), s3+float64(g[3])
-			sums[i] = [4]float64{s0, s1, s2, s3}
+			to := &sums[i]
+			to[0], to[1], to[2], to[3] = s0, s1, s2, s3
 		}
-		at := sums[ref]
-		for lane, sum := range at {
-			r.from[c+lane] = float32(sum * math.Log2E)
-		}
+		at, from := &sums[ref], r.from[c:][:4:4]
+		s0, s1, s2, s3 = at[0], at[1], at[2], at[3]
+		from[0], from[1] = float32(s0*math.Log2E), float32(s1*math.Log2E)
+		from[2], from[3] = float32(s2*math.Log2E), float32(s3*math.Log2E)
 		for i := range n {
-			g, sums := r.g[i*lk+c:][:4:4], &sums[i]
-			g[0], g[1] = float32((sums[0]-at[0])*math.Log2E), float32((sums[1]-at[1])*math.Log2E)
-			g[2], g[3] = float32((sums[2]-at[2])*math.Log2E), float32((sums[3]-at[3])*math.Log2E)
+			g, sum := r.g[i*lk+c:][:4:4], &sums[i]
+			g[0], g[1] = float32((sum[0]-s0)*math.Log2E), float32((sum[1]-s1)*math.Log2E)
+			g[2], g[3] = float32((sum[2]-s2)*math.Log2E), float32((sum[3]-s3)*math.Log2E)
 		}
 	}
 	r.kernels.Exp2(r.from[:lk], 0)
