@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -100,7 +99,6 @@ type gradients struct {
 	rows  backend.Tensor  // [B, H, Sq, 2] F32: D and LSE, see delta.wgsl
 	sums  backend.Tensor  // [B, H, Sq, 1] F32: a term of each row, zero if none is needed
 	ops   []*queue.Op
-	err   error // of an operation
 }
 
 // newGradients returns the operations of g, with scratch from alloc, for the caller to release
@@ -121,7 +119,6 @@ func (b *Backend) newGradients(g *backend.Gradients, alloc func(backend.DType, b
 	}
 	if err == nil {
 		x.build()
-		err = x.err
 	}
 	return x, err
 }
@@ -147,6 +144,9 @@ func (x *gradients) check() error {
 			return err
 		}
 	}
+	if _, err := x.pairs(); err != nil {
+		return err
+	}
 	if x.p.Slopes != nil && x.group > tableHeads {
 		return fmt.Errorf("%d query heads share a key head, the gradients with slopes take up to %d: %w", x.group, tableHeads, backend.ErrUnsupported)
 	}
@@ -161,6 +161,11 @@ func (x *gradients) check() error {
 		}
 	}
 	return nil
+}
+
+// pairs returns the operands of scores.
+func (x *gradients) pairs() (cut.Pairs, error) {
+	return cut.PairsOf(&x.p, backend.Shape{x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK})
 }
 
 // build appends the operations.
@@ -252,8 +257,7 @@ type pass struct {
 // need so many query heads together.
 func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads int, to ...*cut.Operand) *pass {
 	d, g := x.d, x.g
-	pairs, err := cut.PairsOf(&x.p, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
-	x.err = cmp.Or(x.err, err)
+	pairs, _ := x.pairs() // without the error that check returns
 	s := &pass{
 		x: x, scoreOptions: newScoreOptions(&x.p, d.Heads, &pairs), tile: tilingOf(of, columns),
 		q: cut.Reads("q", g.Q, cut.RowAxes, 1), k: cut.Reads("k", g.K, cut.KeyAxes, x.group), v: cut.Reads("v", g.V, cut.KeyAxes, x.group),

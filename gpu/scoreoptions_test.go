@@ -111,6 +111,19 @@ func testFewBindings(t *testing.T, binds uint32) {
 	}
 }
 
+// TestScoreModForCPU asks for gradients with a score mod whose own text GPUs do not take, unlike its derivative.
+func TestScoreModForCPU(t *testing.T) {
+	b := open(t, Options{})
+	g := backwardOf(t, b, problem(t, b))
+	for wgsl, kind := range map[string]error{"": backend.ErrUnsupported, "return;": backend.ErrOption} {
+		g.ScoreMod = &backend.ScoreMod{WGSL: wgsl, WGSLDerivative: "return 1.0;"}
+		_, err := b.PlanBackward(t.Context(), g)
+		for _, err := range []error{err, b.Backward(t.Context(), g), b.WarmupBackward(t.Context(), g)} {
+			must.Fail(t, "score mod", err, kind, "the score mod's WGSL")
+		}
+	}
+}
+
 // BenchmarkBlocks compares calls whose block mask shows one block in ten with the same call
 // without a block mask.
 func BenchmarkBlocks(b *testing.B) {
