@@ -2,7 +2,6 @@ package kernelstest
 
 import (
 	"fmt"
-	"github.com/seed90331342/attn/kernels/internal/op"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // normGate is one call each of Normalise, Gate and their gradients.

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
-	"testing/synctest"
 )
 
 // made describes a candidate with a time for a round and optional failures.
