@@ -37,63 +37,25 @@ func withO(t testing.TB, c backend.Call) backend.Call {
 
 // referenceGradients returns the gradients of g, a call with one batch, computed in float64,
 // in the order of Gradients.Operands, with a DBias [H, Sq, Sk].
-func referenceGradients(t *testing.T, g *backend.Gradients) (grads [7][]float64) {
+func referenceGradients(t *testing.T, g *backend.Gradients) (sums [7][]oracle.Sum) {
 	t.Helper()
 	d := g.Dims()
-	dO, dLSE := floats(t, g.DO), floats(t, g.DLSE)
+	distances, dO, dLSE := d.SeqQ+d.SeqK-1, floats(t, g.DO), floats(t, g.DLSE)
 	for n, size := range [7]int{d.Heads * d.SeqQ * d.Dim, d.KVHeads * d.SeqK * d.Dim, d.KVHeads * d.SeqK * d.ValueDim,
-		d.Heads * d.SeqQ * d.SeqK, d.Heads * (d.SeqQ + d.SeqK - 1), d.Heads, d.Heads} {
-		grads[n] = make([]float64, size)
+		d.Heads * d.SeqQ * d.SeqK, d.Heads * distances, d.Heads, d.Heads} {
+		sums[n] = make([]oracle.Sum, size)
 	}
 	eachRow(t, &g.Call, func(h, hk, i int, r *oracle.Row) {
-		a, row := oracle.Solve(*r), h*d.SeqQ+i
-		if math.IsInf(a.LSE, -1) {
-			return
+		row := h*d.SeqQ + i
+		to := oracle.RowGradients{DQ: sums[0][row*d.Dim:], DK: sums[1][hk*d.SeqK*d.Dim:], DV: sums[2][hk*d.SeqK*d.ValueDim:],
+			DBias:     func(j int) *oracle.Sum { return &sums[3][row*d.SeqK+j] },
+			DRelative: func(j int) *oracle.Sum { return &sums[4][h*distances+j-i+d.SeqQ-1] }, DSink: &sums[6][h]}
+		if r.Distance != nil {
+			to.DSlope = &sums[5][h]
 		}
-		D := -float64(dLSE[row])
-		for x, o := range a.O {
-			D += o * float64(dO[row*d.ValueDim+x])
-		}
-		if r.Sink != nil {
-			grads[6][h] -= math.Exp(float64(*r.Sink)-a.LSE) * D
-		}
-		for j, s := range a.Scores {
-			if s != s {
-				continue
-			}
-			key, keep, dP := hk*d.SeqK+j, 1.0, 0.0
-			if r.Keeps != nil {
-				if keep = r.KeepFactor; !r.Keeps(j) {
-					keep = 0
-				}
-			}
-			P := math.Exp(s - a.LSE)
-			for x := range d.ValueDim {
-				dP += keep * float64(dO[row*d.ValueDim+x]) * float64(r.V[j*d.ValueDim+x])
-				grads[2][key*d.ValueDim+x] += P * keep * float64(dO[row*d.ValueDim+x])
-			}
-			dS := P * (dP - D)
-			grads[3][row*d.SeqK+j] = dS
-			grads[4][h*(d.SeqQ+d.SeqK-1)+j-i+d.SeqQ-1] += dS
-			if r.Distance != nil {
-				grads[5][h] -= r.Distance(j) * dS
-			}
-			dX := float64(g.Scale) * dS
-			if g.Softcap > 0 {
-				product := 0.0
-				for x, q := range r.Q {
-					product += float64(q) * float64(r.K[j*d.Dim+x])
-				}
-				tanh := math.Tanh(float64(g.Scale) * product / float64(g.Softcap))
-				dX *= 1 - tanh*tanh
-			}
-			for x, q := range r.Q {
-				grads[0][row*d.Dim+x] += dX * float64(r.K[j*d.Dim+x])
-				grads[1][key*d.Dim+x] += dX * float64(q)
-			}
-		}
+		oracle.Differentiate(*r, dO[row*d.ValueDim:][:d.ValueDim], dLSE[row], to)
 	})
-	return grads
+	return sums
 }
 
 // requestBiases requests the gradients of the biases and sinks of g, summed over some axes,
@@ -152,10 +114,19 @@ func TestBackward(t *testing.T) {
 	for n := range rounds {
 		sq, sk := drawLengths(rng)
 		say, c := drawOptions(t, rng, n, sq, sk)
+		var sums [7][]oracle.Sum // of all tiers
 		for _, tier := range Tiers() {
 			be := open(t, Options{Tier: tier, Threads: 1 + n%3})
 			g := backwardOf(t, be, withO(t, c))
-			want := referenceGradients(t, g)
+			if sums[0] == nil {
+				sums = referenceGradients(t, g)
+			}
+			var want [7][]float64
+			for k := range sums {
+				for _, s := range sums[k] {
+					want[k] = append(want[k], s.Value)
+				}
+			}
 			requestBiases(t, rng, g, &want)
 			must.Do(t, be.Backward(t.Context(), g))
 			outputs, _ := g.Operands()
