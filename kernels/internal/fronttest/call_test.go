@@ -16,8 +16,7 @@ import (
 // TestPreparedCall: one call that is rebound or reset has the bits of a new call each time,
 // whether one backend call computes it or several.
 func TestPreparedCall(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
+	dev := onCPU(t)
 	qs, ks := kernels.Shape{2, 4, 3, 16}, kernels.Shape{2, 2, 40, 16}
 	for name, opt := range map[string]kernels.Options{
 		"causal":   {Causal: true},
@@ -39,25 +38,15 @@ func TestPreparedCall(t *testing.T) {
 			} else if err := call.Reset(q, v, k, opt); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
-			if err := call.Rebind(q, k, v); err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			got, err := call.Run(t.Context())
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			want, err := dev.Attention(t.Context(), q, k, v, opt)
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
+			must.Do(must.In(t, "%s", name), call.Rebind(q, k, v))
+			got := must.Get(call.Run(t.Context()))(must.In(t, "%s", name))
+			want := must.Get(dev.Attention(t.Context(), q, k, v, opt))(must.In(t, "%s", name))
 			sameBits(t, name+": o", dev, got.O, want.O)
 			sameBits(t, name+": lse", dev, got.LSE, want.LSE)
 			if opt.Weights {
 				sameBits(t, name+": weights", dev, got.Weights, want.Weights)
 			}
-			if report, err := call.Check(t.Context(), got, kernels.CheckOptions{Rows: 24}); err != nil || !report.OK() {
-				t.Errorf("%s: check: %+v, %v", name, report, err)
-			}
+			check(t, name, call, got, 24)
 		}
 		x := upload(t, dev, normal(qs.Elements(), 1), qs)
 		opt.KLen = []int{41, 1}
@@ -70,8 +59,7 @@ func TestPreparedCall(t *testing.T) {
 
 // TestRebindRefuses: other shapes, strides and dtypes are refused.
 func TestRebindRefuses(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
+	dev := onCPU(t)
 	x := upload(t, dev, normal(64, 1), kernels.Shape{1, 2, 8, 4})
 	call := prepare(t, dev, x, x, x, kernels.Options{})
 	other := upload(t, dev, normal(64, 2), kernels.Shape{1, 4, 4, 4})
@@ -169,9 +157,7 @@ func TestResumeOfAnotherCall(t *testing.T) {
 		call := prepare(t, dev, x, x, x, kernels.Options{})
 		got := must.Get(call.Alloc(ctx))(t)
 		defer got.Release()
-		if err := call.Resume(ctx, got, own); err != nil {
-			t.Fatalf("its own Partial: %v", err)
-		}
+		must.Do(must.In(t, "its own Partial"), call.Resume(ctx, got, own))
 		sameBits(t, "o", dev, got.O, want.O)
 		resume := func(name string, call *kernels.Call, from *kernels.Partial, want error, text string) {
 			t.Helper()

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
@@ -64,8 +63,7 @@ func modCalls(t *testing.T, dev *kernels.Device) map[string]func(m *kernels.Scor
 // TestScoreModFails: a panic in a function of the program is a short error that names the function and the place, not a
 // defect of this module, and the next call works.
 func TestScoreModFails(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
+	dev := onCPU(t)
 	beyond := func(_ []float32, at kernels.Position) { _ = at.Values[7] }
 	for name, call := range modCalls(t, dev) {
 		err := call(&kernels.ScoreMod{Go: beyond, Derivative: beyond})
@@ -92,8 +90,7 @@ func inner([]float32, kernels.Position) { _ = strings.Repeat("-", -1) }
 // TestCallbackSlices: the slices that functions of the program receive have no room behind them, where an append would
 // write to what is not theirs.
 func TestCallbackSlices(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
+	dev := onCPU(t)
 	spare := func(name string, s []float32) {
 		if cap(s) > len(s) {
 			t.Errorf("%s: a slice of %d elements has room for %d", name, len(s), cap(s))

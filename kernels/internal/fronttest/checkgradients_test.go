@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
@@ -13,8 +12,7 @@ import (
 // TestCheckBackward: gradients with every kind of option pass, and one element that is off by
 // a thousandth is found in each of dq, dk and dv.
 func TestCheckBackward(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
+	dev := onCPU(t)
 	ctx := t.Context()
 	const batch, heads, kvHeads, seqQ, seqK, dim, valueDim = 2, 4, 2, 13, 21, 8, 5
 	tensor := func(seed uint64, s ...int) kernels.Tensor {
@@ -55,21 +53,13 @@ func TestCheckBackward(t *testing.T) {
 		}
 		c.opt.LSE = true
 		call := prepare(t, dev, q, k, v, c.opt)
-		r, err := call.Run(ctx)
-		if err != nil {
-			t.Fatal(c.name, err)
-		}
-		grads, err := call.AllocGradients(ctx, call.Gradients().Operands())
-		if err != nil {
-			t.Fatal(c.name, err)
-		}
+		r := must.Get(call.Run(ctx))(must.In(t, "%s", c.name))
+		grads := must.Get(call.AllocGradients(ctx, call.Gradients().Operands()))(must.In(t, "%s", c.name))
 		d := kernels.Result{O: tensor(4, batch, heads, seqQ, valueDim)}
 		if c.lse {
 			d.LSE = tensor(7, batch, heads, seqQ, 1)
 		}
-		if err := call.Backward(ctx, grads, d, r); err != nil {
-			t.Fatal(c.name, err)
-		}
+		must.Do(must.In(t, "%s", c.name), call.Backward(ctx, grads, d, r))
 		all := kernels.CheckOptions{Rows: 1000}
 		const rows = batch * (heads*seqQ + kvHeads*seqK)
 		if report, err := call.CheckBackward(ctx, grads, d, r, all); err != nil || !report.OK() || report.Rows != rows {

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
@@ -82,10 +81,7 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 					}
 				}
 			}
-			report, err := prepare(t, dev, q, k, v, opt).Check(t.Context(), all, kernels.CheckOptions{Rows: 100, Seed: 5})
-			if err != nil || !report.OK() || report.Rows != 100 {
-				t.Errorf("check: %+v, %v", report, err)
-			}
+			check(t, "documents", prepare(t, dev, q, k, v, opt), all, 100)
 		}
 	})
 }
@@ -93,8 +89,7 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 // TestCheckSeesSegments: Check finds a result computed without the segments, and a weight
 // outside of the row's segment.
 func TestCheckSeesSegments(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
+	dev := onCPU(t)
 	s := kernels.Shape{1, 2, 150, 8}
 	q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s), upload(t, dev, normal(s.Elements(), 3), s)
 	opt := kernels.Options{QSegments: segmentIDs(), Weights: true}
@@ -115,8 +110,7 @@ func TestCheckSeesSegments(t *testing.T) {
 // TestSubcallsTogether: a call of several subcalls is planned as their sum, each of them is
 // warmed up, and outputs may not overlap the inputs of any.
 func TestSubcallsTogether(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
+	dev := onCPU(t)
 	s := kernels.Shape{1, 2, 150, 8}
 	q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s), upload(t, dev, normal(s.Elements(), 3), s)
 	opt := kernels.Options{QSegments: segmentIDs()}
@@ -168,10 +162,7 @@ func TestSoftmaxInRegions(t *testing.T) {
 		lse := upload(t, dev, make([]float32, 300), kernels.Shape{1, 2, 150, 1})
 		must.Do(t, dev.Softmax(t.Context(), w, lse, opt))
 		sameBits(t, "weights", dev, w, want.Weights)
-		report, err := prepare(t, dev, q, k, k, attention).Check(t.Context(), kernels.Result{O: want.O, LSE: lse, Weights: w}, kernels.CheckOptions{Rows: 300})
-		if err != nil || !report.OK() || report.Rows != 300 {
-			t.Errorf("check: %+v, %v", report, err)
-		}
+		check(t, "softmax", prepare(t, dev, q, k, k, attention), kernels.Result{O: want.O, LSE: lse, Weights: w}, 300)
 	})
 }
 
@@ -222,10 +213,7 @@ func TestRegionsOfPages(t *testing.T) {
 			want := must.Get(dev.Attention(t.Context(), q, whole[0], whole[1], opt))(t)
 			defer want.Release()
 			opt.Pages = &kernels.Pages{Table: table, Keys: keys}
-			got, err := dev.Attention(t.Context(), q, pooled[0], pooled[1], opt)
-			if err != nil {
-				t.Fatal(name, err)
-			}
+			got := must.Get(dev.Attention(t.Context(), q, pooled[0], pooled[1], opt))(must.In(t, "%s", name))
 			defer got.Release()
 			sameBits(t, name+": o", dev, got.O, want.O)
 			sameBits(t, name+": lse", dev, got.LSE, want.LSE)

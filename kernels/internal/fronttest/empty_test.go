@@ -52,10 +52,7 @@ func TestEmptySizes(t *testing.T) {
 			for _, dtype := range []kernels.DType{kernels.F32, kernels.F16} {
 				tensor := func(heads, seq, dim int) kernels.Tensor {
 					s := kernels.Shape{d.Batch, heads, seq, dim}
-					x, err := dev.FromFloat32(ctx, dtype, normal(s.Elements(), 1), s)
-					if err != nil {
-						t.Fatalf("%s: %v", c.name, err)
-					}
+					x := must.Get(dev.FromFloat32(ctx, dtype, normal(s.Elements(), 1), s))(must.In(t, "%s", c.name))
 					t.Cleanup(x.Release)
 					return x
 				}
@@ -98,9 +95,7 @@ func TestEmptySizes(t *testing.T) {
 					if o.opt.Weights {
 						is(name+" weights", r.Weights, scores, zero)
 					}
-					if report, err := call.Check(ctx, r, kernels.CheckOptions{}); err != nil || !report.OK() {
-						t.Errorf("%s, %s: check: %+v, %v", c.name, name, report, err)
-					}
+					check(t, c.name+", "+name, call, r, 0)
 					r.Release()
 				}
 				// The stages.
@@ -247,13 +242,8 @@ func TestBlocksOfAnySize(t *testing.T) {
 		defer mask.Release()
 		for _, size := range []int{5, 6, 1 << 32, math.MaxInt - 1, math.MaxInt} {
 			call := prepare(t, dev, x, x, x, kernels.Options{BlockMask: mask, BlockSize: size})
-			r, err := call.Run(ctx)
-			if err != nil {
-				t.Fatalf("blocks of %d: %v", size, err)
-			}
-			if report, err := call.Check(ctx, r, kernels.CheckOptions{}); err != nil || !report.OK() {
-				t.Errorf("blocks of %d: %+v, %v", size, report, err)
-			}
+			r := must.Get(call.Run(ctx))(must.In(t, "blocks of %d", size))
+			check(t, fmt.Sprintf("blocks of %d", size), call, r, 0)
 			r.Release()
 		}
 	})

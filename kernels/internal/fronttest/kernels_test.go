@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
@@ -25,6 +26,22 @@ func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 			defer dev.Close()
 			f(t, dev)
 		})
+	}
+}
+
+// onCPU returns a device that the test closes.
+func onCPU(t *testing.T) *kernels.Device {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	t.Cleanup(func() { dev.Close() })
+	return dev
+}
+
+// check checks a number of rows of a result; 0 is the default.
+func check(t *testing.T, what string, call *kernels.Call, r kernels.Result, rows int) {
+	t.Helper()
+	report, err := call.Check(t.Context(), r, kernels.CheckOptions{Rows: rows, Seed: 5})
+	if err != nil || !report.OK() || rows > 0 && report.Rows != rows {
+		t.Errorf("%s: check: %+v, %v", what, report, err)
 	}
 }
 

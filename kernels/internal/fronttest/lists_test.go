@@ -1,6 +1,7 @@
 package fronttest
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -43,9 +44,7 @@ func TestListsOnDevice(t *testing.T) {
 			}
 			must.Do(t, call.Warmup(ctx))
 			r := must.Get(call.Run(ctx))(t)
-			if report := must.Get(call.Check(ctx, r, kernels.CheckOptions{Rows: heads * rows}))(t); !report.OK() {
-				t.Errorf("run %d: %+v", run, report)
-			}
+			check(t, fmt.Sprintf("run %d", run), call, r, heads*rows)
 			r.Release()
 			for i := range chosen { // not the lists of a GPU
 				chosen[i] = (chosen[i] + 7) % keys

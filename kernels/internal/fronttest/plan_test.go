@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
@@ -36,8 +35,7 @@ func (w *warmer) Warmup(_ context.Context, c *backend.Call, weights bool) error 
 }
 
 func TestWarmup(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
+	dev := onCPU(t)
 	meta := func(heads, seq, dim int) kernels.Tensor {
 		return must.Get(kernels.Meta(kernels.F16, kernels.Shape{2, heads, seq, dim}))(t)
 	}

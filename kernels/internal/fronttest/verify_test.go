@@ -94,8 +94,7 @@ func TestVerify(t *testing.T) {
 func TestNothingPanics(t *testing.T) {
 	closed := kernels.NewDevice(cpu.New(cpu.Options{}))
 	closed.Close()
-	open := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer open.Close()
+	open := onCPU(t)
 	x := upload(t, open, []float32{1}, kernels.Shape{1, 1, 1, 1})
 	prepared := prepare(t, open, x, x, x, kernels.Options{})
 	orphan := prepare(t, nil, x, x, x, kernels.Options{})
@@ -174,8 +173,7 @@ func (functions) NewMultiHeadAttention(ctx context.Context, dev *kernels.Device,
 
 // TestZeroValuesOfCaches: zero values and a nil context are errors that name the way out.
 func TestZeroValuesOfCaches(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
+	dev := onCPU(t)
 	ctx := t.Context()
 	x := upload(t, dev, []float32{1, 2}, kernels.Shape{1, 1, 1, 2})
 	out := kernels.Result{O: upload(t, dev, []float32{1, 2}, x.Shape())}
@@ -211,8 +209,7 @@ func TestZeroValuesOfCaches(t *testing.T) {
 // TestMissingBackendAndContext: valid calls without a backend, without a context and on a closed
 // device return errors that say so.
 func TestMissingBackendAndContext(t *testing.T) {
-	open := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer open.Close()
+	open := onCPU(t)
 	closed := kernels.NewDevice(cpu.New(cpu.Options{}))
 	closed.Close()
 	x := upload(t, open, []float32{1, 2}, kernels.Shape{1, 1, 1, 2})

@@ -3,6 +3,7 @@ package must
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 )
 
@@ -10,6 +11,20 @@ import (
 type TB interface {
 	Helper()
 	Fatal(...any)
+}
+
+// In returns t with a text before what stops the test: must.Do(must.In(t, "row %d", i), err).
+func In(t TB, format string, args ...any) TB { return in{t, format, args} }
+
+type in struct {
+	TB
+	format string
+	args   []any
+}
+
+func (x in) Fatal(args ...any) {
+	x.Helper()
+	x.TB.Fatal(fmt.Sprintf(x.format, x.args...) + ": " + fmt.Sprint(args...))
 }
 
 // Reporter is a TB that goes on after a failure.

@@ -30,11 +30,11 @@ func TestMust(t *testing.T) {
 	must.Fail(&got, "right", must.Err(0, wrapped), io.EOF, "reading", "q")
 	must.Fail(&got, "no error", nil, nil)
 	must.Get(0, io.EOF)(&got)
-	must.Do(&got, io.EOF)
+	must.Do(must.In(&got, "row %d", 3), io.EOF)
 	must.Fail(&got, "none", nil, io.EOF, "reading")
 	must.Fail(&got, "other", wrapped, errors.ErrUnsupported)
 	must.Fail(&got, "text", wrapped, io.EOF, "q", "writing")
-	if want := []string{"fatal: EOF", "fatal: EOF", "none: error is <nil>, should be EOF", "other: error is reading q: EOF, should be unsupported operation",
+	if want := []string{"fatal: EOF", "fatal: row 3: EOF", "none: error is <nil>, should be EOF", "other: error is reading q: EOF, should be unsupported operation",
 		`text: error is reading q: EOF, should contain "writing"`}; !slices.Equal(got, want) {
 		t.Errorf("failures are\n%q, should be\n%q", got, want)
 	}
