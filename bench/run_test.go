@@ -353,7 +353,5 @@ func TestCaseNames(t *testing.T) {
 
 func noError(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }

@@ -103,9 +103,7 @@ func testPagesOfNoKeys(t *testing.T, tier string) {
 				c.Pages = &backend.Pages{Table: [][]int32{[]int32{0, 1}[:tile.CeilDiv(keys, size)], empty}, Keys: keys}
 				c.Visible.KLen = []int{keys, 0}
 				tile.Fill(floats(t, c.O), 7)
-				if err := be.Attention(t.Context(), &c); err != nil {
-					t.Fatalf("%d keys in pages of %d, table %v: %v", keys, size, c.Pages.Table, err)
-				}
+				must.Do(must.In(t, "%d keys in pages of %d, table %v", keys, size, c.Pages.Table), be.Attention(t.Context(), &c))
 				for i, x := range floats(t, c.O) {
 					if empty := i >= 16; empty != (math.Float32bits(x) == 0) || x == 7 {
 						t.Fatalf("%d keys in pages of %d, table %v: element %d is %v", keys, size, c.Pages.Table, i, x)

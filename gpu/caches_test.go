@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -96,9 +95,7 @@ func TestCopy(t *testing.T) {
 					for r := range batch * heads {
 						copy(want[(r*rows+x.lo)*x.dim:], host[r*x.n*x.dim:(r+1)*x.n*x.dim])
 					}
-					if err := b.Copy(context.Background(), []backend.Tensor{dst}, []backend.Tensor{src}); err != nil {
-						t.Fatalf("%s: %v", name, err)
-					}
+					must.Do(must.In(t, "%s", name), b.Copy(context.Background(), []backend.Tensor{dst}, []backend.Tensor{src}))
 					sameRow(t, name, numbers(t, b, whole), want)
 				}
 			}
@@ -156,13 +153,9 @@ func TestCopyRefuses(t *testing.T) {
 		{"dst is bool", alloc(t, b, backend.Bool, backend.Shape{1, 1, 3, 4}), backend.ErrDType},
 		{"dst is written while src is read", x, backend.ErrOverlap},
 	} {
-		if err := dev.Copy(t.Context(), []backend.Tensor{c.dst}, []backend.Tensor{x}); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.name) {
-			t.Errorf("%s: %v", c.name, err)
-		}
+		must.Fail(t, c.name, dev.Copy(t.Context(), []backend.Tensor{c.dst}, []backend.Tensor{x}), c.want, c.name)
 	}
-	if err := dev.Copy(t.Context(), []backend.Tensor{x}, nil); !errors.Is(err, backend.ErrShape) {
-		t.Errorf("a copy without a source: %v", err)
-	}
+	must.Fail(t, "a copy without a source", dev.Copy(t.Context(), []backend.Tensor{x}, nil), backend.ErrShape)
 }
 
 // filled uploads data as a type.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestBlockingSubmit makes calls on a driver whose Submit blocks while a submission runs, as that
@@ -77,9 +78,7 @@ func TestDeadlineShortensSubmissions(t *testing.T) {
 	} {
 		run := func(ctx context.Context) (n int, out [][]float32) {
 			n = submissions(dev, func() {
-				if err := x.call(ctx); err != nil {
-					t.Fatalf("%s: %v", x.name, err)
-				}
+				must.Do(must.In(t, "%s", x.name), x.call(ctx))
 			})
 			for _, o := range x.out {
 				out = append(out, floats(t, b, o))

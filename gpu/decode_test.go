@@ -215,10 +215,7 @@ func TestDecodeOfLongContexts(t *testing.T) {
 		b := newSources(false).b
 		b.choose = func(s tune.Shape) (tune.Variant, string) { return s.Rule() }
 		call := decodeCall(t, backend.Q8, x.batch, x.heads, 8, x.keys, x.d)
-		p, err := b.path(call)
-		if err != nil {
-			t.Fatalf("%+v: %v", x, err)
-		}
+		p := must.Get(b.path(call))(must.In(t, "%+v", x))
 		_, decodes := p.(*decode)
 		if _, err := b.newDecode(call); decodes == errors.Is(err, backend.ErrUnsupported) || decodes != (x.keys < 30<<20) {
 			t.Errorf("%+v: decodes: %v, %v", x, decodes, err)

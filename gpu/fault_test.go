@@ -194,10 +194,7 @@ func TestEveryCallMayFail(t *testing.T) {
 				if i%5 != 0 { // a healthy session between all of them would take long
 					return true
 				}
-				got, err := session(b)
-				if err != nil {
-					t.Fatalf("after %s %d failed: %v", call, i, err)
-				}
+				got := must.Get(session(b))(must.In(t, "after %s %d failed", call, i))
 				if want == nil {
 					want = got
 				}

@@ -85,7 +85,5 @@ func digests(t testing.TB) string {
 // check ends the test with an error that is not nil.
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }

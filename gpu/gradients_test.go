@@ -117,9 +117,7 @@ func TestGradientsCut(t *testing.T) {
 			grads := must.Get(call.AllocGradients(t.Context(), call.Gradients()))(t)
 			t.Cleanup(grads.Release)
 			d := kernels.Result{O: upload(t, b, host(t, r.O.Shape(), wave)), LSE: upload(t, b, host(t, r.LSE.Shape(), wave))}
-			if err := call.Backward(t.Context(), grads, d, r); err != nil {
-				t.Fatalf("%s: %s: %v", limits.name, c.Name, err)
-			}
+			must.Do(must.In(t, "%s: %s", limits.name, c.Name), call.Backward(t.Context(), grads, d, r))
 			for name, x := range []backend.Tensor{grads.Q, grads.K, grads.V, grads.Sinks, grads.RelativeBias} {
 				if x.IsZero() || name == 4 && c.Options.Prefix != nil {
 					continue

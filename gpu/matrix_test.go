@@ -277,7 +277,5 @@ func TestMatrixPeak(t *testing.T) {
 		}
 	}
 	none := &Backend{dev: b.dev, info: b.info}
-	if _, err := none.MatrixFLOPS(t.Context()); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("without matrices: %v", err)
-	}
+	must.Fail(t, "without matrices", must.Err(none.MatrixFLOPS(t.Context())), backend.ErrUnsupported)
 }

@@ -40,10 +40,7 @@ func TestBackwardRefuses(t *testing.T) {
 		{"shape of dalibi", k, v, Options{ALiBi: make([]float32, 8)}, Gradients{ALiBi: meta(t, f32, 1, 4, 1, 1)}, d, result, ErrShape, "dalibi has shape [1 4 1 1], it must be [2 4 1 1]"},
 		{"no gradients on the backend", k, v, Options{}, Gradients{Q: q}, d, result, ErrUnsupported, "none has no gradients"},
 	} {
-		call, err := refusing(t).Prepare(q, c.k, c.v, c.opt)
-		if err != nil {
-			t.Fatal(c.name, err)
-		}
+		call := must.Get(refusing(t).Prepare(q, c.k, c.v, c.opt))(must.In(t, "%v", c.name))
 		if err := call.Backward(t.Context(), c.grads, c.d, c.result); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || !strings.HasPrefix(err.Error(), "backward: ") {
 			t.Errorf("%s: error %v, want %v with %q", c.name, err, c.want, c.says)
 		}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestModules lists the modules that programs without a GPU download, those that import any of
@@ -21,10 +23,7 @@ func TestModules(t *testing.T) {
 		list := func(arguments ...string) []string {
 			cmd := exec.Command("go", append([]string{"list", "-deps"}, arguments...)...)
 			cmd.Env, cmd.Stderr = append(os.Environ(), "GOOS="+system, "GOARCH=amd64", "CGO_ENABLED=0"), os.Stderr
-			out, err := cmd.Output()
-			if err != nil {
-				t.Fatalf("%v: %v", cmd, err)
-			}
+			out := must.Get(cmd.Output())(must.In(t, "%v", cmd))
 			return strings.Fields(string(out))
 		}
 		needed := list("-f", "{{with .Module}}{{if .Main}}{{$.ImportPath}}{{end}}{{end}}", ".", "./kvcache", "./nn", "./npy", "./safetensors", "../cpu")

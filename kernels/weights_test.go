@@ -160,9 +160,7 @@ func TestEachWeightRow(t *testing.T) {
 			err := dev.EachWeightRow(ctx, q, k, part, tt.opt, func(row, first int, weights []float32) {
 				copy(got[(row-part.Rows[0])*keys+first-part.Keys[0]:], weights)
 			})
-			if err != nil {
-				t.Fatalf("%s %+v: %v", tt.name, part, err)
-			}
+			must.Do(must.In(t, "%s %+v", tt.name, part), err)
 			for i := range rows {
 				row := whole[((part.Batch*heads+part.Head)*seqQ+part.Rows[0]+i)*seqK:]
 				for j := range keys {

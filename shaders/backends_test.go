@@ -174,10 +174,7 @@ fn less(v: vec4<f32>, i: u32, x: f32) -> bool { return v[i] < x; }
 		{"index", "o[id.y] = select(0.0, 1.0, less(vec4<f32>(x), id.z, x));", `: DefaultConstructible\(\) < `},
 		{"atomic", "atomicXor(&a[id.y], 1u);", `\(&uint\(.*: DefaultConstructible`},
 	} {
-		out, err := metal(globals + c.body + "\n}")
-		if err != nil {
-			t.Fatalf("%s: %v", c.name, err)
-		}
+		out := must.Get(metal(globals + c.body + "\n}"))(must.In(t, "%s", c.name))
 		if !regexp.MustCompile(c.wrong).MatchString(out) {
 			t.Errorf("naga writes %s to Metal correctly: remove its rule and this test\n%s", c.name, out)
 		}

@@ -86,7 +86,5 @@ func TestEncoding(t *testing.T) {
 
 func noError(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }

@@ -30,9 +30,7 @@ func tint(t *testing.T, modules map[string]string) map[string][]string {
 	}
 	dir := t.TempDir()
 	for name, src := range modules {
-		if err := os.WriteFile(filepath.Join(dir, name+".wgsl"), []byte(src), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name+".wgsl"), []byte(src), 0o600))
 	}
 	var stderr strings.Builder
 	cmd := exec.CommandContext(t.Context(), node, "testdata/tint/compile.mjs", dir)
@@ -114,10 +112,7 @@ func TestEmittedKernelsCompileInTint(t *testing.T) {
 		if testing.Short() && (c.departures() > 1 || c.departures() == 1 && i%9 > 0) {
 			continue
 		}
-		list, err := gpu.KernelSources(c.call(t), c.staged)
-		if err != nil {
-			t.Fatalf("%+v: %v", c, err)
-		}
+		list := must.Get(gpu.KernelSources(c.call(t), c.staged))(must.In(t, "%+v", c))
 		for _, k := range list {
 			if !distinct[k.WGSL] {
 				distinct[k.WGSL] = true

@@ -87,9 +87,7 @@ func look(t *testing.T, c *chart.Chart) (solid, dashed []int, marks, spots int, 
 		if err == io.EOF {
 			return solid, dashed, marks, spots, words
 		}
-		if err != nil {
-			t.Fatalf("%s: %v", c.Title, err)
-		}
+		must.Do(must.In(t, "%s", c.Title), err)
 		if text, ok := token.(xml.CharData); ok {
 			words[string(text)] = true
 		}

@@ -36,9 +36,7 @@ const expected = "Once upon a time, there was a little girl named Lily. She love
 func write(t *testing.T, args ...string) (out, messages string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	if err := run(t.Context(), args, &stdout, &stderr); err != nil {
-		t.Fatalf("stories %q: %v", args, err)
-	}
+	must.Do(must.In(t, "stories %q", args), run(t.Context(), args, &stdout, &stderr))
 	return stdout.String(), stderr.String()
 }
 

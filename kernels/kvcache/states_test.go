@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -265,14 +264,10 @@ func TestFailedStates(t *testing.T) {
 				copies.after = -1
 				continue
 			}
-			if err := x.f(ctx); !errors.Is(err, errCopy) {
-				t.Errorf("%s, copy %d fails: error is %v", x.name, i, err)
-			}
+			must.Fail(t, fmt.Sprintf("%s, copy %d fails", x.name, i), x.f(ctx), errCopy)
 			copies.after = -1
 		}
-		if err := x.f(cancelled); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s, cancelled: error is %v", x.name, err)
-		}
+		must.Fail(t, fmt.Sprintf("%s, cancelled", x.name), x.f(cancelled), context.Canceled)
 		for b, want := range before {
 			if !bytes.Equal(saved(t, c, b), want) {
 				t.Errorf("%s fails: sequence %d has another state", x.name, b)

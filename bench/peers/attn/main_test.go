@@ -23,9 +23,7 @@ func ask(t *testing.T, lines ...string) []answer {
 	var all []answer
 	for line := range strings.Lines(out.String()) {
 		var a answer
-		if err := json.Unmarshal([]byte(line), &a); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
+		must.Do(must.In(t, "%q", line), json.Unmarshal([]byte(line), &a))
 		all = append(all, a)
 	}
 	if len(all) != len(lines) {

@@ -198,9 +198,7 @@ func linked(t *testing.T, dir string, args ...string) map[string]string {
 		if err != nil && dir != cmds {
 			t.Skipf("dependencies of %s are not downloaded: %v", dir, err)
 		}
-		if err != nil {
-			t.Fatalf("%v: %v", cmd, err)
-		}
+		must.Do(must.In(t, "%v", cmd), err)
 		for line := range strings.Lines(string(out)) {
 			f := strings.Split(strings.TrimSpace(line), "\t")
 			if len(f) == 3 {

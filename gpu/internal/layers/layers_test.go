@@ -101,10 +101,7 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 			on.ups.Store(0)
 			on.downs.Store(0)
 			on.elements.Store(0)
-			r, err := l.Apply(t.Context(), x, c.opt)
-			if err != nil {
-				t.Fatalf("%s: %v", c.name, err)
-			}
+			r := must.Get(l.Apply(t.Context(), x, c.opt))(must.In(t, "%s", c.name))
 			if on.downs.Load() != 0 || on.ups.Load() != c.ups || on.elements.Load() != c.elements {
 				t.Errorf("%s: %d downloads, %d uploads of %d elements, should be 0 and %d of %d", c.name, on.downs.Load(), on.ups.Load(), on.elements.Load(), c.ups, c.elements)
 			}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // Calls that share a class share its measurement, and no others.
@@ -83,10 +84,7 @@ func TestOptionClasses(t *testing.T) {
 		}
 		seen[s.stored()] = x.pairs
 		r := newFake(t)
-		e, err := newExercise(t.Context(), r, s)
-		if err != nil {
-			t.Fatalf("%+v: %v", x.pairs, err)
-		}
+		e := must.Get(newExercise(t.Context(), r, s))(must.In(t, "%+v", x.pairs))
 		for _, c := range []*backend.Call{&e.long, &e.edge} {
 			got := Pairs{Mask: !c.Mask.IsZero(), Bias: !c.Bias.IsZero(), Slopes: c.Slopes != nil, Softcap: c.Softcap > 0, Dropout: c.Dropout.P > 0}
 			if got != x.measured {

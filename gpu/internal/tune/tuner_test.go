@@ -106,10 +106,7 @@ func TestExerciseTypes(t *testing.T) {
 		if s.Software = kv == backend.F32; !s.Software {
 			keys = longKeys
 		}
-		x, err := newExercise(t.Context(), newFake(t), s)
-		if err != nil {
-			t.Fatalf("%v: %v", kv, err)
-		}
+		x := must.Get(newExercise(t.Context(), newFake(t), s))(must.In(t, "%v", kv))
 		defer x.release()
 		if k, v, o := x.long.K.DType(), x.edge.V.DType(), x.long.O.DType(); k != kv || v != kv || o != backend.F16 {
 			t.Errorf("%v: keys are %v, values %v, the output %v", kv, k, v, o)

@@ -17,6 +17,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestPooled compares cells with a plain loop over their weights.
@@ -250,9 +251,7 @@ func svgElements(t *testing.T, path string) (count map[string]int, text []string
 		if err == io.EOF {
 			return count, text
 		}
-		if err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
+		must.Do(must.In(t, "%s", path), err)
 		switch e := token.(type) {
 		case xml.StartElement:
 			count[e.Name.Local]++
