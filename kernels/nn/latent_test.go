@@ -1,7 +1,6 @@
 package nn_test
 
 import (
-	"bytes"
 	"context"
 	"math"
 	"testing"
@@ -17,30 +16,14 @@ var smallLatent = nn.LatentConfig{Model: 10, Heads: 2, QueryRank: 7, Rank: 6, No
 
 // latentFile returns a layer of smallLatent as its files have it.
 func latentFile() map[string]stored {
-	tensors := map[string]stored{}
-	for name, shape := range map[string][]int{"q_a_proj": {7, 10}, "q_a_layernorm": {7}, "q_b_proj": {14, 7}, "kv_a_proj_with_mqa": {10, 10}, "kv_a_layernorm": {6}, "kv_b_proj": {16, 6}, "o_proj": {10, 10}} {
-		n := shape[0]
-		if len(shape) > 1 {
-			n *= shape[1]
-		}
-		s := stored{"F32", shape, make([]float32, n)}
-		for i := range s.data {
-			s.data[i] = float32((i*7+len(name))%11-5) / 8
-		}
-		tensors["a."+name+".weight"] = s
-	}
-	return tensors
-}
-
-func loadLatent(c nn.LatentConfig, tensors map[string]stored) (nn.LatentWeights, error) {
-	content := safetensors(tensors)
-	return c.LoadSafetensors(bytes.NewReader(content), int64(len(content)), "a.")
+	return patterned(map[string][]int{"a.q_a_proj.weight": {7, 10}, "a.q_a_layernorm.weight": {7}, "a.q_b_proj.weight": {14, 7}, "a.kv_a_proj_with_mqa.weight": {10, 10},
+		"a.kv_a_layernorm.weight": {6}, "a.kv_b_proj.weight": {16, 6}, "a.o_proj.weight": {10, 10}})
 }
 
 // TestLatentWeights: the rows of kv_b_proj are those of the keys and then of the values of each head.
 func TestLatentWeights(t *testing.T) {
 	file := latentFile()
-	w := must.Get(loadLatent(smallLatent, file))(t)
+	w := must.Get(read(smallLatent.LoadSafetensors, "a.", file))(t)
 	k, v, b := must.Get(w.Wk.Float32s())(t), must.Get(w.Wv.Float32s())(t), file["a.kv_b_proj.weight"].data
 	for h := range 2 {
 		for r := range 6 {
@@ -64,7 +47,7 @@ func TestLatentBatches(t *testing.T) {
 	dev, ctx := onCPU(t), t.Context()
 	c := smallLatent
 	c.DType = kernels.BF16
-	l := must.Get(nn.NewLatentAttention(ctx, dev, c, must.Get(loadLatent(c, latentFile()))(t)))(t)
+	l := must.Get(nn.NewLatentAttention(ctx, dev, c, must.Get(read(c.LoadSafetensors, "a.", latentFile()))(t)))(t)
 	defer l.Release()
 	x := random(t, dev, 1, 2, 1, 6, 10)
 	apply := func(x kernels.Tensor, opt nn.MultiHeadOptions) []float32 {
@@ -114,8 +97,8 @@ func TestLatentRefuses(t *testing.T) {
 	}
 	file := latentFile()
 	file["a.indexer.wk.weight"] = stored{"F32", []int{1}, []float32{1}}
-	must.Fail(t, "an indexer", must.Err(loadLatent(smallLatent, file)), kernels.ErrFile, `would ignore ["a.indexer.wk.weight"]`)
-	w := must.Get(loadLatent(smallLatent, latentFile()))(t)
+	must.Fail(t, "an indexer", must.Err(read(smallLatent.LoadSafetensors, "a.", file)), kernels.ErrFile, `would ignore ["a.indexer.wk.weight"]`)
+	w := must.Get(read(smallLatent.LoadSafetensors, "a.", latentFile()))(t)
 	for _, c := range []struct {
 		name   string
 		config nn.LatentConfig
@@ -131,7 +114,7 @@ func TestLatentRefuses(t *testing.T) {
 	} {
 		must.Fail(t, c.name, must.Err(nn.NewLatentAttention(ctx, dev, c.config, w)), c.want, c.text)
 	}
-	must.Fail(t, "a file for another config", must.Err(loadLatent(with(func(c *nn.LatentConfig) { c.ValueDim = 4 }), latentFile())), kernels.ErrShape, "kv_b_proj.weight: shape is [16 6], for the config it must be [14 6]")
+	must.Fail(t, "a file for another config", must.Err(read(with(func(c *nn.LatentConfig) { c.ValueDim = 4 }).LoadSafetensors, "a.", latentFile())), kernels.ErrShape, "kv_b_proj.weight: shape is [16 6], for the config it must be [14 6]")
 	must.Fail(t, "no projections", must.Err(nn.NewLatentAttention(ctx, kernels.NewDevice(plainBackend{dev.Backend()}), smallLatent, w)), kernels.ErrUnsupported, "no projections")
 
 	l := must.Get(nn.NewLatentAttention(ctx, dev, smallLatent, w))(t)

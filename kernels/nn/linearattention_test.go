@@ -17,30 +17,14 @@ var smallLinear = nn.LinearConfig{Model: 10, KeyHeads: 2, ValueHeads: 4, KeyDim:
 
 // linearFile returns a layer of smallLinear as the files of Qwen3-Next have it.
 func linearFile() map[string]stored {
-	tensors := map[string]stored{}
-	for name, shape := range map[string][]int{"in_proj_qkvz.weight": {52, 10}, "in_proj_ba.weight": {8, 10}, "conv1d.weight": {32, 1, 4}, "A_log": {4}, "dt_bias": {4}, "norm.weight": {5}, "out_proj.weight": {10, 20}} {
-		n := 1
-		for _, l := range shape {
-			n *= l
-		}
-		s := stored{"F32", shape, make([]float32, n)}
-		for i := range s.data {
-			s.data[i] = float32((i*7+len(name))%11-5) / 8
-		}
-		tensors["a."+name] = s
-	}
-	return tensors
-}
-
-func loadLinear(c nn.LinearConfig, tensors map[string]stored) (nn.LinearWeights, error) {
-	content := safetensors(tensors)
-	return c.LoadSafetensors(bytes.NewReader(content), int64(len(content)), "a.")
+	return patterned(map[string][]int{"a.in_proj_qkvz.weight": {52, 10}, "a.in_proj_ba.weight": {8, 10}, "a.conv1d.weight": {32, 1, 4}, "a.A_log": {4}, "a.dt_bias": {4},
+		"a.norm.weight": {5}, "a.out_proj.weight": {10, 20}})
 }
 
 // TestLinearWeights: the columns of Win are those of q, k, v, gates and β of all heads, and A is -exp(A_log).
 func TestLinearWeights(t *testing.T) {
 	file := linearFile()
-	w := must.Get(loadLinear(smallLinear, file))(t)
+	w := must.Get(read(smallLinear.LoadSafetensors, "a.", file))(t)
 	in, qkvz, ba := must.Get(w.Win.Float32s())(t), file["a.in_proj_qkvz.weight"].data, file["a.in_proj_ba.weight"].data
 	for _, c := range []struct {
 		name        string
@@ -84,7 +68,7 @@ func TestLinearBatches(t *testing.T) {
 		file := linearFile()
 		file["a.conv1d.weight"] = stored{"F32", []int{32, 1, conv}, file["a.conv1d.weight"].data[:32*conv]}
 		c.Conv = conv
-		l := must.Get(nn.NewLinearAttention(ctx, dev, c, must.Get(loadLinear(c, file))(t)))(t)
+		l := must.Get(nn.NewLinearAttention(ctx, dev, c, must.Get(read(c.LoadSafetensors, "a.", file))(t)))(t)
 		defer l.Release()
 		want := apply(l, x, nn.LinearOptions{})
 		for b := range 2 {
@@ -134,10 +118,10 @@ func TestLinearBatches(t *testing.T) {
 	rounded := must.Get(dev.FromFloat32(ctx, kernels.F32, must.Get(dev.ToFloat32(ctx, half))(t), x.Shape()))(t)
 	defer rounded.Release()
 	c.Conv = 4
-	exact := must.Get(nn.NewLinearAttention(ctx, dev, c, must.Get(loadLinear(c, linearFile()))(t)))(t)
+	exact := must.Get(nn.NewLinearAttention(ctx, dev, c, must.Get(read(c.LoadSafetensors, "a.", linearFile()))(t)))(t)
 	defer exact.Release()
 	c.DType = kernels.BF16
-	l := must.Get(nn.NewLinearAttention(ctx, dev, c, must.Get(loadLinear(c, linearFile()))(t)))(t)
+	l := must.Get(nn.NewLinearAttention(ctx, dev, c, must.Get(read(c.LoadSafetensors, "a.", linearFile()))(t)))(t)
 	defer l.Release()
 	want := apply(exact, rounded, nn.LinearOptions{})
 	for i, got := range apply(l, half, nn.LinearOptions{}) {
@@ -178,9 +162,9 @@ func TestLinearRefuses(t *testing.T) {
 		if c.name == "the names of Qwen3.5" {
 			file["a.in_proj_qkv.weight"] = stored{"F32", []int{32, 10}, make([]float32, 320)}
 		}
-		must.Fail(t, c.name, must.Err(loadLinear(smallLinear, file)), c.want, c.text)
+		must.Fail(t, c.name, must.Err(read(smallLinear.LoadSafetensors, "a.", file)), c.want, c.text)
 	}
-	w := must.Get(loadLinear(smallLinear, linearFile()))(t)
+	w := must.Get(read(smallLinear.LoadSafetensors, "a.", linearFile()))(t)
 	for _, c := range []struct {
 		name   string
 		config nn.LinearConfig
@@ -199,7 +183,7 @@ func TestLinearRefuses(t *testing.T) {
 	} {
 		must.Fail(t, c.name, must.Err(nn.NewLinearAttention(ctx, dev, c.config, w)), c.want, c.text)
 		if c.want != kernels.ErrShape {
-			must.Fail(t, c.name, must.Err(loadLinear(c.config, linearFile())), c.want, c.text)
+			must.Fail(t, c.name, must.Err(read(c.config.LoadSafetensors, "a.", linearFile())), c.want, c.text)
 		}
 	}
 	must.Fail(t, "no projections", must.Err(nn.NewLinearAttention(ctx, kernels.NewDevice(plainBackend{dev.Backend()}), smallLinear, w)), kernels.ErrUnsupported, "no projections")

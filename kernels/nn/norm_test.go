@@ -121,11 +121,7 @@ func TestNormsAndGatesAreRead(t *testing.T) {
 		"q_proj.weight": numbered(0, 16, 6), "q_proj.bias": numbered(100, 16), "k_proj.weight": numbered(200, 4, 6), "v_proj.weight": numbered(300, 4, 6),
 		"o_proj.weight": numbered(400, 6, 8), "q_norm.weight": numbered(500, 4), "k_norm.weight": numbered(600, 4), "sinks": numbered(700, 2),
 	}
-	load := func(c nn.MultiHeadConfig, tensors map[string]stored) (nn.MultiHeadWeights, error) {
-		file := safetensors(tensors)
-		return c.LoadSafetensors(bytes.NewReader(file), int64(len(file)), "")
-	}
-	w := must.Get(load(whole, tensors))(t)
+	w := must.Get(read(whole.LoadSafetensors, "", tensors))(t)
 	for name, c := range map[string]struct {
 		t    kernels.Tensor
 		want []float32
@@ -178,7 +174,7 @@ func TestNormsAndGatesAreRead(t *testing.T) {
 		{"values of their own", with(func(c *nn.MultiHeadConfig) { c.KeysAsValues = true }), tensors, kernels.ErrFile, `would ignore ["v_proj.weight"]`},
 		{"a gate in packed rows", whole, packed, kernels.ErrUnsupported, `"qkv_proj.weight" has the weights of q, k and v, which is not read with GateInQuery`},
 	} {
-		must.Fail(t, c.name, must.Err(load(c.config, c.tensors)), c.want, c.text)
+		must.Fail(t, c.name, must.Err(read(c.config.LoadSafetensors, "", c.tensors)), c.want, c.text)
 	}
 }
 

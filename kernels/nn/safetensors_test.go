@@ -60,6 +60,29 @@ func safetensors(tensors map[string]stored) []byte {
 	return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), data...)
 }
 
+// patterned returns tensors of these shapes, whose elements follow from their places and the lengths of the names.
+func patterned(shapes map[string][]int) map[string]stored {
+	tensors := map[string]stored{}
+	for name, shape := range shapes {
+		s := stored{"F32", shape, nil}
+		n := 1
+		for _, l := range shape {
+			n *= l
+		}
+		for i := range n {
+			s.data = append(s.data, float32((i*7+len(name))%11-5)/8)
+		}
+		tensors[name] = s
+	}
+	return tensors
+}
+
+// read loads a layer from a file of tensors.
+func read[W any](load func(io.ReaderAt, int64, string) (W, error), prefix string, tensors map[string]stored) (W, error) {
+	file := safetensors(tensors)
+	return load(bytes.NewReader(file), int64(len(file)), prefix)
+}
+
 // grouped is a layer whose weights all have different shapes, none of a multiple of 16 columns.
 var grouped = nn.MultiHeadConfig{Model: 40, Memory: 24, Heads: 4, KVHeads: 2, HeadDim: 9, ValueDim: 7, Bias: true}
 
