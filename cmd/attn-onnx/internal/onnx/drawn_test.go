@@ -407,10 +407,7 @@ func TestONNXRefused(t *testing.T) {
 			p.solve(0, [numOutputs]bool{true})
 			c.change(p)
 			dir := p.write(t, filepath.Join(t.TempDir(), "case"))
-			code, stdout, stderr := attn(t, "--backend", "cpu", dir)
-			if code != 1 || stderr != "" || !strings.HasPrefix(stdout, "FAIL  "+dir+": ") || !strings.Contains(stdout, c.says) || !strings.HasSuffix(stdout, "\n0 passed, 1 failed\n") {
-				t.Errorf("exit code %d, stderr %q, should say %q:\n%s", code, stderr, c.says, stdout)
-			}
+			wantOutcome(t, dir, c.says)
 		})
 	}
 }

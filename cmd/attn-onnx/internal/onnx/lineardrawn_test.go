@@ -173,14 +173,7 @@ func TestLinearRefused(t *testing.T) {
 			bad.in = slices.Clone(c.good.in)
 			c.change(&bad)
 			dir := bad.write(t, filepath.Join(t.TempDir(), "case"))
-			if c.says == "" {
-				wantPassed(t, "cpu", []string{dir})
-				return
-			}
-			code, stdout, stderr := attn(t, "--backend", "cpu", dir)
-			if code != 1 || stderr != "" || !strings.HasPrefix(stdout, "FAIL  "+dir+": ") || !strings.Contains(stdout, c.says) {
-				t.Errorf("exit code %d, stderr %q, should say %q:\n%s", code, stderr, c.says, stdout)
-			}
+			wantOutcome(t, dir, c.says)
 		})
 	}
 }

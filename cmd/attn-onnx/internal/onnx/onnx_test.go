@@ -36,6 +36,19 @@ func wantPassed(t *testing.T, device string, dirs []string) {
 	}
 }
 
+// wantOutcome runs a case on the CPU. It shall pass where says is empty, and otherwise fail and say so.
+func wantOutcome(t *testing.T, dir, says string) {
+	t.Helper()
+	if says == "" {
+		wantPassed(t, "cpu", []string{dir})
+		return
+	}
+	code, stdout, stderr := attn(t, "--backend", "cpu", dir)
+	if code != 1 || stderr != "" || !strings.HasPrefix(stdout, "FAIL  "+dir+": ") || !strings.Contains(stdout, says) || !strings.HasSuffix(stdout, "\n0 passed, 1 failed\n") {
+		t.Errorf("exit code %d, stderr %q, should say %q:\n%s", code, stderr, says, stdout)
+	}
+}
+
 // everywhere runs a test on every instruction set of the CPU and on the GPU.
 func everywhere(t *testing.T, run func(t *testing.T, backend string)) {
 	for _, tier := range cpu.Tiers() {

@@ -115,10 +115,7 @@ func TestRotaryAndScatterRefused(t *testing.T) {
 			bad.in = append([]*onnxfile.Tensor(nil), c.good.in...)
 			c.change(&bad)
 			dir := bad.write(t, filepath.Join(t.TempDir(), "case"))
-			code, stdout, stderr := attn(t, "--backend", "cpu", dir)
-			if code != 1 || stderr != "" || !strings.HasPrefix(stdout, "FAIL  "+dir+": ") || !strings.Contains(stdout, c.says) {
-				t.Errorf("exit code %d, stderr %q, should say %q:\n%s", code, stderr, c.says, stdout)
-			}
+			wantOutcome(t, dir, c.says)
 		})
 	}
 }
