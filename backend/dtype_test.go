@@ -178,9 +178,7 @@ func TestPages(t *testing.T) {
 	c := Call{Q: meta(F32, Shape{2, 4, 3, 8}), K: meta(Q8, Shape{6, 2, 16, 8}), V: meta(Q8, Shape{6, 2, 16, 4}), O: meta(F32, Shape{2, 4, 3, 4})}
 	c.Visible = Everything()
 	c.Pages = &Pages{Table: [][]int32{{5, 0, 99}, {5, 2}}, Keys: 32}
-	if err := c.CheckPages(); err != nil {
-		t.Errorf("a page beyond the keys is looked at: %v", err)
-	}
+	must.Pass(t, "a page beyond the keys is looked at", c.CheckPages())
 	if d := c.Dims(); d != (Dims{2, 4, 2, 3, 32, 8, 4}) {
 		t.Errorf("dims are %+v", d)
 	}

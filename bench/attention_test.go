@@ -1,6 +1,7 @@
 package bench_test
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -21,9 +22,7 @@ func TestOnTheCPU(t *testing.T) {
 		r, err := bench.Run(t.Context(), []*kernels.Device{dev}, bench.Config{Rounds: 3, Series: []bench.Series{{
 			Seqs: []int{64, 100}, Case: report.Case{Batch: 2, Heads: 2, KVHeads: 1, Dim: 16, Causal: true, DType: dtype}}}})
 		must.Do(t, err)
-		if err := r.Err(); err != nil {
-			t.Errorf("%v: %v", dtype, err)
-		}
+		must.Pass(t, fmt.Sprintf("%v", dtype), r.Err())
 		for _, c := range r.Cases {
 			if c.Status != report.OK || c.Threads != 1 || c.DType != dtype || c.GFLOPS == nil || c.SpeedupVsStages == nil || *c.MaxError > *c.ErrorBound {
 				t.Errorf("%v: %+v", dtype, c)

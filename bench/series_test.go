@@ -22,9 +22,7 @@ func TestPresetsAreWhatTheySay(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 		seen[p.Name] = true
-		if err := (Config{Series: p.Series, Budget: p.Budget}).Check(); err != nil {
-			t.Errorf("%s: %v", p.Name, err)
-		}
+		must.Pass(t, p.Name, (Config{Series: p.Series, Budget: p.Budget}).Check())
 		for _, s := range p.Series {
 			if s.Name == "" || len(s.Seqs) == 0 {
 				t.Errorf("%s: %+v", p.Name, s)

@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -122,9 +123,7 @@ func TestCallsDoNotWait(t *testing.T) {
 			}, time.Second},
 		} {
 			began := time.Now()
-			if err := x.run(); err != nil {
-				t.Errorf("%s: %v", x.name, err)
-			}
+			must.Pass(t, x.name, x.run())
 			if took := time.Since(began); took != x.took { // waits look each millisecond
 				t.Errorf("%s took %v, want %v", x.name, took, x.took)
 			}
@@ -190,9 +189,7 @@ func TestErrorsInFlight(t *testing.T) {
 			}
 		}
 		dev.Watch(nil)
-		if err := b.Wait(ctx); err != nil {
-			t.Errorf("%s: an error is left: %v", sequence, err)
-		}
+		must.Pass(t, fmt.Sprintf("%s: an error is left", sequence), b.Wait(ctx))
 	}
 }
 

@@ -289,9 +289,7 @@ func loseFor(t *testing.T, call string) {
 		must.Fail(t, fmt.Sprintf("lost at %s: %s afterwards", call, name), f(), backend.ErrDeviceLost)
 	}
 	c.O.Release()
-	if err := b.Close(); err != nil {
-		t.Errorf("lost at %s: close: %v", call, err)
-	}
+	must.Pass(t, fmt.Sprintf("lost at %s: close", call), b.Close())
 	if l := dev.Live(); l != (port.Live{}) {
 		t.Errorf("lost at %s: Close left %+v", call, l)
 	}

@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"regexp"
@@ -114,9 +115,7 @@ func TestOpenBySelector(t *testing.T) {
 		if got := b.Info(); name != "gpu" && got.Name != infos[0].Name || got.Provider != Provider || len(got.Limits) == 0 {
 			t.Errorf("%s opened %+v", name, got)
 		}
-		if err := b.Close(); err != nil {
-			t.Errorf("%s: close: %v", name, err)
-		}
+		must.Pass(t, fmt.Sprintf("%s: close", name), b.Close())
 	}
 	for _, name := range []string{"gpu:99", "gpu:-1", "gpu:no such adapter"} {
 		must.Fail(t, name, must.Err(backend.Open(name)), backend.ErrNoDevice)

@@ -383,9 +383,7 @@ func TestLateCompletions(t *testing.T) {
 			if errors.As(err, &part) { // a call continues from what the cancelled one finished
 				again := *c
 				again.Resume = part.Partial
-				if err := b.Attention(t.Context(), &again); err != nil {
-					t.Errorf("seed %d: resumed: %v", seed, err)
-				}
+				must.Pass(t, fmt.Sprintf("seed %d: resumed", seed), b.Attention(t.Context(), &again))
 			} else if err != nil && seed%2 == 1 {
 				t.Errorf("seed %d: a streamed call was not interrupted: %v", seed, err)
 			}
@@ -393,9 +391,7 @@ func TestLateCompletions(t *testing.T) {
 			if n := d.Live().Buffers; n != before {
 				t.Errorf("seed %d: %d buffers, %d before", seed, n, before)
 			}
-			if err := b.Close(); err != nil {
-				t.Errorf("seed %d: close: %v", seed, err)
-			}
+			must.Pass(t, fmt.Sprintf("seed %d: close", seed), b.Close())
 		})
 	}
 }

@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -105,9 +106,7 @@ func testCancelled(t *testing.T, b *Backend, dev *faultyDevice, o backend.Tensor
 		if started != at+1 || started-ended > queue.MaxFlight {
 			t.Errorf("cancelled at submission %d: %d were started, %d had ended", at, started, ended)
 		}
-		if err := b.Wait(t.Context()); err != nil {
-			t.Errorf("cancelled at submission %d: wait: %v", at, err)
-		}
+		must.Pass(t, fmt.Sprintf("cancelled at submission %d: wait", at), b.Wait(t.Context()))
 		b.dev.Pool.Drain()
 		if l := dev.Live(); l.Buffers != before.Buffers || l.Bytes != before.Bytes {
 			t.Errorf("cancelled at submission %d: %+v, before %+v", at, l, before)
@@ -246,9 +245,7 @@ func TestWarmup(t *testing.T) {
 	must.Fail(t, "cancelled", prepare(t, b, x, x, x, kernels.Options{}).Warmup(done), context.Canceled)
 	dev.Fail(0, port.ErrShader)
 	must.Fail(t, "a shader that does not compile", prepare(t, b, x, x, x, kernels.Options{}).Warmup(ctx), backend.ErrUnsupported)
-	if err := prepare(t, b, x, x, x, kernels.Options{}).Warmup(ctx); err != nil {
-		t.Errorf("afterwards: %v", err)
-	}
+	must.Pass(t, "afterwards", prepare(t, b, x, x, x, kernels.Options{}).Warmup(ctx))
 }
 
 // TestSubmissionsFollowTheBudget checks that speeds determine the number of submissions and

@@ -106,9 +106,7 @@ func testFewBindings(t *testing.T, binds uint32) {
 		*x.t, err = x.t.Slice(x.axis, 0, x.n)
 		check(t, err)
 	}
-	if err := b.Attention(context.Background(), c); err != nil {
-		t.Errorf("few rows: %v", err)
-	}
+	must.Pass(t, "few rows", b.Attention(context.Background(), c))
 }
 
 // TestScoreModForCPU asks for gradients with a score mod whose own text GPUs do not take, unlike its derivative.

@@ -56,9 +56,7 @@ func TestSharedErrors(t *testing.T) {
 	if err := compute(p.device, ob, "no statement"); err == nil {
 		t.Error("the program's wrong shader is not refused")
 	}
-	if err := attend(t.Context(), b, wrap(t, b, another, shape), o); err != nil {
-		t.Errorf("with another buffer: %v", err)
-	}
+	must.Pass(t, "with another buffer", attend(t.Context(), b, wrap(t, b, another, shape), o))
 	p.fill(t, ob, "x[i] = 1.0;")
 }
 

@@ -376,14 +376,10 @@ func TestSharedReleasedFirst(t *testing.T) {
 	}
 	yb, _ := p.buffer(t, 4*64*32, port.ImportUsage)
 	y := wrap(t, b, yb, shape)
-	if err := attend(t.Context(), b, y, o); err != nil {
-		t.Errorf("with another buffer: %v", err)
-	}
+	must.Pass(t, "with another buffer", attend(t.Context(), b, y, o))
 	p.release()
 	expect("a call after the release of the device", attend(t.Context(), b, y, o), backend.ErrDeviceLost)
-	if err := b.Close(); err != nil {
-		t.Errorf("Close after the release of the device: %v", err)
-	}
+	must.Pass(t, "Close after the release of the device", b.Close())
 	if !native {
 		_, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}})
 		expect("Open on a released device", err, backend.ErrDeviceLost)

@@ -262,7 +262,5 @@ func TestTuneFailures(t *testing.T) {
 			t.Errorf("%s has not failed, %v", call, failed)
 		}
 	}
-	if err := attempt("tuning.json"); err != nil {
-		t.Errorf("afterwards: %v", err)
-	}
+	must.Pass(t, "afterwards", attempt("tuning.json"))
 }

@@ -150,9 +150,7 @@ func TestLost(t *testing.T) {
 	if l := d.Live(); l != (port.Live{}) {
 		t.Errorf("Close of a lost device left %+v", l)
 	}
-	if err := roundTrip(open(t, nil)); err != nil {
-		t.Errorf("the next device: %v", err)
-	}
+	must.Pass(t, "the next device", roundTrip(open(t, nil)))
 }
 
 // TestSubmissionsElsewhere submits after a program's own submissions to the same queue. A

@@ -69,7 +69,5 @@ func TestOutOfMemory(t *testing.T) {
 		release(again)
 		release(bufs[2:])
 	}
-	if err := roundTrip(d); err != nil {
-		t.Errorf("afterwards: %v", err)
-	}
+	must.Pass(t, "afterwards", roundTrip(d))
 }

@@ -79,9 +79,7 @@ func TestEmptySizes(t *testing.T) {
 						t.Errorf("%s, %s: %v", c.name, name, err)
 						continue
 					}
-					if err := call.Warmup(ctx); err != nil {
-						t.Errorf("%s, %s: %v", c.name, name, err)
-					}
+					must.Pass(t, fmt.Sprintf("%s, %s", c.name, name), call.Warmup(ctx))
 					if p, err := call.Plan(ctx); err != nil || p.Pairs != 0 || p.Path != "none" {
 						t.Errorf("%s, %s: plan %+v, %v", c.name, name, p, err)
 					}
@@ -106,9 +104,7 @@ func TestEmptySizes(t *testing.T) {
 				}
 				is("s", s, scores, zero)
 				lse := must.Get(dev.Alloc(ctx, kernels.F32, sums))(t)
-				if err := dev.Softmax(ctx, s, lse, kernels.Options{Scale: new(1.0), Sinks: sinks}); err != nil {
-					t.Errorf("%s: %v", c.name, err)
-				}
+				must.Pass(t, c.name, dev.Softmax(ctx, s, lse, kernels.Options{Scale: new(1.0), Sinks: sinks}))
 				if d.SeqK == 0 {
 					is("lse of softmax", lse, sums, sink)
 				}

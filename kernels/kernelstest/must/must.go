@@ -50,6 +50,14 @@ func Do(t TB, err error) {
 	}
 }
 
+// Pass fails the test at err, of what was called.
+func Pass(t Reporter, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%s: error is %v", what, err)
+	}
+}
+
 // Fail fails the test unless err, of what was called, is want and contains each text.
 func Fail(t Reporter, what string, err, want error, texts ...string) {
 	t.Helper()

@@ -27,14 +27,16 @@ func TestMust(t *testing.T) {
 		t.Errorf("Get returns %d, should return 3", x)
 	}
 	must.Do(&got, nil)
+	must.Pass(&got, "right", nil)
 	must.Fail(&got, "right", must.Err(0, wrapped), io.EOF, "reading", "q")
 	must.Fail(&got, "no error", nil, nil)
 	must.Get(0, io.EOF)(&got)
 	must.Do(must.In(&got, "row %d", 3), io.EOF)
+	must.Pass(&got, "wrong", io.EOF)
 	must.Fail(&got, "none", nil, io.EOF, "reading")
 	must.Fail(&got, "other", wrapped, errors.ErrUnsupported)
 	must.Fail(&got, "text", wrapped, io.EOF, "q", "writing")
-	if want := []string{"fatal: EOF", "fatal: row 3: EOF", "none: error is <nil>, should be EOF", "other: error is reading q: EOF, should be unsupported operation",
+	if want := []string{"fatal: EOF", "fatal: row 3: EOF", "wrong: error is EOF", "none: error is <nil>, should be EOF", "other: error is reading q: EOF, should be unsupported operation",
 		`text: error is reading q: EOF, should contain "writing"`}; !slices.Equal(got, want) {
 		t.Errorf("failures are\n%q, should be\n%q", got, want)
 	}

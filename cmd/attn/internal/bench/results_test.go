@@ -15,6 +15,7 @@ import (
 	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var update = flag.Bool("update", false, "write the table of docs/results")
@@ -33,9 +34,7 @@ func TestResults(t *testing.T) {
 		if want := classOf(&r); class != want {
 			t.Errorf("%s is of the class %s", file, want)
 		}
-		if err := r.Err(); err != nil {
-			t.Errorf("%s: %v", file, err)
-		}
+		must.Pass(t, file, r.Err())
 		if code, out, stderr := attn(t, "compare", file, file); code != 0 || !regexp.MustCompile(`\n\d+ cases?: `).MatchString(out) {
 			t.Errorf("attn compare %s with itself: exit code %d\n%s%s", file, code, out, stderr)
 		}
