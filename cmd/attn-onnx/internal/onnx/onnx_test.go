@@ -36,7 +36,7 @@ func wantPassed(t *testing.T, device string, dirs []string) {
 	}
 }
 
-// wantOutcome runs a case on the CPU. It shall pass where says is empty, and otherwise fail and say so.
+// wantOutcome runs a case on the CPU. It must pass if says is empty, and else fail with an error that contains says.
 func wantOutcome(t *testing.T, dir, says string) {
 	t.Helper()
 	if says == "" {
