@@ -46,8 +46,8 @@ func (r *room) chunkOf(t, n, ref int) {
 	}
 	for g := range r.group {
 		r.query(r.qs, g, t, n)
-		for i := 0; i < n && r.channels; i++ {
-			r.multiply(r.qs[i*lk:], r.qs[i*lk:], r.g[i*lk:])
+		if r.channels {
+			r.multiply(r.qs[:n*lk], r.qs, r.g)
 		}
 		r.products(r.qs, n, r.one)
 		for s := range r.strips {
@@ -147,7 +147,7 @@ func (r *room) products(rows []float32, n int, factors []float32) {
 	for i := range n {
 		to, row := r.left[i*r.ll:][:r.ll], rows[i*r.lk:][:r.lk] // whole vectors: what is to the right follows
 		if r.channels {
-			r.multiply(to, row, r.from)
+			r.multiply(to[:r.lk], row, r.from)
 		} else {
 			copy(to, row)
 		}
@@ -173,19 +173,19 @@ func (r *room) update(n int) {
 	switch {
 	case r.channels:
 		rows = r.p
-		for i := range n {
-			r.multiply(rows[i*r.lk:], rows[i*r.lk:], r.to)
+		for i := 0; i < n*r.lk; i += r.lk {
+			r.multiply(rows[i:][:r.lk], rows[i:], r.to)
 		}
-		r.multiply(r.few, r.from, r.to)
-		for s := range r.strips {
-			r.columns.RankOne(r.strip(s), w, r.zero, r.zero, r.few, r.dk, w, 0)
-		}
+		r.multiply(r.few[:r.lk], r.from, r.to)
 	case !r.decays.IsZero():
 		r.scaleRows(rows, r.lk, n, r.lk, r.mask[(n-1)*r.lc:])
 		tile.Fill(r.alpha[:w], r.from[n-1])
 	}
 	for s := range r.strips {
 		x := r.strip(s)
+		if r.channels { // while the strip is in the first-level cache
+			r.columns.RankOne(x, w, r.zero, r.zero, r.few, r.dk, w, 0)
+		}
 		r.addOuter(x, x[r.dk*w:], rows, n)
 	}
 }
@@ -239,33 +239,11 @@ func (r *room) reference(n int) (ref, tokens int) {
 // exp(G_n - G_ref). It multiplies the keys by g in keys, and by 1/g in p.
 func (r *room) channelDecays(n, ref int) {
 	lk := r.lk
-	for c := 0; c < lk; c += 4 { // as many as hide the latency of an addition
-		var sums [channelChunk][4]float64
-		var s0, s1, s2, s3 float64
-		for i := range n {
-			g := r.g[i*lk+c:][:4:4]
-			s0, s1, s2, s3 = s0+float64(g[0]), s1+float64(g[1]), s2+float64(g[2]), s3+float64(g[3])
-			to := &sums[i]
-			to[0], to[1], to[2], to[3] = s0, s1, s2, s3
-		}
-		at, from := &sums[ref], r.from[c:][:4:4]
-		s0, s1, s2, s3 = at[0], at[1], at[2], at[3]
-		from[0], from[1] = float32(s0*math.Log2E), float32(s1*math.Log2E)
-		from[2], from[3] = float32(s2*math.Log2E), float32(s3*math.Log2E)
-		for i := range n {
-			g, sum := r.g[i*lk+c:][:4:4], &sums[i]
-			g[0], g[1] = float32((sum[0]-s0)*math.Log2E), float32((sum[1]-s1)*math.Log2E)
-			g[2], g[3] = float32((sum[2]-s2)*math.Log2E), float32((sum[3]-s3)*math.Log2E)
-		}
-	}
+	r.kernels.SumsFrom(r.g, r.p, n, ref, r.from[:lk])
 	r.kernels.Exp2(r.from[:lk], 0)
-	copy(r.p, r.g[:n*lk])
-	r.times(r.p[:n*lk], -1)
 	r.kernels.Exp2(r.p[:n*lk], 0)
 	r.kernels.Exp2(r.g[:n*lk], 0)
 	copy(r.to, r.g[(n-1)*lk:][:lk])
-	for i := 0; i < n*lk; i += lk {
-		r.multiply(r.p[i:], r.p[i:], r.keys[i:])
-		r.multiply(r.keys[i:], r.keys[i:], r.g[i:])
-	}
+	r.multiply(r.p[:n*lk], r.p, r.keys)
+	r.multiply(r.keys[:n*lk], r.keys, r.g)
 }

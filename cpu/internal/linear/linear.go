@@ -121,7 +121,7 @@ func (r *room) divide(j *Job, floats func(n int) []float32) {
 	r.d, r.kt, r.left = floats(j.lc*j.lv), floats(j.lk*j.lc), floats(j.lc*r.ll)
 	r.mask, r.inverse, r.tmp, r.beta = floats(j.lc*j.lc), floats(j.lc*blockRows), floats(j.lc*width), floats(j.lc)
 	r.from, r.to, r.lanes, r.mx = floats(max(j.lk, j.lc)), floats(max(j.lk, j.lc)), floats(j.kernels.Lanes), floats(width)
-	r.one, r.zero, r.alpha = floats(rows), floats(rows), floats(rows)
+	r.one, r.zero, r.alpha = floats(rows), floats(max(rows, channelChunk*j.lk)), floats(rows)
 	r.few, r.rows, r.dots = floats((1+j.group)*j.lk), floats((1+j.group)*j.lv), floats(j.group)
 }
 
@@ -218,8 +218,8 @@ func (r *room) query(dst []float32, g, t, n int) {
 	r.times(dst[:n*r.lk], r.scale)
 }
 
-// multiply sets whole vectors to x·y, one row of K.
-func (r *room) multiply(to, x, y []float32) { r.kernels.ProductSum(to[:r.lk], x, y, r.zero) }
+// multiply sets whole vectors to x·y, at most channelChunk rows of K.
+func (r *room) multiply(to, x, y []float32) { r.kernels.ProductSum(to, x, y, r.zero) }
 
 // times multiplies whole vectors by c.
 func (r *room) times(s []float32, c float32) { r.kernels.ScaleMax(s, c, r.lanes) }

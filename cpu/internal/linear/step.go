@@ -43,7 +43,7 @@ func (r *room) step(t, i int) {
 		r.alpha[0] = r.beta[i]
 		copy(r.alpha[1:], r.zero[:r.group])
 		copy(r.rows, d)
-		r.multiply(r.few, k, a)
+		r.multiply(r.few[:r.lk], k, a)
 		r.times(r.few[:r.lk], -r.beta[i])
 	}
 	runs := r.space.Rows(r.s, r.ls, r.dk, r.lv)

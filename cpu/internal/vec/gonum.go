@@ -25,7 +25,7 @@ var kernelsGonum = Kernels{
 	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
-	store: [elements]storeFunc{F16: storeGonum(F16), BF16: storeGonum(BF16)}, rankOne: rankOneGonum, productSum: productSumGonum, silu: siluGonum, fma: fmaGonum, read: readGonum,
+	store: [elements]storeFunc{F16: storeGonum(F16), BF16: storeGonum(BF16)}, rankOne: rankOneGonum, productSum: productSumGonum, silu: siluGonum, sumsFrom: sumsFromGonum, fma: fmaGonum, read: readGonum,
 }
 
 // gonum's Gemm starts goroutines, and splits its sums differently, from four

@@ -29,6 +29,19 @@ func (x *Kernels) ProductSum(o, a, b, c []float32) {
 // Lanes.
 func (x *Kernels) SiLU(s []float32) { x.silu(&s[0], len(s)/x.Lanes) }
 
+// SumsFrom replaces the rows of x by their sums, in float64, from row ref on, in units of log2 e:
+//
+//	at = log2(e)·Σ_j≤ref x[j]    x[i] = log2(e)·(Σ_j≤i x[j] - Σ_j≤ref x[j])    minus = -x
+//
+//	x, minus [rows, d], rows d apart    at [d]
+//
+// d is a multiple of Lanes.
+func (x *Kernels) SumsFrom(s, minus []float32, rows, ref int, at []float32) {
+	d := len(at)
+	_, _, _ = s[rows*d-1], minus[rows*d-1], s[ref*d]
+	x.sumsFrom(&s[0], &minus[0], 4*d, rows, ref, &at[0], d/x.Lanes)
+}
+
 func rankOneGonum(o *float32, ldo int, x, p, alpha *float32, rows, vectors, _ int) {
 	ps, alphas, row := unsafe.Slice(p, rows), unsafe.Slice(alpha, rows), unsafe.Slice(x, 4*vectors)
 	for r, a := range alphas {
@@ -55,5 +68,22 @@ func siluGonum(x *float32, vectors int) {
 			factor = p
 		}
 		s[i] = y * factor / (1 + p)
+	}
+}
+
+func sumsFromGonum(x, minus *float32, ld, rows, ref int, at *float32, vectors int) {
+	d := 4 * vectors
+	s, m := unsafe.Slice(x, rows*d), unsafe.Slice(minus, rows*d)
+	for c := range unsafe.Slice(at, d) {
+		sum, before := 0.0, 0.0
+		for i := c; i <= ref*d+c; i += d {
+			before += float64(s[i])
+		}
+		for i := c; i < rows*d; i += d {
+			sum += float64(s[i])
+			s[i] = float32((sum - before) * math.Log2E)
+			m[i] = -s[i]
+		}
+		unsafe.Slice(at, d)[c] = float32(before * math.Log2E)
 	}
 }

@@ -21,6 +21,24 @@ func (t twin) productSum(o, x, y, z *float32, vectors int) {
 	}
 }
 
+func (t twin) sumsFrom(x, minus *float32, ld, rows, ref int, at *float32, vectors int) {
+	sum := func(c, row int) (s float64) {
+		for i := range row + 1 {
+			s += float64(floats(x, ld, i, c+1)[c])
+		}
+		return s
+	}
+	for c := range vectors * t.lanes {
+		*floatAt(at, c) = float32(sum(c, ref) * math.Log2E)
+		for i := range rows {
+			*floatAt(minus, i*ld/4+c) = -float32((sum(c, i) - sum(c, ref)) * math.Log2E)
+		}
+		for i := range rows {
+			*floatAt(x, i*ld/4+c) = -*floatAt(minus, i*ld/4+c)
+		}
+	}
+}
+
 func floatAt(p *float32, i int) *float32 { return &floats(p, 0, 0, i+1)[i] }
 
 func (t twin) silu(x *float32, vectors int) {
@@ -60,6 +78,13 @@ func TestLinearSteps(t *testing.T) {
 			if sum[d] != last {
 				t.Fatal("ProductSum writes behind its vectors")
 			}
+			sums, sums2, minus, minus2, at, at2 := clone(o), clone(o), clone(o), clone(o), clone(a), clone(a)
+			ref := rng.IntN(rows)
+			x.SumsFrom(sums[:rows*d], minus, rows, ref, at)
+			twin.SumsFrom(sums2[:rows*d], minus2, rows, ref, at2)
+			near(t, "sums", sums, sums2, 0)
+			near(t, "their negatives", minus, minus2, 0)
+			near(t, "sums before", at, at2, 0)
 			for i := range a {
 				a[i] *= 40
 			}

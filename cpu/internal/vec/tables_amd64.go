@@ -39,6 +39,7 @@ var kernelsAVX512 = Kernels{
 	rankOne:    rankOneAVX512,
 	productSum: productSumAVX512,
 	silu:       siluAVX512,
+	sumsFrom:   sumsFromAVX512,
 	fma:        fmaAVX512,
 	read:       readAVX512,
 	turn:       turnAVX512,
@@ -108,6 +109,7 @@ var kernelsAVX2 = Kernels{
 	rankOne:    rankOneAVX2,
 	productSum: productSumAVX2,
 	silu:       siluAVX2,
+	sumsFrom:   sumsFromAVX2,
 	fma:        fmaAVX2,
 	read:       readAVX2,
 	load: [elements]loadFunc{

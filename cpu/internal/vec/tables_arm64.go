@@ -34,6 +34,7 @@ var kernelsNEON = Kernels{
 	rankOne:    rankOneNEON,
 	productSum: productSumNEON,
 	silu:       siluNEON,
+	sumsFrom:   sumsFromNEON,
 	fma:        fmaNEON,
 	read:       readNEON,
 	load: [elements]loadFunc{

@@ -24,7 +24,7 @@ func newTwin(lanes, width int) *Kernels {
 		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias,
 		nonFinite: t.nonFinite, transpose: t.transpose,
 		join: t.join, bound: t.bound, hideRow: t.hideRow, dropRow: t.dropRow,
-		store: [elements]storeFunc{F16: t.store(F16), BF16: t.store(BF16)}, rankOne: t.rankOne, productSum: t.productSum, silu: t.silu}
+		store: [elements]storeFunc{F16: t.store(F16), BF16: t.store(BF16)}, rankOne: t.rankOne, productSum: t.productSum, silu: t.silu, sumsFrom: t.sumsFrom}
 	for e := range elements {
 		x.load[e], x.dots[e], x.mix[e] = t.load(e), t.dots(e), []registerTile[mixFunc]{{4, 2, t.mix(e, 4, 2)}, {4, 1, t.mix(e, 4, 1)}, {1, 1, t.mix(e, 1, 1)}}
 	}

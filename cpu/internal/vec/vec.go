@@ -73,6 +73,7 @@ type Kernels struct {
 	rankOne    func(o *float32, ldo int, x, p, alpha *float32, rows, vectors, ahead int)
 	productSum func(o, x, y, z *float32, vectors int)
 	silu       func(x *float32, vectors int)
+	sumsFrom   func(x, minus *float32, ld, rows, ref int, at *float32, vectors int)
 	fma        func(n int, x, y float32) (operations int)
 	read       func(p *byte, apart, n int)
 

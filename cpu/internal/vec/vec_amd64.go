@@ -124,6 +124,9 @@ func productSumAVX512(o *float32, x *float32, y *float32, z *float32, vectors in
 // siluAVX512 is Kernels.silu.
 func siluAVX512(x *float32, vectors int)
 
+// sumsFromAVX512 is Kernels.sumsFrom.
+func sumsFromAVX512(x *float32, minus *float32, ld int, rows int, ref int, at *float32, vectors int)
+
 // dotsAVX512 is Kernels.dots[F32].
 func dotsAVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
@@ -348,6 +351,9 @@ func productSumAVX2(o *float32, x *float32, y *float32, z *float32, vectors int)
 
 // siluAVX2 is Kernels.silu.
 func siluAVX2(x *float32, vectors int)
+
+// sumsFromAVX2 is Kernels.sumsFrom.
+func sumsFromAVX2(x *float32, minus *float32, ld int, rows int, ref int, at *float32, vectors int)
 
 // dotsAVX2 is Kernels.dots[F32].
 func dotsAVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)

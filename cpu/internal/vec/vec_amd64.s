@@ -1004,7 +1004,23 @@ DATA constants<>+4016(SB)/4, $0x00400000
 DATA constants<>+4020(SB)/4, $0x00400000
 DATA constants<>+4024(SB)/4, $0x00400000
 DATA constants<>+4028(SB)/4, $0x00400000
-GLOBL constants<>(SB), RODATA|NOPTR, $4032
+DATA constants<>+4032(SB)/4, $0x652b82fe
+DATA constants<>+4036(SB)/4, $0x3ff71547
+DATA constants<>+4040(SB)/4, $0x652b82fe
+DATA constants<>+4044(SB)/4, $0x3ff71547
+DATA constants<>+4048(SB)/4, $0x652b82fe
+DATA constants<>+4052(SB)/4, $0x3ff71547
+DATA constants<>+4056(SB)/4, $0x652b82fe
+DATA constants<>+4060(SB)/4, $0x3ff71547
+DATA constants<>+4064(SB)/4, $0x652b82fe
+DATA constants<>+4068(SB)/4, $0x3ff71547
+DATA constants<>+4072(SB)/4, $0x652b82fe
+DATA constants<>+4076(SB)/4, $0x3ff71547
+DATA constants<>+4080(SB)/4, $0x652b82fe
+DATA constants<>+4084(SB)/4, $0x3ff71547
+DATA constants<>+4088(SB)/4, $0x652b82fe
+DATA constants<>+4092(SB)/4, $0x3ff71547
+GLOBL constants<>(SB), RODATA|NOPTR, $4096
 
 // func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
@@ -5470,6 +5486,72 @@ next:
 	SUBQ        $0x00000001, CX
 	JNZ         next
 	LDMXCSR     (SP)
+	VZEROUPPER
+	RET
+
+// func sumsFromAVX512(x *float32, minus *float32, ld int, rows int, ref int, at *float32, vectors int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·sumsFromAVX512(SB), NOSPLIT, $0-56
+	MOVQ    x+0(FP), AX
+	MOVQ    minus+8(FP), CX
+	MOVQ    ld+16(FP), DX
+	MOVQ    at+40(FP), BX
+	VMOVUPS constants<>+4032(SB), Z0
+	VMOVUPS constants<>+1216(SB), Z1
+
+vector:
+	MOVQ   AX, SI
+	MOVQ   CX, DI
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	MOVQ   ref+32(FP), R8
+	INCQ   R8
+
+before:
+	VCVTPS2PD (SI), Z6
+	VADDPD    Z6, Z2, Z2
+	VCVTPS2PD 32(SI), Z6
+	VADDPD    Z6, Z3, Z3
+	ADDQ      DX, SI
+	SUBQ      $0x00000001, R8
+	JNZ       before
+	MOVQ      AX, SI
+	MOVQ      rows+24(FP), R8
+
+row:
+	VCVTPS2PD (SI), Z6
+	VADDPD    Z6, Z4, Z4
+	VCVTPS2PD 32(SI), Z6
+	VADDPD    Z6, Z5, Z5
+	VSUBPD    Z2, Z4, Z6
+	VMULPD    Z0, Z6, Z6
+	VCVTPD2PS Z6, Y6
+	VMOVUPS   Y6, (SI)
+	VXORPS    Z1, Z6, Z6
+	VMOVUPS   Y6, (DI)
+	VSUBPD    Z3, Z5, Z6
+	VMULPD    Z0, Z6, Z6
+	VCVTPD2PS Z6, Y6
+	VMOVUPS   Y6, 32(SI)
+	VXORPS    Z1, Z6, Z6
+	VMOVUPS   Y6, 32(DI)
+	ADDQ      DX, SI
+	ADDQ      DX, DI
+	SUBQ      $0x00000001, R8
+	JNZ       row
+	VMULPD    Z0, Z2, Z2
+	VCVTPD2PS Z2, Y2
+	VMOVUPS   Y2, (BX)
+	VMULPD    Z0, Z3, Z3
+	VCVTPD2PS Z3, Y3
+	VMOVUPS   Y3, 32(BX)
+	ADDQ      $0x00000040, AX
+	ADDQ      $0x00000040, CX
+	ADDQ      $0x00000040, BX
+	SUBQ      $0x00000001, vectors+48(FP)
+	JNZ       vector
 	VZEROUPPER
 	RET
 
@@ -26040,6 +26122,72 @@ next:
 	ADDQ        $0x00000020, AX
 	SUBQ        $0x00000001, CX
 	JNZ         next
+	VZEROUPPER
+	RET
+
+// func sumsFromAVX2(x *float32, minus *float32, ld int, rows int, ref int, at *float32, vectors int)
+// Requires: AVX
+TEXT ·sumsFromAVX2(SB), NOSPLIT, $0-56
+	MOVQ    x+0(FP), AX
+	MOVQ    minus+8(FP), CX
+	MOVQ    ld+16(FP), DX
+	MOVQ    at+40(FP), BX
+	VMOVUPS constants<>+4032(SB), Y0
+	VMOVUPS constants<>+1216(SB), Y1
+
+vector:
+	MOVQ   AX, SI
+	MOVQ   CX, DI
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	MOVQ   ref+32(FP), R8
+	INCQ   R8
+
+before:
+	VCVTPS2PD (SI), Y6
+	VADDPD    Y6, Y2, Y2
+	VCVTPS2PD 16(SI), Y6
+	VADDPD    Y6, Y3, Y3
+	ADDQ      DX, SI
+	SUBQ      $0x00000001, R8
+	JNZ       before
+	MOVQ      AX, SI
+	MOVQ      rows+24(FP), R8
+
+row:
+	VCVTPS2PD  (SI), Y6
+	VADDPD     Y6, Y4, Y4
+	VCVTPS2PD  16(SI), Y6
+	VADDPD     Y6, Y5, Y5
+	VSUBPD     Y2, Y4, Y6
+	VMULPD     Y0, Y6, Y6
+	VCVTPD2PSY Y6, X6
+	VMOVUPS    X6, (SI)
+	VXORPS     Y1, Y6, Y6
+	VMOVUPS    X6, (DI)
+	VSUBPD     Y3, Y5, Y6
+	VMULPD     Y0, Y6, Y6
+	VCVTPD2PSY Y6, X6
+	VMOVUPS    X6, 16(SI)
+	VXORPS     Y1, Y6, Y6
+	VMOVUPS    X6, 16(DI)
+	ADDQ       DX, SI
+	ADDQ       DX, DI
+	SUBQ       $0x00000001, R8
+	JNZ        row
+	VMULPD     Y0, Y2, Y2
+	VCVTPD2PSY Y2, X2
+	VMOVUPS    X2, (BX)
+	VMULPD     Y0, Y3, Y3
+	VCVTPD2PSY Y3, X3
+	VMOVUPS    X3, 16(BX)
+	ADDQ       $0x00000020, AX
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, BX
+	SUBQ       $0x00000001, vectors+48(FP)
+	JNZ        vector
 	VZEROUPPER
 	RET
 

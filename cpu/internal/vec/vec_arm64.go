@@ -121,6 +121,9 @@ func productSumNEON(o *float32, x *float32, y *float32, z *float32, vectors int)
 // siluNEON is Kernels.silu.
 func siluNEON(x *float32, vectors int)
 
+// sumsFromNEON is Kernels.sumsFrom.
+func sumsFromNEON(x *float32, minus *float32, ld int, rows int, ref int, at *float32, vectors int)
+
 // dotsNEON is Kernels.dots[F32].
 func dotsNEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 

@@ -3194,6 +3194,70 @@ next:
 	CBNZ R1, next
 	RET
 
+// func sumsFromNEON(x *float32, minus *float32, ld int, rows int, ref int, at *float32, vectors int)
+TEXT ·sumsFromNEON(SB), NOSPLIT, $0-56
+	MOVD x+0(FP), R0
+	MOVD minus+8(FP), R1
+	MOVD ld+16(FP), R2
+	MOVD rows+24(FP), R3
+	MOVD ref+32(FP), R4
+	MOVD at+40(FP), R5
+	MOVD vectors+48(FP), R6
+	MOVD $0x3ff71547652b82fe, R9
+	VDUP R9, V0.D2
+vector:
+	MOVD R0, R7
+	VMOVI $0, V1.B16
+	VMOVI $0, V2.B16
+	VMOVI $0, V3.B16
+	VMOVI $0, V4.B16
+	ADD $1, R4, R9
+	// A turn: multiply-adds 0, loads 1, stores 0, other vector instructions 4, others 2.
+before:
+	VLD1.P (R7)(R2), [V7.S4]
+	WORD $0x0e6178e5 // FCVTL V5.2D, V7.2S
+	WORD $0x4e65d421 // FADD V1.2D, V1.2D, V5.2D
+	WORD $0x4e6178e6 // FCVTL V6.2D, V7.2S
+	WORD $0x4e66d442 // FADD V2.2D, V2.2D, V6.2D
+	SUB $1, R9, R9
+	CBNZ R9, before
+	MOVD R0, R7
+	MOVD R1, R8
+	MOVD R3, R9
+	// A turn: multiply-adds 0, loads 1, stores 2, other vector instructions 11, others 4.
+row:
+	MOVD R7, R10
+	VLD1.P (R7)(R2), [V7.S4]
+	WORD $0x0e6178e5 // FCVTL V5.2D, V7.2S
+	WORD $0x4e65d463 // FADD V3.2D, V3.2D, V5.2D
+	WORD $0x4e6178e6 // FCVTL V6.2D, V7.2S
+	WORD $0x4e66d484 // FADD V4.2D, V4.2D, V6.2D
+	WORD $0x4ee1d465 // FSUB V5.2D, V3.2D, V1.2D
+	WORD $0x4ee2d486 // FSUB V6.2D, V4.2D, V2.2D
+	WORD $0x6e60dca5 // FMUL V5.2D, V5.2D, V0.2D
+	WORD $0x0e6168a7 // FCVTN V7.2S, V5.2D
+	WORD $0x6e60dcc6 // FMUL V6.2D, V6.2D, V0.2D
+	WORD $0x4e6168c7 // FCVTN V7.2S, V6.2D
+	FMOVQ F7, 0(R10)
+	WORD $0x6ea0f8e7 // FNEG V7.4S, V7.4S
+	FMOVQ F7, 0(R8)
+	ADD R2, R8, R8
+	SUB $1, R9, R9
+	CBNZ R9, row
+	VMOV V1.B16, V5.B16
+	VMOV V2.B16, V6.B16
+	WORD $0x6e60dca5 // FMUL V5.2D, V5.2D, V0.2D
+	WORD $0x0e6168a7 // FCVTN V7.2S, V5.2D
+	WORD $0x6e60dcc6 // FMUL V6.2D, V6.2D, V0.2D
+	WORD $0x4e6168c7 // FCVTN V7.2S, V6.2D
+	FMOVQ F7, 0(R5)
+	ADD $16, R0, R0
+	ADD $16, R1, R1
+	ADD $16, R5, R5
+	SUB $1, R6, R6
+	CBNZ R6, vector
+	RET
+
 // func dotsNEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 TEXT ·dotsNEON(SB), NOSPLIT, $0-80
 	MOVD s+0(FP), R0

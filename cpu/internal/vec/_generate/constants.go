@@ -59,8 +59,9 @@ const (
 	cOrder   = cSplitF8 + 2 // 64-bit lanes 0, 2, 4, 6, 1, 3, 5, 7
 	cExpm0   = cOrder + 1   // fit.Exp2Minus1
 
-	cHalfBF16 = cExpm0 + 6    // half a unit of bf16, less 1
-	cQuiet    = cHalfBF16 + 1 // the bit of a quiet NaN
+	cHalfBF16  = cExpm0 + 6    // half a unit of bf16, less 1
+	cQuiet     = cHalfBF16 + 1 // the bit of a quiet NaN
+	cLongLog2E = cQuiet + 1    // in float64
 )
 
 var table Mem
@@ -107,4 +108,5 @@ func layConstants() {
 	for _, b := range []uint32{0x7fff, 1 << 22} {
 		put(func(uint32) uint32 { return b })
 	}
+	put(func(lane uint32) uint32 { return uint32(math.Float64bits(math.Log2E) >> (lane % 2 * 32)) })
 }

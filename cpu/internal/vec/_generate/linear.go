@@ -74,3 +74,56 @@ func (a *isa) silu() {
 	restore()
 	end()
 }
+
+// sumsFrom replaces columns of x by their sums less those up to row ref, in units of log2 e. It computes both sums twice
+// rather than keep them.
+func (a *isa) sumsFrom() {
+	a.kernel("sumsFrom")
+	x, minus, ld, at := param("x"), param("minus"), param("ld"), param("at")
+	xp, mp, n, scale, sign, before, sums := GP64(), GP64(), GP64(), a.constant(cLongLog2E), a.constant(cSign), a.vecs(2), a.vecs(2)
+	add := func(sums []reg.VecVirtual) { // the row at xp
+		for i, sum := range sums {
+			y := a.vec()
+			VCVTPS2PD(Mem{Base: xp, Disp: i * a.bytes() / 2}, y)
+			VADDPD(y, sum, sum)
+		}
+	}
+	round := func(y reg.VecVirtual) reg.Register {
+		if VMULPD(scale, y, y); a.wide() {
+			VCVTPD2PS(y, a.lower(y))
+		} else {
+			VCVTPD2PSY(y, a.lower(y))
+		}
+		return a.lower(y)
+	}
+	loop("vector", argument("vectors"), 1, func() {
+		MOVQ(x, xp)
+		MOVQ(minus, mp)
+		a.clear([][]reg.VecVirtual{before, sums})
+		MOVQ(argument("ref"), n)
+		INCQ(n)
+		loop("before", n, 1, func() {
+			add(before)
+			ADDQ(ld, xp)
+		})
+		MOVQ(x, xp)
+		MOVQ(argument("rows"), n)
+		loop("row", n, 1, func() {
+			add(sums)
+			for i, sum := range sums {
+				y, to := a.vec(), i*a.bytes()/2
+				VSUBPD(before[i], sum, y)
+				VMOVUPS(round(y), Mem{Base: xp, Disp: to})
+				VXORPS(sign, y, y)
+				VMOVUPS(a.lower(y), Mem{Base: mp, Disp: to})
+			}
+			ADDQ(ld, xp)
+			ADDQ(ld, mp)
+		})
+		for i, y := range before {
+			VMOVUPS(round(y), Mem{Base: at, Disp: i * a.bytes() / 2})
+		}
+		advance(a.bytes(), x, minus, at)
+	})
+	end()
+}

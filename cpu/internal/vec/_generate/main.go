@@ -47,6 +47,7 @@ func main() {
 		a.rankOne()
 		a.productSum()
 		a.silu()
+		a.sumsFrom()
 		for _, e := range elements {
 			if e.split == nil {
 				a.dotsF32()

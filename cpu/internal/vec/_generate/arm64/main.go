@@ -61,6 +61,7 @@ func main() {
 	rankOne()
 	productSum()
 	silu()
+	sumsFrom()
 	for _, e := range elements {
 		dots(e)
 		for _, tile := range tables.MixTiles(e.bytes, 4) {
