@@ -39,9 +39,9 @@ func BenchmarkLinearAttention(b *testing.B) {
 	const k, v = 128, 128
 	be := open(b, Options{})
 	for _, c := range []struct {
-		heads, tokens, decays, chunk int
-	}{{8, 8192, 1, 16}, {8, 8192, 1, 32}, {8, 8192, 1, 64}, {8, 8192, k, 0}, {1024, 1, 1, 0}, {1024, 1, k, 0}} {
-		b.Run(fmt.Sprintf("h%dt%dg%dc%d", c.heads, c.tokens, c.decays, c.chunk), func(b *testing.B) {
+		heads, tokens, decays int
+	}{{8, 8192, 1}, {8, 8192, k}, {1024, 1, 1}, {1024, 1, k}} {
+		b.Run(fmt.Sprintf("h%dt%dg%d", c.heads, c.tokens, c.decays), func(b *testing.B) {
 			tensor := func(heads, rows, cols int, fill float32) backend.Tensor {
 				t := must.Get(backend.AllocHost(backend.F32, backend.Shape{1, heads, rows, cols}))(b)
 				data := must.Get(t.Float32s())(b)
@@ -52,7 +52,7 @@ func BenchmarkLinearAttention(b *testing.B) {
 			}
 			q, state := tensor(c.heads, c.tokens, k, 0.1), tensor(c.heads, k, v, 1)
 			call := &backend.LinearAttention{O: tensor(c.heads, c.tokens, v, 0), Q: q, K: q, V: tensor(c.heads, c.tokens, v, 1), Decay: tensor(c.heads, c.tokens, c.decays, -0.1),
-				Beta: tensor(c.heads, c.tokens, 1, 0.5), PastState: state, PresentState: state, Scale: 0.1, ChunkSize: c.chunk}
+				Beta: tensor(c.heads, c.tokens, 1, 0.5), PastState: state, PresentState: state, Scale: 0.1}
 			scale := &scaleJob{be, must.Get(state.Float32s())(b), k * v}
 			var rates, shares []float64
 			must.Do(b, be.LinearAttention(b.Context(), call))

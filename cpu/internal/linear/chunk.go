@@ -6,9 +6,6 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/tile"
 )
 
-// blockRows is the number of rows that a chunk solves together, and the most of which it inverts I + A.
-const blockRows = 16
-
 // chunkOf computes tokens [t, t+n). With G the sums of g from the first token of the chunk on, and E = exp(G_i - G_j) for
 // j <= i, else 0:
 //
@@ -52,12 +49,9 @@ func (r *room) chunkOf(t, n, ref int) {
 		r.products(r.qs, n, r.one)
 		for s := range r.strips {
 			x := r.strip(s)
-			for i := 0; i < n; i += blockRows {
-				end := min(i+blockRows, n)
-				r.scores(r.columns, r.tmp, r.left[i*r.ll:], r.ll, end-i, x, r.dk+end)
-				for j := i; j < end; j++ {
-					r.o.Store(r.kernels, r.tmp[(j-i)*w:][:min(w, r.dv-s*w)], r.b, r.h*r.group+g, t+j, s*w)
-				}
+			r.scores(r.columns, r.tmp, r.left, r.ll, n, x, r.dk+n)
+			for i := range n {
+				r.o.Store(r.kernels, r.tmp[i*w:][:min(w, r.dv-s*w)], r.b, r.h*r.group+g, t+i, s*w)
 			}
 		}
 	}
@@ -107,33 +101,26 @@ func (r *room) values(n int) {
 	}
 }
 
-// solve solves (I + A)·D = β·V - β·exp(G)·K·S in the strips, block after block of rows, with the inverse of each block.
+// solve solves (I + A)·D = β·V - β·exp(G)·K·S in the strips, with the inverse of I + A.
 func (r *room) solve(n int) {
 	w, ll := r.columns.Width, r.ll
 	for i, beta := range r.beta[:n] {
 		r.alpha[i] = -beta
 	}
 	r.products(r.keys, n, r.alpha)
-	for i := 0; i < n; i += blockRows {
-		rows := min(blockRows, n-i)
-		inverse := r.inverse[i*blockRows:]
-		clear(inverse[:rows*blockRows])
-		for j := range rows {
-			inverse[j*blockRows+j] = 1
-			if j > 0 {
-				r.mix(inverse[j*blockRows:], blockRows, inverse, blockRows, j, r.left[(i+j)*ll+r.dk+i:], ll, r.one, 1, blockRows)
-			}
+	clear(r.inverse[:n*maxChunk])
+	for i := range n {
+		row := r.inverse[i*maxChunk:]
+		if row[i] = 1; i > 0 {
+			r.mix(row, maxChunk, r.inverse, maxChunk, i, r.left[i*ll+r.dk:], ll, r.one, 1, maxChunk)
 		}
 	}
 	for s := range r.strips {
 		x := r.strip(s)
-		for i := 0; i < n; i += blockRows {
-			rows := min(blockRows, n-i)
-			d := x[(r.dk+i)*w:][:rows*w]
-			r.scores(r.columns, r.tmp, r.left[i*ll:], ll, rows, x, r.dk+i)
-			fold(r.columns, r.tmp[:len(d)], d, r.one, r.one)
-			r.scores(r.columns, d, r.inverse[i*blockRows:], blockRows, rows, r.tmp, rows)
-		}
+		d := x[r.dk*w:][:n*w]
+		r.scores(r.columns, r.tmp, r.left, ll, n, x, r.dk)
+		fold(r.columns, r.tmp[:len(d)], d, r.one, r.one)
+		r.scores(r.columns, d, r.inverse, maxChunk, n, r.tmp, n)
 	}
 }
 
@@ -194,10 +181,9 @@ func (r *room) update(n int) {
 func (r *room) tokenDecays(n int) {
 	var sums [maxChunk]float64
 	sum := 0.0
-	for i := range r.lc {
-		if i < n {
-			sum += float64(r.g[i])
-		}
+	clear(r.from[:r.lc])
+	for i, g := range r.g[:n] {
+		sum += float64(g)
 		sums[i] = sum * math.Log2E
 		r.from[i] = float32(sums[i])
 	}
@@ -225,9 +211,9 @@ func (r *room) reference(n int) (ref, tokens int) {
 		if sum += float64(max(-least, most)); sum > reach {
 			return ref, i
 		}
-		if i <= channelChunk/2 {
+		if i <= maxChunk/2 {
 			ref = i
-			if i == channelChunk/2 {
+			if i == maxChunk/2 {
 				sum = 0
 			}
 		}

@@ -16,13 +16,9 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// The most tokens of a chunk, those of a chunk without a hint, and those with decays of channels, whose exponentials
-// share a reference.
-const (
-	maxChunk     = 64
-	usualChunk   = 32
-	channelChunk = 16
-)
+// maxChunk is the most tokens of a chunk. More take more operations for each token, which costs more than larger products
+// save, and with decays of channels their exponentials share a reference.
+const maxChunk = 16
 
 // minDecay is the least g. Its exponential is 0 in float32.
 const minDecay = -128
@@ -64,10 +60,7 @@ func (j *Job) Set(x *vec.Kernels, c *backend.LinearAttention, threads int) (task
 	j.group = j.o.Shape[backend.Heads] / j.states
 	j.lk, j.lv = tile.RoundUp(j.dk, x.Lanes), tile.RoundUp(j.dv, x.Lanes)
 	j.channels = j.decays.Shape[backend.Dim] > 1
-	j.chunk = min(cmp.Or(c.ChunkSize, usualChunk), maxChunk)
-	if j.channels {
-		j.chunk = min(j.chunk, channelChunk)
-	}
+	j.chunk = min(cmp.Or(c.ChunkSize, maxChunk), maxChunk)
 	j.columns, j.strips = tableOf(x, j.dv)
 	j.tokens, j.lc = tableOf(x, j.chunk)
 	j.lc *= j.tokens.Width
@@ -100,7 +93,7 @@ type room struct {
 	left        []float32 // [lc, ll], left factors of x
 	ll          int       // K + lc
 	mask        []float32 // [lc, lc], exp(G_i - G_j) for j <= i
-	inverse     []float32 // [lc, blockRows]
+	inverse     []float32 // [lc, maxChunk]
 	tmp         []float32 // [lc, Width]
 	beta        []float32 // [lc]
 	from, to    []float32 // exponentials for channels or tokens
@@ -119,9 +112,9 @@ func (r *room) divide(j *Job, floats func(n int) []float32) {
 	r.own, r.x = floats(j.dk*j.lv), floats(j.strips*r.ll*j.columns.Width)
 	r.qs, r.keys, r.p, r.g = floats(j.lc*j.lk), floats(j.lc*j.lk), floats(j.lc*j.lk), floats(j.lc*j.lk)
 	r.d, r.kt, r.left = floats(j.lc*j.lv), floats(j.lk*j.lc), floats(j.lc*r.ll)
-	r.mask, r.inverse, r.tmp, r.beta = floats(j.lc*j.lc), floats(j.lc*blockRows), floats(j.lc*width), floats(j.lc)
+	r.mask, r.inverse, r.tmp, r.beta = floats(j.lc*j.lc), floats(j.lc*maxChunk), floats(j.lc*width), floats(j.lc)
 	r.from, r.to, r.lanes, r.mx = floats(max(j.lk, j.lc)), floats(max(j.lk, j.lc)), floats(j.kernels.Lanes), floats(width)
-	r.one, r.zero, r.alpha = floats(rows), floats(max(rows, channelChunk*j.lk)), floats(rows)
+	r.one, r.zero, r.alpha = floats(rows), floats(max(rows, maxChunk*j.lk)), floats(rows)
 	r.few, r.rows, r.dots = floats((1+j.group)*j.lk), floats((1+j.group)*j.lv), floats(j.group)
 }
 
@@ -218,7 +211,7 @@ func (r *room) query(dst []float32, g, t, n int) {
 	r.times(dst[:n*r.lk], r.scale)
 }
 
-// multiply sets whole vectors to x·y, at most channelChunk rows of K.
+// multiply sets whole vectors to x·y, at most maxChunk rows of K.
 func (r *room) multiply(to, x, y []float32) { r.kernels.ProductSum(to, x, y, r.zero) }
 
 // times multiplies whole vectors by c.
