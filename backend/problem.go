@@ -36,7 +36,7 @@ func (v Visibility) OffsetOf(b int) int {
 }
 
 // Range returns the keys [lo, hi) of seqK keys that row i of batch b sees; lo == hi when it sees none.
-func (v Visibility) Range(b, i, seqK int) (lo, hi int) {
+func (v *Visibility) Range(b, i, seqK int) (lo, hi int) {
 	hi = seqK
 	if v.KLen != nil {
 		hi = min(hi, v.KLen[b])
